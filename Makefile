@@ -1,0 +1,114 @@
+# Every target sets up what it needs (scripts/setup.sh) and then drives a CMake preset. `make help` lists them.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help demo test test-gpu cuda bench asan tsan fuzz format format-check tidy install clean
+
+JOBS ?= $(shell nproc)
+PREFIX ?= /usr/local
+SAMPLE := data/llama-tiny-capture.safetensors
+REPORT := report.html
+
+# CUDA is used where there is both a compiler and a GPU to run the result; `make demo GPU=` turns it off.
+NVCC := $(firstword $(CUDACXX) $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
+GPU := $(if $(NVCC),$(wildcard /dev/nvidia0))
+ifeq ($(GPU),)
+  GROUPS_HERE := build
+  PRESET_HERE := release
+  TEST_PRESET_HERE := test
+else
+  GROUPS_HERE := build test cuda
+  PRESET_HERE := cuda
+  TEST_PRESET_HERE := cuda
+endif
+BUILD_HERE := build/$(PRESET_HERE)
+
+setup = scripts/setup.sh
+configure = cmake --preset $(1) $(2) >build/configure-$(1).log 2>&1 || { cat build/configure-$(1).log; exit 1; }
+compile = cmake --build build/$(1) -j $(JOBS) $(if $(2),--target $(2))
+python = -DHALFTONE_PYTHON=$(CURDIR)/build/venv/bin/python
+cuda_options = -DCMAKE_CUDA_COMPILER=$(NVCC) $(python) \
+  -DHALFTONE_CUTLASS_DIR=$$(build/venv/bin/python scripts/cutlass_dir.py)
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
+
+demo: ## every format on the shipped sample: a table here, report.html beside it
+	@$(setup) $(GROUPS_HERE)
+	@mkdir -p build
+	@$(call configure,$(PRESET_HERE),$(if $(GPU),$(cuda_options)))
+	@$(call compile,$(PRESET_HERE),halftone_command)
+	$(BUILD_HERE)/bin/halftone eval $(SAMPLE) --html $(REPORT)
+
+test: ## build and run every test that this machine can run
+	@$(setup) $(GROUPS_HERE) test
+	@mkdir -p build
+	@$(call configure,$(TEST_PRESET_HERE),$(if $(GPU),$(cuda_options),$(python)))
+	@$(call compile,$(PRESET_HERE))
+	@scripts/ctest.sh $(BUILD_HERE)
+
+cuda: ## compile the CUDA backend and its tests (needs nvcc, not a GPU)
+	@$(if $(NVCC),,echo "make cuda: no nvcc on PATH or in /usr/local/cuda/bin; install the CUDA toolkit 12.8 or newer, or set CUDACXX" >&2; exit 1)
+	@$(setup) build test cuda
+	@mkdir -p build
+	@$(call configure,cuda,$(cuda_options))
+	@$(call compile,cuda)
+
+test-gpu: ## run the tests that need an NVIDIA GPU
+	@$(if $(wildcard /dev/nvidia0),,echo "make test-gpu: this machine has no NVIDIA GPU (no /dev/nvidia0)" >&2; exit 1)
+	@$(MAKE) --no-print-directory cuda
+	@scripts/ctest.sh build/cuda -L gpu
+
+bench: ## build and run the benchmarks (BENCH_ARGS are passed on)
+	@$(setup) $(GROUPS_HERE) bench
+	@mkdir -p build
+	@$(call configure,$(PRESET_HERE),-DHALFTONE_BUILD_BENCH=ON $(if $(GPU),$(cuda_options)))
+	@$(call compile,$(PRESET_HERE),halftone_benchmarks)
+	@for bench in $(BUILD_HERE)/benchmarks/*_bench; do [[ ! -x $$bench ]] || $$bench $(BENCH_ARGS); done
+
+asan: ## the tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	@$(setup) build test clang
+	@mkdir -p build
+	@$(call configure,asan,$(python))
+	@$(call compile,asan)
+	@scripts/ctest.sh build/asan
+
+tsan: ## the tests under ThreadSanitizer
+	@$(setup) build test clang
+	@mkdir -p build
+	@$(call configure,tsan,$(python))
+	@$(call compile,tsan)
+	@scripts/ctest.sh build/tsan
+
+fuzz: ## run each fuzzer for FUZZ_SECONDS (10) over its committed corpus
+	@$(setup) build clang
+	@mkdir -p build
+	@$(call configure,fuzz)
+	@$(call compile,fuzz,halftone_fuzzers)
+	@scripts/fuzz.sh
+
+format: ## format the sources in place
+	@$(setup) format
+	@scripts/format.sh
+
+format-check: ## fail if a source is not formatted
+	@$(setup) format
+	@scripts/format.sh --check
+
+tidy: ## clang-tidy over src, testing and cli
+	@$(setup) build clang tidy
+	@mkdir -p build
+	@$(call configure,tidy)
+	@scripts/tidy.sh
+
+install: ## install the release build under PREFIX (/usr/local)
+	@$(setup) build
+	@mkdir -p build
+	@$(call configure,release)
+	@$(call compile,release)
+	cmake --install build/release --prefix $(PREFIX)
+
+clean: ## remove everything built here
+	rm -rf build $(REPORT)

@@ -1,0 +1,38 @@
+// Formats as the command line names them.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "halftone/cache.h"
+
+namespace halftone::cli {
+
+/// Formats of K and V, each with or without a Hadamard rotation.
+struct FormatChoice {
+  std::string name;  ///< "int8-head", "int4-g32+rot" or "int4-g32+rot:int8-head"
+  KvFormat k;
+  KvFormat v;
+  bool rotate_k = false;
+  bool rotate_v = false;
+
+  KvCacheSpec spec(int kv_heads, int head_dim, int v_dim, int page_size) const;
+};
+
+/// Parses FORMAT[+rot] for K and V alike, or K[+rot]:V[+rot]. Throws UsageError naming `option`.
+FormatChoice parse_choice(std::string_view text, std::string_view option);
+
+/// Parses a comma-separated list; duplicates are dropped.
+std::vector<FormatChoice> parse_choices(std::string_view text, std::string_view option);
+
+/// Every named format, and the rotated variants of those that rotation helps.
+std::vector<FormatChoice> default_choices();
+
+/// "K[+rot]:V[+rot]", or one name when K and V agree.
+std::string choice_name(const KvFormat& k, bool rotate_k, const KvFormat& v, bool rotate_v);
+
+/// Checks a page size; throws UsageError naming `option`.
+void check_page_size(int page_size, std::string_view option);
+
+}  // namespace halftone::cli

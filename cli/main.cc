@@ -1,0 +1,5 @@
+#include "cli/command.h"
+
+int main(int argc, char** argv) {
+  return halftone::cli::run_command(argc, argv, halftone::cli::Terminal::standard());
+}

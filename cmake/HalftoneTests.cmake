@@ -1,0 +1,115 @@
+# Tests, fuzzers and benchmarks: one executable per file, named after it.
+
+find_package(Threads REQUIRED)
+enable_testing()
+
+# What test, fuzz and benchmark code may rely on.
+add_library(halftone_test_base INTERFACE)
+target_link_libraries(halftone_test_base INTERFACE
+  halftone_compile $<TARGET_NAME_IF_EXISTS:halftone_cli> halftone_testing halftone_internal Threads::Threads)
+target_compile_definitions(halftone_test_base INTERFACE
+  HALFTONE_SOURCE_DIR="${PROJECT_SOURCE_DIR}" HALFTONE_VERSION="${PROJECT_VERSION}")
+if(TARGET halftone_command)
+  target_compile_definitions(halftone_test_base INTERFACE HALFTONE_CLI_PATH="$<TARGET_FILE:halftone_command>")
+endif()
+
+set(halftone_test_environment
+  "GTEST_OUTPUT=xml:${PROJECT_BINARY_DIR}/test-results/" "OMP_WAIT_POLICY=passive")
+if(HALFTONE_SANITIZE STREQUAL "thread")
+  # Archer tells ThreadSanitizer about OpenMP's barriers; without it every parallel region looks like a race.
+  find_library(HALFTONE_ARCHER archer PATHS /usr/lib/llvm-14/lib REQUIRED)
+  list(APPEND halftone_test_environment
+    "OMP_TOOL_LIBRARIES=${HALFTONE_ARCHER}" "TSAN_OPTIONS=ignore_noninstrumented_modules=1 halt_on_error=1")
+elseif(HALFTONE_SANITIZE)
+  list(APPEND halftone_test_environment
+    "UBSAN_OPTIONS=print_stacktrace=1" "ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1")
+endif()
+
+function(halftone_register_test name)
+  add_test(NAME ${name} COMMAND ${ARGN})
+  set_tests_properties(${name} PROPERTIES ENVIRONMENT "${halftone_test_environment}" TIMEOUT 600)
+endfunction()
+
+function(halftone_add_gtests label)
+  foreach(source IN LISTS ARGN)
+    get_filename_component(name "${source}" NAME_WE)
+    add_executable(${name} "${source}")
+    target_link_libraries(${name} PRIVATE halftone_test_base GTest::gtest_main)
+    halftone_register_test(${name} ${name})
+    set_tests_properties(${name} PROPERTIES LABELS ${label})
+  endforeach()
+endfunction()
+
+if(HALFTONE_BUILD_TESTS)
+  find_package(GTest CONFIG REQUIRED)
+  file(GLOB sources CONFIGURE_DEPENDS tests/*_test.cc)
+  halftone_add_gtests(unit ${sources})
+
+  # The C ABI, from C and through the shared library as a user gets it.
+  file(GLOB sources CONFIGURE_DEPENDS tests/c/*.c)
+  if(sources)
+    enable_language(C)
+    foreach(source IN LISTS sources)
+      get_filename_component(name "${source}" NAME_WE)
+      set(name "c_${name}")
+      add_executable(${name} "${source}")
+      set_target_properties(${name} PROPERTIES C_STANDARD 11 C_EXTENSIONS OFF)
+      if(HALFTONE_SANITIZE)  # the sanitizers' C++ run-time comes with clang++
+        set_target_properties(${name} PROPERTIES LINKER_LANGUAGE CXX)
+      endif()
+      target_link_libraries(${name} PRIVATE halftone halftone_compile)
+      target_compile_definitions(${name} PRIVATE HALFTONE_VERSION="${PROJECT_VERSION}")
+      halftone_register_test(${name} ${name})
+      set_tests_properties(${name} PROPERTIES LABELS c)
+    endforeach()
+  endif()
+
+  if(HALFTONE_CUDA)
+    file(GLOB sources CONFIGURE_DEPENDS tests/cuda/*_test.cu)
+    halftone_add_gtests(gpu ${sources})
+  endif()
+
+  file(GLOB sources CONFIGURE_DEPENDS tests/golden/*_test.py)
+  if(HALFTONE_PYTHON)
+    foreach(source IN LISTS sources)
+      get_filename_component(name "${source}" NAME_WE)
+      halftone_register_test(${name} "${HALFTONE_PYTHON}" "${source}")
+      set_tests_properties(${name} PROPERTIES LABELS python)
+    endforeach()
+  elseif(sources)
+    message(STATUS "HALFTONE_PYTHON is not set: the Python tests in tests/golden are left out")
+  endif()
+
+  # A user's view: install, then build and run small programs against the installed tree.
+  if(EXISTS "${PROJECT_SOURCE_DIR}/include/halftone/halftone.h" AND NOT HALFTONE_SANITIZE)
+    halftone_register_test(consumer_test "${PROJECT_SOURCE_DIR}/tests/consumer/run.sh"
+      "${CMAKE_COMMAND}" "${PROJECT_BINARY_DIR}" "${PROJECT_VERSION}")
+    set_tests_properties(consumer_test PROPERTIES LABELS install)
+  endif()
+endif()
+
+if(HALFTONE_BUILD_FUZZ)
+  file(GLOB sources CONFIGURE_DEPENDS tests/fuzz/*_fuzz.cc)
+  add_custom_target(halftone_fuzzers)
+  foreach(source IN LISTS sources)
+    get_filename_component(name "${source}" NAME_WE)
+    add_executable(${name} "${source}")
+    target_link_libraries(${name} PRIVATE halftone_test_base)
+    target_link_options(${name} PRIVATE -fsanitize=fuzzer)
+    set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/fuzzers")
+    add_dependencies(halftone_fuzzers ${name})
+  endforeach()
+endif()
+
+if(HALFTONE_BUILD_BENCH)
+  find_package(benchmark CONFIG REQUIRED)
+  file(GLOB sources CONFIGURE_DEPENDS bench/*_bench.cc)
+  add_custom_target(halftone_benchmarks)
+  foreach(source IN LISTS sources)
+    get_filename_component(name "${source}" NAME_WE)
+    add_executable(${name} "${source}")
+    target_link_libraries(${name} PRIVATE halftone_test_base benchmark::benchmark_main)
+    set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/benchmarks")
+    add_dependencies(halftone_benchmarks ${name})
+  endforeach()
+endif()

@@ -1,0 +1,467 @@
+/*
+ * halftone's C ABI: the whole library from C99 or from any language with a C foreign-function interface.
+ *
+ * Status. Every function that can fail returns a halftone_status. HALFTONE_OK is 0; after anything else,
+ * halftone_last_error() is one sentence that names the argument, its value, the limit and the remedy. User
+ * errors are found before any work is done: outputs are untouched. No C++ exception leaves a function.
+ *
+ * Structs. Every struct begins with struct_size and abi_version, which its init function sets. A struct
+ * refers to another through a pointer, so each can grow at its end:
+ * A struct_size below the library's means a caller built against an older header: the missing fields take the
+ * defaults of the init function (those without a default must be there). A struct_size above it means a newer
+ * header: accepted while the unknown tail is zero. Everything that a struct points to need only live during
+ * the call that reads it; tensors are views of memory that the caller owns.
+ *
+ * Tensors. A pointer to a halftone_tensor may be NULL where the comment says "optional". A tensor without
+ * elements may have NULL data. Shapes are written [outer, ..., inner]; "f32" and the like stand for
+ * HALFTONE_DTYPE_F32.
+ *
+ * Dimensions. T tokens; q_heads query heads, a multiple of kv_heads KV heads; head_dim of Q and K, v_dim of V
+ * and O.
+ *
+ * Threads. All functions may be called from any thread at once. A plan may be used by many threads;
+ * destroying it while another thread uses it is safe, because a call in flight keeps it alive.
+ */
+#ifndef HALFTONE_HALFTONE_H_
+#define HALFTONE_HALFTONE_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifndef HALFTONE_API
+#define HALFTONE_API __attribute__((visibility("default")))
+#endif
+
+/* Tells GCC that a function keeps the address in parameter n and does not read what is there, so that views
+ * of memory still to be written raise no warning. */
+#if defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 11
+#define HALFTONE_ADDRESS_ONLY(n) __attribute__((access(none, n)))
+#else
+#define HALFTONE_ADDRESS_ONLY(n)
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- Version, status and errors ---- */
+
+/* The meaning of this header's structs and functions; grows when a field changes its meaning. */
+#define HALFTONE_ABI_VERSION 1
+
+/* The library's version, "major.minor.patch". A string constant. */
+HALFTONE_API const char* halftone_version(void);
+
+/* The highest HALFTONE_ABI_VERSION that the library understands. */
+HALFTONE_API uint32_t halftone_abi_version(void);
+
+typedef enum halftone_status {
+  HALFTONE_OK = 0,
+  HALFTONE_INVALID_ARGUMENT = 1,   /* a value that no configuration could accept */
+  HALFTONE_UNSUPPORTED = 2,        /* well formed, but no backend here has it */
+  HALFTONE_OUT_OF_RANGE = 3,       /* an index, length or slot beyond its limit */
+  HALFTONE_CORRUPT_FILE = 4,       /* a file that breaks its format */
+  HALFTONE_RESOURCE_EXHAUSTED = 5, /* memory, workspace, cache or buffer space is missing */
+  HALFTONE_DEVICE_ERROR = 6,       /* the device or its driver reported a failure */
+  HALFTONE_INTERNAL = 7            /* a defect in halftone */
+} halftone_status;
+
+/* "OK", "InvalidArgument", "Unsupported", ...; "Unknown" for any other value. A string constant. */
+HALFTONE_API const char* halftone_status_name(halftone_status status);
+
+/* The sentence of the last call that failed on this thread, at most 2047 bytes; "" before the first failure.
+ * A call that succeeds leaves it as it is. Valid until the next failure on this thread. */
+HALFTONE_API const char* halftone_last_error(void);
+
+/* ---- Element types, devices and tensors ---- */
+
+/* Element type of a tensor or of a cache. INT4 packs two values in a byte and occurs only inside a cache. */
+typedef enum halftone_dtype {
+  HALFTONE_DTYPE_F32 = 0,
+  HALFTONE_DTYPE_F16 = 1,
+  HALFTONE_DTYPE_BF16 = 2,
+  HALFTONE_DTYPE_E4M3 = 3, /* OCP E4M3: no infinities, largest value 448, 0x7f and 0xff are NaN */
+  HALFTONE_DTYPE_INT8 = 4,
+  HALFTONE_DTYPE_INT4 = 5,
+  HALFTONE_DTYPE_UINT8 = 6,
+  HALFTONE_DTYPE_INT32 = 7,
+  HALFTONE_DTYPE_INT64 = 8
+} halftone_dtype;
+
+/* "f32", "f16", "bf16", "e4m3", "int8", "int4", "uint8", "int32", "int64"; NULL for any other value. */
+HALFTONE_API const char* halftone_dtype_name(int32_t dtype);
+
+/* Bits of one element (4 for HALFTONE_DTYPE_INT4); 0 for a value that is no halftone_dtype. */
+HALFTONE_API int32_t halftone_dtype_bits(int32_t dtype);
+
+typedef enum halftone_device_type { HALFTONE_DEVICE_CPU = 0, HALFTONE_DEVICE_CUDA = 1 } halftone_device_type;
+
+/* Writes "cpu" or "cuda:<index>" as halftone_plan_describe() writes its text. */
+HALFTONE_API halftone_status halftone_device_name(int32_t device_type, int32_t device_index, char* buffer,
+                                                  size_t capacity, size_t* length);
+
+#define HALFTONE_MAX_RANK 5
+
+/* A view of memory that the caller owns, in the manner of DLPack's DLTensor. */
+typedef struct halftone_tensor {
+  size_t struct_size;
+  uint32_t abi_version;
+  int32_t dtype;        /* halftone_dtype */
+  void* data;           /* first element; may point to const memory when the callee only reads it */
+  int32_t device_type;  /* halftone_device_type */
+  int32_t device_index; /* 0 on the CPU */
+  int32_t rank;         /* 0 to HALFTONE_MAX_RANK */
+  int32_t reserved;     /* 0 */
+  int64_t shape[HALFTONE_MAX_RANK];
+  int64_t strides[HALFTONE_MAX_RANK]; /* in elements */
+} halftone_tensor;
+
+/* Makes *tensor a row-major CPU view of `data` with the `rank` extents in `shape`; change device_type,
+ * device_index or strides afterwards where they differ. `struct_size` is sizeof(halftone_tensor) at the
+ * caller; `shape` may be NULL when rank is 0. Fails with INVALID_ARGUMENT on a rank outside 0 to
+ * HALFTONE_MAX_RANK, an unknown dtype, a negative extent, or extents whose product exceeds INT64_MAX. */
+HALFTONE_API halftone_status halftone_tensor_init(halftone_tensor* tensor, size_t struct_size,
+                                                  const void* data, int32_t dtype, int32_t rank,
+                                                  const int64_t* shape) HALFTONE_ADDRESS_ONLY(3);
+
+/* ---- KV formats ---- */
+
+/* What shares one quantisation scale. */
+typedef enum halftone_granularity {
+  HALFTONE_GRANULARITY_NONE = 0,       /* 16-bit formats: no scale */
+  HALFTONE_GRANULARITY_TENSOR = 1,     /* one static scale for the whole cache, supplied by the caller */
+  HALFTONE_GRANULARITY_HEAD = 2,       /* one static scale per KV head, supplied by the caller */
+  HALFTONE_GRANULARITY_TOKEN = 3,      /* one scale per token, shared by its KV heads; append computes it */
+  HALFTONE_GRANULARITY_TOKEN_HEAD = 4, /* one scale per token and KV head, likewise */
+  HALFTONE_GRANULARITY_GROUP = 5       /* one scale per group_size dims of a token and head, likewise */
+} halftone_granularity;
+
+/* How K or V values are stored. Symmetric: x = q * scale. Asymmetric: x = q * scale + min with q >= 0. int8
+ * codes are in [-127, 127] (symmetric) or [0, 255] (asymmetric), int4 codes are q + 8 with q in [-7, 7] or q
+ * in [0, 15]; e4m3 is always symmetric. */
+typedef struct halftone_kv_format {
+  size_t struct_size;
+  uint32_t abi_version;
+  int32_t dtype;       /* halftone_dtype: BF16, F16, E4M3, INT8 or INT4 */
+  int32_t granularity; /* halftone_granularity */
+  int32_t asymmetric;  /* 0 or 1 */
+  int32_t group_size;  /* 32, 64 or 128 with HALFTONE_GRANULARITY_GROUP, else 0 */
+  int32_t scale_dtype; /* HALFTONE_DTYPE_F16 or _F32: of the scales stored in pages */
+} halftone_kv_format;
+
+/* Sets the defaults: bf16. `struct_size` is sizeof(halftone_kv_format) at the caller. */
+HALFTONE_API halftone_status halftone_kv_format_init(halftone_kv_format* format, size_t struct_size);
+
+/* Parses a named format ("int8-head", "int4-g32", ...) or the general form
+ * `bf16 | fp16 | (fp8|int8|int4)-(tensor|static-head|token|token-head|g32|g64|g128)[-sym|-asym][-f16|-f32]`
+ * into an initialised *format. Fails with INVALID_ARGUMENT naming the closest known format. */
+HALFTONE_API halftone_status halftone_kv_format_parse(const char* text, halftone_kv_format* format);
+
+/* Writes the shortest text that halftone_kv_format_parse() turns back into *format, as
+ * halftone_plan_describe() writes its text. */
+HALFTONE_API halftone_status halftone_kv_format_name(const halftone_kv_format* format, char* buffer,
+                                                     size_t capacity, size_t* length);
+
+/* Succeeds when `format` can store vectors of `head_dim` values; else INVALID_ARGUMENT or UNSUPPORTED.
+ * `argument` names the format in the sentence, e.g. "k_format"; NULL stands for "format". */
+HALFTONE_API halftone_status halftone_kv_format_check(const halftone_kv_format* format, int32_t head_dim,
+                                                      const char* argument);
+
+/* The formats that have a name of their own, in order of falling size. */
+HALFTONE_API size_t halftone_named_format_count(void);
+
+/* Entry `index` of that list. `format` (initialised), `name` and `description` (one line) are each optional;
+ * the strings are constants of the library. Fails with OUT_OF_RANGE. */
+HALFTONE_API halftone_status halftone_named_format_get(size_t index, halftone_kv_format* format,
+                                                       const char** name, const char** description);
+
+/* ---- The paged KV cache ---- */
+
+/* Everything that fixes the bytes of a page. */
+typedef struct halftone_cache_spec {
+  size_t struct_size;
+  uint32_t abi_version;
+  int32_t kv_heads;                   /* >= 1 */
+  const halftone_kv_format* k_format; /* NULL: bf16 */
+  const halftone_kv_format* v_format; /* NULL: as k_format */
+  int32_t head_dim;                   /* of K and Q: 64, 80, 96, 128, 192 or 256 */
+  int32_t v_head_dim;                 /* of V and O: the same choices; default 0 means head_dim */
+  int32_t page_size;                  /* tokens per page: 16, 32, 64 (default), 128 or 256 */
+  int32_t rotate_k;                   /* 1: store K Hadamard-rotated in blocks; attention rotates Q alike */
+  int32_t rotate_v;                   /* 1: store V Hadamard-rotated in blocks; undone on the output */
+  int32_t reserved;                   /* 0 */
+} halftone_cache_spec;
+
+/* Sets the defaults. `struct_size` is sizeof(halftone_cache_spec) at the caller. */
+HALFTONE_API halftone_status halftone_cache_spec_init(halftone_cache_spec* spec, size_t struct_size);
+
+/* Sizes and offsets in bytes. A page holds, for each KV head, page_size / 16 tiles; a tile of 16 tokens holds
+ * K data, V data, K params and V params in this order, each 16-byte aligned. */
+typedef struct halftone_page_layout {
+  size_t struct_size;
+  uint32_t abi_version;
+  uint32_t reserved;
+  int64_t k_data_bytes;   /* per tile */
+  int64_t v_data_bytes;   /* per tile */
+  int64_t k_param_bytes;  /* per tile: scales, then mins if asymmetric */
+  int64_t v_param_bytes;  /* per tile */
+  int64_t v_data_offset;  /* within a tile */
+  int64_t k_param_offset; /* within a tile */
+  int64_t v_param_offset; /* within a tile */
+  int64_t tile_bytes;
+  int64_t head_bytes; /* tile_bytes * page_size / 16: one contiguous (page, head) block */
+  int64_t page_bytes; /* head_bytes * kv_heads */
+} halftone_page_layout;
+
+/* Prepares *layout for halftone_cache_page_layout(). */
+HALFTONE_API halftone_status halftone_page_layout_init(halftone_page_layout* layout, size_t struct_size);
+
+/* Validates `spec` and fills an initialised *layout. Fails with INVALID_ARGUMENT or UNSUPPORTED. */
+HALFTONE_API halftone_status halftone_cache_page_layout(const halftone_cache_spec* spec,
+                                                        halftone_page_layout* layout);
+
+/* Bytes that one token occupies over all KV heads, K and V, scales included. */
+HALFTONE_API halftone_status halftone_cache_bytes_per_token(const halftone_cache_spec* spec, double* bytes);
+
+/* How entries of the block table are treated. */
+typedef enum halftone_block_table_mode {
+  HALFTONE_BLOCK_TABLE_TRUSTED = 0, /* live entries are valid; the CPU still checks: OUT_OF_RANGE */
+  HALFTONE_BLOCK_TABLE_CLAMPED = 1  /* a bad live entry excludes its tokens, sets bit 0 of status */
+} halftone_block_table_mode;
+
+/* A view of the caller's cache. All tensors live on one device. The static scales (and mins, if asymmetric)
+ * are f32 [1] for HALFTONE_GRANULARITY_TENSOR or [kv_heads] for _HEAD, finite, scales > 0; present exactly
+ * then. */
+typedef struct halftone_paged_kv {
+  size_t struct_size;
+  uint32_t abi_version;
+  int32_t table_mode; /* halftone_block_table_mode */
+  const halftone_cache_spec* spec;
+  const halftone_tensor* pages;       /* uint8 [num_pages, page_bytes]; 16-byte aligned rows */
+  const halftone_tensor* block_table; /* int32 [batch, max_pages_per_request]; dead entries are not read */
+  const halftone_tensor* lengths;     /* int32 [batch]: live tokens of each request */
+  const halftone_tensor* k_scale;     /* optional */
+  const halftone_tensor* k_min;       /* optional */
+  const halftone_tensor* v_scale;     /* optional */
+  const halftone_tensor* v_min;       /* optional */
+} halftone_paged_kv;
+
+HALFTONE_API halftone_status halftone_paged_kv_init(halftone_paged_kv* cache, size_t struct_size);
+
+/* Which dims a rotary embedding pairs. */
+typedef enum halftone_rope_pairing {
+  HALFTONE_ROPE_NONE = 0,
+  HALFTONE_ROPE_HALF = 1,       /* (i, i + rotary_dim/2): GPT-NeoX, Llama in most checkpoints */
+  HALFTONE_ROPE_INTERLEAVED = 2 /* (2i, 2i + 1): GPT-J, RoFormer (arXiv:2104.09864) */
+} halftone_rope_pairing;
+
+/* New tokens and where they go: exactly one of slot_mapping and cu_seqlens is present. The rotary embedding,
+ * if any, is applied to K before it is rotated and quantised; dims from rotary_dim on pass through. */
+typedef struct halftone_append_args {
+  size_t struct_size;
+  uint32_t abi_version;
+  int32_t rope_pairing;                /* halftone_rope_pairing; NONE is the default */
+  const halftone_tensor* k;            /* f32, f16 or bf16 [T, kv_heads, head_dim]; last dim contiguous */
+  const halftone_tensor* v;            /* same dtype [T, kv_heads, v_dim]; last dim contiguous */
+  const halftone_tensor* slot_mapping; /* int64 [T]: page * page_size + offset; negative skips the token */
+  const halftone_tensor* cu_seqlens;   /* int32 [batch + 1]: tokens [cu[i], cu[i+1]) go to request i from
+                                          position lengths[i] on, through block_table */
+  const halftone_tensor* cos;          /* f32 [max_position, rotary_dim/2]; exactly with a rope_pairing */
+  const halftone_tensor* sin;          /* as cos */
+  const halftone_tensor* positions;    /* int32 [T]: row of cos and sin of each appended token */
+  const halftone_tensor* status;       /* int32 [1], sticky: bit 1 = non-finite input; optional on the CPU */
+} halftone_append_args;
+
+HALFTONE_API halftone_status halftone_append_args_init(halftone_append_args* args, size_t struct_size);
+
+/* Quantises K and V and writes them into the cache. The caller updates `lengths` afterwards. Only the bytes
+ * of the addressed slots change. With slot_mapping, the cache's block_table and lengths are optional.
+ * `stream`: a cudaStream_t on CUDA, NULL on the CPU. CPU: OUT_OF_RANGE (slot or page beyond the cache) and
+ * INVALID_ARGUMENT (non-finite input, two tokens with one slot) before any byte is written. */
+HALFTONE_API halftone_status halftone_append(const halftone_paged_kv* cache, const halftone_append_args* args,
+                                             void* stream);
+
+/* Reads a cache back in the caller's basis (rotations undone), request after request. k_out: f32, f16 or bf16
+ * [sum(lengths), kv_heads, head_dim]; v_out likewise with v_dim. Either is optional. */
+HALFTONE_API halftone_status halftone_dequantize(const halftone_paged_kv* cache, const halftone_tensor* k_out,
+                                                 const halftone_tensor* v_out, void* stream);
+
+/* Static scales that let `x` be stored without clipping. x: f32, f16 or bf16 [T, kv_heads, dim] on the CPU.
+ * `rotate`: 1 when the cache rotates this part. `scale`: f32 [1] (HALFTONE_GRANULARITY_TENSOR) or [kv_heads]
+ * (_HEAD), contiguous, on the CPU, written; `min` likewise, present exactly when the format is asymmetric. */
+HALFTONE_API halftone_status halftone_calibrate(const halftone_tensor* x, const halftone_kv_format* format,
+                                                int32_t rotate, const halftone_tensor* scale,
+                                                const halftone_tensor* min);
+
+/* K or V of a cache. */
+typedef enum halftone_kv_part { HALFTONE_PART_K = 0, HALFTONE_PART_V = 1 } halftone_kv_part;
+
+/* FBGEMM gen_ai INT4 rows: [half2{scale, shift} x groups][nibbles, even dim low], x = q * scale + shift.
+ * rows: uint8 [T, kv_heads, 4 * groups + dim/2]; token t lives in slot slots[t] (int64 [T], >= 0). The part's
+ * format must be asymmetric int4 with f16 scales and as many groups; both directions are exact. CPU only.
+ * Fails with INVALID_ARGUMENT, UNSUPPORTED or OUT_OF_RANGE. */
+HALFTONE_API halftone_status halftone_import_fbgemm_int4(const halftone_paged_kv* cache, int32_t part,
+                                                         const halftone_tensor* rows,
+                                                         const halftone_tensor* slots);
+HALFTONE_API halftone_status halftone_export_fbgemm_int4(const halftone_paged_kv* cache, int32_t part,
+                                                         const halftone_tensor* slots,
+                                                         const halftone_tensor* rows);
+
+/* ---- Attention: plan once per shape, schedule once per step, run once per layer ---- */
+
+/* How the KV range of a request is split over workers. Partial results are always merged in a fixed order. */
+typedef enum halftone_split_policy {
+  HALFTONE_SPLIT_FAST = 0,           /* balanced; work may move between workers at run time */
+  HALFTONE_SPLIT_REPRODUCIBLE = 1,   /* balanced; the same plan, lengths and input give the same bits */
+  HALFTONE_SPLIT_BATCH_INVARIANT = 2 /* absolute split positions: bits do not depend on a neighbour */
+} halftone_split_policy;
+
+/* Shapes, options and bounds: everything that a plan depends on. Never the values of lengths.
+ * Mask: with kv_len keys and q_len queries, query i stands at position p = i + kv_len - q_len (bottom-right
+ * alignment) and sees key j when j <= p (causal), j >= p - window_left and j <= p + window_right. */
+typedef struct halftone_attention_problem {
+  size_t struct_size;
+  uint32_t abi_version;
+  int32_t batch;                 /* requests; 0 is a no-op */
+  const halftone_cache_spec* kv; /* with paged = 0: kv_heads and dims count, formats name the 16-bit dtype or
+                                    are ignored when plain_dtype is F32 */
+  int32_t q_heads;               /* a multiple of kv->kv_heads */
+  int32_t max_kv_len;            /* upper bound of a request's keys */
+  int32_t max_q_len;             /* upper bound of a request's queries; default 1 */
+  int32_t paged;                 /* default 1: a paged cache; 0: plain tensors of plain_dtype */
+  int32_t device_type;           /* halftone_device_type; default CPU */
+  int32_t device_index;          /* default 0 */
+  int32_t plain_dtype;           /* F32, F16 or BF16 (default) */
+  int32_t q_dtype;               /* F32, F16 or BF16 (default) */
+  int32_t out_dtype;             /* F32, F16 or BF16 (default) */
+  int32_t causal;                /* default 0 */
+  int32_t window_left;           /* default -1: unlimited */
+  int32_t window_right;          /* default -1: unlimited */
+  float scale;                   /* logit = scale * q.k; default 0 means 1/sqrt(head_dim) */
+  float softcap;                 /* > 0: logit = softcap * tanh(logit / softcap), before ALiBi; default 0 */
+  int32_t alibi;                 /* 1: add -slope[head] * |p - j| (arXiv:2108.12409) */
+  int32_t sinks;                 /* 1: a per-head logit joins the softmax denominator (arXiv:2309.17453) */
+  int32_t lse;                   /* 1: write the natural-log sum of exponentials, sink included */
+  int32_t policy;                /* halftone_split_policy; default REPRODUCIBLE */
+  int32_t workers;               /* 1 to 65536; default 0: one per SM (CUDA) or OpenMP thread (CPU) */
+  int32_t reserved;              /* 0 */
+} halftone_attention_problem;
+
+/* Sets the defaults. `struct_size` is sizeof(halftone_attention_problem) at the caller. */
+HALFTONE_API halftone_status halftone_attention_problem_init(halftone_attention_problem* problem,
+                                                             size_t struct_size);
+
+/* An immutable plan. Handles are never reused: a destroyed or foreign handle is refused with
+ * INVALID_ARGUMENT. */
+typedef struct halftone_plan halftone_plan;
+
+/* Validates the whole problem and chooses a configuration. On success *plan is a handle that the caller gives
+ * to halftone_plan_destroy(); on failure *plan is untouched. INVALID_ARGUMENT, UNSUPPORTED or
+ * RESOURCE_EXHAUSTED. */
+HALFTONE_API halftone_status halftone_plan_create(const halftone_attention_problem* problem,
+                                                  halftone_plan** plan);
+
+/* Ends a plan; NULL is allowed. A handle that was already destroyed, or never was one, gives
+ * INVALID_ARGUMENT. */
+HALFTONE_API halftone_status halftone_plan_destroy(halftone_plan* plan);
+
+/* What a plan decided. */
+typedef struct halftone_plan_info {
+  size_t struct_size;
+  uint32_t abi_version;
+  int32_t workers;
+  const char* config;      /* name of the row of the configuration table; owned by the plan */
+  const char* reason;      /* why this row; owned by the plan */
+  int32_t group;           /* query heads per KV head */
+  int32_t row_block;       /* packed query rows of one work unit */
+  int32_t kv_tile;         /* tokens: the granularity of splits */
+  int32_t split_tokens;    /* batch_invariant: distance of the split boundaries in tokens; else 0 */
+  int64_t max_units;       /* (request, KV head, row block) triples at the bounds */
+  int64_t max_partials;    /* partial results that fit into the workspace */
+  int64_t schedule_bytes;  /* part of the workspace that halftone_schedule() fills */
+  int64_t workspace_bytes; /* the whole workspace */
+} halftone_plan_info;
+
+HALFTONE_API halftone_status halftone_plan_info_init(halftone_plan_info* info, size_t struct_size);
+
+/* Fills an initialised *info. Its strings live as long as the plan. */
+HALFTONE_API halftone_status halftone_plan_get_info(const halftone_plan* plan, halftone_plan_info* info);
+
+/* Fills an initialised *problem with the problem that the plan solves. What it points to is owned by the
+ * plan. */
+HALFTONE_API halftone_status halftone_plan_get_problem(const halftone_plan* plan,
+                                                       halftone_attention_problem* problem);
+
+/* The size of the workspace of halftone_schedule() and halftone_run(). */
+HALFTONE_API halftone_status halftone_plan_workspace_bytes(const halftone_plan* plan, size_t* bytes);
+
+/* Writes a description for people, NUL-terminated, into `buffer` of `capacity` bytes; *length (optional)
+ * becomes its length without the NUL. A NULL buffer with capacity 0 only asks for the length. When the text
+ * does not fit: RESOURCE_EXHAUSTED, *length is set and the buffer is untouched. */
+HALFTONE_API halftone_status halftone_plan_describe(const halftone_plan* plan, char* buffer, size_t capacity,
+                                                    size_t* length);
+
+/* The lengths of one step, on the plan's device. */
+typedef struct halftone_sequence_lengths {
+  size_t struct_size;
+  uint32_t abi_version;
+  uint32_t reserved;                 /* 0 */
+  const halftone_tensor* cu_q;       /* int32 [batch + 1] from 0, non-decreasing; optional: max_q_len each */
+  const halftone_tensor* kv_lengths; /* int32 [batch]; for plain K and V give cu_kv instead */
+  const halftone_tensor* cu_kv;      /* int32 [batch + 1]: plain K and V only */
+} halftone_sequence_lengths;
+
+HALFTONE_API halftone_status halftone_sequence_lengths_init(halftone_sequence_lengths* lengths,
+                                                            size_t struct_size);
+
+/* Turns lengths into a work list at the start of `workspace` (uint8 [>= workspace_bytes], 256-byte aligned).
+ * One schedule serves every layer of a step. Never allocates; on CUDA never synchronises. CPU: OUT_OF_RANGE
+ * or INVALID_ARGUMENT on lengths beyond the plan's bounds. `stream` as for halftone_append(). */
+HALFTONE_API halftone_status halftone_schedule(const halftone_plan* plan,
+                                               const halftone_sequence_lengths* lengths,
+                                               const halftone_tensor* workspace, void* stream);
+
+/* One layer's tensors. With a paged problem, `cache`; else `k` and `v`. */
+typedef struct halftone_attention_args {
+  size_t struct_size;
+  uint32_t abi_version;
+  uint32_t reserved;          /* 0 */
+  const halftone_tensor* q;   /* q_dtype [total_q, q_heads, head_dim]; last dim contiguous */
+  const halftone_tensor* out; /* out_dtype [total_q, q_heads, v_dim]; every element is written */
+  const halftone_sequence_lengths* lengths; /* as scheduled; optional: kv_lengths from the cache */
+  const halftone_paged_kv* cache;           /* paged problems only */
+  const halftone_tensor* k;            /* plain_dtype [total_kv, kv_heads, head_dim]; last dim contiguous */
+  const halftone_tensor* v;            /* plain_dtype [total_kv, kv_heads, v_dim]; last dim contiguous */
+  const halftone_tensor* alibi_slopes; /* f32 [q_heads], present exactly with problem.alibi */
+  const halftone_tensor* sinks;        /* f32 [q_heads], present exactly with problem.sinks */
+  const halftone_tensor* lse;          /* f32 [total_q, q_heads], natural log; exactly with problem.lse */
+  const halftone_tensor* status;       /* optional int32 [1], sticky: bit 0 = a bad block-table entry */
+} halftone_attention_args;
+
+HALFTONE_API halftone_status halftone_attention_args_init(halftone_attention_args* args, size_t struct_size);
+
+/* Computes attention. `workspace` must hold a schedule of this plan. A row that sees no key gives zeros and
+ * LSE -inf. Online softmax (arXiv:1805.02867) over tiles (arXiv:2205.14135), split-KV merge as in
+ * Flash-Decoding; fp32 logits, softmax and accumulation. Fails with INVALID_ARGUMENT, OUT_OF_RANGE or
+ * DEVICE_ERROR. */
+HALFTONE_API halftone_status halftone_run(const halftone_plan* plan, const halftone_attention_args* args,
+                                          const halftone_tensor* workspace, void* stream);
+
+/* plan, schedule and run with a workspace of its own: CPU only, for scripts and tests. */
+HALFTONE_API halftone_status halftone_attend(const halftone_attention_problem* problem,
+                                             const halftone_attention_args* args);
+
+/* Merges partial attention results over disjoint keys: out = sum_i w_i out_i with w_i = exp(lse_i - lse).
+ * parts: `count` tensors f32, f16 or bf16 [rows, heads, dim]; part_lse: `count` tensors f32 [rows, heads],
+ * natural log. out: any of these dtypes; lse (f32 [rows, heads]) is optional. Parts with LSE -inf contribute
+ * nothing. */
+HALFTONE_API halftone_status halftone_merge(size_t count, const halftone_tensor* const* parts,
+                                            const halftone_tensor* const* part_lse,
+                                            const halftone_tensor* out, const halftone_tensor* lse,
+                                            void* stream);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* HALFTONE_HALFTONE_H_ */

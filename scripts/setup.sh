@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# Installs what a make target needs and nothing else: scripts/setup.sh GROUP...
+#   build  compiler, CMake, Ninja and the libraries of libhalftone and its command
+#   test   GoogleTest, pkg-config and the virtual environment of the Python tests
+#   bench  Google Benchmark
+#   clang  clang with its sanitizer and OpenMP run-times
+#   format, tidy  clang-format, clang-tidy
+#   cuda   CUTLASS' headers (into the virtual environment); nvcc itself is the user's to install
+# As root on Debian or Ubuntu it installs; otherwise it prints the command that is missing and fails.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+packages=()
+requirements=()
+for group in "$@"; do
+  case "$group" in
+    build)  packages+=(g++ cmake ninja-build libhwy-dev libfmt-dev libcli11-dev nlohmann-json3-dev) ;;
+    test)   packages+=(libgtest-dev pkg-config); requirements+=(test) ;;
+    bench)  packages+=(libbenchmark-dev) ;;
+    clang)  packages+=(clang libclang-rt-dev libomp-dev) ;;
+    format) packages+=(clang-format) ;;
+    tidy)   packages+=(clang-tidy) ;;
+    cuda)   requirements+=(cuda) ;;
+    *) echo "setup.sh: unknown group '$group'" >&2; exit 2 ;;
+  esac
+done
+if ((${#requirements[@]})); then packages+=(python3 python3-venv ca-certificates); fi
+
+installed() { [[ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" == installed ]]; }
+
+missing=()
+if command -v dpkg-query >/dev/null; then
+  for package in "${packages[@]}"; do installed "$package" || missing+=("$package"); done
+else
+  echo "setup: this is not a Debian system; the packages (Debian names) needed are: ${packages[*]}" >&2
+fi
+if ((${#missing[@]})); then
+  install=(apt-get install -y --no-install-recommends "${missing[@]}")
+  if ((EUID != 0)); then
+    echo "setup: missing system packages, and installing them needs root. Run:" >&2
+    echo "  sudo apt-get update && sudo ${install[*]}" >&2
+    exit 1
+  fi
+  echo "setup: installing system packages: ${missing[*]}"
+  export DEBIAN_FRONTEND=noninteractive
+  apt-get update -q
+  "${install[@]}" -q
+fi
+
+# The virtual environment follows the requirements files: their hash is the stamp.
+for name in "${requirements[@]}"; do
+  file="requirements/$name.txt"
+  stamp="build/venv/.installed-$name"
+  sum="$(sha256sum <"$file")"
+  [[ -f "$stamp" && "$(<"$stamp")" == "$sum" ]] && continue
+  [[ -x build/venv/bin/python ]] || { echo "setup: creating build/venv"; python3 -m venv build/venv; }
+  echo "setup: installing $file into build/venv"
+  build/venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes \
+    --only-binary :all: -r "$file"
+  printf '%s' "$sum" >"$stamp"
+done

@@ -1,0 +1,242 @@
+#include "cpu/append.h"
+
+#include <fmt/format.h>
+#include <omp.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "cpu/element.h"
+#include "cpu/slots.h"
+#include "format/codec.h"
+#include "format/hadamard.h"
+#include "format/head_dim.h"
+#include "format/part.h"
+#include "format/place_table.h"
+#include "format/rope.h"
+#include "halftone/error.h"
+
+namespace halftone::cpu {
+namespace {
+
+constexpr int kMaxDim = kHeadDims.back();
+constexpr std::int64_t kParallelElements = 1 << 14;  // below, a parallel region costs more than it gains
+
+// Checks one token's rows of `x`; false if a value is NaN, infinite or beyond the limit.
+bool token_is_finite(const TensorView& x, std::int64_t token) {
+  std::array<float, kMaxDim> row;
+  const int dim = static_cast<int>(x.shape[2]);
+  bool good = true;
+  for (std::int64_t head = 0; head < x.shape[1]; ++head) {
+    load_row(x.dtype, row_at(x, token, head), dim, row.data());
+    for (int d = 0; d < dim; ++d) good &= codec::ht_abs(row[d]) <= codec::kMaxInput;
+  }
+  return good;
+}
+
+[[noreturn]] void refuse_value(const TensorView& x, const char* name, std::int64_t token) {
+  std::array<float, kMaxDim> row;
+  const int dim = static_cast<int>(x.shape[2]);
+  for (std::int64_t head = 0; head < x.shape[1]; ++head) {
+    load_row(x.dtype, row_at(x, token, head), dim, row.data());
+    for (int d = 0; d < dim; ++d) {
+      if (codec::ht_abs(row[d]) <= codec::kMaxInput) continue;
+      throw Error(
+          ErrorCode::kInvalidArgument,
+          fmt::format("{}[{}, {}, {}] is {}, but must be finite and at most 2^100 in magnitude: clean it, or "
+                      "skip the token with slot -1.",
+                      name, token, head, d, row[d]));
+    }
+  }
+  throw Error(ErrorCode::kInternal,
+              fmt::format("{} changed while append read it: keep inputs constant.", name));
+}
+
+void check_values(const TensorView& x, const char* name, const std::vector<std::int64_t>& slots) {
+  const auto tokens = static_cast<std::int64_t>(slots.size());
+  std::int64_t first_bad = tokens;
+#pragma omp parallel for schedule(static) reduction(min : first_bad) if (x.numel() >= kParallelElements)
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    if (slots[t] != kNoSlot && !token_is_finite(x, t)) first_bad = std::min(first_bad, t);
+  }
+  if (first_bad < tokens) refuse_value(x, name, first_bad);
+}
+
+void check_rope_values(const Rope& rope, const std::vector<std::int64_t>& slots) {
+  if (rope.pairing == RopePairing::kNone) return;
+  const auto* positions = static_cast<const std::int32_t*>(rope.positions.data);
+  const std::int64_t rows = rope.cos.shape[0], half = rope.cos.shape[1];
+  for (std::size_t t = 0; t < slots.size(); ++t) {
+    if (slots[t] == kNoSlot) continue;
+    if (positions[t] < 0 || positions[t] >= rows) {
+      throw Error(ErrorCode::kOutOfRange,
+                  fmt::format("rope.positions[{}] is {}, but rope.cos has rows 0 to {}: extend cos and sin.",
+                              t, positions[t], rows - 1));
+    }
+    for (const TensorView* table : {&rope.cos, &rope.sin}) {
+      const float* row = static_cast<const float*>(table->data) + positions[t] * half;
+      for (std::int64_t i = 0; i < half; ++i) {
+        if (codec::ht_abs(row[i]) <= codec::kMaxRotary) continue;
+        throw Error(
+            ErrorCode::kInvalidArgument,
+            fmt::format("rope.{}[{}, {}] is {}, but must be finite and at most 65536 in magnitude: recompute "
+                        "the table.",
+                        table == &rope.cos ? "cos" : "sin", positions[t], i, row[i]));
+      }
+    }
+  }
+}
+
+// Everything that writing K, or V, of a call's tokens needs.
+struct PartJob {
+  const PagedKv& cache;
+  PageLayout layout;
+  page::Part part;
+  const TensorView& input;
+  const Rope* rope;  // null for V
+  const StaticScale& static_scale;
+  const std::vector<std::int64_t>& slots;
+};
+
+// RoPE and Hadamard rotation of one token and head, in fp32.
+void load_transformed(const PartJob& job, std::int64_t token, std::int64_t head, float* x) {
+  load_row(job.input.dtype, row_at(job.input, token, head), job.part.dim, x);
+  if (job.rope != nullptr && job.rope->pairing != RopePairing::kNone) {
+    const std::int64_t half = job.rope->cos.shape[1];
+    const std::int64_t row = static_cast<const std::int32_t*>(job.rope->positions.data)[token] * half;
+    rope::rotate(job.rope->pairing, x, static_cast<const float*>(job.rope->cos.data) + row,
+                 static_cast<const float*>(job.rope->sin.data) + row, static_cast<int>(half));
+  }
+  if (job.part.rotated) hadamard::rotate(x, job.part.dim);
+}
+
+codec::Range range_of(const float* x, int count) {
+  codec::Range range;
+  for (int i = 0; i < count; ++i) range.include(x[i]);
+  return range;
+}
+
+template <class T>
+void store(std::uint8_t* address, T value) {
+  std::memcpy(address, &value, sizeof(value));
+}
+
+void store_param(DType dtype, std::uint8_t* address, float value) {
+  if (dtype == DType::kFloat16) {
+    store(address, codec::f16_from_f32(value));  // exact: the value was rounded to f16 before
+  } else {
+    store(address, value);
+  }
+}
+
+codec::Params static_params_of(const PartJob& job, int head) {
+  const int i = job.part.format.granularity == Granularity::kHead ? head : 0;
+  const auto* scale = static_cast<const float*>(job.static_scale.scale.data);
+  const auto* min = static_cast<const float*>(job.static_scale.min.data);
+  return codec::static_params(scale[i], job.part.format.asymmetric ? min[i] : 0.0f);
+}
+
+template <class Codec>
+void encode(const codec::Params& params, const float* x, int count, typename Codec::Code* codes) {
+  for (int i = 0; i < count; ++i) codes[i] = Codec::encode(params, x[i]);
+}
+
+// Quantises one token of one head and writes its params; `codes` gets dim codes.
+template <class Codec>
+void quantise(const PartJob& job, const codec::Params* given, int token, std::uint8_t* tile, const float* x,
+              typename Codec::Code* codes) {
+  const page::Part& part = job.part;
+  const int groups = std::max(part.groups, 1), width = part.dim / groups;
+  for (int g = 0; g < groups; ++g) {
+    const float* values = x + g * width;
+    const codec::Params params =
+        given != nullptr ? *given : codec::params_of(part.format, range_of(values, width));
+    encode<Codec>(params, values, width, codes + g * width);
+    if (part.groups == 0) continue;
+    store_param(part.format.scale_dtype, tile + part.scale_offset(token, g), params.scale);
+    if (part.format.asymmetric) {
+      store_param(part.format.scale_dtype, tile + part.min_offset(token, g), params.min);
+    }
+  }
+}
+
+// Writes one token's codes to their places.
+template <class Code>
+void scatter(const page::Part& part, const page::PlaceTable* table, int token, const Code* codes,
+             std::uint8_t* tile) {
+  std::uint8_t* data = tile + part.data_offset;
+  if constexpr (sizeof(Code) == 2) {
+    std::memcpy(data + page::row_place(token, 0, part.dim).byte, codes,
+                static_cast<std::size_t>(part.dim) * 2);
+  } else {
+    const std::uint16_t* bytes = table->token(token);
+    if (part.format.dtype == DType::kInt4) {
+      for (int u = 0; u < table->units; ++u) {
+        data[bytes[u]] = static_cast<std::uint8_t>(codes[2 * u] | codes[2 * u + 1] << 4);
+      }
+    } else {
+      for (int u = 0; u < table->units; ++u) data[bytes[u]] = codes[u];
+    }
+  }
+}
+
+template <class Codec>
+void write_part(const PartJob& job) {
+  const page::Part& part = job.part;
+  const bool packed = sizeof(typename Codec::Code) == 1;
+  const page::PlaceTable* table =
+      packed ? &page::place_table(part.which, part.format.dtype, part.dim) : nullptr;
+  const int heads = job.cache.spec.kv_heads;
+  const bool per_token = part.format.granularity == Granularity::kToken;
+  const auto row = static_cast<std::size_t>(per_token ? heads : 1) * part.dim;
+  const bool parallel = job.input.numel() >= kParallelElements;
+  std::vector<float> values(row * (parallel ? omp_get_max_threads() : 1));
+  const auto tokens = static_cast<std::int64_t>(job.slots.size());
+#pragma omp parallel for schedule(static) if (parallel)
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    const std::int64_t slot = job.slots[t];
+    if (slot == kNoSlot) continue;
+    float* x = values.data() + row * omp_get_thread_num();
+    const int token = static_cast<int>(slot % kTileTokens);
+    codec::Params shared;
+    if (per_token) {
+      for (int head = 0; head < heads; ++head) load_transformed(job, t, head, x + head * part.dim);
+      shared = codec::params_of(part.format, range_of(x, heads * part.dim));
+    }
+    std::array<typename Codec::Code, kMaxDim> codes;
+    for (int head = 0; head < heads; ++head) {
+      float* head_values = per_token ? x + head * part.dim : x;
+      if (!per_token) load_transformed(job, t, head, head_values);
+      if (part.format.static_scale()) shared = static_params_of(job, head);
+      const bool fixed = per_token || part.format.static_scale() || !packed;
+      std::uint8_t* tile = tile_of(job.cache, job.layout, slot, head);
+      quantise<Codec>(job, fixed ? &shared : nullptr, token, tile, head_values, codes.data());
+      scatter(part, table, token, codes.data(), tile);
+    }
+  }
+}
+
+}  // namespace
+
+void append(const PagedKv& cache, const AppendArgs& args) {
+  const PageLayout layout = page_layout(cache.spec);
+  const Slots slots = append_slots(cache, args);
+  check_values(args.k, "k", slots.of_token);
+  check_values(args.v, "v", slots.of_token);
+  check_rope_values(args.rope, slots.of_token);
+
+  const page::Part k = page::part_of(cache.spec, layout, KvPart::kK);
+  const page::Part v = page::part_of(cache.spec, layout, KvPart::kV);
+  const PartJob jobs[] = {{cache, layout, k, args.k, &args.rope, cache.k_scale, slots.of_token},
+                          {cache, layout, v, args.v, nullptr, cache.v_scale, slots.of_token}};
+  for (const PartJob& job : jobs) {
+    codec::with_codec(job.part.format, [&](auto codec) { write_part<decltype(codec)>(job); });
+  }
+  if (slots.bad_page && args.status.present())
+    *static_cast<std::int32_t*>(args.status.data) |= kStatusBadPage;
+}
+
+}  // namespace halftone::cpu

@@ -1,0 +1,130 @@
+#include "cpu/dequantize.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "cpu/element.h"
+#include "cpu/slots.h"
+#include "format/codec.h"
+#include "format/hadamard.h"
+#include "format/head_dim.h"
+#include "format/part.h"
+#include "format/place_table.h"
+#include "halftone/error.h"
+#include "plan/check_tensor.h"
+
+namespace halftone::cpu {
+namespace {
+
+struct PartJob {
+  const PagedKv& cache;
+  PageLayout layout;
+  page::Part part;
+  const TensorView& output;
+  const StaticScale& static_scale;
+  const std::vector<std::int64_t>& slots;
+};
+
+float load_param(DType dtype, const std::uint8_t* address) {
+  if (dtype == DType::kFloat16) {
+    std::uint16_t bits = 0;
+    std::memcpy(&bits, address, sizeof(bits));
+    return codec::f32_from_f16(bits);
+  }
+  float value = 0;
+  std::memcpy(&value, address, sizeof(value));
+  return value;
+}
+
+codec::Params params_at(const PartJob& job, const std::uint8_t* tile, int token, int head, int group) {
+  const page::Part& part = job.part;
+  const KvFormat& format = part.format;
+  codec::Params params;
+  if (format.static_scale()) {
+    const int i = format.granularity == Granularity::kHead ? head : 0;
+    params.scale = static_cast<const float*>(job.static_scale.scale.data)[i];
+    if (format.asymmetric) params.min = static_cast<const float*>(job.static_scale.min.data)[i];
+  } else if (part.groups > 0) {
+    params.scale = load_param(format.scale_dtype, tile + part.scale_offset(token, group));
+    if (format.asymmetric) params.min = load_param(format.scale_dtype, tile + part.min_offset(token, group));
+  }
+  return params;
+}
+
+template <class Code>
+void gather(const page::Part& part, const page::PlaceTable* table, int token, const std::uint8_t* tile,
+            Code* codes) {
+  const std::uint8_t* data = tile + part.data_offset;
+  if constexpr (sizeof(Code) == 2) {
+    std::memcpy(codes, data + page::row_place(token, 0, part.dim).byte,
+                static_cast<std::size_t>(part.dim) * 2);
+  } else {
+    const std::uint16_t* bytes = table->token(token);
+    if (part.format.dtype == DType::kInt4) {
+      for (int u = 0; u < table->units; ++u) {
+        codes[2 * u] = data[bytes[u]] & 15;
+        codes[2 * u + 1] = data[bytes[u]] >> 4;
+      }
+    } else {
+      for (int u = 0; u < table->units; ++u) codes[u] = data[bytes[u]];
+    }
+  }
+}
+
+template <class Codec>
+void read_part(const PartJob& job) {
+  using Code = typename Codec::Code;
+  const page::Part& part = job.part;
+  const page::PlaceTable* table =
+      sizeof(Code) == 1 ? &page::place_table(part.which, part.format.dtype, part.dim) : nullptr;
+  const int heads = job.cache.spec.kv_heads, groups = std::max(part.groups, 1), width = part.dim / groups;
+  const auto tokens = static_cast<std::int64_t>(job.slots.size());
+#pragma omp parallel for schedule(static)
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    const std::int64_t slot = job.slots[t];
+    const int token = static_cast<int>(slot % kTileTokens);
+    std::array<float, kHeadDims.back()> x{};
+    std::array<Code, kHeadDims.back()> codes;
+    for (int head = 0; head < heads; ++head) {
+      if (slot != kNoSlot) {
+        const std::uint8_t* tile = tile_of(job.cache, job.layout, slot, head);
+        gather(part, table, token, tile, codes.data());
+        for (int g = 0; g < groups; ++g) {
+          const codec::Params params = params_at(job, tile, token, head, g);
+          for (int d = g * width; d < (g + 1) * width; ++d) x[d] = Codec::decode(params, codes[d]);
+        }
+        if (part.rotated) hadamard::rotate(x.data(), part.dim);
+      }
+      store_row(job.output.dtype, x.data(), part.dim, row_at(job.output, t, head));
+    }
+  }
+}
+
+void check_tokens(const TensorView& out, const char* name, std::size_t tokens) {
+  if (!planning::given(out) || out.shape[0] == static_cast<std::int64_t>(tokens)) return;
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("{}.shape[0] is {}, but must be sum(cache.lengths) = {}: allocate {} rows.", name,
+                          out.shape[0], tokens, tokens));
+}
+
+}  // namespace
+
+void dequantize(const PagedKv& cache, const TensorView& k_out, const TensorView& v_out) {
+  const PageLayout layout = page_layout(cache.spec);
+  const Slots slots = live_slots(cache);
+  check_tokens(k_out, "k_out", slots.of_token.size());
+  check_tokens(v_out, "v_out", slots.of_token.size());
+  const page::Part k = page::part_of(cache.spec, layout, KvPart::kK);
+  const page::Part v = page::part_of(cache.spec, layout, KvPart::kV);
+  const PartJob jobs[] = {{cache, layout, k, k_out, cache.k_scale, slots.of_token},
+                          {cache, layout, v, v_out, cache.v_scale, slots.of_token}};
+  for (const PartJob& job : jobs) {
+    if (!planning::given(job.output)) continue;
+    codec::with_codec(job.part.format, [&](auto codec) { read_part<decltype(codec)>(job); });
+  }
+}
+
+}  // namespace halftone::cpu

@@ -1,0 +1,97 @@
+// How a vector unit of N fp32 lanes walks a tile: which bytes one load brings, and which token, dim and scale
+// each lane then holds. Computed from format/page.h, the only description of the layout, once per (element, dim,
+// group size, lanes), and kept.
+//
+// A slice is N adjacent units: N bytes of a packed format, N elements otherwise. A 4-bit slice widens to two
+// planes of N codes, the low and the high nibbles; all others to one.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "halftone/cache.h"
+
+namespace halftone::cpu {
+
+inline constexpr int kMaxLanes = 16;
+
+/// What a unit of K or V holds.
+enum class Element : std::uint8_t { kF32, kF16, kBF16, kE4M3, kI8, kU8, kI4 };
+inline constexpr int kElements = 7;
+
+constexpr bool row_order(Element e) { return e <= Element::kBF16; }
+constexpr int unit_bytes(Element e) {
+  return e == Element::kF32 ? 4 : e == Element::kF16 || e == Element::kBF16 ? 2 : 1;
+}
+constexpr int planes_of(Element e) { return e == Element::kI4 ? 2 : 1; }
+
+/// K: slice s of token t begins at byte offset + t * stride of the tile's K data; formats in row order take the
+/// stride from the tile instead.
+struct KSlice {
+  std::int32_t offset;
+  std::int32_t stride;
+};
+
+/// Slices whose lanes belong to the same scale groups: lane i to group `first_group + lane_group[i]`.
+struct KSegment {
+  int begin;  ///< slices [begin, end)
+  int end;
+  int first_group;
+  std::array<std::int32_t, kMaxLanes> lane_group;
+};
+
+struct KMap {
+  int lanes = 0;
+  int planes = 1;
+  std::vector<KSlice> slices;
+  std::vector<KSegment> segments;   ///< one if the whole token shares a scale
+  std::vector<std::int16_t> dims;   ///< [slice][plane][lane], -1: padding
+
+  int width() const { return static_cast<int>(slices.size()) * planes * lanes; }
+};
+
+/// V, packed: one slice of an accumulator. `lane_token` are its lanes' tokens. Values that exist per (group, token),
+/// [groups][16] floats, reach the lanes from the N-float vectors at `from_a` and `from_b`: lane i takes element
+/// `pick[i]` of the second where use_b[i] is -1, of the first where it is 0.
+struct VStep {
+  std::int32_t offset;  ///< bytes, from the accumulator's base
+  std::int32_t from_a;
+  std::int32_t from_b;
+  std::array<std::int32_t, kMaxLanes> pick;
+  std::array<std::int32_t, kMaxLanes> use_b;
+};
+
+/// Accumulators [first, first + count) that are filled by the same steps. One accumulator has N lanes per plane, each
+/// a partial sum of one dim over some of the tokens.
+struct VClass {
+  int first;
+  int count;
+  std::vector<VStep> steps;  ///< empty in row order, where a step is a token
+};
+
+struct VMap {
+  int lanes = 0;
+  int planes = 1;
+  std::vector<VClass> classes;
+  std::vector<std::int32_t> base;  ///< [accumulator] byte offset in the tile's V data (in row order: in the row)
+  std::vector<std::int16_t> dims;  ///< [accumulator][plane][lane]
+
+  int accumulators() const { return static_cast<int>(base.size()); }
+};
+
+/// Where a decoded V tile of 16 * dim floats, codes in the order of their bytes (4 bits: all low nibbles, then all
+/// high ones), keeps four adjacent dims: value (token, d) of quad q is at base[q] + token[token] + dim[d].
+struct QuadClass {
+  std::array<std::int32_t, 16> token;
+  std::array<std::int32_t, 4> dim;
+  std::vector<std::int32_t> base;
+  std::vector<std::int32_t> first_dim;
+};
+
+/// group_size 0: one scale for all dims of a token. The references live until the process ends; thread-safe.
+const KMap& k_map(Element element, int dim, int group_size, int lanes);
+const VMap& v_map(Element element, int dim, int group_size, int lanes);
+const std::vector<QuadClass>& v_quads(Element element, int dim);
+
+}  // namespace halftone::cpu

@@ -1,0 +1,182 @@
+// From packed words to MMA A-fragments: the only code of the decode kernel that differs between formats.
+//
+// A masked nibble or byte, taken as f16 bits, is the denormal q * 2^-24 (or q * 2^-20 for a nibble in bits 4..7):
+// exact, and the MMA handles it. The powers of two and the offset of signed codes are undone by the caller:
+//   value = (element * 2^24 / 2^shift) - kBias.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "cuda/device/ptx.h"
+#include "halftone/types.h"
+
+namespace halftone::cuda {
+
+/// Loads string `index` of `count` strings of kBytes bytes (format/page.h: chunks of 16, then 8 and 4).
+template <int kBytes>
+__device__ inline void load_string(const std::uint8_t* part, int index, int count,
+                                   std::uint32_t (&words)[kBytes / 4]) {
+  static_assert(kBytes % 4 == 0);
+#pragma unroll
+  for (int c = 0; c < kBytes / 16; ++c) {
+    const uint4 v = *reinterpret_cast<const uint4*>(part + (c * count + index) * 16);
+    words[4 * c] = v.x, words[4 * c + 1] = v.y, words[4 * c + 2] = v.z, words[4 * c + 3] = v.w;
+  }
+  constexpr int kBase = kBytes / 16 * 16;
+  if constexpr (kBytes % 16 >= 8) {
+    const uint2 v = *reinterpret_cast<const uint2*>(part + kBase * count + index * 8);
+    words[kBase / 4] = v.x, words[kBase / 4 + 1] = v.y;
+  }
+  if constexpr (kBytes % 8 == 4) {
+    constexpr int kRest = kBytes / 8 * 8;
+    words[kRest / 4] = *reinterpret_cast<const std::uint32_t*>(part + kRest * count + index * 4);
+  }
+}
+
+/// Two f16 denormals from the even (or, after a shift by 8, odd) bytes of a word of int8 codes. `flip` is 0x00800080
+/// for two's complement codes, which then stand as q + 128, and 0 for unsigned ones.
+__device__ inline std::uint32_t even_bytes(std::uint32_t word, std::uint32_t flip) {
+  return (word & 0x00ff00ffu) ^ flip;
+}
+
+/// K of a tile: the A-fragments of the two k-steps of each block of 32 dims.
+/// q_dim(step, slot): which of the lane's 8 dims stands at k = 2t, 2t+1, 2t+8, 2t+9 (slot 0..3) of a step.
+/// q_shift(slot): the element there is 2^shift too large.
+template <DType kType, int kDim>
+struct KTile {
+  static constexpr int kWords = kDim * dtype_bits(kType) / 128;  // per string
+  static constexpr int kScaleLog2 = kType == DType::kFloat8E4M3 ? 0 : 24;
+
+  std::uint32_t low[kWords];   // token g
+  std::uint32_t high[kWords];  // token g + 8
+
+  static __device__ constexpr int q_dim(int step, int slot) {
+    if constexpr (kType == DType::kInt4) return 2 * step + slot / 2 + slot % 2 * 4;
+    if constexpr (kType == DType::kInt8) return 4 * step + slot / 2 + slot % 2 * 2;
+    return 4 * step + slot;
+  }
+  static __device__ constexpr int q_shift(int slot) { return kType == DType::kInt4 && slot >= 2 ? 4 : 0; }
+
+  __device__ inline void load(const std::uint8_t* part, int lane) {
+    load_string<kWords * 4>(part, lane, 64, low);
+    load_string<kWords * 4>(part, lane + 32, 64, high);
+  }
+
+  __device__ inline void fragment(int block, int step, std::uint32_t flip, std::uint32_t (&a)[4]) const {
+    if constexpr (kType == DType::kInt4) {
+      const std::uint32_t x = low[block] >> (8 * step), y = high[block] >> (8 * step);
+      a[0] = x & 0x000f000fu, a[1] = y & 0x000f000fu;
+      a[2] = x & 0x00f000f0u, a[3] = y & 0x00f000f0u;
+    } else if constexpr (kType == DType::kInt8) {
+      const std::uint32_t x = low[2 * block + step], y = high[2 * block + step];
+      a[0] = even_bytes(x, flip), a[1] = even_bytes(y, flip);
+      a[2] = even_bytes(x >> 8, flip), a[3] = even_bytes(y >> 8, flip);
+    } else {
+      const std::uint32_t x = low[2 * block + step], y = high[2 * block + step];
+      a[0] = e4m3x2_to_f16x2(x), a[1] = e4m3x2_to_f16x2(y);
+      a[2] = e4m3x2_to_f16x2(x >> 16), a[3] = e4m3x2_to_f16x2(y >> 16);
+    }
+  }
+};
+
+/// 16-bit K: token rows, read a block at a time.
+template <int kDim>
+struct KRows {
+  static constexpr int kScaleLog2 = 0;
+  const std::uint8_t* row_low;
+  const std::uint8_t* row_high;
+  uint4 low, high;
+
+  static __device__ constexpr int q_dim(int step, int slot) { return 4 * step + slot; }
+  static __device__ constexpr int q_shift(int) { return 0; }
+
+  __device__ inline void load(const std::uint8_t* part, int lane) {
+    row_low = part + (lane / 4) * kDim * 2 + (lane % 4) * 16;
+    row_high = row_low + 8 * kDim * 2;
+  }
+  __device__ inline void fragment(int block, int step, std::uint32_t, std::uint32_t (&a)[4]) {
+    if (step == 0) {
+      low = *reinterpret_cast<const uint4*>(row_low + block * 64);
+      high = *reinterpret_cast<const uint4*>(row_high + block * 64);
+    }
+    a[0] = step ? low.z : low.x, a[1] = step ? high.z : high.x;
+    a[2] = step ? low.w : low.y, a[3] = step ? high.w : high.y;
+  }
+};
+
+/// V of a tile: the A-fragments of the two m-tiles of each block of 32 dims. Of m-tile j, row g is dim 4g + 2j of the
+/// block and row g + 8 is dim 4g + 2j + 1, which is 2^kOddShift too large.
+template <DType kType, int kDim>
+struct VTile {
+  static constexpr int kWords = kDim * dtype_bits(kType) / 64;
+  static constexpr int kScaleLog2 = kType == DType::kFloat8E4M3 ? 0 : 24;
+  static constexpr int kOddShift = kType == DType::kInt4 ? 4 : 0;
+
+  std::uint32_t words[kWords];
+
+  __device__ inline void load(const std::uint8_t* part, int lane) {
+    load_string<kWords * 4>(part, lane, 32, words);
+  }
+  __device__ inline void fragment(int block, int j, std::uint32_t flip, std::uint32_t (&a)[4]) const {
+    if constexpr (kType == DType::kInt4) {
+      const std::uint32_t x = words[2 * block] >> (8 * j), y = words[2 * block + 1] >> (8 * j);
+      a[0] = x & 0x000f000fu, a[1] = x & 0x00f000f0u;
+      a[2] = y & 0x000f000fu, a[3] = y & 0x00f000f0u;
+    } else if constexpr (kType == DType::kInt8) {
+      const std::uint32_t x = words[4 * block + 2 * j], y = words[4 * block + 2 * j + 1];
+      a[0] = even_bytes(x, flip), a[1] = even_bytes(x >> 8, flip);
+      a[2] = even_bytes(y, flip), a[3] = even_bytes(y >> 8, flip);
+    } else {
+      const std::uint32_t x = words[4 * block + 2 * j], y = words[4 * block + 2 * j + 1];
+      a[0] = e4m3x2_to_f16x2(x), a[1] = e4m3x2_to_f16x2(x >> 16);
+      a[2] = e4m3x2_to_f16x2(y), a[3] = e4m3x2_to_f16x2(y >> 16);
+    }
+  }
+};
+
+/// 16-bit V: token rows; pairs of tokens are woven by byte permutes.
+template <int kDim>
+struct VRows {
+  static constexpr int kScaleLog2 = 0;
+  static constexpr int kOddShift = 0;
+  const std::uint8_t* row;
+  uint2 even[2], odd[2];
+
+  __device__ inline void load(const std::uint8_t* part, int lane) {
+    row = part + (lane % 4) * 2 * kDim * 2 + (lane / 4) * 8;
+  }
+  __device__ inline void fragment(int block, int j, std::uint32_t, std::uint32_t (&a)[4]) {
+    if (j == 0) {
+#pragma unroll
+      for (int p = 0; p < 2; ++p) {
+        even[p] = *reinterpret_cast<const uint2*>(row + block * 64 + p * 8 * kDim * 2);
+        odd[p] = *reinterpret_cast<const uint2*>(row + block * 64 + (p * 8 + 1) * kDim * 2);
+      }
+    }
+#pragma unroll
+    for (int p = 0; p < 2; ++p) {
+      const std::uint32_t x = j ? even[p].y : even[p].x, y = j ? odd[p].y : odd[p].x;
+      a[2 * p] = __byte_perm(x, y, 0x5410);
+      a[2 * p + 1] = __byte_perm(x, y, 0x7632);
+    }
+  }
+};
+
+template <DType kType, int kDim>
+struct KReader : KTile<kType, kDim> {};
+template <int kDim>
+struct KReader<DType::kBFloat16, kDim> : KRows<kDim> {};
+template <int kDim>
+struct KReader<DType::kFloat16, kDim> : KRows<kDim> {};
+
+template <DType kType, int kDim>
+struct VReader : VTile<kType, kDim> {};
+template <int kDim>
+struct VReader<DType::kBFloat16, kDim> : VRows<kDim> {};
+template <int kDim>
+struct VReader<DType::kFloat16, kDim> : VRows<kDim> {};
+
+}  // namespace halftone::cuda

@@ -1,0 +1,103 @@
+// The PTX instructions that the kernels use, one function each.
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+namespace halftone::cuda {
+
+__device__ inline std::uint32_t shared_address(const void* p) {
+  return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
+}
+
+__device__ inline void barrier_init(std::uint64_t* barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals));
+}
+
+/// Makes initialised barriers and ordinary shared stores visible to the bulk-copy engine.
+__device__ inline void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+__device__ inline void barrier_expect_bytes(std::uint64_t* barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+               : "memory");
+}
+
+__device__ inline void barrier_wait(std::uint64_t* barrier, std::uint32_t parity) {
+  asm volatile(
+      "{\n .reg .pred done;\n"
+      "wait:\n mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      " @!done bra wait;\n}" ::"r"(shared_address(barrier)),
+      "r"(parity)
+      : "memory");
+}
+
+/// Copies `bytes` (a multiple of 16) from global to shared memory; the barrier counts them.
+__device__ inline void bulk_load(void* shared, const void* global, int bytes, std::uint64_t* barrier,
+                                 std::uint64_t cache_hint) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(
+          shared_address(shared)),
+      "l"(global), "r"(bytes), "r"(shared_address(barrier)), "l"(cache_hint)
+      : "memory");
+}
+
+/// L2 policy for data that is read once.
+__device__ inline std::uint64_t evict_first_policy() {
+  std::uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+/// d += a b, a 16x16 (row), b 16x8 (col), f32 accumulation. Fragment layouts: PTX ISA, "mma.m16n8k16".
+__device__ inline void mma_f16(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+__device__ inline void mma_bf16(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/// Transposes an 8x8 matrix of 16-bit elements held as a fragment.
+__device__ inline std::uint32_t transpose8x8(std::uint32_t x) {
+  std::uint32_t y;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+  return y;
+}
+
+__device__ inline float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+/// Two e4m3 codes (low 16 bits of `codes`) to f16x2, exact.
+__device__ inline std::uint32_t e4m3x2_to_f16x2(std::uint32_t codes) {
+  std::uint32_t y;
+  asm("{\n .reg .b16 c;\n cvt.u16.u32 c, %1;\n cvt.rn.f16x2.e4m3x2 %0, c;\n}" : "=r"(y) : "r"(codes));
+  return y;
+}
+
+__device__ inline std::uint32_t pack_f16x2(float low, float high) {
+  std::uint32_t y;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+  return y;
+}
+
+__device__ inline std::uint32_t pack_bf16x2(float low, float high) {
+  std::uint32_t y;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+  return y;
+}
+
+__device__ inline std::uint32_t mul_f16x2(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t y;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  return y;
+}
+
+}  // namespace halftone::cuda

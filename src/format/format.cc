@@ -1,0 +1,247 @@
+#include "halftone/format.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <numeric>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "format/head_dim.h"
+#include "halftone/error.h"
+
+namespace halftone {
+namespace {
+
+using enum DType;
+using enum Granularity;
+
+constexpr KvFormat quantised_format(DType dtype, Granularity granularity, int group_size = 0) {
+  const bool static_scale = granularity == kTensor || granularity == kHead;
+  return {dtype, granularity, dtype == kInt4, group_size, static_scale ? kFloat32 : kFloat16};
+}
+
+constexpr std::array<NamedFormat, 15> kNamedFormats = {{
+    {"bf16", {kBFloat16}, "bfloat16, not quantised"},
+    {"fp16", {kFloat16}, "IEEE half, not quantised"},
+    {"fp8", quantised_format(kFloat8E4M3, kTensor), "e4m3, one static scale"},
+    {"fp8-head", quantised_format(kFloat8E4M3, kHead), "e4m3, one static scale per KV head"},
+    {"fp8-token-head", quantised_format(kFloat8E4M3, kTokenHead), "e4m3, one scale per token and KV head"},
+    {"int8-tensor", quantised_format(kInt8, kTensor), "symmetric int8, one static scale"},
+    {"int8-token", quantised_format(kInt8, kToken), "symmetric int8, one scale per token"},
+    {"int8-head", quantised_format(kInt8, kTokenHead), "symmetric int8, one scale per token and KV head"},
+    {"int8-g32", quantised_format(kInt8, kGroup, 32), "symmetric int8, one scale per 32 dims"},
+    {"int8-g64", quantised_format(kInt8, kGroup, 64), "symmetric int8, one scale per 64 dims"},
+    {"int8-g128", quantised_format(kInt8, kGroup, 128), "symmetric int8, one scale per 128 dims"},
+    {"int4-g32", quantised_format(kInt4, kGroup, 32), "asymmetric int4, one scale and min per 32 dims"},
+    {"int4-g64", quantised_format(kInt4, kGroup, 64), "asymmetric int4, one scale and min per 64 dims"},
+    {"int4-g128", quantised_format(kInt4, kGroup, 128), "asymmetric int4, one scale and min per 128 dims"},
+    {"int4-row", quantised_format(kInt4, kTokenHead),
+     "asymmetric int4, one scale and min per token and KV head"},
+}};
+
+struct DTypeText {
+  std::string_view text;
+  DType dtype;
+};
+constexpr std::array<DTypeText, 3> kQuantisedDTypes = {
+    {{"fp8", kFloat8E4M3}, {"int8", kInt8}, {"int4", kInt4}}};
+
+struct GranularityText {
+  std::string_view text;
+  Granularity granularity;
+  int group_size;
+};
+constexpr std::array<GranularityText, 7> kGranularities = {{
+    {"tensor", kTensor, 0},
+    {"static-head", kHead, 0},
+    {"token", kToken, 0},
+    {"token-head", kTokenHead, 0},
+    {"g32", kGroup, 32},
+    {"g64", kGroup, 64},
+    {"g128", kGroup, 128},
+}};
+
+[[noreturn]] void refuse(ErrorCode code, const std::string& sentence) { throw Error(code, sentence); }
+
+// Everything about a format that does not depend on the head dimension.
+void check_combination(const KvFormat& f, std::string_view argument) {
+  const auto invalid = [](const std::string& sentence) { refuse(ErrorCode::kInvalidArgument, sentence); };
+  const bool sixteen = f.dtype == kBFloat16 || f.dtype == kFloat16;
+  const bool packed = f.dtype == kFloat8E4M3 || f.dtype == kInt8 || f.dtype == kInt4;
+  if (!sixteen && !packed) {
+    const std::string_view name = f.dtype <= kInt64 ? dtype_name(f.dtype) : "unknown";
+    invalid(fmt::format("{}.dtype is {}, but a cache stores bf16, f16, e4m3, int8 or int4: use bf16.",
+                        argument, name));
+  }
+  if (f.granularity > kGroup) {
+    invalid(fmt::format("{}.granularity is {}, but must be one of the Granularity values: use kTokenHead.",
+                        argument, static_cast<int>(f.granularity)));
+  }
+  if (sixteen != (f.granularity == kNone)) {
+    invalid(sixteen ? fmt::format("{}.granularity is set, but {} has no scales: use Granularity::kNone.",
+                                  argument, dtype_name(f.dtype))
+                    : fmt::format("{}.granularity is kNone, but {} needs scales: use kTokenHead.", argument,
+                                  dtype_name(f.dtype)));
+  }
+  if (f.asymmetric && sixteen) {
+    invalid(fmt::format("{}.asymmetric is true, but {} has no scales: use false.", argument,
+                        dtype_name(f.dtype)));
+  }
+  if (f.asymmetric && f.dtype == kFloat8E4M3) {
+    refuse(ErrorCode::kUnsupported,
+           fmt::format("{}.asymmetric is true, but e4m3 is always symmetric: use false, or int8.", argument));
+  }
+  if (f.granularity != kGroup && f.group_size != 0) {
+    invalid(fmt::format("{}.group_size is {}, but only Granularity::kGroup has groups: use 0.", argument,
+                        f.group_size));
+  }
+  constexpr std::array<int, 3> kGroupSizes = {32, 64, 128};
+  if (f.granularity == kGroup && std::ranges::find(kGroupSizes, f.group_size) == kGroupSizes.end()) {
+    invalid(fmt::format("{}.group_size is {}, but must be 32, 64 or 128: use {}.", argument, f.group_size,
+                        nearest_choice(kGroupSizes, f.group_size)));
+  }
+  if (f.scale_dtype != kFloat16 && f.scale_dtype != kFloat32) {
+    const std::string_view name = f.scale_dtype <= kInt64 ? dtype_name(f.scale_dtype) : "unknown";
+    invalid(fmt::format("{}.scale_dtype is {}, but must be f16 or f32: use f16.", argument, name));
+  }
+  if (f.static_scale() && f.scale_dtype != kFloat32) {
+    invalid(fmt::format("{}.scale_dtype is f16, but static scales are f32: use f32.", argument));
+  }
+  if (sixteen && f.scale_dtype != kFloat16) {
+    invalid(fmt::format("{}.scale_dtype is f32, but {} has no scales: leave it at f16.", argument,
+                        dtype_name(f.dtype)));
+  }
+}
+
+std::string general_name(const KvFormat& f) {
+  if (f.dtype == kBFloat16) return "bf16";
+  if (f.dtype == kFloat16) return "fp16";
+  std::string text(dtype_name(f.dtype));
+  for (const DTypeText& d : kQuantisedDTypes) {
+    if (d.dtype == f.dtype) text = d.text;
+  }
+  std::string granularity = fmt::format("g{}", f.group_size);
+  for (const GranularityText& g : kGranularities) {
+    if (g.granularity == f.granularity && f.granularity != kGroup) granularity = g.text;
+  }
+  text += "-" + granularity;
+  if (f.asymmetric != (f.dtype == kInt4)) text += f.asymmetric ? "-asym" : "-sym";
+  if (f.dynamic_scale() && f.scale_dtype == kFloat32) text += "-f32";
+  return text;
+}
+
+bool take_suffix(std::string_view& text, std::string_view suffix) {
+  if (!text.ends_with(suffix)) return false;
+  text.remove_suffix(suffix.size());
+  return true;
+}
+
+std::optional<KvFormat> parse_general(std::string_view text) {
+  for (const DTypeText& d : kQuantisedDTypes) {
+    if (!text.starts_with(d.text) || text.substr(d.text.size(), 1) != "-") continue;
+    std::string_view rest = text.substr(d.text.size() + 1);
+    const bool f32 = take_suffix(rest, "-f32");
+    const bool f16 = !f32 && take_suffix(rest, "-f16");
+    const bool asym = take_suffix(rest, "-asym");
+    const bool sym = !asym && take_suffix(rest, "-sym");
+    for (const GranularityText& g : kGranularities) {
+      if (g.text != rest) continue;
+      KvFormat f = quantised_format(d.dtype, g.granularity, g.group_size);
+      if (asym || sym) f.asymmetric = asym;
+      if (f32 || f16) f.scale_dtype = f32 ? kFloat32 : kFloat16;
+      return f;
+    }
+  }
+  return std::nullopt;
+}
+
+// Levenshtein distance.
+std::size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    std::size_t diagonal = std::exchange(row[0], i);
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t substitution = diagonal + (a[i - 1] != b[j - 1]);
+      diagonal = std::exchange(row[j], std::min({row[j - 1] + 1, row[j] + 1, substitution}));
+    }
+  }
+  return row[b.size()];
+}
+
+std::string closest_name(std::string_view text) {
+  std::vector<std::string> known;
+  for (const NamedFormat& n : kNamedFormats) known.emplace_back(n.name);
+  for (const DTypeText& d : kQuantisedDTypes) {
+    for (const GranularityText& g : kGranularities) known.push_back(fmt::format("{}-{}", d.text, g.text));
+  }
+  return *std::ranges::min_element(known, {},
+                                   [&](const std::string& name) { return edit_distance(text, name); });
+}
+
+}  // namespace
+
+int nearest_choice(std::span<const int> choices, std::int64_t value) {
+  const auto distance = [&](int c) {
+    return c > value ? std::uint64_t(c) - std::uint64_t(value) : std::uint64_t(value) - std::uint64_t(c);
+  };
+  int best = choices.front();
+  for (const int c : choices) {
+    if (distance(c) <= distance(best)) best = c;
+  }
+  return best;
+}
+
+void check_head_dim(std::int64_t value, std::string_view argument) {
+  if (std::ranges::find(kHeadDims, value) != kHeadDims.end()) return;
+  refuse(ErrorCode::kInvalidArgument,
+         fmt::format("{} is {}, but must be 64, 80, 96, 128, 192 or 256: use {}{}.", argument, value,
+                     nearest_choice(kHeadDims, value), value < 256 ? " and pad with zeros" : ""));
+}
+
+std::span<const NamedFormat> named_formats() { return kNamedFormats; }
+
+KvFormat parse_format(std::string_view text) {
+  for (const NamedFormat& n : kNamedFormats) {
+    if (n.name == text) return n.format;
+  }
+  constexpr std::size_t kLongestName = 64;
+  const std::string_view head = text.substr(0, kLongestName);
+  const std::optional<KvFormat> format = text.size() > kLongestName ? std::nullopt : parse_general(text);
+  if (!format) {
+    refuse(ErrorCode::kInvalidArgument,
+           fmt::format("format is '{}{}', but no format has this name: use {}.", head,
+                       text.size() > head.size() ? "..." : "", closest_name(head)));
+  }
+  check_combination(*format, fmt::format("format '{}'", text));
+  return *format;
+}
+
+std::string format_name(const KvFormat& format) {
+  for (const NamedFormat& n : kNamedFormats) {
+    if (n.format == format) return std::string(n.name);
+  }
+  return general_name(format);
+}
+
+void check_format(const KvFormat& format, int head_dim, std::string_view argument) {
+  check_combination(format, argument);
+  check_head_dim(head_dim, "head_dim");
+  if (format.granularity != kGroup || head_dim % format.group_size == 0) return;
+  std::string remedy = "use Granularity::kTokenHead";
+  for (const int size : {128, 64, 32}) {
+    if (size < format.group_size && head_dim % size == 0) {
+      remedy = fmt::format("use {}", size);
+      break;
+    }
+  }
+  refuse(ErrorCode::kInvalidArgument,
+         fmt::format("{}.group_size is {}, but must divide head_dim {} (a partial group has no layout): {}.",
+                     argument, format.group_size, head_dim, remedy));
+}
+
+}  // namespace halftone

@@ -1,0 +1,22 @@
+// Head dimensions and page sizes that every backend has.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "halftone/types.h"
+
+namespace halftone {
+
+inline constexpr std::array<int, 6> kHeadDims = {64, 80, 96, 128, 192, 256};
+inline constexpr std::array<int, 5> kPageSizes = {16, 32, 64, 128, 256};
+
+/// The choice with the smallest distance to `value`; of two, the larger.
+int nearest_choice(std::span<const int> choices, std::int64_t value);
+
+/// Throws InvalidArgument naming `argument` and the nearest choice unless `value` is one of kHeadDims.
+void check_head_dim(std::int64_t value, std::string_view argument);
+
+}  // namespace halftone

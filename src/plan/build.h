@@ -1,0 +1,132 @@
+// Turns lengths into a schedule. Three phases, each a loop over independent calls but for a prefix sum, so
+// that one CUDA block can run them as well as the host:
+//   per request   head_steps()      then the prefix sum into first_step
+//   per worker    locate_worker()
+//   per worker    slots_of()        then the prefix sum into starts[].slot
+// Before: cu_q, kv_lengths and (plain K and V) cu_kv are filled in and within the bounds.
+#pragma once
+
+#include "plan/work.h"
+
+namespace halftone::planning {
+
+/// Totals and shares, from first_step[batch].
+HT_HOST_DEVICE constexpr void divide_steps(const Schedule& s) {
+  ScheduleHeader& h = *s.header;
+  h.total_steps = s.first_step[s.params.batch];
+  h.active = h.total_steps < s.params.workers ? static_cast<std::int32_t>(h.total_steps) : s.params.workers;
+  h.share = h.active == 0 ? 0 : h.total_steps / h.active;
+  h.extra = h.active == 0 ? 0 : static_cast<std::int32_t>(h.total_steps % h.active);
+}
+
+/// Fills in starts[worker] but for its slot.
+HT_HOST_DEVICE constexpr void locate_worker(const Schedule& s, std::int32_t worker) {
+  const std::int64_t at = share_begin(*s.header, worker);
+  if (worker >= s.header->active) {
+    s.starts[worker] = {s.params.batch, 0, 0, 0, 0, 0};
+    return;
+  }
+  std::int32_t low = 0, high = s.params.batch;  // first_step[low] <= at < first_step[high]
+  while (high - low > 1) {
+    const std::int32_t middle = low + (high - low) / 2;
+    (s.first_step[middle] <= at ? low : high) = middle;
+  }
+  const std::int64_t per_head = (s.first_step[low + 1] - s.first_step[low]) / s.params.kv_heads;
+  std::int64_t rest = at - s.first_step[low];
+  const auto head = static_cast<std::int32_t>(rest / per_head);
+  rest -= head * per_head;
+  BlockWalk walk(s.params);
+  walk.request(s.params, q_length(s, low), s.kv_lengths[low]);
+  walk.rewind(s.params);
+  if (s.params.window_left < 0 && s.params.window_right < 0) {  // equal blocks
+    const auto block = static_cast<std::int32_t>(rest / walk.steps);
+    rest -= std::int64_t{block} * walk.steps;
+    walk.seek(s.params, block);
+  }
+  for (; rest >= walk.steps; walk.next(s.params)) rest -= walk.steps;
+  s.starts[worker] = {low, head, walk.block, static_cast<std::int32_t>(rest), walk.steps, 0};
+}
+
+/// Slots that a worker uses: those of the unit that it continues, then one for a unit that it begins.
+HT_HOST_DEVICE constexpr std::int32_t slots_of(const Schedule& s, std::int32_t worker) {
+  const ScheduleHeader& h = *s.header;
+  if (worker >= h.active || s.params.max_steps <= 1) return 0;
+  const WorkerStart& start = s.starts[worker];
+  const std::int64_t begin = share_begin(h, worker), end = share_begin(h, worker + 1);
+  std::int64_t continued = start.offset > 0 ? start.steps - start.offset : 0;
+  if (continued > end - begin) continued = end - begin;
+  const bool begins = begin + continued < end;
+  if (s.params.absolute) return static_cast<std::int32_t>(continued) + (begins ? 1 : 0);
+  const bool cut = s.starts[worker + 1].offset > 0;
+  return (continued > 0 ? 1 : 0) + (begins && cut ? 1 : 0);
+}
+
+/// The three phases, serially. `plan_id` marks whose schedule this is.
+HT_HOST_DEVICE constexpr void build_schedule(const Schedule& s, std::uint64_t plan_id) {
+  ScheduleHeader& h = *s.header;
+  h.magic = 0;  // set last: an unfinished schedule is none
+  h.total_kv = 0;
+  h.units = 0;
+  h.total_q = s.cu_q[s.params.batch];
+  std::int64_t steps = 0;
+  for (std::int32_t r = 0; r < s.params.batch; ++r) {
+    s.first_step[r] = steps;
+    const std::int32_t q_len = q_length(s, r);
+    h.total_kv += s.kv_lengths[r];
+    h.units += std::int64_t{row_blocks(s.params, q_len)} * s.params.kv_heads;
+    steps += head_steps(s.params, q_len, s.kv_lengths[r]) * s.params.kv_heads;
+  }
+  s.first_step[s.params.batch] = steps;
+  divide_steps(s);
+  for (std::int32_t w = 0; w <= h.active; ++w) locate_worker(s, w);
+  std::int32_t slot = 0;
+  for (std::int32_t w = 0; w <= h.active; ++w) {
+    const std::int32_t used = slots_of(s, w);
+    s.starts[w].slot = slot;
+    slot += used;
+  }
+  h.partials = slot;
+  h.plan_id = plan_id;
+  h.magic = ScheduleHeader::kMagic;
+}
+
+/// Product of non-negative numbers, at most INT64_MAX.
+constexpr std::int64_t saturating_product(std::int64_t a, std::int64_t b) {
+  std::int64_t product = 0;
+  return __builtin_mul_overflow(a, b, &product) ? INT64_MAX : product;
+}
+
+/// Steps of a unit at the bounds: the longest range is max_kv_len, or what the windows leave of it.
+constexpr std::int32_t max_unit_steps(const ScheduleParams& p) {
+  std::int64_t tokens = p.max_kv_len;
+  if (p.window_left >= 0 && p.window_right >= 0) {
+    const std::int64_t queries = min_of(p.max_q_len, (p.row_block - 1) / p.group + 2);
+    const std::int64_t seen = std::int64_t{p.window_left} + p.window_right + queries;
+    if (seen < tokens) tokens = seen;
+  }
+  const std::int64_t step = std::int64_t{1} << p.step_log2;
+  const std::int64_t whole = (p.max_kv_len + step - 1) / step;
+  const std::int64_t touched = (tokens + step - 1) / step + 1;  // a range may begin anywhere in a step
+  const std::int64_t steps = touched < whole ? touched : whole;
+  return steps < 1 ? 1 : static_cast<std::int32_t>(steps);
+}
+
+/// Units at the bounds.
+constexpr std::int64_t max_units(const ScheduleParams& p) {
+  const std::int64_t blocks = (std::int64_t{p.max_q_len} * p.group + p.row_block - 1) / p.row_block;
+  return saturating_product(saturating_product(p.batch, p.kv_heads), blocks);
+}
+
+/// Upper bound of the slots that a schedule within the bounds uses. With tiles: two for each cut between
+/// workers. With absolute splits: one for each worker and one for each split of a unit that an earlier worker
+/// began.
+constexpr std::int64_t max_partials(const ScheduleParams& p) {
+  const std::int64_t steps = saturating_product(max_units(p), p.max_steps);
+  const std::int64_t active = steps < p.workers ? steps : p.workers;
+  if (active == 0 || p.max_steps <= 1) return 0;
+  if (!p.absolute) return 2 * (active - 1);
+  const std::int64_t continued = (active - 1) * (p.max_steps - 1);
+  return active + (continued < steps ? continued : steps);
+}
+
+}  // namespace halftone::planning

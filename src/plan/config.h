@@ -1,0 +1,43 @@
+// The configurations and how one is chosen. A backend instantiates its kernels from the rows of its table.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "halftone/attention.h"
+
+namespace halftone::planning {
+
+/// One row of a table.
+struct Config {
+  std::string_view name;
+  std::int32_t max_rows;      ///< chosen when a request has at most this many packed rows; 0: any number
+  std::int32_t row_block;     ///< packed rows of a unit
+  std::int32_t kv_tile;       ///< tokens: one step of the softmax and the granularity of splits
+  std::int32_t split_tokens;  ///< batch_invariant: distance of the split boundaries
+  std::string_view use;       ///< what it is made for
+};
+
+/// CPU: every row has the same kv_tile and split_tokens, so that a request's bits do not depend on which row
+/// its batch led to.
+inline constexpr std::array<Config, 3> kCpuConfigs{{
+    {"cpu-decode", 16, 16, 64, 1024, "one or a few queries per request; bound by reading the cache"},
+    {"cpu-speculative", 64, 32, 64, 1024, "drafts of several queries, or many query heads per KV head"},
+    {"cpu-prefill", 0, 64, 64, 1024, "prompts; bound by arithmetic"},
+}};
+
+std::span<const Config> configs(Device device);
+
+/// The chosen row of configs(device) and the reason, for people.
+struct Choice {
+  int index = 0;
+  std::string reason;
+};
+
+/// Depends only on shapes and bounds of an already validated problem.
+Choice choose_config(const AttentionProblem& problem);
+
+}  // namespace halftone::planning

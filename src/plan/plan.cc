@@ -1,0 +1,219 @@
+#include "plan/plan.h"
+
+#include <fmt/format.h>
+#include <omp.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <memory>
+
+#include "halftone/error.h"
+#include "plan/validate.h"
+
+namespace halftone {
+namespace planning {
+namespace {
+
+/// A 64-bit mix of everything that a plan depends on (FNV-1a over 64-bit words, then a finaliser).
+class Fingerprint {
+ public:
+  Fingerprint& add(std::uint64_t word) {
+    hash_ = (hash_ ^ word) * 0x100000001b3;
+    hash_ ^= hash_ >> 29;
+    return *this;
+  }
+  Fingerprint& add(float x) { return add(std::uint64_t{std::bit_cast<std::uint32_t>(x)}); }
+  Fingerprint& add(const KvFormat& f) {
+    return add(static_cast<std::uint64_t>(f.dtype) << 24 | static_cast<std::uint64_t>(f.granularity) << 16 |
+               static_cast<std::uint64_t>(f.scale_dtype) << 8 | (f.asymmetric ? 1U : 0U))
+        .add(static_cast<std::uint64_t>(f.group_size));
+  }
+  std::uint64_t value() const { return hash_ | 1; }
+
+ private:
+  std::uint64_t hash_ = 0xcbf29ce484222325;
+};
+
+std::uint64_t fingerprint(const AttentionProblem& p, int workers) {
+  Fingerprint f;
+  for (const int x : {static_cast<int>(p.device.type),
+                      p.device.index,
+                      p.batch,
+                      p.q_heads,
+                      p.kv.kv_heads,
+                      p.kv.head_dim,
+                      p.kv.v_dim(),
+                      p.kv.page_size,
+                      int{p.kv.rotate_k},
+                      int{p.kv.rotate_v},
+                      int{p.paged},
+                      static_cast<int>(p.plain_dtype),
+                      p.max_q_len,
+                      p.max_kv_len,
+                      static_cast<int>(p.q_dtype),
+                      static_cast<int>(p.out_dtype),
+                      int{p.mask.causal},
+                      p.mask.window_left,
+                      p.mask.window_right,
+                      int{p.alibi},
+                      int{p.sinks},
+                      int{p.lse},
+                      static_cast<int>(p.policy),
+                      workers}) {
+    f.add(static_cast<std::uint64_t>(static_cast<std::int64_t>(x)));
+  }
+  return f.add(p.kv.k_format).add(p.kv.v_format).add(p.scale).add(p.softcap).value();
+}
+
+ScheduleParams schedule_params(const AttentionProblem& p, const Config& config, int workers) {
+  const bool absolute = p.policy == SplitPolicy::kBatchInvariant;
+  const auto step = static_cast<std::uint32_t>(absolute ? config.split_tokens : config.kv_tile);
+  const auto window = [](int tokens) { return std::min(tokens, kMaxTokens - 1); };
+  ScheduleParams s{};
+  s.batch = p.batch;
+  s.kv_heads = p.kv.kv_heads;
+  s.group = p.q_heads / p.kv.kv_heads;
+  s.row_block = config.row_block;
+  s.step_log2 = std::countr_zero(step);
+  s.workers = workers;
+  s.max_q_len = p.max_q_len;
+  s.max_kv_len = p.max_kv_len;
+  s.window_left = window(p.mask.window_left);
+  s.window_right = p.mask.causal ? 0 : window(p.mask.window_right);
+  s.absolute = absolute;
+  s.max_steps = max_unit_steps(s);
+  return s;
+}
+
+void check_resources(const Plan::Impl& plan) {
+  constexpr std::int64_t kMaxBytes = std::int64_t{1} << 46;
+  const ScheduleParams& s = plan.workspace.schedule;
+  const std::int64_t steps = saturating_product(max_units(s), s.max_steps);
+  if (steps >= INT64_MAX / 2) {
+    throw Error(
+        ErrorCode::kResourceExhausted,
+        fmt::format("batch {} with max_q_len {} and max_kv_len {} allows more than 2^62 steps of work, but a "
+                    "schedule counts them in 63 bits: use smaller bounds.",
+                    s.batch, s.max_q_len, s.max_kv_len));
+  }
+  if (plan.info.workspace_bytes > kMaxBytes || plan.info.max_partials > INT32_MAX) {
+    throw Error(
+        ErrorCode::kResourceExhausted,
+        fmt::format("workspace_bytes is {} for {} workers, but must be at most 2^46: use fewer workers or a "
+                    "smaller max_kv_len.",
+                    plan.info.workspace_bytes, s.workers));
+  }
+}
+
+std::string mask_text(const Mask& mask) {
+  std::string text = mask.causal ? "causal" : "all keys";
+  if (mask.window_left >= 0) text += fmt::format(", window left {}", mask.window_left);
+  if (mask.window_right >= 0) text += fmt::format(", window right {}", mask.window_right);
+  return text;
+}
+
+std::string cache_text(const AttentionProblem& p) {
+  if (!p.paged) return fmt::format("plain K and V in {}", dtype_name(p.plain_dtype));
+  std::string text = fmt::format("K {}, V {}, pages of {} tokens", format_name(p.kv.k_format),
+                                 format_name(p.kv.v_format), p.kv.page_size);
+  if (p.kv.rotate_k) text += ", K rotated";
+  if (p.kv.rotate_v) text += ", V rotated";
+  return text;
+}
+
+}  // namespace
+
+std::string_view policy_name(SplitPolicy policy) {
+  switch (policy) {
+    case SplitPolicy::kFast:
+      return "fast";
+    case SplitPolicy::kReproducible:
+      return "reproducible";
+    case SplitPolicy::kBatchInvariant:
+      return "batch_invariant";
+  }
+  return "unknown";
+}
+
+Plan make_plan(const AttentionProblem& problem) {
+  validate_problem(problem);
+  auto impl = std::make_shared<Plan::Impl>();
+  Choice choice = choose_config(problem);
+  const Config& config = configs(problem.device)[choice.index];
+  const int workers =
+      problem.workers != 0 ? problem.workers : std::clamp(omp_get_max_threads(), 1, kMaxWorkers);
+
+  impl->problem = problem;
+  impl->config_index = choice.index;
+  impl->scale = problem.scale != 0
+                    ? problem.scale
+                    : static_cast<float>(1.0 / std::sqrt(static_cast<double>(problem.kv.head_dim)));
+  if (problem.paged) impl->layout = page_layout(problem.kv);
+  impl->id = fingerprint(problem, workers);
+  impl->workspace.schedule = schedule_params(problem, config, workers);
+  impl->workspace.partials = max_partials(impl->workspace.schedule);
+  impl->workspace.v_dim = problem.kv.v_dim();
+  impl->workspace.plain = !problem.paged;
+  const Workspace workspace = carve_workspace(impl->workspace, nullptr);
+
+  PlanInfo& info = impl->info;
+  info.config = config.name;
+  info.reason = std::move(choice.reason);
+  info.workers = workers;
+  info.group = impl->workspace.schedule.group;
+  info.row_block = config.row_block;
+  info.kv_tile = config.kv_tile;
+  info.split_tokens = impl->workspace.schedule.absolute ? config.split_tokens : 0;
+  info.max_units = max_units(impl->workspace.schedule);
+  info.max_partials = impl->workspace.partials;
+  info.schedule_bytes = workspace.schedule_bytes;
+  info.workspace_bytes = workspace.bytes;
+  check_resources(*impl);
+  return Plan(std::move(impl));
+}
+
+}  // namespace planning
+
+const AttentionProblem& Plan::problem() const { return planning::require_plan(*this).problem; }
+const PlanInfo& Plan::info() const { return planning::require_plan(*this).info; }
+std::size_t Plan::workspace_bytes() const { return static_cast<std::size_t>(info().workspace_bytes); }
+
+std::string Plan::describe() const {
+  const Impl& plan = planning::require_plan(*this);
+  const AttentionProblem& p = plan.problem;
+  const PlanInfo& i = plan.info;
+  const planning::Config& config = plan.config();
+  std::string text;
+  const auto line = [&text](std::string_view name, const std::string& value) {
+    text += fmt::format("{:<10} {}\n", name, value);
+  };
+  line("device", device_name(p.device));
+  line("problem",
+       fmt::format(
+           "batch {}, {} query heads over {} KV heads, head_dim {}, V {}, up to {} queries and {} keys",
+           p.batch, p.q_heads, p.kv.kv_heads, p.kv.head_dim, p.kv.v_dim(), p.max_q_len, p.max_kv_len));
+  line("cache", planning::cache_text(p));
+  line("types",
+       fmt::format("Q {}, O {}{}", dtype_name(p.q_dtype), dtype_name(p.out_dtype), p.lse ? ", LSE f32" : ""));
+  std::string logits = fmt::format("scale {}", plan.scale);
+  if (p.softcap > 0) logits += fmt::format(", softcap {}", p.softcap);
+  if (p.alibi) logits += ", ALiBi";
+  if (p.sinks) logits += ", sinks";
+  line("logits", logits);
+  line("mask", planning::mask_text(p.mask));
+  line("config", fmt::format("{} ({})", i.config, config.use));
+  line("reason", i.reason);
+  line("units",
+       fmt::format("up to {} of {} packed rows; KV tiles of {} tokens", i.max_units, i.row_block, i.kv_tile));
+  line("split", i.split_tokens == 0
+                    ? fmt::format("{}: equal shares of KV tiles", planning::policy_name(p.policy))
+                    : fmt::format("{}: every {} tokens, equal shares of splits",
+                                  planning::policy_name(p.policy), i.split_tokens));
+  line("workers", fmt::format("{}", i.workers));
+  line("workspace", fmt::format("{} bytes: schedule {}, up to {} partial results", i.workspace_bytes,
+                                i.schedule_bytes, i.max_partials));
+  return text;
+}
+
+}  // namespace halftone

@@ -1,0 +1,47 @@
+// What a Plan holds.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "halftone/attention.h"
+#include "plan/config.h"
+#include "plan/workspace.h"
+
+namespace halftone {
+
+struct Plan::Impl {
+  AttentionProblem problem;  ///< as given
+  PlanInfo info;
+  int config_index = 0;  ///< row of planning::configs(problem.device)
+  float scale = 0;       ///< resolved: never 0
+  planning::WorkspaceParams workspace;
+  PageLayout layout;     ///< paged only
+  std::uint64_t id = 0;  ///< equal for equal problems on the same number of workers; marks a schedule
+
+  const planning::Config& config() const { return planning::configs(problem.device)[config_index]; }
+};
+
+namespace planning {
+
+/// The workspace of this plan at `base`.
+inline Workspace carve_workspace(const Plan::Impl& plan, std::byte* base) {
+  return carve_workspace(plan.workspace, base);
+}
+
+/// Chooses, sizes and describes. Throws as halftone::plan() says.
+Plan make_plan(const AttentionProblem& problem);
+
+/// "fast", "reproducible" or "batch_invariant".
+std::string_view policy_name(SplitPolicy policy);
+
+/// schedule() on the host, after validation: copies the lengths, then builds.
+void fill_schedule(const Plan::Impl& plan, const SequenceLengths& lengths, const Schedule& schedule);
+
+/// The plan in words, then how its workers share the work for the given lengths (on the CPU). Throws like
+/// schedule().
+std::string explain(const Plan& plan, const SequenceLengths& lengths);
+
+}  // namespace planning
+}  // namespace halftone

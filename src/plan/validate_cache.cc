@@ -1,0 +1,231 @@
+#include "plan/validate_cache.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <string>
+
+#include "format/codec.h"
+#include "halftone/error.h"
+#include "plan/check_tensor.h"
+
+namespace halftone::planning {
+namespace {
+
+using enum DType;
+
+[[noreturn]] void invalid(const std::string& sentence) { throw Error(ErrorCode::kInvalidArgument, sentence); }
+
+void check_static_values(const TensorView& t, const std::string& name, bool is_scale) {
+  if (t.device.type != DeviceType::kCpu) return;
+  const auto* values = static_cast<const float*>(t.data);
+  for (std::int64_t i = 0; i < t.numel(); ++i) {
+    const float x = values[i];
+    const bool good = is_scale ? x >= codec::kMinF32Scale && x <= codec::kMaxF32Scale : codec::is_finite(x);
+    if (good) continue;
+    invalid(fmt::format("{}[{}] is {}, but must be finite{}: use calibrate().", name, i, x,
+                        is_scale ? " and within [2^-100, 2^119]" : ""));
+  }
+}
+
+void check_static_scale(const StaticScale& s, const KvFormat& format, int kv_heads, const std::string& name,
+                        Device device) {
+  const std::string scale = name + ".scale", min = name + ".min";
+  if (!format.static_scale()) {
+    const std::string reason = fmt::format("{} computes or needs no static scale", format_name(format));
+    check_absent(s.scale, scale, reason);
+    check_absent(s.min, min, reason);
+    return;
+  }
+  const std::int64_t count = format.granularity == Granularity::kTensor ? 1 : kv_heads;
+  check_tensor(s.scale, {scale, {kFloat32}, {count}, device});
+  check_static_values(s.scale, scale, true);
+  if (format.asymmetric) {
+    check_tensor(s.min, {min, {kFloat32}, {count}, device});
+    check_static_values(s.min, min, false);
+  } else {
+    check_absent(s.min, min, fmt::format("{} is symmetric", format_name(format)));
+  }
+}
+
+void check_pages(const TensorView& pages, const PageLayout& layout) {
+  check_tensor(
+      pages,
+      {"cache.pages", {kUInt8}, {kAnySize, layout.page_bytes}, pages.device, Strides::kLastContiguous});
+  constexpr int kPageAlignment = 16;
+  if (pages.shape[0] > 1 &&
+      (pages.strides[0] < layout.page_bytes || pages.strides[0] % kPageAlignment != 0)) {
+    invalid(fmt::format(
+        "cache.pages has stride {} in dimension 0, but must be a multiple of 16 and at least {}: use {}.",
+        pages.strides[0], layout.page_bytes, layout.page_bytes));
+  }
+  if (const auto rest = reinterpret_cast<std::uintptr_t>(pages.data) % kPageAlignment; rest != 0) {
+    invalid(fmt::format(
+        "cache.pages starts {} bytes past a multiple of 16, but must be 16-byte aligned: use aligned memory.",
+        rest));
+  }
+}
+
+void check_rope(const Rope& rope, std::int64_t tokens, int head_dim, Device device) {
+  if (rope.pairing == RopePairing::kNone) {
+    const std::string_view reason = "rope.pairing is kNone";
+    check_absent(rope.cos, "rope.cos", reason);
+    check_absent(rope.sin, "rope.sin", reason);
+    check_absent(rope.positions, "rope.positions", reason);
+    return;
+  }
+  if (rope.pairing != RopePairing::kHalf && rope.pairing != RopePairing::kInterleaved) {
+    invalid(fmt::format("rope.pairing is {}, but must be kNone, kHalf or kInterleaved: use kHalf.",
+                        static_cast<int>(rope.pairing)));
+  }
+  check_tensor(rope.cos, {"rope.cos", {kFloat32}, {kAnySize, kAnySize}, device});
+  check_tensor(rope.sin, {"rope.sin", {kFloat32}, {rope.cos.shape[0], rope.cos.shape[1]}, device});
+  check_tensor(rope.positions, {"rope.positions", {kInt32}, {tokens}, device});
+  if (const std::int64_t half = rope.cos.shape[1]; half < 1 || 2 * half > head_dim) {
+    invalid(fmt::format("rope.cos.shape[1] is {}, but rotary_dim = 2 * it must be 2 to head_dim {}: use {}.",
+                        half, head_dim, head_dim / 2));
+  }
+}
+
+}  // namespace
+
+PageLayout validate_cache(const PagedKv& cache, CacheIndex index) {
+  const PageLayout layout = page_layout(cache.spec);
+  check_pages(cache.pages, layout);
+  const Device device = cache.pages.device;
+  check_static_scale(cache.k_scale, cache.spec.k_format, cache.spec.kv_heads, "cache.k_scale", device);
+  check_static_scale(cache.v_scale, cache.spec.v_format, cache.spec.kv_heads, "cache.v_scale", device);
+  if (cache.table_mode != BlockTableMode::kTrusted && cache.table_mode != BlockTableMode::kClamped) {
+    invalid(fmt::format("cache.table_mode is {}, but must be kTrusted or kClamped: use kTrusted.",
+                        static_cast<int>(cache.table_mode)));
+  }
+  if (index == CacheIndex::kTableAndLengths) {
+    check_tensor(cache.block_table,
+                 {"cache.block_table", {kInt32}, {kAnySize, kAnySize}, device, Strides::kLastContiguous});
+    check_tensor(cache.lengths, {"cache.lengths", {kInt32}, {cache.block_table.shape[0]}, device});
+  }
+  return layout;
+}
+
+void validate_append(const PagedKv& cache, const AppendArgs& args) {
+  const bool by_slot = given(args.slot_mapping);
+  if (by_slot == given(args.cu_seqlens)) {
+    invalid(fmt::format(
+        "slot_mapping and cu_seqlens are both {}, but exactly one says where tokens go: pass one.",
+        by_slot ? "present" : "absent"));
+  }
+  validate_cache(cache, by_slot ? CacheIndex::kUnused : CacheIndex::kTableAndLengths);
+  const KvCacheSpec& spec = cache.spec;
+  const Device device = cache.pages.device;
+  check_tensor(args.k, {"k",
+                        {kFloat32, kFloat16, kBFloat16},
+                        {kAnySize, spec.kv_heads, spec.head_dim},
+                        device,
+                        Strides::kLastContiguous});
+  const std::int64_t tokens = args.k.shape[0];
+  check_tensor(
+      args.v, {"v", {args.k.dtype}, {tokens, spec.kv_heads, spec.v_dim()}, device, Strides::kLastContiguous});
+  if (by_slot) {
+    check_tensor(args.slot_mapping, {"slot_mapping", {kInt64}, {tokens}, device});
+  } else {
+    check_tensor(args.cu_seqlens, {"cu_seqlens", {kInt32}, {cache.lengths.shape[0] + 1}, device});
+  }
+  check_rope(args.rope, tokens, spec.head_dim, device);
+  if (given(args.status) || device.type == DeviceType::kCuda) {
+    check_tensor(args.status, {"status", {kInt32}, {1}, device});
+  }
+
+  const struct {
+    const TensorView& view;
+    std::string_view name;
+  } inputs[] = {{args.k, "k"},
+                {args.v, "v"},
+                {args.slot_mapping, "slot_mapping"},
+                {args.cu_seqlens, "cu_seqlens"},
+                {args.rope.cos, "rope.cos"},
+                {args.rope.sin, "rope.sin"},
+                {args.rope.positions, "rope.positions"},
+                {cache.block_table, "cache.block_table"},
+                {cache.lengths, "cache.lengths"},
+                {cache.k_scale.scale, "cache.k_scale.scale"},
+                {cache.k_scale.min, "cache.k_scale.min"},
+                {cache.v_scale.scale, "cache.v_scale.scale"},
+                {cache.v_scale.min, "cache.v_scale.min"}};
+  for (const auto& input : inputs) {
+    check_disjoint(cache.pages, "cache.pages", input.view, input.name);
+    check_disjoint(args.status, "status", input.view, input.name);
+  }
+  check_disjoint(cache.pages, "cache.pages", args.status, "status");
+}
+
+void validate_dequantize(const PagedKv& cache, const TensorView& k_out, const TensorView& v_out) {
+  validate_cache(cache, CacheIndex::kTableAndLengths);
+  if (!given(k_out) && !given(v_out)) {
+    invalid("k_out and v_out are both absent, but dequantize needs an output: pass at least one.");
+  }
+  const KvCacheSpec& spec = cache.spec;
+  const struct {
+    const TensorView& view;
+    std::string_view name;
+    int dim;
+  } outputs[] = {{k_out, "k_out", spec.head_dim}, {v_out, "v_out", spec.v_dim()}};
+  for (const auto& out : outputs) {
+    if (!given(out.view)) continue;
+    check_tensor(out.view, {out.name,
+                            {kFloat32, kFloat16, kBFloat16},
+                            {kAnySize, spec.kv_heads, out.dim},
+                            cache.pages.device,
+                            Strides::kLastContiguous});
+    check_no_self_overlap(out.view, out.name);
+    check_disjoint(out.view, out.name, cache.pages, "cache.pages");
+    check_disjoint(out.view, out.name, cache.block_table, "cache.block_table");
+    check_disjoint(out.view, out.name, cache.lengths, "cache.lengths");
+    for (const StaticScale* s : {&cache.k_scale, &cache.v_scale}) {
+      check_disjoint(out.view, out.name, s->scale, "a static scale");
+      check_disjoint(out.view, out.name, s->min, "a static min");
+    }
+  }
+  check_disjoint(k_out, "k_out", v_out, "v_out");
+}
+
+int validate_fbgemm(const PagedKv& cache, KvPart which, const TensorView& rows, const TensorView& slots) {
+  validate_cache(cache, CacheIndex::kUnused);
+  const bool k = which == KvPart::kK;
+  const KvFormat& format = k ? cache.spec.k_format : cache.spec.v_format;
+  const std::string_view name = k ? "k_format" : "v_format";
+  const int dim = k ? cache.spec.head_dim : cache.spec.v_dim();
+  const bool per_head =
+      format.granularity == Granularity::kTokenHead || format.granularity == Granularity::kGroup;
+  if (format.dtype != kInt4 || !format.asymmetric || !per_head || format.scale_dtype != kFloat16) {
+    throw Error(
+        ErrorCode::kUnsupported,
+        fmt::format(
+            "{} is {}, but FBGEMM rows are asymmetric int4 with f16 scales: use int4-row or int4-g32.", name,
+            format_name(format)));
+  }
+  if (k ? cache.spec.rotate_k : cache.spec.rotate_v) {
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("{} is true, but FBGEMM rows are not rotated: use a cache without rotation.",
+                            k ? "rotate_k" : "rotate_v"));
+  }
+  if (cache.pages.device.type != DeviceType::kCpu) {
+    throw Error(
+        ErrorCode::kUnsupported,
+        fmt::format("cache.pages is on {}, but FBGEMM rows are converted on the CPU: copy the pages there.",
+                    device_name(cache.pages.device)));
+  }
+  const int groups = format.params_per_token(dim);
+  check_tensor(slots, {"slots", {kInt64}, {kAnySize}, cache.pages.device});
+  check_tensor(rows, {"rows",
+                      {kUInt8},
+                      {slots.shape[0], cache.spec.kv_heads, 4 * groups + dim / 2},
+                      cache.pages.device,
+                      Strides::kLastContiguous});
+  check_no_self_overlap(rows, "rows");
+  check_disjoint(cache.pages, "cache.pages", rows, "rows");
+  check_disjoint(cache.pages, "cache.pages", slots, "slots");
+  check_disjoint(rows, "rows", slots, "slots");
+  return groups;
+}
+
+}  // namespace halftone::planning

@@ -1,0 +1,29 @@
+// User errors of the cache operations, found before any work.
+#pragma once
+
+#include <string_view>
+
+#include "halftone/cache.h"
+
+namespace halftone::planning {
+
+/// Which of the cache's index tensors an operation reads.
+enum class CacheIndex : bool { kUnused, kTableAndLengths };
+
+/// Checks spec, pages, static scales and, if used, block_table [batch, max_pages] and lengths [batch];
+/// returns the layout. Reads tensor elements only of static scales on the CPU, which must be finite, positive
+/// and within [2^-100, 2^119] so that 1 / scale is finite; on CUDA their values are the caller's
+/// responsibility. Throws InvalidArgument or Unsupported.
+PageLayout validate_cache(const PagedKv& cache, CacheIndex index);
+
+/// Checks everything about append() that shapes and addresses tell. The values of slots, lengths, table
+/// entries, positions and inputs are the backend's to check. Throws InvalidArgument or Unsupported.
+void validate_append(const PagedKv& cache, const AppendArgs& args);
+
+/// Likewise for dequantize(). The outputs' first dimension is compared with sum(lengths) by the backend.
+void validate_dequantize(const PagedKv& cache, const TensorView& k_out, const TensorView& v_out);
+
+/// Likewise for import_fbgemm_int4() and export_fbgemm_int4(). Returns the number of groups of a row.
+int validate_fbgemm(const PagedKv& cache, KvPart which, const TensorView& rows, const TensorView& slots);
+
+}  // namespace halftone::planning

@@ -1,0 +1,140 @@
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "format/head_dim.h"
+#include "halftone/error.h"
+#include "plan/validate.h"
+
+namespace halftone::planning {
+namespace {
+
+template <class... Args>
+[[noreturn]] void fail(ErrorCode code, fmt::format_string<Args...> sentence, Args&&... args) {
+  throw Error(code, fmt::format(sentence, std::forward<Args>(args)...));
+}
+
+template <class... Args>
+[[noreturn]] void invalid(fmt::format_string<Args...> sentence, Args&&... args) {
+  fail(ErrorCode::kInvalidArgument, sentence, std::forward<Args>(args)...);
+}
+
+void check_range(std::int64_t value, std::int64_t low, std::int64_t high, std::string_view name) {
+  if (value >= low && value <= high) return;
+  invalid("{} is {}, but must be {} to {}: use {}.", name, value, low, high, value < low ? low : high);
+}
+
+bool is_float(DType t) { return t == DType::kFloat32 || t == DType::kFloat16 || t == DType::kBFloat16; }
+
+void check_float(DType t, std::string_view name) {
+  if (is_float(t)) return;
+  invalid("{} is {}, but must be f32, f16 or bf16: use bf16.", name, dtype_name(t));
+}
+
+void check_device(Device device) {
+  if (device.type == DeviceType::kCpu) {
+    if (device.index != 0) invalid("device.index is {}, but must be 0 on the CPU: use 0.", device.index);
+    return;
+  }
+  if (device.type != DeviceType::kCuda) {
+    invalid("device.type is {}, but must be kCpu or kCuda: use kCpu.", static_cast<int>(device.type));
+  }
+  if (device.index < 0) invalid("device.index is {}, but must be 0 or more: use 0.", device.index);
+  if (configs(device).empty()) {
+    fail(ErrorCode::kUnsupported,
+         "device is {}, but this build of halftone has no CUDA attention: configure it with "
+         "-DHALFTONE_CUDA=ON, or "
+         "use the CPU.",
+         device_name(device));
+  }
+}
+
+void check_heads(const AttentionProblem& p) {
+  check_range(p.kv.kv_heads, 1, kMaxHeads, "kv.kv_heads");
+  check_range(p.q_heads, 1, kMaxHeads, "q_heads");
+  const int kv_heads = p.kv.kv_heads;
+  if (p.q_heads % kv_heads == 0) return;
+  const int below = p.q_heads / kv_heads * kv_heads;
+  if (below == 0) {
+    invalid("q_heads is {}, but must be a multiple of kv_heads {}: use {}.", p.q_heads, kv_heads, kv_heads);
+  }
+  invalid("q_heads is {}, but must be a multiple of kv_heads {}: use {} or {}.", p.q_heads, kv_heads, below,
+          below + kv_heads);
+}
+
+void check_plain(const AttentionProblem& p) {
+  check_head_dim(p.kv.head_dim, "kv.head_dim");
+  if (p.kv.v_head_dim != 0) check_head_dim(p.kv.v_head_dim, "kv.v_head_dim");
+  check_float(p.plain_dtype, "plain_dtype");
+  if (p.kv.rotate_k || p.kv.rotate_v) {
+    fail(ErrorCode::kUnsupported,
+         "kv.{} is set, but plain K and V are never rotated: clear it or use a paged cache.",
+         p.kv.rotate_k ? "rotate_k" : "rotate_v");
+  }
+  if (p.plain_dtype == DType::kFloat32) return;
+  for (const auto& [format, name] :
+       {std::pair{p.kv.k_format, "kv.k_format"}, std::pair{p.kv.v_format, "kv.v_format"}}) {
+    if (format.quantised()) {
+      fail(ErrorCode::kUnsupported,
+           "{} is {}, but plain K and V are tensors of plain_dtype {}: use a 16-bit format or a paged cache.",
+           name, format_name(format), dtype_name(p.plain_dtype));
+    }
+  }
+}
+
+void check_bounds(const AttentionProblem& p) {
+  check_range(p.batch, 0, kMaxBatch, "batch");
+  check_range(p.max_q_len, 0, kMaxTokens, "max_q_len");
+  check_range(p.max_kv_len, 0, kMaxTokens, "max_kv_len");
+  const std::int64_t group = p.q_heads / p.kv.kv_heads;
+  if (group * p.max_q_len > kMaxTokens) {
+    invalid("max_q_len is {}, but with {} query heads per KV head must be at most {}: use that.", p.max_q_len,
+            group, kMaxTokens / group);
+  }
+}
+
+void check_options(const AttentionProblem& p) {
+  for (const auto& [window, name] : {std::pair{p.mask.window_left, "mask.window_left"},
+                                     std::pair{p.mask.window_right, "mask.window_right"}}) {
+    if (window < -1) {
+      invalid("{} is {}, but must be -1 (unlimited) or the number of keys seen on that side: use -1.", name,
+              window);
+    }
+  }
+  if (!(p.scale >= 0) || !std::isfinite(p.scale)) {
+    invalid("scale is {}, but must be finite and positive, or 0 for 1/sqrt(head_dim): use 0.", p.scale);
+  }
+  if (!(p.softcap >= 0) || !std::isfinite(p.softcap)) {
+    invalid("softcap is {}, but must be finite and positive, or 0 for none: use 0.", p.softcap);
+  }
+  if (p.policy != SplitPolicy::kFast && p.policy != SplitPolicy::kReproducible &&
+      p.policy != SplitPolicy::kBatchInvariant) {
+    invalid("policy is {}, but must be kFast, kReproducible or kBatchInvariant: use kReproducible.",
+            static_cast<int>(p.policy));
+  }
+  check_range(p.workers, 0, kMaxWorkers, "workers");
+}
+
+}  // namespace
+
+void validate_problem(const AttentionProblem& p) {
+  check_device(p.device);
+  check_heads(p);
+  if (p.paged) {
+    (void)page_layout(p.kv);
+  } else {
+    check_plain(p);
+  }
+  check_float(p.q_dtype, "q_dtype");
+  check_float(p.out_dtype, "out_dtype");
+  check_bounds(p);
+  check_options(p);
+}
+
+const Plan::Impl& require_plan(const Plan& plan) {
+  if (plan.impl() == nullptr)
+    invalid("plan is empty, but must come from halftone::plan(): {}.", "call it first");
+  return *plan.impl();
+}
+
+}  // namespace halftone::planning

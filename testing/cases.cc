@@ -1,0 +1,334 @@
+#include "testing/cases.h"
+
+#include <algorithm>
+#include <array>
+#include <stdexcept>
+
+namespace halftone::testing {
+namespace {
+
+constexpr std::array kDims = {64, 80, 96, 128, 192, 256};
+constexpr std::array kPages = {16, 32, 64, 128, 256};
+constexpr std::array kFloats = {DType::kFloat32, DType::kBFloat16, DType::kFloat16};
+constexpr std::array kPolicies = {SplitPolicy::kReproducible, SplitPolicy::kFast,
+                                  SplitPolicy::kBatchInvariant};
+constexpr std::array<Mask, 9> kMasks = {Mask{},
+                                        Mask{.causal = true},
+                                        Mask{.causal = true, .window_left = 32},
+                                        Mask{.window_left = 16, .window_right = 16},
+                                        Mask{.causal = true, .window_left = 0},
+                                        Mask{.window_right = 3},
+                                        Mask{.causal = true, .window_left = 200},
+                                        Mask{.window_left = 5},
+                                        Mask{.causal = true, .window_left = 70, .window_right = 4}};
+
+/// Every named format and general forms of each remaining combination of dtype, granularity and symmetry.
+const std::vector<std::string>& format_texts() {
+  static const std::vector<std::string> texts = {"bf16",
+                                                 "fp16",
+                                                 "fp8",
+                                                 "fp8-head",
+                                                 "fp8-token-head",
+                                                 "int8-tensor",
+                                                 "int8-token",
+                                                 "int8-head",
+                                                 "int8-g32",
+                                                 "int8-g64",
+                                                 "int8-g128",
+                                                 "int4-g32",
+                                                 "int4-g64",
+                                                 "int4-g128",
+                                                 "int4-row",
+                                                 "fp8-token",
+                                                 "fp8-g32",
+                                                 "fp8-g128-f32",
+                                                 "fp8-token-head-f32",
+                                                 "int8-tensor-asym",
+                                                 "int8-static-head",
+                                                 "int8-static-head-asym",
+                                                 "int8-token-asym-f32",
+                                                 "int8-token-head-asym",
+                                                 "int8-g32-asym",
+                                                 "int8-g64-f32",
+                                                 "int4-tensor",
+                                                 "int4-static-head-sym",
+                                                 "int4-token",
+                                                 "int4-token-sym-f32",
+                                                 "int4-token-head-sym",
+                                                 "int4-g64-f32",
+                                                 "int4-g32-sym"};
+  return texts;
+}
+
+bool fits(const std::string& format, int dim) {
+  const int group = parse_format(format).group_size;
+  return group == 0 || dim % group == 0;
+}
+
+const std::vector<std::vector<Request>>& request_sets() {
+  static const std::vector<std::vector<Request>> sets = {
+      {{1, 1}, {1, 15}, {1, 16}, {1, 17}, {1, 63}, {1, 64}, {1, 65}, {1, 200}},
+      {{1, 37}, {5, 64}, {0, 10}, {3, 0}, {17, 130}, {1, 1}},
+      {{70, 70}, {33, 100}},
+      {{20, 7}, {1, 128}, {2, 2}, {4, 300}},
+      {{1, 600}, {1, 1025}},
+      {{1, 127}, {1, 128}, {1, 129}, {2, 255}, {2, 256}, {2, 257}},
+  };
+  return sets;
+}
+
+constexpr std::array<std::array<int, 2>, 6> kHeads = {{{8, 2}, {4, 4}, {6, 2}, {4, 1}, {5, 5}, {16, 2}}};
+
+/// Walks through formats and head dims; every other option runs in a cycle of its own length.
+void add_format_rows(std::vector<AttentionCase>& rows) {
+  int n = 0;
+  for (const std::string& format : format_texts()) {
+    for (const int dim : kDims) {
+      if (!fits(format, dim)) continue;
+      ++n;
+      const auto i = static_cast<std::size_t>(n);
+      AttentionCase row;
+      row.k_format = format;
+      row.head_dim = dim;
+      const std::string& other = format_texts()[i * 7 % format_texts().size()];
+      row.v_head_dim = n % 4 == 0 ? kDims[i * 5 % kDims.size()] : 0;
+      const int v_dim = row.v_head_dim == 0 ? dim : row.v_head_dim;
+      row.v_format = n % 3 == 0 && fits(other, v_dim) ? other : format;
+      if (!fits(row.v_format, v_dim)) row.v_head_dim = 0;
+      row.page_size = kPages[i % kPages.size()];
+      row.mask = kMasks[i % kMasks.size()];
+      row.q_dtype = kFloats[i % 3];
+      row.out_dtype = kFloats[i / 3 % 3];
+      row.requests = request_sets()[i / 2 % request_sets().size()];
+      row.q_heads = kHeads[i / 3 % kHeads.size()][0];
+      row.kv_heads = kHeads[i / 3 % kHeads.size()][1];
+      row.policy = kPolicies[i / 4 % 3];
+      row.workers = n % 5 == 0 ? 7 : n % 5 == 1 ? 1 : 0;
+      row.softcap = n % 4 == 1 ? 20.0F : 0.0F;
+      row.alibi = n % 5 == 2;
+      row.sinks = n % 3 == 1;
+      row.scale = n % 6 == 3 ? 0.2F : 0.0F;
+      row.lse = n % 8 != 5;
+      row.rotate_k = n % 5 >= 3;
+      row.rotate_v = n % 7 >= 5;
+      row.data = n % 4 == 2 ? Data::kOutlierChannels : n % 4 == 3 ? Data::kSinkToken : Data::kNormal;
+      row.slack = n % 3 == 0 ? 77 : 0;
+      row.cu_q = n % 2 == 0;
+      row.table_mode = n % 4 == 3 ? BlockTableMode::kClamped : BlockTableMode::kTrusted;
+      row.seed = i;
+      row.name = "format-" + format + "-d" + std::to_string(dim);
+      rows.push_back(row);
+    }
+  }
+}
+
+void add_plain_rows(std::vector<AttentionCase>& rows) {
+  int n = 0;
+  for (const DType dtype : kFloats) {
+    for (const int dim : kDims) {
+      ++n;
+      const auto i = static_cast<std::size_t>(n);
+      AttentionCase row;
+      row.paged = false;
+      row.plain_dtype = dtype;
+      row.k_format = dtype == DType::kFloat16 ? "fp16" : "bf16";
+      row.head_dim = dim;
+      row.v_head_dim = n % 3 == 0 ? kDims[i * 5 % kDims.size()] : 0;
+      row.mask = kMasks[i * 2 % kMasks.size()];
+      row.q_dtype = kFloats[i / 2 % 3];
+      row.out_dtype = kFloats[i % 3];
+      row.requests = request_sets()[i % request_sets().size()];
+      row.q_heads = kHeads[i % kHeads.size()][0];
+      row.kv_heads = kHeads[i % kHeads.size()][1];
+      row.policy = kPolicies[i % 3];
+      row.softcap = n % 4 == 2 ? 15.0F : 0.0F;
+      row.alibi = n % 4 == 3;
+      row.sinks = n % 3 == 2;
+      row.seed = 1000 + i;
+      row.name = "plain-" + std::string(dtype_name(dtype)) + "-d" + std::to_string(dim);
+      rows.push_back(row);
+    }
+  }
+}
+
+void add_shape_rows(std::vector<AttentionCase>& rows) {
+  for (const int group : {1, 3, 5, 7, 16, 33, 128}) {
+    for (const char* format : {"bf16", "int8-head", "int4-g32"}) {
+      AttentionCase row;
+      row.name = "group-" + std::to_string(group) + "-" + format;
+      row.requests = {{1, 100}, {3, 50}, {2, 260}};
+      row.kv_heads = group > 16 ? 1 : 2;
+      row.q_heads = group * row.kv_heads;
+      row.k_format = format;
+      row.mask.causal = true;
+      row.out_dtype = DType::kFloat32;
+      row.seed = 2000 + static_cast<std::uint64_t>(group);
+      rows.push_back(row);
+    }
+  }
+  for (const int boundary : {16, 64, 128, 256, 512, 1024, 2048, 4096}) {
+    AttentionCase row;
+    row.name = "boundary-" + std::to_string(boundary);
+    row.requests = {{1, boundary - 1}, {1, boundary}, {1, boundary + 1}};
+    row.q_heads = 4;
+    row.kv_heads = 1;
+    row.head_dim = 64;
+    row.k_format = "int8-head";
+    row.out_dtype = DType::kFloat32;
+    row.policy = kPolicies[static_cast<std::size_t>(boundary / 64) % 3];
+    row.workers = 5;
+    row.seed = 3000 + static_cast<std::uint64_t>(boundary);
+    rows.push_back(row);
+  }
+  AttentionCase prefill;
+  prefill.name = "prefill-300-of-700";
+  prefill.requests = {{300, 700}, {256, 256}};
+  prefill.k_format = "int8-g32";
+  prefill.mask.causal = true;
+  prefill.out_dtype = DType::kFloat32;
+  rows.push_back(prefill);
+
+  AttentionCase tail;
+  tail.name = "long-9001";
+  tail.requests = {{1, 9001}, {2, 3}};
+  tail.k_format = "int4-g32";
+  tail.workers = 17;
+  tail.out_dtype = DType::kFloat32;
+  rows.push_back(tail);
+}
+
+std::vector<AttentionCase> build_benchmark_cases() {
+  std::vector<AttentionCase> rows;
+  const auto add = [&](const std::string& name, int q_heads, int kv_heads, int batch, int q_len, int kv_len) {
+    AttentionCase row;
+    row.name = name;
+    row.requests = uniform_requests(batch, q_len, kv_len);
+    row.q_heads = q_heads;
+    row.kv_heads = kv_heads;
+    row.mask.causal = true;
+    row.lse = false;
+    rows.push_back(row);
+  };
+  for (const int batch : {32, 64, 128, 256, 512}) {
+    add("decode-8x1-t8192-b" + std::to_string(batch), 8, 1, batch, 1, 8192);
+  }
+  for (const int batch : {1, 2, 4, 8, 16, 32, 64}) {
+    add("decode-32x8-t8192-b" + std::to_string(batch), 32, 8, batch, 1, 8192);
+  }
+  for (const int kv_len : {1024, 2048, 4096, 16384, 32768}) {
+    add("decode-32x8-t" + std::to_string(kv_len) + "-b8", 32, 8, 8, 1, kv_len);
+  }
+  add("decode-64x8-t131072-b1", 64, 8, 1, 1, 131072);
+  add("decode-8x1-t131072-b2", 8, 1, 2, 1, 131072);
+  add("verify-16x1-q3-t8192-b32", 16, 1, 32, 3, 8192);
+  for (const int tokens : {1024, 4096, 16384}) {
+    add("prefill-32x8-t" + std::to_string(tokens), 32, 8, 1, tokens, tokens);
+  }
+  add("chunk-32x8-q512-t8192-b4", 32, 8, 4, 512, 8192);
+
+  AttentionCase ragged = rows.front();
+  ragged.name = "ragged-32x8-b64";
+  ragged.q_heads = 32;
+  ragged.kv_heads = 8;
+  Random random(7);
+  ragged.requests.clear();
+  for (const int kv_len : ragged_lengths(random, 64, 16, 16384)) ragged.requests.push_back({1, kv_len});
+  rows.push_back(ragged);
+  return rows;
+}
+
+std::size_t common_prefix(std::string_view a, std::string_view b) {
+  return static_cast<std::size_t>(
+      std::mismatch(a.begin(), a.begin() + std::min(a.size(), b.size()), b.begin()).first - a.begin());
+}
+
+}  // namespace
+
+std::vector<Request> uniform_requests(int batch, int q_len, int kv_len) {
+  return std::vector<Request>(static_cast<std::size_t>(batch), Request{q_len, kv_len});
+}
+
+AttentionCase with_format(const AttentionCase& row, std::string_view k_format, std::string_view v_format) {
+  AttentionCase result = row;
+  result.k_format = k_format;
+  result.v_format = v_format;
+  result.name += "-" + std::string(k_format);
+  if (!v_format.empty() && v_format != k_format) result.name += "-" + std::string(v_format);
+  return result;
+}
+
+std::vector<AttentionCase> attention_cases() {
+  std::vector<AttentionCase> rows;
+  add_format_rows(rows);
+  add_plain_rows(rows);
+  add_shape_rows(rows);
+  return rows;
+}
+
+std::vector<AttentionCase> benchmark_cases() { return build_benchmark_cases(); }
+
+AttentionCase find_case(std::string_view name) {
+  std::string closest;
+  std::size_t best = 0;
+  for (const auto& list : {benchmark_cases(), attention_cases()}) {
+    for (const AttentionCase& row : list) {
+      if (row.name == name) return row;
+      const std::size_t common = common_prefix(row.name, name);
+      if (common < best || (common == best && !closest.empty())) continue;
+      best = common;
+      closest = row.name;
+    }
+  }
+  throw std::out_of_range("no case is called \"" + std::string(name) + "\": the closest is \"" + closest +
+                          "\"");
+}
+
+AttentionCase random_case(std::uint64_t seed) {
+  Random random(seed * 2 + 1);
+  AttentionCase row;
+  row.name = "random-" + std::to_string(seed);
+  row.seed = seed;
+  row.paged = random.chance(0.85);
+  row.plain_dtype = random.pick(kFloats);
+  row.head_dim = random.pick(kDims);
+  row.v_head_dim = random.chance(0.25) ? random.pick(kDims) : 0;
+  const int v_dim = row.v_head_dim == 0 ? row.head_dim : row.v_head_dim;
+  do {
+    row.k_format = random.pick(format_texts());
+  } while (!fits(row.k_format, row.head_dim));
+  row.v_format = row.k_format;
+  while (random.chance(0.3) || !fits(row.v_format, v_dim)) row.v_format = random.pick(format_texts());
+  if (!row.paged) row.k_format = row.v_format = row.plain_dtype == DType::kFloat16 ? "fp16" : "bf16";
+  row.rotate_k = row.paged && random.chance(0.3);
+  row.rotate_v = row.paged && random.chance(0.3);
+  row.page_size = random.pick(kPages);
+  row.q_dtype = random.pick(kFloats);
+  row.out_dtype = random.pick(kFloats);
+  row.kv_heads = static_cast<int>(random.integer(1, 4));
+  row.q_heads =
+      row.kv_heads * static_cast<int>(random.chance(0.2) ? random.integer(1, 40) : random.integer(1, 8));
+  row.mask.causal = random.chance(0.5);
+  if (random.chance(0.3)) row.mask.window_left = static_cast<int>(random.integer(0, 150));
+  if (random.chance(0.2)) row.mask.window_right = static_cast<int>(random.integer(0, 100));
+  row.scale = random.chance(0.2) ? static_cast<float>(0.02 + 0.3 * random.uniform()) : 0.0F;
+  row.softcap = random.chance(0.2) ? static_cast<float>(5 + 45 * random.uniform()) : 0.0F;
+  row.alibi = random.chance(0.2);
+  row.sinks = random.chance(0.25);
+  row.lse = random.chance(0.8);
+  row.policy = random.pick(kPolicies);
+  row.workers = random.chance(0.5) ? static_cast<int>(random.integer(1, 40)) : 0;
+  row.table_mode = random.chance(0.3) ? BlockTableMode::kClamped : BlockTableMode::kTrusted;
+  row.data = random.pick(std::array{Data::kNormal, Data::kNormal, Data::kOutlierChannels, Data::kSinkToken});
+  row.slack = random.chance(0.3) ? static_cast<int>(random.integer(1, 500)) : 0;
+  row.cu_q = random.chance(0.5);
+  const int batch = static_cast<int>(random.integer(1, 7));
+  const int longest = random.chance(0.1) ? 1500 : 300;
+  for (const int kv_len : ragged_lengths(random, batch, 0, longest)) {
+    const double kind = random.uniform();
+    const int q_len = kind < 0.5 ? 1 : kind < 0.6 ? 0 : static_cast<int>(random.integer(1, 48));
+    row.requests.push_back({q_len, kv_len});
+  }
+  return row;
+}
+
+}  // namespace halftone::testing

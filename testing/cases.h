@@ -1,0 +1,123 @@
+// The shared case table: one description of a problem serves the tests, the benchmarks and the command.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "halftone/attention.h"
+#include "testing/cache.h"
+#include "testing/oracle.h"
+#include "testing/random.h"
+#include "testing/tensor.h"
+
+namespace halftone::testing {
+
+struct Request {
+  int q_len = 1;
+  int kv_len = 0;
+};
+
+/// One row of the table.
+struct AttentionCase {
+  std::string name;
+  std::vector<Request> requests;
+  int q_heads = 8;
+  int kv_heads = 2;
+  int head_dim = 128;
+  int v_head_dim = 0;             ///< 0: head_dim
+  std::string k_format = "bf16";  ///< for parse_format
+  std::string v_format = "";      ///< empty: k_format
+  bool rotate_k = false;
+  bool rotate_v = false;
+  int page_size = 64;
+  bool paged = true;
+  DType plain_dtype = DType::kBFloat16;
+  DType q_dtype = DType::kBFloat16;
+  DType out_dtype = DType::kBFloat16;
+  Mask mask;
+  float scale = 0;
+  float softcap = 0;
+  bool alibi = false;
+  bool sinks = false;
+  bool lse = true;
+  SplitPolicy policy = SplitPolicy::kReproducible;
+  int workers = 0;
+  BlockTableMode table_mode = BlockTableMode::kTrusted;
+  Data data = Data::kNormal;  ///< of K; V and Q are normal except where K is constant or zero
+  int slack = 0;              ///< added to max_q_len and max_kv_len
+  bool cu_q = false;          ///< give cu_q even where all q_len are equal
+  std::uint64_t seed = 1;
+};
+
+/// `batch` equal requests.
+std::vector<Request> uniform_requests(int batch, int q_len, int kv_len);
+
+/// The same row with other formats and a name that says so.
+AttentionCase with_format(const AttentionCase& row, std::string_view k_format,
+                          std::string_view v_format = {});
+
+/// Correctness: a covering selection of formats, head dims, page sizes, masks, options, dtypes, group ratios
+/// and lengths around tile, page and split boundaries. Small: the whole list takes seconds.
+std::vector<AttentionCase> attention_cases();
+
+/// Speed: decode shapes (T = 8192, D = 128; 8/1 heads at batch 32 to 512, 32/8 heads at batch 1 to 64), long
+/// contexts and prefill. The format is bf16: use with_format.
+std::vector<AttentionCase> benchmark_cases();
+
+/// A row of either list; throws std::out_of_range naming the closest rows.
+AttentionCase find_case(std::string_view name);
+
+/// A random row for differential fuzzing: any combination that the library accepts, small lengths.
+AttentionCase random_case(std::uint64_t seed);
+
+/// How make_problem fills a cache.
+enum class Fill : std::uint8_t {
+  kAppend,  ///< every token is generated and appended
+  kTiled,   ///< a few pages are appended, the others are copies of their bytes: fast for benchmarks
+};
+
+/// Everything that a run needs, owned.
+struct Problem {
+  AttentionCase row;
+  AttentionProblem problem;
+  Tensor q;                      ///< [total_q, q_heads, head_dim]
+  Tensor k, v;                   ///< what was appended (f32), or the plain tensors; absent with Fill::kTiled
+  std::unique_ptr<Cache> cache;  ///< null for plain K and V
+  Tensor cu_q, cu_kv, alibi_slopes, sinks;
+
+  std::int64_t total_q() const { return q.shape()[0]; }
+  SequenceLengths lengths() const;
+  bool guards_intact() const;
+};
+Problem make_problem(const AttentionCase& row, Fill fill = Fill::kAppend);
+
+/// Prefilled with bytes 0xFF (NaN) to prove that every element is written; status starts at zero.
+struct Outputs {
+  Tensor out;     ///< [total_q, q_heads, v_dim]
+  Tensor lse;     ///< [total_q, q_heads] or absent
+  Tensor status;  ///< int32 [1]
+};
+Outputs make_outputs(const Problem& problem);
+AttentionArgs arguments(const Problem& problem, const Outputs& outputs);
+
+/// plan + schedule + run on a workspace of exactly the stated size, filled with 0xFF; `change` edits the
+/// problem before planning. Throws std::logic_error if a guard region of an input, an output or the workspace
+/// was written.
+Outputs run_problem(const Problem& problem, const std::function<void(AttentionProblem&)>& change = {});
+
+/// Truth and yardstick on the dequantised cache (or on the plain tensors).
+struct Reference {
+  std::vector<double> out, lse;
+  std::vector<float> plain_out, plain_lse;
+};
+Reference make_reference(const Problem& problem);
+
+/// The tolerance rule of oracle.h for output and LSE: empty when kept, else a sentence.
+std::string judge(const Problem& problem, const Reference& reference, const Outputs& outputs);
+
+}  // namespace halftone::testing

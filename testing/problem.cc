@@ -1,0 +1,286 @@
+// From a row of the case table to tensors, a run and a verdict.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+
+#include "testing/cases.h"
+
+namespace halftone::testing {
+namespace {
+
+OracleParams oracle_params(const Problem& p, const Request& request) {
+  OracleParams o;
+  o.q_len = request.q_len;
+  o.kv_len = request.kv_len;
+  o.q_heads = p.row.q_heads;
+  o.kv_heads = p.row.kv_heads;
+  o.head_dim = p.row.head_dim;
+  o.v_head_dim = p.row.v_head_dim;
+  o.causal = p.row.mask.causal;
+  o.window_left = p.row.mask.window_left;
+  o.window_right = p.row.mask.window_right;
+  o.scale = p.row.scale;
+  o.softcap = p.row.softcap;
+  if (p.row.alibi) o.alibi_slopes = p.alibi_slopes.as<float>();
+  if (p.row.sinks) o.sinks = p.sinks.as<float>();
+  return o;
+}
+
+AttentionProblem attention_problem(const AttentionCase& row) {
+  AttentionProblem a;
+  a.batch = static_cast<int>(row.requests.size());
+  a.q_heads = row.q_heads;
+  a.kv.k_format = parse_format(row.k_format);
+  a.kv.v_format = parse_format(row.v_format.empty() ? row.k_format : row.v_format);
+  a.kv.kv_heads = row.kv_heads;
+  a.kv.head_dim = row.head_dim;
+  a.kv.v_head_dim = row.v_head_dim;
+  a.kv.page_size = row.page_size;
+  a.kv.rotate_k = row.rotate_k;
+  a.kv.rotate_v = row.rotate_v;
+  a.paged = row.paged;
+  a.plain_dtype = row.plain_dtype;
+  a.max_q_len = a.max_kv_len = 0;
+  bool equal = true;
+  for (const Request& r : row.requests) {
+    a.max_q_len = std::max(a.max_q_len, r.q_len);
+    a.max_kv_len = std::max(a.max_kv_len, r.kv_len);
+    equal = equal && r.q_len == row.requests.front().q_len;
+  }
+  a.max_q_len = std::max(1, a.max_q_len) + (equal && !row.cu_q ? 0 : row.slack);
+  a.max_kv_len = std::max(1, a.max_kv_len) + row.slack;
+  a.q_dtype = row.q_dtype;
+  a.out_dtype = row.out_dtype;
+  a.mask = row.mask;
+  a.scale = row.scale;
+  a.softcap = row.softcap;
+  a.alibi = row.alibi;
+  a.sinks = row.sinks;
+  a.lse = row.lse;
+  a.policy = row.policy;
+  a.workers = row.workers;
+  return a;
+}
+
+Tensor random_tensor(Random& random, Data data, DType dtype, std::int64_t tokens, int heads, int dim) {
+  std::vector<float> values(static_cast<std::size_t>(tokens * heads * dim));
+  fill(random, data, values, heads, dim);
+  return Tensor::of(dtype, {tokens, heads, dim}, values);
+}
+
+/// What V and Q look like when K is `data`.
+Data companion(Data data) { return data == Data::kConstant || data == Data::kZero ? data : Data::kNormal; }
+
+/// Appends in two steps, so that the second one starts inside pages and tiles.
+void fill_by_append(Problem& p, Random& random) {
+  const int kv_heads = p.row.kv_heads;
+  std::vector<int> counts[2];
+  for (const Request& r : p.row.requests) {
+    counts[0].push_back(r.kv_len > 0 ? static_cast<int>(random.integer(0, r.kv_len)) : 0);
+    counts[1].push_back(r.kv_len - counts[0].back());
+  }
+  if (!p.k.present() || p.k.numel() == 0) return;
+  p.cache->calibrate(p.k, p.v);
+  const std::int64_t k_row = std::int64_t{kv_heads} * p.row.head_dim;
+  const std::int64_t v_row = std::int64_t{kv_heads} * p.cache->spec.v_dim();
+  for (int step = 0; step < 2; ++step) {
+    std::vector<float> k, v;
+    std::int64_t token = 0;
+    for (std::size_t i = 0; i < p.row.requests.size(); ++i) {
+      const std::int64_t first = token + (step == 0 ? 0 : counts[0][i]);
+      for (std::int64_t e = first * k_row; e < (first + counts[step][i]) * k_row; ++e)
+        k.push_back(p.k.get(e));
+      for (std::int64_t e = first * v_row; e < (first + counts[step][i]) * v_row; ++e)
+        v.push_back(p.v.get(e));
+      token += p.row.requests[i].kv_len;
+    }
+    const std::int64_t tokens = static_cast<std::int64_t>(k.size()) / k_row;
+    if (tokens == 0) continue;
+    p.cache->append(counts[step], Tensor::of(DType::kFloat32, {tokens, kv_heads, p.row.head_dim}, k),
+                    Tensor::of(DType::kFloat32, {tokens, kv_heads, p.cache->spec.v_dim()}, v));
+  }
+}
+
+/// Appends to a small cache and copies its pages.
+void fill_by_tiling(Problem& p, Random& random) {
+  constexpr int kSourcePages = 8;
+  const KvCacheSpec& spec = p.cache->spec;
+  const int tokens = kSourcePages * spec.page_size;
+  const Tensor k = random_tensor(random, p.row.data, DType::kFloat32, tokens, spec.kv_heads, spec.head_dim);
+  const Tensor v =
+      random_tensor(random, companion(p.row.data), DType::kFloat32, tokens, spec.kv_heads, spec.v_dim());
+  p.cache->calibrate(k, v);
+  Cache source(spec, std::vector<int>{tokens}, random, {.spare_pages = 0});
+  source.k_scale = p.cache->k_scale.clone();
+  source.k_min = p.cache->k_min.clone();
+  source.v_scale = p.cache->v_scale.clone();
+  source.v_min = p.cache->v_min.clone();
+  source.append(std::vector<int>{tokens}, k, v);
+  const std::size_t page_bytes = source.pages.bytes().size() / kSourcePages;
+  const auto target = p.cache->pages.bytes();
+  for (std::size_t page = 0; page * page_bytes < target.size(); ++page) {
+    std::memcpy(target.data() + page * page_bytes,
+                source.pages.bytes().data() + page % kSourcePages * page_bytes, page_bytes);
+  }
+  for (std::size_t i = 0; i < p.row.requests.size(); ++i) {
+    p.cache->lengths.as<std::int32_t>()[i] = p.row.requests[i].kv_len;
+  }
+}
+
+void require(bool condition, const char* what) {
+  if (!condition) throw std::logic_error(std::string("guard region written: ") + what);
+}
+
+}  // namespace
+
+SequenceLengths Problem::lengths() const {
+  SequenceLengths l;
+  l.cu_q = cu_q.view();
+  if (row.paged) {
+    l.kv_lengths = cache->lengths.view();
+  } else {
+    l.cu_kv = cu_kv.view();
+  }
+  return l;
+}
+
+bool Problem::guards_intact() const {
+  const Tensor* const all[] = {&q, &k, &v, &cu_q, &cu_kv, &alibi_slopes, &sinks};
+  return (!cache || cache->guards_intact()) &&
+         std::all_of(std::begin(all), std::end(all), [](const Tensor* t) { return t->guards_intact(); });
+}
+
+Problem make_problem(const AttentionCase& row, Fill fill) {
+  Problem p;
+  p.row = row;
+  p.problem = attention_problem(row);
+  Random random(row.seed);
+  std::vector<std::int32_t> cu_q = {0}, cu_kv = {0};
+  std::vector<int> capacities;
+  bool equal = true;
+  for (const Request& r : row.requests) {
+    cu_q.push_back(cu_q.back() + r.q_len);
+    cu_kv.push_back(cu_kv.back() + (fill == Fill::kAppend ? r.kv_len : 0));
+    capacities.push_back(r.kv_len);
+    equal = equal && r.q_len == p.problem.max_q_len;
+  }
+  const auto boundaries = static_cast<std::int64_t>(cu_q.size());
+  if (!equal || row.cu_q) p.cu_q = Tensor::of({boundaries}, cu_q);
+  p.q = random_tensor(random, companion(row.data), row.q_dtype, cu_q.back(), row.q_heads, row.head_dim);
+  const DType kv_dtype = row.paged ? DType::kFloat32 : row.plain_dtype;
+  if (fill == Fill::kAppend) {
+    p.k = random_tensor(random, row.data, kv_dtype, cu_kv.back(), row.kv_heads, row.head_dim);
+    p.v = random_tensor(random, companion(row.data), kv_dtype, cu_kv.back(), row.kv_heads,
+                        p.problem.kv.v_dim());
+  }
+  if (row.paged) {
+    p.cache =
+        std::make_unique<Cache>(p.problem.kv, capacities, random, CacheOptions{.table_mode = row.table_mode});
+    if (fill == Fill::kAppend) {
+      fill_by_append(p, random);
+    } else {
+      fill_by_tiling(p, random);
+    }
+  } else {
+    if (fill == Fill::kTiled) throw std::invalid_argument("Fill::kTiled needs a paged case");
+    p.cu_kv = Tensor::of({boundaries}, cu_kv);
+  }
+  if (row.alibi) {
+    p.alibi_slopes = Tensor(DType::kFloat32, {row.q_heads});
+    for (int h = 0; h < row.q_heads; ++h)
+      p.alibi_slopes.set(h, std::exp2(-8.0F * static_cast<float>(h + 1) / static_cast<float>(row.q_heads)));
+  }
+  if (row.sinks) {
+    p.sinks = Tensor(DType::kFloat32, {row.q_heads});
+    for (int h = 0; h < row.q_heads; ++h) p.sinks.set(h, 2 * random.normal());
+  }
+  return p;
+}
+
+Outputs make_outputs(const Problem& p) {
+  Outputs o;
+  o.out = Tensor(p.row.out_dtype, {p.total_q(), p.row.q_heads, p.problem.kv.v_dim()});
+  if (p.row.lse) o.lse = Tensor(DType::kFloat32, {p.total_q(), p.row.q_heads});
+  o.status = Tensor(DType::kInt32, {1});
+  o.status.fill_bytes(0);
+  return o;
+}
+
+AttentionArgs arguments(const Problem& p, const Outputs& o) {
+  AttentionArgs a;
+  a.q = p.q.view();
+  a.lengths = p.lengths();
+  if (p.row.paged) {
+    a.cache = p.cache->view();
+  } else {
+    a.k = p.k.view();
+    a.v = p.v.view();
+  }
+  a.alibi_slopes = p.alibi_slopes.view();
+  a.sinks = p.sinks.view();
+  a.out = o.out.view();
+  a.lse = o.lse.view();
+  a.status = o.status.view();
+  return a;
+}
+
+Outputs run_problem(const Problem& p, const std::function<void(AttentionProblem&)>& change) {
+  AttentionProblem problem = p.problem;
+  if (change) change(problem);
+  const Plan plan = halftone::plan(problem);
+  const Tensor workspace(DType::kUInt8, {static_cast<std::int64_t>(plan.workspace_bytes())});
+  Outputs outputs = make_outputs(p);
+  const AttentionArgs args = arguments(p, outputs);
+  schedule(plan, args.lengths, workspace.view());
+  run(plan, args, workspace.view());
+  require(workspace.guards_intact(), "workspace");
+  require(outputs.out.guards_intact(), "out");
+  require(outputs.lse.guards_intact(), "lse");
+  require(outputs.status.guards_intact(), "status");
+  require(p.guards_intact(), "an input");
+  return outputs;
+}
+
+Reference make_reference(const Problem& p) {
+  Reference reference;
+  const std::vector<float> q = p.q.to_floats();
+  std::vector<float> k, v;
+  if (p.row.paged) {
+    const Dequantised d = dequantised(*p.cache);
+    k = d.k.to_floats();
+    v = d.v.to_floats();
+  } else {
+    k = p.k.to_floats();
+    v = p.v.to_floats();
+  }
+  std::int64_t q_token = 0, kv_token = 0;
+  for (const Request& r : p.row.requests) {
+    const OracleParams o = oracle_params(p, r);
+    const float* request_q = q.data() + q_token * o.q_heads * o.head_dim;
+    const float* request_k = k.data() + kv_token * o.kv_heads * o.head_dim;
+    const float* request_v = v.data() + kv_token * o.kv_heads * o.v_dim();
+    const OracleResult truth = attention_oracle(o, request_q, request_k, request_v);
+    const PlainResult plain = attention_plain_fp32(o, request_q, request_k, request_v, p.row.out_dtype);
+    reference.out.insert(reference.out.end(), truth.out.begin(), truth.out.end());
+    reference.lse.insert(reference.lse.end(), truth.lse.begin(), truth.lse.end());
+    reference.plain_out.insert(reference.plain_out.end(), plain.out.begin(), plain.out.end());
+    reference.plain_lse.insert(reference.plain_lse.end(), plain.lse.begin(), plain.lse.end());
+    q_token += r.q_len;
+    kv_token += r.kv_len;
+  }
+  return reference;
+}
+
+std::string judge(const Problem& p, const Reference& reference, const Outputs& outputs) {
+  const std::vector<float> out = outputs.out.to_floats();
+  const std::int64_t rows = p.total_q() * p.row.q_heads;
+  const Verdict verdict = judge_output(rows, p.problem.kv.v_dim(), reference.out.data(),
+                                       reference.plain_out.data(), out.data(), p.row.out_dtype);
+  if (!verdict.ok) return "out: " + verdict.sentence;
+  if (!p.row.lse) return {};
+  const std::vector<float> lse = outputs.lse.to_floats();
+  return judge_lse(rows, reference.lse.data(), reference.plain_lse.data(), lse.data()).sentence;
+}
+
+}  // namespace halftone::testing
