@@ -4,7 +4,7 @@
 # Usage: data/prepare_text.sh [FOLDER]     (default: build/data-text)
 # Needs: apt-get and dpkg (Debian or Ubuntu; no root: packages are downloaded and unpacked,
 # not installed), python3, libreadline8 (for the reader of bible-kjv). Takes a few minutes.
-# Writes FOLDER/<package>.txt and FOLDER/copyright/<package>; see documents_to_text.py for the format.
+# Writes FOLDER/<package>.txt (documents_to_text.py says the format) and FOLDER/copyright/<package>.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -66,6 +66,6 @@ for source in "${sources[@]}"; do
     html) "${convert[@]}" --folder "$work/$package/usr/share/doc" --exclude "$generated|$excluded" ;;
     *) "${convert[@]}" --folder "$work/$package/usr/share" ;;
   esac
-  find "$work/$package/usr/share/doc" -name 'copyright*' -type f -exec cat {} + > "$out/copyright/$package"
+  find "$work/$package/usr/share/doc" -name copyright -type f -exec cat {} + > "$out/copyright/$package"
 done
 du -sh "$out"
