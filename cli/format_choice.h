@@ -26,7 +26,7 @@ FormatChoice parse_choice(std::string_view text, std::string_view option);
 /// Parses a comma-separated list; duplicates are dropped.
 std::vector<FormatChoice> parse_choices(std::string_view text, std::string_view option);
 
-/// Every named format, and the rotated variants of those that rotation helps.
+/// Every named format, the rotated variants of those that rotation helps, and two mixtures of K and V.
 std::vector<FormatChoice> default_choices();
 
 /// "K[+rot]:V[+rot]", or one name when K and V agree.

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <ctime>
 #include <fstream>
+#include <map>
 #include <sstream>
 
 namespace halftone::cli {
@@ -35,6 +36,30 @@ std::int64_t meminfo_bytes(std::string_view key) {
   std::int64_t kib = 0;
   text >> kib;
   return kib * 1024;
+}
+
+/// Sum of the distinct last-level caches (sysfs lists one per core, with the cores that share it).
+std::int64_t last_level_cache_bytes() {
+  std::map<std::string, std::int64_t> caches;  // by shared_cpu_list
+  int deepest = 0;
+  for (int cpu = 0; cpu < ::sysconf(_SC_NPROCESSORS_CONF); ++cpu) {
+    for (int index = 0; index < 8; ++index) {
+      const std::string folder = fmt::format("/sys/devices/system/cpu/cpu{}/cache/index{}/", cpu, index);
+      int level = 0;
+      std::int64_t kib = 0;
+      std::string shared;
+      std::ifstream(folder + "level") >> level;
+      std::ifstream(folder + "size") >> kib;  // "32768K"
+      std::ifstream(folder + "shared_cpu_list") >> shared;
+      if (level < deepest || kib == 0) continue;
+      if (level > deepest) caches.clear();
+      deepest = level;
+      caches[shared] = kib * 1024;
+    }
+  }
+  std::int64_t bytes = 0;
+  for (const auto& [shared, size] : caches) bytes += size;
+  return bytes;
 }
 
 std::vector<std::string> kernel_features(const std::string& all) {
@@ -66,9 +91,7 @@ CpuInfo cpu_info() {
   cpu_set_t set;
   info.allowed = ::sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : info.online;
   info.threads = omp_get_max_threads();
-#ifdef _SC_LEVEL3_CACHE_SIZE
-  info.last_level_cache = std::max(0L, ::sysconf(_SC_LEVEL3_CACHE_SIZE));
-#endif
+  info.last_level_cache = last_level_cache_bytes();
   info.memory_total = meminfo_bytes("MemTotal");
   info.memory_available = meminfo_bytes("MemAvailable");
   for (const std::int64_t target : hwy::SupportedAndGeneratedTargets()) {

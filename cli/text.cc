@@ -78,6 +78,18 @@ std::string short_number(double value) {
   return fmt::format("{:.{}f}", value, decimals);
 }
 
+std::string percent(double ratio) {
+  if (!std::isfinite(ratio)) return short_number(ratio);
+  if (ratio != 0 && std::fabs(ratio) < 1e-5) return fmt::format("{:.0e}", ratio);
+  const double value = 100 * ratio;
+  const double magnitude = std::fabs(value);
+  return fmt::format("{:.{}f}%", value,
+                     magnitude >= 100 || magnitude == 0 ? 0
+                     : magnitude >= 10                  ? 1
+                     : magnitude >= 0.1                 ? 2
+                                                        : 4);
+}
+
 std::string human_time(double us) {
   if (us < 1e3) return fmt::format("{:.1f} us", us);
   if (us < 1e6) return fmt::format("{:.2f} ms", us / 1e3);

@@ -23,6 +23,9 @@ std::string human_bytes(double bytes);
 /// Three significant digits in a form that lines up: "0.0123", "12.3", "1.2e-06"; "inf" and "nan" as words.
 std::string short_number(double value);
 
+/// A ratio as a percentage: "0.69%", "12.3%"; far below rounding as "3e-07".
+std::string percent(double ratio);
+
 /// Microseconds as "12.3 us", "4.56 ms" or "1.23 s".
 std::string human_time(double us);
 

@@ -29,6 +29,11 @@ endif()
 add_library(halftone_compile INTERFACE)
 set(host "$<COMPILE_LANGUAGE:C,CXX>")
 target_compile_options(halftone_compile INTERFACE $<${host}:-Wall> $<${host}:-Wextra>)
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  # False alarms of GCC 12 inside std::string (bug 105651) and fmt's format specs.
+  set(gcc12 -Wno-restrict -Wno-stringop-overflow)
+endif()
+target_compile_options(halftone_compile INTERFACE "$<${host}:${gcc12}>")
 if(HALFTONE_WERROR)
   target_compile_options(halftone_compile INTERFACE $<${host}:-Werror>)
 endif()
@@ -36,6 +41,10 @@ endif()
 # No contraction: codes, scales and partials must have the same bits on every backend and compiler. Where a fused
 # multiply-add is wanted the code says so.
 target_compile_options(halftone_compile INTERFACE $<${host}:-ffp-contract=off>)
+
+# For code that instantiates much and runs briefly (the command's and the tests' own): a third less time to compile.
+add_library(halftone_cold INTERFACE)
+target_compile_options(halftone_cold INTERFACE $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O1>)
 
 if(HALFTONE_SANITIZE)
   set(address -fsanitize=address,undefined -fno-sanitize-recover=all)
@@ -46,5 +55,8 @@ if(HALFTONE_SANITIZE)
     message(FATAL_ERROR "HALFTONE_SANITIZE is '${HALFTONE_SANITIZE}'; it must be address, thread or fuzzer")
   endif()
   add_compile_options(${sanitize_${HALFTONE_SANITIZE}} -fno-omit-frame-pointer)
+  if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+    add_compile_options(-Wno-pass-failed)  # `omp simd` cannot be honoured at the sanitizers' -O1
+  endif()
   add_link_options(${sanitize_${HALFTONE_SANITIZE}})
 endif()

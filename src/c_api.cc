@@ -238,13 +238,19 @@ halftone_status halftone_append_args_init(halftone_append_args* args, size_t str
 
 halftone_status halftone_append(const halftone_paged_kv* cache, const halftone_append_args* args,
                                 void* stream) {
-  return guarded([&] { append(to_cpp(cache, "cache"), to_cpp(args, "args"), stream); });
+  return guarded([&] {
+    const PagedKv view = to_cpp(cache, "cache");
+    append(view, to_cpp(args, "args"), stream);
+  });
 }
 
 halftone_status halftone_dequantize(const halftone_paged_kv* cache, const halftone_tensor* k_out,
                                     const halftone_tensor* v_out, void* stream) {
-  return guarded(
-      [&] { dequantize(to_cpp(cache, "cache"), to_cpp(k_out, "k_out"), to_cpp(v_out, "v_out"), stream); });
+  return guarded([&] {
+    const PagedKv view = to_cpp(cache, "cache");
+    const TensorView k = to_cpp(k_out, "k_out");
+    dequantize(view, k, to_cpp(v_out, "v_out"), stream);
+  });
 }
 
 halftone_status halftone_calibrate(const halftone_tensor* x, const halftone_kv_format* format, int32_t rotate,
@@ -272,16 +278,20 @@ halftone_status halftone_calibrate(const halftone_tensor* x, const halftone_kv_f
 halftone_status halftone_import_fbgemm_int4(const halftone_paged_kv* cache, int32_t part,
                                             const halftone_tensor* rows, const halftone_tensor* slots) {
   return guarded([&] {
-    import_fbgemm_int4(to_cpp(cache, "cache"), to_part(part, "part"), to_cpp(rows, "rows"),
-                       to_cpp(slots, "slots"));
+    const PagedKv view = to_cpp(cache, "cache");
+    const KvPart which = to_part(part, "part");
+    const TensorView rows_view = to_cpp(rows, "rows");
+    import_fbgemm_int4(view, which, rows_view, to_cpp(slots, "slots"));
   });
 }
 
 halftone_status halftone_export_fbgemm_int4(const halftone_paged_kv* cache, int32_t part,
                                             const halftone_tensor* slots, const halftone_tensor* rows) {
   return guarded([&] {
-    export_fbgemm_int4(to_cpp(cache, "cache"), to_part(part, "part"), to_cpp(slots, "slots"),
-                       to_cpp(rows, "rows"));
+    const PagedKv view = to_cpp(cache, "cache");
+    const KvPart which = to_part(part, "part");
+    const TensorView slots_view = to_cpp(slots, "slots");
+    export_fbgemm_int4(view, which, slots_view, to_cpp(rows, "rows"));
   });
 }
 

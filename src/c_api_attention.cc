@@ -48,7 +48,8 @@ class PlanRegistry {
   halftone_plan* add(std::shared_ptr<const PlanEntry> entry) {
     const std::unique_lock lock(mutex_);
     plans_.emplace(next_, std::move(entry));
-    return reinterpret_cast<halftone_plan*>(next_++);
+    // Never dereferenced.
+    return reinterpret_cast<halftone_plan*>(next_++);  // NOLINT(performance-no-int-to-ptr)
   }
 
   std::shared_ptr<const PlanEntry> find(const halftone_plan* handle) const {
@@ -190,7 +191,8 @@ halftone_status halftone_schedule(const halftone_plan* plan, const halftone_sequ
                                   const halftone_tensor* workspace, void* stream) {
   return guarded([&] {
     const std::shared_ptr<const PlanEntry> entry = registry().find(plan);
-    schedule(entry->plan, to_cpp(lengths, "lengths"), to_cpp(workspace, "workspace"), stream);
+    const SequenceLengths step = to_cpp(lengths, "lengths");
+    schedule(entry->plan, step, to_cpp(workspace, "workspace"), stream);
   });
 }
 
@@ -202,21 +204,27 @@ halftone_status halftone_run(const halftone_plan* plan, const halftone_attention
                              const halftone_tensor* workspace, void* stream) {
   return guarded([&] {
     const std::shared_ptr<const PlanEntry> entry = registry().find(plan);
-    run(entry->plan, to_cpp(args, "args"), to_cpp(workspace, "workspace"), stream);
+    const AttentionArgs layer = to_cpp(args, "args");
+    run(entry->plan, layer, to_cpp(workspace, "workspace"), stream);
   });
 }
 
 halftone_status halftone_attend(const halftone_attention_problem* problem,
                                 const halftone_attention_args* args) {
-  return guarded([&] { attend(to_cpp(problem, "problem"), to_cpp(args, "args")); });
+  return guarded([&] {
+    const AttentionProblem shape = to_cpp(problem, "problem");
+    attend(shape, to_cpp(args, "args"));
+  });
 }
 
 halftone_status halftone_merge(size_t count, const halftone_tensor* const* parts,
                                const halftone_tensor* const* part_lse, const halftone_tensor* out,
                                const halftone_tensor* lse, void* stream) {
   return guarded([&] {
-    merge(to_views(count, parts, "parts"), to_views(count, part_lse, "part_lse"), to_cpp(out, "out"),
-          to_cpp(lse, "lse"), stream);
+    const std::vector<TensorView> part_views = to_views(count, parts, "parts");
+    const std::vector<TensorView> lse_views = to_views(count, part_lse, "part_lse");
+    const TensorView out_view = to_cpp(out, "out");
+    merge(part_views, lse_views, out_view, to_cpp(lse, "lse"), stream);
   });
 }
 

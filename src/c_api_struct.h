@@ -48,7 +48,8 @@ struct Name {
   std::string_view leaf;
   const Name* parent = nullptr;
 
-  Name(const char* text) : leaf(text) {}
+  // A literal is a name.
+  Name(const char* text) : leaf(text) {}  // NOLINT(google-explicit-constructor)
   Name operator()(const char* child) const {
     Name name(child);
     name.parent = this;

@@ -17,8 +17,8 @@ T zeroed() {
   return value;
 }
 
-/// The fields up to the first that has a default; 8-byte steps, so that no field is ever cut.
-#define HT_REQUIRED_UP_TO(type, first_optional) (offsetof(type, first_optional) + 7) / 8 * 8
+/// Bytes before the first field with a default, rounded up to 8-byte steps: no field is ever cut.
+constexpr std::size_t required_bytes(std::size_t first_optional) { return (first_optional + 7) / 8 * 8; }
 
 template <>
 struct StructTraits<halftone_tensor> {
@@ -29,7 +29,7 @@ struct StructTraits<halftone_tensor> {
 template <>
 struct StructTraits<halftone_kv_format> {
   static constexpr StructRule rule{"halftone_kv_format", sizeof(halftone_kv_format),
-                                   HT_REQUIRED_UP_TO(halftone_kv_format, asymmetric)};
+                                   required_bytes(offsetof(halftone_kv_format, asymmetric))};
   static halftone_kv_format defaults() {
     auto value = zeroed<halftone_kv_format>();
     value.dtype = HALFTONE_DTYPE_BF16;
@@ -41,7 +41,7 @@ struct StructTraits<halftone_kv_format> {
 template <>
 struct StructTraits<halftone_cache_spec> {
   static constexpr StructRule rule{"halftone_cache_spec", sizeof(halftone_cache_spec),
-                                   HT_REQUIRED_UP_TO(halftone_cache_spec, v_head_dim)};
+                                   required_bytes(offsetof(halftone_cache_spec, v_head_dim))};
   static halftone_cache_spec defaults() {
     auto value = zeroed<halftone_cache_spec>();
     value.page_size = 64;
@@ -52,28 +52,28 @@ struct StructTraits<halftone_cache_spec> {
 template <>
 struct StructTraits<halftone_page_layout> {
   static constexpr StructRule rule{"halftone_page_layout", sizeof(halftone_page_layout),
-                                   HT_REQUIRED_UP_TO(halftone_page_layout, k_data_bytes)};
+                                   required_bytes(offsetof(halftone_page_layout, k_data_bytes))};
   static halftone_page_layout defaults() { return zeroed<halftone_page_layout>(); }
 };
 
 template <>
 struct StructTraits<halftone_paged_kv> {
   static constexpr StructRule rule{"halftone_paged_kv", sizeof(halftone_paged_kv),
-                                   HT_REQUIRED_UP_TO(halftone_paged_kv, block_table)};
+                                   required_bytes(offsetof(halftone_paged_kv, block_table))};
   static halftone_paged_kv defaults() { return zeroed<halftone_paged_kv>(); }
 };
 
 template <>
 struct StructTraits<halftone_append_args> {
   static constexpr StructRule rule{"halftone_append_args", sizeof(halftone_append_args),
-                                   HT_REQUIRED_UP_TO(halftone_append_args, slot_mapping)};
+                                   required_bytes(offsetof(halftone_append_args, slot_mapping))};
   static halftone_append_args defaults() { return zeroed<halftone_append_args>(); }
 };
 
 template <>
 struct StructTraits<halftone_attention_problem> {
   static constexpr StructRule rule{"halftone_attention_problem", sizeof(halftone_attention_problem),
-                                   HT_REQUIRED_UP_TO(halftone_attention_problem, max_q_len)};
+                                   required_bytes(offsetof(halftone_attention_problem, max_q_len))};
   static halftone_attention_problem defaults() {
     auto value = zeroed<halftone_attention_problem>();
     value.max_q_len = 1;
@@ -88,24 +88,22 @@ struct StructTraits<halftone_attention_problem> {
 template <>
 struct StructTraits<halftone_plan_info> {
   static constexpr StructRule rule{"halftone_plan_info", sizeof(halftone_plan_info),
-                                   HT_REQUIRED_UP_TO(halftone_plan_info, workers)};
+                                   required_bytes(offsetof(halftone_plan_info, workers))};
   static halftone_plan_info defaults() { return zeroed<halftone_plan_info>(); }
 };
 
 template <>
 struct StructTraits<halftone_sequence_lengths> {
   static constexpr StructRule rule{"halftone_sequence_lengths", sizeof(halftone_sequence_lengths),
-                                   HT_REQUIRED_UP_TO(halftone_sequence_lengths, cu_q)};
+                                   required_bytes(offsetof(halftone_sequence_lengths, cu_q))};
   static halftone_sequence_lengths defaults() { return zeroed<halftone_sequence_lengths>(); }
 };
 
 template <>
 struct StructTraits<halftone_attention_args> {
   static constexpr StructRule rule{"halftone_attention_args", sizeof(halftone_attention_args),
-                                   HT_REQUIRED_UP_TO(halftone_attention_args, lengths)};
+                                   required_bytes(offsetof(halftone_attention_args, lengths))};
   static halftone_attention_args defaults() { return zeroed<halftone_attention_args>(); }
 };
-
-#undef HT_REQUIRED_UP_TO
 
 }  // namespace halftone::c_api

@@ -54,7 +54,14 @@ PagedKv Cache::view() const {
 void Cache::calibrate(const Tensor& k, const Tensor& v) {
   const auto set = [](const KvFormat& format, bool rotate, const Tensor& x, Tensor& scale, Tensor& min) {
     if (!format.static_scale()) return;
-    const StaticScaleValues values = halftone::calibrate(x.view(), format, rotate);
+    StaticScaleValues values;
+    if (x.numel() > 0) {
+      values = halftone::calibrate(x.view(), format, rotate);
+    } else {
+      values.scale.assign(
+          format.granularity == Granularity::kTensor ? 1 : static_cast<std::size_t>(x.shape()[1]), 1.0F);
+      values.min.assign(values.scale.size(), 0.0F);
+    }
     const auto count = static_cast<std::int64_t>(values.scale.size());
     scale = Tensor::of(DType::kFloat32, {count}, values.scale);
     if (format.asymmetric) min = Tensor::of(DType::kFloat32, {count}, values.min);

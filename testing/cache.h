@@ -28,7 +28,7 @@ class Cache {
 
   PagedKv view() const;
 
-  /// Sets the static scales that the formats ask for, so that k and v are stored without clipping.
+  /// Sets the static scales that the formats ask for, so that k and v are stored without clipping; 1 where there is nothing to store.
   void calibrate(const Tensor& k, const Tensor& v);
 
   /// Appends counts[i] tokens to request i (cu_seqlens form) and advances the lengths. k and v hold the new

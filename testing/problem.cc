@@ -80,8 +80,8 @@ void fill_by_append(Problem& p, Random& random) {
     counts[0].push_back(r.kv_len > 0 ? static_cast<int>(random.integer(0, r.kv_len)) : 0);
     counts[1].push_back(r.kv_len - counts[0].back());
   }
-  if (!p.k.present() || p.k.numel() == 0) return;
   p.cache->calibrate(p.k, p.v);
+  if (p.k.numel() == 0) return;
   const std::int64_t k_row = std::int64_t{kv_heads} * p.row.head_dim;
   const std::int64_t v_row = std::int64_t{kv_heads} * p.cache->spec.v_dim();
   for (int step = 0; step < 2; ++step) {

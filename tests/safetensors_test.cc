@@ -14,19 +14,12 @@
 #include <fstream>
 
 #include "halftone/error.h"
+#include "testing/sanitizer.h"
 
 namespace halftone::cli {
 namespace {
 
 namespace fs = std::filesystem;
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kSanitized = true;
-#elif defined(__has_feature)
-constexpr bool kSanitized = __has_feature(address_sanitizer) || __has_feature(thread_sanitizer);
-#else
-constexpr bool kSanitized = false;
-#endif
 
 std::string le64(std::uint64_t value) {
   std::string bytes(8, '\0');
@@ -45,7 +38,7 @@ std::string tensor(const std::string& name, const std::string& dtype, const std:
          "}";
 }
 
-class SafetensorsTest : public testing::Test {
+class SafetensorsTest : public ::testing::Test {
  protected:
   void SetUp() override {
     std::string pattern = (fs::temp_directory_path() / "halftone-safetensors-XXXXXX").string();
@@ -335,7 +328,7 @@ TEST_F(SafetensorsTest, NotRegularFiles) {
 }
 
 TEST_F(SafetensorsTest, ChecksBeforeItAllocates) {
-  if (kSanitized) GTEST_SKIP() << "sanitizers need the address space that this test takes away";
+  if (testing::kSanitized) GTEST_SKIP() << "sanitizers need the address space that this test takes away";
   // Under 64 MiB more address space than now, every lie about a size must still give its typed error.
   const pid_t child = ::fork();
   if (child == 0) {

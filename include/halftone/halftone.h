@@ -25,8 +25,8 @@
 #ifndef HALFTONE_HALFTONE_H_
 #define HALFTONE_HALFTONE_H_
 
-#include <stddef.h>
-#include <stdint.h>
+#include <stddef.h> /* NOLINT(modernize-deprecated-headers): C */
+#include <stdint.h> /* NOLINT(modernize-deprecated-headers): C */
 
 #ifndef HALFTONE_API
 #define HALFTONE_API __attribute__((visibility("default")))

@@ -25,14 +25,21 @@ namespace {
 constexpr int kMaxDim = kHeadDims.back();
 constexpr std::int64_t kParallelElements = 1 << 14;  // below, a parallel region costs more than it gains
 
-// Checks one token's rows of `x`; false if a value is NaN, infinite or beyond the limit.
-bool token_is_finite(const TensorView& x, std::int64_t token) {
+// Bit patterns of magnitudes order as the magnitudes do, NaN last.
+bool acceptable(const float* x, int count) {
+  const std::uint32_t limit = codec::bits_of(codec::kMaxInput);
+  std::uint32_t beyond = 0;  // bit 31 is set once a magnitude exceeds the limit
+  for (int i = 0; i < count; ++i) beyond |= limit - (codec::bits_of(x[i]) & 0x7fffffffu);
+  return beyond >> 31 == 0;
+}
+
+bool token_is_acceptable(const TensorView& x, std::int64_t token) {
   std::array<float, kMaxDim> row;
   const int dim = static_cast<int>(x.shape[2]);
   bool good = true;
   for (std::int64_t head = 0; head < x.shape[1]; ++head) {
     load_row(x.dtype, row_at(x, token, head), dim, row.data());
-    for (int d = 0; d < dim; ++d) good &= codec::ht_abs(row[d]) <= codec::kMaxInput;
+    good &= acceptable(row.data(), dim);
   }
   return good;
 }
@@ -60,7 +67,7 @@ void check_values(const TensorView& x, const char* name, const std::vector<std::
   std::int64_t first_bad = tokens;
 #pragma omp parallel for schedule(static) reduction(min : first_bad) if (x.numel() >= kParallelElements)
   for (std::int64_t t = 0; t < tokens; ++t) {
-    if (slots[t] != kNoSlot && !token_is_finite(x, t)) first_bad = std::min(first_bad, t);
+    if (slots[t] != kNoSlot && !token_is_acceptable(x, t)) first_bad = std::min(first_bad, t);
   }
   if (first_bad < tokens) refuse_value(x, name, first_bad);
 }
@@ -113,9 +120,20 @@ void load_transformed(const PartJob& job, std::int64_t token, std::int64_t head,
   if (job.part.rotated) hadamard::rotate(x, job.part.dim);
 }
 
+// Extent of `count` values, a multiple of kLanes; the lanes let the compiler vectorise.
 codec::Range range_of(const float* x, int count) {
+  constexpr int kLanes = 8;
+  std::array<float, kLanes> lo, hi;
+  std::copy_n(x, kLanes, lo.begin());
+  std::copy_n(x, kLanes, hi.begin());
+  for (int i = kLanes; i < count; i += kLanes) {
+    for (int j = 0; j < kLanes; ++j) {
+      lo[j] = x[i + j] < lo[j] ? x[i + j] : lo[j];
+      hi[j] = x[i + j] > hi[j] ? x[i + j] : hi[j];
+    }
+  }
   codec::Range range;
-  for (int i = 0; i < count; ++i) range.include(x[i]);
+  for (int j = 0; j < kLanes; ++j) range.include(codec::Range{lo[j], hi[j]});
   return range;
 }
 

@@ -9,36 +9,36 @@
 
 namespace halftone::cpu {
 
-/// Tokens of a chunk: one step of the online softmax. Chunks begin at absolute multiples of it, so that a row's bits
-/// do not depend on where its unit's range begins.
+/// Tokens of a chunk: one step of the online softmax. Chunks begin at absolute multiples of it, so that a
+/// row's bits do not depend on where its unit's range begins.
 inline constexpr int kChunkTokens = 64;
 inline constexpr int kChunkTiles = kChunkTokens / kTileTokens;
-inline constexpr int kMaxRows = 64;    ///< packed rows of a unit
+inline constexpr int kMaxRows = 64;  ///< packed rows of a unit
 inline constexpr int kMaxDim = 256;
-inline constexpr int kMaxGroups = 8;   ///< scales per token and head: 256 / 32
-/// Requests of up to this many packed rows take the direct path, which reads codes where they lie; others decode
-/// each chunk to fp32 first. Counted per request, so that a row's bits do not depend on how rows are blocked.
+inline constexpr int kMaxGroups = 8;  ///< scales per token and head: 256 / 32
+/// Requests of up to this many packed rows take the direct path, which reads codes where they lie; others
+/// decode each chunk to fp32 first. Counted per request, so that a row's bits do not depend on how rows are
+/// blocked.
 inline constexpr int kDirectRows = 16;
 
 /// K or V of a layer.
 struct Side {
   Element element = Element::kF32;
   int dim = 0;
-  int groups = 0;             ///< scales per token and head: 0 none, 1 static or per token (and head), else per group
-  bool stored_params = false; ///< scales lie in the pages
+  int groups = 0;  ///< scales per token and head: 0 none, 1 static or per token (and head), else per group
+  bool stored_params = false;  ///< scales lie in the pages
   bool has_min = false;
-  bool f32_params = false;    ///< dtype of stored scales
-  int group_size = 0;         ///< 0 unless groups > 1 can occur (Granularity::kGroup)
-  float code_bias = 0;        ///< subtracted from a 4-bit code
+  bool f32_params = false;              ///< dtype of stored scales
+  int group_size = 0;                   ///< 0 unless groups > 1 can occur (Granularity::kGroup)
+  float code_bias = 0;                  ///< subtracted from a 4-bit code
   const float* static_scale = nullptr;  // [1] or [kv_heads]
   const float* static_min = nullptr;
   bool static_per_head = false;
-  std::int64_t data_offset = 0;   ///< paged: within a tile
+  std::int64_t data_offset = 0;  ///< paged: within a tile
   std::int64_t param_offset = 0;
-  std::int64_t param_bytes = 0;   ///< per tile
   const std::uint8_t* plain = nullptr;  // plain tensors
-  std::int64_t token_bytes = 0;   ///< row order: distance of two tokens
-  std::int64_t head_bytes = 0;    ///< plain tensors: distance of two heads
+  std::int64_t token_bytes = 0;         ///< row order: distance of two tokens
+  std::int64_t head_bytes = 0;          ///< plain tensors: distance of two heads
 
   /// False when every code and scale is an integer or a caller-checked number, so that no NaN can be read.
   bool may_hold_nan() const { return stored_params || element <= Element::kE4M3; }
@@ -59,6 +59,7 @@ struct Layer {
   std::int64_t page_stride = 0;
   const float* slopes = nullptr;  // [q_heads] or null
   Side k, v;
+  const LayerMaps* maps = nullptr;
 };
 
 /// Rows of one unit and the keys that one item attends to.
@@ -77,7 +78,7 @@ struct Item {
 
 /// What one row sees and where it stands.
 struct RowView {
-  std::int32_t begin;     ///< keys [begin, end)
+  std::int32_t begin;  ///< keys [begin, end)
   std::int32_t end;
   std::int32_t position;  ///< p of Mask
   float slope;
@@ -107,21 +108,21 @@ struct alignas(64) Scratch {
 
   float row[kMaxDim];
   RowView view[kMaxRows];
-  float alpha[kMaxRows];                     ///< factor of a row's accumulators in this chunk
+  float alpha[kMaxRows];  ///< factor of a row's accumulators in this chunk
   float q[kMaxRows * (kMaxDim + 2 * kMaxLanes)];
-  float q_sums[kDirectRows * kMaxDim];       ///< direct: lane sums of Q over the slices of each K segment
   float scores[kMaxRows * kChunkTokens];
-  float acc[kMaxRows * kMaxDim];             ///< direct: 16 rows x 4 partial sums per dim; blocked: [v_dim][rows]
+  float acc[kMaxRows * kMaxDim];  ///< direct: 16 rows x 4 partial sums per dim; blocked: [v_dim][rows]
   float decoded[kChunkTokens * (kMaxDim + 2 * kMaxLanes)];  ///< blocked: one chunk of K, then of V
-  float pattern[kChunkTiles * 16 * kMaxLanes];              ///< p of four rows, spread over the lanes of V's steps
+  float pattern[kChunkTiles * 16 * kMaxLanes];  ///< p of four rows, spread over the lanes of V's steps
   float scale_pattern[kChunkTiles * 8 * kMaxLanes];
   float min_pattern[kChunkTiles * 8 * kMaxLanes];
   float k_scale[kChunkTokens * kMaxGroups + kMaxLanes];  // per tile: [16][groups]
   float k_min[kChunkTokens * kMaxGroups + kMaxLanes];
-  float v_scale[kChunkTokens * kMaxGroups];              // per tile: [groups][16]
+  float v_scale[kChunkTokens * kMaxGroups];  // per tile: [groups][16]
   float v_min[kChunkTokens * kMaxGroups];
   std::uint8_t k_tail[kTileTokens * kMaxDim * 4];  ///< plain tensors: the last, partial tile
   std::uint8_t v_tail[kTileTokens * kMaxDim * 4];
+  bool excluded;  ///< this thread met a bad block-table entry
 };
 
 }  // namespace halftone::cpu

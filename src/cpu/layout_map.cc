@@ -22,8 +22,8 @@ struct Run {
   int length;
 };
 
-/// Runs of `strings` strings (4 of a K token, or the 4 of one g of V) for run index 0; run i of a section follows at
-/// i * length. Sections come from the chunks that page::chunked() makes.
+/// Runs of `strings` strings (4 of a K token, or the 4 of one g of V) for run index 0; run i of a section
+/// follows at i * length. Sections come from the chunks that page::chunked() makes.
 std::vector<Run> sections(int count, int length) {
   std::vector<Run> runs;
   for (int pos = 0; pos < length;) {
@@ -35,88 +35,115 @@ std::vector<Run> sections(int count, int length) {
   return runs;
 }
 
-/// Lane groups relative to the first lane's; padding lanes (dim -1) count as the first lane's group.
-std::array<std::int32_t, kMaxLanes> relative_groups(const std::int16_t* dims, int lanes, int group_size) {
+/// One slice of K before slices are sorted into segments.
+struct Slice {
+  std::int32_t offset;
+  std::int32_t stride;
+  std::vector<std::int16_t> dims;  // [plane][lane], -1: padding
+};
+
+std::vector<Slice> k_slices(Element element, int dim, int lanes) {
+  std::vector<Slice> slices;
+  if (row_order(element)) {
+    for (int d = 0; d < dim; ++d) {
+      if (d % lanes == 0) slices.push_back({d * unit_bytes(element), 0, {}});
+      slices.back().dims.push_back(static_cast<std::int16_t>(d));
+    }
+    return slices;
+  }
+  for (const Run& run : sections(64, dim * bits_of(element) / 32)) {
+    for (int unit = 0; unit < run.length; unit += lanes) {
+      Slice slice{run.offset + unit, run.length, {}};
+      for (int plane = 0; plane < planes_of(element); ++plane) {
+        for (int lane = 0; lane < lanes; ++lane) {
+          const bool inside = unit + lane < run.length;  // a short run ends within the slice
+          const page::Place place{run.offset + unit + lane, plane};
+          const int d = inside ? page::k_element(bits_of(element), place, dim).dim : -1;
+          slice.dims.push_back(static_cast<std::int16_t>(d));
+        }
+      }
+      slices.push_back(std::move(slice));
+    }
+  }
+  return slices;
+}
+
+int first_group(const Slice& slice, int group_size) {
+  return group_size == 0 ? 0 : slice.dims[0] / group_size;
+}
+
+/// Lane groups relative to the first lane's; padding lanes count as the first lane's group.
+std::array<std::int32_t, kMaxLanes> relative_groups(const Slice& slice, int lanes, int group_size) {
   std::array<std::int32_t, kMaxLanes> groups{};
   if (group_size == 0) return groups;
-  for (int i = 0; i < lanes; ++i) groups[i] = dims[i] < 0 ? 0 : dims[i] / group_size - dims[0] / group_size;
+  for (int i = 0; i < lanes; ++i) {
+    groups[i] = slice.dims[i] < 0 ? 0 : slice.dims[i] / group_size - first_group(slice, group_size);
+  }
   return groups;
 }
 
-KMap build_k_map(Element element, int dim, int group_size, int lanes) {
+/// Adds a slice to the last run if it continues it.
+void append_slice(const Slice& slice, std::vector<KRun>& runs) {
+  if (!runs.empty() && runs.back().stride == slice.stride) {
+    KRun& run = runs.back();
+    const std::int32_t step = slice.offset - (run.offset + (run.count - 1) * run.step);
+    if (run.count == 1 || step == run.step) {
+      run.step = step;
+      ++run.count;
+      return;
+    }
+  }
+  runs.push_back({slice.offset, slice.stride, 0, 1});
+}
+
+}  // namespace
+
+KMap make_k_map(const MapKey& key, int lanes) {
+  const auto [element, dim, group_size] = key;
   KMap map;
   map.lanes = lanes;
   map.planes = planes_of(element);
-  std::vector<KSlice> slices;
-  std::vector<std::int16_t> dims;
-  if (row_order(element)) {
-    for (int d = 0; d < dim; ++d) {
-      if (d % lanes == 0) slices.push_back({d * unit_bytes(element), 0});
-      dims.push_back(static_cast<std::int16_t>(d));
-    }
-  } else {
-    for (const Run& run : sections(64, dim * bits_of(element) / 32)) {
-      for (int unit = 0; unit < run.length; unit += lanes) {
-        slices.push_back({run.offset + unit, run.length});
-        for (int plane = 0; plane < map.planes; ++plane) {
-          for (int lane = 0; lane < lanes; ++lane) {
-            const bool inside = unit + lane < run.length;  // a short run ends within the slice
-            const page::Place place{run.offset + unit + lane, plane};
-            dims.push_back(inside ? static_cast<std::int16_t>(page::k_element(bits_of(element), place, dim).dim)
-                                  : std::int16_t{-1});
-          }
-        }
-      }
-    }
-  }
-  // Slices with equal lane groups become neighbours.
-  const int per_slice = map.planes * lanes;
+  const std::vector<Slice> slices = k_slices(element, dim, lanes);
   std::vector<bool> taken(slices.size());
   for (std::size_t i = 0; i < slices.size(); ++i) {
     if (taken[i]) continue;
-    const std::int16_t* head = dims.data() + i * per_slice;
-    const int first = group_size == 0 ? 0 : head[0] / group_size;
-    const auto groups = relative_groups(head, lanes, group_size);
-    KSegment segment{static_cast<int>(map.slices.size()), 0, first, groups};
+    // A segment: this slice and all later ones with the same lane groups.
+    KSegment segment{first_group(slices[i], group_size), relative_groups(slices[i], lanes, group_size), {}};
     for (std::size_t j = i; j < slices.size(); ++j) {
-      const std::int16_t* other = dims.data() + j * per_slice;
-      if (taken[j] || (group_size != 0 && other[0] / group_size != first) ||
-          relative_groups(other, lanes, group_size) != groups) {
+      const Slice& slice = slices[j];
+      if (taken[j] || first_group(slice, group_size) != segment.first_group ||
+          relative_groups(slice, lanes, group_size) != segment.lane_group) {
         continue;
       }
       taken[j] = true;
-      map.slices.push_back(slices[j]);
-      map.dims.insert(map.dims.end(), other, other + per_slice);
+      append_slice(slice, segment.runs);
+      map.dims.insert(map.dims.end(), slice.dims.begin(), slice.dims.end());
     }
-    segment.end = static_cast<int>(map.slices.size());
-    map.segments.push_back(segment);
+    map.segments.push_back(std::move(segment));
   }
   return map;
 }
+
+namespace {
 
 /// The step that slice [byte, byte + lanes) of V data is, relative to `base`.
 VStep make_step(Element element, int dim, int group_size, int lanes, int byte, int base) {
   VStep step{};
   step.offset = byte - base;
-  std::array<int, kMaxLanes> source{};
+  std::array<int, kMaxLanes> source{};  // group * 16 + token
   for (int lane = 0; lane < lanes; ++lane) {
     const page::Element e = page::v_element(page::v_order(dtype_of(element)), {byte + lane, 0}, dim);
     source[lane] = (group_size == 0 ? 0 : e.dim / group_size) * kTileTokens + e.token;
   }
-  step.from_a = source[0] / lanes * lanes;
-  step.from_b = step.from_a;
+  const int first = source[0] / lanes;
+  step.token_a = step.token_b = first * lanes % kTileTokens;
   for (int lane = 0; lane < lanes; ++lane) {
-    const int from = source[lane] / lanes * lanes;
-    if (from != step.from_a) step.from_b = from;
-    step.use_b[lane] = from != step.from_a ? -1 : 0;
+    const bool other = source[lane] / lanes != first;
+    if (other) step.token_b = source[lane] / lanes * lanes % kTileTokens;
+    step.use_b[lane] = other ? -1 : 0;
     step.pick[lane] = source[lane] % lanes;
   }
   return step;
-}
-
-bool same_step(const VStep& a, const VStep& b) {
-  return a.offset == b.offset && a.from_a == b.from_a && a.from_b == b.from_b && a.pick == b.pick &&
-         a.use_b == b.use_b;
 }
 
 /// One accumulator before accumulators are sorted into classes.
@@ -150,24 +177,30 @@ std::vector<Accumulator> packed_accumulators(Element element, int dim, int group
   return all;
 }
 
-VMap build_v_map(Element element, int dim, int group_size, int lanes) {
+}  // namespace
+
+VMap make_v_map(const MapKey& key, int lanes) {
+  const auto [element, dim, group_size] = key;
   VMap map;
   map.lanes = lanes;
   map.planes = planes_of(element);
   if (row_order(element)) {
-    map.classes.push_back({0, dim / lanes, {}});
+    map.classes.push_back({0, dim / lanes, 0, 0, {}});
     for (int d = 0; d < dim; ++d) {
       if (d % lanes == 0) map.base.push_back(d * unit_bytes(element));
       map.dims.push_back(static_cast<std::int16_t>(d));
     }
     return map;
   }
+  const auto group = [&](std::int16_t d) { return group_size == 0 ? 0 : d / group_size; };
   std::vector<Accumulator> all = packed_accumulators(element, dim, group_size, lanes);
   while (!all.empty()) {
-    VClass cls{map.accumulators(), 0, all.front().steps};
+    const Accumulator& head = all.front();
+    VClass cls{map.accumulators(), 0, group(head.dims.front()), group(head.dims[lanes - 1]), head.steps};
     std::vector<Accumulator> rest;
     for (Accumulator& a : all) {
-      if (!std::equal(a.steps.begin(), a.steps.end(), cls.steps.begin(), cls.steps.end(), same_step)) {
+      if (group(a.dims.front()) != cls.group_a || group(a.dims[lanes - 1]) != cls.group_b ||
+          a.steps != cls.steps) {
         rest.push_back(std::move(a));
         continue;
       }
@@ -181,7 +214,9 @@ VMap build_v_map(Element element, int dim, int group_size, int lanes) {
   return map;
 }
 
-std::vector<QuadClass> build_v_quads(Element element, int dim) {
+std::vector<QuadClass> make_v_quads(const MapKey& key) {
+  const Element element = key.element;
+  const int dim = key.dim;
   const auto address = [&](int token, int d) {
     if (row_order(element)) return token * dim + d;
     const page::Place place = page::v_place(page::v_order(dtype_of(element)), token, d, dim);
@@ -202,32 +237,16 @@ std::vector<QuadClass> build_v_quads(Element element, int dim) {
   return classes;
 }
 
-/// Built on first use, never removed: references stay valid.
-template <class Map, class Build>
-const Map& cached(Element element, int dim, int group_size, int lanes, Build build) {
+const LayerMaps& layer_maps(const MapKey& k, const MapKey& v, int lanes) {
   static std::mutex mutex;
-  static auto& maps = *new std::map<std::tuple<Element, int, int, int>, Map>;
+  static auto& all = *new std::map<std::tuple<MapKey, MapKey, int>, LayerMaps>;  // never destroyed
   const std::lock_guard lock(mutex);
-  const auto key = std::make_tuple(element, dim, group_size, lanes);
-  auto at = maps.find(key);
-  if (at == maps.end()) at = maps.emplace(key, build()).first;
+  const auto key = std::make_tuple(k, v, lanes);
+  auto at = all.find(key);
+  if (at == all.end()) {
+    at = all.emplace(key, LayerMaps{make_k_map(k, lanes), make_v_map(v, lanes), make_v_quads(v)}).first;
+  }
   return at->second;
-}
-
-}  // namespace
-
-const KMap& k_map(Element element, int dim, int group_size, int lanes) {
-  return cached<KMap>(element, dim, group_size, lanes,
-                      [&] { return build_k_map(element, dim, group_size, lanes); });
-}
-
-const VMap& v_map(Element element, int dim, int group_size, int lanes) {
-  return cached<VMap>(element, dim, group_size, lanes,
-                      [&] { return build_v_map(element, dim, group_size, lanes); });
-}
-
-const std::vector<QuadClass>& v_quads(Element element, int dim) {
-  return cached<std::vector<QuadClass>>(element, dim, 0, 0, [&] { return build_v_quads(element, dim); });
 }
 
 }  // namespace halftone::cpu

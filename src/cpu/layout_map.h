@@ -1,6 +1,6 @@
 // How a vector unit of N fp32 lanes walks a tile: which bytes one load brings, and which token, dim and scale
-// each lane then holds. Computed from format/page.h, the only description of the layout, once per (element, dim,
-// group size, lanes), and kept.
+// each lane then holds. Computed from format/page.h, the only description of the layout, once per (element,
+// dim, group size, lanes), and kept.
 //
 // A slice is N adjacent units: N bytes of a packed format, N elements otherwise. A 4-bit slice widens to two
 // planes of N codes, the low and the high nibbles; all others to one.
@@ -26,47 +26,52 @@ constexpr int unit_bytes(Element e) {
 }
 constexpr int planes_of(Element e) { return e == Element::kI4 ? 2 : 1; }
 
-/// K: slice s of token t begins at byte offset + t * stride of the tile's K data; formats in row order take the
-/// stride from the tile instead.
-struct KSlice {
+/// K: `count` slices, `step` bytes apart, whose lanes belong to the same scale groups. The first slice of
+/// token t begins at byte offset + t * stride of the tile's K data; formats in row order take the stride from
+/// the tile instead.
+struct KRun {
   std::int32_t offset;
   std::int32_t stride;
+  std::int32_t step;
+  std::int32_t count;
 };
 
-/// Slices whose lanes belong to the same scale groups: lane i to group `first_group + lane_group[i]`.
+/// Runs whose lanes belong to the same scale groups: lane i to group `first_group + lane_group[i]`.
 struct KSegment {
-  int begin;  ///< slices [begin, end)
-  int end;
   int first_group;
   std::array<std::int32_t, kMaxLanes> lane_group;
+  std::vector<KRun> runs;
 };
 
 struct KMap {
   int lanes = 0;
   int planes = 1;
-  std::vector<KSlice> slices;
-  std::vector<KSegment> segments;   ///< one if the whole token shares a scale
-  std::vector<std::int16_t> dims;   ///< [slice][plane][lane], -1: padding
+  std::vector<KSegment> segments;  ///< one if the whole token shares a scale
+  std::vector<std::int16_t>
+      dims;  ///< [slice][plane][lane], slices in the order of segments and runs; -1: padding
 
-  int width() const { return static_cast<int>(slices.size()) * planes * lanes; }
+  int width() const { return static_cast<int>(dims.size()); }
 };
 
-/// V, packed: one slice of an accumulator. `lane_token` are its lanes' tokens. Values that exist per (group, token),
-/// [groups][16] floats, reach the lanes from the N-float vectors at `from_a` and `from_b`: lane i takes element
-/// `pick[i]` of the second where use_b[i] is -1, of the first where it is 0.
+/// V, packed: one slice of an accumulator. What belongs to a token reaches the lanes from two arrays of 16
+/// values, one per group of the class: lane i takes element `pick[i]` of the N values at array_b[token_b]
+/// where use_b[i] is -1, of those at array_a[token_a] where it is 0.
 struct VStep {
   std::int32_t offset;  ///< bytes, from the accumulator's base
-  std::int32_t from_a;
-  std::int32_t from_b;
+  std::int32_t token_a;
+  std::int32_t token_b;
   std::array<std::int32_t, kMaxLanes> pick;
   std::array<std::int32_t, kMaxLanes> use_b;
+  bool operator==(const VStep&) const = default;
 };
 
-/// Accumulators [first, first + count) that are filled by the same steps. One accumulator has N lanes per plane, each
-/// a partial sum of one dim over some of the tokens.
+/// Accumulators [first, first + count) that are filled by the same steps. One accumulator has N lanes per
+/// plane, each a partial sum of one dim over some of the tokens.
 struct VClass {
   int first;
   int count;
+  int group_a;  ///< scale groups of the lanes
+  int group_b;
   std::vector<VStep> steps;  ///< empty in row order, where a step is a token
 };
 
@@ -74,14 +79,16 @@ struct VMap {
   int lanes = 0;
   int planes = 1;
   std::vector<VClass> classes;
-  std::vector<std::int32_t> base;  ///< [accumulator] byte offset in the tile's V data (in row order: in the row)
+  std::vector<std::int32_t>
+      base;  ///< [accumulator] byte offset in the tile's V data (in row order: in the row)
   std::vector<std::int16_t> dims;  ///< [accumulator][plane][lane]
 
   int accumulators() const { return static_cast<int>(base.size()); }
 };
 
-/// Where a decoded V tile of 16 * dim floats, codes in the order of their bytes (4 bits: all low nibbles, then all
-/// high ones), keeps four adjacent dims: value (token, d) of quad q is at base[q] + token[token] + dim[d].
+/// Where a decoded V tile of 16 * dim floats, codes in the order of their bytes (4 bits: all low nibbles,
+/// then all high ones), keeps four adjacent dims: value (token, d) of quad q is at base[q] + token[token] +
+/// dim[d].
 struct QuadClass {
   std::array<std::int32_t, 16> token;
   std::array<std::int32_t, 4> dim;
@@ -89,9 +96,25 @@ struct QuadClass {
   std::vector<std::int32_t> first_dim;
 };
 
-/// group_size 0: one scale for all dims of a token. The references live until the process ends; thread-safe.
-const KMap& k_map(Element element, int dim, int group_size, int lanes);
-const VMap& v_map(Element element, int dim, int group_size, int lanes);
-const std::vector<QuadClass>& v_quads(Element element, int dim);
+/// K or V of a layer as far as its maps depend on it. group_size 0: one scale for all dims of a token.
+struct MapKey {
+  Element element;
+  int dim;
+  int group_size;
+  friend constexpr auto operator<=>(const MapKey&, const MapKey&) = default;
+};
+
+KMap make_k_map(const MapKey& key, int lanes);
+VMap make_v_map(const MapKey& key, int lanes);
+std::vector<QuadClass> make_v_quads(const MapKey& key);
+
+/// What the kernels need for one pair of K and V. Built on first use; the reference lives until the process
+/// ends. Thread-safe; throws std::bad_alloc.
+struct LayerMaps {
+  KMap k;
+  VMap v;
+  std::vector<QuadClass> v_quads;
+};
+const LayerMaps& layer_maps(const MapKey& k, const MapKey& v, int lanes);
 
 }  // namespace halftone::cpu

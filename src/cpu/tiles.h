@@ -16,7 +16,7 @@ struct Tile {
   const std::uint8_t* v_params;
   std::int64_t k_stride;  ///< row order: bytes from token to token
   std::int64_t v_stride;
-  bool excluded;          ///< behind a bad block-table entry: its bytes must not count (they are zeros)
+  bool excluded;  ///< behind a bad block-table entry: its bytes must not count (they are zeros)
 };
 
 /// Up to kChunkTokens tokens; token `begin` is the first of tile 0.
@@ -56,11 +56,11 @@ class TileFinder {
   void paged(int token, Tile& t) const {
     const std::int64_t page = table_[token >> layer_.page_log2];
     t.excluded = page < 0 || page >= layer_.num_pages;
+    if (t.excluded) scratch_.excluded = true;
     const int within = token & ((1 << layer_.page_log2) - 1);
-    const std::uint8_t* tile =
-        t.excluded ? kZeros
-                   : layer_.pages + page * layer_.page_stride +
-                         page::tile_offset(layer_.plan->layout, item_.kv_head, within);
+    const std::uint8_t* tile = t.excluded ? kZeros
+                                          : layer_.pages + page * layer_.page_stride +
+                                                page::tile_offset(layer_.plan->layout, item_.kv_head, within);
     t.k = tile + layer_.k.data_offset;
     t.v = tile + layer_.v.data_offset;
     t.k_params = tile + layer_.k.param_offset;

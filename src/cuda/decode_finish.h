@@ -1,215 +1,168 @@
 // The end of a decode item: merging warps, folding and storing partial states, writing the output.
 #pragma once
 
-#include "cuda/decode_kernel.h"
+#include "cuda/decode_warp.h"
 
 namespace halftone::cuda {
 
-/// A row's state as base-2 maximum and sum.
-struct StateLog2 {
-  float max, sum;
-};
+__device__ inline float weight_log2(float max, float merged) { return max == kMinus ? 0.0f : exp2_approx(max - merged); }
 
-__device__ inline float weight_log2(float max, float merged) { return max == kMinus ? 0.0f : exp2f(max - merged); }
-
-/// Where a packed row of an item stands in the tensors.
-struct RowPlace {
-  std::int64_t token;
-  int head;
-};
-__device__ inline RowPlace row_place(const DecodeParams& p, int request, int kv_head, int packed) {
-  const int group = p.schedule.params.group, query = packed / group;
-  return {std::int64_t{p.schedule.cu_q[request]} + query, kv_head * group + packed - query * group};
+__device__ inline void add_weighted(float4& x, float weight, const float4& y) {
+  x.x += y.x * weight, x.y += y.y * weight, x.z += y.z * weight, x.w += y.w * weight;
 }
 
-/// Writes four neighbouring outputs of a row, given its unnormalised sums, and (from the row's first lane) its LSE.
-__device__ inline void write_row(const DecodeParams& p, const RowPlace& place, int dim, float4 x, StateLog2 state,
-                                 bool writes_lse) {
-  float lse = kMinus, scale = 0.0f;
-  if (state.max != kMinus || state.sum != 0.0f) {  // not empty, or NaN
-    float max = state.max, sum = state.sum;
-    if (p.sinks != nullptr) {
-      const float sink = p.sinks[place.head] * kLog2e;
-      max = fmaxf(state.max, sink);
-      const float weight = exp2f(state.max - max);
-      sum = state.sum * weight + exp2f(sink - max);
-      scale = weight / sum;
-    } else {
-      scale = 1.0f / sum;
-    }
-    lse = (max + log2f(sum)) * kLn2;
+/// A finished row: what its sums are multiplied by, and its LSE.
+struct RowResult {
+  float scale, lse;
+};
+
+__device__ inline RowResult finish_row(const DecodeParams& p, int head, float2 state) {
+  float max = state.x, sum = state.y;
+  if (max == kMinus && sum == 0.0f) return {0.0f, kMinus};
+  float weight = 1.0f;
+  if (p.sinks != nullptr) {
+    const float sink = p.sinks[head] * kLog2e;
+    max = fmaxf(state.x, sink);
+    weight = exp2_approx(state.x - max);
+    sum = state.y * weight + exp2_approx(sink - max);
   }
-  const std::int64_t at = place.token * p.out_token_stride + place.head * p.out_head_stride + dim;
-  uint2 packed;
-  if (p.out_bf16) {
-    packed = {pack_bf16x2(x.x * scale, x.y * scale), pack_bf16x2(x.z * scale, x.w * scale)};
-  } else {
-    packed = {pack_f16x2(x.x * scale, x.y * scale), pack_f16x2(x.z * scale, x.w * scale)};
-  }
-  std::uint16_t* out = static_cast<std::uint16_t*>(p.out) + at;
-  *reinterpret_cast<uint2*>(out) = packed;
-  if (writes_lse && p.lse != nullptr) p.lse[place.token * p.lse_token_stride + place.head * p.lse_head_stride] = lse;
+  return {weight / sum, (max + log2f(sum)) * kLn2};
 }
 
-/// Sends merged rows to the output, undoing V's rotation first. `value(row, dim)` gives four sums, `state(row)` the state.
-/// With rotation the rows pass through s.out[0].
-template <DecodeConfig C, class Value, class State>
-__device__ void write_rows(const DecodeParams& p, int request, int kv_head, int row_begin, int rows,
-                           typename DecodeTraits<C>::Shared& s, Value value, State state) {
+/// Writes the rows [0, rows) of an item whose states are in s.merged. `value(row, dim)` gives four unnormalised sums.
+template <DecodeConfig C, class Value>
+__device__ inline void write_rows(const DecodeParams& p, const RowPlace* places, int rows,
+                                  typename DecodeTraits<C>::Shared& s, Value value) {
   using Traits = DecodeTraits<C>;
-  constexpr int kQuads = Traits::kDim / 4;
-  if (p.rotate_v) {
-    float4 held[(Traits::kRows * kQuads + Traits::kThreads - 1) / Traits::kThreads];
-    int count = 0;
+  constexpr int kQuads = Traits::kDim / 4, kRounds = (Traits::kRows * kQuads + Traits::kThreads - 1) / Traits::kThreads;
+  float4 x[kRounds];
 #pragma unroll
-    for (int i = threadIdx.x; i < Traits::kRows * kQuads; i += Traits::kThreads) {
-      held[count++] = i / kQuads < rows ? value(i / kQuads, i % kQuads * 4) : float4{};
-    }
-    __syncthreads();
-    count = 0;
-#pragma unroll
-    for (int i = threadIdx.x; i < Traits::kRows * kQuads; i += Traits::kThreads) {
-      *reinterpret_cast<float4*>(&s.out[0][i / kQuads][i % kQuads * 4]) = held[count++];
-    }
-    __syncthreads();
-    if (threadIdx.x < rows) hadamard::rotate(s.out[0][threadIdx.x], Traits::kDim);
-    __syncthreads();
+  for (int i = 0; i < kRounds; ++i) {
+    const int at = threadIdx.x + i * Traits::kThreads;
+    if (at / kQuads < rows) x[i] = value(at / kQuads, at % kQuads * 4);
   }
-  for (int i = threadIdx.x; i < rows * kQuads; i += Traits::kThreads) {
-    const int row = i / kQuads, dim = i % kQuads * 4;
-    const float4 x = p.rotate_v ? *reinterpret_cast<const float4*>(&s.out[0][row][dim]) : value(row, dim);
-    write_row(p, row_place(p, request, kv_head, row_begin + row), dim, x, state(row), dim == 0);
+  if (p.rotate_v) {  // through the first warp's buffer
+    named_barrier<Traits::kThreads>();
+#pragma unroll
+    for (int i = 0; i < kRounds; ++i) {
+      const int at = threadIdx.x + i * Traits::kThreads;
+      if (at / kQuads < rows) *reinterpret_cast<float4*>(&s.out[0][at / kQuads][at % kQuads * 4]) = x[i];
+    }
+    named_barrier<Traits::kThreads>();
+    if (threadIdx.x < rows) rotate_shared(s.out[0][threadIdx.x], Traits::kDim);
+    named_barrier<Traits::kThreads>();
+  }
+#pragma unroll
+  for (int i = 0; i < kRounds; ++i) {
+    const int at = threadIdx.x + i * Traits::kThreads, row = at / kQuads, dim = at % kQuads * 4;
+    if (row >= rows) continue;
+    if (p.rotate_v) x[i] = *reinterpret_cast<const float4*>(&s.out[0][row][dim]);
+    const RowPlace& place = places[row];
+    const RowResult result = finish_row(p, place.head, s.merged[row]);
+    const float a = x[i].x * result.scale, b = x[i].y * result.scale, c = x[i].z * result.scale, d = x[i].w * result.scale;
+    const uint2 packed = p.out_bf16 ? uint2{pack_bf16x2(a, b), pack_bf16x2(c, d)} : uint2{pack_f16x2(a, b), pack_f16x2(c, d)};
+    std::uint16_t* out = static_cast<std::uint16_t*>(p.out) + place.token * p.out_token_stride + place.head * p.out_head_stride;
+    *reinterpret_cast<uint2*>(out + dim) = packed;
+    if (dim == 0 && p.lse != nullptr) p.lse[place.token * p.lse_token_stride + place.head * p.lse_head_stride] = result.lse;
   }
 }
 
-/// Merges the slots of a cut unit in KV order and writes the rows.
+/// Merges the slots of a cut unit in KV order and writes its rows, which are those of the current item.
 template <DecodeConfig C>
-__device__ void merge_slots(const DecodeParams& p, const planning::MergeItem& unit,
-                            typename DecodeTraits<C>::Shared& s) {
+__device__ inline void merge_slots(const DecodeParams& p, const DeviceItem& item, typename DecodeTraits<C>::Shared& s) {
   using Traits = DecodeTraits<C>;
-  const int rows = unit.row_end - unit.row_begin, row_block = p.schedule.params.row_block;
-  const auto slot_state = [&](int part, int row) {
-    const float2 v = __ldcg(reinterpret_cast<const float2*>(p.partial_state) +
-                            std::int64_t{unit.slot + part} * row_block + row);
-    return StateLog2{v.x, v.y};
-  };
-  const auto state = [&](int row) {
-    StateLog2 total{kMinus, 0.0f};
-    for (int part = 0; part < unit.parts; ++part) total.max = fmaxf(total.max, slot_state(part, row).max);
-    for (int part = 0; part < unit.parts; ++part) {
-      const StateLog2 one = slot_state(part, row);
-      total.sum += one.sum * weight_log2(one.max, total.max);
+  const int rows = item.work.row_end - item.work.row_begin, row_block = p.schedule.params.row_block;
+  const int lane = threadIdx.x % 32;
+  const std::int64_t first = std::int64_t{item.first_slot} * row_block;
+  const float2* states = reinterpret_cast<const float2*>(p.partial_state) + first;
+#pragma unroll 1
+  for (int row = threadIdx.x / 32; row < rows; row += Traits::kWarps) {
+    float max = kMinus, sum = 0.0f;
+    for (int part = lane; part < item.parts; part += 32) max = fmaxf(max, __ldcg(states + part * row_block + row).x);
+#pragma unroll 1
+    for (int i = 16; i > 0; i /= 2) max = fmaxf(max, __shfl_xor_sync(~0u, max, i));
+    for (int part = lane; part < item.parts; part += 32) {
+      const float2 one = __ldcg(states + part * row_block + row);
+      sum += one.y * weight_log2(one.x, max);
     }
-    return total;
-  };
-  const auto value = [&](int row, int dim) {
-    const float max = state(row).max;
+#pragma unroll 1
+    for (int i = 16; i > 0; i /= 2) sum += __shfl_xor_sync(~0u, sum, i);
+    if (lane == 0) s.merged[row] = {max, sum};
+  }
+  named_barrier<Traits::kThreads>();
+  write_rows<C>(p, s.places, rows, s, [&](int row, int dim) {
+    const float max = s.merged[row].x;
+    const float4* values = reinterpret_cast<const float4*>(p.partial_out + (first + row) * Traits::kDim + dim);
     float4 x{};
-    for (int part = 0; part < unit.parts; ++part) {
-      const float weight = weight_log2(slot_state(part, row).max, max);
-      const float4 y = __ldcg(reinterpret_cast<const float4*>(
-          p.partial_out + (std::int64_t{unit.slot + part} * row_block + row) * Traits::kDim + dim));
-      x.x += y.x * weight, x.y += y.y * weight, x.z += y.z * weight, x.w += y.w * weight;
+#pragma unroll 4
+    for (int part = 0; part < item.parts; ++part) {
+      const float4 y = __ldcg(values + std::int64_t{part} * row_block * (Traits::kDim / 4));
+      add_weighted(x, weight_log2(__ldcg(states + part * row_block + row).x, max), y);
     }
     return x;
-  };
-  write_rows<C>(p, unit.request, unit.kv_head, unit.row_begin, rows, s, value, state);
+  });
 }
 
-/// The worker that began the unit of `item`, an item of `worker`.
-__device__ inline int unit_owner(const planning::Schedule& schedule, const planning::WorkItem& item, int worker) {
-  const planning::WorkerStart& start = schedule.starts[worker];
-  const bool continued = start.offset > 0 && item.request == start.request && item.kv_head == start.kv_head &&
-                         item.row_begin == start.block * schedule.params.row_block;
-  if (!continued) return worker;
-  const std::int64_t first = planning::share_begin(*schedule.header, worker) - start.offset;
-  int owner = worker;
-  while (planning::share_begin(*schedule.header, owner) > first) --owner;
-  return owner;
-}
-
-/// Merges the warps' states and writes the item's rows, or its partial slot; the last part to arrive merges its unit.
+/// Merges the warps' states and writes the item's rows, or its partial slot; the last part of a cut unit to arrive merges
+/// the unit.
 template <DecodeConfig C>
-__device__ void finish_item(const DecodeParams& p, const planning::WorkItem& item,
-                            typename DecodeTraits<C>::Shared& s) {
+__device__ inline void finish_item(const DecodeParams& p, const DeviceItem& item, typename DecodeTraits<C>::Shared& s) {
   using Traits = DecodeTraits<C>;
   constexpr int kQuads = Traits::kDim / 4;
-  const int rows = item.row_end - item.row_begin;
-  const std::int64_t slot_row = std::int64_t{item.partial} * p.schedule.params.row_block;
+  const planning::WorkItem& work = item.work;
+  const int rows = work.row_end - work.row_begin;
+  const std::int64_t slot_row = std::int64_t{work.partial} * p.schedule.params.row_block;
   float2* slot_states = reinterpret_cast<float2*>(p.partial_state) + slot_row;
-  const auto state = [&](int row) {
-    StateLog2 total{kMinus, 0.0f};
-#pragma unroll
-    for (int w = 0; w < Traits::kWarps; ++w) total.max = fmaxf(total.max, s.state[w][row][0]);
-    if (item.fold) total.max = fmaxf(total.max, slot_states[row].x);
-    if (item.fold) total.sum = slot_states[row].y * weight_log2(slot_states[row].x, total.max);
-#pragma unroll
+  named_barrier<Traits::kThreads>();
+  if (threadIdx.x < rows) {
+    const int row = threadIdx.x;
+    const float2 slot = work.fold ? slot_states[row] : float2{kMinus, 0.0f};
+    float max = slot.x;
+#pragma unroll 1
+    for (int w = 0; w < Traits::kWarps; ++w) max = fmaxf(max, s.state[w][row][0]);
+    s.weights[Traits::kWarps][row] = weight_log2(slot.x, max);
+    float sum = slot.y * s.weights[Traits::kWarps][row];
+#pragma unroll 1
     for (int w = 0; w < Traits::kWarps; ++w) {
-      total.sum += s.state[w][row][1] * weight_log2(s.state[w][row][0], total.max);
+      s.weights[w][row] = weight_log2(s.state[w][row][0], max);
+      sum += s.state[w][row][1] * s.weights[w][row];
     }
-    return total;
-  };
+    s.merged[row] = {max, sum};
+    if (!work.finish) slot_states[row] = {max, sum};
+  }
+  named_barrier<Traits::kThreads>();
   const auto value = [&](int row, int dim) {
-    const float max = state(row).max;
     float4 x{};
-    if (item.fold) {
-      const float4 y = *reinterpret_cast<const float4*>(p.partial_out + (slot_row + row) * Traits::kDim + dim);
-      const float weight = weight_log2(slot_states[row].x, max);
-      x = {y.x * weight, y.y * weight, y.z * weight, y.w * weight};
+    if (work.fold) {
+      add_weighted(x, s.weights[Traits::kWarps][row],
+                   *reinterpret_cast<const float4*>(p.partial_out + (slot_row + row) * Traits::kDim + dim));
     }
-#pragma unroll
+#pragma unroll 2
     for (int w = 0; w < Traits::kWarps; ++w) {
-      const float weight = weight_log2(s.state[w][row][0], max);
-      const float4 y = *reinterpret_cast<const float4*>(&s.out[w][row][dim]);
-      x.x += y.x * weight, x.y += y.y * weight, x.z += y.z * weight, x.w += y.w * weight;
+      add_weighted(x, s.weights[w][row], *reinterpret_cast<const float4*>(&s.out[w][row][dim]));
     }
     return x;
   };
-  __syncthreads();
-  if (item.finish) {
-    write_rows<C>(p, item.request, item.kv_head, item.row_begin, rows, s, value, state);
+  if (work.finish) {
+    write_rows<C>(p, s.places, rows, s, value);
     return;
   }
-  constexpr int kHeld = (Traits::kRows * kQuads + Traits::kThreads - 1) / Traits::kThreads;
-  float4 held[kHeld];
-  StateLog2 states[kHeld];
-#pragma unroll
-  for (int i = 0; i < kHeld; ++i) {
-    const int at = threadIdx.x + i * Traits::kThreads, row = at / kQuads;
-    if (row >= rows) continue;
-    held[i] = value(row, at % kQuads * 4);
-    states[i] = state(row);
+#pragma unroll 1
+  for (int at = threadIdx.x; at < rows * kQuads; at += Traits::kThreads) {
+    const int row = at / kQuads, dim = at % kQuads * 4;
+    *reinterpret_cast<float4*>(p.partial_out + (slot_row + row) * Traits::kDim + dim) = value(row, dim);
   }
-  __syncthreads();  // a fold reads the slot that is written next
-#pragma unroll
-  for (int i = 0; i < kHeld; ++i) {
-    const int at = threadIdx.x + i * Traits::kThreads, row = at / kQuads;
-    if (row >= rows) continue;
-    *reinterpret_cast<float4*>(p.partial_out + (slot_row + row) * Traits::kDim + at % kQuads * 4) = held[i];
-    if (at % kQuads == 0) slot_states[row] = {states[i].max, states[i].sum};
-  }
-}
-
-/// Counts a stored part of a unit; the last part of a cut unit to arrive merges it.
-template <DecodeConfig C>
-__device__ void arrive(const DecodeParams& p, const planning::WorkItem& item, int worker,
-                       typename DecodeTraits<C>::Shared& s) {
-  const int owner = unit_owner(p.schedule, item, worker);
-  planning::MergeItem unit;
-  const bool cut = planning::merge_item(p.schedule, owner, unit) && unit.request == item.request &&
-                   unit.kv_head == item.kv_head && unit.row_begin == item.row_begin;
-  if (!cut) return;  // batch-invariant splits that one worker folds
-  const int parts = p.schedule.params.absolute ? p.schedule.starts[owner + 1].steps : unit.parts;
+  if (item.owner < 0) return;  // batch-invariant splits that one worker folds
   __threadfence();
-  __syncthreads();
+  named_barrier<Traits::kThreads>();
   if (threadIdx.x == 0) {
-    s.last_arrival = atomicAdd(&p.arrivals[owner], 1) == parts - 1;
-    if (s.last_arrival) p.arrivals[owner] = 0;
+    s.last_arrival = atomicAdd(&p.arrivals[item.owner], 1) == item.arrivals - 1;
+    if (s.last_arrival) p.arrivals[item.owner] = 0;
   }
-  __syncthreads();
+  named_barrier<Traits::kThreads>();
   if (!s.last_arrival) return;
   __threadfence();
-  merge_slots<C>(p, unit, s);
+  merge_slots<C>(p, item, s);
 }
 
 }  // namespace halftone::cuda

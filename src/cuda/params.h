@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "halftone/attention.h"
+#include "cuda/items.h"
 #include "plan/work.h"
 
 namespace halftone::cuda {
@@ -37,6 +38,7 @@ struct CacheView {
 
 struct DecodeParams {
   planning::Schedule schedule;
+  ItemList list;              // the first items of each worker
   CacheView cache;
   ParamView k;
   ParamView v;

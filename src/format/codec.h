@@ -66,21 +66,26 @@ inline constexpr float kF16Max = 65504.0f;
 inline constexpr float kBf16Max = 3.38953138925153547590e38f;
 inline constexpr float kE4m3Max = 448.0f;
 
-/// IEEE binary16, round to nearest even, overflow to infinity. Every NaN becomes 0x7fff, as cvt.rn.f16.f32
-/// has it.
+// Each conversion has one definition in integer arithmetic. Devices use the instruction that gives the same
+// bits; tests/cuda/codec_device_test.cu compares the two on all 2^32 inputs.
+
+/// IEEE binary16, round to nearest even, overflow to infinity. Every NaN becomes 0x7fff.
+HT_HOST_DEVICE inline std::uint16_t f16_by_definition(float x) {
+  const std::uint32_t b = bits_of(x), a = b & 0x7fffffffu, sign = b >> 16 & 0x8000u;
+  const std::uint32_t normal = (a + 0xfffu + (a >> 13 & 1u) - (112u << 23)) >> 13;
+  const float small = float_of(a < 0x38800000u ? a : 0u);  // below 2^-14 the step is 2^-24
+  const std::uint32_t tiny = static_cast<std::uint32_t>(round_to_int(ht_mul(small, 16777216.0f)));
+  const std::uint32_t finite = a < 0x38800000u ? tiny : normal;
+  const std::uint32_t magnitude = a >= 0x477ff000u ? 0x7c00u : finite;
+  return static_cast<std::uint16_t>(a > 0x7f800000u ? 0x7fffu : sign | magnitude);
+}
 HT_HOST_DEVICE inline std::uint16_t f16_from_f32(float x) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   std::uint16_t h;
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(x));
   return h;
 #else
-  const std::uint32_t b = bits_of(x), a = b & 0x7fffffffu, sign = b >> 16 & 0x8000u;
-  const std::uint32_t normal = (a + 0xfffu + (a >> 13 & 1u) - (112u << 23)) >> 13;
-  const std::uint32_t tiny = static_cast<std::uint32_t>(round_to_int(
-      ht_mul(float_of(a < 0x38800000u ? a : 0u), 16777216.0f)));  // below 2^-14 the step is 2^-24
-  const std::uint32_t finite = a < 0x38800000u ? tiny : normal;
-  const std::uint32_t magnitude = a >= 0x477ff000u ? 0x7c00u : finite;
-  return static_cast<std::uint16_t>(a > 0x7f800000u ? 0x7fffu : sign | magnitude);
+  return f16_by_definition(x);
 #endif
 }
 
@@ -92,37 +97,41 @@ HT_HOST_DEVICE inline float f32_from_f16(std::uint16_t h) {
   return float_of(sign | (a < 0x400u ? tiny : a < 0x7c00u ? normal : special));
 }
 
-/// bfloat16, round to nearest even, overflow to infinity. Every NaN becomes 0x7fff, as cvt.rn.bf16.f32 has
-/// it.
+/// bfloat16, round to nearest even, overflow to infinity. Every NaN becomes 0x7fff.
+HT_HOST_DEVICE inline std::uint16_t bf16_by_definition(float x) {
+  const std::uint32_t b = bits_of(x);
+  const std::uint32_t rounded = (b + 0x7fffu + (b >> 16 & 1u)) >> 16;
+  return static_cast<std::uint16_t>((b & 0x7fffffffu) > 0x7f800000u ? 0x7fffu : rounded);
+}
 HT_HOST_DEVICE inline std::uint16_t bf16_from_f32(float x) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   std::uint16_t h;
   asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(x));
   return h;
 #else
-  const std::uint32_t b = bits_of(x);
-  const std::uint32_t rounded = (b + 0x7fffu + (b >> 16 & 1u)) >> 16;
-  return static_cast<std::uint16_t>((b & 0x7fffffffu) > 0x7f800000u ? 0x7fffu : rounded);
+  return bf16_by_definition(x);
 #endif
 }
 
 HT_HOST_DEVICE inline float f32_from_bf16(std::uint16_t h) { return float_of(std::uint32_t{h} << 16); }
 
-/// OCP E4M3, round to nearest even, saturating at +-448 (infinities too). Every NaN becomes 0x7f, as
-/// cvt.rn.satfinite.e4m3x2.f32 has it.
+/// OCP E4M3, round to nearest even, saturating at +-448 (infinities too). Every NaN becomes 0x7f.
+HT_HOST_DEVICE inline std::uint8_t e4m3_by_definition(float x) {
+  const std::uint32_t b = bits_of(x), a = b & 0x7fffffffu, sign = b >> 24 & 0x80u;
+  const std::uint32_t normal = ((a + 0x7ffffu + (a >> 20 & 1u)) >> 20) - (120u << 3);
+  const float small = float_of(a < 0x3c800000u ? a : 0u);  // below 2^-6 the step is 2^-9
+  const std::uint32_t tiny = static_cast<std::uint32_t>(round_to_int(ht_mul(small, 512.0f)));
+  const std::uint32_t finite = a < 0x3c800000u ? tiny : normal;
+  const std::uint32_t magnitude = a >= 0x43e00000u ? 0x7eu : finite;
+  return static_cast<std::uint8_t>(a > 0x7f800000u ? 0x7fu : sign | magnitude);
+}
 HT_HOST_DEVICE inline std::uint8_t e4m3_from_f32(float x) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   std::uint16_t pair;
   asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(0.0f), "f"(x));
   return static_cast<std::uint8_t>(pair);
 #else
-  const std::uint32_t b = bits_of(x), a = b & 0x7fffffffu, sign = b >> 24 & 0x80u;
-  const std::uint32_t normal = ((a + 0x7ffffu + (a >> 20 & 1u)) >> 20) - (120u << 3);
-  const std::uint32_t tiny = static_cast<std::uint32_t>(
-      round_to_int(ht_mul(float_of(a < 0x3c800000u ? a : 0u), 512.0f)));  // below 2^-6 the step is 2^-9
-  const std::uint32_t finite = a < 0x3c800000u ? tiny : normal;
-  const std::uint32_t magnitude = a >= 0x43e00000u ? 0x7eu : finite;
-  return static_cast<std::uint8_t>(a > 0x7f800000u ? 0x7fu : sign | magnitude);
+  return e4m3_by_definition(x);
 #endif
 }
 

@@ -174,13 +174,16 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
 }
 
 std::string closest_name(std::string_view text) {
+  std::string lower(text);
+  for (char& c : lower) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
   std::vector<std::string> known;
+  known.reserve(kNamedFormats.size() + kQuantisedDTypes.size() * kGranularities.size());
   for (const NamedFormat& n : kNamedFormats) known.emplace_back(n.name);
   for (const DTypeText& d : kQuantisedDTypes) {
     for (const GranularityText& g : kGranularities) known.push_back(fmt::format("{}-{}", d.text, g.text));
   }
   return *std::ranges::min_element(known, {},
-                                   [&](const std::string& name) { return edit_distance(text, name); });
+                                   [&](const std::string& name) { return edit_distance(lower, name); });
 }
 
 }  // namespace

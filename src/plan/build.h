@@ -10,11 +10,15 @@
 
 namespace halftone::planning {
 
-/// Totals and shares, from first_step[batch].
+/// Totals and shares, from first_step[batch] and header->units. With few units, the workers are a whole
+/// multiple of them: units of equal length are then cut alike, and no worker takes pieces of two. At most one
+/// worker in 16 stays idle for it.
 HT_HOST_DEVICE constexpr void divide_steps(const Schedule& s) {
   ScheduleHeader& h = *s.header;
   h.total_steps = s.first_step[s.params.batch];
-  h.active = h.total_steps < s.params.workers ? static_cast<std::int32_t>(h.total_steps) : s.params.workers;
+  std::int64_t workers = s.params.workers;
+  if (h.units > 0 && h.units <= workers && workers % h.units * 16 <= workers) workers -= workers % h.units;
+  h.active = static_cast<std::int32_t>(h.total_steps < workers ? h.total_steps : workers);
   h.share = h.active == 0 ? 0 : h.total_steps / h.active;
   h.extra = h.active == 0 ? 0 : static_cast<std::int32_t>(h.total_steps % h.active);
 }

@@ -61,17 +61,4 @@ HT_HOST_DEVICE inline FinishedState finish_state(const RowState& s, float sink) 
   return {with_sink.weight_a / with_sink.state.sum, with_sink.state.max + std::log(with_sink.state.sum)};
 }
 
-/// Weights of finished results (normalised output and LSE) over disjoint keys: out = weight_a * a + weight_b
-/// * b.
-struct MergedLse {
-  float lse;
-  float weight_a;
-  float weight_b;
-};
-HT_HOST_DEVICE inline MergedLse merge_lse(float lse_a, float lse_b) {
-  const MergedState m = merge_states({lse_a, 1.0f}, {lse_b, 1.0f});
-  if (is_empty(m.state)) return {m.state.max, 0.0f, 0.0f};
-  return {m.state.max + std::log(m.state.sum), m.weight_a / m.state.sum, m.weight_b / m.state.sum};
-}
-
 }  // namespace halftone::planning

@@ -204,8 +204,8 @@ std::string Plan::describe() const {
   line("mask", planning::mask_text(p.mask));
   line("config", fmt::format("{} ({})", i.config, config.use));
   line("reason", i.reason);
-  line("units",
-       fmt::format("up to {} of {} packed rows; KV tiles of {} tokens", i.max_units, i.row_block, i.kv_tile));
+  line("units", fmt::format("up to {}, each of up to {} packed rows; KV tiles of {} tokens", i.max_units,
+                            i.row_block, i.kv_tile));
   line("split", i.split_tokens == 0
                     ? fmt::format("{}: equal shares of KV tiles", planning::policy_name(p.policy))
                     : fmt::format("{}: every {} tokens, equal shares of splits",

@@ -7,16 +7,15 @@
 // whole split with `absolute` splits. A unit that has rows but no keys counts as one step (its item writes
 // zeros); a request without rows has no unit.
 //
-// All steps, ordered by (request, KV head, row block, KV position), are dealt to the workers in contiguous
-// shares that differ by at most one step (stream-K, arXiv:2301.03598). What a worker takes from one unit is
-// its part. A cut unit has parts in several workers; they go through partial slots and are merged afterwards,
-// in KV order:
-//   - tiles (`absolute` false): a part is one item and, if the unit is cut, one slot;
-//   - splits (`absolute` true): every split is an item that starts from an empty state, and the unit's result
-//   is the
-//     left fold of its splits, ((s0 + s1) + s2) + ..., so that its bits do not depend on where workers begin.
-//     The worker that begins a unit folds its splits into one slot; the workers that continue it keep a slot
-//     per split.
+// All steps, ordered by (request, KV head, row block, KV position), are dealt to the active workers in
+// contiguous shares that differ by at most one step (stream-K, arXiv:2301.03598); build.h says when a worker
+// stays idle. What a worker takes from one unit is its part. A cut unit has parts in several workers; they go
+// through partial slots and are merged afterwards, in KV order:
+// - With tiles (`absolute` false) a part is one item and, if the unit is cut, one slot.
+// - With splits (`absolute` true) every split is an item that starts from an empty state, and the unit's
+//   result is the left fold of its splits, ((s0 + s1) + s2) + ..., so that its bits do not depend on where
+//   workers begin. The worker that begins a unit folds its splits into one slot; the workers that continue it
+//   keep a slot per split.
 //
 // Nothing is materialised per item: storage is O(batch + workers), and WorkCursor produces the items.
 #pragma once
@@ -57,7 +56,7 @@ struct ScheduleHeader {
   std::int64_t total_steps;
   std::int64_t share;  ///< steps of a worker; the first `extra` workers have one more
   std::int32_t extra;
-  std::int32_t active;    ///< workers that have steps: min(workers, total_steps)
+  std::int32_t active;    ///< workers that have steps
   std::int32_t partials;  ///< slots in use
   std::int32_t total_q;   ///< query tokens of all requests
   std::int64_t total_kv;  ///< key tokens of all requests

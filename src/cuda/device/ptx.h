@@ -32,6 +32,27 @@ __device__ inline void barrier_wait(std::uint64_t* barrier, std::uint32_t parity
       : "memory");
 }
 
+__device__ inline void barrier_arrive(std::uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+
+/// True once the phase of this parity has completed; does not wait.
+__device__ inline bool barrier_passed(std::uint64_t* barrier, std::uint32_t parity) {
+  std::uint32_t done;
+  asm volatile(
+      "{\n .reg .pred p;\n mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}"
+      : "=r"(done)
+      : "r"(shared_address(barrier)), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+
+/// A barrier among `threads` threads of the block, apart from __syncthreads().
+template <int kThreads>
+__device__ inline void named_barrier() {
+  asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
+}
+
 /// Copies `bytes` (a multiple of 16) from global to shared memory; the barrier counts them.
 __device__ inline void bulk_load(void* shared, const void* global, int bytes, std::uint64_t* barrier,
                                  std::uint64_t cache_hint) {

@@ -1,0 +1,289 @@
+// The direct path: attention of a few packed rows on codes as they lie in the cache.
+#include "cpu/targets.h"
+// Order matters from here on.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/direct.cc"
+#include "hwy/foreach_target.h"
+//
+#include "cpu/item-inl.h"
+#include "cpu/kernels.h"
+#include "cpu/pv-inl.h"
+#include "cpu/qk-inl.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace halftone::cpu {
+namespace HWY_NAMESPACE {
+namespace {
+
+constexpr QkFunction (*kQk[kElements])(int, QkMode) = {
+    qk_of<Element::kF32>, qk_of<Element::kF16>, qk_of<Element::kBF16>, qk_of<Element::kE4M3>,
+    qk_of<Element::kI8>,  qk_of<Element::kU8>,  qk_of<Element::kI4>};
+constexpr PvFunction (*kPv[kElements])(int, bool, bool) = {
+    pv_of<Element::kF32>, pv_of<Element::kF16>, pv_of<Element::kBF16>, pv_of<Element::kE4M3>,
+    pv_of<Element::kI8>,  pv_of<Element::kU8>,  pv_of<Element::kI4>};
+
+/// Up to four rows that one kernel call serves.
+struct RowBlock {
+  int first;
+  int rows;  ///< 4, 2 or 1
+  float* q;
+  float* acc;
+  QkFunction qk;
+  PvFunction pv[2];  ///< without and with kSelect
+};
+
+class DirectItem {
+ public:
+  DirectItem(const Layer& layer, const Item& item, Scratch& scratch)
+      : layer_(layer),
+        item_(item),
+        s_(scratch),
+        k_map_(layer.maps->k),
+        v_map_(layer.maps->v),
+        transform_(layer) {}
+
+  void run() {
+    common_ = load_views(layer_, item_, s_);
+    fill_static(layer_.k, item_.kv_head, s_.k_scale, s_.k_min);
+    fill_static(layer_.v, item_.kv_head, s_.v_scale, s_.v_min);
+    std::fill_n(s_.max, item_.rows, planning::kMinusInfinity);
+    std::fill_n(s_.sum, item_.rows, 0.0f);
+    std::fill_n(s_.acc, item_.rows * v_map_.accumulators() * v_map_.planes * kLanes, 0.0f);
+    make_blocks();
+
+    const TileFinder finder(layer_, item_, s_);
+    Chunk chunks[2];
+    finder.find(item_.kv_begin, chunks[0]);
+    for (int i = 0, begin = item_.kv_begin; begin < item_.kv_end; i ^= 1) {
+      const Chunk& chunk = chunks[i];
+      begin = chunk.begin + chunk.tiles * kTileTokens;
+      const bool more = begin < item_.kv_end;
+      if (more) finder.find(begin, chunks[i ^ 1]);
+      attend(chunk, more ? &chunks[i ^ 1] : nullptr);
+    }
+    for (int b = 0; b < blocks_; ++b) gather_output(block_[b]);
+    mark_nan(item_, s_);
+  }
+
+ private:
+  void make_blocks() {
+    float* q = s_.q;
+    float* acc = s_.acc;
+    for (int first = 0; first < item_.rows;) {
+      const int left = item_.rows - first;
+      const int rows = left >= 4 ? 4 : left >= 2 ? 2 : 1;
+      const auto v = static_cast<int>(layer_.v.element);
+      RowBlock& block = block_[blocks_++];
+      block = {first,
+               rows,
+               q,
+               acc,
+               kQk[static_cast<int>(layer_.k.element)](rows, k_mode()),
+               {kPv[v](rows, layer_.v.has_min, false), kPv[v](rows, layer_.v.has_min, true)}};
+      load_block(block);
+      q += rows * k_map_.width();
+      acc += rows * v_map_.accumulators() * v_map_.planes * kLanes;
+      first += rows;
+    }
+  }
+
+  QkMode k_mode() const {
+    return layer_.k.has_min ? QkMode::kAffine : layer_.k.groups > 1 ? QkMode::kGroups : QkMode::kCodes;
+  }
+
+  /// Q of a block, in the order of the K map.
+  void load_block(const RowBlock& block) {
+    for (int r = 0; r < block.rows; ++r) {
+      load_query(layer_, item_, block.first + r, s_.row);
+      for (int i = 0; i < k_map_.width(); ++i) {
+        const int dim = k_map_.dims[i];
+        block.q[(i / kLanes * block.rows + r) * kLanes + i % kLanes] = dim < 0 ? 0.0f : s_.row[dim];
+      }
+    }
+  }
+
+  void attend(const Chunk& chunk, const Chunk* next) {
+    const int k_params = kTileTokens * layer_.k.groups, v_params = kTileTokens * layer_.v.groups;
+    for (int i = 0; i < chunk.tiles; ++i) {
+      const Tile& tile = chunk.tile[i];
+      if (next != nullptr && i < next->tiles) prefetch_tile(layer_, next->tile[i]);
+      load_tile_params(layer_.k, tile.k_params, s_.k_scale + i * k_params, s_.k_min + i * k_params);
+      load_tile_params(layer_.v, tile.v_params, s_.v_scale + i * v_params, s_.v_min + i * v_params);
+      for (int b = 0; b < blocks_; ++b) {
+        const RowBlock& block = block_[b];
+        block.qk({&k_map_, tile.k, tile.k_stride, block.q, s_.k_scale + i * k_params, s_.k_min + i * k_params,
+                  layer_.k.groups, layer_.k.code_bias,
+                  s_.scores + block.first * kChunkTokens + i * kTileTokens});
+      }
+    }
+    const bool partial = common_.partial(chunk);
+    bool rescale = false;
+    for (int r = 0; r < item_.rows; ++r) rescale |= softmax(chunk, partial, r);
+    accumulate(chunk, partial, rescale);
+  }
+
+  /// Turns a row's dots into p, with the scales of V if they enter there. Returns whether its accumulators
+  /// must be scaled by alpha.
+  bool softmax(const Chunk& chunk, bool partial, int r) {
+    const F d;
+    const I di;
+    float* scores = s_.scores + r * kChunkTokens;
+    const RowView& view = s_.view[r];
+    const VF slope = hn::Set(d, view.slope);
+    const VI position = hn::Set(di, view.position);
+    const VI begin = hn::Set(di, view.begin);
+    const VI end = hn::Set(di, std::min(view.end, item_.kv_end));
+    const VF minus_infinity = hn::Set(d, planning::kMinusInfinity);
+    const bool scaled = k_mode() == QkMode::kCodes && layer_.k.groups == 1;
+    VF max = minus_infinity;
+    for (int t = 0; t < chunk.tiles * kTileTokens; t += kLanes) {
+      VF x = hn::LoadU(d, scores + t);
+      if (scaled) x = hn::Mul(x, hn::LoadU(d, s_.k_scale + t));
+      const VI token = hn::Add(hn::Iota(di, chunk.begin + t), hn::Zero(di));
+      x = transform_.apply(x, slope, position, token);
+      if (partial) {
+        x = hn::IfThenElse(visible(token, begin, end), x, minus_infinity);
+        if (chunk.tile[t / kTileTokens].excluded) x = minus_infinity;
+      }
+      max = hn::Max(x, max);
+      hn::StoreU(x, d, scores + t);
+    }
+    const float before = s_.max[r];
+    const float chunk_max = hn::GetLane(hn::MaxOfLanes(d, max));
+    const float now = chunk_max > before ? chunk_max : before;
+    const float shift = now == planning::kMinusInfinity ? 0.0f : now;
+    const VF shifts = hn::Set(d, shift);
+    VF sum = hn::Zero(d);
+    for (int t = 0; t < chunk.tiles * kTileTokens; t += kLanes) {
+      const VF p = exp_nonpositive(hn::Sub(hn::LoadU(d, scores + t), shifts));
+      sum = hn::Add(sum, p);
+      hn::StoreU(p, d, scores + t);
+    }
+    if (scales_whole_tokens()) {
+      for (int t = 0; t < chunk.tiles * kTileTokens; t += kTileTokens) {
+        scale_weights(scores + t, s_.v_scale + t, scores + t);
+      }
+    }
+    const float alpha = hn::GetLane(exp_nonpositive(hn::Set(d, before - shift)));
+    s_.alpha[r] = alpha;
+    s_.max[r] = now;
+    s_.sum[r] = s_.sum[r] * alpha + hn::GetLane(hn::SumOfLanes(d, sum));
+    return alpha != 1.0f;
+  }
+
+  /// V is symmetric and its scales belong to whole tokens: they enter with p.
+  bool scales_whole_tokens() const { return !layer_.v.has_min && layer_.v.groups == 1; }
+
+  void accumulate(const Chunk& chunk, bool partial, bool rescale) {
+    const Side& side = layer_.v;
+    const bool select = partial && side.may_hold_nan();
+    PvArgs args{&v_map_,        nullptr, &chunk,         nullptr, s_.scale_pattern,
+                s_.min_pattern, nullptr, side.code_bias, nullptr};
+    for (const VClass& cls : v_map_.classes) {
+      args.cls = &cls;
+      if (side.has_min) param_patterns(cls, chunk);
+      for (int b = 0; b < blocks_; ++b) {
+        const RowBlock& block = block_[b];
+        if (row_order(side.element)) {
+          args.p = s_.scores + block.first * kChunkTokens;
+        } else {
+          weight_patterns(cls, chunk, block);
+          args.p = s_.pattern;
+        }
+        args.alpha = rescale ? s_.alpha + block.first : nullptr;
+        args.acc = block.acc;
+        block.pv[select ? 1 : 0](args);
+      }
+    }
+  }
+
+  /// Scales and mins of an asymmetric V in the lanes of a class.
+  void param_patterns(const VClass& cls, const Chunk& chunk) {
+    const int params = kTileTokens * layer_.v.groups, lanes = static_cast<int>(cls.steps.size()) * kLanes;
+    for (int i = 0; i < chunk.tiles; ++i) {
+      spread_params(cls, s_.v_scale + i * params, s_.scale_pattern + i * lanes);
+      spread_params(cls, s_.v_min + i * params, s_.min_pattern + i * lanes);
+    }
+  }
+
+  /// p of a block in the lanes of a class, times the scales of a symmetric V in groups.
+  void weight_patterns(const VClass& cls, const Chunk& chunk, const RowBlock& block) {
+    const bool grouped = layer_.v.groups > 1 && !layer_.v.has_min;
+    const int params = kTileTokens * layer_.v.groups;
+    float* pattern = s_.pattern;
+    for (int i = 0; i < chunk.tiles; ++i) {
+      const float* scale = s_.v_scale + i * params;
+      for (int r = 0; r < block.rows; ++r, pattern += kLanes) {
+        const float* p = s_.scores + (block.first + r) * kChunkTokens + i * kTileTokens;
+        if (!grouped) {
+          spread(cls, p, p, block.rows * kLanes, pattern);
+          continue;
+        }
+        HWY_ALIGN float scaled[2 * kTileTokens];
+        scale_weights(p, scale + cls.group_a * kTileTokens, scaled);
+        float* other = scaled;
+        if (cls.group_b != cls.group_a) {
+          other += kTileTokens;
+          scale_weights(p, scale + cls.group_b * kTileTokens, other);
+        }
+        spread(cls, scaled, other, block.rows * kLanes, pattern);
+      }
+      pattern += (static_cast<int>(cls.steps.size()) - 1) * block.rows * kLanes;
+    }
+  }
+
+  /// p * scale of 16 tokens; 0 stays 0, whatever the scale of a token that the row does not see.
+  static HWY_INLINE void scale_weights(const float* p, const float* scale, float* out) {
+    const F d;
+    for (int t = 0; t < kTileTokens; t += kLanes) {
+      const VF x = hn::LoadU(d, p + t);
+      const VF y = hn::Mul(x, hn::LoadU(d, scale + t));
+      hn::StoreU(hn::IfThenElseZero(hn::Ne(x, hn::Zero(d)), y), d, out + t);
+    }
+  }
+
+  void gather_output(const RowBlock& block) {
+    const int width = v_map_.accumulators() * v_map_.planes;
+    for (int r = 0; r < block.rows; ++r) {
+      float* out = s_.out + (block.first + r) * layer_.v_dim;
+      std::fill_n(out, layer_.v_dim, 0.0f);
+      for (int i = 0; i < width; ++i) {
+        const float* acc = block.acc + (i * block.rows + r) * kLanes;
+        const std::int16_t* dims = v_map_.dims.data() + i * kLanes;
+        for (int lane = 0; lane < kLanes; ++lane) out[dims[lane]] += acc[lane];
+      }
+    }
+  }
+
+  const Layer& layer_;
+  const Item& item_;
+  Scratch& s_;
+  const KMap& k_map_;
+  const VMap& v_map_;
+  const ScoreTransform transform_;
+  CommonView common_;
+  RowBlock block_[kDirectRows];
+  int blocks_ = 0;
+};
+
+void Direct(const Layer& layer, const Item& item, Scratch& scratch) {
+  DirectItem(layer, item, scratch).run();
+}
+
+}  // namespace
+}  // namespace HWY_NAMESPACE
+}  // namespace halftone::cpu
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace halftone::cpu {
+
+HWY_EXPORT(Direct);
+
+void direct_item(const Layer& layer, const Item& item, Scratch& scratch) {
+  HWY_DYNAMIC_DISPATCH(Direct)(layer, item, scratch);
+}
+
+}  // namespace halftone::cpu
+#endif  // HWY_ONCE

@@ -1,0 +1,7 @@
+// Which instruction sets the kernels are compiled for. Include before any Highway header.
+#pragma once
+
+// Machines with SSSE3 but without SSE4 are older than any user of this library; vectors of unknown length
+// (SVE, RVV) cannot hold accumulators in arrays, and their machines have NEON. Highway's own scalar target is
+// the baseline.
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)

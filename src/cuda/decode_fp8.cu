@@ -1,0 +1,9 @@
+#include "cuda/decode_instances.h"
+
+namespace halftone::cuda {
+
+DecodeKernel decode_kernel_fp8(int row) {
+  return find_decode_kernel(row, [](DType t) { return t == DType::kFloat8E4M3; });
+}
+
+}  // namespace halftone::cuda

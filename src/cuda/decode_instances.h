@@ -1,0 +1,41 @@
+// Instantiates the rows of the decode table whose V has a given dtype. Included by the decode_*.cu files.
+#pragma once
+
+#include <utility>
+
+#include "cuda/decode_kernel.h"
+#include "cuda/decode_config.h"
+#include "cuda/launch.h"
+
+namespace halftone::cuda {
+
+template <int Row>
+__global__ void __launch_bounds__(kDecodeThreads, 1) decode(const __grid_constant__ DecodeParams params) {
+  using Shared = typename DecodeTraits<kDecodeTable[Row]>::Shared;
+  extern __shared__ __align__(128) unsigned char shared_bytes[];
+  if (blockIdx.x < params.schedule.header->active) {
+    decode_worker<kDecodeTable[Row]>(params, blockIdx.x, *reinterpret_cast<Shared*>(shared_bytes));
+  }
+}
+
+template <int Row, class InSlice>
+constexpr DecodeKernel decode_kernel_of(InSlice in_slice) {
+  if constexpr (in_slice(kDecodeTable[Row].v.dtype)) {
+    return {reinterpret_cast<const void*>(&decode<Row>), sizeof(typename DecodeTraits<kDecodeTable[Row]>::Shared)};
+  } else {
+    return {};
+  }
+}
+
+/// The kernel of `row`, if `in_slice(dtype of V)`.
+template <class InSlice>
+DecodeKernel find_decode_kernel(int row, InSlice in_slice) {
+  constexpr int kRows = static_cast<int>(kDecodeTable.size());
+  return [&]<int... kRow>(std::integer_sequence<int, kRow...>) {
+    DecodeKernel found;
+    ((row == kRow ? (found = decode_kernel_of<kRow>(in_slice), 0) : 0), ...);
+    return found;
+  }(std::make_integer_sequence<int, kRows>{});
+}
+
+}  // namespace halftone::cuda

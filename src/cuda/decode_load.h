@@ -1,0 +1,108 @@
+// The loading role of the decode kernel: one warp that refills the rings of the compute warps.
+#pragma once
+
+#include "cuda/decode_shared.h"
+#include "cuda/device/ptx.h"
+
+namespace halftone::cuda {
+
+/// Refills the ring of one compute warp: one lane of the load warp. The block-table entries of the next piece are fetched
+/// when the piece before it is issued, so that no copy waits for them.
+template <DecodeConfig C>
+struct Loader {
+  using Traits = DecodeTraits<C>;
+  static constexpr int kPieceTokens = C.piece_tiles * kTileTokens;
+  int item = -1;    // index of the item that the next piece belongs to
+  int token = 0;    // its first token
+  int end = 0;      // of the item's tokens
+  int head = 0;
+  int page[C.piece_tiles];
+  const std::int32_t* table = nullptr;
+  int stage = 0;    // where the next piece goes
+  int round = 0;    // times that the ring has been filled
+
+  /// Finds the next piece; false if the queue holds none now.
+  __device__ bool find(const DecodeParams& p, typename Traits::Shared& s, int warp) {
+    while (token >= end) {
+      if (item + 1 >= s.queue.count) return false;
+      __threadfence_block();
+      const planning::WorkItem& work = s.queue.items[++item % ItemQueue::kCapacity].work;
+      table = p.cache.block_table + work.request * p.cache.table_stride;
+      head = work.kv_head;
+      token = work.kv_begin + warp * kPieceTokens;
+      end = work.kv_end;
+      look_up(p);
+    }
+    return true;
+  }
+  /// Whether the piece's place in the ring is free.
+  __device__ bool free(typename Traits::Shared& s, int warp) const {
+    return round == 0 || barrier_passed(&s.empty[warp][stage], round + 1 & 1);
+  }
+  __device__ void issue(const DecodeParams& p, typename Traits::Shared& s, int warp, std::uint64_t policy) {
+    const CacheView& c = p.cache;
+    std::uint64_t* barrier = &s.full[warp][stage];
+    std::uint8_t* ring = s.ring[warp][stage];
+    std::uint32_t live = 0;
+    std::int64_t offset[C.piece_tiles];
+#pragma unroll
+    for (int i = 0; i < C.piece_tiles; ++i) {
+      const int at = token + i * kTileTokens;
+      if (at < end) {
+        if (!c.clamped || static_cast<unsigned>(page[i]) < static_cast<unsigned>(c.num_pages)) {
+          live |= 1u << i;
+        } else if (p.status != nullptr) {
+          atomicOr(p.status, 1);
+        }
+      }
+      const int tile = (at & ((1 << c.page_log2) - 1)) / kTileTokens;
+      offset[i] = page[i] * c.page_stride + (head * c.head_bytes + tile * c.tile_bytes);
+    }
+    s.live[warp][stage] = live;
+    barrier_expect_bytes(barrier, __popc(live) * c.tile_bytes);
+    const bool one_copy = C.piece_tiles == 2 && live == 3 && offset[C.piece_tiles - 1] == offset[0] + c.tile_bytes;
+#pragma unroll
+    for (int i = 0; i < C.piece_tiles; ++i) {
+      if (!(live >> i & 1) || (i == 1 && one_copy)) continue;
+      bulk_load(ring + i * c.tile_bytes, c.pages + offset[i], i == 0 && one_copy ? 2 * c.tile_bytes : c.tile_bytes, barrier,
+                policy);
+    }
+    if (++stage == C.stages) stage = 0, ++round;
+    token += Traits::kWarps * kPieceTokens;
+    look_up(p);
+  }
+
+ private:
+  __device__ void look_up(const DecodeParams& p) {
+#pragma unroll
+    for (int i = 0; i < C.piece_tiles; ++i) {
+      const int at = token + i * kTileTokens;
+      page[i] = at < end ? table[at >> p.cache.page_log2] : -1;
+    }
+  }
+};
+
+/// The load warp: lane w refills the ring of compute warp w; lane 0 also extends the item queue.
+template <DecodeConfig C>
+__device__ inline void load_worker(const DecodeParams& p, int worker, typename DecodeTraits<C>::Shared& s) {
+  const int lane = threadIdx.x % 32;
+  const std::uint64_t policy = evict_first_policy();
+  Loader<C> loader;
+  bool more = true;
+#pragma unroll 1
+  while (__any_sync(~0u, more)) {
+    bool issued = false;
+    more = s.queue.more;
+    if (lane < DecodeTraits<C>::kWarps && loader.find(p, s, lane)) {
+      more = true;
+      if (loader.free(s, lane)) {
+        loader.issue(p, s, lane, policy);
+        issued = true;
+      }
+    }
+    if (lane == 0 && s.queue.more) s.queue.produce(p.schedule, worker);
+    if (!__any_sync(~0u, issued)) __nanosleep(20);
+  }
+}
+
+}  // namespace halftone::cuda

@@ -1,0 +1,86 @@
+// Work items as the kernels take them: with the lengths that they need and who merges a cut unit.
+#pragma once
+
+#include "plan/work.h"
+
+namespace halftone::cuda {
+
+struct alignas(16) DeviceItem {
+  planning::WorkItem work;
+  std::int32_t first_query;  // cu_q[request]
+  std::int32_t queries;      // of the request
+  std::int32_t keys;         // of the request
+  std::int32_t owner;        // worker that began the unit, if the unit is cut; else -1
+  std::int32_t arrivals;     // items that store a part of the cut unit
+  std::int32_t first_slot;   // of the cut unit
+  std::int32_t parts;        // slots of the cut unit
+  std::int32_t unused;       // a size that divides into 16-byte loads
+};
+static_assert(sizeof(DeviceItem) == 64);
+
+/// Items of a worker that a schedule lists; further ones are found by the kernel with a WorkCursor.
+inline constexpr int kListedItems = 8;
+
+/// Produces the items of one worker in order.
+class ItemCursor {
+ public:
+  HT_HOST_DEVICE ItemCursor(const planning::Schedule& schedule, std::int32_t worker)
+      : schedule_(schedule), cursor_(schedule, worker), worker_(worker) {}
+
+  HT_HOST_DEVICE bool next(DeviceItem& item) {
+    if (!cursor_.next(item.work)) return false;
+    const planning::WorkItem& work = item.work;
+    item.first_query = schedule_.cu_q[work.request];
+    item.queries = planning::q_length(schedule_, work.request);
+    item.keys = schedule_.kv_lengths[work.request];
+    item.owner = -1;
+    item.arrivals = item.first_slot = item.parts = item.unused = 0;
+    if (work.finish) return true;
+    const std::int32_t owner = unit_owner(work);
+    planning::MergeItem unit;
+    if (planning::merge_item(schedule_, owner, unit) && unit.request == work.request && unit.kv_head == work.kv_head &&
+        unit.row_begin == work.row_begin) {
+      item.owner = owner;
+      item.arrivals = schedule_.params.absolute ? schedule_.starts[owner + 1].steps : unit.parts;
+      item.first_slot = unit.slot;
+      item.parts = unit.parts;
+    }
+    return true;
+  }
+
+ private:
+  /// The worker that began the unit of `work`.
+  HT_HOST_DEVICE std::int32_t unit_owner(const planning::WorkItem& work) const {
+    const planning::WorkerStart& start = schedule_.starts[worker_];
+    const bool continued = start.offset > 0 && work.request == start.request && work.kv_head == start.kv_head &&
+                           work.row_begin == start.block * schedule_.params.row_block;
+    if (!continued) return worker_;
+    const std::int64_t first = planning::share_begin(*schedule_.header, worker_) - start.offset;
+    std::int32_t owner = worker_;
+    while (planning::share_begin(*schedule_.header, owner) > first) --owner;
+    return owner;
+  }
+
+  const planning::Schedule& schedule_;
+  planning::WorkCursor cursor_;
+  std::int32_t worker_;
+};
+
+/// Where a schedule's list lies: items[worker][kListedItems], counts[worker] (kListedItems + 1: there are more).
+struct ItemList {
+  DeviceItem* items;
+  std::int32_t* counts;
+};
+
+HT_HOST_DEVICE inline void list_items(const planning::Schedule& schedule, const ItemList& list, std::int32_t worker) {
+  ItemCursor cursor(schedule, worker);
+  std::int32_t count = 0;
+  DeviceItem item;
+  while (count <= kListedItems && cursor.next(item)) {
+    if (count < kListedItems) list.items[std::int64_t{worker} * kListedItems + count] = item;
+    ++count;
+  }
+  list.counts[worker] = count;
+}
+
+}  // namespace halftone::cuda

@@ -1,0 +1,18 @@
+#include "cuda/launch.h"
+#include "cuda/schedule_kernel.h"
+
+namespace halftone::cuda {
+namespace {
+
+__global__ void __launch_bounds__(kScheduleThreads, 1) build(const __grid_constant__ ScheduleBuildParams params) {
+  build_schedule_block(params);
+}
+
+}  // namespace
+
+int launch_schedule(const ScheduleBuildParams& params, void* stream) {
+  build<<<1, kScheduleThreads, 0, static_cast<cudaStream_t>(stream)>>>(params);
+  return cudaGetLastError();
+}
+
+}  // namespace halftone::cuda

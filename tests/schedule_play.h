@@ -1,0 +1,284 @@
+// A schedule in guarded memory, and a player that carries it out on intervals instead of numbers.
+#pragma once
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <new>
+#include <tuple>
+#include <vector>
+
+#include "plan/workspace.h"
+
+namespace halftone::schedule_play {
+
+using namespace planning;
+
+struct Request {
+  std::int32_t q_len;
+  std::int32_t kv_len;
+};
+
+inline ScheduleParams make_params(std::int32_t kv_heads, std::int32_t group, std::int32_t row_block,
+                                  std::int32_t step_log2, std::int32_t workers, bool absolute) {
+  ScheduleParams p{};
+  p.kv_heads = kv_heads;
+  p.group = group;
+  p.row_block = row_block;
+  p.step_log2 = step_log2;
+  p.workers = workers;
+  p.window_left = p.window_right = -1;
+  p.absolute = absolute;
+  return p;
+}
+
+/// A schedule in a workspace of exactly the stated size, between guard bytes and prefilled with 0xFF.
+class Built {
+ public:
+  Built(ScheduleParams params, const std::vector<Request>& requests, std::int32_t slack = 0) {
+    params.batch = static_cast<std::int32_t>(requests.size());
+    for (const Request& r : requests) {
+      params.max_q_len = std::max(params.max_q_len, r.q_len + slack);
+      params.max_kv_len = std::max(params.max_kv_len, r.kv_len + slack);
+    }
+    params.max_steps = max_unit_steps(params);
+    partials_ = max_partials(params);
+    const WorkspaceParams sizes{params, 0, 1, false};
+    size_ = static_cast<std::size_t>(carve_workspace(sizes, nullptr).bytes);
+    memory_.reset(static_cast<std::byte*>(::operator new (size_ + 2 * kGuard, std::align_val_t{kGuard})));
+    std::memset(memory_.get(), kGuardByte, size_ + 2 * kGuard);
+    std::memset(memory_.get() + kGuard, 0xFF, size_);
+    schedule_ = carve_workspace(sizes, memory_.get() + kGuard).schedule;
+    schedule_.cu_q[0] = 0;
+    for (std::size_t r = 0; r < requests.size(); ++r) {
+      schedule_.cu_q[r + 1] = schedule_.cu_q[r] + requests[r].q_len;
+      schedule_.kv_lengths[r] = requests[r].kv_len;
+    }
+    build_schedule(schedule_, 7);
+  }
+  const Schedule& operator*() const { return schedule_; }
+  const Schedule* operator->() const { return &schedule_; }
+  std::int64_t max_slots() const { return partials_; }
+  bool guards_intact() const {
+    const auto intact = [](const std::byte* p) {
+      return std::all_of(p, p + kGuard, [](std::byte b) { return b == std::byte{kGuardByte}; });
+    };
+    return intact(memory_.get()) && intact(memory_.get() + kGuard + size_);
+  }
+
+ private:
+  static constexpr std::size_t kGuard = 256;
+  static constexpr unsigned char kGuardByte = 0xA5;
+  struct Free {
+    void operator()(std::byte* p) const { ::operator delete (p, std::align_val_t{kGuard}); }
+  };
+  std::unique_ptr<std::byte, Free> memory_;
+  std::size_t size_ = 0;
+  std::int64_t partials_ = 0;
+  Schedule schedule_{};
+};
+
+/// Keys that one row sees, straight from the definition of Mask.
+inline KvRange row_range(const ScheduleParams& p, const Request& r, std::int64_t row) {
+  const std::int64_t position = row / p.group + r.kv_len - r.q_len;
+  std::int64_t begin = 0, end = r.kv_len;
+  if (p.window_left >= 0) begin = std::max(begin, position - p.window_left);
+  if (p.window_right >= 0) end = std::min(end, position + p.window_right + 1);
+  if (begin >= end) return {0, 0};
+  return {static_cast<std::int32_t>(begin), static_cast<std::int32_t>(end)};
+}
+
+struct Unit {
+  std::int32_t row_begin, row_end;
+  KvRange range;                        // union over the rows, begin rounded down to 16
+  std::vector<KvRange> items;           // in the order of workers
+  std::vector<std::int32_t> item_slot;  // slot of each item, or -1
+  int finished = 0;
+  bool merged = false;
+};
+
+using UnitKey = std::tuple<std::int32_t, std::int32_t, std::int32_t>;  // request, KV head, first row
+
+/// Units enumerated independently of the scheduler.
+inline std::map<UnitKey, Unit> expected_units(const ScheduleParams& p, const std::vector<Request>& requests) {
+  std::map<UnitKey, Unit> units;
+  for (std::size_t r = 0; r < requests.size(); ++r) {
+    const std::int32_t rows = requests[r].q_len * p.group;
+    for (std::int32_t begin = 0; begin < rows; begin += p.row_block) {
+      Unit unit{begin, std::min(rows, begin + p.row_block), {0, 0}, {}, {}, 0, false};
+      for (std::int32_t row = begin; row < unit.row_end; ++row) {
+        const KvRange seen = row_range(p, requests[r], row);
+        if (seen.end == 0) continue;
+        unit.range = unit.range.end == 0 ? seen
+                                         : KvRange{std::min(unit.range.begin, seen.begin),
+                                                   std::max(unit.range.end, seen.end)};
+      }
+      unit.range.begin = unit.range.begin / 16 * 16;
+      for (std::int32_t h = 0; h < p.kv_heads; ++h) units[{static_cast<std::int32_t>(r), h, begin}] = unit;
+    }
+  }
+  return units;
+}
+
+/// Plays the workers' part on intervals instead of numbers: what a slot holds and what is written.
+class Player {
+ public:
+  Player(const Built& built, const std::vector<Request>& requests)
+      : built_(built),
+        s_(*built),
+        units_(expected_units(s_.params, requests)),
+        slots_(static_cast<std::size_t>(s_.header->partials)) {}
+
+  void play() {
+    ASSERT_LE(s_.header->partials, built_.max_slots());
+    std::int64_t total = 0;
+    for (std::int32_t w = 0; w < s_.params.workers; ++w) {
+      std::int64_t steps = 0;
+      WorkCursor cursor(s_, w);
+      for (WorkItem item; cursor.next(item);) {
+        play_item(item, w);
+        if (::testing::Test::HasFatalFailure()) return;
+        steps += steps_of(item);
+      }
+      ASSERT_EQ(steps, share_begin(*s_.header, w + 1) - share_begin(*s_.header, w)) << "worker " << w;
+      total += steps;
+      if (w < s_.header->active) least_ = std::min(least_, steps);
+      most_ = std::max(most_, steps);
+    }
+    ASSERT_EQ(total, s_.header->total_steps);
+    if (total > 0) {
+      ASSERT_LE(most_ - least_, 1) << "unequal shares";
+    }
+    const std::int64_t wanted = std::min<std::int64_t>(total, s_.params.workers);
+    ASSERT_GE(std::int64_t{s_.header->active} * 16, wanted * 15) << "idle workers";
+    for (std::int32_t w = 0; w < s_.params.workers; ++w) {
+      MergeItem merge{};
+      if (merge_item(s_, w, merge)) play_merge(merge);
+      if (::testing::Test::HasFatalFailure()) return;
+    }
+    check_units();
+    for (const Slot& slot : slots_) ASSERT_FALSE(slot.live) << "a partial result was never merged";
+  }
+
+ private:
+  struct Slot {
+    bool live = false;
+    UnitKey unit;
+    KvRange range;
+    std::int32_t worker;
+  };
+
+  std::int64_t steps_of(const WorkItem& item) const {
+    if (item.kv_end == item.kv_begin) return 1;
+    return ((item.kv_end - 1) >> s_.params.step_log2) - (item.kv_begin >> s_.params.step_log2) + 1;
+  }
+
+  void play_item(const WorkItem& item, std::int32_t worker) {
+    const UnitKey key{item.request, item.kv_head, item.row_begin};
+    const auto found = units_.find(key);
+    ASSERT_NE(found, units_.end()) << "an item of no unit";
+    Unit& unit = found->second;
+    ASSERT_EQ(item.row_end, unit.row_end);
+    ASSERT_LE(item.kv_begin, item.kv_end);
+    if (s_.params.absolute) {
+      ASSERT_EQ(steps_of(item), 1);
+    }
+    unit.items.push_back({item.kv_begin, item.kv_end});
+    KvRange state{item.kv_begin, item.kv_end};
+    unit.item_slot.push_back(item.partial);
+    if (item.partial < 0) {
+      ASSERT_EQ(item.partial, -1);
+      ASSERT_TRUE(item.finish);
+      ASSERT_FALSE(item.fold);
+    } else {
+      ASSERT_LT(item.partial, s_.header->partials);
+    }
+    if (item.fold) {
+      Slot& slot = slots_[static_cast<std::size_t>(item.partial)];
+      ASSERT_TRUE(slot.live);
+      ASSERT_EQ(slot.unit, key);
+      ASSERT_EQ(slot.worker, worker);
+      ASSERT_EQ(slot.range.end, item.kv_begin) << "folds must follow KV order";
+      state.begin = slot.range.begin;
+      slot.live = false;
+    }
+    if (item.finish) {
+      ASSERT_EQ(state.begin, unit.range.begin);
+      ASSERT_EQ(state.end, unit.range.end);
+      ++unit.finished;
+    } else {
+      Slot& slot = slots_[static_cast<std::size_t>(item.partial)];
+      ASSERT_FALSE(slot.live) << "slot " << item.partial << " is taken";
+      slot = {true, key, state, worker};
+    }
+  }
+
+  void play_merge(const MergeItem& merge) {
+    const UnitKey key{merge.request, merge.kv_head, merge.row_begin};
+    const auto found = units_.find(key);
+    ASSERT_NE(found, units_.end());
+    Unit& unit = found->second;
+    ASSERT_EQ(merge.row_end, unit.row_end);
+    ASSERT_GE(merge.parts, 2);
+    std::int32_t at = unit.range.begin;
+    for (std::int32_t i = 0; i < merge.parts; ++i) {
+      ASSERT_LT(merge.slot + i, s_.header->partials);
+      Slot& slot = slots_[static_cast<std::size_t>(merge.slot + i)];
+      ASSERT_TRUE(slot.live) << "part " << i;
+      ASSERT_EQ(slot.unit, key);
+      ASSERT_EQ(slot.range.begin, at) << "parts must follow KV order";
+      if (s_.params.absolute && i > 0) {
+        ASSERT_EQ((slot.range.end - 1) >> s_.params.step_log2, slot.range.begin >> s_.params.step_log2);
+      }
+      at = slot.range.end;
+      slot.live = false;
+    }
+    ASSERT_EQ(at, unit.range.end);
+    unit.merged = true;
+    ++unit.finished;
+  }
+
+  void check_units() {
+    ASSERT_EQ(s_.header->units, static_cast<std::int64_t>(units_.size()));
+    const std::int32_t step = 1 << s_.params.step_log2;
+    for (auto& [key, unit] : units_) {
+      SCOPED_TRACE(fmt::format("request {}, KV head {}, row {}", std::get<0>(key), std::get<1>(key),
+                               std::get<2>(key)));
+      ASSERT_EQ(unit.finished, 1) << "outputs are written once";
+      ASSERT_FALSE(unit.items.empty());
+      ASSERT_EQ(unit.items.front().begin, unit.range.begin);
+      ASSERT_EQ(unit.items.back().end, unit.range.end);
+      for (std::size_t i = 1; i < unit.items.size(); ++i) {
+        ASSERT_EQ(unit.items[i].begin, unit.items[i - 1].end) << "a gap or an overlap";
+        ASSERT_EQ(unit.items[i].begin % step, 0) << "cuts lie at absolute multiples of a step";
+      }
+      if (s_.params.absolute && unit.range.end > 0) {  // all cuts there are, whatever the neighbours
+        const auto splits =
+            ((unit.range.end - 1) >> s_.params.step_log2) - (unit.range.begin >> s_.params.step_log2) + 1;
+        ASSERT_EQ(static_cast<std::int32_t>(unit.items.size()), splits);
+      }
+    }
+  }
+
+  const Built& built_;
+  const Schedule& s_;
+  std::map<UnitKey, Unit> units_;
+  std::vector<Slot> slots_;
+  std::int64_t least_ = INT64_MAX;
+  std::int64_t most_ = 0;
+};
+
+/// Every property of the schedule for these requests; `slack` widens the bounds.
+inline void check(const ScheduleParams& params, const std::vector<Request>& requests,
+                  std::int32_t slack = 0) {
+  const Built built(params, requests, slack);
+  ASSERT_TRUE(built.guards_intact());
+  Player(built, requests).play();
+}
+
+}  // namespace halftone::schedule_play
