@@ -65,7 +65,7 @@ void AtomicFile::fail(std::string_view action) const {
                   space ? "free some space or name another place" : "name a writable file"));
 }
 
-AtomicFile::AtomicFile(std::string path) : path_(std::move(path)) {
+AtomicFile::AtomicFile(std::string path, Hiding hiding) : path_(std::move(path)) {
   if (path_.empty()) {
     throw Error(ErrorCode::kInvalidArgument, "output file is '', but must be a file name: name one.");
   }
@@ -93,12 +93,13 @@ AtomicFile::AtomicFile(std::string path) : path_(std::move(path)) {
     mode = 0666 & ~mode;
   }
   const std::size_t slash = target_.rfind('/');
-  open_hidden(slash == std::string::npos ? "." : target_.substr(0, slash + 1), mode);
+  open_hidden(slash == std::string::npos ? "." : target_.substr(0, slash + 1), mode, hiding);
 }
 
-void AtomicFile::open_hidden(const std::string& folder, unsigned mode) {
-  fd_ = ::open(folder.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600);
-  if (fd_ < 0 && (errno == EOPNOTSUPP || errno == EISDIR || errno == EINVAL)) {
+void AtomicFile::open_hidden(const std::string& folder, unsigned mode, Hiding hiding) {
+  const bool named = hiding == Hiding::kNamed;
+  if (!named) fd_ = ::open(folder.c_str(), O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600);
+  if (named || (fd_ < 0 && (errno == EOPNOTSUPP || errno == EISDIR || errno == EINVAL))) {
     const std::string name = hidden_name(target_);
     guard_from_signals(name);
     fd_ = ::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);

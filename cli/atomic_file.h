@@ -17,7 +17,10 @@ namespace halftone::cli {
 /// Throws InvalidArgument (a directory, a missing folder, no permission) and ResourceExhausted (no space).
 class AtomicFile {
  public:
-  explicit AtomicFile(std::string path);
+  /// Where the data waits for commit(). kNamed is what kUnnamed falls back to.
+  enum class Hiding { kUnnamed, kNamed };
+
+  explicit AtomicFile(std::string path, Hiding hiding = Hiding::kUnnamed);
   ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
@@ -27,7 +30,7 @@ class AtomicFile {
   void commit();
 
  private:
-  void open_hidden(const std::string& folder, unsigned mode);
+  void open_hidden(const std::string& folder, unsigned mode, Hiding hiding);
   [[noreturn]] void fail(std::string_view action) const;
 
   std::string path_;    ///< as given, for messages

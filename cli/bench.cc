@@ -1,5 +1,6 @@
 #include "cli/bench.h"
 
+#include <fmt/format.h>
 #include <omp.h>
 
 #include <algorithm>
@@ -11,6 +12,8 @@
 #include "cli/host.h"
 #include "cli/metrics.h"
 #include "cli/owned_cache.h"
+#include "cli/text.h"
+#include "halftone/error.h"
 #include "testing/random.h"
 
 namespace halftone::cli {
@@ -37,6 +40,17 @@ Tensor random_activations(testing::Random& random, std::int64_t tokens, int head
   return Tensor::of(DType::kBFloat16, {tokens, heads, dim}, values);
 }
 
+/// Refuses a case before it makes the machine swap or the kernel kill the process.
+void require_memory(std::int64_t bytes) {
+  const std::int64_t available = cpu_info().memory_available;
+  if (available > 0 && bytes > available / 10 * 9) {
+    throw Error(
+        ErrorCode::kResourceExhausted,
+        fmt::format("the case needs {}, but {} are available: use less --batch, --context or --q-len.",
+                    human_bytes(static_cast<double>(bytes)), human_bytes(static_cast<double>(available))));
+  }
+}
+
 /// Copies of a cache big enough to push each other out of the last-level cache.
 std::int64_t copies_for(std::int64_t bytes) {
   return std::clamp<std::int64_t>((4 * last_level_cache() + bytes - 1) / std::max<std::int64_t>(1, bytes), 1,
@@ -46,6 +60,8 @@ std::int64_t copies_for(std::int64_t bytes) {
 /// A cache whose requests are full: a random stretch of pages, repeated, in shuffled order.
 OwnedCache full_cache(const ProblemShape& shape, std::int64_t copies, testing::Random& random) {
   const KvCacheSpec spec = to_problem(shape).kv;
+  const std::int64_t request_pages = (shape.context + spec.page_size - 1) / spec.page_size;
+  require_memory(copies * shape.batch * request_pages * page_layout(spec).page_bytes);
   OwnedCache cache(spec, static_cast<int>(shape.batch * copies), shape.context);
   const std::int64_t pages = cache.pages.shape()[0], page_bytes = cache.pages.shape()[1];
   const std::int64_t source_pages = std::min<std::int64_t>(pages, std::max(1, 512 / spec.page_size));
@@ -131,7 +147,8 @@ BenchRow time_attention(const BenchCase& setup, int repeats) {
   return row;
 }
 
-/// Appends q_len tokens to the end of every request.
+/// Appends q_len tokens to every request. Only the pages of these tokens exist; the first starts where a
+/// context of this length ends in its page.
 BenchRow time_append(const BenchCase& setup, int repeats) {
   const ProblemShape& shape = setup.shape;
   const KvCacheSpec spec = to_problem(shape).kv;
@@ -143,10 +160,12 @@ BenchRow time_append(const BenchCase& setup, int repeats) {
   const std::int64_t copies = copies_for(row.bytes);
   row.copies = static_cast<int>(copies);
   row.cold = copies * row.bytes > 2 * last_level_cache();
+  const std::int64_t offset = (shape.context - shape.q_len) % spec.page_size;
+  require_memory(2 * copies * row.bytes);
   testing::Random random(1);
   const Tensor k = random_activations(random, tokens, spec.kv_heads, spec.head_dim);
   const Tensor v = random_activations(random, tokens, spec.kv_heads, spec.v_dim());
-  OwnedCache cache(spec, static_cast<int>(shape.batch * copies), shape.context);
+  OwnedCache cache(spec, static_cast<int>(shape.batch * copies), offset + shape.q_len);
   cache.calibrate(k.view(), v.view());
   std::vector<Tensor> inputs;  // K and V of each copy
   for (std::int64_t c = 0; c < copies; ++c) {
@@ -162,8 +181,7 @@ BenchRow time_append(const BenchCase& setup, int repeats) {
       [&](std::int64_t copy) {
         for (std::int64_t t = 0; t < tokens; ++t) {
           const std::int64_t request = copy * shape.batch + t / shape.q_len;
-          slots[static_cast<std::size_t>(t)] =
-              request * request_tokens + shape.context - shape.q_len + t % shape.q_len;
+          slots[static_cast<std::size_t>(t)] = request * request_tokens + offset + t % shape.q_len;
         }
         args.k = inputs[static_cast<std::size_t>(2 * copy)].view();
         args.v = inputs[static_cast<std::size_t>(2 * copy + 1)].view();

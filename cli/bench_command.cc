@@ -163,7 +163,7 @@ void add_bench(CLI::App& app, Terminal& terminal) {
   auto options = std::make_shared<Options>();
   ProblemShape& shape = options->shape;
   command->footer(
-      "\nEvery call reads a cache that the calls before it pushed out of the CPU's caches. GB/s counts the "
+      "Every call reads a cache that the calls before it pushed out of the CPU's caches. GB/s counts the "
       "least\n"
       "traffic that the call needs, and is compared with reading memory on the same threads in the same "
       "run.\n\n"
@@ -172,35 +172,41 @@ void add_bench(CLI::App& app, Terminal& terminal) {
       "  halftone bench --formats int8-head,int4-g32 --batch 1,8 --context 1024,8192 --json bench.json\n"
       "  halftone bench --suite prefill --context 1024 --threads 4\n"
       "  halftone bench --suite append --q-len 64\n");
-  command->add_option("--suite", options->suite, "decode, prefill or append")->capture_default_str();
+  command->add_option("--suite", options->suite, "decode, prefill or append")
+      ->type_name("NAME")
+      ->capture_default_str();
   command->add_option("-f,--formats", options->formats, "Comma-separated formats, K:V and +rot allowed")
+      ->type_name("FORMATS")
       ->capture_default_str();
   command->add_option("--batch", options->batch, "Requests, comma-separated (8; prefill: 1)")
+      ->type_name("N,...")
       ->delimiter(',')
-      ->check(CLI::Range(1, 65536));
+      ->check(between(1, 65536));
   command
       ->add_option("--context", options->context, "Keys of a request, comma-separated (8192; prefill: 2048)")
+      ->type_name("N,...")
       ->delimiter(',')
-      ->check(CLI::Range(1, 1 << 24));
+      ->check(between(1, 1 << 24));
   command
       ->add_option("--q-len", options->q_len,
                    "Queries or appended tokens of a request (1; prefill: --context)")
-      ->check(CLI::Range(1, 1 << 24));
+      ->check(between(1, 1 << 24));
   command->add_option("--q-heads", shape.q_heads, "Query heads")
-      ->check(CLI::Range(1, 65536))
+      ->check(between(1, 65536))
       ->capture_default_str();
   command->add_option("--kv-heads", shape.kv_heads, "KV heads")
-      ->check(CLI::Range(1, 65536))
+      ->check(between(1, 65536))
       ->capture_default_str();
   command->add_option("--head-dim", shape.head_dim, "Head dimension")->capture_default_str();
   command->add_option("--page-size", shape.page_size, "Tokens per page")->capture_default_str();
   command->add_option("--policy", options->policy, "fast, reproducible or batch_invariant")
+      ->type_name("NAME")
       ->capture_default_str();
   command->add_option("--threads", options->threads, "CPU threads (default: OMP_NUM_THREADS or all)")
-      ->check(CLI::Range(1, 1024));
+      ->check(between(1, 1024));
   command->add_option("--repeat", options->repeat, "Calls per case (default: half a second, at least 5)")
-      ->check(CLI::Range(1, 1000000));
-  command->add_option("--json", options->json, "Write the figures as JSON (- for stdout)");
+      ->check(between(1, 1000000));
+  command->add_option("--json", options->json, "Write the figures as JSON (- for stdout)")->type_name("FILE");
   command->callback([options, &terminal] { run_bench(*options, terminal); });
 }
 

@@ -26,6 +26,20 @@ constexpr const char* kFooter =
     "Exit codes: 0 done, 1 failure (bad file, no space, unsupported), 2 wrong usage.\n"
     "Errors are one line on stderr. Progress shows only on a terminal. NO_COLOR turns colour off.";
 
+/// Options as "--tokens N", with the default behind the name: "--page-size N=64".
+class HelpFormatter : public CLI::Formatter {
+ public:
+  std::string make_option_opts(const CLI::Option* option) const override {
+    if (option->get_type_size() == 0) return "";
+    std::string type = option->get_type_name();
+    if (type == "INT") type = "N";
+    if (type == "FLOAT") type = "X";
+    std::string text = type.empty() ? "" : " " + type;
+    if (!option->get_default_str().empty()) text += "=" + option->get_default_str();
+    return text;
+  }
+};
+
 int report(Terminal& terminal, std::string_view sentence, int code) {
   fmt::print(terminal.err, "halftone: error: {}\n", sentence);
   return code;
@@ -59,8 +73,9 @@ int run_command(int argc, const char* const* argv, Terminal terminal) {
   app.set_version_flag("--version", std::string("halftone ") + HALFTONE_VERSION,
                        "Print the version and exit");
   app.require_subcommand(1);
-  app.get_formatter()->column_width(30);
-  app.get_formatter()->label("REQUIRED", "(required)");
+  const auto formatter = std::make_shared<HelpFormatter>();
+  formatter->column_width(30);
+  app.formatter(formatter);
   add_eval(app, terminal);
   add_formats(app, terminal);
   add_quantize(app, terminal);

@@ -258,22 +258,43 @@ std::vector<CapturedLayer> select_layers(const SafetensorsReader& file, const Ev
   return chosen;
 }
 
+/// Fills in report.formats. Refuses a format that was asked for and does not fit before any work is done.
+void choose_formats(const std::vector<CapturedLayer>& layers, EvalReport& report) {
+  const auto check = [&](const FormatChoice& choice) {
+    for (const CapturedLayer& layer : layers) {
+      page_layout(choice.spec(layer.kv_heads, layer.head_dim, layer.v_dim, report.options.page_size));
+    }
+  };
+  if (!report.options.formats.empty()) {
+    for (const FormatChoice& choice : report.options.formats) {
+      check(choice);
+      report.formats.emplace_back().choice = choice;
+    }
+    return;
+  }
+  check(parse_choice("bf16", "--formats"));  // what bf16 refuses, no format accepts
+  for (const FormatChoice& choice : default_choices()) {
+    try {
+      check(choice);
+      report.formats.emplace_back().choice = choice;
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kInvalidArgument && error.code() != ErrorCode::kUnsupported) throw;
+      report.skipped.push_back(choice.name);
+    }
+  }
+}
+
 }  // namespace
 
 EvalReport evaluate(const std::string& path, const EvalOptions& options, Terminal& terminal) {
   const SafetensorsReader file(path);
   const std::vector<CapturedLayer> layers = select_layers(file, options);
-  for (const CapturedLayer& layer : layers) {  // refuse what does not fit before any work
-    for (const FormatChoice& choice : options.formats) {
-      page_layout(choice.spec(layer.kv_heads, layer.head_dim, layer.v_dim, options.page_size));
-    }
-  }
   EvalReport report;
   report.file = path;
   report.options = options;
-  for (const FormatChoice& choice : options.formats) report.formats.emplace_back().choice = choice;
+  choose_formats(layers, report);
   {
-    Progress progress(terminal, static_cast<std::int64_t>(layers.size() * (options.formats.size() + 1)));
+    Progress progress(terminal, static_cast<std::int64_t>(layers.size() * (report.formats.size() + 1)));
     for (const CapturedLayer& captured : layers) {
       progress.step(captured.name() + ": exact attention");
       const LoadedLayer layer = load_layer(file, captured, options);

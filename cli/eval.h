@@ -14,7 +14,7 @@
 namespace halftone::cli {
 
 struct EvalOptions {
-  std::vector<FormatChoice> formats;
+  std::vector<FormatChoice> formats;  ///< empty: every named format that fits
   AxisOrder order = AxisOrder::kTokensHeadsDim;
   int page_size = 64;
   std::int64_t tokens = 0;          ///< use the first tokens only; 0: all
@@ -75,6 +75,7 @@ struct EvalReport {
   EvalOptions options;
   std::vector<LayerReport> layers;
   std::vector<FormatResult> formats;  ///< by falling bytes per token
+  std::vector<std::string> skipped;   ///< named formats that do not fit the head dimensions
   Conclusion conclusion;
   double bf16_rounding = 0;  ///< largest over layers
 };

@@ -110,6 +110,10 @@ void print_text(Terminal& terminal, const EvalReport& report, const CommandLine&
       "Times: causal attention of all layers on this CPU, {} threads, fp32 output. * nothing is smaller and\n"
       "more exact.\n\n",
       percent(report.bf16_rounding), omp_get_max_threads());
+  if (!report.skipped.empty()) {
+    fmt::print(terminal.out, "Left out, because they do not fit head_dim {}: {}.\n\n", shape.head_dim,
+               fmt::join(report.skipped, ", "));
+  }
   fmt::print(terminal.out, "{}\n", terminal.bold(report.conclusion.sentence));
   if (!line.html.empty() && line.html != "-")
     fmt::print(terminal.out, "Wrote {}.\n", printable(line.html, 4096));
@@ -117,7 +121,7 @@ void print_text(Terminal& terminal, const EvalReport& report, const CommandLine&
 
 void run_eval(CommandLine& line, Terminal& terminal) {
   line.options.order = parse_axis_order(line.layout);
-  line.options.formats = line.formats.empty() ? default_choices() : parse_choices(line.formats, "--formats");
+  if (!line.formats.empty()) line.options.formats = parse_choices(line.formats, "--formats");
   check_page_size(line.options.page_size, "--page-size");
   if (line.json == "-" && line.html == "-")
     throw UsageError("--json and --html are both -: name a file for one.");
@@ -212,6 +216,7 @@ nlohmann::ordered_json to_json(const EvalReport& report) {
     for (const LayerResult& r : f.layers) row["layers"].push_back(layer_json(r));
     json["formats"].push_back(std::move(row));
   }
+  json["skipped"] = report.skipped;
   const auto name = [&](int i) {
     return i < 0 ? nlohmann::ordered_json(nullptr)
                  : nlohmann::ordered_json(report.formats[static_cast<std::size_t>(i)].choice.name);
@@ -229,33 +234,38 @@ void add_eval(CLI::App& app, Terminal& terminal) {
   CLI::App* command = app.add_subcommand("eval", "Measure what each format costs on captured q, k and v");
   auto line = std::make_shared<CommandLine>();
   EvalOptions& options = line->options;
-  command->footer(std::string("\nInput:\n") + std::string(naming_help()) + kFooterExamples);
+  command->footer(std::string("Input:\n") + std::string(naming_help()) + kFooterExamples);
   command->add_option("file", line->file, "Capture: q, k and v of one or more layers (.safetensors)")
+      ->type_name("")
       ->required();
-  command->add_option("-f,--formats", line->formats,
-                      "Comma-separated formats, K:V and +rot allowed (default: all)");
+  command
+      ->add_option("-f,--formats", line->formats,
+                   "Comma-separated formats, K:V and +rot allowed (default: all)")
+      ->type_name("FORMATS");
   command->add_option("--max-error", options.max_error, "Output error that the conclusion tolerates")
-      ->check(CLI::PositiveNumber)
+      ->check(positive())
       ->capture_default_str();
-  command->add_option("--html", line->html, "Write a self-contained page with plots (- for stdout)");
-  command->add_option("--json", line->json, "Write all figures as JSON (- for stdout)");
+  command->add_option("--html", line->html, "Write a self-contained page with plots (- for stdout)")
+      ->type_name("FILE");
+  command->add_option("--json", line->json, "Write all figures as JSON (- for stdout)")->type_name("FILE");
   command->add_flag("--per-layer", line->per_layer, "Print a table of every layer as well");
   command->add_option("--layers", options.layers, "Use these layers only, counted from 0: 0,3,7")
+      ->type_name("N,...")
       ->delimiter(',');
-  command->add_option("--tokens", options.tokens, "Use the first tokens only")->check(CLI::PositiveNumber);
+  command->add_option("--tokens", options.tokens, "Use the first tokens only")->check(positive());
   command->add_option("--max-queries", options.max_queries, "Judge the last queries only")
-      ->check(CLI::PositiveNumber)
+      ->check(positive())
       ->capture_default_str();
-  command->add_option("--layout", line->layout, "Axes of the tensors: thd or htd")->capture_default_str();
-  command->add_option("--scale", options.scale, "Logit scale (default: 1/sqrt(head_dim))")
-      ->check(CLI::PositiveNumber);
-  command->add_option("--softcap", options.softcap, "Logit softcap, as in Gemma 2")
-      ->check(CLI::PositiveNumber);
+  command->add_option("--layout", line->layout, "Axes of the tensors: thd or htd")
+      ->type_name("AXES")
+      ->capture_default_str();
+  command->add_option("--scale", options.scale, "Logit scale (default: 1/sqrt(head_dim))")->check(positive());
+  command->add_option("--softcap", options.softcap, "Logit softcap, as in Gemma 2")->check(positive());
   command->add_option("--window", options.window, "Sliding window: keys to the left of a query")
-      ->check(CLI::NonNegativeNumber);
+      ->check(between(0, 1 << 30));
   command->add_option("--page-size", options.page_size, "Tokens per page")->capture_default_str();
   command->add_option("--threads", line->threads, "CPU threads (default: OMP_NUM_THREADS or all)")
-      ->check(CLI::Range(1, 1024));
+      ->check(between(1, 1024));
   command->callback([line, &terminal] { run_eval(*line, terminal); });
 }
 

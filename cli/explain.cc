@@ -80,43 +80,45 @@ void add_explain(CLI::App& app, Terminal& terminal) {
   auto options = std::make_shared<Options>();
   ProblemShape& shape = options->shape;
   command->footer(
-      "\nAttention is causal, Q and O are bf16. The floor is what any kernel must move and compute.\n\n"
+      "Attention is causal, Q and O are bf16. The floor is what any kernel must move and compute.\n\n"
       "Examples:\n"
       "  halftone explain --batch 8 --context 8192 --format int4-g32 --bandwidth 40\n"
       "  halftone explain --lengths 100,8000,31 --format int8-head --workers 16   how a ragged batch is "
       "shared out\n"
       "  halftone explain --q-len 1024 --context 1024 --batch 1                  prefill\n");
-  command->add_option("-f,--format", options->format, "Format of K and V, or K:V")->capture_default_str();
-  command->add_option("--batch", shape.batch, "Requests")
-      ->check(CLI::Range(0, 1 << 20))
+  command->add_option("-f,--format", options->format, "Format of K and V, or K:V")
+      ->type_name("FORMAT")
       ->capture_default_str();
+  command->add_option("--batch", shape.batch, "Requests")->check(between(0, 1 << 20))->capture_default_str();
   command->add_option("--context", shape.context, "Keys of a request")
-      ->check(CLI::Range(1, 1 << 30))
+      ->check(between(1, 1 << 30))
       ->capture_default_str();
   command->add_option("--q-len", shape.q_len, "Queries of a request")
-      ->check(CLI::Range(1, 1 << 24))
+      ->check(between(1, 1 << 24))
       ->capture_default_str();
   command
       ->add_option("--lengths", options->lengths,
                    "Keys of each request: 100,8000,31 (sets --batch, --context)")
+      ->type_name("N,...")
       ->delimiter(',')
-      ->check(CLI::Range(0, 1 << 30));
+      ->check(between(0, 1 << 30));
   command->add_option("--q-lengths", options->q_lengths, "Queries of each request")
+      ->type_name("N,...")
       ->delimiter(',')
-      ->check(CLI::Range(0, 1 << 24));
+      ->check(between(0, 1 << 24));
   command->add_option("--q-heads", shape.q_heads, "Query heads")->capture_default_str();
   command->add_option("--kv-heads", shape.kv_heads, "KV heads")->capture_default_str();
   command->add_option("--head-dim", shape.head_dim, "Head dimension")->capture_default_str();
   command->add_option("--v-head-dim", shape.v_dim, "Head dimension of V (default: --head-dim)");
   command->add_option("--page-size", shape.page_size, "Tokens per page")->capture_default_str();
   command->add_option("--window", shape.window, "Sliding window: keys to the left")
-      ->check(CLI::NonNegativeNumber);
+      ->check(between(0, 1 << 30));
   command->add_option("--policy", options->policy, "fast, reproducible or batch_invariant")
+      ->type_name("NAME")
       ->capture_default_str();
   command->add_option("--workers", shape.workers, "Workers (default: one per thread)")
-      ->check(CLI::Range(1, 65536));
-  command->add_option("--bandwidth", options->bandwidth, "Memory bandwidth in GB/s")
-      ->check(CLI::PositiveNumber);
+      ->check(between(1, 65536));
+  command->add_option("--bandwidth", options->bandwidth, "Memory bandwidth in GB/s")->check(positive());
   command->callback([options, &terminal] { run_explain(*options, terminal); });
 }
 

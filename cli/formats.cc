@@ -79,7 +79,7 @@ void add_formats(CLI::App& app, Terminal& terminal) {
   auto options = std::make_shared<Options>();
   command->add_option("--head-dim", options->head_dim, "Head dimension")->capture_default_str();
   command->add_option("--kv-heads", options->kv_heads, "KV heads of a layer")
-      ->check(CLI::Range(1, 65536))
+      ->check(between(1, 65536))
       ->capture_default_str();
   command->add_flag("--json", options->json, "Print JSON instead of a table");
   command->callback([options, &terminal] { run(terminal, *options); });

@@ -123,7 +123,7 @@ void add_quantize(CLI::App& app, Terminal& terminal) {
   CLI::App* command = app.add_subcommand("quantize", "Pack k and v of every layer into pages of a format");
   auto options = std::make_shared<QuantizeOptions>();
   command->footer(
-      std::string("\nInput:\n") + std::string(naming_help()) +
+      std::string("Input:\n") + std::string(naming_help()) +
       "q is not needed and not kept.\n\n"
       "Output, of each layer:\n"
       "  layers.<i>.pages    U8 [pages, page_bytes], the native page layout (docs/formats.md)\n"
@@ -134,14 +134,20 @@ void add_quantize(CLI::App& app, Terminal& terminal) {
       "  halftone quantize capture.safetensors packed.safetensors --format int4-g32\n"
       "  halftone quantize capture.safetensors packed.safetensors --format int4-g32+rot --v-format "
       "int8-head\n");
-  command->add_option("in", options->in, "Capture with k and v (.safetensors)")->required();
-  command->add_option("out", options->out, "Packed cache to write; appears only when complete")->required();
-  command->add_option("-f,--format", options->format, "Format of K and V, or K:V")->capture_default_str();
-  command->add_option("--v-format", options->v_format, "Format of V when it differs");
+  command->add_option("in", options->in, "Capture with k and v (.safetensors)")->type_name("")->required();
+  command->add_option("out", options->out, "Packed cache to write; appears only when complete")
+      ->type_name("")
+      ->required();
+  command->add_option("-f,--format", options->format, "Format of K and V, or K:V")
+      ->type_name("FORMAT")
+      ->capture_default_str();
+  command->add_option("--v-format", options->v_format, "Format of V when it differs")->type_name("FORMAT");
   command->add_flag("--rotate-k", options->rotate_k, "Store K after a Hadamard rotation");
   command->add_flag("--rotate-v", options->rotate_v, "Store V after a Hadamard rotation");
   command->add_option("--page-size", options->page_size, "Tokens per page")->capture_default_str();
-  command->add_option("--layout", options->layout, "Axes of the tensors: thd or htd")->capture_default_str();
+  command->add_option("--layout", options->layout, "Axes of the tensors: thd or htd")
+      ->type_name("AXES")
+      ->capture_default_str();
   command->callback([options, &terminal] { quantize(*options, terminal); });
 }
 
@@ -149,12 +155,16 @@ void add_dequantize(CLI::App& app, Terminal& terminal) {
   CLI::App* command = app.add_subcommand("dequantize", "Turn a packed cache back into k and v");
   auto options = std::make_shared<DequantizeOptions>();
   command->footer(
-      "\nWrites layers.<i>.k and layers.<i>.v [tokens, heads, dim], rotations undone.\n\n"
+      "Writes layers.<i>.k and layers.<i>.v [tokens, heads, dim], rotations undone.\n\n"
       "Example:\n"
       "  halftone dequantize packed.safetensors kv.safetensors --dtype f32\n");
-  command->add_option("in", options->in, "Packed cache from `halftone quantize`")->required();
-  command->add_option("out", options->out, "File to write; appears only when complete")->required();
-  command->add_option("--dtype", options->dtype, "bf16, f16 or f32")->capture_default_str();
+  command->add_option("in", options->in, "Packed cache from `halftone quantize`")->type_name("")->required();
+  command->add_option("out", options->out, "File to write; appears only when complete")
+      ->type_name("")
+      ->required();
+  command->add_option("--dtype", options->dtype, "bf16, f16 or f32")
+      ->type_name("NAME")
+      ->capture_default_str();
   command->callback([options, &terminal] { dequantize_file(*options, terminal); });
 }
 

@@ -1,5 +1,6 @@
 // The page that `halftone eval --html` writes: no script, no external resource; plots are inline SVG.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <omp.h>
 
 #include <algorithm>
@@ -112,7 +113,12 @@ std::string format_table(const EvalReport& report) {
         : f.pareto ? "on the line"
                    : "");
   }
-  return html + "</table></div>\n";
+  html += "</table></div>\n";
+  if (!report.skipped.empty()) {
+    html += fmt::format("<p class=\"soft\">Left out, because they do not fit head_dim {}: {}.</p>\n",
+                        report.layers.front().shape.head_dim, fmt::join(report.skipped, ", "));
+  }
+  return html;
 }
 
 std::string layer_table(const EvalReport& report) {

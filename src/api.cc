@@ -13,6 +13,10 @@
 #include "plan/validate.h"
 #include "plan/validate_cache.h"
 
+#ifdef HALFTONE_WITH_CUDA
+#include "cuda/backend.h"
+#endif
+
 namespace halftone {
 namespace {
 
@@ -45,7 +49,11 @@ void schedule(const Plan& plan, const SequenceLengths& lengths, const TensorView
       planning::fill_schedule(impl, lengths, planning::carve_workspace(impl, bytes_of(workspace)).schedule);
       return;
     case DeviceType::kCuda:
+#ifdef HALFTONE_WITH_CUDA
+      return cuda::schedule(impl, lengths, bytes_of(workspace), stream);
+#else
       no_backend("schedule", impl.problem.device);
+#endif
   }
 }
 
@@ -57,7 +65,11 @@ void run(const Plan& plan, const AttentionArgs& args, const TensorView& workspac
       cpu::run(impl, args, bytes_of(workspace));
       return;
     case DeviceType::kCuda:
+#ifdef HALFTONE_WITH_CUDA
+      return cuda::run(impl, args, bytes_of(workspace), stream);
+#else
       no_backend("run", impl.problem.device);
+#endif
   }
 }
 
@@ -106,7 +118,11 @@ void append(const PagedKv& cache, const AppendArgs& args, Stream stream) {
       cpu::append(cache, args);
       return;
     case DeviceType::kCuda:
+#ifdef HALFTONE_WITH_CUDA
+      return cuda::append(cache, args, stream);
+#else
       no_backend("append", cache.pages.device);
+#endif
   }
 }
 

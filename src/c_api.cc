@@ -117,7 +117,7 @@ const char* halftone_version(void) { return HALFTONE_VERSION; }
 
 uint32_t halftone_abi_version(void) { return HALFTONE_ABI_VERSION; }
 
-const char* halftone_status_name(halftone_status status) {
+const char* halftone_status_name(int32_t status) {
   if (status == HALFTONE_OK) return "OK";
   if (status < HALFTONE_INVALID_ARGUMENT || status > HALFTONE_INTERNAL) return "Unknown";
   return error_code_name(static_cast<ErrorCode>(status));

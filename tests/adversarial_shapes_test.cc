@@ -181,7 +181,8 @@ TEST(Shapes, UnsupportedPageSizes) {
 
 TEST(Shapes, Int4WithAPartialGroup) {
   const std::pair<int, int> partial[] = {{80, 32}, {80, 64}, {96, 64}, {96, 128}, {64, 128}, {192, 128}};
-  for (const auto& [dim, group] : partial) {
+  for (const auto& sizes : partial) {
+    const int dim = sizes.first, group = sizes.second;
     for (const DType dtype : {DType::kInt4, DType::kInt8, DType::kFloat8E4M3}) {
       KvFormat format{.dtype = dtype, .granularity = Granularity::kGroup, .group_size = group};
       expect_error(kInvalidArgument, {"k_format", std::to_string(group), std::to_string(dim)},

@@ -41,7 +41,7 @@ class EvalTest : public CliTest {
 TEST_F(EvalTest, JsonHasEveryFormatAndField) {
   const json report = evaluate({write_capture(2)});
   for (const char* key : {"halftone", "commit", "compiler", "date", "device", "file", "options", "layers",
-                          "formats", "conclusion"}) {
+                          "formats", "conclusion", "skipped"}) {
     EXPECT_TRUE(report.contains(key)) << key;
   }
   EXPECT_EQ(report["layers"].size(), 2U);

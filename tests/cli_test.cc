@@ -7,6 +7,7 @@
 #include <cstring>
 #include <thread>
 
+#include "cli/format_choice.h"
 #include "cli/packed.h"
 #include "cli_support.h"
 #include "testing/cache.h"
@@ -55,9 +56,8 @@ TEST_F(CliTest, QuantizeThenDequantizeEqualsTheLibrary) {
   write_file(path("in.safetensors"), tensors);
   const DType dtypes[] = {DType::kBFloat16, DType::kFloat16, DType::kFloat32};
   int turn = 0;
-  for (const std::string format :
-       {"int8-head", "int4-g32", "int4-row+rot", "fp8-head", "int8-tensor:int4-g64", "bf16",
-        "int8-head-asym:fp8-token-head+rot", "int8-static-head-asym"}) {
+  for (const char* format : {"int8-head", "int4-g32", "int4-row+rot", "fp8-head", "int8-tensor:int4-g64",
+                             "bf16", "int8-token-head-asym:fp8-token-head+rot", "int8-static-head-asym"}) {
     const DType dtype = dtypes[turn++ % 3];
     const int page_size = turn % 2 == 0 ? 16 : 64;
     ASSERT_EQ(run({"quantize", path("in.safetensors"), path("packed.safetensors"), "--format", format,
@@ -146,19 +146,24 @@ TEST_F(CliTest, DequantizeRefusesWhatDoesNotFit) {
   expect_failure(dequantize_changed("", {}, {{"format", "other"}}), 1, "is no packed cache");
   expect_failure(dequantize_changed("layers.0.pages", {}, {}), 1, "'layers.0.pages' is missing");
   expect_failure(dequantize_changed("layers.0.k_scale", {}, {}), 1, "'layers.0.k_scale' is missing");
+  const auto one = [](const char* name, Tensor tensor) {
+    std::vector<Capture> captures;
+    captures.push_back({name, std::move(tensor)});
+    return captures;
+  };
   const std::int32_t long_length[] = {100'000};
   const std::int32_t negative[] = {-1};
   expect_failure(
-      dequantize_changed("layers.0.lengths", {{"layers.0.lengths", Tensor::of({1}, long_length)}}, {}), 1,
+      dequantize_changed("layers.0.lengths", one("layers.0.lengths", Tensor::of({1}, long_length)), {}), 1,
       "says 100000 tokens");
   expect_failure(
-      dequantize_changed("layers.0.lengths", {{"layers.0.lengths", Tensor::of({1}, negative)}}, {}), 1,
+      dequantize_changed("layers.0.lengths", one("layers.0.lengths", Tensor::of({1}, negative)), {}), 1,
       "says -1 tokens");
   const float bad_scale[] = {1.0F, std::numeric_limits<float>::quiet_NaN()}, zero_scale[] = {0.0F, 1.0F};
   for (const float* scales : {bad_scale, zero_scale}) {
     expect_failure(
         dequantize_changed("layers.0.v_scale",
-                           {{"layers.0.v_scale", Tensor::of(DType::kFloat32, {2}, {scales, 2})}}, {}),
+                           one("layers.0.v_scale", Tensor::of(DType::kFloat32, {2}, {scales, 2})), {}),
         1, "must be finite and above 0");
   }
   expect_failure(dequantize_changed("", {}, spec("\"head_dim\":64", "\"head_dim\":128")), 1,
@@ -171,8 +176,8 @@ TEST_F(CliTest, DequantizeRefusesWhatDoesNotFit) {
   expect_failure(dequantize_changed("", {}, spec("fp8-head", "fp9-head")), 1, "is not usable");
   expect_failure(dequantize_changed("", {}, spec("\"rotate_k\":false", "\"rotate_k\":0")), 1, "wrong type");
   expect_failure(dequantize_changed("", {}, spec("rotate_v", "rotate_x")), 1, "lacks a field");
-  for (const std::string text : {std::string("{"), std::string("[]"), std::string(""), std::string(3000, '['),
-                                 std::string(10'000, ' ')}) {
+  for (const std::string& text : {std::string("{"), std::string("[]"), std::string(""),
+                                  std::string(3000, '['), std::string(10'000, ' ')}) {
     expect_failure(dequantize_changed("", {}, {{"layers.0.spec", text}}), 1, "is not a JSON object");
   }
 }

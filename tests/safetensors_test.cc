@@ -434,53 +434,5 @@ TEST_F(SafetensorsTest, UnfinishedWriteLeavesNothing) {
   EXPECT_EQ(files_in_folder(), 1U);
 }
 
-TEST_F(SafetensorsTest, KilledWriteLeavesNothing) {
-  for (const int signal_number : {SIGINT, SIGTERM, SIGHUP, SIGKILL}) {
-    const pid_t child = ::fork();
-    if (child == 0) {
-      SafetensorsWriter writer(path(), {{"a", DType::kUInt8, {8}}}, {});
-      const std::string half = "1234";
-      writer.write(std::as_bytes(std::span(half)));
-      ::raise(signal_number);
-      ::_exit(0);
-    }
-    int status = 0;
-    ASSERT_EQ(::waitpid(child, &status, 0), child);
-    EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == signal_number) << signal_number;
-    EXPECT_EQ(files_in_folder(), 0U) << "after signal " << signal_number;
-  }
-}
-
-TEST_F(SafetensorsTest, AtomicFileKeepsModeFollowsLinksAndSparesDevices) {
-  store("old");
-  ::chmod(path().c_str(), 0640);
-  fs::create_symlink("x.safetensors", path("link"));
-  write_text(path("link"), "new");
-  EXPECT_TRUE(fs::is_symlink(path("link")));
-  std::string content;
-  std::ifstream(path()) >> content;
-  EXPECT_EQ(content, "new");
-  EXPECT_EQ(static_cast<unsigned>(fs::status(path()).permissions()), 0640U);
-  EXPECT_EQ(files_in_folder(), 2U);
-  write_text("/dev/null", "gone");
-  EXPECT_TRUE(fs::is_character_file("/dev/null"));
-}
-
-TEST_F(SafetensorsTest, AtomicFileErrors) {
-  const auto refuse = [](const std::string& name, ErrorCode code) {
-    try {
-      write_text(name, std::string(100'000, 'x'));
-      ADD_FAILURE() << "no error for " << name;
-    } catch (const Error& error) {
-      EXPECT_EQ(error.code(), code) << error.what();
-    }
-  };
-  refuse(folder_.string(), ErrorCode::kInvalidArgument);
-  refuse(path("absent/x"), ErrorCode::kInvalidArgument);
-  refuse("", ErrorCode::kInvalidArgument);
-  refuse("/dev/full", ErrorCode::kResourceExhausted);
-  EXPECT_EQ(files_in_folder(), 0U);
-}
-
 }  // namespace
 }  // namespace halftone::cli

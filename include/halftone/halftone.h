@@ -6,7 +6,7 @@
  * errors are found before any work is done: outputs are untouched. No C++ exception leaves a function.
  *
  * Structs. Every struct begins with struct_size and abi_version, which its init function sets. A struct
- * refers to another through a pointer, so each can grow at its end:
+ * refers to another through a pointer, so each can grow at its end.
  * A struct_size below the library's means a caller built against an older header: the missing fields take the
  * defaults of the init function (those without a default must be there). A struct_size above it means a newer
  * header: accepted while the unknown tail is zero. Everything that a struct points to need only live during
@@ -67,7 +67,7 @@ typedef enum halftone_status {
 } halftone_status;
 
 /* "OK", "InvalidArgument", "Unsupported", ...; "Unknown" for any other value. A string constant. */
-HALFTONE_API const char* halftone_status_name(halftone_status status);
+HALFTONE_API const char* halftone_status_name(int32_t status);
 
 /* The sentence of the last call that failed on this thread, at most 2047 bytes; "" before the first failure.
  * A call that succeeds leaves it as it is. Valid until the next failure on this thread. */
@@ -100,6 +100,7 @@ typedef enum halftone_device_type { HALFTONE_DEVICE_CPU = 0, HALFTONE_DEVICE_CUD
 HALFTONE_API halftone_status halftone_device_name(int32_t device_type, int32_t device_index, char* buffer,
                                                   size_t capacity, size_t* length);
 
+/* Dimensions that a tensor may have. */
 #define HALFTONE_MAX_RANK 5
 
 /* A view of memory that the caller owns, in the manner of DLPack's DLTensor. */
@@ -246,6 +247,7 @@ typedef struct halftone_paged_kv {
   const halftone_tensor* v_min;       /* optional */
 } halftone_paged_kv;
 
+/* Sets the defaults: no tensors, trusted block table. */
 HALFTONE_API halftone_status halftone_paged_kv_init(halftone_paged_kv* cache, size_t struct_size);
 
 /* Which dims a rotary embedding pairs. */
@@ -272,6 +274,7 @@ typedef struct halftone_append_args {
   const halftone_tensor* status;       /* int32 [1], sticky: bit 1 = non-finite input; optional on the CPU */
 } halftone_append_args;
 
+/* Sets the defaults: no tensors, no rotary embedding. */
 HALFTONE_API halftone_status halftone_append_args_init(halftone_append_args* args, size_t struct_size);
 
 /* Quantises K and V and writes them into the cache. The caller updates `lengths` afterwards. Only the bytes
@@ -298,8 +301,8 @@ typedef enum halftone_kv_part { HALFTONE_PART_K = 0, HALFTONE_PART_V = 1 } halft
 
 /* FBGEMM gen_ai INT4 rows: [half2{scale, shift} x groups][nibbles, even dim low], x = q * scale + shift.
  * rows: uint8 [T, kv_heads, 4 * groups + dim/2]; token t lives in slot slots[t] (int64 [T], >= 0). The part's
- * format must be asymmetric int4 with f16 scales and as many groups; both directions are exact. CPU only.
- * Fails with INVALID_ARGUMENT, UNSUPPORTED or OUT_OF_RANGE. */
+ * format must be asymmetric int4 with f16 scales and as many groups, not rotated; both directions are exact.
+ * CPU only. Fails with INVALID_ARGUMENT, UNSUPPORTED or OUT_OF_RANGE. */
 HALFTONE_API halftone_status halftone_import_fbgemm_int4(const halftone_paged_kv* cache, int32_t part,
                                                          const halftone_tensor* rows,
                                                          const halftone_tensor* slots);
@@ -382,6 +385,7 @@ typedef struct halftone_plan_info {
   int64_t workspace_bytes; /* the whole workspace */
 } halftone_plan_info;
 
+/* Prepares *info for halftone_plan_get_info(). */
 HALFTONE_API halftone_status halftone_plan_info_init(halftone_plan_info* info, size_t struct_size);
 
 /* Fills an initialised *info. Its strings live as long as the plan. */
@@ -411,6 +415,7 @@ typedef struct halftone_sequence_lengths {
   const halftone_tensor* cu_kv;      /* int32 [batch + 1]: plain K and V only */
 } halftone_sequence_lengths;
 
+/* Sets the defaults: no tensors. */
 HALFTONE_API halftone_status halftone_sequence_lengths_init(halftone_sequence_lengths* lengths,
                                                             size_t struct_size);
 
@@ -438,6 +443,7 @@ typedef struct halftone_attention_args {
   const halftone_tensor* status;       /* optional int32 [1], sticky: bit 0 = a bad block-table entry */
 } halftone_attention_args;
 
+/* Sets the defaults: no tensors. */
 HALFTONE_API halftone_status halftone_attention_args_init(halftone_attention_args* args, size_t struct_size);
 
 /* Computes attention. `workspace` must hold a schedule of this plan. A row that sees no key gives zeros and

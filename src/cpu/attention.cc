@@ -37,7 +37,7 @@ Element element_of(const KvFormat& f) {
     case DType::kInt8:
       return f.asymmetric ? Element::kU8 : Element::kI8;
     case DType::kInt4:
-      return Element::kI4;
+      return f.asymmetric ? Element::kU4 : Element::kI4;
     case DType::kFloat32:
       return Element::kF32;
     default:
@@ -55,7 +55,6 @@ Side paged_side(const KvCacheSpec& spec, const PageLayout& layout, KvPart which,
   s.has_min = part.format.asymmetric;
   s.f32_params = part.format.scale_dtype == DType::kFloat32;
   s.group_size = s.groups > 1 ? part.format.group_size : 0;
-  s.code_bias = part.format.dtype == DType::kInt4 && !part.format.asymmetric ? 8.0f : 0.0f;
   if (part.format.static_scale()) {
     s.static_scale = static_cast<const float*>(scale.scale.data);
     s.static_min = static_cast<const float*>(scale.min.data);

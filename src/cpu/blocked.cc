@@ -100,7 +100,6 @@ HWY_NOINLINE void decode_k(const Side& side, const KMap& map, const Tile& tile, 
                            const float* min, float* out) {
   constexpr int P = planes_of(kElement);
   const F d;
-  const Decoder<kElement> decoder(side.code_bias);
   const int width = map.width();
   float* column = out;
   for (const KSegment& segment : map.segments) {
@@ -108,7 +107,7 @@ HWY_NOINLINE void decode_k(const Side& side, const KMap& map, const Tile& tile, 
     for (const KRun& run : segment.runs) {
       for (int token = 0; token < kTileTokens; ++token) {
         VF scales = hn::Set(d, 1.0f), mins = hn::Zero(d);
-        if (side.groups > 0) {
+        if constexpr (!row_order(kElement)) {
           const int at = token * side.groups + segment.first_group;
           scales = hn::TableLookupLanes(hn::LoadU(d, scale + at), lane_group);
           mins = hn::TableLookupLanes(hn::LoadU(d, min + at), lane_group);
@@ -118,13 +117,14 @@ HWY_NOINLINE void decode_k(const Side& side, const KMap& map, const Tile& tile, 
         float* to = column + token * width;
         for (int i = 0; i < run.count; ++i, p += run.step) {
           VF value[P];
-          decoder.load(p, value);
+          Decoder<kElement>::load(p, value);
           HALFTONE_UNROLL
           for (int plane = 0; plane < P; ++plane, to += kLanes) {
             VF x = value[plane];
-            if (side.has_min) {
+            if constexpr (P > 1) x = hn::Mul(x, hn::Set(d, plane_unit(plane)));
+            if constexpr (asymmetric(kElement)) {
               x = hn::MulAdd(x, scales, mins);
-            } else if (side.groups > 0) {
+            } else if constexpr (!row_order(kElement)) {
               x = hn::Mul(x, scales);
             }
             hn::StoreU(x, d, to);
@@ -142,32 +142,31 @@ HWY_NOINLINE void decode_v(const Side& side, const VMap& map, const Tile& tile, 
                            const float* min, float* out) {
   constexpr int P = planes_of(kElement);
   const F d;
-  const Decoder<kElement> decoder(side.code_bias);
   if constexpr (row_order(kElement)) {
     for (int token = 0; token < kTileTokens; ++token) {
       for (int i = 0; i < side.dim; i += kLanes) {
         VF x;
-        decoder.load(tile.v + token * tile.v_stride + i * unit_bytes(kElement), &x);
+        Decoder<kElement>::load(tile.v + token * tile.v_stride + i * unit_bytes(kElement), &x);
         hn::StoreU(x, d, out + token * side.dim + i);
       }
     }
     return;
   }
-  HWY_ALIGN float scales[16 * kMaxLanes];
-  HWY_ALIGN float mins[16 * kMaxLanes];
   for (const VClass& cls : map.classes) {
-    spread_params(cls, scale, scales);
-    if (side.has_min) spread_params(cls, min, mins);
-    for (int a = cls.first; a < cls.first + cls.count; ++a) {
-      for (std::size_t step = 0; step < cls.steps.size(); ++step) {
-        const std::int32_t byte = map.base[a] + cls.steps[step].offset;
+    const std::ptrdiff_t group_a = cls.group_a * kTileTokens, group_b = cls.group_b * kTileTokens;
+    for (const VStep& step : cls.steps) {
+      const Spreader spread(step);
+      const VF scales = spread(scale + group_a, scale + group_b);
+      const VF mins = asymmetric(kElement) ? spread(min + group_a, min + group_b) : hn::Zero(d);
+      for (int a = cls.first; a < cls.first + cls.count; ++a) {
+        const std::int32_t byte = map.base[a] + step.offset;
         VF value[P];
-        decoder.load(tile.v + byte, value);
+        Decoder<kElement>::load(tile.v + byte, value);
         HALFTONE_UNROLL
         for (int plane = 0; plane < P; ++plane) {
-          const VF s = hn::LoadU(d, scales + step * kLanes);
-          const VF x = side.has_min ? hn::MulAdd(value[plane], s, hn::LoadU(d, mins + step * kLanes))
-                                    : hn::Mul(value[plane], s);
+          VF x = value[plane];
+          if constexpr (P > 1) x = hn::Mul(x, hn::Set(d, plane_unit(plane)));
+          x = asymmetric(kElement) ? hn::MulAdd(x, scales, mins) : hn::Mul(x, scales);
           hn::StoreU(x, d, out + byte + plane * (kTileTokens * side.dim / 2));
         }
       }
@@ -179,10 +178,10 @@ using DecodeK = void (*)(const Side&, const KMap&, const Tile&, const float*, co
 using DecodeV = void (*)(const Side&, const VMap&, const Tile&, const float*, const float*, float*);
 constexpr DecodeK kDecodeK[kElements] = {
     decode_k<Element::kF32>, decode_k<Element::kF16>, decode_k<Element::kBF16>, decode_k<Element::kE4M3>,
-    decode_k<Element::kI8>,  decode_k<Element::kU8>,  decode_k<Element::kI4>};
+    decode_k<Element::kI8>,  decode_k<Element::kI4>,  decode_k<Element::kU8>,   decode_k<Element::kU4>};
 constexpr DecodeV kDecodeV[kElements] = {
     decode_v<Element::kF32>, decode_v<Element::kF16>, decode_v<Element::kBF16>, decode_v<Element::kE4M3>,
-    decode_v<Element::kI8>,  decode_v<Element::kU8>,  decode_v<Element::kI4>};
+    decode_v<Element::kI8>,  decode_v<Element::kI4>,  decode_v<Element::kU8>,   decode_v<Element::kU4>};
 
 class BlockedItem {
  public:

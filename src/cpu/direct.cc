@@ -16,12 +16,12 @@ namespace halftone::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-constexpr QkFunction (*kQk[kElements])(int, QkMode) = {
+constexpr QkFunction (*kQk[kElements])(int, int) = {
     qk_of<Element::kF32>, qk_of<Element::kF16>, qk_of<Element::kBF16>, qk_of<Element::kE4M3>,
-    qk_of<Element::kI8>,  qk_of<Element::kU8>,  qk_of<Element::kI4>};
-constexpr PvFunction (*kPv[kElements])(int, bool, bool) = {
+    qk_of<Element::kI8>,  qk_of<Element::kI4>,  qk_of<Element::kU8>,   qk_of<Element::kU4>};
+constexpr PvFunction (*kPv[kElements])(int, bool) = {
     pv_of<Element::kF32>, pv_of<Element::kF16>, pv_of<Element::kBF16>, pv_of<Element::kE4M3>,
-    pv_of<Element::kI8>,  pv_of<Element::kU8>,  pv_of<Element::kI4>};
+    pv_of<Element::kI8>,  pv_of<Element::kI4>,  pv_of<Element::kU8>,   pv_of<Element::kU4>};
 
 /// Up to four rows that one kernel call serves.
 struct RowBlock {
@@ -79,17 +79,14 @@ class DirectItem {
                rows,
                q,
                acc,
-               kQk[static_cast<int>(layer_.k.element)](rows, k_mode()),
-               {kPv[v](rows, layer_.v.has_min, false), kPv[v](rows, layer_.v.has_min, true)}};
+               kQk[static_cast<int>(layer_.k.element)](rows, layer_.k.groups),
+               {kPv[v](rows, false), kPv[v](rows, true)}};
       load_block(block);
+      prefetch_calls_ += kTileTokens / 4 + pv_blocks(v_map_, rows);
       q += rows * k_map_.width();
       acc += rows * v_map_.accumulators() * v_map_.planes * kLanes;
       first += rows;
     }
-  }
-
-  QkMode k_mode() const {
-    return layer_.k.has_min ? QkMode::kAffine : layer_.k.groups > 1 ? QkMode::kGroups : QkMode::kCodes;
   }
 
   /// Q of a block, in the order of the K map.
@@ -98,23 +95,23 @@ class DirectItem {
       load_query(layer_, item_, block.first + r, s_.row);
       for (int i = 0; i < k_map_.width(); ++i) {
         const int dim = k_map_.dims[i];
-        block.q[(i / kLanes * block.rows + r) * kLanes + i % kLanes] = dim < 0 ? 0.0f : s_.row[dim];
+        const float unit = asymmetric(layer_.k.element) ? 1.0f : plane_unit(i / kLanes % k_map_.planes);
+        block.q[(i / kLanes * block.rows + r) * kLanes + i % kLanes] = dim < 0 ? 0.0f : s_.row[dim] * unit;
       }
     }
   }
 
   void attend(const Chunk& chunk, const Chunk* next) {
+    if (next != nullptr) prefetcher_.begin(layer_, *next, prefetch_calls_ * chunk.tiles);
     const int k_params = kTileTokens * layer_.k.groups, v_params = kTileTokens * layer_.v.groups;
     for (int i = 0; i < chunk.tiles; ++i) {
       const Tile& tile = chunk.tile[i];
-      if (next != nullptr && i < next->tiles) prefetch_tile(layer_, next->tile[i]);
       load_tile_params(layer_.k, tile.k_params, s_.k_scale + i * k_params, s_.k_min + i * k_params);
       load_tile_params(layer_.v, tile.v_params, s_.v_scale + i * v_params, s_.v_min + i * v_params);
       for (int b = 0; b < blocks_; ++b) {
         const RowBlock& block = block_[b];
         block.qk({&k_map_, tile.k, tile.k_stride, block.q, s_.k_scale + i * k_params, s_.k_min + i * k_params,
-                  layer_.k.groups, layer_.k.code_bias,
-                  s_.scores + block.first * kChunkTokens + i * kTileTokens});
+                  layer_.k.groups, s_.scores + block.first * kChunkTokens + i * kTileTokens, &prefetcher_});
       }
     }
     const bool partial = common_.partial(chunk);
@@ -135,7 +132,7 @@ class DirectItem {
     const VI begin = hn::Set(di, view.begin);
     const VI end = hn::Set(di, std::min(view.end, item_.kv_end));
     const VF minus_infinity = hn::Set(d, planning::kMinusInfinity);
-    const bool scaled = k_mode() == QkMode::kCodes && layer_.k.groups == 1;
+    const bool scaled = !layer_.k.has_min && layer_.k.groups == 1;
     VF max = minus_infinity;
     for (int t = 0; t < chunk.tiles * kTileTokens; t += kLanes) {
       VF x = hn::LoadU(d, scores + t);
@@ -177,20 +174,18 @@ class DirectItem {
 
   void accumulate(const Chunk& chunk, bool partial, bool rescale) {
     const Side& side = layer_.v;
-    const bool select = partial && side.may_hold_nan();
-    PvArgs args{&v_map_,        nullptr, &chunk,         nullptr, s_.scale_pattern,
-                s_.min_pattern, nullptr, side.code_bias, nullptr};
+    const bool select = partial && side.may_hold_nan(), packed = !row_order(side.element);
+    PvArgs args{&v_map_,        nullptr, &chunk,  nullptr,     s_.scale_pattern,
+                s_.min_pattern, nullptr, nullptr, &prefetcher_};
     for (const VClass& cls : v_map_.classes) {
       args.cls = &cls;
       if (side.has_min) param_patterns(cls, chunk);
       for (int b = 0; b < blocks_; ++b) {
         const RowBlock& block = block_[b];
-        if (row_order(side.element)) {
-          args.p = s_.scores + block.first * kChunkTokens;
-        } else {
-          weight_patterns(cls, chunk, block);
-          args.p = s_.pattern;
-        }
+        const float* weights = s_.scores + block.first * kChunkTokens;
+        if (packed && (blocks_ > 1 || !cls.steps_repeat || scales_groups()))
+          weight_patterns(cls, chunk, block, weights);
+        args.p = packed ? s_.pattern : weights;
         args.alpha = rescale ? s_.alpha + block.first : nullptr;
         args.acc = block.acc;
         block.pv[select ? 1 : 0](args);
@@ -200,37 +195,60 @@ class DirectItem {
 
   /// Scales and mins of an asymmetric V in the lanes of a class.
   void param_patterns(const VClass& cls, const Chunk& chunk) {
-    const int params = kTileTokens * layer_.v.groups, lanes = static_cast<int>(cls.steps.size()) * kLanes;
-    for (int i = 0; i < chunk.tiles; ++i) {
-      spread_params(cls, s_.v_scale + i * params, s_.scale_pattern + i * lanes);
-      spread_params(cls, s_.v_min + i * params, s_.min_pattern + i * lanes);
+    const F d;
+    const int params = kTileTokens * layer_.v.groups, planes = v_map_.planes;
+    const int group_a = cls.group_a * kTileTokens, group_b = cls.group_b * kTileTokens;
+    float* scales = s_.scale_pattern;
+    float* mins = s_.min_pattern;
+    for (const VStep& step : cls.steps) {
+      const Spreader spread(step);
+      for (int i = 0; i < chunk.tiles; ++i) {
+        const float* scale = s_.v_scale + i * params;
+        const float* min = s_.v_min + i * params;
+        const VF x = spread(scale + group_a, scale + group_b);
+        for (int plane = 0; plane < planes; ++plane, scales += kLanes) {
+          hn::StoreU(hn::Mul(x, hn::Set(d, plane_unit(plane))), d, scales);
+        }
+        hn::StoreU(spread(min + group_a, min + group_b), d, mins);
+        mins += kLanes;
+      }
     }
   }
 
-  /// p of a block in the lanes of a class, times the scales of a symmetric V in groups.
-  void weight_patterns(const VClass& cls, const Chunk& chunk, const RowBlock& block) {
-    const bool grouped = layer_.v.groups > 1 && !layer_.v.has_min;
-    const int params = kTileTokens * layer_.v.groups;
-    float* pattern = s_.pattern;
-    for (int i = 0; i < chunk.tiles; ++i) {
-      const float* scale = s_.v_scale + i * params;
-      for (int r = 0; r < block.rows; ++r, pattern += kLanes) {
-        const float* p = s_.scores + (block.first + r) * kChunkTokens + i * kTileTokens;
-        if (!grouped) {
-          spread(cls, p, p, block.rows * kLanes, pattern);
-          continue;
-        }
-        HWY_ALIGN float scaled[2 * kTileTokens];
-        scale_weights(p, scale + cls.group_a * kTileTokens, scaled);
-        float* other = scaled;
-        if (cls.group_b != cls.group_a) {
-          other += kTileTokens;
-          scale_weights(p, scale + cls.group_b * kTileTokens, other);
-        }
-        spread(cls, scaled, other, block.rows * kLanes, pattern);
-      }
-      pattern += (static_cast<int>(cls.steps.size()) - 1) * block.rows * kLanes;
+  /// V is symmetric and its scales differ between the dims of a token.
+  bool scales_groups() const { return !layer_.v.has_min && layer_.v.groups > 1; }
+
+  /// p of a block in the lanes of a class, with the scales of its groups if they enter there.
+  void weight_patterns(const VClass& cls, const Chunk& chunk, const RowBlock& block, const float* weights) {
+    const float* a = weights;
+    const float* b = weights;
+    if (scales_groups()) {
+      a = b = scale_groups(cls.group_a, chunk, block, weights, s_.weights[0]);
+      if (cls.group_b != cls.group_a) b = scale_groups(cls.group_b, chunk, block, weights, s_.weights[1]);
     }
+    float* pattern = s_.pattern;
+    for (const VStep& step : cls.steps) {
+      const Spreader spread(step);
+      for (int i = 0; i < chunk.tiles; ++i) {
+        for (int r = 0; r < block.rows; ++r, pattern += kLanes) {
+          const int at = r * kChunkTokens + i * kTileTokens;
+          hn::StoreU(spread(a + at, b + at), F(), pattern);
+        }
+      }
+    }
+  }
+
+  /// p of a block times the scales of one group of V.
+  const float* scale_groups(int group, const Chunk& chunk, const RowBlock& block, const float* weights,
+                            float* out) {
+    for (int i = 0; i < chunk.tiles; ++i) {
+      const float* scale = s_.v_scale + (i * layer_.v.groups + group) * kTileTokens;
+      for (int r = 0; r < block.rows; ++r) {
+        const int at = r * kChunkTokens + i * kTileTokens;
+        scale_weights(weights + at, scale, out + at);
+      }
+    }
+    return out;
   }
 
   /// p * scale of 16 tokens; 0 stays 0, whatever the scale of a token that the row does not see.
@@ -251,7 +269,8 @@ class DirectItem {
       for (int i = 0; i < width; ++i) {
         const float* acc = block.acc + (i * block.rows + r) * kLanes;
         const std::int16_t* dims = v_map_.dims.data() + i * kLanes;
-        for (int lane = 0; lane < kLanes; ++lane) out[dims[lane]] += acc[lane];
+        const float unit = layer_.v.has_min ? 1.0f : plane_unit(i % v_map_.planes);
+        for (int lane = 0; lane < kLanes; ++lane) out[dims[lane]] += acc[lane] * unit;
       }
     }
   }
@@ -263,6 +282,8 @@ class DirectItem {
   const VMap& v_map_;
   const ScoreTransform transform_;
   CommonView common_;
+  Prefetcher prefetcher_;
+  int prefetch_calls_ = 0;  ///< per tile
   RowBlock block_[kDirectRows];
   int blocks_ = 0;
 };

@@ -7,7 +7,6 @@
 #include "cpu/tiles.h"
 #include "cpu/vec-inl.h"
 #include "format/hadamard.h"
-#include "hwy/cache_control.h"
 
 #if defined(HALFTONE_CPU_ITEM_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef HALFTONE_CPU_ITEM_INL_H
@@ -63,13 +62,6 @@ HWY_INLINE void mark_nan(const Item& item, Scratch& scratch) {
   for (int r = 0; r < item.rows; ++r) {
     if (scratch.sum[r] != scratch.sum[r]) scratch.max[r] = scratch.sum[r];
   }
-}
-
-HWY_INLINE void prefetch_tile(const Layer& layer, const Tile& tile) {
-  if (!layer.paged) return;
-  const std::int64_t bytes = layer.plan->layout.tile_bytes;
-  const std::uint8_t* p = tile.k - layer.k.data_offset;
-  for (std::int64_t i = 0; i < bytes; i += 64) (void)p;
 }
 
 }  // namespace HWY_NAMESPACE

@@ -30,7 +30,6 @@ struct Side {
   bool has_min = false;
   bool f32_params = false;              ///< dtype of stored scales
   int group_size = 0;                   ///< 0 unless groups > 1 can occur (Granularity::kGroup)
-  float code_bias = 0;                  ///< subtracted from a 4-bit code
   const float* static_scale = nullptr;  // [1] or [kv_heads]
   const float* static_min = nullptr;
   bool static_per_head = false;
@@ -114,8 +113,9 @@ struct alignas(64) Scratch {
   float acc[kMaxRows * kMaxDim];  ///< direct: 16 rows x 4 partial sums per dim; blocked: [v_dim][rows]
   float decoded[kChunkTokens * (kMaxDim + 2 * kMaxLanes)];  ///< blocked: one chunk of K, then of V
   float pattern[kChunkTiles * 16 * kMaxLanes];  ///< p of four rows, spread over the lanes of V's steps
-  float scale_pattern[kChunkTiles * 8 * kMaxLanes];
+  float scale_pattern[kChunkTiles * 16 * kMaxLanes];
   float min_pattern[kChunkTiles * 8 * kMaxLanes];
+  float weights[2][4 * kChunkTokens];                    ///< p of four rows times the scales of a group
   float k_scale[kChunkTokens * kMaxGroups + kMaxLanes];  // per tile: [16][groups]
   float k_min[kChunkTokens * kMaxGroups + kMaxLanes];
   float v_scale[kChunkTokens * kMaxGroups];  // per tile: [groups][16]

@@ -11,10 +11,10 @@ namespace halftone::cpu {
 namespace {
 
 DType dtype_of(Element e) {
-  return e == Element::kI4 ? DType::kInt4 : e == Element::kE4M3 ? DType::kFloat8E4M3 : DType::kInt8;
+  return four_bits(e) ? DType::kInt4 : e == Element::kE4M3 ? DType::kFloat8E4M3 : DType::kInt8;
 }
 
-int bits_of(Element e) { return e == Element::kI4 ? 4 : 8; }
+int bits_of(Element e) { return four_bits(e) ? 4 : 8; }
 
 /// A run of adjacent units: one token's share of a K section, or one g's share of a V section.
 struct Run {
@@ -99,7 +99,8 @@ void append_slice(const Slice& slice, std::vector<KRun>& runs) {
 }  // namespace
 
 KMap make_k_map(const MapKey& key, int lanes) {
-  const auto [element, dim, group_size] = key;
+  const Element element = key.element;
+  const int dim = key.dim, group_size = key.group_size;
   KMap map;
   map.lanes = lanes;
   map.planes = planes_of(element);
@@ -180,12 +181,13 @@ std::vector<Accumulator> packed_accumulators(Element element, int dim, int group
 }  // namespace
 
 VMap make_v_map(const MapKey& key, int lanes) {
-  const auto [element, dim, group_size] = key;
+  const Element element = key.element;
+  const int dim = key.dim, group_size = key.group_size;
   VMap map;
   map.lanes = lanes;
   map.planes = planes_of(element);
   if (row_order(element)) {
-    map.classes.push_back({0, dim / lanes, 0, 0, {}});
+    map.classes.push_back({0, dim / lanes, false, 0, 0, {}});
     for (int d = 0; d < dim; ++d) {
       if (d % lanes == 0) map.base.push_back(d * unit_bytes(element));
       map.dims.push_back(static_cast<std::int16_t>(d));
@@ -196,7 +198,8 @@ VMap make_v_map(const MapKey& key, int lanes) {
   std::vector<Accumulator> all = packed_accumulators(element, dim, group_size, lanes);
   while (!all.empty()) {
     const Accumulator& head = all.front();
-    VClass cls{map.accumulators(), 0, group(head.dims.front()), group(head.dims[lanes - 1]), head.steps};
+    VClass cls{map.accumulators(),          0,         false, group(head.dims.front()),
+               group(head.dims[lanes - 1]), head.steps};
     std::vector<Accumulator> rest;
     for (Accumulator& a : all) {
       if (group(a.dims.front()) != cls.group_a || group(a.dims[lanes - 1]) != cls.group_b ||
@@ -208,6 +211,7 @@ VMap make_v_map(const MapKey& key, int lanes) {
       map.dims.insert(map.dims.end(), a.dims.begin(), a.dims.end());
       ++cls.count;
     }
+    cls.steps_repeat = !map.classes.empty() && map.classes.back().steps == cls.steps;
     map.classes.push_back(std::move(cls));
     all = std::move(rest);
   }

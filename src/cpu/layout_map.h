@@ -16,15 +16,18 @@ namespace halftone::cpu {
 
 inline constexpr int kMaxLanes = 16;
 
-/// What a unit of K or V holds.
-enum class Element : std::uint8_t { kF32, kF16, kBF16, kE4M3, kI8, kU8, kI4 };
-inline constexpr int kElements = 7;
+/// What a unit of K or V holds. kI8 and kI4 are symmetric codes, kU8 and kU4 asymmetric ones, which have a
+/// min.
+enum class Element : std::uint8_t { kF32, kF16, kBF16, kE4M3, kI8, kI4, kU8, kU4 };
+inline constexpr int kElements = 8;
 
 constexpr bool row_order(Element e) { return e <= Element::kBF16; }
 constexpr int unit_bytes(Element e) {
   return e == Element::kF32 ? 4 : e == Element::kF16 || e == Element::kBF16 ? 2 : 1;
 }
-constexpr int planes_of(Element e) { return e == Element::kI4 ? 2 : 1; }
+constexpr bool four_bits(Element e) { return e == Element::kI4 || e == Element::kU4; }
+constexpr bool asymmetric(Element e) { return e >= Element::kU8; }
+constexpr int planes_of(Element e) { return four_bits(e) ? 2 : 1; }
 
 /// K: `count` slices, `step` bytes apart, whose lanes belong to the same scale groups. The first slice of
 /// token t begins at byte offset + t * stride of the tile's K data; formats in row order take the stride from
@@ -70,7 +73,8 @@ struct VStep {
 struct VClass {
   int first;
   int count;
-  int group_a;  ///< scale groups of the lanes
+  bool steps_repeat;  ///< they are those of the class before
+  int group_a;        ///< scale groups of the lanes
   int group_b;
   std::vector<VStep> steps;  ///< empty in row order, where a step is a token
 };

@@ -17,29 +17,27 @@ HWY_BEFORE_NAMESPACE();
 namespace halftone::cpu {
 namespace HWY_NAMESPACE {
 
-/// How codes become values. kAffine: code * scale + min first, since a min that enters through sum(p) * min
-/// would cancel against sum(p * code * scale). The others keep bare codes; scales are in p.
-enum class PvMode : std::uint8_t { kCodes, kAffine };
-
+/// Codes of an asymmetric V become values first, code * scale + min: a min that enters through sum(p) * min
+/// would cancel against sum(p * code * scale). Those of a symmetric V stay bare; scales are in p, and
+/// plane_unit() is left to the end.
 struct PvArgs {
   const VMap* map;
   const VClass* cls;
   const Chunk* chunk;
-  const float* p;      // packed: [tile][step][R][N]; row order: [R][kChunkTokens]
-  const float* scale;  // kAffine: [tile][step][N]
-  const float* min;
+  const float* p;      // packed: [step][tile][R][N]; row order: [R][kChunkTokens]
+  const float* scale;  // asymmetric: [step][tile][plane][N], the second plane times plane_unit()
+  const float* min;    // asymmetric: [step][tile][N]
   const float* alpha;  // [R], or null if all are 1
-  float bias;
-  float* acc;  // [accumulator][plane][R][N]
+  float* acc;          // [accumulator][plane][R][N]
+  Prefetcher* prefetcher;
 };
 
 /// kSelect: where p is 0 the value does not count, whatever it is (a NaN in a slot that the row must not
 /// see).
-template <Element kElement, int R, PvMode kMode, bool kSelect, int A>
+template <Element kElement, int R, bool kSelect, int A>
 HWY_INLINE void pv_block(const PvArgs& a, int first) {
   constexpr int P = planes_of(kElement);
   const F d;
-  const Decoder<kElement> decoder(a.bias);
   VF acc[A][P][R];
   float* memory = a.acc + first * (P * R * kLanes);
   HALFTONE_UNROLL
@@ -56,29 +54,32 @@ HWY_INLINE void pv_block(const PvArgs& a, int first) {
   std::int32_t base[A];
   HALFTONE_UNROLL
   for (int i = 0; i < A; ++i) base[i] = a.map->base[first + i];
+  const int tiles = a.chunk->tiles;
   const int steps = row_order(kElement) ? kTileTokens : static_cast<int>(a.cls->steps.size());
-  for (int tile = 0; tile < a.chunk->tiles; ++tile) {
+  for (int tile = 0; tile < tiles; ++tile) {
     const std::uint8_t* data = a.chunk->tile[tile].v;
+    a.prefetcher->advance();
     for (int step = 0; step < steps; ++step) {
+      const int pattern = step * tiles + tile;
       VF p[R];
       if constexpr (row_order(kElement)) {
         HALFTONE_UNROLL
         for (int r = 0; r < R; ++r) p[r] = hn::Set(d, a.p[r * kChunkTokens + tile * kTileTokens + step]);
       } else {
         HALFTONE_UNROLL
-        for (int r = 0; r < R; ++r) p[r] = hn::LoadU(d, a.p + ((tile * steps + step) * R + r) * kLanes);
+        for (int r = 0; r < R; ++r) p[r] = hn::LoadU(d, a.p + (pattern * R + r) * kLanes);
       }
       const std::uint8_t* at =
           data + (row_order(kElement) ? step * a.chunk->tile[tile].v_stride : a.cls->steps[step].offset);
       HALFTONE_UNROLL
       for (int i = 0; i < A; ++i) {
         VF value[P];
-        decoder.load(at + base[i], value);
+        Decoder<kElement>::load(at + base[i], value);
         HALFTONE_UNROLL
         for (int plane = 0; plane < P; ++plane) {
-          if constexpr (kMode == PvMode::kAffine) {
-            value[plane] = hn::MulAdd(value[plane], hn::LoadU(d, a.scale + (tile * steps + step) * kLanes),
-                                      hn::LoadU(d, a.min + (tile * steps + step) * kLanes));
+          if constexpr (asymmetric(kElement)) {
+            value[plane] = hn::MulAdd(value[plane], hn::LoadU(d, a.scale + (pattern * P + plane) * kLanes),
+                                      hn::LoadU(d, a.min + pattern * kLanes));
           }
           HALFTONE_UNROLL
           for (int r = 0; r < R; ++r) {
@@ -95,66 +96,69 @@ HWY_INLINE void pv_block(const PvArgs& a, int first) {
   }
 }
 
-template <Element kElement, int R, PvMode kMode, bool kSelect>
+/// Accumulators of one pv_block.
+constexpr int block_accumulators(int rows, int planes) {
+  const int wish = kAccumulators / (rows * planes);
+  return wish < 1 ? 1 : wish > 8 ? 8 : wish;
+}
+
+/// At least this many pv_blocks go over every tile.
+inline int pv_blocks(const VMap& map, int rows) {
+  return map.accumulators() / block_accumulators(rows, map.planes);
+}
+
+template <Element kElement, int R, bool kSelect>
 HWY_NOINLINE void pv_class(const PvArgs& a) {
-  constexpr int kWish = kAccumulators / (R * planes_of(kElement));
-  constexpr int A = kWish < 1 ? 1 : kWish > 8 ? 8 : kWish;
+  constexpr int A = block_accumulators(R, planes_of(kElement));
   const int end = a.cls->first + a.cls->count;
   int first = a.cls->first;
-  for (; first + A <= end; first += A) pv_block<kElement, R, kMode, kSelect, A>(a, first);
+  for (; first + A <= end; first += A) pv_block<kElement, R, kSelect, A>(a, first);
   if constexpr (A > 1) {
-    for (; first < end; ++first) pv_block<kElement, R, kMode, kSelect, 1>(a, first);
+    for (; first < end; ++first) pv_block<kElement, R, kSelect, 1>(a, first);
   }
 }
 
 using PvFunction = void (*)(const PvArgs&);
 
-template <Element kElement, PvMode kMode, bool kSelect>
+template <Element kElement, bool kSelect>
 PvFunction pv_rows(int rows) {
-  return rows == 4   ? pv_class<kElement, 4, kMode, kSelect>
-         : rows == 2 ? pv_class<kElement, 2, kMode, kSelect>
-                     : pv_class<kElement, 1, kMode, kSelect>;
+  return rows == 4   ? pv_class<kElement, 4, kSelect>
+         : rows == 2 ? pv_class<kElement, 2, kSelect>
+                     : pv_class<kElement, 1, kSelect>;
 }
 
 template <Element kElement>
-PvFunction pv_of(int rows, bool has_min, bool select) {
-  if constexpr (kElement == Element::kU8 || kElement == Element::kI4) {
-    if (has_min) {
-      return select ? pv_rows<kElement, PvMode::kAffine, true>(rows)
-                    : pv_rows<kElement, PvMode::kAffine, false>(rows);
-    }
-  }
-  if constexpr (kElement == Element::kU8) {
-    return nullptr;  // unsigned bytes always have a min
-  } else if constexpr (kElement == Element::kI8 || kElement == Element::kI4) {
-    return pv_rows<kElement, PvMode::kCodes, false>(rows);  // codes are finite, scales are in p
+PvFunction pv_of(int rows, bool select) {
+  if constexpr (kElement == Element::kI8 || kElement == Element::kI4) {
+    return pv_rows<kElement, false>(rows);  // codes are finite, scales are in p
   } else {
-    return select ? pv_rows<kElement, PvMode::kCodes, true>(rows)
-                  : pv_rows<kElement, PvMode::kCodes, false>(rows);
+    return select ? pv_rows<kElement, true>(rows) : pv_rows<kElement, false>(rows);
   }
 }
 
-/// Puts what belongs to the 16 tokens of a tile into the lanes of each step, at out[step * distance]. `a` and
-/// `b` hold the 16 values of the class's two groups.
-HWY_INLINE void spread(const VClass& cls, const float* a, const float* b, std::ptrdiff_t distance,
-                       float* out) {
-  const F d;
-  for (const VStep& step : cls.steps) {
-    const auto pick = hn::SetTableIndices(d, step.pick.data());
-    VF lanes = hn::TableLookupLanes(hn::LoadU(d, a + step.token_a), pick);
-    if (a != b || step.token_a != step.token_b) {
-      const auto use_b = hn::RebindMask(d, hn::Lt(hn::LoadU(I(), step.use_b.data()), hn::Zero(I())));
-      lanes = hn::IfThenElse(use_b, hn::TableLookupLanes(hn::LoadU(d, b + step.token_b), pick), lanes);
-    }
-    hn::StoreU(lanes, d, out);
-    out += distance;
-  }
-}
+/// Puts what belongs to a token into the lanes of one step. `a` and `b` hold 16 values for the class's two
+/// groups.
+class Spreader {
+ public:
+  explicit HWY_INLINE Spreader(const VStep& step)
+      : token_a_(step.token_a),
+        token_b_(step.token_b),
+        pick_(hn::SetTableIndices(F(), step.pick.data())),
+        use_b_(hn::RebindMask(F(), hn::Lt(hn::LoadU(I(), step.use_b.data()), hn::Zero(I())))) {}
 
-/// The same for scales or mins of a tile, [groups][16].
-HWY_INLINE void spread_params(const VClass& cls, const float* planes, float* out) {
-  spread(cls, planes + cls.group_a * kTileTokens, planes + cls.group_b * kTileTokens, kLanes, out);
-}
+  HWY_INLINE VF operator()(const float* a, const float* b) const {
+    const F d;
+    const VF first = hn::TableLookupLanes(hn::LoadU(d, a + token_a_), pick_);
+    if (a == b && token_a_ == token_b_) return first;
+    return hn::IfThenElse(use_b_, hn::TableLookupLanes(hn::LoadU(d, b + token_b_), pick_), first);
+  }
+
+ private:
+  std::int32_t token_a_;
+  std::int32_t token_b_;
+  decltype(hn::SetTableIndices(F(), static_cast<const std::int32_t*>(nullptr))) pick_;
+  hn::Mask<F> use_b_;
+};
 
 }  // namespace HWY_NAMESPACE
 }  // namespace halftone::cpu

@@ -1,5 +1,6 @@
 // Direct path: dot products of a few rows of Q with the codes of one K tile, as they lie.
 
+#include "cpu/tiles.h"
 #include "cpu/vec-inl.h"
 
 #if defined(HALFTONE_CPU_QK_INL_H) == defined(HWY_TARGET_TOGGLE)
@@ -22,12 +23,12 @@ struct QkArgs {
   const KMap* map;
   const std::uint8_t* data;  ///< K data of the tile
   std::int64_t stride;       ///< row order: bytes from token to token
-  const float* q;            // [slice][plane][R][N], in the order of the map
-  const float* scale;        // [16][groups]; not for kCodes
-  const float* min;          // [16][groups]; kAffine
+  const float* q;      // [slice][plane][R][N], in the order of the map; times plane_unit() unless kAffine
+  const float* scale;  // [16][groups]; not for kCodes
+  const float* min;    // [16][groups]; kAffine
   int groups;
-  float bias;
   float* dots;  // [R][kChunkTokens], 16 of each row are written
+  Prefetcher* prefetcher;
 };
 
 /// Adds the dot products of T tokens over one segment of the map to acc; advances q past it.
@@ -36,14 +37,14 @@ HWY_INLINE void qk_segment(const QkArgs& a, const KSegment& segment, int token, 
                            VF (&acc)[T][R]) {
   constexpr int P = planes_of(kElement);
   const F d;
-  const Decoder<kElement> decoder(a.bias);
-  VF scale[T], min[T];
+  VF scale[T][P], min[T];
   if constexpr (kMode == QkMode::kAffine) {
     const auto lane_group = hn::SetTableIndices(d, segment.lane_group.data());
     HALFTONE_UNROLL
     for (int t = 0; t < T; ++t) {
       const int at = (token + t) * a.groups + segment.first_group;
-      scale[t] = hn::TableLookupLanes(hn::LoadU(d, a.scale + at), lane_group);
+      scale[t][0] = hn::TableLookupLanes(hn::LoadU(d, a.scale + at), lane_group);
+      if constexpr (P > 1) scale[t][1] = hn::Mul(scale[t][0], hn::Set(d, plane_unit(1)));
       min[t] = hn::TableLookupLanes(hn::LoadU(d, a.min + at), lane_group);
     }
   }
@@ -57,10 +58,11 @@ HWY_INLINE void qk_segment(const QkArgs& a, const KSegment& segment, int token, 
       HALFTONE_UNROLL
       for (int t = 0; t < T; ++t) {
         VF code[P];
-        decoder.load(p + t * stride, code);
+        Decoder<kElement>::load(p + t * stride, code);
         HALFTONE_UNROLL
         for (int plane = 0; plane < P; ++plane) {
-          if constexpr (kMode == QkMode::kAffine) code[plane] = hn::MulAdd(code[plane], scale[t], min[t]);
+          if constexpr (kMode == QkMode::kAffine)
+            code[plane] = hn::MulAdd(code[plane], scale[t][plane], min[t]);
           HALFTONE_UNROLL
           for (int r = 0; r < R; ++r) acc[t][r] = hn::MulAdd(code[plane], query[plane][r], acc[t][r]);
         }
@@ -82,6 +84,7 @@ HWY_NOINLINE void qk_tile(const QkArgs& a) {
   const F d;
   HWY_ALIGN float blocks[R][4 * kBlockSums];
   for (int quad = 0; quad < kTileTokens; quad += 4) {
+    a.prefetcher->advance();
     VF sums[R][4];
     HALFTONE_UNROLL
     for (int t0 = 0; t0 < 4; t0 += T) {
@@ -125,18 +128,16 @@ QkFunction qk_rows(int rows) {
                      : qk_tile<kElement, 1, kMode>;
 }
 
+/// `groups`: scales per token.
 template <Element kElement>
-QkFunction qk_of(int rows, QkMode mode) {
-  if constexpr (kElement == Element::kU8) {
-    return qk_rows<kElement, QkMode::kAffine>(rows);  // unsigned bytes always have a min
-  } else if constexpr (row_order(kElement)) {
-    return qk_rows<kElement, QkMode::kCodes>(rows);
+QkFunction qk_of(int rows, int groups) {
+  if constexpr (asymmetric(kElement)) {
+    return qk_rows<kElement, QkMode::kAffine>(rows);
   } else {
-    if constexpr (kElement == Element::kI4) {
-      if (mode == QkMode::kAffine) return qk_rows<kElement, QkMode::kAffine>(rows);
+    if constexpr (!row_order(kElement)) {
+      if (groups > 1) return qk_rows<kElement, QkMode::kGroups>(rows);
     }
-    return mode == QkMode::kGroups ? qk_rows<kElement, QkMode::kGroups>(rows)
-                                   : qk_rows<kElement, QkMode::kCodes>(rows);
+    return qk_rows<kElement, QkMode::kCodes>(rows);
   }
 }
 

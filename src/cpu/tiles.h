@@ -28,6 +28,41 @@ struct Chunk {
   Tile tile[kChunkTiles];
 };
 
+/// Fetches the tiles of the next chunk, a few cache lines at a time, so that memory is busy while kernels
+/// compute: a burst would wait for free line buffers, and no prefetcher in hardware follows the order in
+/// which tiles are read.
+class Prefetcher {
+ public:
+  /// `calls`: how often advance() will be called for this chunk.
+  void begin(const Layer& layer, const Chunk& chunk, int calls) {
+    if (!layer.paged) return;
+    for (int i = 0; i < chunk.tiles; ++i) tile_[chunk.tiles - 1 - i] = chunk.tile[i].k - layer.k.data_offset;
+    left_ = chunk.tiles;
+    bytes_ = layer.plan->layout.tile_bytes;
+    offset_ = 0;
+    const std::int64_t lines = (bytes_ / kLine + 1) * left_;
+    lines_per_call_ = static_cast<int>((lines + calls - 1) / calls);
+  }
+
+  void advance() {
+    for (int i = 0; i < lines_per_call_ && left_ > 0; ++i) {
+      __builtin_prefetch(tile_[left_ - 1] + offset_);
+      offset_ += kLine;
+      if (offset_ < bytes_) continue;
+      offset_ = 0;
+      --left_;
+    }
+  }
+
+ private:
+  static constexpr std::int64_t kLine = 64;
+  const std::uint8_t* tile_[kChunkTiles];
+  std::int64_t bytes_ = 0;
+  std::int64_t offset_ = 0;
+  int left_ = 0;
+  int lines_per_call_ = 0;
+};
+
 /// Finds chunks. Reads no block-table entry outside the item's range.
 class TileFinder {
  public:

@@ -45,16 +45,14 @@ struct Decoder;
 
 template <>
 struct Decoder<Element::kF32> {
-  explicit HWY_INLINE Decoder(float) {}
-  HWY_INLINE void load(const std::uint8_t* p, VF* out) const {
+  static HWY_INLINE void load(const std::uint8_t* p, VF* out) {
     out[0] = hn::LoadU(F(), reinterpret_cast<const float*>(p));
   }
 };
 
 template <>
 struct Decoder<Element::kF16> {
-  explicit HWY_INLINE Decoder(float) {}
-  HWY_INLINE void load(const std::uint8_t* p, VF* out) const {
+  static HWY_INLINE void load(const std::uint8_t* p, VF* out) {
     const hn::Rebind<hwy::float16_t, F> half;
     out[0] = hn::PromoteTo(F(), hn::LoadU(half, reinterpret_cast<const hwy::float16_t*>(p)));
   }
@@ -62,8 +60,7 @@ struct Decoder<Element::kF16> {
 
 template <>
 struct Decoder<Element::kBF16> {
-  explicit HWY_INLINE Decoder(float) {}
-  HWY_INLINE void load(const std::uint8_t* p, VF* out) const {
+  static HWY_INLINE void load(const std::uint8_t* p, VF* out) {
     const hn::Rebind<std::uint16_t, F> half;
     const hn::RebindToUnsigned<F> word;
     const auto wide = hn::PromoteTo(word, hn::LoadU(half, reinterpret_cast<const std::uint16_t*>(p)));
@@ -77,8 +74,7 @@ struct Decoder<Element::kBF16> {
 template <>
 struct Decoder<Element::kE4M3> {
   static constexpr float kUnit = 256.0f;  ///< codes are this many times too small
-  explicit HWY_INLINE Decoder(float) {}
-  HWY_INLINE void load(const std::uint8_t* p, VF* out) const {
+  static HWY_INLINE void load(const std::uint8_t* p, VF* out) {
     const hn::Rebind<std::uint16_t, F> word;
     const hn::Rebind<std::uint8_t, F> byte;
     const hn::Rebind<hwy::float16_t, F> half;
@@ -93,8 +89,7 @@ struct Decoder<Element::kE4M3> {
 
 template <>
 struct Decoder<Element::kI8> {
-  explicit HWY_INLINE Decoder(float) {}
-  HWY_INLINE void load(const std::uint8_t* p, VF* out) const {
+  static HWY_INLINE void load(const std::uint8_t* p, VF* out) {
     const hn::Rebind<std::int8_t, F> byte;
     const auto code = hn::LoadU(byte, reinterpret_cast<const std::int8_t*>(p));
     out[0] = hn::ConvertTo(F(), hn::PromoteTo(I(), code));
@@ -103,40 +98,45 @@ struct Decoder<Element::kI8> {
 
 template <>
 struct Decoder<Element::kU8> {
-  explicit HWY_INLINE Decoder(float) {}
-  HWY_INLINE void load(const std::uint8_t* p, VF* out) const {
+  static HWY_INLINE void load(const std::uint8_t* p, VF* out) {
     const hn::Rebind<std::uint8_t, F> byte;
     out[0] = hn::ConvertTo(F(), hn::PromoteTo(I(), hn::LoadU(byte, p)));
   }
 };
 
+/// The high nibbles stay where they are, so the second plane is kHighNibble times too large: a shift would
+/// compete with the multiply-adds for execution ports.
+inline constexpr int kHighNibble = 16;
+
 template <>
-struct Decoder<Element::kI4> {
-  explicit HWY_INLINE Decoder(float bias) : bias_(hn::Set(F(), bias)) {}
-  HWY_INLINE void load(const std::uint8_t* p, VF* out) const {
+struct Decoder<Element::kU4> {
+  static HWY_INLINE void load(const std::uint8_t* p, VF* out) {
     const hn::Rebind<std::uint8_t, F> byte;
     const VI code = hn::PromoteTo(I(), hn::LoadU(byte, p));
-    out[0] = hn::Sub(hn::ConvertTo(F(), hn::And(code, hn::Set(I(), 15))), bias_);
-    out[1] = hn::Sub(hn::ConvertTo(F(), hn::ShiftRight<4>(code)), bias_);
+    out[0] = hn::ConvertTo(F(), hn::And(code, hn::Set(I(), 15)));
+    out[1] = hn::ConvertTo(F(), hn::And(code, hn::Set(I(), 15 * kHighNibble)));
   }
-  VF bias_;
 };
 
-/// What a decoded code must be multiplied with besides its scale.
-template <Element kElement>
-constexpr float code_unit() {
-  if constexpr (kElement == Element::kE4M3) {
-    return Decoder<kElement>::kUnit;
-  } else {
-    return 1.0f;
+template <>
+struct Decoder<Element::kI4> {
+  static HWY_INLINE void load(const std::uint8_t* p, VF* out) {
+    const hn::Rebind<std::uint8_t, F> byte;
+    const VI code = hn::PromoteTo(I(), hn::LoadU(byte, p));
+    const VI low = hn::And(code, hn::Set(I(), 15)), high = hn::And(code, hn::Set(I(), 15 * kHighNibble));
+    out[0] = hn::ConvertTo(F(), hn::Sub(low, hn::Set(I(), 8)));
+    out[1] = hn::ConvertTo(F(), hn::Sub(high, hn::Set(I(), 8 * kHighNibble)));
   }
-}
+};
+
+/// What all codes of an element must be multiplied with besides their scale.
 constexpr float code_unit(Element element) {
-  return element == Element::kE4M3 ? code_unit<Element::kE4M3>() : 1.0f;
+  return element == Element::kE4M3 ? Decoder<Element::kE4M3>::kUnit : 1.0f;
 }
+/// Likewise for the codes of one plane.
+constexpr float plane_unit(int plane) { return plane == 0 ? 1.0f : 1.0f / kHighNibble; }
 
 // --- Functions
-// --------------------------------------------------------------------------------------------------
 
 /// e^x for x <= 0, to about one unit in the last place; 0 below -87.3 (the smallest normal number), NaN for
 /// NaN. 2^n * e^r with |r| <= ln(2)/2 and a polynomial of degree 6 (relative error 1e-8).
@@ -218,9 +218,9 @@ HWY_INLINE void load_params(bool f32, const std::uint8_t* p, int count, float fa
   for (int i = 0; i < count; i += kLanes) {
     VF x;
     if (f32) {
-      Decoder<Element::kF32>(0).load(p + i * 4, &x);
+      Decoder<Element::kF32>::load(p + i * 4, &x);
     } else {
-      Decoder<Element::kF16>(0).load(p + i * 2, &x);
+      Decoder<Element::kF16>::load(p + i * 2, &x);
     }
     hn::StoreU(hn::Mul(x, unit), F(), out + i);
   }

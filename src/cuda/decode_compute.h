@@ -7,7 +7,8 @@ namespace halftone::cuda {
 
 /// x = raw products of the tile's tokens g, g + 8 (x[0..1], x[2..3]) with columns 2t, 2t + 1.
 template <DecodeConfig C>
-__device__ inline void Warp<C>::scores(const DecodeParams& p, const std::uint8_t* tile, float (&x)[N][4]) const {
+__device__ inline void Warp<C>::scores(const DecodeParams& p, const std::uint8_t* tile,
+                                       float (&x)[N][4]) const {
   const Part<C.k> part{p.k};
   const int groups = part.template groups<kBlocks>();
   const std::uint8_t* scales = tile + p.cache.k_param_offset;
@@ -19,12 +20,14 @@ __device__ inline void Warp<C>::scores(const DecodeParams& p, const std::uint8_t
 #pragma unroll
   for (int n = 0; n < N; ++n) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) x[n][i] = kPerBlock ? 0.0f : bias[0][n][i % 2];
+    for (int i = 0; i < 4; ++i) x[n][i] = kPerBlock ? 0.0f : bias[n][i % 2];
   }
-  float low[kPerBlock ? kBlocks : 1], high[kPerBlock ? kBlocks : 1];
-  if constexpr (C.k.mode != ScaleMode::kStatic) {
+  // Scales of tokens g and g + 8: all groups at once for a fixed part, else (registers) block by block.
+  constexpr int kScales = kPerBlock && C.k.fixed ? kBlocks : 1;
+  float low[kScales], high[kScales];
+  if constexpr (C.k.mode == ScaleMode::kToken || kScales > 1) {
 #pragma unroll
-    for (int b = 0; b < (kPerBlock ? kBlocks : 1); ++b) {
+    for (int b = 0; b < kScales; ++b) {
       low[b] = part.load(scales, g * groups + (kPerBlock ? part.group_of(b) : 0));
       high[b] = part.load(scales, (g + 8) * groups + (kPerBlock ? part.group_of(b) : 0));
     }
@@ -35,7 +38,17 @@ __device__ inline void Warp<C>::scores(const DecodeParams& p, const std::uint8_t
 #pragma unroll
     for (int n = 0; n < N; ++n) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) dot[n][i] = kPerBlock ? bias[b % kBiases][n][i % 2] : x[n][i];
+      for (int i = 0; i < 4; ++i) {
+        if constexpr (kBlockBias) {
+          dot[n][i] = bias[n][i % 2] * block_sums[(n * 8 + i % 2) * kBlocks + b];
+        } else {
+          dot[n][i] = kPerBlock ? 0.0f : x[n][i];
+        }
+      }
+    }
+    if constexpr (kPerBlock && kScales == 1) {
+      low[0] = part.load(scales, g * groups + part.group_of(b));
+      high[0] = part.load(scales, (g + 8) * groups + part.group_of(b));
     }
 #pragma unroll
     for (int step = 0; step < 2; ++step) {
@@ -55,7 +68,8 @@ __device__ inline void Warp<C>::scores(const DecodeParams& p, const std::uint8_t
     for (int n = 0; n < N; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        x[n][i] = kPerBlock ? fmaf(i < 2 ? low[b % kBiases] : high[b % kBiases], dot[n][i], x[n][i]) : dot[n][i];
+        x[n][i] =
+            kPerBlock ? fmaf(i < 2 ? low[b % kScales] : high[b % kScales], dot[n][i], x[n][i]) : dot[n][i];
       }
     }
   }
@@ -98,8 +112,8 @@ __device__ inline void Warp<C>::scores(const DecodeParams& p, const std::uint8_t
 
 /// Softcap, ALiBi and mask of the base-2 logits of the tile that begins at `token`.
 template <DecodeConfig C>
-__device__ inline void Warp<C>::modify(const DecodeParams& p, const typename Traits::Shared& s, int token, int end,
-                                       float (&x)[N][4]) const {
+__device__ inline void Warp<C>::modify(const DecodeParams& p, const typename Traits::Shared& s, int token,
+                                       int end, float (&x)[N][4]) const {
   const float cap = p.softcap * kLog2e, inverse_cap = p.softcap > 0.0f ? 2.0f * kLog2e / cap : 0.0f;
 #pragma unroll
   for (int n = 0; n < N; ++n) {
@@ -113,7 +127,8 @@ __device__ inline void Warp<C>::modify(const DecodeParams& p, const typename Tra
         if (p.softcap > 0.0f) {  // tanh(y) = 1 - 2 / (e^2y + 1)
           logit = cap - cap * __fdividef(2.0f, exp2_approx(logit * inverse_cap) + 1.0f);
         }
-        const bool visible = key < end && key <= place.position + p.causal_right && key >= place.position - p.window_left;
+        const bool visible =
+            key < end && key <= place.position + p.causal_right && key >= place.position - p.window_left;
         logit = visible ? logit - place.slope * abs(place.position - key) : kMinus;
       }
     }
@@ -131,7 +146,8 @@ __device__ inline void Warp<C>::rescale(float (&x)[Traits::kStepTiles][N][4]) {
     for (int c = 0; c < 2; ++c) {
       top[n][c] = fmaxf(x[0][n][c], x[0][n][2 + c]);
 #pragma unroll
-      for (int i = 1; i < Traits::kStepTiles; ++i) top[n][c] = fmaxf(top[n][c], fmaxf(x[i][n][c], x[i][n][2 + c]));
+      for (int i = 1; i < Traits::kStepTiles; ++i)
+        top[n][c] = fmaxf(top[n][c], fmaxf(x[i][n][c], x[i][n][2 + c]));
       exceeds |= top[n][c] > max[n][c] + kLazyRescale;
     }
   }
@@ -142,7 +158,8 @@ __device__ inline void Warp<C>::rescale(float (&x)[Traits::kStepTiles][N][4]) {
       for (int c = 0; c < 2; ++c) {
 #pragma unroll
         for (int i = 4; i < 32; i *= 2) top[n][c] = fmaxf(top[n][c], __shfl_xor_sync(~0u, top[n][c], i));
-        const float raised = fmaxf(max[n][c], top[n][c]);
+        // Only where it is needed, so that a row never depends on the rows beside it.
+        const float raised = top[n][c] > max[n][c] + kLazyRescale ? top[n][c] : max[n][c];
         const float weight = raised == kMinus ? 1.0f : exp2_approx(max[n][c] - raised);
         max[n][c] = raised;
         sum[n][c] *= weight;
@@ -177,7 +194,8 @@ __device__ inline void Warp<C>::rescale(float (&x)[Traits::kStepTiles][N][4]) {
   }
 }
 
-/// O^T += V^T P^T over one tile. Tokens from `dead_from` on (16: none) are not live: nothing of theirs may be used.
+/// O^T += V^T P^T over one tile. Tokens from `dead_from` on (16: none) are not live: nothing of theirs may be
+/// used.
 template <DecodeConfig C>
 __device__ inline void Warp<C>::accumulate(const DecodeParams& p, const std::uint8_t* tile, int dead_from,
                                            float (&x)[N][4]) {

@@ -1,5 +1,5 @@
-// The decode kernels that exist, as a table: a row per (format pair, head_dim, packed rows). Plain C++: host code chooses
-// a row, decode.cu instantiates the rows.
+// The decode kernels that exist, as a table: a row per (format pair, head_dim, packed rows). Plain C++: host
+// code chooses a row, decode.cu instantiates the rows.
 #pragma once
 
 #include <array>
@@ -20,8 +20,9 @@ constexpr ScaleMode scale_mode(const KvFormat& f) {
   return f.granularity == Granularity::kGroup ? ScaleMode::kBlock : ScaleMode::kToken;
 }
 
-/// What a kernel knows of K or V when it is compiled. A `fixed` part has f16 scales, the stated symmetry and groups of
-/// `group_blocks` * 32 dims; else these are run-time values, which costs instructions in the inner loop.
+/// What a kernel knows of K or V when it is compiled. A `fixed` part has f16 scales, the stated symmetry and
+/// groups of `group_blocks` * 32 dims; else these are run-time values, which costs instructions in the inner
+/// loop.
 struct PartConfig {
   DType dtype;
   ScaleMode mode;
@@ -83,12 +84,24 @@ constexpr int typical_tile_bytes(const PartConfig& part, int head_dim) {
   return 16 * (head_dim * dtype_bits(part.dtype) / 8 + scales * (part.dtype == DType::kInt4 ? 4 : 2));
 }
 
-constexpr DecodeConfig make_decode_config(const PartConfig& k, const PartConfig& v, int head_dim, int row_tiles) {
+/// A piece of about 4 to 8 KB, as many of them in flight as shared memory allows, and 8 warps unless their
+/// registers or rings would not fit.
+constexpr DecodeConfig make_decode_config(const PartConfig& k, const PartConfig& v, int head_dim,
+                                          int row_tiles) {
   const int bytes = typical_tile_bytes(k, head_dim) + typical_tile_bytes(v, head_dim);
-  return {k, v, head_dim, row_tiles, bytes <= 2560 ? 2 : 1, 2};
+  const int piece_tiles = bytes <= 4352 ? 2 : 1, piece_bytes = piece_tiles * bytes;
+  const bool many_registers = row_tiles == 2 && !k.fixed && k.mode == ScaleMode::kBlock;
+  return {k,
+          v,
+          head_dim,
+          row_tiles,
+          piece_tiles,
+          piece_bytes <= 5632 ? 3 : 2,
+          piece_bytes <= 10000 && !many_registers ? 8 : 4};
 }
 
-/// Packed rows / 8 of the largest unit: beyond head_dim 128 the accumulators of 16 rows do not fit into registers.
+/// Packed rows / 8 of the largest unit: beyond head_dim 128 the accumulators of 16 rows do not fit into
+/// registers.
 constexpr int max_row_tiles(int head_dim) { return head_dim <= 128 ? 2 : 1; }
 
 /// K and V in the same format.

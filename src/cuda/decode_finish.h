@@ -5,7 +5,9 @@
 
 namespace halftone::cuda {
 
-__device__ inline float weight_log2(float max, float merged) { return max == kMinus ? 0.0f : exp2_approx(max - merged); }
+__device__ inline float weight_log2(float max, float merged) {
+  return max == kMinus ? 0.0f : exp2_approx(max - merged);
+}
 
 __device__ inline void add_weighted(float4& x, float weight, const float4& y) {
   x.x += y.x * weight, x.y += y.y * weight, x.z += y.z * weight, x.w += y.w * weight;
@@ -29,12 +31,14 @@ __device__ inline RowResult finish_row(const DecodeParams& p, int head, float2 s
   return {weight / sum, (max + log2f(sum)) * kLn2};
 }
 
-/// Writes the rows [0, rows) of an item whose states are in s.merged. `value(row, dim)` gives four unnormalised sums.
+/// Writes the rows [0, rows) of an item whose states are in s.merged. `value(row, dim)` gives four
+/// unnormalised sums.
 template <DecodeConfig C, class Value>
 __device__ inline void write_rows(const DecodeParams& p, const RowPlace* places, int rows,
                                   typename DecodeTraits<C>::Shared& s, Value value) {
   using Traits = DecodeTraits<C>;
-  constexpr int kQuads = Traits::kDim / 4, kRounds = (Traits::kRows * kQuads + Traits::kThreads - 1) / Traits::kThreads;
+  constexpr int kQuads = Traits::kDim / 4,
+                kRounds = (Traits::kRows * kQuads + Traits::kThreads - 1) / Traits::kThreads;
   float4 x[kRounds];
 #pragma unroll
   for (int i = 0; i < kRounds; ++i) {
@@ -59,26 +63,32 @@ __device__ inline void write_rows(const DecodeParams& p, const RowPlace* places,
     if (p.rotate_v) x[i] = *reinterpret_cast<const float4*>(&s.out[0][row][dim]);
     const RowPlace& place = places[row];
     const RowResult result = finish_row(p, place.head, s.merged[row]);
-    const float a = x[i].x * result.scale, b = x[i].y * result.scale, c = x[i].z * result.scale, d = x[i].w * result.scale;
-    const uint2 packed = p.out_bf16 ? uint2{pack_bf16x2(a, b), pack_bf16x2(c, d)} : uint2{pack_f16x2(a, b), pack_f16x2(c, d)};
-    std::uint16_t* out = static_cast<std::uint16_t*>(p.out) + place.token * p.out_token_stride + place.head * p.out_head_stride;
+    const float a = x[i].x * result.scale, b = x[i].y * result.scale, c = x[i].z * result.scale,
+                d = x[i].w * result.scale;
+    const uint2 packed =
+        p.out_bf16 ? uint2{pack_bf16x2(a, b), pack_bf16x2(c, d)} : uint2{pack_f16x2(a, b), pack_f16x2(c, d)};
+    std::uint16_t* out = static_cast<std::uint16_t*>(p.out) + place.token * p.out_token_stride +
+                         place.head * p.out_head_stride;
     *reinterpret_cast<uint2*>(out + dim) = packed;
-    if (dim == 0 && p.lse != nullptr) p.lse[place.token * p.lse_token_stride + place.head * p.lse_head_stride] = result.lse;
+    if (dim == 0 && p.lse != nullptr)
+      p.lse[place.token * p.lse_token_stride + place.head * p.lse_head_stride] = result.lse;
   }
 }
 
 /// Merges the slots of a cut unit in KV order and writes its rows, which are those of the current item.
 template <DecodeConfig C>
-__device__ inline void merge_slots(const DecodeParams& p, const DeviceItem& item, typename DecodeTraits<C>::Shared& s) {
+__device__ inline void merge_slots(const DecodeParams& p, const DeviceItem& item,
+                                   typename DecodeTraits<C>::Shared& s) {
   using Traits = DecodeTraits<C>;
   const int rows = item.work.row_end - item.work.row_begin, row_block = p.schedule.params.row_block;
   const int lane = threadIdx.x % 32;
   const std::int64_t first = std::int64_t{item.first_slot} * row_block;
-  const float2* states = reinterpret_cast<const float2*>(p.partial_state) + first;
+  const float2* states = reinterpret_cast<const float2*>(p.partial_state_log2) + first;
 #pragma unroll 1
   for (int row = threadIdx.x / 32; row < rows; row += Traits::kWarps) {
     float max = kMinus, sum = 0.0f;
-    for (int part = lane; part < item.parts; part += 32) max = fmaxf(max, __ldcg(states + part * row_block + row).x);
+    for (int part = lane; part < item.parts; part += 32)
+      max = fmaxf(max, __ldcg(states + part * row_block + row).x);
 #pragma unroll 1
     for (int i = 16; i > 0; i /= 2) max = fmaxf(max, __shfl_xor_sync(~0u, max, i));
     for (int part = lane; part < item.parts; part += 32) {
@@ -92,7 +102,8 @@ __device__ inline void merge_slots(const DecodeParams& p, const DeviceItem& item
   named_barrier<Traits::kThreads>();
   write_rows<C>(p, s.places, rows, s, [&](int row, int dim) {
     const float max = s.merged[row].x;
-    const float4* values = reinterpret_cast<const float4*>(p.partial_out + (first + row) * Traits::kDim + dim);
+    const float4* values =
+        reinterpret_cast<const float4*>(p.partial_out + (first + row) * Traits::kDim + dim);
     float4 x{};
 #pragma unroll 4
     for (int part = 0; part < item.parts; ++part) {
@@ -103,16 +114,17 @@ __device__ inline void merge_slots(const DecodeParams& p, const DeviceItem& item
   });
 }
 
-/// Merges the warps' states and writes the item's rows, or its partial slot; the last part of a cut unit to arrive merges
-/// the unit.
+/// Merges the warps' states and writes the item's rows, or its partial slot; the last part of a cut unit to
+/// arrive merges the unit.
 template <DecodeConfig C>
-__device__ inline void finish_item(const DecodeParams& p, const DeviceItem& item, typename DecodeTraits<C>::Shared& s) {
+__device__ inline void finish_item(const DecodeParams& p, const DeviceItem& item,
+                                   typename DecodeTraits<C>::Shared& s) {
   using Traits = DecodeTraits<C>;
   constexpr int kQuads = Traits::kDim / 4;
   const planning::WorkItem& work = item.work;
   const int rows = work.row_end - work.row_begin;
   const std::int64_t slot_row = std::int64_t{work.partial} * p.schedule.params.row_block;
-  float2* slot_states = reinterpret_cast<float2*>(p.partial_state) + slot_row;
+  float2* slot_states = reinterpret_cast<float2*>(p.partial_state_log2) + slot_row;
   named_barrier<Traits::kThreads>();
   if (threadIdx.x < rows) {
     const int row = threadIdx.x;

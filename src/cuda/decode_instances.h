@@ -3,14 +3,15 @@
 
 #include <utility>
 
-#include "cuda/decode_kernel.h"
 #include "cuda/decode_config.h"
+#include "cuda/decode_kernel.h"
 #include "cuda/launch.h"
 
 namespace halftone::cuda {
 
 template <int Row>
-__global__ void __launch_bounds__(kDecodeThreads, 1) decode(const __grid_constant__ DecodeParams params) {
+__global__ void __launch_bounds__(DecodeTraits<kDecodeTable[Row]>::kBlockThreads, 1)
+    decode(const __grid_constant__ DecodeParams params) {
   using Shared = typename DecodeTraits<kDecodeTable[Row]>::Shared;
   extern __shared__ __align__(128) unsigned char shared_bytes[];
   if (blockIdx.x < params.schedule.header->active) {
@@ -21,7 +22,9 @@ __global__ void __launch_bounds__(kDecodeThreads, 1) decode(const __grid_constan
 template <int Row, class InSlice>
 constexpr DecodeKernel decode_kernel_of(InSlice in_slice) {
   if constexpr (in_slice(kDecodeTable[Row].v.dtype)) {
-    return {reinterpret_cast<const void*>(&decode<Row>), sizeof(typename DecodeTraits<kDecodeTable[Row]>::Shared)};
+    return {reinterpret_cast<const void*>(&decode<Row>),
+            sizeof(typename DecodeTraits<kDecodeTable[Row]>::Shared),
+            DecodeTraits<kDecodeTable[Row]>::kBlockThreads};
   } else {
     return {};
   }
@@ -35,7 +38,8 @@ DecodeKernel find_decode_kernel(int row, InSlice in_slice) {
     DecodeKernel found;
     ((row == kRow ? (found = decode_kernel_of<kRow>(in_slice), 0) : 0), ...);
     return found;
-  }(std::make_integer_sequence<int, kRows>{});
+  }
+  (std::make_integer_sequence<int, kRows>{});
 }
 
 }  // namespace halftone::cuda

@@ -36,8 +36,8 @@ __device__ inline void clear_dead(const DecodeParams& p, std::uint8_t* tile, int
 /// One piece: logits, softmax and O of its tiles.
 template <DecodeConfig C>
 __device__ inline void compute_piece(const DecodeParams& p, Warp<C>& w, typename DecodeTraits<C>::Shared& s,
-                                     std::uint8_t* piece, int token, int keys, int end, std::uint32_t live, bool boundary,
-                                     bool special) {
+                                     std::uint8_t* piece, int token, int keys, int end, std::uint32_t live,
+                                     bool boundary, bool special) {
   using Traits = DecodeTraits<C>;
   constexpr int kSteps = Traits::kStepTiles;
 #pragma unroll 1
@@ -93,10 +93,12 @@ __device__ inline void compute_worker(const DecodeParams& p, typename DecodeTrai
     const int all_from = s.places[item.work.row_end - item.work.row_begin - 1].position - p.window_left;
     const int all_to = min(end, s.places[0].position + p.causal_right + 1);
 #pragma unroll 1
-    for (int token = item.work.kv_begin + warp * kPieceTokens; token < end; token += Traits::kWarps * kPieceTokens) {
+    for (int token = item.work.kv_begin + warp * kPieceTokens; token < end;
+         token += Traits::kWarps * kPieceTokens) {
       barrier_wait(&s.full[warp][stage], parity);
       const std::uint32_t live = s.live[warp][stage];
-      const bool boundary = token + kPieceTokens > all_to || token < all_from || live != (1u << C.piece_tiles) - 1;
+      const bool boundary =
+          token + kPieceTokens > all_to || token < all_from || live != (1u << C.piece_tiles) - 1;
       compute_piece<C>(p, w, s, s.ring[warp][stage], token, keys, end, live, boundary, boundary || modified);
       __syncwarp();
       if (w.lane == 0) barrier_arrive(&s.empty[warp][stage]);
@@ -120,9 +122,12 @@ __device__ inline void decode_worker(const DecodeParams& p, int worker, typename
   }
   fence_async_shared();
   __syncthreads();
-  if (warp == Traits::kWarps) {
-    load_worker<C>(p, worker, s);
+  // 8 compute warps get the registers that the load warpgroup does not need; 4 have plenty.
+  if (warp >= Traits::kWarps) {
+    if constexpr (Traits::kWarps == 8) shrink_registers<56>();
+    if (warp == Traits::kWarps) load_worker<C>(p, worker, s);
   } else {
+    if constexpr (Traits::kWarps == 8) grow_registers<224>();
     compute_worker<C>(p, s);
   }
 }

@@ -6,20 +6,20 @@
 
 namespace halftone::cuda {
 
-/// Refills the ring of one compute warp: one lane of the load warp. The block-table entries of the next piece are fetched
-/// when the piece before it is issued, so that no copy waits for them.
+/// Refills the ring of one compute warp: one lane of the load warp. The block-table entries of the next piece
+/// are fetched when the piece before it is issued, so that no copy waits for them.
 template <DecodeConfig C>
 struct Loader {
   using Traits = DecodeTraits<C>;
   static constexpr int kPieceTokens = C.piece_tiles * kTileTokens;
-  int item = -1;    // index of the item that the next piece belongs to
-  int token = 0;    // its first token
-  int end = 0;      // of the item's tokens
+  int item = -1;  // index of the item that the next piece belongs to
+  int token = 0;  // its first token
+  int end = 0;    // of the item's tokens
   int head = 0;
   int page[C.piece_tiles];
   const std::int32_t* table = nullptr;
-  int stage = 0;    // where the next piece goes
-  int round = 0;    // times that the ring has been filled
+  int stage = 0;  // where the next piece goes
+  int round = 0;  // times that the ring has been filled
 
   /// Finds the next piece; false if the queue holds none now.
   __device__ bool find(const DecodeParams& p, typename Traits::Shared& s, int warp) {
@@ -60,12 +60,13 @@ struct Loader {
     }
     s.live[warp][stage] = live;
     barrier_expect_bytes(barrier, __popc(live) * c.tile_bytes);
-    const bool one_copy = C.piece_tiles == 2 && live == 3 && offset[C.piece_tiles - 1] == offset[0] + c.tile_bytes;
+    const bool one_copy =
+        C.piece_tiles == 2 && live == 3 && offset[C.piece_tiles - 1] == offset[0] + c.tile_bytes;
 #pragma unroll
     for (int i = 0; i < C.piece_tiles; ++i) {
       if (!(live >> i & 1) || (i == 1 && one_copy)) continue;
-      bulk_load(ring + i * c.tile_bytes, c.pages + offset[i], i == 0 && one_copy ? 2 * c.tile_bytes : c.tile_bytes, barrier,
-                policy);
+      bulk_load(ring + i * c.tile_bytes, c.pages + offset[i],
+                i == 0 && one_copy ? 2 * c.tile_bytes : c.tile_bytes, barrier, policy);
     }
     if (++stage == C.stages) stage = 0, ++round;
     token += Traits::kWarps * kPieceTokens;

@@ -17,7 +17,9 @@ struct Part {
   const ParamView& view;
   __device__ bool asymmetric() const { return P.fixed ? P.asymmetric : view.asymmetric; }
   __device__ bool f32() const { return P.fixed ? false : view.f32; }
-  __device__ int group_of(int block) const { return P.fixed ? block / P.group_blocks : block >> view.block_shift; }
+  __device__ int group_of(int block) const {
+    return P.fixed ? block / P.group_blocks : block >> view.block_shift;
+  }
   template <int kBlocks>
   __device__ int groups() const {
     if constexpr (P.mode == ScaleMode::kStatic) return 0;
@@ -66,7 +68,8 @@ __device__ inline void rotate_row(float* scratch, float (&x)[DecodeTraits<C>::kB
   for (int b = 0; b < kBlocks; ++b) x[b] = scratch[b * 32 + lane];
 }
 
-/// Where the lane's dim i (of 8) of a block stands among the fragment halves (step * 4 + slot): inverse of K's q_dim().
+/// Where the lane's dim i (of 8) of a block stands among the fragment halves (step * 4 + slot): inverse of
+/// K's q_dim().
 template <DType kType>
 __device__ constexpr int fragment_half(int i) {
   if constexpr (kType == DType::kInt4) return i % 4 / 2 * 4 + i % 2 * 2 + i / 4;
@@ -74,10 +77,11 @@ __device__ constexpr int fragment_half(int i) {
   return i;
 }
 
-/// Reads the item's query rows into shared memory as B fragments, rotated and scaled by a power of two per row so that
-/// f16 holds them, and notes where each row stands.
+/// Reads the item's query rows into shared memory as B fragments, rotated and scaled by a power of two per
+/// row so that f16 holds them, and notes where each row stands.
 template <DecodeConfig C>
-__device__ inline void load_queries(const DecodeParams& p, const DeviceItem& item, typename DecodeTraits<C>::Shared& s) {
+__device__ inline void load_queries(const DecodeParams& p, const DeviceItem& item,
+                                    typename DecodeTraits<C>::Shared& s) {
   using Traits = DecodeTraits<C>;
   using K = KReader<C.k.dtype, Traits::kDim>;
   const int lane = threadIdx.x % 32, group = p.schedule.params.group;
@@ -91,7 +95,8 @@ __device__ inline void load_queries(const DecodeParams& p, const DeviceItem& ite
     float x[Traits::kBlocks];
     const std::int64_t at = token * p.q_token_stride + head * p.q_head_stride + lane;
 #pragma unroll
-    for (int b = 0; b < Traits::kBlocks; ++b) x[b] = row < rows ? load_16bit(p.q, at + b * 32, p.q_bf16) : 0.0f;
+    for (int b = 0; b < Traits::kBlocks; ++b)
+      x[b] = row < rows ? load_16bit(p.q, at + b * 32, p.q_bf16) : 0.0f;
     if (p.rotate_k) rotate_row<C>(s.q_row[row], x, lane);
     float factor = p.scale_log2, inverse = 1.0f;
     if constexpr (C.k.dtype != DType::kBFloat16) {
@@ -112,7 +117,8 @@ __device__ inline void load_queries(const DecodeParams& p, const DeviceItem& ite
       if constexpr (C.k.dtype == DType::kBFloat16) {
         const __nv_bfloat16 high = __float2bfloat16_rn(x[b]);
         *fragment = __bfloat16_as_ushort(high);
-        *(fragment + sizeof(s.q[0]) / 2) = __bfloat16_as_ushort(__float2bfloat16_rn(x[b] - __bfloat162float(high)));
+        *(fragment + sizeof(s.q[0]) / 2) =
+            __bfloat16_as_ushort(__float2bfloat16_rn(x[b] - __bfloat162float(high)));
       } else {
         x[b] = __half2float(__float2half_rn(x[b] * inverse));
         *fragment = __half_as_ushort(__float2half_rn(x[b] * shift));
@@ -143,18 +149,22 @@ struct Warp {
   static constexpr int N = C.row_tiles;
   static constexpr bool kSplitP = C.v.dtype == DType::kBFloat16;  // P as bf16 high + low
   static constexpr bool kVBias = is_integer(C.v.dtype);
-  static constexpr int kBiases = C.k.mode == ScaleMode::kBlock ? kBlocks : 1;
+  // Block scales of signed integers: every block has its own bias, read from shared memory to save registers.
+  static constexpr bool kBlockBias =
+      C.k.mode == ScaleMode::kBlock && is_integer(C.k.dtype) && !(C.k.fixed && C.k.asymmetric);
 
   std::uint32_t q[kBlocks][2][N][2];  // B fragments of S^T
-  std::uint32_t q_low[C.k.dtype == DType::kBFloat16 ? kBlocks : 1][2][N][2];  // rest of an f16 Q that bf16 cannot hold
-  float bias[kBiases][N][2];          // what an accumulator of K starts from
-  std::uint32_t q_sums[2][N];         // B fragment of the product with K's mins
-  float total[N][2];                  // sum of Q over all dims
-  float factor[N][2];                 // raw product -> base-2 logit
-  float max[N][2];                    // of columns 2t, 2t + 1
-  float sum[N][2];                    // this lane's share
-  float out[kBlocks][2][N][4];        // O^T
-  float extra[N][4];                  // row g: sum over tokens of P * min, or of P * scale, of group g
+  std::uint32_t q_low[C.k.dtype == DType::kBFloat16 ? kBlocks : 1][2][N]
+                     [2];  // rest of an f16 Q that bf16 cannot hold
+  float bias[N][2];        // what an accumulator of K starts from; with kBlockBias, per unit of the sums of Q
+  const float* block_sums;      // q_sums of column 2t
+  std::uint32_t q_sums[2][N];   // B fragment of the product with K's mins
+  float total[N][2];            // sum of Q over all dims
+  float factor[N][2];           // raw product -> base-2 logit
+  float max[N][2];              // of columns 2t, 2t + 1
+  float sum[N][2];              // this lane's share
+  float out[kBlocks][2][N][4];  // O^T
+  float extra[N][4];            // row g: sum over tokens of P * min, or of P * scale, of group g
   int lane, g, t;
 
   __device__ void begin(const DecodeParams& p, const DeviceItem& item, const typename Traits::Shared& s);
@@ -162,7 +172,8 @@ struct Warp {
   __device__ void modify(const DecodeParams& p, const typename Traits::Shared& s, int token, int end,
                          float (&x)[N][4]) const;
   __device__ void rescale(float (&x)[Traits::kStepTiles][N][4]);
-  __device__ void accumulate(const DecodeParams& p, const std::uint8_t* tile, int dead_from, float (&x)[N][4]);
+  __device__ void accumulate(const DecodeParams& p, const std::uint8_t* tile, int dead_from,
+                             float (&x)[N][4]);
   __device__ void end(const DecodeParams& p, const DeviceItem& item, typename Traits::Shared& s, int warp);
 };
 
@@ -170,11 +181,15 @@ template <DecodeConfig C>
 __device__ inline void Warp<C>::begin(const DecodeParams& p, const DeviceItem& item,
                                       const typename Traits::Shared& s) {
   const Part<C.k> part{p.k};
-  const float k_static = p.k.static_scale == nullptr ? 1.0f : p.k.static_scale[item.work.kv_head * p.k.static_stride];
+  const float k_static =
+      p.k.static_scale == nullptr ? 1.0f : p.k.static_scale[item.work.kv_head * p.k.static_stride];
   const float unit = C.k.dtype == DType::kBFloat16 ? 1.0f : (K::kScaleLog2 == 24 ? 0x1p-24f : 1.0f);
   // Codes stand as q + offset; a static min is one more constant per column.
-  float offset = !is_integer(C.k.dtype) || part.asymmetric() ? 0.0f : C.k.dtype == DType::kInt8 ? -128.0f : -8.0f;
+  float offset = !is_integer(C.k.dtype) || part.asymmetric() ? 0.0f
+                 : C.k.dtype == DType::kInt8                 ? -128.0f
+                                                             : -8.0f;
   if (p.k.static_min != nullptr) offset = p.k.static_min[item.work.kv_head * p.k.static_stride] / k_static;
+  block_sums = s.q_sums[2 * t];
 #pragma unroll
   for (int n = 0; n < N; ++n) {
 #pragma unroll
@@ -194,9 +209,8 @@ __device__ inline void Warp<C>::begin(const DecodeParams& p, const DeviceItem& i
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) {
         total[n][i] += s.q_sums[column][b];
-        if constexpr (kBiases > 1) bias[b][n][i] = s.q_sums[column][b] * offset * unit;
       }
-      if constexpr (kBiases == 1) bias[0][n][i] = total[n][i] * offset * unit;
+      bias[n][i] = (kBlockBias ? 1.0f : total[n][i]) * offset * unit;
       max[n][i] = kMinus;
       sum[n][i] = 0.0f;
     }
@@ -226,11 +240,13 @@ __device__ inline void Warp<C>::begin(const DecodeParams& p, const DeviceItem& i
 
 /// Puts the warp's state into shared memory, in real units.
 template <DecodeConfig C>
-__device__ inline void Warp<C>::end(const DecodeParams& p, const DeviceItem& item,
-                                    typename Traits::Shared& s, int warp) {
+__device__ inline void Warp<C>::end(const DecodeParams& p, const DeviceItem& item, typename Traits::Shared& s,
+                                    int warp) {
   const Part<C.v> part{p.v};
-  const float v_static = p.v.static_scale == nullptr ? 1.0f : p.v.static_scale[item.work.kv_head * p.v.static_stride];
-  const float v_min = p.v.static_min == nullptr ? 0.0f : p.v.static_min[item.work.kv_head * p.v.static_stride];
+  const float v_static =
+      p.v.static_scale == nullptr ? 1.0f : p.v.static_scale[item.work.kv_head * p.v.static_stride];
+  const float v_min =
+      p.v.static_min == nullptr ? 0.0f : p.v.static_min[item.work.kv_head * p.v.static_stride];
   const float unit = v_static * (V::kScaleLog2 == 24 ? 0x1p24f : 1.0f);
   const float odd_unit = V::kOddShift == 4 ? unit * (1.0f / 16.0f) : unit;
   const float offset = C.v.dtype == DType::kInt8 ? -128.0f : -8.0f;

@@ -7,7 +7,8 @@
 
 namespace halftone::cuda {
 
-/// The worker's next items, in shared memory: the listed ones first, then what a cursor of the load warp finds.
+/// The worker's next items, in shared memory: the listed ones first, then what a cursor of the load warp
+/// finds.
 struct ItemQueue {
   static constexpr int kCapacity = 16;
   static_assert(kListedItems < kCapacity);

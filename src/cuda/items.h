@@ -38,8 +38,8 @@ class ItemCursor {
     if (work.finish) return true;
     const std::int32_t owner = unit_owner(work);
     planning::MergeItem unit;
-    if (planning::merge_item(schedule_, owner, unit) && unit.request == work.request && unit.kv_head == work.kv_head &&
-        unit.row_begin == work.row_begin) {
+    if (planning::merge_item(schedule_, owner, unit) && unit.request == work.request &&
+        unit.kv_head == work.kv_head && unit.row_begin == work.row_begin) {
       item.owner = owner;
       item.arrivals = schedule_.params.absolute ? schedule_.starts[owner + 1].steps : unit.parts;
       item.first_slot = unit.slot;
@@ -52,7 +52,8 @@ class ItemCursor {
   /// The worker that began the unit of `work`.
   HT_HOST_DEVICE std::int32_t unit_owner(const planning::WorkItem& work) const {
     const planning::WorkerStart& start = schedule_.starts[worker_];
-    const bool continued = start.offset > 0 && work.request == start.request && work.kv_head == start.kv_head &&
+    const bool continued = start.offset > 0 && work.request == start.request &&
+                           work.kv_head == start.kv_head &&
                            work.row_begin == start.block * schedule_.params.row_block;
     if (!continued) return worker_;
     const std::int64_t first = planning::share_begin(*schedule_.header, worker_) - start.offset;
@@ -66,13 +67,15 @@ class ItemCursor {
   std::int32_t worker_;
 };
 
-/// Where a schedule's list lies: items[worker][kListedItems], counts[worker] (kListedItems + 1: there are more).
+/// Where a schedule's list lies: items[worker][kListedItems], counts[worker] (kListedItems + 1: there are
+/// more).
 struct ItemList {
   DeviceItem* items;
   std::int32_t* counts;
 };
 
-HT_HOST_DEVICE inline void list_items(const planning::Schedule& schedule, const ItemList& list, std::int32_t worker) {
+HT_HOST_DEVICE inline void list_items(const planning::Schedule& schedule, const ItemList& list,
+                                      std::int32_t worker) {
   ItemCursor cursor(schedule, worker);
   std::int32_t count = 0;
   DeviceItem item;

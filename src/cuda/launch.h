@@ -7,12 +7,13 @@ namespace halftone::cuda {
 
 struct ScheduleBuildParams;
 
-/// A compiled kernel: row of kDecodeTable -> function and shared memory. Null when the row is not in this build.
+/// A compiled kernel: row of kDecodeTable -> function and shared memory. Null when the row is not in this
+/// build.
 struct DecodeKernel {
   const void* function = nullptr;
   int shared_bytes = 0;
+  int threads = 0;
 };
-inline constexpr int kDecodeThreads = 256;
 
 /// The slices in which the table is compiled, one .cu file each. They return null for rows of another slice.
 DecodeKernel decode_kernel_16bit(int row);
@@ -22,5 +23,6 @@ DecodeKernel decode_kernel_int4(int row);
 
 /// cudaError_t as int. `stream` is a cudaStream_t.
 int launch_schedule(const ScheduleBuildParams& params, void* stream);
+int launch_append(const AppendParams& params, void* stream);
 
 }  // namespace halftone::cuda

@@ -3,21 +3,22 @@
 
 #include <cstdint>
 
-#include "halftone/attention.h"
 #include "cuda/items.h"
+#include "format/part.h"
+#include "halftone/attention.h"
 #include "plan/work.h"
 
 namespace halftone::cuda {
 
 /// Scales (and mins) of K or V.
 struct ParamView {
-  const float* static_scale;  // [1] or [kv_heads]; null when scales are stored in the tiles
-  const float* static_min;    // likewise; null when symmetric
-  std::int32_t static_stride; // 0 per tensor, 1 per head
-  std::int32_t groups;        // per token in a tile
-  std::int32_t block_shift;   // group of a block of 32 dims = block >> block_shift
+  const float* static_scale;   // [1] or [kv_heads]; null when scales are stored in the tiles
+  const float* static_min;     // likewise; null when symmetric
+  std::int32_t static_stride;  // 0 per tensor, 1 per head
+  std::int32_t groups;         // per token in a tile
+  std::int32_t block_shift;    // group of a block of 32 dims = block >> block_shift
   bool asymmetric;
-  bool f32;                   // dtype of the stored scales: f32, else f16
+  bool f32;  // dtype of the stored scales: f32, else f16
 };
 
 /// Where the cache is.
@@ -27,10 +28,10 @@ struct CacheView {
   std::int64_t page_stride;         // bytes
   std::int64_t table_stride;
   std::int32_t num_pages;
-  std::int32_t page_log2;           // tokens per page
-  std::int32_t head_bytes;          // of one (page, head) block
+  std::int32_t page_log2;   // tokens per page
+  std::int32_t head_bytes;  // of one (page, head) block
   std::int32_t tile_bytes;
-  std::int32_t v_data_offset;       // within a tile
+  std::int32_t v_data_offset;  // within a tile
   std::int32_t k_param_offset;
   std::int32_t v_param_offset;
   bool clamped;
@@ -38,7 +39,7 @@ struct CacheView {
 
 struct DecodeParams {
   planning::Schedule schedule;
-  ItemList list;              // the first items of each worker
+  ItemList list;  // the first items of each worker
   CacheView cache;
   ParamView k;
   ParamView v;
@@ -48,7 +49,7 @@ struct DecodeParams {
   const float* alibi_slopes;  // [q_heads] or null
   const float* sinks;         // [q_heads] or null, natural-log units
   float* partial_out;         // [slots, row_block, v_dim], unnormalised
-  float* partial_state;       // [slots, row_block, 2]: maximum (base 2), sum
+  float* partial_state_log2;  // [slots, row_block, 2]: maximum (base 2), sum
   std::int32_t* arrivals;     // [workers], zero between launches
   std::int32_t* status;       // [1] or null
   std::int64_t q_token_stride, q_head_stride;
@@ -62,6 +63,41 @@ struct DecodeParams {
   bool out_bf16;
   bool rotate_k;
   bool rotate_v;
+};
+
+/// K or V of an append.
+struct AppendPart {
+  page::Part part;
+  const void* input;  // [tokens, kv_heads, dim], strides below, in elements
+  std::int64_t token_stride, head_stride;
+  DType input_type;
+  const float* static_scale;   // [1] or [kv_heads], or null
+  const float* static_min;     // likewise
+  std::int32_t static_stride;  // 0 per tensor, 1 per head
+};
+
+struct AppendParams {
+  AppendPart k, v;
+  PageLayout layout;
+  std::uint8_t* pages;  // [num_pages, page_stride bytes]
+  std::int64_t page_stride;
+  std::int64_t num_pages;
+  std::int32_t page_log2;
+  std::int32_t kv_heads;
+  std::int64_t tokens;
+  const std::int64_t* slot_mapping;  // [tokens], or null: the four below
+  const std::int32_t* cu_seqlens;    // [batch + 1]
+  const std::int32_t* lengths;       // [batch]
+  const std::int32_t* block_table;   // [batch, table_stride], table_width entries in use
+  std::int64_t table_stride, table_width;
+  std::int32_t batch;
+  RopePairing pairing;
+  std::int32_t rope_half;  // rotary_dim / 2
+  std::int64_t rope_rows;
+  const float* cos;  // [rope_rows, rope_half]
+  const float* sin;
+  const std::int32_t* positions;  // [tokens]
+  std::int32_t* status;           // [1] or null: bit 0 a place that does not exist, bit 1 a non-finite value
 };
 
 }  // namespace halftone::cuda

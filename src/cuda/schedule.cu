@@ -4,7 +4,8 @@
 namespace halftone::cuda {
 namespace {
 
-__global__ void __launch_bounds__(kScheduleThreads, 1) build(const __grid_constant__ ScheduleBuildParams params) {
+__global__ void __launch_bounds__(kScheduleThreads, 1)
+    build(const __grid_constant__ ScheduleBuildParams params) {
   build_schedule_block(params);
 }
 

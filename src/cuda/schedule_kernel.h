@@ -1,19 +1,9 @@
 // Builds a schedule on the device: one block runs the phases of planning::build_schedule in parallel.
 #pragma once
 
-#include "cuda/params.h"
-#include "plan/work.h"
+#include "cuda/schedule_params.h"
 
 namespace halftone::cuda {
-
-/// Lengths of a step and where the schedule goes.
-struct ScheduleBuildParams {
-  planning::Schedule schedule;    // all pointers into the workspace
-  const std::int32_t* cu_q;       // [batch + 1], or null: max_q_len queries each
-  const std::int32_t* kv_lengths; // [batch]
-  std::int32_t* arrivals;         // [workers], zeroed here
-  std::uint64_t plan_id;
-};
 
 inline constexpr int kScheduleThreads = 1024;
 
@@ -42,7 +32,8 @@ __device__ inline std::int64_t exclusive_sum(std::int64_t value, std::int64_t& t
   return sum - value + (warp == 0 ? 0 : warp_sums[warp - 1]);
 }
 
-/// Lengths outside the plan's bounds are limited to them, so that no later access leaves the caller's buffers.
+/// Lengths outside the plan's bounds are limited to them, so that no later access leaves the caller's
+/// buffers.
 __device__ inline std::int32_t within(std::int32_t x, std::int32_t low, std::int32_t high) {
   return x < low ? low : x > high ? high : x;
 }
@@ -63,7 +54,8 @@ __device__ inline void build_schedule_block(const ScheduleBuildParams& p) {
       kv_len = within(p.kv_lengths[r], 0, shape.max_kv_len);
       s.kv_lengths[r] = kv_len;
     }
-    const std::int64_t steps = r < shape.batch ? planning::head_steps(shape, q_len, kv_len) * shape.kv_heads : 0;
+    const std::int64_t steps =
+        r < shape.batch ? planning::head_steps(shape, q_len, kv_len) * shape.kv_heads : 0;
     std::int64_t total = 0;
     const std::int64_t first_step = steps_before + exclusive_sum(steps, total);
     steps_before += total;
@@ -88,7 +80,7 @@ __device__ inline void build_schedule_block(const ScheduleBuildParams& p) {
   }
   __syncthreads();
   for (int w = thread; w <= shape.workers; w += kScheduleThreads) {
-    if (w < shape.workers) p.arrivals[w] = 0;
+    if (w < shape.workers) p.arrivals[w] = p.list.counts[w] = 0;
     if (w <= header.active) planning::locate_worker(s, w);
   }
   __syncthreads();
@@ -101,6 +93,7 @@ __device__ inline void build_schedule_block(const ScheduleBuildParams& p) {
     slots_before += total;
   }
   __syncthreads();
+  for (int w = thread; w < header.active; w += kScheduleThreads) list_items(s, p.list, w);
   if (thread == 0) {
     header.partials = static_cast<std::int32_t>(slots_before);
     header.plan_id = p.plan_id;

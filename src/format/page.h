@@ -1,39 +1,42 @@
 // Where every element of a page lives.
 //
-// A page of one KV head is a row of tiles of 16 tokens. A tile is [K data | V data | K params | V params], each part
-// 16-byte aligned. 16-bit formats store plain token rows. Packed formats (8 and 4 bits) store the order in which the
-// tensor-core fragments of mma.m16n8k16 (and of wgmma with A in registers) consume them, so that a lane turns packed
-// words into A fragments without a shuffle:
+// A page of one KV head is a row of tiles of 16 tokens. A tile is [K data | V data | K params | V params],
+// each part 16-byte aligned. 16-bit formats store plain token rows. Packed formats (8 and 4 bits) store the
+// order in which the tensor-core fragments of mma.m16n8k16 (and of wgmma with A in registers) consume them,
+// so that a lane turns packed words into A fragments without a shuffle:
 //
-//   K is the A operand of S^T = K Q^T: rows are tokens, the contraction runs over dims. Lane (g, t) of a warp, g =
-//   lane / 4 and t = lane % 4, needs tokens g and g + 8. Dims come in blocks of 32 of which lane t owns the 8
-//   consecutive dims 32 b + 8 t + 0..7 (a last block of 16, for head_dim 80, gives it 4). The lane string of (token,
-//   t) is its dims in increasing order, packed (4-bit: even dim in the low nibble).
+//   K is the A operand of S^T = K Q^T: rows are tokens, the contraction runs over dims. Lane (g, t) of a
+//   warp, g = lane / 4 and t = lane % 4, needs tokens g and g + 8. Dims come in blocks of 32 of which lane t
+//   owns the 8 consecutive dims 32 b + 8 t + 0..7 (a last block of 16, for head_dim 80, gives it 4). The lane
+//   string of (token, t) is its dims in increasing order, packed (4-bit: even dim in the low nibble).
 //
-//   V is the A operand of O^T = V^T P^T: rows are dims, the contraction runs over tokens. Lane (g, t) needs tokens
-//   2t, 2t+1, 2t+8, 2t+9. Of each block of 32 dims it owns the 4 consecutive dims 32 b + 4 g + 0..3 (2 of a block of
-//   16). Its string holds, per block, 32-bit words that pair tokens 2t + 8p (A) and 2t + 8p + 1 (B), p = 0, 1:
+//   V is the A operand of O^T = V^T P^T: rows are dims, the contraction runs over tokens. Lane (g, t) needs
+//   tokens 2t, 2t+1, 2t+8, 2t+9. Of each block of 32 dims it owns the 4 consecutive dims 32 b + 4 g + 0..3 (2
+//   of a block of 16). Its string holds, per block, 32-bit words that pair tokens 2t + 8p (A) and 2t + 8p + 1
+//   (B), p = 0, 1:
 //     4-bit: word p    = [A: 4 dims in 16 bits | B: 4 dims in 16 bits]
 //     int8 : word 2j+p = [A dim 2j, A dim 2j+1, B dim 2j, B dim 2j+1]
 //     e4m3 : word 2j+p = [A dim 2j, B dim 2j, A dim 2j+1, B dim 2j+1]   (one cvt.f16x2.e4m3x2 per half)
 //     4-bit, block of 16: one word = [2 dims of tokens 2t, 2t+1, 2t+8, 2t+9 in a byte each]
 //   Masking a word then leaves f16x2 pairs over the two tokens.
 //
-//   Strings are cut into chunks of 16 bytes and a rest of 8, 4 and 2; chunk c of all 64 (K) or 32 (V) strings is
-//   contiguous, strings in the order (token, t) for K and (g, t) for V. A warp's load of a chunk is conflict-free.
+//   Strings are cut into chunks of 16 bytes and a rest of 8, 4 and 2; chunk c of all 64 (K) or 32 (V) strings
+//   is contiguous, strings in the order (token, t) for K and (g, t) for V. A warp's load of a chunk is
+//   conflict-free.
 //
-// K params are planes [token][group], V params planes [group][token] of the scale dtype: all scales, then all mins.
-// Appending one token writes whole bytes that belong to that token alone.
+// K params are planes [token][group], V params planes [group][token] of the scale dtype: all scales, then all
+// mins. Appending one token writes whole bytes that belong to that token alone.
 #pragma once
 
 #include <cstdint>
 
-#include "halftone/cache.h"
 #include "format/host_device.h"
+#include "halftone/cache.h"
 
 namespace halftone::page {
 
-/// Where an element sits within its tile part: byte offset, and the nibble (0 low, 1 high) of a 4-bit element.
+/// Where an element sits within its tile part: byte offset, and the nibble (0 low, 1 high) of a 4-bit
+/// element.
 struct Place {
   int byte;
   int nibble;
@@ -92,8 +95,7 @@ HT_HOST_DEVICE constexpr Place k_place(int bits, int token, int dim, int head_di
   const int owned = head_dim - block * 32 >= 32 ? 8 : 4;
   const int t = dim % 32 / owned;
   const int element = block * 8 + dim % 32 % owned;
-  return {chunked(token * 4 + t, 64, head_dim * bits / 32, element * bits / 8),
-          bits == 4 ? element % 2 : 0};
+  return {chunked(token * 4 + t, 64, head_dim * bits / 32, element * bits / 8), bits == 4 ? element % 2 : 0};
 }
 HT_HOST_DEVICE constexpr Element k_element(int bits, Place place, int head_dim) {
   const StringByte s = unchunked(64, head_dim * bits / 32, place.byte);
@@ -158,7 +160,9 @@ HT_HOST_DEVICE constexpr Place place_v(DType dtype, int token, int dim, int head
 }
 
 /// Index within a scale (or min) plane.
-HT_HOST_DEVICE constexpr int k_param_index(int token, int group, int groups) { return token * groups + group; }
+HT_HOST_DEVICE constexpr int k_param_index(int token, int group, int groups) {
+  return token * groups + group;
+}
 HT_HOST_DEVICE constexpr int v_param_index(int token, int group) { return group * kTileTokens + token; }
 
 /// Layout of an already validated spec.

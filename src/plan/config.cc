@@ -20,13 +20,17 @@ constexpr bool is_consistent(const std::array<Config, N>& table) {
   }
   return true;
 }
-static_assert(is_consistent(kCpuConfigs));
+static_assert(is_consistent(kCpuConfigs) && is_consistent(kCudaConfigs));
 
 }  // namespace
 
 std::span<const Config> configs(Device device) {
   if (device.type == DeviceType::kCpu) return kCpuConfigs;
+#ifdef HALFTONE_WITH_CUDA
+  return kCudaConfigs;
+#else
   return {};
+#endif
 }
 
 Choice choose_config(const AttentionProblem& problem) {
@@ -37,6 +41,12 @@ Choice choose_config(const AttentionProblem& problem) {
                   rows == 1 ? "" : "s", problem.max_q_len, group, group == 1 ? "" : "s");
   const std::span<const Config> table = configs(problem.device);
   Choice choice;
+  if (problem.device.type == DeviceType::kCuda) {
+    if (problem.kv.head_dim > 128) return {0, fmt::format("head_dim {}, more than 128", problem.kv.head_dim)};
+    // One row for every batch, so that bits do not depend on the longest request of the batch.
+    if (problem.policy == SplitPolicy::kBatchInvariant)
+      return {1, "batch_invariant: the same for every batch"};
+  }
   while (table[choice.index].max_rows != 0 && rows > table[choice.index].max_rows) ++choice.index;
   const Config& chosen = table[choice.index];
   choice.reason = chosen.max_rows != 0

@@ -29,6 +29,14 @@ inline constexpr std::array<Config, 3> kCpuConfigs{{
     {"cpu-prefill", 0, 64, 64, 1024, "prompts; bound by arithmetic"},
 }};
 
+/// Hopper: what one CTA of the decode kernel takes. Beyond head_dim 128 the accumulators of 16 rows do not
+/// fit into registers, and 8 rows serve every request.
+inline constexpr std::array<Config, 2> kCudaConfigs{{
+    {"sm90-decode-8", 8, 8, 128, 4096, "up to 8 packed rows, read at the speed of memory"},
+    {"sm90-decode-16", 0, 16, 128, 4096, "16 packed rows at a time"},
+}};
+
+/// The table of a device; empty when this build has no backend for it.
 std::span<const Config> configs(Device device);
 
 /// The chosen row of configs(device) and the reason, for people.

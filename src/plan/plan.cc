@@ -11,6 +11,10 @@
 #include "halftone/error.h"
 #include "plan/validate.h"
 
+#ifdef HALFTONE_WITH_CUDA
+#include "cuda/backend.h"
+#endif
+
 namespace halftone {
 namespace planning {
 namespace {
@@ -106,6 +110,15 @@ void check_resources(const Plan::Impl& plan) {
   }
 }
 
+/// One per multiprocessor or thread.
+int default_workers(Device device) {
+#ifdef HALFTONE_WITH_CUDA
+  if (device.type == DeviceType::kCuda) return cuda::multiprocessors(device.index);
+#endif
+  (void)device;
+  return std::clamp(omp_get_max_threads(), 1, kMaxWorkers);
+}
+
 std::string mask_text(const Mask& mask) {
   std::string text = mask.causal ? "causal" : "all keys";
   if (mask.window_left >= 0) text += fmt::format(", window left {}", mask.window_left);
@@ -141,11 +154,16 @@ Plan make_plan(const AttentionProblem& problem) {
   auto impl = std::make_shared<Plan::Impl>();
   Choice choice = choose_config(problem);
   const Config& config = configs(problem.device)[choice.index];
-  const int workers =
-      problem.workers != 0 ? problem.workers : std::clamp(omp_get_max_threads(), 1, kMaxWorkers);
+  const int workers = problem.workers != 0 ? problem.workers : default_workers(problem.device);
 
   impl->problem = problem;
   impl->config_index = choice.index;
+#ifdef HALFTONE_WITH_CUDA
+  if (problem.device.type == DeviceType::kCuda) {
+    impl->kernel = cuda::choose_kernel(problem, config.row_block);
+    impl->workspace.backend_bytes = cuda::backend_bytes(workers);
+  }
+#endif
   impl->scale = problem.scale != 0
                     ? problem.scale
                     : static_cast<float>(1.0 / std::sqrt(static_cast<double>(problem.kv.head_dim)));

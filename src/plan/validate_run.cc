@@ -184,12 +184,12 @@ void check_cache(const Plan::Impl& plan, const AttentionArgs& args) {
     invalid("cache.spec is ({}), but the plan was made for ({}): plan with this cache's spec.", text(have),
             text(want));
   }
-  (void)validate_cache(args.cache, CacheIndex::kUnused);
   const Device device = plan.problem.device;
-  if (args.cache.pages.device != device) {
+  if (given(args.cache.pages) && args.cache.pages.device != device) {
     invalid("cache.pages is on {}, but the plan is for {}: copy the cache there or plan for its device.",
             device_name(args.cache.pages.device), device_name(device));
   }
+  (void)validate_cache(args.cache, CacheIndex::kUnused);
   if (plan.problem.batch > 0 || given(args.cache.block_table)) {
     check_tensor(args.cache.block_table, {"cache.block_table",
                                           {DType::kInt32},

@@ -15,13 +15,15 @@ struct WorkspaceParams {
   ScheduleParams schedule;
   std::int64_t partials = 0;  ///< slots
   std::int32_t v_dim = 0;
-  bool plain = false;  ///< plain K and V: the schedule has cu_kv
+  bool plain = false;              ///< plain K and V: the schedule has cu_kv
+  std::int64_t backend_bytes = 0;  ///< what the device's backend keeps beside the schedule
 };
 
 struct Workspace {
   Schedule schedule{};
   float* partial_out = nullptr;    // [partials, row_block, v_dim] not divided by the sum
   float* partial_state = nullptr;  // [partials, row_block, 2] natural maximum, sum (RowState)
+  std::byte* backend = nullptr;    // [backend_bytes]
   std::int64_t schedule_bytes = 0;
   std::int64_t bytes = 0;
 };
@@ -60,6 +62,7 @@ inline Workspace carve_workspace(const WorkspaceParams& p, std::byte* base) {
   w.schedule.cu_q = carver.take<std::int32_t>(batch + 1);
   w.schedule.kv_lengths = carver.take<std::int32_t>(batch);
   if (p.plain) w.schedule.cu_kv = carver.take<std::int32_t>(batch + 1);
+  if (p.backend_bytes > 0) w.backend = carver.take<std::byte>(p.backend_bytes);
   w.schedule_bytes = carver.bytes();
   const std::int64_t rows = saturating_product(p.partials, p.schedule.row_block);
   w.partial_out = carver.take<float>(saturating_product(rows, p.v_dim));

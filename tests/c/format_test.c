@@ -17,7 +17,8 @@ static void names(void) {
   CHECK(strcmp(halftone_status_name(HALFTONE_OK), "OK") == 0);
   CHECK(strcmp(halftone_status_name(HALFTONE_INVALID_ARGUMENT), "InvalidArgument") == 0);
   CHECK(strcmp(halftone_status_name(HALFTONE_INTERNAL), "Internal") == 0);
-  CHECK(strcmp(halftone_status_name((halftone_status)99), "Unknown") == 0);
+  CHECK(strcmp(halftone_status_name(99), "Unknown") == 0);
+  CHECK(strcmp(halftone_status_name(-1), "Unknown") == 0);
 
   CHECK(strcmp(halftone_dtype_name(HALFTONE_DTYPE_BF16), "bf16") == 0);
   CHECK(strcmp(halftone_dtype_name(HALFTONE_DTYPE_E4M3), "e4m3") == 0);

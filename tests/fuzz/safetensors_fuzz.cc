@@ -2,9 +2,11 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
+#include <cstring>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -65,8 +67,8 @@ void read_file(const std::uint8_t* data, std::size_t size) {
   for (const cli::TensorInfo& t : reader.tensors()) {
     require(reader.find(t.name) == &t, "a tensor is found by its name");
     const std::vector<std::byte> bytes = reader.read(t);
-    require(bytes.size() == t.bytes() && std::memcmp(bytes.data(), data + start + t.begin, bytes.size()) == 0,
-            "reading gives the file's bytes");
+    const std::span file_bytes(reinterpret_cast<const std::byte*>(data) + start + t.begin, t.bytes());
+    require(std::ranges::equal(bytes, file_bytes), "reading gives the file's bytes");
     require(!fuzz::accepted([&] { reader.read(t, t.bytes() + 1, {}); }), "a read beyond a tensor is refused");
   }
 }

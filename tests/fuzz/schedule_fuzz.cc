@@ -22,8 +22,9 @@ using namespace halftone;
 using fuzz::require;
 using planning::Schedule;
 
-constexpr std::int64_t kMaxWorkspace = std::int64_t{8} << 20;  // larger plans are only planned
+constexpr std::int64_t kMaxWorkspace = std::int64_t{1} << 20;  // larger plans are only planned
 constexpr std::int64_t kMaxUnits = 20000;
+constexpr std::int64_t kMaxWalk = 1000000;
 constexpr std::int64_t kGuard = 256;
 constexpr std::uint8_t kPoison = 0xa5;
 
@@ -49,6 +50,9 @@ AttentionProblem problem_from(fuzz::Input& in) {
   p.kv.v_format = formats[in.take<std::uint8_t>() % formats.size()].format;
   p.paged = in.flag();
   p.plain_dtype = in.pick(kFloats);
+  if (!p.paged && !in.rare()) {  // else formats that plain tensors cannot have
+    p.kv.k_format = p.kv.v_format = parse_format(p.plain_dtype == DType::kFloat16 ? "fp16" : "bf16");
+  }
   p.q_dtype = in.pick(kFloats);
   p.out_dtype = in.pick(kFloats);
   p.max_q_len = in.flag() ? integer(0, 400) : integer(0, 8);
@@ -304,7 +308,10 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   require(info.schedule_bytes > 0 && info.schedule_bytes <= info.workspace_bytes,
           "a schedule is part of a workspace");
   if (info.workspace_bytes > kMaxWorkspace || info.max_units > kMaxUnits) return 0;
-  if (std::int64_t{problem.batch} * problem.kv.kv_heads > kMaxUnits) return 0;  // many of no query
+  const std::int64_t heads = std::int64_t{problem.batch} * problem.kv.kv_heads;
+  if (heads > kMaxUnits) return 0;  // many of no query
+  // With a window every worker walks the row blocks of its request from the first one.
+  if (heads > 0 && info.max_units / heads * info.workers > kMaxWalk) return 0;
   for (int step = 0; step < 3 && (step == 0 || !in.empty()); ++step)
     check_schedule(plan, lengths_from(in, problem));
   return 0;

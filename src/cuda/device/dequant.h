@@ -1,7 +1,8 @@
 // From packed words to MMA A-fragments: the only code of the decode kernel that differs between formats.
 //
-// A masked nibble or byte, taken as f16 bits, is the denormal q * 2^-24 (or q * 2^-20 for a nibble in bits 4..7):
-// exact, and the MMA handles it. The powers of two and the offset of signed codes are undone by the caller:
+// A masked nibble or byte, taken as f16 bits, is the denormal q * 2^-24 (or q * 2^-20 for a nibble in
+// bits 4..7): exact, and the MMA handles it. The powers of two and the offset of signed codes are undone by
+// the caller:
 //   value = (element * 2^24 / 2^shift) - kBias.
 #pragma once
 
@@ -36,8 +37,8 @@ __device__ inline void load_string(const std::uint8_t* part, int index, int coun
   }
 }
 
-/// Two f16 denormals from the even (or, after a shift by 8, odd) bytes of a word of int8 codes. `flip` is 0x00800080
-/// for two's complement codes, which then stand as q + 128, and 0 for unsigned ones.
+/// Two f16 denormals from the even (or, after a shift by 8, odd) bytes of a word of int8 codes. `flip` is
+/// 0x00800080 for two's complement codes, which then stand as q + 128, and 0 for unsigned ones.
 __device__ inline std::uint32_t even_bytes(std::uint32_t word, std::uint32_t flip) {
   return (word & 0x00ff00ffu) ^ flip;
 }
@@ -107,8 +108,8 @@ struct KRows {
   }
 };
 
-/// V of a tile: the A-fragments of the two m-tiles of each block of 32 dims. Of m-tile j, row g is dim 4g + 2j of the
-/// block and row g + 8 is dim 4g + 2j + 1, which is 2^kOddShift too large.
+/// V of a tile: the A-fragments of the two m-tiles of each block of 32 dims. Of m-tile j, row g is dim 4g +
+/// 2j of the block and row g + 8 is dim 4g + 2j + 1, which is 2^kOddShift too large.
 template <DType kType, int kDim>
 struct VTile {
   static constexpr int kWords = kDim * dtype_bits(kType) / 64;

@@ -1,0 +1,23 @@
+#include "cuda/append_kernel.h"
+#include "cuda/launch.h"
+
+namespace halftone::cuda {
+namespace {
+
+/// blockIdx.y: 0 for K, 1 for V.
+__global__ void __launch_bounds__(kAppendWarps * 32) append(const __grid_constant__ AppendParams params) {
+  __shared__ AppendShared shared;
+  append_any(params, blockIdx.y == 0 ? params.k : params.v, shared);
+}
+
+}  // namespace
+
+int launch_append(const AppendParams& params, void* stream) {
+  if (params.tokens == 0) return cudaSuccess;
+  constexpr std::int64_t kMaxBlocksX = 1 << 16;
+  const dim3 grid(static_cast<unsigned>(params.tokens < kMaxBlocksX ? params.tokens : kMaxBlocksX), 2);
+  append<<<grid, kAppendWarps * 32, 0, static_cast<cudaStream_t>(stream)>>>(params);
+  return cudaGetLastError();
+}
+
+}  // namespace halftone::cuda

@@ -1,0 +1,304 @@
+#include "cuda/backend.h"
+
+#include <cuda_runtime_api.h>
+#include <fmt/format.h>
+
+#include <bit>
+#include <climits>
+#include <cmath>
+#include <numbers>
+#include <string_view>
+
+#include "cuda/decode_config.h"
+#include "cuda/launch.h"
+#include "cuda/schedule_params.h"
+#include "halftone/error.h"
+
+namespace halftone::cuda {
+namespace {
+
+void check(int status, std::string_view call) {
+  if (status == cudaSuccess) return;
+  const auto error = static_cast<cudaError_t>(status);
+  throw Error(ErrorCode::kDeviceError,
+              fmt::format("{} failed with {} ({}): check the device and the pointers' device.", call,
+                          cudaGetErrorName(error), cudaGetErrorString(error)));
+}
+
+/// Makes a device current for a scope.
+class DeviceScope {
+ public:
+  explicit DeviceScope(int device) {
+    check(cudaGetDevice(&before_), "cudaGetDevice");
+    if (device != before_) check(cudaSetDevice(device), "cudaSetDevice");
+  }
+  ~DeviceScope() { cudaSetDevice(before_); }
+  DeviceScope(const DeviceScope&) = delete;
+  DeviceScope& operator=(const DeviceScope&) = delete;
+
+ private:
+  int before_ = 0;
+};
+
+template <class T>
+const T* pointer(const TensorView& t) {
+  return static_cast<const T*>(t.data);
+}
+
+int log2_of(int power_of_two) { return std::countr_zero(static_cast<unsigned>(power_of_two)); }
+
+/// What a workspace holds for this backend beyond planning::Workspace.
+struct BackendParts {
+  ItemList list;
+  std::int32_t* arrivals;  // [workers]
+};
+
+BackendParts backend_parts(const planning::Workspace& workspace, int workers) {
+  planning::Carver carver(workspace.backend);
+  BackendParts parts{};
+  parts.list.items = carver.take<DeviceItem>(std::int64_t{workers} * kListedItems);
+  parts.list.counts = carver.take<std::int32_t>(workers);
+  parts.arrivals = carver.take<std::int32_t>(workers);
+  return parts;
+}
+
+ParamView param_view(const KvFormat& format, const StaticScale& scale, int dim) {
+  ParamView v{};
+  v.static_scale = pointer<float>(scale.scale);
+  v.static_min = pointer<float>(scale.min);
+  v.static_stride = format.granularity == Granularity::kHead ? 1 : 0;
+  v.groups = format.params_per_token(dim);
+  v.block_shift = format.granularity == Granularity::kGroup ? log2_of(format.group_size / 32) : 0;
+  v.asymmetric = format.asymmetric;
+  v.f32 = format.scale_dtype == DType::kFloat32;
+  return v;
+}
+
+CacheView cache_view(const PagedKv& cache, const PageLayout& layout) {
+  CacheView v{};
+  v.pages = pointer<std::uint8_t>(cache.pages);
+  v.block_table = pointer<std::int32_t>(cache.block_table);
+  v.page_stride = cache.pages.strides[0];
+  v.table_stride = cache.block_table.strides[0];
+  v.num_pages = static_cast<std::int32_t>(cache.pages.shape[0]);
+  v.page_log2 = log2_of(cache.spec.page_size);
+  v.head_bytes = static_cast<std::int32_t>(layout.head_bytes);
+  v.tile_bytes = static_cast<std::int32_t>(layout.tile_bytes);
+  v.v_data_offset = static_cast<std::int32_t>(layout.v_data_offset);
+  v.k_param_offset = static_cast<std::int32_t>(layout.k_param_offset);
+  v.v_param_offset = static_cast<std::int32_t>(layout.v_param_offset);
+  v.clamped = cache.table_mode == BlockTableMode::kClamped;
+  return v;
+}
+
+DecodeParams decode_params(const Plan::Impl& plan, const AttentionArgs& args, std::byte* base) {
+  const AttentionProblem& problem = plan.problem;
+  const planning::Workspace workspace = planning::carve_workspace(plan, base);
+  const BackendParts parts = backend_parts(workspace, plan.info.workers);
+  constexpr int kNoLimit = INT_MAX / 2;
+  DecodeParams p{};
+  p.schedule = workspace.schedule;
+  p.list = parts.list;
+  p.arrivals = parts.arrivals;
+  p.partial_out = workspace.partial_out;
+  p.partial_state_log2 = workspace.partial_state;
+  p.cache = cache_view(args.cache, plan.layout);
+  p.k = param_view(problem.kv.k_format, args.cache.k_scale, problem.kv.head_dim);
+  p.v = param_view(problem.kv.v_format, args.cache.v_scale, problem.kv.v_dim());
+  p.q = args.q.data;
+  p.q_token_stride = args.q.strides[0];
+  p.q_head_stride = args.q.strides[1];
+  p.out = args.out.data;
+  p.out_token_stride = args.out.strides[0];
+  p.out_head_stride = args.out.strides[1];
+  p.lse = static_cast<float*>(args.lse.data);
+  p.lse_token_stride = args.lse.strides[0];
+  p.lse_head_stride = args.lse.strides[1];
+  p.alibi_slopes = pointer<float>(args.alibi_slopes);
+  p.sinks = pointer<float>(args.sinks);
+  p.status = static_cast<std::int32_t*>(args.status.data);
+  p.scale_log2 = plan.scale * std::numbers::log2e_v<float>;
+  p.softcap = problem.softcap;
+  const int right = problem.mask.causal ? 0 : problem.mask.window_right;
+  const int tightest = problem.mask.causal && problem.mask.window_right >= 0 ? 0 : right;
+  p.causal_right = tightest < 0 ? kNoLimit : tightest;
+  p.window_left = problem.mask.window_left < 0 ? kNoLimit : problem.mask.window_left;
+  p.q_bf16 = problem.q_dtype == DType::kBFloat16;
+  p.out_bf16 = problem.out_dtype == DType::kBFloat16;
+  p.rotate_k = problem.kv.rotate_k;
+  p.rotate_v = problem.kv.rotate_v;
+  return p;
+}
+
+DecodeKernel decode_kernel(int row) {
+  for (const auto find : {decode_kernel_16bit, decode_kernel_fp8, decode_kernel_int8, decode_kernel_int4}) {
+    const DecodeKernel kernel = find(row);
+    if (kernel.function != nullptr) return kernel;
+  }
+  throw Error(ErrorCode::kInternal,
+              fmt::format("decode kernel {} is not in this build: rebuild halftone.", row));
+}
+
+void check_out(const AttentionArgs& args) {
+  const TensorView& out = args.out;
+  const auto rest = reinterpret_cast<std::uintptr_t>(out.data) % 8;
+  if (rest == 0 && out.strides[0] % 4 == 0 && out.strides[1] % 4 == 0) return;
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      fmt::format(
+          "out starts {} bytes past a multiple of 8 with strides {} and {}, but CUDA needs 8-byte aligned "
+          "rows: use an aligned buffer and strides that are multiples of 4.",
+          rest, out.strides[0], out.strides[1]));
+}
+
+AppendPart append_part(const PagedKv& cache, const PageLayout& layout, KvPart which, const TensorView& input,
+                       const StaticScale& scale) {
+  AppendPart a{};
+  a.part = page::part_of(cache.spec, layout, which);
+  a.input = input.data;
+  a.token_stride = input.strides[0];
+  a.head_stride = input.strides[1];
+  a.input_type = input.dtype;
+  a.static_scale = pointer<float>(scale.scale);
+  a.static_min = pointer<float>(scale.min);
+  a.static_stride = a.part.format.granularity == Granularity::kHead ? 1 : 0;
+  return a;
+}
+
+}  // namespace
+
+int multiprocessors(int device) {
+  int count = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  if (status != cudaSuccess || count == 0) {
+    throw Error(
+        ErrorCode::kUnsupported,
+        fmt::format(
+            "device is cuda:{}, but no CUDA device works here ({}): run `halftone doctor`, or use the CPU.",
+            device, status == cudaSuccess ? "none found" : cudaGetErrorString(status)));
+  }
+  if (device >= count) {
+    throw Error(ErrorCode::kInvalidArgument,
+                fmt::format("device.index is {}, but there are {} CUDA devices: use 0 to {}.", device, count,
+                            count - 1));
+  }
+  int major = 0, minor = 0, processors = 0;
+  check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
+  check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "cudaDeviceGetAttribute");
+  check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device),
+        "cudaDeviceGetAttribute");
+  if (major != 9 || minor != 0) {
+    throw Error(
+        ErrorCode::kUnsupported,
+        fmt::format(
+            "device is cuda:{} with compute capability {}.{}, but the kernels are for 9.0 (Hopper): use a "
+            "Hopper GPU or the CPU.",
+            device, major, minor));
+  }
+  return processors;
+}
+
+int choose_kernel(const AttentionProblem& problem, int row_block) {
+  const auto unsupported = [](std::string_view field, std::string_view value, std::string_view have) {
+    throw Error(
+        ErrorCode::kUnsupported,
+        fmt::format("{} is {}, but the CUDA backend has {}: change it or use the CPU.", field, value, have));
+  };
+  const KvCacheSpec& kv = problem.kv;
+  if (!problem.paged) unsupported("paged", "false", "attention over paged caches only");
+  if (kv.v_dim() != kv.head_dim)
+    unsupported("v_head_dim", fmt::to_string(kv.v_dim()), "V of K's head_dim only");
+  for (const auto& [name, type] :
+       {std::pair{"q_dtype", problem.q_dtype}, std::pair{"out_dtype", problem.out_dtype}}) {
+    if (type == DType::kFloat32) unsupported(name, dtype_name(type), "bf16 and f16");
+  }
+  const int row_tiles = row_block / 8;
+  for (std::size_t row = 0; row < kDecodeTable.size(); ++row) {
+    const DecodeConfig& c = kDecodeTable[row];
+    if (c.head_dim == kv.head_dim && c.row_tiles == row_tiles && serves(c.k, kv.k_format) &&
+        serves(c.v, kv.v_format)) {
+      return static_cast<int>(row);
+    }
+  }
+  bool has_dim = false;
+  for (const int dim : kDecodeDims) has_dim |= dim == kv.head_dim;
+  if (!has_dim) unsupported("head_dim", fmt::to_string(kv.head_dim), "64, 96, 128, 192 and 256");
+  unsupported("v_format", format_name(kv.v_format),
+              fmt::format("no kernel for it with k_format {}: it wants one dtype and granularity for both",
+                          format_name(kv.k_format)));
+  return -1;
+}
+
+std::int64_t backend_bytes(int workers) {
+  planning::Carver carver(nullptr);
+  carver.take<DeviceItem>(std::int64_t{workers} * kListedItems);
+  carver.take<std::int32_t>(workers);
+  carver.take<std::int32_t>(workers);
+  return carver.bytes();
+}
+
+void schedule(const Plan::Impl& plan, const SequenceLengths& lengths, std::byte* workspace, Stream stream) {
+  const planning::Workspace parts = planning::carve_workspace(plan, workspace);
+  const BackendParts backend = backend_parts(parts, plan.info.workers);
+  ScheduleBuildParams p{};
+  p.schedule = parts.schedule;
+  p.list = backend.list;
+  p.arrivals = backend.arrivals;
+  p.cu_q = pointer<std::int32_t>(lengths.cu_q);
+  p.kv_lengths = pointer<std::int32_t>(lengths.kv_lengths);
+  p.plan_id = plan.id;
+  const DeviceScope scope(plan.problem.device.index);
+  check(launch_schedule(p, stream), "schedule");
+}
+
+void run(const Plan::Impl& plan, const AttentionArgs& args, std::byte* workspace, Stream stream) {
+  if (plan.problem.batch == 0) return;
+  check_out(args);
+  const DecodeParams p = decode_params(plan, args, workspace);
+  const DecodeKernel kernel = decode_kernel(plan.kernel);
+  const DeviceScope scope(plan.problem.device.index);
+  check(
+      cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.shared_bytes),
+      "cudaFuncSetAttribute");
+  const void* arguments[] = {&p};
+  check(cudaLaunchKernel(kernel.function, dim3(static_cast<unsigned>(plan.info.workers)),
+                         dim3(static_cast<unsigned>(kernel.threads)), const_cast<void**>(arguments),
+                         static_cast<std::size_t>(kernel.shared_bytes), static_cast<cudaStream_t>(stream)),
+        "run");
+}
+
+void append(const PagedKv& cache, const AppendArgs& args, Stream stream) {
+  const PageLayout layout = page_layout(cache.spec);
+  AppendParams p{};
+  p.k = append_part(cache, layout, KvPart::kK, args.k, cache.k_scale);
+  p.v = append_part(cache, layout, KvPart::kV, args.v, cache.v_scale);
+  p.layout = layout;
+  p.pages = static_cast<std::uint8_t*>(cache.pages.data);
+  p.page_stride = cache.pages.strides[0];
+  p.num_pages = cache.pages.shape[0];
+  p.page_log2 = log2_of(cache.spec.page_size);
+  p.kv_heads = cache.spec.kv_heads;
+  p.tokens = args.k.shape[0];
+  p.slot_mapping = pointer<std::int64_t>(args.slot_mapping);
+  if (p.slot_mapping == nullptr) {
+    p.cu_seqlens = pointer<std::int32_t>(args.cu_seqlens);
+    p.lengths = pointer<std::int32_t>(cache.lengths);
+    p.block_table = pointer<std::int32_t>(cache.block_table);
+    p.table_stride = cache.block_table.strides[0];
+    p.table_width = cache.block_table.shape[1];
+    p.batch = static_cast<std::int32_t>(cache.lengths.shape[0]);
+  }
+  p.pairing = args.rope.pairing;
+  if (p.pairing != RopePairing::kNone) {
+    p.rope_half = static_cast<std::int32_t>(args.rope.cos.shape[1]);
+    p.rope_rows = args.rope.cos.shape[0];
+    p.cos = pointer<float>(args.rope.cos);
+    p.sin = pointer<float>(args.rope.sin);
+    p.positions = pointer<std::int32_t>(args.rope.positions);
+  }
+  p.status = static_cast<std::int32_t*>(args.status.data);
+  const DeviceScope scope(cache.pages.device.index);
+  check(launch_append(p, stream), "append");
+}
+
+}  // namespace halftone::cuda

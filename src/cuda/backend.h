@@ -1,0 +1,27 @@
+// The CUDA backend's entry points. Arguments are already validated (plan/validate.h); nothing here allocates
+// device memory, synchronises or reads device memory on the host.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "halftone/attention.h"
+#include "plan/plan.h"
+
+namespace halftone::cuda {
+
+/// Multiprocessors of the device. Throws Unsupported, naming what is missing, unless it is a Hopper GPU
+/// (compute capability 9.0) with a working driver.
+int multiprocessors(int device);
+
+/// Row of kDecodeTable that serves the problem. Throws Unsupported naming the field and what the backend has.
+int choose_kernel(const AttentionProblem& problem, int row_block);
+
+/// Bytes of a workspace that only this backend uses: listed items and arrival counters.
+std::int64_t backend_bytes(int workers);
+
+void schedule(const Plan::Impl& plan, const SequenceLengths& lengths, std::byte* workspace, Stream stream);
+void run(const Plan::Impl& plan, const AttentionArgs& args, std::byte* workspace, Stream stream);
+void append(const PagedKv& cache, const AppendArgs& args, Stream stream);
+
+}  // namespace halftone::cuda

@@ -1,0 +1,146 @@
+// append on the GPU writes the bytes that the CPU writes.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+
+#include "halftone/error.h"
+#include "tests/cuda/device_problem.h"
+
+namespace halftone::testing {
+namespace {
+
+struct RopeTables {
+  Tensor cos, sin, positions;
+  Rope view(RopePairing pairing) const { return {pairing, cos.view(), sin.view(), positions.view()}; }
+};
+
+RopeTables rope_tables(Random& random, int half, std::int64_t tokens) {
+  constexpr int kRows = 64;
+  std::vector<float> cos, sin;
+  for (int position = 0; position < kRows; ++position) {
+    for (int i = 0; i < half; ++i) {
+      const double angle = position * std::pow(10000.0, -static_cast<double>(i) / half);
+      cos.push_back(static_cast<float>(std::cos(angle)));
+      sin.push_back(static_cast<float>(std::sin(angle)));
+    }
+  }
+  std::vector<std::int32_t> positions;
+  for (std::int64_t t = 0; t < tokens; ++t)
+    positions.push_back(static_cast<std::int32_t>(random.integer(0, kRows - 1)));
+  return {Tensor::of(DType::kFloat32, {kRows, half}, cos), Tensor::of(DType::kFloat32, {kRows, half}, sin),
+          Tensor::of({tokens}, positions)};
+}
+
+/// Appends `tokens` random tokens to slots on both backends and compares every byte of the pages.
+void expect_same_pages(const KvCacheSpec& spec, std::uint64_t seed, RopePairing pairing, DType input,
+                       bool by_slots) {
+  Random random(seed);
+  const std::vector<int> capacities = {70, 33, 5};
+  Cache cache(spec, capacities, random);
+  const std::int64_t tokens = 108;
+  std::vector<float> values(static_cast<std::size_t>(tokens * spec.kv_heads * spec.head_dim));
+  fill(random, Data::kOutlierChannels, values, spec.kv_heads, spec.head_dim);
+  const Tensor k = Tensor::of(input, {tokens, spec.kv_heads, spec.head_dim}, values);
+  values.resize(static_cast<std::size_t>(tokens * spec.kv_heads * spec.v_dim()));
+  fill(random, Data::kNormal, values, spec.kv_heads, spec.v_dim());
+  const Tensor v = Tensor::of(input, {tokens, spec.kv_heads, spec.v_dim()}, values);
+  cache.calibrate(k, v);
+
+  AppendArgs args;
+  args.k = k.view();
+  args.v = v.view();
+  const RopeTables rope = rope_tables(random, spec.head_dim / 4, tokens);
+  if (pairing != RopePairing::kNone) args.rope = rope.view(pairing);
+  std::vector<std::int64_t> slots;
+  for (int i = 0; i < 3; ++i) cache.lengths.as<std::int32_t>()[i] = capacities[i];
+  slots = cache.slots();
+  slots[7] = -1;
+  const Tensor slot_tensor = Tensor::of({tokens}, slots);
+  const Tensor cu = Tensor::of({4}, std::vector<std::int32_t>{0, 70, 103, 108});
+  for (int i = 0; i < 3; ++i) cache.lengths.as<std::int32_t>()[i] = 0;
+  (by_slots ? args.slot_mapping : args.cu_seqlens) = by_slots ? slot_tensor.view() : cu.view();
+  const Tensor status = Tensor::of({1}, std::vector<std::int32_t>{0});
+  args.status = status.view();
+
+  Uploads uploads;
+  const PagedKv device = upload(uploads, cache.view());
+  AppendArgs device_args = args;
+  for (TensorView* t :
+       {&device_args.k, &device_args.v, &device_args.slot_mapping, &device_args.cu_seqlens,
+        &device_args.status, &device_args.rope.cos, &device_args.rope.sin, &device_args.rope.positions}) {
+    *t = uploads.add(*t);
+  }
+  append(device, device_args);
+  check_cuda(cudaDeviceSynchronize());
+  append(cache.view(), args);
+  const Tensor pages = cache.pages.clone();
+  download(device.pages, pages);
+  EXPECT_TRUE(uploads.guards_intact());
+  download(device_args.status, status);
+  EXPECT_EQ(status.as<std::int32_t>()[0], 0);
+  const auto a = cache.pages.bytes(), b = pages.bytes();
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    if (a[i] == b[i]) continue;
+    ADD_FAILURE() << "byte " << i << ": CPU " << int{a[i]} << ", GPU " << int{b[i]} << "; K "
+                  << format_name(spec.k_format) << ", V " << format_name(spec.v_format) << ", dim "
+                  << spec.head_dim << ", seed " << seed;
+    return;
+  }
+}
+
+TEST(DeviceAppend, SameBytesAsTheCpu) {
+  std::uint64_t seed = 1;
+  for (const NamedFormat& named : named_formats()) {
+    for (const int dim : {64, 80, 96, 128, 192, 256}) {
+      for (const bool rotate : {false, true}) {
+        KvCacheSpec spec{named.format, named.format, 3, dim, 0, 32, rotate, rotate};
+        try {
+          (void)page_layout(spec);
+        } catch (const Error&) {
+          continue;  // a group that does not divide the dim
+        }
+        const DType input = std::array{DType::kBFloat16, DType::kFloat16, DType::kFloat32}[seed % 3];
+        const RopePairing pairing =
+            std::array{RopePairing::kNone, RopePairing::kHalf, RopePairing::kInterleaved}[seed / 3 % 3];
+        expect_same_pages(spec, seed, pairing, input, seed % 2 == 0);
+        ++seed;
+      }
+    }
+  }
+}
+
+TEST(DeviceAppend, MixedFormatsAndF32Scales) {
+  std::uint64_t seed = 1000;
+  for (const char* k : {"int8-token-head-asym-f32", "int4-g64-sym", "fp8-g32-f32", "int8-static-head-asym"}) {
+    for (const char* v : {"int4-token-asym-f32", "int8-g128-asym", "bf16", "fp8-token"}) {
+      expect_same_pages({parse_format(k), parse_format(v), 9, 128, 256, 16}, seed, RopePairing::kHalf,
+                        DType::kFloat32, seed % 2 == 0);
+      ++seed;
+    }
+  }
+}
+
+TEST(DeviceAppend, NonFiniteInputSetsTheStickyFlag) {
+  const KvCacheSpec spec{parse_format("int8-head"), parse_format("int8-head"), 1, 64, 0, 16};
+  Random random(3);
+  const Cache cache(spec, std::vector<int>{16}, random);
+  std::vector<float> values(2 * 64, 1.0f);
+  values[70] = NAN;
+  const Tensor k = Tensor::of(DType::kFloat32, {2, 1, 64}, values);
+  const Tensor slots = Tensor::of({2}, std::vector<std::int64_t>{0, 1});
+  const Tensor status = Tensor::of({1}, std::vector<std::int32_t>{0});
+  Uploads uploads;
+  AppendArgs args;
+  args.k = uploads.add(k.view());
+  args.v = uploads.add(k.view());
+  args.slot_mapping = uploads.add(slots.view());
+  args.status = uploads.add(status.view());
+  append(upload(uploads, cache.view()), args);
+  check_cuda(cudaDeviceSynchronize());
+  download(args.status, status);
+  EXPECT_EQ(status.as<std::int32_t>()[0], 2);
+}
+
+}  // namespace
+}  // namespace halftone::testing

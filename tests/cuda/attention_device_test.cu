@@ -1,0 +1,150 @@
+// Decode attention on the GPU against the double oracle: the shared case table and random problems.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <string>
+
+#include "halftone/error.h"
+#include "tests/cuda/device_problem.h"
+
+namespace halftone::testing {
+namespace {
+
+/// Runs the problem if the backend has a kernel for it; false if not.
+bool agrees(const AttentionCase& row) {
+  const Problem p = make_problem(row);
+  Plan plan;
+  try {
+    plan = plan_on_device(p);
+  } catch (const Error& e) {
+    if (e.code() == ErrorCode::kUnsupported) return false;
+    throw;
+  }
+  const Outputs outputs = run_on_device(p, plan);
+  EXPECT_EQ(judge(p, make_reference(p), outputs), "") << row.name;
+  EXPECT_EQ(outputs.status.as<std::int32_t>()[0], 0) << row.name;
+  return true;
+}
+
+/// The row as the backend takes it: 16-bit Q and O, pages, V like K.
+AttentionCase for_device(AttentionCase row) {
+  row.paged = true;
+  if (row.q_dtype == DType::kFloat32) row.q_dtype = DType::kBFloat16;
+  if (row.out_dtype == DType::kFloat32) row.out_dtype = DType::kFloat16;
+  row.v_format.clear();
+  row.v_head_dim = 0;
+  if (row.head_dim == 80) row.head_dim = 96;
+  return row;
+}
+
+TEST(DeviceAttention, CaseTable) {
+  int ran = 0;
+  for (const AttentionCase& row : attention_cases()) ran += agrees(for_device(row)) ? 1 : 0;
+  RecordProperty("cases", ran);
+  EXPECT_GE(ran, 100);
+}
+
+TEST(DeviceAttention, RandomProblems) {
+  const char* wanted = std::getenv("HALFTONE_FUZZ_CASES");
+  const char* first = std::getenv("HALFTONE_FUZZ_SEED");
+  const std::uint64_t count = wanted ? std::strtoull(wanted, nullptr, 10) : 2000;
+  const std::uint64_t begin = first ? std::strtoull(first, nullptr, 10) : 0;
+  std::uint64_t ran = 0;
+  for (std::uint64_t seed = begin; seed < begin + count && !HasFailure(); ++seed) {
+    SCOPED_TRACE("repeat with HALFTONE_FUZZ_SEED=" + std::to_string(seed) + " HALFTONE_FUZZ_CASES=1");
+    ran += agrees(for_device(random_case(seed))) ? 1 : 0;
+  }
+  EXPECT_GE(ran * 10, count * 9);
+}
+
+/// The same bits from repeated launches, on whatever SMs the blocks land.
+TEST(DeviceAttention, RepeatsBits) {
+  for (const char* name :
+       {"format-int4-g32-d128", "format-int8-head-d128", "format-fp8-d128", "format-bf16-d128"}) {
+    AttentionCase row = for_device(find_case(name));
+    row.requests = {{1, 5000}, {1, 33}, {1, 12000}};
+    const Problem p = make_problem(row, Fill::kTiled);
+    const Plan plan = plan_on_device(p);
+    const Outputs first = run_on_device(p, plan);
+    for (int i = 0; i < 5; ++i) EXPECT_TRUE(same_bytes(first.out, run_on_device(p, plan).out)) << name;
+  }
+}
+
+/// A request's bits do not depend on its neighbours.
+TEST(DeviceAttention, BatchInvariant) {
+  for (const char* format : {"int4-g32", "int8-head", "fp8", "bf16"}) {
+    AttentionCase row;
+    row.k_format = format;
+    row.policy = SplitPolicy::kBatchInvariant;
+    row.requests = {{1, 9000}};
+    const Problem alone = make_problem(row, Fill::kTiled);
+    const Outputs expected = run_on_device(alone, plan_on_device(alone));
+    row.requests = {{1, 9000}, {3, 4100}, {1, 7}, {1, 20000}};
+    row.cu_q = true;
+    Problem batch = make_problem(row, Fill::kTiled);
+    // The first request sees the same queries and the same pages as before.
+    const auto q = alone.q.bytes();
+    std::copy(q.begin(), q.end(), batch.q.bytes().begin());
+    const KvCacheSpec& spec = alone.cache->spec;
+    const std::size_t page_bytes = static_cast<std::size_t>(page_layout(spec).page_bytes);
+    const auto from = alone.cache->block_table.as<std::int32_t>(),
+               to = batch.cache->block_table.as<std::int32_t>();
+    for (int i = 0; i * spec.page_size < 9000; ++i) {
+      std::copy_n(alone.cache->pages.bytes().data() + from[i] * page_bytes, page_bytes,
+                  batch.cache->pages.bytes().data() + to[i] * page_bytes);
+    }
+    const std::pair<const Tensor*, const Tensor*> scales[] = {{&alone.cache->k_scale, &batch.cache->k_scale},
+                                                              {&alone.cache->v_scale, &batch.cache->v_scale}};
+    for (const auto& [source, target] : scales) {
+      if (!source->present()) continue;
+      std::copy(source->bytes().begin(), source->bytes().end(), target->bytes().begin());
+    }
+    const Outputs actual = run_on_device(batch, plan_on_device(batch));
+    const auto a = expected.out.bytes(), b = actual.out.bytes();
+    EXPECT_TRUE(std::equal(a.begin(), a.end(), b.begin())) << format;
+  }
+}
+
+/// Captured at length 1, replayed at full length: eager's bits.
+TEST(DeviceAttention, GraphReplayAtOtherLengths) {
+  AttentionCase row = for_device(find_case("format-int4-g32-d128"));
+  row.requests = {{1, 131072}, {1, 4096}, {1, 100}};
+  const Problem p = make_problem(row, Fill::kTiled);
+  const Plan plan = plan_on_device(p);
+  const Outputs expected = run_on_device(p, plan);
+
+  const Outputs outputs = make_outputs(p);
+  Uploads uploads;
+  const AttentionArgs args = upload(uploads, arguments(p, outputs));
+  SequenceLengths lengths = args.lengths;
+  if (!lengths.kv_lengths.present()) lengths.kv_lengths = args.cache.lengths;
+  DeviceMemory workspace(plan.workspace_bytes());
+  const TensorView space = TensorView::contiguous(
+      workspace.data(), DType::kUInt8, {static_cast<std::int64_t>(workspace.size())}, {DeviceType::kCuda, 0});
+  const std::vector<std::int32_t> ones(3, 1);
+  auto* device_lengths = static_cast<std::int32_t*>(lengths.kv_lengths.data);
+  check_cuda(cudaMemcpy(device_lengths, ones.data(), 12, cudaMemcpyHostToDevice));
+  cudaStream_t stream;
+  cudaGraph_t graph;
+  cudaGraphExec_t executable;
+  check_cuda(cudaStreamCreate(&stream));
+  check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+  schedule(plan, lengths, space, stream);
+  run(plan, args, space, stream);
+  check_cuda(cudaStreamEndCapture(stream, &graph));
+  check_cuda(cudaGraphInstantiate(&executable, graph, 0));
+  check_cuda(cudaGraphLaunch(executable, stream));
+  check_cuda(cudaStreamSynchronize(stream));
+  const std::vector<std::int32_t> full = {131072, 4096, 100};
+  check_cuda(cudaMemcpy(device_lengths, full.data(), 12, cudaMemcpyHostToDevice));
+  check_cuda(cudaGraphLaunch(executable, stream));
+  check_cuda(cudaStreamSynchronize(stream));
+  download(args.out, outputs.out);
+  EXPECT_TRUE(same_bytes(expected.out, outputs.out));
+  cudaGraphExecDestroy(executable);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+}
+
+}  // namespace
+}  // namespace halftone::testing

@@ -1,0 +1,132 @@
+// Runs a problem of the case table on the GPU: copies its tensors there, plans, schedules, runs and copies
+// back.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <list>
+#include <stdexcept>
+#include <string>
+
+#include "testing/cases.h"
+
+namespace halftone::testing {
+
+inline void check_cuda(cudaError_t status) {
+  if (status != cudaSuccess) throw std::runtime_error(cudaGetErrorString(status));
+}
+
+/// Device memory with guard regions of bytes 0xA5 around it.
+class DeviceMemory {
+ public:
+  explicit DeviceMemory(std::size_t size) : size_(size) {
+    check_cuda(cudaMalloc(&base_, size + 2 * kGuard));
+    check_cuda(cudaMemset(base_, kByte, size + 2 * kGuard));
+  }
+  ~DeviceMemory() { cudaFree(base_); }
+  DeviceMemory(const DeviceMemory&) = delete;
+  DeviceMemory& operator=(const DeviceMemory&) = delete;
+
+  std::uint8_t* data() const { return static_cast<std::uint8_t*>(base_) + kGuard; }
+  std::size_t size() const { return size_; }
+  bool guards_intact() const {
+    std::vector<std::uint8_t> edge(kGuard);
+    for (const std::uint8_t* at : {data() - kGuard, data() + size_}) {
+      check_cuda(cudaMemcpy(edge.data(), at, kGuard, cudaMemcpyDeviceToHost));
+      for (const std::uint8_t byte : edge) {
+        if (byte != kByte) return false;
+      }
+    }
+    return true;
+  }
+
+ private:
+  static constexpr std::size_t kGuard = 512;
+  static constexpr std::uint8_t kByte = 0xa5;
+  void* base_ = nullptr;
+  std::size_t size_;
+};
+
+/// Copies of host tensors on the device.
+class Uploads {
+ public:
+  /// The same view of a copy; absent stays absent.
+  TensorView add(const TensorView& host) {
+    if (!host.present()) return host;
+    std::int64_t elements = 1;
+    for (int i = 0; i < host.rank; ++i) elements += (host.shape[i] - 1) * host.strides[i];
+    if (host.numel() == 0) elements = 0;
+    const std::size_t bytes = static_cast<std::size_t>(elements) * dtype_bits(host.dtype) / 8;
+    memory_.emplace_back(bytes);
+    check_cuda(cudaMemcpy(memory_.back().data(), host.data, bytes, cudaMemcpyHostToDevice));
+    TensorView device = host;
+    device.data = memory_.back().data();
+    device.device = {DeviceType::kCuda, 0};
+    return device;
+  }
+  bool guards_intact() const {
+    for (const DeviceMemory& m : memory_) {
+      if (!m.guards_intact()) return false;
+    }
+    return true;
+  }
+
+ private:
+  std::list<DeviceMemory> memory_;
+};
+
+inline PagedKv upload(Uploads& uploads, const PagedKv& host) {
+  PagedKv device = host;
+  for (TensorView* t : {&device.pages, &device.block_table, &device.lengths, &device.k_scale.scale,
+                        &device.k_scale.min, &device.v_scale.scale, &device.v_scale.min}) {
+    *t = uploads.add(*t);
+  }
+  return device;
+}
+
+inline AttentionArgs upload(Uploads& uploads, const AttentionArgs& host) {
+  AttentionArgs device = host;
+  device.cache = upload(uploads, host.cache);
+  for (TensorView* t : {&device.q, &device.lengths.cu_q, &device.lengths.kv_lengths, &device.alibi_slopes,
+                        &device.sinks, &device.out, &device.lse, &device.status}) {
+    *t = uploads.add(*t);
+  }
+  return device;
+}
+
+inline void download(const TensorView& device, const Tensor& host) {
+  if (device.present()) {
+    check_cuda(cudaMemcpy(host.bytes().data(), device.data, host.bytes().size(), cudaMemcpyDeviceToHost));
+  }
+}
+
+/// The problem for device 0. Throws Error(kUnsupported) where the backend has no kernel for it.
+inline Plan plan_on_device(const Problem& p) {
+  AttentionProblem problem = p.problem;
+  problem.device = {DeviceType::kCuda, 0};
+  return halftone::plan(problem);
+}
+
+inline Outputs run_on_device(const Problem& p, const Plan& plan) {
+  const Outputs outputs = make_outputs(p);
+  Uploads uploads;
+  const AttentionArgs args = upload(uploads, arguments(p, outputs));
+  SequenceLengths lengths = args.lengths;
+  if (!lengths.kv_lengths.present()) lengths.kv_lengths = args.cache.lengths;
+  DeviceMemory workspace(plan.workspace_bytes());
+  check_cuda(cudaMemset(workspace.data(), 0xff, workspace.size()));
+  const TensorView space = TensorView::contiguous(
+      workspace.data(), DType::kUInt8, {static_cast<std::int64_t>(workspace.size())}, {DeviceType::kCuda, 0});
+  schedule(plan, lengths, space);
+  run(plan, args, space);
+  check_cuda(cudaDeviceSynchronize());
+  if (!uploads.guards_intact() || !workspace.guards_intact()) throw std::logic_error("guard region written");
+  download(args.out, outputs.out);
+  download(args.lse, outputs.lse);
+  download(args.status, outputs.status);
+  return Outputs{outputs.out.clone(), outputs.lse.present() ? outputs.lse.clone() : Tensor{},
+                 outputs.status.clone()};
+}
+
+}  // namespace halftone::testing
