@@ -86,7 +86,7 @@ fuzz: ## run each fuzzer for FUZZ_SECONDS (10) over its committed corpus
 	@$(setup) build clang
 	@mkdir -p build
 	@$(call configure,fuzz)
-	@$(call compile,fuzz,halftone_fuzzers)
+	@$(call compile,asan,halftone_fuzzers)
 	@scripts/fuzz.sh
 
 format: ## format the sources in place

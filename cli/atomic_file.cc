@@ -2,15 +2,16 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <limits.h>
-#include <signal.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
 #include <atomic>
+#include <cerrno>
+#include <climits>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
 #include <mutex>
 
 #include "cli/text.h"

@@ -182,11 +182,15 @@ void summarise(FormatResult& format) {
   format.compression = uncompressed / format.bytes_per_token;
 }
 
+/// Errors below this are fp32 arithmetic, not the format: they count as equal.
+double significant(double error) { return std::max(error, 1e-5); }
+
 void mark_pareto(std::vector<FormatResult>& formats) {
   for (FormatResult& f : formats) {
     f.pareto = std::none_of(formats.begin(), formats.end(), [&](const FormatResult& other) {
-      const bool no_worse = other.bytes_per_token <= f.bytes_per_token && other.error_worst <= f.error_worst;
-      return no_worse && (other.bytes_per_token < f.bytes_per_token || other.error_worst < f.error_worst);
+      const double error = significant(f.error_worst), other_error = significant(other.error_worst);
+      const bool no_worse = other.bytes_per_token <= f.bytes_per_token && other_error <= error;
+      return no_worse && (other.bytes_per_token < f.bytes_per_token || other_error < error);
     });
   }
 }
@@ -200,7 +204,7 @@ int smallest_within(const std::vector<FormatResult>& formats, double limit, Erro
     if (!(error(f) <= limit)) continue;
     const FormatResult* b = best < 0 ? nullptr : &formats[static_cast<std::size_t>(best)];
     if (b == nullptr || f.bytes_per_token < b->bytes_per_token ||
-        (f.bytes_per_token == b->bytes_per_token && error(f) < error(*b))) {
+        (f.bytes_per_token == b->bytes_per_token && significant(error(f)) < significant(error(*b)))) {
       best = i;
     }
   }
@@ -291,6 +295,7 @@ EvalReport evaluate(const std::string& path, const EvalOptions& options, Termina
   const std::vector<CapturedLayer> layers = select_layers(file, options);
   EvalReport report;
   report.file = path;
+  report.metadata = file.metadata();
   report.options = options;
   choose_formats(layers, report);
   {
@@ -308,7 +313,8 @@ EvalReport evaluate(const std::string& path, const EvalOptions& options, Termina
   }
   for (FormatResult& format : report.formats) summarise(format);
   std::stable_sort(report.formats.begin(), report.formats.end(), [](const auto& a, const auto& b) {
-    return std::tie(b.bytes_per_token, a.error_worst) < std::tie(a.bytes_per_token, b.error_worst);
+    return std::pair(b.bytes_per_token, significant(a.error_worst)) <
+           std::pair(a.bytes_per_token, significant(b.error_worst));
   });
   mark_pareto(report.formats);
   report.conclusion = conclude(report);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -51,7 +52,7 @@ struct FormatResult {
   double lse_error = 0;
   double prefill_us = 0;  ///< sum over layers
   double decode_us = 0;
-  bool pareto = false;  ///< no other format has both fewer bytes and a smaller error_worst
+  bool pareto = false;  ///< no other format is smaller and as exact, or as small and more exact
 };
 
 struct LayerReport {
@@ -72,6 +73,7 @@ struct Conclusion {
 
 struct EvalReport {
   std::string file;
+  std::map<std::string, std::string> metadata;  ///< of the file
   EvalOptions options;
   std::vector<LayerReport> layers;
   std::vector<FormatResult> formats;  ///< by falling bytes per token
@@ -83,7 +85,7 @@ struct EvalReport {
 /// Throws Error on bad files and UsageError on options that do not fit them.
 EvalReport evaluate(const std::string& path, const EvalOptions& options, Terminal& terminal);
 
-/// The machine-readable form; docs/report.md describes its fields. Infinite SNRs are null.
+/// The machine-readable form, fields named as here. Infinite SNRs are null.
 nlohmann::ordered_json to_json(const EvalReport& report);
 
 /// The page; see report_html.cc.

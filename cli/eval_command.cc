@@ -175,6 +175,7 @@ constexpr const char* kFooterExamples =
 nlohmann::ordered_json to_json(const EvalReport& report) {
   nlohmann::ordered_json json = provenance();
   json["file"] = report.file;
+  json["metadata"] = report.metadata;
   json["options"] = {{"page_size", report.options.page_size},
                      {"max_error", report.options.max_error},
                      {"scale", report.options.scale},

@@ -17,6 +17,8 @@ namespace {
 
 constexpr std::size_t kMaxHeatMaps = 10;
 constexpr std::size_t kMaxChannelPlots = 8;
+constexpr std::size_t kUnfoldedRows = 12;
+constexpr std::size_t kMaxMetadata = 30;
 
 std::string decibel(double value) { return std::isinf(value) ? "exact" : fmt::format("{:.1f}", value); }
 
@@ -27,6 +29,16 @@ std::string tile(const std::string& value, const std::string& what) {
 
 std::string swatch(const FormatChoice& choice) {
   return fmt::format("<span class=\"swatch {}{}\"></span>", family(choice.k), choice.rotate_k ? "" : " full");
+}
+
+std::string table_head(std::initializer_list<std::string_view> headings) {
+  std::string html = "<div class=\"scroll\"><table>\n<tr>";
+  for (const std::string_view heading : headings) html += fmt::format("<th>{}</th>", heading);
+  return html + "</tr>\n";
+}
+
+std::string cell(const std::string& html, std::string_view css = "") {
+  return css.empty() ? fmt::format("<td>{}</td>", html) : fmt::format("<td class=\"{}\">{}</td>", css, html);
 }
 
 std::string head(const EvalReport& report) {
@@ -93,25 +105,19 @@ std::string how_to_read(const EvalReport& report) {
 
 std::string format_table(const EvalReport& report) {
   std::string html =
-      "<div class=\"scroll\"><table>\n<tr><th>format</th><th>bytes /<br>token</th><th>vs<br>bf16</th><th>K "
-      "SNR<br>dB</th>"
-      "<th>V SNR<br>dB</th><th>error<br>mean</th><th>error<br>worst "
-      "layer</th><th>worst<br>cosine</th><th>LSE<br>error</th>"
-      "<th>prefill<br>ms</th><th>decode<br>&micro;s</th><th></th></tr>\n";
+      table_head({"format", "bytes /<br>token", "vs<br>bf16", "K SNR<br>dB", "V SNR<br>dB", "error<br>mean",
+                  "error<br>worst layer", "worst<br>cosine", "LSE<br>error", "prefill", "decode", ""});
   for (std::size_t i = 0; i < report.formats.size(); ++i) {
     const FormatResult& f = report.formats[i];
     const bool chosen = static_cast<int>(i) == report.conclusion.chosen;
-    html += fmt::format(
-        "<tr{}><td>{}{}</td><td>{:.0f}</td><td>{:.2f}x</td><td>{}</td><td>{}</td><td>{}</td><td "
-        "class=\"{}\">{}</td>"
-        "<td>{:.5f}</td><td>{}</td><td>{:.1f}</td><td>{:.0f}</td><td class=\"mark\">{}</td></tr>\n",
-        chosen ? " class=\"chosen\"" : "", swatch(f.choice), html_escape(f.choice.name), f.bytes_per_token,
-        f.compression, decibel(f.k_snr), decibel(f.v_snr), percent(f.error_mean),
-        f.error_worst <= report.options.max_error ? "within" : "", percent(f.error_worst), f.worst_cosine,
-        short_number(f.lse_error), f.prefill_us / 1e3, f.decode_us,
-        chosen     ? "chosen"
-        : f.pareto ? "on the line"
-                   : "");
+    html += chosen ? "<tr class=\"chosen\">" : "<tr>";
+    html += cell(swatch(f.choice) + html_escape(f.choice.name));
+    html += cell(fmt::format("{:.0f}", f.bytes_per_token)) + cell(fmt::format("{:.2f}x", f.compression));
+    html += cell(decibel(f.k_snr)) + cell(decibel(f.v_snr)) + cell(percent(f.error_mean));
+    html += cell(percent(f.error_worst), f.error_worst <= report.options.max_error ? "within" : "");
+    html += cell(fmt::format("{:.5f}", f.worst_cosine)) + cell(short_number(f.lse_error));
+    html += cell(human_time(f.prefill_us)) + cell(human_time(f.decode_us));
+    html += cell(chosen ? "chosen" : f.pareto ? "on line" : "", "mark") + "</tr>\n";
   }
   html += "</table></div>\n";
   if (!report.skipped.empty()) {
@@ -123,21 +129,36 @@ std::string format_table(const EvalReport& report) {
 
 std::string layer_table(const EvalReport& report) {
   std::string html =
-      "<div class=\"scroll\"><table>\n<tr><th>layer</th><th>smallest format<br>within the "
-      "limit</th><th>bytes /<br>token</th>"
-      "<th>output<br>error</th><th>largest / median<br>K channel</th><th>bf16 rounding<br>of the "
-      "output</th></tr>\n";
+      table_head({"layer", "smallest format<br>within the limit", "bytes /<br>token", "output<br>error",
+                  "largest / median<br>K channel", "bf16 rounding<br>of the output"});
   for (std::size_t l = 0; l < report.layers.size(); ++l) {
     const LayerReport& layer = report.layers[l];
     const int best = report.conclusion.per_layer[l];
-    const FormatResult* f = best < 0 ? nullptr : &report.formats[static_cast<std::size_t>(best)];
-    html += fmt::format(
-        "<tr><td>{}</td><td class=\"left\">{}{}</td><td>{}</td><td>{}</td><td>{:.1f}x</td><td>{}</td></tr>\n",
-        html_escape(printable(layer.shape.name())), f == nullptr ? "" : swatch(f->choice),
-        f == nullptr ? "none" : html_escape(f->choice.name),
-        f == nullptr ? "" : fmt::format("{:.0f}", f->layers[l].bytes_per_token),
-        f == nullptr ? "" : percent(f->layers[l].output.relative), layer.k_channels.outlier_ratio,
-        percent(layer.bf16_rounding));
+    html += "<tr>" + cell(html_escape(printable(layer.shape.name())));
+    if (best < 0) {
+      html += cell("none") + cell("") + cell("");
+    } else {
+      const FormatResult& f = report.formats[static_cast<std::size_t>(best)];
+      html += cell(swatch(f.choice) + html_escape(f.choice.name));
+      html += cell(fmt::format("{:.0f}", f.layers[l].bytes_per_token)) +
+              cell(percent(f.layers[l].output.relative));
+    }
+    html += cell(fmt::format("{:.1f}x", layer.k_channels.outlier_ratio)) +
+            cell(percent(layer.bf16_rounding)) + "</tr>\n";
+  }
+  html += "</table></div>\n";
+  if (report.layers.size() <= kUnfoldedRows) return html;
+  return fmt::format("<details><summary>{} layers</summary>\n{}</details>\n", report.layers.size(), html);
+}
+
+/// What the file says about itself.
+std::string about_capture(const EvalReport& report) {
+  if (report.metadata.empty()) return "";
+  std::string html = "<h2>About the capture</h2>\n<div class=\"scroll\"><table class=\"about\">\n";
+  std::size_t rows = 0;
+  for (const auto& [key, text] : report.metadata) {
+    if (rows++ == kMaxMetadata) break;
+    html += "<tr>" + cell(html_escape(printable(key))) + cell(html_escape(printable(text, 400))) + "</tr>\n";
   }
   return html + "</table></div>\n";
 }
@@ -226,6 +247,7 @@ std::string to_html(const EvalReport& report) {
   html += "<h2>Layer by layer</h2>\n" + layer_table(report);
   html += heat_maps(report);
   html += channel_plots(report);
+  html += about_capture(report);
   html += foot(report);
   return html;
 }

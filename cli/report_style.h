@@ -28,10 +28,11 @@ figure { margin: 10px 0 14px; padding: 12px 14px; } figcaption { color: var(--so
 svg { width: 100%; height: auto; display: block; font-family: inherit; }
 ul { margin: 6px 0; padding-left: 20px; max-width: 80ch; } li { margin: 4px 0; }
 .scroll { overflow-x: auto; background: var(--panel); border: 1px solid var(--faint); border-radius: 8px; margin: 10px 0; }
-table { border-collapse: collapse; width: 100%; font-size: 13.5px; font-variant-numeric: tabular-nums; }
-th, td { padding: 5px 10px; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--faint); }
+table { border-collapse: collapse; width: 100%; font-size: 13px; font-variant-numeric: tabular-nums; }
+th, td { padding: 5px 8px; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--faint); }
 th { font-weight: 600; color: var(--soft); font-size: 12.5px; vertical-align: bottom; line-height: 1.3; }
-th:first-child, td:first-child, th.left, td.left { text-align: left; } tr:last-child td { border-bottom: 0; }
+th:first-child, td:first-child { text-align: left; }
+table.about td { text-align: left; white-space: normal; vertical-align: top; } table.about td:first-child { color: var(--soft); } tr:last-child td { border-bottom: 0; }
 tr.chosen td { background: var(--mark); font-weight: 600; } .within { color: var(--good); } td.mark { text-align: left; color: var(--accent); }
 .swatch { display: inline-block; width: 9px; height: 9px; border-radius: 50%; margin-right: 7px; border: 2px solid; }
 .swatch.f16 { color: var(--f16); } .swatch.fp8 { color: var(--fp8); } .swatch.int8 { color: var(--int8); } .swatch.int4 { color: var(--int4); }

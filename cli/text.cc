@@ -83,11 +83,11 @@ std::string percent(double ratio) {
   if (ratio != 0 && std::fabs(ratio) < 1e-5) return fmt::format("{:.0e}", ratio);
   const double value = 100 * ratio;
   const double magnitude = std::fabs(value);
-  return fmt::format("{:.{}f}%", value,
-                     magnitude >= 100 || magnitude == 0 ? 0
-                     : magnitude >= 10                  ? 1
-                     : magnitude >= 0.1                 ? 2
-                                                        : 4);
+  const int decimals = magnitude >= 100 || magnitude == 0 ? 0
+                       : magnitude >= 10                  ? 1
+                       : magnitude >= 0.1                 ? 2
+                                                          : 3;
+  return fmt::format("{:.{}f}%", value, decimals);
 }
 
 std::string human_time(double us) {

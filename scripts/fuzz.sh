@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
-# Runs every fuzzer under build/fuzz for FUZZ_SECONDS (default 10) over its committed corpus,
-# tests/fuzz/corpus/NAME/ for NAME_fuzz. New inputs and crashes stay under build/fuzz.
+# Runs every fuzzer of the fuzz preset for FUZZ_SECONDS (default 10) over its committed corpus,
+# tests/fuzz/corpus/NAME/ for NAME_fuzz. New inputs and crashes stay in the build folder.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+build=build/asan
 seconds="${FUZZ_SECONDS:-10}"
 passed=0
 failed=0
-for fuzzer in build/fuzz/fuzzers/*_fuzz; do
+for fuzzer in "$build"/fuzzers/*_fuzz; do
   [[ -x "$fuzzer" ]] || continue
   name="$(basename "$fuzzer" _fuzz)"
-  work="build/fuzz/work/$name"
+  work="$build/fuzz-work/$name"
   mkdir -p "$work"
   corpus=("$work")
   [[ -d "tests/fuzz/corpus/$name" ]] && corpus+=("tests/fuzz/corpus/$name")

@@ -28,7 +28,8 @@ class Cache {
 
   PagedKv view() const;
 
-  /// Sets the static scales that the formats ask for, so that k and v are stored without clipping; 1 where there is nothing to store.
+  /// Sets the static scales that the formats ask for, so that k and v are stored without clipping; 1 where
+  /// there is nothing to store.
   void calibrate(const Tensor& k, const Tensor& v);
 
   /// Appends counts[i] tokens to request i (cu_seqlens form) and advances the lengths. k and v hold the new
@@ -61,5 +62,13 @@ struct Dequantised {
   Tensor v;
 };
 Dequantised dequantised(const Cache& cache);
+
+/// The same values without any rounding: code * scale + min in double, decoded here from the bytes of the
+/// pages and rotated back in double. What the oracle takes for the truth; independent of dequantize().
+struct ExactValues {
+  std::vector<double> k;
+  std::vector<double> v;
+};
+ExactValues exact_values(const Cache& cache);
 
 }  // namespace halftone::testing

@@ -277,7 +277,8 @@ Verdict judge_output(std::int64_t rows, int dim, const double* truth, const floa
   return verdict;
 }
 
-Verdict judge_lse(std::int64_t rows, const double* truth, const float* plain, const float* actual) {
+Verdict judge_lse(std::int64_t rows, const double* truth, const float* plain, const float* actual,
+                  double slack) {
   Verdict verdict;
   for (std::int64_t r = 0; r < rows; ++r) {
     const double e = row_error(truth + r, plain + r, 1);
@@ -286,7 +287,7 @@ Verdict judge_lse(std::int64_t rows, const double* truth, const float* plain, co
   for (std::int64_t r = 0; r < rows; ++r) {
     const double e = row_error(truth + r, actual + r, 1);
     const double magnitude = std::isfinite(truth[r]) ? std::max(1.0, std::abs(truth[r])) : 0.0;
-    const double limit = 2 * verdict.plain_error + std::ldexp(magnitude, -24);
+    const double limit = 2 * verdict.plain_error + std::ldexp(magnitude, -24) + slack;
     verdict.error = std::max(verdict.error, e);
     if (e > limit && verdict.ok) {
       verdict.ok = false;

@@ -42,10 +42,27 @@ double relative_error(const Tensor& truth, const Tensor& actual) {
   return std::sqrt(error / power);
 }
 
-/// The oracle works on what dequantize() returns, so that must be what was appended.
+/// dequantize() against the exact values: two roundings of code * scale + min, and those of a rotation's
+/// stages.
+void expect_rounded(const Tensor& actual, const std::vector<double>& exact, bool rotated) {
+  const auto dim = static_cast<std::size_t>(actual.shape()[2]);
+  for (std::size_t row = 0; row < exact.size(); row += dim) {
+    double largest = 0;
+    for (std::size_t d = 0; d < dim; ++d) largest = std::max(largest, std::abs(exact[row + d]));
+    for (std::size_t d = 0; d < dim; ++d) {
+      const float x = actual.get(static_cast<std::int64_t>(row + d));
+      ASSERT_NEAR(x, exact[row + d], std::ldexp(largest, rotated ? -19 : -22)) << "element " << row + d;
+    }
+  }
+}
+
+/// The oracle works on what the pages hold, so that must be what was appended and what dequantize() returns.
 void expect_cache_holds_input(const Problem& p) {
   if (!p.cache || p.k.numel() == 0) return;
   const Dequantised d = dequantised(*p.cache);
+  const ExactValues exact = exact_values(*p.cache);
+  expect_rounded(d.k, exact.k, p.row.rotate_k);
+  expect_rounded(d.v, exact.v, p.row.rotate_v);
   if (p.row.data == Data::kNormal) {
     EXPECT_LT(relative_error(p.k, d.k), storage_error_limit(p.problem.kv.k_format)) << p.row.k_format;
   }

@@ -40,8 +40,8 @@ class EvalTest : public CliTest {
 
 TEST_F(EvalTest, JsonHasEveryFormatAndField) {
   const json report = evaluate({write_capture(2)});
-  for (const char* key : {"halftone", "commit", "compiler", "date", "device", "file", "options", "layers",
-                          "formats", "conclusion", "skipped"}) {
+  for (const char* key : {"halftone", "commit", "compiler", "date", "device", "file", "metadata", "options",
+                          "layers", "formats", "conclusion", "skipped"}) {
     EXPECT_TRUE(report.contains(key)) << key;
   }
   EXPECT_EQ(report["layers"].size(), 2U);
@@ -189,7 +189,7 @@ TEST_F(EvalTest, ConclusionIsTheSmallestWithinTheLimit) {
     for (const json& f : report["formats"]) {
       if (f["error_worst"] > std::stod(limit)) continue;
       const auto key = [](const json& x) {
-        return std::pair(x["bytes_per_token"].get<double>(), x["error_worst"].get<double>());
+        return std::pair(x["bytes_per_token"].get<double>(), std::max(1e-5, x["error_worst"].get<double>()));
       };
       if (best == nullptr || key(f) < key(*best)) best = &f;
     }

@@ -19,21 +19,14 @@ HWY_BEFORE_NAMESPACE();
 namespace halftone::cpu {
 namespace HWY_NAMESPACE {
 
-/// Row `row` of the item's Q in fp32, rotated if K is.
+/// Row `row` of the item's Q in fp32, times the scale of the logits, rotated if K is.
 HWY_INLINE void load_query(const Layer& layer, const Item& item, int row, float* out) {
   const int packed = item.row_begin + row;
   const int head = item.kv_head * layer.group + packed % layer.group;
   const TensorView& q = layer.args->q;
   load_row(q.dtype, row_at(q, item.q_first + packed / layer.group, head), layer.head_dim, out);
   if (layer.plan->problem.kv.rotate_k && layer.paged) hadamard::rotate(out, layer.head_dim);
-}
-
-/// Fills the params of a whole chunk with a static scale and min.
-HWY_INLINE void fill_static(const Side& side, int kv_head, float* scale, float* min) {
-  if (side.static_scale == nullptr) return;
-  const int at = side.static_per_head ? kv_head : 0;
-  std::fill_n(scale, kChunkTokens, side.static_scale[at] * code_unit(side.element));
-  std::fill_n(min, kChunkTokens, side.static_min == nullptr ? 0.0f : side.static_min[at]);
+  for (int i = 0; i < layer.head_dim; ++i) out[i] *= layer.plan->scale;
 }
 
 /// Which keys all rows of an item see, and which no row sees.

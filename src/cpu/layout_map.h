@@ -2,8 +2,8 @@
 // each lane then holds. Computed from format/page.h, the only description of the layout, once per (element,
 // dim, group size, lanes), and kept.
 //
-// A slice is N adjacent units: N bytes of a packed format, N elements otherwise. A 4-bit slice widens to two
-// planes of N codes, the low and the high nibbles; all others to one.
+// A slice of V is N adjacent units: N bytes of a packed format, N elements otherwise. A 4-bit slice widens to
+// two planes of N codes, the low and the high nibbles; all others to one.
 #pragma once
 
 #include <array>
@@ -29,29 +29,21 @@ constexpr bool four_bits(Element e) { return e == Element::kI4 || e == Element::
 constexpr bool asymmetric(Element e) { return e >= Element::kU8; }
 constexpr int planes_of(Element e) { return four_bits(e) ? 2 : 1; }
 
-/// K: `count` slices, `step` bytes apart, whose lanes belong to the same scale groups. The first slice of
-/// token t begins at byte offset + t * stride of the tile's K data; formats in row order take the stride from
-/// the tile instead.
-struct KRun {
+/// K of a packed format, dword by dword: a token's row of `columns` dwords lies at offset + token * stride of
+/// the tile's K data; sections follow each other in the column numbers.
+struct KSection {
   std::int32_t offset;
   std::int32_t stride;
-  std::int32_t step;
-  std::int32_t count;
+  std::int32_t columns;
 };
 
-/// Runs whose lanes belong to the same scale groups: lane i to group `first_group + lane_group[i]`.
-struct KSegment {
-  int first_group;
-  std::array<std::int32_t, kMaxLanes> lane_group;
-  std::vector<KRun> runs;
-};
-
+/// In row order, K needs no map: `dims` counts up, the rest is empty.
 struct KMap {
-  int lanes = 0;
-  int planes = 1;
-  std::vector<KSegment> segments;  ///< one if the whole token shares a scale
-  std::vector<std::int16_t>
-      dims;  ///< [slice][plane][lane], slices in the order of segments and runs; -1: padding
+  std::vector<KSection> sections;
+  int groups = 1;                   ///< that have scales of their own
+  int group_columns = 0;            ///< columns per group
+  std::vector<std::int32_t> order;  ///< column numbers, group after group
+  std::vector<std::int16_t> dims;   ///< [column of `order`][code from low bits to high]: what it holds
 
   int width() const { return static_cast<int>(dims.size()); }
 };
@@ -108,7 +100,7 @@ struct MapKey {
   friend constexpr auto operator<=>(const MapKey&, const MapKey&) = default;
 };
 
-KMap make_k_map(const MapKey& key, int lanes);
+KMap make_k_map(const MapKey& key);
 VMap make_v_map(const MapKey& key, int lanes);
 std::vector<QuadClass> make_v_quads(const MapKey& key);
 

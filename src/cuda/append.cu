@@ -16,8 +16,9 @@ int launch_append(const AppendParams& params, void* stream) {
   if (params.tokens == 0) return cudaSuccess;
   constexpr std::int64_t kMaxBlocksX = 1 << 16;
   const dim3 grid(static_cast<unsigned>(params.tokens < kMaxBlocksX ? params.tokens : kMaxBlocksX), 2);
-  append<<<grid, kAppendWarps * 32, 0, static_cast<cudaStream_t>(stream)>>>(params);
-  return cudaGetLastError();
+  const void* arguments[] = {&params};
+  return cudaLaunchKernel(reinterpret_cast<const void*>(&append), grid, dim3(kAppendWarps * 32),
+                          const_cast<void**>(arguments), 0, static_cast<cudaStream_t>(stream));
 }
 
 }  // namespace halftone::cuda

@@ -70,7 +70,6 @@ ParamView param_view(const KvFormat& format, const StaticScale& scale, int dim) 
   v.groups = format.params_per_token(dim);
   v.block_shift = format.granularity == Granularity::kGroup ? log2_of(format.group_size / 32) : 0;
   v.asymmetric = format.asymmetric;
-  v.f32 = format.scale_dtype == DType::kFloat32;
   return v;
 }
 
@@ -215,17 +214,21 @@ int choose_kernel(const AttentionProblem& problem, int row_block) {
   const int row_tiles = row_block / 8;
   for (std::size_t row = 0; row < kDecodeTable.size(); ++row) {
     const DecodeConfig& c = kDecodeTable[row];
-    if (c.head_dim == kv.head_dim && c.row_tiles == row_tiles && serves(c.k, kv.k_format) &&
+    if (is_built(c) && c.head_dim == kv.head_dim && c.row_tiles == row_tiles && serves(c.k, kv.k_format) &&
         serves(c.v, kv.v_format)) {
       return static_cast<int>(row);
     }
+  }
+  for (const auto& [name, f] : {std::pair{"k_format", kv.k_format}, std::pair{"v_format", kv.v_format}}) {
+    if (f.dynamic_scale() && f.scale_dtype == DType::kFloat32)
+      unsupported(name, format_name(f), "stored scales in f16 only");
   }
   bool has_dim = false;
   for (const int dim : kDecodeDims) has_dim |= dim == kv.head_dim;
   if (!has_dim) unsupported("head_dim", fmt::to_string(kv.head_dim), "64, 96, 128, 192 and 256");
   unsupported("v_format", format_name(kv.v_format),
-              fmt::format("no kernel for it with k_format {}: it wants one dtype and granularity for both",
-                          format_name(kv.k_format)));
+              fmt::format("no kernel for it beside k_format {} at head_dim {} with {} packed rows",
+                          format_name(kv.k_format), kv.head_dim, row_block));
   return -1;
 }
 

@@ -12,7 +12,7 @@ __device__ inline void Warp<C>::scores(const DecodeParams& p, const std::uint8_t
   const Part<C.k> part{p.k};
   const int groups = part.template groups<kBlocks>();
   const std::uint8_t* scales = tile + p.cache.k_param_offset;
-  const std::uint8_t* mins = scales + kTileTokens * groups * (part.f32() ? 4 : 2);
+  const std::uint8_t* mins = scales + kTileTokens * groups * 2;
   const std::uint32_t flip = part.asymmetric() ? 0u : 0x00800080u;
   constexpr bool kPerBlock = C.k.mode == ScaleMode::kBlock;
   K k;
@@ -56,11 +56,10 @@ __device__ inline void Warp<C>::scores(const DecodeParams& p, const std::uint8_t
       k.fragment(b, step, flip, a);
 #pragma unroll
       for (int n = 0; n < N; ++n) {
-        if constexpr (C.k.dtype == DType::kBFloat16) {
-          mma_bf16(dot[n], a, q[b][step][n][0], q[b][step][n][1]);
-          if (!p.q_bf16) mma_bf16(dot[n], a, q_low[b][step][n][0], q_low[b][step][n][1]);
-        } else {
-          mma_f16(dot[n], a, q[b][step][n][0], q[b][step][n][1]);
+        multiply_k(dot[n], a, q[b][step][n][0], q[b][step][n][1]);
+        if (q_low != nullptr) {
+          const uint4 v = q_low[(n * kBlocks + b) * 32];
+          multiply_k(dot[n], a, step == 0 ? v.x : v.z, step == 0 ? v.y : v.w);
         }
       }
     }
@@ -228,8 +227,7 @@ __device__ inline void Warp<C>::accumulate(const DecodeParams& p, const std::uin
   const int groups = part.template groups<kBlocks>();
   const std::uint32_t flip = part.asymmetric() ? 0u : 0x00800080u;
   const std::uint8_t* scales = tile + p.cache.v_param_offset;
-  const std::uint8_t* mins = scales + kTileTokens * groups * (part.f32() ? 4 : 2);
-  constexpr std::uint32_t kOnes = 0x3c003c00u;
+  const std::uint8_t* mins = scales + kTileTokens * groups * 2;
 #pragma unroll
   for (int b = 0; b < kBlocks; ++b) {
     std::uint32_t weighted[N][2];
@@ -259,22 +257,28 @@ __device__ inline void Warp<C>::accumulate(const DecodeParams& p, const std::uin
         }
       }
     }
-    if constexpr (kVBias) {  // signed codes stand as q + 128 or q + 8: row `group` sums what that adds
+    // Codes stand as q + c. Taking c (P * scale) off again with the same rounded products leaves their
+    // rounding errors multiplied by q, not by q + c; row `group` of `extra` collects it.
+    if constexpr (kVBias) {
       const bool first_of_group = b == 0 || (C.v.mode == ScaleMode::kBlock && part.group_of(b - 1) != group);
-      if (!part.asymmetric() && first_of_group) {
-        const std::uint32_t one = g == group ? kOnes : 0u;
-        const std::uint32_t a[4] = {one, 0u, one, 0u};
+      if (first_of_group) {
+        const std::uint32_t minus_c = g == group ? kMinusOffset : 0u;
+        const std::uint32_t a[4] = {minus_c, 0u, minus_c, 0u};
 #pragma unroll
         for (int n = 0; n < N; ++n) mma_f16(extra[n], a, weighted[n][0], weighted[n][1]);
       }
     }
   }
   if constexpr (kVBias && C.v.mode != ScaleMode::kStatic) {
-    if (part.asymmetric()) {
+    if (part.asymmetric()) {  // and what a token adds to all dims of a group is min + c * scale
       std::uint32_t a[4] = {0u, 0u, 0u, 0u};
       if (g < groups) {
-        a[0] = part.load_pair(mins, g * kTileTokens + 2 * t);
-        a[2] = part.load_pair(mins, g * kTileTokens + 2 * t + 8);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int at = g * kTileTokens + 2 * t + 8 * half;
+          a[2 * half] =
+              fma_f16x2(part.load_pair(scales, at), kMinusOffset ^ 0x80008000u, part.load_pair(mins, at));
+        }
       }
 #pragma unroll
       for (int n = 0; n < N; ++n) mma_f16(extra[n], a, prob[n][0], prob[n][1]);

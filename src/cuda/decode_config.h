@@ -20,7 +20,7 @@ constexpr ScaleMode scale_mode(const KvFormat& f) {
   return f.granularity == Granularity::kGroup ? ScaleMode::kBlock : ScaleMode::kToken;
 }
 
-/// What a kernel knows of K or V when it is compiled. A `fixed` part has f16 scales, the stated symmetry and
+/// What a kernel knows of K or V when it is compiled. A `fixed` part has the stated symmetry and
 /// groups of `group_blocks` * 32 dims; else these are run-time values, which costs instructions in the inner
 /// loop.
 struct PartConfig {
@@ -46,8 +46,9 @@ constexpr bool is_integer(DType t) { return t == DType::kInt8 || t == DType::kIn
 
 constexpr bool serves(const PartConfig& part, const KvFormat& f) {
   if (part.dtype != f.dtype || part.mode != scale_mode(f)) return false;
+  if (f.dynamic_scale() && f.scale_dtype != DType::kFloat16) return false;  // P times a scale is f16
   if (!part.fixed) return true;
-  return part.asymmetric == f.asymmetric && (!f.dynamic_scale() || f.scale_dtype == DType::kFloat16) &&
+  return part.asymmetric == f.asymmetric &&
          (part.mode != ScaleMode::kBlock || part.group_blocks * 32 == f.group_size);
 }
 
@@ -90,19 +91,26 @@ constexpr DecodeConfig make_decode_config(const PartConfig& k, const PartConfig&
                                           int row_tiles) {
   const int bytes = typical_tile_bytes(k, head_dim) + typical_tile_bytes(v, head_dim);
   const int piece_tiles = bytes <= 4352 ? 2 : 1, piece_bytes = piece_tiles * bytes;
-  const bool many_registers = row_tiles == 2 && !k.fixed && k.mode == ScaleMode::kBlock;
+  const bool heavy = row_tiles == 2 && head_dim == 128 && dtype_bits(k.dtype) == 8;
   return {k,
           v,
           head_dim,
           row_tiles,
           piece_tiles,
           piece_bytes <= 5632 ? 3 : 2,
-          piece_bytes <= 10000 && !many_registers ? 8 : 4};
+          piece_bytes <= 10000 && !heavy ? 8 : 4};
 }
 
 /// Packed rows / 8 of the largest unit: beyond head_dim 128 the accumulators of 16 rows do not fit into
 /// registers.
 constexpr int max_row_tiles(int head_dim) { return head_dim <= 128 ? 2 : 1; }
+
+/// Rows that no register budget serves without spills are left out: run-time groups beside large
+/// accumulators.
+constexpr bool is_built(const DecodeConfig& c) {
+  const bool run_time_groups = !c.k.fixed && c.k.mode == ScaleMode::kBlock;
+  return !(run_time_groups && ((c.head_dim == 128 && c.row_tiles == 2) || c.head_dim > 192));
+}
 
 /// K and V in the same format.
 constexpr auto make_decode_table() {

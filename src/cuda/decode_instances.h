@@ -21,7 +21,9 @@ __global__ void __launch_bounds__(DecodeTraits<kDecodeTable[Row]>::kBlockThreads
 
 template <int Row, class InSlice>
 constexpr DecodeKernel decode_kernel_of(InSlice in_slice) {
-  if constexpr (in_slice(kDecodeTable[Row].v.dtype)) {
+  if constexpr (is_built(kDecodeTable[Row]) && in_slice(kDecodeTable[Row].v.dtype)) {
+    static_assert(sizeof(typename DecodeTraits<kDecodeTable[Row]>::Shared) <=
+                  DecodeTraits<kDecodeTable[Row]>::kMaxShared);
     return {reinterpret_cast<const void*>(&decode<Row>),
             sizeof(typename DecodeTraits<kDecodeTable[Row]>::Shared),
             DecodeTraits<kDecodeTable[Row]>::kBlockThreads};

@@ -12,16 +12,11 @@ template <DecodeConfig C>
 __device__ inline void clear_dead(const DecodeParams& p, std::uint8_t* tile, int dead_from, int lane) {
   if (dead_from == kTileTokens) return;
   if constexpr (C.v.mode != ScaleMode::kStatic) {
-    const int planes = p.v.groups * (p.v.asymmetric ? 2 : 1), width = p.v.f32 ? 4 : 2;
+    const int planes = p.v.groups * (p.v.asymmetric ? 2 : 1);
+    std::uint16_t* params = reinterpret_cast<std::uint16_t*>(tile + p.cache.v_param_offset);
 #pragma unroll 1
     for (int i = lane; i < planes * kTileTokens; i += 32) {
-      if (i % kTileTokens < dead_from) continue;
-      std::uint8_t* at = tile + p.cache.v_param_offset + i * width;
-      if (p.v.f32) {
-        *reinterpret_cast<float*>(at) = 0.0f;
-      } else {
-        *reinterpret_cast<std::uint16_t*>(at) = 0;
-      }
+      if (i % kTileTokens >= dead_from) params[i] = 0;
     }
   }
   if constexpr (dtype_bits(C.v.dtype) == 16) {

@@ -32,26 +32,27 @@ struct DecodeTraits {
   static constexpr int kBlockThreads = kThreads + 128;  // and a warpgroup of which one warp loads
   static constexpr int kStepTiles =
       C.row_tiles == 1 ? C.piece_tiles : 1;  // tiles of one softmax step: registers decide
-  static constexpr int kQParts = C.k.dtype == DType::kBFloat16 ? 2 : 1;  // bf16 high and low, or f16
-  static constexpr int kPad = 4;  // floats: spreads the rows of `out` over the banks
+  static constexpr int kPad = 4;             // floats: spreads the rows of `out` over the banks
 
   static constexpr int param_bytes(const PartConfig& part) {  // of a tile; at most, unless the part is fixed
     if (part.mode == ScaleMode::kStatic) return 0;
     const int groups = part.mode == ScaleMode::kToken ? 1
                        : part.fixed                   ? kBlocks / part.group_blocks
                                                       : kBlocks;
-    return kTileTokens * groups * (part.fixed ? (part.asymmetric ? 4 : 2) : 8);
+    return kTileTokens * groups * (part.fixed && !part.asymmetric ? 2 : 4);
   }
   static constexpr int kTileBytes = kTileTokens * kDim * (dtype_bits(C.k.dtype) + dtype_bits(C.v.dtype)) / 8 +
                                     param_bytes(C.k) + param_bytes(C.v);
 
+  static constexpr int kMaxShared = 227 * 1024;
+
   struct Shared {
     alignas(128) std::uint8_t ring[kWarps][C.stages][C.piece_tiles * kTileBytes];
-    alignas(16) std::uint16_t
-        q[kQParts][C.row_tiles][kBlocks][32][8];  // B fragments: block, lane, (step, register, half)
-    alignas(16) float q_row[kRows][kDim];         // while a row is rotated
-    float q_sums[kRows][kBlocks];                 // of the rounded, scaled Q, per block of dims
-    float q_factor[kRows];                        // turns a raw product into a base-2 logit
+    // B fragments [high, low part][row tile][block][lane][step, register, half]
+    alignas(16) std::uint16_t q[2][C.row_tiles][kBlocks][32][8];
+    alignas(16) float q_row[kRows][kDim];  // while a row is rotated
+    float q_sums[kRows][kBlocks];          // of the rounded, scaled Q, per block of dims
+    float q_factor[kRows];                 // turns a raw product into a base-2 logit
     alignas(16) float out[kWarps][kRows][kDim + kPad];
     float state[kWarps][kRows][2];  // maximum (base 2), sum
     std::uint64_t full[kWarps][C.stages];

@@ -16,7 +16,6 @@ template <PartConfig P>
 struct Part {
   const ParamView& view;
   __device__ bool asymmetric() const { return P.fixed ? P.asymmetric : view.asymmetric; }
-  __device__ bool f32() const { return P.fixed ? false : view.f32; }
   __device__ int group_of(int block) const {
     return P.fixed ? block / P.group_blocks : block >> view.block_shift;
   }
@@ -28,23 +27,16 @@ struct Part {
   }
   /// A stored scale or min.
   __device__ float load(const std::uint8_t* plane, int index) const {
-    return f32() ? reinterpret_cast<const float*>(plane)[index]
-                 : __half2float(reinterpret_cast<const __half*>(plane)[index]);
+    return __half2float(reinterpret_cast<const __half*>(plane)[index]);
   }
   /// One stored value in both halves of an f16x2.
   __device__ std::uint32_t load_twice(const std::uint8_t* plane, int index) const {
-    if (f32()) {
-      const float x = reinterpret_cast<const float*>(plane)[index];
-      return pack_f16x2(x, x);
-    }
     const std::uint32_t bits = reinterpret_cast<const std::uint16_t*>(plane)[index];
     return __byte_perm(bits, bits, 0x1010);
   }
   /// Two neighbouring stored values as f16x2.
   __device__ std::uint32_t load_pair(const std::uint8_t* plane, int index) const {
-    if (!f32()) return *reinterpret_cast<const std::uint32_t*>(plane + 2 * index);
-    const float2 pair = *reinterpret_cast<const float2*>(plane + 4 * index);
-    return pack_f16x2(pair.x, pair.y);
+    return *reinterpret_cast<const std::uint32_t*>(plane + 2 * index);
   }
 };
 __device__ inline float load_16bit(const void* p, std::int64_t at, bool bf16) {
@@ -113,15 +105,18 @@ __device__ inline void load_queries(const DecodeParams& p, const DeviceItem& ite
     const float shift = K::q_shift(half % 4) ? 1.0f / 16.0f : 1.0f;
 #pragma unroll
     for (int b = 0; b < Traits::kBlocks; ++b) {
-      std::uint16_t* fragment = &s.q[0][row / 8][b][row % 8 * 4 + lane / 8][half];
+      x[b] *= inverse;
+      const int at = row % 8 * 4 + lane / 8;
+      const float value = x[b] * shift;
       if constexpr (C.k.dtype == DType::kBFloat16) {
-        const __nv_bfloat16 high = __float2bfloat16_rn(x[b]);
-        *fragment = __bfloat16_as_ushort(high);
-        *(fragment + sizeof(s.q[0]) / 2) =
-            __bfloat16_as_ushort(__float2bfloat16_rn(x[b] - __bfloat162float(high)));
+        const __nv_bfloat16 high = __float2bfloat16_rn(value);
+        s.q[0][row / 8][b][at][half] = __bfloat16_as_ushort(high);
+        s.q[1][row / 8][b][at][half] =
+            __bfloat16_as_ushort(__float2bfloat16_rn(value - __bfloat162float(high)));
       } else {
-        x[b] = __half2float(__float2half_rn(x[b] * inverse));
-        *fragment = __half_as_ushort(__float2half_rn(x[b] * shift));
+        const __half high = __float2half_rn(value);
+        s.q[0][row / 8][b][at][half] = __half_as_ushort(high);
+        s.q[1][row / 8][b][at][half] = __half_as_ushort(__float2half_rn(value - __half2float(high)));
       }
     }
 #pragma unroll 1
@@ -149,14 +144,15 @@ struct Warp {
   static constexpr int N = C.row_tiles;
   static constexpr bool kSplitP = C.v.dtype == DType::kBFloat16;  // P as bf16 high + low
   static constexpr bool kVBias = is_integer(C.v.dtype);
+  static constexpr std::uint32_t kMinusOffset =
+      C.v.dtype == DType::kInt8 ? 0xd800d800u : 0xc800c800u;  // -128, -8
   // Block scales of signed integers: every block has its own bias, read from shared memory to save registers.
   static constexpr bool kBlockBias =
       C.k.mode == ScaleMode::kBlock && is_integer(C.k.dtype) && !(C.k.fixed && C.k.asymmetric);
 
   std::uint32_t q[kBlocks][2][N][2];  // B fragments of S^T
-  std::uint32_t q_low[C.k.dtype == DType::kBFloat16 ? kBlocks : 1][2][N]
-                     [2];  // rest of an f16 Q that bf16 cannot hold
-  float bias[N][2];        // what an accumulator of K starts from; with kBlockBias, per unit of the sums of Q
+  const uint4* q_low;  // the low parts [row tile][block][32]; null where the high parts are exact
+  float bias[N][2];    // what an accumulator of K starts from; with kBlockBias, per unit of the sums of Q
   const float* block_sums;      // q_sums of column 2t
   std::uint32_t q_sums[2][N];   // B fragment of the product with K's mins
   float total[N][2];            // sum of Q over all dims
@@ -167,6 +163,14 @@ struct Warp {
   float extra[N][4];            // row g: sum over tokens of P * min, or of P * scale, of group g
   int lane, g, t;
 
+  static __device__ void multiply_k(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                                    std::uint32_t b1) {
+    if constexpr (C.k.dtype == DType::kBFloat16) {
+      mma_bf16(d, a, b0, b1);
+    } else {
+      mma_f16(d, a, b0, b1);
+    }
+  }
   __device__ void begin(const DecodeParams& p, const DeviceItem& item, const typename Traits::Shared& s);
   __device__ void scores(const DecodeParams& p, const std::uint8_t* tile, float (&x)[N][4]) const;
   __device__ void modify(const DecodeParams& p, const typename Traits::Shared& s, int token, int end,
@@ -190,16 +194,15 @@ __device__ inline void Warp<C>::begin(const DecodeParams& p, const DeviceItem& i
                                                              : -8.0f;
   if (p.k.static_min != nullptr) offset = p.k.static_min[item.work.kv_head * p.k.static_stride] / k_static;
   block_sums = s.q_sums[2 * t];
+  // A rotated row has fp32 values, and bf16 cannot hold an f16 one.
+  const bool split = p.rotate_k || (C.k.dtype == DType::kBFloat16 && !p.q_bf16);
+  q_low = split ? reinterpret_cast<const uint4*>(&s.q[1][0][0][lane][0]) : nullptr;
 #pragma unroll
   for (int n = 0; n < N; ++n) {
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
-#pragma unroll
-      for (int part = 0; part < Traits::kQParts; ++part) {
-        const uint4 v = *reinterpret_cast<const uint4*>(s.q[part][n][b][lane]);
-        auto& target = part == 0 ? q[b] : q_low[b % (Traits::kQParts == 2 ? kBlocks : 1)];
-        target[0][n][0] = v.x, target[0][n][1] = v.y, target[1][n][0] = v.z, target[1][n][1] = v.w;
-      }
+      const uint4 v = *reinterpret_cast<const uint4*>(s.q[0][n][b][lane]);
+      q[b][0][n][0] = v.x, q[b][0][n][1] = v.y, q[b][1][n][0] = v.z, q[b][1][n][1] = v.w;
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -249,7 +252,7 @@ __device__ inline void Warp<C>::end(const DecodeParams& p, const DeviceItem& ite
       p.v.static_min == nullptr ? 0.0f : p.v.static_min[item.work.kv_head * p.v.static_stride];
   const float unit = v_static * (V::kScaleLog2 == 24 ? 0x1p24f : 1.0f);
   const float odd_unit = V::kOddShift == 4 ? unit * (1.0f / 16.0f) : unit;
-  const float offset = C.v.dtype == DType::kInt8 ? -128.0f : -8.0f;
+  const float offset = C.v.dtype == DType::kInt8 ? 128.0f : 8.0f;
 #pragma unroll
   for (int n = 0; n < N; ++n) {
 #pragma unroll
@@ -259,15 +262,11 @@ __device__ inline void Warp<C>::end(const DecodeParams& p, const DeviceItem& ite
       for (int i = 4; i < 32; i *= 2) sum[n][c] += __shfl_xor_sync(~0u, sum[n][c], i);
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) {
-        float shift = v_min * sum[n][c];
+        float shift = 0.0f;
         if constexpr (kVBias) {
           const int group = C.v.mode == ScaleMode::kBlock ? part.group_of(b) : 0;
-          const float value = __shfl_sync(~0u, extra[n][c], group * 4 + t);
-          if (!part.asymmetric()) {
-            shift = value * offset * v_static;
-          } else if (C.v.mode != ScaleMode::kStatic) {
-            shift = value;
-          }
+          shift = __shfl_sync(~0u, extra[n][c], group * 4 + t) * v_static;
+          if (p.v.static_min != nullptr) shift += (v_min + offset * v_static) * sum[n][c];
         }
         float4 x;
         x.x = fmaf(out[b][0][n][c], unit, shift);

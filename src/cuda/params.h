@@ -18,7 +18,6 @@ struct ParamView {
   std::int32_t groups;         // per token in a tile
   std::int32_t block_shift;    // group of a block of 32 dims = block >> block_shift
   bool asymmetric;
-  bool f32;  // dtype of the stored scales: f32, else f16
 };
 
 /// Where the cache is.

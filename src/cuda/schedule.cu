@@ -12,8 +12,9 @@ __global__ void __launch_bounds__(kScheduleThreads, 1)
 }  // namespace
 
 int launch_schedule(const ScheduleBuildParams& params, void* stream) {
-  build<<<1, kScheduleThreads, 0, static_cast<cudaStream_t>(stream)>>>(params);
-  return cudaGetLastError();
+  const void* arguments[] = {&params};
+  return cudaLaunchKernel(reinterpret_cast<const void*>(&build), dim3(1), dim3(kScheduleThreads),
+                          const_cast<void**>(arguments), 0, static_cast<cudaStream_t>(stream));
 }
 
 }  // namespace halftone::cuda

@@ -10,6 +10,10 @@
 namespace halftone::testing {
 namespace {
 
+/// The tensor cores truncate as they accumulate, and signed codes enter with an offset of 128 or 8: logits
+/// carry about 1e-5 more error than fp32 arithmetic. O, rounded to 16 bits, keeps the rule as it stands.
+constexpr double kLseSlack = 1e-4;
+
 /// Runs the problem if the backend has a kernel for it; false if not.
 bool agrees(const AttentionCase& row) {
   const Problem p = make_problem(row);
@@ -21,7 +25,7 @@ bool agrees(const AttentionCase& row) {
     throw;
   }
   const Outputs outputs = run_on_device(p, plan);
-  EXPECT_EQ(judge(p, make_reference(p), outputs), "") << row.name;
+  EXPECT_EQ(judge(p, make_reference(p), outputs, kLseSlack), "") << row.name;
   EXPECT_EQ(outputs.status.as<std::int32_t>()[0], 0) << row.name;
   return true;
 }

@@ -136,4 +136,10 @@ __device__ inline std::uint32_t mul_f16x2(std::uint32_t a, std::uint32_t b) {
   return y;
 }
 
+__device__ inline std::uint32_t fma_f16x2(std::uint32_t a, std::uint32_t b, std::uint32_t c) {
+  std::uint32_t y;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(a), "r"(b), "r"(c));
+  return y;
+}
+
 }  // namespace halftone::cuda
