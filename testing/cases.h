@@ -75,6 +75,9 @@ AttentionCase find_case(std::string_view name);
 /// A random row for differential fuzzing: any combination that the library accepts, small lengths.
 AttentionCase random_case(std::uint64_t seed);
 
+/// What the library is asked to plan for: shapes, options and bounds of the row.
+AttentionProblem attention_problem(const AttentionCase& row);
+
 /// How make_problem fills a cache.
 enum class Fill : std::uint8_t {
   kAppend,  ///< every token is generated and appended
@@ -119,8 +122,8 @@ struct Reference {
 Reference make_reference(const Problem& problem);
 
 /// The tolerance rule of oracle.h for output and LSE: empty when kept, else a sentence.
-/// `lse_slack` widens the LSE's limit, absolutely.
+/// `lse_slack` widens the LSE's limit, relative to max(1, |LSE|); `out_slack` the output's, absolutely.
 std::string judge(const Problem& problem, const Reference& reference, const Outputs& outputs,
-                  double lse_slack = 0);
+                  double lse_slack = 0, double out_slack = 0);
 
 }  // namespace halftone::testing

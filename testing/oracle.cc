@@ -248,7 +248,7 @@ double rounding_step(DType dtype, double a) {
 }
 
 Verdict judge_output(std::int64_t rows, int dim, const double* truth, const float* plain, const float* actual,
-                     DType dtype) {
+                     DType dtype, double slack) {
   Verdict verdict;
   for (std::int64_t r = 0; r < rows; ++r) {
     const double a = row_magnitude(truth + r * dim, dim);
@@ -264,7 +264,7 @@ Verdict judge_output(std::int64_t rows, int dim, const double* truth, const floa
       continue;
     }
     if (a > 0) verdict.error = std::max(verdict.error, e / a);
-    const double limit = a > 0 ? 2 * verdict.plain_error * a + rounding_step(dtype, a) : 0;
+    const double limit = a > 0 ? 2 * verdict.plain_error * a + rounding_step(dtype, a) + slack : 0;
     if (e > limit && verdict.ok) {
       verdict.ok = false;
       verdict.row = r;
@@ -287,7 +287,7 @@ Verdict judge_lse(std::int64_t rows, const double* truth, const float* plain, co
   for (std::int64_t r = 0; r < rows; ++r) {
     const double e = row_error(truth + r, actual + r, 1);
     const double magnitude = std::isfinite(truth[r]) ? std::max(1.0, std::abs(truth[r])) : 0.0;
-    const double limit = 2 * verdict.plain_error + std::ldexp(magnitude, -24) + slack;
+    const double limit = 2 * verdict.plain_error + magnitude * (std::ldexp(1.0, -24) + slack);
     verdict.error = std::max(verdict.error, e);
     if (e > limit && verdict.ok) {
       verdict.ok = false;

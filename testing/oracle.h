@@ -82,11 +82,11 @@ struct Verdict {
   std::string sentence;    ///< why, empty when ok
 };
 
-/// truth, plain and actual: [rows, dim]; `actual` widened from `dtype`.
+/// truth, plain and actual: [rows, dim]; `actual` widened from `dtype`. `slack` is added to the limit.
 Verdict judge_output(std::int64_t rows, int dim, const double* truth, const float* plain, const float* actual,
-                     DType dtype);
+                     DType dtype, double slack = 0);
 
-/// truth, plain and actual: [rows]. `slack` is added to the limit, absolutely.
+/// truth, plain and actual: [rows]. `slack` widens the limit, relative to max(1, |LSE|).
 Verdict judge_lse(std::int64_t rows, const double* truth, const float* plain, const float* actual,
                   double slack = 0);
 

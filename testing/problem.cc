@@ -27,42 +27,6 @@ OracleParams oracle_params(const Problem& p, const Request& request) {
   return o;
 }
 
-AttentionProblem attention_problem(const AttentionCase& row) {
-  AttentionProblem a;
-  a.batch = static_cast<int>(row.requests.size());
-  a.q_heads = row.q_heads;
-  a.kv.k_format = parse_format(row.k_format);
-  a.kv.v_format = parse_format(row.v_format.empty() ? row.k_format : row.v_format);
-  a.kv.kv_heads = row.kv_heads;
-  a.kv.head_dim = row.head_dim;
-  a.kv.v_head_dim = row.v_head_dim;
-  a.kv.page_size = row.page_size;
-  a.kv.rotate_k = row.rotate_k;
-  a.kv.rotate_v = row.rotate_v;
-  a.paged = row.paged;
-  a.plain_dtype = row.plain_dtype;
-  a.max_q_len = a.max_kv_len = 0;
-  bool equal = true;
-  for (const Request& r : row.requests) {
-    a.max_q_len = std::max(a.max_q_len, r.q_len);
-    a.max_kv_len = std::max(a.max_kv_len, r.kv_len);
-    equal = equal && r.q_len == row.requests.front().q_len;
-  }
-  a.max_q_len = std::max(1, a.max_q_len) + (equal && !row.cu_q ? 0 : row.slack);
-  a.max_kv_len = std::max(1, a.max_kv_len) + row.slack;
-  a.q_dtype = row.q_dtype;
-  a.out_dtype = row.out_dtype;
-  a.mask = row.mask;
-  a.scale = row.scale;
-  a.softcap = row.softcap;
-  a.alibi = row.alibi;
-  a.sinks = row.sinks;
-  a.lse = row.lse;
-  a.policy = row.policy;
-  a.workers = row.workers;
-  return a;
-}
-
 Tensor random_tensor(Random& random, Data data, DType dtype, std::int64_t tokens, int heads, int dim) {
   std::vector<float> values(static_cast<std::size_t>(tokens * heads * dim));
   fill(random, data, values, heads, dim);
@@ -133,6 +97,42 @@ void require(bool condition, const char* what) {
 }
 
 }  // namespace
+
+AttentionProblem attention_problem(const AttentionCase& row) {
+  AttentionProblem a;
+  a.batch = static_cast<int>(row.requests.size());
+  a.q_heads = row.q_heads;
+  a.kv.k_format = parse_format(row.k_format);
+  a.kv.v_format = parse_format(row.v_format.empty() ? row.k_format : row.v_format);
+  a.kv.kv_heads = row.kv_heads;
+  a.kv.head_dim = row.head_dim;
+  a.kv.v_head_dim = row.v_head_dim;
+  a.kv.page_size = row.page_size;
+  a.kv.rotate_k = row.rotate_k;
+  a.kv.rotate_v = row.rotate_v;
+  a.paged = row.paged;
+  a.plain_dtype = row.plain_dtype;
+  a.max_q_len = a.max_kv_len = 0;
+  bool equal = true;
+  for (const Request& r : row.requests) {
+    a.max_q_len = std::max(a.max_q_len, r.q_len);
+    a.max_kv_len = std::max(a.max_kv_len, r.kv_len);
+    equal = equal && r.q_len == row.requests.front().q_len;
+  }
+  a.max_q_len = std::max(1, a.max_q_len) + (equal && !row.cu_q ? 0 : row.slack);
+  a.max_kv_len = std::max(1, a.max_kv_len) + row.slack;
+  a.q_dtype = row.q_dtype;
+  a.out_dtype = row.out_dtype;
+  a.mask = row.mask;
+  a.scale = row.scale;
+  a.softcap = row.softcap;
+  a.alibi = row.alibi;
+  a.sinks = row.sinks;
+  a.lse = row.lse;
+  a.policy = row.policy;
+  a.workers = row.workers;
+  return a;
+}
 
 SequenceLengths Problem::lengths() const {
   SequenceLengths l;
@@ -276,11 +276,12 @@ Reference make_reference(const Problem& p) {
   return reference;
 }
 
-std::string judge(const Problem& p, const Reference& reference, const Outputs& outputs, double lse_slack) {
+std::string judge(const Problem& p, const Reference& reference, const Outputs& outputs, double lse_slack,
+                  double out_slack) {
   const std::vector<float> out = outputs.out.to_floats();
   const std::int64_t rows = p.total_q() * p.row.q_heads;
   const Verdict verdict = judge_output(rows, p.problem.kv.v_dim(), reference.out.data(),
-                                       reference.plain_out.data(), out.data(), p.row.out_dtype);
+                                       reference.plain_out.data(), out.data(), p.row.out_dtype, out_slack);
   if (!verdict.ok) return "out: " + verdict.sentence;
   if (!p.row.lse) return {};
   const std::vector<float> lse = outputs.lse.to_floats();

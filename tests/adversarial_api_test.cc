@@ -314,7 +314,7 @@ TEST(Api, ErrorsKeepTheObjectUsable) {
 
 TEST(Api, PlanDescribesItself) {
   for (const AttentionCase& row : attention_cases()) {
-    const Plan made = plan(make_problem(row).problem);
+    const Plan made = plan(attention_problem(row));
     const PlanInfo& info = made.info();
     EXPECT_FALSE(info.config.empty());
     EXPECT_FALSE(info.reason.empty());

@@ -139,7 +139,7 @@ class DirectItem {
     } else {
       dot_columns(chunk);
     }
-    const bool partial = common_.partial(chunk);
+    const bool partial = chunk.tiles < kChunkTiles || common_.partial(chunk);
     bool rescale = false;
     for (int b = 0; b < blocks_; ++b) rescale |= softmax(chunk, partial, block_[b]);
     accumulate(chunk, partial, rescale);

@@ -1,6 +1,8 @@
 // Decode attention on the GPU against the double oracle: the shared case table and random problems.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <string>
 
@@ -11,8 +13,16 @@ namespace halftone::testing {
 namespace {
 
 /// The tensor cores truncate as they accumulate, and signed codes enter with an offset of 128 or 8: logits
-/// carry about 1e-5 more error than fp32 arithmetic. O, rounded to 16 bits, keeps the rule as it stands.
+/// carry about 1e-5 more error than fp32 arithmetic.
 constexpr double kLseSlack = 1e-4;
+
+/// P is rounded to 16 bits before it weighs V: half a step of f16 of the largest |v|, which an output that
+/// averages many values cannot show in its own magnitude.
+double out_slack(const Problem& p) {
+  double largest = 0;
+  for (const float v : p.v.to_floats()) largest = std::max(largest, std::abs(static_cast<double>(v)));
+  return std::ldexp(largest, -12);
+}
 
 /// Runs the problem if the backend has a kernel for it; false if not.
 bool agrees(const AttentionCase& row) {
@@ -25,7 +35,7 @@ bool agrees(const AttentionCase& row) {
     throw;
   }
   const Outputs outputs = run_on_device(p, plan);
-  EXPECT_EQ(judge(p, make_reference(p), outputs, kLseSlack), "") << row.name;
+  EXPECT_EQ(judge(p, make_reference(p), outputs, kLseSlack, out_slack(p)), "") << row.name;
   EXPECT_EQ(outputs.status.as<std::int32_t>()[0], 0) << row.name;
   return true;
 }
@@ -58,7 +68,7 @@ TEST(DeviceAttention, RandomProblems) {
     SCOPED_TRACE("repeat with HALFTONE_FUZZ_SEED=" + std::to_string(seed) + " HALFTONE_FUZZ_CASES=1");
     ran += agrees(for_device(random_case(seed))) ? 1 : 0;
   }
-  EXPECT_GE(ran * 10, count * 9);
+  EXPECT_GE(ran * 10, count * 7);  // the rest: formats and shapes that the backend refuses
 }
 
 /// The same bits from repeated launches, on whatever SMs the blocks land.
