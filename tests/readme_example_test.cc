@@ -22,7 +22,8 @@ std::vector<float> decode_step(const std::vector<float>& q, const std::vector<fl
   auto* aligned = pages.data() + (16 - reinterpret_cast<std::uintptr_t>(pages.data()) % 16) % 16;
   std::vector<std::int32_t> table = {0, 1}, lengths = {0, 0}, cu = {0, 1, 2};
 
-  PagedKv cache{.spec = spec};
+  PagedKv cache;
+  cache.spec = spec;
   cache.pages = TensorView::contiguous(aligned, DType::kUInt8, {2, page_layout(spec).page_bytes});
   cache.block_table = TensorView::contiguous(table.data(), DType::kInt32, {2, 1});
   cache.lengths = TensorView::contiguous(lengths.data(), DType::kInt32, {2});
@@ -34,7 +35,11 @@ std::vector<float> decode_step(const std::vector<float>& q, const std::vector<fl
   append(cache, tokens);
   lengths = {1, 1};
 
-  AttentionProblem problem{.batch = 2, .q_heads = 8, .kv = spec, .max_kv_len = 64};
+  AttentionProblem problem;
+  problem.batch = 2;
+  problem.q_heads = 8;
+  problem.kv = spec;
+  problem.max_kv_len = 64;
   problem.q_dtype = problem.out_dtype = DType::kFloat32;
   problem.mask.causal = true;
   std::vector<float> out(2 * 8 * 128);

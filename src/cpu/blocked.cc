@@ -28,16 +28,21 @@ struct DecodedK {
   int width;
 };
 
-/// Four tokens of decoded K against C vectors of rows.
+/// Dims that are summed on their own, for accuracy.
+constexpr int kSumDims = 64;
+
+/// Four tokens of decoded K against C vectors of rows, dims [first, end); adds to scores but for first = 0.
 template <int C>
-HWY_INLINE void score_block(const DecodedK& k, int token, const float* q, int rows, float* scores) {
+HWY_INLINE void score_block(const DecodedK& k, int token, int first, int end, const float* q, int rows,
+                            float* scores) {
   const F d;
   VF acc[4][C];
   HALFTONE_UNROLL
   for (int i = 0; i < 4 * C; ++i) acc[i / C][i % C] = hn::Zero(d);
   const std::ptrdiff_t t1 = k.token_stride, t2 = 2 * t1, t3 = 3 * t1;
-  const float* at = k.data + token * t1;
-  for (int i = 0; i < k.width; ++i, at += k.stride, q += rows) {
+  const float* at = k.data + token * t1 + first * k.stride;
+  q += first * rows;
+  for (int i = first; i < end; ++i, at += k.stride, q += rows) {
     VF query[C];
     HALFTONE_UNROLL
     for (int c = 0; c < C; ++c) query[c] = hn::Load(d, q + c * kLanes);
@@ -47,7 +52,20 @@ HWY_INLINE void score_block(const DecodedK& k, int token, const float* q, int ro
       acc[j / C][j % C] = hn::MulAdd(value[j / C], query[j % C], acc[j / C][j % C]);
   }
   HALFTONE_UNROLL
-  for (int i = 0; i < 4 * C; ++i) hn::Store(acc[i / C][i % C], d, scores + i / C * rows + i % C * kLanes);
+  for (int i = 0; i < 4 * C; ++i) {
+    float* to = scores + i / C * rows + i % C * kLanes;
+    const VF sum = acc[i / C][i % C];
+    hn::Store(first == 0 ? sum : hn::Add(sum, hn::Load(d, to)), d, to);
+  }
+}
+
+/// All tokens and dims.
+template <int C>
+HWY_NOINLINE void score_columns(const DecodedK& k, int tokens, const float* q, int rows, float* scores) {
+  for (int first = 0; first < k.width; first += kSumDims) {
+    const int end = std::min(first + kSumDims, k.width);
+    for (int t = 0; t < tokens; t += 4) score_block<C>(k, t, first, end, q, rows, scores + t * rows);
+  }
 }
 
 struct OutputArgs {
@@ -210,7 +228,7 @@ class BlockedItem {
 
   void attend(const Chunk& chunk) {
     const DecodedK k = decode_k(chunk);
-    for (int column = 0; column < rows_;) column += score_columns(k, chunk, column);
+    for (int column = 0; column < rows_;) column += scores_of(k, chunk, column);
     const bool partial = common_.partial(chunk);
     for (int column = 0; column < rows_; column += kLanes) softmax(chunk, partial, column);
 
@@ -219,7 +237,7 @@ class BlockedItem {
     const bool select = partial && layer_.v.may_hold_nan() && !all_finite(chunk.tiles * tile_floats);
     for (const QuadClass& quads : quads_) {
       const OutputArgs args{&quads, s_.decoded, tile_floats, chunk.tiles, s_.scores, s_.alpha, rows_, s_.acc};
-      for (int column = 0; column < rows_;) column += output_columns_of(args, select, column);
+      for (int column = 0; column < rows_;) column += outputs_of(args, select, column);
     }
   }
 
@@ -255,22 +273,21 @@ class BlockedItem {
   }
 
   /// S^T for the next vectors of rows; returns how many rows that were.
-  int score_columns(const DecodedK& k, const Chunk& chunk, int column) {
-    const int left = (rows_ - column) / kLanes;
-    for (int t = 0; t < chunk.tiles * kTileTokens; t += 4) {
-      float* scores = s_.scores + t * rows_ + column;
-      if (left >= 4 && kAccumulators >= 16) {
-        score_block<4>(k, t, s_.q + column, rows_, scores);
-      } else if (left >= 2) {
-        score_block<2>(k, t, s_.q + column, rows_, scores);
-      } else {
-        score_block<1>(k, t, s_.q + column, rows_, scores);
-      }
+  int scores_of(const DecodedK& k, const Chunk& chunk, int column) {
+    const int left = (rows_ - column) / kLanes, tokens = chunk.tiles * kTileTokens;
+    if (left >= 4 && kAccumulators >= 16) {
+      score_columns<4>(k, tokens, s_.q + column, rows_, s_.scores + column);
+      return 4 * kLanes;
     }
-    return kLanes * (left >= 4 && kAccumulators >= 16 ? 4 : left >= 2 ? 2 : 1);
+    if (left >= 2) {
+      score_columns<2>(k, tokens, s_.q + column, rows_, s_.scores + column);
+      return 2 * kLanes;
+    }
+    score_columns<1>(k, tokens, s_.q + column, rows_, s_.scores + column);
+    return kLanes;
   }
 
-  int output_columns_of(const OutputArgs& args, bool select, int column) const {
+  int outputs_of(const OutputArgs& args, bool select, int column) const {
     const int left = (rows_ - column) / kLanes;
     if (select) {
       output_columns<1, true>(args, column);

@@ -206,7 +206,7 @@ struct ColumnArgs {
   const KMap* map;
   const std::int32_t* columns;  // [column][kChunkTokens], in the order of the tile
   const float* q;               // [column of the map][code][R], divided by 2^column_exponent()
-  const float* q_sums;          // [group][R]; asymmetric
+  const float* q_sums;          // [block][R]; asymmetric
   KParams params;
   float* dots;  // [R][kChunkTokens]
   Prefetcher* prefetcher;
@@ -246,12 +246,13 @@ HWY_NOINLINE void qk_columns(const ColumnArgs& a) {
     VI carry[V];
     HALFTONE_UNROLL
     for (int v = 0; v < V; ++v) carry[v] = hn::Zero(I());
-    for (int g = 0; g < a.map->groups; ++g) {
+    for (int b = 0; b < a.map->blocks; ++b) {
+      const int group = b * a.map->groups / a.map->blocks;
       VF acc[R][V];
       HALFTONE_UNROLL
       for (int i = 0; i < R * V; ++i) acc[i / V][i % V] = hn::Zero(d);
-      const std::int32_t* zero = a.params.zero + g * kCodes * kChunkTokens + token;
-      for (int c = 0; c < a.map->group_columns; ++c, ++order, q += kCodes * R) {
+      const std::int32_t* zero = a.params.zero + group * kCodes * kChunkTokens + token;
+      for (int c = 0; c < a.map->block_columns; ++c, ++order, q += kCodes * R) {
         a.prefetcher->advance();
         VI dword[V];
         HALFTONE_UNROLL
@@ -261,15 +262,15 @@ HWY_NOINLINE void qk_columns(const ColumnArgs& a) {
         }
         add_codes<kElement>(dword, q, zero, acc, std::make_integer_sequence<int, kCodes>());
       }
-      const float* scale = a.params.scale + g * kChunkTokens + token;
-      const float* offset = a.params.offset + g * kChunkTokens + token;
+      const float* scale = a.params.scale + group * kChunkTokens + token;
+      const float* offset = a.params.offset + group * kChunkTokens + token;
       HALFTONE_UNROLL
       for (int i = 0; i < R * V; ++i) {
         const int r = i / V, v = i % V;
         float* dots = a.dots + r * kChunkTokens + token + v * kLanes;
-        VF sum = g == 0 ? hn::Zero(d) : hn::LoadU(d, dots);
+        VF sum = b == 0 ? hn::Zero(d) : hn::LoadU(d, dots);
         if constexpr (asymmetric(kElement)) {
-          sum = hn::MulAdd(hn::LoadU(d, offset + v * kLanes), hn::Set(d, a.q_sums[g * R + r]), sum);
+          sum = hn::MulAdd(hn::LoadU(d, offset + v * kLanes), hn::Set(d, a.q_sums[b * R + r]), sum);
         }
         sum = hn::MulAdd(acc[r][v], hn::LoadU(d, scale + v * kLanes), sum);
         if constexpr (kElement == Element::kE4M3) {
@@ -310,10 +311,10 @@ HWY_NOINLINE void decode_columns(const KMap& map, const std::int32_t* columns, c
   const std::int32_t* order = map.order.data();
   VI carry[kChunkTokens / kLanes];
   for (VI& c : carry) c = hn::Zero(I());
-  for (int g = 0; g < map.groups; ++g) {
-    const int row = g * kChunkTokens;
-    for (int c = 0; c < map.group_columns; ++c, ++order) {
-      float* to = out + (g * map.group_columns + c) * kCodes * kChunkTokens;
+  for (int b = 0; b < map.blocks; ++b) {
+    const int row = b * map.groups / map.blocks * kChunkTokens;
+    for (int c = 0; c < map.block_columns; ++c, ++order) {
+      float* to = out + (b * map.block_columns + c) * kCodes * kChunkTokens;
       for (int t = 0; t < kChunkTokens; t += kLanes) {
         const VI dword = hn::LoadU(I(), columns + *order * kChunkTokens + t);
         if constexpr (kElement == Element::kE4M3)

@@ -94,7 +94,7 @@ class DirectItem {
       for (int r = 0; r < rows; ++r) load_row_of_block(block, r);
       advances_ += chunk_advances(rows);
       q += rows * k_map_.width();
-      q_sums += rows * k_map_.groups;
+      q_sums += rows * k_map_.blocks;
       acc += rows * v_map_.accumulators() * v_map_.planes * kLanes;
       first += rows;
     }
@@ -116,15 +116,15 @@ class DirectItem {
       }
       return;
     }
-    const int codes = four_bits(element) ? 8 : 4, group = k_map_.group_columns * codes;
-    for (int g = 0; g < k_map_.groups; ++g) {
+    const int codes = four_bits(element) ? 8 : 4, dims = k_map_.block_columns * codes;
+    for (int b = 0; b < k_map_.blocks; ++b) {
       float sum = 0;
-      for (int i = g * group; i < (g + 1) * group; ++i) {
+      for (int i = b * dims; i < (b + 1) * dims; ++i) {
         const float x = s_.row[k_map_.dims[i]];
         sum += x;
         block.q[i * block.rows + r] = x / static_cast<float>(1u << column_exponent(element, i % codes));
       }
-      block.q_sums[g * block.rows + r] = sum;
+      block.q_sums[b * block.rows + r] = sum;
     }
   }
 
@@ -185,9 +185,12 @@ class DirectItem {
   bool softmax(const Chunk& chunk, bool partial, const RowBlock& block) {
     const F d;
     float* scores = s_.scores + block.first * kChunkTokens;
-    if (partial || transform_.active()) complete_logits(chunk, partial, block);
+    const bool complete = partial || !transform_.only_scales();
+    if (complete) complete_logits(chunk, partial, block);
+    const VF scale = hn::Set(d, complete ? 1.0f : transform_.scale);
 
     HWY_ALIGN float buffer[kMaxLanes];
+    const VF minus_infinity = hn::Set(d, planning::kMinusInfinity);
     VF reduced[4];
     for (int r = 0; r < 4; ++r) {
       const float* row = scores + std::min(r, block.rows - 1) * kChunkTokens;
@@ -198,7 +201,6 @@ class DirectItem {
     reduce_four(reduced, MaxOp(), buffer);
 
     bool rescale = false;
-    const VF minus_infinity = hn::Set(d, planning::kMinusInfinity);
     for (int i = 0; i < block.rows; i += kLanes) {
       const auto rows = hn::FirstN(d, static_cast<std::size_t>(block.rows - i));
       const VF before = hn::LoadU(d, s_.max + block.first + i), largest = hn::LoadU(d, buffer + i);
@@ -218,7 +220,7 @@ class DirectItem {
       const VF shift = hn::Set(d, buffer[r]);
       HALFTONE_UNROLL
       for (int t = 0; t < kChunkTokens; t += kLanes) {
-        const VF p = exp_nonpositive(hn::Sub(hn::LoadU(d, row + t), shift));
+        const VF p = exp_nonpositive(hn::Sub(hn::Mul(hn::LoadU(d, row + t), scale), shift));
         reduced[r] = hn::Add(reduced[r], p);
         hn::StoreU(scaled ? scaled_weight(p, s_.v_scale + t) : p, d, row + t);
       }
@@ -233,7 +235,7 @@ class DirectItem {
     return rescale;
   }
 
-  /// Softcap, ALiBi and mask.
+  /// Scale, softcap, ALiBi and mask.
   void complete_logits(const Chunk& chunk, bool partial, const RowBlock& block) {
     const F d;
     const I di;

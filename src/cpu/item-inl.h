@@ -19,14 +19,13 @@ HWY_BEFORE_NAMESPACE();
 namespace halftone::cpu {
 namespace HWY_NAMESPACE {
 
-/// Row `row` of the item's Q in fp32, times the scale of the logits, rotated if K is.
+/// Row `row` of the item's Q in fp32, rotated if K is.
 HWY_INLINE void load_query(const Layer& layer, const Item& item, int row, float* out) {
   const int packed = item.row_begin + row;
   const int head = item.kv_head * layer.group + packed % layer.group;
   const TensorView& q = layer.args->q;
   load_row(q.dtype, row_at(q, item.q_first + packed / layer.group, head), layer.head_dim, out);
   if (layer.plan->problem.kv.rotate_k && layer.paged) hadamard::rotate(out, layer.head_dim);
-  for (int i = 0; i < layer.head_dim; ++i) out[i] *= layer.plan->scale;
 }
 
 /// Which keys all rows of an item see, and which no row sees.

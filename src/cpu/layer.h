@@ -109,7 +109,7 @@ struct alignas(64) Scratch {
   RowView view[kMaxRows];
   float alpha[kMaxRows];  ///< factor of a row's accumulators in this chunk
   float q[kMaxRows * kMaxDim];
-  float q_sums[kDirectRows * kMaxGroups];
+  float q_sums[kDirectRows * kMaxDim / 16];
   float scores[kMaxRows * kChunkTokens];
   float acc[kMaxRows * kMaxDim];  ///< direct: 16 rows x 4 partial sums per dim; blocked: [v_dim][rows]
   float decoded[kChunkTokens * kMaxDim];             ///< blocked: one chunk of K, then of V

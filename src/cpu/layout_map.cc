@@ -56,7 +56,8 @@ KMap make_k_map(const MapKey& key) {
     }
   }
   if (key.group_size != 0) map.groups = key.dim / key.group_size;
-  map.group_columns = static_cast<int>(columns.size()) / map.groups;
+  map.blocks = key.dim % 32 == 0 ? key.dim / 32 : key.dim / 16;
+  map.block_columns = static_cast<int>(columns.size()) / map.blocks;
   for (int group = 0; group < map.groups; ++group) {
     for (std::size_t c = 0; c < columns.size(); ++c) {
       if (key.group_size != 0 && columns[c][0] / key.group_size != group) continue;

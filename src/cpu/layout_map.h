@@ -40,9 +40,10 @@ struct KSection {
 /// In row order, K needs no map: `dims` counts up, the rest is empty.
 struct KMap {
   std::vector<KSection> sections;
-  int groups = 1;                   ///< that have scales of their own
-  int group_columns = 0;            ///< columns per group
-  std::vector<std::int32_t> order;  ///< column numbers, group after group
+  int groups = 1;         ///< that have scales of their own
+  int blocks = 1;         ///< of equal size that are summed on their own, for accuracy; a multiple of groups
+  int block_columns = 0;  ///< columns per block: 16 or 32 dims
+  std::vector<std::int32_t> order;  ///< column numbers, block after block, groups in order
   std::vector<std::int16_t> dims;   ///< [column of `order`][code from low bits to high]: what it holds
 
   int width() const { return static_cast<int>(dims.size()); }

@@ -266,15 +266,16 @@ HWY_INLINE void fill_static(const Side& side, int kv_head, float* scale, float* 
   }
 }
 
-/// What every logit goes through after scale * q.k: softcap, ALiBi.
+/// What every logit goes through after q.k: scale, softcap, ALiBi.
 struct ScoreTransform {
   explicit HWY_INLINE ScoreTransform(const Layer& layer)
-      : softcap(layer.plan->problem.softcap), alibi(layer.plan->problem.alibi) {}
+      : scale(layer.plan->scale), softcap(layer.plan->problem.softcap), alibi(layer.plan->problem.alibi) {}
 
-  bool active() const { return softcap > 0 || alibi; }
+  bool only_scales() const { return softcap <= 0 && !alibi; }
 
-  HWY_INLINE VF apply(VF x, VF slope, VI position, VI token) const {
+  HWY_INLINE VF apply(VF dot, VF slope, VI position, VI token) const {
     const F d;
+    VF x = hn::Mul(dot, hn::Set(d, scale));
     if (softcap > 0) x = hn::Mul(tanh_of(hn::Div(x, hn::Set(d, softcap))), hn::Set(d, softcap));
     if (alibi) {
       x = hn::NegMulAdd(slope, hn::ConvertTo(d, hn::Abs(hn::Sub(position, token))), x);
@@ -282,6 +283,7 @@ struct ScoreTransform {
     return x;
   }
 
+  float scale;
   float softcap;
   bool alibi;
 };
