@@ -113,8 +113,7 @@ AttentionArgs arguments(const Problem& problem, const Outputs& outputs);
 /// was written.
 Outputs run_problem(const Problem& problem, const std::function<void(AttentionProblem&)>& change = {});
 
-/// Truth on the exact values of the cache and yardstick on these values rounded to fp32 (or both on the plain
-/// tensors).
+/// Truth and yardstick on the dequantised cache (or on the plain tensors).
 struct Reference {
   std::vector<double> out, lse;
   std::vector<float> plain_out, plain_lse;

@@ -1,10 +1,10 @@
 // Attention in double precision, straight from its definition: the judge of every backend. It knows types.h
 // and nothing else of the library.
 //
-// Tolerance rule. `attention_oracle` on the values that the cache stands for (code * scale + min, unrounded)
-// is the truth; `attention_plain_fp32` is the same computation in plain fp32 on these values rounded to fp32
-// (two passes, sums in index order), rounded once to the output dtype. For a row r (one query and one head)
-// let a_r be the largest |truth| of the row, and
+// Tolerance rule. `attention_oracle` on the dequantised cache (code * scale + min, rounded to fp32) is the
+// truth; `attention_plain_fp32` is the same computation in plain fp32 (two passes, sums in index order),
+// rounded once to the output dtype. For a row r (one query and one head) let a_r be the largest |truth| of
+// the row, and
 //     P = max over rows of (max over dims |plain - truth|) / a_r.
 // Then |actual - truth| <= 2 P a_r + step(a_r) for every element, where step(a) is one rounding of the output
 // dtype: u a with u = 2^-24 (f32), 2^-11 (f16), 2^-8 (bf16), and never less than half of the smallest

@@ -248,7 +248,9 @@ Reference make_reference(const Problem& p) {
   const std::vector<double> exact_q(q.begin(), q.end());
   ExactValues exact;
   if (p.row.paged) {
-    exact = exact_values(*p.cache);
+    const Dequantised d = dequantised(*p.cache);
+    for (const float x : d.k.to_floats()) exact.k.push_back(x);
+    for (const float x : d.v.to_floats()) exact.v.push_back(x);
   } else {
     for (const float x : p.k.to_floats()) exact.k.push_back(x);
     for (const float x : p.v.to_floats()) exact.v.push_back(x);

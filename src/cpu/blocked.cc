@@ -8,7 +8,6 @@
 #define HWY_TARGET_INCLUDE "cpu/blocked.cc"
 #include "hwy/foreach_target.h"
 //
-#include "cpu/columns-inl.h"
 #include "cpu/item-inl.h"
 #include "cpu/kernels.h"
 #include "cpu/pv-inl.h"
@@ -19,53 +18,27 @@ namespace halftone::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-/// A decoded chunk of K: value (token, i) at data[token * token_stride + i * stride], i in the order of the
-/// map.
-struct DecodedK {
-  const float* data;
-  std::ptrdiff_t token_stride;
-  std::ptrdiff_t stride;
-  int width;
-};
-
-/// Dims that are summed on their own, for accuracy.
-constexpr int kSumDims = 64;
-
-/// Four tokens of decoded K against C vectors of rows, dims [first, end); adds to scores but for first = 0.
+/// Four tokens of decoded K against C vectors of rows.
 template <int C>
-HWY_INLINE void score_block(const DecodedK& k, int token, int first, int end, const float* q, int rows,
+HWY_INLINE void score_block(const float* k, std::ptrdiff_t k_stride, int width, const float* q, int rows,
                             float* scores) {
   const F d;
   VF acc[4][C];
   HALFTONE_UNROLL
   for (int i = 0; i < 4 * C; ++i) acc[i / C][i % C] = hn::Zero(d);
-  const std::ptrdiff_t t1 = k.token_stride, t2 = 2 * t1, t3 = 3 * t1;
-  const float* at = k.data + token * t1 + first * k.stride;
-  q += first * rows;
-  for (int i = first; i < end; ++i, at += k.stride, q += rows) {
+  for (int i = 0; i < width; ++i) {
     VF query[C];
     HALFTONE_UNROLL
-    for (int c = 0; c < C; ++c) query[c] = hn::Load(d, q + c * kLanes);
-    const VF value[4] = {hn::Set(d, at[0]), hn::Set(d, at[t1]), hn::Set(d, at[t2]), hn::Set(d, at[t3])};
+    for (int c = 0; c < C; ++c) query[c] = hn::Load(d, q + i * rows + c * kLanes);
     HALFTONE_UNROLL
-    for (int j = 0; j < 4 * C; ++j)
-      acc[j / C][j % C] = hn::MulAdd(value[j / C], query[j % C], acc[j / C][j % C]);
+    for (int t = 0; t < 4; ++t) {
+      const VF x = hn::Set(d, k[t * k_stride + i]);
+      HALFTONE_UNROLL
+      for (int c = 0; c < C; ++c) acc[t][c] = hn::MulAdd(x, query[c], acc[t][c]);
+    }
   }
   HALFTONE_UNROLL
-  for (int i = 0; i < 4 * C; ++i) {
-    float* to = scores + i / C * rows + i % C * kLanes;
-    const VF sum = acc[i / C][i % C];
-    hn::Store(first == 0 ? sum : hn::Add(sum, hn::Load(d, to)), d, to);
-  }
-}
-
-/// All tokens and dims.
-template <int C>
-HWY_NOINLINE void score_columns(const DecodedK& k, int tokens, const float* q, int rows, float* scores) {
-  for (int first = 0; first < k.width; first += kSumDims) {
-    const int end = std::min(first + kSumDims, k.width);
-    for (int t = 0; t < tokens; t += 4) score_block<C>(k, t, first, end, q, rows, scores + t * rows);
-  }
+  for (int i = 0; i < 4 * C; ++i) hn::Store(acc[i / C][i % C], d, scores + i / C * rows + i % C * kLanes);
 }
 
 struct OutputArgs {
@@ -121,14 +94,44 @@ HWY_NOINLINE void output_columns(const OutputArgs& a, int column) {
   }
 }
 
-/// K or V of one tile in row order as values, [16][dim].
+/// K of one tile as values, [token][width] in the order of the map.
 template <Element kElement>
-HWY_NOINLINE void decode_rows(const std::uint8_t* rows, std::int64_t stride, int dim, float* out) {
-  for (int token = 0; token < kTileTokens; ++token) {
-    for (int i = 0; i < dim; i += kLanes) {
-      VF x;
-      Decoder<kElement>::load(rows + token * stride + i * unit_bytes(kElement), &x);
-      hn::StoreU(x, F(), out + token * dim + i);
+HWY_NOINLINE void decode_k(const Side& side, const KMap& map, const Tile& tile, const float* scale,
+                           const float* min, float* out) {
+  constexpr int P = planes_of(kElement);
+  const F d;
+  const int width = map.width();
+  float* column = out;
+  for (const KSegment& segment : map.segments) {
+    const auto lane_group = hn::SetTableIndices(d, segment.lane_group.data());
+    for (const KRun& run : segment.runs) {
+      for (int token = 0; token < kTileTokens; ++token) {
+        VF scales = hn::Set(d, 1.0f), mins = hn::Zero(d);
+        if constexpr (!row_order(kElement)) {
+          const int at = token * side.groups + segment.first_group;
+          scales = hn::TableLookupLanes(hn::LoadU(d, scale + at), lane_group);
+          mins = hn::TableLookupLanes(hn::LoadU(d, min + at), lane_group);
+        }
+        const std::uint8_t* p =
+            tile.k + run.offset + token * (row_order(kElement) ? tile.k_stride : run.stride);
+        float* to = column + token * width;
+        for (int i = 0; i < run.count; ++i, p += run.step) {
+          VF value[P];
+          Decoder<kElement>::load(p, value);
+          HALFTONE_UNROLL
+          for (int plane = 0; plane < P; ++plane, to += kLanes) {
+            VF x = value[plane];
+            if constexpr (P > 1) x = hn::Mul(x, hn::Set(d, plane_unit(plane)));
+            if constexpr (asymmetric(kElement)) {
+              x = hn::MulAdd(x, scales, mins);
+            } else if constexpr (!row_order(kElement)) {
+              x = hn::Mul(x, scales);
+            }
+            hn::StoreU(x, d, to);
+          }
+        }
+      }
+      column += run.count * P * kLanes;
     }
   }
 }
@@ -139,6 +142,16 @@ HWY_NOINLINE void decode_v(const Side& side, const VMap& map, const Tile& tile, 
                            const float* min, float* out) {
   constexpr int P = planes_of(kElement);
   const F d;
+  if constexpr (row_order(kElement)) {
+    for (int token = 0; token < kTileTokens; ++token) {
+      for (int i = 0; i < side.dim; i += kLanes) {
+        VF x;
+        Decoder<kElement>::load(tile.v + token * tile.v_stride + i * unit_bytes(kElement), &x);
+        hn::StoreU(x, d, out + token * side.dim + i);
+      }
+    }
+    return;
+  }
   for (const VClass& cls : map.classes) {
     const std::ptrdiff_t group_a = cls.group_a * kTileTokens, group_b = cls.group_b * kTileTokens;
     for (const VStep& step : cls.steps) {
@@ -161,17 +174,14 @@ HWY_NOINLINE void decode_v(const Side& side, const VMap& map, const Tile& tile, 
   }
 }
 
-using DecodeRows = void (*)(const std::uint8_t*, std::int64_t, int, float*);
-using DecodeK = void (*)(const KMap&, const std::int32_t*, const KParams&, float*);
+using DecodeK = void (*)(const Side&, const KMap&, const Tile&, const float*, const float*, float*);
 using DecodeV = void (*)(const Side&, const VMap&, const Tile&, const float*, const float*, float*);
-constexpr DecodeRows kDecodeRows[] = {decode_rows<Element::kF32>, decode_rows<Element::kF16>,
-                                      decode_rows<Element::kBF16>};
-constexpr int kPacked = static_cast<int>(Element::kE4M3);  // first index of:
-constexpr DecodeK kDecodeK[] = {decode_columns<Element::kE4M3>, decode_columns<Element::kI8>,
-                                decode_columns<Element::kI4>, decode_columns<Element::kU8>,
-                                decode_columns<Element::kU4>};
-constexpr DecodeV kDecodeV[] = {decode_v<Element::kE4M3>, decode_v<Element::kI8>, decode_v<Element::kI4>,
-                                decode_v<Element::kU8>, decode_v<Element::kU4>};
+constexpr DecodeK kDecodeK[kElements] = {
+    decode_k<Element::kF32>, decode_k<Element::kF16>, decode_k<Element::kBF16>, decode_k<Element::kE4M3>,
+    decode_k<Element::kI8>,  decode_k<Element::kI4>,  decode_k<Element::kU8>,   decode_k<Element::kU4>};
+constexpr DecodeV kDecodeV[kElements] = {
+    decode_v<Element::kF32>, decode_v<Element::kF16>, decode_v<Element::kBF16>, decode_v<Element::kE4M3>,
+    decode_v<Element::kI8>,  decode_v<Element::kI4>,  decode_v<Element::kU8>,   decode_v<Element::kU4>};
 
 class BlockedItem {
  public:
@@ -196,7 +206,7 @@ class BlockedItem {
       s_.max[r] = planning::kMinusInfinity;
       s_.sum[r] = 0;
     }
-    fill_k_params(layer_.k, item_.kv_head, s_.k_scale, s_.k_min, s_.k_zero);
+    fill_static(layer_.k, item_.kv_head, s_.k_scale, s_.k_min);
     fill_static(layer_.v, item_.kv_head, s_.v_scale, s_.v_min);
     std::fill_n(s_.acc, layer_.v_dim * rows_, 0.0f);
     load_queries();
@@ -221,73 +231,61 @@ class BlockedItem {
     for (int r = 0; r < item_.rows; ++r) {
       load_query(layer_, item_, r, s_.row);
       for (int i = 0; i < width; ++i) {
-        s_.q[i * rows_ + r] = s_.row[k_map_.dims[i]];
+        if (k_map_.dims[i] >= 0) s_.q[i * rows_ + r] = s_.row[k_map_.dims[i]];
       }
     }
   }
 
   void attend(const Chunk& chunk) {
-    const DecodedK k = decode_k(chunk);
-    for (int column = 0; column < rows_;) column += scores_of(k, chunk, column);
+    const int width = k_map_.width();
+    const int k_params = kTileTokens * layer_.k.groups, v_params = kTileTokens * layer_.v.groups;
+    for (int i = 0; i < chunk.tiles; ++i) {
+      const Tile& tile = chunk.tile[i];
+      float* scale = s_.k_scale + i * k_params;
+      float* min = s_.k_min + i * k_params;
+      load_tile_params(layer_.k, tile.k_params, scale, min);
+      kDecodeK[static_cast<int>(layer_.k.element)](layer_.k, k_map_, tile, scale, min,
+                                                   s_.decoded + i * kTileTokens * width);
+    }
+    for (int column = 0; column < rows_;) column += score_columns(chunk, column);
     const bool partial = common_.partial(chunk);
     for (int column = 0; column < rows_; column += kLanes) softmax(chunk, partial, column);
 
     const int tile_floats = kTileTokens * layer_.v_dim;
-    for (int i = 0; i < chunk.tiles; ++i) decode_v_tile(chunk.tile[i], i, s_.decoded + i * tile_floats);
+    for (int i = 0; i < chunk.tiles; ++i) {
+      const Tile& tile = chunk.tile[i];
+      float* scale = s_.v_scale + i * v_params;
+      float* min = s_.v_min + i * v_params;
+      load_tile_params(layer_.v, tile.v_params, scale, min);
+      kDecodeV[static_cast<int>(layer_.v.element)](layer_.v, v_map_, tile, scale, min,
+                                                   s_.decoded + i * tile_floats);
+    }
     const bool select = partial && layer_.v.may_hold_nan() && !all_finite(chunk.tiles * tile_floats);
     for (const QuadClass& quads : quads_) {
       const OutputArgs args{&quads, s_.decoded, tile_floats, chunk.tiles, s_.scores, s_.alpha, rows_, s_.acc};
-      for (int column = 0; column < rows_;) column += outputs_of(args, select, column);
+      for (int column = 0; column < rows_;) column += output_columns_of(args, select, column);
     }
-  }
-
-  DecodedK decode_k(const Chunk& chunk) {
-    const Side& side = layer_.k;
-    const int dim = layer_.head_dim;
-    if (row_order(side.element)) {
-      for (int i = 0; i < chunk.tiles; ++i) {
-        kDecodeRows[static_cast<int>(side.element)](chunk.tile[i].k, chunk.tile[i].k_stride, dim,
-                                                    s_.decoded + i * kTileTokens * dim);
-      }
-      return {s_.decoded, dim, 1, dim};
-    }
-    for (int i = 0; i < chunk.tiles; ++i) {
-      transpose_tile(k_map_, chunk.tile[i].k, s_.columns + i * kTileTokens);
-      load_k_params(side, chunk.tile[i].k_params, i, s_.k_scale, s_.k_min, s_.k_zero);
-    }
-    kDecodeK[static_cast<int>(side.element) - kPacked](k_map_, s_.columns, {s_.k_scale, s_.k_min, s_.k_zero},
-                                                       s_.decoded);
-    return {s_.decoded, 1, kChunkTokens, dim};
-  }
-
-  void decode_v_tile(const Tile& tile, int index, float* out) {
-    const Side& side = layer_.v;
-    if (row_order(side.element)) {
-      kDecodeRows[static_cast<int>(side.element)](tile.v, tile.v_stride, side.dim, out);
-      return;
-    }
-    float* scale = s_.v_scale + index * kTileTokens * side.groups;
-    float* min = s_.v_min + index * kTileTokens * side.groups;
-    load_v_params(side, tile.v_params, scale, min);
-    kDecodeV[static_cast<int>(side.element) - kPacked](side, v_map_, tile, scale, min, out);
   }
 
   /// S^T for the next vectors of rows; returns how many rows that were.
-  int scores_of(const DecodedK& k, const Chunk& chunk, int column) {
-    const int left = (rows_ - column) / kLanes, tokens = chunk.tiles * kTileTokens;
-    if (left >= 4 && kAccumulators >= 16) {
-      score_columns<4>(k, tokens, s_.q + column, rows_, s_.scores + column);
-      return 4 * kLanes;
+  int score_columns(const Chunk& chunk, int column) {
+    const int left = (rows_ - column) / kLanes;
+    const int width = k_map_.width();
+    for (int t = 0; t < chunk.tiles * kTileTokens; t += 4) {
+      const float* k = s_.decoded + t * width;
+      float* scores = s_.scores + t * rows_ + column;
+      if (left >= 4 && kAccumulators >= 16) {
+        score_block<4>(k, width, width, s_.q + column, rows_, scores);
+      } else if (left >= 2) {
+        score_block<2>(k, width, width, s_.q + column, rows_, scores);
+      } else {
+        score_block<1>(k, width, width, s_.q + column, rows_, scores);
+      }
     }
-    if (left >= 2) {
-      score_columns<2>(k, tokens, s_.q + column, rows_, s_.scores + column);
-      return 2 * kLanes;
-    }
-    score_columns<1>(k, tokens, s_.q + column, rows_, s_.scores + column);
-    return kLanes;
+    return kLanes * (left >= 4 && kAccumulators >= 16 ? 4 : left >= 2 ? 2 : 1);
   }
 
-  int outputs_of(const OutputArgs& args, bool select, int column) const {
+  int output_columns_of(const OutputArgs& args, bool select, int column) const {
     const int left = (rows_ - column) / kLanes;
     if (select) {
       output_columns<1, true>(args, column);

@@ -28,6 +28,14 @@ HWY_INLINE void load_query(const Layer& layer, const Item& item, int row, float*
   if (layer.plan->problem.kv.rotate_k && layer.paged) hadamard::rotate(out, layer.head_dim);
 }
 
+/// Fills the params of a whole chunk with a static scale and min.
+HWY_INLINE void fill_static(const Side& side, int kv_head, float* scale, float* min) {
+  if (side.static_scale == nullptr) return;
+  const int at = side.static_per_head ? kv_head : 0;
+  std::fill_n(scale, kChunkTokens, side.static_scale[at] * code_unit(side.element));
+  std::fill_n(min, kChunkTokens, side.static_min == nullptr ? 0.0f : side.static_min[at]);
+}
+
 /// Which keys all rows of an item see, and which no row sees.
 struct CommonView {
   std::int32_t begin = 0;

@@ -108,20 +108,17 @@ struct alignas(64) Scratch {
   float row[kMaxDim];
   RowView view[kMaxRows];
   float alpha[kMaxRows];  ///< factor of a row's accumulators in this chunk
-  float q[kMaxRows * kMaxDim];
-  float q_sums[kDirectRows * kMaxDim / 16];
+  float q[kMaxRows * (kMaxDim + 2 * kMaxLanes)];
   float scores[kMaxRows * kChunkTokens];
   float acc[kMaxRows * kMaxDim];  ///< direct: 16 rows x 4 partial sums per dim; blocked: [v_dim][rows]
-  float decoded[kChunkTokens * kMaxDim];             ///< blocked: one chunk of K, then of V
-  std::int32_t columns[kChunkTokens * kMaxDim / 4];  ///< K of one chunk, see columns-inl.h
-  float pattern[kChunkTiles * 16 * kMaxLanes];       ///< p of four rows, spread over the lanes of V's steps
+  float decoded[kChunkTokens * (kMaxDim + 2 * kMaxLanes)];  ///< blocked: one chunk of K, then of V
+  float pattern[kChunkTiles * 16 * kMaxLanes];  ///< p of four rows, spread over the lanes of V's steps
   float scale_pattern[kChunkTiles * 16 * kMaxLanes];
   float min_pattern[kChunkTiles * 8 * kMaxLanes];
-  float weights[2][4 * kChunkTokens];        ///< p of four rows times the scales of a group
-  float k_scale[kChunkTokens * kMaxGroups];  // [group][kChunkTokens]
-  float k_min[kChunkTokens * kMaxGroups];    // likewise; see KParams
-  std::int32_t k_zero[kChunkTokens * kMaxGroups * 8];
-  float v_scale[kChunkTokens * kMaxGroups];  // per tile: [group][16]
+  float weights[2][4 * kChunkTokens];                    ///< p of four rows times the scales of a group
+  float k_scale[kChunkTokens * kMaxGroups + kMaxLanes];  // per tile: [16][groups]
+  float k_min[kChunkTokens * kMaxGroups + kMaxLanes];
+  float v_scale[kChunkTokens * kMaxGroups];  // per tile: [groups][16]
   float v_min[kChunkTokens * kMaxGroups];
   std::uint8_t k_tail[kTileTokens * kMaxDim * 4];  ///< plain tensors: the last, partial tile
   std::uint8_t v_tail[kTileTokens * kMaxDim * 4];

@@ -35,35 +35,92 @@ std::vector<Run> sections(int count, int length) {
   return runs;
 }
 
+/// One slice of K before slices are sorted into segments.
+struct Slice {
+  std::int32_t offset;
+  std::int32_t stride;
+  std::vector<std::int16_t> dims;  // [plane][lane], -1: padding
+};
+
+std::vector<Slice> k_slices(Element element, int dim, int lanes) {
+  std::vector<Slice> slices;
+  if (row_order(element)) {
+    for (int d = 0; d < dim; ++d) {
+      if (d % lanes == 0) slices.push_back({d * unit_bytes(element), 0, {}});
+      slices.back().dims.push_back(static_cast<std::int16_t>(d));
+    }
+    return slices;
+  }
+  for (const Run& run : sections(64, dim * bits_of(element) / 32)) {
+    for (int unit = 0; unit < run.length; unit += lanes) {
+      Slice slice{run.offset + unit, run.length, {}};
+      for (int plane = 0; plane < planes_of(element); ++plane) {
+        for (int lane = 0; lane < lanes; ++lane) {
+          const bool inside = unit + lane < run.length;  // a short run ends within the slice
+          const page::Place place{run.offset + unit + lane, plane};
+          const int d = inside ? page::k_element(bits_of(element), place, dim).dim : -1;
+          slice.dims.push_back(static_cast<std::int16_t>(d));
+        }
+      }
+      slices.push_back(std::move(slice));
+    }
+  }
+  return slices;
+}
+
+int first_group(const Slice& slice, int group_size) {
+  return group_size == 0 ? 0 : slice.dims[0] / group_size;
+}
+
+/// Lane groups relative to the first lane's; padding lanes count as the first lane's group.
+std::array<std::int32_t, kMaxLanes> relative_groups(const Slice& slice, int lanes, int group_size) {
+  std::array<std::int32_t, kMaxLanes> groups{};
+  if (group_size == 0) return groups;
+  for (int i = 0; i < lanes; ++i) {
+    groups[i] = slice.dims[i] < 0 ? 0 : slice.dims[i] / group_size - first_group(slice, group_size);
+  }
+  return groups;
+}
+
+/// Adds a slice to the last run if it continues it.
+void append_slice(const Slice& slice, std::vector<KRun>& runs) {
+  if (!runs.empty() && runs.back().stride == slice.stride) {
+    KRun& run = runs.back();
+    const std::int32_t step = slice.offset - (run.offset + (run.count - 1) * run.step);
+    if (run.count == 1 || step == run.step) {
+      run.step = step;
+      ++run.count;
+      return;
+    }
+  }
+  runs.push_back({slice.offset, slice.stride, 0, 1});
+}
+
 }  // namespace
 
-KMap make_k_map(const MapKey& key) {
+KMap make_k_map(const MapKey& key, int lanes) {
+  const Element element = key.element;
+  const int dim = key.dim, group_size = key.group_size;
   KMap map;
-  if (row_order(key.element)) {
-    for (int d = 0; d < key.dim; ++d) map.dims.push_back(static_cast<std::int16_t>(d));
-    return map;
-  }
-  const int bits = bits_of(key.element), codes = 32 / bits;
-  std::vector<std::vector<std::int16_t>> columns;
-  for (const Run& run : sections(64, key.dim * bits / 32)) {
-    map.sections.push_back({run.offset, run.length, run.length / 4});
-    for (int byte = 0; byte < run.length; byte += 4) {
-      auto& dims = columns.emplace_back();
-      for (int k = 0; k < codes; ++k) {
-        const page::Place place{run.offset + byte + k * bits / 8, bits == 4 ? k % 2 : 0};
-        dims.push_back(static_cast<std::int16_t>(page::k_element(bits, place, key.dim).dim));
+  map.lanes = lanes;
+  map.planes = planes_of(element);
+  const std::vector<Slice> slices = k_slices(element, dim, lanes);
+  std::vector<bool> taken(slices.size());
+  for (std::size_t i = 0; i < slices.size(); ++i) {
+    if (taken[i]) continue;
+    // A segment: this slice and all later ones with the same lane groups.
+    KSegment segment{first_group(slices[i], group_size), relative_groups(slices[i], lanes, group_size), {}};
+    for (std::size_t j = i; j < slices.size(); ++j) {
+      const Slice& slice = slices[j];
+      if (taken[j] || first_group(slice, group_size) != segment.first_group ||
+          relative_groups(slice, lanes, group_size) != segment.lane_group) {
+        continue;
       }
+      taken[j] = true;
+      append_slice(slice, segment.runs);
+      map.dims.insert(map.dims.end(), slice.dims.begin(), slice.dims.end());
     }
-  }
-  if (key.group_size != 0) map.groups = key.dim / key.group_size;
-  map.blocks = key.dim % 32 == 0 ? key.dim / 32 : key.dim / 16;
-  map.block_columns = static_cast<int>(columns.size()) / map.blocks;
-  for (int group = 0; group < map.groups; ++group) {
-    for (std::size_t c = 0; c < columns.size(); ++c) {
-      if (key.group_size != 0 && columns[c][0] / key.group_size != group) continue;
-      map.order.push_back(static_cast<std::int32_t>(c));
-      map.dims.insert(map.dims.end(), columns[c].begin(), columns[c].end());
-    }
+    map.segments.push_back(std::move(segment));
   }
   return map;
 }
@@ -191,7 +248,7 @@ const LayerMaps& layer_maps(const MapKey& k, const MapKey& v, int lanes) {
   const auto key = std::make_tuple(k, v, lanes);
   auto at = all.find(key);
   if (at == all.end()) {
-    at = all.emplace(key, LayerMaps{make_k_map(k), make_v_map(v, lanes), make_v_quads(v)}).first;
+    at = all.emplace(key, LayerMaps{make_k_map(k, lanes), make_v_map(v, lanes), make_v_quads(v)}).first;
   }
   return at->second;
 }

@@ -2,8 +2,8 @@
 // each lane then holds. Computed from format/page.h, the only description of the layout, once per (element,
 // dim, group size, lanes), and kept.
 //
-// A slice of V is N adjacent units: N bytes of a packed format, N elements otherwise. A 4-bit slice widens to
-// two planes of N codes, the low and the high nibbles; all others to one.
+// A slice is N adjacent units: N bytes of a packed format, N elements otherwise. A 4-bit slice widens to two
+// planes of N codes, the low and the high nibbles; all others to one.
 #pragma once
 
 #include <array>
@@ -29,22 +29,29 @@ constexpr bool four_bits(Element e) { return e == Element::kI4 || e == Element::
 constexpr bool asymmetric(Element e) { return e >= Element::kU8; }
 constexpr int planes_of(Element e) { return four_bits(e) ? 2 : 1; }
 
-/// K of a packed format, dword by dword: a token's row of `columns` dwords lies at offset + token * stride of
-/// the tile's K data; sections follow each other in the column numbers.
-struct KSection {
+/// K: `count` slices, `step` bytes apart, whose lanes belong to the same scale groups. The first slice of
+/// token t begins at byte offset + t * stride of the tile's K data; formats in row order take the stride from
+/// the tile instead.
+struct KRun {
   std::int32_t offset;
   std::int32_t stride;
-  std::int32_t columns;
+  std::int32_t step;
+  std::int32_t count;
 };
 
-/// In row order, K needs no map: `dims` counts up, the rest is empty.
+/// Runs whose lanes belong to the same scale groups: lane i to group `first_group + lane_group[i]`.
+struct KSegment {
+  int first_group;
+  std::array<std::int32_t, kMaxLanes> lane_group;
+  std::vector<KRun> runs;
+};
+
 struct KMap {
-  std::vector<KSection> sections;
-  int groups = 1;         ///< that have scales of their own
-  int blocks = 1;         ///< of equal size that are summed on their own, for accuracy; a multiple of groups
-  int block_columns = 0;  ///< columns per block: 16 or 32 dims
-  std::vector<std::int32_t> order;  ///< column numbers, block after block, groups in order
-  std::vector<std::int16_t> dims;   ///< [column of `order`][code from low bits to high]: what it holds
+  int lanes = 0;
+  int planes = 1;
+  std::vector<KSegment> segments;  ///< one if the whole token shares a scale
+  std::vector<std::int16_t>
+      dims;  ///< [slice][plane][lane], slices in the order of segments and runs; -1: padding
 
   int width() const { return static_cast<int>(dims.size()); }
 };
@@ -101,7 +108,7 @@ struct MapKey {
   friend constexpr auto operator<=>(const MapKey&, const MapKey&) = default;
 };
 
-KMap make_k_map(const MapKey& key);
+KMap make_k_map(const MapKey& key, int lanes);
 VMap make_v_map(const MapKey& key, int lanes);
 std::vector<QuadClass> make_v_quads(const MapKey& key);
 

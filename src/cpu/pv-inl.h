@@ -24,16 +24,16 @@ struct PvArgs {
   const VMap* map;
   const VClass* cls;
   const Chunk* chunk;
-  const float* p;      // packed: [tile][step][R][N]; row order: [R][kChunkTokens]
-  const float* scale;  // asymmetric: [tile][step][plane][N], the second plane times plane_unit()
-  const float* min;    // asymmetric: [tile][step][N]
+  const float* p;      // packed: [step][tile][R][N]; row order: [R][kChunkTokens]
+  const float* scale;  // asymmetric: [step][tile][plane][N], the second plane times plane_unit()
+  const float* min;    // asymmetric: [step][tile][N]
   const float* alpha;  // [R], or null if all are 1
   float* acc;          // [accumulator][plane][R][N]
   Prefetcher* prefetcher;
 };
 
 /// kSelect: where p is 0 the value does not count, whatever it is (a NaN in a slot that the row must not
-/// see). Without it, no e4m3 code may be a NaN.
+/// see).
 template <Element kElement, int R, bool kSelect, int A>
 HWY_INLINE void pv_block(const PvArgs& a, int first) {
   constexpr int P = planes_of(kElement);
@@ -54,40 +54,32 @@ HWY_INLINE void pv_block(const PvArgs& a, int first) {
   std::int32_t base[A];
   HALFTONE_UNROLL
   for (int i = 0; i < A; ++i) base[i] = a.map->base[first + i];
+  const int tiles = a.chunk->tiles;
   const int steps = row_order(kElement) ? kTileTokens : static_cast<int>(a.cls->steps.size());
-  const float* weights = a.p;
-  const float* scales = a.scale;
-  const float* mins = a.min;
-  for (int tile = 0; tile < a.chunk->tiles; ++tile) {
+  for (int tile = 0; tile < tiles; ++tile) {
     const std::uint8_t* data = a.chunk->tile[tile].v;
-    if constexpr (!row_order(kElement)) a.prefetcher->advance();
+    a.prefetcher->advance();
     for (int step = 0; step < steps; ++step) {
+      const int pattern = step * tiles + tile;
       VF p[R];
       if constexpr (row_order(kElement)) {
-        if (step % 4 == 0) a.prefetcher->advance();
         HALFTONE_UNROLL
-        for (int r = 0; r < R; ++r) p[r] = hn::Set(d, weights[r * kChunkTokens]);
-        ++weights;
+        for (int r = 0; r < R; ++r) p[r] = hn::Set(d, a.p[r * kChunkTokens + tile * kTileTokens + step]);
       } else {
         HALFTONE_UNROLL
-        for (int r = 0; r < R; ++r) p[r] = hn::LoadU(d, weights + r * kLanes);
-        weights += R * kLanes;
+        for (int r = 0; r < R; ++r) p[r] = hn::LoadU(d, a.p + (pattern * R + r) * kLanes);
       }
       const std::uint8_t* at =
           data + (row_order(kElement) ? step * a.chunk->tile[tile].v_stride : a.cls->steps[step].offset);
       HALFTONE_UNROLL
       for (int i = 0; i < A; ++i) {
         VF value[P];
-        if constexpr (kElement == Element::kE4M3 && !kSelect) {
-          value[0] = load_finite_e4m3(at + base[i]);
-        } else {
-          Decoder<kElement>::load(at + base[i], value);
-        }
+        Decoder<kElement>::load(at + base[i], value);
         HALFTONE_UNROLL
         for (int plane = 0; plane < P; ++plane) {
           if constexpr (asymmetric(kElement)) {
-            value[plane] =
-                hn::MulAdd(value[plane], hn::LoadU(d, scales + plane * kLanes), hn::LoadU(d, mins));
+            value[plane] = hn::MulAdd(value[plane], hn::LoadU(d, a.scale + (pattern * P + plane) * kLanes),
+                                      hn::LoadU(d, a.min + pattern * kLanes));
           }
           HALFTONE_UNROLL
           for (int r = 0; r < R; ++r) {
@@ -95,10 +87,6 @@ HWY_INLINE void pv_block(const PvArgs& a, int first) {
             acc[i][plane][r] = hn::MulAdd(p[r], v, acc[i][plane][r]);
           }
         }
-      }
-      if constexpr (asymmetric(kElement)) {
-        scales += P * kLanes;
-        mins += kLanes;
       }
     }
   }
@@ -114,10 +102,9 @@ constexpr int block_accumulators(int rows, int planes) {
   return wish < 1 ? 1 : wish > 8 ? 8 : wish;
 }
 
-/// How often at least pv_blocks of `rows` rows call advance() for one tile.
-inline int pv_advances(const VMap& map, int rows) {
-  const int blocks = map.accumulators() / block_accumulators(rows, map.planes);
-  return map.classes[0].steps.empty() ? blocks * kTileTokens / 4 : blocks;
+/// At least this many pv_blocks go over every tile.
+inline int pv_blocks(const VMap& map, int rows) {
+  return map.accumulators() / block_accumulators(rows, map.planes);
 }
 
 template <Element kElement, int R, bool kSelect>
@@ -129,19 +116,6 @@ HWY_NOINLINE void pv_class(const PvArgs& a) {
   if constexpr (A > 1) {
     for (; first < end; ++first) pv_block<kElement, R, kSelect, 1>(a, first);
   }
-}
-
-/// Whether V of a tile, e4m3, holds a NaN.
-HWY_INLINE bool holds_nan(const std::uint8_t* data, int bytes) {
-  const hn::ScalableTag<std::uint8_t> d;
-  const auto low = hn::Set(d, std::uint8_t{0x7f});
-  const int step = static_cast<int>(hn::Lanes(d));
-  auto found = hn::Zero(d);
-  for (int i = 0; i < bytes; i += step) {
-    const auto nan = hn::Eq(hn::And(hn::LoadU(d, data + i), low), low);
-    found = hn::Or(found, hn::VecFromMask(d, nan));
-  }
-  return !hn::AllTrue(d, hn::Eq(found, hn::Zero(d)));
 }
 
 using PvFunction = void (*)(const PvArgs&);

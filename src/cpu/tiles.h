@@ -28,46 +28,39 @@ struct Chunk {
   Tile tile[kChunkTiles];
 };
 
-/// Fetches what the kernels read next, a few cache lines at a time: a burst would wait for free line buffers,
-/// and no prefetcher in hardware follows the order in which tiles are read. While K of a chunk is in work V
-/// of it is fetched, then K of the next chunk: so little that it still lies in the first-level cache when its
-/// turn comes.
+/// Fetches the tiles of the next chunk, a few cache lines at a time, so that memory is busy while kernels
+/// compute: a burst would wait for free line buffers, and no prefetcher in hardware follows the order in
+/// which tiles are read.
 class Prefetcher {
  public:
-  /// Starts on `chunk`, or on nothing if it is null; advance() will be called about `calls` times.
-  void start(const Layer& layer, const Chunk* chunk, int calls) {
-    next_ = tiles_ = 0;
-    if (chunk == nullptr || !layer.paged) return;
-    tiles_ = chunk->tiles;
+  /// `calls`: how often advance() will be called for this chunk.
+  void begin(const Layer& layer, const Chunk& chunk, int calls) {
+    if (!layer.paged) return;
+    for (int i = 0; i < chunk.tiles; ++i) tile_[chunk.tiles - 1 - i] = chunk.tile[i].k - layer.k.data_offset;
+    left_ = chunk.tiles;
     bytes_ = layer.plan->layout.tile_bytes;
     offset_ = 0;
-    for (int i = 0; i < tiles_; ++i) tile_[i] = chunk->tile[i].k - layer.k.data_offset;
-    const std::int64_t share =
-        std::max(calls / tiles_ - 1, 1) * kStep;  // the last call of a tile may find little
-    step_ = (bytes_ + share - 1) / share * kStep;
+    const std::int64_t lines = (bytes_ / kLine + 1) * left_;
+    lines_per_call_ = static_cast<int>((lines + calls - 1) / calls);
   }
 
   void advance() {
-    if (next_ == tiles_) return;
-    const std::uint8_t* p = tile_[next_] + offset_;
-    for (std::int64_t i = 0; i < step_; i += kStep) {  // may pass the end: harmless
-      __builtin_prefetch(p + i);
-      __builtin_prefetch(p + i + 64);
+    for (int i = 0; i < lines_per_call_ && left_ > 0; ++i) {
+      __builtin_prefetch(tile_[left_ - 1] + offset_);
+      offset_ += kLine;
+      if (offset_ < bytes_) continue;
+      offset_ = 0;
+      --left_;
     }
-    offset_ += step_;
-    if (offset_ < bytes_) return;
-    offset_ = 0;
-    ++next_;
   }
 
  private:
-  static constexpr std::int64_t kStep = 128;  ///< two cache lines
+  static constexpr std::int64_t kLine = 64;
   const std::uint8_t* tile_[kChunkTiles];
-  int tiles_ = 0;
-  int next_ = 0;
   std::int64_t bytes_ = 0;
   std::int64_t offset_ = 0;
-  std::int64_t step_ = 0;
+  int left_ = 0;
+  int lines_per_call_ = 0;
 };
 
 /// Finds chunks. Reads no block-table entry outside the item's range.

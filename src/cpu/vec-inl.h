@@ -68,22 +68,22 @@ struct Decoder<Element::kBF16> {
   }
 };
 
-/// Sign, exponent and mantissa in the places of fp32's make the value times 2^-120. Right for all but the two
-/// NaNs, which give +-480.
-HWY_INLINE VF load_finite_e4m3(const std::uint8_t* p) {
-  const hn::Rebind<std::int8_t, F> byte;
-  const VI wide =
-      hn::PromoteTo(I(), hn::LoadU(byte, reinterpret_cast<const std::int8_t*>(p)));  // copies the sign up
-  const VI bits = hn::And(hn::ShiftLeft<20>(wide), hn::Set(I(), static_cast<std::int32_t>(0x87f00000u)));
-  return hn::Mul(hn::BitCast(F(), bits), hn::Set(F(), 0x1p120f));
-}
-
+/// The exponent and mantissa bits, moved to those of an f16, give the value times 2^-8 (subnormals too). 0x7f
+/// is the only pattern that carries into bit 14 when its last bit is added: setting that bit makes it an f16
+/// NaN.
 template <>
 struct Decoder<Element::kE4M3> {
+  static constexpr float kUnit = 256.0f;  ///< codes are this many times too small
   static HWY_INLINE void load(const std::uint8_t* p, VF* out) {
-    const VF x = load_finite_e4m3(p);
-    const auto nan = hn::Gt(hn::Abs(x), hn::Set(F(), 448.0f));
-    out[0] = hn::IfThenElse(nan, hn::Set(F(), __builtin_nanf("")), x);
+    const hn::Rebind<std::uint16_t, F> word;
+    const hn::Rebind<std::uint8_t, F> byte;
+    const hn::Rebind<hwy::float16_t, F> half;
+    const auto code = hn::PromoteTo(word, hn::LoadU(byte, p));
+    const auto magnitude = hn::ShiftLeft<7>(hn::And(code, hn::Set(word, std::uint16_t{0x7f})));
+    const auto sign = hn::ShiftLeft<8>(hn::And(code, hn::Set(word, std::uint16_t{0x80})));
+    const auto nan =
+        hn::And(hn::Add(magnitude, hn::Set(word, std::uint16_t{0x80})), hn::Set(word, std::uint16_t{0x4000}));
+    out[0] = hn::PromoteTo(F(), hn::BitCast(half, hn::Or(hn::Or(magnitude, sign), nan)));
   }
 };
 
@@ -129,7 +129,11 @@ struct Decoder<Element::kI4> {
   }
 };
 
-/// What the codes of a plane must be multiplied with besides their scale.
+/// What all codes of an element must be multiplied with besides their scale.
+constexpr float code_unit(Element element) {
+  return element == Element::kE4M3 ? Decoder<Element::kE4M3>::kUnit : 1.0f;
+}
+/// Likewise for the codes of one plane.
 constexpr float plane_unit(int plane) { return plane == 0 ? 1.0f : 1.0f / kHighNibble; }
 
 // --- Functions
@@ -168,33 +172,6 @@ HWY_INLINE VF tanh_of(VF x) {
   const VF far = hn::CopySignToAbs(hn::Div(hn::Sub(one, e), hn::Add(one, e)), x);
   return hn::IfThenElse(hn::Gt(a, hn::Set(d, 0.625f)), far, near);
 }
-
-/// The four results of reducing v[0] to v[3] over their lanes with `op`: the first values of out [>=
-/// kMaxLanes].
-template <class Op>
-HWY_INLINE void reduce_four(const VF* v, [[maybe_unused]] Op op, float* out) {
-  const F d;
-#if HWY_TARGET == HWY_SCALAR
-  for (int i = 0; i < 4; ++i) hn::StoreU(v[i], d, out + i);
-#else
-  const hn::RepartitionToWide<F> pair;
-  const VF a = op(hn::InterleaveLower(d, v[0], v[1]), hn::InterleaveUpper(d, v[0], v[1]));
-  const VF b = op(hn::InterleaveLower(d, v[2], v[3]), hn::InterleaveUpper(d, v[2], v[3]));
-  const auto low = hn::InterleaveLower(pair, hn::BitCast(pair, a), hn::BitCast(pair, b));
-  const auto high = hn::InterleaveUpper(pair, hn::BitCast(pair, a), hn::BitCast(pair, b));
-  VF x = op(hn::BitCast(d, low), hn::BitCast(d, high));  // in every block of 128 bits
-  if constexpr (kLanes >= 16) x = op(x, hn::ConcatLowerUpper(d, x, x));
-  if constexpr (kLanes >= 8) x = op(x, hn::SwapAdjacentBlocks(x));
-  hn::StoreU(x, d, out);
-#endif
-}
-
-struct MaxOp {
-  HWY_INLINE VF operator()(VF a, VF b) const { return hn::Max(a, b); }
-};
-struct AddOp {
-  HWY_INLINE VF operator()(VF a, VF b) const { return hn::Add(a, b); }
-};
 
 /// The sums over lanes of 16 vectors, in two steps. First, of each four vectors: per block of 128 bits, four
 /// partial sums, kBlockSums floats.
@@ -235,8 +212,9 @@ HWY_INLINE void store_sums(const float* blocks, float* out) {
 #endif
 }
 
-/// `count` scales or mins, a multiple of 16.
-HWY_INLINE void load_params(bool f32, const std::uint8_t* p, int count, float* out) {
+/// `count` scales or mins, a multiple of 16, times `factor`.
+HWY_INLINE void load_params(bool f32, const std::uint8_t* p, int count, float factor, float* out) {
+  const VF unit = hn::Set(F(), factor);
   for (int i = 0; i < count; i += kLanes) {
     VF x;
     if (f32) {
@@ -244,34 +222,23 @@ HWY_INLINE void load_params(bool f32, const std::uint8_t* p, int count, float* o
     } else {
       Decoder<Element::kF16>::load(p + i * 2, &x);
     }
-    hn::StoreU(x, F(), out + i);
+    hn::StoreU(hn::Mul(x, unit), F(), out + i);
   }
 }
 
-/// Stored params of one tile of V, [group][16] each.
-HWY_INLINE void load_v_params(const Side& side, const std::uint8_t* params, float* scale, float* min) {
+/// Scales and mins of one tile of `side`, 16 * groups each; static ones were filled in before.
+HWY_INLINE void load_tile_params(const Side& side, const std::uint8_t* params, float* scale, float* min) {
   if (!side.stored_params) return;
   const int count = kTileTokens * side.groups;
-  load_params(side.f32_params, params, count, scale);
-  if (side.has_min) load_params(side.f32_params, params + count * (side.f32_params ? 4 : 2), count, min);
-}
-
-/// Fills the params of a whole chunk if they are static.
-HWY_INLINE void fill_static(const Side& side, int kv_head, float* scale, float* min) {
-  if (side.static_scale == nullptr) return;
-  const int at = side.static_per_head ? kv_head : 0;
-  for (int t = 0; t < kChunkTokens; ++t) {
-    scale[t] = side.static_scale[at];
-    min[t] = side.static_min == nullptr ? 0.0f : side.static_min[at];
-  }
+  load_params(side.f32_params, params, count, code_unit(side.element), scale);
+  if (side.has_min)
+    load_params(side.f32_params, params + count * (side.f32_params ? 4 : 2), count, 1.0f, min);
 }
 
 /// What every logit goes through after q.k: scale, softcap, ALiBi.
 struct ScoreTransform {
   explicit HWY_INLINE ScoreTransform(const Layer& layer)
       : scale(layer.plan->scale), softcap(layer.plan->problem.softcap), alibi(layer.plan->problem.alibi) {}
-
-  bool only_scales() const { return softcap <= 0 && !alibi; }
 
   HWY_INLINE VF apply(VF dot, VF slope, VI position, VI token) const {
     const F d;
