@@ -1,5 +1,5 @@
-// Attention over paged quantised caches and over plain K and V tensors: plan once per shape, schedule once per step,
-// run once per layer.
+// Attention over paged quantised caches and over plain K and V tensors: plan once per shape, schedule once
+// per step, run once per layer.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,9 @@
 
 namespace halftone {
 
-/// Which keys a query sees. With kv_len keys and q_len queries, query i stands at position p = i + kv_len - q_len
-/// (bottom-right alignment) and sees key j when j <= p (causal), j >= p - window_left and j <= p + window_right.
+/// Which keys a query sees. With kv_len keys and q_len queries, query i stands at position p = i + kv_len -
+/// q_len (bottom-right alignment) and sees key j when j <= p (causal), j >= p - window_left and j <= p +
+/// window_right.
 struct Mask {
   bool causal = false;
   int window_left = -1;   ///< -1: unlimited
@@ -31,39 +32,39 @@ enum class SplitPolicy : std::uint8_t {
 /// Shapes, options and bounds: everything that a plan depends on. Never the values of lengths.
 struct AttentionProblem {
   Device device;
-  int batch = 0;                      ///< requests; 0 is a no-op
-  int q_heads = 0;                    ///< a multiple of kv.kv_heads
-  KvCacheSpec kv;                     ///< for plain K and V: heads and dims count, formats name the 16-bit dtype or
-                                      ///< are ignored when plain_dtype is kFloat32
-  bool paged = true;                  ///< false: K and V are plain tensors of `plain_dtype`
+  int batch = 0;      ///< requests; 0 is a no-op
+  int q_heads = 0;    ///< a multiple of kv.kv_heads
+  KvCacheSpec kv;     ///< for plain K and V: heads and dims count, formats name the 16-bit dtype or
+                      ///< are ignored when plain_dtype is kFloat32
+  bool paged = true;  ///< false: K and V are plain tensors of `plain_dtype`
   DType plain_dtype = DType::kBFloat16;  ///< kFloat32, kFloat16 or kBFloat16
-  int max_q_len = 1;                  ///< upper bound of a request's queries
-  int max_kv_len = 0;                 ///< upper bound of a request's keys
-  DType q_dtype = DType::kBFloat16;   ///< kFloat32, kFloat16 or kBFloat16
-  DType out_dtype = DType::kBFloat16; ///< kFloat32, kFloat16 or kBFloat16
+  int max_q_len = 1;                     ///< upper bound of a request's queries
+  int max_kv_len = 0;                    ///< upper bound of a request's keys
+  DType q_dtype = DType::kBFloat16;      ///< kFloat32, kFloat16 or kBFloat16
+  DType out_dtype = DType::kBFloat16;    ///< kFloat32, kFloat16 or kBFloat16
   Mask mask;
-  float scale = 0;                    ///< logit = scale * q.k; 0 means 1/sqrt(head_dim)
-  float softcap = 0;                  ///< > 0: logit = softcap * tanh(logit / softcap), before ALiBi
-  bool alibi = false;                 ///< add -slope[head] * |p - j| (arXiv:2108.12409)
-  bool sinks = false;                 ///< a per-head logit joins the softmax denominator (arXiv:2309.17453)
-  bool lse = false;                   ///< write the natural-log sum of exponentials, sink included
+  float scale = 0;     ///< logit = scale * q.k; 0 means 1/sqrt(head_dim)
+  float softcap = 0;   ///< > 0: logit = softcap * tanh(logit / softcap), before ALiBi
+  bool alibi = false;  ///< add -slope[head] * |p - j| (arXiv:2108.12409)
+  bool sinks = false;  ///< a per-head logit joins the softmax denominator (arXiv:2309.17453)
+  bool lse = false;    ///< write the natural-log sum of exponentials, sink included
   SplitPolicy policy = SplitPolicy::kReproducible;
-  int workers = 0;                    ///< 0: one per SM (CUDA) or per OpenMP thread (CPU); else 1 to 65536
+  int workers = 0;  ///< 0: one per SM (CUDA) or per OpenMP thread (CPU); else 1 to 65536
 };
 
 /// What a plan decided; `describe()` prints it.
 struct PlanInfo {
-  std::string config;               ///< name of the row of the configuration table
-  std::string reason;               ///< why this row
+  std::string config;  ///< name of the row of the configuration table
+  std::string reason;  ///< why this row
   int workers = 0;
-  int group = 0;                    ///< query heads per KV head
-  int row_block = 0;                ///< packed query rows of one work unit
-  int kv_tile = 0;                  ///< tokens: the granularity of splits
-  int split_tokens = 0;             ///< batch_invariant: distance of the split boundaries; else 0
-  std::int64_t max_units = 0;       ///< (request, KV head, row block) triples at the bounds
-  std::int64_t max_partials = 0;    ///< partial results that fit into the workspace
-  std::int64_t schedule_bytes = 0;  ///< part of the workspace that schedule() fills
-  std::int64_t workspace_bytes = 0; ///< the whole workspace, 256-byte aligned parts
+  int group = 0;                     ///< query heads per KV head
+  int row_block = 0;                 ///< packed query rows of one work unit
+  int kv_tile = 0;                   ///< tokens: the granularity of splits
+  int split_tokens = 0;              ///< batch_invariant: distance of the split boundaries; else 0
+  std::int64_t max_units = 0;        ///< (request, KV head, row block) triples at the bounds
+  std::int64_t max_partials = 0;     ///< partial results that fit into the workspace
+  std::int64_t schedule_bytes = 0;   ///< part of the workspace that schedule() fills
+  std::int64_t workspace_bytes = 0;  ///< the whole workspace, 256-byte aligned parts
 };
 
 /// Immutable; copies share state. Valid for any lengths within the problem's bounds.
@@ -89,9 +90,9 @@ HALFTONE_API Plan plan(const AttentionProblem& problem);
 
 /// The lengths of one step, on the plan's device.
 struct SequenceLengths {
-  TensorView cu_q;       ///< int32 [batch + 1], cu_q[0] = 0, non-decreasing; absent: max_q_len queries each
-  TensorView kv_lengths; ///< int32 [batch]; for plain K and V give cu_kv instead
-  TensorView cu_kv;      ///< int32 [batch + 1]: plain K and V only
+  TensorView cu_q;        ///< int32 [batch + 1], cu_q[0] = 0, non-decreasing; absent: max_q_len queries each
+  TensorView kv_lengths;  ///< int32 [batch]; for plain K and V give cu_kv instead
+  TensorView cu_kv;       ///< int32 [batch + 1]: plain K and V only
 };
 
 /// Turns lengths into a work list at the start of `workspace` (uint8 [>= workspace_bytes], 256-byte aligned).
@@ -110,13 +111,14 @@ struct AttentionArgs {
   TensorView alibi_slopes;  ///< f32 [q_heads], present exactly when problem.alibi
   TensorView sinks;         ///< f32 [q_heads], present exactly when problem.sinks
   TensorView out;           ///< out_dtype [total_q, q_heads, v_dim]; every element is written
-  TensorView lse;           ///< f32 [total_q, q_heads], natural log, -inf for an empty row; exactly when problem.lse
-  TensorView status;        ///< optional int32 [1], sticky: bit 0 = a block-table entry was out of bounds (kClamped)
+  TensorView lse;  ///< f32 [total_q, q_heads], natural log, -inf for an empty row; exactly when problem.lse
+  TensorView
+      status;  ///< optional int32 [1], sticky: bit 0 = a block-table entry was out of bounds (kClamped)
 };
 
 /// Computes attention. `workspace` must hold a schedule of this plan. A row that sees no key gives zeros and
-/// LSE -inf. Method: online softmax (arXiv:1805.02867) over tiles (FlashAttention, arXiv:2205.14135), split-KV
-/// merge as in Flash-Decoding; logits, softmax and accumulation in fp32.
+/// LSE -inf. Method: online softmax (arXiv:1805.02867) over tiles (FlashAttention, arXiv:2205.14135),
+/// split-KV merge as in Flash-Decoding; logits, softmax and accumulation in fp32.
 HALFTONE_API void run(const Plan& plan, const AttentionArgs& args, const TensorView& workspace,
                       Stream stream = nullptr);
 

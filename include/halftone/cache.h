@@ -16,19 +16,19 @@ inline constexpr int kTileTokens = 16;
 struct KvCacheSpec {
   KvFormat k_format;
   KvFormat v_format;
-  int kv_heads = 0;      ///< >= 1
-  int head_dim = 0;      ///< of K (and Q): 64, 80, 96, 128, 192 or 256
-  int v_head_dim = 0;    ///< of V (and O): the same choices; 0 means head_dim
-  int page_size = 64;    ///< tokens per page: 16, 32, 64, 128 or 256
-  bool rotate_k = false; ///< store K after a block Hadamard rotation; attention rotates Q alike
-  bool rotate_v = false; ///< store V after a block Hadamard rotation; attention undoes it on the output
+  int kv_heads = 0;       ///< >= 1
+  int head_dim = 0;       ///< of K (and Q): 64, 80, 96, 128, 192 or 256
+  int v_head_dim = 0;     ///< of V (and O): the same choices; 0 means head_dim
+  int page_size = 64;     ///< tokens per page: 16, 32, 64, 128 or 256
+  bool rotate_k = false;  ///< store K after a block Hadamard rotation; attention rotates Q alike
+  bool rotate_v = false;  ///< store V after a block Hadamard rotation; attention undoes it on the output
 
   friend constexpr bool operator==(const KvCacheSpec&, const KvCacheSpec&) = default;
   constexpr int v_dim() const { return v_head_dim == 0 ? head_dim : v_head_dim; }
 };
 
-/// Sizes and offsets in bytes. A page holds, for each KV head, page_size/16 tiles; a tile of 16 tokens holds K data,
-/// V data, K params and V params in this order, each 16-byte aligned.
+/// Sizes and offsets in bytes. A page holds, for each KV head, page_size/16 tiles; a tile of 16 tokens holds
+/// K data, V data, K params and V params in this order, each 16-byte aligned.
 struct PageLayout {
   std::int64_t k_data_bytes = 0;    ///< per tile
   std::int64_t v_data_bytes = 0;    ///< per tile
@@ -38,8 +38,8 @@ struct PageLayout {
   std::int64_t k_param_offset = 0;  ///< within a tile
   std::int64_t v_param_offset = 0;  ///< within a tile
   std::int64_t tile_bytes = 0;
-  std::int64_t head_bytes = 0;      ///< tile_bytes * page_size / 16: one contiguous (page, head) block
-  std::int64_t page_bytes = 0;      ///< head_bytes * kv_heads
+  std::int64_t head_bytes = 0;  ///< tile_bytes * page_size / 16: one contiguous (page, head) block
+  std::int64_t page_bytes = 0;  ///< head_bytes * kv_heads
 };
 
 /// Validates `spec` and returns its layout. Throws InvalidArgument or Unsupported.
@@ -64,10 +64,12 @@ struct StaticScale {
 /// A view of the caller's cache. All tensors live on one device.
 struct PagedKv {
   KvCacheSpec spec;
-  TensorView pages;        ///< uint8 [num_pages, page_bytes]; 16-byte aligned; strides[0] >= page_bytes, a multiple of 16
-  TensorView block_table;  ///< int32 [batch, max_pages_per_request]; entries past a request's length are never read
-  TensorView lengths;      ///< int32 [batch]: live tokens of each request
-  StaticScale k_scale;     ///< present exactly when k_format has static scales
+  TensorView
+      pages;  ///< uint8 [num_pages, page_bytes]; 16-byte aligned; strides[0] >= page_bytes, a multiple of 16
+  TensorView
+      block_table;  ///< int32 [batch, max_pages_per_request]; entries past a request's length are never read
+  TensorView lengths;   ///< int32 [batch]: live tokens of each request
+  StaticScale k_scale;  ///< present exactly when k_format has static scales
   StaticScale v_scale;
   BlockTableMode table_mode = BlockTableMode::kTrusted;
 };
@@ -79,8 +81,8 @@ enum class RopePairing : std::uint8_t {
   kInterleaved,  ///< (2i, 2i + 1): GPT-J, RoFormer (arXiv:2104.09864)
 };
 
-/// Rotary position embedding applied to K before it is rotated and quantised. rotary_dim = 2 * cos.shape[1] may be
-/// smaller than head_dim; the remaining dims pass through.
+/// Rotary position embedding applied to K before it is rotated and quantised. rotary_dim = 2 * cos.shape[1]
+/// may be smaller than head_dim; the remaining dims pass through.
 struct Rope {
   RopePairing pairing = RopePairing::kNone;
   TensorView cos;        ///< f32 [max_position, rotary_dim/2]
@@ -96,17 +98,18 @@ struct AppendArgs {
   TensorView cu_seqlens;    ///< int32 [batch + 1]: tokens [cu[i], cu[i+1]) go to request i at positions
                             ///< lengths[i], lengths[i]+1, ... through block_table
   Rope rope;
-  TensorView status;        ///< optional on the CPU, int32 [1] on CUDA: sticky flags, bit 1 = non-finite input
+  TensorView status;  ///< optional on the CPU, int32 [1] on CUDA: sticky flags, bit 1 = non-finite input
 };
 
-/// Quantises `args.k` and `args.v` and writes them into `cache`. The caller updates `lengths` afterwards. Only the
-/// bytes of the addressed slots change. With slot_mapping, cache.block_table and cache.lengths may be absent.
-/// CPU: throws OutOfRange (slot or page beyond the cache), InvalidArgument (non-finite input, two tokens with one
-/// slot) before any byte is written.
+/// Quantises `args.k` and `args.v` and writes them into `cache`. The caller updates `lengths` afterwards.
+/// Only the bytes of the addressed slots change. With slot_mapping, cache.block_table and cache.lengths may
+/// be absent. CPU: throws OutOfRange (slot or page beyond the cache), InvalidArgument (non-finite input, two
+/// tokens with one slot) before any byte is written.
 HALFTONE_API void append(const PagedKv& cache, const AppendArgs& args, Stream stream = nullptr);
 
 /// Reads a cache back in the caller's basis (rotations undone), request after request.
-/// k_out: f32, f16 or bf16 [sum(lengths), kv_heads, head_dim]; v_out likewise with v_dim. Either may be absent.
+/// k_out: f32, f16 or bf16 [sum(lengths), kv_heads, head_dim]; v_out likewise with v_dim. Either may be
+/// absent.
 HALFTONE_API void dequantize(const PagedKv& cache, const TensorView& k_out, const TensorView& v_out,
                              Stream stream = nullptr);
 
@@ -118,11 +121,11 @@ struct StaticScaleValues {
 };
 HALFTONE_API StaticScaleValues calibrate(const TensorView& x, const KvFormat& format, bool rotate = false);
 
-/// FBGEMM gen_ai INT4 rows: [half2{scale, shift} x groups][nibbles, even dim low], x = q * scale + shift; one row
-/// is 4 * groups + dim/2 bytes (68 for dim 128 and one group, 80 for four). The same codes and scales as the native
-/// int4-row (groups = 1) and int4-g<dim/groups> formats, so both directions are exact.
-/// rows: uint8 [tokens, kv_heads, 4 * groups + dim/2]; token t lives in slot `slots[t]` (int64 [tokens], >= 0).
-/// `which` selects K or V of the cache, whose format must be asymmetric int4 with f16 scales and as many groups.
+/// FBGEMM gen_ai INT4 rows: [half2{scale, shift} x groups][nibbles, even dim low], x = q * scale + shift; one
+/// row is 4 * groups + dim/2 bytes (68 for dim 128 and one group, 80 for four). The same codes and scales as
+/// the native int4-row (groups = 1) and int4-g<dim/groups> formats, so both directions are exact. rows: uint8
+/// [tokens, kv_heads, 4 * groups + dim/2]; token t lives in slot `slots[t]` (int64 [tokens], >= 0). `which`
+/// selects K or V of the cache, whose format must be asymmetric int4 with f16 scales and as many groups.
 enum class KvPart : std::uint8_t { kK, kV };
 HALFTONE_API void import_fbgemm_int4(const PagedKv& cache, KvPart which, const TensorView& rows,
                                      const TensorView& slots);

@@ -21,8 +21,8 @@ enum class ErrorCode : int {
 /// "InvalidArgument", "Unsupported", ...
 HALFTONE_API const char* error_code_name(ErrorCode code);
 
-/// Thrown for every failure. what() is one sentence that names the argument, its value, the limit and the remedy.
-/// User errors are thrown before any work is done: outputs are untouched.
+/// Thrown for every failure. what() is one sentence that names the argument, its value, the limit and the
+/// remedy. User errors are thrown before any work is done: outputs are untouched.
 class HALFTONE_API Error : public std::runtime_error {
  public:
   Error(ErrorCode code, const std::string& sentence);

@@ -16,10 +16,11 @@ enum class Granularity : std::uint8_t {
   kHead,       ///< one static scale per KV head, supplied by the caller
   kToken,      ///< one scale per token, shared by all its KV heads, computed by append
   kTokenHead,  ///< one scale per token and KV head, computed by append
-  kGroup,      ///< one scale per group of `group_size` consecutive dims of a token and head, computed by append
+  kGroup,  ///< one scale per group of `group_size` consecutive dims of a token and head, computed by append
 };
 
-/// Describes how K or V values are stored. Symmetric: x = q * scale. Asymmetric: x = q * scale + min with q >= 0.
+/// Describes how K or V values are stored. Symmetric: x = q * scale. Asymmetric: x = q * scale + min with q
+/// >= 0.
 ///
 /// Codes: int8 is two's complement in [-127, 127] (symmetric) or unsigned in [0, 255] (asymmetric); int4 is
 /// unsigned in [0, 15], symmetric values being stored as q + 8 with q in [-7, 7]; e4m3 is always symmetric.
@@ -29,8 +30,8 @@ struct KvFormat {
   DType dtype = DType::kBFloat16;
   Granularity granularity = Granularity::kNone;
   bool asymmetric = false;
-  int group_size = 0;                    ///< 32, 64 or 128 with Granularity::kGroup, else 0
-  DType scale_dtype = DType::kFloat16;   ///< kFloat16 or kFloat32; static scales are always kFloat32
+  int group_size = 0;                   ///< 32, 64 or 128 with Granularity::kGroup, else 0
+  DType scale_dtype = DType::kFloat16;  ///< kFloat16 or kFloat32; static scales are always kFloat32
 
   friend constexpr bool operator==(const KvFormat&, const KvFormat&) = default;
 
@@ -55,8 +56,8 @@ struct NamedFormat {
 };
 
 /// The formats that have a name of their own, in order of falling size:
-/// bf16 fp16 fp8 fp8-head fp8-token-head int8-tensor int8-token int8-head int8-g32 int8-g64 int8-g128 int4-g32
-/// int4-g64 int4-g128 int4-row.
+/// bf16 fp16 fp8 fp8-head fp8-token-head int8-tensor int8-token int8-head int8-g32 int8-g64 int8-g128
+/// int4-g32 int4-g64 int4-g128 int4-row.
 HALFTONE_API std::span<const NamedFormat> named_formats();
 
 /// Parses a named format, or the general form
@@ -68,8 +69,8 @@ HALFTONE_API KvFormat parse_format(std::string_view text);
 /// The shortest text that parse_format turns back into `format`.
 HALFTONE_API std::string format_name(const KvFormat& format);
 
-/// Throws InvalidArgument or Unsupported unless `format` can store vectors of `head_dim` values. `argument` names
-/// the format in the sentence, e.g. "k_format".
+/// Throws InvalidArgument or Unsupported unless `format` can store vectors of `head_dim` values. `argument`
+/// names the format in the sentence, e.g. "k_format".
 HALFTONE_API void check_format(const KvFormat& format, int head_dim, std::string_view argument);
 
 }  // namespace halftone
