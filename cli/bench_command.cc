@@ -72,6 +72,10 @@ std::vector<BenchCase> make_cases(const Options& options) {
     cases = table_cases(options.tables, options.formats, policy);
   } else {
     const Suite suite = parse_suite(options.suite);
+    if (suite == Suite::kAppend && (options.chain > 1 || options.with_schedule)) {
+      throw UsageError(fmt::format("{} is for attention, but --suite is append: leave it out.",
+                                   options.chain > 1 ? "--chain" : "--with-schedule"));
+    }
     const bool prefill = suite == Suite::kPrefill;
     for (const auto& groups : make_requests(options, prefill)) {
       for (FormatChoice& format :

@@ -135,8 +135,8 @@ void Timer::flush() {
   check(launch_flush(flush_.data(), flush_.bytes(), sink_.data(), stream_), "the flush of L2");
 }
 
-double Timer::median_us(int repeats, const std::function<void(Stream)>& call) {
-  for (int i = 0; i < kWarmUps; ++i) call(stream_);
+double Timer::median_us(int repeats, const std::function<void(Stream)>& call, int warm_ups) {
+  for (int i = 0; i < warm_ups; ++i) call(stream_);
   std::vector<Span> spans(static_cast<std::size_t>(repeats));
   for (const Span& span : spans) {
     flush();  // the GPU works on it while the host enqueues the call

@@ -59,16 +59,15 @@ class Graph {
 class Timer {
  public:
   static constexpr int kMinRepeats = 25;
-  static constexpr int kWarmUps = 3;
 
   Timer();
   ~Timer();
   Timer(const Timer&) = delete;
   Timer& operator=(const Timer&) = delete;
 
-  /// Median microseconds between two events around one call, after kWarmUps calls that are not counted.
-  /// `call` only enqueues.
-  double median_us(int repeats, const std::function<void(Stream)>& call);
+  /// Median microseconds between two events around one call, after calls that are not counted. `call` only
+  /// enqueues.
+  double median_us(int repeats, const std::function<void(Stream)>& call, int warm_ups = 3);
 
   /// Enqueues flushing reads for about `milliseconds`.
   void keep_busy(double milliseconds);

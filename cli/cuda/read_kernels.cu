@@ -21,29 +21,30 @@ __device__ uint4 load16(const uint4* p) {
 }
 
 /// Every thread has kInFlight loads under way; the grid covers `count` 16-byte words in as many rounds as it
-/// takes.
-template <int kInFlight>
+/// takes. kNear: a block's words of one round are adjacent; else each of a thread's loads is a stream of its
+/// own.
+template <int kInFlight, bool kNear>
 __global__ void __launch_bounds__(1024)
     read_by_threads(const uint4* data, std::int64_t count, std::uint32_t* sink) {
-  const std::int64_t step = std::int64_t{gridDim.x} * blockDim.x;
-  std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  const std::int64_t threads = std::int64_t{gridDim.x} * blockDim.x;
+  const std::int64_t step = kNear ? blockDim.x : threads;
+  std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x * (kNear ? kInFlight : 1) + threadIdx.x;
   std::uint32_t sum = 0;
-  for (; i + (kInFlight - 1) * step < count; i += kInFlight * step) {
+  for (; i < count; i += kInFlight * threads) {
     uint4 x[kInFlight];
 #pragma unroll
-    for (int k = 0; k < kInFlight; ++k) x[k] = load16(data + i + k * step);
+    for (int k = 0; k < kInFlight; ++k) {
+      x[k] = i + k * step < count ? load16(data + i + k * step) : uint4{};
+    }
 #pragma unroll
     for (int k = 0; k < kInFlight; ++k) sum += x[k].x ^ x[k].y ^ x[k].z ^ x[k].w;
-  }
-  for (; i < count; i += step) {
-    const uint4 x = load16(data + i);
-    sum += x.x ^ x.y ^ x.z ^ x.w;
   }
   if (sum == 0x9e3779b9U) *sink = sum;
 }
 
-/// One thread of a block copies an equal share of the words into a ring in shared memory that nobody reads.
-template <int kStages, int kChunk>
+/// One thread of a block copies its share into a ring in shared memory that nobody reads. kNear: the blocks
+/// take chunks in turn; else a block's share is one range.
+template <int kStages, int kChunk, bool kNear>
 __global__ void __launch_bounds__(32) read_by_bulk_copies(const uint4* data, std::int64_t count) {
   extern __shared__ __align__(128) std::uint8_t ring[];
   __shared__ std::uint64_t arrived[kStages];
@@ -51,21 +52,23 @@ __global__ void __launch_bounds__(32) read_by_bulk_copies(const uint4* data, std
   for (int s = 0; s < kStages; ++s) ptx::barrier_init(&arrived[s], 1);
   ptx::fence_async_shared();
   const auto* bytes = reinterpret_cast<const std::uint8_t*>(data);
-  const std::int64_t begin = count * blockIdx.x / gridDim.x * 16;
-  const std::int64_t end = count * (blockIdx.x + 1) / gridDim.x * 16;
+  const std::int64_t begin = kNear ? std::int64_t{blockIdx.x} * kChunk : count * blockIdx.x / gridDim.x * 16;
+  const std::int64_t end = kNear ? count * 16 : count * (blockIdx.x + 1) / gridDim.x * 16;
+  const std::int64_t step = kNear ? std::int64_t{gridDim.x} * kChunk : kChunk;
   const std::uint64_t hint = ptx::evict_first_policy();
-  std::int64_t issued = begin, landed = begin;
+  std::int64_t issued = begin;
   int stage = 0;
   const auto issue = [&] {
     if (issued >= end) return;
     const int size = static_cast<int>(min(std::int64_t{kChunk}, end - issued));
     ptx::barrier_expect_bytes(&arrived[stage], size);
     ptx::bulk_load(ring + stage * kChunk, bytes + issued, size, &arrived[stage], hint);
-    issued += size;
+    issued += step;
   };
   for (stage = 0; stage < kStages; ++stage) issue();
   stage = 0;
-  for (std::uint32_t parity = 0; landed < end; landed += kChunk) {
+  std::uint32_t parity = 0;
+  for (std::int64_t landed = begin; landed < end; landed += step) {
     ptx::barrier_wait(&arrived[stage], parity);
     issue();
     if (++stage == kStages) {
@@ -91,19 +94,19 @@ struct Words {
 };
 
 /// kBlocksPerSm 0: as many blocks as one round needs.
-template <int kInFlight, int kThreads, int kBlocksPerSm>
+template <int kInFlight, int kThreads, int kBlocksPerSm, bool kNear>
 void by_threads(const Words& words, cudaStream_t stream) {
   constexpr std::int64_t kRound = std::int64_t{kInFlight} * kThreads;
   const std::int64_t rounds = std::max<std::int64_t>(1, (words.count + kRound - 1) / kRound);
   const std::int64_t blocks =
       kBlocksPerSm == 0 ? rounds : std::min<std::int64_t>(rounds, kBlocksPerSm * multiprocessors());
-  read_by_threads<kInFlight>
+  read_by_threads<kInFlight, kNear>
       <<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(words.data, words.count, words.sink);
 }
 
-template <int kStages, int kChunk, int kBlocksPerSm>
+template <int kStages, int kChunk, int kBlocksPerSm, bool kNear>
 void by_bulk_copies(const Words& words, cudaStream_t stream) {
-  const auto kernel = read_by_bulk_copies<kStages, kChunk>;
+  const auto kernel = read_by_bulk_copies<kStages, kChunk, kNear>;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kStages * kChunk);
   kernel<<<static_cast<unsigned>(kBlocksPerSm * multiprocessors()), 32, kStages * kChunk, stream>>>(
       words.data, words.count);
@@ -114,17 +117,23 @@ struct Kernel {
   void (*launch)(const Words&, cudaStream_t);
 };
 
+constexpr bool kNear = true, kFar = false;
+
 constexpr std::array kKernels{
-    Kernel{"16-byte loads, 4 in flight, 4 x 512 threads per SM", by_threads<4, 512, 4>},
-    Kernel{"16-byte loads, 8 in flight, 2 x 512 threads per SM", by_threads<8, 512, 2>},
-    Kernel{"16-byte loads, 8 in flight, 2 x 1024 threads per SM", by_threads<8, 1024, 2>},
-    Kernel{"16-byte loads, 4 per thread, one round", by_threads<4, 256, 0>},
-    Kernel{"16-byte loads, 8 per thread, one round", by_threads<8, 256, 0>},
-    Kernel{"bulk copies, 6 x 32 KiB per SM", by_bulk_copies<6, 32768, 1>},
-    Kernel{"bulk copies, 12 x 16 KiB per SM", by_bulk_copies<12, 16384, 1>},
-    Kernel{"bulk copies, 24 x 4 KiB per SM", by_bulk_copies<24, 4096, 1>},
-    Kernel{"bulk copies, 2 x 12 x 8 KiB per SM", by_bulk_copies<12, 8192, 2>},
-    Kernel{"bulk copies, 4 x 6 x 8 KiB per SM", by_bulk_copies<6, 8192, 4>},
+    Kernel{"loads: 4 in flight, 4 x 512 threads per SM", by_threads<4, 512, 4, kFar>},
+    Kernel{"loads: 4 in flight, 4 x 512 threads per SM, adjacent", by_threads<4, 512, 4, kNear>},
+    Kernel{"loads: 8 in flight, 2 x 1024 threads per SM", by_threads<8, 1024, 2, kFar>},
+    Kernel{"loads: 8 in flight, 2 x 1024 threads per SM, adjacent", by_threads<8, 1024, 2, kNear>},
+    Kernel{"loads: 4 per thread, blocks of 256", by_threads<4, 256, 0, kFar>},
+    Kernel{"loads: 4 per thread, blocks of 256, adjacent", by_threads<4, 256, 0, kNear>},
+    Kernel{"loads: 8 per thread, blocks of 256", by_threads<8, 256, 0, kFar>},
+    Kernel{"loads: 8 per thread, blocks of 256, adjacent", by_threads<8, 256, 0, kNear>},
+    Kernel{"loads: 4 per thread, blocks of 1024, adjacent", by_threads<4, 1024, 0, kNear>},
+    Kernel{"bulk copies: 6 x 32 KiB per SM", by_bulk_copies<6, 32768, 1, kFar>},
+    Kernel{"bulk copies: 12 x 16 KiB per SM, adjacent", by_bulk_copies<12, 16384, 1, kNear>},
+    Kernel{"bulk copies: 24 x 4 KiB per SM", by_bulk_copies<24, 4096, 1, kFar>},
+    Kernel{"bulk copies: 24 x 4 KiB per SM, adjacent", by_bulk_copies<24, 4096, 1, kNear>},
+    Kernel{"bulk copies: 4 x 6 x 8 KiB per SM, adjacent", by_bulk_copies<6, 8192, 4, kNear>},
 };
 
 Words words_of(const void* data, std::int64_t bytes, void* sink) {
@@ -144,7 +153,7 @@ int launch_read(int kernel, const void* data, std::int64_t bytes, void* sink, St
 }
 
 int launch_flush(const void* data, std::int64_t bytes, void* sink, Stream stream) {
-  by_threads<4, 512, 4>(words_of(data, bytes, sink), static_cast<cudaStream_t>(stream));
+  by_threads<4, 512, 4, kFar>(words_of(data, bytes, sink), static_cast<cudaStream_t>(stream));
   return cudaGetLastError();
 }
 

@@ -10,7 +10,7 @@ namespace halftone::cli::cuda {
 
 /// Different ways to keep many reads in flight; which is best depends on the number of bytes.
 int read_kernel_count();
-/// "16-byte loads, 8 in flight, 2 x 512 threads per SM".
+/// "loads: 4 in flight, 4 x 512 threads per SM".
 const char* read_kernel_name(int kernel);
 
 /// Enqueues a read of `bytes` (the rest of a division by 16 is left out) at `data` (16-byte aligned).
