@@ -177,18 +177,19 @@ Measured run_on_cuda(const std::vector<BenchCase>& cases, int device, int repeat
 }
 #endif
 
+Measured measure(const std::vector<BenchCase>& cases, const Options& options, Terminal& terminal) {
+  [[maybe_unused]] const std::optional<int> device = choose_device(options.backend);
+#ifdef HALFTONE_WITH_CUDA
+  if (device) return run_on_cuda(cases, *device, options.repeat, terminal);
+#endif
+  return run_on_cpu(cases, options.repeat, terminal);
+}
+
 void run_bench(const Options& options, Terminal& terminal) {
   check_page_size(options.shape.page_size, "--page-size");
   if (options.threads > 0) omp_set_num_threads(options.threads);
   const std::vector<BenchCase> cases = make_cases(options);
-  const std::optional<int> device = choose_device(options.backend);
-  Measured m;
-#ifdef HALFTONE_WITH_CUDA
-  m = device ? run_on_cuda(cases, *device, options.repeat, terminal)
-             : run_on_cpu(cases, options.repeat, terminal);
-#else
-  m = run_on_cpu(cases, options.repeat, terminal);
-#endif
+  Measured m = measure(cases, options, terminal);
   if (!options.json.empty()) {
     write_output(terminal, options.json, bench_json(std::move(m.head), m.rows).dump(1) + "\n");
   }
