@@ -6,8 +6,9 @@
 namespace halftone::cuda {
 
 /// x = raw products of the tile's tokens g, g + 8 (x[0..1], x[2..3]) with columns 2t, 2t + 1.
+/// `low_part`: Q has one, needs_low_part().
 template <DecodeConfig C>
-__device__ inline void Warp<C>::scores(const DecodeParams& p, const std::uint8_t* tile,
+__device__ inline void Warp<C>::scores(const DecodeParams& p, const std::uint8_t* tile, bool low_part,
                                        float (&x)[N][4]) const {
   const Part<C.k> part{p.k};
   const int groups = part.template groups<kBlocks>();
@@ -22,15 +23,15 @@ __device__ inline void Warp<C>::scores(const DecodeParams& p, const std::uint8_t
 #pragma unroll
     for (int i = 0; i < 4; ++i) x[n][i] = kPerBlock ? 0.0f : bias[n][i % 2];
   }
-  // Scales of tokens g and g + 8: all groups at once for a fixed part, else (registers) block by block.
-  constexpr int kScales = kPerBlock && C.k.fixed ? kBlocks : 1;
+  // Scales of tokens g and g + 8: all groups at once if the registers allow it, else block by block.
+  constexpr int kScales = kPerBlock && C.k.fixed && N == 1 ? kBlocks : 1;
   float low[kScales], high[kScales];
-  if constexpr (C.k.mode == ScaleMode::kToken || kScales > 1) {
-#pragma unroll
-    for (int b = 0; b < kScales; ++b) {
-      low[b] = part.load(scales, g * groups + (kPerBlock ? part.group_of(b) : 0));
-      high[b] = part.load(scales, (g + 8) * groups + (kPerBlock ? part.group_of(b) : 0));
-    }
+  if constexpr (C.k.mode == ScaleMode::kToken) {
+    low[0] = part.load(scales, g);
+    high[0] = part.load(scales, g + 8);
+  } else if constexpr (kScales > 1) {
+    part.load_blocks(scales, g, low);
+    part.load_blocks(scales, g + 8, high);
   }
 #pragma unroll
   for (int b = 0; b < kBlocks; ++b) {
@@ -62,8 +63,8 @@ __device__ inline void Warp<C>::scores(const DecodeParams& p, const std::uint8_t
           const uint4 v = q_high[(n * kBlocks + b) * 32];
           multiply_k(dot[n], a, step == 0 ? v.x : v.z, step == 0 ? v.y : v.w);
         }
-        if (q_low != nullptr) {
-          const uint4 v = q_low[(n * kBlocks + b) * 32];
+        if (low_part) {
+          const uint4 v = q_high[((Traits::kRows / 8 + n) * kBlocks + b) * 32];
           multiply_k(dot[n], a, step == 0 ? v.x : v.z, step == 0 ? v.y : v.w);
         }
       }
@@ -91,32 +92,27 @@ __device__ inline void Warp<C>::scores(const DecodeParams& p, const std::uint8_t
   }
   if constexpr (kPerBlock) {
     if (part.asymmetric()) {  // S += mins * sums of Q: one k-step over groups, 4 (i / 2) + t in register i
-      std::uint32_t a[4];
+      constexpr int kSteps = C.k.fixed && kBlocks / C.k.group_blocks <= 4 ? 1 : 2;  // of 4 groups
+      std::uint32_t a[kSteps][2];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int group = 4 * (i / 2) + t, token = g + 8 * (i % 2);
-        const bool never = C.k.fixed && 4 * (i / 2) >= kBlocks / C.k.group_blocks;
-        a[i] = !never && group < groups ? part.load_twice(mins, token * groups + group) : 0u;
+      for (int i = 0; i < 2 * kSteps; ++i) {  // groups that do not exist meet sums of zero: any finite value does
+        const int group = min(4 * (i / 2) + t, groups - 1), token = g + 8 * (i % 2);
+        a[i / 2][i % 2] = part.load_twice(mins, token * groups + group);
       }
 #pragma unroll
       for (int n = 0; n < N; ++n) {
         float dot[4] = {};
-        mma_f16(dot, a, q_sums[0][n], q_sums[1][n]);
+#pragma unroll
+        for (int i = 0; i < kSteps; ++i) mma_f16_k8(dot, a[i], q_sums[i][n]);
 #pragma unroll
         for (int i = 0; i < 4; ++i) x[n][i] = fmaf(dot[i], 0x1p-24f, x[n][i]);
       }
     }
   }
-#pragma unroll
-  for (int n = 0; n < N; ++n) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      x[n][i] *= kHoldsFactor ? factor[n % (kHoldsFactor ? N : 1)][i % 2] : factors[n * 8 + i % 2];
-    }
-  }
+
 }
 
-/// Softcap, ALiBi and mask of the base-2 logits of the tile that begins at `token`.
+/// Raw products to base-2 logits, with softcap, ALiBi and mask, of the tile that begins at `token`.
 template <DecodeConfig C>
 __device__ inline void Warp<C>::modify(const DecodeParams& p, const typename Traits::Queries& queries,
                                        int token, int end, float (&x)[N][4]) const {
@@ -130,6 +126,7 @@ __device__ inline void Warp<C>::modify(const DecodeParams& p, const typename Tra
       for (int half = 0; half < 2; ++half) {
         const int key = token + g + 8 * half;
         float& logit = x[n][2 * half + c];
+        logit *= factor_of(n, c);
         if (p.softcap > 0.0f) {  // tanh(y) = 1 - 2 / (e^2y + 1)
           logit = cap - cap * __fdividef(2.0f, exp2_approx(logit * inverse_cap) + 1.0f);
         }
@@ -141,11 +138,12 @@ __device__ inline void Warp<C>::modify(const DecodeParams& p, const typename Tra
   }
 }
 
-/// Raises the maxima if a logit exceeds one by more than kLazyRescale, then turns logits into probabilities.
+/// Raises the maxima if a logit exceeds one by more than kLazyRescale, then turns logits into probabilities. x
+/// has raw products or, after modify(), base-2 logits.
 template <DecodeConfig C>
-__device__ inline void Warp<C>::rescale(float (&x)[Traits::kStepTiles][N][4]) {
+__device__ inline void Warp<C>::rescale(float (&x)[Traits::kStepTiles][N][4], bool modified) {
   bool exceeds = false;
-  float top[N][2];
+  float top[N][2], unit[N][2];
 #pragma unroll
   for (int n = 0; n < N; ++n) {
 #pragma unroll
@@ -154,6 +152,8 @@ __device__ inline void Warp<C>::rescale(float (&x)[Traits::kStepTiles][N][4]) {
 #pragma unroll
       for (int i = 1; i < Traits::kStepTiles; ++i)
         top[n][c] = fmaxf(top[n][c], fmaxf(x[i][n][c], x[i][n][2 + c]));
+      unit[n][c] = modified ? 1.0f : factor_of(n, c);
+      top[n][c] *= unit[n][c];
       exceeds |= top[n][c] > max[n][c] + kLazyRescale;
     }
   }
@@ -170,6 +170,11 @@ __device__ inline void Warp<C>::rescale(float (&x)[Traits::kStepTiles][N][4]) {
         max[n][c] = raised;
         sum[n][c] *= weight;
         extra[n][c] *= weight;
+#pragma unroll
+        for (int group = 0; group < (kOffsetPerGroup ? kVGroups : 0); ++group) {
+          offset[group][n][c] *= weight;
+          offset[group][n][2 + c] *= weight;
+        }
 #pragma unroll
         for (int b = 0; b < kBlocks; ++b) {
 #pragma unroll
@@ -191,7 +196,7 @@ __device__ inline void Warp<C>::rescale(float (&x)[Traits::kStepTiles][N][4]) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           float& value = x[i][n][2 * half + c];
-          value = exp2_approx(value - base);
+          value = exp2_approx(fmaf(value, unit[n][c], -base));
           sum[n][c] += value;
         }
       }
@@ -268,22 +273,26 @@ __device__ inline void Warp<C>::accumulate(const DecodeParams& p, const std::uin
     if constexpr (kVBias) {
       const bool first_of_group = b == 0 || (C.v.mode == ScaleMode::kBlock && part.group_of(b - 1) != group);
       if (first_of_group) {
-        const std::uint32_t minus_c = g == group ? kMinusOffset : 0u;
+        const std::uint32_t minus_c = kOffsetPerGroup || g == group ? kMinusOffset : 0u;
+        const std::uint32_t a[4] = {minus_c, minus_c, minus_c, minus_c};
 #pragma unroll
-        for (int n = 0; n < N; ++n) mma_f16_upper(extra[n], minus_c, minus_c, weighted[n][0], weighted[n][1]);
+        for (int n = 0; n < N; ++n) {
+          if constexpr (kOffsetPerGroup) {
+            mma_f16(offset[group][n], a, weighted[n][0], weighted[n][1]);
+          } else {
+            mma_f16_upper(extra[n], minus_c, minus_c, weighted[n][0], weighted[n][1]);
+          }
+        }
       }
     }
   }
   if constexpr (kVBias && C.v.mode != ScaleMode::kStatic) {
     if (part.asymmetric()) {  // and what a token adds to all dims of a group is min + c * scale
-      std::uint32_t a[2] = {0u, 0u};
-      if (g < groups) {
+      std::uint32_t a[2];
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int at = g * kTileTokens + 2 * t + 8 * half;
-          a[half] =
-              fma_f16x2(part.load_pair(scales, at), kMinusOffset ^ 0x80008000u, part.load_pair(mins, at));
-        }
+      for (int half = 0; half < 2; ++half) {  // rows beyond the groups repeat the last one, and nobody reads them
+        const int at = min(g, groups - 1) * kTileTokens + 2 * t + 8 * half;
+        a[half] = fma_f16x2(part.load_pair(scales, at), kMinusOffset ^ 0x80008000u, part.load_pair(mins, at));
       }
 #pragma unroll
       for (int n = 0; n < N; ++n) mma_f16_upper(extra[n], a[0], a[1], prob[n][0], prob[n][1]);

@@ -102,8 +102,8 @@ constexpr DecodeConfig make_decode_config(const PartConfig& k, const PartConfig&
                                           const RowShape& shape) {
   const int bytes = typical_tile_bytes(k, head_dim) + typical_tile_bytes(v, head_dim);
   const int piece_tiles = bytes <= 4352 ? 2 : 1, piece_bytes = piece_tiles * bytes;
-  const int teams = piece_bytes > 10000 && shape.teams == 8 ? 4 : shape.teams;
-  const int stages = shape.teams == 8 ? (piece_bytes <= 5632 ? 3 : 2) : (piece_bytes * teams <= 24000 ? 3 : 2);
+  const int teams = piece_bytes > 10000 && shape.teams > 2 ? shape.teams / 2 : shape.teams;
+  const int stages = teams == 8 ? (piece_bytes <= 5632 ? 3 : 2) : (piece_bytes * teams <= 24000 ? 3 : 2);
   return {k, v, head_dim, shape.row_tiles, shape.row_groups, teams, piece_tiles, stages};
 }
 

@@ -1,5 +1,6 @@
-// The finishing role of the decode kernel: brings queries, merges the teams' states, folds and stores partial
-// states, writes the output. Finish warp f has the rows f, f + 3, ... of every unit and works alone.
+// The end of an item: the teams' states are merged, partial states folded and stored, the output written. Warp f
+// of the F that do it has the rows f, f + F, ... of every unit and works alone. With many rows the compute warps
+// do it themselves, else the finish warps, beside the next item.
 #pragma once
 
 #include "cuda/decode_queries.h"
@@ -15,12 +16,12 @@ __device__ inline float weight_log2(float max, float merged) {
 struct Parts {
   const float2* states;  // maximum (base 2), sum
   const float* values;
-  std::int64_t state_stride, value_stride;
-  int count;
+  int state_stride, value_stride, count;
 };
 
 /// One row of O over a warp: lane l has the dims 4 l + 128 j + 0..3. And its softmax state.
-template <int kDim>
+/// `kAtOnce` parts are read together, as the registers of the finish warps allow.
+template <int kDim, int kAtOnce>
 struct Row {
   static constexpr int kQuads = (kDim + 127) / 128;
   float4 x[kQuads] = {};
@@ -28,72 +29,94 @@ struct Row {
 
   static __device__ bool has(int quad, int lane) { return kDim % 128 == 0 || lane * 4 + quad * 128 < kDim; }
 
-  /// this = merge(this, the merge of up to 32 parts), which come after it.
-  __device__ void fold(const Parts& parts, int lane) {
-    const float2 state = lane < parts.count ? parts.states[lane * parts.state_stride] : float2{kMinus, 0.0f};
-    float top = state.x;
+  /// this = merge(this, parts).
+  __device__ void add(const Parts& parts, int lane) {
 #pragma unroll 1
-    for (int i = 16; i > 0; i /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, i));
-    const float weight = weight_log2(state.x, top);
-    float total = state.y * weight;
-#pragma unroll 1
-    for (int i = 16; i > 0; i /= 2) total += __shfl_xor_sync(~0u, total, i);
-    float4 y[kQuads] = {};
-#pragma unroll 4
-    for (int part = 0; part < parts.count; ++part) {
-      const float w = __shfl_sync(~0u, weight, part);
-      const float* row = parts.values + part * parts.value_stride + lane * 4;
+    for (int first = 0; first < parts.count; first += kAtOnce) {
+      float2 state[kAtOnce];
+      float4 v[kAtOnce][kQuads];
 #pragma unroll
-      for (int j = 0; j < kQuads; ++j) {
-        if (!has(j, lane)) continue;
-        const float4 v = *reinterpret_cast<const float4*>(row + j * 128);
-        y[j].x += v.x * w, y[j].y += v.y * w, y[j].z += v.z * w, y[j].w += v.w * w;
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int part = min(first + i, parts.count - 1);
+        const float* row = parts.values + part * parts.value_stride + lane * 4;
+        state[i] = parts.states[part * parts.state_stride];
+#pragma unroll
+        for (int j = 0; j < kQuads; ++j) {
+          if (has(j, lane)) v[i][j] = *reinterpret_cast<const float4*>(row + j * 128);
+        }
+      }
+      float merged = max;
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (first + i >= parts.count) state[i] = {kMinus, 0.0f};
+        merged = fmaxf(merged, state[i].x);
+      }
+      scale(weight_log2(max, merged));
+      max = merged;
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const float w = weight_log2(state[i].x, merged);
+        sum += state[i].y * w;
+#pragma unroll
+        for (int j = 0; j < kQuads; ++j) {
+          if (has(j, lane)) add_scaled(x[j], v[i][j], w);
+        }
       }
     }
-    const float merged = fmaxf(max, top);
-    const float a = weight_log2(max, merged), b = weight_log2(top, merged);
-#pragma unroll
-    for (int j = 0; j < kQuads; ++j) {
-      x[j].x = x[j].x * a + y[j].x * b, x[j].y = x[j].y * a + y[j].y * b;
-      x[j].z = x[j].z * a + y[j].z * b, x[j].w = x[j].w * a + y[j].w * b;
-    }
-    sum = sum * a + total * b;
+  }
+  /// this = merge(this, other).
+  __device__ void fold(const Row& other) {
+    const float merged = fmaxf(max, other.max), w = weight_log2(other.max, merged);
+    scale(weight_log2(max, merged));
     max = merged;
+    sum += other.sum * w;
+#pragma unroll
+    for (int j = 0; j < kQuads; ++j) add_scaled(x[j], other.x[j], w);
+  }
+
+ private:
+  __device__ void scale(float w) {
+    sum *= w;
+#pragma unroll
+    for (int j = 0; j < kQuads; ++j) x[j].x *= w, x[j].y *= w, x[j].z *= w, x[j].w *= w;
+  }
+  static __device__ void add_scaled(float4& x, const float4& y, float w) {
+    x.x += y.x * w, x.y += y.y * w, x.z += y.z * w, x.w += y.w * w;
   }
 };
 
 /// Partial slots in the workspace.
 template <int kDim>
 struct Slots {
-  float2* states;
-  float* values;
-  int row_block;
-  __device__ explicit Slots(const DecodeParams& p)
-      : states(reinterpret_cast<float2*>(p.partial_state_log2)),
-        values(p.partial_out),
-        row_block(p.schedule.params.row_block) {}
+  const DecodeParams& p;
+
+  __device__ std::int64_t at(int slot, int row) const {
+    return std::int64_t{slot} * p.schedule.params.row_block + row;
+  }
+  __device__ float2* states() const { return reinterpret_cast<float2*>(p.partial_state_log2); }
 
   /// `count` slots, `step` apart.
   __device__ Parts parts(int slot, int step, int count, int row) const {
-    const std::int64_t at = std::int64_t{slot} * row_block + row, stride = std::int64_t{step} * row_block;
-    return {states + at, values + at * kDim, stride, stride * kDim, count};
+    const int stride = step * p.schedule.params.row_block;
+    return {states() + at(slot, row), p.partial_out + at(slot, row) * kDim, stride, stride * kDim, count};
   }
-  __device__ void store(const Row<kDim>& r, int slot, int row, int lane) const {
-    const std::int64_t at = std::int64_t{slot} * row_block + row;
+  template <class Row>
+  __device__ void store(const Row& r, int slot, int row, int lane, bool keep) const {
     __syncwarp();  // all lanes have read what the slot held
+    if (!keep) return;
+    float* values = p.partial_out + at(slot, row) * kDim + lane * 4;
 #pragma unroll
-    for (int j = 0; j < Row<kDim>::kQuads; ++j) {
-      if (Row<kDim>::has(j, lane)) {
-        *reinterpret_cast<float4*>(values + at * kDim + lane * 4 + j * 128) = r.x[j];
-      }
+    for (int j = 0; j < Row::kQuads; ++j) {
+      if (Row::has(j, lane)) *reinterpret_cast<float4*>(values + j * 128) = r.x[j];
     }
-    if (lane == 0) states[at] = {r.max, r.sum};
+    if (lane == 0) states()[at(slot, row)] = {r.max, r.sum};
   }
 };
 
 /// Divides by the sum (with the sink), rotates back, and writes O and the LSE of a row.
-template <int kDim>
-__device__ inline void write_row(const DecodeParams& p, const RowPlace& place, Row<kDim>& r, int lane) {
+template <int kDim, class Row>
+__device__ inline void write_row(const DecodeParams& p, const RowPlace& place, const Row& r, int lane,
+                                 bool keep) {
   float scale = 0.0f, lse = kMinus;
   if (r.max != kMinus || r.sum != 0.0f) {
     float max = r.max, sum = r.sum, weight = 1.0f;
@@ -106,15 +129,15 @@ __device__ inline void write_row(const DecodeParams& p, const RowPlace& place, R
     scale = weight / sum;
     lse = (max + log2f(sum)) * kLn2;
   }
-  float x[Row<kDim>::kQuads][4];
+  float x[Row::kQuads][4];
 #pragma unroll
-  for (int j = 0; j < Row<kDim>::kQuads; ++j) {
+  for (int j = 0; j < Row::kQuads; ++j) {
     x[j][0] = r.x[j].x, x[j][1] = r.x[j].y, x[j][2] = r.x[j].z, x[j][3] = r.x[j].w;
   }
   if (p.rotate_v) {
     constexpr int kBlock = hadamard::block_size(kDim);
 #pragma unroll
-    for (int j = 0; j < Row<kDim>::kQuads; ++j) {
+    for (int j = 0; j < Row::kQuads; ++j) {
       rotate_lanes<4, kBlock < 128 ? kBlock : 128>(x[j], lane);
     }
     if constexpr (kBlock == 256) {
@@ -129,15 +152,15 @@ __device__ inline void write_row(const DecodeParams& p, const RowPlace& place, R
   std::uint16_t* out =
       static_cast<std::uint16_t*>(p.out) + place.token * p.out_token_stride + place.head * p.out_head_stride;
 #pragma unroll
-  for (int j = 0; j < Row<kDim>::kQuads; ++j) {
+  for (int j = 0; j < Row::kQuads; ++j) {
     const float a = x[j][0] * scale, b = x[j][1] * scale, c = x[j][2] * scale, d = x[j][3] * scale;
-    if (Row<kDim>::has(j, lane)) {
+    if (keep && Row::has(j, lane)) {
       *reinterpret_cast<uint2*>(out + lane * 4 + j * 128) =
           p.out_bf16 ? uint2{pack_bf16x2(a, b), pack_bf16x2(c, d)}
                      : uint2{pack_f16x2(a, b), pack_f16x2(c, d)};
     }
   }
-  if (lane == 0 && p.lse != nullptr) {
+  if (keep && lane == 0 && p.lse != nullptr) {
     p.lse[place.token * p.lse_token_stride + place.head * p.lse_head_stride] = lse;
   }
 }
@@ -148,10 +171,8 @@ __device__ inline bool is_last_arrival(const DecodeParams& p, int slot, int warp
   bool last = false;
   __syncwarp();
   if (lane == 0) {
-    __threadfence();
-    last = atomicAdd(counter, 1) == expected - 1;
+    last = count_arrival(counter) == expected - 1;
     if (last) *counter = 0;
-    __threadfence();
   }
   return __shfl_sync(~0u, last, 0);
 }
@@ -181,55 +202,70 @@ __device__ inline Merge next_merge(const DeviceItem& item, const Merge& done, bo
   return {first, kMergeGroup, groups, groups, first, -1};
 }
 
+/// The part of an absolute split's unit that its first worker has folded, or the slots of the unit: a left fold,
+/// wherever the first slot ends.
+template <int kDim, class Row>
+__device__ inline void fold_slots(const Slots<kDim>& slots, int first, int count, int row, int lane, Row& r) {
+  const Row last = r;
+  r = {};
+#pragma unroll 1
+  for (int i = 0; i < count; ++i) {
+    Row one;
+    one.add(slots.parts(first + i, 0, 1, row), lane);
+    r.fold(one);
+  }
+  r.fold(last);
+}
+
 /// Merges the teams' states of an item and writes the rows, or stores them in the item's slot; the last part of
-/// a cut unit to arrive merges the slots in KV order and writes the rows.
+/// a cut unit to arrive merges the slots in KV order and writes the rows. A rehearsal (not `real`) keeps nothing.
 template <DecodeConfig C>
 __device__ inline void finish_item(const DecodeParams& p, const DeviceItem& item,
-                                   typename DecodeTraits<C>::Shared& s, int warp, int lane) {
+                                   typename DecodeTraits<C>::Shared& s, int warp, int lane, bool real) {
   using Traits = DecodeTraits<C>;
   constexpr int kDim = C.head_dim;
   const planning::WorkItem& work = item.work;
-  const Slots<kDim> slots(p);
-  const int rows = work.row_end - work.row_begin;
+  const Slots<kDim> slots{p};
+  const int rows = real ? work.row_end - work.row_begin : Traits::kFinishers;
   const bool absolute = p.schedule.params.absolute;
   Merge merge{-1, 0, C.teams, 0, 0, work.finish ? -1 : work.partial};
 #pragma unroll 1
   while (true) {
 #pragma unroll 1
-    for (int row = warp; row < rows; row += kFinishWarps) {
-      Row<kDim> r;
-      // Absolute splits are a left fold, wherever the first slot ends.
-      const int at_once = merge.first >= 0 && absolute ? 1 : 32;
-#pragma unroll 1
-      for (int i = merge.first < 0 && work.fold ? -1 : 0; i < merge.count; i += i < 0 ? 1 : at_once) {
-        Parts parts = i < 0 ? slots.parts(work.partial, 0, 1, row)
-                            : slots.parts(merge.first + i * merge.step, merge.step, min(at_once, merge.count - i), row);
-        if (i >= 0 && merge.first < 0) {
+    for (int row = warp; row < rows; row += Traits::kFinishers) {
+      Row<kDim, Traits::kPartsAtOnce> r;
+      if (merge.first < 0 || !absolute) {
+        Parts parts = slots.parts(max(merge.first, 0), merge.step, merge.count, row);
+        if (merge.first < 0) {
           parts = {&s.state[0][row], s.out[0][row], Traits::kRows, Traits::kRows * (kDim + Traits::kPad), C.teams};
         }
-        r.fold(parts, lane);
+        r.add(parts, lane);
+      }
+      if (absolute && real && (merge.first >= 0 || work.fold)) {
+        fold_slots(slots, merge.first < 0 ? work.partial : merge.first, merge.first < 0 ? 1 : merge.count, row,
+                   lane, r);
       }
       if (merge.target < 0) {
-        write_row<kDim>(p, place_of(p, item, row), r, lane);
+        write_row<kDim>(p, place_of(p, item, row), r, lane, real);
       } else {
-        slots.store(r, merge.target, row, lane);
+        slots.store(r, merge.target, row, lane, real);
       }
     }
-    if (merge.first < 0) {  // the teams may store their next states
+    if (merge.first < 0 && !Traits::kComputeFinishes) {  // the teams may store their next states
       __syncwarp();
       if (lane == 0) barrier_arrive(&s.states_empty);
     }
-    if (merge.target < 0 || item.first_slot < 0 || warp >= rows) return;
+    if (!real || merge.target < 0 || item.first_slot < 0 || warp >= rows) return;
     merge = next_merge(item, merge, absolute);
     if (!is_last_arrival(p, merge.counter, warp, merge.arrivals, lane)) return;
   }
 }
 
-/// A finish warp: the queries of item i + 1, then the end of item i.
+/// A finish warp: the queries of item i + 1, then (see above) the end of item i; a rehearsal of it for item -1.
 template <DecodeConfig C>
 __device__ inline void finish_worker(const DecodeParams& p, typename DecodeTraits<C>::Shared& s, int warp) {
-  const int lane = threadIdx.x % 32;
-  bool has_next = true;
+  const int lane = thread_index() % 32;
+  bool has_next = s.queue.has(0);
 #pragma unroll 1
   for (int index = -1; has_next; ++index) {
     has_next = s.queue.has(index + 1);
@@ -237,12 +273,15 @@ __device__ inline void finish_worker(const DecodeParams& p, typename DecodeTrait
       const DeviceItem& next = s.queue.items[(index + 1) % ItemQueue::kCapacity];
       QueryLoader<C>::load(p, next, s.queries[(index + 1) % 2], warp);
       __syncwarp();
-      if (lane == 0) barrier_arrive(&s.queries_full[(index + 1) % 2]);
+      if (lane == 0) {
+        barrier_arrive(&s.queries_full[(index + 1) % 2]);
+        if (next.first_slot >= 0) prefetch_to_l2(p.arrivals + std::int64_t{next.first_slot} * kArrivalCounters);
+      }
     }
-    if (index < 0) continue;
-    const DeviceItem& item = s.queue.items[index % ItemQueue::kCapacity];
-    barrier_wait(&s.states_full, index & 1);
-    finish_item<C>(p, item, s, warp, lane);
+    const bool real = index >= 0;
+    const DeviceItem& item = s.queue.items[real ? index % ItemQueue::kCapacity : 0];
+    if (real) barrier_wait(&s.states_full, index & 1);
+    if constexpr (!DecodeTraits<C>::kComputeFinishes) finish_item<C>(p, item, s, warp, lane, real);
     __syncwarp();
     if (warp == 0 && lane == 0) s.queue.current = index + 1;
   }

@@ -51,15 +51,21 @@ __device__ inline void compute_piece(const DecodeParams& p, Warp<C>& w,
     std::uint8_t* tiles = piece.tiles + base * p.cache.tile_bytes;
     const int first = piece.token + base * kTileTokens;
     float x[kSteps][Warp<C>::N][4];
+    const bool low_part = needs_low_part<C>(p);
+    if (Warp<C>::N == 1 && !low_part) {  // a copy of the code without the branches
 #pragma unroll
-    for (int i = 0; i < kSteps; ++i) w.scores(p, tiles + i * p.cache.tile_bytes, x[i]);
+      for (int i = 0; i < kSteps; ++i) w.scores(p, tiles + i * p.cache.tile_bytes, false, x[i]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) w.scores(p, tiles + i * p.cache.tile_bytes, low_part, x[i]);
+    }
     if (piece.special) {
 #pragma unroll
       for (int i = 0; i < kSteps; ++i) {
         w.modify(p, queries, first + i * kTileTokens, piece.live >> (base + i) & 1 ? piece.end : 0, x[i]);
       }
     }
-    w.rescale(x);
+    w.rescale(x, piece.special);
     int dead_from[kSteps];
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) dead_from[i] = kTileTokens;
@@ -76,51 +82,70 @@ __device__ inline void compute_piece(const DecodeParams& p, Warp<C>& w,
   }
 }
 
-/// A compute warp: all items of the worker, a piece at a time per team.
+/// A compute warp: all items of the worker, a piece at a time per team. Item -1 is a rehearsal on arbitrary
+/// data while the first copies are under way: it brings the code into the instruction cache, and nothing of it
+/// is kept.
 template <DecodeConfig C>
 __device__ inline void compute_worker(const DecodeParams& p, typename DecodeTraits<C>::Shared& s) {
   using Traits = DecodeTraits<C>;
-  const int warp = threadIdx.x / 32;
+  using Queries = typename Traits::Queries;
+  static_assert(sizeof(s.out) >= sizeof(Queries) && sizeof(s.out) >= sizeof(s.ring[0][0]));
+  if (!s.queue.has(0)) return;
+  const int thread = thread_index(), warp = thread / 32;
   Warp<C> w;
-  w.lane = threadIdx.x % 32, w.g = w.lane / 4, w.t = w.lane % 4;
+  w.lane = thread % 32, w.g = w.lane / 4, w.t = w.lane % 4;
   w.team = warp / C.row_groups, w.first_row = warp % C.row_groups * Traits::kWarpRows;
   const bool modified = p.softcap > 0.0f || p.alibi_slopes != nullptr;
   int stage = 0;
   std::uint32_t parity = 0;
 #pragma unroll 1
-  for (int index = 0; s.queue.has(index); ++index) {
-    const DeviceItem& item = s.queue.items[index % ItemQueue::kCapacity];
-    const typename Traits::Queries& queries = s.queries[index % 2];
-    barrier_wait(&s.queries_full[index % 2], index / 2 & 1);
+  for (int index = Traits::kRehearses ? -1 : 0; index < 0 || s.queue.has(index); ++index) {
+    const bool real = !Traits::kRehearses || index >= 0;
+    const DeviceItem& item = s.queue.items[real ? index % ItemQueue::kCapacity : 0];
+    const Queries& queries = real ? s.queries[index % 2] : reinterpret_cast<const Queries&>(s.out);
+    if (real) barrier_wait(&s.queries_full[index % 2], index / 2 & 1);
     w.begin(p, item, queries);
-    const int end = item.work.kv_end;
+    const int end = real ? item.work.kv_end : 1;
     // Pieces between these need no mask: every row sees every key.
     const int all_from = queries.places[item.work.row_end - item.work.row_begin - 1].position - p.window_left;
     const int all_to = min(end, queries.places[0].position + p.causal_right + 1);
 #pragma unroll 1
-    for (int token = item.work.kv_begin + w.team * Traits::kPieceTokens; token < end;
+    for (int token = real ? item.work.kv_begin + w.team * Traits::kPieceTokens : 0; token < end;
          token += C.teams * Traits::kPieceTokens) {
-      barrier_wait(&s.full[w.team][stage], parity);
-      Piece piece{s.ring[w.team][stage], token, item.keys, end, s.live[w.team][stage]};
-      piece.boundary = token + Traits::kPieceTokens > all_to || token < all_from ||
-                       piece.live != (1u << C.piece_tiles) - 1;
-      piece.special = piece.boundary || modified;
+      Piece piece{s.ring[w.team][stage], token, item.keys, end, (1u << C.piece_tiles) - 1, false, modified};
+      if (real) {
+        barrier_wait(&s.full[w.team][stage], parity);
+        const std::uint32_t live = s.live[w.team][stage];
+        piece.boundary =
+            token + Traits::kPieceTokens > all_to || token < all_from || live != piece.live;
+        piece.special |= piece.boundary;
+        piece.live = live;
+      } else {
+        piece.tiles = reinterpret_cast<std::uint8_t*>(s.out);
+      }
       compute_piece<C>(p, w, queries, piece);
       __syncwarp();
-      if (w.lane == 0) barrier_arrive(&s.empty[w.team][stage]);
-      if (++stage == C.stages) stage = 0, parity ^= 1;
+      if (real) {
+        if (w.lane == 0) barrier_arrive(&s.empty[w.team][stage]);
+        if (++stage == C.stages) stage = 0, parity ^= 1;
+      }
     }
-    if (index > 0) barrier_wait(&s.states_empty, index - 1 & 1);
-    w.end(p, item, s);
+    if (real && !Traits::kComputeFinishes) barrier_wait(&s.states_empty, index & 1);
+    w.end(p, item, s, real);
+    if constexpr (Traits::kComputeFinishes) {
+      named_barrier<32 * Traits::kWarps>();
+      finish_item<C>(p, item, s, warp, w.lane, true);
+      named_barrier<32 * Traits::kWarps>();
+    }
     __syncwarp();
-    if (w.lane == 0) barrier_arrive(&s.states_full);
+    if (real && w.lane == 0) barrier_arrive(&s.states_full);
   }
 }
 
 /// The barriers, and the worker's first items: by the load warp, whose first copies depend on them.
 template <DecodeConfig C>
 __device__ inline void start_worker(const DecodeParams& p, int worker, typename DecodeTraits<C>::Shared& s) {
-  const int lane = threadIdx.x % 32;
+  const int lane = thread_index() % 32;
   if (lane < C.teams) {
 #pragma unroll
     for (int i = 0; i < C.stages; ++i) {
@@ -140,20 +165,20 @@ __device__ inline void start_worker(const DecodeParams& p, int worker, typename 
 template <DecodeConfig C>
 __device__ inline void decode_worker(const DecodeParams& p, int worker, typename DecodeTraits<C>::Shared& s) {
   using Traits = DecodeTraits<C>;
-  const int warp = threadIdx.x / 32;
+  const int warp = thread_index() / 32;
   let_next_kernel_start();
   if (warp == Traits::kLoadWarp) start_worker<C>(p, worker, s);
   __syncthreads();
-  // 8 compute warps get the registers that the other warpgroup does not need; 4 have plenty.
+  // The compute warps get the registers that the other warpgroup does not need.
   if (warp >= Traits::kWarps) {
-    if constexpr (Traits::kWarps == 8) shrink_registers<Traits::kOtherRegisters>();
+    if constexpr (Traits::kWarps > 4) shrink_registers<Traits::kOtherRegisters>();
     if (warp == Traits::kLoadWarp) {
       load_worker<C>(p, worker, s);
     } else {
       finish_worker<C>(p, s, warp - Traits::kLoadWarp - 1);
     }
   } else {
-    if constexpr (Traits::kWarps == 8) grow_registers<Traits::kComputeRegisters>();
+    if constexpr (Traits::kWarps > 4) grow_registers<Traits::kComputeRegisters>();
     compute_worker<C>(p, s);
   }
 }

@@ -85,7 +85,7 @@ struct Loader {
 /// The load warp: lane t refills the ring of team t; lane 0 also extends the item queue.
 template <DecodeConfig C>
 __device__ inline void load_worker(const DecodeParams& p, int worker, typename DecodeTraits<C>::Shared& s) {
-  const int lane = threadIdx.x % 32;
+  const int lane = thread_index() % 32;
   const std::uint64_t policy = evict_first_policy();
   Loader<C> loader;
   bool more = true;

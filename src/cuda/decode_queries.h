@@ -69,12 +69,12 @@ struct QueryLoader {
   static constexpr int kChunks = Traits::kDim / 8;  // of a row
   static constexpr int kSegment = std::bit_ceil(static_cast<unsigned>(kChunks));
   static constexpr int kLaneRows = 32 / kSegment;                      // rows of one load of a warp
-  static constexpr int kBatch = Traits::kRows / kLaneRows > 3 ? 2 : 1;  // loads in flight
+  static constexpr int kBatch = Traits::kRows >= 32 ? 3 : Traits::kRows / kLaneRows > 3 ? 2 : 1;  // loads in flight
 
   /// By finish warp `warp`: its rows.
   static __device__ void load(const DecodeParams& p, const DeviceItem& item, typename Traits::Queries& queries,
                               int warp) {
-    const int lane = threadIdx.x % 32, chunk = lane % kSegment;
+    const int lane = thread_index() % 32, chunk = lane % kSegment;
     const int rows = item.work.row_end - item.work.row_begin;
 #pragma unroll 1
     for (int base = warp * kBatch * kLaneRows; base < Traits::kRows;
@@ -94,7 +94,8 @@ struct QueryLoader {
 #pragma unroll 1
       for (int i = 0; i < kBatch; ++i) {
         store(p, item, raw[0], queries, base + i * kLaneRows + lane / kSegment, chunk);
-        raw[0] = raw[kBatch - 1];
+#pragma unroll
+        for (int j = 1; j < kBatch; ++j) raw[j - 1] = raw[j];
       }
     }
   }
@@ -125,7 +126,12 @@ struct QueryLoader {
 #pragma unroll
       for (int i = 0; i < 8; ++i) x[i] *= hadamard::factor(hadamard::block_size(Traits::kDim));
     }
-    float factor = p.scale_log2;
+    // Raw products are in units of the static scale and, for integers, of 2^-24.
+    const float k_static =
+        p.k.static_scale == nullptr ? 1.0f : p.k.static_scale[item.work.kv_head * p.k.static_stride];
+    float factor = p.scale_log2 * k_static * (K::kScaleLog2 == 24 ? 0x1p24f : 1.0f);
+    float unit = factor < 0.0f ? -1.0f : 1.0f;  // the factor of a row is not negative
+    factor *= unit;
     if constexpr (!kBf16) {
       float largest = 0.0f;
 #pragma unroll
@@ -135,10 +141,10 @@ struct QueryLoader {
       // Exponent bits of the largest value: 2^exponent, and its inverse, for every finite and normal one.
       const std::uint32_t bits = min(max(__float_as_uint(largest) & 0x7f800000u, 0x08000000u), 0x77000000u);
       factor *= __uint_as_float(bits);
-      const float inverse = __uint_as_float(0x7f000000u - bits);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) x[i] *= inverse;
+      unit *= __uint_as_float(0x7f000000u - bits);
     }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) x[i] *= unit;
     float sum = ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
     sum += __shfl_xor_sync(~0u, sum, 1);
     sum += __shfl_xor_sync(~0u, sum, 2);
@@ -160,10 +166,7 @@ struct QueryLoader {
     }
     if (t == 0) queries.sums[row][block] = sum;
     if (chunk == 0) {
-      // Raw products are in units of the static scale and, for integers, of 2^-24.
-      const float k_static =
-          p.k.static_scale == nullptr ? 1.0f : p.k.static_scale[item.work.kv_head * p.k.static_stride];
-      queries.factor[row] = factor * k_static * (K::kScaleLog2 == 24 ? 0x1p24f : 1.0f);
+      queries.factor[row] = factor;
       RowPlace place = place_of(p, item, row);
       if (p.alibi_slopes != nullptr && row < item.work.row_end - item.work.row_begin) {
         place.slope = p.alibi_slopes[place.head] * kLog2e;

@@ -24,7 +24,7 @@ struct RowPlace {
   float slope;   // ALiBi, base 2
 };
 
-inline constexpr int kFinishWarps = kArrivalCounters;
+inline constexpr int kFinishWarps = 3;
 
 template <DecodeConfig C>
 struct DecodeTraits {
@@ -38,8 +38,13 @@ struct DecodeTraits {
   static constexpr int kPieceTokens = C.piece_tiles * kTileTokens;
   static constexpr int kStepTiles =
       C.row_tiles == 1 ? C.piece_tiles : 1;  // tiles of one softmax step: registers decide
-  // Of 8 compute warps and of the other warpgroup: 168 for each of 384 threads, in steps of 8.
-  static constexpr int kOtherRegisters = 72, kComputeRegisters = 168 + (168 - kOtherRegisters) / 2;
+  static constexpr bool kComputeFinishes = C.row_groups > 1;  // the finish warps bring queries only
+  static constexpr int kFinishers = kComputeFinishes ? kWarps : kFinishWarps;
+  static_assert(kFinishers <= kArrivalCounters);
+  // Per thread, of the compute warps and of the other warpgroup; 4 compute warps have plenty.
+  static constexpr int kOtherRegisters = kComputeFinishes ? 56 : 72, kComputeRegisters = kComputeFinishes ? 224 : 216;
+  static constexpr int kPartsAtOnce = kDim > 128 ? 1 : 4;
+  static constexpr bool kRehearses = C.row_tiles == 1;  // registers again
   static constexpr int kPad = 4;             // floats: spreads the rows of `out` over the banks
 
   static constexpr int param_bytes(const PartConfig& part) {  // of a tile; at most, unless the part is fixed

@@ -24,6 +24,34 @@ struct Part {
     if constexpr (P.mode == ScaleMode::kToken) return 1;
     return P.fixed ? kBlocks / P.group_blocks : view.groups;
   }
+  /// The stored values of one token for all kBlocks blocks, from index * groups on.
+  template <int kBlocks>
+  __device__ void load_blocks(const std::uint8_t* plane, int index, float (&values)[kBlocks]) const {
+    constexpr int kGroups = kBlocks / P.group_blocks;
+    if constexpr (P.fixed && kGroups % 2 == 0) {
+      std::uint32_t words[kGroups / 2];
+      const std::uint32_t* at = reinterpret_cast<const std::uint32_t*>(plane) + index * (kGroups / 2);
+      if constexpr (kGroups % 4 == 0) {
+#pragma unroll
+        for (int i = 0; i < kGroups / 4; ++i) {
+          const uint2 v = reinterpret_cast<const uint2*>(at)[i];
+          words[2 * i] = v.x, words[2 * i + 1] = v.y;
+        }
+      } else {
+#pragma unroll
+        for (int i = 0; i < kGroups / 2; ++i) words[i] = at[i];
+      }
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) {
+        const int group = b / P.group_blocks;
+        const __half2 pair = *reinterpret_cast<const __half2*>(&words[group / 2]);
+        values[b] = group % 2 ? __high2float(pair) : __low2float(pair);
+      }
+    } else {
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) values[b] = load(plane, index * groups<kBlocks>() + group_of(b));
+    }
+  }
   /// A stored scale or min.
   __device__ float load(const std::uint8_t* plane, int index) const {
     return __half2float(reinterpret_cast<const __half*>(plane)[index]);
@@ -60,19 +88,23 @@ struct Warp {
   // B fragments of S^T: of the first blocks in registers, of the others in shared memory.
   static constexpr int kHeldBlocks = N == 3 ? 1 : N == 2 && kSplitP ? kBlocks / 2 : kBlocks;
   std::uint32_t q[kHeldBlocks][2][N][2];
-  const uint4* q_high;  // [row tile][block][32]
-  const uint4* q_low;  // the low parts [row tile][block][32]; null where the high parts are exact
+  const uint4* q_high;  // [row tile][block][32]; the low parts are kRows / 8 row tiles further
   float bias[N][2];    // what an accumulator of K starts from; with kBlockBias, per unit of the sums of Q
   const float* block_sums;      // q_sums of column 2t
   std::uint32_t q_sums[2][N];   // B fragment of the product with K's mins
   float total[N][2];            // sum of Q over all dims
   static constexpr bool kHoldsFactor = N < 3;
-  float factor[kHoldsFactor ? N : 1][2];  // raw product -> base-2 logit
+  float factor[kHoldsFactor ? N : 1][2];  // raw product -> base-2 logit; not negative
   const float* factors;                   // of column 2t
   float max[N][2];              // of columns 2t, 2t + 1
   float sum[N][2];              // this lane's share
   float out[kBlocks][2][N][4];  // O^T
-  float extra[N][2];            // row g: sum over tokens of P * min, or of P * scale, of group g
+  // What V's codes stand too high by, P * scale * offset: per group on its own where registers allow it (every
+  // row of a product with constant A), else row g of `extra` has group g. And row g: P * min of group g.
+  static constexpr int kVGroups = C.v.mode == ScaleMode::kBlock ? kBlocks / (C.v.fixed ? C.v.group_blocks : 1) : 1;
+  static constexpr bool kOffsetPerGroup = kVBias && C.v.fixed && N == 1 && kVGroups <= 4;
+  float offset[kOffsetPerGroup ? kVGroups : 1][N][4];
+  float extra[N][2];
   int lane, g, t;
   int team, first_row;  // of the unit's rows: this warp's first
 
@@ -84,14 +116,17 @@ struct Warp {
       mma_f16(d, a, b0, b1);
     }
   }
+  __device__ float factor_of(int n, int c) const {
+    return kHoldsFactor ? factor[n % (kHoldsFactor ? N : 1)][c] : factors[n * 8 + c];
+  }
   __device__ void begin(const DecodeParams& p, const DeviceItem& item, const typename Traits::Queries& queries);
-  __device__ void scores(const DecodeParams& p, const std::uint8_t* tile, float (&x)[N][4]) const;
+  __device__ void scores(const DecodeParams& p, const std::uint8_t* tile, bool low_part, float (&x)[N][4]) const;
   __device__ void modify(const DecodeParams& p, const typename Traits::Queries& queries, int token, int end,
                          float (&x)[N][4]) const;
-  __device__ void rescale(float (&x)[Traits::kStepTiles][N][4]);
+  __device__ void rescale(float (&x)[Traits::kStepTiles][N][4], bool modified);
   __device__ void accumulate(const DecodeParams& p, const std::uint8_t* tile, int dead_from,
                              float (&x)[N][4]);
-  __device__ void end(const DecodeParams& p, const DeviceItem& item, typename Traits::Shared& s);
+  __device__ void end(const DecodeParams& p, const DeviceItem& item, typename Traits::Shared& s, bool keep);
 };
 
 template <DecodeConfig C>
@@ -102,16 +137,13 @@ __device__ inline void Warp<C>::begin(const DecodeParams& p, const DeviceItem& i
       p.k.static_scale == nullptr ? 1.0f : p.k.static_scale[item.work.kv_head * p.k.static_stride];
   const float unit = C.k.dtype == DType::kBFloat16 ? 1.0f : (K::kScaleLog2 == 24 ? 0x1p-24f : 1.0f);
   // Codes stand as q + offset; a static min is one more constant per column.
-  float offset = !is_integer(C.k.dtype) || part.asymmetric() ? 0.0f
+  float k_offset = !is_integer(C.k.dtype) || part.asymmetric() ? 0.0f
                  : C.k.dtype == DType::kInt8                 ? -128.0f
                                                              : -8.0f;
-  if (p.k.static_min != nullptr) offset = p.k.static_min[item.work.kv_head * p.k.static_stride] / k_static;
+  if (p.k.static_min != nullptr) k_offset = p.k.static_min[item.work.kv_head * p.k.static_stride] / k_static;
   factors = &queries.factor[first_row + 2 * t];
   block_sums = queries.sums[first_row + 2 * t];
   q_high = reinterpret_cast<const uint4*>(&queries.fragments[0][first_row / 8][0][lane][0]);
-  q_low = needs_low_part<C>(p)
-              ? reinterpret_cast<const uint4*>(&queries.fragments[1][first_row / 8][0][lane][0])
-              : nullptr;
 #pragma unroll
   for (int n = 0; n < N; ++n) {
 #pragma unroll
@@ -128,7 +160,7 @@ __device__ inline void Warp<C>::begin(const DecodeParams& p, const DeviceItem& i
       for (int b = 0; b < kBlocks; ++b) {
         total[n][i] += queries.sums[row][b];
       }
-      bias[n][i] = kHasBias ? (kBlockBias ? 1.0f : total[n][i]) * offset * unit : 0.0f;
+      bias[n][i] = kHasBias ? (kBlockBias ? 1.0f : total[n][i]) * k_offset * unit : 0.0f;
       max[n][i] = kMinus;
       sum[n][i] = 0.0f;
     }
@@ -146,6 +178,11 @@ __device__ inline void Warp<C>::begin(const DecodeParams& p, const DeviceItem& i
 #pragma unroll
     for (int i = 0; i < 2; ++i) extra[n][i] = 0.0f;
 #pragma unroll
+    for (int group = 0; group < (kOffsetPerGroup ? kVGroups : 0); ++group) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) offset[group][n][i] = 0.0f;
+    }
+#pragma unroll
     for (int b = 0; b < kBlocks; ++b) {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
@@ -158,8 +195,8 @@ __device__ inline void Warp<C>::begin(const DecodeParams& p, const DeviceItem& i
 
 /// Puts the warp's state into shared memory, in real units.
 template <DecodeConfig C>
-__device__ inline void Warp<C>::end(const DecodeParams& p, const DeviceItem& item,
-                                    typename Traits::Shared& s) {
+__device__ inline void Warp<C>::end(const DecodeParams& p, const DeviceItem& item, typename Traits::Shared& s,
+                                    bool keep) {
   const Part<C.v> part{p.v};
   const float v_static =
       p.v.static_scale == nullptr ? 1.0f : p.v.static_scale[item.work.kv_head * p.v.static_stride];
@@ -167,7 +204,7 @@ __device__ inline void Warp<C>::end(const DecodeParams& p, const DeviceItem& ite
       p.v.static_min == nullptr ? 0.0f : p.v.static_min[item.work.kv_head * p.v.static_stride];
   const float unit = v_static * (V::kScaleLog2 == 24 ? 0x1p24f : 1.0f);
   const float odd_unit = V::kOddShift == 4 ? unit * (1.0f / 16.0f) : unit;
-  const float offset = C.v.dtype == DType::kInt8 ? 128.0f : 8.0f;
+  const float v_offset = C.v.dtype == DType::kInt8 ? 128.0f : 8.0f;
 #pragma unroll
   for (int n = 0; n < N; ++n) {
 #pragma unroll
@@ -180,17 +217,19 @@ __device__ inline void Warp<C>::end(const DecodeParams& p, const DeviceItem& ite
         float shift = 0.0f;
         if constexpr (kVBias) {
           const int group = C.v.mode == ScaleMode::kBlock ? part.group_of(b) : 0;
-          shift = __shfl_sync(~0u, extra[n][c], group * 4 + t) * v_static;
-          if (p.v.static_min != nullptr) shift += (v_min + offset * v_static) * sum[n][c];
+          if (!kOffsetPerGroup || part.asymmetric()) shift = __shfl_sync(~0u, extra[n][c], group * 4 + t);
+          if constexpr (kOffsetPerGroup) shift += offset[group][n][c];
+          shift *= v_static;
+          if (p.v.static_min != nullptr) shift += (v_min + v_offset * v_static) * sum[n][c];
         }
         float4 x;
         x.x = fmaf(out[b][0][n][c], unit, shift);
         x.y = fmaf(out[b][0][n][2 + c], odd_unit, shift);
         x.z = fmaf(out[b][1][n][c], unit, shift);
         x.w = fmaf(out[b][1][n][2 + c], odd_unit, shift);
-        *reinterpret_cast<float4*>(&s.out[team][row][b * 32 + g * 4]) = x;
+        if (keep) *reinterpret_cast<float4*>(&s.out[team][row][b * 32 + g * 4]) = x;
       }
-      if (g == 0) s.state[team][row] = {max[n][c], sum[n][c]};
+      if (keep && g == 0) s.state[team][row] = {max[n][c], sum[n][c]};
     }
   }
 }

@@ -18,7 +18,7 @@ struct alignas(16) DeviceItem {
 static_assert(sizeof(DeviceItem) == 64);
 
 /// Arrival counters of a partial slot: one per warp that stores and merges rows of it.
-inline constexpr int kArrivalCounters = 3;
+inline constexpr int kArrivalCounters = 8;
 
 /// Items of a worker that a schedule lists; further ones are found by the kernel with a WorkCursor.
 inline constexpr int kListedItems = 8;

@@ -11,6 +11,14 @@ __device__ inline std::uint32_t shared_address(const void* p) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
 }
 
+/// Read anew wherever it is asked for: a value that is kept across the roles of a kernel costs every role a
+/// register.
+__device__ inline int thread_index() {
+  int x;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+  return x;
+}
+
 __device__ inline void barrier_init(std::uint64_t* barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals));
 }
@@ -24,12 +32,15 @@ __device__ inline void barrier_expect_bytes(std::uint64_t* barrier, int bytes) {
                : "memory");
 }
 
+/// How long a waiting warp may sleep before it looks again: long, since it is woken.
+inline constexpr std::uint32_t kSuspendNs = 10'000'000;
+
 __device__ inline void barrier_wait(std::uint64_t* barrier, std::uint32_t parity) {
   asm volatile(
       "{\n .reg .pred done;\n"
-      "wait:\n mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "wait:\n mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1, %2;\n"
       " @!done bra wait;\n}" ::"r"(shared_address(barrier)),
-      "r"(parity)
+      "r"(parity), "r"(kSuspendNs)
       : "memory");
 }
 
@@ -46,6 +57,24 @@ __device__ inline bool barrier_passed(std::uint64_t* barrier, std::uint32_t pari
       : "r"(shared_address(barrier)), "r"(parity)
       : "memory");
   return done != 0;
+}
+
+/// A barrier among the first `kThreads` threads of the block, apart from __syncthreads().
+template <int kThreads>
+__device__ inline void named_barrier() {
+  asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
+}
+
+/// Adds 1 and returns what was there. What this thread saw before is visible to whoever sees the sum, and what
+/// others stored before their additions is visible to this thread afterwards.
+__device__ inline int count_arrival(int* counter) {
+  int before;
+  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+  return before;
+}
+
+__device__ inline void prefetch_to_l2(const void* p) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
 
 /// Programmatic dependent launch: the next kernel of the stream may start; it waits before it touches memory.
@@ -90,7 +119,14 @@ __device__ inline void mma_f16(float (&d)[4], const std::uint32_t (&a)[4], std::
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/// Rows 0 to 7 of the same product: a is zero below them.
+/// d += a b, a 16x8, b 8x8.
+__device__ inline void mma_f16_k8(float (&d)[4], const std::uint32_t (&a)[2], std::uint32_t b) {
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(b));
+}
+
+/// Rows 0 to 7 of the 16x16 by 16x8 product: a is zero below them.
 __device__ inline void mma_f16_upper(float (&d)[2], std::uint32_t a0, std::uint32_t a2, std::uint32_t b0,
                                      std::uint32_t b1) {
   asm("{\n .reg .f32 x, y;\n"
