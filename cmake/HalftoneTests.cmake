@@ -23,7 +23,8 @@ if(HALFTONE_SANITIZE STREQUAL "thread")
     "OMP_TOOL_LIBRARIES=${HALFTONE_ARCHER}" "TSAN_OPTIONS=ignore_noninstrumented_modules=1 halt_on_error=1")
 elseif(HALFTONE_SANITIZE)
   list(APPEND halftone_test_environment
-    "UBSAN_OPTIONS=print_stacktrace=1" "ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1")
+    "UBSAN_OPTIONS=print_stacktrace=1" "ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1"
+    "LSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/tests/lsan.supp:print_suppressions=0")
 endif()
 
 function(halftone_register_test name)

@@ -152,9 +152,10 @@ void check_no_self_overlap(const TensorView& out, std::string_view name) {
     const std::int64_t stride = std::abs(out.strides[next]);
     if (stride <= reach) {
       invalid(
-          "{} has stride {} in dimension {}, but must be more than {} to keep elements apart: pass a "
-          "contiguous view.",
-          name, out.strides[next], next, reach);
+          "{} has stride {} in dimension {}, but must be at least {} so that no two elements share memory: "
+          "pass "
+          "a contiguous view.",
+          name, out.strides[next], next, reach + 1);
     }
     reach += (out.shape[next] - 1) * stride;
   }
