@@ -75,7 +75,7 @@ asan: ## the tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@$(call compile,asan)
 	@scripts/ctest.sh build/asan
 
-tsan: ## the tests under ThreadSanitizer
+tsan: ## the library's tests under ThreadSanitizer
 	@$(setup) build test clang
 	@mkdir -p build
 	@$(call configure,tsan,$(python))

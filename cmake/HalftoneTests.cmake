@@ -45,6 +45,12 @@ endfunction()
 if(HALFTONE_BUILD_TESTS)
   find_package(GTest CONFIG REQUIRED)
   file(GLOB sources CONFIGURE_DEPENDS tests/*_test.cc)
+  if(NOT TARGET halftone_cli)
+    list(FILTER sources EXCLUDE REGEX "/(atomic_file|cli|cli_eval|safetensors)_test\\.cc$")
+  endif()
+  if(HALFTONE_SANITIZE STREQUAL "thread")
+    list(FILTER sources EXCLUDE REGEX "/fault_test\\.cc$")  # its operator new would replace ThreadSanitizer's
+  endif()
   halftone_add_gtests(unit "${halftone_cli_if_built}" ${sources})
 
   # The C ABI, from C and through the shared library as a user gets it.
