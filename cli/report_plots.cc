@@ -86,6 +86,7 @@ std::vector<Point> pareto_line(const EvalReport& report, const Axis& x, const st
   std::stable_sort(points.begin(), points.end(),
                    [](const auto& a, const auto& b) { return a.first < b.first; });
   std::vector<Point> line;
+  line.reserve(points.size());
   for (const auto& p : points) line.push_back(p.second);
   return line;
 }
