@@ -75,7 +75,7 @@ asan: ## the tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@$(call compile,asan)
 	@scripts/ctest.sh build/asan
 
-tsan: ## the library's tests under ThreadSanitizer
+tsan: ## the tests in which threads meet, under ThreadSanitizer
 	@$(setup) build test clang
 	@mkdir -p build
 	@$(call configure,tsan,$(python))
