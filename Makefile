@@ -49,7 +49,7 @@ test: ## build and run every test that this machine can run
 	@$(call compile,$(PRESET_HERE))
 	@scripts/ctest.sh $(BUILD_HERE)
 
-cuda: ## compile the CUDA backend and its tests (needs nvcc, not a GPU)
+cuda: ## compile the CUDA backend, its tests and the command (needs nvcc, not a GPU)
 	@$(if $(NVCC),,echo "make cuda: no nvcc on PATH or in /usr/local/cuda/bin; install the CUDA toolkit 12.8 or newer, or set CUDACXX" >&2; exit 1)
 	@$(setup) build test cuda
 	@mkdir -p build

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <fstream>
 #include <regex>
@@ -12,15 +13,17 @@
 namespace halftone::cli {
 namespace {
 
-/// The few entry points of the CUDA driver API that doctor needs (docs.nvidia.com/cuda/cuda-driver-api).
-class Driver {
+constexpr int kNoFunction = -1;
+
+/// A library of the driver, if it is there; its functions return 0 when they succeed.
+class Library {
  public:
-  Driver() : library_(::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL)) {}
-  ~Driver() {
+  explicit Library(const char* file) : library_(::dlopen(file, RTLD_NOW | RTLD_LOCAL)) {}
+  ~Library() {
     if (library_ != nullptr) ::dlclose(library_);
   }
-  Driver(const Driver&) = delete;
-  Driver& operator=(const Driver&) = delete;
+  Library(const Library&) = delete;
+  Library& operator=(const Library&) = delete;
 
   bool found() const { return library_ != nullptr; }
 
@@ -31,21 +34,21 @@ class Driver {
     return function == nullptr ? kNoFunction : function(args...);
   }
 
-  std::string describe(int result) const {
-    if (result == kNoFunction) return "the library lacks a function";
-    const char* text = nullptr;
-    if (call("cuGetErrorString", result, &text) != 0 || text == nullptr)
-      return fmt::format("error {}", result);
-    return text;
-  }
-
  private:
-  static constexpr int kNoFunction = -1;
   void* library_;
 };
 
+std::string describe(const Library& driver, int result) {
+  if (result == kNoFunction) return "the library lacks a function";
+  const char* text = nullptr;
+  if (driver.call("cuGetErrorString", result, &text) != 0 || text == nullptr)
+    return fmt::format("error {}", result);
+  return text;
+}
+
+/// The few entry points of the CUDA driver API that doctor needs (docs.nvidia.com/cuda/cuda-driver-api).
 void ask_driver(GpuInfo& info) {
-  const Driver driver;
+  const Library driver("libcuda.so.1");
   info.library_found = driver.found();
   if (!info.library_found) return;
   int count = 0;
@@ -69,7 +72,7 @@ void ask_driver(GpuInfo& info) {
     device.memory = static_cast<std::int64_t>(memory);
     info.devices.push_back(std::move(device));
   }
-  if (result != 0) info.failure = driver.describe(result);
+  if (result != 0) info.failure = describe(driver, result);
 }
 
 }  // namespace
@@ -95,6 +98,30 @@ GpuInfo gpu_info() {
   std::sort(info.device_nodes.begin(), info.device_nodes.end());
   ask_driver(info);
   return info;
+}
+
+// docs.nvidia.com/deploy/nvml-api
+GpuClocks gpu_clocks(const std::string& pci_bus_id) {
+  constexpr int kSm = 1, kMemory = 2;  // nvmlClockType_t
+  GpuClocks clocks;
+  const Library nvml("libnvidia-ml.so.1");
+  if (!nvml.found() || nvml.call("nvmlInit_v2") != 0) return clocks;
+  std::array<char, 96> version{};
+  if (nvml.call("nvmlSystemGetDriverVersion", version.data(), static_cast<unsigned>(version.size())) == 0)
+    clocks.driver = version.data();
+  void* device = nullptr;
+  if (nvml.call("nvmlDeviceGetHandleByPciBusId_v2", pci_bus_id.c_str(), &device) == 0) {
+    const auto read = [&](const char* function, int type, int& mhz) {
+      unsigned value = 0;
+      if (nvml.call(function, device, type, &value) == 0) mhz = static_cast<int>(value);
+    };
+    read("nvmlDeviceGetClockInfo", kSm, clocks.sm);
+    read("nvmlDeviceGetClockInfo", kMemory, clocks.memory);
+    read("nvmlDeviceGetMaxClockInfo", kSm, clocks.sm_max);
+    read("nvmlDeviceGetMaxClockInfo", kMemory, clocks.memory_max);
+  }
+  nvml.call("nvmlShutdown");
+  return clocks;
 }
 
 }  // namespace halftone::cli

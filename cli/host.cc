@@ -14,6 +14,8 @@
 #include <map>
 #include <sstream>
 
+#include "halftone_commit.h"
+
 namespace halftone::cli {
 namespace {
 
@@ -103,23 +105,35 @@ CpuInfo cpu_info() {
 
 BackendChoice choose_backend(const CpuInfo& cpu, const GpuInfo& gpu) {
   BackendChoice choice;
-  choice.backend = "cpu";
+  const auto hopper =
+      std::find_if(gpu.devices.begin(), gpu.devices.end(), [](const GpuDevice& d) { return d.hopper(); });
+  const bool found = hopper != gpu.devices.end();
   if (!gpu.backend_built)
     choice.missing.push_back("a build with the CUDA backend (HALFTONE_CUDA=ON, `make cuda`)");
-  if (gpu.kernel_driver.empty())
-    choice.missing.push_back("the NVIDIA kernel driver (/proc/driver/nvidia is absent)");
-  if (gpu.device_nodes.empty()) choice.missing.push_back("a device node /dev/nvidia<N>");
   if (!gpu.library_found) choice.missing.push_back("libcuda.so.1, the driver's user library");
   if (gpu.library_found && !gpu.failure.empty()) choice.missing.push_back("a working driver: " + gpu.failure);
-  const bool hopper =
-      std::any_of(gpu.devices.begin(), gpu.devices.end(), [](const GpuDevice& d) { return d.major == 9; });
-  if (!gpu.devices.empty() && !hopper) choice.missing.push_back("a GPU of compute capability 9.0 (Hopper)");
+  if (!gpu.devices.empty() && !found) choice.missing.push_back("a GPU of compute capability 9.0 (Hopper)");
+  if (gpu.devices.empty()) {  // a container may hide these files and still have a working GPU
+    if (gpu.kernel_driver.empty())
+      choice.missing.push_back("the NVIDIA kernel driver (/proc/driver/nvidia is absent)");
+    if (gpu.device_nodes.empty()) choice.missing.push_back("a device node /dev/nvidia<N>");
+    if (choice.missing.empty()) choice.missing.push_back("a GPU that the driver shows to this process");
+  }
   const std::string engine =
       fmt::format("{} SIMD on {} thread{}", cpu.simd, cpu.threads, cpu.threads == 1 ? "" : "s");
-  choice.reason = hopper && !gpu.backend_built
-                      ? fmt::format("{}; a Hopper GPU is present, but this build has no CUDA backend", engine)
-                  : hopper ? fmt::format("{}; the commands read host files and run on the CPU", engine)
-                           : fmt::format("{}; no Hopper GPU was found", engine);
+  if (choice.missing.empty()) {
+    choice.backend = "cuda";
+    choice.device = static_cast<int>(hopper - gpu.devices.begin());
+    choice.reason = fmt::format(
+        "{} as cuda:{} serves `bench` and tensors in its memory; the other commands read host files and run "
+        "on the CPU, {}",
+        hopper->name, choice.device, engine);
+    return choice;
+  }
+  choice.backend = "cpu";
+  choice.reason = fmt::format(
+      "{}; {}", engine,
+      found ? "a Hopper GPU is present, but this build has no CUDA backend" : "no Hopper GPU was found");
   return choice;
 }
 
@@ -131,13 +145,7 @@ std::string compiler_name() {
 #endif
 }
 
-std::string build_commit() {
-#ifdef HALFTONE_COMMIT
-  return HALFTONE_COMMIT;
-#else
-  return "";
-#endif
-}
+std::string build_commit() { return HALFTONE_COMMIT; }
 
 std::string utc_now() {
   const std::time_t now = std::time(nullptr);

@@ -27,6 +27,9 @@ struct GpuDevice {
   std::string name;
   int major = 0, minor = 0;  ///< compute capability
   std::int64_t memory = 0;   ///< bytes
+
+  /// The kernels are compiled for sm_90a, which no other capability runs.
+  bool hopper() const { return major == 9 && minor == 0; }
 };
 
 struct GpuInfo {
@@ -40,9 +43,19 @@ struct GpuInfo {
 };
 GpuInfo gpu_info();
 
-/// The backend that a command uses here, and why.
+/// What the driver's management library says now; 0 or empty when unknown.
+struct GpuClocks {
+  std::string driver;      ///< "580.95.05"
+  int sm = 0, memory = 0;  ///< MHz
+  int sm_max = 0, memory_max = 0;
+};
+/// For the device at a PCI bus id, as cudaDeviceGetPCIBusId writes it.
+GpuClocks gpu_clocks(const std::string& pci_bus_id);
+
+/// The backend that serves device memory here, and why.
 struct BackendChoice {
-  std::string backend;  ///< "cpu"
+  std::string backend;  ///< "cpu" or "cuda"
+  int device = -1;      ///< CUDA: index of the first Hopper GPU
   std::string reason;
   std::vector<std::string> missing;  ///< what a CUDA run would still need; empty on a ready machine
 };

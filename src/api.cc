@@ -21,12 +21,15 @@ namespace halftone {
 namespace {
 
 [[noreturn]] void no_backend(std::string_view call, Device device) {
-  throw Error(
-      ErrorCode::kUnsupported,
-      fmt::format(
-          "{} was asked for {}, but this build of halftone has only the CPU backend: configure it with "
-          "-DHALFTONE_CUDA=ON, or keep the tensors on the CPU.",
-          call, device_name(device)));
+#ifdef HALFTONE_WITH_CUDA
+  constexpr std::string_view kReason = "the CUDA backend does not have it yet: copy the tensors to the CPU";
+#else
+  constexpr std::string_view kReason =
+      "this build of halftone has only the CPU backend: configure it with -DHALFTONE_CUDA=ON, or keep the "
+      "tensors on the CPU";
+#endif
+  throw Error(ErrorCode::kUnsupported,
+              fmt::format("{} was asked for {}, but {}.", call, device_name(device), kReason));
 }
 
 void check_cpu_stream(Stream stream) {

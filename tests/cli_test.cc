@@ -349,7 +349,7 @@ TEST_F(CliTest, DoctorSaysWhichBackendAndWhy) {
   EXPECT_GE(doctor["cpu"]["allowed"], 1);
   EXPECT_GT(doctor["cpu"]["memory_bytes"], 1 << 20);
   EXPECT_NE(doctor["cpu"]["simd"], "");
-  EXPECT_EQ(doctor["backend"]["name"], "cpu");
+  EXPECT_EQ(doctor["backend"]["name"], doctor["backend"]["missing_for_cuda"].empty() ? "cuda" : "cpu");
   EXPECT_NE(doctor["backend"]["reason"], "");
   const Result text = run({"doctor"});
   EXPECT_EQ(text.code, 0);
@@ -373,6 +373,8 @@ TEST_F(CliTest, ExplainShowsPlanScheduleAndFloor) {
 
 TEST_F(CliTest, BenchWritesOneRowPerCase) {
   const Result result = run({"bench",
+                             "--backend",
+                             "cpu",
                              "--formats",
                              "bf16,int8-head:int4-g32",
                              "--batch",
@@ -417,8 +419,8 @@ TEST_F(CliTest, BenchWritesOneRowPerCase) {
   }
   for (const char* suite : {"prefill", "append"}) {
     const Result other =
-        run({"bench", "--suite", suite, "--formats", "int8-head", "--batch", "1", "--context", "64",
-             "--q-heads", "4", "--kv-heads", "2", "--repeat", "2", "--json", "-"});
+        run({"bench", "--backend", "cpu", "--suite", suite, "--formats", "int8-head", "--batch", "1",
+             "--context", "64", "--q-heads", "4", "--kv-heads", "2", "--repeat", "2", "--json", "-"});
     ASSERT_EQ(other.code, 0) << other.err;
     const json rows = json::parse(other.out)["rows"];
     ASSERT_EQ(rows.size(), 1U);

@@ -50,16 +50,21 @@ int log2_of(int power_of_two) { return std::countr_zero(static_cast<unsigned>(po
 /// What a workspace holds for this backend beyond planning::Workspace.
 struct BackendParts {
   ItemList list;
-  std::int32_t* arrivals;  // [workers]
+  std::int32_t* arrivals;  // [partials, kArrivalCounters]
+  std::int64_t bytes;
 };
 
-BackendParts backend_parts(const planning::Workspace& workspace, int workers) {
-  planning::Carver carver(workspace.backend);
+BackendParts backend_parts(planning::Carver carver, int workers, std::int64_t partials) {
   BackendParts parts{};
   parts.list.items = carver.take<DeviceItem>(std::int64_t{workers} * kListedItems);
   parts.list.counts = carver.take<std::int32_t>(workers);
-  parts.arrivals = carver.take<std::int32_t>(workers);
+  parts.arrivals = carver.take<std::int32_t>(partials * kArrivalCounters);
+  parts.bytes = carver.bytes();
   return parts;
+}
+
+BackendParts backend_parts(const Plan::Impl& plan, const planning::Workspace& workspace) {
+  return backend_parts(planning::Carver(workspace.backend), plan.info.workers, plan.info.max_partials);
 }
 
 ParamView param_view(const KvFormat& format, const StaticScale& scale, int dim) {
@@ -93,7 +98,7 @@ CacheView cache_view(const PagedKv& cache, const PageLayout& layout) {
 DecodeParams decode_params(const Plan::Impl& plan, const AttentionArgs& args, std::byte* base) {
   const AttentionProblem& problem = plan.problem;
   const planning::Workspace workspace = planning::carve_workspace(plan, base);
-  const BackendParts parts = backend_parts(workspace, plan.info.workers);
+  const BackendParts parts = backend_parts(plan, workspace);
   constexpr int kNoLimit = INT_MAX / 2;
   DecodeParams p{};
   p.schedule = workspace.schedule;
@@ -122,6 +127,8 @@ DecodeParams decode_params(const Plan::Impl& plan, const AttentionArgs& args, st
   const int tightest = problem.mask.causal && problem.mask.window_right >= 0 ? 0 : right;
   p.causal_right = tightest < 0 ? kNoLimit : tightest;
   p.window_left = problem.mask.window_left < 0 ? kNoLimit : problem.mask.window_left;
+  p.q_aligned = reinterpret_cast<std::uintptr_t>(args.q.data) % 16 == 0 && args.q.strides[0] % 8 == 0 &&
+                args.q.strides[1] % 8 == 0;
   p.q_bf16 = problem.q_dtype == DType::kBFloat16;
   p.out_bf16 = problem.out_dtype == DType::kBFloat16;
   p.rotate_k = problem.kv.rotate_k;
@@ -164,6 +171,12 @@ AppendPart append_part(const PagedKv& cache, const PageLayout& layout, KvPart wh
   return a;
 }
 
+[[noreturn]] void unsupported(std::string_view field, std::string_view value, std::string_view have) {
+  throw Error(
+      ErrorCode::kUnsupported,
+      fmt::format("{} is {}, but the CUDA backend has {}: change it or use the CPU.", field, value, have));
+}
+
 }  // namespace
 
 int multiprocessors(int device) {
@@ -197,12 +210,21 @@ int multiprocessors(int device) {
   return processors;
 }
 
-int choose_kernel(const AttentionProblem& problem, int row_block) {
-  const auto unsupported = [](std::string_view field, std::string_view value, std::string_view have) {
-    throw Error(
-        ErrorCode::kUnsupported,
-        fmt::format("{} is {}, but the CUDA backend has {}: change it or use the CPU.", field, value, have));
-  };
+int find_kernel(const AttentionProblem& problem, int row_block) {
+  const KvCacheSpec& kv = problem.kv;
+  if (!problem.paged || kv.v_dim() != kv.head_dim) return -1;
+  if (problem.q_dtype == DType::kFloat32 || problem.out_dtype == DType::kFloat32) return -1;
+  for (std::size_t row = 0; row < kDecodeTable.size(); ++row) {
+    const DecodeConfig& c = kDecodeTable[row];
+    if (is_built(c) && c.head_dim == kv.head_dim && rows_of(c) == row_block && serves(c.k, kv.k_format) &&
+        serves(c.v, kv.v_format)) {
+      return static_cast<int>(row);
+    }
+  }
+  return -1;
+}
+
+void refuse(const AttentionProblem& problem) {
   const KvCacheSpec& kv = problem.kv;
   if (!problem.paged) unsupported("paged", "false", "attention over paged caches only");
   if (kv.v_dim() != kv.head_dim)
@@ -210,14 +232,6 @@ int choose_kernel(const AttentionProblem& problem, int row_block) {
   for (const auto& [name, type] :
        {std::pair{"q_dtype", problem.q_dtype}, std::pair{"out_dtype", problem.out_dtype}}) {
     if (type == DType::kFloat32) unsupported(name, dtype_name(type), "bf16 and f16");
-  }
-  const int row_tiles = row_block / 8;
-  for (std::size_t row = 0; row < kDecodeTable.size(); ++row) {
-    const DecodeConfig& c = kDecodeTable[row];
-    if (is_built(c) && c.head_dim == kv.head_dim && c.row_tiles == row_tiles && serves(c.k, kv.k_format) &&
-        serves(c.v, kv.v_format)) {
-      return static_cast<int>(row);
-    }
   }
   for (const auto& [name, f] : {std::pair{"k_format", kv.k_format}, std::pair{"v_format", kv.v_format}}) {
     if (f.dynamic_scale() && f.scale_dtype == DType::kFloat32)
@@ -227,22 +241,17 @@ int choose_kernel(const AttentionProblem& problem, int row_block) {
   for (const int dim : kDecodeDims) has_dim |= dim == kv.head_dim;
   if (!has_dim) unsupported("head_dim", fmt::to_string(kv.head_dim), "64, 96, 128, 192 and 256");
   unsupported("v_format", format_name(kv.v_format),
-              fmt::format("no kernel for it beside k_format {} at head_dim {} with {} packed rows",
-                          format_name(kv.k_format), kv.head_dim, row_block));
-  return -1;
+              fmt::format("no kernel for it beside k_format {} at head_dim {}", format_name(kv.k_format),
+                          kv.head_dim));
 }
 
-std::int64_t backend_bytes(int workers) {
-  planning::Carver carver(nullptr);
-  carver.take<DeviceItem>(std::int64_t{workers} * kListedItems);
-  carver.take<std::int32_t>(workers);
-  carver.take<std::int32_t>(workers);
-  return carver.bytes();
+std::int64_t backend_bytes(int workers, std::int64_t partials) {
+  return backend_parts(planning::Carver(nullptr), workers, partials).bytes;
 }
 
 void schedule(const Plan::Impl& plan, const SequenceLengths& lengths, std::byte* workspace, Stream stream) {
   const planning::Workspace parts = planning::carve_workspace(plan, workspace);
-  const BackendParts backend = backend_parts(parts, plan.info.workers);
+  const BackendParts backend = backend_parts(plan, parts);
   ScheduleBuildParams p{};
   p.schedule = parts.schedule;
   p.list = backend.list;
@@ -263,11 +272,18 @@ void run(const Plan::Impl& plan, const AttentionArgs& args, std::byte* workspace
   check(
       cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.shared_bytes),
       "cudaFuncSetAttribute");
+  cudaLaunchAttribute overlap{};  // of this kernel's start with the end of the one before it
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(plan.info.workers));
+  config.blockDim = dim3(static_cast<unsigned>(kernel.threads));
+  config.dynamicSmemBytes = static_cast<std::size_t>(kernel.shared_bytes);
+  config.stream = static_cast<cudaStream_t>(stream);
+  config.attrs = &overlap;
+  config.numAttrs = 1;
   const void* arguments[] = {&p};
-  check(cudaLaunchKernel(kernel.function, dim3(static_cast<unsigned>(plan.info.workers)),
-                         dim3(static_cast<unsigned>(kernel.threads)), const_cast<void**>(arguments),
-                         static_cast<std::size_t>(kernel.shared_bytes), static_cast<cudaStream_t>(stream)),
-        "run");
+  check(cudaLaunchKernelExC(&config, kernel.function, const_cast<void**>(arguments)), "run");
 }
 
 void append(const PagedKv& cache, const AppendArgs& args, Stream stream) {

@@ -14,11 +14,14 @@ namespace halftone::cuda {
 /// (compute capability 9.0) with a working driver.
 int multiprocessors(int device);
 
-/// Row of kDecodeTable that serves the problem. Throws Unsupported naming the field and what the backend has.
-int choose_kernel(const AttentionProblem& problem, int row_block);
+/// Row of kDecodeTable that serves the problem in units of `row_block` packed rows; -1 if there is none.
+int find_kernel(const AttentionProblem& problem, int row_block);
+
+/// For a problem that no row serves: throws Unsupported naming the field and what the backend has.
+[[noreturn]] void refuse(const AttentionProblem& problem);
 
 /// Bytes of a workspace that only this backend uses: listed items and arrival counters.
-std::int64_t backend_bytes(int workers);
+std::int64_t backend_bytes(int workers, std::int64_t partials);
 
 void schedule(const Plan::Impl& plan, const SequenceLengths& lengths, std::byte* workspace, Stream stream);
 void run(const Plan::Impl& plan, const AttentionArgs& args, std::byte* workspace, Stream stream);

@@ -56,7 +56,12 @@ __device__ inline void Warp<C>::scores(const DecodeParams& p, const std::uint8_t
       k.fragment(b, step, flip, a);
 #pragma unroll
       for (int n = 0; n < N; ++n) {
-        multiply_k(dot[n], a, q[b][step][n][0], q[b][step][n][1]);
+        if (b < kHeldBlocks) {
+          multiply_k(dot[n], a, q[b % kHeldBlocks][step][n][0], q[b % kHeldBlocks][step][n][1]);
+        } else {
+          const uint4 v = q_high[(n * kBlocks + b) * 32];
+          multiply_k(dot[n], a, step == 0 ? v.x : v.z, step == 0 ? v.y : v.w);
+        }
         if (q_low != nullptr) {
           const uint4 v = q_low[(n * kBlocks + b) * 32];
           multiply_k(dot[n], a, step == 0 ? v.x : v.z, step == 0 ? v.y : v.w);
@@ -105,20 +110,22 @@ __device__ inline void Warp<C>::scores(const DecodeParams& p, const std::uint8_t
 #pragma unroll
   for (int n = 0; n < N; ++n) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) x[n][i] *= factor[n][i % 2];
+    for (int i = 0; i < 4; ++i) {
+      x[n][i] *= kHoldsFactor ? factor[n % (kHoldsFactor ? N : 1)][i % 2] : factors[n * 8 + i % 2];
+    }
   }
 }
 
 /// Softcap, ALiBi and mask of the base-2 logits of the tile that begins at `token`.
 template <DecodeConfig C>
-__device__ inline void Warp<C>::modify(const DecodeParams& p, const typename Traits::Shared& s, int token,
-                                       int end, float (&x)[N][4]) const {
+__device__ inline void Warp<C>::modify(const DecodeParams& p, const typename Traits::Queries& queries,
+                                       int token, int end, float (&x)[N][4]) const {
   const float cap = p.softcap * kLog2e, inverse_cap = p.softcap > 0.0f ? 2.0f * kLog2e / cap : 0.0f;
 #pragma unroll
   for (int n = 0; n < N; ++n) {
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
-      const RowPlace place = s.places[n * 8 + 2 * t + c];
+      const RowPlace place = queries.places[first_row + n * 8 + 2 * t + c];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int key = token + g + 8 * half;
@@ -163,7 +170,6 @@ __device__ inline void Warp<C>::rescale(float (&x)[Traits::kStepTiles][N][4]) {
         max[n][c] = raised;
         sum[n][c] *= weight;
         extra[n][c] *= weight;
-        extra[n][2 + c] *= weight;
 #pragma unroll
         for (int b = 0; b < kBlocks; ++b) {
 #pragma unroll
@@ -263,25 +269,24 @@ __device__ inline void Warp<C>::accumulate(const DecodeParams& p, const std::uin
       const bool first_of_group = b == 0 || (C.v.mode == ScaleMode::kBlock && part.group_of(b - 1) != group);
       if (first_of_group) {
         const std::uint32_t minus_c = g == group ? kMinusOffset : 0u;
-        const std::uint32_t a[4] = {minus_c, 0u, minus_c, 0u};
 #pragma unroll
-        for (int n = 0; n < N; ++n) mma_f16(extra[n], a, weighted[n][0], weighted[n][1]);
+        for (int n = 0; n < N; ++n) mma_f16_upper(extra[n], minus_c, minus_c, weighted[n][0], weighted[n][1]);
       }
     }
   }
   if constexpr (kVBias && C.v.mode != ScaleMode::kStatic) {
     if (part.asymmetric()) {  // and what a token adds to all dims of a group is min + c * scale
-      std::uint32_t a[4] = {0u, 0u, 0u, 0u};
+      std::uint32_t a[2] = {0u, 0u};
       if (g < groups) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const int at = g * kTileTokens + 2 * t + 8 * half;
-          a[2 * half] =
+          a[half] =
               fma_f16x2(part.load_pair(scales, at), kMinusOffset ^ 0x80008000u, part.load_pair(mins, at));
         }
       }
 #pragma unroll
-      for (int n = 0; n < N; ++n) mma_f16(extra[n], a, prob[n][0], prob[n][1]);
+      for (int n = 0; n < N; ++n) mma_f16_upper(extra[n], a[0], a[1], prob[n][0], prob[n][1]);
     }
   }
 }

@@ -35,12 +35,16 @@ struct PartConfig {
 struct DecodeConfig {
   PartConfig k, v;
   int head_dim;     // of K and V
-  int row_tiles;    // packed rows / 8: 1 or 2
+  int row_tiles;    // 8 packed rows each, of one warp
+  int row_groups;   // warps that read the same tiles, each for its own rows
+  int teams;        // of row_groups warps, each with its own ring
   int piece_tiles;  // tiles of 16 tokens in one copy
-  int stages;       // pieces in a warp's ring
-  int warps;        // that compute; one more loads
+  int stages;       // pieces in a team's ring
   friend constexpr bool operator==(const DecodeConfig&, const DecodeConfig&) = default;
 };
+
+/// Packed rows of a unit.
+constexpr int rows_of(const DecodeConfig& c) { return 8 * c.row_tiles * c.row_groups; }
 
 constexpr bool is_integer(DType t) { return t == DType::kInt8 || t == DType::kInt4; }
 
@@ -85,41 +89,48 @@ constexpr int typical_tile_bytes(const PartConfig& part, int head_dim) {
   return 16 * (head_dim * dtype_bits(part.dtype) / 8 + scales * (part.dtype == DType::kInt4 ? 4 : 2));
 }
 
-/// A piece of about 4 to 8 KB, as many of them in flight as shared memory allows, and 8 warps unless their
-/// registers or rings would not fit.
+/// How a unit's packed rows are spread over warps.
+struct RowShape {
+  int row_tiles, row_groups, teams;
+};
+inline constexpr std::array<RowShape, 5> kRowShapes{{{1, 1, 8}, {2, 1, 8}, {2, 2, 4}, {3, 2, 4}, {2, 4, 2}}};
+/// Beyond head_dim 128 the accumulators of 16 rows do not fit into registers.
+inline constexpr std::array<RowShape, 3> kWideRowShapes{{{1, 1, 8}, {1, 2, 4}, {1, 4, 2}}};
+
+/// A piece of about 4 to 8 KB, and as many in flight as are useful and fit.
 constexpr DecodeConfig make_decode_config(const PartConfig& k, const PartConfig& v, int head_dim,
-                                          int row_tiles) {
+                                          const RowShape& shape) {
   const int bytes = typical_tile_bytes(k, head_dim) + typical_tile_bytes(v, head_dim);
   const int piece_tiles = bytes <= 4352 ? 2 : 1, piece_bytes = piece_tiles * bytes;
-  const bool heavy = row_tiles == 2 && head_dim == 128 && dtype_bits(k.dtype) == 8;
-  return {k,
-          v,
-          head_dim,
-          row_tiles,
-          piece_tiles,
-          piece_bytes <= 5632 ? 3 : 2,
-          piece_bytes <= 10000 && !heavy ? 8 : 4};
+  const int teams = piece_bytes > 10000 && shape.teams == 8 ? 4 : shape.teams;
+  const int stages = shape.teams == 8 ? (piece_bytes <= 5632 ? 3 : 2) : (piece_bytes * teams <= 24000 ? 3 : 2);
+  return {k, v, head_dim, shape.row_tiles, shape.row_groups, teams, piece_tiles, stages};
 }
-
-/// Packed rows / 8 of the largest unit: beyond head_dim 128 the accumulators of 16 rows do not fit into
-/// registers.
-constexpr int max_row_tiles(int head_dim) { return head_dim <= 128 ? 2 : 1; }
 
 /// Rows that no register budget serves without spills are left out: run-time groups beside large
 /// accumulators.
 constexpr bool is_built(const DecodeConfig& c) {
+  if (c.head_dim == 0) return false;
+#ifdef HALFTONE_CUDA_HEAD_DIM  // a smaller build for development
+  if (c.head_dim != HALFTONE_CUDA_HEAD_DIM) return false;
+#endif
   const bool run_time_groups = !c.k.fixed && c.k.mode == ScaleMode::kBlock;
-  return !(run_time_groups && ((c.head_dim == 128 && c.row_tiles == 2) || c.head_dim > 192));
+  if (run_time_groups && (c.row_tiles > 1 || c.head_dim > 192)) return false;
+  if (c.row_tiles == 3 && c.k.mode != ScaleMode::kStatic && c.k.dtype != DType::kInt8) return false;
+  if (c.row_tiles == 3 && c.k.mode == ScaleMode::kBlock) return false;
+  return c.k.fixed || rows_of(c) <= 16;
 }
 
 /// K and V in the same format.
 constexpr auto make_decode_table() {
-  std::array<DecodeConfig, kDecodeParts.size() * 8> table{};
+  std::array<DecodeConfig, kDecodeParts.size() * kDecodeDims.size() * kRowShapes.size()> table{};
   std::size_t row = 0;
   for (const PartConfig& part : kDecodeParts) {
     for (const int dim : kDecodeDims) {
-      for (int row_tiles = 1; row_tiles <= max_row_tiles(dim); ++row_tiles) {
-        table[row++] = make_decode_config(part, part, dim, row_tiles);
+      if (dim <= 128) {
+        for (const RowShape& shape : kRowShapes) table[row++] = make_decode_config(part, part, dim, shape);
+      } else {
+        for (const RowShape& shape : kWideRowShapes) table[row++] = make_decode_config(part, part, dim, shape);
       }
     }
   }

@@ -1,7 +1,8 @@
-// The end of a decode item: merging warps, folding and storing partial states, writing the output.
+// The finishing role of the decode kernel: brings queries, merges the teams' states, folds and stores partial
+// states, writes the output. Finish warp f has the rows f, f + 3, ... of every unit and works alone.
 #pragma once
 
-#include "cuda/decode_warp.h"
+#include "cuda/decode_queries.h"
 
 namespace halftone::cuda {
 
@@ -9,172 +10,242 @@ __device__ inline float weight_log2(float max, float merged) {
   return max == kMinus ? 0.0f : exp2_approx(max - merged);
 }
 
-__device__ inline void add_weighted(float4& x, float weight, const float4& y) {
-  x.x += y.x * weight, x.y += y.y * weight, x.z += y.z * weight, x.w += y.w * weight;
-}
-
-/// A finished row: what its sums are multiplied by, and its LSE.
-struct RowResult {
-  float scale, lse;
+/// Softmax states and unnormalised rows of O, a part at a time: of the teams in shared memory, or of partial
+/// slots in the workspace. Strides are in elements, from part to part.
+struct Parts {
+  const float2* states;  // maximum (base 2), sum
+  const float* values;
+  std::int64_t state_stride, value_stride;
+  int count;
 };
 
-__device__ inline RowResult finish_row(const DecodeParams& p, int head, float2 state) {
-  float max = state.x, sum = state.y;
-  if (max == kMinus && sum == 0.0f) return {0.0f, kMinus};
-  float weight = 1.0f;
-  if (p.sinks != nullptr) {
-    const float sink = p.sinks[head] * kLog2e;
-    max = fmaxf(state.x, sink);
-    weight = exp2_approx(state.x - max);
-    sum = state.y * weight + exp2_approx(sink - max);
-  }
-  return {weight / sum, (max + log2f(sum)) * kLn2};
-}
+/// One row of O over a warp: lane l has the dims 4 l + 128 j + 0..3. And its softmax state.
+template <int kDim>
+struct Row {
+  static constexpr int kQuads = (kDim + 127) / 128;
+  float4 x[kQuads] = {};
+  float max = kMinus, sum = 0.0f;
 
-/// Writes the rows [0, rows) of an item whose states are in s.merged. `value(row, dim)` gives four
-/// unnormalised sums.
-template <DecodeConfig C, class Value>
-__device__ inline void write_rows(const DecodeParams& p, const RowPlace* places, int rows,
-                                  typename DecodeTraits<C>::Shared& s, Value value) {
-  using Traits = DecodeTraits<C>;
-  constexpr int kQuads = Traits::kDim / 4,
-                kRounds = (Traits::kRows * kQuads + Traits::kThreads - 1) / Traits::kThreads;
-  float4 x[kRounds];
-#pragma unroll
-  for (int i = 0; i < kRounds; ++i) {
-    const int at = threadIdx.x + i * Traits::kThreads;
-    if (at / kQuads < rows) x[i] = value(at / kQuads, at % kQuads * 4);
-  }
-  if (p.rotate_v) {  // through the first warp's buffer
-    named_barrier<Traits::kThreads>();
-#pragma unroll
-    for (int i = 0; i < kRounds; ++i) {
-      const int at = threadIdx.x + i * Traits::kThreads;
-      if (at / kQuads < rows) *reinterpret_cast<float4*>(&s.out[0][at / kQuads][at % kQuads * 4]) = x[i];
-    }
-    named_barrier<Traits::kThreads>();
-    if (threadIdx.x < rows) rotate_shared(s.out[0][threadIdx.x], Traits::kDim);
-    named_barrier<Traits::kThreads>();
-  }
-#pragma unroll
-  for (int i = 0; i < kRounds; ++i) {
-    const int at = threadIdx.x + i * Traits::kThreads, row = at / kQuads, dim = at % kQuads * 4;
-    if (row >= rows) continue;
-    if (p.rotate_v) x[i] = *reinterpret_cast<const float4*>(&s.out[0][row][dim]);
-    const RowPlace& place = places[row];
-    const RowResult result = finish_row(p, place.head, s.merged[row]);
-    const float a = x[i].x * result.scale, b = x[i].y * result.scale, c = x[i].z * result.scale,
-                d = x[i].w * result.scale;
-    const uint2 packed =
-        p.out_bf16 ? uint2{pack_bf16x2(a, b), pack_bf16x2(c, d)} : uint2{pack_f16x2(a, b), pack_f16x2(c, d)};
-    std::uint16_t* out = static_cast<std::uint16_t*>(p.out) + place.token * p.out_token_stride +
-                         place.head * p.out_head_stride;
-    *reinterpret_cast<uint2*>(out + dim) = packed;
-    if (dim == 0 && p.lse != nullptr)
-      p.lse[place.token * p.lse_token_stride + place.head * p.lse_head_stride] = result.lse;
-  }
-}
+  static __device__ bool has(int quad, int lane) { return kDim % 128 == 0 || lane * 4 + quad * 128 < kDim; }
 
-/// Merges the slots of a cut unit in KV order and writes its rows, which are those of the current item.
-template <DecodeConfig C>
-__device__ inline void merge_slots(const DecodeParams& p, const DeviceItem& item,
-                                   typename DecodeTraits<C>::Shared& s) {
-  using Traits = DecodeTraits<C>;
-  const int rows = item.work.row_end - item.work.row_begin, row_block = p.schedule.params.row_block;
-  const int lane = threadIdx.x % 32;
-  const std::int64_t first = std::int64_t{item.first_slot} * row_block;
-  const float2* states = reinterpret_cast<const float2*>(p.partial_state_log2) + first;
+  /// this = merge(this, the merge of up to 32 parts), which come after it.
+  __device__ void fold(const Parts& parts, int lane) {
+    const float2 state = lane < parts.count ? parts.states[lane * parts.state_stride] : float2{kMinus, 0.0f};
+    float top = state.x;
 #pragma unroll 1
-  for (int row = threadIdx.x / 32; row < rows; row += Traits::kWarps) {
-    float max = kMinus, sum = 0.0f;
-    for (int part = lane; part < item.parts; part += 32)
-      max = fmaxf(max, __ldcg(states + part * row_block + row).x);
+    for (int i = 16; i > 0; i /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, i));
+    const float weight = weight_log2(state.x, top);
+    float total = state.y * weight;
 #pragma unroll 1
-    for (int i = 16; i > 0; i /= 2) max = fmaxf(max, __shfl_xor_sync(~0u, max, i));
-    for (int part = lane; part < item.parts; part += 32) {
-      const float2 one = __ldcg(states + part * row_block + row);
-      sum += one.y * weight_log2(one.x, max);
-    }
-#pragma unroll 1
-    for (int i = 16; i > 0; i /= 2) sum += __shfl_xor_sync(~0u, sum, i);
-    if (lane == 0) s.merged[row] = {max, sum};
-  }
-  named_barrier<Traits::kThreads>();
-  write_rows<C>(p, s.places, rows, s, [&](int row, int dim) {
-    const float max = s.merged[row].x;
-    const float4* values =
-        reinterpret_cast<const float4*>(p.partial_out + (first + row) * Traits::kDim + dim);
-    float4 x{};
+    for (int i = 16; i > 0; i /= 2) total += __shfl_xor_sync(~0u, total, i);
+    float4 y[kQuads] = {};
 #pragma unroll 4
-    for (int part = 0; part < item.parts; ++part) {
-      const float4 y = __ldcg(values + std::int64_t{part} * row_block * (Traits::kDim / 4));
-      add_weighted(x, weight_log2(__ldcg(states + part * row_block + row).x, max), y);
+    for (int part = 0; part < parts.count; ++part) {
+      const float w = __shfl_sync(~0u, weight, part);
+      const float* row = parts.values + part * parts.value_stride + lane * 4;
+#pragma unroll
+      for (int j = 0; j < kQuads; ++j) {
+        if (!has(j, lane)) continue;
+        const float4 v = *reinterpret_cast<const float4*>(row + j * 128);
+        y[j].x += v.x * w, y[j].y += v.y * w, y[j].z += v.z * w, y[j].w += v.w * w;
+      }
     }
-    return x;
-  });
+    const float merged = fmaxf(max, top);
+    const float a = weight_log2(max, merged), b = weight_log2(top, merged);
+#pragma unroll
+    for (int j = 0; j < kQuads; ++j) {
+      x[j].x = x[j].x * a + y[j].x * b, x[j].y = x[j].y * a + y[j].y * b;
+      x[j].z = x[j].z * a + y[j].z * b, x[j].w = x[j].w * a + y[j].w * b;
+    }
+    sum = sum * a + total * b;
+    max = merged;
+  }
+};
+
+/// Partial slots in the workspace.
+template <int kDim>
+struct Slots {
+  float2* states;
+  float* values;
+  int row_block;
+  __device__ explicit Slots(const DecodeParams& p)
+      : states(reinterpret_cast<float2*>(p.partial_state_log2)),
+        values(p.partial_out),
+        row_block(p.schedule.params.row_block) {}
+
+  /// `count` slots, `step` apart.
+  __device__ Parts parts(int slot, int step, int count, int row) const {
+    const std::int64_t at = std::int64_t{slot} * row_block + row, stride = std::int64_t{step} * row_block;
+    return {states + at, values + at * kDim, stride, stride * kDim, count};
+  }
+  __device__ void store(const Row<kDim>& r, int slot, int row, int lane) const {
+    const std::int64_t at = std::int64_t{slot} * row_block + row;
+    __syncwarp();  // all lanes have read what the slot held
+#pragma unroll
+    for (int j = 0; j < Row<kDim>::kQuads; ++j) {
+      if (Row<kDim>::has(j, lane)) {
+        *reinterpret_cast<float4*>(values + at * kDim + lane * 4 + j * 128) = r.x[j];
+      }
+    }
+    if (lane == 0) states[at] = {r.max, r.sum};
+  }
+};
+
+/// Divides by the sum (with the sink), rotates back, and writes O and the LSE of a row.
+template <int kDim>
+__device__ inline void write_row(const DecodeParams& p, const RowPlace& place, Row<kDim>& r, int lane) {
+  float scale = 0.0f, lse = kMinus;
+  if (r.max != kMinus || r.sum != 0.0f) {
+    float max = r.max, sum = r.sum, weight = 1.0f;
+    if (p.sinks != nullptr) {
+      const float sink = p.sinks[place.head] * kLog2e;
+      max = fmaxf(r.max, sink);
+      weight = exp2_approx(r.max - max);
+      sum = r.sum * weight + exp2_approx(sink - max);
+    }
+    scale = weight / sum;
+    lse = (max + log2f(sum)) * kLn2;
+  }
+  float x[Row<kDim>::kQuads][4];
+#pragma unroll
+  for (int j = 0; j < Row<kDim>::kQuads; ++j) {
+    x[j][0] = r.x[j].x, x[j][1] = r.x[j].y, x[j][2] = r.x[j].z, x[j][3] = r.x[j].w;
+  }
+  if (p.rotate_v) {
+    constexpr int kBlock = hadamard::block_size(kDim);
+#pragma unroll
+    for (int j = 0; j < Row<kDim>::kQuads; ++j) {
+      rotate_lanes<4, kBlock < 128 ? kBlock : 128>(x[j], lane);
+    }
+    if constexpr (kBlock == 256) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float a = x[0][i], b = x[1][i];
+        x[0][i] = a + b, x[1][i] = a - b;
+      }
+    }
+    scale *= hadamard::factor(kBlock);
+  }
+  std::uint16_t* out =
+      static_cast<std::uint16_t*>(p.out) + place.token * p.out_token_stride + place.head * p.out_head_stride;
+#pragma unroll
+  for (int j = 0; j < Row<kDim>::kQuads; ++j) {
+    const float a = x[j][0] * scale, b = x[j][1] * scale, c = x[j][2] * scale, d = x[j][3] * scale;
+    if (Row<kDim>::has(j, lane)) {
+      *reinterpret_cast<uint2*>(out + lane * 4 + j * 128) =
+          p.out_bf16 ? uint2{pack_bf16x2(a, b), pack_bf16x2(c, d)}
+                     : uint2{pack_f16x2(a, b), pack_f16x2(c, d)};
+    }
+  }
+  if (lane == 0 && p.lse != nullptr) {
+    p.lse[place.token * p.lse_token_stride + place.head * p.lse_head_stride] = lse;
+  }
 }
 
-/// Merges the warps' states and writes the item's rows, or its partial slot; the last part of a cut unit to
-/// arrive merges the unit.
+/// Counts an arrival of this warp's rows; true for the last one, which then sees what the others stored.
+__device__ inline bool is_last_arrival(const DecodeParams& p, int slot, int warp, int expected, int lane) {
+  std::int32_t* counter = p.arrivals + (std::int64_t{slot} * kArrivalCounters + warp);
+  bool last = false;
+  __syncwarp();
+  if (lane == 0) {
+    __threadfence();
+    last = atomicAdd(counter, 1) == expected - 1;
+    if (last) *counter = 0;
+    __threadfence();
+  }
+  return __shfl_sync(~0u, last, 0);
+}
+
+/// Many parts are merged in groups of this size first, so that the work spreads over CTAs.
+inline constexpr int kMergeGroup = 8;
+
+/// Which parts a finish warp merges next, and where they go.
+struct Merge {
+  int first;     // slot of the first part; -1: the teams' states of the item
+  int step;      // between slots
+  int count;     // of parts
+  int arrivals;  // parts that must be there: the last one to arrive merges
+  int counter;   // slot whose counter they use
+  int target;    // slot; -1: the output
+};
+
+/// The merge after `done` for an item that is a part of a cut unit.
+__device__ inline Merge next_merge(const DeviceItem& item, const Merge& done, bool absolute) {
+  const int first = item.first_slot, groups = (item.parts + kMergeGroup - 1) / kMergeGroup;
+  if (absolute || groups == 1) return {first, 1, item.parts, item.arrivals, first, -1};
+  const int group = (item.work.partial - first) / kMergeGroup;
+  const int members = min(kMergeGroup, item.parts - group * kMergeGroup);
+  const int group_slot = first + group * kMergeGroup;
+  // A group's counter is that of its second slot: the first one's may be the unit's.
+  if (done.first < 0 && members > 1) return {group_slot, 1, members, members, group_slot + 1, group_slot};
+  return {first, kMergeGroup, groups, groups, first, -1};
+}
+
+/// Merges the teams' states of an item and writes the rows, or stores them in the item's slot; the last part of
+/// a cut unit to arrive merges the slots in KV order and writes the rows.
 template <DecodeConfig C>
 __device__ inline void finish_item(const DecodeParams& p, const DeviceItem& item,
-                                   typename DecodeTraits<C>::Shared& s) {
+                                   typename DecodeTraits<C>::Shared& s, int warp, int lane) {
   using Traits = DecodeTraits<C>;
-  constexpr int kQuads = Traits::kDim / 4;
+  constexpr int kDim = C.head_dim;
   const planning::WorkItem& work = item.work;
+  const Slots<kDim> slots(p);
   const int rows = work.row_end - work.row_begin;
-  const std::int64_t slot_row = std::int64_t{work.partial} * p.schedule.params.row_block;
-  float2* slot_states = reinterpret_cast<float2*>(p.partial_state_log2) + slot_row;
-  named_barrier<Traits::kThreads>();
-  if (threadIdx.x < rows) {
-    const int row = threadIdx.x;
-    const float2 slot = work.fold ? slot_states[row] : float2{kMinus, 0.0f};
-    float max = slot.x;
+  const bool absolute = p.schedule.params.absolute;
+  Merge merge{-1, 0, C.teams, 0, 0, work.finish ? -1 : work.partial};
 #pragma unroll 1
-    for (int w = 0; w < Traits::kWarps; ++w) max = fmaxf(max, s.state[w][row][0]);
-    s.weights[Traits::kWarps][row] = weight_log2(slot.x, max);
-    float sum = slot.y * s.weights[Traits::kWarps][row];
+  while (true) {
 #pragma unroll 1
-    for (int w = 0; w < Traits::kWarps; ++w) {
-      s.weights[w][row] = weight_log2(s.state[w][row][0], max);
-      sum += s.state[w][row][1] * s.weights[w][row];
-    }
-    s.merged[row] = {max, sum};
-    if (!work.finish) slot_states[row] = {max, sum};
-  }
-  named_barrier<Traits::kThreads>();
-  const auto value = [&](int row, int dim) {
-    float4 x{};
-    if (work.fold) {
-      add_weighted(x, s.weights[Traits::kWarps][row],
-                   *reinterpret_cast<const float4*>(p.partial_out + (slot_row + row) * Traits::kDim + dim));
-    }
-#pragma unroll 2
-    for (int w = 0; w < Traits::kWarps; ++w) {
-      add_weighted(x, s.weights[w][row], *reinterpret_cast<const float4*>(&s.out[w][row][dim]));
-    }
-    return x;
-  };
-  if (work.finish) {
-    write_rows<C>(p, s.places, rows, s, value);
-    return;
-  }
+    for (int row = warp; row < rows; row += kFinishWarps) {
+      Row<kDim> r;
+      // Absolute splits are a left fold, wherever the first slot ends.
+      const int at_once = merge.first >= 0 && absolute ? 1 : 32;
 #pragma unroll 1
-  for (int at = threadIdx.x; at < rows * kQuads; at += Traits::kThreads) {
-    const int row = at / kQuads, dim = at % kQuads * 4;
-    *reinterpret_cast<float4*>(p.partial_out + (slot_row + row) * Traits::kDim + dim) = value(row, dim);
+      for (int i = merge.first < 0 && work.fold ? -1 : 0; i < merge.count; i += i < 0 ? 1 : at_once) {
+        Parts parts = i < 0 ? slots.parts(work.partial, 0, 1, row)
+                            : slots.parts(merge.first + i * merge.step, merge.step, min(at_once, merge.count - i), row);
+        if (i >= 0 && merge.first < 0) {
+          parts = {&s.state[0][row], s.out[0][row], Traits::kRows, Traits::kRows * (kDim + Traits::kPad), C.teams};
+        }
+        r.fold(parts, lane);
+      }
+      if (merge.target < 0) {
+        write_row<kDim>(p, place_of(p, item, row), r, lane);
+      } else {
+        slots.store(r, merge.target, row, lane);
+      }
+    }
+    if (merge.first < 0) {  // the teams may store their next states
+      __syncwarp();
+      if (lane == 0) barrier_arrive(&s.states_empty);
+    }
+    if (merge.target < 0 || item.first_slot < 0 || warp >= rows) return;
+    merge = next_merge(item, merge, absolute);
+    if (!is_last_arrival(p, merge.counter, warp, merge.arrivals, lane)) return;
   }
-  if (item.owner < 0) return;  // batch-invariant splits that one worker folds
-  __threadfence();
-  named_barrier<Traits::kThreads>();
-  if (threadIdx.x == 0) {
-    s.last_arrival = atomicAdd(&p.arrivals[item.owner], 1) == item.arrivals - 1;
-    if (s.last_arrival) p.arrivals[item.owner] = 0;
+}
+
+/// A finish warp: the queries of item i + 1, then the end of item i.
+template <DecodeConfig C>
+__device__ inline void finish_worker(const DecodeParams& p, typename DecodeTraits<C>::Shared& s, int warp) {
+  const int lane = threadIdx.x % 32;
+  bool has_next = true;
+#pragma unroll 1
+  for (int index = -1; has_next; ++index) {
+    has_next = s.queue.has(index + 1);
+    if (has_next) {
+      const DeviceItem& next = s.queue.items[(index + 1) % ItemQueue::kCapacity];
+      QueryLoader<C>::load(p, next, s.queries[(index + 1) % 2], warp);
+      __syncwarp();
+      if (lane == 0) barrier_arrive(&s.queries_full[(index + 1) % 2]);
+    }
+    if (index < 0) continue;
+    const DeviceItem& item = s.queue.items[index % ItemQueue::kCapacity];
+    barrier_wait(&s.states_full, index & 1);
+    finish_item<C>(p, item, s, warp, lane);
+    __syncwarp();
+    if (warp == 0 && lane == 0) s.queue.current = index + 1;
   }
-  named_barrier<Traits::kThreads>();
-  if (!s.last_arrival) return;
-  __threadfence();
-  merge_slots<C>(p, item, s);
 }
 
 }  // namespace halftone::cuda

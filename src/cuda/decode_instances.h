@@ -10,13 +10,11 @@
 namespace halftone::cuda {
 
 template <int Row>
-__global__ void __launch_bounds__(DecodeTraits<kDecodeTable[Row]>::kBlockThreads, 1)
+__global__ void __launch_bounds__(DecodeTraits<kDecodeTable[Row]>::kThreads, 1)
     decode(const __grid_constant__ DecodeParams params) {
   using Shared = typename DecodeTraits<kDecodeTable[Row]>::Shared;
   extern __shared__ __align__(128) unsigned char shared_bytes[];
-  if (blockIdx.x < params.schedule.header->active) {
-    decode_worker<kDecodeTable[Row]>(params, blockIdx.x, *reinterpret_cast<Shared*>(shared_bytes));
-  }
+  decode_worker<kDecodeTable[Row]>(params, blockIdx.x, *reinterpret_cast<Shared*>(shared_bytes));
 }
 
 template <int Row, class InSlice>
@@ -26,7 +24,7 @@ constexpr DecodeKernel decode_kernel_of(InSlice in_slice) {
                   DecodeTraits<kDecodeTable[Row]>::kMaxShared);
     return {reinterpret_cast<const void*>(&decode<Row>),
             sizeof(typename DecodeTraits<kDecodeTable[Row]>::Shared),
-            DecodeTraits<kDecodeTable[Row]>::kBlockThreads};
+            DecodeTraits<kDecodeTable[Row]>::kThreads};
   } else {
     return {};
   }

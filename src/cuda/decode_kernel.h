@@ -7,7 +7,8 @@
 
 namespace halftone::cuda {
 
-/// Zeroes what dead tokens of a tile could leak into O: V's scales and, for 16-bit V, the rows.
+/// Zeroes what dead tokens of a tile could leak into O: V's scales and, for 16-bit V, the rows. Warps that
+/// share the tile write the same zeros.
 template <DecodeConfig C>
 __device__ inline void clear_dead(const DecodeParams& p, std::uint8_t* tile, int dead_from, int lane) {
   if (dead_from == kTileTokens) return;
@@ -28,35 +29,45 @@ __device__ inline void clear_dead(const DecodeParams& p, std::uint8_t* tile, int
   __syncwarp();
 }
 
-/// One piece: logits, softmax and O of its tiles.
+/// What a piece holds.
+struct Piece {
+  std::uint8_t* tiles;
+  int token;           // first
+  int keys;            // of the request
+  int end;             // of the item
+  std::uint32_t live;  // bit i: tile i is there
+  bool boundary;       // a row does not see all of the tokens
+  bool special;        // logits are masked, capped or biased
+};
+
+/// Logits, softmax and O of one piece.
 template <DecodeConfig C>
-__device__ inline void compute_piece(const DecodeParams& p, Warp<C>& w, typename DecodeTraits<C>::Shared& s,
-                                     std::uint8_t* piece, int token, int keys, int end, std::uint32_t live,
-                                     bool boundary, bool special) {
+__device__ inline void compute_piece(const DecodeParams& p, Warp<C>& w,
+                                     const typename DecodeTraits<C>::Queries& queries, const Piece& piece) {
   using Traits = DecodeTraits<C>;
   constexpr int kSteps = Traits::kStepTiles;
 #pragma unroll 1
   for (int base = 0; base < C.piece_tiles; base += kSteps) {
-    std::uint8_t* tiles = piece + base * p.cache.tile_bytes;
-    const int first = token + base * kTileTokens;
+    std::uint8_t* tiles = piece.tiles + base * p.cache.tile_bytes;
+    const int first = piece.token + base * kTileTokens;
     float x[kSteps][Warp<C>::N][4];
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) w.scores(p, tiles + i * p.cache.tile_bytes, x[i]);
-    if (special) {
+    if (piece.special) {
 #pragma unroll
       for (int i = 0; i < kSteps; ++i) {
-        w.modify(p, s, first + i * kTileTokens, live >> (base + i) & 1 ? end : 0, x[i]);
+        w.modify(p, queries, first + i * kTileTokens, piece.live >> (base + i) & 1 ? piece.end : 0, x[i]);
       }
     }
     w.rescale(x);
     int dead_from[kSteps];
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) dead_from[i] = kTileTokens;
-    if (boundary) {
+    if (piece.boundary) {
 #pragma unroll
       for (int i = 0; i < kSteps; ++i) {
-        const int alive = min(max(keys - first - i * kTileTokens, 0), kTileTokens);
-        dead_from[i] = live >> (base + i) & 1 ? alive : 0;
+        const int alive = min(max(piece.keys - first - i * kTileTokens, 0), kTileTokens);
+        dead_from[i] = piece.live >> (base + i) & 1 ? alive : 0;
         clear_dead<C>(p, tiles + i * p.cache.tile_bytes, dead_from[i], w.lane);
       }
     }
@@ -65,64 +76,84 @@ __device__ inline void compute_piece(const DecodeParams& p, Warp<C>& w, typename
   }
 }
 
-/// The compute warps: all items of the worker, a piece at a time per warp.
+/// A compute warp: all items of the worker, a piece at a time per team.
 template <DecodeConfig C>
 __device__ inline void compute_worker(const DecodeParams& p, typename DecodeTraits<C>::Shared& s) {
   using Traits = DecodeTraits<C>;
-  constexpr int kPieceTokens = C.piece_tiles * kTileTokens;
   const int warp = threadIdx.x / 32;
   Warp<C> w;
   w.lane = threadIdx.x % 32, w.g = w.lane / 4, w.t = w.lane % 4;
+  w.team = warp / C.row_groups, w.first_row = warp % C.row_groups * Traits::kWarpRows;
   const bool modified = p.softcap > 0.0f || p.alibi_slopes != nullptr;
   int stage = 0;
   std::uint32_t parity = 0;
 #pragma unroll 1
   for (int index = 0; s.queue.has(index); ++index) {
     const DeviceItem& item = s.queue.items[index % ItemQueue::kCapacity];
-    load_queries<C>(p, item, s);
-    named_barrier<Traits::kThreads>();
-    if (threadIdx.x == 0) s.queue.current = index;
-    w.begin(p, item, s);
-    const int end = item.work.kv_end, keys = item.keys;
+    const typename Traits::Queries& queries = s.queries[index % 2];
+    barrier_wait(&s.queries_full[index % 2], index / 2 & 1);
+    w.begin(p, item, queries);
+    const int end = item.work.kv_end;
     // Pieces between these need no mask: every row sees every key.
-    const int all_from = s.places[item.work.row_end - item.work.row_begin - 1].position - p.window_left;
-    const int all_to = min(end, s.places[0].position + p.causal_right + 1);
+    const int all_from = queries.places[item.work.row_end - item.work.row_begin - 1].position - p.window_left;
+    const int all_to = min(end, queries.places[0].position + p.causal_right + 1);
 #pragma unroll 1
-    for (int token = item.work.kv_begin + warp * kPieceTokens; token < end;
-         token += Traits::kWarps * kPieceTokens) {
-      barrier_wait(&s.full[warp][stage], parity);
-      const std::uint32_t live = s.live[warp][stage];
-      const bool boundary =
-          token + kPieceTokens > all_to || token < all_from || live != (1u << C.piece_tiles) - 1;
-      compute_piece<C>(p, w, s, s.ring[warp][stage], token, keys, end, live, boundary, boundary || modified);
+    for (int token = item.work.kv_begin + w.team * Traits::kPieceTokens; token < end;
+         token += C.teams * Traits::kPieceTokens) {
+      barrier_wait(&s.full[w.team][stage], parity);
+      Piece piece{s.ring[w.team][stage], token, item.keys, end, s.live[w.team][stage]};
+      piece.boundary = token + Traits::kPieceTokens > all_to || token < all_from ||
+                       piece.live != (1u << C.piece_tiles) - 1;
+      piece.special = piece.boundary || modified;
+      compute_piece<C>(p, w, queries, piece);
       __syncwarp();
-      if (w.lane == 0) barrier_arrive(&s.empty[warp][stage]);
+      if (w.lane == 0) barrier_arrive(&s.empty[w.team][stage]);
       if (++stage == C.stages) stage = 0, parity ^= 1;
     }
-    w.end(p, item, s, warp);
-    finish_item<C>(p, item, s);
-    named_barrier<Traits::kThreads>();
+    if (index > 0) barrier_wait(&s.states_empty, index - 1 & 1);
+    w.end(p, item, s);
+    __syncwarp();
+    if (w.lane == 0) barrier_arrive(&s.states_full);
   }
+}
+
+/// The barriers, and the worker's first items: by the load warp, whose first copies depend on them.
+template <DecodeConfig C>
+__device__ inline void start_worker(const DecodeParams& p, int worker, typename DecodeTraits<C>::Shared& s) {
+  const int lane = threadIdx.x % 32;
+  if (lane < C.teams) {
+#pragma unroll
+    for (int i = 0; i < C.stages; ++i) {
+      barrier_init(&s.full[lane][i], 1);
+      barrier_init(&s.empty[lane][i], C.row_groups);
+    }
+  }
+  if (lane < 2) barrier_init(&s.queries_full[lane], kFinishWarps);
+  if (lane == 2) barrier_init(&s.states_full, DecodeTraits<C>::kWarps);
+  if (lane == 3) barrier_init(&s.states_empty, kFinishWarps);
+  fence_async_shared();
+  wait_for_previous_kernel();
+  s.queue.start(p.list, worker, lane);
 }
 
 /// One worker of the schedule: a thread block.
 template <DecodeConfig C>
 __device__ inline void decode_worker(const DecodeParams& p, int worker, typename DecodeTraits<C>::Shared& s) {
   using Traits = DecodeTraits<C>;
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  s.queue.start(p.list, worker);
-  if (warp < Traits::kWarps && lane < C.stages) {
-    barrier_init(&s.full[warp][lane], 1);
-    barrier_init(&s.empty[warp][lane], 1);
-  }
-  fence_async_shared();
+  const int warp = threadIdx.x / 32;
+  let_next_kernel_start();
+  if (warp == Traits::kLoadWarp) start_worker<C>(p, worker, s);
   __syncthreads();
-  // 8 compute warps get the registers that the load warpgroup does not need; 4 have plenty.
+  // 8 compute warps get the registers that the other warpgroup does not need; 4 have plenty.
   if (warp >= Traits::kWarps) {
-    if constexpr (Traits::kWarps == 8) shrink_registers<56>();
-    if (warp == Traits::kWarps) load_worker<C>(p, worker, s);
+    if constexpr (Traits::kWarps == 8) shrink_registers<Traits::kOtherRegisters>();
+    if (warp == Traits::kLoadWarp) {
+      load_worker<C>(p, worker, s);
+    } else {
+      finish_worker<C>(p, s, warp - Traits::kLoadWarp - 1);
+    }
   } else {
-    if constexpr (Traits::kWarps == 8) grow_registers<224>();
+    if constexpr (Traits::kWarps == 8) grow_registers<Traits::kComputeRegisters>();
     compute_worker<C>(p, s);
   }
 }

@@ -1,4 +1,4 @@
-// The loading role of the decode kernel: one warp that refills the rings of the compute warps.
+// The loading role of the decode kernel: one warp that refills the rings of the teams.
 #pragma once
 
 #include "cuda/decode_shared.h"
@@ -6,12 +6,11 @@
 
 namespace halftone::cuda {
 
-/// Refills the ring of one compute warp: one lane of the load warp. The block-table entries of the next piece
-/// are fetched when the piece before it is issued, so that no copy waits for them.
+/// Refills the ring of one team: one lane of the load warp. The block-table entries of the next piece are
+/// fetched when the piece before it is issued, so that no copy waits for them.
 template <DecodeConfig C>
 struct Loader {
   using Traits = DecodeTraits<C>;
-  static constexpr int kPieceTokens = C.piece_tiles * kTileTokens;
   int item = -1;  // index of the item that the next piece belongs to
   int token = 0;  // its first token
   int end = 0;    // of the item's tokens
@@ -22,27 +21,27 @@ struct Loader {
   int round = 0;  // times that the ring has been filled
 
   /// Finds the next piece; false if the queue holds none now.
-  __device__ bool find(const DecodeParams& p, typename Traits::Shared& s, int warp) {
+  __device__ bool find(const DecodeParams& p, typename Traits::Shared& s, int team) {
     while (token >= end) {
       if (item + 1 >= s.queue.count) return false;
       __threadfence_block();
       const planning::WorkItem& work = s.queue.items[++item % ItemQueue::kCapacity].work;
       table = p.cache.block_table + work.request * p.cache.table_stride;
       head = work.kv_head;
-      token = work.kv_begin + warp * kPieceTokens;
+      token = work.kv_begin + team * Traits::kPieceTokens;
       end = work.kv_end;
       look_up(p);
     }
     return true;
   }
   /// Whether the piece's place in the ring is free.
-  __device__ bool free(typename Traits::Shared& s, int warp) const {
-    return round == 0 || barrier_passed(&s.empty[warp][stage], round + 1 & 1);
+  __device__ bool free(typename Traits::Shared& s, int team) const {
+    return round == 0 || barrier_passed(&s.empty[team][stage], round + 1 & 1);
   }
-  __device__ void issue(const DecodeParams& p, typename Traits::Shared& s, int warp, std::uint64_t policy) {
+  __device__ void issue(const DecodeParams& p, typename Traits::Shared& s, int team, std::uint64_t policy) {
     const CacheView& c = p.cache;
-    std::uint64_t* barrier = &s.full[warp][stage];
-    std::uint8_t* ring = s.ring[warp][stage];
+    std::uint64_t* barrier = &s.full[team][stage];
+    std::uint8_t* ring = s.ring[team][stage];
     std::uint32_t live = 0;
     std::int64_t offset[C.piece_tiles];
 #pragma unroll
@@ -58,7 +57,7 @@ struct Loader {
       const int tile = (at & ((1 << c.page_log2) - 1)) / kTileTokens;
       offset[i] = page[i] * c.page_stride + (head * c.head_bytes + tile * c.tile_bytes);
     }
-    s.live[warp][stage] = live;
+    s.live[team][stage] = live;
     barrier_expect_bytes(barrier, __popc(live) * c.tile_bytes);
     const bool one_copy =
         C.piece_tiles == 2 && live == 3 && offset[C.piece_tiles - 1] == offset[0] + c.tile_bytes;
@@ -69,7 +68,7 @@ struct Loader {
                 i == 0 && one_copy ? 2 * c.tile_bytes : c.tile_bytes, barrier, policy);
     }
     if (++stage == C.stages) stage = 0, ++round;
-    token += Traits::kWarps * kPieceTokens;
+    token += C.teams * Traits::kPieceTokens;
     look_up(p);
   }
 
@@ -83,7 +82,7 @@ struct Loader {
   }
 };
 
-/// The load warp: lane w refills the ring of compute warp w; lane 0 also extends the item queue.
+/// The load warp: lane t refills the ring of team t; lane 0 also extends the item queue.
 template <DecodeConfig C>
 __device__ inline void load_worker(const DecodeParams& p, int worker, typename DecodeTraits<C>::Shared& s) {
   const int lane = threadIdx.x % 32;
@@ -94,7 +93,7 @@ __device__ inline void load_worker(const DecodeParams& p, int worker, typename D
   while (__any_sync(~0u, more)) {
     bool issued = false;
     more = s.queue.more;
-    if (lane < DecodeTraits<C>::kWarps && loader.find(p, s, lane)) {
+    if (lane < C.teams && loader.find(p, s, lane)) {
       more = true;
       if (loader.free(s, lane)) {
         loader.issue(p, s, lane, policy);

@@ -1,10 +1,12 @@
-// Decode attention for up to 16 packed query rows of a KV head: persistent CTAs, one per worker of the
+// Decode attention for up to 64 packed query rows of a KV head: persistent CTAs, one per worker of the
 // schedule.
 //
-// Each of the 8 compute warps owns a ring of tiles and its own softmax state; a ninth warp refills the rings:
-//   load     one bulk copy per piece (one or two tiles of 16 tokens, K, V and scales together)
-//   compute  S^T = K Q^T and O^T += V^T P^T, the cache as register operand A, straight from the packed words
-//   finish   the eight states are merged in shared memory; output, or a partial slot for a cut unit
+// The warps of a CTA have three roles:
+//   load     one warp: a bulk copy per piece (one or two tiles of 16 tokens, K, V and scales together)
+//   compute  S^T = K Q^T and O^T += V^T P^T, the cache as register operand A, straight from the packed words;
+//            a team of warps shares a ring of pieces, each warp with its own rows and softmax state
+//   finish   three warps: bring the queries of the next item, merge the teams' states of the last one, write
+//            outputs or partial slots, and merge the slots of a cut unit
 // Logits are in base 2 throughout; docs/kernels.md derives the bounds.
 #pragma once
 
@@ -14,7 +16,7 @@
 
 namespace halftone::cuda {
 
-/// Where a packed row of the current item stands.
+/// Where a packed row of an item stands.
 struct RowPlace {
   std::int64_t token;  // row of Q and O
   int head;
@@ -22,16 +24,22 @@ struct RowPlace {
   float slope;   // ALiBi, base 2
 };
 
+inline constexpr int kFinishWarps = kArrivalCounters;
+
 template <DecodeConfig C>
 struct DecodeTraits {
   static constexpr int kDim = C.head_dim;
   static constexpr int kBlocks = kDim / 32;
-  static constexpr int kRows = 8 * C.row_tiles;
-  static constexpr int kWarps = C.warps;
-  static constexpr int kThreads = 32 * kWarps;          // that compute
-  static constexpr int kBlockThreads = kThreads + 128;  // and a warpgroup of which one warp loads
+  static constexpr int kWarpRows = 8 * C.row_tiles;
+  static constexpr int kRows = rows_of(C);
+  static constexpr int kWarps = C.teams * C.row_groups;  // that compute
+  static constexpr int kLoadWarp = kWarps;               // then the finish warps: one more warpgroup
+  static constexpr int kThreads = 32 * (kWarps + 1 + kFinishWarps);
+  static constexpr int kPieceTokens = C.piece_tiles * kTileTokens;
   static constexpr int kStepTiles =
       C.row_tiles == 1 ? C.piece_tiles : 1;  // tiles of one softmax step: registers decide
+  // Of 8 compute warps and of the other warpgroup: 168 for each of 384 threads, in steps of 8.
+  static constexpr int kOtherRegisters = 72, kComputeRegisters = 168 + (168 - kOtherRegisters) / 2;
   static constexpr int kPad = 4;             // floats: spreads the rows of `out` over the banks
 
   static constexpr int param_bytes(const PartConfig& part) {  // of a tile; at most, unless the part is fixed
@@ -46,25 +54,36 @@ struct DecodeTraits {
 
   static constexpr int kMaxShared = 227 * 1024;
 
-  struct Shared {
-    alignas(128) std::uint8_t ring[kWarps][C.stages][C.piece_tiles * kTileBytes];
-    // B fragments [high, low part][row tile][block][lane][step, register, half]
-    alignas(16) std::uint16_t q[2][C.row_tiles][kBlocks][32][8];
-    alignas(16) float q_row[kRows][kDim];  // while a row is rotated
-    float q_sums[kRows][kBlocks];          // of the rounded, scaled Q, per block of dims
-    float q_factor[kRows];                 // turns a raw product into a base-2 logit
-    alignas(16) float out[kWarps][kRows][kDim + kPad];
-    float state[kWarps][kRows][2];  // maximum (base 2), sum
-    std::uint64_t full[kWarps][C.stages];
-    std::uint64_t empty[kWarps][C.stages];
-    std::uint32_t live[kWarps][C.stages];  // bit i: tile i of the piece was loaded
+  /// The queries of an item, as the compute warps take them.
+  struct Queries {
+    // B fragments [high, low part][row tile][block][lane][step, register, half]; the low part only where the
+    // high one is not exact
+    alignas(16) std::uint16_t fragments[2][kRows / 8][kBlocks][32][8];
+    float sums[kRows][kBlocks];  // of the scaled Q, per block of dims
+    float factor[kRows];         // turns a raw product into a base-2 logit
     RowPlace places[kRows];
-    float weights[kWarps + 1][kRows];  // of the warps' states, and of the slot that is folded in
-    float2 merged[kRows];              // maximum (base 2), sum
+  };
+
+  struct Shared {
+    alignas(128) std::uint8_t ring[C.teams][C.stages][C.piece_tiles * kTileBytes];
+    Queries queries[2];                                    // of items 2 i and 2 i + 1
+    alignas(16) float out[C.teams][kRows][kDim + kPad];    // unnormalised
+    float2 state[C.teams][kRows];                          // maximum (base 2), sum
+    std::uint64_t full[C.teams][C.stages];                 // a piece has arrived
+    std::uint64_t empty[C.teams][C.stages];                // its team has read it
+    std::uint64_t queries_full[2];
+    std::uint64_t states_full;   // all teams have stored the item's states
+    std::uint64_t states_empty;  // the finish warps have read them
+    std::uint32_t live[C.teams][C.stages];  // bit i: tile i of the piece was loaded
     ItemQueue queue;
-    int last_arrival;
   };
 };
+
+/// A rotated row has fp32 values, and bf16 cannot hold an f16 one.
+template <DecodeConfig C>
+__device__ inline bool needs_low_part(const DecodeParams& p) {
+  return p.rotate_k || (C.k.dtype == DType::kBFloat16 && !p.q_bf16);
+}
 
 inline constexpr float kLog2e = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.6931471805599453f;

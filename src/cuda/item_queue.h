@@ -18,17 +18,19 @@ struct ItemQueue {
   volatile bool more;    // items will follow
   alignas(ItemCursor) unsigned char cursor[sizeof(ItemCursor)];
 
-  /// By all threads; a barrier must follow.
-  __device__ void start(const ItemList& list, int worker) {
+  /// By one warp; a barrier must follow.
+  __device__ void start(const ItemList& list, int worker, int lane) {
     const int listed = list.counts[worker];
     const int4* source = reinterpret_cast<const int4*>(list.items + worker * kListedItems);
     constexpr int kWords = sizeof(DeviceItem) / sizeof(int4) * kListedItems;
-    if (threadIdx.x < kWords) reinterpret_cast<int4*>(items)[threadIdx.x] = source[threadIdx.x];
-    if (threadIdx.x == 0) {
+    static_assert(kWords == 32);
+    reinterpret_cast<int4*>(items)[lane] = source[lane];
+    if (lane == 0) {
       more = listed > kListedItems;
       count = listed > kListedItems ? kListedItems : listed;
       current = 0;
     }
+    __syncwarp();
   }
   /// By one thread: queues one item that the list does not hold, if there is room.
   __device__ void produce(const planning::Schedule& schedule, int worker) {
@@ -47,7 +49,7 @@ struct ItemQueue {
     if (found) count = at + 1;
     more = found;
   }
-  /// By the threads that compute: whether item `index` exists, once that is known.
+  /// Whether item `index` exists, once that is known.
   __device__ bool has(int index) const {
     while (count <= index) {
       if (!more) return count > index;

@@ -10,13 +10,15 @@ struct alignas(16) DeviceItem {
   std::int32_t first_query;  // cu_q[request]
   std::int32_t queries;      // of the request
   std::int32_t keys;         // of the request
-  std::int32_t owner;        // worker that began the unit, if the unit is cut; else -1
-  std::int32_t arrivals;     // items that store a part of the cut unit
-  std::int32_t first_slot;   // of the cut unit
+  std::int32_t first_slot;   // of the unit, if it is cut and its slots are to be merged; else -1
   std::int32_t parts;        // slots of the cut unit
-  std::int32_t unused;       // a size that divides into 16-byte loads
+  std::int32_t arrivals;     // items that store a part of the cut unit
+  std::int32_t unused[2];    // a size that divides into 16-byte loads
 };
 static_assert(sizeof(DeviceItem) == 64);
+
+/// Arrival counters of a partial slot: one per warp that stores and merges rows of it.
+inline constexpr int kArrivalCounters = 3;
 
 /// Items of a worker that a schedule lists; further ones are found by the kernel with a WorkCursor.
 inline constexpr int kListedItems = 8;
@@ -33,14 +35,13 @@ class ItemCursor {
     item.first_query = schedule_.cu_q[work.request];
     item.queries = planning::q_length(schedule_, work.request);
     item.keys = schedule_.kv_lengths[work.request];
-    item.owner = -1;
-    item.arrivals = item.first_slot = item.parts = item.unused = 0;
+    item.first_slot = -1;
+    item.parts = item.arrivals = 0;
     if (work.finish) return true;
     const std::int32_t owner = unit_owner(work);
     planning::MergeItem unit;
     if (planning::merge_item(schedule_, owner, unit) && unit.request == work.request &&
         unit.kv_head == work.kv_head && unit.row_begin == work.row_begin) {
-      item.owner = owner;
       item.arrivals = schedule_.params.absolute ? schedule_.starts[owner + 1].steps : unit.parts;
       item.first_slot = unit.slot;
       item.parts = unit.parts;

@@ -49,7 +49,7 @@ struct DecodeParams {
   const float* sinks;         // [q_heads] or null, natural-log units
   float* partial_out;         // [slots, row_block, v_dim], unnormalised
   float* partial_state_log2;  // [slots, row_block, 2]: maximum (base 2), sum
-  std::int32_t* arrivals;     // [workers], zero between launches
+  std::int32_t* arrivals;     // [slots, kArrivalCounters], zero between launches
   std::int32_t* status;       // [1] or null
   std::int64_t q_token_stride, q_head_stride;
   std::int64_t out_token_stride, out_head_stride;
@@ -59,6 +59,7 @@ struct DecodeParams {
   std::int32_t causal_right;  // keys j <= p + causal_right; INT_MAX / 2: no limit
   std::int32_t window_left;   // keys j >= p - window_left; INT_MAX / 2: no limit
   bool q_bf16;                // else f16
+  bool q_aligned;             // rows of Q begin at multiples of 16 bytes
   bool out_bf16;
   bool rotate_k;
   bool rotate_v;

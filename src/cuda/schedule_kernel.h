@@ -80,7 +80,7 @@ __device__ inline void build_schedule_block(const ScheduleBuildParams& p) {
   }
   __syncthreads();
   for (int w = thread; w <= shape.workers; w += kScheduleThreads) {
-    if (w < shape.workers) p.arrivals[w] = p.list.counts[w] = 0;
+    if (w < shape.workers) p.list.counts[w] = 0;
     if (w <= header.active) planning::locate_worker(s, w);
   }
   __syncthreads();
@@ -93,6 +93,7 @@ __device__ inline void build_schedule_block(const ScheduleBuildParams& p) {
     slots_before += total;
   }
   __syncthreads();
+  for (std::int64_t i = thread; i < slots_before * kArrivalCounters; i += kScheduleThreads) p.arrivals[i] = 0;
   for (int w = thread; w < header.active; w += kScheduleThreads) list_items(s, p.list, w);
   if (thread == 0) {
     header.partials = static_cast<std::int32_t>(slots_before);

@@ -10,7 +10,7 @@ namespace halftone::cuda {
 struct ScheduleBuildParams {
   planning::Schedule schedule;     // all pointers into the workspace
   ItemList list;                   // likewise
-  std::int32_t* arrivals;          // [workers], zeroed here
+  std::int32_t* arrivals;          // [slots, kArrivalCounters], zeroed here
   const std::int32_t* cu_q;        // [batch + 1], or null: max_q_len queries each
   const std::int32_t* kv_lengths;  // [batch]
   std::uint64_t plan_id;

@@ -33,25 +33,29 @@ std::span<const Config> configs(Device device) {
 #endif
 }
 
-Choice choose_config(const AttentionProblem& problem) {
+Choice choose_config(const AttentionProblem& problem, HasRowBlock* available) {
   const std::int64_t group = problem.q_heads / problem.kv.kv_heads;
-  const std::int64_t rows = group * problem.max_q_len;
-  const std::string count =
+  std::int64_t rows = group * problem.max_q_len;
+  std::string count =
       fmt::format("{} packed row{} per request and KV head (max_q_len {} x {} query head{})", rows,
                   rows == 1 ? "" : "s", problem.max_q_len, group, group == 1 ? "" : "s");
-  const std::span<const Config> table = configs(problem.device);
-  Choice choice;
-  if (problem.device.type == DeviceType::kCuda) {
-    if (problem.kv.head_dim > 128) return {0, fmt::format("head_dim {}, more than 128", problem.kv.head_dim)};
-    // One row for every batch, so that bits do not depend on the longest request of the batch.
-    if (problem.policy == SplitPolicy::kBatchInvariant)
-      return {1, "batch_invariant: the same for every batch"};
+  if (problem.device.type == DeviceType::kCuda && problem.policy == SplitPolicy::kBatchInvariant) {
+    // Chosen without max_q_len, so that bits do not depend on the longest request of the batch.
+    rows = group;
+    count = fmt::format("batch_invariant: {} query head{} per KV head", group, group == 1 ? "" : "s");
   }
-  while (table[choice.index].max_rows != 0 && rows > table[choice.index].max_rows) ++choice.index;
-  const Config& chosen = table[choice.index];
-  choice.reason = chosen.max_rows != 0
-                      ? fmt::format("{}, at most {}", count, chosen.max_rows)
-                      : fmt::format("{}, more than {}", count, table[choice.index - 1].max_rows);
+  const std::span<const Config> table = configs(problem.device);
+  Choice choice{-1, {}};
+  for (int i = 0; i < static_cast<int>(table.size()); ++i) {
+    if (!available(problem, table[i].row_block)) continue;
+    choice.index = i;
+    if (rows <= table[i].max_rows) break;
+  }
+  if (choice.index >= 0) {
+    const Config& chosen = table[choice.index];
+    choice.reason = rows <= chosen.max_rows ? fmt::format("{}, at most {}", count, chosen.max_rows)
+                                            : fmt::format("{}, {} at a time", count, chosen.row_block);
+  }
   return choice;
 }
 

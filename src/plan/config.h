@@ -29,11 +29,13 @@ inline constexpr std::array<Config, 3> kCpuConfigs{{
     {"cpu-prefill", 0, 64, 64, 1024, "prompts; bound by arithmetic"},
 }};
 
-/// Hopper: what one CTA of the decode kernel takes. Beyond head_dim 128 the accumulators of 16 rows do not
-/// fit into registers, and 8 rows serve every request.
-inline constexpr std::array<Config, 2> kCudaConfigs{{
+/// Hopper: what one CTA of the decode kernel takes. A format and head_dim may lack some of them.
+inline constexpr std::array<Config, 5> kCudaConfigs{{
     {"sm90-decode-8", 8, 8, 128, 4096, "up to 8 packed rows, read at the speed of memory"},
-    {"sm90-decode-16", 0, 16, 128, 4096, "16 packed rows at a time"},
+    {"sm90-decode-16", 16, 16, 128, 4096, "up to 16 packed rows"},
+    {"sm90-decode-32", 32, 32, 128, 4096, "drafts, or many query heads per KV head; bound by arithmetic"},
+    {"sm90-decode-48", 48, 48, 128, 4096, "likewise"},
+    {"sm90-decode-64", 0, 64, 128, 4096, "64 packed rows at a time"},
 }};
 
 /// The table of a device; empty when this build has no backend for it.
@@ -45,7 +47,11 @@ struct Choice {
   std::string reason;
 };
 
-/// Depends only on shapes and bounds of an already validated problem.
-Choice choose_config(const AttentionProblem& problem);
+/// Whether the backend can run units of `row_block` packed rows of the problem.
+using HasRowBlock = bool(const AttentionProblem& problem, int row_block);
+
+/// The smallest unit that holds a request's packed rows, else the largest. Depends only on shapes and bounds of
+/// an already validated problem; index -1 if the device has no row for it.
+Choice choose_config(const AttentionProblem& problem, HasRowBlock* available);
 
 }  // namespace halftone::planning

@@ -119,6 +119,18 @@ int default_workers(Device device) {
   return std::clamp(omp_get_max_threads(), 1, kMaxWorkers);
 }
 
+HasRowBlock* has_row_block(Device device) {
+#ifdef HALFTONE_WITH_CUDA
+  if (device.type == DeviceType::kCuda) {
+    return [](const AttentionProblem& problem, int row_block) {
+      return cuda::find_kernel(problem, row_block) >= 0;
+    };
+  }
+#endif
+  (void)device;
+  return [](const AttentionProblem&, int) { return true; };
+}
+
 std::string mask_text(const Mask& mask) {
   std::string text = mask.causal ? "causal" : "all keys";
   if (mask.window_left >= 0) text += fmt::format(", window left {}", mask.window_left);
@@ -152,7 +164,10 @@ std::string_view policy_name(SplitPolicy policy) {
 Plan make_plan(const AttentionProblem& problem) {
   validate_problem(problem);
   auto impl = std::make_shared<Plan::Impl>();
-  Choice choice = choose_config(problem);
+  Choice choice = choose_config(problem, has_row_block(problem.device));
+#ifdef HALFTONE_WITH_CUDA
+  if (choice.index < 0) cuda::refuse(problem);
+#endif
   const Config& config = configs(problem.device)[choice.index];
   const int workers = problem.workers != 0 ? problem.workers : default_workers(problem.device);
 
@@ -160,8 +175,7 @@ Plan make_plan(const AttentionProblem& problem) {
   impl->config_index = choice.index;
 #ifdef HALFTONE_WITH_CUDA
   if (problem.device.type == DeviceType::kCuda) {
-    impl->kernel = cuda::choose_kernel(problem, config.row_block);
-    impl->workspace.backend_bytes = cuda::backend_bytes(workers);
+    impl->kernel = cuda::find_kernel(problem, config.row_block);
   }
 #endif
   impl->scale = problem.scale != 0
@@ -171,6 +185,11 @@ Plan make_plan(const AttentionProblem& problem) {
   impl->id = fingerprint(problem, workers);
   impl->workspace.schedule = schedule_params(problem, config, workers);
   impl->workspace.partials = max_partials(impl->workspace.schedule);
+#ifdef HALFTONE_WITH_CUDA
+  if (problem.device.type == DeviceType::kCuda) {
+    impl->workspace.backend_bytes = cuda::backend_bytes(workers, impl->workspace.partials);
+  }
+#endif
   impl->workspace.v_dim = problem.kv.v_dim();
   impl->workspace.plain = !problem.paged;
   const Workspace workspace = carve_workspace(impl->workspace, nullptr);

@@ -48,11 +48,11 @@ __device__ inline bool barrier_passed(std::uint64_t* barrier, std::uint32_t pari
   return done != 0;
 }
 
-/// A barrier among `threads` threads of the block, apart from __syncthreads().
-template <int kThreads>
-__device__ inline void named_barrier() {
-  asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
-}
+/// Programmatic dependent launch: the next kernel of the stream may start; it waits before it touches memory.
+__device__ inline void let_next_kernel_start() { asm volatile("griddepcontrol.launch_dependents;"); }
+
+/// Until all that the previous kernel of the stream wrote is visible.
+__device__ inline void wait_for_previous_kernel() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 
 /// Registers per thread of the calling warpgroup, from here on (multiples of 8).
 template <int kRegisters>
@@ -88,6 +88,15 @@ __device__ inline void mma_f16(float (&d)[4], const std::uint32_t (&a)[4], std::
       "{%0,%1,%2,%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/// Rows 0 to 7 of the same product: a is zero below them.
+__device__ inline void mma_f16_upper(float (&d)[2], std::uint32_t a0, std::uint32_t a2, std::uint32_t b0,
+                                     std::uint32_t b1) {
+  asm("{\n .reg .f32 x, y;\n"
+      " mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,x,y}, {%2,%3,%4,%3}, {%5,%6}, {%0,%1,%7,%7};\n}"
+      : "+f"(d[0]), "+f"(d[1])
+      : "r"(a0), "r"(0u), "r"(a2), "r"(b0), "r"(b1), "f"(0.0f));
 }
 
 __device__ inline void mma_bf16(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,

@@ -1,0 +1,365 @@
+#include "cli/cuda/bench.h"
+
+#include <cuda_runtime_api.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <map>
+#include <numeric>
+#include <vector>
+
+#include "cli/cuda/device.h"
+#include "cli/cuda/read_kernels.h"
+#include "cli/host.h"
+#include "cli/owned_cache.h"
+#include "cli/text.h"
+#include "halftone/error.h"
+#include "testing/random.h"
+
+namespace halftone::cli::cuda {
+namespace {
+
+using testing::Tensor;
+
+constexpr std::int64_t kPatternTokens = 256;  // of random K and V, repeated over a cache
+constexpr std::int64_t kSpareMemory = std::int64_t{256} << 20;
+
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+Tensor random_activations(std::int64_t tokens, int heads, int dim, std::uint64_t seed) {
+  testing::Random random(seed);
+  std::vector<float> values(static_cast<std::size_t>(tokens * heads * dim));
+  testing::fill(random, testing::Data::kOutlierChannels, values, heads, dim);
+  return Tensor::of(DType::kBFloat16, {tokens, heads, dim}, values);
+}
+
+/// Pages of random tokens and the static scales that go with them.
+OwnedCache page_pattern(const KvCacheSpec& spec) {
+  const std::int64_t tokens = std::max<std::int64_t>(kPatternTokens, spec.page_size);
+  OwnedCache cache(spec, 1, tokens);
+  const Tensor k = random_activations(tokens, spec.kv_heads, spec.head_dim, 1);
+  const Tensor v = random_activations(tokens, spec.kv_heads, spec.v_dim(), 2);
+  cache.calibrate(k.view(), v.view());
+  cache.append(0, k.view(), v.view());
+  return cache;
+}
+
+/// `tokens` of bf16 [tokens, heads, dim], random and repeated.
+DeviceBuffer device_activations(std::int64_t tokens, int heads, int dim, std::uint64_t seed) {
+  const Tensor pattern = random_activations(std::min<std::int64_t>(tokens, 4096), heads, dim, seed);
+  DeviceBuffer buffer(tokens * heads * dim * 2);
+  fill_with(buffer.data(), buffer.bytes(), pattern.bytes());
+  return buffer;
+}
+
+/// Numbers 0 to n - 1 in random order.
+template <class T>
+std::vector<T> permutation(std::int64_t n) {
+  std::vector<T> order(static_cast<std::size_t>(n));
+  std::iota(order.begin(), order.end(), T{0});
+  testing::Random random(3);
+  random.shuffle(order);
+  return order;
+}
+
+/// Pages for requests of given lengths in random order, for `layers` layers that share one block table.
+struct DeviceCache {
+  PageLayout layout;
+  std::int64_t num_pages = 0;  ///< of one layer
+  DeviceBuffer pages;          ///< layer after layer, then `spare` bytes
+  DeviceTensor table, lengths, k_scale, k_min, v_scale, v_min;
+  PagedKv first;  ///< of the first layer
+
+  PagedKv layer(int index) const {
+    PagedKv cache = first;
+    cache.pages.data = pages.data() + index * num_pages * layout.page_bytes;
+    return cache;
+  }
+};
+
+DeviceCache make_cache(const KvCacheSpec& spec, const std::vector<std::int64_t>& tokens, int layers,
+                       std::int64_t spare, Device device) {
+  DeviceCache cache;
+  cache.layout = page_layout(spec);
+  std::int64_t widest = 1;
+  for (const std::int64_t n : tokens) {
+    cache.num_pages += ceil_div(n, spec.page_size);
+    widest = std::max(widest, ceil_div(n, spec.page_size));
+  }
+  const auto requests = static_cast<std::int64_t>(tokens.size());
+  const std::int64_t bytes = layers * cache.num_pages * cache.layout.page_bytes + spare;
+  std::size_t free = 0, total = 0;
+  check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
+  if (bytes + kSpareMemory > static_cast<std::int64_t>(free)) {
+    throw Error(ErrorCode::kResourceExhausted,
+                fmt::format("the cache needs {}, but {} are free on the device: use less --batch, --context "
+                            "or --chain.",
+                            human_bytes(static_cast<double>(bytes)), human_bytes(static_cast<double>(free))));
+  }
+  const std::vector<std::int32_t> order = permutation<std::int32_t>(cache.num_pages);
+  Tensor table(DType::kInt32, {requests, widest}), lengths(DType::kInt32, {requests});
+  table.fill_bytes(0);
+  std::size_t next = 0;
+  for (std::size_t r = 0; r < tokens.size(); ++r) {
+    lengths.as<std::int32_t>()[r] = static_cast<std::int32_t>(tokens[r]);
+    const std::int64_t count = ceil_div(tokens[r], spec.page_size);
+    std::copy_n(order.begin() + static_cast<std::ptrdiff_t>(next), count,
+                table.as<std::int32_t>().begin() + static_cast<std::ptrdiff_t>(r) * widest);
+    next += static_cast<std::size_t>(count);
+  }
+  const OwnedCache pattern = page_pattern(spec);
+  cache.pages = DeviceBuffer(bytes);
+  fill_with(cache.pages.data(), bytes, pattern.pages.bytes());
+  cache.table = DeviceTensor(table, device);
+  cache.lengths = DeviceTensor(lengths, device);
+  cache.k_scale = DeviceTensor(pattern.k_scale, device);
+  cache.k_min = DeviceTensor(pattern.k_min, device);
+  cache.v_scale = DeviceTensor(pattern.v_scale, device);
+  cache.v_min = DeviceTensor(pattern.v_min, device);
+  cache.first.spec = spec;
+  cache.first.pages = TensorView::contiguous(cache.pages.data(), DType::kUInt8,
+                                             {cache.num_pages, cache.layout.page_bytes}, device);
+  cache.first.block_table = cache.table.view;
+  cache.first.lengths = cache.lengths.view;
+  cache.first.k_scale = {cache.k_scale.view, cache.k_min.view};
+  cache.first.v_scale = {cache.v_scale.view, cache.v_min.view};
+  return cache;
+}
+
+/// A run that writes nothing, or NaN, must not pass for a fast one.
+void require_written(const DeviceBuffer& out) {
+  std::vector<std::uint16_t> host(static_cast<std::size_t>(out.bytes() / 2));
+  check(cudaMemcpy(host.data(), out.data(), static_cast<std::size_t>(out.bytes()), cudaMemcpyDeviceToHost),
+        "cudaMemcpy");
+  const auto bad = std::ranges::count_if(host, [](std::uint16_t x) { return (x & 0x7f80U) == 0x7f80U; });
+  if (bad == 0) return;
+  throw Error(ErrorCode::kInternal,
+              fmt::format("{} of {} outputs are not finite or were not written: run `make test-gpu`.", bad,
+                          host.size()));
+}
+
+struct Ceiling {
+  double gbs = 0;
+  std::string name;
+};
+
+}  // namespace
+
+struct Bench::Impl {
+  struct Current {
+    explicit Current(int index) { check(cudaSetDevice(index), "cudaSetDevice"); }
+  };
+
+  Device device;
+  int repeats;
+  Current current;
+  Timer timer;
+  DeviceBuffer sink;
+  std::map<std::pair<std::int64_t, int>, Ceiling> reads;  ///< by bytes of a layer and layers
+  std::map<std::int64_t, Ceiling> copies;
+
+  Impl(int index, int requested)
+      : device{DeviceType::kCuda, index},
+        repeats(requested > 0 ? requested : Timer::kMinRepeats),
+        current(index),
+        sink(16) {}
+
+  /// Median of a call, or per layer of a chain that is replayed as one graph.
+  double time_layers(int layers, int calls, const std::function<void(int, Stream)>& call) {
+    if (layers == 1) return timer.median_us(calls, [&](Stream s) { call(0, s); });
+    const Graph graph(timer.stream(), [&](Stream s) {
+      for (int i = 0; i < layers; ++i) call(i, s);
+    });
+    return timer.median_us(calls, [&](Stream s) { graph.launch(s); }) / layers;
+  }
+
+  const Ceiling& read_ceiling(const std::uint8_t* data, std::int64_t bytes, std::int64_t layer_stride,
+                              int layers);
+  const Ceiling& copy_ceiling(std::int64_t bytes);
+  BenchRow attention(const BenchCase& setup);
+  BenchRow append(const BenchCase& setup);
+};
+
+const Ceiling& Bench::Impl::read_ceiling(const std::uint8_t* data, std::int64_t bytes,
+                                         std::int64_t layer_stride, int layers) {
+  Ceiling& best = reads[{bytes, layers}];
+  if (best.gbs > 0) return best;
+  const auto us_of = [&](int kernel, int calls) {
+    return time_layers(layers, calls, [&](int layer, Stream stream) {
+      check(launch_read(kernel, data + layer * layer_stride, bytes, sink.data(), stream), "a read kernel");
+    });
+  };
+  // Where reads are long, a few calls show which kernels are in question, and only these are measured in
+  // full.
+  constexpr int kTrials = 5;
+  constexpr std::size_t kFinalists = 3;
+  constexpr std::int64_t kLong = std::int64_t{1} << 30;
+  std::vector<std::pair<double, int>> order;
+  for (int kernel = 0; kernel < read_kernel_count(); ++kernel) {
+    order.emplace_back(layers * bytes > kLong ? us_of(kernel, kTrials) : 0.0, kernel);
+  }
+  std::ranges::sort(order);
+  if (layers * bytes > kLong) order.resize(std::min(order.size(), kFinalists));
+  for (const auto& [trial_us, kernel] : order) {
+    const double gbs = static_cast<double>(bytes) / us_of(kernel, repeats) / 1e3;
+    if (gbs > best.gbs) best = {gbs, read_kernel_name(kernel)};
+  }
+  return best;
+}
+
+const Ceiling& Bench::Impl::copy_ceiling(std::int64_t bytes) {
+  Ceiling& ceiling = copies[bytes];
+  if (ceiling.gbs > 0) return ceiling;
+  const std::int64_t half = std::max<std::int64_t>(bytes / 2, 1);
+  const DeviceBuffer from(half), to(half);
+  check(cudaMemset(from.data(), 1, static_cast<std::size_t>(half)), "cudaMemset");
+  check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  const double us = timer.median_us(repeats, [&](Stream stream) {
+    check(cudaMemcpyAsync(to.data(), from.data(), static_cast<std::size_t>(half), cudaMemcpyDeviceToDevice,
+                          static_cast<cudaStream_t>(stream)),
+          "cudaMemcpyAsync");
+  });
+  ceiling = {static_cast<double>(bytes) / us / 1e3, "cudaMemcpyAsync that reads and writes as many bytes"};
+  return ceiling;
+}
+
+BenchRow Bench::Impl::attention(const BenchCase& setup) {
+  const ProblemShape& shape = setup.shape;
+  AttentionProblem problem = to_problem(shape);
+  problem.device = device;
+  const Plan plan = halftone::plan(problem);
+  const std::vector<std::int64_t> tokens = kv_lengths(setup);
+  const Floor floor = floor_of(problem, std::vector<std::int64_t>(tokens.size(), shape.q_len), tokens);
+  BenchRow row;
+  row.setup = setup;
+  row.bytes = floor.bytes();
+  // A layer's bytes are read for the ceiling too, Q and O included: the spare bytes stand for the last ones.
+  const DeviceCache cache = make_cache(problem.kv, tokens, setup.chain, floor.io_bytes + 256, device);
+  const std::int64_t queries = std::int64_t{shape.batch} * shape.q_len;
+  const std::int64_t out_bytes = queries * shape.q_heads * problem.kv.v_dim() * 2;
+  const std::int64_t q_bytes = queries * shape.q_heads * shape.head_dim * 2;
+  const DeviceBuffer q = device_activations(setup.chain * queries, shape.q_heads, shape.head_dim, 4);
+  const DeviceBuffer out(setup.chain * out_bytes);
+  check(cudaMemset(out.data(), 0xff, static_cast<std::size_t>(out.bytes())), "cudaMemset");
+  const DeviceBuffer space(static_cast<std::int64_t>(plan.workspace_bytes()));
+  const TensorView workspace = TensorView::contiguous(space.data(), DType::kUInt8, {space.bytes()}, device);
+  std::vector<AttentionArgs> layers(static_cast<std::size_t>(setup.chain));
+  for (int i = 0; i < setup.chain; ++i) {
+    AttentionArgs& args = layers[static_cast<std::size_t>(i)];
+    args.cache = cache.layer(i);
+    args.lengths.kv_lengths = cache.lengths.view;
+    args.q = TensorView::contiguous(q.data() + i * q_bytes, DType::kBFloat16,
+                                    {queries, shape.q_heads, shape.head_dim}, device);
+    args.out = TensorView::contiguous(out.data() + i * out_bytes, DType::kBFloat16,
+                                      {queries, shape.q_heads, problem.kv.v_dim()}, device);
+  }
+  check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  const SequenceLengths& lengths = layers.front().lengths;
+  schedule(plan, lengths, workspace, timer.stream());
+  row.us = time_layers(setup.chain, repeats, [&](int layer, Stream stream) {
+    if (setup.with_schedule && layer == 0) schedule(plan, lengths, workspace, stream);
+    halftone::run(plan, layers[static_cast<std::size_t>(layer)], workspace, stream);
+  });
+  require_written(out);
+  row.gflops = floor.flops / row.us / 1e3;
+  const Ceiling& ceiling =
+      read_ceiling(cache.pages.data(), row.bytes, cache.num_pages * cache.layout.page_bytes, setup.chain);
+  row.ceiling_gbs = ceiling.gbs;
+  row.ceiling = ceiling.name;
+  return row;
+}
+
+/// Appends q_len tokens to every request. As on the CPU, only the pages of these tokens exist; the first
+/// token stands where a context of this length ends in its page.
+BenchRow Bench::Impl::append(const BenchCase& setup) {
+  const ProblemShape& shape = setup.shape;
+  const KvCacheSpec spec = to_problem(shape).kv;
+  const std::int64_t tokens = std::int64_t{shape.batch} * shape.q_len;
+  const std::int64_t in_bytes = tokens * spec.kv_heads * (spec.head_dim + spec.v_dim()) * 2;
+  BenchRow row;
+  row.setup = setup;
+  row.bytes = in_bytes + std::llround(static_cast<double>(tokens) * bytes_per_token(spec));
+  const std::int64_t offset = (shape.context - shape.q_len) % spec.page_size;
+  const DeviceCache cache =
+      make_cache(spec, std::vector<std::int64_t>(static_cast<std::size_t>(shape.batch), offset + shape.q_len),
+                 1, in_bytes, device);
+  const DeviceBuffer k = device_activations(tokens, spec.kv_heads, spec.head_dim, 5);
+  const DeviceBuffer v = device_activations(tokens, spec.kv_heads, spec.v_dim(), 6);
+  const std::int64_t request_pages = cache.num_pages / shape.batch;
+  const std::vector<std::int64_t> order = permutation<std::int64_t>(cache.num_pages);
+  Tensor slots(DType::kInt64, {tokens}), status(DType::kInt32, {1});
+  status.fill_bytes(0);
+  for (std::int64_t t = 0; t < tokens; ++t) {
+    const std::int64_t position = offset + t % shape.q_len;
+    const std::int64_t page = t / shape.q_len * request_pages + position / spec.page_size;
+    slots.as<std::int64_t>()[static_cast<std::size_t>(t)] =
+        order[static_cast<std::size_t>(page)] * spec.page_size + position % spec.page_size;
+  }
+  const DeviceTensor device_slots(slots, device), device_status(status, device);
+  AppendArgs args;
+  args.k = TensorView::contiguous(k.data(), DType::kBFloat16, {tokens, spec.kv_heads, spec.head_dim}, device);
+  args.v = TensorView::contiguous(v.data(), DType::kBFloat16, {tokens, spec.kv_heads, spec.v_dim()}, device);
+  args.slot_mapping = device_slots.view;
+  args.status = device_status.view;
+  check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  row.us = time_layers(1, repeats,
+                       [&](int /*layer*/, Stream stream) { halftone::append(cache.first, args, stream); });
+  std::int32_t flags = 0;
+  check(cudaMemcpy(&flags, device_status.memory.data(), sizeof(flags), cudaMemcpyDeviceToHost), "cudaMemcpy");
+  if (flags != 0) {
+    throw Error(ErrorCode::kInternal,
+                fmt::format("append set the status word to {}: run `make test-gpu`.", flags));
+  }
+  const Ceiling& ceiling = copy_ceiling(row.bytes);
+  row.ceiling_gbs = ceiling.gbs;
+  row.ceiling = ceiling.name;
+  return row;
+}
+
+Bench::Bench(int device, int repeats) : impl_(std::make_unique<Impl>(device, repeats)) {}
+Bench::~Bench() = default;
+
+BenchRow Bench::run(const BenchCase& setup) {
+  BenchRow row = setup.suite == Suite::kAppend ? impl_->append(setup) : impl_->attention(setup);
+  row.gbs = static_cast<double>(row.bytes) / row.us / 1e3;
+  row.repeats = impl_->repeats;
+  row.copies = setup.chain;
+  row.cold = true;
+  return row;
+}
+
+nlohmann::ordered_json Bench::describe() {
+  const int index = impl_->device.index;
+  cudaDeviceProp properties{};
+  check(cudaGetDeviceProperties(&properties, index), "cudaGetDeviceProperties");
+  std::array<char, 32> bus{};
+  check(cudaDeviceGetPCIBusId(bus.data(), static_cast<int>(bus.size()), index), "cudaDeviceGetPCIBusId");
+  int driver = 0, runtime = 0;
+  check(cudaDriverGetVersion(&driver), "cudaDriverGetVersion");
+  check(cudaRuntimeGetVersion(&runtime), "cudaRuntimeGetVersion");
+  const double empty = impl_->timer.median_us(
+      Timer::kMinRepeats, [](Stream stream) { check(launch_nothing(stream), "an empty kernel"); });
+  impl_->timer.keep_busy(30);
+  const GpuClocks clocks = gpu_clocks(bus.data());
+  impl_->timer.synchronize();
+  const auto version = [](int v) { return fmt::format("{}.{}", v / 1000, v % 1000 / 10); };
+  return {{"type", "cuda"},
+          {"name", properties.name},
+          {"compute_capability", fmt::format("{}.{}", properties.major, properties.minor)},
+          {"multiprocessors", properties.multiProcessorCount},
+          {"memory_bytes", properties.totalGlobalMem},
+          {"l2_bytes", properties.l2CacheSize},
+          {"driver", clocks.driver},
+          {"driver_cuda", version(driver)},
+          {"runtime_cuda", version(runtime)},
+          {"sm_clock_mhz", clocks.sm},
+          {"sm_clock_max_mhz", clocks.sm_max},
+          {"memory_clock_mhz", clocks.memory},
+          {"memory_clock_max_mhz", clocks.memory_max},
+          {"flush_bytes", impl_->timer.flush_bytes()},
+          {"empty_kernel_us", empty}};
+}
+
+}  // namespace halftone::cli::cuda

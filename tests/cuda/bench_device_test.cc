@@ -1,0 +1,44 @@
+// `halftone bench --backend cuda` on a GPU: the figures it writes are there and possible.
+#include "tests/cli_support.h"
+
+namespace halftone::cli {
+namespace {
+
+using json = nlohmann::json;
+
+json bench(std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), {"bench", "--backend", "cuda", "--json", "-"});
+  const Result result = run(std::move(arguments));
+  EXPECT_EQ(result.code, 0) << result.err;
+  return json::parse(result.out, nullptr, false);
+}
+
+TEST(DeviceBench, Rows) {
+  const json all = bench({"--formats", "int8-head,bf16:int4-g32", "--batch", "16", "--q-heads", "8",
+                          "--kv-heads", "1", "--chain", "3", "--with-schedule"});
+  EXPECT_EQ(all["device"]["type"], "cuda");
+  EXPECT_NE(all["device"]["driver"], "");
+  EXPECT_GT(all["device"]["sm_clock_mhz"], 0);
+  EXPECT_GT(all["device"]["memory_clock_mhz"], 0);
+  ASSERT_EQ(all["rows"].size(), 2U);
+  const json& row = all["rows"][0];
+  EXPECT_EQ(row["chain"], 3);
+  EXPECT_EQ(row["repeats"], 25);
+  EXPECT_EQ(row["bytes"], 16 * (8192 * 2 * 130 + 8 * 2 * 128 * 2));
+  EXPECT_GT(row["us"], 1);
+  EXPECT_GT(row["ceiling_gbs"], row["gbs"]);
+  EXPECT_LT(row["ceiling_gbs"], 6000);
+  EXPECT_NE(all["rows"][1].value("unsupported", "").find("v_format"), std::string::npos) << all["rows"][1];
+}
+
+TEST(DeviceBench, MixedLengthsAndAppend) {
+  const json mixed = bench({"--formats", "int4-g32", "--contexts-mix", "8192x1,128x31"});
+  EXPECT_EQ(mixed["rows"][0]["lengths"], "8192x1,128x31");
+  EXPECT_EQ(mixed["rows"][0]["bytes"], std::int64_t{8192 + 31 * 128} * 8 * 160 + 32 * 32 * 2 * 128 * 2);
+  const json append = bench({"--suite", "append", "--formats", "int4-row", "--q-len", "512"});
+  EXPECT_GT(append["rows"][0]["us"], 1);
+  EXPECT_GT(append["rows"][0]["ceiling_gbs"], append["rows"][0]["gbs"]);
+}
+
+}  // namespace
+}  // namespace halftone::cli
