@@ -46,7 +46,7 @@ if(HALFTONE_BUILD_TESTS)
   find_package(GTest CONFIG REQUIRED)
   file(GLOB sources CONFIGURE_DEPENDS tests/*_test.cc)
   if(NOT TARGET halftone_cli)
-    list(FILTER sources EXCLUDE REGEX "/(atomic_file|cli|cli_eval|safetensors)_test\\.cc$")
+    list(FILTER sources EXCLUDE REGEX "/(atomic_file|bench|cli|cli_eval|safetensors)_test\\.cc$")
   endif()
   if(HALFTONE_SANITIZE STREQUAL "thread")
     # Those in which threads meet; the others would only repeat them slowly.
