@@ -101,6 +101,7 @@ tidy: ## clang-tidy over src, testing and cli
 	@$(setup) build clang tidy
 	@mkdir -p build
 	@$(call configure,tidy)
+	@$(call compile,tidy,halftone_commit) >/dev/null
 	@scripts/tidy.sh
 
 install: ## install the release build under PREFIX (/usr/local)
