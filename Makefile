@@ -75,7 +75,7 @@ asan: ## the tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@$(call compile,asan)
 	@scripts/ctest.sh build/asan
 
-tsan: ## the tests under ThreadSanitizer
+tsan: ## the tests in which threads meet, under ThreadSanitizer
 	@$(setup) build test clang
 	@mkdir -p build
 	@$(call configure,tsan,$(python))
@@ -101,6 +101,7 @@ tidy: ## clang-tidy over src, testing and cli
 	@$(setup) build clang tidy
 	@mkdir -p build
 	@$(call configure,tidy)
+	@$(call compile,tidy,halftone_commit) >/dev/null
 	@scripts/tidy.sh
 
 install: ## install the release build under PREFIX (/usr/local)

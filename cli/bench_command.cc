@@ -142,7 +142,7 @@ std::vector<BenchRow> run_all(const std::vector<BenchCase>& cases, Progress& pro
   return rows;
 }
 
-struct Measured {
+struct Measured {  // NOLINT(bugprone-exception-escape): moving a json throws nothing
   std::vector<BenchRow> rows;
   std::string engine;
   nlohmann::ordered_json head;

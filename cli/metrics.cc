@@ -62,7 +62,7 @@ ChannelStats channel_stats(std::span<const float> x, int heads, int dim) {
     stats.absmax[i % channels] = std::max(stats.absmax[i % channels], std::fabs(x[i]));
     square[i % channels] += static_cast<double>(x[i]) * x[i];
   }
-  const double tokens = static_cast<double>(x.size() / channels);
+  const double tokens = static_cast<double>(x.size()) / static_cast<double>(channels);
   for (const double s : square) stats.rms.push_back(static_cast<float>(std::sqrt(s / tokens)));
   for (int h = 0; h < heads; ++h) {
     const auto head = stats.absmax.begin() + static_cast<std::ptrdiff_t>(h) * dim;

@@ -7,6 +7,7 @@
 
 #include "cli/terminal.h"
 #include "cli/text.h"
+#include "plan/plan.h"
 
 namespace halftone::cli {
 
@@ -20,17 +21,7 @@ SplitPolicy parse_policy(std::string_view text) {
                   printable(text)));
 }
 
-std::string_view policy_text(SplitPolicy policy) {
-  switch (policy) {
-    case SplitPolicy::kFast:
-      return "fast";
-    case SplitPolicy::kReproducible:
-      return "reproducible";
-    case SplitPolicy::kBatchInvariant:
-      return "batch_invariant";
-  }
-  return "";
-}
+std::string_view policy_text(SplitPolicy policy) { return planning::policy_name(policy); }
 
 AttentionProblem to_problem(const ProblemShape& shape) {
   AttentionProblem problem;

@@ -66,9 +66,15 @@ void draw_error_axes(Svg& svg, const Box& frame, const Axis& x, const Axis& y, d
   svg.text({frame.x - 48, frame.y - 16}, "output error, worst layer", "label", "start");
 }
 
+/// A level with its label: above it at the right end, or below it at the left end, where no small format is
+/// so exact that its point would be in the way.
 void draw_limit(Svg& svg, const Box& frame, double y, const std::string& label, const char* css, bool above) {
   svg.line({frame.x, y}, {frame.x + frame.width, y}, css);
-  svg.text({frame.x + frame.width, above ? y - 6 : y + 15}, label, "note", "end");
+  if (above) {
+    svg.text({frame.x + frame.width, y - 6}, label, "note", "end");
+  } else {
+    svg.text({frame.x + 4, y + 15}, label, "note");
+  }
 }
 
 /// Points of the step-free Pareto line, by falling bytes.
@@ -80,6 +86,7 @@ std::vector<Point> pareto_line(const EvalReport& report, const Axis& x, const st
   std::stable_sort(points.begin(), points.end(),
                    [](const auto& a, const auto& b) { return a.first < b.first; });
   std::vector<Point> line;
+  line.reserve(points.size());
   for (const auto& p : points) line.push_back(p.second);
   return line;
 }
@@ -147,7 +154,7 @@ void draw_legend(Svg& svg, Point at) {
   };
   double x = at.x;
   for (const Item& item : {Item{"dot f16", "16-bit"}, Item{"dot fp8", "fp8"}, Item{"dot int8", "int8"},
-                           Item{"dot int4", "int4"}, Item{"dot ring int4", "+rot (K rotated)"}}) {
+                           Item{"dot int4", "int4"}, Item{"dot ring int4", "+rot (rotated)"}}) {
     svg.circle({x, at.y - 4}, 5, item.css);
     svg.text({x + 10, at.y}, item.text, "note");
     x += 26 + text_width(item.text, 12);
@@ -197,9 +204,8 @@ std::string plot_error_against_bytes(const EvalReport& report) {
     at.push_back({x(f.bytes_per_token), y(std::max(f.error_worst, floor))});
   svg.polyline(pareto_line(report, x, at), "pareto");
 
-  const std::vector<Box> notes = {
-      {frame.x + frame.width - 240, y(std::max(report.bf16_rounding, floor)) - 2, 240, 20},
-      {frame.x + frame.width - 80, y(report.options.max_error) - 20, 80, 20}};
+  const std::vector<Box> notes = {{frame.x, y(std::max(report.bf16_rounding, floor)) - 2, 240, 20},
+                                  {frame.x + frame.width - 80, y(report.options.max_error) - 20, 80, 20}};
   draw_labels(svg, label_points(report, at, floor), frame, notes);
   for (std::size_t i = 0; i < report.formats.size(); ++i) {
     const FormatResult& f = report.formats[i];

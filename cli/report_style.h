@@ -24,8 +24,8 @@ p { margin: 6px 0 10px; max-width: 78ch; } .sub, .soft { color: var(--soft); }
 .tile, figure { background: var(--panel); border: 1px solid var(--faint); border-radius: 8px; }
 .tile { padding: 12px 16px; } .tile b { display: block; font-size: 22px; line-height: 1.3; font-variant-numeric: tabular-nums; }
 .tile span { color: var(--soft); font-size: 13px; }
-figure { margin: 10px 0 14px; padding: 12px 14px; } figcaption { color: var(--soft); font-size: 13.5px; max-width: 88ch; }
-svg { width: 100%; height: auto; display: block; font-family: inherit; }
+figure { margin: 10px 0 14px; padding: 12px 14px; overflow-x: auto; } figcaption { color: var(--soft); font-size: 13.5px; max-width: 88ch; }
+svg { width: 100%; min-width: 640px; height: auto; display: block; font-family: inherit; }
 ul { margin: 6px 0; padding-left: 20px; max-width: 80ch; } li { margin: 4px 0; }
 .scroll { overflow-x: auto; background: var(--panel); border: 1px solid var(--faint); border-radius: 8px; margin: 10px 0; }
 table { border-collapse: collapse; width: 100%; font-size: 13px; font-variant-numeric: tabular-nums; }
@@ -48,7 +48,7 @@ text { fill: var(--ink); font-size: 12px; } .tick, .note { fill: var(--soft); fo
 .dot.int8 { fill: var(--int8); stroke: var(--int8); } .dot.int4 { fill: var(--int4); stroke: var(--int4); } .dot.ring { fill: var(--panel); }
 .halo { fill: none; stroke: var(--accent); stroke-width: 2; opacity: 0.8; }
 .channels { fill: var(--int8); opacity: 0.55; } .rotated { fill: none; stroke: var(--int4); stroke-width: 1.1; }
-@media print { body { background: #fff; } main { max-width: none; padding: 0; } figure, .scroll, .tile { break-inside: avoid; } }
+@media print { svg { min-width: 0; } body { background: #fff; } main { max-width: none; padding: 0; } figure, .scroll, .tile { break-inside: avoid; } }
 )css";
 
 }  // namespace halftone::cli

@@ -139,19 +139,20 @@ class HeaderHandler {
   }
 
   bool number_unsigned(std::uint64_t value) {
-    TensorInfo* tensor = header_.tensors.empty() ? nullptr : &header_.tensors.back();
     if (state_ == State::kShape) {
-      if (tensor->shape.size() == kMaxTensorRank) {
+      TensorInfo& tensor = header_.tensors.back();
+      if (tensor.shape.size() == kMaxTensorRank) {
         corrupt(fmt::format("gives tensor '{}' more than {} dimensions", tensor_name(), kMaxTensorRank));
       }
       if (value > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) {
         corrupt(fmt::format("gives tensor '{}' the dimension {}, beyond 2^63 - 1", tensor_name(), value));
       }
-      tensor->shape.push_back(static_cast<std::int64_t>(value));
+      tensor.shape.push_back(static_cast<std::int64_t>(value));
       return true;
     }
     if (state_ == State::kOffsets) {
-      (offsets_ == 0 ? tensor->begin : tensor->end) = value;
+      TensorInfo& tensor = header_.tensors.back();
+      (offsets_ == 0 ? tensor.begin : tensor.end) = value;
       if (++offsets_ > 2)
         corrupt(fmt::format("gives more than 2 data_offsets for tensor '{}'", tensor_name()));
       return true;

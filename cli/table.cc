@@ -21,7 +21,7 @@ std::string trimmed(std::string line) {
 
 }  // namespace
 
-void Table::column(std::string heading, Align align) {
+void Table::column(const std::string& heading, Align align) {
   const std::size_t newline = heading.find('\n');
   Column column{"", heading, align};
   if (newline != std::string::npos) {

@@ -13,7 +13,7 @@ class Table {
   enum class Align { kLeft, kRight };
 
   /// A column; `heading` may have two lines separated by '\n'.
-  void column(std::string heading, Align align = Align::kRight);
+  void column(const std::string& heading, Align align = Align::kRight);
   void row(std::vector<std::string> cells);
   /// Emphasises the last row.
   void emphasise();

@@ -16,7 +16,7 @@ constexpr int kKeyBlock = 64;
 template <class Real>
 class RowBlock {
  public:
-  RowBlock(const OracleParams& p) : p_(p), logits_(static_cast<std::size_t>(kRowBlock * p.kv_len)) {
+  explicit RowBlock(const OracleParams& p) : p_(p), logits_(static_cast<std::size_t>(kRowBlock * p.kv_len)) {
     keys_.resize(static_cast<std::size_t>(p.head_dim * kKeyBlock));
     queries_.resize(static_cast<std::size_t>(p.head_dim * kRowBlock));
     sums_.resize(static_cast<std::size_t>(p.v_dim() * kRowBlock));

@@ -42,6 +42,7 @@ std::int64_t Random::integer(std::int64_t low, std::int64_t high) {
 
 void fill(Random& random, Data data, std::span<float> x, int heads, int dim) {
   const std::size_t row = static_cast<std::size_t>(heads) * static_cast<std::size_t>(dim);
+  if (row == 0) return;
   std::vector<float> gain(row, 1.0F);
   std::vector<float> offset(row, 0.0F);
   std::vector<float> direction(row);

@@ -209,6 +209,29 @@ TEST(Lengths, AppendToAFullCacheLeavesEveryByte) {
   EXPECT_TRUE(p.cache->guards_intact());
 }
 
+/// One plan and workspace at length 1, at 128K and at length 1 again: the bits of a workspace used once.
+TEST(Lengths, OneWorkspaceFromOneTokenTo128K) {
+  AttentionCase row;
+  row.q_heads = 4;
+  row.kv_heads = 1;
+  row.head_dim = 64;
+  row.k_format = "int8-head";
+  row.workers = 9;
+  row.requests = {{1, kSanitized ? 8192 : 131072}, {1, 300}};
+  for (const SplitPolicy policy : {SplitPolicy::kReproducible, SplitPolicy::kBatchInvariant}) {
+    row.policy = policy;
+    const Problem p = make_problem(row);
+    const Prepared ready(p);
+    const auto lengths = p.cache->lengths.as<std::int32_t>();
+    for (const std::int32_t length : {1, row.requests[0].kv_len, 1}) {
+      lengths[0] = length;
+      schedule(ready.plan, p.lengths(), ready.workspace.view());
+      run(ready.plan, ready.args, ready.workspace.view());
+      expect_same_bits(run_problem(p), ready.outputs, "length " + std::to_string(length));
+    }
+  }
+}
+
 /// Pages far apart: byte offsets beyond 2^31 and 2^32 give the bits of a compact copy.
 TEST(Lengths, ByteOffsetsBeyond4GiB) {
   for (const char* format : {"bf16", "int8-head", "int4-g32"}) {

@@ -379,7 +379,7 @@ TEST_F(DequantizeTest, UserErrors) {
   refused(kInvalid, {"k_out has stride 0"}, view_, bad, v);
   bad = k;
   bad.strides[1] = 1;
-  refused(kInvalid, {"k_out has stride", "keep elements apart"}, view_, bad, v);
+  refused(kInvalid, {"k_out has stride", "share memory"}, view_, bad, v);
   bad = k;
   bad.dtype = DType::kInt8;
   refused(kInvalid, {"k_out is int8"}, view_, bad, v);

@@ -177,6 +177,18 @@ TEST(Fault, DequantizeAndCalibrate) {
   fail_in_turn("calibrate", [&] { (void)calibrate(p.k.view(), p.problem.kv.k_format, true); });
 }
 
+TEST(Fault, FbgemmRows) {
+  const Problem p = make_problem(row_of("int4-g32", "int4-row"));
+  const std::vector<std::int64_t> live = p.cache->slots();
+  const auto tokens = static_cast<std::int64_t>(live.size());
+  const Tensor slots = Tensor::of({tokens}, live);
+  const Tensor rows(DType::kUInt8, {tokens, p.row.kv_heads, 4 * 2 + 64 / 2});
+  const Tensor pages = p.cache->pages.clone();
+  fail_in_turn("export", [&] { export_fbgemm_int4(p.cache->view(), KvPart::kK, slots.view(), rows.view()); });
+  fail_in_turn("import", [&] { import_fbgemm_int4(p.cache->view(), KvPart::kK, rows.view(), slots.view()); });
+  EXPECT_TRUE(same_bytes(pages, p.cache->pages));
+}
+
 TEST(Fault, Merge) {
   const std::vector<float> ones(2 * 3 * 64, 1.0F);
   std::vector<TensorView> parts, lses;

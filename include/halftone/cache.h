@@ -85,7 +85,7 @@ enum class RopePairing : std::uint8_t {
 /// may be smaller than head_dim; the remaining dims pass through.
 struct Rope {
   RopePairing pairing = RopePairing::kNone;
-  TensorView cos;        ///< f32 [max_position, rotary_dim/2]
+  TensorView cos;        ///< f32 [max_position, rotary_dim/2]; at most 2^16 in magnitude, as sin
   TensorView sin;        ///< f32 [max_position, rotary_dim/2]
   TensorView positions;  ///< int32 [tokens]: row of cos and sin for each appended token
 };
@@ -93,28 +93,32 @@ struct Rope {
 /// New tokens and where they go: exactly one of `slot_mapping` and `cu_seqlens` is present.
 struct AppendArgs {
   TensorView k;             ///< f32, f16 or bf16 [tokens, kv_heads, head_dim]; last dim contiguous
-  TensorView v;             ///< same dtype [tokens, kv_heads, v_dim]; last dim contiguous
+  TensorView v;             ///< same dtype [tokens, kv_heads, v_dim]; last dim contiguous. K and V must be
+                            ///< finite and at most 2^100 in magnitude, so that fp32 arithmetic stays finite
   TensorView slot_mapping;  ///< int64 [tokens]: page * page_size + offset; negative skips the token
   TensorView cu_seqlens;    ///< int32 [batch + 1]: tokens [cu[i], cu[i+1]) go to request i at positions
                             ///< lengths[i], lengths[i]+1, ... through block_table
   Rope rope;
-  TensorView status;  ///< optional on the CPU, int32 [1] on CUDA: sticky flags, bit 1 = non-finite input
+  TensorView status;  ///< optional on the CPU, int32 [1] on CUDA: sticky flags, bit 0 = a block-table entry
+                      ///< was out of bounds (kClamped), bit 1 (CUDA) = a value not finite or beyond 2^100
 };
 
 /// Quantises `args.k` and `args.v` and writes them into `cache`. The caller updates `lengths` afterwards.
 /// Only the bytes of the addressed slots change. With slot_mapping, cache.block_table and cache.lengths may
-/// be absent. CPU: throws OutOfRange (slot or page beyond the cache), InvalidArgument (non-finite input, two
-/// tokens with one slot) before any byte is written.
+/// be absent. CPU: throws OutOfRange (slot or page beyond the cache, rope.positions beyond cos),
+/// InvalidArgument (K or V not finite or beyond 2^100, cos or sin not finite or beyond 2^16, two tokens with
+/// one slot) before any byte is written.
 HALFTONE_API void append(const PagedKv& cache, const AppendArgs& args, Stream stream = nullptr);
 
 /// Reads a cache back in the caller's basis (rotations undone), request after request.
 /// k_out: f32, f16 or bf16 [sum(lengths), kv_heads, head_dim]; v_out likewise with v_dim. Either may be
-/// absent.
+/// absent. Tokens behind a bad block-table entry are zeros (kClamped) or OutOfRange (kTrusted). CPU only.
 HALFTONE_API void dequantize(const PagedKv& cache, const TensorView& k_out, const TensorView& v_out,
                              Stream stream = nullptr);
 
 /// Static scales (and mins, if asymmetric) that let `x` be stored without clipping.
-/// x: f32, f16 or bf16 [tokens, kv_heads, dim] on the CPU. Returns 1 (kTensor) or kv_heads (kHead) values.
+/// x: f32, f16 or bf16 [tokens, kv_heads, dim] on the CPU, finite and at most 2^100 in magnitude. Returns 1
+/// (kTensor) or kv_heads (kHead) values.
 struct StaticScaleValues {
   std::vector<float> scale;
   std::vector<float> min;
@@ -125,7 +129,9 @@ HALFTONE_API StaticScaleValues calibrate(const TensorView& x, const KvFormat& fo
 /// row is 4 * groups + dim/2 bytes (68 for dim 128 and one group, 80 for four). The same codes and scales as
 /// the native int4-row (groups = 1) and int4-g<dim/groups> formats, so both directions are exact. rows: uint8
 /// [tokens, kv_heads, 4 * groups + dim/2]; token t lives in slot `slots[t]` (int64 [tokens], >= 0). `which`
-/// selects K or V of the cache, whose format must be asymmetric int4 with f16 scales and as many groups.
+/// selects K or V of the cache, whose format must be asymmetric int4 with f16 scales and as many groups, and
+/// which must not be rotated (rotate_k, rotate_v): Unsupported. CPU only. import also throws InvalidArgument
+/// on a scale that is negative or not finite; both throw OutOfRange on a slot beyond the cache.
 enum class KvPart : std::uint8_t { kK, kV };
 HALFTONE_API void import_fbgemm_int4(const PagedKv& cache, KvPart which, const TensorView& rows,
                                      const TensorView& slots);

@@ -5,8 +5,9 @@
  * halftone_last_error() is one sentence that names the argument, its value, the limit and the remedy. User
  * errors are found before any work is done: outputs are untouched. No C++ exception leaves a function.
  *
- * Structs. Every struct begins with struct_size and abi_version, which its init function sets. A struct
- * refers to another through a pointer, so each can grow at its end.
+ * Structs. Every struct begins with struct_size and abi_version. halftone_X_init(&x, sizeof(halftone_X)) sets
+ * both, and the defaults of the other fields; the comments name those that are not 0 or NULL. A struct refers
+ * to another through a pointer, so each can grow at its end.
  * A struct_size below the library's means a caller built against an older header: the missing fields take the
  * defaults of the init function (those without a default must be there). A struct_size above it means a newer
  * header: accepted while the unknown tail is zero. Everything that a struct points to need only live during
@@ -14,10 +15,7 @@
  *
  * Tensors. A pointer to a halftone_tensor may be NULL where the comment says "optional". A tensor without
  * elements may have NULL data. Shapes are written [outer, ..., inner]; "f32" and the like stand for
- * HALFTONE_DTYPE_F32.
- *
- * Dimensions. T tokens; q_heads query heads, a multiple of kv_heads KV heads; head_dim of Q and K, v_dim of V
- * and O.
+ * HALFTONE_DTYPE_F32. T tokens; q_heads, a multiple of kv_heads; head_dim of Q and K, v_dim of V and O.
  *
  * Threads. All functions may be called from any thread at once. A plan may be used by many threads;
  * destroying it while another thread uses it is safe, because a call in flight keeps it alive.
@@ -32,8 +30,8 @@
 #define HALFTONE_API __attribute__((visibility("default")))
 #endif
 
-/* Tells GCC that a function keeps the address in parameter n and does not read what is there, so that views
- * of memory still to be written raise no warning. */
+/* Tells GCC that a function only keeps the address in parameter n: memory still to be written is no warning.
+ */
 #if defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 11
 #define HALFTONE_ADDRESS_ONLY(n) __attribute__((access(none, n)))
 #else
@@ -69,8 +67,8 @@ typedef enum halftone_status {
 /* "OK", "InvalidArgument", "Unsupported", ...; "Unknown" for any other value. A string constant. */
 HALFTONE_API const char* halftone_status_name(int32_t status);
 
-/* The sentence of the last call that failed on this thread, at most 2047 bytes; "" before the first failure.
- * A call that succeeds leaves it as it is. Valid until the next failure on this thread. */
+/* The sentence of the last call that failed on this thread, at most 2047 bytes; "" before the first. Valid
+ * until the next failure on this thread: a call that succeeds leaves it as it is. */
 HALFTONE_API const char* halftone_last_error(void);
 
 /* ---- Element types, devices and tensors ---- */
@@ -117,10 +115,9 @@ typedef struct halftone_tensor {
   int64_t strides[HALFTONE_MAX_RANK]; /* in elements */
 } halftone_tensor;
 
-/* Makes *tensor a row-major CPU view of `data` with the `rank` extents in `shape`; change device_type,
- * device_index or strides afterwards where they differ. `struct_size` is sizeof(halftone_tensor) at the
- * caller; `shape` may be NULL when rank is 0. Fails with INVALID_ARGUMENT on a rank outside 0 to
- * HALFTONE_MAX_RANK, an unknown dtype, a negative extent, or extents whose product exceeds INT64_MAX. */
+/* Makes *tensor a row-major CPU view of `data` with the `rank` extents in `shape` (may be NULL when rank is
+ * 0); change device and strides afterwards where they differ. Fails with INVALID_ARGUMENT on a rank outside 0
+ * to HALFTONE_MAX_RANK, an unknown dtype, a negative extent, or a product of extents beyond INT64_MAX. */
 HALFTONE_API halftone_status halftone_tensor_init(halftone_tensor* tensor, size_t struct_size,
                                                   const void* data, int32_t dtype, int32_t rank,
                                                   const int64_t* shape) HALFTONE_ADDRESS_ONLY(3);
@@ -137,9 +134,9 @@ typedef enum halftone_granularity {
   HALFTONE_GRANULARITY_GROUP = 5       /* one scale per group_size dims of a token and head, likewise */
 } halftone_granularity;
 
-/* How K or V values are stored. Symmetric: x = q * scale. Asymmetric: x = q * scale + min with q >= 0. int8
- * codes are in [-127, 127] (symmetric) or [0, 255] (asymmetric), int4 codes are q + 8 with q in [-7, 7] or q
- * in [0, 15]; e4m3 is always symmetric. */
+/* How K or V values are stored; bf16 by default. Symmetric: x = q * scale. Asymmetric: x = q * scale + min
+ * with q >= 0. int8 codes are in [-127, 127] (symmetric) or [0, 255] (asymmetric), int4 codes are q + 8 with
+ * q in [-7, 7] or q in [0, 15]; e4m3 is always symmetric. */
 typedef struct halftone_kv_format {
   size_t struct_size;
   uint32_t abi_version;
@@ -149,11 +146,9 @@ typedef struct halftone_kv_format {
   int32_t group_size;  /* 32, 64 or 128 with HALFTONE_GRANULARITY_GROUP, else 0 */
   int32_t scale_dtype; /* HALFTONE_DTYPE_F16 or _F32: of the scales stored in pages */
 } halftone_kv_format;
-
-/* Sets the defaults: bf16. `struct_size` is sizeof(halftone_kv_format) at the caller. */
 HALFTONE_API halftone_status halftone_kv_format_init(halftone_kv_format* format, size_t struct_size);
 
-/* Parses a named format ("int8-head", "int4-g32", ...) or the general form
+/* Parses a named format ("int4-g32") or the general form
  * `bf16 | fp16 | (fp8|int8|int4)-(tensor|static-head|token|token-head|g32|g64|g128)[-sym|-asym][-f16|-f32]`
  * into an initialised *format. Fails with INVALID_ARGUMENT naming the closest known format. */
 HALFTONE_API halftone_status halftone_kv_format_parse(const char* text, halftone_kv_format* format);
@@ -163,16 +158,16 @@ HALFTONE_API halftone_status halftone_kv_format_parse(const char* text, halftone
 HALFTONE_API halftone_status halftone_kv_format_name(const halftone_kv_format* format, char* buffer,
                                                      size_t capacity, size_t* length);
 
-/* Succeeds when `format` can store vectors of `head_dim` values; else INVALID_ARGUMENT or UNSUPPORTED.
- * `argument` names the format in the sentence, e.g. "k_format"; NULL stands for "format". */
+/* Succeeds when `format` can store vectors of `head_dim` values; else INVALID_ARGUMENT or UNSUPPORTED, with
+ * `argument` (NULL: "format") as the format's name in the sentence. */
 HALFTONE_API halftone_status halftone_kv_format_check(const halftone_kv_format* format, int32_t head_dim,
                                                       const char* argument);
 
-/* The formats that have a name of their own, in order of falling size. */
+/* How many formats have a name of their own; the list is in order of falling size. */
 HALFTONE_API size_t halftone_named_format_count(void);
 
-/* Entry `index` of that list. `format` (initialised), `name` and `description` (one line) are each optional;
- * the strings are constants of the library. Fails with OUT_OF_RANGE. */
+/* Entry `index` of that list, else OUT_OF_RANGE. `format` (initialised), `name` and `description` are each
+ * optional; the strings are constants. */
 HALFTONE_API halftone_status halftone_named_format_get(size_t index, halftone_kv_format* format,
                                                        const char** name, const char** description);
 
@@ -192,8 +187,6 @@ typedef struct halftone_cache_spec {
   int32_t rotate_v;                   /* 1: store V Hadamard-rotated in blocks; undone on the output */
   int32_t reserved;                   /* 0 */
 } halftone_cache_spec;
-
-/* Sets the defaults. `struct_size` is sizeof(halftone_cache_spec) at the caller. */
 HALFTONE_API halftone_status halftone_cache_spec_init(halftone_cache_spec* spec, size_t struct_size);
 
 /* Sizes and offsets in bytes. A page holds, for each KV head, page_size / 16 tiles; a tile of 16 tokens holds
@@ -213,8 +206,6 @@ typedef struct halftone_page_layout {
   int64_t head_bytes; /* tile_bytes * page_size / 16: one contiguous (page, head) block */
   int64_t page_bytes; /* head_bytes * kv_heads */
 } halftone_page_layout;
-
-/* Prepares *layout for halftone_cache_page_layout(). */
 HALFTONE_API halftone_status halftone_page_layout_init(halftone_page_layout* layout, size_t struct_size);
 
 /* Validates `spec` and fills an initialised *layout. Fails with INVALID_ARGUMENT or UNSUPPORTED. */
@@ -246,8 +237,6 @@ typedef struct halftone_paged_kv {
   const halftone_tensor* v_scale;     /* optional */
   const halftone_tensor* v_min;       /* optional */
 } halftone_paged_kv;
-
-/* Sets the defaults: no tensors, trusted block table. */
 HALFTONE_API halftone_status halftone_paged_kv_init(halftone_paged_kv* cache, size_t struct_size);
 
 /* Which dims a rotary embedding pairs. */
@@ -271,16 +260,15 @@ typedef struct halftone_append_args {
   const halftone_tensor* cos;          /* f32 [max_position, rotary_dim/2]; exactly with a rope_pairing */
   const halftone_tensor* sin;          /* as cos */
   const halftone_tensor* positions;    /* int32 [T]: row of cos and sin of each appended token */
-  const halftone_tensor* status;       /* int32 [1], sticky: bit 1 = non-finite input; optional on the CPU */
+  const halftone_tensor*
+      status; /* int32 [1], sticky: bit 0 bad table entry, bit 1 bad input; CUDA needs it */
 } halftone_append_args;
-
-/* Sets the defaults: no tensors, no rotary embedding. */
 HALFTONE_API halftone_status halftone_append_args_init(halftone_append_args* args, size_t struct_size);
 
 /* Quantises K and V and writes them into the cache. The caller updates `lengths` afterwards. Only the bytes
  * of the addressed slots change. With slot_mapping, the cache's block_table and lengths are optional.
  * `stream`: a cudaStream_t on CUDA, NULL on the CPU. CPU: OUT_OF_RANGE (slot or page beyond the cache) and
- * INVALID_ARGUMENT (non-finite input, two tokens with one slot) before any byte is written. */
+ * INVALID_ARGUMENT (NaN or a magnitude beyond 2^100, a slot twice) before any byte is written. */
 HALFTONE_API halftone_status halftone_append(const halftone_paged_kv* cache, const halftone_append_args* args,
                                              void* stream);
 
@@ -312,7 +300,7 @@ HALFTONE_API halftone_status halftone_export_fbgemm_int4(const halftone_paged_kv
 
 /* ---- Attention: plan once per shape, schedule once per step, run once per layer ---- */
 
-/* How the KV range of a request is split over workers. Partial results are always merged in a fixed order. */
+/* How the KV range of a request is split over workers; partial results are merged in a fixed order. */
 typedef enum halftone_split_policy {
   HALFTONE_SPLIT_FAST = 0,           /* balanced; work may move between workers at run time */
   HALFTONE_SPLIT_REPRODUCIBLE = 1,   /* balanced; the same plan, lengths and input give the same bits */
@@ -349,23 +337,19 @@ typedef struct halftone_attention_problem {
   int32_t workers;               /* 1 to 65536; default 0: one per SM (CUDA) or OpenMP thread (CPU) */
   int32_t reserved;              /* 0 */
 } halftone_attention_problem;
-
-/* Sets the defaults. `struct_size` is sizeof(halftone_attention_problem) at the caller. */
 HALFTONE_API halftone_status halftone_attention_problem_init(halftone_attention_problem* problem,
                                                              size_t struct_size);
 
-/* An immutable plan. Handles are never reused: a destroyed or foreign handle is refused with
- * INVALID_ARGUMENT. */
+/* An immutable plan. Handles are never reused: a destroyed or foreign one gives INVALID_ARGUMENT. */
 typedef struct halftone_plan halftone_plan;
 
-/* Validates the whole problem and chooses a configuration. On success *plan is a handle that the caller gives
- * to halftone_plan_destroy(); on failure *plan is untouched. INVALID_ARGUMENT, UNSUPPORTED or
- * RESOURCE_EXHAUSTED. */
+/* Validates the whole problem and chooses a configuration. *plan becomes a handle for
+ * halftone_plan_destroy(). On failure (INVALID_ARGUMENT, UNSUPPORTED or RESOURCE_EXHAUSTED) it is untouched.
+ */
 HALFTONE_API halftone_status halftone_plan_create(const halftone_attention_problem* problem,
                                                   halftone_plan** plan);
 
-/* Ends a plan; NULL is allowed. A handle that was already destroyed, or never was one, gives
- * INVALID_ARGUMENT. */
+/* Ends a plan; NULL is allowed. */
 HALFTONE_API halftone_status halftone_plan_destroy(halftone_plan* plan);
 
 /* What a plan decided. */
@@ -384,24 +368,21 @@ typedef struct halftone_plan_info {
   int64_t schedule_bytes;  /* part of the workspace that halftone_schedule() fills */
   int64_t workspace_bytes; /* the whole workspace */
 } halftone_plan_info;
-
-/* Prepares *info for halftone_plan_get_info(). */
 HALFTONE_API halftone_status halftone_plan_info_init(halftone_plan_info* info, size_t struct_size);
 
 /* Fills an initialised *info. Its strings live as long as the plan. */
 HALFTONE_API halftone_status halftone_plan_get_info(const halftone_plan* plan, halftone_plan_info* info);
 
-/* Fills an initialised *problem with the problem that the plan solves. What it points to is owned by the
- * plan. */
+/* Fills an initialised *problem with what the plan solves. What it points to is owned by the plan. */
 HALFTONE_API halftone_status halftone_plan_get_problem(const halftone_plan* plan,
                                                        halftone_attention_problem* problem);
 
 /* The size of the workspace of halftone_schedule() and halftone_run(). */
 HALFTONE_API halftone_status halftone_plan_workspace_bytes(const halftone_plan* plan, size_t* bytes);
 
-/* Writes a description for people, NUL-terminated, into `buffer` of `capacity` bytes; *length (optional)
- * becomes its length without the NUL. A NULL buffer with capacity 0 only asks for the length. When the text
- * does not fit: RESOURCE_EXHAUSTED, *length is set and the buffer is untouched. */
+/* Writes a description for people, NUL-terminated, into `buffer` of `capacity` bytes; *length (optional) is
+ * its length without the NUL. NULL with capacity 0 only asks for the length. A text that does not fit:
+ * RESOURCE_EXHAUSTED, *length is set and the buffer is untouched. */
 HALFTONE_API halftone_status halftone_plan_describe(const halftone_plan* plan, char* buffer, size_t capacity,
                                                     size_t* length);
 
@@ -414,14 +395,12 @@ typedef struct halftone_sequence_lengths {
   const halftone_tensor* kv_lengths; /* int32 [batch]; for plain K and V give cu_kv instead */
   const halftone_tensor* cu_kv;      /* int32 [batch + 1]: plain K and V only */
 } halftone_sequence_lengths;
-
-/* Sets the defaults: no tensors. */
 HALFTONE_API halftone_status halftone_sequence_lengths_init(halftone_sequence_lengths* lengths,
                                                             size_t struct_size);
 
-/* Turns lengths into a work list at the start of `workspace` (uint8 [>= workspace_bytes], 256-byte aligned).
- * One schedule serves every layer of a step. Never allocates; on CUDA never synchronises. CPU: OUT_OF_RANGE
- * or INVALID_ARGUMENT on lengths beyond the plan's bounds. `stream` as for halftone_append(). */
+/* Turns lengths into a work list at the start of `workspace` (uint8 [>= workspace_bytes], 256-byte aligned),
+ * for every layer of a step. Never allocates; on CUDA never synchronises. CPU: OUT_OF_RANGE or
+ * INVALID_ARGUMENT on lengths beyond the plan's bounds. `stream` as for halftone_append(). */
 HALFTONE_API halftone_status halftone_schedule(const halftone_plan* plan,
                                                const halftone_sequence_lengths* lengths,
                                                const halftone_tensor* workspace, void* stream);
@@ -442,14 +421,11 @@ typedef struct halftone_attention_args {
   const halftone_tensor* lse;          /* f32 [total_q, q_heads], natural log; exactly with problem.lse */
   const halftone_tensor* status;       /* optional int32 [1], sticky: bit 0 = a bad block-table entry */
 } halftone_attention_args;
-
-/* Sets the defaults: no tensors. */
 HALFTONE_API halftone_status halftone_attention_args_init(halftone_attention_args* args, size_t struct_size);
 
 /* Computes attention. `workspace` must hold a schedule of this plan. A row that sees no key gives zeros and
  * LSE -inf. Online softmax (arXiv:1805.02867) over tiles (arXiv:2205.14135), split-KV merge as in
- * Flash-Decoding; fp32 logits, softmax and accumulation. Fails with INVALID_ARGUMENT, OUT_OF_RANGE or
- * DEVICE_ERROR. */
+ * Flash-Decoding; fp32 throughout. Fails with INVALID_ARGUMENT, OUT_OF_RANGE or DEVICE_ERROR. */
 HALFTONE_API halftone_status halftone_run(const halftone_plan* plan, const halftone_attention_args* args,
                                           const halftone_tensor* workspace, void* stream);
 
@@ -459,7 +435,7 @@ HALFTONE_API halftone_status halftone_attend(const halftone_attention_problem* p
 
 /* Merges partial attention results over disjoint keys: out = sum_i w_i out_i with w_i = exp(lse_i - lse).
  * parts: `count` tensors f32, f16 or bf16 [rows, heads, dim]; part_lse: `count` tensors f32 [rows, heads],
- * natural log. out: any of these dtypes; lse (f32 [rows, heads]) is optional. Parts with LSE -inf contribute
+ * natural log. out: any of these dtypes; lse: f32 [rows, heads], optional. Parts with LSE -inf contribute
  * nothing. */
 HALFTONE_API halftone_status halftone_merge(size_t count, const halftone_tensor* const* parts,
                                             const halftone_tensor* const* part_lse,

@@ -247,7 +247,7 @@ class Runner {
 Scratch& thread_scratch() {
   thread_local const std::unique_ptr<Scratch> scratch(new Scratch);
   scratch->excluded = false;
-  return *scratch;
+  return *scratch;  // NOLINT(clang-analyzer-cplusplus.NewDelete): it lives as long as the thread
 }
 
 /// Calls `body(i, scratch)` for i in [0, count) on up to `count` threads, then again with `second`.

@@ -3,16 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
-#include <numeric>
-#include <vector>
 
-#include "halftone/error.h"
+#include "plan/fail.h"
 
 namespace halftone::planning {
 namespace {
-
-[[noreturn]] void invalid(const std::string& sentence) { throw Error(ErrorCode::kInvalidArgument, sentence); }
 
 std::string rule_shape_text(const TensorRule& rule) {
   std::string text;
@@ -35,21 +32,21 @@ std::string dtypes_text(std::initializer_list<DType> dtypes) {
 
 void check_shape(const TensorView& t, const TensorRule& rule) {
   if (t.rank != static_cast<int>(rule.shape.size())) {
-    invalid(fmt::format("{} has rank {}, but must have shape {}: pass a view of rank {}.", rule.name, t.rank,
-                        rule_shape_text(rule), rule.shape.size()));
+    invalid("{} has rank {}, but must have shape {}: pass a view of rank {}.", rule.name, t.rank,
+            rule_shape_text(rule), rule.shape.size());
   }
   std::int64_t bytes = 8;
   int i = 0;
   for (const std::int64_t wanted : rule.shape) {
     const std::int64_t size = t.shape[i++];
     if (size < 0 || (wanted != kAnySize && size != wanted)) {
-      invalid(fmt::format("{} has shape {}, but must have shape {}: dimension {} is {}, pass {}.", rule.name,
-                          shape_text(t), rule_shape_text(rule), i - 1, size,
-                          wanted == kAnySize ? "0 or more" : fmt::format("{}", wanted)));
+      invalid("{} has shape {}, but must have shape {}: dimension {} is {}, pass {}.", rule.name,
+              shape_text(t), rule_shape_text(rule), i - 1, size,
+              wanted == kAnySize ? "0 or more" : fmt::format("{}", wanted));
     }
     if (__builtin_mul_overflow(bytes, std::max<std::int64_t>(size, 1), &bytes)) {
-      invalid(fmt::format("{} has shape {}, but its bytes must fit into 63 bits: pass the real shape.",
-                          rule.name, shape_text(t)));
+      invalid("{} has shape {}, but its bytes must fit into 63 bits: pass the real shape.", rule.name,
+              shape_text(t));
     }
   }
 }
@@ -59,18 +56,16 @@ void check_strides(const TensorView& t, const TensorRule& rule) {
   for (int i = t.rank - 1; i >= 0; --i) {
     const bool free = rule.strides == Strides::kLastContiguous && i < t.rank - 1;
     if (!free && t.shape[i] > 1 && t.strides[i] != dense) {
-      invalid(
-          fmt::format("{} has stride {} in dimension {}, but must be {} to be contiguous: pass a {} copy.",
-                      rule.name, t.strides[i], i, dense,
-                      rule.strides == Strides::kContiguous ? "contiguous" : "last-dim-contiguous"));
+      invalid("{} has stride {} in dimension {}, but must be {} to be contiguous: pass a {} copy.", rule.name,
+              t.strides[i], i, dense,
+              rule.strides == Strides::kContiguous ? "contiguous" : "last-dim-contiguous");
     }
     dense *= t.shape[i];
     std::int64_t reach = 0;
     if (__builtin_mul_overflow(t.strides[i], std::int64_t{64} * std::max<std::int64_t>(t.shape[i], 1),
                                &reach)) {
-      invalid(fmt::format(
-          "{} has stride {} in dimension {}, but its bytes must fit into 57 bits: pass the real strides.",
-          rule.name, t.strides[i], i));
+      invalid("{} has stride {} in dimension {}, but its bytes must fit into 57 bits: pass the real strides.",
+              rule.name, t.strides[i], i);
     }
   }
 }
@@ -105,35 +100,33 @@ std::string shape_text(const TensorView& t) {
 
 void check_tensor(const TensorView& t, const TensorRule& rule) {
   if (!given(t)) {
-    invalid(fmt::format("{} is absent, but must have shape {}: pass it.", rule.name, rule_shape_text(rule)));
+    invalid("{} is absent, but must have shape {}: pass it.", rule.name, rule_shape_text(rule));
   }
   check_shape(t, rule);
   if (std::ranges::find(rule.dtypes, t.dtype) == rule.dtypes.end()) {
-    invalid(fmt::format("{} is {}, but must be {}: convert it.", rule.name,
-                        t.dtype <= DType::kInt64 ? dtype_name(t.dtype) : "of an unknown dtype",
-                        dtypes_text(rule.dtypes)));
+    invalid("{} is {}, but must be {}: convert it.", rule.name,
+            t.dtype <= DType::kInt64 ? dtype_name(t.dtype) : "of an unknown dtype", dtypes_text(rule.dtypes));
   }
   if (t.device != rule.device) {
-    invalid(fmt::format("{} is on {}, but must be on {} like the rest: copy it there.", rule.name,
-                        device_name(t.device), device_name(rule.device)));
+    invalid("{} is on {}, but must be on {} like the rest: copy it there.", rule.name, device_name(t.device),
+            device_name(rule.device));
   }
   check_strides(t, rule);
   if (t.numel() == 0) return;
   if (t.data == nullptr) {
-    invalid(
-        fmt::format("{} has a null address, but its shape is {}: pass its data.", rule.name, shape_text(t)));
+    invalid("{} has a null address, but its shape is {}: pass its data.", rule.name, shape_text(t));
   }
   const auto align = static_cast<std::uintptr_t>(dtype_bits(t.dtype) / 8);
   if (const auto rest = reinterpret_cast<std::uintptr_t>(t.data) % align; rest != 0) {
-    invalid(fmt::format(
+    invalid(
         "{} starts {} bytes past a multiple of {}, but must be aligned to its element size: use {}-byte "
         "aligned memory.",
-        rule.name, rest, align, align));
+        rule.name, rest, align, align);
   }
 }
 
 void check_absent(const TensorView& t, std::string_view name, std::string_view reason) {
-  if (given(t)) invalid(fmt::format("{} is present, but {}: leave it out.", name, reason));
+  if (given(t)) invalid("{} is present, but {}: leave it out.", name, reason);
 }
 
 void check_disjoint(const TensorView& out, std::string_view out_name, const TensorView& in,
@@ -141,26 +134,30 @@ void check_disjoint(const TensorView& out, std::string_view out_name, const Tens
   if (!out.present() || !in.present()) return;
   const Span a = span_of(out), b = span_of(in);
   if (a.begin < b.end && b.begin < a.end) {
-    invalid(fmt::format("{} overlaps {}, but an output must not alias an input: use separate memory.",
-                        out_name, in_name));
+    invalid("{} overlaps {}, but an output must not alias an input: use separate memory.", out_name, in_name);
   }
 }
 
 void check_no_self_overlap(const TensorView& out, std::string_view name) {
-  std::vector<int> order(static_cast<std::size_t>(out.rank));
-  std::iota(order.begin(), order.end(), 0);
-  const auto stride = [&](int i) { return std::abs(out.strides[i]); };
-  std::sort(order.begin(), order.end(), [&](int a, int b) { return stride(a) < stride(b); });
   std::int64_t reach = 0;  // of the dims with smaller strides
-  for (const int i : order) {
-    if (out.shape[i] <= 1) continue;
-    if (stride(i) <= reach) {
-      invalid(fmt::format(
-          "{} has stride {} in dimension {}, but must be more than {} to keep elements apart: pass a "
-          "contiguous view.",
-          name, out.strides[i], i, reach));
+  std::array<bool, TensorView::kMaxRank> seen{};
+  for (int round = 0; round < out.rank; ++round) {
+    int next = -1;
+    for (int i = 0; i < out.rank; ++i) {
+      if (seen[i] || out.shape[i] <= 1) continue;
+      if (next < 0 || std::abs(out.strides[i]) < std::abs(out.strides[next])) next = i;
     }
-    reach += (out.shape[i] - 1) * stride(i);
+    if (next < 0) return;
+    seen[next] = true;
+    const std::int64_t stride = std::abs(out.strides[next]);
+    if (stride <= reach) {
+      invalid(
+          "{} has stride {} in dimension {}, but must be at least {} so that no two elements share memory: "
+          "pass "
+          "a contiguous view.",
+          name, out.strides[next], next, reach + 1);
+    }
+    reach += (out.shape[next] - 1) * stride;
   }
 }
 

@@ -8,13 +8,12 @@
 #include "format/codec.h"
 #include "halftone/error.h"
 #include "plan/check_tensor.h"
+#include "plan/fail.h"
 
 namespace halftone::planning {
 namespace {
 
 using enum DType;
-
-[[noreturn]] void invalid(const std::string& sentence) { throw Error(ErrorCode::kInvalidArgument, sentence); }
 
 void check_static_values(const TensorView& t, const std::string& name, bool is_scale) {
   if (t.device.type != DeviceType::kCpu) return;
@@ -23,8 +22,8 @@ void check_static_values(const TensorView& t, const std::string& name, bool is_s
     const float x = values[i];
     const bool good = is_scale ? x >= codec::kMinF32Scale && x <= codec::kMaxF32Scale : codec::is_finite(x);
     if (good) continue;
-    invalid(fmt::format("{}[{}] is {}, but must be finite{}: use calibrate().", name, i, x,
-                        is_scale ? " and within [2^-100, 2^119]" : ""));
+    invalid("{}[{}] is {}, but must be finite{}: use calibrate().", name, i, x,
+            is_scale ? " and within [2^-100, 2^119]" : "");
   }
 }
 
@@ -55,14 +54,13 @@ void check_pages(const TensorView& pages, const PageLayout& layout) {
   constexpr int kPageAlignment = 16;
   if (pages.shape[0] > 1 &&
       (pages.strides[0] < layout.page_bytes || pages.strides[0] % kPageAlignment != 0)) {
-    invalid(fmt::format(
-        "cache.pages has stride {} in dimension 0, but must be a multiple of 16 and at least {}: use {}.",
-        pages.strides[0], layout.page_bytes, layout.page_bytes));
+    invalid("cache.pages has stride {} in dimension 0, but must be a multiple of 16 and at least {}: use {}.",
+            pages.strides[0], layout.page_bytes, layout.page_bytes);
   }
   if (const auto rest = reinterpret_cast<std::uintptr_t>(pages.data) % kPageAlignment; rest != 0) {
-    invalid(fmt::format(
+    invalid(
         "cache.pages starts {} bytes past a multiple of 16, but must be 16-byte aligned: use aligned memory.",
-        rest));
+        rest);
   }
 }
 
@@ -75,15 +73,15 @@ void check_rope(const Rope& rope, std::int64_t tokens, int head_dim, Device devi
     return;
   }
   if (rope.pairing != RopePairing::kHalf && rope.pairing != RopePairing::kInterleaved) {
-    invalid(fmt::format("rope.pairing is {}, but must be kNone, kHalf or kInterleaved: use kHalf.",
-                        static_cast<int>(rope.pairing)));
+    invalid("rope.pairing is {}, but must be kNone, kHalf or kInterleaved: use kHalf.",
+            static_cast<int>(rope.pairing));
   }
   check_tensor(rope.cos, {"rope.cos", {kFloat32}, {kAnySize, kAnySize}, device});
   check_tensor(rope.sin, {"rope.sin", {kFloat32}, {rope.cos.shape[0], rope.cos.shape[1]}, device});
   check_tensor(rope.positions, {"rope.positions", {kInt32}, {tokens}, device});
   if (const std::int64_t half = rope.cos.shape[1]; half < 1 || 2 * half > head_dim) {
-    invalid(fmt::format("rope.cos.shape[1] is {}, but rotary_dim = 2 * it must be 2 to head_dim {}: use {}.",
-                        half, head_dim, head_dim / 2));
+    invalid("rope.cos.shape[1] is {}, but rotary_dim = 2 * it must be 2 to head_dim {}: use {}.", half,
+            head_dim, head_dim / 2);
   }
 }
 
@@ -96,8 +94,8 @@ PageLayout validate_cache(const PagedKv& cache, CacheIndex index) {
   check_static_scale(cache.k_scale, cache.spec.k_format, cache.spec.kv_heads, "cache.k_scale", device);
   check_static_scale(cache.v_scale, cache.spec.v_format, cache.spec.kv_heads, "cache.v_scale", device);
   if (cache.table_mode != BlockTableMode::kTrusted && cache.table_mode != BlockTableMode::kClamped) {
-    invalid(fmt::format("cache.table_mode is {}, but must be kTrusted or kClamped: use kTrusted.",
-                        static_cast<int>(cache.table_mode)));
+    invalid("cache.table_mode is {}, but must be kTrusted or kClamped: use kTrusted.",
+            static_cast<int>(cache.table_mode));
   }
   if (index == CacheIndex::kTableAndLengths) {
     check_tensor(cache.block_table,
@@ -110,9 +108,8 @@ PageLayout validate_cache(const PagedKv& cache, CacheIndex index) {
 void validate_append(const PagedKv& cache, const AppendArgs& args) {
   const bool by_slot = given(args.slot_mapping);
   if (by_slot == given(args.cu_seqlens)) {
-    invalid(fmt::format(
-        "slot_mapping and cu_seqlens are both {}, but exactly one says where tokens go: pass one.",
-        by_slot ? "present" : "absent"));
+    invalid("slot_mapping and cu_seqlens are both {}, but exactly one says where tokens go: pass one.",
+            by_slot ? "present" : "absent");
   }
   validate_cache(cache, by_slot ? CacheIndex::kUnused : CacheIndex::kTableAndLengths);
   const KvCacheSpec& spec = cache.spec;

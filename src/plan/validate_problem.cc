@@ -3,21 +3,11 @@
 #include <cmath>
 
 #include "format/head_dim.h"
-#include "halftone/error.h"
+#include "plan/fail.h"
 #include "plan/validate.h"
 
 namespace halftone::planning {
 namespace {
-
-template <class... Args>
-[[noreturn]] void fail(ErrorCode code, fmt::format_string<Args...> sentence, Args&&... args) {
-  throw Error(code, fmt::format(sentence, std::forward<Args>(args)...));
-}
-
-template <class... Args>
-[[noreturn]] void invalid(fmt::format_string<Args...> sentence, Args&&... args) {
-  fail(ErrorCode::kInvalidArgument, sentence, std::forward<Args>(args)...);
-}
 
 void check_range(std::int64_t value, std::int64_t low, std::int64_t high, std::string_view name) {
   if (value >= low && value <= high) return;

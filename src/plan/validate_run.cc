@@ -1,28 +1,16 @@
 #include <fmt/format.h>
 
-#include <array>
-#include <cstdlib>
 #include <span>
 #include <string>
 #include <string_view>
 
-#include "halftone/error.h"
 #include "plan/check_tensor.h"
+#include "plan/fail.h"
 #include "plan/validate.h"
 #include "plan/validate_cache.h"
 
 namespace halftone::planning {
 namespace {
-
-template <class... Args>
-[[noreturn]] void fail(ErrorCode code, fmt::format_string<Args...> sentence, Args&&... args) {
-  throw Error(code, fmt::format(sentence, std::forward<Args>(args)...));
-}
-
-template <class... Args>
-[[noreturn]] void invalid(fmt::format_string<Args...> sentence, Args&&... args) {
-  fail(ErrorCode::kInvalidArgument, sentence, std::forward<Args>(args)...);
-}
 
 struct Named {
   const TensorView& view;
@@ -102,30 +90,6 @@ void check_length_tensors(const AttentionProblem& p, const SequenceLengths& leng
   } else {
     check(lengths.cu_kv, "cu_kv", batch + 1, true);
     check_absent(lengths.kv_lengths, "kv_lengths", "plain K and V are addressed by cu_kv");
-  }
-}
-
-/// No two elements of an output may share an address.
-void check_output_strides(const Named& t) {
-  std::int64_t reach = 0;  // largest offset of the dims seen so far, from small strides to large ones
-  std::array<bool, TensorView::kMaxRank> seen{};
-  for (int round = 0; round < t.view.rank; ++round) {
-    int next = -1;
-    for (int i = 0; i < t.view.rank; ++i) {
-      if (seen[i] || t.view.shape[i] <= 1) continue;
-      if (next < 0 || std::abs(t.view.strides[i]) < std::abs(t.view.strides[next])) next = i;
-    }
-    if (next < 0) return;
-    seen[next] = true;
-    const std::int64_t stride = std::abs(t.view.strides[next]);
-    if (stride <= reach) {
-      invalid(
-          "{} has stride {} in dimension {}, but must be at least {} so that no two elements share memory: "
-          "pass a "
-          "view without overlap.",
-          t.name, t.view.strides[next], next, reach + 1);
-    }
-    reach += stride * (t.view.shape[next] - 1);
   }
 }
 
@@ -278,8 +242,8 @@ void validate_run(const Plan::Impl& plan, const AttentionArgs& args, const Tenso
                  "alibi");
   check_optional(args.sinks, {"sinks", {DType::kFloat32}, {q_heads}, p.device}, p.sinks, "sinks");
   if (given(args.status)) check_tensor(args.status, {"status", {DType::kInt32}, {1}, p.device});
-  check_output_strides({args.out, "out"});
-  check_output_strides({args.lse, "lse"});
+  check_no_self_overlap(args.out, "out");
+  check_no_self_overlap(args.lse, "lse");
 
   if (p.paged) {
     check_absent(args.k, "k", "the plan is for a paged cache");
@@ -335,11 +299,11 @@ void validate_merge(const std::vector<TensorView>& parts, const std::vector<Tens
                      {kAnySize, kAnySize, kAnySize},
                      device,
                      Strides::kLastContiguous});
-  check_output_strides({out, "out"});
+  check_no_self_overlap(out, "out");
   const std::int64_t rows = out.shape[0], heads = out.shape[1], dim = out.shape[2];
   if (given(lse)) {
     check_tensor(lse, {"lse", {kFloat32}, {rows, heads}, device, Strides::kLastContiguous});
-    check_output_strides({lse, "lse"});
+    check_no_self_overlap(lse, "lse");
   }
   check_disjoint(out, "out", lse, "lse");
   for (std::size_t i = 0; i < parts.size(); ++i) {

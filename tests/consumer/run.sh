@@ -25,5 +25,5 @@ export PKG_CONFIG_PATH="$pc"
 static=()
 compgen -G "$(pkg-config --variable=libdir halftone)/libhalftone.so*" >/dev/null || static=(--static)
 read -ra flags <<<"$(pkg-config "${static[@]}" --cflags --libs halftone)"
-cc -std=c11 -Wall -Wextra -Werror "$here/consumer.c" "${flags[@]}" -o "$work/consumer_c"
+cc -std=c99 -Wall -Wextra -Wpedantic -Werror "$here/consumer.c" "${flags[@]}" -lm -o "$work/consumer_c"
 LD_LIBRARY_PATH="$(pkg-config --variable=libdir halftone)" "$work/consumer_c"
