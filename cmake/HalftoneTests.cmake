@@ -86,6 +86,18 @@ if(HALFTONE_BUILD_TESTS)
     message(STATUS "HALFTONE_PYTHON is not set: the Python tests in tests/golden are left out")
   endif()
 
+  # The Python package from the source tree, with the library built here. The sanitizers' run-time cannot be loaded into
+  # an unsuspecting Python.
+  if(HALFTONE_PYTHON_PACKAGE AND NOT HALFTONE_SANITIZE)
+    halftone_register_test(python_package_test "${HALFTONE_PYTHON}" -m pytest -q -p no:cacheprovider
+      --rootdir "${PROJECT_SOURCE_DIR}" "${PROJECT_SOURCE_DIR}/tests/python"
+      "--junitxml=${PROJECT_BINARY_DIR}/test-results/python_package_test.xml")
+    set_tests_properties(python_package_test PROPERTIES LABELS "python$<$<BOOL:${HALFTONE_CUDA}>:;gpu>")
+    set_property(TEST python_package_test APPEND PROPERTY ENVIRONMENT
+      "PYTHONPATH=${PROJECT_SOURCE_DIR}/python" "HALFTONE_PYTHON_LIBRARY=$<TARGET_FILE:halftone_python>"
+      "HALFTONE_COMMAND=$<$<TARGET_EXISTS:halftone_command>:$<TARGET_FILE:halftone_command>>")
+  endif()
+
   # A user's view: install, then build and run small programs against the installed tree.
   if(EXISTS "${PROJECT_SOURCE_DIR}/include/halftone/halftone.h" AND NOT HALFTONE_SANITIZE)
     halftone_register_test(consumer_test "${PROJECT_SOURCE_DIR}/tests/consumer/run.sh"
