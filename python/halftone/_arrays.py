@@ -165,6 +165,8 @@ def native(x: Any, name: str, written: bool = False) -> Any:
     """``x`` as the native library takes it. Raises InvalidArgumentError naming ``name``."""
     kind = type(x).__module__
     if kind == "torch" or kind.startswith("torch."):
+        if not (x.is_cpu or x.is_cuda):
+            raise UnsupportedError(f"{name} is on {x.device}, but halftone has the CPU and CUDA: move it to one of them.")
         return x.detach() if x.requires_grad else x
     if x is None or isinstance(x, tvm_ffi.Tensor):
         return x

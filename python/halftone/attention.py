@@ -251,15 +251,16 @@ def attend(
         given.update(alibi=alibi_slopes is not None, sinks=sinks is not None, lse=lse is not False)
         schedule = _schedule_for(q, cache, k, v, cu_q, cu_kv, given, stream)
     else:
-        _refuse_options(
-            (causal, window_left, window_right, scale, softcap, policy, workers, out_dtype, cu_q, cu_kv)
+        _check_schedule(
+            schedule, (causal, window_left, window_right, scale, softcap, policy, workers, out_dtype, cu_q, cu_kv)
         )
     plan = schedule.plan
     native = _arrays.native
+    shape = _query_shape(q)
     if out is None:
-        out = _arrays.empty_output(q, (*q.shape[:-1], plan.spec.v_head_dim), plan.out_dtype)
+        out = _arrays.empty_output(q, (*shape[:-1], plan.spec.v_head_dim), plan.out_dtype)
     if lse is True or (lse is False and plan.options["lse"]):
-        lse = _arrays.empty_output(q, q.shape[:-1], "f32")
+        lse = _arrays.empty_output(q, shape[:-1], "f32")
     if cache is not None:
         check_cache(cache)
         status = cache.status if status is None else status
@@ -273,7 +274,11 @@ def attend(
     return out if lse is False else (out, _arrays.finish(lse, q))
 
 
-def _refuse_options(options: Sequence[Any]) -> None:
+def _check_schedule(schedule: Any, options: Sequence[Any]) -> None:
+    if type(schedule) is not Schedule:
+        raise InvalidArgumentError(
+            f"schedule is a {type(schedule).__name__}, but must be a Schedule: call halftone.schedule()."
+        )
     for name, value in zip((*_OPTIONS, "cu_q", "cu_kv"), options):
         if value is not None:
             raise InvalidArgumentError(
@@ -281,13 +286,18 @@ def _refuse_options(options: Sequence[Any]) -> None:
             )
 
 
-def _schedule_for(
-    q: Any, cache: Any, k: Any, v: Any, cu_q: Any, cu_kv: Any, options: dict, stream: int | None
-) -> Schedule:
+def _query_shape(q: Any) -> Any:
     shape = getattr(q, "shape", None)
     if shape is None or len(shape) != 3:
         got = "None" if q is None else f"a {type(q).__name__}" if shape is None else f"of shape {tuple(shape)}"
         raise InvalidArgumentError(f"q is {got}, but must be an array [total_q, q_heads, head_dim]: reshape it.")
+    return shape
+
+
+def _schedule_for(
+    q: Any, cache: Any, k: Any, v: Any, cu_q: Any, cu_kv: Any, options: dict, stream: int | None
+) -> Schedule:
+    shape = _query_shape(q)
     total = int(shape[0])
     common = dict(q_heads=int(shape[1]), q_dtype=_arrays.dtype_of(q), **options)
     if cache is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Sequence
@@ -31,6 +32,9 @@ class KVCacheSpec:
 
     Raises:
         InvalidArgumentError, UnsupportedError: a geometry that no page has; the sentence names the nearest choice.
+
+    Attributes:
+        key: the fields as a JSON object, the ``spec`` of a packed cache file.
     """
 
     kv_heads: int
@@ -44,10 +48,10 @@ class KVCacheSpec:
 
     def __post_init__(self) -> None:
         fields = {
-            "kv_heads": _check.integer(self.kv_heads, "kv_heads"),
-            "head_dim": _check.integer(self.head_dim, "head_dim"),
             "k_format": as_format(self.k_format),
             "v_format": as_format(self.k_format if self.v_format is None else self.v_format),
+            "kv_heads": _check.integer(self.kv_heads, "kv_heads"),
+            "head_dim": _check.integer(self.head_dim, "head_dim"),
             "v_head_dim": self.head_dim if self.v_head_dim is None else _check.integer(self.v_head_dim, "v_head_dim"),
             "page_size": _check.integer(self.page_size, "page_size"),
             "rotate_k": _check.flag(self.rotate_k, "rotate_k"),
@@ -56,6 +60,9 @@ class KVCacheSpec:
         for name, value in fields.items():
             object.__setattr__(self, name, value)
         self._native  # noqa: B018  validates
+        # An ordinary attribute, so that torch.compile sees a constant.
+        text = {name: str(value) if name.endswith("_format") else value for name, value in fields.items()}
+        object.__setattr__(self, "key", json.dumps(text))
 
     @cached_property
     def _native(self) -> Any:
@@ -209,12 +216,12 @@ class PagedKVCache:
         self.lengths = lengths
         self.k_scale, self.k_min, self.v_scale, self.v_min = scales
         self.clamped = _check.flag(clamped, "clamped")
-        self.framework = _arrays.framework_of(pages)
-        self.device = _arrays.device_of(pages)
         native = [_arrays.native(x, n) for x, n in zip((pages, table, lengths), ("pages", "block_table", "lengths"))]
         names = ("k_scale", "k_min", "v_scale", "v_min")
         native += [_arrays.native(x, n) for x, n in zip(scales, names)]
         self._native = _native.cache(spec._native, *native, self.clamped)
+        self.framework = _arrays.framework_of(pages)
+        self.device = _arrays.device_of(pages)
         self.status = None
         if self.device != "cpu" or clamped:
             self.status = _arrays.empty(self.framework, (1,), "int32", self.device, zero=True)

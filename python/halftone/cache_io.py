@@ -42,12 +42,6 @@ def _to_numpy(x: Any) -> Any:
     return x.get() if _arrays.framework_of(x) == "cupy" else numpy.asarray(x)
 
 
-def _spec_to_json(spec: KVCacheSpec) -> str:
-    fields = ("k_format", "v_format", "kv_heads", "head_dim", "v_head_dim", "page_size", "rotate_k", "rotate_v")
-    values = {name: getattr(spec, name) for name in fields}
-    return json.dumps({name: str(v) if name.endswith("_format") else v for name, v in values.items()})
-
-
 def _spec_from_json(text: str, where: str) -> KVCacheSpec:
     try:
         fields = json.loads(text)
@@ -82,7 +76,7 @@ def save(cache: PagedKVCache, path: Any, prefix: str = "request") -> None:
         for name in _SCALES:
             if getattr(cache, name) is not None:
                 tensors[f"{label}.{name}"] = _to_numpy(getattr(cache, name))
-        metadata[f"{label}.spec"] = _spec_to_json(spec)
+        metadata[f"{label}.spec"] = spec.key
     temporary = f"{os.fspath(path)}.{os.getpid()}.part"
     try:
         library.numpy.save_file(tensors, temporary, metadata)

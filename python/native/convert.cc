@@ -14,14 +14,22 @@ namespace {
 }
 
 std::string dtype_text(DLDataType t) {
-  constexpr int kBool = 6;
-  const std::string_view name = t.code == kDLInt      ? "int"
-                                : t.code == kDLUInt   ? "uint"
-                                : t.code == kDLFloat  ? "float"
-                                : t.code == kDLBfloat ? "bfloat"
-                                : t.code == kBool     ? "bool"
-                                                      : "type-" + std::to_string(t.code) + "-";
-  return fmt::format("{}{}{}", name, t.bits, t.lanes == 1 ? "" : "x" + std::to_string(t.lanes));
+  const int bits = t.bits;  // of 8 bits itself: fmt would print a character
+  const std::string lanes = t.lanes == 1 ? "" : fmt::format("x{}", static_cast<int>(t.lanes));
+  switch (t.code) {
+    case kDLInt:
+      return fmt::format("int{}{}", bits, lanes);
+    case kDLUInt:
+      return fmt::format("uint{}{}", bits, lanes);
+    case kDLFloat:
+      return fmt::format("float{}{}", bits, lanes);
+    case kDLBfloat:
+      return fmt::format("bfloat{}{}", bits, lanes);
+    case kDLBool:
+      return "bool";
+    default:
+      return fmt::format("DLPack type {} of {} bits{}", static_cast<int>(t.code), bits, lanes);
+  }
 }
 
 DType to_dtype(DLDataType t, std::string_view name) {
