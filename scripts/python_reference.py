@@ -68,7 +68,7 @@ def signature_of(name, item):
             text += f": {parameter.annotation}"
         if parameter.default is not parameter.empty:
             default = parameter.default
-            text += f" = {json.dumps(default) if isinstance(default, str) else default!r}"
+            text += " = " + (json.dumps(default) if isinstance(default, str) else repr(default))
         parts.append(text)
     returned = inspect.signature(item).return_annotation
     tail = "" if inspect.isclass(item) or returned is inspect.Signature.empty else f" -> {returned}"
@@ -107,8 +107,8 @@ def page():
                 for member_name, call, doc in members_of(item):
                     text += entry(4, member_name, call, doc)
     text += "## Errors\n\n" + text_of(errors) + "\n\n| class | is also a | raised for |\n| --- | --- | --- |\n"
-    for cls in [c for c in vars(errors).values() if inspect.isclass(c) and issubclass(c, errors.Error)]:
-        if cls.__name__ != "Error":
+    for name, cls in vars(errors).items():
+        if name.endswith("Error") and name != "Error":
             text += f"| `{cls.__name__}` | `{cls.__mro__[2].__name__}` | {text_of(cls)} |\n"
     return text + "\n" + torch_section()
 

@@ -1,7 +1,8 @@
 """The exceptions of halftone.
 
-Each carries the sentence of the C++ library: it names the argument, its value, the limit and a remedy. Every class is
-a :class:`Error` and one of Python's own exceptions, so both ``except halftone.Error`` and ``except ValueError`` work.
+Each carries the sentence of the C++ library: it names the argument, its value, the limit and a remedy. Every class
+derives from :class:`Error` and from one of Python's own exceptions, so that both ``except halftone.Error`` and
+``except ValueError`` work.
 """
 
 from __future__ import annotations
