@@ -25,6 +25,9 @@ else
 endif
 BUILD_HERE := build/$(PRESET_HERE)
 
+# A Python that has torch, for the tests of the Python package on the GPU; torch is too large to be installed for them.
+TORCH_PYTHON ?= $(shell python3 -c 'import numpy, pytest, torch, tvm_ffi, sys; print(sys.executable)' 2>/dev/null)
+
 setup = scripts/setup.sh
 configure = cmake --preset $(1) $(2) >build/configure-$(1).log 2>&1 || { cat build/configure-$(1).log; exit 1; }
 compile = cmake --build build/$(1) -j $(JOBS) $(if $(2),--target $(2))
@@ -52,13 +55,14 @@ test: ## build and run every test that this machine can run
 
 cuda: ## compile the CUDA backend and its tests (needs nvcc, not a GPU)
 	@$(if $(NVCC),,echo "make cuda: no nvcc on PATH or in /usr/local/cuda/bin; install the CUDA toolkit 12.8 or newer, or set CUDACXX" >&2; exit 1)
-	@$(setup) build test cuda
+	@$(setup) build test python cuda
 	@mkdir -p build
-	@$(call configure,cuda,$(cuda_options))
+	@$(call configure,cuda,$(cuda_options) $(package) -DHALFTONE_TORCH_PYTHON=$(TORCH_PYTHON))
 	@$(call compile,cuda,halftone_cuda)
 
 test-gpu: ## run the tests that need an NVIDIA GPU
 	@$(if $(wildcard /dev/nvidia0),,echo "make test-gpu: this machine has no NVIDIA GPU (no /dev/nvidia0)" >&2; exit 1)
+	@$(if $(TORCH_PYTHON),,echo "make test-gpu: no Python with torch, numpy, pytest and apache-tvm-ffi (TORCH_PYTHON=...): its tests are left out" >&2)
 	@$(MAKE) --no-print-directory cuda
 	@scripts/ctest.sh build/cuda -L gpu
 

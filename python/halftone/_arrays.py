@@ -6,6 +6,7 @@ A framework is imported only when an array of it turns up or is asked for by nam
 from __future__ import annotations
 
 import importlib
+from functools import lru_cache
 from typing import Any, Sequence
 
 import tvm_ffi
@@ -145,8 +146,16 @@ def workspace(framework: str, size: int, device: str) -> Any:
     return _native.empty((max(size, 1),), "uint8")
 
 
+@lru_cache(maxsize=1)
+def _torch_dtypes() -> dict[str, Any]:
+    torch = load("torch")
+    return {short: getattr(torch, long) for short, long in _DTYPES.items()}
+
+
 def empty_output(like: Any, shape: Sequence[int], dtype: str) -> Any:
     """A new array for a result, beside the input ``like``: same framework and device."""
+    if type(like).__module__ == "torch":  # the path of every decode step: no look-ups
+        return like.new_empty(shape, dtype=_torch_dtypes()[dtype])
     framework = framework_of(like)
     device = device_of(like)
     if framework in ("jax", "dlpack") and device == "cpu":

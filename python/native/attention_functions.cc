@@ -38,8 +38,7 @@ DType float_option(const Options& options, const char* name) {
 AttentionProblem to_problem(const KvCacheSpec& spec, const Options& options) {
   AttentionProblem p;
   p.kv = spec;
-  p.device =
-      to_device(option<int>(options, "device_type"), option<int>(options, "device_index"), "device");
+  p.device = to_device(option<int>(options, "device_type"), option<int>(options, "device_index"), "device");
   p.batch = option<int>(options, "batch");
   p.q_heads = option<int>(options, "q_heads");
   p.paged = option<bool>(options, "paged");
@@ -62,9 +61,8 @@ AttentionProblem to_problem(const KvCacheSpec& spec, const Options& options) {
 }
 
 Ref<PlanObj> make_plan(const Ref<SpecObj>& spec, const Options& options) {
-  return guarded([&] {
-    return Ref<PlanObj>(ffi::make_object<PlanObj>(plan(to_problem(spec->spec, options))));
-  });
+  return guarded(
+      [&] { return Ref<PlanObj>(ffi::make_object<PlanObj>(plan(to_problem(spec->spec, options)))); });
 }
 
 Options plan_info(const Ref<PlanObj>& plan) {
@@ -109,8 +107,7 @@ Ref<StepObj> make_step(const Ref<PlanObj>& plan, AnyView kv_lengths, AnyView cu_
 /// Schedules again into the same workspace, for the lengths' present values.
 void reschedule(const Ref<StepObj>& step, AnyView stream) {
   guarded([&] {
-    schedule(step->plan, step->lengths, step->workspace,
-             to_stream(step->plan.problem().device, stream));
+    schedule(step->plan, step->lengths, step->workspace, to_stream(step->plan.problem().device, stream));
   });
 }
 
@@ -146,8 +143,7 @@ void run_workspace(const Ref<PlanObj>& plan, AnyView kv_lengths, AnyView cu_q, A
     const ffi::AnyView none(nullptr);
     AttentionArgs args = to_args(cache, q, none, none, out, lse, alibi_slopes, sinks, status);
     args.lengths = {to_optional_view(cu_q, "cu_q"), to_optional_view(kv_lengths, "kv_lengths"), {}};
-    run(plan->plan, args, to_view(workspace, "workspace"),
-        to_stream(plan->plan.problem().device, none));
+    run(plan->plan, args, to_view(workspace, "workspace"), to_stream(plan->plan.problem().device, none));
   });
 }
 

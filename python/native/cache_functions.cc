@@ -89,17 +89,17 @@ Map<String, std::int64_t> layout(const Ref<SpecObj>& spec) {
   return guarded([&] {
     const PageLayout l = page_layout(spec->spec);
     Map<String, std::int64_t> fields;
-    for (const auto& [name, value] : std::initializer_list<std::pair<const char*, std::int64_t>>{
-             {"k_data_bytes", l.k_data_bytes},
-             {"v_data_bytes", l.v_data_bytes},
-             {"k_param_bytes", l.k_param_bytes},
-             {"v_param_bytes", l.v_param_bytes},
-             {"v_data_offset", l.v_data_offset},
-             {"k_param_offset", l.k_param_offset},
-             {"v_param_offset", l.v_param_offset},
-             {"tile_bytes", l.tile_bytes},
-             {"head_bytes", l.head_bytes},
-             {"page_bytes", l.page_bytes}}) {
+    for (const auto& [name, value] :
+         std::initializer_list<std::pair<const char*, std::int64_t>>{{"k_data_bytes", l.k_data_bytes},
+                                                                     {"v_data_bytes", l.v_data_bytes},
+                                                                     {"k_param_bytes", l.k_param_bytes},
+                                                                     {"v_param_bytes", l.v_param_bytes},
+                                                                     {"v_data_offset", l.v_data_offset},
+                                                                     {"k_param_offset", l.k_param_offset},
+                                                                     {"v_param_offset", l.v_param_offset},
+                                                                     {"tile_bytes", l.tile_bytes},
+                                                                     {"head_bytes", l.head_bytes},
+                                                                     {"page_bytes", l.page_bytes}}) {
       fields.Set(name, value);
     }
     return fields;
@@ -177,10 +177,10 @@ void exchange_fbgemm(const Ref<CacheObj>& cache, bool value_part, bool import, A
 struct CpuMemory {
   static constexpr std::size_t kAlignment = 256;
   void AllocData(DLTensor* tensor) {
-    tensor->data = ::operator new(std::max<std::size_t>(ffi::GetDataSize(*tensor), 1),
-                                  std::align_val_t{kAlignment});
+    tensor->data =
+        ::operator new (std::max<std::size_t>(ffi::GetDataSize(*tensor), 1), std::align_val_t{kAlignment});
   }
-  void FreeData(DLTensor* tensor) { ::operator delete(tensor->data, std::align_val_t{kAlignment}); }
+  void FreeData(DLTensor* tensor) { ::operator delete (tensor->data, std::align_val_t{kAlignment}); }
 };
 
 struct SharedMemory {

@@ -9,9 +9,7 @@
 namespace halftone::python {
 namespace {
 
-[[noreturn]] void invalid(const std::string& sentence) {
-  throw Error(ErrorCode::kInvalidArgument, sentence);
-}
+[[noreturn]] void invalid(const std::string& sentence) { throw Error(ErrorCode::kInvalidArgument, sentence); }
 
 std::string dtype_text(DLDataType t) {
   const int bits = t.bits;  // of 8 bits itself: fmt would print a character

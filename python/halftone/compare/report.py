@@ -50,7 +50,7 @@ def plot(report: dict[str, Any]) -> str:
         body.append(f'<text class="c" x="16" y="{y}">{escape(case["name"])}</text>')
         y += 8
         for row in rows:
-            width = (_WIDTH - _LEFT - 170) / longest
+            width = (_WIDTH - _LEFT - 220) / longest
             kind = "h" if row["label"].startswith("halftone") else "p"
             mark = _LEFT + row["roof_us"] * width
             body.append(
