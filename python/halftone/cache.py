@@ -344,6 +344,7 @@ class PagedKVCache:
         pool = self._owned("reserve()")
         counts = [tokens] * self.batch if isinstance(tokens, int) else list(tokens)
         self._upload(pool.reserve(pool.grown(counts)))
+        self._cumulative([1] * self.batch)  # or the first append would copy it to the device, within a capture perhaps
 
     def advance(self, counts: int | Sequence[int] = 1) -> None:
         """Tells the host that a replayed graph appended ``counts`` tokens; the device's lengths are already right.
