@@ -118,7 +118,11 @@ def torch_section():
     tree = ast.parse((pathlib.Path(ht.__file__).parent / "torch.py").read_text())
     text = "## torch.compile\n\n" + text_of(type("Module", (), {"__doc__": ast.get_docstring(tree)})) + "\n\n"
     for node in tree.body:
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_") and ast.get_docstring(node):
+        if (
+            isinstance(node, (ast.FunctionDef, ast.ClassDef))
+            and not node.name.startswith("_")
+            and ast.get_docstring(node)
+        ):
             holder = type("Holder", (), {"__doc__": ast.get_docstring(node)})
             where = next((n for n in node.body if getattr(n, "name", "") == "__init__"), node)
             arguments = ast.unparse(where.args).replace("self, ", "") if hasattr(where, "args") else ""

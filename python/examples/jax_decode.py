@@ -1,6 +1,6 @@
 """JAX on the CPU through DLPack: bf16 queries, keys and values in, JAX arrays out, nothing copied on the way.
 
-    pip install halftone-attention jax && python jax_decode.py
+pip install halftone-attention jax && python jax_decode.py
 """
 
 import jax

@@ -1,6 +1,6 @@
 """Decode with NumPy alone: a prompt goes into an INT4 cache, then tokens follow one at a time.
 
-    pip install halftone-attention numpy && python numpy_decode.py
+pip install halftone-attention numpy && python numpy_decode.py
 """
 
 import numpy as np
@@ -20,7 +20,12 @@ def random(*shape):
 # One cache a layer: 4-bit codes, a scale and a minimum for every 32 dims; K is stored rotated, which 4 bits need.
 caches = [
     ht.PagedKVCache(
-        len(PROMPTS), max_len=512, kv_heads=KV_HEADS, head_dim=HEAD_DIM, k_format=ht.KVFormat.int4(group=32), rotate_k=True
+        len(PROMPTS),
+        max_len=512,
+        kv_heads=KV_HEADS,
+        head_dim=HEAD_DIM,
+        k_format=ht.KVFormat.int4(group=32),
+        rotate_k=True,
     )
     for _ in range(LAYERS)
 ]

@@ -1,6 +1,6 @@
 """A torch decode loop with a paged INT4 cache: eager, then compiled, and on a GPU replayed as a CUDA graph.
 
-    pip install halftone-attention torch && python torch_decode.py
+pip install halftone-attention torch && python torch_decode.py
 """
 
 import torch

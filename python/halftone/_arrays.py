@@ -21,7 +21,7 @@ _WORKSPACE_ALIGNMENT = 256  # bytes
 
 
 def framework_of(x: Any) -> str:
-    """"numpy", "torch", "cupy", "jax", or "dlpack" for any other type."""
+    """ "numpy", "torch", "cupy", "jax", or "dlpack" for any other type."""
     root = type(x).__module__.partition(".")[0]
     if root == "jaxlib":
         return "jax"
@@ -34,7 +34,7 @@ def framework_of(x: Any) -> str:
 
 
 def dtype_of(x: Any) -> str:
-    """"f32", "bf16", ...; the framework's own name where halftone has none. Raises InvalidArgumentError."""
+    """ "f32", "bf16", ...; the framework's own name where halftone has none. Raises InvalidArgumentError."""
     dtype = getattr(x, "dtype", None)
     if dtype is None:
         raise InvalidArgumentError(f"{type(x).__name__} has no dtype: pass a NumPy, torch, JAX or CuPy array.")
@@ -43,7 +43,7 @@ def dtype_of(x: Any) -> str:
 
 
 def device_of(x: Any) -> str:
-    """"cpu" or "cuda:<index>"."""
+    """ "cpu" or "cuda:<index>"."""
     if type(x).__module__ == "numpy":
         return "cpu"
     try:
@@ -175,7 +175,9 @@ def native(x: Any, name: str, written: bool = False) -> Any:
     kind = type(x).__module__
     if kind == "torch" or kind.startswith("torch."):
         if not (x.is_cpu or x.is_cuda):
-            raise UnsupportedError(f"{name} is on {x.device}, but halftone has the CPU and CUDA: move it to one of them.")
+            raise UnsupportedError(
+                f"{name} is on {x.device}, but halftone has the CPU and CUDA: move it to one of them."
+            )
         return x.detach() if x.requires_grad else x
     if x is None or isinstance(x, tvm_ffi.Tensor):
         return x

@@ -55,8 +55,8 @@ class PagePool:
         if sum(missing) > len(self._free):
             request = next(i for i, m in enumerate(missing) if m > 0)
             raise ResourceExhaustedError(
-                f"num_pages is {self.num_pages}, of which {len(self._free)} are free, but {sum(missing)} more are needed "
-                f"(request {request} needs {needed[request]} in all): make the cache larger or free() a request."
+                f"num_pages is {self.num_pages}, of which {len(self._free)} are free, but {sum(missing)} more are "
+                f"needed (request {request} needs {needed[request]} in all): make the cache larger or free() a request."
             )
         for own, count in zip(self.pages, missing):
             own.extend(self._free.pop() for _ in range(count))

@@ -248,12 +248,18 @@ class PagedKVCache:
         return _arrays.to_list(self.lengths) if self._pool is None else list(self._pool.lengths)
 
     def append(
-        self, k: Any, v: Any, counts: Sequence[int] | None = None, *, rope: Rope | None = None, stream: int | None = None
+        self,
+        k: Any,
+        v: Any,
+        counts: Sequence[int] | None = None,
+        *,
+        rope: Rope | None = None,
+        stream: int | None = None,
     ) -> None:
         """Quantises new tokens into the pages and advances the lengths; RoPE and rotation are fused in.
 
         Pages are dealt before anything is written, so a failure leaves lengths and tokens as they were. Once
-        :meth:`reserve` has dealt the pages, nothing here touches the host's memory: the call can be captured in a graph.
+        :meth:`reserve` has dealt the pages, nothing here touches the host's memory: the call can be captured.
 
         Args:
             k: f32, f16 or bf16 [tokens, kv_heads, head_dim], request after request.
@@ -332,7 +338,9 @@ class PagedKVCache:
 
     def _owned(self, what: str) -> PagePool:
         if self._pool is None:
-            raise InvalidArgumentError(f"{what} needs a cache that deals its own pages, but this one wraps the caller's.")
+            raise InvalidArgumentError(
+                f"{what} needs a cache that deals its own pages, but this one wraps the caller's."
+            )
         return self._pool
 
     def reserve(self, tokens: int | Sequence[int]) -> None:
@@ -366,14 +374,16 @@ class PagedKVCache:
         """Reads ``status`` (synchronises) and clears it.
 
         Raises:
-            InvalidArgumentError: append met non-finite input, or attention a bad block-table entry, since the last call.
+            InvalidArgumentError: append met non-finite input, or attention a bad block-table entry.
         """
         flags = 0 if self.status is None else _arrays.to_list(self.status)[0]
         if flags:
             _arrays.assign(self.status, [0])
-            what = [text for bit, text in ((1, "a block-table entry is out of range"), (2, "append got a NaN or infinity"))
-                    if flags & bit]  # fmt: skip
-            raise InvalidArgumentError(f"status is {flags}: {' and '.join(what)}: check the inputs since the last call.")
+            meanings = {1: "a block-table entry is out of range", 2: "append got a NaN or infinity"}
+            what = [text for bit, text in meanings.items() if flags & bit]
+            raise InvalidArgumentError(
+                f"status is {flags}: {' and '.join(what)}: check the inputs since the last call."
+            )
 
     def dequantize(
         self, k_out: Any = None, v_out: Any = None, *, dtype: str = "f32", stream: int | None = None
@@ -400,7 +410,8 @@ class PagedKVCache:
         s = self.spec
         return (
             f"PagedKVCache(batch={self.batch}, max_len={self.max_len}, kv_heads={s.kv_heads}, head_dim={s.head_dim}, "
-            f"k_format={str(s.k_format)!r}, v_format={str(s.v_format)!r}, pages={self.num_pages} x {s.page_size} tokens, "
+            f"k_format={str(s.k_format)!r}, v_format={str(s.v_format)!r}, "
+            f"pages={self.num_pages} x {s.page_size} tokens, "
             f"{self.framework} on {self.device})"
         )
 

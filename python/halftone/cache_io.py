@@ -1,9 +1,9 @@
 """Caches in safetensors files, the same files that ``halftone quantize`` writes and ``halftone dequantize`` reads.
 
 Each request is one layer of such a file: ``<prefix>.<i>.pages`` uint8 [pages, page_bytes] in the native layout,
-``<prefix>.<i>.lengths`` int32 [1], static scales ``k_scale``, ``k_min``, ``v_scale``, ``v_min`` f32 where the formats have
-them. The metadata holds ``format = halftone-cache-1`` and ``<prefix>.<i>.spec``, the spec as a JSON object. Needs the
-package ``safetensors``.
+``<prefix>.<i>.lengths`` int32 [1], static scales ``k_scale``, ``k_min``, ``v_scale``, ``v_min`` f32 where the formats
+have them. The metadata holds ``format = halftone-cache-1`` and ``<prefix>.<i>.spec``, the spec as a JSON object. Needs
+the package ``safetensors``.
 """
 
 from __future__ import annotations

@@ -70,4 +70,6 @@ def _exchange(cache: PagedKVCache, part: str, rows: Any, slots: Any, into_cache:
     if part not in ("k", "v"):
         raise InvalidArgumentError(f"part is {part!r}, but must be k or v: choose one.")
     native_rows = _arrays.native(rows, "rows", written=not into_cache)
-    _native.exchange_fbgemm(check_cache(cache)._native, part == "v", into_cache, native_rows, _arrays.native(slots, "slots"))
+    _native.exchange_fbgemm(
+        check_cache(cache)._native, part == "v", into_cache, native_rows, _arrays.native(slots, "slots")
+    )

@@ -1,8 +1,8 @@
 """halftone's operators for torch.compile: registered with torch.library, with fake implementations.
 
-``halftone.attend`` and ``PagedKVCache.append`` work on torch tensors as they are, and are what eager code and CUDA graphs
-captured by hand should call. Under torch.compile use the functions here: they take the same objects, but reach the
-library through ``torch.ops.halftone``, which the compiler can trace with fullgraph. They change no host state: call
+``halftone.attend`` and ``PagedKVCache.append`` work on torch tensors as they are, and are what eager code and CUDA
+graphs captured by hand should call. Under torch.compile use the functions here: they take the same objects, but reach
+the library through ``torch.ops.halftone``, which the compiler can trace with fullgraph. They change no host state: call
 :meth:`PagedKVCache.reserve` before and :meth:`PagedKVCache.advance` after a compiled step.
 """
 
@@ -79,12 +79,10 @@ def _attend_op(
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     made = _plan_of(plan)
     out, lse = _outputs(q, made)
-    cache = _cache_of(
-        made.spec.key, (pages, block_table, kv_lengths, k_scale, k_min, v_scale, v_min), clamped
-    )
+    cache = _cache_of(made.spec.key, (pages, block_table, kv_lengths, k_scale, k_min, v_scale, v_min), clamped)
     _native.run_workspace(
-        made._native, kv_lengths, cu_q, _aligned(workspace), cache, q, out, lse if made.options["lse"] else None, alibi_slopes,
-        sinks, status,
+        made._native, kv_lengths, cu_q, _aligned(workspace), cache, q, out, lse if made.options["lse"] else None,
+        alibi_slopes, sinks, status,
     )  # fmt: skip
     return out, lse
 
@@ -145,8 +143,8 @@ def append(cache: PagedKVCache, k: torch.Tensor, v: torch.Tensor) -> None:
     """
     cu = torch.arange(k.shape[0] + 1, dtype=torch.int32, device=k.device)
     torch.ops.halftone.append(
-        k, v, cu, cache.pages, cache.block_table, cache.lengths, cache.status, cache.k_scale, cache.k_min, cache.v_scale,
-        cache.v_min, cache.spec.key,
+        k, v, cu, cache.pages, cache.block_table, cache.lengths, cache.status, cache.k_scale, cache.k_min,
+        cache.v_scale, cache.v_min, cache.spec.key,
     )  # fmt: skip
     cache.lengths.add_(1)
 
@@ -184,4 +182,3 @@ def attend(
         step.key,
     )  # fmt: skip
     return (out, lse) if step.lse else out
-

@@ -74,7 +74,9 @@ def test_a_peer_that_fails_does_not_stop_the_others():
 
     timer = compare.measure.Timer("cpu", 0.01)
     case = cases.SMOKE["cpu"][0]
-    result = compare.measure_case(case, "cpu", [Broken(), Refusing(), peers.Halftone()], ["bf16", "int8-tensor"], timer, 1e10)
+    result = compare.measure_case(
+        case, "cpu", [Broken(), Refusing(), peers.Halftone()], ["bf16", "int8-tensor"], timer, 1e10
+    )
     whys = [row.get("why") for row in result["rows"]]
     assert whys == ["failed: RuntimeError: no kernel image", "has one head only", None, None]
 
@@ -85,7 +87,9 @@ def test_fbgemm_rows_made_with_torch_are_those_of_the_library(rng, groups):
     import halftone as ht
 
     x = rng.standard_normal((16, 1, 128), dtype=np.float32)
-    cache = ht.PagedKVCache(1, 16, kv_heads=1, head_dim=128, k_format="int4-row" if groups == 1 else "int4-g32", page_size=16)
+    cache = ht.PagedKVCache(
+        1, 16, kv_heads=1, head_dim=128, k_format="int4-row" if groups == 1 else "int4-g32", page_size=16
+    )
     cache.append(x, x)
     ours = ht.export_fbgemm_int4(cache, "k", np.arange(16, dtype=np.int64))
     theirs = peers._fbgemm_int4(torch.from_numpy(x), groups).numpy()

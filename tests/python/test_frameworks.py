@@ -32,7 +32,9 @@ def test_any_dlpack_tensor(rng):
     k, q = normal(rng, 9, KV_HEADS, DIM), normal(rng, 1, Q_HEADS, DIM)
     cache.append(tvm_ffi.from_dlpack(k), tvm_ffi.from_dlpack(k))
     out = np.empty_like(q)
-    ht.attend(tvm_ffi.from_dlpack(q), cache, schedule=ht.schedule(ht.plan(cache, q_heads=8, q_dtype="f32"), cache), out=out)
+    ht.attend(
+        tvm_ffi.from_dlpack(q), cache, schedule=ht.schedule(ht.plan(cache, q_heads=8, q_dtype="f32"), cache), out=out
+    )
     np.testing.assert_array_equal(out, ht.attend(q, cache))
     result = ht.attend(tvm_ffi.from_dlpack(q), cache)
     np.testing.assert_array_equal(np.from_dlpack(result), out)
@@ -47,7 +49,9 @@ def torch():
 def test_torch_tensors(rng, torch, dtype):
     real = getattr(torch, dtype)
     k = torch.from_numpy(normal(rng, 100, KV_HEADS, DIM)).to(real)
-    cache = ht.PagedKVCache(2, 64, kv_heads=KV_HEADS, head_dim=DIM, framework="torch", k_format="int4-g32", rotate_k=True)
+    cache = ht.PagedKVCache(
+        2, 64, kv_heads=KV_HEADS, head_dim=DIM, framework="torch", k_format="int4-g32", rotate_k=True
+    )
     cache.append(k, k, [40, 60])
     q = torch.from_numpy(normal(rng, 2, Q_HEADS, DIM)).to(real).requires_grad_()
     out, lse = ht.attend(q, cache, lse=True)
@@ -100,8 +104,8 @@ def test_torch_operators_pass_torchs_own_checks(rng, torch):
     torch.library.opcheck(torch.ops.halftone.schedule.default, arguments, test_utils=tests)
     hot.schedule(step, cache)
     q = torch.from_numpy(normal(rng, 2, Q_HEADS, DIM))
-    arguments = (q, step.workspace, cache.lengths, None, cache.pages, cache.block_table, cache.status, *empty, None, None,
-                 False, step.key)  # fmt: skip
+    arguments = (q, step.workspace, cache.lengths, None, cache.pages, cache.block_table, cache.status, *empty, None,
+                 None, False, step.key)  # fmt: skip
     torch.library.opcheck(torch.ops.halftone.attend.default, arguments, test_utils=tests)
     torch.testing.assert_close(hot.attend(q, cache, step), ht.attend(q, cache, lse=True), rtol=0, atol=0)
 

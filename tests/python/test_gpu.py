@@ -24,7 +24,14 @@ def make(torch, name, device="cuda:0", max_len=2048, **options):
         for part, x in (("k", k), ("v", v)):
             options[f"{part}_scale"] = ht.calibrate(x, name)[0].to(device)
     cache = ht.PagedKVCache(
-        len(LENGTHS), max_len, kv_heads=KV_HEADS, head_dim=DIM, k_format=name, framework="torch", device=device, **options
+        len(LENGTHS),
+        max_len,
+        kv_heads=KV_HEADS,
+        head_dim=DIM,
+        k_format=name,
+        framework="torch",
+        device=device,
+        **options,
     )
     cache.append(k.to(device), v.to(device), LENGTHS)
     cache.check_status()

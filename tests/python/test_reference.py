@@ -15,5 +15,7 @@ def test_the_page_is_up_to_date():
 
 def test_every_public_name_is_there():
     page = (ROOT / "docs/python.md").read_text()
-    missing = [n for n in ht.__all__ if f"# {n}\n" not in page and f"`{n}`" not in page and n not in ("Error", "has_cuda")]
+    missing = [
+        n for n in ht.__all__ if f"# {n}\n" not in page and f"`{n}`" not in page and n not in ("Error", "has_cuda")
+    ]
     assert not missing

@@ -27,8 +27,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--suite", choices=("decode", "prefill"), default="decode")
     parser.add_argument("--device", help="cpu or cuda:<index>; default: a Hopper GPU if there is one")
-    parser.add_argument("--formats", help="halftone's, comma-separated, +rot for rotated K and V, e.g. int8-head,int4-g32+rot")
-    parser.add_argument("--batch", help="requests, comma-separated; with this or a shape option the suite's shapes give way")
+    parser.add_argument(
+        "--formats", help="halftone's, comma-separated, +rot for rotated K and V, e.g. int8-head,int4-g32+rot"
+    )
+    parser.add_argument(
+        "--batch", help="requests, comma-separated; with this or a shape option the suite's shapes give way"
+    )
     parser.add_argument("--context", type=int, default=8192, help="keys of each request")
     parser.add_argument("--q-len", type=int, default=1, help="queries of each request")
     parser.add_argument("--q-heads", type=int, default=8)
@@ -95,12 +99,15 @@ def measure_entry(entry: Entry, inputs: cases.Inputs, timer: measure.Timer, rate
     truth = np.stack([truth_of(inputs, i) for i in sample])
     row = {"label": entry.label, "error": relative_error(out[sample], truth), "kernel_error": None}
     if entry.stored is not None:
-        row["kernel_error"] = relative_error(out[sample], np.stack([truth_of(inputs, i, entry.stored(i)) for i in sample]))
+        row["kernel_error"] = relative_error(
+            out[sample], np.stack([truth_of(inputs, i, entry.stored(i)) for i in sample])
+        )
     times = timer.times(entry.call)
     seconds = float(np.median(times))
     row.update(
         us=seconds * 1e6, us_min=min(times) * 1e6, us_max=max(times) * 1e6, calls=len(times), kv_bytes=entry.kv_bytes,
-        gb_per_s=entry.kv_bytes / seconds / 1e9, roof_us=entry.kv_bytes / rate * 1e6, roof=entry.kv_bytes / rate / seconds,
+        gb_per_s=entry.kv_bytes / seconds / 1e9,
+        roof_us=entry.kv_bytes / rate * 1e6, roof=entry.kv_bytes / rate / seconds,
         tflop_per_s=case.flops / seconds / 1e12,
     )  # fmt: skip
     if entry.schedule is not None:

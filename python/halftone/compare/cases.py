@@ -21,9 +21,8 @@ class Case:
 
     @property
     def name(self) -> str:
-        return (
-            f"batch {self.batch}, {self.context} keys, {self.q_heads}/{self.kv_heads} heads, dim {self.head_dim}"
-            + (f", {self.q_len} queries" if self.q_len > 1 else "")
+        return f"batch {self.batch}, {self.context} keys, {self.q_heads}/{self.kv_heads} heads, dim {self.head_dim}" + (
+            f", {self.q_len} queries" if self.q_len > 1 else ""
         )
 
     @property

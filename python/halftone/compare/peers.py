@@ -22,8 +22,8 @@ class Refusal(Exception):
 class Entry:
     """One thing to time.
 
-    ``call`` computes [batch, q_len, q_heads, dim] (or the same elements in another shape) and returns it; ``kv_bytes`` is
-    what it must read of K and V; ``stored`` gives request i as the cache holds it, where that is not the input.
+    ``call`` computes [batch, q_len, q_heads, dim] (or the same elements in another shape) and returns it; ``kv_bytes``
+    is what it must read of K and V; ``stored`` gives request i as the cache holds it, where that is not the input.
     """
 
     label: str
@@ -158,6 +158,7 @@ class FlashAttention(Peer):
         case, module = inputs.case, importlib.import_module(self.package)
         q, k, v = inputs.q, inputs.k, inputs.v
         if self.generation == 4:
+
             def plain() -> Any:
                 out = module.flash_attn_func(q, k, v, causal=True)
                 return out[0] if isinstance(out, tuple) else out
@@ -267,7 +268,8 @@ class FlashMla(Peer):
 
 
 PEERS: list[Peer] = [
-    Halftone(), TorchSdpa("cudnn"), TorchSdpa("flash"), FlashAttention(2), FlashAttention(3), FlashAttention(4), FlashInfer(),
+    Halftone(), TorchSdpa("cudnn"), TorchSdpa("flash"), FlashAttention(2), FlashAttention(3), FlashAttention(4),
+    FlashInfer(),
     SageAttention(), Fbgemm(), FlashMla(),
 ]  # fmt: skip
 

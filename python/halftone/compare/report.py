@@ -15,9 +15,9 @@ def table(report: dict[str, Any]) -> str:
     meta = report["meta"]
     lines = [
         f"{meta['device']}: a large copy moves {meta['bandwidth'] / 1e9:.0f} GB/s. halftone {meta['halftone']}.",
-        "time: median, caches flushed before each call. GB/s: bytes of K and V that the format makes it read. roof: share of",
-        "the copy's rate. error: relative, against double precision on the values before quantisation; kernel: on the",
-        "values as the cache holds them.",
+        "time: median, caches flushed before each call. GB/s: bytes of K and V that the format makes it read. roof: its",
+        "share of the copy's rate. error: relative, against double precision on the values before quantisation;",
+        "kernel: on the values as the cache holds them.",
         "",
     ]
     for case in report["cases"]:
@@ -29,7 +29,8 @@ def table(report: dict[str, Any]) -> str:
                 continue
             kernel = f"{row['kernel_error']:.1e}" if row.get("kernel_error") is not None else "-"
             lines.append(
-                f"  {row['label']:38} {row['us']:9.1f} {row['gb_per_s']:7.0f} {row['roof']:6.0%} {row['error']:9.1e} {kernel:>9}"
+                f"  {row['label']:38} {row['us']:9.1f} {row['gb_per_s']:7.0f} {row['roof']:6.0%} "
+                f"{row['error']:9.1e} {kernel:>9}"
             )
         lines.append("")
     for name, state in report["peers"].items():
@@ -38,7 +39,7 @@ def table(report: dict[str, Any]) -> str:
 
 
 def plot(report: dict[str, Any]) -> str:
-    """A self-contained SVG: for each case the times as bars, and for each bar a red mark at its bytes over the bandwidth."""
+    """A self-contained SVG: times as bars, and on each bar a red mark at its bytes over the bandwidth."""
     body: list[str] = []
     y = 64
     meta = report["meta"]
@@ -66,7 +67,7 @@ def plot(report: dict[str, Any]) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {y}" width="{_WIDTH}" height="{y}">'
         f'<style>{_STYLE}</style><rect width="{_WIDTH}" height="{y}" fill="#fff"/>'
         f'<text class="t" x="16" y="24">{escape(meta["suite"])} on {escape(meta["device"])}</text>'
-        f'<text class="n" x="16" y="42">Bars: median time. Red: the time in which the memory moves the bytes of K and V that '
-        f"the format needs, at {meta['bandwidth'] / 1e9:.0f} GB/s.</text>"
+        f'<text class="n" x="16" y="42">Bars: median time. Red: the time in which memory moves the bytes of K and V '
+        f"that the format needs, at {meta['bandwidth'] / 1e9:.0f} GB/s.</text>"
     )
     return head + "".join(body) + "</svg>\n"
