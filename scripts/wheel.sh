@@ -20,8 +20,8 @@ echo "wheel: building (preset $preset)"
 PATH="$venv:$PATH" "$venv/python" -m pip wheel . --quiet --disable-pip-version-check --no-deps --no-build-isolation \
   --no-index --wheel-dir build/wheel/raw "${settings[@]}" >build/wheel.log 2>&1 || { cat build/wheel.log; exit 1; }
 # libtvm_ffi.so belongs to apache-tvm-ffi, a dependency; what else is not the system's is bundled.
-PATH="$venv:$PATH" "$venv/python" -m auditwheel --quiet repair --exclude libtvm_ffi.so --wheel-dir build/wheel \
-  build/wheel/raw/*.whl
+PATH="$venv:$PATH" "$venv/python" -m auditwheel repair --exclude libtvm_ffi.so --wheel-dir build/wheel \
+  build/wheel/raw/*.whl >>build/wheel.log 2>&1 || { cat build/wheel.log; exit 1; }
 rm -rf build/wheel/raw
 wheel="$(ls build/wheel/*.whl)"
 echo "wheel: $wheel, $(stat -c %s "$wheel") bytes"

@@ -115,7 +115,7 @@ def make(framework: str, values: Any, dtype: str, device: str) -> Any:
 
 
 def assign(target: Any, values: Any) -> None:
-    """Overwrites ``target`` with the (nested) list ``values``, or adds nothing to its identity: same memory."""
+    """Overwrites the memory of ``target`` with the (nested) list ``values``."""
     framework = framework_of(target)
     source = make(framework, values, dtype_of(target), device_of(target))
     if framework == "torch":

@@ -45,8 +45,8 @@ class PagePool:
             after.append(length + count)
         return after
 
-    def reserve(self, lengths: Sequence[int]) -> bool:
-        """Gives every request pages for ``lengths`` tokens; True if a page was dealt. All or nothing.
+    def reserve(self, lengths: Sequence[int]) -> list[int]:
+        """Gives every request pages for ``lengths`` tokens; returns the requests that got one. All or nothing.
 
         Raises ResourceExhaustedError.
         """
@@ -60,7 +60,7 @@ class PagePool:
             )
         for own, count in zip(self.pages, missing):
             own.extend(self._free.pop() for _ in range(count))
-        return sum(missing) > 0
+        return [i for i, m in enumerate(missing) if m]
 
     def release(self, index: int) -> None:
         """Takes back the pages of a request and forgets its tokens."""

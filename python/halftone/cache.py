@@ -332,9 +332,14 @@ class PagedKVCache:
             cu.append(cu[-1] + count)
         return _arrays.native(_arrays.make(self.framework, cu, "int32", self.device), "cu_seqlens")
 
-    def _upload(self, changed: bool) -> None:
-        if changed:
+    def _upload(self, requests: Sequence[int]) -> None:
+        """Brings the rows of ``requests`` to the device."""
+        if len(requests) > 4:
             _arrays.assign(self.block_table, self._pool.table())
+            return
+        for i in requests:
+            live = self._pool.pages[i]
+            _arrays.assign(self.block_table[i, : len(live)], live)
 
     def _owned(self, what: str) -> PagePool:
         if self._pool is None:
@@ -367,8 +372,7 @@ class PagedKVCache:
         """Drops all tokens of ``request`` (0 to batch - 1) and returns its pages. Raises OutOfRangeError."""
         pool = self._owned("free()")
         pool.release(_check.integer(request, "request"))
-        self._upload(True)
-        _arrays.assign(self.lengths, pool.lengths)
+        _arrays.assign(self.lengths, pool.lengths)  # entries past a request's length are never read
 
     def check_status(self) -> None:
         """Reads ``status`` (synchronises) and clears it.

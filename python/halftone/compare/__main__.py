@@ -17,7 +17,7 @@ from . import cases, measure, report
 from .oracle import relative_error
 from .peers import PEERS, Entry, Peer, Refusal, truth_of
 
-_FORMATS = {"cuda": "bf16,fp8,int8-head,int8-g32,int4-g32+rot", "cpu": "bf16,int8-head,int8-g32,int4-g32+rot"}
+_FORMATS = {"cuda": "bf16,fp8,int8-head,int8-g32,int4-g32,int4-g32+rot", "cpu": "bf16,int8-head,int8-g32,int4-g32+rot"}
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:

@@ -15,8 +15,8 @@ def table(report: dict[str, Any]) -> str:
     meta = report["meta"]
     lines = [
         f"{meta['device']}: a large copy moves {meta['bandwidth'] / 1e9:.0f} GB/s. halftone {meta['halftone']}.",
-        "time: median, caches flushed before each call. GB/s: bytes of K and V that the format makes it read. roof: its",
-        "share of the copy's rate. error: relative, against double precision on the values before quantisation;",
+        "time: median, caches flushed before each call. GB/s: bytes of K and V that the format makes it read. roof:",
+        "its share of the copy's rate. error: relative, against double precision on the values before quantisation;",
         "kernel: on the values as the cache holds them.",
         "",
     ]
@@ -58,7 +58,7 @@ def plot(report: dict[str, Any]) -> str:
                 f'<text x="{_LEFT - 8}" y="{y + 13}" text-anchor="end">{escape(row["label"])}</text>'
                 f'<rect class="{kind}" x="{_LEFT}" y="{y + 2}" width="{row["us"] * width:.1f}" height="{_BAR - 4}"/>'
                 f'<line class="r" x1="{mark:.1f}" x2="{mark:.1f}" y1="{y}" y2="{y + _BAR}"/>'
-                f'<text class="n" x="{_LEFT + row["us"] * width + 6:.1f}" y="{y + 13}">'
+                f'<text class="n" x="{max(_LEFT + row["us"] * width, mark) + 6:.1f}" y="{y + 13}">'
                 f"{row['us']:.1f} us, {row['roof']:.0%}, error {row['error']:.0e}</text>"
             )
             y += _BAR
