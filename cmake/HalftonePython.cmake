@@ -26,9 +26,8 @@ target_compile_features(halftone_python PRIVATE cxx_std_20)
 target_compile_definitions(halftone_python PRIVATE $<$<BOOL:${HALFTONE_CUDA}>:HALFTONE_WITH_CUDA=1>)
 target_link_libraries(halftone_python PRIVATE
   halftone_compile halftone_cold ${halftone_private_libraries} "${tvm_ffi_library}")
-
 set_target_properties(halftone_python PROPERTIES
   LINKER_LANGUAGE CXX OUTPUT_NAME halftone_python SKIP_BUILD_RPATH ON INSTALL_RPATH "")
 
-# scikit-build-core installs this component into the wheel.
-install(TARGETS halftone_python COMPONENT python LIBRARY DESTINATION halftone/lib)
+# scikit-build-core installs this component into the wheel; `cmake --install` leaves it out.
+install(TARGETS halftone_python LIBRARY DESTINATION halftone/lib COMPONENT python EXCLUDE_FROM_ALL)
