@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-gpu cuda bench asan tsan fuzz format format-check tidy install clean
+.PHONY: help demo test test-gpu cuda wheel bench asan tsan fuzz format format-check tidy install clean
 
 JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
@@ -25,10 +25,14 @@ else
 endif
 BUILD_HERE := build/$(PRESET_HERE)
 
+# A Python that has torch, for the tests of the Python package on the GPU; torch is too large to be installed for them.
+TORCH_PYTHON ?= $(shell python3 -c 'import numpy, pytest, torch, tvm_ffi, sys; print(sys.executable)' 2>/dev/null)
+
 setup = scripts/setup.sh
 configure = cmake --preset $(1) $(2) >build/configure-$(1).log 2>&1 || { cat build/configure-$(1).log; exit 1; }
 compile = cmake --build build/$(1) -j $(JOBS) $(if $(2),--target $(2))
 python = -DHALFTONE_PYTHON=$(CURDIR)/build/venv/bin/python
+package = -DHALFTONE_PYTHON_PACKAGE=ON
 cuda_options = -DCMAKE_CUDA_COMPILER=$(NVCC) $(python) \
   -DHALFTONE_CUTLASS_DIR=$$(build/venv/bin/python scripts/cutlass_dir.py)
 
@@ -43,23 +47,28 @@ demo: ## every format on the shipped sample: a table here, report.html beside it
 	$(BUILD_HERE)/bin/halftone eval $(SAMPLE) --html $(REPORT)
 
 test: ## build and run every test that this machine can run
-	@$(setup) $(GROUPS_HERE) test
+	@$(setup) $(GROUPS_HERE) test python
 	@mkdir -p build
-	@$(call configure,$(TEST_PRESET_HERE),$(if $(GPU),$(cuda_options),$(python)))
+	@$(call configure,$(TEST_PRESET_HERE),$(if $(GPU),$(cuda_options),$(python)) $(package))
 	@$(call compile,$(PRESET_HERE))
 	@scripts/ctest.sh $(BUILD_HERE)
 
 cuda: ## compile the CUDA backend, its tests and the command (needs nvcc, not a GPU)
 	@$(if $(NVCC),,echo "make cuda: no nvcc on PATH or in /usr/local/cuda/bin; install the CUDA toolkit 12.8 or newer, or set CUDACXX" >&2; exit 1)
-	@$(setup) build test cuda
+	@$(setup) build test python cuda
 	@mkdir -p build
-	@$(call configure,cuda,$(cuda_options))
+	@$(call configure,cuda,$(cuda_options) $(package) -DHALFTONE_TORCH_PYTHON=$(TORCH_PYTHON))
 	@$(call compile,cuda,halftone_cuda)
 
 test-gpu: ## run the tests that need an NVIDIA GPU
 	@$(if $(wildcard /dev/nvidia0),,echo "make test-gpu: this machine has no NVIDIA GPU (no /dev/nvidia0)" >&2; exit 1)
+	@$(if $(TORCH_PYTHON),,echo "make test-gpu: no Python with torch, numpy, pytest and apache-tvm-ffi (TORCH_PYTHON=...): its tests are left out" >&2)
 	@$(MAKE) --no-print-directory cuda
 	@scripts/ctest.sh build/cuda -L gpu
+
+wheel: ## build the Python package's wheel, install it into an empty virtual environment and try it there
+	@$(setup) build wheel $(if $(NVCC),test cuda)
+	@scripts/wheel.sh $(if $(NVCC),cuda $(NVCC),release)
 
 bench: ## build and run the benchmarks (BENCH_ARGS are passed on)
 	@$(setup) $(GROUPS_HERE) bench

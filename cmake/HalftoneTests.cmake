@@ -85,6 +85,9 @@ if(HALFTONE_BUILD_TESTS)
       get_filename_component(name "${source}" NAME_WE)
       add_dependencies(halftone_cuda ${name})
     endforeach()
+    if(TARGET halftone_python)
+      add_dependencies(halftone_cuda halftone_python)
+    endif()
   endif()
 
   file(GLOB sources CONFIGURE_DEPENDS tests/golden/*_test.py)
@@ -99,6 +102,26 @@ if(HALFTONE_BUILD_TESTS)
     endforeach()
   elseif(sources)
     message(STATUS "HALFTONE_PYTHON is not set: the Python tests in tests/golden are left out")
+  endif()
+
+  # The Python package from the source tree, with the library built here. The sanitizers' run-time cannot be loaded into
+  # an unsuspecting Python.
+  function(halftone_add_pytest name python label)
+    halftone_register_test(${name} "${python}" -m pytest -q -p no:cacheprovider
+      --rootdir "${PROJECT_SOURCE_DIR}" "${PROJECT_SOURCE_DIR}/tests/python"
+      "--junitxml=${PROJECT_BINARY_DIR}/test-results/${name}.xml")
+    set_property(TEST ${name} PROPERTY LABELS ${label})
+    set_property(TEST ${name} APPEND PROPERTY ENVIRONMENT
+      "PYTHONPATH=${PROJECT_SOURCE_DIR}/python" "HALFTONE_PYTHON_LIBRARY=$<TARGET_FILE:halftone_python>")
+    if(TARGET halftone_command)
+      set_property(TEST ${name} APPEND PROPERTY ENVIRONMENT "HALFTONE_COMMAND=$<TARGET_FILE:halftone_command>")
+    endif()
+  endfunction()
+  if(HALFTONE_PYTHON_PACKAGE AND NOT HALFTONE_SANITIZE)
+    halftone_add_pytest(python_package_test "${HALFTONE_PYTHON}" python)
+    if(HALFTONE_CUDA AND HALFTONE_TORCH_PYTHON)
+      halftone_add_pytest(python_torch_test "${HALFTONE_TORCH_PYTHON}" gpu)
+    endif()
   endif()
 
   # A user's view: install, then build and run small programs against the installed tree.

@@ -1,4 +1,4 @@
-"""Counts test cases: count_tests.py RESULTS_DIR, a folder with GoogleTest's XML files and CTest's ctest.junit.
+"""Counts test cases: count_tests.py RESULTS_DIR, a folder with GoogleTest's and pytest's XML files and CTest's ctest.junit.
 
 Prints "N passed, N failed" (and the skipped ones, if any); exits with 1 if a test failed or none ran.
 """
@@ -16,11 +16,11 @@ def main():
         root = ET.parse(path).getroot()
         gtest_names.add(path.stem)
         for case in root.iter("testcase"):
-            if case.find("failure") is not None:
+            if case.find("failure") is not None or case.find("error") is not None:
                 failed += 1
             elif case.get("result") == "skipped" or case.find("skipped") is not None:
                 skipped += 1
-            elif case.get("status") == "run":
+            elif case.get("status", "run") == "run":  # pytest gives no status
                 passed += 1
     for case in ET.parse(results / "ctest.junit").getroot().iter("testcase"):
         name = case.get("name")
@@ -36,7 +36,8 @@ def main():
 
 
 def has_failure(path):
-    return any(case.find("failure") is not None for case in ET.parse(path).getroot().iter("testcase"))
+    cases = ET.parse(path).getroot().iter("testcase")
+    return any(case.find("failure") is not None or case.find("error") is not None for case in cases)
 
 
 if __name__ == "__main__":

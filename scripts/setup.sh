@@ -2,6 +2,8 @@
 # Installs what a make target needs and nothing else: scripts/setup.sh GROUP...
 #   build  compiler, CMake, Ninja and the libraries of libhalftone and its command
 #   test   GoogleTest, pkg-config and the virtual environment of the Python tests
+#   python the Python package's tests (into the virtual environment)
+#   wheel  what builds and checks the package's wheel (likewise)
 #   bench  Google Benchmark
 #   clang  clang with its sanitizer and OpenMP run-times
 #   format, tidy  clang-format, clang-tidy
@@ -16,6 +18,8 @@ for group in "$@"; do
   case "$group" in
     build)  packages+=(g++ cmake ninja-build libhwy-dev libfmt-dev libcli11-dev nlohmann-json3-dev) ;;
     test)   packages+=(libgtest-dev pkg-config); requirements+=(test) ;;
+    python) requirements+=(test python) ;;
+    wheel)  requirements+=(test python wheel) ;;
     bench)  packages+=(libbenchmark-dev) ;;
     clang)  packages+=(clang libclang-rt-dev libomp-dev) ;;
     format) packages+=(clang-format) ;;
@@ -48,7 +52,7 @@ if ((${#missing[@]})); then
 fi
 
 # The virtual environment follows the requirements files: their hash is the stamp.
-for name in "${requirements[@]}"; do
+for name in $(printf '%s\n' "${requirements[@]}" | awk '!seen[$0]++'); do
   file="requirements/$name.txt"
   stamp="build/venv/.installed-$name"
   sum="$(sha256sum <"$file")"

@@ -1,0 +1,33 @@
+# The native half of the Python package: one library that depends on neither Python nor a framework. libtvm_ffi.so comes
+# with apache-tvm-ffi, which the package imports first.
+
+if(NOT HALFTONE_PYTHON)
+  find_package(Python REQUIRED COMPONENTS Interpreter)
+  set(HALFTONE_PYTHON "${Python_EXECUTABLE}")
+endif()
+function(halftone_tvm_ffi option variable)
+  execute_process(COMMAND "${HALFTONE_PYTHON}" -m tvm_ffi.config ${option}
+    OUTPUT_VARIABLE path OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE status ERROR_VARIABLE error)
+  if(status)
+    message(FATAL_ERROR "HALFTONE_PYTHON is '${HALFTONE_PYTHON}', which cannot import tvm_ffi: install apache-tvm-ffi "
+      "there (requirements/python.txt), or set HALFTONE_PYTHON_PACKAGE=OFF.\n${error}")
+  endif()
+  set(${variable} "${path}" PARENT_SCOPE)
+endfunction()
+halftone_tvm_ffi(--includedir tvm_ffi_include)
+halftone_tvm_ffi(--dlpack-includedir dlpack_include)
+halftone_tvm_ffi(--libfiles tvm_ffi_library)
+
+file(GLOB sources CONFIGURE_DEPENDS python/native/*.cc)
+add_library(halftone_python MODULE ${sources} $<TARGET_OBJECTS:halftone_objects>)
+target_include_directories(halftone_python PRIVATE "${PROJECT_SOURCE_DIR}/include")
+target_include_directories(halftone_python SYSTEM PRIVATE "${tvm_ffi_include}" "${dlpack_include}")
+target_compile_features(halftone_python PRIVATE cxx_std_20)
+target_compile_definitions(halftone_python PRIVATE $<$<BOOL:${HALFTONE_CUDA}>:HALFTONE_WITH_CUDA=1>)
+target_link_libraries(halftone_python PRIVATE
+  halftone_compile halftone_cold ${halftone_private_libraries} "${tvm_ffi_library}")
+set_target_properties(halftone_python PROPERTIES
+  LINKER_LANGUAGE CXX OUTPUT_NAME halftone_python SKIP_BUILD_RPATH ON INSTALL_RPATH "")
+
+# scikit-build-core installs this component into the wheel; `cmake --install` leaves it out.
+install(TARGETS halftone_python LIBRARY DESTINATION halftone/lib COMPONENT python EXCLUDE_FROM_ALL)

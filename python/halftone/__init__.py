@@ -1,0 +1,51 @@
+"""halftone: attention over low-precision KV caches, on the CPU and on Hopper GPUs.
+
+Works on the arrays of NumPy, torch, JAX and CuPy through DLPack, and needs none of them. README.md has a quick start,
+docs/python.md the reference.
+"""
+
+from . import _native
+from .attention import Plan, Schedule, attend, merge, plan, schedule
+from .cache import KVCacheSpec, PagedKVCache, Rope, dequantize
+from .convert import calibrate, export_fbgemm_int4, import_fbgemm_int4
+from .errors import (
+    CorruptFileError,
+    DeviceError,
+    Error,
+    InternalError,
+    InvalidArgumentError,
+    OutOfRangeError,
+    ResourceExhaustedError,
+    UnsupportedError,
+)
+from .format import KVFormat
+
+__version__ = str(_native.version())
+has_cuda = bool(_native.has_cuda())
+"""True when this build has the CUDA backend; whether a GPU is there shows when one is used."""
+
+__all__ = [
+    "CorruptFileError",
+    "DeviceError",
+    "Error",
+    "InternalError",
+    "InvalidArgumentError",
+    "KVCacheSpec",
+    "KVFormat",
+    "OutOfRangeError",
+    "PagedKVCache",
+    "Plan",
+    "ResourceExhaustedError",
+    "Rope",
+    "Schedule",
+    "UnsupportedError",
+    "attend",
+    "calibrate",
+    "dequantize",
+    "export_fbgemm_int4",
+    "has_cuda",
+    "import_fbgemm_int4",
+    "merge",
+    "plan",
+    "schedule",
+]

@@ -1,0 +1,214 @@
+"""Arrays of the caller's framework: what they are, how to make more of them, how to hand them to the native library.
+
+A framework is imported only when an array of it turns up or is asked for by name.
+"""
+
+from __future__ import annotations
+
+import importlib
+from functools import lru_cache
+from typing import Any, Sequence
+
+import tvm_ffi
+
+from . import _check, _native
+from .errors import InvalidArgumentError, UnsupportedError
+
+FRAMEWORKS = ("numpy", "torch", "cupy", "jax")
+_DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "uint8": "uint8", "int32": "int32", "int64": "int64"}
+_NAMES = {long: short for short, long in _DTYPES.items()}
+_WORKSPACE_ALIGNMENT = 256  # bytes
+
+
+def framework_of(x: Any) -> str:
+    """ "numpy", "torch", "cupy", "jax", or "dlpack" for any other type."""
+    root = type(x).__module__.partition(".")[0]
+    if root == "jaxlib":
+        return "jax"
+    if root in FRAMEWORKS:
+        return root
+    for base in type(x).__mro__[1:]:  # torch.nn.Parameter and other subclasses
+        if base.__module__.partition(".")[0] in FRAMEWORKS:
+            return base.__module__.partition(".")[0]
+    return "dlpack"
+
+
+def dtype_of(x: Any) -> str:
+    """ "f32", "bf16", ...; the framework's own name where halftone has none. Raises InvalidArgumentError."""
+    dtype = getattr(x, "dtype", None)
+    if dtype is None:
+        raise InvalidArgumentError(f"{type(x).__name__} has no dtype: pass a NumPy, torch, JAX or CuPy array.")
+    name = getattr(dtype, "name", None) or str(dtype).rpartition(".")[2]
+    return _NAMES.get(name, name)
+
+
+def device_of(x: Any) -> str:
+    """ "cpu" or "cuda:<index>"."""
+    if type(x).__module__ == "numpy":
+        return "cpu"
+    try:
+        kind, index = x.__dlpack_device__()
+    except AttributeError:
+        raise InvalidArgumentError(
+            f"a {type(x).__name__} does not support DLPack: pass a NumPy, torch, JAX or CuPy array."
+        ) from None
+    return f"cuda:{index}" if int(kind) in (2, 13) else "cpu"
+
+
+def parse_device(device: str) -> tuple[int, int]:
+    """DLPack's (type, index) of "cpu", "cuda" or "cuda:<index>". Raises InvalidArgumentError."""
+    text = str(device)
+    if text == "cpu":
+        return 1, 0
+    kind, _, index = text.partition(":")
+    if kind == "cuda" and (index.isdigit() or not index):
+        return 2, int(index or 0)
+    raise InvalidArgumentError(f"device is {device!r}, but must be cpu or cuda:<index>: choose one.")
+
+
+def load(framework: str) -> Any:
+    """The framework's module. Raises InvalidArgumentError for an unknown name, ImportError for an absent one."""
+    _check.choice(framework, "framework", FRAMEWORKS)
+    return importlib.import_module(framework)
+
+
+def _dtype(module: Any, framework: str, name: str) -> Any:
+    if framework == "torch":
+        return getattr(module, _DTYPES[name])
+    if name == "bf16":
+        return importlib.import_module("ml_dtypes").bfloat16
+    return module.dtype(_DTYPES[name])
+
+
+def empty(framework: str, shape: Sequence[int], dtype: str, device: str, zero: bool = False) -> Any:
+    """A new array to be written, zeroed if asked. For JAX, whose arrays are immutable, a NumPy one."""
+    shape = tuple(shape)
+    if framework in ("jax", "dlpack"):
+        if device != "cpu":
+            raise UnsupportedError(
+                f"device is {device}, but halftone allocates arrays of JAX and unknown frameworks on the CPU only: "
+                "pass caller-allocated torch or CuPy arrays."
+            )
+        framework = "numpy"
+    module = load(framework)
+    if framework == "torch":
+        return (module.zeros if zero else module.empty)(shape, dtype=_dtype(module, framework, dtype), device=device)
+    if framework == "cupy":
+        with module.cuda.Device(parse_device(device)[1]):
+            return (module.zeros if zero else module.empty)(shape, dtype=_dtype(module, framework, dtype))
+    if device != "cpu":
+        raise InvalidArgumentError(f"device is {device}, but NumPy arrays live on the CPU: use framework='torch'.")
+    return (module.zeros if zero else module.empty)(shape, dtype=_dtype(module, framework, dtype))
+
+
+def make(framework: str, values: Any, dtype: str, device: str) -> Any:
+    """An array of the (nested) list ``values``."""
+    if framework in ("jax", "dlpack"):
+        framework = "numpy"
+    module = load(framework)
+    if framework == "torch":
+        return module.tensor(values, dtype=_dtype(module, framework, dtype), device=device)
+    if framework == "cupy":
+        with module.cuda.Device(parse_device(device)[1]):
+            return module.asarray(values, dtype=_dtype(module, framework, dtype))
+    return module.asarray(values, dtype=_dtype(module, framework, dtype))
+
+
+def assign(target: Any, values: Any) -> None:
+    """Overwrites the memory of ``target`` with the (nested) list ``values``."""
+    framework = framework_of(target)
+    source = make(framework, values, dtype_of(target), device_of(target))
+    if framework == "torch":
+        target.copy_(source)
+    else:
+        target[...] = source
+
+
+def add(target: Any, values: Any) -> None:
+    """``target += values`` in place; ``values`` is a number, a list, or an array of the same framework."""
+    if isinstance(values, list):
+        values = make(framework_of(target), values, dtype_of(target), device_of(target))
+    if framework_of(target) == "torch":
+        target.add_(values)
+    else:
+        target += values
+
+
+def to_list(x: Any) -> list:
+    """The values on the host; synchronises with a device."""
+    return x.tolist()
+
+
+def workspace(framework: str, size: int, device: str) -> Any:
+    """uint8 [size], 256-byte aligned."""
+    if device != "cpu":
+        return empty("torch" if framework == "dlpack" else framework, (size,), "uint8", device)
+    return _native.empty((max(size, 1),), "uint8")
+
+
+@lru_cache(maxsize=1)
+def _torch_dtypes() -> dict[str, Any]:
+    torch = load("torch")
+    return {short: getattr(torch, long) for short, long in _DTYPES.items()}
+
+
+def empty_output(like: Any, shape: Sequence[int], dtype: str) -> Any:
+    """A new array for a result, beside the input ``like``: same framework and device."""
+    if type(like).__module__ == "torch":  # the path of every decode step: no look-ups
+        return like.new_empty(shape, dtype=_torch_dtypes()[dtype])
+    framework = framework_of(like)
+    device = device_of(like)
+    if framework in ("jax", "dlpack") and device == "cpu":
+        return _native.empty(tuple(shape), _DTYPES[dtype])
+    return empty(framework, shape, dtype, device)
+
+
+def finish(result: Any, like: Any) -> Any:
+    """What the caller gets for an array of empty_output(): JAX takes it over without a copy."""
+    if framework_of(like) == "jax" and isinstance(result, tvm_ffi.Tensor):
+        return importlib.import_module("jax").dlpack.from_dlpack(result)
+    return result
+
+
+def native(x: Any, name: str, written: bool = False) -> Any:
+    """``x`` as the native library takes it. Raises InvalidArgumentError naming ``name``."""
+    kind = type(x).__module__
+    if kind == "torch" or kind.startswith("torch."):
+        if not (x.is_cpu or x.is_cuda):
+            raise UnsupportedError(
+                f"{name} is on {x.device}, but halftone has the CPU and CUDA: move it to one of them."
+            )
+        return x.detach() if x.requires_grad else x
+    if x is None or isinstance(x, tvm_ffi.Tensor):
+        return x
+    framework = framework_of(x)
+    if framework == "numpy" and hasattr(x, "flags"):
+        if not x.flags.writeable:
+            if written:
+                raise InvalidArgumentError(f"{name} is a read-only array, but is written: pass a writable one.")
+            x = x.copy()  # DLPack as NumPy exports it cannot say "read-only"
+        if x.dtype.name == "bfloat16":
+            if not x.flags.c_contiguous:
+                raise InvalidArgumentError(f"{name} is a bfloat16 view, but must be contiguous: copy it.")
+            return _native.as_bf16(x.view("uint16"))
+    elif framework == "jax":
+        if written:
+            raise InvalidArgumentError(f"{name} is a JAX array, which is immutable, but is written: pass a NumPy one.")
+        if device_of(x) != "cpu":
+            raise UnsupportedError(f"{name} is a JAX array on {device_of(x)}: JAX is supported on the CPU; use torch.")
+    if framework in ("numpy", "jax"):
+        try:
+            return tvm_ffi.from_dlpack(x)
+        except (BufferError, TypeError, RuntimeError, AttributeError) as error:
+            dtype = getattr(x, "dtype", type(x).__name__)
+            raise InvalidArgumentError(f"{name} of dtype {dtype} cannot be passed on ({error}): convert it.") from None
+    return x
+
+
+def stream_of(x: Any, stream: int | None) -> int | None:
+    """The stream to use: the caller's choice, CuPy's current one, or None, with which tvm_ffi asks torch."""
+    if stream is not None:
+        return int(stream)
+    if type(x).__module__.startswith("cupy"):
+        return importlib.import_module("cupy").cuda.get_current_stream().ptr
+    return None

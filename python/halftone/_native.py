@@ -1,0 +1,46 @@
+"""Loads the native library. It depends on neither Python's nor any framework's ABI; tvm_ffi passes the arguments."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+
+import tvm_ffi
+
+from . import errors  # noqa: F401  registers the exception classes before the first call
+
+
+def _find() -> str:
+    override = os.environ.get("HALFTONE_PYTHON_LIBRARY")  # a build tree's library, for halftone's own tests
+    path = pathlib.Path(override) if override else pathlib.Path(__file__).parent / "lib" / "libhalftone_python.so"
+    if not path.is_file():
+        raise ImportError(
+            f"halftone's native library is not at {path}: install the package with `pip install .`, or set "
+            "HALFTONE_PYTHON_LIBRARY to a built libhalftone_python.so."
+        )
+    return str(path)
+
+
+_module = tvm_ffi.load_module(_find())
+
+version = _module["version"]
+has_cuda = _module["has_cuda"]
+format_info = _module["format_info"]
+formats = _module["formats"]
+spec = _module["spec"]
+layout = _module["layout"]
+cache = _module["cache"]
+append = _module["append"]
+dequantize = _module["dequantize"]
+calibrate = _module["calibrate"]
+exchange_fbgemm = _module["exchange_fbgemm"]
+empty = _module["empty"]
+as_bf16 = _module["as_bf16"]
+plan = _module["plan"]
+plan_info = _module["plan_info"]
+describe = _module["describe"]
+step = _module["step"]
+reschedule = _module["reschedule"]
+run = _module["run"]
+run_workspace = _module["run_workspace"]
+merge = _module["merge"]

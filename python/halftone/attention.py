@@ -1,0 +1,389 @@
+"""Plan once per shape, schedule once per step, attend once per layer; or attend() alone, which does all three."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, Sequence
+
+from . import _arrays, _check, _native
+from .cache import KVCacheSpec, PagedKVCache, check_cache
+from .errors import InvalidArgumentError
+
+_FLOATS = ("f32", "f16", "bf16")
+_POLICIES = ("fast", "reproducible", "batch_invariant")
+_OPTIONS = ("causal", "window_left", "window_right", "scale", "softcap", "policy", "workers", "out_dtype")
+
+
+class Plan:
+    """What :func:`plan` decided for a shape; valid for any lengths within its bounds. Immutable.
+
+    Attributes:
+        spec: the geometry of K and V.
+        options: everything else the plan depends on, by name.
+        workspace_bytes: bytes of the workspace of :func:`schedule`, 256-byte aligned.
+    """
+
+    def __init__(self, spec: KVCacheSpec, options: tuple) -> None:
+        self.spec = spec
+        self.options = dict(options)
+        self._native = _native.plan(spec._native, self.options)
+        self.info = {str(k): str(v) if isinstance(v, str) else v for k, v in _native.plan_info(self._native).items()}
+        """The configuration and why it was chosen, the fields of C++'s ``PlanInfo``."""
+        self.workspace_bytes: int = self.info["workspace_bytes"]
+        self.out_dtype: str = self.options["out_dtype"]
+        self.device: str = "cpu" if self.options["device_type"] == 1 else f"cuda:{self.options['device_index']}"
+
+    def describe(self) -> str:
+        """The plan in words: the configuration, the reason, sizes."""
+        return str(_native.describe(self._native))
+
+    def __repr__(self) -> str:
+        return f"Plan({self.info['config']}, batch={self.options['batch']}, device={self.device})"
+
+
+@lru_cache(maxsize=256)
+def _cached_plan(spec: KVCacheSpec, options: tuple) -> Plan:
+    return Plan(spec, options)
+
+
+def plan(
+    spec: KVCacheSpec | PagedKVCache,
+    *,
+    q_heads: int,
+    batch: int | None = None,
+    max_kv_len: int | None = None,
+    max_q_len: int = 1,
+    device: str | None = None,
+    q_dtype: str = "bf16",
+    out_dtype: str | None = None,
+    kv_dtype: str | None = None,
+    causal: bool = False,
+    window_left: int = -1,
+    window_right: int = -1,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    alibi: bool = False,
+    sinks: bool = False,
+    lse: bool = False,
+    policy: str = "reproducible",
+    workers: int = 0,
+) -> Plan:
+    """Validates a whole problem and chooses a configuration. Depends on shapes and bounds, never on lengths.
+
+    With kv_len keys and q_len queries, query i stands at position ``p = i + kv_len - q_len`` (bottom-right alignment)
+    and sees key j when ``j <= p`` (causal), ``j >= p - window_left`` and ``j <= p + window_right``.
+
+    Args:
+        spec: geometry of K and V, or a cache, which then also gives ``batch``, ``max_kv_len`` and ``device``.
+        q_heads: query heads, a multiple of the KV heads.
+        batch: requests.
+        max_kv_len: upper bound of a request's keys, in tokens.
+        max_q_len: upper bound of a request's queries, in tokens.
+        device: "cpu" or "cuda:<index>".
+        q_dtype, out_dtype: "f32", "f16" or "bf16"; ``out_dtype`` None means ``q_dtype``. CUDA: f16 and bf16.
+        kv_dtype: not None: K and V are plain arrays of this dtype instead of a paged cache (CPU).
+        causal, window_left, window_right: the mask; -1 means no limit.
+        scale: logit = scale * q.k; None means 1/sqrt(head_dim).
+        softcap: above 0: logit = softcap * tanh(logit / softcap), before ALiBi.
+        alibi: add -slope[head] * abs(p - j) (arXiv:2108.12409).
+        sinks: a logit for each head joins the softmax's denominator (arXiv:2309.17453).
+        lse: write the log of the sum of exponentials.
+        policy: how the keys of a request are split over workers: "fast", "reproducible" (same plan, lengths and input:
+            same bits) or "batch_invariant" (a request's bits do not depend on its neighbours).
+        workers: 0 for one per SM or CPU thread; else 1 to 65536.
+
+    Raises:
+        InvalidArgumentError, UnsupportedError, ResourceExhaustedError.
+    """
+    if isinstance(spec, PagedKVCache):
+        cache, spec = spec, spec.spec
+        batch = cache.batch if batch is None else batch
+        max_kv_len = cache.max_len if max_kv_len is None else max_kv_len
+        device = cache.device if device is None else device
+    elif not isinstance(spec, KVCacheSpec):
+        raise InvalidArgumentError(f"spec is a {type(spec).__name__}, but must be a KVCacheSpec or a PagedKVCache.")
+    for value, name in ((batch, "batch"), (max_kv_len, "max_kv_len")):
+        if value is None:
+            raise InvalidArgumentError(f"{name} is None, but a plan without a cache needs it: give a number.")
+    device_type, device_index = _arrays.parse_device("cpu" if device is None else device)
+    _check.choice(q_dtype, "q_dtype", _FLOATS)
+    options = {
+        "device_type": device_type,
+        "device_index": device_index,
+        "batch": _check.integer(batch, "batch"),
+        "q_heads": _check.integer(q_heads, "q_heads"),
+        "paged": kv_dtype is None,
+        "plain_dtype": "bf16" if kv_dtype is None else _check.choice(kv_dtype, "kv_dtype", _FLOATS),
+        "max_q_len": _check.integer(max_q_len, "max_q_len"),
+        "max_kv_len": _check.integer(max_kv_len, "max_kv_len"),
+        "q_dtype": q_dtype,
+        "out_dtype": q_dtype if out_dtype is None else _check.choice(out_dtype, "out_dtype", _FLOATS),
+        "causal": _check.flag(causal, "causal"),
+        "window_left": _check.integer(window_left, "window_left"),
+        "window_right": _check.integer(window_right, "window_right"),
+        "scale": 0.0 if scale is None else _check.real(scale, "scale"),
+        "softcap": _check.real(softcap, "softcap"),
+        "alibi": _check.flag(alibi, "alibi"),
+        "sinks": _check.flag(sinks, "sinks"),
+        "lse": _check.flag(lse, "lse"),
+        "policy": _check.choice(policy, "policy", _POLICIES),
+        "workers": _check.integer(workers, "workers"),
+    }
+    return _cached_plan(spec, tuple(options.items()))
+
+
+class Schedule:
+    """The work of one step: a plan, the lengths of a batch, and a workspace that serves every layer of the step.
+
+    Attributes:
+        plan: the :class:`Plan`.
+        workspace: uint8, the schedule and the partial results.
+    """
+
+    def __init__(self, plan: Plan, kv_lengths: Any, cu_q: Any, cu_kv: Any, workspace: Any, stream: int | None) -> None:
+        self.plan = plan
+        self.workspace = workspace
+        self.kv_lengths, self.cu_q, self.cu_kv = kv_lengths, cu_q, cu_kv
+        self._like = cu_kv if kv_lengths is None else kv_lengths
+        self._native = _native.step(
+            plan._native, _arrays.native(kv_lengths, "kv_lengths"), _arrays.native(cu_q, "cu_q"),
+            _arrays.native(cu_kv, "cu_kv"), _arrays.native(workspace, "workspace", True),
+            _arrays.stream_of(self._like, stream),
+        )  # fmt: skip
+
+    def update(self, stream: int | None = None) -> None:
+        """Schedules again for the present values of the same length arrays; can be captured in a graph on CUDA."""
+        if self.plan.device != "cpu" and stream is None and _arrays.framework_of(self._like) == "torch":
+            import torch
+
+            stream = torch.cuda.current_stream(self._like.device).cuda_stream
+        _native.reschedule(self._native, _arrays.stream_of(self._like, stream))
+
+
+def schedule(
+    plan: Plan,
+    kv_lengths: Any = None,
+    *,
+    cu_q: Any = None,
+    cu_kv: Any = None,
+    workspace: Any = None,
+    stream: int | None = None,
+) -> Schedule:
+    """Turns lengths into a work list; one schedule serves every layer of a step. Never synchronises on CUDA.
+
+    Args:
+        plan: from :func:`plan`.
+        kv_lengths: int32 [batch] on the plan's device, or a cache, whose lengths are meant.
+        cu_q: int32 [batch + 1], cumulative numbers of queries from 0; None means ``max_q_len`` for each request.
+        cu_kv: int32 [batch + 1], with plain K and V instead of ``kv_lengths``.
+        workspace: uint8 [workspace_bytes or more], 256-byte aligned, to be written; None allocates it.
+        stream: a cudaStream_t; None means the framework's current stream.
+
+    Raises:
+        OutOfRangeError, InvalidArgumentError: lengths beyond the plan's bounds (CPU).
+        ResourceExhaustedError: the workspace is too small.
+    """
+    if not isinstance(plan, Plan):
+        raise InvalidArgumentError(f"plan is a {type(plan).__name__}, but must be a Plan: call halftone.plan().")
+    if isinstance(kv_lengths, PagedKVCache):
+        kv_lengths = kv_lengths.lengths
+    like = cu_kv if kv_lengths is None else kv_lengths
+    if workspace is None:
+        framework = "numpy" if like is None else _arrays.framework_of(like)
+        workspace = _arrays.workspace(framework, plan.workspace_bytes, plan.device)
+    return Schedule(plan, kv_lengths, cu_q, cu_kv, workspace, stream)
+
+
+def attend(
+    q: Any,
+    cache: PagedKVCache | None = None,
+    *,
+    k: Any = None,
+    v: Any = None,
+    schedule: Schedule | None = None,
+    cu_q: Any = None,
+    cu_kv: Any = None,
+    out: Any = None,
+    lse: Any = False,
+    alibi_slopes: Any = None,
+    sinks: Any = None,
+    status: Any = None,
+    causal: bool | None = None,
+    window_left: int | None = None,
+    window_right: int | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    policy: str | None = None,
+    workers: int | None = None,
+    out_dtype: str | None = None,
+    stream: int | None = None,
+) -> Any:
+    """Attention of ``q`` over a paged cache, or over plain K and V (CPU).
+
+    Online softmax (arXiv:1805.02867) over tiles (FlashAttention, arXiv:2205.14135) with a split-KV merge as in
+    Flash-Decoding; logits, softmax and accumulation in fp32. A row that sees no key gives zeros and LSE -inf.
+
+    Args:
+        q: f32, f16 or bf16 [total_q, q_heads, head_dim], request after request.
+        cache: the paged cache.
+        k, v: instead of ``cache``: [total_kv, kv_heads, head_dim] and [total_kv, kv_heads, v_head_dim], one dtype.
+        schedule: from :func:`schedule`, to be shared by the layers of a step; it fixes the mask and the other options,
+            which must then stay None. Without one, a plan is looked up and a schedule made for this call.
+        cu_q: int32 [batch + 1]; None means the same number of queries for each request. With plain K and V and neither
+            ``cu_q`` nor ``cu_kv``, there is one request.
+        cu_kv: int32 [batch + 1], with plain K and V.
+        out: [total_q, q_heads, v_head_dim] of ``out_dtype``, every element of which is written; None allocates it.
+        lse: True, or f32 [total_q, q_heads] to be written: also return the natural log of the sum of exponentials.
+        alibi_slopes, sinks: f32 [q_heads]; see :func:`plan`.
+        status: int32 [1], sticky; bit 0 is set by a bad block-table entry. None means the cache's own.
+        causal, window_left, window_right, scale, softcap, policy, workers, out_dtype: see :func:`plan`.
+        stream: a cudaStream_t; None means the framework's current stream.
+
+    Returns:
+        ``out``, or ``(out, lse)``.
+
+    Raises:
+        InvalidArgumentError, UnsupportedError, OutOfRangeError, ResourceExhaustedError, DeviceError.
+    """
+    if schedule is None:
+        options = (causal, window_left, window_right, scale, softcap, policy, workers, out_dtype)
+        given = {name: value for name, value in zip(_OPTIONS, options) if value is not None}
+        given.update(alibi=alibi_slopes is not None, sinks=sinks is not None, lse=lse is not False)
+        schedule = _schedule_for(q, cache, k, v, cu_q, cu_kv, given, stream)
+    else:
+        _check_schedule(
+            schedule, (causal, window_left, window_right, scale, softcap, policy, workers, out_dtype, cu_q, cu_kv)
+        )
+    plan = schedule.plan
+    native = _arrays.native
+    shape = _query_shape(q)
+    if out is None:
+        out = _arrays.empty_output(q, (*shape[:-1], plan.spec.v_head_dim), plan.out_dtype)
+    if lse is True or (lse is False and plan.options["lse"]):
+        lse = _arrays.empty_output(q, shape[:-1], "f32")
+    if cache is not None:
+        check_cache(cache)
+        status = cache.status if status is None else status
+    _native.run(
+        schedule._native, None if cache is None else cache._native, native(q, "q"), native(k, "k"), native(v, "v"),
+        native(out, "out", True), None if lse is False else native(lse, "lse", True),
+        native(alibi_slopes, "alibi_slopes"), native(sinks, "sinks"), native(status, "status", True),
+        _arrays.stream_of(q, stream),
+    )  # fmt: skip
+    out = _arrays.finish(out, q)
+    return out if lse is False else (out, _arrays.finish(lse, q))
+
+
+def _check_schedule(schedule: Any, options: Sequence[Any]) -> None:
+    if type(schedule) is not Schedule:
+        raise InvalidArgumentError(
+            f"schedule is a {type(schedule).__name__}, but must be a Schedule: call halftone.schedule()."
+        )
+    for name, value in zip((*_OPTIONS, "cu_q", "cu_kv"), options):
+        if value is not None:
+            raise InvalidArgumentError(
+                f"{name} is given, but the schedule already fixes it: give it to plan() or schedule() instead."
+            )
+
+
+def _query_shape(q: Any) -> Any:
+    shape = getattr(q, "shape", None)
+    if shape is None or len(shape) != 3:
+        got = "None" if q is None else f"a {type(q).__name__}" if shape is None else f"of shape {tuple(shape)}"
+        raise InvalidArgumentError(f"q is {got}, but must be an array [total_q, q_heads, head_dim]: reshape it.")
+    return shape
+
+
+def _schedule_for(
+    q: Any, cache: Any, k: Any, v: Any, cu_q: Any, cu_kv: Any, options: dict, stream: int | None
+) -> Schedule:
+    shape = _query_shape(q)
+    total = int(shape[0])
+    common = dict(q_heads=int(shape[1]), q_dtype=_arrays.dtype_of(q), **options)
+    if cache is not None:
+        if k is not None or v is not None:
+            raise InvalidArgumentError("k and v are given beside cache, but one of the two is attended: drop one.")
+        check_cache(cache)
+        longest = _longest(cu_q, total, cache.batch, cache.device)
+        made = plan(cache, max_q_len=longest, **common)
+        return _make_schedule(made, cache.lengths, cu_q, None, q, stream)
+    if k is None or v is None:
+        raise InvalidArgumentError("cache is None, so both k and v must be given: pass a cache, or k and v.")
+    if len(k.shape) != 3 or len(v.shape) != 3:
+        raise InvalidArgumentError(
+            f"k and v are of shapes {tuple(k.shape)} and {tuple(v.shape)}, but must be [total_kv, kv_heads, dim]."
+        )
+    if cu_q is None and cu_kv is None:
+        cu_kv = _arrays.make(_arrays.framework_of(q), [0, int(k.shape[0])], "int32", "cpu")
+    if cu_kv is None:
+        raise InvalidArgumentError("cu_kv is None, but cu_q says that there are several requests: give both.")
+    batch = int(cu_kv.shape[0]) - 1
+    spec = KVCacheSpec(int(k.shape[1]), int(k.shape[2]), v_head_dim=int(v.shape[2]))
+    kv_dtype = _check.choice(_arrays.dtype_of(k), "k.dtype", _FLOATS)
+    bounds = dict(batch=batch, max_q_len=_longest(cu_q, total, batch, "cpu"), max_kv_len=int(k.shape[0]))
+    made = plan(spec, kv_dtype=kv_dtype, device=_arrays.device_of(q), **bounds, **common)
+    return _make_schedule(made, None, cu_q, cu_kv, q, stream)
+
+
+def _longest(cu_q: Any, total: int, batch: int, device: str) -> int:
+    """An upper bound of a request's queries, without asking a device for lengths."""
+    if cu_q is None:
+        if batch and total % batch:
+            raise InvalidArgumentError(
+                f"q has {total} rows for {batch} requests, but cu_q is None: give cu_q, or as many rows for each."
+            )
+        return max(1, total // max(batch, 1))
+    if device != "cpu":
+        return max(1, total)
+    cu = _arrays.to_list(cu_q)
+    return max([1, *(int(b) - int(a) for a, b in zip(cu, cu[1:]))])
+
+
+def _make_schedule(made: Plan, kv_lengths: Any, cu_q: Any, cu_kv: Any, like: Any, stream: int | None) -> Schedule:
+    workspace = _arrays.workspace(_arrays.framework_of(like), made.workspace_bytes, made.device)
+    return Schedule(made, kv_lengths, cu_q, cu_kv, workspace, stream)
+
+
+def merge(
+    parts: Sequence[Any],
+    part_lse: Sequence[Any],
+    *,
+    out: Any = None,
+    lse: Any = False,
+    out_dtype: str | None = None,
+    stream: int | None = None,
+) -> Any:
+    """Merges partial attention results over disjoint keys: ``out = sum_i exp(lse_i - lse) out_i`` (CPU).
+
+    The algebra of Flash-Decoding's split-KV and of cascade inference. Parts with LSE -inf contribute nothing.
+
+    Args:
+        parts: f32, f16 or bf16 [rows, heads, dim] each.
+        part_lse: f32 [rows, heads] each, natural log.
+        out: [rows, heads, dim] to be written; None allocates it.
+        lse: True, or f32 [rows, heads] to be written: also return the merged LSE.
+        out_dtype: of the array allocated here; None means the parts'.
+        stream: a cudaStream_t; None means the framework's current stream.
+
+    Returns:
+        ``out``, or ``(out, lse)``.
+
+    Raises:
+        InvalidArgumentError: no parts, or shapes and dtypes. UnsupportedError: parts on a GPU.
+    """
+    parts, part_lse = list(parts), list(part_lse)
+    if not parts:
+        raise InvalidArgumentError("parts is empty, but there must be at least one: pass the partial results.")
+    first = parts[0]
+    if out is None:
+        out = _arrays.empty_output(first, first.shape, _arrays.dtype_of(first) if out_dtype is None else out_dtype)
+    if lse is True:
+        lse = _arrays.empty_output(first, first.shape[:-1], "f32")
+    _native.merge(
+        [_arrays.native(p, f"parts[{i}]") for i, p in enumerate(parts)],
+        [_arrays.native(p, f"part_lse[{i}]") for i, p in enumerate(part_lse)],
+        _arrays.native(out, "out", True), None if lse is False else _arrays.native(lse, "lse", True),
+        _arrays.stream_of(first, stream),
+    )  # fmt: skip
+    out = _arrays.finish(out, first)
+    return out if lse is False else (out, _arrays.finish(lse, first))

@@ -1,0 +1,467 @@
+"""The paged KV cache: its geometry, its pages, and what writes and reads them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Sequence
+
+from . import _arrays, _check, _native
+from ._pool import PagePool
+from .errors import InvalidArgumentError
+from .format import KVFormat, as_format
+
+_PAIRINGS = ("none", "half", "interleaved")
+
+
+@dataclass(frozen=True)
+class KVCacheSpec:
+    """Everything that fixes the bytes of a page.
+
+    Args:
+        kv_heads: KV heads, at least 1.
+        head_dim: dims of K and Q: 64, 80, 96, 128, 192 or 256.
+        k_format: format of K, a :class:`KVFormat` or its name.
+        v_format: format of V; None means ``k_format``.
+        v_head_dim: dims of V and of the output; None means ``head_dim``.
+        page_size: tokens per page: 16, 32, 64, 128 or 256.
+        rotate_k: store K after a block Hadamard rotation, which attention applies to Q alike (QuaRot,
+            arXiv:2404.00456); improves 4-bit K.
+        rotate_v: store V after the rotation; attention undoes it on the output.
+
+    Raises:
+        InvalidArgumentError, UnsupportedError: a geometry that no page has; the sentence names the nearest choice.
+
+    Attributes:
+        key: the fields as a JSON object, the ``spec`` of a packed cache file.
+    """
+
+    kv_heads: int
+    head_dim: int
+    k_format: KVFormat | str = "bf16"
+    v_format: KVFormat | str | None = None
+    v_head_dim: int | None = None
+    page_size: int = 64
+    rotate_k: bool = False
+    rotate_v: bool = False
+
+    def __post_init__(self) -> None:
+        fields = {
+            "k_format": as_format(self.k_format),
+            "v_format": as_format(self.k_format if self.v_format is None else self.v_format),
+            "kv_heads": _check.integer(self.kv_heads, "kv_heads"),
+            "head_dim": _check.integer(self.head_dim, "head_dim"),
+            "v_head_dim": self.head_dim if self.v_head_dim is None else _check.integer(self.v_head_dim, "v_head_dim"),
+            "page_size": _check.integer(self.page_size, "page_size"),
+            "rotate_k": _check.flag(self.rotate_k, "rotate_k"),
+            "rotate_v": _check.flag(self.rotate_v, "rotate_v"),
+        }
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
+        self._native  # noqa: B018  validates
+        # An ordinary attribute, so that torch.compile sees a constant.
+        text = {name: str(value) if name.endswith("_format") else value for name, value in fields.items()}
+        object.__setattr__(self, "key", json.dumps(text))
+
+    @cached_property
+    def _native(self) -> Any:
+        return _native.spec(
+            str(self.k_format), str(self.v_format), self.kv_heads, self.head_dim, self.v_head_dim, self.page_size,
+            self.rotate_k, self.rotate_v,
+        )  # fmt: skip
+
+    @cached_property
+    def layout(self) -> dict[str, int]:
+        """Sizes and offsets in bytes within a page, the fields of C++'s ``PageLayout`` (docs/formats.md)."""
+        return {str(name): int(value) for name, value in _native.layout(self._native).items()}
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page: all KV heads, K and V, scales included."""
+        return self.layout["page_bytes"]
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Bytes that one token occupies over all KV heads, K and V, scales included."""
+        return self.page_bytes / self.page_size
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotary position embedding (RoFormer, arXiv:2104.09864) that append applies to K before it quantises.
+
+    Args:
+        cos: f32 [max_position, rotary_dim / 2]; dims from rotary_dim on pass through.
+        sin: f32, as ``cos``.
+        positions: int32 [tokens], the row of ``cos`` and ``sin`` for each appended token.
+        pairing: "half" pairs dims (i, i + rotary_dim/2) as GPT-NeoX and most Llama checkpoints do; "interleaved" pairs
+            (2i, 2i + 1) as GPT-J does.
+    """
+
+    cos: Any
+    sin: Any
+    positions: Any
+    pairing: str = "half"
+
+
+class PagedKVCache:
+    """A paged KV cache whose arrays are the caller's framework's own.
+
+    The same packed bytes serve the CPU and the GPU (docs/formats.md). This class deals pages to requests as they grow;
+    with :meth:`wrap` it views pages that an engine deals itself.
+
+    Args:
+        batch: requests.
+        max_len: most tokens of one request.
+        kv_heads, head_dim, k_format, v_format, v_head_dim, page_size, rotate_k, rotate_v: see :class:`KVCacheSpec`.
+        spec: a :class:`KVCacheSpec` instead of these.
+        num_pages: pages shared by all requests; None means enough for every request at ``max_len``.
+        framework: "numpy", "torch", "cupy" or "jax" (JAX arrays are immutable: the pages are NumPy's).
+        device: "cpu" or "cuda:<index>".
+        k_scale, k_min, v_scale, v_min: static scales, f32 [1] or [kv_heads], exactly for formats that have them; see
+            :func:`calibrate`.
+        clamped: a bad live entry of the block table excludes its tokens and sets bit 0 of ``status`` instead of being
+            trusted (the CPU always checks).
+
+    Raises:
+        InvalidArgumentError, UnsupportedError: see :class:`KVCacheSpec`; scales that do not fit the format.
+
+    Attributes:
+        spec: the :class:`KVCacheSpec`.
+        pages: uint8 [num_pages, page_bytes].
+        block_table: int32 [batch, pages per request]; entries past a request's length are never read.
+        lengths: int32 [batch], live tokens of each request, on the device.
+        status: int32 [1], sticky flags on CUDA: bit 0 a bad block-table entry, bit 1 non-finite input to append.
+    """
+
+    def __init__(
+        self,
+        batch: int,
+        max_len: int,
+        *,
+        kv_heads: int | None = None,
+        head_dim: int | None = None,
+        k_format: KVFormat | str = "bf16",
+        v_format: KVFormat | str | None = None,
+        v_head_dim: int | None = None,
+        page_size: int = 64,
+        rotate_k: bool = False,
+        rotate_v: bool = False,
+        spec: KVCacheSpec | None = None,
+        num_pages: int | None = None,
+        framework: str = "numpy",
+        device: str = "cpu",
+        k_scale: Any = None,
+        k_min: Any = None,
+        v_scale: Any = None,
+        v_min: Any = None,
+        clamped: bool = False,
+    ) -> None:
+        if spec is None:
+            spec = KVCacheSpec(kv_heads, head_dim, k_format, v_format, v_head_dim, page_size, rotate_k, rotate_v)
+        for value, name in ((batch, "batch"), (max_len, "max_len")):
+            if _check.integer(value, name) < 0:
+                raise InvalidArgumentError(f"{name} is {value}, but must be 0 or more: give a count.")
+        per_request = max(1, -(-max_len // spec.page_size))
+        count = batch * per_request if num_pages is None else _check.integer(num_pages, "num_pages")
+        if count < 0:
+            raise InvalidArgumentError(f"num_pages is {count}, but must be 0 or more: give a count.")
+        _arrays.parse_device(device)
+        pool = PagePool(batch, max_len, spec.page_size, count)
+        pages = _arrays.empty(framework, (count, spec.page_bytes), "uint8", device, zero=True)
+        table = _arrays.make(framework, pool.table() or [[-1]][:0], "int32", device)
+        lengths = _arrays.empty(framework, (batch,), "int32", device, zero=True)
+        if batch == 0:
+            table = _arrays.empty(framework, (0, pool.width), "int32", device)
+        self._init(spec, pages, table, lengths, (k_scale, k_min, v_scale, v_min), clamped)
+        self._pool = pool
+
+    @classmethod
+    def wrap(
+        cls,
+        spec: KVCacheSpec,
+        pages: Any,
+        block_table: Any,
+        lengths: Any,
+        *,
+        k_scale: Any = None,
+        k_min: Any = None,
+        v_scale: Any = None,
+        v_min: Any = None,
+        clamped: bool = False,
+    ) -> PagedKVCache:
+        """A view of pages, block table and lengths that the caller deals and keeps up to date.
+
+        Args:
+            spec: what the pages hold.
+            pages: uint8 [num_pages, page_bytes], 16-byte aligned rows.
+            block_table: int32 [batch, max_pages_per_request].
+            lengths: int32 [batch].
+            k_scale, k_min, v_scale, v_min, clamped: as in the constructor.
+        """
+        self = cls.__new__(cls)
+        for value, name in ((pages, "pages"), (block_table, "block_table"), (lengths, "lengths")):
+            _arrays.native(value, name, written=True)
+        self._init(spec, pages, block_table, lengths, (k_scale, k_min, v_scale, v_min), clamped)
+        self._pool = None
+        return self
+
+    def _init(self, spec: KVCacheSpec, pages: Any, table: Any, lengths: Any, scales: tuple, clamped: bool) -> None:
+        if not isinstance(spec, KVCacheSpec):
+            raise InvalidArgumentError(f"spec is {spec!r}, but must be a KVCacheSpec: make one.")
+        self.spec = spec
+        self.pages = pages
+        self.block_table = table
+        self.lengths = lengths
+        self.k_scale, self.k_min, self.v_scale, self.v_min = scales
+        self.clamped = _check.flag(clamped, "clamped")
+        native = [_arrays.native(x, n) for x, n in zip((pages, table, lengths), ("pages", "block_table", "lengths"))]
+        names = ("k_scale", "k_min", "v_scale", "v_min")
+        native += [_arrays.native(x, n) for x, n in zip(scales, names)]
+        self._native = _native.cache(spec._native, *native, self.clamped)
+        self.framework = _arrays.framework_of(pages)
+        self.device = _arrays.device_of(pages)
+        self.status = None
+        if self.device != "cpu" or clamped:
+            self.status = _arrays.empty(self.framework, (1,), "int32", self.device, zero=True)
+        self._single: Any = None  # cu_seqlens of one token for every request
+
+    @property
+    def batch(self) -> int:
+        """Requests."""
+        return self.lengths.shape[0]
+
+    @property
+    def num_pages(self) -> int:
+        """Pages, free ones included."""
+        return self.pages.shape[0]
+
+    @property
+    def max_len(self) -> int:
+        """Most tokens of one request."""
+        return self.block_table.shape[1] * self.spec.page_size if self._pool is None else self._pool.max_len
+
+    @property
+    def host_lengths(self) -> list[int]:
+        """Live tokens of each request, known without asking the device; of a wrapped cache it does ask."""
+        return _arrays.to_list(self.lengths) if self._pool is None else list(self._pool.lengths)
+
+    def append(
+        self,
+        k: Any,
+        v: Any,
+        counts: Sequence[int] | None = None,
+        *,
+        rope: Rope | None = None,
+        stream: int | None = None,
+    ) -> None:
+        """Quantises new tokens into the pages and advances the lengths; RoPE and rotation are fused in.
+
+        Pages are dealt before anything is written, so a failure leaves lengths and tokens as they were. Once
+        :meth:`reserve` has dealt the pages, nothing here touches the host's memory: the call can be captured.
+
+        Args:
+            k: f32, f16 or bf16 [tokens, kv_heads, head_dim], request after request.
+            v: the same dtype [tokens, kv_heads, v_head_dim].
+            counts: tokens of each request; None means one each, or all of them with a single request.
+            rope: applied to K first.
+            stream: a cudaStream_t; None means the framework's current stream.
+
+        Raises:
+            OutOfRangeError: a request would exceed ``max_len``.
+            ResourceExhaustedError: no page is free.
+            InvalidArgumentError: shapes or dtypes; on the CPU also non-finite input (CUDA sets ``status``).
+        """
+        tokens = _tokens_of(k)
+        if counts is None:
+            if self.batch != 1 and tokens != self.batch:
+                raise InvalidArgumentError(
+                    f"k has {tokens} tokens for {self.batch} requests, but counts is None: say how many each one gets."
+                )
+            counts = [tokens] if self.batch == 1 else [1] * self.batch
+        else:
+            counts = [_check.integer(c, f"counts[{i}]") for i, c in enumerate(counts)]
+        if sum(counts) != tokens:
+            raise InvalidArgumentError(f"counts add up to {sum(counts)}, but k has {tokens} tokens: make them agree.")
+        after = None
+        if self._pool is not None:
+            after = self._pool.grown(counts)
+            self._upload(self._pool.reserve(after))
+        cu = self._cumulative(counts)
+        self._append(k, v, None, cu, rope, stream)
+        uniform = counts[0] if counts and len(set(counts)) == 1 else counts
+        if counts:
+            _arrays.add(self.lengths, uniform)
+        if after is not None:
+            self._pool.lengths = after
+
+    def append_slots(
+        self, k: Any, v: Any, slot_mapping: Any, *, rope: Rope | None = None, stream: int | None = None
+    ) -> None:
+        """Quantises tokens into given slots; lengths and block table are the caller's business.
+
+        Args:
+            k, v, rope, stream: as in :meth:`append`.
+            slot_mapping: int64 [tokens], ``page * page_size + offset``; a negative entry skips its token.
+
+        Raises:
+            OutOfRangeError: a slot beyond the cache (CPU).
+            InvalidArgumentError: two tokens with one slot, non-finite input (CPU), shapes or dtypes.
+        """
+        self._append(k, v, slot_mapping, None, rope, stream)
+
+    def _append(self, k: Any, v: Any, slots: Any, cu: Any, rope: Rope | None, stream: int | None) -> None:
+        pairing, arrays = 0, (None, None, None)
+        if rope is not None:
+            pairing = _PAIRINGS.index(_check.choice(rope.pairing, "rope.pairing", _PAIRINGS))
+            arrays = tuple(_arrays.native(getattr(rope, n), f"rope.{n}") for n in ("cos", "sin", "positions"))
+        _native.append(
+            self._native, _arrays.native(k, "k"), _arrays.native(v, "v"), _arrays.native(slots, "slot_mapping"), cu,
+            pairing, *arrays, _arrays.native(self.status, "status"), _arrays.stream_of(self.pages, stream),
+        )  # fmt: skip
+
+    def _cumulative(self, counts: Sequence[int]) -> Any:
+        if all(c == 1 for c in counts):
+            if self._single is None:
+                cu = _arrays.make(self.framework, list(range(self.batch + 1)), "int32", self.device)
+                self._single = _arrays.native(cu, "cu_seqlens")
+            return self._single
+        cu = [0]
+        for count in counts:
+            cu.append(cu[-1] + count)
+        return _arrays.native(_arrays.make(self.framework, cu, "int32", self.device), "cu_seqlens")
+
+    def _upload(self, requests: Sequence[int]) -> None:
+        """Brings the rows of ``requests`` to the device."""
+        if len(requests) > 4:
+            _arrays.assign(self.block_table, self._pool.table())
+            return
+        for i in requests:
+            live = self._pool.pages[i]
+            _arrays.assign(self.block_table[i, : len(live)], live)
+
+    def _owned(self, what: str) -> PagePool:
+        if self._pool is None:
+            raise InvalidArgumentError(
+                f"{what} needs a cache that deals its own pages, but this one wraps the caller's."
+            )
+        return self._pool
+
+    def reserve(self, tokens: int | Sequence[int]) -> None:
+        """Deals pages for ``tokens`` more tokens of every request (or of each), so that appends need no host work.
+
+        Raises:
+            OutOfRangeError, ResourceExhaustedError: as :meth:`append`.
+        """
+        pool = self._owned("reserve()")
+        counts = [tokens] * self.batch if isinstance(tokens, int) else list(tokens)
+        self._upload(pool.reserve(pool.grown(counts)))
+        self._cumulative([1] * self.batch)  # or the first append would copy it to the device, within a capture perhaps
+
+    def advance(self, counts: int | Sequence[int] = 1) -> None:
+        """Tells the host that a replayed graph appended ``counts`` tokens; the device's lengths are already right.
+
+        Raises:
+            OutOfRangeError: beyond ``max_len``.
+        """
+        pool = self._owned("advance()")
+        pool.lengths = pool.grown([counts] * self.batch if isinstance(counts, int) else list(counts))
+
+    def free(self, request: int) -> None:
+        """Drops all tokens of ``request`` (0 to batch - 1) and returns its pages. Raises OutOfRangeError."""
+        pool = self._owned("free()")
+        pool.release(_check.integer(request, "request"))
+        _arrays.assign(self.lengths, pool.lengths)  # entries past a request's length are never read
+
+    def check_status(self) -> None:
+        """Reads ``status`` (synchronises) and clears it.
+
+        Raises:
+            InvalidArgumentError: append met non-finite input, or attention a bad block-table entry.
+        """
+        flags = 0 if self.status is None else _arrays.to_list(self.status)[0]
+        if flags:
+            _arrays.assign(self.status, [0])
+            meanings = {1: "a block-table entry is out of range", 2: "append got a NaN or infinity"}
+            what = [text for bit, text in meanings.items() if flags & bit]
+            raise InvalidArgumentError(
+                f"status is {flags}: {' and '.join(what)}: check the inputs since the last call."
+            )
+
+    def dequantize(
+        self, k_out: Any = None, v_out: Any = None, *, dtype: str = "f32", stream: int | None = None
+    ) -> tuple[Any, Any]:
+        """See :func:`dequantize`."""
+        return dequantize(self, k_out, v_out, dtype=dtype, stream=stream)
+
+    def to_safetensors(self, path: Any, prefix: str = "request") -> None:
+        """Writes the live pages of every request; see :func:`halftone.cache_io.save`."""
+        from . import cache_io
+
+        cache_io.save(self, path, prefix)
+
+    @classmethod
+    def from_safetensors(
+        cls, path: Any, *, max_len: int | None = None, framework: str = "numpy", device: str = "cpu"
+    ) -> PagedKVCache:
+        """Reads what :meth:`to_safetensors` or ``halftone quantize`` wrote; see :func:`halftone.cache_io.load`."""
+        from . import cache_io
+
+        return cache_io.load(path, max_len=max_len, framework=framework, device=device)
+
+    def __repr__(self) -> str:
+        s = self.spec
+        return (
+            f"PagedKVCache(batch={self.batch}, max_len={self.max_len}, kv_heads={s.kv_heads}, head_dim={s.head_dim}, "
+            f"k_format={str(s.k_format)!r}, v_format={str(s.v_format)!r}, "
+            f"pages={self.num_pages} x {s.page_size} tokens, "
+            f"{self.framework} on {self.device})"
+        )
+
+
+def _tokens_of(k: Any) -> int:
+    shape = getattr(k, "shape", None)
+    if shape is None or len(shape) != 3:
+        got = "None" if k is None else f"a {type(k).__name__}" if shape is None else f"of shape {tuple(shape)}"
+        raise InvalidArgumentError(f"k is {got}, but must be an array [tokens, kv_heads, head_dim]: reshape it.")
+    return int(shape[0])
+
+
+def check_cache(cache: Any) -> PagedKVCache:
+    """``cache``, which must be a PagedKVCache. Raises InvalidArgumentError."""
+    if not isinstance(cache, PagedKVCache):
+        raise InvalidArgumentError(f"cache is a {type(cache).__name__}, but must be a PagedKVCache: make or wrap one.")
+    return cache
+
+
+def dequantize(
+    cache: PagedKVCache, k_out: Any = None, v_out: Any = None, *, dtype: str = "f32", stream: int | None = None
+) -> tuple[Any, Any]:
+    """Reads a cache back in the caller's basis (rotations undone), request after request.
+
+    Args:
+        cache: on the CPU.
+        k_out: f32, f16 or bf16 [sum of lengths, kv_heads, head_dim] to be written; None allocates it.
+        v_out: likewise with v_head_dim.
+        dtype: of the arrays allocated here.
+        stream: a cudaStream_t; None means the framework's current stream.
+
+    Returns:
+        K and V.
+
+    Raises:
+        InvalidArgumentError: shapes or dtypes. UnsupportedError: a cache on a GPU.
+    """
+    tokens = sum(check_cache(cache).host_lengths)
+    _check.choice(dtype, "dtype", ("f32", "f16", "bf16"))
+    s = cache.spec
+    if k_out is None:
+        k_out = _arrays.empty_output(cache.pages, (tokens, s.kv_heads, s.head_dim), dtype)
+    if v_out is None:
+        v_out = _arrays.empty_output(cache.pages, (tokens, s.kv_heads, s.v_head_dim), dtype)
+    _native.dequantize(
+        cache._native, _arrays.native(k_out, "k_out", True), _arrays.native(v_out, "v_out", True),
+        _arrays.stream_of(cache.pages, stream),
+    )  # fmt: skip
+    return k_out, v_out

@@ -1,0 +1,169 @@
+"""The command line of ``python -m halftone.compare``."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import gc
+import json
+import sys
+from typing import Any
+
+import numpy as np
+
+import halftone as ht
+
+from . import cases, measure, report
+from .oracle import relative_error
+from .peers import PEERS, Entry, Peer, Refusal, truth_of
+
+_FORMATS = {"cuda": "bf16,fp8,int8-head,int8-g32,int4-g32,int4-g32+rot", "cpu": "bf16,int8-head,int8-g32,int4-g32+rot"}
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m halftone.compare",
+        description="Measures halftone beside every other attention package that can be imported here.",
+    )
+    parser.add_argument("--suite", choices=("decode", "prefill"), default="decode")
+    parser.add_argument("--device", help="cpu or cuda:<index>; default: a Hopper GPU if there is one")
+    parser.add_argument(
+        "--formats", help="halftone's, comma-separated, +rot for rotated K and V, e.g. int8-head,int4-g32+rot"
+    )
+    parser.add_argument(
+        "--batch", help="requests, comma-separated; with this or a shape option the suite's shapes give way"
+    )
+    parser.add_argument("--context", type=int, default=8192, help="keys of each request")
+    parser.add_argument("--q-len", type=int, default=1, help="queries of each request")
+    parser.add_argument("--q-heads", type=int, default=8)
+    parser.add_argument("--kv-heads", type=int, default=1)
+    parser.add_argument("--head-dim", type=int, default=128)
+    parser.add_argument("--seconds", type=float, default=0.3, help="spent on timing one participant, about")
+    parser.add_argument("--smoke", action="store_true", help="one small shape: does everything run?")
+    parser.add_argument("--json", metavar="FILE", help="write every figure here")
+    parser.add_argument("--plot", metavar="FILE", help="write a self-contained SVG here")
+    return parser.parse_args(arguments)
+
+
+def choose_device() -> str:
+    if ht.has_cuda:
+        try:
+            import torch
+        except ImportError:
+            return "cpu"
+        if torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0):
+            return "cuda:0"
+    return "cpu"
+
+
+def choose_cases(options: argparse.Namespace, kind: str) -> list[cases.Case]:
+    if options.smoke:
+        return cases.SMOKE[kind]
+    if options.batch is None:
+        return cases.SUITES[options.suite, kind]
+    shape = (options.q_len, options.q_heads, options.kv_heads, options.head_dim, options.context)
+    return [cases.Case(int(b), *shape) for b in options.batch.split(",")]
+
+
+def probe(kind: str) -> tuple[list[Peer], dict[str, str]]:
+    """Who takes part, and a word on everyone."""
+    present, states = [], {}
+    for peer in PEERS:
+        if kind not in peer.devices:
+            states[peer.name] = f"not for {kind}"
+            continue
+        try:
+            states[peer.name] = peer.version()
+            present.append(peer)
+        except ImportError as error:
+            states[peer.name] = "absent" if isinstance(error, ModuleNotFoundError) else f"absent ({_line(error)})"
+        except Exception as error:  # a package that is there but does not load must not stop the others
+            states[peer.name] = f"does not load ({_line(error)})"
+    return present, states
+
+
+def _line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0] if text else ''}"[:160]
+
+
+def _host(out: Any) -> np.ndarray:
+    return np.asarray(out, np.float64) if isinstance(out, np.ndarray) else out.detach().double().cpu().numpy()
+
+
+def measure_entry(entry: Entry, inputs: cases.Inputs, timer: measure.Timer, rate: float) -> dict[str, Any]:
+    """Correctness on the first and the last request, then the time."""
+    case = inputs.case
+    out = _host(entry.call()).reshape(case.batch, case.q_len, case.q_heads, case.head_dim)
+    sample = sorted({0, case.batch - 1})
+    truth = np.stack([truth_of(inputs, i) for i in sample])
+    row = {"label": entry.label, "error": relative_error(out[sample], truth), "kernel_error": None}
+    if entry.stored is not None:
+        row["kernel_error"] = relative_error(
+            out[sample], np.stack([truth_of(inputs, i, entry.stored(i)) for i in sample])
+        )
+    times = timer.times(entry.call)
+    seconds = float(np.median(times))
+    row.update(
+        us=seconds * 1e6, us_min=min(times) * 1e6, us_max=max(times) * 1e6, calls=len(times), kv_bytes=entry.kv_bytes,
+        gb_per_s=entry.kv_bytes / seconds / 1e9,
+        roof_us=entry.kv_bytes / rate * 1e6, roof=entry.kv_bytes / rate / seconds,
+        tflop_per_s=case.flops / seconds / 1e12,
+    )  # fmt: skip
+    if entry.schedule is not None:
+        row["schedule_us"] = timer.median(entry.schedule) * 1e6
+    return row
+
+
+def measure_case(case: cases.Case, device: str, peers: list[Peer], formats: list[str], timer: Any, rate: float) -> dict:
+    inputs = cases.make_inputs(case, device)
+    rows: list[dict[str, Any]] = []
+    for peer in peers:
+        wanted = [[f] for f in formats] if peer.name == "halftone" else [formats]
+        for part in wanted:  # halftone's formats one by one: a refusal of one leaves the others
+            label = f"halftone {part[0]}" if peer.name == "halftone" else peer.name
+            try:
+                for entry in peer.entries(inputs, part):
+                    rows.append(measure_entry(entry, inputs, timer, rate))
+            except (Refusal, ht.UnsupportedError) as error:
+                rows.append({"label": label, "why": str(error)})
+            except Exception as error:  # a peer's failure is a finding, not the end of the comparison
+                rows.append({"label": label, "why": f"failed: {_line(error)}"})
+            gc.collect()
+    return {"name": case.name, **vars(case), "rows": rows}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = parse(arguments)
+    device = options.device or choose_device()
+    kind = device.partition(":")[0]
+    formats = (options.formats or _FORMATS[kind]).split(",")
+    peers, states = probe(kind)
+    timer = measure.Timer(device, options.seconds)
+    rate = measure.bandwidth(device)
+    result: dict[str, Any] = {
+        "meta": {
+            "suite": options.suite, "device": measure.describe_device(device), "bandwidth": rate,
+            "halftone": ht.__version__, "date": datetime.date.today().isoformat(),
+            "timing": "median of single calls, caches flushed before each",
+        },
+        "peers": states,
+        "cases": [],
+    }  # fmt: skip
+    for case in choose_cases(options, kind):
+        print(f"measuring {case.name}", file=sys.stderr, flush=True)
+        result["cases"].append(measure_case(case, device, peers, formats, timer, rate))
+    print(report.table(result))
+    if options.json:
+        with open(options.json, "w") as file:
+            json.dump(result, file, indent=1)
+            file.write("\n")
+    if options.plot:
+        with open(options.plot, "w") as file:
+            file.write(report.plot(result))
+    own = (row for case in result["cases"] for row in case["rows"] if row["label"].startswith("halftone"))
+    return 1 if any(row.get("why", "").startswith("failed") for row in own) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""Timing, and the memory bandwidth that the roofline is drawn with."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Callable
+
+import numpy as np
+
+_FLUSH_BYTES = 256 << 20  # several times any cache
+
+
+class Timer:
+    """Times calls on a device, each with cold caches: something larger than the last-level cache is written before it.
+
+    Args:
+        device: "cpu" or "cuda:<index>".
+        seconds: spent on one participant, about.
+    """
+
+    def __init__(self, device: str, seconds: float = 0.3) -> None:
+        self.device = device
+        self.seconds = seconds
+        self._flush = None
+        if device != "cpu":
+            import torch
+
+            self._torch = torch
+            self._flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device=device)
+        else:
+            self._flush = np.empty(_FLUSH_BYTES // 4, np.uint8)
+
+    def times(self, call: Callable[[], object]) -> list[float]:
+        """Seconds of single calls, after warming up."""
+        one = self._once if self.device == "cpu" else self._once_cuda
+        for _ in range(3):
+            call()
+        first = max(one(call, 1)[0], 1e-7)
+        count = int(min(200, max(7, self.seconds / (first + 1e-4))))
+        return one(call, count)
+
+    def median(self, call: Callable[[], object]) -> float:
+        return statistics.median(self.times(call))
+
+    def _once(self, call: Callable[[], object], count: int) -> list[float]:
+        result = []
+        for _ in range(count):
+            self._flush.fill(0)
+            begin = time.perf_counter()
+            call()
+            result.append(time.perf_counter() - begin)
+        return result
+
+    def _once_cuda(self, call: Callable[[], object], count: int) -> list[float]:
+        event = self._torch.cuda.Event
+        pairs = [(event(enable_timing=True), event(enable_timing=True)) for _ in range(count)]
+        for begin, end in pairs:
+            self._flush.zero_()  # also keeps the device busy while the host queues the call
+            begin.record()
+            call()
+            end.record()
+        self._torch.cuda.synchronize(self.device)
+        return [begin.elapsed_time(end) / 1e3 for begin, end in pairs]
+
+
+def bandwidth(device: str) -> float:
+    """Bytes per second of a large copy, bytes read and written counted."""
+    if device != "cpu":
+        import torch
+
+        source = torch.empty(2 << 30, dtype=torch.uint8, device=device)
+        target = torch.empty_like(source)
+        seconds = Timer(device, 0.1).median(lambda: target.copy_(source))
+        return 2 * source.numel() / seconds
+    threads = len(os.sched_getaffinity(0))
+    source = np.ones(threads << 25, np.uint8)
+    target = np.empty_like(source)
+    parts = list(zip(np.split(target, threads), np.split(source, threads)))
+    with ThreadPoolExecutor(threads) as pool:
+        seconds = Timer("cpu", 0.3).median(lambda: list(pool.map(lambda p: np.copyto(*p), parts)))
+    return 2 * source.size / seconds
+
+
+def describe_device(device: str) -> str:
+    """A line for the report."""
+    if device != "cpu":
+        import torch
+
+        return torch.cuda.get_device_name(device)
+    try:
+        with open("/proc/cpuinfo") as file:
+            names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
+    except OSError:
+        names = []
+    return f"{names[0] if names else 'CPU'}, {len(os.sched_getaffinity(0))} threads"

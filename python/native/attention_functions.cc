@@ -1,0 +1,179 @@
+// Plans, schedules and attention: the functions that halftone/_native.py loads.
+#include <tvm/ffi/tvm_ffi.h>
+
+#include <fmt/format.h>
+
+#include <string>
+
+#include "convert.h"
+#include "objects.h"
+
+namespace halftone::python {
+namespace {
+
+using ffi::AnyView;
+using ffi::Array;
+using ffi::Map;
+using ffi::String;
+using Options = Map<String, ffi::Any>;
+
+template <class T>
+T option(const Options& options, const char* name) {
+  return options.at(name).cast<T>();
+}
+
+SplitPolicy to_policy(const String& text) {
+  if (text == "fast") return SplitPolicy::kFast;
+  if (text == "reproducible") return SplitPolicy::kReproducible;
+  if (text == "batch_invariant") return SplitPolicy::kBatchInvariant;
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("policy is '{}', but must be fast, reproducible or batch_invariant: choose one.",
+                          std::string(text)));
+}
+
+DType float_option(const Options& options, const char* name) {
+  return to_float_dtype(std::string(option<String>(options, name)), name);
+}
+
+AttentionProblem to_problem(const KvCacheSpec& spec, const Options& options) {
+  AttentionProblem p;
+  p.kv = spec;
+  p.device = to_device(option<int>(options, "device_type"), option<int>(options, "device_index"), "device");
+  p.batch = option<int>(options, "batch");
+  p.q_heads = option<int>(options, "q_heads");
+  p.paged = option<bool>(options, "paged");
+  p.plain_dtype = float_option(options, "plain_dtype");
+  p.max_q_len = option<int>(options, "max_q_len");
+  p.max_kv_len = option<int>(options, "max_kv_len");
+  p.q_dtype = float_option(options, "q_dtype");
+  p.out_dtype = float_option(options, "out_dtype");
+  p.mask.causal = option<bool>(options, "causal");
+  p.mask.window_left = option<int>(options, "window_left");
+  p.mask.window_right = option<int>(options, "window_right");
+  p.scale = static_cast<float>(option<double>(options, "scale"));
+  p.softcap = static_cast<float>(option<double>(options, "softcap"));
+  p.alibi = option<bool>(options, "alibi");
+  p.sinks = option<bool>(options, "sinks");
+  p.lse = option<bool>(options, "lse");
+  p.policy = to_policy(option<String>(options, "policy"));
+  p.workers = option<int>(options, "workers");
+  return p;
+}
+
+Ref<PlanObj> make_plan(const Ref<SpecObj>& spec, const Options& options) {
+  return guarded(
+      [&] { return Ref<PlanObj>(ffi::make_object<PlanObj>(plan(to_problem(spec->spec, options)))); });
+}
+
+Options plan_info(const Ref<PlanObj>& plan) {
+  return guarded([&] {
+    const PlanInfo& i = plan->plan.info();
+    Options fields;
+    fields.Set("config", String(i.config));
+    fields.Set("reason", String(i.reason));
+    fields.Set("workers", i.workers);
+    fields.Set("group", i.group);
+    fields.Set("row_block", i.row_block);
+    fields.Set("kv_tile", i.kv_tile);
+    fields.Set("split_tokens", i.split_tokens);
+    fields.Set("max_units", i.max_units);
+    fields.Set("max_partials", i.max_partials);
+    fields.Set("schedule_bytes", i.schedule_bytes);
+    fields.Set("workspace_bytes", i.workspace_bytes);
+    return fields;
+  });
+}
+
+String describe(const Ref<PlanObj>& plan) {
+  return guarded([&] { return String(plan->plan.describe()); });
+}
+
+/// Fills the workspace; the result keeps workspace and lengths alive for run().
+Ref<StepObj> make_step(const Ref<PlanObj>& plan, AnyView kv_lengths, AnyView cu_q, AnyView cu_kv,
+                       AnyView workspace, AnyView stream) {
+  return guarded([&] {
+    auto step = ffi::make_object<StepObj>();
+    step->plan = plan->plan;
+    step->lengths = {to_optional_view(cu_q, "cu_q"), to_optional_view(kv_lengths, "kv_lengths"),
+                     to_optional_view(cu_kv, "cu_kv")};
+    step->workspace = to_view(workspace, "workspace");
+    for (const AnyView tensor : {kv_lengths, cu_q, cu_kv, workspace}) hold(tensor, step->held);
+    const Device device = plan->plan.problem().device;
+    schedule(step->plan, step->lengths, step->workspace, to_stream(device, stream));
+    return Ref<StepObj>(std::move(step));
+  });
+}
+
+/// Schedules again into the same workspace, for the lengths' present values.
+void reschedule(const Ref<StepObj>& step, AnyView stream) {
+  guarded([&] {
+    schedule(step->plan, step->lengths, step->workspace, to_stream(step->plan.problem().device, stream));
+  });
+}
+
+AttentionArgs to_args(AnyView cache, AnyView q, AnyView k, AnyView v, AnyView out, AnyView lse,
+                      AnyView alibi_slopes, AnyView sinks, AnyView status) {
+  AttentionArgs args;
+  args.q = to_view(q, "q");
+  if (cache != nullptr) args.cache = cache.cast<Ref<CacheObj>>()->cache;
+  args.k = to_optional_view(k, "k");
+  args.v = to_optional_view(v, "v");
+  args.out = to_view(out, "out");
+  args.lse = to_optional_view(lse, "lse");
+  args.alibi_slopes = to_optional_view(alibi_slopes, "alibi_slopes");
+  args.sinks = to_optional_view(sinks, "sinks");
+  args.status = to_optional_view(status, "status");
+  return args;
+}
+
+void run_step(const Ref<StepObj>& step, AnyView cache, AnyView q, AnyView k, AnyView v, AnyView out,
+              AnyView lse, AnyView alibi_slopes, AnyView sinks, AnyView status, AnyView stream) {
+  guarded([&] {
+    AttentionArgs args = to_args(cache, q, k, v, out, lse, alibi_slopes, sinks, status);
+    args.lengths = step->lengths;
+    run(step->plan, args, step->workspace, to_stream(step->plan.problem().device, stream));
+  });
+}
+
+/// run() for a workspace that was scheduled elsewhere: torch's operators know tensors, not steps.
+void run_workspace(const Ref<PlanObj>& plan, AnyView kv_lengths, AnyView cu_q, AnyView workspace,
+                   AnyView cache, AnyView q, AnyView out, AnyView lse, AnyView alibi_slopes, AnyView sinks,
+                   AnyView status) {
+  guarded([&] {
+    const ffi::AnyView none(nullptr);
+    AttentionArgs args = to_args(cache, q, none, none, out, lse, alibi_slopes, sinks, status);
+    args.lengths = {to_optional_view(cu_q, "cu_q"), to_optional_view(kv_lengths, "kv_lengths"), {}};
+    run(plan->plan, args, to_view(workspace, "workspace"), to_stream(plan->plan.problem().device, none));
+  });
+}
+
+std::vector<TensorView> to_views(const Array<ffi::Any>& values, const char* name) {
+  std::vector<TensorView> views;
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const ffi::Any value = values[static_cast<std::int64_t>(i)];
+    views.push_back(to_view(value, fmt::format("{}[{}]", name, i)));
+  }
+  return views;
+}
+
+void merge_parts(const Array<ffi::Any>& parts, const Array<ffi::Any>& part_lse, AnyView out, AnyView lse,
+                 AnyView stream) {
+  guarded([&] {
+    const TensorView out_view = to_view(out, "out");
+    merge(to_views(parts, "parts"), to_views(part_lse, "part_lse"), out_view, to_optional_view(lse, "lse"),
+          to_stream(out_view.device, stream));
+  });
+}
+
+}  // namespace
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(plan, make_plan);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(plan_info, plan_info);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(describe, describe);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(step, make_step);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(reschedule, reschedule);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, run_step);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(run_workspace, run_workspace);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(merge, merge_parts);
+
+}  // namespace halftone::python

@@ -1,0 +1,143 @@
+"""Writes docs/python.md from the docstrings of the Python package: python_reference.py [--check].
+
+Needs an importable halftone (PYTHONPATH=python and HALFTONE_PYTHON_LIBRARY, or an installed wheel). With --check it
+writes nothing and fails when the page is not up to date.
+"""
+
+import ast
+import inspect
+import json
+import pathlib
+import re
+import sys
+
+import halftone as ht
+from halftone import cache_io, errors
+
+PAGE = pathlib.Path(__file__).parents[1] / "docs/python.md"
+SECTIONS = {
+    "Formats and geometry": [ht.KVFormat, ht.KVCacheSpec],
+    "The cache": [ht.PagedKVCache, ht.Rope, ht.dequantize, cache_io.save, cache_io.load],
+    "Attention": [ht.plan, ht.Plan, ht.schedule, ht.Schedule, ht.attend, ht.merge],
+    "Scales and foreign rows": [ht.calibrate, ht.import_fbgemm_int4, ht.export_fbgemm_int4],
+}
+INTRO = """# Python
+
+The package `halftone-attention` (import `halftone`): the reference, made from the docstrings by
+`scripts/python_reference.py`. [README.md](../README.md#in-python) has a quick start,
+[python/examples/](../python/examples/) whole programs.
+
+Arrays are those of NumPy, torch, JAX (on the CPU) and CuPy, or anything else with DLPack. They are never copied, except
+read-only NumPy inputs. Results come in the framework of the input and on its device, or in an array given as `out`.
+CUDA work is queued on the framework's current stream and nothing synchronises, unless a sentence below says so.
+Shapes are written [outer, ..., inner]. NumPy's bfloat16 is that of `ml_dtypes`.
+
+"""
+
+
+def text_of(item):
+    """A docstring in Markdown: sections become bold words, roles and double backticks become code."""
+    doc = inspect.getdoc(item) or ""
+    doc = re.sub(r":(?:func|meth|class):`~?(?:halftone\.)?([^`]+)`", r"`\1`", doc).replace("``", "`")
+    lines = []
+    for line in doc.splitlines():
+        heading = re.fullmatch(r"(Args|Returns|Raises|Attributes):(.*)", line)
+        if heading:
+            lines += ["", f"**{heading[1]}**" + heading[2], ""]
+        elif re.match(r"    [\w, .`]+: ", line):
+            name, _, rest = line.strip().partition(": ")
+            lines.append(f"- `{name}`: {rest}")
+        elif line.startswith("    ") and line.strip():
+            lines.append("  " + line.strip() if line.startswith("        ") else "- " + line.strip())
+        else:
+            lines.append(line)
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
+
+
+def signature_of(name, item):
+    """The call as one would write its declaration: every Python version prints it alike."""
+    parts, star = [], False
+    for parameter in inspect.signature(item).parameters.values():
+        if parameter.name == "self":
+            continue
+        if parameter.kind is parameter.KEYWORD_ONLY and not star:
+            parts.append("*")
+            star = True
+        text = parameter.name
+        if parameter.annotation is not parameter.empty:
+            text += f": {parameter.annotation}"
+        if parameter.default is not parameter.empty:
+            default = parameter.default
+            text += " = " + (json.dumps(default) if isinstance(default, str) else repr(default))
+        parts.append(text)
+    returned = inspect.signature(item).return_annotation
+    tail = "" if inspect.isclass(item) or returned is inspect.Signature.empty else f" -> {returned}"
+    text = f"{name}({', '.join(parts)}){tail}"
+    return text if len(text) <= 100 else f"{name}(\n" + "".join(f"    {p},\n" for p in parts) + f"){tail}"
+
+
+def members_of(cls):
+    for name, member in vars(cls).items():
+        if name.startswith("_") or name == "key":
+            continue
+        if isinstance(member, (property,)) or type(member).__name__ == "cached_property":
+            yield f"{cls.__name__}.{name}", None, member
+        elif isinstance(member, (staticmethod, classmethod)):
+            yield f"{cls.__name__}.{name}", getattr(cls, name), member.__func__
+        elif inspect.isfunction(member):
+            yield f"{cls.__name__}.{name}", member, member
+
+
+def entry(level, name, call, doc):
+    code = f"```python\n{signature_of(name, call)}\n```\n\n" if call is not None else ""
+    return f"{'#' * level} {name}\n\n{code}{text_of(doc)}\n\n"
+
+
+def page():
+    text = INTRO
+    for section, items in SECTIONS.items():
+        text += f"## {section}\n\n"
+        for item in items:
+            name = item.__name__ if not inspect.isfunction(item) or hasattr(ht, item.__name__) else (
+                f"{item.__module__.removeprefix('halftone.')}.{item.__name__}"
+            )  # fmt: skip
+            constructed = inspect.isclass(item) and item in (ht.Plan, ht.Schedule)  # by plan() and schedule()
+            text += entry(3, name, None if constructed else item, item)
+            if inspect.isclass(item):
+                for member_name, call, doc in members_of(item):
+                    text += entry(4, member_name, call, doc)
+    text += "## Errors\n\n" + text_of(errors) + "\n\n| class | is also a | raised for |\n| --- | --- | --- |\n"
+    for name, cls in vars(errors).items():
+        if name.endswith("Error") and name != "Error":
+            text += f"| `{cls.__name__}` | `{cls.__mro__[2].__name__}` | {text_of(cls)} |\n"
+    return text + "\n" + torch_section()
+
+
+def torch_section():
+    """halftone.torch, read without importing it: torch need not be there."""
+    tree = ast.parse((pathlib.Path(ht.__file__).parent / "torch.py").read_text())
+    text = "## torch.compile\n\n" + text_of(type("Module", (), {"__doc__": ast.get_docstring(tree)})) + "\n\n"
+    for node in tree.body:
+        if (
+            isinstance(node, (ast.FunctionDef, ast.ClassDef))
+            and not node.name.startswith("_")
+            and ast.get_docstring(node)
+        ):
+            holder = type("Holder", (), {"__doc__": ast.get_docstring(node)})
+            where = next((n for n in node.body if getattr(n, "name", "") == "__init__"), node)
+            arguments = ast.unparse(where.args).replace("self, ", "") if hasattr(where, "args") else ""
+            text += f"### torch.{node.name}\n\n```python\ntorch.{node.name}({arguments})\n```\n\n{text_of(holder)}\n\n"
+    return text
+
+
+def main():
+    text = page().rstrip() + "\n"
+    if "--check" in sys.argv[1:]:
+        if PAGE.read_text() != text:
+            sys.exit(f"{PAGE} is not up to date: run scripts/python_reference.py")
+    else:
+        PAGE.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

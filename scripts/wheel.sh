@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# Builds the Python package's wheel and tries it in an empty virtual environment: scripts/wheel.sh release | cuda NVCC.
+# It shares the build folder of that CMake preset, so that what `make test` or `make cuda` compiled is only linked.
+# The result is the one wheel in build/wheel/; ends with "N passed, N failed".
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+preset="$1"
+venv="$PWD/build/venv/bin"
+defines=(HALFTONE_PYTHON="$venv/python" HALFTONE_BUILD_CLI=ON HALFTONE_WERROR=ON)
+if [[ "$preset" == cuda ]]; then
+  defines+=(HALFTONE_CUDA=ON CMAKE_CUDA_COMPILER="$2" HALFTONE_CUTLASS_DIR="$("$venv/python" scripts/cutlass_dir.py)")
+fi
+settings=(--config-settings=build-dir="build/$preset")
+for define in "${defines[@]}"; do settings+=(--config-settings=cmake.define."$define"); done
+
+rm -rf build/wheel build/wheel-venv
+mkdir -p build/wheel/raw
+echo "wheel: building (preset $preset)"
+PATH="$venv:$PATH" "$venv/python" -m pip wheel . --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+  --no-index --wheel-dir build/wheel/raw "${settings[@]}" >build/wheel.log 2>&1 || { cat build/wheel.log; exit 1; }
+# libtvm_ffi.so belongs to apache-tvm-ffi, a dependency; what else is not the system's is bundled.
+PATH="$venv:$PATH" "$venv/python" -m auditwheel repair --exclude libtvm_ffi.so --wheel-dir build/wheel \
+  build/wheel/raw/*.whl >>build/wheel.log 2>&1 || { cat build/wheel.log; exit 1; }
+rm -rf build/wheel/raw
+wheel="$(ls build/wheel/*.whl)"
+echo "wheel: $wheel, $(stat -c %s "$wheel") bytes"
+
+passed=0
+failed=0
+# try WHAT COMMAND...: runs it away from the source tree.
+try() {
+  local what="$1"
+  shift
+  if (cd build/wheel-venv && env -u PYTHONPATH -u HALFTONE_PYTHON_LIBRARY "$@"); then
+    echo "wheel: $what: ok"
+    passed=$((passed + 1))
+  else
+    echo "wheel: $what: FAILED" >&2
+    failed=$((failed + 1))
+  fi
+}
+
+python3 -m venv build/wheel-venv
+python="$PWD/build/wheel-venv/bin/python"
+pip=("$python" -m pip install --quiet --disable-pip-version-check --no-deps)
+# pick NAME...: the entries of these packages in requirements/python.txt.
+pick() { awk -v names=" $* " '/^[A-Za-z]/ { split($1, p, "=="); on = index(names, " " p[1] " ") } on' requirements/python.txt; }
+pick apache-tvm-ffi typing-extensions >build/wheel-venv/needed.txt
+"${pip[@]}" --require-hashes --only-binary :all: -r build/wheel-venv/needed.txt
+"${pip[@]}" --no-index "$wheel"
+try "import without NumPy, torch or a GPU" "$python" -c \
+  "import importlib.util as u; assert not u.find_spec('numpy') and not u.find_spec('torch')
+import halftone; print('halftone', halftone.__version__, 'with' if halftone.has_cuda else 'without', 'CUDA')"
+"${pip[@]}" --require-hashes --only-binary :all: -r requirements/test.txt
+try "the NumPy example" "$python" "$PWD/python/examples/numpy_decode.py"
+echo "$passed passed, $failed failed"
+((failed == 0))

@@ -1,0 +1,140 @@
+"""Attention on NumPy arrays against double precision."""
+
+import numpy as np
+import pytest
+from support import DIM, KV_HEADS, Q_HEADS, check, filled_cache, normal
+
+import halftone as ht
+
+LENGTHS = [65, 1, 200, 64]
+
+
+@pytest.mark.parametrize("name", list(ht.KVFormat.named()))
+def test_every_named_format(rng, name):
+    form = ht.KVFormat(name)
+    k = normal(rng, sum(LENGTHS), KV_HEADS, DIM)
+    scales = {}
+    if form.static_scale:
+        scales["k_scale"], scales["k_min"] = scales["v_scale"], scales["v_min"] = ht.calibrate(k, form)
+    cache = ht.PagedKVCache(4, 256, kv_heads=KV_HEADS, head_dim=DIM, k_format=form, **scales)
+    cache.append(k, k, LENGTHS)
+    q = normal(rng, 4, Q_HEADS, DIM)
+    out, lse = ht.attend(q, cache, lse=True)
+    assert out.dtype == np.float32 and out.shape == (4, Q_HEADS, DIM) and lse.shape == (4, Q_HEADS)
+    stored_k, stored_v = cache.dequantize()
+    check(out, lse, q, stored_k, stored_v, [1] * 4, LENGTHS)
+    error = np.linalg.norm(stored_k - k) / np.linalg.norm(k)
+    assert error < {"bf16": 0.002, "fp16": 0.001}.get(name, 0.1 if "int4" in name else 0.04)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"causal": True},
+        {"causal": True, "window_left": 20},
+        {"window_left": 5, "window_right": 3},
+        {"causal": True, "softcap": 5.0, "scale": 0.2},
+        {"causal": True, "alibi_slopes": True},
+        {"causal": True, "sinks": True},
+    ],
+)
+def test_options_on_a_ragged_batch(rng, options, dtype):
+    kv_lens, q_lens = [130, 7, 64, 0], [3, 7, 1, 2]
+    cache, _, _ = filled_cache(rng, kv_lens, k_format="int8-g32", v_format="bf16", rotate_k=True)
+    q = normal(rng, sum(q_lens), Q_HEADS, DIM).astype(dtype)
+    cu_q = np.array([0, 3, 10, 11, 13], np.int32)
+    for name in ("alibi_slopes", "sinks"):
+        if name in options:
+            options = {**options, name: rng.random(Q_HEADS, dtype=np.float32)}
+    out, lse = ht.attend(q, cache, cu_q=cu_q, lse=True, **options)
+    k, v = cache.dequantize()
+    assert out.dtype == q.dtype
+    check(out, lse, q, k, v, q_lens, kv_lens, out_dtype=dtype, **options)
+    assert not out[11:].any() and np.isneginf(lse[11:]).all()
+
+
+def test_plan_schedule_attend_serve_layers_and_steps(rng):
+    layers = [filled_cache(rng, [63, 10], max_len=128)[0] for _ in range(2)]
+    plan = ht.plan(layers[0], q_heads=Q_HEADS, q_dtype="f32", lse=True)
+    assert plan.info["workspace_bytes"] == plan.workspace_bytes and "int8-head" in plan.describe()
+    step = ht.schedule(plan, layers[0])
+    for _ in range(3):
+        k = normal(rng, 2, KV_HEADS, DIM)
+        for cache in layers:
+            cache.append(k, k)
+        step.update()
+        for cache in layers:
+            q = normal(rng, 2, Q_HEADS, DIM)
+            out, lse = np.full_like(q, np.nan), np.full((2, Q_HEADS), np.nan, np.float32)
+            got = ht.attend(q, cache, schedule=step, out=out, lse=lse)
+            assert got[0] is out and got[1] is lse
+            check(out, lse, q, *cache.dequantize(), [1, 1], cache.host_lengths)
+
+
+def test_equal_problems_share_a_plan(rng):
+    cache, _, _ = filled_cache(rng, [5])
+    assert ht.plan(cache, q_heads=8) is ht.plan(cache, q_heads=8)
+    assert ht.plan(cache, q_heads=8) is not ht.plan(cache, q_heads=16)
+
+
+def test_a_request_alone_has_the_same_bits_when_batch_invariant(rng):
+    cache, k, v = filled_cache(rng, [300, 7, 512])
+    q = normal(rng, 3, Q_HEADS, DIM)
+    together = ht.attend(q, cache, policy="batch_invariant")
+    alone, _, _ = filled_cache(rng, [0])
+    alone.append(k[:300], v[:300])
+    np.testing.assert_array_equal(ht.attend(q[:1], alone, policy="batch_invariant")[0], together[0])
+
+
+def test_plain_tensors(rng):
+    q, k, v = normal(rng, 9, Q_HEADS, DIM), normal(rng, 70, KV_HEADS, DIM), normal(rng, 70, KV_HEADS, DIM)
+    out, lse = ht.attend(q, k=k, v=v, causal=True, lse=True)
+    check(out, lse, q, k, v, [9], [70], causal=True)
+    cu_q, cu_kv = np.array([0, 4, 9], np.int32), np.array([0, 30, 70], np.int32)
+    out, lse = ht.attend(q, k=k, v=v, cu_q=cu_q, cu_kv=cu_kv, causal=True, lse=True)
+    check(out, lse, q, k, v, [4, 5], [30, 40], causal=True)
+
+
+def test_merge_of_two_halves_is_the_whole(rng):
+    q, k, v = normal(rng, 3, Q_HEADS, DIM), normal(rng, 90, KV_HEADS, DIM), normal(rng, 90, KV_HEADS, DIM)
+    halves = [ht.attend(q, k=k[part], v=v[part], lse=True) for part in (slice(0, 40), slice(40, 90))]
+    out, lse = ht.merge([h[0] for h in halves], [h[1] for h in halves], lse=True)
+    check(out, lse, q, k, v, [3], [90])
+    target = np.full_like(out, np.nan)
+    assert ht.merge([h[0] for h in halves], [h[1] for h in halves], out=target) is target
+    np.testing.assert_array_equal(target, out)
+
+
+def test_strided_queries_and_outputs(rng):
+    cache, _, _ = filled_cache(rng, [33, 80])
+    wide = normal(rng, 2, Q_HEADS * 3, DIM)
+    out = np.full((2, 2, Q_HEADS, DIM), np.nan, np.float32)
+    ht.attend(wide[:, 8:16], cache, out=out[:, 1])
+    np.testing.assert_array_equal(out[:, 1], ht.attend(wide[:, 8:16].copy(), cache))
+    assert np.isnan(out[:, 0]).all()
+
+
+def test_read_only_input_is_accepted(rng):
+    cache, _, _ = filled_cache(rng, [33])
+    q = normal(rng, 1, Q_HEADS, DIM)
+    q.flags.writeable = False
+    check(ht.attend(q, cache), None, q, *cache.dequantize(), [1], [33])
+
+
+def test_an_empty_batch(rng):
+    cache = ht.PagedKVCache(0, 64, kv_heads=KV_HEADS, head_dim=DIM)
+    assert ht.attend(np.zeros((0, Q_HEADS, DIM), np.float32), cache).shape == (0, Q_HEADS, DIM)
+
+
+def test_bfloat16_numpy_arrays(rng):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    cache, _, _ = filled_cache(rng, [0, 0], k_format="bf16")
+    k = normal(rng, 41, KV_HEADS, DIM).astype(ml_dtypes.bfloat16)
+    cache.append(k, k, [40, 1])
+    q = normal(rng, 2, Q_HEADS, DIM).astype(ml_dtypes.bfloat16)
+    out = ht.attend(q, cache)
+    assert out.dtype == q.dtype
+    stored, _ = cache.dequantize(dtype="bf16")
+    np.testing.assert_array_equal(stored, k)
+    check(out, None, q.astype("f4"), k.astype("f4"), k.astype("f4"), [1, 1], [40, 1], out_dtype="bfloat16")

@@ -1,0 +1,166 @@
+"""torch on a Hopper GPU: the same bytes and results as the CPU, streams, CUDA graphs and torch.compile."""
+
+import numpy as np
+import pytest
+from support import DIM, check
+
+import halftone as ht
+
+pytestmark = pytest.mark.gpu
+Q_HEADS, KV_HEADS, LENGTHS = 8, 2, [65, 1, 1000, 64]
+FORMATS = ["bf16", "fp8", "int8-head", "int8-g32", "int4-g32", "int4-row"]
+
+
+@pytest.fixture
+def torch():
+    return pytest.importorskip("torch")
+
+
+def make(torch, name, device="cuda:0", max_len=2048, **options):
+    """A cache of random tokens, the same ones on every device."""
+    generator = torch.Generator().manual_seed(5)
+    k, v = (torch.randn(sum(LENGTHS), KV_HEADS, DIM, generator=generator).bfloat16() for _ in range(2))
+    if ht.KVFormat(name).static_scale:
+        for part, x in (("k", k), ("v", v)):
+            options[f"{part}_scale"] = ht.calibrate(x, name)[0].to(device)
+    cache = ht.PagedKVCache(
+        len(LENGTHS),
+        max_len,
+        kv_heads=KV_HEADS,
+        head_dim=DIM,
+        k_format=name,
+        framework="torch",
+        device=device,
+        **options,
+    )
+    cache.append(k.to(device), v.to(device), LENGTHS)
+    cache.check_status()
+    return cache
+
+
+def queries(torch, count=len(LENGTHS), seed=6):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, Q_HEADS, DIM, generator=generator).bfloat16().cuda()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_same_bytes_and_results_as_the_cpu(torch, name):
+    cache, twin = make(torch, name), make(torch, name, "cpu")
+    np.testing.assert_array_equal(cache.block_table.cpu(), twin.block_table)
+    np.testing.assert_array_equal(cache.pages.cpu(), twin.pages)
+    q = queries(torch)
+    out, lse = ht.attend(q, cache, lse=True)
+    assert out.is_cuda and out.dtype == torch.bfloat16 and lse.dtype == torch.float32
+    stored = [x.numpy() for x in twin.dequantize()]
+    truth = q.cpu().float().numpy()
+    # P is rounded to 16 bits before its product with V.
+    check(out.float().cpu().numpy(), None, truth, *stored, [1] * 4, LENGTHS, out_dtype="bfloat16", slack=2**-8)
+    check_lse = ht.attend(q.cpu(), twin, lse=True)[1]
+    torch.testing.assert_close(lse.cpu(), check_lse, rtol=1e-5, atol=1e-4)
+
+
+def test_the_current_stream_is_respected(torch):
+    cache, q = make(torch, "int8-head"), queries(torch)
+    expected = ht.attend(q, cache)
+    late = torch.zeros_like(q)
+    step = ht.schedule(ht.plan(cache, q_heads=Q_HEADS), cache)
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)  # tens of milliseconds: work on another stream would see zeros
+        late.copy_(q)
+        step.update()
+        out = ht.attend(late, cache, schedule=step)
+    stream.synchronize()
+    torch.testing.assert_close(out, expected, rtol=0, atol=0)
+
+
+def test_a_captured_step_replays_as_the_cache_grows(torch):
+    eager, cache = make(torch, "int4-g32"), make(torch, "int4-g32")
+    cache.reserve(300)
+    plan = ht.plan(cache, q_heads=Q_HEADS)
+    q, k = torch.empty_like(queries(torch)), torch.empty(4, KV_HEADS, DIM, dtype=torch.bfloat16, device="cuda")
+    step, out = ht.schedule(plan, cache), torch.empty_like(queries(torch))
+
+    def decode():
+        cache.append(k, k)
+        step.update()
+        ht.attend(q, cache, schedule=step, out=out)
+
+    q.copy_(queries(torch))
+    k.normal_()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        decode()
+    # The capture advanced the host's lengths, but ran nothing: put them back.
+    cache._pool.lengths = list(LENGTHS)
+    for i in range(200):
+        q.copy_(queries(torch, seed=i))
+        k.normal_(generator=torch.Generator("cuda").manual_seed(i))
+        graph.replay()
+        cache.advance()
+        eager.append(k, k)
+        if i % 20 == 0 or i == 199:
+            torch.testing.assert_close(out, ht.attend(q, eager), rtol=0, atol=0)
+    assert cache.lengths.tolist() == cache.host_lengths == [n + 200 for n in LENGTHS]
+    cache.check_status()
+
+
+def test_compiled_with_inductor(torch):
+    import halftone.torch as hot
+
+    cache, eager = make(torch, "int8-head"), make(torch, "int8-head")
+    cache.reserve(8)
+    step = hot.Step(ht.plan(cache, q_heads=Q_HEADS))
+
+    @torch.compile(fullgraph=True)
+    def decode(q, k):
+        hot.append(cache, k, k * 2)
+        hot.schedule(step, cache)
+        return hot.attend(q * 1.0, cache, step)
+
+    for i in range(8):
+        q, k = queries(torch, seed=i), torch.randn(4, KV_HEADS, DIM, device="cuda").bfloat16()
+        out = decode(q, k)
+        cache.advance()
+        eager.append(k, k * 2)
+        torch.testing.assert_close(out, ht.attend(q, eager), rtol=0, atol=0)
+    np.testing.assert_array_equal(cache.pages.cpu(), eager.pages.cpu())
+
+
+def test_non_finite_input_sets_the_sticky_flag(torch):
+    cache = make(torch, "int8-head")
+    k = torch.zeros(4, KV_HEADS, DIM, dtype=torch.bfloat16, device="cuda")
+    k[2, 1, 7] = float("nan")
+    cache.append(k, k)
+    with pytest.raises(ht.InvalidArgumentError, match="NaN or infinity"):
+        cache.check_status()
+    cache.check_status()
+
+
+def test_devices_are_not_mixed(torch):
+    cache, q = make(torch, "int8-head"), queries(torch)
+    with pytest.raises(ht.InvalidArgumentError, match="q"):
+        ht.attend(q.cpu(), cache)
+    with pytest.raises(ht.InvalidArgumentError, match="out"):
+        ht.attend(q, cache, out=torch.empty_like(q, device="cpu"))
+    with pytest.raises(ht.UnsupportedError):
+        ht.attend(q.float(), cache)
+    with pytest.raises(ht.UnsupportedError):
+        cache.dequantize()
+
+
+def test_a_call_costs_few_microseconds(torch):
+    """The limit is generous: bench/python_overhead.py measures, this only notices a slow path."""
+    import time
+
+    cache, q = make(torch, "int8-head"), queries(torch)
+    step, out = ht.schedule(ht.plan(cache, q_heads=Q_HEADS), cache), torch.empty_like(q)
+    best = 1.0
+    for _ in range(20):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(50):
+            ht.attend(q, cache, schedule=step, out=out)
+        best = min(best, (time.perf_counter() - begin) / 50)
+    assert best < 30e-6
