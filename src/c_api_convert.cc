@@ -203,8 +203,8 @@ SequenceLengths to_cpp(const halftone_sequence_lengths* in, const Name& argument
 
 AttentionArgs to_cpp(const halftone_attention_args* in, const Name& argument) {
   const halftone_attention_args c = read_struct(in, argument);
-  check_reserved(c.reserved, argument);
   AttentionArgs args;
+  args.cache_settled = to_bool(c.cache_settled, argument("cache_settled"));
   args.q = to_cpp(c.q, argument("q"));
   args.lengths = to_cpp(c.lengths, argument("lengths"));
   if (c.cache != nullptr) args.cache = to_cpp(c.cache, argument("cache"));

@@ -249,6 +249,7 @@ BenchRow Bench::Impl::attention(const BenchCase& setup) {
   for (int i = 0; i < setup.chain; ++i) {
     AttentionArgs& args = layers[static_cast<std::size_t>(i)];
     args.cache = cache.layer(i);
+    args.cache_settled = i > 0;
     args.lengths.kv_lengths = cache.lengths.view;
     args.q = TensorView::contiguous(q.data() + i * q_bytes, DType::kBFloat16,
                                     {queries, shape.q_heads, shape.head_dim}, device);

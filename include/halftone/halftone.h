@@ -409,7 +409,7 @@ HALFTONE_API halftone_status halftone_schedule(const halftone_plan* plan,
 typedef struct halftone_attention_args {
   size_t struct_size;
   uint32_t abi_version;
-  uint32_t reserved;          /* 0 */
+  int32_t cache_settled;      /* 0 or 1: a promise, see AttentionArgs in attention.h */
   const halftone_tensor* q;   /* q_dtype [total_q, q_heads, head_dim]; last dim contiguous */
   const halftone_tensor* out; /* out_dtype [total_q, q_heads, v_dim]; every element is written */
   const halftone_sequence_lengths* lengths; /* as scheduled; optional: kv_lengths from the cache */

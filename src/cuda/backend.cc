@@ -133,6 +133,7 @@ DecodeParams decode_params(const Plan::Impl& plan, const AttentionArgs& args, st
   p.out_bf16 = problem.out_dtype == DType::kBFloat16;
   p.rotate_k = problem.kv.rotate_k;
   p.rotate_v = problem.kv.rotate_v;
+  p.cache_settled = args.cache_settled;
   return p;
 }
 

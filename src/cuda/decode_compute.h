@@ -23,8 +23,11 @@ __device__ inline void Warp<C>::scores(const DecodeParams& p, const std::uint8_t
 #pragma unroll
     for (int i = 0; i < 4; ++i) x[n][i] = kPerBlock ? 0.0f : bias[n][i % 2];
   }
+  // Without scales per block, odd blocks have a sum of their own: shorter chains of MMAs.
+  constexpr bool kTwoSums = !kPerBlock && N < 3;
+  float odd[N][4] = {};
   // Scales of tokens g and g + 8: all groups at once if the registers allow it, else block by block.
-  constexpr int kScales = kPerBlock && C.k.fixed && N == 1 ? kBlocks : 1;
+  constexpr int kScales = kPerBlock && C.k.fixed && N == 1 && Traits::kDim <= 128 ? kBlocks : 1;
   float low[kScales], high[kScales];
   if constexpr (C.k.mode == ScaleMode::kToken) {
     low[0] = part.load(scales, g);
@@ -43,7 +46,7 @@ __device__ inline void Warp<C>::scores(const DecodeParams& p, const std::uint8_t
         if constexpr (kBlockBias) {
           dot[n][i] = bias[n][i % 2] * block_sums[(n * 8 + i % 2) * kBlocks + b];
         } else {
-          dot[n][i] = kPerBlock ? 0.0f : x[n][i];
+          dot[n][i] = kPerBlock ? 0.0f : kTwoSums && b % 2 == 1 ? odd[n][i] : x[n][i];
         }
       }
     }
@@ -73,9 +76,16 @@ __device__ inline void Warp<C>::scores(const DecodeParams& p, const std::uint8_t
     for (int n = 0; n < N; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        x[n][i] =
-            kPerBlock ? fmaf(i < 2 ? low[b % kScales] : high[b % kScales], dot[n][i], x[n][i]) : dot[n][i];
+        float& sum = kTwoSums && b % 2 == 1 ? odd[n][i] : x[n][i];
+        sum = kPerBlock ? fmaf(i < 2 ? low[b % kScales] : high[b % kScales], dot[n][i], sum) : dot[n][i];
       }
+    }
+  }
+  if constexpr (kTwoSums) {
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) x[n][i] += odd[n][i];
     }
   }
   if constexpr (C.k.mode == ScaleMode::kToken) {
@@ -95,7 +105,8 @@ __device__ inline void Warp<C>::scores(const DecodeParams& p, const std::uint8_t
       constexpr int kSteps = C.k.fixed && kBlocks / C.k.group_blocks <= 4 ? 1 : 2;  // of 4 groups
       std::uint32_t a[kSteps][2];
 #pragma unroll
-      for (int i = 0; i < 2 * kSteps; ++i) {  // groups that do not exist meet sums of zero: any finite value does
+      for (int i = 0; i < 2 * kSteps;
+           ++i) {  // groups that do not exist meet sums of zero: any finite value does
         const int group = min(4 * (i / 2) + t, groups - 1), token = g + 8 * (i % 2);
         a[i / 2][i % 2] = part.load_twice(mins, token * groups + group);
       }
@@ -109,7 +120,6 @@ __device__ inline void Warp<C>::scores(const DecodeParams& p, const std::uint8_t
       }
     }
   }
-
 }
 
 /// Raw products to base-2 logits, with softcap, ALiBi and mask, of the tile that begins at `token`.
@@ -138,8 +148,8 @@ __device__ inline void Warp<C>::modify(const DecodeParams& p, const typename Tra
   }
 }
 
-/// Raises the maxima if a logit exceeds one by more than kLazyRescale, then turns logits into probabilities. x
-/// has raw products or, after modify(), base-2 logits.
+/// Raises the maxima if a logit exceeds one by more than kLazyRescale, then turns logits into probabilities.
+/// x has raw products or, after modify(), base-2 logits.
 template <DecodeConfig C>
 __device__ inline void Warp<C>::rescale(float (&x)[Traits::kStepTiles][N][4], bool modified) {
   bool exceeds = false;
@@ -290,7 +300,8 @@ __device__ inline void Warp<C>::accumulate(const DecodeParams& p, const std::uin
     if (part.asymmetric()) {  // and what a token adds to all dims of a group is min + c * scale
       std::uint32_t a[2];
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {  // rows beyond the groups repeat the last one, and nobody reads them
+      for (int half = 0; half < 2;
+           ++half) {  // rows beyond the groups repeat the last one, and nobody reads them
         const int at = min(g, groups - 1) * kTileTokens + 2 * t + 8 * half;
         a[half] = fma_f16x2(part.load_pair(scales, at), kMinusOffset ^ 0x80008000u, part.load_pair(mins, at));
       }

@@ -102,18 +102,19 @@ constexpr DecodeConfig make_decode_config(const PartConfig& k, const PartConfig&
                                           const RowShape& shape) {
   const int bytes = typical_tile_bytes(k, head_dim) + typical_tile_bytes(v, head_dim);
   const int piece_tiles = bytes <= 4352 ? 2 : 1, piece_bytes = piece_tiles * bytes;
-  const int teams = piece_bytes > 10000 && shape.teams > 2 ? shape.teams / 2 : shape.teams;
+  const bool heavy = head_dim == 256 && k.dtype == DType::kInt8 && k.mode == ScaleMode::kBlock && shape.teams == 8;
+  const int teams = heavy || (piece_bytes > 10000 && shape.teams > 2) ? shape.teams / 2 : shape.teams;
   const int stages = teams == 8 ? (piece_bytes <= 5632 ? 3 : 2) : (piece_bytes * teams <= 24000 ? 3 : 2);
   return {k, v, head_dim, shape.row_tiles, shape.row_groups, teams, piece_tiles, stages};
 }
 
-/// Rows that no register budget serves without spills are left out: run-time groups beside large
-/// accumulators.
+/// Rows that do not exist (whole groups only), or that no register budget serves without spills, are left out.
 constexpr bool is_built(const DecodeConfig& c) {
   if (c.head_dim == 0) return false;
 #ifdef HALFTONE_CUDA_HEAD_DIM  // a smaller build for development
   if (c.head_dim != HALFTONE_CUDA_HEAD_DIM) return false;
 #endif
+  if (c.k.fixed && c.k.mode == ScaleMode::kBlock && c.head_dim / 32 % c.k.group_blocks != 0) return false;
   const bool run_time_groups = !c.k.fixed && c.k.mode == ScaleMode::kBlock;
   if (run_time_groups && (c.row_tiles > 1 || c.head_dim > 192)) return false;
   if (c.row_tiles == 3 && c.k.mode != ScaleMode::kStatic && c.k.dtype != DType::kInt8) return false;
@@ -130,7 +131,8 @@ constexpr auto make_decode_table() {
       if (dim <= 128) {
         for (const RowShape& shape : kRowShapes) table[row++] = make_decode_config(part, part, dim, shape);
       } else {
-        for (const RowShape& shape : kWideRowShapes) table[row++] = make_decode_config(part, part, dim, shape);
+        for (const RowShape& shape : kWideRowShapes)
+          table[row++] = make_decode_config(part, part, dim, shape);
       }
     }
   }

@@ -1,6 +1,6 @@
-// The end of an item: the teams' states are merged, partial states folded and stored, the output written. Warp f
-// of the F that do it has the rows f, f + F, ... of every unit and works alone. With many rows the compute warps
-// do it themselves, else the finish warps, beside the next item.
+// The end of an item: the teams' states are merged, partial states folded and stored, the output written.
+// Warp f of the F that do it has the rows f, f + F, ... of every unit and works alone. With many rows the
+// compute warps do it themselves, else the finish warps, beside the next item.
 #pragma once
 
 #include "cuda/decode_queries.h"
@@ -138,7 +138,7 @@ __device__ inline void write_row(const DecodeParams& p, const RowPlace& place, c
     constexpr int kBlock = hadamard::block_size(kDim);
 #pragma unroll
     for (int j = 0; j < Row::kQuads; ++j) {
-      rotate_lanes<4, kBlock < 128 ? kBlock : 128>(x[j], lane);
+      rotate_lanes < 4, kBlock<128 ? kBlock : 128>(x[j], lane);
     }
     if constexpr (kBlock == 256) {
 #pragma unroll
@@ -155,9 +155,9 @@ __device__ inline void write_row(const DecodeParams& p, const RowPlace& place, c
   for (int j = 0; j < Row::kQuads; ++j) {
     const float a = x[j][0] * scale, b = x[j][1] * scale, c = x[j][2] * scale, d = x[j][3] * scale;
     if (keep && Row::has(j, lane)) {
-      *reinterpret_cast<uint2*>(out + lane * 4 + j * 128) =
-          p.out_bf16 ? uint2{pack_bf16x2(a, b), pack_bf16x2(c, d)}
-                     : uint2{pack_f16x2(a, b), pack_f16x2(c, d)};
+      *reinterpret_cast<uint2*>(out + lane * 4 + j * 128) = p.out_bf16
+                                                                ? uint2{pack_bf16x2(a, b), pack_bf16x2(c, d)}
+                                                                : uint2{pack_f16x2(a, b), pack_f16x2(c, d)};
     }
   }
   if (keep && lane == 0 && p.lse != nullptr) {
@@ -202,8 +202,8 @@ __device__ inline Merge next_merge(const DeviceItem& item, const Merge& done, bo
   return {first, kMergeGroup, groups, groups, first, -1};
 }
 
-/// The part of an absolute split's unit that its first worker has folded, or the slots of the unit: a left fold,
-/// wherever the first slot ends.
+/// The part of an absolute split's unit that its first worker has folded, or the slots of the unit: a left
+/// fold, wherever the first slot ends.
 template <int kDim, class Row>
 __device__ inline void fold_slots(const Slots<kDim>& slots, int first, int count, int row, int lane, Row& r) {
   const Row last = r;
@@ -217,8 +217,9 @@ __device__ inline void fold_slots(const Slots<kDim>& slots, int first, int count
   r.fold(last);
 }
 
-/// Merges the teams' states of an item and writes the rows, or stores them in the item's slot; the last part of
-/// a cut unit to arrive merges the slots in KV order and writes the rows. A rehearsal (not `real`) keeps nothing.
+/// Merges the teams' states of an item and writes the rows, or stores them in the item's slot; the last part
+/// of a cut unit to arrive merges the slots in KV order and writes the rows. A rehearsal (not `real`) keeps
+/// nothing.
 template <DecodeConfig C>
 __device__ inline void finish_item(const DecodeParams& p, const DeviceItem& item,
                                    typename DecodeTraits<C>::Shared& s, int warp, int lane, bool real) {
@@ -237,13 +238,14 @@ __device__ inline void finish_item(const DecodeParams& p, const DeviceItem& item
       if (merge.first < 0 || !absolute) {
         Parts parts = slots.parts(max(merge.first, 0), merge.step, merge.count, row);
         if (merge.first < 0) {
-          parts = {&s.state[0][row], s.out[0][row], Traits::kRows, Traits::kRows * (kDim + Traits::kPad), C.teams};
+          parts = {&s.state[0][row], s.out[0][row], Traits::kRows, Traits::kRows * (kDim + Traits::kPad),
+                   C.teams};
         }
         r.add(parts, lane);
       }
       if (absolute && real && (merge.first >= 0 || work.fold)) {
-        fold_slots(slots, merge.first < 0 ? work.partial : merge.first, merge.first < 0 ? 1 : merge.count, row,
-                   lane, r);
+        fold_slots(slots, merge.first < 0 ? work.partial : merge.first, merge.first < 0 ? 1 : merge.count,
+                   row, lane, r);
       }
       if (merge.target < 0) {
         write_row<kDim>(p, place_of(p, item, row), r, lane, real);
@@ -261,11 +263,12 @@ __device__ inline void finish_item(const DecodeParams& p, const DeviceItem& item
   }
 }
 
-/// A finish warp: the queries of item i + 1, then (see above) the end of item i; a rehearsal of it for item -1.
+/// A finish warp: the queries of item i + 1, then the end of item i; a rehearsal of it for item -1.
 template <DecodeConfig C>
 __device__ inline void finish_worker(const DecodeParams& p, typename DecodeTraits<C>::Shared& s, int warp) {
   const int lane = thread_index() % 32;
   bool has_next = s.queue.has(0);
+  wait_for_previous_kernel();
 #pragma unroll 1
   for (int index = -1; has_next; ++index) {
     has_next = s.queue.has(index + 1);
@@ -275,13 +278,14 @@ __device__ inline void finish_worker(const DecodeParams& p, typename DecodeTrait
       __syncwarp();
       if (lane == 0) {
         barrier_arrive(&s.queries_full[(index + 1) % 2]);
-        if (next.first_slot >= 0) prefetch_to_l2(p.arrivals + std::int64_t{next.first_slot} * kArrivalCounters);
+        if (next.first_slot >= 0)
+          prefetch_to_l2(p.arrivals + std::int64_t{next.first_slot} * kArrivalCounters);
       }
     }
     const bool real = index >= 0;
     const DeviceItem& item = s.queue.items[real ? index % ItemQueue::kCapacity : 0];
-    if (real) barrier_wait(&s.states_full, index & 1);
-    if constexpr (!DecodeTraits<C>::kComputeFinishes) finish_item<C>(p, item, s, warp, lane, real);
+    if (real) states_barrier_wait<DecodeTraits<C>::kStatesThreads>();
+    finish_item<C>(p, item, s, warp, lane, real);
     __syncwarp();
     if (warp == 0 && lane == 0) s.queue.current = index + 1;
   }

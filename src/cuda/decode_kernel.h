@@ -52,7 +52,8 @@ __device__ inline void compute_piece(const DecodeParams& p, Warp<C>& w,
     const int first = piece.token + base * kTileTokens;
     float x[kSteps][Warp<C>::N][4];
     const bool low_part = needs_low_part<C>(p);
-    if (Warp<C>::N == 1 && !low_part) {  // a copy of the code without the branches
+    if ((Warp<C>::N == 1 || C.k.mode != ScaleMode::kBlock) &&
+        !low_part) {  // a copy of the code without the branches
 #pragma unroll
       for (int i = 0; i < kSteps; ++i) w.scores(p, tiles + i * p.cache.tile_bytes, false, x[i]);
     } else {
@@ -83,14 +84,15 @@ __device__ inline void compute_piece(const DecodeParams& p, Warp<C>& w,
 }
 
 /// A compute warp: all items of the worker, a piece at a time per team. Item -1 is a rehearsal on arbitrary
-/// data while the first copies are under way: it brings the code into the instruction cache, and nothing of it
-/// is kept.
+/// data while the first copies are under way: it brings the code into the instruction cache, and nothing of
+/// it is kept.
 template <DecodeConfig C>
 __device__ inline void compute_worker(const DecodeParams& p, typename DecodeTraits<C>::Shared& s) {
   using Traits = DecodeTraits<C>;
   using Queries = typename Traits::Queries;
   static_assert(sizeof(s.out) >= sizeof(Queries) && sizeof(s.out) >= sizeof(s.ring[0][0]));
   if (!s.queue.has(0)) return;
+  if constexpr (Traits::kComputeFinishes) wait_for_previous_kernel();
   const int thread = thread_index(), warp = thread / 32;
   Warp<C> w;
   w.lane = thread % 32, w.g = w.lane / 4, w.t = w.lane % 4;
@@ -103,7 +105,12 @@ __device__ inline void compute_worker(const DecodeParams& p, typename DecodeTrai
     const bool real = !Traits::kRehearses || index >= 0;
     const DeviceItem& item = s.queue.items[real ? index % ItemQueue::kCapacity : 0];
     const Queries& queries = real ? s.queries[index % 2] : reinterpret_cast<const Queries&>(s.out);
-    if (real) barrier_wait(&s.queries_full[index % 2], index / 2 & 1);
+    if constexpr (Traits::kComputeFinishes) {
+      QueryLoader<C>::load(p, item, s.queries[index % 2], warp);
+      named_barrier<32 * Traits::kWarps>();
+    } else if (real) {
+      barrier_wait(&s.queries_full[index % 2], index / 2 & 1);
+    }
     w.begin(p, item, queries);
     const int end = real ? item.work.kv_end : 1;
     // Pieces between these need no mask: every row sees every key.
@@ -116,8 +123,7 @@ __device__ inline void compute_worker(const DecodeParams& p, typename DecodeTrai
       if (real) {
         barrier_wait(&s.full[w.team][stage], parity);
         const std::uint32_t live = s.live[w.team][stage];
-        piece.boundary =
-            token + Traits::kPieceTokens > all_to || token < all_from || live != piece.live;
+        piece.boundary = token + Traits::kPieceTokens > all_to || token < all_from || live != piece.live;
         piece.special |= piece.boundary;
         piece.live = live;
       } else {
@@ -136,9 +142,10 @@ __device__ inline void compute_worker(const DecodeParams& p, typename DecodeTrai
       named_barrier<32 * Traits::kWarps>();
       finish_item<C>(p, item, s, warp, w.lane, true);
       named_barrier<32 * Traits::kWarps>();
+      if (thread == 0) s.queue.current = index + 1;
+    } else {
+      if (real) states_barrier_arrive<Traits::kStatesThreads>();
     }
-    __syncwarp();
-    if (real && w.lane == 0) barrier_arrive(&s.states_full);
   }
 }
 
@@ -154,10 +161,10 @@ __device__ inline void start_worker(const DecodeParams& p, int worker, typename 
     }
   }
   if (lane < 2) barrier_init(&s.queries_full[lane], kFinishWarps);
-  if (lane == 2) barrier_init(&s.states_full, DecodeTraits<C>::kWarps);
-  if (lane == 3) barrier_init(&s.states_empty, kFinishWarps);
+  if (lane == 2) barrier_init(&s.states_empty, kFinishWarps);
   fence_async_shared();
-  wait_for_previous_kernel();
+  if (!p.cache_settled) wait_for_previous_kernel();
+  let_next_kernel_start();  // not before: it may read a cache that is settled now
   s.queue.start(p.list, worker, lane);
 }
 
@@ -166,7 +173,6 @@ template <DecodeConfig C>
 __device__ inline void decode_worker(const DecodeParams& p, int worker, typename DecodeTraits<C>::Shared& s) {
   using Traits = DecodeTraits<C>;
   const int warp = thread_index() / 32;
-  let_next_kernel_start();
   if (warp == Traits::kLoadWarp) start_worker<C>(p, worker, s);
   __syncthreads();
   // The compute warps get the registers that the other warpgroup does not need.
@@ -174,7 +180,7 @@ __device__ inline void decode_worker(const DecodeParams& p, int worker, typename
     if constexpr (Traits::kWarps > 4) shrink_registers<Traits::kOtherRegisters>();
     if (warp == Traits::kLoadWarp) {
       load_worker<C>(p, worker, s);
-    } else {
+    } else if constexpr (!Traits::kComputeFinishes) {
       finish_worker<C>(p, s, warp - Traits::kLoadWarp - 1);
     }
   } else {

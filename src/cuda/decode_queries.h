@@ -1,4 +1,4 @@
-// The queries of an item, from global memory to B fragments: part of the finishing role.
+// The queries of an item, from global memory to B fragments: by the warps that finish items.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -68,17 +68,19 @@ struct QueryLoader {
   static constexpr bool kBf16 = C.k.dtype == DType::kBFloat16;
   static constexpr int kChunks = Traits::kDim / 8;  // of a row
   static constexpr int kSegment = std::bit_ceil(static_cast<unsigned>(kChunks));
-  static constexpr int kLaneRows = 32 / kSegment;                      // rows of one load of a warp
-  static constexpr int kBatch = Traits::kRows >= 32 ? 3 : Traits::kRows / kLaneRows > 3 ? 2 : 1;  // loads in flight
+  static constexpr int kLaneRows = 32 / kSegment;  // rows of one load of a warp
+  static constexpr int kBatch = Traits::kRows >= 32             ? 3
+                                : Traits::kRows / kLaneRows > 3 ? 2
+                                                                : 1;  // loads in flight
 
-  /// By finish warp `warp`: its rows.
-  static __device__ void load(const DecodeParams& p, const DeviceItem& item, typename Traits::Queries& queries,
-                              int warp) {
+  /// By warp `warp` of those that bring queries: its rows.
+  static __device__ void load(const DecodeParams& p, const DeviceItem& item,
+                              typename Traits::Queries& queries, int warp) {
     const int lane = thread_index() % 32, chunk = lane % kSegment;
     const int rows = item.work.row_end - item.work.row_begin;
 #pragma unroll 1
     for (int base = warp * kBatch * kLaneRows; base < Traits::kRows;
-         base += kFinishWarps * kBatch * kLaneRows) {
+         base += Traits::kFinishers * kBatch * kLaneRows) {
       uint4 raw[kBatch];
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
@@ -154,7 +156,8 @@ struct QueryLoader {
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
       const float shift = K::q_shift(w % 2 * 2) ? 1.0f / 16.0f : 1.0f;
-      const float first = x[K::q_dim(w / 2, w % 2 * 2)] * shift, second = x[K::q_dim(w / 2, w % 2 * 2 + 1)] * shift;
+      const float first = x[K::q_dim(w / 2, w % 2 * 2)] * shift,
+                  second = x[K::q_dim(w / 2, w % 2 * 2 + 1)] * shift;
       high[w] = pack(first, second);
       low[w] = pack(first - low_half(high[w], kBf16), second - high_half(high[w], kBf16));
     }

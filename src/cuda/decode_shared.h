@@ -6,7 +6,8 @@
 //   compute  S^T = K Q^T and O^T += V^T P^T, the cache as register operand A, straight from the packed words;
 //            a team of warps shares a ring of pieces, each warp with its own rows and softmax state
 //   finish   three warps: bring the queries of the next item, merge the teams' states of the last one, write
-//            outputs or partial slots, and merge the slots of a cut unit
+//            outputs or partial slots, and merge the slots of a cut unit; with many rows the compute warps do
+//            it
 // Logits are in base 2 throughout; docs/kernels.md derives the bounds.
 #pragma once
 
@@ -24,7 +25,7 @@ struct RowPlace {
   float slope;   // ALiBi, base 2
 };
 
-inline constexpr int kFinishWarps = 3;
+inline constexpr int kFinishWarps = 3;  // and the load warp: a warpgroup, for setmaxnreg
 
 template <DecodeConfig C>
 struct DecodeTraits {
@@ -33,19 +34,21 @@ struct DecodeTraits {
   static constexpr int kWarpRows = 8 * C.row_tiles;
   static constexpr int kRows = rows_of(C);
   static constexpr int kWarps = C.teams * C.row_groups;  // that compute
-  static constexpr int kLoadWarp = kWarps;               // then the finish warps: one more warpgroup
+  static constexpr int kLoadWarp = kWarps;               // then the finish warps
   static constexpr int kThreads = 32 * (kWarps + 1 + kFinishWarps);
+  static constexpr int kStatesThreads = 32 * (kWarps + kFinishWarps);  // that meet when states are full
   static constexpr int kPieceTokens = C.piece_tiles * kTileTokens;
   static constexpr int kStepTiles =
       C.row_tiles == 1 ? C.piece_tiles : 1;  // tiles of one softmax step: registers decide
-  static constexpr bool kComputeFinishes = C.row_groups > 1;  // the finish warps bring queries only
+  static constexpr bool kComputeFinishes = C.row_groups > 1;
   static constexpr int kFinishers = kComputeFinishes ? kWarps : kFinishWarps;
   static_assert(kFinishers <= kArrivalCounters);
   // Per thread, of the compute warps and of the other warpgroup; 4 compute warps have plenty.
-  static constexpr int kOtherRegisters = kComputeFinishes ? 56 : 72, kComputeRegisters = kComputeFinishes ? 224 : 216;
+  static constexpr int kOtherRegisters = kComputeFinishes ? 56 : 72,
+                       kComputeRegisters = kComputeFinishes ? 224 : 216;
   static constexpr int kPartsAtOnce = kDim > 128 ? 1 : 4;
-  static constexpr bool kRehearses = C.row_tiles == 1;  // registers again
-  static constexpr int kPad = 4;             // floats: spreads the rows of `out` over the banks
+  static constexpr bool kRehearses = C.row_tiles == 1 && kDim <= 128;  // registers again
+  static constexpr int kPad = 4;                        // floats: spreads the rows of `out` over the banks
 
   static constexpr int param_bytes(const PartConfig& part) {  // of a tile; at most, unless the part is fixed
     if (part.mode == ScaleMode::kStatic) return 0;
@@ -71,14 +74,13 @@ struct DecodeTraits {
 
   struct Shared {
     alignas(128) std::uint8_t ring[C.teams][C.stages][C.piece_tiles * kTileBytes];
-    Queries queries[2];                                    // of items 2 i and 2 i + 1
-    alignas(16) float out[C.teams][kRows][kDim + kPad];    // unnormalised
-    float2 state[C.teams][kRows];                          // maximum (base 2), sum
-    std::uint64_t full[C.teams][C.stages];                 // a piece has arrived
-    std::uint64_t empty[C.teams][C.stages];                // its team has read it
+    Queries queries[2];                                  // of items 2 i and 2 i + 1
+    alignas(16) float out[C.teams][kRows][kDim + kPad];  // unnormalised
+    float2 state[C.teams][kRows];                        // maximum (base 2), sum
+    std::uint64_t full[C.teams][C.stages];               // a piece has arrived
+    std::uint64_t empty[C.teams][C.stages];              // its team has read it
     std::uint64_t queries_full[2];
-    std::uint64_t states_full;   // all teams have stored the item's states
-    std::uint64_t states_empty;  // the finish warps have read them
+    std::uint64_t states_empty;             // the finish warps have read them
     std::uint32_t live[C.teams][C.stages];  // bit i: tile i of the piece was loaded
     ItemQueue queue;
   };

@@ -86,23 +86,25 @@ struct Warp {
       C.k.mode == ScaleMode::kBlock && is_integer(C.k.dtype) && !(C.k.fixed && C.k.asymmetric);
 
   // B fragments of S^T: of the first blocks in registers, of the others in shared memory.
-  static constexpr int kHeldBlocks = N == 3 ? 1 : N == 2 && kSplitP ? kBlocks / 2 : kBlocks;
+  static constexpr int kHeldBlocks = N == 3 ? 1 : (N == 2 && kSplitP) || (kBlocks == 8 && C.k.dtype == DType::kInt8) ? kBlocks / 2 : kBlocks;
   std::uint32_t q[kHeldBlocks][2][N][2];
   const uint4* q_high;  // [row tile][block][32]; the low parts are kRows / 8 row tiles further
-  float bias[N][2];    // what an accumulator of K starts from; with kBlockBias, per unit of the sums of Q
-  const float* block_sums;      // q_sums of column 2t
-  std::uint32_t q_sums[2][N];   // B fragment of the product with K's mins
-  float total[N][2];            // sum of Q over all dims
+  float bias[N][2];     // what an accumulator of K starts from; with kBlockBias, per unit of the sums of Q
+  const float* block_sums;     // q_sums of column 2t
+  std::uint32_t q_sums[2][N];  // B fragment of the product with K's mins
+  float total[N][2];           // sum of Q over all dims
   static constexpr bool kHoldsFactor = N < 3;
   float factor[kHoldsFactor ? N : 1][2];  // raw product -> base-2 logit; not negative
   const float* factors;                   // of column 2t
-  float max[N][2];              // of columns 2t, 2t + 1
-  float sum[N][2];              // this lane's share
-  float out[kBlocks][2][N][4];  // O^T
-  // What V's codes stand too high by, P * scale * offset: per group on its own where registers allow it (every
-  // row of a product with constant A), else row g of `extra` has group g. And row g: P * min of group g.
-  static constexpr int kVGroups = C.v.mode == ScaleMode::kBlock ? kBlocks / (C.v.fixed ? C.v.group_blocks : 1) : 1;
-  static constexpr bool kOffsetPerGroup = kVBias && C.v.fixed && N == 1 && kVGroups <= 4;
+  float max[N][2];                        // of columns 2t, 2t + 1
+  float sum[N][2];                        // this lane's share
+  float out[kBlocks][2][N][4];            // O^T
+  // What V's codes stand too high by, P * scale * offset: per group on its own where registers allow it
+  // (every row of a product with constant A), else row g of `extra` has group g. And row g: P * min of group
+  // g.
+  static constexpr int kVGroups =
+      C.v.mode == ScaleMode::kBlock ? kBlocks / (C.v.fixed ? C.v.group_blocks : 1) : 1;
+  static constexpr bool kOffsetPerGroup = kVBias && C.v.fixed && N == 1 && Traits::kDim <= 128;
   float offset[kOffsetPerGroup ? kVGroups : 1][N][4];
   float extra[N][2];
   int lane, g, t;
@@ -119,8 +121,10 @@ struct Warp {
   __device__ float factor_of(int n, int c) const {
     return kHoldsFactor ? factor[n % (kHoldsFactor ? N : 1)][c] : factors[n * 8 + c];
   }
-  __device__ void begin(const DecodeParams& p, const DeviceItem& item, const typename Traits::Queries& queries);
-  __device__ void scores(const DecodeParams& p, const std::uint8_t* tile, bool low_part, float (&x)[N][4]) const;
+  __device__ void begin(const DecodeParams& p, const DeviceItem& item,
+                        const typename Traits::Queries& queries);
+  __device__ void scores(const DecodeParams& p, const std::uint8_t* tile, bool low_part,
+                         float (&x)[N][4]) const;
   __device__ void modify(const DecodeParams& p, const typename Traits::Queries& queries, int token, int end,
                          float (&x)[N][4]) const;
   __device__ void rescale(float (&x)[Traits::kStepTiles][N][4], bool modified);
@@ -138,8 +142,8 @@ __device__ inline void Warp<C>::begin(const DecodeParams& p, const DeviceItem& i
   const float unit = C.k.dtype == DType::kBFloat16 ? 1.0f : (K::kScaleLog2 == 24 ? 0x1p-24f : 1.0f);
   // Codes stand as q + offset; a static min is one more constant per column.
   float k_offset = !is_integer(C.k.dtype) || part.asymmetric() ? 0.0f
-                 : C.k.dtype == DType::kInt8                 ? -128.0f
-                                                             : -8.0f;
+                   : C.k.dtype == DType::kInt8                 ? -128.0f
+                                                               : -8.0f;
   if (p.k.static_min != nullptr) k_offset = p.k.static_min[item.work.kv_head * p.k.static_stride] / k_static;
   factors = &queries.factor[first_row + 2 * t];
   block_sums = queries.sums[first_row + 2 * t];

@@ -63,6 +63,7 @@ struct DecodeParams {
   bool out_bf16;
   bool rotate_k;
   bool rotate_v;
+  bool cache_settled;  // cache and schedule may be read before the previous kernel of the stream has ended
 };
 
 /// K or V of an append.

@@ -50,8 +50,8 @@ struct Choice {
 /// Whether the backend can run units of `row_block` packed rows of the problem.
 using HasRowBlock = bool(const AttentionProblem& problem, int row_block);
 
-/// The smallest unit that holds a request's packed rows, else the largest. Depends only on shapes and bounds of
-/// an already validated problem; index -1 if the device has no row for it.
+/// The smallest unit that holds a request's packed rows, else the largest. Depends only on shapes and bounds
+/// of an already validated problem; index -1 if the device has no row for it.
 Choice choose_config(const AttentionProblem& problem, HasRowBlock* available);
 
 }  // namespace halftone::planning

@@ -32,15 +32,12 @@ __device__ inline void barrier_expect_bytes(std::uint64_t* barrier, int bytes) {
                : "memory");
 }
 
-/// How long a waiting warp may sleep before it looks again: long, since it is woken.
-inline constexpr std::uint32_t kSuspendNs = 10'000'000;
-
 __device__ inline void barrier_wait(std::uint64_t* barrier, std::uint32_t parity) {
   asm volatile(
       "{\n .reg .pred done;\n"
-      "wait:\n mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1, %2;\n"
+      "wait:\n mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
       " @!done bra wait;\n}" ::"r"(shared_address(barrier)),
-      "r"(parity), "r"(kSuspendNs)
+      "r"(parity)
       : "memory");
 }
 
@@ -65,17 +62,26 @@ __device__ inline void named_barrier() {
   asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
 }
 
-/// Adds 1 and returns what was there. What this thread saw before is visible to whoever sees the sum, and what
-/// others stored before their additions is visible to this thread afterwards.
+/// A barrier of `kThreads` threads of which those that arrive do not wait. Waiting takes no issue slots,
+/// unlike that for an mbarrier.
+template <int kThreads>
+__device__ inline void states_barrier_arrive() {
+  asm volatile("bar.arrive 2, %0;" ::"n"(kThreads) : "memory");
+}
+template <int kThreads>
+__device__ inline void states_barrier_wait() {
+  asm volatile("bar.sync 2, %0;" ::"n"(kThreads) : "memory");
+}
+
+/// Adds 1 and returns what was there. What this thread saw before is visible to whoever sees the sum, and
+/// what others stored before their additions is visible to this thread afterwards.
 __device__ inline int count_arrival(int* counter) {
   int before;
   asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
   return before;
 }
 
-__device__ inline void prefetch_to_l2(const void* p) {
-  asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
-}
+__device__ inline void prefetch_to_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
 /// Programmatic dependent launch: the next kernel of the stream may start; it waits before it touches memory.
 __device__ inline void let_next_kernel_start() { asm volatile("griddepcontrol.launch_dependents;"); }
@@ -130,7 +136,8 @@ __device__ inline void mma_f16_k8(float (&d)[4], const std::uint32_t (&a)[2], st
 __device__ inline void mma_f16_upper(float (&d)[2], std::uint32_t a0, std::uint32_t a2, std::uint32_t b0,
                                      std::uint32_t b1) {
   asm("{\n .reg .f32 x, y;\n"
-      " mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,x,y}, {%2,%3,%4,%3}, {%5,%6}, {%0,%1,%7,%7};\n}"
+      " mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,x,y}, {%2,%3,%4,%3}, {%5,%6}, "
+      "{%0,%1,%7,%7};\n}"
       : "+f"(d[0]), "+f"(d[1])
       : "r"(a0), "r"(0u), "r"(a2), "r"(b0), "r"(b1), "f"(0.0f));
 }
