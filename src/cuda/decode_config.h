@@ -102,13 +102,15 @@ constexpr DecodeConfig make_decode_config(const PartConfig& k, const PartConfig&
                                           const RowShape& shape) {
   const int bytes = typical_tile_bytes(k, head_dim) + typical_tile_bytes(v, head_dim);
   const int piece_tiles = bytes <= 4352 ? 2 : 1, piece_bytes = piece_tiles * bytes;
-  const bool heavy = head_dim == 256 && k.dtype == DType::kInt8 && k.mode == ScaleMode::kBlock && shape.teams == 8;
+  const bool heavy =
+      head_dim == 256 && is_integer(k.dtype) && k.mode == ScaleMode::kBlock && shape.teams == 8;
   const int teams = heavy || (piece_bytes > 10000 && shape.teams > 2) ? shape.teams / 2 : shape.teams;
   const int stages = teams == 8 ? (piece_bytes <= 5632 ? 3 : 2) : (piece_bytes * teams <= 24000 ? 3 : 2);
   return {k, v, head_dim, shape.row_tiles, shape.row_groups, teams, piece_tiles, stages};
 }
 
-/// Rows that do not exist (whole groups only), or that no register budget serves without spills, are left out.
+/// Rows that do not exist (whole groups only), or that no register budget serves without spills, are left
+/// out.
 constexpr bool is_built(const DecodeConfig& c) {
   if (c.head_dim == 0) return false;
 #ifdef HALFTONE_CUDA_HEAD_DIM  // a smaller build for development

@@ -48,7 +48,7 @@ struct DecodeTraits {
                        kComputeRegisters = kComputeFinishes ? 224 : 216;
   static constexpr int kPartsAtOnce = kDim > 128 ? 1 : 4;
   static constexpr bool kRehearses = C.row_tiles == 1 && kDim <= 128;  // registers again
-  static constexpr int kPad = 4;                        // floats: spreads the rows of `out` over the banks
+  static constexpr int kPad = 4;  // floats: spreads the rows of `out` over the banks
 
   static constexpr int param_bytes(const PartConfig& part) {  // of a tile; at most, unless the part is fixed
     if (part.mode == ScaleMode::kStatic) return 0;
