@@ -5,6 +5,8 @@
 #define HWY_TARGET_INCLUDE "cpu/direct.cc"
 #include "hwy/foreach_target.h"
 //
+#include "cpu/byte_dots-inl.h"
+#include "cpu/byte_sums-inl.h"
 #include "cpu/item-inl.h"
 #include "cpu/kernels.h"
 #include "cpu/pv-inl.h"
@@ -31,6 +33,7 @@ struct RowBlock {
   float* acc;
   QkFunction qk;
   PvFunction pv[2];  ///< without and with kSelect
+  ByteBlock bytes;   ///< if bytes of K are multiplied
 };
 
 class DirectItem {
@@ -49,8 +52,9 @@ class DirectItem {
     fill_static(layer_.v, item_.kv_head, s_.v_scale, s_.v_min);
     std::fill_n(s_.max, item_.rows, planning::kMinusInfinity);
     std::fill_n(s_.sum, item_.rows, 0.0f);
-    std::fill_n(s_.acc, item_.rows * v_map_.accumulators() * v_map_.planes * kLanes, 0.0f);
+    std::fill_n(s_.acc, item_.rows * acc_width(), 0.0f);
     make_blocks();
+    if (k_bytes_ && layer_.k.static_scale != nullptr) std::copy_n(s_.k_scale, kChunkTokens, s_.bytes.k_scale);
 
     const TileFinder finder(layer_, item_, s_);
     Chunk chunks[2];
@@ -68,8 +72,13 @@ class DirectItem {
 
  private:
   void make_blocks() {
+    const LayerMaps& maps = *layer_.maps;
+    k_bytes_ = kByteKernels && !maps.k_columns.order.empty();
+    v_bytes_ = kByteKernels && !maps.v_bytes.classes.empty();
     float* q = s_.q;
     float* acc = s_.acc;
+    std::int32_t* digits = s_.bytes.q;
+    std::int32_t* start = s_.bytes.q_start;
     for (int first = 0; first < item_.rows;) {
       const int left = item_.rows - first;
       const int rows = left >= 4 ? 4 : left >= 2 ? 2 : 1;
@@ -80,19 +89,41 @@ class DirectItem {
                q,
                acc,
                kQk[static_cast<int>(layer_.k.element)](rows, layer_.k.groups),
-               {kPv[v](rows, false), kPv[v](rows, true)}};
+               {kPv[v](rows, false), kPv[v](rows, true)},
+               {rows, digits, start, first}};
       load_block(block);
-      prefetch_calls_ += kTileTokens / 4 + pv_blocks(v_map_, rows);
       q += rows * k_map_.width();
-      acc += rows * v_map_.accumulators() * v_map_.planes * kLanes;
+      acc += rows * acc_width();
+      digits += rows * layer_.head_dim / 2;
+      start += rows * std::max(layer_.k.groups, 1) * 3;
       first += rows;
     }
+    for (int b = 0; b < blocks_; ++b) advances_ += advances(block_[b].rows);
   }
 
-  /// Q of a block, in the order of the K map.
+  /// Sums per row, before lanes are added up.
+  int acc_width() const {
+    return std::max(v_map_.accumulators() * v_map_.planes * kLanes,
+                    static_cast<int>(layer_.maps->v_bytes.dims.size()));
+  }
+
+  /// How often the kernels of a block of `rows` rows call Prefetcher::advance() for a whole chunk.
+  int advances(int rows) const {
+    int k = kChunkTokens / 4, v = pv_blocks(v_map_, rows);
+#if HWY_TARGET == HWY_AVX3_DL
+    if (k_bytes_) k = byte_dot_advances(layer_.maps->k_columns, rows);
+    if (v_bytes_) v = byte_sum_advances(layer_.maps->v_bytes, v_map_.planes == 2, rows);
+#endif
+    return k + v * kChunkTiles;
+  }
+
+  /// Q of a block, in the order of the K map and, if bytes are multiplied and it is finite, as digits.
   void load_block(const RowBlock& block) {
     for (int r = 0; r < block.rows; ++r) {
       load_query(layer_, item_, block.first + r, s_.row);
+#if HWY_TARGET == HWY_AVX3_DL
+      k_bytes_ = k_bytes_ && store_digits(layer_.maps->k_columns, layer_.k.element, s_.row, block.bytes, r, s_.bytes);
+#endif
       for (int i = 0; i < k_map_.width(); ++i) {
         const int dim = k_map_.dims[i];
         const float unit = asymmetric(layer_.k.element) ? 1.0f : plane_unit(i / kLanes % k_map_.planes);
@@ -102,23 +133,82 @@ class DirectItem {
   }
 
   void attend(const Chunk& chunk, const Chunk* next) {
-    if (next != nullptr) prefetcher_.begin(layer_, *next, prefetch_calls_ * chunk.tiles);
-    const int k_params = kTileTokens * layer_.k.groups, v_params = kTileTokens * layer_.v.groups;
+    if (next != nullptr) prefetcher_.begin(layer_, *next, advances_);
+    const int v_params = kTileTokens * layer_.v.groups;
+    for (int i = 0; i < chunk.tiles; ++i) {
+      load_tile_params(layer_.v, chunk.tile[i].v_params, s_.v_scale + i * v_params, s_.v_min + i * v_params);
+    }
+    if (k_bytes_) {
+      dot_chunk(chunk);
+    } else {
+      dot_tiles(chunk);
+    }
+    const bool partial = common_.partial(chunk);
+    bool rescale = false;
+    for (int r = 0; r < item_.rows; ++r) rescale |= softmax(chunk, partial, r);
+    if (v_bytes_) {
+      sum_chunk(chunk, rescale);
+    } else {
+      accumulate(chunk, partial, rescale);
+    }
+  }
+
+  void dot_tiles(const Chunk& chunk) {
+    const int k_params = kTileTokens * layer_.k.groups;
     for (int i = 0; i < chunk.tiles; ++i) {
       const Tile& tile = chunk.tile[i];
       load_tile_params(layer_.k, tile.k_params, s_.k_scale + i * k_params, s_.k_min + i * k_params);
-      load_tile_params(layer_.v, tile.v_params, s_.v_scale + i * v_params, s_.v_min + i * v_params);
       for (int b = 0; b < blocks_; ++b) {
         const RowBlock& block = block_[b];
         block.qk({&k_map_, tile.k, tile.k_stride, block.q, s_.k_scale + i * k_params, s_.k_min + i * k_params,
                   layer_.k.groups, s_.scores + block.first * kChunkTokens + i * kTileTokens, &prefetcher_});
       }
     }
-    const bool partial = common_.partial(chunk);
-    bool rescale = false;
-    for (int r = 0; r < item_.rows; ++r) rescale |= softmax(chunk, partial, r);
-    accumulate(chunk, partial, rescale);
   }
+
+#if HWY_TARGET == HWY_AVX3_DL
+  void dot_chunk(const Chunk& chunk) {
+    const KColumns& map = layer_.maps->k_columns;
+    load_columns(layer_.k, map, chunk, s_.bytes);
+    for (int b = 0; b < blocks_; ++b) {
+      const ByteDotArgs args{&map,
+                             &s_.bytes,
+                             &block_[b].bytes,
+                             chunk.tiles * kTileTokens,
+                             s_.scores + block_[b].first * kChunkTokens,
+                             &prefetcher_};
+      if (four_bits(layer_.k.element)) {
+        dot_bytes_of<true>(args);
+      } else {
+        dot_bytes_of<false>(args);
+      }
+    }
+  }
+
+  void sum_chunk(const Chunk& chunk, bool rescale) {
+    for (int b = 0; b < blocks_; ++b) {
+      const int first = block_[b].first;
+      const ByteSumArgs args{&layer_.maps->v_bytes,
+                             nullptr,
+                             &chunk,
+                             s_.v_scale,
+                             kTileTokens * layer_.v.groups,
+                             s_.scores + first * kChunkTokens,
+                             rescale ? s_.alpha + first : nullptr,
+                             block_[b].acc,
+                             &s_.bytes,
+                             &prefetcher_};
+      if (four_bits(layer_.v.element)) {
+        sum_bytes_of<true>(args, block_[b].rows);
+      } else {
+        sum_bytes_of<false>(args, block_[b].rows);
+      }
+    }
+  }
+#else
+  void dot_chunk(const Chunk&) {}
+  void sum_chunk(const Chunk&, bool) {}
+#endif
 
   /// Turns a row's dots into p, with the scales of V if they enter there. Returns whether its accumulators
   /// must be scaled by alpha.
@@ -132,7 +222,7 @@ class DirectItem {
     const VI begin = hn::Set(di, view.begin);
     const VI end = hn::Set(di, std::min(view.end, item_.kv_end));
     const VF minus_infinity = hn::Set(d, planning::kMinusInfinity);
-    const bool scaled = !layer_.k.has_min && layer_.k.groups == 1;
+    const bool scaled = !k_bytes_ && !layer_.k.has_min && layer_.k.groups == 1;
     VF max = minus_infinity;
     for (int t = 0; t < chunk.tiles * kTileTokens; t += kLanes) {
       VF x = hn::LoadU(d, scores + t);
@@ -170,7 +260,7 @@ class DirectItem {
   }
 
   /// V is symmetric and its scales belong to whole tokens: they enter with p.
-  bool scales_whole_tokens() const { return !layer_.v.has_min && layer_.v.groups == 1; }
+  bool scales_whole_tokens() const { return !v_bytes_ && !layer_.v.has_min && layer_.v.groups == 1; }
 
   void accumulate(const Chunk& chunk, bool partial, bool rescale) {
     const Side& side = layer_.v;
@@ -262,6 +352,14 @@ class DirectItem {
   }
 
   void gather_output(const RowBlock& block) {
+#if HWY_TARGET == HWY_AVX3_DL
+    if (v_bytes_) {
+      float* out = s_.out + block.first * layer_.v_dim;
+      std::fill_n(out, block.rows * layer_.v_dim, 0.0f);
+      gather_bytes(layer_.maps->v_bytes, v_map_.planes, block.rows, block.acc, layer_.v_dim, out);
+      return;
+    }
+#endif
     const int width = v_map_.accumulators() * v_map_.planes;
     for (int r = 0; r < block.rows; ++r) {
       float* out = s_.out + (block.first + r) * layer_.v_dim;
@@ -283,7 +381,9 @@ class DirectItem {
   const ScoreTransform transform_;
   CommonView common_;
   Prefetcher prefetcher_;
-  int prefetch_calls_ = 0;  ///< per tile
+  int advances_ = 0;  ///< calls of prefetcher_.advance() per chunk
+  bool k_bytes_ = false;  ///< bytes of K are multiplied with digits of Q
+  bool v_bytes_ = false;  ///< bytes of V are multiplied with digits of p
   RowBlock block_[kDirectRows];
   int blocks_ = 0;
 };

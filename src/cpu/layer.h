@@ -98,6 +98,26 @@ inline RowView row_view(const Layer& layer, const Item& item, int row) {
           layer.slopes == nullptr ? 0.0f : layer.slopes[head]};
 }
 
+/// Working memory of the kernels that multiply bytes: see bytes-inl.h.
+struct alignas(64) ByteScratch {
+  std::int32_t columns[kChunkTokens * kMaxDim / 4];     ///< K of a chunk, [column][kChunkTokens]
+  float k_scale[kMaxGroups * kChunkTokens];             // [group][kChunkTokens]
+  std::int32_t q[kDirectRows * kMaxDim / 2];            ///< per block of rows: [column][half][2 digits][rows]
+  std::int32_t q_start[kDirectRows * kMaxGroups * 3];   ///< per block of rows: [group][3 digits][rows]
+  struct LowDigit {
+    std::int32_t column;  ///< offset in `columns`
+    std::int32_t half;    ///< 4 bits: 1 for the high nibbles
+    std::int32_t digits;  ///< of four dims
+  };
+  LowDigit low[kDirectRows][kMaxDim / 4];               ///< of Q where they are not 0, group after group
+  std::int32_t low_end[kDirectRows][kMaxGroups];
+  float q_unit[kDirectRows];                            ///< value of a row's lowest digit
+  float products[4 * kChunkTokens];                     ///< p times the scales of a group of V
+  std::int32_t weights[2][4 * kChunkTokens];            ///< the same as integers
+  std::uint8_t pattern[kChunkTiles * 4 * 3 * 64];       ///< their digits, [tile][row][digit][64]
+  float unit[4 * 2 * 16];                               ///< [row][high, low digits][dword]
+};
+
 /// Working memory of one thread, all parts 64-byte aligned. Floats unless stated.
 struct alignas(64) Scratch {
   // Row states and sums of p * v, in the order of an item's rows: the result of an item.
@@ -120,6 +140,7 @@ struct alignas(64) Scratch {
   float k_min[kChunkTokens * kMaxGroups + kMaxLanes];
   float v_scale[kChunkTokens * kMaxGroups];  // per tile: [groups][16]
   float v_min[kChunkTokens * kMaxGroups];
+  ByteScratch bytes;
   std::uint8_t k_tail[kTileTokens * kMaxDim * 4];  ///< plain tensors: the last, partial tile
   std::uint8_t v_tail[kTileTokens * kMaxDim * 4];
   bool excluded;  ///< this thread met a bad block-table entry
