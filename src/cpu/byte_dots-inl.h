@@ -28,14 +28,6 @@ namespace HWY_NAMESPACE {
 
 inline constexpr bool kByteKernels = HWY_TARGET == HWY_AVX3_DL;
 
-/// Where a block of rows keeps its digits of Q.
-struct ByteBlock {
-  int rows;
-  std::int32_t* q;
-  std::int32_t* start;
-  int first;  ///< row of the item
-};
-
 #if HWY_TARGET == HWY_AVX3_DL
 
 /// Adds to each lane of `sum` four products of an unsigned and a signed byte. In assembly because Highway 1.0's
@@ -45,8 +37,25 @@ HWY_INLINE VI add_byte_products(VI sum, VI unsigned_bytes, VI signed_bytes) {
   return sum;
 }
 
-/// What is added to a code to make it unsigned.
-constexpr int code_bias(Element element) { return four_bits(element) ? 8 : 128; }
+/// What is added to a symmetric code to make it unsigned.
+constexpr int code_bias(Element element) {
+  return element == Element::kI8 ? 128 : element == Element::kI4 ? 8 : 0;
+}
+
+/// An asymmetric code's value, code * scale + min, as (code - zero) * scale + offset with an integer zero near -min /
+/// scale. Where 0 lies between the extremes of a group, |offset| is at most about scale / 2, so that nothing cancels
+/// in a sum of products and a sum of offsets; elsewhere both terms have the same sign.
+struct ZeroPoint {
+  VF zero;
+  VF offset;
+};
+HWY_INLINE ZeroPoint zero_point(VF scale, VF min, float largest_code) {
+  const F d;
+  const VF wish = hn::Neg(hn::Mul(min, hn::ApproximateReciprocal(scale)));
+  const VF positive = hn::IfThenElseZero(hn::Gt(wish, hn::Zero(d)), wish);  // also where it is NaN
+  const VF zero = hn::Round(hn::Min(positive, hn::Set(d, largest_code)));
+  return {zero, hn::MulAdd(zero, scale, min)};
+}
 
 /// Transposes 16 rows of `columns` dwords, `stride` bytes apart, into columns of kChunkTokens dwords, each
 /// dword xor `flip`. Reads up to 12 bytes beyond a row.
@@ -82,9 +91,50 @@ HWY_INLINE void transpose_rows(const std::uint8_t* rows, std::int64_t stride, in
   }
 }
 
+/// One plane of K's params of a tile, [16][groups], as [group] vectors of tokens.
+HWY_INLINE void load_k_plane(const Side& side, const std::uint8_t* params, VF* out) {
+  const F d;
+  HWY_ALIGN float rows[kTileTokens * kMaxGroups + kMaxLanes];
+  load_params(side.f32_params, params, kTileTokens * side.groups, 1.0f, rows);
+  if (side.groups == 1) {
+    out[0] = hn::Load(d, rows);
+  } else if (side.groups == 4) {  // 4 x 4 blocks, each the groups of four tokens in turn
+    __m512 v[4];
+    const __m512i index = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    for (int i = 0; i < 4; ++i) v[i] = _mm512_permutexvar_ps(index, _mm512_load_ps(rows + i * 16));
+    const __m512 low01 = _mm512_shuffle_f32x4(v[0], v[1], 0x44), low23 = _mm512_shuffle_f32x4(v[2], v[3], 0x44);
+    const __m512 high01 = _mm512_shuffle_f32x4(v[0], v[1], 0xee), high23 = _mm512_shuffle_f32x4(v[2], v[3], 0xee);
+    out[0] = VF{_mm512_shuffle_f32x4(low01, low23, 0x88)};
+    out[1] = VF{_mm512_shuffle_f32x4(low01, low23, 0xdd)};
+    out[2] = VF{_mm512_shuffle_f32x4(high01, high23, 0x88)};
+    out[3] = VF{_mm512_shuffle_f32x4(high01, high23, 0xdd)};
+  } else {
+    for (int g = 0; g < side.groups; ++g) {
+      const VI index = hn::Mul(hn::Iota(I(), 0), hn::Set(I(), side.groups));
+      out[g] = hn::GatherIndex(d, rows + g, index);
+    }
+  }
+}
+
+/// Scales and mins (zero points and offsets) of kLanes tokens of K.
+HWY_INLINE void store_k_params(const Side& side, VF scale, VF min, int at, ByteScratch& s) {
+  const F d;
+  hn::Store(scale, d, s.k_scale + at);
+  if (!side.has_min) return;
+  const ZeroPoint x = zero_point(scale, min, four_bits(side.element) ? 15 : 255);
+  hn::Store(x.zero, d, s.k_zero + at);
+  hn::Store(x.offset, d, s.k_offset + at);
+}
+
+/// A static scale and min, for all tokens of a chunk.
+HWY_INLINE void fill_static_columns(const Side& side, float scale, float min, ByteScratch& s) {
+  for (int t = 0; t < kChunkTokens; t += kLanes)
+    store_k_params(side, hn::Set(F(), scale), hn::Set(F(), min), t, s);
+}
+
 /// Codes and scales of K of a whole chunk.
 HWY_NOINLINE void load_columns(const Side& side, const KColumns& map, const Chunk& chunk, ByteScratch& s) {
-  const std::int32_t flip = four_bits(side.element) ? 0 : static_cast<std::int32_t>(0x80808080u);
+  const std::int32_t flip = side.element == Element::kI8 ? static_cast<std::int32_t>(0x80808080u) : 0;
   for (int i = 0; i < chunk.tiles; ++i) {
     std::int32_t* out = s.columns + i * kTileTokens;
     for (const KSection& section : map.sections) {
@@ -92,17 +142,24 @@ HWY_NOINLINE void load_columns(const Side& side, const KColumns& map, const Chun
       out += section.columns * kChunkTokens;
     }
     if (!side.stored_params) continue;
-    float* scale = s.k_scale + i * kTileTokens;
-    if (side.groups == 1) {
-      load_params(side.f32_params, chunk.tile[i].k_params, kTileTokens, 1.0f, scale);
-      continue;
+    VF scale[kMaxGroups], min[kMaxGroups];
+    load_k_plane(side, chunk.tile[i].k_params, scale);
+    if (side.has_min) {
+      load_k_plane(side, chunk.tile[i].k_params + kTileTokens * side.groups * (side.f32_params ? 4 : 2), min);
     }
-    HWY_ALIGN float rows[kTileTokens * kMaxGroups + kMaxLanes];
-    load_params(side.f32_params, chunk.tile[i].k_params, kTileTokens * side.groups, 1.0f, rows);
-    transpose_rows(reinterpret_cast<const std::uint8_t*>(rows), side.groups * 4, side.groups, 0,
-                   reinterpret_cast<std::int32_t*>(scale));
+    for (int g = 0; g < side.groups; ++g)
+      store_k_params(side, scale[g], side.has_min ? min[g] : hn::Zero(F()), g * kChunkTokens + i * kTileTokens, s);
   }
 }
+
+/// Where a block of rows keeps its digits of Q.
+struct ByteBlock {
+  int rows;
+  std::int32_t* q;
+  std::int32_t* start;
+  float* sums;
+  int first;  ///< row of the item
+};
 
 /// The digits of one row. False if it holds an infinity or a NaN.
 inline bool store_digits(const KColumns& map, Element element, const float* row, const ByteBlock& block, int r,
@@ -147,8 +204,11 @@ inline bool store_digits(const KColumns& map, Element element, const float* row,
                                          std::bit_cast<std::int32_t>(digits[2])};
     }
     s.low_end[block.first + r][group] = low;
-    for (int digit = 0; digit < 3; ++digit)
-      block.start[(group * 3 + digit) * block.rows + r] = -code_bias(element) * sums[digit];
+    for (int digit = 0; digit < 3; ++digit) {
+      const int at = (group * 3 + digit) * block.rows + r;
+      block.start[at] = -code_bias(element) * sums[digit];
+      block.sums[at] = static_cast<float>(sums[digit]);
+    }
   }
   return true;
 }
@@ -169,7 +229,7 @@ HWY_INLINE VI half_codes(VI dword, int half) {
   return hn::And(half == 0 ? dword : hn::ShiftRight<4>(dword), hn::Set(I(), 0x0f0f0f0f));
 }
 
-template <bool kFour, int R>
+template <bool kFour, bool kMin, int R>
 HWY_NOINLINE void dot_bytes(const ByteDotArgs& a) {
   constexpr int V = R == 4 ? 2 : 4, H = kFour ? 2 : 1;
   const F d;
@@ -188,7 +248,7 @@ HWY_NOINLINE void dot_bytes(const ByteDotArgs& a) {
       HALFTONE_UNROLL
       for (int i = 0; i < 2 * R * V; ++i) sum[i / (R * V)][i / V % R][i % V] = hn::Set(di, start[i / V]);
       for (int c = 0; c < group_columns; ++c, ++order) {
-        a.prefetcher->advance();
+        if (c % 2 == 0) a.prefetcher->advance();
         VI code[H][V];
         HALFTONE_UNROLL
         for (int i = 0; i < H * V; ++i) {
@@ -205,14 +265,29 @@ HWY_NOINLINE void dot_bytes(const ByteDotArgs& a) {
           }
         }
       }
+      const float* digit_sums = a.block->sums + group * 3 * R;
+      const int params = group * kChunkTokens + token;
+      VF zero[V];
+      HALFTONE_UNROLL
+      for (int v = 0; v < V; ++v) zero[v] = kMin ? hn::Load(d, s.k_zero + params + v * kLanes) : hn::Zero(d);
+      const auto without_zero = [&](VI x, float q_sum, int v) HWY_ATTR {
+        const VF y = hn::ConvertTo(d, x);
+        return kMin ? hn::NegMulAdd(zero[v], hn::Set(d, q_sum), y) : y;
+      };
       HALFTONE_UNROLL
       for (int r = 0; r < R; ++r) {
         const int row = a.block->first + r;
-        const VF unit = hn::Set(d, s.q_unit[row]);
-        const VF unit1 = hn::Set(d, s.q_unit[row] * 0x1p8f), unit2 = hn::Set(d, s.q_unit[row] * 0x1p16f);
-        VF x[V];
+        VF x[V];  // in units of the middle digit
         HALFTONE_UNROLL
-        for (int v = 0; v < V; ++v) x[v] = hn::Mul(hn::ConvertTo(d, sum[1][r][v]), unit1);
+        for (int v = 0; v < V; ++v) {
+          if constexpr (kFour) {  // two digits fit into 24 bits for up to 32 dims
+            x[v] = without_zero(hn::Add(hn::ShiftLeft<8>(sum[0][r][v]), sum[1][r][v]),
+                                digit_sums[r] * 256 + digit_sums[R + r], v);
+          } else {
+            x[v] = hn::MulAdd(without_zero(sum[0][r][v], digit_sums[r], v), hn::Set(d, 256.0f),
+                              without_zero(sum[1][r][v], digit_sums[R + r], v));
+          }
+        }
         const int low_begin = group == 0 ? 0 : s.low_end[row][group - 1], low_end = s.low_end[row][group];
         if (low_begin < low_end) {
           VI low[V];
@@ -227,36 +302,45 @@ HWY_NOINLINE void dot_bytes(const ByteDotArgs& a) {
             }
           }
           HALFTONE_UNROLL
-          for (int v = 0; v < V; ++v) x[v] = hn::MulAdd(hn::ConvertTo(d, low[v]), unit, x[v]);
+          for (int v = 0; v < V; ++v)
+            x[v] = hn::MulAdd(without_zero(low[v], digit_sums[2 * R + r], v), hn::Set(d, 1.0f / 256), x[v]);
         }
-        const float* scale = s.k_scale + group * kChunkTokens + token;
         HALFTONE_UNROLL
         for (int v = 0; v < V; ++v) {
-          x[v] = hn::MulAdd(hn::ConvertTo(d, sum[0][r][v]), unit2, x[v]);
-          total[r][v] = hn::MulAdd(x[v], hn::Load(d, scale + v * kLanes), total[r][v]);
+          const int at = params + v * kLanes;
+          if constexpr (kMin) {
+            const float q_sum = digit_sums[r] * 256 + digit_sums[R + r] + digit_sums[2 * R + r] * (1.0f / 256);
+            total[r][v] = hn::MulAdd(hn::Set(d, q_sum), hn::Load(d, s.k_offset + at), total[r][v]);
+          }
+          total[r][v] = hn::MulAdd(x[v], hn::Load(d, s.k_scale + at), total[r][v]);
         }
       }
     }
     HALFTONE_UNROLL
-    for (int i = 0; i < R * V; ++i)
-      hn::Store(total[i / V][i % V], d, a.dots + i / V * kChunkTokens + token + i % V * kLanes);
+    for (int i = 0; i < R * V; ++i) {
+      const VF unit = hn::Set(d, s.q_unit[a.block->first + i / V] * 256);
+      hn::Store(hn::Mul(total[i / V][i % V], unit), d, a.dots + i / V * kChunkTokens + token + i % V * kLanes);
+    }
   }
 }
 
 /// How often dot_bytes() calls Prefetcher::advance() for a whole chunk.
 inline int byte_dot_advances(const KColumns& map, int rows) {
-  return map.columns() * kChunkTokens / ((rows == 4 ? 2 : 4) * kLanes);
+  return map.columns() / 2 * kChunkTokens / ((rows == 4 ? 2 : 4) * kLanes);
 }
 
-template <bool kFour>
-HWY_INLINE void dot_bytes_of(const ByteDotArgs& a) {
-  if (a.block->rows == 4) {
-    dot_bytes<kFour, 4>(a);
-  } else if (a.block->rows == 2) {
-    dot_bytes<kFour, 2>(a);
-  } else {
-    dot_bytes<kFour, 1>(a);
-  }
+using ByteDotFunction = void (*)(const ByteDotArgs&);
+
+template <bool kFour, bool kMin>
+ByteDotFunction dot_bytes_rows(int rows) {
+  return rows == 4   ? dot_bytes<kFour, kMin, 4>
+         : rows == 2 ? dot_bytes<kFour, kMin, 2>
+                     : dot_bytes<kFour, kMin, 1>;
+}
+
+inline ByteDotFunction dot_bytes_of(Element element, int rows) {
+  if (four_bits(element)) return asymmetric(element) ? dot_bytes_rows<true, true>(rows) : dot_bytes_rows<true, false>(rows);
+  return asymmetric(element) ? dot_bytes_rows<false, true>(rows) : dot_bytes_rows<false, false>(rows);
 }
 
 #endif  // HWY_TARGET == HWY_AVX3_DL

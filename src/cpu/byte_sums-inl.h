@@ -22,8 +22,28 @@ namespace HWY_NAMESPACE {
 
 #if HWY_TARGET == HWY_AVX3_DL
 
-/// 4-bit codes are used where they are in their byte, the low ones moved up: 16 times their value, signed.
-constexpr float byte_code_unit(bool four) { return four ? 1.0f / 16 : 1.0f; }
+/// Symmetric 4-bit codes are used where they are in their byte, the low ones moved up: 16 times their value, signed.
+constexpr float byte_code_unit(Element element) { return element == Element::kI4 ? 1.0f / 16 : 1.0f; }
+
+/// Zero points and offsets of an asymmetric V of a chunk (see ZeroPoint), [group][kChunkTokens]. 8 bits: the zero
+/// point is 128, which makes codes signed.
+HWY_INLINE void load_v_zero_points(const Side& side, const Chunk& chunk, const float* scale, const float* min,
+                                   ByteScratch& s) {
+  const F d;
+  for (int i = 0; i < chunk.tiles; ++i) {
+    for (int g = 0; g < side.groups; ++g) {
+      const int from = (i * side.groups + g) * kTileTokens, to = g * kChunkTokens + i * kTileTokens;
+      const VF scales = hn::LoadU(d, scale + from), mins = hn::LoadU(d, min + from);
+      if (four_bits(side.element)) {
+        const ZeroPoint x = zero_point(scales, mins, 15);
+        hn::Store(hn::ConvertTo(I(), x.zero), I(), s.v_zero + to);
+        hn::Store(x.offset, d, s.v_offset + to);
+      } else {
+        hn::Store(hn::MulAdd(scales, hn::Set(d, 128.0f), mins), d, s.v_offset + to);
+      }
+    }
+  }
+}
 
 /// The largest lane of each of v[0] to v[3], in this order in each block of four lanes.
 HWY_INLINE VI largest_of_four(const VI (&v)[4]) {
@@ -38,47 +58,46 @@ HWY_INLINE VI largest_of_four(const VI (&v)[4]) {
   return hn::Max(x, hn::SwapAdjacentBlocks(x));
 }
 
-/// Weights of R rows and one group as integers below 2^24 in `out`, [R][kChunkTokens]; `unit` [>= R] receives
-/// what one of them is worth: NaN if a weight is not finite. `sign`: only weights of this sign count. Returns
-/// whether there are others. A weight is 0 where p is, whatever the scale.
+/// How the weights of R rows and one group become integers below 2^24.
 template <int R>
-HWY_INLINE bool group_weights(const float* p, const float* scale, std::int64_t scale_stride, int tiles,
-                              float sign, float* products, std::int32_t* out, float* unit) {
+struct WeightScale {
+  float factor[R];
+  float unit[R];  ///< what one of them is worth: NaN if a weight is not finite
+};
+
+/// Only weights of `sign` count. Returns whether there are others. A weight is 0 where p is, whatever the scale.
+template <int R>
+HWY_INLINE bool weight_scale(const float* p, const float* scale, std::int64_t scale_stride, int tiles, float sign,
+                             WeightScale<R>& out) {
   const F d;
   const I di;
   VI largest[4];
   VI other = hn::Zero(di);
   HALFTONE_UNROLL
-  for (int r = 0; r < 4; ++r) {
-    largest[r] = hn::Zero(di);
-    if (r >= R) continue;
-    for (int i = 0; i < tiles; ++i) {
+  for (int r = 0; r < 4; ++r) largest[r] = hn::Zero(di);
+  for (int i = 0; i < tiles; ++i) {
+    const VF scales = hn::Mul(hn::LoadU(d, scale + i * scale_stride), hn::Set(d, sign));
+    HALFTONE_UNROLL
+    for (int r = 0; r < R; ++r) {
       const VF x = hn::Load(d, p + r * kChunkTokens + i * kTileTokens);
-      const VF y = hn::Mul(hn::Mul(x, hn::LoadU(d, scale + i * scale_stride)), hn::Set(d, sign));
-      const VF weight = hn::IfThenElseZero(hn::Ne(x, hn::Zero(d)), y);
-      other = hn::Or(other, hn::BitCast(di, weight));
-      largest[r] = hn::Max(largest[r], hn::BitCast(di, weight));  // a NaN is larger than infinity
-      hn::Store(weight, d, products + r * kChunkTokens + i * kTileTokens);
+      const VI weight = hn::BitCast(di, hn::IfThenElseZero(hn::Ne(x, hn::Zero(d)), hn::Mul(x, scales)));
+      other = hn::Or(other, weight);
+      largest[r] = hn::Max(largest[r], weight);  // a NaN is larger than infinity
     }
   }
   // The largest is below 2^(exponent - 126): times 2^(150 - exponent) it is below 2^24.
   const VI biased = hn::ShiftRight<23>(largest_of_four(largest));
   const VI exponent = hn::Max(biased, hn::Set(di, 24));
   const VF nan = hn::Set(d, __builtin_nanf(""));
-  const VF worth = hn::BitCast(d, hn::ShiftLeft<23>(hn::Sub(exponent, hn::Set(di, 23))));
-  HWY_ALIGN float factor[kMaxLanes];
-  HWY_ALIGN float value[kMaxLanes];
-  hn::Store(hn::BitCast(d, hn::ShiftLeft<23>(hn::Sub(hn::Set(di, 277), exponent))), d, factor);
-  hn::Store(hn::IfThenElse(hn::RebindMask(d, hn::Eq(biased, hn::Set(di, 255))), nan, worth), d, value);
+  const VF unit = hn::BitCast(d, hn::ShiftLeft<23>(hn::Sub(exponent, hn::Set(di, 23))));
+  HWY_ALIGN float factors[kMaxLanes];
+  HWY_ALIGN float units[kMaxLanes];
+  hn::Store(hn::BitCast(d, hn::ShiftLeft<23>(hn::Sub(hn::Set(di, 277), exponent))), d, factors);
+  hn::Store(hn::IfThenElse(hn::RebindMask(d, hn::Eq(biased, hn::Set(di, 255))), nan, unit), d, units);
   HALFTONE_UNROLL
   for (int r = 0; r < R; ++r) {
-    unit[r] = value[r] * sign;
-    const VF factors = hn::Set(d, factor[r]);
-    for (int i = 0; i < tiles; ++i) {
-      const int at = r * kChunkTokens + i * kTileTokens;
-      const VI weight{_mm512_cvtps_epi32(hn::Mul(hn::Load(d, products + at), factors).raw)};
-      hn::Store(hn::Max(weight, hn::Zero(di)), di, out + at);
-    }
+    out.factor[r] = factors[r] * sign;
+    out.unit[r] = units[r] * sign;
   }
   return !hn::AllFalse(di, hn::Lt(other, hn::Zero(di)));
 }
@@ -92,56 +111,100 @@ struct ByteSumArgs {
   const float* p;      // [R][kChunkTokens]
   const float* alpha;  // [R], or null if all are 1
   float* acc;          // [vector][plane][R][16]
+  float* offset_sums;  // asymmetric: [group][R][16] sums of p * offset, 16 partial ones each
+  int groups;
   ByteScratch* scratch;
   Prefetcher* prefetcher;
 };
 
-/// Weights of a class, digit by digit, in the lanes of its vectors. As group_weights().
-template <bool kFour, int R>
+/// Adds p * offset of a chunk.
+template <int R>
+HWY_INLINE void sum_offsets(const ByteSumArgs& a) {
+  const F d;
+  const float* offset = a.scratch->v_offset;
+  for (int g = 0; g < a.groups; ++g, offset += kChunkTokens) {
+    float* sums = a.offset_sums + g * R * kLanes;
+    VF sum[R];
+    HALFTONE_UNROLL
+    for (int r = 0; r < R; ++r) {
+      sum[r] = hn::Load(d, sums + r * kLanes);
+      if (a.alpha != nullptr) sum[r] = hn::Mul(sum[r], hn::Set(d, a.alpha[r]));
+    }
+    for (int t = 0; t < a.chunk->tiles * kTileTokens; t += kLanes) {
+      const VF offsets = hn::Load(d, offset + t);
+      HALFTONE_UNROLL
+      for (int r = 0; r < R; ++r) {
+        const VF p = hn::Load(d, a.p + r * kChunkTokens + t);
+        sum[r] = hn::MulAdd(p, hn::IfThenElseZero(hn::Ne(p, hn::Zero(d)), offsets), sum[r]);
+      }
+    }
+    HALFTONE_UNROLL
+    for (int r = 0; r < R; ++r) hn::Store(sum[r], d, sums + r * kLanes);
+  }
+}
+
+/// Weights of a class, digit by digit, in the lanes of its vectors. Returns as weight_scale().
+template <Element kElement, int R>
 HWY_INLINE bool class_weights(const ByteSumArgs& a, float sign) {
   const F d;
+  const I di;
   ByteScratch& s = *a.scratch;
   const int tiles = a.chunk->tiles, group_a = a.cls->group_a, group_b = a.cls->group_b;
-  float unit[2][4];
-  bool other = group_weights<R>(a.p, a.scale + group_a * kTileTokens, a.scale_stride, tiles, sign, s.products,
-                                s.weights[0], unit[0]);
-  if (group_b != group_a) {
-    other |= group_weights<R>(a.p, a.scale + group_b * kTileTokens, a.scale_stride, tiles, sign, s.products,
-                              s.weights[1], unit[1]);
+  const bool two = group_b != group_a;
+  const float* scale_a = a.scale + group_a * kTileTokens;
+  const float* scale_b = a.scale + group_b * kTileTokens;
+  WeightScale<R> first, second;
+  bool other = weight_scale<R>(a.p, scale_a, a.scale_stride, tiles, sign, first);
+  if (two) {
+    other |= weight_scale<R>(a.p, scale_b, a.scale_stride, tiles, sign, second);
   } else {
-    std::copy_n(unit[0], R, unit[1]);
+    second = first;
   }
-  const hn::Mask<F> second{static_cast<__mmask16>(a.cls->second)};
+  const hn::Mask<F> second_lanes{static_cast<__mmask16>(a.cls->second)};
+  VF factor_a[R], factor_b[R];
   HALFTONE_UNROLL
   for (int r = 0; r < R; ++r) {
-    const VF x = hn::IfThenElse(second, hn::Set(d, unit[1][r]), hn::Set(d, unit[0][r]));
-    hn::Store(hn::Mul(x, hn::Set(d, byte_code_unit(kFour) * 0x1p16f)), d, s.unit + r * 2 * kLanes);
-    hn::Store(hn::Mul(x, hn::Set(d, byte_code_unit(kFour))), d, s.unit + (r * 2 + 1) * kLanes);
+    const VF x = hn::IfThenElse(second_lanes, hn::Set(d, second.unit[r]), hn::Set(d, first.unit[r]));
+    hn::Store(hn::Mul(x, hn::Set(d, byte_code_unit(kElement) * 0x1p16f)), d, s.unit + r * 2 * kLanes);
+    hn::Store(hn::Mul(x, hn::Set(d, byte_code_unit(kElement))), d, s.unit + (r * 2 + 1) * kLanes);
+    factor_a[r] = hn::Set(d, first.factor[r]);
+    factor_b[r] = hn::Set(d, second.factor[r]);
   }
   // Byte i of a pattern is a digit of token[i]; in dwords of `second`, of the second weights.
   const __m512i four = _mm512_slli_epi32(_mm512_loadu_si512(a.map->token.data()), 2);
-  const __m512i token = _mm512_mask_or_epi32(four, static_cast<__mmask16>(group_b != group_a ? a.cls->second : 0),
-                                             four, _mm512_set1_epi8(64));
+  const __m512i token = _mm512_mask_or_epi32(four, static_cast<__mmask16>(a.cls->second), four, _mm512_set1_epi8(64));
+  const __m512i index[3] = {_mm512_add_epi8(token, _mm512_set1_epi8(2)),
+                            _mm512_add_epi8(token, _mm512_set1_epi8(1)), token};  // the highest digit first
+  // NaN, where p is 0 and the scale is garbage, becomes the lowest integer and then 0.
+  const auto weight = [&](VF p, VF scales, VF factor) HWY_ATTR {
+    return hn::Max(VI{_mm512_cvtps_epi32(hn::Mul(p, hn::Mul(scales, factor)).raw)}, hn::Zero(di)).raw;
+  };
   for (int i = 0; i < tiles; ++i) {
+    if constexpr (kElement == Element::kU4) {
+      const std::int32_t* zero = s.v_zero + i * kTileTokens;
+      const __m512i zero_a = _mm512_load_si512(zero + group_a * kChunkTokens);
+      const __m512i zero_b = _mm512_load_si512(zero + group_b * kChunkTokens);
+      _mm512_store_si512(s.zero_pattern + i * 64, _mm512_permutex2var_epi8(zero_a, token, zero_b));
+    }
+    const VF scales_a = hn::LoadU(d, scale_a + i * a.scale_stride), scales_b = hn::LoadU(d, scale_b + i * a.scale_stride);
+    std::uint8_t* pattern = s.pattern + i * R * 3 * 64;
     HALFTONE_UNROLL
-    for (int r = 0; r < R; ++r) {
-      const int at = r * kChunkTokens + i * kTileTokens;
-      const __m512i first = _mm512_load_si512(s.weights[0] + at), other_weights = _mm512_load_si512(s.weights[1] + at);
-      std::uint8_t* pattern = s.pattern + (i * R + r) * 3 * 64;
+    for (int r = 0; r < R; ++r, pattern += 3 * 64) {
+      const VF p = hn::Load(d, a.p + r * kChunkTokens + i * kTileTokens);
+      const __m512i weight_a = weight(p, scales_a, factor_a[r]);
+      const __m512i weight_b = two ? weight(p, scales_b, factor_b[r]) : weight_a;
       HALFTONE_UNROLL
-      for (int digit = 0; digit < 3; ++digit) {  // the highest first
-        const __m512i index = _mm512_add_epi8(token, _mm512_set1_epi8(static_cast<char>(2 - digit)));
-        _mm512_store_si512(pattern + digit * 64, _mm512_permutex2var_epi8(first, index, other_weights));
-      }
+      for (int digit = 0; digit < 3; ++digit)
+        _mm512_store_si512(pattern + digit * 64, _mm512_permutex2var_epi8(weight_a, index[digit], weight_b));
     }
   }
   return other;
 }
 
 /// A vectors of V.
-template <bool kFour, int R, int A>
+template <Element kElement, int R, int A>
 HWY_INLINE void sum_block(const ByteSumArgs& a, int vector, const float* alpha) {
-  constexpr int P = kFour ? 2 : 1;
+  constexpr int P = planes_of(kElement);
   const F d;
   const I di;
   const ByteScratch& s = *a.scratch;
@@ -158,13 +221,19 @@ HWY_INLINE void sum_block(const ByteSumArgs& a, int vector, const float* alpha) 
     for (int i = 0; i < A; ++i) {
       const auto* at = reinterpret_cast<const std::int32_t*>(a.chunk->tile[tile].v + offset[i]);
       const VI bytes = hn::TableLookupBytes(hn::LoadU(di, at), shuffle);
-      if constexpr (kFour) {
+      const VI sign = hn::Set(di, static_cast<std::int32_t>(0x80808080u));
+      if constexpr (kElement == Element::kI4) {
         const VI high = hn::Set(di, static_cast<std::int32_t>(0xf0f0f0f0u));
-        const VI sign = hn::Set(di, static_cast<std::int32_t>(0x80808080u));
         code[i][0] = hn::Xor(hn::And(hn::ShiftLeft<4>(bytes), high), sign);
         code[i][1] = hn::Xor(hn::And(bytes, high), sign);
+      } else if constexpr (kElement == Element::kU4) {
+        const hn::Repartition<std::int8_t, I> d8;
+        const VI low = hn::Set(di, 0x0f0f0f0f);
+        const auto zero = hn::Load(d8, s.zero_pattern + tile * 64);
+        code[i][0] = hn::BitCast(di, hn::Sub(hn::BitCast(d8, hn::And(bytes, low)), zero));
+        code[i][1] = hn::BitCast(di, hn::Sub(hn::BitCast(d8, hn::And(hn::ShiftRight<4>(bytes), low)), zero));
       } else {
-        code[i][0] = bytes;
+        code[i][0] = kElement == Element::kU8 ? hn::Xor(bytes, sign) : bytes;
       }
     }
     HALFTONE_UNROLL
@@ -193,19 +262,20 @@ HWY_INLINE void sum_block(const ByteSumArgs& a, int vector, const float* alpha) 
 /// Vectors of one sum_block(): as many as their sums fit into registers.
 constexpr int byte_sum_vectors(bool four, int rows) { return 8 / rows / (four ? 2 : 1); }
 
-template <bool kFour, int R>
+template <Element kElement, int R>
 HWY_NOINLINE void sum_bytes(ByteSumArgs a) {
-  constexpr int A = byte_sum_vectors(kFour, R);
+  constexpr int A = byte_sum_vectors(four_bits(kElement), R);
+  if constexpr (asymmetric(kElement)) sum_offsets<R>(a);
   for (const VByteClass& cls : a.map->classes) {
     a.cls = &cls;
     const float* alpha = a.alpha;
     float sign = 1;
     for (bool more = true; more;) {  // weights below 0, which no append() makes, are a second pass
-      more = class_weights<kFour, R>(a, sign) && sign > 0;
+      more = class_weights<kElement, R>(a, sign) && sign > 0;
       int i = 0;
-      for (; i + A <= cls.count; i += A) sum_block<kFour, R, A>(a, cls.first + i, alpha);
+      for (; i + A <= cls.count; i += A) sum_block<kElement, R, A>(a, cls.first + i, alpha);
       if constexpr (A > 1) {
-        for (; i < cls.count; ++i) sum_block<kFour, R, 1>(a, cls.first + i, alpha);
+        for (; i < cls.count; ++i) sum_block<kElement, R, 1>(a, cls.first + i, alpha);
       }
       alpha = nullptr;
       sign = -1;
@@ -218,21 +288,35 @@ inline int byte_sum_advances(const VBytes& map, bool four, int rows) {
   return static_cast<int>(map.offset.size()) / byte_sum_vectors(four, rows);
 }
 
-template <bool kFour>
-HWY_INLINE void sum_bytes_of(const ByteSumArgs& a, int rows) {
-  if (rows == 4) {
-    sum_bytes<kFour, 4>(a);
-  } else if (rows == 2) {
-    sum_bytes<kFour, 2>(a);
-  } else {
-    sum_bytes<kFour, 1>(a);
-  }
+using ByteSumFunction = void (*)(ByteSumArgs);
+
+template <Element kElement>
+ByteSumFunction sum_bytes_rows(int rows) {
+  return rows == 4 ? sum_bytes<kElement, 4> : rows == 2 ? sum_bytes<kElement, 2> : sum_bytes<kElement, 1>;
 }
 
-/// Adds up the lanes of a block's sums: out [R][dim], zero before.
-inline void gather_bytes(const VBytes& map, int planes, int rows, const float* acc, int dim, float* out) {
-  const int width = static_cast<int>(map.offset.size()) * planes;
+inline ByteSumFunction sum_bytes_of(Element element, int rows) {
+  return element == Element::kI8   ? sum_bytes_rows<Element::kI8>(rows)
+         : element == Element::kI4 ? sum_bytes_rows<Element::kI4>(rows)
+         : element == Element::kU8 ? sum_bytes_rows<Element::kU8>(rows)
+                                   : sum_bytes_rows<Element::kU4>(rows);
+}
+
+/// Adds up the lanes of a block's sums: out [R][dim].
+inline void gather_bytes(const Side& side, const VBytes& map, int rows, const float* acc, const float* offset_sums,
+                         float* out) {
+  const int width = static_cast<int>(map.offset.size()) * planes_of(side.element), dim = side.dim;
   for (int r = 0; r < rows; ++r) {
+    for (int d = 0; d < dim; ++d) {
+      float sum = 0;
+      if (side.has_min && (d == 0 || (side.groups > 1 && d % side.group_size == 0))) {
+        const float* lanes = offset_sums + (d * side.groups / dim * rows + r) * 16;
+        for (int lane = 0; lane < 16; ++lane) sum += lanes[lane];
+      } else if (d > 0) {
+        sum = side.has_min ? out[r * dim + d - 1] : 0.0f;
+      }
+      out[r * dim + d] = sum;
+    }
     for (int i = 0; i < width; ++i) {
       for (int lane = 0; lane < 16; ++lane)
         out[r * dim + map.dims[i * 16 + lane]] += acc[(i * rows + r) * 16 + lane];

@@ -33,7 +33,11 @@ struct RowBlock {
   float* acc;
   QkFunction qk;
   PvFunction pv[2];  ///< without and with kSelect
-  ByteBlock bytes;   ///< if bytes of K are multiplied
+#if HWY_TARGET == HWY_AVX3_DL
+  ByteBlock bytes;  ///< if bytes of K are multiplied
+  ByteDotFunction dot_bytes;
+  ByteSumFunction sum_bytes;
+#endif
 };
 
 class DirectItem {
@@ -54,7 +58,11 @@ class DirectItem {
     std::fill_n(s_.sum, item_.rows, 0.0f);
     std::fill_n(s_.acc, item_.rows * acc_width(), 0.0f);
     make_blocks();
-    if (k_bytes_ && layer_.k.static_scale != nullptr) std::copy_n(s_.k_scale, kChunkTokens, s_.bytes.k_scale);
+#if HWY_TARGET == HWY_AVX3_DL
+    if (k_bytes_ && layer_.k.static_scale != nullptr)
+      fill_static_columns(layer_.k, s_.k_scale[0], s_.k_min[0], s_.bytes);
+    if (v_bytes_) std::fill_n(s_.bytes.offset_sums, item_.rows * layer_.v.groups * kLanes, 0.0f);
+#endif
 
     const TileFinder finder(layer_, item_, s_);
     Chunk chunks[2];
@@ -77,8 +85,6 @@ class DirectItem {
     v_bytes_ = kByteKernels && !maps.v_bytes.classes.empty();
     float* q = s_.q;
     float* acc = s_.acc;
-    std::int32_t* digits = s_.bytes.q;
-    std::int32_t* start = s_.bytes.q_start;
     for (int first = 0; first < item_.rows;) {
       const int left = item_.rows - first;
       const int rows = left >= 4 ? 4 : left >= 2 ? 2 : 1;
@@ -89,13 +95,18 @@ class DirectItem {
                q,
                acc,
                kQk[static_cast<int>(layer_.k.element)](rows, layer_.k.groups),
-               {kPv[v](rows, false), kPv[v](rows, true)},
-               {rows, digits, start, first}};
+               {kPv[v](rows, false), kPv[v](rows, true)}
+#if HWY_TARGET == HWY_AVX3_DL
+               ,
+               {rows, s_.bytes.q + first * layer_.head_dim / 2, s_.bytes.q_start + first * kMaxGroups * 3,
+                s_.bytes.q_sums + first * kMaxGroups * 3, first},
+               dot_bytes_of(layer_.k.element, rows),
+               sum_bytes_of(layer_.v.element, rows)
+#endif
+      };
       load_block(block);
       q += rows * k_map_.width();
       acc += rows * acc_width();
-      digits += rows * layer_.head_dim / 2;
-      start += rows * std::max(layer_.k.groups, 1) * 3;
       first += rows;
     }
     for (int b = 0; b < blocks_; ++b) advances_ += advances(block_[b].rows);
@@ -145,7 +156,7 @@ class DirectItem {
     }
     const bool partial = common_.partial(chunk);
     bool rescale = false;
-    for (int r = 0; r < item_.rows; ++r) rescale |= softmax(chunk, partial, r);
+    for (int b = 0; b < blocks_; ++b) rescale |= softmax(chunk, partial, block_[b]);
     if (v_bytes_) {
       sum_chunk(chunk, rescale);
     } else {
@@ -171,92 +182,110 @@ class DirectItem {
     const KColumns& map = layer_.maps->k_columns;
     load_columns(layer_.k, map, chunk, s_.bytes);
     for (int b = 0; b < blocks_; ++b) {
-      const ByteDotArgs args{&map,
-                             &s_.bytes,
-                             &block_[b].bytes,
-                             chunk.tiles * kTileTokens,
-                             s_.scores + block_[b].first * kChunkTokens,
-                             &prefetcher_};
-      if (four_bits(layer_.k.element)) {
-        dot_bytes_of<true>(args);
-      } else {
-        dot_bytes_of<false>(args);
-      }
+      block_[b].dot_bytes({&map, &s_.bytes, &block_[b].bytes, chunk.tiles * kTileTokens,
+                           s_.scores + block_[b].first * kChunkTokens, &prefetcher_});
     }
   }
 
   void sum_chunk(const Chunk& chunk, bool rescale) {
+    if (layer_.v.has_min) load_v_zero_points(layer_.v, chunk, s_.v_scale, s_.v_min, s_.bytes);
     for (int b = 0; b < blocks_; ++b) {
       const int first = block_[b].first;
-      const ByteSumArgs args{&layer_.maps->v_bytes,
-                             nullptr,
-                             &chunk,
-                             s_.v_scale,
-                             kTileTokens * layer_.v.groups,
-                             s_.scores + first * kChunkTokens,
-                             rescale ? s_.alpha + first : nullptr,
-                             block_[b].acc,
-                             &s_.bytes,
-                             &prefetcher_};
-      if (four_bits(layer_.v.element)) {
-        sum_bytes_of<true>(args, block_[b].rows);
-      } else {
-        sum_bytes_of<false>(args, block_[b].rows);
-      }
+      block_[b].sum_bytes({&layer_.maps->v_bytes, nullptr, &chunk, s_.v_scale, kTileTokens * layer_.v.groups,
+                           s_.scores + first * kChunkTokens, rescale ? s_.alpha + first : nullptr, block_[b].acc,
+                           offset_sums(block_[b]), layer_.v.groups, &s_.bytes, &prefetcher_});
     }
+  }
+
+  float* offset_sums(const RowBlock& block) const {
+    return s_.bytes.offset_sums + block.first * layer_.v.groups * kLanes;
   }
 #else
   void dot_chunk(const Chunk&) {}
   void sum_chunk(const Chunk&, bool) {}
 #endif
 
-  /// Turns a row's dots into p, with the scales of V if they enter there. Returns whether its accumulators
+  /// Turns a block's dots into p, with the scales of V if they enter there. Returns whether its accumulators
   /// must be scaled by alpha.
-  bool softmax(const Chunk& chunk, bool partial, int r) {
+  bool softmax(const Chunk& chunk, bool partial, const RowBlock& block) {
+    const F d;
+    float* scores = s_.scores + block.first * kChunkTokens;
+    const int tokens = chunk.tiles * kTileTokens;
+    const bool complete = partial || !transform_.only_scales() || scales_dots();
+    if (complete) complete_logits(chunk, partial, block);
+    const float scale = complete ? 1.0f : transform_.scale;
+
+    // Four rows at a time, the last one repeated: their maxima, sums and states stand in four lanes.
+    HWY_ALIGN float buffer[kMaxLanes] = {};
+    VF reduced[4];
+    for (int r = 0; r < 4; ++r) {
+      const float* row = scores + std::min(r, block.rows - 1) * kChunkTokens;
+      reduced[r] = hn::Set(d, planning::kMinusInfinity);
+      for (int t = 0; t < tokens; t += kLanes) reduced[r] = hn::Max(hn::Load(d, row + t), reduced[r]);
+    }
+    reduce_four(reduced, MaxOp(), buffer);
+    HWY_ALIGN float shifts[kMaxLanes];
+    HWY_ALIGN float alphas[kMaxLanes];
+    bool rescale = false;
+    for (int r = 0; r < block.rows; ++r) {
+      float& max = s_.max[block.first + r];
+      const float before = max, largest = buffer[r] * scale;
+      max = largest > before ? largest : before;  // a NaN is never a maximum
+      shifts[r] = max == planning::kMinusInfinity ? 0.0f : max;
+      buffer[r] = before - shifts[r];
+      rescale |= max != before;
+    }
+    for (int r = 0; r < 4; r += kLanes) hn::Store(exp_nonpositive(hn::Load(d, buffer + r)), d, alphas + r);
+    const bool scaled = scales_whole_tokens();
+    for (int r = 0; r < 4; ++r) {
+      reduced[r] = hn::Zero(d);
+      if (r >= block.rows) continue;
+      float* row = scores + r * kChunkTokens;
+      const VF shift = hn::Set(d, shifts[r]), scales = hn::Set(d, scale);
+      for (int t = 0; t < tokens; t += kLanes) {
+        const VF logit = hn::Mul(hn::Load(d, row + t), scales);
+        const VF p = exp_nonpositive(hn::Sub(logit, shift));
+        reduced[r] = hn::Add(reduced[r], p);
+        hn::Store(p, d, row + t);
+      }
+      for (int t = 0; scaled && t < tokens; t += kTileTokens) scale_weights(row + t, s_.v_scale + t, row + t);
+    }
+    reduce_four(reduced, AddOp(), buffer);
+    for (int r = 0; r < block.rows; ++r) {
+      s_.alpha[block.first + r] = alphas[r];
+      s_.sum[block.first + r] = s_.sum[block.first + r] * alphas[r] + buffer[r];
+    }
+    return rescale;
+  }
+
+  /// K is symmetric and its scales belong to whole tokens: they have not entered the dots.
+  bool scales_dots() const { return !k_bytes_ && !layer_.k.has_min && layer_.k.groups == 1; }
+
+  /// From dots to logits: the scale of K if it has not entered yet, softmax scale, softcap, ALiBi and mask.
+  void complete_logits(const Chunk& chunk, bool partial, const RowBlock& block) {
     const F d;
     const I di;
-    float* scores = s_.scores + r * kChunkTokens;
-    const RowView& view = s_.view[r];
-    const VF slope = hn::Set(d, view.slope);
-    const VI position = hn::Set(di, view.position);
-    const VI begin = hn::Set(di, view.begin);
-    const VI end = hn::Set(di, std::min(view.end, item_.kv_end));
     const VF minus_infinity = hn::Set(d, planning::kMinusInfinity);
-    const bool scaled = !k_bytes_ && !layer_.k.has_min && layer_.k.groups == 1;
-    VF max = minus_infinity;
-    for (int t = 0; t < chunk.tiles * kTileTokens; t += kLanes) {
-      VF x = hn::LoadU(d, scores + t);
-      if (scaled) x = hn::Mul(x, hn::LoadU(d, s_.k_scale + t));
-      const VI token = hn::Add(hn::Iota(di, chunk.begin + t), hn::Zero(di));
-      x = transform_.apply(x, slope, position, token);
-      if (partial) {
-        x = hn::IfThenElse(visible(token, begin, end), x, minus_infinity);
-        if (chunk.tile[t / kTileTokens].excluded) x = minus_infinity;
-      }
-      max = hn::Max(x, max);
-      hn::StoreU(x, d, scores + t);
-    }
-    const float before = s_.max[r];
-    const float chunk_max = hn::GetLane(hn::MaxOfLanes(d, max));
-    const float now = chunk_max > before ? chunk_max : before;
-    const float shift = now == planning::kMinusInfinity ? 0.0f : now;
-    const VF shifts = hn::Set(d, shift);
-    VF sum = hn::Zero(d);
-    for (int t = 0; t < chunk.tiles * kTileTokens; t += kLanes) {
-      const VF p = exp_nonpositive(hn::Sub(hn::LoadU(d, scores + t), shifts));
-      sum = hn::Add(sum, p);
-      hn::StoreU(p, d, scores + t);
-    }
-    if (scales_whole_tokens()) {
-      for (int t = 0; t < chunk.tiles * kTileTokens; t += kTileTokens) {
-        scale_weights(scores + t, s_.v_scale + t, scores + t);
+    const bool scaled = scales_dots();
+    const VI lanes = hn::Iota(di, 0);
+    for (int r = block.first; r < block.first + block.rows; ++r) {
+      float* scores = s_.scores + r * kChunkTokens;
+      const RowView& view = s_.view[r];
+      const VF slope = hn::Set(d, view.slope);
+      const VI position = hn::Set(di, view.position);
+      const VI begin = hn::Set(di, view.begin), end = hn::Set(di, std::min(view.end, item_.kv_end));
+      for (int t = 0; t < chunk.tiles * kTileTokens; t += kLanes) {
+        VF x = hn::Load(d, scores + t);
+        if (scaled) x = hn::Mul(x, hn::LoadU(d, s_.k_scale + t));
+        const VI token = hn::Add(lanes, hn::Set(di, chunk.begin + t));
+        x = transform_.apply(x, slope, position, token);
+        if (partial) {
+          x = hn::IfThenElse(visible(token, begin, end), x, minus_infinity);
+          if (chunk.tile[t / kTileTokens].excluded) x = minus_infinity;
+        }
+        hn::Store(x, d, scores + t);
       }
     }
-    const float alpha = hn::GetLane(exp_nonpositive(hn::Set(d, before - shift)));
-    s_.alpha[r] = alpha;
-    s_.max[r] = now;
-    s_.sum[r] = s_.sum[r] * alpha + hn::GetLane(hn::SumOfLanes(d, sum));
-    return alpha != 1.0f;
   }
 
   /// V is symmetric and its scales belong to whole tokens: they enter with p.
@@ -355,8 +384,7 @@ class DirectItem {
 #if HWY_TARGET == HWY_AVX3_DL
     if (v_bytes_) {
       float* out = s_.out + block.first * layer_.v_dim;
-      std::fill_n(out, block.rows * layer_.v_dim, 0.0f);
-      gather_bytes(layer_.maps->v_bytes, v_map_.planes, block.rows, block.acc, layer_.v_dim, out);
+      gather_bytes(layer_.v, layer_.maps->v_bytes, block.rows, block.acc, offset_sums(block), out);
       return;
     }
 #endif

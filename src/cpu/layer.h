@@ -11,7 +11,9 @@ namespace halftone::cpu {
 
 /// Tokens of a chunk: one step of the online softmax. Chunks begin at absolute multiples of it, so that a
 /// row's bits do not depend on where its unit's range begins.
-inline constexpr int kChunkTokens = 64;
+inline constexpr int kChunkTokens = 128;
+/// The blocked path takes half of it at a time: it keeps decoded values.
+inline constexpr int kBlockedTokens = 64;
 inline constexpr int kChunkTiles = kChunkTokens / kTileTokens;
 inline constexpr int kMaxRows = 64;  ///< packed rows of a unit
 inline constexpr int kMaxDim = 256;
@@ -102,8 +104,15 @@ inline RowView row_view(const Layer& layer, const Item& item, int row) {
 struct alignas(64) ByteScratch {
   std::int32_t columns[kChunkTokens * kMaxDim / 4];     ///< K of a chunk, [column][kChunkTokens]
   float k_scale[kMaxGroups * kChunkTokens];             // [group][kChunkTokens]
+  float k_zero[kMaxGroups * kChunkTokens];              // likewise, whole numbers
+  float k_offset[kMaxGroups * kChunkTokens];
+  float v_offset[kMaxGroups * kChunkTokens];
+  std::int32_t v_zero[kMaxGroups * kChunkTokens];
+  std::int8_t zero_pattern[kChunkTiles * 64];
+  float offset_sums[kDirectRows * kMaxGroups * 16];
   std::int32_t q[kDirectRows * kMaxDim / 2];            ///< per block of rows: [column][half][2 digits][rows]
   std::int32_t q_start[kDirectRows * kMaxGroups * 3];   ///< per block of rows: [group][3 digits][rows]
+  float q_sums[kDirectRows * kMaxGroups * 3];           ///< likewise: sums of the digits
   struct LowDigit {
     std::int32_t column;  ///< offset in `columns`
     std::int32_t half;    ///< 4 bits: 1 for the high nibbles
@@ -112,9 +121,7 @@ struct alignas(64) ByteScratch {
   LowDigit low[kDirectRows][kMaxDim / 4];               ///< of Q where they are not 0, group after group
   std::int32_t low_end[kDirectRows][kMaxGroups];
   float q_unit[kDirectRows];                            ///< value of a row's lowest digit
-  float products[4 * kChunkTokens];                     ///< p times the scales of a group of V
-  std::int32_t weights[2][4 * kChunkTokens];            ///< the same as integers
-  std::uint8_t pattern[kChunkTiles * 4 * 3 * 64];       ///< their digits, [tile][row][digit][64]
+  std::uint8_t pattern[kChunkTiles * 4 * 3 * 64];       ///< digits of V's weights, [tile][row][digit][64]
   float unit[4 * 2 * 16];                               ///< [row][high, low digits][dword]
 };
 
@@ -131,7 +138,7 @@ struct alignas(64) Scratch {
   float q[kMaxRows * (kMaxDim + 2 * kMaxLanes)];
   float scores[kMaxRows * kChunkTokens];
   float acc[kMaxRows * kMaxDim];  ///< direct: 16 rows x 4 partial sums per dim; blocked: [v_dim][rows]
-  float decoded[kChunkTokens * (kMaxDim + 2 * kMaxLanes)];  ///< blocked: one chunk of K, then of V
+  float decoded[kBlockedTokens * (kMaxDim + 2 * kMaxLanes)];  ///< blocked: one chunk of K, then of V
   float pattern[kChunkTiles * 16 * kMaxLanes];  ///< p of four rows, spread over the lanes of V's steps
   float scale_pattern[kChunkTiles * 16 * kMaxLanes];
   float min_pattern[kChunkTiles * 8 * kMaxLanes];

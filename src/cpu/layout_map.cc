@@ -243,7 +243,7 @@ std::vector<QuadClass> make_v_quads(const MapKey& key) {
 
 KColumns make_k_columns(const MapKey& key) {
   KColumns map;
-  if (key.element != Element::kI8 && key.element != Element::kI4) return map;
+  if (key.element < Element::kI8) return map;
   const int bits = bits_of(key.element), codes = 32 / bits;
   std::vector<std::vector<std::int16_t>> columns;
   for (const Run& run : sections(64, key.dim * bits / 32)) {
@@ -268,7 +268,7 @@ KColumns make_k_columns(const MapKey& key) {
 }
 
 VBytes make_v_bytes(const MapKey& key) {
-  if (key.element != Element::kI8 && key.element != Element::kI4) return {};
+  if (key.element < Element::kI8) return {};
   const page::VOrder order = page::v_order(dtype_of(key.element));
   const auto group = [&](int dim) { return key.group_size == 0 ? 0 : dim / key.group_size; };
   struct Vector {
