@@ -30,7 +30,7 @@ struct Chunk {
 
 /// Fetches the tiles of the next chunk, a few cache lines at a time, so that memory is busy while kernels
 /// compute: a burst would wait for free line buffers, and no prefetcher in hardware follows the order in
-/// which tiles are read.
+/// which tiles are read. Into the second-level cache: a chunk would fill the first.
 class Prefetcher {
  public:
   /// `calls`: how often advance() will be called for this chunk.
@@ -48,7 +48,7 @@ class Prefetcher {
     const std::uint8_t* const at = at_;
     if (at >= end_) return;
     const std::int64_t step = step_;
-    for (std::int64_t i = 0; i < step; i += kLine) __builtin_prefetch(at + i);  // may pass the end: harmless
+    for (std::int64_t i = 0; i < step; i += kLine) __builtin_prefetch(at + i, 0, 2);  // may pass the end: harmless
     at_ = at + step;
     if (at_ >= end_ && left_ > 0) next_tile();
   }
