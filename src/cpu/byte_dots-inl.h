@@ -1,11 +1,11 @@
 // Direct path, K of int8 or int4 codes on AVX-512 with VNNI: dot products of a few rows of Q with a chunk, in
 // integers.
 //
-// A row of Q becomes fixed-point numbers of 24 bits (a power of two times the row, rounded; exact for nearly all
-// of a bf16 row) in three signed digits of 8 bits. Codes are unsigned bytes, so that one instruction multiplies
-// 64 of them with digits and adds four products to a 32-bit lane. Sums of digits are exact; they meet in fp32,
-// times the token's scale, once per scale group: fewer roundings than a sum in fp32 has. The lowest digits of a
-// 16-bit Q are mostly zero, so these are a list.
+// A row of Q becomes fixed-point numbers of 24 bits (a power of two times the row; rows that are not nearly
+// exact so take the other kernels) in three signed digits of 8 bits. Codes are unsigned bytes, so that one
+// instruction multiplies 64 of them with digits and adds four products to a 32-bit lane. Sums of digits are
+// exact; they meet in fp32, times the token's scale, once per scale group: fewer roundings than a sum in fp32
+// has. The lowest digits of a 16-bit Q are mostly zero, so these are a list.
 //
 // Lanes are tokens: column c of a chunk holds dword c of each of its 64 tokens.
 
@@ -30,8 +30,8 @@ inline constexpr bool kByteKernels = HWY_TARGET == HWY_AVX3_DL;
 
 #if HWY_TARGET == HWY_AVX3_DL
 
-/// Adds to each lane of `sum` four products of an unsigned and a signed byte. In assembly because Highway 1.0's
-/// attributes for this target leave avx512vnni out, although it asks the processor for it.
+/// Adds to each lane of `sum` four products of an unsigned and a signed byte. In assembly because
+/// Highway 1.0's attributes for this target leave avx512vnni out, although it asks the processor for it.
 HWY_INLINE VI add_byte_products(VI sum, VI unsigned_bytes, VI signed_bytes) {
   asm("vpdpbusd %2, %1, %0" : "+v"(sum.raw) : "v"(unsigned_bytes.raw), "v"(signed_bytes.raw));
   return sum;
@@ -42,9 +42,9 @@ constexpr int code_bias(Element element) {
   return element == Element::kI8 ? 128 : element == Element::kI4 ? 8 : 0;
 }
 
-/// An asymmetric code's value, code * scale + min, as (code - zero) * scale + offset with an integer zero near -min /
-/// scale. Where 0 lies between the extremes of a group, |offset| is at most about scale / 2, so that nothing cancels
-/// in a sum of products and a sum of offsets; elsewhere both terms have the same sign.
+/// An asymmetric code's value, code * scale + min, as (code - zero) * scale + offset with an integer zero
+/// near -min / scale. Where 0 lies between the extremes of a group, |offset| is at most about scale / 2, so
+/// that nothing cancels in a sum of products and a sum of offsets; elsewhere both terms have the same sign.
 struct ZeroPoint {
   VF zero;
   VF offset;
@@ -83,7 +83,8 @@ HWY_INLINE void transpose_rows(const std::uint8_t* rows, std::int64_t stride, in
     const auto high23 = hn::BitCast(pair, hn::InterleaveUpper(d, v[2], v[3]));
     std::int32_t* to = out + piece * kChunkTokens;
     hn::Store(hn::BitCast(d, hn::InterleaveLower(pair, low01, low23)), d, to);
-    if (piece + 1 < columns) hn::Store(hn::BitCast(d, hn::InterleaveUpper(pair, low01, low23)), d, to + kChunkTokens);
+    if (piece + 1 < columns)
+      hn::Store(hn::BitCast(d, hn::InterleaveUpper(pair, low01, low23)), d, to + kChunkTokens);
     if (piece + 2 >= columns) continue;
     hn::Store(hn::BitCast(d, hn::InterleaveLower(pair, high01, high23)), d, to + 2 * kChunkTokens);
     if (piece + 3 < columns)
@@ -102,8 +103,10 @@ HWY_INLINE void load_k_plane(const Side& side, const std::uint8_t* params, VF* o
     __m512 v[4];
     const __m512i index = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     for (int i = 0; i < 4; ++i) v[i] = _mm512_permutexvar_ps(index, _mm512_load_ps(rows + i * 16));
-    const __m512 low01 = _mm512_shuffle_f32x4(v[0], v[1], 0x44), low23 = _mm512_shuffle_f32x4(v[2], v[3], 0x44);
-    const __m512 high01 = _mm512_shuffle_f32x4(v[0], v[1], 0xee), high23 = _mm512_shuffle_f32x4(v[2], v[3], 0xee);
+    const __m512 low01 = _mm512_shuffle_f32x4(v[0], v[1], 0x44),
+                 low23 = _mm512_shuffle_f32x4(v[2], v[3], 0x44);
+    const __m512 high01 = _mm512_shuffle_f32x4(v[0], v[1], 0xee),
+                 high23 = _mm512_shuffle_f32x4(v[2], v[3], 0xee);
     out[0] = VF{_mm512_shuffle_f32x4(low01, low23, 0x88)};
     out[1] = VF{_mm512_shuffle_f32x4(low01, low23, 0xdd)};
     out[2] = VF{_mm512_shuffle_f32x4(high01, high23, 0x88)};
@@ -148,7 +151,8 @@ HWY_NOINLINE void load_columns(const Side& side, const KColumns& map, const Chun
       load_k_plane(side, chunk.tile[i].k_params + kTileTokens * side.groups * (side.f32_params ? 4 : 2), min);
     }
     for (int g = 0; g < side.groups; ++g)
-      store_k_params(side, scale[g], side.has_min ? min[g] : hn::Zero(F()), g * kChunkTokens + i * kTileTokens, s);
+      store_k_params(side, scale[g], side.has_min ? min[g] : hn::Zero(F()),
+                     g * kChunkTokens + i * kTileTokens, s);
   }
 }
 
@@ -161,9 +165,13 @@ struct ByteBlock {
   int first;  ///< row of the item
 };
 
-/// The digits of one row. False if it holds an infinity or a NaN.
-inline bool store_digits(const KColumns& map, Element element, const float* row, const ByteBlock& block, int r,
-                         ByteScratch& s) {
+/// Elements of a row that may be rounded: those of a 16-bit Q below 2^-16 of its largest.
+inline constexpr int kRoundedElements = 2;
+
+/// The digits of one row. False if it holds an infinity or a NaN, or is not nearly exact in 24 bits (fp32 or
+/// rotated rows): other kernels then serve it.
+inline bool store_digits(const KColumns& map, Element element, const float* row, const ByteBlock& block,
+                         int r, ByteScratch& s) {
   float largest = 0;
   const int codes = four_bits(element) ? 8 : 4, halves = codes / 4;
   for (const std::int16_t dim : map.dims) {
@@ -181,7 +189,7 @@ inline bool store_digits(const KColumns& map, Element element, const float* row,
   s.q_unit[block.first + r] = std::ldexp(1.0f, -exponent);
   const float factor = std::ldexp(1.0f, exponent);
   const int group_columns = map.columns() / map.groups;
-  int low = 0;
+  int low = 0, rounded = 0;
   for (int group = 0; group < map.groups; ++group) {
     int sums[3] = {};
     for (int i = group * group_columns * halves; i < (group + 1) * group_columns * halves; ++i) {
@@ -189,7 +197,9 @@ inline bool store_digits(const KColumns& map, Element element, const float* row,
       std::uint32_t digits[3] = {};
       for (int k = 0; k < 4; ++k) {
         const int dim = map.dims[column * codes + (halves == 2 ? 2 * k + half : k)];
-        int x = static_cast<int>(std::nearbyint(row[dim] * factor));
+        const float fixed = row[dim] * factor, whole = std::nearbyint(fixed);
+        if (fixed != whole && ++rounded > kRoundedElements) return false;
+        int x = static_cast<int>(whole);
         for (int digit = 2; digit >= 0; --digit) {
           const int value = static_cast<std::int8_t>(x & 255);
           x = (x - value) >> 8;
@@ -298,7 +308,8 @@ HWY_NOINLINE void dot_bytes(const ByteDotArgs& a) {
             HALFTONE_UNROLL
             for (int v = 0; v < V; ++v) {
               const VI dword = hn::Load(di, s.columns + digit.column + token + v * kLanes);
-              low[v] = add_byte_products(low[v], half_codes<kFour>(dword, digit.half), hn::Set(di, digit.digits));
+              low[v] =
+                  add_byte_products(low[v], half_codes<kFour>(dword, digit.half), hn::Set(di, digit.digits));
             }
           }
           HALFTONE_UNROLL
@@ -309,7 +320,8 @@ HWY_NOINLINE void dot_bytes(const ByteDotArgs& a) {
         for (int v = 0; v < V; ++v) {
           const int at = params + v * kLanes;
           if constexpr (kMin) {
-            const float q_sum = digit_sums[r] * 256 + digit_sums[R + r] + digit_sums[2 * R + r] * (1.0f / 256);
+            const float q_sum =
+                digit_sums[r] * 256 + digit_sums[R + r] + digit_sums[2 * R + r] * (1.0f / 256);
             total[r][v] = hn::MulAdd(hn::Set(d, q_sum), hn::Load(d, s.k_offset + at), total[r][v]);
           }
           total[r][v] = hn::MulAdd(x[v], hn::Load(d, s.k_scale + at), total[r][v]);
@@ -319,7 +331,8 @@ HWY_NOINLINE void dot_bytes(const ByteDotArgs& a) {
     HALFTONE_UNROLL
     for (int i = 0; i < R * V; ++i) {
       const VF unit = hn::Set(d, s.q_unit[a.block->first + i / V] * 256);
-      hn::Store(hn::Mul(total[i / V][i % V], unit), d, a.dots + i / V * kChunkTokens + token + i % V * kLanes);
+      hn::Store(hn::Mul(total[i / V][i % V], unit), d,
+                a.dots + i / V * kChunkTokens + token + i % V * kLanes);
     }
   }
 }
@@ -339,7 +352,8 @@ ByteDotFunction dot_bytes_rows(int rows) {
 }
 
 inline ByteDotFunction dot_bytes_of(Element element, int rows) {
-  if (four_bits(element)) return asymmetric(element) ? dot_bytes_rows<true, true>(rows) : dot_bytes_rows<true, false>(rows);
+  if (four_bits(element))
+    return asymmetric(element) ? dot_bytes_rows<true, true>(rows) : dot_bytes_rows<true, false>(rows);
   return asymmetric(element) ? dot_bytes_rows<false, true>(rows) : dot_bytes_rows<false, false>(rows);
 }
 

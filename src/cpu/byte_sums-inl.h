@@ -1,9 +1,10 @@
-// Direct path, V of int8 or int4 codes on AVX-512 with VNNI: sums of p * v over the tiles of a chunk, in integers.
+// Direct path, V of int8 or int4 codes on AVX-512 with VNNI: sums of p * v over the tiles of a chunk, in
+// integers.
 //
-// A token's weight is p times its scale. The weights of a row and scale group become fixed-point numbers of 24
-// bits (a power of two times the weights, rounded: the largest is exact) in three unsigned digits of 8 bits, and
-// one instruction multiplies 64 digits with signed codes and adds four products. A chunk's sums are exact; they
-// meet in fp32 once per chunk.
+// A token's weight is p times its scale. The weights of a row and scale group become fixed-point numbers of
+// 24 bits (a power of two times the weights, rounded: the largest is exact) in three unsigned digits of 8
+// bits, and one instruction multiplies 64 digits with signed codes and adds four products. A chunk's sums are
+// exact; they meet in fp32 once per chunk.
 
 #include "cpu/byte_dots-inl.h"
 #include "cpu/tiles.h"
@@ -22,11 +23,12 @@ namespace HWY_NAMESPACE {
 
 #if HWY_TARGET == HWY_AVX3_DL
 
-/// Symmetric 4-bit codes are used where they are in their byte, the low ones moved up: 16 times their value, signed.
+/// Symmetric 4-bit codes are used where they are in their byte, the low ones moved up: 16 times their value,
+/// signed.
 constexpr float byte_code_unit(Element element) { return element == Element::kI4 ? 1.0f / 16 : 1.0f; }
 
-/// Zero points and offsets of an asymmetric V of a chunk (see ZeroPoint), [group][kChunkTokens]. 8 bits: the zero
-/// point is 128, which makes codes signed.
+/// Zero points and offsets of an asymmetric V of a chunk (see ZeroPoint), [group][kChunkTokens]. 8 bits: the
+/// zero point is 128, which makes codes signed.
 HWY_INLINE void load_v_zero_points(const Side& side, const Chunk& chunk, const float* scale, const float* min,
                                    ByteScratch& s) {
   const F d;
@@ -65,10 +67,11 @@ struct WeightScale {
   float unit[R];  ///< what one of them is worth: NaN if a weight is not finite
 };
 
-/// Only weights of `sign` count. Returns whether there are others. A weight is 0 where p is, whatever the scale.
+/// Only weights of `sign` count. Returns whether there are others. A weight is 0 where p is, whatever the
+/// scale.
 template <int R>
-HWY_INLINE bool weight_scale(const float* p, const float* scale, std::int64_t scale_stride, int tiles, float sign,
-                             WeightScale<R>& out) {
+HWY_INLINE bool weight_scale(const float* p, const float* scale, std::int64_t scale_stride, int tiles,
+                             float sign, WeightScale<R>& out) {
   const F d;
   const I di;
   VI largest[4];
@@ -172,7 +175,8 @@ HWY_INLINE bool class_weights(const ByteSumArgs& a, float sign) {
   }
   // Byte i of a pattern is a digit of token[i]; in dwords of `second`, of the second weights.
   const __m512i four = _mm512_slli_epi32(_mm512_loadu_si512(a.map->token.data()), 2);
-  const __m512i token = _mm512_mask_or_epi32(four, static_cast<__mmask16>(a.cls->second), four, _mm512_set1_epi8(64));
+  const __m512i token =
+      _mm512_mask_or_epi32(four, static_cast<__mmask16>(a.cls->second), four, _mm512_set1_epi8(64));
   const __m512i index[3] = {_mm512_add_epi8(token, _mm512_set1_epi8(2)),
                             _mm512_add_epi8(token, _mm512_set1_epi8(1)), token};  // the highest digit first
   // NaN, where p is 0 and the scale is garbage, becomes the lowest integer and then 0.
@@ -186,7 +190,8 @@ HWY_INLINE bool class_weights(const ByteSumArgs& a, float sign) {
       const __m512i zero_b = _mm512_load_si512(zero + group_b * kChunkTokens);
       _mm512_store_si512(s.zero_pattern + i * 64, _mm512_permutex2var_epi8(zero_a, token, zero_b));
     }
-    const VF scales_a = hn::LoadU(d, scale_a + i * a.scale_stride), scales_b = hn::LoadU(d, scale_b + i * a.scale_stride);
+    const VF scales_a = hn::LoadU(d, scale_a + i * a.scale_stride),
+             scales_b = hn::LoadU(d, scale_b + i * a.scale_stride);
     std::uint8_t* pattern = s.pattern + i * R * 3 * 64;
     HALFTONE_UNROLL
     for (int r = 0; r < R; ++r, pattern += 3 * 64) {
@@ -212,7 +217,8 @@ HWY_INLINE void sum_block(const ByteSumArgs& a, int vector, const float* alpha) 
   const VI shuffle = hn::LoadU(di, reinterpret_cast<const std::int32_t*>(a.map->shuffle.data()));
   VI sum[3][A][P][R];
   HALFTONE_UNROLL
-  for (int i = 0; i < 3 * A * P * R; ++i) sum[i / (A * P * R)][i / (P * R) % A][i / R % P][i % R] = hn::Zero(di);
+  for (int i = 0; i < 3 * A * P * R; ++i)
+    sum[i / (A * P * R)][i / (P * R) % A][i / R % P][i % R] = hn::Zero(di);
   const std::uint8_t* pattern = s.pattern;
   for (int tile = 0; tile < a.chunk->tiles; ++tile) {
     a.prefetcher->advance();
@@ -303,8 +309,8 @@ inline ByteSumFunction sum_bytes_of(Element element, int rows) {
 }
 
 /// Adds up the lanes of a block's sums: out [R][dim].
-inline void gather_bytes(const Side& side, const VBytes& map, int rows, const float* acc, const float* offset_sums,
-                         float* out) {
+inline void gather_bytes(const Side& side, const VBytes& map, int rows, const float* acc,
+                         const float* offset_sums, float* out) {
   const int width = static_cast<int>(map.offset.size()) * planes_of(side.element), dim = side.dim;
   for (int r = 0; r < rows; ++r) {
     for (int d = 0; d < dim; ++d) {

@@ -133,7 +133,8 @@ class DirectItem {
     for (int r = 0; r < block.rows; ++r) {
       load_query(layer_, item_, block.first + r, s_.row);
 #if HWY_TARGET == HWY_AVX3_DL
-      k_bytes_ = k_bytes_ && store_digits(layer_.maps->k_columns, layer_.k.element, s_.row, block.bytes, r, s_.bytes);
+      k_bytes_ = k_bytes_ &&
+                 store_digits(layer_.maps->k_columns, layer_.k.element, s_.row, block.bytes, r, s_.bytes);
 #endif
       for (int i = 0; i < k_map_.width(); ++i) {
         const int dim = k_map_.dims[i];
@@ -192,8 +193,8 @@ class DirectItem {
     for (int b = 0; b < blocks_; ++b) {
       const int first = block_[b].first;
       block_[b].sum_bytes({&layer_.maps->v_bytes, nullptr, &chunk, s_.v_scale, kTileTokens * layer_.v.groups,
-                           s_.scores + first * kChunkTokens, rescale ? s_.alpha + first : nullptr, block_[b].acc,
-                           offset_sums(block_[b]), layer_.v.groups, &s_.bytes, &prefetcher_});
+                           s_.scores + first * kChunkTokens, rescale ? s_.alpha + first : nullptr,
+                           block_[b].acc, offset_sums(block_[b]), layer_.v.groups, &s_.bytes, &prefetcher_});
     }
   }
 
@@ -409,7 +410,7 @@ class DirectItem {
   const ScoreTransform transform_;
   CommonView common_;
   Prefetcher prefetcher_;
-  int advances_ = 0;  ///< calls of prefetcher_.advance() per chunk
+  int advances_ = 0;      ///< calls of prefetcher_.advance() per chunk
   bool k_bytes_ = false;  ///< bytes of K are multiplied with digits of Q
   bool v_bytes_ = false;  ///< bytes of V are multiplied with digits of p
   RowBlock block_[kDirectRows];

@@ -102,27 +102,27 @@ inline RowView row_view(const Layer& layer, const Item& item, int row) {
 
 /// Working memory of the kernels that multiply bytes: see bytes-inl.h.
 struct alignas(64) ByteScratch {
-  std::int32_t columns[kChunkTokens * kMaxDim / 4];     ///< K of a chunk, [column][kChunkTokens]
-  float k_scale[kMaxGroups * kChunkTokens];             // [group][kChunkTokens]
-  float k_zero[kMaxGroups * kChunkTokens];              // likewise, whole numbers
+  std::int32_t columns[kChunkTokens * kMaxDim / 4];  ///< K of a chunk, [column][kChunkTokens]
+  float k_scale[kMaxGroups * kChunkTokens];          // [group][kChunkTokens]
+  float k_zero[kMaxGroups * kChunkTokens];           // likewise, whole numbers
   float k_offset[kMaxGroups * kChunkTokens];
   float v_offset[kMaxGroups * kChunkTokens];
   std::int32_t v_zero[kMaxGroups * kChunkTokens];
   std::int8_t zero_pattern[kChunkTiles * 64];
   float offset_sums[kDirectRows * kMaxGroups * 16];
-  std::int32_t q[kDirectRows * kMaxDim / 2];            ///< per block of rows: [column][half][2 digits][rows]
-  std::int32_t q_start[kDirectRows * kMaxGroups * 3];   ///< per block of rows: [group][3 digits][rows]
-  float q_sums[kDirectRows * kMaxGroups * 3];           ///< likewise: sums of the digits
+  std::int32_t q[kDirectRows * kMaxDim / 2];           ///< per block of rows: [column][half][2 digits][rows]
+  std::int32_t q_start[kDirectRows * kMaxGroups * 3];  ///< per block of rows: [group][3 digits][rows]
+  float q_sums[kDirectRows * kMaxGroups * 3];          ///< likewise: sums of the digits
   struct LowDigit {
     std::int32_t column;  ///< offset in `columns`
     std::int32_t half;    ///< 4 bits: 1 for the high nibbles
     std::int32_t digits;  ///< of four dims
   };
-  LowDigit low[kDirectRows][kMaxDim / 4];               ///< of Q where they are not 0, group after group
+  LowDigit low[kDirectRows][kMaxDim / 4];  ///< of Q where they are not 0, group after group
   std::int32_t low_end[kDirectRows][kMaxGroups];
-  float q_unit[kDirectRows];                            ///< value of a row's lowest digit
-  std::uint8_t pattern[kChunkTiles * 4 * 3 * 64];       ///< digits of V's weights, [tile][row][digit][64]
-  float unit[4 * 2 * 16];                               ///< [row][high, low digits][dword]
+  float q_unit[kDirectRows];                       ///< value of a row's lowest digit
+  std::uint8_t pattern[kChunkTiles * 4 * 3 * 64];  ///< digits of V's weights, [tile][row][digit][64]
+  float unit[4 * 2 * 16];                          ///< [row][high, low digits][dword]
 };
 
 /// Working memory of one thread, all parts 64-byte aligned. Floats unless stated.

@@ -344,8 +344,9 @@ const LayerMaps& layer_maps(const MapKey& k, const MapKey& v, int lanes) {
   const auto key = std::make_tuple(k, v, lanes);
   auto at = all.find(key);
   if (at == all.end()) {
-    at = all.emplace(key, LayerMaps{make_k_map(k, lanes), make_v_map(v, lanes), make_v_quads(v), make_k_columns(k),
-                                     make_v_bytes(v)}).first;
+    at = all.emplace(key, LayerMaps{make_k_map(k, lanes), make_v_map(v, lanes), make_v_quads(v),
+                                    make_k_columns(k), make_v_bytes(v)})
+             .first;
   }
   return at->second;
 }

@@ -56,8 +56,8 @@ struct KMap {
   int width() const { return static_cast<int>(dims.size()); }
 };
 
-/// K of integer codes, dword by dword, for kernels whose lanes are tokens: a token's row of `columns` dwords lies
-/// at offset + token * stride of the tile's K data; sections follow each other in the column numbers.
+/// K of integer codes, dword by dword, for kernels whose lanes are tokens: a token's row of `columns` dwords
+/// lies at offset + token * stride of the tile's K data; sections follow each other in the column numbers.
 struct KSection {
   std::int32_t offset;
   std::int32_t stride;
@@ -65,8 +65,8 @@ struct KSection {
 };
 
 struct KColumns {
-  std::vector<KSection> sections;  ///< empty for other elements
-  int groups = 1;                  ///< that have scales of their own, equally many columns each
+  std::vector<KSection> sections;   ///< empty for other elements
+  int groups = 1;                   ///< that have scales of their own, equally many columns each
   std::vector<std::int32_t> order;  ///< column numbers, group after group
   std::vector<std::int16_t> dims;   ///< [column of `order`][code from low bits to high]: what it holds
 
@@ -107,8 +107,8 @@ struct VMap {
   int accumulators() const { return static_cast<int>(base.size()); }
 };
 
-/// Vectors of V that get their bytes' weights from the same groups: dwords of `second` from group_b, others from
-/// group_a.
+/// Vectors of V that get their bytes' weights from the same groups: dwords of `second` from group_b, others
+/// from group_a.
 struct VByteClass {
   int first;
   int count;
@@ -120,9 +120,10 @@ struct VByteClass {
   }
 };
 
-/// V of integer codes, 64 bytes at a time, for kernels that multiply bytes and add up four products: `shuffle`,
-/// which moves bytes within their 16, makes each dword four tokens of one dim (4 bits: of one dim in the low
-/// nibbles and one in the high ones), and byte i of every vector then belongs to token `token[i]` of the tile.
+/// V of integer codes, 64 bytes at a time, for kernels that multiply bytes and add up four products:
+/// `shuffle`, which moves bytes within their 16, makes each dword four tokens of one dim (4 bits: of one dim
+/// in the low nibbles and one in the high ones), and byte i of every vector then belongs to token `token[i]`
+/// of the tile.
 struct VBytes {
   std::array<std::uint8_t, 64> shuffle{};
   std::array<std::uint8_t, 64> token{};

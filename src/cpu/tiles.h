@@ -48,7 +48,8 @@ class Prefetcher {
     const std::uint8_t* const at = at_;
     if (at >= end_) return;
     const std::int64_t step = step_;
-    for (std::int64_t i = 0; i < step; i += kLine) __builtin_prefetch(at + i, 0, 2);  // may pass the end: harmless
+    for (std::int64_t i = 0; i < step; i += kLine)
+      __builtin_prefetch(at + i, 0, 2);  // may pass the end: harmless
     at_ = at + step;
     if (at_ >= end_ && left_ > 0) next_tile();
   }
