@@ -49,10 +49,11 @@ struct ZeroPoint {
   VF zero;
   VF offset;
 };
-HWY_INLINE ZeroPoint zero_point(VF scale, VF min, float largest_code) {
+HWY_INLINE ZeroPoint zero_point(VF scale, VF min, float smallest_code, float largest_code) {
   const F d;
   const VF wish = hn::Neg(hn::Mul(min, hn::ApproximateReciprocal(scale)));
-  const VF positive = hn::IfThenElseZero(hn::Gt(wish, hn::Zero(d)), wish);  // also where it is NaN
+  const VF least = hn::Set(d, smallest_code);
+  const VF positive = hn::IfThenElse(hn::Gt(wish, least), wish, least);  // also where it is NaN
   const VF zero = hn::Round(hn::Min(positive, hn::Set(d, largest_code)));
   return {zero, hn::MulAdd(zero, scale, min)};
 }
@@ -124,7 +125,7 @@ HWY_INLINE void store_k_params(const Side& side, VF scale, VF min, int at, ByteS
   const F d;
   hn::Store(scale, d, s.k_scale + at);
   if (!side.has_min) return;
-  const ZeroPoint x = zero_point(scale, min, four_bits(side.element) ? 15 : 255);
+  const ZeroPoint x = zero_point(scale, min, 0, four_bits(side.element) ? 15 : 255);
   hn::Store(x.zero, d, s.k_zero + at);
   hn::Store(x.offset, d, s.k_offset + at);
 }

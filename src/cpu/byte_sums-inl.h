@@ -1,10 +1,14 @@
 // Direct path, V of int8 or int4 codes on AVX-512 with VNNI: sums of p * v over the tiles of a chunk, in
 // integers.
 //
-// A token's weight is p times its scale. The weights of a row and scale group become fixed-point numbers of
-// 24 bits (a power of two times the weights, rounded: the largest is exact) in three unsigned digits of 8
-// bits, and one instruction multiplies 64 digits with signed codes and adds four products. A chunk's sums are
-// exact; they meet in fp32 once per chunk.
+// A token's weight is p times its scale. The weights of a row and scale group become fixed-point numbers (a
+// power of two times the weights, rounded) in unsigned digits of 8 bits, and one instruction multiplies 64
+// digits with signed codes and adds four products. A chunk's sums are exact; they meet in fp32 once per
+// chunk. Three digits hold the largest weight as fp32 does; two, where the output has 16 bits, hold it to
+// 2^-17, far below the output's own rounding.
+//
+// Rounding is relative to the largest weight. Where scales differ so much that this may be felt, or are
+// negative or not finite, the caller is told to sum that chunk in fp32.
 
 #include "cpu/byte_dots-inl.h"
 #include "cpu/tiles.h"
@@ -27,8 +31,9 @@ namespace HWY_NAMESPACE {
 /// signed.
 constexpr float byte_code_unit(Element element) { return element == Element::kI4 ? 1.0f / 16 : 1.0f; }
 
-/// Zero points and offsets of an asymmetric V of a chunk (see ZeroPoint), [group][kChunkTokens]. 8 bits: the
-/// zero point is 128, which makes codes signed.
+/// What is added to the codes of an asymmetric V of a chunk in integers (8 bits: after 128 was taken away, to
+/// make them signed), so that a sum of theirs cancels exactly, and offsets (see ZeroPoint):
+/// [group][kChunkTokens].
 HWY_INLINE void load_v_zero_points(const Side& side, const Chunk& chunk, const float* scale, const float* min,
                                    ByteScratch& s) {
   const F d;
@@ -36,13 +41,12 @@ HWY_INLINE void load_v_zero_points(const Side& side, const Chunk& chunk, const f
     for (int g = 0; g < side.groups; ++g) {
       const int from = (i * side.groups + g) * kTileTokens, to = g * kChunkTokens + i * kTileTokens;
       const VF scales = hn::LoadU(d, scale + from), mins = hn::LoadU(d, min + from);
-      if (four_bits(side.element)) {
-        const ZeroPoint x = zero_point(scales, mins, 15);
-        hn::Store(hn::ConvertTo(I(), x.zero), I(), s.v_zero + to);
-        hn::Store(x.offset, d, s.v_offset + to);
-      } else {
-        hn::Store(hn::MulAdd(scales, hn::Set(d, 128.0f), mins), d, s.v_offset + to);
-      }
+      // From 1, for 128 - 0 is no signed byte.
+      const ZeroPoint x =
+          four_bits(side.element) ? zero_point(scales, mins, 0, 15) : zero_point(scales, mins, 1, 255);
+      const VI bias = hn::Set(I(), four_bits(side.element) ? 0 : 128);
+      hn::Store(hn::Sub(bias, hn::ConvertTo(I(), x.zero)), I(), s.v_zero + to);
+      hn::Store(x.offset, d, s.v_offset + to);
     }
   }
 }
@@ -60,50 +64,15 @@ HWY_INLINE VI largest_of_four(const VI (&v)[4]) {
   return hn::Max(x, hn::SwapAdjacentBlocks(x));
 }
 
-/// How the weights of R rows and one group become integers below 2^24.
+/// How the weights of R rows and one group become integers below 2^bits.
 template <int R>
 struct WeightScale {
   float factor[R];
-  float unit[R];  ///< what one of them is worth: NaN if a weight is not finite
+  float unit[R];  ///< what one of them is worth
 };
 
-/// Only weights of `sign` count. Returns whether there are others. A weight is 0 where p is, whatever the
-/// scale.
-template <int R>
-HWY_INLINE bool weight_scale(const float* p, const float* scale, std::int64_t scale_stride, int tiles,
-                             float sign, WeightScale<R>& out) {
-  const F d;
-  const I di;
-  VI largest[4];
-  VI other = hn::Zero(di);
-  HALFTONE_UNROLL
-  for (int r = 0; r < 4; ++r) largest[r] = hn::Zero(di);
-  for (int i = 0; i < tiles; ++i) {
-    const VF scales = hn::Mul(hn::LoadU(d, scale + i * scale_stride), hn::Set(d, sign));
-    HALFTONE_UNROLL
-    for (int r = 0; r < R; ++r) {
-      const VF x = hn::Load(d, p + r * kChunkTokens + i * kTileTokens);
-      const VI weight = hn::BitCast(di, hn::IfThenElseZero(hn::Ne(x, hn::Zero(d)), hn::Mul(x, scales)));
-      other = hn::Or(other, weight);
-      largest[r] = hn::Max(largest[r], weight);  // a NaN is larger than infinity
-    }
-  }
-  // The largest is below 2^(exponent - 126): times 2^(150 - exponent) it is below 2^24.
-  const VI biased = hn::ShiftRight<23>(largest_of_four(largest));
-  const VI exponent = hn::Max(biased, hn::Set(di, 24));
-  const VF nan = hn::Set(d, __builtin_nanf(""));
-  const VF unit = hn::BitCast(d, hn::ShiftLeft<23>(hn::Sub(exponent, hn::Set(di, 23))));
-  HWY_ALIGN float factors[kMaxLanes];
-  HWY_ALIGN float units[kMaxLanes];
-  hn::Store(hn::BitCast(d, hn::ShiftLeft<23>(hn::Sub(hn::Set(di, 277), exponent))), d, factors);
-  hn::Store(hn::IfThenElse(hn::RebindMask(d, hn::Eq(biased, hn::Set(di, 255))), nan, unit), d, units);
-  HALFTONE_UNROLL
-  for (int r = 0; r < R; ++r) {
-    out.factor[r] = factors[r] * sign;
-    out.unit[r] = units[r] * sign;
-  }
-  return !hn::AllFalse(di, hn::Lt(other, hn::Zero(di)));
-}
+/// Rounding of weights may be this many times what it is where all tokens have the same scale.
+inline constexpr float kScaleSpread = 8;
 
 struct ByteSumArgs {
   const VBytes* map;
@@ -119,6 +88,65 @@ struct ByteSumArgs {
   ByteScratch* scratch;
   Prefetcher* prefetcher;
 };
+
+/// The weights of all groups as integers below 2^kBits. False if they cannot be: a weight is not finite or
+/// below 0 (which no append() makes), or the largest stands so high above the smallest scale that a row may
+/// see that tokens of small scales lose what they bring to the output.
+template <int R, int kBits>
+HWY_INLINE bool weight_scales(const ByteSumArgs& a, WeightScale<R>* out) {
+  const F d;
+  const I di;
+  const int tiles = a.chunk->tiles;
+  VI p_bits[4], seen[kChunkTiles];
+  HALFTONE_UNROLL
+  for (int r = 0; r < 4; ++r) p_bits[r] = hn::Zero(di);
+  for (int i = 0; i < tiles; ++i) {
+    seen[i] = hn::Zero(di);
+    HALFTONE_UNROLL
+    for (int r = 0; r < R; ++r) {
+      const VI x = hn::BitCast(di, hn::Load(d, a.p + r * kChunkTokens + i * kTileTokens));
+      seen[i] = hn::Or(seen[i], x);
+      p_bits[r] = hn::Max(p_bits[r], x);
+    }
+  }
+  const VF largest_p = hn::BitCast(d, largest_of_four(p_bits));
+  bool fits = true;
+  for (int g = 0; g < a.groups; ++g) {
+    VI largest[4];
+    HALFTONE_UNROLL
+    for (int r = 0; r < 4; ++r) largest[r] = hn::Zero(di);
+    const VF huge = hn::Set(d, 0x1p100f);
+    VF smallest_scale = huge;
+    for (int i = 0; i < tiles; ++i) {
+      // What no row sees does not count, whatever its scale.
+      const auto mask = hn::RebindMask(d, hn::Ne(seen[i], hn::Zero(di)));
+      const VF scale = hn::LoadU(d, a.scale + i * a.scale_stride + g * kTileTokens);
+      const VF seen_scale = hn::IfThenElseZero(mask, scale);
+      smallest_scale = hn::Min(smallest_scale, hn::IfThenElse(mask, scale, huge));
+      HALFTONE_UNROLL
+      for (int r = 0; r < R; ++r) {
+        const VF p = hn::Load(d, a.p + r * kChunkTokens + i * kTileTokens);
+        largest[r] = hn::Max(largest[r], hn::BitCast(di, hn::Mul(p, seen_scale)));  // NaN: above infinity
+      }
+    }
+    const VI largest_weight = largest_of_four(largest);
+    const VF limit = hn::Mul(largest_p, hn::Mul(hn::MinOfLanes(d, smallest_scale), hn::Set(d, kScaleSpread)));
+    fits &= hn::AllTrue(d, hn::Le(hn::BitCast(d, largest_weight), limit));
+    fits &= hn::AllTrue(di, hn::Lt(largest_weight, hn::Set(di, 255 << 23)));
+    // The largest is below 2^(exponent - 126): times 2^(kBits + 126 - exponent) it is below 2^kBits.
+    const VI exponent = hn::Max(hn::ShiftRight<23>(largest_weight), hn::Set(di, kBits));
+    HWY_ALIGN float factors[kMaxLanes];
+    HWY_ALIGN float units[kMaxLanes];
+    hn::Store(hn::BitCast(d, hn::ShiftLeft<23>(hn::Sub(hn::Set(di, 253 + kBits), exponent))), d, factors);
+    hn::Store(hn::BitCast(d, hn::ShiftLeft<23>(hn::Sub(exponent, hn::Set(di, kBits - 1)))), d, units);
+    HALFTONE_UNROLL
+    for (int r = 0; r < R; ++r) {
+      out[g].factor[r] = factors[r];
+      out[g].unit[r] = units[r];
+    }
+  }
+  return fits;
+}
 
 /// Adds p * offset of a chunk.
 template <int R>
@@ -146,9 +174,9 @@ HWY_INLINE void sum_offsets(const ByteSumArgs& a) {
   }
 }
 
-/// Weights of a class, digit by digit, in the lanes of its vectors. Returns as weight_scale().
-template <Element kElement, int R>
-HWY_INLINE bool class_weights(const ByteSumArgs& a, float sign) {
+/// Weights of a class, digit by digit, in the lanes of its vectors.
+template <Element kElement, int R, int kDigits>
+HWY_INLINE void class_weights(const ByteSumArgs& a, const WeightScale<R>* scales) {
   const F d;
   const I di;
   ByteScratch& s = *a.scratch;
@@ -156,20 +184,13 @@ HWY_INLINE bool class_weights(const ByteSumArgs& a, float sign) {
   const bool two = group_b != group_a;
   const float* scale_a = a.scale + group_a * kTileTokens;
   const float* scale_b = a.scale + group_b * kTileTokens;
-  WeightScale<R> first, second;
-  bool other = weight_scale<R>(a.p, scale_a, a.scale_stride, tiles, sign, first);
-  if (two) {
-    other |= weight_scale<R>(a.p, scale_b, a.scale_stride, tiles, sign, second);
-  } else {
-    second = first;
-  }
+  const WeightScale<R>&first = scales[group_a], &second = scales[group_b];
   const hn::Mask<F> second_lanes{static_cast<__mmask16>(a.cls->second)};
   VF factor_a[R], factor_b[R];
   HALFTONE_UNROLL
   for (int r = 0; r < R; ++r) {
     const VF x = hn::IfThenElse(second_lanes, hn::Set(d, second.unit[r]), hn::Set(d, first.unit[r]));
-    hn::Store(hn::Mul(x, hn::Set(d, byte_code_unit(kElement) * 0x1p16f)), d, s.unit + r * 2 * kLanes);
-    hn::Store(hn::Mul(x, hn::Set(d, byte_code_unit(kElement))), d, s.unit + (r * 2 + 1) * kLanes);
+    hn::Store(hn::Mul(x, hn::Set(d, byte_code_unit(kElement))), d, s.unit + r * kLanes);
     factor_a[r] = hn::Set(d, first.factor[r]);
     factor_b[r] = hn::Set(d, second.factor[r]);
   }
@@ -177,48 +198,67 @@ HWY_INLINE bool class_weights(const ByteSumArgs& a, float sign) {
   const __m512i four = _mm512_slli_epi32(_mm512_loadu_si512(a.map->token.data()), 2);
   const __m512i token =
       _mm512_mask_or_epi32(four, static_cast<__mmask16>(a.cls->second), four, _mm512_set1_epi8(64));
-  const __m512i index[3] = {_mm512_add_epi8(token, _mm512_set1_epi8(2)),
-                            _mm512_add_epi8(token, _mm512_set1_epi8(1)), token};  // the highest digit first
-  // NaN, where p is 0 and the scale is garbage, becomes the lowest integer and then 0.
-  const auto weight = [&](VF p, VF scales, VF factor) HWY_ATTR {
-    return hn::Max(VI{_mm512_cvtps_epi32(hn::Mul(p, hn::Mul(scales, factor)).raw)}, hn::Zero(di)).raw;
+  __m512i index[kDigits];  // the highest digit first
+  HALFTONE_UNROLL
+  for (int digit = 0; digit < kDigits; ++digit)
+    index[digit] = _mm512_add_epi8(token, _mm512_set1_epi8(static_cast<char>(kDigits - 1 - digit)));
+  // max_ps returns 0 for a NaN, which is where p is 0 and the scale is garbage. 24 bits need no upper limit:
+  // the largest weight is exact.
+  const auto weight = [&](VF p, VF scale, VF factor) HWY_ATTR {
+    __m512 x = _mm512_max_ps(hn::Mul(p, hn::Mul(scale, factor)).raw, _mm512_setzero_ps());
+    if constexpr (kDigits < 3) x = _mm512_min_ps(x, _mm512_set1_ps((1 << 8 * kDigits) - 1));
+    return _mm512_cvtps_epi32(x);
   };
+  VI start[kDigits][R];
+  HALFTONE_UNROLL
+  for (int i = 0; i < kDigits * R; ++i) start[i / R][i % R] = hn::Zero(di);
   for (int i = 0; i < tiles; ++i) {
-    if constexpr (kElement == Element::kU4) {
-      const std::int32_t* zero = s.v_zero + i * kTileTokens;
-      const __m512i zero_a = _mm512_load_si512(zero + group_a * kChunkTokens);
-      const __m512i zero_b = _mm512_load_si512(zero + group_b * kChunkTokens);
-      _mm512_store_si512(s.zero_pattern + i * 64, _mm512_permutex2var_epi8(zero_a, token, zero_b));
+    VI zero = hn::Zero(di);
+    if constexpr (asymmetric(kElement)) {
+      const std::int32_t* zeros = s.v_zero + i * kTileTokens;
+      const __m512i zero_a = _mm512_load_si512(zeros + group_a * kChunkTokens);
+      const __m512i zero_b = _mm512_load_si512(zeros + group_b * kChunkTokens);
+      zero = VI{_mm512_permutex2var_epi8(zero_a, token, zero_b)};
     }
     const VF scales_a = hn::LoadU(d, scale_a + i * a.scale_stride),
              scales_b = hn::LoadU(d, scale_b + i * a.scale_stride);
-    std::uint8_t* pattern = s.pattern + i * R * 3 * 64;
+    std::uint8_t* pattern = s.pattern + i * R * kDigits * 64;
     HALFTONE_UNROLL
-    for (int r = 0; r < R; ++r, pattern += 3 * 64) {
+    for (int r = 0; r < R; ++r, pattern += kDigits * 64) {
       const VF p = hn::Load(d, a.p + r * kChunkTokens + i * kTileTokens);
       const __m512i weight_a = weight(p, scales_a, factor_a[r]);
       const __m512i weight_b = two ? weight(p, scales_b, factor_b[r]) : weight_a;
       HALFTONE_UNROLL
-      for (int digit = 0; digit < 3; ++digit)
-        _mm512_store_si512(pattern + digit * 64, _mm512_permutex2var_epi8(weight_a, index[digit], weight_b));
+      for (int digit = 0; digit < kDigits; ++digit) {
+        const __m512i digits = _mm512_permutex2var_epi8(weight_a, index[digit], weight_b);
+        _mm512_store_si512(pattern + digit * 64, digits);
+        if constexpr (asymmetric(kElement))
+          start[digit][r] = add_byte_products(start[digit][r], VI{digits}, zero);
+      }
     }
   }
-  return other;
+  if constexpr (asymmetric(kElement)) {
+    HALFTONE_UNROLL
+    for (int i = 0; i < kDigits * R; ++i) hn::Store(start[i / R][i % R], di, s.v_start + i * kLanes);
+  }
 }
 
 /// A vectors of V.
-template <Element kElement, int R, int A>
-HWY_INLINE void sum_block(const ByteSumArgs& a, int vector, const float* alpha) {
+template <Element kElement, int R, int kDigits, int A>
+HWY_INLINE void sum_block(const ByteSumArgs& a, int vector) {
   constexpr int P = planes_of(kElement);
   const F d;
   const I di;
   const ByteScratch& s = *a.scratch;
   const std::int32_t* offset = a.map->offset.data() + vector;
   const VI shuffle = hn::LoadU(di, reinterpret_cast<const std::int32_t*>(a.map->shuffle.data()));
-  VI sum[3][A][P][R];
+  VI sum[kDigits][A][P][R];
   HALFTONE_UNROLL
-  for (int i = 0; i < 3 * A * P * R; ++i)
-    sum[i / (A * P * R)][i / (P * R) % A][i / R % P][i % R] = hn::Zero(di);
+  for (int i = 0; i < kDigits * A * P * R; ++i) {
+    const int digit = i / (A * P * R), r = i % R;
+    sum[digit][i / (P * R) % A][i / R % P][r] =
+        asymmetric(kElement) ? hn::Load(di, s.v_start + (digit * R + r) * kLanes) : hn::Zero(di);
+  }
   const std::uint8_t* pattern = s.pattern;
   for (int tile = 0; tile < a.chunk->tiles; ++tile) {
     a.prefetcher->advance();
@@ -233,21 +273,19 @@ HWY_INLINE void sum_block(const ByteSumArgs& a, int vector, const float* alpha) 
         code[i][0] = hn::Xor(hn::And(hn::ShiftLeft<4>(bytes), high), sign);
         code[i][1] = hn::Xor(hn::And(bytes, high), sign);
       } else if constexpr (kElement == Element::kU4) {
-        const hn::Repartition<std::int8_t, I> d8;
         const VI low = hn::Set(di, 0x0f0f0f0f);
-        const auto zero = hn::Load(d8, s.zero_pattern + tile * 64);
-        code[i][0] = hn::BitCast(di, hn::Sub(hn::BitCast(d8, hn::And(bytes, low)), zero));
-        code[i][1] = hn::BitCast(di, hn::Sub(hn::BitCast(d8, hn::And(hn::ShiftRight<4>(bytes), low)), zero));
+        code[i][0] = hn::And(bytes, low);
+        code[i][1] = hn::And(hn::ShiftRight<4>(bytes), low);
       } else {
         code[i][0] = kElement == Element::kU8 ? hn::Xor(bytes, sign) : bytes;
       }
     }
     HALFTONE_UNROLL
-    for (int i = 0; i < R * 3; ++i, pattern += 64) {
+    for (int i = 0; i < R * kDigits; ++i, pattern += 64) {
       const VI weight = hn::Load(di, reinterpret_cast<const std::int32_t*>(pattern));
       HALFTONE_UNROLL
       for (int j = 0; j < A * P; ++j) {
-        VI& x = sum[i % 3][j / P][j % P][i / 3];
+        VI& x = sum[i % kDigits][j / P][j % P][i / kDigits];
         x = add_byte_products(x, weight, code[j / P][j % P]);
       }
     }
@@ -257,10 +295,12 @@ HWY_INLINE void sum_block(const ByteSumArgs& a, int vector, const float* alpha) 
   for (int i = 0; i < A * P * R; ++i) {
     const int v = i / (P * R), plane = i / R % P, r = i % R;
     VF x = hn::Load(d, acc + i * kLanes);
-    if (alpha != nullptr) x = hn::Mul(x, hn::Set(d, alpha[r]));
-    const VI low = hn::Add(hn::ShiftLeft<8>(sum[1][v][plane][r]), sum[2][v][plane][r]);
-    x = hn::MulAdd(hn::ConvertTo(d, low), hn::Load(d, s.unit + (r * 2 + 1) * kLanes), x);
-    x = hn::MulAdd(hn::ConvertTo(d, sum[0][v][plane][r]), hn::Load(d, s.unit + r * 2 * kLanes), x);
+    if (a.alpha != nullptr) x = hn::Mul(x, hn::Set(d, a.alpha[r]));
+    const VF unit = hn::Load(d, s.unit + r * kLanes);
+    const VI low = hn::Add(hn::ShiftLeft<8>(sum[kDigits - 2][v][plane][r]), sum[kDigits - 1][v][plane][r]);
+    x = hn::MulAdd(hn::ConvertTo(d, low), unit, x);
+    if constexpr (kDigits == 3)
+      x = hn::MulAdd(hn::ConvertTo(d, sum[0][v][plane][r]), hn::Mul(unit, hn::Set(d, 0x1p16f)), x);
     hn::Store(x, d, acc + i * kLanes);
   }
 }
@@ -268,25 +308,23 @@ HWY_INLINE void sum_block(const ByteSumArgs& a, int vector, const float* alpha) 
 /// Vectors of one sum_block(): as many as their sums fit into registers.
 constexpr int byte_sum_vectors(bool four, int rows) { return 8 / rows / (four ? 2 : 1); }
 
-template <Element kElement, int R>
-HWY_NOINLINE void sum_bytes(ByteSumArgs a) {
+/// Adds p * v of a chunk to the sums, or returns false and leaves them alone: see weight_scales().
+template <Element kElement, int R, int kDigits>
+HWY_NOINLINE bool sum_bytes(ByteSumArgs a) {
   constexpr int A = byte_sum_vectors(four_bits(kElement), R);
+  WeightScale<R> scales[kMaxGroups];
+  if (!weight_scales<R, 8 * kDigits>(a, scales)) return false;
   if constexpr (asymmetric(kElement)) sum_offsets<R>(a);
   for (const VByteClass& cls : a.map->classes) {
     a.cls = &cls;
-    const float* alpha = a.alpha;
-    float sign = 1;
-    for (bool more = true; more;) {  // weights below 0, which no append() makes, are a second pass
-      more = class_weights<kElement, R>(a, sign) && sign > 0;
-      int i = 0;
-      for (; i + A <= cls.count; i += A) sum_block<kElement, R, A>(a, cls.first + i, alpha);
-      if constexpr (A > 1) {
-        for (; i < cls.count; ++i) sum_block<kElement, R, 1>(a, cls.first + i, alpha);
-      }
-      alpha = nullptr;
-      sign = -1;
+    class_weights<kElement, R, kDigits>(a, scales);
+    int i = 0;
+    for (; i + A <= cls.count; i += A) sum_block<kElement, R, kDigits, A>(a, cls.first + i);
+    if constexpr (A > 1) {
+      for (; i < cls.count; ++i) sum_block<kElement, R, kDigits, 1>(a, cls.first + i);
     }
   }
+  return true;
 }
 
 /// How often sum_bytes() calls Prefetcher::advance() for one tile, at least.
@@ -294,18 +332,25 @@ inline int byte_sum_advances(const VBytes& map, bool four, int rows) {
   return static_cast<int>(map.offset.size()) / byte_sum_vectors(four, rows);
 }
 
-using ByteSumFunction = void (*)(ByteSumArgs);
+using ByteSumFunction = bool (*)(ByteSumArgs);
 
-template <Element kElement>
+template <Element kElement, int kDigits>
 ByteSumFunction sum_bytes_rows(int rows) {
-  return rows == 4 ? sum_bytes<kElement, 4> : rows == 2 ? sum_bytes<kElement, 2> : sum_bytes<kElement, 1>;
+  return rows == 4   ? sum_bytes<kElement, 4, kDigits>
+         : rows == 2 ? sum_bytes<kElement, 2, kDigits>
+                     : sum_bytes<kElement, 1, kDigits>;
 }
 
-inline ByteSumFunction sum_bytes_of(Element element, int rows) {
-  return element == Element::kI8   ? sum_bytes_rows<Element::kI8>(rows)
-         : element == Element::kI4 ? sum_bytes_rows<Element::kI4>(rows)
-         : element == Element::kU8 ? sum_bytes_rows<Element::kU8>(rows)
-                                   : sum_bytes_rows<Element::kU4>(rows);
+template <int kDigits>
+ByteSumFunction sum_bytes_digits(Element element, int rows) {
+  return element == Element::kI8   ? sum_bytes_rows<Element::kI8, kDigits>(rows)
+         : element == Element::kI4 ? sum_bytes_rows<Element::kI4, kDigits>(rows)
+         : element == Element::kU8 ? sum_bytes_rows<Element::kU8, kDigits>(rows)
+                                   : sum_bytes_rows<Element::kU4, kDigits>(rows);
+}
+
+inline ByteSumFunction sum_bytes_of(Element element, int rows, DType out) {
+  return out == DType::kFloat32 ? sum_bytes_digits<3>(element, rows) : sum_bytes_digits<2>(element, rows);
 }
 
 /// Adds up the lanes of a block's sums: out [R][dim].
@@ -326,6 +371,25 @@ inline void gather_bytes(const Side& side, const VBytes& map, int rows, const fl
     for (int i = 0; i < width; ++i) {
       for (int lane = 0; lane < 16; ++lane)
         out[r * dim + map.dims[i * 16 + lane]] += acc[(i * rows + r) * 16 + lane];
+    }
+  }
+}
+
+/// Multiplies the sums of a block, [n][rows][16], with alpha [rows].
+inline void scale_sums(float* sums, int n, int rows, const float* alpha) {
+  for (int i = 0; i < n * rows; ++i) {
+    for (int lane = 0; lane < 16; ++lane) sums[i * 16 + lane] *= alpha[i % rows];
+  }
+}
+
+/// Adds x [rows][dim] to the sums of a block, each dim to one of its lanes, and leaves x zero.
+inline void add_to_bytes(const VBytes& map, int rows, int dim, float* x, float* acc) {
+  const int width = static_cast<int>(map.dims.size()) / 16;
+  for (int i = 0; i < width * 16; ++i) {
+    for (int r = 0; r < rows; ++r) {
+      float& from = x[r * dim + map.dims[i]];
+      acc[(i / 16 * rows + r) * 16 + i % 16] += from;
+      from = 0;
     }
   }
 }

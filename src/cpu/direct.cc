@@ -101,7 +101,7 @@ class DirectItem {
                {rows, s_.bytes.q + first * layer_.head_dim / 2, s_.bytes.q_start + first * kMaxGroups * 3,
                 s_.bytes.q_sums + first * kMaxGroups * 3, first},
                dot_bytes_of(layer_.k.element, rows),
-               sum_bytes_of(layer_.v.element, rows)
+               sum_bytes_of(layer_.v.element, rows, layer_.plan->problem.out_dtype)
 #endif
       };
       load_block(block);
@@ -159,9 +159,9 @@ class DirectItem {
     bool rescale = false;
     for (int b = 0; b < blocks_; ++b) rescale |= softmax(chunk, partial, block_[b]);
     if (v_bytes_) {
-      sum_chunk(chunk, rescale);
+      sum_chunk(chunk, partial, rescale);
     } else {
-      accumulate(chunk, partial, rescale);
+      accumulate(chunk, partial, rescale, block_, blocks_);
     }
   }
 
@@ -188,14 +188,39 @@ class DirectItem {
     }
   }
 
-  void sum_chunk(const Chunk& chunk, bool rescale) {
+  void sum_chunk(const Chunk& chunk, bool partial, bool rescale) {
     if (layer_.v.has_min) load_v_zero_points(layer_.v, chunk, s_.v_scale, s_.v_min, s_.bytes);
     for (int b = 0; b < blocks_; ++b) {
-      const int first = block_[b].first;
-      block_[b].sum_bytes({&layer_.maps->v_bytes, nullptr, &chunk, s_.v_scale, kTileTokens * layer_.v.groups,
-                           s_.scores + first * kChunkTokens, rescale ? s_.alpha + first : nullptr,
-                           block_[b].acc, offset_sums(block_[b]), layer_.v.groups, &s_.bytes, &prefetcher_});
+      const RowBlock& block = block_[b];
+      const float* alpha = rescale ? s_.alpha + block.first : nullptr;
+      const bool done =
+          block.sum_bytes({&layer_.maps->v_bytes, nullptr, &chunk, s_.v_scale, kTileTokens * layer_.v.groups,
+                           s_.scores + block.first * kChunkTokens, alpha, block.acc, offset_sums(block),
+                           layer_.v.groups, &s_.bytes, &prefetcher_});
+      if (!done) sum_in_fp32(chunk, partial, alpha, block);
     }
+  }
+
+  /// A block's chunk whose weights do not fit into integers.
+  void sum_in_fp32(const Chunk& chunk, bool partial, const float* alpha, const RowBlock& block) {
+    const VBytes& map = layer_.maps->v_bytes;
+    if (alpha != nullptr) {
+      scale_sums(block.acc, static_cast<int>(map.dims.size()) / 16, block.rows, alpha);
+      scale_sums(offset_sums(block), layer_.v.groups, block.rows, alpha);
+    }
+    float* p = s_.scores + block.first * kChunkTokens;
+    for (int i = 0; !layer_.v.has_min && layer_.v.groups == 1 && i < block.rows * chunk.tiles; ++i) {
+      const int t = i % chunk.tiles * kTileTokens, at = i / chunk.tiles * kChunkTokens + t;
+      scale_weights(p + at, s_.v_scale + t, p + at);
+    }
+    RowBlock part = block;  // with sums of its own, in memory that only the blocked path uses
+    part.acc = s_.decoded;
+    float* out = part.acc + block.rows * acc_width();
+    static_assert(sizeof(s_.decoded) >= 5 * 4 * kMaxDim * sizeof(float));
+    std::fill_n(part.acc, block.rows * acc_width(), 0.0f);
+    accumulate(chunk, partial, false, &part, 1);
+    gather_lanes(layer_.v, v_map_, block.rows, part.acc, out);
+    add_to_bytes(map, block.rows, layer_.v_dim, out, block.acc);
   }
 
   float* offset_sums(const RowBlock& block) const {
@@ -203,7 +228,7 @@ class DirectItem {
   }
 #else
   void dot_chunk(const Chunk&) {}
-  void sum_chunk(const Chunk&, bool) {}
+  void sum_chunk(const Chunk&, bool, bool) {}
 #endif
 
   /// Turns a block's dots into p, with the scales of V if they enter there. Returns whether its accumulators
@@ -292,7 +317,7 @@ class DirectItem {
   /// V is symmetric and its scales belong to whole tokens: they enter with p.
   bool scales_whole_tokens() const { return !v_bytes_ && !layer_.v.has_min && layer_.v.groups == 1; }
 
-  void accumulate(const Chunk& chunk, bool partial, bool rescale) {
+  void accumulate(const Chunk& chunk, bool partial, bool rescale, const RowBlock* blocks, int count) {
     const Side& side = layer_.v;
     const bool select = partial && side.may_hold_nan(), packed = !row_order(side.element);
     PvArgs args{&v_map_,        nullptr, &chunk,  nullptr,     s_.scale_pattern,
@@ -300,10 +325,10 @@ class DirectItem {
     for (const VClass& cls : v_map_.classes) {
       args.cls = &cls;
       if (side.has_min) param_patterns(cls, chunk);
-      for (int b = 0; b < blocks_; ++b) {
-        const RowBlock& block = block_[b];
+      for (int b = 0; b < count; ++b) {
+        const RowBlock& block = blocks[b];
         const float* weights = s_.scores + block.first * kChunkTokens;
-        if (packed && (blocks_ > 1 || !cls.steps_repeat || scales_groups()))
+        if (packed && (count > 1 || !cls.steps_repeat || scales_groups()))
           weight_patterns(cls, chunk, block, weights);
         args.p = packed ? s_.pattern : weights;
         args.alpha = rescale ? s_.alpha + block.first : nullptr;
@@ -371,16 +396,6 @@ class DirectItem {
     return out;
   }
 
-  /// p * scale of 16 tokens; 0 stays 0, whatever the scale of a token that the row does not see.
-  static HWY_INLINE void scale_weights(const float* p, const float* scale, float* out) {
-    const F d;
-    for (int t = 0; t < kTileTokens; t += kLanes) {
-      const VF x = hn::LoadU(d, p + t);
-      const VF y = hn::Mul(x, hn::LoadU(d, scale + t));
-      hn::StoreU(hn::IfThenElseZero(hn::Ne(x, hn::Zero(d)), y), d, out + t);
-    }
-  }
-
   void gather_output(const RowBlock& block) {
 #if HWY_TARGET == HWY_AVX3_DL
     if (v_bytes_) {
@@ -389,17 +404,7 @@ class DirectItem {
       return;
     }
 #endif
-    const int width = v_map_.accumulators() * v_map_.planes;
-    for (int r = 0; r < block.rows; ++r) {
-      float* out = s_.out + (block.first + r) * layer_.v_dim;
-      std::fill_n(out, layer_.v_dim, 0.0f);
-      for (int i = 0; i < width; ++i) {
-        const float* acc = block.acc + (i * block.rows + r) * kLanes;
-        const std::int16_t* dims = v_map_.dims.data() + i * kLanes;
-        const float unit = layer_.v.has_min ? 1.0f : plane_unit(i % v_map_.planes);
-        for (int lane = 0; lane < kLanes; ++lane) out[dims[lane]] += acc[lane] * unit;
-      }
-    }
+    gather_lanes(layer_.v, v_map_, block.rows, block.acc, s_.out + block.first * layer_.v_dim);
   }
 
   const Layer& layer_;

@@ -100,7 +100,7 @@ inline RowView row_view(const Layer& layer, const Item& item, int row) {
           layer.slopes == nullptr ? 0.0f : layer.slopes[head]};
 }
 
-/// Working memory of the kernels that multiply bytes: see bytes-inl.h.
+/// Working memory of the kernels that multiply bytes: see byte_dots-inl.h and byte_sums-inl.h.
 struct alignas(64) ByteScratch {
   std::int32_t columns[kChunkTokens * kMaxDim / 4];  ///< K of a chunk, [column][kChunkTokens]
   float k_scale[kMaxGroups * kChunkTokens];          // [group][kChunkTokens]
@@ -108,7 +108,7 @@ struct alignas(64) ByteScratch {
   float k_offset[kMaxGroups * kChunkTokens];
   float v_offset[kMaxGroups * kChunkTokens];
   std::int32_t v_zero[kMaxGroups * kChunkTokens];
-  std::int8_t zero_pattern[kChunkTiles * 64];
+  std::int32_t v_start[4 * 3 * 16];  ///< where sums begin, [digit][row][16]
   float offset_sums[kDirectRows * kMaxGroups * 16];
   std::int32_t q[kDirectRows * kMaxDim / 2];           ///< per block of rows: [column][half][2 digits][rows]
   std::int32_t q_start[kDirectRows * kMaxGroups * 3];  ///< per block of rows: [group][3 digits][rows]
@@ -122,7 +122,7 @@ struct alignas(64) ByteScratch {
   std::int32_t low_end[kDirectRows][kMaxGroups];
   float q_unit[kDirectRows];                       ///< value of a row's lowest digit
   std::uint8_t pattern[kChunkTiles * 4 * 3 * 64];  ///< digits of V's weights, [tile][row][digit][64]
-  float unit[4 * 2 * 16];                          ///< [row][high, low digits][dword]
+  float unit[4 * 16];                              ///< [row][dword]: value of the lowest digit
 };
 
 /// Working memory of one thread, all parts 64-byte aligned. Floats unless stated.
