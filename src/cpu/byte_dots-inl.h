@@ -96,14 +96,17 @@ HWY_INLINE void transpose_rows(const std::uint8_t* rows, std::int64_t stride, in
 /// One plane of K's params of a tile, [16][groups], as [group] vectors of tokens.
 HWY_INLINE void load_k_plane(const Side& side, const std::uint8_t* params, VF* out) {
   const F d;
-  HWY_ALIGN float rows[kTileTokens * kMaxGroups + kMaxLanes];
-  load_params(side.f32_params, params, kTileTokens * side.groups, 1.0f, rows);
+  const auto load = [&](int i) HWY_ATTR {
+    return side.f32_params
+               ? _mm512_loadu_ps(params + i * 64)
+               : _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(params + i * 32)));
+  };
   if (side.groups == 1) {
-    out[0] = hn::Load(d, rows);
+    out[0] = VF{load(0)};
   } else if (side.groups == 4) {  // 4 x 4 blocks, each the groups of four tokens in turn
     __m512 v[4];
     const __m512i index = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    for (int i = 0; i < 4; ++i) v[i] = _mm512_permutexvar_ps(index, _mm512_load_ps(rows + i * 16));
+    for (int i = 0; i < 4; ++i) v[i] = _mm512_permutexvar_ps(index, load(i));
     const __m512 low01 = _mm512_shuffle_f32x4(v[0], v[1], 0x44),
                  low23 = _mm512_shuffle_f32x4(v[2], v[3], 0x44);
     const __m512 high01 = _mm512_shuffle_f32x4(v[0], v[1], 0xee),
@@ -113,6 +116,8 @@ HWY_INLINE void load_k_plane(const Side& side, const std::uint8_t* params, VF* o
     out[2] = VF{_mm512_shuffle_f32x4(high01, high23, 0x88)};
     out[3] = VF{_mm512_shuffle_f32x4(high01, high23, 0xdd)};
   } else {
+    HWY_ALIGN float rows[kTileTokens * kMaxGroups];
+    for (int g = 0; g < side.groups; ++g) hn::Store(VF{load(g)}, d, rows + g * kTileTokens);
     for (int g = 0; g < side.groups; ++g) {
       const VI index = hn::Mul(hn::Iota(I(), 0), hn::Set(I(), side.groups));
       out[g] = hn::GatherIndex(d, rows + g, index);

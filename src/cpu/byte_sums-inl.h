@@ -91,7 +91,8 @@ struct ByteSumArgs {
 
 /// The weights of all groups as integers below 2^kBits. False if they cannot be: a weight is not finite or
 /// below 0 (which no append() makes), or the largest stands so high above the smallest scale that a row may
-/// see that tokens of small scales lose what they bring to the output.
+/// see that tokens of small scales lose what they bring to the output. (A row with a NaN in p has it in its
+/// sum, too.)
 template <int R, int kBits>
 HWY_INLINE bool weight_scales(const ByteSumArgs& a, WeightScale<R>* out) {
   const F d;
@@ -117,32 +118,39 @@ HWY_INLINE bool weight_scales(const ByteSumArgs& a, WeightScale<R>* out) {
     for (int r = 0; r < 4; ++r) largest[r] = hn::Zero(di);
     const VF huge = hn::Set(d, 0x1p100f);
     VF smallest_scale = huge;
+    VI scale_bits = hn::Zero(di);
+    float* product = a.scratch->weight + g * 4 * kChunkTokens;
     for (int i = 0; i < tiles; ++i) {
       // What no row sees does not count, whatever its scale.
       const auto mask = hn::RebindMask(d, hn::Ne(seen[i], hn::Zero(di)));
       const VF scale = hn::LoadU(d, a.scale + i * a.scale_stride + g * kTileTokens);
       const VF seen_scale = hn::IfThenElseZero(mask, scale);
       smallest_scale = hn::Min(smallest_scale, hn::IfThenElse(mask, scale, huge));
+      scale_bits = hn::Max(scale_bits, hn::And(hn::BitCast(di, seen_scale), hn::Set(di, 0x7fffffff)));
       HALFTONE_UNROLL
       for (int r = 0; r < R; ++r) {
-        const VF p = hn::Load(d, a.p + r * kChunkTokens + i * kTileTokens);
-        largest[r] = hn::Max(largest[r], hn::BitCast(di, hn::Mul(p, seen_scale)));  // NaN: above infinity
+        const int at = r * kChunkTokens + i * kTileTokens;
+        const VF weight = hn::Mul(hn::Load(d, a.p + at), seen_scale);
+        hn::Store(weight, d, product + at);
+        largest[r] = hn::Max(largest[r], hn::BitCast(di, weight));
       }
     }
     const VI largest_weight = largest_of_four(largest);
     const VF limit = hn::Mul(largest_p, hn::Mul(hn::MinOfLanes(d, smallest_scale), hn::Set(d, kScaleSpread)));
     fits &= hn::AllTrue(d, hn::Le(hn::BitCast(d, largest_weight), limit));
-    fits &= hn::AllTrue(di, hn::Lt(largest_weight, hn::Set(di, 255 << 23)));
+    fits &= hn::AllTrue(di, hn::Lt(scale_bits, hn::Set(di, 255 << 23)));
     // The largest is below 2^(exponent - 126): times 2^(kBits + 126 - exponent) it is below 2^kBits.
     const VI exponent = hn::Max(hn::ShiftRight<23>(largest_weight), hn::Set(di, kBits));
     HWY_ALIGN float factors[kMaxLanes];
     HWY_ALIGN float units[kMaxLanes];
     hn::Store(hn::BitCast(d, hn::ShiftLeft<23>(hn::Sub(hn::Set(di, 253 + kBits), exponent))), d, factors);
     hn::Store(hn::BitCast(d, hn::ShiftLeft<23>(hn::Sub(exponent, hn::Set(di, kBits - 1)))), d, units);
+    // Not even rounded up may it reach 2^kBits. In 24 bits it is exact.
+    constexpr float kRoom = kBits < 24 ? 1.0f - 1.0f / (1 << kBits) : 1.0f;
     HALFTONE_UNROLL
     for (int r = 0; r < R; ++r) {
-      out[g].factor[r] = factors[r];
-      out[g].unit[r] = units[r];
+      out[g].factor[r] = factors[r] * kRoom;
+      out[g].unit[r] = units[r] * (1 / kRoom);
     }
   }
   return fits;
@@ -182,8 +190,8 @@ HWY_INLINE void class_weights(const ByteSumArgs& a, const WeightScale<R>* scales
   ByteScratch& s = *a.scratch;
   const int tiles = a.chunk->tiles, group_a = a.cls->group_a, group_b = a.cls->group_b;
   const bool two = group_b != group_a;
-  const float* scale_a = a.scale + group_a * kTileTokens;
-  const float* scale_b = a.scale + group_b * kTileTokens;
+  const float* products_a = s.weight + group_a * 4 * kChunkTokens;
+  const float* products_b = s.weight + group_b * 4 * kChunkTokens;
   const WeightScale<R>&first = scales[group_a], &second = scales[group_b];
   const hn::Mask<F> second_lanes{static_cast<__mmask16>(a.cls->second)};
   VF factor_a[R], factor_b[R];
@@ -202,13 +210,6 @@ HWY_INLINE void class_weights(const ByteSumArgs& a, const WeightScale<R>* scales
   HALFTONE_UNROLL
   for (int digit = 0; digit < kDigits; ++digit)
     index[digit] = _mm512_add_epi8(token, _mm512_set1_epi8(static_cast<char>(kDigits - 1 - digit)));
-  // max_ps returns 0 for a NaN, which is where p is 0 and the scale is garbage. 24 bits need no upper limit:
-  // the largest weight is exact.
-  const auto weight = [&](VF p, VF scale, VF factor) HWY_ATTR {
-    __m512 x = _mm512_max_ps(hn::Mul(p, hn::Mul(scale, factor)).raw, _mm512_setzero_ps());
-    if constexpr (kDigits < 3) x = _mm512_min_ps(x, _mm512_set1_ps((1 << 8 * kDigits) - 1));
-    return _mm512_cvtps_epi32(x);
-  };
   VI start[kDigits][R];
   HALFTONE_UNROLL
   for (int i = 0; i < kDigits * R; ++i) start[i / R][i % R] = hn::Zero(di);
@@ -220,14 +221,13 @@ HWY_INLINE void class_weights(const ByteSumArgs& a, const WeightScale<R>* scales
       const __m512i zero_b = _mm512_load_si512(zeros + group_b * kChunkTokens);
       zero = VI{_mm512_permutex2var_epi8(zero_a, token, zero_b)};
     }
-    const VF scales_a = hn::LoadU(d, scale_a + i * a.scale_stride),
-             scales_b = hn::LoadU(d, scale_b + i * a.scale_stride);
     std::uint8_t* pattern = s.pattern + i * R * kDigits * 64;
     HALFTONE_UNROLL
     for (int r = 0; r < R; ++r, pattern += kDigits * 64) {
-      const VF p = hn::Load(d, a.p + r * kChunkTokens + i * kTileTokens);
-      const __m512i weight_a = weight(p, scales_a, factor_a[r]);
-      const __m512i weight_b = two ? weight(p, scales_b, factor_b[r]) : weight_a;
+      const int at = r * kChunkTokens + i * kTileTokens;
+      const __m512i weight_a = _mm512_cvtps_epi32(hn::Mul(hn::Load(d, products_a + at), factor_a[r]).raw);
+      const __m512i weight_b =
+          two ? _mm512_cvtps_epi32(hn::Mul(hn::Load(d, products_b + at), factor_b[r]).raw) : weight_a;
       HALFTONE_UNROLL
       for (int digit = 0; digit < kDigits; ++digit) {
         const __m512i digits = _mm512_permutex2var_epi8(weight_a, index[digit], weight_b);
