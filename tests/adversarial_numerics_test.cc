@@ -105,6 +105,47 @@ TEST(Numerics, NanInALivePageReachesOnlyItsRequest) {
   }
 }
 
+/// Scales of V in live pages that no append() makes: some negative, some a thousand times the others. Tokens
+/// whose scales differ that much in one chunk, or whose weights are below 0, need other sums than the rest.
+TEST(Numerics, OddScalesOfVInLivePages) {
+  for (const std::string& format :
+       {std::string("int8-g32"), std::string("int4-g32"), std::string("int8-token"),
+        std::string("int8-token-asym-f32"), std::string("int4-g64-sym"), std::string("int8-g64-asym")}) {
+    for (const DType out : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+      for (const float factor : {-1.0F, 1024.0F, -1024.0F, -kNan}) {
+        AttentionCase row = small(format);
+        row.out_dtype = out;
+        row.requests = {{1, 300}, {3, 33}, {2, 129}};
+        const Problem p = make_problem(row);
+        const PageLayout layout = page_layout(p.problem.kv);
+        const bool f32 = p.problem.kv.v_format.scale_dtype == DType::kFloat32;
+        const std::int64_t scales =
+            layout.v_param_bytes / (f32 ? 4 : 2) / (p.problem.kv.v_format.asymmetric ? 2 : 1);
+        const std::int64_t tiles =
+            static_cast<std::int64_t>(p.cache->pages.bytes().size()) / layout.tile_bytes;
+        for (std::int64_t i = 0; i < tiles * scales; i += factor == factor ? 7 : 977) {
+          std::uint8_t* at = p.cache->pages.bytes().data() + i / scales * layout.tile_bytes +
+                             layout.v_param_offset + i % scales * (f32 ? 4 : 2);
+          if (f32) {
+            float x;
+            std::memcpy(&x, at, 4);
+            x = factor != factor ? factor : x * factor;
+            std::memcpy(at, &x, 4);
+          } else {  // 2^10 is ten steps of the exponent
+            std::uint16_t x;
+            std::memcpy(&x, at, 2);
+            if (factor != factor) x = 0xFFFF;
+            if (factor < 0) x = static_cast<std::uint16_t>(x ^ 0x8000);
+            if (std::abs(factor) > 1 && (x & 0x7c00) < 0x4000) x = static_cast<std::uint16_t>(x + (10 << 10));
+            std::memcpy(at, &x, 2);
+          }
+        }
+        EXPECT_EQ(judge(p, make_reference(p), run_problem(p)), "") << format << ", factor " << factor;
+      }
+    }
+  }
+}
+
 /// Infinities and huge values that a mask hides change no bit.
 TEST(Numerics, MaskedKeysChangeNoBit) {
   for (const float poison : {kNan, kInf, -kInf, 3e38F, -3e38F}) {

@@ -30,6 +30,7 @@ TOLERANCE = {"int4-g32": 0.2, "ggml q4_0": 0.2}  # relative RMS error of the out
 DEFAULT_TOLERANCE = 0.03
 READ_BYTES = 1 << 30
 READERS = 2
+REALTIME_PRIORITY = 10  # above that of other timing runs, below the kernel's own threads
 
 
 class Participant:
@@ -63,7 +64,7 @@ class Participant:
     def prefer(self):
         """Lets all threads of the process run before those of ordinary processes (root)."""
         for task in os.listdir(f"/proc/{self.process.pid}/task"):
-            os.sched_setscheduler(int(task), os.SCHED_RR, os.sched_param(1))
+            os.sched_setscheduler(int(task), os.SCHED_RR, os.sched_param(REALTIME_PRIORITY))
 
     def close(self):
         self.process.stdin.close()
@@ -182,7 +183,7 @@ def scaling(options, shape):
                     command += [f"--{key}", value]
                 command += ["--threads", options.threads]
                 if options.realtime:
-                    command = ["chrt", "--rr", 1] + command
+                    command = ["chrt", "--rr", REALTIME_PRIORITY] + command
                 out = subprocess.run([str(x) for x in command], stdout=subprocess.PIPE, check=True).stdout
                 for row in json.loads(out)["rows"]:
                     times.setdefault(row["format_k"], {}).setdefault(point, []).append(

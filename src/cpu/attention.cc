@@ -25,7 +25,7 @@ using planning::RowState;
 using planning::WorkItem;
 
 static_assert(std::ranges::all_of(planning::kCpuConfigs, [](const planning::Config& c) {
-  return c.row_block <= kMaxRows && c.kv_tile == kChunkTokens && c.split_tokens % kChunkTokens == 0;
+  return c.row_block <= kMaxRows && c.kv_tile == kBlockedTokens && c.split_tokens % kChunkTokens == 0;
 }));
 
 Element element_of(const KvFormat& f) {

@@ -214,7 +214,7 @@ class BlockedItem {
     const TileFinder finder(layer_, item_, s_);
     Chunk chunk;
     for (int begin = item_.kv_begin; begin < item_.kv_end; begin += chunk.tiles * kTileTokens) {
-      finder.find(begin, chunk);
+      finder.find(begin, chunk, kBlockedTokens);
       attend(chunk);
     }
     for (int r = 0; r < item_.rows; ++r) {

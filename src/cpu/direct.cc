@@ -5,6 +5,8 @@
 #define HWY_TARGET_INCLUDE "cpu/direct.cc"
 #include "hwy/foreach_target.h"
 //
+#include "cpu/byte_dots-inl.h"
+#include "cpu/byte_sums-inl.h"
 #include "cpu/item-inl.h"
 #include "cpu/kernels.h"
 #include "cpu/pv-inl.h"
@@ -31,6 +33,11 @@ struct RowBlock {
   float* acc;
   QkFunction qk;
   PvFunction pv[2];  ///< without and with kSelect
+#if HWY_TARGET == HWY_AVX3_DL
+  ByteBlock bytes;  ///< if bytes of K are multiplied
+  ByteDotFunction dot_bytes;
+  ByteSumFunction sum_bytes;
+#endif
 };
 
 class DirectItem {
@@ -49,8 +56,13 @@ class DirectItem {
     fill_static(layer_.v, item_.kv_head, s_.v_scale, s_.v_min);
     std::fill_n(s_.max, item_.rows, planning::kMinusInfinity);
     std::fill_n(s_.sum, item_.rows, 0.0f);
-    std::fill_n(s_.acc, item_.rows * v_map_.accumulators() * v_map_.planes * kLanes, 0.0f);
+    std::fill_n(s_.acc, item_.rows * acc_width(), 0.0f);
     make_blocks();
+#if HWY_TARGET == HWY_AVX3_DL
+    if (k_bytes_ && layer_.k.static_scale != nullptr)
+      fill_static_columns(layer_.k, s_.k_scale[0], s_.k_min[0], s_.bytes);
+    if (v_bytes_) std::fill_n(s_.bytes.offset_sums, item_.rows * layer_.v.groups * kLanes, 0.0f);
+#endif
 
     const TileFinder finder(layer_, item_, s_);
     Chunk chunks[2];
@@ -68,6 +80,9 @@ class DirectItem {
 
  private:
   void make_blocks() {
+    const LayerMaps& maps = *layer_.maps;
+    k_bytes_ = kByteKernels && !maps.k_columns.order.empty();
+    v_bytes_ = kByteKernels && !maps.v_bytes.classes.empty();
     float* q = s_.q;
     float* acc = s_.acc;
     for (int first = 0; first < item_.rows;) {
@@ -80,19 +95,47 @@ class DirectItem {
                q,
                acc,
                kQk[static_cast<int>(layer_.k.element)](rows, layer_.k.groups),
-               {kPv[v](rows, false), kPv[v](rows, true)}};
+               {kPv[v](rows, false), kPv[v](rows, true)}
+#if HWY_TARGET == HWY_AVX3_DL
+               ,
+               {rows, s_.bytes.q + first * layer_.head_dim / 2, s_.bytes.q_start + first * kMaxGroups * 3,
+                s_.bytes.q_sums + first * kMaxGroups * 3, first},
+               dot_bytes_of(layer_.k.element, rows),
+               sum_bytes_of(layer_.v.element, rows, layer_.plan->problem.out_dtype)
+#endif
+      };
       load_block(block);
-      prefetch_calls_ += kTileTokens / 4 + pv_blocks(v_map_, rows);
       q += rows * k_map_.width();
-      acc += rows * v_map_.accumulators() * v_map_.planes * kLanes;
+      acc += rows * acc_width();
       first += rows;
     }
+    for (int b = 0; b < blocks_; ++b) advances_ += advances(block_[b].rows);
   }
 
-  /// Q of a block, in the order of the K map.
+  /// Sums per row, before lanes are added up.
+  int acc_width() const {
+    return std::max(v_map_.accumulators() * v_map_.planes * kLanes,
+                    static_cast<int>(layer_.maps->v_bytes.dims.size()));
+  }
+
+  /// How often the kernels of a block of `rows` rows call Prefetcher::advance() for a whole chunk.
+  int advances(int rows) const {
+    int k = kChunkTokens / 4, v = pv_blocks(v_map_, rows);
+#if HWY_TARGET == HWY_AVX3_DL
+    if (k_bytes_) k = byte_dot_advances(layer_.maps->k_columns, rows);
+    if (v_bytes_) v = byte_sum_advances(layer_.maps->v_bytes, v_map_.planes == 2, rows);
+#endif
+    return k + v * kChunkTiles;
+  }
+
+  /// Q of a block, in the order of the K map and, if bytes are multiplied and it is finite, as digits.
   void load_block(const RowBlock& block) {
     for (int r = 0; r < block.rows; ++r) {
       load_query(layer_, item_, block.first + r, s_.row);
+#if HWY_TARGET == HWY_AVX3_DL
+      k_bytes_ = k_bytes_ &&
+                 store_digits(layer_.maps->k_columns, layer_.k.element, s_.row, block.bytes, r, s_.bytes);
+#endif
       for (int i = 0; i < k_map_.width(); ++i) {
         const int dim = k_map_.dims[i];
         const float unit = asymmetric(layer_.k.element) ? 1.0f : plane_unit(i / kLanes % k_map_.planes);
@@ -102,77 +145,179 @@ class DirectItem {
   }
 
   void attend(const Chunk& chunk, const Chunk* next) {
-    if (next != nullptr) prefetcher_.begin(layer_, *next, prefetch_calls_ * chunk.tiles);
-    const int k_params = kTileTokens * layer_.k.groups, v_params = kTileTokens * layer_.v.groups;
+    if (next != nullptr) prefetcher_.begin(layer_, *next, advances_);
+    const int v_params = kTileTokens * layer_.v.groups;
+    for (int i = 0; i < chunk.tiles; ++i) {
+      load_tile_params(layer_.v, chunk.tile[i].v_params, s_.v_scale + i * v_params, s_.v_min + i * v_params);
+    }
+    if (k_bytes_) {
+      dot_chunk(chunk);
+    } else {
+      dot_tiles(chunk);
+    }
+    const bool partial = common_.partial(chunk);
+    bool rescale = false;
+    for (int b = 0; b < blocks_; ++b) rescale |= softmax(chunk, partial, block_[b]);
+    if (v_bytes_) {
+      sum_chunk(chunk, partial, rescale);
+    } else {
+      accumulate(chunk, partial, rescale, block_, blocks_);
+    }
+  }
+
+  void dot_tiles(const Chunk& chunk) {
+    const int k_params = kTileTokens * layer_.k.groups;
     for (int i = 0; i < chunk.tiles; ++i) {
       const Tile& tile = chunk.tile[i];
       load_tile_params(layer_.k, tile.k_params, s_.k_scale + i * k_params, s_.k_min + i * k_params);
-      load_tile_params(layer_.v, tile.v_params, s_.v_scale + i * v_params, s_.v_min + i * v_params);
       for (int b = 0; b < blocks_; ++b) {
         const RowBlock& block = block_[b];
         block.qk({&k_map_, tile.k, tile.k_stride, block.q, s_.k_scale + i * k_params, s_.k_min + i * k_params,
                   layer_.k.groups, s_.scores + block.first * kChunkTokens + i * kTileTokens, &prefetcher_});
       }
     }
-    const bool partial = common_.partial(chunk);
-    bool rescale = false;
-    for (int r = 0; r < item_.rows; ++r) rescale |= softmax(chunk, partial, r);
-    accumulate(chunk, partial, rescale);
   }
 
-  /// Turns a row's dots into p, with the scales of V if they enter there. Returns whether its accumulators
+#if HWY_TARGET == HWY_AVX3_DL
+  void dot_chunk(const Chunk& chunk) {
+    const KColumns& map = layer_.maps->k_columns;
+    load_columns(layer_.k, map, chunk, s_.bytes);
+    for (int b = 0; b < blocks_; ++b) {
+      block_[b].dot_bytes({&map, &s_.bytes, &block_[b].bytes, chunk.tiles * kTileTokens,
+                           s_.scores + block_[b].first * kChunkTokens, &prefetcher_});
+    }
+  }
+
+  void sum_chunk(const Chunk& chunk, bool partial, bool rescale) {
+    if (layer_.v.has_min) load_v_zero_points(layer_.v, chunk, s_.v_scale, s_.v_min, s_.bytes);
+    for (int b = 0; b < blocks_; ++b) {
+      const RowBlock& block = block_[b];
+      const float* alpha = rescale ? s_.alpha + block.first : nullptr;
+      const bool done =
+          block.sum_bytes({&layer_.maps->v_bytes, nullptr, &chunk, s_.v_scale, kTileTokens * layer_.v.groups,
+                           s_.scores + block.first * kChunkTokens, alpha, block.acc, offset_sums(block),
+                           layer_.v.groups, &s_.bytes, &prefetcher_});
+      if (!done) sum_in_fp32(chunk, partial, alpha, block);
+    }
+  }
+
+  /// A block's chunk whose weights do not fit into integers.
+  void sum_in_fp32(const Chunk& chunk, bool partial, const float* alpha, const RowBlock& block) {
+    const VBytes& map = layer_.maps->v_bytes;
+    if (alpha != nullptr) {
+      scale_sums(block.acc, static_cast<int>(map.dims.size()) / 16, block.rows, alpha);
+      scale_sums(offset_sums(block), layer_.v.groups, block.rows, alpha);
+    }
+    float* p = s_.scores + block.first * kChunkTokens;
+    for (int i = 0; !layer_.v.has_min && layer_.v.groups == 1 && i < block.rows * chunk.tiles; ++i) {
+      const int t = i % chunk.tiles * kTileTokens, at = i / chunk.tiles * kChunkTokens + t;
+      scale_weights(p + at, s_.v_scale + t, p + at);
+    }
+    RowBlock part = block;  // with sums of its own, in memory that only the blocked path uses
+    part.acc = s_.decoded;
+    float* out = part.acc + block.rows * acc_width();
+    static_assert(sizeof(s_.decoded) >= 5 * 4 * kMaxDim * sizeof(float));
+    std::fill_n(part.acc, block.rows * acc_width(), 0.0f);
+    accumulate(chunk, partial, false, &part, 1);
+    gather_lanes(layer_.v, v_map_, block.rows, part.acc, out);
+    add_to_bytes(map, block.rows, layer_.v_dim, out, block.acc);
+  }
+
+  float* offset_sums(const RowBlock& block) const {
+    return s_.bytes.offset_sums + block.first * layer_.v.groups * kLanes;
+  }
+#else
+  void dot_chunk(const Chunk&) {}
+  void sum_chunk(const Chunk&, bool, bool) {}
+#endif
+
+  /// Turns a block's dots into p, with the scales of V if they enter there. Returns whether its accumulators
   /// must be scaled by alpha.
-  bool softmax(const Chunk& chunk, bool partial, int r) {
+  bool softmax(const Chunk& chunk, bool partial, const RowBlock& block) {
+    const F d;
+    float* scores = s_.scores + block.first * kChunkTokens;
+    const int tokens = chunk.tiles * kTileTokens;
+    const bool complete = partial || !transform_.only_scales() || scales_dots();
+    if (complete) complete_logits(chunk, partial, block);
+    const float scale = complete ? 1.0f : transform_.scale;
+
+    // Four rows at a time, the last one repeated: their maxima, sums and states stand in four lanes.
+    HWY_ALIGN float buffer[kMaxLanes] = {};
+    VF reduced[4];
+    for (int r = 0; r < 4; ++r) {
+      const float* row = scores + std::min(r, block.rows - 1) * kChunkTokens;
+      reduced[r] = hn::Set(d, planning::kMinusInfinity);
+      for (int t = 0; t < tokens; t += kLanes) reduced[r] = hn::Max(hn::Load(d, row + t), reduced[r]);
+    }
+    reduce_four(reduced, MaxOp(), buffer);
+    HWY_ALIGN float shifts[kMaxLanes];
+    HWY_ALIGN float alphas[kMaxLanes];
+    bool rescale = false;
+    for (int r = 0; r < block.rows; ++r) {
+      float& max = s_.max[block.first + r];
+      const float before = max, largest = buffer[r] * scale;
+      max = largest > before ? largest : before;  // a NaN is never a maximum
+      shifts[r] = max == planning::kMinusInfinity ? 0.0f : max;
+      buffer[r] = before - shifts[r];
+      rescale |= max != before;
+    }
+    for (int r = 0; r < 4; r += kLanes) hn::Store(exp_nonpositive(hn::Load(d, buffer + r)), d, alphas + r);
+    const bool scaled = scales_whole_tokens();
+    for (int r = 0; r < 4; ++r) {
+      reduced[r] = hn::Zero(d);
+      if (r >= block.rows) continue;
+      float* row = scores + r * kChunkTokens;
+      const VF shift = hn::Set(d, shifts[r]), scales = hn::Set(d, scale);
+      for (int t = 0; t < tokens; t += kLanes) {
+        const VF logit = hn::Mul(hn::Load(d, row + t), scales);
+        const VF p = exp_nonpositive(hn::Sub(logit, shift));
+        reduced[r] = hn::Add(reduced[r], p);
+        hn::Store(p, d, row + t);
+      }
+      for (int t = 0; scaled && t < tokens; t += kTileTokens) scale_weights(row + t, s_.v_scale + t, row + t);
+    }
+    reduce_four(reduced, AddOp(), buffer);
+    for (int r = 0; r < block.rows; ++r) {
+      s_.alpha[block.first + r] = alphas[r];
+      s_.sum[block.first + r] = s_.sum[block.first + r] * alphas[r] + buffer[r];
+    }
+    return rescale;
+  }
+
+  /// K is symmetric and its scales belong to whole tokens: they have not entered the dots.
+  bool scales_dots() const { return !k_bytes_ && !layer_.k.has_min && layer_.k.groups == 1; }
+
+  /// From dots to logits: the scale of K if it has not entered yet, softmax scale, softcap, ALiBi and mask.
+  void complete_logits(const Chunk& chunk, bool partial, const RowBlock& block) {
     const F d;
     const I di;
-    float* scores = s_.scores + r * kChunkTokens;
-    const RowView& view = s_.view[r];
-    const VF slope = hn::Set(d, view.slope);
-    const VI position = hn::Set(di, view.position);
-    const VI begin = hn::Set(di, view.begin);
-    const VI end = hn::Set(di, std::min(view.end, item_.kv_end));
     const VF minus_infinity = hn::Set(d, planning::kMinusInfinity);
-    const bool scaled = !layer_.k.has_min && layer_.k.groups == 1;
-    VF max = minus_infinity;
-    for (int t = 0; t < chunk.tiles * kTileTokens; t += kLanes) {
-      VF x = hn::LoadU(d, scores + t);
-      if (scaled) x = hn::Mul(x, hn::LoadU(d, s_.k_scale + t));
-      const VI token = hn::Add(hn::Iota(di, chunk.begin + t), hn::Zero(di));
-      x = transform_.apply(x, slope, position, token);
-      if (partial) {
-        x = hn::IfThenElse(visible(token, begin, end), x, minus_infinity);
-        if (chunk.tile[t / kTileTokens].excluded) x = minus_infinity;
-      }
-      max = hn::Max(x, max);
-      hn::StoreU(x, d, scores + t);
-    }
-    const float before = s_.max[r];
-    const float chunk_max = hn::GetLane(hn::MaxOfLanes(d, max));
-    const float now = chunk_max > before ? chunk_max : before;
-    const float shift = now == planning::kMinusInfinity ? 0.0f : now;
-    const VF shifts = hn::Set(d, shift);
-    VF sum = hn::Zero(d);
-    for (int t = 0; t < chunk.tiles * kTileTokens; t += kLanes) {
-      const VF p = exp_nonpositive(hn::Sub(hn::LoadU(d, scores + t), shifts));
-      sum = hn::Add(sum, p);
-      hn::StoreU(p, d, scores + t);
-    }
-    if (scales_whole_tokens()) {
-      for (int t = 0; t < chunk.tiles * kTileTokens; t += kTileTokens) {
-        scale_weights(scores + t, s_.v_scale + t, scores + t);
+    const bool scaled = scales_dots();
+    const VI lanes = hn::Iota(di, 0);
+    for (int r = block.first; r < block.first + block.rows; ++r) {
+      float* scores = s_.scores + r * kChunkTokens;
+      const RowView& view = s_.view[r];
+      const VF slope = hn::Set(d, view.slope);
+      const VI position = hn::Set(di, view.position);
+      const VI begin = hn::Set(di, view.begin), end = hn::Set(di, std::min(view.end, item_.kv_end));
+      for (int t = 0; t < chunk.tiles * kTileTokens; t += kLanes) {
+        VF x = hn::Load(d, scores + t);
+        if (scaled) x = hn::Mul(x, hn::LoadU(d, s_.k_scale + t));
+        const VI token = hn::Add(lanes, hn::Set(di, chunk.begin + t));
+        x = transform_.apply(x, slope, position, token);
+        if (partial) {
+          x = hn::IfThenElse(visible(token, begin, end), x, minus_infinity);
+          if (chunk.tile[t / kTileTokens].excluded) x = minus_infinity;
+        }
+        hn::Store(x, d, scores + t);
       }
     }
-    const float alpha = hn::GetLane(exp_nonpositive(hn::Set(d, before - shift)));
-    s_.alpha[r] = alpha;
-    s_.max[r] = now;
-    s_.sum[r] = s_.sum[r] * alpha + hn::GetLane(hn::SumOfLanes(d, sum));
-    return alpha != 1.0f;
   }
 
   /// V is symmetric and its scales belong to whole tokens: they enter with p.
-  bool scales_whole_tokens() const { return !layer_.v.has_min && layer_.v.groups == 1; }
+  bool scales_whole_tokens() const { return !v_bytes_ && !layer_.v.has_min && layer_.v.groups == 1; }
 
-  void accumulate(const Chunk& chunk, bool partial, bool rescale) {
+  void accumulate(const Chunk& chunk, bool partial, bool rescale, const RowBlock* blocks, int count) {
     const Side& side = layer_.v;
     const bool select = partial && side.may_hold_nan(), packed = !row_order(side.element);
     PvArgs args{&v_map_,        nullptr, &chunk,  nullptr,     s_.scale_pattern,
@@ -180,10 +325,10 @@ class DirectItem {
     for (const VClass& cls : v_map_.classes) {
       args.cls = &cls;
       if (side.has_min) param_patterns(cls, chunk);
-      for (int b = 0; b < blocks_; ++b) {
-        const RowBlock& block = block_[b];
+      for (int b = 0; b < count; ++b) {
+        const RowBlock& block = blocks[b];
         const float* weights = s_.scores + block.first * kChunkTokens;
-        if (packed && (blocks_ > 1 || !cls.steps_repeat || scales_groups()))
+        if (packed && (count > 1 || !cls.steps_repeat || scales_groups()))
           weight_patterns(cls, chunk, block, weights);
         args.p = packed ? s_.pattern : weights;
         args.alpha = rescale ? s_.alpha + block.first : nullptr;
@@ -251,28 +396,15 @@ class DirectItem {
     return out;
   }
 
-  /// p * scale of 16 tokens; 0 stays 0, whatever the scale of a token that the row does not see.
-  static HWY_INLINE void scale_weights(const float* p, const float* scale, float* out) {
-    const F d;
-    for (int t = 0; t < kTileTokens; t += kLanes) {
-      const VF x = hn::LoadU(d, p + t);
-      const VF y = hn::Mul(x, hn::LoadU(d, scale + t));
-      hn::StoreU(hn::IfThenElseZero(hn::Ne(x, hn::Zero(d)), y), d, out + t);
-    }
-  }
-
   void gather_output(const RowBlock& block) {
-    const int width = v_map_.accumulators() * v_map_.planes;
-    for (int r = 0; r < block.rows; ++r) {
-      float* out = s_.out + (block.first + r) * layer_.v_dim;
-      std::fill_n(out, layer_.v_dim, 0.0f);
-      for (int i = 0; i < width; ++i) {
-        const float* acc = block.acc + (i * block.rows + r) * kLanes;
-        const std::int16_t* dims = v_map_.dims.data() + i * kLanes;
-        const float unit = layer_.v.has_min ? 1.0f : plane_unit(i % v_map_.planes);
-        for (int lane = 0; lane < kLanes; ++lane) out[dims[lane]] += acc[lane] * unit;
-      }
+#if HWY_TARGET == HWY_AVX3_DL
+    if (v_bytes_) {
+      float* out = s_.out + block.first * layer_.v_dim;
+      gather_bytes(layer_.v, layer_.maps->v_bytes, block.rows, block.acc, offset_sums(block), out);
+      return;
     }
+#endif
+    gather_lanes(layer_.v, v_map_, block.rows, block.acc, s_.out + block.first * layer_.v_dim);
   }
 
   const Layer& layer_;
@@ -283,7 +415,9 @@ class DirectItem {
   const ScoreTransform transform_;
   CommonView common_;
   Prefetcher prefetcher_;
-  int prefetch_calls_ = 0;  ///< per tile
+  int advances_ = 0;      ///< calls of prefetcher_.advance() per chunk
+  bool k_bytes_ = false;  ///< bytes of K are multiplied with digits of Q
+  bool v_bytes_ = false;  ///< bytes of V are multiplied with digits of p
   RowBlock block_[kDirectRows];
   int blocks_ = 0;
 };

@@ -11,7 +11,9 @@ namespace halftone::cpu {
 
 /// Tokens of a chunk: one step of the online softmax. Chunks begin at absolute multiples of it, so that a
 /// row's bits do not depend on where its unit's range begins.
-inline constexpr int kChunkTokens = 64;
+inline constexpr int kChunkTokens = 128;
+/// The blocked path takes half of it at a time: it keeps decoded values.
+inline constexpr int kBlockedTokens = 64;
 inline constexpr int kChunkTiles = kChunkTokens / kTileTokens;
 inline constexpr int kMaxRows = 64;  ///< packed rows of a unit
 inline constexpr int kMaxDim = 256;
@@ -98,6 +100,32 @@ inline RowView row_view(const Layer& layer, const Item& item, int row) {
           layer.slopes == nullptr ? 0.0f : layer.slopes[head]};
 }
 
+/// Working memory of the kernels that multiply bytes: see byte_dots-inl.h and byte_sums-inl.h.
+struct alignas(64) ByteScratch {
+  std::int32_t columns[kChunkTokens * kMaxDim / 4];  ///< K of a chunk, [column][kChunkTokens]
+  float k_scale[kMaxGroups * kChunkTokens];          // [group][kChunkTokens]
+  float k_zero[kMaxGroups * kChunkTokens];           // likewise, whole numbers
+  float k_offset[kMaxGroups * kChunkTokens];
+  float v_offset[kMaxGroups * kChunkTokens];
+  std::int32_t v_zero[kMaxGroups * kChunkTokens];
+  float weight[kMaxGroups * 4 * kChunkTokens];  ///< p * scale of V, [group][row][kChunkTokens]
+  std::int32_t v_start[4 * 3 * 16];             ///< where sums begin, [digit][row][16]
+  float offset_sums[kDirectRows * kMaxGroups * 16];
+  std::int32_t q[kDirectRows * kMaxDim / 2];           ///< per block of rows: [column][half][2 digits][rows]
+  std::int32_t q_start[kDirectRows * kMaxGroups * 3];  ///< per block of rows: [group][3 digits][rows]
+  float q_sums[kDirectRows * kMaxGroups * 3];          ///< likewise: sums of the digits
+  struct LowDigit {
+    std::int32_t column;  ///< offset in `columns`
+    std::int32_t half;    ///< 4 bits: 1 for the high nibbles
+    std::int32_t digits;  ///< of four dims
+  };
+  LowDigit low[kDirectRows][kMaxDim / 4];  ///< of Q where they are not 0, group after group
+  std::int32_t low_end[kDirectRows][kMaxGroups];
+  float q_unit[kDirectRows];                       ///< value of a row's lowest digit
+  std::uint8_t pattern[kChunkTiles * 4 * 3 * 64];  ///< digits of V's weights, [tile][row][digit][64]
+  float unit[4 * 16];                              ///< [row][dword]: value of the lowest digit
+};
+
 /// Working memory of one thread, all parts 64-byte aligned. Floats unless stated.
 struct alignas(64) Scratch {
   // Row states and sums of p * v, in the order of an item's rows: the result of an item.
@@ -111,7 +139,7 @@ struct alignas(64) Scratch {
   float q[kMaxRows * (kMaxDim + 2 * kMaxLanes)];
   float scores[kMaxRows * kChunkTokens];
   float acc[kMaxRows * kMaxDim];  ///< direct: 16 rows x 4 partial sums per dim; blocked: [v_dim][rows]
-  float decoded[kChunkTokens * (kMaxDim + 2 * kMaxLanes)];  ///< blocked: one chunk of K, then of V
+  float decoded[kBlockedTokens * (kMaxDim + 2 * kMaxLanes)];  ///< blocked: one chunk of K, then of V
   float pattern[kChunkTiles * 16 * kMaxLanes];  ///< p of four rows, spread over the lanes of V's steps
   float scale_pattern[kChunkTiles * 16 * kMaxLanes];
   float min_pattern[kChunkTiles * 8 * kMaxLanes];
@@ -120,6 +148,7 @@ struct alignas(64) Scratch {
   float k_min[kChunkTokens * kMaxGroups + kMaxLanes];
   float v_scale[kChunkTokens * kMaxGroups];  // per tile: [groups][16]
   float v_min[kChunkTokens * kMaxGroups];
+  ByteScratch bytes;
   std::uint8_t k_tail[kTileTokens * kMaxDim * 4];  ///< plain tensors: the last, partial tile
   std::uint8_t v_tail[kTileTokens * kMaxDim * 4];
   bool excluded;  ///< this thread met a bad block-table entry

@@ -241,6 +241,102 @@ std::vector<QuadClass> make_v_quads(const MapKey& key) {
   return classes;
 }
 
+KColumns make_k_columns(const MapKey& key) {
+  KColumns map;
+  if (key.element < Element::kI8) return map;
+  const int bits = bits_of(key.element), codes = 32 / bits;
+  std::vector<std::vector<std::int16_t>> columns;
+  for (const Run& run : sections(64, key.dim * bits / 32)) {
+    map.sections.push_back({run.offset, run.length, run.length / 4});
+    for (int byte = 0; byte < run.length; byte += 4) {
+      auto& dims = columns.emplace_back();
+      for (int k = 0; k < codes; ++k) {
+        const page::Place place{run.offset + byte + k * bits / 8, bits == 4 ? k % 2 : 0};
+        dims.push_back(static_cast<std::int16_t>(page::k_element(bits, place, key.dim).dim));
+      }
+    }
+  }
+  if (key.group_size != 0) map.groups = key.dim / key.group_size;
+  for (int group = 0; group < map.groups; ++group) {
+    for (std::size_t c = 0; c < columns.size(); ++c) {
+      if (key.group_size != 0 && columns[c][0] / key.group_size != group) continue;
+      map.order.push_back(static_cast<std::int32_t>(c));
+      map.dims.insert(map.dims.end(), columns[c].begin(), columns[c].end());
+    }
+  }
+  return map;
+}
+
+VBytes make_v_bytes(const MapKey& key) {
+  if (key.element < Element::kI8) return {};
+  const page::VOrder order = page::v_order(dtype_of(key.element));
+  const auto group = [&](int dim) { return key.group_size == 0 ? 0 : dim / key.group_size; };
+  struct Vector {
+    VByteClass cls;
+    std::int32_t offset;
+    std::vector<std::int16_t> dims;
+  };
+  std::vector<Vector> vectors;
+  VBytes map;
+  const int bytes = kTileTokens * key.dim * bits_of(key.element) / 8;
+  if (bytes % 64 != 0) return {};
+  for (int base = 0; base < bytes; base += 64) {
+    std::array<std::uint8_t, 64> shuffle{}, token{};
+    std::array<int, 16> dim{};
+    for (int lane = 0; lane < 64; lane += 16) {
+      const auto element = [&](int i) { return page::v_element(order, {base + lane + i, 0}, key.dim); };
+      std::array<int, 16> byte{};
+      for (int i = 0; i < 16; ++i) byte[i] = i;
+      std::sort(byte.begin(), byte.end(), [&](int a, int b) {
+        return std::pair(element(a).dim, element(a).token) < std::pair(element(b).dim, element(b).token);
+      });
+      for (int i = 0; i < 16; ++i) {
+        shuffle[lane + i] = static_cast<std::uint8_t>(byte[i]);
+        token[lane + i] = static_cast<std::uint8_t>(element(byte[i]).token);
+        if (i % 4 == 0) dim[(lane + i) / 4] = element(byte[i]).dim;
+        if (element(byte[i]).dim != dim[(lane + i) / 4]) return {};
+      }
+    }
+    if (base == 0) {
+      map.shuffle = shuffle;
+      map.token = token;
+    } else if (shuffle != map.shuffle || token != map.token) {
+      return {};
+    }
+    Vector vector{{0, 0, group(dim[0]), group(dim[0]), 0}, base, {}};
+    for (int i = 0; i < 16; ++i) {
+      if (group(dim[i]) == vector.cls.group_a) continue;
+      if (vector.cls.second != 0 && group(dim[i]) != vector.cls.group_b) return {};
+      vector.cls.group_b = group(dim[i]);
+      vector.cls.second |= static_cast<std::uint16_t>(1 << i);
+    }
+    for (int plane = 0; plane < planes_of(key.element); ++plane) {
+      for (int i = 0; i < 16; ++i) {
+        const page::Place place{base + i * 4 / 16 * 16 + map.shuffle[i * 4], plane};
+        vector.dims.push_back(static_cast<std::int16_t>(page::v_element(order, place, key.dim).dim));
+      }
+    }
+    vectors.push_back(std::move(vector));
+  }
+  while (!vectors.empty()) {
+    VByteClass cls = vectors.front().cls;
+    cls.first = static_cast<int>(map.offset.size());
+    std::vector<Vector> rest;
+    for (Vector& v : vectors) {
+      if (!v.cls.same_groups(cls)) {
+        rest.push_back(std::move(v));
+        continue;
+      }
+      map.offset.push_back(v.offset);
+      map.dims.insert(map.dims.end(), v.dims.begin(), v.dims.end());
+      ++cls.count;
+    }
+    map.classes.push_back(cls);
+    vectors = std::move(rest);
+  }
+  return map;
+}
+
 const LayerMaps& layer_maps(const MapKey& k, const MapKey& v, int lanes) {
   static std::mutex mutex;
   static auto& all = *new std::map<std::tuple<MapKey, MapKey, int>, LayerMaps>;  // never destroyed
@@ -248,7 +344,9 @@ const LayerMaps& layer_maps(const MapKey& k, const MapKey& v, int lanes) {
   const auto key = std::make_tuple(k, v, lanes);
   auto at = all.find(key);
   if (at == all.end()) {
-    at = all.emplace(key, LayerMaps{make_k_map(k, lanes), make_v_map(v, lanes), make_v_quads(v)}).first;
+    at = all.emplace(key, LayerMaps{make_k_map(k, lanes), make_v_map(v, lanes), make_v_quads(v),
+                                    make_k_columns(k), make_v_bytes(v)})
+             .first;
   }
   return at->second;
 }

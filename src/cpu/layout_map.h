@@ -56,6 +56,23 @@ struct KMap {
   int width() const { return static_cast<int>(dims.size()); }
 };
 
+/// K of integer codes, dword by dword, for kernels whose lanes are tokens: a token's row of `columns` dwords
+/// lies at offset + token * stride of the tile's K data; sections follow each other in the column numbers.
+struct KSection {
+  std::int32_t offset;
+  std::int32_t stride;
+  std::int32_t columns;
+};
+
+struct KColumns {
+  std::vector<KSection> sections;   ///< empty for other elements
+  int groups = 1;                   ///< that have scales of their own, equally many columns each
+  std::vector<std::int32_t> order;  ///< column numbers, group after group
+  std::vector<std::int16_t> dims;   ///< [column of `order`][code from low bits to high]: what it holds
+
+  int columns() const { return static_cast<int>(order.size()); }
+};
+
 /// V, packed: one slice of an accumulator. What belongs to a token reaches the lanes from two arrays of 16
 /// values, one per group of the class: lane i takes element `pick[i]` of the N values at array_b[token_b]
 /// where use_b[i] is -1, of those at array_a[token_a] where it is 0.
@@ -90,6 +107,31 @@ struct VMap {
   int accumulators() const { return static_cast<int>(base.size()); }
 };
 
+/// Vectors of V that get their bytes' weights from the same groups: dwords of `second` from group_b, others
+/// from group_a.
+struct VByteClass {
+  int first;
+  int count;
+  int group_a;
+  int group_b;
+  std::uint16_t second;
+  bool same_groups(const VByteClass& o) const {
+    return group_a == o.group_a && group_b == o.group_b && second == o.second;
+  }
+};
+
+/// V of integer codes, 64 bytes at a time, for kernels that multiply bytes and add up four products:
+/// `shuffle`, which moves bytes within their 16, makes each dword four tokens of one dim (4 bits: of one dim
+/// in the low nibbles and one in the high ones), and byte i of every vector then belongs to token `token[i]`
+/// of the tile.
+struct VBytes {
+  std::array<std::uint8_t, 64> shuffle{};
+  std::array<std::uint8_t, 64> token{};
+  std::vector<VByteClass> classes;   ///< empty if V has no such order (short strings of odd head sizes)
+  std::vector<std::int32_t> offset;  ///< [vector] bytes in the tile's V data
+  std::vector<std::int16_t> dims;    ///< [vector][plane][16 dwords]
+};
+
 /// Where a decoded V tile of 16 * dim floats, codes in the order of their bytes (4 bits: all low nibbles,
 /// then all high ones), keeps four adjacent dims: value (token, d) of quad q is at base[q] + token[token] +
 /// dim[d].
@@ -112,6 +154,8 @@ struct MapKey {
 KMap make_k_map(const MapKey& key, int lanes);
 VMap make_v_map(const MapKey& key, int lanes);
 std::vector<QuadClass> make_v_quads(const MapKey& key);
+KColumns make_k_columns(const MapKey& key);
+VBytes make_v_bytes(const MapKey& key);
 
 /// What the kernels need for one pair of K and V. Built on first use; the reference lives until the process
 /// ends. Thread-safe; throws std::bad_alloc.
@@ -119,6 +163,8 @@ struct LayerMaps {
   KMap k;
   VMap v;
   std::vector<QuadClass> v_quads;
+  KColumns k_columns;
+  VBytes v_bytes;
 };
 const LayerMaps& layer_maps(const MapKey& k, const MapKey& v, int lanes);
 

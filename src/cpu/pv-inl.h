@@ -160,6 +160,27 @@ class Spreader {
   hn::Mask<F> use_b_;
 };
 
+/// p * scale of 16 tokens; 0 stays 0, whatever the scale of a token that the row does not see.
+HWY_INLINE void scale_weights(const float* p, const float* scale, float* out) {
+  const F d;
+  for (int t = 0; t < kTileTokens; t += kLanes) {
+    const VF x = hn::LoadU(d, p + t);
+    const VF y = hn::Mul(x, hn::LoadU(d, scale + t));
+    hn::StoreU(hn::IfThenElseZero(hn::Ne(x, hn::Zero(d)), y), d, out + t);
+  }
+}
+
+/// Adds up the lanes of a block's accumulators: out [rows][dim].
+inline void gather_lanes(const Side& side, const VMap& map, int rows, const float* acc, float* out) {
+  const int width = map.accumulators() * map.planes;
+  std::fill_n(out, rows * side.dim, 0.0f);
+  for (int i = 0; i < width * rows; ++i, acc += kLanes) {
+    const std::int16_t* dims = map.dims.data() + i / rows * kLanes;
+    const float unit = side.has_min ? 1.0f : plane_unit(i / rows % map.planes);
+    for (int lane = 0; lane < kLanes; ++lane) out[i % rows * side.dim + dims[lane]] += acc[lane] * unit;
+  }
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace halftone::cpu
 HWY_AFTER_NAMESPACE();

@@ -5,3 +5,5 @@
 // (SVE, RVV) cannot hold accumulators in arrays, and their machines have NEON. Highway's own scalar target is
 // the baseline.
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
+// AVX-512 with VNNI and VBMI (Ice Lake, Zen 4 and later) has kernels of its own: byte_dots-inl.h.
+#define HWY_WANT_AVX3_DL

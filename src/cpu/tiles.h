@@ -30,7 +30,7 @@ struct Chunk {
 
 /// Fetches the tiles of the next chunk, a few cache lines at a time, so that memory is busy while kernels
 /// compute: a burst would wait for free line buffers, and no prefetcher in hardware follows the order in
-/// which tiles are read.
+/// which tiles are read. Into the second-level cache: a chunk would fill the first.
 class Prefetcher {
  public:
   /// `calls`: how often advance() will be called for this chunk.
@@ -39,28 +39,33 @@ class Prefetcher {
     for (int i = 0; i < chunk.tiles; ++i) tile_[chunk.tiles - 1 - i] = chunk.tile[i].k - layer.k.data_offset;
     left_ = chunk.tiles;
     bytes_ = layer.plan->layout.tile_bytes;
-    offset_ = 0;
     const std::int64_t lines = (bytes_ / kLine + 1) * left_;
-    lines_per_call_ = static_cast<int>((lines + calls - 1) / calls);
+    step_ = (lines + calls - 1) / calls * kLine;
+    next_tile();
   }
 
   void advance() {
-    for (int i = 0; i < lines_per_call_ && left_ > 0; ++i) {
-      __builtin_prefetch(tile_[left_ - 1] + offset_);
-      offset_ += kLine;
-      if (offset_ < bytes_) continue;
-      offset_ = 0;
-      --left_;
-    }
+    const std::uint8_t* const at = at_;
+    if (at >= end_) return;
+    const std::int64_t step = step_;
+    for (std::int64_t i = 0; i < step; i += kLine)
+      __builtin_prefetch(at + i, 0, 2);  // may pass the end: harmless
+    at_ = at + step;
+    if (at_ >= end_ && left_ > 0) next_tile();
   }
 
  private:
   static constexpr std::int64_t kLine = 64;
+  void next_tile() {
+    at_ = tile_[--left_];
+    end_ = at_ + bytes_;
+  }
   const std::uint8_t* tile_[kChunkTiles];
+  const std::uint8_t* at_ = nullptr;
+  const std::uint8_t* end_ = nullptr;
   std::int64_t bytes_ = 0;
-  std::int64_t offset_ = 0;
+  std::int64_t step_ = 0;
   int left_ = 0;
-  int lines_per_call_ = 0;
 };
 
 /// Finds chunks. Reads no block-table entry outside the item's range.
@@ -71,10 +76,10 @@ class TileFinder {
     if (layer.paged) table_ = layer.table + item.request * layer.table_stride;
   }
 
-  /// The chunk that begins at `begin`: to the next multiple of kChunkTokens or the item's end.
-  void find(int begin, Chunk& chunk) const {
+  /// The chunk that begins at `begin`: to the next multiple of `tokens` or the item's end.
+  void find(int begin, Chunk& chunk, int tokens = kChunkTokens) const {
     chunk.begin = begin;
-    chunk.end = std::min(item_.kv_end, begin / kChunkTokens * kChunkTokens + kChunkTokens);
+    chunk.end = std::min(item_.kv_end, begin / tokens * tokens + tokens);
     chunk.tiles = (chunk.end - begin + kTileTokens - 1) / kTileTokens;
     chunk.excluded = false;
     for (int i = 0; i < chunk.tiles; ++i) {

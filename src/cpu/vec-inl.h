@@ -17,7 +17,7 @@
 #ifdef __clang__
 #define HALFTONE_UNROLL _Pragma("clang loop unroll(full)")
 #else
-#define HALFTONE_UNROLL _Pragma("GCC unroll 16")
+#define HALFTONE_UNROLL _Pragma("GCC unroll 32")
 #endif
 
 HWY_BEFORE_NAMESPACE();
@@ -173,6 +173,32 @@ HWY_INLINE VF tanh_of(VF x) {
   return hn::IfThenElse(hn::Gt(a, hn::Set(d, 0.625f)), far, near);
 }
 
+/// The four results of reducing v[0] to v[3] over their lanes with `op`: the first values of out [kMaxLanes].
+template <class Op>
+HWY_INLINE void reduce_four(const VF* v, [[maybe_unused]] Op op, float* out) {
+  const F d;
+#if HWY_TARGET == HWY_SCALAR
+  for (int i = 0; i < 4; ++i) hn::StoreU(v[i], d, out + i);
+#else
+  const hn::RepartitionToWide<F> pair;
+  const VF a = op(hn::InterleaveLower(d, v[0], v[1]), hn::InterleaveUpper(d, v[0], v[1]));
+  const VF b = op(hn::InterleaveLower(d, v[2], v[3]), hn::InterleaveUpper(d, v[2], v[3]));
+  const auto low = hn::InterleaveLower(pair, hn::BitCast(pair, a), hn::BitCast(pair, b));
+  const auto high = hn::InterleaveUpper(pair, hn::BitCast(pair, a), hn::BitCast(pair, b));
+  VF x = op(hn::BitCast(d, low), hn::BitCast(d, high));  // in every block of 128 bits
+  if constexpr (kLanes >= 16) x = op(x, hn::ConcatLowerUpper(d, x, x));
+  if constexpr (kLanes >= 8) x = op(x, hn::SwapAdjacentBlocks(x));
+  hn::StoreU(x, d, out);
+#endif
+}
+
+struct MaxOp {
+  HWY_INLINE VF operator()(VF a, VF b) const { return hn::Max(a, b); }
+};
+struct AddOp {
+  HWY_INLINE VF operator()(VF a, VF b) const { return hn::Add(a, b); }
+};
+
 /// The sums over lanes of 16 vectors, in two steps. First, of each four vectors: per block of 128 bits, four
 /// partial sums, kBlockSums floats.
 inline constexpr int kBlockSums = kLanes < 4 ? 4 : kLanes;
@@ -239,6 +265,9 @@ HWY_INLINE void load_tile_params(const Side& side, const std::uint8_t* params, f
 struct ScoreTransform {
   explicit HWY_INLINE ScoreTransform(const Layer& layer)
       : scale(layer.plan->scale), softcap(layer.plan->problem.softcap), alibi(layer.plan->problem.alibi) {}
+
+  /// The order of logits is that of dots.
+  HWY_INLINE bool only_scales() const { return softcap <= 0 && !alibi && scale > 0; }
 
   HWY_INLINE VF apply(VF dot, VF slope, VI position, VI token) const {
     const F d;
