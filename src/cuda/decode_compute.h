@@ -60,8 +60,9 @@ __device__ inline void Warp<C>::scores(const DecodeParams& p, const std::uint8_t
       k.fragment(b, step, flip, a);
 #pragma unroll
       for (int n = 0; n < N; ++n) {
+        constexpr int kHeld = kHeldBlocks == 0 ? 1 : kHeldBlocks;
         if (b < kHeldBlocks) {
-          multiply_k(dot[n], a, q[b % kHeldBlocks][step][n][0], q[b % kHeldBlocks][step][n][1]);
+          multiply_k(dot[n], a, q[b % kHeld][step][n][0], q[b % kHeld][step][n][1]);
         } else {
           const uint4 v = q_high[(n * kBlocks + b) * 32];
           multiply_k(dot[n], a, step == 0 ? v.x : v.z, step == 0 ? v.y : v.w);

@@ -101,7 +101,7 @@ inline constexpr std::array<RowShape, 3> kWideRowShapes{{{1, 1, 8}, {1, 2, 4}, {
 constexpr DecodeConfig make_decode_config(const PartConfig& k, const PartConfig& v, int head_dim,
                                           const RowShape& shape) {
   const int bytes = typical_tile_bytes(k, head_dim) + typical_tile_bytes(v, head_dim);
-  const int piece_tiles = bytes <= 4352 ? 2 : 1, piece_bytes = piece_tiles * bytes;
+  const int piece_tiles = bytes <= 4352 && shape.row_tiles < 3 ? 2 : 1, piece_bytes = piece_tiles * bytes;
   const bool heavy =
       head_dim == 256 && is_integer(k.dtype) && k.mode == ScaleMode::kBlock && shape.teams == 8;
   const int teams = heavy || (piece_bytes > 10000 && shape.teams > 2) ? shape.teams / 2 : shape.teams;
@@ -119,8 +119,7 @@ constexpr bool is_built(const DecodeConfig& c) {
   if (c.k.fixed && c.k.mode == ScaleMode::kBlock && c.head_dim / 32 % c.k.group_blocks != 0) return false;
   const bool run_time_groups = !c.k.fixed && c.k.mode == ScaleMode::kBlock;
   if (run_time_groups && (c.row_tiles > 1 || c.head_dim > 192)) return false;
-  if (c.row_tiles == 3 && c.k.mode != ScaleMode::kStatic && c.k.dtype != DType::kInt8) return false;
-  if (c.row_tiles == 3 && c.k.mode == ScaleMode::kBlock) return false;
+  if (c.row_tiles == 3 && c.k.mode == ScaleMode::kBlock && c.k.dtype != DType::kInt4) return false;
   return c.k.fixed || rows_of(c) <= 16;
 }
 

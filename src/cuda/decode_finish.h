@@ -165,16 +165,29 @@ __device__ inline void write_row(const DecodeParams& p, const RowPlace& place, c
   }
 }
 
-/// Counts an arrival of this warp's rows; true for the last one, which then sees what the others stored.
-__device__ inline bool is_last_arrival(const DecodeParams& p, int slot, int warp, int expected, int lane) {
-  std::int32_t* counter = p.arrivals + (std::int64_t{slot} * kArrivalCounters + warp);
+/// Rows r, r + 8, ... of a unit are a class: what one warp finishes at a time, however many warps take part.
+/// Bit c of a mask is class c.
+inline constexpr int kRowClasses = kArrivalCounters;
+
+/// The classes of warp `warp` of `warps`.
+__device__ inline std::uint32_t classes_of(int warp, int warps, int rows) {
+  std::uint32_t mask = 0;
+  for (int c = warp; c < min(kRowClasses, rows); c += warps) mask |= 1u << c;
+  return mask;
+}
+
+/// Counts the arrival of classes; returns those for which it was the last one. What the others stored of them
+/// is visible then.
+__device__ inline std::uint32_t last_arrivals(const DecodeParams& p, int slot, std::uint32_t classes,
+                                              int expected, int lane) {
   bool last = false;
   __syncwarp();
-  if (lane == 0) {
+  if (classes >> lane & 1) {
+    std::int32_t* counter = p.arrivals + (std::int64_t{slot} * kArrivalCounters + lane);
     last = count_arrival(counter) == expected - 1;
     if (last) *counter = 0;
   }
-  return __shfl_sync(~0u, last, 0);
+  return __ballot_sync(~0u, last);
 }
 
 /// Many parts are merged in groups of this size first, so that the work spreads over CTAs.
@@ -222,18 +235,21 @@ __device__ inline void fold_slots(const Slots<kDim>& slots, int first, int count
 /// nothing.
 template <DecodeConfig C>
 __device__ inline void finish_item(const DecodeParams& p, const DeviceItem& item,
-                                   typename DecodeTraits<C>::Shared& s, int warp, int lane, bool real) {
+                                   typename DecodeTraits<C>::Shared& s, int warp, int warps, int lane,
+                                   bool real) {
   using Traits = DecodeTraits<C>;
   constexpr int kDim = C.head_dim;
   const planning::WorkItem& work = item.work;
   const Slots<kDim> slots{p};
-  const int rows = real ? work.row_end - work.row_begin : Traits::kFinishers;
+  const int rows = real ? work.row_end - work.row_begin : 8;
+  std::uint32_t classes = classes_of(warp, warps, rows);
   const bool absolute = p.schedule.params.absolute;
   Merge merge{-1, 0, C.teams, 0, 0, work.finish ? -1 : work.partial};
 #pragma unroll 1
-  while (true) {
+  while (classes != 0) {
 #pragma unroll 1
-    for (int row = warp; row < rows; row += Traits::kFinishers) {
+    for (int row = 0; row < rows; ++row) {
+      if (!(classes >> row % kRowClasses & 1)) continue;
       Row<kDim, Traits::kPartsAtOnce> r;
       if (merge.first < 0 || !absolute) {
         Parts parts = slots.parts(max(merge.first, 0), merge.step, merge.count, row);
@@ -253,17 +269,13 @@ __device__ inline void finish_item(const DecodeParams& p, const DeviceItem& item
         slots.store(r, merge.target, row, lane, real);
       }
     }
-    if (merge.first < 0 && !Traits::kComputeFinishes) {  // the teams may store their next states
-      __syncwarp();
-      if (lane == 0) barrier_arrive(&s.states_empty);
-    }
-    if (!real || merge.target < 0 || item.first_slot < 0 || warp >= rows) return;
+    if (!real || merge.target < 0 || item.first_slot < 0) return;
     merge = next_merge(item, merge, absolute);
-    if (!is_last_arrival(p, merge.counter, warp, merge.arrivals, lane)) return;
+    classes = last_arrivals(p, merge.counter, classes, merge.arrivals, lane);
   }
 }
 
-/// A finish warp: the queries of item i + 1, then the end of item i; a rehearsal of it for item -1.
+/// A finish warp: the queries of item i + 1, then the end of item i, unless it is the last one.
 template <DecodeConfig C>
 __device__ inline void finish_worker(const DecodeParams& p, typename DecodeTraits<C>::Shared& s, int warp) {
   const int lane = thread_index() % 32;
@@ -282,11 +294,11 @@ __device__ inline void finish_worker(const DecodeParams& p, typename DecodeTrait
           prefetch_to_l2(p.arrivals + std::int64_t{next.first_slot} * kArrivalCounters);
       }
     }
-    const bool real = index >= 0;
-    const DeviceItem& item = s.queue.items[real ? index % ItemQueue::kCapacity : 0];
-    if (real) states_barrier_wait<DecodeTraits<C>::kStatesThreads>();
-    finish_item<C>(p, item, s, warp, lane, real);
+    if (index < 0 || !has_next) continue;
+    states_barrier_wait<DecodeTraits<C>::kStatesThreads>();
+    finish_item<C>(p, s.queue.items[index % ItemQueue::kCapacity], s, warp, kFinishWarps, lane, true);
     __syncwarp();
+    if (lane == 0) barrier_arrive(&s.states_empty);
     if (warp == 0 && lane == 0) s.queue.current = index + 1;
   }
 }

@@ -136,15 +136,18 @@ __device__ inline void compute_worker(const DecodeParams& p, typename DecodeTrai
         if (++stage == C.stages) stage = 0, parity ^= 1;
       }
     }
-    if (real && !Traits::kComputeFinishes) barrier_wait(&s.states_empty, index & 1);
+    const bool last = Traits::kComputeFinishes || !real || !s.queue.has(index + 1);
+    if (index > 0 && !Traits::kComputeFinishes) barrier_wait(&s.states_empty, index - 1 & 1);
     w.end(p, item, s, real);
-    if constexpr (Traits::kComputeFinishes) {
+    if (last) {  // nothing to do beside it
       named_barrier<32 * Traits::kWarps>();
-      finish_item<C>(p, item, s, warp, w.lane, true);
-      named_barrier<32 * Traits::kWarps>();
-      if (thread == 0) s.queue.current = index + 1;
+      finish_item<C>(p, item, s, warp, Traits::kWarps, w.lane, real);
+      if constexpr (Traits::kComputeFinishes) {
+        named_barrier<32 * Traits::kWarps>();
+        if (thread == 0) s.queue.current = index + 1;
+      }
     } else {
-      if (real) states_barrier_arrive<Traits::kStatesThreads>();
+      states_barrier_arrive<Traits::kStatesThreads>();
     }
   }
 }

@@ -80,7 +80,7 @@ struct QueryLoader {
     const int rows = item.work.row_end - item.work.row_begin;
 #pragma unroll 1
     for (int base = warp * kBatch * kLaneRows; base < Traits::kRows;
-         base += Traits::kFinishers * kBatch * kLaneRows) {
+         base += Traits::kQueryWarps * kBatch * kLaneRows) {
       uint4 raw[kBatch];
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {

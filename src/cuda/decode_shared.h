@@ -41,8 +41,7 @@ struct DecodeTraits {
   static constexpr int kStepTiles =
       C.row_tiles == 1 ? C.piece_tiles : 1;  // tiles of one softmax step: registers decide
   static constexpr bool kComputeFinishes = C.row_groups > 1;
-  static constexpr int kFinishers = kComputeFinishes ? kWarps : kFinishWarps;
-  static_assert(kFinishers <= kArrivalCounters);
+  static constexpr int kQueryWarps = kComputeFinishes ? kWarps : kFinishWarps;  // that bring queries
   // Per thread, of the compute warps and of the other warpgroup; 4 compute warps have plenty.
   static constexpr int kOtherRegisters = kComputeFinishes ? 56 : 72,
                        kComputeRegisters = kComputeFinishes ? 224 : 216;

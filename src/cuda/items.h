@@ -17,7 +17,7 @@ struct alignas(16) DeviceItem {
 };
 static_assert(sizeof(DeviceItem) == 64);
 
-/// Arrival counters of a partial slot: one per warp that stores and merges rows of it.
+/// Arrival counters of a partial slot: one for each of the classes into which its rows fall.
 inline constexpr int kArrivalCounters = 8;
 
 /// Items of a worker that a schedule lists; further ones are found by the kernel with a WorkCursor.
