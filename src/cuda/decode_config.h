@@ -118,7 +118,7 @@ constexpr bool is_built(const DecodeConfig& c) {
 #endif
   if (c.k.fixed && c.k.mode == ScaleMode::kBlock && c.head_dim / 32 % c.k.group_blocks != 0) return false;
   const bool run_time_groups = !c.k.fixed && c.k.mode == ScaleMode::kBlock;
-  if (run_time_groups && (c.row_tiles > 1 || c.head_dim > 192)) return false;
+  if (run_time_groups && (rows_of(c) > 8 || c.head_dim > 192)) return false;
   if (c.row_tiles == 3 && c.k.mode == ScaleMode::kBlock && c.k.dtype != DType::kInt4) return false;
   return c.k.fixed || rows_of(c) <= 16;
 }
