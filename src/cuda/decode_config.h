@@ -101,7 +101,8 @@ inline constexpr std::array<RowShape, 3> kWideRowShapes{{{1, 1, 8}, {1, 2, 4}, {
 constexpr DecodeConfig make_decode_config(const PartConfig& k, const PartConfig& v, int head_dim,
                                           const RowShape& shape) {
   const int bytes = typical_tile_bytes(k, head_dim) + typical_tile_bytes(v, head_dim);
-  const int piece_tiles = bytes <= 4352 && shape.row_tiles < 3 ? 2 : 1, piece_bytes = piece_tiles * bytes;
+  const bool tight = shape.row_tiles == 3 && k.mode == ScaleMode::kBlock;  // registers
+  const int piece_tiles = bytes <= 4352 && !tight ? 2 : 1, piece_bytes = piece_tiles * bytes;
   const bool heavy =
       head_dim == 256 && is_integer(k.dtype) && k.mode == ScaleMode::kBlock && shape.teams == 8;
   const int teams = heavy || (piece_bytes > 10000 && shape.teams > 2) ? shape.teams / 2 : shape.teams;

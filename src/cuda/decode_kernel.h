@@ -142,10 +142,8 @@ __device__ inline void compute_worker(const DecodeParams& p, typename DecodeTrai
     if (last) {  // nothing to do beside it
       named_barrier<32 * Traits::kWarps>();
       finish_item<C>(p, item, s, warp, Traits::kWarps, w.lane, real);
-      if constexpr (Traits::kComputeFinishes) {
-        named_barrier<32 * Traits::kWarps>();
-        if (thread == 0) s.queue.current = index + 1;
-      }
+      if (Traits::kComputeFinishes || !real) named_barrier<32 * Traits::kWarps>();
+      if (Traits::kComputeFinishes && thread == 0) s.queue.current = index + 1;
     } else {
       states_barrier_arrive<Traits::kStatesThreads>();
     }
