@@ -39,15 +39,14 @@ int launch_append(const AppendParams& params, void* stream) {
   if (params.tokens == 0) return cudaSuccess;
   constexpr std::int64_t kMaxUnits = 1 << 20;
   constexpr int kHeadWarps = 4;  // CTAs small enough that a decode step fills the device
-  const auto per_token = [](const AppendPart& a) {
-    return a.part.format.granularity == Granularity::kToken;
-  };
+  const auto per_token = [](const AppendPart& a) { return a.part.format.granularity == Granularity::kToken; };
   const auto launch = [&](const void* kernel, const AppendPart& a, unsigned parts, KvPart only, bool meets) {
     const int splits = 1 << (segment_log2(a.part.dim) - 3);
     const std::int64_t units = (params.tokens + kWindow - 1) / kWindow * splits;
     const int warps = std::min(params.kv_heads, meets ? kAppendWarps : kHeadWarps);
-    const dim3 grid(static_cast<unsigned>(std::min(units, kMaxUnits)), parts,
-                    meets ? 1 : static_cast<unsigned>(std::min((params.kv_heads + warps - 1) / warps, 1 << 15)));
+    const dim3 grid(
+        static_cast<unsigned>(std::min(units, kMaxUnits)), parts,
+        meets ? 1 : static_cast<unsigned>(std::min((params.kv_heads + warps - 1) / warps, 1 << 15)));
     const void* arguments[] = {&params, &only};
     return cudaLaunchKernel(kernel, grid, dim3(static_cast<unsigned>(warps * 32)),
                             const_cast<void**>(arguments), 0, static_cast<cudaStream_t>(stream));

@@ -1,12 +1,10 @@
 // Quantise and write new tokens.
 //
 // A unit is a window of 16 appended tokens; its warps take (KV head, part of the window's tokens). A lane has
-// a chunk of 8 dims of 4 tokens at places 2t, 2t + 1, 2t + 8, 2t + 9: the tokens whose codes share words of V.
-// A window owns the whole tile that begins in it: 16 tokens in a row, into the 16 places of one tile. These
-// are written with wide stores; any other token of the window only touches bytes of its own.
+// a chunk of 8 dims of 4 tokens at places 2t, 2t + 1, 2t + 8, 2t + 9: the tokens whose codes share words of
+// V. A window owns the whole tile that begins in it: 16 tokens in a row, into the 16 places of one tile.
+// These are written with wide stores; any other token of the window only touches bytes of its own.
 #pragma once
-
-#include <bit>
 
 #include "cuda/append_store.h"
 

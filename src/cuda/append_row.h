@@ -58,14 +58,15 @@ __device__ __forceinline__ uint4 load_raw(const AppendPart& part, std::int64_t r
 
 /// The chunk at element offset `row` as f32; `raw` holds it if loads_early().
 __device__ __forceinline__ void unpack(const AppendPart& part, const uint4& raw, std::int64_t row, int chunk,
-                              float (&x)[kChunk]) {
+                                       float (&x)[kChunk]) {
   if (loads_early(part)) {
     const std::uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
     const bool bf16 = part.input_type == DType::kBFloat16;
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) x[i] = half_of(words[i / 2], i % 2, bf16);
   } else if (part.aligned) {
-    const float4* at = reinterpret_cast<const float4*>(static_cast<const float*>(part.input) + row) + 2 * chunk;
+    const float4* at =
+        reinterpret_cast<const float4*>(static_cast<const float*>(part.input) + row) + 2 * chunk;
     const float4 low = __ldg(at), high = __ldg(at + 1);
     x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w;
     x[4] = high.x, x[5] = high.y, x[6] = high.z, x[7] = high.w;
@@ -93,7 +94,7 @@ __device__ __forceinline__ void load_angles(const float* at, bool aligned, float
 /// rope::rotate() of a row in the table's row `position`; -1 leaves it as it is. All lanes take part. `row`:
 /// element offset of the input, where dims are read whose partner lies across lanes at no fixed distance.
 __device__ __forceinline__ void rope_row(const AppendParams& p, const AppendPart& part, const RowLane& lane,
-                                std::int64_t row, std::int64_t position, float (&x)[kChunk]) {
+                                         std::int64_t row, std::int64_t position, float (&x)[kChunk]) {
   const int half = p.rope_half, first = lane.chunk * kChunk;
   const float *cos_row = p.cos + position * half, *sin_row = p.sin + position * half;
   if (p.pairing == RopePairing::kInterleaved && half % 4 == 0) {
@@ -134,7 +135,8 @@ __device__ __forceinline__ void rope_row(const AppendParams& p, const AppendPart
         const int angle = interleaved ? d / 2 : d % half;
         const rope::Pair pair = rope::pair_of(p.pairing, angle, half);
         const bool is_first = d == pair.first;
-        const float other = load_input(part.input_type, part.input, row + (is_first ? pair.second : pair.first));
+        const float other =
+            load_input(part.input_type, part.input, row + (is_first ? pair.second : pair.first));
         const rope::Rotated r = rope::rotate_pair(is_first ? value : other, is_first ? other : value,
                                                   __ldg(cos_row + angle), __ldg(sin_row + angle));
         value = is_first ? r.first : r.second;
@@ -174,8 +176,8 @@ __device__ __forceinline__ void rotate_row(int dim, float (&x)[kChunk]) {
 
 /// A row as the codec gets it. `wanted`: the token is written, so what is wrong with it sets the status.
 __device__ __forceinline__ void load_row(const AppendParams& p, const AppendPart& part, const RowLane& lane,
-                                const uint4& raw, std::int64_t token, int head, bool wanted,
-                                float (&x)[kChunk]) {
+                                         const uint4& raw, std::int64_t token, int head, bool wanted,
+                                         float (&x)[kChunk]) {
   const std::int64_t row = input_offset(part, token, head);
 #pragma unroll
   for (int i = 0; i < kChunk; ++i) x[i] = 0.0f;
@@ -199,7 +201,8 @@ __device__ __forceinline__ void load_row(const AppendParams& p, const AppendPart
 
 /// Extent of the row's groups of `lanes` lanes; NaN, which has set the status, does not count.
 template <bool kAbsolute>
-__device__ __forceinline__ codec::Range group_range(const RowLane& lane, const float (&x)[kChunk], int lanes) {
+__device__ __forceinline__ codec::Range group_range(const RowLane& lane, const float (&x)[kChunk],
+                                                    int lanes) {
   codec::Range r;
   if (kAbsolute) {
     r.lo = r.hi = 0.0f;

@@ -24,7 +24,8 @@ struct ChunkStore {
     tail = kBits != 16 && dim - block * 32 < 32;
     if (kBits == 16 || tail) return;
     const bool k = part.which == KvPart::kK;
-    const int strings = k ? 64 : 32, length = dim * kBits * 16 / 8 / strings, pos = block * 64 * kBits / strings;
+    const int strings = k ? 64 : 32, length = dim * kBits * 16 / 8 / strings,
+              pos = block * 64 * kBits / strings;
     const int index = k ? chunk % 4 : chunk % 4 * 8;
     const int origin = page::chunked(0, strings, length, pos);
     step = page::chunked(1, strings, length, pos) - origin;
@@ -115,8 +116,8 @@ __device__ __forceinline__ void store_param(DType type, std::uint8_t* at, float 
   }
 }
 
-__device__ __forceinline__ void store_params(const page::Part& part, const codec::Params& params, int place, int group,
-                                    std::uint8_t* tile) {
+__device__ __forceinline__ void store_params(const page::Part& part, const codec::Params& params, int place,
+                                             int group, std::uint8_t* tile) {
   store_param(part.format.scale_dtype, tile + part.scale_offset(place, group), params.scale);
   if (part.format.asymmetric) {
     store_param(part.format.scale_dtype, tile + part.min_offset(place, group), params.min);

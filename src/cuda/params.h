@@ -97,7 +97,7 @@ struct AppendParams {
   std::int32_t rope_half;  // rotary_dim / 2
   std::int64_t rope_rows;
   bool rope_aligned;  // rows of cos and sin begin at multiples of 16 bytes
-  const float* cos;  // [rope_rows, rope_half]
+  const float* cos;   // [rope_rows, rope_half]
   const float* sin;
   const std::int32_t* positions;  // [tokens]
   std::int32_t* status;           // [1] or null: bit 0 a place that does not exist, bit 1 a non-finite value
