@@ -1,37 +1,24 @@
-// Quantise and write new tokens: a warp per (token, KV head), lane l of it holding dims l, l + 32, ...
-// Every step is the one that src/cpu/append.cc takes, so that both backends write the same bytes.
+// Quantise and write new tokens.
+//
+// A unit is a window of 16 appended tokens; its warps take (KV head, part of the window's tokens). A lane has
+// a chunk of 8 dims of 4 tokens at places 2t, 2t + 1, 2t + 8, 2t + 9: the tokens whose codes share words of
+// V. A window owns the whole tile that begins in it: 16 tokens in a row, into the 16 places of one tile.
+// These are written with wide stores; any other token of the window only touches bytes of its own.
 #pragma once
 
-#include "cuda/params.h"
-#include "format/codec.h"
-#include "format/hadamard.h"
-#include "format/part.h"
-#include "format/rope.h"
+#include "cuda/append_store.h"
 
 namespace halftone::cuda {
 
 inline constexpr int kAppendWarps = 8;
-inline constexpr int kMaxBlocks = 8;  // of 32 dims: head_dim 256
-inline constexpr std::int32_t kStatusBadPage = 1;
-inline constexpr std::int32_t kStatusNonFinite = 2;
+inline constexpr int kWindow = kTileTokens;
+inline constexpr int kSlots = 3 * kWindow - 2;  // of tokens -15 to 30 of a window: tiles that overlap with it
+inline constexpr int kLaneTokens = 4;
 
-template <DType kType>
-__device__ inline float load_input(const void* p, std::int64_t at) {
-  if constexpr (kType == DType::kFloat32) return static_cast<const float*>(p)[at];
-  const std::uint16_t bits = static_cast<const std::uint16_t*>(p)[at];
-  return kType == DType::kFloat16 ? codec::f32_from_f16(bits) : codec::f32_from_bf16(bits);
-}
-
-__device__ inline float load_input(DType type, const void* p, std::int64_t at) {
-  switch (type) {
-    case DType::kFloat32:
-      return load_input<DType::kFloat32>(p, at);
-    case DType::kFloat16:
-      return load_input<DType::kFloat16>(p, at);
-    default:
-      return load_input<DType::kBFloat16>(p, at);
-  }
-}
+struct AppendShared {
+  std::int64_t slots[kSlots + 2];
+  float low[kAppendWarps][kWindow], high[kAppendWarps][kWindow];  // the extent of a warp's heads
+};
 
 /// The request that appended token `token` belongs to.
 __device__ inline std::int32_t request_of(const std::int32_t* cu_seqlens, std::int32_t batch,
@@ -47,6 +34,7 @@ __device__ inline std::int32_t request_of(const std::int32_t* cu_seqlens, std::i
 /// Slot of an appended token, or -1 for one that is skipped: padding, or a place that does not exist (which
 /// sets the status).
 __device__ inline std::int64_t slot_of(const AppendParams& p, std::int64_t token) {
+  if (token < 0 || token >= p.tokens) return -1;
   std::int64_t page = 0, offset = 0;
   if (p.slot_mapping != nullptr) {
     const std::int64_t slot = p.slot_mapping[token];
@@ -62,148 +50,44 @@ __device__ inline std::int64_t slot_of(const AppendParams& p, std::int64_t token
     offset = position & ((1 << p.page_log2) - 1);
   }
   if (page < 0 || page >= p.num_pages) {
-    if (p.status != nullptr) atomicOr(p.status, kStatusBadPage);
+    set_status(p, kStatusBadPage);
     return -1;
   }
   return page << p.page_log2 | offset;
 }
 
-/// A row over a warp: x[b] is dim 32 b + lane.
-struct WarpRow {
-  float x[kMaxBlocks];
+/// What a window has to write.
+struct Window {
+  unsigned loose;  // its tokens outside whole tiles, a bit each
+  int tile;        // token at which its whole tile begins, or -1
 };
 
-__device__ inline void rope_row(const AppendParams& p, WarpRow& row, std::int64_t token, float* scratch,
-                                int lane) {
-  const int half = p.rope_half;
-  const std::int64_t position = p.positions[token];
-  if (position < 0 || position >= p.rope_rows) {
-    if (p.status != nullptr && lane == 0) atomicOr(p.status, kStatusBadPage);
-    return;
+/// By a whole warp. slots[15 + i] is of token i of the window.
+__device__ inline Window window_of(const std::int64_t* slots) {
+  const int lane = threadIdx.x % 32;
+  std::uint64_t written = 0, begins = 0, runs = 0;  // bit i: of slots[i]
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int at = i * 32 + lane;
+    const std::int64_t slot = at < kSlots ? slots[at] : -1;
+    const bool some = slot >= 0;
+    const bool run = some && at + 1 < kSlots && slots[at + 1] == slot + 1;
+    written |= std::uint64_t{__ballot_sync(~0u, some)} << 32 * i;
+    begins |= std::uint64_t{__ballot_sync(~0u, some && slot % kTileTokens == 0)} << 32 * i;
+    runs |= std::uint64_t{__ballot_sync(~0u, run)} << 32 * i;
   }
-  __syncwarp();
-#pragma unroll
-  for (int b = 0; b < kMaxBlocks; ++b) scratch[b * 32 + lane] = row.x[b];
-  __syncwarp();
-#pragma unroll
-  for (int b = 0; b < kMaxBlocks; ++b) {
-    const int d = b * 32 + lane;
-    if (d >= 2 * half) continue;
-    const bool interleaved = p.pairing == RopePairing::kInterleaved;
-    const int i = interleaved ? d / 2 : d % half;
-    const rope::Pair pair = rope::pair_of(p.pairing, i, half);
-    const rope::Rotated r = rope::rotate_pair(scratch[pair.first], scratch[pair.second],
-                                              p.cos[position * half + i], p.sin[position * half + i]);
-    row.x[b] = d == pair.first ? r.first : r.second;
-  }
-}
-
-/// hadamard::rotate() with its stages in the same order.
-__device__ inline void rotate_warp_row(WarpRow& row, int dim, int lane) {
-  const int block = hadamard::block_size(dim);
-#pragma unroll
-  for (int h = 1; h < 32; h *= 2) {
-    if (h >= block) break;
-#pragma unroll
-    for (int b = 0; b < kMaxBlocks; ++b) {
-      const float other = __shfl_xor_sync(~0u, row.x[b], h);
-      row.x[b] = lane & h ? codec::ht_sub(other, row.x[b]) : codec::ht_add(row.x[b], other);
-    }
-  }
-#pragma unroll
-  for (int h = 1; h < kMaxBlocks; h *= 2) {
-    if (h * 32 >= block) break;
-#pragma unroll
-    for (int b = 0; b < kMaxBlocks; ++b) {
-      if (b & h) continue;
-      const float first = row.x[b], second = row.x[b + h];
-      row.x[b] = codec::ht_add(first, second);
-      row.x[b + h] = codec::ht_sub(first, second);
-    }
-  }
-#pragma unroll
-  for (int b = 0; b < kMaxBlocks; ++b) row.x[b] = codec::ht_mul(row.x[b], hadamard::factor(block));
-}
-
-/// Reads, checks and transforms one row of K or V.
-__device__ inline WarpRow load_row(const AppendParams& p, const AppendPart& part, std::int64_t token,
-                                   int head, float* scratch, int lane) {
-  WarpRow row;
-  const std::int64_t at = token * part.token_stride + head * part.head_stride + lane;
-  bool bad = false;
-#pragma unroll
-  for (int b = 0; b < kMaxBlocks; ++b) {
-    row.x[b] = b * 32 + lane < part.part.dim ? load_input(part.input_type, part.input, at + b * 32) : 0.0f;
-    bad |= !(codec::ht_abs(row.x[b]) <= codec::kMaxInput);
-  }
-  if (__any_sync(~0u, bad) && lane == 0 && p.status != nullptr) atomicOr(p.status, kStatusNonFinite);
-  if (part.part.which == KvPart::kK && p.pairing != RopePairing::kNone)
-    rope_row(p, row, token, scratch, lane);
-  if (part.part.rotated) rotate_warp_row(row, part.part.dim, lane);
-  return row;
-}
-
-__device__ inline codec::Range warp_range(codec::Range range) {
-#pragma unroll
-  for (int i = 16; i > 0; i /= 2) {
-    codec::Range other;
-    other.lo = __shfl_xor_sync(~0u, range.lo, i);
-    other.hi = __shfl_xor_sync(~0u, range.hi, i);
-    range.include(other);
-  }
-  return range;
-}
-
-/// Range over blocks [first, first + count) of the row's live dims.
-__device__ inline codec::Range row_range(const WarpRow& row, int dim, int first, int count, int lane) {
-  codec::Range range;
-#pragma unroll
-  for (int b = 0; b < kMaxBlocks; ++b) {
-    if (b >= first && b < first + count && b * 32 + lane < dim) range.include(row.x[b]);
-  }
-  return warp_range(range);
-}
-
-__device__ inline void store_param(DType type, std::uint8_t* at, float value) {
-  if (type == DType::kFloat16) {
-    *reinterpret_cast<std::uint16_t*>(at) = codec::f16_from_f32(value);
-  } else {
-    *reinterpret_cast<float*>(at) = value;
-  }
-}
-
-/// Quantises a row and writes its codes and params into its tile. With `fixed`, all groups use `params`.
-template <class Codec, DType kType>
-__device__ inline void write_row(const page::Part& part, const WarpRow& row, bool fixed, codec::Params params,
-                                 int token, std::uint8_t* tile, int lane) {
-  const int blocks = (part.dim + 31) / 32;
-  const int width = part.groups > 1 ? blocks / part.groups : blocks;  // blocks of a group
-#pragma unroll
-  for (int b = 0; b < kMaxBlocks; ++b) {
-    if (b >= blocks) break;
-    if (part.groups > 0 && b % width == 0) {
-      if (!fixed) params = codec::params_of(part.format, row_range(row, part.dim, b, width, lane));
-      if (lane == 0) {
-        store_param(part.format.scale_dtype, tile + part.scale_offset(token, b / width), params.scale);
-        if (part.format.asymmetric) {
-          store_param(part.format.scale_dtype, tile + part.min_offset(token, b / width), params.min);
-        }
-      }
-    }
-    const int d = b * 32 + lane;
-    const auto code = Codec::encode(params, row.x[b]);
-    std::uint8_t* data = tile + part.data_offset;
-    if constexpr (kType == DType::kInt4) {
-      const std::uint32_t odd = __shfl_down_sync(~0u, static_cast<std::uint32_t>(code), 1);
-      if (lane % 2 == 0 && d < part.dim) {
-        data[part.place(token, d).byte] = static_cast<std::uint8_t>(code | odd << 4);
-      }
-    } else if constexpr (sizeof(code) == 2) {
-      if (d < part.dim) reinterpret_cast<std::uint16_t*>(data)[token * part.dim + d] = code;
-    } else {
-      if (d < part.dim) data[part.place(token, d).byte] = code;
-    }
-  }
+  runs &= runs >> 1;
+  runs &= runs >> 2;
+  runs &= runs >> 4;
+  const std::uint64_t tiles = begins & runs & runs >> 7;  // 15 runs in a row
+  std::uint64_t covered = tiles | tiles << 1;
+  covered |= covered << 2;
+  covered |= covered << 4;
+  covered |= covered << 8;
+  constexpr std::uint32_t kMask = (1u << kWindow) - 1;
+  const std::uint32_t own = static_cast<std::uint32_t>(tiles >> (kWindow - 1)) & kMask;
+  return {static_cast<std::uint32_t>((written & ~covered) >> (kWindow - 1)) & kMask,
+          own == 0 ? -1 : __ffs(static_cast<int>(own)) - 1};
 }
 
 __device__ inline codec::Params static_params_of(const AppendPart& part, int head) {
@@ -211,69 +95,163 @@ __device__ inline codec::Params static_params_of(const AppendPart& part, int hea
   return codec::static_params(part.static_scale[at], part.static_min != nullptr ? part.static_min[at] : 0.0f);
 }
 
-__device__ inline std::uint8_t* tile_of(const AppendParams& p, std::int64_t slot, int head) {
-  const int offset = static_cast<int>(slot & ((1 << p.page_log2) - 1));
-  return p.pages + (slot >> p.page_log2) * p.page_stride + page::tile_offset(p.layout, head, offset);
-}
+/// One part, K or V, of the windows of a CTA. In a window blockIdx.z and the warps walk the KV heads.
+template <DType kType, bool kAsymmetric>
+struct Appender {
+  using Codec = codec::Codec<kType, kAsymmetric>;
+  using Codes = ChunkCodes<Codec, kType>;
+  static constexpr bool kQuantised = Codes::kBits != 16;
 
-struct AppendShared {
-  float scratch[kAppendWarps][kMaxBlocks * 32];  // a row each
-  float low[kAppendWarps], high[kAppendWarps];   // the range of a warp's heads
-};
+  const AppendParams& p;
+  const AppendPart& part;
+  AppendShared& s;
+  RowLane lane;
+  int warps, warp;
+  uint4 raw[kLaneTokens];  // chunks, if they load early
 
-/// Appends to K or V: blockIdx.x walks tokens, warps walk KV heads.
-template <class Codec, DType kType>
-__device__ inline void append_part(const AppendParams& p, const AppendPart& part, AppendShared& s) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const bool per_token = part.part.format.granularity == Granularity::kToken;
-  for (std::int64_t token = blockIdx.x; token < p.tokens; token += gridDim.x) {
-    const std::int64_t slot = slot_of(p, token);
-    if (slot < 0) continue;
-    const int place = static_cast<int>(slot % kTileTokens);
-    codec::Params shared;
-    if (per_token) {
-      codec::Range range;
-      for (int head = warp; head < p.kv_heads; head += kAppendWarps) {
-        const WarpRow row = load_row(p, part, token, head, s.scratch[warp], lane);
-        range.include(row_range(row, part.part.dim, 0, kMaxBlocks, lane));
-      }
-      __syncthreads();  // the previous token's readers are done
-      if (lane == 0) s.low[warp] = range.lo, s.high[warp] = range.hi;
+  __device__ __forceinline__ Appender(const AppendParams& params, const AppendPart& of, AppendShared& shared)
+      : p(params), part(of), s(shared) {
+    const int in_warp = threadIdx.x % 32;
+    lane.segment = 1 << segment_log2(part.part.dim);
+    lane.chunk = in_warp & (lane.segment - 1);
+    lane.segment_first = in_warp - lane.chunk;
+    lane.live = lane.chunk < part.part.dim / kChunk;
+    warps = blockDim.x / 32;
+    warp = threadIdx.x / 32;
+  }
+
+  /// Token k of a lane within its 16.
+  static __device__ int token_of(int t, int k) { return 2 * t + k % 2 + k / 2 * 8; }
+
+  __device__ __forceinline__ void run() {
+    const bool per_token = takes_tokens();
+    if (per_token && blockIdx.z > 0) return;
+    const int stride = per_token ? warps : warps * static_cast<int>(gridDim.z);
+    const int first_head = static_cast<int>(blockIdx.z) * warps + warp;
+    const int splits = lane.segment / 8;  // CTAs of a window
+    const std::int64_t units = (p.tokens + kWindow - 1) / kWindow * splits;
+    for (std::int64_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
+      const std::int64_t first = unit / splits * kWindow;
+      const int t = static_cast<int>(unit % splits) * (4 / splits) + lane.segment_first / lane.segment;
+      if (first_head < p.kv_heads) load(first, t, first_head);
+      __syncthreads();  // the previous unit's readers are done
+      for (int i = threadIdx.x; i < kSlots; i += blockDim.x) s.slots[i] = slot_of(p, first - kWindow + 1 + i);
       __syncthreads();
-      codec::Range all;
-      for (int w = 0; w < kAppendWarps; ++w) {
-        codec::Range one;
-        one.lo = s.low[w], one.hi = s.high[w];
-        all.include(one);
+      const Window window = window_of(s.slots);
+#pragma unroll 1
+      for (int pass = 0; pass < 2; ++pass) {  // loose tokens, the tile
+        const bool tile = pass == 1;
+        if (tile ? window.tile < 0 : window.loose == 0) continue;
+        const int shift = tile ? window.tile : 0;
+        const unsigned wanted = tile ? (1u << kWindow) - 1 : window.loose;
+        if (per_token) clear_extents(t);
+#pragma unroll 1
+        for (int step = per_token ? 0 : 1; step < 2; ++step) {
+#pragma unroll 1
+          for (int head = first_head; head < p.kv_heads; head += stride) {
+            if (per_token || shift > 0 || head != first_head) load(first + shift, t, head);
+            take(first + shift, shift, t, head, wanted, tile, step == 0);
+          }
+          if (step == 0) __syncthreads();
+        }
       }
-      shared = codec::params_of(part.part.format, all);
-    }
-    for (int head = warp; head < p.kv_heads; head += kAppendWarps) {
-      const WarpRow row = load_row(p, part, token, head, s.scratch[warp], lane);
-      if (part.part.format.static_scale()) shared = static_params_of(part, head);
-      const bool fixed = per_token || part.part.format.static_scale() || sizeof(typename Codec::Code) == 2;
-      write_row<Codec, kType>(part.part, row, fixed, shared, place, tile_of(p, slot, head), lane);
     }
   }
-}
 
-/// Calls append_part with the codec of the part's format.
-__device__ inline void append_any(const AppendParams& p, const AppendPart& part, AppendShared& s) {
-  const bool asymmetric = part.part.format.asymmetric;
-  switch (part.part.format.dtype) {
-    case DType::kFloat16:
-      return append_part<codec::Codec<DType::kFloat16>, DType::kFloat16>(p, part, s);
-    case DType::kFloat8E4M3:
-      return append_part<codec::Codec<DType::kFloat8E4M3>, DType::kFloat8E4M3>(p, part, s);
-    case DType::kInt8:
-      return asymmetric ? append_part<codec::Codec<DType::kInt8, true>, DType::kInt8>(p, part, s)
-                        : append_part<codec::Codec<DType::kInt8>, DType::kInt8>(p, part, s);
-    case DType::kInt4:
-      return asymmetric ? append_part<codec::Codec<DType::kInt4, true>, DType::kInt4>(p, part, s)
-                        : append_part<codec::Codec<DType::kInt4>, DType::kInt4>(p, part, s);
-    default:
-      return append_part<codec::Codec<DType::kBFloat16>, DType::kBFloat16>(p, part, s);
+  /// Issues the loads of a lane's tokens of the 16 from `first` on.
+  __device__ __forceinline__ void load(std::int64_t first, int t, int head) {
+    if (!loads_early(part)) return;
+#pragma unroll
+    for (int k = 0; k < kLaneTokens; ++k) {
+      const std::int64_t token = first + token_of(t, k);
+      raw[k] = {};
+      if (lane.live && token < p.tokens) raw[k] = load_raw(part, input_offset(part, token, head), lane.chunk);
+    }
   }
-}
+
+  /// Token k in raw[0], all tokens in turn.
+  __device__ __forceinline__ void next_raw() {
+#pragma unroll
+    for (int k = 0; k + 1 < kLaneTokens; ++k) raw[k] = raw[k + 1];
+  }
+
+  __device__ __forceinline__ codec::Range token_range(int token) const {
+    codec::Range range{s.low[0][token], s.high[0][token]};
+    for (int w = 1; w < warps; ++w) range.include(codec::Range{s.low[w][token], s.high[w][token]});
+    return range;
+  }
+
+  __device__ __forceinline__ codec::Params params_of(const codec::Range& range) const {
+    KvFormat format = part.part.format;
+    format.dtype = kType;
+    format.asymmetric = kAsymmetric;
+    return codec::params_of(format, range);
+  }
+
+  /// One scale for all heads of a token.
+  __device__ bool takes_tokens() const {
+    return kQuantised && part.part.format.granularity == Granularity::kToken;
+  }
+
+  __device__ __forceinline__ void clear_extents(int t) {
+    __syncthreads();  // readers of the extents before are done
+    if (lane.chunk == 0) {
+#pragma unroll
+      for (int k = 0; k < kLaneTokens; ++k) {
+        const codec::Range none;
+        s.low[warp][token_of(t, k)] = kAsymmetric ? none.lo : 0.0f;
+        s.high[warp][token_of(t, k)] = kAsymmetric ? none.hi : 0.0f;
+      }
+    }
+  }
+
+  /// Takes the wanted tokens of a head, of 16 from `first` on. `measure`: only adds to the extents of tokens
+  /// over all heads; `tile`: all 16 are wanted and go into the places of one tile.
+  __device__ __forceinline__ void take(std::int64_t first, int shift, int t, int head, unsigned wanted,
+                                       bool tile, bool measure) {
+    const int groups = part.part.groups;
+    const int group_lanes = groups > 1 ? part.part.format.group_size / kChunk : lane.segment;
+    const bool dynamic = part.part.format.dynamic_scale(), per_token = takes_tokens();
+    const ChunkStore<Codec, kType> store(part.part, lane.chunk);
+    const bool fours = kQuantised && tile && part.part.which == KvPart::kV && !store.tail;
+    const std::int64_t* slots = s.slots + kWindow - 1 + shift;
+    codec::Params params;
+    if (kQuantised && part.part.format.static_scale()) params = static_params_of(part, head);
+    Codes codes[kLaneTokens];
+    std::uint8_t* at = nullptr;
+#pragma unroll 1
+    for (int k = 0; k < kLaneTokens; ++k, next_raw()) {
+      const int token = token_of(t, k);
+      const bool mine = wanted >> token & 1;
+      float x[kChunk];
+      load_row(p, part, lane, raw[0], first + token, head, mine, x);
+      if (kQuantised && dynamic) {
+        codec::Range range;
+        if (measure || !per_token) range = group_range<!kAsymmetric>(lane, x, group_lanes);
+        if (measure) {
+          if (lane.chunk == 0) {
+            s.low[warp][token] = fminf(s.low[warp][token], range.lo);
+            s.high[warp][token] = fmaxf(s.high[warp][token], range.hi);
+          }
+          continue;
+        }
+        if (per_token) range = token_range(token);
+        params = params_of(range);
+      }
+#pragma unroll
+      for (int i = 0; i + 1 < kLaneTokens; ++i) codes[i] = codes[i + 1];
+      codes[kLaneTokens - 1].encode(params, x);
+      if (!mine || !lane.live) continue;
+      const std::int64_t slot = slots[token];
+      const int offset = static_cast<int>(slot & ((1 << p.page_log2) - 1)), place = offset % kTileTokens;
+      at = p.pages + (slot >> p.page_log2) * p.page_stride + page::tile_offset(p.layout, head, offset);
+      if (!fours) store.token(codes[kLaneTokens - 1], place, at);
+      if (kQuantised && dynamic && lane.chunk % group_lanes == 0) {
+        store_params(part.part, params, place, lane.chunk / group_lanes, at);
+      }
+    }
+    if (fours && lane.live && !measure) store.v_four(codes, t, at);
+  }
+};
 
 }  // namespace halftone::cuda

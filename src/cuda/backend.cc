@@ -158,6 +158,8 @@ void check_out(const AttentionArgs& args) {
           rest, out.strides[0], out.strides[1]));
 }
 
+bool aligned_to_16(const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; }
+
 AppendPart append_part(const PagedKv& cache, const PageLayout& layout, KvPart which, const TensorView& input,
                        const StaticScale& scale) {
   AppendPart a{};
@@ -166,6 +168,8 @@ AppendPart append_part(const PagedKv& cache, const PageLayout& layout, KvPart wh
   a.token_stride = input.strides[0];
   a.head_stride = input.strides[1];
   a.input_type = input.dtype;
+  const std::int64_t vector = 16 / (dtype_bits(input.dtype) / 8);
+  a.aligned = aligned_to_16(input.data) && input.strides[0] % vector == 0 && input.strides[1] % vector == 0;
   a.static_scale = pointer<float>(scale.scale);
   a.static_min = pointer<float>(scale.min);
   a.static_stride = a.part.format.granularity == Granularity::kHead ? 1 : 0;
@@ -315,6 +319,7 @@ void append(const PagedKv& cache, const AppendArgs& args, Stream stream) {
     p.cos = pointer<float>(args.rope.cos);
     p.sin = pointer<float>(args.rope.sin);
     p.positions = pointer<std::int32_t>(args.rope.positions);
+    p.rope_aligned = aligned_to_16(p.cos) && aligned_to_16(p.sin) && p.rope_half % 4 == 0;
   }
   p.status = static_cast<std::int32_t*>(args.status.data);
   const DeviceScope scope(cache.pages.device.index);

@@ -72,6 +72,7 @@ struct AppendPart {
   const void* input;  // [tokens, kv_heads, dim], strides below, in elements
   std::int64_t token_stride, head_stride;
   DType input_type;
+  bool aligned;                // rows of `input` begin at multiples of 16 bytes
   const float* static_scale;   // [1] or [kv_heads], or null
   const float* static_min;     // likewise
   std::int32_t static_stride;  // 0 per tensor, 1 per head
@@ -95,7 +96,8 @@ struct AppendParams {
   RopePairing pairing;
   std::int32_t rope_half;  // rotary_dim / 2
   std::int64_t rope_rows;
-  const float* cos;  // [rope_rows, rope_half]
+  bool rope_aligned;  // rows of cos and sin begin at multiples of 16 bytes
+  const float* cos;   // [rope_rows, rope_half]
   const float* sin;
   const std::int32_t* positions;  // [tokens]
   std::int32_t* status;           // [1] or null: bit 0 a place that does not exist, bit 1 a non-finite value
