@@ -114,10 +114,10 @@ struct AttentionArgs {
   TensorView lse;  ///< f32 [total_q, q_heads], natural log, -inf for an empty row; exactly when problem.lse
   TensorView
       status;  ///< optional int32 [1], sticky: bit 0 = a block-table entry was out of bounds (kClamped)
-  /// A promise, of use in a chain of layers on a CUDA stream: what wrote the cache, its block table and the
-  /// schedule had ended before the previous kernel of the stream began. run() then reads them while that
-  /// kernel ends (programmatic dependent launch). Breaking it gives wrong results. Q may come from the
-  /// previous kernel.
+  /// A promise, of use in a chain of layers on a CUDA stream: what wrote the cache, its block table, the
+  /// status and the schedule had ended before the previous kernel of the stream began. run() then reads them
+  /// while that kernel ends (programmatic dependent launch). Breaking it gives wrong results. Q may come from
+  /// the previous kernel.
   bool cache_settled = false;
 };
 

@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <bit>
 #include <climits>
 #include <cmath>
@@ -99,7 +100,7 @@ DecodeParams decode_params(const Plan::Impl& plan, const AttentionArgs& args, st
   const AttentionProblem& problem = plan.problem;
   const planning::Workspace workspace = planning::carve_workspace(plan, base);
   const BackendParts parts = backend_parts(plan, workspace);
-  constexpr int kNoLimit = INT_MAX / 2;
+  constexpr int kNoLimit = INT_MAX / 2;  // a position plus this still fits
   DecodeParams p{};
   p.schedule = workspace.schedule;
   p.list = parts.list;
@@ -123,10 +124,9 @@ DecodeParams decode_params(const Plan::Impl& plan, const AttentionArgs& args, st
   p.status = static_cast<std::int32_t*>(args.status.data);
   p.scale_log2 = plan.scale * std::numbers::log2e_v<float>;
   p.softcap = problem.softcap;
-  const int right = problem.mask.causal ? 0 : problem.mask.window_right;
-  const int tightest = problem.mask.causal && problem.mask.window_right >= 0 ? 0 : right;
-  p.causal_right = tightest < 0 ? kNoLimit : tightest;
-  p.window_left = problem.mask.window_left < 0 ? kNoLimit : problem.mask.window_left;
+  const auto window = [](int tokens) { return tokens < 0 ? kNoLimit : std::min(tokens, kNoLimit); };
+  p.causal_right = problem.mask.causal ? 0 : window(problem.mask.window_right);
+  p.window_left = window(problem.mask.window_left);
   p.q_aligned = reinterpret_cast<std::uintptr_t>(args.q.data) % 16 == 0 && args.q.strides[0] % 8 == 0 &&
                 args.q.strides[1] % 8 == 0;
   p.q_bf16 = problem.q_dtype == DType::kBFloat16;

@@ -71,7 +71,6 @@ inline constexpr std::array kDecodeParts{
     PartConfig{DType::kInt4, ScaleMode::kBlock, true, true, 1},
     PartConfig{DType::kInt4, ScaleMode::kBlock, true, true, 2},
     PartConfig{DType::kInt4, ScaleMode::kBlock, true, true, 4},
-    PartConfig{DType::kFloat8E4M3, ScaleMode::kToken},
     PartConfig{DType::kFloat8E4M3, ScaleMode::kBlock},
     PartConfig{DType::kInt8, ScaleMode::kStatic},
     PartConfig{DType::kInt8, ScaleMode::kToken},

@@ -187,7 +187,9 @@ __device__ inline std::uint32_t last_arrivals(const DecodeParams& p, int slot, s
     last = count_arrival(counter) == expected - 1;
     if (last) *counter = 0;
   }
-  return __ballot_sync(~0u, last);
+  const std::uint32_t mask = __ballot_sync(~0u, last);
+  __syncwarp();
+  return mask;
 }
 
 /// Many parts are merged in groups of this size first, so that the work spreads over CTAs.
@@ -281,6 +283,7 @@ __device__ inline void finish_worker(const DecodeParams& p, typename DecodeTrait
   const int lane = thread_index() % 32;
   bool has_next = s.queue.has(0);
   wait_for_previous_kernel();
+  let_next_kernel_start();  // not before: what the next one may read ahead is complete only now
 #pragma unroll 1
   for (int index = -1; has_next; ++index) {
     has_next = s.queue.has(index + 1);

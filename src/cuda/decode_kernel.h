@@ -91,8 +91,11 @@ __device__ inline void compute_worker(const DecodeParams& p, typename DecodeTrai
   using Traits = DecodeTraits<C>;
   using Queries = typename Traits::Queries;
   static_assert(sizeof(s.out) >= sizeof(Queries) && sizeof(s.out) >= sizeof(s.ring[0][0]));
+  if constexpr (Traits::kComputeFinishes) {
+    wait_for_previous_kernel();
+    let_next_kernel_start();
+  }
   if (!s.queue.has(0)) return;
-  if constexpr (Traits::kComputeFinishes) wait_for_previous_kernel();
   const int thread = thread_index(), warp = thread / 32;
   Warp<C> w;
   w.lane = thread % 32, w.g = w.lane / 4, w.t = w.lane % 4;
@@ -165,7 +168,6 @@ __device__ inline void start_worker(const DecodeParams& p, int worker, typename 
   if (lane == 2) barrier_init(&s.states_empty, kFinishWarps);
   fence_async_shared();
   if (!p.cache_settled) wait_for_previous_kernel();
-  let_next_kernel_start();  // not before: it may read a cache that is settled now
   s.queue.start(p.list, worker, lane);
 }
 

@@ -131,7 +131,7 @@ struct QueryLoader {
     // Raw products are in units of the static scale and, for integers, of 2^-24.
     const float k_static =
         p.k.static_scale == nullptr ? 1.0f : p.k.static_scale[item.work.kv_head * p.k.static_stride];
-    float factor = p.scale_log2 * k_static * (K::kScaleLog2 == 24 ? 0x1p24f : 1.0f);
+    float factor = p.scale_log2 * k_static;
     float unit = factor < 0.0f ? -1.0f : 1.0f;  // the factor of a row is not negative
     factor *= unit;
     if constexpr (!kBf16) {
@@ -145,6 +145,7 @@ struct QueryLoader {
       factor *= __uint_as_float(bits);
       unit *= __uint_as_float(0x7f000000u - bits);
     }
+    factor *= K::kScaleLog2 == 24 ? 0x1p24f : 1.0f;  // last: the static scale may be large
 #pragma unroll
     for (int i = 0; i < 8; ++i) x[i] *= unit;
     float sum = ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));

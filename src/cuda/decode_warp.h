@@ -209,8 +209,8 @@ __device__ inline void Warp<C>::end(const DecodeParams& p, const DeviceItem& ite
       p.v.static_scale == nullptr ? 1.0f : p.v.static_scale[item.work.kv_head * p.v.static_stride];
   const float v_min =
       p.v.static_min == nullptr ? 0.0f : p.v.static_min[item.work.kv_head * p.v.static_stride];
-  const float unit = v_static * (V::kScaleLog2 == 24 ? 0x1p24f : 1.0f);
-  const float odd_unit = V::kOddShift == 4 ? unit * (1.0f / 16.0f) : unit;
+  constexpr float kUnit = V::kScaleLog2 == 24 ? 0x1p24f : 1.0f;  // on its own: v_static may be large
+  constexpr float kOddUnit = V::kOddShift == 4 ? kUnit / 16.0f : kUnit;
   const float v_offset = C.v.dtype == DType::kInt8 ? 128.0f : 8.0f;
 #pragma unroll
   for (int n = 0; n < N; ++n) {
@@ -230,10 +230,10 @@ __device__ inline void Warp<C>::end(const DecodeParams& p, const DeviceItem& ite
           if (p.v.static_min != nullptr) shift += (v_min + v_offset * v_static) * sum[n][c];
         }
         float4 x;
-        x.x = fmaf(out[b][0][n][c], unit, shift);
-        x.y = fmaf(out[b][0][n][2 + c], odd_unit, shift);
-        x.z = fmaf(out[b][1][n][c], unit, shift);
-        x.w = fmaf(out[b][1][n][2 + c], odd_unit, shift);
+        x.x = fmaf(out[b][0][n][c] * kUnit, v_static, shift);
+        x.y = fmaf(out[b][0][n][2 + c] * kOddUnit, v_static, shift);
+        x.z = fmaf(out[b][1][n][c] * kUnit, v_static, shift);
+        x.w = fmaf(out[b][1][n][2 + c] * kOddUnit, v_static, shift);
         if (keep) *reinterpret_cast<float4*>(&s.out[team][row][b * 32 + g * 4]) = x;
       }
       if (keep && g == 0) s.state[team][row] = {max[n][c], sum[n][c]};

@@ -67,12 +67,12 @@ __device__ inline void build_schedule_block(const ScheduleBuildParams& p) {
     units += total;
     if (r < shape.batch) {
       s.first_step[r] = first_step;
-      s.cu_q[r] = p.cu_q == nullptr ? static_cast<std::int32_t>(first_query) : p.cu_q[r];
+      s.cu_q[r] = static_cast<std::int32_t>(first_query);
     }
   }
   if (thread == 0) {
     s.first_step[shape.batch] = steps_before;
-    s.cu_q[shape.batch] = p.cu_q == nullptr ? static_cast<std::int32_t>(queries_before) : p.cu_q[shape.batch];
+    s.cu_q[shape.batch] = static_cast<std::int32_t>(queries_before);
     header.total_q = static_cast<std::int32_t>(queries_before);
     header.total_kv = keys;
     header.units = units;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
+#include <limits>
 #include <string>
 
 #include "halftone/error.h"
@@ -69,6 +70,19 @@ TEST(DeviceAttention, RandomProblems) {
     ran += agrees(for_device(random_case(seed))) ? 1 : 0;
   }
   EXPECT_GE(ran * 10, count * 7);  // the rest: formats and shapes that the backend refuses
+}
+
+TEST(DeviceAttention, ExtremeWindows) {
+  for (const int window : {0, 1, 1 << 30, std::numeric_limits<int>::max()}) {
+    for (const bool causal : {false, true}) {
+      AttentionCase row;
+      row.k_format = "int8-head";
+      row.requests = {{1, 100}, {7, 5}, {3, 300}};
+      row.cu_q = true;
+      row.mask = {.causal = causal, .window_left = window, .window_right = window};
+      EXPECT_TRUE(agrees(for_device(row))) << "window " << window;
+    }
+  }
 }
 
 /// The same bits from repeated launches, on whatever SMs the blocks land.
