@@ -100,7 +100,7 @@ DecodeParams decode_params(const Plan::Impl& plan, const AttentionArgs& args, st
   const AttentionProblem& problem = plan.problem;
   const planning::Workspace workspace = planning::carve_workspace(plan, base);
   const BackendParts parts = backend_parts(plan, workspace);
-  constexpr int kNoLimit = INT_MAX / 2;  // a position plus this still fits
+  static constexpr int kNoLimit = INT_MAX / 2;  // a position plus this still fits
   DecodeParams p{};
   p.schedule = workspace.schedule;
   p.list = parts.list;
