@@ -47,3 +47,12 @@ def choice(value: Any, name: str, choices: tuple[str, ...]) -> str:
     if value not in choices:
         raise InvalidArgumentError(f"{name} is {value!r}, but must be one of {', '.join(choices)}: choose one.")
     return value
+
+
+def rank3_shape(value: Any, name: str, dims: str) -> Any:
+    """The shape of an array of three dimensions; ``dims`` names them. Raises InvalidArgumentError."""
+    shape = getattr(value, "shape", None)
+    if shape is None or len(shape) != 3:
+        got = "None" if value is None else f"a {type(value).__name__}" if shape is None else f"of shape {tuple(shape)}"
+        raise InvalidArgumentError(f"{name} is {got}, but must be an array [{dims}]: reshape it.")
+    return shape

@@ -256,7 +256,7 @@ def attend(
         )
     plan = schedule.plan
     native = _arrays.native
-    shape = _query_shape(q)
+    shape = _check.rank3_shape(q, "q", "total_q, q_heads, head_dim")
     if out is None:
         out = _arrays.empty_output(q, (*shape[:-1], plan.spec.v_head_dim), plan.out_dtype)
     if lse is True or (lse is False and plan.options["lse"]):
@@ -286,18 +286,10 @@ def _check_schedule(schedule: Any, options: Sequence[Any]) -> None:
             )
 
 
-def _query_shape(q: Any) -> Any:
-    shape = getattr(q, "shape", None)
-    if shape is None or len(shape) != 3:
-        got = "None" if q is None else f"a {type(q).__name__}" if shape is None else f"of shape {tuple(shape)}"
-        raise InvalidArgumentError(f"q is {got}, but must be an array [total_q, q_heads, head_dim]: reshape it.")
-    return shape
-
-
 def _schedule_for(
     q: Any, cache: Any, k: Any, v: Any, cu_q: Any, cu_kv: Any, options: dict, stream: int | None
 ) -> Schedule:
-    shape = _query_shape(q)
+    shape = _check.rank3_shape(q, "q", "total_q, q_heads, head_dim")
     total = int(shape[0])
     common = dict(q_heads=int(shape[1]), q_dtype=_arrays.dtype_of(q), **options)
     if cache is not None:

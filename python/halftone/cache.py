@@ -273,7 +273,7 @@ class PagedKVCache:
             ResourceExhaustedError: no page is free.
             InvalidArgumentError: shapes or dtypes; on the CPU also non-finite input (CUDA sets ``status``).
         """
-        tokens = _tokens_of(k)
+        tokens = int(_check.rank3_shape(k, "k", "tokens, kv_heads, head_dim")[0])
         if counts is None:
             if self.batch != 1 and tokens != self.batch:
                 raise InvalidArgumentError(
@@ -419,13 +419,6 @@ class PagedKVCache:
             f"{self.framework} on {self.device})"
         )
 
-
-def _tokens_of(k: Any) -> int:
-    shape = getattr(k, "shape", None)
-    if shape is None or len(shape) != 3:
-        got = "None" if k is None else f"a {type(k).__name__}" if shape is None else f"of shape {tuple(shape)}"
-        raise InvalidArgumentError(f"k is {got}, but must be an array [tokens, kv_heads, head_dim]: reshape it.")
-    return int(shape[0])
 
 
 def check_cache(cache: Any) -> PagedKVCache:
