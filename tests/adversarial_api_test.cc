@@ -175,19 +175,24 @@ TEST(Api, RankBeyondTheView) {
   }
 }
 
-/// Shapes and strides whose products wrap.
+/// Shapes and strides whose products wrap, and strides that lead out of the address space.
 TEST(Api, ShapesThatWrap) {
   const Problem p = make_problem(simple());
   const Prepared ready(p);
-  for (const std::int64_t huge :
-       {std::int64_t{1} << 32, std::int64_t{1} << 61, std::numeric_limits<std::int64_t>::max()}) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  for (const std::int64_t huge : {std::int64_t{1} << 32, std::int64_t{1} << 61, kMost}) {
     ready.refuses(kInvalidArgument, {"q"}, [&](AttentionArgs& a) { a.q.shape[0] = huge; });
     ready.refuses(kInvalidArgument, {"cache.pages"}, [&](AttentionArgs& a) {
       a.cache.pages.shape[0] = huge;
       a.cache.pages.strides[0] = huge;
     });
-    ready.refuses(kInvalidArgument, {"q"}, [&](AttentionArgs& a) { a.q.strides[0] = huge; });
-    ready.refuses(kInvalidArgument, {"out"}, [&](AttentionArgs& a) { a.out.strides[1] = -huge; });
+  }
+  for (const std::int64_t huge : {std::int64_t{1} << 56, std::int64_t{1} << 61, kMost}) {
+    for (const std::int64_t stride : {huge, -huge}) {
+      ready.refuses(kInvalidArgument, {"q", "stride"}, [&](AttentionArgs& a) { a.q.strides[0] = stride; });
+      ready.refuses(kInvalidArgument, {"out", "stride"},
+                    [&](AttentionArgs& a) { a.out.strides[1] = stride; });
+    }
   }
 }
 

@@ -1,6 +1,7 @@
 #include "plan/check_tensor.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -28,6 +29,27 @@ std::string dtypes_text(std::initializer_list<DType> dtypes) {
     ++i;
   }
   return text;
+}
+
+/// Of the widest pointers in use: x86-64 with five levels of page tables.
+constexpr int kAddressBits = 57;
+
+struct Span {
+  std::uintptr_t begin = 0;
+  std::uintptr_t end = 0;
+};
+
+Span span_of(const TensorView& t) {
+  const auto base = reinterpret_cast<std::uintptr_t>(t.data);
+  std::int64_t low = 0, high = 0;
+  for (int i = 0; i < t.rank; ++i) {
+    if (t.shape[i] == 0) return {base, base};
+    const std::int64_t reach = (t.shape[i] - 1) * t.strides[i];
+    (reach < 0 ? low : high) += reach;
+  }
+  const std::int64_t size = dtype_bits(t.dtype) / 8;
+  return {base + static_cast<std::uintptr_t>(low * size),
+          base + static_cast<std::uintptr_t>((high + 1) * size)};
 }
 
 void check_shape(const TensorView& t, const TensorRule& rule) {
@@ -68,24 +90,13 @@ void check_strides(const TensorView& t, const TensorRule& rule) {
               rule.name, t.strides[i], i);
     }
   }
-}
-
-struct Span {
-  std::uintptr_t begin = 0;
-  std::uintptr_t end = 0;
-};
-
-Span span_of(const TensorView& t) {
+  const Span span = span_of(t);
   const auto base = reinterpret_cast<std::uintptr_t>(t.data);
-  std::int64_t low = 0, high = 0;
-  for (int i = 0; i < t.rank; ++i) {
-    if (t.shape[i] == 0) return {base, base};
-    const std::int64_t reach = (t.shape[i] - 1) * t.strides[i];
-    (reach < 0 ? low : high) += reach;
+  if (span.begin > base || span.end < base || span.end >> kAddressBits != 0) {
+    invalid("{} has shape {} with strides [{}], but must lie within {}-bit addresses: pass the real strides.",
+            rule.name, shape_text(t), fmt::join(t.strides.begin(), t.strides.begin() + t.rank, ", "),
+            kAddressBits);
   }
-  const std::int64_t size = dtype_bits(t.dtype) / 8;
-  return {base + static_cast<std::uintptr_t>(low * size),
-          base + static_cast<std::uintptr_t>((high + 1) * size)};
 }
 
 }  // namespace
