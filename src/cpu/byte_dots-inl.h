@@ -9,6 +9,7 @@
 //
 // Lanes are tokens: column c of a chunk holds dword c of each of its 64 tokens.
 
+#include <array>
 #include <bit>
 #include <cmath>
 
@@ -58,10 +59,12 @@ HWY_INLINE ZeroPoint zero_point(VF scale, VF min, float smallest_code, float lar
   return {zero, hn::MulAdd(zero, scale, min)};
 }
 
-/// Transposes 16 rows of `columns` dwords, `stride` bytes apart, into columns of kChunkTokens dwords, each
-/// dword xor `flip`. Reads up to 12 bytes beyond a row.
-HWY_INLINE void transpose_rows(const std::uint8_t* rows, std::int64_t stride, int columns, std::int32_t flip,
-                               std::int32_t* out) {
+/// Transposes 16 rows of `columns` dwords, kStride bytes apart (0: run_time_stride), into columns of
+/// kChunkTokens dwords, each dword xor `flip`. Reads up to 12 bytes beyond a row.
+template <int kStride>
+HWY_INLINE void transpose_rows(const std::uint8_t* rows, std::int64_t run_time_stride, int columns,
+                               std::int32_t flip, std::int32_t* out) {
+  const std::int64_t stride = kStride != 0 ? kStride : run_time_stride;
   const I d;
   const hn::RepartitionToWide<I> pair;
   const VI flips = hn::Set(d, flip);
@@ -73,10 +76,10 @@ HWY_INLINE void transpose_rows(const std::uint8_t* rows, std::int64_t stride, in
       const auto load = [&](int b) HWY_ATTR {
         return _mm_loadu_si128(reinterpret_cast<const __m128i*>(at + 4 * b * stride));
       };
-      __m512i x = _mm512_castsi128_si512(load(0));
-      x = _mm512_inserti32x4(x, load(1), 1);
-      x = _mm512_inserti32x4(x, load(2), 2);
-      v[i] = hn::Xor(VI{_mm512_inserti32x4(x, load(3), 3)}, flips);
+      __m512i x = _mm512_castsi128_si512(load(0));  // masked loads leave the shuffle unit alone
+      x = _mm512_mask_broadcast_i32x4(x, 0x00f0, load(1));
+      x = _mm512_mask_broadcast_i32x4(x, 0x0f00, load(2));
+      v[i] = hn::Xor(VI{_mm512_mask_broadcast_i32x4(x, 0xf000, load(3))}, flips);
     }
     const auto low01 = hn::BitCast(pair, hn::InterleaveLower(d, v[0], v[1]));
     const auto low23 = hn::BitCast(pair, hn::InterleaveLower(d, v[2], v[3]));
@@ -96,32 +99,39 @@ HWY_INLINE void transpose_rows(const std::uint8_t* rows, std::int64_t stride, in
 /// One plane of K's params of a tile, [16][groups], as [group] vectors of tokens.
 HWY_INLINE void load_k_plane(const Side& side, const std::uint8_t* params, VF* out) {
   const F d;
-  const auto load = [&](int i) HWY_ATTR {
-    return side.f32_params
-               ? _mm512_loadu_ps(params + i * 64)
-               : _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(params + i * 32)));
+  const auto half = [&](__m512i x, int i) HWY_ATTR {
+    return VF{_mm512_cvtph_ps(i == 0 ? _mm512_castsi512_si256(x) : _mm512_extracti64x4_epi64(x, 1))};
   };
-  if (side.groups == 1) {
-    out[0] = VF{load(0)};
-  } else if (side.groups == 4) {  // 4 x 4 blocks, each the groups of four tokens in turn
-    __m512 v[4];
-    const __m512i index = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    for (int i = 0; i < 4; ++i) v[i] = _mm512_permutexvar_ps(index, load(i));
-    const __m512 low01 = _mm512_shuffle_f32x4(v[0], v[1], 0x44),
-                 low23 = _mm512_shuffle_f32x4(v[2], v[3], 0x44);
-    const __m512 high01 = _mm512_shuffle_f32x4(v[0], v[1], 0xee),
-                 high23 = _mm512_shuffle_f32x4(v[2], v[3], 0xee);
-    out[0] = VF{_mm512_shuffle_f32x4(low01, low23, 0x88)};
-    out[1] = VF{_mm512_shuffle_f32x4(low01, low23, 0xdd)};
-    out[2] = VF{_mm512_shuffle_f32x4(high01, high23, 0x88)};
-    out[3] = VF{_mm512_shuffle_f32x4(high01, high23, 0xdd)};
+  // Word 16 g + t of `index`: where token t of group g is, among the 32 words before it.
+  alignas(64) static constexpr auto kIndex = [] {
+    std::array<std::array<std::uint16_t, 32>, 3> index{};
+    for (int i = 0; i < 32; ++i) {
+      const int group = i / 16, token = i % 16;
+      index[0][i] = static_cast<std::uint16_t>(token * 2 + group);
+      index[1][i] = static_cast<std::uint16_t>(token * 4 + group);
+      index[2][i] = static_cast<std::uint16_t>(token * 4 + group + 2);
+    }
+    return index;
+  }();
+  if (side.groups == 4 && !side.f32_params) {
+    const __m512i low = _mm512_loadu_si512(params), high = _mm512_loadu_si512(params + 64);
+    for (int i = 0; i < 2; ++i) {
+      const __m512i x = _mm512_permutex2var_epi16(low, _mm512_load_si512(kIndex[1 + i].data()), high);
+      out[2 * i] = half(x, 0);
+      out[2 * i + 1] = half(x, 1);
+    }
+  } else if (side.groups == 2 && !side.f32_params) {
+    const __m512i x =
+        _mm512_permutexvar_epi16(_mm512_load_si512(kIndex[0].data()), _mm512_loadu_si512(params));
+    out[0] = half(x, 0);
+    out[1] = half(x, 1);
+  } else if (side.groups == 1) {
+    load_params(side.f32_params, params, kTileTokens, 1.0f, reinterpret_cast<float*>(out));
   } else {
     HWY_ALIGN float rows[kTileTokens * kMaxGroups];
-    for (int g = 0; g < side.groups; ++g) hn::Store(VF{load(g)}, d, rows + g * kTileTokens);
-    for (int g = 0; g < side.groups; ++g) {
-      const VI index = hn::Mul(hn::Iota(I(), 0), hn::Set(I(), side.groups));
-      out[g] = hn::GatherIndex(d, rows + g, index);
-    }
+    load_params(side.f32_params, params, kTileTokens * side.groups, 1.0f, rows);
+    const VI index = hn::Mul(hn::Iota(I(), 0), hn::Set(I(), side.groups));
+    for (int g = 0; g < side.groups; ++g) out[g] = hn::GatherIndex(d, rows + g, index);
   }
 }
 
@@ -147,7 +157,12 @@ HWY_NOINLINE void load_columns(const Side& side, const KColumns& map, const Chun
   for (int i = 0; i < chunk.tiles; ++i) {
     std::int32_t* out = s.columns + i * kTileTokens;
     for (const KSection& section : map.sections) {
-      transpose_rows(chunk.tile[i].k + section.offset, section.stride, section.columns, flip, out);
+      const std::uint8_t* rows = chunk.tile[i].k + section.offset;
+      if (section.stride == 64) {  // head_dim 128, most often
+        transpose_rows<64>(rows, 64, section.columns, flip, out);
+      } else {
+        transpose_rows<0>(rows, section.stride, section.columns, flip, out);
+      }
       out += section.columns * kChunkTokens;
     }
     if (!side.stored_params) continue;
@@ -168,7 +183,9 @@ struct ByteBlock {
   std::int32_t* q;
   std::int32_t* start;
   float* sums;
+  ByteScratch::LowDigit* low;
   int first;  ///< row of the item
+  int low_count = 0;
 };
 
 /// Elements of a row that may be rounded: those of a 16-bit Q below 2^-16 of its largest.
@@ -176,8 +193,8 @@ inline constexpr int kRoundedElements = 2;
 
 /// The digits of one row. False if it holds an infinity or a NaN, or is not nearly exact in 24 bits (fp32 or
 /// rotated rows): other kernels then serve it.
-inline bool store_digits(const KColumns& map, Element element, const float* row, const ByteBlock& block,
-                         int r, ByteScratch& s) {
+inline bool store_digits(const KColumns& map, Element element, const float* row, ByteBlock& block, int r,
+                         ByteScratch& s) {
   float largest = 0;
   const int codes = four_bits(element) ? 8 : 4, halves = codes / 4;
   for (const std::int16_t dim : map.dims) {
@@ -195,12 +212,13 @@ inline bool store_digits(const KColumns& map, Element element, const float* row,
   s.q_unit[block.first + r] = std::ldexp(1.0f, -exponent);
   const float factor = std::ldexp(1.0f, exponent);
   const int group_columns = map.columns() / map.groups;
-  int low = 0, rounded = 0;
+  int rounded = 0;
   for (int group = 0; group < map.groups; ++group) {
     int sums[3] = {};
     for (int i = group * group_columns * halves; i < (group + 1) * group_columns * halves; ++i) {
       const int column = i / halves, half = i % halves;
       std::uint32_t digits[3] = {};
+      int low_sum = 0;
       for (int k = 0; k < 4; ++k) {
         const int dim = map.dims[column * codes + (halves == 2 ? 2 * k + half : k)];
         const float fixed = row[dim] * factor, whole = std::nearbyint(fixed);
@@ -210,21 +228,29 @@ inline bool store_digits(const KColumns& map, Element element, const float* row,
           const int value = static_cast<std::int8_t>(x & 255);
           x = (x - value) >> 8;
           sums[digit] += value;
+          if (digit == 2) low_sum += value;
           digits[digit] |= static_cast<std::uint32_t>(value & 255) << (8 * k);
         }
       }
       for (int digit = 0; digit < 2; ++digit)
         block.q[(i * 2 + digit) * block.rows + r] = std::bit_cast<std::int32_t>(digits[digit]);
-      if (digits[2] != 0)
-        s.low[block.first + r][low++] = {map.order[column] * kChunkTokens, half,
-                                         std::bit_cast<std::int32_t>(digits[2])};
+      if (digits[2] != 0) {
+        block.low[block.low_count++] = {map.order[column] * kChunkTokens,
+                                        4 * half,
+                                        std::bit_cast<std::int32_t>(digits[2]),
+                                        -code_bias(element) * low_sum,
+                                        static_cast<float>(low_sum),
+                                        group,
+                                        r};
+      }
     }
-    s.low_end[block.first + r][group] = low;
-    for (int digit = 0; digit < 3; ++digit) {
-      const int at = (group * 3 + digit) * block.rows + r;
-      block.start[at] = -code_bias(element) * sums[digit];
-      block.sums[at] = static_cast<float>(sums[digit]);
-    }
+    for (int digit = 0; digit < 2; ++digit)
+      block.start[(group * 2 + digit) * block.rows + r] = -code_bias(element) * sums[digit];
+    float* group_sums = block.sums + group * 3 * block.rows + r;
+    const int both = sums[0] * 256 + sums[1];
+    group_sums[0] = static_cast<float>(halves == 2 ? both : sums[0]);
+    group_sums[block.rows] = static_cast<float>(sums[1]);
+    group_sums[2 * block.rows] = static_cast<float>(both) + static_cast<float>(sums[2]) * (1.0f / 256);
   }
   return true;
 }
@@ -245,6 +271,31 @@ HWY_INLINE VI half_codes(VI dword, int half) {
   return hn::And(half == 0 ? dword : hn::ShiftRight<4>(dword), hn::Set(I(), 0x0f0f0f0f));
 }
 
+/// Adds what the lowest digits of Q bring, one list entry at a time: they are few, and their rows and groups
+/// follow no order that a branch could be predicted from.
+template <bool kFour, bool kMin>
+HWY_NOINLINE void add_low_digits(const ByteDotArgs& a) {
+  const F d;
+  const I di;
+  const ByteScratch& s = *a.scratch;
+  for (int i = 0; i < a.block->low_count; ++i) {
+    const ByteScratch::LowDigit& low = a.block->low[i];
+    const __m128i shift = _mm_cvtsi32_si128(low.shift);
+    const VI start = hn::Set(di, low.start), digits = hn::Set(di, low.digits);
+    const VF sum = hn::Set(d, low.sum), unit = hn::Set(d, s.q_unit[a.block->first + low.row]);
+    float* dots = a.dots + low.row * kChunkTokens;
+    for (int t = 0; t < a.tokens; t += kLanes) {
+      VI code = hn::Load(di, s.columns + low.column + t);
+      if constexpr (kFour) code = hn::And(VI{_mm512_srl_epi32(code.raw, shift)}, hn::Set(di, 0x0f0f0f0f));
+      VF x = hn::ConvertTo(d, add_byte_products(start, code, digits));
+      const int at = low.group * kChunkTokens + t;
+      if constexpr (kMin) x = hn::NegMulAdd(hn::Load(d, s.k_zero + at), sum, x);
+      const VF scale = hn::Mul(unit, hn::Load(d, s.k_scale + at));
+      hn::Store(hn::MulAdd(x, scale, hn::Load(d, dots + t)), d, dots + t);
+    }
+  }
+}
+
 template <bool kFour, bool kMin, int R>
 HWY_NOINLINE void dot_bytes(const ByteDotArgs& a) {
   constexpr int V = R == 4 ? 2 : 4, H = kFour ? 2 : 1;
@@ -259,7 +310,7 @@ HWY_NOINLINE void dot_bytes(const ByteDotArgs& a) {
     HALFTONE_UNROLL
     for (int i = 0; i < R * V; ++i) total[i / V][i % V] = hn::Zero(d);
     for (int group = 0; group < groups; ++group) {
-      const std::int32_t* start = a.block->start + group * 3 * R;
+      const std::int32_t* start = a.block->start + group * 2 * R;
       VI sum[2][R][V];
       HALFTONE_UNROLL
       for (int i = 0; i < 2 * R * V; ++i) sum[i / (R * V)][i / V % R][i % V] = hn::Set(di, start[i / V]);
@@ -281,7 +332,7 @@ HWY_NOINLINE void dot_bytes(const ByteDotArgs& a) {
           }
         }
       }
-      const float* digit_sums = a.block->sums + group * 3 * R;
+      const float* q_sums = a.block->sums + group * 3 * R;
       const int params = group * kChunkTokens + token;
       VF zero[V];
       HALFTONE_UNROLL
@@ -292,44 +343,22 @@ HWY_NOINLINE void dot_bytes(const ByteDotArgs& a) {
       };
       HALFTONE_UNROLL
       for (int r = 0; r < R; ++r) {
-        const int row = a.block->first + r;
         VF x[V];  // in units of the middle digit
         HALFTONE_UNROLL
         for (int v = 0; v < V; ++v) {
           if constexpr (kFour) {  // two digits fit into 24 bits for up to 32 dims
-            x[v] = without_zero(hn::Add(hn::ShiftLeft<8>(sum[0][r][v]), sum[1][r][v]),
-                                digit_sums[r] * 256 + digit_sums[R + r], v);
+            x[v] = without_zero(hn::Add(hn::ShiftLeft<8>(sum[0][r][v]), sum[1][r][v]), q_sums[r], v);
           } else {
-            x[v] = hn::MulAdd(without_zero(sum[0][r][v], digit_sums[r], v), hn::Set(d, 256.0f),
-                              without_zero(sum[1][r][v], digit_sums[R + r], v));
+            x[v] = hn::MulAdd(without_zero(sum[0][r][v], q_sums[r], v), hn::Set(d, 256.0f),
+                              without_zero(sum[1][r][v], q_sums[R + r], v));
           }
-        }
-        const int low_begin = group == 0 ? 0 : s.low_end[row][group - 1], low_end = s.low_end[row][group];
-        if (low_begin < low_end) {
-          VI low[V];
-          HALFTONE_UNROLL
-          for (int v = 0; v < V; ++v) low[v] = hn::Set(di, start[2 * R + r]);
-          for (int i = low_begin; i < low_end; ++i) {
-            const ByteScratch::LowDigit& digit = s.low[row][i];
-            HALFTONE_UNROLL
-            for (int v = 0; v < V; ++v) {
-              const VI dword = hn::Load(di, s.columns + digit.column + token + v * kLanes);
-              low[v] =
-                  add_byte_products(low[v], half_codes<kFour>(dword, digit.half), hn::Set(di, digit.digits));
-            }
-          }
-          HALFTONE_UNROLL
-          for (int v = 0; v < V; ++v)
-            x[v] = hn::MulAdd(without_zero(low[v], digit_sums[2 * R + r], v), hn::Set(d, 1.0f / 256), x[v]);
         }
         HALFTONE_UNROLL
         for (int v = 0; v < V; ++v) {
           const int at = params + v * kLanes;
-          if constexpr (kMin) {
-            const float q_sum =
-                digit_sums[r] * 256 + digit_sums[R + r] + digit_sums[2 * R + r] * (1.0f / 256);
-            total[r][v] = hn::MulAdd(hn::Set(d, q_sum), hn::Load(d, s.k_offset + at), total[r][v]);
-          }
+          if constexpr (kMin)
+            total[r][v] =
+                hn::MulAdd(hn::Set(d, q_sums[2 * R + r]), hn::Load(d, s.k_offset + at), total[r][v]);
           total[r][v] = hn::MulAdd(x[v], hn::Load(d, s.k_scale + at), total[r][v]);
         }
       }
@@ -341,6 +370,7 @@ HWY_NOINLINE void dot_bytes(const ByteDotArgs& a) {
                 a.dots + i / V * kChunkTokens + token + i % V * kLanes);
     }
   }
+  add_low_digits<kFour, kMin>(a);
 }
 
 /// How often dot_bytes() calls Prefetcher::advance() for a whole chunk.

@@ -31,24 +31,38 @@ namespace HWY_NAMESPACE {
 /// signed.
 constexpr float byte_code_unit(Element element) { return element == Element::kI4 ? 1.0f / 16 : 1.0f; }
 
-/// What is added to the codes of an asymmetric V of a chunk in integers (8 bits: after 128 was taken away, to
-/// make them signed), so that a sum of theirs cancels exactly, and offsets (see ZeroPoint):
-/// [group][kChunkTokens].
-HWY_INLINE void load_v_zero_points(const Side& side, const Chunk& chunk, const float* scale, const float* min,
-                                   ByteScratch& s) {
+/// Scales and mins of an asymmetric V of a chunk, what is added to its codes in integers (8 bits: after 128
+/// was taken away, to make them signed), so that a sum of theirs cancels exactly, and offsets (see
+/// ZeroPoint). Zero points and offsets are [group][kChunkTokens], scales and mins per tile [groups][16].
+template <bool kFour>
+HWY_NOINLINE void load_v_zero_points(const Side& side, const Chunk& chunk, float* scale, float* min,
+                                     ByteScratch& s) {
   const F d;
-  for (int i = 0; i < chunk.tiles; ++i) {
+  const int count = side.groups * kTileTokens;
+  constexpr int kBias = kFour ? 0 : 128;
+  VI offset_bits = hn::Zero(I());
+  for (int i = 0; i < chunk.tiles; ++i, scale += count, min += count) {
+    const std::uint8_t* params = chunk.tile[i].v_params;
     for (int g = 0; g < side.groups; ++g) {
-      const int from = (i * side.groups + g) * kTileTokens, to = g * kChunkTokens + i * kTileTokens;
-      const VF scales = hn::LoadU(d, scale + from), mins = hn::LoadU(d, min + from);
-      // From 1, for 128 - 0 is no signed byte.
+      const int from = g * kTileTokens, to = g * kChunkTokens + i * kTileTokens;
+      if (side.stored_params && !side.f32_params) {
+        const auto* scales = reinterpret_cast<const __m256i*>(params + from * 2);
+        const auto* mins = reinterpret_cast<const __m256i*>(params + (count + from) * 2);
+        hn::StoreU(VF{_mm512_cvtph_ps(_mm256_loadu_si256(scales))}, d, scale + from);
+        hn::StoreU(VF{_mm512_cvtph_ps(_mm256_loadu_si256(mins))}, d, min + from);
+      } else if (side.stored_params) {
+        hn::StoreU(VF{_mm512_loadu_ps(params + from * 4)}, d, scale + from);
+        hn::StoreU(VF{_mm512_loadu_ps(params + (count + from) * 4)}, d, min + from);
+      }
+      // From 1 with 8 bits, for 128 - 0 is no signed byte.
       const ZeroPoint x =
-          four_bits(side.element) ? zero_point(scales, mins, 0, 15) : zero_point(scales, mins, 1, 255);
-      const VI bias = hn::Set(I(), four_bits(side.element) ? 0 : 128);
-      hn::Store(hn::Sub(bias, hn::ConvertTo(I(), x.zero)), I(), s.v_zero + to);
+          zero_point(hn::LoadU(d, scale + from), hn::LoadU(d, min + from), kFour ? 0 : 1, kFour ? 15 : 255);
+      hn::Store(hn::Sub(hn::Set(I(), kBias), VI{_mm512_cvtps_epi32(x.zero.raw)}), I(), s.v_zero + to);
       hn::Store(x.offset, d, s.v_offset + to);
+      offset_bits = hn::Max(offset_bits, hn::And(hn::BitCast(I(), x.offset), hn::Set(I(), 0x7fffffff)));
     }
   }
+  s.finite_offsets = hn::AllTrue(I(), hn::Lt(offset_bits, hn::Set(I(), 255 << 23)));
 }
 
 /// The largest lane of each of v[0] to v[3], in this order in each block of four lanes.
@@ -156,8 +170,8 @@ HWY_INLINE bool weight_scales(const ByteSumArgs& a, WeightScale<R>* out) {
   return fits;
 }
 
-/// Adds p * offset of a chunk.
-template <int R>
+/// Adds p * offset of a chunk. kSelect: offsets may be infinite or NaN, and count only where p is not 0.
+template <int R, bool kSelect>
 HWY_INLINE void sum_offsets(const ByteSumArgs& a) {
   const F d;
   const float* offset = a.scratch->v_offset;
@@ -174,7 +188,8 @@ HWY_INLINE void sum_offsets(const ByteSumArgs& a) {
       HALFTONE_UNROLL
       for (int r = 0; r < R; ++r) {
         const VF p = hn::Load(d, a.p + r * kChunkTokens + t);
-        sum[r] = hn::MulAdd(p, hn::IfThenElseZero(hn::Ne(p, hn::Zero(d)), offsets), sum[r]);
+        const VF x = kSelect ? hn::IfThenElseZero(hn::Ne(p, hn::Zero(d)), offsets) : offsets;
+        sum[r] = hn::MulAdd(p, x, sum[r]);
       }
     }
     HALFTONE_UNROLL
@@ -314,7 +329,13 @@ HWY_NOINLINE bool sum_bytes(ByteSumArgs a) {
   constexpr int A = byte_sum_vectors(four_bits(kElement), R);
   WeightScale<R> scales[kMaxGroups];
   if (!weight_scales<R, 8 * kDigits>(a, scales)) return false;
-  if constexpr (asymmetric(kElement)) sum_offsets<R>(a);
+  if constexpr (asymmetric(kElement)) {
+    if (a.scratch->finite_offsets) {
+      sum_offsets<R, false>(a);
+    } else {
+      sum_offsets<R, true>(a);
+    }
+  }
   for (const VByteClass& cls : a.map->classes) {
     a.cls = &cls;
     class_weights<kElement, R, kDigits>(a, scales);

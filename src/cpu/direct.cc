@@ -98,8 +98,8 @@ class DirectItem {
                {kPv[v](rows, false), kPv[v](rows, true)}
 #if HWY_TARGET == HWY_AVX3_DL
                ,
-               {rows, s_.bytes.q + first * layer_.head_dim / 2, s_.bytes.q_start + first * kMaxGroups * 3,
-                s_.bytes.q_sums + first * kMaxGroups * 3, first},
+               {rows, s_.bytes.q + first * layer_.head_dim / 2, s_.bytes.q_start + first * kMaxGroups * 2,
+                s_.bytes.q_sums + first * kMaxGroups * 3, s_.bytes.low + first * kMaxDim / 4, first},
                dot_bytes_of(layer_.k.element, rows),
                sum_bytes_of(layer_.v.element, rows, layer_.plan->problem.out_dtype)
 #endif
@@ -129,7 +129,7 @@ class DirectItem {
   }
 
   /// Q of a block, in the order of the K map and, if bytes are multiplied and it is finite, as digits.
-  void load_block(const RowBlock& block) {
+  void load_block(RowBlock& block) {
     for (int r = 0; r < block.rows; ++r) {
       load_query(layer_, item_, block.first + r, s_.row);
 #if HWY_TARGET == HWY_AVX3_DL
@@ -146,9 +146,12 @@ class DirectItem {
 
   void attend(const Chunk& chunk, const Chunk* next) {
     if (next != nullptr) prefetcher_.begin(layer_, *next, advances_);
-    const int v_params = kTileTokens * layer_.v.groups;
-    for (int i = 0; i < chunk.tiles; ++i) {
-      load_tile_params(layer_.v, chunk.tile[i].v_params, s_.v_scale + i * v_params, s_.v_min + i * v_params);
+    if (v_bytes_ && layer_.v.has_min) {
+      load_zero_points(chunk);
+    } else {
+      const int params = kTileTokens * layer_.v.groups;
+      for (int i = 0; i < chunk.tiles; ++i)
+        load_tile_params(layer_.v, chunk.tile[i].v_params, s_.v_scale + i * params, s_.v_min + i * params);
     }
     if (k_bytes_) {
       dot_chunk(chunk);
@@ -188,8 +191,12 @@ class DirectItem {
     }
   }
 
+  void load_zero_points(const Chunk& chunk) {
+    const auto load = four_bits(layer_.v.element) ? load_v_zero_points<true> : load_v_zero_points<false>;
+    load(layer_.v, chunk, s_.v_scale, s_.v_min, s_.bytes);
+  }
+
   void sum_chunk(const Chunk& chunk, bool partial, bool rescale) {
-    if (layer_.v.has_min) load_v_zero_points(layer_.v, chunk, s_.v_scale, s_.v_min, s_.bytes);
     for (int b = 0; b < blocks_; ++b) {
       const RowBlock& block = block_[b];
       const float* alpha = rescale ? s_.alpha + block.first : nullptr;
@@ -227,6 +234,7 @@ class DirectItem {
     return s_.bytes.offset_sums + block.first * layer_.v.groups * kLanes;
   }
 #else
+  void load_zero_points(const Chunk&) {}
   void dot_chunk(const Chunk&) {}
   void sum_chunk(const Chunk&, bool, bool) {}
 #endif

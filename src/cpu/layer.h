@@ -112,18 +112,22 @@ struct alignas(64) ByteScratch {
   std::int32_t v_start[4 * 3 * 16];             ///< where sums begin, [digit][row][16]
   float offset_sums[kDirectRows * kMaxGroups * 16];
   std::int32_t q[kDirectRows * kMaxDim / 2];           ///< per block of rows: [column][half][2 digits][rows]
-  std::int32_t q_start[kDirectRows * kMaxGroups * 3];  ///< per block of rows: [group][3 digits][rows]
-  float q_sums[kDirectRows * kMaxGroups * 3];          ///< likewise: sums of the digits
+  std::int32_t q_start[kDirectRows * kMaxGroups * 2];  ///< per block of rows: [group][2 digits][rows]
+  float q_sums[kDirectRows * kMaxGroups * 3];          ///< likewise: sums of both digits, then of all three
   struct LowDigit {
     std::int32_t column;  ///< offset in `columns`
-    std::int32_t half;    ///< 4 bits: 1 for the high nibbles
+    std::int32_t shift;   ///< 4 bits: 4 for the high nibbles
     std::int32_t digits;  ///< of four dims
+    std::int32_t start;   ///< where their sum begins
+    float sum;            ///< of the digits
+    std::int32_t group;
+    std::int32_t row;  ///< of the block
   };
-  LowDigit low[kDirectRows][kMaxDim / 4];  ///< of Q where they are not 0, group after group
-  std::int32_t low_end[kDirectRows][kMaxGroups];
+  LowDigit low[kDirectRows * kMaxDim / 4];         ///< per block of rows: of Q where they are not 0
   float q_unit[kDirectRows];                       ///< value of a row's lowest digit
   std::uint8_t pattern[kChunkTiles * 4 * 3 * 64];  ///< digits of V's weights, [tile][row][digit][64]
   float unit[4 * 16];                              ///< [row][dword]: value of the lowest digit
+  bool finite_offsets;                             ///< all of v_offset's
 };
 
 /// Working memory of one thread, all parts 64-byte aligned. Floats unless stated.

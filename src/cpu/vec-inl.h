@@ -151,8 +151,13 @@ HWY_INLINE VF exp_nonpositive(VF x) {
   y = hn::MulAdd(y, r, hn::Set(d, 1.6666576990e-01f));
   y = hn::MulAdd(y, r, hn::Set(d, 0.5f));
   y = hn::Add(hn::MulAdd(hn::Mul(r, r), y, r), hn::Set(d, 1.0f));
+#if HWY_TARGET <= HWY_AVX3 && HWY_ARCH_X86
+  const VF power{_mm512_scalef_ps(y.raw, n.raw)};
+#else
   const VI exponent = hn::ShiftLeft<23>(hn::Add(hn::ConvertTo(I(), n), hn::Set(I(), 127)));
-  return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -87.3f)), hn::Mul(y, hn::BitCast(d, exponent)));
+  const VF power = hn::Mul(y, hn::BitCast(d, exponent));
+#endif
+  return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -87.3f)), power);
 }
 
 /// tanh to a few units in the last place: an odd polynomial up to 0.625, 1 - 2 / (e^2|x| + 1) beyond.
