@@ -20,17 +20,15 @@
 namespace halftone {
 namespace {
 
+#ifndef HALFTONE_WITH_CUDA
 [[noreturn]] void no_backend(std::string_view call, Device device) {
-#ifdef HALFTONE_WITH_CUDA
-  constexpr std::string_view kReason = "the CUDA backend does not have it yet: copy the tensors to the CPU";
-#else
-  constexpr std::string_view kReason =
-      "this build of halftone has only the CPU backend: configure it with -DHALFTONE_CUDA=ON, or keep the "
-      "tensors on the CPU";
-#endif
-  throw Error(ErrorCode::kUnsupported,
-              fmt::format("{} was asked for {}, but {}.", call, device_name(device), kReason));
+  throw Error(
+      ErrorCode::kUnsupported,
+      fmt::format("{} was asked for {}, but this build of halftone has only the CPU backend: configure "
+                  "it with -DHALFTONE_CUDA=ON, or keep the tensors on the CPU.",
+                  call, device_name(device)));
 }
+#endif
 
 void check_cpu_stream(Stream stream) {
   if (stream == nullptr) return;
@@ -110,7 +108,17 @@ void attend(const AttentionProblem& problem, const AttentionArgs& args) {
 void merge(const std::vector<TensorView>& parts, const std::vector<TensorView>& part_lse,
            const TensorView& out, const TensorView& lse, Stream stream) {
   planning::validate_merge(parts, part_lse, out, lse, stream);
-  cpu::merge(parts, part_lse, out, lse);
+  switch (out.device.type) {
+    case DeviceType::kCpu:
+      cpu::merge(parts, part_lse, out, lse);
+      return;
+    case DeviceType::kCuda:
+#ifdef HALFTONE_WITH_CUDA
+      return cuda::merge(parts, part_lse, out, lse, stream);
+#else
+      no_backend("merge", out.device);
+#endif
+  }
 }
 
 void append(const PagedKv& cache, const AppendArgs& args, Stream stream) {
@@ -137,7 +145,11 @@ void dequantize(const PagedKv& cache, const TensorView& k_out, const TensorView&
       cpu::dequantize(cache, k_out, v_out);
       return;
     case DeviceType::kCuda:
+#ifdef HALFTONE_WITH_CUDA
+      return cuda::dequantize(cache, k_out, v_out, stream);
+#else
       no_backend("dequantize", cache.pages.device);
+#endif
   }
 }
 

@@ -266,8 +266,11 @@ TEST(ValidateMerge, Arguments) {
   refused(kInvalidArgument, {"lse overlaps part_lse[0]"}, [](Args& m) { m.lse = m.part_lse[0]; });
   refused(kInvalidArgument, {"lse has shape [5, 3]"}, [](Args& m) { m.lse.shape[1] = 3; });
   refused(kInvalidArgument, {"out has stride 0"}, [](Args& m) { m.out.strides[1] = 0; });
-  refused(kUnsupported, {"parts[0] is on cuda:0"}, [](Args& m) {
+  refused(kInvalidArgument, {"out is on cpu", "cuda:0"}, [](Args& m) {
     m.parts[0].device = {DeviceType::kCuda, 0};
+  });
+  refused(kInvalidArgument, {"part_lse[1] is on cuda:0", "cpu"}, [](Args& m) {
+    m.part_lse[1].device = {DeviceType::kCuda, 0};
   });
   int stream = 0;
   expect_error(kInvalidArgument, {"stream is"},
@@ -275,7 +278,7 @@ TEST(ValidateMerge, Arguments) {
   EXPECT_TRUE(std::ranges::all_of(out.bytes(), [](std::uint8_t byte) { return byte == 0xFF; }));
 }
 
-// --- attend(), append() and dequantize() on a device that this build lacks
+// --- attend() and merge() on a device that this build lacks
 // -------------------------------------------
 
 TEST(ValidateApi, OtherDevices) {
@@ -283,6 +286,17 @@ TEST(ValidateApi, OtherDevices) {
   AttentionProblem p = ready.problem.problem;
   p.device = {DeviceType::kCuda, 0};
   expect_error(kUnsupported, {"attend", "cuda:0"}, [&] { attend(p, ready.args); });
+#ifndef HALFTONE_WITH_CUDA
+  const auto on_cuda = [](TensorView view) {
+    view.device = {DeviceType::kCuda, 0};
+    return view;
+  };
+  const Tensor part(DType::kFloat32, {5, 2, 64}), lse(DType::kFloat32, {5, 2}),
+      out(DType::kFloat32, {5, 2, 64});
+  expect_error(kUnsupported, {"merge", "cuda:0"}, [&] {
+    halftone::merge({on_cuda(part.view())}, {on_cuda(lse.view())}, on_cuda(out.view()), {});
+  });
+#endif
 }
 
 TEST(ValidateApi, ScheduleIgnoresLaterChangesOfTheLengths) {

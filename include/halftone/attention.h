@@ -133,7 +133,8 @@ HALFTONE_API void attend(const AttentionProblem& problem, const AttentionArgs& a
 /// Merges partial attention results over disjoint keys: out = sum_i w_i out_i with w_i = exp(lse_i - lse).
 /// parts: n views f32, f16 or bf16 [rows, heads, dim]; part_lse: n views f32 [rows, heads], natural log.
 /// out: any of these dtypes; lse (f32 [rows, heads]) may be absent. Parts with LSE -inf contribute nothing.
-/// CPU only. Write `halftone::merge`: std::vector arguments make a plain `merge` find std::merge as well.
+/// On CUDA at most 512 parts (Unsupported); there it never allocates or synchronises.
+/// Write `halftone::merge`: std::vector arguments make a plain `merge` find std::merge as well.
 HALFTONE_API void merge(const std::vector<TensorView>& parts, const std::vector<TensorView>& part_lse,
                         const TensorView& out, const TensorView& lse, Stream stream = nullptr);
 

@@ -112,7 +112,10 @@ HALFTONE_API void append(const PagedKv& cache, const AppendArgs& args, Stream st
 
 /// Reads a cache back in the caller's basis (rotations undone), request after request.
 /// k_out: f32, f16 or bf16 [sum(lengths), kv_heads, head_dim]; v_out likewise with v_dim. Either may be
-/// absent. Tokens behind a bad block-table entry are zeros (kClamped) or OutOfRange (kTrusted). CPU only.
+/// absent. Tokens behind a bad block-table entry are zeros (kClamped) or OutOfRange (kTrusted); on CUDA
+/// zeros, as are tokens beyond the table. CUDA also leaves sum(lengths) to the caller, since it lies on the
+/// device: rows beyond it become zeros, tokens beyond the rows are left out. There it never allocates or
+/// synchronises.
 HALFTONE_API void dequantize(const PagedKv& cache, const TensorView& k_out, const TensorView& v_out,
                              Stream stream = nullptr);
 

@@ -273,7 +273,9 @@ HALFTONE_API halftone_status halftone_append(const halftone_paged_kv* cache, con
                                              void* stream);
 
 /* Reads a cache back in the caller's basis (rotations undone), request after request. k_out: f32, f16 or bf16
- * [sum(lengths), kv_heads, head_dim]; v_out likewise with v_dim. Either is optional. */
+ * [sum(lengths), kv_heads, head_dim]; v_out likewise with v_dim. Either is optional. On CUDA, where the
+ * lengths lie on the device, rows beyond sum(lengths) become zeros and tokens beyond the rows are left out.
+ */
 HALFTONE_API halftone_status halftone_dequantize(const halftone_paged_kv* cache, const halftone_tensor* k_out,
                                                  const halftone_tensor* v_out, void* stream);
 
@@ -436,7 +438,7 @@ HALFTONE_API halftone_status halftone_attend(const halftone_attention_problem* p
 /* Merges partial attention results over disjoint keys: out = sum_i w_i out_i with w_i = exp(lse_i - lse).
  * parts: `count` tensors f32, f16 or bf16 [rows, heads, dim]; part_lse: `count` tensors f32 [rows, heads],
  * natural log. out: any of these dtypes; lse: f32 [rows, heads], optional. Parts with LSE -inf contribute
- * nothing. */
+ * nothing. On CUDA at most 512 parts (UNSUPPORTED). */
 HALFTONE_API halftone_status halftone_merge(size_t count, const halftone_tensor* const* parts,
                                             const halftone_tensor* const* part_lse,
                                             const halftone_tensor* out, const halftone_tensor* lse,

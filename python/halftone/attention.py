@@ -345,7 +345,7 @@ def merge(
     out_dtype: str | None = None,
     stream: int | None = None,
 ) -> Any:
-    """Merges partial attention results over disjoint keys: ``out = sum_i exp(lse_i - lse) out_i`` (CPU).
+    """Merges partial attention results over disjoint keys: ``out = sum_i exp(lse_i - lse) out_i``.
 
     The algebra of Flash-Decoding's split-KV and of cascade inference. Parts with LSE -inf contribute nothing.
 
@@ -361,7 +361,8 @@ def merge(
         ``out``, or ``(out, lse)``.
 
     Raises:
-        InvalidArgumentError: no parts, or shapes and dtypes. UnsupportedError: parts on a GPU.
+        InvalidArgumentError: no parts, shapes, dtypes, or arrays on several devices. UnsupportedError: more than 512
+            parts on a GPU.
     """
     parts, part_lse = list(parts), list(part_lse)
     if not parts:

@@ -434,7 +434,7 @@ def dequantize(
     """Reads a cache back in the caller's basis (rotations undone), request after request.
 
     Args:
-        cache: on the CPU.
+        cache: what to read. On a GPU, tokens behind an entry of the block table that does not exist are zeros.
         k_out: f32, f16 or bf16 [sum of lengths, kv_heads, head_dim] to be written; None allocates it.
         v_out: likewise with v_head_dim.
         dtype: of the arrays allocated here.
@@ -444,7 +444,7 @@ def dequantize(
         K and V.
 
     Raises:
-        InvalidArgumentError: shapes or dtypes. UnsupportedError: a cache on a GPU.
+        InvalidArgumentError: shapes, dtypes, or arrays on several devices.
     """
     tokens = sum(check_cache(cache).host_lengths)
     _check.choice(dtype, "dtype", ("f32", "f16", "bf16"))

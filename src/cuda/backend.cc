@@ -4,49 +4,19 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <bit>
 #include <climits>
 #include <cmath>
 #include <numbers>
 #include <string_view>
 
 #include "cuda/decode_config.h"
+#include "cuda/device_call.h"
 #include "cuda/launch.h"
 #include "cuda/schedule_params.h"
 #include "halftone/error.h"
 
 namespace halftone::cuda {
 namespace {
-
-void check(int status, std::string_view call) {
-  if (status == cudaSuccess) return;
-  const auto error = static_cast<cudaError_t>(status);
-  throw Error(ErrorCode::kDeviceError,
-              fmt::format("{} failed with {} ({}): check the device and the pointers' device.", call,
-                          cudaGetErrorName(error), cudaGetErrorString(error)));
-}
-
-/// Makes a device current for a scope.
-class DeviceScope {
- public:
-  explicit DeviceScope(int device) {
-    check(cudaGetDevice(&before_), "cudaGetDevice");
-    if (device != before_) check(cudaSetDevice(device), "cudaSetDevice");
-  }
-  ~DeviceScope() { cudaSetDevice(before_); }
-  DeviceScope(const DeviceScope&) = delete;
-  DeviceScope& operator=(const DeviceScope&) = delete;
-
- private:
-  int before_ = 0;
-};
-
-template <class T>
-const T* pointer(const TensorView& t) {
-  return static_cast<const T*>(t.data);
-}
-
-int log2_of(int power_of_two) { return std::countr_zero(static_cast<unsigned>(power_of_two)); }
 
 /// What a workspace holds for this backend beyond planning::Workspace.
 struct BackendParts {
@@ -158,8 +128,6 @@ void check_out(const AttentionArgs& args) {
           rest, out.strides[0], out.strides[1]));
 }
 
-bool aligned_to_16(const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; }
-
 AppendPart append_part(const PagedKv& cache, const PageLayout& layout, KvPart which, const TensorView& input,
                        const StaticScale& scale) {
   AppendPart a{};
@@ -168,8 +136,7 @@ AppendPart append_part(const PagedKv& cache, const PageLayout& layout, KvPart wh
   a.token_stride = input.strides[0];
   a.head_stride = input.strides[1];
   a.input_type = input.dtype;
-  const std::int64_t vector = 16 / (dtype_bits(input.dtype) / 8);
-  a.aligned = aligned_to_16(input.data) && input.strides[0] % vector == 0 && input.strides[1] % vector == 0;
+  a.aligned = rows_aligned(input);
   a.static_scale = pointer<float>(scale.scale);
   a.static_min = pointer<float>(scale.min);
   a.static_stride = a.part.format.granularity == Granularity::kHead ? 1 : 0;

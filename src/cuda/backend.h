@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "halftone/attention.h"
 #include "plan/plan.h"
@@ -26,5 +27,13 @@ std::int64_t backend_bytes(int workers, std::int64_t partials);
 void schedule(const Plan::Impl& plan, const SequenceLengths& lengths, std::byte* workspace, Stream stream);
 void run(const Plan::Impl& plan, const AttentionArgs& args, std::byte* workspace, Stream stream);
 void append(const PagedKv& cache, const AppendArgs& args, Stream stream);
+
+/// Throws InvalidArgument if the outputs differ in rows. sum(lengths) is not known to the host: surplus rows
+/// become zeros, surplus tokens are left out.
+void dequantize(const PagedKv& cache, const TensorView& k_out, const TensorView& v_out, Stream stream);
+
+/// Throws Unsupported beyond kMaxMergeParts parts.
+void merge(const std::vector<TensorView>& parts, const std::vector<TensorView>& part_lse,
+           const TensorView& out, const TensorView& lse, Stream stream);
 
 }  // namespace halftone::cuda

@@ -1,11 +1,13 @@
 // Kernel launches as plain C++ functions: what backend.cc calls and the .cu files define.
 #pragma once
 
+#include "cuda/merge_params.h"
 #include "cuda/params.h"
 
 namespace halftone::cuda {
 
 struct ScheduleBuildParams;
+struct DequantizeParams;
 
 /// A compiled kernel: row of kDecodeTable -> function and shared memory. Null when the row is not in this
 /// build.
@@ -24,5 +26,7 @@ DecodeKernel decode_kernel_int4(int row);
 /// cudaError_t as int. `stream` is a cudaStream_t.
 int launch_schedule(const ScheduleBuildParams& params, void* stream);
 int launch_append(const AppendParams& params, void* stream);
+int launch_dequantize(const DequantizeParams& params, void* stream);
+int launch_merge(const LargestMerge& params, void* stream);
 
 }  // namespace halftone::cuda

@@ -9,6 +9,7 @@
 
 #include <cmath>
 
+#include "format/codec.h"
 #include "format/host_device.h"
 
 namespace halftone::planning {
@@ -37,7 +38,8 @@ HT_HOST_DEVICE inline MergedState merge_states(const RowState& a, const RowState
   const float max = a.max <= b.max ? b.max : a.max;
   const float weight_a = std::exp(a.max - max);
   const float weight_b = std::exp(b.max - max);
-  return {{max, a.sum * weight_a + b.sum * weight_b}, weight_a, weight_b};
+  const float sum = codec::ht_add(codec::ht_mul(a.sum, weight_a), codec::ht_mul(b.sum, weight_b));
+  return {{max, sum}, weight_a, weight_b};
 }
 
 /// What turns a state into the result: output = scale * out; lse is the natural log of the sum of

@@ -288,11 +288,6 @@ void validate_merge(const std::vector<TensorView>& parts, const std::vector<Tens
             parts.size());
   }
   const Device device = parts[0].device;
-  if (device.type != DeviceType::kCpu) {
-    fail(ErrorCode::kUnsupported,
-         "parts[0] is on {}, but this build of halftone merges on the CPU: copy it to the CPU.",
-         device_name(device));
-  }
   check_stream(device, stream);
   check_tensor(out, {"out",
                      {kFloat32, kFloat16, kBFloat16},

@@ -59,6 +59,39 @@ def test_the_same_bytes_and_results_as_the_cpu(torch, name):
     torch.testing.assert_close(lse.cpu(), check_lse, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize("rotate", [False, True])
+@pytest.mark.parametrize("name", [*FORMATS, "int8-token-head-asym-f32", "int4-g64-sym", "fp8-token"])
+def test_dequantize_gives_the_bytes_of_the_cpu(torch, name, rotate):
+    options = {"rotate_k": rotate, "rotate_v": rotate}
+    cache, twin = make(torch, name, **options), make(torch, name, "cpu", **options)
+    for dtype in ("f32", "f16", "bf16"):
+        for ours, theirs in zip(cache.dequantize(dtype=dtype), twin.dequantize(dtype=dtype)):
+            assert ours.is_cuda and ours.dtype == theirs.dtype
+            assert torch.equal(ours.cpu(), theirs)
+
+
+def test_merge_of_halves_is_attention_over_the_whole(torch):
+    q = queries(torch, 1)
+    generator = torch.Generator().manual_seed(8)
+    k, v = (torch.randn(200, KV_HEADS, DIM, generator=generator).bfloat16().cuda() for _ in range(2))
+
+    def attend(begin, end):
+        cache = ht.PagedKVCache(
+            1, 256, kv_heads=KV_HEADS, head_dim=DIM, k_format="bf16", framework="torch", device="cuda:0"
+        )
+        cache.append(k[begin:end], v[begin:end], [end - begin])
+        return ht.attend(q, cache, lse=True)
+
+    parts = [attend(0, 77), attend(77, 200)]
+    out, lse = ht.merge([p[0] for p in parts], [p[1] for p in parts], lse=True, out_dtype="f32")
+    assert out.is_cuda and out.dtype == torch.float32 and lse.shape == (1, Q_HEADS)
+    whole, whole_lse = attend(0, 200)
+    torch.testing.assert_close(out, whole.float(), rtol=2**-6, atol=2**-7)
+    torch.testing.assert_close(lse, whole_lse, rtol=1e-5, atol=1e-3)
+    cpu = ht.merge([p[0].cpu() for p in parts], [p[1].cpu() for p in parts], out_dtype="f32")
+    torch.testing.assert_close(out.cpu(), cpu, rtol=1e-6, atol=1e-6)
+
+
 def test_the_current_stream_is_respected(torch):
     cache, q = make(torch, "int8-head"), queries(torch)
     expected = ht.attend(q, cache)
@@ -146,8 +179,13 @@ def test_devices_are_not_mixed(torch):
         ht.attend(q, cache, out=torch.empty_like(q, device="cpu"))
     with pytest.raises(ht.UnsupportedError):
         ht.attend(q.float(), cache)
-    with pytest.raises(ht.UnsupportedError):
-        cache.dequantize()
+    with pytest.raises(ht.InvalidArgumentError, match="k_out is on cpu"):
+        cache.dequantize(torch.empty(sum(LENGTHS), KV_HEADS, DIM))
+    out, lse = ht.attend(q, cache, lse=True)
+    with pytest.raises(ht.InvalidArgumentError, match=r"parts\[1\] is on cpu"):
+        ht.merge([out, out.cpu()], [lse, lse])
+    with pytest.raises(ht.InvalidArgumentError, match=r"part_lse\[1\] is on cpu"):
+        ht.merge([out, out], [lse, lse.cpu()])
 
 
 def test_a_call_costs_few_microseconds(torch):
