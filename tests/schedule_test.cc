@@ -28,6 +28,7 @@ RandomCase random_case(std::uint64_t seed) {
   c.params =
       make_params(integer(1, 4), pick({1, 2, 3, 4, 5, 7, 8, 16, 33, 128}), pick({1, 3, 8, 16, 32, 64, 128}),
                   integer(4, 8), pick({1, 2, 3, 4, 8, 17, 40, 133, 1000}), integer(0, 1) == 1);
+  c.params.unit_cost = pick({0, 0, 1, 3, 7, 40});
   if (integer(0, 2) == 0) c.params.window_left = pick({0, 1, 15, 16, 17, 63, 64, 100, 4096});
   if (integer(0, 2) == 0) c.params.window_right = pick({0, 0, 0, 1, 16, 63, 4096});
   const std::int32_t longest_q = pick({1, 1, 4, 40}), longest_kv = pick({0, 1, 70, 300, 3000});
@@ -177,6 +178,43 @@ TEST(Schedule, FewEqualUnitsAreCutAlike) {
   }
   // 5 units would leave 3 of 8 workers idle: all 8 share them.
   EXPECT_EQ(Built(make_params(1, 8, 16, 6, 8, false), std::vector<Request>(5, {1, 8192}))->header->active, 8);
+}
+
+// More equal units than workers: whole ones for each, if few workers stay idle for it.
+TEST(Schedule, ManyEqualUnitsStayWhole) {
+  const auto built = [](int batch, std::int32_t unit_cost) {
+    ScheduleParams params = make_params(1, 8, 16, 6, 132, false);
+    params.unit_cost = unit_cost;
+    return Built(params, std::vector<Request>(static_cast<std::size_t>(batch), {1, 8192}));
+  };
+  EXPECT_EQ(built(512, 4)->header->active, 128);
+  EXPECT_EQ(built(512, 4)->header->partials, 0);
+  EXPECT_EQ(built(500, 4)->header->active, 125);
+  EXPECT_EQ(built(139, 4)->header->active, 132);
+  EXPECT_EQ(built(512, 0)->header->active, 132);  // cuts are free
+}
+
+// Beginning a unit has a price: no worker is left with dozens of short requests while another has one long
+// part.
+TEST(Schedule, ShortRequestsAreSpreadByWhatTheyCost) {
+  const auto dearest = [](std::int32_t unit_cost) {
+    constexpr std::int32_t kCost = 7;
+    ScheduleParams params = make_params(1, 8, 16, 7, 132, false);
+    params.unit_cost = unit_cost;
+    std::vector<Request> requests(128, {1, 128});
+    for (int i = 0; i < 64; ++i) requests[static_cast<std::size_t>(i)].kv_len = 4096;
+    const Built built(params, requests);
+    std::int64_t dearest = 0;
+    for (std::int32_t w = 0; w < 132; ++w) {
+      std::int64_t cost = 0;
+      WorkCursor cursor(*built, w);
+      for (WorkItem item; cursor.next(item);) cost += kCost + (item.kv_end - item.kv_begin + 127) / 128;
+      dearest = std::max(dearest, cost);
+    }
+    return dearest;
+  };
+  EXPECT_GT(dearest(0), 100);
+  EXPECT_LE(dearest(7), 24 + 7);  // an equal share, and a part that continues another worker's unit
 }
 
 // A request's cuts are the same alone, among neighbours and for any number of workers.

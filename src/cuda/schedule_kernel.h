@@ -38,6 +38,39 @@ __device__ inline std::int32_t within(std::int32_t x, std::int32_t low, std::int
   return x < low ? low : x > high ? high : x;
 }
 
+/// The totals of the batch, for every thread. `lengths(r)`: queries and keys of request r.
+template <class Lengths>
+__device__ inline planning::BatchTotals batch_totals(const planning::ScheduleParams& shape, Lengths lengths) {
+  __shared__ long long least, most;
+  __shared__ unsigned long long units;
+  if (threadIdx.x == 0) least = INT64_MAX, most = 0, units = 0;
+  __syncthreads();
+  long long own_least = INT64_MAX, own_most = 0;
+  unsigned long long own_units = 0;
+  for (int r = threadIdx.x; r < shape.batch; r += kScheduleThreads) {
+    const int2 length = lengths(r);
+    if (length.x == 0) continue;
+    const long long steps = planning::head_steps(shape, 0, length.x, length.y);
+    own_least = steps < own_least ? steps : own_least;
+    own_most = steps > own_most ? steps : own_most;
+    own_units += static_cast<unsigned long long>(planning::row_blocks(shape, length.x)) * shape.kv_heads;
+  }
+  for (int i = 16; i > 0; i /= 2) {
+    const long long other_least = __shfl_xor_sync(~0u, own_least, i);
+    const long long other_most = __shfl_xor_sync(~0u, own_most, i);
+    own_least = other_least < own_least ? other_least : own_least;
+    own_most = other_most > own_most ? other_most : own_most;
+    own_units += __shfl_xor_sync(~0u, own_units, i);
+  }
+  if (threadIdx.x % 32 == 0 && own_units > 0) {
+    atomicMin(&least, own_least);
+    atomicMax(&most, own_most);
+    atomicAdd(&units, own_units);
+  }
+  __syncthreads();
+  return {static_cast<std::int64_t>(units), least >= most};
+}
+
 __device__ inline void build_schedule_block(const ScheduleBuildParams& p) {
   const planning::Schedule& s = p.schedule;
   const planning::ScheduleParams& shape = s.params;
@@ -45,17 +78,26 @@ __device__ inline void build_schedule_block(const ScheduleBuildParams& p) {
   const int thread = threadIdx.x;
   if (thread == 0) header.magic = 0;
 
-  std::int64_t steps_before = 0, queries_before = 0, keys = 0, units = 0;
+  const auto lengths = [&](int r) {
+    const std::int32_t q_len =
+        p.cu_q == nullptr ? shape.max_q_len : within(p.cu_q[r + 1] - p.cu_q[r], 0, shape.max_q_len);
+    return int2{q_len, within(p.kv_lengths[r], 0, shape.max_kv_len)};
+  };
+  const planning::BatchTotals totals = batch_totals(shape, lengths);
+  if (thread == 0) planning::begin_schedule(s, totals);
+  __syncthreads();
+  const std::int32_t unit_cost = header.unit_cost;
+  std::int64_t steps_before = 0, queries_before = 0, keys = 0;
   for (int base = 0; base < shape.batch; base += kScheduleThreads) {
     const int r = base + thread;
     std::int32_t q_len = 0, kv_len = 0;
     if (r < shape.batch) {
-      q_len = p.cu_q == nullptr ? shape.max_q_len : within(p.cu_q[r + 1] - p.cu_q[r], 0, shape.max_q_len);
-      kv_len = within(p.kv_lengths[r], 0, shape.max_kv_len);
-      s.kv_lengths[r] = kv_len;
+      const int2 length = lengths(r);
+      q_len = length.x;
+      s.kv_lengths[r] = kv_len = length.y;
     }
     const std::int64_t steps =
-        r < shape.batch ? planning::head_steps(shape, q_len, kv_len) * shape.kv_heads : 0;
+        r < shape.batch ? planning::head_steps(shape, unit_cost, q_len, kv_len) * shape.kv_heads : 0;
     std::int64_t total = 0;
     const std::int64_t first_step = steps_before + exclusive_sum(steps, total);
     steps_before += total;
@@ -63,8 +105,6 @@ __device__ inline void build_schedule_block(const ScheduleBuildParams& p) {
     queries_before += total;
     exclusive_sum(kv_len, total);
     keys += total;
-    exclusive_sum(std::int64_t{planning::row_blocks(shape, q_len)} * shape.kv_heads, total);
-    units += total;
     if (r < shape.batch) {
       s.first_step[r] = first_step;
       s.cu_q[r] = static_cast<std::int32_t>(first_query);
@@ -75,7 +115,6 @@ __device__ inline void build_schedule_block(const ScheduleBuildParams& p) {
     s.cu_q[shape.batch] = static_cast<std::int32_t>(queries_before);
     header.total_q = static_cast<std::int32_t>(queries_before);
     header.total_kv = keys;
-    header.units = units;
     planning::divide_steps(s);
   }
   __syncthreads();

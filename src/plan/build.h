@@ -1,5 +1,6 @@
-// Turns lengths into a schedule. Three phases, each a loop over independent calls but for a prefix sum, so
-// that one CUDA block can run them as well as the host:
+// Turns lengths into a schedule. Phases, each a loop over independent calls but for a sum, so that one CUDA
+// block can run them as well as the host:
+//   per request   row_blocks(), head_steps()   their totals, then begin_schedule()
 //   per request   head_steps()      then the prefix sum into first_step
 //   per worker    locate_worker()
 //   per worker    slots_of()        then the prefix sum into starts[].slot
@@ -10,15 +11,46 @@
 
 namespace halftone::planning {
 
-/// Totals and shares, from first_step[batch] and header->units. With few units, the workers are a whole
-/// multiple of them: units of equal length are then cut alike, and no worker takes pieces of two. At most one
-/// worker in 16 stays idle for it.
+/// Totals of a batch, from which begin_schedule() decides how the line is shared. `alike`: all requests with
+/// queries have equally many steps.
+struct BatchTotals {
+  std::int64_t units;
+  bool alike;
+};
+
+/// Workers that share the line: all, or up to one in 16 less where units of equal length then are cut into
+/// equally many parts, so that no worker has parts of two, or, if beginning one costs something, stay whole.
+HT_HOST_DEVICE constexpr std::int64_t workers_for(const ScheduleParams& p, const BatchTotals& batch) {
+  const std::int64_t workers = p.workers;
+  if (batch.units > 0 && batch.units <= workers) {
+    const std::int64_t idle = workers % batch.units;
+    return idle * 16 <= workers ? workers - idle : workers;
+  }
+  if (batch.alike && p.unit_cost > 0) {
+    for (std::int64_t w = workers; (workers - w) * 16 <= workers && w > 0; --w) {
+      if (batch.units % w == 0) return w;
+    }
+  }
+  return workers;
+}
+
+/// Sets what locating the workers needs besides first_step. Where all parts are whole or equal ones, what
+/// beginning a unit costs is the same for all workers and does not count.
+HT_HOST_DEVICE constexpr void begin_schedule(const Schedule& s, const BatchTotals& batch) {
+  ScheduleHeader& h = *s.header;
+  const std::int64_t workers = workers_for(s.params, batch);
+  const bool equal_parts =
+      batch.alike && batch.units > 0 && (workers % batch.units == 0 || batch.units % workers == 0);
+  h.units = batch.units;
+  h.active = static_cast<std::int32_t>(workers);
+  h.unit_cost = equal_parts ? 0 : s.params.unit_cost;
+}
+
+/// Totals and shares, from first_step[batch].
 HT_HOST_DEVICE constexpr void divide_steps(const Schedule& s) {
   ScheduleHeader& h = *s.header;
   h.total_steps = s.first_step[s.params.batch];
-  std::int64_t workers = s.params.workers;
-  if (h.units > 0 && h.units <= workers && workers % h.units * 16 <= workers) workers -= workers % h.units;
-  h.active = static_cast<std::int32_t>(h.total_steps < workers ? h.total_steps : workers);
+  if (h.total_steps < h.active) h.active = static_cast<std::int32_t>(h.total_steps);
   h.share = h.active == 0 ? 0 : h.total_steps / h.active;
   h.extra = h.active == 0 ? 0 : static_cast<std::int32_t>(h.total_steps % h.active);
 }
@@ -27,7 +59,7 @@ HT_HOST_DEVICE constexpr void divide_steps(const Schedule& s) {
 HT_HOST_DEVICE constexpr void locate_worker(const Schedule& s, std::int32_t worker) {
   const std::int64_t at = share_begin(*s.header, worker);
   if (worker >= s.header->active) {
-    s.starts[worker] = {s.params.batch, 0, 0, 0, 0, 0};
+    s.starts[worker] = {s.params.batch, 0, 0, 0, 0, 0, 0};
     return;
   }
   std::int32_t low = 0, high = s.params.batch;  // first_step[low] <= at < first_step[high]
@@ -42,13 +74,16 @@ HT_HOST_DEVICE constexpr void locate_worker(const Schedule& s, std::int32_t work
   BlockWalk walk(s.params);
   walk.request(s.params, q_length(s, low), s.kv_lengths[low]);
   walk.rewind(s.params);
+  const std::int32_t cost = s.header->unit_cost;
   if (s.params.window_left < 0 && s.params.window_right < 0) {  // equal blocks
-    const auto block = static_cast<std::int32_t>(rest / walk.steps);
-    rest -= std::int64_t{block} * walk.steps;
+    const auto block = static_cast<std::int32_t>(rest / (cost + walk.steps));
+    rest -= std::int64_t{block} * (cost + walk.steps);
     walk.seek(s.params, block);
   }
-  for (; rest >= walk.steps; walk.next(s.params)) rest -= walk.steps;
-  s.starts[worker] = {low, head, walk.block, static_cast<std::int32_t>(rest), walk.steps, 0};
+  for (; rest >= cost + walk.steps; walk.next(s.params)) rest -= cost + walk.steps;
+  const auto position = static_cast<std::int32_t>(rest);  // within the unit
+  s.starts[worker] = {low,        head, walk.block, max_of(0, position - cost), max_of(0, cost - position),
+                      walk.steps, 0};
 }
 
 /// Slots that a worker uses: those of the unit that it continues, then one for a unit that it begins.
@@ -59,26 +94,36 @@ HT_HOST_DEVICE constexpr std::int32_t slots_of(const Schedule& s, std::int32_t w
   const std::int64_t begin = share_begin(h, worker), end = share_begin(h, worker + 1);
   std::int64_t continued = start.offset > 0 ? start.steps - start.offset : 0;
   if (continued > end - begin) continued = end - begin;
-  const bool begins = begin + continued < end;
-  if (s.params.absolute) return static_cast<std::int32_t>(continued) + (begins ? 1 : 0);
-  const bool cut = s.starts[worker + 1].offset > 0;
-  return (continued > 0 ? 1 : 0) + (begins && cut ? 1 : 0);
+  if (s.params.absolute) {
+    const std::int64_t first = begin + (continued > 0 ? continued + h.unit_cost : start.before);
+    return static_cast<std::int32_t>(continued) + (first < end ? 1 : 0);
+  }
+  const WorkerStart& after = s.starts[worker + 1];
+  const bool cut = after.offset > 0 && end - after.offset >= begin;  // and this worker began that unit
+  return (continued > 0 ? 1 : 0) + (cut ? 1 : 0);
 }
 
-/// The three phases, serially. `plan_id` marks whose schedule this is.
+/// The phases, serially. `plan_id` marks whose schedule this is.
 HT_HOST_DEVICE constexpr void build_schedule(const Schedule& s, std::uint64_t plan_id) {
   ScheduleHeader& h = *s.header;
   h.magic = 0;  // set last: an unfinished schedule is none
   h.total_kv = 0;
-  h.units = 0;
   h.total_q = s.cu_q[s.params.batch];
+  std::int64_t units = 0, least = INT64_MAX, most = 0;
+  for (std::int32_t r = 0; r < s.params.batch; ++r) {
+    const std::int32_t q_len = q_length(s, r);
+    h.total_kv += s.kv_lengths[r];
+    units += std::int64_t{row_blocks(s.params, q_len)} * s.params.kv_heads;
+    if (q_len == 0) continue;
+    const std::int64_t own = head_steps(s.params, 0, q_len, s.kv_lengths[r]);
+    if (own < least) least = own;
+    if (own > most) most = own;
+  }
+  begin_schedule(s, {units, least >= most});
   std::int64_t steps = 0;
   for (std::int32_t r = 0; r < s.params.batch; ++r) {
     s.first_step[r] = steps;
-    const std::int32_t q_len = q_length(s, r);
-    h.total_kv += s.kv_lengths[r];
-    h.units += std::int64_t{row_blocks(s.params, q_len)} * s.params.kv_heads;
-    steps += head_steps(s.params, q_len, s.kv_lengths[r]) * s.params.kv_heads;
+    steps += head_steps(s.params, h.unit_cost, q_length(s, r), s.kv_lengths[r]) * s.params.kv_heads;
   }
   s.first_step[s.params.batch] = steps;
   divide_steps(s);
@@ -121,12 +166,17 @@ constexpr std::int64_t max_units(const ScheduleParams& p) {
   return saturating_product(saturating_product(p.batch, p.kv_heads), blocks);
 }
 
+/// Positions at the bounds.
+constexpr std::int64_t max_positions(const ScheduleParams& p) {
+  return saturating_product(max_units(p), std::int64_t{p.max_steps} + p.unit_cost);
+}
+
 /// Upper bound of the slots that a schedule within the bounds uses. With tiles: two for each cut between
 /// workers. With absolute splits: one for each worker and one for each split of a unit that an earlier worker
 /// began.
 constexpr std::int64_t max_partials(const ScheduleParams& p) {
-  const std::int64_t steps = saturating_product(max_units(p), p.max_steps);
-  const std::int64_t active = steps < p.workers ? steps : p.workers;
+  const std::int64_t steps = saturating_product(max_units(p), p.max_steps), positions = max_positions(p);
+  const std::int64_t active = positions < p.workers ? positions : p.workers;
   if (active == 0 || p.max_steps <= 1) return 0;
   if (!p.absolute) return 2 * (active - 1);
   const std::int64_t continued = (active - 1) * (p.max_steps - 1);

@@ -18,24 +18,26 @@ struct Config {
   std::int32_t row_block;     ///< packed rows of a unit
   std::int32_t kv_tile;       ///< tokens: one step of the softmax and the granularity of splits
   std::int32_t split_tokens;  ///< batch_invariant: distance of the split boundaries
+  std::int32_t unit_bytes;    ///< cache that a worker could read in the time that beginning a unit takes it
   std::string_view use;       ///< what it is made for
 };
 
 /// CPU: every row has the same kv_tile and split_tokens, so that a request's bits do not depend on which row
 /// its batch led to.
 inline constexpr std::array<Config, 3> kCpuConfigs{{
-    {"cpu-decode", 16, 16, 64, 1024, "one or a few queries per request; bound by reading the cache"},
-    {"cpu-speculative", 64, 32, 64, 1024, "drafts of several queries, or many query heads per KV head"},
-    {"cpu-prefill", 0, 64, 64, 1024, "prompts; bound by arithmetic"},
+    {"cpu-decode", 16, 16, 64, 1024, 0, "one or a few queries per request; bound by reading the cache"},
+    {"cpu-speculative", 64, 32, 64, 1024, 0, "drafts of several queries, or many query heads per KV head"},
+    {"cpu-prefill", 0, 64, 64, 1024, 0, "prompts; bound by arithmetic"},
 }};
 
 /// Hopper: what one CTA of the decode kernel takes. A format and head_dim may lack some of them.
 inline constexpr std::array<Config, 5> kCudaConfigs{{
-    {"sm90-decode-8", 8, 8, 128, 4096, "up to 8 packed rows, read at the speed of memory"},
-    {"sm90-decode-16", 16, 16, 128, 4096, "up to 16 packed rows"},
-    {"sm90-decode-32", 32, 32, 128, 4096, "drafts, or many query heads per KV head; bound by arithmetic"},
-    {"sm90-decode-48", 48, 48, 128, 4096, "likewise"},
-    {"sm90-decode-64", 0, 64, 128, 4096, "64 packed rows at a time"},
+    {"sm90-decode-8", 8, 8, 128, 4096, 131072, "up to 8 packed rows, read at the speed of memory"},
+    {"sm90-decode-16", 16, 16, 128, 4096, 131072, "up to 16 packed rows"},
+    {"sm90-decode-32", 32, 32, 128, 4096, 131072,
+     "drafts, or many query heads per KV head; bound by arithmetic"},
+    {"sm90-decode-48", 48, 48, 128, 4096, 131072, "likewise"},
+    {"sm90-decode-64", 0, 64, 128, 4096, 131072, "64 packed rows at a time"},
 }};
 
 /// The table of a device; empty when this build has no backend for it.

@@ -70,6 +70,14 @@ std::uint64_t fingerprint(const AttentionProblem& p, int workers) {
   return f.add(p.kv.k_format).add(p.kv.v_format).add(p.scale).add(p.softcap).value();
 }
 
+/// What beginning a unit costs, in steps of the time that reading one step's keys takes.
+std::int32_t unit_cost(const AttentionProblem& p, const Config& config) {
+  if (config.unit_bytes == 0) return 0;
+  const std::int64_t head_tile = page_layout(p.kv).tile_bytes;
+  const std::int64_t step_bytes = head_tile * (config.kv_tile / kTileTokens);
+  return static_cast<std::int32_t>((config.unit_bytes + step_bytes / 2) / step_bytes);
+}
+
 ScheduleParams schedule_params(const AttentionProblem& p, const Config& config, int workers) {
   const bool absolute = p.policy == SplitPolicy::kBatchInvariant;
   const auto step = static_cast<std::uint32_t>(absolute ? config.split_tokens : config.kv_tile);
@@ -86,6 +94,7 @@ ScheduleParams schedule_params(const AttentionProblem& p, const Config& config, 
   s.window_left = window(p.mask.window_left);
   s.window_right = p.mask.causal ? 0 : window(p.mask.window_right);
   s.absolute = absolute;
+  s.unit_cost = absolute ? 0 : unit_cost(p, config);
   s.max_steps = max_unit_steps(s);
   return s;
 }
@@ -93,8 +102,7 @@ ScheduleParams schedule_params(const AttentionProblem& p, const Config& config, 
 void check_resources(const Plan::Impl& plan) {
   constexpr std::int64_t kMaxBytes = std::int64_t{1} << 46;
   const ScheduleParams& s = plan.workspace.schedule;
-  const std::int64_t steps = saturating_product(max_units(s), s.max_steps);
-  if (steps >= INT64_MAX / 2) {
+  if (max_positions(s) >= INT64_MAX / 2) {
     throw Error(
         ErrorCode::kResourceExhausted,
         fmt::format("batch {} with max_q_len {} and max_kv_len {} allows more than 2^62 steps of work, but a "

@@ -7,10 +7,12 @@
 // whole split with `absolute` splits. A unit that has rows but no keys counts as one step (its item writes
 // zeros); a request without rows has no unit.
 //
-// All steps, ordered by (request, KV head, row block, KV position), are dealt to the active workers in
-// contiguous shares that differ by at most one step (stream-K, arXiv:2301.03598); build.h says when a worker
-// stays idle. What a worker takes from one unit is its part. A cut unit has parts in several workers; they go
-// through partial slots and are merged afterwards, in KV order:
+// All units, ordered by (request, KV head, row block), are laid end to end on a line of positions: unit_cost
+// positions for what it costs to begin one, then one for each of its steps, in KV order. The active workers
+// share the line in contiguous pieces that differ by at most one position (stream-K, arXiv:2301.03598), and a
+// worker takes the steps whose positions are its own; build.h says when a worker stays idle. What a worker
+// takes from one unit is its part. A cut unit has parts in several workers; they go through partial slots and
+// are merged afterwards, in KV order:
 // - With tiles (`absolute` false) a part is one item and, if the unit is cut, one slot.
 // - With splits (`absolute` true) every split is an item that starts from an empty state, and the unit's
 //   result is the left fold of its splits, ((s0 + s1) + s2) + ..., so that its bits do not depend on where
@@ -44,6 +46,7 @@ struct ScheduleParams {
   std::int32_t max_steps;     ///< of one unit, at the bounds
   std::int32_t window_left;   ///< -1 or at most kMaxTokens - 1
   std::int32_t window_right;  ///< likewise; 0 when causal
+  std::int32_t unit_cost;     ///< of beginning a unit, in steps
   bool absolute;              ///< every step is an item: batch-invariant splits
 };
 
@@ -53,14 +56,15 @@ struct ScheduleHeader {
   static constexpr std::uint64_t kMagic = 0x31454e4f54464c48;  // "HLFTONE1"
   std::uint64_t magic;
   std::uint64_t plan_id;
-  std::int64_t total_steps;
-  std::int64_t share;  ///< steps of a worker; the first `extra` workers have one more
+  std::int64_t total_steps;  ///< positions: steps, and what beginning the units costs
+  std::int64_t share;        ///< positions of a worker; the first `extra` workers have one more
   std::int32_t extra;
-  std::int32_t active;    ///< workers that have steps
-  std::int32_t partials;  ///< slots in use
-  std::int32_t total_q;   ///< query tokens of all requests
-  std::int64_t total_kv;  ///< key tokens of all requests
-  std::int64_t units;     ///< units that have an item
+  std::int32_t active;     ///< workers that have a share
+  std::int32_t unit_cost;  ///< as far as this batch is the better for it
+  std::int32_t partials;   ///< slots in use
+  std::int32_t total_q;    ///< query tokens of all requests
+  std::int64_t total_kv;   ///< key tokens of all requests
+  std::int64_t units;      ///< units that have an item
 };
 
 /// Where a worker's share begins.
@@ -69,6 +73,7 @@ struct WorkerStart {
   std::int32_t kv_head;
   std::int32_t block;   ///< row block
   std::int32_t offset;  ///< step within the unit; > 0 when an earlier worker began it
+  std::int32_t before;  ///< positions of the share before that step
   std::int32_t steps;   ///< of the unit
   std::int32_t slot;    ///< the worker's first partial slot
 };
@@ -77,7 +82,7 @@ struct WorkerStart {
 struct Schedule {
   ScheduleParams params;
   ScheduleHeader* header;
-  std::int64_t* first_step;  // [batch + 1] steps before each request
+  std::int64_t* first_step;  // [batch + 1] positions before each request
   WorkerStart* starts;       // [workers + 1]; entry `active` marks the end
   std::int32_t* cu_q;        // [batch + 1] first query token of each request
   std::int32_t* kv_lengths;  // [batch]
@@ -202,17 +207,17 @@ HT_HOST_DEVICE constexpr std::int32_t row_blocks(const ScheduleParams& p, std::i
   return (q_len * p.group + p.row_block - 1) / p.row_block;
 }
 
-/// Steps of one KV head of a request.
-HT_HOST_DEVICE constexpr std::int64_t head_steps(const ScheduleParams& p, std::int32_t q_len,
-                                                 std::int32_t kv_len) {
+/// Positions of one KV head of a request.
+HT_HOST_DEVICE constexpr std::int64_t head_steps(const ScheduleParams& p, std::int32_t unit_cost,
+                                                 std::int32_t q_len, std::int32_t kv_len) {
   BlockWalk walk(p);
   walk.request(p, q_len, kv_len);
   walk.rewind(p);
   if (p.window_left < 0 && p.window_right < 0) {  // every block sees all keys
-    return walk.valid() ? std::int64_t{row_blocks(p, q_len)} * walk.steps : 0;
+    return walk.valid() ? std::int64_t{row_blocks(p, q_len)} * (unit_cost + walk.steps) : 0;
   }
   std::int64_t steps = 0;
-  for (; walk.valid(); walk.next(p)) steps += walk.steps;
+  for (; walk.valid(); walk.next(p)) steps += unit_cost + walk.steps;
   return steps;
 }
 
@@ -220,7 +225,7 @@ HT_HOST_DEVICE constexpr std::int32_t q_length(const Schedule& s, std::int32_t r
   return s.cu_q[request + 1] - s.cu_q[request];
 }
 
-/// First step of a worker's share; share_begin(h, w + 1) is its end.
+/// First position of a worker's share; share_begin(h, w + 1) is its end.
 HT_HOST_DEVICE constexpr std::int64_t share_begin(const ScheduleHeader& h, std::int32_t worker) {
   if (worker >= h.active) return h.total_steps;
   return worker * h.share + min_of(worker, h.extra);
@@ -235,6 +240,7 @@ class WorkCursor {
         remaining_(share_begin(*s.header, worker + 1) - share_begin(*s.header, worker)) {
     if (remaining_ == 0) return;
     const WorkerStart& start = s.starts[worker];
+    remaining_ -= start.before;
     request_ = start.request;
     kv_head_ = start.kv_head;
     offset_ = start.offset;
@@ -245,8 +251,8 @@ class WorkCursor {
   }
 
   HT_HOST_DEVICE constexpr bool next(WorkItem& item) {
-    if (remaining_ == 0) return false;
-    if (offset_ == walk_.steps) next_unit();
+    if (offset_ == walk_.steps && remaining_ > 0) next_unit();
+    if (remaining_ <= 0) return false;
     const std::int32_t left = walk_.steps - offset_;
     const std::int32_t take = s_.params.absolute  ? 1
                               : left < remaining_ ? left
@@ -269,6 +275,8 @@ class WorkCursor {
 
  private:
   HT_HOST_DEVICE constexpr void next_unit() {
+    remaining_ -= s_.header->unit_cost;
+    if (remaining_ <= 0) return;
     offset_ = 0;
     inherited_ = false;
     walk_.next(s_.params);
