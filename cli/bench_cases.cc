@@ -80,7 +80,14 @@ std::string requests_text(const std::vector<RequestGroup>& groups) {
 const std::vector<Sweep>& bench_sweeps() {
   using enum Suite;
   static const std::vector<Sweep> sweeps = {
-      {"headline", kDecode, kDecodeFormats, {{8, 1}}, {128}, {64}, 1, {"8192x32", "8192x128", "8192x512"}},
+      {"headline",
+       kDecode,
+       "bf16,fp8,int8-head,int8-head:int4-g32,int4-g32,int4-row",
+       {{8, 1}},
+       {128},
+       {64},
+       1,
+       {"8192x32", "8192x128", "8192x512"}},
       // The cost of a launch shared by a chain of layers, as in a decode step.
       {"chain", kDecode, kDecodeFormats, {{8, 1}}, {128}, {64}, 1, {"8192x32", "8192x64", "8192x128"}, 16},
       {"speculative",

@@ -60,6 +60,42 @@ const std::vector<std::string>& format_texts() {
   return texts;
 }
 
+/// Pairs that deployments use: K with more bits than V, and neighbours in size either way.
+struct FormatPair {
+  const char* k;
+  const char* v;
+};
+constexpr std::array kMixedPairs = {
+    FormatPair{"bf16", "fp8"},
+    FormatPair{"bf16", "int8-tensor"},
+    FormatPair{"bf16", "int8-head"},
+    FormatPair{"bf16", "int4-row"},
+    FormatPair{"bf16", "int4-g32"},
+    FormatPair{"bf16", "int4-g64"},
+    FormatPair{"fp8", "int8-static-head"},
+    FormatPair{"fp8", "int8-head"},
+    FormatPair{"fp8-head", "int4-row"},
+    FormatPair{"fp8-head", "int4-g32"},
+    FormatPair{"fp8", "int4-g64"},
+    FormatPair{"fp8-token-head", "int4-row"},
+    FormatPair{"fp8-token", "int4-g32"},
+    FormatPair{"int8-tensor", "fp8-head"},
+    FormatPair{"int8-static-head", "int8-token"},
+    FormatPair{"int8-static-head", "int4-token"},
+    FormatPair{"int8-tensor", "int4-g32"},
+    FormatPair{"int8-head", "fp8"},
+    FormatPair{"int8-head", "int8-static-head"},
+    FormatPair{"int8-token", "int4-row"},
+    FormatPair{"int8-head", "int4-g32"},
+    FormatPair{"int8-head", "int4-g64"},
+    FormatPair{"int8-g32", "int4-g32"},
+    FormatPair{"int4-row", "int8-head"},
+    FormatPair{"int4-row", "int4-g32"},
+    FormatPair{"int4-g32", "int8-token"},
+    FormatPair{"int4-g32", "int4-row"},
+};
+constexpr std::array kMixedDims = {64, 128};
+
 bool fits(const std::string& format, int dim) {
   const int group = parse_format(format).group_size;
   return group == 0 || dim % group == 0;
@@ -117,6 +153,40 @@ void add_format_rows(std::vector<AttentionCase>& rows) {
       row.table_mode = n % 4 == 3 ? BlockTableMode::kClamped : BlockTableMode::kTrusted;
       row.seed = i;
       row.name = "format-" + format + "-d" + std::to_string(dim);
+      rows.push_back(row);
+    }
+  }
+}
+
+/// Every option in a cycle of its own length.
+void add_mixed_rows(std::vector<AttentionCase>& rows) {
+  int n = 0;
+  for (const FormatPair& pair : kMixedPairs) {
+    for (const int dim : kMixedDims) {
+      ++n;
+      const auto i = static_cast<std::size_t>(n);
+      AttentionCase row;
+      row.k_format = pair.k;
+      row.v_format = pair.v;
+      row.head_dim = dim;
+      row.page_size = kPages[i % kPages.size()];
+      row.mask = kMasks[i % kMasks.size()];
+      row.q_dtype = kFloats[1 + i / 2 % 2];
+      row.out_dtype = kFloats[1 + i / 3 % 2];
+      row.requests = request_sets()[i * 5 % request_sets().size()];
+      row.q_heads = kHeads[i / 5 % kHeads.size()][0];
+      row.kv_heads = kHeads[i / 5 % kHeads.size()][1];
+      row.policy = kPolicies[i / 4 % 3];
+      row.workers = n % 5 == 0 ? 7 : 0;
+      row.softcap = n % 7 == 1 ? 20.0F : 0.0F;
+      row.alibi = n % 5 == 2;
+      row.sinks = n % 3 == 1;
+      row.rotate_k = n % 4 == 0 || n % 7 == 2;
+      row.rotate_v = n % 4 == 3 || n % 7 == 2;
+      row.data = n % 4 == 2 ? Data::kOutlierChannels : n % 4 == 3 ? Data::kSinkToken : Data::kNormal;
+      row.cu_q = n % 2 == 0;
+      row.seed = 4000 + i;
+      row.name = "mixed-" + row.k_format + "-" + row.v_format + "-d" + std::to_string(dim);
       rows.push_back(row);
     }
   }
@@ -260,6 +330,7 @@ AttentionCase with_format(const AttentionCase& row, std::string_view k_format, s
 std::vector<AttentionCase> attention_cases() {
   std::vector<AttentionCase> rows;
   add_format_rows(rows);
+  add_mixed_rows(rows);
   add_plain_rows(rows);
   add_shape_rows(rows);
   return rows;
@@ -327,6 +398,13 @@ AttentionCase random_case(std::uint64_t seed) {
     const double kind = random.uniform();
     const int q_len = kind < 0.5 ? 1 : kind < 0.6 ? 0 : static_cast<int>(random.integer(1, 48));
     row.requests.push_back({q_len, kv_len});
+  }
+  if (row.paged && random.chance(0.2)) {  // drawn last, so that the other cases do not depend on it
+    const FormatPair pair = random.pick(kMixedPairs);
+    row.head_dim = random.pick(kMixedDims);
+    row.v_head_dim = 0;
+    row.k_format = pair.k;
+    row.v_format = pair.v;
   }
   return row;
 }

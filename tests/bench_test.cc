@@ -67,7 +67,7 @@ TEST(BenchRequests, RefusesWhatIsNoGroup) {
 TEST(BenchTables, HoldTheShapesTheyAreNamedFor) {
   const auto batch = [](const BenchCase& c) { return c.shape.batch; };
   const std::vector<BenchCase> headline = cases_of("headline");
-  EXPECT_EQ(headline.size(), 15U);  // 3 batches x 5 formats
+  EXPECT_EQ(headline.size(), 18U);  // 3 batches x 6 formats
   EXPECT_EQ(distinct<int>(headline, batch), (std::set<int>{32, 128, 512}));
   for (const BenchCase& c : headline) {
     EXPECT_EQ(c.shape.q_heads, 8);

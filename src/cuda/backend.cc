@@ -7,7 +7,9 @@
 #include <climits>
 #include <cmath>
 #include <numbers>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "cuda/decode_config.h"
 #include "cuda/device_call.h"
@@ -108,7 +110,8 @@ DecodeParams decode_params(const Plan::Impl& plan, const AttentionArgs& args, st
 }
 
 DecodeKernel decode_kernel(int row) {
-  for (const auto find : {decode_kernel_16bit, decode_kernel_fp8, decode_kernel_int8, decode_kernel_int4}) {
+  for (const auto find : {decode_kernel_16bit, decode_kernel_fp8, decode_kernel_int8, decode_kernel_int4,
+                          decode_kernel_mixed8, decode_kernel_mixed4}) {
     const DecodeKernel kernel = find(row);
     if (kernel.function != nullptr) return kernel;
   }
@@ -149,6 +152,27 @@ AppendPart append_part(const PagedKv& cache, const PageLayout& layout, KvPart wh
       fmt::format("{} is {}, but the CUDA backend has {}: change it or use the CPU.", field, value, have));
 }
 
+/// The V formats for which there are kernels beside the problem's K, as "bf16, fp8 and int4-row"; named ones
+/// and K's own.
+std::string v_formats_beside_k(const KvCacheSpec& kv) {
+  std::vector<std::string> names;
+  KvCacheSpec pair = kv;
+  const auto add = [&](const KvFormat& format) {
+    pair.v_format = format;
+    const std::string name = format_name(format);
+    if (find_row(pair, 0) >= 0 && std::find(names.begin(), names.end(), name) == names.end()) {
+      names.push_back(name);
+    }
+  };
+  for (const NamedFormat& named : named_formats()) add(named.format);
+  add(kv.k_format);
+  std::string text;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    text += (i == 0 ? "" : i + 1 == names.size() ? " and " : ", ") + names[i];
+  }
+  return text;
+}
+
 }  // namespace
 
 int multiprocessors(int device) {
@@ -186,14 +210,7 @@ int find_kernel(const AttentionProblem& problem, int row_block) {
   const KvCacheSpec& kv = problem.kv;
   if (!problem.paged || kv.v_dim() != kv.head_dim) return -1;
   if (problem.q_dtype == DType::kFloat32 || problem.out_dtype == DType::kFloat32) return -1;
-  for (std::size_t row = 0; row < kDecodeTable.size(); ++row) {
-    const DecodeConfig& c = kDecodeTable[row];
-    if (is_built(c) && c.head_dim == kv.head_dim && rows_of(c) == row_block && serves(c.k, kv.k_format) &&
-        serves(c.v, kv.v_format)) {
-      return static_cast<int>(row);
-    }
-  }
-  return -1;
+  return find_row(kv, row_block);
 }
 
 void refuse(const AttentionProblem& problem) {
@@ -212,9 +229,14 @@ void refuse(const AttentionProblem& problem) {
   bool has_dim = false;
   for (const int dim : kDecodeDims) has_dim |= dim == kv.head_dim;
   if (!has_dim) unsupported("head_dim", fmt::to_string(kv.head_dim), "64, 96, 128, 192 and 256");
-  unsupported("v_format", format_name(kv.v_format),
-              fmt::format("no kernel for it beside k_format {} at head_dim {}", format_name(kv.k_format),
-                          kv.head_dim));
+  const std::string beside = v_formats_beside_k(kv);
+  if (beside.empty()) {
+    unsupported("k_format", format_name(kv.k_format),
+                fmt::format("no kernel for it at head_dim {}", kv.head_dim));
+  }
+  unsupported(
+      "v_format", format_name(kv.v_format),
+      fmt::format("{} beside k_format {} at head_dim {}", beside, format_name(kv.k_format), kv.head_dim));
 }
 
 std::int64_t backend_bytes(int workers, std::int64_t partials) {

@@ -3,7 +3,8 @@
 namespace halftone::cuda {
 
 DecodeKernel decode_kernel_16bit(int row) {
-  return find_decode_kernel(row, [](DType t) { return dtype_bits(t) == 16; });
+  return find_decode_kernel(
+      row, [](const DecodeConfig& c) { return !is_mixed(c) && dtype_bits(c.v.dtype) == 16; });
 }
 
 }  // namespace halftone::cuda

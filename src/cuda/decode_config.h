@@ -1,10 +1,12 @@
 // The decode kernels that exist, as a table: a row per (format pair, head_dim, packed rows). Plain C++: host
-// code chooses a row, decode.cu instantiates the rows.
+// code chooses a row, the decode_*.cu files instantiate the rows.
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 
+#include "halftone/cache.h"
 #include "halftone/format.h"
 
 namespace halftone::cuda {
@@ -12,12 +14,14 @@ namespace halftone::cuda {
 enum class ScaleMode : std::uint8_t {
   kStatic,  // 16-bit formats, and one scale per tensor or head: nothing is stored in a tile
   kToken,   // one stored scale per token
-  kBlock,   // one stored scale per token and group of 32, 64 or 128 dims
+  kBlock,   // several stored scales per token, each for a group of 32, 64 or 128 dims
 };
 
-constexpr ScaleMode scale_mode(const KvFormat& f) {
+/// A group as wide as the head has the bytes of a scale per token and head.
+constexpr ScaleMode scale_mode(const KvFormat& f, int head_dim) {
   if (!f.dynamic_scale()) return ScaleMode::kStatic;
-  return f.granularity == Granularity::kGroup ? ScaleMode::kBlock : ScaleMode::kToken;
+  return f.granularity == Granularity::kGroup && f.group_size != head_dim ? ScaleMode::kBlock
+                                                                          : ScaleMode::kToken;
 }
 
 /// What a kernel knows of K or V when it is compiled. A `fixed` part has the stated symmetry and
@@ -48,29 +52,46 @@ constexpr int rows_of(const DecodeConfig& c) { return 8 * c.row_tiles * c.row_gr
 
 constexpr bool is_integer(DType t) { return t == DType::kInt8 || t == DType::kInt4; }
 
-constexpr bool serves(const PartConfig& part, const KvFormat& f) {
-  if (part.dtype != f.dtype || part.mode != scale_mode(f)) return false;
+constexpr bool serves(const PartConfig& part, const KvFormat& f, int head_dim) {
+  const bool any_groups =
+      part.mode == ScaleMode::kBlock && !part.fixed && f.granularity == Granularity::kGroup;
+  if (part.dtype != f.dtype || (part.mode != scale_mode(f, head_dim) && !any_groups)) return false;
   if (f.dynamic_scale() && f.scale_dtype != DType::kFloat16) return false;  // P times a scale is f16
   if (!part.fixed) return true;
   return part.asymmetric == f.asymmetric &&
          (part.mode != ScaleMode::kBlock || part.group_blocks * 32 == f.group_size);
 }
 
-/// In order of preference: what the named formats use, then the general parts.
+/// What the named formats use.
+namespace parts {
+inline constexpr PartConfig kBf16{DType::kBFloat16, ScaleMode::kStatic, true},
+    kFp16{DType::kFloat16, ScaleMode::kStatic, true}, kFp8{DType::kFloat8E4M3, ScaleMode::kStatic, true},
+    kFp8Token{DType::kFloat8E4M3, ScaleMode::kToken, true}, kInt8{DType::kInt8, ScaleMode::kStatic, true},
+    kInt8Token{DType::kInt8, ScaleMode::kToken, true},
+    kInt8G32{DType::kInt8, ScaleMode::kBlock, true, false, 1},
+    kInt8G64{DType::kInt8, ScaleMode::kBlock, true, false, 2},
+    kInt8G128{DType::kInt8, ScaleMode::kBlock, true, false, 4},
+    kInt4Token{DType::kInt4, ScaleMode::kToken, true, true},
+    kInt4G32{DType::kInt4, ScaleMode::kBlock, true, true, 1},
+    kInt4G64{DType::kInt4, ScaleMode::kBlock, true, true, 2},
+    kInt4G128{DType::kInt4, ScaleMode::kBlock, true, true, 4};
+}  // namespace parts
+
+/// In order of preference: the fixed parts, then the general ones.
 inline constexpr std::array kDecodeParts{
-    PartConfig{DType::kBFloat16, ScaleMode::kStatic, true},
-    PartConfig{DType::kFloat16, ScaleMode::kStatic, true},
-    PartConfig{DType::kFloat8E4M3, ScaleMode::kStatic, true},
-    PartConfig{DType::kFloat8E4M3, ScaleMode::kToken, true},
-    PartConfig{DType::kInt8, ScaleMode::kStatic, true},
-    PartConfig{DType::kInt8, ScaleMode::kToken, true},
-    PartConfig{DType::kInt8, ScaleMode::kBlock, true, false, 1},
-    PartConfig{DType::kInt8, ScaleMode::kBlock, true, false, 2},
-    PartConfig{DType::kInt8, ScaleMode::kBlock, true, false, 4},
-    PartConfig{DType::kInt4, ScaleMode::kToken, true, true},
-    PartConfig{DType::kInt4, ScaleMode::kBlock, true, true, 1},
-    PartConfig{DType::kInt4, ScaleMode::kBlock, true, true, 2},
-    PartConfig{DType::kInt4, ScaleMode::kBlock, true, true, 4},
+    parts::kBf16,
+    parts::kFp16,
+    parts::kFp8,
+    parts::kFp8Token,
+    parts::kInt8,
+    parts::kInt8Token,
+    parts::kInt8G32,
+    parts::kInt8G64,
+    parts::kInt8G128,
+    parts::kInt4Token,
+    parts::kInt4G32,
+    parts::kInt4G64,
+    parts::kInt4G128,
     PartConfig{DType::kFloat8E4M3, ScaleMode::kBlock},
     PartConfig{DType::kInt8, ScaleMode::kStatic},
     PartConfig{DType::kInt8, ScaleMode::kToken},
@@ -80,7 +101,29 @@ inline constexpr std::array kDecodeParts{
     PartConfig{DType::kInt4, ScaleMode::kBlock},
 };
 
+/// K and V in different formats.
+struct PartPair {
+  PartConfig k, v;
+};
+inline constexpr std::array kMixedPairs{
+    PartPair{parts::kBf16, parts::kFp8},          PartPair{parts::kBf16, parts::kInt8},
+    PartPair{parts::kBf16, parts::kInt8Token},    PartPair{parts::kBf16, parts::kInt4Token},
+    PartPair{parts::kBf16, parts::kInt4G32},      PartPair{parts::kBf16, parts::kInt4G64},
+    PartPair{parts::kFp8, parts::kInt8},          PartPair{parts::kFp8, parts::kInt8Token},
+    PartPair{parts::kFp8, parts::kInt4Token},     PartPair{parts::kFp8, parts::kInt4G32},
+    PartPair{parts::kFp8, parts::kInt4G64},       PartPair{parts::kFp8Token, parts::kInt4Token},
+    PartPair{parts::kFp8Token, parts::kInt4G32},  PartPair{parts::kInt8, parts::kFp8},
+    PartPair{parts::kInt8, parts::kInt8Token},    PartPair{parts::kInt8, parts::kInt4Token},
+    PartPair{parts::kInt8, parts::kInt4G32},      PartPair{parts::kInt8Token, parts::kFp8},
+    PartPair{parts::kInt8Token, parts::kInt8},    PartPair{parts::kInt8Token, parts::kInt4Token},
+    PartPair{parts::kInt8Token, parts::kInt4G32}, PartPair{parts::kInt8Token, parts::kInt4G64},
+    PartPair{parts::kInt8G32, parts::kInt4G32},   PartPair{parts::kInt4Token, parts::kInt8Token},
+    PartPair{parts::kInt4Token, parts::kInt4G32}, PartPair{parts::kInt4G32, parts::kInt8Token},
+    PartPair{parts::kInt4G32, parts::kInt4Token},
+};
+
 inline constexpr std::array<int, 5> kDecodeDims{64, 96, 128, 192, 256};
+inline constexpr std::array<int, 2> kMixedDims{64, 128};
 
 /// Bytes of a tile with f16 scales, which decide how many tiles a copy brings.
 constexpr int typical_tile_bytes(const PartConfig& part, int head_dim) {
@@ -95,6 +138,7 @@ struct RowShape {
 inline constexpr std::array<RowShape, 5> kRowShapes{{{1, 1, 8}, {2, 1, 8}, {2, 2, 4}, {3, 2, 4}, {2, 4, 2}}};
 /// Beyond head_dim 128 the accumulators of 16 rows do not fit into registers.
 inline constexpr std::array<RowShape, 3> kWideRowShapes{{{1, 1, 8}, {1, 2, 4}, {1, 4, 2}}};
+inline constexpr std::array<RowShape, 2> kMixedRowShapes{{{1, 1, 8}, {2, 1, 8}}};
 
 /// A piece of about 4 to 8 KB, and as many in flight as are useful and fit.
 constexpr DecodeConfig make_decode_config(const PartConfig& k, const PartConfig& v, int head_dim,
@@ -109,24 +153,43 @@ constexpr DecodeConfig make_decode_config(const PartConfig& k, const PartConfig&
   return {k, v, head_dim, shape.row_tiles, shape.row_groups, teams, piece_tiles, stages};
 }
 
-/// Rows that do not exist (whole groups only), or that no register budget serves without spills, are left
-/// out.
+/// Whether head_dim is several whole groups of a fixed part.
+constexpr bool groups_fit(const PartConfig& part, int head_dim) {
+  if (!part.fixed || part.mode != ScaleMode::kBlock) return true;
+  const int dims = 32 * part.group_blocks;
+  return head_dim > dims && head_dim % dims == 0;
+}
+
+/// Rows that do not exist, or that no register budget serves without spills, are left out.
 constexpr bool is_built(const DecodeConfig& c) {
   if (c.head_dim == 0) return false;
 #ifdef HALFTONE_CUDA_HEAD_DIM  // a smaller build for development
   if (c.head_dim != HALFTONE_CUDA_HEAD_DIM) return false;
 #endif
-  if (c.k.fixed && c.k.mode == ScaleMode::kBlock && c.head_dim / 32 % c.k.group_blocks != 0) return false;
-  const bool run_time_groups = !c.k.fixed && c.k.mode == ScaleMode::kBlock;
-  if (run_time_groups && (rows_of(c) > 8 || c.head_dim > 192)) return false;
-  if (c.row_tiles == 3 && c.k.mode == ScaleMode::kBlock && c.k.dtype != DType::kInt4) return false;
-  return c.k.fixed || rows_of(c) <= 16;
+  for (const PartConfig& part : {c.k, c.v}) {
+    if (!groups_fit(part, c.head_dim)) return false;
+    const bool run_time_groups = !part.fixed && part.mode == ScaleMode::kBlock;
+    if (run_time_groups && (rows_of(c) > 8 || c.head_dim > 192)) return false;
+    if (!part.fixed && rows_of(c) > 16) return false;
+  }
+  return !(c.row_tiles == 3 && c.k.mode == ScaleMode::kBlock && c.k.dtype != DType::kInt4);
 }
 
-/// K and V in the same format.
+constexpr bool is_mixed(const DecodeConfig& c) { return !(c.k == c.v); }
+
+/// In order of preference: the mixed pairs, then K and V in the same format, of which the general parts take
+/// different symmetries and groups too.
 constexpr auto make_decode_table() {
-  std::array<DecodeConfig, kDecodeParts.size() * kDecodeDims.size() * kRowShapes.size()> table{};
+  constexpr std::size_t kSame = kDecodeParts.size() * kDecodeDims.size() * kRowShapes.size(),
+                        kMixed = kMixedPairs.size() * kMixedDims.size() * kMixedRowShapes.size();
+  std::array<DecodeConfig, kSame + kMixed> table{};
   std::size_t row = 0;
+  for (const PartPair& pair : kMixedPairs) {
+    for (const int dim : kMixedDims) {
+      for (const RowShape& shape : kMixedRowShapes)
+        table[row++] = make_decode_config(pair.k, pair.v, dim, shape);
+    }
+  }
   for (const PartConfig& part : kDecodeParts) {
     for (const int dim : kDecodeDims) {
       if (dim <= 128) {
@@ -140,5 +203,18 @@ constexpr auto make_decode_table() {
   return table;
 }
 inline constexpr auto kDecodeTable = make_decode_table();
+
+/// Row of the table that serves a cache in units of `rows` packed rows (0: of any number); -1 if there is
+/// none.
+constexpr int find_row(const KvCacheSpec& kv, int rows) {
+  for (std::size_t row = 0; row < kDecodeTable.size(); ++row) {
+    const DecodeConfig& c = kDecodeTable[row];
+    if (is_built(c) && c.head_dim == kv.head_dim && (rows == 0 || rows_of(c) == rows) &&
+        serves(c.k, kv.k_format, kv.head_dim) && serves(c.v, kv.v_format, kv.head_dim)) {
+      return static_cast<int>(row);
+    }
+  }
+  return -1;
+}
 
 }  // namespace halftone::cuda

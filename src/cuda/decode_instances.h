@@ -1,4 +1,4 @@
-// Instantiates the rows of the decode table whose V has a given dtype. Included by the decode_*.cu files.
+// Instantiates a slice of the rows of the decode table. Included by the decode_*.cu files.
 #pragma once
 
 #include <utility>
@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(DecodeTraits<kDecodeTable[Row]>::kThreads, 1)
 
 template <int Row, class InSlice>
 constexpr DecodeKernel decode_kernel_of(InSlice in_slice) {
-  if constexpr (is_built(kDecodeTable[Row]) && in_slice(kDecodeTable[Row].v.dtype)) {
+  if constexpr (is_built(kDecodeTable[Row]) && in_slice(kDecodeTable[Row])) {
     static_assert(sizeof(typename DecodeTraits<kDecodeTable[Row]>::Shared) <=
                   DecodeTraits<kDecodeTable[Row]>::kMaxShared);
     return {reinterpret_cast<const void*>(&decode<Row>),
@@ -30,7 +30,7 @@ constexpr DecodeKernel decode_kernel_of(InSlice in_slice) {
   }
 }
 
-/// The kernel of `row`, if `in_slice(dtype of V)`.
+/// The kernel of `row`, if `in_slice(its configuration)`.
 template <class InSlice>
 DecodeKernel find_decode_kernel(int row, InSlice in_slice) {
   constexpr int kRows = static_cast<int>(kDecodeTable.size());

@@ -3,7 +3,8 @@
 namespace halftone::cuda {
 
 DecodeKernel decode_kernel_int8(int row) {
-  return find_decode_kernel(row, [](DType t) { return t == DType::kInt8; });
+  return find_decode_kernel(row,
+                            [](const DecodeConfig& c) { return !is_mixed(c) && c.v.dtype == DType::kInt8; });
 }
 
 }  // namespace halftone::cuda

@@ -86,10 +86,12 @@ struct Warp {
       C.k.mode == ScaleMode::kBlock && is_integer(C.k.dtype) && !(C.k.fixed && C.k.asymmetric);
 
   // B fragments of S^T: of the first blocks in registers, of the others in shared memory.
-  static constexpr int kHeldBlocks = N == 3 ? (C.k.mode == ScaleMode::kBlock ? 0 : 1)
-                                     : (N == 2 && kSplitP) || (kBlocks == 8 && C.k.dtype == DType::kInt8)
-                                         ? kBlocks / 2
-                                         : kBlocks;
+  static constexpr bool kHoldsHalf =
+      (N == 2 && (kSplitP || (C.k.dtype == DType::kInt8 && C.v.dtype == DType::kFloat8E4M3))) ||
+      (kBlocks == 8 && C.k.dtype == DType::kInt8);
+  static constexpr int kHeldBlocks = N == 3       ? (C.k.mode == ScaleMode::kBlock ? 0 : 1)
+                                     : kHoldsHalf ? kBlocks / 2
+                                                  : kBlocks;
   std::uint32_t q[kHeldBlocks == 0 ? 1 : kHeldBlocks][2][N][2];
   const uint4* q_high;  // [row tile][block][32]; the low parts are kRows / 8 row tiles further
   float bias[N][2];     // what an accumulator of K starts from; with kBlockBias, per unit of the sums of Q

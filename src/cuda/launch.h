@@ -22,6 +22,8 @@ DecodeKernel decode_kernel_16bit(int row);
 DecodeKernel decode_kernel_fp8(int row);
 DecodeKernel decode_kernel_int8(int row);
 DecodeKernel decode_kernel_int4(int row);
+DecodeKernel decode_kernel_mixed8(int row);  // by the bits of V
+DecodeKernel decode_kernel_mixed4(int row);
 
 /// cudaError_t as int. `stream` is a cudaStream_t.
 int launch_schedule(const ScheduleBuildParams& params, void* stream);

@@ -7,6 +7,7 @@
 #include <limits>
 #include <string>
 
+#include "cuda/decode_config.h"
 #include "halftone/error.h"
 #include "tests/cuda/device_problem.h"
 
@@ -41,14 +42,17 @@ bool agrees(const AttentionCase& row) {
   return true;
 }
 
-/// The row as the backend takes it: 16-bit Q and O, pages, V like K.
+bool is_mixed(const AttentionCase& row) { return !row.v_format.empty() && row.v_format != row.k_format; }
+
+/// The row as the backend takes it: 16-bit Q and O, pages, V of K's head_dim and, if the pair has no kernel,
+/// in K's format.
 AttentionCase for_device(AttentionCase row) {
   row.paged = true;
   if (row.q_dtype == DType::kFloat32) row.q_dtype = DType::kBFloat16;
   if (row.out_dtype == DType::kFloat32) row.out_dtype = DType::kFloat16;
-  row.v_format.clear();
   row.v_head_dim = 0;
   if (row.head_dim == 80) row.head_dim = 96;
+  if (is_mixed(row) && cuda::find_row(attention_problem(row).kv, 0) < 0) row.v_format.clear();
   return row;
 }
 
@@ -56,7 +60,25 @@ TEST(DeviceAttention, CaseTable) {
   int ran = 0;
   for (const AttentionCase& row : attention_cases()) ran += agrees(for_device(row)) ? 1 : 0;
   RecordProperty("cases", ran);
-  EXPECT_GE(ran, 100);
+  EXPECT_GE(ran, 150);
+}
+
+/// Every pair of formats of the case table, in units of 8 and of 16 rows, rotated and not.
+TEST(DeviceAttention, MixedFormats) {
+  for (const AttentionCase& listed : attention_cases()) {
+    if (listed.name.find("mixed-") != 0) continue;
+    for (const int q_heads : {8, 16}) {
+      for (const bool rotated : {false, true}) {
+        AttentionCase row = listed;
+        row.requests = {{1, 700}, {1, 77}, {1, 16}, {1, 1}};
+        row.q_heads = q_heads;
+        row.kv_heads = 1;
+        row.rotate_k = row.rotate_v = rotated;
+        row.slack = 0;
+        EXPECT_TRUE(agrees(row)) << row.name << ", " << q_heads << " heads";
+      }
+    }
+  }
 }
 
 TEST(DeviceAttention, RandomProblems) {
@@ -64,12 +86,19 @@ TEST(DeviceAttention, RandomProblems) {
   const char* first = std::getenv("HALFTONE_FUZZ_SEED");
   const std::uint64_t count = wanted ? std::strtoull(wanted, nullptr, 10) : 2000;
   const std::uint64_t begin = first ? std::strtoull(first, nullptr, 10) : 0;
-  std::uint64_t ran = 0;
+  std::uint64_t ran = 0, mixed = 0;
   for (std::uint64_t seed = begin; seed < begin + count && !HasFailure(); ++seed) {
     SCOPED_TRACE("repeat with HALFTONE_FUZZ_SEED=" + std::to_string(seed) + " HALFTONE_FUZZ_CASES=1");
-    ran += agrees(for_device(random_case(seed))) ? 1 : 0;
+    const AttentionCase row = for_device(random_case(seed));
+    if (!agrees(row)) continue;
+    ++ran;
+    mixed += is_mixed(row) ? 1 : 0;
   }
+  RecordProperty("mixed", static_cast<int>(mixed));
   EXPECT_GE(ran * 10, count * 7);  // the rest: formats and shapes that the backend refuses
+  if (count >= 1000) {
+    EXPECT_GE(mixed * 10, count);
+  }
 }
 
 TEST(DeviceAttention, ExtremeWindows) {
