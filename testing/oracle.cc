@@ -287,8 +287,7 @@ Verdict judge_lse(std::int64_t rows, const double* truth, const float* plain, co
   for (std::int64_t r = 0; r < rows; ++r) {
     const double e = row_error(truth + r, actual + r, 1);
     const double magnitude = std::isfinite(truth[r]) ? std::max(1.0, std::abs(truth[r])) : 0.0;
-    // Maximum, sum, logarithm and their sum round once each: four steps of fp32.
-    const double limit = 2 * verdict.plain_error + magnitude * (std::ldexp(1.0, -22) + slack);
+    const double limit = 2 * verdict.plain_error + magnitude * (std::ldexp(1.0, -24) + slack);
     verdict.error = std::max(verdict.error, e);
     if (e > limit && verdict.ok) {
       verdict.ok = false;

@@ -309,6 +309,44 @@ TEST(GroupTest, EveryCodeIsReachedAndNoneBeyond) {
   EXPECT_FALSE(codes(DType::kInt4, false).contains(0)) << "-8 is not a symmetric code";
 }
 
+// The two shortcuts of devices, in their host form.
+TEST(GroupTest, QuotientByLevelsNeedsNoDivision) {
+  for (const float levels : {127.0f, 7.0f, 448.0f, 255.0f, 15.0f}) {
+    for (std::uint32_t bits = 0; bits < 0x7f800000u; bits += bits % 64 == 0 ? 61 : 977) {
+      const float extent = codec::float_of(bits);
+      for (const DType type : {DType::kFloat16, DType::kFloat32}) {
+        ASSERT_EQ(codec::round_scale(type, codec::over_levels(extent, levels)),
+                  codec::round_scale(type, extent / levels))
+            << extent << " / " << levels;
+      }
+    }
+  }
+}
+
+template <DType kType>
+void expect_saturating_codes() {
+  using Codec = codec::Codec<kType, true>;
+  Random random(9);
+  for (int i = 0; i < 300000; ++i) {
+    const float spread = std::ldexp(1.0f, static_cast<int>(random.integer(-40, 60)));
+    const float a = random.normal() * spread, b = a + random.normal() * spread;
+    codec::Range range;
+    range.include(a);
+    range.include(b);
+    const codec::Params p = codec::params_of({kType, Granularity::kTokenHead, true}, range);
+    const float share = static_cast<float>(random.integer(-2, 34)) / 32;
+    for (const float x : {a, b, a + (b - a) * share, kInf, -kInf, kNan, -0.0f}) {
+      ASSERT_EQ(Codec::quantise_saturating(p, x), static_cast<std::uint32_t>(Codec::quantise(p, x)))
+          << x << " in " << range.lo << " to " << range.hi;
+    }
+  }
+}
+
+TEST(GroupTest, SaturatingCodesAreTheClampedOnes) {
+  expect_saturating_codes<DType::kInt8>();
+  expect_saturating_codes<DType::kInt4>();
+}
+
 TEST(GroupTest, FbgemmRowsHaveTheirPublishedSizes) {
   EXPECT_EQ(sizeof(codec::FbgemmInt4Row<128, 1>), 68u);
   EXPECT_EQ(sizeof(codec::FbgemmInt4Row<128, 4>), 80u);

@@ -1,64 +1,124 @@
 #include <algorithm>
 
-#include "cuda/append_kernel.h"
+#include "cuda/append_rows_kernel.h"
 #include "cuda/launch.h"
 
 namespace halftone::cuda {
 namespace {
 
-/// blockIdx.y of two: 0 for K, 1 for V; of one: `only` says which.
-template <DType kType, bool kAsymmetric>
-__global__ void __launch_bounds__(kAppendWarps * 32, 2)
-    append(const __grid_constant__ AppendParams params, const KvPart only) {
+constexpr int kRowThreads = 128;
+
+template <AppendScale kScale>
+constexpr int kWindowWarps = kScale == AppendScale::kToken ? kMeetWarps : kAppendWarps;
+
+/// blockIdx.z and on from `first`: 0 for K, 1 for V.
+template <DType kType, bool kAsymmetric, AppendScale kScale, bool kPlain>
+__global__ void __launch_bounds__(kWindowWarps<kScale> * 32, kPlain ? (kScale == AppendScale::kRow ? 5 : 6)
+                                                             : kScale == AppendScale::kToken ? 1
+                                                                                             : 4)
+    append_windows(const __grid_constant__ AppendParams params, const int first) {
   __shared__ AppendShared shared;
-  const bool k = gridDim.y == 2 ? blockIdx.y == 0 : only == KvPart::kK;
-  Appender<kType, kAsymmetric>(params, k ? params.k : params.v, shared).run();
+  using Traits = AppendTraits<kType, kAsymmetric, kScale, kPlain>;
+  if (!kPlain) {
+    Appender<Traits>(params, params.parts[first + blockIdx.z], shared).run();
+  } else if (first + blockIdx.z == 0) {
+    Appender<Traits, KvPart::kK>(params, params.parts[0], shared).run();
+  } else {
+    Appender<Traits, KvPart::kV>(params, params.parts[1], shared).run();
+  }
 }
 
-const void* kernel_of(const KvFormat& format) {
+template <DType kType, bool kAsymmetric, AppendScale kScale>
+__global__ void __launch_bounds__(kRowThreads, 8)
+    append_single_rows(const __grid_constant__ AppendParams params, const int first) {
+  append_rows<AppendTraits<kType, kAsymmetric, kScale, false>>(params, params.parts[first + blockIdx.z]);
+}
+
+enum class Variant : std::uint8_t { kWindows, kPlainWindows, kRows };
+
+template <DType kType, bool kAsymmetric, AppendScale kScale>
+const void* kernel_of(Variant variant) {
+  if constexpr (kScale != AppendScale::kToken) {
+    if (variant == Variant::kRows)
+      return reinterpret_cast<const void*>(&append_single_rows<kType, kAsymmetric, kScale>);
+    if (variant == Variant::kPlainWindows)
+      return reinterpret_cast<const void*>(&append_windows<kType, kAsymmetric, kScale, true>);
+  }
+  return reinterpret_cast<const void*>(&append_windows<kType, kAsymmetric, kScale, false>);
+}
+
+template <DType kType, bool kAsymmetric = false>
+const void* kernel_of(const KvFormat& format, Variant variant) {
+  if constexpr (dtype_bits(kType) != 16) {
+    if (format.granularity == Granularity::kToken)
+      return kernel_of<kType, kAsymmetric, AppendScale::kToken>(variant);
+    if (format.dynamic_scale()) return kernel_of<kType, kAsymmetric, AppendScale::kRow>(variant);
+  }
+  return kernel_of<kType, kAsymmetric, AppendScale::kGiven>(variant);
+}
+
+const void* kernel_of(const KvFormat& format, Variant variant) {
   const bool asymmetric = format.asymmetric;
   switch (format.dtype) {
     case DType::kFloat16:
-      return reinterpret_cast<const void*>(&append<DType::kFloat16, false>);
+      return kernel_of<DType::kFloat16>(format, variant);
     case DType::kFloat8E4M3:
-      return reinterpret_cast<const void*>(&append<DType::kFloat8E4M3, false>);
+      return kernel_of<DType::kFloat8E4M3>(format, variant);
     case DType::kInt8:
-      return asymmetric ? reinterpret_cast<const void*>(&append<DType::kInt8, true>)
-                        : reinterpret_cast<const void*>(&append<DType::kInt8, false>);
+      return asymmetric ? kernel_of<DType::kInt8, true>(format, variant)
+                        : kernel_of<DType::kInt8>(format, variant);
     case DType::kInt4:
-      return asymmetric ? reinterpret_cast<const void*>(&append<DType::kInt4, true>)
-                        : reinterpret_cast<const void*>(&append<DType::kInt4, false>);
+      return asymmetric ? kernel_of<DType::kInt4, true>(format, variant)
+                        : kernel_of<DType::kInt4>(format, variant);
     default:
-      return reinterpret_cast<const void*>(&append<DType::kBFloat16, false>);
+      return kernel_of<DType::kBFloat16>(format, variant);
   }
+}
+
+/// How an append of one part, or of two alike, is launched.
+struct AppendLaunch {
+  const void* kernel;
+  dim3 grid;  // z: parts
+  int threads;
+};
+
+AppendLaunch launch_of(const AppendParams& params, const AppendPart& a, Variant windows, unsigned parts) {
+  constexpr std::int64_t kFewWarps = 1 << 11;  // of rows of one part: all of both are under way at once
+  const bool meets = a.part.format.granularity == Granularity::kToken;
+  const int rows = kRowThreads >> a.segment_log2;  // of a CTA that takes rows
+  const auto blocks = [&](int heads) { return static_cast<unsigned>((params.kv_heads + heads - 1) / heads); };
+  const int lanes = std::min(params.kv_heads, rows) << a.segment_log2, row_warps = (lanes + 31) / 32;
+  if (!meets && params.tokens * blocks(rows) * row_warps <= kFewWarps) {
+    return {kernel_of(a.part.format, Variant::kRows),
+            dim3(static_cast<unsigned>(params.tokens), blocks(rows), parts), row_warps * 32};
+  }
+  const std::int64_t units = (params.tokens + kWindow - 1) / kWindow << (a.segment_log2 - 3);
+  const int warps = std::min(params.kv_heads, meets ? kMeetWarps : kAppendWarps);
+  return {kernel_of(a.part.format, windows),
+          dim3(static_cast<unsigned>(units), meets ? 1 : blocks(warps * kWarpHeads), parts), warps * 32};
 }
 
 }  // namespace
 
 int launch_append(const AppendParams& params, void* stream) {
   if (params.tokens == 0) return cudaSuccess;
-  constexpr std::int64_t kMaxUnits = 1 << 20;
-  constexpr int kHeadWarps = 4;  // CTAs small enough that a decode step fills the device
-  const auto per_token = [](const AppendPart& a) { return a.part.format.granularity == Granularity::kToken; };
-  const auto launch = [&](const void* kernel, const AppendPart& a, unsigned parts, KvPart only, bool meets) {
-    const int splits = 1 << (segment_log2(a.part.dim) - 3);
-    const std::int64_t units = (params.tokens + kWindow - 1) / kWindow * splits;
-    const int warps = std::min(params.kv_heads, meets ? kAppendWarps : kHeadWarps);
-    const dim3 grid(
-        static_cast<unsigned>(std::min(units, kMaxUnits)), parts,
-        meets ? 1 : static_cast<unsigned>(std::min((params.kv_heads + warps - 1) / warps, 1 << 15)));
-    const void* arguments[] = {&params, &only};
-    return cudaLaunchKernel(kernel, grid, dim3(static_cast<unsigned>(warps * 32)),
+  const auto windows = [&](const AppendPart& a) {
+    return is_plain(params, a) ? Variant::kPlainWindows : Variant::kWindows;
+  };
+  const auto launch = [&](int first, Variant variant, unsigned parts) {
+    const AppendLaunch l = launch_of(params, params.parts[first], variant, parts);
+    const void* arguments[] = {&params, &first};
+    return cudaLaunchKernel(l.kernel, l.grid, dim3(static_cast<unsigned>(l.threads)),
                             const_cast<void**>(arguments), 0, static_cast<cudaStream_t>(stream));
   };
-  // Heads that share a scale meet in one CTA.
-  const void *k = kernel_of(params.k.part.format), *v = kernel_of(params.v.part.format);
-  const bool k_meets = per_token(params.k), v_meets = per_token(params.v);
-  if (k == v && params.k.part.dim == params.v.part.dim && k_meets == v_meets) {
-    return launch(k, params.k, 2, KvPart::kK, k_meets);
+  const AppendPart &k = params.parts[0], &v = params.parts[1];
+  const Variant of_k = windows(k), of_v = windows(v);
+  if (kernel_of(k.part.format, Variant::kWindows) == kernel_of(v.part.format, Variant::kWindows) &&
+      k.part.dim == v.part.dim) {
+    return launch(0, std::min(of_k, of_v), 2);
   }
-  const cudaError_t status = launch(k, params.k, 1, KvPart::kK, k_meets);
-  return status != cudaSuccess ? status : launch(v, params.v, 1, KvPart::kV, v_meets);
+  const cudaError_t status = launch(0, of_k, 1);
+  return status != cudaSuccess ? status : launch(1, of_v, 1);
 }
 
 }  // namespace halftone::cuda

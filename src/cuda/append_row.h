@@ -1,4 +1,4 @@
-// One row of an append, a token of a KV head, from global memory to codes in registers. A lane holds 8
+// Rows of an append, each a token of a KV head, from global memory to codes in registers. A lane holds 8
 // consecutive dims (a chunk), a row fills 8, 16 or 32 lanes (a segment). Every step is the one that
 // src/cpu/append.cc takes, so that both backends write the same bytes.
 #pragma once
@@ -15,21 +15,23 @@ namespace halftone::cuda {
 
 inline constexpr std::int32_t kStatusBadPage = 1;
 inline constexpr std::int32_t kStatusNonFinite = 2;
-inline constexpr int kChunk = 8;  // dims of a lane
 
 __device__ __forceinline__ void set_status(const AppendParams& p, std::int32_t bit) {
   if (p.status != nullptr) atomicOr(p.status, bit);
 }
 
-/// log2 of the lanes that a row of `dim` fills, idle ones included.
-__host__ __device__ inline int segment_log2(int dim) { return dim <= 64 ? 3 : dim <= 128 ? 4 : 5; }
-
 /// A lane's place in its row.
 struct RowLane {
   int chunk;          // dims from 8 * chunk on
-  int segment;        // lanes of the row
   int segment_first;  // lane of chunk 0
   bool live;          // false: beyond the row's dims
+
+  __device__ __forceinline__ explicit RowLane(const AppendPart& part) {
+    const int in_warp = threadIdx.x % 32;
+    chunk = in_warp & ((1 << part.segment_log2) - 1);
+    segment_first = in_warp - chunk;
+    live = chunk < part.part.dim / kChunk;
+  }
 };
 
 __device__ __forceinline__ float half_of(std::uint32_t word, bool high, bool bf16) {
@@ -43,28 +45,35 @@ __device__ __forceinline__ float load_input(DType type, const void* input, std::
 }
 
 /// True if a chunk is one 16-byte load that can be issued ahead of its use.
-__device__ __forceinline__ bool loads_early(const AppendPart& part) {
+__host__ __device__ __forceinline__ bool loads_early(const AppendPart& part) {
   return part.aligned && part.input_type != DType::kFloat32;
+}
+
+__host__ __device__ __forceinline__ bool ropes(const AppendParams& p, const AppendPart& part) {
+  return part.part.which == KvPart::kK && p.pairing != RopePairing::kNone;
+}
+
+/// True for the common case: blocks of 32 dims, a load for each chunk, nothing but the codec, and f16 scales.
+__host__ __device__ __forceinline__ bool is_plain(const AppendParams& p, const AppendPart& part) {
+  return loads_early(part) && !ropes(p, part) && !part.part.rotated && part.part.dim % 32 == 0 &&
+         (!part.part.format.dynamic_scale() || part.part.format.scale_dtype == DType::kFloat16);
 }
 
 __device__ __forceinline__ std::int64_t input_offset(const AppendPart& part, std::int64_t token, int head) {
   return token * part.token_stride + head * part.head_stride;
 }
 
-/// The raw chunk of a 16-bit, aligned row.
-__device__ __forceinline__ uint4 load_raw(const AppendPart& part, std::int64_t row, int chunk) {
-  return __ldg(reinterpret_cast<const uint4*>(static_cast<const std::uint16_t*>(part.input) + row) + chunk);
+/// A chunk of 16-bit values as f32.
+__device__ __forceinline__ void unpack(const uint4& raw, bool bf16, float (&x)[kChunk]) {
+  const std::uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+  for (int i = 0; i < kChunk; ++i) x[i] = half_of(words[i / 2], i % 2, bf16);
 }
 
-/// The chunk at element offset `row` as f32; `raw` holds it if loads_early().
-__device__ __forceinline__ void unpack(const AppendPart& part, const uint4& raw, std::int64_t row, int chunk,
-                                       float (&x)[kChunk]) {
-  if (loads_early(part)) {
-    const std::uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
-    const bool bf16 = part.input_type == DType::kBFloat16;
-#pragma unroll
-    for (int i = 0; i < kChunk; ++i) x[i] = half_of(words[i / 2], i % 2, bf16);
-  } else if (part.aligned) {
+/// The chunk at element offset `row` as f32, of an input that does not load early.
+__device__ __forceinline__ void load_late(const AppendPart& part, std::int64_t row, int chunk,
+                                          float (&x)[kChunk]) {
+  if (part.aligned) {
     const float4* at =
         reinterpret_cast<const float4*>(static_cast<const float*>(part.input) + row) + 2 * chunk;
     const float4 low = __ldg(at), high = __ldg(at + 1);
@@ -174,55 +183,165 @@ __device__ __forceinline__ void rotate_row(int dim, float (&x)[kChunk]) {
   for (int i = 0; i < kChunk; ++i) x[i] = codec::ht_mul(x[i], factor);
 }
 
-/// A row as the codec gets it. `wanted`: the token is written, so what is wrong with it sets the status.
-__device__ __forceinline__ void load_row(const AppendParams& p, const AppendPart& part, const RowLane& lane,
-                                         const uint4& raw, std::int64_t token, int head, bool wanted,
-                                         float (&x)[kChunk]) {
-  const std::int64_t row = input_offset(part, token, head);
+/// The larger of two values; NaN if one is.
+__device__ __forceinline__ float max_or_nan(float a, float b) {
+  float larger;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
+  return larger;
+}
+
+/// Rows of a lane, tokens first + away(k), on their way to the codec. `kPlain`: is_plain() holds.
+template <int kRows, bool kPlain>
+struct Rows {
+  std::int64_t first;
+  std::int32_t position[kRows];  // for RoPE
+  const std::uint16_t* from;     // chunk of row 0 in an input that loads early
+  unsigned exist;                // rows that are tokens, a bit each
+  uint4 raw[kRows];              // chunks that load early
+  float x[kRows][kChunk];
+
+  static constexpr int kEnd = kRows == 1 ? 1 : 10;  // above away(k)
+  static __device__ constexpr int away(int k) { return k % 2 + k / 2 * 8; }
+
+  /// Issues what can be loaded before the slots are known.
+  __device__ __forceinline__ void load(const AppendParams& p, const AppendPart& part, const RowLane& lane,
+                                       int head) {
+    const std::int64_t left = p.tokens - first;
+    const int end = left < kEnd ? static_cast<int>(left) : kEnd;
+    const bool rope = !kPlain && ropes(p, part);
+    exist = 0;
 #pragma unroll
-  for (int i = 0; i < kChunk; ++i) x[i] = 0.0f;
-  if (wanted && lane.live) {
-    unpack(part, raw, row, lane.chunk, x);
+    for (int k = 0; k < kRows; ++k) {
+      exist |= away(k) < end ? 1u << k : 0;
+      position[k] = rope && away(k) < end ? __ldg(p.positions + first + away(k)) : -1;
+    }
+    from =
+        static_cast<const std::uint16_t*>(part.input) + input_offset(part, first, head) + lane.chunk * kChunk;
+    load_chunks(part, lane);
+  }
+
+  /// The same rows, `heads` further on.
+  __device__ __forceinline__ void load_next(const AppendPart& part, const RowLane& lane, int heads) {
+    from += heads * part.head_stride;
+    load_chunks(part, lane);
+  }
+
+  /// The rows as the codec gets them, in x. Bit k of `wanted`: row k is written, so what is wrong with it
+  /// sets the status.
+  __device__ __forceinline__ void transform(const AppendParams& p, const AppendPart& part,
+                                            const RowLane& lane, int head, unsigned wanted) {
+    const auto offset = [&](int k) { return input_offset(part, first + away(k), head); };
+    if (!kPlain && !loads_early(part)) {
+#pragma unroll
+      for (int k = 0; k < kRows; ++k) {
+#pragma unroll
+        for (int i = 0; i < kChunk; ++i) x[k][i] = 0.0f;
+        if (lane.live && (wanted >> k & 1)) load_late(part, offset(k), lane.chunk, x[k]);
+      }
+    } else if (part.input_type == DType::kBFloat16) {
+#pragma unroll
+      for (int k = 0; k < kRows; ++k) unpack(raw[k], true, x[k]);
+    } else {
+#pragma unroll
+      for (int k = 0; k < kRows; ++k) unpack(raw[k], false, x[k]);
+    }
+    if (kPlain) return;
+    check(p, wanted);
+    if (ropes(p, part)) {
+#pragma unroll
+      for (int k = 0; k < kRows; ++k) {
+        const bool mine = wanted >> k & 1, exists = position[k] >= 0 && position[k] < p.rope_rows;
+        if (mine && !exists) set_status(p, kStatusBadPage);
+        rope_row(p, part, lane, offset(k), mine && exists && lane.live ? position[k] : -1, x[k]);
+      }
+    }
+    if (part.part.rotated) {
+#pragma unroll
+      for (int k = 0; k < kRows; ++k) rotate_row(part.part.dim, x[k]);
+    }
+  }
+
+  /// Sets the status if a wanted row has a value that append does not accept.
+  __device__ __forceinline__ void check(const AppendParams& p, unsigned wanted) const {
     bool bad = false;
 #pragma unroll
-    for (int i = 0; i < kChunk; ++i) bad |= !(codec::ht_abs(x[i]) <= codec::kMaxInput);
+    for (int k = 0; k < kRows; ++k) {
+      float largest = fabsf(x[k][0]);
+#pragma unroll
+      for (int i = 1; i < kChunk; ++i) largest = max_or_nan(largest, fabsf(x[k][i]));
+      bad |= !(largest <= codec::kMaxInput) && (wanted >> k & 1);
+    }
     if (bad) set_status(p, kStatusNonFinite);
   }
-  if (part.part.which == KvPart::kK && p.pairing != RopePairing::kNone) {
-    std::int64_t position = wanted ? p.positions[token] : -1;
-    if (wanted && (position < 0 || position >= p.rope_rows)) {
-      set_status(p, kStatusBadPage);
-      position = -1;
+
+  /// Extents of a lane's chunks. NaN, which sets the status, does not count. `kChecks`: instead of check(),
+  /// of values as they came in.
+  template <bool kAbsolute, bool kChecks>
+  __device__ __forceinline__ void extents(const AppendParams& p, unsigned wanted,
+                                          codec::Range (&r)[kRows]) const {
+    chunk_extents<kAbsolute, kChecks>(r);
+    if (!kChecks) return;
+    bool any = false;
+#pragma unroll
+    for (int k = 0; k < kRows; ++k) {
+      const bool good = r[k].hi <= codec::kMaxInput && (kAbsolute || r[k].lo >= -codec::kMaxInput);
+      any |= !good && (wanted >> k & 1);
     }
-    rope_row(p, part, lane, row, lane.live ? position : -1, x);
+    if (any) {
+      set_status(p, kStatusNonFinite);
+      chunk_extents<kAbsolute, false>(r);
+    }
   }
-  if (part.part.rotated) rotate_row(part.part.dim, x);
+
+ private:
+  __device__ __forceinline__ void load_chunks(const AppendPart& part, const RowLane& lane) {
+    const bool early = lane.live && (kPlain || loads_early(part));
+#pragma unroll
+    for (int k = 0; k < kRows; ++k) {
+      const auto* at = reinterpret_cast<const uint4*>(from + away(k) * part.token_stride);
+      raw[k] = early && (exist >> k & 1) ? __ldg(at) : uint4{};
+    }
+  }
+
+  /// `kNan`: the upper end is NaN if a value is.
+  template <bool kAbsolute, bool kNan>
+  __device__ __forceinline__ void chunk_extents(codec::Range (&r)[kRows]) const {
+    const auto larger = [](float a, float b) { return kNan ? max_or_nan(a, b) : fmaxf(a, b); };
+#pragma unroll
+    for (int k = 0; k < kRows; ++k) {
+      r[k].lo = kAbsolute ? 0.0f : x[k][0];
+      r[k].hi = kAbsolute ? fabsf(x[k][0]) : x[k][0];
+#pragma unroll
+      for (int i = 1; i < kChunk; ++i) {
+        if (!kAbsolute) r[k].lo = fminf(r[k].lo, x[k][i]);
+        r[k].hi = larger(r[k].hi, kAbsolute ? fabsf(x[k][i]) : x[k][i]);
+      }
+    }
+  }
+};
+
+/// Extents of groups of 1 << `lanes_log2` lanes from those of each lane's chunks. The chunks of idle lanes
+/// are zero.
+template <bool kAbsolute, int kRows>
+__device__ __forceinline__ void group_extents(const RowLane& lane, int lanes_log2, codec::Range (&r)[kRows]) {
+  if (!kAbsolute && !lane.live) {
+#pragma unroll
+    for (int k = 0; k < kRows; ++k) r[k] = {};
+  }
+#pragma unroll
+  for (int i = 0; i < 5; ++i) {
+    if (i >= lanes_log2) break;
+#pragma unroll
+    for (int k = 0; k < kRows; ++k) {
+      if (!kAbsolute) r[k].lo = fminf(r[k].lo, __shfl_xor_sync(~0u, r[k].lo, 1 << i));
+      r[k].hi = fmaxf(r[k].hi, __shfl_xor_sync(~0u, r[k].hi, 1 << i));
+    }
+  }
 }
 
-/// Extent of the row's groups of `lanes` lanes; NaN, which has set the status, does not count.
-template <bool kAbsolute>
-__device__ __forceinline__ codec::Range group_range(const RowLane& lane, const float (&x)[kChunk],
-                                                    int lanes) {
-  codec::Range r;
-  if (kAbsolute) {
-    r.lo = r.hi = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kChunk; ++i) r.hi = fmaxf(r.hi, fabsf(x[i]));  // idle lanes hold 0
-  } else if (lane.live) {
-#pragma unroll
-    for (int i = 0; i < kChunk; ++i) r.lo = fminf(r.lo, x[i]), r.hi = fmaxf(r.hi, x[i]);
-  }
-#pragma unroll
-  for (int i = 1; i < 32; i *= 2) {
-    if (i >= lanes) break;
-    if (!kAbsolute) r.lo = fminf(r.lo, __shfl_xor_sync(~0u, r.lo, i));
-    r.hi = fmaxf(r.hi, __shfl_xor_sync(~0u, r.hi, i));
-  }
-  return r;
-}
-
-/// The codes of a chunk, packed in the order of dims: 4, 2 or 1 words.
-template <class Codec, DType kType>
+/// The codes of a chunk, packed in the order of dims: 4, 2 or 1 words. `kF16`: scales are computed ones in
+/// f16.
+template <class Codec, DType kType, bool kF16>
 struct ChunkCodes {
   static constexpr int kBits = dtype_bits(kType);
   std::uint32_t words[kBits / 4];
@@ -230,10 +349,18 @@ struct ChunkCodes {
   __device__ __forceinline__ void encode(const codec::Params& params, const float (&x)[kChunk]) {
     if constexpr (kType == DType::kFloat8E4M3) {
       encode_e4m3(params, x);
+    } else if constexpr (kType == DType::kInt4) {
+      encode_int4(params, x);
     } else {
       std::uint32_t code[kChunk];
 #pragma unroll
-      for (int i = 0; i < kChunk; ++i) code[i] = Codec::encode(params, x[i]);
+      for (int i = 0; i < kChunk; ++i) {
+        if constexpr (kType == DType::kInt8) {
+          code[i] = quantise(params, x[i]);
+        } else {
+          code[i] = Codec::encode(params, x[i]);
+        }
+      }
       pack(code);
     }
   }
@@ -252,20 +379,35 @@ struct ChunkCodes {
     for (int i = 0; i < 2; ++i) words[i] = pairs[2 * i] | std::uint32_t{pairs[2 * i + 1]} << 16;
   }
 
+  /// An integer code, in the low bits.
+  static __device__ __forceinline__ std::uint32_t quantise(const codec::Params& params, float x) {
+    if constexpr (kF16 && Codec::kUnsigned) {
+      return Codec::quantise_saturating(params, x);
+    } else {
+      return static_cast<std::uint32_t>(Codec::quantise(params, x));
+    }
+  }
+
+  /// Codec::encode() as one sum of shifted numbers, in which all biases are one constant.
+  __device__ __forceinline__ void encode_int4(const codec::Params& params, const float (&x)[kChunk]) {
+    words[0] = 0;
+#pragma unroll
+    for (int i = kChunk - 1; i >= 0; --i) {
+      words[0] = words[0] * 16 + quantise(params, x[i]);
+    }
+    words[0] += Codec::kBias * 0x11111111u;
+  }
+
   __device__ __forceinline__ void pack(const std::uint32_t (&code)[kChunk]) {
     if constexpr (kBits == 16) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) words[i] = __byte_perm(code[2 * i], code[2 * i + 1], 0x5410);
-    } else if constexpr (kBits == 8) {
+    } else {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         words[i] = __byte_perm(__byte_perm(code[4 * i], code[4 * i + 1], 0x0040),
                                __byte_perm(code[4 * i + 2], code[4 * i + 3], 0x0040), 0x5410);
       }
-    } else {
-      words[0] = code[kChunk - 1];
-#pragma unroll
-      for (int i = kChunk - 2; i >= 0; --i) words[0] = words[0] << 4 | code[i];
     }
   }
 };

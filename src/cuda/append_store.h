@@ -6,56 +6,70 @@
 
 namespace halftone::cuda {
 
-/// Where a lane's chunk lies in the tiles of a part, and how to write it.
-template <class Codec, DType kType>
+/// Where a lane's chunk lies in the tiles of a part, and how to write it. `kTails`: there may be a last block
+/// of 16 dims.
+template <class Codes, DType kType, bool kTails>
 struct ChunkStore {
-  using Codes = ChunkCodes<Codec, kType>;
   static constexpr int kBits = Codes::kBits;
   static constexpr page::VOrder kOrder = page::v_order(kType);
 
   const page::Part& part;
   int chunk;
-  bool tail;  // in a last block of 16 dims, whose layout differs: written element by element
-  int first;  // K: bytes from the part's data to token 0; V: to lane (g, t = 0) of the first 4 dims
-  int step;   // bytes from a string to the next one
+  bool rows;        // bytes of a token are adjacent: 16 bits, or K
+  int first;        // rows: bytes from the tile to token 0; else to lane (g, t = 0) of the first 4 dims
+  int token_bytes;  // rows: from a token to the next one
+  int step;         // else: from a string to the next one
 
-  __device__ __forceinline__ ChunkStore(const page::Part& of, int at) : part(of), chunk(at) {
-    const int block = chunk / 4, dim = part.dim;
-    tail = kBits != 16 && dim - block * 32 < 32;
-    if (kBits == 16 || tail) return;
-    const bool k = part.which == KvPart::kK;
-    const int strings = k ? 64 : 32, length = dim * kBits * 16 / 8 / strings,
-              pos = block * 64 * kBits / strings;
-    const int index = k ? chunk % 4 : chunk % 4 * 8;
-    const int origin = page::chunked(0, strings, length, pos);
-    step = page::chunked(1, strings, length, pos) - origin;
-    first = origin + index * step;
-  }
-
-  /// Writes the bytes that belong to token `place` of the tile alone.
-  __device__ __forceinline__ void token(const Codes& codes, int place, std::uint8_t* tile) const {
-    std::uint8_t* data = tile + part.data_offset;
+  __device__ __forceinline__ ChunkStore(const AppendPart& of, KvPart which, int at)
+      : part(of.part), chunk(at), rows(kBits == 16 || which == KvPart::kK) {
     if constexpr (kBits == 16) {
-      const uint4 row = {codes.words[0], codes.words[1], codes.words[2], codes.words[3]};
-      reinterpret_cast<uint4*>(data + place * part.dim * 2)[chunk] = row;
-    } else if (tail) {
-      elements(codes, place, data);
-    } else if (part.which == KvPart::kK) {
-      std::uint8_t* at = data + first + place * 4 * step;
-      if constexpr (kBits == 8) {
-        *reinterpret_cast<uint2*>(at) = {codes.words[0], codes.words[1]};
-      } else {
-        *reinterpret_cast<std::uint32_t*>(at) = codes.words[0];
-      }
+      first = static_cast<int>(part.data_offset) + chunk * 16;
+      token_bytes = part.dim * 2;
     } else {
-      v_token(codes, place, data);
+      step = of.block_step[chunk / 4];
+      first = of.block_first[chunk / 4] + (rows ? chunk % 4 : chunk % 4 * 8) * step;
+      token_bytes = 4 * step;
     }
   }
 
-  /// Writes V of tokens 2t, 2t + 1, 2t + 8 and 2t + 9 of a whole tile.
-  __device__ __forceinline__ void v_four(const Codes (&codes)[4], int t, std::uint8_t* tile) const {
+  /// True in a last block of 16 dims, whose layout differs: it is written element by element.
+  __device__ __forceinline__ bool tail() const { return kTails && kBits != 16 && chunk / 4 >= part.dim / 32; }
+
+  /// Writes the bytes that belong to token `place` of the tile alone.
+  __device__ __forceinline__ void token(const Codes& codes, int place, std::uint8_t* tile) const {
+    if (tail()) {
+      elements(codes, place, tile + part.data_offset);
+    } else if (rows) {
+      row(codes, tile + first + place * token_bytes);
+    } else {
+      v_token(codes, place, tile);
+    }
+  }
+
+  /// Writes tokens 2t, 2t + 1, 2t + 8 and 2t + 9 of a whole tile; no tail.
+  __device__ __forceinline__ void four(const Codes (&codes)[4], int t, std::uint8_t* tile) const {
+    if (rows) {
+      std::uint8_t* at = tile + first + 2 * t * token_bytes;
+#pragma unroll
+      for (int k = 0; k < 4; ++k) row(codes[k], at + (k % 2 + k / 2 * 8) * token_bytes);
+    } else {
+      v_four(codes, tile + first + t * step);
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ void row(const Codes& codes, std::uint8_t* at) {
+    if constexpr (kBits == 16) {
+      *reinterpret_cast<uint4*>(at) = {codes.words[0], codes.words[1], codes.words[2], codes.words[3]};
+    } else if constexpr (kBits == 8) {
+      *reinterpret_cast<uint2*>(at) = {codes.words[0], codes.words[1]};
+    } else {
+      *reinterpret_cast<std::uint32_t*>(at) = codes.words[0];
+    }
+  }
+
+  __device__ __forceinline__ void v_four(const Codes (&codes)[4], std::uint8_t* at) const {
     if constexpr (kBits != 16) {
-      std::uint8_t* at = tile + part.data_offset + first + t * step;
 #pragma unroll
       for (int half = 0; half < 2; ++half, at += 4 * step) {
         if constexpr (kBits == 4) {
@@ -74,10 +88,9 @@ struct ChunkStore {
     }
   }
 
- private:
-  __device__ __forceinline__ void v_token(const Codes& codes, int place, std::uint8_t* data) const {
+  __device__ __forceinline__ void v_token(const Codes& codes, int place, std::uint8_t* tile) const {
     const int half = place % 2, pair = place / 8;
-    std::uint8_t* at = data + first + place % 8 / 2 * step + pair * 4;
+    std::uint8_t* at = tile + first + place % 8 / 2 * step + pair * 4;
 #pragma unroll
     for (int i = 0; i < kChunk / 4; ++i, at += 4 * step) {
       if constexpr (kBits == 4) {
@@ -108,20 +121,26 @@ struct ChunkStore {
   }
 };
 
-__device__ __forceinline__ void store_param(DType type, std::uint8_t* at, float value) {
-  if (type == DType::kFloat16) {
-    *reinterpret_cast<std::uint16_t*>(at) = codec::f16_from_f32(value);
-  } else {
-    *reinterpret_cast<float*>(at) = value;
-  }
-}
+/// Where the params of a lane's group lie in the tiles of a part. `kF16`: they are known to be f16.
+template <bool kAsymmetric, bool kF16>
+struct ParamStore {
+  const AppendPart& part;
+  int first;  // bytes from the tile to the scale of token 0
 
-__device__ __forceinline__ void store_params(const page::Part& part, const codec::Params& params, int place,
-                                             int group, std::uint8_t* tile) {
-  store_param(part.format.scale_dtype, tile + part.scale_offset(place, group), params.scale);
-  if (part.format.asymmetric) {
-    store_param(part.format.scale_dtype, tile + part.min_offset(place, group), params.min);
+  __device__ __forceinline__ ParamStore(const AppendPart& of, int chunk)
+      : part(of), first(of.scale_first + (chunk >> of.group_log2) * of.scale_group) {}
+
+  __device__ __forceinline__ void token(const codec::Params& params, int place, std::uint8_t* tile) const {
+    std::uint8_t* at = tile + (first + place * part.scale_token);
+    if (kF16 || part.part.format.scale_dtype == DType::kFloat16) {
+      *reinterpret_cast<std::uint16_t*>(at) = codec::f16_from_f32(params.scale);
+      if (kAsymmetric)
+        *reinterpret_cast<std::uint16_t*>(at + part.min_away) = codec::f16_from_f32(params.min);
+    } else {
+      *reinterpret_cast<float*>(at) = params.scale;
+      if (kAsymmetric) *reinterpret_cast<float*>(at + part.min_away) = params.min;
+    }
   }
-}
+};
 
 }  // namespace halftone::cuda

@@ -143,6 +143,23 @@ AppendPart append_part(const PagedKv& cache, const PageLayout& layout, KvPart wh
   a.static_scale = pointer<float>(scale.scale);
   a.static_min = pointer<float>(scale.min);
   a.static_stride = a.part.format.granularity == Granularity::kHead ? 1 : 0;
+  a.segment_log2 = a.part.dim <= 64 ? 3 : a.part.dim <= 128 ? 4 : 5;
+  a.group_log2 = a.part.groups > 1 ? log2_of(a.part.format.group_size / kChunk) : a.segment_log2;
+  if (a.part.groups > 0) {
+    const auto first = a.part.scale_offset(0, 0);
+    a.scale_first = static_cast<std::int32_t>(first);
+    a.scale_token = static_cast<std::int32_t>(a.part.scale_offset(1, 0) - first);
+    a.scale_group = static_cast<std::int32_t>(a.part.scale_offset(0, 1) - first);
+    a.min_away = static_cast<std::int32_t>(a.part.min_offset(0, 0) - first);
+  }
+  const int bits = dtype_bits(a.part.format.dtype);
+  for (int block = 0; bits < 16 && block < a.part.dim / 32; ++block) {
+    const int strings = which == KvPart::kK ? 64 : 32, length = a.part.dim * bits * 2 / strings;
+    const int pos = block * 64 * bits / strings;
+    const int first = page::chunked(0, strings, length, pos);
+    a.block_first[block] = static_cast<std::int32_t>(a.part.data_offset) + first;
+    a.block_step[block] = page::chunked(1, strings, length, pos) - first;
+  }
   return a;
 }
 
@@ -283,9 +300,10 @@ void run(const Plan::Impl& plan, const AttentionArgs& args, std::byte* workspace
 void append(const PagedKv& cache, const AppendArgs& args, Stream stream) {
   const PageLayout layout = page_layout(cache.spec);
   AppendParams p{};
-  p.k = append_part(cache, layout, KvPart::kK, args.k, cache.k_scale);
-  p.v = append_part(cache, layout, KvPart::kV, args.v, cache.v_scale);
-  p.layout = layout;
+  p.parts[0] = append_part(cache, layout, KvPart::kK, args.k, cache.k_scale);
+  p.parts[1] = append_part(cache, layout, KvPart::kV, args.v, cache.v_scale);
+  p.tile_bytes = layout.tile_bytes;
+  p.head_bytes = layout.head_bytes;
   p.pages = static_cast<std::uint8_t*>(cache.pages.data);
   p.page_stride = cache.pages.strides[0];
   p.num_pages = cache.pages.shape[0];

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "cuda/items.h"
+#include "format/head_dim.h"
 #include "format/part.h"
 #include "halftone/attention.h"
 #include "plan/work.h"
@@ -66,9 +67,20 @@ struct DecodeParams {
   bool cache_settled;  // cache and schedule may be read before the previous kernel of the stream has ended
 };
 
+inline constexpr int kChunk = 8;                          // dims of a row that a lane of append holds
+inline constexpr int kMaxBlocks = kHeadDims.back() / 32;  // of 32 dims
+
 /// K or V of an append.
 struct AppendPart {
   page::Part part;
+  std::int32_t segment_log2;  // a row fills 1 << segment_log2 lanes, idle ones included
+  std::int32_t group_log2;    // 1 << group_log2 lanes share a scale
+  // Packed formats: the first string of a block of 32 dims, in bytes from the tile, and from there to the
+  // next string. Not of a last block of 16.
+  std::int32_t block_first[kMaxBlocks], block_step[kMaxBlocks];
+  // Stored params: the first scale, in bytes from the tile, and from there to the next token's, the next
+  // group's and the min.
+  std::int32_t scale_first, scale_token, scale_group, min_away;
   const void* input;  // [tokens, kv_heads, dim], strides below, in elements
   std::int64_t token_stride, head_stride;
   DType input_type;
@@ -79,8 +91,8 @@ struct AppendPart {
 };
 
 struct AppendParams {
-  AppendPart k, v;
-  PageLayout layout;
+  AppendPart parts[2];  // K, V
+  std::int64_t tile_bytes, head_bytes;
   std::uint8_t* pages;  // [num_pages, page_stride bytes]
   std::int64_t page_stride;
   std::int64_t num_pages;

@@ -48,10 +48,14 @@ HT_HOST_DEVICE inline float float_of(std::uint32_t b) { return std::bit_cast<flo
 HT_HOST_DEVICE inline float ht_abs(float x) { return float_of(bits_of(x) & 0x7fffffffu); }
 HT_HOST_DEVICE inline bool is_finite(float x) { return (bits_of(x) & 0x7f800000u) != 0x7f800000u; }
 
-/// x limited to [lo, hi]; NaN becomes lo.
+/// x limited to [lo, hi]; NaN becomes lo. A zero may get either sign.
 HT_HOST_DEVICE inline float clamp(float x, float lo, float hi) {
+#ifdef __CUDA_ARCH__
+  return fminf(fmaxf(x, lo), hi);
+#else
   const float above = x > lo ? x : lo;
   return above < hi ? above : hi;
+#endif
 }
 
 /// rint(x) for |x| <= 2^22: adding 1.5 * 2^23 leaves the rounded integer in the low mantissa bits.
@@ -178,7 +182,11 @@ struct Range {
   }
   HT_HOST_DEVICE float absmax() const {
     const float a = ht_abs(lo), b = ht_abs(hi);
+#ifdef __CUDA_ARCH__
+    return fmaxf(a, b);
+#else
     return a > b ? a : b;
+#endif
   }
 };
 
@@ -189,27 +197,61 @@ HT_HOST_DEVICE constexpr float quantisation_levels(DType dtype, bool asymmetric)
                                  : kE4m3Max;
 }
 
+/// A finite `x` of f16's range, rounded to f16.
+HT_HOST_DEVICE inline float round_f16(float x) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  float rounded;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(rounded) : "h"(f16_from_f32(x)));
+  return rounded;
+#else
+  return f32_from_f16(f16_from_f32(x));
+#endif
+}
+
 /// The nearest scale that `dtype` (kFloat16 or kFloat32) stores, within the limits above.
 HT_HOST_DEVICE inline float round_scale(DType dtype, float scale) {
-  return dtype == DType::kFloat16 ? f32_from_f16(f16_from_f32(clamp(scale, kMinF16Scale, kF16Max)))
+  return dtype == DType::kFloat16 ? round_f16(clamp(scale, kMinF16Scale, kF16Max))
                                   : clamp(scale, kMinF32Scale, kMaxF32Scale);
+}
+
+/// extent / levels for one of quantisation_levels(), without a division: the quotient of the rounded
+/// reciprocal, corrected by its exact remainder. It is the correctly rounded one for quotients from 2^-100
+/// on, and below the same after round_scale().
+HT_HOST_DEVICE inline float over_levels(float extent, float levels) {
+  const float reciprocal = 1.0f / levels, quotient = ht_mul(extent, reciprocal);
+  return ht_fma(ht_fma(-quotient, levels, extent), reciprocal, quotient);
+}
+
+/// 1 / scale, correctly rounded, of what round_scale() returns: devices need no path for other magnitudes.
+HT_HOST_DEVICE inline float inverse_of(float scale) {
+#ifdef __CUDA_ARCH__
+  float inverse;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(scale));
+  return ht_fma(inverse, ht_fma(-scale, inverse, 1.0f), inverse);
+#else
+  return ht_div(1.0f, scale);
+#endif
 }
 
 /// The nearest min that `dtype` stores; f16 saturates at +-65504. Never -0, so that bits do not depend on
 /// order.
 HT_HOST_DEVICE inline float round_min(DType dtype, float min) {
-  return ht_add(dtype == DType::kFloat16 ? f32_from_f16(f16_from_f32(clamp(min, -kF16Max, kF16Max))) : min,
-                0.0f);
+  return ht_add(dtype == DType::kFloat16 ? round_f16(clamp(min, -kF16Max, kF16Max)) : min, 0.0f);
 }
 
 /// Params of a group of extent `range`, rounded to `format.scale_dtype`.
 HT_HOST_DEVICE inline Params params_of(const KvFormat& format, const Range& range) {
   const float extent = format.asymmetric ? ht_sub(range.hi, range.lo) : range.absmax();
+  const float levels = quantisation_levels(format.dtype, format.asymmetric);
+#ifdef __CUDA_ARCH__
+  const float scale = over_levels(extent, levels);
+#else
+  const float scale = ht_div(extent, levels);
+#endif
   Params p;
-  p.scale =
-      round_scale(format.scale_dtype, ht_div(extent, quantisation_levels(format.dtype, format.asymmetric)));
+  p.scale = round_scale(format.scale_dtype, scale);
   p.min = format.asymmetric ? round_min(format.scale_dtype, range.lo) : 0.0f;
-  p.inverse = extent > 0 ? ht_div(1.0f, p.scale) : 0.0f;
+  p.inverse = extent > 0 ? inverse_of(p.scale) : 0.0f;
   return p;
 }
 
@@ -253,9 +295,11 @@ struct Codec<DType::kFloat8E4M3, false> {
 template <>
 struct Codec<DType::kInt8, false> {
   using Code = std::uint8_t;  ///< the two's complement byte of -127..127
-  HT_HOST_DEVICE static Code encode(const Params& p, float x) {
-    return static_cast<Code>(round_to_int(clamp(ht_mul(x, p.inverse), -127.0f, 127.0f)));
+  static constexpr bool kUnsigned = false;
+  HT_HOST_DEVICE static int quantise(const Params& p, float x) {
+    return round_to_int(clamp(ht_mul(x, p.inverse), -127.0f, 127.0f));
   }
+  HT_HOST_DEVICE static Code encode(const Params& p, float x) { return static_cast<Code>(quantise(p, x)); }
   HT_HOST_DEVICE static float decode(const Params& p, Code code) {
     return ht_mul(static_cast<float>(static_cast<std::int8_t>(code)), p.scale);
   }
@@ -264,8 +308,14 @@ struct Codec<DType::kInt8, false> {
 template <>
 struct Codec<DType::kInt4, false> {
   using Code = std::uint8_t;  ///< 1..15 for -7..7
+  static constexpr bool kUnsigned = false;
+  static constexpr int kBias = 8;
+  /// The code less kBias.
+  HT_HOST_DEVICE static int quantise(const Params& p, float x) {
+    return round_to_int(clamp(ht_mul(x, p.inverse), -7.0f, 7.0f));
+  }
   HT_HOST_DEVICE static Code encode(const Params& p, float x) {
-    return static_cast<Code>(round_to_int(clamp(ht_mul(x, p.inverse), -7.0f, 7.0f)) + 8);
+    return static_cast<Code>(quantise(p, x) + kBias);
   }
   HT_HOST_DEVICE static float decode(const Params& p, Code code) {
     return ht_mul(static_cast<float>(static_cast<int>(code) - 8), p.scale);
@@ -276,10 +326,28 @@ template <DType kType>
 struct Codec<kType, true> {
   static_assert(kType == DType::kInt8 || kType == DType::kInt4, "asymmetric codes are integers");
   using Code = std::uint8_t;  ///< 0..255 or 0..15
-  HT_HOST_DEVICE static Code encode(const Params& p, float x) {
-    return static_cast<Code>(
-        round_to_int(clamp(ht_mul(ht_sub(x, p.min), p.inverse), 0.0f, quantisation_levels(kType, true))));
+  static constexpr bool kUnsigned = true;
+  static constexpr int kBias = 0;
+  /// The code less kBias.
+  HT_HOST_DEVICE static int quantise(const Params& p, float x) {
+    return round_to_int(clamp(ht_mul(ht_sub(x, p.min), p.inverse), 0.0f, quantisation_levels(kType, true)));
   }
+  /// quantise() for a scale that f16 holds. Scaling the inverse by a power of two is exact, and turns the
+  /// lower clamp into a saturation to [0, 1], which devices have as part of a product.
+  HT_HOST_DEVICE static std::uint32_t quantise_saturating(const Params& p, float x) {
+    constexpr float kRange = quantisation_levels(kType, true) + 1;  // a power of two
+    constexpr float kMagic = 12582912.0f / kRange;  // of round_to_int() at steps of 1 / kRange
+    const float away = ht_sub(x, p.min), inverse = ht_mul(p.inverse, 1 / kRange);
+#ifdef __CUDA_ARCH__
+    float share;
+    asm("mul.rn.sat.f32 %0, %1, %2;" : "=f"(share) : "f"(away), "f"(inverse));
+#else
+    const float share = clamp(ht_mul(away, inverse), 0.0f, 1.0f);
+#endif
+    const float rounded = ht_add(share, kMagic), top = kMagic + (kRange - 1) / kRange;
+    return bits_of(rounded < top ? rounded : top) - bits_of(kMagic);
+  }
+  HT_HOST_DEVICE static Code encode(const Params& p, float x) { return static_cast<Code>(quantise(p, x)); }
   HT_HOST_DEVICE static float decode(const Params& p, Code code) {
     return ht_fma(static_cast<float>(static_cast<int>(code)), p.scale, p.min);
   }

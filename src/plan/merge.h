@@ -49,10 +49,19 @@ struct FinishedState {
   float lse;
 };
 
+/// max + log(sum), rounded once on the host.
+HT_HOST_DEVICE inline float log_sum(const RowState& s) {
+#ifdef __CUDA_ARCH__
+  return s.max + std::log(s.sum);
+#else
+  return static_cast<float>(static_cast<double>(s.max) + std::log(static_cast<double>(s.sum)));
+#endif
+}
+
 /// An empty state gives scale 0 and LSE -inf, with or without a sink.
 HT_HOST_DEVICE inline FinishedState finish_state(const RowState& s) {
   if (is_empty(s)) return {0.0f, s.max};
-  return {1.0f / s.sum, s.max + std::log(s.sum)};
+  return {1.0f / s.sum, log_sum(s)};
 }
 
 /// The same with an attention sink: a logit that joins the denominator and carries no value
@@ -60,7 +69,7 @@ HT_HOST_DEVICE inline FinishedState finish_state(const RowState& s) {
 HT_HOST_DEVICE inline FinishedState finish_state(const RowState& s, float sink) {
   if (is_empty(s)) return {0.0f, s.max};
   const MergedState with_sink = merge_states(s, {sink, 1.0f});
-  return {with_sink.weight_a / with_sink.state.sum, with_sink.state.max + std::log(with_sink.state.sum)};
+  return {with_sink.weight_a / with_sink.state.sum, log_sum(with_sink.state)};
 }
 
 }  // namespace halftone::planning

@@ -32,13 +32,13 @@ RopeTables rope_tables(Random& random, int half, std::int64_t tokens) {
           Tensor::of({tokens}, positions)};
 }
 
-/// Appends `tokens` random tokens to slots on both backends and compares every byte of the pages.
+/// Appends 108 * `scale` random tokens to slots on both backends and compares every byte of the pages.
 void expect_same_pages(const KvCacheSpec& spec, std::uint64_t seed, RopePairing pairing, DType input,
-                       bool by_slots) {
+                       bool by_slots, int scale = 1) {
   Random random(seed);
-  const std::vector<int> capacities = {70, 33, 5};
+  const std::vector<int> capacities = {70 * scale, 33 * scale, 5 * scale};
   Cache cache(spec, capacities, random);
-  const std::int64_t tokens = 108;
+  const std::int64_t tokens = 108 * scale;
   std::vector<float> values(static_cast<std::size_t>(tokens * spec.kv_heads * spec.head_dim));
   fill(random, Data::kOutlierChannels, values, spec.kv_heads, spec.head_dim);
   const Tensor k = Tensor::of(input, {tokens, spec.kv_heads, spec.head_dim}, values);
@@ -57,7 +57,7 @@ void expect_same_pages(const KvCacheSpec& spec, std::uint64_t seed, RopePairing 
   slots = cache.slots();
   slots[7] = -1;
   const Tensor slot_tensor = Tensor::of({tokens}, slots);
-  const Tensor cu = Tensor::of({4}, std::vector<std::int32_t>{0, 70, 103, 108});
+  const Tensor cu = Tensor::of({4}, std::vector<std::int32_t>{0, 70 * scale, 103 * scale, 108 * scale});
   for (int i = 0; i < 3; ++i) cache.lengths.as<std::int32_t>()[i] = 0;
   (by_slots ? args.slot_mapping : args.cu_seqlens) = by_slots ? slot_tensor.view() : cu.view();
   const Tensor status = Tensor::of({1}, std::vector<std::int32_t>{0});
@@ -121,14 +121,56 @@ TEST(DeviceAppend, MixedFormatsAndF32Scales) {
   }
 }
 
-TEST(DeviceAppend, NonFiniteInputSetsTheStickyFlag) {
-  const KvCacheSpec spec{parse_format("int8-head"), parse_format("int8-head"), 1, 64, 0, 16};
+// Enough tokens for the kernels that take windows of them, with all that the plain ones leave out and
+// without.
+TEST(DeviceAppend, ManyTokens) {
+  std::uint64_t seed = 2000;
+  for (const NamedFormat& named : named_formats()) {
+    for (const int dim : {64, 80, 96, 128, 192, 256}) {
+      for (const RopePairing pairing : {RopePairing::kNone, RopePairing::kHalf}) {
+        const int heads = dim == 128 ? 11 : 2;
+        KvCacheSpec spec{named.format, named.format, heads, dim, 0, 32, false, seed % 4 == 3};
+        try {
+          (void)page_layout(spec);
+        } catch (const Error&) {
+          continue;  // a group that does not divide the dim
+        }
+        expect_same_pages(spec, seed, pairing, seed % 4 < 2 ? DType::kBFloat16 : DType::kFloat16,
+                          seed % 3 == 0, 21);
+        ++seed;
+      }
+    }
+  }
+}
+
+TEST(DeviceAppend, AsymmetricAndMixedOfManyTokens) {
+  std::uint64_t seed = 3000;
+  for (const char* k :
+       {"int8-token-head-asym", "int4-g64-sym", "fp8-g32", "int8-static-head-asym", "int4-tensor"}) {
+    for (const char* v :
+         {"int4-token-asym", "int8-g128-asym", "int4-static-head-asym", "int8-g32-asym-f32"}) {
+      expect_same_pages({parse_format(k), parse_format(v), 5, 128, 256, 16}, seed, RopePairing::kNone,
+                        DType::kBFloat16, seed % 2 == 0, 21);
+      expect_same_pages({parse_format(v), parse_format(v), 5, 128, 0, 64}, seed, RopePairing::kNone,
+                        DType::kBFloat16, seed % 2 == 1, 21);
+      ++seed;
+    }
+  }
+}
+
+/// The status after an append of `tokens` rows of ones, of which `token` has one `value`.
+int status_after(const char* format, DType input, std::int64_t tokens, std::int64_t token, float value,
+                 bool padding) {
+  const KvCacheSpec spec{parse_format(format), parse_format(format), 1, 64, 0, 16};
   Random random(3);
-  const Cache cache(spec, std::vector<int>{16}, random);
-  std::vector<float> values(2 * 64, 1.0f);
-  values[70] = NAN;
-  const Tensor k = Tensor::of(DType::kFloat32, {2, 1, 64}, values);
-  const Tensor slots = Tensor::of({2}, std::vector<std::int64_t>{0, 1});
+  const Cache cache(spec, std::vector<int>{static_cast<int>(tokens)}, random);
+  std::vector<float> values(static_cast<std::size_t>(tokens) * 64, 1.0f);
+  values[static_cast<std::size_t>(token) * 64 + 37] = value;
+  const Tensor k = Tensor::of(input, {tokens, 1, 64}, values);
+  std::vector<std::int64_t> slot_of(static_cast<std::size_t>(tokens));
+  for (std::size_t i = 0; i < slot_of.size(); ++i) slot_of[i] = static_cast<std::int64_t>(i);
+  if (padding) slot_of[static_cast<std::size_t>(token)] = -1;
+  const Tensor slots = Tensor::of({tokens}, slot_of);
   const Tensor status = Tensor::of({1}, std::vector<std::int32_t>{0});
   Uploads uploads;
   AppendArgs args;
@@ -139,7 +181,22 @@ TEST(DeviceAppend, NonFiniteInputSetsTheStickyFlag) {
   append(upload(uploads, cache.view()), args);
   check_cuda(cudaDeviceSynchronize());
   download(args.status, status);
-  EXPECT_EQ(status.as<std::int32_t>()[0], 2);
+  return status.as<std::int32_t>()[0];
+}
+
+TEST(DeviceAppend, ValuesThatAreNotAcceptedSetTheStickyFlag) {
+  for (const char* format : {"bf16", "fp8-token-head", "int8-head", "int8-token", "int4-row"}) {
+    for (const DType input : {DType::kFloat32, DType::kBFloat16}) {
+      for (const std::int64_t tokens : {2, 2100}) {
+        for (const float value : {NAN, -INFINITY, 0x1.02p100f, -0x1.02p100f}) {
+          SCOPED_TRACE(::testing::Message() << format << ", " << tokens << " tokens, " << value);
+          EXPECT_EQ(status_after(format, input, tokens, tokens - 1, value, false), 2);
+          EXPECT_EQ(status_after(format, input, tokens, tokens - 1, value, true), 0);
+        }
+        EXPECT_EQ(status_after(format, input, tokens, 1, -0x1p100f, false), 0);
+      }
+    }
+  }
 }
 
 }  // namespace

@@ -63,6 +63,28 @@ TEST(CodecDeviceTest, ConversionInstructionsEqualTheDefinitionOnAllInputs) {
   EXPECT_EQ(m.e4m3, 0u);
 }
 
+/// Inverses of every scale there may be, and quotients of every extent.
+__global__ void compare_divisions(unsigned long long* wrong) {
+  const std::uint64_t stride = std::uint64_t{gridDim.x} * blockDim.x;
+  for (std::uint64_t i = std::uint64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < 0x7f800000u; i += stride) {
+    const float x = codec::float_of(static_cast<std::uint32_t>(i));
+    bool equal =
+        x < codec::kMinF32Scale || x > codec::kMaxF32Scale || codec::inverse_of(x) == codec::ht_div(1.0f, x);
+    for (const float levels : {127.0f, 7.0f, 448.0f, 255.0f, 15.0f}) {
+      equal &= codec::round_scale(DType::kFloat32, codec::over_levels(x, levels)) ==
+               codec::round_scale(DType::kFloat32, codec::ht_div(x, levels));
+    }
+    if (!equal) atomicAdd(wrong, 1ull);
+  }
+}
+
+TEST(CodecDeviceTest, ScalesAndInversesNeedNoDivision) {
+  const DeviceArray<unsigned long long> wrong(std::vector<unsigned long long>{0});
+  compare_divisions<<<1024, 256>>>(wrong.get());
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  EXPECT_EQ(wrong.to_host()[0], 0u);
+}
+
 constexpr int kGroupSize = 32;
 
 struct GroupResult {
