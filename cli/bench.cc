@@ -152,11 +152,11 @@ BenchRow time_attention(const BenchCase& setup, int repeats) {
 BenchRow time_append(const BenchCase& setup, int repeats) {
   const ProblemShape& shape = setup.shape;
   const KvCacheSpec spec = to_problem(shape).kv;
-  const std::int64_t tokens = std::int64_t{shape.batch} * shape.q_len;
-  const std::int64_t in_bytes = tokens * spec.kv_heads * (spec.head_dim + spec.v_dim()) * 2;
+  const AppendTraffic traffic = append_traffic(setup);
+  const std::int64_t tokens = traffic.tokens;
   BenchRow row;
   row.setup = setup;
-  row.bytes = in_bytes + std::llround(static_cast<double>(tokens) * bytes_per_token(spec));
+  row.bytes = traffic.bytes;
   const std::int64_t copies = copies_for(row.bytes);
   row.copies = static_cast<int>(copies);
   row.cold = copies * row.bytes > 2 * last_level_cache();
@@ -192,6 +192,16 @@ BenchRow time_append(const BenchCase& setup, int repeats) {
 }
 
 }  // namespace
+
+AppendTraffic append_traffic(const BenchCase& setup) {
+  const KvCacheSpec spec = to_problem(setup.shape).kv;
+  AppendTraffic traffic;
+  traffic.tokens = std::int64_t{setup.shape.batch} * setup.shape.q_len;
+  traffic.in_bytes = traffic.tokens * spec.kv_heads * (spec.head_dim + spec.v_dim()) * 2;
+  traffic.bytes =
+      traffic.in_bytes + std::llround(static_cast<double>(traffic.tokens) * bytes_per_token(spec));
+  return traffic;
+}
 
 double measure_read_bandwidth() {
   const std::int64_t bytes = std::max<std::int64_t>(4 * last_level_cache(), std::int64_t{256} << 20);

@@ -49,6 +49,14 @@ struct BenchRow {
   bool cold = false;  ///< every call reads a cache that no cache level holds
 };
 
+/// Tokens that an append case brings, 16-bit K and V of them, and what append() reads and writes for them.
+struct AppendTraffic {
+  std::int64_t tokens = 0;
+  std::int64_t in_bytes = 0;
+  std::int64_t bytes = 0;
+};
+AppendTraffic append_traffic(const BenchCase& setup);
+
 /// Reads much more memory than the caches hold, on all OpenMP threads; GB/s (10^9), best of several passes.
 double measure_read_bandwidth();
 

@@ -107,9 +107,9 @@ void print_text(Terminal& terminal, const EvalReport& report, const CommandLine&
       "\nBytes: K and V of one token and layer. Errors: against double precision on the captured values; "
       "output\n"
       "error is relative (Frobenius), the worst layer counts; rounding the output to bf16 alone costs {}.\n"
-      "Times: causal attention of all layers on this CPU, {} threads, fp32 output. * nothing is smaller and\n"
+      "Times: causal attention of all layers on this CPU, {}, fp32 output. * nothing is smaller and\n"
       "more exact.\n\n",
-      percent(report.bf16_rounding), omp_get_max_threads());
+      percent(report.bf16_rounding), thread_count());
   if (!report.skipped.empty()) {
     fmt::print(terminal.out, "Left out, because they do not fit head_dim {}: {}.\n\n", shape.head_dim,
                fmt::join(report.skipped, ", "));

@@ -1,5 +1,8 @@
 #include "cli/host.h"
 
+// First of all: it decides which targets the Highway headers name.
+#include "cpu/targets.h"
+//
 #include <fmt/format.h>
 #include <hwy/highway.h>
 #include <hwy/targets.h>
@@ -103,6 +106,11 @@ CpuInfo cpu_info() {
   return info;
 }
 
+std::string thread_count() {
+  const int threads = omp_get_max_threads();
+  return fmt::format("{} thread{}", threads, threads == 1 ? "" : "s");
+}
+
 BackendChoice choose_backend(const CpuInfo& cpu, const GpuInfo& gpu) {
   BackendChoice choice;
   const auto hopper =
@@ -119,8 +127,7 @@ BackendChoice choose_backend(const CpuInfo& cpu, const GpuInfo& gpu) {
     if (gpu.device_nodes.empty()) choice.missing.push_back("a device node /dev/nvidia<N>");
     if (choice.missing.empty()) choice.missing.push_back("a GPU that the driver shows to this process");
   }
-  const std::string engine =
-      fmt::format("{} SIMD on {} thread{}", cpu.simd, cpu.threads, cpu.threads == 1 ? "" : "s");
+  const std::string engine = fmt::format("{} SIMD on {}", cpu.simd, thread_count());
   if (choice.missing.empty()) {
     choice.backend = "cuda";
     choice.device = static_cast<int>(hopper - gpu.devices.begin());

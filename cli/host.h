@@ -23,6 +23,9 @@ struct CpuInfo {
 };
 CpuInfo cpu_info();
 
+/// "2 threads": those of OpenMP.
+std::string thread_count();
+
 struct GpuDevice {
   std::string name;
   int major = 0, minor = 0;  ///< compute capability

@@ -1,7 +1,6 @@
 // The page that `halftone eval --html` writes: no script, no external resource; plots are inline SVG.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <omp.h>
 
 #include <algorithm>
 #include <cmath>
@@ -54,10 +53,10 @@ std::string head(const EvalReport& report) {
       "<h1>KV-cache formats on {0}</h1>\n"
       "<p class=\"sub\">{2} layer{3}, {4} tokens, {5} queries judged; {6} query heads over {7} KV heads, "
       "head_dim {8}. "
-      "Measured with halftone {9} on {10} ({11}, {12} threads), {13}.</p>\n",
+      "Measured with halftone {9} on {10} ({11}, {12}), {13}.</p>\n",
       name, kReportStyle, report.layers.size(), report.layers.size() == 1 ? "" : "s", shape.tokens,
       shape.queries, shape.q_heads, shape.kv_heads, shape.head_dim, HALFTONE_VERSION, html_escape(cpu.model),
-      html_escape(cpu.simd), omp_get_max_threads(), utc_now());
+      html_escape(cpu.simd), thread_count(), utc_now());
 }
 
 std::string answer(const EvalReport& report) {

@@ -277,15 +277,15 @@ BenchRow Bench::Impl::attention(const BenchCase& setup) {
 BenchRow Bench::Impl::append(const BenchCase& setup) {
   const ProblemShape& shape = setup.shape;
   const KvCacheSpec spec = to_problem(shape).kv;
-  const std::int64_t tokens = std::int64_t{shape.batch} * shape.q_len;
-  const std::int64_t in_bytes = tokens * spec.kv_heads * (spec.head_dim + spec.v_dim()) * 2;
+  const AppendTraffic traffic = append_traffic(setup);
+  const std::int64_t tokens = traffic.tokens;
   BenchRow row;
   row.setup = setup;
-  row.bytes = in_bytes + std::llround(static_cast<double>(tokens) * bytes_per_token(spec));
+  row.bytes = traffic.bytes;
   const std::int64_t offset = (shape.context - shape.q_len) % spec.page_size;
   const DeviceCache cache =
       make_cache(spec, std::vector<std::int64_t>(static_cast<std::size_t>(shape.batch), offset + shape.q_len),
-                 1, in_bytes, device);
+                 1, traffic.in_bytes, device);
   const DeviceBuffer k = device_activations(tokens, spec.kv_heads, spec.head_dim, 5);
   const DeviceBuffer v = device_activations(tokens, spec.kv_heads, spec.v_dim(), 6);
   const std::int64_t request_pages = cache.num_pages / shape.batch;

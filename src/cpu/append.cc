@@ -17,6 +17,7 @@
 #include "format/part.h"
 #include "format/place_table.h"
 #include "format/rope.h"
+#include "format/status.h"
 #include "halftone/error.h"
 
 namespace halftone::cpu {

@@ -14,6 +14,7 @@
 #include "cpu/slots.h"
 #include "format/hadamard.h"
 #include "format/part.h"
+#include "format/status.h"
 #include "halftone/error.h"
 #include "plan/merge.h"
 

@@ -11,9 +11,6 @@ namespace halftone::cpu {
 
 inline constexpr std::int64_t kNoSlot = -1;
 
-/// Bit 0 of a status word: a live block-table entry was out of bounds (BlockTableMode::kClamped).
-inline constexpr std::int32_t kStatusBadPage = 1;
-
 /// One slot, or kNoSlot, per appended token, and whether kClamped had to exclude tokens. Checks every value
 /// that decides where bytes go. Throws OutOfRange (slot, page or length beyond the cache) or InvalidArgument
 /// (decreasing cu_seqlens, two tokens with one slot).

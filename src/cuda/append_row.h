@@ -10,11 +10,9 @@
 #include "format/hadamard.h"
 #include "format/part.h"
 #include "format/rope.h"
+#include "format/status.h"
 
 namespace halftone::cuda {
-
-inline constexpr std::int32_t kStatusBadPage = 1;
-inline constexpr std::int32_t kStatusNonFinite = 2;
 
 __device__ __forceinline__ void set_status(const AppendParams& p, std::int32_t bit) {
   if (p.status != nullptr) atomicOr(p.status, bit);

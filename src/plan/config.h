@@ -32,12 +32,12 @@ inline constexpr std::array<Config, 3> kCpuConfigs{{
 
 /// Hopper: what one CTA of the decode kernel takes. A format and head_dim may lack some of them.
 inline constexpr std::array<Config, 5> kCudaConfigs{{
-    {"sm90-decode-8", 8, 8, 128, 4096, 131072, "up to 8 packed rows, read at the speed of memory"},
-    {"sm90-decode-16", 16, 16, 128, 4096, 131072, "up to 16 packed rows"},
-    {"sm90-decode-32", 32, 32, 128, 4096, 131072,
+    {"sm90-decode-8", 8, 8, 128, 4096, 163840, "up to 8 packed rows, read at the speed of memory"},
+    {"sm90-decode-16", 16, 16, 128, 4096, 163840, "up to 16 packed rows"},
+    {"sm90-decode-32", 32, 32, 128, 4096, 163840,
      "drafts, or many query heads per KV head; bound by arithmetic"},
-    {"sm90-decode-48", 48, 48, 128, 4096, 131072, "likewise"},
-    {"sm90-decode-64", 0, 64, 128, 4096, 131072, "64 packed rows at a time"},
+    {"sm90-decode-48", 48, 48, 128, 4096, 163840, "likewise"},
+    {"sm90-decode-64", 0, 64, 128, 4096, 163840, "64 packed rows at a time"},
 }};
 
 /// The table of a device; empty when this build has no backend for it.
