@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 from dataclasses import dataclass
 from typing import Any, Callable
 
@@ -43,7 +44,10 @@ class Peer:
     def version(self) -> str:
         """Raises ImportError when the package is absent or does not load."""
         module = importlib.import_module(self.package)
-        return str(getattr(module, "__version__", "unknown version"))
+        if hasattr(module, "__version__"):
+            return str(module.__version__)
+        owners = importlib.metadata.packages_distributions().get(self.package.split(".")[0], [])
+        return importlib.metadata.version(owners[0]) if owners else "unknown version"
 
     def entries(self, inputs: Inputs, formats: list[str]) -> list[Entry]:
         raise NotImplementedError
