@@ -59,6 +59,7 @@ cuda: ## compile the CUDA backend, its tests and the command (needs nvcc, not a 
 	@mkdir -p build
 	@$(call configure,cuda,$(cuda_options) $(package) -DHALFTONE_TORCH_PYTHON=$(TORCH_PYTHON))
 	@$(call compile,cuda,halftone_cuda)
+	@scripts/kernel_sizes.sh build/cuda
 
 test-gpu: ## run the tests that need an NVIDIA GPU
 	@$(if $(wildcard /dev/nvidia0),,echo "make test-gpu: this machine has no NVIDIA GPU (no /dev/nvidia0)" >&2; exit 1)

@@ -3,6 +3,7 @@
 
 #include "cuda/decode_shared.h"
 #include "cuda/device/ptx.h"
+#include "format/status.h"
 
 namespace halftone::cuda {
 
@@ -51,7 +52,7 @@ struct Loader {
         if (!c.clamped || static_cast<unsigned>(page[i]) < static_cast<unsigned>(c.num_pages)) {
           live |= 1u << i;
         } else if (p.status != nullptr) {
-          atomicOr(p.status, 1);
+          atomicOr(p.status, kStatusBadPage);
         }
       }
       const int tile = (at & ((1 << c.page_log2) - 1)) / kTileTokens;

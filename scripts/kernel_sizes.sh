@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# How large the device code of each .cu file of a build is: scripts/kernel_sizes.sh build/cuda. The decode kernels have
+# a file per format of V, and one per group of mixed pairs.
+set -euo pipefail
+
+total=0
+echo "device code, KiB:"
+for object in "$1"/CMakeFiles/halftone_objects.dir/src/cuda/*.cu.o; do
+  bytes="$(size -A "$object" | awk '$1 == ".nv_fatbin" { sum += $2 } END { print sum + 0 }')"
+  printf '  %-14s %7d\n' "$(basename "$object" .cu.o)" $((bytes / 1024))
+  total=$((total + bytes))
+done
+printf '  %-14s %7d\n' total $((total / 1024))
