@@ -133,7 +133,7 @@ HWY_INLINE bool weight_scales(const ByteSumArgs& a, WeightScale<R>* out) {
     const VF huge = hn::Set(d, 0x1p100f);
     VF smallest_scale = huge;
     VI scale_bits = hn::Zero(di);
-    float* product = a.scratch->weight + g * 4 * kChunkTokens;
+    float* seen_scales = a.scratch->seen_scale + g * kChunkTokens;
     for (int i = 0; i < tiles; ++i) {
       // What no row sees does not count, whatever its scale.
       const auto mask = hn::RebindMask(d, hn::Ne(seen[i], hn::Zero(di)));
@@ -141,12 +141,11 @@ HWY_INLINE bool weight_scales(const ByteSumArgs& a, WeightScale<R>* out) {
       const VF seen_scale = hn::IfThenElseZero(mask, scale);
       smallest_scale = hn::Min(smallest_scale, hn::IfThenElse(mask, scale, huge));
       scale_bits = hn::Max(scale_bits, hn::And(hn::BitCast(di, seen_scale), hn::Set(di, 0x7fffffff)));
+      hn::Store(seen_scale, d, seen_scales + i * kTileTokens);
       HALFTONE_UNROLL
       for (int r = 0; r < R; ++r) {
-        const int at = r * kChunkTokens + i * kTileTokens;
-        const VF weight = hn::Mul(hn::Load(d, a.p + at), seen_scale);
-        hn::Store(weight, d, product + at);
-        largest[r] = hn::Max(largest[r], hn::BitCast(di, weight));
+        const VF p = hn::Load(d, a.p + r * kChunkTokens + i * kTileTokens);
+        largest[r] = hn::Max(largest[r], hn::BitCast(di, hn::Mul(p, seen_scale)));
       }
     }
     const VI largest_weight = largest_of_four(largest);
@@ -205,8 +204,8 @@ HWY_INLINE void class_weights(const ByteSumArgs& a, const WeightScale<R>* scales
   ByteScratch& s = *a.scratch;
   const int tiles = a.chunk->tiles, group_a = a.cls->group_a, group_b = a.cls->group_b;
   const bool two = group_b != group_a;
-  const float* products_a = s.weight + group_a * 4 * kChunkTokens;
-  const float* products_b = s.weight + group_b * 4 * kChunkTokens;
+  const float* scales_a = s.seen_scale + group_a * kChunkTokens;
+  const float* scales_b = s.seen_scale + group_b * kChunkTokens;
   const WeightScale<R>&first = scales[group_a], &second = scales[group_b];
   const hn::Mask<F> second_lanes{static_cast<__mmask16>(a.cls->second)};
   VF factor_a[R], factor_b[R];
@@ -237,12 +236,15 @@ HWY_INLINE void class_weights(const ByteSumArgs& a, const WeightScale<R>* scales
       zero = VI{_mm512_permutex2var_epi8(zero_a, token, zero_b)};
     }
     std::uint8_t* pattern = s.pattern + i * R * kDigits * 64;
+    const VF scale_a = hn::Load(d, scales_a + i * kTileTokens),
+             scale_b = hn::Load(d, scales_b + i * kTileTokens);
     HALFTONE_UNROLL
     for (int r = 0; r < R; ++r, pattern += kDigits * 64) {
-      const int at = r * kChunkTokens + i * kTileTokens;
-      const __m512i weight_a = _mm512_cvtps_epi32(hn::Mul(hn::Load(d, products_a + at), factor_a[r]).raw);
-      const __m512i weight_b =
-          two ? _mm512_cvtps_epi32(hn::Mul(hn::Load(d, products_b + at), factor_b[r]).raw) : weight_a;
+      const VF p = hn::Load(d, a.p + r * kChunkTokens + i * kTileTokens);
+      const auto weight = [&](VF scale, VF factor)
+                              HWY_ATTR { return _mm512_cvtps_epi32(hn::Mul(hn::Mul(p, scale), factor).raw); };
+      const __m512i weight_a = weight(scale_a, factor_a[r]);
+      const __m512i weight_b = two ? weight(scale_b, factor_b[r]) : weight_a;
       HALFTONE_UNROLL
       for (int digit = 0; digit < kDigits; ++digit) {
         const __m512i digits = _mm512_permutex2var_epi8(weight_a, index[digit], weight_b);

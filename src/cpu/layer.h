@@ -108,7 +108,7 @@ struct alignas(64) ByteScratch {
   float k_offset[kMaxGroups * kChunkTokens];
   float v_offset[kMaxGroups * kChunkTokens];
   std::int32_t v_zero[kMaxGroups * kChunkTokens];
-  float weight[kMaxGroups * 4 * kChunkTokens];  ///< p * scale of V, [group][row][kChunkTokens]
+  float seen_scale[kMaxGroups * kChunkTokens];  ///< of V, 0 where no row sees the token
   std::int32_t v_start[4 * 3 * 16];             ///< where sums begin, [digit][row][16]
   float offset_sums[kDirectRows * kMaxGroups * 16];
   std::int32_t q[kDirectRows * kMaxDim / 2];           ///< per block of rows: [column][half][2 digits][rows]
