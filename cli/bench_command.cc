@@ -158,7 +158,7 @@ Measured run_on_cpu(const std::vector<BenchCase>& cases, int repeat, Terminal& t
   progress.step("read bandwidth");  // again: other load on the machine moves it
   ceiling = std::max(ceiling, measure_read_bandwidth());
   for (BenchRow& row : m.rows) row.ceiling_gbs = ceiling;
-  m.engine = "CPU, " + thread_count();
+  m.engine = "CPU, " + thread_count(omp_get_max_threads());
   m.head = provenance();
   return m;
 }

@@ -109,7 +109,7 @@ void print_text(Terminal& terminal, const EvalReport& report, const CommandLine&
       "error is relative (Frobenius), the worst layer counts; rounding the output to bf16 alone costs {}.\n"
       "Times: causal attention of all layers on this CPU, {}, fp32 output. * nothing is smaller and\n"
       "more exact.\n\n",
-      percent(report.bf16_rounding), thread_count());
+      percent(report.bf16_rounding), thread_count(omp_get_max_threads()));
   if (!report.skipped.empty()) {
     fmt::print(terminal.out, "Left out, because they do not fit head_dim {}: {}.\n\n", shape.head_dim,
                fmt::join(report.skipped, ", "));

@@ -106,10 +106,7 @@ CpuInfo cpu_info() {
   return info;
 }
 
-std::string thread_count() {
-  const int threads = omp_get_max_threads();
-  return fmt::format("{} thread{}", threads, threads == 1 ? "" : "s");
-}
+std::string thread_count(int threads) { return fmt::format("{} thread{}", threads, threads == 1 ? "" : "s"); }
 
 BackendChoice choose_backend(const CpuInfo& cpu, const GpuInfo& gpu) {
   BackendChoice choice;
@@ -127,7 +124,7 @@ BackendChoice choose_backend(const CpuInfo& cpu, const GpuInfo& gpu) {
     if (gpu.device_nodes.empty()) choice.missing.push_back("a device node /dev/nvidia<N>");
     if (choice.missing.empty()) choice.missing.push_back("a GPU that the driver shows to this process");
   }
-  const std::string engine = fmt::format("{} SIMD on {}", cpu.simd, thread_count());
+  const std::string engine = fmt::format("{} SIMD on {}", cpu.simd, thread_count(cpu.threads));
   if (choice.missing.empty()) {
     choice.backend = "cuda";
     choice.device = static_cast<int>(hopper - gpu.devices.begin());

@@ -23,8 +23,8 @@ struct CpuInfo {
 };
 CpuInfo cpu_info();
 
-/// "2 threads": those of OpenMP.
-std::string thread_count();
+/// "2 threads".
+std::string thread_count(int threads);
 
 struct GpuDevice {
   std::string name;

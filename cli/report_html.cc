@@ -56,7 +56,7 @@ std::string head(const EvalReport& report) {
       "Measured with halftone {9} on {10} ({11}, {12}), {13}.</p>\n",
       name, kReportStyle, report.layers.size(), report.layers.size() == 1 ? "" : "s", shape.tokens,
       shape.queries, shape.q_heads, shape.kv_heads, shape.head_dim, HALFTONE_VERSION, html_escape(cpu.model),
-      html_escape(cpu.simd), thread_count(), utc_now());
+      html_escape(cpu.simd), thread_count(cpu.threads), utc_now());
 }
 
 std::string answer(const EvalReport& report) {

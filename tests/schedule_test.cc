@@ -28,7 +28,7 @@ RandomCase random_case(std::uint64_t seed) {
   c.params =
       make_params(integer(1, 4), pick({1, 2, 3, 4, 5, 7, 8, 16, 33, 128}), pick({1, 3, 8, 16, 32, 64, 128}),
                   integer(4, 8), pick({1, 2, 3, 4, 8, 17, 40, 133, 1000}), integer(0, 1) == 1);
-  c.params.unit_cost = pick({0, 0, 1, 3, 7, 40});
+  if (!c.params.absolute) c.params.unit_cost = pick({0, 0, 1, 3, 7, 40});
   if (integer(0, 2) == 0) c.params.window_left = pick({0, 1, 15, 16, 17, 63, 64, 100, 4096});
   if (integer(0, 2) == 0) c.params.window_right = pick({0, 0, 0, 1, 16, 63, 4096});
   const std::int32_t longest_q = pick({1, 1, 4, 40}), longest_kv = pick({0, 1, 70, 300, 3000});

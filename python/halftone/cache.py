@@ -449,6 +449,12 @@ def dequantize(
     tokens = sum(check_cache(cache).host_lengths)
     _check.choice(dtype, "dtype", ("f32", "f16", "bf16"))
     s = cache.spec
+    for name, array in (("k_out", k_out), ("v_out", v_out)):
+        if array is not None and tuple(array.shape)[:1] != (tokens,):
+            raise InvalidArgumentError(
+                f"{name} has shape {list(array.shape)}, but must have shape "
+                f"[{tokens}, kv_heads, head_dim]: pass one row per cached token."
+            )
     if k_out is None:
         k_out = _arrays.empty_output(cache.pages, (tokens, s.kv_heads, s.head_dim), dtype)
     if v_out is None:

@@ -32,7 +32,8 @@ __device__ inline std::int32_t warp_request_of(const std::int32_t* cu_seqlens, s
     const std::int32_t step = (high - low - 1) / 32 + 1;
     const std::int64_t probe = low + std::int64_t{step} * lane;
     const unsigned begun = __ballot_sync(~0u, probe < high && cu_seqlens[probe] <= token);
-    low += (__popc(begun) - 1) * step;  // the begun ones come first
+    low +=
+        (__popc(begun | 1U) - 1) * step;  // the begun ones come first; low counts as one, even if it is not
     high = min(high, low + step);
   }
   return low;

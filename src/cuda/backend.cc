@@ -99,8 +99,7 @@ DecodeParams decode_params(const Plan::Impl& plan, const AttentionArgs& args, st
   const auto window = [](int tokens) { return tokens < 0 ? kNoLimit : std::min(tokens, kNoLimit); };
   p.causal_right = problem.mask.causal ? 0 : window(problem.mask.window_right);
   p.window_left = window(problem.mask.window_left);
-  p.q_aligned = reinterpret_cast<std::uintptr_t>(args.q.data) % 16 == 0 && args.q.strides[0] % 8 == 0 &&
-                args.q.strides[1] % 8 == 0;
+  p.q_aligned = rows_aligned(args.q);
   p.q_bf16 = problem.q_dtype == DType::kBFloat16;
   p.out_bf16 = problem.out_dtype == DType::kBFloat16;
   p.rotate_k = problem.kv.rotate_k;

@@ -112,7 +112,7 @@ struct AppendParams {
   const float* cos;   // [rope_rows, rope_half]
   const float* sin;
   const std::int32_t* positions;  // [tokens]
-  std::int32_t* status;           // [1] or null: bit 0 a place that does not exist, bit 1 a non-finite value
+  std::int32_t* status;           // [1] or null: bits of format/status.h
 };
 
 }  // namespace halftone::cuda

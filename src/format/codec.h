@@ -214,7 +214,7 @@ HT_HOST_DEVICE inline float round_scale(DType dtype, float scale) {
                                   : clamp(scale, kMinF32Scale, kMaxF32Scale);
 }
 
-/// extent / levels for one of quantisation_levels(), without a division: the quotient of the rounded
+/// Finite extent / levels for one of quantisation_levels(), without a division: the quotient of the rounded
 /// reciprocal, corrected by its exact remainder. It is the correctly rounded one for quotients from 2^-100
 /// on, and below the same after round_scale().
 HT_HOST_DEVICE inline float over_levels(float extent, float levels) {

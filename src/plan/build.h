@@ -12,7 +12,8 @@
 namespace halftone::planning {
 
 /// Totals of a batch, from which begin_schedule() decides how the line is shared. `alike`: all requests with
-/// queries have equally many steps.
+/// queries have equally many steps, hence equal units where a request has one row block or all blocks see all
+/// keys; elsewhere only the balance suffers. It counts only if beginning a unit costs something.
 struct BatchTotals {
   std::int64_t units;
   bool alike;
@@ -94,10 +95,7 @@ HT_HOST_DEVICE constexpr std::int32_t slots_of(const Schedule& s, std::int32_t w
   const std::int64_t begin = share_begin(h, worker), end = share_begin(h, worker + 1);
   std::int64_t continued = start.offset > 0 ? start.steps - start.offset : 0;
   if (continued > end - begin) continued = end - begin;
-  if (s.params.absolute) {
-    const std::int64_t first = begin + (continued > 0 ? continued + h.unit_cost : start.before);
-    return static_cast<std::int32_t>(continued) + (first < end ? 1 : 0);
-  }
+  if (s.params.absolute) return static_cast<std::int32_t>(continued) + (begin + continued < end ? 1 : 0);
   const WorkerStart& after = s.starts[worker + 1];
   const bool cut = after.offset > 0 && end - after.offset >= begin;  // and this worker began that unit
   return (continued > 0 ? 1 : 0) + (cut ? 1 : 0);
@@ -114,7 +112,7 @@ HT_HOST_DEVICE constexpr void build_schedule(const Schedule& s, std::uint64_t pl
     const std::int32_t q_len = q_length(s, r);
     h.total_kv += s.kv_lengths[r];
     units += std::int64_t{row_blocks(s.params, q_len)} * s.params.kv_heads;
-    if (q_len == 0) continue;
+    if (q_len == 0 || s.params.unit_cost == 0) continue;
     const std::int64_t own = head_steps(s.params, 0, q_len, s.kv_lengths[r]);
     if (own < least) least = own;
     if (own > most) most = own;

@@ -74,6 +74,7 @@ void check_shape(const TensorView& t, const TensorRule& rule) {
 }
 
 void check_strides(const TensorView& t, const TensorRule& rule) {
+  if (t.numel() == 0) return;  // nothing is read; some libraries state zeros then
   std::int64_t dense = 1;
   for (int i = t.rank - 1; i >= 0; --i) {
     const bool free = rule.strides == Strides::kLastContiguous && i < t.rank - 1;

@@ -20,7 +20,7 @@ char worker_mark(std::int32_t worker) {
 }
 
 std::string worker_line(const Schedule& s, std::int32_t worker) {
-  std::int64_t items = 0, tokens = 0, steps = 0;
+  std::int64_t items = 0, tokens = 0;
   std::int32_t partials = 0;
   WorkItem first{}, last{};
   WorkCursor cursor(s, worker);
@@ -28,14 +28,13 @@ std::string worker_line(const Schedule& s, std::int32_t worker) {
     if (items == 0) first = item;
     last = item;
     tokens += item.kv_end - item.kv_begin;
-    const std::int32_t log2 = s.params.step_log2;
-    steps += item.kv_end == 0 ? 1 : ((item.kv_end - 1) >> log2) - (item.kv_begin >> log2) + 1;
     partials += item.partial >= 0 && !item.fold ? 1 : 0;
   }
   MergeItem merge{};
   const bool merges = merge_item(s, worker, merge);
-  return fmt::format("  {:>6}  {:>10} {:>8} {:>12} {:>9} {:>7}  {}/{}:{} to {}/{}:{}\n", worker, steps, items,
-                     tokens, partials, merges ? merge.parts : 0, first.request, first.kv_head, first.kv_begin,
+  return fmt::format("  {:>6}  {:>10} {:>8} {:>12} {:>9} {:>7}  {}/{}:{} to {}/{}:{}\n", worker,
+                     share_begin(*s.header, worker + 1) - share_begin(*s.header, worker), items, tokens,
+                     partials, merges ? merge.parts : 0, first.request, first.kv_head, first.kv_begin,
                      last.request, last.kv_head, last.kv_end);
 }
 
@@ -99,14 +98,9 @@ std::string explain(const Plan& plan, const SequenceLengths& lengths) {
 
   const ScheduleHeader& h = *s.header;
   std::string text = plan.describe();
-  text +=
-      fmt::format("\n{} units, {} {} over {} of {} workers, {} queries, {} keys, {} partial results\n",
-                  h.units, h.total_steps - h.units * h.unit_cost, s.params.absolute ? "splits" : "KV tiles",
-                  h.active, s.params.workers, h.total_q, h.total_kv, h.partials);
-  if (h.unit_cost > 0) {
-    text += fmt::format("workers have equal shares of KV tiles and units, a unit counted as {} tile{}\n",
-                        h.unit_cost, h.unit_cost == 1 ? "" : "s");
-  }
+  text += fmt::format("\n{} units, {} {} over {} of {} workers, {} queries, {} keys, {} partial results\n",
+                      h.units, h.total_steps, s.params.absolute ? "splits" : "KV tiles", h.active,
+                      s.params.workers, h.total_q, h.total_kv, h.partials);
   if (h.active == 0) return text;
   text +=
       fmt::format("\n  worker  {:>10}    items         keys  partials  merges  from request/KV head:key\n",

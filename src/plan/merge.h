@@ -49,13 +49,9 @@ struct FinishedState {
   float lse;
 };
 
-/// max + log(sum), rounded once on the host.
+/// max + log(sum), rounded once.
 HT_HOST_DEVICE inline float log_sum(const RowState& s) {
-#ifdef __CUDA_ARCH__
-  return s.max + std::log(s.sum);
-#else
   return static_cast<float>(static_cast<double>(s.max) + std::log(static_cast<double>(s.sum)));
-#endif
 }
 
 /// An empty state gives scale 0 and LSE -inf, with or without a sink.

@@ -251,8 +251,10 @@ std::string Plan::describe() const {
   line("reason", i.reason);
   line("units", fmt::format("up to {}, each of up to {} packed rows; KV tiles of {} tokens", i.max_units,
                             i.row_block, i.kv_tile));
+  const std::int32_t unit_cost = impl_->workspace.schedule.unit_cost;
+  const std::string cost = unit_cost == 0 ? "" : fmt::format(", a unit counted as {} more", unit_cost);
   line("split", i.split_tokens == 0
-                    ? fmt::format("{}: equal shares of KV tiles", planning::policy_name(p.policy))
+                    ? fmt::format("{}: equal shares of KV tiles{}", planning::policy_name(p.policy), cost)
                     : fmt::format("{}: every {} tokens, equal shares of splits",
                                   planning::policy_name(p.policy), i.split_tokens));
   line("workers", fmt::format("{}", i.workers));

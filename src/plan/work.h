@@ -46,7 +46,7 @@ struct ScheduleParams {
   std::int32_t max_steps;     ///< of one unit, at the bounds
   std::int32_t window_left;   ///< -1 or at most kMaxTokens - 1
   std::int32_t window_right;  ///< likewise; 0 when causal
-  std::int32_t unit_cost;     ///< of beginning a unit, in steps
+  std::int32_t unit_cost;     ///< of beginning a unit, in steps; 0 if `absolute`
   bool absolute;              ///< every step is an item: batch-invariant splits
 };
 
