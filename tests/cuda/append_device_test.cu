@@ -32,6 +32,17 @@ RopeTables rope_tables(Random& random, int half, std::int64_t tokens) {
           Tensor::of({tokens}, positions)};
 }
 
+void expect_equal_pages(const Tensor& cpu, const Tensor& gpu, const KvCacheSpec& spec, std::uint64_t seed) {
+  const auto a = cpu.bytes(), b = gpu.bytes();
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    if (a[i] == b[i]) continue;
+    ADD_FAILURE() << "byte " << i << ": CPU " << int{a[i]} << ", GPU " << int{b[i]} << "; K "
+                  << format_name(spec.k_format) << ", V " << format_name(spec.v_format) << ", dim "
+                  << spec.head_dim << ", seed " << seed;
+    return;
+  }
+}
+
 /// Appends 108 * `scale` random tokens to slots on both backends and compares every byte of the pages.
 void expect_same_pages(const KvCacheSpec& spec, std::uint64_t seed, RopePairing pairing, DType input,
                        bool by_slots, int scale = 1) {
@@ -79,14 +90,7 @@ void expect_same_pages(const KvCacheSpec& spec, std::uint64_t seed, RopePairing 
   EXPECT_TRUE(uploads.guards_intact());
   download(device_args.status, status);
   EXPECT_EQ(status.as<std::int32_t>()[0], 0);
-  const auto a = cache.pages.bytes(), b = pages.bytes();
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    if (a[i] == b[i]) continue;
-    ADD_FAILURE() << "byte " << i << ": CPU " << int{a[i]} << ", GPU " << int{b[i]} << "; K "
-                  << format_name(spec.k_format) << ", V " << format_name(spec.v_format) << ", dim "
-                  << spec.head_dim << ", seed " << seed;
-    return;
-  }
+  expect_equal_pages(cache.pages, pages, spec, seed);
 }
 
 TEST(DeviceAppend, SameBytesAsTheCpu) {
@@ -108,6 +112,50 @@ TEST(DeviceAppend, SameBytesAsTheCpu) {
       }
     }
   }
+}
+
+/// cu_seqlens begins at 5: tokens before belong to no request. The CPU, which reads it, refuses that and gets
+/// the rest only. Many requests of 0 to 2 tokens, so that a token's request must be searched for.
+TEST(DeviceAppend, TokensBeforeTheFirstRequestAreSkipped) {
+  constexpr int kBefore = 5, kRequests = 1500;
+  const KvCacheSpec spec{parse_format("int8-head"), parse_format("int4-g32"), 2, 64, 0, 16};
+  Random random(7);
+  Cache cache(spec, std::vector<int>(kRequests, 2), random);
+  std::vector<std::int32_t> ends{kBefore};
+  for (int r = 0; r < kRequests; ++r) ends.push_back(ends.back() + r % 3);
+  const std::int64_t tokens = ends.back();
+  std::vector<float> values(static_cast<std::size_t>(tokens * 2 * 64));
+  fill(random, Data::kNormal, values, 2, 64);
+  const Tensor k = Tensor::of(DType::kFloat32, {tokens, 2, 64}, values);
+  cache.calibrate(k, k);
+  for (int r = 0; r < kRequests; ++r) cache.lengths.as<std::int32_t>()[r] = 0;
+  const Tensor status = Tensor::of({1}, std::vector<std::int32_t>{0});
+  const Tensor cu = Tensor::of({kRequests + 1}, ends);
+  AppendArgs args;
+  args.k = args.v = k.view();
+  args.cu_seqlens = cu.view();
+  args.status = status.view();
+
+  Uploads uploads;
+  const PagedKv device = upload(uploads, cache.view());
+  AppendArgs device_args = args;
+  for (TensorView* t : {&device_args.k, &device_args.v, &device_args.cu_seqlens, &device_args.status})
+    *t = uploads.add(*t);
+  append(device, device_args);
+  check_cuda(cudaDeviceSynchronize());
+
+  for (std::int32_t& end : ends) end -= kBefore;
+  const Tensor cpu_cu = Tensor::of({kRequests + 1}, ends);
+  args.cu_seqlens = cpu_cu.view();
+  args.k = args.v = TensorView::contiguous(k.as<float>().data() + kBefore * 2 * 64, DType::kFloat32,
+                                           {tokens - kBefore, 2, 64});
+  append(cache.view(), args);
+  const Tensor pages = cache.pages.clone();
+  download(device.pages, pages);
+  EXPECT_TRUE(uploads.guards_intact());
+  download(device_args.status, status);
+  EXPECT_EQ(status.as<std::int32_t>()[0], 0);
+  expect_equal_pages(cache.pages, pages, spec, 7);
 }
 
 TEST(DeviceAppend, MixedFormatsAndF32Scales) {
