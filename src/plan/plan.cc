@@ -73,8 +73,8 @@ std::uint64_t fingerprint(const AttentionProblem& p, int workers) {
 /// What beginning a unit costs, in steps of the time that reading one step's keys takes.
 std::int32_t unit_cost(const AttentionProblem& p, const Config& config) {
   if (config.unit_bytes == 0) return 0;
-  const std::int64_t head_tile = page_layout(p.kv).tile_bytes;
-  const std::int64_t step_bytes = head_tile * (config.kv_tile / kTileTokens);
+  const std::int64_t step_bytes =
+      std::max<std::int64_t>(1, page_layout(p.kv).tile_bytes * (config.kv_tile / kTileTokens));
   return static_cast<std::int32_t>((config.unit_bytes + step_bytes / 2) / step_bytes);
 }
 
