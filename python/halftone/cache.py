@@ -390,10 +390,12 @@ class PagedKVCache:
             )
 
     def dequantize(
-        self, k_out: Any = None, v_out: Any = None, *, dtype: str = "f32", stream: int | None = None
+        self, k_out: Any = None, v_out: Any = None, *, dtype: str | None = None, stream: int | None = None
     ) -> tuple[Any, Any]:
         """See :func:`dequantize`."""
-        return dequantize(self, k_out, v_out, dtype=dtype, stream=stream)
+        from . import convert
+
+        return convert.dequantize(self, k_out, v_out, dtype=dtype, stream=stream)
 
     def to_safetensors(self, path: Any, prefix: str = "request") -> None:
         """Writes the live pages of every request; see :func:`halftone.cache_io.save`."""
@@ -420,47 +422,8 @@ class PagedKVCache:
         )
 
 
-
 def check_cache(cache: Any) -> PagedKVCache:
     """``cache``, which must be a PagedKVCache. Raises InvalidArgumentError."""
     if not isinstance(cache, PagedKVCache):
         raise InvalidArgumentError(f"cache is a {type(cache).__name__}, but must be a PagedKVCache: make or wrap one.")
     return cache
-
-
-def dequantize(
-    cache: PagedKVCache, k_out: Any = None, v_out: Any = None, *, dtype: str = "f32", stream: int | None = None
-) -> tuple[Any, Any]:
-    """Reads a cache back in the caller's basis (rotations undone), request after request.
-
-    Args:
-        cache: what to read. On a GPU, tokens behind an entry of the block table that does not exist are zeros.
-        k_out: f32, f16 or bf16 [sum of lengths, kv_heads, head_dim] to be written; None allocates it.
-        v_out: likewise with v_head_dim.
-        dtype: of the arrays allocated here.
-        stream: a cudaStream_t; None means the framework's current stream.
-
-    Returns:
-        K and V.
-
-    Raises:
-        InvalidArgumentError: shapes, dtypes, or arrays on several devices.
-    """
-    tokens = sum(check_cache(cache).host_lengths)
-    _check.choice(dtype, "dtype", ("f32", "f16", "bf16"))
-    s = cache.spec
-    for name, array in (("k_out", k_out), ("v_out", v_out)):
-        if array is not None and tuple(array.shape)[:1] != (tokens,):
-            raise InvalidArgumentError(
-                f"{name} has shape {list(array.shape)}, but must have shape "
-                f"[{tokens}, kv_heads, head_dim]: pass one row per cached token."
-            )
-    if k_out is None:
-        k_out = _arrays.empty_output(cache.pages, (tokens, s.kv_heads, s.head_dim), dtype)
-    if v_out is None:
-        v_out = _arrays.empty_output(cache.pages, (tokens, s.kv_heads, s.v_head_dim), dtype)
-    _native.dequantize(
-        cache._native, _arrays.native(k_out, "k_out", True), _arrays.native(v_out, "v_out", True),
-        _arrays.stream_of(cache.pages, stream),
-    )  # fmt: skip
-    return k_out, v_out
