@@ -34,7 +34,7 @@ def dequantize(
     for name, array, dims in (("k_out", k_out, "head_dim"), ("v_out", v_out, "v_head_dim")):
         if array is None:
             continue
-        shape, own = _check.rank3_shape(array, name, f"{tokens}, kv_heads, {dims}"), _arrays.dtype_of(array)
+        shape, own = _check.shape(array, name, 3, f"{tokens}, kv_heads, {dims}"), _arrays.dtype_of(array)
         if min(lengths, default=0) >= 0 and shape[0] != tokens:
             raise InvalidArgumentError(
                 f"{name} has shape {list(shape)}, but must have shape "
@@ -104,18 +104,24 @@ def export_fbgemm_int4(cache: PagedKVCache, part: str, slots: Any, rows: Any = N
     Returns:
         ``rows``.
     """
+    _check_part(part)
     if rows is None:
         spec = check_cache(cache).spec
+        count = _check.shape(slots, "slots", 1, "tokens")[0]
         form, dim = (spec.k_format, spec.head_dim) if part == "k" else (spec.v_format, spec.v_head_dim)
         groups = dim // form.group_size if form.group_size else 1
-        rows = _arrays.empty_output(cache.pages, (slots.shape[0], spec.kv_heads, 4 * groups + dim // 2), "uint8")
+        rows = _arrays.empty_output(cache.pages, (count, spec.kv_heads, 4 * groups + dim // 2), "uint8")
     _exchange(cache, part, rows, slots, False)
     return rows
 
 
-def _exchange(cache: PagedKVCache, part: str, rows: Any, slots: Any, into_cache: bool) -> None:
+def _check_part(part: str) -> None:
     if part not in ("k", "v"):
         raise InvalidArgumentError(f"part is {part!r}, but must be k or v: choose one.")
+
+
+def _exchange(cache: PagedKVCache, part: str, rows: Any, slots: Any, into_cache: bool) -> None:
+    _check_part(part)
     native_rows = _arrays.native(rows, "rows", written=not into_cache)
     _native.exchange_fbgemm(
         check_cache(cache)._native, part == "v", into_cache, native_rows, _arrays.native(slots, "slots")
