@@ -148,8 +148,12 @@ def add(target: Any, values: Any) -> None:
     """``target += values`` in place; ``values`` is a number, a list, or an array of the same framework."""
     if isinstance(values, list):
         values = make(framework_of(target), values, dtype_of(target), device_of(target))
-    if framework_of(target) == "torch":
+    framework = framework_of(target)
+    if framework == "torch":
         target.add_(values)
+    elif framework == "cupy":
+        with target.device:
+            target += values
     else:
         target += values
 
