@@ -6,8 +6,8 @@ docs/python.md the reference.
 
 from . import _native
 from .attention import Plan, Schedule, attend, merge, plan, schedule
-from .cache import KVCacheSpec, PagedKVCache, Rope, dequantize
-from .convert import calibrate, export_fbgemm_int4, import_fbgemm_int4
+from .cache import KVCacheSpec, PagedKVCache, Rope
+from .convert import calibrate, dequantize, export_fbgemm_int4, import_fbgemm_int4
 from .errors import (
     CorruptFileError,
     DeviceError,

@@ -6,18 +6,19 @@ A framework is imported only when an array of it turns up or is asked for by nam
 from __future__ import annotations
 
 import importlib
+import operator
 from functools import lru_cache
 from typing import Any, Sequence
 
 import tvm_ffi
 
 from . import _check, _native
-from .errors import InvalidArgumentError, UnsupportedError
+from .errors import Error, InvalidArgumentError, UnsupportedError
 
 FRAMEWORKS = ("numpy", "torch", "cupy", "jax")
 _DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "uint8": "uint8", "int32": "int32", "int64": "int64"}
 _NAMES = {long: short for short, long in _DTYPES.items()}
-_WORKSPACE_ALIGNMENT = 256  # bytes
+_PIP_NAMES = {"cupy": "cupy-cuda12x"}
 
 
 def framework_of(x: Any) -> str:
@@ -61,22 +62,33 @@ def parse_device(device: str) -> tuple[int, int]:
     if text == "cpu":
         return 1, 0
     kind, _, index = text.partition(":")
-    if kind == "cuda" and (index.isdigit() or not index):
-        return 2, int(index or 0)
+    if kind == "cuda" and (not index or index.isascii() and index.isdigit()):
+        if len(index) <= 10 and int(index or 0) < 2**31:
+            return 2, int(index or 0)
+        raise InvalidArgumentError(f"device is {device!r}, but an index has at most 31 bits: use cuda:0.")
     raise InvalidArgumentError(f"device is {device!r}, but must be cpu or cuda:<index>: choose one.")
 
 
 def load(framework: str) -> Any:
-    """The framework's module. Raises InvalidArgumentError for an unknown name, ImportError for an absent one."""
-    _check.choice(framework, "framework", FRAMEWORKS)
-    return importlib.import_module(framework)
+    """The framework's module. Raises InvalidArgumentError for an unknown name, UnsupportedError for an absent one."""
+    return _import(_check.choice(framework, "framework", FRAMEWORKS))
+
+
+def _import(package: str) -> Any:
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise UnsupportedError(
+            f"{package} cannot be imported ({error}), but arrays of it are asked for: "
+            f"pip install {_PIP_NAMES.get(package, package)}."
+        ) from None
 
 
 def _dtype(module: Any, framework: str, name: str) -> Any:
     if framework == "torch":
         return getattr(module, _DTYPES[name])
     if name == "bf16":
-        return importlib.import_module("ml_dtypes").bfloat16
+        return _import("ml_dtypes").bfloat16
     return module.dtype(_DTYPES[name])
 
 
@@ -99,6 +111,14 @@ def empty(framework: str, shape: Sequence[int], dtype: str, device: str, zero: b
     if device != "cpu":
         raise InvalidArgumentError(f"device is {device}, but NumPy arrays live on the CPU: use framework='torch'.")
     return (module.zeros if zero else module.empty)(shape, dtype=_dtype(module, framework, dtype))
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """True for what NumPy, torch and CuPy raise when an array is too large."""
+    if isinstance(error, (Error, MemoryError)) or type(error).__name__ == "OutOfMemoryError":
+        return not isinstance(error, Error)
+    texts = ("array is too big", "Maximum allowed", "out of memory", "allocate memory", "overflow")
+    return isinstance(error, (ValueError, RuntimeError, OverflowError)) and any(text in str(error) for text in texts)
 
 
 def make(framework: str, values: Any, dtype: str, device: str) -> Any:
@@ -128,15 +148,21 @@ def add(target: Any, values: Any) -> None:
     """``target += values`` in place; ``values`` is a number, a list, or an array of the same framework."""
     if isinstance(values, list):
         values = make(framework_of(target), values, dtype_of(target), device_of(target))
-    if framework_of(target) == "torch":
+    framework = framework_of(target)
+    if framework == "torch":
         target.add_(values)
+    elif framework == "cupy":
+        with target.device:
+            target += values
     else:
         target += values
 
 
 def to_list(x: Any) -> list:
     """The values on the host; synchronises with a device."""
-    return x.tolist()
+    if hasattr(x, "tolist"):
+        return x.tolist()
+    return load("numpy").from_dlpack(x).tolist()
 
 
 def workspace(framework: str, size: int, device: str) -> Any:
@@ -202,13 +228,26 @@ def native(x: Any, name: str, written: bool = False) -> Any:
         except (BufferError, TypeError, RuntimeError, AttributeError) as error:
             dtype = getattr(x, "dtype", type(x).__name__)
             raise InvalidArgumentError(f"{name} of dtype {dtype} cannot be passed on ({error}): convert it.") from None
+    if not hasattr(x, "__dlpack__"):
+        raise InvalidArgumentError(
+            f"{name} is a {type(x).__name__}, but must be an array that supports DLPack: "
+            "pass a NumPy, torch, JAX or CuPy array."
+        )
     return x
 
 
 def stream_of(x: Any, stream: int | None) -> int | None:
     """The stream to use: the caller's choice, CuPy's current one, or None, with which tvm_ffi asks torch."""
     if stream is not None:
-        return int(stream)
+        try:
+            number = -1 if isinstance(stream, bool) else operator.index(stream)
+        except TypeError:
+            number = -1
+        if not 0 <= number < 2**63:
+            raise InvalidArgumentError(
+                f"stream is {stream!r}, but must be a cudaStream_t as an integer: pass torch's stream.cuda_stream."
+            )
+        return number
     if type(x).__module__.startswith("cupy"):
         return importlib.import_module("cupy").cuda.get_current_stream().ptr
     return None

@@ -1,4 +1,4 @@
-"""Checks of scalar arguments; arrays are checked by the native library."""
+"""Checks of scalar arguments and of the ranks of arrays; the native library checks the rest of an array."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 from .errors import InvalidArgumentError
 
 _INT32_MAX = 2**31 - 1
+_F32_UNDERFLOW = 2.0**-150  # this and what is below rounds to 0
+_F32_OVERFLOW = 2.0**128 - 2.0**103  # this and what is above rounds to infinity
 
 
 def integer(value: Any, name: str) -> int:
@@ -30,9 +32,39 @@ def real(value: Any, name: str) -> float:
         number = float(value)
     except (TypeError, ValueError):
         raise InvalidArgumentError(f"{name} is {value!r}, but must be a number: pass a float.") from None
+    except OverflowError:
+        raise InvalidArgumentError(f"{name} is too large for a float: pass a smaller number.") from None
     if not math.isfinite(number):
         raise InvalidArgumentError(f"{name} is {value!r}, but must be finite: pass a finite float.")
     return number
+
+
+def positive(value: Any, name: str, otherwise: str) -> float:
+    """``value`` as a float that stays positive and finite in 32 bits. Raises InvalidArgumentError.
+
+    Args:
+        value, name: the argument.
+        otherwise: the remedy beside a positive float, such as "0 for none".
+    """
+    number = real(value, name)
+    if not _F32_UNDERFLOW < number < _F32_OVERFLOW:
+        raise InvalidArgumentError(
+            f"{name} is {value!r}, but must be positive and finite as f32: pass a positive float, or {otherwise}."
+        )
+    return number
+
+
+def counts(value: Any, name: str) -> list[int]:
+    """``value``, a sequence of integers, as a list. Raises InvalidArgumentError."""
+    try:
+        items = list(value) if not isinstance(value, (str, bytes)) else None
+    except TypeError:
+        items = None
+    if items is None:
+        raise InvalidArgumentError(
+            f"{name} is {value!r}, but must be a sequence of integers: give one for each request."
+        )
+    return [integer(item, f"{name}[{i}]") for i, item in enumerate(items)]
 
 
 def flag(value: Any, name: str) -> bool:
@@ -44,15 +76,20 @@ def flag(value: Any, name: str) -> bool:
 
 def choice(value: Any, name: str, choices: tuple[str, ...]) -> str:
     """``value``, which must be one of ``choices``. Raises InvalidArgumentError."""
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         raise InvalidArgumentError(f"{name} is {value!r}, but must be one of {', '.join(choices)}: choose one.")
     return value
 
 
-def rank3_shape(value: Any, name: str, dims: str) -> Any:
-    """The shape of an array of three dimensions; ``dims`` names them. Raises InvalidArgumentError."""
-    shape = getattr(value, "shape", None)
-    if shape is None or len(shape) != 3:
-        got = "None" if value is None else f"a {type(value).__name__}" if shape is None else f"of shape {tuple(shape)}"
-        raise InvalidArgumentError(f"{name} is {got}, but must be an array [{dims}]: reshape it.")
-    return shape
+def shape(value: Any, name: str, rank: int, dims: str) -> Any:
+    """The shape of an array of ``rank`` dimensions; ``dims`` names them. Raises InvalidArgumentError."""
+    found = getattr(value, "shape", None)
+    try:
+        fits = len(found) == rank
+    except TypeError:  # None, or something that is no shape
+        fits, found = False, None
+    if not fits:
+        got = "None" if value is None else f"a {type(value).__name__}" if found is None else f"of shape {tuple(found)}"
+        remedy = "pass one" if found is None else "reshape it"
+        raise InvalidArgumentError(f"{name} is {got}, but must be an array [{dims}]: {remedy}.")
+    return found

@@ -17,7 +17,19 @@ class PagePool:
         self.width = max(1, -(-max_len // page_size))  # pages per request
         self.lengths = [0] * batch
         self.pages: list[list[int]] = [[] for _ in range(batch)]
-        self._free = list(range(num_pages - 1, -1, -1))
+        self._fresh = 0  # the first page never dealt
+        self._returned: list[int] = []  # below it, in falling order
+
+    @property
+    def free(self) -> int:
+        """Pages that no request has."""
+        return len(self._returned) + self.num_pages - self._fresh
+
+    def _deal(self) -> int:
+        if self._returned:
+            return self._returned.pop()
+        self._fresh += 1
+        return self._fresh - 1
 
     def request(self, index: int) -> int:
         """``index`` if it is a request. Raises OutOfRangeError."""
@@ -52,21 +64,21 @@ class PagePool:
         """
         needed = [-(-length // self.page_size) for length in lengths]
         missing = [max(0, n - len(own)) for n, own in zip(needed, self.pages)]
-        if sum(missing) > len(self._free):
+        if sum(missing) > self.free:
             request = next(i for i, m in enumerate(missing) if m > 0)
             raise ResourceExhaustedError(
-                f"num_pages is {self.num_pages}, of which {len(self._free)} are free, but {sum(missing)} more are "
+                f"num_pages is {self.num_pages}, of which {self.free} are free, but {sum(missing)} more are "
                 f"needed (request {request} needs {needed[request]} in all): make the cache larger or free() a request."
             )
         for own, count in zip(self.pages, missing):
-            own.extend(self._free.pop() for _ in range(count))
+            own.extend(self._deal() for _ in range(count))
         return [i for i, m in enumerate(missing) if m]
 
     def release(self, index: int) -> None:
         """Takes back the pages of a request and forgets its tokens."""
         own = self.pages[self.request(index)]
-        self._free.extend(reversed(own))
-        self._free.sort(reverse=True)
+        self._returned.extend(reversed(own))
+        self._returned.sort(reverse=True)
         own.clear()
         self.lengths[index] = 0
 

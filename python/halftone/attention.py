@@ -83,8 +83,8 @@ def plan(
         q_dtype, out_dtype: "f32", "f16" or "bf16"; ``out_dtype`` None means ``q_dtype``. CUDA: f16 and bf16.
         kv_dtype: not None: K and V are plain arrays of this dtype instead of a paged cache (CPU).
         causal, window_left, window_right: the mask; -1 means no limit.
-        scale: logit = scale * q.k; None means 1/sqrt(head_dim).
-        softcap: above 0: logit = softcap * tanh(logit / softcap), before ALiBi.
+        scale: logit = scale * q.k, above 0; None means 1/sqrt(head_dim).
+        softcap: above 0: logit = softcap * tanh(logit / softcap), before ALiBi (Gemma 2, arXiv:2408.00118).
         alibi: add -slope[head] * abs(p - j) (arXiv:2108.12409).
         sinks: a logit for each head joins the softmax's denominator (arXiv:2309.17453).
         lse: write the log of the sum of exponentials.
@@ -121,8 +121,8 @@ def plan(
         "causal": _check.flag(causal, "causal"),
         "window_left": _check.integer(window_left, "window_left"),
         "window_right": _check.integer(window_right, "window_right"),
-        "scale": 0.0 if scale is None else _check.real(scale, "scale"),
-        "softcap": _check.real(softcap, "softcap"),
+        "scale": 0.0 if scale is None else _check.positive(scale, "scale", "None for 1/sqrt(head_dim)"),
+        "softcap": _check.positive(softcap, "softcap", "0 for none") if _check.real(softcap, "softcap") else 0.0,
         "alibi": _check.flag(alibi, "alibi"),
         "sinks": _check.flag(sinks, "sinks"),
         "lse": _check.flag(lse, "lse"),
@@ -221,7 +221,8 @@ def attend(
     """Attention of ``q`` over a paged cache, or over plain K and V (CPU).
 
     Online softmax (arXiv:1805.02867) over tiles (FlashAttention, arXiv:2205.14135) with a split-KV merge as in
-    Flash-Decoding; logits, softmax and accumulation in fp32. A row that sees no key gives zeros and LSE -inf.
+    Flash-Decoding (https://crfm.stanford.edu/2023/10/12/flashdecoding.html); logits, softmax and accumulation in
+    fp32. A row that sees no key gives zeros and LSE -inf.
 
     Args:
         q: f32, f16 or bf16 [total_q, q_heads, head_dim], request after request.
@@ -256,7 +257,9 @@ def attend(
         )
     plan = schedule.plan
     native = _arrays.native
-    shape = _check.rank3_shape(q, "q", "total_q, q_heads, head_dim")
+    shape = _check.shape(q, "q", 3, "total_q, q_heads, head_dim")
+    if lse is None:
+        raise InvalidArgumentError("lse is None, but must be True, False or an array: choose one.")
     if out is None:
         out = _arrays.empty_output(q, (*shape[:-1], plan.spec.v_head_dim), plan.out_dtype)
     if lse is True or (lse is False and plan.options["lse"]):
@@ -289,30 +292,32 @@ def _check_schedule(schedule: Any, options: Sequence[Any]) -> None:
 def _schedule_for(
     q: Any, cache: Any, k: Any, v: Any, cu_q: Any, cu_kv: Any, options: dict, stream: int | None
 ) -> Schedule:
-    shape = _check.rank3_shape(q, "q", "total_q, q_heads, head_dim")
+    shape = _check.shape(q, "q", 3, "total_q, q_heads, head_dim")
+    if cu_q is not None:
+        _check.shape(cu_q, "cu_q", 1, "batch + 1")
     total = int(shape[0])
     common = dict(q_heads=int(shape[1]), q_dtype=_arrays.dtype_of(q), **options)
     if cache is not None:
         if k is not None or v is not None:
             raise InvalidArgumentError("k and v are given beside cache, but one of the two is attended: drop one.")
+        if cu_kv is not None:
+            raise InvalidArgumentError("cu_kv is given beside cache, which has lengths of its own: leave it out.")
         check_cache(cache)
         longest = _longest(cu_q, total, cache.batch, cache.device)
         made = plan(cache, max_q_len=longest, **common)
         return _make_schedule(made, cache.lengths, cu_q, None, q, stream)
     if k is None or v is None:
         raise InvalidArgumentError("cache is None, so both k and v must be given: pass a cache, or k and v.")
-    if len(k.shape) != 3 or len(v.shape) != 3:
-        raise InvalidArgumentError(
-            f"k and v are of shapes {tuple(k.shape)} and {tuple(v.shape)}, but must be [total_kv, kv_heads, dim]."
-        )
+    k_shape = _check.shape(k, "k", 3, "total_kv, kv_heads, head_dim")
+    v_shape = _check.shape(v, "v", 3, "total_kv, kv_heads, v_head_dim")
     if cu_q is None and cu_kv is None:
-        cu_kv = _arrays.make(_arrays.framework_of(q), [0, int(k.shape[0])], "int32", "cpu")
+        cu_kv = _arrays.make(_arrays.framework_of(q), [0, int(k_shape[0])], "int32", "cpu")
     if cu_kv is None:
         raise InvalidArgumentError("cu_kv is None, but cu_q says that there are several requests: give both.")
-    batch = int(cu_kv.shape[0]) - 1
-    spec = KVCacheSpec(int(k.shape[1]), int(k.shape[2]), v_head_dim=int(v.shape[2]))
+    batch = int(_check.shape(cu_kv, "cu_kv", 1, "batch + 1")[0]) - 1
+    spec = KVCacheSpec(int(k_shape[1]), int(k_shape[2]), v_head_dim=int(v_shape[2]))
     kv_dtype = _check.choice(_arrays.dtype_of(k), "k.dtype", _FLOATS)
-    bounds = dict(batch=batch, max_q_len=_longest(cu_q, total, batch, "cpu"), max_kv_len=int(k.shape[0]))
+    bounds = dict(batch=batch, max_q_len=_longest(cu_q, total, batch, "cpu"), max_kv_len=int(k_shape[0]))
     made = plan(spec, kv_dtype=kv_dtype, device=_arrays.device_of(q), **bounds, **common)
     return _make_schedule(made, None, cu_q, cu_kv, q, stream)
 
@@ -336,6 +341,15 @@ def _make_schedule(made: Plan, kv_lengths: Any, cu_q: Any, cu_kv: Any, like: Any
     return Schedule(made, kv_lengths, cu_q, cu_kv, workspace, stream)
 
 
+def _arrays_of(value: Any, name: str) -> list:
+    try:
+        return list(value)
+    except TypeError:
+        raise InvalidArgumentError(
+            f"{name} is a {type(value).__name__}, but must be a sequence of arrays: pass a list."
+        ) from None
+
+
 def merge(
     parts: Sequence[Any],
     part_lse: Sequence[Any],
@@ -347,7 +361,8 @@ def merge(
 ) -> Any:
     """Merges partial attention results over disjoint keys: ``out = sum_i exp(lse_i - lse) out_i``.
 
-    The algebra of Flash-Decoding's split-KV and of cascade inference. Parts with LSE -inf contribute nothing.
+    The algebra of Flash-Decoding's split-KV (https://crfm.stanford.edu/2023/10/12/flashdecoding.html) and of cascade
+    inference. Parts with LSE -inf contribute nothing.
 
     Args:
         parts: f32, f16 or bf16 [rows, heads, dim] each.
@@ -364,9 +379,25 @@ def merge(
         InvalidArgumentError: no parts, shapes, dtypes, or arrays on several devices. UnsupportedError: more than 512
             parts on a GPU.
     """
-    parts, part_lse = list(parts), list(part_lse)
+    parts, part_lse = _arrays_of(parts, "parts"), _arrays_of(part_lse, "part_lse")
     if not parts:
         raise InvalidArgumentError("parts is empty, but there must be at least one: pass the partial results.")
+    if len(parts) != len(part_lse):
+        raise InvalidArgumentError(
+            f"part_lse has {len(part_lse)} arrays, but parts has {len(parts)}: pass one LSE for each part."
+        )
+    for i, (part, logs) in enumerate(zip(parts, part_lse)):
+        _check.shape(part, f"parts[{i}]", 3, "rows, heads, dim")
+        _check.shape(logs, f"part_lse[{i}]", 2, "rows, heads")
+        _check.choice(_arrays.dtype_of(part), f"parts[{i}].dtype", _FLOATS)
+    if lse is None:
+        raise InvalidArgumentError("lse is None, but must be True, False or an array: choose one.")
+    if out_dtype is not None:
+        _check.choice(out_dtype, "out_dtype", _FLOATS)
+        if out is not None and _arrays.dtype_of(out) != out_dtype:
+            raise InvalidArgumentError(
+                f"out_dtype is {out_dtype!r}, but out is of dtype {_arrays.dtype_of(out)}: leave out_dtype out."
+            )
     first = parts[0]
     if out is None:
         out = _arrays.empty_output(first, first.shape, _arrays.dtype_of(first) if out_dtype is None else out_dtype)

@@ -1,90 +1,17 @@
-"""The paged KV cache: its geometry, its pages, and what writes and reads them."""
+"""The paged KV cache: its pages, and what writes and reads them."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Sequence
 
 from . import _arrays, _check, _native
 from ._pool import PagePool
-from .errors import InvalidArgumentError
-from .format import KVFormat, as_format
+from .errors import InvalidArgumentError, ResourceExhaustedError
+from .format import KVFormat
+from .spec import KVCacheSpec, agreeing, check_spec
 
 _PAIRINGS = ("none", "half", "interleaved")
-
-
-@dataclass(frozen=True)
-class KVCacheSpec:
-    """Everything that fixes the bytes of a page.
-
-    Args:
-        kv_heads: KV heads, at least 1.
-        head_dim: dims of K and Q: 64, 80, 96, 128, 192 or 256.
-        k_format: format of K, a :class:`KVFormat` or its name.
-        v_format: format of V; None means ``k_format``.
-        v_head_dim: dims of V and of the output; None means ``head_dim``.
-        page_size: tokens per page: 16, 32, 64, 128 or 256.
-        rotate_k: store K after a block Hadamard rotation, which attention applies to Q alike (QuaRot,
-            arXiv:2404.00456); improves 4-bit K.
-        rotate_v: store V after the rotation; attention undoes it on the output.
-
-    Raises:
-        InvalidArgumentError, UnsupportedError: a geometry that no page has; the sentence names the nearest choice.
-
-    Attributes:
-        key: the fields as a JSON object, the ``spec`` of a packed cache file.
-    """
-
-    kv_heads: int
-    head_dim: int
-    k_format: KVFormat | str = "bf16"
-    v_format: KVFormat | str | None = None
-    v_head_dim: int | None = None
-    page_size: int = 64
-    rotate_k: bool = False
-    rotate_v: bool = False
-
-    def __post_init__(self) -> None:
-        fields = {
-            "k_format": as_format(self.k_format),
-            "v_format": as_format(self.k_format if self.v_format is None else self.v_format),
-            "kv_heads": _check.integer(self.kv_heads, "kv_heads"),
-            "head_dim": _check.integer(self.head_dim, "head_dim"),
-            "v_head_dim": self.head_dim if self.v_head_dim is None else _check.integer(self.v_head_dim, "v_head_dim"),
-            "page_size": _check.integer(self.page_size, "page_size"),
-            "rotate_k": _check.flag(self.rotate_k, "rotate_k"),
-            "rotate_v": _check.flag(self.rotate_v, "rotate_v"),
-        }
-        for name, value in fields.items():
-            object.__setattr__(self, name, value)
-        self._native  # noqa: B018  validates
-        # An ordinary attribute, so that torch.compile sees a constant.
-        text = {name: str(value) if name.endswith("_format") else value for name, value in fields.items()}
-        object.__setattr__(self, "key", json.dumps(text))
-
-    @cached_property
-    def _native(self) -> Any:
-        return _native.spec(
-            str(self.k_format), str(self.v_format), self.kv_heads, self.head_dim, self.v_head_dim, self.page_size,
-            self.rotate_k, self.rotate_v,
-        )  # fmt: skip
-
-    @cached_property
-    def layout(self) -> dict[str, int]:
-        """Sizes and offsets in bytes within a page, the fields of C++'s ``PageLayout`` (docs/formats.md)."""
-        return {str(name): int(value) for name, value in _native.layout(self._native).items()}
-
-    @property
-    def page_bytes(self) -> int:
-        """Bytes of a page: all KV heads, K and V, scales included."""
-        return self.layout["page_bytes"]
-
-    @property
-    def bytes_per_token(self) -> float:
-        """Bytes that one token occupies over all KV heads, K and V, scales included."""
-        return self.page_bytes / self.page_size
 
 
 @dataclass(frozen=True)
@@ -106,7 +33,7 @@ class Rope:
 
 
 class PagedKVCache:
-    """A paged KV cache whose arrays are the caller's framework's own.
+    """A paged KV cache (PagedAttention, arXiv:2309.06180) whose arrays are the caller's framework's own.
 
     The same packed bytes serve the CPU and the GPU (docs/formats.md). This class deals pages to requests as they grow;
     with :meth:`wrap` it views pages that an engine deals itself.
@@ -115,7 +42,7 @@ class PagedKVCache:
         batch: requests.
         max_len: most tokens of one request.
         kv_heads, head_dim, k_format, v_format, v_head_dim, page_size, rotate_k, rotate_v: see :class:`KVCacheSpec`.
-        spec: a :class:`KVCacheSpec` instead of these.
+        spec: a :class:`KVCacheSpec` instead of these; those given beside it must agree with it.
         num_pages: pages shared by all requests; None means enough for every request at ``max_len``.
         framework: "numpy", "torch", "cupy" or "jax" (JAX arrays are immutable: the pages are NumPy's).
         device: "cpu" or "cuda:<index>".
@@ -126,6 +53,7 @@ class PagedKVCache:
 
     Raises:
         InvalidArgumentError, UnsupportedError: see :class:`KVCacheSpec`; scales that do not fit the format.
+        ResourceExhaustedError: the pages do not fit into memory.
 
     Attributes:
         spec: the :class:`KVCacheSpec`.
@@ -158,8 +86,8 @@ class PagedKVCache:
         v_min: Any = None,
         clamped: bool = False,
     ) -> None:
-        if spec is None:
-            spec = KVCacheSpec(kv_heads, head_dim, k_format, v_format, v_head_dim, page_size, rotate_k, rotate_v)
+        fields = (kv_heads, head_dim, k_format, v_format, v_head_dim, page_size, rotate_k, rotate_v)
+        spec = KVCacheSpec(*fields) if spec is None else agreeing(spec, fields)
         for value, name in ((batch, "batch"), (max_len, "max_len")):
             if _check.integer(value, name) < 0:
                 raise InvalidArgumentError(f"{name} is {value}, but must be 0 or more: give a count.")
@@ -168,12 +96,20 @@ class PagedKVCache:
         if count < 0:
             raise InvalidArgumentError(f"num_pages is {count}, but must be 0 or more: give a count.")
         _arrays.parse_device(device)
-        pool = PagePool(batch, max_len, spec.page_size, count)
-        pages = _arrays.empty(framework, (count, spec.page_bytes), "uint8", device, zero=True)
-        table = _arrays.make(framework, pool.table() or [[-1]][:0], "int32", device)
-        lengths = _arrays.empty(framework, (batch,), "int32", device, zero=True)
-        if batch == 0:
-            table = _arrays.empty(framework, (0, pool.width), "int32", device)
+        try:  # the pages first: what is too large should fail at once
+            pages = _arrays.empty(framework, (count, spec.page_bytes), "uint8", device, zero=True)
+            table = _arrays.empty(framework, (batch, per_request), "int32", device, zero=True)
+            lengths = _arrays.empty(framework, (batch,), "int32", device, zero=True)
+            pool = PagePool(batch, max_len, spec.page_size, count)
+        except Exception as error:
+            if not _arrays.is_out_of_memory(error):
+                raise
+            raise ResourceExhaustedError(
+                f"num_pages is {count}, but {count} pages of {spec.page_bytes} bytes (and a block table [{batch}, "
+                f"{per_request}]) do not fit into the memory of {device}: make fewer pages with num_pages, or lower "
+                "batch or max_len."
+            ) from None
+        _arrays.add(table, -1)
         self._init(spec, pages, table, lengths, (k_scale, k_min, v_scale, v_min), clamped)
         self._pool = pool
 
@@ -201,6 +137,10 @@ class PagedKVCache:
             k_scale, k_min, v_scale, v_min, clamped: as in the constructor.
         """
         self = cls.__new__(cls)
+        check_spec(spec)
+        _check.shape(pages, "pages", 2, "num_pages, page_bytes")
+        _check.shape(block_table, "block_table", 2, "batch, max_pages_per_request")
+        _check.shape(lengths, "lengths", 1, "batch")
         for value, name in ((pages, "pages"), (block_table, "block_table"), (lengths, "lengths")):
             _arrays.native(value, name, written=True)
         self._init(spec, pages, block_table, lengths, (k_scale, k_min, v_scale, v_min), clamped)
@@ -208,8 +148,6 @@ class PagedKVCache:
         return self
 
     def _init(self, spec: KVCacheSpec, pages: Any, table: Any, lengths: Any, scales: tuple, clamped: bool) -> None:
-        if not isinstance(spec, KVCacheSpec):
-            raise InvalidArgumentError(f"spec is {spec!r}, but must be a KVCacheSpec: make one.")
         self.spec = spec
         self.pages = pages
         self.block_table = table
@@ -273,7 +211,7 @@ class PagedKVCache:
             ResourceExhaustedError: no page is free.
             InvalidArgumentError: shapes or dtypes; on the CPU also non-finite input (CUDA sets ``status``).
         """
-        tokens = int(_check.rank3_shape(k, "k", "tokens, kv_heads, head_dim")[0])
+        tokens = int(_check.shape(k, "k", 3, "tokens, kv_heads, head_dim")[0])
         if counts is None:
             if self.batch != 1 and tokens != self.batch:
                 raise InvalidArgumentError(
@@ -281,7 +219,7 @@ class PagedKVCache:
                 )
             counts = [tokens] if self.batch == 1 else [1] * self.batch
         else:
-            counts = [_check.integer(c, f"counts[{i}]") for i, c in enumerate(counts)]
+            counts = _check.counts(counts, "counts")
         if sum(counts) != tokens:
             raise InvalidArgumentError(f"counts add up to {sum(counts)}, but k has {tokens} tokens: make them agree.")
         after = None
@@ -309,11 +247,14 @@ class PagedKVCache:
             OutOfRangeError: a slot beyond the cache (CPU).
             InvalidArgumentError: two tokens with one slot, non-finite input (CPU), shapes or dtypes.
         """
+        _check.shape(slot_mapping, "slot_mapping", 1, "tokens")
         self._append(k, v, slot_mapping, None, rope, stream)
 
     def _append(self, k: Any, v: Any, slots: Any, cu: Any, rope: Rope | None, stream: int | None) -> None:
         pairing, arrays = 0, (None, None, None)
         if rope is not None:
+            if not isinstance(rope, Rope):
+                raise InvalidArgumentError(f"rope is a {type(rope).__name__}, but must be a halftone.Rope: make one.")
             pairing = _PAIRINGS.index(_check.choice(rope.pairing, "rope.pairing", _PAIRINGS))
             arrays = tuple(_arrays.native(getattr(rope, n), f"rope.{n}") for n in ("cos", "sin", "positions"))
         _native.append(
@@ -355,8 +296,7 @@ class PagedKVCache:
             OutOfRangeError, ResourceExhaustedError: as :meth:`append`.
         """
         pool = self._owned("reserve()")
-        counts = [tokens] * self.batch if isinstance(tokens, int) else list(tokens)
-        self._upload(pool.reserve(pool.grown(counts)))
+        self._upload(pool.reserve(pool.grown(self._for_each(tokens, "tokens"))))
         self._cumulative([1] * self.batch)  # or the first append would copy it to the device, within a capture perhaps
 
     def advance(self, counts: int | Sequence[int] = 1) -> None:
@@ -366,7 +306,13 @@ class PagedKVCache:
             OutOfRangeError: beyond ``max_len``.
         """
         pool = self._owned("advance()")
-        pool.lengths = pool.grown([counts] * self.batch if isinstance(counts, int) else list(counts))
+        pool.lengths = pool.grown(self._for_each(counts, "counts"))
+
+    def _for_each(self, value: Any, name: str) -> list[int]:
+        """One integer for every request, or one for each."""
+        if value is None or hasattr(value, "__index__") and not getattr(value, "shape", ()):
+            return [_check.integer(value, name)] * self.batch
+        return _check.counts(value, name)
 
     def free(self, request: int) -> None:
         """Drops all tokens of ``request`` (0 to batch - 1) and returns its pages. Raises OutOfRangeError."""
@@ -390,10 +336,12 @@ class PagedKVCache:
             )
 
     def dequantize(
-        self, k_out: Any = None, v_out: Any = None, *, dtype: str = "f32", stream: int | None = None
+        self, k_out: Any = None, v_out: Any = None, *, dtype: str | None = None, stream: int | None = None
     ) -> tuple[Any, Any]:
         """See :func:`dequantize`."""
-        return dequantize(self, k_out, v_out, dtype=dtype, stream=stream)
+        from . import convert
+
+        return convert.dequantize(self, k_out, v_out, dtype=dtype, stream=stream)
 
     def to_safetensors(self, path: Any, prefix: str = "request") -> None:
         """Writes the live pages of every request; see :func:`halftone.cache_io.save`."""
@@ -420,47 +368,8 @@ class PagedKVCache:
         )
 
 
-
 def check_cache(cache: Any) -> PagedKVCache:
     """``cache``, which must be a PagedKVCache. Raises InvalidArgumentError."""
     if not isinstance(cache, PagedKVCache):
         raise InvalidArgumentError(f"cache is a {type(cache).__name__}, but must be a PagedKVCache: make or wrap one.")
     return cache
-
-
-def dequantize(
-    cache: PagedKVCache, k_out: Any = None, v_out: Any = None, *, dtype: str = "f32", stream: int | None = None
-) -> tuple[Any, Any]:
-    """Reads a cache back in the caller's basis (rotations undone), request after request.
-
-    Args:
-        cache: what to read. On a GPU, tokens behind an entry of the block table that does not exist are zeros.
-        k_out: f32, f16 or bf16 [sum of lengths, kv_heads, head_dim] to be written; None allocates it.
-        v_out: likewise with v_head_dim.
-        dtype: of the arrays allocated here.
-        stream: a cudaStream_t; None means the framework's current stream.
-
-    Returns:
-        K and V.
-
-    Raises:
-        InvalidArgumentError: shapes, dtypes, or arrays on several devices.
-    """
-    tokens = sum(check_cache(cache).host_lengths)
-    _check.choice(dtype, "dtype", ("f32", "f16", "bf16"))
-    s = cache.spec
-    for name, array in (("k_out", k_out), ("v_out", v_out)):
-        if array is not None and tuple(array.shape)[:1] != (tokens,):
-            raise InvalidArgumentError(
-                f"{name} has shape {list(array.shape)}, but must have shape "
-                f"[{tokens}, kv_heads, head_dim]: pass one row per cached token."
-            )
-    if k_out is None:
-        k_out = _arrays.empty_output(cache.pages, (tokens, s.kv_heads, s.head_dim), dtype)
-    if v_out is None:
-        v_out = _arrays.empty_output(cache.pages, (tokens, s.kv_heads, s.v_head_dim), dtype)
-    _native.dequantize(
-        cache._native, _arrays.native(k_out, "k_out", True), _arrays.native(v_out, "v_out", True),
-        _arrays.stream_of(cache.pages, stream),
-    )  # fmt: skip
-    return k_out, v_out

@@ -15,7 +15,7 @@ from typing import Any
 
 from . import _arrays
 from .cache import KVCacheSpec, PagedKVCache, check_cache
-from .errors import CorruptFileError, Error, InvalidArgumentError, UnsupportedError
+from .errors import CorruptFileError, Error, InvalidArgumentError, OutOfRangeError, UnsupportedError
 
 _FORMAT = "halftone-cache-1"
 _SCALES = ("k_scale", "k_min", "v_scale", "v_min")
@@ -50,6 +50,32 @@ def _spec_from_json(text: str, where: str) -> KVCacheSpec:
         raise CorruptFileError(f"{where}: its cache spec is not usable ({error}): write the file again.") from None
 
 
+def _path(path: Any) -> str:
+    try:
+        return os.fsdecode(path)
+    except TypeError:
+        raise InvalidArgumentError(f"path is {path!r}, but must name a file: pass a str or a path.") from None
+
+
+def _live_entries(row: Any, request: int, length: int, page_size: int, num_pages: int) -> Any:
+    """The entries of a row of the block table that ``length`` tokens use, checked as dequantize() checks them."""
+    if length < 0:
+        raise OutOfRangeError(f"cache.lengths[{request}] is {length}, but must be 0 or more: pass the live tokens.")
+    if length > len(row) * page_size:
+        raise OutOfRangeError(
+            f"cache.lengths[{request}] is {length}, but the block table holds {len(row) * page_size} tokens per "
+            "request: add pages to the table."
+        )
+    live = row[: -(-length // page_size)]
+    for i, page in enumerate(live.tolist()):
+        if not 0 <= page < num_pages:
+            raise OutOfRangeError(
+                f"cache.block_table[{request}, {i}] is {page}, but must be in [0, {num_pages}): give a page of the "
+                "cache."
+            )
+    return live
+
+
 def save(cache: PagedKVCache, path: Any, prefix: str = "request") -> None:
     """Writes the live pages of every request of ``cache`` to ``path``, whole or not at all.
 
@@ -59,28 +85,35 @@ def save(cache: PagedKVCache, path: Any, prefix: str = "request") -> None:
         prefix: of the tensors' names.
 
     Raises:
+        OutOfRangeError: a length or a live entry of the block table beyond the cache (a wrapped one).
+        InvalidArgumentError: a cache of no requests, of which no file could say the spec; ``path`` is no path.
         UnsupportedError: ``safetensors`` is not installed. OSError: the file cannot be written.
     """
     library = _safetensors()
     import numpy
 
     check_cache(cache)
+    target = _path(path)
+    if cache.batch == 0:
+        raise InvalidArgumentError("cache has batch 0, but a file needs at least one request: save one that has some.")
     spec = cache.spec
     pages, table = _to_numpy(cache.pages), _to_numpy(cache.block_table)
     tensors, metadata = {}, {"format": _FORMAT}
     for i, length in enumerate(_arrays.to_list(cache.lengths)):
         label = f"{prefix}.{i}"
-        live = table[i, : max(1, -(-length // spec.page_size))] if length else numpy.zeros(0, numpy.int64)
+        live = _live_entries(table[i], i, length, spec.page_size, len(pages))
         tensors[f"{label}.pages"] = pages[live] if length else numpy.zeros((1, spec.page_bytes), numpy.uint8)
         tensors[f"{label}.lengths"] = numpy.array([length], numpy.int32)
         for name in _SCALES:
             if getattr(cache, name) is not None:
                 tensors[f"{label}.{name}"] = _to_numpy(getattr(cache, name))
         metadata[f"{label}.spec"] = spec.key
-    temporary = f"{os.fspath(path)}.{os.getpid()}.part"
+    temporary = f"{target}.{os.getpid()}.part"
     try:
         library.numpy.save_file(tensors, temporary, metadata)
-        os.replace(temporary, path)
+        os.replace(temporary, target)
+    except library.SafetensorError as error:
+        raise OSError(f"path {target!r} cannot be written ({error}): choose a folder that exists.") from None
     finally:
         if os.path.exists(temporary):
             os.unlink(temporary)
@@ -100,7 +133,7 @@ def load(path: Any, *, max_len: int | None = None, framework: str = "numpy", dev
         UnsupportedError: ``safetensors`` is not installed. OSError: the file cannot be read.
     """
     library = _safetensors()
-    name = os.fspath(path)
+    name = _path(path)
     if not os.path.isfile(name):
         raise FileNotFoundError(f"{name!r} is not a regular file: give the path of a safetensors file.")
     try:

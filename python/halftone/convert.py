@@ -1,4 +1,4 @@
-"""Static scales from samples, and exchange with FBGEMM's INT4 rows."""
+"""A cache read back, static scales from samples, and exchange with FBGEMM's INT4 rows."""
 
 from __future__ import annotations
 
@@ -8,6 +8,53 @@ from . import _arrays, _check, _native
 from .cache import PagedKVCache, check_cache
 from .errors import InvalidArgumentError
 from .format import KVFormat, as_format
+
+
+def dequantize(
+    cache: PagedKVCache, k_out: Any = None, v_out: Any = None, *, dtype: str | None = None, stream: int | None = None
+) -> tuple[Any, Any]:
+    """Reads a cache back in the caller's basis (rotations undone), request after request.
+
+    Args:
+        cache: what to read. On a GPU, tokens behind an entry of the block table that does not exist are zeros.
+        k_out: f32, f16 or bf16 [sum of lengths, kv_heads, head_dim] to be written; None allocates it.
+        v_out: likewise with v_head_dim.
+        dtype: of the arrays allocated here; None means that of the one given, else f32. One given must have it.
+        stream: a cudaStream_t; None means the framework's current stream.
+
+    Returns:
+        K and V.
+
+    Raises:
+        InvalidArgumentError: shapes, dtypes, or arrays on several devices.
+    """
+    lengths = check_cache(cache).host_lengths
+    tokens = sum(max(0, n) for n in lengths)  # a wrapped cache's may be anything; the native library refuses them
+    s = cache.spec
+    for name, array, dims in (("k_out", k_out, "head_dim"), ("v_out", v_out, "v_head_dim")):
+        if array is None:
+            continue
+        shape, own = _check.shape(array, name, 3, f"{tokens}, kv_heads, {dims}"), _arrays.dtype_of(array)
+        if min(lengths, default=0) >= 0 and shape[0] != tokens:
+            raise InvalidArgumentError(
+                f"{name} has shape {list(shape)}, but must have shape "
+                f"[{tokens}, kv_heads, {dims}]: pass one row per cached token."
+            )
+        if dtype is not None and own != dtype:
+            raise InvalidArgumentError(f"dtype is {dtype!r}, but {name} is of dtype {own}: leave dtype out.")
+    if dtype is None:
+        given = k_out if v_out is None else v_out
+        dtype = "f32" if given is None else _arrays.dtype_of(given)
+    _check.choice(dtype, "dtype", ("f32", "f16", "bf16"))
+    if k_out is None:
+        k_out = _arrays.empty_output(cache.pages, (tokens, s.kv_heads, s.head_dim), dtype)
+    if v_out is None:
+        v_out = _arrays.empty_output(cache.pages, (tokens, s.kv_heads, s.v_head_dim), dtype)
+    _native.dequantize(
+        cache._native, _arrays.native(k_out, "k_out", True), _arrays.native(v_out, "v_out", True),
+        _arrays.stream_of(cache.pages, stream),
+    )  # fmt: skip
+    return k_out, v_out
 
 
 def calibrate(x: Any, format: KVFormat | str, *, rotate: bool = False) -> tuple[Any, Any]:
@@ -57,18 +104,24 @@ def export_fbgemm_int4(cache: PagedKVCache, part: str, slots: Any, rows: Any = N
     Returns:
         ``rows``.
     """
+    _check_part(part)
     if rows is None:
         spec = check_cache(cache).spec
+        count = _check.shape(slots, "slots", 1, "tokens")[0]
         form, dim = (spec.k_format, spec.head_dim) if part == "k" else (spec.v_format, spec.v_head_dim)
         groups = dim // form.group_size if form.group_size else 1
-        rows = _arrays.empty_output(cache.pages, (slots.shape[0], spec.kv_heads, 4 * groups + dim // 2), "uint8")
+        rows = _arrays.empty_output(cache.pages, (count, spec.kv_heads, 4 * groups + dim // 2), "uint8")
     _exchange(cache, part, rows, slots, False)
     return rows
 
 
-def _exchange(cache: PagedKVCache, part: str, rows: Any, slots: Any, into_cache: bool) -> None:
+def _check_part(part: str) -> None:
     if part not in ("k", "v"):
         raise InvalidArgumentError(f"part is {part!r}, but must be k or v: choose one.")
+
+
+def _exchange(cache: PagedKVCache, part: str, rows: Any, slots: Any, into_cache: bool) -> None:
+    _check_part(part)
     native_rows = _arrays.native(rows, "rows", written=not into_cache)
     _native.exchange_fbgemm(
         check_cache(cache)._native, part == "v", into_cache, native_rows, _arrays.native(slots, "slots")

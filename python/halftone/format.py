@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from . import _check, _native
+from .errors import InvalidArgumentError
 
 _GRANULARITIES = ("tensor", "head", "token", "token_head", "group")
 _GRAMMAR = {"tensor": "tensor", "head": "static-head", "token": "token", "token_head": "token-head"}
@@ -73,13 +74,18 @@ class KVFormat:
 
     @staticmethod
     def int8(
-        *, group: int | None = None, granularity: str = "token_head", symmetric: bool = True, scale_dtype: str = "f16"
+        *,
+        group: int | None = None,
+        granularity: str | None = None,
+        symmetric: bool = True,
+        scale_dtype: str = "f16",
     ) -> KVFormat:
         """8-bit integers: 1 byte per value and the scales.
 
         Args:
             group: dims per scale (32, 64 or 128); sets granularity "group".
-            granularity: "tensor" or "head" (static scales), "token", "token_head" (computed by append).
+            granularity: "tensor" or "head" (static scales), "token", "token_head" (computed by append); None means
+                "group" with a ``group``, else "token_head".
             symmetric: False stores a minimum beside each scale.
             scale_dtype: "f16" or "f32", of scales stored in pages.
         """
@@ -87,13 +93,18 @@ class KVFormat:
 
     @staticmethod
     def int4(
-        *, group: int | None = None, granularity: str = "token_head", symmetric: bool = False, scale_dtype: str = "f16"
+        *,
+        group: int | None = None,
+        granularity: str | None = None,
+        symmetric: bool = False,
+        scale_dtype: str = "f16",
     ) -> KVFormat:
         """4-bit integers: half a byte per value and the scales; asymmetric unless told otherwise.
 
         Args:
             group: dims per scale (32, 64 or 128); sets granularity "group".
-            granularity: "tensor" or "head" (static scales), "token", "token_head" (computed by append).
+            granularity: "tensor" or "head" (static scales), "token", "token_head" (computed by append); None means
+                "group" with a ``group``, else "token_head".
             symmetric: True stores no minimum.
             scale_dtype: "f16" or "f32", of scales stored in pages.
         """
@@ -106,15 +117,21 @@ class KVFormat:
         return dict(zip(flat[0::2], flat[1::2]))
 
 
-def _build(base: str, granularity: str, group: int | None, symmetric: bool, scale_dtype: str) -> KVFormat:
+def _build(base: str, granularity: str | None, group: int | None, symmetric: bool, scale_dtype: str) -> KVFormat:
+    if granularity is None:
+        granularity = "token_head" if group is None else "group"
     _check.choice(granularity, "granularity", _GRANULARITIES)
-    if group is None and granularity != "group":
+    if group is not None and granularity != "group":
+        raise InvalidArgumentError(
+            f"granularity is {granularity!r} beside group {group!r}, but a group is a granularity: give one of the two."
+        )
+    if granularity != "group":
         part = _GRAMMAR[granularity]
     else:
         part = f"g{_check.integer(group, 'group')}"
     sign = "sym" if _check.flag(symmetric, "symmetric") else "asym"
     scale = _check.choice(scale_dtype, "scale_dtype", ("f16", "f32"))
-    static = granularity in ("tensor", "head") and group is None
+    static = granularity in ("tensor", "head")
     return KVFormat(f"{base}-{part}" + ("" if base == "fp8" else f"-{sign}") + ("" if static else f"-{scale}"))
 
 

@@ -135,6 +135,41 @@ def test_files_round_trip(rng, tmp_path, name):
     assert os.listdir(tmp_path) == ["cache.safetensors"]
 
 
+@pytest.mark.parametrize(
+    "table, length, match",
+    [
+        ((9, 1), 100, r"block_table\[0, 0\] is 9"),
+        ((0, -1), 100, r"block_table\[0, 1\] is -1"),
+        ((0, 1), 129, r"lengths\[0\] is 129, but the block table holds 128"),
+        ((0, 1), -1, r"lengths\[0\] is -1"),
+    ],
+)
+def test_files_of_wrapped_caches_hold_live_pages_only(rng, tmp_path, table, length, match):
+    pytest.importorskip("safetensors")
+    source, _, _ = filled_cache(rng, [100])
+    cache = ht.PagedKVCache.wrap(
+        source.spec, source.pages[:2], np.array([table], np.int32), np.array([length], np.int32)
+    )
+    for read in (lambda: cache.to_safetensors(tmp_path / "x"), cache.dequantize):
+        with pytest.raises(ht.OutOfRangeError, match=match):
+            read()
+    assert not os.listdir(tmp_path)
+
+
+def test_files_that_cannot_be_written(rng, tmp_path):
+    pytest.importorskip("safetensors")
+    cache, _, _ = filled_cache(rng, [3])
+    with pytest.raises(OSError, match="path .* cannot be written"):
+        cache.to_safetensors(tmp_path / "absent" / "x.safetensors")
+    with pytest.raises(OSError):
+        cache.to_safetensors(tmp_path)  # a folder
+    with pytest.raises(ht.InvalidArgumentError, match="path is 3"):
+        cache.to_safetensors(3)
+    with pytest.raises(ht.InvalidArgumentError, match="batch 0"):
+        ht.PagedKVCache(0, 64, kv_heads=2, head_dim=128).to_safetensors(tmp_path / "x.safetensors")
+    assert not os.listdir(tmp_path)
+
+
 def test_the_command_reads_our_files(rng, tmp_path):
     pytest.importorskip("safetensors")
     from safetensors.numpy import load_file

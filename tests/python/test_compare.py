@@ -1,6 +1,9 @@
 """The comparison: its oracle, its selection of participants, and one small run of the whole."""
 
 import json
+import subprocess
+import sys
+import types
 import xml.etree.ElementTree
 
 import numpy as np
@@ -43,6 +46,59 @@ def test_a_small_run(tmp_path, capsys):
     assert "halftone int8-head" in capsys.readouterr().out
     svg = xml.etree.ElementTree.parse(plot).getroot()
     assert sum(e.get("class") == "h" for e in svg.iter("{http://www.w3.org/2000/svg}rect")) == 4
+
+
+@pytest.mark.parametrize(
+    "arguments, shapes",
+    [
+        (["--context", "64"], [cases.Case(1, 1, 8, 1, 128, 64)]),
+        (["--kv-heads", "2", "--smoke"], [cases.Case(1, 1, 8, 2, 128, 8192)]),
+        (["--batch", "1,8", "--q-len", "3"], [cases.Case(b, 3, 8, 1, 128, 8192) for b in (1, 8)]),
+        (["--smoke"], cases.SMOKE["cpu"]),
+        (["--suite", "prefill"], cases.SUITES["prefill", "cpu"]),
+    ],
+)
+def test_shape_options_replace_the_shapes(arguments, shapes):
+    assert compare.choose_cases(compare.parse(arguments), "cpu") == shapes
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--batch", "1,x"], "'x' is not a whole number"),
+        (["--batch", ""], "'' is not a whole number"),
+        (["--context", "0"], "'0' is not a whole number"),
+        (["--q-heads", "-8"], "'-8' is not a whole number"),
+        (["--kv-heads", "3"], "--q-heads 8 is no multiple of --kv-heads 3"),
+        (["--q-len", "9000"], "--q-len 9000 exceeds --context 8192"),
+        (["--head-dim", "100"], "head_dim is 100"),
+        (["--seconds", "nan"], "'nan' is not a positive number"),
+        (["--device", "tpu"], "device is 'tpu'"),
+        (["--json", "/nonexistent/x.json"], "there is no folder /nonexistent"),
+        (["--plot", "/"], "not writable"),
+    ],
+)
+def test_options_are_checked_before_anything_is_measured(arguments, message, capsys):
+    with pytest.raises(SystemExit) as stop:
+        compare.main(["--smoke", *arguments])
+    assert stop.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_a_gpu_that_this_build_cannot_use_is_mentioned(monkeypatch, capsys):
+    cuda = types.SimpleNamespace(is_available=lambda: True, get_device_capability=lambda: (9, 0))
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(compare.ht, "has_cuda", False)
+    assert compare.choose_device() == "cpu" and "make wheel" in capsys.readouterr().err
+    monkeypatch.setattr(compare.ht, "has_cuda", True)
+    assert compare.choose_device() == "cuda:0" and not capsys.readouterr().err
+
+
+def test_without_numpy_it_says_what_to_install():
+    script = "import sys, runpy; sys.modules['numpy'] = None; runpy.run_module('halftone.compare', run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.endswith("python -m halftone.compare needs NumPy: pip install numpy\n")
+    assert "Traceback" not in done.stderr
 
 
 def test_absent_peers_are_listed():

@@ -32,7 +32,8 @@ def test_jax():
     if importlib.util.find_spec("jax") is None:
         pytest.skip("jax is not installed")
     os.environ["JAX_PLATFORMS"] = "cpu"
-    assert "bfloat16 on TFRT_CPU_0" in run("jax_decode.py")
+    said = run("jax_decode.py")  # how JAX writes its device depends on its version
+    assert any(f"bfloat16 on {device}" in said for device in ("TFRT_CPU_0", "cpu:0"))
 
 
 def test_readme_quick_start():

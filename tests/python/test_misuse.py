@@ -1,10 +1,13 @@
 """Misuse from Python: every error is of the right class, names the argument, and leaves outputs untouched."""
 
+import types
+
 import numpy as np
 import pytest
 from support import DIM, KV_HEADS, Q_HEADS, filled_cache, normal
 
 import halftone as ht
+from halftone import _arrays
 
 
 @pytest.fixture
@@ -84,12 +87,22 @@ def test_numbers(value, cache):
         ({"causal": 1}, "causal is 1"),
         ({"scale": float("nan")}, "scale is nan"),
         ({"scale": "x"}, "scale is 'x'"),
+        ({"scale": 0.0}, "scale is 0.0, .* or None"),
+        ({"scale": -0.5}, "scale is -0.5"),
+        ({"scale": 2.0**-150}, "scale is 7.0"),
+        ({"scale": 1e39}, "scale is 1e.39"),
+        ({"scale": 10**400}, "scale is too large"),
+        ({"softcap": 1e-60}, "softcap is 1e-60, .* or 0 for none"),
+        ({"softcap": float("nan")}, "softcap is nan"),
         ({"policy": "lucky"}, "policy is 'lucky'"),
         ({"q_dtype": "f64"}, "q_dtype is 'f64'"),
         ({"workers": -1}, "workers"),
         ({"window_left": -2}, "window_left"),
         ({"softcap": -1.0}, "softcap"),
         ({"device": "tpu:0"}, "device is 'tpu:0'"),
+        ({"device": "cuda:\u00b2"}, "device is 'cuda:\u00b2'"),
+        ({"device": "cuda:99999999999"}, "31 bits"),
+        ({"policy": ["fast"]}, "policy is"),
         ({"max_q_len": -1}, "max_q_len"),
     ],
 )
@@ -287,3 +300,110 @@ def test_static_scales(rng, scale):
     bare = ht.PagedKVCache(1, 64, kv_heads=KV_HEADS, head_dim=DIM, k_format="int8-tensor")
     with pytest.raises(ht.InvalidArgumentError, match="k_scale"):
         bare.append(x, x)
+
+
+def arange(*values):
+    return np.array(values, np.int32)
+
+
+@pytest.mark.parametrize(
+    "call, match",
+    [
+        (lambda c, q: ht.attend(q, c, cu_q=3), "^cu_q is a int"),
+        (lambda c, q: ht.attend(q, c, cu_q=np.array(3)), r"^cu_q is of shape \(\)"),
+        (lambda c, q: ht.attend(q, c, cu_kv=arange(0, 40, 104)), "^cu_kv is given beside cache"),
+        (lambda c, q: ht.attend(q, k=3, v=3), "^k is a int"),
+        (lambda c, q: ht.attend(q, k=q, v=q[0]), r"^v is of shape \(8, 128\)"),
+        (lambda c, q: ht.attend(q, k=q, v=q, cu_kv=2), "^cu_kv is a int"),
+        (lambda c, q: ht.attend(q, c, stream="x"), "^stream is 'x'"),
+        (lambda c, q: ht.attend(q, c, stream=True), "^stream is True"),
+        (lambda c, q: ht.attend(q, c, stream=2**80), "^stream is"),
+        (lambda c, q: ht.attend(q, c, lse=None), "^lse is None"),
+        (lambda c, q: ht.attend(q, c, lse="x"), "^lse is a str"),
+        (lambda c, q: ht.attend(q, c, sinks=3), "^sinks is a int"),
+        (lambda c, q: ht.schedule(ht.plan(c, q_heads=8), c, cu_q="x"), "^cu_q is a str"),
+        (lambda c, q: c.append(q, q, 2), "^counts is 2"),
+        (lambda c, q: c.append(q, q, "ab"), "^counts is 'ab'"),
+        (lambda c, q: c.append(q, q, [10**400, 0]), r"^counts\[0\] is"),
+        (lambda c, q: c.append(q, q, [2, 0], rope="x"), "^rope is a str"),
+        (lambda c, q: c.append(q, q, [2, 0], rope=ht.Rope(1, 2, 3)), "^rope.cos is a int"),
+        (lambda c, q: c.append_slots(q, q, None), "^slot_mapping is None"),
+        (lambda c, q: c.append_slots(q, q, [1, 2]), "^slot_mapping is a list"),
+        (lambda c, q: c.reserve("x"), "^tokens is 'x'"),
+        (lambda c, q: c.reserve(1.5), "^tokens is 1.5"),
+        (lambda c, q: c.reserve([1, None]), r"^tokens\[1\] is None"),
+        (lambda c, q: c.advance(None), "^counts is None"),
+        (lambda c, q: c.dequantize(3), "^k_out is a int"),
+        (lambda c, q: c.dequantize(dtype="f64"), "^dtype is 'f64'"),
+        (lambda c, q: c.dequantize(*([np.empty((104, 2, 128), "f4")] * 2), dtype="f16"), "^dtype is 'f16', but k_out"),
+        (lambda c, q: ht.export_fbgemm_int4(c, "k", 3), "^slots is a int"),
+        (lambda c, q: ht.export_fbgemm_int4(c, "q", arange(3)), "^part is 'q'"),
+        (lambda c, q: ht.PagedKVCache(1, 64, spec="x"), "^spec is 'x'"),
+        (lambda c, q: ht.PagedKVCache(1, 64, spec=c.spec, kv_heads=3), "^kv_heads is 3 beside spec, which says 2"),
+        (lambda c, q: ht.PagedKVCache(1, 64, spec=c.spec, k_format="int4-g32"), "^k_format is int4-g32 beside spec"),
+        (lambda c, q: ht.PagedKVCache(1, 64, spec=c.spec, rotate_k=True), "^rotate_k is True beside spec"),
+        (lambda c, q: ht.PagedKVCache(1, 64, kv_heads=2, head_dim=128, framework=["numpy"]), "^framework is"),
+        (lambda c, q: ht.PagedKVCache(1, 64, kv_heads=2, head_dim=128, k_scale="x"), "^k_scale is a str"),
+        (lambda c, q: ht.PagedKVCache.wrap("x", c.pages, c.block_table, c.lengths), "^spec is 'x'"),
+        (lambda c, q: ht.PagedKVCache.wrap(c.spec, c.pages[0], c.block_table, c.lengths), "^pages is of shape"),
+        (lambda c, q: ht.PagedKVCache.wrap(c.spec, c.pages, c.block_table[0], c.lengths), "^block_table is of shape"),
+        (lambda c, q: ht.PagedKVCache.wrap(c.spec, c.pages, c.block_table, None), "^lengths is None"),
+        (lambda c, q: ht.PagedKVCache.wrap(c.spec, c.pages, c.block_table, c.lengths[:, None]), "^lengths is of shape"),
+        (lambda c, q: ht.KVFormat.int4(group=32, granularity="tensor"), "^granularity is 'tensor' beside group 32"),
+        (lambda c, q: ht.KVFormat.int8(granularity="group"), "^group is None"),
+        (lambda c, q: ht.merge(3, 3), "^parts is a int"),
+        (lambda c, q: ht.merge([3], [3]), r"^parts\[0\] is a int"),
+        (lambda c, q: ht.merge([q], []), "^part_lse has 0 arrays"),
+        (lambda c, q: ht.merge([q], [None]), r"^part_lse\[0\] is None"),
+        (lambda c, q: ht.merge([q.astype("f8")], [q[..., 0]]), r"^parts\[0\].dtype is 'float64'"),
+        (lambda c, q: ht.merge([q], [q[..., 0]], out_dtype="int8"), "^out_dtype is 'int8'"),
+        (lambda c, q: ht.merge([q], [q[..., 0]], out=q.copy(), out_dtype="f16"), "^out_dtype is 'f16', but out"),
+        (lambda c, q: ht.merge([q], [q[..., 0]], lse=None), "^lse is None"),
+    ],
+)
+def test_arguments_of_the_wrong_kind(cache, q, call, match):
+    before = cache.host_lengths
+    with pytest.raises(ht.InvalidArgumentError, match=match) as caught:
+        call(cache, q)
+    assert "ffi." not in str(caught.value) and cache.host_lengths == before
+
+
+def test_what_agrees_is_accepted(cache):
+    again = ht.PagedKVCache(2, 64, spec=cache.spec, kv_heads=KV_HEADS, k_format="int8-head", page_size=64)
+    assert again.spec is cache.spec
+    assert ht.KVFormat.int4(group=32, granularity="group") == ht.KVFormat("int4-g32")
+    k, v = cache.dequantize(np.empty((104, KV_HEADS, DIM), np.float16))
+    assert k.dtype == v.dtype == np.float16
+    again.reserve(np.int64(3))
+    again.reserve(np.array([1, 2]))
+
+
+def test_more_pages_than_memory():
+    options = dict(kv_heads=8, head_dim=256, page_size=256)
+    match = r"num_pages is 8388608, but 8388608 pages of 2097152 bytes"
+    with pytest.raises(ht.ResourceExhaustedError, match=match):
+        ht.PagedKVCache(1, 2**31 - 1, **options)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
+def test_an_allocation_that_fails(monkeypatch, error):
+    def refuse(*args, **options):
+        raise error
+
+    monkeypatch.setattr(np, "zeros", refuse)
+    with pytest.raises(ht.ResourceExhaustedError, match="num_pages is 3, but 3 pages of 65536 bytes"):
+        ht.PagedKVCache(1, 64, kv_heads=2, head_dim=128, num_pages=3)
+
+
+@pytest.mark.parametrize("package", ["numpy", "ml_dtypes", "torch"])
+def test_absent_packages(monkeypatch, package):
+    real = _arrays.importlib.import_module
+
+    def absent(name):
+        if name == package:
+            raise ModuleNotFoundError(f"No module named {name!r}")
+        return real(name)
+
+    monkeypatch.setattr(_arrays, "importlib", types.SimpleNamespace(import_module=absent))
+    with pytest.raises(ht.UnsupportedError, match=f"pip install {package}"):
+        _arrays.empty("torch" if package == "torch" else "numpy", (3,), "bf16", "cpu")

@@ -1,23 +1,30 @@
-"""The command line of ``python -m halftone.compare``."""
+"""The command line of ``python -m halftone.compare``. Needs NumPy, and torch on a GPU."""
 
 from __future__ import annotations
 
 import argparse
 import datetime
 import gc
+import importlib.util
 import json
+import os
 import sys
 from typing import Any
 
-import numpy as np
+try:
+    import numpy as np
+except ImportError:
+    sys.exit("python -m halftone.compare needs NumPy: pip install numpy")
 
 import halftone as ht
+from halftone import _arrays
 
 from . import cases, measure, report
 from .oracle import relative_error
 from .peers import PEERS, Entry, Peer, Refusal, truth_of
 
 _FORMATS = {"cuda": "bf16,fp8,int8-head,int8-g32,int4-g32,int4-g32+rot", "cpu": "bf16,int8-head,int8-g32,int4-g32+rot"}
+_SHAPE = {"q_len": 1, "q_heads": 8, "kv_heads": 1, "head_dim": 128, "context": 8192}
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -30,39 +37,99 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--formats", help="halftone's, comma-separated, +rot for rotated K and V, e.g. int8-head,int4-g32+rot"
     )
-    parser.add_argument(
-        "--batch", help="requests, comma-separated; with this or a shape option the suite's shapes give way"
-    )
-    parser.add_argument("--context", type=int, default=8192, help="keys of each request")
-    parser.add_argument("--q-len", type=int, default=1, help="queries of each request")
-    parser.add_argument("--q-heads", type=int, default=8)
-    parser.add_argument("--kv-heads", type=int, default=1)
-    parser.add_argument("--head-dim", type=int, default=128)
-    parser.add_argument("--seconds", type=float, default=0.3, help="spent on timing one participant, about")
+    shape = parser.add_argument_group("shape", "any of these takes the place of the suite's shapes")
+    shape.add_argument("--batch", type=_counts, metavar="N,...", help="requests, comma-separated; default: 1")
+    shape.add_argument("--context", type=_count, metavar="N", help="keys of each request; default: 8192")
+    shape.add_argument("--q-len", type=_count, metavar="N", help="queries of each request; default: 1")
+    shape.add_argument("--q-heads", type=_count, metavar="N", help="default: 8")
+    shape.add_argument("--kv-heads", type=_count, metavar="N", help="default: 1")
+    shape.add_argument("--head-dim", type=_count, metavar="N", help="default: 128")
+    parser.add_argument("--seconds", type=_seconds, default=0.3, help="spent on timing one participant, about")
     parser.add_argument("--smoke", action="store_true", help="one small shape: does everything run?")
     parser.add_argument("--json", metavar="FILE", help="write every figure here")
     parser.add_argument("--plot", metavar="FILE", help="write a self-contained SVG here")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    _check_together(parser, options)
+    return options
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < 2**31):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to {2**31 - 1}")
+    return int(text)
+
+
+def _counts(text: str) -> list[int]:
+    return [_count(part.strip()) for part in text.split(",")]
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of seconds")
+    return value
+
+
+def _check_together(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """What can be known before anything is measured: a run may take minutes."""
+    case = dict(_SHAPE, **_given(options))
+    if case["q_heads"] % case["kv_heads"]:
+        parser.error(f"--q-heads {case['q_heads']} is no multiple of --kv-heads {case['kv_heads']}")
+    try:
+        ht.KVCacheSpec(case["kv_heads"], case["head_dim"])
+    except ht.Error as error:
+        parser.error(str(error))
+    if case["q_len"] > case["context"]:
+        parser.error(f"--q-len {case['q_len']} exceeds --context {case['context']}")
+    for name in ("json", "plot"):
+        path = getattr(options, name)
+        if path is None:
+            continue
+        folder = os.path.dirname(path) or "."
+        if not os.path.isdir(folder):
+            parser.error(f"--{name} {path}: there is no folder {folder}")
+        if os.path.isdir(path) or not os.access(path if os.path.exists(path) else folder, os.W_OK):
+            parser.error(f"--{name} {path}: not writable")
+    if options.device is not None:
+        try:
+            _arrays.parse_device(options.device)
+        except ht.InvalidArgumentError as error:
+            parser.error(f"--device: {error}")
+        if options.device != "cpu" and importlib.util.find_spec("torch") is None:
+            parser.error(f"--device {options.device} needs torch: pip install torch")
 
 
 def choose_device() -> str:
+    """A Hopper GPU if torch sees one and halftone can use it, else the CPU; says so where the two differ."""
+    try:
+        import torch
+    except ImportError:
+        return "cpu"
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
+        return "cpu"
     if ht.has_cuda:
-        try:
-            import torch
-        except ImportError:
-            return "cpu"
-        if torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0):
-            return "cuda:0"
+        return "cuda:0"
+    print(
+        "torch sees a Hopper GPU, but this halftone was built without CUDA: measuring the CPU. "
+        "`make wheel` beside nvcc builds a wheel that has it.",
+        file=sys.stderr,
+    )
     return "cpu"
 
 
+def _given(options: argparse.Namespace) -> dict[str, int]:
+    return {name: getattr(options, name) for name in _SHAPE if getattr(options, name) is not None}
+
+
 def choose_cases(options: argparse.Namespace, kind: str) -> list[cases.Case]:
-    if options.smoke:
-        return cases.SMOKE[kind]
-    if options.batch is None:
-        return cases.SUITES[options.suite, kind]
-    shape = (options.q_len, options.q_heads, options.kv_heads, options.head_dim, options.context)
-    return [cases.Case(int(b), *shape) for b in options.batch.split(",")]
+    """The suite's shapes, or one for each --batch if a shape option is given (with --smoke: of the small shape)."""
+    given = _given(options)
+    if not given and options.batch is None:
+        return cases.SMOKE[kind] if options.smoke else cases.SUITES[options.suite, kind]
+    return [cases.Case(batch, **dict(_SHAPE, **given)) for batch in options.batch or [1]]
 
 
 def probe(kind: str) -> tuple[list[Peer], dict[str, str]]:
