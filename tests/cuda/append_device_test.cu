@@ -43,6 +43,21 @@ void expect_equal_pages(const Tensor& cpu, const Tensor& gpu, const KvCacheSpec&
   }
 }
 
+/// The cache's pages after the same append on the GPU, which leaves the status at 0.
+Tensor pages_from_device(const Cache& cache, const AppendArgs& args, const Tensor& status) {
+  Uploads uploads;
+  const PagedKv device = upload(uploads, cache.view());
+  const AppendArgs device_args = upload(uploads, args);
+  append(device, device_args);
+  check_cuda(cudaDeviceSynchronize());
+  Tensor pages = cache.pages.clone();
+  download(device.pages, pages);
+  EXPECT_TRUE(uploads.guards_intact());
+  download(device_args.status, status);
+  EXPECT_EQ(status.as<std::int32_t>()[0], 0);
+  return pages;
+}
+
 /// Appends 108 * `scale` random tokens to slots on both backends and compares every byte of the pages.
 void expect_same_pages(const KvCacheSpec& spec, std::uint64_t seed, RopePairing pairing, DType input,
                        bool by_slots, int scale = 1) {
@@ -74,22 +89,8 @@ void expect_same_pages(const KvCacheSpec& spec, std::uint64_t seed, RopePairing 
   const Tensor status = Tensor::of({1}, std::vector<std::int32_t>{0});
   args.status = status.view();
 
-  Uploads uploads;
-  const PagedKv device = upload(uploads, cache.view());
-  AppendArgs device_args = args;
-  for (TensorView* t :
-       {&device_args.k, &device_args.v, &device_args.slot_mapping, &device_args.cu_seqlens,
-        &device_args.status, &device_args.rope.cos, &device_args.rope.sin, &device_args.rope.positions}) {
-    *t = uploads.add(*t);
-  }
-  append(device, device_args);
-  check_cuda(cudaDeviceSynchronize());
+  const Tensor pages = pages_from_device(cache, args, status);
   append(cache.view(), args);
-  const Tensor pages = cache.pages.clone();
-  download(device.pages, pages);
-  EXPECT_TRUE(uploads.guards_intact());
-  download(device_args.status, status);
-  EXPECT_EQ(status.as<std::int32_t>()[0], 0);
   expect_equal_pages(cache.pages, pages, spec, seed);
 }
 
@@ -136,25 +137,13 @@ TEST(DeviceAppend, TokensBeforeTheFirstRequestAreSkipped) {
   args.cu_seqlens = cu.view();
   args.status = status.view();
 
-  Uploads uploads;
-  const PagedKv device = upload(uploads, cache.view());
-  AppendArgs device_args = args;
-  for (TensorView* t : {&device_args.k, &device_args.v, &device_args.cu_seqlens, &device_args.status})
-    *t = uploads.add(*t);
-  append(device, device_args);
-  check_cuda(cudaDeviceSynchronize());
-
+  const Tensor pages = pages_from_device(cache, args, status);
   for (std::int32_t& end : ends) end -= kBefore;
   const Tensor cpu_cu = Tensor::of({kRequests + 1}, ends);
   args.cu_seqlens = cpu_cu.view();
   args.k = args.v = TensorView::contiguous(k.as<float>().data() + kBefore * 2 * 64, DType::kFloat32,
                                            {tokens - kBefore, 2, 64});
   append(cache.view(), args);
-  const Tensor pages = cache.pages.clone();
-  download(device.pages, pages);
-  EXPECT_TRUE(uploads.guards_intact());
-  download(device_args.status, status);
-  EXPECT_EQ(status.as<std::int32_t>()[0], 0);
   expect_equal_pages(cache.pages, pages, spec, 7);
 }
 

@@ -181,26 +181,18 @@ TEST(DeviceAttention, GraphReplayAtOtherLengths) {
   const std::vector<std::int32_t> ones(3, 1);
   auto* device_lengths = static_cast<std::int32_t*>(lengths.kv_lengths.data);
   check_cuda(cudaMemcpy(device_lengths, ones.data(), 12, cudaMemcpyHostToDevice));
-  cudaStream_t stream;
-  cudaGraph_t graph;
-  cudaGraphExec_t executable;
-  check_cuda(cudaStreamCreate(&stream));
-  check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-  schedule(plan, lengths, space, stream);
-  run(plan, args, space, stream);
-  check_cuda(cudaStreamEndCapture(stream, &graph));
-  check_cuda(cudaGraphInstantiate(&executable, graph, 0));
-  check_cuda(cudaGraphLaunch(executable, stream));
-  check_cuda(cudaStreamSynchronize(stream));
+  const CapturedGraph graph(
+      [&](cudaStream_t stream) {
+        schedule(plan, lengths, space, stream);
+        run(plan, args, space, stream);
+      },
+      cudaStreamDefault);
+  graph.replay();
   const std::vector<std::int32_t> full = {131072, 4096, 100};
   check_cuda(cudaMemcpy(device_lengths, full.data(), 12, cudaMemcpyHostToDevice));
-  check_cuda(cudaGraphLaunch(executable, stream));
-  check_cuda(cudaStreamSynchronize(stream));
+  graph.replay();
   download(args.out, outputs.out);
   EXPECT_TRUE(same_bytes(expected.out, outputs.out));
-  cudaGraphExecDestroy(executable);
-  cudaGraphDestroy(graph);
-  cudaStreamDestroy(stream);
 }
 
 }  // namespace

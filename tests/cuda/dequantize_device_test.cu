@@ -228,21 +228,13 @@ TEST(DeviceDequantize, AGraphFollowsTheLengths) {
   Uploads uploads;
   const PagedKv device = upload(uploads, cache.view());
   const TensorView k = uploads.add(rows.k.view()), v = uploads.add(rows.v.view());
-  cudaStream_t stream = nullptr;
-  check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t replay = nullptr;
-  check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-  dequantize(device, k, v, stream);
-  check_cuda(cudaStreamEndCapture(stream, &graph));
-  check_cuda(cudaGraphInstantiate(&replay, graph, 0));
+  const CapturedGraph graph([&](cudaStream_t stream) { dequantize(device, k, v, stream); });
   for (const auto& [a, b] : {std::pair{100, 60}, std::pair{17, 0}, std::pair{0, 49}}) {
     cache.lengths.as<std::int32_t>()[0] = a;
     cache.lengths.as<std::int32_t>()[1] = b;
     check_cuda(cudaMemcpyAsync(device.lengths.data, cache.lengths.bytes().data(), 8, cudaMemcpyHostToDevice,
-                               stream));
-    check_cuda(cudaGraphLaunch(replay, stream));
-    check_cuda(cudaStreamSynchronize(stream));
+                               graph.stream()));
+    graph.replay();
     download(k, rows.k);
     const Rows expected = on_cpu(cache, DType::kBFloat16);
     const std::int64_t live = expected.k.numel();
@@ -250,9 +242,6 @@ TEST(DeviceDequantize, AGraphFollowsTheLengths) {
       ASSERT_EQ(rows.k.get(i), i < live ? expected.k.get(i) : 0.0F) << i << " of lengths " << a << ", " << b;
     }
   }
-  check_cuda(cudaGraphExecDestroy(replay));
-  check_cuda(cudaGraphDestroy(graph));
-  check_cuda(cudaStreamDestroy(stream));
 }
 
 TEST(DeviceDequantize, Errors) {

@@ -95,11 +95,52 @@ inline AttentionArgs upload(Uploads& uploads, const AttentionArgs& host) {
   return device;
 }
 
+inline AppendArgs upload(Uploads& uploads, const AppendArgs& host) {
+  AppendArgs device = host;
+  for (TensorView* t : {&device.k, &device.v, &device.slot_mapping, &device.cu_seqlens, &device.status,
+                        &device.rope.cos, &device.rope.sin, &device.rope.positions}) {
+    *t = uploads.add(*t);
+  }
+  return device;
+}
+
 inline void download(const TensorView& device, const Tensor& host) {
   if (device.present()) {
     check_cuda(cudaMemcpy(host.bytes().data(), device.data, host.bytes().size(), cudaMemcpyDeviceToHost));
   }
 }
+
+/// What `call(stream)` launches, captured in a graph on a stream of its own.
+class CapturedGraph {
+ public:
+  template <class Call>
+  explicit CapturedGraph(Call call, unsigned stream_flags = cudaStreamNonBlocking) {
+    check_cuda(cudaStreamCreateWithFlags(&stream_, stream_flags));
+    check_cuda(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeGlobal));
+    call(stream_);
+    check_cuda(cudaStreamEndCapture(stream_, &graph_));
+    check_cuda(cudaGraphInstantiate(&executable_, graph_, 0));
+  }
+  ~CapturedGraph() {
+    cudaGraphExecDestroy(executable_);
+    cudaGraphDestroy(graph_);
+    cudaStreamDestroy(stream_);
+  }
+  CapturedGraph(const CapturedGraph&) = delete;
+  CapturedGraph& operator=(const CapturedGraph&) = delete;
+
+  cudaStream_t stream() const { return stream_; }
+  /// Runs it to its end.
+  void replay() const {
+    check_cuda(cudaGraphLaunch(executable_, stream_));
+    check_cuda(cudaStreamSynchronize(stream_));
+  }
+
+ private:
+  cudaStream_t stream_ = nullptr;
+  cudaGraph_t graph_ = nullptr;
+  cudaGraphExec_t executable_ = nullptr;
+};
 
 /// The problem for device 0. Throws Error(kUnsupported) where the backend has no kernel for it.
 inline Plan plan_on_device(const Problem& p) {

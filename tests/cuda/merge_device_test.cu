@@ -194,31 +194,20 @@ TEST(DeviceMerge, AGraphReadsTheParts) {
                                 lses = upload_all(uploads, first.lse_views());
   Outputs outputs{Tensor(DType::kFloat32, {4, 4, 128}), Tensor(DType::kFloat32, {4, 4}), {}};
   const TensorView out = uploads.add(outputs.out.view()), lse = uploads.add(outputs.lse.view());
-  cudaStream_t stream = nullptr;
-  check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t replay = nullptr;
-  check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-  halftone::merge(parts, lses, out, lse, stream);
-  check_cuda(cudaStreamEndCapture(stream, &graph));
-  check_cuda(cudaGraphInstantiate(&replay, graph, 0));
+  const CapturedGraph graph([&](cudaStream_t stream) { halftone::merge(parts, lses, out, lse, stream); });
   for (const Merge* m : {&first, &second}) {
     for (std::size_t i = 0; i < parts.size(); ++i) {
       for (const auto& [to, from] :
            {std::pair{&parts[i], &m->parts[i]}, std::pair{&lses[i], &m->part_lse[i]}}) {
         check_cuda(cudaMemcpyAsync(to->data, from->bytes().data(), from->bytes().size(),
-                                   cudaMemcpyHostToDevice, stream));
+                                   cudaMemcpyHostToDevice, graph.stream()));
       }
     }
-    check_cuda(cudaGraphLaunch(replay, stream));
-    check_cuda(cudaStreamSynchronize(stream));
+    graph.replay();
     download(out, outputs.out);
     download(lse, outputs.lse);
     expect_close(*m, on_cpu(*m), outputs);
   }
-  check_cuda(cudaGraphExecDestroy(replay));
-  check_cuda(cudaGraphDestroy(graph));
-  check_cuda(cudaStreamDestroy(stream));
 }
 
 TEST(DeviceMerge, Errors) {
