@@ -125,7 +125,7 @@ def _given(options: argparse.Namespace) -> dict[str, int]:
 
 
 def choose_cases(options: argparse.Namespace, kind: str) -> list[cases.Case]:
-    """The suite's shapes, or one for each --batch if a shape option is given (with --smoke: of the small shape)."""
+    """The suite's shapes (with --smoke: one small one), or one for each --batch if a shape option is given."""
     given = _given(options)
     if not given and options.batch is None:
         return cases.SMOKE[kind] if options.smoke else cases.SUITES[options.suite, kind]
