@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Sequence
 
 from . import _arrays, _check, _native
@@ -109,7 +110,7 @@ class PagedKVCache:
                 f"{per_request}]) do not fit into the memory of {device}: make fewer pages with num_pages, or lower "
                 "batch or max_len."
             ) from None
-        _arrays.add(table, -1)
+        _arrays.fill(table, -1)
         self._init(spec, pages, table, lengths, (k_scale, k_min, v_scale, v_min), clamped)
         self._pool = pool
 
@@ -163,7 +164,9 @@ class PagedKVCache:
         self.status = None
         if self.device != "cpu" or clamped:
             self.status = _arrays.empty(self.framework, (1,), "int32", self.device, zero=True)
-        self._single: Any = None  # cu_seqlens of one token for every request
+        self._native_status = _arrays.native(self.status, "status")
+        self._single: Any = None  # int32 [batch + 1]: cu_seqlens of one token for every request
+        self._native_single: Any = None
 
     @property
     def batch(self) -> int:
@@ -212,27 +215,31 @@ class PagedKVCache:
             InvalidArgumentError: shapes or dtypes; on the CPU also non-finite input (CUDA sets ``status``).
         """
         tokens = int(_check.shape(k, "k", 3, "tokens, kv_heads, head_dim")[0])
+        pool = self._pool
+        stream = _arrays.stream_of(self.pages, stream)
         if counts is None:
-            if self.batch != 1 and tokens != self.batch:
+            each = tokens if self.batch == 1 else 1
+            if each * self.batch != tokens:
                 raise InvalidArgumentError(
                     f"k has {tokens} tokens for {self.batch} requests, but counts is None: say how many each one gets."
                 )
-            counts = [tokens] if self.batch == 1 else [1] * self.batch
+            if pool is not None and pool.has_room(each):  # every step of decode but the few that need a page
+                self._append(k, v, None, self._cumulative(each), rope, stream)
+                pool.advance(each)
+                return
+            counts = [each] * self.batch
         else:
             counts = _check.counts(counts, "counts")
         if sum(counts) != tokens:
             raise InvalidArgumentError(f"counts add up to {sum(counts)}, but k has {tokens} tokens: make them agree.")
-        after = None
-        if self._pool is not None:
-            after = self._pool.grown(counts)
-            self._upload(self._pool.reserve(after))
-        cu = self._cumulative(counts)
+        with _arrays.on_stream(self.pages, stream):
+            if pool is not None:
+                after = pool.grown(counts)
+                self._upload(pool.reserve(after))
+            cu = self._cumulative(counts)
         self._append(k, v, None, cu, rope, stream)
-        uniform = counts[0] if counts and len(set(counts)) == 1 else counts
-        if counts:
-            _arrays.add(self.lengths, uniform)
-        if after is not None:
-            self._pool.lengths = after
+        if pool is not None:
+            pool.lengths = after
 
     def append_slots(
         self, k: Any, v: Any, slot_mapping: Any, *, rope: Rope | None = None, stream: int | None = None
@@ -251,36 +258,35 @@ class PagedKVCache:
         self._append(k, v, slot_mapping, None, rope, stream)
 
     def _append(self, k: Any, v: Any, slots: Any, cu: Any, rope: Rope | None, stream: int | None) -> None:
-        pairing, arrays = 0, (None, None, None)
+        native = _arrays.native
+        pairing, cos, sin, positions = 0, None, None, None
         if rope is not None:
             if not isinstance(rope, Rope):
                 raise InvalidArgumentError(f"rope is a {type(rope).__name__}, but must be a halftone.Rope: make one.")
             pairing = _PAIRINGS.index(_check.choice(rope.pairing, "rope.pairing", _PAIRINGS))
-            arrays = tuple(_arrays.native(getattr(rope, n), f"rope.{n}") for n in ("cos", "sin", "positions"))
+            cos, sin, positions = (native(getattr(rope, n), f"rope.{n}") for n in ("cos", "sin", "positions"))
         _native.append(
-            self._native, _arrays.native(k, "k"), _arrays.native(v, "v"), _arrays.native(slots, "slot_mapping"), cu,
-            pairing, *arrays, _arrays.native(self.status, "status"), _arrays.stream_of(self.pages, stream),
+            self._native, native(k, "k"), native(v, "v"), native(slots, "slot_mapping"), cu, pairing, cos, sin,
+            positions, self._native_status, _arrays.stream_of(self.pages, stream),
         )  # fmt: skip
 
-    def _cumulative(self, counts: Sequence[int]) -> Any:
-        if all(c == 1 for c in counts):
-            if self._single is None:
-                cu = _arrays.make(self.framework, list(range(self.batch + 1)), "int32", self.device)
-                self._single = _arrays.native(cu, "cu_seqlens")
-            return self._single
-        cu = [0]
-        for count in counts:
-            cu.append(cu[-1] + count)
-        return _arrays.native(_arrays.make(self.framework, cu, "int32", self.device), "cu_seqlens")
+    def _cumulative(self, counts: int | Sequence[int]) -> Any:
+        """The native cu_seqlens of ``counts`` tokens for every request, or for each. That of decode is made once."""
+        if isinstance(counts, int):
+            if counts == 1 and self._single is not None:
+                return self._native_single
+            counts = [counts] * self.batch
+        cu = [0, *accumulate(counts)]
+        array = _arrays.make(self.framework, cu, "int32", self.device)
+        native = _arrays.native(array, "cu_seqlens")
+        if cu == list(range(self.batch + 1)):
+            self._single, self._native_single = array, native
+        return native
 
-    def _upload(self, requests: Sequence[int]) -> None:
-        """Brings the rows of ``requests`` to the device."""
-        if len(requests) > 4:
-            _arrays.assign(self.block_table, self._pool.table())
-            return
-        for i in requests:
-            live = self._pool.pages[i]
-            _arrays.assign(self.block_table[i, : len(live)], live)
+    def _upload(self, dealt: list[tuple[int, int, int]]) -> None:
+        """Brings pages that were dealt, (request, column, page) each, into the block table."""
+        if dealt:
+            _arrays.put(self.block_table, dealt)
 
     def _owned(self, what: str) -> PagePool:
         if self._pool is None:
@@ -297,7 +303,7 @@ class PagedKVCache:
         """
         pool = self._owned("reserve()")
         self._upload(pool.reserve(pool.grown(self._for_each(tokens, "tokens"))))
-        self._cumulative([1] * self.batch)  # or the first append would copy it to the device, within a capture perhaps
+        self._cumulative(1)  # or the first append would copy it to the device, within a capture perhaps
 
     def advance(self, counts: int | Sequence[int] = 1) -> None:
         """Tells the host that a replayed graph appended ``counts`` tokens; the device's lengths are already right.
