@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import operator
+import os
 from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any, Sequence
@@ -114,6 +115,14 @@ def empty(framework: str, shape: Sequence[int], dtype: str, device: str, zero: b
     return (module.zeros if zero else module.empty)(shape, dtype=_dtype(module, framework, dtype))
 
 
+def host_memory() -> int:
+    """Bytes of this machine's memory, 0 if it does not say."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return 0
+
+
 def is_out_of_memory(error: Exception) -> bool:
     """True for what NumPy, torch and CuPy raise when an array is too large."""
     if isinstance(error, (Error, MemoryError)) or type(error).__name__ == "OutOfMemoryError":
@@ -135,6 +144,11 @@ def make(framework: str, values: Any, dtype: str, device: str) -> Any:
     return module.asarray(values, dtype=_dtype(module, framework, dtype))
 
 
+def _on_device(x: Any) -> Any:
+    """A context in which CuPy works on the device of ``x``; other frameworks need none."""
+    return x.device if framework_of(x) == "cupy" else nullcontext()
+
+
 def assign(target: Any, values: Any) -> None:
     """Overwrites the memory of ``target`` with the (nested) list ``values``."""
     framework = framework_of(target)
@@ -142,7 +156,8 @@ def assign(target: Any, values: Any) -> None:
     if framework == "torch":
         target.copy_(source)
     else:
-        target[...] = source
+        with _on_device(target):
+            target[...] = source
 
 
 def fill(target: Any, value: int) -> None:
@@ -150,7 +165,8 @@ def fill(target: Any, value: int) -> None:
     if framework_of(target) == "torch":
         target.fill_(value)
     else:
-        target[...] = value
+        with _on_device(target):
+            target[...] = value
 
 
 def put(target: Any, entries: Sequence[tuple[int, int, int]]) -> None:
@@ -161,7 +177,7 @@ def put(target: Any, entries: Sequence[tuple[int, int, int]]) -> None:
     framework = framework_of(target)
     module = load(framework)
     if framework != "torch":
-        with target.device if framework == "cupy" else nullcontext():
+        with _on_device(target):
             rows, columns, values = module.asarray(entries).T
             target[rows, columns] = values
         return

@@ -21,6 +21,7 @@ class Plan:
         spec: the geometry of K and V.
         options: everything else the plan depends on, by name.
         workspace_bytes: bytes of the workspace of :func:`schedule`, 256-byte aligned.
+        out_dtype, lse, device: as given to :func:`plan`.
     """
 
     def __init__(self, spec: KVCacheSpec, options: tuple) -> None:
@@ -33,6 +34,9 @@ class Plan:
         self.out_dtype: str = self.options["out_dtype"]
         self.lse: bool = self.options["lse"]
         self.device: str = "cpu" if self.options["device_type"] == 1 else f"cuda:{self.options['device_index']}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _cached_plan, (self.spec, tuple(self.options.items()))
 
     def describe(self) -> str:
         """The plan in words: the configuration, the reason, sizes."""

@@ -13,6 +13,8 @@ from .format import KVFormat
 from .spec import KVCacheSpec, agreeing, check_spec
 
 _PAIRINGS = ("none", "half", "interleaved")
+_MAX_BATCH = 1 << 24  # of a plan
+_HOST_BYTES = 128  # of a request: its length and its list of pages
 
 
 @dataclass(frozen=True)
@@ -92,11 +94,19 @@ class PagedKVCache:
         for value, name in ((batch, "batch"), (max_len, "max_len")):
             if _check.integer(value, name) < 0:
                 raise InvalidArgumentError(f"{name} is {value}, but must be 0 or more: give a count.")
+        if batch > _MAX_BATCH:
+            raise InvalidArgumentError(f"batch is {batch}, but must be at most {_MAX_BATCH}: make several caches.")
         per_request = max(1, -(-max_len // spec.page_size))
         count = batch * per_request if num_pages is None else _check.integer(num_pages, "num_pages")
         if count < 0:
             raise InvalidArgumentError(f"num_pages is {count}, but must be 0 or more: give a count.")
         _arrays.parse_device(device)
+        table_bytes = 4 * batch * per_request
+        if (memory := _arrays.host_memory()) and _HOST_BYTES * batch + (device == "cpu") * table_bytes > memory:
+            raise ResourceExhaustedError(
+                f"batch is {batch}, but its block table [{batch}, {per_request}] and the lists of its requests do not "
+                f"fit into {memory} bytes of host memory: lower batch or max_len."
+            )
         try:  # the pages first: what is too large should fail at once
             pages = _arrays.empty(framework, (count, spec.page_bytes), "uint8", device, zero=True)
             table = _arrays.empty(framework, (batch, per_request), "int32", device, zero=True)
@@ -127,6 +137,7 @@ class PagedKVCache:
         v_scale: Any = None,
         v_min: Any = None,
         clamped: bool = False,
+        status: Any = None,
     ) -> PagedKVCache:
         """A view of pages, block table and lengths that the caller deals and keeps up to date.
 
@@ -136,6 +147,7 @@ class PagedKVCache:
             block_table: int32 [batch, max_pages_per_request].
             lengths: int32 [batch].
             k_scale, k_min, v_scale, v_min, clamped: as in the constructor.
+            status: int32 [1], sticky flags, see the attributes; None allocates it where it is needed.
         """
         self = cls.__new__(cls)
         check_spec(spec)
@@ -144,11 +156,23 @@ class PagedKVCache:
         _check.shape(lengths, "lengths", 1, "batch")
         for value, name in ((pages, "pages"), (block_table, "block_table"), (lengths, "lengths")):
             _arrays.native(value, name, written=True)
-        self._init(spec, pages, block_table, lengths, (k_scale, k_min, v_scale, v_min), clamped)
+        if status is not None:
+            _check.shape(status, "status", 1, "1")
+            _arrays.native(status, "status", written=True)
+        self._init(spec, pages, block_table, lengths, (k_scale, k_min, v_scale, v_min), clamped, status)
         self._pool = None
         return self
 
-    def _init(self, spec: KVCacheSpec, pages: Any, table: Any, lengths: Any, scales: tuple, clamped: bool) -> None:
+    def _init(
+        self,
+        spec: KVCacheSpec,
+        pages: Any,
+        table: Any,
+        lengths: Any,
+        scales: tuple[Any, ...],
+        clamped: bool,
+        status: Any = None,
+    ) -> None:
         self.spec = spec
         self.pages = pages
         self.block_table = table
@@ -161,8 +185,8 @@ class PagedKVCache:
         self._native = _native.cache(spec._native, *native, self.clamped)
         self.framework = _arrays.framework_of(pages)
         self.device = _arrays.device_of(pages)
-        self.status = None
-        if self.device != "cpu" or clamped:
+        self.status = status
+        if status is None and (self.device != "cpu" or clamped):
             self.status = _arrays.empty(self.framework, (1,), "int32", self.device, zero=True)
         self._native_status = _arrays.native(self.status, "status")
         self._single: Any = None  # int32 [batch + 1]: cu_seqlens of one token for every request

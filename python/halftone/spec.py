@@ -62,6 +62,9 @@ class KVCacheSpec:
         text = {name: str(value) if name.endswith("_format") else value for name, value in fields.items()}
         object.__setattr__(self, "key", json.dumps(text))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return KVCacheSpec, tuple(getattr(self, field.name) for field in dataclasses.fields(self))
+
     @cached_property
     def _native(self) -> Any:
         return _native.spec(
