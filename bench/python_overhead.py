@@ -56,19 +56,18 @@ def calls_of(where, batch):
     yield "attend, scheduled", lambda: ht.attend(q, cache, schedule=step)
     yield "Schedule.update", step.update
     yield "attend alone", lambda: ht.attend(q, cache)
-    yield "PagedKVCache.append", lambda: cache.append(k, k)
-    if framework != "torch":
-        return
-    import halftone.torch as hot
+    if framework == "torch":
+        import halftone.torch as hot
 
-    compiled = hot.Step(plan)
-    hot.schedule(compiled, cache)
-    cache.reserve(4096)
-    yield "torch.attend, out given", lambda: hot.attend(q, cache, compiled, out=out)
-    yield "torch.attend", lambda: hot.attend(q, cache, compiled)
-    yield "torch.schedule", lambda: hot.schedule(compiled, cache)
-    yield "torch.append", lambda: hot.append(cache, k, k)
-    yield "torch.Step", lambda: hot.Step(plan)
+        compiled = hot.Step(plan)
+        hot.schedule(compiled, cache)
+        yield "torch.attend, out given", lambda: hot.attend(q, cache, compiled, out=out)
+        yield "torch.attend", lambda: hot.attend(q, cache, compiled)
+        yield "torch.schedule", lambda: hot.schedule(compiled, cache)
+        yield "torch.Step", lambda: hot.Step(plan)
+        cache.reserve(4096)
+        yield "torch.append", lambda: hot.append(cache, k, k)
+    yield "PagedKVCache.append", lambda: cache.append(k, k)
 
 
 def columns_here():
@@ -85,7 +84,7 @@ def main():
     rows = {}
     for where in columns:
         settle = arrays_of(where)[-1]
-        for batch in (0, 1, 32):
+        for batch in (0, 1, 32) if where.startswith("cuda") else (0, 1):
             for name, call in calls_of(where, batch):
                 rows.setdefault((batch, name), {})[where] = microseconds(call, settle)
     print(f"{'us per call':38}" + "".join(f"{c:>10}" for c in columns))

@@ -105,10 +105,10 @@ struct AppendArgs {
 };
 
 /// Quantises `args.k` and `args.v` and writes them into `cache`. The caller updates `lengths` afterwards,
-/// unless `args.advance` is set. Only the bytes of the addressed slots (and lengths) change. With slot_mapping, cache.block_table and cache.lengths may
-/// be absent. CPU: throws OutOfRange (slot or page beyond the cache, rope.positions beyond cos),
-/// InvalidArgument (K or V not finite or beyond 2^100, cos or sin not finite or beyond 2^16, two tokens with
-/// one slot) before any byte is written.
+/// unless `args.advance` is set. Only the bytes of the addressed slots (and lengths) change. With
+/// slot_mapping, cache.block_table and cache.lengths may be absent. CPU: throws OutOfRange (slot or page
+/// beyond the cache, rope.positions beyond cos), InvalidArgument (K or V not finite or beyond 2^100, cos or
+/// sin not finite or beyond 2^16, two tokens with one slot) before any byte is written.
 HALFTONE_API void append(const PagedKv& cache, const AppendArgs& args, Stream stream = nullptr);
 
 /// Reads a cache back in the caller's basis (rotations undone), request after request.

@@ -106,6 +106,14 @@ class PagePool:
         self._measure()
         return dealt
 
+    def undo(self, dealt: Sequence[tuple[int, int, int]]) -> None:
+        """Takes back what :meth:`reserve` has just dealt."""
+        for request, _, page in reversed(dealt):
+            self.pages[request].pop()
+            self._returned.append(page)
+        self._returned.sort(reverse=True)
+        self._measure()
+
     def release(self, index: int) -> None:
         """Takes back the pages of a request and forgets its tokens."""
         own = self.pages[self.request(index)]

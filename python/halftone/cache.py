@@ -248,7 +248,7 @@ class PagedKVCache:
                     f"k has {tokens} tokens for {self.batch} requests, but counts is None: say how many each one gets."
                 )
             if pool is not None and pool.has_room(each):  # every step of decode but the few that need a page
-                self._append(k, v, None, self._cumulative(each), rope, stream)
+                self._append(k, v, None, self._cumulative(each, stream), rope, stream)
                 pool.advance(each)
                 return
             counts = [each] * self.batch
@@ -256,12 +256,10 @@ class PagedKVCache:
             counts = _check.counts(counts, "counts")
         if sum(counts) != tokens:
             raise InvalidArgumentError(f"counts add up to {sum(counts)}, but k has {tokens} tokens: make them agree.")
-        with _arrays.on_stream(self.pages, stream):
-            if pool is not None:
-                after = pool.grown(counts)
-                self._upload(pool.reserve(after))
-            cu = self._cumulative(counts)
-        self._append(k, v, None, cu, rope, stream)
+        if pool is not None:
+            after = pool.grown(counts)
+            self._deal(pool, after, stream)
+        self._append(k, v, None, self._cumulative(counts, stream), rope, stream)
         if pool is not None:
             pool.lengths = after
 
@@ -294,23 +292,30 @@ class PagedKVCache:
             positions, self._native_status, _arrays.stream_of(self.pages, stream),
         )  # fmt: skip
 
-    def _cumulative(self, counts: int | Sequence[int]) -> Any:
+    def _cumulative(self, counts: int | Sequence[int], stream: int | None = None) -> Any:
         """The native cu_seqlens of ``counts`` tokens for every request, or for each. That of decode is made once."""
         if isinstance(counts, int):
             if counts == 1 and self._single is not None:
                 return self._native_single
             counts = [counts] * self.batch
         cu = [0, *accumulate(counts)]
-        array = _arrays.make(self.framework, cu, "int32", self.device)
+        with _arrays.on_stream(self.pages, stream):
+            array = _arrays.make(self.framework, cu, "int32", self.device)
         native = _arrays.native(array, "cu_seqlens")
         if cu == list(range(self.batch + 1)):
             self._single, self._native_single = array, native
         return native
 
-    def _upload(self, dealt: list[tuple[int, int, int]]) -> None:
-        """Brings pages that were dealt, (request, column, page) each, into the block table."""
-        if dealt:
-            _arrays.put(self.block_table, dealt)
+    def _deal(self, pool: PagePool, lengths: Sequence[int], stream: int | None = None) -> None:
+        """Deals pages for ``lengths`` tokens of each request and enters them into the block table; both or neither."""
+        dealt = pool.reserve(lengths)
+        try:
+            if dealt:
+                with _arrays.on_stream(self.pages, stream):
+                    _arrays.put(self.block_table, dealt)
+        except Exception:
+            pool.undo(dealt)
+            raise
 
     def _owned(self, what: str) -> PagePool:
         if self._pool is None:
@@ -326,7 +331,7 @@ class PagedKVCache:
             OutOfRangeError, ResourceExhaustedError: as :meth:`append`.
         """
         pool = self._owned("reserve()")
-        self._upload(pool.reserve(pool.grown(self._for_each(tokens, "tokens"))))
+        self._deal(pool, pool.grown(self._for_each(tokens, "tokens")))
         self._cumulative(1)  # or the first append would copy it to the device, within a capture perhaps
 
     def advance(self, counts: int | Sequence[int] = 1) -> None:

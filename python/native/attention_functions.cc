@@ -104,8 +104,8 @@ Ref<StepObj> make_step(const Ref<PlanObj>& plan, AnyView kv_lengths, AnyView cu_
   });
 }
 
-/// Schedules again into the same workspace, for the lengths' present values. `like`: any of the caller's arrays,
-/// from which tvm_ffi learns the framework's current stream.
+/// Schedules again into the same workspace, for the lengths' present values. `like`: any of the caller's
+/// arrays, from which tvm_ffi learns the framework's current stream.
 void reschedule(const Ref<StepObj>& step, AnyView /*like*/, AnyView stream) {
   guarded([&] {
     schedule(step->plan, step->lengths, step->workspace, to_stream(step->plan.problem().device, stream));
@@ -136,8 +136,8 @@ void run_step(const Ref<StepObj>& step, AnyView cache, AnyView q, AnyView k, Any
   });
 }
 
-/// run() for torch's operators, which know tensors only: the workspace was scheduled elsewhere, and nothing of
-/// the cache is held.
+/// run() for torch's operators, which know tensors only: the workspace was scheduled elsewhere, and nothing
+/// of the cache is held.
 void run_tensors(const Ref<PlanObj>& plan, AnyView kv_lengths, AnyView cu_q, AnyView workspace, AnyView pages,
                  AnyView block_table, AnyView k_scale, AnyView k_min, AnyView v_scale, AnyView v_min,
                  bool clamped, AnyView q, AnyView out, AnyView lse, AnyView alibi_slopes, AnyView sinks,

@@ -121,8 +121,8 @@ void validate_append(const PagedKv& cache, const AppendArgs& args) {
             by_slot ? "present" : "absent");
   }
   if (by_slot && args.advance) {
-    invalid("advance is {}, but slot_mapping does not say whose tokens they are: pass cu_seqlens or {}.", true,
-            "advance = false");
+    invalid("advance is {}, but slot_mapping does not say whose tokens they are: pass cu_seqlens or {}.",
+            true, "advance = false");
   }
   validate_cache(cache, by_slot ? CacheIndex::kUnused : CacheIndex::kTableAndLengths);
   const KvCacheSpec& spec = cache.spec;
