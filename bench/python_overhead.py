@@ -65,9 +65,10 @@ def calls_of(where, batch):
         yield "torch.attend", lambda: hot.attend(q, cache, compiled)
         yield "torch.schedule", lambda: hot.schedule(compiled, cache)
         yield "torch.Step", lambda: hot.Step(plan)
+    yield "PagedKVCache.append", lambda: cache.append(k, k)
+    if framework == "torch":
         cache.reserve(4096)
         yield "torch.append", lambda: hot.append(cache, k, k)
-    yield "PagedKVCache.append", lambda: cache.append(k, k)
 
 
 def columns_here():
