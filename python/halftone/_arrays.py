@@ -200,11 +200,9 @@ def on_stream(x: Any, stream: int | None) -> Any:
     return cuda.stream(cuda.ExternalStream(stream, device=index) if stream else cuda.default_stream(index))
 
 
-def to_list(x: Any) -> list:
+def to_list(x: Any) -> list[Any]:
     """The values on the host; synchronises with a device."""
-    if hasattr(x, "tolist"):
-        return x.tolist()
-    return load("numpy").from_dlpack(x).tolist()
+    return list((x if hasattr(x, "tolist") else load("numpy").from_dlpack(x)).tolist())
 
 
 def workspace(framework: str, size: int, device: str) -> Any:
@@ -297,5 +295,5 @@ def stream_of(x: Any, stream: int | None) -> int | None:
         return number
     kind = type(x).__module__
     if kind != "torch" and kind.startswith("cupy"):
-        return importlib.import_module("cupy").cuda.get_current_stream().ptr
+        return int(importlib.import_module("cupy").cuda.get_current_stream().ptr)
     return None

@@ -18,7 +18,10 @@ class PagePool:
         self.pages: list[list[int]] = [[] for _ in range(batch)]
         self._fresh = 0  # the first page never dealt
         self._returned: list[int] = []  # below it, in falling order
-        self.lengths = [0] * batch
+        self._lengths = [0] * batch
+        self._steps = 0  # tokens that every request has beyond _lengths
+        self._room = 0  # tokens that every request may get on the pages it has
+        self._measure()
 
     @property
     def lengths(self) -> list[int]:
@@ -31,7 +34,7 @@ class PagePool:
     @lengths.setter
     def lengths(self, lengths: list[int]) -> None:
         self._lengths = lengths
-        self._steps = 0  # tokens that every request has beyond _lengths
+        self._steps = 0
         self._measure()
 
     def _measure(self) -> None:
@@ -61,9 +64,7 @@ class PagePool:
     def request(self, index: int) -> int:
         """``index`` if it is a request. Raises OutOfRangeError."""
         if not 0 <= index < self.batch:
-            raise OutOfRangeError(
-                f"request is {index}, but the cache has {self.batch}: use 0 to {self.batch - 1}."
-            )
+            raise OutOfRangeError(f"request is {index}, but the cache has {self.batch}: use 0 to {self.batch - 1}.")
         return index
 
     def grown(self, counts: Sequence[int]) -> list[int]:

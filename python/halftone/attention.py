@@ -6,8 +6,9 @@ from functools import lru_cache
 from typing import Any, NoReturn, Sequence
 
 from . import _arrays, _check, _native
-from .cache import KVCacheSpec, PagedKVCache, check_cache
+from .cache import PagedKVCache, check_cache
 from .errors import InvalidArgumentError
+from .spec import KVCacheSpec
 
 _FLOATS = ("f32", "f16", "bf16")
 _POLICIES = ("fast", "reproducible", "batch_invariant")
@@ -24,11 +25,13 @@ class Plan:
         out_dtype, lse, device: as given to :func:`plan`.
     """
 
-    def __init__(self, spec: KVCacheSpec, options: tuple) -> None:
+    def __init__(self, spec: KVCacheSpec, options: tuple[tuple[str, Any], ...]) -> None:
         self.spec = spec
-        self.options = dict(options)
+        self.options: dict[str, Any] = dict(options)
         self._native = _native.plan(spec._native, self.options)
-        self.info = {str(k): str(v) if isinstance(v, str) else v for k, v in _native.plan_info(self._native).items()}
+        self.info: dict[str, Any] = {
+            str(k): str(v) if isinstance(v, str) else v for k, v in _native.plan_info(self._native).items()
+        }
         """The configuration and why it was chosen, the fields of C++'s ``PlanInfo``."""
         self.workspace_bytes: int = self.info["workspace_bytes"]
         self.out_dtype: str = self.options["out_dtype"]
@@ -47,7 +50,7 @@ class Plan:
 
 
 @lru_cache(maxsize=256)
-def _cached_plan(spec: KVCacheSpec, options: tuple) -> Plan:
+def _cached_plan(spec: KVCacheSpec, options: tuple[tuple[str, Any], ...]) -> Plan:
     return Plan(spec, options)
 
 
@@ -251,10 +254,12 @@ def attend(
         given = {name: value for name, value in zip(_OPTIONS, options) if value is not None}
         given.update(alibi=alibi_slopes is not None, sinks=sinks is not None, lse=lse is not False)
         schedule = _schedule_for(q, cache, k, v, cu_q, cu_kv, given, workspace, stream)
-    elif type(schedule) is not Schedule or not (
-        causal is window_left is window_right is scale is softcap is policy is workers is out_dtype is cu_q is cu_kv
-        is workspace is None
-    ):
+    elif (
+        type(schedule) is not Schedule
+        or causal is not None or window_left is not None or window_right is not None or scale is not None
+        or softcap is not None or policy is not None or workers is not None or out_dtype is not None
+        or cu_q is not None or cu_kv is not None or workspace is not None
+    ):  # fmt: skip
         _refuse_beside_schedule(schedule, locals())
     plan = schedule.plan
     native = _arrays.native
@@ -292,13 +297,21 @@ def _refuse_beside_schedule(schedule: Any, arguments: dict[str, Any]) -> NoRetur
 
 
 def _schedule_for(
-    q: Any, cache: Any, k: Any, v: Any, cu_q: Any, cu_kv: Any, options: dict, workspace: Any, stream: int | None
+    q: Any,
+    cache: Any,
+    k: Any,
+    v: Any,
+    cu_q: Any,
+    cu_kv: Any,
+    options: dict[str, Any],
+    workspace: Any,
+    stream: int | None,
 ) -> Schedule:
     shape = _check.shape(q, "q", 3, "total_q, q_heads, head_dim")
     if cu_q is not None:
         _check.shape(cu_q, "cu_q", 1, "batch + 1")
     total = int(shape[0])
-    common = dict(q_heads=int(shape[1]), q_dtype=_arrays.dtype_of(q), **options)
+    common: dict[str, Any] = dict(q_heads=int(shape[1]), q_dtype=_arrays.dtype_of(q), **options)
     if cache is not None:
         if k is not None or v is not None:
             raise InvalidArgumentError("k and v are given beside cache, but one of the two is attended: drop one.")
@@ -319,7 +332,9 @@ def _schedule_for(
     batch = int(_check.shape(cu_kv, "cu_kv", 1, "batch + 1")[0]) - 1
     spec = KVCacheSpec(int(k_shape[1]), int(k_shape[2]), v_head_dim=int(v_shape[2]))
     kv_dtype = _check.choice(_arrays.dtype_of(k), "k.dtype", _FLOATS)
-    bounds = dict(batch=batch, max_q_len=_longest(cu_q, total, batch, "cpu"), max_kv_len=int(k_shape[0]))
+    bounds: dict[str, Any] = dict(
+        batch=batch, max_q_len=_longest(cu_q, total, batch, "cpu"), max_kv_len=int(k_shape[0])
+    )
     made = plan(spec, kv_dtype=kv_dtype, device=_arrays.device_of(q), **bounds, **common)
     return _make_schedule(made, None, cu_q, cu_kv, q, workspace, stream)
 
@@ -346,7 +361,7 @@ def _make_schedule(
     return Schedule(made, kv_lengths, cu_q, cu_kv, workspace, stream)
 
 
-def _arrays_of(value: Any, name: str) -> list:
+def _arrays_of(value: Any, name: str) -> list[Any]:
     try:
         return list(value)
     except TypeError:

@@ -89,7 +89,7 @@ class PagedKVCache:
         v_min: Any = None,
         clamped: bool = False,
     ) -> None:
-        fields = (kv_heads, head_dim, k_format, v_format, v_head_dim, page_size, rotate_k, rotate_v)
+        fields: tuple[Any, ...] = (kv_heads, head_dim, k_format, v_format, v_head_dim, page_size, rotate_k, rotate_v)
         spec = KVCacheSpec(*fields) if spec is None else agreeing(spec, fields)
         for value, name in ((batch, "batch"), (max_len, "max_len")):
             if _check.integer(value, name) < 0:
@@ -163,6 +163,8 @@ class PagedKVCache:
         self._pool = None
         return self
 
+    _pool: PagePool | None
+
     def _init(
         self,
         spec: KVCacheSpec,
@@ -195,17 +197,19 @@ class PagedKVCache:
     @property
     def batch(self) -> int:
         """Requests."""
-        return self.lengths.shape[0]
+        return int(self.lengths.shape[0])
 
     @property
     def num_pages(self) -> int:
         """Pages, free ones included."""
-        return self.pages.shape[0]
+        return int(self.pages.shape[0])
 
     @property
     def max_len(self) -> int:
         """Most tokens of one request."""
-        return self.block_table.shape[1] * self.spec.page_size if self._pool is None else self._pool.max_len
+        if self._pool is None:
+            return int(self.block_table.shape[1]) * self.spec.page_size
+        return self._pool.max_len
 
     @property
     def host_lengths(self) -> list[int]:

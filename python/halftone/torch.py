@@ -8,14 +8,16 @@ the library through ``torch.ops.halftone``, which the compiler can trace with fu
 
 import json
 from functools import lru_cache
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, TypeVar
 
 import torch
+from torch import Tensor
 
 from . import _native
 from .attention import Plan, _cached_plan
-from .cache import KVCacheSpec, PagedKVCache
+from .cache import PagedKVCache
 from .errors import InvalidArgumentError, ResourceExhaustedError
+from .spec import KVCacheSpec
 
 _ALIGNMENT = 256  # bytes, of a workspace
 _DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
@@ -47,7 +49,10 @@ def _plan_of(key: str) -> Plan:
     return _cached_plan(_spec_of(spec), tuple((name, value) for name, value in options))
 
 
-def _operator(name: str, schema: str) -> Callable:
+_Kernel = TypeVar("_Kernel", bound=Callable[..., Any])
+
+
+def _operator(name: str, schema: str) -> Callable[[_Kernel], _Kernel]:
     """Registers a function as the kernel of ``halftone::<name>``.
 
     torch.library.custom_op() would cost 10 us and more for each call outside of graphs: it counts versions of what is
@@ -55,7 +60,7 @@ def _operator(name: str, schema: str) -> Callable:
     """
     torch.library.define(f"halftone::{name}", f"({schema}", tags=(torch.Tag.pt2_compliant_tag,))
 
-    def register(kernel: Callable) -> Callable:
+    def register(kernel: _Kernel) -> _Kernel:
         torch.library.impl(f"halftone::{name}", "CompositeExplicitAutograd", kernel)
         return kernel
 
@@ -67,62 +72,62 @@ def _operator(name: str, schema: str) -> Callable:
     "Tensor k, Tensor v, Tensor cu_seqlens, Tensor(a!) pages, Tensor block_table, Tensor(b!) lengths, "
     f"Tensor(c!)? status, {_SCALES}, str spec) -> ()",
 )
-def _append_op(k, v, cu_seqlens, pages, block_table, lengths, status, k_scale, k_min, v_scale, v_min, spec):
+def _append_op(
+    k: Tensor, v: Tensor, cu_seqlens: Tensor, pages: Tensor, block_table: Tensor, lengths: Tensor,
+    status: Optional[Tensor], k_scale: Optional[Tensor], k_min: Optional[Tensor], v_scale: Optional[Tensor],
+    v_min: Optional[Tensor], spec: str,
+) -> None:  # fmt: skip
     _native.append_tensors(
         _spec_of(spec)._native, k, v, cu_seqlens, pages, block_table, lengths, status, k_scale, k_min, v_scale, v_min
     )
 
 
-@torch.library.register_fake("halftone::append")
-def _(k, v, cu_seqlens, pages, block_table, lengths, status, k_scale, k_min, v_scale, v_min, spec):
-    return None
-
-
 @_operator("schedule", "Tensor kv_lengths, Tensor? cu_q, Tensor(a!) workspace, str plan) -> ()")
-def _schedule_op(kv_lengths, cu_q, workspace, plan):
+def _schedule_op(kv_lengths: Tensor, cu_q: Optional[Tensor], workspace: Tensor, plan: str) -> None:
     aligned = _aligned(workspace)
     _native.step(_plan_of(plan)._native, kv_lengths, cu_q, None, aligned, None)
     if aligned is not workspace:
         workspace.copy_(aligned)
 
 
-@torch.library.register_fake("halftone::schedule")
-def _(kv_lengths, cu_q, workspace, plan):
-    return None
-
-
 @_operator("attend_out", f"{_QUERY}, Tensor(c!) out, Tensor(d!)? lse) -> ()")
 def _attend_out_op(
-    q, workspace, kv_lengths, cu_q, pages, block_table, status, k_scale, k_min, v_scale, v_min, alibi_slopes, sinks,
-    clamped, plan, out, lse,
-):  # fmt: skip
+    q: Tensor, workspace: Tensor, kv_lengths: Tensor, cu_q: Optional[Tensor], pages: Tensor, block_table: Tensor,
+    status: Optional[Tensor], k_scale: Optional[Tensor], k_min: Optional[Tensor], v_scale: Optional[Tensor],
+    v_min: Optional[Tensor], alibi_slopes: Optional[Tensor], sinks: Optional[Tensor], clamped: bool, plan: str,
+    out: Tensor, lse: Optional[Tensor],
+) -> None:  # fmt: skip
     _native.run_tensors(
         _plan_of(plan)._native, kv_lengths, cu_q, _aligned(workspace), pages, block_table, k_scale, k_min, v_scale,
         v_min, clamped, q, out, lse, alibi_slopes, sinks, status,
     )  # fmt: skip
 
 
-@torch.library.register_fake("halftone::attend_out")
-def _(q, workspace, kv_lengths, cu_q, pages, block_table, status, k_scale, k_min, v_scale, v_min, alibi_slopes, sinks,
-      clamped, plan, out, lse):  # fmt: skip
-    return None
-
-
 @_operator("attend", f"{_QUERY}) -> (Tensor, Tensor)")
-def _attend_op(q, workspace, kv_lengths, cu_q, pages, block_table, status, k_scale, k_min, v_scale, v_min,
-               alibi_slopes, sinks, clamped, plan):  # fmt: skip
-    out, lse = _outputs(q, _plan_of(plan))
-    _attend_out_op(
-        q, workspace, kv_lengths, cu_q, pages, block_table, status, k_scale, k_min, v_scale, v_min, alibi_slopes,
-        sinks, clamped, plan, out, lse if _plan_of(plan).lse else None,
-    )  # fmt: skip
+def _attend_op(q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    plan = _plan_of(rest[-1])
+    out, lse = _outputs(q, plan)
+    arguments: tuple[Any, ...] = (q, *rest, out, lse if plan.lse else None)
+    _attend_out_op(*arguments)
     return out, lse
 
 
-@torch.library.register_fake("halftone::attend")
-def _(q, workspace, kv_lengths, cu_q, pages, block_table, status, k_scale, k_min, v_scale, v_min, alibi_slopes, sinks,
-      clamped, plan):  # fmt: skip
-    return _outputs(q, _plan_of(plan))
+def _attend_fake(q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    return _outputs(q, _plan_of(rest[-1]))
+
+
+def _writes_only(*_: Any) -> None:
+    return None
+
+
+_FAKES: dict[str, Callable[..., Any]] = {
+    "append": _writes_only,
+    "schedule": _writes_only,
+    "attend_out": _writes_only,
+    "attend": _attend_fake,
+}
+for _name, _fake in _FAKES.items():
+    torch.library.register_fake(f"halftone::{_name}", _fake)
 
 
 class _ops:
@@ -134,7 +139,7 @@ class _ops:
     attend_out = torch.ops.halftone.attend_out.default
 
 
-def _aligned(workspace: torch.Tensor) -> torch.Tensor:
+def _aligned(workspace: Tensor) -> Tensor:
     """``workspace``, or a copy where a compiler has moved it: torch aligns to 64 bytes on the CPU, halftone to 256.
 
     Nobody reads the partial results that attend() leaves in it, so that the copy need not be copied back.
@@ -144,24 +149,24 @@ def _aligned(workspace: torch.Tensor) -> torch.Tensor:
     return _aligned_empty(workspace.shape[0], workspace.device).copy_(workspace)
 
 
-def _aligned_empty(size: int, device: torch.device | str) -> torch.Tensor:
+def _aligned_empty(size: int, device: torch.device | str) -> Tensor:
     memory = torch.empty(size + _ALIGNMENT, dtype=torch.uint8, device=device)
     start = -memory.data_ptr() % _ALIGNMENT
     return memory[start : start + size]
 
 
-def _outputs(q: torch.Tensor, plan: Plan) -> tuple[torch.Tensor, torch.Tensor]:
+def _outputs(q: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
     return _new_out(q, plan), _new_lse(q) if plan.lse else q.new_empty((0,), dtype=torch.float32)
 
 
-def _new_out(q: torch.Tensor, plan: Plan) -> torch.Tensor:
+def _new_out(q: Tensor, plan: Plan) -> Tensor:
     width, dtype = plan.spec.v_head_dim, _DTYPES[plan.out_dtype]
     if q.shape[-1] == width and q.is_contiguous():
         return torch.empty_like(q, dtype=dtype)  # the cheapest of torch's ways
     return q.new_empty((*q.shape[:-1], width), dtype=dtype)
 
 
-def _new_lse(q: torch.Tensor) -> torch.Tensor:
+def _new_lse(q: Tensor) -> Tensor:
     return q.new_empty(q.shape[:-1], dtype=torch.float32)
 
 
@@ -181,9 +186,7 @@ class Step:
         workspace: the schedule and the partial results.
     """
 
-    def __init__(
-        self, plan: Plan, device: Optional[str] = None, *, workspace: Optional[torch.Tensor] = None
-    ) -> None:
+    def __init__(self, plan: Plan, device: Optional[str] = None, *, workspace: Optional[Tensor] = None) -> None:
         self.key = plan_key(plan)
         self.plan = plan
         self.lse = plan.lse
@@ -195,7 +198,7 @@ class Step:
 
 
 def _check_workspace(workspace: Any, plan: Plan, device: Optional[str]) -> None:
-    if not isinstance(workspace, torch.Tensor):
+    if not isinstance(workspace, Tensor):
         what, remedy = f"a {type(workspace).__name__}", "pass a torch.Tensor"
     elif workspace.dtype != torch.uint8 or workspace.dim() != 1 or not workspace.is_contiguous():
         what, remedy = f"{workspace.dtype} of shape {tuple(workspace.shape)}", "pass contiguous uint8 [bytes]"
@@ -212,7 +215,7 @@ def _check_workspace(workspace: Any, plan: Plan, device: Optional[str]) -> None:
     raise InvalidArgumentError(f"workspace is {what}, but must be 256-byte aligned uint8 memory: {remedy}.")
 
 
-def append(cache: PagedKVCache, k: torch.Tensor, v: torch.Tensor) -> None:
+def append(cache: PagedKVCache, k: Tensor, v: Tensor) -> None:
     """Appends one token to every request and advances ``cache.lengths``, not the host's copy of them.
 
     Args:
@@ -232,23 +235,23 @@ def append(cache: PagedKVCache, k: torch.Tensor, v: torch.Tensor) -> None:
     )  # fmt: skip
 
 
-def schedule(step: Step, cache: PagedKVCache, cu_q: Optional[torch.Tensor] = None) -> None:
+def schedule(step: Step, cache: PagedKVCache, cu_q: Optional[Tensor] = None) -> None:
     """Schedules ``step`` for the present lengths of ``cache``; see :func:`halftone.schedule`."""
     _ops.schedule(cache.lengths, cu_q, step.workspace, step.key)
 
 
 def attend(
-    q: torch.Tensor,
+    q: Tensor,
     cache: PagedKVCache,
     step: Step,
     *,
-    kv_lengths: Optional[torch.Tensor] = None,
-    cu_q: Optional[torch.Tensor] = None,
-    alibi_slopes: Optional[torch.Tensor] = None,
-    sinks: Optional[torch.Tensor] = None,
-    out: Optional[torch.Tensor] = None,
-    lse: Optional[torch.Tensor] = None,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    kv_lengths: Optional[Tensor] = None,
+    cu_q: Optional[Tensor] = None,
+    alibi_slopes: Optional[Tensor] = None,
+    sinks: Optional[Tensor] = None,
+    out: Optional[Tensor] = None,
+    lse: Optional[Tensor] = None,
+) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of one layer under a scheduled ``step``; see :func:`halftone.attend`.
 
     Args:
@@ -276,4 +279,4 @@ def attend(
     if lse is None and step.lse:
         lse = _new_lse(q)
     _ops.attend_out(*arguments, out, lse)
-    return (out, lse) if step.lse else out
+    return out if lse is None else (out, lse)
