@@ -345,6 +345,9 @@ class PagedKVCache:
             OutOfRangeError: beyond ``max_len``.
         """
         pool = self._owned("advance()")
+        if type(counts) is int and pool.has_room(counts):
+            pool.advance(counts)
+            return
         pool.lengths = pool.grown(self._for_each(counts, "counts"))
 
     def _for_each(self, value: Any, name: str) -> list[int]:
