@@ -133,6 +133,23 @@ TEST_F(AppendErrorTest, AFullCacheAndBadLengths) {
   EXPECT_NO_THROW(append(view_, args_));
 }
 
+TEST_F(AppendErrorTest, LengthsAdvanceOnceTheTokensAreThere) {
+  args_.advance = true;
+  const auto lengths = cache_.lengths.as<std::int32_t>();
+  lengths[0] = 40;
+  k_.as<float>()[0] = kNan;
+  refused(kInvalid, {"k[0, 0, 0]"}, [] {});
+  EXPECT_EQ(lengths[0], 40);
+  k_.as<float>()[0] = 1;
+  refused(kInvalid, {"cache.lengths overlaps cu_seqlens"},
+          [&] { args_.cu_seqlens.data = view_.lengths.data; });
+  refused(kInvalid, {"advance is true", "slot_mapping", "pass cu_seqlens"}, [&] { use_slots(); });
+  const std::vector<std::int32_t> before(lengths.begin(), lengths.end());
+  append(view_, args_);
+  EXPECT_EQ(lengths[0], before[0] + 4);
+  EXPECT_EQ(lengths[1], before[1] + 2);
+}
+
 TEST_F(AppendErrorTest, BadTableEntries) {
   const auto table = cache_.block_table.as<std::int32_t>();
   const std::int32_t good = table[0];

@@ -101,13 +101,14 @@ struct AppendArgs {
   Rope rope;
   TensorView status;  ///< optional on the CPU, int32 [1] on CUDA: sticky flags, bit 0 = a block-table entry
                       ///< was out of bounds (kClamped), bit 1 (CUDA) = a value not finite or beyond 2^100
+  bool advance = false;  ///< with cu_seqlens: lengths[i] then grows by cu[i+1] - cu[i]
 };
 
-/// Quantises `args.k` and `args.v` and writes them into `cache`. The caller updates `lengths` afterwards.
-/// Only the bytes of the addressed slots change. With slot_mapping, cache.block_table and cache.lengths may
-/// be absent. CPU: throws OutOfRange (slot or page beyond the cache, rope.positions beyond cos),
-/// InvalidArgument (K or V not finite or beyond 2^100, cos or sin not finite or beyond 2^16, two tokens with
-/// one slot) before any byte is written.
+/// Quantises `args.k` and `args.v` and writes them into `cache`. The caller updates `lengths` afterwards,
+/// unless `args.advance` is set. Only the bytes of the addressed slots (and lengths) change. With
+/// slot_mapping, cache.block_table and cache.lengths may be absent. CPU: throws OutOfRange (slot or page
+/// beyond the cache, rope.positions beyond cos), InvalidArgument (K or V not finite or beyond 2^100, cos or
+/// sin not finite or beyond 2^16, two tokens with one slot) before any byte is written.
 HALFTONE_API void append(const PagedKv& cache, const AppendArgs& args, Stream stream = nullptr);
 
 /// Reads a cache back in the caller's basis (rotations undone), request after request.

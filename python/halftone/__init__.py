@@ -6,7 +6,7 @@ docs/python.md the reference.
 
 from . import _native
 from .attention import Plan, Schedule, attend, merge, plan, schedule
-from .cache import KVCacheSpec, PagedKVCache, Rope
+from .cache import PagedKVCache, Rope
 from .convert import calibrate, dequantize, export_fbgemm_int4, import_fbgemm_int4
 from .errors import (
     CorruptFileError,
@@ -19,6 +19,7 @@ from .errors import (
     UnsupportedError,
 )
 from .format import KVFormat
+from .spec import KVCacheSpec
 
 __version__ = str(_native.version())
 has_cuda = bool(_native.has_cuda())

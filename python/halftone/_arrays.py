@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import importlib
 import operator
+import os
+from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any, Sequence
 
@@ -113,6 +115,14 @@ def empty(framework: str, shape: Sequence[int], dtype: str, device: str, zero: b
     return (module.zeros if zero else module.empty)(shape, dtype=_dtype(module, framework, dtype))
 
 
+def host_memory() -> int:
+    """Bytes of this machine's memory, 0 if it does not say."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return 0
+
+
 def is_out_of_memory(error: Exception) -> bool:
     """True for what NumPy, torch and CuPy raise when an array is too large."""
     if isinstance(error, (Error, MemoryError)) or type(error).__name__ == "OutOfMemoryError":
@@ -134,6 +144,11 @@ def make(framework: str, values: Any, dtype: str, device: str) -> Any:
     return module.asarray(values, dtype=_dtype(module, framework, dtype))
 
 
+def _on_device(x: Any) -> Any:
+    """A context in which CuPy works on the device of ``x``; other frameworks need none."""
+    return x.device if framework_of(x) == "cupy" else nullcontext()
+
+
 def assign(target: Any, values: Any) -> None:
     """Overwrites the memory of ``target`` with the (nested) list ``values``."""
     framework = framework_of(target)
@@ -141,28 +156,53 @@ def assign(target: Any, values: Any) -> None:
     if framework == "torch":
         target.copy_(source)
     else:
-        target[...] = source
+        with _on_device(target):
+            target[...] = source
 
 
-def add(target: Any, values: Any) -> None:
-    """``target += values`` in place; ``values`` is a number, a list, or an array of the same framework."""
-    if isinstance(values, list):
-        values = make(framework_of(target), values, dtype_of(target), device_of(target))
-    framework = framework_of(target)
-    if framework == "torch":
-        target.add_(values)
-    elif framework == "cupy":
-        with target.device:
-            target += values
+def fill(target: Any, value: int) -> None:
+    """Overwrites every element of ``target``."""
+    if framework_of(target) == "torch":
+        target.fill_(value)
     else:
-        target += values
+        with _on_device(target):
+            target[...] = value
 
 
-def to_list(x: Any) -> list:
+def put(target: Any, entries: Sequence[tuple[int, int, int]]) -> None:
+    """``target[i, j] = value`` for every (i, j, value); torch's device is not waited for.
+
+    Raises InvalidArgumentError within a graph capture, which would keep the values of now.
+    """
+    framework = framework_of(target)
+    module = load(framework)
+    if framework != "torch":
+        with _on_device(target):
+            rows, columns, values = module.asarray(entries).T
+            target[rows, columns] = values
+        return
+    if target.is_cuda and module.cuda.is_current_stream_capturing():
+        raise InvalidArgumentError("the capture of a graph needs new pages, but deals none: call reserve() before it.")
+    host = module.tensor(entries, dtype=module.int64, pin_memory=target.is_cuda)
+    rows, columns, values = host.to(target.device, non_blocking=True).unbind(1)
+    target[rows, columns] = values.to(target.dtype)
+
+
+def on_stream(x: Any, stream: int | None) -> Any:
+    """A context in which the framework of ``x`` queues its own work on ``stream``, unless that is None."""
+    framework, device = framework_of(x), device_of(x)
+    if stream is None or device == "cpu" or framework not in ("torch", "cupy"):
+        return nullcontext()
+    cuda = load(framework).cuda
+    index = parse_device(device)[1]
+    if framework == "cupy":
+        return cuda.ExternalStream(stream, index) if stream else cuda.Stream.null
+    return cuda.stream(cuda.ExternalStream(stream, device=index) if stream else cuda.default_stream(index))
+
+
+def to_list(x: Any) -> list[Any]:
     """The values on the host; synchronises with a device."""
-    if hasattr(x, "tolist"):
-        return x.tolist()
-    return load("numpy").from_dlpack(x).tolist()
+    return list((x if hasattr(x, "tolist") else load("numpy").from_dlpack(x)).tolist())
 
 
 def workspace(framework: str, size: int, device: str) -> Any:
@@ -173,15 +213,18 @@ def workspace(framework: str, size: int, device: str) -> Any:
 
 
 @lru_cache(maxsize=1)
-def _torch_dtypes() -> dict[str, Any]:
+def _torch() -> tuple[Any, dict[str, Any]]:
     torch = load("torch")
-    return {short: getattr(torch, long) for short, long in _DTYPES.items()}
+    return torch, {short: getattr(torch, long) for short, long in _DTYPES.items()}
 
 
 def empty_output(like: Any, shape: Sequence[int], dtype: str) -> Any:
     """A new array for a result, beside the input ``like``: same framework and device."""
-    if type(like).__module__ == "torch":  # the path of every decode step: no look-ups
-        return like.new_empty(shape, dtype=_torch_dtypes()[dtype])
+    if type(like).__module__ == "torch":  # the path of every decode step
+        torch, dtypes = _torch()
+        if shape == like.shape and like.is_contiguous():
+            return torch.empty_like(like, dtype=dtypes[dtype])  # the cheapest of torch's ways
+        return like.new_empty(shape, dtype=dtypes[dtype])
     framework = framework_of(like)
     device = device_of(like)
     if framework in ("jax", "dlpack") and device == "cpu":
@@ -191,13 +234,15 @@ def empty_output(like: Any, shape: Sequence[int], dtype: str) -> Any:
 
 def finish(result: Any, like: Any) -> Any:
     """What the caller gets for an array of empty_output(): JAX takes it over without a copy."""
-    if framework_of(like) == "jax" and isinstance(result, tvm_ffi.Tensor):
+    if isinstance(result, tvm_ffi.Tensor) and framework_of(like) == "jax":
         return importlib.import_module("jax").dlpack.from_dlpack(result)
     return result
 
 
 def native(x: Any, name: str, written: bool = False) -> Any:
     """``x`` as the native library takes it. Raises InvalidArgumentError naming ``name``."""
+    if x is None:
+        return None
     kind = type(x).__module__
     if kind == "torch" or kind.startswith("torch."):
         if not (x.is_cpu or x.is_cuda):
@@ -205,7 +250,7 @@ def native(x: Any, name: str, written: bool = False) -> Any:
                 f"{name} is on {x.device}, but halftone has the CPU and CUDA: move it to one of them."
             )
         return x.detach() if x.requires_grad else x
-    if x is None or isinstance(x, tvm_ffi.Tensor):
+    if isinstance(x, tvm_ffi.Tensor):
         return x
     framework = framework_of(x)
     if framework == "numpy" and hasattr(x, "flags"):
@@ -248,6 +293,7 @@ def stream_of(x: Any, stream: int | None) -> int | None:
                 f"stream is {stream!r}, but must be a cudaStream_t as an integer: pass torch's stream.cuda_stream."
             )
         return number
-    if type(x).__module__.startswith("cupy"):
-        return importlib.import_module("cupy").cuda.get_current_stream().ptr
+    kind = type(x).__module__
+    if kind != "torch" and kind.startswith("cupy"):
+        return int(importlib.import_module("cupy").cuda.get_current_stream().ptr)
     return None

@@ -83,7 +83,7 @@ def choice(value: Any, name: str, choices: tuple[str, ...]) -> str:
 
 def shape(value: Any, name: str, rank: int, dims: str) -> Any:
     """The shape of an array of ``rank`` dimensions; ``dims`` names them. Raises InvalidArgumentError."""
-    found = getattr(value, "shape", None)
+    found: Any = getattr(value, "shape", None)
     try:
         fits = len(found) == rank
     except TypeError:  # None, or something that is no shape

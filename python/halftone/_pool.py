@@ -14,11 +14,41 @@ class PagePool:
         self.max_len = max_len
         self.page_size = page_size
         self.num_pages = num_pages
-        self.width = max(1, -(-max_len // page_size))  # pages per request
-        self.lengths = [0] * batch
+        self.batch = batch
         self.pages: list[list[int]] = [[] for _ in range(batch)]
         self._fresh = 0  # the first page never dealt
         self._returned: list[int] = []  # below it, in falling order
+        self._lengths = [0] * batch
+        self._steps = 0  # tokens that every request has beyond _lengths
+        self._room = 0  # tokens that every request may get on the pages it has
+        self._measure()
+
+    @property
+    def lengths(self) -> list[int]:
+        """Live tokens of each request."""
+        if self._steps:
+            self._lengths = [length + self._steps for length in self._lengths]
+            self._steps = 0
+        return self._lengths
+
+    @lengths.setter
+    def lengths(self, lengths: list[int]) -> None:
+        self._lengths = lengths
+        self._steps = 0
+        self._measure()
+
+    def _measure(self) -> None:
+        ends = (min(len(own) * self.page_size, self.max_len) for own in self.pages)
+        self._room = min((end - length for end, length in zip(ends, self.lengths)), default=self.max_len)
+
+    def has_room(self, count: int) -> bool:
+        """True if the pages of every request hold ``count`` more tokens; takes the same time for any batch."""
+        return 0 <= count <= self._room
+
+    def advance(self, count: int) -> None:
+        """Adds ``count`` tokens to every request, for which :meth:`has_room` is true."""
+        self._steps += count
+        self._room -= count
 
     @property
     def free(self) -> int:
@@ -33,17 +63,15 @@ class PagePool:
 
     def request(self, index: int) -> int:
         """``index`` if it is a request. Raises OutOfRangeError."""
-        if not 0 <= index < len(self.lengths):
-            raise OutOfRangeError(
-                f"request is {index}, but the cache has {len(self.lengths)}: use 0 to {len(self.lengths) - 1}."
-            )
+        if not 0 <= index < self.batch:
+            raise OutOfRangeError(f"request is {index}, but the cache has {self.batch}: use 0 to {self.batch - 1}.")
         return index
 
     def grown(self, counts: Sequence[int]) -> list[int]:
         """The lengths after adding ``counts`` tokens. Raises InvalidArgumentError or OutOfRangeError."""
-        if len(counts) != len(self.lengths):
+        if len(counts) != self.batch:
             raise InvalidArgumentError(
-                f"counts has {len(counts)} entries, but the cache has {len(self.lengths)} requests: give one for each."
+                f"counts has {len(counts)} entries, but the cache has {self.batch} requests: give one for each."
             )
         after = []
         for i, (length, count) in enumerate(zip(self.lengths, counts)):
@@ -57,8 +85,8 @@ class PagePool:
             after.append(length + count)
         return after
 
-    def reserve(self, lengths: Sequence[int]) -> list[int]:
-        """Gives every request pages for ``lengths`` tokens; returns the requests that got one. All or nothing.
+    def reserve(self, lengths: Sequence[int]) -> list[tuple[int, int, int]]:
+        """Gives every request pages for ``lengths`` tokens, all or nothing; returns (request, column, page) of each.
 
         Raises ResourceExhaustedError.
         """
@@ -70,9 +98,22 @@ class PagePool:
                 f"num_pages is {self.num_pages}, of which {self.free} are free, but {sum(missing)} more are "
                 f"needed (request {request} needs {needed[request]} in all): make the cache larger or free() a request."
             )
-        for own, count in zip(self.pages, missing):
-            own.extend(self._deal() for _ in range(count))
-        return [i for i, m in enumerate(missing) if m]
+        dealt = []
+        for request, count in enumerate(missing):
+            for _ in range(count):
+                page = self._deal()
+                dealt.append((request, len(self.pages[request]), page))
+                self.pages[request].append(page)
+        self._measure()
+        return dealt
+
+    def undo(self, dealt: Sequence[tuple[int, int, int]]) -> None:
+        """Takes back what :meth:`reserve` has just dealt."""
+        for request, _, page in reversed(dealt):
+            self.pages[request].pop()
+            self._returned.append(page)
+        self._returned.sort(reverse=True)
+        self._measure()
 
     def release(self, index: int) -> None:
         """Takes back the pages of a request and forgets its tokens."""
@@ -81,7 +122,4 @@ class PagePool:
         self._returned.sort(reverse=True)
         own.clear()
         self.lengths[index] = 0
-
-    def table(self) -> list[list[int]]:
-        """The block table, [batch][width]; -1 where no page is."""
-        return [own + [-1] * (self.width - len(own)) for own in self.pages]
+        self._measure()

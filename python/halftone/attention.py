@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, Sequence
+from typing import Any, NoReturn, Sequence
 
 from . import _arrays, _check, _native
-from .cache import KVCacheSpec, PagedKVCache, check_cache
+from .cache import PagedKVCache, check_cache
 from .errors import InvalidArgumentError
+from .spec import KVCacheSpec
 
 _FLOATS = ("f32", "f16", "bf16")
 _POLICIES = ("fast", "reproducible", "batch_invariant")
@@ -21,17 +22,24 @@ class Plan:
         spec: the geometry of K and V.
         options: everything else the plan depends on, by name.
         workspace_bytes: bytes of the workspace of :func:`schedule`, 256-byte aligned.
+        out_dtype, lse, device: as given to :func:`plan`.
     """
 
-    def __init__(self, spec: KVCacheSpec, options: tuple) -> None:
+    def __init__(self, spec: KVCacheSpec, options: tuple[tuple[str, Any], ...]) -> None:
         self.spec = spec
-        self.options = dict(options)
+        self.options: dict[str, Any] = dict(options)
         self._native = _native.plan(spec._native, self.options)
-        self.info = {str(k): str(v) if isinstance(v, str) else v for k, v in _native.plan_info(self._native).items()}
+        self.info: dict[str, Any] = {
+            str(k): str(v) if isinstance(v, str) else v for k, v in _native.plan_info(self._native).items()
+        }
         """The configuration and why it was chosen, the fields of C++'s ``PlanInfo``."""
         self.workspace_bytes: int = self.info["workspace_bytes"]
         self.out_dtype: str = self.options["out_dtype"]
+        self.lse: bool = self.options["lse"]
         self.device: str = "cpu" if self.options["device_type"] == 1 else f"cuda:{self.options['device_index']}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _cached_plan, (self.spec, tuple(self.options.items()))
 
     def describe(self) -> str:
         """The plan in words: the configuration, the reason, sizes."""
@@ -42,7 +50,7 @@ class Plan:
 
 
 @lru_cache(maxsize=256)
-def _cached_plan(spec: KVCacheSpec, options: tuple) -> Plan:
+def _cached_plan(spec: KVCacheSpec, options: tuple[tuple[str, Any], ...]) -> Plan:
     return Plan(spec, options)
 
 
@@ -144,20 +152,16 @@ class Schedule:
         self.plan = plan
         self.workspace = workspace
         self.kv_lengths, self.cu_q, self.cu_kv = kv_lengths, cu_q, cu_kv
-        self._like = cu_kv if kv_lengths is None else kv_lengths
+        lengths, keys = _arrays.native(kv_lengths, "kv_lengths"), _arrays.native(cu_kv, "cu_kv")
+        self._like, self._like_native = (cu_kv, keys) if kv_lengths is None else (kv_lengths, lengths)
         self._native = _native.step(
-            plan._native, _arrays.native(kv_lengths, "kv_lengths"), _arrays.native(cu_q, "cu_q"),
-            _arrays.native(cu_kv, "cu_kv"), _arrays.native(workspace, "workspace", True),
+            plan._native, lengths, _arrays.native(cu_q, "cu_q"), keys, _arrays.native(workspace, "workspace", True),
             _arrays.stream_of(self._like, stream),
         )  # fmt: skip
 
     def update(self, stream: int | None = None) -> None:
         """Schedules again for the present values of the same length arrays; can be captured in a graph on CUDA."""
-        if self.plan.device != "cpu" and stream is None and _arrays.framework_of(self._like) == "torch":
-            import torch
-
-            stream = torch.cuda.current_stream(self._like.device).cuda_stream
-        _native.reschedule(self._native, _arrays.stream_of(self._like, stream))
+        _native.reschedule(self._native, self._like_native, _arrays.stream_of(self._like, stream))
 
 
 def schedule(
@@ -188,10 +192,7 @@ def schedule(
     if isinstance(kv_lengths, PagedKVCache):
         kv_lengths = kv_lengths.lengths
     like = cu_kv if kv_lengths is None else kv_lengths
-    if workspace is None:
-        framework = "numpy" if like is None else _arrays.framework_of(like)
-        workspace = _arrays.workspace(framework, plan.workspace_bytes, plan.device)
-    return Schedule(plan, kv_lengths, cu_q, cu_kv, workspace, stream)
+    return _make_schedule(plan, kv_lengths, cu_q, cu_kv, like, workspace, stream)
 
 
 def attend(
@@ -208,6 +209,7 @@ def attend(
     alibi_slopes: Any = None,
     sinks: Any = None,
     status: Any = None,
+    workspace: Any = None,
     causal: bool | None = None,
     window_left: int | None = None,
     window_right: int | None = None,
@@ -237,6 +239,7 @@ def attend(
         lse: True, or f32 [total_q, q_heads] to be written: also return the natural log of the sum of exponentials.
         alibi_slopes, sinks: f32 [q_heads]; see :func:`plan`.
         status: int32 [1], sticky; bit 0 is set by a bad block-table entry. None means the cache's own.
+        workspace: of a call without ``schedule``, as there; None allocates it.
         causal, window_left, window_right, scale, softcap, policy, workers, out_dtype: see :func:`plan`.
         stream: a cudaStream_t; None means the framework's current stream.
 
@@ -250,53 +253,65 @@ def attend(
         options = (causal, window_left, window_right, scale, softcap, policy, workers, out_dtype)
         given = {name: value for name, value in zip(_OPTIONS, options) if value is not None}
         given.update(alibi=alibi_slopes is not None, sinks=sinks is not None, lse=lse is not False)
-        schedule = _schedule_for(q, cache, k, v, cu_q, cu_kv, given, stream)
-    else:
-        _check_schedule(
-            schedule, (causal, window_left, window_right, scale, softcap, policy, workers, out_dtype, cu_q, cu_kv)
-        )
+        schedule = _schedule_for(q, cache, k, v, cu_q, cu_kv, given, workspace, stream)
+    elif (
+        type(schedule) is not Schedule
+        or causal is not None or window_left is not None or window_right is not None or scale is not None
+        or softcap is not None or policy is not None or workers is not None or out_dtype is not None
+        or cu_q is not None or cu_kv is not None or workspace is not None
+    ):  # fmt: skip
+        _refuse_beside_schedule(schedule, locals())
     plan = schedule.plan
     native = _arrays.native
     shape = _check.shape(q, "q", 3, "total_q, q_heads, head_dim")
     if lse is None:
         raise InvalidArgumentError("lse is None, but must be True, False or an array: choose one.")
     if out is None:
-        out = _arrays.empty_output(q, (*shape[:-1], plan.spec.v_head_dim), plan.out_dtype)
-    if lse is True or (lse is False and plan.options["lse"]):
+        width = plan.spec.v_head_dim
+        out = _arrays.empty_output(q, shape if shape[-1] == width else (*shape[:-1], width), plan.out_dtype)
+    if lse is True or (lse is False and plan.lse):
         lse = _arrays.empty_output(q, shape[:-1], "f32")
     if cache is not None:
         check_cache(cache)
-        status = cache.status if status is None else status
+        status = cache._native_status if status is None else native(status, "status", True)
+    else:
+        status = native(status, "status", True)
     _native.run(
         schedule._native, None if cache is None else cache._native, native(q, "q"), native(k, "k"), native(v, "v"),
         native(out, "out", True), None if lse is False else native(lse, "lse", True),
-        native(alibi_slopes, "alibi_slopes"), native(sinks, "sinks"), native(status, "status", True),
-        _arrays.stream_of(q, stream),
+        native(alibi_slopes, "alibi_slopes"), native(sinks, "sinks"), status, _arrays.stream_of(q, stream),
     )  # fmt: skip
     out = _arrays.finish(out, q)
     return out if lse is False else (out, _arrays.finish(lse, q))
 
 
-def _check_schedule(schedule: Any, options: Sequence[Any]) -> None:
+def _refuse_beside_schedule(schedule: Any, arguments: dict[str, Any]) -> NoReturn:
     if type(schedule) is not Schedule:
         raise InvalidArgumentError(
             f"schedule is a {type(schedule).__name__}, but must be a Schedule: call halftone.schedule()."
         )
-    for name, value in zip((*_OPTIONS, "cu_q", "cu_kv"), options):
-        if value is not None:
-            raise InvalidArgumentError(
-                f"{name} is given, but the schedule already fixes it: give it to plan() or schedule() instead."
-            )
+    name = next(n for n in (*_OPTIONS, "cu_q", "cu_kv", "workspace") if arguments[n] is not None)
+    raise InvalidArgumentError(
+        f"{name} is given, but the schedule already fixes it: give it to plan() or schedule() instead."
+    )
 
 
 def _schedule_for(
-    q: Any, cache: Any, k: Any, v: Any, cu_q: Any, cu_kv: Any, options: dict, stream: int | None
+    q: Any,
+    cache: Any,
+    k: Any,
+    v: Any,
+    cu_q: Any,
+    cu_kv: Any,
+    options: dict[str, Any],
+    workspace: Any,
+    stream: int | None,
 ) -> Schedule:
     shape = _check.shape(q, "q", 3, "total_q, q_heads, head_dim")
     if cu_q is not None:
         _check.shape(cu_q, "cu_q", 1, "batch + 1")
     total = int(shape[0])
-    common = dict(q_heads=int(shape[1]), q_dtype=_arrays.dtype_of(q), **options)
+    common: dict[str, Any] = dict(q_heads=int(shape[1]), q_dtype=_arrays.dtype_of(q), **options)
     if cache is not None:
         if k is not None or v is not None:
             raise InvalidArgumentError("k and v are given beside cache, but one of the two is attended: drop one.")
@@ -305,7 +320,7 @@ def _schedule_for(
         check_cache(cache)
         longest = _longest(cu_q, total, cache.batch, cache.device)
         made = plan(cache, max_q_len=longest, **common)
-        return _make_schedule(made, cache.lengths, cu_q, None, q, stream)
+        return _make_schedule(made, cache.lengths, cu_q, None, q, workspace, stream)
     if k is None or v is None:
         raise InvalidArgumentError("cache is None, so both k and v must be given: pass a cache, or k and v.")
     k_shape = _check.shape(k, "k", 3, "total_kv, kv_heads, head_dim")
@@ -317,9 +332,11 @@ def _schedule_for(
     batch = int(_check.shape(cu_kv, "cu_kv", 1, "batch + 1")[0]) - 1
     spec = KVCacheSpec(int(k_shape[1]), int(k_shape[2]), v_head_dim=int(v_shape[2]))
     kv_dtype = _check.choice(_arrays.dtype_of(k), "k.dtype", _FLOATS)
-    bounds = dict(batch=batch, max_q_len=_longest(cu_q, total, batch, "cpu"), max_kv_len=int(k_shape[0]))
+    bounds: dict[str, Any] = dict(
+        batch=batch, max_q_len=_longest(cu_q, total, batch, "cpu"), max_kv_len=int(k_shape[0])
+    )
     made = plan(spec, kv_dtype=kv_dtype, device=_arrays.device_of(q), **bounds, **common)
-    return _make_schedule(made, None, cu_q, cu_kv, q, stream)
+    return _make_schedule(made, None, cu_q, cu_kv, q, workspace, stream)
 
 
 def _longest(cu_q: Any, total: int, batch: int, device: str) -> int:
@@ -336,12 +353,15 @@ def _longest(cu_q: Any, total: int, batch: int, device: str) -> int:
     return max([1, *(int(b) - int(a) for a, b in zip(cu, cu[1:]))])
 
 
-def _make_schedule(made: Plan, kv_lengths: Any, cu_q: Any, cu_kv: Any, like: Any, stream: int | None) -> Schedule:
-    workspace = _arrays.workspace(_arrays.framework_of(like), made.workspace_bytes, made.device)
+def _make_schedule(
+    made: Plan, kv_lengths: Any, cu_q: Any, cu_kv: Any, like: Any, workspace: Any, stream: int | None
+) -> Schedule:
+    if workspace is None:
+        workspace = _arrays.workspace(_arrays.framework_of(like), made.workspace_bytes, made.device)
     return Schedule(made, kv_lengths, cu_q, cu_kv, workspace, stream)
 
 
-def _arrays_of(value: Any, name: str) -> list:
+def _arrays_of(value: Any, name: str) -> list[Any]:
     try:
         return list(value)
     except TypeError:

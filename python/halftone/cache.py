@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Sequence
 
 from . import _arrays, _check, _native
@@ -12,6 +13,8 @@ from .format import KVFormat
 from .spec import KVCacheSpec, agreeing, check_spec
 
 _PAIRINGS = ("none", "half", "interleaved")
+_MAX_BATCH = 1 << 24  # of a plan
+_HOST_BYTES = 128  # of a request: its length and its list of pages
 
 
 @dataclass(frozen=True)
@@ -86,16 +89,24 @@ class PagedKVCache:
         v_min: Any = None,
         clamped: bool = False,
     ) -> None:
-        fields = (kv_heads, head_dim, k_format, v_format, v_head_dim, page_size, rotate_k, rotate_v)
+        fields: tuple[Any, ...] = (kv_heads, head_dim, k_format, v_format, v_head_dim, page_size, rotate_k, rotate_v)
         spec = KVCacheSpec(*fields) if spec is None else agreeing(spec, fields)
         for value, name in ((batch, "batch"), (max_len, "max_len")):
             if _check.integer(value, name) < 0:
                 raise InvalidArgumentError(f"{name} is {value}, but must be 0 or more: give a count.")
+        if batch > _MAX_BATCH:
+            raise InvalidArgumentError(f"batch is {batch}, but must be at most {_MAX_BATCH}: make several caches.")
         per_request = max(1, -(-max_len // spec.page_size))
         count = batch * per_request if num_pages is None else _check.integer(num_pages, "num_pages")
         if count < 0:
             raise InvalidArgumentError(f"num_pages is {count}, but must be 0 or more: give a count.")
         _arrays.parse_device(device)
+        table_bytes = 4 * batch * per_request
+        if (memory := _arrays.host_memory()) and _HOST_BYTES * batch + (device == "cpu") * table_bytes > memory:
+            raise ResourceExhaustedError(
+                f"batch is {batch}, but its block table [{batch}, {per_request}] and the lists of its requests do not "
+                f"fit into {memory} bytes of host memory: lower batch or max_len."
+            )
         try:  # the pages first: what is too large should fail at once
             pages = _arrays.empty(framework, (count, spec.page_bytes), "uint8", device, zero=True)
             table = _arrays.empty(framework, (batch, per_request), "int32", device, zero=True)
@@ -109,7 +120,7 @@ class PagedKVCache:
                 f"{per_request}]) do not fit into the memory of {device}: make fewer pages with num_pages, or lower "
                 "batch or max_len."
             ) from None
-        _arrays.add(table, -1)
+        _arrays.fill(table, -1)
         self._init(spec, pages, table, lengths, (k_scale, k_min, v_scale, v_min), clamped)
         self._pool = pool
 
@@ -126,6 +137,7 @@ class PagedKVCache:
         v_scale: Any = None,
         v_min: Any = None,
         clamped: bool = False,
+        status: Any = None,
     ) -> PagedKVCache:
         """A view of pages, block table and lengths that the caller deals and keeps up to date.
 
@@ -135,6 +147,7 @@ class PagedKVCache:
             block_table: int32 [batch, max_pages_per_request].
             lengths: int32 [batch].
             k_scale, k_min, v_scale, v_min, clamped: as in the constructor.
+            status: int32 [1], sticky flags, see the attributes; None allocates it where it is needed.
         """
         self = cls.__new__(cls)
         check_spec(spec)
@@ -143,11 +156,25 @@ class PagedKVCache:
         _check.shape(lengths, "lengths", 1, "batch")
         for value, name in ((pages, "pages"), (block_table, "block_table"), (lengths, "lengths")):
             _arrays.native(value, name, written=True)
-        self._init(spec, pages, block_table, lengths, (k_scale, k_min, v_scale, v_min), clamped)
+        if status is not None:
+            _check.shape(status, "status", 1, "1")
+            _arrays.native(status, "status", written=True)
+        self._init(spec, pages, block_table, lengths, (k_scale, k_min, v_scale, v_min), clamped, status)
         self._pool = None
         return self
 
-    def _init(self, spec: KVCacheSpec, pages: Any, table: Any, lengths: Any, scales: tuple, clamped: bool) -> None:
+    _pool: PagePool | None
+
+    def _init(
+        self,
+        spec: KVCacheSpec,
+        pages: Any,
+        table: Any,
+        lengths: Any,
+        scales: tuple[Any, ...],
+        clamped: bool,
+        status: Any = None,
+    ) -> None:
         self.spec = spec
         self.pages = pages
         self.block_table = table
@@ -160,25 +187,29 @@ class PagedKVCache:
         self._native = _native.cache(spec._native, *native, self.clamped)
         self.framework = _arrays.framework_of(pages)
         self.device = _arrays.device_of(pages)
-        self.status = None
-        if self.device != "cpu" or clamped:
+        self.status = status
+        if status is None and (self.device != "cpu" or clamped):
             self.status = _arrays.empty(self.framework, (1,), "int32", self.device, zero=True)
-        self._single: Any = None  # cu_seqlens of one token for every request
+        self._native_status = _arrays.native(self.status, "status")
+        self._single: Any = None  # int32 [batch + 1]: cu_seqlens of one token for every request
+        self._native_single: Any = None
 
     @property
     def batch(self) -> int:
         """Requests."""
-        return self.lengths.shape[0]
+        return int(self.lengths.shape[0])
 
     @property
     def num_pages(self) -> int:
         """Pages, free ones included."""
-        return self.pages.shape[0]
+        return int(self.pages.shape[0])
 
     @property
     def max_len(self) -> int:
         """Most tokens of one request."""
-        return self.block_table.shape[1] * self.spec.page_size if self._pool is None else self._pool.max_len
+        if self._pool is None:
+            return int(self.block_table.shape[1]) * self.spec.page_size
+        return self._pool.max_len
 
     @property
     def host_lengths(self) -> list[int]:
@@ -212,27 +243,29 @@ class PagedKVCache:
             InvalidArgumentError: shapes or dtypes; on the CPU also non-finite input (CUDA sets ``status``).
         """
         tokens = int(_check.shape(k, "k", 3, "tokens, kv_heads, head_dim")[0])
+        pool = self._pool
+        stream = _arrays.stream_of(self.pages, stream)
         if counts is None:
-            if self.batch != 1 and tokens != self.batch:
+            each = tokens if self.batch == 1 else 1
+            if each * self.batch != tokens:
                 raise InvalidArgumentError(
                     f"k has {tokens} tokens for {self.batch} requests, but counts is None: say how many each one gets."
                 )
-            counts = [tokens] if self.batch == 1 else [1] * self.batch
+            if pool is not None and pool.has_room(each):  # every step of decode but the few that need a page
+                self._append(k, v, None, self._cumulative(each, stream), rope, stream)
+                pool.advance(each)
+                return
+            counts = [each] * self.batch
         else:
             counts = _check.counts(counts, "counts")
         if sum(counts) != tokens:
             raise InvalidArgumentError(f"counts add up to {sum(counts)}, but k has {tokens} tokens: make them agree.")
-        after = None
-        if self._pool is not None:
-            after = self._pool.grown(counts)
-            self._upload(self._pool.reserve(after))
-        cu = self._cumulative(counts)
-        self._append(k, v, None, cu, rope, stream)
-        uniform = counts[0] if counts and len(set(counts)) == 1 else counts
-        if counts:
-            _arrays.add(self.lengths, uniform)
-        if after is not None:
-            self._pool.lengths = after
+        if pool is not None:
+            after = pool.grown(counts)
+            self._deal(pool, after, stream)
+        self._append(k, v, None, self._cumulative(counts, stream), rope, stream)
+        if pool is not None:
+            pool.lengths = after
 
     def append_slots(
         self, k: Any, v: Any, slot_mapping: Any, *, rope: Rope | None = None, stream: int | None = None
@@ -251,36 +284,42 @@ class PagedKVCache:
         self._append(k, v, slot_mapping, None, rope, stream)
 
     def _append(self, k: Any, v: Any, slots: Any, cu: Any, rope: Rope | None, stream: int | None) -> None:
-        pairing, arrays = 0, (None, None, None)
+        native = _arrays.native
+        pairing, cos, sin, positions = 0, None, None, None
         if rope is not None:
             if not isinstance(rope, Rope):
                 raise InvalidArgumentError(f"rope is a {type(rope).__name__}, but must be a halftone.Rope: make one.")
             pairing = _PAIRINGS.index(_check.choice(rope.pairing, "rope.pairing", _PAIRINGS))
-            arrays = tuple(_arrays.native(getattr(rope, n), f"rope.{n}") for n in ("cos", "sin", "positions"))
+            cos, sin, positions = (native(getattr(rope, n), f"rope.{n}") for n in ("cos", "sin", "positions"))
         _native.append(
-            self._native, _arrays.native(k, "k"), _arrays.native(v, "v"), _arrays.native(slots, "slot_mapping"), cu,
-            pairing, *arrays, _arrays.native(self.status, "status"), _arrays.stream_of(self.pages, stream),
+            self._native, native(k, "k"), native(v, "v"), native(slots, "slot_mapping"), cu, pairing, cos, sin,
+            positions, self._native_status, _arrays.stream_of(self.pages, stream),
         )  # fmt: skip
 
-    def _cumulative(self, counts: Sequence[int]) -> Any:
-        if all(c == 1 for c in counts):
-            if self._single is None:
-                cu = _arrays.make(self.framework, list(range(self.batch + 1)), "int32", self.device)
-                self._single = _arrays.native(cu, "cu_seqlens")
-            return self._single
-        cu = [0]
-        for count in counts:
-            cu.append(cu[-1] + count)
-        return _arrays.native(_arrays.make(self.framework, cu, "int32", self.device), "cu_seqlens")
+    def _cumulative(self, counts: int | Sequence[int], stream: int | None = None) -> Any:
+        """The native cu_seqlens of ``counts`` tokens for every request, or for each. That of decode is made once."""
+        if isinstance(counts, int):
+            if counts == 1 and self._single is not None:
+                return self._native_single
+            counts = [counts] * self.batch
+        cu = [0, *accumulate(counts)]
+        with _arrays.on_stream(self.pages, stream):
+            array = _arrays.make(self.framework, cu, "int32", self.device)
+        native = _arrays.native(array, "cu_seqlens")
+        if cu == list(range(self.batch + 1)):
+            self._single, self._native_single = array, native
+        return native
 
-    def _upload(self, requests: Sequence[int]) -> None:
-        """Brings the rows of ``requests`` to the device."""
-        if len(requests) > 4:
-            _arrays.assign(self.block_table, self._pool.table())
-            return
-        for i in requests:
-            live = self._pool.pages[i]
-            _arrays.assign(self.block_table[i, : len(live)], live)
+    def _deal(self, pool: PagePool, lengths: Sequence[int], stream: int | None = None) -> None:
+        """Deals pages for ``lengths`` tokens of each request and enters them into the block table; both or neither."""
+        dealt = pool.reserve(lengths)
+        try:
+            if dealt:
+                with _arrays.on_stream(self.pages, stream):
+                    _arrays.put(self.block_table, dealt)
+        except Exception:
+            pool.undo(dealt)
+            raise
 
     def _owned(self, what: str) -> PagePool:
         if self._pool is None:
@@ -296,8 +335,8 @@ class PagedKVCache:
             OutOfRangeError, ResourceExhaustedError: as :meth:`append`.
         """
         pool = self._owned("reserve()")
-        self._upload(pool.reserve(pool.grown(self._for_each(tokens, "tokens"))))
-        self._cumulative([1] * self.batch)  # or the first append would copy it to the device, within a capture perhaps
+        self._deal(pool, pool.grown(self._for_each(tokens, "tokens")))
+        self._cumulative(1)  # or the first append would copy it to the device, within a capture perhaps
 
     def advance(self, counts: int | Sequence[int] = 1) -> None:
         """Tells the host that a replayed graph appended ``counts`` tokens; the device's lengths are already right.
@@ -306,6 +345,9 @@ class PagedKVCache:
             OutOfRangeError: beyond ``max_len``.
         """
         pool = self._owned("advance()")
+        if type(counts) is int and pool.has_room(counts):
+            pool.advance(counts)
+            return
         pool.lengths = pool.grown(self._for_each(counts, "counts"))
 
     def _for_each(self, value: Any, name: str) -> list[int]:

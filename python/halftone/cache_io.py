@@ -14,8 +14,9 @@ import re
 from typing import Any
 
 from . import _arrays
-from .cache import KVCacheSpec, PagedKVCache, check_cache
+from .cache import PagedKVCache, check_cache
 from .errors import CorruptFileError, Error, InvalidArgumentError, OutOfRangeError, UnsupportedError
+from .spec import KVCacheSpec
 
 _FORMAT = "halftone-cache-1"
 _SCALES = ("k_scale", "k_min", "v_scale", "v_min")
@@ -152,7 +153,7 @@ def load(path: Any, *, max_len: int | None = None, framework: str = "numpy", dev
     return _assemble(name, layers, max_len, framework, device)
 
 
-def _natural(label: str) -> list:
+def _natural(label: str) -> list[tuple[int, int, str]]:
     return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", label) if part]
 
 
@@ -160,7 +161,7 @@ def _read_layer(file: Any, name: str, label: str, spec_text: str) -> dict[str, A
     spec = _spec_from_json(spec_text, f"file {name!r}, layer {label!r}")
     keys = set(file.keys())
 
-    def read(part: str, dtype: str, shape: tuple) -> Any:
+    def read(part: str, dtype: str, shape: tuple[int | None, ...]) -> Any:
         key = f"{label}.{part}"
         if key not in keys:
             raise CorruptFileError(f"file {name!r}: tensor {key!r} is missing: write the file again.")
@@ -190,7 +191,9 @@ def _read_layer(file: Any, name: str, label: str, spec_text: str) -> dict[str, A
     return layer
 
 
-def _assemble(name: str, layers: list, max_len: int | None, framework: str, device: str) -> PagedKVCache:
+def _assemble(
+    name: str, layers: list[dict[str, Any]], max_len: int | None, framework: str, device: str
+) -> PagedKVCache:
     import numpy
 
     first = layers[0]
@@ -207,12 +210,12 @@ def _assemble(name: str, layers: list, max_len: int | None, framework: str, devi
     scales = {s: _arrays.make(framework, first[s], "f32", device) for s in _SCALES if s in first}
     try:
         cache = PagedKVCache(len(layers), max_len, spec=first["spec"], framework=framework, device=device, **scales)
+        pool = cache._owned("load()")
         cache.reserve([layer["length"] for layer in layers])
     except Error as error:
         if isinstance(error, InvalidArgumentError) and "scale" in str(error):
             raise CorruptFileError(f"file {name!r}: {error}") from None
         raise
-    pool = cache._pool
     for own, layer in zip(pool.pages, layers):
         for index, page in zip(own, layer["pages"]):
             cache.pages[index] = _arrays.make(framework, page, "uint8", device)

@@ -57,13 +57,17 @@ def dequantize(
     return k_out, v_out
 
 
-def calibrate(x: Any, format: KVFormat | str, *, rotate: bool = False) -> tuple[Any, Any]:
+def calibrate(
+    x: Any, format: KVFormat | str, *, rotate: bool = False, scale_out: Any = None, min_out: Any = None
+) -> tuple[Any, Any]:
     """Static scales that let ``x`` be stored without clipping.
 
     Args:
         x: f32, f16 or bf16 [tokens, kv_heads, dim] on the CPU.
         format: one with static scales, such as "fp8" or "int8-tensor".
         rotate: True when the cache rotates this part.
+        scale_out: f32 [1] or [kv_heads] on any device, to be written; None allocates it.
+        min_out: likewise, of an asymmetric format only.
 
     Returns:
         scale and min, f32 [1] or [kv_heads] in the framework of ``x``; min is None for a symmetric format.
@@ -72,11 +76,30 @@ def calibrate(x: Any, format: KVFormat | str, *, rotate: bool = False) -> tuple[
         InvalidArgumentError: a format without static scales, non-finite values, shapes or dtypes.
     """
     form = as_format(format)
+    if min_out is not None and not form.asymmetric:
+        raise InvalidArgumentError(f"min_out is given, but {form} is symmetric and has no min: leave it out.")
     values = [float(s) for s in _native.calibrate(_arrays.native(x, "x"), form.name, _check.flag(rotate, "rotate"))]
     count = len(values) // 2 if form.asymmetric else len(values)
-    framework = _arrays.framework_of(x)
-    scale = _arrays.make(framework, values[:count], "f32", "cpu")
-    return scale, _arrays.make(framework, values[count:], "f32", "cpu") if form.asymmetric else None
+    for array, name in ((scale_out, "scale_out"), (min_out, "min_out")):
+        if array is not None:
+            _check_scales(array, name, count)
+    scale = _scales(x, values[:count], scale_out)
+    return scale, _scales(x, values[count:], min_out) if form.asymmetric else None
+
+
+def _check_scales(array: Any, name: str, count: int) -> None:
+    if _check.shape(array, name, 1, str(count))[0] != count or _arrays.dtype_of(array) != "f32":
+        raise InvalidArgumentError(
+            f"{name} is {_arrays.dtype_of(array)} {list(array.shape)}, but must be f32 [{count}]: pass such an array."
+        )
+    _arrays.native(array, name, written=True)
+
+
+def _scales(like: Any, values: list[float], out: Any) -> Any:
+    if out is None:
+        return _arrays.make(_arrays.framework_of(like), values, "f32", "cpu")
+    _arrays.assign(out, values)
+    return out
 
 
 def import_fbgemm_int4(cache: PagedKVCache, part: str, rows: Any, slots: Any) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
+import inspect
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -13,7 +13,7 @@ from .errors import InvalidArgumentError
 from .format import KVFormat, as_format
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class KVCacheSpec:
     """Everything that fixes the bytes of a page.
 
@@ -37,23 +37,34 @@ class KVCacheSpec:
 
     kv_heads: int
     head_dim: int
-    k_format: KVFormat | str = "bf16"
-    v_format: KVFormat | str | None = None
-    v_head_dim: int | None = None
-    page_size: int = 64
-    rotate_k: bool = False
-    rotate_v: bool = False
+    k_format: KVFormat
+    v_format: KVFormat
+    v_head_dim: int
+    page_size: int
+    rotate_k: bool
+    rotate_v: bool
+    key: str = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        kv_heads: int,
+        head_dim: int,
+        k_format: KVFormat | str = "bf16",
+        v_format: KVFormat | str | None = None,
+        v_head_dim: int | None = None,
+        page_size: int = 64,
+        rotate_k: bool = False,
+        rotate_v: bool = False,
+    ) -> None:
         fields = {
-            "k_format": as_format(self.k_format),
-            "v_format": as_format(self.k_format if self.v_format is None else self.v_format),
-            "kv_heads": _check.integer(self.kv_heads, "kv_heads"),
-            "head_dim": _check.integer(self.head_dim, "head_dim"),
-            "v_head_dim": self.head_dim if self.v_head_dim is None else _check.integer(self.v_head_dim, "v_head_dim"),
-            "page_size": _check.integer(self.page_size, "page_size"),
-            "rotate_k": _check.flag(self.rotate_k, "rotate_k"),
-            "rotate_v": _check.flag(self.rotate_v, "rotate_v"),
+            "k_format": as_format(k_format),
+            "v_format": as_format(k_format if v_format is None else v_format),
+            "kv_heads": _check.integer(kv_heads, "kv_heads"),
+            "head_dim": _check.integer(head_dim, "head_dim"),
+            "v_head_dim": head_dim if v_head_dim is None else _check.integer(v_head_dim, "v_head_dim"),
+            "page_size": _check.integer(page_size, "page_size"),
+            "rotate_k": _check.flag(rotate_k, "rotate_k"),
+            "rotate_v": _check.flag(rotate_v, "rotate_v"),
         }
         for name, value in fields.items():
             object.__setattr__(self, name, value)
@@ -61,6 +72,9 @@ class KVCacheSpec:
         # An ordinary attribute, so that torch.compile sees a constant.
         text = {name: str(value) if name.endswith("_format") else value for name, value in fields.items()}
         object.__setattr__(self, "key", json.dumps(text))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return KVCacheSpec, tuple(getattr(self, name) for name in _DEFAULTS)
 
     @cached_property
     def _native(self) -> Any:
@@ -85,6 +99,12 @@ class KVCacheSpec:
         return self.page_bytes / self.page_size
 
 
+_DEFAULTS: dict[str, Any] = {
+    name: None if parameter.default is parameter.empty else parameter.default
+    for name, parameter in inspect.signature(KVCacheSpec).parameters.items()
+}
+
+
 def check_spec(spec: Any) -> KVCacheSpec:
     """``spec``, which must be a KVCacheSpec. Raises InvalidArgumentError."""
     if not isinstance(spec, KVCacheSpec):
@@ -92,15 +112,14 @@ def check_spec(spec: Any) -> KVCacheSpec:
     return spec
 
 
-def agreeing(spec: Any, given: tuple) -> KVCacheSpec:
+def agreeing(spec: Any, given: tuple[Any, ...]) -> KVCacheSpec:
     """``spec``; what is given beside it must agree with it or be left at its default. Raises InvalidArgumentError."""
-    check_spec(spec)
-    for field, value in zip(dataclasses.fields(KVCacheSpec), given):
-        default = None if field.default is dataclasses.MISSING else field.default
-        if field.name.endswith("_format") and value is not None:
+    made = check_spec(spec)
+    for (name, default), value in zip(_DEFAULTS.items(), given):
+        if name.endswith("_format") and value is not None:
             default, value = as_format(default or value), as_format(value)
-        if value not in (default, None, getattr(spec, field.name)):
+        if value not in (default, None, getattr(made, name)):
             raise InvalidArgumentError(
-                f"{field.name} is {value} beside spec, which says {getattr(spec, field.name)}: give one of the two."
+                f"{name} is {value} beside spec, which says {getattr(made, name)}: give one of the two."
             )
-    return spec
+    return made

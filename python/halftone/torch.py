@@ -8,15 +8,24 @@ the library through ``torch.ops.halftone``, which the compiler can trace with fu
 
 import json
 from functools import lru_cache
-from typing import Optional
+from typing import Any, Callable, Optional, TypeVar
 
 import torch
+from torch import Tensor
 
 from . import _native
 from .attention import Plan, _cached_plan
-from .cache import KVCacheSpec, PagedKVCache
+from .cache import PagedKVCache
+from .errors import InvalidArgumentError, ResourceExhaustedError
+from .spec import KVCacheSpec
 
 _ALIGNMENT = 256  # bytes, of a workspace
+_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+_SCALES = "Tensor? k_scale, Tensor? k_min, Tensor? v_scale, Tensor? v_min"
+_QUERY = (
+    "Tensor q, Tensor(a!) workspace, Tensor kv_lengths, Tensor? cu_q, Tensor pages, Tensor block_table, "
+    f"Tensor(b!)? status, {_SCALES}, Tensor? alibi_slopes, Tensor? sinks, bool clamped, str plan"
+)
 
 
 @lru_cache(maxsize=256)
@@ -26,6 +35,11 @@ def _spec_of(key: str) -> KVCacheSpec:
 
 def plan_key(plan: Plan) -> str:
     """A text from which every process can make ``plan`` again: operators take tensors, numbers and texts only."""
+    return _plan_key(plan)
+
+
+@lru_cache(maxsize=256)
+def _plan_key(plan: Plan) -> str:
     return json.dumps([plan.spec.key, list(plan.options.items())])
 
 
@@ -35,65 +49,97 @@ def _plan_of(key: str) -> Plan:
     return _cached_plan(_spec_of(spec), tuple((name, value) for name, value in options))
 
 
-def _cache_of(spec: str, tensors: tuple, clamped: bool):
-    return _native.cache(_spec_of(spec)._native, *tensors, clamped)
+_Kernel = TypeVar("_Kernel", bound=Callable[..., Any])
 
 
-@torch.library.custom_op("halftone::append", mutates_args=("pages", "status"))
+def _operator(name: str, schema: str) -> Callable[[_Kernel], _Kernel]:
+    """Registers a function as the kernel of ``halftone::<name>``.
+
+    torch.library.custom_op() would cost 10 us and more for each call outside of graphs: it counts versions of what is
+    written, for autograd, which has no part here.
+    """
+    torch.library.define(f"halftone::{name}", f"({schema}", tags=(torch.Tag.pt2_compliant_tag,))
+
+    def register(kernel: _Kernel) -> _Kernel:
+        torch.library.impl(f"halftone::{name}", "CompositeExplicitAutograd", kernel)
+        return kernel
+
+    return register
+
+
+@_operator(
+    "append",
+    "Tensor k, Tensor v, Tensor cu_seqlens, Tensor(a!) pages, Tensor block_table, Tensor(b!) lengths, "
+    f"Tensor(c!)? status, {_SCALES}, str spec) -> ()",
+)
 def _append_op(
-    k: torch.Tensor, v: torch.Tensor, cu_seqlens: torch.Tensor, pages: torch.Tensor, block_table: torch.Tensor,
-    lengths: torch.Tensor, status: Optional[torch.Tensor], k_scale: Optional[torch.Tensor],
-    k_min: Optional[torch.Tensor], v_scale: Optional[torch.Tensor], v_min: Optional[torch.Tensor], spec: str,
+    k: Tensor, v: Tensor, cu_seqlens: Tensor, pages: Tensor, block_table: Tensor, lengths: Tensor,
+    status: Optional[Tensor], k_scale: Optional[Tensor], k_min: Optional[Tensor], v_scale: Optional[Tensor],
+    v_min: Optional[Tensor], spec: str,
 ) -> None:  # fmt: skip
-    cache = _cache_of(spec, (pages, block_table, lengths, k_scale, k_min, v_scale, v_min), False)
-    _native.append(cache, k, v, None, cu_seqlens, 0, None, None, None, status, None)
+    _native.append_tensors(
+        _spec_of(spec)._native, k, v, cu_seqlens, pages, block_table, lengths, status, k_scale, k_min, v_scale, v_min
+    )
 
 
-@_append_op.register_fake
-def _(k, v, cu_seqlens, pages, block_table, lengths, status, k_scale, k_min, v_scale, v_min, spec):
-    return None
-
-
-@torch.library.custom_op("halftone::schedule", mutates_args=("workspace",))
-def _schedule_op(
-    kv_lengths: torch.Tensor, cu_q: Optional[torch.Tensor], workspace: torch.Tensor, plan: str
-) -> None:  # fmt: skip
+@_operator("schedule", "Tensor kv_lengths, Tensor? cu_q, Tensor(a!) workspace, str plan) -> ()")
+def _schedule_op(kv_lengths: Tensor, cu_q: Optional[Tensor], workspace: Tensor, plan: str) -> None:
     aligned = _aligned(workspace)
     _native.step(_plan_of(plan)._native, kv_lengths, cu_q, None, aligned, None)
     if aligned is not workspace:
         workspace.copy_(aligned)
 
 
-@_schedule_op.register_fake
-def _(kv_lengths, cu_q, workspace, plan):
-    return None
-
-
-@torch.library.custom_op("halftone::attend", mutates_args=("workspace", "status"))
-def _attend_op(
-    q: torch.Tensor, workspace: torch.Tensor, kv_lengths: torch.Tensor, cu_q: Optional[torch.Tensor],
-    pages: torch.Tensor, block_table: torch.Tensor, status: Optional[torch.Tensor],
-    k_scale: Optional[torch.Tensor], k_min: Optional[torch.Tensor], v_scale: Optional[torch.Tensor],
-    v_min: Optional[torch.Tensor], alibi_slopes: Optional[torch.Tensor], sinks: Optional[torch.Tensor],
-    clamped: bool, plan: str,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    made = _plan_of(plan)
-    out, lse = _outputs(q, made)
-    cache = _cache_of(made.spec.key, (pages, block_table, kv_lengths, k_scale, k_min, v_scale, v_min), clamped)
-    _native.run_workspace(
-        made._native, kv_lengths, cu_q, _aligned(workspace), cache, q, out, lse if made.options["lse"] else None,
-        alibi_slopes, sinks, status,
+@_operator("attend_out", f"{_QUERY}, Tensor(c!) out, Tensor(d!)? lse) -> ()")
+def _attend_out_op(
+    q: Tensor, workspace: Tensor, kv_lengths: Tensor, cu_q: Optional[Tensor], pages: Tensor, block_table: Tensor,
+    status: Optional[Tensor], k_scale: Optional[Tensor], k_min: Optional[Tensor], v_scale: Optional[Tensor],
+    v_min: Optional[Tensor], alibi_slopes: Optional[Tensor], sinks: Optional[Tensor], clamped: bool, plan: str,
+    out: Tensor, lse: Optional[Tensor],
+) -> None:  # fmt: skip
+    _native.run_tensors(
+        _plan_of(plan)._native, kv_lengths, cu_q, _aligned(workspace), pages, block_table, k_scale, k_min, v_scale,
+        v_min, clamped, q, out, lse, alibi_slopes, sinks, status,
     )  # fmt: skip
+
+
+@_operator("attend", f"{_QUERY}) -> (Tensor, Tensor)")
+def _attend_op(q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    plan = _plan_of(rest[-1])
+    out, lse = _outputs(q, plan)
+    arguments: tuple[Any, ...] = (q, *rest, out, lse if plan.lse else None)
+    _attend_out_op(*arguments)
     return out, lse
 
 
-@_attend_op.register_fake
-def _(q, workspace, kv_lengths, cu_q, pages, block_table, status, k_scale, k_min, v_scale, v_min, alibi_slopes, sinks,
-      clamped, plan):  # fmt: skip
-    return _outputs(q, _plan_of(plan))
+def _attend_fake(q: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    return _outputs(q, _plan_of(rest[-1]))
 
 
-def _aligned(workspace: torch.Tensor) -> torch.Tensor:
+def _writes_only(*_: Any) -> None:
+    return None
+
+
+_FAKES: dict[str, Callable[..., Any]] = {
+    "append": _writes_only,
+    "schedule": _writes_only,
+    "attend_out": _writes_only,
+    "attend": _attend_fake,
+}
+for _name, _fake in _FAKES.items():
+    torch.library.register_fake(f"halftone::{_name}", _fake)
+
+
+class _ops:
+    """The operators' only overloads, which need no look-up."""
+
+    append = torch.ops.halftone.append.default
+    schedule = torch.ops.halftone.schedule.default
+    attend = torch.ops.halftone.attend.default
+    attend_out = torch.ops.halftone.attend_out.default
+
+
+def _aligned(workspace: Tensor) -> Tensor:
     """``workspace``, or a copy where a compiler has moved it: torch aligns to 64 bytes on the CPU, halftone to 256.
 
     Nobody reads the partial results that attend() leaves in it, so that the copy need not be copied back.
@@ -103,17 +149,25 @@ def _aligned(workspace: torch.Tensor) -> torch.Tensor:
     return _aligned_empty(workspace.shape[0], workspace.device).copy_(workspace)
 
 
-def _aligned_empty(size: int, device: torch.device | str) -> torch.Tensor:
+def _aligned_empty(size: int, device: torch.device | str) -> Tensor:
     memory = torch.empty(size + _ALIGNMENT, dtype=torch.uint8, device=device)
     start = -memory.data_ptr() % _ALIGNMENT
     return memory[start : start + size]
 
 
-def _outputs(q: torch.Tensor, plan: Plan) -> tuple[torch.Tensor, torch.Tensor]:
-    dtype = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[plan.out_dtype]
-    out = q.new_empty((*q.shape[:-1], plan.spec.v_head_dim), dtype=dtype)
-    lse = q.new_empty(q.shape[:-1] if plan.options["lse"] else (0,), dtype=torch.float32)
-    return out, lse
+def _outputs(q: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+    return _new_out(q, plan), _new_lse(q) if plan.lse else q.new_empty((0,), dtype=torch.float32)
+
+
+def _new_out(q: Tensor, plan: Plan) -> Tensor:
+    width, dtype = plan.spec.v_head_dim, _DTYPES[plan.out_dtype]
+    if q.shape[-1] == width and q.is_contiguous():
+        return torch.empty_like(q, dtype=dtype)  # the cheapest of torch's ways
+    return q.new_empty((*q.shape[:-1], width), dtype=dtype)
+
+
+def _new_lse(q: Tensor) -> Tensor:
+    return q.new_empty(q.shape[:-1], dtype=torch.float32)
 
 
 class Step:
@@ -122,15 +176,46 @@ class Step:
     Args:
         plan: from :func:`halftone.plan`.
         device: of the workspace; None means the plan's.
+        workspace: uint8 [plan.workspace_bytes or more], contiguous and 256-byte aligned, to be written; None allocates
+            it.
+
+    Raises:
+        InvalidArgumentError: what cannot be a workspace. ResourceExhaustedError: one that is too small.
+
+    Attributes:
+        workspace: the schedule and the partial results.
     """
 
-    def __init__(self, plan: Plan, device: Optional[str] = None) -> None:
+    def __init__(self, plan: Plan, device: Optional[str] = None, *, workspace: Optional[Tensor] = None) -> None:
         self.key = plan_key(plan)
-        self.lse = bool(plan.options["lse"])
-        self.workspace = _aligned_empty(plan.workspace_bytes, device or plan.device)
+        self.plan = plan
+        self.lse = plan.lse
+        if workspace is None:
+            workspace = _aligned_empty(plan.workspace_bytes, device or plan.device)
+        else:
+            _check_workspace(workspace, plan, device)
+        self.workspace = workspace
 
 
-def append(cache: PagedKVCache, k: torch.Tensor, v: torch.Tensor) -> None:
+def _check_workspace(workspace: Any, plan: Plan, device: Optional[str]) -> None:
+    if not isinstance(workspace, Tensor):
+        what, remedy = f"a {type(workspace).__name__}", "pass a torch.Tensor"
+    elif workspace.dtype != torch.uint8 or workspace.dim() != 1 or not workspace.is_contiguous():
+        what, remedy = f"{workspace.dtype} of shape {tuple(workspace.shape)}", "pass contiguous uint8 [bytes]"
+    elif workspace.data_ptr() % _ALIGNMENT:
+        what, remedy = f"{workspace.data_ptr() % _ALIGNMENT} bytes past a multiple of 256", "use aligned memory"
+    elif workspace.device != torch.empty(0, device=device or plan.device).device:
+        what, remedy = f"on {workspace.device}", f"allocate it on {device or plan.device}"
+    elif workspace.shape[0] < plan.workspace_bytes:
+        raise ResourceExhaustedError(
+            f"workspace has {workspace.shape[0]} bytes, but the plan needs {plan.workspace_bytes}: allocate as many."
+        )
+    else:
+        return
+    raise InvalidArgumentError(f"workspace is {what}, but must be 256-byte aligned uint8 memory: {remedy}.")
+
+
+def append(cache: PagedKVCache, k: Tensor, v: Tensor) -> None:
     """Appends one token to every request and advances ``cache.lengths``, not the host's copy of them.
 
     Args:
@@ -141,29 +226,32 @@ def append(cache: PagedKVCache, k: torch.Tensor, v: torch.Tensor) -> None:
     Raises:
         InvalidArgumentError: as :meth:`PagedKVCache.append`.
     """
-    cu = torch.arange(k.shape[0] + 1, dtype=torch.int32, device=k.device)
-    torch.ops.halftone.append(
+    cu = cache._single
+    if cu is None or k.shape[0] != cache.lengths.shape[0]:  # the library refuses the latter
+        cu = torch.arange(k.shape[0] + 1, dtype=torch.int32, device=k.device)
+    _ops.append(
         k, v, cu, cache.pages, cache.block_table, cache.lengths, cache.status, cache.k_scale, cache.k_min,
         cache.v_scale, cache.v_min, cache.spec.key,
     )  # fmt: skip
-    cache.lengths.add_(1)
 
 
-def schedule(step: Step, cache: PagedKVCache, cu_q: Optional[torch.Tensor] = None) -> None:
+def schedule(step: Step, cache: PagedKVCache, cu_q: Optional[Tensor] = None) -> None:
     """Schedules ``step`` for the present lengths of ``cache``; see :func:`halftone.schedule`."""
-    torch.ops.halftone.schedule(cache.lengths, cu_q, step.workspace, step.key)
+    _ops.schedule(cache.lengths, cu_q, step.workspace, step.key)
 
 
 def attend(
-    q: torch.Tensor,
+    q: Tensor,
     cache: PagedKVCache,
     step: Step,
     *,
-    kv_lengths: Optional[torch.Tensor] = None,
-    cu_q: Optional[torch.Tensor] = None,
-    alibi_slopes: Optional[torch.Tensor] = None,
-    sinks: Optional[torch.Tensor] = None,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    kv_lengths: Optional[Tensor] = None,
+    cu_q: Optional[Tensor] = None,
+    alibi_slopes: Optional[Tensor] = None,
+    sinks: Optional[Tensor] = None,
+    out: Optional[Tensor] = None,
+    lse: Optional[Tensor] = None,
+) -> Tensor | tuple[Tensor, Tensor]:
     """Attention of one layer under a scheduled ``step``; see :func:`halftone.attend`.
 
     Args:
@@ -172,13 +260,23 @@ def attend(
         step: scheduled for these lengths.
         kv_lengths: int32 [batch] that ``step`` was scheduled with; None means the cache's.
         cu_q, alibi_slopes, sinks: as there.
+        out: [total_q, q_heads, v_head_dim] of the plan's ``out_dtype``, to be written; None allocates it.
+        lse: f32 [total_q, q_heads], to be written, of a plan made with ``lse=True``; None allocates it.
 
     Returns:
         out, or (out, lse) if the plan was made with ``lse=True``.
     """
-    out, lse = torch.ops.halftone.attend(
+    arguments = (
         q, step.workspace, cache.lengths if kv_lengths is None else kv_lengths, cu_q, cache.pages, cache.block_table,
         cache.status, cache.k_scale, cache.k_min, cache.v_scale, cache.v_min, alibi_slopes, sinks, cache.clamped,
         step.key,
     )  # fmt: skip
-    return (out, lse) if step.lse else out
+    if out is None and lse is None and torch.compiler.is_compiling():  # which likes what writes nothing better
+        new_out, new_lse = _ops.attend(*arguments)
+        return (new_out, new_lse) if step.lse else new_out
+    if out is None:
+        out = _new_out(q, step.plan)
+    if lse is None and step.lse:
+        lse = _new_lse(q)
+    _ops.attend_out(*arguments, out, lse)
+    return out if lse is None else (out, lse)

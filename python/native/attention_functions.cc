@@ -104,18 +104,18 @@ Ref<StepObj> make_step(const Ref<PlanObj>& plan, AnyView kv_lengths, AnyView cu_
   });
 }
 
-/// Schedules again into the same workspace, for the lengths' present values.
-void reschedule(const Ref<StepObj>& step, AnyView stream) {
+/// Schedules again into the same workspace, for the lengths' present values. `like`: any of the caller's
+/// arrays, from which tvm_ffi learns the framework's current stream.
+void reschedule(const Ref<StepObj>& step, AnyView /*like*/, AnyView stream) {
   guarded([&] {
     schedule(step->plan, step->lengths, step->workspace, to_stream(step->plan.problem().device, stream));
   });
 }
 
-AttentionArgs to_args(AnyView cache, AnyView q, AnyView k, AnyView v, AnyView out, AnyView lse,
-                      AnyView alibi_slopes, AnyView sinks, AnyView status) {
+AttentionArgs to_args(AnyView q, AnyView k, AnyView v, AnyView out, AnyView lse, AnyView alibi_slopes,
+                      AnyView sinks, AnyView status) {
   AttentionArgs args;
   args.q = to_view(q, "q");
-  if (cache != nullptr) args.cache = cache.cast<Ref<CacheObj>>()->cache;
   args.k = to_optional_view(k, "k");
   args.v = to_optional_view(v, "v");
   args.out = to_view(out, "out");
@@ -129,21 +129,27 @@ AttentionArgs to_args(AnyView cache, AnyView q, AnyView k, AnyView v, AnyView ou
 void run_step(const Ref<StepObj>& step, AnyView cache, AnyView q, AnyView k, AnyView v, AnyView out,
               AnyView lse, AnyView alibi_slopes, AnyView sinks, AnyView status, AnyView stream) {
   guarded([&] {
-    AttentionArgs args = to_args(cache, q, k, v, out, lse, alibi_slopes, sinks, status);
+    AttentionArgs args = to_args(q, k, v, out, lse, alibi_slopes, sinks, status);
+    if (cache != nullptr) args.cache = cache.cast<Ref<CacheObj>>()->cache;
     args.lengths = step->lengths;
     run(step->plan, args, step->workspace, to_stream(step->plan.problem().device, stream));
   });
 }
 
-/// run() for a workspace that was scheduled elsewhere: torch's operators know tensors, not steps.
-void run_workspace(const Ref<PlanObj>& plan, AnyView kv_lengths, AnyView cu_q, AnyView workspace,
-                   AnyView cache, AnyView q, AnyView out, AnyView lse, AnyView alibi_slopes, AnyView sinks,
-                   AnyView status) {
+/// run() for torch's operators, which know tensors only: the workspace was scheduled elsewhere, and nothing
+/// of the cache is held.
+void run_tensors(const Ref<PlanObj>& plan, AnyView kv_lengths, AnyView cu_q, AnyView workspace, AnyView pages,
+                 AnyView block_table, AnyView k_scale, AnyView k_min, AnyView v_scale, AnyView v_min,
+                 bool clamped, AnyView q, AnyView out, AnyView lse, AnyView alibi_slopes, AnyView sinks,
+                 AnyView status) {
   guarded([&] {
     const ffi::AnyView none(nullptr);
-    AttentionArgs args = to_args(cache, q, none, none, out, lse, alibi_slopes, sinks, status);
-    args.lengths = {to_optional_view(cu_q, "cu_q"), to_optional_view(kv_lengths, "kv_lengths"), {}};
-    run(plan->plan, args, to_view(workspace, "workspace"), to_stream(plan->plan.problem().device, none));
+    const AttentionProblem& problem = plan->plan.problem();
+    AttentionArgs args = to_args(q, none, none, out, lse, alibi_slopes, sinks, status);
+    args.cache =
+        to_cache(problem.kv, pages, block_table, kv_lengths, k_scale, k_min, v_scale, v_min, clamped);
+    args.lengths = {to_optional_view(cu_q, "cu_q"), args.cache.lengths, {}};
+    run(plan->plan, args, to_view(workspace, "workspace"), to_stream(problem.device, none));
   });
 }
 
@@ -173,7 +179,7 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(describe, describe);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(step, make_step);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(reschedule, reschedule);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, run_step);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(run_workspace, run_workspace);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(run_tensors, run_tensors);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(merge, merge_parts);
 
 }  // namespace halftone::python

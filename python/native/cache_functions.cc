@@ -110,14 +110,8 @@ Ref<CacheObj> make_cache(const Ref<SpecObj>& spec, AnyView pages, AnyView block_
                          AnyView k_scale, AnyView k_min, AnyView v_scale, AnyView v_min, bool clamped) {
   return guarded([&] {
     auto object = ffi::make_object<CacheObj>();
-    PagedKv& c = object->cache;
-    c.spec = spec->spec;
-    c.pages = to_view(pages, "pages");
-    c.block_table = to_optional_view(block_table, "block_table");
-    c.lengths = to_optional_view(lengths, "lengths");
-    c.k_scale = {to_optional_view(k_scale, "k_scale"), to_optional_view(k_min, "k_min")};
-    c.v_scale = {to_optional_view(v_scale, "v_scale"), to_optional_view(v_min, "v_min")};
-    c.table_mode = clamped ? BlockTableMode::kClamped : BlockTableMode::kTrusted;
+    object->cache =
+        to_cache(spec->spec, pages, block_table, lengths, k_scale, k_min, v_scale, v_min, clamped);
     for (const AnyView tensor : {pages, block_table, lengths, k_scale, k_min, v_scale, v_min}) {
       hold(tensor, object->held);
     }
@@ -125,20 +119,40 @@ Ref<CacheObj> make_cache(const Ref<SpecObj>& spec, AnyView pages, AnyView block_
   });
 }
 
+AppendArgs to_append_args(AnyView k, AnyView v, AnyView cu_seqlens, AnyView status) {
+  AppendArgs args;
+  args.k = to_view(k, "k");
+  args.v = to_view(v, "v");
+  args.cu_seqlens = to_optional_view(cu_seqlens, "cu_seqlens");
+  args.status = to_optional_view(status, "status");
+  return args;
+}
+
+/// Advances the lengths if `cu_seqlens` says where the tokens go.
 void append_tokens(const Ref<CacheObj>& cache, AnyView k, AnyView v, AnyView slot_mapping, AnyView cu_seqlens,
                    int pairing, AnyView cos, AnyView sin, AnyView positions, AnyView status, AnyView stream) {
   guarded([&] {
-    AppendArgs args;
-    args.k = to_view(k, "k");
-    args.v = to_view(v, "v");
+    AppendArgs args = to_append_args(k, v, cu_seqlens, status);
     args.slot_mapping = to_optional_view(slot_mapping, "slot_mapping");
-    args.cu_seqlens = to_optional_view(cu_seqlens, "cu_seqlens");
+    args.advance = cu_seqlens != nullptr;
     args.rope.pairing = static_cast<RopePairing>(pairing);
     args.rope.cos = to_optional_view(cos, "cos");
     args.rope.sin = to_optional_view(sin, "sin");
     args.rope.positions = to_optional_view(positions, "positions");
-    args.status = to_optional_view(status, "status");
     append(cache->cache, args, to_stream(cache->cache.pages.device, stream));
+  });
+}
+
+/// The same for torch's operators, which know tensors only: nothing of the cache is held.
+void append_tensors(const Ref<SpecObj>& spec, AnyView k, AnyView v, AnyView cu_seqlens, AnyView pages,
+                    AnyView block_table, AnyView lengths, AnyView status, AnyView k_scale, AnyView k_min,
+                    AnyView v_scale, AnyView v_min) {
+  guarded([&] {
+    AppendArgs args = to_append_args(k, v, cu_seqlens, status);
+    args.advance = true;
+    const PagedKv cache =
+        to_cache(spec->spec, pages, block_table, lengths, k_scale, k_min, v_scale, v_min, false);
+    append(cache, args, to_stream(cache.pages.device, AnyView(nullptr)));
   });
 }
 
@@ -211,6 +225,7 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(spec, make_spec);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(layout, layout);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(cache, make_cache);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(append, append_tokens);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(append_tensors, append_tensors);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(dequantize, dequantize_cache);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(calibrate, calibrate_scales);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(exchange_fbgemm, exchange_fbgemm);

@@ -5,6 +5,7 @@
 
 #include <new>
 #include <string>
+#include <utility>
 
 namespace halftone::python {
 namespace {
@@ -49,6 +50,29 @@ DType to_dtype(DLDataType t, std::string_view name) {
 const DLTensor* tensor_of(ffi::AnyView value) {
   const std::optional<DLTensor*> tensor = value.try_cast<DLTensor*>();
   return tensor.has_value() ? *tensor : nullptr;
+}
+
+/// What C++ and Python call the same thing; longer names before those that they contain.
+constexpr std::pair<std::string_view, std::string_view> kPythonNames[] = {
+    {"BlockTableMode::kClamped", "clamped=True"},
+    {"kClamped", "clamped=True"},
+    {"Granularity::kTokenHead", "granularity token_head"},
+    {" is kNone", " is 'none'"},
+    {", but problem.", ", but the plan's "},
+    {" = true", "=True"},
+    {"_scale.scale", "_scale"},
+    {"_scale.min", "_min"},
+    {"workspace_bytes()", "workspace_bytes"},
+    {"pass nullptr", "pass None"},
+};
+
+std::string in_python(std::string sentence) {
+  for (const auto& [ours, pythons] : kPythonNames) {
+    for (auto at = sentence.find(ours); at != sentence.npos; at = sentence.find(ours, at + pythons.size())) {
+      sentence.replace(at, ours.size(), pythons);
+    }
+  }
+  return sentence;
 }
 
 }  // namespace
@@ -99,6 +123,20 @@ TensorView to_optional_view(ffi::AnyView value, std::string_view name) {
   return value == nullptr ? TensorView{} : to_view(value, name);
 }
 
+PagedKv to_cache(const KvCacheSpec& spec, ffi::AnyView pages, ffi::AnyView block_table, ffi::AnyView lengths,
+                 ffi::AnyView k_scale, ffi::AnyView k_min, ffi::AnyView v_scale, ffi::AnyView v_min,
+                 bool clamped) {
+  PagedKv cache;
+  cache.spec = spec;
+  cache.pages = to_view(pages, "pages");
+  cache.block_table = to_optional_view(block_table, "block_table");
+  cache.lengths = to_optional_view(lengths, "lengths");
+  cache.k_scale = {to_optional_view(k_scale, "k_scale"), to_optional_view(k_min, "k_min")};
+  cache.v_scale = {to_optional_view(v_scale, "v_scale"), to_optional_view(v_min, "v_min")};
+  cache.table_mode = clamped ? BlockTableMode::kClamped : BlockTableMode::kTrusted;
+  return cache;
+}
+
 void hold(ffi::AnyView value, std::vector<ffi::Tensor>& held) {
   if (auto tensor = value.try_cast<ffi::Tensor>()) held.push_back(*std::move(tensor));
 }
@@ -125,7 +163,7 @@ void rethrow(const std::exception& error) {
     code = ErrorCode::kResourceExhausted;
     sentence = "host memory is exhausted: free some, or use smaller shapes.";
   }
-  throw ffi::Error(std::string("halftone.") + error_code_name(code), sentence, "");
+  throw ffi::Error(std::string("halftone.") + error_code_name(code), in_python(sentence), "");
 }
 
 }  // namespace halftone::python

@@ -23,6 +23,11 @@ TensorView to_view(ffi::AnyView value, std::string_view name);
 /// As to_view; None is an absent view.
 TensorView to_optional_view(ffi::AnyView value, std::string_view name);
 
+/// A cache of `spec` in the caller's arrays; all but `pages` may be None. See to_view for the errors.
+PagedKv to_cache(const KvCacheSpec& spec, ffi::AnyView pages, ffi::AnyView block_table, ffi::AnyView lengths,
+                 ffi::AnyView k_scale, ffi::AnyView k_min, ffi::AnyView v_scale, ffi::AnyView v_min,
+                 bool clamped);
+
 /// Adds the tensor behind `value` to `held`, so that its memory lives as long as `held`. None is skipped.
 void hold(ffi::AnyView value, std::vector<ffi::Tensor>& held);
 
@@ -36,7 +41,8 @@ Device to_device(int type, int index, std::string_view name);
 /// the caller's framework has made current.
 Stream to_stream(Device device, ffi::AnyView stream);
 
-/// Throws ffi::Error of kind "halftone.<code name>" with the sentence: halftone/errors.py maps the kinds.
+/// Throws ffi::Error of kind "halftone.<code name>" with the sentence, in which the names of C++ are those of
+/// Python: halftone/errors.py maps the kinds.
 [[noreturn]] void rethrow(const std::exception& error);
 
 /// Calls `function` and lets only errors leave that Python has a class for.

@@ -256,6 +256,10 @@ void append(const PagedKv& cache, const AppendArgs& args) {
   }
   if (slots.bad_page && args.status.present())
     *static_cast<std::int32_t*>(args.status.data) |= kStatusBadPage;
+  if (!args.advance) return;
+  auto* lengths = static_cast<std::int32_t*>(cache.lengths.data);
+  const auto* cu = static_cast<const std::int32_t*>(args.cu_seqlens.data);
+  for (std::int64_t i = 0; i < cache.lengths.shape[0]; ++i) lengths[i] += cu[i + 1] - cu[i];
 }
 
 }  // namespace halftone::cpu

@@ -330,6 +330,10 @@ void append(const PagedKv& cache, const AppendArgs& args, Stream stream) {
   p.status = static_cast<std::int32_t*>(args.status.data);
   const DeviceScope scope(cache.pages.device.index);
   check(launch_append(p, stream), "append");
+  if (args.advance) {
+    check(launch_advance(static_cast<std::int32_t*>(cache.lengths.data), p.cu_seqlens, p.batch, stream),
+          "append");
+  }
 }
 
 }  // namespace halftone::cuda

@@ -28,6 +28,8 @@ DecodeKernel decode_kernel_mixed4(int row);
 /// cudaError_t as int. `stream` is a cudaStream_t.
 int launch_schedule(const ScheduleBuildParams& params, void* stream);
 int launch_append(const AppendParams& params, void* stream);
+/// lengths[i] += cu_seqlens[i + 1] - cu_seqlens[i] for every request.
+int launch_advance(std::int32_t* lengths, const std::int32_t* cu_seqlens, std::int32_t batch, void* stream);
 int launch_dequantize(const DequantizeParams& params, void* stream);
 int launch_merge(const LargestMerge& params, void* stream);
 

@@ -15,7 +15,7 @@ namespace {
 
 using enum DType;
 
-void check_static_values(const TensorView& t, const std::string& name, bool is_scale) {
+void check_static_values(const TensorView& t, std::string_view name, bool is_scale) {
   if (t.device.type != DeviceType::kCpu) return;
   const auto* values = static_cast<const float*>(t.data);
   for (std::int64_t i = 0; i < t.numel(); ++i) {
@@ -27,10 +27,19 @@ void check_static_values(const TensorView& t, const std::string& name, bool is_s
   }
 }
 
-void check_static_scale(const StaticScale& s, const KvFormat& format, int kv_heads, const std::string& name,
+/// What sentences call the two tensors of a static scale.
+struct ScaleNames {
+  std::string_view scale;
+  std::string_view min;
+};
+constexpr ScaleNames kOfK{"cache.k_scale.scale", "cache.k_scale.min"};
+constexpr ScaleNames kOfV{"cache.v_scale.scale", "cache.v_scale.min"};
+
+void check_static_scale(const StaticScale& s, const KvFormat& format, int kv_heads, const ScaleNames& names,
                         Device device) {
-  const std::string scale = name + ".scale", min = name + ".min";
+  const auto [scale, min] = names;
   if (!format.static_scale()) {
+    if (!given(s.scale) && !given(s.min)) return;
     const std::string reason = fmt::format("{} computes or needs no static scale", format_name(format));
     check_absent(s.scale, scale, reason);
     check_absent(s.min, min, reason);
@@ -91,8 +100,8 @@ PageLayout validate_cache(const PagedKv& cache, CacheIndex index) {
   const PageLayout layout = page_layout(cache.spec);
   check_pages(cache.pages, layout);
   const Device device = cache.pages.device;
-  check_static_scale(cache.k_scale, cache.spec.k_format, cache.spec.kv_heads, "cache.k_scale", device);
-  check_static_scale(cache.v_scale, cache.spec.v_format, cache.spec.kv_heads, "cache.v_scale", device);
+  check_static_scale(cache.k_scale, cache.spec.k_format, cache.spec.kv_heads, kOfK, device);
+  check_static_scale(cache.v_scale, cache.spec.v_format, cache.spec.kv_heads, kOfV, device);
   if (cache.table_mode != BlockTableMode::kTrusted && cache.table_mode != BlockTableMode::kClamped) {
     invalid("cache.table_mode is {}, but must be kTrusted or kClamped: use kTrusted.",
             static_cast<int>(cache.table_mode));
@@ -110,6 +119,10 @@ void validate_append(const PagedKv& cache, const AppendArgs& args) {
   if (by_slot == given(args.cu_seqlens)) {
     invalid("slot_mapping and cu_seqlens are both {}, but exactly one says where tokens go: pass one.",
             by_slot ? "present" : "absent");
+  }
+  if (by_slot && args.advance) {
+    invalid("advance is {}, but slot_mapping does not say whose tokens they are: pass cu_seqlens or {}.",
+            true, "advance = false");
   }
   validate_cache(cache, by_slot ? CacheIndex::kUnused : CacheIndex::kTableAndLengths);
   const KvCacheSpec& spec = cache.spec;
@@ -144,13 +157,16 @@ void validate_append(const PagedKv& cache, const AppendArgs& args) {
                 {args.rope.positions, "rope.positions"},
                 {cache.block_table, "cache.block_table"},
                 {cache.lengths, "cache.lengths"},
-                {cache.k_scale.scale, "cache.k_scale.scale"},
-                {cache.k_scale.min, "cache.k_scale.min"},
-                {cache.v_scale.scale, "cache.v_scale.scale"},
-                {cache.v_scale.min, "cache.v_scale.min"}};
+                {cache.k_scale.scale, kOfK.scale},
+                {cache.k_scale.min, kOfK.min},
+                {cache.v_scale.scale, kOfV.scale},
+                {cache.v_scale.min, kOfV.min}};
   for (const auto& input : inputs) {
     check_disjoint(cache.pages, "cache.pages", input.view, input.name);
     check_disjoint(args.status, "status", input.view, input.name);
+    if (args.advance && &input.view != &cache.lengths) {
+      check_disjoint(cache.lengths, "cache.lengths", input.view, input.name);
+    }
   }
   check_disjoint(cache.pages, "cache.pages", args.status, "status");
 }

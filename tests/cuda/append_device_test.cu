@@ -1,6 +1,7 @@
 // append on the GPU writes the bytes that the CPU writes.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 
@@ -193,6 +194,36 @@ TEST(DeviceAppend, AsymmetricAndMixedOfManyTokens) {
       ++seed;
     }
   }
+}
+
+TEST(DeviceAppend, LengthsAdvanceByTheirTokens) {
+  constexpr int kRequests = 300;  // of several CTAs
+  std::vector<std::int32_t> cu = {0}, expected;
+  for (int i = 0; i < kRequests; ++i) {
+    cu.push_back(cu.back() + i % 4);
+    expected.push_back(5 + i % 4);
+  }
+  const KvCacheSpec spec{parse_format("int8-head"), parse_format("int8-head"), 1, 64, 0, 16};
+  Random random(9);
+  const Cache cache(spec, std::vector<int>(kRequests, 16), random);
+  const auto lengths = cache.lengths.as<std::int32_t>();
+  std::fill(lengths.begin(), lengths.end(), 5);
+  const Tensor k = Tensor::of(DType::kFloat32, {cu.back(), 1, 64},
+                              std::vector<float>(static_cast<std::size_t>(cu.back()) * 64, 1.0F));
+  const Tensor cumulative = Tensor::of({kRequests + 1}, cu);
+  const Tensor status = Tensor::of({1}, std::vector<std::int32_t>{0});
+  Uploads uploads;
+  AppendArgs args;
+  args.k = uploads.add(k.view());
+  args.v = uploads.add(k.view());
+  args.cu_seqlens = uploads.add(cumulative.view());
+  args.status = uploads.add(status.view());
+  args.advance = true;
+  const PagedKv device = upload(uploads, cache.view());
+  append(device, args);
+  check_cuda(cudaDeviceSynchronize());
+  download(device.lengths, cache.lengths);
+  EXPECT_EQ(std::vector<std::int32_t>(lengths.begin(), lengths.end()), expected);
 }
 
 /// The status after an append of `tokens` rows of ones, of which `token` has one `value`.

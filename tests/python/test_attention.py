@@ -72,6 +72,21 @@ def test_plan_schedule_attend_serve_layers_and_steps(rng):
             check(out, lse, q, *cache.dequantize(), [1, 1], cache.host_lengths)
 
 
+def test_a_call_without_a_schedule_takes_a_workspace(rng):
+    cache, _, _ = filled_cache(rng, [63, 10])
+    q = normal(rng, 2, Q_HEADS, DIM)
+    size = ht.plan(cache, q_heads=Q_HEADS, q_dtype="f32").workspace_bytes
+    memory = np.zeros(size + 256, np.uint8)
+    workspace = memory[-memory.ctypes.data % 256 :][:size]
+    np.testing.assert_array_equal(ht.attend(q, cache, workspace=workspace), ht.attend(q, cache))
+    assert workspace.any()
+    with pytest.raises(ht.ResourceExhaustedError, match="workspace has"):
+        ht.attend(q, cache, workspace=workspace[:-1])
+    step = ht.schedule(ht.plan(cache, q_heads=Q_HEADS, q_dtype="f32"), cache)
+    with pytest.raises(ht.InvalidArgumentError, match="workspace is given, but the schedule"):
+        ht.attend(q, cache, schedule=step, workspace=workspace)
+
+
 def test_equal_problems_share_a_plan(rng):
     cache, _, _ = filled_cache(rng, [5])
     assert ht.plan(cache, q_heads=8) is ht.plan(cache, q_heads=8)

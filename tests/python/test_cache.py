@@ -1,7 +1,9 @@
 """Formats, geometry, the page pool, static scales, files and foreign rows."""
 
+import copy
 import json
 import os
+import pickle
 import struct
 import subprocess
 
@@ -30,6 +32,44 @@ def test_geometry():
     assert spec.bytes_per_token == 320 and spec.page_bytes == 16 * 320
     assert spec.v_format == spec.k_format and spec.v_head_dim == 128
     assert spec == ht.KVCacheSpec(**json.loads(spec.key))
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_formats_specs_and_plans_are_copied_and_pickled(copied):
+    form = ht.KVFormat("int8-g64-asym-f32")
+    assert copied(form) == form and copied(form).group_size == 64 and hash(copied(form)) == hash(form)
+    spec = ht.KVCacheSpec(2, 128, form, "fp8", page_size=32, rotate_k=True)
+    assert spec.page_bytes  # with its caches filled
+    again = copied(spec)
+    assert again == spec and again.key == spec.key and again.layout == spec.layout
+    plan = ht.plan(spec, q_heads=8, batch=3, max_kv_len=64, q_dtype="f32")
+    assert copied(plan) is plan
+
+
+def test_decode_steps_deal_pages_when_they_need_them(rng):
+    """One token for each: few steps look at every request, and those keep the books as an append with counts does."""
+    options = dict(kv_heads=KV_HEADS, head_dim=DIM, page_size=16)
+    cache, twin = (ht.PagedKVCache(3, 64, **options) for _ in range(2))
+    k = normal(rng, 20, KV_HEADS, DIM)
+    for each in (cache, twin):
+        each.append(k, k, [15, 5, 0])
+    for i in range(40):
+        k = normal(rng, 3, KV_HEADS, DIM)
+        cache.append(k, k)
+        twin.append(k, k, [1, 1, 1])
+        if i == 20:
+            for each in (cache, twin):
+                each.free(0)
+        assert cache.host_lengths == twin.host_lengths == cache.lengths.tolist() == twin.lengths.tolist()
+        np.testing.assert_array_equal(cache.block_table, twin.block_table)
+    np.testing.assert_array_equal(cache.pages, twin.pages)
+    cache.append(k[:0], k[:0], [0, 0, 0])
+    assert cache.host_lengths == [19, 45, 40]
+    for _ in range(19):
+        cache.append(k, k)
+    with pytest.raises(ht.OutOfRangeError, match="request 1 would have 65 tokens, but max_len is 64"):
+        cache.append(k, k)
+    assert cache.host_lengths == [38, 64, 59] == cache.lengths.tolist()
 
 
 def test_pages_are_dealt_on_demand_and_come_back(rng):
@@ -103,6 +143,19 @@ def test_static_scales_cover_the_sample(rng):
     np.testing.assert_allclose(minimum, [x.min()], rtol=1e-6)
     with pytest.raises(ht.InvalidArgumentError):
         ht.calibrate(x, "int8-head")
+    outputs = np.empty(KV_HEADS, np.float32), np.empty(KV_HEADS, np.float32)
+    got = ht.calibrate(x, "int4-static-head", scale_out=outputs[0], min_out=outputs[1])
+    assert got[0] is outputs[0] and got[1] is outputs[1]
+    for ours, theirs in zip(got, ht.calibrate(x, "int4-static-head")):
+        np.testing.assert_array_equal(ours, theirs)
+    for bad, match in [
+        ({"scale_out": outputs[0][:1]}, r"scale_out is f32 \[1\], but must be f32 \[2\]"),
+        ({"scale_out": outputs[0].astype("f8")}, "scale_out is float64"),
+        ({"scale_out": "x"}, "scale_out is a str"),
+        ({"min_out": outputs[1]}, "min_out is given, but int8-head-static|min_out is given, but int8-static-head"),
+    ]:
+        with pytest.raises(ht.InvalidArgumentError, match=match):
+            ht.calibrate(x, "int8-static-head", **bad)
 
 
 def test_fbgemm_rows_round_trip(rng):

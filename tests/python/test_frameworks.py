@@ -107,7 +107,85 @@ def test_torch_operators_pass_torchs_own_checks(rng, torch):
     arguments = (q, step.workspace, cache.lengths, None, cache.pages, cache.block_table, cache.status, *empty, None,
                  None, False, step.key)  # fmt: skip
     torch.library.opcheck(torch.ops.halftone.attend.default, arguments, test_utils=tests)
+    outputs = (torch.empty_like(q), torch.empty(2, Q_HEADS))
+    torch.library.opcheck(torch.ops.halftone.attend_out.default, (*arguments, *outputs), test_utils=tests)
     torch.testing.assert_close(hot.attend(q, cache, step), ht.attend(q, cache, lse=True), rtol=0, atol=0)
+    with pytest.raises(RuntimeError, match="grad"):  # nothing to go back through, and no zeros in its place
+        hot.attend(q.requires_grad_(), cache, step)[0].sum().backward()
+
+
+def test_torch_operators_write_what_the_caller_allocated(rng, torch):
+    import halftone.torch as hot
+
+    cache = torch_cache(rng, torch, k_format="int8-head")
+    q = torch.from_numpy(normal(rng, 2, Q_HEADS, DIM))
+    truth, truth_lse = ht.attend(q, cache, lse=True)
+    plan = ht.plan(cache, q_heads=Q_HEADS, q_dtype="f32", lse=True)
+    memory = torch.empty(plan.workspace_bytes + 256, dtype=torch.uint8)
+    workspace = memory[-memory.data_ptr() % 256 :]
+    step = hot.Step(plan, workspace=workspace)
+    assert step.workspace is workspace
+    hot.schedule(step, cache)
+    for given in ({"out"}, {"lse"}, {"out", "lse"}):
+        outputs = {"out": torch.full_like(q, torch.nan), "lse": torch.full((2, Q_HEADS), torch.nan)}
+        got = hot.attend(q, cache, step, **{name: outputs[name] for name in given})
+        assert [name for name, x in zip(("out", "lse"), got) if x is outputs[name]] == sorted(given, reverse=True)
+        torch.testing.assert_close(got, (truth, truth_lse), rtol=0, atol=0)
+    bare = hot.Step(ht.plan(cache, q_heads=Q_HEADS, q_dtype="f32"))
+    hot.schedule(bare, cache)
+    out = torch.empty_like(q)
+    assert hot.attend(q, cache, bare, out=out) is out and torch.equal(out, truth)
+    with pytest.raises(ht.InvalidArgumentError, match="lse is present, but the plan's lse is not set: plan with lse="):
+        hot.attend(q, cache, bare, out=out, lse=truth_lse)
+    for bad, match in [
+        ("x", "a str"), (workspace.int(), "torch.int32"), (workspace[1:], "1 bytes past"),
+        (workspace[: plan.workspace_bytes - 1], f"needs {plan.workspace_bytes}"), (workspace[None], "of shape"),
+        (torch.empty(plan.workspace_bytes, dtype=torch.uint8, device="meta"), "on meta"),
+    ]:  # fmt: skip
+        with pytest.raises(ht.Error, match=f"^workspace .*{match}"):
+            hot.Step(plan, workspace=bad)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_torch_compiles_a_step_with_and_without_out(rng, torch, backend):
+    import halftone.torch as hot
+
+    cache, eager = (torch_cache(np.random.default_rng(3), torch, k_format="int8-head") for _ in range(2))
+    cache.reserve(4)
+    step = hot.Step(ht.plan(cache, q_heads=Q_HEADS, q_dtype="f32", lse=True))
+
+    @torch.compile(fullgraph=True, backend=backend)
+    def decode(q, k, out):
+        hot.append(cache, k, k * 2)
+        hot.schedule(step, cache)
+        twice, lse = hot.attend(q, cache, step, out=out)
+        return hot.attend(q * 1.0, cache, step), twice * 2, lse
+
+    for _ in range(3):
+        q, k = torch.from_numpy(normal(rng, 2, Q_HEADS, DIM)), torch.from_numpy(normal(rng, 2, KV_HEADS, DIM))
+        out = torch.full_like(q, torch.nan)
+        first, twice, lse = decode(q, k, out)
+        cache.advance()
+        eager.append(k, k * 2)
+        truth = ht.attend(q, eager, lse=True)
+        torch.testing.assert_close(first, truth, rtol=0, atol=0)
+        torch.testing.assert_close((out, lse), truth, rtol=0, atol=0)
+        assert torch.equal(twice, out * 2)
+        assert cache.lengths.tolist() == cache.host_lengths == eager.host_lengths == eager.lengths.tolist()
+
+
+def test_a_torch_step_appends_one_token_to_each(rng, torch):
+    import halftone.torch as hot
+
+    for reserved in (False, True):
+        cache = torch_cache(rng, torch)
+        if reserved:
+            cache.reserve(1)
+        k = torch.zeros(3, KV_HEADS, DIM)
+        with pytest.raises(ht.InvalidArgumentError, match="^cu_seqlens"):
+            hot.append(cache, k, k)
+        hot.append(cache, k[:2], k[:2])
+        assert cache.lengths.tolist() == [21, 41] and cache.host_lengths == [20, 40]
 
 
 def test_torch_errors_keep_their_class(rng, torch):

@@ -1,5 +1,6 @@
 """Misuse from Python: every error is of the right class, names the argument, and leaves outputs untouched."""
 
+import re
 import types
 
 import numpy as np
@@ -383,6 +384,54 @@ def test_more_pages_than_memory():
     match = r"num_pages is 8388608, but 8388608 pages of 2097152 bytes"
     with pytest.raises(ht.ResourceExhaustedError, match=match):
         ht.PagedKVCache(1, 2**31 - 1, **options)
+
+
+@pytest.mark.parametrize(
+    "batch, max_len, error, match",
+    [
+        (2**31 - 1, 1, ht.InvalidArgumentError, "^batch is 2147483647, but must be at most 16777216"),
+        (2**24, 2**31 - 1, ht.ResourceExhaustedError, r"^batch is 16777216, .*\[16777216, 33554432\]"),
+    ],
+)
+def test_a_huge_batch_with_few_pages(monkeypatch, batch, max_len, error, match):
+    def allocate(*args, **options):
+        raise AssertionError("something was allocated")
+
+    monkeypatch.setattr(_arrays, "empty", allocate)
+    with pytest.raises(error, match=match):
+        ht.PagedKVCache(batch, max_len, kv_heads=2, head_dim=128, num_pages=1)
+
+
+def test_sentences_say_what_python_says(cache, rng, q):
+    table = cache.block_table.copy()
+    table[0, 0] = 99
+    view = ht.PagedKVCache.wrap(cache.spec, cache.pages, table, cache.lengths)
+    x = normal(rng, 1, KV_HEADS, DIM)
+    none = ht.Rope(x[0], x[0], np.zeros(1, np.int32), pairing="none")
+    step = ht.schedule(ht.plan(cache, q_heads=Q_HEADS, q_dtype="f32", sinks=True), cache)
+    for call, said in [
+        (lambda: ht.attend(q, view), "correct the table or use clamped=True"),
+        (lambda: view.append(x, x, [1, 0]), "or use clamped=True"),
+        (lambda: cache.append(x, x, [1, 0], rope=none), "but rope.pairing is 'none'"),
+        (lambda: ht.KVCacheSpec(2, 80, "int4-g64"), "use granularity token_head|use 32|use .*16"),
+        (lambda: ht.attend(q, cache, schedule=step), "sinks is absent, but the plan's sinks is set"),
+        (lambda: ht.attend(q, cache, stream=5), "stream is 0x5, but must be null on the CPU: pass None"),
+    ]:
+        with pytest.raises(ht.Error, match=said) as caught:
+            call()
+        assert not re.search(r"\bk[A-Z]|::|nullptr|problem\.|= true", str(caught.value))
+
+
+def test_a_status_of_the_callers(cache, q):
+    status, table = np.zeros(1, np.int32), cache.block_table.copy()
+    table[0, 0] = -1
+    view = ht.PagedKVCache.wrap(cache.spec, cache.pages, table, cache.lengths, clamped=True, status=status)
+    ht.attend(q, view)
+    assert view.status is status and status.tolist() == [1]
+    for bad in (3, status[None], status[:0]):
+        with pytest.raises(ht.InvalidArgumentError, match="^status"):
+            made = ht.PagedKVCache.wrap(cache.spec, cache.pages, table, cache.lengths, clamped=True, status=bad)
+            ht.attend(q, made)
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])

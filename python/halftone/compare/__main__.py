@@ -13,6 +13,7 @@ from typing import Any
 
 try:
     import numpy as np
+    from numpy.typing import NDArray
 except ImportError:
     sys.exit("python -m halftone.compare needs NumPy: pip install numpy")
 
@@ -154,7 +155,7 @@ def _line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[0] if text else ''}"[:160]
 
 
-def _host(out: Any) -> np.ndarray:
+def _host(out: Any) -> NDArray[Any]:
     return np.asarray(out, np.float64) if isinstance(out, np.ndarray) else out.detach().double().cpu().numpy()
 
 
@@ -182,7 +183,9 @@ def measure_entry(entry: Entry, inputs: cases.Inputs, timer: measure.Timer, rate
     return row
 
 
-def measure_case(case: cases.Case, device: str, peers: list[Peer], formats: list[str], timer: Any, rate: float) -> dict:
+def measure_case(
+    case: cases.Case, device: str, peers: list[Peer], formats: list[str], timer: Any, rate: float
+) -> dict[str, Any]:
     inputs = cases.make_inputs(case, device)
     rows: list[dict[str, Any]] = []
     for peer in peers:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
@@ -62,16 +63,20 @@ class Inputs:
     k: Any
     v: Any
 
-    def request(self, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def request(self, index: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
         """q, k and v of one request as f32 NumPy arrays."""
         parts = (self.q[index], self.k[index], self.v[index])
-        return tuple(p if isinstance(p, np.ndarray) else p.float().cpu().numpy() for p in parts)
+        q, k, v = (p if isinstance(p, np.ndarray) else p.float().cpu().numpy() for p in parts)
+        return q, k, v
 
 
 def make_inputs(case: Case, device: str, seed: int = 0) -> Inputs:
     """Normal values; K has a few outlier channels, as the K of trained models has."""
     q_shape = (case.batch, case.q_len, case.q_heads, case.head_dim)
     kv_shape = (case.batch, case.context, case.kv_heads, case.head_dim)
+    q: Any
+    k: Any
+    v: Any
     outliers = [3, case.head_dim // 2 + 5]
     if device == "cpu":
         rng = np.random.default_rng(seed)
@@ -80,7 +85,7 @@ def make_inputs(case: Case, device: str, seed: int = 0) -> Inputs:
         import torch
 
         generator = torch.Generator(device).manual_seed(seed)
-        options = dict(device=device, dtype=torch.bfloat16, generator=generator)
+        options: dict[str, Any] = dict(device=device, dtype=torch.bfloat16, generator=generator)
         q, k, v = (torch.randn(s, **options) for s in (q_shape, kv_shape, kv_shape))
     k[..., outliers] *= 4
     return Inputs(case, device, q, k, v)

@@ -6,7 +6,7 @@ import os
 import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Callable
+from typing import Any, Callable
 
 import numpy as np
 
@@ -24,11 +24,11 @@ class Timer:
     def __init__(self, device: str, seconds: float = 0.3) -> None:
         self.device = device
         self.seconds = seconds
-        self._flush = None
+        self._flush: Any
         if device != "cpu":
             import torch
 
-            self._torch = torch
+            self._torch: Any = torch
             self._flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device=device)
         else:
             self._flush = np.empty(_FLUSH_BYTES // 4, np.uint8)
@@ -71,10 +71,10 @@ def bandwidth(device: str) -> float:
     if device != "cpu":
         import torch
 
-        source = torch.empty(2 << 30, dtype=torch.uint8, device=device)
-        target = torch.empty_like(source)
-        seconds = Timer(device, 0.1).median(lambda: target.copy_(source))
-        return 2 * source.numel() / seconds
+        read = torch.empty(2 << 30, dtype=torch.uint8, device=device)
+        written = torch.empty_like(read)
+        seconds = Timer(device, 0.1).median(lambda: written.copy_(read))
+        return 2 * read.numel() / seconds
     threads = len(os.sched_getaffinity(0))
     source = np.ones(threads << 25, np.uint8)
     target = np.empty_like(source)

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 
 def attention(
-    q: np.ndarray,
-    k: np.ndarray,
-    v: np.ndarray,
+    q: NDArray[Any],
+    k: NDArray[Any],
+    v: NDArray[Any],
     *,
     causal: bool = False,
     window_left: int = -1,
     window_right: int = -1,
     scale: float | None = None,
     softcap: float = 0.0,
-    alibi_slopes: np.ndarray | None = None,
-    sinks: np.ndarray | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
+    alibi_slopes: NDArray[Any] | None = None,
+    sinks: NDArray[Any] | None = None,
+) -> tuple[NDArray[Any], NDArray[Any]]:
     """One request.
 
     Args:
@@ -53,7 +56,7 @@ def attention(
     empty = ~seen.any(-1)
 
     top = logits.max(-1, initial=-np.inf)
-    sink = np.float64(-np.inf)
+    sink: NDArray[Any] = np.asarray(-np.inf)
     if sinks is not None:
         sink = np.asarray(sinks, np.float64).reshape(kv_heads, group, 1)
         top = np.maximum(top, sink)
@@ -65,6 +68,6 @@ def attention(
     return out.reshape(q_len, q_heads, v.shape[2]), lse.reshape(q_len, q_heads)
 
 
-def relative_error(actual: np.ndarray, truth: np.ndarray) -> float:
+def relative_error(actual: NDArray[Any], truth: NDArray[Any]) -> float:
     """The Frobenius norm of the difference over that of ``truth``; NaN where ``actual`` has one."""
-    return float(np.linalg.norm(np.asarray(actual, np.float64) - truth) / max(np.linalg.norm(truth), 1e-300))
+    return float(np.linalg.norm(np.asarray(actual, np.float64) - truth)) / max(float(np.linalg.norm(truth)), 1e-300)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 import halftone as ht
 
@@ -30,7 +31,7 @@ class Entry:
     label: str
     call: Callable[[], Any]
     kv_bytes: float
-    stored: Callable[[int], tuple[np.ndarray, np.ndarray]] | None = None
+    stored: Callable[[int], tuple[NDArray[Any], NDArray[Any]]] | None = None
     schedule: Callable[[], Any] | None = None
 
 
@@ -39,7 +40,7 @@ class Peer:
 
     name = ""
     package = ""
-    devices = ("cuda",)
+    devices: tuple[str, ...] = ("cuda",)
 
     def version(self) -> str:
         """Raises ImportError when the package is absent or does not load."""
@@ -103,7 +104,7 @@ class Halftone(Peer):
         return cache
 
     @staticmethod
-    def _stored(cache: ht.PagedKVCache, index: int) -> tuple[np.ndarray, np.ndarray]:
+    def _stored(cache: ht.PagedKVCache, index: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """The pages of one request, read by the CPU backend: they are the same bytes on every device."""
         to_host = (lambda x: x.cpu().numpy()) if cache.framework == "torch" else np.asarray
         length = cache.host_lengths[index]
@@ -186,7 +187,7 @@ class FlashInfer(Peer):
     name, package = "flashinfer", "flashinfer"
 
     def entries(self, inputs: Inputs, formats: list[str]) -> list[Entry]:
-        import flashinfer
+        flashinfer: Any = importlib.import_module("flashinfer")
         import torch
 
         case, page = inputs.case, 64
@@ -216,7 +217,7 @@ class SageAttention(Peer):
     name, package = "sageattention", "sageattention"
 
     def entries(self, inputs: Inputs, formats: list[str]) -> list[Entry]:
-        import sageattention
+        sageattention: Any = importlib.import_module("sageattention")
 
         case = inputs.case
         if case.q_len != case.context:
@@ -244,8 +245,8 @@ class Fbgemm(Peer):
 
         entries = [Entry("fbgemm bf16", call(inputs.k, inputs.v, 1), _bf16_bytes(inputs))]
         for groups in (1, 4):
-            packed = [_fbgemm_int4(x, groups) for x in (inputs.k, inputs.v)]
-            entries.append(Entry(f"fbgemm int4, {groups} groups", call(*packed, groups), 2.0 * packed[0].numel()))
+            k, v = (_fbgemm_int4(x, groups) for x in (inputs.k, inputs.v))
+            entries.append(Entry(f"fbgemm int4, {groups} groups", call(k, v, groups), 2.0 * k.numel()))
         return entries
 
 
@@ -278,7 +279,7 @@ PEERS: list[Peer] = [
 ]  # fmt: skip
 
 
-def truth_of(inputs: Inputs, index: int, kv: tuple[np.ndarray, np.ndarray] | None = None) -> np.ndarray:
+def truth_of(inputs: Inputs, index: int, kv: tuple[NDArray[Any], NDArray[Any]] | None = None) -> NDArray[Any]:
     """The oracle's output for one request, on the inputs or on what a cache made of them."""
     q, k, v = inputs.request(index)
     if kv is not None:
