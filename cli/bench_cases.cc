@@ -13,6 +13,7 @@ namespace {
 
 constexpr int kMaxContext = 1 << 24;
 constexpr int kMaxBatch = 1 << 20;
+constexpr std::string_view kPolicyFormats = "bf16,int8-head,int4-g32";
 constexpr std::string_view kDecodeFormats = "bf16,fp8,int8-head,int4-g32,int4-row";
 
 bool parse_number(std::string_view text, int low, int high, int& value) {
@@ -79,6 +80,8 @@ std::string requests_text(const std::vector<RequestGroup>& groups) {
 
 const std::vector<Sweep>& bench_sweeps() {
   using enum Suite;
+  static const std::vector<SplitPolicy> kPolicies = {SplitPolicy::kFast, SplitPolicy::kReproducible,
+                                                     SplitPolicy::kBatchInvariant};
   static const std::vector<Sweep> sweeps = {
       {"headline",
        kDecode,
@@ -117,6 +120,19 @@ const std::vector<Sweep>& bench_sweeps() {
        {"131072x1,4096x31", "128x64,4096x64", "128x256,4096x256"},
        1,
        true},
+      // What each split policy costs.
+      {"policies",
+       kDecode,
+       kPolicyFormats,
+       {{32, 8}},
+       {128},
+       {64},
+       1,
+       {"8192x1", "8192x8", "8192x64"},
+       1,
+       false,
+       kPolicies},
+      {"policies", kDecode, kPolicyFormats, {{8, 1}}, {128}, {64}, 1, {"8192x32"}, 1, false, kPolicies},
       {"geometry", kDecode, kDecodeFormats, {{8, 1}}, {64, 128, 256}, {16, 64}, 1, {"8192x128", "8192x512"}},
       {"append", kAppend, kDecodeFormats, {{32, 8}}, {128}, {64}, 8192, {"8192x1", "8192x8"}},
       {"append", kAppend, kDecodeFormats, {{32, 8}}, {128}, {64}, 1, {"8192x32", "8192x256"}},
@@ -136,28 +152,35 @@ std::string table_names() {
 
 namespace {
 
+/// The cases of one heads, head_dim, page size and batch of a sweep.
+void expand(const Sweep& sweep, const BenchCase& shape, std::string_view formats, SplitPolicy policy,
+            std::vector<BenchCase>& cases) {
+  for (const FormatChoice& format : parse_choices(formats.empty() ? sweep.formats : formats, "--formats")) {
+    for (const SplitPolicy each : sweep.policies.empty() ? std::vector{policy} : sweep.policies) {
+      cases.push_back(shape);
+      cases.back().shape.format = format;
+      cases.back().shape.policy = each;
+    }
+  }
+}
+
 void expand(const Sweep& sweep, std::string_view formats, SplitPolicy policy, std::vector<BenchCase>& cases) {
+  BenchCase c;
+  c.suite = sweep.suite;
+  c.table = sweep.table;
+  c.chain = sweep.chain;
+  c.with_schedule = sweep.with_schedule;
+  c.shape.q_len = sweep.q_len;
   for (const Sweep::Heads heads : sweep.heads) {
+    c.shape.q_heads = heads.q;
+    c.shape.kv_heads = heads.kv;
     for (const int head_dim : sweep.head_dims) {
+      c.shape.head_dim = head_dim;
       for (const int page_size : sweep.page_sizes) {
+        c.shape.page_size = page_size;
         for (const std::string_view requests : sweep.requests) {
-          const std::vector<RequestGroup> groups = parse_requests(requests, "the table");
-          for (FormatChoice& format : parse_choices(formats.empty() ? sweep.formats : formats, "--formats")) {
-            BenchCase c;
-            c.suite = sweep.suite;
-            c.table = sweep.table;
-            c.chain = sweep.chain;
-            c.with_schedule = sweep.with_schedule;
-            c.shape.format = std::move(format);
-            c.shape.q_heads = heads.q;
-            c.shape.kv_heads = heads.kv;
-            c.shape.head_dim = head_dim;
-            c.shape.page_size = page_size;
-            c.shape.q_len = sweep.q_len;
-            c.shape.policy = policy;
-            set_requests(c, groups);
-            cases.push_back(std::move(c));
-          }
+          set_requests(c, parse_requests(requests, "the table"));
+          expand(sweep, c, formats, policy, cases);
         }
       }
     }

@@ -31,6 +31,7 @@ struct Sweep {
   std::vector<std::string_view> requests;  ///< one batch each, as --contexts-mix takes it
   int chain = 1;
   bool with_schedule = false;
+  std::vector<SplitPolicy> policies{};  ///< empty: that of the command line
 };
 
 /// The tables of the project's own figures. A table is all sweeps of one name.

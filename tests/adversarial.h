@@ -4,10 +4,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <initializer_list>
 #include <limits>
+#include <memory>
 #include <string>
 #include <string_view>
 
@@ -94,6 +96,64 @@ inline void expect_empty_rows(const Problem& p, const Outputs& o, std::int64_t b
   const std::int64_t dim = p.problem.kv.v_dim(), heads = p.row.q_heads;
   for (std::int64_t i = begin * heads * dim; i < end * heads * dim; ++i) ASSERT_EQ(o.out.get(i), 0.0F);
   for (std::int64_t i = begin * heads; i < end * heads && p.row.lse; ++i) ASSERT_EQ(o.lse.get(i), -kInf);
+}
+
+/// p's tokens in a cache whose bytes were `pattern` before.
+inline std::unique_ptr<Cache> refilled(const Problem& p, std::initializer_list<std::uint8_t> pattern) {
+  auto cache = std::make_unique<Cache>(p.cache->clone());
+  std::vector<int> counts;
+  for (std::int32_t& n : cache->lengths.as<std::int32_t>()) {
+    counts.push_back(n);
+    n = 0;
+  }
+  for (std::size_t i = 0; i < cache->pages.bytes().size(); ++i) {
+    cache->pages.bytes()[i] = pattern.begin()[i % pattern.size()];
+  }
+  cache->append(counts, p.k, p.v);
+  return cache;
+}
+
+/// 97 requests of 1 to 16 keys, whose bits do not depend on the batch.
+inline AttentionCase tiny_requests() {
+  AttentionCase row;
+  row.q_heads = 2;
+  row.kv_heads = 1;
+  row.head_dim = 64;
+  row.k_format = "int8-head";
+  row.page_size = 16;
+  row.policy = SplitPolicy::kBatchInvariant;
+  row.cu_q = true;
+  for (int i = 0; i < 97; ++i) row.requests.push_back({1, 1 + i % 16});
+  return row;
+}
+
+/// `batch` requests of one query: request i has the query and the pages of request i % n of the n of
+/// `source`.
+inline Problem repeated(const Problem& source, int batch) {
+  Problem p;
+  p.row = source.row;
+  p.problem = source.problem;
+  p.problem.batch = batch;
+  p.cache = std::make_unique<Cache>(source.cache->clone());
+  const auto columns = static_cast<std::size_t>(source.cache->block_table.shape()[1]);
+  p.cache->block_table = Tensor(DType::kInt32, {batch, static_cast<std::int64_t>(columns)});
+  p.cache->lengths = Tensor(DType::kInt32, {batch});
+  p.q = Tensor(p.row.q_dtype, {batch, p.row.q_heads, p.row.head_dim});
+  p.cu_q = Tensor(DType::kInt32, {batch + 1});
+  const std::size_t count = p.row.requests.size(), q_bytes = source.q.bytes().size() / count;
+  const auto copy = [](const auto& from, std::size_t at, std::size_t size, const auto& to, std::size_t i) {
+    std::copy_n(from.begin() + static_cast<std::ptrdiff_t>(at * size), size,
+                to.begin() + static_cast<std::ptrdiff_t>(i * size));
+  };
+  for (std::size_t i = 0; i < static_cast<std::size_t>(batch); ++i) {
+    copy(source.cache->block_table.as<std::int32_t>(), i % count, columns,
+         p.cache->block_table.as<std::int32_t>(), i);
+    copy(source.cache->lengths.as<std::int32_t>(), i % count, 1, p.cache->lengths.as<std::int32_t>(), i);
+    copy(source.q.bytes(), i % count, q_bytes, p.q.bytes(), i);
+    p.cu_q.as<std::int32_t>()[i] = static_cast<std::int32_t>(i);
+  }
+  p.cu_q.as<std::int32_t>()[static_cast<std::size_t>(batch)] = batch;
+  return p;
 }
 
 /// Formats that between them have every dtype, granularity and kind of parameter.

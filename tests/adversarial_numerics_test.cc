@@ -18,21 +18,6 @@ AttentionCase small(const std::string& format) {
   return row;
 }
 
-/// p's tokens in a cache whose bytes were `pattern` before.
-std::unique_ptr<Cache> refilled(const Problem& p, std::initializer_list<std::uint8_t> pattern) {
-  auto cache = std::make_unique<Cache>(p.cache->clone());
-  std::vector<int> counts;
-  for (std::int32_t& n : cache->lengths.as<std::int32_t>()) {
-    counts.push_back(n);
-    n = 0;
-  }
-  for (std::size_t i = 0; i < cache->pages.bytes().size(); ++i) {
-    cache->pages.bytes()[i] = pattern.begin()[i % pattern.size()];
-  }
-  cache->append(counts, p.k, p.v);
-  return cache;
-}
-
 /// Unused pages, slots, scales and mins: zeros, NaN, infinities of each format, noise. Same bits.
 TEST(Numerics, DeadBytesNeverMatter) {
   for (const AttentionCase& row : attention_cases()) {

@@ -119,45 +119,13 @@ TEST(Shapes, BatchZeroWithNullAddresses) {
 /// Grid limits of a device, and 32-bit products on any backend.
 TEST(Shapes, BatchBeyondSixteenBits) {
   for (const int batch : {65536, kSanitized ? 65537 : 100000}) {
-    AttentionCase row;
-    row.q_heads = 2;
-    row.kv_heads = 1;
-    row.head_dim = 64;
-    row.k_format = "int8-head";
-    row.page_size = 16;
+    AttentionCase row = tiny_requests();
     row.out_dtype = DType::kFloat32;
-    row.cu_q = true;
-    for (int i = 0; i < 97; ++i) row.requests.push_back({1, 1 + i % 16});
     const Problem source = make_problem(row);
-    const Outputs expected =
-        run_problem(source, [](AttentionProblem& a) { a.policy = SplitPolicy::kBatchInvariant; });
+    const Outputs expected = run_problem(source);
     ASSERT_EQ(judge(source, make_reference(source), expected), "");
 
-    // Every request repeats one of the 97, pages and all.
-    Problem p;
-    p.row = row;
-    p.row.policy = SplitPolicy::kBatchInvariant;
-    p.problem = source.problem;
-    p.problem.batch = batch;
-    p.problem.policy = SplitPolicy::kBatchInvariant;
-    p.cache = std::make_unique<Cache>(source.cache->clone());
-    const std::int64_t columns = source.cache->block_table.shape()[1];
-    p.cache->block_table = Tensor(DType::kInt32, {batch, columns});
-    p.cache->lengths = Tensor(DType::kInt32, {batch});
-    p.q = Tensor(row.q_dtype, {batch, row.q_heads, row.head_dim});
-    p.cu_q = Tensor(DType::kInt32, {batch + 1});
-    const std::size_t q_bytes = source.q.bytes().size() / 97;
-    for (std::size_t i = 0; i < static_cast<std::size_t>(batch); ++i) {
-      const std::size_t twin = i % 97, width = static_cast<std::size_t>(columns);
-      std::copy_n(
-          source.cache->block_table.as<std::int32_t>().begin() + static_cast<std::ptrdiff_t>(twin * width),
-          width, p.cache->block_table.as<std::int32_t>().begin() + static_cast<std::ptrdiff_t>(i * width));
-      p.cache->lengths.as<std::int32_t>()[i] = source.cache->lengths.as<std::int32_t>()[twin];
-      std::copy_n(source.q.bytes().begin() + static_cast<std::ptrdiff_t>(twin * q_bytes), q_bytes,
-                  p.q.bytes().begin() + static_cast<std::ptrdiff_t>(i * q_bytes));
-      p.cu_q.as<std::int32_t>()[i] = static_cast<std::int32_t>(i);
-    }
-    p.cu_q.as<std::int32_t>()[static_cast<std::size_t>(batch)] = batch;
+    const Problem p = repeated(source, batch);
     const Outputs actual = run_problem(p);
     for (int i = 0; i < batch; ++i) {
       ASSERT_EQ(row_bytes(actual.out, i, i + 1), row_bytes(expected.out, i % 97, i % 97 + 1)) << i;

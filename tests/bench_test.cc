@@ -90,6 +90,9 @@ TEST(BenchTables, HoldTheShapesTheyAreNamedFor) {
     EXPECT_GT(c.mixed.size(), 1U);
     EXPECT_TRUE(c.with_schedule);
   }
+  const std::vector<BenchCase> policies = cases_of("policies");
+  EXPECT_EQ(policies.size(), 4U * 3 * 3);  // shapes, formats, policies
+  EXPECT_EQ((distinct<SplitPolicy>(policies, [](const BenchCase& c) { return c.shape.policy; })).size(), 3U);
   const std::vector<BenchCase> geometry = cases_of("geometry");
   EXPECT_EQ((distinct<std::pair<int, int>>(
                 geometry, [](const BenchCase& c) { return std::pair(c.shape.head_dim, c.shape.page_size); })),
@@ -110,7 +113,8 @@ TEST(BenchTables, EveryCaseIsAProblemOfTheLibrary) {
 TEST(BenchTables, NamesAndFormats) {
   EXPECT_EQ(cases_of("headline,chain").size(), cases_of("headline").size() + cases_of("chain").size());
   std::size_t total = 0;
-  for (const char* name : {"headline", "chain", "speculative", "shapes", "mixed", "geometry", "append"}) {
+  for (const char* name :
+       {"headline", "chain", "speculative", "shapes", "mixed", "policies", "geometry", "append"}) {
     EXPECT_NE(table_names().find(name), std::string::npos);
     total += cases_of(name).size();
   }

@@ -85,6 +85,24 @@ TEST(DecodeTable, GeneralRowsTakeOtherGroupsAndSymmetries) {
   EXPECT_TRUE(kDecodeTable[static_cast<std::size_t>(row)].k.fixed);
 }
 
+/// Every format that divides it, in units of 8 and of 16 rows.
+TEST(DecodeTable, HeadDim80) {
+  if (!has_dim(80)) GTEST_SKIP() << "this build has no kernels for head_dim 80";
+  for (const char* format : {"bf16", "fp16", "fp8", "fp8-head", "fp8-token-head", "int8-tensor", "int8-token",
+                             "int8-head", "int8-token-head-asym", "int8-tensor-asym", "int4-row",
+                             "int4-token", "int4-static-head-sym", "int4-token-head-sym"}) {
+    const KvCacheSpec kv = spec_of(format, format, 80);
+    for (const int rows : {8, 16}) {
+      const int row = find_row(kv, rows);
+      ASSERT_GE(row, 0) << format << ", " << rows << " rows";
+      const DecodeConfig& c = kDecodeTable[static_cast<std::size_t>(row)];
+      EXPECT_EQ(rows_of(c), rows) << format;
+    }
+    EXPECT_EQ(find_row(kv, 32), -1) << format;
+  }
+  EXPECT_EQ(find_row(spec_of("bf16", "fp8", 80), 0), -1);
+}
+
 TEST(DecodeTable, AGroupAsWideAsTheHeadIsATokensScale) {
   for (const int dim : {64, 128}) {
     if (!has_dim(dim)) continue;

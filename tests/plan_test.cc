@@ -178,6 +178,10 @@ TEST(Plan, CudaNamesTheFormatsThatItHas) {
   expect_error(kUnsupported,
                {"v_format is bf16", "has int8-g32, int8-g64, int8-g128 and int8-g32-asym beside"},
                [&] { plan(p); });
+  p.kv.k_format = parse_format("int8-head");
+  p.kv.head_dim = 80;
+  expect_error(kUnsupported, {"has int8-token and int8-head beside k_format int8-head at head_dim 80"},
+               [&] { plan(p); });
   p.kv.k_format = parse_format("fp8-g32");
   p.kv.head_dim = 256;
   expect_error(kUnsupported, {"k_format is fp8-g32", "no kernel for it at head_dim 256"}, [&] { plan(p); });

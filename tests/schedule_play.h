@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <new>
+#include <random>
 #include <tuple>
 #include <vector>
 
@@ -82,6 +83,39 @@ class Built {
   std::int64_t partials_ = 0;
   Schedule schedule_{};
 };
+
+/// Any parameters and lengths, small.
+struct RandomCase {
+  ScheduleParams params;
+  std::vector<Request> requests;
+  std::int32_t slack;
+};
+
+inline RandomCase random_case(std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  const auto integer = [&](std::int32_t low, std::int32_t high) {
+    return std::uniform_int_distribution<std::int32_t>(low, high)(random);
+  };
+  const auto pick = [&](std::initializer_list<std::int32_t> choices) {
+    return *(choices.begin() + integer(0, static_cast<std::int32_t>(choices.size()) - 1));
+  };
+  RandomCase c;
+  c.params =
+      make_params(integer(1, 4), pick({1, 2, 3, 4, 5, 7, 8, 16, 33, 128}), pick({1, 3, 8, 16, 32, 64, 128}),
+                  integer(4, 8), pick({1, 2, 3, 4, 8, 17, 40, 133, 1000}), integer(0, 1) == 1);
+  if (!c.params.absolute) c.params.unit_cost = pick({0, 0, 1, 3, 7, 40});
+  if (integer(0, 2) == 0) c.params.window_left = pick({0, 1, 15, 16, 17, 63, 64, 100, 4096});
+  if (integer(0, 2) == 0) c.params.window_right = pick({0, 0, 0, 1, 16, 63, 4096});
+  const std::int32_t longest_q = pick({1, 1, 4, 40}), longest_kv = pick({0, 1, 70, 300, 3000});
+  c.requests.resize(static_cast<std::size_t>(integer(0, 12)));
+  for (Request& r : c.requests) {
+    r.q_len = integer(0, 9) == 0 ? 0 : integer(1, longest_q);
+    r.kv_len = integer(0, 9) == 0 ? 0 : integer(0, longest_kv);
+    if (r.kv_len > 0 && integer(0, 3) == 0) r.kv_len = std::max(0, (r.kv_len >> 4 << 4) + integer(-1, 1));
+  }
+  c.slack = pick({0, 0, 1, 64, 1000});
+  return c;
+}
 
 /// Keys that one row sees, straight from the definition of Mask.
 inline KvRange row_range(const ScheduleParams& p, const Request& r, std::int64_t row) {

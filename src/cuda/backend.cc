@@ -242,9 +242,6 @@ void refuse(const AttentionProblem& problem) {
     if (f.dynamic_scale() && f.scale_dtype == DType::kFloat32)
       unsupported(name, format_name(f), "stored scales in f16 only");
   }
-  bool has_dim = false;
-  for (const int dim : kDecodeDims) has_dim |= dim == kv.head_dim;
-  if (!has_dim) unsupported("head_dim", fmt::to_string(kv.head_dim), "64, 96, 128, 192 and 256");
   const std::string beside = v_formats_beside_k(kv);
   if (beside.empty()) {
     unsupported("k_format", format_name(kv.k_format),

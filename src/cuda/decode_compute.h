@@ -56,6 +56,7 @@ __device__ inline void Warp<C>::scores(const DecodeParams& p, const std::uint8_t
     }
 #pragma unroll
     for (int step = 0; step < 2; ++step) {
+      if (step == 1 && is_half_block(b, Traits::kDim)) continue;
       std::uint32_t a[4];
       k.fragment(b, step, flip, a);
 #pragma unroll
@@ -267,6 +268,7 @@ __device__ inline void Warp<C>::accumulate(const DecodeParams& p, const std::uin
     }
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
+      if (j == 1 && is_half_block(b, Traits::kDim)) continue;
       std::uint32_t a[4];
       v.fragment(b, j, flip, a);
 #pragma unroll

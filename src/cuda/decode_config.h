@@ -122,7 +122,7 @@ inline constexpr std::array kMixedPairs{
     PartPair{parts::kInt4G32, parts::kInt4Token},
 };
 
-inline constexpr std::array<int, 5> kDecodeDims{64, 96, 128, 192, 256};
+inline constexpr std::array<int, 6> kDecodeDims{64, 80, 96, 128, 192, 256};
 inline constexpr std::array<int, 2> kMixedDims{64, 128};
 
 /// Bytes of a tile with f16 scales, which decide how many tiles a copy brings.
@@ -153,9 +153,10 @@ constexpr DecodeConfig make_decode_config(const PartConfig& k, const PartConfig&
   return {k, v, head_dim, shape.row_tiles, shape.row_groups, teams, piece_tiles, stages};
 }
 
-/// Whether head_dim is several whole groups of a fixed part.
+/// Whether head_dim is several whole groups of a part.
 constexpr bool groups_fit(const PartConfig& part, int head_dim) {
-  if (!part.fixed || part.mode != ScaleMode::kBlock) return true;
+  if (part.mode != ScaleMode::kBlock) return true;
+  if (!part.fixed) return head_dim % 32 == 0;
   const int dims = 32 * part.group_blocks;
   return head_dim > dims && head_dim % dims == 0;
 }
@@ -172,6 +173,7 @@ constexpr bool is_built(const DecodeConfig& c) {
     if (run_time_groups && (rows_of(c) > 8 || c.head_dim > 192)) return false;
     if (!part.fixed && rows_of(c) > 16) return false;
   }
+  if (c.head_dim == 80 && rows_of(c) > 16) return false;
   return !(c.row_tiles == 3 && c.k.mode == ScaleMode::kBlock && c.k.dtype != DType::kInt4);
 }
 

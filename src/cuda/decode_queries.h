@@ -113,6 +113,16 @@ struct QueryLoader {
     return kBf16 ? pack_bf16x2(low, high) : pack_f16x2(low, high);
   }
 
+  /// A lane's fragments of two steps or, of half a block, two lanes' fragments of one step.
+  static __device__ void store_fragments(std::uint16_t* at, const std::uint32_t (&words)[4], bool half) {
+    if (half) {
+      reinterpret_cast<uint2*>(at)[0] = {words[0], words[1]};
+      reinterpret_cast<uint2*>(at)[2] = {words[2], words[3]};
+    } else {
+      reinterpret_cast<uint4*>(at)[0] = {words[0], words[1], words[2], words[3]};
+    }
+  }
+
   /// One lane's 8 dims of a row; all lanes take part.
   static __device__ void store(const DecodeParams& p, const DeviceItem& item, const uint4& raw,
                                typename Traits::Queries& queries, int row, int chunk) {
@@ -153,20 +163,23 @@ struct QueryLoader {
     sum += __shfl_xor_sync(~0u, sum, 2);
     if (row >= Traits::kRows || chunk >= kChunks) return;
     const int block = chunk / 4, t = chunk % 4;
+    const bool half = is_half_block(block, Traits::kDim);  // the chunk is two lanes' share
     std::uint32_t high[4], low[4];
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
       const float shift = K::q_shift(w % 2 * 2) ? 1.0f / 16.0f : 1.0f;
-      const float first = x[K::q_dim(w / 2, w % 2 * 2)] * shift,
-                  second = x[K::q_dim(w / 2, w % 2 * 2 + 1)] * shift;
+      const auto value = [&](int slot) {
+        const float whole = x[K::q_dim(w / 2, slot)];
+        return (half ? x[w / 2 * 4 + K::half_dim(slot)] : whole) * shift;
+      };
+      const float first = value(w % 2 * 2), second = value(w % 2 * 2 + 1);
       high[w] = pack(first, second);
       low[w] = pack(first - low_half(high[w], kBf16), second - high_half(high[w], kBf16));
     }
-    uint4* at = reinterpret_cast<uint4*>(queries.fragments[0][row / 8][block][row % 8 * 4 + t]);
-    at[0] = {high[0], high[1], high[2], high[3]};
+    const int first_lane = row % 8 * 4 + (half ? 2 * t : t);
+    store_fragments(queries.fragments[0][row / 8][block][first_lane], high, half);
     if (needs_low_part<C>(p)) {
-      at = reinterpret_cast<uint4*>(queries.fragments[1][row / 8][block][row % 8 * 4 + t]);
-      at[0] = {low[0], low[1], low[2], low[3]};
+      store_fragments(queries.fragments[1][row / 8][block][first_lane], low, half);
     }
     if (t == 0) queries.sums[row][block] = sum;
     if (chunk == 0) {

@@ -30,7 +30,7 @@ inline constexpr int kFinishWarps = 3;  // and the load warp: a warpgroup, for s
 template <DecodeConfig C>
 struct DecodeTraits {
   static constexpr int kDim = C.head_dim;
-  static constexpr int kBlocks = kDim / 32;
+  static constexpr int kBlocks = (kDim + 31) / 32;  // the last one may be half a block
   static constexpr int kWarpRows = 8 * C.row_tiles;
   static constexpr int kRows = rows_of(C);
   static constexpr int kWarps = C.teams * C.row_groups;  // that compute

@@ -236,7 +236,12 @@ __device__ inline void Warp<C>::end(const DecodeParams& p, const DeviceItem& ite
         x.y = fmaf(out[b][0][n][2 + c] * kOddUnit, v_static, shift);
         x.z = fmaf(out[b][1][n][c] * kUnit, v_static, shift);
         x.w = fmaf(out[b][1][n][2 + c] * kOddUnit, v_static, shift);
-        if (keep) *reinterpret_cast<float4*>(&s.out[team][row][b * 32 + g * 4]) = x;
+        if (!keep) continue;
+        if (is_half_block(b, Traits::kDim)) {
+          *reinterpret_cast<float2*>(&s.out[team][row][b * 32 + g * 2]) = {x.x, x.y};
+        } else {
+          *reinterpret_cast<float4*>(&s.out[team][row][b * 32 + g * 4]) = x;
+        }
       }
       if (keep && g == 0) s.state[team][row] = {max[n][c], sum[n][c]};
     }

@@ -1,9 +1,9 @@
 // Turns lengths into a schedule. Phases, each a loop over independent calls but for a sum, so that one CUDA
 // block can run them as well as the host:
-//   per request   row_blocks(), head_steps()   their totals, then begin_schedule()
-//   per request   head_steps()      then the prefix sum into first_step
-//   per worker    locate_worker()
-//   per worker    slots_of()        then the prefix sum into starts[].slot
+//   per request   row_blocks(), head_steps()   the prefix sum of steps into first_step; totals for
+//   begin_schedule() per request   row_blocks()      if units cost something: their prefix sum times that,
+//   added to first_step per worker    locate_worker() per worker    slots_of()        then the prefix sum
+//   into starts[].slot
 // Before: cu_q, kv_lengths and (plain K and V) cu_kv are filled in and within the bounds.
 #pragma once
 
@@ -107,23 +107,25 @@ HT_HOST_DEVICE constexpr void build_schedule(const Schedule& s, std::uint64_t pl
   h.magic = 0;  // set last: an unfinished schedule is none
   h.total_kv = 0;
   h.total_q = s.cu_q[s.params.batch];
-  std::int64_t units = 0, least = INT64_MAX, most = 0;
+  std::int64_t steps = 0, units = 0, least = INT64_MAX, most = 0;
   for (std::int32_t r = 0; r < s.params.batch; ++r) {
     const std::int32_t q_len = q_length(s, r);
+    const std::int64_t own = head_steps(s.params, q_len, s.kv_lengths[r]);
     h.total_kv += s.kv_lengths[r];
+    s.first_step[r] = steps;
+    steps += own * s.params.kv_heads;
     units += std::int64_t{row_blocks(s.params, q_len)} * s.params.kv_heads;
-    if (q_len == 0 || s.params.unit_cost == 0) continue;
-    const std::int64_t own = head_steps(s.params, 0, q_len, s.kv_lengths[r]);
+    if (q_len == 0) continue;
     if (own < least) least = own;
     if (own > most) most = own;
   }
-  begin_schedule(s, {units, least >= most});
-  std::int64_t steps = 0;
-  for (std::int32_t r = 0; r < s.params.batch; ++r) {
-    s.first_step[r] = steps;
-    steps += head_steps(s.params, h.unit_cost, q_length(s, r), s.kv_lengths[r]) * s.params.kv_heads;
-  }
   s.first_step[s.params.batch] = steps;
+  begin_schedule(s, {units, least >= most});
+  units = 0;
+  for (std::int32_t r = 0; h.unit_cost > 0 && r <= s.params.batch; ++r) {
+    s.first_step[r] += units * h.unit_cost;
+    if (r < s.params.batch) units += std::int64_t{row_blocks(s.params, q_length(s, r))} * s.params.kv_heads;
+  }
   divide_steps(s);
   for (std::int32_t w = 0; w <= h.active; ++w) locate_worker(s, w);
   std::int32_t slot = 0;

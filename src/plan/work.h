@@ -207,17 +207,17 @@ HT_HOST_DEVICE constexpr std::int32_t row_blocks(const ScheduleParams& p, std::i
   return (q_len * p.group + p.row_block - 1) / p.row_block;
 }
 
-/// Positions of one KV head of a request.
-HT_HOST_DEVICE constexpr std::int64_t head_steps(const ScheduleParams& p, std::int32_t unit_cost,
-                                                 std::int32_t q_len, std::int32_t kv_len) {
+/// Steps of one KV head of a request. Its positions are these and unit_cost for each row block.
+HT_HOST_DEVICE constexpr std::int64_t head_steps(const ScheduleParams& p, std::int32_t q_len,
+                                                 std::int32_t kv_len) {
   BlockWalk walk(p);
   walk.request(p, q_len, kv_len);
   walk.rewind(p);
   if (p.window_left < 0 && p.window_right < 0) {  // every block sees all keys
-    return walk.valid() ? std::int64_t{row_blocks(p, q_len)} * (unit_cost + walk.steps) : 0;
+    return walk.valid() ? std::int64_t{row_blocks(p, q_len)} * walk.steps : 0;
   }
   std::int64_t steps = 0;
-  for (; walk.valid(); walk.next(p)) steps += unit_cost + walk.steps;
+  for (; walk.valid(); walk.next(p)) steps += walk.steps;
   return steps;
 }
 

@@ -2,29 +2,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstdlib>
 #include <limits>
 #include <string>
 
-#include "cuda/decode_config.h"
 #include "halftone/error.h"
 #include "tests/cuda/device_problem.h"
 
 namespace halftone::testing {
 namespace {
-
-/// The tensor cores truncate as they accumulate, and signed codes enter with an offset of 128 or 8: logits
-/// carry about 1e-5 more error than fp32 arithmetic.
-constexpr double kLseSlack = 1e-4;
-
-/// P is rounded to 16 bits before it weighs V: half a step of f16 of the largest |v|, which an output that
-/// averages many values cannot show in its own magnitude.
-double out_slack(const Problem& p) {
-  double largest = 0;
-  for (const float v : p.v.to_floats()) largest = std::max(largest, std::abs(static_cast<double>(v)));
-  return std::ldexp(largest, -12);
-}
 
 /// Runs the problem if the backend has a kernel for it; false if not.
 bool agrees(const AttentionCase& row) {
@@ -37,24 +23,12 @@ bool agrees(const AttentionCase& row) {
     throw;
   }
   const Outputs outputs = run_on_device(p, plan);
-  EXPECT_EQ(judge(p, make_reference(p), outputs, kLseSlack, out_slack(p)), "") << row.name;
+  EXPECT_EQ(judge_device(p, outputs), "") << row.name;
   EXPECT_EQ(outputs.status.as<std::int32_t>()[0], 0) << row.name;
   return true;
 }
 
 bool is_mixed(const AttentionCase& row) { return !row.v_format.empty() && row.v_format != row.k_format; }
-
-/// The row as the backend takes it: 16-bit Q and O, pages, V of K's head_dim and, if the pair has no kernel,
-/// in K's format.
-AttentionCase for_device(AttentionCase row) {
-  row.paged = true;
-  if (row.q_dtype == DType::kFloat32) row.q_dtype = DType::kBFloat16;
-  if (row.out_dtype == DType::kFloat32) row.out_dtype = DType::kFloat16;
-  row.v_head_dim = 0;
-  if (row.head_dim == 80) row.head_dim = 96;
-  if (is_mixed(row) && cuda::find_row(attention_problem(row).kv, 0) < 0) row.v_format.clear();
-  return row;
-}
 
 TEST(DeviceAttention, CaseTable) {
   int ran = 0;
@@ -170,29 +144,23 @@ TEST(DeviceAttention, GraphReplayAtOtherLengths) {
   const Plan plan = plan_on_device(p);
   const Outputs expected = run_on_device(p, plan);
 
-  const Outputs outputs = make_outputs(p);
-  Uploads uploads;
-  const AttentionArgs args = upload(uploads, arguments(p, outputs));
-  SequenceLengths lengths = args.lengths;
-  if (!lengths.kv_lengths.present()) lengths.kv_lengths = args.cache.lengths;
-  DeviceMemory workspace(plan.workspace_bytes());
-  const TensorView space = TensorView::contiguous(
-      workspace.data(), DType::kUInt8, {static_cast<std::int64_t>(workspace.size())}, {DeviceType::kCuda, 0});
+  const DeviceRun device(p, plan);
   const std::vector<std::int32_t> ones(3, 1);
-  auto* device_lengths = static_cast<std::int32_t*>(lengths.kv_lengths.data);
-  check_cuda(cudaMemcpy(device_lengths, ones.data(), 12, cudaMemcpyHostToDevice));
+  void* lengths = device.args.lengths.kv_lengths.data;
+  check_cuda(cudaMemcpy(lengths, ones.data(), 12, cudaMemcpyHostToDevice));
   const CapturedGraph graph(
       [&](cudaStream_t stream) {
-        schedule(plan, lengths, space, stream);
-        run(plan, args, space, stream);
+        device.schedule(stream);
+        device.run(stream);
       },
       cudaStreamDefault);
   graph.replay();
   const std::vector<std::int32_t> full = {131072, 4096, 100};
-  check_cuda(cudaMemcpy(device_lengths, full.data(), 12, cudaMemcpyHostToDevice));
+  check_cuda(cudaMemcpy(lengths, full.data(), 12, cudaMemcpyHostToDevice));
   graph.replay();
-  download(args.out, outputs.out);
+  const Outputs outputs = device.outputs();
   EXPECT_TRUE(same_bytes(expected.out, outputs.out));
+  EXPECT_TRUE(same_bytes(expected.lse, outputs.lse));
 }
 
 }  // namespace

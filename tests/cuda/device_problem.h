@@ -4,11 +4,14 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <list>
 #include <stdexcept>
 #include <string>
 
+#include "cuda/decode_config.h"
 #include "testing/cases.h"
 
 namespace halftone::testing {
@@ -149,25 +152,90 @@ inline Plan plan_on_device(const Problem& p) {
   return halftone::plan(problem);
 }
 
+/// The row as the backend takes it: 16-bit Q and O, pages, V of K's head_dim and, if the pair has no kernel,
+/// in K's format.
+inline AttentionCase for_device(AttentionCase row) {
+  row.paged = true;
+  if (row.q_dtype == DType::kFloat32) row.q_dtype = DType::kBFloat16;
+  if (row.out_dtype == DType::kFloat32) row.out_dtype = DType::kFloat16;
+  row.v_head_dim = 0;
+  if (!row.v_format.empty() && cuda::find_row(attention_problem(row).kv, 0) < 0) row.v_format.clear();
+  return row;
+}
+
+/// A problem's tensors and a workspace on device 0, for any number of calls.
+class DeviceRun {
+ public:
+  /// Bytes of the workspace are `fill` at first.
+  DeviceRun(const Problem& p, const Plan& plan, int fill = 0xff)
+      : plan_(plan),
+        host_(make_outputs(p)),
+        args(upload(uploads_, arguments(p, host_))),
+        workspace_(plan.workspace_bytes()) {
+    check_cuda(cudaMemset(workspace_.data(), fill, workspace_.size()));
+    check_cuda(cudaDeviceSynchronize());  // streams that do not wait for the default one may use it now
+  }
+
+  void schedule(Stream stream = nullptr) const { halftone::schedule(plan_, args.lengths, space(), stream); }
+  void run(Stream stream = nullptr) const { halftone::run(plan_, args, space(), stream); }
+
+  /// Outputs become bytes 0xFF again, in stream order.
+  void clear(cudaStream_t stream = nullptr) const {
+    check_cuda(cudaMemsetAsync(args.out.data, 0xff, host_.out.bytes().size(), stream));
+    if (args.lse.present())
+      check_cuda(cudaMemsetAsync(args.lse.data, 0xff, host_.lse.bytes().size(), stream));
+  }
+  /// The outputs once the device is idle. Throws if a guard region was written.
+  Outputs outputs() const {
+    check_cuda(cudaDeviceSynchronize());
+    if (!uploads_.guards_intact() || !workspace_.guards_intact())
+      throw std::logic_error("guard region written");
+    download(args.out, host_.out);
+    download(args.lse, host_.lse);
+    download(args.status, host_.status);
+    return Outputs{host_.out.clone(), host_.lse.present() ? host_.lse.clone() : Tensor{},
+                   host_.status.clone()};
+  }
+  TensorView space() const {
+    return TensorView::contiguous(workspace_.data(), DType::kUInt8,
+                                  {static_cast<std::int64_t>(workspace_.size())}, {DeviceType::kCuda, 0});
+  }
+
+ private:
+  Plan plan_;
+  Outputs host_;
+  Uploads uploads_;
+
+ public:
+  AttentionArgs args;  ///< on the device; a test may change them
+
+ private:
+  DeviceMemory workspace_;
+};
+
 inline Outputs run_on_device(const Problem& p, const Plan& plan) {
-  const Outputs outputs = make_outputs(p);
-  Uploads uploads;
-  const AttentionArgs args = upload(uploads, arguments(p, outputs));
-  SequenceLengths lengths = args.lengths;
-  if (!lengths.kv_lengths.present()) lengths.kv_lengths = args.cache.lengths;
-  DeviceMemory workspace(plan.workspace_bytes());
-  check_cuda(cudaMemset(workspace.data(), 0xff, workspace.size()));
-  const TensorView space = TensorView::contiguous(
-      workspace.data(), DType::kUInt8, {static_cast<std::int64_t>(workspace.size())}, {DeviceType::kCuda, 0});
-  schedule(plan, lengths, space);
-  run(plan, args, space);
-  check_cuda(cudaDeviceSynchronize());
-  if (!uploads.guards_intact() || !workspace.guards_intact()) throw std::logic_error("guard region written");
-  download(args.out, outputs.out);
-  download(args.lse, outputs.lse);
-  download(args.status, outputs.status);
-  return Outputs{outputs.out.clone(), outputs.lse.present() ? outputs.lse.clone() : Tensor{},
-                 outputs.status.clone()};
+  const DeviceRun device(p, plan);
+  device.schedule();
+  device.run();
+  return device.outputs();
+}
+inline Outputs run_on_device(const Problem& p) { return run_on_device(p, plan_on_device(p)); }
+
+/// The tensor cores truncate as they accumulate, and signed codes enter with an offset of 128 or 8: logits
+/// carry about 1e-5 more error than fp32 arithmetic.
+inline constexpr double kLseSlack = 1e-4;
+
+/// P is rounded to 16 bits before it weighs V: half a step of f16 of the largest |v|, which an output that
+/// averages many values cannot show in its own magnitude.
+inline double out_slack(const Problem& p) {
+  double largest = 0;
+  for (const float v : p.v.to_floats()) largest = std::max(largest, std::abs(static_cast<double>(v)));
+  return std::ldexp(largest, -12);
+}
+
+/// judge() with the device's limits.
+inline std::string judge_device(const Problem& p, const Outputs& outputs) {
+  return judge(p, make_reference(p), outputs, kLseSlack, out_slack(p));
 }
 
 }  // namespace halftone::testing

@@ -1,0 +1,194 @@
+// The schedule that the device builds is the host's, field by field.
+#include "cuda/launch.h"
+#include "cuda/schedule_params.h"
+#include "tests/cuda/device_problem.h"
+#include "tests/schedule_play.h"
+
+namespace halftone::testing {
+namespace {
+
+using namespace schedule_play;
+using cuda::DeviceItem;
+
+constexpr std::uint64_t kPlanId = 7;  // of schedule_play::Built
+
+template <class T>
+std::vector<T> download_all(const T* device, std::int64_t count) {
+  std::vector<T> host(static_cast<std::size_t>(count));
+  check_cuda(cudaMemcpy(host.data(), device, host.size() * sizeof(T), cudaMemcpyDeviceToHost));
+  return host;
+}
+
+template <class T>
+const T* upload_all(DeviceMemory& memory, const std::vector<T>& host) {
+  check_cuda(cudaMemcpy(memory.data(), host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice));
+  return reinterpret_cast<const T*>(memory.data());
+}
+
+/// A schedule and its list of items, built on the device over bytes 0xFF.
+class DeviceBuilt {
+ public:
+  /// `with_cu_q` false: every request has max_q_len queries.
+  DeviceBuilt(const ScheduleParams& params, const std::vector<schedule_play::Request>& requests,
+              std::int64_t slots, bool with_cu_q)
+      : sizes_{params, 0, 1, false},
+        schedule_(static_cast<std::size_t>(carve_workspace(sizes_, nullptr).bytes)),
+        items_(static_cast<std::size_t>(params.workers) * cuda::kListedItems * sizeof(DeviceItem)),
+        counts_(static_cast<std::size_t>(params.workers) * 4),
+        arrivals_(static_cast<std::size_t>(slots) * cuda::kArrivalCounters * 4),
+        cu_q_((requests.size() + 1) * 4),
+        kv_lengths_(requests.size() * 4) {
+    std::vector<std::int32_t> cu_q{0}, kv_lengths;
+    for (const schedule_play::Request& r : requests) {
+      cu_q.push_back(cu_q.back() + r.q_len);
+      kv_lengths.push_back(r.kv_len);
+    }
+    check_cuda(cudaMemset(schedule_.data(), 0xff, schedule_.size()));
+    p_.schedule = carve_workspace(sizes_, reinterpret_cast<std::byte*>(schedule_.data())).schedule;
+    p_.list.items = reinterpret_cast<DeviceItem*>(items_.data());
+    p_.list.counts = reinterpret_cast<std::int32_t*>(counts_.data());
+    p_.arrivals = reinterpret_cast<std::int32_t*>(arrivals_.data());
+    if (with_cu_q) p_.cu_q = upload_all(cu_q_, cu_q);
+    p_.kv_lengths = upload_all(kv_lengths_, kv_lengths);
+    p_.plan_id = kPlanId;
+    check_cuda(static_cast<cudaError_t>(cuda::launch_schedule(p_, nullptr)));
+    check_cuda(cudaDeviceSynchronize());
+  }
+  const planning::Schedule* operator->() const { return &p_.schedule; }
+  const cuda::ItemList& list() const { return p_.list; }
+  const std::int32_t* arrivals() const { return p_.arrivals; }
+  bool guards_intact() const {
+    return schedule_.guards_intact() && items_.guards_intact() && counts_.guards_intact() &&
+           arrivals_.guards_intact() && cu_q_.guards_intact() && kv_lengths_.guards_intact();
+  }
+
+ private:
+  WorkspaceParams sizes_;
+  DeviceMemory schedule_, items_, counts_, arrivals_, cu_q_, kv_lengths_;
+  cuda::ScheduleBuildParams p_{};
+};
+
+auto fields(const ScheduleHeader& h) {
+  return std::tuple(h.magic, h.plan_id, h.total_steps, h.share, h.extra, h.active, h.unit_cost, h.partials,
+                    h.total_q, h.total_kv, h.units);
+}
+auto fields(const WorkerStart& s) {
+  return std::tuple(s.request, s.kv_head, s.block, s.offset, s.before, s.steps, s.slot);
+}
+auto fields(const DeviceItem& i) {
+  const WorkItem& w = i.work;
+  return std::tuple(w.request, w.kv_head, w.row_begin, w.row_end, w.kv_begin, w.kv_end, w.partial, w.fold,
+                    w.finish, i.first_query, i.queries, i.keys, i.first_slot, i.parts, i.arrivals);
+}
+
+void expect_same_items(const Built& host, const DeviceBuilt& device) {
+  const std::int64_t workers = host->params.workers;
+  const std::vector<std::int32_t> counts = download_all(device.list().counts, workers);
+  const std::vector<DeviceItem> items = download_all(device.list().items, workers * cuda::kListedItems);
+  for (std::int32_t w = 0; w < workers; ++w) {
+    cuda::ItemCursor cursor(*host, w);
+    std::int32_t count = 0;
+    for (DeviceItem item; count <= cuda::kListedItems && cursor.next(item); ++count) {
+      if (count == cuda::kListedItems) continue;
+      ASSERT_EQ(fields(items[static_cast<std::size_t>(w * cuda::kListedItems + count)]), fields(item))
+          << "item " << count << " of worker " << w;
+    }
+    ASSERT_EQ(counts[static_cast<std::size_t>(w)], count) << "worker " << w;
+  }
+  for (const std::int32_t n :
+       download_all(device.arrivals(), std::int64_t{host->header->partials} * cuda::kArrivalCounters)) {
+    ASSERT_EQ(n, 0);
+  }
+}
+
+void expect_same_schedule(const ScheduleParams& params, const std::vector<schedule_play::Request>& requests,
+                          std::int32_t slack, bool with_cu_q = true) {
+  const Built host(params, requests, slack);
+  const DeviceBuilt device(host->params, requests, host.max_slots(), with_cu_q);
+  ASSERT_TRUE(device.guards_intact());
+  const ScheduleHeader header = download_all(device->header, 1)[0];
+  ASSERT_EQ(fields(header), fields(*host->header));
+  const std::int64_t batch = host->params.batch;
+  const std::vector<std::int64_t> first_step = download_all(device->first_step, batch + 1);
+  const std::vector<std::int32_t> cu_q = download_all(device->cu_q, batch + 1),
+                                  kv_lengths = download_all(device->kv_lengths, batch);
+  for (std::int64_t r = 0; r <= batch; ++r) {
+    const auto i = static_cast<std::size_t>(r);
+    ASSERT_EQ(first_step[i], host->first_step[r]) << "request " << r;
+    ASSERT_EQ(cu_q[i], host->cu_q[r]) << "request " << r;
+    if (r == batch) continue;
+    ASSERT_EQ(kv_lengths[i], host->kv_lengths[r]) << "request " << r;
+  }
+  const std::vector<WorkerStart> starts = download_all(device->starts, header.active + 1);
+  for (std::int32_t w = 0; w <= header.active; ++w)
+    ASSERT_EQ(fields(starts[static_cast<std::size_t>(w)]), fields(host->starts[w])) << "worker " << w;
+  expect_same_items(host, device);
+}
+
+/// Both kinds of splits, with and without the cost of a unit, windows, empty requests.
+TEST(DeviceSchedule, RandomRaggedBatches) {
+  int absolute = 0, with_cost = 0;
+  for (std::uint64_t seed = 0; seed < 600; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    const RandomCase c = schedule_play::random_case(seed);
+    absolute += c.params.absolute ? 1 : 0;
+    with_cost += c.params.unit_cost > 0 ? 1 : 0;
+    expect_same_schedule(c.params, c.requests, c.slack);
+    if (HasFatalFailure()) return;
+  }
+  EXPECT_GT(absolute, 200);
+  EXPECT_GT(with_cost, 100);
+}
+
+/// More requests than the kernel has threads.
+TEST(DeviceSchedule, LargeBatches) {
+  for (const int batch : {1023, 1024, 1025, 5000, 100000}) {
+    for (const bool absolute : {false, true}) {
+      for (const std::int32_t unit_cost : {0, 7}) {
+        if (absolute && unit_cost > 0) continue;
+        SCOPED_TRACE(std::to_string(batch) + (absolute ? ", absolute" : ", tiles"));
+        Random random(static_cast<std::uint64_t>(batch));
+        std::vector<schedule_play::Request> requests(static_cast<std::size_t>(batch));
+        for (schedule_play::Request& r : requests) {
+          r.q_len = static_cast<std::int32_t>(random.integer(0, 3));
+          r.kv_len = static_cast<std::int32_t>(random.integer(0, 400));
+        }
+        ScheduleParams params = make_params(2, 8, 16, absolute ? 8 : 6, 132, absolute);
+        params.unit_cost = unit_cost;
+        params.window_right = batch % 2 == 0 ? 0 : -1;
+        expect_same_schedule(params, requests, 0);
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+/// Equal requests: units stay whole or are cut alike, and cu_q may be absent.
+TEST(DeviceSchedule, EqualRequests) {
+  for (const int batch : {1, 3, 32, 131, 132, 133, 500, 512, 2048}) {
+    for (const std::int32_t unit_cost : {0, 4}) {
+      for (const bool with_cu_q : {false, true}) {
+        SCOPED_TRACE("batch " + std::to_string(batch));
+        ScheduleParams params = make_params(1, 8, 16, 7, 132, false);
+        params.unit_cost = unit_cost;
+        const std::vector<schedule_play::Request> requests(static_cast<std::size_t>(batch), {2, 8192});
+        expect_same_schedule(params, requests, 0, with_cu_q);
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+/// Totals beyond 2^31.
+TEST(DeviceSchedule, HugeLengths) {
+  for (const std::int32_t unit_cost : {0, 40}) {
+    ScheduleParams params = make_params(8, 8, 128, 10, 257, false);
+    params.unit_cost = unit_cost;
+    std::vector<schedule_play::Request> requests(3000, {1, kMaxTokens});
+    requests[17] = {1, 1};
+    expect_same_schedule(params, requests, 0);
+  }
+}
+
+}  // namespace
+}  // namespace halftone::testing
