@@ -182,6 +182,12 @@ __device__ inline std::uint32_t pack_bf16x2(float low, float high) {
   return y;
 }
 
+__device__ inline std::uint32_t add_f16x2(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t y;
+  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  return y;
+}
+
 __device__ inline std::uint32_t mul_f16x2(std::uint32_t a, std::uint32_t b) {
   std::uint32_t y;
   asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
