@@ -91,15 +91,15 @@ struct Team {
   float max[kTiles][2];  // base 2, of columns 2t, 2t + 1; kNone before the first key
   float sum[kTiles][2];  // this lane's share
   float out[2][kSums];   // O^T: m-tile j of the warp's block
-  int thread;            // of the compute warps
+  unsigned thread;       // of the compute warps
   static constexpr float kNone = -FLT_MAX;
   static constexpr float kLargest = 4.0f;  // P stays below: 2^kLazyRescale
 
-  __device__ int lane() const { return thread % 32; }
-  __device__ int g() const { return thread % 32 / 4; }
-  __device__ int t() const { return thread % 4; }
-  __device__ int warp() const { return thread / 32 % 4; }
-  __device__ int team() const { return thread / 128; }
+  __device__ int lane() const { return static_cast<int>(thread % 32); }
+  __device__ int g() const { return static_cast<int>(thread % 32 / 4); }
+  __device__ int t() const { return static_cast<int>(thread % 4); }
+  __device__ int warp() const { return static_cast<int>(thread / 32 % 4); }
+  __device__ int team() const { return static_cast<int>(thread / 128); }
   /// P of a piece, two of which exist: where the team's O goes at the end.
   __device__ std::uint8_t* prob(Shared& s, int buffer) const {
     static_assert(sizeof(s.out[0]) >= 2 * kProbBytes);

@@ -78,7 +78,7 @@ struct KTile {
     } else {
       const std::uint32_t x = low[2 * block + step], y = high[2 * block + step];
       a[0] = e4m3x2_to_f16x2(x), a[1] = e4m3x2_to_f16x2(y);
-      a[2] = e4m3x2_to_f16x2(x >> 16), a[3] = e4m3x2_to_f16x2(y >> 16);
+      a[2] = e4m3x2_to_f16x2(x, true), a[3] = e4m3x2_to_f16x2(y, true);
     }
   }
 };
@@ -132,8 +132,8 @@ struct VTile {
       a[2] = even_bytes(y, flip), a[3] = even_bytes(y >> 8, flip);
     } else {
       const std::uint32_t x = words[4 * block + 2 * j], y = words[4 * block + 2 * j + 1];
-      a[0] = e4m3x2_to_f16x2(x), a[1] = e4m3x2_to_f16x2(x >> 16);
-      a[2] = e4m3x2_to_f16x2(y), a[3] = e4m3x2_to_f16x2(y >> 16);
+      a[0] = e4m3x2_to_f16x2(x), a[1] = e4m3x2_to_f16x2(x, true);
+      a[2] = e4m3x2_to_f16x2(y), a[3] = e4m3x2_to_f16x2(y, true);
     }
   }
 };
