@@ -186,7 +186,7 @@ inline constexpr bool kWarpgroupFamily = true;
 /// Whether wgmma kernels serve the part beside itself in units of `rows` packed rows.
 constexpr bool in_warpgroup_family(const PartConfig& part, int head_dim, int rows) {
   if (!kWarpgroupFamily || !part.fixed || head_dim != 128 || rows < 32) return false;
-  if (dtype_bits(part.dtype) == 16) return false;
+  if (dtype_bits(part.dtype) == 16) return rows <= 48;  // shared memory
   if (part.mode != ScaleMode::kBlock) return true;
   return part.dtype == DType::kInt4 && part.group_blocks < 4 && rows <= 48;  // registers
 }

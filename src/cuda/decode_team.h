@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cfloat>
+#include <type_traits>
 
 #include "cuda/decode_part.h"
 #include "cuda/decode_shared.h"
@@ -66,13 +67,48 @@ struct VBlock {
   }
 };
 
+/// 16-bit V: token rows, whose pairs are woven by byte permutes.
+template <DType kType>
+struct VRowBlock {
+  static constexpr bool kHoldsValues = false;
+  static constexpr float kUnit = 1.0f;
+  uint2 even[2], odd[2];  // of tokens 2t + 8p, 2t + 8p + 1: the lane's four dims
+
+  template <PartConfig P>
+  __device__ void load(const Part<P>&, int, const std::uint8_t* data, const std::uint8_t*, int block,
+                       int lane) {
+    constexpr int kRow = 128 * 2;
+    const std::uint8_t* at = data + lane % 4 * 2 * kRow + block * 64 + lane / 4 * 8;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      even[i] = *reinterpret_cast<const uint2*>(at + i * 8 * kRow);
+      odd[i] = *reinterpret_cast<const uint2*>(at + (i * 8 + 1) * kRow);
+    }
+  }
+  __device__ void clear(int alive, int t) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (2 * t + 8 * i >= alive) even[i] = {};
+      if (2 * t + 8 * i + 1 >= alive) odd[i] = {};
+    }
+  }
+  __device__ void fragment(int j, std::uint32_t (&a)[4]) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const std::uint32_t x = j ? even[i].y : even[i].x, y = j ? odd[i].y : odd[i].x;
+      a[2 * i] = __byte_perm(x, y, 0x5410);
+      a[2 * i + 1] = __byte_perm(x, y, 0x7632);
+    }
+  }
+};
+
 template <DecodeConfig C>
 struct Team {
   using Traits = DecodeTraits<C>;
   using Shared = typename Traits::Shared;
   using Queries = typename Traits::Queries;
   using K = KReader<C.k.dtype, Traits::kDim>;
-  using V = VBlock<C.v>;
+  using V = std::conditional_t<dtype_bits(C.v.dtype) == 16, VRowBlock<C.v.dtype>, VBlock<C.v>>;
   static_assert(Traits::kDim == 128 && C.piece_tiles == 4);
   static_assert(!is_integer(C.k.dtype) || C.k.asymmetric == (C.k.dtype == DType::kInt4));
   static constexpr int kBlocks = Traits::kBlocks;
@@ -80,7 +116,9 @@ struct Team {
   static constexpr int kTiles = C.row_tiles;
   static constexpr int kColumns = 8 * kTiles;  // rows of the unit
   static constexpr int kSums = kColumns / 2;   // accumulators of 64 x kColumns: 4 i ... belong to tile i
-  static constexpr int kProbBytes = 4 * kColumns * 32;  // P of a piece: a B matrix per tile
+  static constexpr bool kSplitP = C.v.dtype == DType::kBFloat16;    // P as bf16 high + low
+  static constexpr int kProbPart = 4 * kColumns * 32;               // a B matrix per tile
+  static constexpr int kProbBytes = (kSplitP ? 2 : 1) * kProbPart;  // P of a piece
   static constexpr bool kBf16 = C.k.dtype == DType::kBFloat16;
   static constexpr bool kSigned = C.k.dtype == DType::kInt8;  // K's codes stand as q + 128
   static constexpr std::uint32_t kFlip = kSigned ? 0x00800080u : 0u;

@@ -14,8 +14,8 @@ __device__ inline void Team<C>::scores(const DecodeParams& p, const Queries& que
   const Part<C.k> part{p.k};
   const std::uint8_t* scales = tile + p.cache.k_param_offset;
   const std::uint8_t* mins = scales + kTileTokens * kGroups * 2;
-  const std::uint64_t q = b_matrix<kColumns>(queries.fragments), q_low = q + kSteps * kNext;
-  const std::uint64_t sums = b_matrix<kColumns>(queries.group_sums);
+  const std::uint64_t q = b_matrix<kColumns>(shared_address(queries.fragments)), q_low = q + kSteps * kNext;
+  const std::uint64_t sums = b_matrix<kColumns>(shared_address(queries.group_sums));
   K k;
   k.load(tile, lane());
   if constexpr (C.k.mode == ScaleMode::kBlock) {
@@ -167,7 +167,7 @@ __device__ inline bool Team<C>::probabilities(const float* factors, const float 
   bool exceeds = false;
 #pragma unroll
   for (int pair = 0; pair < kTiles; pair += 2) {
-    std::uint32_t words[4];
+    std::uint32_t words[4], low[4];
 #pragma unroll
     for (int n = pair; n < pair + 2; ++n) {
       float2 unit{1.0f, 1.0f};
@@ -185,10 +185,19 @@ __device__ inline bool Team<C>::probabilities(const float* factors, const float 
       if constexpr (kScalesP) {
         value[0] *= scales.x, value[1] *= scales.x, value[2] *= scales.y, value[3] *= scales.y;
       }
-      words[2 * (n - pair)] = pack_f16x2(value[0], value[1]);
-      words[2 * (n - pair) + 1] = pack_f16x2(value[2], value[3]);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float first = value[2 * i], second = value[2 * i + 1];
+        std::uint32_t& word = words[2 * (n - pair) + i];
+        word = kSplitP ? pack_bf16x2(first, second) : pack_f16x2(first, second);
+        if constexpr (kSplitP) {
+          low[2 * (n - pair) + i] =
+              pack_bf16x2(first - __uint_as_float(word << 16), second - __uint_as_float(word & 0xffff0000u));
+        }
+      }
     }
     store_transposed(place + pair * 128, words[0], words[1], words[2], words[3]);
+    if constexpr (kSplitP) store_transposed(place + kProbPart + pair * 128, low[0], low[1], low[2], low[3]);
   }
   return exceeds;
 }
@@ -242,14 +251,17 @@ __device__ inline void Team<C>::accumulate(const V (&v)[4], const std::uint8_t* 
       pin(a[tile][j]);
     }
   }
-  const std::uint64_t b = b_matrix<kColumns>(prob);
+  const std::uint64_t b = b_matrix<kColumns>(uniform(shared_address(prob)));
   pin(out[0]);
   pin(out[1]);
   wgmma_begin();
 #pragma unroll
   for (int tile = 0; tile < 4; ++tile) {
 #pragma unroll
-    for (int j = 0; j < 2; ++j) wgmma_add<false>(out[j], a[tile][j], b + tile * kNextBMatrix<kColumns>);
+    for (int j = 0; j < 2; ++j) {
+      wgmma_add<kSplitP>(out[j], a[tile][j], b + tile * kNext);
+      if constexpr (kSplitP) wgmma_add<kSplitP>(out[j], a[tile][j], b + (4 + tile) * kNext);
+    }
   }
   wgmma_commit();
 }

@@ -7,14 +7,16 @@
 
 namespace halftone::cuda {
 
-/// Descriptor of a B matrix at `place` (16-byte aligned, shared) of 16 x kColumns 16-bit elements in 8 x 8
-/// core matrices of 128 bytes, not swizzled: those of neighbouring columns are adjacent, the upper half of k
-/// follows.
+/// Descriptor of a B matrix at shared address `place`, a multiple of 16, of 16 x kColumns 16-bit elements in
+/// 8 x 8 core matrices of 128 bytes, not swizzled: those of neighbouring columns are adjacent, the upper half
+/// of k follows.
 template <int kColumns>
-__device__ inline std::uint64_t b_matrix(const void* place) {
+__device__ inline std::uint64_t b_matrix(std::uint32_t place) {
   constexpr std::uint64_t kAlongK = kColumns / 8 * 128 / 16, kAlongColumns = 128 / 16;
-  return kAlongColumns << 32 | kAlongK << 16 | (shared_address(place) & 0x3ffffu) >> 4;
+  return kAlongColumns << 32 | kAlongK << 16 | (place & 0x3ffffu) >> 4;
 }
+/// A value that all lanes have, in a form that lets the compiler know: descriptors live in uniform registers.
+__device__ inline std::uint32_t uniform(std::uint32_t x) { return __shfl_sync(~0u, x, 0); }
 /// What the descriptor of the next such matrix has more.
 template <int kColumns>
 inline constexpr std::uint64_t kNextBMatrix = kColumns * 16 * 2 / 16;
