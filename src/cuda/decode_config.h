@@ -162,7 +162,8 @@ constexpr DecodeConfig make_decode_config(const PartConfig& k, const PartConfig&
                                           const RowShape& shape) {
   const int bytes = typical_tile_bytes(k, head_dim) + typical_tile_bytes(v, head_dim);
   if (shape.family == Family::kWarpgroup) {  // a tile for each warp
-    return {k, v, head_dim, shape.row_tiles, 1, shape.teams, 4, bytes > 4608 ? 2 : 3, shape.family};
+    const int warpgroup_stages = bytes > 4608 ? 2 : bytes > 3072 ? 3 : 4;
+    return {k, v, head_dim, shape.row_tiles, 1, shape.teams, 4, warpgroup_stages, shape.family};
   }
   const bool tight = shape.row_tiles == 3 && k.mode == ScaleMode::kBlock;  // registers
   const int piece_tiles = bytes <= 4352 && !tight ? 2 : 1, piece_bytes = piece_tiles * bytes;

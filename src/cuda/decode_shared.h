@@ -4,7 +4,8 @@
 // The warps of a CTA have three roles:
 //   load     one warp: a bulk copy per piece (one or two tiles of 16 tokens, K, V and scales together)
 //   compute  S^T = K Q^T and O^T += V^T P^T, the cache as register operand A, straight from the packed words;
-//            a team of warps shares a ring of pieces, each warp with its own rows and softmax state
+//            a team of warps shares a ring of pieces, each warp with its own rows and softmax state, or is a
+//            warpgroup that divides the tiles (decode_warpgroup.h)
 //   finish   three warps: bring the queries of the next item, merge the teams' states of the last one, write
 //            outputs or partial slots, and merge the slots of a cut unit; with many rows the compute warps do
 //            it
