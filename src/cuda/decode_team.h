@@ -19,7 +19,7 @@ struct VBlock {
   // Scale and min enter the fragment, which then holds values: the blocks of a product differ in scale.
   static constexpr bool kHoldsValues = P.dtype == DType::kInt4;
   static constexpr float kUnit = P.dtype == DType::kInt8 ? 0x1p24f : 1.0f;  // of the elements of a fragment
-  VTile<P.dtype, 32> codes;
+  VTile<P.dtype, 32, true> codes;
   std::uint32_t scale[2], min[2];  // of tokens 2t + 8p, 2t + 8p + 1
 
   __device__ void load(const Part<P>& part, int groups, const std::uint8_t* data, const std::uint8_t* params,
@@ -107,7 +107,8 @@ struct Team {
   using Traits = DecodeTraits<C>;
   using Shared = typename Traits::Shared;
   using Queries = typename Traits::Queries;
-  using K = KReader<C.k.dtype, Traits::kDim>;
+  using K = std::conditional_t<dtype_bits(C.k.dtype) == 16, KReader<C.k.dtype, Traits::kDim>,
+                               KTile<C.k.dtype, Traits::kDim, true>>;
   using V = std::conditional_t<dtype_bits(C.v.dtype) == 16, VRowBlock<C.v.dtype>, VBlock<C.v>>;
   static_assert(Traits::kDim == 128 && C.piece_tiles == 4);
   static_assert(!is_integer(C.k.dtype) || C.k.asymmetric == (C.k.dtype == DType::kInt4));
