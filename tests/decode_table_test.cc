@@ -72,6 +72,22 @@ TEST(DecodeTable, OrderOfKAndVMatters) {
   EXPECT_EQ(find_row(spec_of("int8-token-asym", "int4-g32", 128), 0), -1);
 }
 
+TEST(DecodeTable, ManyRowsAreServedByWarpgroups) {
+  if (!has_dim(128)) GTEST_SKIP() << "this build has no kernels for head_dim 128";
+  const auto family = [](const char* format, int rows) {
+    const int row = find_row(spec_of(format, format, 128), rows);
+    return row < 0 ? Family::kWarp : kDecodeTable[static_cast<std::size_t>(row)].family;
+  };
+  for (const char* format :
+       {"bf16", "fp16", "fp8", "fp8-token", "int8-tensor", "int8-head", "int4-row", "int4-g32", "int4-g64"}) {
+    EXPECT_EQ(family(format, 16), Family::kWarp) << format;
+    EXPECT_EQ(family(format, 48), kWarpgroupFamily ? Family::kWarpgroup : Family::kWarp) << format;
+    EXPECT_GE(find_row(spec_of(format, format, 128), 64), 0) << format;
+  }
+  EXPECT_EQ(family("int4-g32", 64), Family::kWarp);
+  EXPECT_EQ(family("int8-g32", 32), Family::kWarp);
+}
+
 TEST(DecodeTable, GeneralRowsTakeOtherGroupsAndSymmetries) {
   if (!has_dim(128)) GTEST_SKIP() << "this build has no kernels for head_dim 128";
   for (const auto& [k, v] : {std::pair{"int8-g32", "int8-g128"}, std::pair{"int4-g64-sym", "int4-g128"},

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <climits>
 #include <cmath>
+#include <cstdlib>
 #include <numbers>
 #include <string>
 #include <string_view>
@@ -226,7 +227,12 @@ int find_kernel(const AttentionProblem& problem, int row_block) {
   const KvCacheSpec& kv = problem.kv;
   if (!problem.paged || kv.v_dim() != kv.head_dim) return -1;
   if (problem.q_dtype == DType::kFloat32 || problem.out_dtype == DType::kFloat32) return -1;
+#ifdef HALFTONE_CUDA_BOTH_FAMILIES
+  const char* family = std::getenv("HALFTONE_DECODE_FAMILY");
+  return find_row(kv, row_block, family == nullptr || std::string_view(family) != "warp");
+#else
   return find_row(kv, row_block);
+#endif
 }
 
 void refuse(const AttentionProblem& problem) {

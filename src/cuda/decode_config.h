@@ -36,19 +36,28 @@ struct PartConfig {
   friend constexpr bool operator==(const PartConfig&, const PartConfig&) = default;
 };
 
+/// Whose matrix instructions a kernel is made of.
+enum class Family : std::uint8_t {
+  kWarp,       // mma: a warp computes whole tiles for its rows
+  kWarpgroup,  // wgmma: a team is a warpgroup, its warps share the rows and divide the tiles
+};
+
 struct DecodeConfig {
   PartConfig k, v;
   int head_dim;     // of K and V
   int row_tiles;    // 8 packed rows each, of one warp
   int row_groups;   // warps that read the same tiles, each for its own rows
-  int teams;        // of row_groups warps, each with its own ring
+  int teams;        // of warps that share a ring
   int piece_tiles;  // tiles of 16 tokens in one copy
   int stages;       // pieces in a team's ring
+  Family family;
   friend constexpr bool operator==(const DecodeConfig&, const DecodeConfig&) = default;
 };
 
 /// Packed rows of a unit.
 constexpr int rows_of(const DecodeConfig& c) { return 8 * c.row_tiles * c.row_groups; }
+
+constexpr int team_warps(const DecodeConfig& c) { return c.family == Family::kWarpgroup ? 4 : c.row_groups; }
 
 constexpr bool is_integer(DType t) { return t == DType::kInt8 || t == DType::kInt4; }
 
@@ -134,8 +143,16 @@ constexpr int typical_tile_bytes(const PartConfig& part, int head_dim) {
 /// How a unit's packed rows are spread over warps.
 struct RowShape {
   int row_tiles, row_groups, teams;
+  Family family = Family::kWarp;
 };
-inline constexpr std::array<RowShape, 5> kRowShapes{{{1, 1, 8}, {2, 1, 8}, {2, 2, 4}, {3, 2, 4}, {2, 4, 2}}};
+inline constexpr std::array<RowShape, 8> kRowShapes{{{1, 1, 8},
+                                                     {2, 1, 8},
+                                                     {4, 1, 2, Family::kWarpgroup},
+                                                     {6, 1, 2, Family::kWarpgroup},
+                                                     {8, 1, 2, Family::kWarpgroup},
+                                                     {2, 2, 4},
+                                                     {3, 2, 4},
+                                                     {2, 4, 2}}};
 /// Beyond head_dim 128 the accumulators of 16 rows do not fit into registers.
 inline constexpr std::array<RowShape, 3> kWideRowShapes{{{1, 1, 8}, {1, 2, 4}, {1, 4, 2}}};
 inline constexpr std::array<RowShape, 2> kMixedRowShapes{{{1, 1, 8}, {2, 1, 8}}};
@@ -144,13 +161,17 @@ inline constexpr std::array<RowShape, 2> kMixedRowShapes{{{1, 1, 8}, {2, 1, 8}}}
 constexpr DecodeConfig make_decode_config(const PartConfig& k, const PartConfig& v, int head_dim,
                                           const RowShape& shape) {
   const int bytes = typical_tile_bytes(k, head_dim) + typical_tile_bytes(v, head_dim);
+  if (shape.family == Family::kWarpgroup) {  // a tile for each warp
+    const int warpgroup_stages = bytes > 4608 ? 2 : bytes > 3072 ? 3 : 4;
+    return {k, v, head_dim, shape.row_tiles, 1, shape.teams, 4, warpgroup_stages, shape.family};
+  }
   const bool tight = shape.row_tiles == 3 && k.mode == ScaleMode::kBlock;  // registers
   const int piece_tiles = bytes <= 4352 && !tight ? 2 : 1, piece_bytes = piece_tiles * bytes;
   const bool heavy =
       head_dim == 256 && is_integer(k.dtype) && k.mode == ScaleMode::kBlock && shape.teams == 8;
   const int teams = heavy || (piece_bytes > 10000 && shape.teams > 2) ? shape.teams / 2 : shape.teams;
   const int stages = teams == 8 ? (piece_bytes <= 5632 ? 3 : 2) : (piece_bytes * teams <= 24000 ? 3 : 2);
-  return {k, v, head_dim, shape.row_tiles, shape.row_groups, teams, piece_tiles, stages};
+  return {k, v, head_dim, shape.row_tiles, shape.row_groups, teams, piece_tiles, stages, shape.family};
 }
 
 /// Whether head_dim is several whole groups of a part.
@@ -159,6 +180,17 @@ constexpr bool groups_fit(const PartConfig& part, int head_dim) {
   if (!part.fixed) return head_dim % 32 == 0;
   const int dims = 32 * part.group_blocks;
   return head_dim > dims && head_dim % dims == 0;
+}
+
+/// False builds the kernels of Family::kWarp for all rows.
+inline constexpr bool kWarpgroupFamily = true;
+
+/// Whether wgmma kernels serve the part beside itself in units of `rows` packed rows.
+constexpr bool in_warpgroup_family(const PartConfig& part, int head_dim, int rows) {
+  if (!kWarpgroupFamily || !part.fixed || head_dim != 128 || rows < 32) return false;
+  if (dtype_bits(part.dtype) == 16) return rows <= 48;  // shared memory
+  if (part.mode != ScaleMode::kBlock) return true;
+  return part.dtype == DType::kInt4 && part.group_blocks < 4 && rows <= 48;  // registers
 }
 
 /// Rows that do not exist, or that no register budget serves without spills, are left out.
@@ -174,6 +206,11 @@ constexpr bool is_built(const DecodeConfig& c) {
     if (!part.fixed && rows_of(c) > 16) return false;
   }
   if (c.head_dim == 80 && rows_of(c) > 16) return false;
+  const bool warpgroups = c.k == c.v && in_warpgroup_family(c.k, c.head_dim, rows_of(c));
+  if (c.family == Family::kWarpgroup) return warpgroups;
+#ifndef HALFTONE_CUDA_BOTH_FAMILIES  // for comparing them: HALFTONE_DECODE_FAMILY=warp chooses the other one
+  if (warpgroups) return false;
+#endif
   return !(c.row_tiles == 3 && c.k.mode == ScaleMode::kBlock && c.k.dtype != DType::kInt4);
 }
 
@@ -207,10 +244,11 @@ constexpr auto make_decode_table() {
 inline constexpr auto kDecodeTable = make_decode_table();
 
 /// Row of the table that serves a cache in units of `rows` packed rows (0: of any number); -1 if there is
-/// none.
-constexpr int find_row(const KvCacheSpec& kv, int rows) {
+/// none. Without `warpgroups`, of Family::kWarp.
+constexpr int find_row(const KvCacheSpec& kv, int rows, bool warpgroups = true) {
   for (std::size_t row = 0; row < kDecodeTable.size(); ++row) {
     const DecodeConfig& c = kDecodeTable[row];
+    if (c.family == Family::kWarpgroup && !warpgroups) continue;
     if (is_built(c) && c.head_dim == kv.head_dim && (rows == 0 || rows_of(c) == rows) &&
         serves(c.k, kv.k_format, kv.head_dim) && serves(c.v, kv.v_format, kv.head_dim)) {
       return static_cast<int>(row);

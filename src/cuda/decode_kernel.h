@@ -4,6 +4,7 @@
 #include "cuda/decode_compute.h"
 #include "cuda/decode_finish.h"
 #include "cuda/decode_load.h"
+#include "cuda/decode_warpgroup.h"
 
 namespace halftone::cuda {
 
@@ -28,17 +29,6 @@ __device__ inline void clear_dead(const DecodeParams& p, std::uint8_t* tile, int
   fence_async_shared();
   __syncwarp();
 }
-
-/// What a piece holds.
-struct Piece {
-  std::uint8_t* tiles;
-  int token;           // first
-  int keys;            // of the request
-  int end;             // of the item
-  std::uint32_t live;  // bit i: tile i is there
-  bool boundary;       // a row does not see all of the tokens
-  bool special;        // logits are masked, capped or biased
-};
 
 /// Logits, softmax and O of one piece.
 template <DecodeConfig C>
@@ -116,9 +106,7 @@ __device__ inline void compute_worker(const DecodeParams& p, typename DecodeTrai
     }
     w.begin(p, item, queries);
     const int end = real ? item.work.kv_end : 1;
-    // Pieces between these need no mask: every row sees every key.
-    const int all_from = queries.places[item.work.row_end - item.work.row_begin - 1].position - p.window_left;
-    const int all_to = min(end, queries.places[0].position + p.causal_right + 1);
+    const KeyRange unmasked = seen_by_all(p, item, queries.places, end);
 #pragma unroll 1
     for (int token = real ? item.work.kv_begin + w.team * Traits::kPieceTokens : 0; token < end;
          token += C.teams * Traits::kPieceTokens) {
@@ -126,7 +114,7 @@ __device__ inline void compute_worker(const DecodeParams& p, typename DecodeTrai
       if (real) {
         barrier_wait(&s.full[w.team][stage], parity);
         const std::uint32_t live = s.live[w.team][stage];
-        piece.boundary = token + Traits::kPieceTokens > all_to || token < all_from || live != piece.live;
+        piece.boundary = !unmasked.has(token, Traits::kPieceTokens) || live != piece.live;
         piece.special |= piece.boundary;
         piece.live = live;
       } else {
@@ -161,7 +149,7 @@ __device__ inline void start_worker(const DecodeParams& p, int worker, typename 
 #pragma unroll
     for (int i = 0; i < C.stages; ++i) {
       barrier_init(&s.full[lane][i], 1);
-      barrier_init(&s.empty[lane][i], C.row_groups);
+      barrier_init(&s.empty[lane][i], team_warps(C));
     }
   }
   if (lane < 2) barrier_init(&s.queries_full[lane], kFinishWarps);
@@ -188,7 +176,11 @@ __device__ inline void decode_worker(const DecodeParams& p, int worker, typename
     }
   } else {
     if constexpr (Traits::kWarps > 4) grow_registers<Traits::kComputeRegisters>();
-    compute_worker<C>(p, s);
+    if constexpr (Traits::kWarpgroups) {
+      compute_warpgroups<C>(p, s);
+    } else {
+      compute_worker<C>(p, s);
+    }
   }
 }
 

@@ -60,13 +60,16 @@ struct Loader {
     }
     s.live[team][stage] = live;
     barrier_expect_bytes(barrier, __popc(live) * c.tile_bytes);
-    const bool one_copy =
-        C.piece_tiles == 2 && live == 3 && offset[C.piece_tiles - 1] == offset[0] + c.tile_bytes;
+    std::uint32_t joined = 0;  // bit i: tile i stands behind tile i - 1, and is copied with it
+#pragma unroll
+    for (int i = 1; i < C.piece_tiles; ++i) {
+      if ((live >> (i - 1) & 3) == 3 && offset[i] == offset[i - 1] + c.tile_bytes) joined |= 1u << i;
+    }
 #pragma unroll
     for (int i = 0; i < C.piece_tiles; ++i) {
-      if (!(live >> i & 1) || (i == 1 && one_copy)) continue;
-      bulk_load(ring + i * c.tile_bytes, c.pages + offset[i],
-                i == 0 && one_copy ? 2 * c.tile_bytes : c.tile_bytes, barrier, policy);
+      if (!(live >> i & 1) || joined >> i & 1) continue;
+      const int tiles = __ffs(~(joined >> (i + 1)));
+      bulk_load(ring + i * c.tile_bytes, c.pages + offset[i], tiles * c.tile_bytes, barrier, policy);
     }
     if (++stage == C.stages) stage = 0, ++round;
     token += C.teams * Traits::kPieceTokens;

@@ -113,14 +113,36 @@ struct QueryLoader {
     return kBf16 ? pack_bf16x2(low, high) : pack_f16x2(low, high);
   }
 
-  /// A lane's fragments of two steps or, of half a block, two lanes' fragments of one step.
-  static __device__ void store_fragments(std::uint16_t* at, const std::uint32_t (&words)[4], bool half) {
-    if (half) {
-      reinterpret_cast<uint2*>(at)[0] = {words[0], words[1]};
-      reinterpret_cast<uint2*>(at)[2] = {words[2], words[3]};
+  /// A lane's share of a row's B fragments, or matrices.
+  static __device__ void store_words(typename Traits::Queries& queries, int part, int row, int block, int t,
+                                     const std::uint32_t (&words)[4]) {
+    if constexpr (Traits::kWarpgroups) {
+      std::uint16_t* matrices = &queries.fragments[part][0][0][0][0] + block * 2 * (16 * Traits::kRows);
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        const int k = w % 2 * 8 + 2 * t;
+        *reinterpret_cast<std::uint32_t*>(
+            &matrices[w / 2 * (16 * Traits::kRows) + matrix_place<Traits::kRows>(k, row)]) = words[w];
+      }
     } else {
-      reinterpret_cast<uint4*>(at)[0] = {words[0], words[1], words[2], words[3]};
+      const bool half = is_half_block(block, Traits::kDim);  // two lanes' fragments of one step
+      std::uint16_t* at = queries.fragments[part][row / 8][block][row % 8 * 4 + (half ? 2 * t : t)];
+      if (half) {
+        reinterpret_cast<uint2*>(at)[0] = {words[0], words[1]};
+        reinterpret_cast<uint2*>(at)[2] = {words[2], words[3]};
+      } else {
+        reinterpret_cast<uint4*>(at)[0] = {words[0], words[1], words[2], words[3]};
+      }
     }
+  }
+  /// The sum over group `chunk` of K (0: no such group) from the lanes' sums over their blocks.
+  static __device__ float sum_of_group(float sum, int chunk) {
+    constexpr int kBlocksOfGroup = C.k.mode == ScaleMode::kBlock ? C.k.group_blocks : Traits::kBlocks;
+    constexpr int kGroups = Traits::kBlocks / kBlocksOfGroup;
+#pragma unroll
+    for (int i = 4; i < 4 * kBlocksOfGroup; i *= 2) sum += __shfl_xor_sync(~0u, sum, i);
+    sum = __shfl_sync(~0u, sum, min(chunk, kGroups - 1) * kBlocksOfGroup * 4, kSegment);
+    return chunk < kGroups ? sum : 0.0f;
   }
 
   /// One lane's 8 dims of a row; all lanes take part.
@@ -155,12 +177,17 @@ struct QueryLoader {
       factor *= __uint_as_float(bits);
       unit *= __uint_as_float(0x7f000000u - bits);
     }
-    factor *= K::kScaleLog2 == 24 ? 0x1p24f : 1.0f;  // last: the static scale may be large
+    // Last: the static scale may be large. Warpgroups put the power into the scales of K's groups.
+    constexpr bool kCodeUnits =
+        K::kScaleLog2 == 24 && !(Traits::kWarpgroups && C.k.mode == ScaleMode::kBlock);
+    factor *= kCodeUnits ? 0x1p24f : 1.0f;
 #pragma unroll
     for (int i = 0; i < 8; ++i) x[i] *= unit;
     float sum = ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
     sum += __shfl_xor_sync(~0u, sum, 1);
     sum += __shfl_xor_sync(~0u, sum, 2);
+    float group_sum = 0.0f;
+    if constexpr (Traits::kWarpgroups) group_sum = sum_of_group(sum, chunk);
     if (row >= Traits::kRows || chunk >= kChunks) return;
     const int block = chunk / 4, t = chunk % 4;
     const bool half = is_half_block(block, Traits::kDim);  // the chunk is two lanes' share
@@ -176,10 +203,15 @@ struct QueryLoader {
       high[w] = pack(first, second);
       low[w] = pack(first - low_half(high[w], kBf16), second - high_half(high[w], kBf16));
     }
-    const int first_lane = row % 8 * 4 + (half ? 2 * t : t);
-    store_fragments(queries.fragments[0][row / 8][block][first_lane], high, half);
-    if (needs_low_part<C>(p)) {
-      store_fragments(queries.fragments[1][row / 8][block][first_lane], low, half);
+    store_words(queries, 0, row, block, t, high);
+    if (needs_low_part<C>(p)) store_words(queries, 1, row, block, t, low);
+    if constexpr (Traits::kWarpgroups) {
+      const float rounded = __half2float(__float2half_rn(group_sum));
+      auto* at = reinterpret_cast<std::uint32_t*>(queries.group_sums);
+      if (chunk < 8) {
+        at[matrix_place<Traits::kRows>(2 * chunk, row) / 2] = pack_f16x2(rounded, group_sum - rounded);
+      }
+      if (chunk == 0) queries.totals[row] = group_sum;
     }
     if (t == 0) queries.sums[row][block] = sum;
     if (chunk == 0) {

@@ -4,7 +4,8 @@
 // The warps of a CTA have three roles:
 //   load     one warp: a bulk copy per piece (one or two tiles of 16 tokens, K, V and scales together)
 //   compute  S^T = K Q^T and O^T += V^T P^T, the cache as register operand A, straight from the packed words;
-//            a team of warps shares a ring of pieces, each warp with its own rows and softmax state
+//            a team of warps shares a ring of pieces, each warp with its own rows and softmax state, or is a
+//            warpgroup that divides the tiles (decode_warpgroup.h)
 //   finish   three warps: bring the queries of the next item, merge the teams' states of the last one, write
 //            outputs or partial slots, and merge the slots of a cut unit; with many rows the compute warps do
 //            it
@@ -31,21 +32,23 @@ template <DecodeConfig C>
 struct DecodeTraits {
   static constexpr int kDim = C.head_dim;
   static constexpr int kBlocks = (kDim + 31) / 32;  // the last one may be half a block
+  static constexpr bool kWarpgroups = C.family == Family::kWarpgroup;
   static constexpr int kWarpRows = 8 * C.row_tiles;
   static constexpr int kRows = rows_of(C);
-  static constexpr int kWarps = C.teams * C.row_groups;  // that compute
-  static constexpr int kLoadWarp = kWarps;               // then the finish warps
+  static constexpr int kWarps = C.teams * team_warps(C);  // that compute
+  static constexpr int kLoadWarp = kWarps;                // then the finish warps
   static constexpr int kThreads = 32 * (kWarps + 1 + kFinishWarps);
   static constexpr int kStatesThreads = 32 * (kWarps + kFinishWarps);  // that meet when states are full
   static constexpr int kPieceTokens = C.piece_tiles * kTileTokens;
   static constexpr int kStepTiles =
       C.row_tiles == 1 ? C.piece_tiles : 1;  // tiles of one softmax step: registers decide
-  static constexpr bool kComputeFinishes = C.row_groups > 1;
+  static constexpr bool kComputeFinishes = kWarpgroups || C.row_groups > 1;
   static constexpr int kQueryWarps = kComputeFinishes ? kWarps : kFinishWarps;  // that bring queries
   // Per thread, of the compute warps and of the other warpgroup; 4 compute warps have plenty.
   static constexpr int kOtherRegisters = kComputeFinishes ? 56 : 72,
                        kComputeRegisters = kComputeFinishes ? 224 : 216;
   static constexpr int kPartsAtOnce = kDim > 128 ? 1 : 4;
+  static constexpr int kItemsQueried = kWarpgroups ? 1 : 2;            // whose queries are held
   static constexpr bool kRehearses = C.row_tiles == 1 && kDim <= 128;  // registers again
   static constexpr int kPad = 4;  // floats: spreads the rows of `out` over the banks
 
@@ -63,21 +66,27 @@ struct DecodeTraits {
 
   /// The queries of an item, as the compute warps take them.
   struct Queries {
-    // B fragments [high, low part][row tile][block][lane][step, register, half]; the low part only where the
-    // high one is not exact
+    // Family::kWarpgroup: B matrices [high, low part][k-step][matrix_place()].
+    // Family::kWarp: B fragments [high, low part][row tile][block][lane][step, register, half]; the low part
+    // only where the high one is not exact
     alignas(16) std::uint16_t fragments[2][kRows / 8][kBlocks][32][8];
     float sums[kRows][kBlocks];  // of the scaled Q, per block of dims
-    float factor[kRows];         // turns a raw product into a base-2 logit
+    // Family::kWarpgroup: what K's offsets are multiplied with, a B matrix: k = 2 i and 2 i + 1 are the high
+    // and the low part of group i.
+    alignas(16) std::uint16_t group_sums[kWarpgroups ? kRows * 16 : 8];
+    float totals[kWarpgroups ? kRows : 1];  // sums over all dims, if K has no groups
+    float factor[kRows];                    // turns a raw product into a base-2 logit
     RowPlace places[kRows];
   };
 
   struct Shared {
     alignas(128) std::uint8_t ring[C.teams][C.stages][C.piece_tiles * kTileBytes];
-    Queries queries[2];                                  // of items 2 i and 2 i + 1
+    Queries queries[kItemsQueried];                      // item i's are at i % kItemsQueried
     alignas(16) float out[C.teams][kRows][kDim + kPad];  // unnormalised
     float2 state[C.teams][kRows];                        // maximum (base 2), sum
-    std::uint64_t full[C.teams][C.stages];               // a piece has arrived
-    std::uint64_t empty[C.teams][C.stages];              // its team has read it
+    float exchange[kWarpgroups ? C.teams : 1][4][kWarpgroups ? kRows : 1];  // between the warps of a team
+    std::uint64_t full[C.teams][C.stages];                                  // a piece has arrived
+    std::uint64_t empty[C.teams][C.stages];                                 // its team has read it
     std::uint64_t queries_full[2];
     std::uint64_t states_empty;             // the finish warps have read them
     std::uint32_t live[C.teams][C.stages];  // bit i: tile i of the piece was loaded
@@ -85,10 +94,41 @@ struct DecodeTraits {
   };
 };
 
+/// Where element (k, n) of a B matrix of 16 x kColumns stands, in elements: 8 x 8 core matrices of 128 bytes
+/// in which the 8 k of a column are adjacent (K-major, not swizzled).
+template <int kColumns>
+__host__ __device__ constexpr int matrix_place(int k, int n) {
+  return (k / 8 * (kColumns / 8) + n / 8) * 64 + n % 8 * 8 + k % 8;
+}
+
+/// What a piece holds.
+struct Piece {
+  std::uint8_t* tiles;
+  int token;           // first
+  int keys;            // of the request
+  int end;             // of the item
+  std::uint32_t live;  // bit i: tile i is there
+  bool boundary;       // a row does not see all of the tokens
+  bool special;        // logits are masked, capped or biased
+};
+
 /// A rotated row has fp32 values, and bf16 cannot hold an f16 one.
 template <DecodeConfig C>
 __device__ inline bool needs_low_part(const DecodeParams& p) {
   return p.rotate_k || (C.k.dtype == DType::kBFloat16 && !p.q_bf16);
+}
+
+/// Keys from `begin` up to `end`.
+struct KeyRange {
+  int begin, end;
+  __device__ bool has(int key, int count) const { return key >= begin && key + count <= end; }
+};
+
+/// The keys before `end` that every row of an item sees: pieces within need no mask.
+__device__ inline KeyRange seen_by_all(const DecodeParams& p, const DeviceItem& item, const RowPlace* places,
+                                       int end) {
+  const int last_row = item.work.row_end - item.work.row_begin - 1;
+  return {places[last_row].position - p.window_left, min(end, places[0].position + p.causal_right + 1)};
 }
 
 inline constexpr float kLog2e = 1.4426950408889634f;

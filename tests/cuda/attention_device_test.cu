@@ -55,6 +55,52 @@ TEST(DeviceAttention, MixedFormats) {
   }
 }
 
+/// Units of 24 to 64 rows, in which four warps divide a piece of 64 tokens: every format, lengths around the
+/// ends of tiles and pieces, and everything that changes logits.
+TEST(DeviceAttention, ManyRows) {
+  struct Variant {
+    const char* name;
+    Mask mask;
+    float softcap;
+    bool alibi, rotated;
+    DType q_dtype;
+  };
+  const Variant variants[] = {
+      {"plain", {}, 0, false, false, DType::kBFloat16},
+      {"causal", {.causal = true}, 0, false, false, DType::kFloat16},
+      {"window", {.causal = true, .window_left = 100, .window_right = -1}, 0, false, false, DType::kBFloat16},
+      {"biased", {.causal = true}, 20, true, false, DType::kBFloat16},
+      {"rotated", {.causal = true}, 0, false, true, DType::kFloat16},
+  };
+  int seed = 5000;
+  for (const char* format : {"bf16", "fp16", "fp8", "fp8-token", "int8-tensor", "int8-head", "int8-token",
+                             "int4-token", "int4-row", "int4-g32", "int4-g64"}) {
+    for (const auto& [q_heads, q_len] : {std::pair{8, 3}, {16, 2}, {16, 3}, {11, 5}, {32, 2}}) {
+      for (const Variant& variant : variants) {
+        AttentionCase row;
+        row.name = std::string(format) + ", " + std::to_string(q_heads) + " x " + std::to_string(q_len) +
+                   " rows, " + variant.name;
+        for (const int keys : {5, 16, 63, 64, 65, 130, 191, 257, 700}) {
+          row.requests.push_back({q_len, keys});
+        }
+        row.q_heads = q_heads;
+        row.kv_heads = 1;
+        row.k_format = format;
+        row.page_size = 16 << seed % 4;
+        row.mask = variant.mask;
+        row.softcap = variant.softcap;
+        row.alibi = variant.alibi;
+        row.rotate_k = row.rotate_v = variant.rotated;
+        row.q_dtype = variant.q_dtype;
+        row.out_dtype = DType::kFloat16;
+        row.workers = seed % 3 * 7;
+        row.seed = static_cast<std::uint64_t>(seed++);
+        EXPECT_TRUE(agrees(row)) << row.name;
+      }
+    }
+  }
+}
+
 TEST(DeviceAttention, RandomProblems) {
   const char* wanted = std::getenv("HALFTONE_FUZZ_CASES");
   const char* first = std::getenv("HALFTONE_FUZZ_SEED");
@@ -92,12 +138,14 @@ TEST(DeviceAttention, ExtremeWindows) {
 TEST(DeviceAttention, RepeatsBits) {
   for (const char* name :
        {"format-int4-g32-d128", "format-int8-head-d128", "format-fp8-d128", "format-bf16-d128"}) {
-    AttentionCase row = for_device(find_case(name));
-    row.requests = {{1, 5000}, {1, 33}, {1, 12000}};
-    const Problem p = make_problem(row, Fill::kTiled);
-    const Plan plan = plan_on_device(p);
-    const Outputs first = run_on_device(p, plan);
-    for (int i = 0; i < 5; ++i) EXPECT_TRUE(same_bytes(first.out, run_on_device(p, plan).out)) << name;
+    for (const int q_len : {1, 12}) {
+      AttentionCase row = for_device(find_case(name));
+      row.requests = {{q_len, 5000}, {q_len, 33}, {q_len, 12000}};
+      const Problem p = make_problem(row, Fill::kTiled);
+      const Plan plan = plan_on_device(p);
+      const Outputs first = run_on_device(p, plan);
+      for (int i = 0; i < 5; ++i) EXPECT_TRUE(same_bytes(first.out, run_on_device(p, plan).out)) << name;
+    }
   }
 }
 

@@ -163,10 +163,14 @@ __device__ inline float exp2_approx(float x) {
   return y;
 }
 
-/// Two e4m3 codes (low 16 bits of `codes`) to f16x2, exact.
-__device__ inline std::uint32_t e4m3x2_to_f16x2(std::uint32_t codes) {
+/// Two e4m3 codes (the low, or the `high` 16 bits of `codes`) to f16x2, exact.
+__device__ inline std::uint32_t e4m3x2_to_f16x2(std::uint32_t codes, bool high = false) {
   std::uint32_t y;
-  asm("{\n .reg .b16 c;\n cvt.u16.u32 c, %1;\n cvt.rn.f16x2.e4m3x2 %0, c;\n}" : "=r"(y) : "r"(codes));
+  if (high) {
+    asm("{\n .reg .b16 a, b;\n mov.b32 {a, b}, %1;\n cvt.rn.f16x2.e4m3x2 %0, b;\n}" : "=r"(y) : "r"(codes));
+  } else {
+    asm("{\n .reg .b16 a, b;\n mov.b32 {a, b}, %1;\n cvt.rn.f16x2.e4m3x2 %0, a;\n}" : "=r"(y) : "r"(codes));
+  }
   return y;
 }
 
@@ -179,6 +183,12 @@ __device__ inline std::uint32_t pack_f16x2(float low, float high) {
 __device__ inline std::uint32_t pack_bf16x2(float low, float high) {
   std::uint32_t y;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+  return y;
+}
+
+__device__ inline std::uint32_t add_f16x2(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t y;
+  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
   return y;
 }
 
