@@ -9,6 +9,9 @@
 #include "halftone/cache.h"
 #include "halftone/format.h"
 
+#ifndef HT_STAGES
+#define HT_STAGES 3
+#endif
 namespace halftone::cuda {
 
 enum class ScaleMode : std::uint8_t {
@@ -149,7 +152,7 @@ constexpr DecodeConfig make_decode_config(const PartConfig& k, const PartConfig&
   const bool heavy =
       head_dim == 256 && is_integer(k.dtype) && k.mode == ScaleMode::kBlock && shape.teams == 8;
   const int teams = heavy || (piece_bytes > 10000 && shape.teams > 2) ? shape.teams / 2 : shape.teams;
-  const int stages = teams == 8 ? (piece_bytes <= 5632 ? 3 : 2) : (piece_bytes * teams <= 24000 ? 3 : 2);
+  const int stages = teams == 8 ? (piece_bytes <= 5632 ? (k.fixed && v.fixed && head_dim <= 128 && shape.row_tiles == 1 ? HT_STAGES : 3) : 2) : (piece_bytes * teams <= 24000 ? 3 : 2);
   return {k, v, head_dim, shape.row_tiles, shape.row_groups, teams, piece_tiles, stages};
 }
 

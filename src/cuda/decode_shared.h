@@ -25,7 +25,19 @@ struct RowPlace {
   float slope;   // ALiBi, base 2
 };
 
-inline constexpr int kFinishWarps = 3;  // and the load warp: a warpgroup, for setmaxnreg
+/// The hardware barriers of a block.
+enum Barrier : int {
+  kComputeReady = 0,  // the compute warps wait for the load warp's setup
+  kCompute = 1,       // among the compute warps
+  kStates = 2,        // the finish warps wait for the states of an item
+  kOthersReady = 3,   // the finish warps, and further load warps, wait for the first load warp's setup
+};
+
+#ifndef HT_LOAD
+#define HT_LOAD 1
+#endif
+inline constexpr int kLoadWarps = HT_LOAD;
+inline constexpr int kFinishWarps = 4 - kLoadWarps;  // and the load warp: a warpgroup, for setmaxnreg
 
 template <DecodeConfig C>
 struct DecodeTraits {
@@ -35,15 +47,17 @@ struct DecodeTraits {
   static constexpr int kRows = rows_of(C);
   static constexpr int kWarps = C.teams * C.row_groups;  // that compute
   static constexpr int kLoadWarp = kWarps;               // then the finish warps
-  static constexpr int kThreads = 32 * (kWarps + 1 + kFinishWarps);
+  static constexpr int kThreads = 32 * (kWarps + kLoadWarps + kFinishWarps);
   static constexpr int kStatesThreads = 32 * (kWarps + kFinishWarps);  // that meet when states are full
+  static constexpr int kComputeThreads = 32 * kWarps;
+  static constexpr int kOthersReady = 32 * (kLoadWarps + (C.row_groups > 1 ? 0 : kFinishWarps));
   static constexpr int kPieceTokens = C.piece_tiles * kTileTokens;
   static constexpr int kStepTiles =
       C.row_tiles == 1 ? C.piece_tiles : 1;  // tiles of one softmax step: registers decide
   static constexpr bool kComputeFinishes = C.row_groups > 1;
   static constexpr int kQueryWarps = kComputeFinishes ? kWarps : kFinishWarps;  // that bring queries
   // Per thread, of the compute warps and of the other warpgroup; 4 compute warps have plenty.
-  static constexpr int kOtherRegisters = kComputeFinishes ? 56 : 72,
+  static constexpr int kOtherRegisters = kComputeFinishes ? 64 : 72,
                        kComputeRegisters = kComputeFinishes ? 224 : 216;
   static constexpr int kPartsAtOnce = kDim > 128 ? 1 : 4;
   static constexpr bool kRehearses = C.row_tiles == 1 && kDim <= 128;  // registers again
@@ -60,6 +74,8 @@ struct DecodeTraits {
                                     param_bytes(C.k) + param_bytes(C.v);
 
   static constexpr int kMaxShared = 227 * 1024;
+  static constexpr int kRingBytes = C.piece_tiles * kTileBytes;                  // of a stage
+  static constexpr int kEmptyOffset = C.teams * C.stages * int{sizeof(std::uint64_t)};  // from full to empty
 
   /// The queries of an item, as the compute warps take them.
   struct Queries {
@@ -72,7 +88,7 @@ struct DecodeTraits {
   };
 
   struct Shared {
-    alignas(128) std::uint8_t ring[C.teams][C.stages][C.piece_tiles * kTileBytes];
+    alignas(128) std::uint8_t ring[C.teams][C.stages][kRingBytes];
     Queries queries[2];                                  // of items 2 i and 2 i + 1
     alignas(16) float out[C.teams][kRows][kDim + kPad];  // unnormalised
     float2 state[C.teams][kRows];                        // maximum (base 2), sum
