@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(32) read_by_bulk_copies(const uint4* data, std
   extern __shared__ __align__(128) std::uint8_t ring[];
   __shared__ std::uint64_t arrived[kStages];
   if (threadIdx.x != 0) return;
-  for (int s = 0; s < kStages; ++s) ptx::barrier_init(&arrived[s], 1);
+  for (int s = 0; s < kStages; ++s) ptx::barrier_init(ptx::shared_address(&arrived[s]), 1);
   ptx::fence_async_shared();
   const auto* bytes = reinterpret_cast<const std::uint8_t*>(data);
   const std::int64_t begin = kNear ? std::int64_t{blockIdx.x} * kChunk : count * blockIdx.x / gridDim.x * 16;
@@ -61,15 +61,16 @@ __global__ void __launch_bounds__(32) read_by_bulk_copies(const uint4* data, std
   const auto issue = [&] {
     if (issued >= end) return;
     const int size = static_cast<int>(min(std::int64_t{kChunk}, end - issued));
-    ptx::barrier_expect_bytes(&arrived[stage], size);
-    ptx::bulk_load(ring + stage * kChunk, bytes + issued, size, &arrived[stage], hint);
+    ptx::barrier_expect_bytes(ptx::shared_address(&arrived[stage]), size);
+    ptx::bulk_load(ptx::shared_address(ring + stage * kChunk), bytes + issued, size,
+                   ptx::shared_address(&arrived[stage]), hint);
     issued += step;
   };
   for (stage = 0; stage < kStages; ++stage) issue();
   stage = 0;
   std::uint32_t parity = 0;
   for (std::int64_t landed = begin; landed < end; landed += step) {
-    ptx::barrier_wait(&arrived[stage], parity);
+    ptx::barrier_wait(ptx::shared_address(&arrived[stage]), parity);
     issue();
     if (++stage == kStages) {
       stage = 0;

@@ -84,6 +84,7 @@ DecodeParams decode_params(const Plan::Impl& plan, const AttentionArgs& args, st
   p.k = param_view(problem.kv.k_format, args.cache.k_scale, problem.kv.head_dim);
   p.v = param_view(problem.kv.v_format, args.cache.v_scale, problem.kv.v_dim());
   p.q = args.q.data;
+  p.q_tokens = args.q.shape[0];
   p.q_token_stride = args.q.strides[0];
   p.q_head_stride = args.q.strides[1];
   p.out = args.out.data;

@@ -9,6 +9,9 @@
 #include "halftone/cache.h"
 #include "halftone/format.h"
 
+#ifndef HT_P4
+#define HT_P4 1
+#endif
 namespace halftone::cuda {
 
 enum class ScaleMode : std::uint8_t {
@@ -166,10 +169,13 @@ constexpr DecodeConfig make_decode_config(const PartConfig& k, const PartConfig&
     return {k, v, head_dim, shape.row_tiles, 1, shape.teams, 4, warpgroup_stages, shape.family};
   }
   const bool tight = shape.row_tiles == 3 && k.mode == ScaleMode::kBlock;  // registers
-  const int piece_tiles = bytes <= 4352 && !tight ? 2 : 1, piece_bytes = piece_tiles * bytes;
+  const bool one_warp =
+      shape.row_tiles == 1 && shape.row_groups == 1 && head_dim <= 128 && k.fixed && v.fixed;
+  const int piece_tiles = HT_P4 && one_warp && 4 * bytes <= 10240 ? 4 : bytes <= 4352 && !tight ? 2 : 1;
+  const int piece_bytes = piece_tiles * bytes;
   const bool heavy =
       head_dim == 256 && is_integer(k.dtype) && k.mode == ScaleMode::kBlock && shape.teams == 8;
-  const int teams = heavy || (piece_bytes > 10000 && shape.teams > 2) ? shape.teams / 2 : shape.teams;
+  const int teams = heavy || (piece_bytes > 10240 && shape.teams > 2) ? shape.teams / 2 : shape.teams;
   const int stages = teams == 8 ? (piece_bytes <= 5632 ? 3 : 2) : (piece_bytes * teams <= 24000 ? 3 : 2);
   return {k, v, head_dim, shape.row_tiles, shape.row_groups, teams, piece_tiles, stages, shape.family};
 }

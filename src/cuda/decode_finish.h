@@ -246,7 +246,7 @@ __device__ inline void finish_item(const DecodeParams& p, const DeviceItem& item
   const int rows = real ? work.row_end - work.row_begin : 8;
   std::uint32_t classes = classes_of(warp, warps, rows);
   const bool absolute = p.schedule.params.absolute;
-  Merge merge{-1, 0, C.teams, 0, 0, work.finish ? -1 : work.partial};
+  Merge merge{-1, 0, C.teams, 0, 0, (real ? work.finish : warp < 4) ? -1 : work.partial};
 #pragma unroll 1
   while (classes != 0) {
 #pragma unroll 1
@@ -277,31 +277,52 @@ __device__ inline void finish_item(const DecodeParams& p, const DeviceItem& item
   }
 }
 
-/// A finish warp: the queries of item i + 1, then the end of item i, unless it is the last one.
+/// Brings lines of the block table and of Q to L2 (and their pages into the TLB) before anyone knows which of
+/// them this worker needs: each worker takes other ones.
+__device__ inline void prefetch_inputs(const DecodeParams& p, int worker, int thread) {
+  constexpr int kLine = 128;
+  const auto fetch = [&](const void* data, std::int64_t bytes) {
+    const std::int64_t at = (std::int64_t{worker} * (32 * kFinishWarps) + thread) * kLine;
+    if (at < bytes) prefetch_to_l2(static_cast<const char*>(data) + at);
+  };
+  const std::int64_t batch = p.schedule.params.batch;
+  fetch(p.cache.block_table, (batch - 1) * p.cache.table_stride * 4 + 4);
+  fetch(p.q, (p.q_tokens - 1) * p.q_token_stride * 2 + 2);
+}
+
+/// A finish warp: the queries of item i + 1, then the end of item i, unless it is the last one. Before the
+/// items are known it rehearses the queries of none.
 template <DecodeConfig C>
 __device__ inline void finish_worker(const DecodeParams& p, typename DecodeTraits<C>::Shared& s, int warp) {
+  using Traits = DecodeTraits<C>;
   const int lane = thread_index() % 32;
-  bool has_next = s.queue.has(0);
-  wait_for_previous_kernel();
-  let_next_kernel_start();  // not before: what the next one may read ahead is complete only now
+  prefetch_inputs(p, blockIdx.x, warp * 32 + lane);
+  bool has_next = true;
 #pragma unroll 1
-  for (int index = -1; has_next; ++index) {
-    has_next = s.queue.has(index + 1);
+  for (int index = -2; has_next; ++index) {
+    const bool real = index > -2;
+    if (index == -1) {
+      hardware_barrier_wait<kOthersReady, Traits::kOthersReadyThreads>();
+      wait_for_previous_kernel();
+      let_next_kernel_start();  // not before: what the next one may read ahead is complete only now
+    }
+    if (real) has_next = s.queue.has(index + 1);
     if (has_next) {
-      const DeviceItem& next = s.queue.items[(index + 1) % ItemQueue::kCapacity];
-      QueryLoader<C>::load(p, next, s.queries[(index + 1) % 2], warp);
+      const DeviceItem& next =
+          real ? s.queue.items[(index + 1) % ItemQueue::kCapacity] : s.queue.nothing(lane);
+      QueryLoader<C>::load(p, next, s.queries[index + 1 & 1], warp);
       __syncwarp();
-      if (lane == 0) {
-        barrier_arrive(&s.queries_full[(index + 1) % 2]);
+      if (real && lane == 0) {
+        barrier_arrive(shared_address(&s.queries_full[(index + 1) % 2]));
         if (next.first_slot >= 0)
           prefetch_to_l2(p.arrivals + std::int64_t{next.first_slot} * kArrivalCounters);
       }
     }
     if (index < 0 || !has_next) continue;
-    states_barrier_wait<DecodeTraits<C>::kStatesThreads>();
+    hardware_barrier_wait<kStates, Traits::kStatesThreads>();
     finish_item<C>(p, s.queue.items[index % ItemQueue::kCapacity], s, warp, kFinishWarps, lane, true);
     __syncwarp();
-    if (lane == 0) barrier_arrive(&s.states_empty);
+    if (lane == 0) barrier_arrive(shared_address(&s.states_empty));
     if (warp == 0 && lane == 0) s.queue.current = index + 1;
   }
 }

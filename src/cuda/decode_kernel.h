@@ -30,33 +30,41 @@ __device__ inline void clear_dead(const DecodeParams& p, std::uint8_t* tile, int
   __syncwarp();
 }
 
+/// Parts of a compute warp's work. In the rehearsal each warp does one, so that the instructions of all
+/// arrive at the same time.
+enum WorkPart : unsigned { kBeginAndEnd = 1, kSoftmax = 2, kAccumulate = 4, kFinish = 8, kAllParts = 15 };
+
 /// Logits, softmax and O of one piece.
 template <DecodeConfig C>
 __device__ inline void compute_piece(const DecodeParams& p, Warp<C>& w,
-                                     const typename DecodeTraits<C>::Queries& queries, const Piece& piece) {
+                                     const typename DecodeTraits<C>::Queries& queries, const Piece& piece,
+                                     unsigned parts) {
   using Traits = DecodeTraits<C>;
   constexpr int kSteps = Traits::kStepTiles;
 #pragma unroll 1
   for (int base = 0; base < C.piece_tiles; base += kSteps) {
     std::uint8_t* tiles = piece.tiles + base * p.cache.tile_bytes;
     const int first = piece.token + base * kTileTokens;
-    float x[kSteps][Warp<C>::N][4];
-    const bool low_part = needs_low_part<C>(p);
-    if ((Warp<C>::N == 1 || C.k.mode != ScaleMode::kBlock) &&
-        !low_part) {  // a copy of the code without the branches
+    float x[kSteps][Warp<C>::N][4] = {};
+    if (parts & kSoftmax) {
+      const bool low_part = needs_low_part<C>(p);
+      if ((Warp<C>::N == 1 || C.k.mode != ScaleMode::kBlock) &&
+          !low_part) {  // a copy of the code without the branches
 #pragma unroll
-      for (int i = 0; i < kSteps; ++i) w.scores(p, tiles + i * p.cache.tile_bytes, false, x[i]);
-    } else {
+        for (int i = 0; i < kSteps; ++i) w.scores(p, tiles + i * p.cache.tile_bytes, false, x[i]);
+      } else {
 #pragma unroll
-      for (int i = 0; i < kSteps; ++i) w.scores(p, tiles + i * p.cache.tile_bytes, low_part, x[i]);
-    }
-    if (piece.special) {
-#pragma unroll
-      for (int i = 0; i < kSteps; ++i) {
-        w.modify(p, queries, first + i * kTileTokens, piece.live >> (base + i) & 1 ? piece.end : 0, x[i]);
+        for (int i = 0; i < kSteps; ++i) w.scores(p, tiles + i * p.cache.tile_bytes, low_part, x[i]);
       }
+      if (piece.special) {
+#pragma unroll
+        for (int i = 0; i < kSteps; ++i) {
+          w.modify(p, queries, first + i * kTileTokens, piece.live >> (base + i) & 1 ? piece.end : 0, x[i]);
+        }
+      }
+      w.rescale(x, piece.special);
     }
-    w.rescale(x, piece.special);
+    if (!(parts & kAccumulate)) continue;
     int dead_from[kSteps];
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) dead_from[i] = kTileTokens;
@@ -81,30 +89,37 @@ __device__ inline void compute_worker(const DecodeParams& p, typename DecodeTrai
   using Traits = DecodeTraits<C>;
   using Queries = typename Traits::Queries;
   static_assert(sizeof(s.out) >= sizeof(Queries) && sizeof(s.out) >= sizeof(s.ring[0][0]));
-  if constexpr (Traits::kComputeFinishes) {
-    wait_for_previous_kernel();
-    let_next_kernel_start();
-  }
-  if (!s.queue.has(0)) return;
   const int thread = thread_index(), warp = thread / 32;
   Warp<C> w;
   w.lane = thread % 32, w.g = w.lane / 4, w.t = w.lane % 4;
   w.team = warp / C.row_groups, w.first_row = warp % C.row_groups * Traits::kWarpRows;
   const bool modified = p.softcap > 0.0f || p.alibi_slopes != nullptr;
+  std::uint32_t full = shared_address(s.full[w.team]);
+  if constexpr (C.row_tiles == 1) keep(full);  // else registers are scarce
   int stage = 0;
   std::uint32_t parity = 0;
 #pragma unroll 1
-  for (int index = Traits::kRehearses ? -1 : 0; index < 0 || s.queue.has(index); ++index) {
+  for (int index = Traits::kRehearses ? -1 : 0;; ++index) {
     const bool real = !Traits::kRehearses || index >= 0;
-    const DeviceItem& item = s.queue.items[real ? index % ItemQueue::kCapacity : 0];
+    if (index == 0) {
+      hardware_barrier_wait<kComputeReady, Traits::kComputeThreads + 32>();
+      if constexpr (Traits::kComputeFinishes) {
+        wait_for_previous_kernel();
+        let_next_kernel_start();
+      }
+    }
+    if (real && !s.queue.has(index)) break;
+    const DeviceItem& item = real ? s.queue.items[index % ItemQueue::kCapacity] : s.queue.nothing(w.lane);
     const Queries& queries = real ? s.queries[index % 2] : reinterpret_cast<const Queries&>(s.out);
     if constexpr (Traits::kComputeFinishes) {
       QueryLoader<C>::load(p, item, s.queries[index % 2], warp);
-      named_barrier<32 * Traits::kWarps>();
+      hardware_barrier_wait<kCompute, Traits::kComputeThreads>();
     } else if (real) {
-      barrier_wait(&s.queries_full[index % 2], index / 2 & 1);
+      barrier_wait(shared_address(&s.queries_full[index % 2]), index / 2 & 1);
     }
-    w.begin(p, item, queries);
+    const unsigned parts = real ? kAllParts : 1u << warp % 4;
+    w.point_at(queries);
+    if (parts & kBeginAndEnd) w.begin(p, item, queries);
     const int end = real ? item.work.kv_end : 1;
     const KeyRange unmasked = seen_by_all(p, item, queries.places, end);
 #pragma unroll 1
@@ -112,7 +127,7 @@ __device__ inline void compute_worker(const DecodeParams& p, typename DecodeTrai
          token += C.teams * Traits::kPieceTokens) {
       Piece piece{s.ring[w.team][stage], token, item.keys, end, (1u << C.piece_tiles) - 1, false, modified};
       if (real) {
-        barrier_wait(&s.full[w.team][stage], parity);
+        barrier_wait(full + stage * 8, parity);
         const std::uint32_t live = s.live[w.team][stage];
         piece.boundary = !unmasked.has(token, Traits::kPieceTokens) || live != piece.live;
         piece.special |= piece.boundary;
@@ -120,43 +135,25 @@ __device__ inline void compute_worker(const DecodeParams& p, typename DecodeTrai
       } else {
         piece.tiles = reinterpret_cast<std::uint8_t*>(s.out);
       }
-      compute_piece<C>(p, w, queries, piece);
+      compute_piece<C>(p, w, queries, piece, parts);
       __syncwarp();
       if (real) {
-        if (w.lane == 0) barrier_arrive(&s.empty[w.team][stage]);
+        if (w.lane == 0) barrier_arrive(full + Traits::kEmptyOffset + stage * 8);
         if (++stage == C.stages) stage = 0, parity ^= 1;
       }
     }
     const bool last = Traits::kComputeFinishes || !real || !s.queue.has(index + 1);
-    if (index > 0 && !Traits::kComputeFinishes) barrier_wait(&s.states_empty, index - 1 & 1);
-    w.end(p, item, s, real);
+    if (index > 0 && !Traits::kComputeFinishes) barrier_wait(shared_address(&s.states_empty), index - 1 & 1);
+    if (parts & kBeginAndEnd) w.end(p, item, s, real);
     if (last) {  // nothing to do beside it
-      named_barrier<32 * Traits::kWarps>();
-      finish_item<C>(p, item, s, warp, Traits::kWarps, w.lane, real);
-      if (Traits::kComputeFinishes || !real) named_barrier<32 * Traits::kWarps>();
+      if (real) hardware_barrier_wait<kCompute, Traits::kComputeThreads>();
+      if (parts & kFinish) finish_item<C>(p, item, s, warp, Traits::kWarps, w.lane, real);
+      if (Traits::kComputeFinishes) hardware_barrier_wait<kCompute, Traits::kComputeThreads>();
       if (Traits::kComputeFinishes && thread == 0) s.queue.current = index + 1;
     } else {
-      states_barrier_arrive<Traits::kStatesThreads>();
+      hardware_barrier_arrive<kStates, Traits::kStatesThreads>();
     }
   }
-}
-
-/// The barriers, and the worker's first items: by the load warp, whose first copies depend on them.
-template <DecodeConfig C>
-__device__ inline void start_worker(const DecodeParams& p, int worker, typename DecodeTraits<C>::Shared& s) {
-  const int lane = thread_index() % 32;
-  if (lane < C.teams) {
-#pragma unroll
-    for (int i = 0; i < C.stages; ++i) {
-      barrier_init(&s.full[lane][i], 1);
-      barrier_init(&s.empty[lane][i], team_warps(C));
-    }
-  }
-  if (lane < 2) barrier_init(&s.queries_full[lane], kFinishWarps);
-  if (lane == 2) barrier_init(&s.states_empty, kFinishWarps);
-  fence_async_shared();
-  if (!p.cache_settled) wait_for_previous_kernel();
-  s.queue.start(p.list, worker, lane);
 }
 
 /// One worker of the schedule: a thread block.
@@ -164,15 +161,13 @@ template <DecodeConfig C>
 __device__ inline void decode_worker(const DecodeParams& p, int worker, typename DecodeTraits<C>::Shared& s) {
   using Traits = DecodeTraits<C>;
   const int warp = thread_index() / 32;
-  if (warp == Traits::kLoadWarp) start_worker<C>(p, worker, s);
-  __syncthreads();
   // The compute warps get the registers that the other warpgroup does not need.
   if (warp >= Traits::kWarps) {
     if constexpr (Traits::kWarps > 4) shrink_registers<Traits::kOtherRegisters>();
-    if (warp == Traits::kLoadWarp) {
-      load_worker<C>(p, worker, s);
+    if (warp < Traits::kLoadWarp + kLoadWarps) {
+      load_worker<C>(p, worker, s, warp - Traits::kLoadWarp);
     } else if constexpr (!Traits::kComputeFinishes) {
-      finish_worker<C>(p, s, warp - Traits::kLoadWarp - 1);
+      finish_worker<C>(p, s, warp - Traits::kLoadWarp - kLoadWarps);
     }
   } else {
     if constexpr (Traits::kWarps > 4) grow_registers<Traits::kComputeRegisters>();

@@ -7,73 +7,75 @@
 
 namespace halftone::cuda {
 
-/// Refills the ring of one team: one lane of the load warp. The block-table entries of the next piece are
+/// Refills the ring of one team: one lane of a load warp. The block-table entries of the next piece are
 /// fetched when the piece before it is issued, so that no copy waits for them.
 template <DecodeConfig C>
 struct Loader {
   using Traits = DecodeTraits<C>;
+  const std::int32_t* table;
   int item = -1;  // index of the item that the next piece belongs to
   int token = 0;  // its first token
   int end = 0;    // of the item's tokens
-  int head = 0;
-  int page[C.piece_tiles];
-  const std::int32_t* table = nullptr;
-  int stage = 0;  // where the next piece goes
-  int round = 0;  // times that the ring has been filled
+  int head_offset;
+  int page[C.piece_tiles];  // of the piece's tiles
+  int stage = 0;            // where the piece goes
+  int round = 0;            // times that the ring has been filled
 
-  /// Finds the next piece; false if the queue holds none now.
+  /// Looks up the first piece of the next item that has one for the team; false if the queue holds none now.
   __device__ bool find(const DecodeParams& p, typename Traits::Shared& s, int team) {
-    while (token >= end) {
-      if (item + 1 >= s.queue.count) return false;
+    while (item + 1 < s.queue.count) {
       __threadfence_block();
       const planning::WorkItem& work = s.queue.items[++item % ItemQueue::kCapacity].work;
-      table = p.cache.block_table + work.request * p.cache.table_stride;
-      head = work.kv_head;
       token = work.kv_begin + team * Traits::kPieceTokens;
       end = work.kv_end;
+      if (token >= end) continue;
+      table = p.cache.block_table + work.request * p.cache.table_stride;
+      head_offset = work.kv_head * p.cache.head_bytes;
       look_up(p);
+      return true;
     }
-    return true;
+    return false;
   }
   /// Whether the piece's place in the ring is free.
   __device__ bool free(typename Traits::Shared& s, int team) const {
-    return round == 0 || barrier_passed(&s.empty[team][stage], round + 1 & 1);
+    return round == 0 || barrier_passed(shared_address(&s.empty[team][stage]), round + 1 & 1);
   }
-  __device__ void issue(const DecodeParams& p, typename Traits::Shared& s, int team, std::uint64_t policy) {
+  /// Issues the piece, tiles of a page in one copy, and looks up the next one; false if the item has none.
+  __device__ bool issue(const DecodeParams& p, typename Traits::Shared& s, int team, std::uint64_t policy) {
     const CacheView& c = p.cache;
-    std::uint64_t* barrier = &s.full[team][stage];
-    std::uint8_t* ring = s.ring[team][stage];
-    std::uint32_t live = 0;
-    std::int64_t offset[C.piece_tiles];
+    const std::uint32_t barrier = shared_address(&s.full[team][stage]);
+    const std::uint32_t ring = shared_address(s.ring[team][stage]);
+    std::uint32_t live = 0;  // bit i: tile i is there
 #pragma unroll
     for (int i = 0; i < C.piece_tiles; ++i) {
-      const int at = token + i * kTileTokens;
-      if (at < end) {
-        if (!c.clamped || static_cast<unsigned>(page[i]) < static_cast<unsigned>(c.num_pages)) {
-          live |= 1u << i;
-        } else if (p.status != nullptr) {
-          atomicOr(p.status, kStatusBadPage);
-        }
+      if (token + i * kTileTokens >= end) continue;
+      if (!c.clamped || static_cast<unsigned>(page[i]) < static_cast<unsigned>(c.num_pages)) {
+        live |= 1u << i;
+      } else if (p.status != nullptr) {
+        atomicOr(p.status, kStatusBadPage);
       }
-      const int tile = (at & ((1 << c.page_log2) - 1)) / kTileTokens;
-      offset[i] = page[i] * c.page_stride + (head * c.head_bytes + tile * c.tile_bytes);
     }
     s.live[team][stage] = live;
     barrier_expect_bytes(barrier, __popc(live) * c.tile_bytes);
+    const int last_tile = (1 << c.page_log2) / kTileTokens - 1;
     std::uint32_t joined = 0;  // bit i: tile i stands behind tile i - 1, and is copied with it
 #pragma unroll
     for (int i = 1; i < C.piece_tiles; ++i) {
-      if ((live >> (i - 1) & 3) == 3 && offset[i] == offset[i - 1] + c.tile_bytes) joined |= 1u << i;
+      if ((live >> (i - 1) & 3) == 3 && ((token / kTileTokens + i) & last_tile) != 0) joined |= 1u << i;
     }
 #pragma unroll
     for (int i = 0; i < C.piece_tiles; ++i) {
       if (!(live >> i & 1) || joined >> i & 1) continue;
-      const int tiles = __ffs(~(joined >> (i + 1)));
-      bulk_load(ring + i * c.tile_bytes, c.pages + offset[i], tiles * c.tile_bytes, barrier, policy);
+      const int tiles = __ffs(~(joined >> (i + 1))), tile = (token / kTileTokens + i) & last_tile;
+      bulk_load(ring + i * c.tile_bytes,
+                c.pages + page[i] * c.page_stride + (head_offset + tile * c.tile_bytes), tiles * c.tile_bytes,
+                barrier, policy);
     }
     if (++stage == C.stages) stage = 0, ++round;
     token += C.teams * Traits::kPieceTokens;
+    if (token >= end) return false;
     look_up(p);
+    return true;
   }
 
  private:
@@ -81,31 +83,62 @@ struct Loader {
 #pragma unroll
     for (int i = 0; i < C.piece_tiles; ++i) {
       const int at = token + i * kTileTokens;
-      page[i] = at < end ? table[at >> p.cache.page_log2] : -1;
+      if (at < end) page[i] = table[at >> p.cache.page_log2];
     }
   }
 };
 
-/// The load warp: lane t refills the ring of team t; lane 0 also extends the item queue.
+/// By the first load warp.
 template <DecodeConfig C>
-__device__ inline void load_worker(const DecodeParams& p, int worker, typename DecodeTraits<C>::Shared& s) {
-  const int lane = thread_index() % 32;
-  const std::uint64_t policy = evict_first_policy();
-  Loader<C> loader;
-  bool more = true;
-#pragma unroll 1
-  while (__any_sync(~0u, more)) {
-    bool issued = false;
-    more = s.queue.more;
-    if (lane < C.teams && loader.find(p, s, lane)) {
-      more = true;
-      if (loader.free(s, lane)) {
-        loader.issue(p, s, lane, policy);
-        issued = true;
-      }
+__device__ inline void init_barriers(typename DecodeTraits<C>::Shared& s, int lane) {
+  if (lane < C.teams) {
+#pragma unroll
+    for (int i = 0; i < C.stages; ++i) {
+      barrier_init(shared_address(&s.full[lane][i]), 1);
+      barrier_init(shared_address(&s.empty[lane][i]), team_warps(C));
     }
-    if (lane == 0 && s.queue.more) s.queue.produce(p.schedule, worker);
-    if (!__any_sync(~0u, issued)) __nanosleep(20);
+  }
+  if (lane < 2) barrier_init(shared_address(&s.queries_full[lane]), kFinishWarps);
+  if (lane == 2) barrier_init(shared_address(&s.states_empty), kFinishWarps);
+}
+
+/// A load warp: the first one sets up the barriers and the worker's first items, and extends the item queue.
+/// Lane t of warp w refills the ring of team t * kLoadWarps + w.
+template <DecodeConfig C>
+__device__ inline void load_worker(const DecodeParams& p, int worker, typename DecodeTraits<C>::Shared& s,
+                                   int warp) {
+  using Traits = DecodeTraits<C>;
+  const int lane = thread_index() % 32;
+  if (warp == 0) {
+    if (!p.cache_settled) wait_for_previous_kernel();
+    const ItemQueue::Listed listed = ItemQueue::fetch(p.list, worker, lane);
+    init_barriers<C>(s, lane);
+    s.queue.start(listed, lane);
+    fence_async_shared();
+    hardware_barrier_arrive<kComputeReady, Traits::kComputeThreads + 32>();
+    if constexpr (Traits::kOthersReadyThreads > 32)
+      hardware_barrier_arrive<kOthersReady, Traits::kOthersReadyThreads>();
+  } else {
+    hardware_barrier_wait<kOthersReady, Traits::kOthersReadyThreads>();
+  }
+  const std::uint64_t policy = evict_first_policy();
+  const int team = lane * kLoadWarps + warp;
+  const bool loads = team < C.teams;
+  Loader<C> loader;
+  bool ready = false;  // there is a piece to issue
+#pragma unroll 1
+  while (true) {
+    if (__any_sync(~0u, loads && !ready)) {
+      const bool more = s.queue.more;  // before what is there is looked at
+      if (loads && !ready) ready = loader.find(p, s, team);
+      if (!more && !__any_sync(~0u, ready)) break;
+    }
+    if (ready && loader.free(s, team)) {
+      ready = loader.issue(p, s, team, policy);
+    } else if (warp == 0 && lane == 0 && s.queue.more) {
+      s.queue.produce(p.schedule, worker);
+    }
+    __syncwarp();
   }
 }
 

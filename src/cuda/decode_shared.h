@@ -26,7 +26,11 @@ struct RowPlace {
   float slope;   // ALiBi, base 2
 };
 
-inline constexpr int kFinishWarps = 3;  // and the load warp: a warpgroup, for setmaxnreg
+#ifndef HT_LOAD
+#define HT_LOAD 2
+#endif
+inline constexpr int kLoadWarps = HT_LOAD;
+inline constexpr int kFinishWarps = 4 - kLoadWarps;  // and the load warp: a warpgroup, for setmaxnreg
 
 template <DecodeConfig C>
 struct DecodeTraits {
@@ -37,12 +41,14 @@ struct DecodeTraits {
   static constexpr int kRows = rows_of(C);
   static constexpr int kWarps = C.teams * team_warps(C);  // that compute
   static constexpr int kLoadWarp = kWarps;                // then the finish warps
-  static constexpr int kThreads = 32 * (kWarps + 1 + kFinishWarps);
+  static constexpr int kThreads = 32 * (kWarps + kLoadWarps + kFinishWarps);
   static constexpr int kStatesThreads = 32 * (kWarps + kFinishWarps);  // that meet when states are full
+  static constexpr int kComputeThreads = 32 * kWarps;
   static constexpr int kPieceTokens = C.piece_tiles * kTileTokens;
-  static constexpr int kStepTiles =
-      C.row_tiles == 1 ? C.piece_tiles : 1;  // tiles of one softmax step: registers decide
+  static constexpr int kStepTiles = C.row_tiles == 1 ? (C.piece_tiles < 2 ? C.piece_tiles : 2)
+                                                     : 1;  // tiles of one softmax step: registers decide
   static constexpr bool kComputeFinishes = kWarpgroups || C.row_groups > 1;
+  static constexpr int kOthersReadyThreads = 32 * (kLoadWarps + (kComputeFinishes ? 0 : kFinishWarps));
   static constexpr int kQueryWarps = kComputeFinishes ? kWarps : kFinishWarps;  // that bring queries
   // Per thread, of the compute warps and of the other warpgroup; 4 compute warps have plenty.
   static constexpr int kOtherRegisters = kComputeFinishes ? 56 : 72,
@@ -63,6 +69,8 @@ struct DecodeTraits {
                                     param_bytes(C.k) + param_bytes(C.v);
 
   static constexpr int kMaxShared = 227 * 1024;
+  static constexpr int kRingBytes = C.piece_tiles * kTileBytes;                         // of a stage
+  static constexpr int kEmptyOffset = C.teams * C.stages * int{sizeof(std::uint64_t)};  // from full to empty
 
   /// The queries of an item, as the compute warps take them.
   struct Queries {
@@ -80,7 +88,7 @@ struct DecodeTraits {
   };
 
   struct Shared {
-    alignas(128) std::uint8_t ring[C.teams][C.stages][C.piece_tiles * kTileBytes];
+    alignas(128) std::uint8_t ring[C.teams][C.stages][kRingBytes];
     Queries queries[kItemsQueried];                      // item i's are at i % kItemsQueried
     alignas(16) float out[C.teams][kRows][kDim + kPad];  // unnormalised
     float2 state[C.teams][kRows];                        // maximum (base 2), sum
@@ -127,7 +135,7 @@ struct KeyRange {
 /// The keys before `end` that every row of an item sees: pieces within need no mask.
 __device__ inline KeyRange seen_by_all(const DecodeParams& p, const DeviceItem& item, const RowPlace* places,
                                        int end) {
-  const int last_row = item.work.row_end - item.work.row_begin - 1;
+  const int last_row = max(item.work.row_end - item.work.row_begin, 1) - 1;
   return {places[last_row].position - p.window_left, min(end, places[0].position + p.causal_right + 1)};
 }
 

@@ -70,6 +70,12 @@ struct Warp {
   __device__ float factor_of(int n, int c) const {
     return kHoldsFactor ? factor[n % (kHoldsFactor ? N : 1)][c] : factors[n * 8 + c];
   }
+  /// Where the item's rows are.
+  __device__ void point_at(const typename Traits::Queries& queries) {
+    factors = &queries.factor[first_row + 2 * t];
+    block_sums = queries.sums[first_row + 2 * t];
+    q_high = reinterpret_cast<const uint4*>(&queries.fragments[0][first_row / 8][0][lane][0]);
+  }
   __device__ void begin(const DecodeParams& p, const DeviceItem& item,
                         const typename Traits::Queries& queries);
   __device__ void scores(const DecodeParams& p, const std::uint8_t* tile, bool low_part,
@@ -94,9 +100,6 @@ __device__ inline void Warp<C>::begin(const DecodeParams& p, const DeviceItem& i
                    : C.k.dtype == DType::kInt8                 ? -128.0f
                                                                : -8.0f;
   if (p.k.static_min != nullptr) k_offset = p.k.static_min[item.work.kv_head * p.k.static_stride] / k_static;
-  factors = &queries.factor[first_row + 2 * t];
-  block_sums = queries.sums[first_row + 2 * t];
-  q_high = reinterpret_cast<const uint4*>(&queries.fragments[0][first_row / 8][0][lane][0]);
 #pragma unroll
   for (int n = 0; n < N; ++n) {
 #pragma unroll
@@ -158,6 +161,8 @@ __device__ inline void Warp<C>::end(const DecodeParams& p, const DeviceItem& ite
   constexpr float kUnit = V::kScaleLog2 == 24 ? 0x1p24f : 1.0f;  // on its own: v_static may be large
   constexpr float kOddUnit = V::kOddShift == 4 ? kUnit / 16.0f : kUnit;
   const float v_offset = C.v.dtype == DType::kInt8 ? 128.0f : 8.0f;
+  constexpr int kRowBytes = int{sizeof(s.out[0][0])};
+  const std::uint32_t row_out = shared_address(&s.out[team][first_row + 2 * t][g * 4]);
 #pragma unroll
   for (int n = 0; n < N; ++n) {
 #pragma unroll
@@ -180,11 +185,10 @@ __device__ inline void Warp<C>::end(const DecodeParams& p, const DeviceItem& ite
         x.y = fmaf(out[b][0][n][2 + c] * kOddUnit, v_static, shift);
         x.z = fmaf(out[b][1][n][c] * kUnit, v_static, shift);
         x.w = fmaf(out[b][1][n][2 + c] * kOddUnit, v_static, shift);
-        if (!keep) continue;
         if (is_half_block(b, Traits::kDim)) {
-          *reinterpret_cast<float2*>(&s.out[team][row][b * 32 + g * 2]) = {x.x, x.y};
+          if (keep) *reinterpret_cast<float2*>(&s.out[team][row][b * 32 + g * 2]) = {x.x, x.y};
         } else {
-          *reinterpret_cast<float4*>(&s.out[team][row][b * 32 + g * 4]) = x;
+          store_if(keep, row_out + (n * 8 + c) * kRowBytes + b * 128, x);
         }
       }
       if (keep && g == 0) s.state[team][row] = {max[n][c], sum[n][c]};

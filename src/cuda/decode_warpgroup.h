@@ -119,7 +119,7 @@ struct TeamItem {
       Logits x;
       TeamPiece next{};
       if (has_next) {
-        barrier_wait(&s.full[team.team()][ring.stage], ring.parity);
+        barrier_wait(shared_address(&s.full[team.team()][ring.stage]), ring.parity);
         next = piece_at(token, ring.stage);
         scores(next, x);
       }
@@ -128,7 +128,7 @@ struct TeamItem {
         V v[C.piece_tiles];
         load_v(piece, v);
         __syncwarp();
-        if (team.lane() == 0) barrier_arrive(&s.empty[team.team()][piece.stage]);
+        if (team.lane() == 0) barrier_arrive(shared_address(&s.empty[team.team()][piece.stage]));
         team.accumulate(v, team.prob(s, buffer));
       }
       if (!has_next) break;
@@ -153,6 +153,7 @@ struct TeamItem {
 template <DecodeConfig C>
 __device__ inline void compute_warpgroups(const DecodeParams& p, typename DecodeTraits<C>::Shared& s) {
   using Traits = DecodeTraits<C>;
+  hardware_barrier_wait<kComputeReady, Traits::kComputeThreads + 32>();
   wait_for_previous_kernel();
   let_next_kernel_start();
   if (!s.queue.has(0)) return;
@@ -166,13 +167,13 @@ __device__ inline void compute_warpgroups(const DecodeParams& p, typename Decode
     typename Traits::Queries& queries = s.queries[0];
     QueryLoader<C>::load(p, item, queries, warp);
     fence_async_shared();
-    named_barrier<32 * Traits::kWarps>();
+    hardware_barrier_wait<kCompute, Traits::kComputeThreads>();
     team.begin();
     TeamItem<C>{p, s, item, team, seen_by_all(p, item, queries.places, item.work.kv_end)}.run(ring);
     team.end(p, item, s);
-    named_barrier<32 * Traits::kWarps>();
+    hardware_barrier_wait<kCompute, Traits::kComputeThreads>();
     finish_item<C>(p, item, s, warp, Traits::kWarps, team.lane(), true);
-    named_barrier<32 * Traits::kWarps>();
+    hardware_barrier_wait<kCompute, Traits::kComputeThreads>();
     if (team.thread == 0) s.queue.current = index + 1;
   }
 }

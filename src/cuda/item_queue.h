@@ -18,19 +18,31 @@ struct ItemQueue {
   volatile bool more;    // items will follow
   alignas(ItemCursor) unsigned char cursor[sizeof(ItemCursor)];
 
+  /// A worker's listed items, over the lanes of a warp.
+  struct Listed {
+    int count;
+    int4 words;
+  };
+  static __device__ Listed fetch(const ItemList& list, int worker, int lane) {
+    static_assert(sizeof(DeviceItem) / sizeof(int4) * kListedItems == 32);
+    return {list.counts[worker], reinterpret_cast<const int4*>(list.items + worker * kListedItems)[lane]};
+  }
   /// By one warp; a barrier must follow.
-  __device__ void start(const ItemList& list, int worker, int lane) {
-    const int listed = list.counts[worker];
-    const int4* source = reinterpret_cast<const int4*>(list.items + worker * kListedItems);
-    constexpr int kWords = sizeof(DeviceItem) / sizeof(int4) * kListedItems;
-    static_assert(kWords == 32);
-    reinterpret_cast<int4*>(items)[lane] = source[lane];
+  __device__ void start(const Listed& listed, int lane) {
+    reinterpret_cast<int4*>(items)[lane] = listed.words;
     if (lane == 0) {
-      more = listed > kListedItems;
-      count = listed > kListedItems ? kListedItems : listed;
+      more = listed.count > kListedItems;
+      count = listed.count > kListedItems ? kListedItems : listed.count;
       current = 0;
     }
     __syncwarp();
+  }
+  /// An item of no rows, for a rehearsal before start(). Warps may write it at the same time.
+  __device__ const DeviceItem& nothing(int lane) {
+    DeviceItem& item = items[kCapacity - 1];
+    if (lane < 4) reinterpret_cast<int4*>(&item)[lane] = int4{};
+    __syncwarp();
+    return item;
   }
   /// By one thread: queues one item that the list does not hold, if there is room.
   __device__ void produce(const planning::Schedule& schedule, int worker) {

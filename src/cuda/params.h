@@ -52,6 +52,7 @@ struct DecodeParams {
   float* partial_state_log2;  // [slots, row_block, 2]: maximum (base 2), sum
   std::int32_t* arrivals;     // [slots, kArrivalCounters], zero between launches
   std::int32_t* status;       // [1] or null
+  std::int64_t q_tokens;      // rows of Q
   std::int64_t q_token_stride, q_head_stride;
   std::int64_t out_token_stride, out_head_stride;
   std::int64_t lse_token_stride, lse_head_stride;

@@ -11,6 +11,9 @@ __device__ inline std::uint32_t shared_address(const void* p) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
 }
 
+/// Keeps a value in its register: the compiler would derive shared addresses anew at every use.
+__device__ inline void keep(std::uint32_t& x) { asm volatile("" : "+r"(x)); }
+
 /// Read anew wherever it is asked for: a value that is kept across the roles of a kernel costs every role a
 /// register.
 __device__ inline int thread_index() {
@@ -19,58 +22,70 @@ __device__ inline int thread_index() {
   return x;
 }
 
-__device__ inline void barrier_init(std::uint64_t* barrier, int arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals));
+__device__ inline void barrier_init(std::uint32_t barrier, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
 }
 
 /// Makes initialised barriers and ordinary shared stores visible to the bulk-copy engine.
 __device__ inline void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-__device__ inline void barrier_expect_bytes(std::uint64_t* barrier, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
-               "r"(bytes)
+__device__ inline void barrier_expect_bytes(std::uint32_t barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
 }
 
-__device__ inline void barrier_wait(std::uint64_t* barrier, std::uint32_t parity) {
+__device__ inline void barrier_wait(std::uint32_t barrier, std::uint32_t parity) {
   asm volatile(
       "{\n .reg .pred done;\n"
       "wait:\n mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      " @!done bra wait;\n}" ::"r"(shared_address(barrier)),
+      " @!done bra wait;\n}" ::"r"(barrier),
       "r"(parity)
       : "memory");
 }
 
-__device__ inline void barrier_arrive(std::uint64_t* barrier) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+__device__ inline void barrier_arrive(std::uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 /// True once the phase of this parity has completed; does not wait.
-__device__ inline bool barrier_passed(std::uint64_t* barrier, std::uint32_t parity) {
+__device__ inline bool barrier_passed(std::uint32_t barrier, std::uint32_t parity) {
   std::uint32_t done;
   asm volatile(
       "{\n .reg .pred p;\n mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;\n}"
       : "=r"(done)
-      : "r"(shared_address(barrier)), "r"(parity)
+      : "r"(barrier), "r"(parity)
       : "memory");
   return done != 0;
 }
 
-/// A barrier among the first `kThreads` threads of the block, apart from __syncthreads().
-template <int kThreads>
-__device__ inline void named_barrier() {
-  asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
+/// The hardware barriers of a block.
+enum Barrier : int {
+  kComputeReady,  // the compute warps wait for the first load warp's setup
+  kOthersReady,   // so do the finish warps and further load warps
+  kCompute,       // among the compute warps
+  kStates,        // the finish warps wait for the states of an item
+  kTeam,          // among the warps of team 0
+  kLastTeam = kTeam + 1,
+};
+
+/// Barrier kId, of `kThreads` threads of which those that arrive do not wait. Waiting takes no issue slots,
+/// unlike that for an mbarrier.
+template <int kId, int kThreads>
+__device__ inline void hardware_barrier_arrive() {
+  asm volatile("bar.arrive %0, %1;" ::"n"(kId), "n"(kThreads) : "memory");
+}
+template <int kId, int kThreads>
+__device__ inline void hardware_barrier_wait() {
+  asm volatile("bar.sync %0, %1;" ::"n"(kId), "n"(kThreads) : "memory");
 }
 
-/// A barrier of `kThreads` threads of which those that arrive do not wait. Waiting takes no issue slots,
-/// unlike that for an mbarrier.
-template <int kThreads>
-__device__ inline void states_barrier_arrive() {
-  asm volatile("bar.arrive 2, %0;" ::"n"(kThreads) : "memory");
-}
-template <int kThreads>
-__device__ inline void states_barrier_wait() {
-  asm volatile("bar.sync 2, %0;" ::"n"(kThreads) : "memory");
+/// One predicated store instead of a branch around it.
+__device__ inline void store_if(bool condition, std::uint32_t shared, const float4& x) {
+  asm volatile(
+      "{\n .reg .pred p;\n setp.ne.u32 p, %0, 0;\n @p st.shared.v4.f32 [%1], {%2,%3,%4,%5};\n}" ::"r"(
+          static_cast<std::uint32_t>(condition)),
+      "r"(shared), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w)
+      : "memory");
 }
 
 /// Adds 1 and returns what was there. What this thread saw before is visible to whoever sees the sum, and
@@ -100,12 +115,12 @@ __device__ inline void grow_registers() {
 }
 
 /// Copies `bytes` (a multiple of 16) from global to shared memory; the barrier counts them.
-__device__ inline void bulk_load(void* shared, const void* global, int bytes, std::uint64_t* barrier,
+__device__ inline void bulk_load(std::uint32_t shared, const void* global, int bytes, std::uint32_t barrier,
                                  std::uint64_t cache_hint) {
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, "
-      "[%3], %4;" ::"r"(shared_address(shared)),
-      "l"(global), "r"(bytes), "r"(shared_address(barrier)), "l"(cache_hint)
+      "[%3], %4;" ::"r"(shared),
+      "l"(global), "r"(bytes), "r"(barrier), "l"(cache_hint)
       : "memory");
 }
 

@@ -203,7 +203,7 @@ __device__ inline void store_transposed(std::uint32_t address, std::uint32_t a, 
 
 /// A barrier among the 128 threads of team `team`, apart from the others.
 __device__ inline void team_barrier(int team) {
-  asm volatile("bar.sync %0, 128;" ::"r"(team + 3) : "memory");
+  asm volatile("bar.sync %0, 128;" ::"r"(kTeam + team) : "memory");
 }
 /// The same; true if `value` is, of any thread.
 __device__ inline bool team_any(int team, bool value) {
@@ -212,7 +212,7 @@ __device__ inline bool team_any(int team, bool value) {
       "{\n .reg .pred p, q;\n setp.ne.u32 p, %1, 0;\n bar.red.or.pred q, %2, 128, p;\n selp.u32 %0, 1, 0, "
       "q;\n}"
       : "=r"(any)
-      : "r"(static_cast<std::uint32_t>(value)), "r"(team + 3)
+      : "r"(static_cast<std::uint32_t>(value)), "r"(kTeam + team)
       : "memory");
   return any != 0;
 }
