@@ -9,9 +9,6 @@
 #include "halftone/cache.h"
 #include "halftone/format.h"
 
-#ifndef HT_P4
-#define HT_P4 1
-#endif
 namespace halftone::cuda {
 
 enum class ScaleMode : std::uint8_t {
@@ -171,7 +168,7 @@ constexpr DecodeConfig make_decode_config(const PartConfig& k, const PartConfig&
   const bool tight = shape.row_tiles == 3 && k.mode == ScaleMode::kBlock;  // registers
   const bool one_warp =
       shape.row_tiles == 1 && shape.row_groups == 1 && head_dim <= 128 && k.fixed && v.fixed;
-  const int piece_tiles = HT_P4 && one_warp && 4 * bytes <= 10240 ? 4 : bytes <= 4352 && !tight ? 2 : 1;
+  const int piece_tiles = one_warp && 4 * bytes <= 10240 ? 4 : bytes <= 4352 && !tight ? 2 : 1;
   const int piece_bytes = piece_tiles * bytes;
   const bool heavy =
       head_dim == 256 && is_integer(k.dtype) && k.mode == ScaleMode::kBlock && shape.teams == 8;

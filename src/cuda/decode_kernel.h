@@ -42,7 +42,7 @@ __device__ inline void compute_piece(const DecodeParams& p, Warp<C>& w,
   using Traits = DecodeTraits<C>;
   constexpr int kSteps = Traits::kStepTiles;
 #pragma unroll 1
-  for (int base = 0; base < C.piece_tiles; base += kSteps) {
+  for (int base = 0; base < piece.count; base += kSteps) {
     std::uint8_t* tiles = piece.tiles + base * p.cache.tile_bytes;
     const int first = piece.token + base * kTileTokens;
     float x[kSteps][Warp<C>::N][4] = {};
@@ -95,7 +95,7 @@ __device__ inline void compute_worker(const DecodeParams& p, typename DecodeTrai
   w.team = warp / C.row_groups, w.first_row = warp % C.row_groups * Traits::kWarpRows;
   const bool modified = p.softcap > 0.0f || p.alibi_slopes != nullptr;
   std::uint32_t full = shared_address(s.full[w.team]);
-  if constexpr (C.row_tiles == 1) keep(full);  // else registers are scarce
+  if constexpr (Traits::kRehearses) keep(full);  // else registers are scarce
   int stage = 0;
   std::uint32_t parity = 0;
 #pragma unroll 1
@@ -122,14 +122,15 @@ __device__ inline void compute_worker(const DecodeParams& p, typename DecodeTrai
     if (parts & kBeginAndEnd) w.begin(p, item, queries);
     const int end = real ? item.work.kv_end : 1;
     const KeyRange unmasked = seen_by_all(p, item, queries.places, end);
+    const int tiles = Traits::piece_tiles(item.work), tokens = tiles * kTileTokens;
 #pragma unroll 1
-    for (int token = real ? item.work.kv_begin + w.team * Traits::kPieceTokens : 0; token < end;
-         token += C.teams * Traits::kPieceTokens) {
-      Piece piece{s.ring[w.team][stage], token, item.keys, end, (1u << C.piece_tiles) - 1, false, modified};
+    for (int token = real ? item.work.kv_begin + w.team * tokens : 0; token < end;
+         token += C.teams * tokens) {
+      Piece piece{s.ring[w.team][stage], tiles, token, item.keys, end, (1u << tiles) - 1, false, modified};
       if (real) {
         barrier_wait(full + stage * 8, parity);
         const std::uint32_t live = s.live[w.team][stage];
-        piece.boundary = !unmasked.has(token, Traits::kPieceTokens) || live != piece.live;
+        piece.boundary = !unmasked.has(token, tokens) || live != piece.live;
         piece.special |= piece.boundary;
         piece.live = live;
       } else {

@@ -17,16 +17,18 @@ struct Loader {
   int token = 0;  // its first token
   int end = 0;    // of the item's tokens
   int head_offset;
-  int page[C.piece_tiles];  // of the piece's tiles
-  int stage = 0;            // where the piece goes
-  int round = 0;            // times that the ring has been filled
+  int tiles = C.piece_tiles;  // of a piece of the item
+  int page[C.piece_tiles];    // of the piece's tiles
+  int stage = 0;              // where the piece goes
+  int round = 0;              // times that the ring has been filled
 
   /// Looks up the first piece of the next item that has one for the team; false if the queue holds none now.
   __device__ bool find(const DecodeParams& p, typename Traits::Shared& s, int team) {
     while (item + 1 < s.queue.count) {
       __threadfence_block();
       const planning::WorkItem& work = s.queue.items[++item % ItemQueue::kCapacity].work;
-      token = work.kv_begin + team * Traits::kPieceTokens;
+      tiles = Traits::piece_tiles(work);
+      token = work.kv_begin + team * tiles * kTileTokens;
       end = work.kv_end;
       if (token >= end) continue;
       table = p.cache.block_table + work.request * p.cache.table_stride;
@@ -48,7 +50,7 @@ struct Loader {
     std::uint32_t live = 0;  // bit i: tile i is there
 #pragma unroll
     for (int i = 0; i < C.piece_tiles; ++i) {
-      if (token + i * kTileTokens >= end) continue;
+      if (i >= tiles || token + i * kTileTokens >= end) continue;
       if (!c.clamped || static_cast<unsigned>(page[i]) < static_cast<unsigned>(c.num_pages)) {
         live |= 1u << i;
       } else if (p.status != nullptr) {
@@ -72,7 +74,7 @@ struct Loader {
                 barrier, policy);
     }
     if (++stage == C.stages) stage = 0, ++round;
-    token += C.teams * Traits::kPieceTokens;
+    token += C.teams * tiles * kTileTokens;
     if (token >= end) return false;
     look_up(p);
     return true;
@@ -83,7 +85,7 @@ struct Loader {
 #pragma unroll
     for (int i = 0; i < C.piece_tiles; ++i) {
       const int at = token + i * kTileTokens;
-      if (at < end) page[i] = table[at >> p.cache.page_log2];
+      if (i < tiles && at < end) page[i] = table[at >> p.cache.page_log2];
     }
   }
 };

@@ -26,10 +26,7 @@ struct RowPlace {
   float slope;   // ALiBi, base 2
 };
 
-#ifndef HT_LOAD
-#define HT_LOAD 2
-#endif
-inline constexpr int kLoadWarps = HT_LOAD;
+inline constexpr int kLoadWarps = 2;
 inline constexpr int kFinishWarps = 4 - kLoadWarps;  // and the load warp: a warpgroup, for setmaxnreg
 
 template <DecodeConfig C>
@@ -44,7 +41,13 @@ struct DecodeTraits {
   static constexpr int kThreads = 32 * (kWarps + kLoadWarps + kFinishWarps);
   static constexpr int kStatesThreads = 32 * (kWarps + kFinishWarps);  // that meet when states are full
   static constexpr int kComputeThreads = 32 * kWarps;
-  static constexpr int kPieceTokens = C.piece_tiles * kTileTokens;
+  static constexpr int kPieceTokens = C.piece_tiles * kTileTokens;  // at most
+  // Long copies serve memory better, short ones begin and end sooner: short items come in halves of pieces.
+  static constexpr int kShortPieceTiles = !kWarpgroups && C.piece_tiles == 4 ? 2 : C.piece_tiles;
+  static constexpr int kLongItem = 8 * C.teams * kPieceTokens;  // tokens
+  static __device__ int piece_tiles(const planning::WorkItem& work) {
+    return work.kv_end - work.kv_begin >= kLongItem ? C.piece_tiles : kShortPieceTiles;
+  }
   static constexpr int kStepTiles = C.row_tiles == 1 ? (C.piece_tiles < 2 ? C.piece_tiles : 2)
                                                      : 1;  // tiles of one softmax step: registers decide
   static constexpr bool kComputeFinishes = kWarpgroups || C.row_groups > 1;
@@ -112,6 +115,7 @@ __host__ __device__ constexpr int matrix_place(int k, int n) {
 /// What a piece holds.
 struct Piece {
   std::uint8_t* tiles;
+  int count;           // of tiles
   int token;           // first
   int keys;            // of the request
   int end;             // of the item
