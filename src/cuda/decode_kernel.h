@@ -122,7 +122,13 @@ __device__ inline void compute_worker(const DecodeParams& p, typename DecodeTrai
     if (parts & kBeginAndEnd) w.begin(p, item, queries);
     const int end = real ? item.work.kv_end : 1;
     const KeyRange unmasked = seen_by_all(p, item, queries.places, end);
-    const int tiles = Traits::piece_tiles(item.work), tokens = tiles * kTileTokens;
+    const int span = Traits::span_of(item.work), tiles = span * C.stage_tiles, tokens = tiles * kTileTokens;
+    if (Traits::kSpan > 1 && real && (stage & (span - 1)) != 0 &&
+        item.work.kv_begin + w.team * tokens < end) {
+      barrier_wait(full + stage * 8, parity);  // the loader has left this stage out
+      if (w.lane == 0) barrier_arrive(full + Traits::kEmptyOffset + stage * 8);
+      if (++stage == C.stages) stage = 0, parity ^= 1;
+    }
 #pragma unroll 1
     for (int token = real ? item.work.kv_begin + w.team * tokens : 0; token < end;
          token += C.teams * tokens) {
@@ -139,8 +145,12 @@ __device__ inline void compute_worker(const DecodeParams& p, typename DecodeTrai
       compute_piece<C>(p, w, queries, piece, parts);
       __syncwarp();
       if (real) {
-        if (w.lane == 0) barrier_arrive(full + Traits::kEmptyOffset + stage * 8);
-        if (++stage == C.stages) stage = 0, parity ^= 1;
+        if (w.lane == 0) {
+          barrier_arrive(full + Traits::kEmptyOffset + stage * 8);
+          if (Traits::kSpan > 1 && span > 1) barrier_arrive(full + Traits::kEmptyOffset + stage * 8 + 8);
+        }
+        stage += span;
+        if (stage == C.stages) stage = 0, parity ^= 1;
       }
     }
     const bool last = Traits::kComputeFinishes || !real || !s.queue.has(index + 1);

@@ -12,25 +12,28 @@ namespace halftone::cuda {
 template <DecodeConfig C>
 struct Loader {
   using Traits = DecodeTraits<C>;
+  static constexpr int kStageTokens = C.stage_tiles * kTileTokens;
   const std::int32_t* table;
   int item = -1;  // index of the item that the next piece belongs to
   int token = 0;  // its first token
   int end = 0;    // of the item's tokens
   int head_offset;
-  int tiles = C.piece_tiles;  // of a piece of the item
-  int page[C.piece_tiles];    // of the piece's tiles
-  int stage = 0;              // where the piece goes
-  int round = 0;              // times that the ring has been filled
+  int span = 1;             // stages of a piece of the item
+  bool skips = false;       // the piece needs an even stage, and the next one is odd
+  int page[C.piece_tiles];  // of the piece's tiles
+  int stage = 0;            // where the piece goes
+  int round = 0;            // times that the ring has been filled
 
   /// Looks up the first piece of the next item that has one for the team; false if the queue holds none now.
   __device__ bool find(const DecodeParams& p, typename Traits::Shared& s, int team) {
     while (item + 1 < s.queue.count) {
       __threadfence_block();
       const planning::WorkItem& work = s.queue.items[++item % ItemQueue::kCapacity].work;
-      tiles = Traits::piece_tiles(work);
-      token = work.kv_begin + team * tiles * kTileTokens;
+      span = Traits::span_of(work);
+      token = work.kv_begin + team * span * kStageTokens;
       end = work.kv_end;
       if (token >= end) continue;
+      skips = (stage & (span - 1)) != 0;
       table = p.cache.block_table + work.request * p.cache.table_stride;
       head_offset = work.kv_head * p.cache.head_bytes;
       look_up(p);
@@ -40,17 +43,26 @@ struct Loader {
   }
   /// Whether the piece's place in the ring is free.
   __device__ bool free(typename Traits::Shared& s, int team) const {
-    return round == 0 || barrier_passed(shared_address(&s.empty[team][stage]), round + 1 & 1);
+    if (round == 0) return true;
+    const std::uint32_t empty = shared_address(&s.empty[team][stage]);
+    return barrier_passed(empty, round + 1 & 1) &&
+           (Traits::kSpan == 1 || span == 1 || skips || barrier_passed(empty + 8, round + 1 & 1));
   }
   /// Issues the piece, tiles of a page in one copy, and looks up the next one; false if the item has none.
   __device__ bool issue(const DecodeParams& p, typename Traits::Shared& s, int team, std::uint64_t policy) {
     const CacheView& c = p.cache;
     const std::uint32_t barrier = shared_address(&s.full[team][stage]);
     const std::uint32_t ring = shared_address(s.ring[team][stage]);
+    if (Traits::kSpan > 1 && skips) {
+      skips = false;
+      barrier_arrive(barrier);
+      advance(1);
+      return true;
+    }
     std::uint32_t live = 0;  // bit i: tile i is there
 #pragma unroll
     for (int i = 0; i < C.piece_tiles; ++i) {
-      if (i >= tiles || token + i * kTileTokens >= end) continue;
+      if (i >= span * C.stage_tiles || token + i * kTileTokens >= end) continue;
       if (!c.clamped || static_cast<unsigned>(page[i]) < static_cast<unsigned>(c.num_pages)) {
         live |= 1u << i;
       } else if (p.status != nullptr) {
@@ -59,6 +71,7 @@ struct Loader {
     }
     s.live[team][stage] = live;
     barrier_expect_bytes(barrier, __popc(live) * c.tile_bytes);
+    if (Traits::kSpan > 1 && span > 1) barrier_arrive(barrier + 8);  // it counts with the first stage
     const int last_tile = (1 << c.page_log2) / kTileTokens - 1;
     std::uint32_t joined = 0;  // bit i: tile i stands behind tile i - 1, and is copied with it
 #pragma unroll
@@ -73,19 +86,23 @@ struct Loader {
                 c.pages + page[i] * c.page_stride + (head_offset + tile * c.tile_bytes), tiles * c.tile_bytes,
                 barrier, policy);
     }
-    if (++stage == C.stages) stage = 0, ++round;
-    token += C.teams * tiles * kTileTokens;
+    advance(span);
+    token += C.teams * span * kStageTokens;
     if (token >= end) return false;
     look_up(p);
     return true;
   }
 
  private:
+  __device__ void advance(int stages) {
+    stage += stages;
+    if (stage == C.stages) stage = 0, ++round;
+  }
   __device__ void look_up(const DecodeParams& p) {
 #pragma unroll
     for (int i = 0; i < C.piece_tiles; ++i) {
       const int at = token + i * kTileTokens;
-      if (i < tiles && at < end) page[i] = table[at >> p.cache.page_log2];
+      if (i < span * C.stage_tiles && at < end) page[i] = table[at >> p.cache.page_log2];
     }
   }
 };

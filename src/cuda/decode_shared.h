@@ -42,14 +42,16 @@ struct DecodeTraits {
   static constexpr int kStatesThreads = 32 * (kWarps + kFinishWarps);  // that meet when states are full
   static constexpr int kComputeThreads = 32 * kWarps;
   static constexpr int kPieceTokens = C.piece_tiles * kTileTokens;  // at most
-  // Long copies serve memory better, short ones begin and end sooner: short items come in halves of pieces.
-  static constexpr int kShortPieceTiles = !kWarpgroups && C.piece_tiles == 4 ? 2 : C.piece_tiles;
-  static constexpr int kLongItem = 8 * C.teams * kPieceTokens;  // tokens
-  static __device__ int piece_tiles(const planning::WorkItem& work) {
-    return work.kv_end - work.kv_begin >= kLongItem ? C.piece_tiles : kShortPieceTiles;
+  // Long copies serve memory better, short ones begin and end sooner: a piece of a long item takes kSpan
+  // stages of the ring, from an even one on.
+  static constexpr int kSpan = C.piece_tiles / C.stage_tiles;
+  static_assert(kSpan == 1 || (kSpan == 2 && C.stages % 2 == 0));
+  static constexpr int kLongItem = 8 * C.teams * kPieceTokens;
+  static __device__ int span_of(const planning::WorkItem& work) {
+    return work.kv_end - work.kv_begin >= kLongItem ? kSpan : 1;
   }
-  static constexpr int kStepTiles = C.row_tiles == 1 ? (C.piece_tiles < 2 ? C.piece_tiles : 2)
-                                                     : 1;  // tiles of one softmax step: registers decide
+  static constexpr int kStepTiles =
+      C.row_tiles == 1 ? C.stage_tiles : 1;  // tiles of one softmax step: registers decide
   static constexpr bool kComputeFinishes = kWarpgroups || C.row_groups > 1;
   static constexpr int kOthersReadyThreads = 32 * (kLoadWarps + (kComputeFinishes ? 0 : kFinishWarps));
   static constexpr int kQueryWarps = kComputeFinishes ? kWarps : kFinishWarps;  // that bring queries
@@ -72,7 +74,7 @@ struct DecodeTraits {
                                     param_bytes(C.k) + param_bytes(C.v);
 
   static constexpr int kMaxShared = 227 * 1024;
-  static constexpr int kRingBytes = C.piece_tiles * kTileBytes;                         // of a stage
+  static constexpr int kRingBytes = C.stage_tiles * kTileBytes;                         // of a stage
   static constexpr int kEmptyOffset = C.teams * C.stages * int{sizeof(std::uint64_t)};  // from full to empty
 
   /// The queries of an item, as the compute warps take them.
