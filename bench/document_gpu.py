@@ -1,0 +1,118 @@
+#!/usr/bin/env python3
+"""Writes the tables of docs/kernels.md from bench/results/decode-h200.json, which `halftone bench --backend cuda
+--table all --json FILE` prints: each between its `<!-- figures: NAME -->` and the next `<!-- end -->`."""
+
+import json
+import pathlib
+import re
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+WANTED = {"bf16": (88, 95, 97), "fp8": (79, 93, 95), "int8-head": (79, 93, 95), "int4-g32": (72, 89, 92),
+          "int4-row": (69, 87, 90)}  # share of the ceiling at batch 32, 128, 512
+
+
+def table(header, rows):
+    lines = ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
+    return "\n".join(lines + ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows])
+
+
+def name(row):
+    return row["format_k"] if row["format_k"] == row["format_v"] else f"{row['format_k']}:{row['format_v']}"
+
+
+def share(row):
+    return f"{100 * row['gbs'] / row['ceiling_gbs']:.0f}%"
+
+
+def us(row):
+    return f"{row['us']:.1f}" if row["us"] < 1000 else f"{row['us']:.0f}"
+
+
+def names(rows):
+    return list(dict.fromkeys(name(row) for row in rows))
+
+
+def headline(rows):
+    wanted = lambda row: WANTED.get(name(row), ("", "", ""))[(32, 128, 512).index(row["batch"])]
+    return table(["format", "batch", "us", "GB/s", "of the ceiling", "wanted"],
+                 [(name(r), r["batch"], us(r), f"{r['gbs']:.0f}", share(r), f"{wanted(r)}%" if wanted(r) else "")
+                  for r in rows])
+
+
+def by_column(rows, key, text, cell, corner="format"):
+    columns = list(dict.fromkeys(key(row) for row in rows))
+    cells = {(name(row), key(row)): cell(row) for row in rows}
+    return table([corner] + [text(c) for c in columns],
+                 [[n] + [cells.get((n, c), "") for c in columns] for n in names(rows)])
+
+
+def chain(rows):
+    return by_column(rows, lambda r: r["batch"], str, us)
+
+
+def speculative(rows):
+    return by_column(rows, lambda r: (r["context"], r["batch"]), lambda c: f"{c[0]} x {c[1]}", us)
+
+
+def shapes(rows):
+    heads = list(dict.fromkeys((r["q_heads"], r["kv_heads"]) for r in rows))
+    parts = []
+    for head in heads:
+        own = [r for r in rows if (r["q_heads"], r["kv_heads"]) == head and r.get("us")]
+        parts.append(by_column(own, lambda r: (r["context"], r["batch"]), lambda c: f"{c[0]} x {c[1]}", us,
+                               f"{head[0]}/{head[1]} heads"))
+    return "\n\n".join(parts)
+
+
+def geometry(rows):
+    return by_column(rows, lambda r: (r["head_dim"], r["page_size"], r["batch"]),
+                     lambda c: f"dim {c[0]}, pages of {c[1]}, batch {c[2]}", share)
+
+
+def mixed(rows):
+    kind = lambda r: (f"{r['q_heads']}/{r['kv_heads']}", r["lengths"])
+    formats = names(rows)
+    cells = {(kind(r), name(r)): f"{us(r)} us, {share(r)}" for r in rows}
+    return table(["heads", "lengths"] + formats,
+                 [[*k] + [cells.get((k, f), "") for f in formats] for k in dict.fromkeys(kind(r) for r in rows)])
+
+
+def policies(rows):
+    order = ("fast", "reproducible", "batch_invariant")
+    shape = lambda r: (name(r), f"{r['q_heads']}/{r['kv_heads']}", f"{r['context']} x {r['batch']}")
+    cells = {(shape(r), r["policy"]): us(r) for r in rows}
+    return table(["format", "heads", "context x batch", *order],
+                 [[*k] + [cells[k, policy] for policy in order] for k in dict.fromkeys(shape(r) for r in rows)])
+
+
+def append(rows):
+    kinds = list(dict.fromkeys((r["q_len"], r["batch"]) for r in rows))
+    text = lambda kind: f"{kind[0] * kind[1]} tokens" if kind[0] > 1 else f"{kind[1]} requests"
+    cells = {(name(r), (r["q_len"], r["batch"])): (us(r), share(r)) for r in rows}
+    header = ["format"]
+    for kind in kinds:
+        header += [f"{text(kind)}, us"] + (["of the ceiling"] if kind[0] > 1 else [])
+    lines = []
+    for n in names(rows):
+        line = [n]
+        for kind in kinds:
+            line += list(cells[n, kind])[: 2 if kind[0] > 1 else 1]
+        lines.append(line)
+    return table(header, lines)
+
+
+def main():
+    report = json.loads((ROOT / "bench/results/decode-h200.json").read_text())
+    page = ROOT / "docs/kernels.md"
+    text = page.read_text()
+    for what in (headline, chain, speculative, shapes, geometry, mixed, policies, append):
+        rows = [row for row in report["rows"] if row["table"] == what.__name__ and row.get("us")]
+        mark = re.compile(rf"(<!-- figures: {what.__name__} -->\n).*?(<!-- end -->)", re.S)
+        if not mark.search(text):
+            raise SystemExit(f"docs/kernels.md has no '<!-- figures: {what.__name__} -->'")
+        text = mark.sub(lambda m: f"{m[1]}\n{what(rows)}\n\n{m[2]}", text)
+    page.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
