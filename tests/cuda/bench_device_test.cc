@@ -14,7 +14,7 @@ json bench(std::vector<std::string> arguments) {
 }
 
 TEST(DeviceBench, Rows) {
-  const json all = bench({"--formats", "int8-head,bf16:int4-g32", "--batch", "16", "--q-heads", "8",
+  const json all = bench({"--formats", "int8-head,int4-row:bf16", "--batch", "16", "--q-heads", "8",
                           "--kv-heads", "1", "--chain", "3", "--with-schedule"});
   EXPECT_EQ(all["device"]["type"], "cuda");
   EXPECT_NE(all["device"]["driver"], "");
