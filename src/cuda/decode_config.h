@@ -158,7 +158,7 @@ inline constexpr std::array<RowShape, 8> kRowShapes{{{1, 1, 8},
 inline constexpr std::array<RowShape, 3> kWideRowShapes{{{1, 1, 8}, {1, 2, 4}, {1, 4, 2}}};
 inline constexpr std::array<RowShape, 2> kMixedRowShapes{{{1, 1, 8}, {2, 1, 8}}};
 
-/// A piece of about 4 to 8 KB, and as many in flight as are useful and fit.
+/// A piece of about 4 to 10 KB, and as many in flight as are useful and fit.
 constexpr DecodeConfig make_decode_config(const PartConfig& k, const PartConfig& v, int head_dim,
                                           const RowShape& shape) {
   const int bytes = typical_tile_bytes(k, head_dim) + typical_tile_bytes(v, head_dim);
@@ -172,8 +172,8 @@ constexpr DecodeConfig make_decode_config(const PartConfig& k, const PartConfig&
   const int stage_tiles = bytes <= 4352 && !tight ? 2 : 1;
   const int stage_bytes = stage_tiles * bytes;
   const bool long_pieces = one_warp && 2 * stage_bytes <= 10240;
-  const bool heavy =
-      head_dim == 256 && is_integer(k.dtype) && k.mode == ScaleMode::kBlock && shape.teams == 8;
+  const bool heavy = (head_dim == 256 || (head_dim == 192 && !k.fixed)) && is_integer(k.dtype) &&
+                     k.mode == ScaleMode::kBlock && shape.teams == 8;
   const int teams = heavy || (stage_bytes > 10000 && shape.teams > 2) ? shape.teams / 2 : shape.teams;
   const int stages = long_pieces  ? 4
                      : teams == 8 ? (stage_bytes <= 5632 ? 3 : 2)

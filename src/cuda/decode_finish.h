@@ -121,7 +121,7 @@ __device__ inline void write_row(const DecodeParams& p, const RowPlace& place, c
   if (r.max != kMinus || r.sum != 0.0f) {
     float max = r.max, sum = r.sum, weight = 1.0f;
     if (p.sinks != nullptr) {
-      const float sink = p.sinks[place.head] * kLog2e;
+      const float sink = __ldcg(&p.sinks[place.head]) * kLog2e;
       max = fmaxf(r.max, sink);
       weight = exp2_approx(r.max - max);
       sum = r.sum * weight + exp2_approx(sink - max);
@@ -308,8 +308,8 @@ __device__ inline void finish_worker(const DecodeParams& p, typename DecodeTrait
     }
     if (real) has_next = s.queue.has(index + 1);
     if (has_next) {
-      const DeviceItem& next =
-          real ? s.queue.items[(index + 1) % ItemQueue::kCapacity] : s.queue.nothing(lane);
+      const DeviceItem& next = real ? s.queue.items[(index + 1) % ItemQueue::kCapacity]
+                                    : s.queue.nothing(ItemQueue::kRehearsals - 1 - warp, lane);
       QueryLoader<C>::load(p, next, s.queries[index + 1 & 1], warp);
       __syncwarp();
       if (real && lane == 0) {

@@ -88,6 +88,7 @@ template <DecodeConfig C>
 __device__ inline void compute_worker(const DecodeParams& p, typename DecodeTraits<C>::Shared& s) {
   using Traits = DecodeTraits<C>;
   using Queries = typename Traits::Queries;
+  static_assert(!(Traits::kRehearses && Traits::kComputeFinishes));
   static_assert(sizeof(s.out) >= sizeof(Queries) && sizeof(s.out) >= sizeof(s.ring[0][0]));
   const int thread = thread_index(), warp = thread / 32;
   Warp<C> w;
@@ -109,7 +110,8 @@ __device__ inline void compute_worker(const DecodeParams& p, typename DecodeTrai
       }
     }
     if (real && !s.queue.has(index)) break;
-    const DeviceItem& item = real ? s.queue.items[index % ItemQueue::kCapacity] : s.queue.nothing(w.lane);
+    const DeviceItem& item =
+        real ? s.queue.items[index % ItemQueue::kCapacity] : s.queue.nothing(warp, w.lane);
     const Queries& queries = real ? s.queries[index % 2] : reinterpret_cast<const Queries&>(s.out);
     if constexpr (Traits::kComputeFinishes) {
       QueryLoader<C>::load(p, item, s.queries[index % 2], warp);
@@ -126,6 +128,7 @@ __device__ inline void compute_worker(const DecodeParams& p, typename DecodeTrai
     if (Traits::kSpan > 1 && real && (stage & (span - 1)) != 0 &&
         item.work.kv_begin + w.team * tokens < end) {
       barrier_wait(full + stage * 8, parity);  // the loader has left this stage out
+      __syncwarp();
       if (w.lane == 0) barrier_arrive(full + Traits::kEmptyOffset + stage * 8);
       if (++stage == C.stages) stage = 0, parity ^= 1;
     }

@@ -1,4 +1,4 @@
-// The loading role of the decode kernel: one warp that refills the rings of the teams.
+// The loading role of the decode kernel: two warps that refill the rings of the teams.
 #pragma once
 
 #include "cuda/decode_shared.h"
@@ -135,8 +135,7 @@ __device__ inline void load_worker(const DecodeParams& p, int worker, typename D
     s.queue.start(listed, lane);
     fence_async_shared();
     hardware_barrier_arrive<kComputeReady, Traits::kComputeThreads + 32>();
-    if constexpr (Traits::kOthersReadyThreads > 32)
-      hardware_barrier_arrive<kOthersReady, Traits::kOthersReadyThreads>();
+    hardware_barrier_arrive<kOthersReady, Traits::kOthersReadyThreads>();
   } else {
     hardware_barrier_wait<kOthersReady, Traits::kOthersReadyThreads>();
   }
@@ -148,7 +147,7 @@ __device__ inline void load_worker(const DecodeParams& p, int worker, typename D
 #pragma unroll 1
   while (true) {
     if (__any_sync(~0u, loads && !ready)) {
-      const bool more = s.queue.more;  // before what is there is looked at
+      const bool more = __any_sync(~0u, s.queue.more);  // before what is there is looked at
       if (loads && !ready) ready = loader.find(p, s, team);
       if (!more && !__any_sync(~0u, ready)) break;
     }

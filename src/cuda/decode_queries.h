@@ -162,7 +162,7 @@ struct QueryLoader {
     }
     // Raw products are in units of the static scale and, for integers, of 2^-24.
     const float k_static =
-        p.k.static_scale == nullptr ? 1.0f : p.k.static_scale[item.work.kv_head * p.k.static_stride];
+        p.k.static_scale == nullptr ? 1.0f : __ldcg(&p.k.static_scale[item.work.kv_head * p.k.static_stride]);
     float factor = p.scale_log2 * k_static;
     float unit = factor < 0.0f ? -1.0f : 1.0f;  // the factor of a row is not negative
     factor *= unit;

@@ -2,11 +2,11 @@
 // schedule.
 //
 // The warps of a CTA have three roles:
-//   load     one warp: a bulk copy per piece (one or two tiles of 16 tokens, K, V and scales together)
+//   load     two warps: a bulk copy per piece (1, 2 or 4 tiles of 16 tokens, K, V and scales together)
 //   compute  S^T = K Q^T and O^T += V^T P^T, the cache as register operand A, straight from the packed words;
 //            a team of warps shares a ring of pieces, each warp with its own rows and softmax state, or is a
 //            warpgroup that divides the tiles (decode_warpgroup.h)
-//   finish   three warps: bring the queries of the next item, merge the teams' states of the last one, write
+//   finish   two warps: bring the queries of the next item, merge the teams' states of the last one, write
 //            outputs or partial slots, and merge the slots of a cut unit; with many rows the compute warps do
 //            it
 // Logits are in base 2 throughout; docs/kernels.md derives the bounds.
@@ -27,7 +27,7 @@ struct RowPlace {
 };
 
 inline constexpr int kLoadWarps = 2;
-inline constexpr int kFinishWarps = 4 - kLoadWarps;  // and the load warp: a warpgroup, for setmaxnreg
+inline constexpr int kFinishWarps = 4 - kLoadWarps;  // and the load warps: a warpgroup, for setmaxnreg
 
 template <DecodeConfig C>
 struct DecodeTraits {
@@ -45,7 +45,7 @@ struct DecodeTraits {
   // Long copies serve memory better, short ones begin and end sooner: a piece of a long item takes kSpan
   // stages of the ring, from an even one on.
   static constexpr int kSpan = C.piece_tiles / C.stage_tiles;
-  static_assert(kSpan == 1 || (kSpan == 2 && C.stages % 2 == 0));
+  static_assert(kSpan == 1 || (kSpan == 2 && C.stages == 4 && team_warps(C) == 1));
   static constexpr int kLongItem = 8 * C.teams * kPieceTokens;
   static __device__ int span_of(const planning::WorkItem& work) {
     return work.kv_end - work.kv_begin >= kLongItem ? kSpan : 1;

@@ -194,7 +194,7 @@ __device__ inline void Team<C>::end(const DecodeParams& p, const DeviceItem& ite
   }
   team_barrier(team());  // and nobody needs P any more
   const float v_static =
-      p.v.static_scale == nullptr ? 1.0f : p.v.static_scale[item.work.kv_head * p.v.static_stride];
+      p.v.static_scale == nullptr ? 1.0f : __ldcg(&p.v.static_scale[item.work.kv_head * p.v.static_stride]);
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) {
 #pragma unroll

@@ -156,7 +156,6 @@ __device__ inline void compute_warpgroups(const DecodeParams& p, typename Decode
   hardware_barrier_wait<kComputeReady, Traits::kComputeThreads + 32>();
   wait_for_previous_kernel();
   let_next_kernel_start();
-  if (!s.queue.has(0)) return;
   Team<C> team;
   team.thread = thread_index();
   const int warp = team.thread / 32;

@@ -7,12 +7,14 @@
 
 namespace halftone::cuda {
 
-/// The worker's next items, in shared memory: the listed ones first, then what a cursor of the load warp
-/// finds.
+/// The worker's next items, in shared memory: the listed ones first, then what a cursor of the first load
+/// warp finds.
 struct ItemQueue {
   static constexpr int kCapacity = 16;
   static_assert(kListedItems < kCapacity);
+  static constexpr int kRehearsals = 10;  // 8 compute warps, 2 finish warps
   alignas(16) DeviceItem items[kCapacity];
+  alignas(16) DeviceItem rehearsals[kRehearsals];
   volatile int count;    // items queued so far; the last kCapacity are kept
   volatile int current;  // the oldest item in use
   volatile bool more;    // items will follow
@@ -37,9 +39,9 @@ struct ItemQueue {
     }
     __syncwarp();
   }
-  /// An item of no rows, for a rehearsal before start(). Warps may write it at the same time.
-  __device__ const DeviceItem& nothing(int lane) {
-    DeviceItem& item = items[kCapacity - 1];
+  /// An item of no rows, for a warp's rehearsal.
+  __device__ const DeviceItem& nothing(int warp, int lane) {
+    DeviceItem& item = rehearsals[warp];
     if (lane < 4) reinterpret_cast<int4*>(&item)[lane] = int4{};
     __syncwarp();
     return item;

@@ -1,9 +1,10 @@
 // Turns lengths into a schedule. Phases, each a loop over independent calls but for a sum, so that one CUDA
 // block can run them as well as the host:
-//   per request   row_blocks(), head_steps()   the prefix sum of steps into first_step; totals for
-//   begin_schedule() per request   row_blocks()      if units cost something: their prefix sum times that,
-//   added to first_step per worker    locate_worker() per worker    slots_of()        then the prefix sum
-//   into starts[].slot
+// - per request: row_blocks(), head_steps(); the prefix sum of steps into first_step; totals for
+//   begin_schedule()
+// - per request, if units cost something: row_blocks(); their prefix sum times that, added to first_step
+// - per worker: locate_worker()
+// - per worker: slots_of(), then the prefix sum into starts[].slot
 // Before: cu_q, kv_lengths and (plain K and V) cu_kv are filled in and within the bounds.
 #pragma once
 

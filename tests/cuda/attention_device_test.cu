@@ -134,6 +134,30 @@ TEST(DeviceAttention, ExtremeWindows) {
   }
 }
 
+/// Items of a worker that come in short and in long pieces, in any order, with odd numbers of short ones, and
+/// a window that begins inside of a tile's page.
+TEST(DeviceAttention, ShortAndLongItems) {
+  for (const char* format : {"int4-g32", "int4-token", "int8-head", "fp8"}) {
+    for (const int head_dim : {64, 128}) {
+      for (const int workers : {1, 2, 3}) {
+        for (const int window : {-1, 6000}) {
+          AttentionCase row;
+          row.k_format = format;
+          row.head_dim = head_dim;
+          row.q_heads = 4;
+          row.kv_heads = 1;
+          row.workers = workers;
+          row.mask = {.causal = true, .window_left = window};
+          row.cu_q = true;
+          for (const int keys : {40, 5000, 16, 4096, 4095, 33, 9001, 0, 300, 20000, 7})
+            row.requests.push_back({1, keys});
+          EXPECT_TRUE(agrees(for_device(row))) << format << " " << head_dim << " " << workers;
+        }
+      }
+    }
+  }
+}
+
 /// The same bits from repeated launches, on whatever SMs the blocks land.
 TEST(DeviceAttention, RepeatsBits) {
   for (const char* name :

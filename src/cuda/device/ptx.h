@@ -58,14 +58,13 @@ __device__ inline bool barrier_passed(std::uint32_t barrier, std::uint32_t parit
   return done != 0;
 }
 
-/// The hardware barriers of a block.
+/// The hardware barriers of a block. 0 is that of all threads.
 enum Barrier : int {
-  kComputeReady,  // the compute warps wait for the first load warp's setup
-  kOthersReady,   // so do the finish warps and further load warps
-  kCompute,       // among the compute warps
-  kStates,        // the finish warps wait for the states of an item
-  kTeam,          // among the warps of team 0
-  kLastTeam = kTeam + 1,
+  kComputeReady = 1,  // the compute warps wait for the first load warp's setup
+  kOthersReady,       // so do the finish warps and further load warps
+  kCompute,           // among the compute warps
+  kStates,            // the finish warps wait for the states of an item
+  kTeam,              // among the warps of team 0, and the next one of team 1
 };
 
 /// Barrier kId, of `kThreads` threads of which those that arrive do not wait. Waiting takes no issue slots,
