@@ -101,7 +101,9 @@ struct AppendArgs {
   Rope rope;
   TensorView status;  ///< optional on the CPU, int32 [1] on CUDA: sticky flags, bit 0 = a block-table entry
                       ///< was out of bounds (kClamped), bit 1 (CUDA) = a value not finite or beyond 2^100
-  bool advance = false;  ///< with cu_seqlens: lengths[i] then grows by cu[i+1] - cu[i]
+  /// With cu_seqlens: lengths[i] then grows by cu[i+1] - cu[i], also for tokens that a bad block-table entry
+  /// drops. The C interface does not have it.
+  bool advance = false;
 };
 
 /// Quantises `args.k` and `args.v` and writes them into `cache`. The caller updates `lengths` afterwards,

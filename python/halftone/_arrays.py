@@ -176,13 +176,15 @@ def put(target: Any, entries: Sequence[tuple[int, int, int]]) -> None:
     """
     framework = framework_of(target)
     module = load(framework)
+    captures = framework == "torch" and target.is_cuda and module.cuda.is_current_stream_capturing()
+    captures = captures or (framework == "cupy" and module.cuda.get_current_stream().is_capturing())
+    if captures:
+        raise InvalidArgumentError("the capture of a graph needs new pages, but deals none: call reserve() before it.")
     if framework != "torch":
         with _on_device(target):
             rows, columns, values = module.asarray(entries).T
             target[rows, columns] = values
         return
-    if target.is_cuda and module.cuda.is_current_stream_capturing():
-        raise InvalidArgumentError("the capture of a graph needs new pages, but deals none: call reserve() before it.")
     host = module.tensor(entries, dtype=module.int64, pin_memory=target.is_cuda)
     rows, columns, values = host.to(target.device, non_blocking=True).unbind(1)
     target[rows, columns] = values.to(target.dtype)
@@ -198,6 +200,12 @@ def on_stream(x: Any, stream: int | None) -> Any:
     if framework == "cupy":
         return cuda.ExternalStream(stream, index) if stream else cuda.Stream.null
     return cuda.stream(cuda.ExternalStream(stream, device=index) if stream else cuda.default_stream(index))
+
+
+def wait(x: Any) -> None:
+    """Until ``x``, just made from values of the host, is complete for every stream; only CuPy's may not be."""
+    if framework_of(x) == "cupy":
+        load("cupy").cuda.get_current_stream().synchronize()
 
 
 def to_list(x: Any) -> list[Any]:

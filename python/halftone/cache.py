@@ -303,10 +303,13 @@ class PagedKVCache:
                 return self._native_single
             counts = [counts] * self.batch
         cu = [0, *accumulate(counts)]
+        is_single = cu == list(range(self.batch + 1))
         with _arrays.on_stream(self.pages, stream):
             array = _arrays.make(self.framework, cu, "int32", self.device)
+            if is_single:  # kept, for calls on any stream
+                _arrays.wait(array)
         native = _arrays.native(array, "cu_seqlens")
-        if cu == list(range(self.batch + 1)):
+        if is_single:
             self._single, self._native_single = array, native
         return native
 

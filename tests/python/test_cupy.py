@@ -97,3 +97,19 @@ def test_the_current_stream_is_respected(cupy, rng):
     stream.synchronize()
     same(cupy, out, cupy.asnumpy(expected))
     np.testing.assert_allclose(cupy.asnumpy(whole), cupy.asnumpy(expected), rtol=2**-10, atol=1e-6)
+
+
+def test_pages_are_not_dealt_within_a_capture(cupy):
+    cache = ht.PagedKVCache(1, 512, kv_heads=KV_HEADS, head_dim=DIM, k_format="bf16", framework="cupy", device=DEVICE)
+    k = cupy.zeros((1, KV_HEADS, DIM), np.float16)
+    cupy.cuda.get_current_stream().synchronize()
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        stream.begin_capture()
+        try:
+            with pytest.raises(ht.InvalidArgumentError, match="reserve"):
+                cache.append(k, k)
+        finally:
+            stream.end_capture()
+    assert cache.host_lengths == [0]
+    cache.append(k, k)
+    assert cache.host_lengths == [1]
