@@ -302,7 +302,7 @@ __device__ inline void finish_worker(const DecodeParams& p, typename DecodeTrait
   for (int index = -2; has_next; ++index) {
     const bool real = index > -2;
     if (index == -1) {
-      hardware_barrier_wait<kOthersReady, Traits::kOthersReadyThreads>();
+      hardware_barrier_wait<kFinishReady, 32 * (kFinishWarps + 1)>();
       wait_for_previous_kernel();
       let_next_kernel_start();  // not before: what the next one may read ahead is complete only now
     }
@@ -311,18 +311,17 @@ __device__ inline void finish_worker(const DecodeParams& p, typename DecodeTrait
       const DeviceItem& next = real ? s.queue.items[(index + 1) % ItemQueue::kCapacity]
                                     : s.queue.nothing(ItemQueue::kRehearsals - 1 - warp, lane);
       QueryLoader<C>::load(p, next, s.queries[index + 1 & 1], warp);
+      if (real) barrier_arrive(shared_address(&s.queries_full[(index + 1) % 2]));
       __syncwarp();
-      if (real && lane == 0) {
-        barrier_arrive(shared_address(&s.queries_full[(index + 1) % 2]));
-        if (next.first_slot >= 0)
-          prefetch_to_l2(p.arrivals + std::int64_t{next.first_slot} * kArrivalCounters);
+      if (real && lane == 0 && next.first_slot >= 0) {
+        prefetch_to_l2(p.arrivals + std::int64_t{next.first_slot} * kArrivalCounters);
       }
     }
     if (index < 0 || !has_next) continue;
     hardware_barrier_wait<kStates, Traits::kStatesThreads>();
     finish_item<C>(p, s.queue.items[index % ItemQueue::kCapacity], s, warp, kFinishWarps, lane, true);
+    barrier_arrive(shared_address(&s.states_empty));
     __syncwarp();
-    if (lane == 0) barrier_arrive(shared_address(&s.states_empty));
     if (warp == 0 && lane == 0) s.queue.current = index + 1;
   }
 }

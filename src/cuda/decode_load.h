@@ -117,8 +117,8 @@ __device__ inline void init_barriers(typename DecodeTraits<C>::Shared& s, int la
       barrier_init(shared_address(&s.empty[lane][i]), team_warps(C));
     }
   }
-  if (lane < 2) barrier_init(shared_address(&s.queries_full[lane]), kFinishWarps);
-  if (lane == 2) barrier_init(shared_address(&s.states_empty), kFinishWarps);
+  if (lane < 2) barrier_init(shared_address(&s.queries_full[lane]), 32 * kFinishWarps);
+  if (lane == 2) barrier_init(shared_address(&s.states_empty), 32 * kFinishWarps);
 }
 
 /// A load warp: the first one sets up the barriers and the worker's first items, and extends the item queue.
@@ -135,9 +135,10 @@ __device__ inline void load_worker(const DecodeParams& p, int worker, typename D
     s.queue.start(listed, lane);
     fence_async_shared();
     hardware_barrier_arrive<kComputeReady, Traits::kComputeThreads + 32>();
-    hardware_barrier_arrive<kOthersReady, Traits::kOthersReadyThreads>();
+    hardware_barrier_arrive<kLoadReady, 32 * kLoadWarps>();
+    if constexpr (!Traits::kComputeFinishes) hardware_barrier_arrive<kFinishReady, 32 * (kFinishWarps + 1)>();
   } else {
-    hardware_barrier_wait<kOthersReady, Traits::kOthersReadyThreads>();
+    hardware_barrier_wait<kLoadReady, 32 * kLoadWarps>();
   }
   const std::uint64_t policy = evict_first_policy();
   const int team = lane * kLoadWarps + warp;

@@ -53,7 +53,6 @@ struct DecodeTraits {
   static constexpr int kStepTiles =
       C.row_tiles == 1 ? C.stage_tiles : 1;  // tiles of one softmax step: registers decide
   static constexpr bool kComputeFinishes = kWarpgroups || C.row_groups > 1;
-  static constexpr int kOthersReadyThreads = 32 * (kLoadWarps + (kComputeFinishes ? 0 : kFinishWarps));
   static constexpr int kQueryWarps = kComputeFinishes ? kWarps : kFinishWarps;  // that bring queries
   // Per thread, of the compute warps and of the other warpgroup; 4 compute warps have plenty.
   static constexpr int kOtherRegisters = kComputeFinishes ? 56 : 72,

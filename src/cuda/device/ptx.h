@@ -61,7 +61,8 @@ __device__ inline bool barrier_passed(std::uint32_t barrier, std::uint32_t parit
 /// The hardware barriers of a block. 0 is that of all threads.
 enum Barrier : int {
   kComputeReady = 1,  // the compute warps wait for the first load warp's setup
-  kOthersReady,       // so do the finish warps and further load warps
+  kFinishReady,       // so do the finish warps
+  kLoadReady,         // and the other load warp
   kCompute,           // among the compute warps
   kStates,            // the finish warps wait for the states of an item
   kTeam,              // among the warps of team 0, and the next one of team 1
