@@ -120,8 +120,8 @@ __device__ inline void write_row(const DecodeParams& p, const RowPlace& place, c
   float scale = 0.0f, lse = kMinus;
   if (r.max != kMinus || r.sum != 0.0f) {
     float max = r.max, sum = r.sum, weight = 1.0f;
-    if (p.sinks != nullptr) {
-      const float sink = __ldcg(&p.sinks[place.head]) * kLog2e;
+    if (p.sinks != nullptr && keep) {
+      const float sink = p.sinks[place.head] * kLog2e;
       max = fmaxf(r.max, sink);
       weight = exp2_approx(r.max - max);
       sum = r.sum * weight + exp2_approx(sink - max);

@@ -161,8 +161,7 @@ struct QueryLoader {
       for (int i = 0; i < 8; ++i) x[i] *= hadamard::factor(hadamard::block_size(Traits::kDim));
     }
     // Raw products are in units of the static scale and, for integers, of 2^-24.
-    const float k_static =
-        p.k.static_scale == nullptr ? 1.0f : __ldcg(&p.k.static_scale[item.work.kv_head * p.k.static_stride]);
+    const float k_static = static_value(p.k.static_scale, p.k.static_stride, item, 1.0f);
     float factor = p.scale_log2 * k_static;
     float unit = factor < 0.0f ? -1.0f : 1.0f;  // the factor of a row is not negative
     factor *= unit;

@@ -144,6 +144,13 @@ __device__ inline KeyRange seen_by_all(const DecodeParams& p, const DeviceItem& 
   return {places[last_row].position - p.window_left, min(end, places[0].position + p.causal_right + 1)};
 }
 
+/// A static scale or min of the item's KV head; `otherwise` if there is none, and in a rehearsal, which must
+/// not see what the previous kernel has yet to write.
+__device__ inline float static_value(const float* values, int stride, const DeviceItem& item,
+                                     float otherwise) {
+  return values == nullptr || item.queries == 0 ? otherwise : values[item.work.kv_head * stride];
+}
+
 inline constexpr float kLog2e = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.6931471805599453f;
 inline constexpr float kLazyRescale =

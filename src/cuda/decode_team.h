@@ -193,8 +193,7 @@ __device__ inline void Team<C>::end(const DecodeParams& p, const DeviceItem& ite
     }
   }
   team_barrier(team());  // and nobody needs P any more
-  const float v_static =
-      p.v.static_scale == nullptr ? 1.0f : __ldcg(&p.v.static_scale[item.work.kv_head * p.v.static_stride]);
+  const float v_static = static_value(p.v.static_scale, p.v.static_stride, item, 1.0f);
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) {
 #pragma unroll

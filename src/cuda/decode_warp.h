@@ -92,15 +92,15 @@ template <DecodeConfig C>
 __device__ inline void Warp<C>::begin(const DecodeParams& p, const DeviceItem& item,
                                       const typename Traits::Queries& queries) {
   const Part<C.k> part{p.k};
-  const float k_static =
-      p.k.static_scale == nullptr ? 1.0f : __ldcg(&p.k.static_scale[item.work.kv_head * p.k.static_stride]);
+  const float k_static = static_value(p.k.static_scale, p.k.static_stride, item, 1.0f);
   const float unit = C.k.dtype == DType::kBFloat16 ? 1.0f : (K::kScaleLog2 == 24 ? 0x1p-24f : 1.0f);
   // Codes stand as q + offset; a static min is one more constant per column.
   float k_offset = !is_integer(C.k.dtype) || part.asymmetric() ? 0.0f
                    : C.k.dtype == DType::kInt8                 ? -128.0f
                                                                : -8.0f;
-  if (p.k.static_min != nullptr)
-    k_offset = __ldcg(&p.k.static_min[item.work.kv_head * p.k.static_stride]) / k_static;
+  if (p.k.static_min != nullptr) {
+    k_offset = static_value(p.k.static_min, p.k.static_stride, item, 0.0f) / k_static;
+  }
 #pragma unroll
   for (int n = 0; n < N; ++n) {
 #pragma unroll
@@ -155,10 +155,8 @@ template <DecodeConfig C>
 __device__ inline void Warp<C>::end(const DecodeParams& p, const DeviceItem& item, typename Traits::Shared& s,
                                     bool keep) {
   const Part<C.v> part{p.v};
-  const float v_static =
-      p.v.static_scale == nullptr ? 1.0f : __ldcg(&p.v.static_scale[item.work.kv_head * p.v.static_stride]);
-  const float v_min =
-      p.v.static_min == nullptr ? 0.0f : __ldcg(&p.v.static_min[item.work.kv_head * p.v.static_stride]);
+  const float v_static = static_value(p.v.static_scale, p.v.static_stride, item, 1.0f);
+  const float v_min = static_value(p.v.static_min, p.v.static_stride, item, 0.0f);
   constexpr float kUnit = V::kScaleLog2 == 24 ? 0x1p24f : 1.0f;  // on its own: v_static may be large
   constexpr float kOddUnit = V::kOddShift == 4 ? kUnit / 16.0f : kUnit;
   const float v_offset = C.v.dtype == DType::kInt8 ? 128.0f : 8.0f;
