@@ -164,4 +164,67 @@ inline const std::vector<std::string>& typical_formats() {
   return formats;
 }
 
+/// Three requests that fill no page, and an empty one.
+inline AttentionCase table_case(const std::string& format, DType out_dtype) {
+  AttentionCase row;
+  row.requests = {{1, 70}, {1, 33}, {1, 129}, {1, 0}};
+  row.k_format = format;
+  row.page_size = 16;
+  row.out_dtype = out_dtype;
+  return row;
+}
+
+/// Of p's block table.
+inline std::int32_t& entry(const Problem& p, std::int64_t request, std::int64_t column) {
+  const std::int64_t columns = p.cache->block_table.shape()[1];
+  return p.cache->block_table.as<std::int32_t>()[static_cast<std::size_t>(request * columns + column)];
+}
+
+/// Entries of a request that it uses.
+inline std::int64_t live_columns(const Problem& p, std::int64_t request) {
+  const int kv_len = p.row.requests[static_cast<std::size_t>(request)].kv_len;
+  return (kv_len + p.row.page_size - 1) / p.row.page_size;
+}
+
+/// A table_case() with the values `d` of its cache as plain K and V, without tokens 16 to 31 of request 0 and
+/// the last one of request 2: without mask, window or ALiBi, excluding keys is the same as not having them.
+inline Problem without_two_pages(const AttentionCase& row, const Dequantised& d) {
+  Problem twin = make_problem(row);
+  twin.row.paged = false;
+  twin.row.plain_dtype = DType::kFloat32;
+  twin.row.requests = {{1, 54}, {1, 33}, {1, 128}, {1, 0}};
+  std::vector<float> k, v;
+  const std::int64_t width = row.kv_heads * row.head_dim;
+  for (std::int64_t t = 0; t < 70 + 33 + 129; ++t) {
+    if ((t >= 16 && t < 32) || t == 70 + 33 + 128) continue;
+    for (std::int64_t e = 0; e < width; ++e) k.push_back(d.k.get(t * width + e));
+    for (std::int64_t e = 0; e < width; ++e) v.push_back(d.v.get(t * width + e));
+  }
+  twin.k = Tensor::of(DType::kFloat32, {54 + 33 + 128, row.kv_heads, row.head_dim}, k);
+  twin.v = Tensor::of(DType::kFloat32, {54 + 33 + 128, row.kv_heads, row.head_dim}, v);
+  return twin;
+}
+
+/// `row` with requests of which the second and the fourth have no keys.
+inline AttentionCase with_empty_requests(AttentionCase row) {
+  row.policy = SplitPolicy::kBatchInvariant;
+  row.requests = {{1, 70}, {3, 0}, {2, 33}, {1, 0}, {1, 129}};
+  return row;
+}
+
+/// p, of a with_empty_requests(), without queries for the empty requests.
+inline Problem without_empty_queries(const Problem& p) {
+  const AttentionCase& row = p.row;
+  Problem twin = make_problem(row);
+  twin.row.requests = {{1, 70}, {0, 0}, {2, 33}, {0, 0}, {1, 129}};
+  twin.cu_q = Tensor::of({6}, std::vector<std::int32_t>{0, 1, 1, 3, 3, 4});
+  std::vector<float> q;
+  const std::int64_t width = row.q_heads * row.head_dim;
+  for (const std::int64_t token : {0, 4, 5, 7}) {
+    for (std::int64_t e = 0; e < width; ++e) q.push_back(p.q.get(token * width + e));
+  }
+  twin.q = Tensor::of(row.q_dtype, {4, row.q_heads, row.head_dim}, q);
+  return twin;
+}
+
 }  // namespace halftone::testing

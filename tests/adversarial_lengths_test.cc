@@ -21,25 +21,13 @@ AttentionCase mixed(const std::string& format = "int8-head") {
 /// A request without keys gives zeros, and its neighbours are as if it were not there.
 TEST(Lengths, EmptyRequestInsideAMixedBatch) {
   for (const std::string& format : typical_formats()) {
-    AttentionCase row = mixed(format);
-    row.policy = SplitPolicy::kBatchInvariant;
-    row.requests = {{1, 70}, {3, 0}, {2, 33}, {1, 0}, {1, 129}};
-    const Problem p = make_problem(row);
+    const Problem p = make_problem(with_empty_requests(mixed(format)));
     const Outputs with = run_problem(p);
     EXPECT_EQ(judge(p, make_reference(p), with), "") << format;
     expect_empty_rows(p, with, 1, 4);
     expect_empty_rows(p, with, 6, 7);
 
-    // The twin: the same batch without queries for the empty requests.
-    Problem twin = make_problem(row);
-    twin.row.requests = {{1, 70}, {0, 0}, {2, 33}, {0, 0}, {1, 129}};
-    twin.cu_q = Tensor::of({6}, std::vector<std::int32_t>{0, 1, 1, 3, 3, 4});
-    std::vector<float> q;
-    const std::int64_t width = row.q_heads * row.head_dim;
-    for (const std::int64_t token : {0, 4, 5, 7}) {
-      for (std::int64_t e = 0; e < width; ++e) q.push_back(p.q.get(token * width + e));
-    }
-    twin.q = Tensor::of(row.q_dtype, {4, row.q_heads, row.head_dim}, q);
+    const Problem twin = without_empty_queries(p);
     const Outputs without = run_problem(twin);
     EXPECT_EQ(row_bytes(with.out, 0, 1), row_bytes(without.out, 0, 1));
     EXPECT_EQ(row_bytes(with.out, 4, 6), row_bytes(without.out, 1, 3));

@@ -9,24 +9,7 @@ namespace {
 
 using enum ErrorCode;
 
-AttentionCase decode(const std::string& format) {
-  AttentionCase row;
-  row.requests = {{1, 70}, {1, 33}, {1, 129}, {1, 0}};
-  row.k_format = format;
-  row.page_size = 16;
-  row.out_dtype = DType::kFloat32;
-  return row;
-}
-
-std::int32_t& entry(const Problem& p, std::int64_t request, std::int64_t column) {
-  const std::int64_t columns = p.cache->block_table.shape()[1];
-  return p.cache->block_table.as<std::int32_t>()[static_cast<std::size_t>(request * columns + column)];
-}
-
-std::int64_t live_columns(const Problem& p, std::int64_t request) {
-  const int kv_len = p.row.requests[static_cast<std::size_t>(request)].kv_len;
-  return (kv_len + p.row.page_size - 1) / p.row.page_size;
-}
+AttentionCase decode(const std::string& format) { return table_case(format, DType::kFloat32); }
 
 TEST(Tables, DeadEntriesAreNeverUsed) {
   for (const std::string& format : typical_formats()) {
@@ -78,20 +61,7 @@ TEST(Tables, BadLiveEntryIsExcludedWhenClamped) {
       EXPECT_EQ(outputs.status.as<std::int32_t>()[0], 1);
       EXPECT_EQ(row_bytes(clean.out, 1, 2), row_bytes(outputs.out, 1, 2)) << "a healthy neighbour changed";
 
-      // Without mask, window or ALiBi, excluding keys is the same as not having them.
-      Problem twin = make_problem(row);
-      twin.row.paged = false;
-      twin.row.plain_dtype = DType::kFloat32;
-      twin.row.requests = {{1, 54}, {1, 33}, {1, 128}, {1, 0}};
-      std::vector<float> k, v;
-      const std::int64_t width = row.kv_heads * row.head_dim;
-      for (std::int64_t t = 0; t < 70 + 33 + 129; ++t) {
-        if ((t >= 16 && t < 32) || t == 70 + 33 + 128) continue;
-        for (std::int64_t e = 0; e < width; ++e) k.push_back(d.k.get(t * width + e));
-        for (std::int64_t e = 0; e < width; ++e) v.push_back(d.v.get(t * width + e));
-      }
-      twin.k = Tensor::of(DType::kFloat32, {54 + 33 + 128, row.kv_heads, row.head_dim}, k);
-      twin.v = Tensor::of(DType::kFloat32, {54 + 33 + 128, row.kv_heads, row.head_dim}, v);
+      const Problem twin = without_two_pages(row, d);
       EXPECT_EQ(judge(twin, make_reference(twin), outputs), "") << format << ", entry " << bad;
     }
   }

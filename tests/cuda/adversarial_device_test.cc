@@ -7,11 +7,6 @@
 namespace halftone::testing {
 namespace {
 
-std::int64_t live_columns(const Problem& p, std::int64_t request) {
-  const int kv_len = p.row.requests[static_cast<std::size_t>(request)].kv_len;
-  return (kv_len + p.row.page_size - 1) / p.row.page_size;
-}
-
 TEST(DeviceTables, DeadEntriesAreNeverUsed) {
   for (const std::string& format : device_formats()) {
     for (const BlockTableMode mode : {BlockTableMode::kTrusted, BlockTableMode::kClamped}) {
@@ -47,20 +42,7 @@ TEST(DeviceTables, BadLiveEntryIsExcludedWhenClamped) {
       EXPECT_EQ(outputs.status.as<std::int32_t>()[0], 1);
       EXPECT_EQ(row_bytes(clean.out, 1, 2), row_bytes(outputs.out, 1, 2)) << "a healthy neighbour changed";
 
-      // Without mask, window or ALiBi, excluding keys is the same as not having them.
-      Problem twin = make_problem(row);
-      twin.row.paged = false;
-      twin.row.plain_dtype = DType::kFloat32;
-      twin.row.requests = {{1, 54}, {1, 33}, {1, 128}, {1, 0}};
-      std::vector<float> k, v;
-      const std::int64_t width = row.kv_heads * row.head_dim;
-      for (std::int64_t t = 0; t < 70 + 33 + 129; ++t) {
-        if ((t >= 16 && t < 32) || t == 70 + 33 + 128) continue;
-        for (std::int64_t e = 0; e < width; ++e) k.push_back(d.k.get(t * width + e));
-        for (std::int64_t e = 0; e < width; ++e) v.push_back(d.v.get(t * width + e));
-      }
-      twin.k = Tensor::of(DType::kFloat32, {54 + 33 + 128, row.kv_heads, row.head_dim}, k);
-      twin.v = Tensor::of(DType::kFloat32, {54 + 33 + 128, row.kv_heads, row.head_dim}, v);
+      const Problem twin = without_two_pages(row, d);
       EXPECT_EQ(judge_device(twin, outputs), "") << format << ", entry " << bad;
     }
   }
@@ -162,24 +144,13 @@ TEST(DeviceLengths, EmptyRequestInsideAMixedBatch) {
   for (const std::string& format : device_formats()) {
     AttentionCase row = decode_case(format);
     row.cu_q = true;
-    row.policy = SplitPolicy::kBatchInvariant;
-    row.requests = {{1, 70}, {3, 0}, {2, 33}, {1, 0}, {1, 129}};
-    const Problem p = make_problem(row);
+    const Problem p = make_problem(with_empty_requests(row));
     const Outputs with = run_on_device(p);
     EXPECT_EQ(judge_device(p, with), "") << format;
     expect_empty_rows(p, with, 1, 4);
     expect_empty_rows(p, with, 6, 7);
 
-    // The twin: the same batch without queries for the empty requests.
-    Problem twin = make_problem(row);
-    twin.row.requests = {{1, 70}, {0, 0}, {2, 33}, {0, 0}, {1, 129}};
-    twin.cu_q = Tensor::of({6}, std::vector<std::int32_t>{0, 1, 1, 3, 3, 4});
-    std::vector<float> q;
-    const std::int64_t width = row.q_heads * row.head_dim;
-    for (const std::int64_t token : {0, 4, 5, 7}) {
-      for (std::int64_t e = 0; e < width; ++e) q.push_back(p.q.get(token * width + e));
-    }
-    twin.q = Tensor::of(row.q_dtype, {4, row.q_heads, row.head_dim}, q);
+    const Problem twin = without_empty_queries(p);
     const Outputs without = run_on_device(twin);
     EXPECT_EQ(row_bytes(with.out, 0, 1), row_bytes(without.out, 0, 1));
     EXPECT_EQ(row_bytes(with.out, 4, 6), row_bytes(without.out, 1, 3));
