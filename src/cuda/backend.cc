@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <climits>
 #include <cmath>
 #include <cstdlib>
@@ -110,14 +112,43 @@ DecodeParams decode_params(const Plan::Impl& plan, const AttentionArgs& args, st
   return p;
 }
 
-DecodeKernel decode_kernel(int row) {
-  for (const auto find : {decode_kernel_16bit, decode_kernel_fp8, decode_kernel_int8, decode_kernel_int4,
-                          decode_kernel_mixed8, decode_kernel_mixed4}) {
-    const DecodeKernel kernel = find(row);
-    if (kernel.function != nullptr) return kernel;
+using DecodeKernels = std::array<DecodeKernel, kDecodeTable.size()>;
+
+/// The kernels of all rows; of a row that is not in this build a null one.
+const DecodeKernels& decode_kernels() {
+  static const DecodeKernels all = [] {
+    DecodeKernels kernels;
+    for (std::size_t row = 0; row < kernels.size(); ++row) {
+      for (const auto find : {decode_kernel_16bit, decode_kernel_fp8, decode_kernel_int8, decode_kernel_int4,
+                              decode_kernel_mixed8, decode_kernel_mixed4}) {
+        if (kernels[row].function == nullptr) kernels[row] = find(static_cast<int>(row));
+      }
+    }
+    return kernels;
+  }();
+  return all;
+}
+
+void allow_shared_memory(const DecodeKernel& kernel) {
+  check(
+      cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.shared_bytes),
+      "cudaFuncSetAttribute");
+}
+
+/// The kernel of a row, which may use its shared memory on `device`, the current one.
+const DecodeKernel& decode_kernel(int row, int device) {
+  static constinit std::array<std::atomic<std::uint64_t>, kDecodeTable.size()> allowed{};  // bits: devices
+  const DecodeKernel& kernel = decode_kernels()[row];
+  if (kernel.function == nullptr) {
+    throw Error(ErrorCode::kInternal,
+                fmt::format("decode kernel {} is not in this build: rebuild halftone.", row));
   }
-  throw Error(ErrorCode::kInternal,
-              fmt::format("decode kernel {} is not in this build: rebuild halftone.", row));
+  const std::uint64_t bit = device < 64 ? std::uint64_t{1} << device : 0;
+  if ((allowed[row].load(std::memory_order_acquire) & bit) == 0) {  // two threads may both do it
+    allow_shared_memory(kernel);
+    allowed[row].fetch_or(bit, std::memory_order_release);
+  }
+  return kernel;
 }
 
 void check_out(const AttentionArgs& args) {
@@ -281,11 +312,8 @@ void run(const Plan::Impl& plan, const AttentionArgs& args, std::byte* workspace
   if (plan.problem.batch == 0) return;
   check_out(args);
   const DecodeParams p = decode_params(plan, args, workspace);
-  const DecodeKernel kernel = decode_kernel(plan.kernel);
   const DeviceScope scope(plan.problem.device.index);
-  check(
-      cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.shared_bytes),
-      "cudaFuncSetAttribute");
+  const DecodeKernel& kernel = decode_kernel(plan.kernel, plan.problem.device.index);
   cudaLaunchAttribute overlap{};  // of this kernel's start with the end of the one before it
   overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   overlap.val.programmaticStreamSerializationAllowed = 1;
@@ -297,7 +325,16 @@ void run(const Plan::Impl& plan, const AttentionArgs& args, std::byte* workspace
   config.attrs = &overlap;
   config.numAttrs = 1;
   const void* arguments[] = {&p};
-  check(cudaLaunchKernelExC(&config, kernel.function, const_cast<void**>(arguments)), "run");
+  const auto launch = [&] {
+    return cudaLaunchKernelExC(&config, kernel.function, const_cast<void**>(arguments));
+  };
+  cudaError_t status = launch();
+  if (status == cudaErrorInvalidValue) {  // the device has been reset, or its context is another one
+    (void)cudaGetLastError();             // or the caller's next check would find it
+    allow_shared_memory(kernel);
+    status = launch();
+  }
+  check(status, "run");
 }
 
 void append(const PagedKv& cache, const AppendArgs& args, Stream stream) {

@@ -25,15 +25,18 @@ inline void check(int status, std::string_view call) {
 /// Makes a device current for a scope.
 class DeviceScope {
  public:
-  explicit DeviceScope(int device) {
+  explicit DeviceScope(int device) : device_(device) {
     check(cudaGetDevice(&before_), "cudaGetDevice");
-    if (device != before_) check(cudaSetDevice(device), "cudaSetDevice");
+    if (device_ != before_) check(cudaSetDevice(device_), "cudaSetDevice");
   }
-  ~DeviceScope() { cudaSetDevice(before_); }
+  ~DeviceScope() {
+    if (device_ != before_) cudaSetDevice(before_);
+  }
   DeviceScope(const DeviceScope&) = delete;
   DeviceScope& operator=(const DeviceScope&) = delete;
 
  private:
+  int device_;
   int before_ = 0;
 };
 
