@@ -142,11 +142,25 @@ void check_absent(const TensorView& t, std::string_view name, std::string_view r
 
 void check_disjoint(const TensorView& out, std::string_view out_name, const TensorView& in,
                     std::string_view in_name) {
-  if (!out.present() || !in.present()) return;
-  const Span a = span_of(out), b = span_of(in);
-  if (a.begin < b.end && b.begin < a.end) {
-    invalid("{} overlaps {}, but an output must not alias an input: use separate memory.", out_name, in_name);
-  }
+  const NamedTensor outputs[] = {{out, out_name}}, inputs[] = {{in, in_name}};
+  check_disjoint(outputs, inputs);
+}
+
+void check_disjoint(std::span<const NamedTensor> outputs, std::span<const NamedTensor> inputs) {
+  std::array<Span, 4> spans;  // an absent tensor overlaps nothing
+  const auto check = [&](const NamedTensor& in, std::size_t count) {
+    if (!in.view.present()) return Span{};
+    const Span b = span_of(in.view);
+    for (std::size_t i = 0; i < count; ++i) {
+      if (spans[i].begin < b.end && b.begin < spans[i].end) {
+        invalid("{} overlaps {}, but an output must not alias an input: use separate memory.",
+                outputs[i].name, in.name);
+      }
+    }
+    return b;
+  };
+  for (std::size_t i = 0; i < outputs.size(); ++i) spans[i] = check(outputs[i], i);
+  for (const NamedTensor& in : inputs) check(in, outputs.size());
 }
 
 void check_no_self_overlap(const TensorView& out, std::string_view name) {

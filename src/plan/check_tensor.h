@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -36,6 +37,14 @@ void check_absent(const TensorView& t, std::string_view name, std::string_view r
 /// Throws InvalidArgument if the bytes spanned by `out` and `in` overlap.
 void check_disjoint(const TensorView& out, std::string_view out_name, const TensorView& in,
                     std::string_view in_name);
+
+struct NamedTensor {
+  const TensorView& view;
+  std::string_view name;
+};
+
+/// The same for every output and input, and for every two of the outputs, of which there are at most four.
+void check_disjoint(std::span<const NamedTensor> outputs, std::span<const NamedTensor> inputs);
 
 /// Throws InvalidArgument if strides make two elements of an output share memory.
 void check_no_self_overlap(const TensorView& out, std::string_view name);

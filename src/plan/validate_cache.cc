@@ -145,30 +145,25 @@ void validate_append(const PagedKv& cache, const AppendArgs& args) {
     check_tensor(args.status, {"status", {kInt32}, {1}, device});
   }
 
-  const struct {
-    const TensorView& view;
-    std::string_view name;
-  } inputs[] = {{args.k, "k"},
-                {args.v, "v"},
-                {args.slot_mapping, "slot_mapping"},
-                {args.cu_seqlens, "cu_seqlens"},
-                {args.rope.cos, "rope.cos"},
-                {args.rope.sin, "rope.sin"},
-                {args.rope.positions, "rope.positions"},
-                {cache.block_table, "cache.block_table"},
-                {cache.lengths, "cache.lengths"},
-                {cache.k_scale.scale, kOfK.scale},
-                {cache.k_scale.min, kOfK.min},
-                {cache.v_scale.scale, kOfV.scale},
-                {cache.v_scale.min, kOfV.min}};
-  for (const auto& input : inputs) {
-    check_disjoint(cache.pages, "cache.pages", input.view, input.name);
-    check_disjoint(args.status, "status", input.view, input.name);
-    if (args.advance && &input.view != &cache.lengths) {
-      check_disjoint(cache.lengths, "cache.lengths", input.view, input.name);
-    }
-  }
-  check_disjoint(cache.pages, "cache.pages", args.status, "status");
+  const NamedTensor lengths{cache.lengths, "cache.lengths"};
+  const TensorView absent;
+  const NamedTensor none{absent, ""};
+  const NamedTensor outputs[] = {
+      {cache.pages, "cache.pages"}, {args.status, "status"}, args.advance ? lengths : none};
+  const NamedTensor inputs[] = {{args.k, "k"},
+                                {args.v, "v"},
+                                {args.slot_mapping, "slot_mapping"},
+                                {args.cu_seqlens, "cu_seqlens"},
+                                {args.rope.cos, "rope.cos"},
+                                {args.rope.sin, "rope.sin"},
+                                {args.rope.positions, "rope.positions"},
+                                {cache.block_table, "cache.block_table"},
+                                args.advance ? none : lengths,
+                                {cache.k_scale.scale, kOfK.scale},
+                                {cache.k_scale.min, kOfK.min},
+                                {cache.v_scale.scale, kOfV.scale},
+                                {cache.v_scale.min, kOfV.min}};
+  check_disjoint(outputs, inputs);
 }
 
 void validate_dequantize(const PagedKv& cache, const TensorView& k_out, const TensorView& v_out) {

@@ -12,11 +12,6 @@
 namespace halftone::planning {
 namespace {
 
-struct Named {
-  const TensorView& view;
-  std::string_view name;
-};
-
 void check_stream(Device device, Stream stream) {
   if (device.type == DeviceType::kCpu && stream != nullptr) {
     invalid("stream is {}, but must be null on the CPU: pass {}.", stream, "nullptr");
@@ -93,15 +88,6 @@ void check_length_tensors(const AttentionProblem& p, const SequenceLengths& leng
   }
 }
 
-void check_no_alias(std::span<const Named> outputs, std::span<const Named> inputs) {
-  for (std::size_t i = 0; i < outputs.size(); ++i) {
-    for (const Named& in : inputs) check_disjoint(outputs[i].view, outputs[i].name, in.view, in.name);
-    for (std::size_t j = i + 1; j < outputs.size(); ++j) {
-      check_disjoint(outputs[i].view, outputs[i].name, outputs[j].view, outputs[j].name);
-    }
-  }
-}
-
 /// A tensor that is present exactly when the problem has asked for it.
 void check_optional(const TensorView& t, const TensorRule& rule, bool asked, std::string_view option) {
   if (asked) {
@@ -129,7 +115,7 @@ const ScheduleHeader& check_header(const Plan::Impl& plan, const Schedule& sched
   return header;
 }
 
-void check_tokens(const Named& t, std::int64_t total, std::string_view of) {
+void check_tokens(const NamedTensor& t, std::int64_t total, std::string_view of) {
   if (t.view.shape[0] == total) return;
   invalid("{}.shape[0] is {}, but the schedule has {} {}: pass [{}, ...] or call schedule() again.", t.name,
           t.view.shape[0], total, of, total);
@@ -214,10 +200,10 @@ void validate_schedule(const Plan::Impl& plan, const SequenceLengths& lengths, c
                        Stream stream) {
   check_stream(plan.problem.device, stream);
   check_workspace(plan, workspace);
-  const Named output[] = {{workspace, "workspace"}};
-  const Named inputs[] = {
+  const NamedTensor output[] = {{workspace, "workspace"}};
+  const NamedTensor inputs[] = {
       {lengths.cu_q, "cu_q"}, {lengths.kv_lengths, "kv_lengths"}, {lengths.cu_kv, "cu_kv"}};
-  check_no_alias(output, inputs);
+  check_disjoint(output, inputs);
   validate_lengths(plan, lengths);
 }
 
@@ -258,24 +244,24 @@ void validate_run(const Plan::Impl& plan, const AttentionArgs& args, const Tenso
   }
 
   const PagedKv& cache = args.cache;
-  const Named outputs[] = {
+  const NamedTensor outputs[] = {
       {args.out, "out"}, {args.lse, "lse"}, {args.status, "status"}, {workspace, "workspace"}};
-  const Named inputs[] = {{args.q, "q"},
-                          {args.k, "k"},
-                          {args.v, "v"},
-                          {args.lengths.cu_q, "cu_q"},
-                          {args.lengths.kv_lengths, "kv_lengths"},
-                          {args.lengths.cu_kv, "cu_kv"},
-                          {args.alibi_slopes, "alibi_slopes"},
-                          {args.sinks, "sinks"},
-                          {cache.pages, "cache.pages"},
-                          {cache.block_table, "cache.block_table"},
-                          {cache.lengths, "cache.lengths"},
-                          {cache.k_scale.scale, "cache.k_scale.scale"},
-                          {cache.k_scale.min, "cache.k_scale.min"},
-                          {cache.v_scale.scale, "cache.v_scale.scale"},
-                          {cache.v_scale.min, "cache.v_scale.min"}};
-  check_no_alias(outputs, inputs);
+  const NamedTensor inputs[] = {{args.q, "q"},
+                                {args.k, "k"},
+                                {args.v, "v"},
+                                {args.lengths.cu_q, "cu_q"},
+                                {args.lengths.kv_lengths, "kv_lengths"},
+                                {args.lengths.cu_kv, "cu_kv"},
+                                {args.alibi_slopes, "alibi_slopes"},
+                                {args.sinks, "sinks"},
+                                {cache.pages, "cache.pages"},
+                                {cache.block_table, "cache.block_table"},
+                                {cache.lengths, "cache.lengths"},
+                                {cache.k_scale.scale, "cache.k_scale.scale"},
+                                {cache.k_scale.min, "cache.k_scale.min"},
+                                {cache.v_scale.scale, "cache.v_scale.scale"},
+                                {cache.v_scale.min, "cache.v_scale.min"}};
+  check_disjoint(outputs, inputs);
   if (host && p.paged && p.batch > 0) check_block_table(plan, cache, schedule);
 }
 
@@ -300,17 +286,16 @@ void validate_merge(const std::vector<TensorView>& parts, const std::vector<Tens
     check_tensor(lse, {"lse", {kFloat32}, {rows, heads}, device, Strides::kLastContiguous});
     check_no_self_overlap(lse, "lse");
   }
-  check_disjoint(out, "out", lse, "lse");
+  const NamedTensor outputs[] = {{out, "out"}, {lse, "lse"}};
+  check_disjoint(outputs, {});
   for (std::size_t i = 0; i < parts.size(); ++i) {
     const std::string part_name = fmt::format("parts[{}]", i), lse_name = fmt::format("part_lse[{}]", i);
     check_tensor(
         parts[i],
         {part_name, {kFloat32, kFloat16, kBFloat16}, {rows, heads, dim}, device, Strides::kLastContiguous});
     check_tensor(part_lse[i], {lse_name, {kFloat32}, {rows, heads}, device, Strides::kLastContiguous});
-    for (const Named& output : {Named{out, "out"}, Named{lse, "lse"}}) {
-      check_disjoint(output.view, output.name, parts[i], part_name);
-      check_disjoint(output.view, output.name, part_lse[i], lse_name);
-    }
+    const NamedTensor inputs[] = {{parts[i], part_name}, {part_lse[i], lse_name}};
+    check_disjoint(outputs, inputs);
   }
 }
 
