@@ -148,6 +148,7 @@ PagedKv to_cpp(const halftone_paged_kv* in, const Name& argument) {
 
 AppendArgs to_cpp(const halftone_append_args* in, const Name& argument) {
   const halftone_append_args c = read_struct(in, argument);
+  check_reserved(c.reserved, argument);
   AppendArgs args;
   args.k = to_cpp(c.k, argument("k"));
   args.v = to_cpp(c.v, argument("v"));
@@ -159,6 +160,7 @@ AppendArgs to_cpp(const halftone_append_args* in, const Name& argument) {
   args.rope.sin = to_cpp(c.sin, argument("sin"));
   args.rope.positions = to_cpp(c.positions, argument("positions"));
   args.status = to_cpp(c.status, argument("status"));
+  args.advance = to_bool(c.advance, argument("advance"));
   return args;
 }
 

@@ -261,12 +261,15 @@ typedef struct halftone_append_args {
   const halftone_tensor* sin;          /* as cos */
   const halftone_tensor* positions;    /* int32 [T]: row of cos and sin of each appended token */
   const halftone_tensor*
-      status; /* int32 [1], sticky: bit 0 bad table entry, bit 1 bad input; CUDA needs it */
+      status;       /* int32 [1], sticky: bit 0 bad table entry, bit 1 bad input; CUDA needs it */
+  int32_t advance;  /* 0 or 1: with cu_seqlens, lengths[i] then grows by cu[i+1] - cu[i] */
+  int32_t reserved; /* 0 */
 } halftone_append_args;
 HALFTONE_API halftone_status halftone_append_args_init(halftone_append_args* args, size_t struct_size);
 
-/* Quantises K and V and writes them into the cache. The caller updates `lengths` afterwards. Only the bytes
- * of the addressed slots change. With slot_mapping, the cache's block_table and lengths are optional.
+/* Quantises K and V and writes them into the cache. The caller updates `lengths` afterwards, unless
+ * args->advance is 1. Only the bytes of the addressed slots (and lengths) change. With slot_mapping, the
+ * cache's block_table and lengths are optional.
  * `stream`: a cudaStream_t on CUDA, NULL on the CPU. CPU: OUT_OF_RANGE (slot or page beyond the cache) and
  * INVALID_ARGUMENT (NaN or a magnitude beyond 2^100, a slot twice) before any byte is written. */
 HALFTONE_API halftone_status halftone_append(const halftone_paged_kv* cache, const halftone_append_args* args,

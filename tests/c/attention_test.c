@@ -74,7 +74,19 @@ static void fill_cache(void) {
   args.v = &v_view;
   args.cu_seqlens = &cu_view;
   CHECK_OK(halftone_append(&f.cache, &args, NULL));
-  for (i = 0; i < BATCH; ++i) f.lengths[i] = kv_len[i];
+  for (i = 0; i < BATCH; ++i) CHECK(f.lengths[i] == 0);
+  args.struct_size =
+      offsetof(halftone_append_args, advance); /* of an older header: what follows is not read */
+  args.advance = args.reserved = 77;
+  CHECK_OK(halftone_append(&f.cache, &args, NULL));
+  for (i = 0; i < BATCH; ++i) CHECK(f.lengths[i] == 0);
+  args.struct_size = sizeof args;
+  args.reserved = 0;
+  CHECK_ERROR(HALFTONE_INVALID_ARGUMENT, "args.advance is 77|0 (no) or 1",
+              halftone_append(&f.cache, &args, NULL));
+  args.advance = 1;
+  CHECK_OK(halftone_append(&f.cache, &args, NULL));
+  for (i = 0; i < BATCH; ++i) CHECK(f.lengths[i] == kv_len[i]);
 
   /* A table too small for the next token, and a NaN: refused, with no byte changed. */
   {
@@ -93,6 +105,8 @@ static void fill_cache(void) {
     slot = 0;
     bad[3] = NAN;
     CHECK_ERROR(HALFTONE_INVALID_ARGUMENT, "nan", halftone_append(&f.cache, &args, NULL));
+    args.advance = 1;
+    CHECK_ERROR(HALFTONE_INVALID_ARGUMENT, "advance|slot_mapping", halftone_append(&f.cache, &args, NULL));
     args.slot_mapping = NULL;
     CHECK_ERROR(HALFTONE_INVALID_ARGUMENT, "slot_mapping|cu_seqlens", halftone_append(&f.cache, &args, NULL));
     CHECK(memcmp(before, f.pages, (size_t)(PAGES * layout.page_bytes)) == 0);

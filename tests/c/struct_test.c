@@ -34,7 +34,7 @@ static void init_sets_header_and_defaults(void) {
   CHECK(args.q == NULL && args.lengths == NULL && args.status == NULL);
   memset(&append, 0xff, sizeof append);
   CHECK_OK(halftone_append_args_init(&append, sizeof append));
-  CHECK(append.k == NULL && append.rope_pairing == HALFTONE_ROPE_NONE);
+  CHECK(append.k == NULL && append.rope_pairing == HALFTONE_ROPE_NONE && append.advance == 0);
   memset(&cache, 0xff, sizeof cache);
   CHECK_OK(halftone_paged_kv_init(&cache, sizeof cache));
   CHECK(cache.spec == NULL && cache.table_mode == HALFTONE_BLOCK_TABLE_TRUSTED);
