@@ -1,7 +1,8 @@
-"""Shared by the tests of the Python package: a seeded generator, and which tests need a GPU."""
+"""Shared by the tests of the Python package: a seeded generator, a cache and queries, and which tests need a GPU."""
 
 import numpy as np
 import pytest
+from support import DIM, Q_HEADS, filled_cache, normal
 
 import halftone as ht
 
@@ -9,6 +10,16 @@ import halftone as ht
 @pytest.fixture
 def rng():
     return np.random.default_rng(20240611)
+
+
+@pytest.fixture
+def cache(rng):
+    return filled_cache(rng, [40, 64], max_len=64)[0]
+
+
+@pytest.fixture
+def q(rng):
+    return normal(rng, 2, Q_HEADS, DIM)
 
 
 def pytest_collection_modifyitems(items):
