@@ -20,8 +20,7 @@ class PagePool:
         self._returned: list[int] = []  # below it, in falling order
         self._lengths = [0] * batch
         self._steps = 0  # tokens that every request has beyond _lengths
-        self._room = 0  # tokens that every request may get on the pages it has
-        self._measure()
+        self._room: int | None = None  # tokens that every request may get on the pages it has, once asked for
 
     @property
     def lengths(self) -> list[int]:
@@ -35,20 +34,25 @@ class PagePool:
     def lengths(self, lengths: list[int]) -> None:
         self._lengths = lengths
         self._steps = 0
-        self._measure()
+        self._room = None
 
-    def _measure(self) -> None:
-        ends = (min(len(own) * self.page_size, self.max_len) for own in self.pages)
-        self._room = min((end - length for end, length in zip(ends, self.lengths)), default=self.max_len)
+    def _measure(self) -> int:
+        size, longest = self.page_size, self.max_len
+        rooms = [min(len(own) * size, longest) - length for own, length in zip(self.pages, self.lengths)]
+        return min(rooms, default=longest)
 
     def has_room(self, count: int) -> bool:
-        """True if the pages of every request hold ``count`` more tokens; takes the same time for any batch."""
+        """True if the pages of every request hold ``count`` more tokens; takes the same time for any batch while the
+        pages stay as they are."""
+        if self._room is None:
+            self._room = self._measure()
         return 0 <= count <= self._room
 
     def advance(self, count: int) -> None:
-        """Adds ``count`` tokens to every request, for which :meth:`has_room` is true."""
+        """Adds ``count`` tokens to every request, for which :meth:`has_room` was true."""
         self._steps += count
-        self._room -= count
+        if self._room is not None:
+            self._room -= count
 
     @property
     def free(self) -> int:
@@ -90,8 +94,9 @@ class PagePool:
 
         Raises ResourceExhaustedError.
         """
-        needed = [-(-length // self.page_size) for length in lengths]
-        missing = [max(0, n - len(own)) for n, own in zip(needed, self.pages)]
+        size = self.page_size
+        needed = [-(-length // size) for length in lengths]
+        missing = [n - len(own) if n > len(own) else 0 for n, own in zip(needed, self.pages)]
         if sum(missing) > self.free:
             request = next(i for i, m in enumerate(missing) if m > 0)
             raise ResourceExhaustedError(
@@ -100,11 +105,12 @@ class PagePool:
             )
         dealt = []
         for request, count in enumerate(missing):
-            for _ in range(count):
-                page = self._deal()
-                dealt.append((request, len(self.pages[request]), page))
-                self.pages[request].append(page)
-        self._measure()
+            if count:
+                own = self.pages[request]
+                for column in range(len(own), len(own) + count):
+                    own.append(self._deal())
+                    dealt.append((request, column, own[column]))
+        self._room = None
         return dealt
 
     def undo(self, dealt: Sequence[tuple[int, int, int]]) -> None:
@@ -113,7 +119,7 @@ class PagePool:
             self.pages[request].pop()
             self._returned.append(page)
         self._returned.sort(reverse=True)
-        self._measure()
+        self._room = None
 
     def release(self, index: int) -> None:
         """Takes back the pages of a request and forgets its tokens."""
@@ -122,4 +128,4 @@ class PagePool:
         self._returned.sort(reverse=True)
         own.clear()
         self.lengths[index] = 0
-        self._measure()
+        self._room = None

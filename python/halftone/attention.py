@@ -263,26 +263,33 @@ def attend(
         _refuse_beside_schedule(schedule, locals())
     plan = schedule.plan
     native = _arrays.native
-    shape = _check.shape(q, "q", 3, "total_q, q_heads, head_dim")
     if lse is None:
         raise InvalidArgumentError("lse is None, but must be True, False or an array: choose one.")
-    if out is None:
-        width = plan.spec.v_head_dim
-        out = _arrays.empty_output(q, shape if shape[-1] == width else (*shape[:-1], width), plan.out_dtype)
-    if lse is True or (lse is False and plan.lse):
-        lse = _arrays.empty_output(q, shape[:-1], "f32")
-    if cache is not None:
-        check_cache(cache)
-        status = cache._native_status if status is None else native(status, "status", True)
-    else:
+    makes_out, makes_lse = out is None, lse is True or (lse is False and plan.lse)
+    if makes_out or makes_lse:
+        shape = _check.shape(q, "q", 3, "total_q, q_heads, head_dim")
+        if makes_out:
+            width = plan.spec.v_head_dim
+            out = _arrays.empty_output(q, shape if shape[-1] == width else (*shape[:-1], width), plan.out_dtype)
+        if makes_lse:
+            lse = _arrays.empty_output(q, shape[:-1], "f32")
+    own = None if cache is None else check_cache(cache)
+    if status is not None:
         status = native(status, "status", True)
-    _native.run(
-        schedule._native, None if cache is None else cache._native, native(q, "q"), native(k, "k"), native(v, "v"),
-        native(out, "out", True), None if lse is False else native(lse, "lse", True),
-        native(alibi_slopes, "alibi_slopes"), native(sinks, "sinks"), status, _arrays.stream_of(q, stream),
+    elif own is not None:
+        status = own._native_status
+    _native.run(  # calling native() for what is None would cost as much as for an array
+        schedule._native, None if own is None else own._native, native(q, "q"),
+        None if k is None else native(k, "k"), None if v is None else native(v, "v"), native(out, "out", True),
+        None if lse is False else native(lse, "lse", True),
+        None if alibi_slopes is None else native(alibi_slopes, "alibi_slopes"),
+        None if sinks is None else native(sinks, "sinks"), status, _arrays.stream_of(q, stream),
     )  # fmt: skip
-    out = _arrays.finish(out, q)
-    return out if lse is False else (out, _arrays.finish(lse, q))
+    if makes_out:
+        out = _arrays.finish(out, q)
+    if lse is False:
+        return out
+    return out, _arrays.finish(lse, q) if makes_lse else lse
 
 
 def _refuse_beside_schedule(schedule: Any, arguments: dict[str, Any]) -> NoReturn:

@@ -190,14 +190,15 @@ class PagedKVCache:
         self.status = status
         if status is None and (self.device != "cpu" or clamped):
             self.status = _arrays.empty(self.framework, (1,), "int32", self.device, zero=True)
-        self._native_status = _arrays.native(self.status, "status")
+        self._native_status = _arrays.kept(self.status, "status")
+        self._batch = int(lengths.shape[0])
         self._single: Any = None  # int32 [batch + 1]: cu_seqlens of one token for every request
         self._native_single: Any = None
 
     @property
     def batch(self) -> int:
         """Requests."""
-        return int(self.lengths.shape[0])
+        return self._batch
 
     @property
     def num_pages(self) -> int:
@@ -243,19 +244,20 @@ class PagedKVCache:
             InvalidArgumentError: shapes or dtypes; on the CPU also non-finite input (CUDA sets ``status``).
         """
         tokens = int(_check.shape(k, "k", 3, "tokens, kv_heads, head_dim")[0])
-        pool = self._pool
+        pool, batch = self._pool, self._batch
         stream = _arrays.stream_of(self.pages, stream)
+        each = None
         if counts is None:
-            each = tokens if self.batch == 1 else 1
-            if each * self.batch != tokens:
+            each = tokens if batch == 1 else 1
+            if each * batch != tokens:
                 raise InvalidArgumentError(
-                    f"k has {tokens} tokens for {self.batch} requests, but counts is None: say how many each one gets."
+                    f"k has {tokens} tokens for {batch} requests, but counts is None: say how many each one gets."
                 )
             if pool is not None and pool.has_room(each):  # every step of decode but the few that need a page
                 self._append(k, v, None, self._cumulative(each, stream), rope, stream)
                 pool.advance(each)
                 return
-            counts = [each] * self.batch
+            counts = [each] * batch
         else:
             counts = _check.counts(counts, "counts")
         if sum(counts) != tokens:
@@ -263,7 +265,7 @@ class PagedKVCache:
         if pool is not None:
             after = pool.grown(counts)
             self._deal(pool, after, stream)
-        self._append(k, v, None, self._cumulative(counts, stream), rope, stream)
+        self._append(k, v, None, self._cumulative(counts if each is None else each, stream), rope, stream)
         if pool is not None:
             pool.lengths = after
 
@@ -281,9 +283,11 @@ class PagedKVCache:
             InvalidArgumentError: two tokens with one slot, non-finite input (CPU), shapes or dtypes.
         """
         _check.shape(slot_mapping, "slot_mapping", 1, "tokens")
-        self._append(k, v, slot_mapping, None, rope, stream)
+        slots = _arrays.native(slot_mapping, "slot_mapping")
+        self._append(k, v, slots, None, rope, _arrays.stream_of(self.pages, stream))
 
     def _append(self, k: Any, v: Any, slots: Any, cu: Any, rope: Rope | None, stream: int | None) -> None:
+        """``slots``, ``cu`` and ``stream`` as the native library takes them."""
         native = _arrays.native
         pairing, cos, sin, positions = 0, None, None, None
         if rope is not None:
@@ -292,8 +296,8 @@ class PagedKVCache:
             pairing = _PAIRINGS.index(_check.choice(rope.pairing, "rope.pairing", _PAIRINGS))
             cos, sin, positions = (native(getattr(rope, n), f"rope.{n}") for n in ("cos", "sin", "positions"))
         _native.append(
-            self._native, native(k, "k"), native(v, "v"), native(slots, "slot_mapping"), cu, pairing, cos, sin,
-            positions, self._native_status, _arrays.stream_of(self.pages, stream),
+            self._native, native(k, "k"), native(v, "v"), slots, cu, pairing, cos, sin, positions,
+            self._native_status, stream,
         )  # fmt: skip
 
     def _cumulative(self, counts: int | Sequence[int], stream: int | None = None) -> Any:
@@ -308,7 +312,7 @@ class PagedKVCache:
             array = _arrays.make(self.framework, cu, "int32", self.device)
             if is_single:  # kept, for calls on any stream
                 _arrays.wait(array)
-        native = _arrays.native(array, "cu_seqlens")
+        native = _arrays.kept(array, "cu_seqlens")
         if is_single:
             self._single, self._native_single = array, native
         return native

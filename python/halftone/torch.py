@@ -1,9 +1,10 @@
 """halftone's operators for torch.compile: registered with torch.library, with fake implementations.
 
-``halftone.attend`` and ``PagedKVCache.append`` work on torch tensors as they are, and are what eager code and CUDA
-graphs captured by hand should call. Under torch.compile use the functions here: they take the same objects, but reach
-the library through ``torch.ops.halftone``, which the compiler can trace with fullgraph. They change no host state: call
-:meth:`PagedKVCache.reserve` before and :meth:`PagedKVCache.advance` after a compiled step.
+``halftone.attend`` and ``PagedKVCache.append`` work on torch tensors as they are, in eager code and in CUDA graphs
+captured by hand. Under torch.compile use the functions here: they take the same objects, but where operators are traced
+or transformed they are ``torch.ops.halftone``, which the compiler can trace with fullgraph; elsewhere they reach the
+library without torch's dispatcher. They change no host state: call :meth:`PagedKVCache.reserve` before and
+:meth:`PagedKVCache.advance` after a step.
 """
 
 import json
@@ -85,7 +86,7 @@ def _append_op(
 @_operator("schedule", "Tensor kv_lengths, Tensor? cu_q, Tensor(a!) workspace, str plan) -> ()")
 def _schedule_op(kv_lengths: Tensor, cu_q: Optional[Tensor], workspace: Tensor, plan: str) -> None:
     aligned = _aligned(workspace)
-    _native.step(_plan_of(plan)._native, kv_lengths, cu_q, None, aligned, None)
+    _native.schedule_tensors(_plan_of(plan)._native, kv_lengths, cu_q, aligned)
     if aligned is not workspace:
         workspace.copy_(aligned)
 
@@ -139,6 +140,31 @@ class _ops:
     attend_out = torch.ops.halftone.attend_out.default
 
 
+def _quiet_keys() -> frozenset[int]:
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.BackendSelect)
+    return frozenset((keys.raw_repr(), keys.add(torch._C.DispatchKey.ADInplaceOrView).raw_repr()))
+
+
+_QUIET = _quiet_keys()  # what every call includes, within and outside of inference mode
+_included_keys = torch._C._dispatch_tls_local_include_set
+
+
+def _is_direct(*tensors: Optional[Tensor]) -> bool:
+    """True where the library can be called in an operator's stead.
+
+    That is: the tensors are torch's own, in memory and need no gradient, and nobody traces or transforms operators. A
+    dispatch mode, torch.func and torch.jit.trace all do so by a key that they include on this thread.
+    """
+    if torch.compiler.is_compiling() or _included_keys().raw_repr() not in _QUIET:
+        return False
+    for x in tensors:
+        if x is None:
+            continue
+        if type(x) is not Tensor or x.requires_grad or not (x.is_cuda or x.is_cpu):
+            return False
+    return True
+
+
 def _aligned(workspace: Tensor) -> Tensor:
     """``workspace``, or a copy where a compiler has moved it: torch aligns to 64 bytes on the CPU, halftone to 256.
 
@@ -161,8 +187,8 @@ def _outputs(q: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
 
 def _new_out(q: Tensor, plan: Plan) -> Tensor:
     width, dtype = plan.spec.v_head_dim, _DTYPES[plan.out_dtype]
-    if q.shape[-1] == width and q.is_contiguous():
-        return torch.empty_like(q, dtype=dtype)  # the cheapest of torch's ways
+    if q.shape[-1] == width and q.is_contiguous():  # empty_like is the cheapest of torch's ways
+        return torch.empty_like(q) if q.dtype == dtype else torch.empty_like(q, dtype=dtype)
     return q.new_empty((*q.shape[:-1], width), dtype=dtype)
 
 
@@ -189,6 +215,7 @@ class Step:
     def __init__(self, plan: Plan, device: Optional[str] = None, *, workspace: Optional[Tensor] = None) -> None:
         self.key = plan_key(plan)
         self.plan = plan
+        self._native = plan._native
         self.lse = plan.lse
         if workspace is None:
             workspace = _aligned_empty(plan.workspace_bytes, device or plan.device)
@@ -226,8 +253,12 @@ def append(cache: PagedKVCache, k: Tensor, v: Tensor) -> None:
     Raises:
         InvalidArgumentError: as :meth:`PagedKVCache.append`.
     """
+    fits = k.shape[0] == cache.batch  # else the library refuses the cu_seqlens made here
+    if fits and _is_direct(k, v) and cache._native_single is not None:
+        _native.append(cache._native, k, v, None, cache._native_single, 0, None, None, None, cache._native_status, None)
+        return
     cu = cache._single
-    if cu is None or k.shape[0] != cache.lengths.shape[0]:  # the library refuses the latter
+    if cu is None or not fits:
         cu = torch.arange(k.shape[0] + 1, dtype=torch.int32, device=k.device)
     _ops.append(
         k, v, cu, cache.pages, cache.block_table, cache.lengths, cache.status, cache.k_scale, cache.k_min,
@@ -237,7 +268,11 @@ def append(cache: PagedKVCache, k: Tensor, v: Tensor) -> None:
 
 def schedule(step: Step, cache: PagedKVCache, cu_q: Optional[Tensor] = None) -> None:
     """Schedules ``step`` for the present lengths of ``cache``; see :func:`halftone.schedule`."""
-    _ops.schedule(cache.lengths, cu_q, step.workspace, step.key)
+    lengths, workspace = cache.lengths, step.workspace
+    if type(workspace) is Tensor and _is_direct(lengths, cu_q):
+        _native.schedule_tensors(step._native, lengths, cu_q, workspace)
+    else:
+        _ops.schedule(lengths, cu_q, workspace, step.key)
 
 
 def attend(
@@ -266,17 +301,27 @@ def attend(
     Returns:
         out, or (out, lse) if the plan was made with ``lse=True``.
     """
-    arguments = (
-        q, step.workspace, cache.lengths if kv_lengths is None else kv_lengths, cu_q, cache.pages, cache.block_table,
-        cache.status, cache.k_scale, cache.k_min, cache.v_scale, cache.v_min, alibi_slopes, sinks, cache.clamped,
-        step.key,
-    )  # fmt: skip
-    if out is None and lse is None and torch.compiler.is_compiling():  # which likes what writes nothing better
-        new_out, new_lse = _ops.attend(*arguments)
-        return (new_out, new_lse) if step.lse else new_out
+    workspace = step.workspace
+    direct = type(workspace) is Tensor and _is_direct(q, kv_lengths, cu_q, alibi_slopes, sinks, out, lse)
+    arguments: tuple[Any, ...] = ()
+    if not direct:
+        arguments = (
+            q, workspace, cache.lengths if kv_lengths is None else kv_lengths, cu_q, cache.pages, cache.block_table,
+            cache.status, cache.k_scale, cache.k_min, cache.v_scale, cache.v_min, alibi_slopes, sinks, cache.clamped,
+            step.key,
+        )  # fmt: skip
+        if out is None and lse is None and torch.compiler.is_compiling():  # which likes what writes nothing better
+            new_out, new_lse = _ops.attend(*arguments)
+            return (new_out, new_lse) if step.lse else new_out
     if out is None:
         out = _new_out(q, step.plan)
     if lse is None and step.lse:
         lse = _new_lse(q)
-    _ops.attend_out(*arguments, out, lse)
+    if direct:
+        _native.run_scheduled(
+            step._native, cache._native, kv_lengths, cu_q, workspace, q, out, lse, alibi_slopes, sinks,
+            cache._native_status,
+        )  # fmt: skip
+    else:
+        _ops.attend_out(*arguments, out, lse)
     return out if lse is None else (out, lse)

@@ -112,6 +112,14 @@ void reschedule(const Ref<StepObj>& step, AnyView /*like*/, AnyView stream) {
   });
 }
 
+/// schedule() for halftone.torch, which keeps the workspace itself.
+void schedule_tensors(const Ref<PlanObj>& plan, AnyView kv_lengths, AnyView cu_q, AnyView workspace) {
+  guarded([&] {
+    schedule(plan->plan, {to_optional_view(cu_q, "cu_q"), to_optional_view(kv_lengths, "kv_lengths"), {}},
+             to_view(workspace, "workspace"), to_stream(plan->plan.problem().device, AnyView(nullptr)));
+  });
+}
+
 AttentionArgs to_args(AnyView q, AnyView k, AnyView v, AnyView out, AnyView lse, AnyView alibi_slopes,
                       AnyView sinks, AnyView status) {
   AttentionArgs args;
@@ -133,6 +141,21 @@ void run_step(const Ref<StepObj>& step, AnyView cache, AnyView q, AnyView k, Any
     if (cache != nullptr) args.cache = cache.cast<Ref<CacheObj>>()->cache;
     args.lengths = step->lengths;
     run(step->plan, args, step->workspace, to_stream(step->plan.problem().device, stream));
+  });
+}
+
+/// run() in a workspace that schedule_tensors() has filled; `kv_lengths`: None means the cache's.
+void run_scheduled(const Ref<PlanObj>& plan, const Ref<CacheObj>& cache, AnyView kv_lengths, AnyView cu_q,
+                   AnyView workspace, AnyView q, AnyView out, AnyView lse, AnyView alibi_slopes,
+                   AnyView sinks, AnyView status) {
+  guarded([&] {
+    const AnyView none(nullptr);
+    AttentionArgs args = to_args(q, none, none, out, lse, alibi_slopes, sinks, status);
+    args.cache = cache->cache;
+    args.lengths = {to_optional_view(cu_q, "cu_q"),
+                    kv_lengths == nullptr ? cache->cache.lengths : to_view(kv_lengths, "kv_lengths"),
+                    {}};
+    run(plan->plan, args, to_view(workspace, "workspace"), to_stream(plan->plan.problem().device, none));
   });
 }
 
@@ -177,8 +200,10 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(plan, make_plan);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(plan_info, plan_info);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(describe, describe);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(step, make_step);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(schedule_tensors, schedule_tensors);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(reschedule, reschedule);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, run_step);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(run_scheduled, run_scheduled);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(run_tensors, run_tensors);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(merge, merge_parts);
 

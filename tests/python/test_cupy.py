@@ -6,6 +6,7 @@ from support import DIM, KV_HEADS, Q_HEADS, check, normal
 
 import halftone as ht
 
+pytestmark = pytest.mark.filterwarnings("error::DeprecationWarning")
 LENGTHS, DEVICE = [65, 1, 200, 64], "cuda:0"
 
 

@@ -1,10 +1,14 @@
 """Other frameworks on the CPU, each skipped where it is not installed."""
 
+import contextlib
+import types
+
 import numpy as np
 import pytest
 from support import DIM, KV_HEADS, Q_HEADS, check, normal
 
 import halftone as ht
+from halftone import _arrays
 
 
 def test_jax_arrays(rng):
@@ -38,6 +42,33 @@ def test_any_dlpack_tensor(rng):
     np.testing.assert_array_equal(out, ht.attend(q, cache))
     result = ht.attend(tvm_ffi.from_dlpack(q), cache)
     np.testing.assert_array_equal(np.from_dlpack(result), out)
+
+
+@pytest.mark.parametrize("recent", [True, False])
+def test_a_stream_of_the_callers_in_cupy(monkeypatch, recent):
+    """CuPy 14 wants CUDA's stream protocol, on the stream's device; before it there is ExternalStream."""
+    current = [0]
+
+    class Array:
+        __module__ = "cupy"
+
+        def __dlpack_device__(self):
+            return 2, 1
+
+    @contextlib.contextmanager
+    def device(index):
+        before, current[0] = current[0], index
+        yield
+        current[0] = before
+
+    stream = types.SimpleNamespace(null="null")
+    if recent:
+        stream.from_external = lambda x: ("from_external", x.__cuda_stream__(), current[0])
+    cuda = types.SimpleNamespace(Device=device, Stream=stream, ExternalStream=lambda *x: ("ExternalStream", *x))
+    monkeypatch.setattr(_arrays, "load", lambda name: types.SimpleNamespace(cuda=cuda))
+    expected = ("from_external", (0, 77), 1) if recent else ("ExternalStream", 77, 1)
+    assert _arrays.on_stream(Array(), 77) == expected and current == [0]
+    assert _arrays.on_stream(Array(), 0) == "null"
 
 
 @pytest.fixture
