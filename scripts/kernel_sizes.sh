@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # How large the device code of each .cu file of a build is: scripts/kernel_sizes.sh build/cuda. The decode kernels have
-# a file per format of V, and one per group of mixed pairs.
+# a file per format of V, one per group of mixed pairs, and decode_any, the universal kernel.
 set -euo pipefail
 
 total=0

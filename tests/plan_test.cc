@@ -154,39 +154,6 @@ TEST_P(PlanRefuses, WithASentence) {
 INSTANTIATE_TEST_SUITE_P(Plan, PlanRefuses, ::testing::ValuesIn(refusals()),
                          [](const auto& info) { return info.param.name; });
 
-TEST(Plan, CudaNeedsABuildThatHasIt) {
-  AttentionProblem p = decode_problem();
-  p.device = {DeviceType::kCuda, 0};
-  if (!planning::configs(p.device).empty()) GTEST_SKIP() << "this build has CUDA attention";
-  expect_error(kUnsupported, {"device is cuda:0", "-DHALFTONE_CUDA=ON"}, [&] { plan(p); });
-}
-
-TEST(Plan, CudaNamesTheFormatsThatItHas) {
-  AttentionProblem p = decode_problem();
-  p.device = {DeviceType::kCuda, 0};
-  if (planning::configs(p.device).empty()) GTEST_SKIP() << "this build has no CUDA attention";
-  p.q_dtype = p.out_dtype = DType::kBFloat16;
-  p.kv.head_dim = 128;
-  p.kv.k_format = parse_format("int4-g32");
-  p.kv.v_format = parse_format("bf16");
-  expect_error(kUnsupported,
-               {"v_format is bf16",
-                "has int8-token, int8-head, int8-g128, int4-g32, int4-g64, int4-g128 and int4-row beside",
-                "k_format int4-g32 at head_dim 128"},
-               [&] { plan(p); });
-  p.kv.k_format = parse_format("int8-g32-asym");
-  expect_error(kUnsupported,
-               {"v_format is bf16", "has int8-g32, int8-g64, int8-g128 and int8-g32-asym beside"},
-               [&] { plan(p); });
-  p.kv.k_format = parse_format("int8-head");
-  p.kv.head_dim = 80;
-  expect_error(kUnsupported, {"has int8-token and int8-head beside k_format int8-head at head_dim 80"},
-               [&] { plan(p); });
-  p.kv.k_format = parse_format("fp8-g32");
-  p.kv.head_dim = 256;
-  expect_error(kUnsupported, {"k_format is fp8-g32", "no kernel for it at head_dim 256"}, [&] { plan(p); });
-}
-
 TEST(Plan, AnEmptyPlanSaysSo) {
   const Plan empty;
   expect_error(kInvalidArgument, {"plan is empty", "halftone::plan()"}, [&] { empty.problem(); });

@@ -148,17 +148,18 @@ TEST(Schedule, FewEqualUnitsAreCutAlike) {
   EXPECT_EQ(Built(make_params(1, 8, 16, 6, 8, false), std::vector<Request>(5, {1, 8192}))->header->active, 8);
 }
 
-// More equal units than workers: whole ones for each, if few workers stay idle for it.
+// More equal units than workers: whole ones for each, if few workers stay idle for it and cutting costs more.
 TEST(Schedule, ManyEqualUnitsStayWhole) {
   const auto built = [](int batch, std::int32_t unit_cost) {
     ScheduleParams params = make_params(1, 8, 16, 6, 132, false);
     params.unit_cost = unit_cost;
     return Built(params, std::vector<Request>(static_cast<std::size_t>(batch), {1, 8192}));
   };
-  EXPECT_EQ(built(512, 4)->header->active, 128);
-  EXPECT_EQ(built(512, 4)->header->partials, 0);
-  EXPECT_EQ(built(500, 4)->header->active, 125);
-  EXPECT_EQ(built(139, 4)->header->active, 132);
+  EXPECT_EQ(built(512, 16)->header->active, 128);
+  EXPECT_EQ(built(512, 16)->header->partials, 0);
+  EXPECT_EQ(built(500, 16)->header->active, 125);
+  EXPECT_EQ(built(139, 16)->header->active, 132);
+  EXPECT_EQ(built(512, 4)->header->active, 132);  // 4 of 132 workers would be idle for 16 steps less
   EXPECT_EQ(built(512, 0)->header->active, 132);  // cuts are free
 }
 

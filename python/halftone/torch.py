@@ -152,15 +152,16 @@ _included_keys = torch._C._dispatch_tls_local_include_set
 def _is_direct(*tensors: Optional[Tensor]) -> bool:
     """True where the library can be called in an operator's stead.
 
-    That is: the tensors are torch's own, in memory and need no gradient, and nobody traces or transforms operators. A
-    dispatch mode, torch.func and torch.jit.trace all do so by a key that they include on this thread.
+    That is: the tensors are torch's own, in memory as they read and need no gradient, and nobody traces or transforms
+    operators. A dispatch mode, torch.func and torch.jit.trace all do so by a key that they include on this thread. A
+    torch-function mode does not: it sees this module's functions no more than other Python code.
     """
     if torch.compiler.is_compiling() or _included_keys().raw_repr() not in _QUIET:
         return False
     for x in tensors:
         if x is None:
             continue
-        if type(x) is not Tensor or x.requires_grad or not (x.is_cuda or x.is_cpu):
+        if type(x) is not Tensor or x.requires_grad or x.is_neg() or not (x.is_cuda or x.is_cpu):
             return False
     return True
 

@@ -12,7 +12,6 @@
 #include <numbers>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "cuda/decode_config.h"
 #include "cuda/device_call.h"
@@ -104,11 +103,13 @@ DecodeParams decode_params(const Plan::Impl& plan, const AttentionArgs& args, st
   p.causal_right = problem.mask.causal ? 0 : window(problem.mask.window_right);
   p.window_left = window(problem.mask.window_left);
   p.q_aligned = rows_aligned(args.q);
-  p.q_bf16 = problem.q_dtype == DType::kBFloat16;
-  p.out_bf16 = problem.out_dtype == DType::kBFloat16;
+  p.q_type = problem.q_dtype;
+  p.out_type = problem.out_dtype;
   p.rotate_k = problem.kv.rotate_k;
   p.rotate_v = problem.kv.rotate_v;
   p.cache_settled = args.cache_settled;
+  p.parts[0] = page::part_of(problem.kv, plan.layout, KvPart::kK);
+  p.parts[1] = page::part_of(problem.kv, plan.layout, KvPart::kV);
   return p;
 }
 
@@ -129,26 +130,38 @@ const DecodeKernels& decode_kernels() {
   return all;
 }
 
-void allow_shared_memory(const DecodeKernel& kernel) {
-  check(
-      cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.shared_bytes),
-      "cudaFuncSetAttribute");
-}
-
-/// The kernel of a row, which may use its shared memory on `device`, the current one.
-const DecodeKernel& decode_kernel(int row, int device) {
-  static constinit std::array<std::atomic<std::uint64_t>, kDecodeTable.size()> allowed{};  // bits: devices
+/// The kernel of a plan.
+DecodeKernel decode_kernel(int row, const KvCacheSpec& kv) {
+  if (row == kUniversalKernel) return decode_kernel_any(kv.head_dim, kv.v_dim());
   const DecodeKernel& kernel = decode_kernels()[row];
   if (kernel.function == nullptr) {
     throw Error(ErrorCode::kInternal,
                 fmt::format("decode kernel {} is not in this build: rebuild halftone.", row));
   }
-  const std::uint64_t bit = device < 64 ? std::uint64_t{1} << device : 0;
-  if ((allowed[row].load(std::memory_order_acquire) & bit) == 0) {  // two threads may both do it
-    allow_shared_memory(kernel);
-    allowed[row].fetch_or(bit, std::memory_order_release);
-  }
   return kernel;
+}
+
+/// Lets a plan's kernel use its shared memory on the current device: as much as any plan asks of its
+/// function.
+void allow_shared_memory(int row, const KvCacheSpec& kv) {
+  KvCacheSpec most = kv;
+  if (row == kUniversalKernel) most.v_head_dim = kv.v_dim(), most.head_dim = kHeadDims.back();
+  const DecodeKernel kernel = decode_kernel(row, most);
+  check(
+      cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.shared_bytes),
+      "cudaFuncSetAttribute");
+}
+
+/// The same, once for each kernel and device.
+void allow_shared_memory_once(int row, const KvCacheSpec& kv, int device) {
+  constexpr std::size_t kKernels = kDecodeTable.size() + kHeadDims.size();  // universal ones by V's head_dim
+  static constinit std::array<std::atomic<std::uint64_t>, kKernels> allowed{};  // bits: devices
+  const auto dim = std::find(kHeadDims.begin(), kHeadDims.end(), kv.v_dim()) - kHeadDims.begin();
+  auto& devices = allowed[static_cast<std::size_t>(row == kUniversalKernel ? row + dim : row)];
+  const std::uint64_t bit = device < 64 ? std::uint64_t{1} << device : 0;
+  if ((devices.load(std::memory_order_acquire) & bit) != 0) return;
+  allow_shared_memory(row, kv);  // two threads may both do it
+  devices.fetch_or(bit, std::memory_order_release);
 }
 
 void check_out(const AttentionArgs& args) {
@@ -195,31 +208,17 @@ AppendPart append_part(const PagedKv& cache, const PageLayout& layout, KvPart wh
   return a;
 }
 
-[[noreturn]] void unsupported(std::string_view field, std::string_view value, std::string_view have) {
-  throw Error(
-      ErrorCode::kUnsupported,
-      fmt::format("{} is {}, but the CUDA backend has {}: change it or use the CPU.", field, value, have));
-}
-
-/// The V formats for which there are kernels beside the problem's K, as "bf16, fp8 and int4-row"; named ones
-/// and K's own.
-std::string v_formats_beside_k(const KvCacheSpec& kv) {
-  std::vector<std::string> names;
-  KvCacheSpec pair = kv;
-  const auto add = [&](const KvFormat& format) {
-    pair.v_format = format;
-    const std::string name = format_name(format);
-    if (find_row(pair, 0) >= 0 && std::find(names.begin(), names.end(), name) == names.end()) {
-      names.push_back(name);
-    }
-  };
-  for (const NamedFormat& named : named_formats()) add(named.format);
-  add(kv.k_format);
-  std::string text;
-  for (std::size_t i = 0; i < names.size(); ++i) {
-    text += (i == 0 ? "" : i + 1 == names.size() ? " and " : ", ") + names[i];
-  }
-  return text;
+/// Row of kDecodeTable for units of `rows` packed rows (0: of any number); -1 if there is none.
+int find_table_row(const AttentionProblem& problem, int rows) {
+  const KvCacheSpec& kv = problem.kv;
+  if (kv.v_dim() != kv.head_dim) return -1;
+  if (problem.q_dtype == DType::kFloat32 || problem.out_dtype == DType::kFloat32) return -1;
+#ifdef HALFTONE_CUDA_BOTH_FAMILIES
+  const char* family = std::getenv("HALFTONE_DECODE_FAMILY");
+  return find_row(kv, rows, family == nullptr || std::string_view(family) != "warp");
+#else
+  return find_row(kv, rows);
+#endif
 }
 
 }  // namespace
@@ -255,39 +254,18 @@ int multiprocessors(int device) {
   return processors;
 }
 
-int find_kernel(const AttentionProblem& problem, int row_block) {
-  const KvCacheSpec& kv = problem.kv;
-  if (!problem.paged || kv.v_dim() != kv.head_dim) return -1;
-  if (problem.q_dtype == DType::kFloat32 || problem.out_dtype == DType::kFloat32) return -1;
-#ifdef HALFTONE_CUDA_BOTH_FAMILIES
-  const char* family = std::getenv("HALFTONE_DECODE_FAMILY");
-  return find_row(kv, row_block, family == nullptr || std::string_view(family) != "warp");
-#else
-  return find_row(kv, row_block);
-#endif
+int find_kernel(const AttentionProblem& problem, const planning::Config& config) {
+  if (!problem.paged) return -1;
+  if (!config.universal) return find_table_row(problem, config.row_block);
+  return find_table_row(problem, 0) < 0 ? kUniversalKernel : -1;
 }
 
 void refuse(const AttentionProblem& problem) {
-  const KvCacheSpec& kv = problem.kv;
-  if (!problem.paged) unsupported("paged", "false", "attention over paged caches only");
-  if (kv.v_dim() != kv.head_dim)
-    unsupported("v_head_dim", fmt::to_string(kv.v_dim()), "V of K's head_dim only");
-  for (const auto& [name, type] :
-       {std::pair{"q_dtype", problem.q_dtype}, std::pair{"out_dtype", problem.out_dtype}}) {
-    if (type == DType::kFloat32) unsupported(name, dtype_name(type), "bf16 and f16");
-  }
-  for (const auto& [name, f] : {std::pair{"k_format", kv.k_format}, std::pair{"v_format", kv.v_format}}) {
-    if (f.dynamic_scale() && f.scale_dtype == DType::kFloat32)
-      unsupported(name, format_name(f), "stored scales in f16 only");
-  }
-  const std::string beside = v_formats_beside_k(kv);
-  if (beside.empty()) {
-    unsupported("k_format", format_name(kv.k_format),
-                fmt::format("no kernel for it at head_dim {}", kv.head_dim));
-  }
-  unsupported(
-      "v_format", format_name(kv.v_format),
-      fmt::format("{} beside k_format {} at head_dim {}", beside, format_name(kv.k_format), kv.head_dim));
+  throw Error(
+      ErrorCode::kUnsupported,
+      fmt::format("paged is {}, but the CUDA backend has attention over paged caches only: change it or "
+                  "use the CPU.",
+                  problem.paged));
 }
 
 std::int64_t backend_bytes(int workers, std::int64_t partials) {
@@ -310,10 +288,11 @@ void schedule(const Plan::Impl& plan, const SequenceLengths& lengths, std::byte*
 
 void run(const Plan::Impl& plan, const AttentionArgs& args, std::byte* workspace, Stream stream) {
   if (plan.problem.batch == 0) return;
-  check_out(args);
+  if (plan.kernel != kUniversalKernel) check_out(args);
   const DecodeParams p = decode_params(plan, args, workspace);
   const DeviceScope scope(plan.problem.device.index);
-  const DecodeKernel& kernel = decode_kernel(plan.kernel, plan.problem.device.index);
+  const DecodeKernel kernel = decode_kernel(plan.kernel, plan.problem.kv);
+  allow_shared_memory_once(plan.kernel, plan.problem.kv, plan.problem.device.index);
   cudaLaunchAttribute overlap{};  // of this kernel's start with the end of the one before it
   overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   overlap.val.programmaticStreamSerializationAllowed = 1;
@@ -331,7 +310,7 @@ void run(const Plan::Impl& plan, const AttentionArgs& args, std::byte* workspace
   cudaError_t status = launch();
   if (status == cudaErrorInvalidValue) {  // the device has been reset, or its context is another one
     (void)cudaGetLastError();             // or the caller's next check would find it
-    allow_shared_memory(kernel);
+    allow_shared_memory(plan.kernel, plan.problem.kv);
     status = launch();
   }
   check(status, "run");

@@ -15,10 +15,11 @@ namespace halftone::cuda {
 /// (compute capability 9.0) with a working driver.
 int multiprocessors(int device);
 
-/// Row of kDecodeTable that serves the problem in units of `row_block` packed rows; -1 if there is none.
-int find_kernel(const AttentionProblem& problem, int row_block);
+/// Row of kDecodeTable that serves the problem in units of `config`, kUniversalKernel if that is the
+/// universal row and kDecodeTable has no kernel for the problem, -1 else.
+int find_kernel(const AttentionProblem& problem, const planning::Config& config);
 
-/// For a problem that no row serves: throws Unsupported naming the field and what the backend has.
+/// For a problem that no kernel serves: throws Unsupported naming the field and what the backend has.
 [[noreturn]] void refuse(const AttentionProblem& problem);
 
 /// Bytes of a workspace that only this backend uses: listed items and arrival counters.

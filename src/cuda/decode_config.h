@@ -173,7 +173,7 @@ constexpr DecodeConfig make_decode_config(const PartConfig& k, const PartConfig&
   const int stage_bytes = stage_tiles * bytes;
   const bool long_pieces = one_warp && 2 * stage_bytes <= 10240;
   const bool heavy = (head_dim == 256 || (head_dim == 192 && !k.fixed)) && is_integer(k.dtype) &&
-                     k.mode == ScaleMode::kBlock && shape.teams == 8;
+                     k.mode == ScaleMode::kBlock && (shape.teams == 8 || k.dtype == DType::kInt8);
   const int teams = heavy || (stage_bytes > 10000 && shape.teams > 2) ? shape.teams / 2 : shape.teams;
   const int stages = long_pieces  ? 4
                      : teams == 8 ? (stage_bytes <= 5632 ? 3 : 2)
@@ -258,6 +258,10 @@ constexpr auto make_decode_table() {
   return table;
 }
 inline constexpr auto kDecodeTable = make_decode_table();
+
+/// What a plan stores instead of a row for the universal kernel (decode_any_kernel.h), which serves what the
+/// table lacks.
+inline constexpr int kUniversalKernel = static_cast<int>(kDecodeTable.size());
 
 /// Row of the table that serves a cache in units of `rows` packed rows (0: of any number); -1 if there is
 /// none. Without `warpgroups`, of Family::kWarp.

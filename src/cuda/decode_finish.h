@@ -1,9 +1,10 @@
 // The end of an item: the teams' states are merged, partial states folded and stored, the output written.
-// Warp f of the F that do it has the rows f, f + F, ... of every unit and works alone. With many rows the
+// A warp takes a group of rows at a time, one over a few lanes each, and works alone. With many rows the
 // compute warps do it themselves, else the finish warps, beside the next item.
 #pragma once
 
 #include "cuda/decode_queries.h"
+#include "cuda/device/values.h"
 
 namespace halftone::cuda {
 
@@ -19,69 +20,83 @@ struct Parts {
   int state_stride, value_stride, count;
 };
 
-/// One row of O over a warp: lane l has the dims 4 l + 128 j + 0..3. And its softmax state.
-/// `kAtOnce` parts are read together, as the registers of the finish warps allow.
-template <int kDim, int kAtOnce>
+/// A row of O over kLanes lanes: the l-th has the dims 4 l + 4 kLanes j + 0..3. And its softmax state. The
+/// rows of a group lie side by side in a warp, so that what is done once per row is done for all of them at
+/// once.
+template <int kDim, int kLanes_>
 struct Row {
-  static constexpr int kQuads = (kDim + 127) / 128;
+  static constexpr int kLanes = kLanes_;
+  static constexpr int kGroup = 32 / kLanes;  // rows
+  static constexpr int kQuads = (kDim + 4 * kLanes - 1) / (4 * kLanes);
   float4 x[kQuads] = {};
   float max = kMinus, sum = 0.0f;
 
-  static __device__ bool has(int quad, int lane) { return kDim % 128 == 0 || lane * 4 + quad * 128 < kDim; }
+  /// First dim of a lane's quad.
+  static __device__ int dim(int quad, int lane) { return lane % kLanes * 4 + quad * (4 * kLanes); }
+  static __device__ bool has(int quad, int lane) {
+    return kDim % (4 * kLanes) == 0 || dim(quad, lane) < kDim;
+  }
 
-  /// this = merge(this, parts).
-  __device__ void add(const Parts& parts, int lane) {
-#pragma unroll 1
-    for (int first = 0; first < parts.count; first += kAtOnce) {
-      float2 state[kAtOnce];
-      float4 v[kAtOnce][kQuads];
+  /// Parts [first, first + kAtOnce) of a row, as far as there are so many.
+  template <int kAtOnce>
+  struct Chunk {
+    float2 state[kAtOnce];
+    float4 x[kAtOnce][kQuads];
+
+    __device__ void load(const Parts& parts, int first, int lane) {
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const int part = min(first + i, parts.count - 1);
-        const float* row = parts.values + part * parts.value_stride + lane * 4;
+        const float* row = parts.values + part * parts.value_stride;
         state[i] = parts.states[part * parts.state_stride];
+        if (first + i >= parts.count) state[i] = {kMinus, 0.0f};
 #pragma unroll
         for (int j = 0; j < kQuads; ++j) {
-          if (has(j, lane)) v[i][j] = *reinterpret_cast<const float4*>(row + j * 128);
+          if (has(j, lane)) x[i][j] = *reinterpret_cast<const float4*>(row + dim(j, lane));
         }
       }
-      float merged = max;
+    }
+  };
+
+  /// this = merge(this, parts), one after the other; kAtOnce of them are read together.
+  template <int kAtOnce>
+  __device__ void add(const Parts& parts, int lane) {
+#pragma unroll 1
+    for (int first = 0; first < parts.count; first += kAtOnce) {
+      Chunk<kAtOnce> chunk;
+      chunk.load(parts, first, lane);
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        if (first + i >= parts.count) state[i] = {kMinus, 0.0f};
-        merged = fmaxf(merged, state[i].x);
-      }
-      scale(weight_log2(max, merged));
-      max = merged;
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        const float w = weight_log2(state[i].x, merged);
-        sum += state[i].y * w;
+        const float merged = fmaxf(max, chunk.state[i].x);
+        const float own = weight_log2(max, merged), w = weight_log2(chunk.state[i].x, merged);
+        max = merged;
+        sum = fmaf(chunk.state[i].y, w, sum * own);
 #pragma unroll
         for (int j = 0; j < kQuads; ++j) {
-          if (has(j, lane)) add_scaled(x[j], v[i][j], w);
+          if (has(j, lane)) x[j] = mix(x[j], own, chunk.x[i][j], w);
         }
       }
     }
   }
-  /// this = merge(this, other).
-  __device__ void fold(const Row& other) {
-    const float merged = fmaxf(max, other.max), w = weight_log2(other.max, merged);
-    scale(weight_log2(max, merged));
+  /// this = merge(part, this), to the bit what add() makes of the two in that order.
+  __device__ void put_behind(const Parts& part, int lane) {
+    Chunk<1> chunk;
+    chunk.load(part, 0, lane);
+    const float merged = fmaxf(chunk.state[0].x, max);
+    const float w = weight_log2(chunk.state[0].x, merged), own = weight_log2(max, merged);
     max = merged;
-    sum += other.sum * w;
+    sum = fmaf(sum, own, chunk.state[0].y * w);
 #pragma unroll
-    for (int j = 0; j < kQuads; ++j) add_scaled(x[j], other.x[j], w);
+    for (int j = 0; j < kQuads; ++j) {
+      if (has(j, lane)) x[j] = mix(chunk.x[0][j], w, x[j], own);
+    }
   }
 
  private:
-  __device__ void scale(float w) {
-    sum *= w;
-#pragma unroll
-    for (int j = 0; j < kQuads; ++j) x[j].x *= w, x[j].y *= w, x[j].z *= w, x[j].w *= w;
-  }
-  static __device__ void add_scaled(float4& x, const float4& y, float w) {
-    x.x += y.x * w, x.y += y.y * w, x.z += y.z * w, x.w += y.w * w;
+  /// a * wa + b * wb, the latter in the fused operation.
+  static __device__ float4 mix(const float4& a, float wa, const float4& b, float wb) {
+    return {fmaf(b.x, wb, a.x * wa), fmaf(b.y, wb, a.y * wa), fmaf(b.z, wb, a.z * wa),
+            fmaf(b.w, wb, a.w * wa)};
   }
 };
 
@@ -104,19 +119,21 @@ struct Slots {
   __device__ void store(const Row& r, int slot, int row, int lane, bool keep) const {
     __syncwarp();  // all lanes have read what the slot held
     if (!keep) return;
-    float* values = p.partial_out + at(slot, row) * kDim + lane * 4;
+    float* values = p.partial_out + at(slot, row) * kDim;
 #pragma unroll
     for (int j = 0; j < Row::kQuads; ++j) {
-      if (Row::has(j, lane)) *reinterpret_cast<float4*>(values + j * 128) = r.x[j];
+      if (Row::has(j, lane)) *reinterpret_cast<float4*>(values + Row::dim(j, lane)) = r.x[j];
     }
-    if (lane == 0) states()[at(slot, row)] = {r.max, r.sum};
+    if (lane % Row::kLanes == 0) states()[at(slot, row)] = {r.max, r.sum};
   }
 };
 
-/// Divides by the sum (with the sink), rotates back, and writes O and the LSE of a row.
-template <int kDim, class Row>
+/// Divides by the sum (with the sink), rotates back, and writes O and the LSE of a row. O is bf16 or f16 with
+/// rows that begin at multiples of 8 bytes, or anything with `kAnyOutput`.
+template <int kDim, bool kAnyOutput, class Row>
 __device__ inline void write_row(const DecodeParams& p, const RowPlace& place, const Row& r, int lane,
                                  bool keep) {
+  constexpr int kQuads = Row::kQuads;
   float scale = 0.0f, lse = kMinus;
   if (r.max != kMinus || r.sum != 0.0f) {
     float max = r.max, sum = r.sum, weight = 1.0f;
@@ -129,50 +146,57 @@ __device__ inline void write_row(const DecodeParams& p, const RowPlace& place, c
     scale = weight / sum;
     lse = (max + log2f(sum)) * kLn2;
   }
-  float x[Row::kQuads][4];
+  float x[kQuads][4];
 #pragma unroll
-  for (int j = 0; j < Row::kQuads; ++j) {
+  for (int j = 0; j < kQuads; ++j) {
     x[j][0] = r.x[j].x, x[j][1] = r.x[j].y, x[j][2] = r.x[j].z, x[j][3] = r.x[j].w;
   }
   if (p.rotate_v) {
-    constexpr int kBlock = hadamard::block_size(kDim);
+    constexpr int kBlock = hadamard::block_size(kDim), kInLanes = 4 * Row::kLanes;
 #pragma unroll
-    for (int j = 0; j < Row::kQuads; ++j) {
-      rotate_lanes < 4, kBlock<128 ? kBlock : 128>(x[j], lane);
-    }
-    if constexpr (kBlock == 256) {
+    for (int j = 0; j < kQuads; ++j) rotate_lanes < 4, kBlock<kInLanes ? kBlock : kInLanes>(x[j], lane);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float a = x[0][i], b = x[1][i];
-        x[0][i] = a + b, x[1][i] = a - b;
+    for (int h = 1; h * kInLanes < kBlock; h *= 2) {
+#pragma unroll
+      for (int i = 0; i < 4 * kQuads; ++i) {
+        if (i / 4 & h) continue;
+        const float a = x[i / 4][i % 4], b = x[i / 4 + h][i % 4];
+        x[i / 4][i % 4] = a + b, x[i / 4 + h][i % 4] = a - b;
       }
     }
     scale *= hadamard::factor(kBlock);
   }
-  std::uint16_t* out =
-      static_cast<std::uint16_t*>(p.out) + place.token * p.out_token_stride + place.head * p.out_head_stride;
+  const std::int64_t out = place.token * p.out_token_stride + place.head * p.out_head_stride;
 #pragma unroll
-  for (int j = 0; j < Row::kQuads; ++j) {
+  for (int j = 0; j < kQuads; ++j) {
     const float a = x[j][0] * scale, b = x[j][1] * scale, c = x[j][2] * scale, d = x[j][3] * scale;
-    if (keep && Row::has(j, lane)) {
-      *reinterpret_cast<uint2*>(out + lane * 4 + j * 128) = p.out_bf16
-                                                                ? uint2{pack_bf16x2(a, b), pack_bf16x2(c, d)}
-                                                                : uint2{pack_f16x2(a, b), pack_f16x2(c, d)};
+    if (!keep || !Row::has(j, lane)) continue;
+    const std::int64_t at = out + Row::dim(j, lane);
+    if constexpr (kAnyOutput) {
+      store_value(p.out_type, p.out, at, a);
+      store_value(p.out_type, p.out, at + 1, b);
+      store_value(p.out_type, p.out, at + 2, c);
+      store_value(p.out_type, p.out, at + 3, d);
+    } else {
+      const bool bf16 = p.out_type == DType::kBFloat16;
+      *reinterpret_cast<uint2*>(static_cast<std::uint16_t*>(p.out) + at) =
+          bf16 ? uint2{pack_bf16x2(a, b), pack_bf16x2(c, d)} : uint2{pack_f16x2(a, b), pack_f16x2(c, d)};
     }
   }
-  if (keep && lane == 0 && p.lse != nullptr) {
+  if (keep && lane % Row::kLanes == 0 && p.lse != nullptr) {
     p.lse[place.token * p.lse_token_stride + place.head * p.lse_head_stride] = lse;
   }
 }
 
-/// Rows r, r + 8, ... of a unit are a class: what one warp finishes at a time, however many warps take part.
+/// Groups g, g + 8, ... of a unit's rows are a class: what one warp finishes, however many warps take part.
 /// Bit c of a mask is class c.
 inline constexpr int kRowClasses = kArrivalCounters;
 
-/// The classes of warp `warp` of `warps`.
-__device__ inline std::uint32_t classes_of(int warp, int warps, int rows) {
+/// The classes of warp `warp` of `warps`, a divisor of their number unless there is one group for each warp:
+/// the warp's groups are `warp`, `warp` + `warps`, ...
+__device__ inline std::uint32_t classes_of(int warp, int warps, int groups) {
   std::uint32_t mask = 0;
-  for (int c = warp; c < min(kRowClasses, rows); c += warps) mask |= 1u << c;
+  for (int c = warp; c < min(kRowClasses, groups); c += warps) mask |= 1u << c;
   return mask;
 }
 
@@ -217,62 +241,54 @@ __device__ inline Merge next_merge(const DeviceItem& item, const Merge& done, bo
   return {first, kMergeGroup, groups, groups, first, -1};
 }
 
-/// The part of an absolute split's unit that its first worker has folded, or the slots of the unit: a left
-/// fold, wherever the first slot ends.
-template <int kDim, class Row>
-__device__ inline void fold_slots(const Slots<kDim>& slots, int first, int count, int row, int lane, Row& r) {
-  const Row last = r;
-  r = {};
-#pragma unroll 1
-  for (int i = 0; i < count; ++i) {
-    Row one;
-    one.add(slots.parts(first + i, 0, 1, row), lane);
-    r.fold(one);
+/// The states that the teams of a configuration leave of a row.
+template <DecodeConfig C>
+struct TeamStates {
+  using Traits = DecodeTraits<C>;
+  const typename Traits::Shared& s;
+  __device__ Parts operator()(int row) const {
+    return {&s.state[0][row], s.out[0][row], Traits::kRows, Traits::kRows * (Traits::kDim + Traits::kPad),
+            C.teams};
   }
-  r.fold(last);
-}
+};
 
 /// Merges the teams' states of an item and writes the rows, or stores them in the item's slot; the last part
 /// of a cut unit to arrive merges the slots in KV order and writes the rows. A rehearsal (not `real`) keeps
-/// nothing.
-template <DecodeConfig C>
-__device__ inline void finish_item(const DecodeParams& p, const DeviceItem& item,
-                                   typename DecodeTraits<C>::Shared& s, int warp, int warps, int lane,
-                                   bool real) {
-  using Traits = DecodeTraits<C>;
-  constexpr int kDim = C.head_dim;
+/// nothing. kAtOnce: parts that are read together, as the caller's registers allow. `states_of(row)`: the
+/// Parts that the teams leave of a row.
+template <class Traits, int kAtOnce, class StatesOf>
+__device__ inline void finish_item(const DecodeParams& p, const DeviceItem& item, const StatesOf& states_of,
+                                   int warp, int warps, int lane, bool real) {
+  constexpr int kDim = Traits::kDim;
+  using State = Row<kDim, Traits::kRowLanes>;
+  constexpr int kGroup = State::kGroup;
   const planning::WorkItem& work = item.work;
   const Slots<kDim> slots{p};
-  const int rows = real ? work.row_end - work.row_begin : 8;
-  std::uint32_t classes = classes_of(warp, warps, rows);
-  const bool absolute = p.schedule.params.absolute;
-  Merge merge{-1, 0, C.teams, 0, 0, (real ? work.finish : warp < 4) ? -1 : work.partial};
+  const int rows = real ? work.row_end - work.row_begin : kGroup, groups = (rows + kGroup - 1) / kGroup;
+  std::uint32_t classes = real ? classes_of(warp, warps, groups) : 1;
+  Merge merge{-1, 0, 0, 0, 0, (real ? work.finish : warp < 4) ? -1 : work.partial};
 #pragma unroll 1
   while (classes != 0) {
 #pragma unroll 1
-    for (int row = 0; row < rows; ++row) {
-      if (!(classes >> row % kRowClasses & 1)) continue;
-      Row<kDim, Traits::kPartsAtOnce> r;
-      if (merge.first < 0 || !absolute) {
-        Parts parts = slots.parts(max(merge.first, 0), merge.step, merge.count, row);
-        if (merge.first < 0) {
-          parts = {&s.state[0][row], s.out[0][row], Traits::kRows, Traits::kRows * (kDim + Traits::kPad),
-                   C.teams};
-        }
-        r.add(parts, lane);
-      }
-      if (absolute && real && (merge.first >= 0 || work.fold)) {
-        fold_slots(slots, merge.first < 0 ? work.partial : merge.first, merge.first < 0 ? 1 : merge.count,
-                   row, lane, r);
+    for (int group = real ? warp : 0; group < groups; group += warps) {
+      if (!(classes >> group % kRowClasses & 1)) continue;
+      const int place = group * kGroup + lane / State::kLanes, row = min(place, rows - 1);
+      const bool keep = real && place < rows;
+      State r;
+      if (merge.first < 0) {
+        r.template add<kAtOnce>(states_of(row), lane);
+        if (real && work.fold) r.put_behind(slots.parts(work.partial, 0, 1, row), lane);
+      } else {
+        r.template add<kAtOnce>(slots.parts(merge.first, merge.step, merge.count, row), lane);
       }
       if (merge.target < 0) {
-        write_row<kDim>(p, place_of(p, item, row), r, lane, real);
+        write_row<kDim, Traits::kAnyOutput>(p, place_of(p, item, row), r, lane, keep);
       } else {
-        slots.store(r, merge.target, row, lane, real);
+        slots.store(r, merge.target, row, lane, keep);
       }
     }
     if (!real || merge.target < 0 || item.first_slot < 0) return;
-    merge = next_merge(item, merge, absolute);
+    merge = next_merge(item, merge, p.schedule.params.absolute);
     classes = last_arrivals(p, merge.counter, classes, merge.arrivals, lane);
   }
 }
@@ -319,7 +335,8 @@ __device__ inline void finish_worker(const DecodeParams& p, typename DecodeTrait
     }
     if (index < 0 || !has_next) continue;
     hardware_barrier_wait<kStates, Traits::kStatesThreads>();
-    finish_item<C>(p, s.queue.items[index % ItemQueue::kCapacity], s, warp, kFinishWarps, lane, true);
+    finish_item<Traits, Traits::kPartsOfFinish>(p, s.queue.items[index % ItemQueue::kCapacity],
+                                                TeamStates<C>{s}, warp, kFinishWarps, lane, true);
     barrier_arrive(shared_address(&s.states_empty));
     __syncwarp();
     if (warp == 0 && lane == 0) s.queue.current = index + 1;

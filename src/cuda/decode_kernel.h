@@ -89,7 +89,8 @@ __device__ inline void compute_worker(const DecodeParams& p, typename DecodeTrai
   using Traits = DecodeTraits<C>;
   using Queries = typename Traits::Queries;
   static_assert(!(Traits::kRehearses && Traits::kComputeFinishes));
-  static_assert(sizeof(s.out) >= sizeof(Queries) && sizeof(s.out) >= sizeof(s.ring[0][0]));
+  static_assert(!Traits::kRehearses ||
+                (sizeof(s.out) >= sizeof(Queries) && sizeof(s.out) >= sizeof(s.ring[0][0])));
   const int thread = thread_index(), warp = thread / 32;
   Warp<C> w;
   w.lane = thread % 32, w.g = w.lane / 4, w.t = w.lane % 4;
@@ -161,7 +162,11 @@ __device__ inline void compute_worker(const DecodeParams& p, typename DecodeTrai
     if (parts & kBeginAndEnd) w.end(p, item, s, real);
     if (last) {  // nothing to do beside it
       if (real) hardware_barrier_wait<kCompute, Traits::kComputeThreads>();
-      if (parts & kFinish) finish_item<C>(p, item, s, warp, Traits::kWarps, w.lane, real);
+      if (parts & kFinish) {
+        finish_item<Traits, Traits::kPartsOfCompute>(p, item, TeamStates<C>{s}, warp, Traits::kWarps, w.lane,
+                                                     real);
+      }
+      if (!Traits::kComputeFinishes && real) return;
       if (Traits::kComputeFinishes) hardware_barrier_wait<kCompute, Traits::kComputeThreads>();
       if (Traits::kComputeFinishes && thread == 0) s.queue.current = index + 1;
     } else {
@@ -182,6 +187,8 @@ __device__ inline void decode_worker(const DecodeParams& p, int worker, typename
       load_worker<C>(p, worker, s, warp - Traits::kLoadWarp);
     } else if constexpr (!Traits::kComputeFinishes) {
       finish_worker<C>(p, s, warp - Traits::kLoadWarp - kLoadWarps);
+    } else {
+      prefetch_inputs(p, worker, thread_index() - 32 * (Traits::kLoadWarp + kLoadWarps));
     }
   } else {
     if constexpr (Traits::kWarps > 4) grow_registers<Traits::kComputeRegisters>();

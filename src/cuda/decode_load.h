@@ -122,7 +122,7 @@ __device__ inline void init_barriers(typename DecodeTraits<C>::Shared& s, int la
 }
 
 /// A load warp: the first one sets up the barriers and the worker's first items, and extends the item queue.
-/// Lane t of warp w refills the ring of team t * kLoadWarps + w.
+/// Lane t of warp w refills the ring of team t * kLoadWarps + w, if there is one.
 template <DecodeConfig C>
 __device__ inline void load_worker(const DecodeParams& p, int worker, typename DecodeTraits<C>::Shared& s,
                                    int warp) {
@@ -139,6 +139,9 @@ __device__ inline void load_worker(const DecodeParams& p, int worker, typename D
     if constexpr (!Traits::kComputeFinishes) hardware_barrier_arrive<kFinishReady, 32 * (kFinishWarps + 1)>();
   } else {
     hardware_barrier_wait<kLoadReady, 32 * kLoadWarps>();
+  }
+  if constexpr (C.teams < kLoadWarps) {
+    if (warp >= C.teams) return;
   }
   const std::uint64_t policy = evict_first_policy();
   const int team = lane * kLoadWarps + warp;

@@ -152,8 +152,8 @@ struct QueryLoader {
     float x[8];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      x[2 * i] = low_half(words[i], p.q_bf16);
-      x[2 * i + 1] = high_half(words[i], p.q_bf16);
+      x[2 * i] = low_half(words[i], p.q_type == DType::kBFloat16);
+      x[2 * i + 1] = high_half(words[i], p.q_type == DType::kBFloat16);
     }
     if (p.rotate_k) {
       rotate_lanes<8, Traits::kDim>(x, chunk);

@@ -55,10 +55,24 @@ struct DecodeTraits {
   static constexpr bool kComputeFinishes = kWarpgroups || C.row_groups > 1;
   static constexpr int kQueryWarps = kComputeFinishes ? kWarps : kFinishWarps;  // that bring queries
   // Per thread, of the compute warps and of the other warpgroup; 4 compute warps have plenty.
-  static constexpr int kOtherRegisters = kComputeFinishes ? 56 : 72,
-                       kComputeRegisters = kComputeFinishes ? 224 : 216;
-  static constexpr int kPartsAtOnce = kDim > 128 ? 1 : 4;
+  static constexpr bool kLargeFinish = kDim == 192;  // whose finish warps need more
+  static constexpr int kOtherRegisters = kComputeFinishes ? 56
+                                         : kLargeFinish   ? 88
+                                                          : 72,
+                       kComputeRegisters = kComputeFinishes ? 224
+                                           : kLargeFinish   ? 208
+                                                            : 216;
+  static constexpr bool kScarce = kWarpgroups && (kRows == 64 || C.k.mode == ScaleMode::kBlock);  // registers
+  // At the end of an item: lanes of a row, and parts that the compute warps and the finish warps read
+  // together.
+  static constexpr int kRowLanes = kDim != 64 && kDim != 128 ? 32 : kComputeFinishes && !kScarce ? 8 : 16;
+  static constexpr bool kFewParts = kDim > 128 || C.row_tiles == 3;  // registers
+  static constexpr int kPartsOfCompute = kFewParts                       ? 1
+                                         : kWarpgroups || kRowLanes == 8 ? 2
+                                                                         : 4,
+                       kPartsOfFinish = 1;
   static constexpr int kItemsQueried = kWarpgroups ? 1 : 2;            // whose queries are held
+  static constexpr bool kAnyOutput = false;                            // O is bf16 or f16, aligned
   static constexpr bool kRehearses = C.row_tiles == 1 && kDim <= 128;  // registers again
   static constexpr int kPad = 4;  // floats: spreads the rows of `out` over the banks
 
@@ -128,7 +142,7 @@ struct Piece {
 /// A rotated row has fp32 values, and bf16 cannot hold an f16 one.
 template <DecodeConfig C>
 __device__ inline bool needs_low_part(const DecodeParams& p) {
-  return p.rotate_k || (C.k.dtype == DType::kBFloat16 && !p.q_bf16);
+  return p.rotate_k || (C.k.dtype == DType::kBFloat16 && p.q_type != DType::kBFloat16);
 }
 
 /// Keys from `begin` up to `end`.
@@ -153,8 +167,8 @@ __device__ inline float static_value(const float* values, int stride, const Devi
 
 inline constexpr float kLog2e = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.6931471805599453f;
-inline constexpr float kLazyRescale =
-    2.0f;  // P stays below 2^2, so that P * scale fits f16 for scales up to 16,000
+/// Family::kWarp: P stays below 2^2, so that P * scale fits f16 for scales up to 16,000.
+inline constexpr float kLazyRescale = 2.0f;
 inline constexpr float kMinus = -__builtin_huge_valf();
 
 }  // namespace halftone::cuda

@@ -132,7 +132,8 @@ struct Team {
   float out[2][kSums];   // O^T: m-tile j of the warp's block
   unsigned thread;       // of the compute warps
   static constexpr float kNone = -FLT_MAX;
-  static constexpr float kLargest = 4.0f;  // P stays below: 2^kLazyRescale
+  // P stays below, so that its products with scales of V up to 4,000 fit f16; every raise is a barrier more.
+  static constexpr float kLargest = 16.0f;
 
   __device__ int lane() const { return static_cast<int>(thread % 32); }
   __device__ int g() const { return static_cast<int>(thread % 32 / 4); }
@@ -156,8 +157,13 @@ struct Team {
       for (int i = 0; i < kSums; ++i) out[j][i] = 0.0f;
     }
   }
-  __device__ void scores(const DecodeParams& p, const Queries& queries, const std::uint8_t* tile,
-                         bool low_part, float (&x)[kSums]) const;
+  // K of one group: its fragments stay in registers until the products are complete.
+  static constexpr bool kWholeRows = C.k.mode != ScaleMode::kBlock;
+  using KFragments = std::uint32_t[kWholeRows ? kSteps : 1][4];
+  __device__ void begin_scores(const Queries& queries, const std::uint8_t* tile, KFragments& a,
+                               float (&x)[kSums]) const;
+  __device__ void end_scores(const DecodeParams& p, const Queries& queries, const std::uint8_t* tile,
+                             bool low_part, KFragments& a, float (&x)[kSums]) const;
   template <bool kFirst>
   __device__ void add_groups(const Part<C.k>& part, K& k, const std::uint8_t* scales, std::uint64_t q,
                              std::uint64_t sums, float (&x)[kSums]) const;
@@ -168,7 +174,9 @@ struct Team {
                                 std::uint32_t place, float (&partial)[kTiles][2]) const;
   template <bool kLogits>
   __device__ void raise(const float* factors, const float (&x)[kSums], Shared& s);
-  __device__ void accumulate(const V (&v)[4], const std::uint8_t* prob);
+  using VFragments = std::uint32_t[4][2][4];
+  static __device__ void make_fragments(const V (&v)[4], VFragments& a);
+  __device__ void accumulate(const VFragments& a, const std::uint8_t* prob);
   /// Until O is complete.
   __device__ void wait() {
     wgmma_wait();

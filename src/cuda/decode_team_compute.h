@@ -6,52 +6,65 @@
 
 namespace halftone::cuda {
 
-/// x = raw products of the tile's tokens g, g + 8 (x[4 n], x[4 n + 1] and the two after) with columns 8 n +
-/// 2t, 2t + 1. `low_part`: Q has one, needs_low_part().
+/// Begins x = raw products of the tile's tokens g, g + 8 (x[4 n], x[4 n + 1] and the two after) with columns
+/// 8 n + 2t, 2t + 1.
 template <DecodeConfig C>
-__device__ inline void Team<C>::scores(const DecodeParams& p, const Queries& queries,
-                                       const std::uint8_t* tile, bool low_part, float (&x)[kSums]) const {
+__device__ inline void Team<C>::begin_scores(const Queries& queries, const std::uint8_t* tile, KFragments& a,
+                                             float (&x)[kSums]) const {
+  if constexpr (kWholeRows) {
+    const std::uint64_t q = b_matrix<kColumns>(shared_address(queries.fragments));
+    K k;
+    k.load(tile, lane());
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      k.fragment(i / 2, i % 2, kFlip, a[i]);
+      pin(a[i]);
+    }
+    std::uint32_t offset[4] = {};
+    offset[0] = offset[1] = t() == 0 ? 0x80808080u : 0u;  // -128, as a denormal
+    pin(offset);
+    wgmma_begin();
+    if constexpr (kSigned) {
+      wgmma_first<kBf16>(x, offset, b_matrix<kColumns>(shared_address(queries.group_sums)));
+    } else {
+      wgmma_first<kBf16>(x, a[0], q);
+    }
+#pragma unroll
+    for (int i = kSigned ? 0 : 1; i < kSteps; ++i) wgmma_add<kBf16>(x, a[i], q + i * kNext);
+    wgmma_commit();
+  }
+}
+
+/// Completes them. `low_part`: Q has one, needs_low_part().
+template <DecodeConfig C>
+__device__ inline void Team<C>::end_scores(const DecodeParams& p, const Queries& queries,
+                                           const std::uint8_t* tile, bool low_part, KFragments& a,
+                                           float (&x)[kSums]) const {
   const Part<C.k> part{p.k};
   const std::uint8_t* scales = tile + p.cache.k_param_offset;
   const std::uint8_t* mins = scales + kTileTokens * kGroups * 2;
   const std::uint64_t q = b_matrix<kColumns>(shared_address(queries.fragments)), q_low = q + kSteps * kNext;
-  const std::uint64_t sums = b_matrix<kColumns>(shared_address(queries.group_sums));
-  K k;
-  k.load(tile, lane());
-  if constexpr (C.k.mode == ScaleMode::kBlock) {
+  if constexpr (!kWholeRows) {
+    const std::uint64_t sums = b_matrix<kColumns>(shared_address(queries.group_sums));
+    K k;
+    k.load(tile, lane());
     add_groups<true>(part, k, scales, q, sums, x);
     if (low_part) {
       k.load(tile, lane());  // again, to save registers
       add_groups<false>(part, k, scales, q_low, sums, x);
     }
     return;
-  }
-  std::uint32_t a[kSteps][4], offset[4] = {};
-#pragma unroll
-  for (int i = 0; i < kSteps; ++i) {
-    k.fragment(i / 2, i % 2, kFlip, a[i]);
-    pin(a[i]);
-  }
-  offset[0] = offset[1] = t() == 0 ? 0x80808080u : 0u;  // -128, as a denormal
-  pin(offset);
-  wgmma_begin();
-  if constexpr (kSigned) {
-    wgmma_first<kBf16>(x, offset, sums);
   } else {
-    wgmma_first<kBf16>(x, a[0], q);
-  }
-#pragma unroll
-  for (int i = kSigned ? 0 : 1; i < kSteps; ++i) wgmma_add<kBf16>(x, a[i], q + i * kNext);
-  wgmma_commit();
-  wgmma_wait();
-  pin(x);
-  if (low_part) {
-    wgmma_begin();
-#pragma unroll
-    for (int i = 0; i < kSteps; ++i) wgmma_add<kBf16>(x, a[i], q_low + i * kNext);
-    wgmma_commit();
     wgmma_wait();
     pin(x);
+    if (low_part) {
+      wgmma_begin();
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) wgmma_add<kBf16>(x, a[i], q_low + i * kNext);
+      wgmma_commit();
+      wgmma_wait();
+      pin(x);
+    }
   }
   if constexpr (C.k.mode == ScaleMode::kToken) {
     const float low = part.load(scales, g()), high = part.load(scales, g() + 8);
@@ -158,7 +171,7 @@ __device__ inline void Team<C>::modify(const DecodeParams& p, const Queries& que
 }
 
 /// Probabilities of a tile: their sums per column, and P (times `scales` of tokens g, g + 8) at `place` of
-/// shared memory, this lane's part of a B matrix. True if one is beyond 2^kLazyRescale, or two come close.
+/// shared memory, this lane's part of a B matrix. True if one is beyond kLargest, or two come close.
 /// kLogits: x are logits, else raw products.
 template <DecodeConfig C>
 template <bool kLogits>
@@ -202,7 +215,7 @@ __device__ inline bool Team<C>::probabilities(const float* factors, const float 
   return exceeds;
 }
 
-/// Raises the maxima of the columns in which a probability of the piece is beyond 2^kLazyRescale, and of no
+/// Raises the maxima of the columns in which a probability of the piece is beyond kLargest, and of no
 /// others, so that a row never depends on the rows beside it.
 template <DecodeConfig C>
 template <bool kLogits>
@@ -239,10 +252,9 @@ __device__ inline void Team<C>::raise(const float* factors, const float (&x)[kSu
   }
 }
 
-/// Begins O^T += V^T P^T over a piece.
+/// V of a piece as operand A.
 template <DecodeConfig C>
-__device__ inline void Team<C>::accumulate(const V (&v)[4], const std::uint8_t* prob) {
-  std::uint32_t a[4][2][4];
+__device__ inline void Team<C>::make_fragments(const V (&v)[4], VFragments& a) {
 #pragma unroll
   for (int tile = 0; tile < 4; ++tile) {
 #pragma unroll
@@ -251,6 +263,11 @@ __device__ inline void Team<C>::accumulate(const V (&v)[4], const std::uint8_t* 
       pin(a[tile][j]);
     }
   }
+}
+
+/// Begins O^T += V^T P^T over a piece.
+template <DecodeConfig C>
+__device__ inline void Team<C>::accumulate(const VFragments& a, const std::uint8_t* prob) {
   const std::uint64_t b = b_matrix<kColumns>(uniform(shared_address(prob)));
   pin(out[0]);
   pin(out[1]);

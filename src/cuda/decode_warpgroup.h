@@ -35,6 +35,8 @@ struct TeamItem {
   using Logits = float[Team<C>::kSums];
   using Partial = float[C.row_tiles][2];
   using V = typename Team<C>::V;
+  // V of a piece is turned into fragments beside the product of the next K, where registers hold both.
+  static constexpr bool kOverlaps = Team<C>::kWholeRows && !Traits::kScarce;
   const DecodeParams& p;
   Shared& s;
   const DeviceItem& item;
@@ -67,10 +69,10 @@ struct TeamItem {
       for (int i = 0; i < C.piece_tiles; ++i) v[i].clear(alive(piece, i), team.t());
     }
   }
-  /// Logits of the warp's tile.
-  __device__ void scores(const TeamPiece& piece, Logits& x) const {
+  /// Logits of the warp's tile, begun before.
+  __device__ void end_scores(const TeamPiece& piece, typename Team<C>::KFragments& a, Logits& x) const {
     const int warp = team.warp();
-    team.scores(p, s.queries[0], tile(piece, warp), needs_low_part<C>(p), x);
+    team.end_scores(p, s.queries[0], tile(piece, warp), needs_low_part<C>(p), a, x);
     if (piece.special) {
       team.modify(p, s.queries[0], piece.token + warp * kTileTokens,
                   piece.live >> warp & 1 ? item.work.kv_end : 0, x);
@@ -117,27 +119,48 @@ struct TeamItem {
       team.thread = thread_index();  // what is derived from it need not be kept in registers
       const bool has_next = token < item.work.kv_end;
       Logits x;
+      typename Team<C>::KFragments k;
       TeamPiece next{};
       if (has_next) {
         barrier_wait(shared_address(&s.full[team.team()][ring.stage]), ring.parity);
         next = piece_at(token, ring.stage);
-        scores(next, x);
       }
-      if (token - kDistance >= item.work.kv_begin) {  // P of the piece before is there
+      // Without a next piece of whatever the ring holds: a condition would keep the compiler from
+      // overlapping.
+      if (kOverlaps || has_next) {
+        team.begin_scores(s.queries[0], s.ring[team.team()][ring.stage] + team.warp() * p.cache.tile_bytes, k,
+                          x);
+      }
+      if constexpr (!kOverlaps) {
+        if (has_next) end_scores(next, k, x);
+      }
+      const bool has_previous = token - kDistance >= item.work.kv_begin;  // its P is there
+      typename Team<C>::VFragments fragments;
+      if (has_previous) {
         const TeamPiece piece = piece_at(token - kDistance, ring.previous());
         V v[C.piece_tiles];
         load_v(piece, v);
         __syncwarp();
         if (team.lane() == 0) barrier_arrive(shared_address(&s.empty[team.team()][piece.stage]));
-        team.accumulate(v, team.prob(s, buffer));
+        team.make_fragments(v, fragments);
       }
+      if constexpr (kOverlaps) {
+        if (has_next) {
+          end_scores(next, k, x);
+        } else {
+          wgmma_wait();
+        }
+      }
+      if (has_previous) team.accumulate(fragments, team.prob(s, buffer));
       if (!has_next) break;
       ring.advance();
       buffer ^= 1;
       Partial partial;
-      const bool exceeds = softmax(next, x, buffer, partial);
+      // There are no maxima yet: P need not be tried.
+      const bool first = !Traits::kScarce && token - kDistance < item.work.kv_begin;
+      const bool exceeds = first || softmax(next, x, buffer, partial);
       team.wait();
-      if (team_any(team.team(), exceeds)) {
+      if (first || team_any(team.team(), exceeds)) {
         raise(next, x);
         softmax(next, x, buffer, partial);
         team_barrier(team.team());
@@ -171,7 +194,8 @@ __device__ inline void compute_warpgroups(const DecodeParams& p, typename Decode
     TeamItem<C>{p, s, item, team, seen_by_all(p, item, queries.places, item.work.kv_end)}.run(ring);
     team.end(p, item, s);
     hardware_barrier_wait<kCompute, Traits::kComputeThreads>();
-    finish_item<C>(p, item, s, warp, Traits::kWarps, team.lane(), true);
+    finish_item<Traits, Traits::kPartsOfCompute>(p, item, TeamStates<C>{s}, warp, Traits::kWarps, team.lane(),
+                                                 true);
     hardware_barrier_wait<kCompute, Traits::kComputeThreads>();
     if (team.thread == 0) s.queue.current = index + 1;
   }

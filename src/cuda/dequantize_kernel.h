@@ -55,8 +55,6 @@ __device__ __forceinline__ int request_at(const DequantizeShared& s, std::int64_
   return low;
 }
 
-__device__ __forceinline__ int lanes_of(int dim) { return dim <= 64 ? 8 : dim <= 128 ? 16 : 32; }
-
 template <DType kType, bool kAsymmetric>
 struct Dequantizer {
   using Load = ChunkLoad<kType, kAsymmetric>;
@@ -130,7 +128,10 @@ struct Dequantizer {
       codec::Params params[kLaneRows];
       if (live) {
         place.load(tile + p.part.data_offset, t, codes);
-        if (kQuantised) load_params<kAsymmetric>(p, tile, t, head, group, params);
+        if (kQuantised) {
+          const std::int64_t at = std::int64_t{head} * p.static_stride;
+          load_params<kAsymmetric>(p.part, p.static_scale + at, p.static_min + at, tile, t, group, params);
+        }
       }
 #pragma unroll 1
       for (int k = 0; k < kLaneRows; ++k) {

@@ -12,6 +12,9 @@ namespace halftone::cuda {
 
 inline constexpr int kLaneRows = 4;
 
+/// Lanes that a row fills, idle ones included.
+__device__ __forceinline__ int lanes_of(int dim) { return dim <= 64 ? 8 : dim <= 128 ? 16 : 32; }
+
 /// Row k of the lane with tokens 2t, 2t + 1, 2t + 8 and 2t + 9.
 __device__ __forceinline__ int lane_token(int t, int k) { return 2 * t + k % 2 + k / 2 * 8; }
 
@@ -46,26 +49,32 @@ struct Chunk {
 
 /// Where a lane's chunk lies in the tiles of a part. It is cut into pieces of adjacent dims that one access
 /// reads: 1 of K, 2 of V (4 tokens at once); twice as many in a last block of 16 dims.
-template <DType kType, bool kAsymmetric>
-struct ChunkLoad {
-  using Codes = Chunk<kType, kAsymmetric>;
-  static constexpr int kBits = Codes::kBits;
-
+struct ChunkPlace {
   bool by_token;   // K, and 16-bit V: a token's codes lie apart from those of other tokens
   bool tail;       // in a last block of 16 dims
   int first;       // bytes from the part's data to the chunk of token 0
   int token_step;  // to the next token; of packed V to the next t
   int piece_step;
 
-  __device__ __forceinline__ ChunkLoad(const page::Part& part, int chunk) {
+  /// `bits`: of an element of the part.
+  __device__ __forceinline__ ChunkPlace(const page::Part& part, int chunk, int bits) {
     const int d = chunk * kChunk;
-    by_token = kBits == 16 || part.which == KvPart::kK;
-    tail = kBits != 16 && part.dim - d / 32 * 32 < 32;
+    by_token = bits == 16 || part.which == KvPart::kK;
+    tail = bits != 16 && part.dim - d / 32 * 32 < 32;
     const int piece = (by_token ? 8 : 4) >> (tail ? 1 : 0);
     first = part.place(0, d).byte;
     token_step = part.place(by_token ? 1 : 2, d).byte - first;
     piece_step = piece < kChunk ? part.place(0, d + piece).byte - first : 0;
   }
+};
+
+template <DType kType, bool kAsymmetric>
+struct ChunkLoad : ChunkPlace {
+  using Codes = Chunk<kType, kAsymmetric>;
+  static constexpr int kBits = Codes::kBits;
+
+  __device__ __forceinline__ explicit ChunkLoad(const ChunkPlace& place) : ChunkPlace(place) {}
+  __device__ __forceinline__ ChunkLoad(const page::Part& part, int chunk) : ChunkPlace(part, chunk, kBits) {}
 
   /// `data`: the part's data in a tile.
   __device__ __forceinline__ void load(const std::uint8_t* data, int t, Codes (&codes)[kLaneRows]) const {
@@ -156,15 +165,15 @@ __device__ __forceinline__ float load_param(DType type, const std::uint8_t* at) 
   return __half2float(__ushort_as_half(__ldg(reinterpret_cast<const unsigned short*>(at))));
 }
 
-/// Scale and min of a lane's 4 tokens.
+/// Scale and min of a lane's 4 tokens; `static_scale` and `static_min` are those of the KV head, if any.
 template <bool kAsymmetric>
-__device__ __forceinline__ void load_params(const DequantizeParams& p, const std::uint8_t* tile, int t,
-                                            int head, int group, codec::Params (&params)[kLaneRows]) {
-  const page::Part& part = p.part;
+__device__ __forceinline__ void load_params(const page::Part& part, const float* static_scale,
+                                            const float* static_min, const std::uint8_t* tile, int t,
+                                            int group, codec::Params (&params)[kLaneRows]) {
   if (part.format.static_scale()) {
     codec::Params all;
-    all.scale = __ldg(p.static_scale + std::int64_t{head} * p.static_stride);
-    if (kAsymmetric) all.min = __ldg(p.static_min + std::int64_t{head} * p.static_stride);
+    all.scale = __ldg(static_scale);
+    if (kAsymmetric) all.min = __ldg(static_min);
 #pragma unroll
     for (int k = 0; k < kLaneRows; ++k) params[k] = all;
   } else {

@@ -24,6 +24,8 @@ DecodeKernel decode_kernel_int8(int row);
 DecodeKernel decode_kernel_int4(int row);
 DecodeKernel decode_kernel_mixed8(int row);  // by the bits of V
 DecodeKernel decode_kernel_mixed4(int row);
+/// The universal kernel, for any format of K and V.
+DecodeKernel decode_kernel_any(int head_dim, int v_dim);
 
 /// cudaError_t as int. `stream` is a cudaStream_t.
 int launch_schedule(const ScheduleBuildParams& params, void* stream);

@@ -60,12 +60,12 @@ struct DecodeParams {
   float softcap;              // 0: none; in logit units
   std::int32_t causal_right;  // keys j <= p + causal_right; INT_MAX / 2: no limit
   std::int32_t window_left;   // keys j >= p - window_left; INT_MAX / 2: no limit
-  bool q_bf16;                // else f16
-  bool q_aligned;             // rows of Q begin at multiples of 16 bytes
-  bool out_bf16;
+  DType q_type, out_type;
+  bool q_aligned;  // rows of Q begin at multiples of 16 bytes
   bool rotate_k;
   bool rotate_v;
-  bool cache_settled;  // cache and schedule may be read before the previous kernel of the stream has ended
+  bool cache_settled;   // cache and schedule may be read before the previous kernel of the stream has ended
+  page::Part parts[2];  // K, V: for the universal kernel, whose formats are run-time values
 };
 
 inline constexpr int kChunk = 8;                          // dims of a row that a lane of append holds

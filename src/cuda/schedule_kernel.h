@@ -102,7 +102,7 @@ __device__ inline planning::BatchTotals place_requests(const ScheduleBuildParams
     s.header->total_q = static_cast<std::int32_t>(before[2]);
     s.header->total_kv = before[3];
   }
-  return {before[1], all_alike(least, most)};
+  return {before[0], before[1], all_alike(least, most)};
 }
 
 /// first_step moves by what the units before it cost.

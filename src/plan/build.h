@@ -16,12 +16,14 @@ namespace halftone::planning {
 /// queries have equally many steps, hence equal units where a request has one row block or all blocks see all
 /// keys; elsewhere only the balance suffers. It counts only if beginning a unit costs something.
 struct BatchTotals {
+  std::int64_t steps;
   std::int64_t units;
   bool alike;
 };
 
 /// Workers that share the line: all, or up to one in 16 less where units of equal length then are cut into
-/// equally many parts, so that no worker has parts of two, or, if beginning one costs something, stay whole.
+/// equally many parts, so that no worker has parts of two, or stay whole: if what the idle workers could do
+/// takes no longer than what cutting costs each one, a unit more and the merging of two.
 HT_HOST_DEVICE constexpr std::int64_t workers_for(const ScheduleParams& p, const BatchTotals& batch) {
   const std::int64_t workers = p.workers;
   if (batch.units > 0 && batch.units <= workers) {
@@ -29,8 +31,10 @@ HT_HOST_DEVICE constexpr std::int64_t workers_for(const ScheduleParams& p, const
     return idle * 16 <= workers ? workers - idle : workers;
   }
   if (batch.alike && p.unit_cost > 0) {
+    const std::int64_t line = batch.steps + batch.units * p.unit_cost;
     for (std::int64_t w = workers; (workers - w) * 16 <= workers && w > 0; --w) {
-      if (batch.units % w == 0) return w;
+      if (batch.units % w != 0) continue;
+      return line / w * (workers - w) / workers <= 2 * p.unit_cost ? w : workers;
     }
   }
   return workers;
@@ -121,7 +125,7 @@ HT_HOST_DEVICE constexpr void build_schedule(const Schedule& s, std::uint64_t pl
     if (own > most) most = own;
   }
   s.first_step[s.params.batch] = steps;
-  begin_schedule(s, {units, least >= most});
+  begin_schedule(s, {steps, units, least >= most});
   units = 0;
   for (std::int32_t r = 0; h.unit_cost > 0 && r <= s.params.batch; ++r) {
     s.first_step[r] += units * h.unit_cost;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cassert>
 #include <cstdlib>
 
 #include "plan/fail.h"
@@ -148,6 +149,7 @@ void check_disjoint(const TensorView& out, std::string_view out_name, const Tens
 
 void check_disjoint(std::span<const NamedTensor> outputs, std::span<const NamedTensor> inputs) {
   std::array<Span, 4> spans;  // an absent tensor overlaps nothing
+  assert(outputs.size() <= spans.size());
   const auto check = [&](const NamedTensor& in, std::size_t count) {
     if (!in.view.present()) return Span{};
     const Span b = span_of(in.view);

@@ -7,16 +7,18 @@ namespace {
 
 constexpr bool is_power_of_two(std::int32_t x) { return x > 0 && (x & (x - 1)) == 0; }
 
-/// Rows in order of rising max_rows, the last one without a limit; steps that the scheduler can shift by.
+/// Rows in order of rising max_rows, the last one without a limit, then a universal one; steps that the
+/// scheduler can shift by.
 template <std::size_t N>
 constexpr bool is_consistent(const std::array<Config, N>& table) {
   for (std::size_t i = 0; i < N; ++i) {
     const Config& c = table[i];
     if (c.row_block < 1 || c.kv_tile % kTileTokens != 0 || c.split_tokens % c.kv_tile != 0) return false;
     if (!is_power_of_two(c.kv_tile) || !is_power_of_two(c.split_tokens)) return false;
-    if ((c.max_rows == 0) != (i + 1 == N)) return false;
-    if (i > 0 && c.max_rows != 0 && c.max_rows <= table[i - 1].max_rows) return false;
     if (c.kv_tile != table[0].kv_tile || c.split_tokens != table[0].split_tokens) return false;
+    if (c.universal) return i > 0 && i + 1 == N;
+    if ((c.max_rows == 0) != (i + 1 == N || table[i + 1].universal)) return false;
+    if (i > 0 && c.max_rows != 0 && c.max_rows <= table[i - 1].max_rows) return false;
   }
   return true;
 }
@@ -33,7 +35,7 @@ std::span<const Config> configs(Device device) {
 #endif
 }
 
-Choice choose_config(const AttentionProblem& problem, HasRowBlock* available) {
+Choice choose_config(const AttentionProblem& problem, Serves* serves) {
   const std::int64_t group = problem.q_heads / problem.kv.kv_heads;
   std::int64_t rows = group * problem.max_q_len;
   std::string count =
@@ -47,7 +49,7 @@ Choice choose_config(const AttentionProblem& problem, HasRowBlock* available) {
   const std::span<const Config> table = configs(problem.device);
   Choice choice{-1, {}};
   for (int i = 0; i < static_cast<int>(table.size()); ++i) {
-    if (!available(problem, table[i].row_block)) continue;
+    if (!serves(problem, table[i])) continue;
     choice.index = i;
     if (rows <= table[i].max_rows) break;
   }
@@ -55,6 +57,7 @@ Choice choose_config(const AttentionProblem& problem, HasRowBlock* available) {
     const Config& chosen = table[choice.index];
     choice.reason = rows <= chosen.max_rows ? fmt::format("{}, at most {}", count, chosen.max_rows)
                                             : fmt::format("{}, {} at a time", count, chosen.row_block);
+    if (chosen.universal) choice.reason += "; no other kernel has these formats, dims and types";
   }
   return choice;
 }

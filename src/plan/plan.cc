@@ -127,16 +127,16 @@ int default_workers(Device device) {
   return std::clamp(omp_get_max_threads(), 1, kMaxWorkers);
 }
 
-HasRowBlock* has_row_block(Device device) {
+Serves* serves_on(Device device) {
 #ifdef HALFTONE_WITH_CUDA
   if (device.type == DeviceType::kCuda) {
-    return [](const AttentionProblem& problem, int row_block) {
-      return cuda::find_kernel(problem, row_block) >= 0;
+    return [](const AttentionProblem& problem, const Config& config) {
+      return cuda::find_kernel(problem, config) >= 0;
     };
   }
 #endif
   (void)device;
-  return [](const AttentionProblem&, int) { return true; };
+  return [](const AttentionProblem&, const Config&) { return true; };
 }
 
 std::string mask_text(const Mask& mask) {
@@ -172,7 +172,7 @@ std::string_view policy_name(SplitPolicy policy) {
 Plan make_plan(const AttentionProblem& problem) {
   validate_problem(problem);
   auto impl = std::make_shared<Plan::Impl>();
-  Choice choice = choose_config(problem, has_row_block(problem.device));
+  Choice choice = choose_config(problem, serves_on(problem.device));
 #ifdef HALFTONE_WITH_CUDA
   if (choice.index < 0) cuda::refuse(problem);
 #endif
@@ -183,7 +183,7 @@ Plan make_plan(const AttentionProblem& problem) {
   impl->config_index = choice.index;
 #ifdef HALFTONE_WITH_CUDA
   if (problem.device.type == DeviceType::kCuda) {
-    impl->kernel = cuda::find_kernel(problem, config.row_block);
+    impl->kernel = cuda::find_kernel(problem, config);
   }
 #endif
   impl->scale = problem.scale != 0

@@ -15,7 +15,7 @@ struct Plan::Impl {
   AttentionProblem problem;  ///< as given
   PlanInfo info;
   int config_index = 0;  ///< row of planning::configs(problem.device)
-  int kernel = 0;        ///< CUDA: row of the backend's kernel table
+  int kernel = 0;        ///< CUDA: what the backend's find_kernel() says
   float scale = 0;       ///< resolved: never 0
   planning::WorkspaceParams workspace;
   PageLayout layout;     ///< paged only

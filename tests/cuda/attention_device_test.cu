@@ -4,37 +4,50 @@
 #include <algorithm>
 #include <cstdlib>
 #include <limits>
+#include <optional>
 #include <string>
 
-#include "halftone/error.h"
 #include "tests/cuda/device_problem.h"
 
 namespace halftone::testing {
 namespace {
 
-/// Runs the problem if the backend has a kernel for it; false if not.
-bool agrees(const AttentionCase& row) {
+void expect_agrees(const AttentionCase& row) {
+  SCOPED_TRACE(row.name);
   const Problem p = make_problem(row);
-  Plan plan;
-  try {
-    plan = plan_on_device(p);
-  } catch (const Error& e) {
-    if (e.code() == ErrorCode::kUnsupported) return false;
-    throw;
-  }
-  const Outputs outputs = run_on_device(p, plan);
-  EXPECT_EQ(judge_device(p, outputs), "") << row.name;
-  EXPECT_EQ(outputs.status.as<std::int32_t>()[0], 0) << row.name;
-  return true;
+  const Outputs outputs = run_on_device(p);
+  EXPECT_EQ(judge_device(p, outputs), "");
+  EXPECT_EQ(outputs.status.as<std::int32_t>()[0], 0);
 }
 
 bool is_mixed(const AttentionCase& row) { return !row.v_format.empty() && row.v_format != row.k_format; }
 
+/// How many problems of which kind a test has run.
+struct Counts {
+  int table = 0, universal = 0, mixed_in_table = 0;
+
+  /// The row as it is and, if that is the universal kernel's, as the table takes it.
+  void run(const AttentionCase& row) {
+    AttentionCase own = for_device(row);
+    if (is_universal(make_problem(own))) {
+      expect_agrees(own);
+      ++universal;
+      own = for_table(row);
+    }
+    expect_agrees(own);
+    if (is_universal(make_problem(own))) return;
+    ++table;
+    mixed_in_table += is_mixed(own) ? 1 : 0;
+  }
+};
+
 TEST(DeviceAttention, CaseTable) {
-  int ran = 0;
-  for (const AttentionCase& row : attention_cases()) ran += agrees(for_device(row)) ? 1 : 0;
-  RecordProperty("cases", ran);
-  EXPECT_GE(ran, 150);
+  Counts counts;
+  for (const AttentionCase& row : attention_cases()) counts.run(row);
+  RecordProperty("table", counts.table);
+  RecordProperty("universal", counts.universal);
+  EXPECT_GE(counts.table, 150);
+  EXPECT_GE(counts.universal, 100);
 }
 
 /// Every pair of formats of the case table, in units of 8 and of 16 rows, rotated and not.
@@ -49,7 +62,7 @@ TEST(DeviceAttention, MixedFormats) {
         row.kv_heads = 1;
         row.rotate_k = row.rotate_v = rotated;
         row.slack = 0;
-        EXPECT_TRUE(agrees(row)) << row.name << ", " << q_heads << " heads";
+        expect_agrees(row);
       }
     }
   }
@@ -95,7 +108,7 @@ TEST(DeviceAttention, ManyRows) {
         row.out_dtype = DType::kFloat16;
         row.workers = seed % 3 * 7;
         row.seed = static_cast<std::uint64_t>(seed++);
-        EXPECT_TRUE(agrees(row)) << row.name;
+        expect_agrees(row);
       }
     }
   }
@@ -106,18 +119,19 @@ TEST(DeviceAttention, RandomProblems) {
   const char* first = std::getenv("HALFTONE_FUZZ_SEED");
   const std::uint64_t count = wanted ? std::strtoull(wanted, nullptr, 10) : 2000;
   const std::uint64_t begin = first ? std::strtoull(first, nullptr, 10) : 0;
-  std::uint64_t ran = 0, mixed = 0;
+  Counts counts;
   for (std::uint64_t seed = begin; seed < begin + count && !HasFailure(); ++seed) {
     SCOPED_TRACE("repeat with HALFTONE_FUZZ_SEED=" + std::to_string(seed) + " HALFTONE_FUZZ_CASES=1");
-    const AttentionCase row = for_device(random_case(seed));
-    if (!agrees(row)) continue;
-    ++ran;
-    mixed += is_mixed(row) ? 1 : 0;
+    counts.run(random_case(seed));
   }
-  RecordProperty("mixed", static_cast<int>(mixed));
-  EXPECT_GE(ran * 10, count * 7);  // the rest: formats and shapes that the backend refuses
+  RecordProperty("table", counts.table);
+  RecordProperty("universal", counts.universal);
+  RecordProperty("mixed_in_table", counts.mixed_in_table);
   if (count >= 1000) {
-    EXPECT_GE(mixed * 10, count);
+    const int cases = static_cast<int>(count);
+    EXPECT_GE(counts.table * 10, cases * 7);
+    EXPECT_GE(counts.universal * 10, cases * 5);
+    EXPECT_GE(counts.mixed_in_table * 10, cases);
   }
 }
 
@@ -129,7 +143,8 @@ TEST(DeviceAttention, ExtremeWindows) {
       row.requests = {{1, 100}, {7, 5}, {3, 300}};
       row.cu_q = true;
       row.mask = {.causal = causal, .window_left = window, .window_right = window};
-      EXPECT_TRUE(agrees(for_device(row))) << "window " << window;
+      row.name = "window " + std::to_string(window);
+      expect_agrees(for_table(row));
     }
   }
 }
@@ -151,7 +166,8 @@ TEST(DeviceAttention, ShortAndLongItems) {
           row.cu_q = true;
           for (const int keys : {40, 5000, 16, 4096, 4095, 33, 9001, 0, 300, 20000, 7})
             row.requests.push_back({1, keys});
-          EXPECT_TRUE(agrees(for_device(row))) << format << " " << head_dim << " " << workers;
+          row.name = std::string(format) + ", " + std::to_string(head_dim) + ", " + std::to_string(workers);
+          expect_agrees(for_table(row));
         }
       }
     }
@@ -160,22 +176,57 @@ TEST(DeviceAttention, ShortAndLongItems) {
 
 /// The same bits from repeated launches, on whatever SMs the blocks land.
 TEST(DeviceAttention, RepeatsBits) {
-  for (const char* name :
-       {"format-int4-g32-d128", "format-int8-head-d128", "format-fp8-d128", "format-bf16-d128"}) {
+  for (const char* name : {"format-int4-g32-d128", "format-int8-head-d128", "format-fp8-d128",
+                           "format-bf16-d128", "format-int8-g64-f32-d128"}) {
     for (const int q_len : {1, 12}) {
-      AttentionCase row = for_device(find_case(name));
-      row.requests = {{q_len, 5000}, {q_len, 33}, {q_len, 12000}};
-      const Problem p = make_problem(row, Fill::kTiled);
-      const Plan plan = plan_on_device(p);
-      const Outputs first = run_on_device(p, plan);
-      for (int i = 0; i < 5; ++i) EXPECT_TRUE(same_bytes(first.out, run_on_device(p, plan).out)) << name;
+      AttentionCase row = for_table(find_case(name));
+      for (const int workers : {0, 9}) {  // 9: a unit of several workers, the last of which has other items
+        row.workers = workers;
+        row.requests = {{q_len, 5000}, {q_len, 33}, {q_len, 12000}, {q_len, 2000}};
+        const Problem p = make_problem(row, Fill::kTiled);
+        const Plan plan = plan_on_device(p);
+        const Outputs first = run_on_device(p, plan);
+        for (int i = 0; i < 5; ++i) {
+          const Outputs again = run_on_device(p, plan);
+          EXPECT_TRUE(same_bytes(first.out, again.out)) << name << ", " << workers;
+          EXPECT_TRUE(same_bytes(first.lse, again.lse)) << name << ", " << workers;
+        }
+      }
+    }
+  }
+}
+
+/// With batch_invariant the same bits from any number of workers, whether a split is its worker's only item
+/// or one of many.
+TEST(DeviceAttention, BatchInvariantForAnyWorkers) {
+  for (const char* format : {"int4-g32", "int8-head", "fp8", "bf16", "int8-g32-f32"}) {
+    for (const int head_dim : {64, 96, 128, 256}) {
+      for (const int q_len : {1, 2, 6}) {
+        AttentionCase row;
+        row.k_format = format;
+        row.head_dim = head_dim;
+        row.q_heads = 8;
+        row.kv_heads = 1;
+        row.policy = SplitPolicy::kBatchInvariant;
+        row.requests = {{q_len, 13000}, {q_len, 4100}, {q_len, 7}, {q_len, 30000}};
+        std::optional<Outputs> expected;
+        for (const int workers : {1, 2, 3, 17, 133}) {
+          row.workers = workers;
+          const Problem p = make_problem(row, Fill::kTiled);
+          const Plan plan = plan_on_device(p);
+          if (!expected) expected = run_on_device(p, plan);
+          const Outputs actual = run_on_device(p, plan);
+          EXPECT_TRUE(same_bytes(expected->out, actual.out) && same_bytes(expected->lse, actual.lse))
+              << format << ", head_dim " << head_dim << ", q_len " << q_len << ", " << workers << " workers";
+        }
+      }
     }
   }
 }
 
 /// A request's bits do not depend on its neighbours.
 TEST(DeviceAttention, BatchInvariant) {
-  for (const char* format : {"int4-g32", "int8-head", "fp8", "bf16"}) {
+  for (const char* format : {"int4-g32", "int8-head", "fp8", "bf16", "int8-g64-f32"}) {
     AttentionCase row;
     row.k_format = format;
     row.policy = SplitPolicy::kBatchInvariant;
@@ -210,29 +261,32 @@ TEST(DeviceAttention, BatchInvariant) {
 
 /// Captured at length 1, replayed at full length: eager's bits.
 TEST(DeviceAttention, GraphReplayAtOtherLengths) {
-  AttentionCase row = for_device(find_case("format-int4-g32-d128"));
-  row.requests = {{1, 131072}, {1, 4096}, {1, 100}};
-  const Problem p = make_problem(row, Fill::kTiled);
-  const Plan plan = plan_on_device(p);
-  const Outputs expected = run_on_device(p, plan);
+  for (const char* name : {"format-int4-g32-d128", "format-int4-g64-f32-d128"}) {
+    SCOPED_TRACE(name);
+    AttentionCase row = for_table(find_case(name));
+    row.requests = {{1, 131072}, {1, 4096}, {1, 100}};
+    const Problem p = make_problem(row, Fill::kTiled);
+    const Plan plan = plan_on_device(p);
+    const Outputs expected = run_on_device(p, plan);
 
-  const DeviceRun device(p, plan);
-  const std::vector<std::int32_t> ones(3, 1);
-  void* lengths = device.args.lengths.kv_lengths.data;
-  check_cuda(cudaMemcpy(lengths, ones.data(), 12, cudaMemcpyHostToDevice));
-  const CapturedGraph graph(
-      [&](cudaStream_t stream) {
-        device.schedule(stream);
-        device.run(stream);
-      },
-      cudaStreamDefault);
-  graph.replay();
-  const std::vector<std::int32_t> full = {131072, 4096, 100};
-  check_cuda(cudaMemcpy(lengths, full.data(), 12, cudaMemcpyHostToDevice));
-  graph.replay();
-  const Outputs outputs = device.outputs();
-  EXPECT_TRUE(same_bytes(expected.out, outputs.out));
-  EXPECT_TRUE(same_bytes(expected.lse, outputs.lse));
+    const DeviceRun device(p, plan);
+    const std::vector<std::int32_t> ones(3, 1);
+    void* lengths = device.args.lengths.kv_lengths.data;
+    check_cuda(cudaMemcpy(lengths, ones.data(), 12, cudaMemcpyHostToDevice));
+    const CapturedGraph graph(
+        [&](cudaStream_t stream) {
+          device.schedule(stream);
+          device.run(stream);
+        },
+        cudaStreamDefault);
+    graph.replay();
+    const std::vector<std::int32_t> full = {131072, 4096, 100};
+    check_cuda(cudaMemcpy(lengths, full.data(), 12, cudaMemcpyHostToDevice));
+    graph.replay();
+    const Outputs outputs = device.outputs();
+    EXPECT_TRUE(same_bytes(expected.out, outputs.out));
+    EXPECT_TRUE(same_bytes(expected.lse, outputs.lse));
+  }
 }
 
 }  // namespace

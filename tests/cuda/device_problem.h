@@ -145,17 +145,26 @@ class CapturedGraph {
   cudaGraphExec_t executable_ = nullptr;
 };
 
-/// The problem for device 0. Throws Error(kUnsupported) where the backend has no kernel for it.
+/// The problem for device 0.
 inline Plan plan_on_device(const Problem& p) {
   AttentionProblem problem = p.problem;
   problem.device = {DeviceType::kCuda, 0};
   return halftone::plan(problem);
 }
 
-/// The row as the backend takes it: 16-bit Q and O, pages, V of K's head_dim and, if the pair has no kernel,
-/// in K's format.
+/// Whether a problem is for the universal kernel.
+inline bool is_universal(const Problem& p) { return plan_on_device(p).info().config == "sm90-universal"; }
+
+/// The row as the backend takes it: on pages.
 inline AttentionCase for_device(AttentionCase row) {
   row.paged = true;
+  return row;
+}
+
+/// The row as most kernels of the table take it: 16-bit Q and O, V of K's head_dim and, if the table lacks
+/// the pair, in K's format. Few are left for the universal kernel.
+inline AttentionCase for_table(AttentionCase row) {
+  row = for_device(row);
   if (row.q_dtype == DType::kFloat32) row.q_dtype = DType::kBFloat16;
   if (row.out_dtype == DType::kFloat32) row.out_dtype = DType::kFloat16;
   row.v_head_dim = 0;
@@ -233,8 +242,12 @@ inline double out_slack(const Problem& p) {
   return std::ldexp(largest, -12);
 }
 
-/// judge() with the device's limits.
+/// The universal kernel computes in fp32 and converts between base 2 and e: a few roundings of the LSE.
+inline constexpr double kUniversalLseSlack = 0x1p-22;
+
+/// judge() with the limits of the kernel that serves the problem.
 inline std::string judge_device(const Problem& p, const Outputs& outputs) {
+  if (is_universal(p)) return judge(p, make_reference(p), outputs, kUniversalLseSlack);
   return judge(p, make_reference(p), outputs, kLseSlack, out_slack(p));
 }
 

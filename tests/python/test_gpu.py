@@ -59,6 +59,18 @@ def test_the_same_bytes_and_results_as_the_cpu(torch, name):
     torch.testing.assert_close(lse.cpu(), check_lse, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["int8-token-head-f32", "int4-g64-sym", "bf16"])
+def test_any_problem_has_a_kernel(torch, name):
+    """f32 queries and V of another format: the universal kernel, which rounds nothing to 16 bits."""
+    cache = make(torch, name, v_format="int8-g32")
+    assert ht.plan(cache, q_heads=Q_HEADS, q_dtype="f32").info["config"] == "sm90-universal"
+    q = queries(torch).float()
+    out, lse = ht.attend(q, cache, lse=True)
+    assert out.is_cuda and out.dtype == torch.float32
+    stored = [x.cpu().numpy() for x in cache.dequantize(dtype="f32")]
+    check(out.cpu().numpy(), lse.cpu().numpy(), q.cpu().numpy(), *stored, [1] * 4, LENGTHS)
+
+
 @pytest.mark.parametrize("rotate", [False, True])
 @pytest.mark.parametrize("name", [*FORMATS, "int8-token-head-asym-f32", "int4-g64-sym", "fp8-token"])
 def test_dequantize_gives_the_bytes_of_the_cpu(torch, name, rotate):
@@ -246,8 +258,6 @@ def test_devices_are_not_mixed(torch):
         ht.attend(q.cpu(), cache)
     with pytest.raises(ht.InvalidArgumentError, match="out"):
         ht.attend(q, cache, out=torch.empty_like(q, device="cpu"))
-    with pytest.raises(ht.UnsupportedError):
-        ht.attend(q.float(), cache)
     with pytest.raises(ht.InvalidArgumentError, match="k_out is on cpu"):
         cache.dequantize(torch.empty(sum(LENGTHS), KV_HEADS, DIM))
     out, lse = ht.attend(q, cache, lse=True)

@@ -64,6 +64,13 @@ def called(monkeypatch):
 
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.enable_grad, torch.inference_mode])
+def test_a_lazily_negated_query_is_read_as_its_values():
+    decode = Decode()
+    lazy = torch.complex(decode.q, -decode.q).conj().imag  # memory holds -q
+    assert lazy.is_neg() and torch.equal(lazy, decode.q)
+    same(decode(lazy, decode.k), decode.expected())
+
+
 def test_eager_code_needs_no_dispatcher(decode, called, context):
     with context():
         same(decode(decode.q, decode.k), decode.expected())
