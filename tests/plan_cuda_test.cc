@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "decode_problem.h"
 #include "expect_error.h"
 #include "halftone/attention.h"
 #include "halftone/format.h"
@@ -15,14 +16,8 @@ using enum ErrorCode;
 
 /// A plan for a GPU needs none where the number of workers is given.
 AttentionProblem cuda_problem() {
-  AttentionProblem p;
+  AttentionProblem p = decode_problem();
   p.device = {DeviceType::kCuda, 0};
-  p.batch = 4;
-  p.q_heads = 32;
-  p.kv.k_format = p.kv.v_format = parse_format("int8-head");
-  p.kv.kv_heads = 8;
-  p.kv.head_dim = 128;
-  p.max_kv_len = 8192;
   p.workers = 132;
   return p;
 }

@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "decode_problem.h"
 #include "expect_error.h"
 #include "halftone/attention.h"
 #include "plan/merge.h"
@@ -23,18 +24,6 @@ using enum ErrorCode;
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-
-AttentionProblem decode_problem() {
-  AttentionProblem p;
-  p.batch = 4;
-  p.q_heads = 32;
-  p.kv.k_format = p.kv.v_format = parse_format("int8-head");
-  p.kv.kv_heads = 8;
-  p.kv.head_dim = 128;
-  p.max_kv_len = 8192;
-  p.workers = 16;
-  return p;
-}
 
 struct Refusal {
   std::string name;

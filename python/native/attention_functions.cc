@@ -144,6 +144,14 @@ void run_step(const Ref<StepObj>& step, AnyView cache, AnyView q, AnyView k, Any
   });
 }
 
+/// run() over paged K and V in a workspace that was scheduled elsewhere, on the framework's current stream.
+void run_paged(const Plan& plan, AttentionArgs& args, const PagedKv& cache, const TensorView& kv_lengths,
+               AnyView cu_q, AnyView workspace) {
+  args.cache = cache;
+  args.lengths = {to_optional_view(cu_q, "cu_q"), kv_lengths, {}};
+  run(plan, args, to_view(workspace, "workspace"), to_stream(plan.problem().device, AnyView(nullptr)));
+}
+
 /// run() in a workspace that schedule_tensors() has filled; `kv_lengths`: None means the cache's.
 void run_scheduled(const Ref<PlanObj>& plan, const Ref<CacheObj>& cache, AnyView kv_lengths, AnyView cu_q,
                    AnyView workspace, AnyView q, AnyView out, AnyView lse, AnyView alibi_slopes,
@@ -151,11 +159,9 @@ void run_scheduled(const Ref<PlanObj>& plan, const Ref<CacheObj>& cache, AnyView
   guarded([&] {
     const AnyView none(nullptr);
     AttentionArgs args = to_args(q, none, none, out, lse, alibi_slopes, sinks, status);
-    args.cache = cache->cache;
-    args.lengths = {to_optional_view(cu_q, "cu_q"),
-                    kv_lengths == nullptr ? cache->cache.lengths : to_view(kv_lengths, "kv_lengths"),
-                    {}};
-    run(plan->plan, args, to_view(workspace, "workspace"), to_stream(plan->plan.problem().device, none));
+    run_paged(plan->plan, args, cache->cache,
+              kv_lengths == nullptr ? cache->cache.lengths : to_view(kv_lengths, "kv_lengths"), cu_q,
+              workspace);
   });
 }
 
@@ -167,12 +173,10 @@ void run_tensors(const Ref<PlanObj>& plan, AnyView kv_lengths, AnyView cu_q, Any
                  AnyView status) {
   guarded([&] {
     const ffi::AnyView none(nullptr);
-    const AttentionProblem& problem = plan->plan.problem();
     AttentionArgs args = to_args(q, none, none, out, lse, alibi_slopes, sinks, status);
-    args.cache =
-        to_cache(problem.kv, pages, block_table, kv_lengths, k_scale, k_min, v_scale, v_min, clamped);
-    args.lengths = {to_optional_view(cu_q, "cu_q"), args.cache.lengths, {}};
-    run(plan->plan, args, to_view(workspace, "workspace"), to_stream(problem.device, none));
+    const PagedKv cache = to_cache(plan->plan.problem().kv, pages, block_table, kv_lengths, k_scale, k_min,
+                                   v_scale, v_min, clamped);
+    run_paged(plan->plan, args, cache, cache.lengths, cu_q, workspace);
   });
 }
 
