@@ -103,7 +103,9 @@ HALFTONE_API void schedule(const Plan& plan, const SequenceLengths& lengths, con
 
 /// One layer's tensors. With paged = true, `cache`; else `k` and `v`.
 struct AttentionArgs {
-  TensorView q;             ///< q_dtype [total_q, q_heads, head_dim]; last dim contiguous
+  TensorView q;             ///< q_dtype [total_q, q_heads, head_dim]; last dim contiguous. total_q is what
+                            ///< schedule() saw; on CUDA, where cu_q lies on the device, q may have more rows,
+                            ///< whose outputs are not written, and queries beyond its rows are left out
   SequenceLengths lengths;  ///< the same values that schedule() saw; kv_lengths defaults to cache.lengths
   PagedKv cache;
   TensorView k;             ///< plain_dtype [total_kv, kv_heads, head_dim]; last dim contiguous
@@ -112,8 +114,10 @@ struct AttentionArgs {
   TensorView sinks;         ///< f32 [q_heads], present exactly when problem.sinks
   TensorView out;           ///< out_dtype [total_q, q_heads, v_dim]; every element is written
   TensorView lse;  ///< f32 [total_q, q_heads], natural log, -inf for an empty row; exactly when problem.lse
-  TensorView
-      status;  ///< optional int32 [1], sticky: bit 0 = a block-table entry was out of bounds (kClamped)
+  /// Optional int32 [1], sticky. Bit 0: a block-table entry was out of bounds (kClamped; on CUDA always), or,
+  /// on CUDA, a length beyond the table: those tokens were left out. Bit 2 (CUDA): the schedule has more
+  /// queries than q has rows. Bit 3 (CUDA): a static scale of the cache is not finite and positive.
+  TensorView status;
   /// A promise, of use in a chain of layers on a CUDA stream: what wrote the cache, its block table, the
   /// status and the schedule had ended before the previous kernel of the stream began. run() then reads them
   /// while that kernel ends (programmatic dependent launch). Breaking it gives wrong results. Q may come from
@@ -121,9 +125,10 @@ struct AttentionArgs {
   bool cache_settled = false;
 };
 
-/// Computes attention. `workspace` must hold a schedule of this plan. A row that sees no key gives zeros and
-/// LSE -inf. Method: online softmax (arXiv:1805.02867) over tiles (FlashAttention, arXiv:2205.14135),
-/// split-KV merge as in Flash-Decoding; logits, softmax and accumulation in fp32.
+/// Computes attention. `workspace` must hold a schedule of this plan, and serves one run() at a time. A row
+/// that sees no key gives zeros and LSE -inf. Method: online softmax (arXiv:1805.02867) over tiles
+/// (FlashAttention, arXiv:2205.14135), split-KV merge as in Flash-Decoding; logits, softmax and accumulation
+/// in fp32.
 HALFTONE_API void run(const Plan& plan, const AttentionArgs& args, const TensorView& workspace,
                       Stream stream = nullptr);
 

@@ -50,7 +50,8 @@ HALFTONE_API double bytes_per_token(const KvCacheSpec& spec);
 
 /// How entries of the block table are treated.
 enum class BlockTableMode : std::uint8_t {
-  kTrusted,  ///< live entries are known to be valid (the CPU backend still checks them and throws OutOfRange)
+  kTrusted,  ///< live entries are known to be valid (the CPU backend still checks them and throws OutOfRange,
+             ///< CUDA treats a bad one as kClamped does)
   kClamped,  ///< a live entry outside [0, num_pages) excludes its tokens and sets bit 0 of the status word
 };
 
@@ -99,8 +100,11 @@ struct AppendArgs {
   TensorView cu_seqlens;    ///< int32 [batch + 1]: tokens [cu[i], cu[i+1]) go to request i at positions
                             ///< lengths[i], lengths[i]+1, ... through block_table
   Rope rope;
-  TensorView status;  ///< optional on the CPU, int32 [1] on CUDA: sticky flags, bit 0 = a block-table entry
-                      ///< was out of bounds (kClamped), bit 1 (CUDA) = a value not finite or beyond 2^100
+  /// Optional on the CPU, int32 [1] on CUDA: sticky flags. Bit 0: a block-table entry was out of bounds
+  /// (kClamped). On CUDA bit 1: a value not finite or beyond 2^100; bit 3: a static scale not finite and
+  /// positive; bit 4: a value of V beyond 2,048 in a format that stores f16 scales, with which attention on
+  /// CUDA (not on the CPU) may overflow. Give such a V static scales, or scales in f32 ("-f32").
+  TensorView status;
   /// With cu_seqlens: lengths[i] then grows by cu[i+1] - cu[i], also for tokens that a bad block-table entry
   /// drops.
   bool advance = false;

@@ -261,7 +261,8 @@ typedef struct halftone_append_args {
   const halftone_tensor* sin;          /* as cos */
   const halftone_tensor* positions;    /* int32 [T]: row of cos and sin of each appended token */
   const halftone_tensor*
-      status;       /* int32 [1], sticky: bit 0 bad table entry, bit 1 bad input; CUDA needs it */
+      status;       /* int32 [1], sticky: bit 0 bad table entry, bit 1 bad input, bit 3 bad static scale,
+                       bit 4 V beyond 2,048 where f16 scales are stored; CUDA needs it */
   int32_t advance;  /* 0 or 1: with cu_seqlens, lengths[i] then grows by cu[i+1] - cu[i] */
   int32_t reserved; /* 0 */
 } halftone_append_args;
@@ -424,7 +425,9 @@ typedef struct halftone_attention_args {
   const halftone_tensor* alibi_slopes; /* f32 [q_heads], present exactly with problem.alibi */
   const halftone_tensor* sinks;        /* f32 [q_heads], present exactly with problem.sinks */
   const halftone_tensor* lse;          /* f32 [total_q, q_heads], natural log; exactly with problem.lse */
-  const halftone_tensor* status;       /* optional int32 [1], sticky: bit 0 = a bad block-table entry */
+  const halftone_tensor* status;       /* optional int32 [1], sticky: bit 0 = a bad block-table entry or, on
+                                          CUDA, a length beyond the table; bit 2 = more queries than rows of
+                                          q; bit 3 = a bad static scale (both CUDA) */
 } halftone_attention_args;
 HALFTONE_API halftone_status halftone_attention_args_init(halftone_attention_args* args, size_t struct_size);
 

@@ -154,6 +154,7 @@ struct Appender {
       if (Traits::kPlain) rows.check(p, wanted);
       const float2 given = Traits::given(part, head);
       params.of[0] = codec::static_params(given.x, given.y);
+      if (Traits::kQuantised) check_params<true>(p, part, params.of[0], wanted != 0);
 #pragma unroll
       for (int k = 1; k < kLaneTokens; ++k) params.of[k] = params.of[0];
     } else {
@@ -161,7 +162,10 @@ struct Appender {
       rows.template extents<!Traits::kAsymmetric, Traits::kPlain>(p, wanted, ranges.of);
       group_extents<!Traits::kAsymmetric>(lane, part.group_log2, ranges.of);
 #pragma unroll
-      for (int k = 0; k < kLaneTokens; ++k) params.of[k] = Traits::params_of(part, ranges.of[k]);
+      for (int k = 0; k < kLaneTokens; ++k) {
+        params.of[k] = Traits::params_of(part, ranges.of[k]);
+        check_params<false>(p, part, params.of[k], lane.live && (wanted >> k & 1));
+      }
     }
     return params;
   }
@@ -194,7 +198,10 @@ struct Appender {
       if (step == 0) {
         meet(ranges);
 #pragma unroll
-        for (int k = 0; k < kLaneTokens; ++k) params.of[k] = Traits::params_of(part, ranges.of[k]);
+        for (int k = 0; k < kLaneTokens; ++k) {
+          params.of[k] = Traits::params_of(part, ranges.of[k]);
+          check_params<false>(p, part, params.of[k], target.wanted >> k & 1);
+        }
       }
     }
   }

@@ -18,6 +18,18 @@ __device__ __forceinline__ void set_status(const AppendParams& p, std::int32_t b
   if (p.status != nullptr) atomicOr(p.status, bit);
 }
 
+/// Sets the status if params of a wanted row are such that attention could not use them.
+template <bool kGiven>
+__device__ __forceinline__ void check_params(const AppendParams& p, const AppendPart& part,
+                                             const codec::Params& params, bool wanted) {
+  if constexpr (kGiven) {
+    if (wanted && !codec::is_static_scale(params.scale, params.min)) set_status(p, kStatusBadScale);
+  } else {
+    const bool fits = params.scale <= part.largest_scale && fabsf(params.min) <= part.largest_min;
+    if (wanted && !fits) set_status(p, kStatusLargeV);
+  }
+}
+
 /// A lane's place in its row.
 struct RowLane {
   int chunk;          // dims from 8 * chunk on

@@ -17,6 +17,8 @@
 #include "cuda/device_call.h"
 #include "cuda/launch.h"
 #include "cuda/schedule_params.h"
+#include "format/codec.h"
+#include "format/status.h"
 #include "halftone/error.h"
 
 namespace halftone::cuda {
@@ -59,14 +61,14 @@ CacheView cache_view(const PagedKv& cache, const PageLayout& layout) {
   v.block_table = pointer<std::int32_t>(cache.block_table);
   v.page_stride = cache.pages.strides[0];
   v.table_stride = cache.block_table.strides[0];
-  v.num_pages = static_cast<std::int32_t>(cache.pages.shape[0]);
+  v.table_width = static_cast<std::int32_t>(std::min<std::int64_t>(cache.block_table.shape[1], INT32_MAX));
+  v.num_pages = static_cast<std::int32_t>(std::min<std::int64_t>(cache.pages.shape[0], INT32_MAX));
   v.page_log2 = log2_of(cache.spec.page_size);
   v.head_bytes = static_cast<std::int32_t>(layout.head_bytes);
   v.tile_bytes = static_cast<std::int32_t>(layout.tile_bytes);
   v.v_data_offset = static_cast<std::int32_t>(layout.v_data_offset);
   v.k_param_offset = static_cast<std::int32_t>(layout.k_param_offset);
   v.v_param_offset = static_cast<std::int32_t>(layout.v_param_offset);
-  v.clamped = cache.table_mode == BlockTableMode::kClamped;
   return v;
 }
 
@@ -188,6 +190,12 @@ AppendPart append_part(const PagedKv& cache, const PageLayout& layout, KvPart wh
   a.static_scale = pointer<float>(scale.scale);
   a.static_min = pointer<float>(scale.min);
   a.static_stride = a.part.format.granularity == Granularity::kHead ? 1 : 0;
+  const bool limited =
+      which == KvPart::kV && a.part.groups > 0 && a.part.format.scale_dtype == DType::kFloat16;
+  const float levels = codec::quantisation_levels(a.part.format.dtype, a.part.format.asymmetric);
+  a.largest_min = limited ? kMaxScaledV : HUGE_VALF;
+  a.largest_scale =
+      limited ? (a.part.format.asymmetric ? 2.0F : 1.0F) * kMaxScaledV / levels * 1.001F : HUGE_VALF;
   a.segment_log2 = a.part.dim <= 64 ? 3 : a.part.dim <= 128 ? 4 : 5;
   a.group_log2 = a.part.groups > 1 ? log2_of(a.part.format.group_size / kChunk) : a.segment_log2;
   if (a.part.groups > 0) {

@@ -158,8 +158,8 @@ struct AnyWarp {
   __device__ const std::uint8_t* find(const planning::WorkItem& work, int token) const {
     if (token >= work.kv_end) return nullptr;
     const CacheView& c = p.cache;
-    const int page = c.block_table[work.request * c.table_stride + (token >> c.page_log2)];
-    if (c.clamped && static_cast<unsigned>(page) >= static_cast<unsigned>(c.num_pages)) {
+    const int page = c.page_of(c.block_table + work.request * c.table_stride, token >> c.page_log2);
+    if (!c.has_page(page)) {
       if (thread_index() % 32 == 0 && p.status != nullptr) atomicOr(p.status, kStatusBadPage);
       return nullptr;
     }
@@ -356,18 +356,19 @@ __device__ inline void decode_any_worker(const DecodeParams& p, AnyShared& s) {
   let_next_kernel_start();
   if (thread_index() < 32) {
     const int lane = thread_index();
-    s.queue.start(ItemQueue::fetch(p.list, worker, lane), lane);
+    s.queue.start(ItemQueue::fetch(p.list, worker, lane), bounds_of(p), lane);
   }
 #pragma unroll 1
   for (int index = 0;; ++index) {
     __syncthreads();  // the item before is finished
     if (thread_index() == 0) {
       s.queue.current = index;
-      while (s.queue.count <= index && s.queue.more) s.queue.produce(p.schedule, worker);
+      while (s.queue.count <= index && s.queue.more) s.queue.produce(p.schedule, bounds_of(p), worker);
     }
     __syncthreads();
     if (!s.queue.has(index)) return;
     const DeviceItem& item = s.queue.items[index % ItemQueue::kCapacity];
+    if (index == 0 && thread_index() < 32) check_inputs(p, worker, thread_index());
     load_queries(p, item, s, thread_index() / 32, warps);
     __syncthreads();
     AnyWarp<kVDim>{p, s}.attend(item);

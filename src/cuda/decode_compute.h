@@ -150,10 +150,11 @@ __device__ inline void Warp<C>::modify(const DecodeParams& p, const typename Tra
   }
 }
 
-/// Raises the maxima if a logit exceeds one by more than kLazyRescale, then turns logits into probabilities.
+/// Raises the maxima if a probability would pass 2^kLargestLog2, then turns logits into probabilities.
 /// x has raw products or, after modify(), base-2 logits.
 template <DecodeConfig C>
 __device__ inline void Warp<C>::rescale(float (&x)[Traits::kStepTiles][N][4], bool modified) {
+  constexpr float kLargest = Traits::kLargestLog2, kFirst = Traits::kFirstLog2;
   bool exceeds = false;
   float top[N][2], unit[N][2];
 #pragma unroll
@@ -166,7 +167,7 @@ __device__ inline void Warp<C>::rescale(float (&x)[Traits::kStepTiles][N][4], bo
         top[n][c] = fmaxf(top[n][c], fmaxf(x[i][n][c], x[i][n][2 + c]));
       unit[n][c] = modified ? 1.0f : factor_of(n, c);
       top[n][c] *= unit[n][c];
-      exceeds |= top[n][c] > max[n][c] + kLazyRescale;
+      exceeds |= top[n][c] > max[n][c] + kLargest;
     }
   }
   if (__any_sync(~0u, exceeds)) {
@@ -177,7 +178,7 @@ __device__ inline void Warp<C>::rescale(float (&x)[Traits::kStepTiles][N][4], bo
 #pragma unroll
         for (int i = 4; i < 32; i *= 2) top[n][c] = fmaxf(top[n][c], __shfl_xor_sync(~0u, top[n][c], i));
         // Only where it is needed, so that a row never depends on the rows beside it.
-        const float raised = top[n][c] > max[n][c] + kLazyRescale ? top[n][c] : max[n][c];
+        const float raised = top[n][c] > max[n][c] + kLargest ? top[n][c] - kFirst : max[n][c];
         const float weight = raised == kMinus ? 1.0f : exp2_approx(max[n][c] - raised);
         max[n][c] = raised;
         sum[n][c] *= weight;

@@ -5,6 +5,7 @@
 
 #include "cuda/decode_queries.h"
 #include "cuda/device/values.h"
+#include "format/status.h"
 
 namespace halftone::cuda {
 
@@ -306,6 +307,22 @@ __device__ inline void prefetch_inputs(const DecodeParams& p, int worker, int th
   fetch(p.q, (p.q_tokens - 1) * p.q_token_stride * 2 + 2);
 }
 
+/// Sets the status if the schedule has more queries than Q has rows, or a static scale or min of the cache is
+/// none. By a warp of each worker.
+__device__ inline void check_inputs(const DecodeParams& p, int worker, int lane) {
+  if (p.status == nullptr) return;
+  const bool first = worker == 0 && lane == 0;
+  if (first && p.schedule.header->total_q > p.q_tokens) atomicOr(p.status, kStatusBadQueries);
+  const ParamView& part = lane % 2 == 0 ? p.k : p.v;
+  if (part.static_scale == nullptr) return;
+  const int heads = part.static_stride == 0 ? 1 : p.schedule.params.kv_heads;
+#pragma unroll 1
+  for (int head = worker * 16 + lane / 2; head < heads; head += static_cast<int>(gridDim.x) * 16) {
+    const float min = part.static_min == nullptr ? 0.0f : part.static_min[head];
+    if (!codec::is_static_scale(part.static_scale[head], min)) atomicOr(p.status, kStatusBadScale);
+  }
+}
+
 /// A finish warp: the queries of item i + 1, then the end of item i, unless it is the last one. Before the
 /// items are known it rehearses the queries of none.
 template <DecodeConfig C>
@@ -333,6 +350,7 @@ __device__ inline void finish_worker(const DecodeParams& p, typename DecodeTrait
         prefetch_to_l2(p.arrivals + std::int64_t{next.first_slot} * kArrivalCounters);
       }
     }
+    if (index == -1 && warp == 0) check_inputs(p, blockIdx.x, lane);  // idle until item 0 ends
     if (index < 0 || !has_next) continue;
     hardware_barrier_wait<kStates, Traits::kStatesThreads>();
     finish_item<Traits, Traits::kPartsOfFinish>(p, s.queue.items[index % ItemQueue::kCapacity],

@@ -188,7 +188,10 @@ __device__ inline void decode_worker(const DecodeParams& p, int worker, typename
     } else if constexpr (!Traits::kComputeFinishes) {
       finish_worker<C>(p, s, warp - Traits::kLoadWarp - kLoadWarps);
     } else {
-      prefetch_inputs(p, worker, thread_index() - 32 * (Traits::kLoadWarp + kLoadWarps));
+      const int thread = thread_index() - 32 * (Traits::kLoadWarp + kLoadWarps);
+      prefetch_inputs(p, worker, thread);
+      wait_for_previous_kernel();
+      if (thread < 32) check_inputs(p, worker, thread);
     }
   } else {
     if constexpr (Traits::kWarps > 4) grow_registers<Traits::kComputeRegisters>();

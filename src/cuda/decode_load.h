@@ -14,15 +14,15 @@ struct Loader {
   using Traits = DecodeTraits<C>;
   static constexpr int kStageTokens = C.stage_tiles * kTileTokens;
   const std::int32_t* table;
-  int item = -1;  // index of the item that the next piece belongs to
-  int token = 0;  // its first token
-  int end = 0;    // of the item's tokens
-  int head_offset;
-  int span = 1;             // stages of a piece of the item
-  bool skips = false;       // the piece needs an even stage, and the next one is odd
-  int page[C.piece_tiles];  // of the piece's tiles
-  int stage = 0;            // where the piece goes
-  int round = 0;            // times that the ring has been filled
+  const std::uint8_t* head;  // of page 0: the item's KV head
+  int item = -1;             // index of the item that the next piece belongs to
+  int token = 0;             // its first token
+  int end = 0;               // of the item's tokens
+  int span = 1;              // stages of a piece of the item
+  bool skips = false;        // the piece needs an even stage, and the next one is odd
+  int page[C.piece_tiles];   // of the piece's tiles
+  int stage = 0;             // where the piece goes
+  int round = 0;             // times that the ring has been filled
 
   /// Looks up the first piece of the next item that has one for the team; false if the queue holds none now.
   __device__ bool find(const DecodeParams& p, typename Traits::Shared& s, int team) {
@@ -35,7 +35,7 @@ struct Loader {
       if (token >= end) continue;
       skips = (stage & (span - 1)) != 0;
       table = p.cache.block_table + work.request * p.cache.table_stride;
-      head_offset = work.kv_head * p.cache.head_bytes;
+      head = p.cache.pages + std::int64_t{work.kv_head} * p.cache.head_bytes;
       look_up(p);
       return true;
     }
@@ -63,7 +63,7 @@ struct Loader {
 #pragma unroll
     for (int i = 0; i < C.piece_tiles; ++i) {
       if (i >= span * C.stage_tiles || token + i * kTileTokens >= end) continue;
-      if (!c.clamped || static_cast<unsigned>(page[i]) < static_cast<unsigned>(c.num_pages)) {
+      if (c.has_page(page[i])) {
         live |= 1u << i;
       } else if (p.status != nullptr) {
         atomicOr(p.status, kStatusBadPage);
@@ -82,9 +82,8 @@ struct Loader {
     for (int i = 0; i < C.piece_tiles; ++i) {
       if (!(live >> i & 1) || joined >> i & 1) continue;
       const int tiles = __ffs(~(joined >> (i + 1))), tile = (token / kTileTokens + i) & last_tile;
-      bulk_load(ring + i * c.tile_bytes,
-                c.pages + page[i] * c.page_stride + (head_offset + tile * c.tile_bytes), tiles * c.tile_bytes,
-                barrier, policy);
+      bulk_load(ring + i * c.tile_bytes, head + page[i] * c.page_stride + tile * c.tile_bytes,
+                tiles * c.tile_bytes, barrier, policy);
     }
     advance(span);
     token += C.teams * span * kStageTokens;
@@ -102,7 +101,7 @@ struct Loader {
 #pragma unroll
     for (int i = 0; i < C.piece_tiles; ++i) {
       const int at = token + i * kTileTokens;
-      if (i < span * C.stage_tiles && at < end) page[i] = table[at >> p.cache.page_log2];
+      if (i < span * C.stage_tiles && at < end) page[i] = p.cache.page_of(table, at >> p.cache.page_log2);
     }
   }
 };
@@ -132,7 +131,7 @@ __device__ inline void load_worker(const DecodeParams& p, int worker, typename D
     if (!p.cache_settled) wait_for_previous_kernel();
     const ItemQueue::Listed listed = ItemQueue::fetch(p.list, worker, lane);
     init_barriers<C>(s, lane);
-    s.queue.start(listed, lane);
+    s.queue.start(listed, bounds_of(p), lane);
     fence_async_shared();
     hardware_barrier_arrive<kComputeReady, Traits::kComputeThreads + 32>();
     hardware_barrier_arrive<kLoadReady, 32 * kLoadWarps>();
@@ -158,7 +157,7 @@ __device__ inline void load_worker(const DecodeParams& p, int worker, typename D
     if (ready && loader.free(s, team)) {
       ready = loader.issue(p, s, team, policy);
     } else if (warp == 0 && lane == 0 && s.queue.more) {
-      s.queue.produce(p.schedule, worker);
+      s.queue.produce(p.schedule, bounds_of(p), worker);
     }
     __syncwarp();
   }

@@ -26,6 +26,10 @@ struct RowPlace {
   float slope;   // ALiBi, base 2
 };
 
+__device__ inline QueryBounds bounds_of(const DecodeParams& p) {
+  return {p.q_tokens, p.schedule.params.group};
+}
+
 inline constexpr int kLoadWarps = 2;
 inline constexpr int kFinishWarps = 4 - kLoadWarps;  // and the load warps: a warpgroup, for setmaxnreg
 
@@ -55,7 +59,7 @@ struct DecodeTraits {
   static constexpr bool kComputeFinishes = kWarpgroups || C.row_groups > 1;
   static constexpr int kQueryWarps = kComputeFinishes ? kWarps : kFinishWarps;  // that bring queries
   // Per thread, of the compute warps and of the other warpgroup; 4 compute warps have plenty.
-  static constexpr bool kLargeFinish = kDim == 192;  // whose finish warps need more
+  static constexpr bool kLargeFinish = kDim == 80 || kDim == 192;  // whose finish warps need more
   static constexpr int kOtherRegisters = kComputeFinishes ? 56
                                          : kLargeFinish   ? 88
                                                           : 72,
@@ -71,6 +75,17 @@ struct DecodeTraits {
                                          : kWarpgroups || kRowLanes == 8 ? 2
                                                                          : 4,
                        kPartsOfFinish = 1;
+  // Probabilities begin at 2^kFirstLog2 where a maximum is raised, and it is raised when one passes
+  // 2^kLargestLog2. In f16, times a stored scale of V where it has one, the largest must stay finite up to
+  // kMaxScaledV and the small ones away from zero: a key that is one of 100,000 counts.
+  static constexpr bool kScaledP =
+      C.v.mode != ScaleMode::kStatic && !(kWarpgroups && C.v.dtype == DType::kInt4);
+  static constexpr int kLargestLog2 = C.v.dtype == DType::kBFloat16 ? 8
+                                      : !kScaledP                   ? 14
+                                      : C.v.dtype == DType::kInt4   ? 7
+                                      : C.v.dtype == DType::kInt8   ? 11
+                                                                    : 13;
+  static constexpr int kFirstLog2 = C.v.dtype == DType::kBFloat16 ? 0 : kLargestLog2 - (kWarpgroups ? 4 : 2);
   static constexpr int kItemsQueried = kWarpgroups ? 1 : 2;            // whose queries are held
   static constexpr bool kAnyOutput = false;                            // O is bf16 or f16, aligned
   static constexpr bool kRehearses = C.row_tiles == 1 && kDim <= 128;  // registers again
@@ -167,8 +182,6 @@ __device__ inline float static_value(const float* values, int stride, const Devi
 
 inline constexpr float kLog2e = 1.4426950408889634f;
 inline constexpr float kLn2 = 0.6931471805599453f;
-/// Family::kWarp: P stays below 2^2, so that P * scale fits f16 for scales up to 16,000.
-inline constexpr float kLazyRescale = 2.0f;
 inline constexpr float kMinus = -__builtin_huge_valf();
 
 }  // namespace halftone::cuda

@@ -132,8 +132,7 @@ struct Team {
   float out[2][kSums];   // O^T: m-tile j of the warp's block
   unsigned thread;       // of the compute warps
   static constexpr float kNone = -FLT_MAX;
-  // P stays below, so that its products with scales of V up to 4,000 fit f16; every raise is a barrier more.
-  static constexpr float kLargest = 16.0f;
+  static constexpr float kLargest = 1 << Traits::kLargestLog2;  // of P; every raise is a barrier more
 
   __device__ int lane() const { return static_cast<int>(thread % 32); }
   __device__ int g() const { return static_cast<int>(thread % 32 / 4); }

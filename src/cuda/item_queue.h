@@ -7,6 +7,21 @@
 
 namespace halftone::cuda {
 
+/// What items are limited to: a schedule may count more queries than the caller's tensors have rows.
+struct QueryBounds {
+  std::int64_t tokens;  // rows of Q
+  std::int32_t group;   // query heads per KV head
+
+  /// Leaves out the rows beyond.
+  __device__ void apply(DeviceItem& item) const {
+    planning::WorkItem& work = item.work;
+    const std::int64_t left = tokens - item.first_query;
+    if (item.first_query >= 0 && left >= item.queries) return;
+    const std::int64_t rows = item.first_query < 0 || left < 0 ? 0 : left * group;
+    if (rows < work.row_end) work.row_end = rows < work.row_begin ? work.row_begin : static_cast<int>(rows);
+  }
+};
+
 /// The worker's next items, in shared memory: the listed ones first, then what a cursor of the first load
 /// warp finds.
 struct ItemQueue {
@@ -30,8 +45,10 @@ struct ItemQueue {
     return {list.counts[worker], reinterpret_cast<const int4*>(list.items + worker * kListedItems)[lane]};
   }
   /// By one warp; a barrier must follow.
-  __device__ void start(const Listed& listed, int lane) {
+  __device__ void start(const Listed& listed, const QueryBounds& bounds, int lane) {
     reinterpret_cast<int4*>(items)[lane] = listed.words;
+    __syncwarp();
+    if (lane < kListedItems) bounds.apply(items[lane]);
     if (lane == 0) {
       more = listed.count > kListedItems;
       count = listed.count > kListedItems ? kListedItems : listed.count;
@@ -47,7 +64,7 @@ struct ItemQueue {
     return item;
   }
   /// By one thread: queues one item that the list does not hold, if there is room.
-  __device__ void produce(const planning::Schedule& schedule, int worker) {
+  __device__ void produce(const planning::Schedule& schedule, const QueryBounds& bounds, int worker) {
     const int at = count;
     if (at >= current + kCapacity - 1) return;
     ItemCursor& walk = *reinterpret_cast<ItemCursor*>(cursor);
@@ -59,6 +76,7 @@ struct ItemQueue {
     bool found = true;
 #pragma unroll 1
     for (; steps > 0; --steps) found = walk.next(items[at % kCapacity]);
+    if (found) bounds.apply(items[at % kCapacity]);
     __threadfence_block();
     if (found) count = at + 1;
     more = found;

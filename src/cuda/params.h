@@ -27,6 +27,7 @@ struct CacheView {
   const std::int32_t* block_table;  // [batch, table_stride]
   std::int64_t page_stride;         // bytes
   std::int64_t table_stride;
+  std::int32_t table_width;  // pages of a request that the table has room for
   std::int32_t num_pages;
   std::int32_t page_log2;   // tokens per page
   std::int32_t head_bytes;  // of one (page, head) block
@@ -34,7 +35,14 @@ struct CacheView {
   std::int32_t v_data_offset;  // within a tile
   std::int32_t k_param_offset;
   std::int32_t v_param_offset;
-  bool clamped;
+
+  /// Page number `index` of a request whose row of the table is `row`: -1 beyond the table.
+  __device__ std::int32_t page_of(const std::int32_t* row, std::int32_t index) const {
+    return index < table_width ? row[index] : -1;
+  }
+  __device__ bool has_page(std::int32_t page) const {
+    return static_cast<std::uint32_t>(page) < static_cast<std::uint32_t>(num_pages);
+  }
 };
 
 struct DecodeParams {
@@ -85,10 +93,11 @@ struct AppendPart {
   const void* input;  // [tokens, kv_heads, dim], strides below, in elements
   std::int64_t token_stride, head_stride;
   DType input_type;
-  bool aligned;                // rows of `input` begin at multiples of 16 bytes
-  const float* static_scale;   // [1] or [kv_heads], or null
-  const float* static_min;     // likewise
-  std::int32_t static_stride;  // 0 per tensor, 1 per head
+  bool aligned;                      // rows of `input` begin at multiples of 16 bytes
+  const float* static_scale;         // [1] or [kv_heads], or null
+  const float* static_min;           // likewise
+  std::int32_t static_stride;        // 0 per tensor, 1 per head
+  float largest_scale, largest_min;  // of a group, as attention can use them
 };
 
 struct AppendParams {

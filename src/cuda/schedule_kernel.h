@@ -99,7 +99,7 @@ __device__ inline planning::BatchTotals place_requests(const ScheduleBuildParams
   if (threadIdx.x == 0) {
     s.first_step[shape.batch] = before[0];
     s.cu_q[shape.batch] = static_cast<std::int32_t>(before[2]);
-    s.header->total_q = static_cast<std::int32_t>(before[2]);
+    s.header->total_q = static_cast<std::int32_t>(before[2] < INT32_MAX ? before[2] : INT32_MAX);
     s.header->total_kv = before[3];
   }
   return {before[0], before[1], all_alike(least, most)};

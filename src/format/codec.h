@@ -255,6 +255,12 @@ HT_HOST_DEVICE inline Params params_of(const KvFormat& format, const Range& rang
   return p;
 }
 
+/// Whether a scale and min that the caller chose can quantise: positive, normal and with a finite inverse,
+/// and a finite min.
+HT_HOST_DEVICE inline bool is_static_scale(float scale, float min) {
+  return scale >= 0x1p-126f && scale <= 0x1p126f && is_finite(min);
+}
+
 /// Params from a scale (and min) that the caller chose.
 HT_HOST_DEVICE inline Params static_params(float scale, float min) {
   return {scale, min, ht_div(1.0f, scale)};

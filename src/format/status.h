@@ -6,9 +6,19 @@
 
 namespace halftone {
 
-/// A live block-table entry, slot or position was out of bounds.
+/// A live block-table entry, slot or position was out of bounds, or (CUDA) a length beyond the block table.
 inline constexpr std::int32_t kStatusBadPage = 1;
 /// append (CUDA) met a value that is not finite or beyond 2^100.
 inline constexpr std::int32_t kStatusNonFinite = 2;
+/// run (CUDA): the schedule has more queries than q has rows; the rows beyond were left out.
+inline constexpr std::int32_t kStatusBadQueries = 4;
+/// append and run (CUDA): a static scale is not finite, positive and normal, or a static min is not finite.
+inline constexpr std::int32_t kStatusBadScale = 8;
+/// append (CUDA): a group of V, whose f16 scale is stored beside its codes, exceeds kMaxScaledV.
+inline constexpr std::int32_t kStatusLargeV = 16;
+
+/// Values of V up to which attention on CUDA takes stored f16 scales: it multiplies probabilities and scales
+/// in f16, and what is left of f16's range belongs to small probabilities.
+inline constexpr float kMaxScaledV = 2048.0f;
 
 }  // namespace halftone

@@ -221,7 +221,13 @@ void validate_run(const Plan::Impl& plan, const AttentionArgs& args, const Tenso
   constexpr auto kLast = Strides::kLastContiguous;
   check_tensor(args.q, {"q", {p.q_dtype}, {kAnySize, q_heads, dim}, p.device, kLast});
   if (host) check_tokens({args.q, "q"}, schedule.header->total_q, "queries");
-  const std::int64_t total_q = args.q.shape[0];
+  const std::int64_t total_q = args.q.shape[0], all_q = std::int64_t{p.batch} * p.max_q_len;
+  if (!host && !given(args.lengths.cu_q) && total_q != all_q) {
+    invalid(
+        "q.shape[0] is {}, but without lengths.cu_q each of {} requests has max_q_len {} queries: pass [{}, "
+        "...], or the cu_q that schedule() saw.",
+        total_q, p.batch, p.max_q_len, all_q);
+  }
   check_tensor(args.out, {"out", {p.out_dtype}, {total_q, q_heads, v_dim}, p.device, kLast});
   check_optional(args.lse, {"lse", {DType::kFloat32}, {total_q, q_heads}, p.device, kLast}, p.lse, "lse");
   check_optional(args.alibi_slopes, {"alibi_slopes", {DType::kFloat32}, {q_heads}, p.device}, p.alibi,

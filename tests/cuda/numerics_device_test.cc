@@ -4,6 +4,7 @@
 #include <cstring>
 #include <string_view>
 
+#include "format/status.h"
 #include "tests/cuda/adversarial_device.h"
 
 namespace halftone::testing {
@@ -141,7 +142,8 @@ TEST(DeviceNumerics, AnyNumberOfSplits) {
   }
 }
 
-/// Stored scales of V up to what docs/kernels.md allows, for few and for many rows: P times a scale is f16.
+/// V up to kMaxScaledV where its scales are stored, and far beyond where they are static, for few and for
+/// many rows: P times a stored scale is f16.
 TEST(DeviceNumerics, LargeScalesOfV) {
   for (const char* format : {"int8-head", "fp8-token-head", "int4-row"}) {
     for (const int q_len : {1, 2, 4, 6, 8}) {
@@ -152,9 +154,7 @@ TEST(DeviceNumerics, LargeScalesOfV) {
       Problem p = make_problem(row);
       float largest = 0.0F;
       for (const float x : p.v.to_floats()) largest = std::max(largest, std::abs(x));
-      const bool bits4 = p.problem.kv.v_format.dtype == DType::kInt4;  // whose values must fit f16 themselves
-      const float wanted =
-          bits4 ? 60000.0F : 3900.0F * (std::string_view(format) == "int8-head" ? 127.0F : 448.0F);
+      const float wanted = p.problem.kv.v_format.dynamic_scale() ? kMaxScaledV : 5e5F;
       for (std::int64_t i = 0; i < p.v.numel(); ++i) p.v.set(i, p.v.get(i) * (wanted / largest));
       p.cache = refilled(p, {0xFF});
       const Outputs outputs = run_on_device(p);
