@@ -65,7 +65,7 @@ test-gpu: ## run the tests that need an NVIDIA GPU
 	@$(if $(wildcard /dev/nvidia0),,echo "make test-gpu: this machine has no NVIDIA GPU (no /dev/nvidia0)" >&2; exit 1)
 	@$(if $(TORCH_PYTHON),,echo "make test-gpu: no Python with torch, numpy, pytest and apache-tvm-ffi (TORCH_PYTHON=...): its tests are left out" >&2)
 	@$(MAKE) --no-print-directory cuda
-	@scripts/ctest.sh build/cuda -L gpu
+	@scripts/ctest.sh build/cuda -L cuda
 
 wheel: ## build the Python package's wheel, install it into an empty virtual environment and try it there
 	@$(setup) build wheel $(if $(NVCC),test cuda)
@@ -107,7 +107,7 @@ format-check: ## fail if a source is not formatted
 	@$(setup) format
 	@scripts/format.sh --check
 
-tidy: ## clang-tidy over src, testing and cli
+tidy: ## clang-tidy over src, reference, testing and cli
 	@$(setup) build clang tidy
 	@mkdir -p build
 	@$(call configure,tidy)

@@ -6,6 +6,6 @@ cd "$(dirname "$0")/.."
 mode=(-i)
 [[ "${1:-}" == --check ]] && mode=(--dry-run --Werror)
 folders=()
-for folder in include src testing cli tests bench examples python; do [[ -d $folder ]] && folders+=("$folder"); done
+for folder in include src reference testing cli tests bench examples python; do [[ -d $folder ]] && folders+=("$folder"); done
 find "${folders[@]}" -type f \( -name '*.h' -o -name '*.cc' -o -name '*.c' -o -name '*.cu' -o -name '*.cuh' \) -print0 |
   xargs -0 -r clang-format --style=file "${mode[@]}"

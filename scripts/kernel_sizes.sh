@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # How large the device code of each .cu file of a build is: scripts/kernel_sizes.sh build/cuda. The decode kernels have
-# a file per format of V, one per group of mixed pairs, and decode_any, the universal kernel.
+# a file per format of V, one per group of mixed pairs, and one for the universal kernel.
 set -euo pipefail
 
 total=0
 echo "device code, KiB:"
-for object in "$1"/CMakeFiles/halftone_objects.dir/src/cuda/*.cu.o; do
+for object in "$1"/CMakeFiles/halftone_objects.dir/src/cuda/*/*.cu.o; do
   bytes="$(size -A "$object" | awk '$1 == ".nv_fatbin" { sum += $2 } END { print sum + 0 }')"
-  printf '  %-14s %7d\n' "$(basename "$object" .cu.o)" $((bytes / 1024))
+  name="${object#*/src/cuda/}"
+  printf '  %-26s %7d\n' "${name%.cu.o}" $((bytes / 1024))
   total=$((total + bytes))
 done
-printf '  %-14s %7d\n' total $((total / 1024))
+printf '  %-26s %7d\n' total $((total / 1024))

@@ -4,34 +4,18 @@
 #include <memory>
 #include <new>
 
-#include "cpu/append.h"
-#include "cpu/attention.h"
-#include "cpu/dequantize.h"
 #include "halftone/attention.h"
 #include "halftone/error.h"
+#include "plan/backend.h"
 #include "plan/plan.h"
 #include "plan/validate.h"
 #include "plan/validate_cache.h"
 
-#ifdef HALFTONE_WITH_CUDA
-#include "cuda/backend.h"
-#endif
-
 namespace halftone {
 namespace {
 
-#ifndef HALFTONE_WITH_CUDA
-[[noreturn]] void no_backend(std::string_view call, Device device) {
-  throw Error(
-      ErrorCode::kUnsupported,
-      fmt::format("{} was asked for {}, but this build of halftone has only the CPU backend: configure "
-                  "it with -DHALFTONE_CUDA=ON, or keep the tensors on the CPU.",
-                  call, device_name(device)));
-}
-#endif
-
-void check_cpu_stream(Stream stream) {
-  if (stream == nullptr) return;
+void check_cpu_stream(Device device, Stream stream) {
+  if (device.type != DeviceType::kCpu || stream == nullptr) return;
   throw Error(ErrorCode::kInvalidArgument,
               fmt::format("stream is {}, but must be null on the CPU: pass nullptr.", stream));
 }
@@ -45,33 +29,13 @@ Plan plan(const AttentionProblem& problem) { return planning::make_plan(problem)
 void schedule(const Plan& plan, const SequenceLengths& lengths, const TensorView& workspace, Stream stream) {
   const Plan::Impl& impl = planning::require_plan(plan);
   planning::validate_schedule(impl, lengths, workspace, stream);
-  switch (impl.problem.device.type) {
-    case DeviceType::kCpu:
-      planning::fill_schedule(impl, lengths, planning::carve_workspace(impl, bytes_of(workspace)).schedule);
-      return;
-    case DeviceType::kCuda:
-#ifdef HALFTONE_WITH_CUDA
-      return cuda::schedule(impl, lengths, bytes_of(workspace), stream);
-#else
-      no_backend("schedule", impl.problem.device);
-#endif
-  }
+  impl.backend->schedule(impl, lengths, bytes_of(workspace), stream);
 }
 
 void run(const Plan& plan, const AttentionArgs& args, const TensorView& workspace, Stream stream) {
   const Plan::Impl& impl = planning::require_plan(plan);
   planning::validate_run(impl, args, workspace, stream);
-  switch (impl.problem.device.type) {
-    case DeviceType::kCpu:
-      cpu::run(impl, args, bytes_of(workspace));
-      return;
-    case DeviceType::kCuda:
-#ifdef HALFTONE_WITH_CUDA
-      return cuda::run(impl, args, bytes_of(workspace), stream);
-#else
-      no_backend("run", impl.problem.device);
-#endif
-  }
+  impl.backend->run(impl, args, bytes_of(workspace), stream);
 }
 
 void attend(const AttentionProblem& problem, const AttentionArgs& args) {
@@ -108,49 +72,21 @@ void attend(const AttentionProblem& problem, const AttentionArgs& args) {
 void merge(const std::vector<TensorView>& parts, const std::vector<TensorView>& part_lse,
            const TensorView& out, const TensorView& lse, Stream stream) {
   planning::validate_merge(parts, part_lse, out, lse, stream);
-  switch (out.device.type) {
-    case DeviceType::kCpu:
-      cpu::merge(parts, part_lse, out, lse);
-      return;
-    case DeviceType::kCuda:
-#ifdef HALFTONE_WITH_CUDA
-      return cuda::merge(parts, part_lse, out, lse, stream);
-#else
-      no_backend("merge", out.device);
-#endif
-  }
+  planning::backend_for("merge", out.device).merge(parts, part_lse, out, lse, stream);
 }
 
 void append(const PagedKv& cache, const AppendArgs& args, Stream stream) {
   planning::validate_append(cache, args);
-  switch (cache.pages.device.type) {
-    case DeviceType::kCpu:
-      check_cpu_stream(stream);
-      cpu::append(cache, args);
-      return;
-    case DeviceType::kCuda:
-#ifdef HALFTONE_WITH_CUDA
-      return cuda::append(cache, args, stream);
-#else
-      no_backend("append", cache.pages.device);
-#endif
-  }
+  const Device device = cache.pages.device;
+  check_cpu_stream(device, stream);
+  planning::backend_for("append", device).append(cache, args, stream);
 }
 
 void dequantize(const PagedKv& cache, const TensorView& k_out, const TensorView& v_out, Stream stream) {
   planning::validate_dequantize(cache, k_out, v_out);
-  switch (cache.pages.device.type) {
-    case DeviceType::kCpu:
-      check_cpu_stream(stream);
-      cpu::dequantize(cache, k_out, v_out);
-      return;
-    case DeviceType::kCuda:
-#ifdef HALFTONE_WITH_CUDA
-      return cuda::dequantize(cache, k_out, v_out, stream);
-#else
-      no_backend("dequantize", cache.pages.device);
-#endif
-  }
+  const Device device = cache.pages.device;
+  check_cpu_stream(device, stream);
+  planning::backend_for("dequantize", device).dequantize(cache, k_out, v_out, stream);
 }
 
 }  // namespace halftone

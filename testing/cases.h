@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "halftone/attention.h"
-#include "testing/cache.h"
-#include "testing/oracle.h"
-#include "testing/random.h"
-#include "testing/tensor.h"
+#include "reference/cache.h"
+#include "reference/oracle.h"
+#include "reference/random.h"
+#include "reference/tensor.h"
 
 namespace halftone::testing {
 

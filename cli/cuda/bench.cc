@@ -12,11 +12,11 @@
 
 #include "cli/cuda/device.h"
 #include "cli/cuda/read_kernels.h"
-#include "cli/host.h"
-#include "cli/owned_cache.h"
-#include "cli/text.h"
+#include "cli/host/host.h"
+#include "cli/files/owned_cache.h"
+#include "cli/terminal/text.h"
 #include "halftone/error.h"
-#include "testing/random.h"
+#include "reference/random.h"
 
 namespace halftone::cli::cuda {
 namespace {

@@ -5,7 +5,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "cli/bench.h"
+#include "cli/bench/cpu.h"
 
 namespace halftone::cli::cuda {
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "cli/cuda/read_kernels.h"
-#include "cli/metrics.h"
+#include "cli/eval/metrics.h"
 #include "halftone/error.h"
 
 namespace halftone::cli::cuda {

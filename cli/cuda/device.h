@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "halftone/types.h"
-#include "testing/tensor.h"
+#include "reference/tensor.h"
 
 namespace halftone::cli::cuda {
 

@@ -1,7 +1,7 @@
 #include <cmath>
 #include <vector>
 
-#include "cpu/attention.h"
+#include "cpu/attention/run.h"
 #include "cpu/element.h"
 #include "plan/merge.h"
 

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "cpu/layer.h"
+#include "cpu/attention/layer.h"
 #include "hwy/highway.h"
 #include "plan/merge.h"
 

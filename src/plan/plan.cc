@@ -1,7 +1,6 @@
 #include "plan/plan.h"
 
 #include <fmt/format.h>
-#include <omp.h>
 
 #include <algorithm>
 #include <bit>
@@ -10,10 +9,6 @@
 
 #include "halftone/error.h"
 #include "plan/validate.h"
-
-#ifdef HALFTONE_WITH_CUDA
-#include "cuda/backend.h"
-#endif
 
 namespace halftone {
 namespace planning {
@@ -71,22 +66,22 @@ std::uint64_t fingerprint(const AttentionProblem& p, int workers) {
 }
 
 /// What beginning a unit costs, in steps of the time that reading one step's keys takes.
-std::int32_t unit_cost(const AttentionProblem& p, const Config& config) {
-  if (config.unit_bytes == 0) return 0;
+std::int32_t unit_cost(const AttentionProblem& p, const Kernel& kernel) {
+  if (kernel.unit_bytes == 0) return 0;
   const std::int64_t step_bytes =
-      std::max<std::int64_t>(1, page_layout(p.kv).tile_bytes * (config.kv_tile / kTileTokens));
-  return static_cast<std::int32_t>((config.unit_bytes + step_bytes / 2) / step_bytes);
+      std::max<std::int64_t>(1, page_layout(p.kv).tile_bytes * (kernel.kv_tile / kTileTokens));
+  return static_cast<std::int32_t>((kernel.unit_bytes + step_bytes / 2) / step_bytes);
 }
 
-ScheduleParams schedule_params(const AttentionProblem& p, const Config& config, int workers) {
+ScheduleParams schedule_params(const AttentionProblem& p, const Kernel& kernel, int workers) {
   const bool absolute = p.policy == SplitPolicy::kBatchInvariant;
-  const auto step = static_cast<std::uint32_t>(absolute ? config.split_tokens : config.kv_tile);
+  const auto step = static_cast<std::uint32_t>(absolute ? kernel.split_tokens : kernel.kv_tile);
   const auto window = [](int tokens) { return std::min(tokens, kMaxTokens - 1); };
   ScheduleParams s{};
   s.batch = p.batch;
   s.kv_heads = p.kv.kv_heads;
   s.group = p.q_heads / p.kv.kv_heads;
-  s.row_block = config.row_block;
+  s.row_block = kernel.row_block;
   s.step_log2 = std::countr_zero(step);
   s.workers = workers;
   s.max_q_len = p.max_q_len;
@@ -94,7 +89,7 @@ ScheduleParams schedule_params(const AttentionProblem& p, const Config& config, 
   s.window_left = window(p.mask.window_left);
   s.window_right = p.mask.causal ? 0 : window(p.mask.window_right);
   s.absolute = absolute;
-  s.unit_cost = absolute ? 0 : unit_cost(p, config);
+  s.unit_cost = absolute ? 0 : unit_cost(p, kernel);
   s.max_steps = max_unit_steps(s);
   return s;
 }
@@ -116,27 +111,6 @@ void check_resources(const Plan::Impl& plan) {
                     "smaller max_kv_len.",
                     plan.info.workspace_bytes, s.workers));
   }
-}
-
-/// One per multiprocessor or thread.
-int default_workers(Device device) {
-#ifdef HALFTONE_WITH_CUDA
-  if (device.type == DeviceType::kCuda) return cuda::multiprocessors(device.index);
-#endif
-  (void)device;
-  return std::clamp(omp_get_max_threads(), 1, kMaxWorkers);
-}
-
-Serves* serves_on(Device device) {
-#ifdef HALFTONE_WITH_CUDA
-  if (device.type == DeviceType::kCuda) {
-    return [](const AttentionProblem& problem, const Config& config) {
-      return cuda::find_kernel(problem, config) >= 0;
-    };
-  }
-#endif
-  (void)device;
-  return [](const AttentionProblem&, const Config&) { return true; };
 }
 
 std::string mask_text(const Mask& mask) {
@@ -172,44 +146,36 @@ std::string_view policy_name(SplitPolicy policy) {
 Plan make_plan(const AttentionProblem& problem) {
   validate_problem(problem);
   auto impl = std::make_shared<Plan::Impl>();
-  Choice choice = choose_config(problem, serves_on(problem.device));
-#ifdef HALFTONE_WITH_CUDA
-  if (choice.index < 0) cuda::refuse(problem);
-#endif
-  const Config& config = configs(problem.device)[choice.index];
-  const int workers = problem.workers != 0 ? problem.workers : default_workers(problem.device);
+  const Backend& backend = backend_for("plan", problem.device);
+  Choice choice = choose_kernel(backend, problem);
+  if (choice.index < 0) backend.refuse(problem);
+  const Kernel& kernel = backend.kernels[choice.index];
+  const int workers = problem.workers != 0 ? problem.workers : backend.workers(problem.device);
 
   impl->problem = problem;
-  impl->config_index = choice.index;
-#ifdef HALFTONE_WITH_CUDA
-  if (problem.device.type == DeviceType::kCuda) {
-    impl->kernel = cuda::find_kernel(problem, config);
-  }
-#endif
+  impl->backend = &backend;
+  impl->kernel_index = choice.index;
+  impl->variant = choice.variant;
   impl->scale = problem.scale != 0
                     ? problem.scale
                     : static_cast<float>(1.0 / std::sqrt(static_cast<double>(problem.kv.head_dim)));
   if (problem.paged) impl->layout = page_layout(problem.kv);
   impl->id = fingerprint(problem, workers);
-  impl->workspace.schedule = schedule_params(problem, config, workers);
+  impl->workspace.schedule = schedule_params(problem, kernel, workers);
   impl->workspace.partials = max_partials(impl->workspace.schedule);
-#ifdef HALFTONE_WITH_CUDA
-  if (problem.device.type == DeviceType::kCuda) {
-    impl->workspace.backend_bytes = cuda::backend_bytes(workers, impl->workspace.partials);
-  }
-#endif
+  impl->workspace.backend_bytes = backend.extra_bytes(workers, impl->workspace.partials);
   impl->workspace.v_dim = problem.kv.v_dim();
   impl->workspace.plain = !problem.paged;
   const Workspace workspace = carve_workspace(impl->workspace, nullptr);
 
   PlanInfo& info = impl->info;
-  info.config = config.name;
+  info.config = kernel.name;
   info.reason = std::move(choice.reason);
   info.workers = workers;
   info.group = impl->workspace.schedule.group;
-  info.row_block = config.row_block;
-  info.kv_tile = config.kv_tile;
-  info.split_tokens = impl->workspace.schedule.absolute ? config.split_tokens : 0;
+  info.row_block = kernel.row_block;
+  info.kv_tile = kernel.kv_tile;
+  info.split_tokens = impl->workspace.schedule.absolute ? kernel.split_tokens : 0;
   info.max_units = max_units(impl->workspace.schedule);
   info.max_partials = impl->workspace.partials;
   info.schedule_bytes = workspace.schedule_bytes;
@@ -228,7 +194,7 @@ std::string Plan::describe() const {
   const Impl& plan = planning::require_plan(*this);
   const AttentionProblem& p = plan.problem;
   const PlanInfo& i = plan.info;
-  const planning::Config& config = plan.config();
+  const planning::Kernel& kernel = plan.kernel();
   std::string text;
   const auto line = [&text](std::string_view name, const std::string& value) {
     text += fmt::format("{:<10} {}\n", name, value);
@@ -247,7 +213,7 @@ std::string Plan::describe() const {
   if (p.sinks) logits += ", sinks";
   line("logits", logits);
   line("mask", planning::mask_text(p.mask));
-  line("config", fmt::format("{} ({})", i.config, config.use));
+  line("config", fmt::format("{} ({})", i.config, kernel.use));
   line("reason", i.reason);
   line("units", fmt::format("up to {}, each of up to {} packed rows; KV tiles of {} tokens", i.max_units,
                             i.row_block, i.kv_tile));

@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "halftone/attention.h"
-#include "plan/config.h"
+#include "plan/backend.h"
 #include "plan/workspace.h"
 
 namespace halftone {
@@ -14,14 +14,15 @@ namespace halftone {
 struct Plan::Impl {
   AttentionProblem problem;  ///< as given
   PlanInfo info;
-  int config_index = 0;  ///< row of planning::configs(problem.device)
-  int kernel = 0;        ///< CUDA: what the backend's find_kernel() says
+  const planning::Backend* backend = nullptr;
+  int kernel_index = 0;  ///< row of backend->kernels
+  int variant = 0;       ///< what backend->variant() says of it
   float scale = 0;       ///< resolved: never 0
   planning::WorkspaceParams workspace;
   PageLayout layout;     ///< paged only
   std::uint64_t id = 0;  ///< equal for equal problems on the same number of workers; marks a schedule
 
-  const planning::Config& config() const { return planning::configs(problem.device)[config_index]; }
+  const planning::Kernel& kernel() const { return backend->kernels[kernel_index]; }
 };
 
 namespace planning {

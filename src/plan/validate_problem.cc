@@ -30,7 +30,7 @@ void check_device(Device device) {
     invalid("device.type is {}, but must be kCpu or kCuda: use kCpu.", static_cast<int>(device.type));
   }
   if (device.index < 0) invalid("device.index is {}, but must be 0 or more: use 0.", device.index);
-  if (configs(device).empty()) {
+  if (find_backend(device.type) == nullptr) {
     fail(ErrorCode::kUnsupported,
          "device is {}, but this build of halftone has no CUDA attention: configure it with "
          "-DHALFTONE_CUDA=ON, or "

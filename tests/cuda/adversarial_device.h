@@ -1,7 +1,7 @@
 // What the adversarial tests of attention on the GPU share.
 #pragma once
 
-#include "tests/adversarial.h"
+#include "tests/misuse/adversarial.h"
 #include "tests/cuda/device_problem.h"
 
 namespace halftone::testing {

@@ -1,5 +1,5 @@
 // `halftone bench --backend cuda` on a GPU: the figures it writes are there and possible.
-#include "tests/cli_support.h"
+#include "tests/cli/cli_support.h"
 
 namespace halftone::cli {
 namespace {

@@ -9,7 +9,7 @@
 #include "format/hadamard.h"
 #include "format/head_dim.h"
 #include "format/rope.h"
-#include "testing/random.h"
+#include "reference/random.h"
 
 namespace halftone {
 namespace {

@@ -11,7 +11,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "cuda/decode_config.h"
+#include "cuda/decode/config.h"
 #include "testing/cases.h"
 
 namespace halftone::testing {

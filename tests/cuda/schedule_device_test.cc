@@ -1,8 +1,7 @@
 // The schedule that the device builds is the host's, field by field.
-#include "cuda/launch.h"
-#include "cuda/schedule_params.h"
+#include "cuda/schedule/params.h"
 #include "tests/cuda/device_problem.h"
-#include "tests/schedule_play.h"
+#include "tests/plan/schedule_play.h"
 
 namespace halftone::testing {
 namespace {

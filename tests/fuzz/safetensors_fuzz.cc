@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/safetensors.h"
+#include "cli/files/safetensors.h"
 #include "fuzz_input.h"
 
 namespace {

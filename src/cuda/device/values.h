@@ -14,6 +14,12 @@ namespace halftone::cuda {
 /// Elements that vector accesses take: 16 bytes of a 16-bit type, twice 16 bytes of f32.
 inline constexpr int kVector = 8;
 
+/// One of the two 16-bit elements of a word.
+__device__ __forceinline__ float half_of(std::uint32_t word, bool high, bool bf16) {
+  if (bf16) return __uint_as_float(high ? word & 0xffff0000u : word << 16);
+  return __half2float(__ushort_as_half(static_cast<unsigned short>(high ? word >> 16 : word & 0xffffu)));
+}
+
 __device__ __forceinline__ float load_value(DType type, const void* base, std::int64_t at) {
   if (type == DType::kFloat32) return __ldg(static_cast<const float*>(base) + at);
   const unsigned short half = __ldg(static_cast<const unsigned short*>(base) + at);

@@ -1,0 +1,219 @@
+#include "cli/bench/cases.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+
+#include "cli/terminal/terminal.h"
+#include "cli/terminal/text.h"
+
+namespace halftone::cli {
+namespace {
+
+constexpr int kMaxContext = 1 << 24;
+constexpr int kMaxBatch = 1 << 20;
+constexpr std::string_view kPolicyFormats = "bf16,int8-head,int4-g32";
+constexpr std::string_view kDecodeFormats = "bf16,fp8,int8-head,int4-g32,int4-row";
+
+bool parse_number(std::string_view text, int low, int high, int& value) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc() && end == text.data() + text.size() && value >= low && value <= high;
+}
+
+}  // namespace
+
+Suite parse_suite(std::string_view text) {
+  for (const Suite suite : {Suite::kDecode, Suite::kPrefill, Suite::kAppend}) {
+    if (suite_text(suite) == text) return suite;
+  }
+  throw UsageError(
+      fmt::format("--suite is '{}', but must be decode, prefill or append: use decode.", printable(text)));
+}
+
+std::string_view suite_text(Suite suite) {
+  return suite == Suite::kDecode ? "decode" : suite == Suite::kPrefill ? "prefill" : "append";
+}
+
+std::vector<std::int64_t> kv_lengths(const BenchCase& setup) {
+  if (setup.mixed.empty()) {
+    return std::vector<std::int64_t>(static_cast<std::size_t>(setup.shape.batch), setup.shape.context);
+  }
+  std::vector<std::int64_t> lengths;
+  for (const RequestGroup& g : setup.mixed) {
+    lengths.insert(lengths.end(), static_cast<std::size_t>(g.count), g.context);
+  }
+  return lengths;
+}
+
+std::vector<RequestGroup> parse_requests(std::string_view text, std::string_view option) {
+  std::vector<RequestGroup> groups;
+  std::int64_t requests = 0;
+  for (const std::string& part : split(text, ',')) {
+    const std::size_t cross = part.find('x');
+    RequestGroup group;
+    if (cross == std::string::npos ||
+        !parse_number(std::string_view(part).substr(0, cross), 1, kMaxContext, group.context) ||
+        !parse_number(std::string_view(part).substr(cross + 1), 1, kMaxBatch, group.count)) {
+      throw UsageError(
+          fmt::format("{} has '{}', but a group of requests is CONTEXTxCOUNT with a context of 1 to {} and a "
+                      "count of 1 to {}: use, for example, 131072x1,4096x31.",
+                      option, printable(part), kMaxContext, kMaxBatch));
+    }
+    requests += group.count;
+    groups.push_back(group);
+  }
+  if (requests > kMaxBatch) {
+    throw UsageError(fmt::format("{} has {} requests, but at most {} are possible: use less.", option,
+                                 requests, kMaxBatch));
+  }
+  return groups;
+}
+
+std::string requests_text(const std::vector<RequestGroup>& groups) {
+  std::string text;
+  for (const RequestGroup& g : groups) {
+    text += fmt::format("{}{}x{}", text.empty() ? "" : ",", g.context, g.count);
+  }
+  return text;
+}
+
+const std::vector<Sweep>& bench_sweeps() {
+  using enum Suite;
+  static const std::vector<SplitPolicy> kPolicies = {SplitPolicy::kFast, SplitPolicy::kReproducible,
+                                                     SplitPolicy::kBatchInvariant};
+  static const std::vector<Sweep> sweeps = {
+      {"headline",
+       kDecode,
+       "bf16,fp8,int8-head,int8-head:int4-g32,int4-g32,int4-row",
+       {{8, 1}},
+       {128},
+       {64},
+       1,
+       {"8192x32", "8192x128", "8192x512"}},
+      // The cost of a launch shared by a chain of layers, as in a decode step.
+      {"chain", kDecode, kDecodeFormats, {{8, 1}}, {128}, {64}, 1, {"8192x32", "8192x64", "8192x128"}, 16},
+      {"speculative",
+       kDecode,
+       "fp8,int8-head,int4-g32",
+       {{16, 1}},
+       {128},
+       {64},
+       3,
+       {"1024x256", "2048x128", "4096x64", "8192x32", "16384x16", "32768x8", "65536x4", "131072x2"}},
+      {"shapes",
+       kDecode,
+       kDecodeFormats,
+       {{32, 8}, {64, 8}, {32, 32}},
+       {128},
+       {64},
+       1,
+       {"4096x1", "4096x8", "4096x64", "32768x1", "32768x8", "32768x64", "131072x1", "131072x8",
+        "131072x64"}},
+      {"mixed",
+       kDecode,
+       kDecodeFormats,
+       {{8, 1}, {32, 8}},
+       {128},
+       {64},
+       1,
+       {"131072x1,4096x31", "128x64,4096x64", "128x256,4096x256"},
+       1,
+       true},
+      // What each split policy costs.
+      {"policies",
+       kDecode,
+       kPolicyFormats,
+       {{32, 8}},
+       {128},
+       {64},
+       1,
+       {"8192x1", "8192x8", "8192x64"},
+       1,
+       false,
+       kPolicies},
+      {"policies", kDecode, kPolicyFormats, {{8, 1}}, {128}, {64}, 1, {"8192x32"}, 1, false, kPolicies},
+      {"geometry", kDecode, kDecodeFormats, {{8, 1}}, {64, 128, 256}, {16, 64}, 1, {"8192x128", "8192x512"}},
+      {"append", kAppend, kDecodeFormats, {{32, 8}}, {128}, {64}, 8192, {"8192x1", "8192x8"}},
+      {"append", kAppend, kDecodeFormats, {{32, 8}}, {128}, {64}, 1, {"8192x32", "8192x256"}},
+  };
+  return sweeps;
+}
+
+std::string table_names() {
+  std::string names;
+  std::string_view last;
+  for (const Sweep& s : bench_sweeps()) {
+    if (s.table != last) names += fmt::format("{}{}", names.empty() ? "" : ", ", s.table);
+    last = s.table;
+  }
+  return names;
+}
+
+namespace {
+
+/// The cases of one heads, head_dim, page size and batch of a sweep.
+void expand(const Sweep& sweep, const BenchCase& shape, std::string_view formats, SplitPolicy policy,
+            std::vector<BenchCase>& cases) {
+  for (const FormatChoice& format : parse_choices(formats.empty() ? sweep.formats : formats, "--formats")) {
+    for (const SplitPolicy each : sweep.policies.empty() ? std::vector{policy} : sweep.policies) {
+      cases.push_back(shape);
+      cases.back().shape.format = format;
+      cases.back().shape.policy = each;
+    }
+  }
+}
+
+void expand(const Sweep& sweep, std::string_view formats, SplitPolicy policy, std::vector<BenchCase>& cases) {
+  BenchCase c;
+  c.suite = sweep.suite;
+  c.table = sweep.table;
+  c.chain = sweep.chain;
+  c.with_schedule = sweep.with_schedule;
+  c.shape.q_len = sweep.q_len;
+  for (const Sweep::Heads heads : sweep.heads) {
+    c.shape.q_heads = heads.q;
+    c.shape.kv_heads = heads.kv;
+    for (const int head_dim : sweep.head_dims) {
+      c.shape.head_dim = head_dim;
+      for (const int page_size : sweep.page_sizes) {
+        c.shape.page_size = page_size;
+        for (const std::string_view requests : sweep.requests) {
+          set_requests(c, parse_requests(requests, "the table"));
+          expand(sweep, c, formats, policy, cases);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void set_requests(BenchCase& setup, const std::vector<RequestGroup>& groups) {
+  setup.shape.batch = 0;
+  setup.shape.context = 0;
+  for (const RequestGroup& g : groups) {
+    setup.shape.batch += g.count;
+    setup.shape.context = std::max(setup.shape.context, g.context);
+  }
+  setup.mixed = groups.size() > 1 ? groups : std::vector<RequestGroup>{};
+}
+
+std::vector<BenchCase> table_cases(std::string_view tables, std::string_view formats, SplitPolicy policy) {
+  std::vector<BenchCase> cases;
+  for (const std::string& name : split(tables, ',')) {
+    bool known = false;
+    for (const Sweep& sweep : bench_sweeps()) {
+      if (name != "all" && name != sweep.table) continue;
+      known = true;
+      expand(sweep, formats, policy, cases);
+    }
+    if (!known) {
+      throw UsageError(fmt::format("--table has '{}', but the tables are {} and all: use one of these.",
+                                   printable(name), table_names()));
+    }
+  }
+  return cases;
+}
+
+}  // namespace halftone::cli

@@ -1,0 +1,46 @@
+// Which cases `halftone bench` runs: lists of requests as text, and the named tables.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cli/bench/cpu.h"
+
+namespace halftone::cli {
+
+/// "131072x1,4096x31": groups of CONTEXTxCOUNT. Throws UsageError naming `option`.
+std::vector<RequestGroup> parse_requests(std::string_view text, std::string_view option);
+std::string requests_text(const std::vector<RequestGroup>& groups);
+
+/// Sets the batch, the context and, for more than one group, `mixed`.
+void set_requests(BenchCase& setup, const std::vector<RequestGroup>& groups);
+
+/// Cases that share their formats and shapes; the expansion takes every combination.
+struct Sweep {
+  std::string_view table;  ///< its name on the command line
+  Suite suite;
+  std::string_view formats;  ///< as --formats takes them
+  struct Heads {
+    int q, kv;
+  };
+  std::vector<Heads> heads;
+  std::vector<int> head_dims;
+  std::vector<int> page_sizes;
+  int q_len;
+  std::vector<std::string_view> requests;  ///< one batch each, as --contexts-mix takes it
+  int chain = 1;
+  bool with_schedule = false;
+  std::vector<SplitPolicy> policies{};  ///< empty: that of the command line
+};
+
+/// The tables of the project's own figures. A table is all sweeps of one name.
+const std::vector<Sweep>& bench_sweeps();
+/// "headline, speculative, ...".
+std::string table_names();
+
+/// The cases of comma-separated `tables` ("all": every table). `formats` replaces the tables' own unless it
+/// is empty. Throws UsageError for unknown names.
+std::vector<BenchCase> table_cases(std::string_view tables, std::string_view formats, SplitPolicy policy);
+
+}  // namespace halftone::cli

@@ -1,0 +1,280 @@
+// `halftone bench`: options, cases and the backend that runs them.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <omp.h>
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <optional>
+
+#include "cli/bench/cpu.h"
+#include "cli/bench/cases.h"
+#include "cli/bench/report.h"
+#include "cli/commands/command.h"
+#include "cli/host/host.h"
+#include "cli/terminal/text.h"
+#include "halftone/error.h"
+#ifdef HALFTONE_WITH_CUDA
+#include "cli/cuda/bench.h"
+#endif
+
+namespace halftone::cli {
+namespace {
+
+constexpr const char* kDefaultFormats = "bf16,fp8,int8-head,int4-g32";
+
+struct Options {
+  std::string suite = "decode";
+  std::string backend = "auto";
+  std::string formats;  ///< empty: kDefaultFormats, or the table's own
+  std::string policy = "reproducible";
+  std::string tables, mix;
+  std::vector<int> batch, context;
+  int q_len = 0;
+  ProblemShape shape;
+  int chain = 1;
+  bool with_schedule = false;
+  int threads = 0, repeat = 0;
+  std::string json;
+};
+
+/// Batches as lists of request groups, in the order of the options.
+std::vector<std::vector<RequestGroup>> make_requests(const Options& options, bool prefill) {
+  if (!options.mix.empty()) return {parse_requests(options.mix, "--contexts-mix")};
+  const std::vector<int> batches = !options.batch.empty() ? options.batch : std::vector<int>{prefill ? 1 : 8};
+  const std::vector<int> contexts =
+      !options.context.empty() ? options.context : std::vector<int>{prefill ? 2048 : 8192};
+  std::vector<std::vector<RequestGroup>> requests;
+  for (const int batch : batches) {
+    for (const int context : contexts) requests.push_back({{context, batch}});
+  }
+  return requests;
+}
+
+/// Refuses what does not exist on any backend before the first measurement.
+void check_case(const BenchCase& setup) {
+  for (const std::int64_t context : kv_lengths(setup)) {
+    if (setup.shape.q_len > context) {
+      throw UsageError(fmt::format(
+          "--q-len is {}, but {} is {}: queries are the last tokens of the context.", setup.shape.q_len,
+          setup.mixed.empty() ? "--context" : "a context of --contexts-mix", context));
+    }
+  }
+  page_layout(to_problem(setup.shape).kv);
+  if (setup.suite != Suite::kAppend) halftone::plan(to_problem(setup.shape));
+}
+
+std::vector<BenchCase> make_cases(const Options& options) {
+  const SplitPolicy policy = parse_policy(options.policy);
+  std::vector<BenchCase> cases;
+  if (!options.tables.empty()) {
+    cases = table_cases(options.tables, options.formats, policy);
+  } else {
+    const Suite suite = parse_suite(options.suite);
+    if (suite == Suite::kAppend && (options.chain > 1 || options.with_schedule)) {
+      throw UsageError(fmt::format("{} is for attention, but --suite is append: leave it out.",
+                                   options.chain > 1 ? "--chain" : "--with-schedule"));
+    }
+    const bool prefill = suite == Suite::kPrefill;
+    for (const auto& groups : make_requests(options, prefill)) {
+      for (FormatChoice& format :
+           parse_choices(options.formats.empty() ? kDefaultFormats : options.formats, "--formats")) {
+        BenchCase c{suite, options.shape, {}, options.chain, options.with_schedule, {}};
+        c.shape.format = std::move(format);
+        set_requests(c, groups);
+        c.shape.q_len = options.q_len > 0 ? options.q_len : prefill ? c.shape.context : 1;
+        c.shape.policy = policy;
+        cases.push_back(std::move(c));
+      }
+    }
+  }
+  for (BenchCase& c : cases) {
+    if (options.with_schedule && c.suite != Suite::kAppend) c.with_schedule = true;
+    check_case(c);
+  }
+  return cases;
+}
+
+/// The CUDA device to use, or none for the CPU.
+std::optional<int> choose_device(const std::string& backend) {
+  if (backend == "cpu") return std::nullopt;
+  const BackendChoice choice = choose_backend(cpu_info(), gpu_info());
+  if (choice.missing.empty()) return choice.device;
+  if (backend == "auto") return std::nullopt;
+  throw Error(ErrorCode::kUnsupported, fmt::format("--backend is cuda, but this needs {}: use --backend cpu.",
+                                                   fmt::join(choice.missing, "; ")));
+}
+
+void check_cpu_cases(const std::vector<BenchCase>& cases) {
+  const auto refuse = [](std::string_view what) {
+    throw UsageError(fmt::format(
+        "{} measured on CUDA only, but this run is on the CPU: leave it out, or use --backend cuda.", what));
+  };
+  for (const BenchCase& c : cases) {
+    if (c.chain > 1) refuse(fmt::format("a chain of {} layers is", c.chain));
+    if (!c.mixed.empty()) refuse(fmt::format("the mixture {} is", requests_text(c.mixed)));
+    if (c.with_schedule) refuse("schedule with run is");
+  }
+}
+
+/// Rows of all cases. What a backend or its memory cannot do is a row that says so, unless nothing else runs.
+std::vector<BenchRow> run_all(const std::vector<BenchCase>& cases, Progress& progress,
+                              const std::function<BenchRow(const BenchCase&)>& run) {
+  std::vector<BenchRow> rows;
+  std::optional<Error> refusal;
+  bool ran = false;
+  for (const BenchCase& c : cases) {
+    progress.step(c.shape.format.name);
+    try {
+      rows.push_back(run(c));
+      ran = true;
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::kUnsupported && error.code() != ErrorCode::kResourceExhausted) throw;
+      if (!refusal) refusal = error;
+      BenchRow row;
+      row.setup = c;
+      row.unsupported = error.what();
+      rows.push_back(std::move(row));
+    }
+  }
+  if (!ran && refusal) throw Error(*refusal);
+  return rows;
+}
+
+struct Measured {  // NOLINT(bugprone-exception-escape): moving a json throws nothing
+  std::vector<BenchRow> rows;
+  std::string engine;
+  nlohmann::ordered_json head;
+};
+
+Measured run_on_cpu(const std::vector<BenchCase>& cases, int repeat, Terminal& terminal) {
+  check_cpu_cases(cases);
+  Measured m;
+  Progress progress(terminal, static_cast<std::int64_t>(cases.size()) + 2);
+  progress.step("read bandwidth");
+  double ceiling = measure_read_bandwidth();
+  m.rows = run_all(cases, progress, [&](const BenchCase& c) { return run_case(c, repeat); });
+  progress.step("read bandwidth");  // again: other load on the machine moves it
+  ceiling = std::max(ceiling, measure_read_bandwidth());
+  for (BenchRow& row : m.rows) row.ceiling_gbs = ceiling;
+  m.engine = "CPU, " + thread_count(omp_get_max_threads());
+  m.head = provenance();
+  return m;
+}
+
+#ifdef HALFTONE_WITH_CUDA
+Measured run_on_cuda(const std::vector<BenchCase>& cases, int device, int repeat, Terminal& terminal) {
+  Measured m;
+  cuda::Bench bench(device, repeat);
+  Progress progress(terminal, static_cast<std::int64_t>(cases.size()));
+  m.rows = run_all(cases, progress, [&](const BenchCase& c) { return bench.run(c); });
+  m.head = provenance();
+  m.head["host"] = m.head["device"];
+  m.head["device"] = bench.describe();
+  m.engine = fmt::format("CUDA on {}", m.head["device"]["name"].get<std::string>());
+  return m;
+}
+#endif
+
+Measured measure(const std::vector<BenchCase>& cases, const Options& options, Terminal& terminal) {
+  [[maybe_unused]] const std::optional<int> device = choose_device(options.backend);
+#ifdef HALFTONE_WITH_CUDA
+  if (device) return run_on_cuda(cases, *device, options.repeat, terminal);
+#endif
+  return run_on_cpu(cases, options.repeat, terminal);
+}
+
+void run_bench(const Options& options, Terminal& terminal) {
+  check_page_size(options.shape.page_size, "--page-size");
+  if (options.threads > 0) omp_set_num_threads(options.threads);
+  const std::vector<BenchCase> cases = make_cases(options);
+  Measured m = measure(cases, options, terminal);
+  if (!options.json.empty()) {
+    write_output(terminal, options.json, bench_json(std::move(m.head), m.rows).dump(1) + "\n");
+  }
+  if (options.json != "-") print_bench(terminal, m.engine, m.rows);
+}
+
+void add_shape_options(CLI::App* command, Options& options, CLI::Option* table) {
+  ProblemShape& shape = options.shape;
+  const auto shape_option = [table](CLI::Option* option) { return option->excludes(table); };
+  shape_option(command->add_option("--suite", options.suite, "decode, prefill or append"))
+      ->type_name("NAME")
+      ->capture_default_str();
+  CLI::Option* batch = shape_option(
+      command->add_option("--batch", options.batch, "Requests, comma-separated (8; prefill: 1)"));
+  batch->type_name("N,...")->delimiter(',')->check(between(1, 65536));
+  CLI::Option* context = shape_option(command->add_option(
+      "--context", options.context, "Keys of a request, comma-separated (8192; prefill: 2048)"));
+  context->type_name("N,...")->delimiter(',')->check(between(1, 1 << 24));
+  shape_option(command->add_option("--contexts-mix", options.mix,
+                                   "CUDA: one batch of different lengths, CONTEXTxCOUNT comma-separated"))
+      ->type_name("NxM,...")
+      ->excludes(batch)
+      ->excludes(context);
+  shape_option(command->add_option("--q-len", options.q_len,
+                                   "Queries or appended tokens of a request (1; prefill: --context)"))
+      ->check(between(1, 1 << 24));
+  shape_option(command->add_option("--q-heads", shape.q_heads, "Query heads"))
+      ->check(between(1, 65536))
+      ->capture_default_str();
+  shape_option(command->add_option("--kv-heads", shape.kv_heads, "KV heads"))
+      ->check(between(1, 65536))
+      ->capture_default_str();
+  shape_option(command->add_option("--head-dim", shape.head_dim, "Head dimension"))->capture_default_str();
+  shape_option(command->add_option("--page-size", shape.page_size, "Tokens per page"))->capture_default_str();
+  shape_option(command->add_option("--chain", options.chain,
+                                   "CUDA: layers with caches of their own in one graph; time per layer"))
+      ->check(between(1, 4096))
+      ->capture_default_str();
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app, Terminal& terminal) {
+  CLI::App* command = app.add_subcommand("bench", "Time decode, prefill or append on this machine");
+  auto options = std::make_shared<Options>();
+  command->footer(
+      "Every call reads a cache that no cache level of the processor holds. GB/s counts the least traffic "
+      "that\n"
+      "the call needs. The ceiling is what plain reads reach in the same run: of memory on the CPU, of as "
+      "many\n"
+      "bytes on a GPU (append: a copy).\n\n"
+      "Examples:\n"
+      "  halftone bench\n"
+      "  halftone bench --formats int8-head,int4-g32 --batch 1,8 --context 1024,8192 --json bench.json\n"
+      "  halftone bench --suite prefill --context 1024 --threads 4\n"
+      "  halftone bench --suite append --q-len 64\n"
+      "  halftone bench --backend cuda --table headline,speculative --json decode.json\n"
+      "  halftone bench --backend cuda --contexts-mix 131072x1,4096x31 --with-schedule\n");
+  command->add_option("--backend", options->backend, "auto (CUDA where it works), cpu or cuda")
+      ->type_name("NAME")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}).description(""))
+      ->capture_default_str();
+  CLI::Option* table =
+      command
+          ->add_option("--table", options->tables,
+                       fmt::format("The project's own tables, comma-separated: {} or all", table_names()))
+          ->type_name("NAME,...");
+  command
+      ->add_option("-f,--formats", options->formats,
+                   fmt::format("Comma-separated formats, K:V and +rot allowed ({}; --table: its own)",
+                               kDefaultFormats))
+      ->type_name("FORMATS");
+  add_shape_options(command, *options, table);
+  command->add_option("--policy", options->policy, "fast, reproducible or batch_invariant")
+      ->type_name("NAME")
+      ->capture_default_str();
+  command->add_flag("--with-schedule", options->with_schedule, "CUDA: schedule() is part of the timed call");
+  command->add_option("--threads", options->threads, "CPU threads (default: OMP_NUM_THREADS or all)")
+      ->check(between(1, 1024));
+  command
+      ->add_option("--repeat", options->repeat,
+                   "Calls per case (default: half a second, at least 5; CUDA: 25)")
+      ->check(between(1, 1000000));
+  command->add_option("--json", options->json, "Write the figures as JSON (- for stdout)")->type_name("FILE");
+  command->callback([options, &terminal] { run_bench(*options, terminal); });
+}
+
+}  // namespace halftone::cli

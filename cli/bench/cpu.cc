@@ -1,0 +1,229 @@
+#include "cli/bench/cpu.h"
+
+#include <fmt/format.h>
+#include <omp.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <functional>
+#include <numeric>
+
+#include "cli/host/host.h"
+#include "cli/eval/metrics.h"
+#include "cli/files/owned_cache.h"
+#include "cli/terminal/text.h"
+#include "halftone/error.h"
+#include "reference/random.h"
+
+namespace halftone::cli {
+namespace {
+
+using testing::Tensor;
+using Clock = std::chrono::steady_clock;
+
+constexpr std::int64_t kUnknownCache = std::int64_t{64} << 20;  // assumed when the system does not tell
+constexpr std::int64_t kMaxCopies = 64;
+
+std::int64_t last_level_cache() {
+  static const std::int64_t bytes = cpu_info().last_level_cache;
+  return bytes > 0 ? bytes : kUnknownCache;
+}
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+Tensor random_activations(testing::Random& random, std::int64_t tokens, int heads, int dim) {
+  std::vector<float> values(static_cast<std::size_t>(tokens * heads * dim));
+  testing::fill(random, testing::Data::kOutlierChannels, values, heads, dim);
+  return Tensor::of(DType::kBFloat16, {tokens, heads, dim}, values);
+}
+
+/// Refuses a case before it makes the machine swap or the kernel kill the process.
+void require_memory(std::int64_t bytes) {
+  const std::int64_t available = cpu_info().memory_available;
+  if (available > 0 && bytes > available / 10 * 9) {
+    throw Error(
+        ErrorCode::kResourceExhausted,
+        fmt::format("the case needs {}, but {} are available: use less --batch, --context or --q-len.",
+                    human_bytes(static_cast<double>(bytes)), human_bytes(static_cast<double>(available))));
+  }
+}
+
+/// Copies of a cache big enough to push each other out of the last-level cache.
+std::int64_t copies_for(std::int64_t bytes) {
+  return std::clamp<std::int64_t>((4 * last_level_cache() + bytes - 1) / std::max<std::int64_t>(1, bytes), 1,
+                                  kMaxCopies);
+}
+
+/// A cache whose requests are full: a random stretch of pages, repeated, in shuffled order.
+OwnedCache full_cache(const ProblemShape& shape, std::int64_t copies, testing::Random& random) {
+  const KvCacheSpec spec = to_problem(shape).kv;
+  const std::int64_t request_pages = (shape.context + spec.page_size - 1) / spec.page_size;
+  require_memory(copies * shape.batch * request_pages * page_layout(spec).page_bytes);
+  OwnedCache cache(spec, static_cast<int>(shape.batch * copies), shape.context);
+  const std::int64_t pages = cache.pages.shape()[0], page_bytes = cache.pages.shape()[1];
+  const std::int64_t source_pages = std::min<std::int64_t>(pages, std::max(1, 512 / spec.page_size));
+  const std::int64_t tokens = source_pages * spec.page_size;
+  const Tensor k = random_activations(random, tokens, spec.kv_heads, spec.head_dim);
+  const Tensor v = random_activations(random, tokens, spec.kv_heads, spec.v_dim());
+  cache.calibrate(k.view(), v.view());
+  AppendArgs args;
+  args.k = k.view();
+  args.v = v.view();
+  std::vector<std::int64_t> slots(static_cast<std::size_t>(tokens));
+  std::iota(slots.begin(), slots.end(), 0);
+  args.slot_mapping = TensorView::contiguous(slots.data(), DType::kInt64, {tokens});
+  append(cache.view(), args);
+  std::uint8_t* bytes = cache.pages.bytes().data();
+#pragma omp parallel for
+  for (std::int64_t p = source_pages; p < pages; ++p) {
+    std::memcpy(bytes + p * page_bytes, bytes + p % source_pages * page_bytes,
+                static_cast<std::size_t>(page_bytes));
+  }
+  std::vector<std::int32_t> order(static_cast<std::size_t>(pages));
+  std::iota(order.begin(), order.end(), 0);
+  random.shuffle(order);
+  std::copy(order.begin(), order.end(), cache.block_table.as<std::int32_t>().begin());
+  std::ranges::fill(cache.lengths.as<std::int32_t>(), shape.context);
+  return cache;
+}
+
+/// Calls `call(copy)` in turn over the copies and returns the median time.
+double time_calls(const std::function<void(std::int64_t)>& call, std::int64_t copies, int repeats,
+                  int& done) {
+  call(0);  // pages in the code and the outputs
+  std::vector<double> times;
+  const Clock::time_point start = Clock::now();
+  for (done = 0; repeats > 0 ? done < repeats : done < 5 || (seconds_since(start) < 0.5 && done < 1000);
+       ++done) {
+    const Clock::time_point begin = Clock::now();
+    call((done + 1) % copies);
+    times.push_back(seconds_since(begin) * 1e6);
+  }
+  return median(std::move(times));
+}
+
+BenchRow time_attention(const BenchCase& setup, int repeats) {
+  const ProblemShape& shape = setup.shape;
+  const AttentionProblem problem = to_problem(shape);
+  const Plan plan = halftone::plan(problem);
+  const auto requests = static_cast<std::size_t>(shape.batch);
+  const Floor floor = floor_of(problem, std::vector<std::int64_t>(requests, shape.q_len),
+                               std::vector<std::int64_t>(requests, shape.context));
+  BenchRow row;
+  row.setup = setup;
+  row.bytes = floor.bytes();
+  const std::int64_t copies = copies_for(floor.cache_bytes);
+  row.copies = static_cast<int>(copies);
+  row.cold = copies * floor.cache_bytes > 2 * last_level_cache();
+  testing::Random random(1);
+  const OwnedCache cache = full_cache(shape, copies, random);
+  const std::int64_t queries = std::int64_t{shape.batch} * shape.q_len;
+  const Tensor q = random_activations(random, queries, shape.q_heads, shape.head_dim);
+  const Tensor out(DType::kBFloat16, {queries, shape.q_heads, problem.kv.v_dim()});
+  const Tensor workspace(DType::kUInt8,
+                         {std::max<std::int64_t>(1, static_cast<std::int64_t>(plan.workspace_bytes()))});
+  const TensorView whole_table = cache.block_table.view(), whole_lengths = cache.lengths.view();
+  AttentionArgs args;
+  args.q = q.view();
+  args.cache = cache.view();
+  args.out = out.view();
+  const auto select = [&](std::int64_t copy) {
+    args.cache.block_table = token_range(whole_table, copy * shape.batch, shape.batch);
+    args.cache.lengths = token_range(whole_lengths, copy * shape.batch, shape.batch);
+    args.lengths.kv_lengths = args.cache.lengths;
+  };
+  select(0);
+  schedule(plan, args.lengths, workspace.view());
+  row.us = time_calls(
+      [&](std::int64_t copy) {
+        select(copy);
+        halftone::run(plan, args, workspace.view());
+      },
+      copies, repeats, row.repeats);
+  row.gflops = floor.flops / row.us / 1e3;
+  return row;
+}
+
+/// Appends q_len tokens to every request. Only the pages of these tokens exist; the first starts where a
+/// context of this length ends in its page.
+BenchRow time_append(const BenchCase& setup, int repeats) {
+  const ProblemShape& shape = setup.shape;
+  const KvCacheSpec spec = to_problem(shape).kv;
+  const AppendTraffic traffic = append_traffic(setup);
+  const std::int64_t tokens = traffic.tokens;
+  BenchRow row;
+  row.setup = setup;
+  row.bytes = traffic.bytes;
+  const std::int64_t copies = copies_for(row.bytes);
+  row.copies = static_cast<int>(copies);
+  row.cold = copies * row.bytes > 2 * last_level_cache();
+  const std::int64_t offset = (shape.context - shape.q_len) % spec.page_size;
+  require_memory(2 * copies * row.bytes);
+  testing::Random random(1);
+  const Tensor k = random_activations(random, tokens, spec.kv_heads, spec.head_dim);
+  const Tensor v = random_activations(random, tokens, spec.kv_heads, spec.v_dim());
+  OwnedCache cache(spec, static_cast<int>(shape.batch * copies), offset + shape.q_len);
+  cache.calibrate(k.view(), v.view());
+  std::vector<Tensor> inputs;  // K and V of each copy
+  for (std::int64_t c = 0; c < copies; ++c) {
+    inputs.push_back(k.clone());
+    inputs.push_back(v.clone());
+  }
+  const std::int64_t request_tokens = cache.block_table.shape()[1] * spec.page_size;
+  std::vector<std::int64_t> slots(static_cast<std::size_t>(tokens));
+  AppendArgs args;
+  args.slot_mapping = TensorView::contiguous(slots.data(), DType::kInt64, {tokens});
+  const PagedKv view = cache.view();
+  row.us = time_calls(
+      [&](std::int64_t copy) {
+        for (std::int64_t t = 0; t < tokens; ++t) {
+          const std::int64_t request = copy * shape.batch + t / shape.q_len;
+          slots[static_cast<std::size_t>(t)] = request * request_tokens + offset + t % shape.q_len;
+        }
+        args.k = inputs[static_cast<std::size_t>(2 * copy)].view();
+        args.v = inputs[static_cast<std::size_t>(2 * copy + 1)].view();
+        append(view, args);
+      },
+      copies, repeats, row.repeats);
+  return row;
+}
+
+}  // namespace
+
+AppendTraffic append_traffic(const BenchCase& setup) {
+  const KvCacheSpec spec = to_problem(setup.shape).kv;
+  AppendTraffic traffic;
+  traffic.tokens = std::int64_t{setup.shape.batch} * setup.shape.q_len;
+  traffic.in_bytes = traffic.tokens * spec.kv_heads * (spec.head_dim + spec.v_dim()) * 2;
+  traffic.bytes =
+      traffic.in_bytes + std::llround(static_cast<double>(traffic.tokens) * bytes_per_token(spec));
+  return traffic;
+}
+
+double measure_read_bandwidth() {
+  const std::int64_t bytes = std::max<std::int64_t>(4 * last_level_cache(), std::int64_t{256} << 20);
+  const std::vector<std::uint64_t> memory(static_cast<std::size_t>(bytes / 8), 1);
+  const auto n = static_cast<std::int64_t>(memory.size());
+  double best = 0;
+  volatile std::uint64_t sink = 0;
+  for (int pass = 0; pass < 6; ++pass) {
+    std::uint64_t sum = 0;
+    const Clock::time_point start = Clock::now();
+#pragma omp parallel for simd schedule(static) reduction(+ : sum)
+    for (std::int64_t i = 0; i < n; ++i) sum += memory[static_cast<std::size_t>(i)];
+    best = std::max(best, static_cast<double>(bytes) / seconds_since(start) / 1e9);
+    sink = sink + sum;
+  }
+  return best;
+}
+
+BenchRow run_case(const BenchCase& setup, int repeats) {
+  BenchRow row = setup.suite == Suite::kAppend ? time_append(setup, repeats) : time_attention(setup, repeats);
+  row.gbs = static_cast<double>(row.bytes) / row.us / 1e3;
+  return row;
+}
+
+}  // namespace halftone::cli

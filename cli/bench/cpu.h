@@ -1,0 +1,66 @@
+// What `halftone bench` measures: cases, rows of figures, and the timing on the CPU (cli/cuda/bench.h has the
+// GPU's).
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "cli/bench/problem.h"
+
+namespace halftone::cli {
+
+enum class Suite { kDecode, kPrefill, kAppend };
+
+/// "decode", "prefill" or "append".
+Suite parse_suite(std::string_view text);
+std::string_view suite_text(Suite suite);
+
+/// Requests of one length.
+struct RequestGroup {
+  int context = 0;
+  int count = 0;
+  friend bool operator==(const RequestGroup&, const RequestGroup&) = default;
+};
+
+struct BenchCase {
+  Suite suite = Suite::kDecode;
+  ProblemShape shape;               ///< context: the longest request's, batch: all requests
+  std::vector<RequestGroup> mixed;  ///< requests of different lengths; empty: all as long as the context
+  int chain = 1;                    ///< CUDA: layers with caches of their own in one graph
+  bool with_schedule = false;       ///< schedule() is part of the timed call
+  std::string table;                ///< the named table that the case is from, or empty
+};
+
+/// Keys of each request [batch].
+std::vector<std::int64_t> kv_lengths(const BenchCase& setup);
+
+struct BenchRow {
+  BenchCase setup;
+  std::string unsupported;  ///< why the case was not run; the figures are then 0
+  double us = 0;            ///< median of one call; of a chain: per layer
+  std::int64_t bytes = 0;   ///< least traffic of one call: Floor::bytes(), or what append reads and writes
+  double gbs = 0;           ///< bytes / us
+  double ceiling_gbs = 0;   ///< what plain reading (append on CUDA: copying) reaches on this device
+  std::string ceiling;      ///< CUDA: how the ceiling was reached
+  double gflops = 0;        ///< attention only
+  int repeats = 0;
+  int copies = 0;     ///< distinct caches that the calls go through in turn
+  bool cold = false;  ///< every call reads a cache that no cache level holds
+};
+
+/// Tokens that an append case brings, 16-bit K and V of them, and what append() reads and writes for them.
+struct AppendTraffic {
+  std::int64_t tokens = 0;
+  std::int64_t in_bytes = 0;
+  std::int64_t bytes = 0;
+};
+AppendTraffic append_traffic(const BenchCase& setup);
+
+/// Reads much more memory than the caches hold, on all OpenMP threads; GB/s (10^9), best of several passes.
+double measure_read_bandwidth();
+
+/// Runs one case on the CPU; `repeats` 0 means for half a second, at least 5 times.
+BenchRow run_case(const BenchCase& setup, int repeats);
+
+}  // namespace halftone::cli

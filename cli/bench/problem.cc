@@ -1,0 +1,63 @@
+#include "cli/bench/problem.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "cli/terminal/terminal.h"
+#include "cli/terminal/text.h"
+#include "plan/plan.h"
+
+namespace halftone::cli {
+
+SplitPolicy parse_policy(std::string_view text) {
+  for (const SplitPolicy policy :
+       {SplitPolicy::kFast, SplitPolicy::kReproducible, SplitPolicy::kBatchInvariant}) {
+    if (policy_text(policy) == text) return policy;
+  }
+  throw UsageError(
+      fmt::format("--policy is '{}', but must be fast, reproducible or batch_invariant: use reproducible.",
+                  printable(text)));
+}
+
+std::string_view policy_text(SplitPolicy policy) { return planning::policy_name(policy); }
+
+AttentionProblem to_problem(const ProblemShape& shape) {
+  AttentionProblem problem;
+  problem.batch = shape.batch;
+  problem.q_heads = shape.q_heads;
+  problem.kv = shape.format.spec(shape.kv_heads, shape.head_dim, shape.v_dim, shape.page_size);
+  problem.max_q_len = shape.q_len;
+  problem.max_kv_len = shape.context;
+  problem.mask.causal = true;
+  problem.mask.window_left = shape.window;
+  problem.policy = shape.policy;
+  problem.workers = shape.workers;
+  return problem;
+}
+
+Floor floor_of(const AttentionProblem& problem, const std::vector<std::int64_t>& q_lengths,
+               const std::vector<std::int64_t>& kv_lengths) {
+  Floor floor;
+  const double per_token = bytes_per_token(problem.kv);
+  const std::int64_t dims = problem.kv.head_dim + problem.kv.v_dim();
+  for (std::size_t r = 0; r < q_lengths.size(); ++r) {
+    const std::int64_t q = q_lengths[r], kv = kv_lengths[r];
+    if (q == 0) continue;
+    std::int64_t seen = kv;  // keys that some query sees
+    double pairs = 0;        // (query, key) pairs
+    if (problem.mask.window_left >= 0) seen = std::min<std::int64_t>(kv, problem.mask.window_left + q);
+    for (std::int64_t i = 0; i < q; ++i) {
+      std::int64_t keys = std::max<std::int64_t>(0, i + kv - q + 1);
+      if (problem.mask.window_left >= 0) keys = std::min<std::int64_t>(keys, problem.mask.window_left + 1);
+      pairs += static_cast<double>(keys);
+    }
+    floor.cache_bytes += std::llround(static_cast<double>(seen) * per_token);
+    floor.io_bytes += q * problem.q_heads * dims * 2;
+    floor.flops += 2.0 * pairs * problem.q_heads * static_cast<double>(dims);
+  }
+  return floor;
+}
+
+}  // namespace halftone::cli

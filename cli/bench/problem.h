@@ -1,0 +1,48 @@
+// Attention problems as the command line describes them: shared by `explain` and `bench`.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cli/commands/format_choice.h"
+#include "halftone/attention.h"
+
+namespace halftone::cli {
+
+/// "fast", "reproducible" or "batch_invariant"; throws UsageError.
+SplitPolicy parse_policy(std::string_view text);
+std::string_view policy_text(SplitPolicy policy);
+
+struct ProblemShape {
+  FormatChoice format;
+  int batch = 8;
+  int context = 8192;  ///< keys of a request
+  int q_len = 1;       ///< queries of a request, its last tokens
+  int q_heads = 32;
+  int kv_heads = 8;
+  int head_dim = 128;
+  int v_dim = 0;  ///< 0: head_dim
+  int page_size = 64;
+  SplitPolicy policy = SplitPolicy::kReproducible;
+  int window = -1;
+  int workers = 0;
+};
+
+/// Causal, bf16 Q and O, no LSE.
+AttentionProblem to_problem(const ProblemShape& shape);
+
+/// The least that attention must do, whatever the kernel.
+struct Floor {
+  std::int64_t cache_bytes = 0;  ///< K, V and scales of every visible key, once
+  std::int64_t io_bytes = 0;     ///< Q read, O written
+  double flops = 0;              ///< 2 x multiply-adds of both products, masked keys not counted
+
+  std::int64_t bytes() const { return cache_bytes + io_bytes; }
+};
+/// For requests of given lengths (one entry each).
+Floor floor_of(const AttentionProblem& problem, const std::vector<std::int64_t>& q_lengths,
+               const std::vector<std::int64_t>& kv_lengths);
+
+}  // namespace halftone::cli

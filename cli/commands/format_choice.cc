@@ -1,0 +1,92 @@
+#include "cli/commands/format_choice.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "cli/terminal/terminal.h"
+#include "cli/terminal/text.h"
+#include "halftone/error.h"
+
+namespace halftone::cli {
+namespace {
+
+constexpr std::string_view kRotated = "+rot";
+constexpr std::string_view kRotatedByDefault[] = {"int8-head", "int4-g32", "int4-row"};
+constexpr std::string_view kMixedByDefault[] = {"int8-head+rot:int4-g32", "int4-g32+rot:int8-head"};
+
+std::pair<KvFormat, bool> parse_part(std::string_view text, std::string_view option) {
+  std::string_view name = text;
+  const bool rotate = name.ends_with(kRotated);
+  if (rotate) name.remove_suffix(kRotated.size());
+  try {
+    return {parse_format(name), rotate};
+  } catch (const Error& error) {
+    throw UsageError(fmt::format("{} is '{}': {}", option, printable(text), error.what()));
+  }
+}
+
+}  // namespace
+
+KvCacheSpec FormatChoice::spec(int kv_heads, int head_dim, int v_dim, int page_size) const {
+  KvCacheSpec spec;
+  spec.k_format = k;
+  spec.v_format = v;
+  spec.kv_heads = kv_heads;
+  spec.head_dim = head_dim;
+  spec.v_head_dim = v_dim;
+  spec.page_size = page_size;
+  spec.rotate_k = rotate_k;
+  spec.rotate_v = rotate_v;
+  return spec;
+}
+
+FormatChoice parse_choice(std::string_view text, std::string_view option) {
+  FormatChoice choice;
+  const std::size_t colon = text.find(':');
+  std::tie(choice.k, choice.rotate_k) = parse_part(text.substr(0, colon), option);
+  std::tie(choice.v, choice.rotate_v) = colon == std::string_view::npos
+                                            ? std::pair(choice.k, choice.rotate_k)
+                                            : parse_part(text.substr(colon + 1), option);
+  choice.name = choice_name(choice.k, choice.rotate_k, choice.v, choice.rotate_v);
+  return choice;
+}
+
+std::vector<FormatChoice> parse_choices(std::string_view text, std::string_view option) {
+  std::vector<FormatChoice> choices;
+  for (const std::string& part : split(text, ',')) {
+    FormatChoice choice = parse_choice(part, option);
+    const bool known =
+        std::any_of(choices.begin(), choices.end(), [&](const auto& c) { return c.name == choice.name; });
+    if (!known) choices.push_back(std::move(choice));
+  }
+  return choices;
+}
+
+std::vector<FormatChoice> default_choices() {
+  std::vector<FormatChoice> choices;
+  for (const NamedFormat& named : named_formats()) {
+    choices.push_back(parse_choice(named.name, "--formats"));
+    if (std::find(std::begin(kRotatedByDefault), std::end(kRotatedByDefault), named.name) !=
+        std::end(kRotatedByDefault)) {
+      choices.push_back(parse_choice(fmt::format("{}{}", named.name, kRotated), "--formats"));
+    }
+  }
+  for (const std::string_view mixed : kMixedByDefault) choices.push_back(parse_choice(mixed, "--formats"));
+  return choices;
+}
+
+std::string choice_name(const KvFormat& k, bool rotate_k, const KvFormat& v, bool rotate_v) {
+  const std::string k_name = format_name(k) + (rotate_k ? "+rot" : "");
+  const std::string v_name = format_name(v) + (rotate_v ? "+rot" : "");
+  return k_name == v_name ? k_name : k_name + ":" + v_name;
+}
+
+void check_page_size(int page_size, std::string_view option) {
+  for (const int choice : {16, 32, 64, 128, 256}) {
+    if (page_size == choice) return;
+  }
+  throw UsageError(fmt::format("{} is {}, but must be 16, 32, 64, 128 or 256: use 64.", option, page_size));
+}
+
+}  // namespace halftone::cli

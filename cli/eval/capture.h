@@ -1,0 +1,51 @@
+// Captured attention activations in a safetensors file: which tensors are q, k and v of which layer.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cli/files/safetensors.h"
+#include "reference/tensor.h"
+
+namespace halftone::cli {
+
+/// The order of a tensor's axes. Leading axes of extent 1 (a batch) are ignored in both.
+enum class AxisOrder {
+  kTokensHeadsDim,  ///< [tokens, heads, dim]
+  kHeadsTokensDim,  ///< [heads, tokens, dim]
+};
+
+/// "thd" or "htd"; throws UsageError.
+AxisOrder parse_axis_order(std::string_view text);
+
+/// One layer of a capture; all shapes are checked.
+struct CapturedLayer {
+  std::string label;              ///< "layers.0", or "" for plain q, k, v
+  const TensorInfo* q = nullptr;  ///< null when q was not asked for
+  const TensorInfo* k = nullptr;
+  const TensorInfo* v = nullptr;
+  std::int64_t tokens = 0;   ///< keys
+  std::int64_t queries = 0;  ///< the last `queries` of the tokens ask
+  int q_heads = 0;
+  int kv_heads = 0;
+  int head_dim = 0;
+  int v_dim = 0;
+
+  std::string name() const { return label.empty() ? "q, k, v" : label; }
+};
+
+/// How tensors must be named; for help texts.
+std::string_view naming_help();
+
+/// Layers in natural order. Throws InvalidArgument naming the tensor that is missing or does not fit.
+std::vector<CapturedLayer> find_layers(const SafetensorsReader& file, AxisOrder order, bool need_q);
+
+/// Tokens [first, first + count) of a tensor as [count, heads, dim] in the file's dtype.
+testing::Tensor load_tensor(const SafetensorsReader& file, const TensorInfo& tensor, AxisOrder order,
+                            std::int64_t first, std::int64_t count);
+
+/// load_tensor, widened to f32. Throws InvalidArgument when a value is NaN or infinite.
+std::vector<float> to_finite_floats(const testing::Tensor& tensor, std::string_view name);
+
+}  // namespace halftone::cli

@@ -1,0 +1,273 @@
+// `halftone eval`: options, the table on the terminal, and the JSON form.
+#include <fmt/format.h>
+#include <fmt/ostream.h>
+#include <fmt/ranges.h>
+#include <omp.h>
+
+#include <cmath>
+
+#include "cli/commands/command.h"
+#include "cli/eval/evaluate.h"
+#include "cli/host/host.h"
+#include "cli/terminal/table.h"
+#include "cli/terminal/text.h"
+
+namespace halftone::cli {
+namespace {
+
+struct CommandLine {
+  std::string file;
+  std::string formats;
+  std::string layout = "thd";
+  std::string json, html;
+  bool per_layer = false;
+  int threads = 0;
+  EvalOptions options;
+};
+
+std::string decibel(double value) { return std::isinf(value) ? "exact" : fmt::format("{:.1f}", value); }
+
+/// What one line of the table says, for all layers together or for one.
+struct Line {
+  double bytes, compression, k_snr, v_snr, error, cosine, lse, prefill_us, decode_us;
+};
+
+std::vector<std::string> cells(const Line& line) {
+  return {fmt::format("{:.0f}", line.bytes),
+          fmt::format("{:.2f}x", line.compression),
+          decibel(line.k_snr),
+          decibel(line.v_snr),
+          percent(line.error),
+          fmt::format("{:.5f}", line.cosine),
+          short_number(line.lse),
+          fmt::format("{:.1f}", line.prefill_us / 1e3),
+          fmt::format("{:.0f}", line.decode_us)};
+}
+
+void add_measures(Table& table) {
+  table.column("bytes/\ntoken");
+  table.column("vs\nbf16");
+  table.column("K SNR\ndB");
+  table.column("V SNR\ndB");
+  table.column("output\nerror");
+  table.column("worst\ncosine");
+  table.column("LSE\nerror");
+  table.column("prefill\nms");
+  table.column("decode\nus");
+}
+
+void print_summary(Terminal& terminal, const EvalReport& report) {
+  Table table;
+  table.column("format", Table::Align::kLeft);
+  add_measures(table);
+  table.column("", Table::Align::kLeft);
+  for (std::size_t i = 0; i < report.formats.size(); ++i) {
+    const FormatResult& f = report.formats[i];
+    std::vector<std::string> row = cells({f.bytes_per_token, f.compression, f.k_snr, f.v_snr, f.error_worst,
+                                          f.worst_cosine, f.lse_error, f.prefill_us, f.decode_us});
+    row.insert(row.begin(), f.choice.name);
+    const bool chosen = static_cast<int>(i) == report.conclusion.chosen;
+    row.push_back(chosen ? "<- smallest within the limit" : f.pareto ? "*" : "");
+    table.row(std::move(row));
+    if (chosen) table.emphasise();
+  }
+  table.print(terminal);
+}
+
+void print_layers(Terminal& terminal, const EvalReport& report) {
+  Table table;
+  table.column("layer", Table::Align::kLeft);
+  table.column("format", Table::Align::kLeft);
+  add_measures(table);
+  for (std::size_t l = 0; l < report.layers.size(); ++l) {
+    for (const FormatResult& f : report.formats) {
+      const LayerResult& r = f.layers[l];
+      std::vector<std::string> row =
+          cells({r.bytes_per_token, r.compression, r.k_snr, r.v_snr, r.output.relative, r.output.worst_cosine,
+                 r.lse_error, r.prefill_us, r.decode_us});
+      row.insert(row.begin(), f.choice.name);
+      row.insert(row.begin(), printable(report.layers[l].shape.name(), 24));
+      table.row(std::move(row));
+    }
+  }
+  terminal.out << '\n';
+  table.print(terminal);
+}
+
+void print_text(Terminal& terminal, const EvalReport& report, const CommandLine& line) {
+  const CapturedLayer& shape = report.layers.front().shape;
+  fmt::print(terminal.out,
+             "{}: {} layer{}, {} tokens, {} queries, {} query heads over {} KV heads, head_dim {}\n\n",
+             printable(report.file), report.layers.size(), report.layers.size() == 1 ? "" : "s", shape.tokens,
+             shape.queries, shape.q_heads, shape.kv_heads, shape.head_dim);
+  print_summary(terminal, report);
+  if (line.per_layer) print_layers(terminal, report);
+  fmt::print(
+      terminal.out,
+      "\nBytes: K and V of one token and layer. Errors: against double precision on the captured values; "
+      "output\n"
+      "error is relative (Frobenius), the worst layer counts; rounding the output to bf16 alone costs {}.\n"
+      "Times: causal attention of all layers on this CPU, {}, fp32 output. * nothing is smaller and\n"
+      "more exact.\n\n",
+      percent(report.bf16_rounding), thread_count(omp_get_max_threads()));
+  if (!report.skipped.empty()) {
+    fmt::print(terminal.out, "Left out, because they do not fit head_dim {}: {}.\n\n", shape.head_dim,
+               fmt::join(report.skipped, ", "));
+  }
+  fmt::print(terminal.out, "{}\n", terminal.bold(report.conclusion.sentence));
+  if (!line.html.empty() && line.html != "-")
+    fmt::print(terminal.out, "Wrote {}.\n", printable(line.html, 4096));
+}
+
+void run_eval(CommandLine& line, Terminal& terminal) {
+  line.options.order = parse_axis_order(line.layout);
+  if (!line.formats.empty()) line.options.formats = parse_choices(line.formats, "--formats");
+  check_page_size(line.options.page_size, "--page-size");
+  if (line.json == "-" && line.html == "-")
+    throw UsageError("--json and --html are both -: name a file for one.");
+  if (line.threads > 0) omp_set_num_threads(line.threads);
+  const EvalReport report = evaluate(line.file, line.options, terminal);
+  if (!line.json.empty()) {
+    write_output(terminal, line.json,
+                 to_json(report).dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+  }
+  if (!line.html.empty()) write_output(terminal, line.html, to_html(report));
+  if (line.json != "-" && line.html != "-") print_text(terminal, report, line);
+}
+
+nlohmann::ordered_json number_or_null(double value) {
+  return std::isfinite(value) ? nlohmann::ordered_json(value) : nlohmann::ordered_json(nullptr);
+}
+
+nlohmann::ordered_json layer_json(const LayerResult& r) {
+  return {{"bytes_per_token", r.bytes_per_token},
+          {"compression", r.compression},
+          {"k_snr_db", number_or_null(r.k_snr)},
+          {"v_snr_db", number_or_null(r.v_snr)},
+          {"error", r.output.relative},
+          {"worst_cosine", r.output.worst_cosine},
+          {"lse_error", r.lse_error},
+          {"prefill_us", r.prefill_us},
+          {"decode_us", r.decode_us},
+          {"head_error", r.output.head_relative}};
+}
+
+constexpr const char* kFooterExamples =
+    "\nWhat it does:\n"
+    "  For every format: quantise k and v into a paged cache, run causal attention over it, and compare the "
+    "output\n"
+    "  with attention in double precision on the captured values. Static scales are calibrated per layer.\n\n"
+    "How to read it:\n"
+    "  output error   ||O - O_exact|| / ||O_exact||; 0.02 is 2%. The note below the table says what rounding "
+    "to bf16 costs.\n"
+    "  worst cosine   the direction of the worst single output row; below 0.99 some token is visibly wrong\n"
+    "  LSE error      shift of the log-sum-exp, i.e. of attention weights between splits; nats\n"
+    "  A FORMAT is a name from `halftone formats`, K:V when they differ, with +rot for a Hadamard "
+    "rotation.\n\n"
+    "Examples:\n"
+    "  halftone eval capture.safetensors\n"
+    "  halftone eval capture.safetensors --html report.html --max-error 0.05\n"
+    "  halftone eval capture.safetensors --formats bf16,int8-head,int4-g32+rot:int8-head --per-layer\n"
+    "  halftone eval capture.safetensors --json - | jq '.formats[] | [.name, .error_worst]'\n";
+
+}  // namespace
+
+nlohmann::ordered_json to_json(const EvalReport& report) {
+  nlohmann::ordered_json json = provenance();
+  json["file"] = report.file;
+  json["metadata"] = report.metadata;
+  json["options"] = {{"page_size", report.options.page_size},
+                     {"max_error", report.options.max_error},
+                     {"scale", report.options.scale},
+                     {"softcap", report.options.softcap},
+                     {"window", report.options.window}};
+  json["layers"] = nlohmann::ordered_json::array();
+  for (const LayerReport& l : report.layers) {
+    json["layers"].push_back({{"name", l.shape.name()},
+                              {"tokens", l.shape.tokens},
+                              {"queries", l.shape.queries},
+                              {"q_heads", l.shape.q_heads},
+                              {"kv_heads", l.shape.kv_heads},
+                              {"head_dim", l.shape.head_dim},
+                              {"v_head_dim", l.shape.v_dim},
+                              {"bf16_rounding_error", l.bf16_rounding},
+                              {"k_outlier_ratio", l.k_channels.outlier_ratio},
+                              {"k_outlier_ratio_rotated", l.k_channels_rotated.outlier_ratio},
+                              {"k_channel_absmax", l.k_channels.absmax}});
+  }
+  json["formats"] = nlohmann::ordered_json::array();
+  for (const FormatResult& f : report.formats) {
+    nlohmann::ordered_json row = {{"name", f.choice.name},
+                                  {"k_format", format_name(f.choice.k)},
+                                  {"v_format", format_name(f.choice.v)},
+                                  {"rotate_k", f.choice.rotate_k},
+                                  {"rotate_v", f.choice.rotate_v},
+                                  {"bytes_per_token", f.bytes_per_token},
+                                  {"compression", f.compression},
+                                  {"k_snr_db", number_or_null(f.k_snr)},
+                                  {"v_snr_db", number_or_null(f.v_snr)},
+                                  {"error_mean", f.error_mean},
+                                  {"error_worst", f.error_worst},
+                                  {"worst_cosine", f.worst_cosine},
+                                  {"lse_error", f.lse_error},
+                                  {"prefill_us", f.prefill_us},
+                                  {"decode_us", f.decode_us},
+                                  {"pareto", f.pareto},
+                                  {"layers", nlohmann::ordered_json::array()}};
+    for (const LayerResult& r : f.layers) row["layers"].push_back(layer_json(r));
+    json["formats"].push_back(std::move(row));
+  }
+  json["skipped"] = report.skipped;
+  const auto name = [&](int i) {
+    return i < 0 ? nlohmann::ordered_json(nullptr)
+                 : nlohmann::ordered_json(report.formats[static_cast<std::size_t>(i)].choice.name);
+  };
+  nlohmann::ordered_json per_layer = nlohmann::ordered_json::array();
+  for (const int i : report.conclusion.per_layer) per_layer.push_back(name(i));
+  json["conclusion"] = {{"max_error", report.conclusion.max_error},
+                        {"format", name(report.conclusion.chosen)},
+                        {"per_layer", per_layer},
+                        {"sentence", report.conclusion.sentence}};
+  return json;
+}
+
+void add_eval(CLI::App& app, Terminal& terminal) {
+  CLI::App* command = app.add_subcommand("eval", "Measure what each format costs on captured q, k and v");
+  auto line = std::make_shared<CommandLine>();
+  EvalOptions& options = line->options;
+  command->footer(std::string("Input:\n") + std::string(naming_help()) + kFooterExamples);
+  command->add_option("file", line->file, "Capture: q, k and v of one or more layers (.safetensors)")
+      ->type_name("")
+      ->required();
+  command
+      ->add_option("-f,--formats", line->formats,
+                   "Comma-separated formats, K:V and +rot allowed (default: all)")
+      ->type_name("FORMATS");
+  command->add_option("--max-error", options.max_error, "Output error that the conclusion tolerates")
+      ->check(positive())
+      ->capture_default_str();
+  command->add_option("--html", line->html, "Write a self-contained page with plots (- for stdout)")
+      ->type_name("FILE");
+  command->add_option("--json", line->json, "Write all figures as JSON (- for stdout)")->type_name("FILE");
+  command->add_flag("--per-layer", line->per_layer, "Print a table of every layer as well");
+  command->add_option("--layers", options.layers, "Use these layers only, counted from 0: 0,3,7")
+      ->type_name("N,...")
+      ->delimiter(',');
+  command->add_option("--tokens", options.tokens, "Use the first tokens only")->check(positive());
+  command->add_option("--max-queries", options.max_queries, "Judge the last queries only")
+      ->check(positive())
+      ->capture_default_str();
+  command->add_option("--layout", line->layout, "Axes of the tensors: thd or htd")
+      ->type_name("AXES")
+      ->capture_default_str();
+  command->add_option("--scale", options.scale, "Logit scale (default: 1/sqrt(head_dim))")->check(positive());
+  command->add_option("--softcap", options.softcap, "Logit softcap, as in Gemma 2")->check(positive());
+  command->add_option("--window", options.window, "Sliding window: keys to the left of a query")
+      ->check(between(0, 1 << 30));
+  command->add_option("--page-size", options.page_size, "Tokens per page")->capture_default_str();
+  command->add_option("--threads", line->threads, "CPU threads (default: OMP_NUM_THREADS or all)")
+      ->check(between(1, 1024));
+  command->callback([line, &terminal] { run_eval(*line, terminal); });
+}
+
+}  // namespace halftone::cli

@@ -1,0 +1,74 @@
+#include "cli/files/owned_cache.h"
+
+#include <numeric>
+
+namespace halftone::cli {
+namespace {
+
+testing::Tensor floats(const std::vector<float>& values) {
+  if (values.empty()) return {};
+  return testing::Tensor::of(DType::kFloat32, {static_cast<std::int64_t>(values.size())}, values);
+}
+
+}  // namespace
+
+OwnedCache::OwnedCache(const KvCacheSpec& cache_spec, int batch, std::int64_t tokens) : spec(cache_spec) {
+  const PageLayout layout = page_layout(spec);
+  const std::int64_t per_request = (tokens + spec.page_size - 1) / spec.page_size;
+  pages = testing::Tensor(DType::kUInt8, {batch * per_request, layout.page_bytes});
+  pages.fill_bytes(0);
+  block_table = testing::Tensor(DType::kInt32, {batch, per_request});
+  const std::span<std::int32_t> entries = block_table.as<std::int32_t>();
+  std::iota(entries.begin(), entries.end(), 0);
+  lengths = testing::Tensor(DType::kInt32, {batch});
+  lengths.fill_bytes(0);
+}
+
+void OwnedCache::calibrate(const TensorView& k, const TensorView& v) {
+  if (spec.k_format.static_scale()) {
+    const StaticScaleValues values = halftone::calibrate(k, spec.k_format, spec.rotate_k);
+    k_scale = floats(values.scale);
+    k_min = floats(values.min);
+  }
+  if (spec.v_format.static_scale()) {
+    const StaticScaleValues values = halftone::calibrate(v, spec.v_format, spec.rotate_v);
+    v_scale = floats(values.scale);
+    v_min = floats(values.min);
+  }
+}
+
+void OwnedCache::append(int request, const TensorView& k, const TensorView& v) {
+  const std::int64_t per_request = block_table.shape()[1];
+  std::int32_t& length = lengths.as<std::int32_t>()[static_cast<std::size_t>(request)];
+  std::vector<std::int64_t> slots(static_cast<std::size_t>(k.shape[0]));
+  std::iota(slots.begin(), slots.end(), request * per_request * spec.page_size + length);
+  AppendArgs args;
+  args.k = k;
+  args.v = v;
+  args.slot_mapping = TensorView::contiguous(slots.data(), DType::kInt64, {k.shape[0]});
+  halftone::append(view(), args);
+  length += static_cast<std::int32_t>(k.shape[0]);
+}
+
+PagedKv OwnedCache::view() const {
+  PagedKv cache;
+  cache.spec = spec;
+  cache.pages = pages.view();
+  cache.block_table = block_table.view();
+  cache.lengths = lengths.view();
+  const auto optional = [](const testing::Tensor& tensor) {
+    return tensor.present() ? tensor.view() : TensorView{};
+  };
+  cache.k_scale = {optional(k_scale), optional(k_min)};
+  cache.v_scale = {optional(v_scale), optional(v_min)};
+  return cache;
+}
+
+TensorView token_range(const TensorView& x, std::int64_t first, std::int64_t count) {
+  TensorView part = x;
+  part.shape[0] = count;
+  part.data = static_cast<std::byte*>(x.data) + first * x.strides[0] * dtype_bits(x.dtype) / 8;
+  return part;
+}
+
+}  // namespace halftone::cli

@@ -1,0 +1,109 @@
+// Reads a cache in double precision. Where an element lies comes from format/page.h, whose orders are proven
+// by their own tests; what its bits mean is spelt out here once more.
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "format/part.h"
+#include "reference/cache.h"
+
+namespace halftone::testing {
+namespace {
+
+double e4m3_value(std::uint8_t bits) {
+  const int exponent = bits >> 3 & 15, mantissa = bits & 7;
+  const double sign = bits >> 7 ? -1.0 : 1.0;
+  if (exponent == 15 && mantissa == 7) return std::numeric_limits<double>::quiet_NaN();
+  if (exponent == 0) return sign * std::ldexp(mantissa, -9);
+  return sign * std::ldexp(8 + mantissa, exponent - 10);
+}
+
+double scalar(const std::uint8_t* bytes, DType dtype) {
+  if (dtype == DType::kFloat32) {
+    float x = 0;
+    std::memcpy(&x, bytes, sizeof x);
+    return x;
+  }
+  std::uint16_t bits = 0;
+  std::memcpy(&bits, bytes, sizeof bits);
+  return from_bits16(dtype, bits);
+}
+
+double code_value(const KvFormat& format, const std::uint8_t* byte, int nibble) {
+  switch (format.dtype) {
+    case DType::kFloat8E4M3:
+      return e4m3_value(*byte);
+    case DType::kInt8:
+      return format.asymmetric ? *byte : static_cast<std::int8_t>(*byte);
+    case DType::kInt4:
+      return (*byte >> (4 * nibble) & 15) - (format.asymmetric ? 0 : 8);
+    default:
+      return scalar(byte, format.dtype);
+  }
+}
+
+/// The orthonormal Sylvester-Hadamard matrix on each block of the largest power of two that divides the dim:
+/// element (i, j) of a block is (-1)^popcount(i & j) / sqrt(block).
+void rotate(double* x, int dim) {
+  const int block = dim & -dim;
+  std::vector<double> rotated(static_cast<std::size_t>(dim));
+  for (int i = 0; i < dim; ++i) {
+    const int first = i / block * block;
+    double sum = 0;
+    for (int j = 0; j < block; ++j) {
+      const bool negative = std::popcount(static_cast<unsigned>((i - first) & j)) % 2 != 0;
+      sum += negative ? -x[first + j] : x[first + j];
+    }
+    rotated[static_cast<std::size_t>(i)] = sum / std::sqrt(static_cast<double>(block));
+  }
+  std::copy(rotated.begin(), rotated.end(), x);
+}
+
+std::vector<double> read_part(const Cache& cache, const std::vector<std::int64_t>& slots, KvPart which) {
+  const KvCacheSpec& spec = cache.spec;
+  const PageLayout layout = page_layout(spec);
+  const page::Part part = page::part_of(spec, layout, which);
+  const bool k = which == KvPart::kK;
+  const Tensor& scales = k ? cache.k_scale : cache.v_scale;
+  const Tensor& mins = k ? cache.k_min : cache.v_min;
+  std::vector<page::Place> places;
+  for (int t = 0; t < kTileTokens; ++t) {
+    for (int d = 0; d < part.dim; ++d) places.push_back(part.place(t, d));
+  }
+  std::vector<double> values;
+  values.reserve(slots.size() * static_cast<std::size_t>(spec.kv_heads * part.dim));
+  for (const std::int64_t slot : slots) {
+    const int within = static_cast<int>(slot % spec.page_size), t = within % kTileTokens;
+    for (int head = 0; head < spec.kv_heads; ++head) {
+      const std::uint8_t* tile = cache.pages.bytes().data() + slot / spec.page_size * layout.page_bytes +
+                                 page::tile_offset(layout, head, within);
+      for (int d = 0; d < part.dim; ++d) {
+        const page::Place place = places[static_cast<std::size_t>(t * part.dim + d)];
+        double scale = 1, min = 0;
+        if (part.format.static_scale()) {
+          const int at = part.format.granularity == Granularity::kTensor ? 0 : head;
+          scale = scales.get(at);
+          if (part.format.asymmetric) min = mins.get(at);
+        } else if (part.groups > 0) {
+          const int group = d / (part.dim / part.groups);
+          scale = scalar(tile + part.scale_offset(t, group), part.format.scale_dtype);
+          if (part.format.asymmetric) min = scalar(tile + part.min_offset(t, group), part.format.scale_dtype);
+        }
+        values.push_back(code_value(part.format, tile + part.data_offset + place.byte, place.nibble) * scale +
+                         min);
+      }
+      if (part.rotated) rotate(values.data() + values.size() - static_cast<std::size_t>(part.dim), part.dim);
+    }
+  }
+  return values;
+}
+
+}  // namespace
+
+ExactValues exact_values(const Cache& cache) {
+  const std::vector<std::int64_t> slots = cache.slots();
+  return {read_part(cache, slots, KvPart::kK), read_part(cache, slots, KvPart::kV)};
+}
+
+}  // namespace halftone::testing

@@ -1,0 +1,284 @@
+#include "c_api/convert.h"
+
+#include <fmt/format.h>
+
+#include <cstring>
+
+#include "c_api/traits.h"
+
+namespace halftone::c_api {
+namespace {
+
+// The C enumerators are the C++ ones.
+static_assert(HALFTONE_DTYPE_F32 == int(DType::kFloat32) && HALFTONE_DTYPE_F16 == int(DType::kFloat16) &&
+              HALFTONE_DTYPE_BF16 == int(DType::kBFloat16) &&
+              HALFTONE_DTYPE_E4M3 == int(DType::kFloat8E4M3) && HALFTONE_DTYPE_INT8 == int(DType::kInt8) &&
+              HALFTONE_DTYPE_INT4 == int(DType::kInt4) && HALFTONE_DTYPE_UINT8 == int(DType::kUInt8) &&
+              HALFTONE_DTYPE_INT32 == int(DType::kInt32) && HALFTONE_DTYPE_INT64 == int(DType::kInt64));
+static_assert(HALFTONE_DEVICE_CPU == int(DeviceType::kCpu) && HALFTONE_DEVICE_CUDA == int(DeviceType::kCuda));
+static_assert(HALFTONE_GRANULARITY_NONE == int(Granularity::kNone) &&
+              HALFTONE_GRANULARITY_TENSOR == int(Granularity::kTensor) &&
+              HALFTONE_GRANULARITY_HEAD == int(Granularity::kHead) &&
+              HALFTONE_GRANULARITY_TOKEN == int(Granularity::kToken) &&
+              HALFTONE_GRANULARITY_TOKEN_HEAD == int(Granularity::kTokenHead) &&
+              HALFTONE_GRANULARITY_GROUP == int(Granularity::kGroup));
+static_assert(HALFTONE_BLOCK_TABLE_TRUSTED == int(BlockTableMode::kTrusted) &&
+              HALFTONE_BLOCK_TABLE_CLAMPED == int(BlockTableMode::kClamped));
+static_assert(HALFTONE_ROPE_NONE == int(RopePairing::kNone) &&
+              HALFTONE_ROPE_HALF == int(RopePairing::kHalf) &&
+              HALFTONE_ROPE_INTERLEAVED == int(RopePairing::kInterleaved));
+static_assert(HALFTONE_PART_K == int(KvPart::kK) && HALFTONE_PART_V == int(KvPart::kV));
+static_assert(HALFTONE_SPLIT_FAST == int(SplitPolicy::kFast) &&
+              HALFTONE_SPLIT_REPRODUCIBLE == int(SplitPolicy::kReproducible) &&
+              HALFTONE_SPLIT_BATCH_INVARIANT == int(SplitPolicy::kBatchInvariant));
+static_assert(HALFTONE_MAX_RANK == TensorView::kMaxRank);
+
+[[noreturn]] void invalid(const std::string& sentence) { throw Error(ErrorCode::kInvalidArgument, sentence); }
+
+/// An enumerator of E, which counts from 0 to `last`.
+template <class E>
+E to_enum(std::int32_t value, E last, const Name& argument, const char* type) {
+  const int limit = static_cast<int>(last);
+  if (value < 0 || value > limit) {
+    invalid(fmt::format("{} is {}, but must be 0 to {}: use an enumerator of {}.", argument.text(), value,
+                        limit, type));
+  }
+  return static_cast<E>(value);
+}
+
+void check_reserved(std::int64_t value, const Name& argument) {
+  if (value != 0) {
+    invalid(fmt::format("{}.reserved is {}, but must be 0: set it up with the struct's init function.",
+                        argument.text(), value));
+  }
+}
+
+}  // namespace
+
+DType to_dtype(std::int32_t value, const Name& argument) {
+  return to_enum(value, DType::kInt64, argument, "halftone_dtype");
+}
+
+Device to_device(std::int32_t type, std::int32_t index, const Name& argument) {
+  const DeviceType t = to_enum(type, DeviceType::kCuda, argument("device_type"), "halftone_device_type");
+  if (index < 0 || (t == DeviceType::kCpu && index != 0)) {
+    invalid(fmt::format("{}.device_index is {}, but must be {}: use 0.", argument.text(), index,
+                        t == DeviceType::kCpu ? "0 on the CPU" : "at least 0"));
+  }
+  return {t, index};
+}
+
+bool to_bool(std::int32_t value, const Name& argument) {
+  if (value != 0 && value != 1) {
+    invalid(fmt::format("{} is {}, but must be 0 (no) or 1 (yes): use 1 for yes.", argument.text(), value));
+  }
+  return value == 1;
+}
+
+KvPart to_part(std::int32_t value, const Name& argument) {
+  return to_enum(value, KvPart::kV, argument, "halftone_kv_part");
+}
+
+TensorView to_cpp(const halftone_tensor* in, const Name& argument) {
+  if (in == nullptr) return {};
+  const halftone_tensor c = read_struct(in, argument);
+  check_reserved(c.reserved, argument);
+  TensorView view;
+  view.data = c.data;
+  view.dtype = to_dtype(c.dtype, argument("dtype"));
+  view.device = to_device(c.device_type, c.device_index, argument);
+  if (c.rank < 0 || c.rank > HALFTONE_MAX_RANK) {
+    invalid(fmt::format("{}.rank is {}, but must be 0 to {}: merge or drop dimensions.", argument.text(),
+                        c.rank, HALFTONE_MAX_RANK));
+  }
+  view.rank = c.rank;
+  for (int i = 0; i < c.rank; ++i) {
+    if (c.shape[i] < 0) {
+      invalid(fmt::format("{}.shape[{}] is {}, but must be at least 0: give the number of elements.",
+                          argument.text(), i, c.shape[i]));
+    }
+    view.shape[i] = c.shape[i];
+    view.strides[i] = c.strides[i];
+  }
+  return view;
+}
+
+KvFormat to_cpp(const halftone_kv_format* in, const Name& argument) {
+  const halftone_kv_format c = read_struct(in, argument);
+  KvFormat format;
+  format.dtype = to_dtype(c.dtype, argument("dtype"));
+  format.granularity =
+      to_enum(c.granularity, Granularity::kGroup, argument("granularity"), "halftone_granularity");
+  format.asymmetric = to_bool(c.asymmetric, argument("asymmetric"));
+  format.group_size = c.group_size;
+  format.scale_dtype = to_dtype(c.scale_dtype, argument("scale_dtype"));
+  return format;
+}
+
+KvCacheSpec to_cpp(const halftone_cache_spec* in, const Name& argument) {
+  const halftone_cache_spec c = read_struct(in, argument);
+  check_reserved(c.reserved, argument);
+  KvCacheSpec spec;
+  if (c.k_format != nullptr) spec.k_format = to_cpp(c.k_format, argument("k_format"));
+  spec.v_format = c.v_format != nullptr ? to_cpp(c.v_format, argument("v_format")) : spec.k_format;
+  spec.kv_heads = c.kv_heads;
+  spec.head_dim = c.head_dim;
+  spec.v_head_dim = c.v_head_dim;
+  spec.page_size = c.page_size;
+  spec.rotate_k = to_bool(c.rotate_k, argument("rotate_k"));
+  spec.rotate_v = to_bool(c.rotate_v, argument("rotate_v"));
+  return spec;
+}
+
+PagedKv to_cpp(const halftone_paged_kv* in, const Name& argument) {
+  const halftone_paged_kv c = read_struct(in, argument);
+  PagedKv cache;
+  cache.spec = to_cpp(c.spec, argument("spec"));
+  cache.pages = to_cpp(c.pages, argument("pages"));
+  cache.block_table = to_cpp(c.block_table, argument("block_table"));
+  cache.lengths = to_cpp(c.lengths, argument("lengths"));
+  cache.k_scale.scale = to_cpp(c.k_scale, argument("k_scale"));
+  cache.k_scale.min = to_cpp(c.k_min, argument("k_min"));
+  cache.v_scale.scale = to_cpp(c.v_scale, argument("v_scale"));
+  cache.v_scale.min = to_cpp(c.v_min, argument("v_min"));
+  cache.table_mode =
+      to_enum(c.table_mode, BlockTableMode::kClamped, argument("table_mode"), "halftone_block_table_mode");
+  return cache;
+}
+
+AppendArgs to_cpp(const halftone_append_args* in, const Name& argument) {
+  const halftone_append_args c = read_struct(in, argument);
+  check_reserved(c.reserved, argument);
+  AppendArgs args;
+  args.k = to_cpp(c.k, argument("k"));
+  args.v = to_cpp(c.v, argument("v"));
+  args.slot_mapping = to_cpp(c.slot_mapping, argument("slot_mapping"));
+  args.cu_seqlens = to_cpp(c.cu_seqlens, argument("cu_seqlens"));
+  args.rope.pairing =
+      to_enum(c.rope_pairing, RopePairing::kInterleaved, argument("rope_pairing"), "halftone_rope_pairing");
+  args.rope.cos = to_cpp(c.cos, argument("cos"));
+  args.rope.sin = to_cpp(c.sin, argument("sin"));
+  args.rope.positions = to_cpp(c.positions, argument("positions"));
+  args.status = to_cpp(c.status, argument("status"));
+  args.advance = to_bool(c.advance, argument("advance"));
+  return args;
+}
+
+AttentionProblem to_cpp(const halftone_attention_problem* in, const Name& argument) {
+  const halftone_attention_problem c = read_struct(in, argument);
+  check_reserved(c.reserved, argument);
+  AttentionProblem problem;
+  problem.device = to_device(c.device_type, c.device_index, argument);
+  problem.batch = c.batch;
+  problem.q_heads = c.q_heads;
+  problem.kv = to_cpp(c.kv, argument("kv"));
+  problem.paged = to_bool(c.paged, argument("paged"));
+  problem.plain_dtype = to_dtype(c.plain_dtype, argument("plain_dtype"));
+  problem.max_q_len = c.max_q_len;
+  problem.max_kv_len = c.max_kv_len;
+  problem.q_dtype = to_dtype(c.q_dtype, argument("q_dtype"));
+  problem.out_dtype = to_dtype(c.out_dtype, argument("out_dtype"));
+  problem.mask.causal = to_bool(c.causal, argument("causal"));
+  problem.mask.window_left = c.window_left;
+  problem.mask.window_right = c.window_right;
+  problem.scale = c.scale;
+  problem.softcap = c.softcap;
+  problem.alibi = to_bool(c.alibi, argument("alibi"));
+  problem.sinks = to_bool(c.sinks, argument("sinks"));
+  problem.lse = to_bool(c.lse, argument("lse"));
+  problem.policy =
+      to_enum(c.policy, SplitPolicy::kBatchInvariant, argument("policy"), "halftone_split_policy");
+  problem.workers = c.workers;
+  return problem;
+}
+
+SequenceLengths to_cpp(const halftone_sequence_lengths* in, const Name& argument) {
+  if (in == nullptr) return {};
+  const halftone_sequence_lengths c = read_struct(in, argument);
+  check_reserved(c.reserved, argument);
+  SequenceLengths lengths;
+  lengths.cu_q = to_cpp(c.cu_q, argument("cu_q"));
+  lengths.kv_lengths = to_cpp(c.kv_lengths, argument("kv_lengths"));
+  lengths.cu_kv = to_cpp(c.cu_kv, argument("cu_kv"));
+  return lengths;
+}
+
+AttentionArgs to_cpp(const halftone_attention_args* in, const Name& argument) {
+  const halftone_attention_args c = read_struct(in, argument);
+  AttentionArgs args;
+  args.cache_settled = to_bool(c.cache_settled, argument("cache_settled"));
+  args.q = to_cpp(c.q, argument("q"));
+  args.lengths = to_cpp(c.lengths, argument("lengths"));
+  if (c.cache != nullptr) args.cache = to_cpp(c.cache, argument("cache"));
+  args.k = to_cpp(c.k, argument("k"));
+  args.v = to_cpp(c.v, argument("v"));
+  args.alibi_slopes = to_cpp(c.alibi_slopes, argument("alibi_slopes"));
+  args.sinks = to_cpp(c.sinks, argument("sinks"));
+  args.out = to_cpp(c.out, argument("out"));
+  args.lse = to_cpp(c.lse, argument("lse"));
+  args.status = to_cpp(c.status, argument("status"));
+  return args;
+}
+
+halftone_kv_format to_c(const KvFormat& format) {
+  halftone_kv_format c = StructTraits<halftone_kv_format>::defaults();
+  c.dtype = static_cast<std::int32_t>(format.dtype);
+  c.granularity = static_cast<std::int32_t>(format.granularity);
+  c.asymmetric = format.asymmetric;
+  c.group_size = format.group_size;
+  c.scale_dtype = static_cast<std::int32_t>(format.scale_dtype);
+  return c;
+}
+
+halftone_cache_spec to_c(const KvCacheSpec& spec) {
+  halftone_cache_spec c = StructTraits<halftone_cache_spec>::defaults();
+  c.kv_heads = spec.kv_heads;
+  c.head_dim = spec.head_dim;
+  c.v_head_dim = spec.v_head_dim;
+  c.page_size = spec.page_size;
+  c.rotate_k = spec.rotate_k;
+  c.rotate_v = spec.rotate_v;
+  return c;
+}
+
+halftone_attention_problem to_c(const AttentionProblem& problem) {
+  halftone_attention_problem c = StructTraits<halftone_attention_problem>::defaults();
+  c.batch = problem.batch;
+  c.q_heads = problem.q_heads;
+  c.max_kv_len = problem.max_kv_len;
+  c.max_q_len = problem.max_q_len;
+  c.paged = problem.paged;
+  c.device_type = static_cast<std::int32_t>(problem.device.type);
+  c.device_index = problem.device.index;
+  c.plain_dtype = static_cast<std::int32_t>(problem.plain_dtype);
+  c.q_dtype = static_cast<std::int32_t>(problem.q_dtype);
+  c.out_dtype = static_cast<std::int32_t>(problem.out_dtype);
+  c.causal = problem.mask.causal;
+  c.window_left = problem.mask.window_left;
+  c.window_right = problem.mask.window_right;
+  c.scale = problem.scale;
+  c.softcap = problem.softcap;
+  c.alibi = problem.alibi;
+  c.sinks = problem.sinks;
+  c.lse = problem.lse;
+  c.policy = static_cast<std::int32_t>(problem.policy);
+  c.workers = problem.workers;
+  return c;
+}
+
+void copy_text(std::string_view text, char* buffer, std::size_t capacity, std::size_t* length) {
+  if (length != nullptr) *length = text.size();
+  if (buffer == nullptr && capacity == 0) return;
+  if (buffer == nullptr)
+    invalid(fmt::format("buffer is NULL, but capacity is {}: pass both or neither.", capacity));
+  if (capacity < text.size() + 1) {
+    throw Error(
+        ErrorCode::kResourceExhausted,
+        fmt::format("capacity is {}, but the text needs {} bytes with its NUL: pass a buffer of {} bytes.",
+                    capacity, text.size() + 1, text.size() + 1));
+  }
+  std::memcpy(buffer, text.data(), text.size());
+  buffer[text.size()] = '\0';
+}
+
+}  // namespace halftone::c_api

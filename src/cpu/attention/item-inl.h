@@ -1,0 +1,71 @@
+// What both paths do at the start of an item.
+
+#include <algorithm>
+#include <cstring>
+
+#include "cpu/element.h"
+#include "cpu/attention/tiles.h"
+#include "cpu/vec-inl.h"
+#include "format/hadamard.h"
+
+#if defined(HALFTONE_CPU_ITEM_INL_H) == defined(HWY_TARGET_TOGGLE)
+#ifdef HALFTONE_CPU_ITEM_INL_H
+#undef HALFTONE_CPU_ITEM_INL_H
+#else
+#define HALFTONE_CPU_ITEM_INL_H
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace halftone::cpu {
+namespace HWY_NAMESPACE {
+
+/// Row `row` of the item's Q in fp32, rotated if K is.
+HWY_INLINE void load_query(const Layer& layer, const Item& item, int row, float* out) {
+  const int packed = item.row_begin + row;
+  const int head = item.kv_head * layer.group + packed % layer.group;
+  const TensorView& q = layer.args->q;
+  load_row(q.dtype, row_at(q, item.q_first + packed / layer.group, head), layer.head_dim, out);
+  if (layer.plan->problem.kv.rotate_k && layer.paged) hadamard::rotate(out, layer.head_dim);
+}
+
+/// Fills the params of a whole chunk with a static scale and min.
+HWY_INLINE void fill_static(const Side& side, int kv_head, float* scale, float* min) {
+  if (side.static_scale == nullptr) return;
+  const int at = side.static_per_head ? kv_head : 0;
+  std::fill_n(scale, kChunkTokens, side.static_scale[at] * code_unit(side.element));
+  std::fill_n(min, kChunkTokens, side.static_min == nullptr ? 0.0f : side.static_min[at]);
+}
+
+/// Which keys all rows of an item see, and which no row sees.
+struct CommonView {
+  std::int32_t begin = 0;
+  std::int32_t end = INT32_MAX;
+
+  /// True if some row does not see all tokens of `chunk`.
+  HWY_INLINE bool partial(const Chunk& chunk) const {
+    return chunk.excluded || chunk.begin < begin || chunk.begin + chunk.tiles * kTileTokens > end;
+  }
+};
+
+HWY_INLINE CommonView load_views(const Layer& layer, const Item& item, Scratch& scratch) {
+  CommonView common;
+  for (int r = 0; r < item.rows; ++r) {
+    scratch.view[r] = row_view(layer, item, r);
+    common.begin = std::max(common.begin, scratch.view[r].begin);
+    common.end = std::min({common.end, scratch.view[r].end, item.kv_end});
+  }
+  return common;
+}
+
+/// Rows are done: a row that read a NaN has it in its sum, and must not look empty.
+HWY_INLINE void mark_nan(const Item& item, Scratch& scratch) {
+  for (int r = 0; r < item.rows; ++r) {
+    if (scratch.sum[r] != scratch.sum[r]) scratch.max[r] = scratch.sum[r];
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace halftone::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // HALFTONE_CPU_ITEM_INL_H

@@ -1,0 +1,30 @@
+// The two ways to attend one item, each compiled per target and chosen at run time. Both start from an empty
+// state and leave max, sum and out of the item's rows in `scratch`. Neither allocates.
+#pragma once
+
+#include <array>
+
+#include "cpu/attention/layer.h"
+#include "plan/kernel.h"
+
+namespace halftone::cpu {
+
+/// Every row has the same kv_tile and split_tokens, so that a request's bits do not depend on which row its
+/// batch led to.
+inline constexpr std::array<planning::Kernel, 3> kAttentionKernels{{
+    {"cpu-decode", 16, 16, 64, 1024, 0, "one or a few queries per request; bound by reading the cache"},
+    {"cpu-speculative", 64, 32, 64, 1024, 0, "drafts of several queries, or many query heads per KV head"},
+    {"cpu-prefill", 0, 64, 64, 1024, 0, "prompts; bound by arithmetic"},
+}};
+static_assert(planning::is_consistent(kAttentionKernels));
+
+/// Few rows: reads the codes where they lie. item.rows <= kDirectRows.
+void direct_item(const Layer& layer, const Item& item, Scratch& scratch);
+
+/// Any number of rows: decodes each chunk once, then multiplies blocks of it with all rows.
+void blocked_item(const Layer& layer, const Item& item, Scratch& scratch);
+
+/// fp32 lanes of a vector on the instruction set that these run on: what a layer's maps must be made for.
+int vector_lanes();
+
+}  // namespace halftone::cpu

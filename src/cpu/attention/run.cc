@@ -1,0 +1,304 @@
+#include "cpu/attention/run.h"
+
+#include <omp.h>
+
+#include <algorithm>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <new>
+
+#include "cpu/element.h"
+#include "cpu/attention/kernels.h"
+#include "cpu/attention/layer.h"
+#include "cpu/slots.h"
+#include "format/hadamard.h"
+#include "format/part.h"
+#include "format/status.h"
+#include "halftone/error.h"
+#include "plan/merge.h"
+
+namespace halftone::cpu {
+namespace {
+
+using planning::MergeItem;
+using planning::RowState;
+using planning::WorkItem;
+
+static_assert(std::ranges::all_of(kAttentionKernels, [](const planning::Kernel& c) {
+  return c.row_block <= kMaxRows && c.kv_tile == kBlockedTokens && c.split_tokens % kChunkTokens == 0;
+}));
+
+Element element_of(const KvFormat& f) {
+  switch (f.dtype) {
+    case DType::kFloat16:
+      return Element::kF16;
+    case DType::kFloat8E4M3:
+      return Element::kE4M3;
+    case DType::kInt8:
+      return f.asymmetric ? Element::kU8 : Element::kI8;
+    case DType::kInt4:
+      return f.asymmetric ? Element::kU4 : Element::kI4;
+    case DType::kFloat32:
+      return Element::kF32;
+    default:
+      return Element::kBF16;
+  }
+}
+
+Side paged_side(const KvCacheSpec& spec, const PageLayout& layout, KvPart which, const StaticScale& scale) {
+  const page::Part part = page::part_of(spec, layout, which);
+  Side s;
+  s.element = element_of(part.format);
+  s.dim = part.dim;
+  s.groups = part.format.static_scale() ? 1 : part.groups;
+  s.stored_params = part.format.dynamic_scale();
+  s.has_min = part.format.asymmetric;
+  s.f32_params = part.format.scale_dtype == DType::kFloat32;
+  s.group_size = s.groups > 1 ? part.format.group_size : 0;
+  if (part.format.static_scale()) {
+    s.static_scale = static_cast<const float*>(scale.scale.data);
+    s.static_min = static_cast<const float*>(scale.min.data);
+    s.static_per_head = part.format.granularity == Granularity::kHead;
+  }
+  s.data_offset = part.data_offset;
+  s.param_offset = part.param_offset;
+  s.token_bytes = std::int64_t{part.dim} * unit_bytes(s.element);
+  return s;
+}
+
+Side plain_side(const TensorView& t, int dim) {
+  Side s;
+  s.element = t.dtype == DType::kFloat32   ? Element::kF32
+              : t.dtype == DType::kFloat16 ? Element::kF16
+                                           : Element::kBF16;
+  s.dim = dim;
+  s.plain = static_cast<const std::uint8_t*>(t.data);
+  s.token_bytes = t.strides[0] * unit_bytes(s.element);
+  s.head_bytes = t.strides[1] * unit_bytes(s.element);
+  return s;
+}
+
+MapKey map_key(const Side& s) { return {s.element, s.dim, s.group_size}; }
+
+Layer make_layer(const Plan::Impl& plan, const AttentionArgs& args) {
+  const AttentionProblem& problem = plan.problem;
+  Layer l;
+  l.plan = &plan;
+  l.args = &args;
+  l.group = problem.q_heads / problem.kv.kv_heads;
+  l.head_dim = problem.kv.head_dim;
+  l.v_dim = problem.kv.v_dim();
+  l.paged = problem.paged;
+  if (problem.alibi) l.slopes = static_cast<const float*>(args.alibi_slopes.data);
+  if (!l.paged) {
+    l.k = plain_side(args.k, l.head_dim);
+    l.v = plain_side(args.v, l.v_dim);
+    l.maps = &layer_maps(map_key(l.k), map_key(l.v), vector_lanes());
+    return l;
+  }
+  const PagedKv& cache = args.cache;
+  while ((1 << l.page_log2) < problem.kv.page_size) ++l.page_log2;
+  l.table = static_cast<const std::int32_t*>(cache.block_table.data);
+  l.table_stride = cache.block_table.strides[0];
+  l.pages = static_cast<const std::uint8_t*>(cache.pages.data);
+  l.num_pages = cache.pages.shape[0];
+  l.page_stride = cache.pages.strides[0];
+  l.k = paged_side(problem.kv, plan.layout, KvPart::kK, cache.k_scale);
+  l.v = paged_side(problem.kv, plan.layout, KvPart::kV, cache.v_scale);
+  l.maps = &layer_maps(map_key(l.k), map_key(l.v), vector_lanes());
+  return l;
+}
+
+/// One call of run(), shared by its threads.
+class Runner {
+ public:
+  Runner(const Plan::Impl& plan, const AttentionArgs& args, std::byte* workspace)
+      : plan_(plan),
+        args_(args),
+        workspace_(planning::carve_workspace(plan, workspace)),
+        layer_(make_layer(plan, args)) {}
+
+  int workers() const { return workspace_.schedule.header->active; }
+
+  /// All items of one worker.
+  void attend(int worker, Scratch& scratch) const {
+    planning::WorkCursor cursor(workspace_.schedule, worker);
+    for (WorkItem work; cursor.next(work);) {
+      const Item item = item_of(work);
+      if (item.q_len * layer_.group <= kDirectRows) {
+        direct_item(layer_, item, scratch);
+      } else {
+        blocked_item(layer_, item, scratch);
+      }
+      if (work.fold) fold(work.partial, item.rows, scratch, Order::kSlotFirst);
+      if (work.finish) {
+        finish(item, scratch);
+      } else {
+        store(work.partial, item.rows, scratch);
+      }
+    }
+  }
+
+  /// The unit that `worker` began and others continued, if any. After all workers' attend().
+  void merge(int worker, Scratch& scratch) const {
+    MergeItem work;
+    if (!planning::merge_item(workspace_.schedule, worker, work)) return;
+    WorkItem whole{};
+    whole.request = work.request;
+    whole.kv_head = work.kv_head;
+    whole.row_begin = work.row_begin;
+    whole.row_end = work.row_end;
+    const Item item = item_of(whole);
+    load(work.slot, item.rows, scratch);
+    for (int part = 1; part < work.parts; ++part) {
+      fold(work.slot + part, item.rows, scratch, Order::kSlotSecond);
+    }
+    finish(item, scratch);
+  }
+
+ private:
+  enum class Order : bool { kSlotFirst, kSlotSecond };
+
+  Item item_of(const WorkItem& w) const {
+    const planning::Schedule& s = workspace_.schedule;
+    return {w.request,
+            w.kv_head,
+            w.row_begin,
+            w.row_end - w.row_begin,
+            w.kv_begin,
+            w.kv_end,
+            planning::q_length(s, w.request),
+            s.kv_lengths[w.request],
+            s.cu_q[w.request],
+            s.cu_kv == nullptr ? 0 : s.cu_kv[w.request]};
+  }
+
+  std::size_t slot_row(int slot) const {
+    return static_cast<std::size_t>(slot) * static_cast<std::size_t>(workspace_.schedule.params.row_block);
+  }
+  float* slot_out(int slot) const {
+    return workspace_.partial_out + slot_row(slot) * static_cast<std::size_t>(layer_.v_dim);
+  }
+  float* slot_state(int slot) const { return workspace_.partial_state + slot_row(slot) * 2; }
+
+  void store(int slot, int rows, const Scratch& s) const {
+    std::copy_n(s.out, rows * layer_.v_dim, slot_out(slot));
+    float* state = slot_state(slot);
+    for (int r = 0; r < rows; ++r) {
+      state[2 * r] = s.max[r];
+      state[2 * r + 1] = s.sum[r];
+    }
+  }
+
+  void load(int slot, int rows, Scratch& s) const {
+    std::copy_n(slot_out(slot), rows * layer_.v_dim, s.out);
+    const float* state = slot_state(slot);
+    for (int r = 0; r < rows; ++r) {
+      s.max[r] = state[2 * r];
+      s.sum[r] = state[2 * r + 1];
+    }
+  }
+
+  /// scratch = merge(slot, scratch) or merge(scratch, slot).
+  void fold(int slot, int rows, Scratch& s, Order order) const {
+    const float* state = slot_state(slot);
+    for (int r = 0; r < rows; ++r) {
+      const RowState held{s.max[r], s.sum[r]}, stored{state[2 * r], state[2 * r + 1]};
+      const bool slot_first = order == Order::kSlotFirst;
+      const planning::MergedState m =
+          slot_first ? planning::merge_states(stored, held) : planning::merge_states(held, stored);
+      float* out = s.out + r * layer_.v_dim;
+      const float* other = slot_out(slot) + r * layer_.v_dim;
+      const float weight = slot_first ? m.weight_b : m.weight_a;
+      const float other_weight = slot_first ? m.weight_a : m.weight_b;
+      for (int d = 0; d < layer_.v_dim; ++d) out[d] = out[d] * weight + other[d] * other_weight;
+      s.max[r] = m.state.max;
+      s.sum[r] = m.state.sum;
+    }
+  }
+
+  void finish(const Item& item, Scratch& s) const {
+    const AttentionProblem& problem = plan_.problem;
+    for (int r = 0; r < item.rows; ++r) {
+      const int packed = item.row_begin + r;
+      const std::int64_t token = item.q_first + packed / layer_.group;
+      const int head = item.kv_head * layer_.group + packed % layer_.group;
+      const RowState state{s.max[r], s.sum[r]};
+      const planning::FinishedState done =
+          problem.sinks ? planning::finish_state(state, static_cast<const float*>(args_.sinks.data)[head])
+                        : planning::finish_state(state);
+      float* out = s.out + r * layer_.v_dim;
+      for (int d = 0; d < layer_.v_dim; ++d) out[d] = planning::is_empty(state) ? 0.0f : out[d] * done.scale;
+      if (layer_.paged && problem.kv.rotate_v) hadamard::rotate(out, layer_.v_dim);
+      store_row(args_.out.dtype, out, layer_.v_dim, row_at(args_.out, token, head));
+      if (!problem.lse) continue;
+      const TensorView& lse = args_.lse;
+      static_cast<float*>(lse.data)[token * lse.strides[0] + head * lse.strides[1]] = done.lse;
+    }
+  }
+
+  const Plan::Impl& plan_;
+  const AttentionArgs& args_;
+  const planning::Workspace workspace_;
+  const Layer layer_;
+};
+
+/// This thread's scratch, kept for its next call.
+Scratch& thread_scratch() {
+  thread_local const std::unique_ptr<Scratch> scratch(new Scratch);
+  scratch->excluded = false;
+  return *scratch;  // NOLINT(clang-analyzer-cplusplus.NewDelete): it lives as long as the thread
+}
+
+/// Calls `body(i, scratch)` for i in [0, count) on up to `count` threads, then again with `second`.
+template <class First, class Second>
+void in_parallel(int count, const First& first, const Second& second, bool& excluded) {
+  std::exception_ptr failure;
+  std::mutex mutex;
+  const int threads = std::min(count, omp_get_max_threads());
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  {
+    Scratch* scratch = nullptr;
+    try {
+      scratch = &thread_scratch();
+    } catch (...) {
+      const std::lock_guard lock(mutex);
+      failure = std::current_exception();
+    }
+#pragma omp barrier
+    if (failure == nullptr) {  // nobody starts unless all can
+#pragma omp for schedule(dynamic, 1)
+      for (int i = 0; i < count; ++i) first(i, *scratch);
+#pragma omp for schedule(dynamic, 1)
+      for (int i = 0; i < count; ++i) second(i, *scratch);
+      if (scratch->excluded) {
+        const std::lock_guard lock(mutex);
+        excluded = true;
+      }
+    }
+  }
+  if (failure == nullptr) return;
+  try {
+    std::rethrow_exception(failure);
+  } catch (const std::bad_alloc&) {
+    throw Error(ErrorCode::kResourceExhausted,
+                "run needs half a MiB of memory per thread, but it is not free: use fewer OpenMP threads.");
+  }
+}
+
+}  // namespace
+
+void run(const Plan::Impl& plan, const AttentionArgs& args, std::byte* workspace) {
+  const Runner runner(plan, args, workspace);
+  if (runner.workers() == 0) return;
+  bool excluded = false;
+  in_parallel(
+      runner.workers(), [&](int worker, Scratch& scratch) { runner.attend(worker, scratch); },
+      [&](int worker, Scratch& scratch) { runner.merge(worker, scratch); }, excluded);
+  if (excluded && args.status.present()) {
+    *static_cast<std::int32_t*>(args.status.data) |= kStatusBadPage;
+  }
+}
+
+}  // namespace halftone::cpu

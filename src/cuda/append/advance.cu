@@ -1,0 +1,27 @@
+#include <cstdint>
+
+#include "cuda/append/params.h"
+
+namespace halftone::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+
+/// A kernel of its own: append's CTAs read the lengths in no order that one of them could wait for.
+__global__ void __launch_bounds__(kThreads)
+    advance(std::int32_t* lengths, const std::int32_t* cu_seqlens, std::int32_t batch) {
+  const auto i = static_cast<std::int32_t>(blockIdx.x * kThreads + threadIdx.x);
+  if (i < batch) lengths[i] += cu_seqlens[i + 1] - cu_seqlens[i];
+}
+
+}  // namespace
+
+int launch_advance(std::int32_t* lengths, const std::int32_t* cu_seqlens, std::int32_t batch, void* stream) {
+  if (batch == 0) return cudaSuccess;
+  const void* arguments[] = {&lengths, &cu_seqlens, &batch};
+  return cudaLaunchKernel(reinterpret_cast<const void*>(&advance),
+                          dim3(static_cast<unsigned>((batch - 1) / kThreads + 1)), dim3(kThreads),
+                          const_cast<void**>(arguments), 0, static_cast<cudaStream_t>(stream));
+}
+
+}  // namespace halftone::cuda

@@ -1,0 +1,124 @@
+#include <algorithm>
+
+#include "cuda/append/few_rows.h"
+#include "cuda/append/params.h"
+
+namespace halftone::cuda {
+namespace {
+
+constexpr int kRowThreads = 128;
+
+template <AppendScale kScale>
+constexpr int kWindowWarps = kScale == AppendScale::kToken ? kMeetWarps : kAppendWarps;
+
+/// blockIdx.z and on from `first`: 0 for K, 1 for V.
+template <DType kType, bool kAsymmetric, AppendScale kScale, bool kPlain>
+__global__ void __launch_bounds__(kWindowWarps<kScale> * 32, kPlain ? (kScale == AppendScale::kRow ? 5 : 6)
+                                                             : kScale == AppendScale::kToken ? 1
+                                                                                             : 4)
+    append_windows(const __grid_constant__ AppendParams params, const int first) {
+  __shared__ AppendShared shared;
+  using Traits = AppendTraits<kType, kAsymmetric, kScale, kPlain>;
+  if (!kPlain) {
+    Appender<Traits>(params, params.parts[first + blockIdx.z], shared).run();
+  } else if (first + blockIdx.z == 0) {
+    Appender<Traits, KvPart::kK>(params, params.parts[0], shared).run();
+  } else {
+    Appender<Traits, KvPart::kV>(params, params.parts[1], shared).run();
+  }
+}
+
+template <DType kType, bool kAsymmetric, AppendScale kScale>
+__global__ void __launch_bounds__(kRowThreads, 8)
+    append_single_rows(const __grid_constant__ AppendParams params, const int first) {
+  append_rows<AppendTraits<kType, kAsymmetric, kScale, false>>(params, params.parts[first + blockIdx.z]);
+}
+
+enum class Variant : std::uint8_t { kWindows, kPlainWindows, kRows };
+
+template <DType kType, bool kAsymmetric, AppendScale kScale>
+const void* kernel_of(Variant variant) {
+  if constexpr (kScale != AppendScale::kToken) {
+    if (variant == Variant::kRows)
+      return reinterpret_cast<const void*>(&append_single_rows<kType, kAsymmetric, kScale>);
+    if (variant == Variant::kPlainWindows)
+      return reinterpret_cast<const void*>(&append_windows<kType, kAsymmetric, kScale, true>);
+  }
+  return reinterpret_cast<const void*>(&append_windows<kType, kAsymmetric, kScale, false>);
+}
+
+template <DType kType, bool kAsymmetric = false>
+const void* kernel_of(const KvFormat& format, Variant variant) {
+  if constexpr (dtype_bits(kType) != 16) {
+    if (format.granularity == Granularity::kToken)
+      return kernel_of<kType, kAsymmetric, AppendScale::kToken>(variant);
+    if (format.dynamic_scale()) return kernel_of<kType, kAsymmetric, AppendScale::kRow>(variant);
+  }
+  return kernel_of<kType, kAsymmetric, AppendScale::kGiven>(variant);
+}
+
+const void* kernel_of(const KvFormat& format, Variant variant) {
+  const bool asymmetric = format.asymmetric;
+  switch (format.dtype) {
+    case DType::kFloat16:
+      return kernel_of<DType::kFloat16>(format, variant);
+    case DType::kFloat8E4M3:
+      return kernel_of<DType::kFloat8E4M3>(format, variant);
+    case DType::kInt8:
+      return asymmetric ? kernel_of<DType::kInt8, true>(format, variant)
+                        : kernel_of<DType::kInt8>(format, variant);
+    case DType::kInt4:
+      return asymmetric ? kernel_of<DType::kInt4, true>(format, variant)
+                        : kernel_of<DType::kInt4>(format, variant);
+    default:
+      return kernel_of<DType::kBFloat16>(format, variant);
+  }
+}
+
+/// How an append of one part, or of two alike, is launched.
+struct AppendLaunch {
+  const void* kernel;
+  dim3 grid;  // z: parts
+  int threads;
+};
+
+AppendLaunch launch_of(const AppendParams& params, const AppendPart& a, Variant windows, unsigned parts) {
+  constexpr std::int64_t kFewWarps = 1 << 11;  // of rows of one part: all of both are under way at once
+  const bool meets = a.part.format.granularity == Granularity::kToken;
+  const int rows = kRowThreads >> a.segment_log2;  // of a CTA that takes rows
+  const auto blocks = [&](int heads) { return static_cast<unsigned>((params.kv_heads + heads - 1) / heads); };
+  const int lanes = std::min(params.kv_heads, rows) << a.segment_log2, row_warps = (lanes + 31) / 32;
+  if (!meets && params.tokens * blocks(rows) * row_warps <= kFewWarps) {
+    return {kernel_of(a.part.format, Variant::kRows),
+            dim3(static_cast<unsigned>(params.tokens), blocks(rows), parts), row_warps * 32};
+  }
+  const std::int64_t units = (params.tokens + kWindow - 1) / kWindow << (a.segment_log2 - 3);
+  const int warps = std::min(params.kv_heads, meets ? kMeetWarps : kAppendWarps);
+  return {kernel_of(a.part.format, windows),
+          dim3(static_cast<unsigned>(units), meets ? 1 : blocks(warps * kWarpHeads), parts), warps * 32};
+}
+
+}  // namespace
+
+int launch_append(const AppendParams& params, void* stream) {
+  if (params.tokens == 0) return cudaSuccess;
+  const auto windows = [&](const AppendPart& a) {
+    return is_plain(params, a) ? Variant::kPlainWindows : Variant::kWindows;
+  };
+  const auto launch = [&](int first, Variant variant, unsigned parts) {
+    const AppendLaunch l = launch_of(params, params.parts[first], variant, parts);
+    const void* arguments[] = {&params, &first};
+    return cudaLaunchKernel(l.kernel, l.grid, dim3(static_cast<unsigned>(l.threads)),
+                            const_cast<void**>(arguments), 0, static_cast<cudaStream_t>(stream));
+  };
+  const AppendPart &k = params.parts[0], &v = params.parts[1];
+  const Variant of_k = windows(k), of_v = windows(v);
+  if (kernel_of(k.part.format, Variant::kWindows) == kernel_of(v.part.format, Variant::kWindows) &&
+      k.part.dim == v.part.dim) {
+    return launch(0, std::min(of_k, of_v), 2);
+  }
+  const cudaError_t status = launch(0, of_k, 1);
+  return status != cudaSuccess ? status : launch(1, of_v, 1);
+}
+
+}  // namespace halftone::cuda

@@ -1,0 +1,93 @@
+#include "cuda/append/host.h"
+
+#include <cmath>
+
+#include "cuda/append/params.h"
+#include "cuda/device_call.h"
+#include "format/codec.h"
+#include "format/status.h"
+
+namespace halftone::cuda {
+namespace {
+
+AppendPart append_part(const PagedKv& cache, const PageLayout& layout, KvPart which, const TensorView& input,
+                       const StaticScale& scale) {
+  AppendPart a{};
+  a.part = page::part_of(cache.spec, layout, which);
+  a.input = input.data;
+  a.token_stride = input.strides[0];
+  a.head_stride = input.strides[1];
+  a.input_type = input.dtype;
+  a.aligned = rows_aligned(input);
+  a.static_scale = pointer<float>(scale.scale);
+  a.static_min = pointer<float>(scale.min);
+  a.static_stride = a.part.format.granularity == Granularity::kHead ? 1 : 0;
+  const bool limited =
+      which == KvPart::kV && a.part.groups > 0 && a.part.format.scale_dtype == DType::kFloat16;
+  const float levels = codec::quantisation_levels(a.part.format.dtype, a.part.format.asymmetric);
+  a.largest_min = limited ? kMaxScaledV : HUGE_VALF;
+  a.largest_scale =
+      limited ? (a.part.format.asymmetric ? 2.0F : 1.0F) * kMaxScaledV / levels * 1.001F : HUGE_VALF;
+  a.segment_log2 = a.part.dim <= 64 ? 3 : a.part.dim <= 128 ? 4 : 5;
+  a.group_log2 = a.part.groups > 1 ? log2_of(a.part.format.group_size / kChunk) : a.segment_log2;
+  if (a.part.groups > 0) {
+    const auto first = a.part.scale_offset(0, 0);
+    a.scale_first = static_cast<std::int32_t>(first);
+    a.scale_token = static_cast<std::int32_t>(a.part.scale_offset(1, 0) - first);
+    a.scale_group = static_cast<std::int32_t>(a.part.scale_offset(0, 1) - first);
+    a.min_away = static_cast<std::int32_t>(a.part.min_offset(0, 0) - first);
+  }
+  const int bits = dtype_bits(a.part.format.dtype);
+  for (int block = 0; bits < 16 && block < a.part.dim / 32; ++block) {
+    const int strings = which == KvPart::kK ? 64 : 32, length = a.part.dim * bits * 2 / strings;
+    const int pos = block * 64 * bits / strings;
+    const int first = page::chunked(0, strings, length, pos);
+    a.block_first[block] = static_cast<std::int32_t>(a.part.data_offset) + first;
+    a.block_step[block] = page::chunked(1, strings, length, pos) - first;
+  }
+  return a;
+}
+
+}  // namespace
+
+void append(const PagedKv& cache, const AppendArgs& args, Stream stream) {
+  const PageLayout layout = page_layout(cache.spec);
+  AppendParams p{};
+  p.parts[0] = append_part(cache, layout, KvPart::kK, args.k, cache.k_scale);
+  p.parts[1] = append_part(cache, layout, KvPart::kV, args.v, cache.v_scale);
+  p.tile_bytes = layout.tile_bytes;
+  p.head_bytes = layout.head_bytes;
+  p.pages = static_cast<std::uint8_t*>(cache.pages.data);
+  p.page_stride = cache.pages.strides[0];
+  p.num_pages = cache.pages.shape[0];
+  p.page_log2 = log2_of(cache.spec.page_size);
+  p.kv_heads = cache.spec.kv_heads;
+  p.tokens = args.k.shape[0];
+  p.slot_mapping = pointer<std::int64_t>(args.slot_mapping);
+  if (p.slot_mapping == nullptr) {
+    p.cu_seqlens = pointer<std::int32_t>(args.cu_seqlens);
+    p.lengths = pointer<std::int32_t>(cache.lengths);
+    p.block_table = pointer<std::int32_t>(cache.block_table);
+    p.table_stride = cache.block_table.strides[0];
+    p.table_width = cache.block_table.shape[1];
+    p.batch = static_cast<std::int32_t>(cache.lengths.shape[0]);
+  }
+  p.pairing = args.rope.pairing;
+  if (p.pairing != RopePairing::kNone) {
+    p.rope_half = static_cast<std::int32_t>(args.rope.cos.shape[1]);
+    p.rope_rows = args.rope.cos.shape[0];
+    p.cos = pointer<float>(args.rope.cos);
+    p.sin = pointer<float>(args.rope.sin);
+    p.positions = pointer<std::int32_t>(args.rope.positions);
+    p.rope_aligned = aligned_to_16(p.cos) && aligned_to_16(p.sin) && p.rope_half % 4 == 0;
+  }
+  p.status = static_cast<std::int32_t*>(args.status.data);
+  const DeviceScope scope(cache.pages.device.index);
+  check(launch_append(p, stream), "append");
+  if (args.advance) {
+    check(launch_advance(static_cast<std::int32_t*>(cache.lengths.data), p.cu_seqlens, p.batch, stream),
+          "append");
+  }
+}
+
+}  // namespace halftone::cuda

@@ -1,0 +1,421 @@
+// Rows of an append, each a token of a KV head, from global memory to codes in registers. A lane holds 8
+// consecutive dims (a chunk), a row fills 8, 16 or 32 lanes (a segment). Every step is the one that
+// src/cpu/append.cc takes, so that both backends write the same bytes.
+#pragma once
+
+#include <cuda_fp16.h>
+
+#include "cuda/append/params.h"
+#include "cuda/device/values.h"
+#include "format/codec.h"
+#include "format/hadamard.h"
+#include "format/part.h"
+#include "format/rope.h"
+#include "format/status.h"
+
+namespace halftone::cuda {
+
+__device__ __forceinline__ void set_status(const AppendParams& p, std::int32_t bit) {
+  if (p.status != nullptr) atomicOr(p.status, bit);
+}
+
+/// Sets the status if params of a wanted row are such that attention could not use them.
+template <bool kGiven>
+__device__ __forceinline__ void check_params(const AppendParams& p, const AppendPart& part,
+                                             const codec::Params& params, bool wanted) {
+  if constexpr (kGiven) {
+    if (wanted && !codec::is_static_scale(params.scale, params.min)) set_status(p, kStatusBadScale);
+  } else {
+    const bool fits = params.scale <= part.largest_scale && fabsf(params.min) <= part.largest_min;
+    if (wanted && !fits) set_status(p, kStatusLargeV);
+  }
+}
+
+/// A lane's place in its row.
+struct RowLane {
+  int chunk;          // dims from 8 * chunk on
+  int segment_first;  // lane of chunk 0
+  bool live;          // false: beyond the row's dims
+
+  __device__ __forceinline__ explicit RowLane(const AppendPart& part) {
+    const int in_warp = threadIdx.x % 32;
+    chunk = in_warp & ((1 << part.segment_log2) - 1);
+    segment_first = in_warp - chunk;
+    live = chunk < part.part.dim / kChunk;
+  }
+};
+
+__device__ __forceinline__ float load_input(DType type, const void* input, std::int64_t at) {
+  if (type == DType::kFloat32) return __ldg(static_cast<const float*>(input) + at);
+  return half_of(__ldg(static_cast<const std::uint16_t*>(input) + at), false, type == DType::kBFloat16);
+}
+
+/// True if a chunk is one 16-byte load that can be issued ahead of its use.
+__host__ __device__ __forceinline__ bool loads_early(const AppendPart& part) {
+  return part.aligned && part.input_type != DType::kFloat32;
+}
+
+__host__ __device__ __forceinline__ bool ropes(const AppendParams& p, const AppendPart& part) {
+  return part.part.which == KvPart::kK && p.pairing != RopePairing::kNone;
+}
+
+/// True for the common case: blocks of 32 dims, a load for each chunk, nothing but the codec, and f16 scales.
+__host__ __device__ __forceinline__ bool is_plain(const AppendParams& p, const AppendPart& part) {
+  return loads_early(part) && !ropes(p, part) && !part.part.rotated && part.part.dim % 32 == 0 &&
+         (!part.part.format.dynamic_scale() || part.part.format.scale_dtype == DType::kFloat16);
+}
+
+__device__ __forceinline__ std::int64_t input_offset(const AppendPart& part, std::int64_t token, int head) {
+  return token * part.token_stride + head * part.head_stride;
+}
+
+/// A chunk of 16-bit values as f32.
+__device__ __forceinline__ void unpack(const uint4& raw, bool bf16, float (&x)[kChunk]) {
+  const std::uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+  for (int i = 0; i < kChunk; ++i) x[i] = half_of(words[i / 2], i % 2, bf16);
+}
+
+/// The chunk at element offset `row` as f32, of an input that does not load early.
+__device__ __forceinline__ void load_late(const AppendPart& part, std::int64_t row, int chunk,
+                                          float (&x)[kChunk]) {
+  if (part.aligned) {
+    const float4* at =
+        reinterpret_cast<const float4*>(static_cast<const float*>(part.input) + row) + 2 * chunk;
+    const float4 low = __ldg(at), high = __ldg(at + 1);
+    x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w;
+    x[4] = high.x, x[5] = high.y, x[6] = high.z, x[7] = high.w;
+  } else {
+#pragma unroll 1
+    for (int i = 0; i < kChunk; ++i) {
+#pragma unroll
+      for (int j = 0; j + 1 < kChunk; ++j) x[j] = x[j + 1];
+      x[kChunk - 1] = load_input(part.input_type, part.input, row + chunk * kChunk + i);
+    }
+  }
+}
+
+/// `kCount` entries of a rotary table; `aligned` to 16 bytes or not.
+template <int kCount>
+__device__ __forceinline__ void load_angles(const float* at, bool aligned, float (&out)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; i += 4) {
+    const float4 x = aligned ? __ldg(reinterpret_cast<const float4*>(at + i))
+                             : float4{__ldg(at + i), __ldg(at + i + 1), __ldg(at + i + 2), __ldg(at + i + 3)};
+    out[i] = x.x, out[i + 1] = x.y, out[i + 2] = x.z, out[i + 3] = x.w;
+  }
+}
+
+/// rope::rotate() of a row in the table's row `position`; -1 leaves it as it is. All lanes take part. `row`:
+/// element offset of the input, where dims are read whose partner lies across lanes at no fixed distance.
+__device__ __forceinline__ void rope_row(const AppendParams& p, const AppendPart& part, const RowLane& lane,
+                                         std::int64_t row, std::int64_t position, float (&x)[kChunk]) {
+  const int half = p.rope_half, first = lane.chunk * kChunk;
+  const float *cos_row = p.cos + position * half, *sin_row = p.sin + position * half;
+  if (p.pairing == RopePairing::kInterleaved && half % 4 == 0) {
+    if (position < 0 || first >= 2 * half) return;
+    float cos[kChunk / 2], sin[kChunk / 2];
+    load_angles(cos_row + first / 2, p.rope_aligned, cos);
+    load_angles(sin_row + first / 2, p.rope_aligned, sin);
+#pragma unroll
+    for (int i = 0; i < kChunk / 2; ++i) {
+      const rope::Rotated r = rope::rotate_pair(x[2 * i], x[2 * i + 1], cos[i], sin[i]);
+      x[2 * i] = r.first;
+      x[2 * i + 1] = r.second;
+    }
+  } else if (half % kChunk == 0) {
+    const bool second = first >= half, rotary = first < 2 * half;
+    const int away = half / kChunk;
+    const int from = lane.segment_first + lane.chunk + (rotary ? second ? -away : away : 0);
+    float cos[kChunk] = {}, sin[kChunk] = {};
+    const bool rotates = rotary && position >= 0;
+    if (rotates) {
+      load_angles(cos_row + first - (second ? half : 0), p.rope_aligned, cos);
+      load_angles(sin_row + first - (second ? half : 0), p.rope_aligned, sin);
+    }
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) {
+      const float other = __shfl_sync(~0u, x[i], from);
+      const float a = codec::ht_mul(x[i], cos[i]), b = codec::ht_mul(other, sin[i]);
+      const float rotated = second ? codec::ht_add(a, b) : codec::ht_sub(a, b);
+      x[i] = rotates ? rotated : x[i];
+    }
+  } else if (position >= 0) {
+#pragma unroll 1
+    for (int i = 0; i < kChunk; ++i) {
+      const int d = first + i;
+      const bool interleaved = p.pairing == RopePairing::kInterleaved;
+      float value = x[0];
+      if (d < 2 * half) {
+        const int angle = interleaved ? d / 2 : d % half;
+        const rope::Pair pair = rope::pair_of(p.pairing, angle, half);
+        const bool is_first = d == pair.first;
+        const float other =
+            load_input(part.input_type, part.input, row + (is_first ? pair.second : pair.first));
+        const rope::Rotated r = rope::rotate_pair(is_first ? value : other, is_first ? other : value,
+                                                  __ldg(cos_row + angle), __ldg(sin_row + angle));
+        value = is_first ? r.first : r.second;
+      }
+#pragma unroll
+      for (int j = 0; j + 1 < kChunk; ++j) x[j] = x[j + 1];
+      x[kChunk - 1] = value;
+    }
+  }
+}
+
+/// hadamard::rotate() with its stages in the same order.
+__device__ __forceinline__ void rotate_row(int dim, float (&x)[kChunk]) {
+  const int block = hadamard::block_size(dim), lane = threadIdx.x;
+#pragma unroll
+  for (int h = 1; h < kChunk; h *= 2) {
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) {
+      if (i & h) continue;
+      const float a = x[i], b = x[i + h];
+      x[i] = codec::ht_add(a, b);
+      x[i + h] = codec::ht_sub(a, b);
+    }
+  }
+#pragma unroll 1
+  for (int h = 1; h * kChunk < block; h *= 2) {
+    const float sign = lane & h ? -1.0f : 1.0f;
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) {  // a + b and a - b: a product with +-1 is exact
+      x[i] = codec::ht_fma(x[i], sign, __shfl_xor_sync(~0u, x[i], h));
+    }
+  }
+  const float factor = hadamard::factor(block);
+#pragma unroll
+  for (int i = 0; i < kChunk; ++i) x[i] = codec::ht_mul(x[i], factor);
+}
+
+/// The larger of two values; NaN if one is.
+__device__ __forceinline__ float max_or_nan(float a, float b) {
+  float larger;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
+  return larger;
+}
+
+/// Rows of a lane, tokens first + away(k), on their way to the codec. `kPlain`: is_plain() holds.
+template <int kRows, bool kPlain>
+struct Rows {
+  std::int64_t first;
+  std::int32_t position[kRows];  // for RoPE
+  const std::uint16_t* from;     // chunk of row 0 in an input that loads early
+  unsigned exist;                // rows that are tokens, a bit each
+  uint4 raw[kRows];              // chunks that load early
+  float x[kRows][kChunk];
+
+  static constexpr int kEnd = kRows == 1 ? 1 : 10;  // above away(k)
+  static __device__ constexpr int away(int k) { return k % 2 + k / 2 * 8; }
+
+  /// Issues what can be loaded before the slots are known.
+  __device__ __forceinline__ void load(const AppendParams& p, const AppendPart& part, const RowLane& lane,
+                                       int head) {
+    const std::int64_t left = p.tokens - first;
+    const int end = left < kEnd ? static_cast<int>(left) : kEnd;
+    const bool rope = !kPlain && ropes(p, part);
+    exist = 0;
+#pragma unroll
+    for (int k = 0; k < kRows; ++k) {
+      exist |= away(k) < end ? 1u << k : 0;
+      position[k] = rope && away(k) < end ? __ldg(p.positions + first + away(k)) : -1;
+    }
+    from =
+        static_cast<const std::uint16_t*>(part.input) + input_offset(part, first, head) + lane.chunk * kChunk;
+    load_chunks(part, lane);
+  }
+
+  /// The same rows, `heads` further on.
+  __device__ __forceinline__ void load_next(const AppendPart& part, const RowLane& lane, int heads) {
+    from += heads * part.head_stride;
+    load_chunks(part, lane);
+  }
+
+  /// The rows as the codec gets them, in x. Bit k of `wanted`: row k is written, so what is wrong with it
+  /// sets the status.
+  __device__ __forceinline__ void transform(const AppendParams& p, const AppendPart& part,
+                                            const RowLane& lane, int head, unsigned wanted) {
+    const auto offset = [&](int k) { return input_offset(part, first + away(k), head); };
+    if (!kPlain && !loads_early(part)) {
+#pragma unroll
+      for (int k = 0; k < kRows; ++k) {
+#pragma unroll
+        for (int i = 0; i < kChunk; ++i) x[k][i] = 0.0f;
+        if (lane.live && (wanted >> k & 1)) load_late(part, offset(k), lane.chunk, x[k]);
+      }
+    } else if (part.input_type == DType::kBFloat16) {
+#pragma unroll
+      for (int k = 0; k < kRows; ++k) unpack(raw[k], true, x[k]);
+    } else {
+#pragma unroll
+      for (int k = 0; k < kRows; ++k) unpack(raw[k], false, x[k]);
+    }
+    if (kPlain) return;
+    check(p, wanted);
+    if (ropes(p, part)) {
+#pragma unroll
+      for (int k = 0; k < kRows; ++k) {
+        const bool mine = wanted >> k & 1, exists = position[k] >= 0 && position[k] < p.rope_rows;
+        if (mine && !exists) set_status(p, kStatusBadPage);
+        rope_row(p, part, lane, offset(k), mine && exists && lane.live ? position[k] : -1, x[k]);
+      }
+    }
+    if (part.part.rotated) {
+#pragma unroll
+      for (int k = 0; k < kRows; ++k) rotate_row(part.part.dim, x[k]);
+    }
+  }
+
+  /// Sets the status if a wanted row has a value that append does not accept.
+  __device__ __forceinline__ void check(const AppendParams& p, unsigned wanted) const {
+    bool bad = false;
+#pragma unroll
+    for (int k = 0; k < kRows; ++k) {
+      float largest = fabsf(x[k][0]);
+#pragma unroll
+      for (int i = 1; i < kChunk; ++i) largest = max_or_nan(largest, fabsf(x[k][i]));
+      bad |= !(largest <= codec::kMaxInput) && (wanted >> k & 1);
+    }
+    if (bad) set_status(p, kStatusNonFinite);
+  }
+
+  /// Extents of a lane's chunks. NaN, which sets the status, does not count. `kChecks`: instead of check(),
+  /// of values as they came in.
+  template <bool kAbsolute, bool kChecks>
+  __device__ __forceinline__ void extents(const AppendParams& p, unsigned wanted,
+                                          codec::Range (&r)[kRows]) const {
+    chunk_extents<kAbsolute, kChecks>(r);
+    if (!kChecks) return;
+    bool any = false;
+#pragma unroll
+    for (int k = 0; k < kRows; ++k) {
+      const bool good = r[k].hi <= codec::kMaxInput && (kAbsolute || r[k].lo >= -codec::kMaxInput);
+      any |= !good && (wanted >> k & 1);
+    }
+    if (any) {
+      set_status(p, kStatusNonFinite);
+      chunk_extents<kAbsolute, false>(r);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void load_chunks(const AppendPart& part, const RowLane& lane) {
+    const bool early = lane.live && (kPlain || loads_early(part));
+#pragma unroll
+    for (int k = 0; k < kRows; ++k) {
+      const auto* at = reinterpret_cast<const uint4*>(from + away(k) * part.token_stride);
+      raw[k] = early && (exist >> k & 1) ? __ldg(at) : uint4{};
+    }
+  }
+
+  /// `kNan`: the upper end is NaN if a value is.
+  template <bool kAbsolute, bool kNan>
+  __device__ __forceinline__ void chunk_extents(codec::Range (&r)[kRows]) const {
+    const auto larger = [](float a, float b) { return kNan ? max_or_nan(a, b) : fmaxf(a, b); };
+#pragma unroll
+    for (int k = 0; k < kRows; ++k) {
+      r[k].lo = kAbsolute ? 0.0f : x[k][0];
+      r[k].hi = kAbsolute ? fabsf(x[k][0]) : x[k][0];
+#pragma unroll
+      for (int i = 1; i < kChunk; ++i) {
+        if (!kAbsolute) r[k].lo = fminf(r[k].lo, x[k][i]);
+        r[k].hi = larger(r[k].hi, kAbsolute ? fabsf(x[k][i]) : x[k][i]);
+      }
+    }
+  }
+};
+
+/// Extents of groups of 1 << `lanes_log2` lanes from those of each lane's chunks. The chunks of idle lanes
+/// are zero.
+template <bool kAbsolute, int kRows>
+__device__ __forceinline__ void group_extents(const RowLane& lane, int lanes_log2, codec::Range (&r)[kRows]) {
+  if (!kAbsolute && !lane.live) {
+#pragma unroll
+    for (int k = 0; k < kRows; ++k) r[k] = {};
+  }
+#pragma unroll
+  for (int i = 0; i < 5; ++i) {
+    if (i >= lanes_log2) break;
+#pragma unroll
+    for (int k = 0; k < kRows; ++k) {
+      if (!kAbsolute) r[k].lo = fminf(r[k].lo, __shfl_xor_sync(~0u, r[k].lo, 1 << i));
+      r[k].hi = fmaxf(r[k].hi, __shfl_xor_sync(~0u, r[k].hi, 1 << i));
+    }
+  }
+}
+
+/// The codes of a chunk, packed in the order of dims: 4, 2 or 1 words. `kF16`: scales are computed ones in
+/// f16.
+template <class Codec, DType kType, bool kF16>
+struct ChunkCodes {
+  static constexpr int kBits = dtype_bits(kType);
+  std::uint32_t words[kBits / 4];
+
+  __device__ __forceinline__ void encode(const codec::Params& params, const float (&x)[kChunk]) {
+    if constexpr (kType == DType::kFloat8E4M3) {
+      encode_e4m3(params, x);
+    } else if constexpr (kType == DType::kInt4) {
+      encode_int4(params, x);
+    } else {
+      std::uint32_t code[kChunk];
+#pragma unroll
+      for (int i = 0; i < kChunk; ++i) {
+        if constexpr (kType == DType::kInt8) {
+          code[i] = quantise(params, x[i]);
+        } else {
+          code[i] = Codec::encode(params, x[i]);
+        }
+      }
+      pack(code);
+    }
+  }
+
+ private:
+  /// Codec::encode(), two values at a time.
+  __device__ __forceinline__ void encode_e4m3(const codec::Params& params, const float (&x)[kChunk]) {
+    std::uint16_t pairs[kChunk / 2];
+#pragma unroll
+    for (int i = 0; i < kChunk / 2; ++i) {
+      asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;"
+          : "=h"(pairs[i])
+          : "f"(codec::ht_mul(x[2 * i + 1], params.inverse)), "f"(codec::ht_mul(x[2 * i], params.inverse)));
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) words[i] = pairs[2 * i] | std::uint32_t{pairs[2 * i + 1]} << 16;
+  }
+
+  /// An integer code, in the low bits.
+  static __device__ __forceinline__ std::uint32_t quantise(const codec::Params& params, float x) {
+    if constexpr (kF16 && Codec::kUnsigned) {
+      return Codec::quantise_saturating(params, x);
+    } else {
+      return static_cast<std::uint32_t>(Codec::quantise(params, x));
+    }
+  }
+
+  /// Codec::encode() as one sum of shifted numbers, in which all biases are one constant.
+  __device__ __forceinline__ void encode_int4(const codec::Params& params, const float (&x)[kChunk]) {
+    words[0] = 0;
+#pragma unroll
+    for (int i = kChunk - 1; i >= 0; --i) {
+      words[0] = words[0] * 16 + quantise(params, x[i]);
+    }
+    words[0] += Codec::kBias * 0x11111111u;
+  }
+
+  __device__ __forceinline__ void pack(const std::uint32_t (&code)[kChunk]) {
+    if constexpr (kBits == 16) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) words[i] = __byte_perm(code[2 * i], code[2 * i + 1], 0x5410);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        words[i] = __byte_perm(__byte_perm(code[4 * i], code[4 * i + 1], 0x0040),
+                               __byte_perm(code[4 * i + 2], code[4 * i + 3], 0x0040), 0x5410);
+      }
+    }
+  }
+};
+
+}  // namespace halftone::cuda

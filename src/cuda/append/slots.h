@@ -1,0 +1,111 @@
+// Slots of appended tokens: which bytes of which tile a token goes to.
+#pragma once
+
+#include "cuda/append/row.h"
+
+namespace halftone::cuda {
+
+inline constexpr int kWindow = kTileTokens;     // appended tokens
+inline constexpr int kSlots = 3 * kWindow - 2;  // of tokens -15 to 30 of a window: tiles that overlap with it
+
+/// The request that appended token `token` belongs to: cu[request] <= token < cu[request + 1].
+__device__ inline std::int32_t request_of(const std::int32_t* cu_seqlens, std::int32_t batch,
+                                          std::int64_t token) {
+  std::int32_t low = 0, high = batch;  // cu[low] <= token < cu[high]
+  while (high - low > 1) {
+    const std::int32_t middle = low + (high - low) / 2;
+    (cu_seqlens[middle] <= token ? low : high) = middle;
+  }
+  return low;
+}
+
+/// The same by a whole warp that asks for one token. In a decode step a request has the number of its token.
+__device__ inline std::int32_t warp_request_of(const std::int32_t* cu_seqlens, std::int32_t batch,
+                                               std::int64_t token) {
+  if (token < batch) {
+    const std::int32_t first = cu_seqlens[token], end = cu_seqlens[token + 1];
+    if ((first <= token) & (token < end)) return static_cast<std::int32_t>(token);
+  }
+  const int lane = threadIdx.x % 32;
+  std::int32_t low = 0, high = batch;
+  while (high - low > 1) {
+    const std::int32_t step = (high - low - 1) / 32 + 1;
+    const std::int64_t probe = low + std::int64_t{step} * lane;
+    const unsigned begun = __ballot_sync(~0u, probe < high && cu_seqlens[probe] <= token);
+    low +=
+        (__popc(begun | 1U) - 1) * step;  // the begun ones come first; low counts as one, even if it is not
+    high = min(high, low + step);
+  }
+  return low;
+}
+
+/// Slot of an appended token, or -1 for one that is skipped: padding, or a place that does not exist (which
+/// sets the status). `kSearch`: how to find a token's request.
+template <auto kSearch>
+__device__ __forceinline__ std::int64_t slot_of(const AppendParams& p, std::int64_t token) {
+  if (token < 0 || token >= p.tokens) return -1;
+  std::int64_t page = 0, offset = 0;
+  if (p.slot_mapping != nullptr) {
+    const std::int64_t slot = __ldg(p.slot_mapping + token);
+    if (slot < 0) return -1;
+    page = slot >> p.page_log2;
+    offset = slot & ((1 << p.page_log2) - 1);
+  } else {
+    const std::int32_t begin = p.cu_seqlens[0], end = p.cu_seqlens[p.batch];
+    const std::int32_t request = kSearch(p.cu_seqlens, p.batch, token);  // while these two are under way
+    if (token < begin || token >= end) return -1;
+    const std::int64_t position = std::int64_t{p.lengths[request]} + token - p.cu_seqlens[request];
+    const std::int64_t entry = position >> p.page_log2;
+    page = entry >= 0 && entry < p.table_width ? p.block_table[request * p.table_stride + entry] : -1;
+    offset = position & ((1 << p.page_log2) - 1);
+  }
+  if (page < 0 || page >= p.num_pages) {
+    set_status(p, kStatusBadPage);
+    return -1;
+  }
+  return page << p.page_log2 | offset;
+}
+
+/// Where a slot is: its tile, of KV head 0.
+__device__ __forceinline__ std::uint8_t* tile_of(const AppendParams& p, std::int64_t slot) {
+  const int tile = static_cast<int>(slot & ((1 << p.page_log2) - 1)) / kTileTokens;
+  return p.pages + (slot >> p.page_log2) * p.page_stride + tile * p.tile_bytes;
+}
+
+/// What a window has to write.
+struct Window {
+  unsigned loose;       // its tokens outside whole tiles, a bit each
+  int tile;             // token at which its whole tile begins, or -1
+  std::uint8_t* bytes;  // that tile, of KV head 0
+};
+
+/// By a whole warp. slots[kWindow - 1 + i] is of token i of the window.
+__device__ inline Window window_of(const AppendParams& p, const std::int64_t* slots) {
+  const int lane = threadIdx.x % 32;
+  std::uint64_t written = 0, begins = 0, runs = 0;  // bit i: of slots[i]
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int at = i * 32 + lane;
+    const std::int64_t slot = at < kSlots ? slots[at] : -1;
+    const bool some = slot >= 0;
+    const bool run = some && at + 1 < kSlots && slots[at + 1] == slot + 1;
+    written |= std::uint64_t{__ballot_sync(~0u, some)} << 32 * i;
+    begins |= std::uint64_t{__ballot_sync(~0u, some && slot % kTileTokens == 0)} << 32 * i;
+    runs |= std::uint64_t{__ballot_sync(~0u, run)} << 32 * i;
+  }
+  runs &= runs >> 1;
+  runs &= runs >> 2;
+  runs &= runs >> 4;
+  const std::uint64_t tiles = begins & runs & runs >> 7;  // 15 runs in a row
+  std::uint64_t covered = tiles | tiles << 1;
+  covered |= covered << 2;
+  covered |= covered << 4;
+  covered |= covered << 8;
+  constexpr std::uint32_t kMask = (1u << kWindow) - 1;
+  const std::uint32_t own = static_cast<std::uint32_t>(tiles >> (kWindow - 1)) & kMask;
+  const int tile = __ffs(static_cast<int>(own)) - 1;
+  return {static_cast<std::uint32_t>((written & ~covered) >> (kWindow - 1)) & kMask, tile,
+          tile < 0 ? nullptr : tile_of(p, slots[kWindow - 1 + tile])};
+}
+
+}  // namespace halftone::cuda

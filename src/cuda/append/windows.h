@@ -1,0 +1,269 @@
+// Quantise and write new tokens, many at a time.
+//
+// A CTA has a window of 16 appended tokens, or a part of it where rows are long: a lane holds a chunk of 8
+// dims of 4 tokens at places 2t, 2t + 1, 2t + 8, 2t + 9, whose codes share words of V. A warp takes a KV
+// head. A window owns the whole tile that begins in it: 16 tokens in a row, into the 16 places of one tile.
+// These are written with wide stores; any other token of the window only touches bytes of its own.
+#pragma once
+
+#include "cuda/append/slots.h"
+#include "cuda/append/store.h"
+
+namespace halftone::cuda {
+
+inline constexpr int kAppendWarps = 4;  // each with up to kWarpHeads heads, one after the other
+inline constexpr int kWarpHeads = 2;
+inline constexpr int kMeetWarps = 8;  // where heads share a scale: all of a token are in one CTA
+inline constexpr int kLaneTokens = 4;
+
+/// Where the scale of a row comes from.
+enum class AppendScale : std::uint8_t {
+  kGiven,  // from the caller; 16-bit formats need none
+  kRow,    // one or several of the row
+  kToken,  // of all KV heads of a token
+};
+
+template <DType kDType, bool kIsAsymmetric, AppendScale kFrom, bool kIsPlain>
+struct AppendTraits {
+  static constexpr DType kType = kDType;
+  static constexpr bool kAsymmetric = kIsAsymmetric;
+  static constexpr AppendScale kScale = kFrom;
+  static constexpr bool kPlain = kIsPlain;  // is_plain() holds
+  static constexpr bool kQuantised = dtype_bits(kDType) != 16;
+  using Codec = codec::Codec<kType, kAsymmetric>;
+  using Codes = ChunkCodes<Codec, kType, kPlain && kScale == AppendScale::kRow>;
+  using Store = ChunkStore<Codes, kType, !kPlain>;
+  using Params = ParamStore<kAsymmetric, kPlain>;
+
+  /// The caller's scale and min of a head; codec::static_params() makes them params.
+  static __device__ __forceinline__ float2 given(const AppendPart& part, int head) {
+    if (kScale != AppendScale::kGiven || !kQuantised) return {1.0f, 0.0f};
+    const std::int64_t at = head * part.static_stride;
+    return {__ldg(part.static_scale + at), kAsymmetric ? __ldg(part.static_min + at) : 0.0f};
+  }
+
+  static __device__ __forceinline__ codec::Params params_of(const AppendPart& part,
+                                                            const codec::Range& range) {
+    KvFormat format;
+    format.dtype = kType;
+    format.asymmetric = kAsymmetric;
+    format.scale_dtype = kPlain ? DType::kFloat16 : part.part.format.scale_dtype;
+    return codec::params_of(format, range);
+  }
+};
+
+struct AppendShared {
+  std::int64_t slots[kSlots + 2];
+  Window window;
+  float low[kMeetWarps][kWindow], high[kMeetWarps][kWindow];  // the extents of a warp's heads
+};
+
+/// K or V of a window. blockIdx.x: window and part of it, blockIdx.y: group of KV heads. Plain appends have
+/// an appender for K and one for V, the others one for both.
+template <class Traits, KvPart kWhich = KvPart::kK>
+struct Appender {
+  using Codes = typename Traits::Codes;
+  static constexpr bool kMeets = Traits::kScale == AppendScale::kToken;
+
+  const AppendParams& p;
+  const AppendPart& part;
+  AppendShared& s;
+  RowLane lane;
+  int t, warp, warps;
+  Rows<kLaneTokens, Traits::kPlain> rows;
+
+  __device__ __forceinline__ Appender(const AppendParams& params, const AppendPart& of, AppendShared& shared)
+      : p(params), part(of), s(shared), lane(of), warp(threadIdx.x / 32), warps(blockDim.x / 32) {}
+
+  /// Token k of a lane within its 16.
+  __device__ __forceinline__ int token_of(int k) const { return 2 * t + decltype(rows)::away(k); }
+
+  __device__ __forceinline__ void run() {
+    const int splits_log2 = part.segment_log2 - 3, split = blockIdx.x & ((1 << splits_log2) - 1);
+    const std::int64_t first = std::int64_t{blockIdx.x >> splits_log2} * kWindow;
+    t = (split << (2 - splits_log2)) + (lane.segment_first >> part.segment_log2);
+    const int group_heads = kMeets ? p.kv_heads : warps * kWarpHeads;
+    const int head = static_cast<int>(blockIdx.y) * group_heads + warp;
+    const int end = min(p.kv_heads, static_cast<int>(blockIdx.y + 1) * group_heads);
+    if (head < end) load(first, head);
+    const Window window = find_window(first);
+    if (head >= end) return;  // never where heads meet
+#pragma unroll 1
+    for (int pass = 0; pass < 2; ++pass) {  // loose tokens, the tile
+      const bool tile = pass == 1;
+      if (tile ? window.tile < 0 : window.loose == 0) continue;
+      const int shift = tile ? window.tile : 0;
+      const unsigned wanted = wanted_of(tile ? (1u << kWindow) - 1 : window.loose);
+      const Target target{wanted, s.slots + kWindow - 1 + shift, tile ? window.bytes : nullptr};
+      if (shift > 0) load(first + shift, head);
+      if constexpr (kMeets) {
+        take_tokens(first + shift, head, target);
+      } else {
+#pragma unroll 1
+        for (int of = head; of < end; of += warps) {
+          rows.transform(p, part, lane, of, wanted);
+          if (of + warps < end) rows.load_next(part, lane, warps);
+          write(params_of_rows(of, wanted), of, target);
+        }
+      }
+    }
+  }
+
+ private:
+  /// Where 16 tokens go.
+  struct Target {
+    unsigned wanted;            // of the lane's tokens, a bit each
+    const std::int64_t* slots;  // of the 16
+    std::uint8_t* tile;         // of KV head 0, if they fill one
+  };
+  struct LaneParams {
+    codec::Params of[kLaneTokens];
+  };
+  struct LaneRanges {
+    codec::Range of[kLaneTokens];
+  };
+
+  __device__ __forceinline__ Window find_window(std::int64_t first) {
+    for (int i = threadIdx.x; i < kSlots; i += blockDim.x) {
+      s.slots[i] = slot_of<request_of>(p, first - kWindow + 1 + i);
+    }
+    __syncthreads();
+    if (warp == 0) {
+      const Window window = window_of(p, s.slots);
+      if (threadIdx.x == 0) s.window = window;
+    }
+    __syncthreads();
+    return s.window;
+  }
+
+  /// Those of 16 tokens that are the lane's, bit k for its token k.
+  __device__ __forceinline__ unsigned wanted_of(unsigned tokens) const {
+    const unsigned mine = tokens >> 2 * t;
+    return (mine & 3) | (mine >> 6 & 12);
+  }
+
+  /// Issues the loads of a lane's tokens of the 16 from `first` on.
+  __device__ __forceinline__ void load(std::int64_t first, int head) {
+    rows.first = first + token_of(0);
+    rows.load(p, part, lane, head);
+  }
+
+  __device__ __forceinline__ LaneParams params_of_rows(int head, unsigned wanted) const {
+    LaneParams params;
+    if constexpr (Traits::kScale == AppendScale::kGiven) {
+      if (Traits::kPlain) rows.check(p, wanted);
+      const float2 given = Traits::given(part, head);
+      params.of[0] = codec::static_params(given.x, given.y);
+      if (Traits::kQuantised) check_params<true>(p, part, params.of[0], wanted != 0);
+#pragma unroll
+      for (int k = 1; k < kLaneTokens; ++k) params.of[k] = params.of[0];
+    } else {
+      LaneRanges ranges;
+      rows.template extents<!Traits::kAsymmetric, Traits::kPlain>(p, wanted, ranges.of);
+      group_extents<!Traits::kAsymmetric>(lane, part.group_log2, ranges.of);
+#pragma unroll
+      for (int k = 0; k < kLaneTokens; ++k) {
+        params.of[k] = Traits::params_of(part, ranges.of[k]);
+        check_params<false>(p, part, params.of[k], lane.live && (wanted >> k & 1));
+      }
+    }
+    return params;
+  }
+
+  /// One scale for all heads of a token: measures them all, then writes them. By all warps.
+  __device__ __forceinline__ void take_tokens(std::int64_t first, int first_head, const Target& target) {
+    LaneRanges ranges;
+    LaneParams params;
+#pragma unroll 1
+    for (int step = 0; step < 2; ++step) {  // measure, write
+#pragma unroll 1
+      for (int head = first_head; head < p.kv_heads; head += warps) {
+        if (step == 0 || p.kv_heads > warps) {
+          if (step > 0 || head != first_head) load(first, head);
+          rows.transform(p, part, lane, head, target.wanted);
+        }
+        if (step == 0) {
+          LaneRanges more;
+          rows.template extents<!Traits::kAsymmetric, false>(p, target.wanted, more.of);
+          group_extents<!Traits::kAsymmetric>(lane, part.segment_log2, more.of);
+#pragma unroll
+          for (int k = 0; k < kLaneTokens; ++k) {
+            ranges.of[k].lo = fminf(ranges.of[k].lo, more.of[k].lo);
+            ranges.of[k].hi = fmaxf(ranges.of[k].hi, more.of[k].hi);
+          }
+        } else {
+          write(params, head, target);
+        }
+      }
+      if (step == 0) {
+        meet(ranges);
+#pragma unroll
+        for (int k = 0; k < kLaneTokens; ++k) {
+          params.of[k] = Traits::params_of(part, ranges.of[k]);
+          check_params<false>(p, part, params.of[k], target.wanted >> k & 1);
+        }
+      }
+    }
+  }
+
+  /// Extends the ranges of a warp's heads to those of all.
+  __device__ __forceinline__ void meet(LaneRanges& ranges) {
+    __syncthreads();  // readers of the pass before are done
+    if (lane.chunk == 0) {
+#pragma unroll
+      for (int k = 0; k < kLaneTokens; ++k) {
+        s.low[warp][token_of(k)] = ranges.of[k].lo;
+        s.high[warp][token_of(k)] = ranges.of[k].hi;
+      }
+    }
+    __syncthreads();
+#pragma unroll 1
+    for (int w = 0; w < warps; ++w) {
+#pragma unroll
+      for (int k = 0; k < kLaneTokens; ++k) {
+        ranges.of[k].lo = fminf(ranges.of[k].lo, s.low[w][token_of(k)]);
+        ranges.of[k].hi = fmaxf(ranges.of[k].hi, s.high[w][token_of(k)]);
+      }
+    }
+  }
+
+  /// Codes and params of the wanted tokens, of a whole tile or each on its own.
+  __device__ __forceinline__ void write(LaneParams params, int head, const Target& target) const {
+    const typename Traits::Store store(part, Traits::kPlain ? kWhich : part.part.which, lane.chunk);
+    Codes codes[kLaneTokens];
+#pragma unroll
+    for (int k = 0; k < kLaneTokens; ++k) codes[k].encode(params.of[k], rows.x[k]);
+    if (!lane.live) return;
+    if (target.tile != nullptr && (Traits::kPlain || !store.tail())) {
+      std::uint8_t* at = target.tile + head * p.head_bytes;
+      store.four(codes, t, at);
+      if (!stores_params()) return;
+      const typename Traits::Params param_store(part, lane.chunk);
+#pragma unroll
+      for (int k = 0; k < kLaneTokens; ++k) param_store.token(params.of[k], token_of(k), at);
+      return;
+    }
+#pragma unroll 1
+    for (int k = 0; k < kLaneTokens; ++k) {
+      if (target.wanted >> k & 1) {
+        const std::int64_t slot = target.slots[token_of(k)];
+        const int place = static_cast<int>(slot % kTileTokens);
+        std::uint8_t* at = tile_of(p, slot) + head * p.head_bytes;
+        store.token(codes[0], place, at);
+        if (stores_params()) typename Traits::Params(part, lane.chunk).token(params.of[0], place, at);
+      }
+#pragma unroll
+      for (int next = 0; next + 1 < kLaneTokens; ++next) {
+        codes[next] = codes[next + 1];
+        params.of[next] = params.of[next + 1];
+      }
+    }
+  }
+
+  __device__ __forceinline__ bool stores_params() const {
+    return Traits::kScale != AppendScale::kGiven && lane.live &&
+           (lane.chunk & ((1 << part.group_log2) - 1)) == 0;
+  }
+};
+
+}  // namespace halftone::cuda

@@ -1,0 +1,156 @@
+#include "cuda/attention/host.h"
+
+#include <cuda_runtime_api.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <climits>
+#include <map>
+#include <mutex>
+#include <numbers>
+#include <shared_mutex>
+#include <utility>
+
+#include "cuda/attention/workspace.h"
+#include "cuda/device_call.h"
+#include "halftone/error.h"
+
+namespace halftone::cuda {
+namespace {
+
+ParamView param_view(const KvFormat& format, const StaticScale& scale, int dim) {
+  ParamView v{};
+  v.static_scale = pointer<float>(scale.scale);
+  v.static_min = pointer<float>(scale.min);
+  v.static_stride = format.granularity == Granularity::kHead ? 1 : 0;
+  v.groups = format.params_per_token(dim);
+  v.block_shift = format.granularity == Granularity::kGroup ? log2_of(format.group_size / 32) : 0;
+  v.asymmetric = format.asymmetric;
+  return v;
+}
+
+CacheView cache_view(const PagedKv& cache, const PageLayout& layout) {
+  CacheView v{};
+  v.pages = pointer<std::uint8_t>(cache.pages);
+  v.block_table = pointer<std::int32_t>(cache.block_table);
+  v.page_stride = cache.pages.strides[0];
+  v.table_stride = cache.block_table.strides[0];
+  v.table_width = static_cast<std::int32_t>(std::min<std::int64_t>(cache.block_table.shape[1], INT32_MAX));
+  v.num_pages = static_cast<std::int32_t>(std::min<std::int64_t>(cache.pages.shape[0], INT32_MAX));
+  v.page_log2 = log2_of(cache.spec.page_size);
+  v.head_bytes = static_cast<std::int32_t>(layout.head_bytes);
+  v.tile_bytes = static_cast<std::int32_t>(layout.tile_bytes);
+  v.v_data_offset = static_cast<std::int32_t>(layout.v_data_offset);
+  v.k_param_offset = static_cast<std::int32_t>(layout.k_param_offset);
+  v.v_param_offset = static_cast<std::int32_t>(layout.v_param_offset);
+  return v;
+}
+
+void allow_shared_memory(const CompiledKernel& kernel) {
+  check(
+      cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.shared_bytes),
+      "cudaFuncSetAttribute");
+}
+
+/// The same, once for each kernel, size and device.
+void allow_shared_memory_once(const CompiledKernel& kernel, int device) {
+  static std::shared_mutex mutex;
+  static std::map<std::pair<const void*, int>, int> allowed;  // bytes
+  const std::pair key{kernel.function, device};
+  {
+    const std::shared_lock lock(mutex);
+    const auto found = allowed.find(key);
+    if (found != allowed.end() && found->second >= kernel.shared_bytes) return;
+  }
+  const std::unique_lock lock(mutex);
+  int& bytes = allowed[key];
+  if (bytes >= kernel.shared_bytes) return;
+  allow_shared_memory(kernel);
+  bytes = kernel.shared_bytes;
+}
+
+}  // namespace
+
+AttentionParams attention_params(const Plan::Impl& plan, const AttentionArgs& args, std::byte* base) {
+  const AttentionProblem& problem = plan.problem;
+  const planning::Workspace workspace = planning::carve_workspace(plan, base);
+  const BackendParts parts = backend_parts(plan, workspace);
+  static constexpr int kNoLimit = INT_MAX / 2;  // a position plus this still fits
+  AttentionParams p{};
+  p.schedule = workspace.schedule;
+  p.list = parts.list;
+  p.arrivals = parts.arrivals;
+  p.partial_out = workspace.partial_out;
+  p.partial_state_log2 = workspace.partial_state;
+  p.cache = cache_view(args.cache, plan.layout);
+  p.k = param_view(problem.kv.k_format, args.cache.k_scale, problem.kv.head_dim);
+  p.v = param_view(problem.kv.v_format, args.cache.v_scale, problem.kv.v_dim());
+  p.q = args.q.data;
+  p.q_tokens = args.q.shape[0];
+  p.q_token_stride = args.q.strides[0];
+  p.q_head_stride = args.q.strides[1];
+  p.out = args.out.data;
+  p.out_token_stride = args.out.strides[0];
+  p.out_head_stride = args.out.strides[1];
+  p.lse = static_cast<float*>(args.lse.data);
+  p.lse_token_stride = args.lse.strides[0];
+  p.lse_head_stride = args.lse.strides[1];
+  p.alibi_slopes = pointer<float>(args.alibi_slopes);
+  p.sinks = pointer<float>(args.sinks);
+  p.status = static_cast<std::int32_t*>(args.status.data);
+  p.scale_log2 = plan.scale * std::numbers::log2e_v<float>;
+  p.softcap = problem.softcap;
+  const auto window = [](int tokens) { return tokens < 0 ? kNoLimit : std::min(tokens, kNoLimit); };
+  p.causal_right = problem.mask.causal ? 0 : window(problem.mask.window_right);
+  p.window_left = window(problem.mask.window_left);
+  p.q_aligned = rows_aligned(args.q);
+  p.q_type = problem.q_dtype;
+  p.out_type = problem.out_dtype;
+  p.rotate_k = problem.kv.rotate_k;
+  p.rotate_v = problem.kv.rotate_v;
+  p.cache_settled = args.cache_settled;
+  p.parts[0] = page::part_of(problem.kv, plan.layout, KvPart::kK);
+  p.parts[1] = page::part_of(problem.kv, plan.layout, KvPart::kV);
+  return p;
+}
+
+void check_out(const AttentionArgs& args) {
+  const TensorView& out = args.out;
+  const auto rest = reinterpret_cast<std::uintptr_t>(out.data) % 8;
+  if (rest == 0 && out.strides[0] % 4 == 0 && out.strides[1] % 4 == 0) return;
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      fmt::format(
+          "out starts {} bytes past a multiple of 8 with strides {} and {}, but CUDA needs 8-byte aligned "
+          "rows: use an aligned buffer and strides that are multiples of 4.",
+          rest, out.strides[0], out.strides[1]));
+}
+
+void launch(const CompiledKernel& kernel, const AttentionParams& params, const Plan::Impl& plan, Stream stream) {
+  const int device = plan.problem.device.index;
+  const DeviceScope scope(device);
+  allow_shared_memory_once(kernel, device);
+  cudaLaunchAttribute overlap{};  // of this kernel's start with the end of the one before it
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(plan.info.workers));
+  config.blockDim = dim3(static_cast<unsigned>(kernel.threads));
+  config.dynamicSmemBytes = static_cast<std::size_t>(kernel.shared_bytes);
+  config.stream = static_cast<cudaStream_t>(stream);
+  config.attrs = &overlap;
+  config.numAttrs = 1;
+  const void* arguments[] = {&params};
+  const auto launch = [&] {
+    return cudaLaunchKernelExC(&config, kernel.function, const_cast<void**>(arguments));
+  };
+  cudaError_t status = launch();
+  if (status == cudaErrorInvalidValue) {  // the device has been reset, or its context is another one
+    (void)cudaGetLastError();             // or the caller's next check would find it
+    allow_shared_memory(kernel);
+    status = launch();
+  }
+  check(status, "run");
+}
+
+}  // namespace halftone::cuda

@@ -1,0 +1,25 @@
+// The host half of an attention kernel: from a call's arguments to what the kernel receives, and its launch.
+#pragma once
+
+#include "cuda/attention/params.h"
+#include "plan/plan.h"
+
+namespace halftone::cuda {
+
+/// A compiled kernel. Null when this build lacks it.
+struct CompiledKernel {
+  const void* function = nullptr;
+  int shared_bytes = 0;
+  int threads = 0;
+};
+
+/// `base`: the workspace, which holds a schedule.
+AttentionParams attention_params(const Plan::Impl& plan, const AttentionArgs& args, std::byte* base);
+
+/// Throws InvalidArgument unless the rows of O begin at multiples of 8 bytes.
+void check_out(const AttentionArgs& args);
+
+/// One block per worker of the plan, which may begin while the previous kernel of the stream ends.
+void launch(const CompiledKernel& kernel, const AttentionParams& params, const Plan::Impl& plan, Stream stream);
+
+}  // namespace halftone::cuda

@@ -1,0 +1,78 @@
+// What an attention kernel receives: every pointer with its shape.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/attention/items.h"
+#include "format/part.h"
+#include "halftone/attention.h"
+#include "plan/work.h"
+
+namespace halftone::cuda {
+
+/// Scales (and mins) of K or V.
+struct ParamView {
+  const float* static_scale;   // [1] or [kv_heads]; null when scales are stored in the tiles
+  const float* static_min;     // likewise; null when symmetric
+  std::int32_t static_stride;  // 0 per tensor, 1 per head
+  std::int32_t groups;         // per token in a tile
+  std::int32_t block_shift;    // group of a block of 32 dims = block >> block_shift
+  bool asymmetric;
+};
+
+/// Where the cache is.
+struct CacheView {
+  const std::uint8_t* pages;        // [num_pages, page_stride bytes]
+  const std::int32_t* block_table;  // [batch, table_stride]
+  std::int64_t page_stride;         // bytes
+  std::int64_t table_stride;
+  std::int32_t table_width;  // pages of a request that the table has room for
+  std::int32_t num_pages;
+  std::int32_t page_log2;   // tokens per page
+  std::int32_t head_bytes;  // of one (page, head) block
+  std::int32_t tile_bytes;
+  std::int32_t v_data_offset;  // within a tile
+  std::int32_t k_param_offset;
+  std::int32_t v_param_offset;
+
+  /// Page number `index` of a request whose row of the table is `row`: -1 beyond the table.
+  __device__ std::int32_t page_of(const std::int32_t* row, std::int32_t index) const {
+    return index < table_width ? row[index] : -1;
+  }
+  __device__ bool has_page(std::int32_t page) const {
+    return static_cast<std::uint32_t>(page) < static_cast<std::uint32_t>(num_pages);
+  }
+};
+
+struct AttentionParams {
+  planning::Schedule schedule;
+  ItemList list;  // the first items of each worker
+  CacheView cache;
+  ParamView k;
+  ParamView v;
+  const void* q;              // [total_q, q_heads, head_dim], strides below, in elements
+  void* out;                  // [total_q, q_heads, v_dim]
+  float* lse;                 // [total_q, q_heads], natural log; null if not wanted
+  const float* alibi_slopes;  // [q_heads] or null
+  const float* sinks;         // [q_heads] or null, natural-log units
+  float* partial_out;         // [slots, row_block, v_dim], unnormalised
+  float* partial_state_log2;  // [slots, row_block, 2]: maximum (base 2), sum
+  std::int32_t* arrivals;     // [slots, kArrivalCounters], zero between launches
+  std::int32_t* status;       // [1] or null
+  std::int64_t q_tokens;      // rows of Q
+  std::int64_t q_token_stride, q_head_stride;
+  std::int64_t out_token_stride, out_head_stride;
+  std::int64_t lse_token_stride, lse_head_stride;
+  float scale_log2;           // scale * log2(e)
+  float softcap;              // 0: none; in logit units
+  std::int32_t causal_right;  // keys j <= p + causal_right; INT_MAX / 2: no limit
+  std::int32_t window_left;   // keys j >= p - window_left; INT_MAX / 2: no limit
+  DType q_type, out_type;
+  bool q_aligned;  // rows of Q begin at multiples of 16 bytes
+  bool rotate_k;
+  bool rotate_v;
+  bool cache_settled;   // cache and schedule may be read before the previous kernel of the stream has ended
+  page::Part parts[2];  // K, V: for the universal kernel, whose formats are run-time values
+};
+
+}  // namespace halftone::cuda

@@ -1,0 +1,28 @@
+// What a workspace holds for this backend beyond planning::Workspace.
+#pragma once
+
+#include "cuda/attention/items.h"
+#include "plan/plan.h"
+
+namespace halftone::cuda {
+
+struct BackendParts {
+  ItemList list;
+  std::int32_t* arrivals;  // [partials, kArrivalCounters]
+  std::int64_t bytes;
+};
+
+inline BackendParts backend_parts(planning::Carver carver, int workers, std::int64_t partials) {
+  BackendParts parts{};
+  parts.list.items = carver.take<DeviceItem>(std::int64_t{workers} * kListedItems);
+  parts.list.counts = carver.take<std::int32_t>(workers);
+  parts.arrivals = carver.take<std::int32_t>(partials * kArrivalCounters);
+  parts.bytes = carver.bytes();
+  return parts;
+}
+
+inline BackendParts backend_parts(const Plan::Impl& plan, const planning::Workspace& workspace) {
+  return backend_parts(planning::Carver(workspace.backend), plan.info.workers, plan.info.max_partials);
+}
+
+}  // namespace halftone::cuda

@@ -1,0 +1,62 @@
+#include "cuda/decode/host.h"
+
+#include <fmt/format.h>
+
+#include <array>
+
+#include "cuda/attention/host.h"
+#include "cuda/decode/config.h"
+#include "cuda/decode/kernels.h"
+#include "halftone/error.h"
+#include "plan/plan.h"
+
+namespace halftone::cuda {
+namespace {
+
+using Compiled = std::array<CompiledKernel, kDecodeTable.size()>;
+
+/// The kernels of all rows; of a row that is not in this build a null one.
+const Compiled& compiled_kernels() {
+  static const Compiled all = [] {
+    Compiled kernels;
+    for (std::size_t row = 0; row < kernels.size(); ++row) {
+      for (const auto find : {decode_kernel_16bit, decode_kernel_fp8, decode_kernel_int8, decode_kernel_int4,
+                              decode_kernel_mixed8, decode_kernel_mixed4}) {
+        if (kernels[row].function == nullptr) kernels[row] = find(static_cast<int>(row));
+      }
+    }
+    return kernels;
+  }();
+  return all;
+}
+
+/// Row of kDecodeTable for units of `rows` packed rows (0: of any number); -1 if there is none.
+int find_table_row(const AttentionProblem& problem, int rows) {
+  const KvCacheSpec& kv = problem.kv;
+  if (kv.v_dim() != kv.head_dim) return -1;
+  if (problem.q_dtype == DType::kFloat32 || problem.out_dtype == DType::kFloat32) return -1;
+  return find_row(kv, rows);
+}
+
+}  // namespace
+
+int decode_variant(const AttentionProblem& problem, const planning::Kernel& kernel) {
+  if (!problem.paged) return -1;
+  if (!kernel.universal) return find_table_row(problem, kernel.row_block);
+  return find_table_row(problem, 0) < 0 ? kUniversalKernel : -1;
+}
+
+void run_decode(const Plan::Impl& plan, const AttentionArgs& args, std::byte* workspace, Stream stream) {
+  const bool universal = plan.variant == kUniversalKernel;
+  if (!universal) check_out(args);
+  const KvCacheSpec& kv = plan.problem.kv;
+  const CompiledKernel kernel =
+      universal ? universal_kernel(kv.head_dim, kv.v_dim()) : compiled_kernels()[plan.variant];
+  if (kernel.function == nullptr) {
+    throw Error(ErrorCode::kInternal,
+                fmt::format("decode kernel {} is not in this build: rebuild halftone.", plan.variant));
+  }
+  launch(kernel, attention_params(plan, args, workspace), plan, stream);
+}
+
+}  // namespace halftone::cuda

@@ -1,0 +1,31 @@
+// Decode on CUDA: its rows of the backend's table, and the launch of one of its kernels.
+#pragma once
+
+#include <array>
+
+#include "plan/backend.h"
+
+namespace halftone::cuda {
+
+/// What one CTA of the decode kernel takes. A format and head_dim may lack some of them; the last row serves
+/// what lacks all of them.
+inline constexpr std::array<planning::Kernel, 6> kDecodeKernels{{
+    {"sm90-decode-8", 8, 8, 128, 4096, 163840, "up to 8 packed rows, read at the speed of memory"},
+    {"sm90-decode-16", 16, 16, 128, 4096, 163840, "up to 16 packed rows"},
+    {"sm90-decode-32", 32, 32, 128, 4096, 163840,
+     "drafts, or many query heads per KV head; bound by arithmetic"},
+    {"sm90-decode-48", 48, 48, 128, 4096, 163840, "likewise"},
+    {"sm90-decode-64", 0, 64, 128, 4096, 163840, "64 packed rows at a time"},
+    {"sm90-universal", 8, 8, 128, 4096, 32768,
+     "any formats, dims and types, in fp32; several times slower than reading memory", true},
+}};
+static_assert(planning::is_consistent(kDecodeKernels));
+
+/// Row of kDecodeTable that serves the problem in units of `kernel`, kUniversalKernel if that is the universal
+/// row and kDecodeTable has no kernel for the problem, -1 else.
+int decode_variant(const AttentionProblem& problem, const planning::Kernel& kernel);
+
+/// run() of a plan whose variant is one of these.
+void run_decode(const Plan::Impl& plan, const AttentionArgs& args, std::byte* workspace, Stream stream);
+
+}  // namespace halftone::cuda

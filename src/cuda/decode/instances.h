@@ -1,0 +1,45 @@
+// Instantiates a slice of the rows of the decode table. Included by the decode_*.cu files.
+#pragma once
+
+#include <utility>
+
+#include "cuda/decode/config.h"
+#include "cuda/decode/kernel.h"
+#include "cuda/decode/kernels.h"
+
+namespace halftone::cuda {
+
+template <int Row>
+__global__ void __launch_bounds__(DecodeTraits<kDecodeTable[Row]>::kThreads, 1)
+    decode(const __grid_constant__ AttentionParams params) {
+  using Shared = typename DecodeTraits<kDecodeTable[Row]>::Shared;
+  extern __shared__ __align__(128) unsigned char shared_bytes[];
+  decode_worker<kDecodeTable[Row]>(params, blockIdx.x, *reinterpret_cast<Shared*>(shared_bytes));
+}
+
+template <int Row, class InSlice>
+constexpr CompiledKernel decode_kernel_of(InSlice in_slice) {
+  if constexpr (is_built(kDecodeTable[Row]) && in_slice(kDecodeTable[Row])) {
+    static_assert(sizeof(typename DecodeTraits<kDecodeTable[Row]>::Shared) <=
+                  DecodeTraits<kDecodeTable[Row]>::kMaxShared);
+    return {reinterpret_cast<const void*>(&decode<Row>),
+            sizeof(typename DecodeTraits<kDecodeTable[Row]>::Shared),
+            DecodeTraits<kDecodeTable[Row]>::kThreads};
+  } else {
+    return {};
+  }
+}
+
+/// The kernel of `row`, if `in_slice(its configuration)`.
+template <class InSlice>
+CompiledKernel find_decode_kernel(int row, InSlice in_slice) {
+  constexpr int kRows = static_cast<int>(kDecodeTable.size());
+  return [&]<int... kRow>(std::integer_sequence<int, kRow...>) {
+    CompiledKernel found;
+    ((row == kRow ? (found = decode_kernel_of<kRow>(in_slice), 0) : 0), ...);
+    return found;
+  }
+  (std::make_integer_sequence<int, kRows>{});
+}
+
+}  // namespace halftone::cuda

@@ -1,0 +1,206 @@
+// The decode kernel's main loop.
+#pragma once
+
+#include "cuda/decode/mma/products.h"
+#include "cuda/decode/finish.h"
+#include "cuda/decode/load.h"
+#include "cuda/decode/wgmma/loop.h"
+
+namespace halftone::cuda {
+
+/// Zeroes what dead tokens of a tile could leak into O: V's scales and, for 16-bit V, the rows. Warps that
+/// share the tile write the same zeros.
+template <DecodeConfig C>
+__device__ inline void clear_dead(const AttentionParams& p, std::uint8_t* tile, int dead_from, int lane) {
+  if (dead_from == kTileTokens) return;
+  if constexpr (C.v.mode != ScaleMode::kStatic) {
+    const int planes = p.v.groups * (p.v.asymmetric ? 2 : 1);
+    std::uint16_t* params = reinterpret_cast<std::uint16_t*>(tile + p.cache.v_param_offset);
+#pragma unroll 1
+    for (int i = lane; i < planes * kTileTokens; i += 32) {
+      if (i % kTileTokens >= dead_from) params[i] = 0;
+    }
+  }
+  if constexpr (dtype_bits(C.v.dtype) == 16) {
+    uint4* rows = reinterpret_cast<uint4*>(tile + p.cache.v_data_offset + dead_from * C.head_dim * 2);
+#pragma unroll 1
+    for (int i = lane; i < (kTileTokens - dead_from) * C.head_dim / 8; i += 32) rows[i] = uint4{};
+  }
+  fence_async_shared();
+  __syncwarp();
+}
+
+/// Parts of a compute warp's work. In the rehearsal each warp does one, so that the instructions of all
+/// arrive at the same time.
+enum WorkPart : unsigned { kBeginAndEnd = 1, kSoftmax = 2, kAccumulate = 4, kFinish = 8, kAllParts = 15 };
+
+/// Logits, softmax and O of one piece.
+template <DecodeConfig C>
+__device__ inline void compute_piece(const AttentionParams& p, Warp<C>& w,
+                                     const typename DecodeTraits<C>::Queries& queries, const Piece& piece,
+                                     unsigned parts) {
+  using Traits = DecodeTraits<C>;
+  constexpr int kSteps = Traits::kStepTiles;
+#pragma unroll 1
+  for (int base = 0; base < piece.count; base += kSteps) {
+    std::uint8_t* tiles = piece.tiles + base * p.cache.tile_bytes;
+    const int first = piece.token + base * kTileTokens;
+    float x[kSteps][Warp<C>::N][4] = {};
+    if (parts & kSoftmax) {
+      const bool low_part = needs_low_part<C>(p);
+      if ((Warp<C>::N == 1 || C.k.mode != ScaleMode::kBlock) &&
+          !low_part) {  // a copy of the code without the branches
+#pragma unroll
+        for (int i = 0; i < kSteps; ++i) w.scores(p, tiles + i * p.cache.tile_bytes, false, x[i]);
+      } else {
+#pragma unroll
+        for (int i = 0; i < kSteps; ++i) w.scores(p, tiles + i * p.cache.tile_bytes, low_part, x[i]);
+      }
+      if (piece.special) {
+#pragma unroll
+        for (int i = 0; i < kSteps; ++i) {
+          w.modify(p, queries, first + i * kTileTokens, piece.live >> (base + i) & 1 ? piece.end : 0, x[i]);
+        }
+      }
+      w.rescale(x, piece.special);
+    }
+    if (!(parts & kAccumulate)) continue;
+    int dead_from[kSteps];
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) dead_from[i] = kTileTokens;
+    if (piece.boundary) {
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) {
+        const int alive = min(max(piece.keys - first - i * kTileTokens, 0), kTileTokens);
+        dead_from[i] = piece.live >> (base + i) & 1 ? alive : 0;
+        clear_dead<C>(p, tiles + i * p.cache.tile_bytes, dead_from[i], w.lane);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) w.accumulate(p, tiles + i * p.cache.tile_bytes, dead_from[i], x[i]);
+  }
+}
+
+/// A compute warp: all items of the worker, a piece at a time per team. Item -1 is a rehearsal on arbitrary
+/// data while the first copies are under way: it brings the code into the instruction cache, and nothing of
+/// it is kept.
+template <DecodeConfig C>
+__device__ inline void compute_worker(const AttentionParams& p, typename DecodeTraits<C>::Shared& s) {
+  using Traits = DecodeTraits<C>;
+  using Queries = typename Traits::Queries;
+  static_assert(!(Traits::kRehearses && Traits::kComputeFinishes));
+  static_assert(!Traits::kRehearses ||
+                (sizeof(s.out) >= sizeof(Queries) && sizeof(s.out) >= sizeof(s.ring[0][0])));
+  const int thread = thread_index(), warp = thread / 32;
+  Warp<C> w;
+  w.lane = thread % 32, w.g = w.lane / 4, w.t = w.lane % 4;
+  w.team = warp / C.row_groups, w.first_row = warp % C.row_groups * Traits::kWarpRows;
+  const bool modified = p.softcap > 0.0f || p.alibi_slopes != nullptr;
+  std::uint32_t full = shared_address(s.full[w.team]);
+  if constexpr (Traits::kRehearses) keep(full);  // else registers are scarce
+  int stage = 0;
+  std::uint32_t parity = 0;
+#pragma unroll 1
+  for (int index = Traits::kRehearses ? -1 : 0;; ++index) {
+    const bool real = !Traits::kRehearses || index >= 0;
+    if (index == 0) {
+      hardware_barrier_wait<kComputeReady, Traits::kComputeThreads + 32>();
+      if constexpr (Traits::kComputeFinishes) {
+        wait_for_previous_kernel();
+        let_next_kernel_start();
+      }
+    }
+    if (real && !s.queue.has(index)) break;
+    const DeviceItem& item =
+        real ? s.queue.items[index % ItemQueue::kCapacity] : s.queue.nothing(warp, w.lane);
+    const Queries& queries = real ? s.queries[index % 2] : reinterpret_cast<const Queries&>(s.out);
+    if constexpr (Traits::kComputeFinishes) {
+      QueryLoader<C>::load(p, item, s.queries[index % 2], warp);
+      hardware_barrier_wait<kCompute, Traits::kComputeThreads>();
+    } else if (real) {
+      barrier_wait(shared_address(&s.queries_full[index % 2]), index / 2 & 1);
+    }
+    const unsigned parts = real ? kAllParts : 1u << warp % 4;
+    w.point_at(queries);
+    if (parts & kBeginAndEnd) w.begin(p, item, queries);
+    const int end = real ? item.work.kv_end : 1;
+    const KeyRange unmasked = seen_by_all(p, item, queries.places, end);
+    const int span = Traits::span_of(item.work), tiles = span * C.stage_tiles, tokens = tiles * kTileTokens;
+    if (Traits::kSpan > 1 && real && (stage & (span - 1)) != 0 &&
+        item.work.kv_begin + w.team * tokens < end) {
+      barrier_wait(full + stage * 8, parity);  // the loader has left this stage out
+      __syncwarp();
+      if (w.lane == 0) barrier_arrive(full + Traits::kEmptyOffset + stage * 8);
+      if (++stage == C.stages) stage = 0, parity ^= 1;
+    }
+#pragma unroll 1
+    for (int token = real ? item.work.kv_begin + w.team * tokens : 0; token < end;
+         token += C.teams * tokens) {
+      Piece piece{s.ring[w.team][stage], tiles, token, item.keys, end, (1u << tiles) - 1, false, modified};
+      if (real) {
+        barrier_wait(full + stage * 8, parity);
+        const std::uint32_t live = s.live[w.team][stage];
+        piece.boundary = !unmasked.has(token, tokens) || live != piece.live;
+        piece.special |= piece.boundary;
+        piece.live = live;
+      } else {
+        piece.tiles = reinterpret_cast<std::uint8_t*>(s.out);
+      }
+      compute_piece<C>(p, w, queries, piece, parts);
+      __syncwarp();
+      if (real) {
+        if (w.lane == 0) {
+          barrier_arrive(full + Traits::kEmptyOffset + stage * 8);
+          if (Traits::kSpan > 1 && span > 1) barrier_arrive(full + Traits::kEmptyOffset + stage * 8 + 8);
+        }
+        stage += span;
+        if (stage == C.stages) stage = 0, parity ^= 1;
+      }
+    }
+    const bool last = Traits::kComputeFinishes || !real || !s.queue.has(index + 1);
+    if (index > 0 && !Traits::kComputeFinishes) barrier_wait(shared_address(&s.states_empty), index - 1 & 1);
+    if (parts & kBeginAndEnd) w.end(p, item, s, real);
+    if (last) {  // nothing to do beside it
+      if (real) hardware_barrier_wait<kCompute, Traits::kComputeThreads>();
+      if (parts & kFinish) {
+        finish_item<Traits, Traits::kPartsOfCompute>(p, item, TeamStates<C>{s}, warp, Traits::kWarps, w.lane,
+                                                     real);
+      }
+      if (!Traits::kComputeFinishes && real) return;
+      if (Traits::kComputeFinishes) hardware_barrier_wait<kCompute, Traits::kComputeThreads>();
+      if (Traits::kComputeFinishes && thread == 0) s.queue.current = index + 1;
+    } else {
+      hardware_barrier_arrive<kStates, Traits::kStatesThreads>();
+    }
+  }
+}
+
+/// One worker of the schedule: a thread block.
+template <DecodeConfig C>
+__device__ inline void decode_worker(const AttentionParams& p, int worker, typename DecodeTraits<C>::Shared& s) {
+  using Traits = DecodeTraits<C>;
+  const int warp = thread_index() / 32;
+  // The compute warps get the registers that the other warpgroup does not need.
+  if (warp >= Traits::kWarps) {
+    if constexpr (Traits::kWarps > 4) shrink_registers<Traits::kOtherRegisters>();
+    if (warp < Traits::kLoadWarp + kLoadWarps) {
+      load_worker<C>(p, worker, s, warp - Traits::kLoadWarp);
+    } else if constexpr (!Traits::kComputeFinishes) {
+      finish_worker<C>(p, s, warp - Traits::kLoadWarp - kLoadWarps);
+    } else {
+      const int thread = thread_index() - 32 * (Traits::kLoadWarp + kLoadWarps);
+      prefetch_inputs(p, worker, thread);
+      wait_for_previous_kernel();
+      if (thread < 32) check_inputs(p, worker, thread);
+    }
+  } else {
+    if constexpr (Traits::kWarps > 4) grow_registers<Traits::kComputeRegisters>();
+    if constexpr (Traits::kWarpgroups) {
+      compute_warpgroups<C>(p, s);
+    } else {
+      compute_worker<C>(p, s);
+    }
+  }
+}
+
+}  // namespace halftone::cuda

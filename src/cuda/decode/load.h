@@ -1,0 +1,166 @@
+// The loading role of the decode kernel: two warps that refill the rings of the teams.
+#pragma once
+
+#include "cuda/decode/traits.h"
+#include "cuda/device/ptx.h"
+#include "format/status.h"
+
+namespace halftone::cuda {
+
+/// Refills the ring of one team: one lane of a load warp. The block-table entries of the next piece are
+/// fetched when the piece before it is issued, so that no copy waits for them.
+template <DecodeConfig C>
+struct Loader {
+  using Traits = DecodeTraits<C>;
+  static constexpr int kStageTokens = C.stage_tiles * kTileTokens;
+  const std::int32_t* table;
+  const std::uint8_t* head;  // of page 0: the item's KV head
+  int item = -1;             // index of the item that the next piece belongs to
+  int token = 0;             // its first token
+  int end = 0;               // of the item's tokens
+  int span = 1;              // stages of a piece of the item
+  bool skips = false;        // the piece needs an even stage, and the next one is odd
+  int page[C.piece_tiles];   // of the piece's tiles
+  int stage = 0;             // where the piece goes
+  int round = 0;             // times that the ring has been filled
+
+  /// Looks up the first piece of the next item that has one for the team; false if the queue holds none now.
+  __device__ bool find(const AttentionParams& p, typename Traits::Shared& s, int team) {
+    while (item + 1 < s.queue.count) {
+      __threadfence_block();
+      const planning::WorkItem& work = s.queue.items[++item % ItemQueue::kCapacity].work;
+      span = Traits::span_of(work);
+      token = work.kv_begin + team * span * kStageTokens;
+      end = work.kv_end;
+      if (token >= end) continue;
+      skips = (stage & (span - 1)) != 0;
+      table = p.cache.block_table + work.request * p.cache.table_stride;
+      head = p.cache.pages + std::int64_t{work.kv_head} * p.cache.head_bytes;
+      look_up(p);
+      return true;
+    }
+    return false;
+  }
+  /// Whether the piece's place in the ring is free.
+  __device__ bool free(typename Traits::Shared& s, int team) const {
+    if (round == 0) return true;
+    const std::uint32_t empty = shared_address(&s.empty[team][stage]);
+    return barrier_passed(empty, round + 1 & 1) &&
+           (Traits::kSpan == 1 || span == 1 || skips || barrier_passed(empty + 8, round + 1 & 1));
+  }
+  /// Issues the piece, tiles of a page in one copy, and looks up the next one; false if the item has none.
+  __device__ bool issue(const AttentionParams& p, typename Traits::Shared& s, int team, std::uint64_t policy) {
+    const CacheView& c = p.cache;
+    const std::uint32_t barrier = shared_address(&s.full[team][stage]);
+    const std::uint32_t ring = shared_address(s.ring[team][stage]);
+    if (Traits::kSpan > 1 && skips) {
+      skips = false;
+      barrier_arrive(barrier);
+      advance(1);
+      return true;
+    }
+    std::uint32_t live = 0;  // bit i: tile i is there
+#pragma unroll
+    for (int i = 0; i < C.piece_tiles; ++i) {
+      if (i >= span * C.stage_tiles || token + i * kTileTokens >= end) continue;
+      if (c.has_page(page[i])) {
+        live |= 1u << i;
+      } else if (p.status != nullptr) {
+        atomicOr(p.status, kStatusBadPage);
+      }
+    }
+    s.live[team][stage] = live;
+    barrier_expect_bytes(barrier, __popc(live) * c.tile_bytes);
+    if (Traits::kSpan > 1 && span > 1) barrier_arrive(barrier + 8);  // it counts with the first stage
+    const int last_tile = (1 << c.page_log2) / kTileTokens - 1;
+    std::uint32_t joined = 0;  // bit i: tile i stands behind tile i - 1, and is copied with it
+#pragma unroll
+    for (int i = 1; i < C.piece_tiles; ++i) {
+      if ((live >> (i - 1) & 3) == 3 && ((token / kTileTokens + i) & last_tile) != 0) joined |= 1u << i;
+    }
+#pragma unroll
+    for (int i = 0; i < C.piece_tiles; ++i) {
+      if (!(live >> i & 1) || joined >> i & 1) continue;
+      const int tiles = __ffs(~(joined >> (i + 1))), tile = (token / kTileTokens + i) & last_tile;
+      bulk_load(ring + i * c.tile_bytes, head + page[i] * c.page_stride + tile * c.tile_bytes,
+                tiles * c.tile_bytes, barrier, policy);
+    }
+    advance(span);
+    token += C.teams * span * kStageTokens;
+    if (token >= end) return false;
+    look_up(p);
+    return true;
+  }
+
+ private:
+  __device__ void advance(int stages) {
+    stage += stages;
+    if (stage == C.stages) stage = 0, ++round;
+  }
+  __device__ void look_up(const AttentionParams& p) {
+#pragma unroll
+    for (int i = 0; i < C.piece_tiles; ++i) {
+      const int at = token + i * kTileTokens;
+      if (i < span * C.stage_tiles && at < end) page[i] = p.cache.page_of(table, at >> p.cache.page_log2);
+    }
+  }
+};
+
+/// By the first load warp.
+template <DecodeConfig C>
+__device__ inline void init_barriers(typename DecodeTraits<C>::Shared& s, int lane) {
+  if (lane < C.teams) {
+#pragma unroll
+    for (int i = 0; i < C.stages; ++i) {
+      barrier_init(shared_address(&s.full[lane][i]), 1);
+      barrier_init(shared_address(&s.empty[lane][i]), team_warps(C));
+    }
+  }
+  if (lane < 2) barrier_init(shared_address(&s.queries_full[lane]), 32 * kFinishWarps);
+  if (lane == 2) barrier_init(shared_address(&s.states_empty), 32 * kFinishWarps);
+}
+
+/// A load warp: the first one sets up the barriers and the worker's first items, and extends the item queue.
+/// Lane t of warp w refills the ring of team t * kLoadWarps + w, if there is one.
+template <DecodeConfig C>
+__device__ inline void load_worker(const AttentionParams& p, int worker, typename DecodeTraits<C>::Shared& s,
+                                   int warp) {
+  using Traits = DecodeTraits<C>;
+  const int lane = thread_index() % 32;
+  if (warp == 0) {
+    if (!p.cache_settled) wait_for_previous_kernel();
+    const ItemQueue::Listed listed = ItemQueue::fetch(p.list, worker, lane);
+    init_barriers<C>(s, lane);
+    s.queue.start(listed, bounds_of(p), lane);
+    fence_async_shared();
+    hardware_barrier_arrive<kComputeReady, Traits::kComputeThreads + 32>();
+    hardware_barrier_arrive<kLoadReady, 32 * kLoadWarps>();
+    if constexpr (!Traits::kComputeFinishes) hardware_barrier_arrive<kFinishReady, 32 * (kFinishWarps + 1)>();
+  } else {
+    hardware_barrier_wait<kLoadReady, 32 * kLoadWarps>();
+  }
+  if constexpr (C.teams < kLoadWarps) {
+    if (warp >= C.teams) return;
+  }
+  const std::uint64_t policy = evict_first_policy();
+  const int team = lane * kLoadWarps + warp;
+  const bool loads = team < C.teams;
+  Loader<C> loader;
+  bool ready = false;  // there is a piece to issue
+#pragma unroll 1
+  while (true) {
+    if (__any_sync(~0u, loads && !ready)) {
+      const bool more = __any_sync(~0u, s.queue.more);  // before what is there is looked at
+      if (loads && !ready) ready = loader.find(p, s, team);
+      if (!more && !__any_sync(~0u, ready)) break;
+    }
+    if (ready && loader.free(s, team)) {
+      ready = loader.issue(p, s, team, policy);
+    } else if (warp == 0 && lane == 0 && s.queue.more) {
+      s.queue.produce(p.schedule, bounds_of(p), worker);
+    }
+    __syncwarp();
+  }
+}
+
+}  // namespace halftone::cuda

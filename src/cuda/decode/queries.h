@@ -1,0 +1,227 @@
+// The queries of an item, from global memory to B fragments: by the warps that finish items.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <bit>
+
+#include "cuda/decode/traits.h"
+#include "cuda/device/fragments.h"
+#include "cuda/device/ptx.h"
+#include "format/hadamard.h"
+
+namespace halftone::cuda {
+
+/// Rotates a row that is spread over lanes: lane i of a segment holds the dims from i * kElements on.
+/// Stages and rounding are those of hadamard::rotate().
+template <int kElements, int kDim>
+__device__ inline void rotate_lanes(float (&x)[kElements], int lane) {
+  constexpr int kBlock = hadamard::block_size(kDim);
+#pragma unroll
+  for (int h = 1; h < kElements; h *= 2) {
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) {
+      if (i & h) continue;
+      const float a = x[i], b = x[i + h];
+      x[i] = a + b;
+      x[i + h] = a - b;
+    }
+  }
+#pragma unroll 1
+  for (int h = kElements; h < min(kBlock, 32 * kElements); h *= 2) {
+    const bool upper = lane & h / kElements;
+#pragma unroll
+    for (int i = 0; i < kElements; ++i) {
+      const float other = __shfl_xor_sync(~0u, x[i], h / kElements);
+      x[i] = upper ? other - x[i] : x[i] + other;
+    }
+  }
+}
+
+/// Packed row `row` of an item, apart from its slope.
+__device__ inline RowPlace place_of(const AttentionParams& p, const DeviceItem& item, int row) {
+  const int group = p.schedule.params.group;
+  const int packed = item.work.row_begin + row, query = packed / group;
+  return {std::int64_t{item.first_query} + query, item.work.kv_head * group + packed - query * group,
+          query + item.keys - item.queries, 0.0f};
+}
+
+/// Eight 16-bit elements from `at` on; `aligned` to 16 bytes or not.
+__device__ inline uint4 load_eight(const std::uint16_t* at, bool aligned) {
+  if (aligned) return __ldg(reinterpret_cast<const uint4*>(at));
+  uint4 x{};
+#pragma unroll 1
+  for (int i = 0; i < 8; ++i) {
+    x.x = __funnelshift_r(x.x, x.y, 16), x.y = __funnelshift_r(x.y, x.z, 16);
+    x.z = __funnelshift_r(x.z, x.w, 16), x.w = __funnelshift_r(x.w, at[i], 16);
+  }
+  return x;
+}
+
+/// Brings an item's rows: rotated, scaled by a power of two per row so that f16 holds them. A lane has 8
+/// consecutive dims of a row, which are one lane's share of a block of K.
+template <DecodeConfig C>
+struct QueryLoader {
+  using Traits = DecodeTraits<C>;
+  using K = KReader<C.k.dtype, Traits::kDim>;
+  static constexpr bool kBf16 = C.k.dtype == DType::kBFloat16;
+  static constexpr int kChunks = Traits::kDim / 8;  // of a row
+  static constexpr int kSegment = std::bit_ceil(static_cast<unsigned>(kChunks));
+  static constexpr int kLaneRows = 32 / kSegment;  // rows of one load of a warp
+  static constexpr int kBatch = Traits::kRows >= 32             ? 3
+                                : Traits::kRows / kLaneRows > 3 ? 2
+                                                                : 1;  // loads in flight
+
+  /// By warp `warp` of those that bring queries: its rows.
+  static __device__ void load(const AttentionParams& p, const DeviceItem& item,
+                              typename Traits::Queries& queries, int warp) {
+    const int lane = thread_index() % 32, chunk = lane % kSegment;
+    const int rows = item.work.row_end - item.work.row_begin;
+#pragma unroll 1
+    for (int base = warp * kBatch * kLaneRows; base < Traits::kRows;
+         base += Traits::kQueryWarps * kBatch * kLaneRows) {
+      uint4 raw[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const int row = base + i * kLaneRows + lane / kSegment;
+        raw[i] = {};
+        if (row < rows && chunk < kChunks) {
+          const RowPlace place = place_of(p, item, row);
+          raw[i] = load_eight(static_cast<const std::uint16_t*>(p.q) + place.token * p.q_token_stride +
+                                  place.head * p.q_head_stride + chunk * 8,
+                              p.q_aligned);
+        }
+      }
+#pragma unroll 1
+      for (int i = 0; i < kBatch; ++i) {
+        store(p, item, raw[0], queries, base + i * kLaneRows + lane / kSegment, chunk);
+#pragma unroll
+        for (int j = 1; j < kBatch; ++j) raw[j - 1] = raw[j];
+      }
+    }
+  }
+
+ private:
+  static __device__ float low_half(std::uint32_t word, bool bf16) {
+    return bf16 ? __uint_as_float(word << 16) : __half2float(__ushort_as_half(word & 0xffff));
+  }
+  static __device__ float high_half(std::uint32_t word, bool bf16) {
+    return bf16 ? __uint_as_float(word & 0xffff0000u) : __half2float(__ushort_as_half(word >> 16));
+  }
+  static __device__ std::uint32_t pack(float low, float high) {
+    return kBf16 ? pack_bf16x2(low, high) : pack_f16x2(low, high);
+  }
+
+  /// A lane's share of a row's B fragments, or matrices.
+  static __device__ void store_words(typename Traits::Queries& queries, int part, int row, int block, int t,
+                                     const std::uint32_t (&words)[4]) {
+    if constexpr (Traits::kWarpgroups) {
+      std::uint16_t* matrices = &queries.fragments[part][0][0][0][0] + block * 2 * (16 * Traits::kRows);
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        const int k = w % 2 * 8 + 2 * t;
+        *reinterpret_cast<std::uint32_t*>(
+            &matrices[w / 2 * (16 * Traits::kRows) + matrix_place<Traits::kRows>(k, row)]) = words[w];
+      }
+    } else {
+      const bool half = is_half_block(block, Traits::kDim);  // two lanes' fragments of one step
+      std::uint16_t* at = queries.fragments[part][row / 8][block][row % 8 * 4 + (half ? 2 * t : t)];
+      if (half) {
+        reinterpret_cast<uint2*>(at)[0] = {words[0], words[1]};
+        reinterpret_cast<uint2*>(at)[2] = {words[2], words[3]};
+      } else {
+        reinterpret_cast<uint4*>(at)[0] = {words[0], words[1], words[2], words[3]};
+      }
+    }
+  }
+  /// The sum over group `chunk` of K (0: no such group) from the lanes' sums over their blocks.
+  static __device__ float sum_of_group(float sum, int chunk) {
+    constexpr int kBlocksOfGroup = C.k.mode == ScaleMode::kBlock ? C.k.group_blocks : Traits::kBlocks;
+    constexpr int kGroups = Traits::kBlocks / kBlocksOfGroup;
+#pragma unroll
+    for (int i = 4; i < 4 * kBlocksOfGroup; i *= 2) sum += __shfl_xor_sync(~0u, sum, i);
+    sum = __shfl_sync(~0u, sum, min(chunk, kGroups - 1) * kBlocksOfGroup * 4, kSegment);
+    return chunk < kGroups ? sum : 0.0f;
+  }
+
+  /// One lane's 8 dims of a row; all lanes take part.
+  static __device__ void store(const AttentionParams& p, const DeviceItem& item, const uint4& raw,
+                               typename Traits::Queries& queries, int row, int chunk) {
+    const std::uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+    float x[8];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      x[2 * i] = low_half(words[i], p.q_type == DType::kBFloat16);
+      x[2 * i + 1] = high_half(words[i], p.q_type == DType::kBFloat16);
+    }
+    if (p.rotate_k) {
+      rotate_lanes<8, Traits::kDim>(x, chunk);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) x[i] *= hadamard::factor(hadamard::block_size(Traits::kDim));
+    }
+    // Raw products are in units of the static scale and, for integers, of 2^-24.
+    const float k_static = static_value(p.k.static_scale, p.k.static_stride, item, 1.0f);
+    float factor = p.scale_log2 * k_static;
+    float unit = factor < 0.0f ? -1.0f : 1.0f;  // the factor of a row is not negative
+    factor *= unit;
+    if constexpr (!kBf16) {
+      float largest = 0.0f;
+#pragma unroll
+      for (int i = 0; i < 8; ++i) largest = fmaxf(largest, fabsf(x[i]));
+#pragma unroll 1
+      for (int i = kSegment / 2; i > 0; i /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, i));
+      // Exponent bits of the largest value: 2^exponent, and its inverse, for every finite and normal one.
+      const std::uint32_t bits = min(max(__float_as_uint(largest) & 0x7f800000u, 0x08000000u), 0x77000000u);
+      factor *= __uint_as_float(bits);
+      unit *= __uint_as_float(0x7f000000u - bits);
+    }
+    // Last: the static scale may be large. Warpgroups put the power into the scales of K's groups.
+    constexpr bool kCodeUnits =
+        K::kScaleLog2 == 24 && !(Traits::kWarpgroups && C.k.mode == ScaleMode::kBlock);
+    factor *= kCodeUnits ? 0x1p24f : 1.0f;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) x[i] *= unit;
+    float sum = ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
+    sum += __shfl_xor_sync(~0u, sum, 1);
+    sum += __shfl_xor_sync(~0u, sum, 2);
+    float group_sum = 0.0f;
+    if constexpr (Traits::kWarpgroups) group_sum = sum_of_group(sum, chunk);
+    if (row >= Traits::kRows || chunk >= kChunks) return;
+    const int block = chunk / 4, t = chunk % 4;
+    const bool half = is_half_block(block, Traits::kDim);  // the chunk is two lanes' share
+    std::uint32_t high[4], low[4];
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      const float shift = K::q_shift(w % 2 * 2) ? 1.0f / 16.0f : 1.0f;
+      const auto value = [&](int slot) {
+        const float whole = x[K::q_dim(w / 2, slot)];
+        return (half ? x[w / 2 * 4 + K::half_dim(slot)] : whole) * shift;
+      };
+      const float first = value(w % 2 * 2), second = value(w % 2 * 2 + 1);
+      high[w] = pack(first, second);
+      low[w] = pack(first - low_half(high[w], kBf16), second - high_half(high[w], kBf16));
+    }
+    store_words(queries, 0, row, block, t, high);
+    if (needs_low_part<C>(p)) store_words(queries, 1, row, block, t, low);
+    if constexpr (Traits::kWarpgroups) {
+      const float rounded = __half2float(__float2half_rn(group_sum));
+      auto* at = reinterpret_cast<std::uint32_t*>(queries.group_sums);
+      if (chunk < 8) {
+        at[matrix_place<Traits::kRows>(2 * chunk, row) / 2] = pack_f16x2(rounded, group_sum - rounded);
+      }
+      if (chunk == 0) queries.totals[row] = group_sum;
+    }
+    if (t == 0) queries.sums[row][block] = sum;
+    if (chunk == 0) {
+      queries.factor[row] = factor;
+      RowPlace place = place_of(p, item, row);
+      if (p.alibi_slopes != nullptr && row < item.work.row_end - item.work.row_begin) {
+        place.slope = p.alibi_slopes[place.head] * kLog2e;
+      }
+      queries.places[row] = place;
+    }
+  }
+};
+
+}  // namespace halftone::cuda

@@ -1,0 +1,187 @@
+// Decode attention for up to 64 packed query rows of a KV head: persistent CTAs, one per worker of the
+// schedule.
+//
+// The warps of a CTA have three roles:
+//   load     two warps: a bulk copy per piece (1, 2 or 4 tiles of 16 tokens, K, V and scales together)
+//   compute  S^T = K Q^T and O^T += V^T P^T, the cache as register operand A, straight from the packed words;
+//            a team of warps shares a ring of pieces, each warp with its own rows and softmax state, or is a
+//            warpgroup that divides the tiles (decode_warpgroup.h)
+//   finish   two warps: bring the queries of the next item, merge the teams' states of the last one, write
+//            outputs or partial slots, and merge the slots of a cut unit; with many rows the compute warps do
+//            it
+// Logits are in base 2 throughout; docs/kernels.md derives the bounds.
+#pragma once
+
+#include "cuda/decode/config.h"
+#include "cuda/attention/item_queue.h"
+#include "cuda/attention/params.h"
+
+namespace halftone::cuda {
+
+/// Where a packed row of an item stands.
+struct RowPlace {
+  std::int64_t token;  // row of Q and O
+  int head;
+  int position;  // bottom-right aligned: the last key that causal attention sees
+  float slope;   // ALiBi, base 2
+};
+
+__device__ inline QueryBounds bounds_of(const AttentionParams& p) {
+  return {p.q_tokens, p.schedule.params.group};
+}
+
+inline constexpr int kLoadWarps = 2;
+inline constexpr int kFinishWarps = 4 - kLoadWarps;  // and the load warps: a warpgroup, for setmaxnreg
+
+template <DecodeConfig C>
+struct DecodeTraits {
+  static constexpr int kDim = C.head_dim;
+  static constexpr int kBlocks = (kDim + 31) / 32;  // the last one may be half a block
+  static constexpr bool kWarpgroups = C.family == Family::kWarpgroup;
+  static constexpr int kWarpRows = 8 * C.row_tiles;
+  static constexpr int kRows = rows_of(C);
+  static constexpr int kWarps = C.teams * team_warps(C);  // that compute
+  static constexpr int kLoadWarp = kWarps;                // then the finish warps
+  static constexpr int kThreads = 32 * (kWarps + kLoadWarps + kFinishWarps);
+  static constexpr int kStatesThreads = 32 * (kWarps + kFinishWarps);  // that meet when states are full
+  static constexpr int kComputeThreads = 32 * kWarps;
+  static constexpr int kPieceTokens = C.piece_tiles * kTileTokens;  // at most
+  // Long copies serve memory better, short ones begin and end sooner: a piece of a long item takes kSpan
+  // stages of the ring, from an even one on.
+  static constexpr int kSpan = C.piece_tiles / C.stage_tiles;
+  static_assert(kSpan == 1 || (kSpan == 2 && C.stages == 4 && team_warps(C) == 1));
+  static constexpr int kLongItem = 8 * C.teams * kPieceTokens;
+  static __device__ int span_of(const planning::WorkItem& work) {
+    return work.kv_end - work.kv_begin >= kLongItem ? kSpan : 1;
+  }
+  static constexpr int kStepTiles =
+      C.row_tiles == 1 ? C.stage_tiles : 1;  // tiles of one softmax step: registers decide
+  static constexpr bool kComputeFinishes = kWarpgroups || C.row_groups > 1;
+  static constexpr int kQueryWarps = kComputeFinishes ? kWarps : kFinishWarps;  // that bring queries
+  // Per thread, of the compute warps and of the other warpgroup; 4 compute warps have plenty.
+  static constexpr bool kLargeFinish = kDim == 80 || kDim == 192;  // whose finish warps need more
+  static constexpr int kOtherRegisters = kComputeFinishes ? 56
+                                         : kLargeFinish   ? 88
+                                                          : 72,
+                       kComputeRegisters = kComputeFinishes ? 224
+                                           : kLargeFinish   ? 208
+                                                            : 216;
+  static constexpr bool kScarce = kWarpgroups && (kRows == 64 || C.k.mode == ScaleMode::kBlock);  // registers
+  // At the end of an item: lanes of a row, and parts that the compute warps and the finish warps read
+  // together.
+  static constexpr int kRowLanes = kDim != 64 && kDim != 128 ? 32 : kComputeFinishes && !kScarce ? 8 : 16;
+  static constexpr bool kFewParts = kDim > 128 || C.row_tiles == 3;  // registers
+  static constexpr int kPartsOfCompute = kFewParts                       ? 1
+                                         : kWarpgroups || kRowLanes == 8 ? 2
+                                                                         : 4,
+                       kPartsOfFinish = 1;
+  // Probabilities begin at 2^kFirstLog2 where a maximum is raised, and it is raised when one passes
+  // 2^kLargestLog2. In f16, times a stored scale of V where it has one, the largest must stay finite up to
+  // kMaxScaledV and the small ones away from zero: a key that is one of 100,000 counts.
+  static constexpr bool kScaledP =
+      C.v.mode != ScaleMode::kStatic && !(kWarpgroups && C.v.dtype == DType::kInt4);
+  static constexpr int kLargestLog2 = C.v.dtype == DType::kBFloat16 ? 8
+                                      : !kScaledP                   ? 14
+                                      : C.v.dtype == DType::kInt4   ? 7
+                                      : C.v.dtype == DType::kInt8   ? 11
+                                                                    : 13;
+  static constexpr int kFirstLog2 = C.v.dtype == DType::kBFloat16 ? 0 : kLargestLog2 - (kWarpgroups ? 4 : 2);
+  static constexpr int kItemsQueried = kWarpgroups ? 1 : 2;            // whose queries are held
+  static constexpr bool kAnyOutput = false;                            // O is bf16 or f16, aligned
+  static constexpr bool kRehearses = C.row_tiles == 1 && kDim <= 128;  // registers again
+  static constexpr int kPad = 4;  // floats: spreads the rows of `out` over the banks
+
+  static constexpr int param_bytes(const PartConfig& part) {  // of a tile; at most, unless the part is fixed
+    if (part.mode == ScaleMode::kStatic) return 0;
+    const int groups = part.mode == ScaleMode::kToken ? 1
+                       : part.fixed                   ? kBlocks / part.group_blocks
+                                                      : kBlocks;
+    return kTileTokens * groups * (part.fixed && !part.asymmetric ? 2 : 4);
+  }
+  static constexpr int kTileBytes = kTileTokens * kDim * (dtype_bits(C.k.dtype) + dtype_bits(C.v.dtype)) / 8 +
+                                    param_bytes(C.k) + param_bytes(C.v);
+
+  static constexpr int kMaxShared = 227 * 1024;
+  static constexpr int kRingBytes = C.stage_tiles * kTileBytes;                         // of a stage
+  static constexpr int kEmptyOffset = C.teams * C.stages * int{sizeof(std::uint64_t)};  // from full to empty
+
+  /// The queries of an item, as the compute warps take them.
+  struct Queries {
+    // Family::kWarpgroup: B matrices [high, low part][k-step][matrix_place()].
+    // Family::kWarp: B fragments [high, low part][row tile][block][lane][step, register, half]; the low part
+    // only where the high one is not exact
+    alignas(16) std::uint16_t fragments[2][kRows / 8][kBlocks][32][8];
+    float sums[kRows][kBlocks];  // of the scaled Q, per block of dims
+    // Family::kWarpgroup: what K's offsets are multiplied with, a B matrix: k = 2 i and 2 i + 1 are the high
+    // and the low part of group i.
+    alignas(16) std::uint16_t group_sums[kWarpgroups ? kRows * 16 : 8];
+    float totals[kWarpgroups ? kRows : 1];  // sums over all dims, if K has no groups
+    float factor[kRows];                    // turns a raw product into a base-2 logit
+    RowPlace places[kRows];
+  };
+
+  struct Shared {
+    alignas(128) std::uint8_t ring[C.teams][C.stages][kRingBytes];
+    Queries queries[kItemsQueried];                      // item i's are at i % kItemsQueried
+    alignas(16) float out[C.teams][kRows][kDim + kPad];  // unnormalised
+    float2 state[C.teams][kRows];                        // maximum (base 2), sum
+    float exchange[kWarpgroups ? C.teams : 1][4][kWarpgroups ? kRows : 1];  // between the warps of a team
+    std::uint64_t full[C.teams][C.stages];                                  // a piece has arrived
+    std::uint64_t empty[C.teams][C.stages];                                 // its team has read it
+    std::uint64_t queries_full[2];
+    std::uint64_t states_empty;             // the finish warps have read them
+    std::uint32_t live[C.teams][C.stages];  // bit i: tile i of the piece was loaded
+    ItemQueue queue;
+  };
+};
+
+/// Where element (k, n) of a B matrix of 16 x kColumns stands, in elements: 8 x 8 core matrices of 128 bytes
+/// in which the 8 k of a column are adjacent (K-major, not swizzled).
+template <int kColumns>
+__host__ __device__ constexpr int matrix_place(int k, int n) {
+  return (k / 8 * (kColumns / 8) + n / 8) * 64 + n % 8 * 8 + k % 8;
+}
+
+/// What a piece holds.
+struct Piece {
+  std::uint8_t* tiles;
+  int count;           // of tiles
+  int token;           // first
+  int keys;            // of the request
+  int end;             // of the item
+  std::uint32_t live;  // bit i: tile i is there
+  bool boundary;       // a row does not see all of the tokens
+  bool special;        // logits are masked, capped or biased
+};
+
+/// A rotated row has fp32 values, and bf16 cannot hold an f16 one.
+template <DecodeConfig C>
+__device__ inline bool needs_low_part(const AttentionParams& p) {
+  return p.rotate_k || (C.k.dtype == DType::kBFloat16 && p.q_type != DType::kBFloat16);
+}
+
+/// Keys from `begin` up to `end`.
+struct KeyRange {
+  int begin, end;
+  __device__ bool has(int key, int count) const { return key >= begin && key + count <= end; }
+};
+
+/// The keys before `end` that every row of an item sees: pieces within need no mask.
+__device__ inline KeyRange seen_by_all(const AttentionParams& p, const DeviceItem& item, const RowPlace* places,
+                                       int end) {
+  const int last_row = max(item.work.row_end - item.work.row_begin, 1) - 1;
+  return {places[last_row].position - p.window_left, min(end, places[0].position + p.causal_right + 1)};
+}
+
+/// A static scale or min of the item's KV head; `otherwise` if there is none, and in a rehearsal, which must
+/// not see what the previous kernel has yet to write.
+__device__ inline float static_value(const float* values, int stride, const DeviceItem& item,
+                                     float otherwise) {
+  return values == nullptr || item.queries == 0 ? otherwise : values[item.work.kv_head * stride];
+}
+
+inline constexpr float kLog2e = 1.4426950408889634f;
+inline constexpr float kLn2 = 0.6931471805599453f;
+inline constexpr float kMinus = -__builtin_huge_valf();
+
+}  // namespace halftone::cuda

@@ -1,0 +1,54 @@
+#include "cuda/dequantize/host.h"
+
+#include "cuda/dequantize/params.h"
+#include "cuda/device_call.h"
+#include "plan/check_tensor.h"
+#include "plan/fail.h"
+
+namespace halftone::cuda {
+namespace {
+
+DequantizeParams dequantize_params(const PagedKv& cache, KvPart which, const TensorView& out) {
+  const StaticScale& scale = which == KvPart::kK ? cache.k_scale : cache.v_scale;
+  DequantizeParams p{};
+  p.layout = page_layout(cache.spec);
+  p.part = page::part_of(cache.spec, p.layout, which);
+  p.pages = pointer<std::uint8_t>(cache.pages);
+  p.page_stride = cache.pages.strides[0];
+  p.num_pages = cache.pages.shape[0];
+  p.page_log2 = log2_of(cache.spec.page_size);
+  p.kv_heads = cache.spec.kv_heads;
+  p.block_table = pointer<std::int32_t>(cache.block_table);
+  p.table_stride = cache.block_table.strides[0];
+  p.table_width = cache.block_table.shape[1];
+  p.lengths = pointer<std::int32_t>(cache.lengths);
+  p.batch = static_cast<std::int32_t>(cache.lengths.shape[0]);
+  p.static_stride = p.part.format.granularity == Granularity::kHead ? 1 : 0;
+  p.static_scale = pointer<float>(scale.scale);
+  p.static_min = pointer<float>(scale.min);
+  p.out = out.data;
+  p.rows = out.shape[0];
+  p.row_stride = out.strides[0];
+  p.head_stride = out.strides[1];
+  p.out_type = out.dtype;
+  p.aligned = rows_aligned(out);
+  return p;
+}
+
+}  // namespace
+
+void dequantize(const PagedKv& cache, const TensorView& k_out, const TensorView& v_out, Stream stream) {
+  if (planning::given(k_out) && planning::given(v_out) && k_out.shape[0] != v_out.shape[0]) {
+    planning::invalid(
+        "v_out.shape[0] is {}, but must be sum(cache.lengths), as k_out.shape[0] {}: allocate {} rows.",
+        v_out.shape[0], k_out.shape[0], k_out.shape[0]);
+  }
+  const DeviceScope scope(cache.pages.device.index);
+  for (const KvPart part : {KvPart::kK, KvPart::kV}) {
+    const TensorView& out = part == KvPart::kK ? k_out : v_out;
+    if (!planning::given(out)) continue;
+    check(launch_dequantize(dequantize_params(cache, part, out), stream), "dequantize");
+  }
+}
+
+}  // namespace halftone::cuda

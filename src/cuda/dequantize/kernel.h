@@ -1,0 +1,169 @@
+// A cache back to rows of floats, request after request.
+//
+// A unit is a tile of a KV head: a warp reads it in the order of the page and writes up to 16 rows. The
+// lengths are known only here, so every CTA runs over them, kRequests at a time, and its warps take their
+// share of the units as they come by.
+#pragma once
+
+#include "cuda/device/chunk.h"
+#include "cuda/device/values.h"
+
+namespace halftone::cuda {
+
+inline constexpr int kDequantizeWarps = 8;
+inline constexpr int kRequests = kDequantizeWarps * 32;
+
+/// Running sums over the requests at hand, their own share included.
+struct DequantizeShared {
+  std::int64_t tiles[kRequests], rows[kRequests];
+  std::int64_t warp_tiles[kDequantizeWarps], warp_rows[kDequantizeWarps];
+};
+
+__device__ __forceinline__ std::int64_t scan_warp(std::int64_t x) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 1; i < 32; i *= 2) {
+    const std::int64_t before = __shfl_up_sync(~0u, x, i);
+    if (lane >= i) x += before;
+  }
+  return x;
+}
+
+/// Fills `s` for requests `first` and up.
+__device__ __forceinline__ void place_requests(const DequantizeParams& p, std::int64_t first,
+                                               DequantizeShared& s) {
+  const int warp = threadIdx.x / 32;
+  const std::int64_t request = first + threadIdx.x;
+  const std::int64_t length = request < p.batch ? max(__ldg(p.lengths + request), 0) : 0;
+  std::int64_t rows = scan_warp(length), tiles = scan_warp((length + kTileTokens - 1) / kTileTokens);
+  __syncthreads();  // the readers of the requests before are done
+  if (threadIdx.x % 32 == 31) s.warp_rows[warp] = rows, s.warp_tiles[warp] = tiles;
+  __syncthreads();
+  for (int w = 0; w < warp; ++w) rows += s.warp_rows[w], tiles += s.warp_tiles[w];
+  s.rows[threadIdx.x] = rows;
+  s.tiles[threadIdx.x] = tiles;
+  __syncthreads();
+}
+
+/// The request at hand that tile `tile` of them belongs to.
+__device__ __forceinline__ int request_at(const DequantizeShared& s, std::int64_t tile) {
+  int low = 0;  // as many requests as end at or before the tile
+#pragma unroll
+  for (int step = kRequests / 2; step > 0; step /= 2) {
+    if (s.tiles[low + step - 1] <= tile) low += step;
+  }
+  return low;
+}
+
+template <DType kType, bool kAsymmetric>
+struct Dequantizer {
+  using Load = ChunkLoad<kType, kAsymmetric>;
+  static constexpr bool kQuantised = Load::kBits != 16;
+
+  const DequantizeParams& p;
+  DequantizeShared& s;
+  int lanes;  // of a row, idle ones included
+  int chunk;  // this lane's 8 dims of a row
+  bool live;  // false: beyond the row's dims
+  Load place;
+  int group;
+
+  __device__ __forceinline__ Dequantizer(const DequantizeParams& params, DequantizeShared& shared)
+      : p(params),
+        s(shared),
+        lanes(lanes_of(p.part.dim)),
+        chunk(threadIdx.x % 32 & (lanes - 1)),
+        live(chunk < p.part.dim / kChunk),
+        place(p.part, chunk),
+        group(p.part.groups > 1 ? chunk * kChunk / p.part.format.group_size : 0) {}
+
+  __device__ __forceinline__ void run() {
+    const std::int64_t step = std::int64_t{gridDim.x} * kDequantizeWarps;
+    const std::int64_t begin = std::int64_t{blockIdx.x} * kDequantizeWarps + threadIdx.x / 32;
+    std::int64_t unit = begin, tiles = 0, rows = 0;
+    for (std::int64_t first = 0; first < p.batch && rows < p.rows; first += kRequests) {
+      place_requests(p, first, s);
+      for (; unit < (tiles + s.tiles[kRequests - 1]) * p.kv_heads; unit += step) {
+        const std::int64_t tile = unit / p.kv_heads;
+        if (!take(first, rows, tile - tiles, static_cast<int>(unit - tile * p.kv_heads))) break;
+      }
+      tiles += s.tiles[kRequests - 1];
+      rows += s.rows[kRequests - 1];
+    }
+    for (unit = rows * p.kv_heads + begin; unit < p.rows * p.kv_heads; unit += step) {
+      const std::int64_t row = unit / p.kv_heads;
+      zero(row, 1, static_cast<int>(unit - row * p.kv_heads));
+    }
+  }
+
+ private:
+  /// One head of tile `tile` of the requests from `first` on, whose rows begin at `row`. False if the output
+  /// ends before it.
+  __device__ __forceinline__ bool take(std::int64_t first, std::int64_t row, std::int64_t tile, int head) {
+    const int at = request_at(s, tile);
+    const std::int64_t skipped = at > 0 ? s.rows[at - 1] : 0;
+    const std::int64_t index = tile - (at > 0 ? s.tiles[at - 1] : 0), position = index * kTileTokens;
+    row += skipped + position;
+    const std::int64_t left = min(s.rows[at] - skipped - position, p.rows - row);
+    const int count = static_cast<int>(min(left, std::int64_t{kTileTokens}));
+    if (count <= 0) return false;
+    const std::int64_t entry = position >> p.page_log2;
+    const std::int64_t page =
+        entry < p.table_width ? __ldg(p.block_table + (first + at) * p.table_stride + entry) : -1;
+    if (page < 0 || page >= p.num_pages) {
+      zero(row, count, head);
+    } else {
+      const int offset = static_cast<int>(position & ((1 << p.page_log2) - 1));
+      read(p.pages + page * p.page_stride + page::tile_offset(p.layout, head, offset), row, count, head);
+    }
+    return true;
+  }
+
+  __device__ __forceinline__ void read(const std::uint8_t* tile, std::int64_t row, int count, int head) {
+    const int together = 32 / lanes, own = threadIdx.x % 32 / lanes;
+#pragma unroll 1
+    for (int first = 0; first < 4 && 2 * first < count; first += together) {
+      const int t = first + own;
+      typename Load::Codes codes[kLaneRows] = {};
+      codec::Params params[kLaneRows];
+      if (live) {
+        place.load(tile + p.part.data_offset, t, codes);
+        if (kQuantised) {
+          const std::int64_t at = std::int64_t{head} * p.static_stride;
+          load_params<kAsymmetric>(p.part, p.static_scale + at, p.static_min + at, tile, t, group, params);
+        }
+      }
+#pragma unroll 1
+      for (int k = 0; k < kLaneRows; ++k) {
+        float x[kChunk];
+        codes[0].decode(params[0], x);
+        if (p.part.rotated) rotate_row(p.part.dim, x);
+        if (live && lane_token(t, k) < count) store(row + lane_token(t, k), head, chunk, x);
+#pragma unroll
+        for (int i = 0; i + 1 < kLaneRows; ++i) codes[i] = codes[i + 1], params[i] = params[i + 1];
+      }
+    }
+  }
+
+  __device__ __forceinline__ void zero(std::int64_t row, int count, int head) {
+    const int chunks = p.part.dim / kChunk;
+#pragma unroll 1
+    for (int i = threadIdx.x % 32; i < count * chunks; i += 32) {
+      const float none[kChunk] = {};
+      store(row + i / chunks, head, i % chunks, none);
+    }
+  }
+
+  __device__ __forceinline__ void store(std::int64_t row, int head, int at_chunk,
+                                        const float (&x)[kChunk]) const {
+    const std::int64_t at = row * p.row_stride + head * p.head_stride + at_chunk * kChunk;
+    if (p.aligned) {
+      store_values(p.out_type, p.out, at, x);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kChunk; ++i) store_value(p.out_type, p.out, at + i, x[i]);
+    }
+  }
+};
+
+}  // namespace halftone::cuda

@@ -1,0 +1,23 @@
+#include "cuda/schedule/host.h"
+
+#include "cuda/attention/workspace.h"
+#include "cuda/device_call.h"
+#include "cuda/schedule/params.h"
+
+namespace halftone::cuda {
+
+void schedule(const Plan::Impl& plan, const SequenceLengths& lengths, std::byte* workspace, Stream stream) {
+  const planning::Workspace parts = planning::carve_workspace(plan, workspace);
+  const BackendParts backend = backend_parts(plan, parts);
+  ScheduleBuildParams p{};
+  p.schedule = parts.schedule;
+  p.list = backend.list;
+  p.arrivals = backend.arrivals;
+  p.cu_q = pointer<std::int32_t>(lengths.cu_q);
+  p.kv_lengths = pointer<std::int32_t>(lengths.kv_lengths);
+  p.plan_id = plan.id;
+  const DeviceScope scope(plan.problem.device.index);
+  check(launch_schedule(p, stream), "schedule");
+}
+
+}  // namespace halftone::cuda

@@ -1,0 +1,162 @@
+// Builds a schedule on the device: one block runs the phases of planning::build_schedule in parallel.
+#pragma once
+
+#include "cuda/schedule/params.h"
+
+namespace halftone::cuda {
+
+inline constexpr int kScheduleThreads = 1024;
+
+/// Exclusive prefix sums of N values per thread, in place; `totals` are the block's.
+template <int N>
+__device__ inline void exclusive_sums(std::int64_t (&values)[N], std::int64_t (&totals)[N]) {
+  constexpr int kWarps = kScheduleThreads / 32;
+  __shared__ std::int64_t warp_sums[kWarps][N];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const auto scan = [lane](std::int64_t sum) {
+    for (int i = 1; i < 32; i *= 2) {
+      const std::int64_t below = __shfl_up_sync(~0u, sum, i);
+      if (lane >= i) sum += below;
+    }
+    return sum;
+  };
+  std::int64_t sums[N];
+  for (int n = 0; n < N; ++n) sums[n] = scan(values[n]);
+  __syncthreads();  // the previous call's readers are done
+  for (int n = 0; n < N; ++n) {
+    if (lane == 31) warp_sums[warp][n] = sums[n];
+  }
+  __syncthreads();
+  if (warp < N) warp_sums[lane][warp] = scan(warp_sums[lane][warp]);
+  __syncthreads();
+  for (int n = 0; n < N; ++n) {
+    totals[n] = warp_sums[kWarps - 1][n];
+    values[n] = sums[n] - values[n] + (warp == 0 ? 0 : warp_sums[warp - 1][n]);
+  }
+}
+
+/// Lengths outside the plan's bounds are limited to them, so that no later access leaves the caller's
+/// buffers.
+__device__ inline std::int32_t within(std::int32_t x, std::int32_t low, std::int32_t high) {
+  return x < low ? low : x > high ? high : x;
+}
+
+/// Queries and keys of request r.
+__device__ inline int2 request_lengths(const ScheduleBuildParams& p, int r) {
+  const planning::ScheduleParams& shape = p.schedule.params;
+  const std::int32_t q_len =
+      p.cu_q == nullptr ? shape.max_q_len : within(p.cu_q[r + 1] - p.cu_q[r], 0, shape.max_q_len);
+  return {q_len, within(p.kv_lengths[r], 0, shape.max_kv_len)};
+}
+
+/// Whether the least is at least the most: over the block, for every thread.
+__device__ inline bool all_alike(long long own_least, long long own_most) {
+  __shared__ long long least, most;
+  if (threadIdx.x == 0) least = INT64_MAX, most = 0;
+  __syncthreads();
+  for (int i = 16; i > 0; i /= 2) {
+    const long long other_least = __shfl_xor_sync(~0u, own_least, i);
+    const long long other_most = __shfl_xor_sync(~0u, own_most, i);
+    own_least = other_least < own_least ? other_least : own_least;
+    own_most = other_most > own_most ? other_most : own_most;
+  }
+  if (threadIdx.x % 32 == 0 && own_most > 0) {
+    atomicMin(&least, own_least);
+    atomicMax(&most, own_most);
+  }
+  __syncthreads();
+  return least >= most;
+}
+
+/// Writes what a schedule holds per request, first_step without what units cost. Returns the totals.
+__device__ inline planning::BatchTotals place_requests(const ScheduleBuildParams& p) {
+  const planning::Schedule& s = p.schedule;
+  const planning::ScheduleParams& shape = s.params;
+  std::int64_t before[4] = {};  // steps, units, queries and keys
+  long long least = INT64_MAX, most = 0;
+  for (int base = 0; base < shape.batch; base += kScheduleThreads) {
+    const int r = base + static_cast<int>(threadIdx.x);
+    std::int64_t sums[4] = {}, totals[4];
+    if (r < shape.batch) {
+      const int2 length = request_lengths(p, r);
+      const long long steps = planning::head_steps(shape, length.x, length.y);
+      if (length.x > 0) {
+        least = steps < least ? steps : least;
+        most = steps > most ? steps : most;
+      }
+      sums[0] = steps * shape.kv_heads;
+      sums[1] = std::int64_t{planning::row_blocks(shape, length.x)} * shape.kv_heads;
+      sums[2] = length.x;
+      sums[3] = s.kv_lengths[r] = length.y;
+    }
+    exclusive_sums(sums, totals);
+    if (r < shape.batch) {
+      s.first_step[r] = before[0] + sums[0];
+      s.cu_q[r] = static_cast<std::int32_t>(before[2] + sums[2]);
+    }
+    for (int n = 0; n < 4; ++n) before[n] += totals[n];
+  }
+  if (threadIdx.x == 0) {
+    s.first_step[shape.batch] = before[0];
+    s.cu_q[shape.batch] = static_cast<std::int32_t>(before[2]);
+    s.header->total_q = static_cast<std::int32_t>(before[2] < INT32_MAX ? before[2] : INT32_MAX);
+    s.header->total_kv = before[3];
+  }
+  return {before[0], before[1], all_alike(least, most)};
+}
+
+/// first_step moves by what the units before it cost.
+__device__ inline void add_unit_costs(const planning::Schedule& s) {
+  const planning::ScheduleParams& shape = s.params;
+  std::int64_t before = 0;
+  for (int base = 0; base <= shape.batch; base += kScheduleThreads) {
+    const int r = base + static_cast<int>(threadIdx.x);
+    std::int64_t units[1] = {}, total[1];
+    if (r < shape.batch)
+      units[0] = std::int64_t{planning::row_blocks(shape, planning::q_length(s, r))} * shape.kv_heads;
+    exclusive_sums(units, total);
+    if (r <= shape.batch) s.first_step[r] += (before + units[0]) * s.header->unit_cost;
+    before += total[0];
+  }
+}
+
+__device__ inline void build_schedule_block(const ScheduleBuildParams& p) {
+  const planning::Schedule& s = p.schedule;
+  const planning::ScheduleParams& shape = s.params;
+  planning::ScheduleHeader& header = *s.header;
+  const int thread = threadIdx.x;
+  if (thread == 0) header.magic = 0;
+
+  const planning::BatchTotals totals = place_requests(p);
+  if (thread == 0) planning::begin_schedule(s, totals);
+  __syncthreads();
+  if (header.unit_cost > 0) {
+    add_unit_costs(s);
+    __syncthreads();
+  }
+  if (thread == 0) planning::divide_steps(s);
+  __syncthreads();
+  for (int w = thread; w <= shape.workers; w += kScheduleThreads) {
+    if (w < shape.workers) p.list.counts[w] = 0;
+    if (w <= header.active) planning::locate_worker(s, w);
+  }
+  __syncthreads();
+  std::int64_t slots_before = 0;
+  for (int base = 0; base <= header.active; base += kScheduleThreads) {
+    const int w = base + thread;
+    std::int64_t slot[1] = {w <= header.active ? planning::slots_of(s, w) : 0}, total[1];
+    exclusive_sums(slot, total);
+    if (w <= header.active) s.starts[w].slot = static_cast<std::int32_t>(slots_before + slot[0]);
+    slots_before += total[0];
+  }
+  __syncthreads();
+  for (std::int64_t i = thread; i < slots_before * kArrivalCounters; i += kScheduleThreads) p.arrivals[i] = 0;
+  for (int w = thread; w < header.active; w += kScheduleThreads) list_items(s, p.list, w);
+  if (thread == 0) {
+    header.partials = static_cast<std::int32_t>(slots_before);
+    header.plan_id = p.plan_id;
+    header.magic = planning::ScheduleHeader::kMagic;
+  }
+}
+
+}  // namespace halftone::cuda

@@ -1,0 +1,22 @@
+// What the schedule kernel receives.
+#pragma once
+
+#include "cuda/attention/items.h"
+#include "plan/build.h"
+
+namespace halftone::cuda {
+
+/// Lengths of a step and where the schedule goes.
+struct ScheduleBuildParams {
+  planning::Schedule schedule;     // all pointers into the workspace
+  ItemList list;                   // likewise
+  std::int32_t* arrivals;          // [slots, kArrivalCounters], zeroed here
+  const std::int32_t* cu_q;        // [batch + 1], or null: max_q_len queries each
+  const std::int32_t* kv_lengths;  // [batch]
+  std::uint64_t plan_id;
+};
+
+/// cudaError_t as int. `stream` is a cudaStream_t.
+int launch_schedule(const ScheduleBuildParams& params, void* stream);
+
+}  // namespace halftone::cuda

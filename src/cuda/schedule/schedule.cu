@@ -1,0 +1,20 @@
+#include "cuda/schedule/params.h"
+#include "cuda/schedule/kernel.h"
+
+namespace halftone::cuda {
+namespace {
+
+__global__ void __launch_bounds__(kScheduleThreads, 1)
+    build(const __grid_constant__ ScheduleBuildParams params) {
+  build_schedule_block(params);
+}
+
+}  // namespace
+
+int launch_schedule(const ScheduleBuildParams& params, void* stream) {
+  const void* arguments[] = {&params};
+  return cudaLaunchKernel(reinterpret_cast<const void*>(&build), dim3(1), dim3(kScheduleThreads),
+                          const_cast<void**>(arguments), 0, static_cast<cudaStream_t>(stream));
+}
+
+}  // namespace halftone::cuda

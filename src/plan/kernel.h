@@ -1,0 +1,54 @@
+// A row of a backend's table of attention kernels, and how one is chosen.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "halftone/attention.h"
+
+namespace halftone::planning {
+
+struct Backend;
+
+/// What one worker takes at a time.
+struct Kernel {
+  std::string_view name;
+  std::int32_t max_rows;      ///< chosen when a request has at most this many packed rows; 0: any number
+  std::int32_t row_block;     ///< packed rows of a unit
+  std::int32_t kv_tile;       ///< tokens: one step of the softmax and the granularity of splits
+  std::int32_t split_tokens;  ///< batch_invariant: distance of the split boundaries
+  std::int32_t unit_bytes;    ///< cache that a worker could read in the time that beginning a unit takes it
+  std::string_view use;       ///< what it is made for
+  bool universal = false;     ///< for what no other row serves
+};
+
+/// Whether a table has rows in order of rising max_rows, the last one without a limit, then possibly a universal
+/// one, with steps that the scheduler can shift by.
+constexpr bool is_consistent(std::span<const Kernel> table) {
+  const auto power_of_two = [](std::int32_t x) { return x > 0 && (x & (x - 1)) == 0; };
+  for (std::size_t i = 0; i < table.size(); ++i) {
+    const Kernel& c = table[i];
+    if (c.row_block < 1 || c.kv_tile % kTileTokens != 0 || c.split_tokens % c.kv_tile != 0) return false;
+    if (!power_of_two(c.kv_tile) || !power_of_two(c.split_tokens)) return false;
+    if (c.kv_tile != table[0].kv_tile || c.split_tokens != table[0].split_tokens) return false;
+    if (c.universal) return i > 0 && i + 1 == table.size();
+    if ((c.max_rows == 0) != (i + 1 == table.size() || table[i + 1].universal)) return false;
+    if (i > 0 && c.max_rows != 0 && c.max_rows <= table[i - 1].max_rows) return false;
+  }
+  return !table.empty();
+}
+
+/// The chosen row of a backend's table and the reason, for people.
+struct Choice {
+  int index = 0;
+  int variant = 0;  ///< what Backend::variant says of it
+  std::string reason;
+};
+
+/// The smallest unit that holds a request's packed rows, else the largest. Depends only on shapes and bounds
+/// of an already validated problem; index -1 if the backend has no row for it.
+Choice choose_kernel(const Backend& backend, const AttentionProblem& problem);
+
+}  // namespace halftone::planning

@@ -1,0 +1,97 @@
+// Every instruction set that this machine has, not only the best one: accuracy, and bits that do not depend
+// on how work is divided. Highway's dispatch is forced from outside; nothing else of the library's inside is
+// used.
+#include "cpu/targets.h"
+// Before any Highway header, so that HWY_TARGETS are those of the kernels.
+#include <hwy/highway.h>
+
+#include "tests/misuse/adversarial.h"
+
+namespace halftone::testing {
+namespace {
+
+/// The kernels run on `target` as long as this lives.
+class ForcedTarget {
+ public:
+  explicit ForcedTarget(std::int64_t target) {
+    hwy::SetSupportedTargetsForTest(target);
+    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+  }
+  ~ForcedTarget() {
+    hwy::SetSupportedTargetsForTest(0);
+    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+  }
+  ForcedTarget(const ForcedTarget&) = delete;
+  ForcedTarget& operator=(const ForcedTarget&) = delete;
+};
+
+/// Bits of the targets that were compiled and that this machine has, best first.
+std::vector<std::int64_t> targets() {
+  std::vector<std::int64_t> result;
+  for (std::int64_t left = hwy::SupportedTargets() & HWY_TARGETS; left != 0; left &= left - 1)
+    result.push_back(left & -left);
+  return result;
+}
+
+std::string target_name(const ::testing::TestParamInfo<std::int64_t>& info) {
+  return hwy::TargetName(info.param);
+}
+
+class Targets : public ::testing::TestWithParam<std::int64_t> {};
+
+/// Every third row of the case table, every format among them.
+TEST_P(Targets, CaseTable) {
+  const ForcedTarget forced(GetParam());
+  int n = 0;
+  for (const AttentionCase& row : attention_cases()) {
+    if (n++ % (kSanitized ? 12 : 3) != 0) continue;
+    const Problem p = make_problem(row);
+    EXPECT_EQ(judge(p, make_reference(p), run_problem(p)), "") << row.name;
+  }
+}
+
+TEST_P(Targets, RandomProblems) {
+  const ForcedTarget forced(GetParam());
+  for (std::uint64_t seed = 10000; seed < (kSanitized ? 10010 : 10060); ++seed) {
+    const Problem p = make_problem(random_case(seed));
+    EXPECT_EQ(judge(p, make_reference(p), run_problem(p)), "") << "random_case(" << seed << ")";
+  }
+}
+
+/// Appended bytes and dequantised values are the same everywhere.
+TEST_P(Targets, SameBytesInTheCache) {
+  for (const std::string& format : typical_formats()) {
+    AttentionCase row;
+    row.requests = {{1, 50}, {1, 17}};
+    row.k_format = format;
+    row.rotate_k = row.rotate_v = true;
+    const Problem best = make_problem(row);
+    const Dequantised expected = dequantised(*best.cache);
+    const ForcedTarget forced(GetParam());
+    const Problem here = make_problem(row);
+    const Dequantised actual = dequantised(*here.cache);
+    EXPECT_TRUE(same_bytes(best.cache->pages, here.cache->pages)) << format;
+    EXPECT_TRUE(same_bytes(expected.k, actual.k) && same_bytes(expected.v, actual.v)) << format;
+  }
+}
+
+TEST_P(Targets, BatchInvariantBits) {
+  const ForcedTarget forced(GetParam());
+  for (const std::string& format : typical_formats()) {
+    AttentionCase row;
+    row.requests = {{1, 700}, {3, 33}, {1, 0}, {20, 90}};
+    row.k_format = format;
+    row.mask.causal = true;
+    row.policy = SplitPolicy::kBatchInvariant;
+    const Problem p = make_problem(row);
+    const Outputs expected = run_problem(p);
+    for (const int workers : {1, 5, 64}) {
+      expect_same_bits(expected, run_problem(p, [&](AttentionProblem& a) { a.workers = workers; }), format);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Host, Targets, ::testing::ValuesIn(targets()), target_name);
+
+}  // namespace
+}  // namespace halftone::testing

@@ -1,0 +1,207 @@
+// Which cases `halftone bench` makes of its options and tables, and what it reports; no GPU needed.
+#include <algorithm>
+#include <functional>
+#include <set>
+
+#include "cli/bench/cases.h"
+#include "cli/bench/report.h"
+#include "cli/host/host.h"
+#include "tests/cli/cli_support.h"
+
+namespace halftone::cli {
+namespace {
+
+using json = nlohmann::json;
+
+/// The same call for every table.
+std::vector<BenchCase> cases_of(std::string_view table, std::string_view formats = "") {
+  return table_cases(table, formats, SplitPolicy::kReproducible);
+}
+
+template <class Value>
+std::set<Value> distinct(const std::vector<BenchCase>& cases,
+                         const std::function<Value(const BenchCase&)>& of) {
+  std::set<Value> values;
+  for (const BenchCase& c : cases) values.insert(of(c));
+  return values;
+}
+
+std::string usage_error(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(BenchRequests, TextAndBack) {
+  const std::vector<RequestGroup> groups = parse_requests("131072x1,4096x31", "--contexts-mix");
+  EXPECT_EQ(groups, (std::vector<RequestGroup>{{131072, 1}, {4096, 31}}));
+  EXPECT_EQ(requests_text(groups), "131072x1,4096x31");
+  BenchCase c;
+  set_requests(c, groups);
+  EXPECT_EQ(c.shape.batch, 32);
+  EXPECT_EQ(c.shape.context, 131072);
+  const std::vector<std::int64_t> lengths = kv_lengths(c);
+  ASSERT_EQ(lengths.size(), 32U);
+  EXPECT_EQ(lengths.front(), 131072);
+  EXPECT_EQ(std::count(lengths.begin(), lengths.end(), 4096), 31);
+  set_requests(c, {{512, 3}});  // one group is no mixture
+  EXPECT_TRUE(c.mixed.empty());
+  EXPECT_EQ(kv_lengths(c), (std::vector<std::int64_t>{512, 512, 512}));
+}
+
+TEST(BenchRequests, RefusesWhatIsNoGroup) {
+  for (const char* text : {"", "4096", "x", "4096x", "x4", "0x1", "1x0", "-1x1", "4096x1,", "4096x1x1",
+                           "16777217x1", "1x1048577", "99999999999x1", "4096 x1"}) {
+    const std::string sentence = usage_error([&] { parse_requests(text, "--contexts-mix"); });
+    EXPECT_NE(sentence.find("--contexts-mix has '"), std::string::npos) << text << ": " << sentence;
+    EXPECT_NE(sentence.find("CONTEXTxCOUNT"), std::string::npos) << text;
+  }
+  EXPECT_NE(
+      usage_error([] { parse_requests("1x1000000,1x1000000", "--contexts-mix"); }).find("2000000 requests"),
+      std::string::npos);
+}
+
+TEST(BenchTables, HoldTheShapesTheyAreNamedFor) {
+  const auto batch = [](const BenchCase& c) { return c.shape.batch; };
+  const std::vector<BenchCase> headline = cases_of("headline");
+  EXPECT_EQ(headline.size(), 18U);  // 3 batches x 6 formats
+  EXPECT_EQ(distinct<int>(headline, batch), (std::set<int>{32, 128, 512}));
+  for (const BenchCase& c : headline) {
+    EXPECT_EQ(c.shape.q_heads, 8);
+    EXPECT_EQ(c.shape.kv_heads, 1);
+    EXPECT_EQ(c.shape.context, 8192);
+    EXPECT_EQ(c.chain, 1);
+  }
+  const std::vector<BenchCase> speculative = cases_of("speculative");
+  EXPECT_EQ(distinct<int>(speculative, batch).size(), 8U);
+  for (const BenchCase& c : speculative) {
+    EXPECT_EQ(c.shape.q_len, 3);
+    EXPECT_EQ(c.shape.batch * c.shape.context, 1 << 18);  // the same bytes at every length
+    EXPECT_TRUE(to_problem(c.shape).mask.causal);
+  }
+  const std::vector<BenchCase> shapes = cases_of("shapes");
+  EXPECT_EQ(shapes.size(), 3U * 9 * 5);
+  EXPECT_EQ(distinct<int>(shapes, batch), (std::set<int>{1, 8, 64}));
+  for (const BenchCase& c : cases_of("chain")) EXPECT_GT(c.chain, 1);
+  for (const BenchCase& c : cases_of("mixed")) {
+    EXPECT_GT(c.mixed.size(), 1U);
+    EXPECT_TRUE(c.with_schedule);
+  }
+  const std::vector<BenchCase> policies = cases_of("policies");
+  EXPECT_EQ(policies.size(), 4U * 3 * 3);  // shapes, formats, policies
+  EXPECT_EQ((distinct<SplitPolicy>(policies, [](const BenchCase& c) { return c.shape.policy; })).size(), 3U);
+  const std::vector<BenchCase> geometry = cases_of("geometry");
+  EXPECT_EQ((distinct<std::pair<int, int>>(
+                geometry, [](const BenchCase& c) { return std::pair(c.shape.head_dim, c.shape.page_size); })),
+            (std::set<std::pair<int, int>>{{64, 16}, {64, 64}, {128, 16}, {128, 64}, {256, 16}, {256, 64}}));
+}
+
+TEST(BenchTables, EveryCaseIsAProblemOfTheLibrary) {
+  for (const BenchCase& c : cases_of("all")) {
+    SCOPED_TRACE(c.table + " " + c.shape.format.name);
+    EXPECT_FALSE(c.table.empty());
+    for (const std::int64_t length : kv_lengths(c)) EXPECT_GE(length, c.shape.q_len);
+    EXPECT_NO_THROW(page_layout(to_problem(c.shape).kv));
+    if (c.suite == Suite::kAppend) continue;
+    EXPECT_NO_THROW(halftone::plan(to_problem(c.shape)));
+  }
+}
+
+TEST(BenchTables, NamesAndFormats) {
+  EXPECT_EQ(cases_of("headline,chain").size(), cases_of("headline").size() + cases_of("chain").size());
+  std::size_t total = 0;
+  for (const char* name :
+       {"headline", "chain", "speculative", "shapes", "mixed", "policies", "geometry", "append"}) {
+    EXPECT_NE(table_names().find(name), std::string::npos);
+    total += cases_of(name).size();
+  }
+  EXPECT_EQ(cases_of("all").size(), total);
+  EXPECT_EQ(cases_of("headline", "fp8").size(), 3U);
+  const std::string sentence = usage_error([] { cases_of("headline,fast"); });
+  EXPECT_NE(sentence.find("--table has 'fast', but the tables are headline, "), std::string::npos)
+      << sentence;
+}
+
+TEST(BenchReport, AnUnsupportedCaseIsARowWithItsReason) {
+  BenchRow ran, refused;
+  ran.setup = cases_of("mixed").front();
+  ran.us = 10;
+  ran.bytes = 20000;
+  ran.gbs = 2;
+  ran.ceiling_gbs = 4;
+  ran.ceiling = "loads";
+  ran.cold = true;
+  refused.setup = cases_of("speculative").front();
+  refused.unsupported = "head_dim is 80";
+  const json rows = bench_json({}, {ran, refused})["rows"];
+  for (const char* field :
+       {"suite", "format_k", "format_v", "batch", "context", "q_heads", "kv_heads", "head_dim", "q_len",
+        "page_size", "policy", "us", "bytes", "gbs", "ceiling_gbs", "chain"}) {
+    EXPECT_TRUE(rows[0].contains(field) && rows[1].contains(field)) << field;
+  }
+  EXPECT_EQ(rows[0]["us"], 10);
+  EXPECT_EQ(rows[0]["table"], "mixed");
+  EXPECT_EQ(rows[0]["lengths"], "131072x1,4096x31");
+  EXPECT_EQ(rows[0]["context"], 131072);
+  EXPECT_EQ(rows[0]["batch"], 32);
+  EXPECT_FALSE(rows[0].contains("unsupported"));
+  EXPECT_EQ(rows[1]["unsupported"], "head_dim is 80");
+  for (const char* figure : {"us", "bytes", "gbs", "ceiling_gbs"}) EXPECT_TRUE(rows[1][figure].is_null());
+  std::ostringstream out, err;
+  Terminal terminal{out, err, false, false};
+  print_bench(terminal, "CUDA on a GPU", {ran, refused});
+  EXPECT_NE(out.str().find("unsupported: head_dim is 80"), std::string::npos) << out.str();
+  EXPECT_NE(out.str().find("50%"), std::string::npos) << out.str();
+  EXPECT_NE(out.str().find("131072x1,4096x31, with schedule"), std::string::npos) << out.str();
+}
+
+class BenchCommand : public CliTest {};
+
+TEST_F(BenchCommand, OptionErrors) {
+  expect_failure(run({"bench", "--backend", "tpu"}), 2, "tpu");
+  expect_failure(run({"bench", "--table", "none"}), 2, "--table has 'none'");
+  expect_failure(run({"bench", "--table", "headline", "--batch", "3"}), 2, "--batch");
+  expect_failure(run({"bench", "--contexts-mix", "4096x2,64", "--backend", "cpu"}), 2,
+                 "--contexts-mix has '64'");
+  expect_failure(run({"bench", "--contexts-mix", "4096x2", "--batch", "3"}), 2, "excludes");
+  expect_failure(run({"bench", "--contexts-mix", "4096x2,2x1", "--q-len", "3"}), 2,
+                 "a context of --contexts-mix is 2");
+  expect_failure(run({"bench", "--suite", "append", "--chain", "2"}), 2, "--chain is for attention");
+  expect_failure(run({"bench", "--suite", "append", "--with-schedule"}), 2,
+                 "--with-schedule is for attention");
+  expect_failure(run({"bench", "--backend", "cpu", "--chain", "2"}), 2,
+                 "a chain of 2 layers is measured on CUDA only");
+  expect_failure(run({"bench", "--backend", "cpu", "--contexts-mix", "4096x2,64x1"}), 2, "4096x2,64x1");
+  expect_failure(run({"bench", "--backend", "cpu", "--with-schedule"}), 2, "measured on CUDA only");
+}
+
+TEST_F(BenchCommand, CudaWithoutAGpuSaysWhatIsMissing) {
+  const BackendChoice choice = choose_backend(cpu_info(), gpu_info());
+  if (choice.backend == "cuda") GTEST_SKIP() << "this machine has a Hopper GPU";
+  expect_failure(run({"bench", "--backend", "cuda"}), 1,
+                 "--backend is cuda, but this needs " + choice.missing.front());
+}
+
+TEST_F(BenchCommand, CasesThatDoNotFitAreRowsAndOthersRun) {
+  const std::vector<std::string> shape = {"bench", "--backend", "cpu", "--formats",  "int4-row", "--context",
+                                          "16384", "--q-heads", "8",   "--kv-heads", "8",        "--repeat",
+                                          "1",     "--json",    "-",   "--batch"};
+  const auto with_batch = [&](const char* batch) {
+    std::vector<std::string> arguments = shape;
+    arguments.emplace_back(batch);
+    return run(std::move(arguments));
+  };
+  const Result both = with_batch("1,65536");  // 1.2 TB
+  ASSERT_EQ(both.code, 0) << both.err;
+  const json rows = json::parse(both.out)["rows"];
+  ASSERT_EQ(rows.size(), 2U);
+  EXPECT_GT(rows[0]["us"], 0);
+  EXPECT_NE(rows[1]["unsupported"].get<std::string>().find("are available"), std::string::npos) << rows[1];
+  expect_failure(with_batch("65536"), 1, "are available");
+}
+
+}  // namespace
+}  // namespace halftone::cli

@@ -1,0 +1,258 @@
+// Lengths: empty requests, boundaries, lengths beyond bounds and tables, and addresses beyond 2^32.
+#include <sys/mman.h>
+
+#include "tests/misuse/adversarial.h"
+
+namespace halftone::testing {
+namespace {
+
+using enum ErrorCode;
+
+AttentionCase mixed(const std::string& format = "int8-head") {
+  AttentionCase row;
+  row.requests = {{1, 70}, {2, 33}, {1, 129}};
+  row.k_format = format;
+  row.out_dtype = DType::kFloat32;
+  row.cu_q = true;
+  row.slack = 30;
+  return row;
+}
+
+/// A request without keys gives zeros, and its neighbours are as if it were not there.
+TEST(Lengths, EmptyRequestInsideAMixedBatch) {
+  for (const std::string& format : typical_formats()) {
+    const Problem p = make_problem(with_empty_requests(mixed(format)));
+    const Outputs with = run_problem(p);
+    EXPECT_EQ(judge(p, make_reference(p), with), "") << format;
+    expect_empty_rows(p, with, 1, 4);
+    expect_empty_rows(p, with, 6, 7);
+
+    const Problem twin = without_empty_queries(p);
+    const Outputs without = run_problem(twin);
+    EXPECT_EQ(row_bytes(with.out, 0, 1), row_bytes(without.out, 0, 1));
+    EXPECT_EQ(row_bytes(with.out, 4, 6), row_bytes(without.out, 1, 3));
+    EXPECT_EQ(row_bytes(with.out, 7, 8), row_bytes(without.out, 3, 4));
+    EXPECT_EQ(row_bytes(with.lse, 4, 6), row_bytes(without.lse, 1, 3));
+  }
+}
+
+TEST(Lengths, EveryRequestEmpty) {
+  for (const bool sinks : {false, true}) {
+    for (const SplitPolicy policy :
+         {SplitPolicy::kFast, SplitPolicy::kReproducible, SplitPolicy::kBatchInvariant}) {
+      AttentionCase row = mixed();
+      row.requests = uniform_requests(5, 2, 0);
+      row.sinks = sinks;
+      row.policy = policy;
+      const Problem p = make_problem(row);
+      expect_empty_rows(p, run_problem(p), 0, 10);
+    }
+  }
+}
+
+TEST(Lengths, NoQueriesIsANoOp) {
+  AttentionCase row = mixed();
+  row.requests = {{0, 50}, {0, 0}, {0, 200}};
+  const Problem p = make_problem(row);
+  const Outputs outputs = run_problem(p);
+  EXPECT_EQ(outputs.out.numel(), 0);
+  EXPECT_TRUE(outputs.out.guards_intact() && outputs.lse.guards_intact());
+}
+
+TEST(Lengths, MoreQueriesThanKeysCausal) {
+  for (const char* format : {"bf16", "int8-head", "int4-g32"}) {
+    AttentionCase row = mixed(format);
+    row.requests = {{20, 7}, {33, 1}, {5, 5}, {17, 0}, {100, 40}};
+    row.mask.causal = true;
+    const Problem p = make_problem(row);
+    const Outputs outputs = run_problem(p);
+    EXPECT_EQ(judge(p, make_reference(p), outputs), "") << format;
+    expect_empty_rows(p, outputs, 0, 13);
+    expect_empty_rows(p, outputs, 20, 52);
+    expect_empty_rows(p, outputs, 58, 75);
+    expect_empty_rows(p, outputs, 75, 135);
+  }
+}
+
+/// Tile, page and split boundaries, one below, on, and one above.
+TEST(Lengths, Boundaries) {
+  for (const SplitPolicy policy : {SplitPolicy::kReproducible, SplitPolicy::kBatchInvariant}) {
+    for (const int page : {16, 32, 64, 128, 256}) {
+      AttentionCase row;
+      row.q_heads = 2;
+      row.kv_heads = 1;
+      row.head_dim = 64;
+      row.k_format = "int4-g32";
+      row.out_dtype = DType::kFloat32;
+      row.page_size = page;
+      row.policy = policy;
+      row.workers = 5;
+      AttentionProblem bounds;
+      bounds.batch = 1;
+      bounds.q_heads = 2;
+      bounds.kv.k_format = bounds.kv.v_format = parse_format("int4-g32");
+      bounds.kv.kv_heads = 1;
+      bounds.kv.head_dim = 64;
+      bounds.max_kv_len = 5000;
+      bounds.policy = policy;
+      const PlanInfo info = plan(bounds).info();
+      for (const int boundary :
+           {16, info.kv_tile, 2 * info.kv_tile, page, 3 * page, info.split_tokens, 2 * info.split_tokens}) {
+        if (boundary == 0 || boundary > (kSanitized ? 1024 : 5000)) continue;
+        for (int d = -1; d <= 1; ++d) row.requests.push_back({1, boundary + d});
+      }
+      const Problem p = make_problem(row);
+      EXPECT_EQ(judge(p, make_reference(p), run_problem(p)), "") << "page " << page;
+    }
+  }
+}
+
+TEST(Lengths, BeyondTheTable) {
+  AttentionCase row = mixed();
+  row.page_size = 16;
+  row.slack = 10000;
+  const Problem p = make_problem(row);
+  const Prepared ready(p);
+  const std::int64_t columns = p.cache->block_table.shape()[1];
+  const std::string tokens = std::to_string(columns * 16 + 1);
+  p.cache->lengths.as<std::int32_t>()[1] = static_cast<std::int32_t>(columns * 16 + 1);
+  schedule(ready.plan, p.lengths(), ready.workspace.view());
+  ready.refuses(kOutOfRange, {"kv_lengths[1]", tokens, std::to_string(columns)}, [](AttentionArgs&) {});
+  expect_error(kOutOfRange, {"lengths[1]", tokens}, [&] { (void)dequantised(*p.cache); });
+}
+
+TEST(Lengths, BeyondThePlansBounds) {
+  const Problem p = make_problem(mixed());
+  const Prepared ready(p);
+  const int bound = p.problem.max_kv_len;
+  for (const int length : {bound + 1, std::numeric_limits<int>::max(), -1, std::numeric_limits<int>::min()}) {
+    p.cache->lengths.as<std::int32_t>()[2] = length;
+    expect_error(kOutOfRange, {"kv_lengths[2]", std::to_string(length), std::to_string(bound)},
+                 [&] { schedule(ready.plan, p.lengths(), ready.workspace.view()); });
+  }
+}
+
+TEST(Lengths, CumulativeLengthsThatDecrease) {
+  const Problem p = make_problem(mixed());
+  const Prepared ready(p);
+  for (const std::vector<std::int32_t>& bad : {std::vector<std::int32_t>{0, 3, 2, 4}, {0, 1, 3, -1}}) {
+    const Tensor cu = Tensor::of({4}, bad);
+    SequenceLengths lengths = p.lengths();
+    lengths.cu_q = cu.view();
+    expect_error(kInvalidArgument, {"cu_q["}, [&] { schedule(ready.plan, lengths, ready.workspace.view()); });
+  }
+  const Tensor shifted = Tensor::of({4}, std::vector<std::int32_t>{1, 2, 3, 4});
+  SequenceLengths lengths = p.lengths();
+  lengths.cu_q = shifted.view();
+  expect_error(kInvalidArgument, {"cu_q[0]", "1", "0"},
+               [&] { schedule(ready.plan, lengths, ready.workspace.view()); });
+  const Tensor long_query = Tensor::of({4}, std::vector<std::int32_t>{0, 1, 3, 100});
+  lengths.cu_q = long_query.view();
+  expect_error(kOutOfRange, {"cu_q", "97", "max_q_len"},
+               [&] { schedule(ready.plan, lengths, ready.workspace.view()); });
+
+  AttentionCase plain = mixed("bf16");
+  plain.paged = false;
+  const Problem q = make_problem(plain);
+  const Prepared plain_ready(q);
+  lengths = q.lengths();
+  const Tensor falling = Tensor::of({4}, std::vector<std::int32_t>{0, 70, 60, 232});
+  lengths.cu_kv = falling.view();
+  expect_error(kInvalidArgument, {"cu_kv[2]", "60", "70"},
+               [&] { schedule(plain_ready.plan, lengths, plain_ready.workspace.view()); });
+}
+
+/// A schedule that failed leaves no schedule behind that run() would accept as the new one.
+TEST(Lengths, QueriesThatDoNotMatchTheSchedule) {
+  const Problem p = make_problem(mixed());
+  const Prepared ready(p);
+  const Tensor longer(p.row.q_dtype, {p.total_q() + 1, p.row.q_heads, p.row.head_dim});
+  ready.refuses(kInvalidArgument,
+                {"q.shape[0]", std::to_string(p.total_q() + 1), std::to_string(p.total_q())},
+                [&](AttentionArgs& a) { a.q = longer.view(); });
+  const Tensor short_out(p.row.out_dtype, {p.total_q() - 1, p.row.q_heads, p.row.head_dim});
+  ready.refuses(kInvalidArgument, {"out"}, [&](AttentionArgs& a) { a.out = short_out.view(); });
+}
+
+TEST(Lengths, AppendToAFullCacheLeavesEveryByte) {
+  AttentionCase row = mixed();
+  row.page_size = 16;
+  row.requests = {{1, 32}, {1, 7}};
+  const Problem p = make_problem(row);
+  p.cache->lengths.as<std::int32_t>()[0] = static_cast<std::int32_t>(p.cache->block_table.shape()[1]) * 16;
+  const Tensor before = p.cache->pages.clone();
+  const Tensor k(DType::kFloat32, {2, row.kv_heads, row.head_dim}), v = k.clone();
+  for (const Tensor* t : {&k, &v}) {
+    for (float& x : t->as<float>()) x = 1;
+  }
+  expect_error(kOutOfRange, {"lengths[0]"}, [&] {
+    const Tensor cu = Tensor::of({3}, std::vector<std::int32_t>{0, 1, 2});
+    AppendArgs args;
+    args.k = k.view();
+    args.v = v.view();
+    args.cu_seqlens = cu.view();
+    append(p.cache->view(), args);
+  });
+  EXPECT_TRUE(same_bytes(before, p.cache->pages));
+  EXPECT_TRUE(p.cache->guards_intact());
+}
+
+/// One plan and workspace at length 1, at 128K and at length 1 again: the bits of a workspace used once.
+TEST(Lengths, OneWorkspaceFromOneTokenTo128K) {
+  AttentionCase row;
+  row.q_heads = 4;
+  row.kv_heads = 1;
+  row.head_dim = 64;
+  row.k_format = "int8-head";
+  row.workers = 9;
+  row.requests = {{1, kSanitized ? 8192 : 131072}, {1, 300}};
+  for (const SplitPolicy policy : {SplitPolicy::kReproducible, SplitPolicy::kBatchInvariant}) {
+    row.policy = policy;
+    const Problem p = make_problem(row);
+    const Prepared ready(p);
+    const auto lengths = p.cache->lengths.as<std::int32_t>();
+    for (const std::int32_t length : {1, row.requests[0].kv_len, 1}) {
+      lengths[0] = length;
+      schedule(ready.plan, p.lengths(), ready.workspace.view());
+      run(ready.plan, ready.args, ready.workspace.view());
+      expect_same_bits(run_problem(p), ready.outputs, "length " + std::to_string(length));
+    }
+  }
+}
+
+/// Pages far apart: byte offsets beyond 2^31 and 2^32 give the bits of a compact copy.
+TEST(Lengths, ByteOffsetsBeyond4GiB) {
+  for (const char* format : {"bf16", "int8-head", "int4-g32"}) {
+    AttentionCase row = mixed(format);
+    row.requests = {{1, 200}, {1, 100}};
+    const Problem p = make_problem(row);
+    const Outputs compact = run_problem(p);
+    const std::int64_t count = p.cache->pages.shape()[0], bytes = p.cache->pages.shape()[1];
+    const std::int64_t stride = std::int64_t{900} << 20;
+    const auto size = static_cast<std::size_t>(stride * (count - 1) + bytes);
+    ASSERT_GT(stride * (count - 1), std::int64_t{1} << 32);
+    void* memory =
+        mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) GTEST_SKIP() << "this machine gives no " << size << " bytes of address space";
+    for (std::int64_t i = 0; i < count; ++i) {
+      std::copy_n(p.cache->pages.bytes().begin() + i * bytes, bytes,
+                  static_cast<std::uint8_t*>(memory) + i * stride);
+    }
+    const Outputs outputs = make_outputs(p);
+    AttentionArgs args = arguments(p, outputs);
+    args.cache.pages.data = memory;
+    args.cache.pages.strides[0] = stride;
+    attend(p.problem, args);
+    expect_same_bits(compact, outputs, format);
+
+    // Appending and reading back address the same way.
+    const Dequantised near = dequantised(*p.cache);
+    const Tensor far_k(DType::kFloat32, near.k.shape()), far_v(DType::kFloat32, near.v.shape());
+    dequantize(args.cache, far_k.view(), far_v.view());
+    EXPECT_TRUE(same_bytes(near.k, far_k) && same_bytes(near.v, far_v)) << format;
+    munmap(memory, size);
+  }
+}
+
+}  // namespace
+}  // namespace halftone::testing

@@ -1,0 +1,318 @@
+// Memory: alignment, strides, aliasing, workspaces, and what a refusal must leave alone.
+#include "tests/misuse/adversarial.h"
+
+namespace halftone::testing {
+namespace {
+
+using enum ErrorCode;
+
+AttentionCase full(const std::string& format = "int8-tensor") {
+  AttentionCase row;
+  row.requests = {{1, 70}, {3, 33}, {1, 129}};
+  row.k_format = format;
+  row.page_size = 32;
+  row.alibi = true;
+  row.sinks = true;
+  return row;
+}
+
+AttentionCase full_plain() {
+  AttentionCase row = full("bf16");
+  row.paged = false;
+  return row;
+}
+
+using Member = TensorView& (*)(AttentionArgs&);
+struct NamedMember {
+  const char* name;  ///< as sentences call it
+  Member of;
+  bool paged;  ///< exists with a paged cache
+  bool plain;  ///< exists with plain K and V
+};
+constexpr NamedMember kInputs[] = {
+    {"q", [](AttentionArgs& a) -> TensorView& { return a.q; }, true, true},
+    {"alibi_slopes", [](AttentionArgs& a) -> TensorView& { return a.alibi_slopes; }, true, true},
+    {"sinks", [](AttentionArgs& a) -> TensorView& { return a.sinks; }, true, true},
+    {"cache.pages", [](AttentionArgs& a) -> TensorView& { return a.cache.pages; }, true, false},
+    {"cache.block_table", [](AttentionArgs& a) -> TensorView& { return a.cache.block_table; }, true, false},
+    {"cache.lengths", [](AttentionArgs& a) -> TensorView& { return a.cache.lengths; }, true, false},
+    {"cache.k_scale.scale", [](AttentionArgs& a) -> TensorView& { return a.cache.k_scale.scale; }, true,
+     false},
+    {"cache.v_scale.scale", [](AttentionArgs& a) -> TensorView& { return a.cache.v_scale.scale; }, true,
+     false},
+    {"k", [](AttentionArgs& a) -> TensorView& { return a.k; }, false, true},
+    {"v", [](AttentionArgs& a) -> TensorView& { return a.v; }, false, true},
+};
+constexpr NamedMember kOutputs[] = {
+    {"out", [](AttentionArgs& a) -> TensorView& { return a.out; }, true, true},
+    {"lse", [](AttentionArgs& a) -> TensorView& { return a.lse; }, true, true},
+    {"status", [](AttentionArgs& a) -> TensorView& { return a.status; }, true, true},
+};
+
+template <class F>
+void for_each_member(const F& f) {
+  for (const bool paged : {true, false}) {
+    const Problem p = make_problem(paged ? full() : full_plain());
+    const Prepared ready(p);
+    for (const auto& list : {std::span<const NamedMember>(kInputs), std::span<const NamedMember>(kOutputs)}) {
+      for (const NamedMember& member : list) {
+        if (paged ? member.paged : member.plain) f(p, ready, member);
+      }
+    }
+  }
+}
+
+void shift(TensorView& view, int bytes) { view.data = static_cast<std::uint8_t*>(view.data) + bytes; }
+
+/// Below the element's own alignment: refused by name, for every tensor.
+TEST(Memory, MisalignedTensors) {
+  for_each_member([](const Problem&, const Prepared& ready, const NamedMember& member) {
+    for (const int bytes : {1, 2, 8}) {
+      AttentionArgs args = ready.args;
+      const int needed =
+          member.name == std::string("cache.pages") ? 16 : dtype_bits(member.of(args).dtype) / 8;
+      if (bytes % needed == 0) continue;
+      ready.refuses(kInvalidArgument, {member.name, std::to_string(bytes % needed)},
+                    [&](AttentionArgs& a) { shift(member.of(a), bytes); });
+    }
+  });
+}
+
+/// Aligned to the element but to nothing more: the same bits as from aligned memory.
+TEST(Memory, ElementAlignmentIsEnough) {
+  for (const bool paged : {true, false}) {
+    AttentionCase row = paged ? full() : full_plain();
+    const Problem p = make_problem(row);
+    const Outputs expected = run_problem(p);
+    for (const std::size_t bytes : {2U, 4U, 8U, 12U}) {
+      const auto moved = [&](const Tensor& t) {
+        Tensor copy(t.dtype(), t.shape(), bytes);
+        std::copy(t.bytes().begin(), t.bytes().end(), copy.bytes().begin());
+        return copy;
+      };
+      const Outputs actual = make_outputs(p);
+      const Tensor q = moved(p.q), out = moved(actual.out);
+      AttentionArgs args = arguments(p, actual);
+      args.q = q.view();
+      args.out = out.view();
+      Tensor k, v;
+      if (!paged) {
+        k = moved(p.k);
+        v = moved(p.v);
+        args.k = k.view();
+        args.v = v.view();
+      }
+      attend(p.problem, args);
+      EXPECT_TRUE(same_bytes(expected.out, out)) << bytes;
+      EXPECT_TRUE(out.guards_intact());
+    }
+  }
+}
+
+TEST(Memory, MisalignedWorkspace) {
+  const Problem p = make_problem(full());
+  const Prepared ready(p);
+  const auto size = static_cast<std::int64_t>(ready.plan.workspace_bytes());
+  for (const std::size_t bytes : {1U, 2U, 8U, 128U}) {
+    const Tensor workspace(DType::kUInt8, {size}, bytes);
+    expect_error(kInvalidArgument, {"workspace", std::to_string(bytes), "256"},
+                 [&] { schedule(ready.plan, p.lengths(), workspace.view()); });
+    expect_error(kInvalidArgument, {"workspace", "256"},
+                 [&] { run(ready.plan, ready.args, workspace.view()); });
+    EXPECT_TRUE(untouched(workspace));
+  }
+  EXPECT_TRUE(untouched(ready.outputs.out));
+}
+
+TEST(Memory, WorkspaceOneByteShort) {
+  const Problem p = make_problem(full());
+  const Prepared ready(p);
+  const auto size = static_cast<std::int64_t>(ready.plan.workspace_bytes());
+  const Tensor workspace(DType::kUInt8, {size - 1});
+  const std::string needed = std::to_string(size), given = std::to_string(size - 1);
+  expect_error(kResourceExhausted, {"workspace", given, needed},
+               [&] { schedule(ready.plan, p.lengths(), workspace.view()); });
+  expect_error(kResourceExhausted, {"workspace", given, needed},
+               [&] { run(ready.plan, ready.args, workspace.view()); });
+  EXPECT_TRUE(untouched(workspace) && untouched(ready.outputs.out));
+  expect_error(kInvalidArgument, {"workspace"}, [&] { run(ready.plan, ready.args, TensorView{}); });
+  expect_error(kInvalidArgument, {"workspace"}, [&] { schedule(ready.plan, p.lengths(), TensorView{}); });
+}
+
+/// The stated size is enough (run_problem gives exactly that, with guards), and more is fine.
+TEST(Memory, WorkspaceContentsDoNotMatter) {
+  for (const SplitPolicy policy :
+       {SplitPolicy::kFast, SplitPolicy::kReproducible, SplitPolicy::kBatchInvariant}) {
+    AttentionCase row = full("int4-g32");
+    row.policy = policy;
+    row.workers = 9;
+    row.requests = {{1, 700}, {2, 300}, {1, 0}};
+    const Problem p = make_problem(row);
+    const Plan plan = halftone::plan(p.problem);
+    const auto size = static_cast<std::int64_t>(plan.workspace_bytes());
+    Outputs expected;
+    for (const int fill : {0xFF, 0x00, 0x7F, 0x3C}) {
+      const Tensor workspace(DType::kUInt8, {size + (fill == 0x7F ? 1000 : 0)});
+      workspace.fill_bytes(static_cast<std::uint8_t>(fill));
+      Outputs outputs = make_outputs(p);
+      schedule(plan, p.lengths(), workspace.view());
+      run(plan, arguments(p, outputs), workspace.view());
+      if (!expected.out.present()) {
+        expected = std::move(outputs);
+        EXPECT_EQ(judge(p, make_reference(p), expected), "");
+      } else if (policy == SplitPolicy::kFast) {
+        EXPECT_EQ(judge(p, make_reference(p), outputs), "");
+      } else {
+        expect_same_bits(expected, outputs, "workspace of " + std::to_string(fill));
+      }
+    }
+  }
+}
+
+/// q, k and v inside a fused tensor, out inside a wider one, heads before tokens: the same bits.
+TEST(Memory, StridedViews) {
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
+    AttentionCase row = full_plain();
+    row.plain_dtype = row.q_dtype = row.out_dtype = dtype;
+    if (dtype == DType::kFloat16) row.k_format = "fp16";
+    const Problem p = make_problem(row);
+    const Outputs expected = run_problem(p);
+    const auto padded = [](const Tensor& t, std::int64_t gap, bool heads_first) {
+      const std::int64_t n = t.shape()[0], h = t.shape()[1], d = t.shape()[2];
+      auto memory = std::make_unique<Tensor>(t.dtype(), std::vector<std::int64_t>{n * h, d + gap});
+      TensorView view = memory->view();
+      view.rank = 3;
+      view.shape = {n, h, d};
+      view.strides = heads_first ? std::array<std::int64_t, 5>{d + gap, n * (d + gap), 1}
+                                 : std::array<std::int64_t, 5>{h * (d + gap), d + gap, 1};
+      for (std::int64_t i = 0; i < t.numel(); ++i) {
+        memory->set(i / (h * d) * view.strides[0] + i / d % h * view.strides[1] + i % d, t.get(i));
+      }
+      return std::pair{std::move(memory), view};
+    };
+    for (const std::int64_t gap : {0, 3, 64}) {
+      for (const bool heads_first : {false, true}) {
+        const Outputs actual = make_outputs(p);
+        AttentionArgs args = arguments(p, actual);
+        const auto q = padded(p.q, gap, heads_first), k = padded(p.k, gap, heads_first),
+                   v = padded(p.v, gap, heads_first), out = padded(actual.out, gap, heads_first);
+        args.q = q.second;
+        args.k = k.second;
+        args.v = v.second;
+        args.out = out.second;
+        attend(p.problem, args);
+        const std::int64_t heads = row.q_heads, dim = row.head_dim;
+        for (std::int64_t i = 0; i < expected.out.numel(); ++i) {
+          const std::int64_t at =
+              i / (heads * dim) * args.out.strides[0] + i / dim % heads * args.out.strides[1] + i % dim;
+          ASSERT_EQ(expected.out.get(i), out.first->get(at)) << "gap " << gap << ", element " << i;
+        }
+        std::int64_t untouched_elements = 0;
+        for (std::int64_t i = 0; i < out.first->numel(); ++i)
+          untouched_elements += std::isnan(out.first->get(i));
+        EXPECT_EQ(untouched_elements, out.first->numel() - expected.out.numel()) << "a gap was written";
+      }
+    }
+  }
+}
+
+TEST(Memory, LastDimMustBeContiguous) {
+  const Problem p = make_problem(full_plain());
+  const Prepared ready(p);
+  for (const char* name : {"q", "k", "v", "out", "lse"}) {
+    ready.refuses(kInvalidArgument, {name, "stride", "2"}, [&](AttentionArgs& a) {
+      const std::string n = name;
+      TensorView& view = n == "q" ? a.q : n == "k" ? a.k : n == "v" ? a.v : n == "out" ? a.out : a.lse;
+      view.strides[static_cast<std::size_t>(view.rank - 1)] = 2;
+    });
+  }
+}
+
+/// Two elements of an output at one address.
+TEST(Memory, OutputThatOverlapsItself) {
+  const Problem p = make_problem(full());
+  const Prepared ready(p);
+  ready.refuses(kInvalidArgument, {"out", "stride"}, [](AttentionArgs& a) { a.out.strides[0] = 0; });
+  ready.refuses(kInvalidArgument, {"out", "stride"}, [](AttentionArgs& a) { a.out.strides[1] = 64; });
+  ready.refuses(kInvalidArgument, {"lse", "stride"}, [](AttentionArgs& a) { a.lse.strides[0] = 1; });
+}
+
+/// The page stride of the cache: padded pages give the same bits; overlapping or misaligned ones are refused.
+TEST(Memory, PageStrides) {
+  const Problem p = make_problem(full());
+  const Outputs expected = run_problem(p);
+  const std::int64_t count = p.cache->pages.shape()[0], bytes = p.cache->pages.shape()[1];
+  const Tensor wide(DType::kUInt8, {count, bytes + 48});
+  for (std::int64_t i = 0; i < count; ++i) {
+    std::copy_n(p.cache->pages.bytes().begin() + i * bytes, bytes, wide.bytes().begin() + i * (bytes + 48));
+  }
+  const Outputs actual = make_outputs(p);
+  AttentionArgs args = arguments(p, actual);
+  args.cache.pages = wide.view();
+  args.cache.pages.shape[1] = bytes;
+  attend(p.problem, args);
+  expect_same_bits(expected, actual, "padded pages");
+  const Prepared ready(p);
+  for (const std::int64_t stride : {std::int64_t{0}, bytes - 16, bytes + 8, -bytes}) {
+    ready.refuses(kInvalidArgument, {"cache.pages", "stride", std::to_string(stride)},
+                  [&](AttentionArgs& a) { a.cache.pages.strides[0] = stride; });
+  }
+}
+
+/// Bytes from the first to behind the last element of a contiguous view.
+std::size_t byte_size(const TensorView& view) {
+  return static_cast<std::size_t>(view.numel() * dtype_bits(view.dtype) / 8);
+}
+
+/// Every output over every other tensor, the last bytes of the one being the first of the other.
+TEST(Memory, OutputAliasingAnInput) {
+  for_each_member([](const Problem&, const Prepared& ready, const NamedMember& member) {
+    for (const NamedMember& output : kOutputs) {
+      AttentionArgs args = ready.args;
+      TensorView &target = output.of(args), &source = member.of(args);
+      if (&target == &source) continue;
+      const std::size_t size = byte_size(target), offset = size <= 16 ? 0 : (size - 1) / 16 * 16;
+      const Tensor arena(DType::kUInt8, {static_cast<std::int64_t>(offset + byte_size(source))});
+      std::copy_n(static_cast<const std::uint8_t*>(source.data), byte_size(source),
+                  arena.bytes().data() + offset);
+      target.data = arena.bytes().data();
+      source.data = arena.bytes().data() + offset;
+      const Tensor before = arena.clone();
+      expect_error(kInvalidArgument, {output.name, member.name, "overlaps"},
+                   [&] { run(ready.plan, args, ready.workspace.view()); });
+      EXPECT_TRUE(same_bytes(before, arena)) << output.name << " over " << member.name;
+    }
+  });
+}
+
+TEST(Memory, WorkspaceAliasingATensor) {
+  const Problem p = make_problem(full());
+  const Prepared ready(p);
+  ready.refuses(kInvalidArgument, {"workspace", "out", "overlap"},
+                [&](AttentionArgs& a) { a.out.data = ready.workspace.bytes().data(); });
+  ready.refuses(kInvalidArgument, {"workspace", "q", "overlap"},
+                [&](AttentionArgs& a) { a.q.data = ready.workspace.bytes().data(); });
+  SequenceLengths lengths = p.lengths();
+  lengths.kv_lengths.data = ready.workspace.bytes().data();
+  expect_error(kInvalidArgument, {"workspace", "kv_lengths", "overlap"},
+               [&] { schedule(ready.plan, lengths, ready.workspace.view()); });
+}
+
+/// Neighbours in one allocation do not overlap.
+TEST(Memory, AdjacentTensorsAreFine) {
+  const Problem p = make_problem(full());
+  const Outputs expected = run_problem(p);
+  const std::size_t q_bytes = p.q.bytes().size(), out_bytes = expected.out.bytes().size();
+  const Tensor both(DType::kUInt8, {static_cast<std::int64_t>(q_bytes + out_bytes)});
+  std::copy(p.q.bytes().begin(), p.q.bytes().end(), both.bytes().begin());
+  const Outputs actual = make_outputs(p);
+  AttentionArgs args = arguments(p, actual);
+  args.q.data = both.bytes().data();
+  args.out.data = both.bytes().data() + q_bytes;
+  attend(p.problem, args);
+  EXPECT_TRUE(std::equal(expected.out.bytes().begin(), expected.out.bytes().end(),
+                         both.bytes().begin() + static_cast<std::ptrdiff_t>(q_bytes)));
+}
+
+}  // namespace
+}  // namespace halftone::testing

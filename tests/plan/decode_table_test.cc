@@ -1,0 +1,137 @@
+// The table of decode kernels: which row serves a cache, with K and V in the same and in different formats.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cuda/decode/config.h"
+#include "testing/cases.h"
+
+namespace halftone::cuda {
+namespace {
+
+KvCacheSpec spec_of(const char* k, const char* v, int head_dim) {
+  return {.k_format = parse_format(k), .v_format = parse_format(v), .kv_heads = 1, .head_dim = head_dim};
+}
+
+/// A development build has one head_dim.
+bool has_dim(int head_dim) { return find_row(spec_of("bf16", "bf16", head_dim), 8) >= 0; }
+
+std::vector<KvCacheSpec> mixed_specs() {
+  std::vector<KvCacheSpec> specs;
+  for (const testing::AttentionCase& row : testing::attention_cases()) {
+    if (row.name.find("mixed-") == 0 && has_dim(row.head_dim)) {
+      specs.push_back(testing::attention_problem(row).kv);
+    }
+  }
+  return specs;
+}
+
+TEST(DecodeTable, MixedCasesHaveKernels) {
+  for (const KvCacheSpec& kv : mixed_specs()) {
+    const std::string name = format_name(kv.k_format) + ":" + format_name(kv.v_format);
+    for (const int rows : {8, 16}) {
+      const int row = find_row(kv, rows);
+      ASSERT_GE(row, 0) << name << " at head_dim " << kv.head_dim << ", " << rows << " rows";
+      const DecodeConfig& c = kDecodeTable[static_cast<std::size_t>(row)];
+      EXPECT_TRUE(is_mixed(c)) << name;
+      EXPECT_EQ(rows_of(c), rows) << name;
+      EXPECT_EQ(c.k.dtype, kv.k_format.dtype) << name;
+      EXPECT_EQ(c.v.dtype, kv.v_format.dtype) << name;
+      // What the ring and the copies are sized for.
+      EXPECT_GE(typical_tile_bytes(c.k, kv.head_dim) + typical_tile_bytes(c.v, kv.head_dim),
+                page_layout(kv).tile_bytes)
+          << name;
+    }
+  }
+}
+
+TEST(DecodeTable, MixedKernelsHaveCases) {
+  const std::vector<KvCacheSpec> specs = mixed_specs();
+  for (const DecodeConfig& c : kDecodeTable) {
+    if (!is_built(c) || !is_mixed(c)) continue;
+    EXPECT_TRUE(std::any_of(specs.begin(), specs.end(),
+                            [&](const KvCacheSpec& kv) {
+                              const int row = find_row(kv, rows_of(c));
+                              return row >= 0 && kDecodeTable[static_cast<std::size_t>(row)] == c;
+                            }))
+        << "K " << dtype_name(c.k.dtype) << ", V " << dtype_name(c.v.dtype) << ", head_dim " << c.head_dim;
+  }
+}
+
+TEST(DecodeTable, OrderOfKAndVMatters) {
+  if (!has_dim(128)) GTEST_SKIP() << "this build has no kernels for head_dim 128";
+  EXPECT_GE(find_row(spec_of("bf16", "int4-g32", 128), 0), 0);
+  EXPECT_EQ(find_row(spec_of("int4-g32", "bf16", 128), 0), -1);
+  EXPECT_NE(find_row(spec_of("int4-row", "int4-g32", 128), 8),
+            find_row(spec_of("int4-g32", "int4-row", 128), 8));
+  EXPECT_EQ(find_row(spec_of("int8-head", "int4-g32", 128), 32), -1);
+  EXPECT_EQ(find_row(spec_of("int8-head", "int4-g32-f32", 128), 0), -1);
+  EXPECT_EQ(find_row(spec_of("int8-token-asym", "int4-g32", 128), 0), -1);
+}
+
+TEST(DecodeTable, ManyRowsAreServedByWarpgroups) {
+  if (!has_dim(128)) GTEST_SKIP() << "this build has no kernels for head_dim 128";
+  const auto family = [](const char* format, int rows) {
+    const int row = find_row(spec_of(format, format, 128), rows);
+    return row < 0 ? Family::kWarp : kDecodeTable[static_cast<std::size_t>(row)].family;
+  };
+  for (const char* format :
+       {"bf16", "fp16", "fp8", "fp8-token", "int8-tensor", "int8-head", "int4-row", "int4-g32", "int4-g64"}) {
+    EXPECT_EQ(family(format, 16), Family::kWarp) << format;
+    EXPECT_EQ(family(format, 48), kWarpgroupFamily ? Family::kWarpgroup : Family::kWarp) << format;
+    EXPECT_GE(find_row(spec_of(format, format, 128), 64), 0) << format;
+  }
+  EXPECT_EQ(family("int4-g32", 64), Family::kWarp);
+  EXPECT_EQ(family("int8-g32", 32), Family::kWarp);
+}
+
+TEST(DecodeTable, GeneralRowsTakeOtherGroupsAndSymmetries) {
+  if (!has_dim(128)) GTEST_SKIP() << "this build has no kernels for head_dim 128";
+  for (const auto& [k, v] : {std::pair{"int8-g32", "int8-g128"}, std::pair{"int4-g64-sym", "int4-g128"},
+                             std::pair{"int8-token-asym", "int8-head"}}) {
+    const int row = find_row(spec_of(k, v, 128), 8);
+    ASSERT_GE(row, 0) << k << ":" << v;
+    EXPECT_FALSE(kDecodeTable[static_cast<std::size_t>(row)].k.fixed) << k << ":" << v;
+  }
+  const int row = find_row(spec_of("int4-g32", "int4-g128", 128), 8);
+  ASSERT_GE(row, 0);
+  EXPECT_TRUE(kDecodeTable[static_cast<std::size_t>(row)].k.fixed);
+}
+
+/// Every format that divides it, in units of 8 and of 16 rows.
+TEST(DecodeTable, HeadDim80) {
+  if (!has_dim(80)) GTEST_SKIP() << "this build has no kernels for head_dim 80";
+  for (const char* format : {"bf16", "fp16", "fp8", "fp8-head", "fp8-token-head", "int8-tensor", "int8-token",
+                             "int8-head", "int8-token-head-asym", "int8-tensor-asym", "int4-row",
+                             "int4-token", "int4-static-head-sym", "int4-token-head-sym"}) {
+    const KvCacheSpec kv = spec_of(format, format, 80);
+    for (const int rows : {8, 16}) {
+      const int row = find_row(kv, rows);
+      ASSERT_GE(row, 0) << format << ", " << rows << " rows";
+      const DecodeConfig& c = kDecodeTable[static_cast<std::size_t>(row)];
+      EXPECT_EQ(rows_of(c), rows) << format;
+    }
+    EXPECT_EQ(find_row(kv, 32), -1) << format;
+  }
+  EXPECT_EQ(find_row(spec_of("bf16", "fp8", 80), 0), -1);
+}
+
+TEST(DecodeTable, AGroupAsWideAsTheHeadIsATokensScale) {
+  for (const int dim : {64, 128}) {
+    if (!has_dim(dim)) continue;
+    const std::string wide = "int4-g" + std::to_string(dim);
+    for (const int rows : {8, 16, 32, 48, 64}) {
+      EXPECT_EQ(find_row(spec_of(wide.c_str(), wide.c_str(), dim), rows),
+                find_row(spec_of("int4-row", "int4-row", dim), rows));
+    }
+    EXPECT_EQ(page_layout(spec_of(wide.c_str(), wide.c_str(), dim)).tile_bytes,
+              page_layout(spec_of("int4-row", "int4-row", dim)).tile_bytes);
+    EXPECT_EQ(find_row(spec_of("bf16", wide.c_str(), dim), 8), find_row(spec_of("bf16", "int4-row", dim), 8));
+  }
+}
+
+}  // namespace
+}  // namespace halftone::cuda

@@ -1,0 +1,369 @@
+// plan(): what it refuses, what it decides, how large the workspace is, and the algebra of partial results.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/plan/decode_problem.h"
+#include "tests/expect_error.h"
+#include "halftone/attention.h"
+#include "plan/merge.h"
+#include "plan/plan.h"
+#include "plan/validate.h"
+
+namespace halftone {
+namespace {
+
+using enum ErrorCode;
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+struct Refusal {
+  std::string name;
+  ErrorCode code;
+  std::function<void(AttentionProblem&)> change;
+  std::vector<std::string> fragments;
+};
+
+const std::vector<Refusal>& refusals() {
+  static const std::vector<Refusal> all = {
+      {"HeadDim1", kInvalidArgument, [](auto& p) { p.kv.head_dim = 1; }, {"head_dim is 1", "64"}},
+      {"HeadDim7", kInvalidArgument, [](auto& p) { p.kv.head_dim = 7; }, {"head_dim is 7", "64"}},
+      {"HeadDim59", kInvalidArgument, [](auto& p) { p.kv.head_dim = 59; }, {"head_dim is 59", "64"}},
+      {"HeadDim257", kInvalidArgument, [](auto& p) { p.kv.head_dim = 257; }, {"head_dim is 257", "256"}},
+      {"PlainHeadDim59",
+       kInvalidArgument,
+       [](auto& p) { p.paged = false, p.kv.k_format = p.kv.v_format = {}, p.kv.head_dim = 59; },
+       {"kv.head_dim is 59", "64"}},
+      {"VHeadDim", kInvalidArgument, [](auto& p) { p.kv.v_head_dim = 130; }, {"v_head_dim is 130", "128"}},
+      {"PageSize", kInvalidArgument, [](auto& p) { p.kv.page_size = 48; }, {"page_size is 48", "64"}},
+      {"PartialGroup",
+       kInvalidArgument,
+       [](auto& p) { p.kv.head_dim = 80, p.kv.k_format = p.kv.v_format = parse_format("int4-g64"); },
+       {"k_format", "80"}},
+      {"NoKvHeads", kInvalidArgument, [](auto& p) { p.kv.kv_heads = 0; }, {"kv.kv_heads is 0", "use 1"}},
+      {"NoQHeads", kInvalidArgument, [](auto& p) { p.q_heads = 0; }, {"q_heads is 0", "use 1"}},
+      {"HeadRatio",
+       kInvalidArgument,
+       [](auto& p) { p.q_heads = 30; },
+       {"q_heads is 30", "kv_heads 8", "24 or 32"}},
+      {"FewerQHeads",
+       kInvalidArgument,
+       [](auto& p) { p.q_heads = 4; },
+       {"q_heads is 4", "kv_heads 8", "use 8"}},
+      {"BatchNegative", kInvalidArgument, [](auto& p) { p.batch = -1; }, {"batch is -1", "use 0"}},
+      {"BatchHuge", kInvalidArgument, [](auto& p) { p.batch = 1 << 25; }, {"batch is 33554432", "16777216"}},
+      {"QLenNegative", kInvalidArgument, [](auto& p) { p.max_q_len = -3; }, {"max_q_len is -3", "use 0"}},
+      {"QRows",
+       kInvalidArgument,
+       [](auto& p) { p.max_q_len = 1 << 29; },
+       {"max_q_len is 536870912", "268435456"}},
+      {"KvLenNegative", kInvalidArgument, [](auto& p) { p.max_kv_len = -1; }, {"max_kv_len is -1", "use 0"}},
+      {"KvLenHuge",
+       kInvalidArgument,
+       [](auto& p) { p.max_kv_len = INT32_MAX; },
+       {"max_kv_len", "1073741824"}},
+      {"WindowLeft",
+       kInvalidArgument,
+       [](auto& p) { p.mask.window_left = -2; },
+       {"mask.window_left is -2", "use -1"}},
+      {"WindowRight",
+       kInvalidArgument,
+       [](auto& p) { p.mask.window_right = -9; },
+       {"mask.window_right is -9"}},
+      {"ScaleNegative", kInvalidArgument, [](auto& p) { p.scale = -1; }, {"scale is -1", "1/sqrt(head_dim)"}},
+      {"ScaleNan", kInvalidArgument, [](auto& p) { p.scale = kNan; }, {"scale is nan"}},
+      {"ScaleInf", kInvalidArgument, [](auto& p) { p.scale = kInf; }, {"scale is inf"}},
+      {"SoftcapNegative", kInvalidArgument, [](auto& p) { p.softcap = -30; }, {"softcap is -30", "use 0"}},
+      {"SoftcapNan", kInvalidArgument, [](auto& p) { p.softcap = kNan; }, {"softcap is nan"}},
+      {"SoftcapInf", kInvalidArgument, [](auto& p) { p.softcap = kInf; }, {"softcap is inf"}},
+      {"WorkersNegative", kInvalidArgument, [](auto& p) { p.workers = -1; }, {"workers is -1", "use 0"}},
+      {"WorkersMany", kInvalidArgument, [](auto& p) { p.workers = 65537; }, {"workers is 65537", "65536"}},
+      {"Policy", kInvalidArgument, [](auto& p) { p.policy = static_cast<SplitPolicy>(9); }, {"policy is 9"}},
+      {"QDtype", kInvalidArgument, [](auto& p) { p.q_dtype = DType::kInt8; }, {"q_dtype is int8", "bf16"}},
+      {"OutDtype",
+       kInvalidArgument,
+       [](auto& p) { p.out_dtype = DType::kFloat8E4M3; },
+       {"out_dtype is e4m3"}},
+      {"UnknownDtype",
+       kInvalidArgument,
+       [](auto& p) { p.q_dtype = static_cast<DType>(99); },
+       {"q_dtype is unknown"}},
+      {"PlainDtype",
+       kInvalidArgument,
+       [](auto& p) { p.paged = false, p.plain_dtype = DType::kInt8; },
+       {"plain_dtype is int8"}},
+      {"PlainQuantised", kUnsupported, [](auto& p) { p.paged = false; }, {"kv.k_format", "plain_dtype bf16"}},
+      {"PlainRotated",
+       kUnsupported,
+       [](auto& p) { p.paged = false, p.kv.k_format = p.kv.v_format = {}, p.kv.rotate_k = true; },
+       {"kv.rotate_k is set", "clear it"}},
+      {"DeviceType",
+       kInvalidArgument,
+       [](auto& p) { p.device.type = static_cast<DeviceType>(7); },
+       {"device.type is 7"}},
+      {"CpuIndex", kInvalidArgument, [](auto& p) { p.device.index = 1; }, {"device.index is 1", "use 0"}},
+      {"CudaIndex",
+       kInvalidArgument,
+       [](auto& p) {
+         p.device = {DeviceType::kCuda, -1};
+       },
+       {"device.index is -1"}},
+      {"Bounds",
+       kResourceExhausted,
+       [](auto& p) { p.batch = 1 << 24, p.max_q_len = 1 << 28, p.max_kv_len = 1 << 30, p.kv.kv_heads = 32; },
+       {"batch 16777216", "2^62", "smaller bounds"}},
+      {"Workspace",
+       kResourceExhausted,
+       [](auto& p) {
+         p.batch = 4096, p.max_kv_len = 1 << 30, p.workers = 65536, p.policy = SplitPolicy::kBatchInvariant;
+       },
+       {"workspace_bytes is", "65536 workers", "2^46", "fewer workers"}},
+  };
+  return all;
+}
+
+class PlanRefuses : public ::testing::TestWithParam<Refusal> {};
+
+TEST_P(PlanRefuses, WithASentence) {
+  AttentionProblem p = decode_problem();
+  GetParam().change(p);
+  expect_error(GetParam().code, {}, [&] { plan(p); });
+  for (const std::string& fragment : GetParam().fragments) {
+    expect_error(GetParam().code, {fragment}, [&] { plan(p); });
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Plan, PlanRefuses, ::testing::ValuesIn(refusals()),
+                         [](const auto& info) { return info.param.name; });
+
+TEST(Plan, AnEmptyPlanSaysSo) {
+  const Plan empty;
+  expect_error(kInvalidArgument, {"plan is empty", "halftone::plan()"}, [&] { empty.problem(); });
+  expect_error(kInvalidArgument, {"plan is empty"}, [&] { empty.info(); });
+  expect_error(kInvalidArgument, {"plan is empty"}, [&] { empty.workspace_bytes(); });
+  expect_error(kInvalidArgument, {"plan is empty"}, [&] { empty.describe(); });
+  expect_error(kInvalidArgument, {"plan is empty"}, [&] { schedule(empty, {}, {}); });
+  expect_error(kInvalidArgument, {"plan is empty"}, [&] { run(empty, {}, {}); });
+}
+
+TEST(Plan, AnyGroupRatio) {
+  for (const int group : {1, 3, 5, 7, 16, 33, 128, 1000}) {
+    AttentionProblem p = decode_problem();
+    p.q_heads = p.kv.kv_heads * group;
+    EXPECT_EQ(plan(p).info().group, group);
+  }
+}
+
+TEST(Plan, ChoosesTheRowByPackedRows) {
+  const auto config = [](int group, int q_len) {
+    AttentionProblem p = decode_problem();
+    p.q_heads = p.kv.kv_heads * group;
+    p.max_q_len = q_len;
+    return plan(p).info().config;
+  };
+  EXPECT_EQ(config(4, 1), "cpu-decode");
+  EXPECT_EQ(config(16, 1), "cpu-decode");
+  EXPECT_EQ(config(17, 1), "cpu-speculative");
+  EXPECT_EQ(config(8, 8), "cpu-speculative");
+  EXPECT_EQ(config(5, 13), "cpu-prefill");
+  EXPECT_EQ(config(128, 1), "cpu-prefill");
+  AttentionProblem p = decode_problem();
+  p.max_q_len = 3;
+  EXPECT_EQ(plan(p).info().reason,
+            "12 packed rows per request and KV head (max_q_len 3 x 4 query heads), at most 16");
+}
+
+TEST(Plan, DependsOnBoundsOnly) {
+  const PlanInfo a = plan(decode_problem()).info();
+  EXPECT_EQ(a.workers, 16);
+  EXPECT_EQ(a.max_units, 4 * 8);
+  EXPECT_EQ(a.split_tokens, 0);
+  EXPECT_EQ(a.max_partials, 2 * 15);
+  EXPECT_EQ(a.workspace_bytes % 256, 0);
+  EXPECT_GT(a.workspace_bytes, a.schedule_bytes + a.max_partials * a.row_block * (128 + 2) * 4 - 1);
+  AttentionProblem p = decode_problem();
+  p.policy = SplitPolicy::kBatchInvariant;
+  const PlanInfo b = plan(p).info();
+  EXPECT_GT(b.split_tokens, 0);
+  EXPECT_EQ(b.split_tokens % b.kv_tile, 0);
+  p.workers = 0;
+  EXPECT_GE(plan(p).info().workers, 1);
+}
+
+TEST(Plan, EqualProblemsShareSchedulesAndOthersDoNot) {
+  const auto id = [](const AttentionProblem& p) { return plan(p).impl()->id; };
+  const AttentionProblem p = decode_problem();
+  EXPECT_EQ(id(p), id(decode_problem()));
+  const std::vector<std::function<void(AttentionProblem&)>> changes = {
+      [](auto& x) { x.batch = 5; },
+      [](auto& x) { x.q_heads = 16; },
+      [](auto& x) { x.kv.k_format = parse_format("int8-g32"); },
+      [](auto& x) { x.kv.v_format = parse_format("int4-g32"); },
+      [](auto& x) { x.kv.v_head_dim = 64; },
+      [](auto& x) { x.kv.page_size = 32; },
+      [](auto& x) { x.kv.rotate_k = true; },
+      [](auto& x) { x.kv.rotate_v = true; },
+      [](auto& x) { x.max_q_len = 2; },
+      [](auto& x) { x.max_kv_len = 8193; },
+      [](auto& x) { x.mask.causal = true; },
+      [](auto& x) { x.mask.window_left = 7; },
+      [](auto& x) { x.mask.window_right = 7; },
+      [](auto& x) { x.scale = 0.5F; },
+      [](auto& x) { x.softcap = 30; },
+      [](auto& x) { x.alibi = true; },
+      [](auto& x) { x.sinks = true; },
+      [](auto& x) { x.lse = true; },
+      [](auto& x) { x.policy = SplitPolicy::kFast; },
+      [](auto& x) { x.workers = 17; },
+      [](auto& x) { x.q_dtype = DType::kFloat16; },
+      [](auto& x) { x.out_dtype = DType::kFloat32; },
+  };
+  std::vector<std::uint64_t> ids = {id(p)};
+  for (const auto& change : changes) {
+    AttentionProblem other = p;
+    change(other);
+    ids.push_back(id(other));
+  }
+  std::sort(ids.begin(), ids.end());
+  EXPECT_EQ(std::unique(ids.begin(), ids.end()), ids.end());
+}
+
+TEST(Plan, SixteenThreadsPlanAtOnce) {
+  std::vector<std::thread> threads;
+  std::vector<std::uint64_t> ids(16);
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    threads.emplace_back([&ids, i] { ids[i] = plan(decode_problem()).impl()->id; });
+  }
+  for (std::thread& t : threads) t.join();
+  for (const std::uint64_t id : ids) EXPECT_EQ(id, ids[0]);
+}
+
+TEST(Plan, DescribesItself) {
+  AttentionProblem p = decode_problem();
+  p.mask = {true, 4096, -1};
+  p.softcap = 30;
+  p.alibi = p.sinks = p.lse = true;
+  const std::string text = plan(p).describe();
+  for (const char* part : {"cpu-decode", "batch 4", "32 query heads over 8 KV heads",
+                           "K int8-head, V int8-head", "causal, window left 4096", "softcap 30", "ALiBi",
+                           "sinks", "LSE f32", "reproducible", "partial results"}) {
+    EXPECT_NE(text.find(part), std::string::npos) << part << " is not in\n" << text;
+  }
+}
+
+TEST(Plan, ExplainsAScheduleForGivenLengths) {
+  AttentionProblem p = decode_problem();
+  p.batch = 3;
+  p.kv.kv_heads = 1;
+  p.workers = 4;
+  std::vector<std::int32_t> lengths = {640, 0, 128};
+  SequenceLengths view;
+  view.kv_lengths = TensorView::contiguous(lengths.data(), DType::kInt32, {3});
+  const std::string text = planning::explain(plan(p), view);
+  // 10 + 1 + 2 tiles of 64 keys over 4 workers: 4, 3, 3 and 3. A column is 10 keys; a cut within it falls to
+  // the earlier worker.
+  for (const std::string& part :
+       {std::string("3 units, 13 KV tiles over 4 of 4 workers"), std::string("768 keys, 3 partial results"),
+        "|" + std::string(26, '0') + std::string(19, '1') + std::string(19, '2') + "\n",
+        std::string("(no keys: zeros)"), "|" + std::string(13, '3') + "\n"}) {
+    EXPECT_NE(text.find(part), std::string::npos) << part << " is not in\n" << text;
+  }
+  lengths[1] = 9000;
+  expect_error(kOutOfRange, {"kv_lengths[1] is 9000", "max_kv_len is 8192"},
+               [&] { planning::explain(plan(p), view); });
+}
+
+TEST(Workspace, OneCodePathSizesAndCarves) {
+  for (const auto policy : {SplitPolicy::kReproducible, SplitPolicy::kBatchInvariant}) {
+    AttentionProblem p = decode_problem();
+    p.policy = policy;
+    const Plan made = plan(p);
+    const auto& impl = *made.impl();
+    std::vector<std::byte> memory(made.workspace_bytes() + 256);
+    std::byte* base = memory.data() + 256 - reinterpret_cast<std::uintptr_t>(memory.data()) % 256;
+    const planning::Workspace w = planning::carve_workspace(impl, base);
+    EXPECT_EQ(w.bytes, impl.info.workspace_bytes);
+    EXPECT_EQ(w.schedule_bytes, impl.info.schedule_bytes);
+    const std::int64_t rows = impl.info.max_partials * impl.info.row_block;
+    const void* const parts[] = {w.schedule.header, w.schedule.first_step, w.schedule.starts,
+                                 w.schedule.cu_q,   w.schedule.kv_lengths, w.partial_out,
+                                 w.partial_state,   base + w.bytes};
+    const std::int64_t sizes[] = {sizeof(planning::ScheduleHeader),
+                                  8 * 5,
+                                  17 * std::int64_t{sizeof(planning::WorkerStart)},
+                                  4 * 5,
+                                  4 * 4,
+                                  rows * 128 * 4,
+                                  rows * 2 * 4};
+    for (std::size_t i = 0; i < std::size(sizes); ++i) {
+      const auto* begin = static_cast<const std::byte*>(parts[i]);
+      EXPECT_EQ(reinterpret_cast<std::uintptr_t>(begin) % 256, 0U);
+      EXPECT_LE(begin + sizes[i], parts[i + 1]) << "part " << i << " runs into the next one";
+    }
+  }
+}
+
+TEST(Merge, TheEmptyStateIsNeutralAndNanStays) {
+  using namespace planning;
+  const RowState a{3.0F, 2.0F};
+  for (const MergedState& m : {merge_states(a, empty_state()), merge_states(empty_state(), a)}) {
+    EXPECT_EQ(m.state.max, a.max);
+    EXPECT_EQ(m.state.sum, a.sum);
+    EXPECT_EQ(m.weight_a + m.weight_b, 1.0F);
+  }
+  const MergedState none = merge_states(empty_state(), empty_state());
+  EXPECT_TRUE(is_empty(none.state));
+  EXPECT_EQ(none.state.sum, 0.0F);
+  EXPECT_EQ(finish_state(empty_state()).scale, 0.0F);
+  EXPECT_EQ(finish_state(empty_state()).lse, -kInf);
+  EXPECT_EQ(finish_state(empty_state(), 5.0F).lse, -kInf);
+  for (const MergedState& m :
+       {merge_states({kNan, kNan}, a), merge_states(a, {kNan, kNan}),
+        merge_states({kNan, kNan}, empty_state()), merge_states(empty_state(), {kNan, kNan})}) {
+    EXPECT_TRUE(std::isnan(m.state.max) || std::isnan(m.state.sum));
+  }
+}
+
+// Any cut of random logits, merged, is the softmax of all of them.
+TEST(Merge, IsTheSoftmaxOfAllLogits) {
+  using namespace planning;
+  for (std::uint64_t seed = 0; seed < 200; ++seed) {
+    SCOPED_TRACE(fmt::format("seed {}", seed));
+    std::mt19937_64 random(seed);
+    const float spread = seed % 2 == 0 ? 1.0F : 30000.0F;
+    std::normal_distribution<float> normal;
+    RowState state = empty_state();
+    float out = 0;
+    double max = -std::numeric_limits<double>::infinity(), sum = 0, truth = 0;
+    std::vector<std::pair<float, float>> keys(1 + random() % 40);
+    for (auto& [logit, value] : keys) {
+      logit = spread * normal(random);
+      value = normal(random);
+      max = std::max<double>(max, logit);
+    }
+    const float sink = spread * normal(random);
+    const bool with_sink = seed % 3 == 0;
+    if (with_sink) max = std::max<double>(max, sink);
+    for (const auto& [logit, value] : keys) {
+      const MergedState m = merge_states(state, {logit, 1.0F});
+      out = m.weight_a * out + m.weight_b * value;
+      state = m.state;
+      sum += std::exp(logit - max);
+      truth += std::exp(logit - max) * static_cast<double>(value);
+    }
+    if (with_sink) sum += std::exp(sink - max);
+    const FinishedState f = with_sink ? finish_state(state, sink) : finish_state(state);
+    EXPECT_NEAR(out * f.scale, truth / sum, 1e-5);
+    EXPECT_NEAR(f.lse, max + std::log(sum), 1e-6 * std::max(1.0, std::abs(max)));
+  }
+}
+
+}  // namespace
+}  // namespace halftone
