@@ -14,10 +14,10 @@ struct Loader {
   using Traits = DecodeTraits<C>;
   static constexpr int kStageTokens = C.stage_tiles * kTileTokens;
   const std::int32_t* table;
-  const std::uint8_t* head;  // of page 0: the item's KV head
-  int item = -1;             // index of the item that the next piece belongs to
-  int token = 0;             // its first token
-  int end = 0;               // of the item's tokens
+  int item = -1;  // index of the item that the next piece belongs to
+  int token = 0;  // its first token
+  int end = 0;    // of the item's tokens
+  int kv_head;
   int span = 1;              // stages of a piece of the item
   bool skips = false;        // the piece needs an even stage, and the next one is odd
   int page[C.piece_tiles];   // of the piece's tiles
@@ -35,7 +35,7 @@ struct Loader {
       if (token >= end) continue;
       skips = (stage & (span - 1)) != 0;
       table = p.cache.block_table + work.request * p.cache.table_stride;
-      head = p.cache.pages + std::int64_t{work.kv_head} * p.cache.head_bytes;
+      kv_head = work.kv_head;
       look_up(p);
       return true;
     }
@@ -82,8 +82,8 @@ struct Loader {
     for (int i = 0; i < C.piece_tiles; ++i) {
       if (!(live >> i & 1) || joined >> i & 1) continue;
       const int tiles = __ffs(~(joined >> (i + 1))), tile = (token / kTileTokens + i) & last_tile;
-      bulk_load(ring + i * c.tile_bytes, head + page[i] * c.page_stride + tile * c.tile_bytes,
-                tiles * c.tile_bytes, barrier, policy);
+      const std::uint8_t* head = c.pages + page[i] * c.page_stride + std::int64_t{kv_head} * c.head_bytes;
+      bulk_load(ring + i * c.tile_bytes, head + tile * c.tile_bytes, tiles * c.tile_bytes, barrier, policy);
     }
     advance(span);
     token += C.teams * span * kStageTokens;
