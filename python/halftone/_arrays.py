@@ -23,6 +23,7 @@ _DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "uint8": "uin
 _NAMES = {long: short for short, long in _DTYPES.items()}
 _PIP_NAMES = {"cupy": "cupy-cuda12x"}
 _Tensor: Any = getattr(sys.modules.get("torch"), "Tensor", None)  # tvm_ffi imports torch where it is installed
+_STRIDED: Any = getattr(sys.modules.get("torch"), "strided", None)
 
 
 def framework_of(x: Any) -> str:
@@ -267,8 +268,14 @@ def finish(result: Any, like: Any) -> Any:
     return result
 
 
+def check_dense(x: Any, name: str) -> None:
+    """Raises InvalidArgumentError if the torch tensor ``x`` is not dense memory: sparse, nested, of another library."""
+    if x.layout is not _STRIDED and x.layout != load("torch").strided:
+        raise InvalidArgumentError(f"{name} has layout {x.layout}, but must be dense: pass {name}.to_dense().")
+
+
 def native(x: Any, name: str, written: bool = False) -> Any:
-    """``x`` as the native library takes it. Raises InvalidArgumentError naming ``name``."""
+    """``x`` as the native library takes it, which reads memory as it is. Raises InvalidArgumentError naming ``name``."""
     if x is None:
         return None
     if type(x) is _Tensor or type(x).__module__.partition(".")[0] == "torch":
@@ -276,6 +283,14 @@ def native(x: Any, name: str, written: bool = False) -> Any:
             raise UnsupportedError(
                 f"{name} is on {x.device}, but halftone has the CPU and CUDA: move it to one of them."
             )
+        if x.layout is not _STRIDED:
+            check_dense(x, name)
+        if x.is_neg():  # a view, as of an imaginary part, whose memory holds -x
+            if written:
+                raise InvalidArgumentError(
+                    f"{name} is a lazily negated view, but is written: pass a tensor of its own, as of {name}.clone()."
+                )
+            x = x.resolve_neg()
         return x.detach() if x.requires_grad else x
     if isinstance(x, tvm_ffi.Tensor):
         return x

@@ -15,7 +15,7 @@ _POLICIES = ("fast", "reproducible", "batch_invariant")
 _OPTIONS = ("causal", "window_left", "window_right", "scale", "softcap", "policy", "workers", "out_dtype")
 
 
-class Plan:
+class Plan(_check.Fixed):
     """What :func:`plan` decided for a shape; valid for any lengths within its bounds. Immutable.
 
     Attributes:
@@ -24,6 +24,9 @@ class Plan:
         workspace_bytes: bytes of the workspace of :func:`schedule`, 256-byte aligned.
         out_dtype, lse, device: as given to :func:`plan`.
     """
+
+    _fixed = frozenset(("spec", "options", "info", "workspace_bytes", "out_dtype", "lse", "device"))
+    _instead = "make another one with plan()"
 
     def __init__(self, spec: KVCacheSpec, options: tuple[tuple[str, Any], ...]) -> None:
         self.spec = spec
@@ -140,7 +143,7 @@ def plan(
     return _cached_plan(spec, tuple(options.items()))
 
 
-class Schedule:
+class Schedule(_check.Fixed):
     """The work of one step: a plan, the lengths of a batch, and a workspace that serves every layer of the step.
 
     Attributes:
@@ -249,6 +252,8 @@ def attend(
     Raises:
         InvalidArgumentError, UnsupportedError, OutOfRangeError, ResourceExhaustedError, DeviceError.
     """
+    native = _arrays.native
+    native_q = native(q, "q")
     if schedule is None:
         options = (causal, window_left, window_right, scale, softcap, policy, workers, out_dtype)
         given = {name: value for name, value in zip(_OPTIONS, options) if value is not None}
@@ -262,7 +267,6 @@ def attend(
     ):  # fmt: skip
         _refuse_beside_schedule(schedule, locals())
     plan = schedule.plan
-    native = _arrays.native
     if lse is None:
         raise InvalidArgumentError("lse is None, but must be True, False or an array: choose one.")
     makes_out, makes_lse = out is None, lse is True or (lse is False and plan.lse)
@@ -279,7 +283,7 @@ def attend(
     elif own is not None:
         status = own._native_status
     _native.run(  # calling native() for what is None would cost as much as for an array
-        schedule._native, None if own is None else own._native, native(q, "q"),
+        schedule._native, None if own is None else own._native, native_q,
         None if k is None else native(k, "k"), None if v is None else native(v, "v"), native(out, "out", True),
         None if lse is False else native(lse, "lse", True),
         None if alibi_slopes is None else native(alibi_slopes, "alibi_slopes"),
@@ -425,14 +429,14 @@ def merge(
             raise InvalidArgumentError(
                 f"out_dtype is {out_dtype!r}, but out is of dtype {_arrays.dtype_of(out)}: leave out_dtype out."
             )
+    native_parts = [_arrays.native(p, f"parts[{i}]") for i, p in enumerate(parts)]
     first = parts[0]
     if out is None:
         out = _arrays.empty_output(first, first.shape, _arrays.dtype_of(first) if out_dtype is None else out_dtype)
     if lse is True:
         lse = _arrays.empty_output(first, first.shape[:-1], "f32")
     _native.merge(
-        [_arrays.native(p, f"parts[{i}]") for i, p in enumerate(parts)],
-        [_arrays.native(p, f"part_lse[{i}]") for i, p in enumerate(part_lse)],
+        native_parts, [_arrays.native(p, f"part_lse[{i}]") for i, p in enumerate(part_lse)],
         _arrays.native(out, "out", True), None if lse is False else _arrays.native(lse, "lse", True),
         _arrays.stream_of(first, stream),
     )  # fmt: skip

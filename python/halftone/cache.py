@@ -35,11 +35,12 @@ class Rope:
     pairing: str = "half"
 
 
-class PagedKVCache:
+class PagedKVCache(_check.Fixed):
     """A paged KV cache (PagedAttention, arXiv:2309.06180) whose arrays are the caller's framework's own.
 
     The same packed bytes serve the CPU and the GPU (docs/formats.md). This class deals pages to requests as they grow;
-    with :meth:`wrap` it views pages that an engine deals itself.
+    with :meth:`wrap` it views pages that an engine deals itself. The attributes cannot be assigned: write into the
+    arrays, or wrap others. A cache cannot be copied or pickled: see :meth:`to_safetensors`.
 
     Args:
         batch: requests.
@@ -164,6 +165,12 @@ class PagedKVCache:
         return self
 
     _pool: PagePool | None
+    _fixed = frozenset(
+        ("spec", "pages", "block_table", "lengths", "k_scale", "k_min", "v_scale", "v_min", "clamped", "status")
+        + ("framework", "device")
+    )
+    _instead = "write into its arrays, or make another cache with PagedKVCache.wrap()"
+    _no_copy = "use to_safetensors() and from_safetensors(), or wrap() the same arrays"
 
     def _init(
         self,
@@ -187,9 +194,9 @@ class PagedKVCache:
         self._native = _native.cache(spec._native, *native, self.clamped)
         self.framework = _arrays.framework_of(pages)
         self.device = _arrays.device_of(pages)
-        self.status = status
         if status is None and (self.device != "cpu" or clamped):
-            self.status = _arrays.empty(self.framework, (1,), "int32", self.device, zero=True)
+            status = _arrays.empty(self.framework, (1,), "int32", self.device, zero=True)
+        self.status = status
         self._native_status = _arrays.kept(self.status, "status")
         self._batch = int(lengths.shape[0])
         self._single: Any = None  # int32 [batch + 1]: cu_seqlens of one token for every request

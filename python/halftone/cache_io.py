@@ -39,7 +39,7 @@ def _to_numpy(x: Any) -> Any:
     import numpy
 
     if _arrays.framework_of(x) == "torch":
-        return x.detach().cpu().numpy()
+        return x.detach().resolve_neg().cpu().numpy()
     return x.get() if _arrays.framework_of(x) == "cupy" else numpy.asarray(x)
 
 
