@@ -179,9 +179,7 @@ def put(target: Any, entries: Sequence[tuple[int, int, int]]) -> None:
     """
     framework = framework_of(target)
     module = load(framework)
-    captures = framework == "torch" and target.is_cuda and module.cuda.is_current_stream_capturing()
-    captures = captures or (framework == "cupy" and module.cuda.get_current_stream().is_capturing())
-    if captures:
+    if is_capturing(target):
         raise InvalidArgumentError("the capture of a graph needs new pages, but deals none: call reserve() before it.")
     if framework != "torch":
         with _on_device(target):
@@ -220,6 +218,18 @@ def on_stream(x: Any, stream: int | None) -> Any:
         with cuda.Device(index):  # which the stream is then said to belong to
             return cuda.Stream.from_external(_CudaStream(stream))
     return cuda.stream(cuda.ExternalStream(stream, device=index) if stream else cuda.default_stream(index))
+
+
+def is_capturing(x: Any, stream: int | None = None) -> bool:
+    """True where the capture of a CUDA graph records what is queued for ``x``, on ``stream`` or the current one."""
+    framework = framework_of(x)
+    if framework not in ("torch", "cupy") or device_of(x) == "cpu":
+        return False
+    cuda = load(framework).cuda
+    with on_stream(x, stream):
+        return bool(
+            cuda.is_current_stream_capturing() if framework == "torch" else cuda.get_current_stream().is_capturing()
+        )
 
 
 def wait(x: Any) -> None:

@@ -146,10 +146,19 @@ def plan(
 class Schedule(_check.Fixed):
     """The work of one step: a plan, the lengths of a batch, and a workspace that serves every layer of the step.
 
+    The workspace also holds partial results, so it serves one call at a time: make a schedule for each thread and for
+    each CUDA stream of work that may overlap (a plan can be shared). A call that finds another thread's in progress is
+    refused, and so is one on another stream than that of the last :func:`schedule` or :meth:`update`; the capture of a
+    CUDA graph may be on any stream, and nobody can see on which ones its replays overlap.
+
     Attributes:
         plan: the :class:`Plan`.
         workspace: uint8, the schedule and the partial results.
     """
+
+    _fixed = frozenset(("plan", "workspace", "kv_lengths", "cu_q", "cu_kv"))
+    _instead = "call schedule() again"
+    _no_copy = "call schedule() again"
 
     def __init__(self, plan: Plan, kv_lengths: Any, cu_q: Any, cu_kv: Any, workspace: Any, stream: int | None) -> None:
         self.plan = plan
@@ -163,8 +172,16 @@ class Schedule(_check.Fixed):
         )  # fmt: skip
 
     def update(self, stream: int | None = None) -> None:
-        """Schedules again for the present values of the same length arrays; can be captured in a graph on CUDA."""
-        _native.reschedule(self._native, self._like_native, _arrays.stream_of(self._like, stream))
+        """Schedules again for the present values of the same length arrays; can be captured in a graph on CUDA.
+
+        The schedule moves to this stream, which must have waited for the last use on another one.
+
+        Args:
+            stream: a cudaStream_t; None means the framework's current stream.
+        """
+        on = _arrays.stream_of(self._like, stream)
+        if not _native.reschedule(self._native, self._like_native, on) and not _arrays.is_capturing(self._like, on):
+            _native.follow_stream(self._native, self._like_native, on)
 
 
 def schedule(
@@ -253,7 +270,7 @@ def attend(
         InvalidArgumentError, UnsupportedError, OutOfRangeError, ResourceExhaustedError, DeviceError.
     """
     native = _arrays.native
-    native_q = native(q, "q")
+    native_q, made_here = native(q, "q"), schedule is None
     if schedule is None:
         options = (causal, window_left, window_right, scale, softcap, policy, workers, out_dtype)
         given = {name: value for name, value in zip(_OPTIONS, options) if value is not None}
@@ -282,13 +299,20 @@ def attend(
         status = native(status, "status", True)
     elif own is not None:
         status = own._native_status
-    _native.run(  # calling native() for what is None would cost as much as for an array
+    arguments = (  # calling native() for what is None would cost as much as for an array
         schedule._native, None if own is None else own._native, native_q,
         None if k is None else native(k, "k"), None if v is None else native(v, "v"), native(out, "out", True),
         None if lse is False else native(lse, "lse", True),
         None if alibi_slopes is None else native(alibi_slopes, "alibi_slopes"),
         None if sinks is None else native(sinks, "sinks"), status, _arrays.stream_of(q, stream),
     )  # fmt: skip
+    if not _native.run(*arguments, made_here):
+        if not _arrays.is_capturing(q, stream):
+            raise InvalidArgumentError(
+                "stream is another than that of the schedule, whose workspace serves one at a time: call "
+                "schedule.update() there once it has waited for the other, or make a schedule for each stream."
+            )
+        _native.run(*arguments, True)
     if makes_out:
         out = _arrays.finish(out, q)
     if lse is False:
