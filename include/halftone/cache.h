@@ -102,7 +102,8 @@ struct AppendArgs {
   TensorView status;  ///< optional on the CPU, int32 [1] on CUDA: sticky flags, bit 0 = a block-table entry
                       ///< was out of bounds (kClamped), bit 1 (CUDA) = a value not finite or beyond 2^100
   /// With cu_seqlens: lengths[i] then grows by cu[i+1] - cu[i], also for tokens that a bad block-table entry
-  /// drops.
+  /// drops. Advance once per step: of layers that share `lengths`, only the last one appended to may, or the
+  /// tokens count once for each layer and land in the wrong slots.
   bool advance = false;
 };
 

@@ -339,6 +339,11 @@ def kept(x: Any, name: str) -> Any:
     return x if x is None or isinstance(x, tvm_ffi.Tensor) else tvm_ffi.from_dlpack(x)
 
 
+def place_of(x: Any) -> tuple[str, int]:
+    """Device and address of the first element."""
+    return device_of(x), int(kept(x, "array").data_ptr())
+
+
 def stream_of(x: Any, stream: int | None) -> int | None:
     """The stream to use: the caller's choice, CuPy's current one, or None, with which tvm_ffi asks torch."""
     if stream is None and type(x) is _Tensor:

@@ -260,6 +260,8 @@ def _check_workspace(workspace: Any, plan: Plan, device: Optional[str]) -> None:
 def append(cache: PagedKVCache, k: Tensor, v: Tensor) -> None:
     """Appends one token to every request and advances ``cache.lengths``, not the host's copy of them.
 
+    Every call advances: layers must not share one array of lengths, see :meth:`PagedKVCache.append`.
+
     Args:
         cache: whose pages were dealt by ``reserve()``.
         k: f32, f16 or bf16 [batch, kv_heads, head_dim].
@@ -268,6 +270,8 @@ def append(cache: PagedKVCache, k: Tensor, v: Tensor) -> None:
     Raises:
         InvalidArgumentError: as :meth:`PagedKVCache.append`.
     """
+    if not cache._is_advancing and not torch.compiler.is_compiling():
+        cache._claim_lengths()
     fits = k.shape[0] == cache.batch  # else the library refuses the cu_seqlens made here
     if fits and _is_direct(k, v) and cache._native_single is not None:
         _native.append(cache._native, k, v, None, cache._native_single, 0, None, None, None, cache._native_status, None)

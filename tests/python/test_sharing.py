@@ -140,3 +140,68 @@ def test_captures_are_seen_on_the_stream_of_the_call(monkeypatch, name):
     monkeypatch.setattr(_arrays, "on_stream", On)
     assert not _arrays.is_capturing(array) and _arrays.is_capturing(array, 9) and current == [7]
     assert not _arrays.is_capturing(np.zeros(1))
+
+
+def wrapped(source, lengths, pages=None):
+    """The geometry, the table and copies of the pages of ``source`` under the caller's lengths."""
+    pages = source.pages.copy() if pages is None else pages
+    return ht.PagedKVCache.wrap(source.spec, pages, source.block_table, lengths)
+
+
+def test_layers_that_share_lengths_do_not_advance_them_twice(rng):
+    source, _, _ = filled_cache(rng, [40, 64], max_len=128)
+    source.reserve(8)
+    lengths, k = source.lengths.copy(), normal(rng, 2, KV_HEADS, DIM)
+    first, second = (wrapped(source, lengths) for _ in range(2))
+    first.append(k, k)
+    before = second.pages.copy()
+    for _ in range(2):
+        with pytest.raises(ht.InvalidArgumentError, match="^lengths is shared .*: wrap these pages .* append_slots"):
+            second.append(k, k)
+    np.testing.assert_array_equal(second.pages, before)
+    assert lengths.tolist() == [41, 65]
+    slots = source.block_table[[0, 1], [0, 1]].astype(np.int64) * 64 + [40, 0]
+    second.append_slots(k, k, slots)
+    np.testing.assert_array_equal(second.pages, first.pages)
+    np.testing.assert_array_equal(second.dequantize()[0], first.dequantize()[0])
+    first.append(k, k)
+    again = wrapped(source, lengths, first.pages)  # another view of the same cache
+    again.append(k, k)
+    assert lengths.tolist() == [43, 67]
+    del first, again
+    second.append(k, k)  # nobody else does any more
+    assert lengths.tolist() == [44, 68]
+    owner = wrapped(source, source.lengths)
+    with pytest.raises(ht.InvalidArgumentError, match="^lengths is shared"):
+        owner.append(k, k)
+
+
+def test_layers_with_lengths_of_their_own(rng):
+    source, _, _ = filled_cache(rng, [40, 64], max_len=128)
+    source.reserve(1)
+    k = normal(rng, 2, KV_HEADS, DIM)
+    layers = [wrapped(source, source.lengths.copy()) for _ in range(3)]
+    for layer in layers:
+        layer.append(k, k)
+        assert layer.lengths.tolist() == [41, 65]
+    empty = ht.PagedKVCache(0, 64, spec=source.spec)
+    for _ in range(2):
+        ht.PagedKVCache.wrap(source.spec, empty.pages, empty.block_table, empty.lengths).append(k[:0], k[:0], [])
+
+
+def test_torch_layers_that_share_lengths(rng):
+    torch = pytest.importorskip("torch")
+    import halftone.torch as hot
+
+    source = ht.PagedKVCache(2, 64, kv_heads=KV_HEADS, head_dim=DIM, framework="torch")
+    source.reserve(4)
+    lengths, k = source.lengths.clone(), torch.from_numpy(normal(rng, 2, KV_HEADS, DIM))
+    first, second = (
+        ht.PagedKVCache.wrap(source.spec, source.pages.clone(), source.block_table, lengths) for _ in range(2)
+    )
+    hot.append(first, k, k)
+    for append in (lambda: hot.append(second, k, k), lambda: second.append(k, k)):
+        with pytest.raises(ht.InvalidArgumentError, match="^lengths is shared"):
+            append()
+    hot.append(first, k, k)
+    assert lengths.tolist() == [2, 2] and not second.pages.any()
