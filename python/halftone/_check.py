@@ -99,6 +99,19 @@ def flag(value: Any, name: str) -> bool:
     return value
 
 
+def text(value: Any, name: str) -> str:
+    """``value``, a str that files and the native library can hold. Raises InvalidArgumentError."""
+    if not isinstance(value, str):
+        raise InvalidArgumentError(f"{name} is {value!r}, but must be a text: pass a str.")
+    try:
+        fits = b"\0" not in value.encode()
+    except UnicodeEncodeError:  # a lone surrogate
+        fits = False
+    if not fits:
+        raise InvalidArgumentError(f"{name} is {value!r}, but must be valid UTF-8 without zeros: choose another one.")
+    return value
+
+
 def choice(value: Any, name: str, choices: tuple[str, ...]) -> str:
     """``value``, which must be one of ``choices``. Raises InvalidArgumentError."""
     if not isinstance(value, str) or value not in choices:

@@ -430,12 +430,18 @@ class PagedKVCache(_check.Fixed):
 
     @classmethod
     def from_safetensors(
-        cls, path: Any, *, max_len: int | None = None, framework: str = "numpy", device: str = "cpu"
+        cls,
+        path: Any,
+        *,
+        max_len: int | None = None,
+        num_pages: int | None = None,
+        framework: str = "numpy",
+        device: str = "cpu",
     ) -> PagedKVCache:
         """Reads what :meth:`to_safetensors` or ``halftone quantize`` wrote; see :func:`halftone.cache_io.load`."""
         from . import cache_io
 
-        return cache_io.load(path, max_len=max_len, framework=framework, device=device)
+        return cache_io.load(path, max_len=max_len, num_pages=num_pages, framework=framework, device=device)
 
     def __repr__(self) -> str:
         s = self.spec
