@@ -80,7 +80,8 @@ TEST(Concurrency, OneWorkspaceServesOneCallAtATime) {
           if (!same_bytes(outputs.out, expected.out) || !same_bytes(outputs.lse, expected.lse)) ++wrong;
         } catch (const Error& error) {
           ++refused;
-          if (std::string(error.what()).find("workspace is in use by another call") == std::string::npos) ++wrong;
+          if (std::string(error.what()).find("workspace is in use by another call") == std::string::npos)
+            ++wrong;
           if (!untouched(outputs.out)) ++wrong;
         }
       }

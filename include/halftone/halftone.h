@@ -408,8 +408,8 @@ HALFTONE_API halftone_status halftone_sequence_lengths_init(halftone_sequence_le
  * for every layer of a step. Never allocates; on CUDA never synchronises. CPU: OUT_OF_RANGE or
  * INVALID_ARGUMENT on lengths beyond the plan's bounds. `stream` as for halftone_append().
  * The workspace also holds partial results, so it serves one call at a time: threads, and CUDA streams whose
- * work may overlap, need a workspace each, with its own schedule. CPU: INVALID_ARGUMENT while another call has
- * the workspace. On CUDA nobody sees that. */
+ * work may overlap, need a workspace each, with its own schedule. CPU: INVALID_ARGUMENT while another call
+ * has the workspace. On CUDA nobody sees that. */
 HALFTONE_API halftone_status halftone_schedule(const halftone_plan* plan,
                                                const halftone_sequence_lengths* lengths,
                                                const halftone_tensor* workspace, void* stream);
@@ -432,9 +432,10 @@ typedef struct halftone_attention_args {
 } halftone_attention_args;
 HALFTONE_API halftone_status halftone_attention_args_init(halftone_attention_args* args, size_t struct_size);
 
-/* Computes attention. `workspace` must hold a schedule of this plan and serves one halftone_run() at a time, see
- * halftone_schedule(). A row that sees no key gives zeros and LSE -inf. Online softmax (arXiv:1805.02867) over tiles (arXiv:2205.14135), split-KV merge as in
- * Flash-Decoding; fp32 throughout. Fails with INVALID_ARGUMENT, OUT_OF_RANGE or DEVICE_ERROR. */
+/* Computes attention. `workspace` must hold a schedule of this plan and serves one halftone_run() at a time,
+ * see halftone_schedule(). A row that sees no key gives zeros and LSE -inf. Online softmax (arXiv:1805.02867)
+ * over tiles (arXiv:2205.14135), split-KV merge as in Flash-Decoding; fp32 throughout. Fails with
+ * INVALID_ARGUMENT, OUT_OF_RANGE or DEVICE_ERROR. */
 HALFTONE_API halftone_status halftone_run(const halftone_plan* plan, const halftone_attention_args* args,
                                           const halftone_tensor* workspace, void* stream);
 

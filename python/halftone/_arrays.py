@@ -284,8 +284,15 @@ def check_dense(x: Any, name: str) -> None:
         raise InvalidArgumentError(f"{name} has layout {x.layout}, but must be dense: pass {name}.to_dense().")
 
 
+def is_read_only(x: Any) -> bool:
+    """True for a NumPy array that must not be written, of which :func:`native` makes a copy."""
+    if x is None or type(x) is _Tensor or framework_of(x) != "numpy":
+        return False
+    return hasattr(x, "flags") and not x.flags.writeable
+
+
 def native(x: Any, name: str, written: bool = False) -> Any:
-    """``x`` as the native library takes it, which reads memory as it is. Raises InvalidArgumentError naming ``name``."""
+    """``x`` for the native library, which reads memory as it is. Raises InvalidArgumentError naming ``name``."""
     if x is None:
         return None
     if type(x) is _Tensor or type(x).__module__.partition(".")[0] == "torch":

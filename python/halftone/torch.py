@@ -210,6 +210,9 @@ def _new_lse(q: Tensor) -> Tensor:
 class Step(_check.Fixed):
     """What a compiled decode step needs beside a cache: the plan as text and a workspace, made once.
 
+    The workspace serves one call at a time, as that of :class:`Schedule` does: threads, and streams whose work may
+    overlap, need a step each. On the CPU a second call is refused; on CUDA nobody can see it here.
+
     Args:
         plan: from :func:`halftone.plan`.
         device: of the workspace; None means the plan's.

@@ -38,8 +38,8 @@ struct StepObj : ffi::Object {
   SequenceLengths lengths;
   TensorView workspace;
   std::vector<ffi::Tensor> held;
-  std::atomic<bool> in_use = false;         // by a call of some thread
-  std::atomic<Stream> stream = nullptr;     // that it was last scheduled on; null on the CPU
+  std::atomic<bool> in_use = false;      // by a call of some thread
+  std::atomic<Stream> stream = nullptr;  // that it was last scheduled on; null on the CPU
 
   /// Whether `on` orders work after the last schedule(): CUDA has two names for its default stream.
   bool is_ordered_by(Stream on) const {
@@ -57,9 +57,10 @@ class StepUse {
  public:
   explicit StepUse(StepObj& step) : step_(step) {
     if (step_.in_use.exchange(true, std::memory_order_acquire)) {
-      throw Error(ErrorCode::kInvalidArgument,
-                  "schedule is in use by a call of another thread, but its workspace serves one at a time: make a "
-                  "schedule for each thread.");
+      throw Error(
+          ErrorCode::kInvalidArgument,
+          "schedule is in use by a call of another thread, but its workspace serves one at a time: make a "
+          "schedule for each thread.");
     }
   }
   ~StepUse() { step_.in_use.store(false, std::memory_order_release); }

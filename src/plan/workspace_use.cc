@@ -27,7 +27,8 @@ WorkspaceUse::WorkspaceUse(const Plan::Impl& plan, const TensorView& workspace) 
   before_ = std::atomic_ref(user).exchange(mark, std::memory_order_acquire);
   if (before_ == mark) {
     invalid(
-        "workspace is in use by another call, but serves one at a time: give each thread a workspace of its own, "
+        "workspace is in use by another call, but serves one at a time: give each thread a workspace of its "
+        "own, "
         "with its own schedule.");
   }
   user_ = &user;

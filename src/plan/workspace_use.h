@@ -8,8 +8,8 @@
 
 namespace halftone::planning {
 
-/// Marks a workspace on the host as this call's, until the end of the scope: its header says so. A second call
-/// would mix its partial results with the first one's. Throws InvalidArgument while another call of this
+/// Marks a workspace on the host as this call's, until the end of the scope: its header says so. A second
+/// call would mix its partial results with the first one's. Throws InvalidArgument while another call of this
 /// process has it, and for what is no workspace of this plan. On CUDA, where calls only queue work, it does
 /// nothing.
 class WorkspaceUse {

@@ -89,6 +89,21 @@ def test_threads_share_a_plan(layers):
     assert attends(lambda i: ht.attend(q, caches[i], schedule=steps[i]), truths, "") == 0
 
 
+def test_a_schedule_follows_its_lengths_or_says_that_it_cannot(cache, q):
+    plan = ht.plan(cache, q_heads=Q_HEADS, q_dtype="f32")
+    lengths = cache.lengths.copy()
+    step = ht.schedule(plan, lengths)
+    frozen = lengths.view()
+    frozen.flags.writeable = False
+    copied = ht.schedule(plan, frozen)
+    lengths[:] = [7, 9]
+    with pytest.raises(ht.InvalidArgumentError, match="^kv_lengths is a read-only array, of which .* a copy"):
+        copied.update()
+    step.update()
+    cache.lengths[:] = lengths
+    np.testing.assert_array_equal(ht.attend(q, cache, schedule=step), ht.attend(q, cache))
+
+
 @pytest.mark.parametrize("capturing", [False, True])
 def test_a_schedule_serves_one_stream_at_a_time(cache, q, monkeypatch, capturing):
     """As on CUDA, where native calls say that the stream is another one (tests/python/test_gpu.py has the streams)."""
@@ -120,9 +135,7 @@ def test_a_schedule_serves_one_stream_at_a_time(cache, q, monkeypatch, capturing
 def test_captures_are_seen_on_the_stream_of_the_call(monkeypatch, name):
     current = [7]
     stream = types.SimpleNamespace(is_capturing=lambda: current[0] == 9)
-    cuda = types.SimpleNamespace(
-        is_current_stream_capturing=lambda: current[0] == 9, get_current_stream=lambda: stream
-    )
+    cuda = types.SimpleNamespace(is_current_stream_capturing=lambda: current[0] == 9, get_current_stream=lambda: stream)
     array = type("Array", (), {"__module__": name, "__dlpack_device__": lambda self: (2, 0)})()
 
     class On:
