@@ -1,11 +1,16 @@
 // Many host threads: shared plans and caches, own workspaces and outputs. Runs under ThreadSanitizer as well.
 #include <omp.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <barrier>
 #include <thread>
 
+#include "plan/validate.h"
+#include "plan/workspace_use.h"
 #include "tests/adversarial.h"
+#include "tests/expect_error.h"
 
 namespace halftone::testing {
 namespace {
@@ -95,6 +100,29 @@ TEST(Concurrency, OneWorkspaceServesOneCallAtATime) {
   EXPECT_THROW(run(plan, bad, workspace.view()), Error);
   run(plan, arguments(p, first), workspace.view());
   EXPECT_TRUE(same_bytes(first.out, expected.out));
+}
+
+/// A process forked during a call has the mark of a call that nobody will end, and its workspace to itself.
+TEST(Concurrency, AForkedProcessHasItsOwnCopyOfAWorkspace) {
+  const Problem p = make_problem(shared_case("int8-head"));
+  const Plan plan = halftone::plan(p.problem);
+  const Tensor workspace(DType::kUInt8, {static_cast<std::int64_t>(plan.workspace_bytes())});
+  const SequenceLengths lengths = p.lengths();
+  const planning::WorkspaceUse use(planning::require_plan(plan), workspace.view());
+  expect_error(ErrorCode::kInvalidArgument, {"workspace is in use by another call", "a workspace of its own"},
+               [&] { schedule(plan, lengths, workspace.view()); });
+  const pid_t child = ::fork();
+  if (child == 0) {
+    try {
+      schedule(plan, lengths, workspace.view());
+      ::_exit(0);
+    } catch (...) {
+      ::_exit(1);
+    }
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
 }
 
 /// One schedule, many layers at once: run() writes only its outputs and the partials of its own workspace.
