@@ -12,6 +12,7 @@
 #include "plan/plan.h"
 #include "plan/validate.h"
 #include "plan/validate_cache.h"
+#include "plan/workspace_use.h"
 
 #ifdef HALFTONE_WITH_CUDA
 #include "cuda/backend.h"
@@ -44,6 +45,7 @@ Plan plan(const AttentionProblem& problem) { return planning::make_plan(problem)
 
 void schedule(const Plan& plan, const SequenceLengths& lengths, const TensorView& workspace, Stream stream) {
   const Plan::Impl& impl = planning::require_plan(plan);
+  const planning::WorkspaceUse use(impl, workspace);
   planning::validate_schedule(impl, lengths, workspace, stream);
   switch (impl.problem.device.type) {
     case DeviceType::kCpu:
@@ -60,6 +62,7 @@ void schedule(const Plan& plan, const SequenceLengths& lengths, const TensorView
 
 void run(const Plan& plan, const AttentionArgs& args, const TensorView& workspace, Stream stream) {
   const Plan::Impl& impl = planning::require_plan(plan);
+  const planning::WorkspaceUse use(impl, workspace);
   planning::validate_run(impl, args, workspace, stream);
   switch (impl.problem.device.type) {
     case DeviceType::kCpu:

@@ -263,7 +263,8 @@ typedef struct halftone_append_args {
   const halftone_tensor*
       status;       /* int32 [1], sticky: bit 0 bad table entry, bit 1 bad input, bit 3 bad static scale,
                        bit 4 V beyond 2,048 where f16 scales are stored; CUDA needs it */
-  int32_t advance;  /* 0 or 1: with cu_seqlens, lengths[i] then grows by cu[i+1] - cu[i] */
+  int32_t advance;  /* 0 or 1: with cu_seqlens, lengths[i] then grows by cu[i+1] - cu[i]. Once per step: of
+                       layers that share `lengths`, only the last one appended to may advance them */
   int32_t reserved; /* 0 */
 } halftone_append_args;
 HALFTONE_API halftone_status halftone_append_args_init(halftone_append_args* args, size_t struct_size);
@@ -406,7 +407,10 @@ HALFTONE_API halftone_status halftone_sequence_lengths_init(halftone_sequence_le
 
 /* Turns lengths into a work list at the start of `workspace` (uint8 [>= workspace_bytes], 256-byte aligned),
  * for every layer of a step. Never allocates; on CUDA never synchronises. CPU: OUT_OF_RANGE or
- * INVALID_ARGUMENT on lengths beyond the plan's bounds. `stream` as for halftone_append(). */
+ * INVALID_ARGUMENT on lengths beyond the plan's bounds. `stream` as for halftone_append().
+ * The workspace also holds partial results, so it serves one call at a time: threads, and CUDA streams whose
+ * work may overlap, need a workspace each, with its own schedule. CPU: INVALID_ARGUMENT while another call
+ * has the workspace. On CUDA nobody sees that. */
 HALFTONE_API halftone_status halftone_schedule(const halftone_plan* plan,
                                                const halftone_sequence_lengths* lengths,
                                                const halftone_tensor* workspace, void* stream);
@@ -431,9 +435,10 @@ typedef struct halftone_attention_args {
 } halftone_attention_args;
 HALFTONE_API halftone_status halftone_attention_args_init(halftone_attention_args* args, size_t struct_size);
 
-/* Computes attention. `workspace` must hold a schedule of this plan. A row that sees no key gives zeros and
- * LSE -inf. Online softmax (arXiv:1805.02867) over tiles (arXiv:2205.14135), split-KV merge as in
- * Flash-Decoding; fp32 throughout. Fails with INVALID_ARGUMENT, OUT_OF_RANGE or DEVICE_ERROR. */
+/* Computes attention. `workspace` must hold a schedule of this plan and serves one halftone_run() at a time,
+ * see halftone_schedule(). A row that sees no key gives zeros and LSE -inf. Online softmax (arXiv:1805.02867)
+ * over tiles (arXiv:2205.14135), split-KV merge as in Flash-Decoding; fp32 throughout. Fails with
+ * INVALID_ARGUMENT, OUT_OF_RANGE or DEVICE_ERROR. */
 HALFTONE_API halftone_status halftone_run(const halftone_plan* plan, const halftone_attention_args* args,
                                           const halftone_tensor* workspace, void* stream);
 

@@ -46,7 +46,8 @@ class KVFormat:
     static_scale: bool = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        for key, value in _native.format_info(str(self.name)).items():
+        name = _check.text(str(self.name), "format")
+        for key, value in _native.format_info(name).items():
             object.__setattr__(self, str(key), str(value) if isinstance(value, str) else value)
 
     def __str__(self) -> str:

@@ -1,5 +1,7 @@
 """Misuse from Python: every error is of the right class, names the argument, and leaves outputs untouched."""
 
+import copy
+import pickle
 import types
 
 import numpy as np
@@ -270,3 +272,52 @@ def test_absent_packages(monkeypatch, package):
     monkeypatch.setattr(_arrays, "importlib", types.SimpleNamespace(import_module=absent))
     with pytest.raises(ht.UnsupportedError, match=f"pip install {package}"):
         _arrays.empty("torch" if package == "torch" else "numpy", (3,), "bf16", "cpu")
+
+
+@pytest.mark.parametrize(
+    "name",
+    "spec pages block_table lengths k_scale k_min v_scale v_min clamped status framework device".split(),
+)
+def test_attributes_of_a_cache_are_not_assigned(cache, q, name):
+    """Calls would go on using what the cache was made of, or use one here and the other there."""
+    truth, before = ht.attend(q, cache), getattr(cache, name)
+    with pytest.raises(ht.InvalidArgumentError, match=f"^{name} of a PagedKVCache cannot be assigned.*wrap"):
+        setattr(cache, name, copy.copy(before))
+    assert getattr(cache, name) is before
+    np.testing.assert_array_equal(ht.attend(q, cache), truth)
+    cache.layer = 3  # a name of the caller's
+    cache.layer = 4
+
+
+def test_arrays_of_a_cache_are_written_into(rng, cache, q):
+    shorter = filled_cache(rng, [40, 64], max_len=64)[0]
+    shorter.pages[:] = cache.pages
+    cache.lengths[:] = shorter.lengths[:] = [7, 64]
+    np.testing.assert_array_equal(ht.attend(q, cache), ht.attend(q, shorter))
+
+
+def test_attributes_of_plans_and_schedules_are_not_assigned(cache):
+    plan = ht.plan(cache, q_heads=Q_HEADS, q_dtype="f32")
+    step = ht.schedule(plan, cache)
+    for name in ("spec", "options", "info", "workspace_bytes", "out_dtype", "lse", "device"):
+        with pytest.raises(ht.InvalidArgumentError, match=f"^{name} of a Plan cannot be assigned"):
+            setattr(plan, name, None)
+    for name in ("plan", "workspace", "kv_lengths", "cu_q", "cu_kv"):
+        with pytest.raises(ht.InvalidArgumentError, match=f"^{name} of a Schedule cannot be assigned"):
+            setattr(step, name, None)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_caches_and_schedules_are_not_copied(cache, copied):
+    with pytest.raises(ht.UnsupportedError, match="^a PagedKVCache cannot be copied or pickled: use to_safetensors"):
+        copied(cache)
+    with pytest.raises(ht.UnsupportedError, match="^a Schedule cannot be copied or pickled: call schedule"):
+        copied(ht.schedule(ht.plan(cache, q_heads=Q_HEADS, q_dtype="f32"), cache))
+
+
+@pytest.mark.parametrize("name", ["\ud800", "int8-\udcff", "a\0b"])
+def test_names_that_are_no_text(name):
+    with pytest.raises(ht.InvalidArgumentError, match="^format is .* must be valid UTF-8"):
+        ht.KVFormat(name)
+    with pytest.raises(ht.InvalidArgumentError, match="^format is"):
+        ht.PagedKVCache(1, 64, kv_heads=2, head_dim=128, k_format=name)
