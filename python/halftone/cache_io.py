@@ -114,7 +114,9 @@ def save(cache: PagedKVCache, path: Any, prefix: str = "request") -> None:
         library.numpy.save_file(tensors, temporary, metadata)
         os.replace(temporary, target)
     except library.SafetensorError as error:
-        raise OSError(f"path {target!r} cannot be written ({error}): choose a folder that exists.") from None
+        raise OSError(
+            f"path {target!r} cannot be written ({error}): choose a writable folder with enough space."
+        ) from None
     finally:
         if os.path.exists(temporary):
             os.unlink(temporary)
