@@ -128,7 +128,7 @@ void run_eval(CommandLine& line, Terminal& terminal) {
   check_page_size(line.options.page_size, "--page-size");
   if (line.json == "-" && line.html == "-")
     throw UsageError("--json and --html are both -: name a file for one.");
-  check_outputs({"file", line.file}, {{"--json", line.json}, {"--html", line.html}});
+  check_outputs({"the input", line.file}, {{"--json", line.json}, {"--html", line.html}});
   if (line.threads > 0) omp_set_num_threads(line.threads);
   const EvalReport report = evaluate(line.file, line.options, terminal);
   if (!line.json.empty()) {

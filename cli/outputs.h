@@ -7,7 +7,7 @@
 
 namespace halftone::cli {
 
-/// A file and the option or argument that names it.
+/// A file and what names it in a sentence.
 struct NamedFile {
   std::string_view option;  ///< "--html"
   std::string path;         ///< of an output: "" when it was not asked for, "-" for standard output

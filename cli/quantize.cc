@@ -27,7 +27,7 @@ void check_files(const std::string& in, const std::string& out) {
     throw UsageError(
         "out is '-', but standard output is for the summary: name a file (./- if it is called so).");
   }
-  check_outputs({"in", in}, {{"out", out}});
+  check_outputs({"the input", in}, {{"out", out}});
 }
 
 FormatChoice choose_format(const QuantizeOptions& options) {

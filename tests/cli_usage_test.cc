@@ -126,14 +126,16 @@ TEST_F(CliTest, OutputsNeverOverwriteTheInput) {
   const std::string content = read_text(file), packed = read_text(path("packed"));
   for (const std::string& other : spellings(file)) {
     const std::string piece = " is '" + other + "', but would overwrite ";
-    expect_failure(run({"eval", file, "--formats", "bf16", "--html", other}), 2, "--html" + piece + "file '");
-    expect_failure(run({"eval", other, "--formats", "bf16", "--json", file}), 2, "would overwrite file '");
-    expect_failure(run({"quantize", file, other}), 2, "out" + piece + "in '");
+    expect_failure(run({"eval", file, "--formats", "bf16", "--html", other}), 2,
+                   "--html" + piece + "the input '");
+    expect_failure(run({"eval", other, "--formats", "bf16", "--json", file}), 2,
+                   "would overwrite the input '");
+    expect_failure(run({"quantize", file, other}), 2, "out" + piece + "the input '");
     EXPECT_EQ(read_text(file), content) << other;
     EXPECT_EQ(read_text(other), content) << other;
   }
   for (const std::string& other : spellings(path("packed"))) {
-    expect_failure(run({"dequantize", path("packed"), other}), 2, "would overwrite in '");
+    expect_failure(run({"dequantize", path("packed"), other}), 2, "would overwrite the input '");
     EXPECT_EQ(read_text(path("packed")), packed) << other;
   }
 }
@@ -177,7 +179,7 @@ TEST_F(CliTest, PackedFilesDoNotGoToStandardOutput) {
   expect_failure(dequantize, 2, "out is '-', but");
   EXPECT_EQ(named.code, 0) << named.err;
   EXPECT_TRUE(std::filesystem::exists(path("-")));
-  expect_failure(lost, 2, "--html is './-', but would overwrite file '-'");
+  expect_failure(lost, 2, "--html is './-', but would overwrite the input '-'");
 }
 
 }  // namespace

@@ -30,7 +30,7 @@ TEST(MetricsTest, FiniteValuesByHand) {
 TEST(MetricsTest, NothingIsWorseThanWhatIsNotFinite) {
   const std::vector<double> truth = {1, 0, 3, 4, 0, 1, 3, 4};
   for (const float bad : {kNan, -kNan, kInf, -kInf}) {
-    for (const std::size_t at : {0, 1, 4}) {  // all in head 0
+    for (const std::size_t at : {0U, 1U, 4U}) {  // all in head 0
       std::vector<float> actual = {1, 0, 3, 4, 0, 1, 3, 4};
       actual[at] = bad;
       const OutputError error = compare_output(truth, actual, 2, 2);
