@@ -150,7 +150,7 @@ HALFTONE_API halftone_status halftone_kv_format_init(halftone_kv_format* format,
 
 /* Parses a named format ("int4-g32") or the general form
  * `bf16 | fp16 | (fp8|int8|int4)-(tensor|static-head|token|token-head|g32|g64|g128)[-sym|-asym][-f16|-f32]`
- * into an initialised *format. Fails with INVALID_ARGUMENT naming the closest known format. */
+ * into an initialised *format. Fails with INVALID_ARGUMENT naming the formats that are nearest in meaning. */
 HALFTONE_API halftone_status halftone_kv_format_parse(const char* text, halftone_kv_format* format);
 
 /* Writes the shortest text that halftone_kv_format_parse() turns back into *format, as

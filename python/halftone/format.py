@@ -25,7 +25,7 @@ class KVFormat:
             ``bf16 | fp16 | (fp8|int8|int4)-(tensor|static-head|token|token-head|g32|g64|g128)[-sym|-asym][-f16|-f32]``.
 
     Raises:
-        InvalidArgumentError: an unknown name; the sentence names the closest one.
+        InvalidArgumentError: an unknown name; the sentence names those that are nearest in meaning.
 
     Attributes:
         name: the shortest text for this format.

@@ -25,10 +25,27 @@ def test_the_classes_are_pythons_too():
         assert issubclass(ours, pythons) and issubclass(ours, ht.Error)
 
 
-@pytest.mark.parametrize("dim, nearest", [(1, "64"), (7, "64"), (59, "64"), (257, "256")])
-def test_head_dims_name_the_nearest(dim, nearest):
-    with pytest.raises(ht.InvalidArgumentError, match=f"head_dim is {dim}, .*use {nearest}"):
+@pytest.mark.parametrize(
+    "dim, remedy",
+    [(1, "use 64, pad"), (65, r"use 80, pad with zeros and set scale to 1/sqrt\(65\)"), (100, "use 128, pad")]
+    + [(dim, "larger heads are not supported") for dim in (257, 512, 576)],
+)
+def test_head_dims_name_what_helps(dim, remedy):
+    with pytest.raises(ht.InvalidArgumentError, match=f"head_dim is {dim}, .*: {remedy}"):
         ht.KVCacheSpec(2, dim)
+
+
+@pytest.mark.parametrize(
+    "name, remedy",
+    [
+        ("int4", "no format has this name: use int4-g32, int4-g64, int4-g128 or int4-row"),
+        ("fp8_e5m2", "e5m2 is not stored, only e4m3: use fp8, fp8-head or fp8-token-head"),
+        ("int4_g32", "names are lower case with hyphens: use int4-g32"),
+    ],
+)
+def test_unknown_formats_name_what_is_near_in_meaning(name, remedy):
+    with pytest.raises(ht.InvalidArgumentError, match=f"format is '{name}', but {remedy}"):
+        ht.KVFormat(name)
 
 
 @pytest.mark.parametrize("size", [0, 1, 48, 512, -16])
