@@ -50,7 +50,7 @@ if(HALFTONE_BUILD_TESTS)
   endif()
   if(HALFTONE_SANITIZE STREQUAL "thread")
     # Those in which threads meet; the others would only repeat them slowly.
-    list(FILTER sources INCLUDE REGEX "/(append|attention|concurrency|first_call|merge|plan|policy)_test\\.cc$")
+    list(FILTER sources INCLUDE REGEX "/(append|attention|concurrency|first_call|interrupt|merge|plan|policy|threads)_test\\.cc$")
   endif()
   halftone_add_gtests(unit "${halftone_cli_if_built}" ${sources})
 
