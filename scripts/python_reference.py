@@ -32,6 +32,11 @@ read-only NumPy inputs. Results come in the framework of the input and on its de
 CUDA work is queued on the framework's current stream and nothing synchronises, unless a sentence below says so.
 Shapes are written [outer, ..., inner]. NumPy's bfloat16 is that of `ml_dtypes`.
 
+A long call on the CPU ends early, within a fraction of a second, when a signal handler raises: Ctrl-C gives
+`KeyboardInterrupt`. What the call was to write is then unspecified; the cache's lengths have not advanced, and the next
+call works. In a process forked after calls on several threads (the `fork` method of `multiprocessing`) calls run on one
+thread, with the same bits.
+
 """
 
 
