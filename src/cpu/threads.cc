@@ -21,9 +21,10 @@ using Clock = std::chrono::steady_clock;
 std::atomic<bool> regions_have_threads = false;
 std::atomic<bool> threads_were_lost = false;  ///< in a fork: set by the child's only thread
 
-void after_fork() {
-  if (regions_have_threads) threads_were_lost = true;
-}
+/// Set while the library is loaded: no call has begun, so that none can race with a fork.
+const bool kWatchesForks = pthread_atfork(nullptr, nullptr, [] {
+                             if (regions_have_threads) threads_were_lost = true;
+                           }) == 0;
 
 /// Waits until the system counts a joined thread no more, which is a little later than join() returns.
 void wait_until_gone(pid_t thread) {
@@ -53,29 +54,27 @@ int startable(int count) {
 }
 
 /// What is known of the regions of one calling thread: the run-time keeps threads for each.
-struct Proven {
+struct Regions {
   int asked = 1;
   int got = 1;
+  int last = 1;                                        ///< threads of its last region, which live on
   Clock::time_point retry = Clock::time_point::max();  ///< when to ask again after having got fewer
 };
 
 /// Asks the system for the threads of a region of `wanted` and has the run-time start them. One calling
 /// thread at a time: two would take what only one was promised.
-Proven prove(int wanted, int had) {
+void prove(int wanted, Regions& regions) {
   static std::mutex mutex;
   regions_have_threads = true;  // before the lock, which a child forked meanwhile could never take
   const std::lock_guard lock(mutex);
-  static const bool watches_forks = pthread_atfork(nullptr, nullptr, after_fork) == 0;
-  Proven proven{.asked = wanted};
-  if (!watches_forks) return proven;
-  proven.got = std::max(startable(wanted - 1) + 1, had);  // the run-time may still have those
-  if (proven.got < wanted) proven.retry = Clock::now() + std::chrono::seconds(1);
+  const int got = kWatchesForks ? std::max(startable(wanted - 1) + 1, regions.last) : 1;
   int team = 1;
-#pragma omp parallel num_threads(proven.got) if (proven.got > 1)
+#pragma omp parallel num_threads(got) if (got > 1)
 #pragma omp master
   team = omp_get_num_threads();
-  proven.got = team;
-  return proven;
+  regions.asked = wanted;
+  regions.got = team;
+  regions.retry = team < wanted ? Clock::now() + std::chrono::seconds(1) : Clock::time_point::max();
 }
 
 }  // namespace
@@ -84,10 +83,11 @@ int region_threads(std::int64_t useful) {
   if (threads_were_lost) return 1;
   const int wanted = static_cast<int>(std::min<std::int64_t>(useful, omp_get_max_threads()));
   if (wanted <= 1 || omp_get_active_level() >= omp_get_max_active_levels()) return 1;
-  thread_local Proven proven;
-  if (wanted > proven.asked || (wanted > proven.got && Clock::now() >= proven.retry))
-    proven = prove(wanted, proven.got);
-  return std::min(wanted, proven.got);
+  thread_local Regions regions;
+  if (wanted > regions.asked || (wanted > regions.got && Clock::now() >= regions.retry)) {
+    prove(wanted, regions);
+  }
+  return regions.last = std::min(wanted, regions.got);
 }
 
 }  // namespace halftone::cpu
