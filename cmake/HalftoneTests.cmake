@@ -50,7 +50,7 @@ if(HALFTONE_BUILD_TESTS)
   endif()
   if(HALFTONE_SANITIZE STREQUAL "thread")
     # Those in which threads meet; the others would only repeat them slowly.
-    list(FILTER sources INCLUDE REGEX "/(append|attention|concurrency|first_call|merge|plan|policy)_test\\.cc$")
+    list(FILTER sources INCLUDE REGEX "/(append|attention|concurrency|first_call|interrupt|merge|plan|policy|threads)_test\\.cc$")
   endif()
   halftone_add_gtests(unit "${halftone_cli_if_built}" ${sources})
 
@@ -90,7 +90,7 @@ if(HALFTONE_BUILD_TESTS)
     endif()
   endif()
 
-  file(GLOB sources CONFIGURE_DEPENDS tests/golden/*_test.py)
+  file(GLOB sources CONFIGURE_DEPENDS tests/golden/*_test.py tests/scripts/*_test.py)
   if(HALFTONE_SANITIZE)
     set(sources "")  # no code of ours runs in them
   endif()
@@ -101,7 +101,7 @@ if(HALFTONE_BUILD_TESTS)
       set_tests_properties(${name} PROPERTIES LABELS python)
     endforeach()
   elseif(sources)
-    message(STATUS "HALFTONE_PYTHON is not set: the Python tests in tests/golden are left out")
+    message(STATUS "HALFTONE_PYTHON is not set: the Python tests in tests/golden and tests/scripts are left out")
   endif()
 
   # The Python package from the source tree, with the library built here. The sanitizers' run-time cannot be loaded into

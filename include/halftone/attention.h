@@ -131,7 +131,8 @@ struct AttentionArgs {
 /// Computes attention. `workspace` must hold a schedule of this plan and serves one run() at a time, see
 /// schedule(). A row that sees no key gives zeros and LSE -inf. Method: online softmax (arXiv:1805.02867)
 /// over tiles (FlashAttention, arXiv:2205.14135), split-KV merge as in Flash-Decoding; logits, softmax and
-/// accumulation in fp32.
+/// accumulation in fp32. CPU: on as many of OpenMP's threads as the system starts; on one, with the same
+/// bits, in a process forked after calls on several.
 HALFTONE_API void run(const Plan& plan, const AttentionArgs& args, const TensorView& workspace,
                       Stream stream = nullptr);
 

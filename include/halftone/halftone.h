@@ -18,7 +18,8 @@
  * HALFTONE_DTYPE_F32. T tokens; q_heads, a multiple of kv_heads; head_dim of Q and K, v_dim of V and O.
  *
  * Threads. All functions may be called from any thread at once. A plan may be used by many threads;
- * destroying it while another thread uses it is safe, because a call in flight keeps it alive.
+ * destroying it while another thread uses it is safe, because a call in flight keeps it alive. On the CPU, a
+ * process forked after calls on several threads computes on one, with the same bits.
  */
 #ifndef HALFTONE_HALFTONE_H_
 #define HALFTONE_HALFTONE_H_

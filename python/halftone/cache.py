@@ -403,12 +403,19 @@ class PagedKVCache(_check.Fixed):
         """Reads ``status`` (synchronises) and clears it.
 
         Raises:
-            InvalidArgumentError: append met non-finite input, or attention a bad block-table entry.
+            InvalidArgumentError: append or attention met what the sentence names: a bad block-table entry, length,
+                value or static scale, or more queries than rows.
         """
         flags = 0 if self.status is None else _arrays.to_list(self.status)[0]
         if flags:
             _arrays.assign(self.status, [0])
-            meanings = {1: "a block-table entry is out of range", 2: "append got a NaN or infinity"}
+            meanings = {
+                1: "a block-table entry or a length is out of range",
+                2: "append got a NaN or infinity",
+                4: "a schedule has more queries than q has rows",
+                8: "a static scale is not finite and positive",
+                16: "append got values of V beyond 2048, too large for stored f16 scales on CUDA",
+            }
             what = [text for bit, text in meanings.items() if flags & bit]
             raise InvalidArgumentError(
                 f"status is {flags}: {' and '.join(what)}: check the inputs since the last call."
