@@ -20,7 +20,7 @@ halftone_tvm_ffi(--libfiles tvm_ffi_library)
 
 file(GLOB sources CONFIGURE_DEPENDS python/native/*.cc)
 add_library(halftone_python MODULE ${sources} $<TARGET_OBJECTS:halftone_objects>)
-target_include_directories(halftone_python PRIVATE "${PROJECT_SOURCE_DIR}/include")
+target_include_directories(halftone_python PRIVATE "${PROJECT_SOURCE_DIR}/include" "${PROJECT_SOURCE_DIR}/src")
 target_include_directories(halftone_python SYSTEM PRIVATE "${tvm_ffi_include}" "${dlpack_include}")
 target_compile_features(halftone_python PRIVATE cxx_std_20)
 target_compile_definitions(halftone_python PRIVATE $<$<BOOL:${HALFTONE_CUDA}>:HALFTONE_WITH_CUDA=1>)

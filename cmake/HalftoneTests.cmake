@@ -94,7 +94,7 @@ if(HALFTONE_BUILD_TESTS)
     endif()
   endif()
 
-  file(GLOB sources CONFIGURE_DEPENDS tests/golden/*_test.py)
+  file(GLOB sources CONFIGURE_DEPENDS tests/golden/*_test.py tests/scripts/*_test.py)
   if(HALFTONE_SANITIZE)
     set(sources "")  # no code of ours runs in them
   endif()
@@ -105,7 +105,7 @@ if(HALFTONE_BUILD_TESTS)
       set_tests_properties(${name} PROPERTIES LABELS python)
     endforeach()
   elseif(sources)
-    message(STATUS "HALFTONE_PYTHON is not set: the Python tests in tests/golden are left out")
+    message(STATUS "HALFTONE_PYTHON is not set: the Python tests in tests/golden and tests/scripts are left out")
   endif()
 
   # The Python package from the source tree, with the library built here. The sanitizers' run-time cannot be loaded into

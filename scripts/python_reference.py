@@ -28,9 +28,17 @@ The package `halftone-attention` (import `halftone`): the reference, made from t
 [python/examples/](../python/examples/) whole programs.
 
 Arrays are those of NumPy, torch, JAX (on the CPU) and CuPy, or anything else with DLPack. They are never copied, except
-read-only NumPy inputs. Results come in the framework of the input and on its device, or in an array given as `out`.
+read-only NumPy inputs and lazily negated torch tensors. Results come in the framework of the input and on its device, or in an array given as `out`.
 CUDA work is queued on the framework's current stream and nothing synchronises, unless a sentence below says so.
 Shapes are written [outer, ..., inner]. NumPy's bfloat16 is that of `ml_dtypes`.
+
+Calls release Python's lock. Threads can share plans and read one cache; a `Schedule` serves one call at a time, and so
+does a cache that is written. Layers must not advance one array of lengths together: every append() advances it.
+
+A long call on the CPU ends early, within a fraction of a second, when a signal handler raises: Ctrl-C gives
+`KeyboardInterrupt`. What the call was to write is then unspecified; the cache's lengths have not advanced, and the next
+call works. In a process forked after calls on several threads (the `fork` method of `multiprocessing`) calls run on one
+thread, with the same bits.
 
 """
 

@@ -10,6 +10,7 @@
 #include "plan/plan.h"
 #include "plan/validate.h"
 #include "plan/validate_cache.h"
+#include "plan/workspace_use.h"
 
 namespace halftone {
 namespace {
@@ -28,12 +29,14 @@ Plan plan(const AttentionProblem& problem) { return planning::make_plan(problem)
 
 void schedule(const Plan& plan, const SequenceLengths& lengths, const TensorView& workspace, Stream stream) {
   const Plan::Impl& impl = planning::require_plan(plan);
+  const planning::WorkspaceUse use(impl, workspace);
   planning::validate_schedule(impl, lengths, workspace, stream);
   impl.backend->schedule(impl, lengths, bytes_of(workspace), stream);
 }
 
 void run(const Plan& plan, const AttentionArgs& args, const TensorView& workspace, Stream stream) {
   const Plan::Impl& impl = planning::require_plan(plan);
+  const planning::WorkspaceUse use(impl, workspace);
   planning::validate_run(impl, args, workspace, stream);
   impl.backend->run(impl, args, bytes_of(workspace), stream);
 }

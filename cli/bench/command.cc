@@ -8,8 +8,8 @@
 #include <memory>
 #include <optional>
 
-#include "cli/bench/cpu.h"
 #include "cli/bench/cases.h"
+#include "cli/bench/cpu.h"
 #include "cli/bench/report.h"
 #include "cli/commands/command.h"
 #include "cli/host/host.h"
@@ -250,7 +250,7 @@ void add_bench(CLI::App& app, Terminal& terminal) {
       "  halftone bench --backend cuda --contexts-mix 131072x1,4096x31 --with-schedule\n");
   command->add_option("--backend", options->backend, "auto (CUDA where it works), cpu or cuda")
       ->type_name("NAME")
-      ->check(CLI::IsMember({"auto", "cpu", "cuda"}).description(""))
+      ->check(one_of({"auto", "cpu", "cuda"}))
       ->capture_default_str();
   CLI::Option* table =
       command

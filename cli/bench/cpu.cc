@@ -9,9 +9,9 @@
 #include <functional>
 #include <numeric>
 
-#include "cli/host/host.h"
 #include "cli/eval/metrics.h"
 #include "cli/files/owned_cache.h"
+#include "cli/host/host.h"
 #include "cli/terminal/text.h"
 #include "halftone/error.h"
 #include "reference/random.h"

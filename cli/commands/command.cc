@@ -2,10 +2,12 @@
 
 #include <fmt/format.h>
 #include <fmt/ostream.h>
+#include <fmt/ranges.h>
 
 #include <new>
 #include <sstream>
 
+#include "cli/terminal/text.h"
 #include "halftone/error.h"
 
 namespace halftone::cli {
@@ -56,11 +58,22 @@ std::string help_hint(const CLI::App& app) {
   return fmt::format("see `halftone {}--help`", chosen.empty() ? "" : chosen.front()->get_name() + " ");
 }
 
+/// For a command line in which no command was found.
+std::string missing_command(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* command : app.get_subcommands({})) names.push_back(command->get_name());
+  const std::vector<std::string> words = app.remaining();
+  if (words.empty()) return fmt::format("no command is given, but one is needed: {}", fmt::join(names, ", "));
+  return fmt::format("command is '{}', but must be one of {}", printable(words[0]), fmt::join(names, ", "));
+}
+
 int handle_parse_error(const CLI::App& app, const CLI::ParseError& error, Terminal& terminal) {
   if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success)) {  // --help or --version
     return app.exit(error, terminal.out, terminal.err);
   }
   std::string sentence = one_line(error.what());
+  if (error.get_name() == "ValidationError") sentence.erase(sentence.find(": "), 1);  // "--batch is ..."
+  if (app.get_subcommands().empty()) sentence = missing_command(app);
   while (sentence.ends_with('.') || sentence.ends_with(' ')) sentence.pop_back();
   return report(terminal, fmt::format("{}; {}.", sentence, help_hint(app)), kExitUsage);
 }
@@ -83,6 +96,11 @@ int run_command(int argc, const char* const* argv, Terminal terminal) {
   add_explain(app, terminal);
   add_bench(app, terminal);
   add_doctor(app, terminal);
+  for (CLI::App* command : app.get_subcommands({})) {
+    for (CLI::Option* option : command->get_options()) {
+      if (option->get_type_size() > 0) option->check(not_empty());
+    }
+  }
   try {
     app.parse(argc, argv);
     terminal.out.flush();

@@ -2,8 +2,8 @@
 #include <fmt/format.h>
 #include <fmt/ostream.h>
 
-#include "cli/commands/command.h"
 #include "cli/bench/problem.h"
+#include "cli/commands/command.h"
 #include "cli/terminal/text.h"
 #include "plan/plan.h"
 

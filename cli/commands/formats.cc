@@ -19,6 +19,8 @@ struct Options {
 };
 
 void run(Terminal& terminal, const Options& options) {
+  page_layout(
+      parse_choice("bf16", "bf16").spec(options.kv_heads, options.head_dim, 0, 64));  // fits all or none
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
   Table table;
   table.column("format", Table::Align::kLeft);

@@ -2,9 +2,10 @@
 #include <fmt/format.h>
 #include <fmt/ostream.h>
 
-#include "cli/eval/capture.h"
 #include "cli/commands/command.h"
 #include "cli/commands/format_choice.h"
+#include "cli/eval/capture.h"
+#include "cli/files/outputs.h"
 #include "cli/files/packed.h"
 #include "cli/terminal/text.h"
 #include "halftone/error.h"
@@ -19,6 +20,15 @@ struct QuantizeOptions {
   bool rotate_k = false, rotate_v = false;
   int page_size = 64;
 };
+
+/// Both commands write one file from another.
+void check_files(const std::string& in, const std::string& out) {
+  if (out == "-") {
+    throw UsageError(
+        "out is '-', but standard output is for the summary: name a file (./- if it is called so).");
+  }
+  check_outputs({"the input", in}, {{"out", out}});
+}
 
 FormatChoice choose_format(const QuantizeOptions& options) {
   FormatChoice choice = parse_choice(options.format, "--format");
@@ -39,6 +49,7 @@ void quantize(const QuantizeOptions& options, Terminal& terminal) {
   const FormatChoice choice = choose_format(options);
   const AxisOrder order = parse_axis_order(options.layout);
   check_page_size(options.page_size, "--page-size");
+  check_files(options.in, options.out);
   const SafetensorsReader file(options.in);
   const std::vector<CapturedLayer> layers = find_layers(file, order, false);
   std::vector<TensorDeclaration> tensors;
@@ -57,8 +68,7 @@ void quantize(const QuantizeOptions& options, Terminal& terminal) {
     Progress progress(terminal, static_cast<std::int64_t>(layers.size()));
     for (const CapturedLayer& layer : layers) {
       progress.step(layer.name());
-      const testing::Tensor k = load_tensor(file, *layer.k, order, 0, layer.tokens);
-      const testing::Tensor v = load_tensor(file, *layer.v, order, 0, layer.tokens);
+      const auto [k, v] = load_keys_and_values(file, layer, order, layer.tokens);
       to_finite_floats(k, layer.k->name);
       to_finite_floats(v, layer.v->name);
       OwnedCache cache(spec_of(layer), 1, layer.tokens);
@@ -88,6 +98,7 @@ DType parse_dtype(const std::string& text) {
 
 void dequantize_file(const DequantizeOptions& options, Terminal& terminal) {
   const DType dtype = parse_dtype(options.dtype);
+  check_files(options.in, options.out);
   const SafetensorsReader file(options.in);
   const std::vector<PackedLayer> layers = find_packed_layers(file);
   std::vector<TensorDeclaration> tensors;

@@ -12,8 +12,8 @@
 
 #include "cli/cuda/device.h"
 #include "cli/cuda/read_kernels.h"
-#include "cli/host/host.h"
 #include "cli/files/owned_cache.h"
+#include "cli/host/host.h"
 #include "cli/terminal/text.h"
 #include "halftone/error.h"
 #include "reference/random.h"

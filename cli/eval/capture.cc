@@ -176,6 +176,17 @@ testing::Tensor load_tensor(const SafetensorsReader& file, const TensorInfo& ten
   return result;
 }
 
+KeysAndValues load_keys_and_values(const SafetensorsReader& file, const CapturedLayer& layer, AxisOrder order,
+                                   std::int64_t count) {
+  KeysAndValues kv{load_tensor(file, *layer.k, order, 0, count),
+                   load_tensor(file, *layer.v, order, 0, count)};
+  if (kv.k.dtype() == kv.v.dtype()) return kv;
+  for (testing::Tensor* tensor : {&kv.k, &kv.v}) {
+    *tensor = testing::Tensor::of(DType::kFloat32, tensor->shape(), tensor->to_floats());
+  }
+  return kv;
+}
+
 std::vector<float> to_finite_floats(const testing::Tensor& tensor, std::string_view name) {
   std::vector<float> values = tensor.to_floats();
   const auto bad = std::find_if(values.begin(), values.end(), [](float x) { return !std::isfinite(x); });

@@ -45,6 +45,14 @@ std::vector<CapturedLayer> find_layers(const SafetensorsReader& file, AxisOrder 
 testing::Tensor load_tensor(const SafetensorsReader& file, const TensorInfo& tensor, AxisOrder order,
                             std::int64_t first, std::int64_t count);
 
+/// K and V of the first `count` tokens. Where their dtypes differ both are widened to f32, which changes no
+/// value: append takes one dtype for the two.
+struct KeysAndValues {
+  testing::Tensor k, v;
+};
+KeysAndValues load_keys_and_values(const SafetensorsReader& file, const CapturedLayer& layer, AxisOrder order,
+                                   std::int64_t count);
+
 /// load_tensor, widened to f32. Throws InvalidArgument when a value is NaN or infinite.
 std::vector<float> to_finite_floats(const testing::Tensor& tensor, std::string_view name);
 

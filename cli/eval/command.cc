@@ -4,10 +4,12 @@
 #include <fmt/ranges.h>
 #include <omp.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "cli/commands/command.h"
 #include "cli/eval/evaluate.h"
+#include "cli/files/outputs.h"
 #include "cli/host/host.h"
 #include "cli/terminal/table.h"
 #include "cli/terminal/text.h"
@@ -24,8 +26,6 @@ struct CommandLine {
   int threads = 0;
   EvalOptions options;
 };
-
-std::string decibel(double value) { return std::isinf(value) ? "exact" : fmt::format("{:.1f}", value); }
 
 /// What one line of the table says, for all layers together or for one.
 struct Line {
@@ -110,6 +110,9 @@ void print_text(Terminal& terminal, const EvalReport& report, const CommandLine&
       "Times: causal attention of all layers on this CPU, {}, fp32 output. * nothing is smaller and\n"
       "more exact.\n\n",
       percent(report.bf16_rounding), thread_count(omp_get_max_threads()));
+  const bool broken = std::any_of(report.formats.begin(), report.formats.end(),
+                                  [](const FormatResult& f) { return !std::isfinite(f.error_worst); });
+  if (broken) fmt::print(terminal.out, "inf: an output holds NaN or infinity.\n\n");
   if (!report.skipped.empty()) {
     fmt::print(terminal.out, "Left out, because they do not fit head_dim {}: {}.\n\n", shape.head_dim,
                fmt::join(report.skipped, ", "));
@@ -125,6 +128,7 @@ void run_eval(CommandLine& line, Terminal& terminal) {
   check_page_size(line.options.page_size, "--page-size");
   if (line.json == "-" && line.html == "-")
     throw UsageError("--json and --html are both -: name a file for one.");
+  check_outputs({"the input", line.file}, {{"--json", line.json}, {"--html", line.html}});
   if (line.threads > 0) omp_set_num_threads(line.threads);
   const EvalReport report = evaluate(line.file, line.options, terminal);
   if (!line.json.empty()) {
@@ -135,21 +139,28 @@ void run_eval(CommandLine& line, Terminal& terminal) {
   if (line.json != "-" && line.html != "-") print_text(terminal, report, line);
 }
 
-nlohmann::ordered_json number_or_null(double value) {
-  return std::isfinite(value) ? nlohmann::ordered_json(value) : nlohmann::ordered_json(nullptr);
+nlohmann::ordered_json number_or_text(double value) {
+  return std::isfinite(value) ? nlohmann::ordered_json(value) : nlohmann::ordered_json(short_number(value));
+}
+
+nlohmann::ordered_json snr_json(double value) {
+  const bool exact = std::isinf(value) && value > 0;
+  return exact ? nlohmann::ordered_json(nullptr) : number_or_text(value);
 }
 
 nlohmann::ordered_json layer_json(const LayerResult& r) {
+  nlohmann::ordered_json heads = nlohmann::ordered_json::array();
+  for (const double error : r.output.head_relative) heads.push_back(number_or_text(error));
   return {{"bytes_per_token", r.bytes_per_token},
           {"compression", r.compression},
-          {"k_snr_db", number_or_null(r.k_snr)},
-          {"v_snr_db", number_or_null(r.v_snr)},
-          {"error", r.output.relative},
+          {"k_snr_db", snr_json(r.k_snr)},
+          {"v_snr_db", snr_json(r.v_snr)},
+          {"error", number_or_text(r.output.relative)},
           {"worst_cosine", r.output.worst_cosine},
-          {"lse_error", r.lse_error},
+          {"lse_error", number_or_text(r.lse_error)},
           {"prefill_us", r.prefill_us},
           {"decode_us", r.decode_us},
-          {"head_error", r.output.head_relative}};
+          {"head_error", std::move(heads)}};
 }
 
 constexpr const char* kFooterExamples =
@@ -160,6 +171,7 @@ constexpr const char* kFooterExamples =
     "How to read it:\n"
     "  output error   ||O - O_exact|| / ||O_exact||; 0.02 is 2%. The note below the table says what rounding "
     "to bf16 costs.\n"
+    "                 inf: an output holds NaN or infinity; in JSON the text \"inf\"\n"
     "  worst cosine   the direction of the worst single output row; below 0.99 some token is visibly wrong\n"
     "  LSE error      shift of the log-sum-exp, i.e. of attention weights between splits; nats\n"
     "  A FORMAT is a name from `halftone formats`, K:V when they differ, with +rot for a Hadamard "
@@ -190,7 +202,7 @@ nlohmann::ordered_json to_json(const EvalReport& report) {
                               {"kv_heads", l.shape.kv_heads},
                               {"head_dim", l.shape.head_dim},
                               {"v_head_dim", l.shape.v_dim},
-                              {"bf16_rounding_error", l.bf16_rounding},
+                              {"bf16_rounding_error", number_or_text(l.bf16_rounding)},
                               {"k_outlier_ratio", l.k_channels.outlier_ratio},
                               {"k_outlier_ratio_rotated", l.k_channels_rotated.outlier_ratio},
                               {"k_channel_absmax", l.k_channels.absmax}});
@@ -204,12 +216,12 @@ nlohmann::ordered_json to_json(const EvalReport& report) {
                                   {"rotate_v", f.choice.rotate_v},
                                   {"bytes_per_token", f.bytes_per_token},
                                   {"compression", f.compression},
-                                  {"k_snr_db", number_or_null(f.k_snr)},
-                                  {"v_snr_db", number_or_null(f.v_snr)},
-                                  {"error_mean", f.error_mean},
-                                  {"error_worst", f.error_worst},
+                                  {"k_snr_db", snr_json(f.k_snr)},
+                                  {"v_snr_db", snr_json(f.v_snr)},
+                                  {"error_mean", number_or_text(f.error_mean)},
+                                  {"error_worst", number_or_text(f.error_worst)},
                                   {"worst_cosine", f.worst_cosine},
-                                  {"lse_error", f.lse_error},
+                                  {"lse_error", number_or_text(f.lse_error)},
                                   {"prefill_us", f.prefill_us},
                                   {"decode_us", f.decode_us},
                                   {"pareto", f.pareto},
@@ -253,9 +265,9 @@ void add_eval(CLI::App& app, Terminal& terminal) {
   command->add_option("--layers", options.layers, "Use these layers only, counted from 0: 0,3,7")
       ->type_name("N,...")
       ->delimiter(',');
-  command->add_option("--tokens", options.tokens, "Use the first tokens only")->check(positive());
+  command->add_option("--tokens", options.tokens, "Use the first tokens only")->check(between(1, 1 << 30));
   command->add_option("--max-queries", options.max_queries, "Judge the last queries only")
-      ->check(positive())
+      ->check(between(1, 1 << 30))
       ->capture_default_str();
   command->add_option("--layout", line->layout, "Axes of the tensors: thd or htd")
       ->type_name("AXES")

@@ -21,7 +21,7 @@ using testing::Tensor;
 /// A layer in memory, with the truth about it.
 struct LoadedLayer {
   CapturedLayer shape;  ///< tokens and queries after --tokens and --max-queries
-  Tensor q, k, v;       ///< [tokens, heads, dim] in the file's dtype
+  Tensor q, k, v;       ///< [tokens, heads, dim]
   std::vector<float> k_values, v_values;
   testing::OracleResult truth;
 };
@@ -51,8 +51,9 @@ LoadedLayer load_layer(const SafetensorsReader& file, const CapturedLayer& captu
   std::int64_t first_query = 0;
   layer.shape = restrict_layer(captured, options, first_query);
   layer.q = load_tensor(file, *captured.q, options.order, first_query, layer.shape.queries);
-  layer.k = load_tensor(file, *captured.k, options.order, 0, layer.shape.tokens);
-  layer.v = load_tensor(file, *captured.v, options.order, 0, layer.shape.tokens);
+  KeysAndValues kv = load_keys_and_values(file, captured, options.order, layer.shape.tokens);
+  layer.k = std::move(kv.k);
+  layer.v = std::move(kv.v);
   const std::vector<float> q_values = to_finite_floats(layer.q, captured.q->name);
   layer.k_values = to_finite_floats(layer.k, captured.k->name);
   layer.v_values = to_finite_floats(layer.v, captured.v->name);
@@ -187,11 +188,13 @@ double significant(double error) { return std::max(error, 1e-5); }
 
 void mark_pareto(std::vector<FormatResult>& formats) {
   for (FormatResult& f : formats) {
-    f.pareto = std::none_of(formats.begin(), formats.end(), [&](const FormatResult& other) {
-      const double error = significant(f.error_worst), other_error = significant(other.error_worst);
-      const bool no_worse = other.bytes_per_token <= f.bytes_per_token && other_error <= error;
-      return no_worse && (other.bytes_per_token < f.bytes_per_token || other_error < error);
-    });
+    f.pareto = std::isfinite(f.error_worst) &&
+               std::none_of(formats.begin(), formats.end(), [&](const FormatResult& other) {
+                 const double error = significant(f.error_worst),
+                              other_error = significant(other.error_worst);
+                 const bool no_worse = other.bytes_per_token <= f.bytes_per_token && other_error <= error;
+                 return no_worse && (other.bytes_per_token < f.bytes_per_token || other_error < error);
+               });
   }
 }
 
@@ -233,8 +236,13 @@ Conclusion conclude(const EvalReport& report) {
     const auto best =
         std::min_element(report.formats.begin(), report.formats.end(),
                          [](const auto& a, const auto& b) { return a.error_worst < b.error_worst; });
-    c.sentence = fmt::format("No format keeps {} in every layer; the most exact, {}, has {}.", limit,
-                             best->choice.name, percent(best->error_worst));
+    c.sentence =
+        std::isfinite(best->error_worst)
+            ? fmt::format("No format keeps {} in every layer; the most exact, {}, has {}.", limit,
+                          best->choice.name, percent(best->error_worst))
+            : fmt::format(
+                  "No format keeps {} in every layer: the output of every format holds NaN or infinity.",
+                  limit);
     return c;
   }
   const FormatResult& chosen = report.formats[static_cast<std::size_t>(c.chosen)];

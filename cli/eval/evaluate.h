@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "cli/eval/capture.h"
 #include "cli/commands/format_choice.h"
+#include "cli/eval/capture.h"
 #include "cli/eval/metrics.h"
 #include "cli/terminal/terminal.h"
 
@@ -46,13 +46,14 @@ struct FormatResult {
   double compression = 0;
   double k_snr = 0;  ///< smallest over layers
   double v_snr = 0;
-  double error_mean = 0;  ///< of the layers' relative output errors
-  double error_worst = 0;
+  double error_mean = 0;   ///< of the layers' relative output errors
+  double error_worst = 0;  ///< infinite when an output holds a value that is not finite
   double worst_cosine = 1;
   double lse_error = 0;
   double prefill_us = 0;  ///< sum over layers
   double decode_us = 0;
-  bool pareto = false;  ///< no other format is smaller and as exact, or as small and more exact
+  bool pareto =
+      false;  ///< a finite error; no other format is smaller and as exact, or as small and more exact
 };
 
 struct LayerReport {
@@ -85,7 +86,8 @@ struct EvalReport {
 /// Throws Error on bad files and UsageError on options that do not fit them.
 EvalReport evaluate(const std::string& path, const EvalOptions& options, Terminal& terminal);
 
-/// The machine-readable form, fields named as here. Infinite SNRs are null.
+/// The machine-readable form, fields named as here. An SNR of +infinity is null, any other figure that is not
+/// finite the text "inf" or "-inf": JSON has no such number, and null would pass for a small one.
 nlohmann::ordered_json to_json(const EvalReport& report);
 
 /// The page; see report_html.cc.

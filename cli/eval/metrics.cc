@@ -5,6 +5,17 @@
 #include <limits>
 
 namespace halftone::cli {
+namespace {
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+/// sqrt(noise / signal); infinite when a value was not finite or where nothing should have been.
+double relative_error(double noise, double signal) {
+  if (noise == 0) return 0;
+  return signal > 0 && std::isfinite(noise) ? std::sqrt(noise / signal) : kInfinity;
+}
+
+}  // namespace
 
 double snr_db(std::span<const float> x, std::span<const float> y) {
   double signal = 0, noise = 0;
@@ -13,7 +24,8 @@ double snr_db(std::span<const float> x, std::span<const float> y) {
     signal += static_cast<double>(x[i]) * x[i];
     noise += difference * difference;
   }
-  if (noise == 0) return std::numeric_limits<double>::infinity();
+  if (noise == 0) return kInfinity;
+  if (!std::isfinite(noise)) return -kInfinity;
   return 10 * std::log10(signal / noise);
 }
 
@@ -32,23 +44,28 @@ OutputError compare_output(std::span<const double> truth, std::span<const float>
     }
     signal[row % n_heads] += tt;
     noise[row % n_heads] += dd;
-    if (tt > 0) result.worst_cosine = std::min(result.worst_cosine, aa > 0 ? ta / std::sqrt(tt * aa) : 0.0);
+    if (!std::isfinite(dd)) {
+      result.worst_cosine = -1;
+    } else if (tt > 0) {
+      result.worst_cosine = std::min(result.worst_cosine, aa > 0 ? ta / std::sqrt(tt * aa) : 0.0);
+    }
   }
   double all_signal = 0, all_noise = 0;
   for (std::size_t h = 0; h < n_heads; ++h) {
     all_signal += signal[h];
     all_noise += noise[h];
-    result.head_relative.push_back(signal[h] > 0 ? std::sqrt(noise[h] / signal[h]) : 0.0);
+    result.head_relative.push_back(relative_error(noise[h], signal[h]));
   }
-  result.relative = all_signal > 0 ? std::sqrt(all_noise / all_signal) : 0.0;
+  result.relative = relative_error(all_noise, all_signal);
   return result;
 }
 
 double largest_difference(std::span<const double> truth, std::span<const float> actual) {
   double largest = 0;
   for (std::size_t i = 0; i < truth.size(); ++i) {
-    if (std::isfinite(truth[i]))
-      largest = std::max(largest, std::fabs(truth[i] - static_cast<double>(actual[i])));
+    if (!std::isfinite(truth[i])) continue;
+    const double difference = std::fabs(truth[i] - static_cast<double>(actual[i]));
+    largest = std::isnan(difference) ? kInfinity : std::max(largest, difference);
   }
   return largest;
 }

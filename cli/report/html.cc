@@ -19,8 +19,6 @@ constexpr std::size_t kMaxChannelPlots = 8;
 constexpr std::size_t kUnfoldedRows = 12;
 constexpr std::size_t kMaxMetadata = 30;
 
-std::string decibel(double value) { return std::isinf(value) ? "exact" : fmt::format("{:.1f}", value); }
-
 std::string tile(const std::string& value, const std::string& what) {
   return fmt::format("<div class=\"tile\"><b>{}</b><span>{}</span></div>\n", html_escape(value),
                      html_escape(what));
@@ -218,7 +216,8 @@ std::string foot(const EvalReport& report) {
   return fmt::format(
       "<footer><p>SNR: 10 log<sub>10</sub> of signal over noise power of what the cache returns, smallest "
       "layer. Worst "
-      "cosine: over all (token, head) output rows. LSE error: largest absolute error of the log-sum-exp, in "
+      "cosine: over all (token, head) output rows. inf: an output holds NaN or infinity. LSE error: largest "
+      "absolute error of the log-sum-exp, in "
       "nats. Times: "
       "causal attention over all layers, summed; prefill is all {} queries in one call per layer, decode the "
       "last query "

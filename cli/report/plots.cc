@@ -103,8 +103,9 @@ std::vector<Label> label_points(const EvalReport& report, const std::vector<Poin
   for (std::size_t i = 0; i < report.formats.size(); ++i) {
     const FormatResult& f = report.formats[i];
     const bool chosen = static_cast<int>(i) == report.conclusion.chosen;
+    const bool outside = f.error_worst < floor || !std::isfinite(f.error_worst);
     const std::string name =
-        f.error_worst < floor ? fmt::format("{} ({})", f.choice.name, percent(f.error_worst)) : f.choice.name;
+        outside ? fmt::format("{} ({})", f.choice.name, percent(f.error_worst)) : f.choice.name;
     const auto same = std::find_if(labels.begin(), labels.end(), [&](const Label& l) {
       return std::fabs(l.at.x - at[i].x) < 3 && std::fabs(l.at.y - at[i].y) < 3;
     });
@@ -182,30 +183,32 @@ std::string plot_error_against_bytes(const EvalReport& report) {
   for (const FormatResult& f : report.formats) {
     bytes_low = std::min(bytes_low, f.bytes_per_token);
     bytes_high = std::max(bytes_high, f.bytes_per_token);
-    error_high = std::max(error_high, f.error_worst);
+    if (std::isfinite(f.error_worst)) error_high = std::max(error_high, f.error_worst);
   }
   // Errors far below what rounding the output to bf16 costs are of no interest: they sit on the lower edge.
   const double floor = std::max(1e-6, std::min(report.bf16_rounding, report.options.max_error)) / 2;
   const double margin = 1.12;
   const Axis x(bytes_low / margin, bytes_high * margin, frame.x, frame.x + frame.width, true);
-  const Axis y(floor, error_high * 1.7, frame.y + frame.height, frame.y, true);
+  const double ceiling = error_high * 1.7;
+  const Axis y(floor, ceiling, frame.y + frame.height, frame.y, true);
+  const auto height = [&](double error) { return y(std::clamp(error, floor, ceiling)); };
 
   Svg svg(kWidth, 512, "Output error against bytes per token for every format");
   draw_error_axes(svg, frame, x, y,
                   report.formats.front().bytes_per_token * report.formats.front().compression);
-  draw_limit(svg, frame, y(report.options.max_error),
+  draw_limit(svg, frame, height(report.options.max_error),
              fmt::format("limit {:g}%", 100 * report.options.max_error), "limit", true);
-  draw_limit(svg, frame, y(std::max(report.bf16_rounding, floor)),
+  draw_limit(svg, frame, height(report.bf16_rounding),
              fmt::format("rounding the output to bf16: {}", percent(report.bf16_rounding)), "reference",
              false);
 
   std::vector<Point> at;
-  for (const FormatResult& f : report.formats)
-    at.push_back({x(f.bytes_per_token), y(std::max(f.error_worst, floor))});
+  for (const FormatResult& f : report.formats) at.push_back({x(f.bytes_per_token), height(f.error_worst)});
   svg.polyline(pareto_line(report, x, at), "pareto");
 
-  const std::vector<Box> notes = {{frame.x, y(std::max(report.bf16_rounding, floor)) - 2, 240, 20},
-                                  {frame.x + frame.width - 80, y(report.options.max_error) - 20, 80, 20}};
+  const std::vector<Box> notes = {
+      {frame.x, height(report.bf16_rounding) - 2, 240, 20},
+      {frame.x + frame.width - 80, height(report.options.max_error) - 20, 80, 20}};
   draw_labels(svg, label_points(report, at, floor), frame, notes);
   for (std::size_t i = 0; i < report.formats.size(); ++i) {
     const FormatResult& f = report.formats[i];
@@ -228,7 +231,7 @@ HeatScale heat_scale(const EvalReport& report, const std::vector<std::size_t>& f
     for (const LayerResult& layer : report.formats[i].layers) {
       for (const double e : layer.output.head_relative) {
         if (e > 0) scale.low = std::min(scale.low, e);
-        scale.high = std::max(scale.high, e);
+        if (std::isfinite(e)) scale.high = std::max(scale.high, e);
       }
     }
   }

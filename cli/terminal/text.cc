@@ -90,6 +90,10 @@ std::string percent(double ratio) {
   return fmt::format("{:.{}f}%", value, decimals);
 }
 
+std::string decibel(double ratio) {
+  return std::isinf(ratio) && ratio > 0 ? "exact" : fmt::format("{:.1f}", ratio);
+}
+
 std::string human_time(double us) {
   if (us < 1e3) return fmt::format("{:.1f} us", us);
   if (us < 1e6) return fmt::format("{:.2f} ms", us / 1e3);

@@ -26,6 +26,9 @@ std::string short_number(double value);
 /// A ratio as a percentage: "0.69%", "12.3%"; far below rounding as "3e-07".
 std::string percent(double ratio);
 
+/// A signal-to-noise ratio in dB: "42.1"; no noise at all is "exact".
+std::string decibel(double ratio);
+
 /// Microseconds as "12.3 us", "4.56 ms" or "1.23 s".
 std::string human_time(double us);
 

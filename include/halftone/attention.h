@@ -96,8 +96,11 @@ struct SequenceLengths {
 };
 
 /// Turns lengths into a work list at the start of `workspace` (uint8 [>= workspace_bytes], 256-byte aligned).
-/// One schedule serves every layer of a step. Never allocates; on CUDA never synchronises.
-/// CPU: throws OutOfRange or InvalidArgument on lengths beyond the plan's bounds.
+/// One schedule serves every layer of a step, one run() after another: the workspace also holds partial
+/// results, so it serves one call at a time. Threads, and CUDA streams whose work may overlap, need a
+/// workspace each, with its own schedule; they can share a plan. Never allocates; on CUDA never synchronises.
+/// CPU: throws OutOfRange or InvalidArgument on lengths beyond the plan's bounds, and InvalidArgument while
+/// another call has the workspace. On CUDA nobody sees that.
 HALFTONE_API void schedule(const Plan& plan, const SequenceLengths& lengths, const TensorView& workspace,
                            Stream stream = nullptr);
 
@@ -125,10 +128,11 @@ struct AttentionArgs {
   bool cache_settled = false;
 };
 
-/// Computes attention. `workspace` must hold a schedule of this plan, and serves one run() at a time. A row
-/// that sees no key gives zeros and LSE -inf. Method: online softmax (arXiv:1805.02867) over tiles
-/// (FlashAttention, arXiv:2205.14135), split-KV merge as in Flash-Decoding; logits, softmax and accumulation
-/// in fp32.
+/// Computes attention. `workspace` must hold a schedule of this plan and serves one run() at a time, see
+/// schedule(). A row that sees no key gives zeros and LSE -inf. Method: online softmax (arXiv:1805.02867)
+/// over tiles (FlashAttention, arXiv:2205.14135), split-KV merge as in Flash-Decoding; logits, softmax and
+/// accumulation in fp32. CPU: on as many of OpenMP's threads as the system starts; on one, with the same
+/// bits, in a process forked after calls on several.
 HALFTONE_API void run(const Plan& plan, const AttentionArgs& args, const TensorView& workspace,
                       Stream stream = nullptr);
 

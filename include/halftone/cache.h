@@ -106,7 +106,8 @@ struct AppendArgs {
   /// CUDA (not on the CPU) may overflow. Give such a V static scales, or scales in f32 ("-f32").
   TensorView status;
   /// With cu_seqlens: lengths[i] then grows by cu[i+1] - cu[i], also for tokens that a bad block-table entry
-  /// drops.
+  /// drops. Advance once per step: of layers that share `lengths`, only the last one appended to may, or the
+  /// tokens count once for each layer and land in the wrong slots.
   bool advance = false;
 };
 

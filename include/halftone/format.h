@@ -63,7 +63,7 @@ HALFTONE_API std::span<const NamedFormat> named_formats();
 /// Parses a named format, or the general form
 /// `bf16 | fp16 | (fp8|int8|int4)-(tensor|static-head|token|token-head|g32|g64|g128)[-sym|-asym][-f16|-f32]`;
 /// the defaults are symmetric for fp8 and int8, asymmetric for int4, and f16 scales.
-/// Throws InvalidArgument naming the closest known format.
+/// Throws InvalidArgument naming the formats that are nearest in meaning.
 HALFTONE_API KvFormat parse_format(std::string_view text);
 
 /// The shortest text that parse_format turns back into `format`.

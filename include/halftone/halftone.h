@@ -18,7 +18,8 @@
  * HALFTONE_DTYPE_F32. T tokens; q_heads, a multiple of kv_heads; head_dim of Q and K, v_dim of V and O.
  *
  * Threads. All functions may be called from any thread at once. A plan may be used by many threads;
- * destroying it while another thread uses it is safe, because a call in flight keeps it alive.
+ * destroying it while another thread uses it is safe, because a call in flight keeps it alive. On the CPU, a
+ * process forked after calls on several threads computes on one, with the same bits.
  */
 #ifndef HALFTONE_HALFTONE_H_
 #define HALFTONE_HALFTONE_H_
@@ -150,7 +151,7 @@ HALFTONE_API halftone_status halftone_kv_format_init(halftone_kv_format* format,
 
 /* Parses a named format ("int4-g32") or the general form
  * `bf16 | fp16 | (fp8|int8|int4)-(tensor|static-head|token|token-head|g32|g64|g128)[-sym|-asym][-f16|-f32]`
- * into an initialised *format. Fails with INVALID_ARGUMENT naming the closest known format. */
+ * into an initialised *format. Fails with INVALID_ARGUMENT naming the formats that are nearest in meaning. */
 HALFTONE_API halftone_status halftone_kv_format_parse(const char* text, halftone_kv_format* format);
 
 /* Writes the shortest text that halftone_kv_format_parse() turns back into *format, as
@@ -263,7 +264,8 @@ typedef struct halftone_append_args {
   const halftone_tensor*
       status;       /* int32 [1], sticky: bit 0 bad table entry, bit 1 bad input, bit 3 bad static scale,
                        bit 4 V beyond 2,048 where f16 scales are stored; CUDA needs it */
-  int32_t advance;  /* 0 or 1: with cu_seqlens, lengths[i] then grows by cu[i+1] - cu[i] */
+  int32_t advance;  /* 0 or 1: with cu_seqlens, lengths[i] then grows by cu[i+1] - cu[i]. Once per step: of
+                       layers that share `lengths`, only the last one appended to may advance them */
   int32_t reserved; /* 0 */
 } halftone_append_args;
 HALFTONE_API halftone_status halftone_append_args_init(halftone_append_args* args, size_t struct_size);
@@ -406,7 +408,10 @@ HALFTONE_API halftone_status halftone_sequence_lengths_init(halftone_sequence_le
 
 /* Turns lengths into a work list at the start of `workspace` (uint8 [>= workspace_bytes], 256-byte aligned),
  * for every layer of a step. Never allocates; on CUDA never synchronises. CPU: OUT_OF_RANGE or
- * INVALID_ARGUMENT on lengths beyond the plan's bounds. `stream` as for halftone_append(). */
+ * INVALID_ARGUMENT on lengths beyond the plan's bounds. `stream` as for halftone_append().
+ * The workspace also holds partial results, so it serves one call at a time: threads, and CUDA streams whose
+ * work may overlap, need a workspace each, with its own schedule. CPU: INVALID_ARGUMENT while another call
+ * has the workspace. On CUDA nobody sees that. */
 HALFTONE_API halftone_status halftone_schedule(const halftone_plan* plan,
                                                const halftone_sequence_lengths* lengths,
                                                const halftone_tensor* workspace, void* stream);
@@ -431,9 +436,10 @@ typedef struct halftone_attention_args {
 } halftone_attention_args;
 HALFTONE_API halftone_status halftone_attention_args_init(halftone_attention_args* args, size_t struct_size);
 
-/* Computes attention. `workspace` must hold a schedule of this plan. A row that sees no key gives zeros and
- * LSE -inf. Online softmax (arXiv:1805.02867) over tiles (arXiv:2205.14135), split-KV merge as in
- * Flash-Decoding; fp32 throughout. Fails with INVALID_ARGUMENT, OUT_OF_RANGE or DEVICE_ERROR. */
+/* Computes attention. `workspace` must hold a schedule of this plan and serves one halftone_run() at a time,
+ * see halftone_schedule(). A row that sees no key gives zeros and LSE -inf. Online softmax (arXiv:1805.02867)
+ * over tiles (arXiv:2205.14135), split-KV merge as in Flash-Decoding; fp32 throughout. Fails with
+ * INVALID_ARGUMENT, OUT_OF_RANGE or DEVICE_ERROR. */
 HALFTONE_API halftone_status halftone_run(const halftone_plan* plan, const halftone_attention_args* args,
                                           const halftone_tensor* workspace, void* stream);
 

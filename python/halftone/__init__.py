@@ -5,7 +5,8 @@ docs/python.md the reference.
 """
 
 from . import _native
-from .attention import Plan, Schedule, attend, merge, plan, schedule
+from ._merge import merge
+from .attention import Plan, Schedule, attend, plan, schedule
 from .cache import PagedKVCache, Rope
 from .convert import calibrate, dequantize, export_fbgemm_int4, import_fbgemm_int4
 from .errors import (

@@ -23,6 +23,7 @@ _DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "uint8": "uin
 _NAMES = {long: short for short, long in _DTYPES.items()}
 _PIP_NAMES = {"cupy": "cupy-cuda12x"}
 _Tensor: Any = getattr(sys.modules.get("torch"), "Tensor", None)  # tvm_ffi imports torch where it is installed
+_STRIDED: Any = getattr(sys.modules.get("torch"), "strided", None)
 
 
 def framework_of(x: Any) -> str:
@@ -178,9 +179,7 @@ def put(target: Any, entries: Sequence[tuple[int, int, int]]) -> None:
     """
     framework = framework_of(target)
     module = load(framework)
-    captures = framework == "torch" and target.is_cuda and module.cuda.is_current_stream_capturing()
-    captures = captures or (framework == "cupy" and module.cuda.get_current_stream().is_capturing())
-    if captures:
+    if is_capturing(target):
         raise InvalidArgumentError("the capture of a graph needs new pages, but deals none: call reserve() before it.")
     if framework != "torch":
         with _on_device(target):
@@ -219,6 +218,18 @@ def on_stream(x: Any, stream: int | None) -> Any:
         with cuda.Device(index):  # which the stream is then said to belong to
             return cuda.Stream.from_external(_CudaStream(stream))
     return cuda.stream(cuda.ExternalStream(stream, device=index) if stream else cuda.default_stream(index))
+
+
+def is_capturing(x: Any, stream: int | None = None) -> bool:
+    """True where the capture of a CUDA graph records what is queued for ``x``, on ``stream`` or the current one."""
+    framework = framework_of(x)
+    if framework not in ("torch", "cupy") or device_of(x) == "cpu":
+        return False
+    cuda = load(framework).cuda
+    with on_stream(x, stream):
+        return bool(
+            cuda.is_current_stream_capturing() if framework == "torch" else cuda.get_current_stream().is_capturing()
+        )
 
 
 def wait(x: Any) -> None:
@@ -267,8 +278,21 @@ def finish(result: Any, like: Any) -> Any:
     return result
 
 
+def check_dense(x: Any, name: str) -> None:
+    """Raises InvalidArgumentError if the torch tensor ``x`` is not dense memory: sparse, nested, of another library."""
+    if x.layout is not _STRIDED and x.layout != load("torch").strided:
+        raise InvalidArgumentError(f"{name} has layout {x.layout}, but must be dense: pass {name}.to_dense().")
+
+
+def is_read_only(x: Any) -> bool:
+    """True for a NumPy array that must not be written, of which :func:`native` makes a copy."""
+    if x is None or type(x) is _Tensor or framework_of(x) != "numpy":
+        return False
+    return hasattr(x, "flags") and not x.flags.writeable
+
+
 def native(x: Any, name: str, written: bool = False) -> Any:
-    """``x`` as the native library takes it. Raises InvalidArgumentError naming ``name``."""
+    """``x`` for the native library, which reads memory as it is. Raises InvalidArgumentError naming ``name``."""
     if x is None:
         return None
     if type(x) is _Tensor or type(x).__module__.partition(".")[0] == "torch":
@@ -276,6 +300,14 @@ def native(x: Any, name: str, written: bool = False) -> Any:
             raise UnsupportedError(
                 f"{name} is on {x.device}, but halftone has the CPU and CUDA: move it to one of them."
             )
+        if x.layout is not _STRIDED:
+            check_dense(x, name)
+        if x.is_neg():  # a view, as of an imaginary part, whose memory holds -x
+            if written:
+                raise InvalidArgumentError(
+                    f"{name} is a lazily negated view, but is written: pass a tensor of its own, as of {name}.clone()."
+                )
+            x = x.resolve_neg()
         return x.detach() if x.requires_grad else x
     if isinstance(x, tvm_ffi.Tensor):
         return x
@@ -312,6 +344,11 @@ def kept(x: Any, name: str) -> Any:
     """As :func:`native`, for what is passed again and again: no framework is asked for it twice."""
     x = native(x, name)
     return x if x is None or isinstance(x, tvm_ffi.Tensor) else tvm_ffi.from_dlpack(x)
+
+
+def place_of(x: Any) -> tuple[str, int]:
+    """Device and address of the first element."""
+    return device_of(x), int(kept(x, "array").data_ptr())
 
 
 def stream_of(x: Any, stream: int | None) -> int | None:

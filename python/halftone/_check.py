@@ -6,11 +6,36 @@ import math
 import operator
 from typing import Any
 
-from .errors import InvalidArgumentError
+from .errors import InvalidArgumentError, UnsupportedError
 
 _INT32_MAX = 2**31 - 1
 _F32_UNDERFLOW = 2.0**-150  # this and what is below rounds to 0
 _F32_OVERFLOW = 2.0**128 - 2.0**103  # this and what is above rounds to infinity
+
+
+class Fixed:
+    """A base of objects whose native half keeps what they were made of: their attributes stay, and they stay one.
+
+    Attributes:
+        _fixed: names of the attributes that are set once.
+        _instead: what to do instead of assigning one, as the remedy of a sentence.
+        _no_copy: what to do instead of copying or pickling the object.
+    """
+
+    _fixed: frozenset[str] = frozenset()
+    _instead = ""
+    _no_copy = ""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self._fixed and name in self.__dict__:
+            raise InvalidArgumentError(
+                f"{name} of a {type(self).__name__} cannot be assigned, since calls would go on using the first one: "
+                f"{self._instead}."
+            )
+        super().__setattr__(name, value)
+
+    def __reduce__(self) -> Any:
+        raise UnsupportedError(f"a {type(self).__name__} cannot be copied or pickled: {self._no_copy}.")
 
 
 def integer(value: Any, name: str) -> int:
@@ -74,6 +99,19 @@ def flag(value: Any, name: str) -> bool:
     return value
 
 
+def text(value: Any, name: str) -> str:
+    """``value``, a str that files and the native library can hold. Raises InvalidArgumentError."""
+    if not isinstance(value, str):
+        raise InvalidArgumentError(f"{name} is {value!r}, but must be a text: pass a str.")
+    try:
+        fits = b"\0" not in value.encode()
+    except UnicodeEncodeError:  # a lone surrogate
+        fits = False
+    if not fits:
+        raise InvalidArgumentError(f"{name} is {value!r}, but must be valid UTF-8 without zeros: choose another one.")
+    return value
+
+
 def choice(value: Any, name: str, choices: tuple[str, ...]) -> str:
     """``value``, which must be one of ``choices``. Raises InvalidArgumentError."""
     if not isinstance(value, str) or value not in choices:
@@ -83,10 +121,11 @@ def choice(value: Any, name: str, choices: tuple[str, ...]) -> str:
 
 def shape(value: Any, name: str, rank: int, dims: str) -> Any:
     """The shape of an array of ``rank`` dimensions; ``dims`` names them. Raises InvalidArgumentError."""
-    found: Any = getattr(value, "shape", None)
+    found: Any = None
     try:
+        found = value.shape
         fits = len(found) == rank
-    except TypeError:  # None, or something that is no shape
+    except Exception:  # None, something that is no shape, or a nested torch tensor, which raises a RuntimeError
         fits, found = False, None
     if not fits:
         got = "None" if value is None else f"a {type(value).__name__}" if found is None else f"of shape {tuple(found)}"

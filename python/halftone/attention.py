@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, NoReturn, Sequence
+from typing import Any, NoReturn
 
 from . import _arrays, _check, _native
 from .cache import PagedKVCache, check_cache
@@ -15,7 +15,7 @@ _POLICIES = ("fast", "reproducible", "batch_invariant")
 _OPTIONS = ("causal", "window_left", "window_right", "scale", "softcap", "policy", "workers", "out_dtype")
 
 
-class Plan:
+class Plan(_check.Fixed):
     """What :func:`plan` decided for a shape; valid for any lengths within its bounds. Immutable.
 
     Attributes:
@@ -24,6 +24,9 @@ class Plan:
         workspace_bytes: bytes of the workspace of :func:`schedule`, 256-byte aligned.
         out_dtype, lse, device: as given to :func:`plan`.
     """
+
+    _fixed = frozenset(("spec", "options", "info", "workspace_bytes", "out_dtype", "lse", "device"))
+    _instead = "make another one with plan()"
 
     def __init__(self, spec: KVCacheSpec, options: tuple[tuple[str, Any], ...]) -> None:
         self.spec = spec
@@ -140,18 +143,29 @@ def plan(
     return _cached_plan(spec, tuple(options.items()))
 
 
-class Schedule:
+class Schedule(_check.Fixed):
     """The work of one step: a plan, the lengths of a batch, and a workspace that serves every layer of the step.
+
+    The workspace also holds partial results, so it serves one call at a time: make a schedule for each thread and for
+    each CUDA stream of work that may overlap (a plan can be shared). A call that finds another thread's in progress is
+    refused, and so is one on another stream than that of the last :func:`schedule` or :meth:`update`; the capture of a
+    CUDA graph may be on any stream, and nobody can see on which ones its replays overlap.
 
     Attributes:
         plan: the :class:`Plan`.
         workspace: uint8, the schedule and the partial results.
     """
 
+    _fixed = frozenset(("plan", "workspace", "kv_lengths", "cu_q", "cu_kv"))
+    _instead = "call schedule() again"
+    _no_copy = "call schedule() again"
+
     def __init__(self, plan: Plan, kv_lengths: Any, cu_q: Any, cu_kv: Any, workspace: Any, stream: int | None) -> None:
         self.plan = plan
         self.workspace = workspace
         self.kv_lengths, self.cu_q, self.cu_kv = kv_lengths, cu_q, cu_kv
+        given = (("kv_lengths", kv_lengths), ("cu_q", cu_q), ("cu_kv", cu_kv))
+        self._copied = next((name for name, x in given if _arrays.is_read_only(x)), None)
         lengths, keys = _arrays.native(kv_lengths, "kv_lengths"), _arrays.native(cu_kv, "cu_kv")
         self._like, self._like_native = (cu_kv, keys) if kv_lengths is None else (kv_lengths, lengths)
         self._native = _native.step(
@@ -160,8 +174,24 @@ class Schedule:
         )  # fmt: skip
 
     def update(self, stream: int | None = None) -> None:
-        """Schedules again for the present values of the same length arrays; can be captured in a graph on CUDA."""
-        _native.reschedule(self._native, self._like_native, _arrays.stream_of(self._like, stream))
+        """Schedules again for the present values of the same length arrays; can be captured in a graph on CUDA.
+
+        The schedule moves to this stream, which must have waited for the last use on another one.
+
+        Args:
+            stream: a cudaStream_t; None means the framework's current stream.
+
+        Raises:
+            OutOfRangeError, InvalidArgumentError: as :func:`schedule`; a read-only array, which was copied then.
+        """
+        if self._copied is not None:
+            raise InvalidArgumentError(
+                f"{self._copied} is a read-only array, of which the schedule has a copy: pass a writable one, or call "
+                "schedule() again."
+            )
+        on = _arrays.stream_of(self._like, stream)
+        if not _native.reschedule(self._native, self._like_native, on) and not _arrays.is_capturing(self._like, on):
+            _native.follow_stream(self._native, self._like_native, on)
 
 
 def schedule(
@@ -249,6 +279,8 @@ def attend(
     Raises:
         InvalidArgumentError, UnsupportedError, OutOfRangeError, ResourceExhaustedError, DeviceError.
     """
+    native = _arrays.native
+    native_q, made_here = native(q, "q"), schedule is None
     if schedule is None:
         options = (causal, window_left, window_right, scale, softcap, policy, workers, out_dtype)
         given = {name: value for name, value in zip(_OPTIONS, options) if value is not None}
@@ -262,7 +294,6 @@ def attend(
     ):  # fmt: skip
         _refuse_beside_schedule(schedule, locals())
     plan = schedule.plan
-    native = _arrays.native
     if lse is None:
         raise InvalidArgumentError("lse is None, but must be True, False or an array: choose one.")
     makes_out, makes_lse = out is None, lse is True or (lse is False and plan.lse)
@@ -278,13 +309,20 @@ def attend(
         status = native(status, "status", True)
     elif own is not None:
         status = own._native_status
-    _native.run(  # calling native() for what is None would cost as much as for an array
-        schedule._native, None if own is None else own._native, native(q, "q"),
+    arguments = (  # calling native() for what is None would cost as much as for an array
+        schedule._native, None if own is None else own._native, native_q,
         None if k is None else native(k, "k"), None if v is None else native(v, "v"), native(out, "out", True),
         None if lse is False else native(lse, "lse", True),
         None if alibi_slopes is None else native(alibi_slopes, "alibi_slopes"),
         None if sinks is None else native(sinks, "sinks"), status, _arrays.stream_of(q, stream),
     )  # fmt: skip
+    if not _native.run(*arguments, made_here):
+        if not _arrays.is_capturing(q, stream):
+            raise InvalidArgumentError(
+                "stream is another than that of the schedule, whose workspace serves one at a time: call "
+                "schedule.update() there once it has waited for the other, or make a schedule for each stream."
+            )
+        _native.run(*arguments, True)
     if makes_out:
         out = _arrays.finish(out, q)
     if lse is False:
@@ -366,75 +404,3 @@ def _make_schedule(
     if workspace is None:
         workspace = _arrays.workspace(_arrays.framework_of(like), made.workspace_bytes, made.device)
     return Schedule(made, kv_lengths, cu_q, cu_kv, workspace, stream)
-
-
-def _arrays_of(value: Any, name: str) -> list[Any]:
-    try:
-        return list(value)
-    except TypeError:
-        raise InvalidArgumentError(
-            f"{name} is a {type(value).__name__}, but must be a sequence of arrays: pass a list."
-        ) from None
-
-
-def merge(
-    parts: Sequence[Any],
-    part_lse: Sequence[Any],
-    *,
-    out: Any = None,
-    lse: Any = False,
-    out_dtype: str | None = None,
-    stream: int | None = None,
-) -> Any:
-    """Merges partial attention results over disjoint keys: ``out = sum_i exp(lse_i - lse) out_i``.
-
-    The algebra of Flash-Decoding's split-KV (https://crfm.stanford.edu/2023/10/12/flashdecoding.html) and of cascade
-    inference. Parts with LSE -inf contribute nothing.
-
-    Args:
-        parts: f32, f16 or bf16 [rows, heads, dim] each.
-        part_lse: f32 [rows, heads] each, natural log.
-        out: [rows, heads, dim] to be written; None allocates it.
-        lse: True, or f32 [rows, heads] to be written: also return the merged LSE.
-        out_dtype: of the array allocated here; None means the parts'.
-        stream: a cudaStream_t; None means the framework's current stream.
-
-    Returns:
-        ``out``, or ``(out, lse)``.
-
-    Raises:
-        InvalidArgumentError: no parts, shapes, dtypes, or arrays on several devices. UnsupportedError: more than 512
-            parts on a GPU.
-    """
-    parts, part_lse = _arrays_of(parts, "parts"), _arrays_of(part_lse, "part_lse")
-    if not parts:
-        raise InvalidArgumentError("parts is empty, but there must be at least one: pass the partial results.")
-    if len(parts) != len(part_lse):
-        raise InvalidArgumentError(
-            f"part_lse has {len(part_lse)} arrays, but parts has {len(parts)}: pass one LSE for each part."
-        )
-    for i, (part, logs) in enumerate(zip(parts, part_lse)):
-        _check.shape(part, f"parts[{i}]", 3, "rows, heads, dim")
-        _check.shape(logs, f"part_lse[{i}]", 2, "rows, heads")
-        _check.choice(_arrays.dtype_of(part), f"parts[{i}].dtype", _FLOATS)
-    if lse is None:
-        raise InvalidArgumentError("lse is None, but must be True, False or an array: choose one.")
-    if out_dtype is not None:
-        _check.choice(out_dtype, "out_dtype", _FLOATS)
-        if out is not None and _arrays.dtype_of(out) != out_dtype:
-            raise InvalidArgumentError(
-                f"out_dtype is {out_dtype!r}, but out is of dtype {_arrays.dtype_of(out)}: leave out_dtype out."
-            )
-    first = parts[0]
-    if out is None:
-        out = _arrays.empty_output(first, first.shape, _arrays.dtype_of(first) if out_dtype is None else out_dtype)
-    if lse is True:
-        lse = _arrays.empty_output(first, first.shape[:-1], "f32")
-    _native.merge(
-        [_arrays.native(p, f"parts[{i}]") for i, p in enumerate(parts)],
-        [_arrays.native(p, f"part_lse[{i}]") for i, p in enumerate(part_lse)],
-        _arrays.native(out, "out", True), None if lse is False else _arrays.native(lse, "lse", True),
-        _arrays.stream_of(first, stream),
-    )  # fmt: skip
-    out = _arrays.finish(out, first)
-    return out if lse is False else (out, _arrays.finish(lse, first))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Sequence
+from weakref import WeakValueDictionary
 
 from . import _arrays, _check, _native
 from ._pool import PagePool
@@ -15,6 +16,7 @@ from .spec import KVCacheSpec, agreeing, check_spec
 _PAIRINGS = ("none", "half", "interleaved")
 _MAX_BATCH = 1 << 24  # of a plan
 _HOST_BYTES = 128  # of a request: its length and its list of pages
+_advancing: WeakValueDictionary[Any, PagedKVCache] = WeakValueDictionary()  # whose append() advances lengths, by place
 
 
 @dataclass(frozen=True)
@@ -35,11 +37,12 @@ class Rope:
     pairing: str = "half"
 
 
-class PagedKVCache:
+class PagedKVCache(_check.Fixed):
     """A paged KV cache (PagedAttention, arXiv:2309.06180) whose arrays are the caller's framework's own.
 
     The same packed bytes serve the CPU and the GPU (docs/formats.md). This class deals pages to requests as they grow;
-    with :meth:`wrap` it views pages that an engine deals itself.
+    with :meth:`wrap` it views pages that an engine deals itself. The attributes cannot be assigned: write into the
+    arrays, or wrap others. A cache cannot be copied or pickled: see :meth:`to_safetensors`.
 
     Args:
         batch: requests.
@@ -123,6 +126,7 @@ class PagedKVCache:
         _arrays.fill(table, -1)
         self._init(spec, pages, table, lengths, (k_scale, k_min, v_scale, v_min), clamped)
         self._pool = pool
+        self._claim_lengths()
 
     @classmethod
     def wrap(
@@ -145,7 +149,7 @@ class PagedKVCache:
             spec: what the pages hold.
             pages: uint8 [num_pages, page_bytes], 16-byte aligned rows.
             block_table: int32 [batch, max_pages_per_request].
-            lengths: int32 [batch].
+            lengths: int32 [batch]; :meth:`append` advances it, so layers that share one must use :meth:`append_slots`.
             k_scale, k_min, v_scale, v_min, clamped: as in the constructor.
             status: int32 [1], sticky flags, see the attributes; None allocates it where it is needed.
         """
@@ -164,6 +168,12 @@ class PagedKVCache:
         return self
 
     _pool: PagePool | None
+    _fixed = frozenset(
+        ("spec", "pages", "block_table", "lengths", "k_scale", "k_min", "v_scale", "v_min", "clamped", "status")
+        + ("framework", "device")
+    )
+    _instead = "write into its arrays, or make another cache with PagedKVCache.wrap()"
+    _no_copy = "use to_safetensors() and from_safetensors(), or wrap() the same arrays"
 
     def _init(
         self,
@@ -187,13 +197,26 @@ class PagedKVCache:
         self._native = _native.cache(spec._native, *native, self.clamped)
         self.framework = _arrays.framework_of(pages)
         self.device = _arrays.device_of(pages)
-        self.status = status
         if status is None and (self.device != "cpu" or clamped):
-            self.status = _arrays.empty(self.framework, (1,), "int32", self.device, zero=True)
+            status = _arrays.empty(self.framework, (1,), "int32", self.device, zero=True)
+        self.status = status
         self._native_status = _arrays.kept(self.status, "status")
         self._batch = int(lengths.shape[0])
         self._single: Any = None  # int32 [batch + 1]: cu_seqlens of one token for every request
         self._native_single: Any = None
+        self._is_advancing = False  # known to be the one cache whose append() advances its lengths
+
+    def _claim_lengths(self) -> None:
+        """Makes this cache the one that advances its lengths. Raises InvalidArgumentError if another layer's does."""
+        if self._batch == 0:
+            return
+        other = _advancing.setdefault(_arrays.place_of(self.lengths), self)
+        if other is not self and _arrays.place_of(other.pages) != _arrays.place_of(self.pages):
+            raise InvalidArgumentError(
+                "lengths is shared with a cache of other pages whose append() advances it, but a step must advance it "
+                "once: wrap these pages with lengths of their own, or use append_slots()."
+            )
+        self._is_advancing = other is self
 
     @property
     def batch(self) -> int:
@@ -228,6 +251,10 @@ class PagedKVCache:
     ) -> None:
         """Quantises new tokens into the pages and advances the lengths; RoPE and rotation are fused in.
 
+        Every call advances: once per step. Caches of several layers that were wrapped with one array of lengths would
+        count each token once for every layer and put it into the wrong slot; this is refused where it can be seen.
+        Wrap each layer with lengths of its own, or use :meth:`append_slots`.
+
         Pages are dealt before anything is written, so a failure leaves lengths and tokens as they were. Once
         :meth:`reserve` has dealt the pages, nothing here touches the host's memory: the call can be captured.
 
@@ -241,10 +268,13 @@ class PagedKVCache:
         Raises:
             OutOfRangeError: a request would exceed ``max_len``.
             ResourceExhaustedError: no page is free.
-            InvalidArgumentError: shapes or dtypes; on the CPU also non-finite input (CUDA sets ``status``).
+            InvalidArgumentError: shapes or dtypes; lengths that another layer's cache advances; on the CPU also
+                non-finite input (CUDA sets ``status``).
         """
         tokens = int(_check.shape(k, "k", 3, "tokens, kv_heads, head_dim")[0])
         pool, batch = self._pool, self._batch
+        if not self._is_advancing:
+            self._claim_lengths()
         stream = _arrays.stream_of(self.pages, stream)
         each = None
         if counts is None:
@@ -373,12 +403,19 @@ class PagedKVCache:
         """Reads ``status`` (synchronises) and clears it.
 
         Raises:
-            InvalidArgumentError: append met non-finite input, or attention a bad block-table entry.
+            InvalidArgumentError: append or attention met what the sentence names: a bad block-table entry, length,
+                value or static scale, or more queries than rows.
         """
         flags = 0 if self.status is None else _arrays.to_list(self.status)[0]
         if flags:
             _arrays.assign(self.status, [0])
-            meanings = {1: "a block-table entry is out of range", 2: "append got a NaN or infinity"}
+            meanings = {
+                1: "a block-table entry or a length is out of range",
+                2: "append got a NaN or infinity",
+                4: "a schedule has more queries than q has rows",
+                8: "a static scale is not finite and positive",
+                16: "append got values of V beyond 2048, too large for stored f16 scales on CUDA",
+            }
             what = [text for bit, text in meanings.items() if flags & bit]
             raise InvalidArgumentError(
                 f"status is {flags}: {' and '.join(what)}: check the inputs since the last call."
@@ -400,12 +437,18 @@ class PagedKVCache:
 
     @classmethod
     def from_safetensors(
-        cls, path: Any, *, max_len: int | None = None, framework: str = "numpy", device: str = "cpu"
+        cls,
+        path: Any,
+        *,
+        max_len: int | None = None,
+        num_pages: int | None = None,
+        framework: str = "numpy",
+        device: str = "cpu",
     ) -> PagedKVCache:
         """Reads what :meth:`to_safetensors` or ``halftone quantize`` wrote; see :func:`halftone.cache_io.load`."""
         from . import cache_io
 
-        return cache_io.load(path, max_len=max_len, framework=framework, device=device)
+        return cache_io.load(path, max_len=max_len, num_pages=num_pages, framework=framework, device=device)
 
     def __repr__(self) -> str:
         s = self.spec

@@ -25,7 +25,7 @@ class KVFormat:
             ``bf16 | fp16 | (fp8|int8|int4)-(tensor|static-head|token|token-head|g32|g64|g128)[-sym|-asym][-f16|-f32]``.
 
     Raises:
-        InvalidArgumentError: an unknown name; the sentence names the closest one.
+        InvalidArgumentError: an unknown name; the sentence names those that are nearest in meaning.
 
     Attributes:
         name: the shortest text for this format.
@@ -46,7 +46,8 @@ class KVFormat:
     static_scale: bool = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        for key, value in _native.format_info(str(self.name)).items():
+        name = _check.text(str(self.name), "format")
+        for key, value in _native.format_info(name).items():
             object.__setattr__(self, str(key), str(value) if isinstance(value, str) else value)
 
     def __str__(self) -> str:

@@ -14,7 +14,7 @@ from typing import Any, Callable, Optional, TypeVar
 import torch
 from torch import Tensor
 
-from . import _native
+from . import _arrays, _check, _native
 from .attention import Plan, _cached_plan
 from .cache import PagedKVCache
 from .errors import InvalidArgumentError, ResourceExhaustedError
@@ -163,7 +163,17 @@ def _is_direct(*tensors: Optional[Tensor]) -> bool:
             continue
         if type(x) is not Tensor or x.requires_grad or x.is_neg() or not (x.is_cuda or x.is_cpu):
             return False
+        if x.layout is not torch.strided:
+            return False
     return True
+
+
+def _check_dense(**tensors: Optional[Tensor]) -> None:
+    """Raises InvalidArgumentError for what no kernel can read; a compiler sees to that itself."""
+    if not torch.compiler.is_compiling():
+        for name, x in tensors.items():
+            if isinstance(x, Tensor):
+                _arrays.check_dense(x, name)
 
 
 def _aligned(workspace: Tensor) -> Tensor:
@@ -197,8 +207,11 @@ def _new_lse(q: Tensor) -> Tensor:
     return q.new_empty(q.shape[:-1], dtype=torch.float32)
 
 
-class Step:
+class Step(_check.Fixed):
     """What a compiled decode step needs beside a cache: the plan as text and a workspace, made once.
+
+    The workspace serves one call at a time, as that of :class:`Schedule` does: threads, and streams whose work may
+    overlap, need a step each. On the CPU a second call is refused; on CUDA nobody can see it here.
 
     Args:
         plan: from :func:`halftone.plan`.
@@ -212,6 +225,10 @@ class Step:
     Attributes:
         workspace: the schedule and the partial results.
     """
+
+    _fixed = frozenset(("key", "plan", "lse", "workspace"))
+    _instead = "make another Step"
+    _no_copy = "make another Step of the same plan"
 
     def __init__(self, plan: Plan, device: Optional[str] = None, *, workspace: Optional[Tensor] = None) -> None:
         self.key = plan_key(plan)
@@ -246,6 +263,8 @@ def _check_workspace(workspace: Any, plan: Plan, device: Optional[str]) -> None:
 def append(cache: PagedKVCache, k: Tensor, v: Tensor) -> None:
     """Appends one token to every request and advances ``cache.lengths``, not the host's copy of them.
 
+    Every call advances: layers must not share one array of lengths, see :meth:`PagedKVCache.append`.
+
     Args:
         cache: whose pages were dealt by ``reserve()``.
         k: f32, f16 or bf16 [batch, kv_heads, head_dim].
@@ -254,10 +273,13 @@ def append(cache: PagedKVCache, k: Tensor, v: Tensor) -> None:
     Raises:
         InvalidArgumentError: as :meth:`PagedKVCache.append`.
     """
+    if not cache._is_advancing and not torch.compiler.is_compiling():
+        cache._claim_lengths()
     fits = k.shape[0] == cache.batch  # else the library refuses the cu_seqlens made here
     if fits and _is_direct(k, v) and cache._native_single is not None:
         _native.append(cache._native, k, v, None, cache._native_single, 0, None, None, None, cache._native_status, None)
         return
+    _check_dense(k=k, v=v)
     cu = cache._single
     if cu is None or not fits:
         cu = torch.arange(k.shape[0] + 1, dtype=torch.int32, device=k.device)
@@ -273,6 +295,7 @@ def schedule(step: Step, cache: PagedKVCache, cu_q: Optional[Tensor] = None) -> 
     if type(workspace) is Tensor and _is_direct(lengths, cu_q):
         _native.schedule_tensors(step._native, lengths, cu_q, workspace)
     else:
+        _check_dense(cu_q=cu_q)
         _ops.schedule(lengths, cu_q, workspace, step.key)
 
 
@@ -306,6 +329,7 @@ def attend(
     direct = type(workspace) is Tensor and _is_direct(q, kv_lengths, cu_q, alibi_slopes, sinks, out, lse)
     arguments: tuple[Any, ...] = ()
     if not direct:
+        _check_dense(q=q, kv_lengths=kv_lengths, cu_q=cu_q, alibi_slopes=alibi_slopes, sinks=sinks, out=out, lse=lse)
         arguments = (
             q, workspace, cache.lengths if kv_lengths is None else kv_lengths, cu_q, cache.pages, cache.block_table,
             cache.status, cache.k_scale, cache.k_min, cache.v_scale, cache.v_min, alibi_slopes, sinks, cache.clamped,

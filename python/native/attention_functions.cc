@@ -98,18 +98,26 @@ Ref<StepObj> make_step(const Ref<PlanObj>& plan, AnyView kv_lengths, AnyView cu_
                      to_optional_view(cu_kv, "cu_kv")};
     step->workspace = to_view(workspace, "workspace");
     for (const AnyView tensor : {kv_lengths, cu_q, cu_kv, workspace}) hold(tensor, step->held);
-    const Device device = plan->plan.problem().device;
-    schedule(step->plan, step->lengths, step->workspace, to_stream(device, stream));
+    step->stream = to_stream(plan->plan.problem().device, stream);
+    schedule(step->plan, step->lengths, step->workspace, step->stream);
     return Ref<StepObj>(std::move(step));
   });
 }
 
 /// Schedules again into the same workspace, for the lengths' present values. `like`: any of the caller's
-/// arrays, from which tvm_ffi learns the framework's current stream.
-void reschedule(const Ref<StepObj>& step, AnyView /*like*/, AnyView stream) {
-  guarded([&] {
-    schedule(step->plan, step->lengths, step->workspace, to_stream(step->plan.problem().device, stream));
+/// arrays, from which tvm_ffi learns the framework's current stream. False on another stream than the last
+/// one; follow_stream() then says that the step has moved there.
+bool reschedule(const Ref<StepObj>& step, AnyView /*like*/, AnyView stream) {
+  return guarded([&] {
+    const StepUse use(*step.get());
+    const Stream on = to_stream(step->plan.problem().device, stream);
+    schedule(step->plan, step->lengths, step->workspace, on);
+    return step->is_ordered_by(on);
   });
+}
+
+void follow_stream(const Ref<StepObj>& step, AnyView /*like*/, AnyView stream) {
+  guarded([&] { step->stream = to_stream(step->plan.problem().device, stream); });
 }
 
 /// schedule() for halftone.torch, which keeps the workspace itself.
@@ -134,13 +142,20 @@ AttentionArgs to_args(AnyView q, AnyView k, AnyView v, AnyView out, AnyView lse,
   return args;
 }
 
-void run_step(const Ref<StepObj>& step, AnyView cache, AnyView q, AnyView k, AnyView v, AnyView out,
-              AnyView lse, AnyView alibi_slopes, AnyView sinks, AnyView status, AnyView stream) {
-  guarded([&] {
+/// False, with nothing done, on another stream than the one that the step was scheduled on, unless
+/// `any_stream`.
+bool run_step(const Ref<StepObj>& step, AnyView cache, AnyView q, AnyView k, AnyView v, AnyView out,
+              AnyView lse, AnyView alibi_slopes, AnyView sinks, AnyView status, AnyView stream,
+              bool any_stream) {
+  return guarded([&] {
     AttentionArgs args = to_args(q, k, v, out, lse, alibi_slopes, sinks, status);
     if (cache != nullptr) args.cache = cache.cast<Ref<CacheObj>>()->cache;
     args.lengths = step->lengths;
-    run(step->plan, args, step->workspace, to_stream(step->plan.problem().device, stream));
+    const StepUse use(*step.get());
+    const Stream on = to_stream(step->plan.problem().device, stream);
+    if (!any_stream && !step->is_ordered_by(on)) return false;
+    run(step->plan, args, step->workspace, on);
+    return true;
   });
 }
 
@@ -206,6 +221,7 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(describe, describe);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(step, make_step);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(schedule_tensors, schedule_tensors);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(reschedule, reschedule);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(follow_stream, follow_stream);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, run_step);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(run_scheduled, run_scheduled);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(run_tensors, run_tensors);

@@ -1,7 +1,9 @@
 #include "convert.h"
 
 #include <fmt/format.h>
+#include <sys/syscall.h>
 #include <tvm/ffi/extra/c_env_api.h>
+#include <unistd.h>
 
 #include <new>
 #include <string>
@@ -152,6 +154,13 @@ Stream to_stream(Device device, ffi::AnyView stream) {
   if (stream != nullptr) return reinterpret_cast<Stream>(stream.cast<std::int64_t>());
   if (device.type == DeviceType::kCpu) return nullptr;
   return TVMFFIEnvGetStream(kDLCUDA, device.index);
+}
+
+bool signal_raised() noexcept {
+  // Elsewhere Python runs no handler, and asking could end the thread: it needs the interpreter's lock, which
+  // a process that exits never gives out.
+  if (syscall(SYS_gettid) != getpid()) return false;
+  return TVMFFIEnvCheckSignals() != 0;
 }
 
 void rethrow(const std::exception& error) {

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <utility>
 
+#include "cpu/interrupt.h"
 #include "halftone/attention.h"
 #include "halftone/error.h"
 
@@ -45,11 +46,19 @@ Stream to_stream(Device device, ffi::AnyView stream);
 /// Python: halftone/errors.py maps the kinds.
 [[noreturn]] void rethrow(const std::exception& error);
 
-/// Calls `function` and lets only errors leave that Python has a class for.
+/// Runs the handlers of signals that have come, if this is Python's main thread. True if one raised an
+/// exception, which is then Python's current one.
+bool signal_raised() noexcept;
+
+/// Calls `function` and lets only errors leave that Python has a class for. A signal handler that raises
+/// (Ctrl-C) ends a call on the CPU.
 template <class Function>
 auto guarded(Function&& function) -> decltype(function()) {
+  const cpu::Interruptible until_a_signal(signal_raised);
   try {
     return function();
+  } catch (const cpu::Interrupted&) {
+    throw ffi::EnvErrorAlreadySet();
   } catch (const ffi::Error&) {
     throw;
   } catch (const std::exception& error) {

@@ -5,12 +5,15 @@
 
 #include <algorithm>
 #include <array>
+#include <climits>
 #include <cstring>
 #include <limits>
 #include <vector>
 
 #include "cpu/element.h"
+#include "cpu/interrupt.h"
 #include "cpu/slots.h"
+#include "cpu/threads.h"
 #include "format/codec.h"
 #include "format/hadamard.h"
 #include "format/head_dim.h"
@@ -63,13 +66,19 @@ bool token_is_acceptable(const TensorView& x, std::int64_t token) {
               fmt::format("{} changed while append read it: keep inputs constant.", name));
 }
 
-void check_values(const TensorView& x, const char* name, const std::vector<std::int64_t>& slots) {
+int threads_for(const TensorView& x) { return region_threads(x.numel() >= kParallelElements ? INT_MAX : 1); }
+
+void check_values(const TensorView& x, const char* name, const std::vector<std::int64_t>& slots,
+                  Interruption& interruption) {
   const auto tokens = static_cast<std::int64_t>(slots.size());
   std::int64_t first_bad = tokens;
-#pragma omp parallel for schedule(static) reduction(min : first_bad) if (x.numel() >= kParallelElements)
+  const int threads = threads_for(x);
+#pragma omp parallel for schedule(static) reduction(min : first_bad) num_threads(threads) if (threads > 1)
   for (std::int64_t t = 0; t < tokens; ++t) {
+    if (interruption.poll(t)) continue;
     if (slots[t] != kNoSlot && !token_is_acceptable(x, t)) first_bad = std::min(first_bad, t);
   }
+  interruption.check();
   if (first_bad < tokens) refuse_value(x, name, first_bad);
 }
 
@@ -107,6 +116,7 @@ struct PartJob {
   const Rope* rope;  // null for V
   const StaticScale& static_scale;
   const std::vector<std::int64_t>& slots;
+  Interruption& interruption;
 };
 
 // RoPE and Hadamard rotation of one token and head, in fp32.
@@ -211,13 +221,13 @@ void write_part(const PartJob& job) {
   const int heads = job.cache.spec.kv_heads;
   const bool per_token = part.format.granularity == Granularity::kToken;
   const auto row = static_cast<std::size_t>(per_token ? heads : 1) * part.dim;
-  const bool parallel = job.input.numel() >= kParallelElements;
-  std::vector<float> values(row * (parallel ? omp_get_max_threads() : 1));
+  const int threads = threads_for(job.input);
+  std::vector<float> values(row * static_cast<std::size_t>(threads));
   const auto tokens = static_cast<std::int64_t>(job.slots.size());
-#pragma omp parallel for schedule(static) if (parallel)
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
   for (std::int64_t t = 0; t < tokens; ++t) {
     const std::int64_t slot = job.slots[t];
-    if (slot == kNoSlot) continue;
+    if (slot == kNoSlot || job.interruption.poll(t)) continue;
     float* x = values.data() + row * omp_get_thread_num();
     const int token = static_cast<int>(slot % kTileTokens);
     codec::Params shared;
@@ -243,16 +253,18 @@ void write_part(const PartJob& job) {
 void append(const PagedKv& cache, const AppendArgs& args) {
   const PageLayout layout = page_layout(cache.spec);
   const Slots slots = append_slots(cache, args);
-  check_values(args.k, "k", slots.of_token);
-  check_values(args.v, "v", slots.of_token);
+  Interruption interruption;
+  check_values(args.k, "k", slots.of_token, interruption);
+  check_values(args.v, "v", slots.of_token, interruption);
   check_rope_values(args.rope, slots.of_token);
 
   const page::Part k = page::part_of(cache.spec, layout, KvPart::kK);
   const page::Part v = page::part_of(cache.spec, layout, KvPart::kV);
-  const PartJob jobs[] = {{cache, layout, k, args.k, &args.rope, cache.k_scale, slots.of_token},
-                          {cache, layout, v, args.v, nullptr, cache.v_scale, slots.of_token}};
+  const PartJob jobs[] = {{cache, layout, k, args.k, &args.rope, cache.k_scale, slots.of_token, interruption},
+                          {cache, layout, v, args.v, nullptr, cache.v_scale, slots.of_token, interruption}};
   for (const PartJob& job : jobs) {
     codec::with_codec(job.part.format, [&](auto codec) { write_part<decltype(codec)>(job); });
+    interruption.check();
   }
   if (slots.bad_page && args.status.present())
     *static_cast<std::int32_t*>(args.status.data) |= kStatusBadPage;

@@ -28,7 +28,8 @@ const planning::Backend& backend() {
       .run = [](const Plan::Impl& plan, const AttentionArgs& args, std::byte* workspace,
                 Stream) { cpu::run(plan, args, workspace); },
       .merge = [](const std::vector<TensorView>& parts, const std::vector<TensorView>& part_lse,
-                  const TensorView& out, const TensorView& lse, Stream) { cpu::merge(parts, part_lse, out, lse); },
+                  const TensorView& out, const TensorView& lse,
+                  Stream) { cpu::merge(parts, part_lse, out, lse); },
       .append = [](const PagedKv& cache, const AppendArgs& args, Stream) { cpu::append(cache, args); },
       .dequantize = [](const PagedKv& cache, const TensorView& k_out, const TensorView& v_out,
                        Stream) { cpu::dequantize(cache, k_out, v_out); }};

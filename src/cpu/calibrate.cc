@@ -4,6 +4,7 @@
 #include <array>
 
 #include "cpu/element.h"
+#include "cpu/interrupt.h"
 #include "format/codec.h"
 #include "format/hadamard.h"
 #include "format/head_dim.h"
@@ -38,7 +39,8 @@ StaticScaleValues calibrate(const TensorView& x, const KvFormat& format, bool ro
 
   const bool per_head = format.granularity == Granularity::kHead;
   std::vector<codec::Range> ranges(static_cast<std::size_t>(per_head ? x.shape[1] : 1));
-  for (std::int64_t t = 0; t < x.shape[0]; ++t) {
+  cpu::Interruption interruption;
+  for (std::int64_t t = 0; t < x.shape[0] && !interruption.poll(t); ++t) {
     for (std::int64_t head = 0; head < x.shape[1]; ++head) {
       std::array<float, kHeadDims.back()> row;
       cpu::load_row(x.dtype, cpu::row_at(x, t, head), dim, row.data());
@@ -54,6 +56,7 @@ StaticScaleValues calibrate(const TensorView& x, const KvFormat& format, bool ro
     }
   }
 
+  interruption.check();
   StaticScaleValues values;
   for (const codec::Range& range : ranges) {
     const codec::Params params = codec::params_of(format, range);

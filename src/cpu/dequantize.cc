@@ -7,7 +7,9 @@
 #include <cstring>
 
 #include "cpu/element.h"
+#include "cpu/interrupt.h"
 #include "cpu/slots.h"
+#include "cpu/threads.h"
 #include "format/codec.h"
 #include "format/hadamard.h"
 #include "format/head_dim.h"
@@ -26,6 +28,7 @@ struct PartJob {
   const TensorView& output;
   const StaticScale& static_scale;
   const std::vector<std::int64_t>& slots;
+  Interruption& interruption;
 };
 
 float load_param(DType dtype, const std::uint8_t* address) {
@@ -82,8 +85,10 @@ void read_part(const PartJob& job) {
       sizeof(Code) == 1 ? &page::place_table(part.which, part.format.dtype, part.dim) : nullptr;
   const int heads = job.cache.spec.kv_heads, groups = std::max(part.groups, 1), width = part.dim / groups;
   const auto tokens = static_cast<std::int64_t>(job.slots.size());
-#pragma omp parallel for schedule(static)
+  const int threads = region_threads(tokens);
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
   for (std::int64_t t = 0; t < tokens; ++t) {
+    if (job.interruption.poll(t)) continue;
     const std::int64_t slot = job.slots[t];
     const int token = static_cast<int>(slot % kTileTokens);
     std::array<float, kHeadDims.back()> x{};
@@ -119,11 +124,13 @@ void dequantize(const PagedKv& cache, const TensorView& k_out, const TensorView&
   check_tokens(v_out, "v_out", slots.of_token.size());
   const page::Part k = page::part_of(cache.spec, layout, KvPart::kK);
   const page::Part v = page::part_of(cache.spec, layout, KvPart::kV);
-  const PartJob jobs[] = {{cache, layout, k, k_out, cache.k_scale, slots.of_token},
-                          {cache, layout, v, v_out, cache.v_scale, slots.of_token}};
+  Interruption interruption;
+  const PartJob jobs[] = {{cache, layout, k, k_out, cache.k_scale, slots.of_token, interruption},
+                          {cache, layout, v, v_out, cache.v_scale, slots.of_token, interruption}};
   for (const PartJob& job : jobs) {
     if (!planning::given(job.output)) continue;
     codec::with_codec(job.part.format, [&](auto codec) { read_part<decltype(codec)>(job); });
+    interruption.check();
   }
 }
 

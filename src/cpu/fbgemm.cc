@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "cpu/element.h"
+#include "cpu/interrupt.h"
 #include "cpu/slots.h"
 #include "format/codec.h"
 #include "format/part.h"
@@ -36,13 +37,16 @@ void for_each_row(const PagedKv& cache, KvPart which, const TensorView& rows,
   const PageLayout layout = page_layout(cache.spec);
   const page::Part part = page::part_of(cache.spec, layout, which);
   const page::PlaceTable& table = page::place_table(which, DType::kInt4, part.dim);
-  for (std::size_t t = 0; t < slots.size(); ++t) {
+  cpu::Interruption interruption;
+  const auto tokens = static_cast<std::int64_t>(slots.size());
+  for (std::int64_t t = 0; t < tokens && !interruption.poll(t); ++t) {
     for (int head = 0; head < cache.spec.kv_heads; ++head) {
-      auto* row = static_cast<std::uint8_t*>(cpu::row_at(rows, static_cast<std::int64_t>(t), head));
+      auto* row = static_cast<std::uint8_t*>(cpu::row_at(rows, t, head));
       use(part, table.token(static_cast<int>(slots[t] % kTileTokens)),
           static_cast<int>(slots[t] % kTileTokens), cpu::tile_of(cache, layout, slots[t], head), row);
     }
   }
+  interruption.check();
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 
 #include "cpu/attention/run.h"
 #include "cpu/element.h"
+#include "cpu/interrupt.h"
 #include "plan/merge.h"
 
 namespace halftone::cpu {
@@ -42,9 +43,11 @@ void merge(const std::vector<TensorView>& parts, const std::vector<TensorView>& 
   const std::int64_t rows = out.shape[0], heads = out.shape[1];
   const auto dim = static_cast<std::size_t>(out.shape[2]);
   std::vector<float> buffer(2 * dim);
-  for (std::int64_t i = 0; i < rows * heads; ++i) {
+  Interruption interruption;
+  for (std::int64_t i = 0; i < rows * heads && !interruption.poll(i); ++i) {
     merge_row(parts, part_lse, out, lse, i / heads, i % heads, buffer.data(), buffer.data() + dim);
   }
+  interruption.check();
 }
 
 }  // namespace halftone::cpu

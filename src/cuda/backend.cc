@@ -14,8 +14,8 @@
 namespace halftone::cuda {
 namespace {
 
-/// One worker per multiprocessor. Throws Unsupported, naming what is missing, unless the device is a Hopper GPU
-/// (compute capability 9.0) with a working driver.
+/// One worker per multiprocessor. Throws Unsupported, naming what is missing, unless the device is a Hopper
+/// GPU (compute capability 9.0) with a working driver.
 int workers(Device on) {
   const int device = on.index;
   int count = 0;

@@ -11,7 +11,7 @@
 //   scale, min)
 // L is 127 (int8), 7 (int4) and 448 (e4m3) if symmetric, 255 (int8) and 15 (int4) if asymmetric. Scale and
 // min are first rounded to the dtype in which they are stored, and the rounded ones quantise, so a reader
-// sees the same numbers. Sources: see KvFormat.
+// sees the same numbers. A group without extent has 0 for 1 / scale (Params::inverse). Sources: see KvFormat.
 #pragma once
 
 #include <bit>

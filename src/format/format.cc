@@ -4,10 +4,7 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
-#include <numeric>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include "format/head_dim.h"
@@ -159,31 +156,73 @@ std::optional<KvFormat> parse_general(std::string_view text) {
   return std::nullopt;
 }
 
-// Levenshtein distance.
-std::size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<std::size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), std::size_t{0});
-  for (std::size_t i = 1; i <= a.size(); ++i) {
-    std::size_t diagonal = std::exchange(row[0], i);
-    for (std::size_t j = 1; j <= b.size(); ++j) {
-      const std::size_t substitution = diagonal + (a[i - 1] != b[j - 1]);
-      diagonal = std::exchange(row[j], std::min({row[j - 1] + 1, row[j] + 1, substitution}));
-    }
+std::optional<KvFormat> find_format(std::string_view text) {
+  for (const NamedFormat& n : kNamedFormats) {
+    if (n.name == text) return n.format;
   }
-  return row[b.size()];
+  return parse_general(text);
 }
 
-std::string closest_name(std::string_view text) {
-  std::string lower(text);
-  for (char& c : lower) c = c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
-  std::vector<std::string> known;
-  known.reserve(kNamedFormats.size() + kQuantisedDTypes.size() * kGranularities.size());
-  for (const NamedFormat& n : kNamedFormats) known.emplace_back(n.name);
-  for (const DTypeText& d : kQuantisedDTypes) {
-    for (const GranularityText& g : kGranularities) known.push_back(fmt::format("{}-{}", d.text, g.text));
+// What a text that names no format may mean: a word in it, a piece of the names of the formats that are
+// nearest in meaning, and why it is none of them (empty: it is only called otherwise).
+struct Meaning {
+  std::string_view word, nearest, refusal;
+};
+constexpr std::string_view kNoFloat4 = "4-bit floats are not stored, only 4-bit integers";
+constexpr std::string_view kNoFewerBits = "no value is stored in less than 4 bits";
+constexpr std::string_view kNoMoreBits = "no value is stored in more than 16 bits";
+// The first row whose word occurs decides: "bf16" before the "f16" in it, dtypes before scale dtypes. Every
+// text has the last one.
+constexpr std::array<Meaning, 23> kMeanings = {{
+    {"e5m2", "fp8", "e5m2 is not stored, only e4m3"},
+    {"e4m3", "fp8", {}},
+    {"fp8", "fp8", {}},
+    {"float8", "fp8", {}},
+    {"fp4", "int4", kNoFloat4},
+    {"nf4", "int4", kNoFloat4},
+    {"e2m1", "int4", kNoFloat4},
+    {"float4", "int4", kNoFloat4},
+    {"int4", "int4", {}},
+    {"int8", "int8", {}},
+    {"int32", "16", kNoMoreBits},
+    {"int3", "int4", kNoFewerBits},
+    {"int2", "int4", kNoFewerBits},
+    {"bf16", "bf16", {}},
+    {"bfloat16", "bf16", {}},
+    {"fp16", "fp16", {}},
+    {"float16", "fp16", {}},
+    {"f16", "fp16", {}},
+    {"half", "fp16", {}},
+    {"fp32", "16", kNoMoreBits},
+    {"float32", "16", kNoMoreBits},
+    {"f32", "16", kNoMoreBits},
+    {"", "", {}},
+}};
+
+// "a, b or c"
+std::string alternatives(const std::vector<std::string_view>& names) {
+  std::string text;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    text += i == 0 ? "" : i + 1 == names.size() ? " or " : ", ";
+    text += names[i];
   }
-  return *std::ranges::min_element(known, {},
-                                   [&](const std::string& name) { return edit_distance(lower, name); });
+  return text;
+}
+
+// Why `text` is no format and what to use. A format is suggested for what it is, never for how its name is
+// spelled.
+std::string refusal_of(std::string_view text) {
+  std::string lower(text);
+  for (char& c : lower) c = c == '_' ? '-' : c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+  if (find_format(lower)) return fmt::format("names are lower case with hyphens: use {}", lower);
+  const Meaning& meaning = *std::ranges::find_if(
+      kMeanings, [&](const Meaning& m) { return lower.find(m.word) != std::string::npos; });
+  std::vector<std::string_view> names;
+  for (const NamedFormat& n : kNamedFormats) {
+    if (n.name.find(meaning.nearest) != std::string_view::npos) names.push_back(n.name);
+  }
+  return fmt::format("{}: use {}", meaning.refusal.empty() ? "no format has this name" : meaning.refusal,
+                     alternatives(names));
 }
 
 }  // namespace
@@ -200,25 +239,29 @@ int nearest_choice(std::span<const int> choices, std::int64_t value) {
 }
 
 void check_head_dim(std::int64_t value, std::string_view argument) {
-  if (std::ranges::find(kHeadDims, value) != kHeadDims.end()) return;
+  const auto* const larger = std::ranges::lower_bound(kHeadDims, value);
+  if (larger != kHeadDims.end() && *larger == value) return;
+  std::string remedy = "larger heads are not supported";
+  if (larger != kHeadDims.end()) remedy = fmt::format("use {}", *larger);
+  if (larger != kHeadDims.end() && value > 0) {
+    const bool of_k = argument.ends_with("head_dim") && !argument.ends_with("v_head_dim");
+    remedy +=
+        of_k ? fmt::format(", pad with zeros and set scale to 1/sqrt({})", value) : " and pad with zeros";
+  }
   refuse(ErrorCode::kInvalidArgument,
-         fmt::format("{} is {}, but must be 64, 80, 96, 128, 192 or 256: use {}{}.", argument, value,
-                     nearest_choice(kHeadDims, value), value < 256 ? " and pad with zeros" : ""));
+         fmt::format("{} is {}, but must be 64, 80, 96, 128, 192 or 256: {}.", argument, value, remedy));
 }
 
 std::span<const NamedFormat> named_formats() { return kNamedFormats; }
 
 KvFormat parse_format(std::string_view text) {
-  for (const NamedFormat& n : kNamedFormats) {
-    if (n.name == text) return n.format;
-  }
   constexpr std::size_t kLongestName = 64;
   const std::string_view head = text.substr(0, kLongestName);
-  const std::optional<KvFormat> format = text.size() > kLongestName ? std::nullopt : parse_general(text);
+  const std::optional<KvFormat> format = text.size() > kLongestName ? std::nullopt : find_format(text);
   if (!format) {
     refuse(ErrorCode::kInvalidArgument,
-           fmt::format("format is '{}{}', but no format has this name: use {}.", head,
-                       text.size() > head.size() ? "..." : "", closest_name(head)));
+           fmt::format("format is '{}{}', but {}.", head, text.size() > head.size() ? "..." : "",
+                       refusal_of(head)));
   }
   check_combination(*format, fmt::format("format '{}'", text));
   return *format;

@@ -16,7 +16,8 @@ inline constexpr std::array<int, 5> kPageSizes = {16, 32, 64, 128, 256};
 /// The choice with the smallest distance to `value`; of two, the larger.
 int nearest_choice(std::span<const int> choices, std::int64_t value);
 
-/// Throws InvalidArgument naming `argument` and the nearest choice unless `value` is one of kHeadDims.
+/// Throws InvalidArgument naming `argument` unless `value` is one of kHeadDims. The remedy is the next larger
+/// one, to be padded with zeros: a smaller one would cut the head.
 void check_head_dim(std::int64_t value, std::string_view argument);
 
 }  // namespace halftone

@@ -1,5 +1,5 @@
-// What a backend offers. The front door and the planner know backends by this table only; src/backends.cc lists
-// those that this build has.
+// What a backend offers. The front door and the planner know backends by this table only; src/backends.cc
+// lists those that this build has.
 #pragma once
 
 #include <cstddef>
@@ -26,7 +26,8 @@ struct Backend {
   /// Bytes that the backend keeps in a workspace beside the schedule and the partial results.
   std::int64_t (*extra_bytes)(int workers, std::int64_t partials);
 
-  void (*schedule)(const Plan::Impl& plan, const SequenceLengths& lengths, std::byte* workspace, Stream stream);
+  void (*schedule)(const Plan::Impl& plan, const SequenceLengths& lengths, std::byte* workspace,
+                   Stream stream);
   void (*run)(const Plan::Impl& plan, const AttentionArgs& args, std::byte* workspace, Stream stream);
   void (*merge)(const std::vector<TensorView>& parts, const std::vector<TensorView>& part_lse,
                 const TensorView& out, const TensorView& lse, Stream stream);

@@ -24,8 +24,8 @@ struct Kernel {
   bool universal = false;     ///< for what no other row serves
 };
 
-/// Whether a table has rows in order of rising max_rows, the last one without a limit, then possibly a universal
-/// one, with steps that the scheduler can shift by.
+/// Whether a table has rows in order of rising max_rows, the last one without a limit, then possibly a
+/// universal one, with steps that the scheduler can shift by.
 constexpr bool is_consistent(std::span<const Kernel> table) {
   const auto power_of_two = [](std::int32_t x) { return x > 0 && (x & (x - 1)) == 0; };
   for (std::size_t i = 0; i < table.size(); ++i) {

@@ -23,6 +23,9 @@ const Plan::Impl& require_plan(const Plan& plan);
 /// bounds.
 void validate_lengths(const Plan::Impl& plan, const SequenceLengths& lengths);
 
+/// Size, device and alignment of a workspace, not what it holds.
+void validate_workspace(const Plan::Impl& plan, const TensorView& workspace);
+
 /// The lengths and the workspace.
 void validate_schedule(const Plan::Impl& plan, const SequenceLengths& lengths, const TensorView& workspace,
                        Stream stream);

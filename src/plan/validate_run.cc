@@ -18,21 +18,6 @@ void check_stream(Device device, Stream stream) {
   }
 }
 
-void check_workspace(const Plan::Impl& plan, const TensorView& workspace) {
-  check_tensor(workspace, {"workspace", {DType::kUInt8}, {kAnySize}, plan.problem.device});
-  const std::int64_t size = workspace.shape[0];
-  if (size < plan.info.workspace_bytes) {
-    fail(ErrorCode::kResourceExhausted,
-         "workspace has {} bytes, but the plan needs {}: allocate workspace_bytes().", size,
-         plan.info.workspace_bytes);
-  }
-  if (const auto rest = reinterpret_cast<std::uintptr_t>(workspace.data) % kWorkspaceAlignment; rest != 0) {
-    invalid(
-        "workspace starts {} bytes past a multiple of {}, but must be {}-byte aligned: use aligned memory.",
-        rest, kWorkspaceAlignment, kWorkspaceAlignment);
-  }
-}
-
 std::span<const std::int32_t> values(const TensorView& t) {
   return {static_cast<const std::int32_t*>(t.data), static_cast<std::size_t>(t.shape[0])};
 }
@@ -181,6 +166,21 @@ void check_block_table(const Plan::Impl& plan, const PagedKv& cache, const Sched
 
 }  // namespace
 
+void validate_workspace(const Plan::Impl& plan, const TensorView& workspace) {
+  check_tensor(workspace, {"workspace", {DType::kUInt8}, {kAnySize}, plan.problem.device});
+  const std::int64_t size = workspace.shape[0];
+  if (size < plan.info.workspace_bytes) {
+    fail(ErrorCode::kResourceExhausted,
+         "workspace has {} bytes, but the plan needs {}: allocate workspace_bytes().", size,
+         plan.info.workspace_bytes);
+  }
+  if (const auto rest = reinterpret_cast<std::uintptr_t>(workspace.data) % kWorkspaceAlignment; rest != 0) {
+    invalid(
+        "workspace starts {} bytes past a multiple of {}, but must be {}-byte aligned: use aligned memory.",
+        rest, kWorkspaceAlignment, kWorkspaceAlignment);
+  }
+}
+
 void validate_lengths(const Plan::Impl& plan, const SequenceLengths& lengths) {
   const AttentionProblem& p = plan.problem;
   check_length_tensors(p, lengths, true);
@@ -199,7 +199,7 @@ void validate_lengths(const Plan::Impl& plan, const SequenceLengths& lengths) {
 void validate_schedule(const Plan::Impl& plan, const SequenceLengths& lengths, const TensorView& workspace,
                        Stream stream) {
   check_stream(plan.problem.device, stream);
-  check_workspace(plan, workspace);
+  validate_workspace(plan, workspace);
   const NamedTensor output[] = {{workspace, "workspace"}};
   const NamedTensor inputs[] = {
       {lengths.cu_q, "cu_q"}, {lengths.kv_lengths, "kv_lengths"}, {lengths.cu_kv, "cu_kv"}};
@@ -212,7 +212,7 @@ void validate_run(const Plan::Impl& plan, const AttentionArgs& args, const Tenso
   const AttentionProblem& p = plan.problem;
   const std::int64_t q_heads = p.q_heads, kv_heads = p.kv.kv_heads, dim = p.kv.head_dim, v_dim = p.kv.v_dim();
   check_stream(p.device, stream);
-  check_workspace(plan, workspace);
+  validate_workspace(plan, workspace);
   const bool host = p.device.type == DeviceType::kCpu;
   const Schedule schedule = carve_workspace(plan, static_cast<std::byte*>(workspace.data)).schedule;
   if (host) check_header(plan, schedule);

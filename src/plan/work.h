@@ -65,6 +65,7 @@ struct ScheduleHeader {
   std::int32_t total_q;    ///< query tokens of all requests
   std::int64_t total_kv;   ///< key tokens of all requests
   std::int64_t units;      ///< units that have an item
+  std::uint64_t user;      ///< of WorkspaceUse: not part of the schedule
 };
 
 /// Where a worker's share begins.

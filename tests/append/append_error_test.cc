@@ -8,9 +8,9 @@
 #include <limits>
 #include <vector>
 
+#include "halftone/cache.h"
 #include "tests/append/cache_support.h"
 #include "tests/expect_error.h"
-#include "halftone/cache.h"
 
 namespace halftone {
 namespace {

@@ -10,10 +10,10 @@
 #include <numeric>
 #include <vector>
 
-#include "tests/append/cache_support.h"
 #include "format/hadamard.h"
 #include "format/part.h"
 #include "halftone/cache.h"
+#include "tests/append/cache_support.h"
 
 namespace halftone {
 namespace {

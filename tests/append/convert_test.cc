@@ -6,11 +6,11 @@
 #include <cstring>
 #include <vector>
 
-#include "tests/append/cache_support.h"
-#include "tests/expect_error.h"
 #include "format/codec.h"
 #include "format/hadamard.h"
 #include "halftone/cache.h"
+#include "tests/append/cache_support.h"
+#include "tests/expect_error.h"
 
 namespace halftone {
 namespace {

@@ -9,8 +9,8 @@
 #include <cstdlib>
 #include <string>
 
-#include "testing/cases.h"
 #include "reference/sanitizer.h"
+#include "testing/cases.h"
 
 namespace halftone::testing {
 namespace {

@@ -1,10 +1,15 @@
 // Many host threads: shared plans and caches, own workspaces and outputs. Runs under ThreadSanitizer as well.
 #include <omp.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <barrier>
 #include <thread>
 
+#include "plan/validate.h"
+#include "plan/workspace_use.h"
+#include "tests/expect_error.h"
 #include "tests/misuse/adversarial.h"
 
 namespace halftone::testing {
@@ -55,6 +60,69 @@ TEST(Concurrency, EightThreadsWithOwnWorkspaces) {
       EXPECT_EQ(wrong, 0) << format;
     }
   }
+}
+
+/// Two calls in one workspace would mix their partial results: each one is right or refused, and what is
+/// refused writes nothing.
+TEST(Concurrency, OneWorkspaceServesOneCallAtATime) {
+  AttentionCase row = shared_case("int8-head");
+  row.requests = {{1, 3000}, {2, 2500}};
+  const Problem p = make_problem(row);
+  const Outputs expected = run_problem(p);
+  const Plan plan = halftone::plan(p.problem);
+  const Tensor workspace(DType::kUInt8, {static_cast<std::int64_t>(plan.workspace_bytes())});
+  const Outputs first = make_outputs(p);
+  schedule(plan, arguments(p, first).lengths, workspace.view());
+  std::atomic<int> wrong = 0, refused = 0;
+  for (int round = 0; round < 100 && refused == 0; ++round) {
+    at_once(4, [&](int t) {
+      for (int repeat = 0; repeat < (kSanitized ? 3 : 20); ++repeat) {
+        const Outputs outputs = make_outputs(p);
+        const AttentionArgs args = arguments(p, outputs);
+        try {
+          if (t == 3) schedule(plan, args.lengths, workspace.view());
+          run(plan, args, workspace.view());
+          if (!same_bytes(outputs.out, expected.out) || !same_bytes(outputs.lse, expected.lse)) ++wrong;
+        } catch (const Error& error) {
+          ++refused;
+          if (std::string(error.what()).find("workspace is in use by another call") == std::string::npos)
+            ++wrong;
+          if (!untouched(outputs.out)) ++wrong;
+        }
+      }
+    });
+  }
+  EXPECT_EQ(wrong, 0);
+  EXPECT_GT(refused, 0);
+
+  AttentionArgs bad = arguments(p, first);  // a call that fails lets go of it
+  bad.q = {};
+  EXPECT_THROW(run(plan, bad, workspace.view()), Error);
+  run(plan, arguments(p, first), workspace.view());
+  EXPECT_TRUE(same_bytes(first.out, expected.out));
+}
+
+/// A process forked during a call has the mark of a call that nobody will end, and its workspace to itself.
+TEST(Concurrency, AForkedProcessHasItsOwnCopyOfAWorkspace) {
+  const Problem p = make_problem(shared_case("int8-head"));
+  const Plan plan = halftone::plan(p.problem);
+  const Tensor workspace(DType::kUInt8, {static_cast<std::int64_t>(plan.workspace_bytes())});
+  const SequenceLengths lengths = p.lengths();
+  const planning::WorkspaceUse use(planning::require_plan(plan), workspace.view());
+  expect_error(ErrorCode::kInvalidArgument, {"workspace is in use by another call", "a workspace of its own"},
+               [&] { schedule(plan, lengths, workspace.view()); });
+  const pid_t child = ::fork();
+  if (child == 0) {
+    try {
+      schedule(plan, lengths, workspace.view());
+      ::_exit(0);
+    } catch (...) {
+      ::_exit(1);
+    }
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
 }
 
 /// One schedule, many layers at once: run() writes only its outputs and the partials of its own workspace.

@@ -8,10 +8,10 @@
 #include <cmath>
 #include <limits>
 
-#include "testing/cases.h"
 #include "reference/random.h"
 #include "reference/sanitizer.h"
 #include "reference/tensor.h"
+#include "testing/cases.h"
 
 namespace halftone::testing {
 namespace {

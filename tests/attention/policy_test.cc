@@ -5,8 +5,8 @@
 #include <numeric>
 
 #include "halftone/attention.h"
-#include "testing/cases.h"
 #include "reference/sanitizer.h"
+#include "testing/cases.h"
 
 namespace halftone::testing {
 namespace {

@@ -3,9 +3,9 @@
 #include <numeric>
 
 #include "cli/commands/format_choice.h"
-#include "tests/cli/cli_support.h"
 #include "reference/cache.h"
 #include "reference/oracle.h"
+#include "tests/cli/cli_support.h"
 
 namespace halftone::cli {
 namespace {
@@ -332,6 +332,48 @@ TEST_F(EvalTest, OptionsReachAttention) {
   EXPECT_NE(error({"--window", "5"}), plain);
   EXPECT_EQ(error({"--scale", "0.125"}), plain);  // 1/sqrt(64)
   EXPECT_EQ(error({"--window", "1000"}), plain);
+}
+
+TEST_F(EvalTest, OutputsThatAreNotFiniteAreTheWorst) {
+  // Logits beyond fp32 in one of two layers: the output of that layer is NaN in every format.
+  std::vector<Capture> tensors = capture(2, DType::kFloat32);
+  for (std::int64_t i = 0; i < tensors[3].tensor.numel(); ++i) {
+    tensors[3].tensor.set(i, tensors[3].tensor.get(i) * 5e37F);
+  }
+  write_file(path("c.safetensors"), tensors);
+  const std::vector<std::string> arguments = {path("c.safetensors"), "--formats", "bf16,int8-head,int4-row",
+                                              "--max-error", "1e30"};
+  const json report = evaluate(arguments);
+  for (const json& f : report["formats"]) {
+    EXPECT_LT(f["layers"][0]["error"], 1) << f["name"];
+    const json& bad = f["layers"][1];
+    for (const json& figure :
+         {f["error_worst"], f["error_mean"], f["lse_error"], bad["error"], bad["lse_error"]}) {
+      EXPECT_EQ(figure, "inf") << f["name"];
+    }
+    EXPECT_EQ(std::ranges::count(bad["head_error"], json("inf")), kQHeads) << f["name"];
+    EXPECT_EQ(f["worst_cosine"], -1);
+    EXPECT_EQ(f["pareto"], false);
+  }
+  EXPECT_TRUE(report["conclusion"]["format"].is_null());
+  EXPECT_EQ(report["conclusion"]["per_layer"], json({"int4-row", nullptr}));
+  EXPECT_NE(report["conclusion"]["sentence"].get<std::string>().find("holds NaN or infinity"),
+            std::string::npos);
+
+  std::vector<std::string> page = arguments;
+  page.insert(page.begin(), "eval");
+  page.insert(page.end(), {"--html", path("r.html")});
+  const Result text = run(page);
+  ASSERT_EQ(text.code, 0) << text.err;
+  EXPECT_EQ(text.out.find("smallest"), std::string::npos) << text.out;
+  EXPECT_EQ(count_of(text.out, " inf  -1.00000"), 3U) << text.out;
+  EXPECT_NE(text.out.find("\ninf: an output holds NaN or infinity.\n"), std::string::npos);
+  const std::string html = read_text(path("r.html"));
+  EXPECT_EQ(html.find("chosen\">"), std::string::npos);
+  EXPECT_NE(html.find("int4-row (inf)"), std::string::npos);
+  for (const char* coordinate : {"nan", "\"inf", "\"-inf", ",inf", ",-inf", " inf,", " -inf,"}) {
+    EXPECT_EQ(html.find(coordinate), std::string::npos) << coordinate;
+  }
 }
 
 TEST_F(EvalTest, ShippedSampleWhenPresent) {

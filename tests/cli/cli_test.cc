@@ -1,4 +1,4 @@
-// The halftone command: quantize and dequantize, the smaller commands, errors, exit codes, pipes and signals.
+// The halftone command: quantize and dequantize, the smaller commands, bad files, pipes and signals.
 #include <fcntl.h>
 #include <sys/wait.h>
 
@@ -9,8 +9,8 @@
 
 #include "cli/commands/format_choice.h"
 #include "cli/files/packed.h"
-#include "tests/cli/cli_support.h"
 #include "reference/cache.h"
+#include "tests/cli/cli_support.h"
 
 namespace halftone::cli {
 namespace {
@@ -117,6 +117,32 @@ TEST_F(CliTest, PackedFileDescribesItself) {
                 .code,
             0);
   EXPECT_EQ(read_text(path("p.safetensors")), read_text(path("p2.safetensors")));
+}
+
+TEST_F(CliTest, KAndVOfDifferentDTypesAreWidened) {
+  std::vector<Capture> tensors = capture(1), mixed;
+  for (const Capture& c : tensors) {
+    const DType dtype = c.name.ends_with("k") ? DType::kBFloat16 : DType::kFloat32;
+    mixed.push_back({c.name, Tensor::of(dtype, c.tensor.shape(), c.tensor.to_floats())});
+  }
+  write_file(path("same.safetensors"), tensors);
+  write_file(path("mixed.safetensors"), mixed);
+  const auto packed = [&](const std::string& name) {
+    const Result result = run({"quantize", path(name), path("p." + name), "--format", "int4-g32+rot:bf16"});
+    EXPECT_EQ(result.code, 0) << result.err;
+    return read_text(path("p." + name));
+  };
+  EXPECT_EQ(packed("mixed.safetensors"), packed("same.safetensors"));
+  const auto errors = [&](const std::string& name) {
+    const Result result = run({"eval", path(name), "--formats", "int4-g32,fp8-head", "--json", "-"});
+    EXPECT_EQ(result.code, 0) << result.err;
+    std::vector<double> all;
+    for (const json& f : json::parse(result.out)["formats"]) all.push_back(f["error_worst"]);
+    return all;
+  };
+  const std::vector<double> same = errors("same.safetensors"), got = errors("mixed.safetensors");
+  ASSERT_EQ(got.size(), same.size());
+  for (std::size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], same[i], 1e-6);
 }
 
 TEST_F(CliTest, DequantizeRefusesWhatDoesNotFit) {
@@ -235,43 +261,6 @@ TEST_F(CliTest, HelpfulErrorsForCaptures) {
                    "holds nan at token 3");
     EXPECT_FALSE(std::filesystem::exists(path("out.safetensors")));
   }
-}
-
-TEST_F(CliTest, ExitCodesAndUsage) {
-  EXPECT_EQ(run({"--help"}).code, 0);
-  EXPECT_EQ(run({"--version"}).out, std::string("halftone ") + HALFTONE_VERSION + "\n");
-  for (const char* command : {"eval", "quantize", "dequantize", "bench", "doctor", "explain", "formats"}) {
-    const Result help = run({command, "--help"});
-    EXPECT_EQ(help.code, 0) << command;
-    EXPECT_NE(help.out.find(command), std::string::npos);
-    EXPECT_EQ(help.err, "");
-    EXPECT_NE(run({"--help"}).out.find(command), std::string::npos);
-  }
-  for (const char* taught : {"Examples:", "layers.<i>.q", "--layout htd", "worst cosine"}) {
-    EXPECT_NE(run({"eval", "--help"}).out.find(taught), std::string::npos) << taught;
-  }
-  EXPECT_NE(run({"--help"}).out.find("Exit codes: 0"), std::string::npos);
-  expect_failure(run({}), 2, "--help");
-  expect_failure(run({"evaluate"}), 2, "--help");
-  expect_failure(run({"eval"}), 2, "see `halftone eval --help`");
-  expect_failure(run({"eval", "x", "--nonsense"}), 2, "--nonsense");
-  expect_failure(run({"eval", "x", "--formats", "int9"}), 2, "--formats is 'int9'");
-  expect_failure(run({"eval", "x", "--formats", "int8-head,,bf16"}), 2, "--formats is ''");
-  expect_failure(run({"eval", "x", "--formats", "int8-head:"}), 2, "--formats is ''");
-  expect_failure(run({"eval", "x", "--page-size", "48"}), 2, "--page-size is 48");
-  expect_failure(run({"eval", "x", "--layout", "tdh"}), 2, "thd or htd");
-  expect_failure(run({"eval", "x", "--max-error", "-1"}), 2, "--max-error");
-  expect_failure(run({"eval", "x", "--json", "-", "--html", "-"}), 2, "name a file for one");
-  expect_failure(run({"eval", path("absent.safetensors")}), 1, "No such file");
-  expect_failure(run({"eval", folder_.string()}), 1, "a directory");
-  expect_failure(run({"quantize", "a", "b", "--format", "int8-head:bf16", "--v-format", "bf16"}), 2,
-                 "use one of them");
-  expect_failure(run({"dequantize", "a", "b", "--dtype", "f64"}), 2, "bf16, f16 or f32");
-  expect_failure(run({"bench", "--suite", "train"}), 2, "decode, prefill or append");
-  expect_failure(run({"bench", "--policy", "slow"}), 2, "batch_invariant");
-  expect_failure(run({"bench", "--q-len", "9", "--context", "8"}), 2, "--q-len is 9");
-  expect_failure(run({"explain", "--q-heads", "5", "--kv-heads", "2"}), 1, "q_heads");
-  expect_failure(run({"explain", "--lengths", "5,6", "--q-lengths", "1"}), 2, "give one each");
 }
 
 TEST_F(CliTest, FailedOutputsLeaveNothing) {

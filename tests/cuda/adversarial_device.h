@@ -1,8 +1,8 @@
 // What the adversarial tests of attention on the GPU share.
 #pragma once
 
-#include "tests/misuse/adversarial.h"
 #include "tests/cuda/device_problem.h"
+#include "tests/misuse/adversarial.h"
 
 namespace halftone::testing {
 

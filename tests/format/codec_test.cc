@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <limits>
@@ -227,11 +228,13 @@ TEST(GroupTest, ZerosGiveZeroCodesAndAUsableScale) {
 
 TEST(GroupTest, AConstantAsymmetricGroupDecodesToItsRoundedMin) {
   for (const DType dtype : {DType::kInt8, DType::kInt4}) {
-    for (const float x : {0.1f, -3.3f, 1000.2f, -60000.7f}) {
+    for (const float x : {0.1f, -3.3f, 1000.2f, -60000.7f, 1e6f, -1e6f}) {
       const KvFormat f{dtype, Granularity::kTokenHead, true};
       const codec::Params p = codec::params_of(f, range_of({x, x, x}));
-      EXPECT_EQ(p.min, codec::f32_from_f16(codec::f16_from_f32(x)));
+      EXPECT_EQ(p.min, codec::f32_from_f16(codec::f16_from_f32(std::clamp(x, -65504.0f, 65504.0f))));
       for (const float y : round_trip(f, p, {x, x})) EXPECT_EQ(y, p.min);
+      // With 1 / scale a min that is rounded down, 1000.2 to 1000, would give the largest code.
+      codec::with_codec(f, [&](auto c) { EXPECT_EQ(c.encode(p, x), 0) << x; });
     }
   }
 }

@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-#include "tests/expect_error.h"
 #include "format/page.h"
 #include "halftone/cache.h"
 #include "halftone/error.h"
+#include "tests/expect_error.h"
 
 namespace halftone {
 namespace {
@@ -73,24 +73,43 @@ TEST(FormatTest, EveryFormatHasANameThatParsesBack) {
   }
 }
 
-TEST(FormatTest, UnknownNamesSuggestTheClosest) {
-  const auto suggests = [](const std::string& text, const std::string& name) {
-    expect_error(ErrorCode::kInvalidArgument, {"'" + text + "'", "use " + name + "."},
+TEST(FormatTest, UnknownNamesSuggestWhatIsNearInMeaning) {
+  const auto suggests = [](const std::string& text, const std::string& names, const std::string& why) {
+    expect_error(ErrorCode::kInvalidArgument, {"'" + text + "', but " + why + ": use " + names + "."},
                  [&] { parse_format(text); });
   };
-  suggests("int4-g23", "int4-g32");
-  suggests("int-head", "int8-head");
-  suggests("bfloat16", "bf16");
-  suggests("fp8-per-token-head", "fp8-token-head");
-  suggests("INT8-HEAD", "int8-head");
-  suggests("int4row", "int4-row");
-  suggests("bf16-asym", "bf16");
-  suggests("int8-tensor-asym-asym", "int8-tensor");
-  for (const std::string text :
-       {"", "-", "int8-", "int8", "int8--f16", "int4-g32-f32-f16", "int4-g32-f16-sym"}) {
-    EXPECT_THROW(parse_format(text), Error) << text;
+  const std::string none = "no format has this name", fp8 = "fp8, fp8-head or fp8-token-head",
+                    int8 = "int8-tensor, int8-token, int8-head, int8-g32, int8-g64 or int8-g128",
+                    int4 = "int4-g32, int4-g64, int4-g128 or int4-row";
+  for (const char* text : {"int4", "int4-g23", "int4row", "uint4", "int4-g16-f32", "int4-g32-f32-f16"}) {
+    suggests(text, int4, none);
   }
-  expect_error(ErrorCode::kInvalidArgument, {"..."}, [] { parse_format(std::string(1 << 20, 'x')); });
+  for (const char* text : {"int8", "int8-", "int8-tensor-asym-asym", "torch.int8"})
+    suggests(text, int8, none);
+  for (const char* text : {"fp8_e4m3", "float8_e4m3fn", "fp8-per-token-head"}) suggests(text, fp8, none);
+  for (const char* text : {"fp8_e5m2", "float8_e5m2", "E5M2"}) {
+    suggests(text, fp8, "e5m2 is not stored, only e4m3");
+  }
+  for (const char* text : {"nvfp4", "mxfp4", "nf4", "fp4_e2m1"}) {
+    suggests(text, int4, "4-bit floats are not stored, only 4-bit integers");
+  }
+  suggests("int2", int4, "no value is stored in less than 4 bits");
+  for (const char* text : {"fp32", "f32", "float32", "int32"}) {
+    suggests(text, "bf16 or fp16", "no value is stored in more than 16 bits");
+  }
+  for (const char* text : {"bfloat16", "torch.bfloat16", "bf16-asym"}) suggests(text, "bf16", none);
+  for (const char* text : {"half", "f16", "float16"}) suggests(text, "fp16", none);
+  const std::string respelled = "names are lower case with hyphens";
+  suggests("INT8-HEAD", "int8-head", respelled);
+  suggests("int4_g32", "int4-g32", respelled);
+  suggests("int4_G64_sym", "int4-g64-sym", respelled);
+  for (const char* text : {"", "-", "int-head", "auto", "it4-g32"}) {
+    suggests(text,
+             "bf16, fp16, fp8, fp8-head, fp8-token-head, int8-tensor, int8-token, int8-head, int8-g32, "
+             "int8-g64, int8-g128, int4-g32, int4-g64, int4-g128 or int4-row",
+             none);
+  }
+  expect_error(ErrorCode::kInvalidArgument, {"...'"}, [] { parse_format(std::string(1 << 20, 'x')); });
 }
 
 TEST(FormatTest, ImpossibleCombinationsAreRefused) {
@@ -134,22 +153,26 @@ TEST(FormatTest, PartialGroupsNameTheNearestThatWorks) {
   EXPECT_NO_THROW(check_format({kInt4, kGroup, true, 32}, 96, "v_format"));
 }
 
-TEST(FormatTest, OtherHeadDimsNameTheNearest) {
-  const auto refused = [](int dim, const std::string& nearest) {
-    expect_error(ErrorCode::kInvalidArgument, {"head_dim is " + std::to_string(dim), "use " + nearest},
-                 [&] { check_format({kBFloat16}, dim, "k_format"); });
+TEST(FormatTest, OtherHeadDimsNameTheNextLarger) {
+  const auto refused = [](int dim, const std::string& remedy) {
+    expect_error(
+        ErrorCode::kInvalidArgument,
+        {"head_dim is " + std::to_string(dim) + ", but must be 64, 80, 96, 128, 192 or 256: " + remedy + "."},
+        [&] { check_format({kBFloat16}, dim, "k_format"); });
   };
-  refused(1, "64");
-  refused(7, "64");
-  refused(59, "64");
-  refused(257, "256");
-  refused(0, "64");
-  refused(-1, "64");
-  refused(100, "96");
-  refused(112, "128");
-  refused(160, "192");
-  refused(std::numeric_limits<int>::max(), "256");
-  refused(std::numeric_limits<int>::min(), "64");
+  for (const auto& [dim, larger] : std::vector<std::pair<int, int>>{
+           {1, 64}, {59, 64}, {65, 80}, {72, 80}, {81, 96}, {100, 128}, {112, 128}, {129, 192}, {255, 256}}) {
+    refused(dim, "use " + std::to_string(larger) + ", pad with zeros and set scale to 1/sqrt(" +
+                     std::to_string(dim) + ")");
+  }
+  for (const int dim : {257, 512, 576, std::numeric_limits<int>::max()}) {
+    refused(dim, "larger heads are not supported");
+  }
+  for (const int dim : {0, -1, std::numeric_limits<int>::min()}) refused(dim, "use 64");
+  KvCacheSpec spec{{kBFloat16}, {kBFloat16}, 2, 128};
+  spec.v_head_dim = 100;  // V has no scale
+  expect_error(ErrorCode::kInvalidArgument, {"v_head_dim is 100", ": use 128 and pad with zeros."},
+               [&] { page_layout(spec); });
 }
 
 TEST(FormatTest, ParamsPerToken) {
@@ -211,7 +234,7 @@ TEST(LayoutTest, EveryFieldIsChecked) {
   refused([](KvCacheSpec& s) { s.kv_heads = 0; }, {"kv_heads is 0"});
   refused([](KvCacheSpec& s) { s.kv_heads = -8; }, {"kv_heads is -8"});
   refused([](KvCacheSpec& s) { s.head_dim = 59; }, {"head_dim is 59", "use 64"});
-  refused([](KvCacheSpec& s) { s.v_head_dim = 257; }, {"v_head_dim is 257", "use 256"});
+  refused([](KvCacheSpec& s) { s.v_head_dim = 257; }, {"v_head_dim is 257", "256: larger"});
   refused([](KvCacheSpec& s) { s.v_head_dim = -64; }, {"v_head_dim is -64"});
   refused([](KvCacheSpec& s) { s.page_size = 48; }, {"page_size is 48", "use 64"});
   refused([](KvCacheSpec& s) { s.page_size = 0; }, {"page_size is 0", "use 16"});

@@ -15,8 +15,8 @@
 
 #include "halftone/attention.h"
 #include "halftone/error.h"
-#include "testing/cases.h"
 #include "reference/sanitizer.h"
+#include "testing/cases.h"
 
 namespace halftone::testing {
 

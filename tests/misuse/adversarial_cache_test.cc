@@ -3,8 +3,8 @@
 // gaps.
 #include <cstring>
 
-#include "tests/misuse/adversarial.h"
 #include "tests/append/cache_support.h"
+#include "tests/misuse/adversarial.h"
 
 namespace halftone::testing {
 namespace {

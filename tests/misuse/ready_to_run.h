@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "tests/expect_error.h"
 #include "halftone/attention.h"
 #include "testing/cases.h"
+#include "tests/expect_error.h"
 
 namespace halftone::ready_to_run {
 

@@ -3,11 +3,11 @@
 
 #include <string>
 
-#include "tests/plan/decode_problem.h"
-#include "tests/expect_error.h"
 #include "halftone/attention.h"
 #include "halftone/format.h"
 #include "plan/backend.h"
+#include "tests/expect_error.h"
+#include "tests/plan/decode_problem.h"
 
 namespace halftone {
 namespace {

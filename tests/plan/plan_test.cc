@@ -10,12 +10,12 @@
 #include <thread>
 #include <vector>
 
-#include "tests/plan/decode_problem.h"
-#include "tests/expect_error.h"
 #include "halftone/attention.h"
 #include "plan/merge.h"
 #include "plan/plan.h"
 #include "plan/validate.h"
+#include "tests/expect_error.h"
+#include "tests/plan/decode_problem.h"
 
 namespace halftone {
 namespace {
@@ -42,7 +42,10 @@ const std::vector<Refusal>& refusals() {
        kInvalidArgument,
        [](auto& p) { p.paged = false, p.kv.k_format = p.kv.v_format = {}, p.kv.head_dim = 59; },
        {"kv.head_dim is 59", "64"}},
-      {"VHeadDim", kInvalidArgument, [](auto& p) { p.kv.v_head_dim = 130; }, {"v_head_dim is 130", "128"}},
+      {"VHeadDim",
+       kInvalidArgument,
+       [](auto& p) { p.kv.v_head_dim = 130; },
+       {"v_head_dim is 130", "use 192"}},
       {"PageSize", kInvalidArgument, [](auto& p) { p.kv.page_size = 48; }, {"page_size is 48", "64"}},
       {"PartialGroup",
        kInvalidArgument,

@@ -120,6 +120,49 @@ def test_the_current_stream_is_respected(torch):
     torch.testing.assert_close(out, expected, rtol=0, atol=0)
 
 
+def test_a_schedule_serves_one_stream_at_a_time(torch):
+    cache, q = make(torch, "int8-head"), queries(torch)
+    expected, out = ht.attend(q, cache), torch.empty_like(q)
+    step = ht.schedule(ht.plan(cache, q_heads=Q_HEADS), cache)
+    first, side = torch.cuda.current_stream(), torch.cuda.Stream()
+
+    def refused(**options):
+        out.fill_(7)
+        with pytest.raises(ht.InvalidArgumentError, match=r"^stream is another .* call schedule.update\(\) there"):
+            ht.attend(q, cache, schedule=step, out=out, **options)
+        assert (out == 7).all()
+
+    def right(**options):
+        out.zero_()
+        side.wait_stream(first)
+        ht.attend(q, cache, schedule=step, out=out, **options)
+        torch.cuda.synchronize()
+        torch.testing.assert_close(out, expected, rtol=0, atol=0)
+
+    right()
+    right(stream=0)
+    right(stream=1)  # CUDA's other name for its default stream
+    refused(stream=side.cuda_stream)
+    for captured in (lambda: None, step.update):  # a capture is on a stream of its own, and leaves the schedule here
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured()
+            ht.attend(q, cache, schedule=step, out=out)
+        right()
+        out.zero_()
+        graph.replay()
+        torch.testing.assert_close(out, expected, rtol=0, atol=0)
+    side.wait_stream(first)
+    with torch.cuda.stream(side):
+        refused()
+        step.update()
+        right()
+    refused()
+    first.wait_stream(side)
+    step.update()
+    right()
+
+
 def test_a_captured_step_replays_as_the_cache_grows(torch):
     eager, cache = make(torch, "int4-g32"), make(torch, "int4-g32")
     cache.reserve(300)

@@ -1,5 +1,7 @@
 """Misuse from Python: every error is of the right class, names the argument, and leaves outputs untouched."""
 
+import copy
+import pickle
 import types
 
 import numpy as np
@@ -23,10 +25,27 @@ def test_the_classes_are_pythons_too():
         assert issubclass(ours, pythons) and issubclass(ours, ht.Error)
 
 
-@pytest.mark.parametrize("dim, nearest", [(1, "64"), (7, "64"), (59, "64"), (257, "256")])
-def test_head_dims_name_the_nearest(dim, nearest):
-    with pytest.raises(ht.InvalidArgumentError, match=f"head_dim is {dim}, .*use {nearest}"):
+@pytest.mark.parametrize(
+    "dim, remedy",
+    [(1, "use 64, pad"), (65, r"use 80, pad with zeros and set scale to 1/sqrt\(65\)"), (100, "use 128, pad")]
+    + [(dim, "larger heads are not supported") for dim in (257, 512, 576)],
+)
+def test_head_dims_name_what_helps(dim, remedy):
+    with pytest.raises(ht.InvalidArgumentError, match=f"head_dim is {dim}, .*: {remedy}"):
         ht.KVCacheSpec(2, dim)
+
+
+@pytest.mark.parametrize(
+    "name, remedy",
+    [
+        ("int4", "no format has this name: use int4-g32, int4-g64, int4-g128 or int4-row"),
+        ("fp8_e5m2", "e5m2 is not stored, only e4m3: use fp8, fp8-head or fp8-token-head"),
+        ("int4_g32", "names are lower case with hyphens: use int4-g32"),
+    ],
+)
+def test_unknown_formats_name_what_is_near_in_meaning(name, remedy):
+    with pytest.raises(ht.InvalidArgumentError, match=f"format is '{name}', but {remedy}"):
+        ht.KVFormat(name)
 
 
 @pytest.mark.parametrize("size", [0, 1, 48, 512, -16])
@@ -270,3 +289,52 @@ def test_absent_packages(monkeypatch, package):
     monkeypatch.setattr(_arrays, "importlib", types.SimpleNamespace(import_module=absent))
     with pytest.raises(ht.UnsupportedError, match=f"pip install {package}"):
         _arrays.empty("torch" if package == "torch" else "numpy", (3,), "bf16", "cpu")
+
+
+@pytest.mark.parametrize(
+    "name",
+    "spec pages block_table lengths k_scale k_min v_scale v_min clamped status framework device".split(),
+)
+def test_attributes_of_a_cache_are_not_assigned(cache, q, name):
+    """Calls would go on using what the cache was made of, or use one here and the other there."""
+    truth, before = ht.attend(q, cache), getattr(cache, name)
+    with pytest.raises(ht.InvalidArgumentError, match=f"^{name} of a PagedKVCache cannot be assigned.*wrap"):
+        setattr(cache, name, copy.copy(before))
+    assert getattr(cache, name) is before
+    np.testing.assert_array_equal(ht.attend(q, cache), truth)
+    cache.layer = 3  # a name of the caller's
+    cache.layer = 4
+
+
+def test_arrays_of_a_cache_are_written_into(rng, cache, q):
+    shorter = filled_cache(rng, [40, 64], max_len=64)[0]
+    shorter.pages[:] = cache.pages
+    cache.lengths[:] = shorter.lengths[:] = [7, 64]
+    np.testing.assert_array_equal(ht.attend(q, cache), ht.attend(q, shorter))
+
+
+def test_attributes_of_plans_and_schedules_are_not_assigned(cache):
+    plan = ht.plan(cache, q_heads=Q_HEADS, q_dtype="f32")
+    step = ht.schedule(plan, cache)
+    for name in ("spec", "options", "info", "workspace_bytes", "out_dtype", "lse", "device"):
+        with pytest.raises(ht.InvalidArgumentError, match=f"^{name} of a Plan cannot be assigned"):
+            setattr(plan, name, None)
+    for name in ("plan", "workspace", "kv_lengths", "cu_q", "cu_kv"):
+        with pytest.raises(ht.InvalidArgumentError, match=f"^{name} of a Schedule cannot be assigned"):
+            setattr(step, name, None)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_caches_and_schedules_are_not_copied(cache, copied):
+    with pytest.raises(ht.UnsupportedError, match="^a PagedKVCache cannot be copied or pickled: use to_safetensors"):
+        copied(cache)
+    with pytest.raises(ht.UnsupportedError, match="^a Schedule cannot be copied or pickled: call schedule"):
+        copied(ht.schedule(ht.plan(cache, q_heads=Q_HEADS, q_dtype="f32"), cache))
+
+
+@pytest.mark.parametrize("name", ["\ud800", "int8-\udcff", "a\0b"])
+def test_names_that_are_no_text(name):
+    with pytest.raises(ht.InvalidArgumentError, match="^format is .* must be valid UTF-8"):
+        ht.KVFormat(name)
+    with pytest.raises(ht.InvalidArgumentError, match="^format is"):
+        ht.PagedKVCache(1, 64, kv_heads=2, head_dim=128, k_format=name)

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "cpu/element.h"
 #include "cpu/attention/tiles.h"
+#include "cpu/element.h"
 #include "cpu/vec-inl.h"
 #include "format/hadamard.h"
 

@@ -1,17 +1,17 @@
 #include "cpu/attention/run.h"
 
-#include <omp.h>
-
 #include <algorithm>
 #include <exception>
 #include <memory>
 #include <mutex>
 #include <new>
 
-#include "cpu/element.h"
 #include "cpu/attention/kernels.h"
 #include "cpu/attention/layer.h"
+#include "cpu/element.h"
+#include "cpu/interrupt.h"
 #include "cpu/slots.h"
+#include "cpu/threads.h"
 #include "format/hadamard.h"
 #include "format/part.h"
 #include "format/status.h"
@@ -121,10 +121,10 @@ class Runner {
 
   int workers() const { return workspace_.schedule.header->active; }
 
-  /// All items of one worker.
-  void attend(int worker, Scratch& scratch) const {
+  /// All items of one worker, or those until the call is interrupted.
+  void attend(int worker, Scratch& scratch, Interruption& interruption) const {
     planning::WorkCursor cursor(workspace_.schedule, worker);
-    for (WorkItem work; cursor.next(work);) {
+    for (WorkItem work; !ends(interruption, scratch) && cursor.next(work);) {
       const Item item = item_of(work);
       if (item.q_len * layer_.group <= kDirectRows) {
         direct_item(layer_, item, scratch);
@@ -159,6 +159,14 @@ class Runner {
 
  private:
   enum class Order : bool { kSlotFirst, kSlotSecond };
+
+  /// A signal handler may make a call of its own here, in this thread's scratch.
+  static bool ends(Interruption& interruption, Scratch& scratch) {
+    const bool excluded = scratch.excluded;
+    const bool ends = interruption.poll();
+    scratch.excluded = excluded;
+    return ends;
+  }
 
   Item item_of(const WorkItem& w) const {
     const planning::Schedule& s = workspace_.schedule;
@@ -251,12 +259,14 @@ Scratch& thread_scratch() {
   return *scratch;  // NOLINT(clang-analyzer-cplusplus.NewDelete): it lives as long as the thread
 }
 
-/// Calls `body(i, scratch)` for i in [0, count) on up to `count` threads, then again with `second`.
+/// Calls `body(i, scratch)` for i in [0, count) on up to `count` threads, then again with `second` unless
+/// interrupted.
 template <class First, class Second>
-void in_parallel(int count, const First& first, const Second& second, bool& excluded) {
+void in_parallel(int count, const First& first, const Second& second, const Interruption& interruption,
+                 bool& excluded) {
   std::exception_ptr failure;
   std::mutex mutex;
-  const int threads = std::min(count, omp_get_max_threads());
+  const int threads = region_threads(count);
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
     Scratch* scratch = nullptr;
@@ -271,7 +281,9 @@ void in_parallel(int count, const First& first, const Second& second, bool& excl
 #pragma omp for schedule(dynamic, 1)
       for (int i = 0; i < count; ++i) first(i, *scratch);
 #pragma omp for schedule(dynamic, 1)
-      for (int i = 0; i < count; ++i) second(i, *scratch);
+      for (int i = 0; i < count; ++i) {
+        if (!interruption.stopped()) second(i, *scratch);
+      }
       if (scratch->excluded) {
         const std::lock_guard lock(mutex);
         excluded = true;
@@ -293,9 +305,11 @@ void run(const Plan::Impl& plan, const AttentionArgs& args, std::byte* workspace
   const Runner runner(plan, args, workspace);
   if (runner.workers() == 0) return;
   bool excluded = false;
+  Interruption interruption;
   in_parallel(
-      runner.workers(), [&](int worker, Scratch& scratch) { runner.attend(worker, scratch); },
-      [&](int worker, Scratch& scratch) { runner.merge(worker, scratch); }, excluded);
+      runner.workers(), [&](int worker, Scratch& scratch) { runner.attend(worker, scratch, interruption); },
+      [&](int worker, Scratch& scratch) { runner.merge(worker, scratch); }, interruption, excluded);
+  interruption.check();
   if (excluded && args.status.present()) {
     *static_cast<std::int32_t*>(args.status.data) |= kStatusBadPage;
   }

@@ -126,7 +126,8 @@ void check_out(const AttentionArgs& args) {
           rest, out.strides[0], out.strides[1]));
 }
 
-void launch(const CompiledKernel& kernel, const AttentionParams& params, const Plan::Impl& plan, Stream stream) {
+void launch(const CompiledKernel& kernel, const AttentionParams& params, const Plan::Impl& plan,
+            Stream stream) {
   const int device = plan.problem.device.index;
   const DeviceScope scope(device);
   allow_shared_memory_once(kernel, device);

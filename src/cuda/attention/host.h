@@ -20,6 +20,7 @@ AttentionParams attention_params(const Plan::Impl& plan, const AttentionArgs& ar
 void check_out(const AttentionArgs& args);
 
 /// One block per worker of the plan, which may begin while the previous kernel of the stream ends.
-void launch(const CompiledKernel& kernel, const AttentionParams& params, const Plan::Impl& plan, Stream stream);
+void launch(const CompiledKernel& kernel, const AttentionParams& params, const Plan::Impl& plan,
+            Stream stream);
 
 }  // namespace halftone::cuda

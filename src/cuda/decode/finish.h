@@ -258,8 +258,8 @@ struct TeamStates {
 /// nothing. kAtOnce: parts that are read together, as the caller's registers allow. `states_of(row)`: the
 /// Parts that the teams leave of a row.
 template <class Traits, int kAtOnce, class StatesOf>
-__device__ inline void finish_item(const AttentionParams& p, const DeviceItem& item, const StatesOf& states_of,
-                                   int warp, int warps, int lane, bool real) {
+__device__ inline void finish_item(const AttentionParams& p, const DeviceItem& item,
+                                   const StatesOf& states_of, int warp, int warps, int lane, bool real) {
   constexpr int kDim = Traits::kDim;
   using State = Row<kDim, Traits::kRowLanes>;
   constexpr int kGroup = State::kGroup;
@@ -326,7 +326,8 @@ __device__ inline void check_inputs(const AttentionParams& p, int worker, int la
 /// A finish warp: the queries of item i + 1, then the end of item i, unless it is the last one. Before the
 /// items are known it rehearses the queries of none.
 template <DecodeConfig C>
-__device__ inline void finish_worker(const AttentionParams& p, typename DecodeTraits<C>::Shared& s, int warp) {
+__device__ inline void finish_worker(const AttentionParams& p, typename DecodeTraits<C>::Shared& s,
+                                     int warp) {
   using Traits = DecodeTraits<C>;
   const int lane = thread_index() % 32;
   prefetch_inputs(p, blockIdx.x, warp * 32 + lane);

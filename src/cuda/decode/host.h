@@ -21,8 +21,8 @@ inline constexpr std::array<planning::Kernel, 6> kDecodeKernels{{
 }};
 static_assert(planning::is_consistent(kDecodeKernels));
 
-/// Row of kDecodeTable that serves the problem in units of `kernel`, kUniversalKernel if that is the universal
-/// row and kDecodeTable has no kernel for the problem, -1 else.
+/// Row of kDecodeTable that serves the problem in units of `kernel`, kUniversalKernel if that is the
+/// universal row and kDecodeTable has no kernel for the problem, -1 else.
 int decode_variant(const AttentionProblem& problem, const planning::Kernel& kernel);
 
 /// run() of a plan whose variant is one of these.

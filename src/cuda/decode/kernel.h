@@ -1,9 +1,9 @@
 // The decode kernel's main loop.
 #pragma once
 
-#include "cuda/decode/mma/products.h"
 #include "cuda/decode/finish.h"
 #include "cuda/decode/load.h"
+#include "cuda/decode/mma/products.h"
 #include "cuda/decode/wgmma/loop.h"
 
 namespace halftone::cuda {
@@ -177,7 +177,8 @@ __device__ inline void compute_worker(const AttentionParams& p, typename DecodeT
 
 /// One worker of the schedule: a thread block.
 template <DecodeConfig C>
-__device__ inline void decode_worker(const AttentionParams& p, int worker, typename DecodeTraits<C>::Shared& s) {
+__device__ inline void decode_worker(const AttentionParams& p, int worker,
+                                     typename DecodeTraits<C>::Shared& s) {
   using Traits = DecodeTraits<C>;
   const int warp = thread_index() / 32;
   // The compute warps get the registers that the other warpgroup does not need.

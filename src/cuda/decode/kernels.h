@@ -5,8 +5,8 @@
 
 namespace halftone::cuda {
 
-/// The slices in which kDecodeTable is compiled, one instances_*.cu each. They return null for rows of another
-/// slice.
+/// The slices in which kDecodeTable is compiled, one instances_*.cu each. They return null for rows of
+/// another slice.
 CompiledKernel decode_kernel_16bit(int row);
 CompiledKernel decode_kernel_fp8(int row);
 CompiledKernel decode_kernel_int8(int row);

@@ -14,15 +14,15 @@ struct Loader {
   using Traits = DecodeTraits<C>;
   static constexpr int kStageTokens = C.stage_tiles * kTileTokens;
   const std::int32_t* table;
-  const std::uint8_t* head;  // of page 0: the item's KV head
-  int item = -1;             // index of the item that the next piece belongs to
-  int token = 0;             // its first token
-  int end = 0;               // of the item's tokens
-  int span = 1;              // stages of a piece of the item
-  bool skips = false;        // the piece needs an even stage, and the next one is odd
-  int page[C.piece_tiles];   // of the piece's tiles
-  int stage = 0;             // where the piece goes
-  int round = 0;             // times that the ring has been filled
+  int item = -1;  // index of the item that the next piece belongs to
+  int token = 0;  // its first token
+  int end = 0;    // of the item's tokens
+  int kv_head;
+  int span = 1;             // stages of a piece of the item
+  bool skips = false;       // the piece needs an even stage, and the next one is odd
+  int page[C.piece_tiles];  // of the piece's tiles
+  int stage = 0;            // where the piece goes
+  int round = 0;            // times that the ring has been filled
 
   /// Looks up the first piece of the next item that has one for the team; false if the queue holds none now.
   __device__ bool find(const AttentionParams& p, typename Traits::Shared& s, int team) {
@@ -35,7 +35,7 @@ struct Loader {
       if (token >= end) continue;
       skips = (stage & (span - 1)) != 0;
       table = p.cache.block_table + work.request * p.cache.table_stride;
-      head = p.cache.pages + std::int64_t{work.kv_head} * p.cache.head_bytes;
+      kv_head = work.kv_head;
       look_up(p);
       return true;
     }
@@ -49,7 +49,8 @@ struct Loader {
            (Traits::kSpan == 1 || span == 1 || skips || barrier_passed(empty + 8, round + 1 & 1));
   }
   /// Issues the piece, tiles of a page in one copy, and looks up the next one; false if the item has none.
-  __device__ bool issue(const AttentionParams& p, typename Traits::Shared& s, int team, std::uint64_t policy) {
+  __device__ bool issue(const AttentionParams& p, typename Traits::Shared& s, int team,
+                        std::uint64_t policy) {
     const CacheView& c = p.cache;
     const std::uint32_t barrier = shared_address(&s.full[team][stage]);
     const std::uint32_t ring = shared_address(s.ring[team][stage]);
@@ -82,8 +83,8 @@ struct Loader {
     for (int i = 0; i < C.piece_tiles; ++i) {
       if (!(live >> i & 1) || joined >> i & 1) continue;
       const int tiles = __ffs(~(joined >> (i + 1))), tile = (token / kTileTokens + i) & last_tile;
-      bulk_load(ring + i * c.tile_bytes, head + page[i] * c.page_stride + tile * c.tile_bytes,
-                tiles * c.tile_bytes, barrier, policy);
+      const std::uint8_t* head = c.pages + page[i] * c.page_stride + std::int64_t{kv_head} * c.head_bytes;
+      bulk_load(ring + i * c.tile_bytes, head + tile * c.tile_bytes, tiles * c.tile_bytes, barrier, policy);
     }
     advance(span);
     token += C.teams * span * kStageTokens;

@@ -5,8 +5,8 @@
 
 #include <cstdint>
 
-#include "cuda/decode/config.h"
 #include "cuda/attention/params.h"
+#include "cuda/decode/config.h"
 
 namespace halftone::cuda {
 

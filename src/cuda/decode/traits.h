@@ -12,9 +12,9 @@
 // Logits are in base 2 throughout; docs/kernels.md derives the bounds.
 #pragma once
 
-#include "cuda/decode/config.h"
 #include "cuda/attention/item_queue.h"
 #include "cuda/attention/params.h"
+#include "cuda/decode/config.h"
 
 namespace halftone::cuda {
 
@@ -167,8 +167,8 @@ struct KeyRange {
 };
 
 /// The keys before `end` that every row of an item sees: pieces within need no mask.
-__device__ inline KeyRange seen_by_all(const AttentionParams& p, const DeviceItem& item, const RowPlace* places,
-                                       int end) {
+__device__ inline KeyRange seen_by_all(const AttentionParams& p, const DeviceItem& item,
+                                       const RowPlace* places, int end) {
   const int last_row = max(item.work.row_end - item.work.row_begin, 1) - 1;
   return {places[last_row].position - p.window_left, min(end, places[0].position + p.causal_right + 1)};
 }

@@ -1,6 +1,6 @@
-#include "cuda/decode/universal.h"
-#include "cuda/decode/kernels.h"
 #include "cuda/decode/host.h"
+#include "cuda/decode/kernels.h"
+#include "cuda/decode/universal.h"
 
 namespace halftone::cuda {
 namespace {

@@ -357,6 +357,7 @@ __device__ inline void decode_any_worker(const AttentionParams& p, AnyShared& s)
   if (thread_index() < 32) {
     const int lane = thread_index();
     s.queue.start(ItemQueue::fetch(p.list, worker, lane), bounds_of(p), lane);
+    check_inputs(p, worker, lane);
   }
 #pragma unroll 1
   for (int index = 0;; ++index) {
@@ -368,7 +369,6 @@ __device__ inline void decode_any_worker(const AttentionParams& p, AnyShared& s)
     __syncthreads();
     if (!s.queue.has(index)) return;
     const DeviceItem& item = s.queue.items[index % ItemQueue::kCapacity];
-    if (index == 0 && thread_index() < 32) check_inputs(p, worker, thread_index());
     load_queries(p, item, s, thread_index() / 32, warps);
     __syncthreads();
     AnyWarp<kVDim>{p, s}.attend(item);

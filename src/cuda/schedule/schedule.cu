@@ -1,5 +1,5 @@
-#include "cuda/schedule/params.h"
 #include "cuda/schedule/kernel.h"
+#include "cuda/schedule/params.h"
 
 namespace halftone::cuda {
 namespace {

@@ -80,12 +80,13 @@ struct Warp {
                         const typename Traits::Queries& queries);
   __device__ void scores(const AttentionParams& p, const std::uint8_t* tile, bool low_part,
                          float (&x)[N][4]) const;
-  __device__ void modify(const AttentionParams& p, const typename Traits::Queries& queries, int token, int end,
-                         float (&x)[N][4]) const;
+  __device__ void modify(const AttentionParams& p, const typename Traits::Queries& queries, int token,
+                         int end, float (&x)[N][4]) const;
   __device__ void rescale(float (&x)[Traits::kStepTiles][N][4], bool modified);
   __device__ void accumulate(const AttentionParams& p, const std::uint8_t* tile, int dead_from,
                              float (&x)[N][4]);
-  __device__ void end(const AttentionParams& p, const DeviceItem& item, typename Traits::Shared& s, bool keep);
+  __device__ void end(const AttentionParams& p, const DeviceItem& item, typename Traits::Shared& s,
+                      bool keep);
 };
 
 template <DecodeConfig C>
@@ -152,8 +153,8 @@ __device__ inline void Warp<C>::begin(const AttentionParams& p, const DeviceItem
 
 /// Puts the warp's state into shared memory, in real units.
 template <DecodeConfig C>
-__device__ inline void Warp<C>::end(const AttentionParams& p, const DeviceItem& item, typename Traits::Shared& s,
-                                    bool keep) {
+__device__ inline void Warp<C>::end(const AttentionParams& p, const DeviceItem& item,
+                                    typename Traits::Shared& s, bool keep) {
   const Part<C.v> part{p.v};
   const float v_static = static_value(p.v.static_scale, p.v.static_stride, item, 1.0f);
   const float v_min = static_value(p.v.static_min, p.v.static_stride, item, 0.0f);

@@ -243,7 +243,8 @@ __device__ inline void Team<C>::raise(const float* factors, const float (&x)[kSu
           fmaxf(fmaxf(tops[0][column], tops[1][column]), fmaxf(tops[2][column], tops[3][column]));
       // As probabilities() computes it, to the bit.
       if (!(exp2_approx(fmaf(top, unit, -max[n][c])) > kLargest)) continue;
-      const float raised = top * unit - Traits::kFirstLog2, weight = exp2_approx(max[n][c] - raised);
+      const float raised = fmaf(top, unit, -static_cast<float>(Traits::kFirstLog2));
+      const float weight = exp2_approx(max[n][c] - raised);
       max[n][c] = raised;
       sum[n][c] *= weight;
 #pragma unroll

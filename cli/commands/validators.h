@@ -1,0 +1,21 @@
+// Checks of option values. A sentence says value and limit; the parser puts the option's name before it.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <string>
+#include <vector>
+
+namespace halftone::cli {
+
+/// A whole number of [low, high].
+CLI::Validator between(int low, int high);
+
+/// A number above 0 that fp32 holds.
+CLI::Validator positive();
+
+CLI::Validator one_of(std::vector<std::string> choices);
+
+/// Anything but "", which a parser may otherwise read as 0 or as an option that was not given.
+CLI::Validator not_empty();
+
+}  // namespace halftone::cli
