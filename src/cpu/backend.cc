@@ -8,6 +8,7 @@
 #include "cpu/attention/kernels.h"
 #include "cpu/attention/run.h"
 #include "cpu/dequantize.h"
+#include "cpu/merge.h"
 #include "plan/plan.h"
 #include "plan/validate.h"
 

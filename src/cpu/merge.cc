@@ -1,9 +1,9 @@
 #include <cmath>
 #include <vector>
 
-#include "cpu/attention/run.h"
 #include "cpu/element.h"
 #include "cpu/interrupt.h"
+#include "cpu/merge.h"
 #include "plan/merge.h"
 
 namespace halftone::cpu {

@@ -7,7 +7,7 @@
 #include "cuda/attention/workspace.h"
 #include "cuda/decode/host.h"
 #include "cuda/dequantize/host.h"
-#include "cuda/device_call.h"
+#include "cuda/device/call.h"
 #include "cuda/merge/host.h"
 #include "cuda/schedule/host.h"
 

@@ -14,7 +14,7 @@
 #include <cmath>
 
 #include "cpu/attention/tiles.h"
-#include "cpu/vec-inl.h"
+#include "cpu/attention/vec-inl.h"
 
 #if defined(HALFTONE_CPU_BYTE_DOTS_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef HALFTONE_CPU_BYTE_DOTS_INL_H

@@ -12,7 +12,7 @@
 
 #include "cpu/attention/byte_dots-inl.h"
 #include "cpu/attention/tiles.h"
-#include "cpu/vec-inl.h"
+#include "cpu/attention/vec-inl.h"
 
 #if defined(HALFTONE_CPU_BYTE_SUMS_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef HALFTONE_CPU_BYTE_SUMS_INL_H

@@ -4,8 +4,8 @@
 #include <cstring>
 
 #include "cpu/attention/tiles.h"
+#include "cpu/attention/vec-inl.h"
 #include "cpu/element.h"
-#include "cpu/vec-inl.h"
 #include "format/hadamard.h"
 
 #if defined(HALFTONE_CPU_ITEM_INL_H) == defined(HWY_TARGET_TOGGLE)

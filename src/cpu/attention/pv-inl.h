@@ -4,7 +4,7 @@
 // product needs p (with the token's scale, if V is symmetric) in the lane of its token: the patterns.
 
 #include "cpu/attention/tiles.h"
-#include "cpu/vec-inl.h"
+#include "cpu/attention/vec-inl.h"
 
 #if defined(HALFTONE_CPU_PV_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef HALFTONE_CPU_PV_INL_H

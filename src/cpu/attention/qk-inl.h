@@ -1,7 +1,7 @@
 // Direct path: dot products of a few rows of Q with the codes of one K tile, as they lie.
 
 #include "cpu/attention/tiles.h"
-#include "cpu/vec-inl.h"
+#include "cpu/attention/vec-inl.h"
 
 #if defined(HALFTONE_CPU_QK_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef HALFTONE_CPU_QK_INL_H

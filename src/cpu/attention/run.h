@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstddef>
-#include <vector>
 
 #include "halftone/attention.h"
 #include "plan/plan.h"
@@ -13,9 +12,5 @@ namespace halftone::cpu {
 /// copies, never from args.lengths. Workers are independent of threads: any number of threads runs all of
 /// them.
 void run(const Plan::Impl& plan, const AttentionArgs& args, std::byte* workspace);
-
-/// As halftone::merge().
-void merge(const std::vector<TensorView>& parts, const std::vector<TensorView>& part_lse,
-           const TensorView& out, const TensorView& lse);
 
 }  // namespace halftone::cpu

@@ -3,7 +3,7 @@
 #include <cmath>
 
 #include "cuda/append/params.h"
-#include "cuda/device_call.h"
+#include "cuda/device/call.h"
 #include "format/codec.h"
 #include "format/status.h"
 

@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "cuda/attention/workspace.h"
-#include "cuda/device_call.h"
+#include "cuda/device/call.h"
 #include "halftone/error.h"
 
 namespace halftone::cuda {

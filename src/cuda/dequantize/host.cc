@@ -1,7 +1,7 @@
 #include "cuda/dequantize/host.h"
 
 #include "cuda/dequantize/params.h"
-#include "cuda/device_call.h"
+#include "cuda/device/call.h"
 #include "plan/check_tensor.h"
 #include "plan/fail.h"
 

@@ -1,6 +1,6 @@
 #include "cuda/merge/host.h"
 
-#include "cuda/device_call.h"
+#include "cuda/device/call.h"
 #include "cuda/merge/params.h"
 #include "plan/fail.h"
 

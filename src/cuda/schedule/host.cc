@@ -1,7 +1,7 @@
 #include "cuda/schedule/host.h"
 
 #include "cuda/attention/workspace.h"
-#include "cuda/device_call.h"
+#include "cuda/device/call.h"
 #include "cuda/schedule/params.h"
 
 namespace halftone::cuda {
