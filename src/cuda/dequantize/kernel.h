@@ -5,6 +5,7 @@
 // share of the units as they come by.
 #pragma once
 
+#include "cuda/dequantize/params.h"
 #include "cuda/device/chunk.h"
 #include "cuda/device/values.h"
 
