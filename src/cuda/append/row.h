@@ -6,9 +6,9 @@
 #include <cuda_fp16.h>
 
 #include "cuda/append/params.h"
+#include "cuda/device/rotate.h"
 #include "cuda/device/values.h"
 #include "format/codec.h"
-#include "format/hadamard.h"
 #include "format/part.h"
 #include "format/rope.h"
 #include "format/status.h"
@@ -161,32 +161,6 @@ __device__ __forceinline__ void rope_row(const AppendParams& p, const AppendPart
       x[kChunk - 1] = value;
     }
   }
-}
-
-/// hadamard::rotate() with its stages in the same order.
-__device__ __forceinline__ void rotate_row(int dim, float (&x)[kChunk]) {
-  const int block = hadamard::block_size(dim), lane = threadIdx.x;
-#pragma unroll
-  for (int h = 1; h < kChunk; h *= 2) {
-#pragma unroll
-    for (int i = 0; i < kChunk; ++i) {
-      if (i & h) continue;
-      const float a = x[i], b = x[i + h];
-      x[i] = codec::ht_add(a, b);
-      x[i + h] = codec::ht_sub(a, b);
-    }
-  }
-#pragma unroll 1
-  for (int h = 1; h * kChunk < block; h *= 2) {
-    const float sign = lane & h ? -1.0f : 1.0f;
-#pragma unroll
-    for (int i = 0; i < kChunk; ++i) {  // a + b and a - b: a product with +-1 is exact
-      x[i] = codec::ht_fma(x[i], sign, __shfl_xor_sync(~0u, x[i], h));
-    }
-  }
-  const float factor = hadamard::factor(block);
-#pragma unroll
-  for (int i = 0; i < kChunk; ++i) x[i] = codec::ht_mul(x[i], factor);
 }
 
 /// The larger of two values; NaN if one is.

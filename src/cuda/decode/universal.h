@@ -8,6 +8,7 @@
 
 #include "cuda/decode/finish.h"
 #include "cuda/device/chunk.h"
+#include "format/head_dim.h"
 #include "format/status.h"
 
 namespace halftone::cuda {

@@ -7,6 +7,7 @@
 
 #include "cuda/dequantize/params.h"
 #include "cuda/device/chunk.h"
+#include "cuda/device/rotate.h"
 #include "cuda/device/values.h"
 
 namespace halftone::cuda {
