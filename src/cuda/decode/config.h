@@ -24,15 +24,12 @@ constexpr ScaleMode scale_mode(const KvFormat& f, int head_dim) {
                                                                           : ScaleMode::kToken;
 }
 
-/// What a kernel knows of K or V when it is compiled. A `fixed` part has the stated symmetry and
-/// groups of `group_blocks` * 32 dims; else these are run-time values, which costs instructions in the inner
-/// loop.
+/// What a kernel knows of K or V.
 struct PartConfig {
   DType dtype;
   ScaleMode mode;
-  bool fixed = false;
   bool asymmetric = false;
-  int group_blocks = 1;
+  int group_blocks = 1;  // blocks of 32 dims that share a scale, with ScaleMode::kBlock
   friend constexpr bool operator==(const PartConfig&, const PartConfig&) = default;
 };
 
@@ -63,73 +60,41 @@ constexpr int team_warps(const DecodeConfig& c) { return c.family == Family::kWa
 constexpr bool is_integer(DType t) { return t == DType::kInt8 || t == DType::kInt4; }
 
 constexpr bool serves(const PartConfig& part, const KvFormat& f, int head_dim) {
-  const bool any_groups =
-      part.mode == ScaleMode::kBlock && !part.fixed && f.granularity == Granularity::kGroup;
-  if (part.dtype != f.dtype || (part.mode != scale_mode(f, head_dim) && !any_groups)) return false;
+  if (part.dtype != f.dtype || part.mode != scale_mode(f, head_dim) || part.asymmetric != f.asymmetric)
+    return false;
   if (f.dynamic_scale() && f.scale_dtype != DType::kFloat16) return false;  // P times a scale is f16
-  if (!part.fixed) return true;
-  return part.asymmetric == f.asymmetric &&
-         (part.mode != ScaleMode::kBlock || part.group_blocks * 32 == f.group_size);
+  return part.mode != ScaleMode::kBlock || part.group_blocks * 32 == f.group_size;
 }
 
 /// What the named formats use.
 namespace parts {
-inline constexpr PartConfig kBf16{DType::kBFloat16, ScaleMode::kStatic, true},
-    kFp16{DType::kFloat16, ScaleMode::kStatic, true}, kFp8{DType::kFloat8E4M3, ScaleMode::kStatic, true},
-    kFp8Token{DType::kFloat8E4M3, ScaleMode::kToken, true}, kInt8{DType::kInt8, ScaleMode::kStatic, true},
-    kInt8Token{DType::kInt8, ScaleMode::kToken, true},
-    kInt8G32{DType::kInt8, ScaleMode::kBlock, true, false, 1},
-    kInt8G64{DType::kInt8, ScaleMode::kBlock, true, false, 2},
-    kInt8G128{DType::kInt8, ScaleMode::kBlock, true, false, 4},
-    kInt4Token{DType::kInt4, ScaleMode::kToken, true, true},
-    kInt4G32{DType::kInt4, ScaleMode::kBlock, true, true, 1},
-    kInt4G64{DType::kInt4, ScaleMode::kBlock, true, true, 2},
-    kInt4G128{DType::kInt4, ScaleMode::kBlock, true, true, 4};
+inline constexpr PartConfig kBf16{DType::kBFloat16, ScaleMode::kStatic},
+    kFp16{DType::kFloat16, ScaleMode::kStatic}, kFp8{DType::kFloat8E4M3, ScaleMode::kStatic},
+    kFp8Token{DType::kFloat8E4M3, ScaleMode::kToken}, kInt8{DType::kInt8, ScaleMode::kStatic},
+    kInt8Token{DType::kInt8, ScaleMode::kToken}, kInt8G32{DType::kInt8, ScaleMode::kBlock, false, 1},
+    kInt8G64{DType::kInt8, ScaleMode::kBlock, false, 2}, kInt8G128{DType::kInt8, ScaleMode::kBlock, false, 4},
+    kInt4Token{DType::kInt4, ScaleMode::kToken, true}, kInt4G32{DType::kInt4, ScaleMode::kBlock, true, 1},
+    kInt4G64{DType::kInt4, ScaleMode::kBlock, true, 2}, kInt4G128{DType::kInt4, ScaleMode::kBlock, true, 4};
 }  // namespace parts
 
-/// In order of preference: the fixed parts, then the general ones.
+/// Formats of K and V alike. What a named format does not use goes to the universal kernel.
 inline constexpr std::array kDecodeParts{
-    parts::kBf16,
-    parts::kFp16,
-    parts::kFp8,
-    parts::kFp8Token,
-    parts::kInt8,
-    parts::kInt8Token,
-    parts::kInt8G32,
-    parts::kInt8G64,
-    parts::kInt8G128,
-    parts::kInt4Token,
-    parts::kInt4G32,
-    parts::kInt4G64,
-    parts::kInt4G128,
-    PartConfig{DType::kFloat8E4M3, ScaleMode::kBlock},
-    PartConfig{DType::kInt8, ScaleMode::kStatic},
-    PartConfig{DType::kInt8, ScaleMode::kToken},
-    PartConfig{DType::kInt8, ScaleMode::kBlock},
-    PartConfig{DType::kInt4, ScaleMode::kStatic},
-    PartConfig{DType::kInt4, ScaleMode::kToken},
-    PartConfig{DType::kInt4, ScaleMode::kBlock},
+    parts::kBf16,      parts::kFp16,    parts::kFp8,      parts::kFp8Token, parts::kInt8,
+    parts::kInt8Token, parts::kInt8G32, parts::kInt8G64,  parts::kInt8G128, parts::kInt4Token,
+    parts::kInt4G32,   parts::kInt4G64, parts::kInt4G128,
 };
 
-/// K and V in different formats.
+/// K and V in different formats: K, whose errors the softmax magnifies, has as many bits as V or more.
 struct PartPair {
   PartConfig k, v;
 };
 inline constexpr std::array kMixedPairs{
-    PartPair{parts::kBf16, parts::kFp8},          PartPair{parts::kBf16, parts::kInt8},
-    PartPair{parts::kBf16, parts::kInt8Token},    PartPair{parts::kBf16, parts::kInt4Token},
-    PartPair{parts::kBf16, parts::kInt4G32},      PartPair{parts::kBf16, parts::kInt4G64},
-    PartPair{parts::kFp8, parts::kInt8},          PartPair{parts::kFp8, parts::kInt8Token},
-    PartPair{parts::kFp8, parts::kInt4Token},     PartPair{parts::kFp8, parts::kInt4G32},
-    PartPair{parts::kFp8, parts::kInt4G64},       PartPair{parts::kFp8Token, parts::kInt4Token},
-    PartPair{parts::kFp8Token, parts::kInt4G32},  PartPair{parts::kInt8, parts::kFp8},
-    PartPair{parts::kInt8, parts::kInt8Token},    PartPair{parts::kInt8, parts::kInt4Token},
-    PartPair{parts::kInt8, parts::kInt4G32},      PartPair{parts::kInt8Token, parts::kFp8},
-    PartPair{parts::kInt8Token, parts::kInt8},    PartPair{parts::kInt8Token, parts::kInt4Token},
-    PartPair{parts::kInt8Token, parts::kInt4G32}, PartPair{parts::kInt8Token, parts::kInt4G64},
-    PartPair{parts::kInt8G32, parts::kInt4G32},   PartPair{parts::kInt4Token, parts::kInt8Token},
-    PartPair{parts::kInt4Token, parts::kInt4G32}, PartPair{parts::kInt4G32, parts::kInt8Token},
-    PartPair{parts::kInt4G32, parts::kInt4Token},
+    PartPair{parts::kBf16, parts::kFp8},          PartPair{parts::kBf16, parts::kInt8Token},
+    PartPair{parts::kBf16, parts::kInt4G32},      PartPair{parts::kBf16, parts::kInt4Token},
+    PartPair{parts::kFp8, parts::kInt8Token},     PartPair{parts::kFp8, parts::kInt4G32},
+    PartPair{parts::kFp8, parts::kInt4Token},     PartPair{parts::kInt8Token, parts::kFp8},
+    PartPair{parts::kInt8Token, parts::kInt4G32}, PartPair{parts::kInt8Token, parts::kInt4Token},
+    PartPair{parts::kInt8Token, parts::kInt4G64}, PartPair{parts::kInt8G32, parts::kInt4G32},
 };
 
 inline constexpr std::array<int, 6> kDecodeDims{64, 80, 96, 128, 192, 256};
@@ -146,14 +111,12 @@ struct RowShape {
   int row_tiles, row_groups, teams;
   Family family = Family::kWarp;
 };
-inline constexpr std::array<RowShape, 8> kRowShapes{{{1, 1, 8},
+inline constexpr std::array<RowShape, 6> kRowShapes{{{1, 1, 8},
                                                      {2, 1, 8},
                                                      {4, 1, 2, Family::kWarpgroup},
                                                      {6, 1, 2, Family::kWarpgroup},
                                                      {8, 1, 2, Family::kWarpgroup},
-                                                     {2, 2, 4},
-                                                     {3, 2, 4},
-                                                     {2, 4, 2}}};
+                                                     {2, 2, 4}}};
 /// Beyond head_dim 128 the accumulators of 16 rows do not fit into registers.
 inline constexpr std::array<RowShape, 3> kWideRowShapes{{{1, 1, 8}, {1, 2, 4}, {1, 4, 2}}};
 inline constexpr std::array<RowShape, 2> kMixedRowShapes{{{1, 1, 8}, {2, 1, 8}}};
@@ -166,14 +129,12 @@ constexpr DecodeConfig make_decode_config(const PartConfig& k, const PartConfig&
     const int warpgroup_stages = bytes > 4608 ? 2 : bytes > 3072 ? 3 : 4;
     return {k, v, head_dim, shape.row_tiles, 1, shape.teams, 4, 4, warpgroup_stages, shape.family};
   }
-  const bool tight = shape.row_tiles == 3 && k.mode == ScaleMode::kBlock;  // registers
-  const bool one_warp =
-      shape.row_tiles == 1 && shape.row_groups == 1 && head_dim <= 128 && k.fixed && v.fixed;
-  const int stage_tiles = bytes <= 4352 && !tight ? 2 : 1;
+  const bool one_warp = shape.row_tiles == 1 && shape.row_groups == 1 && head_dim <= 128;
+  const int stage_tiles = bytes <= 4352 ? 2 : 1;
   const int stage_bytes = stage_tiles * bytes;
   const bool long_pieces = one_warp && 2 * stage_bytes <= 10240;
-  const bool heavy = (head_dim == 256 || (head_dim == 192 && !k.fixed)) && is_integer(k.dtype) &&
-                     k.mode == ScaleMode::kBlock && (shape.teams == 8 || k.dtype == DType::kInt8);
+  const bool heavy = head_dim == 256 && is_integer(k.dtype) && k.mode == ScaleMode::kBlock &&
+                     (shape.teams == 8 || k.dtype == DType::kInt8);
   const int teams = heavy || (stage_bytes > 10000 && shape.teams > 2) ? shape.teams / 2 : shape.teams;
   const int stages = long_pieces  ? 4
                      : teams == 8 ? (stage_bytes <= 5632 ? 3 : 2)
@@ -193,44 +154,34 @@ constexpr DecodeConfig make_decode_config(const PartConfig& k, const PartConfig&
 /// Whether head_dim is several whole groups of a part.
 constexpr bool groups_fit(const PartConfig& part, int head_dim) {
   if (part.mode != ScaleMode::kBlock) return true;
-  if (!part.fixed) return head_dim % 32 == 0;
   const int dims = 32 * part.group_blocks;
   return head_dim > dims && head_dim % dims == 0;
 }
 
-/// False builds the kernels of Family::kWarp for all rows.
-inline constexpr bool kWarpgroupFamily = true;
-
 /// Whether wgmma kernels serve the part beside itself in units of `rows` packed rows.
 constexpr bool in_warpgroup_family(const PartConfig& part, int head_dim, int rows) {
-  if (!kWarpgroupFamily || !part.fixed || head_dim != 128 || rows < 32) return false;
+  if (head_dim != 128 || rows < 32) return false;
   if (dtype_bits(part.dtype) == 16) return rows <= 48;  // shared memory
   if (part.mode != ScaleMode::kBlock) return true;
   return part.dtype == DType::kInt4 && part.group_blocks < 4 && rows <= 48;  // registers
 }
 
-/// Rows that do not exist, or that no register budget serves without spills, are left out.
+/// Rows that do not exist, or that no register budget serves without spills, are left out, and with mma those
+/// of 32 packed rows where wgmma serves the format.
 constexpr bool is_built(const DecodeConfig& c) {
   if (c.head_dim == 0) return false;
 #ifdef HALFTONE_CUDA_HEAD_DIM  // a smaller build for development
   if (c.head_dim != HALFTONE_CUDA_HEAD_DIM) return false;
 #endif
-  for (const PartConfig& part : {c.k, c.v}) {
-    if (!groups_fit(part, c.head_dim)) return false;
-    const bool run_time_groups = !part.fixed && part.mode == ScaleMode::kBlock;
-    if (run_time_groups && (rows_of(c) > 8 || c.head_dim > 192)) return false;
-    if (!part.fixed && rows_of(c) > 16) return false;
-  }
+  if (!groups_fit(c.k, c.head_dim) || !groups_fit(c.v, c.head_dim)) return false;
   if (c.head_dim == 80 && rows_of(c) > 16) return false;
   const bool warpgroups = c.k == c.v && in_warpgroup_family(c.k, c.head_dim, rows_of(c));
-  if (c.family == Family::kWarpgroup) return warpgroups;
-  return !warpgroups && !(c.row_tiles == 3 && c.k.mode == ScaleMode::kBlock && c.k.dtype != DType::kInt4);
+  return warpgroups == (c.family == Family::kWarpgroup);
 }
 
 constexpr bool is_mixed(const DecodeConfig& c) { return !(c.k == c.v); }
 
-/// In order of preference: the mixed pairs, then K and V in the same format, of which the general parts take
-/// different symmetries and groups too.
+/// The mixed pairs, then K and V in the same format.
 constexpr auto make_decode_table() {
   constexpr std::size_t kSame = kDecodeParts.size() * kDecodeDims.size() * kRowShapes.size(),
                         kMixed = kMixedPairs.size() * kMixedDims.size() * kMixedRowShapes.size();

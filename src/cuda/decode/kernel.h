@@ -14,10 +14,10 @@ template <DecodeConfig C>
 __device__ inline void clear_dead(const AttentionParams& p, std::uint8_t* tile, int dead_from, int lane) {
   if (dead_from == kTileTokens) return;
   if constexpr (C.v.mode != ScaleMode::kStatic) {
-    const int planes = p.v.groups * (p.v.asymmetric ? 2 : 1);
+    constexpr int kPlanes = Part<C.v>::template groups<DecodeTraits<C>::kBlocks>() * (C.v.asymmetric ? 2 : 1);
     std::uint16_t* params = reinterpret_cast<std::uint16_t*>(tile + p.cache.v_param_offset);
 #pragma unroll 1
-    for (int i = lane; i < planes * kTileTokens; i += 32) {
+    for (int i = lane; i < kPlanes * kTileTokens; i += 32) {
       if (i % kTileTokens >= dead_from) params[i] = 0;
     }
   }

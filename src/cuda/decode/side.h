@@ -5,30 +5,26 @@
 
 #include <cstdint>
 
-#include "cuda/attention/params.h"
 #include "cuda/decode/config.h"
 
 namespace halftone::cuda {
 
-/// Properties of K or V: constants for a fixed part, run-time values else.
+/// Properties of K or V.
 template <PartConfig P>
 struct Part {
-  const ParamView& view;
-  __device__ bool asymmetric() const { return P.fixed ? P.asymmetric : view.asymmetric; }
-  __device__ int group_of(int block) const {
-    return P.fixed ? block / P.group_blocks : block >> view.block_shift;
-  }
+  static constexpr bool kAsymmetric = P.asymmetric;
+  static constexpr int group_of(int block) { return block / P.group_blocks; }
   template <int kBlocks>
-  __device__ int groups() const {
+  static constexpr int groups() {
     if constexpr (P.mode == ScaleMode::kStatic) return 0;
     if constexpr (P.mode == ScaleMode::kToken) return 1;
-    return P.fixed ? kBlocks / P.group_blocks : view.groups;
+    return kBlocks / P.group_blocks;
   }
   /// The stored values of one token for all kBlocks blocks, from index * groups on.
   template <int kBlocks>
-  __device__ void load_blocks(const std::uint8_t* plane, int index, float (&values)[kBlocks]) const {
+  static __device__ void load_blocks(const std::uint8_t* plane, int index, float (&values)[kBlocks]) {
     constexpr int kGroups = kBlocks / P.group_blocks;
-    if constexpr (P.fixed && kGroups % 2 == 0) {
+    if constexpr (kGroups % 2 == 0) {
       std::uint32_t words[kGroups / 2];
       const std::uint32_t* at = reinterpret_cast<const std::uint32_t*>(plane) + index * (kGroups / 2);
       if constexpr (kGroups % 4 == 0) {
@@ -53,16 +49,16 @@ struct Part {
     }
   }
   /// A stored scale or min.
-  __device__ float load(const std::uint8_t* plane, int index) const {
+  static __device__ float load(const std::uint8_t* plane, int index) {
     return __half2float(reinterpret_cast<const __half*>(plane)[index]);
   }
   /// One stored value in both halves of an f16x2.
-  __device__ std::uint32_t load_twice(const std::uint8_t* plane, int index) const {
+  static __device__ std::uint32_t load_twice(const std::uint8_t* plane, int index) {
     const std::uint32_t bits = reinterpret_cast<const std::uint16_t*>(plane)[index];
     return __byte_perm(bits, bits, 0x1010);
   }
   /// Two neighbouring stored values as f16x2.
-  __device__ std::uint32_t load_pair(const std::uint8_t* plane, int index) const {
+  static __device__ std::uint32_t load_pair(const std::uint8_t* plane, int index) {
     return *reinterpret_cast<const std::uint32_t*>(plane + 2 * index);
   }
 };

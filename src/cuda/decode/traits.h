@@ -70,8 +70,7 @@ struct DecodeTraits {
   // At the end of an item: lanes of a row, and parts that the compute warps and the finish warps read
   // together.
   static constexpr int kRowLanes = kDim != 64 && kDim != 128 ? 32 : kComputeFinishes && !kScarce ? 8 : 16;
-  static constexpr bool kFewParts = kDim > 128 || C.row_tiles == 3;  // registers
-  static constexpr int kPartsOfCompute = kFewParts                       ? 1
+  static constexpr int kPartsOfCompute = kDim > 128                      ? 1
                                          : kWarpgroups || kRowLanes == 8 ? 2
                                                                          : 4,
                        kPartsOfFinish = 1;
@@ -91,12 +90,10 @@ struct DecodeTraits {
   static constexpr bool kRehearses = C.row_tiles == 1 && kDim <= 128;  // registers again
   static constexpr int kPad = 4;  // floats: spreads the rows of `out` over the banks
 
-  static constexpr int param_bytes(const PartConfig& part) {  // of a tile; at most, unless the part is fixed
+  static constexpr int param_bytes(const PartConfig& part) {  // of a tile
     if (part.mode == ScaleMode::kStatic) return 0;
-    const int groups = part.mode == ScaleMode::kToken ? 1
-                       : part.fixed                   ? kBlocks / part.group_blocks
-                                                      : kBlocks;
-    return kTileTokens * groups * (part.fixed && !part.asymmetric ? 2 : 4);
+    const int groups = part.mode == ScaleMode::kToken ? 1 : kBlocks / part.group_blocks;
+    return kTileTokens * groups * (part.asymmetric ? 4 : 2);
   }
   static constexpr int kTileBytes = kTileTokens * kDim * (dtype_bits(C.k.dtype) + dtype_bits(C.v.dtype)) / 8 +
                                     param_bytes(C.k) + param_bytes(C.v);

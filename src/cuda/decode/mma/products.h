@@ -10,11 +10,11 @@ namespace halftone::cuda {
 template <DecodeConfig C>
 __device__ inline void Warp<C>::scores(const AttentionParams& p, const std::uint8_t* tile, bool low_part,
                                        float (&x)[N][4]) const {
-  const Part<C.k> part{p.k};
-  const int groups = part.template groups<kBlocks>();
+  using Side = Part<C.k>;
+  const int groups = Side::template groups<kBlocks>();
   const std::uint8_t* scales = tile + p.cache.k_param_offset;
   const std::uint8_t* mins = scales + kTileTokens * groups * 2;
-  const std::uint32_t flip = part.asymmetric() ? 0u : 0x00800080u;
+  const std::uint32_t flip = Side::kAsymmetric ? 0u : 0x00800080u;
   constexpr bool kPerBlock = C.k.mode == ScaleMode::kBlock;
   K k;
   k.load(tile, lane);
@@ -24,17 +24,17 @@ __device__ inline void Warp<C>::scores(const AttentionParams& p, const std::uint
     for (int i = 0; i < 4; ++i) x[n][i] = kPerBlock ? 0.0f : bias[n][i % 2];
   }
   // Without scales per block, odd blocks have a sum of their own: shorter chains of MMAs.
-  constexpr bool kTwoSums = !kPerBlock && N < 3;
+  constexpr bool kTwoSums = !kPerBlock;
   float odd[N][4] = {};
   // Scales of tokens g and g + 8: all groups at once if the registers allow it, else block by block.
-  constexpr int kScales = kPerBlock && C.k.fixed && N == 1 && Traits::kDim <= 128 ? kBlocks : 1;
+  constexpr int kScales = kPerBlock && N == 1 && Traits::kDim <= 128 ? kBlocks : 1;
   float low[kScales], high[kScales];
   if constexpr (C.k.mode == ScaleMode::kToken) {
-    low[0] = part.load(scales, g);
-    high[0] = part.load(scales, g + 8);
+    low[0] = Side::load(scales, g);
+    high[0] = Side::load(scales, g + 8);
   } else if constexpr (kScales > 1) {
-    part.load_blocks(scales, g, low);
-    part.load_blocks(scales, g + 8, high);
+    Side::load_blocks(scales, g, low);
+    Side::load_blocks(scales, g + 8, high);
   }
 #pragma unroll
   for (int b = 0; b < kBlocks; ++b) {
@@ -51,8 +51,8 @@ __device__ inline void Warp<C>::scores(const AttentionParams& p, const std::uint
       }
     }
     if constexpr (kPerBlock && kScales == 1) {
-      low[0] = part.load(scales, g * groups + part.group_of(b));
-      high[0] = part.load(scales, (g + 8) * groups + part.group_of(b));
+      low[0] = Side::load(scales, g * groups + Side::group_of(b));
+      high[0] = Side::load(scales, (g + 8) * groups + Side::group_of(b));
     }
 #pragma unroll
     for (int step = 0; step < 2; ++step) {
@@ -61,9 +61,8 @@ __device__ inline void Warp<C>::scores(const AttentionParams& p, const std::uint
       k.fragment(b, step, flip, a);
 #pragma unroll
       for (int n = 0; n < N; ++n) {
-        constexpr int kHeld = kHeldBlocks == 0 ? 1 : kHeldBlocks;
         if (b < kHeldBlocks) {
-          multiply_k(dot[n], a, q[b % kHeld][step][n][0], q[b % kHeld][step][n][1]);
+          multiply_k(dot[n], a, q[b % kHeldBlocks][step][n][0], q[b % kHeldBlocks][step][n][1]);
         } else {
           const uint4 v = q_high[(n * kBlocks + b) * 32];
           multiply_k(dot[n], a, step == 0 ? v.x : v.z, step == 0 ? v.y : v.w);
@@ -91,26 +90,26 @@ __device__ inline void Warp<C>::scores(const AttentionParams& p, const std::uint
     }
   }
   if constexpr (C.k.mode == ScaleMode::kToken) {
-    const float min_low = part.asymmetric() ? part.load(mins, g) * 0x1p-24f : 0.0f;
-    const float min_high = part.asymmetric() ? part.load(mins, g + 8) * 0x1p-24f : 0.0f;
+    const float min_low = Side::kAsymmetric ? Side::load(mins, g) * 0x1p-24f : 0.0f;
+    const float min_high = Side::kAsymmetric ? Side::load(mins, g + 8) * 0x1p-24f : 0.0f;
 #pragma unroll
     for (int n = 0; n < N; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         x[n][i] *= i < 2 ? low[0] : high[0];
-        if (part.asymmetric()) x[n][i] = fmaf(i < 2 ? min_low : min_high, total[n][i % 2], x[n][i]);
+        if (Side::kAsymmetric) x[n][i] = fmaf(i < 2 ? min_low : min_high, total[n][i % 2], x[n][i]);
       }
     }
   }
   if constexpr (kPerBlock) {
-    if (part.asymmetric()) {  // S += mins * sums of Q: one k-step over groups, 4 (i / 2) + t in register i
-      constexpr int kSteps = C.k.fixed && kBlocks / C.k.group_blocks <= 4 ? 1 : 2;  // of 4 groups
+    if (Side::kAsymmetric) {  // S += mins * sums of Q: one k-step over groups, 4 (i / 2) + t in register i
+      constexpr int kSteps = kBlocks / C.k.group_blocks <= 4 ? 1 : 2;  // of 4 groups
       std::uint32_t a[kSteps][2];
 #pragma unroll
       for (int i = 0; i < 2 * kSteps;
            ++i) {  // groups that do not exist meet sums of zero: any finite value does
         const int group = min(4 * (i / 2) + t, groups - 1), token = g + 8 * (i % 2);
-        a[i / 2][i % 2] = part.load_twice(mins, token * groups + group);
+        a[i / 2][i % 2] = Side::load_twice(mins, token * groups + group);
       }
 #pragma unroll
       for (int n = 0; n < N; ++n) {
@@ -138,7 +137,7 @@ __device__ inline void Warp<C>::modify(const AttentionParams& p, const typename 
       for (int half = 0; half < 2; ++half) {
         const int key = token + g + 8 * half;
         float& logit = x[n][2 * half + c];
-        logit *= factor_of(n, c);
+        logit *= factor[n][c];
         if (p.softcap > 0.0f) {  // tanh(y) = 1 - 2 / (e^2y + 1)
           logit = cap - cap * __fdividef(2.0f, exp2_approx(logit * inverse_cap) + 1.0f);
         }
@@ -165,7 +164,7 @@ __device__ inline void Warp<C>::rescale(float (&x)[Traits::kStepTiles][N][4], bo
 #pragma unroll
       for (int i = 1; i < Traits::kStepTiles; ++i)
         top[n][c] = fmaxf(top[n][c], fmaxf(x[i][n][c], x[i][n][2 + c]));
-      unit[n][c] = modified ? 1.0f : factor_of(n, c);
+      unit[n][c] = modified ? 1.0f : factor[n][c];
       top[n][c] *= unit[n][c];
       exceeds |= top[n][c] > max[n][c] + kLargest;
     }
@@ -247,22 +246,22 @@ __device__ inline void Warp<C>::accumulate(const AttentionParams& p, const std::
       }
     }
   }
-  const Part<C.v> part{p.v};
-  const int groups = part.template groups<kBlocks>();
-  const std::uint32_t flip = part.asymmetric() ? 0u : 0x00800080u;
+  using Side = Part<C.v>;
+  const int groups = Side::template groups<kBlocks>();
+  const std::uint32_t flip = Side::kAsymmetric ? 0u : 0x00800080u;
   const std::uint8_t* scales = tile + p.cache.v_param_offset;
   const std::uint8_t* mins = scales + kTileTokens * groups * 2;
 #pragma unroll
   for (int b = 0; b < kBlocks; ++b) {
     std::uint32_t weighted[N][2];
-    const int group = C.v.mode == ScaleMode::kBlock ? part.group_of(b) : 0;
+    const int group = C.v.mode == ScaleMode::kBlock ? Side::group_of(b) : 0;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if constexpr (C.v.mode == ScaleMode::kStatic) {
 #pragma unroll
         for (int n = 0; n < N; ++n) weighted[n][half] = prob[n][half];
       } else {
-        const std::uint32_t pair = part.load_pair(scales, group * kTileTokens + 2 * t + 8 * half);
+        const std::uint32_t pair = Side::load_pair(scales, group * kTileTokens + 2 * t + 8 * half);
 #pragma unroll
         for (int n = 0; n < N; ++n) weighted[n][half] = mul_f16x2(prob[n][half], pair);
       }
@@ -285,7 +284,7 @@ __device__ inline void Warp<C>::accumulate(const AttentionParams& p, const std::
     // Codes stand as q + c. Taking c (P * scale) off again with the same rounded products leaves their
     // rounding errors multiplied by q, not by q + c; row `group` of `extra` collects it.
     if constexpr (kVBias) {
-      const bool first_of_group = b == 0 || (C.v.mode == ScaleMode::kBlock && part.group_of(b - 1) != group);
+      const bool first_of_group = b == 0 || (C.v.mode == ScaleMode::kBlock && Side::group_of(b - 1) != group);
       if (first_of_group) {
         const std::uint32_t minus_c = kOffsetPerGroup || g == group ? kMinusOffset : 0u;
         const std::uint32_t a[4] = {minus_c, minus_c, minus_c, minus_c};
@@ -301,13 +300,14 @@ __device__ inline void Warp<C>::accumulate(const AttentionParams& p, const std::
     }
   }
   if constexpr (kVBias && C.v.mode != ScaleMode::kStatic) {
-    if (part.asymmetric()) {  // and what a token adds to all dims of a group is min + c * scale
+    if (Side::kAsymmetric) {  // and what a token adds to all dims of a group is min + c * scale
       std::uint32_t a[2];
 #pragma unroll
       for (int half = 0; half < 2;
            ++half) {  // rows beyond the groups repeat the last one, and nobody reads them
         const int at = min(g, groups - 1) * kTileTokens + 2 * t + 8 * half;
-        a[half] = fma_f16x2(part.load_pair(scales, at), kMinusOffset ^ 0x80008000u, part.load_pair(mins, at));
+        a[half] =
+            fma_f16x2(Side::load_pair(scales, at), kMinusOffset ^ 0x80008000u, Side::load_pair(mins, at));
       }
 #pragma unroll
       for (int n = 0; n < N; ++n) mma_f16_upper(extra[n], a[0], a[1], prob[n][0], prob[n][1]);

@@ -23,37 +23,31 @@ struct Warp {
   static constexpr bool kVBias = is_integer(C.v.dtype);
   static constexpr std::uint32_t kMinusOffset =
       C.v.dtype == DType::kInt8 ? 0xd800d800u : 0xc800c800u;  // -128, -8
-  // Signed integers stand with an offset, and static parts may have a min.
-  static constexpr bool kHasBias = C.k.fixed ? is_integer(C.k.dtype) && !C.k.asymmetric : true;
+  // Signed integers stand with an offset.
+  static constexpr bool kHasBias = is_integer(C.k.dtype) && !C.k.asymmetric;
   // Block scales of signed integers: every block has its own bias, read from shared memory to save registers.
-  static constexpr bool kBlockBias =
-      C.k.mode == ScaleMode::kBlock && is_integer(C.k.dtype) && !(C.k.fixed && C.k.asymmetric);
+  static constexpr bool kBlockBias = C.k.mode == ScaleMode::kBlock && kHasBias;
 
   // B fragments of S^T: of the first blocks in registers, of the others in shared memory.
   static constexpr bool kHoldsHalf =
       (N == 2 && (kSplitP || (C.k.dtype == DType::kInt8 && C.v.dtype == DType::kFloat8E4M3))) ||
       (kBlocks == 8 && C.k.dtype == DType::kInt8);
-  static constexpr int kHeldBlocks = N == 3       ? (C.k.mode == ScaleMode::kBlock ? 0 : 1)
-                                     : kHoldsHalf ? kBlocks / 2
-                                                  : kBlocks;
-  std::uint32_t q[kHeldBlocks == 0 ? 1 : kHeldBlocks][2][N][2];
+  static constexpr int kHeldBlocks = kHoldsHalf ? kBlocks / 2 : kBlocks;
+  std::uint32_t q[kHeldBlocks][2][N][2];
   const uint4* q_high;  // [row tile][block][32]; the low parts are kRows / 8 row tiles further
   float bias[N][2];     // what an accumulator of K starts from; with kBlockBias, per unit of the sums of Q
-  const float* block_sums;     // q_sums of column 2t
-  std::uint32_t q_sums[2][N];  // B fragment of the product with K's mins
-  float total[N][2];           // sum of Q over all dims
-  static constexpr bool kHoldsFactor = N < 3;
-  float factor[kHoldsFactor ? N : 1][2];  // raw product -> base-2 logit; not negative
-  const float* factors;                   // of column 2t
-  float max[N][2];                        // of columns 2t, 2t + 1
-  float sum[N][2];                        // this lane's share
-  float out[kBlocks][2][N][4];            // O^T
+  const float* block_sums;      // q_sums of column 2t
+  std::uint32_t q_sums[2][N];   // B fragment of the product with K's mins
+  float total[N][2];            // sum of Q over all dims
+  float factor[N][2];           // raw product -> base-2 logit; not negative
+  float max[N][2];              // of columns 2t, 2t + 1
+  float sum[N][2];              // this lane's share
+  float out[kBlocks][2][N][4];  // O^T
   // What V's codes stand too high by, P * scale * offset: per group on its own where registers allow it
   // (every row of a product with constant A), else row g of `extra` has group g. And row g: P * min of group
   // g.
-  static constexpr int kVGroups =
-      C.v.mode == ScaleMode::kBlock ? kBlocks / (C.v.fixed ? C.v.group_blocks : 1) : 1;
-  static constexpr bool kOffsetPerGroup = kVBias && C.v.fixed && N == 1 && Traits::kDim <= 128;
+  static constexpr int kVGroups = C.v.mode == ScaleMode::kBlock ? kBlocks / C.v.group_blocks : 1;
+  static constexpr bool kOffsetPerGroup = kVBias && N == 1 && Traits::kDim <= 128;
   float offset[kOffsetPerGroup ? kVGroups : 1][N][4];
   float extra[N][2];
   int lane, g, t;
@@ -67,12 +61,8 @@ struct Warp {
       mma_f16(d, a, b0, b1);
     }
   }
-  __device__ float factor_of(int n, int c) const {
-    return kHoldsFactor ? factor[n % (kHoldsFactor ? N : 1)][c] : factors[n * 8 + c];
-  }
   /// Where the item's rows are.
   __device__ void point_at(const typename Traits::Queries& queries) {
-    factors = &queries.factor[first_row + 2 * t];
     block_sums = queries.sums[first_row + 2 * t];
     q_high = reinterpret_cast<const uint4*>(&queries.fragments[0][first_row / 8][0][lane][0]);
   }
@@ -92,16 +82,10 @@ struct Warp {
 template <DecodeConfig C>
 __device__ inline void Warp<C>::begin(const AttentionParams& p, const DeviceItem& item,
                                       const typename Traits::Queries& queries) {
-  const Part<C.k> part{p.k};
-  const float k_static = static_value(p.k.static_scale, p.k.static_stride, item, 1.0f);
+  using Side = Part<C.k>;
   const float unit = C.k.dtype == DType::kBFloat16 ? 1.0f : (K::kScaleLog2 == 24 ? 0x1p-24f : 1.0f);
-  // Codes stand as q + offset; a static min is one more constant per column.
-  float k_offset = !is_integer(C.k.dtype) || part.asymmetric() ? 0.0f
-                   : C.k.dtype == DType::kInt8                 ? -128.0f
-                                                               : -8.0f;
-  if (p.k.static_min != nullptr) {
-    k_offset = static_value(p.k.static_min, p.k.static_stride, item, 0.0f) / k_static;
-  }
+  // Codes stand as q + offset.
+  constexpr float kOffset = C.k.dtype == DType::kInt8 ? -128.0f : -8.0f;
 #pragma unroll
   for (int n = 0; n < N; ++n) {
 #pragma unroll
@@ -112,13 +96,13 @@ __device__ inline void Warp<C>::begin(const AttentionParams& p, const DeviceItem
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = first_row + n * 8 + 2 * t + i;
-      if constexpr (kHoldsFactor) factor[n][i] = queries.factor[row];
+      factor[n][i] = queries.factor[row];
       total[n][i] = 0.0f;
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) {
         total[n][i] += queries.sums[row][b];
       }
-      bias[n][i] = kHasBias ? (kBlockBias ? 1.0f : total[n][i]) * k_offset * unit : 0.0f;
+      bias[n][i] = kHasBias ? (kBlockBias ? 1.0f : total[n][i]) * kOffset * unit : 0.0f;
       max[n][i] = kMinus;
       sum[n][i] = 0.0f;
     }
@@ -127,7 +111,7 @@ __device__ inline void Warp<C>::begin(const AttentionParams& p, const DeviceItem
       for (int i = 0; i < 2; ++i) {
         float value = 0.0f;
         for (int b = 0; b < kBlocks; ++b) {
-          if (part.group_of(b) == 4 * i + t) value += queries.sums[first_row + n * 8 + g][b];
+          if (Side::group_of(b) == 4 * i + t) value += queries.sums[first_row + n * 8 + g][b];
         }
         const float high = __half2float(__float2half_rn(value));
         q_sums[i][n] = pack_f16x2(high, value - high);
@@ -155,12 +139,10 @@ __device__ inline void Warp<C>::begin(const AttentionParams& p, const DeviceItem
 template <DecodeConfig C>
 __device__ inline void Warp<C>::end(const AttentionParams& p, const DeviceItem& item,
                                     typename Traits::Shared& s, bool keep) {
-  const Part<C.v> part{p.v};
+  using Side = Part<C.v>;
   const float v_static = static_value(p.v.static_scale, p.v.static_stride, item, 1.0f);
-  const float v_min = static_value(p.v.static_min, p.v.static_stride, item, 0.0f);
   constexpr float kUnit = V::kScaleLog2 == 24 ? 0x1p24f : 1.0f;  // on its own: v_static may be large
   constexpr float kOddUnit = V::kOddShift == 4 ? kUnit / 16.0f : kUnit;
-  const float v_offset = C.v.dtype == DType::kInt8 ? 128.0f : 8.0f;
   constexpr int kRowBytes = int{sizeof(s.out[0][0])};
   const std::uint32_t row_out = shared_address(&s.out[team][first_row + 2 * t][g * 4]);
 #pragma unroll
@@ -174,11 +156,10 @@ __device__ inline void Warp<C>::end(const AttentionParams& p, const DeviceItem& 
       for (int b = 0; b < kBlocks; ++b) {
         float shift = 0.0f;
         if constexpr (kVBias) {
-          const int group = C.v.mode == ScaleMode::kBlock ? part.group_of(b) : 0;
-          if (!kOffsetPerGroup || part.asymmetric()) shift = __shfl_sync(~0u, extra[n][c], group * 4 + t);
+          const int group = C.v.mode == ScaleMode::kBlock ? Side::group_of(b) : 0;
+          if (!kOffsetPerGroup || Side::kAsymmetric) shift = __shfl_sync(~0u, extra[n][c], group * 4 + t);
           if constexpr (kOffsetPerGroup) shift += offset[group][n][c];
           shift *= v_static;
-          if (p.v.static_min != nullptr) shift += (v_min + v_offset * v_static) * sum[n][c];
         }
         float4 x;
         x.x = fmaf(out[b][0][n][c] * kUnit, v_static, shift);

@@ -58,10 +58,10 @@ struct TeamItem {
     return piece.live >> i & 1 ? item.keys - piece.token - i * kTileTokens : 0;
   }
   __device__ void load_v(const TeamPiece& piece, V (&v)[C.piece_tiles]) const {
-    const Part<C.v> part{p.v};
+    using Side = Part<C.v>;
 #pragma unroll
     for (int i = 0; i < C.piece_tiles; ++i) {
-      v[i].load(part, part.template groups<Traits::kBlocks>(), tile(piece, i) + p.cache.v_data_offset,
+      v[i].load(Side::template groups<Traits::kBlocks>(), tile(piece, i) + p.cache.v_data_offset,
                 tile(piece, i) + p.cache.v_param_offset, team.warp(), team.lane());
     }
     if (piece.boundary) {
@@ -87,9 +87,9 @@ struct TeamItem {
         2 * (warp * 16 * kColumns + matrix_place<kColumns>(matrix % 2 * 8, matrix / 2 * 8 + lane % 8));
     float2 scales{1.0f, 1.0f};  // of tokens g, g + 8
     if constexpr (Team<C>::kScalesP) {
-      const Part<C.v> part{p.v};
+      using Side = Part<C.v>;
       const std::uint8_t* plane = tile(piece, warp) + p.cache.v_param_offset;
-      scales = {part.load(plane, team.g()), part.load(plane, team.g() + 8)};
+      scales = {Side::load(plane, team.g()), Side::load(plane, team.g() + 8)};
       if (piece.boundary) {
         const int live = alive(piece, warp);
         if (team.g() >= live) scales.x = 0.0f;

@@ -40,7 +40,7 @@ template <DecodeConfig C>
 __device__ inline void Team<C>::end_scores(const AttentionParams& p, const Queries& queries,
                                            const std::uint8_t* tile, bool low_part, KFragments& a,
                                            float (&x)[kSums]) const {
-  const Part<C.k> part{p.k};
+  using Side = Part<C.k>;
   const std::uint8_t* scales = tile + p.cache.k_param_offset;
   const std::uint8_t* mins = scales + kTileTokens * kGroups * 2;
   const std::uint64_t q = b_matrix<kColumns>(shared_address(queries.fragments)), q_low = q + kSteps * kNext;
@@ -48,10 +48,10 @@ __device__ inline void Team<C>::end_scores(const AttentionParams& p, const Queri
     const std::uint64_t sums = b_matrix<kColumns>(shared_address(queries.group_sums));
     K k;
     k.load(tile, lane());
-    add_groups<true>(part, k, scales, q, sums, x);
+    add_groups<true>(k, scales, q, sums, x);
     if (low_part) {
       k.load(tile, lane());  // again, to save registers
-      add_groups<false>(part, k, scales, q_low, sums, x);
+      add_groups<false>(k, scales, q_low, sums, x);
     }
     return;
   } else {
@@ -67,11 +67,11 @@ __device__ inline void Team<C>::end_scores(const AttentionParams& p, const Queri
     }
   }
   if constexpr (C.k.mode == ScaleMode::kToken) {
-    const float low = part.load(scales, g()), high = part.load(scales, g() + 8);
+    const float low = Side::load(scales, g()), high = Side::load(scales, g() + 8);
 #pragma unroll
     for (int i = 0; i < kSums; ++i) x[i] *= i % 4 < 2 ? low : high;
     if constexpr (C.k.asymmetric) {
-      const float min_low = part.load(mins, g()) * 0x1p-24f, min_high = part.load(mins, g() + 8) * 0x1p-24f;
+      const float min_low = Side::load(mins, g()) * 0x1p-24f, min_high = Side::load(mins, g() + 8) * 0x1p-24f;
 #pragma unroll
       for (int i = 0; i < kSums; ++i) {
         x[i] = fmaf(i % 4 < 2 ? min_low : min_high, queries.totals[i / 4 * 8 + 2 * t() + i % 2], x[i]);
@@ -83,8 +83,9 @@ __device__ inline void Team<C>::end_scores(const AttentionParams& p, const Queri
 /// x += the products of each group of K times its scale; kFirst: x = these and the mins' share.
 template <DecodeConfig C>
 template <bool kFirst>
-__device__ inline void Team<C>::add_groups(const Part<C.k>& part, K& k, const std::uint8_t* scales,
-                                           std::uint64_t q, std::uint64_t sums, float (&x)[kSums]) const {
+__device__ inline void Team<C>::add_groups(K& k, const std::uint8_t* scales, std::uint64_t q,
+                                           std::uint64_t sums, float (&x)[kSums]) const {
+  using Side = Part<C.k>;
   constexpr int kStepsOfGroup = kSteps / kGroups;
   constexpr int kSets = kStepsOfGroup == 2 && kTiles <= 6 ? 2 : 1;  // groups in a batch: registers decide
 #pragma unroll
@@ -101,7 +102,7 @@ __device__ inline void Team<C>::add_groups(const Part<C.k>& part, K& k, const st
       const std::uint8_t* plane = scales + kTileTokens * kGroups * 2;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const std::uint32_t twice = part.load_twice(plane, (g() + 8 * i) * kGroups + min(t(), kGroups - 1));
+        const std::uint32_t twice = Side::load_twice(plane, (g() + 8 * i) * kGroups + min(t(), kGroups - 1));
         mins[i] = t() < kGroups ? twice : 0u;
       }
       pin(mins);
@@ -124,8 +125,8 @@ __device__ inline void Team<C>::add_groups(const Part<C.k>& part, K& k, const st
 #pragma unroll
     for (int set = 0; set < kSets; ++set) {
       pin(dot[set]);
-      const float low = part.load(scales, g() * kGroups + first + set) * 0x1p24f;
-      const float high = part.load(scales, (g() + 8) * kGroups + first + set) * 0x1p24f;
+      const float low = Side::load(scales, g() * kGroups + first + set) * 0x1p24f;
+      const float high = Side::load(scales, (g() + 8) * kGroups + first + set) * 0x1p24f;
 #pragma unroll
       for (int i = 0; i < kSums; ++i) x[i] = fmaf(i % 4 < 2 ? low : high, dot[set][i], x[i]);
     }

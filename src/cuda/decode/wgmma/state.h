@@ -22,17 +22,18 @@ struct VBlock {
   VTile<P.dtype, 32, true> codes;
   std::uint32_t scale[2], min[2];  // of tokens 2t + 8p, 2t + 8p + 1
 
-  __device__ void load(const Part<P>& part, int groups, const std::uint8_t* data, const std::uint8_t* params,
-                       int block, int lane) {
+  __device__ void load(int groups, const std::uint8_t* data, const std::uint8_t* params, int block,
+                       int lane) {
+    using Side = Part<P>;
     if constexpr (kHoldsValues) {  // two blocks share a chunk of a lane's string
       const uint2 v = *reinterpret_cast<const uint2*>(data + (block / 2 * 32 + lane) * 16 + block % 2 * 8);
       codes.words[0] = v.x, codes.words[1] = v.y;
-      const int group = P.mode == ScaleMode::kBlock ? part.group_of(block) : 0;
+      const int group = P.mode == ScaleMode::kBlock ? Side::group_of(block) : 0;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int at = group * kTileTokens + lane % 4 * 2 + 8 * i;
-        scale[i] = part.load_pair(params, at);
-        min[i] = part.load_pair(params, at + groups * kTileTokens);
+        scale[i] = Side::load_pair(params, at);
+        min[i] = Side::load_pair(params, at + groups * kTileTokens);
       }
     } else {
       codes.load(data + block * 512, lane);
@@ -74,9 +75,7 @@ struct VRowBlock {
   static constexpr float kUnit = 1.0f;
   uint2 even[2], odd[2];  // of tokens 2t + 8p, 2t + 8p + 1: the lane's four dims
 
-  template <PartConfig P>
-  __device__ void load(const Part<P>&, int, const std::uint8_t* data, const std::uint8_t*, int block,
-                       int lane) {
+  __device__ void load(int, const std::uint8_t* data, const std::uint8_t*, int block, int lane) {
     constexpr int kRow = 128 * 2;
     const std::uint8_t* at = data + lane % 4 * 2 * kRow + block * 64 + lane / 4 * 8;
 #pragma unroll
@@ -164,8 +163,8 @@ struct Team {
   __device__ void end_scores(const AttentionParams& p, const Queries& queries, const std::uint8_t* tile,
                              bool low_part, KFragments& a, float (&x)[kSums]) const;
   template <bool kFirst>
-  __device__ void add_groups(const Part<C.k>& part, K& k, const std::uint8_t* scales, std::uint64_t q,
-                             std::uint64_t sums, float (&x)[kSums]) const;
+  __device__ void add_groups(K& k, const std::uint8_t* scales, std::uint64_t q, std::uint64_t sums,
+                             float (&x)[kSums]) const;
   __device__ void modify(const AttentionParams& p, const Queries& queries, int first, int end,
                          float (&x)[kSums]) const;
   template <bool kLogits>
