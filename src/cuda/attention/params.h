@@ -34,14 +34,6 @@ struct CacheView {
   std::int32_t v_data_offset;  // within a tile
   std::int32_t k_param_offset;
   std::int32_t v_param_offset;
-
-  /// Page number `index` of a request whose row of the table is `row`: -1 beyond the table.
-  HT_HOST_DEVICE std::int32_t page_of(const std::int32_t* row, std::int32_t index) const {
-    return index < table_width ? row[index] : -1;
-  }
-  HT_HOST_DEVICE bool has_page(std::int32_t page) const {
-    return static_cast<std::uint32_t>(page) < static_cast<std::uint32_t>(num_pages);
-  }
 };
 
 struct AttentionParams {

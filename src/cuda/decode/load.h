@@ -1,9 +1,9 @@
 // The loading role of the decode kernel: two warps that refill the rings of the teams.
 #pragma once
 
+#include "cuda/attention/pages.h"
 #include "cuda/decode/traits.h"
 #include "cuda/device/ptx.h"
-#include "format/status.h"
 
 namespace halftone::cuda {
 
@@ -34,7 +34,7 @@ struct Loader {
       end = work.kv_end;
       if (token >= end) continue;
       skips = (stage & (span - 1)) != 0;
-      table = p.cache.block_table + work.request * p.cache.table_stride;
+      table = table_row(p.cache, work.request);
       kv_head = work.kv_head;
       look_up(p);
       return true;
@@ -64,11 +64,7 @@ struct Loader {
 #pragma unroll
     for (int i = 0; i < C.piece_tiles; ++i) {
       if (i >= span * C.stage_tiles || token + i * kTileTokens >= end) continue;
-      if (c.has_page(page[i])) {
-        live |= 1u << i;
-      } else if (p.status != nullptr) {
-        atomicOr(p.status, kStatusBadPage);
-      }
+      if (has_page(p, page[i])) live |= 1u << i;
     }
     s.live[team][stage] = live;
     barrier_expect_bytes(barrier, __popc(live) * c.tile_bytes);
@@ -83,8 +79,8 @@ struct Loader {
     for (int i = 0; i < C.piece_tiles; ++i) {
       if (!(live >> i & 1) || joined >> i & 1) continue;
       const int tiles = __ffs(~(joined >> (i + 1))), tile = (token / kTileTokens + i) & last_tile;
-      const std::uint8_t* head = c.pages + page[i] * c.page_stride + std::int64_t{kv_head} * c.head_bytes;
-      bulk_load(ring + i * c.tile_bytes, head + tile * c.tile_bytes, tiles * c.tile_bytes, barrier, policy);
+      bulk_load(ring + i * c.tile_bytes, page_head(c, page[i], kv_head) + tile * c.tile_bytes,
+                tiles * c.tile_bytes, barrier, policy);
     }
     advance(span);
     token += C.teams * span * kStageTokens;
@@ -102,7 +98,7 @@ struct Loader {
 #pragma unroll
     for (int i = 0; i < C.piece_tiles; ++i) {
       const int at = token + i * kTileTokens;
-      if (i < span * C.stage_tiles && at < end) page[i] = p.cache.page_of(table, at >> p.cache.page_log2);
+      if (i < span * C.stage_tiles && at < end) page[i] = page_entry(p.cache, table, at >> p.cache.page_log2);
     }
   }
 };

@@ -13,52 +13,6 @@
 
 namespace halftone::cuda {
 
-/// Rotates a row that is spread over lanes: lane i of a segment holds the dims from i * kElements on.
-/// Stages and rounding are those of hadamard::rotate().
-template <int kElements, int kDim>
-__device__ inline void rotate_lanes(float (&x)[kElements], int lane) {
-  constexpr int kBlock = hadamard::block_size(kDim);
-#pragma unroll
-  for (int h = 1; h < kElements; h *= 2) {
-#pragma unroll
-    for (int i = 0; i < kElements; ++i) {
-      if (i & h) continue;
-      const float a = x[i], b = x[i + h];
-      x[i] = a + b;
-      x[i + h] = a - b;
-    }
-  }
-#pragma unroll 1
-  for (int h = kElements; h < min(kBlock, 32 * kElements); h *= 2) {
-    const bool upper = lane & h / kElements;
-#pragma unroll
-    for (int i = 0; i < kElements; ++i) {
-      const float other = __shfl_xor_sync(~0u, x[i], h / kElements);
-      x[i] = upper ? other - x[i] : x[i] + other;
-    }
-  }
-}
-
-/// Packed row `row` of an item, apart from its slope.
-__device__ inline RowPlace place_of(const AttentionParams& p, const DeviceItem& item, int row) {
-  const int group = p.schedule.params.group;
-  const int packed = item.work.row_begin + row, query = packed / group;
-  return {std::int64_t{item.first_query} + query, item.work.kv_head * group + packed - query * group,
-          query + item.keys - item.queries, 0.0f};
-}
-
-/// Eight 16-bit elements from `at` on; `aligned` to 16 bytes or not.
-__device__ inline uint4 load_eight(const std::uint16_t* at, bool aligned) {
-  if (aligned) return __ldg(reinterpret_cast<const uint4*>(at));
-  uint4 x{};
-#pragma unroll 1
-  for (int i = 0; i < 8; ++i) {
-    x.x = __funnelshift_r(x.x, x.y, 16), x.y = __funnelshift_r(x.y, x.z, 16);
-    x.z = __funnelshift_r(x.z, x.w, 16), x.w = __funnelshift_r(x.w, at[i], 16);
-  }
-  return x;
-}
-
 /// Brings an item's rows: rotated, scaled by a power of two per row so that f16 holds them. A lane has 8
 /// consecutive dims of a row, which are one lane's share of a block of K.
 template <DecodeConfig C>

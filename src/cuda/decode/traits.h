@@ -12,23 +12,10 @@
 // Logits are in base 2 throughout; docs/kernels.md derives the bounds.
 #pragma once
 
-#include "cuda/attention/item_queue.h"
-#include "cuda/attention/params.h"
+#include "cuda/attention/rows.h"
 #include "cuda/decode/config.h"
 
 namespace halftone::cuda {
-
-/// Where a packed row of an item stands.
-struct RowPlace {
-  std::int64_t token;  // row of Q and O
-  int head;
-  int position;  // bottom-right aligned: the last key that causal attention sees
-  float slope;   // ALiBi, base 2
-};
-
-__device__ inline QueryBounds bounds_of(const AttentionParams& p) {
-  return {p.q_tokens, p.schedule.params.group};
-}
 
 inline constexpr int kLoadWarps = 2;
 inline constexpr int kFinishWarps = 4 - kLoadWarps;  // and the load warps: a warpgroup, for setmaxnreg
@@ -157,28 +144,11 @@ __device__ inline bool needs_low_part(const AttentionParams& p) {
   return p.rotate_k || (C.k.dtype == DType::kBFloat16 && p.q_type != DType::kBFloat16);
 }
 
-/// Keys from `begin` up to `end`.
-struct KeyRange {
-  int begin, end;
-  __device__ bool has(int key, int count) const { return key >= begin && key + count <= end; }
-};
-
-/// The keys before `end` that every row of an item sees: pieces within need no mask.
-__device__ inline KeyRange seen_by_all(const AttentionParams& p, const DeviceItem& item,
-                                       const RowPlace* places, int end) {
-  const int last_row = max(item.work.row_end - item.work.row_begin, 1) - 1;
-  return {places[last_row].position - p.window_left, min(end, places[0].position + p.causal_right + 1)};
-}
-
 /// A static scale or min of the item's KV head; `otherwise` if there is none, and in a rehearsal, which must
 /// not see what the previous kernel has yet to write.
 __device__ inline float static_value(const float* values, int stride, const DeviceItem& item,
                                      float otherwise) {
   return values == nullptr || item.queries == 0 ? otherwise : values[item.work.kv_head * stride];
 }
-
-inline constexpr float kLog2e = 1.4426950408889634f;
-inline constexpr float kLn2 = 0.6931471805599453f;
-inline constexpr float kMinus = -__builtin_huge_valf();
 
 }  // namespace halftone::cuda

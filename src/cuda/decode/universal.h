@@ -1,12 +1,14 @@
-// The universal decode kernel: every paged problem that the table of decode_config.h lacks. Formats, K's
+// The universal decode kernel: every paged problem that the table of decode/config.h lacks. Formats, K's
 // head_dim and the types of Q and O are run-time values; arithmetic is fp32.
 //
 // A warp takes every n-th tile of an item by itself: it turns K into floats in shared memory, computes the
 // logits of all rows, turns V into floats in the same place and adds to O. At the end of an item the warps'
-// states are merged as those of the teams of the other kernels are (decode_finish.h).
+// states are merged as those of the teams of the other kernels are (attention/finish.h).
 #pragma once
 
-#include "cuda/decode/finish.h"
+#include "cuda/attention/finish.h"
+#include "cuda/attention/logits.h"
+#include "cuda/attention/pages.h"
 #include "cuda/device/chunk.h"
 #include "format/head_dim.h"
 #include "format/status.h"
@@ -18,7 +20,7 @@ inline constexpr int kAnyMaxWarps = 12;
 inline constexpr int kAnyPad = 4;  // floats: spreads the rows of a tile over the banks
 inline constexpr int kAnyQueryStride = kHeadDims.back() + kAnyPad;
 
-/// What decode_finish.h needs to know.
+/// What attention/finish.h needs to know.
 template <int kVDim>
 struct AnyTraits {
   static constexpr int kDim = kVDim;
@@ -159,13 +161,10 @@ struct AnyWarp {
   __device__ const std::uint8_t* find(const planning::WorkItem& work, int token) const {
     if (token >= work.kv_end) return nullptr;
     const CacheView& c = p.cache;
-    const int page = c.page_of(c.block_table + work.request * c.table_stride, token >> c.page_log2);
-    if (!c.has_page(page)) {
-      if (thread_index() % 32 == 0 && p.status != nullptr) atomicOr(p.status, kStatusBadPage);
-      return nullptr;
-    }
+    const int page = page_entry(c, table_row(c, work.request), token >> c.page_log2);
+    if (!has_page(p, page)) return nullptr;
     const int index = (token & ((1 << c.page_log2) - 1)) / kTileTokens;
-    return c.pages + page * c.page_stride + std::int64_t{work.kv_head} * c.head_bytes + index * c.tile_bytes;
+    return page_head(c, page, work.kv_head) + index * c.tile_bytes;
   }
 
   /// One tile: its K, the probabilities, its V, O.
@@ -249,12 +248,10 @@ struct AnyWarp {
     }
   }
 
-  /// A scaled product as a base-2 logit: softcap, ALiBi, mask.
-  __device__ float logit(const RowPlace& place, float x, int position, int end) const {
-    if (p.softcap > 0.0f) x = p.softcap * kLog2e * tanhf(x * kLn2 / p.softcap);
-    const bool visible = position < end && position <= place.position + p.causal_right &&
-                         position >= place.position - p.window_left;
-    return visible ? x - place.slope * abs(place.position - position) : kMinus;
+  /// A scaled product as a base-2 logit.
+  __device__ float logit(const RowPlace& place, float x, int key, int end) const {
+    if (p.softcap > 0.0f) x = Softcap::exact(p, x);
+    return VisibleKeys(p, place.position, end).has(key) ? biased(place, x, key) : kMinus;
   }
 
   __device__ void rescale(const float (&raised)[kPairs]) {

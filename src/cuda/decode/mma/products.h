@@ -1,6 +1,7 @@
 // The computing role of the decode kernel, tile by tile: S = K Q^T, softmax, O += V^T P^T.
 #pragma once
 
+#include "cuda/attention/logits.h"
 #include "cuda/decode/mma/state.h"
 
 namespace halftone::cuda {
@@ -127,23 +128,20 @@ __device__ inline void Warp<C>::scores(const AttentionParams& p, const std::uint
 template <DecodeConfig C>
 __device__ inline void Warp<C>::modify(const AttentionParams& p, const typename Traits::Queries& queries,
                                        int token, int end, float (&x)[N][4]) const {
-  const float cap = p.softcap * kLog2e, inverse_cap = p.softcap > 0.0f ? 2.0f * kLog2e / cap : 0.0f;
+  const Softcap softcap(p);
 #pragma unroll
   for (int n = 0; n < N; ++n) {
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
       const RowPlace place = queries.places[first_row + n * 8 + 2 * t + c];
+      const VisibleKeys visible(p, place.position, end);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int key = token + g + 8 * half;
         float& logit = x[n][2 * half + c];
         logit *= factor[n][c];
-        if (p.softcap > 0.0f) {  // tanh(y) = 1 - 2 / (e^2y + 1)
-          logit = cap - cap * __fdividef(2.0f, exp2_approx(logit * inverse_cap) + 1.0f);
-        }
-        const bool visible =
-            key < end && key <= place.position + p.causal_right && key >= place.position - p.window_left;
-        logit = visible ? logit - place.slope * abs(place.position - key) : kMinus;
+        if (p.softcap > 0.0f) logit = softcap(logit);
+        logit = visible.has(key) ? biased(place, logit, key) : kMinus;
       }
     }
   }

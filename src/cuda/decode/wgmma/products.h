@@ -2,6 +2,7 @@
 // operand A in registers, Q and P as operand B in shared memory.
 #pragma once
 
+#include "cuda/attention/logits.h"
 #include "cuda/decode/wgmma/state.h"
 
 namespace halftone::cuda {
@@ -142,30 +143,23 @@ __device__ inline void Team<C>::modify(const AttentionParams& p, const Queries& 
   const auto key = [&](int i) { return first + g() + i % 4 / 2 * 8; };
 #pragma unroll
   for (int i = 0; i < kSums; ++i) x[i] *= queries.factor[column(i)];
-  if (p.softcap > 0.0f) {  // tanh(y) = 1 - 2 / (e^2y + 1)
-    const float cap = p.softcap * kLog2e, inverse_cap = 2.0f * kLog2e / cap;
+  if (p.softcap > 0.0f) {
+    const Softcap softcap(p);
 #pragma unroll
-    for (int i = 0; i < kSums; ++i) {
-      x[i] = cap - cap * __fdividef(2.0f, exp2_approx(x[i] * inverse_cap) + 1.0f);
-    }
+    for (int i = 0; i < kSums; ++i) x[i] = softcap(x[i]);
   }
   if (p.alibi_slopes != nullptr) {
 #pragma unroll
-    for (int i = 0; i < kSums; ++i) {
-      const RowPlace& place = queries.places[column(i)];
-      x[i] -= place.slope * abs(place.position - key(i));
-    }
+    for (int i = 0; i < kSums; ++i) x[i] = biased(queries.places[column(i)], x[i], key(i));
   }
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) {
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
-      const int position = queries.places[n * 8 + 2 * t() + c].position;
-      const int from = position - p.window_left, to = min(end - 1, position + p.causal_right);
-      const unsigned span = to < from ? 0u : to - from + 1u;
+      const VisibleKeys visible(p, queries.places[n * 8 + 2 * t() + c].position, end);
 #pragma unroll
       for (int i = 4 * n + c; i < 4 * n + 4; i += 2) {
-        if (static_cast<unsigned>(key(i) - from) >= span) x[i] = kMinus;
+        if (!visible.has(key(i))) x[i] = kMinus;
       }
     }
   }

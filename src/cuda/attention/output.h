@@ -1,0 +1,70 @@
+// Rows of O and the LSE, from a merged state to the caller's tensors.
+#pragma once
+
+#include "cuda/attention/rows.h"
+#include "cuda/device/ptx.h"
+#include "cuda/device/values.h"
+
+namespace halftone::cuda {
+
+/// Divides by the sum (with the sink), rotates back, and writes O and the LSE of a row. O is bf16 or f16 with
+/// rows that begin at multiples of 8 bytes, or anything with `kAnyOutput`.
+template <int kDim, bool kAnyOutput, class Row>
+__device__ inline void write_row(const AttentionParams& p, const RowPlace& place, const Row& r, int lane,
+                                 bool keep) {
+  constexpr int kQuads = Row::kQuads;
+  float scale = 0.0f, lse = kMinus;
+  if (r.max != kMinus || r.sum != 0.0f) {
+    float max = r.max, sum = r.sum, weight = 1.0f;
+    if (p.sinks != nullptr && keep) {
+      const float sink = p.sinks[place.head] * kLog2e;
+      max = fmaxf(r.max, sink);
+      weight = exp2_approx(r.max - max);
+      sum = r.sum * weight + exp2_approx(sink - max);
+    }
+    scale = weight / sum;
+    lse = (max + log2f(sum)) * kLn2;
+  }
+  float x[kQuads][4];
+#pragma unroll
+  for (int j = 0; j < kQuads; ++j) {
+    x[j][0] = r.x[j].x, x[j][1] = r.x[j].y, x[j][2] = r.x[j].z, x[j][3] = r.x[j].w;
+  }
+  if (p.rotate_v) {
+    constexpr int kBlock = hadamard::block_size(kDim), kInLanes = 4 * Row::kLanes;
+#pragma unroll
+    for (int j = 0; j < kQuads; ++j) rotate_lanes < 4, kBlock<kInLanes ? kBlock : kInLanes>(x[j], lane);
+#pragma unroll
+    for (int h = 1; h * kInLanes < kBlock; h *= 2) {
+#pragma unroll
+      for (int i = 0; i < 4 * kQuads; ++i) {
+        if (i / 4 & h) continue;
+        const float a = x[i / 4][i % 4], b = x[i / 4 + h][i % 4];
+        x[i / 4][i % 4] = a + b, x[i / 4 + h][i % 4] = a - b;
+      }
+    }
+    scale *= hadamard::factor(kBlock);
+  }
+  const std::int64_t out = place.token * p.out_token_stride + place.head * p.out_head_stride;
+#pragma unroll
+  for (int j = 0; j < kQuads; ++j) {
+    const float a = x[j][0] * scale, b = x[j][1] * scale, c = x[j][2] * scale, d = x[j][3] * scale;
+    if (!keep || !Row::has(j, lane)) continue;
+    const std::int64_t at = out + Row::dim(j, lane);
+    if constexpr (kAnyOutput) {
+      store_value(p.out_type, p.out, at, a);
+      store_value(p.out_type, p.out, at + 1, b);
+      store_value(p.out_type, p.out, at + 2, c);
+      store_value(p.out_type, p.out, at + 3, d);
+    } else {
+      const bool bf16 = p.out_type == DType::kBFloat16;
+      *reinterpret_cast<uint2*>(static_cast<std::uint16_t*>(p.out) + at) =
+          bf16 ? uint2{pack_bf16x2(a, b), pack_bf16x2(c, d)} : uint2{pack_f16x2(a, b), pack_f16x2(c, d)};
+    }
+  }
+  if (keep && lane % Row::kLanes == 0 && p.lse != nullptr) {
+    p.lse[place.token * p.lse_token_stride + place.head * p.lse_head_stride] = lse;
+  }
+}
+
+}  // namespace halftone::cuda

@@ -1,0 +1,182 @@
+// Softmax states of rows: their merge, their slots in the workspace, and who merges what.
+#pragma once
+
+#include "cuda/attention/rows.h"
+#include "cuda/device/ptx.h"
+
+namespace halftone::cuda {
+
+__device__ inline float weight_log2(float max, float merged) {
+  return max == kMinus ? 0.0f : exp2_approx(max - merged);
+}
+
+/// Softmax states and unnormalised rows of O, a part at a time: of the teams in shared memory, or of partial
+/// slots in the workspace. Strides are in elements, from part to part.
+struct Parts {
+  const float2* states;  // maximum (base 2), sum
+  const float* values;
+  int state_stride, value_stride, count;
+};
+
+/// A row of O over kLanes lanes: the l-th has the dims 4 l + 4 kLanes j + 0..3. And its softmax state. The
+/// rows of a group lie side by side in a warp, so that what is done once per row is done for all of them at
+/// once.
+template <int kDim, int kLanes_>
+struct Row {
+  static constexpr int kLanes = kLanes_;
+  static constexpr int kGroup = 32 / kLanes;  // rows
+  static constexpr int kQuads = (kDim + 4 * kLanes - 1) / (4 * kLanes);
+  float4 x[kQuads] = {};
+  float max = kMinus, sum = 0.0f;
+
+  /// First dim of a lane's quad.
+  static __device__ int dim(int quad, int lane) { return lane % kLanes * 4 + quad * (4 * kLanes); }
+  static __device__ bool has(int quad, int lane) {
+    return kDim % (4 * kLanes) == 0 || dim(quad, lane) < kDim;
+  }
+
+  /// Parts [first, first + kAtOnce) of a row, as far as there are so many.
+  template <int kAtOnce>
+  struct Chunk {
+    float2 state[kAtOnce];
+    float4 x[kAtOnce][kQuads];
+
+    __device__ void load(const Parts& parts, int first, int lane) {
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int part = min(first + i, parts.count - 1);
+        const float* row = parts.values + part * parts.value_stride;
+        state[i] = parts.states[part * parts.state_stride];
+        if (first + i >= parts.count) state[i] = {kMinus, 0.0f};
+#pragma unroll
+        for (int j = 0; j < kQuads; ++j) {
+          if (has(j, lane)) x[i][j] = *reinterpret_cast<const float4*>(row + dim(j, lane));
+        }
+      }
+    }
+  };
+
+  /// this = merge(this, parts), one after the other; kAtOnce of them are read together.
+  template <int kAtOnce>
+  __device__ void add(const Parts& parts, int lane) {
+#pragma unroll 1
+    for (int first = 0; first < parts.count; first += kAtOnce) {
+      Chunk<kAtOnce> chunk;
+      chunk.load(parts, first, lane);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const float merged = fmaxf(max, chunk.state[i].x);
+        const float own = weight_log2(max, merged), w = weight_log2(chunk.state[i].x, merged);
+        max = merged;
+        sum = fmaf(chunk.state[i].y, w, sum * own);
+#pragma unroll
+        for (int j = 0; j < kQuads; ++j) {
+          if (has(j, lane)) x[j] = mix(x[j], own, chunk.x[i][j], w);
+        }
+      }
+    }
+  }
+  /// this = merge(part, this), to the bit what add() makes of the two in that order.
+  __device__ void put_behind(const Parts& part, int lane) {
+    Chunk<1> chunk;
+    chunk.load(part, 0, lane);
+    const float merged = fmaxf(chunk.state[0].x, max);
+    const float w = weight_log2(chunk.state[0].x, merged), own = weight_log2(max, merged);
+    max = merged;
+    sum = fmaf(sum, own, chunk.state[0].y * w);
+#pragma unroll
+    for (int j = 0; j < kQuads; ++j) {
+      if (has(j, lane)) x[j] = mix(chunk.x[0][j], w, x[j], own);
+    }
+  }
+
+ private:
+  /// a * wa + b * wb, the latter in the fused operation.
+  static __device__ float4 mix(const float4& a, float wa, const float4& b, float wb) {
+    return {fmaf(b.x, wb, a.x * wa), fmaf(b.y, wb, a.y * wa), fmaf(b.z, wb, a.z * wa),
+            fmaf(b.w, wb, a.w * wa)};
+  }
+};
+
+/// Partial slots in the workspace.
+template <int kDim>
+struct Slots {
+  const AttentionParams& p;
+
+  __device__ std::int64_t at(int slot, int row) const {
+    return std::int64_t{slot} * p.schedule.params.row_block + row;
+  }
+  __device__ float2* states() const { return reinterpret_cast<float2*>(p.partial_state_log2); }
+
+  /// `count` slots, `step` apart.
+  __device__ Parts parts(int slot, int step, int count, int row) const {
+    const int stride = step * p.schedule.params.row_block;
+    return {states() + at(slot, row), p.partial_out + at(slot, row) * kDim, stride, stride * kDim, count};
+  }
+  template <class Row>
+  __device__ void store(const Row& r, int slot, int row, int lane, bool keep) const {
+    __syncwarp();  // all lanes have read what the slot held
+    if (!keep) return;
+    float* values = p.partial_out + at(slot, row) * kDim;
+#pragma unroll
+    for (int j = 0; j < Row::kQuads; ++j) {
+      if (Row::has(j, lane)) *reinterpret_cast<float4*>(values + Row::dim(j, lane)) = r.x[j];
+    }
+    if (lane % Row::kLanes == 0) states()[at(slot, row)] = {r.max, r.sum};
+  }
+};
+
+/// Groups g, g + 8, ... of a unit's rows are a class: what one warp finishes, however many warps take part.
+/// Bit c of a mask is class c.
+inline constexpr int kRowClasses = kArrivalCounters;
+
+/// The classes of warp `warp` of `warps`, a divisor of their number unless there is one group for each warp:
+/// the warp's groups are `warp`, `warp` + `warps`, ...
+__device__ inline std::uint32_t classes_of(int warp, int warps, int groups) {
+  std::uint32_t mask = 0;
+  for (int c = warp; c < min(kRowClasses, groups); c += warps) mask |= 1u << c;
+  return mask;
+}
+
+/// Counts the arrival of classes; returns those for which it was the last one. What the others stored of them
+/// is visible then.
+__device__ inline std::uint32_t last_arrivals(const AttentionParams& p, int slot, std::uint32_t classes,
+                                              int expected, int lane) {
+  bool last = false;
+  __syncwarp();
+  if (classes >> lane & 1) {
+    std::int32_t* counter = p.arrivals + (std::int64_t{slot} * kArrivalCounters + lane);
+    last = count_arrival(counter) == expected - 1;
+    if (last) *counter = 0;
+  }
+  const std::uint32_t mask = __ballot_sync(~0u, last);
+  __syncwarp();
+  return mask;
+}
+
+/// Many parts are merged in groups of this size first, so that the work spreads over CTAs.
+inline constexpr int kMergeGroup = 8;
+
+/// Which parts a finish warp merges next, and where they go.
+struct Merge {
+  int first;     // slot of the first part; -1: the teams' states of the item
+  int step;      // between slots
+  int count;     // of parts
+  int arrivals;  // parts that must be there: the last one to arrive merges
+  int counter;   // slot whose counter they use
+  int target;    // slot; -1: the output
+};
+
+/// The merge after `done` for an item that is a part of a cut unit.
+__device__ inline Merge next_merge(const DeviceItem& item, const Merge& done, bool absolute) {
+  const int first = item.first_slot, groups = (item.parts + kMergeGroup - 1) / kMergeGroup;
+  if (absolute || groups == 1) return {first, 1, item.parts, item.arrivals, first, -1};
+  const int group = (item.work.partial - first) / kMergeGroup;
+  const int members = min(kMergeGroup, item.parts - group * kMergeGroup);
+  const int group_slot = first + group * kMergeGroup;
+  // A group's counter is that of its second slot: the first one's may be the unit's.
+  if (done.first < 0 && members > 1) return {group_slot, 1, members, members, group_slot + 1, group_slot};
+  return {first, kMergeGroup, groups, groups, first, -1};
+}
+
+}  // namespace halftone::cuda
