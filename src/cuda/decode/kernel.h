@@ -98,8 +98,7 @@ __device__ inline void compute_worker(const AttentionParams& p, typename DecodeT
   const bool modified = p.softcap > 0.0f || p.alibi_slopes != nullptr;
   std::uint32_t full = shared_address(s.full[w.team]);
   if constexpr (Traits::kRehearses) keep(full);  // else registers are scarce
-  int stage = 0;
-  std::uint32_t parity = 0;
+  RingPlace<C.stages> ring;
 #pragma unroll 1
   for (int index = Traits::kRehearses ? -1 : 0;; ++index) {
     const bool real = !Traits::kRehearses || index >= 0;
@@ -126,20 +125,21 @@ __device__ inline void compute_worker(const AttentionParams& p, typename DecodeT
     const int end = real ? item.work.kv_end : 1;
     const KeyRange unmasked = seen_by_all(p, item, queries.places, end);
     const int span = Traits::span_of(item.work), tiles = span * C.stage_tiles, tokens = tiles * kTileTokens;
-    if (Traits::kSpan > 1 && real && (stage & (span - 1)) != 0 &&
+    if (Traits::kSpan > 1 && real && (ring.stage & (span - 1)) != 0 &&
         item.work.kv_begin + w.team * tokens < end) {
-      barrier_wait(full + stage * 8, parity);  // the loader has left this stage out
+      barrier_wait(full + ring.stage * 8, ring.parity);  // the loader has left this stage out
       __syncwarp();
-      if (w.lane == 0) barrier_arrive(full + Traits::kEmptyOffset + stage * 8);
-      if (++stage == C.stages) stage = 0, parity ^= 1;
+      if (w.lane == 0) barrier_arrive(full + Traits::kEmptyOffset + ring.stage * 8);
+      ring.advance();
     }
 #pragma unroll 1
     for (int token = real ? item.work.kv_begin + w.team * tokens : 0; token < end;
          token += C.teams * tokens) {
-      Piece piece{s.ring[w.team][stage], tiles, token, item.keys, end, (1u << tiles) - 1, false, modified};
+      Piece piece{s.ring[w.team][ring.stage], tiles, token,   item.keys, end,
+                  (1u << tiles) - 1,          false, modified};
       if (real) {
-        barrier_wait(full + stage * 8, parity);
-        const std::uint32_t live = s.live[w.team][stage];
+        barrier_wait(full + ring.stage * 8, ring.parity);
+        const std::uint32_t live = s.live[w.team][ring.stage];
         piece.boundary = !unmasked.has(token, tokens) || live != piece.live;
         piece.special |= piece.boundary;
         piece.live = live;
@@ -150,11 +150,10 @@ __device__ inline void compute_worker(const AttentionParams& p, typename DecodeT
       __syncwarp();
       if (real) {
         if (w.lane == 0) {
-          barrier_arrive(full + Traits::kEmptyOffset + stage * 8);
-          if (Traits::kSpan > 1 && span > 1) barrier_arrive(full + Traits::kEmptyOffset + stage * 8 + 8);
+          barrier_arrive(full + Traits::kEmptyOffset + ring.stage * 8);
+          if (Traits::kSpan > 1 && span > 1) barrier_arrive(full + Traits::kEmptyOffset + ring.stage * 8 + 8);
         }
-        stage += span;
-        if (stage == C.stages) stage = 0, parity ^= 1;
+        ring.advance(span);
       }
     }
     const bool last = Traits::kComputeFinishes || !real || !s.queue.has(index + 1);

@@ -18,11 +18,10 @@ struct Loader {
   int token = 0;  // its first token
   int end = 0;    // of the item's tokens
   int kv_head;
-  int span = 1;             // stages of a piece of the item
-  bool skips = false;       // the piece needs an even stage, and the next one is odd
-  int page[C.piece_tiles];  // of the piece's tiles
-  int stage = 0;            // where the piece goes
-  int round = 0;            // times that the ring has been filled
+  int span = 1;              // stages of a piece of the item
+  bool skips = false;        // the piece needs an even stage, and the next one is odd
+  int page[C.piece_tiles];   // of the piece's tiles
+  RingPlace<C.stages> ring;  // where the piece goes
 
   /// Looks up the first piece of the next item that has one for the team; false if the queue holds none now.
   __device__ bool find(const AttentionParams& p, typename Traits::Shared& s, int team) {
@@ -33,7 +32,7 @@ struct Loader {
       token = work.kv_begin + team * span * kStageTokens;
       end = work.kv_end;
       if (token >= end) continue;
-      skips = (stage & (span - 1)) != 0;
+      skips = (ring.stage & (span - 1)) != 0;
       table = table_row(p.cache, work.request);
       kv_head = work.kv_head;
       look_up(p);
@@ -43,21 +42,20 @@ struct Loader {
   }
   /// Whether the piece's place in the ring is free.
   __device__ bool free(typename Traits::Shared& s, int team) const {
-    if (round == 0) return true;
-    const std::uint32_t empty = shared_address(&s.empty[team][stage]);
-    return barrier_passed(empty, round + 1 & 1) &&
-           (Traits::kSpan == 1 || span == 1 || skips || barrier_passed(empty + 8, round + 1 & 1));
+    const std::uint32_t empty = shared_address(&s.empty[team][ring.stage]);
+    return barrier_passed(empty, ring.empty_parity()) &&
+           (Traits::kSpan == 1 || span == 1 || skips || barrier_passed(empty + 8, ring.empty_parity()));
   }
   /// Issues the piece, tiles of a page in one copy, and looks up the next one; false if the item has none.
   __device__ bool issue(const AttentionParams& p, typename Traits::Shared& s, int team,
                         std::uint64_t policy) {
     const CacheView& c = p.cache;
-    const std::uint32_t barrier = shared_address(&s.full[team][stage]);
-    const std::uint32_t ring = shared_address(s.ring[team][stage]);
+    const std::uint32_t barrier = shared_address(&s.full[team][ring.stage]);
+    const std::uint32_t place = shared_address(s.ring[team][ring.stage]);
     if (Traits::kSpan > 1 && skips) {
       skips = false;
       barrier_arrive(barrier);
-      advance(1);
+      ring.advance();
       return true;
     }
     std::uint32_t live = 0;  // bit i: tile i is there
@@ -66,7 +64,7 @@ struct Loader {
       if (i >= span * C.stage_tiles || token + i * kTileTokens >= end) continue;
       if (has_page(p, page[i])) live |= 1u << i;
     }
-    s.live[team][stage] = live;
+    s.live[team][ring.stage] = live;
     barrier_expect_bytes(barrier, __popc(live) * c.tile_bytes);
     if (Traits::kSpan > 1 && span > 1) barrier_arrive(barrier + 8);  // it counts with the first stage
     const int last_tile = (1 << c.page_log2) / kTileTokens - 1;
@@ -79,10 +77,10 @@ struct Loader {
     for (int i = 0; i < C.piece_tiles; ++i) {
       if (!(live >> i & 1) || joined >> i & 1) continue;
       const int tiles = __ffs(~(joined >> (i + 1))), tile = (token / kTileTokens + i) & last_tile;
-      bulk_load(ring + i * c.tile_bytes, page_head(c, page[i], kv_head) + tile * c.tile_bytes,
+      bulk_load(place + i * c.tile_bytes, page_head(c, page[i], kv_head) + tile * c.tile_bytes,
                 tiles * c.tile_bytes, barrier, policy);
     }
-    advance(span);
+    ring.advance(span);
     token += C.teams * span * kStageTokens;
     if (token >= end) return false;
     look_up(p);
@@ -90,10 +88,6 @@ struct Loader {
   }
 
  private:
-  __device__ void advance(int stages) {
-    stage += stages;
-    if (stage == C.stages) stage = 0, ++round;
-  }
   __device__ void look_up(const AttentionParams& p) {
 #pragma unroll
     for (int i = 0; i < C.piece_tiles; ++i) {

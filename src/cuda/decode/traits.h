@@ -14,6 +14,7 @@
 
 #include "cuda/attention/rows.h"
 #include "cuda/decode/config.h"
+#include "cuda/device/ring.h"
 
 namespace halftone::cuda {
 

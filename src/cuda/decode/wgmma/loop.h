@@ -6,17 +6,6 @@
 
 namespace halftone::cuda {
 
-/// The next piece of a ring.
-template <int kStages>
-struct RingPlace {
-  int stage = 0;
-  std::uint32_t parity = 0;
-  __device__ int previous() const { return stage == 0 ? kStages - 1 : stage - 1; }
-  __device__ void advance() {
-    if (++stage == kStages) stage = 0, parity ^= 1;
-  }
-};
-
 /// A piece in the ring of a team.
 struct TeamPiece {
   int token;           // first

@@ -1,0 +1,26 @@
+// A ring of stages in shared memory between who fills it and who reads it: each stage has a barrier that says
+// it is full and one that says it is empty.
+#pragma once
+
+#include <cstdint>
+
+namespace halftone::cuda {
+
+/// A place in a ring of kStages, for either side.
+template <int kStages>
+struct RingPlace {
+  int stage = 0;
+  std::uint32_t parity = 0;  // of the phase that ends when the stage is full
+
+  /// Of the phase that ends when it is empty again. A fresh barrier has passed it: the first round finds all
+  /// stages empty.
+  __device__ std::uint32_t empty_parity() const { return parity ^ 1; }
+  __device__ int previous() const { return stage == 0 ? kStages - 1 : stage - 1; }
+  /// `stages`: a divisor of kStages that divides `stage`.
+  __device__ void advance(int stages = 1) {
+    stage += stages;
+    if (stage == kStages) stage = 0, parity ^= 1;
+  }
+};
+
+}  // namespace halftone::cuda
