@@ -10,31 +10,30 @@
 namespace halftone::cuda {
 
 /// Merges the teams' states of an item and writes the rows, or stores them in the item's slot; the last part
-/// of a cut unit to arrive merges the slots in KV order and writes the rows. A rehearsal (not `real`) keeps
-/// nothing. kAtOnce: parts that are read together, as the caller's registers allow. `states_of(row)`: the
-/// Parts that the teams leave of a row.
+/// of a cut unit to arrive merges the slots in KV order and writes the rows. kAtOnce: parts that are read
+/// together, as the caller's registers allow. `states_of(row)`: the Parts that the teams leave of a row.
 template <class Traits, int kAtOnce, class StatesOf>
 __device__ inline void finish_item(const AttentionParams& p, const DeviceItem& item,
-                                   const StatesOf& states_of, int warp, int warps, int lane, bool real) {
+                                   const StatesOf& states_of, int warp, int warps, int lane) {
   constexpr int kDim = Traits::kDim;
   using State = Row<kDim, Traits::kRowLanes>;
   constexpr int kGroup = State::kGroup;
   const planning::WorkItem& work = item.work;
   const Slots<kDim> slots{p};
-  const int rows = real ? work.row_end - work.row_begin : kGroup, groups = (rows + kGroup - 1) / kGroup;
-  std::uint32_t classes = real ? classes_of(warp, warps, groups) : 1;
-  Merge merge{-1, 0, 0, 0, 0, (real ? work.finish : warp < 4) ? -1 : work.partial};
+  const int rows = work.row_end - work.row_begin, groups = (rows + kGroup - 1) / kGroup;
+  std::uint32_t classes = classes_of(warp, warps, groups);
+  Merge merge{-1, 0, 0, 0, 0, work.finish ? -1 : work.partial};
 #pragma unroll 1
   while (classes != 0) {
 #pragma unroll 1
-    for (int group = real ? warp : 0; group < groups; group += warps) {
+    for (int group = warp; group < groups; group += warps) {
       if (!(classes >> group % kRowClasses & 1)) continue;
       const int place = group * kGroup + lane / State::kLanes, row = min(place, rows - 1);
-      const bool keep = real && place < rows;
+      const bool keep = place < rows;
       State r;
       if (merge.first < 0) {
         r.template add<kAtOnce>(states_of(row), lane);
-        if (real && work.fold) r.put_behind(slots.parts(work.partial, 0, 1, row), lane);
+        if (work.fold) r.put_behind(slots.parts(work.partial, 0, 1, row), lane);
       } else {
         r.template add<kAtOnce>(slots.parts(merge.first, merge.step, merge.count, row), lane);
       }
@@ -44,7 +43,7 @@ __device__ inline void finish_item(const AttentionParams& p, const DeviceItem& i
         slots.store(r, merge.target, row, lane, keep);
       }
     }
-    if (!real || merge.target < 0 || item.first_slot < 0) return;
+    if (merge.target < 0 || item.first_slot < 0) return;
     merge = next_merge(item, merge, p.schedule.params.absolute);
     classes = last_arrivals(p, merge.counter, classes, merge.arrivals, lane);
   }

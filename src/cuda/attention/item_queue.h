@@ -27,9 +27,7 @@ struct QueryBounds {
 struct ItemQueue {
   static constexpr int kCapacity = 16;
   static_assert(kListedItems < kCapacity);
-  static constexpr int kRehearsals = 10;  // 8 compute warps, 2 finish warps
   alignas(16) DeviceItem items[kCapacity];
-  alignas(16) DeviceItem rehearsals[kRehearsals];
   volatile int count;    // items queued so far; the last kCapacity are kept
   volatile int current;  // the oldest item in use
   volatile bool more;    // items will follow
@@ -55,13 +53,6 @@ struct ItemQueue {
       current = 0;
     }
     __syncwarp();
-  }
-  /// An item of no rows, for a warp's rehearsal.
-  __device__ const DeviceItem& nothing(int warp, int lane) {
-    DeviceItem& item = rehearsals[warp];
-    if (lane < 4) reinterpret_cast<int4*>(&item)[lane] = int4{};
-    __syncwarp();
-    return item;
   }
   /// By one thread: queues one item that the list does not hold, if there is room.
   __device__ void produce(const planning::Schedule& schedule, const QueryBounds& bounds, int worker) {

@@ -31,39 +31,32 @@ __device__ inline void prefetch_inputs(const AttentionParams& p, int worker, int
   fetch(p.q, (p.q_tokens - 1) * p.q_token_stride * 2 + 2);
 }
 
-/// A finish warp: the queries of item i + 1, then the end of item i, unless it is the last one. Before the
-/// items are known it rehearses the queries of none.
+/// A finish warp: the queries of item i + 1, then the end of item i, unless it is the last one.
 template <DecodeConfig C>
 __device__ inline void finish_worker(const AttentionParams& p, typename DecodeTraits<C>::Shared& s,
                                      int warp) {
   using Traits = DecodeTraits<C>;
   const int lane = thread_index() % 32;
   prefetch_inputs(p, blockIdx.x, warp * 32 + lane);
-  bool has_next = true;
+  hardware_barrier_wait<kFinishReady, 32 * (kFinishWarps + 1)>();
+  wait_for_previous_kernel();
+  let_next_kernel_start();  // not before: what the next one may read ahead is complete only now
 #pragma unroll 1
-  for (int index = -2; has_next; ++index) {
-    const bool real = index > -2;
-    if (index == -1) {
-      hardware_barrier_wait<kFinishReady, 32 * (kFinishWarps + 1)>();
-      wait_for_previous_kernel();
-      let_next_kernel_start();  // not before: what the next one may read ahead is complete only now
+  for (int index = -1; s.queue.has(index + 1); ++index) {
+    const DeviceItem& next = s.queue.items[(index + 1) % ItemQueue::kCapacity];
+    QueryLoader<C>::load(p, next, s.queries[index + 1 & 1], warp);
+    barrier_arrive(shared_address(&s.queries_full[(index + 1) % 2]));
+    __syncwarp();
+    if (lane == 0 && next.first_slot >= 0) {
+      prefetch_to_l2(p.arrivals + std::int64_t{next.first_slot} * kArrivalCounters);
     }
-    if (real) has_next = s.queue.has(index + 1);
-    if (has_next) {
-      const DeviceItem& next = real ? s.queue.items[(index + 1) % ItemQueue::kCapacity]
-                                    : s.queue.nothing(ItemQueue::kRehearsals - 1 - warp, lane);
-      QueryLoader<C>::load(p, next, s.queries[index + 1 & 1], warp);
-      if (real) barrier_arrive(shared_address(&s.queries_full[(index + 1) % 2]));
-      __syncwarp();
-      if (real && lane == 0 && next.first_slot >= 0) {
-        prefetch_to_l2(p.arrivals + std::int64_t{next.first_slot} * kArrivalCounters);
-      }
+    if (index < 0) {
+      if (warp == 0) check_inputs(p, blockIdx.x, lane);  // idle until item 0 ends
+      continue;
     }
-    if (index == -1 && warp == 0) check_inputs(p, blockIdx.x, lane);  // idle until item 0 ends
-    if (index < 0 || !has_next) continue;
     hardware_barrier_wait<kStates, Traits::kStatesThreads>();
     finish_item<Traits, Traits::kPartsOfFinish>(p, s.queue.items[index % ItemQueue::kCapacity],
-                                                TeamStates<C>{s}, warp, kFinishWarps, lane, true);
+                                                TeamStates<C>{s}, warp, kFinishWarps, lane);
     barrier_arrive(shared_address(&s.states_empty));
     __syncwarp();
     if (warp == 0 && lane == 0) s.queue.current = index + 1;

@@ -30,41 +30,32 @@ __device__ inline void clear_dead(const AttentionParams& p, std::uint8_t* tile, 
   __syncwarp();
 }
 
-/// Parts of a compute warp's work. In the rehearsal each warp does one, so that the instructions of all
-/// arrive at the same time.
-enum WorkPart : unsigned { kBeginAndEnd = 1, kSoftmax = 2, kAccumulate = 4, kFinish = 8, kAllParts = 15 };
-
 /// Logits, softmax and O of one piece.
 template <DecodeConfig C>
 __device__ inline void compute_piece(const AttentionParams& p, Warp<C>& w,
-                                     const typename DecodeTraits<C>::Queries& queries, const Piece& piece,
-                                     unsigned parts) {
+                                     const typename DecodeTraits<C>::Queries& queries, const Piece& piece) {
   using Traits = DecodeTraits<C>;
   constexpr int kSteps = Traits::kStepTiles;
 #pragma unroll 1
   for (int base = 0; base < piece.count; base += kSteps) {
     std::uint8_t* tiles = piece.tiles + base * p.cache.tile_bytes;
     const int first = piece.token + base * kTileTokens;
-    float x[kSteps][Warp<C>::N][4] = {};
-    if (parts & kSoftmax) {
-      const bool low_part = needs_low_part<C>(p);
-      if ((Warp<C>::N == 1 || C.k.mode != ScaleMode::kBlock) &&
-          !low_part) {  // a copy of the code without the branches
+    float x[kSteps][Warp<C>::N][4];
+    const bool low_part = needs_low_part<C>(p);
+    if ((Warp<C>::N == 1 || C.k.mode != ScaleMode::kBlock) && !low_part) {  // a copy without the branches
 #pragma unroll
-        for (int i = 0; i < kSteps; ++i) w.scores(p, tiles + i * p.cache.tile_bytes, false, x[i]);
-      } else {
+      for (int i = 0; i < kSteps; ++i) w.scores(p, tiles + i * p.cache.tile_bytes, false, x[i]);
+    } else {
 #pragma unroll
-        for (int i = 0; i < kSteps; ++i) w.scores(p, tiles + i * p.cache.tile_bytes, low_part, x[i]);
-      }
-      if (piece.special) {
-#pragma unroll
-        for (int i = 0; i < kSteps; ++i) {
-          w.modify(p, queries, first + i * kTileTokens, piece.live >> (base + i) & 1 ? piece.end : 0, x[i]);
-        }
-      }
-      w.rescale(x, piece.special);
+      for (int i = 0; i < kSteps; ++i) w.scores(p, tiles + i * p.cache.tile_bytes, low_part, x[i]);
     }
-    if (!(parts & kAccumulate)) continue;
+    if (piece.special) {
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) {
+        w.modify(p, queries, first + i * kTileTokens, piece.live >> (base + i) & 1 ? piece.end : 0, x[i]);
+      }
+    }
+    w.rescale(x, piece.special);
     int dead_from[kSteps];
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) dead_from[i] = kTileTokens;
@@ -81,96 +72,89 @@ __device__ inline void compute_piece(const AttentionParams& p, Warp<C>& w,
   }
 }
 
-/// A compute warp: all items of the worker, a piece at a time per team. Item -1 is a rehearsal on arbitrary
-/// data while the first copies are under way: it brings the code into the instruction cache, and nothing of
-/// it is kept.
+/// The pieces of an item that are a team's, as its warps take them from the ring.
+template <DecodeConfig C>
+struct PieceReader {
+  using Traits = DecodeTraits<C>;
+  typename Traits::Shared& s;
+  int team, lane;
+  std::uint32_t full;  // barriers of the team's ring
+  RingPlace<C.stages> ring = {};
+
+  __device__ void release(int stages) {
+    __syncwarp();
+    if (lane == 0) {
+      barrier_arrive(full + Traits::kEmptyOffset + ring.stage * 8);
+      if (Traits::kSpan > 1 && stages > 1) barrier_arrive(full + Traits::kEmptyOffset + ring.stage * 8 + 8);
+    }
+    ring.advance(stages);
+  }
+  /// Before an item whose pieces take `span` stages: passes the stage that the loader has left out.
+  __device__ void align(int span) {
+    if (Traits::kSpan == 1 || (ring.stage & (span - 1)) == 0) return;
+    barrier_wait(full + ring.stage * 8, ring.parity);
+    release(1);
+  }
+  /// The piece of `tiles` tiles that begins at `token`, once it is there.
+  __device__ Piece wait(const DeviceItem& item, const KeyRange& unmasked, int token, int tiles,
+                        bool modified) {
+    barrier_wait(full + ring.stage * 8, ring.parity);
+    const std::uint32_t live = s.live[team][ring.stage];
+    const bool boundary = !unmasked.has(token, tiles * kTileTokens) || live != (1u << tiles) - 1;
+    return {s.ring[team][ring.stage], tiles, token,    item.keys,
+            item.work.kv_end,         live,  boundary, boundary || modified};
+  }
+};
+
+/// A compute warp: all items of the worker, a piece at a time per team.
 template <DecodeConfig C>
 __device__ inline void compute_worker(const AttentionParams& p, typename DecodeTraits<C>::Shared& s) {
   using Traits = DecodeTraits<C>;
-  using Queries = typename Traits::Queries;
-  static_assert(!(Traits::kRehearses && Traits::kComputeFinishes));
-  static_assert(!Traits::kRehearses ||
-                (sizeof(s.out) >= sizeof(Queries) && sizeof(s.out) >= sizeof(s.ring[0][0])));
   const int thread = thread_index(), warp = thread / 32;
   Warp<C> w;
   w.lane = thread % 32, w.g = w.lane / 4, w.t = w.lane % 4;
   w.team = warp / C.row_groups, w.first_row = warp % C.row_groups * Traits::kWarpRows;
   const bool modified = p.softcap > 0.0f || p.alibi_slopes != nullptr;
-  std::uint32_t full = shared_address(s.full[w.team]);
-  if constexpr (Traits::kRehearses) keep(full);  // else registers are scarce
-  RingPlace<C.stages> ring;
+  PieceReader<C> reader{s, w.team, w.lane, shared_address(s.full[w.team])};
+  hardware_barrier_wait<kComputeReady, Traits::kComputeThreads + 32>();
+  if constexpr (Traits::kComputeFinishes) {
+    wait_for_previous_kernel();
+    let_next_kernel_start();
+  }
 #pragma unroll 1
-  for (int index = Traits::kRehearses ? -1 : 0;; ++index) {
-    const bool real = !Traits::kRehearses || index >= 0;
-    if (index == 0) {
-      hardware_barrier_wait<kComputeReady, Traits::kComputeThreads + 32>();
-      if constexpr (Traits::kComputeFinishes) {
-        wait_for_previous_kernel();
-        let_next_kernel_start();
-      }
-    }
-    if (real && !s.queue.has(index)) break;
-    const DeviceItem& item =
-        real ? s.queue.items[index % ItemQueue::kCapacity] : s.queue.nothing(warp, w.lane);
-    const Queries& queries = real ? s.queries[index % 2] : reinterpret_cast<const Queries&>(s.out);
+  for (int index = 0; s.queue.has(index); ++index) {
+    const DeviceItem& item = s.queue.items[index % ItemQueue::kCapacity];
+    typename Traits::Queries& queries = s.queries[index % 2];
     if constexpr (Traits::kComputeFinishes) {
-      QueryLoader<C>::load(p, item, s.queries[index % 2], warp);
+      QueryLoader<C>::load(p, item, queries, warp);
       hardware_barrier_wait<kCompute, Traits::kComputeThreads>();
-    } else if (real) {
+    } else {
       barrier_wait(shared_address(&s.queries_full[index % 2]), index / 2 & 1);
     }
-    const unsigned parts = real ? kAllParts : 1u << warp % 4;
     w.point_at(queries);
-    if (parts & kBeginAndEnd) w.begin(p, item, queries);
-    const int end = real ? item.work.kv_end : 1;
+    w.begin(p, item, queries);
+    const int end = item.work.kv_end;
     const KeyRange unmasked = seen_by_all(p, item, queries.places, end);
     const int span = Traits::span_of(item.work), tiles = span * C.stage_tiles, tokens = tiles * kTileTokens;
-    if (Traits::kSpan > 1 && real && (ring.stage & (span - 1)) != 0 &&
-        item.work.kv_begin + w.team * tokens < end) {
-      barrier_wait(full + ring.stage * 8, ring.parity);  // the loader has left this stage out
-      __syncwarp();
-      if (w.lane == 0) barrier_arrive(full + Traits::kEmptyOffset + ring.stage * 8);
-      ring.advance();
-    }
+    int token = item.work.kv_begin + w.team * tokens;
+    if (token < end) reader.align(span);
 #pragma unroll 1
-    for (int token = real ? item.work.kv_begin + w.team * tokens : 0; token < end;
-         token += C.teams * tokens) {
-      Piece piece{s.ring[w.team][ring.stage], tiles, token,   item.keys, end,
-                  (1u << tiles) - 1,          false, modified};
-      if (real) {
-        barrier_wait(full + ring.stage * 8, ring.parity);
-        const std::uint32_t live = s.live[w.team][ring.stage];
-        piece.boundary = !unmasked.has(token, tokens) || live != piece.live;
-        piece.special |= piece.boundary;
-        piece.live = live;
-      } else {
-        piece.tiles = reinterpret_cast<std::uint8_t*>(s.out);
-      }
-      compute_piece<C>(p, w, queries, piece, parts);
-      __syncwarp();
-      if (real) {
-        if (w.lane == 0) {
-          barrier_arrive(full + Traits::kEmptyOffset + ring.stage * 8);
-          if (Traits::kSpan > 1 && span > 1) barrier_arrive(full + Traits::kEmptyOffset + ring.stage * 8 + 8);
-        }
-        ring.advance(span);
-      }
+    for (; token < end; token += C.teams * tokens) {
+      compute_piece<C>(p, w, queries, reader.wait(item, unmasked, token, tiles, modified));
+      reader.release(span);
     }
-    const bool last = Traits::kComputeFinishes || !real || !s.queue.has(index + 1);
+    const bool last = Traits::kComputeFinishes || !s.queue.has(index + 1);
     if (index > 0 && !Traits::kComputeFinishes) barrier_wait(shared_address(&s.states_empty), index - 1 & 1);
-    if (parts & kBeginAndEnd) w.end(p, item, s, real);
-    if (last) {  // nothing to do beside it
-      if (real) hardware_barrier_wait<kCompute, Traits::kComputeThreads>();
-      if (parts & kFinish) {
-        finish_item<Traits, Traits::kPartsOfCompute>(p, item, TeamStates<C>{s}, warp, Traits::kWarps, w.lane,
-                                                     real);
-      }
-      if (!Traits::kComputeFinishes && real) return;
-      if (Traits::kComputeFinishes) hardware_barrier_wait<kCompute, Traits::kComputeThreads>();
-      if (Traits::kComputeFinishes && thread == 0) s.queue.current = index + 1;
-    } else {
+    w.end(p, item, s);
+    if (!last) {
       hardware_barrier_arrive<kStates, Traits::kStatesThreads>();
+      continue;
     }
+    hardware_barrier_wait<kCompute, Traits::kComputeThreads>();  // nothing to do beside the end of the item
+    finish_item<Traits, Traits::kPartsOfCompute>(p, item, TeamStates<C>{s}, warp, Traits::kWarps, w.lane);
+    if (!Traits::kComputeFinishes) return;
+    hardware_barrier_wait<kCompute, Traits::kComputeThreads>();
+    if (thread == 0) s.queue.current = index + 1;
   }
 }
 

@@ -115,7 +115,7 @@ struct QueryLoader {
       for (int i = 0; i < 8; ++i) x[i] *= hadamard::factor(hadamard::block_size(Traits::kDim));
     }
     // Raw products are in units of the static scale and, for integers, of 2^-24.
-    const float k_static = static_value(p.k.static_scale, p.k.static_stride, item, 1.0f);
+    const float k_static = static_scale(p.k, item);
     float factor = p.scale_log2 * k_static;
     float unit = factor < 0.0f ? -1.0f : 1.0f;  // the factor of a row is not negative
     factor *= unit;

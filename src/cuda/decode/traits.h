@@ -73,9 +73,8 @@ struct DecodeTraits {
                                       : C.v.dtype == DType::kInt8   ? 11
                                                                     : 13;
   static constexpr int kFirstLog2 = C.v.dtype == DType::kBFloat16 ? 0 : kLargestLog2 - (kWarpgroups ? 4 : 2);
-  static constexpr int kItemsQueried = kWarpgroups ? 1 : 2;            // whose queries are held
-  static constexpr bool kAnyOutput = false;                            // O is bf16 or f16, aligned
-  static constexpr bool kRehearses = C.row_tiles == 1 && kDim <= 128;  // registers again
+  static constexpr int kItemsQueried = kWarpgroups ? 1 : 2;  // whose queries are held
+  static constexpr bool kAnyOutput = false;                  // O is bf16 or f16, aligned
   static constexpr int kPad = 4;  // floats: spreads the rows of `out` over the banks
 
   static constexpr int param_bytes(const PartConfig& part) {  // of a tile
@@ -145,11 +144,9 @@ __device__ inline bool needs_low_part(const AttentionParams& p) {
   return p.rotate_k || (C.k.dtype == DType::kBFloat16 && p.q_type != DType::kBFloat16);
 }
 
-/// A static scale or min of the item's KV head; `otherwise` if there is none, and in a rehearsal, which must
-/// not see what the previous kernel has yet to write.
-__device__ inline float static_value(const float* values, int stride, const DeviceItem& item,
-                                     float otherwise) {
-  return values == nullptr || item.queries == 0 ? otherwise : values[item.work.kv_head * stride];
+/// A static scale of the item's KV head; 1 if there is none.
+__device__ inline float static_scale(const ParamView& view, const DeviceItem& item) {
+  return view.static_scale == nullptr ? 1.0f : view.static_scale[item.work.kv_head * view.static_stride];
 }
 
 }  // namespace halftone::cuda

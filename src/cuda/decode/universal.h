@@ -375,7 +375,7 @@ __device__ inline void decode_any_worker(const AttentionParams& p, AnyShared& s)
       const int stride = any_tile_stride(p.parts[0].dim, kVDim);
       return {&s.states[0][row], s.tile(0, stride) + row * stride, kAnyRows, kTileTokens * stride, warps};
     };
-    finish_item<Traits, 1>(p, item, states_of, thread_index() / 32, warps, thread_index() % 32, true);
+    finish_item<Traits, 1>(p, item, states_of, thread_index() / 32, warps, thread_index() % 32);
   }
 }
 

@@ -11,9 +11,6 @@ __device__ inline std::uint32_t shared_address(const void* p) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
 }
 
-/// Keeps a value in its register: the compiler would derive shared addresses anew at every use.
-__device__ inline void keep(std::uint32_t& x) { asm volatile("" : "+r"(x)); }
-
 /// Read anew wherever it is asked for: a value that is kept across the roles of a kernel costs every role a
 /// register.
 __device__ inline int thread_index() {
@@ -77,15 +74,6 @@ __device__ inline void hardware_barrier_arrive() {
 template <int kId, int kThreads>
 __device__ inline void hardware_barrier_wait() {
   asm volatile("bar.sync %0, %1;" ::"n"(kId), "n"(kThreads) : "memory");
-}
-
-/// One predicated store instead of a branch around it.
-__device__ inline void store_if(bool condition, std::uint32_t shared, const float4& x) {
-  asm volatile(
-      "{\n .reg .pred p;\n setp.ne.u32 p, %0, 0;\n @p st.shared.v4.f32 [%1], {%2,%3,%4,%5};\n}" ::"r"(
-          static_cast<std::uint32_t>(condition)),
-      "r"(shared), "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w)
-      : "memory");
 }
 
 /// Adds 1 and returns what was there. What this thread saw before is visible to whoever sees the sum, and

@@ -75,8 +75,7 @@ struct Warp {
   __device__ void rescale(float (&x)[Traits::kStepTiles][N][4], bool modified);
   __device__ void accumulate(const AttentionParams& p, const std::uint8_t* tile, int dead_from,
                              float (&x)[N][4]);
-  __device__ void end(const AttentionParams& p, const DeviceItem& item, typename Traits::Shared& s,
-                      bool keep);
+  __device__ void end(const AttentionParams& p, const DeviceItem& item, typename Traits::Shared& s);
 };
 
 template <DecodeConfig C>
@@ -138,13 +137,11 @@ __device__ inline void Warp<C>::begin(const AttentionParams& p, const DeviceItem
 /// Puts the warp's state into shared memory, in real units.
 template <DecodeConfig C>
 __device__ inline void Warp<C>::end(const AttentionParams& p, const DeviceItem& item,
-                                    typename Traits::Shared& s, bool keep) {
+                                    typename Traits::Shared& s) {
   using Side = Part<C.v>;
-  const float v_static = static_value(p.v.static_scale, p.v.static_stride, item, 1.0f);
+  const float v_static = static_scale(p.v, item);
   constexpr float kUnit = V::kScaleLog2 == 24 ? 0x1p24f : 1.0f;  // on its own: v_static may be large
   constexpr float kOddUnit = V::kOddShift == 4 ? kUnit / 16.0f : kUnit;
-  constexpr int kRowBytes = int{sizeof(s.out[0][0])};
-  const std::uint32_t row_out = shared_address(&s.out[team][first_row + 2 * t][g * 4]);
 #pragma unroll
   for (int n = 0; n < N; ++n) {
 #pragma unroll
@@ -167,12 +164,12 @@ __device__ inline void Warp<C>::end(const AttentionParams& p, const DeviceItem& 
         x.z = fmaf(out[b][1][n][c] * kUnit, v_static, shift);
         x.w = fmaf(out[b][1][n][2 + c] * kOddUnit, v_static, shift);
         if (is_half_block(b, Traits::kDim)) {
-          if (keep) *reinterpret_cast<float2*>(&s.out[team][row][b * 32 + g * 2]) = {x.x, x.y};
+          *reinterpret_cast<float2*>(&s.out[team][row][b * 32 + g * 2]) = {x.x, x.y};
         } else {
-          store_if(keep, row_out + (n * 8 + c) * kRowBytes + b * 128, x);
+          *reinterpret_cast<float4*>(&s.out[team][row][b * 32 + g * 4]) = x;
         }
       }
-      if (keep && g == 0) s.state[team][row] = {max[n][c], sum[n][c]};
+      if (g == 0) s.state[team][row] = {max[n][c], sum[n][c]};
     }
   }
 }

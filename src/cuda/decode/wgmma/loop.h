@@ -183,8 +183,8 @@ __device__ inline void compute_warpgroups(const AttentionParams& p, typename Dec
     TeamItem<C>{p, s, item, team, seen_by_all(p, item, queries.places, item.work.kv_end)}.run(ring);
     team.end(p, item, s);
     hardware_barrier_wait<kCompute, Traits::kComputeThreads>();
-    finish_item<Traits, Traits::kPartsOfCompute>(p, item, TeamStates<C>{s}, warp, Traits::kWarps, team.lane(),
-                                                 true);
+    finish_item<Traits, Traits::kPartsOfCompute>(p, item, TeamStates<C>{s}, warp, Traits::kWarps,
+                                                 team.lane());
     hardware_barrier_wait<kCompute, Traits::kComputeThreads>();
     if (team.thread == 0) s.queue.current = index + 1;
   }

@@ -199,7 +199,7 @@ __device__ inline void Team<C>::end(const AttentionParams& p, const DeviceItem& 
     }
   }
   team_barrier(team());  // and nobody needs P any more
-  const float v_static = static_value(p.v.static_scale, p.v.static_stride, item, 1.0f);
+  const float v_static = static_scale(p.v, item);
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) {
 #pragma unroll
