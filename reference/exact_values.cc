@@ -89,8 +89,7 @@ void read_span(const Cache& cache, const std::vector<std::int64_t>& slots, const
           scale = scalar(tile + part.scale_offset(t, group), part.format.scale_dtype);
           if (part.format.asymmetric) min = scalar(tile + part.min_offset(t, group), part.format.scale_dtype);
         }
-        values[d] =
-            code_value(part.format, tile + part.data_offset + place.byte, place.nibble) * scale + min;
+        values[d] = code_value(part.format, tile + part.data_offset + place.byte, place.nibble) * scale + min;
       }
       if (part.rotated) rotate(values, part.dim);
     }

@@ -202,8 +202,8 @@ HALFTONE_API halftone_status halftone_cache_spec_latent(halftone_cache_spec* spe
                                                         int32_t rope_dim);
 
 /* Sizes and offsets in bytes. A page holds, for each KV head, page_size / 16 tiles; a tile of 16 tokens holds
- * K data, V data, K params and V params in this order, each 16-byte aligned. A tile of a latent cache holds 16
- * records, one per token, see docs/formats.md; the offsets are then those of its first token. */
+ * K data, V data, K params and V params in this order, each 16-byte aligned. A tile of a latent cache holds
+ * 16 records, one per token, see docs/formats.md; the offsets are then those of its first token. */
 typedef struct halftone_page_layout {
   size_t struct_size;
   uint32_t abi_version;

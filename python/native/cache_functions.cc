@@ -116,9 +116,9 @@ Array<ffi::Any> spans(const Ref<SpecObj>& spec) {
     for (const KvSpan& span : spec->spec.spans()) {
       const SpanLayout& at = l.spans[list.size() / 8];
       list.push_back(String(format_name(span.format)));
-      for (const std::int64_t value : {std::int64_t{span.dims}, std::int64_t{span.rotate},
-                                       std::int64_t{span.order == KvOrder::kRows}, std::int64_t{span.k_first},
-                                       std::int64_t{span.v_first}, at.data_offset, at.param_offset}) {
+      for (const std::int64_t value :
+           {std::int64_t{span.dims}, std::int64_t{span.rotate}, std::int64_t{span.order == KvOrder::kRows},
+            std::int64_t{span.k_first}, std::int64_t{span.v_first}, at.data_offset, at.param_offset}) {
         list.push_back(value);
       }
     }

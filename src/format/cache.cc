@@ -29,9 +29,9 @@ void check_latent(const KvCacheSpec& spec) {
                         spec.head_dim, spec.v_head_dim + spec.rope_dim));
   }
   if (spec.kv_heads != 1) {
-    invalid(fmt::format(
-        "kv_heads is {}, but a latent cache has one KV head, which all query heads share: use 1.",
-        spec.kv_heads));
+    invalid(
+        fmt::format("kv_heads is {}, but a latent cache has one KV head, which all query heads share: use 1.",
+                    spec.kv_heads));
   }
   if (spec.rotate_k || spec.rotate_v) {
     throw Error(ErrorCode::kUnsupported,

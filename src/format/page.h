@@ -24,8 +24,8 @@
 //   is contiguous, strings in the order (token, t) for K and (g, t) for V. A warp's load of a chunk is
 //   conflict-free.
 //
-// A latent cache has records instead: a token's row holds, span after span, its codes in the order of its dims
-// and its params, each 16-byte aligned.
+// A latent cache has records instead: a token's row holds, span after span, its codes in the order of its
+// dims and its params, each 16-byte aligned.
 //
 // K params are planes [token][group], V params planes [group][token] of the scale dtype: all scales, then all
 // mins. Appending one token writes whole bytes that belong to that token alone.

@@ -137,11 +137,9 @@ void validate_append(const PagedKv& cache, const AppendArgs& args) {
   if (spec.is_latent()) {
     check_absent(args.v, "v", "V of a latent cache is a part of k");
   } else {
-    check_tensor(args.v, {"v",
-                          {args.k.dtype},
-                          {tokens, spec.kv_heads, spec.v_dim()},
-                          device,
-                          Strides::kLastContiguous});
+    check_tensor(
+        args.v,
+        {"v", {args.k.dtype}, {tokens, spec.kv_heads, spec.v_dim()}, device, Strides::kLastContiguous});
   }
   if (by_slot) {
     check_tensor(args.slot_mapping, {"slot_mapping", {kInt64}, {tokens}, device});
@@ -208,7 +206,8 @@ int validate_fbgemm(const PagedKv& cache, KvPart which, const TensorView& rows, 
   validate_cache(cache, CacheIndex::kUnused);
   if (cache.spec.is_latent()) {
     fail(ErrorCode::kUnsupported,
-         "rope_dim is {}, but FBGEMM rows are K or V of a cache that stores them apart: use a spec without it.",
+         "rope_dim is {}, but FBGEMM rows are K or V of a cache that stores them apart: use a spec without "
+         "it.",
          cache.spec.rope_dim);
   }
   const bool k = which == KvPart::kK;

@@ -55,7 +55,8 @@ void check_heads(const AttentionProblem& p) {
 void check_separate(const AttentionProblem& p) {
   if (!p.kv.is_latent()) return;
   fail(ErrorCode::kUnsupported,
-       "kv.rope_dim is {}, but attention over latent caches is not implemented: use a cache that stores K and V "
+       "kv.rope_dim is {}, but attention over latent caches is not implemented: use a cache that stores K "
+       "and V "
        "apart, or dequantize() this one for another implementation.",
        p.kv.rope_dim);
 }

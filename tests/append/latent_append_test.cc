@@ -1,4 +1,5 @@
-// Latent caches: what append stores and dequantize reads back, which bytes belong to whom, and every user error.
+// Latent caches: what append stores and dequantize reads back, which bytes belong to whom, and every user
+// error.
 #include <gtest/gtest.h>
 #include <omp.h>
 
@@ -206,7 +207,8 @@ TEST(LatentAppendTest, EitherOutputAloneAndHalfStridedOnes) {
     for (int d = 0; d < 1200; ++d) {
       const float got = k.get(t * 1200 + d);
       if (d < 576) {
-        const float want = from_bits16(DType::kBFloat16, to_bits16(DType::kBFloat16, both.k.get(t * 576 + d)));
+        const float want =
+            from_bits16(DType::kBFloat16, to_bits16(DType::kBFloat16, both.k.get(t * 576 + d)));
         ASSERT_EQ(got, want) << t << " " << d;
       } else {
         ASSERT_TRUE(std::isnan(got)) << t << " " << d;

@@ -85,9 +85,11 @@ static void errors(void) {
   double bytes = -1;
   CHECK_ERROR(HALFTONE_INVALID_ARGUMENT, "spec", halftone_cache_spec_latent(NULL, &format, LATENT, ROPE));
   CHECK_OK(halftone_cache_spec_latent(&spec, &format, 500, ROPE));
-  CHECK_ERROR(HALFTONE_INVALID_ARGUMENT, "v_head_dim is 500|512", halftone_cache_bytes_per_token(&spec, &bytes));
+  CHECK_ERROR(HALFTONE_INVALID_ARGUMENT, "v_head_dim is 500|512",
+              halftone_cache_bytes_per_token(&spec, &bytes));
   CHECK_OK(halftone_cache_spec_latent(&spec, &format, LATENT, 65));
-  CHECK_ERROR(HALFTONE_INVALID_ARGUMENT, "rope_dim is 65|use 64", halftone_cache_bytes_per_token(&spec, &bytes));
+  CHECK_ERROR(HALFTONE_INVALID_ARGUMENT, "rope_dim is 65|use 64",
+              halftone_cache_bytes_per_token(&spec, &bytes));
   CHECK_OK(halftone_cache_spec_latent(&spec, &fixed, LATENT, ROPE));
   CHECK_ERROR(HALFTONE_UNSUPPORTED, "k_format is fp8", halftone_cache_bytes_per_token(&spec, &bytes));
   CHECK(bytes == -1);

@@ -1,5 +1,5 @@
-// What append writes into latent caches, byte for byte, against vectors made by tests/golden/make_latent.py from
-// the documented records.
+// What append writes into latent caches, byte for byte, against vectors made by tests/golden/make_latent.py
+// from the documented records.
 #include <gtest/gtest.h>
 
 #include <array>
