@@ -298,6 +298,8 @@ TEST(LatentSpecTest, CallsThatDoNotFit) {
   const Tensor fbgemm(DType::kUInt8, {4, 1, 320});
   expect_error(kUnsupported, {"rope_dim is 64", "FBGEMM"},
                [&] { import_fbgemm_int4(cache.view(), KvPart::kK, fbgemm.view(), slots.view()); });
+  expect_error(kInvalid, {"format is fp8-g128-f32", "append directly"},
+               [&] { (void)calibrate(v.view(), parse_format("fp8-g128-f32")); });
   expect_error(kInvalid, {"k_out has shape [4, 1, 512]", "pass 576"},
                [&] { dequantize(cache.view(), v.view(), {}); });
   EXPECT_TRUE(same_bytes(before.pages, cache.pages));

@@ -2,7 +2,9 @@
 
 import copy
 import json
+import os
 import pickle
+import subprocess
 
 import numpy as np
 import pytest
@@ -88,6 +90,20 @@ def test_files(rng, tmp_path):
         assert np.array_equal(x, y)
 
 
+def test_the_command_dequantizes_a_latent_cache(rng, tmp_path):
+    safetensors = pytest.importorskip("safetensors.numpy")
+    command = os.environ.get("HALFTONE_COMMAND")
+    if not command:
+        pytest.skip("HALFTONE_COMMAND does not name the halftone command")
+    cache, _ = filled(rng, counts=(70,))
+    cache.to_safetensors(tmp_path / "packed.safetensors")
+    unpacked = tmp_path / "unpacked.safetensors"
+    subprocess.run([command, "dequantize", tmp_path / "packed.safetensors", unpacked, "--dtype", "f32"], check=True)
+    tensors = safetensors.load_file(unpacked)
+    for name, values in zip("kv", cache.dequantize()):
+        assert np.array_equal(tensors[f"request.0.{name}"], values)
+
+
 def test_errors(rng):
     cache, k = filled(rng)
     before = cache.pages.copy()
@@ -106,5 +122,7 @@ def test_errors(rng):
         ht.KVCacheSpec.latent(rope_dim=0)
     with pytest.raises(ht.InvalidArgumentError, match="kv_heads is 2.*use 1"):
         ht.KVCacheSpec(2, 576, "fp8-g128-f32", None, 512, rope_dim=64)
+    with pytest.raises(ht.InvalidArgumentError, match="format is fp8-g128-f32, but only per-tensor"):
+        ht.calibrate(k[..., :512].copy(), "fp8-g128-f32")
     with pytest.raises(ht.InvalidArgumentError, match="v is None"):
         ht.PagedKVCache(1, 10, kv_heads=1, head_dim=64).append(k[:1, :, :64].copy())
