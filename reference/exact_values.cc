@@ -60,10 +60,11 @@ void rotate(double* x, int dim) {
   std::copy(rotated.begin(), rotated.end(), x);
 }
 
-std::vector<double> read_part(const Cache& cache, const std::vector<std::int64_t>& slots, KvPart which) {
+// One span of K or V: its values go to values[(token * heads + head) * row + d].
+void read_span(const Cache& cache, const std::vector<std::int64_t>& slots, const page::Part& part,
+               KvPart which, std::size_t row, double* values) {
   const KvCacheSpec& spec = cache.spec;
   const PageLayout layout = page_layout(spec);
-  const page::Part part = page::part_of(spec, layout, which);
   const bool k = which == KvPart::kK;
   const Tensor& scales = k ? cache.k_scale : cache.v_scale;
   const Tensor& mins = k ? cache.k_min : cache.v_min;
@@ -71,11 +72,9 @@ std::vector<double> read_part(const Cache& cache, const std::vector<std::int64_t
   for (int t = 0; t < kTileTokens; ++t) {
     for (int d = 0; d < part.dim; ++d) places.push_back(part.place(t, d));
   }
-  std::vector<double> values;
-  values.reserve(slots.size() * static_cast<std::size_t>(spec.kv_heads * part.dim));
   for (const std::int64_t slot : slots) {
     const int within = static_cast<int>(slot % spec.page_size), t = within % kTileTokens;
-    for (int head = 0; head < spec.kv_heads; ++head) {
+    for (int head = 0; head < spec.kv_heads; ++head, values += row) {
       const std::uint8_t* tile = cache.pages.bytes().data() + slot / spec.page_size * layout.page_bytes +
                                  page::tile_offset(layout, head, within);
       for (int d = 0; d < part.dim; ++d) {
@@ -90,11 +89,20 @@ std::vector<double> read_part(const Cache& cache, const std::vector<std::int64_t
           scale = scalar(tile + part.scale_offset(t, group), part.format.scale_dtype);
           if (part.format.asymmetric) min = scalar(tile + part.min_offset(t, group), part.format.scale_dtype);
         }
-        values.push_back(code_value(part.format, tile + part.data_offset + place.byte, place.nibble) * scale +
-                         min);
+        values[d] = code_value(part.format, tile + part.data_offset + place.byte, place.nibble) * scale + min;
       }
-      if (part.rotated) rotate(values.data() + values.size() - static_cast<std::size_t>(part.dim), part.dim);
+      if (part.rotated) rotate(values, part.dim);
     }
+  }
+}
+
+std::vector<double> read_part(const Cache& cache, const std::vector<std::int64_t>& slots, KvPart which) {
+  const KvCacheSpec& spec = cache.spec;
+  const auto row = static_cast<std::size_t>(which == KvPart::kK ? spec.head_dim : spec.v_dim());
+  std::vector<double> values(slots.size() * static_cast<std::size_t>(spec.kv_heads) * row);
+  for (const page::Part& part : page::parts_of(spec, page_layout(spec))) {
+    const int first = part.first_in(which);
+    if (first >= 0) read_span(cache, slots, part, which, row, values.data() + first);
   }
   return values;
 }

@@ -25,15 +25,12 @@ OwnedCache::OwnedCache(const KvCacheSpec& cache_spec, int batch, std::int64_t to
 }
 
 void OwnedCache::calibrate(const TensorView& k, const TensorView& v) {
-  if (spec.k_format.static_scale()) {
-    const StaticScaleValues values = halftone::calibrate(k, spec.k_format, spec.rotate_k);
-    k_scale = floats(values.scale);
-    k_min = floats(values.min);
-  }
-  if (spec.v_format.static_scale()) {
-    const StaticScaleValues values = halftone::calibrate(v, spec.v_format, spec.rotate_v);
-    v_scale = floats(values.scale);
-    v_min = floats(values.min);
+  for (const KvSpan& span : spec.spans()) {
+    if (!span.format.static_scale()) continue;
+    const bool of_k = span.k_first >= 0;
+    const StaticScaleValues values = halftone::calibrate(of_k ? k : v, span.format, span.rotate);
+    (of_k ? k_scale : v_scale) = floats(values.scale);
+    (of_k ? k_min : v_min) = floats(values.min);
   }
 }
 

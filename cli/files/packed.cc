@@ -89,15 +89,16 @@ PackedLayer check_layer(const SafetensorsReader& file, const std::string& label,
 }  // namespace
 
 std::string spec_to_json(const KvCacheSpec& spec) {
-  return nlohmann::ordered_json{{"k_format", format_name(spec.k_format)},
-                                {"v_format", format_name(spec.v_format)},
-                                {"kv_heads", spec.kv_heads},
-                                {"head_dim", spec.head_dim},
-                                {"v_head_dim", spec.v_dim()},
-                                {"page_size", spec.page_size},
-                                {"rotate_k", spec.rotate_k},
-                                {"rotate_v", spec.rotate_v}}
-      .dump();
+  nlohmann::ordered_json json{{"k_format", format_name(spec.k_format)},
+                              {"v_format", format_name(spec.v_format)},
+                              {"kv_heads", spec.kv_heads},
+                              {"head_dim", spec.head_dim},
+                              {"v_head_dim", spec.v_dim()},
+                              {"page_size", spec.page_size},
+                              {"rotate_k", spec.rotate_k},
+                              {"rotate_v", spec.rotate_v}};
+  if (spec.is_latent()) json["rope_dim"] = spec.rope_dim;
+  return json.dump();
 }
 
 KvCacheSpec spec_from_json(const std::string& text, const std::string& where) {
@@ -126,6 +127,7 @@ KvCacheSpec spec_from_json(const std::string& text, const std::string& where) {
     spec.page_size = integer("page_size");
     spec.rotate_k = json.at("rotate_k").get<bool>();
     spec.rotate_v = json.at("rotate_v").get<bool>();
+    if (json.contains("rope_dim")) spec.rope_dim = integer("rope_dim");  // only latent caches say it
     page_layout(spec);
     return spec;
   } catch (const nlohmann::json::exception&) {

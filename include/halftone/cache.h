@@ -1,6 +1,7 @@
 // The paged KV cache: geometry of the pages, a view of them, and the operations that write and read them.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -12,23 +13,96 @@ namespace halftone {
 /// Tokens per tile, the unit in which a page stores codes and scales.
 inline constexpr int kTileTokens = 16;
 
-/// Everything that fixes the bytes of a page.
+/// How the codes of a span lie within a tile.
+enum class KvOrder : std::uint8_t {
+  kFragments,  ///< as the tensor cores take them (docs/formats.md); scales in planes of their own
+  kRows,       ///< a token's codes next to each other, in the order of its dims (4-bit: even dim low)
+};
+
+/// Consecutive dims of every token that are stored alike: what K and V are made of.
+struct KvSpan {
+  KvFormat format;
+  int dims = 0;
+  bool rotate = false;  ///< stored after a block Hadamard rotation
+  KvOrder order = KvOrder::kRows;
+  int k_first = -1;  ///< the dim of K that the span begins with; -1: not a part of K
+  int v_first = -1;  ///< likewise of V. A span may be a part of both
+};
+
+inline constexpr int kMaxSpans = 4;
+
+/// The spans of a token and KV head, in the order in which they are stored and in which K and V have them.
+struct KvSpans {
+  std::array<KvSpan, kMaxSpans> span{};
+  int count = 0;
+
+  constexpr const KvSpan* begin() const { return span.data(); }
+  constexpr const KvSpan* end() const { return span.data() + count; }
+};
+
+/// Everything that fixes the bytes of a page. Two kinds of caches: K and V stored apart, or, with rope_dim, a
+/// latent (MLA, arXiv:2405.04434) that is K and V at once.
 struct KvCacheSpec {
   KvFormat k_format;
   KvFormat v_format;
-  int kv_heads = 0;       ///< >= 1
-  int head_dim = 0;       ///< of K (and Q): 64, 80, 96, 128, 192 or 256
-  int v_head_dim = 0;     ///< of V (and O): the same choices; 0 means head_dim
+  int kv_heads = 0;       ///< >= 1; of a latent cache 1
+  int head_dim = 0;       ///< of K (and Q): 64, 80, 96, 128, 192 or 256; latent: v_head_dim + rope_dim
+  int v_head_dim = 0;     ///< of V (and O): the same choices; 0 means head_dim; latent: 256 or 512
   int page_size = 64;     ///< tokens per page: 16, 32, 64, 128 or 256
   bool rotate_k = false;  ///< store K after a block Hadamard rotation; attention rotates Q alike
   bool rotate_v = false;  ///< store V after a block Hadamard rotation; attention undoes it on the output
+  int rope_dim = 0;       ///< 0: K and V apart. 32 or 64: a latent cache whose K ends in so many bf16 dims,
+                          ///< those of the rotary embedding; V is K's dims before them. v_format is k_format
 
   friend constexpr bool operator==(const KvCacheSpec&, const KvCacheSpec&) = default;
   constexpr int v_dim() const { return v_head_dim == 0 ? head_dim : v_head_dim; }
+  constexpr bool is_latent() const { return rope_dim != 0; }
+  /// Dims of K that a rotary embedding may rotate: the first of a separate K, the last of a latent's.
+  constexpr int rotary_dims() const { return is_latent() ? rope_dim : head_dim; }
+
+  /// K and V apart, each a span; 16-bit formats in rows, packed ones in fragments.
+  static constexpr KvCacheSpec separate(const KvFormat& k, const KvFormat& v, int kv_heads, int head_dim,
+                                        int v_head_dim = 0, int page_size = 64) {
+    return {k, v, kv_heads, head_dim, v_head_dim, page_size};
+  }
+  /// One vector per token that all query heads share: `latent_dim` dims in `format`, which are V and the
+  /// beginning of K, then `rope_dim` dims in bf16. A token's bytes are contiguous; fp8-g128-f32 with 512 and
+  /// 64 dims gives the 656-byte token of FlashMLA.
+  static constexpr KvCacheSpec latent(const KvFormat& format, int latent_dim = 512, int rope_dim = 64,
+                                      int page_size = 64) {
+    return {format, format, 1, latent_dim + rope_dim, latent_dim, page_size, false, false, rope_dim};
+  }
+
+  /// What a token and KV head consist of. Of a spec that page_layout() accepts.
+  constexpr KvSpans spans() const {
+    KvSpans s;
+    if (is_latent()) {
+      s.span[0] = {k_format, v_dim(), false, KvOrder::kRows, 0, 0};
+      s.span[1] = {KvFormat{}, rope_dim, false, KvOrder::kRows, v_dim(), -1};
+    } else {
+      const auto order = [](const KvFormat& f) {
+        return dtype_bits(f.dtype) == 16 ? KvOrder::kRows : KvOrder::kFragments;
+      };
+      s.span[0] = {k_format, head_dim, rotate_k, order(k_format), 0, -1};
+      s.span[1] = {v_format, v_dim(), rotate_v, order(v_format), -1, 0};
+    }
+    s.count = 2;
+    return s;
+  }
+};
+
+/// Where a span lies within a tile. Offsets are those of the tile's first token.
+struct SpanLayout {
+  std::int64_t data_bytes = 0;   ///< per tile
+  std::int64_t param_bytes = 0;  ///< per tile: scales, then mins if asymmetric
+  std::int64_t data_offset = 0;
+  std::int64_t param_offset = 0;
 };
 
 /// Sizes and offsets in bytes. A page holds, for each KV head, page_size/16 tiles; a tile of 16 tokens holds
-/// K data, V data, K params and V params in this order, each 16-byte aligned.
+/// K data, V data, K params and V params in this order, each 16-byte aligned. A tile of a latent cache holds
+/// 16 records, one per token: each span's codes and its params, each 16-byte aligned. V's bytes are then
+/// those of K: v_data_bytes and v_param_bytes are 0.
 struct PageLayout {
   std::int64_t k_data_bytes = 0;    ///< per tile
   std::int64_t v_data_bytes = 0;    ///< per tile
@@ -40,6 +114,8 @@ struct PageLayout {
   std::int64_t tile_bytes = 0;
   std::int64_t head_bytes = 0;  ///< tile_bytes * page_size / 16: one contiguous (page, head) block
   std::int64_t page_bytes = 0;  ///< head_bytes * kv_heads
+  std::int64_t row_bytes = 0;   ///< of a latent cache: from a token's record to the next; else 0
+  std::array<SpanLayout, kMaxSpans> spans{};  ///< of KvCacheSpec::spans()
 };
 
 /// Validates `spec` and returns its layout. Throws InvalidArgument or Unsupported.
@@ -83,7 +159,8 @@ enum class RopePairing : std::uint8_t {
 };
 
 /// Rotary position embedding applied to K before it is rotated and quantised. rotary_dim = 2 * cos.shape[1]
-/// may be smaller than head_dim; the remaining dims pass through.
+/// may be smaller than head_dim; the remaining dims pass through. Of a latent cache the dims counted are the
+/// last rope_dim of K, which it may not exceed.
 struct Rope {
   RopePairing pairing = RopePairing::kNone;
   TensorView cos;        ///< f32 [max_position, rotary_dim/2]; at most 2^16 in magnitude, as sin
@@ -94,8 +171,9 @@ struct Rope {
 /// New tokens and where they go: exactly one of `slot_mapping` and `cu_seqlens` is present.
 struct AppendArgs {
   TensorView k;             ///< f32, f16 or bf16 [tokens, kv_heads, head_dim]; last dim contiguous
-  TensorView v;             ///< same dtype [tokens, kv_heads, v_dim]; last dim contiguous. K and V must be
-                            ///< finite and at most 2^100 in magnitude, so that fp32 arithmetic stays finite
+  TensorView v;             ///< same dtype [tokens, kv_heads, v_dim]; last dim contiguous; absent for a
+                            ///< latent cache, whose K has it. K and V must be finite and at most 2^100 in
+                            ///< magnitude, so that fp32 arithmetic stays finite
   TensorView slot_mapping;  ///< int64 [tokens]: page * page_size + offset; negative skips the token
   TensorView cu_seqlens;    ///< int32 [batch + 1]: tokens [cu[i], cu[i+1]) go to request i at positions
                             ///< lengths[i], lengths[i]+1, ... through block_table

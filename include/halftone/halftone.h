@@ -174,24 +174,36 @@ HALFTONE_API halftone_status halftone_named_format_get(size_t index, halftone_kv
 
 /* ---- The paged KV cache ---- */
 
-/* Everything that fixes the bytes of a page. */
+/* Everything that fixes the bytes of a page: of K and V stored apart, or, with rope_dim, of a latent (MLA)
+ * that is K and V at once, see halftone_cache_spec_latent(). */
 typedef struct halftone_cache_spec {
   size_t struct_size;
   uint32_t abi_version;
-  int32_t kv_heads;                   /* >= 1 */
+  int32_t kv_heads;                   /* >= 1; latent: 1 */
   const halftone_kv_format* k_format; /* NULL: bf16 */
   const halftone_kv_format* v_format; /* NULL: as k_format */
-  int32_t head_dim;                   /* of K and Q: 64, 80, 96, 128, 192 or 256 */
-  int32_t v_head_dim;                 /* of V and O: the same choices; default 0 means head_dim */
+  int32_t head_dim;                   /* of K and Q: 64, 80, 96, 128, 192 or 256; latent: both below */
+  int32_t v_head_dim;                 /* of V and O: as head_dim, default 0 means that; latent: 256 or 512 */
   int32_t page_size;                  /* tokens per page: 16, 32, 64 (default), 128 or 256 */
   int32_t rotate_k;                   /* 1: store K Hadamard-rotated in blocks; attention rotates Q alike */
   int32_t rotate_v;                   /* 1: store V Hadamard-rotated in blocks; undone on the output */
-  int32_t reserved;                   /* 0 */
+  int32_t rope_dim;                   /* latent: rotary dims at K's end, 32 or 64, in bf16; default 0: none */
 } halftone_cache_spec;
 HALFTONE_API halftone_status halftone_cache_spec_init(halftone_cache_spec* spec, size_t struct_size);
 
+/* Makes an initialised *spec that of a latent cache: one vector per token for all query heads, `latent_dim`
+ * dims in `format` (NULL: bf16), which are V and the beginning of K, then `rope_dim` dims of K in bf16. A
+ * token's bytes are contiguous; fp8-g128-f32 with 512 and 64 dims gives the 656-byte token of FlashMLA. The
+ * other fields, page_size among them, stay. `format` must live as long as *spec is used. Errors are found
+ * where the spec is used. Append to such a cache with k [T, 1, latent_dim + rope_dim] and v NULL; attention
+ * over it is UNSUPPORTED. */
+HALFTONE_API halftone_status halftone_cache_spec_latent(halftone_cache_spec* spec,
+                                                        const halftone_kv_format* format, int32_t latent_dim,
+                                                        int32_t rope_dim);
+
 /* Sizes and offsets in bytes. A page holds, for each KV head, page_size / 16 tiles; a tile of 16 tokens holds
- * K data, V data, K params and V params in this order, each 16-byte aligned. */
+ * K data, V data, K params and V params in this order, each 16-byte aligned. A tile of a latent cache holds
+ * 16 records, one per token, see docs/formats.md; the offsets are then those of its first token. */
 typedef struct halftone_page_layout {
   size_t struct_size;
   uint32_t abi_version;
@@ -206,6 +218,7 @@ typedef struct halftone_page_layout {
   int64_t tile_bytes;
   int64_t head_bytes; /* tile_bytes * page_size / 16: one contiguous (page, head) block */
   int64_t page_bytes; /* head_bytes * kv_heads */
+  int64_t row_bytes;  /* of a latent cache: from a token's record to the next; else 0 */
 } halftone_page_layout;
 HALFTONE_API halftone_status halftone_page_layout_init(halftone_page_layout* layout, size_t struct_size);
 
@@ -254,7 +267,8 @@ typedef struct halftone_append_args {
   uint32_t abi_version;
   int32_t rope_pairing;                /* halftone_rope_pairing; NONE is the default */
   const halftone_tensor* k;            /* f32, f16 or bf16 [T, kv_heads, head_dim]; last dim contiguous */
-  const halftone_tensor* v;            /* same dtype [T, kv_heads, v_dim]; last dim contiguous */
+  const halftone_tensor* v;            /* same dtype [T, kv_heads, v_dim]; last dim contiguous; NULL for a
+                                          latent cache, whose V is a part of K */
   const halftone_tensor* slot_mapping; /* int64 [T]: page * page_size + offset; negative skips the token */
   const halftone_tensor* cu_seqlens;   /* int32 [batch + 1]: tokens [cu[i], cu[i+1]) go to request i from
                                           position lengths[i] on, through block_table */

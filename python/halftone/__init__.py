@@ -20,7 +20,7 @@ from .errors import (
     UnsupportedError,
 )
 from .format import KVFormat
-from .spec import KVCacheSpec
+from .spec import KVCacheSpec, KVSpan
 
 __version__ = str(_native.version())
 has_cuda = bool(_native.has_cuda())
@@ -34,6 +34,7 @@ __all__ = [
     "InvalidArgumentError",
     "KVCacheSpec",
     "KVFormat",
+    "KVSpan",
     "OutOfRangeError",
     "PagedKVCache",
     "Plan",

@@ -243,7 +243,7 @@ class PagedKVCache(_check.Fixed):
     def append(
         self,
         k: Any,
-        v: Any,
+        v: Any = None,
         counts: Sequence[int] | None = None,
         *,
         rope: Rope | None = None,
@@ -260,9 +260,9 @@ class PagedKVCache(_check.Fixed):
 
         Args:
             k: f32, f16 or bf16 [tokens, kv_heads, head_dim], request after request.
-            v: the same dtype [tokens, kv_heads, v_head_dim].
+            v: the same dtype [tokens, kv_heads, v_head_dim]; None for a latent cache, whose V is a part of K.
             counts: tokens of each request; None means one each, or all of them with a single request.
-            rope: applied to K first.
+            rope: applied to K first; of a latent cache to its last rope_dim dims.
             stream: a cudaStream_t; None means the framework's current stream.
 
         Raises:
@@ -455,6 +455,7 @@ class PagedKVCache(_check.Fixed):
         return (
             f"PagedKVCache(batch={self.batch}, max_len={self.max_len}, kv_heads={s.kv_heads}, head_dim={s.head_dim}, "
             f"k_format={str(s.k_format)!r}, v_format={str(s.v_format)!r}, "
+            f"{f'rope_dim={s.rope_dim}, ' if s.rope_dim else ''}"
             f"pages={self.num_pages} x {s.page_size} tokens, "
             f"{self.framework} on {self.device})"
         )

@@ -13,9 +13,34 @@ from .errors import InvalidArgumentError
 from .format import KVFormat, as_format
 
 
+@dataclass(frozen=True)
+class KVSpan:
+    """Consecutive dims of every token that are stored alike: what K and V are made of.
+
+    Attributes:
+        format: of the values.
+        dims: how many.
+        rotate: whether they are stored after a block Hadamard rotation.
+        order: "fragments" as the tensor cores take them, or "rows" of a token's values in the order of its dims.
+        k_first: the dim of K that the span begins with; None: not a part of K.
+        v_first: likewise of V; a span may be a part of both.
+        data_offset: bytes from the tile to its first token's codes.
+        param_offset: bytes from the tile to its first token's first scale, if it has scales.
+    """
+
+    format: KVFormat
+    dims: int
+    rotate: bool
+    order: str
+    k_first: int | None
+    v_first: int | None
+    data_offset: int
+    param_offset: int
+
+
 @dataclass(frozen=True, init=False)
 class KVCacheSpec:
-    """Everything that fixes the bytes of a page.
+    """Everything that fixes the bytes of a page, of K and V stored apart; :meth:`latent` makes the other kind.
 
     Args:
         kv_heads: KV heads, at least 1.
@@ -27,6 +52,7 @@ class KVCacheSpec:
         rotate_k: store K after a block Hadamard rotation, which attention applies to Q alike (QuaRot,
             arXiv:2404.00456); improves 4-bit K.
         rotate_v: store V after the rotation; attention undoes it on the output.
+        rope_dim: of a latent cache, see :meth:`latent`; 0: K and V apart.
 
     Raises:
         InvalidArgumentError, UnsupportedError: a geometry that no page has; the sentence names the nearest choice.
@@ -43,6 +69,7 @@ class KVCacheSpec:
     page_size: int
     rotate_k: bool
     rotate_v: bool
+    rope_dim: int
     key: str = field(init=False, repr=False, compare=False)
 
     def __init__(
@@ -55,6 +82,7 @@ class KVCacheSpec:
         page_size: int = 64,
         rotate_k: bool = False,
         rotate_v: bool = False,
+        rope_dim: int = 0,
     ) -> None:
         fields = {
             "k_format": as_format(k_format),
@@ -65,13 +93,45 @@ class KVCacheSpec:
             "page_size": _check.integer(page_size, "page_size"),
             "rotate_k": _check.flag(rotate_k, "rotate_k"),
             "rotate_v": _check.flag(rotate_v, "rotate_v"),
+            "rope_dim": _check.integer(rope_dim, "rope_dim"),
         }
         for name, value in fields.items():
             object.__setattr__(self, name, value)
         self._native  # noqa: B018  validates
         # An ordinary attribute, so that torch.compile sees a constant.
         text = {name: str(value) if name.endswith("_format") else value for name, value in fields.items()}
+        if not rope_dim:  # files of caches without it are as they were
+            del text["rope_dim"]
         object.__setattr__(self, "key", json.dumps(text))
+
+    @classmethod
+    def latent(
+        cls,
+        k_format: KVFormat | str = "fp8-g128-f32",
+        latent_dim: int = 512,
+        rope_dim: int = 64,
+        page_size: int = 64,
+    ) -> KVCacheSpec:
+        """The spec of a latent cache (MLA, DeepSeek-V2, arXiv:2405.04434): one vector per token for all query heads.
+
+        Its first ``latent_dim`` dims are V and the beginning of K; ``rope_dim`` dims of K in bf16 follow, those of the
+        rotary embedding. A token's bytes are contiguous; the defaults give the 656-byte token of FlashMLA. Append to
+        such a cache with ``k`` [tokens, 1, latent_dim + rope_dim] and no ``v``. Attention over it is not supported:
+        dequantize it.
+
+        Args:
+            k_format: format of the latent: one with computed scales or a 16-bit one.
+            latent_dim: 256 or 512, the ``v_head_dim``.
+            rope_dim: 32 or 64.
+            page_size: tokens per page: 16, 32, 64, 128 or 256.
+
+        Raises:
+            InvalidArgumentError, UnsupportedError: as the constructor.
+        """
+        dims = _check.integer(latent_dim, "latent_dim")
+        if _check.integer(rope_dim, "rope_dim") == 0:
+            raise InvalidArgumentError("rope_dim is 0, but a latent cache has 32 or 64 rotary dims: use 64.")
+        return cls(1, dims + rope_dim, k_format, None, dims, page_size, rope_dim=rope_dim)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return KVCacheSpec, tuple(getattr(self, name) for name in _DEFAULTS)
@@ -80,13 +140,27 @@ class KVCacheSpec:
     def _native(self) -> Any:
         return _native.spec(
             str(self.k_format), str(self.v_format), self.kv_heads, self.head_dim, self.v_head_dim, self.page_size,
-            self.rotate_k, self.rotate_v,
+            self.rotate_k, self.rotate_v, self.rope_dim,
         )  # fmt: skip
 
     @cached_property
     def layout(self) -> dict[str, int]:
         """Sizes and offsets in bytes within a page, the fields of C++'s ``PageLayout`` (docs/formats.md)."""
         return {str(name): int(value) for name, value in _native.layout(self._native).items()}
+
+    @cached_property
+    def spans(self) -> tuple[KVSpan, ...]:
+        """What K and V are made of and where it lies within a tile, as stored (docs/formats.md)."""
+        flat, spans = list(_native.spans(self._native)), []
+        for name, *numbers in (flat[i : i + 8] for i in range(0, len(flat), 8)):
+            dims, rotate, in_rows, k_first, v_first, data_offset, param_offset = (int(n) for n in numbers)
+            spans.append(
+                KVSpan(
+                    as_format(str(name)), dims, bool(rotate), "rows" if in_rows else "fragments",
+                    None if k_first < 0 else k_first, None if v_first < 0 else v_first, data_offset, param_offset,
+                )  # fmt: skip
+            )
+        return tuple(spans)
 
     @property
     def page_bytes(self) -> int:

@@ -70,11 +70,11 @@ def _operator(name: str, schema: str) -> Callable[[_Kernel], _Kernel]:
 
 @_operator(
     "append",
-    "Tensor k, Tensor v, Tensor cu_seqlens, Tensor(a!) pages, Tensor block_table, Tensor(b!) lengths, "
+    "Tensor k, Tensor? v, Tensor cu_seqlens, Tensor(a!) pages, Tensor block_table, Tensor(b!) lengths, "
     f"Tensor(c!)? status, {_SCALES}, str spec) -> ()",
 )
 def _append_op(
-    k: Tensor, v: Tensor, cu_seqlens: Tensor, pages: Tensor, block_table: Tensor, lengths: Tensor,
+    k: Tensor, v: Optional[Tensor], cu_seqlens: Tensor, pages: Tensor, block_table: Tensor, lengths: Tensor,
     status: Optional[Tensor], k_scale: Optional[Tensor], k_min: Optional[Tensor], v_scale: Optional[Tensor],
     v_min: Optional[Tensor], spec: str,
 ) -> None:  # fmt: skip
@@ -260,7 +260,7 @@ def _check_workspace(workspace: Any, plan: Plan, device: Optional[str]) -> None:
     raise InvalidArgumentError(f"workspace is {what}, but must be 256-byte aligned uint8 memory: {remedy}.")
 
 
-def append(cache: PagedKVCache, k: Tensor, v: Tensor) -> None:
+def append(cache: PagedKVCache, k: Tensor, v: Optional[Tensor] = None) -> None:
     """Appends one token to every request and advances ``cache.lengths``, not the host's copy of them.
 
     Every call advances: layers must not share one array of lengths, see :meth:`PagedKVCache.append`.
@@ -268,7 +268,7 @@ def append(cache: PagedKVCache, k: Tensor, v: Tensor) -> None:
     Args:
         cache: whose pages were dealt by ``reserve()``.
         k: f32, f16 or bf16 [batch, kv_heads, head_dim].
-        v: likewise with v_head_dim.
+        v: likewise with v_head_dim; None for a latent cache.
 
     Raises:
         InvalidArgumentError: as :meth:`PagedKVCache.append`.

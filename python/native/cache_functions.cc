@@ -70,7 +70,7 @@ Array<String> formats() {
 }
 
 Ref<SpecObj> make_spec(const String& k_format, const String& v_format, int kv_heads, int head_dim,
-                       int v_head_dim, int page_size, bool rotate_k, bool rotate_v) {
+                       int v_head_dim, int page_size, bool rotate_k, bool rotate_v, int rope_dim) {
   return guarded([&] {
     const KvCacheSpec spec{.k_format = parse_format(text_of(k_format)),
                            .v_format = parse_format(text_of(v_format)),
@@ -79,7 +79,8 @@ Ref<SpecObj> make_spec(const String& k_format, const String& v_format, int kv_he
                            .v_head_dim = v_head_dim,
                            .page_size = page_size,
                            .rotate_k = rotate_k,
-                           .rotate_v = rotate_v};
+                           .rotate_v = rotate_v,
+                           .rope_dim = rope_dim};
     page_layout(spec);  // every error of a geometry
     return Ref<SpecObj>(ffi::make_object<SpecObj>(spec));
   });
@@ -99,10 +100,29 @@ Map<String, std::int64_t> layout(const Ref<SpecObj>& spec) {
                                                                      {"v_param_offset", l.v_param_offset},
                                                                      {"tile_bytes", l.tile_bytes},
                                                                      {"head_bytes", l.head_bytes},
-                                                                     {"page_bytes", l.page_bytes}}) {
+                                                                     {"page_bytes", l.page_bytes},
+                                                                     {"row_bytes", l.row_bytes}}) {
       fields.Set(name, value);
     }
     return fields;
+  });
+}
+
+/// Of each span: its format, then dims, rotate, in_rows, k_first, v_first, data_offset and param_offset.
+Array<ffi::Any> spans(const Ref<SpecObj>& spec) {
+  return guarded([&] {
+    const PageLayout l = page_layout(spec->spec);
+    Array<ffi::Any> list;
+    for (const KvSpan& span : spec->spec.spans()) {
+      const SpanLayout& at = l.spans[list.size() / 8];
+      list.push_back(String(format_name(span.format)));
+      for (const std::int64_t value :
+           {std::int64_t{span.dims}, std::int64_t{span.rotate}, std::int64_t{span.order == KvOrder::kRows},
+            std::int64_t{span.k_first}, std::int64_t{span.v_first}, at.data_offset, at.param_offset}) {
+        list.push_back(value);
+      }
+    }
+    return list;
   });
 }
 
@@ -119,10 +139,10 @@ Ref<CacheObj> make_cache(const Ref<SpecObj>& spec, AnyView pages, AnyView block_
   });
 }
 
-AppendArgs to_append_args(AnyView k, AnyView v, AnyView cu_seqlens, AnyView status) {
+AppendArgs to_append_args(const KvCacheSpec& spec, AnyView k, AnyView v, AnyView cu_seqlens, AnyView status) {
   AppendArgs args;
   args.k = to_view(k, "k");
-  args.v = to_view(v, "v");
+  args.v = spec.is_latent() ? to_optional_view(v, "v") : to_view(v, "v");
   args.cu_seqlens = to_optional_view(cu_seqlens, "cu_seqlens");
   args.status = to_optional_view(status, "status");
   return args;
@@ -132,7 +152,7 @@ AppendArgs to_append_args(AnyView k, AnyView v, AnyView cu_seqlens, AnyView stat
 void append_tokens(const Ref<CacheObj>& cache, AnyView k, AnyView v, AnyView slot_mapping, AnyView cu_seqlens,
                    int pairing, AnyView cos, AnyView sin, AnyView positions, AnyView status, AnyView stream) {
   guarded([&] {
-    AppendArgs args = to_append_args(k, v, cu_seqlens, status);
+    AppendArgs args = to_append_args(cache->cache.spec, k, v, cu_seqlens, status);
     args.slot_mapping = to_optional_view(slot_mapping, "slot_mapping");
     args.advance = cu_seqlens != nullptr;
     args.rope.pairing = static_cast<RopePairing>(pairing);
@@ -148,7 +168,7 @@ void append_tensors(const Ref<SpecObj>& spec, AnyView k, AnyView v, AnyView cu_s
                     AnyView block_table, AnyView lengths, AnyView status, AnyView k_scale, AnyView k_min,
                     AnyView v_scale, AnyView v_min) {
   guarded([&] {
-    AppendArgs args = to_append_args(k, v, cu_seqlens, status);
+    AppendArgs args = to_append_args(spec->spec, k, v, cu_seqlens, status);
     args.advance = true;
     const PagedKv cache =
         to_cache(spec->spec, pages, block_table, lengths, k_scale, k_min, v_scale, v_min, false);
@@ -223,6 +243,7 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(format_info, format_info);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(formats, formats);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(spec, make_spec);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(layout, layout);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(spans, spans);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(cache, make_cache);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(append, append_tokens);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(append_tensors, append_tensors);

@@ -197,6 +197,19 @@ halftone_status halftone_cache_spec_init(halftone_cache_spec* spec, size_t struc
   return guarded([&] { init_struct(spec, struct_size, "spec"); });
 }
 
+halftone_status halftone_cache_spec_latent(halftone_cache_spec* spec, const halftone_kv_format* format,
+                                           int32_t latent_dim, int32_t rope_dim) {
+  return guarded([&] {
+    auto made = read_struct(spec, "spec");
+    made.k_format = made.v_format = format;
+    made.kv_heads = 1;
+    made.head_dim = made.v_head_dim = latent_dim;
+    if (rope_dim > 0 && latent_dim <= INT32_MAX - rope_dim) made.head_dim += rope_dim;
+    made.rope_dim = rope_dim;
+    write_struct(spec, "spec", [&] { return made; });
+  });
+}
+
 halftone_status halftone_page_layout_init(halftone_page_layout* layout, size_t struct_size) {
   return guarded([&] { init_struct(layout, struct_size, "layout"); });
 }
@@ -216,6 +229,7 @@ halftone_status halftone_cache_page_layout(const halftone_cache_spec* spec, half
       out.tile_bytes = l.tile_bytes;
       out.head_bytes = l.head_bytes;
       out.page_bytes = l.page_bytes;
+      out.row_bytes = l.row_bytes;
       return out;
     });
   });

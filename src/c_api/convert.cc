@@ -117,7 +117,6 @@ KvFormat to_cpp(const halftone_kv_format* in, const Name& argument) {
 
 KvCacheSpec to_cpp(const halftone_cache_spec* in, const Name& argument) {
   const halftone_cache_spec c = read_struct(in, argument);
-  check_reserved(c.reserved, argument);
   KvCacheSpec spec;
   if (c.k_format != nullptr) spec.k_format = to_cpp(c.k_format, argument("k_format"));
   spec.v_format = c.v_format != nullptr ? to_cpp(c.v_format, argument("v_format")) : spec.k_format;
@@ -127,6 +126,7 @@ KvCacheSpec to_cpp(const halftone_cache_spec* in, const Name& argument) {
   spec.page_size = c.page_size;
   spec.rotate_k = to_bool(c.rotate_k, argument("rotate_k"));
   spec.rotate_v = to_bool(c.rotate_v, argument("rotate_v"));
+  spec.rope_dim = c.rope_dim;
   return spec;
 }
 
@@ -238,6 +238,7 @@ halftone_cache_spec to_c(const KvCacheSpec& spec) {
   c.page_size = spec.page_size;
   c.rotate_k = spec.rotate_k;
   c.rotate_v = spec.rotate_v;
+  c.rope_dim = spec.rope_dim;
   return c;
 }
 

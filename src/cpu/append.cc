@@ -26,7 +26,6 @@
 namespace halftone::cpu {
 namespace {
 
-constexpr int kMaxDim = kHeadDims.back();
 constexpr std::int64_t kParallelElements = 1 << 14;  // below, a parallel region costs more than it gains
 
 // Bit patterns of magnitudes order as the magnitudes do, NaN last.
@@ -38,7 +37,7 @@ bool acceptable(const float* x, int count) {
 }
 
 bool token_is_acceptable(const TensorView& x, std::int64_t token) {
-  std::array<float, kMaxDim> row;
+  std::array<float, kMaxRowDims> row;
   const int dim = static_cast<int>(x.shape[2]);
   bool good = true;
   for (std::int64_t head = 0; head < x.shape[1]; ++head) {
@@ -49,7 +48,7 @@ bool token_is_acceptable(const TensorView& x, std::int64_t token) {
 }
 
 [[noreturn]] void refuse_value(const TensorView& x, const char* name, std::int64_t token) {
-  std::array<float, kMaxDim> row;
+  std::array<float, kMaxRowDims> row;
   const int dim = static_cast<int>(x.shape[2]);
   for (std::int64_t head = 0; head < x.shape[1]; ++head) {
     load_row(x.dtype, row_at(x, token, head), dim, row.data());
@@ -107,13 +106,13 @@ void check_rope_values(const Rope& rope, const std::vector<std::int64_t>& slots)
   }
 }
 
-// Everything that writing K, or V, of a call's tokens needs.
+// Everything that writing a span of a call's tokens needs.
 struct PartJob {
   const PagedKv& cache;
-  PageLayout layout;
+  const PageLayout& layout;
   page::Part part;
-  const TensorView& input;
-  const Rope* rope;  // null for V
+  TensorView input;  // the span's dims
+  const Rope* rope;  // null for all but the span that it begins in
   const StaticScale& static_scale;
   const std::vector<std::int64_t>& slots;
   Interruption& interruption;
@@ -192,14 +191,21 @@ void quantise(const PartJob& job, const codec::Params* given, int token, std::ui
   }
 }
 
-// Writes one token's codes to their places.
+// Writes one token's codes to their places: those of `table`, or a row.
 template <class Code>
 void scatter(const page::Part& part, const page::PlaceTable* table, int token, const Code* codes,
              std::uint8_t* tile) {
   std::uint8_t* data = tile + part.data_offset;
   if constexpr (sizeof(Code) == 2) {
-    std::memcpy(data + page::row_place(token, 0, part.dim).byte, codes,
-                static_cast<std::size_t>(part.dim) * 2);
+    std::memcpy(data + token * part.row_bytes, codes, static_cast<std::size_t>(part.dim) * 2);
+  } else if (table == nullptr) {
+    std::uint8_t* row = data + token * part.row_bytes;
+    if (part.format.dtype == DType::kInt4) {
+      for (int d = 0; d < part.dim; d += 2)
+        row[d / 2] = static_cast<std::uint8_t>(codes[d] | codes[d + 1] << 4);
+    } else {
+      std::memcpy(row, codes, static_cast<std::size_t>(part.dim));
+    }
   } else {
     const std::uint16_t* bytes = table->token(token);
     if (part.format.dtype == DType::kInt4) {
@@ -216,8 +222,7 @@ template <class Codec>
 void write_part(const PartJob& job) {
   const page::Part& part = job.part;
   const bool packed = sizeof(typename Codec::Code) == 1;
-  const page::PlaceTable* table =
-      packed ? &page::place_table(part.which, part.format.dtype, part.dim) : nullptr;
+  const page::PlaceTable* table = page::table_of(part);
   const int heads = job.cache.spec.kv_heads;
   const bool per_token = part.format.granularity == Granularity::kToken;
   const auto row = static_cast<std::size_t>(per_token ? heads : 1) * part.dim;
@@ -235,7 +240,7 @@ void write_part(const PartJob& job) {
       for (int head = 0; head < heads; ++head) load_transformed(job, t, head, x + head * part.dim);
       shared = codec::params_of(part.format, range_of(x, heads * part.dim));
     }
-    std::array<typename Codec::Code, kMaxDim> codes;
+    std::array<typename Codec::Code, kMaxSpanDims> codes;
     for (int head = 0; head < heads; ++head) {
       float* head_values = per_token ? x + head * part.dim : x;
       if (!per_token) load_transformed(job, t, head, head_values);
@@ -255,14 +260,22 @@ void append(const PagedKv& cache, const AppendArgs& args) {
   const Slots slots = append_slots(cache, args);
   Interruption interruption;
   check_values(args.k, "k", slots.of_token, interruption);
-  check_values(args.v, "v", slots.of_token, interruption);
+  if (args.v.present()) check_values(args.v, "v", slots.of_token, interruption);
   check_rope_values(args.rope, slots.of_token);
 
-  const page::Part k = page::part_of(cache.spec, layout, KvPart::kK);
-  const page::Part v = page::part_of(cache.spec, layout, KvPart::kV);
-  const PartJob jobs[] = {{cache, layout, k, args.k, &args.rope, cache.k_scale, slots.of_token, interruption},
-                          {cache, layout, v, args.v, nullptr, cache.v_scale, slots.of_token, interruption}};
-  for (const PartJob& job : jobs) {
+  const int rope_first = cache.spec.head_dim - cache.spec.rotary_dims();
+  for (const page::Part& part : page::parts_of(cache.spec, layout)) {
+    const bool of_k = part.which == KvPart::kK;
+    const TensorView input =
+        of_k ? dims_of(args.k, part.k_first, part.dim) : dims_of(args.v, part.v_first, part.dim);
+    const PartJob job{cache,
+                      layout,
+                      part,
+                      input,
+                      part.k_first == rope_first ? &args.rope : nullptr,
+                      of_k ? cache.k_scale : cache.v_scale,
+                      slots.of_token,
+                      interruption};
     codec::with_codec(job.part.format, [&](auto codec) { write_part<decltype(codec)>(job); });
     interruption.check();
   }

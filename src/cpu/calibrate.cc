@@ -23,15 +23,15 @@ StaticScaleValues calibrate(const TensorView& x, const KvFormat& format, bool ro
                              {planning::kAnySize, planning::kAnySize, planning::kAnySize},
                              Device{},
                              planning::Strides::kLastContiguous});
-  check_head_dim(x.shape[2], "x.shape[2]");
-  const int dim = static_cast<int>(x.shape[2]);
-  check_format(format, dim, "format");
+  check_format(format, kHeadDims.back(), "format");  // every group fits it; static scales have none
   if (!format.static_scale()) {
     invalid(
         fmt::format("format is {}, but only per-tensor and per-head static scales are calibrated: use fp8 or "
                     "int8-tensor, or append directly.",
                     format_name(format)));
   }
+  check_head_dim(x.shape[2], "x.shape[2]");
+  const int dim = static_cast<int>(x.shape[2]);
   if (x.shape[0] == 0 || x.shape[1] == 0) {
     invalid(fmt::format("x has shape {}, but a scale needs at least one value: pass sample tokens.",
                         planning::shape_text(x)));

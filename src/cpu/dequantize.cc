@@ -21,11 +21,12 @@
 namespace halftone::cpu {
 namespace {
 
+// Reading a span of all live tokens.
 struct PartJob {
   const PagedKv& cache;
-  PageLayout layout;
+  const PageLayout& layout;
   page::Part part;
-  const TensorView& output;
+  TensorView output;  // the span's dims of K or V
   const StaticScale& static_scale;
   const std::vector<std::int64_t>& slots;
   Interruption& interruption;
@@ -62,8 +63,14 @@ void gather(const page::Part& part, const page::PlaceTable* table, int token, co
             Code* codes) {
   const std::uint8_t* data = tile + part.data_offset;
   if constexpr (sizeof(Code) == 2) {
-    std::memcpy(codes, data + page::row_place(token, 0, part.dim).byte,
-                static_cast<std::size_t>(part.dim) * 2);
+    std::memcpy(codes, data + token * part.row_bytes, static_cast<std::size_t>(part.dim) * 2);
+  } else if (table == nullptr) {
+    const std::uint8_t* row = data + token * part.row_bytes;
+    if (part.format.dtype == DType::kInt4) {
+      for (int d = 0; d < part.dim; ++d) codes[d] = row[d / 2] >> (d % 2 * 4) & 15;
+    } else {
+      std::memcpy(codes, row, static_cast<std::size_t>(part.dim));
+    }
   } else {
     const std::uint16_t* bytes = table->token(token);
     if (part.format.dtype == DType::kInt4) {
@@ -81,8 +88,7 @@ template <class Codec>
 void read_part(const PartJob& job) {
   using Code = typename Codec::Code;
   const page::Part& part = job.part;
-  const page::PlaceTable* table =
-      sizeof(Code) == 1 ? &page::place_table(part.which, part.format.dtype, part.dim) : nullptr;
+  const page::PlaceTable* table = page::table_of(part);
   const int heads = job.cache.spec.kv_heads, groups = std::max(part.groups, 1), width = part.dim / groups;
   const auto tokens = static_cast<std::int64_t>(job.slots.size());
   const int threads = region_threads(tokens);
@@ -91,8 +97,8 @@ void read_part(const PartJob& job) {
     if (job.interruption.poll(t)) continue;
     const std::int64_t slot = job.slots[t];
     const int token = static_cast<int>(slot % kTileTokens);
-    std::array<float, kHeadDims.back()> x{};
-    std::array<Code, kHeadDims.back()> codes;
+    std::array<float, kMaxSpanDims> x{};
+    std::array<Code, kMaxSpanDims> codes;
     for (int head = 0; head < heads; ++head) {
       if (slot != kNoSlot) {
         const std::uint8_t* tile = tile_of(job.cache, job.layout, slot, head);
@@ -122,15 +128,21 @@ void dequantize(const PagedKv& cache, const TensorView& k_out, const TensorView&
   const Slots slots = live_slots(cache);
   check_tokens(k_out, "k_out", slots.of_token.size());
   check_tokens(v_out, "v_out", slots.of_token.size());
-  const page::Part k = page::part_of(cache.spec, layout, KvPart::kK);
-  const page::Part v = page::part_of(cache.spec, layout, KvPart::kV);
+  const page::Parts parts = page::parts_of(cache.spec, layout);
   Interruption interruption;
-  const PartJob jobs[] = {{cache, layout, k, k_out, cache.k_scale, slots.of_token, interruption},
-                          {cache, layout, v, v_out, cache.v_scale, slots.of_token, interruption}};
-  for (const PartJob& job : jobs) {
-    if (!planning::given(job.output)) continue;
-    codec::with_codec(job.part.format, [&](auto codec) { read_part<decltype(codec)>(job); });
-    interruption.check();
+  for (const KvPart which : {KvPart::kK, KvPart::kV}) {
+    const bool of_k = which == KvPart::kK;
+    const TensorView& out = of_k ? k_out : v_out;
+    if (!planning::given(out)) continue;
+    for (const page::Part& part : parts) {
+      const int first = part.first_in(which);
+      if (first < 0) continue;
+      const StaticScale& scale = of_k ? cache.k_scale : cache.v_scale;
+      const PartJob job{cache, layout,         part,        dims_of(out, first, part.dim),
+                        scale, slots.of_token, interruption};
+      codec::with_codec(part.format, [&](auto codec) { read_part<decltype(codec)>(job); });
+      interruption.check();
+    }
   }
 }
 

@@ -39,4 +39,12 @@ inline void* row_at(const TensorView& t, std::int64_t i, std::int64_t j) {
   return static_cast<std::uint8_t*>(t.data) + element * (dtype_bits(t.dtype) / 8);
 }
 
+/// Dims [first, first + count) of a rank-3 view whose last dim is contiguous.
+inline TensorView dims_of(const TensorView& t, int first, int count) {
+  TensorView part = t;
+  if (t.data != nullptr) part.data = static_cast<std::uint8_t*>(t.data) + first * (dtype_bits(t.dtype) / 8);
+  part.shape[2] = count;
+  return part;
+}
+
 }  // namespace halftone::cpu

@@ -290,4 +290,13 @@ void check_format(const KvFormat& format, int head_dim, std::string_view argumen
                      argument, format.group_size, head_dim, remedy));
 }
 
+void check_latent_format(const KvFormat& format, std::string_view argument) {
+  check_combination(format, argument);
+  if (!format.static_scale()) return;
+  refuse(ErrorCode::kUnsupported,
+         fmt::format("{} is {}, but a latent cache stores its scales beside the codes: use fp8-g128-f32, a "
+                     "format with computed scales or a 16-bit one.",
+                     argument, format_name(format)));
+}
+
 }  // namespace halftone

@@ -24,6 +24,9 @@
 //   is contiguous, strings in the order (token, t) for K and (g, t) for V. A warp's load of a chunk is
 //   conflict-free.
 //
+// A latent cache has records instead: a token's row holds, span after span, its codes in the order of its
+// dims and its params, each 16-byte aligned.
+//
 // K params are planes [token][group], V params planes [group][token] of the scale dtype: all scales, then all
 // mins. Appending one token writes whole bytes that belong to that token alone.
 #pragma once
@@ -81,9 +84,14 @@ HT_HOST_DEVICE constexpr StringByte unchunked(int count, int length, int byte) {
   return {-1, -1};
 }
 
+/// Rows that are `row_bytes` apart: dims in increasing order.
+HT_HOST_DEVICE constexpr Place place_in_rows(int bits, int token, int dim, int row_bytes) {
+  return {token * row_bytes + dim * bits / 8, bits == 4 ? dim % 2 : 0};
+}
+
 /// 16-bit formats: plain token rows.
 HT_HOST_DEVICE constexpr Place row_place(int token, int dim, int head_dim) {
-  return {(token * head_dim + dim) * 2, 0};
+  return place_in_rows(16, token, dim, head_dim * 2);
 }
 HT_HOST_DEVICE constexpr Element row_element(int byte, int head_dim) {
   return {byte / 2 / head_dim, byte / 2 % head_dim};
@@ -167,19 +175,38 @@ HT_HOST_DEVICE constexpr int v_param_index(int token, int group) { return group 
 
 /// Layout of an already validated spec.
 HT_HOST_DEVICE constexpr PageLayout layout_of(const KvCacheSpec& spec) {
-  const auto params = [](const KvFormat& f, int dim) {
-    return std::int64_t{kTileTokens} * f.params_per_token(dim) * dtype_bits(f.scale_dtype) / 8 *
-           (f.asymmetric ? 2 : 1);
+  constexpr std::int64_t kAlignment = 16;
+  const auto take = [](std::int64_t& at, std::int64_t bytes) {
+    const std::int64_t offset = (at + kAlignment - 1) / kAlignment * kAlignment;
+    at = offset + bytes;
+    return offset;
   };
+  const KvSpans spans = spec.spans();
+  // Tokens whose codes of a span are next to each other, or whose params are.
+  const int together = spec.is_latent() ? 1 : kTileTokens;
   PageLayout l;
-  l.k_data_bytes = std::int64_t{kTileTokens} * spec.head_dim * dtype_bits(spec.k_format.dtype) / 8;
-  l.v_data_bytes = std::int64_t{kTileTokens} * spec.v_dim() * dtype_bits(spec.v_format.dtype) / 8;
-  l.k_param_bytes = params(spec.k_format, spec.head_dim);
-  l.v_param_bytes = params(spec.v_format, spec.v_dim());
-  l.v_data_offset = l.k_data_bytes;
-  l.k_param_offset = l.v_data_offset + l.v_data_bytes;
-  l.v_param_offset = l.k_param_offset + l.k_param_bytes;
-  l.tile_bytes = l.v_param_offset + l.v_param_bytes;
+  std::int64_t end = 0;
+  for (int i = 0; i < spans.count; ++i) {
+    const KvSpan& span = spans.span[i];
+    const KvFormat& f = span.format;
+    SpanLayout& s = l.spans[i];
+    s.data_bytes = std::int64_t{kTileTokens} * span.dims * dtype_bits(f.dtype) / 8;
+    s.param_bytes = std::int64_t{kTileTokens} * f.params_per_token(span.dims) *
+                    (dtype_bits(f.scale_dtype) / 8) * (f.asymmetric ? 2 : 1);
+    s.data_offset = take(end, s.data_bytes / kTileTokens * together);
+    if (spec.is_latent()) s.param_offset = take(end, s.param_bytes / kTileTokens);
+    (span.k_first >= 0 ? l.k_data_bytes : l.v_data_bytes) += s.data_bytes;
+    (span.k_first >= 0 ? l.k_param_bytes : l.v_param_bytes) += s.param_bytes;
+  }
+  for (int i = 0; i < spans.count && !spec.is_latent(); ++i) {
+    l.spans[i].param_offset = take(end, l.spans[i].param_bytes);
+  }
+  const int v = spec.is_latent() ? 0 : 1;
+  l.v_data_offset = l.spans[v].data_offset;
+  l.k_param_offset = l.spans[0].param_offset;
+  l.v_param_offset = l.spans[v].param_offset;
+  if (spec.is_latent()) l.row_bytes = take(end, 0);
+  l.tile_bytes = spec.is_latent() ? l.row_bytes * kTileTokens : end;
   l.head_bytes = l.tile_bytes * (spec.page_size / kTileTokens);
   l.page_bytes = l.head_bytes * spec.kv_heads;
   return l;

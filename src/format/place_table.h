@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "format/part.h"
 #include "halftone/cache.h"
 
 namespace halftone::page {
@@ -20,5 +21,10 @@ struct PlaceTable {
 /// The table of a packed `dtype` (kFloat8E4M3, kInt8 or kInt4) and a valid head dimension. Lives until the
 /// process ends; thread-safe.
 const PlaceTable& place_table(KvPart which, DType dtype, int dim);
+
+/// The table of a span in fragments; null for one in rows.
+inline const PlaceTable* table_of(const Part& part) {
+  return part.order == KvOrder::kRows ? nullptr : &place_table(part.which, part.format.dtype, part.dim);
+}
 
 }  // namespace halftone::page

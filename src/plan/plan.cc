@@ -122,11 +122,13 @@ std::string mask_text(const Mask& mask) {
 
 std::string cache_text(const AttentionProblem& p) {
   if (!p.paged) return fmt::format("plain K and V in {}", dtype_name(p.plain_dtype));
-  std::string text = fmt::format("K {}, V {}, pages of {} tokens", format_name(p.kv.k_format),
-                                 format_name(p.kv.v_format), p.kv.page_size);
-  if (p.kv.rotate_k) text += ", K rotated";
-  if (p.kv.rotate_v) text += ", V rotated";
-  return text;
+  std::string text, rotated;
+  for (const KvSpan& span : p.kv.spans()) {
+    const std::string_view part = span.k_first >= 0 ? "K" : "V";
+    text += fmt::format("{} {}, ", part, format_name(span.format));
+    if (span.rotate) rotated += fmt::format(", {} rotated", part);
+  }
+  return text + fmt::format("pages of {} tokens", p.kv.page_size) + rotated;
 }
 
 }  // namespace

@@ -73,7 +73,7 @@ void check_pages(const TensorView& pages, const PageLayout& layout) {
   }
 }
 
-void check_rope(const Rope& rope, std::int64_t tokens, int head_dim, Device device) {
+void check_rope(const Rope& rope, std::int64_t tokens, const KvCacheSpec& spec, Device device) {
   if (rope.pairing == RopePairing::kNone) {
     const std::string_view reason = "rope.pairing is kNone";
     check_absent(rope.cos, "rope.cos", reason);
@@ -88,9 +88,10 @@ void check_rope(const Rope& rope, std::int64_t tokens, int head_dim, Device devi
   check_tensor(rope.cos, {"rope.cos", {kFloat32}, {kAnySize, kAnySize}, device});
   check_tensor(rope.sin, {"rope.sin", {kFloat32}, {rope.cos.shape[0], rope.cos.shape[1]}, device});
   check_tensor(rope.positions, {"rope.positions", {kInt32}, {tokens}, device});
-  if (const std::int64_t half = rope.cos.shape[1]; half < 1 || 2 * half > head_dim) {
-    invalid("rope.cos.shape[1] is {}, but rotary_dim = 2 * it must be 2 to head_dim {}: use {}.", half,
-            head_dim, head_dim / 2);
+  const int dims = spec.rotary_dims();
+  if (const std::int64_t half = rope.cos.shape[1]; half < 1 || 2 * half > dims) {
+    invalid("rope.cos.shape[1] is {}, but rotary_dim = 2 * it must be 2 to {} {}: use {}.", half,
+            spec.is_latent() ? "rope_dim" : "head_dim", dims, dims / 2);
   }
 }
 
@@ -133,14 +134,19 @@ void validate_append(const PagedKv& cache, const AppendArgs& args) {
                         device,
                         Strides::kLastContiguous});
   const std::int64_t tokens = args.k.shape[0];
-  check_tensor(
-      args.v, {"v", {args.k.dtype}, {tokens, spec.kv_heads, spec.v_dim()}, device, Strides::kLastContiguous});
+  if (spec.is_latent()) {
+    check_absent(args.v, "v", "V of a latent cache is a part of k");
+  } else {
+    check_tensor(
+        args.v,
+        {"v", {args.k.dtype}, {tokens, spec.kv_heads, spec.v_dim()}, device, Strides::kLastContiguous});
+  }
   if (by_slot) {
     check_tensor(args.slot_mapping, {"slot_mapping", {kInt64}, {tokens}, device});
   } else {
     check_tensor(args.cu_seqlens, {"cu_seqlens", {kInt32}, {cache.lengths.shape[0] + 1}, device});
   }
-  check_rope(args.rope, tokens, spec.head_dim, device);
+  check_rope(args.rope, tokens, spec, device);
   if (given(args.status) || device.type == DeviceType::kCuda) {
     check_tensor(args.status, {"status", {kInt32}, {1}, device});
   }
@@ -198,6 +204,12 @@ void validate_dequantize(const PagedKv& cache, const TensorView& k_out, const Te
 
 int validate_fbgemm(const PagedKv& cache, KvPart which, const TensorView& rows, const TensorView& slots) {
   validate_cache(cache, CacheIndex::kUnused);
+  if (cache.spec.is_latent()) {
+    fail(ErrorCode::kUnsupported,
+         "rope_dim is {}, but FBGEMM rows are K or V of a cache that stores them apart: use a spec without "
+         "it.",
+         cache.spec.rope_dim);
+  }
   const bool k = which == KvPart::kK;
   const KvFormat& format = k ? cache.spec.k_format : cache.spec.v_format;
   const std::string_view name = k ? "k_format" : "v_format";

@@ -52,6 +52,15 @@ void check_heads(const AttentionProblem& p) {
           below + kv_heads);
 }
 
+void check_separate(const AttentionProblem& p) {
+  if (!p.kv.is_latent()) return;
+  fail(ErrorCode::kUnsupported,
+       "kv.rope_dim is {}, but attention over latent caches is not implemented: use a cache that stores K "
+       "and V "
+       "apart, or dequantize() this one for another implementation.",
+       p.kv.rope_dim);
+}
+
 void check_plain(const AttentionProblem& p) {
   check_head_dim(p.kv.head_dim, "kv.head_dim");
   if (p.kv.v_head_dim != 0) check_head_dim(p.kv.v_head_dim, "kv.v_head_dim");
@@ -109,6 +118,7 @@ void check_options(const AttentionProblem& p) {
 
 void validate_problem(const AttentionProblem& p) {
   check_device(p.device);
+  check_separate(p);
   check_heads(p);
   if (p.paged) {
     (void)page_layout(p.kv);

@@ -112,9 +112,10 @@ void check_cache(const Plan::Impl& plan, const AttentionArgs& args) {
   normal.v_head_dim = normal.v_dim() == want.v_dim() ? want.v_head_dim : normal.v_head_dim;
   if (!(normal == want)) {
     const auto text = [](const KvCacheSpec& s) {
-      return fmt::format("K {}, V {}, {} heads, dims {} and {}, pages of {}{}{}", format_name(s.k_format),
+      return fmt::format("K {}, V {}, {} heads, dims {} and {}, pages of {}{}{}{}", format_name(s.k_format),
                          format_name(s.v_format), s.kv_heads, s.head_dim, s.v_dim(), s.page_size,
-                         s.rotate_k ? ", K rotated" : "", s.rotate_v ? ", V rotated" : "");
+                         s.rotate_k ? ", K rotated" : "", s.rotate_v ? ", V rotated" : "",
+                         s.is_latent() ? ", latent" : "");
     };
     invalid("cache.spec is ({}), but the plan was made for ({}): plan with this cache's spec.", text(have),
             text(want));

@@ -69,10 +69,21 @@ static void uninitialised_structs_are_refused(void) {
   CHECK_ERROR(HALFTONE_UNSUPPORTED, "spec.abi_version is 2|1 to 1",
               halftone_cache_bytes_per_token(&spec, &bytes));
   spec = valid_spec();
-  spec.reserved = 1;
-  CHECK_ERROR(HALFTONE_INVALID_ARGUMENT, "spec.reserved is 1|0",
+  spec.rope_dim = 1;
+  CHECK_ERROR(HALFTONE_INVALID_ARGUMENT, "rope_dim is 1|32 or 64",
               halftone_cache_bytes_per_token(&spec, &bytes));
   CHECK(bytes == -1);
+  {
+    const int64_t shape[3] = {1, 1, 64};
+    float x[64] = {0};
+    halftone_tensor tensor;
+    halftone_kv_format format;
+    CHECK_OK(halftone_tensor_init(&tensor, sizeof tensor, x, HALFTONE_DTYPE_F32, 3, shape));
+    CHECK_OK(halftone_kv_format_init(&format, sizeof format));
+    tensor.reserved = 1;
+    CHECK_ERROR(HALFTONE_INVALID_ARGUMENT, "x.reserved is 1|0",
+                halftone_calibrate(&tensor, &format, 0, NULL, NULL));
+  }
 }
 
 static void older_callers_get_defaults(void) {
@@ -84,7 +95,7 @@ static void older_callers_get_defaults(void) {
   spec.struct_size = offsetof(halftone_cache_spec, page_size);
   spec.page_size = 48;
   spec.rotate_k = 77;
-  spec.reserved = -1;
+  spec.rope_dim = -1;
   CHECK(spec.struct_size % 8 == 0);
   CHECK_OK(halftone_cache_bytes_per_token(&spec, &bytes));
   CHECK(bytes == 2 * 2 * 64 * 2);

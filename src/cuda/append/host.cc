@@ -10,11 +10,14 @@
 namespace halftone::cuda {
 namespace {
 
-AppendPart append_part(const PagedKv& cache, const PageLayout& layout, KvPart which, const TensorView& input,
-                       const StaticScale& scale) {
+/// `input`: K or V, of which the span is a piece.
+AppendPart append_part(const page::Part& part, const TensorView& input, const StaticScale& scale) {
   AppendPart a{};
-  a.part = page::part_of(cache.spec, layout, which);
-  a.input = input.data;
+  a.part = part;
+  const int first = part.first_in(part.which);
+  if (input.data != nullptr) {
+    a.input = static_cast<const std::byte*>(input.data) + first * (dtype_bits(input.dtype) / 8);
+  }
   a.token_stride = input.strides[0];
   a.head_stride = input.strides[1];
   a.input_type = input.dtype;
@@ -22,8 +25,7 @@ AppendPart append_part(const PagedKv& cache, const PageLayout& layout, KvPart wh
   a.static_scale = pointer<float>(scale.scale);
   a.static_min = pointer<float>(scale.min);
   a.static_stride = a.part.format.granularity == Granularity::kHead ? 1 : 0;
-  const bool limited =
-      which == KvPart::kV && a.part.groups > 0 && a.part.format.scale_dtype == DType::kFloat16;
+  const bool limited = part.v_first >= 0 && a.part.groups > 0 && a.part.format.scale_dtype == DType::kFloat16;
   const float levels = codec::quantisation_levels(a.part.format.dtype, a.part.format.asymmetric);
   a.largest_min = limited ? kMaxScaledV : HUGE_VALF;
   a.largest_scale =
@@ -38,8 +40,8 @@ AppendPart append_part(const PagedKv& cache, const PageLayout& layout, KvPart wh
     a.min_away = static_cast<std::int32_t>(a.part.min_offset(0, 0) - first);
   }
   const int bits = dtype_bits(a.part.format.dtype);
-  for (int block = 0; bits < 16 && block < a.part.dim / 32; ++block) {
-    const int strings = which == KvPart::kK ? 64 : 32, length = a.part.dim * bits * 2 / strings;
+  for (int block = 0; part.order == KvOrder::kFragments && block < a.part.dim / 32; ++block) {
+    const int strings = part.which == KvPart::kK ? 64 : 32, length = a.part.dim * bits * 2 / strings;
     const int pos = block * 64 * bits / strings;
     const int first = page::chunked(0, strings, length, pos);
     a.block_first[block] = static_cast<std::int32_t>(a.part.data_offset) + first;
@@ -53,8 +55,11 @@ AppendPart append_part(const PagedKv& cache, const PageLayout& layout, KvPart wh
 void append(const PagedKv& cache, const AppendArgs& args, Stream stream) {
   const PageLayout layout = page_layout(cache.spec);
   AppendParams p{};
-  p.parts[0] = append_part(cache, layout, KvPart::kK, args.k, cache.k_scale);
-  p.parts[1] = append_part(cache, layout, KvPart::kV, args.v, cache.v_scale);
+  int count = 0;
+  for (const page::Part& part : page::parts_of(cache.spec, layout)) {
+    const bool of_k = part.which == KvPart::kK;
+    p.parts[count++] = append_part(part, of_k ? args.k : args.v, of_k ? cache.k_scale : cache.v_scale);
+  }
   p.tile_bytes = layout.tile_bytes;
   p.head_bytes = layout.head_bytes;
   p.pages = static_cast<std::uint8_t*>(cache.pages.data);
@@ -83,7 +88,7 @@ void append(const PagedKv& cache, const AppendArgs& args, Stream stream) {
   }
   p.status = static_cast<std::int32_t*>(args.status.data);
   const DeviceScope scope(cache.pages.device.index);
-  check(launch_append(p, stream), "append");
+  check(cache.spec.is_latent() ? launch_append_records(p, stream) : launch_append(p, stream), "append");
   if (args.advance) {
     check(launch_advance(static_cast<std::int32_t*>(cache.lengths.data), p.cu_seqlens, p.batch, stream),
           "append");

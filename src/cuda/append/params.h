@@ -12,7 +12,7 @@ namespace halftone::cuda {
 
 inline constexpr int kMaxBlocks = kHeadDims.back() / 32;  // of 32 dims
 
-/// K or V of an append.
+/// A span of an append: K, V, or a piece of a latent cache's record.
 struct AppendPart {
   page::Part part;
   std::int32_t segment_log2;  // a row fills 1 << segment_log2 lanes, idle ones included
@@ -34,7 +34,7 @@ struct AppendPart {
 };
 
 struct AppendParams {
-  AppendPart parts[2];  // K, V
+  AppendPart parts[2];  // K and V; of a latent cache the latent and the rotary dims
   std::int64_t tile_bytes, head_bytes;
   std::uint8_t* pages;  // [num_pages, page_stride bytes]
   std::int64_t page_stride;
@@ -60,6 +60,8 @@ struct AppendParams {
 
 /// cudaError_t as int. `stream` is a cudaStream_t.
 int launch_append(const AppendParams& params, void* stream);
+/// The same for a latent cache.
+int launch_append_records(const AppendParams& params, void* stream);
 /// lengths[i] += cu_seqlens[i + 1] - cu_seqlens[i] for every request.
 int launch_advance(std::int32_t* lengths, const std::int32_t* cu_seqlens, std::int32_t batch, void* stream);
 

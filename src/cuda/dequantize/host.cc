@@ -8,11 +8,12 @@
 namespace halftone::cuda {
 namespace {
 
-DequantizeParams dequantize_params(const PagedKv& cache, KvPart which, const TensorView& out) {
-  const StaticScale& scale = which == KvPart::kK ? cache.k_scale : cache.v_scale;
+/// `out`: the span's dims of K or V.
+DequantizeParams dequantize_params(const PagedKv& cache, const PageLayout& layout, const page::Part& part,
+                                   const StaticScale& scale, const TensorView& out) {
   DequantizeParams p{};
-  p.layout = page_layout(cache.spec);
-  p.part = page::part_of(cache.spec, p.layout, which);
+  p.layout = layout;
+  p.part = part;
   p.pages = pointer<std::uint8_t>(cache.pages);
   p.page_stride = cache.pages.strides[0];
   p.num_pages = cache.pages.shape[0];
@@ -44,10 +45,21 @@ void dequantize(const PagedKv& cache, const TensorView& k_out, const TensorView&
         v_out.shape[0], k_out.shape[0], k_out.shape[0]);
   }
   const DeviceScope scope(cache.pages.device.index);
-  for (const KvPart part : {KvPart::kK, KvPart::kV}) {
-    const TensorView& out = part == KvPart::kK ? k_out : v_out;
+  const PageLayout layout = page_layout(cache.spec);
+  for (const KvPart which : {KvPart::kK, KvPart::kV}) {
+    const bool of_k = which == KvPart::kK;
+    TensorView out = of_k ? k_out : v_out;
     if (!planning::given(out)) continue;
-    check(launch_dequantize(dequantize_params(cache, part, out), stream), "dequantize");
+    void* const rows = out.data;
+    for (const page::Part& part : page::parts_of(cache.spec, layout)) {
+      const int first = part.first_in(which);
+      if (first < 0) continue;
+      if (rows != nullptr) out.data = static_cast<std::byte*>(rows) + first * (dtype_bits(out.dtype) / 8);
+      const DequantizeParams p =
+          dequantize_params(cache, layout, part, of_k ? cache.k_scale : cache.v_scale, out);
+      check(cache.spec.is_latent() ? launch_dequantize_records(p, stream) : launch_dequantize(p, stream),
+            "dequantize");
+    }
   }
 }
 

@@ -57,7 +57,8 @@ __device__ __forceinline__ int request_at(const DequantizeShared& s, std::int64_
   return low;
 }
 
-template <DType kType, bool kAsymmetric>
+/// `kRecords`: of a latent cache, whose tile is 16 records.
+template <DType kType, bool kAsymmetric, bool kRecords>
 struct Dequantizer {
   using Load = ChunkLoad<kType, kAsymmetric>;
   static constexpr bool kQuantised = Load::kBits != 16;
@@ -116,7 +117,12 @@ struct Dequantizer {
       zero(row, count, head);
     } else {
       const int offset = static_cast<int>(position & ((1 << p.page_log2) - 1));
-      read(p.pages + page * p.page_stride + page::tile_offset(p.layout, head, offset), row, count, head);
+      const std::uint8_t* at = p.pages + page * p.page_stride + page::tile_offset(p.layout, head, offset);
+      if constexpr (kRecords) {
+        read_records(at, row, count);
+      } else {
+        read(at, row, count, head);
+      }
     }
     return true;
   }
@@ -144,6 +150,31 @@ struct Dequantizer {
 #pragma unroll
         for (int i = 0; i + 1 < kLaneRows; ++i) codes[i] = codes[i + 1], params[i] = params[i + 1];
       }
+    }
+  }
+
+  __device__ __forceinline__ void read_records(const std::uint8_t* tile, std::int64_t row, int count) {
+    constexpr int kWords = Load::kBits / 4;
+    const int chunks = p.part.dim / kChunk, width = p.part.dim / max(p.part.groups, 1);
+#pragma unroll 1
+    for (int i = threadIdx.x % 32; i < count * chunks; i += 32) {
+      const int t = i / chunks, c = i % chunks;
+      const auto* from = reinterpret_cast<const std::uint32_t*>(
+          tile + p.part.data_offset + std::int64_t{t} * p.part.row_bytes + c * kWords * 4);
+      Chunk<kType, kAsymmetric> codes;
+#pragma unroll
+      for (int w = 0; w < kWords; ++w) codes.words[w] = __ldg(from + w);
+      codec::Params params;
+      if (kQuantised) {
+        const int g = c * kChunk / width;
+        params.scale = load_param(p.part.format.scale_dtype, tile + p.part.scale_offset(t, g));
+        if (kAsymmetric) {
+          params.min = load_param(p.part.format.scale_dtype, tile + p.part.min_offset(t, g));
+        }
+      }
+      float x[kChunk];
+      codes.decode(params, x);
+      store(row + t, 0, c, x);
     }
   }
 

@@ -8,7 +8,7 @@
 
 namespace halftone::cuda {
 
-/// K or V of a cache, and where it goes.
+/// A span of K or V of a cache, and where it goes.
 struct DequantizeParams {
   page::Part part;
   PageLayout layout;
@@ -24,7 +24,7 @@ struct DequantizeParams {
   std::int32_t static_stride;  // 0 per tensor, 1 per head
   const float* static_scale;   // [1] or [kv_heads], or null
   const float* static_min;     // likewise
-  void* out;                   // [rows, kv_heads, dim], strides below, in elements
+  void* out;                   // [rows, kv_heads, the span's dims], strides below, in elements
   std::int64_t rows;
   std::int64_t row_stride, head_stride;
   DType out_type;
@@ -33,5 +33,7 @@ struct DequantizeParams {
 
 /// cudaError_t as int. `stream` is a cudaStream_t.
 int launch_dequantize(const DequantizeParams& params, void* stream);
+/// The same for a latent cache.
+int launch_dequantize_records(const DequantizeParams& params, void* stream);
 
 }  // namespace halftone::cuda

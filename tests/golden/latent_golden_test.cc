@@ -1,0 +1,163 @@
+// What append writes into latent caches, byte for byte, against vectors made by tests/golden/make_latent.py
+// from the documented records.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include "halftone/cache.h"
+#include "reference/cache.h"
+#include "reference/tensor.h"
+
+namespace halftone {
+namespace {
+
+using testing::Tensor;
+
+constexpr std::uint8_t kCanary = 0xA5;
+constexpr std::int64_t kTableRows = 11;
+
+class Reader {
+ public:
+  explicit Reader(const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    data_.assign(std::istreambuf_iterator<char>(file), {});
+  }
+  template <class T>
+  std::vector<T> take(std::int64_t count) {
+    const std::size_t bytes = static_cast<std::size_t>(count) * sizeof(T);
+    if (data_.size() - at_ < bytes) throw std::runtime_error("latent.bin is truncated");
+    std::vector<T> values(static_cast<std::size_t>(count));
+    if (count > 0) std::memcpy(values.data(), data_.data() + at_, bytes);
+    at_ += bytes;
+    return values;
+  }
+  int integer() { return take<std::int32_t>(1)[0]; }
+  bool at_end() const { return at_ == data_.size(); }
+
+ private:
+  std::vector<char> data_;
+  std::size_t at_ = 0;
+};
+
+struct Case {
+  std::string name;
+  KvCacheSpec spec;
+  RopePairing pairing = RopePairing::kNone;
+  Tensor k, cos, sin, positions, slots;
+  std::int64_t num_pages = 0;
+  std::vector<std::uint8_t> pages;
+};
+
+Case read_case(Reader& r) {
+  Case c;
+  c.name = r.take<char>(32).data();
+  const int tokens = r.integer();
+  c.num_pages = r.integer();
+  const int latent = r.integer(), rope = r.integer(), page_size = r.integer();
+  c.pairing = static_cast<RopePairing>(r.integer());
+  const auto input = static_cast<DType>(r.integer());
+  KvFormat f;
+  f.dtype = static_cast<DType>(r.integer());
+  f.granularity = static_cast<Granularity>(r.integer());
+  f.asymmetric = r.integer() != 0;
+  f.group_size = r.integer();
+  f.scale_dtype = static_cast<DType>(r.integer());
+  c.spec = KvCacheSpec::latent(f, latent, rope, page_size);
+  const int bytes = r.integer();
+  c.k = Tensor::of(input, {tokens, 1, latent + rope}, r.take<float>(tokens * (latent + rope)));
+  const std::int64_t half = rope / 2;
+  c.cos = Tensor::of(DType::kFloat32, {kTableRows, half}, r.take<float>(kTableRows * half));
+  c.sin = Tensor::of(DType::kFloat32, {kTableRows, half}, r.take<float>(kTableRows * half));
+  c.positions = Tensor::of({tokens}, r.take<std::int32_t>(tokens));
+  c.slots = Tensor::of({tokens}, r.take<std::int64_t>(tokens));
+  c.pages = r.take<std::uint8_t>(bytes);
+  return c;
+}
+
+std::vector<Case> read_cases() {
+  Reader r(std::string(HALFTONE_SOURCE_DIR) + "/tests/golden/latent.bin");
+  const std::vector<char> magic = r.take<char>(8);
+  if (std::string(magic.begin(), magic.end()) != "HTLATN01")
+    throw std::runtime_error("latent.bin: bad magic");
+  std::vector<Case> cases(static_cast<std::size_t>(r.integer()));
+  for (Case& c : cases) c = read_case(r);
+  if (!r.at_end()) throw std::runtime_error("latent.bin has trailing bytes");
+  return cases;
+}
+
+void check_case(const Case& c) {
+  const PageLayout layout = page_layout(c.spec);
+  ASSERT_EQ(static_cast<std::size_t>(c.num_pages * layout.page_bytes), c.pages.size());
+  const Tensor pages(DType::kUInt8, {c.num_pages, layout.page_bytes});
+  pages.fill_bytes(kCanary);
+  PagedKv cache;
+  cache.spec = c.spec;
+  cache.pages = pages.view();
+  AppendArgs args;
+  args.k = c.k.view();
+  args.slot_mapping = c.slots.view();
+  if (c.pairing != RopePairing::kNone) {
+    args.rope = {c.pairing, c.cos.view(), c.sin.view(), c.positions.view()};
+  }
+  append(cache, args);
+
+  std::size_t wrong = 0;
+  for (std::size_t i = 0; i < c.pages.size(); ++i) {
+    if (pages.bytes()[i] == c.pages[i]) continue;
+    if (wrong++ < 3) {
+      ADD_FAILURE() << "byte " << i << " is " << int{pages.bytes()[i]} << ", golden " << int{c.pages[i]};
+    }
+  }
+  EXPECT_EQ(wrong, 0u);
+  EXPECT_TRUE(pages.guards_intact());
+}
+
+TEST(LatentGoldenTest, AppendWritesTheGoldenBytes) {
+  const std::vector<Case> cases = read_cases();
+  ASSERT_GE(cases.size(), 7u);
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.name);
+    check_case(c);
+  }
+}
+
+// The record of FlashMLA, read by hand: [512 e4m3][4 f32 scales][64 bf16].
+TEST(LatentGoldenTest, Fp8G128F32IsTheTokenOf656Bytes) {
+  const KvCacheSpec spec = KvCacheSpec::latent(parse_format("fp8-g128-f32"));
+  EXPECT_EQ(spec.head_dim, 576);
+  EXPECT_EQ(spec.v_dim(), 512);
+  const PageLayout l = page_layout(spec);
+  EXPECT_EQ(l.row_bytes, 656);
+  EXPECT_EQ(l.page_bytes, 64 * 656);
+  EXPECT_EQ(bytes_per_token(spec), 656.0);
+  const Tensor pages(DType::kUInt8, {1, l.page_bytes});
+  pages.fill_bytes(kCanary);
+  std::vector<float> x(576);
+  for (std::size_t d = 0; d < 512; ++d) x[d] = static_cast<float>(448 >> d / 128) * (d % 2 == 0 ? 1 : -1);
+  for (std::size_t d = 512; d < 576; ++d) x[d] = static_cast<float>(d);
+  const Tensor k = Tensor::of(DType::kBFloat16, {1, 1, 576}, x);
+  const std::vector<std::int64_t> slot = {37};
+  PagedKv cache;
+  cache.spec = spec;
+  cache.pages = pages.view();
+  AppendArgs args;
+  args.k = k.view();
+  args.slot_mapping = TensorView::contiguous(slot.data(), DType::kInt64, {1});
+  append(cache, args);
+
+  const auto* token = reinterpret_cast<const std::uint8_t*>(pages.bytes().data()) + 37 * 656;
+  for (int d = 0; d < 512; ++d) ASSERT_EQ(token[d], d % 2 == 0 ? 0x7e : 0xfe) << d;  // +-448
+  const std::array<float, 4> scales = {1.0f, 0.5f, 0.25f, 0.125f};
+  EXPECT_EQ(std::memcmp(token + 512, scales.data(), sizeof scales), 0);
+  EXPECT_EQ(std::memcmp(token + 528, k.bytes().data() + 1024, 128), 0);
+  EXPECT_EQ(token[-1], kCanary);
+  EXPECT_EQ(token[656], kCanary);
+}
+
+}  // namespace
+}  // namespace halftone

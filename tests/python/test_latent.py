@@ -1,0 +1,128 @@
+"""Latent (MLA) caches: geometry, the bytes of a token, append, dequantize, files and errors."""
+
+import copy
+import json
+import os
+import pickle
+import subprocess
+
+import numpy as np
+import pytest
+
+import halftone as ht
+
+
+def token_values(record):
+    """The 656 bytes of one token as FlashMLA reads them: 512 e4m3, 4 f32 scales, 64 bf16."""
+    codes, scales = record[:512].astype(np.int64), record[512:528].view("<f4")
+    exponent, mantissa = codes >> 3 & 15, codes & 7
+    magnitude = np.where(exponent == 0, mantissa * 2.0**-9, (8 + mantissa) * 2.0 ** (exponent - 10.0))
+    latent = np.where(codes >> 7, -magnitude, magnitude) * np.repeat(scales.astype(np.float64), 128)
+    rotary = (record[528:].view("<u2").astype(np.uint32) << 16).view("<f4")
+    return np.concatenate([latent, rotary])
+
+
+def filled(rng, counts=(5, 70), **options):
+    cache = ht.PagedKVCache(len(counts), 200, spec=ht.KVCacheSpec.latent(**options))
+    k = rng.standard_normal((sum(counts), 1, cache.spec.head_dim)).astype(np.float32)
+    cache.append(k, counts=list(counts))
+    return cache, k
+
+
+def test_geometry():
+    spec = ht.KVCacheSpec.latent()
+    assert (spec.kv_heads, spec.head_dim, spec.v_head_dim, spec.rope_dim) == (1, 576, 512, 64)
+    assert spec.bytes_per_token == 656 and spec.page_bytes == 64 * 656 and spec.layout["row_bytes"] == 656
+    assert spec == ht.KVCacheSpec(**json.loads(spec.key))
+    for again in (copy.copy(spec), copy.deepcopy(spec), pickle.loads(pickle.dumps(spec))):
+        assert again == spec and again.key == spec.key
+    assert "rope_dim" not in ht.KVCacheSpec(2, 128).key and ht.KVCacheSpec(2, 128).layout["row_bytes"] == 0
+
+
+def test_spans():
+    latent, rotary = ht.KVCacheSpec.latent().spans
+    assert (str(latent.format), latent.dims, latent.order, latent.k_first, latent.v_first) == (
+        "fp8-g128-f32", 512, "rows", 0, 0)  # fmt: skip
+    assert (str(rotary.format), rotary.dims, rotary.k_first, rotary.v_first) == ("bf16", 64, 512, None)
+    assert (latent.param_offset, rotary.data_offset) == (512, 528)
+    spec = ht.KVCacheSpec(2, 128, "int4-g32", "bf16", rotate_k=True)
+    k, v = spec.spans
+    assert (k.order, k.rotate, k.k_first, k.v_first) == ("fragments", True, 0, None)
+    assert (v.order, v.rotate, v.k_first, v.v_first) == ("rows", False, None, 0)
+    assert v.data_offset == spec.layout["v_data_offset"] and k.param_offset == spec.layout["k_param_offset"]
+
+
+def test_tokens_are_records_of_656_bytes(rng):
+    cache, k = filled(rng, page_size=16)
+    k_back, v_back = cache.dequantize()
+    assert k_back.shape == (75, 1, 576) and v_back.shape == (75, 1, 512)
+    assert np.array_equal(k_back[..., :512], v_back)
+    assert np.all(np.abs(k_back - k) <= np.abs(k).max() * 2.0**-4)
+    records = cache.pages.reshape(-1, 656)
+    row = 0
+    for request, length in enumerate((5, 70)):
+        for position in range(length):
+            slot = cache.block_table[request, position // 16] * 16 + position % 16
+            assert np.allclose(token_values(records[slot]), k_back[row, 0], rtol=1e-6, atol=0)
+            row += 1
+
+
+def test_slots_and_rope_give_the_same_bytes(rng):
+    cache, twin = (ht.PagedKVCache(1, 64, spec=ht.KVCacheSpec.latent(page_size=16)) for _ in range(2))
+    k = rng.standard_normal((20, 1, 576)).astype(np.float32)
+    angles = rng.standard_normal((32, 32)).astype(np.float32)
+    cos, sin, positions = np.cos(angles), np.sin(angles), np.arange(20, dtype=np.int32)
+    rotated = k.copy()
+    a, b, c, s = k[:, 0, 512:544], k[:, 0, 544:], cos[:20], sin[:20]
+    rotated[:, 0, 512:544], rotated[:, 0, 544:] = a * c - b * s, b * c + a * s
+    cache.append(k, rope=ht.Rope(cos, sin, positions))
+    twin.append_slots(rotated, None, (cache.block_table[0, np.arange(20) // 16] * 16 + np.arange(20) % 16).astype("i8"))
+    assert np.array_equal(cache.pages, twin.pages)
+
+
+def test_files(rng, tmp_path):
+    pytest.importorskip("safetensors")
+    cache, _ = filled(rng)
+    cache.to_safetensors(tmp_path / "latent.safetensors")
+    again = ht.PagedKVCache.from_safetensors(tmp_path / "latent.safetensors")
+    assert again.spec == cache.spec and again.host_lengths == cache.host_lengths
+    for x, y in zip(cache.dequantize(), again.dequantize()):
+        assert np.array_equal(x, y)
+
+
+def test_the_command_dequantizes_a_latent_cache(rng, tmp_path):
+    safetensors = pytest.importorskip("safetensors.numpy")
+    command = os.environ.get("HALFTONE_COMMAND")
+    if not command:
+        pytest.skip("HALFTONE_COMMAND does not name the halftone command")
+    cache, _ = filled(rng, counts=(70,))
+    cache.to_safetensors(tmp_path / "packed.safetensors")
+    unpacked = tmp_path / "unpacked.safetensors"
+    subprocess.run([command, "dequantize", tmp_path / "packed.safetensors", unpacked, "--dtype", "f32"], check=True)
+    tensors = safetensors.load_file(unpacked)
+    for name, values in zip("kv", cache.dequantize()):
+        assert np.array_equal(tensors[f"request.0.{name}"], values)
+
+
+def test_errors(rng):
+    cache, k = filled(rng)
+    before = cache.pages.copy()
+    with pytest.raises(ht.InvalidArgumentError, match="v is present, but V of a latent cache is a part of k"):
+        cache.append(k, k[..., :512].copy(), [5, 70])
+    with pytest.raises(ht.InvalidArgumentError, match=r"pass 576"):
+        cache.append(k[..., :512].copy(), counts=[5, 70])
+    assert np.array_equal(before, cache.pages) and cache.host_lengths == [5, 70]
+    with pytest.raises(ht.UnsupportedError, match="attention over latent caches is not implemented"):
+        ht.plan(cache, q_heads=16)
+    with pytest.raises(ht.UnsupportedError, match="k_format is int8-tensor"):
+        ht.KVCacheSpec.latent("int8-tensor")
+    with pytest.raises(ht.InvalidArgumentError, match="v_head_dim is 384.*use 512"):
+        ht.KVCacheSpec.latent(latent_dim=384)
+    with pytest.raises(ht.InvalidArgumentError, match="rope_dim is 0"):
+        ht.KVCacheSpec.latent(rope_dim=0)
+    with pytest.raises(ht.InvalidArgumentError, match="kv_heads is 2.*use 1"):
+        ht.KVCacheSpec(2, 576, "fp8-g128-f32", None, 512, rope_dim=64)
+    with pytest.raises(ht.InvalidArgumentError, match="format is fp8-g128-f32, but only per-tensor"):
+        ht.calibrate(k[..., :512].copy(), "fp8-g128-f32")
+    with pytest.raises(ht.InvalidArgumentError, match="v is None"):
+        ht.PagedKVCache(1, 10, kv_heads=1, head_dim=64).append(k[:1, :, :64].copy())
