@@ -98,6 +98,25 @@ TEST(KernelMatrix, TextShowsEveryTable) {
 
 class KernelMatrixCommand : public CliTest {};
 
+TEST_F(KernelMatrixCommand, TheReadmeShowsIt) {
+  const std::string readme = read_text(HALFTONE_SOURCE_DIR "/README.md"),
+                    printed = run({"doctor", "--kernels"}).out;
+  if (all_backends().back().built()) {
+    EXPECT_NE(readme.find(printed.substr(0, printed.find("\ncuda, K and V"))), std::string::npos) << printed;
+    return;
+  }
+  std::istringstream lines(printed);
+  int seen = 0;
+  for (std::string line; std::getline(lines, line);) {
+    const std::size_t end = line.find("not built");
+    if (end == std::string::npos && line.rfind("cpu-", 0) != 0) continue;
+    ++seen;
+    const std::size_t gap = end == std::string::npos ? line.find("  ") : end;
+    EXPECT_NE(readme.find("\n" + line.substr(0, gap)), std::string::npos) << line;
+  }
+  EXPECT_EQ(seen, 15) << "12 cases and operations, 3 kernels";
+}
+
 TEST_F(KernelMatrixCommand, DoctorPrintsIt) {
   const Result text = run({"doctor", "--kernels"});
   EXPECT_EQ(text.code, 0) << text.err;
