@@ -1,4 +1,4 @@
-// The universal decode kernel: every paged problem that the table of decode/config.h lacks. Formats, K's
+// The universal decode kernel: every paged problem that the table of decode_config.h lacks. Formats, K's
 // head_dim and the types of Q and O are run-time values; arithmetic is fp32.
 //
 // A warp takes every n-th tile of an item by itself: it turns K into floats in shared memory, computes the
