@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Makes the pictures of README.md: pictures.sh [HALFTONE]. docs/images/report.png is the page that `halftone eval --html`
-# writes, seen by headless Chromium; docs/images/decode-h200.svg is the plot that `python -m halftone.compare --plot`
-# draws, of two batches of the run recorded in bench/results/. HALFTONE is the command (build/release/bin/halftone).
+# Makes the pictures of README.md: pictures.sh [HALFTONE]. docs/images/report.png is the page that
+# `halftone eval --html` writes, seen by headless Chromium; docs/images/decode-h200.svg is the plot that
+# `python -m halftone.compare --plot` draws, of two batches of the run recorded in bench/results/. HALFTONE is the
+# command (build/release/bin/halftone).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -61,7 +61,8 @@ class CheckProseTest(unittest.TestCase):
                 [sys.executable, str(SCRIPT), *options, folder], capture_output=True, text=True, check=False
             )
             self.assertEqual(run.stderr, "")
-            return run.returncode, [line.replace(f"{folder}/", "") for line in run.stdout.splitlines()], page.read_text()
+            lines = run.stdout.replace(f"{folder}/", "").splitlines()
+            return run.returncode, lines, page.read_text()
 
     def expect(self, text: str, fixed: str) -> None:
         """``text`` is refused and becomes ``fixed``, which is accepted and stays as it is."""
