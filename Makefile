@@ -99,11 +99,11 @@ fuzz: ## run each fuzzer for FUZZ_SECONDS (10) over its committed corpus
 	@$(call compile,asan,halftone_fuzzers)
 	@scripts/fuzz.sh
 
-format: ## format the sources in place
+format: ## format the sources and wrap the prose in place
 	@$(setup) format
 	@scripts/format.sh
 
-format-check: ## fail if a source is not formatted
+format-check: ## fail if a source is not formatted or prose is not wrapped
 	@$(setup) format
 	@scripts/format.sh --check
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the tables of docs/kernels.md from bench/results/decode-h200.json, which `halftone bench --backend cuda
+"""Writes the tables of docs/measured.md from bench/results/decode-h200.json, which `halftone bench --backend cuda
 --table all --json FILE` prints: each between its `<!-- figures: NAME -->` and the next `<!-- end -->`."""
 
 import json
@@ -103,13 +103,13 @@ def append(rows):
 
 def main():
     report = json.loads((ROOT / "bench/results/decode-h200.json").read_text())
-    page = ROOT / "docs/kernels.md"
+    page = ROOT / "docs/measured.md"
     text = page.read_text()
     for what in (headline, chain, speculative, shapes, geometry, mixed, policies, append):
         rows = [row for row in report["rows"] if row["table"] == what.__name__ and row.get("us")]
         mark = re.compile(rf"(<!-- figures: {what.__name__} -->\n).*?(<!-- end -->)", re.S)
         if not mark.search(text):
-            raise SystemExit(f"docs/kernels.md has no '<!-- figures: {what.__name__} -->'")
+            raise SystemExit(f"docs/measured.md has no '<!-- figures: {what.__name__} -->'")
         text = mark.sub(lambda m: f"{m[1]}\n{what(rows)}\n\n{m[2]}", text)
     page.write_text(text)
 

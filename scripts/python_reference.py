@@ -11,6 +11,7 @@ import pathlib
 import re
 import sys
 
+import check_prose
 import halftone as ht
 from halftone import cache_io, errors
 
@@ -139,7 +140,7 @@ def torch_section():
 
 
 def main():
-    text = page().rstrip() + "\n"
+    text = check_prose.wrap(page().rstrip() + "\n")
     if "--check" in sys.argv[1:]:
         if PAGE.read_text() != text:
             sys.exit(f"{PAGE} is not up to date: run scripts/python_reference.py")

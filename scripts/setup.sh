@@ -6,7 +6,7 @@
 #   wheel  what builds and checks the package's wheel (likewise)
 #   bench  Google Benchmark
 #   clang  clang with its sanitizer and OpenMP run-times
-#   format, tidy  clang-format, clang-tidy
+#   format, tidy  clang-format and python3, clang-tidy
 #   cuda   CUTLASS' headers (into the virtual environment); nvcc itself is the user's to install
 # As root on Debian or Ubuntu it installs; otherwise it prints the command that is missing and fails.
 set -euo pipefail
@@ -22,7 +22,7 @@ for group in "$@"; do
     wheel)  requirements+=(test python wheel) ;;
     bench)  packages+=(libbenchmark-dev) ;;
     clang)  packages+=(clang libclang-rt-dev libomp-dev) ;;
-    format) packages+=(clang-format) ;;
+    format) packages+=(clang-format python3) ;;
     tidy)   packages+=(clang-tidy) ;;
     cuda)   requirements+=(cuda) ;;
     *) echo "setup.sh: unknown group '$group'" >&2; exit 2 ;;

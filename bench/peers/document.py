@@ -2,8 +2,12 @@
 """Writes the figures of bench/results/cpu-decode-peers.json into docs/benchmarks-cpu.md, from its "## Figures" on."""
 
 import json
+import sys
 
 from compare_cpu import ROOT, wanted
+
+sys.path.append(str(ROOT / "scripts"))
+from check_prose import wrap  # noqa: E402
 
 HEADING = "## Figures\n"
 
@@ -54,7 +58,7 @@ def main():
     report = json.loads((ROOT / "bench/results/cpu-decode-peers.json").read_text())
     page = ROOT / "docs/benchmarks-cpu.md"
     text = page.read_text().split(HEADING)[0].rstrip() + "\n\n" + HEADING + "\n"
-    page.write_text(text + "\n\n".join(figures(report)) + "\n")
+    page.write_text(wrap(text + "\n\n".join(figures(report)) + "\n"))
 
 
 main()

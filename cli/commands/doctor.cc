@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include "cli/commands/command.h"
+#include "cli/commands/kernel_matrix.h"
 #include "cli/host/host.h"
 #include "cli/terminal/text.h"
 
@@ -85,7 +86,18 @@ void add_doctor(CLI::App& app, Terminal& terminal) {
       app.add_subcommand("doctor", "Say what this machine offers, which backend is used and why");
   auto json = std::make_shared<bool>(false);
   command->add_flag("--json", *json, "Print JSON instead of text");
-  command->callback([json, &terminal] {
+  auto kernels = std::make_shared<bool>(false);
+  command->add_flag("--kernels", *kernels,
+                    "Instead say what runs where: the operations and kernels of this build's backends");
+  command->callback([json, kernels, &terminal] {
+    if (*kernels) {
+      if (*json) {
+        terminal.out << kernel_matrix(all_backends()).dump(2) << '\n';
+      } else {
+        print_kernel_matrix(terminal, all_backends());
+      }
+      return;
+    }
     const CpuInfo cpu = cpu_info();
     const GpuInfo gpu = gpu_info();
     const BackendChoice choice = choose_backend(cpu, gpu);

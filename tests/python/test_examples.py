@@ -41,3 +41,6 @@ def test_readme_quick_start():
     code, output = re.search(r"```python\n(.*?)```.*?```text\n(.*?)```", section, re.S).groups()
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (result.returncode, result.stdout) == (0, output), result.stderr
+    call, error = re.search(r"and `(.*?)` raises\s`(.*?)`", section).groups()
+    result = subprocess.run([sys.executable, "-c", f"{code}\n{call}"], capture_output=True, text=True)
+    assert result.stderr.strip().endswith(error)

@@ -1,5 +1,5 @@
 // The decode kernels that exist, as a table: a row per (format pair, head_dim, packed rows). Plain C++: host
-// code chooses a row, the decode_*.cu files instantiate the rows.
+// code chooses a row, the instances_*.cu files instantiate the rows.
 #pragma once
 
 #include <array>

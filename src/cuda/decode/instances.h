@@ -1,4 +1,4 @@
-// Instantiates a slice of the rows of the decode table. Included by the decode_*.cu files.
+// Instantiates a slice of the rows of the decode table. Included by the instances_*.cu files.
 #pragma once
 
 #include <utility>

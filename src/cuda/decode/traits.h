@@ -5,11 +5,11 @@
 //   load     two warps: a bulk copy per piece (1, 2 or 4 tiles of 16 tokens, K, V and scales together)
 //   compute  S^T = K Q^T and O^T += V^T P^T, the cache as register operand A, straight from the packed words;
 //            a team of warps shares a ring of pieces, each warp with its own rows and softmax state, or is a
-//            warpgroup that divides the tiles (decode_warpgroup.h)
+//            warpgroup that divides the tiles (wgmma/loop.h)
 //   finish   two warps: bring the queries of the next item, merge the teams' states of the last one, write
 //            outputs or partial slots, and merge the slots of a cut unit; with many rows the compute warps do
 //            it
-// Logits are in base 2 throughout; docs/kernels.md derives the bounds.
+// Logits are in base 2 throughout; docs/kernels/decode.md derives the bounds.
 #pragma once
 
 #include "cuda/attention/rows.h"

@@ -1,0 +1,67 @@
+#!/usr/bin/env python3
+"""The pages name what is there: the map is the tree, and links and paths lead somewhere."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import unittest
+from typing import Iterator
+
+ROOT = pathlib.Path(__file__).parents[2]
+ROOMS = ("include", "src", "python", "cli", "reference", "testing", "tests", "bench", "data", "docs", "scripts",
+         "cmake", "requirements")  # fmt: skip
+UNMAPPED = "tests/fuzz/corpus"
+
+
+def folders() -> Iterator[str]:
+    """Every folder with files in the rooms, as the map writes it."""
+    for room in ROOMS:
+        for folder, inner, files in os.walk(ROOT / room):
+            inner[:] = [name for name in inner if name[0] not in "._"]
+            path = pathlib.Path(folder).relative_to(ROOT).as_posix()
+            if any(not name.startswith(".") for name in files) and not path.startswith(UNMAPPED):
+                yield path + "/"
+
+
+def pages() -> Iterator[pathlib.Path]:
+    """The pages of the project."""
+    yield from ROOT.glob("*.md")
+    for room in ROOMS:
+        yield from (ROOT / room).rglob("*.md")
+
+
+def mapped() -> set[str]:
+    """Folders in the first column of the map of docs/architecture.md."""
+    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    house = text.partition("## The house")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1] for line in house.splitlines() if line.startswith("| `")]
+    return {name for row in rows for name in re.findall(r"`([^`]+/)`", row)}
+
+
+class DocsTest(unittest.TestCase):
+    def test_the_map_is_the_tree(self) -> None:
+        tree, there = set(folders()), mapped()
+        self.assertEqual(sorted(tree - there), [], "not in the map of docs/architecture.md")
+        self.assertEqual([name for name in sorted(there) if not (ROOT / name).is_dir()], [], "no such folder")
+
+    def test_links_lead_somewhere(self) -> None:
+        for page in pages():
+            text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
+            for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
+                if "://" not in target:
+                    with self.subTest(page=page.name, target=target):
+                        self.assertTrue((page.parent / target).exists())
+
+    def test_named_paths_exist(self) -> None:
+        for page in pages():
+            if page.name == "CHANGELOG.md":  # tells of what was
+                continue
+            for name in re.findall(rf"`((?:{'|'.join(ROOMS)})/[\w./*-]*)`", page.read_text(encoding="utf-8")):
+                with self.subTest(page=page.name, path=name):
+                    self.assertTrue(list(ROOT.glob(name.rstrip("/"))))
+
+
+if __name__ == "__main__":
+    unittest.main()
