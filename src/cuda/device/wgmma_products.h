@@ -22,10 +22,10 @@ constexpr bool wgmma_exists(DType a, DType b, int columns) {
 namespace wgmma_text {
 inline constexpr char kF16[] = "k16.f32.f16.f16", kBf16[] = "k16.f32.bf16.bf16";
 inline constexpr char kE4m3[] = "k32.f32.e4m3.e4m3", kS8[] = "k32.s32.s8.s8", kU8[] = "k32.s32.u8.s8";
-// What follows scale-d: signs, then whether A, if it is in shared memory, and B are MN-major.
+// What follows scale-d: signs; of 16-bit types, too, whether A (in shared memory) and B are MN-major.
 inline constexpr char kNone[] = "", kSigns[] = ", 1, 1";
-inline constexpr char kB[] = ", 1, 1, 0", kMajorB[] = ", 1, 1, 1";
-inline constexpr char kAB[] = ", 1, 1, 0, 0", kAMajorB[] = ", 1, 1, 0, 1";
+inline constexpr char kRs[] = ", 1, 1, 0", kRsMnMajor[] = ", 1, 1, 1";
+inline constexpr char kSs[] = ", 1, 1, 0, 0", kSsMnMajor[] = ", 1, 1, 0, 1";
 }  // namespace wgmma_text
 
 /// The text of a product before and after its operands.
@@ -48,13 +48,13 @@ struct WgmmaText {
                                                                  : wgmma_text::kE4m3;
   static constexpr const char* kFlags = is_byte_integer(kA)   ? wgmma_text::kNone
                                         : dtype_bits(kA) == 8 ? wgmma_text::kSigns
-                                        : kRegisters ? (kMnMajorB ? wgmma_text::kMajorB : wgmma_text::kB)
-                                                     : (kMnMajorB ? wgmma_text::kAMajorB : wgmma_text::kAB);
+                                        : kRegisters ? (kMnMajorB ? wgmma_text::kRsMnMajor : wgmma_text::kRs)
+                                                     : (kMnMajorB ? wgmma_text::kSsMnMajor : wgmma_text::kSs);
 };
 
 // clang-format off
-// Four registers of d as operands of constraint c, and as their places in the text; those of N columns; and for each
-// N: X(c, s, N, the places of the eight operands after d).
+// Four registers of d as operands of constraint c, and as their places in the text; those of N columns; and for
+// each N: X(c, s, N, the places of the eight operands after d).
 #define HALFTONE_OPERANDS(c, i, j, k, l) c(d[i]), c(d[j]), c(d[k]), c(d[l])
 #define HALFTONE_PLACES(c, i, j, k, l) %i, %j, %k, %l
 #define HALFTONE_D8(M, c) M(c, 0, 1, 2, 3)
