@@ -53,8 +53,8 @@ struct WgmmaText {
 };
 
 // clang-format off
-// Four registers of d as operands of constraint c, and as their places in the text; those of N columns; and for
-// each N: X(c, s, N, the places of the eight operands after d).
+// Four registers of d as operands of constraint c, and as their places in the text; those of N columns; and
+// for each N: X(c, s, N, the places of the eight operands after d).
 #define HALFTONE_OPERANDS(c, i, j, k, l) c(d[i]), c(d[j]), c(d[k]), c(d[l])
 #define HALFTONE_PLACES(c, i, j, k, l) %i, %j, %k, %l
 #define HALFTONE_D8(M, c) M(c, 0, 1, 2, 3)
