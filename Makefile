@@ -19,7 +19,7 @@ ifeq ($(GPU),)
   PRESET_HERE := release
   TEST_PRESET_HERE := test
 else
-  GROUPS_HERE := build test cuda
+  GROUPS_HERE := build test
   PRESET_HERE := cuda
   TEST_PRESET_HERE := cuda
 endif
@@ -33,8 +33,7 @@ configure = cmake --preset $(1) $(2) >build/configure-$(1).log 2>&1 || { cat bui
 compile = cmake --build build/$(1) -j $(JOBS) $(if $(2),--target $(2))
 python = -DHALFTONE_PYTHON=$(CURDIR)/build/venv/bin/python
 package = -DHALFTONE_PYTHON_PACKAGE=ON
-cuda_options = -DCMAKE_CUDA_COMPILER=$(NVCC) $(python) \
-  -DHALFTONE_CUTLASS_DIR=$$(build/venv/bin/python scripts/cutlass_dir.py)
+cuda_options = -DCMAKE_CUDA_COMPILER=$(NVCC) $(python)
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -55,7 +54,7 @@ test: ## build and run every test that this machine can run
 
 cuda: ## compile the CUDA backend, its tests and the command (needs nvcc, not a GPU)
 	@$(if $(NVCC),,echo "make cuda: no nvcc on PATH or in /usr/local/cuda/bin; install the CUDA toolkit 12.8 or newer, or set CUDACXX" >&2; exit 1)
-	@$(setup) build test python cuda
+	@$(setup) build test python
 	@mkdir -p build
 	@$(call configure,cuda,$(cuda_options) $(package) -DHALFTONE_TORCH_PYTHON=$(TORCH_PYTHON))
 	@$(call compile,cuda,halftone_cuda)
@@ -68,7 +67,7 @@ test-gpu: ## run the tests that need an NVIDIA GPU
 	@scripts/ctest.sh build/cuda -L cuda
 
 wheel: ## build the Python package's wheel, install it into an empty virtual environment and try it there
-	@$(setup) build wheel $(if $(NVCC),test cuda)
+	@$(setup) build wheel $(if $(NVCC),test)
 	@scripts/wheel.sh $(if $(NVCC),cuda $(NVCC),release)
 
 bench: ## build and run the benchmarks (BENCH_ARGS are passed on)

@@ -7,7 +7,6 @@
 #   bench  Google Benchmark
 #   clang  clang with its sanitizer and OpenMP run-times
 #   format, tidy  clang-format and python3, clang-tidy
-#   cuda   CUTLASS' headers (into the virtual environment); nvcc itself is the user's to install
 # As root on Debian or Ubuntu it installs; otherwise it prints the command that is missing and fails.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -24,7 +23,6 @@ for group in "$@"; do
     clang)  packages+=(clang libclang-rt-dev libomp-dev) ;;
     format) packages+=(clang-format python3) ;;
     tidy)   packages+=(clang-tidy) ;;
-    cuda)   requirements+=(cuda) ;;
     *) echo "setup.sh: unknown group '$group'" >&2; exit 2 ;;
   esac
 done

@@ -9,7 +9,7 @@ preset="$1"
 venv="$PWD/build/venv/bin"
 defines=(HALFTONE_PYTHON="$venv/python" HALFTONE_BUILD_CLI=ON HALFTONE_WERROR=ON)
 if [[ "$preset" == cuda ]]; then
-  defines+=(HALFTONE_CUDA=ON CMAKE_CUDA_COMPILER="$2" HALFTONE_CUTLASS_DIR="$("$venv/python" scripts/cutlass_dir.py)")
+  defines+=(HALFTONE_CUDA=ON CMAKE_CUDA_COMPILER="$2")
 fi
 settings=(--config-settings=build-dir="build/$preset")
 for define in "${defines[@]}"; do settings+=(--config-settings=cmake.define."$define"); done

@@ -26,12 +26,12 @@ __device__ inline void Team<C>::begin_scores(const Queries& queries, const std::
     pin(offset);
     wgmma_begin();
     if constexpr (kSigned) {
-      wgmma_first<kBf16>(x, offset, b_matrix<kColumns>(shared_address(queries.group_sums)));
+      wgmma_first<kQType>(x, offset, b_matrix<kColumns>(shared_address(queries.group_sums)));
     } else {
-      wgmma_first<kBf16>(x, a[0], q);
+      wgmma_first<kQType>(x, a[0], q);
     }
 #pragma unroll
-    for (int i = kSigned ? 0 : 1; i < kSteps; ++i) wgmma_add<kBf16>(x, a[i], q + i * kNext);
+    for (int i = kSigned ? 0 : 1; i < kSteps; ++i) wgmma_add<kQType>(x, a[i], q + i * kNext);
     wgmma_commit();
   }
 }
@@ -61,7 +61,7 @@ __device__ inline void Team<C>::end_scores(const AttentionParams& p, const Queri
     if (low_part) {
       wgmma_begin();
 #pragma unroll
-      for (int i = 0; i < kSteps; ++i) wgmma_add<kBf16>(x, a[i], q_low + i * kNext);
+      for (int i = 0; i < kSteps; ++i) wgmma_add<kQType>(x, a[i], q_low + i * kNext);
       wgmma_commit();
       wgmma_wait();
       pin(x);
@@ -110,14 +110,14 @@ __device__ inline void Team<C>::add_groups(K& k, const std::uint8_t* scales, std
     }
     float dot[kSets][kSums];
     wgmma_begin();
-    if (with_mins) wgmma_first<false>(x, mins, sums);
+    if (with_mins) wgmma_first<kQType>(x, mins, sums);
 #pragma unroll
     for (int i = 0; i < kSets * kStepsOfGroup; ++i) {
       const std::uint64_t b = q + (first * kStepsOfGroup + i) * kNext;
       if (i % kStepsOfGroup == 0) {
-        wgmma_first<false>(dot[i / kStepsOfGroup], a[i], b);
+        wgmma_first<kQType>(dot[i / kStepsOfGroup], a[i], b);
       } else {
-        wgmma_add<false>(dot[i / kStepsOfGroup], a[i], b);
+        wgmma_add<kQType>(dot[i / kStepsOfGroup], a[i], b);
       }
     }
     wgmma_commit();
@@ -272,8 +272,8 @@ __device__ inline void Team<C>::accumulate(const VFragments& a, const std::uint8
   for (int tile = 0; tile < 4; ++tile) {
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      wgmma_add<kSplitP>(out[j], a[tile][j], b + tile * kNext);
-      if constexpr (kSplitP) wgmma_add<kSplitP>(out[j], a[tile][j], b + (4 + tile) * kNext);
+      wgmma_add<kPType>(out[j], a[tile][j], b + tile * kNext);
+      if constexpr (kSplitP) wgmma_add<kPType>(out[j], a[tile][j], b + (4 + tile) * kNext);
     }
   }
   wgmma_commit();

@@ -119,7 +119,8 @@ struct Team {
   static constexpr bool kSplitP = C.v.dtype == DType::kBFloat16;    // P as bf16 high + low
   static constexpr int kProbPart = 4 * kColumns * 32;               // a B matrix per tile
   static constexpr int kProbBytes = (kSplitP ? 2 : 1) * kProbPart;  // P of a piece
-  static constexpr bool kBf16 = C.k.dtype == DType::kBFloat16;
+  static constexpr DType kQType = C.k.dtype == DType::kBFloat16 ? DType::kBFloat16 : DType::kFloat16;
+  static constexpr DType kPType = kSplitP ? DType::kBFloat16 : DType::kFloat16;
   static constexpr bool kSigned = C.k.dtype == DType::kInt8;  // K's codes stand as q + 128
   static constexpr std::uint32_t kFlip = kSigned ? 0x00800080u : 0u;
   static constexpr std::uint64_t kNext = kNextBMatrix<kColumns>;
