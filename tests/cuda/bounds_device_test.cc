@@ -240,7 +240,7 @@ TEST(DeviceBounds, AppendReportsLargeV) {
 
 /// Static scales lie on the device: append and run report those that are none.
 TEST(DeviceBounds, BadStaticScalesAreReported) {
-  for (const char* format : {"int8-head", "fp8", "int4-static-head-sym"}) {
+  for (const char* format : {"int8-static-head", "fp8", "int4-static-head-sym"}) {
     for (const int q_len : {1, 4, 12}) {
       AttentionCase row = decode_case(format);
       row.requests = uniform_requests(2, q_len, 70);
@@ -271,6 +271,7 @@ TEST(DeviceBounds, BadStaticScalesAreReported) {
           {&p.cache->k_scale, &device.args.cache.k_scale.scale},
           {&p.cache->v_scale, &device.args.cache.v_scale.scale}};
       for (const auto& [good, on_device] : scales) {
+        ASSERT_TRUE(good->present()) << format;
         for (const float bad : {kNan, kInf, 0.0F, -1.0F, 1e-40F}) {
           const Tensor values = good->clone();
           values.set(values.numel() - 1, bad);
