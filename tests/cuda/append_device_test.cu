@@ -48,8 +48,8 @@ void expect_equal_pages(const Tensor& cpu, const Tensor& gpu, const KvCacheSpec&
 /// The cache's pages after the same append on the GPU, which leaves the status at 0.
 Tensor pages_from_device(const Cache& cache, const AppendArgs& args, const Tensor& status) {
   Uploads uploads;
-  const PagedKv device = upload(uploads, cache.view());
-  const AppendArgs device_args = upload(uploads, args);
+  const PagedKv device = uploads.add(cache.view());
+  const AppendArgs device_args = uploads.add(args);
   append(device, device_args);
   check_cuda(cudaDeviceSynchronize());
   Tensor pages = cache.pages.clone();
@@ -220,7 +220,7 @@ TEST(DeviceAppend, LengthsAdvanceByTheirTokens) {
   args.cu_seqlens = uploads.add(cumulative.view());
   args.status = uploads.add(status.view());
   args.advance = true;
-  const PagedKv device = upload(uploads, cache.view());
+  const PagedKv device = uploads.add(cache.view());
   append(device, args);
   check_cuda(cudaDeviceSynchronize());
   download(device.lengths, cache.lengths);
@@ -247,7 +247,7 @@ int status_after(const char* format, DType input, std::int64_t tokens, std::int6
   args.v = uploads.add(k.view());
   args.slot_mapping = uploads.add(slots.view());
   args.status = uploads.add(status.view());
-  append(upload(uploads, cache.view()), args);
+  append(uploads.add(cache.view()), args);
   check_cuda(cudaDeviceSynchronize());
   download(args.status, status);
   return status.as<std::int32_t>()[0];

@@ -228,8 +228,8 @@ TEST(DeviceBounds, AppendReportsLargeV) {
         host.k = p.k.view(), host.v = p.v.view();
         host.cu_seqlens = cu.view(), host.status = status.view();
         Uploads uploads;
-        const AppendArgs args = upload(uploads, host);
-        append(upload(uploads, p.cache->view()), args);
+        const AppendArgs args = uploads.add(host);
+        append(uploads.add(p.cache->view()), args);
         download(args.status, status);
         const bool large = size > kMaxScaledV && p.problem.kv.v_format.dynamic_scale();
         EXPECT_EQ(status.as<std::int32_t>()[0], large ? kStatusLargeV : 0) << format << ", " << tokens;
@@ -240,7 +240,7 @@ TEST(DeviceBounds, AppendReportsLargeV) {
 
 /// Static scales lie on the device: append and run report those that are none.
 TEST(DeviceBounds, BadStaticScalesAreReported) {
-  for (const char* format : {"int8-head", "fp8", "int4-static-head-sym"}) {
+  for (const char* format : {"int8-static-head", "fp8", "int4-static-head-sym"}) {
     for (const int q_len : {1, 4, 12}) {
       AttentionCase row = decode_case(format);
       row.requests = uniform_requests(2, q_len, 70);
@@ -253,7 +253,7 @@ TEST(DeviceBounds, BadStaticScalesAreReported) {
       host.k.shape[0] = host.v.shape[0] = 1;
       host.cu_seqlens = cu.view();
       Uploads uploads;
-      AppendArgs args = upload(uploads, host);
+      AppendArgs args = uploads.add(host);
       args.status = device.args.status;
       check_cuda(cudaMemset(device.args.cache.lengths.data, 0, 8));
       const auto expect_status = [&](std::int32_t expected, const std::string& what) {

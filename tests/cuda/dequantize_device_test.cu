@@ -51,7 +51,7 @@ Rows on_cpu(const Cache& cache, DType type) {
 Rows on_device(const Cache& cache, DType type, std::int64_t row_count) {
   Rows rows = make_rows(cache, type, row_count);
   Uploads uploads;
-  const PagedKv device = upload(uploads, cache.view());
+  const PagedKv device = uploads.add(cache.view());
   const TensorView k = uploads.add(rows.k.view()), v = uploads.add(rows.v.view());
   dequantize(device, k, v);
   check_cuda(cudaDeviceSynchronize());
@@ -156,7 +156,7 @@ TEST(DeviceDequantize, OneOutputStridedOrUnaligned) {
       const std::int64_t tokens = cache.total_tokens(), size = dtype_bits(type) / 8;
       const Tensor wide(type, {tokens, kHeads, 144}), wide_on_device(type, {tokens, kHeads, 144});
       Uploads uploads;
-      const PagedKv device = upload(uploads, cache.view());
+      const PagedKv device = uploads.add(cache.view());
       const TensorView base = uploads.add(wide_on_device.view());
       const auto narrow = [&](TensorView view) {
         view.shape[2] = 128;
@@ -226,7 +226,7 @@ TEST(DeviceDequantize, AGraphFollowsTheLengths) {
   const Cache cache = make_cache({format, format, kHeads, 128, 0, 32}, {100, 60}, 13);
   const Rows rows = make_rows(cache, DType::kBFloat16, 160);
   Uploads uploads;
-  const PagedKv device = upload(uploads, cache.view());
+  const PagedKv device = uploads.add(cache.view());
   const TensorView k = uploads.add(rows.k.view()), v = uploads.add(rows.v.view());
   const CapturedGraph graph([&](cudaStream_t stream) { dequantize(device, k, v, stream); });
   for (const auto& [a, b] : {std::pair{100, 60}, std::pair{17, 0}, std::pair{0, 49}}) {
@@ -249,7 +249,7 @@ TEST(DeviceDequantize, Errors) {
   const Cache cache = make_cache({format, format, kHeads, 64, 0, 32}, kLengths, 14);
   const Rows rows = make_rows(cache, DType::kFloat32, cache.total_tokens());
   Uploads uploads;
-  const PagedKv device = upload(uploads, cache.view());
+  const PagedKv device = uploads.add(cache.view());
   const TensorView k = uploads.add(rows.k.view()), v = uploads.add(rows.v.view());
   constexpr auto kInvalid = ErrorCode::kInvalidArgument;
   expect_error(kInvalid, {"k_out is on cpu", "cuda:0"}, [&] { dequantize(device, rows.k.view(), v); });
