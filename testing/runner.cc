@@ -91,7 +91,7 @@ bool Runner::serves(const Problem& p) const {
 }
 
 Outputs Runner::run(const Problem& p, const Plan& plan) const {
-  const Run once(*this, p, plan);
+  const PlacedRun once(*this, p, plan);
   once.schedule();
   once.run();
   Outputs outputs = once.outputs();
@@ -122,7 +122,7 @@ void Runner::dequantize(const Cache& cache, const Tensor& k_out, const Tensor& v
   require(k_out.guards_intact() && v_out.guards_intact(), "an output");
 }
 
-Run::Run(const Runner& runner, const Problem& p, const Plan& plan, int fill)
+PlacedRun::PlacedRun(const Runner& runner, const Problem& p, const Plan& plan, int fill)
     : plan_(plan),
       host_(make_outputs(p)),
       workspace_(DType::kUInt8, {static_cast<std::int64_t>(plan.workspace_bytes())}),
@@ -132,7 +132,7 @@ Run::Run(const Runner& runner, const Problem& p, const Plan& plan, int fill)
   args = place_->add(arguments(p, host_));
 }
 
-void Run::clear() const {
+void PlacedRun::clear() const {
   for (const auto& [placed, host] : {std::pair{&args.out, &host_.out}, std::pair{&args.lse, &host_.lse}}) {
     if (!placed->present()) continue;
     host->fill_bytes(0xff);
@@ -140,7 +140,7 @@ void Run::clear() const {
   }
 }
 
-Outputs Run::outputs() const {
+Outputs PlacedRun::outputs() const {
   place_->finish();
   place_->read(args.out, host_.out);
   place_->read(args.lse, host_.lse);

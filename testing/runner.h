@@ -71,11 +71,11 @@ class Runner {
 const std::vector<const Runner*>& runners();
 
 /// A problem's tensors and a workspace where a backend finds them, for any number of calls.
-class Run {
+class PlacedRun {
  public:
   /// Bytes of the workspace are `fill` at first.
-  Run(const Runner& runner, const Problem& p, const Plan& plan, int fill = 0xff);
-  Run(const Runner& runner, const Problem& p) : Run(runner, p, runner.plan(p)) {}
+  PlacedRun(const Runner& runner, const Problem& p, const Plan& plan, int fill = 0xff);
+  PlacedRun(const Runner& runner, const Problem& p) : PlacedRun(runner, p, runner.plan(p)) {}
 
   void schedule(Stream stream = nullptr) const { halftone::schedule(plan_, args.lengths, space(), stream); }
   void run(Stream stream = nullptr) const { halftone::run(plan_, args, space(), stream); }

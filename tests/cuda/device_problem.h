@@ -68,9 +68,9 @@ inline AttentionCase for_table(AttentionCase row) {
 }
 
 /// A problem's tensors and a workspace on device 0, for any number of calls on streams.
-class DeviceRun : public Run {
+class DeviceRun : public PlacedRun {
  public:
-  DeviceRun(const Problem& p, const Plan& plan, int fill = 0xff) : Run(cuda_runner(), p, plan, fill) {
+  DeviceRun(const Problem& p, const Plan& plan, int fill = 0xff) : PlacedRun(cuda_runner(), p, plan, fill) {
     check_cuda(cudaDeviceSynchronize());  // streams that do not wait for the default one may use it now
   }
 

@@ -43,7 +43,7 @@ TEST(DeviceNumerics, DeadBytesNeverMatter) {
 
 /// A NaN scale or 16-bit value of one live token reaches the rows that see it and no other.
 TEST(DeviceNumerics, NanInALivePageReachesOnlyItsRequest) {
-  for (const std::string& format : device_formats()) {
+  for (const std::string& format : typical_formats()) {
     AttentionCase row = decode_case(format);
     row.requests = {{1, 70}, {3, 33}, {1, 129}};
     const Problem p = make_problem(row);
@@ -65,7 +65,7 @@ TEST(DeviceNumerics, NanInALivePageReachesOnlyItsRequest) {
 
 /// Constant and zero tensors, zero groups among others, one outlier: within tolerance, never NaN.
 TEST(DeviceNumerics, DegenerateGroups) {
-  for (const std::string& format : device_formats()) {
+  for (const std::string& format : typical_formats()) {
     for (const Data data : {Data::kConstant, Data::kZero}) {
       AttentionCase row = decode_case(format);
       row.data = data;

@@ -137,10 +137,31 @@ inline Problem repeated(const Problem& source, int batch) {
 
 /// Formats that between them have every dtype, granularity and kind of parameter.
 inline const std::vector<std::string>& typical_formats() {
-  static const std::vector<std::string> formats = {
-      "bf16",      "fp16",     "fp8",      "fp8-token-head", "int8-tensor",         "int8-token",
-      "int8-head", "int8-g64", "int4-g32", "int4-row",       "int8-token-asym-f32", "int4-static-head-sym"};
+  static const std::vector<std::string> formats = {"bf16",
+                                                   "fp16",
+                                                   "fp8",
+                                                   "fp8-token-head",
+                                                   "int8-tensor",
+                                                   "int8-token",
+                                                   "int8-head",
+                                                   "int8-g64",
+                                                   "int4-g32",
+                                                   "int4-row",
+                                                   "int8-token-asym-f32",
+                                                   "int8-token-asym",
+                                                   "int4-static-head-sym"};
   return formats;
+}
+
+/// Types of O: each has kernels of its own on some backend.
+inline constexpr DType kOutTypes[] = {DType::kFloat32, DType::kFloat16};
+
+inline std::vector<std::pair<std::string, DType>> formats_and_outs() {
+  std::vector<std::pair<std::string, DType>> all;
+  for (const std::string& format : typical_formats()) {
+    for (const DType out : kOutTypes) all.emplace_back(format, out);
+  }
+  return all;
 }
 
 /// Three requests that fill no page, and an empty one.
