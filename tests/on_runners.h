@@ -23,7 +23,6 @@ class OnRunners : public ::testing::TestWithParam<const Runner*> {
     served_ += served ? 1 : 0;
     return served;
   }
-  int served() const { return served_; }
   void TearDown() override {
     EXPECT_TRUE(!asked_ || served_ > 0) << runner().name() << " serves none of the cases";
   }
