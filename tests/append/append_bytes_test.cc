@@ -4,6 +4,7 @@
 #include <string>
 
 #include "halftone/error.h"
+#include "reference/sanitizer.h"
 #include "tests/append/cache_support.h"
 #include "tests/on_runners.h"
 
@@ -33,6 +34,7 @@ void expect_equal_pages(const Tensor& expected, const Tensor& written, const KvC
 /// pages.
 void expect_same_pages(const Runner& runner, const KvCacheSpec& spec, std::uint64_t seed, RopePairing pairing,
                        DType input, bool by_slots, int scale = 1) {
+  if (kSanitized && seed % 5 != 0) return;
   Random random(seed);
   const std::vector<int> capacities = {70 * scale, 33 * scale, 5 * scale};
   Cache cache(spec, capacities, random);

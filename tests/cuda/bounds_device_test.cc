@@ -23,7 +23,7 @@ std::vector<AttentionCase> few_and_many_rows(const std::string& format) {
 /// cu_q counts more queries than q, out and lse have rows: those that exist are right, nothing else is
 /// written.
 TEST(DeviceBounds, MoreQueriesThanRows) {
-  for (const std::string& format : typical_formats()) {
+  for (const std::string& format : formats_of_runners()) {
     for (AttentionCase row : few_and_many_rows(format)) {
       row.requests = {{3, 70}, {2, 33}, {4, 129}};
       row.cu_q = true;
@@ -69,7 +69,7 @@ TEST(DeviceBounds, RowsThatDoNotMatchMaxQLenAreRefused) {
 
 /// Lengths beyond the block table's width: tokens there do not exist, whoever's pages lie behind the row.
 TEST(DeviceBounds, LengthsBeyondTheTable) {
-  for (const std::string& format : typical_formats()) {
+  for (const std::string& format : formats_of_runners()) {
     for (AttentionCase row : few_and_many_rows(format)) {
       for (const BlockTableMode mode : {BlockTableMode::kTrusted, BlockTableMode::kClamped}) {
         row.requests = {{1, 70}, {1, 33}, {1, 0}, {1, 129}};
@@ -103,7 +103,7 @@ TEST(DeviceBounds, LengthsBeyondTheTable) {
 
 /// In trusted mode too, a page that does not exist is not read.
 TEST(DeviceBounds, TrustedEntriesOutsideThePool) {
-  for (const std::string& format : typical_formats()) {
+  for (const std::string& format : formats_of_runners()) {
     for (const std::int32_t bad : {-1, INT32_MIN, INT32_MAX}) {
       AttentionCase row = decode_case(format);
       const Problem p = make_problem(row);

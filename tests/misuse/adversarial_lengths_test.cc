@@ -31,7 +31,7 @@ HALFTONE_ON_EVERY_RUNNER(MixedLengths);
 
 /// A request without keys gives zeros, and its neighbours are as if it were not there.
 TEST_P(MixedLengths, EmptyRequestInsideAMixedBatch) {
-  for (const std::string& format : typical_formats()) {
+  for (const std::string& format : formats_of_runners()) {
     for (const AttentionCase& row : both_kinds(format)) {
       const Problem p = make_problem(with_empty_requests(row));
       const Outputs with = run(p);

@@ -31,7 +31,7 @@ void expect_finite(const Outputs& outputs, const std::string& what) {
 
 /// A NaN scale or 16-bit value of one live token reaches the rows that see it and no other.
 TEST_P(NumericsOnRunners, NanInALivePageReachesOnlyItsRequest) {
-  for (const std::string& format : typical_formats()) {
+  for (const std::string& format : formats_of_runners()) {
     for (AttentionCase row : both_kinds(format)) {
       row.requests = {{1, 70}, {3, 33}, {1, 129}};
       const Problem p = make_problem(row);
@@ -57,7 +57,7 @@ TEST_P(NumericsOnRunners, NanInALivePageReachesOnlyItsRequest) {
 }
 
 TEST_P(NumericsOnRunners, AllLogitsEqual) {
-  for (const std::string& format : typical_formats()) {
+  for (const std::string& format : formats_of_runners()) {
     for (AttentionCase row : both_kinds(format)) {
       row.data = Data::kConstant;
       const Problem p = make_problem(row);
@@ -69,7 +69,7 @@ TEST_P(NumericsOnRunners, AllLogitsEqual) {
 }
 
 TEST_P(NumericsOnRunners, ZeroGroupsGiveZeros) {
-  for (const std::string& format : typical_formats()) {
+  for (const std::string& format : formats_of_runners()) {
     for (AttentionCase row : both_kinds(format)) {
       row.data = Data::kZero;
       const Problem p = make_problem(row);
@@ -85,7 +85,7 @@ TEST_P(NumericsOnRunners, ZeroGroupsGiveZeros) {
 
 /// Some groups zero, others not: every third group of 32, and all but one value of each 65 groups' ends.
 TEST_P(NumericsOnRunners, ZeroGroupsAmongOthers) {
-  for (const std::string& format : typical_formats()) {
+  for (const std::string& format : formats_of_runners()) {
     for (const AttentionCase& row : both_kinds(format)) {
       for (const bool sparse : {false, true}) {
         Problem p = make_problem(row);
@@ -107,7 +107,7 @@ TEST_P(NumericsOnRunners, ZeroGroupsAmongOthers) {
 }
 
 TEST_P(NumericsOnRunners, OneOutlier) {
-  for (const std::string& format : typical_formats()) {
+  for (const std::string& format : formats_of_runners()) {
     for (const AttentionCase& row : both_kinds(format)) {
       for (const float outlier : {1e4F, -1e4F}) {
         Problem p = make_problem(row);

@@ -79,13 +79,17 @@ TEST_P(ShapesOnRunners, EveryGroupRatio) {
   }
 }
 
+Problem without_requests(bool paged) {
+  AttentionCase row;
+  row.paged = paged;
+  row.cu_q = true;
+  row.out_dtype = DType::kFloat32;
+  return make_problem(row);
+}
+
 TEST_P(ShapesOnRunners, BatchZeroIsANoOp) {
   for (const bool paged : {true, false}) {
-    AttentionCase row;
-    row.paged = paged;
-    row.cu_q = true;
-    row.out_dtype = DType::kFloat32;
-    const Problem p = make_problem(row);
+    const Problem p = without_requests(paged);
     if (!serves(p)) continue;
     EXPECT_EQ(run(p).out.numel(), 0);
   }
@@ -93,11 +97,7 @@ TEST_P(ShapesOnRunners, BatchZeroIsANoOp) {
 
 TEST(Shapes, AttendOfBatchZeroIsANoOp) {
   for (const bool paged : {true, false}) {
-    AttentionCase row;
-    row.paged = paged;
-    row.cu_q = true;
-    row.out_dtype = DType::kFloat32;
-    const Problem p = make_problem(row);
+    const Problem p = without_requests(paged);
     const Outputs outputs = make_outputs(p);
     attend(p.problem, arguments(p, outputs));
     EXPECT_EQ(outputs.out.numel(), 0);
