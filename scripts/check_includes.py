@@ -17,11 +17,13 @@ from typing import Iterator
 # folder, or one file of it that stands above the others; `x/**` is x with everything in it. A source file in any other
 # folder is an error.
 HOUSE = """
-tests/**             bench/** cli/** testing reference src/** include/halftone
+tests/**             bench/** cli/** testing/** reference src/** include/halftone
 bench/**             testing reference src/** include/halftone
 cli/**               testing reference src/** include/halftone
 python/native        src/** include/halftone
 
+testing/runners.cc   testing/** reference src/format include/halftone
+testing/cuda         testing reference src/format include/halftone
 testing              reference src/format include/halftone
 reference            src/format include/halftone
 

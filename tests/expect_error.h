@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <exception>
 #include <initializer_list>
 #include <string>
 #include <string_view>
@@ -25,6 +26,9 @@ void expect_error(ErrorCode code, const Fragments& fragments, Call&& call) {
     }
     EXPECT_NE(sentence.find(": "), std::string::npos) << "no remedy in: " << sentence;
     EXPECT_EQ(sentence.back(), '.') << sentence;
+    return;
+  } catch (const std::exception& error) {
+    ADD_FAILURE() << "not a halftone::Error: " << error.what();
     return;
   }
   ADD_FAILURE() << "no error, but expected " << error_code_name(code);

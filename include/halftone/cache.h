@@ -180,8 +180,9 @@ struct AppendArgs {
   Rope rope;
   /// Optional on the CPU, int32 [1] on CUDA: sticky flags. Bit 0: a block-table entry was out of bounds
   /// (kClamped). On CUDA bit 1: a value not finite or beyond 2^100; bit 3: a static scale not finite and
-  /// positive; bit 4: a value of V beyond 2,048 in a format that stores f16 scales, with which attention on
-  /// CUDA (not on the CPU) may overflow. Give such a V static scales, or scales in f32 ("-f32").
+  /// positive; bit 4: a value of V beyond 2,048 (rotated: beyond 2,048 over the root of head_dim's largest
+  /// power of two) in a format that stores f16 scales, with which attention on CUDA (not on the CPU) may
+  /// overflow. Give such a V static scales, or scales in f32 ("-f32").
   TensorView status;
   /// With cu_seqlens: lengths[i] then grows by cu[i+1] - cu[i], also for tokens that a bad block-table entry
   /// drops. Advance once per step: of layers that share `lengths`, only the last one appended to may, or the

@@ -402,5 +402,5 @@ def _make_schedule(
     made: Plan, kv_lengths: Any, cu_q: Any, cu_kv: Any, like: Any, workspace: Any, stream: int | None
 ) -> Schedule:
     if workspace is None:
-        workspace = _arrays.workspace(_arrays.framework_of(like), made.workspace_bytes, made.device)
+        workspace = _arrays.workspace(like, made.workspace_bytes, made.device)
     return Schedule(made, kv_lengths, cu_q, cu_kv, workspace, stream)

@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import Any, Sequence
 from weakref import WeakValueDictionary
 
-from . import _arrays, _check, _native
+from . import _arrays, _cache_file, _check, _native, _readback
 from ._pool import PagePool
 from .errors import InvalidArgumentError, ResourceExhaustedError
 from .format import KVFormat
@@ -425,15 +425,11 @@ class PagedKVCache(_check.Fixed):
         self, k_out: Any = None, v_out: Any = None, *, dtype: str | None = None, stream: int | None = None
     ) -> tuple[Any, Any]:
         """See :func:`dequantize`."""
-        from . import convert
-
-        return convert.dequantize(self, k_out, v_out, dtype=dtype, stream=stream)
+        return _readback.dequantize(self, k_out, v_out, dtype=dtype, stream=stream)
 
     def to_safetensors(self, path: Any, prefix: str = "request") -> None:
         """Writes the live pages of every request; see :func:`halftone.cache_io.save`."""
-        from . import cache_io
-
-        cache_io.save(self, path, prefix)
+        _cache_file.save(self, path, prefix)
 
     @classmethod
     def from_safetensors(
@@ -446,9 +442,7 @@ class PagedKVCache(_check.Fixed):
         device: str = "cpu",
     ) -> PagedKVCache:
         """Reads what :meth:`to_safetensors` or ``halftone quantize`` wrote; see :func:`halftone.cache_io.load`."""
-        from . import cache_io
-
-        return cache_io.load(path, max_len=max_len, num_pages=num_pages, framework=framework, device=device)
+        return _cache_file.load(PagedKVCache, path, max_len, num_pages, framework, device)
 
     def __repr__(self) -> str:
         s = self.spec

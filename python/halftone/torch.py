@@ -14,7 +14,7 @@ from typing import Any, Callable, Optional, TypeVar
 import torch
 from torch import Tensor
 
-from . import _arrays, _check, _native
+from . import _check, _frameworks, _native
 from .attention import Plan, _cached_plan
 from .cache import PagedKVCache
 from .errors import InvalidArgumentError, ResourceExhaustedError
@@ -173,7 +173,7 @@ def _check_dense(**tensors: Optional[Tensor]) -> None:
     if not torch.compiler.is_compiling():
         for name, x in tensors.items():
             if isinstance(x, Tensor):
-                _arrays.check_dense(x, name)
+                _frameworks.check_dense(x, name)
 
 
 def _aligned(workspace: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ std::vector<AttentionCase> few_and_many_rows(const std::string& format) {
 /// cu_q counts more queries than q, out and lse have rows: those that exist are right, nothing else is
 /// written.
 TEST(DeviceBounds, MoreQueriesThanRows) {
-  for (const std::string& format : device_formats()) {
+  for (const std::string& format : formats_of_runners()) {
     for (AttentionCase row : few_and_many_rows(format)) {
       row.requests = {{3, 70}, {2, 33}, {4, 129}};
       row.cu_q = true;
@@ -69,7 +69,7 @@ TEST(DeviceBounds, RowsThatDoNotMatchMaxQLenAreRefused) {
 
 /// Lengths beyond the block table's width: tokens there do not exist, whoever's pages lie behind the row.
 TEST(DeviceBounds, LengthsBeyondTheTable) {
-  for (const std::string& format : device_formats()) {
+  for (const std::string& format : formats_of_runners()) {
     for (AttentionCase row : few_and_many_rows(format)) {
       for (const BlockTableMode mode : {BlockTableMode::kTrusted, BlockTableMode::kClamped}) {
         row.requests = {{1, 70}, {1, 33}, {1, 0}, {1, 129}};
@@ -103,7 +103,7 @@ TEST(DeviceBounds, LengthsBeyondTheTable) {
 
 /// In trusted mode too, a page that does not exist is not read.
 TEST(DeviceBounds, TrustedEntriesOutsideThePool) {
-  for (const std::string& format : device_formats()) {
+  for (const std::string& format : formats_of_runners()) {
     for (const std::int32_t bad : {-1, INT32_MIN, INT32_MAX}) {
       AttentionCase row = decode_case(format);
       const Problem p = make_problem(row);
@@ -228,8 +228,8 @@ TEST(DeviceBounds, AppendReportsLargeV) {
         host.k = p.k.view(), host.v = p.v.view();
         host.cu_seqlens = cu.view(), host.status = status.view();
         Uploads uploads;
-        const AppendArgs args = upload(uploads, host);
-        append(upload(uploads, p.cache->view()), args);
+        const AppendArgs args = uploads.add(host);
+        append(uploads.add(p.cache->view()), args);
         download(args.status, status);
         const bool large = size > kMaxScaledV && p.problem.kv.v_format.dynamic_scale();
         EXPECT_EQ(status.as<std::int32_t>()[0], large ? kStatusLargeV : 0) << format << ", " << tokens;
@@ -253,7 +253,7 @@ TEST(DeviceBounds, BadStaticScalesAreReported) {
       host.k.shape[0] = host.v.shape[0] = 1;
       host.cu_seqlens = cu.view();
       Uploads uploads;
-      AppendArgs args = upload(uploads, host);
+      AppendArgs args = uploads.add(host);
       args.status = device.args.status;
       check_cuda(cudaMemset(device.args.cache.lengths.data, 0, 8));
       const auto expect_status = [&](std::int32_t expected, const std::string& what) {

@@ -1,4 +1,4 @@
-// What the adversarial tests share: errors by code and words, twins compared bit by bit, and problems by
+// What the adversarial tests share: refusals that write nothing, twins compared bit by bit, and problems by
 // hand.
 #pragma once
 
@@ -17,33 +17,12 @@
 #include "halftone/error.h"
 #include "reference/sanitizer.h"
 #include "testing/cases.h"
+#include "tests/expect_error.h"
 
 namespace halftone::testing {
 
 inline constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 inline constexpr float kInf = std::numeric_limits<float>::infinity();
-
-/// `call` must throw Error with `code` and one sentence that has every one of `words` (argument, value,
-/// limit).
-inline void expect_error(ErrorCode code, std::initializer_list<std::string_view> words,
-                         const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& e) {
-    const std::string sentence = e.what();
-    EXPECT_EQ(error_code_name(e.code()), std::string(error_code_name(code))) << sentence;
-    for (const std::string_view word : words) {
-      EXPECT_NE(sentence.find(word), std::string::npos)
-          << "\"" << word << "\" is not in \"" << sentence << "\"";
-    }
-    EXPECT_TRUE(sentence.ends_with('.')) << sentence;
-    return;
-  } catch (const std::exception& e) {
-    ADD_FAILURE() << "not a halftone::Error: " << e.what();
-    return;
-  }
-  ADD_FAILURE() << "no error; expected " << error_code_name(code);
-}
 
 /// Every byte still 0xFF, as make_outputs() left it.
 inline bool untouched(const Tensor& t) {
@@ -162,6 +141,27 @@ inline const std::vector<std::string>& typical_formats() {
       "bf16",      "fp16",     "fp8",      "fp8-token-head", "int8-tensor",         "int8-token",
       "int8-head", "int8-g64", "int4-g32", "int4-row",       "int8-token-asym-f32", "int4-static-head-sym"};
   return formats;
+}
+
+/// typical_formats(), one of which the GPU's table of kernels lacks, and another general form that it has.
+inline const std::vector<std::string>& formats_of_runners() {
+  static const std::vector<std::string> formats = [] {
+    std::vector<std::string> all = typical_formats();
+    all.push_back("int8-token-asym");
+    return all;
+  }();
+  return formats;
+}
+
+/// Types of O: each has kernels of its own on some backend.
+inline constexpr DType kOutTypes[] = {DType::kFloat32, DType::kFloat16};
+
+inline std::vector<std::pair<std::string, DType>> formats_and_outs() {
+  std::vector<std::pair<std::string, DType>> all;
+  for (const std::string& format : formats_of_runners()) {
+    for (const DType out : kOutTypes) all.emplace_back(format, out);
+  }
+  return all;
 }
 
 /// Three requests that fill no page, and an empty one.

@@ -2,6 +2,7 @@
 #include <sys/mman.h>
 
 #include "tests/misuse/adversarial.h"
+#include "tests/on_runners.h"
 
 namespace halftone::testing {
 namespace {
@@ -18,64 +19,101 @@ AttentionCase mixed(const std::string& format = "int8-head") {
   return row;
 }
 
-/// A request without keys gives zeros, and its neighbours are as if it were not there.
-TEST(Lengths, EmptyRequestInsideAMixedBatch) {
-  for (const std::string& format : typical_formats()) {
-    const Problem p = make_problem(with_empty_requests(mixed(format)));
-    const Outputs with = run_problem(p);
-    EXPECT_EQ(judge(p, make_reference(p), with), "") << format;
-    expect_empty_rows(p, with, 1, 4);
-    expect_empty_rows(p, with, 6, 7);
-
-    const Problem twin = without_empty_queries(p);
-    const Outputs without = run_problem(twin);
-    EXPECT_EQ(row_bytes(with.out, 0, 1), row_bytes(without.out, 0, 1));
-    EXPECT_EQ(row_bytes(with.out, 4, 6), row_bytes(without.out, 1, 3));
-    EXPECT_EQ(row_bytes(with.out, 7, 8), row_bytes(without.out, 3, 4));
-    EXPECT_EQ(row_bytes(with.lse, 4, 6), row_bytes(without.lse, 1, 3));
-  }
+/// The requests of mixed() in fp32, and short pages and O in f16.
+std::vector<AttentionCase> both_kinds(const std::string& format = "int8-head") {
+  AttentionCase half = table_case(format, DType::kFloat16);
+  half.cu_q = true;
+  return {mixed(format), half};
 }
 
-TEST(Lengths, EveryRequestEmpty) {
-  for (const bool sinks : {false, true}) {
-    for (const SplitPolicy policy :
-         {SplitPolicy::kFast, SplitPolicy::kReproducible, SplitPolicy::kBatchInvariant}) {
-      AttentionCase row = mixed();
-      row.requests = uniform_requests(5, 2, 0);
-      row.sinks = sinks;
-      row.policy = policy;
-      const Problem p = make_problem(row);
-      expect_empty_rows(p, run_problem(p), 0, 10);
+class MixedLengths : public OnRunners {};
+HALFTONE_ON_EVERY_RUNNER(MixedLengths);
+
+/// A request without keys gives zeros, and its neighbours are as if it were not there.
+TEST_P(MixedLengths, EmptyRequestInsideAMixedBatch) {
+  for (const std::string& format : formats_of_runners()) {
+    for (const AttentionCase& row : both_kinds(format)) {
+      const Problem p = make_problem(with_empty_requests(row));
+      const Outputs with = run(p);
+      EXPECT_EQ(judge(p, with), "") << format;
+      expect_empty_rows(p, with, 1, 4);
+      expect_empty_rows(p, with, 6, 7);
+
+      const Problem twin = without_empty_queries(p);
+      const Outputs without = run(twin);
+      EXPECT_EQ(row_bytes(with.out, 0, 1), row_bytes(without.out, 0, 1));
+      EXPECT_EQ(row_bytes(with.out, 4, 6), row_bytes(without.out, 1, 3));
+      EXPECT_EQ(row_bytes(with.out, 7, 8), row_bytes(without.out, 3, 4));
+      EXPECT_EQ(row_bytes(with.lse, 4, 6), row_bytes(without.lse, 1, 3));
     }
   }
 }
 
-TEST(Lengths, NoQueriesIsANoOp) {
-  AttentionCase row = mixed();
-  row.requests = {{0, 50}, {0, 0}, {0, 200}};
-  const Problem p = make_problem(row);
-  const Outputs outputs = run_problem(p);
-  EXPECT_EQ(outputs.out.numel(), 0);
-  EXPECT_TRUE(outputs.out.guards_intact() && outputs.lse.guards_intact());
+TEST_P(MixedLengths, EveryRequestEmpty) {
+  for (AttentionCase row : both_kinds()) {
+    for (const bool sinks : {false, true}) {
+      for (const SplitPolicy policy :
+           {SplitPolicy::kFast, SplitPolicy::kReproducible, SplitPolicy::kBatchInvariant}) {
+        row.requests = uniform_requests(5, 2, 0);
+        row.sinks = sinks;
+        row.policy = policy;
+        const Problem p = make_problem(row);
+        expect_empty_rows(p, run(p), 0, 10);
+      }
+    }
+  }
 }
 
-TEST(Lengths, MoreQueriesThanKeysCausal) {
+TEST_P(MixedLengths, NoRequestsAndNoQueries) {
+  for (AttentionCase row : both_kinds()) {
+    row.requests = {};
+    EXPECT_EQ(run(make_problem(row)).out.numel(), 0);
+    row.requests = {{0, 50}, {0, 0}, {0, 200}};
+    EXPECT_EQ(run(make_problem(row)).out.numel(), 0);
+  }
+}
+
+TEST_P(MixedLengths, MoreQueriesThanKeysCausal) {
   for (const char* format : {"bf16", "int8-head", "int4-g32"}) {
-    AttentionCase row = mixed(format);
-    row.requests = {{20, 7}, {33, 1}, {5, 5}, {17, 0}, {100, 40}};
-    row.mask.causal = true;
-    const Problem p = make_problem(row);
-    const Outputs outputs = run_problem(p);
-    EXPECT_EQ(judge(p, make_reference(p), outputs), "") << format;
-    expect_empty_rows(p, outputs, 0, 13);
-    expect_empty_rows(p, outputs, 20, 52);
-    expect_empty_rows(p, outputs, 58, 75);
-    expect_empty_rows(p, outputs, 75, 135);
+    for (AttentionCase row : both_kinds(format)) {
+      row.requests = {{20, 7}, {33, 1}, {5, 5}, {17, 0}, {100, 40}};
+      row.mask.causal = true;
+      const Problem p = make_problem(row);
+      const Outputs outputs = run(p);
+      EXPECT_EQ(judge(p, outputs), "") << format;
+      expect_empty_rows(p, outputs, 0, 13);
+      expect_empty_rows(p, outputs, 20, 52);
+      expect_empty_rows(p, outputs, 58, 75);
+      expect_empty_rows(p, outputs, 75, 135);
+    }
+  }
+}
+
+/// More requests than a grid dimension of a device but the first would hold, and 32-bit products on any
+/// backend.
+TEST_P(MixedLengths, BatchBeyondSixteenBits) {
+  for (const DType out : kOutTypes) {
+    AttentionCase row = tiny_requests();
+    row.out_dtype = out;
+    const Problem source = make_problem(row);
+    const Outputs expected = run(source);
+    ASSERT_EQ(judge(source, expected), "");
+    for (const SplitPolicy policy : {SplitPolicy::kBatchInvariant, SplitPolicy::kReproducible}) {
+      for (const int batch : {65536, kSanitized ? 65537 : 100000}) {
+        Problem p = repeated(source, batch);
+        p.problem.policy = policy;
+        const Outputs actual = run(p);
+        for (int i = 0; i < batch; ++i) {  // up to 16 keys are one split and one tile: never cut
+          ASSERT_EQ(row_bytes(actual.out, i, i + 1), row_bytes(expected.out, i % 97, i % 97 + 1)) << i;
+          ASSERT_EQ(row_bytes(actual.lse, i, i + 1), row_bytes(expected.lse, i % 97, i % 97 + 1)) << i;
+        }
+      }
+    }
   }
 }
 
 /// Tile, page and split boundaries, one below, on, and one above.
-TEST(Lengths, Boundaries) {
+TEST_P(MixedLengths, Boundaries) {
   for (const SplitPolicy policy : {SplitPolicy::kReproducible, SplitPolicy::kBatchInvariant}) {
     for (const int page : {16, 32, 64, 128, 256}) {
       AttentionCase row;
@@ -95,14 +133,14 @@ TEST(Lengths, Boundaries) {
       bounds.kv.head_dim = 64;
       bounds.max_kv_len = 5000;
       bounds.policy = policy;
-      const PlanInfo info = plan(bounds).info();
+      const PlanInfo info = runner().plan(bounds).info();
       for (const int boundary :
            {16, info.kv_tile, 2 * info.kv_tile, page, 3 * page, info.split_tokens, 2 * info.split_tokens}) {
         if (boundary == 0 || boundary > (kSanitized ? 1024 : 5000)) continue;
         for (int d = -1; d <= 1; ++d) row.requests.push_back({1, boundary + d});
       }
       const Problem p = make_problem(row);
-      EXPECT_EQ(judge(p, make_reference(p), run_problem(p)), "") << "page " << page;
+      EXPECT_EQ(judge(p, run(p)), "") << "page " << page;
     }
   }
 }

@@ -67,29 +67,6 @@ TEST(Numerics, NanInALiveRowReachesOnlyItsDependants) {
   }
 }
 
-/// The same in the pages: a NaN scale or 16-bit value of one live token.
-TEST(Numerics, NanInALivePageReachesOnlyItsRequest) {
-  for (const std::string& format : typical_formats()) {
-    const Problem p = make_problem(small(format));
-    const PageLayout layout = page_layout(p.problem.kv);
-    const bool sixteen = !p.problem.kv.k_format.quantised();
-    if (!sixteen && layout.k_param_bytes == 0) continue;
-    const Outputs clean = run_problem(p);
-    // Token 0 of request 1, KV head 0: the first bytes of the tile's K rows, or of its K scales.
-    const std::int64_t columns = p.cache->block_table.shape()[1];
-    const std::int64_t page = p.cache->block_table.as<std::int32_t>()[static_cast<std::size_t>(columns)];
-    std::uint8_t* tile = p.cache->pages.bytes().data() + page * layout.page_bytes;
-    const std::uint8_t nan[4] = {0xFF, 0xFF, 0xFF, 0xFF};
-    const std::size_t size = p.problem.kv.k_format.scale_dtype == DType::kFloat32 && !sixteen ? 4 : 2;
-    std::memcpy(tile + (sixteen ? 0 : layout.k_param_offset), nan, size);
-    const Outputs outputs = run_problem(p);
-    EXPECT_EQ(row_bytes(clean.out, 0, 1), row_bytes(outputs.out, 0, 1)) << format;
-    EXPECT_EQ(row_bytes(clean.out, 4, 5), row_bytes(outputs.out, 4, 5)) << format;
-    EXPECT_TRUE(std::isnan(outputs.out.get(p.row.q_heads * p.row.head_dim))) << format;
-    EXPECT_EQ(judge(p, make_reference(p), outputs), "") << format;
-  }
-}
-
 /// Scales of V in live pages that no append() makes: some negative, some a thousand times the others. Tokens
 /// whose scales differ that much in one chunk, or whose weights are below 0, need other sums than the rest.
 TEST(Numerics, OddScalesOfVInLivePages) {
@@ -196,92 +173,6 @@ TEST(Numerics, LogitsOfFp16Extremes) {
   }
 }
 
-TEST(Numerics, AllLogitsEqual) {
-  for (const std::string& format : typical_formats()) {
-    AttentionCase row = small(format);
-    row.data = Data::kConstant;
-    const Problem p = make_problem(row);
-    EXPECT_EQ(judge(p, make_reference(p), run_problem(p)), "") << format;
-  }
-}
-
-/// Logits far apart (about +-3000) and huge: a saturated softmax, never NaN.
-TEST(Numerics, SaturatedSoftmax) {
-  for (const float scale : {10.0F, 1e4F, 1e30F}) {
-    for (const SplitPolicy policy : {SplitPolicy::kReproducible, SplitPolicy::kBatchInvariant}) {
-      AttentionCase row = small("bf16");
-      row.scale = scale;
-      row.policy = policy;
-      row.workers = 9;
-      const Problem p = make_problem(row);
-      const Outputs outputs = run_problem(p);
-      for (const float x : outputs.out.to_floats()) ASSERT_TRUE(std::isfinite(x)) << scale;
-      if (scale < 100) {
-        EXPECT_EQ(judge(p, make_reference(p), outputs), "");
-      }
-    }
-  }
-}
-
-TEST(Numerics, RowsMaskedOutByTheWindow) {
-  for (const char* format : {"bf16", "int8-head", "int4-row"}) {
-    AttentionCase row = small(format);
-    row.requests = {{30, 10}, {1, 100}};
-    row.mask = {.window_left = 4, .window_right = 4};  // queries 0 to 15 of request 0 stand before every key
-    const Problem p = make_problem(row);
-    const Outputs outputs = run_problem(p);
-    EXPECT_EQ(judge(p, make_reference(p), outputs), "") << format;
-    expect_empty_rows(p, outputs, 0, 16);
-  }
-}
-
-TEST(Numerics, ZeroGroupsGiveZeros) {
-  for (const std::string& format : typical_formats()) {
-    AttentionCase row = small(format);
-    row.data = Data::kZero;
-    const Problem p = make_problem(row);
-    const Dequantised d = dequantised(*p.cache);
-    for (const float x : d.k.as<float>()) ASSERT_EQ(x, 0.0F) << format;
-    for (const float x : d.v.as<float>()) ASSERT_EQ(x, 0.0F) << format;
-    const Outputs outputs = run_problem(p);
-    for (const float x : outputs.out.as<float>()) ASSERT_EQ(x, 0.0F) << format;
-    EXPECT_EQ(judge(p, make_reference(p), outputs), "") << format;
-  }
-}
-
-/// Some groups zero, others not.
-TEST(Numerics, ZeroGroupsAmongOthers) {
-  for (const std::string& format : typical_formats()) {
-    const Problem source = make_problem(small(format));
-    Problem p = make_problem(small(format));
-    for (std::int64_t i = 0; i < p.k.numel(); ++i) {
-      if (i / 32 % 3 != 0) continue;
-      p.k.set(i, 0);
-      p.v.set(i, 0);
-    }
-    p.cache->calibrate(p.k, p.v);
-    p.cache = refilled(p, {0xFF});
-    const Dequantised d = dequantised(*p.cache);
-    for (const float x : d.k.as<float>()) ASSERT_TRUE(std::isfinite(x)) << format;
-    EXPECT_EQ(judge(p, make_reference(p), run_problem(p)), "") << format;
-  }
-}
-
-TEST(Numerics, OneOutlier) {
-  for (const std::string& format : typical_formats()) {
-    for (const float outlier : {1e4F, -1e4F}) {
-      Problem p = make_problem(small(format));
-      p.k.set(1234, outlier);
-      p.v.set(4321, outlier);
-      p.cache->calibrate(p.k, p.v);
-      p.cache = refilled(p, {0xFF});
-      const Outputs outputs = run_problem(p);
-      for (const float x : outputs.out.as<float>()) ASSERT_TRUE(std::isfinite(x)) << format;
-      EXPECT_EQ(judge(p, make_reference(p), outputs), "") << format << ", outlier " << outlier;
-    }
-  }
-}
-
 /// Values that only fp32 or bf16 can hold, and scales near the ends of f16.
 TEST(Numerics, ExtremeMagnitudes) {
   for (const std::string& format : typical_formats()) {
@@ -377,23 +268,6 @@ TEST(Numerics, ExtremeOptions) {
   row.softcap = 1e-3F;
   const Problem p = make_problem(row);
   EXPECT_EQ(judge(p, make_reference(p), run_problem(p)), "") << "tiny softcap";
-}
-
-/// Same shapes and plan, another static scale: the new result.
-TEST(Numerics, NewStaticScaleGivesTheNewResult) {
-  const Problem p = make_problem(small("int8-tensor"));
-  const Prepared ready(p);
-  run(ready.plan, ready.args, ready.workspace.view());
-  const Outputs before = run_problem(p);
-  expect_same_bits(before, ready.outputs, "first scale");
-  p.cache->v_scale.set(0, p.cache->v_scale.get(0) * 2);
-  run(ready.plan, ready.args, ready.workspace.view());
-  EXPECT_EQ(judge(p, make_reference(p), ready.outputs), "");
-  for (std::int64_t i = 0; i < before.out.numel(); ++i)
-    ASSERT_EQ(ready.outputs.out.get(i), 2 * before.out.get(i));
-  p.cache->k_scale.set(0, p.cache->k_scale.get(0) * 0.5F);
-  run(ready.plan, ready.args, ready.workspace.view());
-  EXPECT_EQ(judge(p, make_reference(p), ready.outputs), "");
 }
 
 }  // namespace

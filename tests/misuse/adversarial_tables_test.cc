@@ -3,27 +3,29 @@
 #include <climits>
 
 #include "tests/misuse/adversarial.h"
+#include "tests/on_runners.h"
 
 namespace halftone::testing {
 namespace {
 
 using enum ErrorCode;
 
-AttentionCase decode(const std::string& format) { return table_case(format, DType::kFloat32); }
+class Tables : public OnRunners {};
+HALFTONE_ON_EVERY_RUNNER(Tables);
 
-TEST(Tables, DeadEntriesAreNeverUsed) {
-  for (const std::string& format : typical_formats()) {
+TEST_P(Tables, DeadEntriesAreNeverUsed) {
+  for (const auto& [format, out] : formats_and_outs()) {
     for (const BlockTableMode mode : {BlockTableMode::kTrusted, BlockTableMode::kClamped}) {
-      AttentionCase row = decode(format);
+      AttentionCase row = table_case(format, out);
       row.table_mode = mode;
       const Problem p = make_problem(row);
-      const Outputs expected = run_problem(p);
+      const Outputs expected = run(p);
       for (const std::int32_t garbage : {INT_MAX, INT_MIN, -1, 0, 1 << 20, 0x7fc00000}) {
         for (std::int64_t r = 0; r < 4; ++r) {
           for (std::int64_t c = live_columns(p, r); c < p.cache->block_table.shape()[1]; ++c)
             entry(p, r, c) = garbage;
         }
-        const Outputs actual = run_problem(p);
+        const Outputs actual = run(p);
         expect_same_bits(expected, actual, format);
         EXPECT_EQ(actual.status.as<std::int32_t>()[0], 0) << "a dead entry set the status";
       }
@@ -31,93 +33,90 @@ TEST(Tables, DeadEntriesAreNeverUsed) {
   }
 }
 
-TEST(Tables, BadLiveEntryIsRefusedWhenTrusted) {
-  for (const std::int32_t bad : {-1, INT_MIN, INT_MAX}) {
-    const Problem p = make_problem(decode("int8-head"));
-    const Prepared ready(p);
-    entry(p, 2, 3) = bad;
-    ready.refuses(kOutOfRange, {"block_table[2, 3]", std::to_string(bad)}, [](AttentionArgs&) {});
-  }
-  const Problem p = make_problem(decode("int8-head"));
-  const Prepared ready(p);
-  const auto pages = static_cast<std::int32_t>(p.cache->pages.shape()[0]);
-  entry(p, 0, 0) = pages;
-  ready.refuses(kOutOfRange, {"block_table[0, 0]", std::to_string(pages), std::to_string(pages - 1)},
-                [](AttentionArgs&) {});
-}
-
 /// Clamped: the tokens of a bad entry are left out, as if masked, and the status word says so.
-TEST(Tables, BadLiveEntryIsExcludedWhenClamped) {
-  for (const std::string& format : typical_formats()) {
+TEST_P(Tables, BadLiveEntryIsExcludedWhenClamped) {
+  for (const auto& [format, out] : formats_and_outs()) {
     for (const std::int32_t bad : {-1, INT_MIN, INT_MAX, 1000000}) {
-      AttentionCase row = decode(format);
+      AttentionCase row = table_case(format, out);
       row.table_mode = BlockTableMode::kClamped;
       const Problem p = make_problem(row);
       const Dequantised d = dequantised(*p.cache);
-      const Outputs clean = run_problem(p);
+      const Outputs clean = run(p);
       entry(p, 0, 1) = bad;  // tokens 16 to 31 of request 0
       entry(p, 2, 8) = bad;  // the last token of request 2
-      const Outputs outputs = run_problem(p);
+      const Outputs outputs = run(p);
       EXPECT_EQ(outputs.status.as<std::int32_t>()[0], 1);
       EXPECT_EQ(row_bytes(clean.out, 1, 2), row_bytes(outputs.out, 1, 2)) << "a healthy neighbour changed";
 
       const Problem twin = without_two_pages(row, d);
-      EXPECT_EQ(judge(twin, make_reference(twin), outputs), "") << format << ", entry " << bad;
+      EXPECT_EQ(judge(twin, outputs), "") << format << ", entry " << bad;
     }
   }
 }
 
-TEST(Tables, EveryEntryBadGivesEmptyRows) {
-  for (const SplitPolicy policy : {SplitPolicy::kReproducible, SplitPolicy::kBatchInvariant}) {
-    AttentionCase row = decode("int8-head");
-    row.table_mode = BlockTableMode::kClamped;
-    row.policy = policy;
-    row.workers = 7;
-    const Problem p = make_problem(row);
-    for (std::int64_t c = 0; c < live_columns(p, 2); ++c) entry(p, 2, c) = -1;
-    const Outputs outputs = run_problem(p);
-    expect_empty_rows(p, outputs, 2, 3);
-    EXPECT_EQ(outputs.status.as<std::int32_t>()[0], 1);
+TEST_P(Tables, EveryEntryBadGivesEmptyRows) {
+  for (const DType out : kOutTypes) {
+    for (const SplitPolicy policy : {SplitPolicy::kReproducible, SplitPolicy::kBatchInvariant}) {
+      for (const int workers : {0, 7}) {
+        AttentionCase row = table_case("int8-head", out);
+        row.table_mode = BlockTableMode::kClamped;
+        row.policy = policy;
+        row.workers = workers;
+        const Problem p = make_problem(row);
+        for (std::int64_t c = 0; c < live_columns(p, 2); ++c) entry(p, 2, c) = -1;
+        const Outputs outputs = run(p);
+        expect_empty_rows(p, outputs, 2, 3);
+        EXPECT_EQ(outputs.status.as<std::int32_t>()[0], 1);
+      }
+    }
   }
 }
 
 /// The status word is sticky: a clean run does not clear it, nor bits that are not its own.
-TEST(Tables, StatusIsStickyAndOptional) {
-  AttentionCase row = decode("int8-head");
-  row.table_mode = BlockTableMode::kClamped;
-  const Problem p = make_problem(row);
-  Outputs outputs = make_outputs(p);
-  outputs.status.as<std::int32_t>()[0] = 0x40;
-  attend(p.problem, arguments(p, outputs));
-  EXPECT_EQ(outputs.status.as<std::int32_t>()[0], 0x40);
-  const std::int32_t good = entry(p, 0, 0);
-  entry(p, 0, 0) = -1;
-  attend(p.problem, arguments(p, outputs));
-  EXPECT_EQ(outputs.status.as<std::int32_t>()[0], 0x41);
-  entry(p, 0, 0) = good;
-  attend(p.problem, arguments(p, outputs));
-  EXPECT_EQ(outputs.status.as<std::int32_t>()[0], 0x41);
-  AttentionArgs args = arguments(p, outputs);
-  args.status = TensorView{};
-  entry(p, 0, 0) = -1;
-  attend(p.problem, args);
-  EXPECT_EQ(outputs.status.as<std::int32_t>()[0], 0x41);
+TEST_P(Tables, StatusIsStickyAndOptional) {
+  for (const DType out : kOutTypes) {
+    AttentionCase row = table_case("int8-head", out);
+    row.table_mode = BlockTableMode::kClamped;
+    const Problem p = make_problem(row);
+    PlacedRun calls(runner(), p);
+    calls.write(calls.args.status, Tensor::of({1}, std::vector<std::int32_t>{0x40}));
+    const auto status_after_run = [&] {
+      calls.schedule();
+      calls.run();
+      return calls.outputs().status.as<std::int32_t>()[0];
+    };
+    const auto set_entry = [&](std::int32_t page) {
+      entry(p, 0, 0) = page;
+      calls.write(calls.args.cache.block_table, p.cache->block_table);
+    };
+    EXPECT_EQ(status_after_run(), 0x40);
+    const std::int32_t good = entry(p, 0, 0);
+    set_entry(-1);
+    EXPECT_EQ(status_after_run(), 0x41);
+    set_entry(good);
+    EXPECT_EQ(status_after_run(), 0x41);
+    set_entry(-1);
+    calls.args.status = TensorView{};
+    EXPECT_EQ(status_after_run(), 0x41);
+  }
 }
 
 /// An entry that no query can see, because of the window, is dead as well.
-TEST(Tables, EntriesOutsideTheWindowAreDead) {
-  AttentionCase row = decode("int8-head");
-  row.mask = {.causal = true, .window_left = 20};
-  const Problem p = make_problem(row);
-  const Outputs expected = run_problem(p);
-  entry(p, 0, 0) = -1;
-  entry(p, 2, 2) = INT_MAX;
-  expect_same_bits(expected, run_problem(p), "window");
+TEST_P(Tables, EntriesOutsideTheWindowAreDead) {
+  for (const DType out : kOutTypes) {
+    AttentionCase row = table_case("int8-head", out);
+    row.mask = {.causal = true, .window_left = 20};
+    const Problem p = make_problem(row);
+    const Outputs expected = run(p);
+    entry(p, 0, 0) = -1;
+    entry(p, 2, 2) = INT_MAX;
+    expect_same_bits(expected, run(p), "window");
+  }
 }
 
-TEST(Tables, PagesSharedByTwoSequences) {
-  for (const std::string& format : typical_formats()) {
-    AttentionCase row = decode(format);
+TEST_P(Tables, PagesSharedByTwoSequences) {
+  for (const auto& [format, out] : formats_and_outs()) {
+    AttentionCase row = table_case(format, out);
     row.requests = {{1, 96}, {1, 96}};
     const Problem p = make_problem(row);
     // The twin: request 1 holds copies of the bytes of request 0's first four pages.
@@ -126,53 +125,80 @@ TEST(Tables, PagesSharedByTwoSequences) {
       std::copy_n(p.cache->pages.bytes().begin() + entry(p, 0, c) * bytes, bytes,
                   p.cache->pages.bytes().begin() + entry(p, 1, c) * bytes);
     }
-    const Outputs copied = run_problem(p);
+    const Outputs copied = run(p);
     for (std::int64_t c = 0; c < 4; ++c) entry(p, 1, c) = entry(p, 0, c);
-    expect_same_bits(copied, run_problem(p), format);
+    expect_same_bits(copied, run(p), format);
   }
 }
 
 /// One page named by every entry of every request.
-TEST(Tables, OnePageForEverything) {
-  AttentionCase row = decode("int4-g32");
-  const Problem p = make_problem(row);
-  const std::int32_t page = entry(p, 0, 0);
-  for (std::int64_t r = 0; r < 3; ++r) {
-    for (std::int64_t c = 0; c < live_columns(p, r); ++c) entry(p, r, c) = page;
+TEST_P(Tables, OnePageForEverything) {
+  for (const DType out : kOutTypes) {
+    const Problem p = make_problem(table_case("int4-g32", out));
+    const std::int32_t page = entry(p, 0, 0);
+    for (std::int64_t r = 0; r < 3; ++r) {
+      for (std::int64_t c = 0; c < live_columns(p, r); ++c) entry(p, r, c) = page;
+    }
+    EXPECT_EQ(judge(p, run(p)), "");
   }
-  EXPECT_EQ(judge(p, make_reference(p), run_problem(p)), "");
 }
 
 /// The table belongs to run(), not to schedule(): pages may move between runs of one schedule.
-TEST(Tables, TableChangedBetweenRunsOfOneSchedule) {
-  const Problem p = make_problem(decode("int8-g64"));
-  const Prepared ready(p);
-  run(ready.plan, ready.args, ready.workspace.view());
-  const Outputs first = run_problem(p);
-  expect_same_bits(first, ready.outputs, "before");
-  std::swap(entry(p, 0, 0), entry(p, 2, 4));
-  std::swap(entry(p, 1, 0), entry(p, 1, 1));
-  run(ready.plan, ready.args, ready.workspace.view());
-  expect_same_bits(run_problem(p), ready.outputs, "after");
-  EXPECT_FALSE(same_bytes(first.out, ready.outputs.out));
+TEST_P(Tables, TableChangedBetweenRunsOfOneSchedule) {
+  for (const auto& [format, out] :
+       {std::pair{"int8-g64", DType::kFloat32}, std::pair{"int8-g64", DType::kFloat16},
+        std::pair{"bf16", DType::kFloat16}}) {
+    const Problem p = make_problem(table_case(format, out));
+    const PlacedRun calls(runner(), p);
+    calls.schedule();
+    calls.run();
+    const Outputs first = calls.outputs();
+    expect_same_bits(run(p), first, "before");
+    std::swap(entry(p, 0, 0), entry(p, 2, 4));
+    std::swap(entry(p, 1, 0), entry(p, 1, 1));
+    calls.write(calls.args.cache.block_table, p.cache->block_table);
+    calls.clear();
+    calls.run();
+    const Outputs second = calls.outputs();
+    expect_same_bits(run(p), second, "after");
+    EXPECT_FALSE(same_bytes(first.out, second.out));
+  }
 }
 
 /// Reordering pages in memory changes no bit.
-TEST(Tables, PageOrderDoesNotMatter) {
-  const Problem p = make_problem(decode("int4-row"));
-  const Outputs expected = run_problem(p);
-  const std::int64_t count = p.cache->pages.shape()[0], bytes = p.cache->pages.shape()[1];
-  const Tensor original = p.cache->pages.clone();
-  for (std::int64_t page = 0; page < count; ++page) {
-    std::copy_n(original.bytes().begin() + page * bytes, bytes,
-                p.cache->pages.bytes().begin() + (count - 1 - page) * bytes);
-  }
-  for (std::int64_t r = 0; r < 4; ++r) {
-    for (std::int64_t c = 0; c < live_columns(p, r); ++c) {
-      entry(p, r, c) = static_cast<std::int32_t>(count - 1) - entry(p, r, c);
+TEST_P(Tables, PageOrderDoesNotMatter) {
+  for (const DType out : kOutTypes) {
+    const Problem p = make_problem(table_case("int4-row", out));
+    const Outputs expected = run(p);
+    const std::int64_t count = p.cache->pages.shape()[0], bytes = p.cache->pages.shape()[1];
+    const Tensor original = p.cache->pages.clone();
+    for (std::int64_t page = 0; page < count; ++page) {
+      std::copy_n(original.bytes().begin() + page * bytes, bytes,
+                  p.cache->pages.bytes().begin() + (count - 1 - page) * bytes);
     }
+    for (std::int64_t r = 0; r < 4; ++r) {
+      for (std::int64_t c = 0; c < live_columns(p, r); ++c) {
+        entry(p, r, c) = static_cast<std::int32_t>(count - 1) - entry(p, r, c);
+      }
+    }
+    expect_same_bits(expected, run(p), "reversed pages");
   }
-  expect_same_bits(expected, run_problem(p), "reversed pages");
+}
+
+/// Where the table can be read, a bad entry is refused.
+TEST(TrustedTables, BadLiveEntryIsRefusedWhenTrusted) {
+  for (const std::int32_t bad : {-1, INT_MIN, INT_MAX}) {
+    const Problem p = make_problem(table_case("int8-head", DType::kFloat32));
+    const Prepared ready(p);
+    entry(p, 2, 3) = bad;
+    ready.refuses(kOutOfRange, {"block_table[2, 3]", std::to_string(bad)}, [](AttentionArgs&) {});
+  }
+  const Problem p = make_problem(table_case("int8-head", DType::kFloat32));
+  const Prepared ready(p);
+  const auto pages = static_cast<std::int32_t>(p.cache->pages.shape()[0]);
+  entry(p, 0, 0) = pages;
+  ready.refuses(kOutOfRange, {"block_table[0, 0]", std::to_string(pages), std::to_string(pages - 1)},
+                [](AttentionArgs&) {});
 }
 
 }  // namespace

@@ -8,7 +8,7 @@ import pytest
 from support import DIM, KV_HEADS, Q_HEADS, check, normal
 
 import halftone as ht
-from halftone import _arrays
+from halftone import _arrays, _frameworks
 
 
 def test_jax_arrays(rng):
@@ -65,7 +65,7 @@ def test_a_stream_of_the_callers_in_cupy(monkeypatch, recent):
     if recent:
         stream.from_external = lambda x: ("from_external", x.__cuda_stream__(), current[0])
     cuda = types.SimpleNamespace(Device=device, Stream=stream, ExternalStream=lambda *x: ("ExternalStream", *x))
-    monkeypatch.setattr(_arrays, "load", lambda name: types.SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(_frameworks, "load", lambda name: types.SimpleNamespace(cuda=cuda))
     expected = ("from_external", (0, 77), 1) if recent else ("ExternalStream", 77, 1)
     assert _arrays.on_stream(Array(), 77) == expected and current == [0]
     assert _arrays.on_stream(Array(), 0) == "null"

@@ -9,7 +9,7 @@ import pytest
 from support import DIM, KV_HEADS, Q_HEADS, filled_cache, normal
 
 import halftone as ht
-from halftone import _arrays
+from halftone import _arrays, _frameworks
 
 
 def test_the_classes_are_pythons_too():
@@ -279,14 +279,14 @@ def test_an_allocation_that_fails(monkeypatch, error):
 
 @pytest.mark.parametrize("package", ["numpy", "ml_dtypes", "torch"])
 def test_absent_packages(monkeypatch, package):
-    real = _arrays.importlib.import_module
+    real = _frameworks.importlib.import_module
 
     def absent(name):
         if name == package:
             raise ModuleNotFoundError(f"No module named {name!r}")
         return real(name)
 
-    monkeypatch.setattr(_arrays, "importlib", types.SimpleNamespace(import_module=absent))
+    monkeypatch.setattr(_frameworks, "importlib", types.SimpleNamespace(import_module=absent))
     with pytest.raises(ht.UnsupportedError, match=f"pip install {package}"):
         _arrays.empty("torch" if package == "torch" else "numpy", (3,), "bf16", "cpu")
 

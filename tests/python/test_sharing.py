@@ -8,7 +8,7 @@ import pytest
 from support import DIM, KV_HEADS, Q_HEADS, filled_cache, normal
 
 import halftone as ht
-from halftone import _arrays, _native
+from halftone import _arrays, _frameworks, _native
 
 
 def at_once(count, body):
@@ -149,7 +149,7 @@ def test_captures_are_seen_on_the_stream_of_the_call(monkeypatch, name):
         def __exit__(self, *_):
             current[0] = current.pop()
 
-    monkeypatch.setattr(_arrays, "load", lambda _: types.SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(_frameworks, "load", lambda _: types.SimpleNamespace(cuda=cuda))
     monkeypatch.setattr(_arrays, "on_stream", On)
     assert not _arrays.is_capturing(array) and _arrays.is_capturing(array, 9) and current == [7]
     assert not _arrays.is_capturing(np.zeros(1))

@@ -7,7 +7,7 @@ import pytest
 from support import DIM, KV_HEADS, Q_HEADS, normal
 
 import halftone as ht
-from halftone import _arrays
+from halftone import _arrays, _frameworks
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_lazily_negated_tensors_are_not_written(rng, torch):
 
 def test_lazily_negated_tensors_where_torch_is_not_installed():
     """What reaches the native library, from a stand-in for a tensor."""
-    traits = dict(is_cpu=True, is_cuda=False, requires_grad=False, layout=_arrays._STRIDED)
+    traits = dict(is_cpu=True, is_cuda=False, requires_grad=False, layout=_frameworks._STRIDED)
     tensor = type("Tensor", (), {"__module__": "torch", **traits, "is_neg": lambda self: True})()
     tensor.resolve_neg = lambda: types.SimpleNamespace(values="resolved", requires_grad=False)
     assert _arrays.native(tensor, "q").values == "resolved"

@@ -106,7 +106,7 @@ class Halftone(Peer):
     @staticmethod
     def _stored(cache: ht.PagedKVCache, index: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """The pages of one request, read by the CPU backend: they are the same bytes on every device."""
-        to_host = (lambda x: x.cpu().numpy()) if cache.framework == "torch" else np.asarray
+        to_host = ht._arrays.to_numpy
         length = cache.host_lengths[index]
         live = -(-length // cache.spec.page_size)
         pages = to_host(cache.pages[cache.block_table[index, :live]])

@@ -25,13 +25,12 @@ __device__ __forceinline__ void append_rows(const AppendParams& p, const AppendP
   codec::Params params;
   if constexpr (Traits::kScale == AppendScale::kGiven) {
     params = codec::static_params(given.x, given.y);
-    if (Traits::kQuantised) check_params<true>(p, part, params, lane.live);
+    if (Traits::kQuantised) check_given(p, params, lane.live);
   } else {
     codec::Range range[1];
-    rows.template extents<!Traits::kAsymmetric, false>(p, 1, range);
+    rows.template extents<!Traits::kAsymmetric, false>(p, part, 1, range);
     group_extents<!Traits::kAsymmetric>(lane, part.group_log2, range);
     params = Traits::params_of(part, range[0]);
-    check_params<false>(p, part, params, lane.live);
   }
   typename Traits::Codes codes;
   codes.encode(params, rows.x[0]);

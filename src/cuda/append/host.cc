@@ -5,6 +5,7 @@
 #include "cuda/append/params.h"
 #include "cuda/device/call.h"
 #include "format/codec.h"
+#include "format/hadamard.h"
 #include "format/status.h"
 
 namespace halftone::cuda {
@@ -26,10 +27,10 @@ AppendPart append_part(const page::Part& part, const TensorView& input, const St
   a.static_min = pointer<float>(scale.min);
   a.static_stride = a.part.format.granularity == Granularity::kHead ? 1 : 0;
   const bool limited = part.v_first >= 0 && a.part.groups > 0 && a.part.format.scale_dtype == DType::kFloat16;
-  const float levels = codec::quantisation_levels(a.part.format.dtype, a.part.format.asymmetric);
-  a.largest_min = limited ? kMaxScaledV : HUGE_VALF;
-  a.largest_scale =
-      limited ? (a.part.format.asymmetric ? 2.0F : 1.0F) * kMaxScaledV / levels * 1.001F : HUGE_VALF;
+  // A rotated value is at most the norm of its block.
+  const float spread =
+      a.part.rotated ? std::sqrt(static_cast<float>(hadamard::block_size(a.part.dim))) : 1.0F;
+  a.largest = limited ? kMaxScaledV / spread : codec::kMaxInput;
   a.segment_log2 = a.part.dim <= 64 ? 3 : a.part.dim <= 128 ? 4 : 5;
   a.group_log2 = a.part.groups > 1 ? log2_of(a.part.format.group_size / kChunk) : a.segment_log2;
   if (a.part.groups > 0) {

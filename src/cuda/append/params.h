@@ -26,11 +26,11 @@ struct AppendPart {
   const void* input;  // [tokens, kv_heads, dim], strides below, in elements
   std::int64_t token_stride, head_stride;
   DType input_type;
-  bool aligned;                      // rows of `input` begin at multiples of 16 bytes
-  const float* static_scale;         // [1] or [kv_heads], or null
-  const float* static_min;           // likewise
-  std::int32_t static_stride;        // 0 per tensor, 1 per head
-  float largest_scale, largest_min;  // of a group, as attention can use them
+  bool aligned;                // rows of `input` begin at multiples of 16 bytes
+  const float* static_scale;   // [1] or [kv_heads], or null
+  const float* static_min;     // likewise
+  std::int32_t static_stride;  // 0 per tensor, 1 per head
+  float largest;               // magnitude of a value that is accepted
 };
 
 struct AppendParams {

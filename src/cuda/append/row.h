@@ -19,16 +19,14 @@ __device__ __forceinline__ void set_status(const AppendParams& p, std::int32_t b
   if (p.status != nullptr) atomicOr(p.status, bit);
 }
 
-/// Sets the status if params of a wanted row are such that attention could not use them.
-template <bool kGiven>
-__device__ __forceinline__ void check_params(const AppendParams& p, const AppendPart& part,
-                                             const codec::Params& params, bool wanted) {
-  if constexpr (kGiven) {
-    if (wanted && !codec::is_static_scale(params.scale, params.min)) set_status(p, kStatusBadScale);
-  } else {
-    const bool fits = params.scale <= part.largest_scale && fabsf(params.min) <= part.largest_min;
-    if (wanted && !fits) set_status(p, kStatusLargeV);
-  }
+/// Sets the status if the caller's scale and min are such that nothing can be stored with them.
+__device__ __forceinline__ void check_given(const AppendParams& p, const codec::Params& params, bool wanted) {
+  if (wanted && !codec::is_static_scale(params.scale, params.min)) set_status(p, kStatusBadScale);
+}
+
+/// Sets the status for a value beyond part.largest or none.
+__device__ __forceinline__ void report_value(const AppendParams& p, float largest) {
+  set_status(p, largest <= codec::kMaxInput ? kStatusLargeV : kStatusNonFinite);
 }
 
 /// A lane's place in its row.
@@ -226,7 +224,7 @@ struct Rows {
       for (int k = 0; k < kRows; ++k) unpack(raw[k], false, x[k]);
     }
     if (kPlain) return;
-    check(p, wanted);
+    check(p, part, wanted);
     if (ropes(p, part)) {
 #pragma unroll
       for (int k = 0; k < kRows; ++k) {
@@ -242,33 +240,36 @@ struct Rows {
   }
 
   /// Sets the status if a wanted row has a value that append does not accept.
-  __device__ __forceinline__ void check(const AppendParams& p, unsigned wanted) const {
-    bool bad = false;
+  __device__ __forceinline__ void check(const AppendParams& p, const AppendPart& part,
+                                        unsigned wanted) const {
 #pragma unroll
     for (int k = 0; k < kRows; ++k) {
       float largest = fabsf(x[k][0]);
 #pragma unroll
       for (int i = 1; i < kChunk; ++i) largest = max_or_nan(largest, fabsf(x[k][i]));
-      bad |= !(largest <= codec::kMaxInput) && (wanted >> k & 1);
+      if (!(largest <= part.largest) && (wanted >> k & 1)) report_value(p, largest);
     }
-    if (bad) set_status(p, kStatusNonFinite);
   }
 
   /// Extents of a lane's chunks. NaN, which sets the status, does not count. `kChecks`: instead of check(),
   /// of values as they came in.
   template <bool kAbsolute, bool kChecks>
-  __device__ __forceinline__ void extents(const AppendParams& p, unsigned wanted,
+  __device__ __forceinline__ void extents(const AppendParams& p, const AppendPart& part, unsigned wanted,
                                           codec::Range (&r)[kRows]) const {
     chunk_extents<kAbsolute, kChecks>(r);
     if (!kChecks) return;
     bool any = false;
 #pragma unroll
     for (int k = 0; k < kRows; ++k) {
-      const bool good = r[k].hi <= codec::kMaxInput && (kAbsolute || r[k].lo >= -codec::kMaxInput);
+      const bool good = r[k].hi <= part.largest && (kAbsolute || r[k].lo >= -part.largest);
       any |= !good && (wanted >> k & 1);
     }
     if (any) {
-      set_status(p, kStatusNonFinite);
+#pragma unroll
+      for (int k = 0; k < kRows; ++k) {
+        const float largest = kAbsolute ? r[k].hi : max_or_nan(r[k].hi, -r[k].lo);
+        if (!(largest <= part.largest) && (wanted >> k & 1)) report_value(p, largest);
+      }
       chunk_extents<kAbsolute, false>(r);
     }
   }

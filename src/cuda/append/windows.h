@@ -151,21 +151,18 @@ struct Appender {
   __device__ __forceinline__ LaneParams params_of_rows(int head, unsigned wanted) const {
     LaneParams params;
     if constexpr (Traits::kScale == AppendScale::kGiven) {
-      if (Traits::kPlain) rows.check(p, wanted);
+      if (Traits::kPlain) rows.check(p, part, wanted);
       const float2 given = Traits::given(part, head);
       params.of[0] = codec::static_params(given.x, given.y);
-      if (Traits::kQuantised) check_params<true>(p, part, params.of[0], wanted != 0);
+      if (Traits::kQuantised) check_given(p, params.of[0], wanted != 0);
 #pragma unroll
       for (int k = 1; k < kLaneTokens; ++k) params.of[k] = params.of[0];
     } else {
       LaneRanges ranges;
-      rows.template extents<!Traits::kAsymmetric, Traits::kPlain>(p, wanted, ranges.of);
+      rows.template extents<!Traits::kAsymmetric, Traits::kPlain>(p, part, wanted, ranges.of);
       group_extents<!Traits::kAsymmetric>(lane, part.group_log2, ranges.of);
 #pragma unroll
-      for (int k = 0; k < kLaneTokens; ++k) {
-        params.of[k] = Traits::params_of(part, ranges.of[k]);
-        check_params<false>(p, part, params.of[k], lane.live && (wanted >> k & 1));
-      }
+      for (int k = 0; k < kLaneTokens; ++k) params.of[k] = Traits::params_of(part, ranges.of[k]);
     }
     return params;
   }
@@ -184,7 +181,7 @@ struct Appender {
         }
         if (step == 0) {
           LaneRanges more;
-          rows.template extents<!Traits::kAsymmetric, false>(p, target.wanted, more.of);
+          rows.template extents<!Traits::kAsymmetric, false>(p, part, target.wanted, more.of);
           group_extents<!Traits::kAsymmetric>(lane, part.segment_log2, more.of);
 #pragma unroll
           for (int k = 0; k < kLaneTokens; ++k) {
@@ -198,10 +195,7 @@ struct Appender {
       if (step == 0) {
         meet(ranges);
 #pragma unroll
-        for (int k = 0; k < kLaneTokens; ++k) {
-          params.of[k] = Traits::params_of(part, ranges.of[k]);
-          check_params<false>(p, part, params.of[k], target.wanted >> k & 1);
-        }
+        for (int k = 0; k < kLaneTokens; ++k) params.of[k] = Traits::params_of(part, ranges.of[k]);
       }
     }
   }

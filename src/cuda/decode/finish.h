@@ -41,6 +41,7 @@ __device__ inline void finish_worker(const AttentionParams& p, typename DecodeTr
   hardware_barrier_wait<kFinishReady, 32 * (kFinishWarps + 1)>();
   wait_for_previous_kernel();
   let_next_kernel_start();  // not before: what the next one may read ahead is complete only now
+  if (warp == 0 && !s.queue.has(0)) check_inputs(p, blockIdx.x, lane);
 #pragma unroll 1
   for (int index = -1; s.queue.has(index + 1); ++index) {
     const DeviceItem& next = s.queue.items[(index + 1) % ItemQueue::kCapacity];

@@ -1,0 +1,178 @@
+// append writes the same bytes on every backend, however the tokens are cut into calls.
+#include <algorithm>
+#include <array>
+#include <string>
+
+#include "halftone/error.h"
+#include "reference/sanitizer.h"
+#include "tests/append/cache_support.h"
+#include "tests/on_runners.h"
+
+namespace halftone::testing {
+namespace {
+
+class AppendOnRunners : public OnRunners {
+ protected:
+  /// Enough tokens for the GPU's kernels that take windows of them; the CPU has no such kernels.
+  int many() const { return runner().checks_values() ? 3 : 21; }
+};
+HALFTONE_ON_EVERY_RUNNER(AppendOnRunners);
+
+void expect_equal_pages(const Tensor& expected, const Tensor& written, const KvCacheSpec& spec,
+                        std::uint64_t seed) {
+  const auto a = expected.bytes(), b = written.bytes();
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    if (a[i] == b[i]) continue;
+    ADD_FAILURE() << "byte " << i << ": expected " << int{a[i]} << ", written " << int{b[i]} << "; K "
+                  << format_name(spec.k_format) << ", V " << format_name(spec.v_format) << ", dim "
+                  << spec.head_dim << ", seed " << seed;
+    return;
+  }
+}
+
+/// Appends 108 * `scale` random tokens in one call, and in many on the CPU, and compares every byte of the
+/// pages.
+void expect_same_pages(const Runner& runner, const KvCacheSpec& spec, std::uint64_t seed, RopePairing pairing,
+                       DType input, bool by_slots, int scale = 1) {
+  if (kSanitized && seed % 5 != 0) return;
+  Random random(seed);
+  const std::vector<int> capacities = {70 * scale, 33 * scale, 5 * scale};
+  Cache cache(spec, capacities, random);
+  const std::int64_t tokens = 108 * scale;
+  std::vector<float> values(static_cast<std::size_t>(tokens * spec.kv_heads * spec.head_dim));
+  fill(random, Data::kOutlierChannels, values, spec.kv_heads, spec.head_dim);
+  const Tensor k = Tensor::of(input, {tokens, spec.kv_heads, spec.head_dim}, values);
+  values.resize(static_cast<std::size_t>(tokens * spec.kv_heads * spec.v_dim()));
+  fill(random, Data::kNormal, values, spec.kv_heads, spec.v_dim());
+  const Tensor v = Tensor::of(input, {tokens, spec.kv_heads, spec.v_dim()}, values);
+  cache.calibrate(k, v);
+
+  AppendArgs args;
+  args.k = k.view();
+  args.v = v.view();
+  const RopeTables tables(random, static_cast<int>(tokens), spec.head_dim / 4);
+  if (pairing != RopePairing::kNone) args.rope = tables.rope(pairing);
+  for (int i = 0; i < 3; ++i) cache.lengths.as<std::int32_t>()[i] = capacities[i];
+  std::vector<std::int64_t> slots = cache.slots();
+  if (by_slots) slots[7] = -1;
+  const Tensor slot_tensor = Tensor::of({tokens}, slots);
+  const Tensor cu = Tensor::of({4}, std::vector<std::int32_t>{0, 70 * scale, 103 * scale, 108 * scale});
+  for (int i = 0; i < 3; ++i) cache.lengths.as<std::int32_t>()[i] = 0;
+  (by_slots ? args.slot_mapping : args.cu_seqlens) = by_slots ? slot_tensor.view() : cu.view();
+  const Tensor status = Tensor::of({1}, std::vector<std::int32_t>{0});
+  args.status = status.view();
+
+  const Cache in_parts = cache.clone();
+  const std::int64_t step = 7 * scale;
+  for (std::int64_t first = 0; first < tokens; first += step) {
+    const std::int64_t count = std::min(step, tokens - first);
+    AppendArgs part = args;
+    part.cu_seqlens = {};
+    part.slot_mapping = rows(slot_tensor.view(), first, count);
+    part.k = rows(args.k, first, count);
+    part.v = rows(args.v, first, count);
+    if (pairing != RopePairing::kNone) part.rope.positions = rows(args.rope.positions, first, count);
+    append(in_parts.view(), part);
+  }
+  runner.append(cache, args, status);
+  expect_equal_pages(in_parts.pages, cache.pages, spec, seed);
+  const std::int32_t flags = status.as<std::int32_t>()[0];
+  EXPECT_EQ(flags, 0);
+}
+
+TEST_P(AppendOnRunners, SameBytesAsInParts) {
+  std::uint64_t seed = 1;
+  for (const NamedFormat& named : named_formats()) {
+    for (const int dim : {64, 80, 96, 128, 192, 256}) {
+      for (const bool rotate : {false, true}) {
+        KvCacheSpec spec{named.format, named.format, 3, dim, 0, 32, rotate, rotate};
+        try {
+          (void)page_layout(spec);
+        } catch (const Error&) {
+          continue;  // a group that does not divide the dim
+        }
+        const DType input = std::array{DType::kBFloat16, DType::kFloat16, DType::kFloat32}[seed % 3];
+        const RopePairing pairing =
+            std::array{RopePairing::kNone, RopePairing::kHalf, RopePairing::kInterleaved}[seed / 3 % 3];
+        expect_same_pages(runner(), spec, seed, pairing, input, seed % 2 == 0);
+        ++seed;
+      }
+    }
+  }
+}
+
+TEST_P(AppendOnRunners, MixedFormatsAndF32Scales) {
+  std::uint64_t seed = 1000;
+  for (const char* k : {"int8-token-head-asym-f32", "int4-g64-sym", "fp8-g32-f32", "int8-static-head-asym"}) {
+    for (const char* v : {"int4-token-asym-f32", "int8-g128-asym", "bf16", "fp8-token"}) {
+      expect_same_pages(runner(), {parse_format(k), parse_format(v), 9, 128, 256, 16}, seed,
+                        RopePairing::kHalf, DType::kFloat32, seed % 2 == 0);
+      ++seed;
+    }
+  }
+}
+
+// Enough tokens for the kernels that take windows of them, with all that the plain ones leave out and
+// without.
+TEST_P(AppendOnRunners, ManyTokens) {
+  std::uint64_t seed = 2000;
+  for (const NamedFormat& named : named_formats()) {
+    for (const int dim : {64, 80, 96, 128, 192, 256}) {
+      for (const RopePairing pairing : {RopePairing::kNone, RopePairing::kHalf}) {
+        const int heads = dim == 128 ? 11 : 2;
+        KvCacheSpec spec{named.format, named.format, heads, dim, 0, 32, false, seed % 4 == 3};
+        try {
+          (void)page_layout(spec);
+        } catch (const Error&) {
+          continue;  // a group that does not divide the dim
+        }
+        expect_same_pages(runner(), spec, seed, pairing, seed % 4 < 2 ? DType::kBFloat16 : DType::kFloat16,
+                          seed % 3 == 0, many());
+        ++seed;
+      }
+    }
+  }
+}
+
+TEST_P(AppendOnRunners, AsymmetricAndMixedOfManyTokens) {
+  std::uint64_t seed = 3000;
+  for (const char* k :
+       {"int8-token-head-asym", "int4-g64-sym", "fp8-g32", "int8-static-head-asym", "int4-tensor"}) {
+    for (const char* v :
+         {"int4-token-asym", "int8-g128-asym", "int4-static-head-asym", "int8-g32-asym-f32"}) {
+      expect_same_pages(runner(), {parse_format(k), parse_format(v), 5, 128, 256, 16}, seed,
+                        RopePairing::kNone, DType::kBFloat16, seed % 2 == 0, many());
+      expect_same_pages(runner(), {parse_format(v), parse_format(v), 5, 128, 0, 64}, seed, RopePairing::kNone,
+                        DType::kBFloat16, seed % 2 == 1, many());
+      ++seed;
+    }
+  }
+}
+
+TEST_P(AppendOnRunners, LengthsAdvanceByTheirTokens) {
+  constexpr int kRequests = 300;  // of several CTAs
+  std::vector<std::int32_t> cu = {0}, expected;
+  for (int i = 0; i < kRequests; ++i) {
+    cu.push_back(cu.back() + i % 4);
+    expected.push_back(5 + i % 4);
+  }
+  const KvCacheSpec spec{parse_format("int8-head"), parse_format("int8-head"), 1, 64, 0, 16};
+  Random random(9);
+  const Cache cache(spec, std::vector<int>(kRequests, 16), random);
+  const auto lengths = cache.lengths.as<std::int32_t>();
+  std::fill(lengths.begin(), lengths.end(), 5);
+  const Tensor k = Tensor::of(DType::kFloat32, {cu.back(), 1, 64},
+                              std::vector<float>(static_cast<std::size_t>(cu.back()) * 64, 1.0F));
+  const Tensor cumulative = Tensor::of({kRequests + 1}, cu);
+  const Tensor status = Tensor::of({1}, std::vector<std::int32_t>{0});
+  AppendArgs args;
+  args.k = args.v = k.view();
+  args.cu_seqlens = cumulative.view();
+  args.status = status.view();
+  args.advance = true;
+  runner().append(cache, args, status);
+  EXPECT_EQ(std::vector<std::int32_t>(lengths.begin(), lengths.end()), expected);
+}
+
+}  // namespace
+}  // namespace halftone::testing
