@@ -52,8 +52,8 @@ DevicePages append_on_device(const Cache& cache, AppendArgs args) {
   const Tensor status = Tensor::of({1}, std::vector<std::int32_t>{0});
   args.status = status.view();
   Uploads uploads;
-  const PagedKv device = upload(uploads, cache.view());
-  const AppendArgs device_args = upload(uploads, args);
+  const PagedKv device = uploads.add(cache.view());
+  const AppendArgs device_args = uploads.add(args);
   append(device, device_args);
   check_cuda(cudaDeviceSynchronize());
   Tensor pages = cache.pages.clone();
@@ -118,7 +118,7 @@ TEST(DeviceLatent, DequantizeWritesTheSameBytesAsTheCpu) {
       for (int d = 0; d < spec.v_dim(); ++d) v.set(row * v_width + d, 0);
     }
     Uploads uploads;
-    const PagedKv device = upload(uploads, cache.view());
+    const PagedKv device = uploads.add(cache.view());
     const TensorView k_view = uploads.add(k_device.view()), v_view = uploads.add(v_device.view());
     dequantize(device, narrow(k_view, kTokens + kSurplus, spec.head_dim),
                narrow(v_view, kTokens + kSurplus, spec.v_dim()));
