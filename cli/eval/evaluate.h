@@ -90,7 +90,7 @@ EvalReport evaluate(const std::string& path, const EvalOptions& options, Termina
 /// finite the text "inf" or "-inf": JSON has no such number, and null would pass for a small one.
 nlohmann::ordered_json to_json(const EvalReport& report);
 
-/// The page; see report_html.cc.
+/// The page; see cli/report/html.cc.
 std::string to_html(const EvalReport& report);
 
 }  // namespace halftone::cli

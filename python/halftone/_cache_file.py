@@ -143,7 +143,7 @@ def load(cls: Any, path: Any, max_len: int | None, num_pages: int | None, framew
 
 
 def _natural(label: str) -> list[tuple[int, int, str]]:
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", label) if part]
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", label) if part]
 
 
 def _read_layer(cls: Any, file: Any, name: str, label: str, spec_text: str) -> dict[str, Any]:

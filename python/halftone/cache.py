@@ -284,8 +284,13 @@ class PagedKVCache(_check.Fixed):
                     f"k has {tokens} tokens for {batch} requests, but counts is None: say how many each one gets."
                 )
             if pool is not None and pool.has_room(each):  # every step of decode but the few that need a page
-                self._append(k, v, None, self._cumulative(each, stream), rope, stream)
-                pool.advance(each)
+                cu_seqlens = self._cumulative(each, stream)
+                try:
+                    self._append(k, v, None, cu_seqlens, rope, stream)
+                    pool.advance(each)
+                except KeyboardInterrupt:
+                    self._recount(pool)
+                    raise
                 return
             counts = [each] * batch
         else:
@@ -295,9 +300,19 @@ class PagedKVCache(_check.Fixed):
         if pool is not None:
             after = pool.grown(counts)
             self._deal(pool, after, stream)
-        self._append(k, v, None, self._cumulative(counts if each is None else each, stream), rope, stream)
-        if pool is not None:
-            pool.lengths = after
+        cu_seqlens = self._cumulative(counts if each is None else each, stream)
+        try:
+            self._append(k, v, None, cu_seqlens, rope, stream)
+            if pool is not None:
+                pool.lengths = after
+        except KeyboardInterrupt:
+            if pool is not None:
+                self._recount(pool)
+            raise
+
+    def _recount(self, pool: PagePool) -> None:
+        """Makes the host's lengths the array's: an interruption may fall between the two."""
+        pool.lengths = _arrays.to_list(self.lengths)
 
     def append_slots(
         self, k: Any, v: Any, slot_mapping: Any, *, rope: Rope | None = None, stream: int | None = None
@@ -354,7 +369,7 @@ class PagedKVCache(_check.Fixed):
             if dealt:
                 with _arrays.on_stream(self.pages, stream):
                     _arrays.put(self.block_table, dealt)
-        except Exception:
+        except BaseException:
             pool.undo(dealt)
             raise
 

@@ -84,11 +84,12 @@ class KVCacheSpec:
         rotate_v: bool = False,
         rope_dim: int = 0,
     ) -> None:
+        head_dim = _check.integer(head_dim, "head_dim")
         fields = {
             "k_format": as_format(k_format),
             "v_format": as_format(k_format if v_format is None else v_format),
             "kv_heads": _check.integer(kv_heads, "kv_heads"),
-            "head_dim": _check.integer(head_dim, "head_dim"),
+            "head_dim": head_dim,
             "v_head_dim": head_dim if v_head_dim is None else _check.integer(v_head_dim, "v_head_dim"),
             "page_size": _check.integer(page_size, "page_size"),
             "rotate_k": _check.flag(rotate_k, "rotate_k"),
@@ -191,7 +192,7 @@ def agreeing(spec: Any, given: tuple[Any, ...]) -> KVCacheSpec:
     made = check_spec(spec)
     for (name, default), value in zip(_DEFAULTS.items(), given):
         if name.endswith("_format") and value is not None:
-            default, value = as_format(default or value), as_format(value)
+            default, value = as_format(default) if default else None, as_format(value)
         if value not in (default, None, getattr(made, name)):
             raise InvalidArgumentError(
                 f"{name} is {value} beside spec, which says {getattr(made, name)}: give one of the two."

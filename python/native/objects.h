@@ -57,10 +57,9 @@ class StepUse {
  public:
   explicit StepUse(StepObj& step) : step_(step) {
     if (step_.in_use.exchange(true, std::memory_order_acquire)) {
-      throw Error(
-          ErrorCode::kInvalidArgument,
-          "schedule is in use by a call of another thread, but its workspace serves one at a time: make a "
-          "schedule for each thread.");
+      throw Error(ErrorCode::kInvalidArgument,
+                  "schedule is in use by another call, but its workspace serves one at a time: make a "
+                  "schedule for each thread.");
     }
   }
   ~StepUse() { step_.in_use.store(false, std::memory_order_release); }

@@ -81,7 +81,8 @@ void prove(int wanted, Regions& regions) {
 
 int region_threads(std::int64_t useful) {
   if (threads_were_lost) return 1;
-  const int wanted = static_cast<int>(std::min<std::int64_t>(useful, omp_get_max_threads()));
+  const int wanted = static_cast<int>(
+      std::min<std::int64_t>(useful, std::min(omp_get_max_threads(), omp_get_thread_limit())));
   if (wanted <= 1 || omp_get_active_level() >= omp_get_max_active_levels()) return 1;
   thread_local Regions regions;
   if (wanted > regions.asked || (wanted > regions.got && Clock::now() >= regions.retry)) {

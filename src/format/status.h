@@ -14,7 +14,8 @@ inline constexpr std::int32_t kStatusNonFinite = 2;
 inline constexpr std::int32_t kStatusBadQueries = 4;
 /// append and run (CUDA): a static scale is not finite, positive and normal, or a static min is not finite.
 inline constexpr std::int32_t kStatusBadScale = 8;
-/// append (CUDA): a group of V, whose f16 scale is stored beside its codes, exceeds kMaxScaledV.
+/// append (CUDA): a value of V, whose f16 scale is stored beside its codes, exceeds kMaxScaledV (rotated V:
+/// that over the root of the block).
 inline constexpr std::int32_t kStatusLargeV = 16;
 
 /// Values of V up to which attention on CUDA takes stored f16 scales: it multiplies probabilities and scales

@@ -85,14 +85,16 @@ TEST(Fork, SameBitsAfterCallsOnManyThreads) {
 
 /// A child's own threads, and a child of a thread that never made a call.
 TEST(Fork, FromAndIntoOtherThreads) {
+  if (kThreadSanitizer)
+    GTEST_SKIP() << "its OpenMP tool (archer) crashes in a child of a thread without a region";
   omp_set_num_threads(4);
   const Problem p = problem_for_threads();
   const Calls expected = call_everything(p);
-  EXPECT_TRUE(kThreadSanitizer || holds_in_child([&] {  // it ends a child that starts threads
-                bool same = false;
-                std::thread([&] { same = same_bits(expected, call_everything(p)); }).join();
-                return same;
-              }));
+  EXPECT_TRUE(holds_in_child([&] {
+    bool same = false;
+    std::thread([&] { same = same_bits(expected, call_everything(p)); }).join();
+    return same;
+  }));
   bool held = false;
   std::thread([&] { held = holds_in_child([&] { return same_bits(expected, call_everything(p)); }); }).join();
   EXPECT_TRUE(held);
@@ -134,9 +136,9 @@ void allow_threads(rlim_t others) {
   const auto live = std::distance(std::filesystem::directory_iterator("/proc/self/task"),
                                   std::filesystem::directory_iterator());
   limit.rlim_cur = geteuid() == 0 ? static_cast<rlim_t>(live) + others : 1;
-  constexpr uid_t kNobodyElse = 54321;
+  const uid_t nobody_else = 20000 + static_cast<uid_t>(getpid()) % 40000;  // tests may run side by side
   if (setrlimit(RLIMIT_NPROC, &limit) != 0) leave(false);
-  if (geteuid() == 0 && setuid(kNobodyElse) != 0) leave(false);
+  if (geteuid() == 0 && setuid(nobody_else) != 0) leave(false);
 }
 
 void allow_all_threads() {

@@ -137,7 +137,8 @@ TEST_F(CliTest, KAndVOfDifferentDTypesAreWidened) {
     const Result result = run({"eval", path(name), "--formats", "int4-g32,fp8-head", "--json", "-"});
     EXPECT_EQ(result.code, 0) << result.err;
     std::vector<double> all;
-    for (const json& f : json::parse(result.out)["formats"]) all.push_back(f["error_worst"]);
+    const json parsed = json::parse(result.out);
+    for (const json& f : parsed["formats"]) all.push_back(f["error_worst"]);
     return all;
   };
   const std::vector<double> same = errors("same.safetensors"), got = errors("mixed.safetensors");

@@ -83,7 +83,7 @@ def test_no_more_threads_than_the_system_allows(others):
         hard = resource.getrlimit(resource.RLIMIT_NPROC)[1]
         resource.setrlimit(resource.RLIMIT_NPROC, (live + {others} if root else 1, hard))
         if root:
-            os.setuid(54321)
+            os.setuid(20000 + os.getpid() % 40000)
         out = ht.attend(q, filled(), workers=4)
         print(len(os.listdir("/proc/self/task")) - live)
         resource.setrlimit(resource.RLIMIT_NPROC, (hard, hard))

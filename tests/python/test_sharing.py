@@ -66,7 +66,7 @@ def test_a_schedule_serves_one_thread_at_a_time(layers):
     def call(i):
         return ht.attend(q, caches[i], schedule=step)
 
-    assert attends(call, truths, "schedule is in use by a call of another thread", 100) > 0
+    assert attends(call, truths, "schedule is in use by another call", 100) > 0
     for i in range(2):  # nothing stays in use, not even after a call that fails
         with pytest.raises(ht.InvalidArgumentError, match="^q.shape"):
             ht.attend(q[:1], caches[i], schedule=step)
