@@ -4,13 +4,12 @@
 
 #include <cmath>
 #include <cstring>
-#include <fstream>
-#include <iterator>
 #include <string>
 #include <vector>
 
 #include "halftone/cache.h"
 #include "reference/tensor.h"
+#include "tests/golden/golden_file.h"
 
 namespace halftone {
 namespace {
@@ -43,39 +42,7 @@ struct Case {
   std::vector<std::uint8_t> pages;
 };
 
-class Reader {
- public:
-  explicit Reader(const std::string& path) {
-    std::ifstream file(path, std::ios::binary);
-    data_.assign(std::istreambuf_iterator<char>(file), {});
-  }
-  template <class T>
-  std::vector<T> take(std::size_t count) {
-    if (data_.size() - at_ < count * sizeof(T)) throw std::runtime_error("golden.bin is truncated");
-    std::vector<T> values(count);
-    if (count > 0) std::memcpy(values.data(), data_.data() + at_, count * sizeof(T));
-    at_ += count * sizeof(T);
-    return values;
-  }
-  int integer() { return take<std::int32_t>(1)[0]; }
-  bool at_end() const { return at_ == data_.size(); }
-
- private:
-  std::vector<char> data_;
-  std::size_t at_ = 0;
-};
-
-KvFormat read_format(Reader& r) {
-  KvFormat f;
-  f.dtype = static_cast<DType>(r.integer());
-  f.granularity = static_cast<Granularity>(r.integer());
-  f.asymmetric = r.integer() != 0;
-  f.group_size = r.integer();
-  f.scale_dtype = static_cast<DType>(r.integer());
-  return f;
-}
-
-Case read_case(Reader& r) {
+Case read_case(golden::Reader& r) {
   Case c;
   c.name = r.take<char>(32).data();
   c.seed = r.integer();
@@ -90,24 +57,15 @@ Case read_case(Reader& r) {
   c.pairing = static_cast<RopePairing>(r.integer());
   c.half = r.integer();
   c.input = static_cast<DType>(r.integer());
-  c.spec.k_format = read_format(r);
-  c.spec.v_format = read_format(r);
+  c.spec.k_format = golden::read_format(r);
+  c.spec.v_format = golden::read_format(r);
   const int statics = r.integer(), bytes = r.integer();
   c.statics = r.take<float>(static_cast<std::size_t>(statics));
   c.pages = r.take<std::uint8_t>(static_cast<std::size_t>(bytes));
   return c;
 }
 
-std::vector<Case> read_cases() {
-  Reader r(std::string(HALFTONE_SOURCE_DIR) + "/tests/golden/golden.bin");
-  const std::vector<char> magic = r.take<char>(8);
-  if (std::string(magic.begin(), magic.end()) != "HTGOLD01")
-    throw std::runtime_error("golden.bin: bad magic");
-  std::vector<Case> cases(static_cast<std::size_t>(r.integer()));
-  for (Case& c : cases) c = read_case(r);
-  if (!r.at_end()) throw std::runtime_error("golden.bin has trailing bytes");
-  return cases;
-}
+std::vector<Case> read_cases() { return golden::read_cases<Case>("golden.bin", "HTGOLD01", read_case); }
 
 // make_input() of make_golden.py.
 Tensor make_input(Generator& gen, const Case& c, int dim) {

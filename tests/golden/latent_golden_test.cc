@@ -4,14 +4,13 @@
 
 #include <array>
 #include <cstring>
-#include <fstream>
-#include <iterator>
 #include <string>
 #include <vector>
 
 #include "halftone/cache.h"
 #include "reference/cache.h"
 #include "reference/tensor.h"
+#include "tests/golden/golden_file.h"
 
 namespace halftone {
 namespace {
@@ -20,29 +19,6 @@ using testing::Tensor;
 
 constexpr std::uint8_t kCanary = 0xA5;
 constexpr std::int64_t kTableRows = 11;
-
-class Reader {
- public:
-  explicit Reader(const std::string& path) {
-    std::ifstream file(path, std::ios::binary);
-    data_.assign(std::istreambuf_iterator<char>(file), {});
-  }
-  template <class T>
-  std::vector<T> take(std::int64_t count) {
-    const std::size_t bytes = static_cast<std::size_t>(count) * sizeof(T);
-    if (data_.size() - at_ < bytes) throw std::runtime_error("latent.bin is truncated");
-    std::vector<T> values(static_cast<std::size_t>(count));
-    if (count > 0) std::memcpy(values.data(), data_.data() + at_, bytes);
-    at_ += bytes;
-    return values;
-  }
-  int integer() { return take<std::int32_t>(1)[0]; }
-  bool at_end() const { return at_ == data_.size(); }
-
- private:
-  std::vector<char> data_;
-  std::size_t at_ = 0;
-};
 
 struct Case {
   std::string name;
@@ -53,7 +29,7 @@ struct Case {
   std::vector<std::uint8_t> pages;
 };
 
-Case read_case(Reader& r) {
+Case read_case(golden::Reader& r) {
   Case c;
   c.name = r.take<char>(32).data();
   const int tokens = r.integer();
@@ -61,12 +37,7 @@ Case read_case(Reader& r) {
   const int latent = r.integer(), rope = r.integer(), page_size = r.integer();
   c.pairing = static_cast<RopePairing>(r.integer());
   const auto input = static_cast<DType>(r.integer());
-  KvFormat f;
-  f.dtype = static_cast<DType>(r.integer());
-  f.granularity = static_cast<Granularity>(r.integer());
-  f.asymmetric = r.integer() != 0;
-  f.group_size = r.integer();
-  f.scale_dtype = static_cast<DType>(r.integer());
+  const KvFormat f = golden::read_format(r);
   c.spec = KvCacheSpec::latent(f, latent, rope, page_size);
   const int bytes = r.integer();
   c.k = Tensor::of(input, {tokens, 1, latent + rope}, r.take<float>(tokens * (latent + rope)));
@@ -79,16 +50,7 @@ Case read_case(Reader& r) {
   return c;
 }
 
-std::vector<Case> read_cases() {
-  Reader r(std::string(HALFTONE_SOURCE_DIR) + "/tests/golden/latent.bin");
-  const std::vector<char> magic = r.take<char>(8);
-  if (std::string(magic.begin(), magic.end()) != "HTLATN01")
-    throw std::runtime_error("latent.bin: bad magic");
-  std::vector<Case> cases(static_cast<std::size_t>(r.integer()));
-  for (Case& c : cases) c = read_case(r);
-  if (!r.at_end()) throw std::runtime_error("latent.bin has trailing bytes");
-  return cases;
-}
+std::vector<Case> read_cases() { return golden::read_cases<Case>("latent.bin", "HTLATN01", read_case); }
 
 void check_case(const Case& c) {
   const PageLayout layout = page_layout(c.spec);

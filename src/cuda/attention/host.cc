@@ -18,14 +18,11 @@
 namespace halftone::cuda {
 namespace {
 
-ParamView param_view(const KvFormat& format, const StaticScale& scale, int dim) {
+ParamView param_view(const KvFormat& format, const StaticScale& scale) {
   ParamView v{};
   v.static_scale = pointer<float>(scale.scale);
   v.static_min = pointer<float>(scale.min);
   v.static_stride = format.granularity == Granularity::kHead ? 1 : 0;
-  v.groups = format.params_per_token(dim);
-  v.block_shift = format.granularity == Granularity::kGroup ? log2_of(format.group_size / 32) : 0;
-  v.asymmetric = format.asymmetric;
   return v;
 }
 
@@ -83,8 +80,8 @@ AttentionParams attention_params(const Plan::Impl& plan, const AttentionArgs& ar
   p.partial_out = workspace.partial_out;
   p.partial_state_log2 = workspace.partial_state;
   p.cache = cache_view(args.cache, plan.layout);
-  p.k = param_view(problem.kv.k_format, args.cache.k_scale, problem.kv.head_dim);
-  p.v = param_view(problem.kv.v_format, args.cache.v_scale, problem.kv.v_dim());
+  p.k = param_view(problem.kv.k_format, args.cache.k_scale);
+  p.v = param_view(problem.kv.v_format, args.cache.v_scale);
   p.q = args.q.data;
   p.q_tokens = args.q.shape[0];
   p.q_token_stride = args.q.strides[0];

@@ -15,9 +15,6 @@ struct ParamView {
   const float* static_scale;   // [1] or [kv_heads]; null when scales are stored in the tiles
   const float* static_min;     // likewise; null when symmetric
   std::int32_t static_stride;  // 0 per tensor, 1 per head
-  std::int32_t groups;         // per token in a tile
-  std::int32_t block_shift;    // group of a block of 32 dims = block >> block_shift
-  bool asymmetric;
 };
 
 /// Where the cache is.
