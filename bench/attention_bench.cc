@@ -154,9 +154,8 @@ void run_case(benchmark::State& state, const AttentionCase& row, bool prefill) {
   const double median = times[times.size() / 2];
   double tokens = 0;
   for (const testing::Request& r : row.requests) tokens += r.kv_len;
-  const double bytes = tokens * bytes_per_token(p.problem.kv);
-  const double flops =
-      2.0 * (p.problem.kv.head_dim + p.problem.kv.v_dim()) * row.q_heads * visible_pairs(row);
+  const double bytes = tokens * bytes_per_token(p.cache->spec);
+  const double flops = 2.0 * (p.problem.head_dim() + p.problem.v_dim()) * row.q_heads * visible_pairs(row);
   state.counters["us"] = median * 1e6;
   state.counters["GB/s"] = bytes / median / 1e9;
   state.counters["GFLOP/s"] = flops / median / 1e9;

@@ -17,7 +17,7 @@ from halftone import cache_io, errors
 
 PAGE = pathlib.Path(__file__).parents[1] / "docs/python.md"
 SECTIONS = {
-    "Formats and geometry": [ht.KVFormat, ht.KVCacheSpec, ht.KVSpan],
+    "Formats and geometry": [ht.KVFormat, ht.KVCacheSpec, ht.KVSpan, ht.KVTensors],
     "The cache": [ht.PagedKVCache, ht.Rope, ht.dequantize, cache_io.save, cache_io.load],
     "Attention": [ht.plan, ht.Plan, ht.schedule, ht.Schedule, ht.attend, ht.merge],
     "Scales and foreign rows": [ht.calibrate, ht.import_fbgemm_int4, ht.export_fbgemm_int4],

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <new>
+#include <variant>
 
 #include "halftone/attention.h"
 #include "halftone/error.h"
@@ -51,8 +52,10 @@ void attend(const AttentionProblem& problem, const AttentionArgs& args) {
   }
   const Plan made = plan(problem);
   AttentionArgs complete = args;
-  if (problem.paged && !complete.lengths.kv_lengths.present())
-    complete.lengths.kv_lengths = args.cache.lengths;
+  const auto* const cache = std::get_if<PagedKv>(&args.kv);
+  if (problem.is_paged() && cache != nullptr && !complete.lengths.kv_lengths.present()) {
+    complete.lengths.kv_lengths = cache->lengths;
+  }
 
   constexpr std::align_val_t kAlignment{planning::kWorkspaceAlignment};
   const auto release = [](std::byte* p) { ::operator delete(p, kAlignment); };

@@ -199,8 +199,7 @@ void add_plain_rows(std::vector<AttentionCase>& rows) {
       ++n;
       const auto i = static_cast<std::size_t>(n);
       AttentionCase row;
-      row.paged = false;
-      row.plain_dtype = dtype;
+      row.plain = dtype;
       row.k_format = dtype == DType::kFloat16 ? "fp16" : "bf16";
       row.head_dim = dim;
       row.v_head_dim = n % 3 == 0 ? kDims[i * 5 % kDims.size()] : 0;
@@ -359,8 +358,9 @@ AttentionCase random_case(std::uint64_t seed) {
   AttentionCase row;
   row.name = "random-" + std::to_string(seed);
   row.seed = seed;
-  row.paged = random.chance(0.85);
-  row.plain_dtype = random.pick(kFloats);
+  const bool paged = random.chance(0.85);
+  const DType dtype = random.pick(kFloats);
+  if (!paged) row.plain = dtype;
   row.head_dim = random.pick(kDims);
   row.v_head_dim = random.chance(0.25) ? random.pick(kDims) : 0;
   const int v_dim = row.v_head_dim == 0 ? row.head_dim : row.v_head_dim;
@@ -369,9 +369,9 @@ AttentionCase random_case(std::uint64_t seed) {
   } while (!fits(row.k_format, row.head_dim));
   row.v_format = row.k_format;
   while (random.chance(0.3) || !fits(row.v_format, v_dim)) row.v_format = random.pick(format_texts());
-  if (!row.paged) row.k_format = row.v_format = row.plain_dtype == DType::kFloat16 ? "fp16" : "bf16";
-  row.rotate_k = row.paged && random.chance(0.3);
-  row.rotate_v = row.paged && random.chance(0.3);
+  if (!paged) row.k_format = row.v_format = dtype == DType::kFloat16 ? "fp16" : "bf16";
+  row.rotate_k = paged && random.chance(0.3);
+  row.rotate_v = paged && random.chance(0.3);
   row.page_size = random.pick(kPages);
   row.q_dtype = random.pick(kFloats);
   row.out_dtype = random.pick(kFloats);
@@ -399,7 +399,7 @@ AttentionCase random_case(std::uint64_t seed) {
     const int q_len = kind < 0.5 ? 1 : kind < 0.6 ? 0 : static_cast<int>(random.integer(1, 48));
     row.requests.push_back({q_len, kv_len});
   }
-  if (row.paged && random.chance(0.2)) {  // drawn last, so that the other cases do not depend on it
+  if (paged && random.chance(0.2)) {  // drawn last, so that the other cases do not depend on it
     const FormatPair pair = random.pick(kMixedPairs);
     row.head_dim = random.pick(kMixedDims);
     row.v_head_dim = 0;

@@ -35,8 +35,7 @@ struct AttentionCase {
   bool rotate_k = false;
   bool rotate_v = false;
   int page_size = 64;
-  bool paged = true;
-  DType plain_dtype = DType::kBFloat16;
+  std::optional<DType> plain;  ///< of plain K and V tensors; absent: K and V lie in pages
   DType q_dtype = DType::kBFloat16;
   DType out_dtype = DType::kBFloat16;
   Mask mask;

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 #include <stdexcept>
+#include <variant>
 
 #include "testing/cases.h"
 
@@ -102,16 +103,18 @@ AttentionProblem attention_problem(const AttentionCase& row) {
   AttentionProblem a;
   a.batch = static_cast<int>(row.requests.size());
   a.q_heads = row.q_heads;
-  a.kv.k_format = parse_format(row.k_format);
-  a.kv.v_format = parse_format(row.v_format.empty() ? row.k_format : row.v_format);
-  a.kv.kv_heads = row.kv_heads;
-  a.kv.head_dim = row.head_dim;
-  a.kv.v_head_dim = row.v_head_dim;
-  a.kv.page_size = row.page_size;
-  a.kv.rotate_k = row.rotate_k;
-  a.kv.rotate_v = row.rotate_v;
-  a.paged = row.paged;
-  a.plain_dtype = row.plain_dtype;
+  if (row.plain) {
+    a.kv = KvTensors{*row.plain, row.kv_heads, row.head_dim, row.v_head_dim};
+  } else {
+    a.kv = KvCacheSpec{.k_format = parse_format(row.k_format),
+                       .v_format = parse_format(row.v_format.empty() ? row.k_format : row.v_format),
+                       .kv_heads = row.kv_heads,
+                       .head_dim = row.head_dim,
+                       .v_head_dim = row.v_head_dim,
+                       .page_size = row.page_size,
+                       .rotate_k = row.rotate_k,
+                       .rotate_v = row.rotate_v};
+  }
   a.max_q_len = a.max_kv_len = 0;
   bool equal = true;
   for (const Request& r : row.requests) {
@@ -137,10 +140,10 @@ AttentionProblem attention_problem(const AttentionCase& row) {
 SequenceLengths Problem::lengths() const {
   SequenceLengths l;
   l.cu_q = cu_q.view();
-  if (row.paged) {
-    l.kv_lengths = cache->lengths.view();
-  } else {
+  if (row.plain) {
     l.cu_kv = cu_kv.view();
+  } else {
+    l.kv_lengths = cache->lengths.view();
   }
   return l;
 }
@@ -168,15 +171,13 @@ Problem make_problem(const AttentionCase& row, Fill fill) {
   const auto boundaries = static_cast<std::int64_t>(cu_q.size());
   if (!equal || row.cu_q) p.cu_q = Tensor::of({boundaries}, cu_q);
   p.q = random_tensor(random, companion(row.data), row.q_dtype, cu_q.back(), row.q_heads, row.head_dim);
-  const DType kv_dtype = row.paged ? DType::kFloat32 : row.plain_dtype;
+  const DType kv_dtype = row.plain.value_or(DType::kFloat32);
   if (fill == Fill::kAppend) {
     p.k = random_tensor(random, row.data, kv_dtype, cu_kv.back(), row.kv_heads, row.head_dim);
-    p.v = random_tensor(random, companion(row.data), kv_dtype, cu_kv.back(), row.kv_heads,
-                        p.problem.kv.v_dim());
+    p.v = random_tensor(random, companion(row.data), kv_dtype, cu_kv.back(), row.kv_heads, p.problem.v_dim());
   }
-  if (row.paged) {
-    p.cache =
-        std::make_unique<Cache>(p.problem.kv, capacities, random, CacheOptions{.table_mode = row.table_mode});
+  if (const auto* spec = std::get_if<KvCacheSpec>(&p.problem.kv)) {
+    p.cache = std::make_unique<Cache>(*spec, capacities, random, CacheOptions{.table_mode = row.table_mode});
     if (fill == Fill::kAppend) {
       fill_by_append(p, random);
     } else {
@@ -200,7 +201,7 @@ Problem make_problem(const AttentionCase& row, Fill fill) {
 
 Outputs make_outputs(const Problem& p) {
   Outputs o;
-  o.out = Tensor(p.row.out_dtype, {p.total_q(), p.row.q_heads, p.problem.kv.v_dim()});
+  o.out = Tensor(p.row.out_dtype, {p.total_q(), p.row.q_heads, p.problem.v_dim()});
   if (p.row.lse) o.lse = Tensor(DType::kFloat32, {p.total_q(), p.row.q_heads});
   o.status = Tensor(DType::kInt32, {1});
   o.status.fill_bytes(0);
@@ -211,11 +212,10 @@ AttentionArgs arguments(const Problem& p, const Outputs& o) {
   AttentionArgs a;
   a.q = p.q.view();
   a.lengths = p.lengths();
-  if (p.row.paged) {
-    a.cache = p.cache->view();
+  if (p.row.plain) {
+    a.kv = KvTensorViews{p.k.view(), p.v.view()};
   } else {
-    a.k = p.k.view();
-    a.v = p.v.view();
+    a.kv = p.cache->view();
   }
   a.alibi_slopes = p.alibi_slopes.view();
   a.sinks = p.sinks.view();
@@ -247,13 +247,13 @@ Reference make_reference(const Problem& p) {
   const std::vector<float> q = p.q.to_floats();
   const std::vector<double> exact_q(q.begin(), q.end());
   ExactValues exact;
-  if (p.row.paged) {
+  if (p.row.plain) {
+    for (const float x : p.k.to_floats()) exact.k.push_back(x);
+    for (const float x : p.v.to_floats()) exact.v.push_back(x);
+  } else {
     const Dequantised d = dequantised(*p.cache);
     for (const float x : d.k.to_floats()) exact.k.push_back(x);
     for (const float x : d.v.to_floats()) exact.v.push_back(x);
-  } else {
-    for (const float x : p.k.to_floats()) exact.k.push_back(x);
-    for (const float x : p.v.to_floats()) exact.v.push_back(x);
   }
   const auto rounded = [](double x) { return static_cast<float>(x); };
   std::vector<float> k(exact.k.size()), v(exact.v.size());
@@ -282,7 +282,7 @@ std::string judge(const Problem& p, const Reference& reference, const Outputs& o
                   double out_slack) {
   const std::vector<float> out = outputs.out.to_floats();
   const std::int64_t rows = p.total_q() * p.row.q_heads;
-  const Verdict verdict = judge_output(rows, p.problem.kv.v_dim(), reference.out.data(),
+  const Verdict verdict = judge_output(rows, p.problem.v_dim(), reference.out.data(),
                                        reference.plain_out.data(), out.data(), p.row.out_dtype, out_slack);
   if (!verdict.ok) return "out: " + verdict.sentence;
   if (!p.row.lse) return {};

@@ -3,6 +3,7 @@
 
 #include <cstring>
 #include <stdexcept>
+#include <variant>
 
 #include "halftone/error.h"
 #include "testing/runners.h"
@@ -57,10 +58,14 @@ PagedKv Place::add(const PagedKv& host) {
 
 AttentionArgs Place::add(const AttentionArgs& host) {
   AttentionArgs placed = host;
-  placed.cache = add(host.cache);
-  for (TensorView* t : {&placed.q, &placed.k, &placed.v, &placed.lengths.cu_q, &placed.lengths.kv_lengths,
-                        &placed.lengths.cu_kv, &placed.alibi_slopes, &placed.sinks, &placed.out, &placed.lse,
-                        &placed.status}) {
+  if (auto* cache = std::get_if<PagedKv>(&placed.kv)) {
+    *cache = add(*cache);
+  } else {
+    auto& [k, v] = std::get<KvTensorViews>(placed.kv);
+    k = add(k), v = add(v);
+  }
+  for (TensorView* t : {&placed.q, &placed.lengths.cu_q, &placed.lengths.kv_lengths, &placed.lengths.cu_kv,
+                        &placed.alibi_slopes, &placed.sinks, &placed.out, &placed.lse, &placed.status}) {
     *t = add(*t);
   }
   return placed;

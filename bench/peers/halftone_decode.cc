@@ -99,13 +99,14 @@ void decode(const peers::Arguments& arguments) {
   halftone::AttentionProblem problem;
   problem.batch = static_cast<int>(s.batch);
   problem.q_heads = static_cast<int>(s.q_heads);
-  problem.kv.k_format = problem.kv.v_format = halftone::parse_format(arguments.text("format"));
-  problem.kv.kv_heads = static_cast<int>(s.kv_heads);
-  problem.kv.head_dim = static_cast<int>(s.head_dim);
-  problem.kv.page_size = static_cast<int>(arguments.integer("page_size"));
+  const halftone::KvFormat format = halftone::parse_format(arguments.text("format"));
+  const auto spec = halftone::KvCacheSpec::separate(format, format, static_cast<int>(s.kv_heads),
+                                                    static_cast<int>(s.head_dim), 0,
+                                                    static_cast<int>(arguments.integer("page_size")));
+  problem.kv = spec;
   problem.max_kv_len = static_cast<int>(s.context);
   problem.workers = s.threads;
-  const Caches caches(s, problem.kv, peers::read_floats(data + "/k.f32", s.request_values()),
+  const Caches caches(s, spec, peers::read_floats(data + "/k.f32", s.request_values()),
                       peers::read_floats(data + "/v.f32", s.request_values()));
   std::vector<std::uint16_t> q, out(static_cast<std::size_t>(s.output_values()));
   const std::vector<float> one = peers::read_floats(data + "/q.f32", s.q_heads * s.head_dim);
@@ -122,10 +123,11 @@ void decode(const peers::Arguments& arguments) {
   const TensorView work =
       TensorView::contiguous(workspace.data(), DType::kUInt8, {static_cast<std::int64_t>(workspace.bytes())});
   const auto step = [&](std::int64_t layer) {
-    args.cache = caches.layer(layer);
+    const halftone::PagedKv cache = caches.layer(layer);
+    args.kv = cache;
     if (layer == 0) {  // once per token, as a server would
       halftone::SequenceLengths lengths;
-      lengths.kv_lengths = args.cache.lengths;
+      lengths.kv_lengths = cache.lengths;
       halftone::schedule(plan, lengths, work);
     }
     halftone::run(plan, args, work);
@@ -133,7 +135,7 @@ void decode(const peers::Arguments& arguments) {
   for (std::int64_t layer = 0; layer < s.layers; ++layer) step(layer);
   const std::int64_t growth = process_status("VmHWM") - before;
 
-  const double bytes = halftone::bytes_per_token(problem.kv) * static_cast<double>(s.batch * s.context);
+  const double bytes = halftone::bytes_per_token(spec) * static_cast<double>(s.batch * s.context);
   std::cout << "{\"bytes\": " << static_cast<std::int64_t>(bytes) << ", \"config\": \"" << plan.info().config
             << "\", \"workspace_bytes\": " << plan.workspace_bytes()
             << ", \"resident_growth_bytes\": " << growth << "}" << std::endl;

@@ -61,7 +61,7 @@ void check_case(const BenchCase& setup) {
           setup.mixed.empty() ? "--context" : "a context of --contexts-mix", context));
     }
   }
-  page_layout(to_problem(setup.shape).kv);
+  page_layout(cache_spec(setup.shape));
   if (setup.suite != Suite::kAppend) halftone::plan(to_problem(setup.shape));
 }
 

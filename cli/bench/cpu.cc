@@ -59,7 +59,7 @@ std::int64_t copies_for(std::int64_t bytes) {
 
 /// A cache whose requests are full: a random stretch of pages, repeated, in shuffled order.
 OwnedCache full_cache(const ProblemShape& shape, std::int64_t copies, testing::Random& random) {
-  const KvCacheSpec spec = to_problem(shape).kv;
+  const KvCacheSpec spec = cache_spec(shape);
   const std::int64_t request_pages = (shape.context + spec.page_size - 1) / spec.page_size;
   require_memory(copies * shape.batch * request_pages * page_layout(spec).page_bytes);
   OwnedCache cache(spec, static_cast<int>(shape.batch * copies), shape.context);
@@ -122,18 +122,19 @@ BenchRow time_attention(const BenchCase& setup, int repeats) {
   const OwnedCache cache = full_cache(shape, copies, random);
   const std::int64_t queries = std::int64_t{shape.batch} * shape.q_len;
   const Tensor q = random_activations(random, queries, shape.q_heads, shape.head_dim);
-  const Tensor out(DType::kBFloat16, {queries, shape.q_heads, problem.kv.v_dim()});
+  const Tensor out(DType::kBFloat16, {queries, shape.q_heads, problem.v_dim()});
   const Tensor workspace(DType::kUInt8,
                          {std::max<std::int64_t>(1, static_cast<std::int64_t>(plan.workspace_bytes()))});
   const TensorView whole_table = cache.block_table.view(), whole_lengths = cache.lengths.view();
   AttentionArgs args;
   args.q = q.view();
-  args.cache = cache.view();
   args.out = out.view();
   const auto select = [&](std::int64_t copy) {
-    args.cache.block_table = token_range(whole_table, copy * shape.batch, shape.batch);
-    args.cache.lengths = token_range(whole_lengths, copy * shape.batch, shape.batch);
-    args.lengths.kv_lengths = args.cache.lengths;
+    PagedKv part = cache.view();
+    part.block_table = token_range(whole_table, copy * shape.batch, shape.batch);
+    part.lengths = token_range(whole_lengths, copy * shape.batch, shape.batch);
+    args.kv = part;
+    args.lengths.kv_lengths = part.lengths;
   };
   select(0);
   schedule(plan, args.lengths, workspace.view());
@@ -151,7 +152,7 @@ BenchRow time_attention(const BenchCase& setup, int repeats) {
 /// context of this length ends in its page.
 BenchRow time_append(const BenchCase& setup, int repeats) {
   const ProblemShape& shape = setup.shape;
-  const KvCacheSpec spec = to_problem(shape).kv;
+  const KvCacheSpec spec = cache_spec(shape);
   const AppendTraffic traffic = append_traffic(setup);
   const std::int64_t tokens = traffic.tokens;
   BenchRow row;
@@ -194,7 +195,7 @@ BenchRow time_append(const BenchCase& setup, int repeats) {
 }  // namespace
 
 AppendTraffic append_traffic(const BenchCase& setup) {
-  const KvCacheSpec spec = to_problem(setup.shape).kv;
+  const KvCacheSpec spec = cache_spec(setup.shape);
   AppendTraffic traffic;
   traffic.tokens = std::int64_t{setup.shape.batch} * setup.shape.q_len;
   traffic.in_bytes = traffic.tokens * spec.kv_heads * (spec.head_dim + spec.v_dim()) * 2;

@@ -23,11 +23,15 @@ SplitPolicy parse_policy(std::string_view text) {
 
 std::string_view policy_text(SplitPolicy policy) { return planning::policy_name(policy); }
 
+KvCacheSpec cache_spec(const ProblemShape& shape) {
+  return shape.format.spec(shape.kv_heads, shape.head_dim, shape.v_dim, shape.page_size);
+}
+
 AttentionProblem to_problem(const ProblemShape& shape) {
   AttentionProblem problem;
   problem.batch = shape.batch;
   problem.q_heads = shape.q_heads;
-  problem.kv = shape.format.spec(shape.kv_heads, shape.head_dim, shape.v_dim, shape.page_size);
+  problem.kv = cache_spec(shape);
   problem.max_q_len = shape.q_len;
   problem.max_kv_len = shape.context;
   problem.mask.causal = true;
@@ -40,8 +44,8 @@ AttentionProblem to_problem(const ProblemShape& shape) {
 Floor floor_of(const AttentionProblem& problem, const std::vector<std::int64_t>& q_lengths,
                const std::vector<std::int64_t>& kv_lengths) {
   Floor floor;
-  const double per_token = bytes_per_token(problem.kv);
-  const std::int64_t dims = problem.kv.head_dim + problem.kv.v_dim();
+  const double per_token = bytes_per_token(std::get<KvCacheSpec>(problem.kv));
+  const std::int64_t dims = problem.head_dim() + problem.v_dim();
   for (std::size_t r = 0; r < q_lengths.size(); ++r) {
     const std::int64_t q = q_lengths[r], kv = kv_lengths[r];
     if (q == 0) continue;

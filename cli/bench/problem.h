@@ -30,6 +30,8 @@ struct ProblemShape {
   int workers = 0;
 };
 
+KvCacheSpec cache_spec(const ProblemShape& shape);
+
 /// Causal, bf16 Q and O, no LSE.
 AttentionProblem to_problem(const ProblemShape& shape);
 
@@ -41,7 +43,7 @@ struct Floor {
 
   std::int64_t bytes() const { return cache_bytes + io_bytes; }
 };
-/// For requests of given lengths (one entry each).
+/// Over the pages of a cache, for requests of given lengths (one entry each).
 Floor floor_of(const AttentionProblem& problem, const std::vector<std::int64_t>& q_lengths,
                const std::vector<std::int64_t>& kv_lengths);
 

@@ -22,11 +22,11 @@ using planning::Kernel;
 constexpr int kPairDim = 128;
 
 /// Decode of a paged cache, 8 query heads over 1 KV head.
-AttentionProblem decode_of(const KvFormat& k, const KvFormat& v, int head_dim = 128) {
+AttentionProblem decode_of(const KvFormat& k, const KvFormat& v, int head_dim = 128, int v_head_dim = 0) {
   AttentionProblem problem;
   problem.batch = 1;
   problem.q_heads = 8;
-  problem.kv = {.k_format = k, .v_format = v, .kv_heads = 1, .head_dim = head_dim};
+  problem.kv = KvCacheSpec::separate(k, v, 1, head_dim, v_head_dim);
   problem.max_kv_len = 8192;
   return problem;
 }
@@ -45,12 +45,10 @@ std::vector<Case> cases() {
   drafts.max_q_len = 4;
   AttentionProblem prompt = decode("int4-g32", "int4-g32");
   prompt.max_q_len = 1024;
-  AttentionProblem other_v_dim = decode("bf16", "bf16");
-  other_v_dim.kv.v_head_dim = 64;
   AttentionProblem f32 = decode("int4-g32", "int4-g32");
   f32.q_dtype = f32.out_dtype = DType::kFloat32;
   AttentionProblem plain = decode("bf16", "bf16");
-  plain.paged = false;
+  plain.kv = KvTensors{DType::kBFloat16, 1, 128};
   return {
       {"one query, int4-g32", decode("int4-g32", "int4-g32")},
       {"four queries (drafts), int4-g32", drafts},
@@ -58,7 +56,7 @@ std::vector<Case> cases() {
       {"K int8-head, V int4-g32", decode("int8-head", "int4-g32")},
       {"K int4-g32, V bf16", decode("int4-g32", "bf16")},
       {"scales in f32: int8-head-f32", decode("int8-token-head-f32", "int8-token-head-f32")},
-      {"V of 64 dims, bf16", other_v_dim},
+      {"V of 64 dims, bf16", decode_of(parse_format("bf16"), parse_format("bf16"), 128, 64)},
       {"Q and O in f32, int4-g32", f32},
       {"plain tensors in bf16, no cache", plain},
   };

@@ -236,9 +236,9 @@ BenchRow Bench::Impl::attention(const BenchCase& setup) {
   row.setup = setup;
   row.bytes = floor.bytes();
   // A layer's bytes are read for the ceiling too, Q and O included: the spare bytes stand for the last ones.
-  const DeviceCache cache = make_cache(problem.kv, tokens, setup.chain, floor.io_bytes + 256, device);
+  const DeviceCache cache = make_cache(cache_spec(shape), tokens, setup.chain, floor.io_bytes + 256, device);
   const std::int64_t queries = std::int64_t{shape.batch} * shape.q_len;
-  const std::int64_t out_bytes = queries * shape.q_heads * problem.kv.v_dim() * 2;
+  const std::int64_t out_bytes = queries * shape.q_heads * problem.v_dim() * 2;
   const std::int64_t q_bytes = queries * shape.q_heads * shape.head_dim * 2;
   const DeviceBuffer q = device_activations(setup.chain * queries, shape.q_heads, shape.head_dim, 4);
   const DeviceBuffer out(setup.chain * out_bytes);
@@ -248,13 +248,13 @@ BenchRow Bench::Impl::attention(const BenchCase& setup) {
   std::vector<AttentionArgs> layers(static_cast<std::size_t>(setup.chain));
   for (int i = 0; i < setup.chain; ++i) {
     AttentionArgs& args = layers[static_cast<std::size_t>(i)];
-    args.cache = cache.layer(i);
+    args.kv = cache.layer(i);
     args.cache_settled = i > 0;
     args.lengths.kv_lengths = cache.lengths.view;
     args.q = TensorView::contiguous(q.data() + i * q_bytes, DType::kBFloat16,
                                     {queries, shape.q_heads, shape.head_dim}, device);
     args.out = TensorView::contiguous(out.data() + i * out_bytes, DType::kBFloat16,
-                                      {queries, shape.q_heads, problem.kv.v_dim()}, device);
+                                      {queries, shape.q_heads, problem.v_dim()}, device);
   }
   check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   const SequenceLengths& lengths = layers.front().lengths;
@@ -276,7 +276,7 @@ BenchRow Bench::Impl::attention(const BenchCase& setup) {
 /// token stands where a context of this length ends in its page.
 BenchRow Bench::Impl::append(const BenchCase& setup) {
   const ProblemShape& shape = setup.shape;
-  const KvCacheSpec spec = to_problem(shape).kv;
+  const KvCacheSpec spec = cache_spec(shape);
   const AppendTraffic traffic = append_traffic(setup);
   const std::int64_t tokens = traffic.tokens;
   BenchRow row;

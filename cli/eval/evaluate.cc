@@ -123,8 +123,8 @@ AttentionRun run_attention(const LoadedLayer& layer, const EvalOptions& options,
                          {std::max<std::int64_t>(1, static_cast<std::int64_t>(plan.workspace_bytes()))});
   AttentionArgs args;
   args.q = token_range(layer.q.view(), shape.queries - queries, queries);
-  args.cache = cache.view();
-  args.lengths.kv_lengths = args.cache.lengths;
+  args.kv = cache.view();
+  args.lengths.kv_lengths = cache.lengths.view();
   args.out = result.out.view();
   args.lse = result.lse.view();
   schedule(plan, args.lengths, workspace.view());

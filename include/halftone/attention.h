@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "halftone/cache.h"
@@ -29,19 +30,27 @@ enum class SplitPolicy : std::uint8_t {
   kBatchInvariant,  ///< splits at absolute positions: a request's bits do not depend on its neighbours
 };
 
+/// Plain K and V tensors, as a problem describes them where there is no cache. CPU only.
+struct KvTensors {
+  DType dtype = DType::kBFloat16;  ///< of both: kFloat32, kFloat16 or kBFloat16
+  int kv_heads = 0;                ///< >= 1
+  int head_dim = 0;                ///< of K (and Q): 64, 80, 96, 128, 192 or 256
+  int v_head_dim = 0;              ///< of V (and O): the same choices; 0 means head_dim
+
+  friend constexpr bool operator==(const KvTensors&, const KvTensors&) = default;
+  constexpr int v_dim() const { return v_head_dim == 0 ? head_dim : v_head_dim; }
+};
+
 /// Shapes, options and bounds: everything that a plan depends on. Never the values of lengths.
 struct AttentionProblem {
   Device device;
-  int batch = 0;      ///< requests; 0 is a no-op
-  int q_heads = 0;    ///< a multiple of kv.kv_heads
-  KvCacheSpec kv;     ///< for plain K and V: heads and dims count, formats name the 16-bit dtype or
-                      ///< are ignored when plain_dtype is kFloat32
-  bool paged = true;  ///< false: K and V are plain tensors of `plain_dtype`
-  DType plain_dtype = DType::kBFloat16;  ///< kFloat32, kFloat16 or kBFloat16
-  int max_q_len = 1;                     ///< upper bound of a request's queries
-  int max_kv_len = 0;                    ///< upper bound of a request's keys
-  DType q_dtype = DType::kBFloat16;      ///< kFloat32, kFloat16 or kBFloat16
-  DType out_dtype = DType::kBFloat16;    ///< kFloat32, kFloat16 or kBFloat16
+  int batch = 0;                            ///< requests; 0 is a no-op
+  int q_heads = 0;                          ///< a multiple of kv_heads()
+  std::variant<KvCacheSpec, KvTensors> kv;  ///< where K and V lie: in the pages of a cache, or in tensors
+  int max_q_len = 1;                        ///< upper bound of a request's queries
+  int max_kv_len = 0;                       ///< upper bound of a request's keys
+  DType q_dtype = DType::kBFloat16;         ///< kFloat32, kFloat16 or kBFloat16
+  DType out_dtype = DType::kBFloat16;       ///< kFloat32, kFloat16 or kBFloat16
   Mask mask;
   float scale = 0;     ///< logit = scale * q.k; 0 means 1/sqrt(head_dim)
   float softcap = 0;   ///< > 0: logit = softcap * tanh(logit / softcap), before ALiBi
@@ -50,6 +59,19 @@ struct AttentionProblem {
   bool lse = false;    ///< write the natural-log sum of exponentials, sink included
   SplitPolicy policy = SplitPolicy::kReproducible;
   int workers = 0;  ///< 0: one per SM (CUDA) or per OpenMP thread (CPU); else 1 to 65536
+
+  constexpr bool is_paged() const { return std::holds_alternative<KvCacheSpec>(kv); }
+  constexpr int kv_heads() const {
+    return std::visit([](const auto& place) { return place.kv_heads; }, kv);
+  }
+  /// Of K and Q.
+  constexpr int head_dim() const {
+    return std::visit([](const auto& place) { return place.head_dim; }, kv);
+  }
+  /// Of V and O.
+  constexpr int v_dim() const {
+    return std::visit([](const auto& place) { return place.v_dim(); }, kv);
+  }
 };
 
 /// What a plan decided; `describe()` prints it.
@@ -104,18 +126,22 @@ struct SequenceLengths {
 HALFTONE_API void schedule(const Plan& plan, const SequenceLengths& lengths, const TensorView& workspace,
                            Stream stream = nullptr);
 
-/// One layer's tensors. With paged = true, `cache`; else `k` and `v`.
+/// Plain K and V, request after request; the last dim contiguous.
+struct KvTensorViews {
+  TensorView k;  ///< KvTensors::dtype [total_kv, kv_heads, head_dim]
+  TensorView v;  ///< the same dtype [total_kv, kv_heads, v_dim]
+};
+
+/// One layer's tensors.
 struct AttentionArgs {
   TensorView q;             ///< q_dtype [total_q, q_heads, head_dim]; last dim contiguous. total_q is what
                             ///< schedule() saw; on CUDA, where cu_q lies on the device, q may have more rows,
                             ///< whose outputs are not written, and queries beyond its rows are left out
-  SequenceLengths lengths;  ///< the same values that schedule() saw; kv_lengths defaults to cache.lengths
-  PagedKv cache;
-  TensorView k;             ///< plain_dtype [total_kv, kv_heads, head_dim]; last dim contiguous
-  TensorView v;             ///< plain_dtype [total_kv, kv_heads, v_dim]; last dim contiguous
-  TensorView alibi_slopes;  ///< f32 [q_heads], present exactly when problem.alibi
-  TensorView sinks;         ///< f32 [q_heads], present exactly when problem.sinks
-  TensorView out;           ///< out_dtype [total_q, q_heads, v_dim]; every element is written
+  SequenceLengths lengths;  ///< the same values that schedule() saw; kv_lengths defaults to the cache's
+  std::variant<PagedKv, KvTensorViews> kv;  ///< a cache of the problem's spec, or its tensors
+  TensorView alibi_slopes;                  ///< f32 [q_heads], present exactly when problem.alibi
+  TensorView sinks;                         ///< f32 [q_heads], present exactly when problem.sinks
+  TensorView out;                           ///< out_dtype [total_q, q_heads, v_dim]; every element is written
   TensorView lse;  ///< f32 [total_q, q_heads], natural log, -inf for an empty row; exactly when problem.lse
   /// Optional int32 [1], sticky. Bit 0: a block-table entry was out of bounds (kClamped; on CUDA always), or,
   /// on CUDA, a length beyond the table: those tokens were left out. Bit 2 (CUDA): the schedule has more

@@ -46,12 +46,12 @@ extern "C" {
 /* ---- Version, status and errors ---- */
 
 /* The meaning of this header's structs and functions; grows when a field changes its meaning. */
-#define HALFTONE_ABI_VERSION 1
+#define HALFTONE_ABI_VERSION 2
 
 /* The library's version, "major.minor.patch". A string constant. */
 HALFTONE_API const char* halftone_version(void);
 
-/* The highest HALFTONE_ABI_VERSION that the library understands. */
+/* The HALFTONE_ABI_VERSION that the library understands. */
 HALFTONE_API uint32_t halftone_abi_version(void);
 
 typedef enum halftone_status {
@@ -329,35 +329,46 @@ typedef enum halftone_split_policy {
   HALFTONE_SPLIT_BATCH_INVARIANT = 2 /* absolute split positions: bits do not depend on a neighbour */
 } halftone_split_policy;
 
+/* Plain K and V tensors, as a problem describes them where there is no cache. CPU only. */
+typedef struct halftone_kv_tensors {
+  size_t struct_size;
+  uint32_t abi_version;
+  int32_t dtype;      /* of both: F32, F16 or BF16 (default) */
+  int32_t kv_heads;   /* >= 1 */
+  int32_t head_dim;   /* of K and Q: 64, 80, 96, 128, 192 or 256 */
+  int32_t v_head_dim; /* of V and O: the same choices; default 0 means head_dim */
+  int32_t reserved;   /* 0 */
+} halftone_kv_tensors;
+HALFTONE_API halftone_status halftone_kv_tensors_init(halftone_kv_tensors* tensors, size_t struct_size);
+
 /* Shapes, options and bounds: everything that a plan depends on. Never the values of lengths.
+ * K and V lie in the pages of a cache or in tensors: exactly one of kv and kv_tensors is given.
  * Mask: with kv_len keys and q_len queries, query i stands at position p = i + kv_len - q_len (bottom-right
  * alignment) and sees key j when j <= p (causal), j >= p - window_left and j <= p + window_right. */
 typedef struct halftone_attention_problem {
   size_t struct_size;
   uint32_t abi_version;
-  int32_t batch;                 /* requests; 0 is a no-op */
-  const halftone_cache_spec* kv; /* with paged = 0: kv_heads and dims count, formats name the 16-bit dtype or
-                                    are ignored when plain_dtype is F32 */
-  int32_t q_heads;               /* a multiple of kv->kv_heads */
-  int32_t max_kv_len;            /* upper bound of a request's keys */
-  int32_t max_q_len;             /* upper bound of a request's queries; default 1 */
-  int32_t paged;                 /* default 1: a paged cache; 0: plain tensors of plain_dtype */
-  int32_t device_type;           /* halftone_device_type; default CPU */
-  int32_t device_index;          /* default 0 */
-  int32_t plain_dtype;           /* F32, F16 or BF16 (default) */
-  int32_t q_dtype;               /* F32, F16 or BF16 (default) */
-  int32_t out_dtype;             /* F32, F16 or BF16 (default) */
-  int32_t causal;                /* default 0 */
-  int32_t window_left;           /* default -1: unlimited */
-  int32_t window_right;          /* default -1: unlimited */
-  float scale;                   /* logit = scale * q.k; default 0 means 1/sqrt(head_dim) */
-  float softcap;                 /* > 0: logit = softcap * tanh(logit / softcap), before ALiBi; default 0 */
-  int32_t alibi;                 /* 1: add -slope[head] * |p - j| (arXiv:2108.12409) */
-  int32_t sinks;                 /* 1: a per-head logit joins the softmax denominator (arXiv:2309.17453) */
-  int32_t lse;                   /* 1: write the natural-log sum of exponentials, sink included */
-  int32_t policy;                /* halftone_split_policy; default REPRODUCIBLE */
-  int32_t workers;               /* 1 to 65536; default 0: one per SM (CUDA) or OpenMP thread (CPU) */
-  int32_t reserved;              /* 0 */
+  int32_t batch;                         /* requests; 0 is a no-op */
+  const halftone_cache_spec* kv;         /* of the pages of a cache; else NULL */
+  const halftone_kv_tensors* kv_tensors; /* of plain tensors; else NULL */
+  int32_t q_heads;                       /* a multiple of kv_heads */
+  int32_t max_kv_len;                    /* upper bound of a request's keys */
+  int32_t max_q_len;                     /* upper bound of a request's queries; default 1 */
+  int32_t device_type;                   /* halftone_device_type; default CPU */
+  int32_t device_index;                  /* default 0 */
+  int32_t q_dtype;                       /* F32, F16 or BF16 (default) */
+  int32_t out_dtype;                     /* F32, F16 or BF16 (default) */
+  int32_t causal;                        /* default 0 */
+  int32_t window_left;                   /* default -1: unlimited */
+  int32_t window_right;                  /* default -1: unlimited */
+  float scale;                           /* logit = scale * q.k; default 0 means 1/sqrt(head_dim) */
+  float softcap;    /* > 0: logit = softcap * tanh(logit / softcap), before ALiBi; default 0 */
+  int32_t alibi;    /* 1: add -slope[head] * |p - j| (arXiv:2108.12409) */
+  int32_t sinks;    /* 1: a per-head logit joins the softmax denominator (arXiv:2309.17453) */
+  int32_t lse;      /* 1: write the natural-log sum of exponentials, sink included */
+  int32_t policy;   /* halftone_split_policy; default REPRODUCIBLE */
+  int32_t workers;  /* 1 to 65536; default 0: one per SM (CUDA) or OpenMP thread (CPU) */
+  int32_t reserved; /* 0 */
 } halftone_attention_problem;
 HALFTONE_API halftone_status halftone_attention_problem_init(halftone_attention_problem* problem,
                                                              size_t struct_size);
@@ -430,7 +441,7 @@ HALFTONE_API halftone_status halftone_schedule(const halftone_plan* plan,
                                                const halftone_sequence_lengths* lengths,
                                                const halftone_tensor* workspace, void* stream);
 
-/* One layer's tensors. With a paged problem, `cache`; else `k` and `v`. */
+/* One layer's tensors. With problem.kv, `cache`; with problem.kv_tensors, `k` and `v`. */
 typedef struct halftone_attention_args {
   size_t struct_size;
   uint32_t abi_version;
@@ -438,9 +449,9 @@ typedef struct halftone_attention_args {
   const halftone_tensor* q;   /* q_dtype [total_q, q_heads, head_dim]; last dim contiguous */
   const halftone_tensor* out; /* out_dtype [total_q, q_heads, v_dim]; every element is written */
   const halftone_sequence_lengths* lengths; /* as scheduled; optional: kv_lengths from the cache */
-  const halftone_paged_kv* cache;           /* paged problems only */
-  const halftone_tensor* k;            /* plain_dtype [total_kv, kv_heads, head_dim]; last dim contiguous */
-  const halftone_tensor* v;            /* plain_dtype [total_kv, kv_heads, v_dim]; last dim contiguous */
+  const halftone_paged_kv* cache;           /* instead of k and v */
+  const halftone_tensor* k; /* kv_tensors' dtype [total_kv, kv_heads, head_dim]; last dim contiguous */
+  const halftone_tensor* v; /* the same dtype [total_kv, kv_heads, v_dim]; last dim contiguous */
   const halftone_tensor* alibi_slopes; /* f32 [q_heads], present exactly with problem.alibi */
   const halftone_tensor* sinks;        /* f32 [q_heads], present exactly with problem.sinks */
   const halftone_tensor* lse;          /* f32 [total_q, q_heads], natural log; exactly with problem.lse */

@@ -20,7 +20,7 @@ from .errors import (
     UnsupportedError,
 )
 from .format import KVFormat
-from .spec import KVCacheSpec, KVSpan
+from .spec import KVCacheSpec, KVSpan, KVTensors
 
 __version__ = str(_native.version())
 has_cuda = bool(_native.has_cuda())
@@ -35,6 +35,7 @@ __all__ = [
     "KVCacheSpec",
     "KVFormat",
     "KVSpan",
+    "KVTensors",
     "OutOfRangeError",
     "PagedKVCache",
     "Plan",

@@ -8,6 +8,7 @@ from typing import Any
 
 from .errors import InvalidArgumentError, UnsupportedError
 
+FLOATS = ("f32", "f16", "bf16")  # dtypes of Q, of outputs, and of plain K and V
 _INT32_MAX = 2**31 - 1
 _F32_UNDERFLOW = 2.0**-150  # this and what is below rounds to 0
 _F32_OVERFLOW = 2.0**128 - 2.0**103  # this and what is above rounds to infinity

@@ -7,8 +7,6 @@ from typing import Any, Sequence
 from . import _arrays, _check, _native
 from .errors import InvalidArgumentError
 
-_FLOATS = ("f32", "f16", "bf16")
-
 
 def _arrays_of(value: Any, name: str) -> list[Any]:
     try:
@@ -58,11 +56,11 @@ def merge(
     for i, (part, logs) in enumerate(zip(parts, part_lse)):
         _check.shape(part, f"parts[{i}]", 3, "rows, heads, dim")
         _check.shape(logs, f"part_lse[{i}]", 2, "rows, heads")
-        _check.choice(_arrays.dtype_of(part), f"parts[{i}].dtype", _FLOATS)
+        _check.choice(_arrays.dtype_of(part), f"parts[{i}].dtype", _check.FLOATS)
     if lse is None:
         raise InvalidArgumentError("lse is None, but must be True, False or an array: choose one.")
     if out_dtype is not None:
-        _check.choice(out_dtype, "out_dtype", _FLOATS)
+        _check.choice(out_dtype, "out_dtype", _check.FLOATS)
         if out is not None and _arrays.dtype_of(out) != out_dtype:
             raise InvalidArgumentError(
                 f"out_dtype is {out_dtype!r}, but out is of dtype {_arrays.dtype_of(out)}: leave out_dtype out."

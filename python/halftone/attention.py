@@ -8,9 +8,8 @@ from typing import Any, NoReturn
 from . import _arrays, _check, _native
 from .cache import PagedKVCache, check_cache
 from .errors import InvalidArgumentError
-from .spec import KVCacheSpec
+from .spec import KVCacheSpec, KVTensors
 
-_FLOATS = ("f32", "f16", "bf16")
 _POLICIES = ("fast", "reproducible", "batch_invariant")
 _OPTIONS = ("causal", "window_left", "window_right", "scale", "softcap", "policy", "workers", "out_dtype")
 
@@ -19,7 +18,7 @@ class Plan(_check.Fixed):
     """What :func:`plan` decided for a shape; valid for any lengths within its bounds. Immutable.
 
     Attributes:
-        spec: the geometry of K and V.
+        spec: the geometry of K and V, a :class:`KVCacheSpec` or a :class:`KVTensors`.
         options: everything else the plan depends on, by name.
         workspace_bytes: bytes of the workspace of :func:`schedule`, 256-byte aligned.
         out_dtype, lse, device: as given to :func:`plan`.
@@ -28,10 +27,15 @@ class Plan(_check.Fixed):
     _fixed = frozenset(("spec", "options", "info", "workspace_bytes", "out_dtype", "lse", "device"))
     _instead = "make another one with plan()"
 
-    def __init__(self, spec: KVCacheSpec, options: tuple[tuple[str, Any], ...]) -> None:
+    def __init__(self, spec: KVCacheSpec | KVTensors, options: tuple[tuple[str, Any], ...]) -> None:
         self.spec = spec
         self.options: dict[str, Any] = dict(options)
-        self._native = _native.plan(spec._native, self.options)
+        if isinstance(spec, KVTensors):
+            self._native = _native.plan_tensors(
+                spec.dtype, spec.kv_heads, spec.head_dim, spec.v_head_dim, self.options
+            )
+        else:
+            self._native = _native.plan(spec._native, self.options)
         self.info: dict[str, Any] = {
             str(k): str(v) if isinstance(v, str) else v for k, v in _native.plan_info(self._native).items()
         }
@@ -53,12 +57,12 @@ class Plan(_check.Fixed):
 
 
 @lru_cache(maxsize=256)
-def _cached_plan(spec: KVCacheSpec, options: tuple[tuple[str, Any], ...]) -> Plan:
+def _cached_plan(spec: KVCacheSpec | KVTensors, options: tuple[tuple[str, Any], ...]) -> Plan:
     return Plan(spec, options)
 
 
 def plan(
-    spec: KVCacheSpec | PagedKVCache,
+    spec: KVCacheSpec | KVTensors | PagedKVCache,
     *,
     q_heads: int,
     batch: int | None = None,
@@ -67,7 +71,6 @@ def plan(
     device: str | None = None,
     q_dtype: str = "bf16",
     out_dtype: str | None = None,
-    kv_dtype: str | None = None,
     causal: bool = False,
     window_left: int = -1,
     window_right: int = -1,
@@ -85,14 +88,14 @@ def plan(
     and sees key j when ``j <= p`` (causal), ``j >= p - window_left`` and ``j <= p + window_right``.
 
     Args:
-        spec: geometry of K and V, or a cache, which then also gives ``batch``, ``max_kv_len`` and ``device``.
+        spec: where K and V lie: a :class:`KVCacheSpec` of paged caches, a :class:`KVTensors` of plain arrays (CPU), or
+            a cache, which then also gives ``batch``, ``max_kv_len`` and ``device``.
         q_heads: query heads, a multiple of the KV heads.
         batch: requests.
         max_kv_len: upper bound of a request's keys, in tokens.
         max_q_len: upper bound of a request's queries, in tokens.
         device: "cpu" or "cuda:<index>".
         q_dtype, out_dtype: "f32", "f16" or "bf16"; ``out_dtype`` None means ``q_dtype``. CUDA: f16 and bf16.
-        kv_dtype: not None: K and V are plain arrays of this dtype instead of a paged cache (CPU).
         causal, window_left, window_right: the mask; -1 means no limit.
         scale: logit = scale * q.k, above 0; None means 1/sqrt(head_dim).
         softcap: above 0: logit = softcap * tanh(logit / softcap), before ALiBi (Gemma 2, arXiv:2408.00118).
@@ -111,24 +114,24 @@ def plan(
         batch = cache.batch if batch is None else batch
         max_kv_len = cache.max_len if max_kv_len is None else max_kv_len
         device = cache.device if device is None else device
-    elif not isinstance(spec, KVCacheSpec):
-        raise InvalidArgumentError(f"spec is a {type(spec).__name__}, but must be a KVCacheSpec or a PagedKVCache.")
+    elif not isinstance(spec, (KVCacheSpec, KVTensors)):
+        raise InvalidArgumentError(
+            f"spec is a {type(spec).__name__}, but must be a KVCacheSpec, a KVTensors or a PagedKVCache."
+        )
     for value, name in ((batch, "batch"), (max_kv_len, "max_kv_len")):
         if value is None:
             raise InvalidArgumentError(f"{name} is None, but a plan without a cache needs it: give a number.")
     device_type, device_index = _arrays.parse_device("cpu" if device is None else device)
-    _check.choice(q_dtype, "q_dtype", _FLOATS)
+    _check.choice(q_dtype, "q_dtype", _check.FLOATS)
     options = {
         "device_type": device_type,
         "device_index": device_index,
         "batch": _check.integer(batch, "batch"),
         "q_heads": _check.integer(q_heads, "q_heads"),
-        "paged": kv_dtype is None,
-        "plain_dtype": "bf16" if kv_dtype is None else _check.choice(kv_dtype, "kv_dtype", _FLOATS),
         "max_q_len": _check.integer(max_q_len, "max_q_len"),
         "max_kv_len": _check.integer(max_kv_len, "max_kv_len"),
         "q_dtype": q_dtype,
-        "out_dtype": q_dtype if out_dtype is None else _check.choice(out_dtype, "out_dtype", _FLOATS),
+        "out_dtype": q_dtype if out_dtype is None else _check.choice(out_dtype, "out_dtype", _check.FLOATS),
         "causal": _check.flag(causal, "causal"),
         "window_left": _check.integer(window_left, "window_left"),
         "window_right": _check.integer(window_right, "window_right"),
@@ -375,12 +378,12 @@ def _schedule_for(
     if cu_kv is None:
         raise InvalidArgumentError("cu_kv is None, but cu_q says that there are several requests: give both.")
     batch = int(_check.shape(cu_kv, "cu_kv", 1, "batch + 1")[0]) - 1
-    spec = KVCacheSpec(int(k_shape[1]), int(k_shape[2]), v_head_dim=int(v_shape[2]))
-    kv_dtype = _check.choice(_arrays.dtype_of(k), "k.dtype", _FLOATS)
+    dtype = _check.choice(_arrays.dtype_of(k), "k.dtype", _check.FLOATS)
+    spec = KVTensors(int(k_shape[1]), int(k_shape[2]), dtype, int(v_shape[2]))
     bounds: dict[str, Any] = dict(
         batch=batch, max_q_len=_longest(cu_q, total, batch, "cpu"), max_kv_len=int(k_shape[0])
     )
-    made = plan(spec, kv_dtype=kv_dtype, device=_arrays.device_of(q), **bounds, **common)
+    made = plan(spec, device=_arrays.device_of(q), **bounds, **common)
     return _make_schedule(made, None, cu_q, cu_kv, q, workspace, stream)
 
 

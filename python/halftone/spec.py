@@ -1,4 +1,4 @@
-"""The geometry of a cache: what fixes the bytes of a page."""
+"""Where K and V lie: the geometry of a cache, which fixes the bytes of a page, or that of plain arrays."""
 
 from __future__ import annotations
 
@@ -172,6 +172,36 @@ class KVCacheSpec:
     def bytes_per_token(self) -> float:
         """Bytes that one token occupies over all KV heads, K and V, scales included."""
         return self.page_bytes / self.page_size
+
+
+@dataclass(frozen=True, init=False)
+class KVTensors:
+    """K and V as plain arrays instead of a cache, for :func:`plan` (CPU).
+
+    Args:
+        kv_heads: KV heads, at least 1.
+        head_dim: dims of K and Q: 64, 80, 96, 128, 192 or 256.
+        dtype: of K and V: "f32", "f16" or "bf16".
+        v_head_dim: dims of V and of the output; None means ``head_dim``.
+
+    Raises:
+        InvalidArgumentError: no integer, or another dtype. :func:`plan` refuses other geometries.
+    """
+
+    kv_heads: int
+    head_dim: int
+    dtype: str
+    v_head_dim: int
+
+    def __init__(self, kv_heads: int, head_dim: int, dtype: str = "bf16", v_head_dim: int | None = None) -> None:
+        fields = {
+            "kv_heads": _check.integer(kv_heads, "kv_heads"),
+            "head_dim": _check.integer(head_dim, "head_dim"),
+            "dtype": _check.choice(dtype, "dtype", _check.FLOATS),
+            "v_head_dim": _check.integer(head_dim if v_head_dim is None else v_head_dim, "v_head_dim"),
+        }
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
 
 
 _DEFAULTS: dict[str, Any] = {

@@ -41,6 +41,11 @@ def plan_key(plan: Plan) -> str:
 
 @lru_cache(maxsize=256)
 def _plan_key(plan: Plan) -> str:
+    if not isinstance(plan.spec, KVCacheSpec):
+        raise InvalidArgumentError(
+            "plan is for KVTensors, but torch's operators attend over caches: plan with a cache or its spec, or call "
+            "halftone.attend()."
+        )
     return json.dumps([plan.spec.key, list(plan.options.items())])
 
 

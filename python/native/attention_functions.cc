@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <string>
+#include <variant>
 
 #include "convert.h"
 #include "objects.h"
@@ -35,14 +36,12 @@ DType float_option(const Options& options, const char* name) {
   return to_float_dtype(std::string(option<String>(options, name)), name);
 }
 
-AttentionProblem to_problem(const KvCacheSpec& spec, const Options& options) {
+AttentionProblem to_problem(const std::variant<KvCacheSpec, KvTensors>& kv, const Options& options) {
   AttentionProblem p;
-  p.kv = spec;
+  p.kv = kv;
   p.device = to_device(option<int>(options, "device_type"), option<int>(options, "device_index"), "device");
   p.batch = option<int>(options, "batch");
   p.q_heads = option<int>(options, "q_heads");
-  p.paged = option<bool>(options, "paged");
-  p.plain_dtype = float_option(options, "plain_dtype");
   p.max_q_len = option<int>(options, "max_q_len");
   p.max_kv_len = option<int>(options, "max_kv_len");
   p.q_dtype = float_option(options, "q_dtype");
@@ -63,6 +62,14 @@ AttentionProblem to_problem(const KvCacheSpec& spec, const Options& options) {
 Ref<PlanObj> make_plan(const Ref<SpecObj>& spec, const Options& options) {
   return guarded(
       [&] { return Ref<PlanObj>(ffi::make_object<PlanObj>(plan(to_problem(spec->spec, options)))); });
+}
+
+Ref<PlanObj> make_plan_tensors(const String& dtype, int kv_heads, int head_dim, int v_head_dim,
+                               const Options& options) {
+  return guarded([&] {
+    const KvTensors kv{to_float_dtype(std::string(dtype), "dtype"), kv_heads, head_dim, v_head_dim};
+    return Ref<PlanObj>(ffi::make_object<PlanObj>(plan(to_problem(kv, options))));
+  });
 }
 
 Options plan_info(const Ref<PlanObj>& plan) {
@@ -128,12 +135,21 @@ void schedule_tensors(const Ref<PlanObj>& plan, AnyView kv_lengths, AnyView cu_q
   });
 }
 
-AttentionArgs to_args(AnyView q, AnyView k, AnyView v, AnyView out, AnyView lse, AnyView alibi_slopes,
-                      AnyView sinks, AnyView status) {
+/// Of a cache, or of k and v.
+std::variant<PagedKv, KvTensorViews> to_kv(AnyView cache, AnyView k, AnyView v) {
+  const bool tensors = k != nullptr || v != nullptr;
+  if (cache == nullptr && !tensors) return {};
+  if (cache == nullptr) return KvTensorViews{to_optional_view(k, "k"), to_optional_view(v, "v")};
+  if (!tensors) return cache.cast<Ref<CacheObj>>()->cache;
+  throw Error(ErrorCode::kInvalidArgument,
+              fmt::format("{} is given beside cache, but one of the two is attended: drop one.",
+                          k != nullptr ? "k" : "v"));
+}
+
+AttentionArgs to_args(AnyView q, AnyView out, AnyView lse, AnyView alibi_slopes, AnyView sinks,
+                      AnyView status) {
   AttentionArgs args;
   args.q = to_view(q, "q");
-  args.k = to_optional_view(k, "k");
-  args.v = to_optional_view(v, "v");
   args.out = to_view(out, "out");
   args.lse = to_optional_view(lse, "lse");
   args.alibi_slopes = to_optional_view(alibi_slopes, "alibi_slopes");
@@ -148,8 +164,8 @@ bool run_step(const Ref<StepObj>& step, AnyView cache, AnyView q, AnyView k, Any
               AnyView lse, AnyView alibi_slopes, AnyView sinks, AnyView status, AnyView stream,
               bool any_stream) {
   return guarded([&] {
-    AttentionArgs args = to_args(q, k, v, out, lse, alibi_slopes, sinks, status);
-    if (cache != nullptr) args.cache = cache.cast<Ref<CacheObj>>()->cache;
+    AttentionArgs args = to_args(q, out, lse, alibi_slopes, sinks, status);
+    args.kv = to_kv(cache, k, v);
     args.lengths = step->lengths;
     const StepUse use(*step.get());
     const Stream on = to_stream(step->plan.problem().device, stream);
@@ -162,7 +178,7 @@ bool run_step(const Ref<StepObj>& step, AnyView cache, AnyView q, AnyView k, Any
 /// run() over paged K and V in a workspace that was scheduled elsewhere, on the framework's current stream.
 void run_paged(const Plan& plan, AttentionArgs& args, const PagedKv& cache, const TensorView& kv_lengths,
                AnyView cu_q, AnyView workspace) {
-  args.cache = cache;
+  args.kv = cache;
   args.lengths = {to_optional_view(cu_q, "cu_q"), kv_lengths, {}};
   run(plan, args, to_view(workspace, "workspace"), to_stream(plan.problem().device, AnyView(nullptr)));
 }
@@ -172,8 +188,7 @@ void run_scheduled(const Ref<PlanObj>& plan, const Ref<CacheObj>& cache, AnyView
                    AnyView workspace, AnyView q, AnyView out, AnyView lse, AnyView alibi_slopes,
                    AnyView sinks, AnyView status) {
   guarded([&] {
-    const AnyView none(nullptr);
-    AttentionArgs args = to_args(q, none, none, out, lse, alibi_slopes, sinks, status);
+    AttentionArgs args = to_args(q, out, lse, alibi_slopes, sinks, status);
     run_paged(plan->plan, args, cache->cache,
               kv_lengths == nullptr ? cache->cache.lengths : to_view(kv_lengths, "kv_lengths"), cu_q,
               workspace);
@@ -181,16 +196,15 @@ void run_scheduled(const Ref<PlanObj>& plan, const Ref<CacheObj>& cache, AnyView
 }
 
 /// run() for torch's operators, which know tensors only: the workspace was scheduled elsewhere, and nothing
-/// of the cache is held.
+/// of the cache is held. The plan is over pages.
 void run_tensors(const Ref<PlanObj>& plan, AnyView kv_lengths, AnyView cu_q, AnyView workspace, AnyView pages,
                  AnyView block_table, AnyView k_scale, AnyView k_min, AnyView v_scale, AnyView v_min,
                  bool clamped, AnyView q, AnyView out, AnyView lse, AnyView alibi_slopes, AnyView sinks,
                  AnyView status) {
   guarded([&] {
-    const ffi::AnyView none(nullptr);
-    AttentionArgs args = to_args(q, none, none, out, lse, alibi_slopes, sinks, status);
-    const PagedKv cache = to_cache(plan->plan.problem().kv, pages, block_table, kv_lengths, k_scale, k_min,
-                                   v_scale, v_min, clamped);
+    AttentionArgs args = to_args(q, out, lse, alibi_slopes, sinks, status);
+    const PagedKv cache = to_cache(std::get<KvCacheSpec>(plan->plan.problem().kv), pages, block_table,
+                                   kv_lengths, k_scale, k_min, v_scale, v_min, clamped);
     run_paged(plan->plan, args, cache, cache.lengths, cu_q, workspace);
   });
 }
@@ -216,6 +230,7 @@ void merge_parts(const Array<ffi::Any>& parts, const Array<ffi::Any>& part_lse, 
 }  // namespace
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(plan, make_plan);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(plan_tensors, make_plan_tensors);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(plan_info, plan_info);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(describe, describe);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(step, make_step);

@@ -7,6 +7,7 @@
 #include <shared_mutex>
 #include <unordered_map>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "c_api/convert.h"
@@ -22,20 +23,25 @@ namespace {
 /// A plan and its problem as C sees it.
 struct PlanEntry {
   Plan plan;
-  halftone_kv_format k_format;
-  halftone_kv_format v_format;
-  halftone_cache_spec spec;
+  halftone_kv_format k_format{};
+  halftone_kv_format v_format{};
+  halftone_cache_spec spec{};
+  halftone_kv_tensors tensors{};
   halftone_attention_problem problem;
 
-  explicit PlanEntry(Plan p)
-      : plan(std::move(p)),
-        k_format(to_c(plan.problem().kv.k_format)),
-        v_format(to_c(plan.problem().kv.v_format)),
-        spec(to_c(plan.problem().kv)),
-        problem(to_c(plan.problem())) {
-    spec.k_format = &k_format;
-    spec.v_format = &v_format;
-    problem.kv = &spec;
+  explicit PlanEntry(Plan p) : plan(std::move(p)), problem(to_c(plan.problem())) {
+    const auto& kv = plan.problem().kv;
+    if (const auto* cache = std::get_if<KvCacheSpec>(&kv)) {
+      k_format = to_c(cache->k_format);
+      v_format = to_c(cache->v_format);
+      spec = to_c(*cache);
+      spec.k_format = &k_format;
+      spec.v_format = &v_format;
+      problem.kv = &spec;
+    } else {
+      tensors = to_c(std::get<KvTensors>(kv));
+      problem.kv_tensors = &tensors;
+    }
   }
   PlanEntry(const PlanEntry&) = delete;
   PlanEntry& operator=(const PlanEntry&) = delete;
@@ -118,6 +124,10 @@ using namespace halftone;
 using namespace halftone::c_api;
 
 extern "C" {
+
+halftone_status halftone_kv_tensors_init(halftone_kv_tensors* tensors, size_t struct_size) {
+  return guarded([&] { init_struct(tensors, struct_size, "tensors"); });
+}
 
 halftone_status halftone_attention_problem_init(halftone_attention_problem* problem, size_t struct_size) {
   return guarded([&] { init_struct(problem, struct_size, "problem"); });

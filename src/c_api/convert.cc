@@ -164,6 +164,12 @@ AppendArgs to_cpp(const halftone_append_args* in, const Name& argument) {
   return args;
 }
 
+KvTensors to_cpp(const halftone_kv_tensors* in, const Name& argument) {
+  const halftone_kv_tensors c = read_struct(in, argument);
+  check_reserved(c.reserved, argument);
+  return {to_dtype(c.dtype, argument("dtype")), c.kv_heads, c.head_dim, c.v_head_dim};
+}
+
 AttentionProblem to_cpp(const halftone_attention_problem* in, const Name& argument) {
   const halftone_attention_problem c = read_struct(in, argument);
   check_reserved(c.reserved, argument);
@@ -171,9 +177,17 @@ AttentionProblem to_cpp(const halftone_attention_problem* in, const Name& argume
   problem.device = to_device(c.device_type, c.device_index, argument);
   problem.batch = c.batch;
   problem.q_heads = c.q_heads;
-  problem.kv = to_cpp(c.kv, argument("kv"));
-  problem.paged = to_bool(c.paged, argument("paged"));
-  problem.plain_dtype = to_dtype(c.plain_dtype, argument("plain_dtype"));
+  if ((c.kv == nullptr) == (c.kv_tensors == nullptr)) {
+    invalid(fmt::format(
+        "{0}.kv and {0}.kv_tensors are both {1}, but K and V lie in one of the two: set either kv to a "
+        "halftone_cache_spec or kv_tensors to a halftone_kv_tensors.",
+        argument.text(), c.kv == nullptr ? "NULL" : "given"));
+  }
+  if (c.kv != nullptr) {
+    problem.kv = to_cpp(c.kv, argument("kv"));
+  } else {
+    problem.kv = to_cpp(c.kv_tensors, argument("kv_tensors"));
+  }
   problem.max_q_len = c.max_q_len;
   problem.max_kv_len = c.max_kv_len;
   problem.q_dtype = to_dtype(c.q_dtype, argument("q_dtype"));
@@ -209,9 +223,13 @@ AttentionArgs to_cpp(const halftone_attention_args* in, const Name& argument) {
   args.cache_settled = to_bool(c.cache_settled, argument("cache_settled"));
   args.q = to_cpp(c.q, argument("q"));
   args.lengths = to_cpp(c.lengths, argument("lengths"));
-  if (c.cache != nullptr) args.cache = to_cpp(c.cache, argument("cache"));
-  args.k = to_cpp(c.k, argument("k"));
-  args.v = to_cpp(c.v, argument("v"));
+  const bool tensors = c.k != nullptr || c.v != nullptr;
+  if (c.cache != nullptr && tensors) {
+    invalid(fmt::format("{}.cache is given beside {}, but one of the two is attended: set the other to NULL.",
+                        argument.text(), c.k != nullptr ? "k" : "v"));
+  }
+  if (c.cache != nullptr) args.kv = to_cpp(c.cache, argument("cache"));
+  if (tensors) args.kv = KvTensorViews{to_cpp(c.k, argument("k")), to_cpp(c.v, argument("v"))};
   args.alibi_slopes = to_cpp(c.alibi_slopes, argument("alibi_slopes"));
   args.sinks = to_cpp(c.sinks, argument("sinks"));
   args.out = to_cpp(c.out, argument("out"));
@@ -242,16 +260,23 @@ halftone_cache_spec to_c(const KvCacheSpec& spec) {
   return c;
 }
 
+halftone_kv_tensors to_c(const KvTensors& tensors) {
+  halftone_kv_tensors c = StructTraits<halftone_kv_tensors>::defaults();
+  c.dtype = static_cast<std::int32_t>(tensors.dtype);
+  c.kv_heads = tensors.kv_heads;
+  c.head_dim = tensors.head_dim;
+  c.v_head_dim = tensors.v_head_dim;
+  return c;
+}
+
 halftone_attention_problem to_c(const AttentionProblem& problem) {
   halftone_attention_problem c = StructTraits<halftone_attention_problem>::defaults();
   c.batch = problem.batch;
   c.q_heads = problem.q_heads;
   c.max_kv_len = problem.max_kv_len;
   c.max_q_len = problem.max_q_len;
-  c.paged = problem.paged;
   c.device_type = static_cast<std::int32_t>(problem.device.type);
   c.device_index = problem.device.index;
-  c.plain_dtype = static_cast<std::int32_t>(problem.plain_dtype);
   c.q_dtype = static_cast<std::int32_t>(problem.q_dtype);
   c.out_dtype = static_cast<std::int32_t>(problem.out_dtype);
   c.causal = problem.mask.causal;

@@ -26,6 +26,7 @@ KvFormat to_cpp(const halftone_kv_format* in, const Name& argument);
 KvCacheSpec to_cpp(const halftone_cache_spec* in, const Name& argument);
 PagedKv to_cpp(const halftone_paged_kv* in, const Name& argument);
 AppendArgs to_cpp(const halftone_append_args* in, const Name& argument);
+KvTensors to_cpp(const halftone_kv_tensors* in, const Name& argument);
 AttentionProblem to_cpp(const halftone_attention_problem* in, const Name& argument);
 SequenceLengths to_cpp(const halftone_sequence_lengths* in, const Name& argument);
 AttentionArgs to_cpp(const halftone_attention_args* in, const Name& argument);
@@ -36,6 +37,7 @@ TensorView to_cpp(const halftone_tensor* in, const Name& argument);
 // The other direction, for what a plan and a format hand out. Pointers of the result are left NULL.
 halftone_kv_format to_c(const KvFormat& format);
 halftone_cache_spec to_c(const KvCacheSpec& spec);
+halftone_kv_tensors to_c(const KvTensors& tensors);
 halftone_attention_problem to_c(const AttentionProblem& problem);
 
 /// Writes `text` as halftone_plan_describe() documents.

@@ -59,12 +59,13 @@ std::size_t check_header(const void* in, const StructRule& rule, const Name& arg
   Header header{};
   if (in != nullptr) std::memcpy(&header, in, sizeof header.struct_size + sizeof header.abi_version);
   check_size(in, header.struct_size, rule, argument);
-  if (header.abi_version == 0 || header.abi_version > HALFTONE_ABI_VERSION) {
-    refuse(header.abi_version == 0 ? ErrorCode::kInvalidArgument : ErrorCode::kUnsupported,
-           fmt::format(
-               "{}.abi_version is {}, but this library understands 1 to {}: use HALFTONE_ABI_VERSION of the "
-               "header that belongs to it.",
-               argument.text(), header.abi_version, HALFTONE_ABI_VERSION));
+  if (header.abi_version != HALFTONE_ABI_VERSION) {
+    refuse(
+        header.abi_version == 0 ? ErrorCode::kInvalidArgument : ErrorCode::kUnsupported,
+        fmt::format(
+            "{}.abi_version is {}, but this library understands {}: use HALFTONE_ABI_VERSION of the header "
+            "that belongs to it.",
+            argument.text(), header.abi_version, HALFTONE_ABI_VERSION));
   }
   return header.struct_size;
 }

@@ -71,14 +71,24 @@ struct StructTraits<halftone_append_args> {
 };
 
 template <>
+struct StructTraits<halftone_kv_tensors> {
+  static constexpr StructRule rule{"halftone_kv_tensors", sizeof(halftone_kv_tensors),
+                                   required_bytes(offsetof(halftone_kv_tensors, v_head_dim))};
+  static halftone_kv_tensors defaults() {
+    auto value = zeroed<halftone_kv_tensors>();
+    value.dtype = HALFTONE_DTYPE_BF16;
+    return value;
+  }
+};
+
+template <>
 struct StructTraits<halftone_attention_problem> {
   static constexpr StructRule rule{"halftone_attention_problem", sizeof(halftone_attention_problem),
                                    required_bytes(offsetof(halftone_attention_problem, max_q_len))};
   static halftone_attention_problem defaults() {
     auto value = zeroed<halftone_attention_problem>();
     value.max_q_len = 1;
-    value.paged = 1;
-    value.plain_dtype = value.q_dtype = value.out_dtype = HALFTONE_DTYPE_BF16;
+    value.q_dtype = value.out_dtype = HALFTONE_DTYPE_BF16;
     value.window_left = value.window_right = -1;
     value.policy = HALFTONE_SPLIT_REPRODUCIBLE;
     return value;

@@ -3,6 +3,8 @@
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
+#include <variant>
+
 #include "cuda/append/host.h"
 #include "cuda/attention/workspace.h"
 #include "cuda/decode/host.h"
@@ -51,9 +53,9 @@ int workers(Device on) {
 void refuse(const AttentionProblem& problem) {
   throw Error(
       ErrorCode::kUnsupported,
-      fmt::format("paged is {}, but the CUDA backend has attention over paged caches only: change it or "
-                  "use the CPU.",
-                  problem.paged));
+      fmt::format("kv is K and V tensors in {}, but the CUDA backend has attention over paged caches only: "
+                  "append them to a cache or use the CPU.",
+                  dtype_name(std::get<KvTensors>(problem.kv).dtype)));
 }
 
 std::int64_t extra_bytes(int workers, std::int64_t partials) {

@@ -5,7 +5,7 @@
 namespace halftone::planning {
 
 Choice choose_kernel(const Backend& backend, const AttentionProblem& problem) {
-  const std::int64_t group = problem.q_heads / problem.kv.kv_heads;
+  const std::int64_t group = problem.q_heads / problem.kv_heads();
   std::int64_t rows = group * problem.max_q_len;
   std::string count =
       fmt::format("{} packed row{} per request and KV head (max_q_len {} x {} query head{})", rows,

@@ -14,7 +14,7 @@ void copy_lengths(const AttentionProblem& problem, const SequenceLengths& length
   } else {
     for (int r = 0; r <= batch; ++r) schedule.cu_q[r] = r * problem.max_q_len;
   }
-  if (problem.paged) {
+  if (problem.is_paged()) {
     if (batch > 0) std::copy_n(values(lengths.kv_lengths), batch, schedule.kv_lengths);
     return;
   }

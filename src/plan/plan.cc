@@ -6,6 +6,7 @@
 #include <bit>
 #include <cmath>
 #include <memory>
+#include <variant>
 
 #include "halftone/error.h"
 #include "plan/validate.h"
@@ -34,42 +35,35 @@ class Fingerprint {
   std::uint64_t hash_ = 0xcbf29ce484222325;
 };
 
+/// What heads and dims leave open.
+void add_place(Fingerprint& f, const KvCacheSpec& spec) {
+  f.add(static_cast<std::uint64_t>(spec.page_size) << 2 | (spec.rotate_k ? 2U : 0U) |
+        (spec.rotate_v ? 1U : 0U))
+      .add(spec.k_format)
+      .add(spec.v_format);
+}
+void add_place(Fingerprint& f, const KvTensors& tensors) { f.add(static_cast<std::uint64_t>(tensors.dtype)); }
+
 std::uint64_t fingerprint(const AttentionProblem& p, int workers) {
   Fingerprint f;
-  for (const int x : {static_cast<int>(p.device.type),
-                      p.device.index,
-                      p.batch,
-                      p.q_heads,
-                      p.kv.kv_heads,
-                      p.kv.head_dim,
-                      p.kv.v_dim(),
-                      p.kv.page_size,
-                      int{p.kv.rotate_k},
-                      int{p.kv.rotate_v},
-                      int{p.paged},
-                      static_cast<int>(p.plain_dtype),
-                      p.max_q_len,
-                      p.max_kv_len,
-                      static_cast<int>(p.q_dtype),
-                      static_cast<int>(p.out_dtype),
-                      int{p.mask.causal},
-                      p.mask.window_left,
-                      p.mask.window_right,
-                      int{p.alibi},
-                      int{p.sinks},
-                      int{p.lse},
-                      static_cast<int>(p.policy),
-                      workers}) {
+  for (const int x :
+       {static_cast<int>(p.device.type), p.device.index, p.batch, p.q_heads, p.kv_heads(), p.head_dim(),
+        p.v_dim(), p.max_q_len, p.max_kv_len, static_cast<int>(p.q_dtype), static_cast<int>(p.out_dtype),
+        int{p.mask.causal}, p.mask.window_left, p.mask.window_right, int{p.alibi}, int{p.sinks}, int{p.lse},
+        static_cast<int>(p.policy), workers}) {
     f.add(static_cast<std::uint64_t>(static_cast<std::int64_t>(x)));
   }
-  return f.add(p.kv.k_format).add(p.kv.v_format).add(p.scale).add(p.softcap).value();
+  f.add(std::uint64_t{p.kv.index()});
+  std::visit([&f](const auto& place) { add_place(f, place); }, p.kv);
+  return f.add(p.scale).add(p.softcap).value();
 }
 
 /// What beginning a unit costs, in steps of the time that reading one step's keys takes.
 std::int32_t unit_cost(const AttentionProblem& p, const Kernel& kernel) {
-  if (kernel.unit_bytes == 0) return 0;
+  const auto* const spec = std::get_if<KvCacheSpec>(&p.kv);
+  if (kernel.unit_bytes == 0 || spec == nullptr) return 0;
   const std::int64_t step_bytes =
-      std::max<std::int64_t>(1, page_layout(p.kv).tile_bytes * (kernel.kv_tile / kTileTokens));
+      std::max<std::int64_t>(1, page_layout(*spec).tile_bytes * (kernel.kv_tile / kTileTokens));
   return static_cast<std::int32_t>((kernel.unit_bytes + step_bytes / 2) / step_bytes);
 }
 
@@ -79,8 +73,8 @@ ScheduleParams schedule_params(const AttentionProblem& p, const Kernel& kernel, 
   const auto window = [](int tokens) { return std::min(tokens, kMaxTokens - 1); };
   ScheduleParams s{};
   s.batch = p.batch;
-  s.kv_heads = p.kv.kv_heads;
-  s.group = p.q_heads / p.kv.kv_heads;
+  s.kv_heads = p.kv_heads();
+  s.group = p.q_heads / p.kv_heads();
   s.row_block = kernel.row_block;
   s.step_log2 = std::countr_zero(step);
   s.workers = workers;
@@ -120,15 +114,18 @@ std::string mask_text(const Mask& mask) {
   return text;
 }
 
-std::string cache_text(const AttentionProblem& p) {
-  if (!p.paged) return fmt::format("plain K and V in {}", dtype_name(p.plain_dtype));
+std::string place_text(const KvTensors& tensors) {
+  return fmt::format("plain K and V in {}", dtype_name(tensors.dtype));
+}
+
+std::string place_text(const KvCacheSpec& spec) {
   std::string text, rotated;
-  for (const KvSpan& span : p.kv.spans()) {
+  for (const KvSpan& span : spec.spans()) {
     const std::string_view part = span.k_first >= 0 ? "K" : "V";
     text += fmt::format("{} {}, ", part, format_name(span.format));
     if (span.rotate) rotated += fmt::format(", {} rotated", part);
   }
-  return text + fmt::format("pages of {} tokens", p.kv.page_size) + rotated;
+  return text + fmt::format("pages of {} tokens", spec.page_size) + rotated;
 }
 
 }  // namespace
@@ -160,14 +157,14 @@ Plan make_plan(const AttentionProblem& problem) {
   impl->variant = choice.variant;
   impl->scale = problem.scale != 0
                     ? problem.scale
-                    : static_cast<float>(1.0 / std::sqrt(static_cast<double>(problem.kv.head_dim)));
-  if (problem.paged) impl->layout = page_layout(problem.kv);
+                    : static_cast<float>(1.0 / std::sqrt(static_cast<double>(problem.head_dim())));
+  if (const auto* spec = std::get_if<KvCacheSpec>(&problem.kv)) impl->layout = page_layout(*spec);
   impl->id = fingerprint(problem, workers);
   impl->workspace.schedule = schedule_params(problem, kernel, workers);
   impl->workspace.partials = max_partials(impl->workspace.schedule);
   impl->workspace.backend_bytes = backend.extra_bytes(workers, impl->workspace.partials);
-  impl->workspace.v_dim = problem.kv.v_dim();
-  impl->workspace.plain = !problem.paged;
+  impl->workspace.v_dim = problem.v_dim();
+  impl->workspace.plain = !problem.is_paged();
   const Workspace workspace = carve_workspace(impl->workspace, nullptr);
 
   PlanInfo& info = impl->info;
@@ -205,8 +202,8 @@ std::string Plan::describe() const {
   line("problem",
        fmt::format(
            "batch {}, {} query heads over {} KV heads, head_dim {}, V {}, up to {} queries and {} keys",
-           p.batch, p.q_heads, p.kv.kv_heads, p.kv.head_dim, p.kv.v_dim(), p.max_q_len, p.max_kv_len));
-  line("cache", planning::cache_text(p));
+           p.batch, p.q_heads, p.kv_heads(), p.head_dim(), p.v_dim(), p.max_q_len, p.max_kv_len));
+  line("cache", std::visit([](const auto& place) { return planning::place_text(place); }, p.kv));
   line("types",
        fmt::format("Q {}, O {}{}", dtype_name(p.q_dtype), dtype_name(p.out_dtype), p.lse ? ", LSE f32" : ""));
   std::string logits = fmt::format("scale {}", plan.scale);

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <variant>
 
 #include "format/head_dim.h"
 #include "plan/fail.h"
@@ -40,9 +41,9 @@ void check_device(Device device) {
 }
 
 void check_heads(const AttentionProblem& p) {
-  check_range(p.kv.kv_heads, 1, kMaxHeads, "kv.kv_heads");
+  const int kv_heads = p.kv_heads();
+  check_range(kv_heads, 1, kMaxHeads, "kv.kv_heads");
   check_range(p.q_heads, 1, kMaxHeads, "q_heads");
-  const int kv_heads = p.kv.kv_heads;
   if (p.q_heads % kv_heads == 0) return;
   const int below = p.q_heads / kv_heads * kv_heads;
   if (below == 0) {
@@ -52,40 +53,26 @@ void check_heads(const AttentionProblem& p) {
           below + kv_heads);
 }
 
-void check_separate(const AttentionProblem& p) {
-  if (!p.kv.is_latent()) return;
+void check_separate(const KvCacheSpec& spec) {
+  if (!spec.is_latent()) return;
   fail(ErrorCode::kUnsupported,
        "kv.rope_dim is {}, but attention over latent caches is not implemented: use a cache that stores K "
        "and V "
        "apart, or dequantize() this one for another implementation.",
-       p.kv.rope_dim);
+       spec.rope_dim);
 }
 
-void check_plain(const AttentionProblem& p) {
-  check_head_dim(p.kv.head_dim, "kv.head_dim");
-  if (p.kv.v_head_dim != 0) check_head_dim(p.kv.v_head_dim, "kv.v_head_dim");
-  check_float(p.plain_dtype, "plain_dtype");
-  if (p.kv.rotate_k || p.kv.rotate_v) {
-    fail(ErrorCode::kUnsupported,
-         "kv.{} is set, but plain K and V are never rotated: clear it or use a paged cache.",
-         p.kv.rotate_k ? "rotate_k" : "rotate_v");
-  }
-  if (p.plain_dtype == DType::kFloat32) return;
-  for (const auto& [format, name] :
-       {std::pair{p.kv.k_format, "kv.k_format"}, std::pair{p.kv.v_format, "kv.v_format"}}) {
-    if (format.quantised()) {
-      fail(ErrorCode::kUnsupported,
-           "{} is {}, but plain K and V are tensors of plain_dtype {}: use a 16-bit format or a paged cache.",
-           name, format_name(format), dtype_name(p.plain_dtype));
-    }
-  }
+void check_tensors(const KvTensors& tensors) {
+  check_head_dim(tensors.head_dim, "kv.head_dim");
+  if (tensors.v_head_dim != 0) check_head_dim(tensors.v_head_dim, "kv.v_head_dim");
+  check_float(tensors.dtype, "kv.dtype");
 }
 
 void check_bounds(const AttentionProblem& p) {
   check_range(p.batch, 0, kMaxBatch, "batch");
   check_range(p.max_q_len, 0, kMaxTokens, "max_q_len");
   check_range(p.max_kv_len, 0, kMaxTokens, "max_kv_len");
-  const std::int64_t group = p.q_heads / p.kv.kv_heads;
+  const std::int64_t group = p.q_heads / p.kv_heads();
   if (group * p.max_q_len > kMaxTokens) {
     invalid("max_q_len is {}, but with {} query heads per KV head must be at most {}: use that.", p.max_q_len,
             group, kMaxTokens / group);
@@ -118,12 +105,13 @@ void check_options(const AttentionProblem& p) {
 
 void validate_problem(const AttentionProblem& p) {
   check_device(p.device);
-  check_separate(p);
+  const auto* const spec = std::get_if<KvCacheSpec>(&p.kv);
+  if (spec != nullptr) check_separate(*spec);
   check_heads(p);
-  if (p.paged) {
-    (void)page_layout(p.kv);
+  if (spec != nullptr) {
+    (void)page_layout(*spec);
   } else {
-    check_plain(p);
+    check_tensors(std::get<KvTensors>(p.kv));
   }
   check_float(p.q_dtype, "q_dtype");
   check_float(p.out_dtype, "out_dtype");

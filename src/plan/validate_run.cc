@@ -3,6 +3,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <variant>
 
 #include "plan/check_tensor.h"
 #include "plan/fail.h"
@@ -64,7 +65,7 @@ void check_length_tensors(const AttentionProblem& p, const SequenceLengths& leng
       check_tensor(t, {name, {DType::kInt32}, {size}, p.device});
   };
   check(lengths.cu_q, "cu_q", batch + 1, false);
-  if (p.paged) {
+  if (p.is_paged()) {
     check(lengths.kv_lengths, "kv_lengths", batch, true);
     check_absent(lengths.cu_kv, "cu_kv", "a paged cache is addressed by kv_lengths and its block table");
   } else {
@@ -106,8 +107,8 @@ void check_tokens(const NamedTensor& t, std::int64_t total, std::string_view of)
           t.view.shape[0], total, of, total);
 }
 
-void check_cache(const Plan::Impl& plan, const AttentionArgs& args) {
-  const KvCacheSpec &have = args.cache.spec, &want = plan.problem.kv;
+void check_cache(const Plan::Impl& plan, const PagedKv& cache) {
+  const KvCacheSpec &have = cache.spec, &want = std::get<KvCacheSpec>(plan.problem.kv);
   KvCacheSpec normal = have;  // v_head_dim 0 means head_dim
   normal.v_head_dim = normal.v_dim() == want.v_dim() ? want.v_head_dim : normal.v_head_dim;
   if (!(normal == want)) {
@@ -121,21 +122,32 @@ void check_cache(const Plan::Impl& plan, const AttentionArgs& args) {
             text(want));
   }
   const Device device = plan.problem.device;
-  if (given(args.cache.pages) && args.cache.pages.device != device) {
+  if (given(cache.pages) && cache.pages.device != device) {
     invalid("cache.pages is on {}, but the plan is for {}: copy the cache there or plan for its device.",
-            device_name(args.cache.pages.device), device_name(device));
+            device_name(cache.pages.device), device_name(device));
   }
-  (void)validate_cache(args.cache, CacheIndex::kUnused);
-  if (plan.problem.batch > 0 || given(args.cache.block_table)) {
-    check_tensor(args.cache.block_table, {"cache.block_table",
-                                          {DType::kInt32},
-                                          {plan.problem.batch, kAnySize},
-                                          device,
-                                          Strides::kLastContiguous});
+  (void)validate_cache(cache, CacheIndex::kUnused);
+  if (plan.problem.batch > 0 || given(cache.block_table)) {
+    check_tensor(cache.block_table, {"cache.block_table",
+                                     {DType::kInt32},
+                                     {plan.problem.batch, kAnySize},
+                                     device,
+                                     Strides::kLastContiguous});
   }
-  if (given(args.cache.lengths)) {
-    check_tensor(args.cache.lengths, {"cache.lengths", {DType::kInt32}, {plan.problem.batch}, device});
+  if (given(cache.lengths)) {
+    check_tensor(cache.lengths, {"cache.lengths", {DType::kInt32}, {plan.problem.batch}, device});
   }
+}
+
+/// K and V are where the plan expects them.
+void check_place(const AttentionProblem& p, const AttentionArgs& args) {
+  if (p.is_paged() == std::holds_alternative<PagedKv>(args.kv)) return;
+  if (p.is_paged()) {
+    invalid("k and v are {}, but the plan is for a paged cache: pass the cache, or plan for tensors.",
+            "present");
+  }
+  invalid("k and v are {}, but the plan is for tensors: pass them, or plan for the spec of a cache.",
+          "absent");
 }
 
 /// Lengths against the table's width; in trusted mode also every entry that a query can reach.
@@ -211,7 +223,7 @@ void validate_schedule(const Plan::Impl& plan, const SequenceLengths& lengths, c
 void validate_run(const Plan::Impl& plan, const AttentionArgs& args, const TensorView& workspace,
                   Stream stream) {
   const AttentionProblem& p = plan.problem;
-  const std::int64_t q_heads = p.q_heads, kv_heads = p.kv.kv_heads, dim = p.kv.head_dim, v_dim = p.kv.v_dim();
+  const std::int64_t q_heads = p.q_heads, kv_heads = p.kv_heads(), dim = p.head_dim(), v_dim = p.v_dim();
   check_stream(p.device, stream);
   validate_workspace(plan, workspace);
   const bool host = p.device.type == DeviceType::kCpu;
@@ -238,24 +250,25 @@ void validate_run(const Plan::Impl& plan, const AttentionArgs& args, const Tenso
   check_no_self_overlap(args.out, "out");
   check_no_self_overlap(args.lse, "lse");
 
-  if (p.paged) {
-    check_absent(args.k, "k", "the plan is for a paged cache");
-    check_absent(args.v, "v", "the plan is for a paged cache");
-    check_cache(plan, args);
+  check_place(p, args);
+  static const PagedKv kNoCache;
+  static const KvTensorViews kNoTensors;
+  const PagedKv& cache = p.is_paged() ? std::get<PagedKv>(args.kv) : kNoCache;
+  const KvTensorViews& tensors = p.is_paged() ? kNoTensors : std::get<KvTensorViews>(args.kv);
+  if (p.is_paged()) {
+    check_cache(plan, cache);
   } else {
-    check_absent(args.cache.pages, "cache.pages", "the plan is for plain K and V");
-    check_absent(args.cache.block_table, "cache.block_table", "the plan is for plain K and V");
-    check_tensor(args.k, {"k", {p.plain_dtype}, {kAnySize, kv_heads, dim}, p.device, kLast});
-    check_tensor(args.v, {"v", {p.plain_dtype}, {args.k.shape[0], kv_heads, v_dim}, p.device, kLast});
-    if (host) check_tokens({args.k, "k"}, schedule.header->total_kv, "keys");
+    const DType dtype = std::get<KvTensors>(p.kv).dtype;
+    check_tensor(tensors.k, {"k", {dtype}, {kAnySize, kv_heads, dim}, p.device, kLast});
+    check_tensor(tensors.v, {"v", {dtype}, {tensors.k.shape[0], kv_heads, v_dim}, p.device, kLast});
+    if (host) check_tokens({tensors.k, "k"}, schedule.header->total_kv, "keys");
   }
 
-  const PagedKv& cache = args.cache;
   const NamedTensor outputs[] = {
       {args.out, "out"}, {args.lse, "lse"}, {args.status, "status"}, {workspace, "workspace"}};
   const NamedTensor inputs[] = {{args.q, "q"},
-                                {args.k, "k"},
-                                {args.v, "v"},
+                                {tensors.k, "k"},
+                                {tensors.v, "v"},
                                 {args.lengths.cu_q, "cu_q"},
                                 {args.lengths.kv_lengths, "kv_lengths"},
                                 {args.lengths.cu_kv, "cu_kv"},
@@ -269,7 +282,7 @@ void validate_run(const Plan::Impl& plan, const AttentionArgs& args, const Tenso
                                 {cache.v_scale.scale, "cache.v_scale.scale"},
                                 {cache.v_scale.min, "cache.v_scale.min"}};
   check_disjoint(outputs, inputs);
-  if (host && p.paged && p.batch > 0) check_block_table(plan, cache, schedule);
+  if (host && p.is_paged() && p.batch > 0) check_block_table(plan, cache, schedule);
 }
 
 void validate_merge(const std::vector<TensorView>& parts, const std::vector<TensorView>& part_lse,

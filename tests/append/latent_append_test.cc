@@ -270,11 +270,8 @@ TEST(LatentSpecTest, UserErrors) {
   problem.batch = 1;
   problem.q_heads = 16;
   problem.max_kv_len = 64;
-  for (const bool paged : {true, false}) {
-    problem.paged = paged;
-    expect_error(kUnsupported, {"kv.rope_dim is 64", "latent caches", "dequantize()"},
-                 [&] { (void)plan(problem); });
-  }
+  expect_error(kUnsupported, {"kv.rope_dim is 64", "latent caches", "dequantize()"},
+               [&] { (void)plan(problem); });
 }
 
 TEST(LatentSpecTest, CallsThatDoNotFit) {

@@ -64,9 +64,9 @@ void expect_cache_holds_input(const Problem& p) {
   expect_rounded(d.k, exact.k, p.row.rotate_k);
   expect_rounded(d.v, exact.v, p.row.rotate_v);
   if (p.row.data == Data::kNormal) {
-    EXPECT_LT(relative_error(p.k, d.k), storage_error_limit(p.problem.kv.k_format)) << p.row.k_format;
+    EXPECT_LT(relative_error(p.k, d.k), storage_error_limit(p.cache->spec.k_format)) << p.row.k_format;
   }
-  EXPECT_LT(relative_error(p.v, d.v), storage_error_limit(p.problem.kv.v_format)) << p.row.v_format;
+  EXPECT_LT(relative_error(p.v, d.v), storage_error_limit(p.cache->spec.v_format)) << p.row.v_format;
 }
 
 void expect_within_tolerance(const AttentionCase& row) {
@@ -128,7 +128,7 @@ TEST(Attention, PagedBf16EqualsPlainTensors) {
     row.mask = mask;
     row.out_dtype = DType::kFloat32;
     const Problem paged = make_problem(row);
-    row.paged = false;
+    row.plain = DType::kBFloat16;
     Problem plain = make_problem(row);
     plain.q = paged.q.clone();
     const Dequantised d = dequantised(*paged.cache);
@@ -168,7 +168,7 @@ TEST(Attention, DecodeStepsUnderOnePlan) {
   Problem p = make_problem(row);
   Random random(5);
   std::vector<int> capacities(3, 300);
-  p.cache = std::make_unique<Cache>(p.problem.kv, capacities, random);
+  p.cache = std::make_unique<Cache>(p.cache->spec, capacities, random);
   const Plan plan = halftone::plan(p.problem);
   const Tensor workspace(DType::kUInt8, {static_cast<std::int64_t>(plan.workspace_bytes())});
   for (Request& r : p.row.requests) r.kv_len = 0;

@@ -177,7 +177,7 @@ TEST(Concurrency, AppendWhileReading) {
   Random random(1);
   // Room for 40 more tokens on pages of their own: attention reads whole tiles, so the writer keeps to
   // others.
-  Cache cache(p.problem.kv, std::vector<int>{96}, random);
+  Cache cache(p.cache->spec, std::vector<int>{96}, random);
   cache.append(std::vector<int>{40}, p.k, p.v);
   Problem reader = make_problem(row);
   *reader.cache = cache.clone();

@@ -99,7 +99,7 @@ TEST_P(Interrupt, Conversions) {
   dequantize(p.cache->view(), actual.k.view(), actual.v.view());
   EXPECT_TRUE(same_bytes(actual.k, expected.k) && same_bytes(actual.v, expected.v));
 
-  expect_interrupted("calibrate", [&] { (void)calibrate(p.k.view(), p.problem.kv.k_format); });
+  expect_interrupted("calibrate", [&] { (void)calibrate(p.k.view(), p.cache->spec.k_format); });
 
   const std::vector<std::int64_t> live = p.cache->slots();
   const auto tokens = static_cast<std::int64_t>(live.size());

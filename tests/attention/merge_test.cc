@@ -31,8 +31,7 @@ Tensor rows_of(const Tensor& x, std::int64_t begin, std::int64_t end) {
 Parts cut(const std::vector<int>& cuts, int kv_len, int q_len, DType part_dtype, std::uint64_t seed) {
   Parts parts;
   AttentionCase row;
-  row.paged = false;
-  row.plain_dtype = DType::kFloat32;
+  row.plain = DType::kFloat32;
   row.q_dtype = DType::kFloat32;
   row.out_dtype = DType::kFloat32;
   row.requests = {{q_len, kv_len}};

@@ -50,7 +50,7 @@ Problem select(const Problem& p, const std::vector<std::size_t>& chosen, bool ow
       s.problem.max_q_len = std::max(s.problem.max_q_len, r.q_len);
       s.problem.max_kv_len = std::max(s.problem.max_kv_len, r.kv_len);
     }
-    if (!p.row.paged) {
+    if (p.row.plain) {
       copy_rows(p.k, first_kv[i], first_kv[i + 1], k);
       copy_rows(p.v, first_kv[i], first_kv[i + 1], v);
       continue;
@@ -65,14 +65,14 @@ Problem select(const Problem& p, const std::vector<std::size_t>& chosen, bool ow
   s.q = Tensor::of(p.row.q_dtype, {cu_q.back(), row.q_heads, row.head_dim}, q);
   s.alibi_slopes = p.alibi_slopes.clone();
   s.sinks = p.sinks.clone();
-  if (p.row.paged) {
+  if (!p.row.plain) {
     s.cache = std::make_unique<Cache>(p.cache->clone());
     s.cache->block_table = Tensor::of({batch, p.cache->block_table.shape()[1]}, table);
     s.cache->lengths = Tensor::of({batch}, lengths);
   } else {
     s.cu_kv = Tensor::of({batch + 1}, cu_kv);
-    s.k = Tensor::of(p.row.plain_dtype, {cu_kv.back(), row.kv_heads, row.head_dim}, k);
-    s.v = Tensor::of(p.row.plain_dtype, {cu_kv.back(), row.kv_heads, p.problem.kv.v_dim()}, v);
+    s.k = Tensor::of(*p.row.plain, {cu_kv.back(), row.kv_heads, row.head_dim}, k);
+    s.v = Tensor::of(*p.row.plain, {cu_kv.back(), row.kv_heads, p.problem.v_dim()}, v);
   }
   return s;
 }
@@ -112,9 +112,7 @@ std::vector<AttentionCase> policy_cases(SplitPolicy policy) {
   ragged.alibi = true;
   ragged.rotate_k = ragged.rotate_v = true;
   rows.push_back(ragged);
-  ragged.paged = false;
-  ragged.rotate_k = ragged.rotate_v = false;
-  ragged.k_format = "bf16";
+  ragged.plain = DType::kBFloat16;
   rows.push_back(ragged);
   return rows;
 }

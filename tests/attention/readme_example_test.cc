@@ -46,7 +46,7 @@ std::vector<float> decode_step(const std::vector<float>& q, const std::vector<fl
   AttentionArgs args;
   args.q = TensorView::contiguous(q.data(), DType::kFloat32, {2, 8, 128});
   args.out = TensorView::contiguous(out.data(), DType::kFloat32, {2, 8, 128});
-  args.cache = cache;
+  args.kv = cache;
   attend(problem, args);  // or plan() once, schedule() per step, run() per layer
   return out;
 }

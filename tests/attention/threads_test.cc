@@ -39,7 +39,7 @@ Calls call_everything(const Problem& p) {
   Calls calls;
   calls.attended = run_problem(p);
   calls.values = dequantised(*p.cache);
-  calls.scales = calibrate(p.k.view(), p.problem.kv.k_format, true);
+  calls.scales = calibrate(p.k.view(), p.cache->spec.k_format, true);
   calls.pages = std::move(refilled(p, {0xFF})->pages);
   calls.merged = Tensor(DType::kFloat32, calls.attended.out.shape());
   halftone::merge({calls.attended.out.view(), calls.attended.out.view()},

@@ -247,6 +247,7 @@ static void merge_halves(void) {
   static float merged[QUERIES * Q_HEADS * V_DIM], merged_lse[QUERIES * Q_HEADS];
   static double whole[QUERIES * Q_HEADS * V_DIM], whole_lse[QUERIES * Q_HEADS];
   const int begin[3] = {0, 0, FIRST}, end[3] = {KEYS, FIRST, KEYS};
+  halftone_kv_tensors tensors;
   halftone_attention_problem problem;
   halftone_tensor parts[2], part_lse[2], out_view, lse_view;
   const halftone_tensor* part_list[2] = {&parts[0], &parts[1]};
@@ -255,12 +256,16 @@ static void merge_halves(void) {
   int p;
   CHECK_OK(halftone_attention_problem_init(&problem, sizeof problem));
   problem.batch = 1;
-  problem.kv = &f.spec;
+  CHECK_OK(halftone_kv_tensors_init(&tensors, sizeof tensors));
+  tensors.dtype = HALFTONE_DTYPE_F32;
+  tensors.kv_heads = KV_HEADS;
+  tensors.head_dim = DIM;
+  tensors.v_head_dim = V_DIM;
+  problem.kv_tensors = &tensors;
   problem.q_heads = Q_HEADS;
   problem.max_q_len = QUERIES;
   problem.max_kv_len = KEYS;
-  problem.paged = 0;
-  problem.plain_dtype = problem.q_dtype = problem.out_dtype = HALFTONE_DTYPE_F32;
+  problem.q_dtype = problem.out_dtype = HALFTONE_DTYPE_F32;
   problem.lse = 1;
   for (p = 0; p < 3; ++p) {
     const int keys = end[p] - begin[p];
@@ -287,6 +292,12 @@ static void merge_halves(void) {
     args.lse = &l;
     args.lengths = &lengths;
     CHECK_OK(halftone_attend(&problem, &args));
+    args.cache = &f.cache;
+    CHECK_ERROR(HALFTONE_INVALID_ARGUMENT, "args.cache is given beside k|set the other to NULL",
+                halftone_attend(&problem, &args));
+    args.k = args.v = NULL;
+    CHECK_ERROR(HALFTONE_INVALID_ARGUMENT, "k and v are absent|plan is for tensors",
+                halftone_attend(&problem, &args));
     if (p == 0) continue;
     parts[p - 1] = o;
     part_lse[p - 1] = l;

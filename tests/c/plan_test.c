@@ -65,6 +65,34 @@ static void information(void) {
   CHECK_OK(halftone_plan_destroy(plan));
 }
 
+/* Of plain tensors, too, the problem comes back, and makes an equal plan. */
+static void over_tensors(void) {
+  halftone_attention_problem problem = valid_problem(), back;
+  halftone_kv_tensors tensors;
+  halftone_plan *plan = NULL, *twin = NULL;
+  size_t bytes = 0, twin_bytes = 0;
+  CHECK_OK(halftone_kv_tensors_init(&tensors, sizeof tensors));
+  tensors.dtype = HALFTONE_DTYPE_F16;
+  tensors.kv_heads = 8;
+  tensors.head_dim = 128;
+  tensors.v_head_dim = 64;
+  problem.kv = NULL;
+  problem.kv_tensors = &tensors;
+  CHECK_OK(halftone_plan_create(&problem, &plan));
+  CHECK_OK(halftone_attention_problem_init(&back, sizeof back));
+  CHECK_OK(halftone_plan_get_problem(plan, &back));
+  CHECK(back.kv == NULL && back.kv_tensors != NULL && back.kv_tensors != &tensors);
+  CHECK(memcmp(back.kv_tensors, &tensors, sizeof tensors) == 0);
+  CHECK_OK(halftone_plan_create(&back, &twin));
+  CHECK_OK(halftone_plan_workspace_bytes(plan, &bytes));
+  CHECK_OK(halftone_plan_workspace_bytes(twin, &twin_bytes));
+  CHECK(bytes == twin_bytes);
+  CHECK_OK(halftone_plan_destroy(twin));
+  CHECK_OK(halftone_plan_destroy(plan));
+  tensors.head_dim = 59;
+  CHECK_ERROR(HALFTONE_INVALID_ARGUMENT, "kv.head_dim is 59|64", halftone_plan_create(&problem, &plan));
+}
+
 static void bad_problems(void) {
   halftone_attention_problem problem = valid_problem();
   halftone_plan* const untouched = (halftone_plan*)&problem;
@@ -237,6 +265,7 @@ int main(void) {
   spec.head_dim = 128;
   spec.k_format = &format;
   information();
+  over_tensors();
   bad_problems();
   stale_and_foreign_handles();
   one_last_error_per_thread();

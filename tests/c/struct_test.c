@@ -16,6 +16,7 @@ static halftone_cache_spec valid_spec(void) {
 }
 
 static void init_sets_header_and_defaults(void) {
+  halftone_kv_tensors tensors;
   halftone_attention_problem problem;
   halftone_attention_args args;
   halftone_append_args append;
@@ -25,10 +26,13 @@ static void init_sets_header_and_defaults(void) {
   memset(&problem, 0xff, sizeof problem);
   CHECK_OK(halftone_attention_problem_init(&problem, sizeof problem));
   CHECK(problem.struct_size == sizeof problem && problem.abi_version == HALFTONE_ABI_VERSION);
-  CHECK(problem.batch == 0 && problem.kv == NULL && problem.max_q_len == 1 && problem.paged == 1);
+  CHECK(problem.batch == 0 && problem.kv == NULL && problem.kv_tensors == NULL && problem.max_q_len == 1);
   CHECK(problem.window_left == -1 && problem.window_right == -1 && problem.causal == 0);
   CHECK(problem.q_dtype == HALFTONE_DTYPE_BF16 && problem.out_dtype == HALFTONE_DTYPE_BF16);
   CHECK(problem.policy == HALFTONE_SPLIT_REPRODUCIBLE && problem.scale == 0 && problem.workers == 0);
+  memset(&tensors, 0xff, sizeof tensors);
+  CHECK_OK(halftone_kv_tensors_init(&tensors, sizeof tensors));
+  CHECK(tensors.dtype == HALFTONE_DTYPE_BF16 && tensors.kv_heads == 0 && tensors.v_head_dim == 0);
   memset(&args, 0xff, sizeof args);
   CHECK_OK(halftone_attention_args_init(&args, sizeof args));
   CHECK(args.q == NULL && args.lengths == NULL && args.status == NULL);
@@ -66,7 +70,10 @@ static void uninitialised_structs_are_refused(void) {
   CHECK_ERROR(HALFTONE_INVALID_ARGUMENT, "spec.abi_version is 0|HALFTONE_ABI_VERSION",
               halftone_cache_bytes_per_token(&spec, &bytes));
   spec.abi_version = HALFTONE_ABI_VERSION + 1;
-  CHECK_ERROR(HALFTONE_UNSUPPORTED, "spec.abi_version is 2|1 to 1",
+  CHECK_ERROR(HALFTONE_UNSUPPORTED, "spec.abi_version is 3|understands 2",
+              halftone_cache_bytes_per_token(&spec, &bytes));
+  spec.abi_version = HALFTONE_ABI_VERSION - 1;
+  CHECK_ERROR(HALFTONE_UNSUPPORTED, "spec.abi_version is 1|understands 2",
               halftone_cache_bytes_per_token(&spec, &bytes));
   spec = valid_spec();
   spec.rope_dim = 1;
@@ -180,6 +187,7 @@ static void nested_tensors_are_named_by_their_path(void) {
   float one = 1;
   halftone_tensor bad;
   halftone_attention_args args;
+  halftone_kv_tensors tensors;
   halftone_attention_problem problem;
   halftone_cache_spec spec = valid_spec();
   halftone_paged_kv cache;
@@ -205,8 +213,22 @@ static void nested_tensors_are_named_by_their_path(void) {
   problem.policy = 3;
   CHECK_ERROR(HALFTONE_INVALID_ARGUMENT, "problem.policy is 3|halftone_split_policy",
               halftone_attend(&problem, &args));
+  problem.policy = HALFTONE_SPLIT_FAST;
   problem.kv = NULL;
-  CHECK_ERROR(HALFTONE_INVALID_ARGUMENT, "problem.kv is NULL|halftone_cache_spec",
+  CHECK_ERROR(HALFTONE_INVALID_ARGUMENT,
+              "problem.kv and problem.kv_tensors are both NULL|halftone_kv_tensors",
+              halftone_attend(&problem, &args));
+  CHECK_OK(halftone_kv_tensors_init(&tensors, sizeof tensors));
+  tensors.dtype = 9;
+  problem.kv_tensors = &tensors;
+  CHECK_ERROR(HALFTONE_INVALID_ARGUMENT, "problem.kv_tensors.dtype is 9|halftone_dtype",
+              halftone_attend(&problem, &args));
+  tensors.dtype = HALFTONE_DTYPE_F32;
+  tensors.reserved = 1;
+  CHECK_ERROR(HALFTONE_INVALID_ARGUMENT, "problem.kv_tensors.reserved is 1",
+              halftone_attend(&problem, &args));
+  problem.kv = &spec;
+  CHECK_ERROR(HALFTONE_INVALID_ARGUMENT, "problem.kv and problem.kv_tensors are both given|either kv",
               halftone_attend(&problem, &args));
 }
 

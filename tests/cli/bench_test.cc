@@ -104,7 +104,7 @@ TEST(BenchTables, EveryCaseIsAProblemOfTheLibrary) {
     SCOPED_TRACE(c.table + " " + c.shape.format.name);
     EXPECT_FALSE(c.table.empty());
     for (const std::int64_t length : kv_lengths(c)) EXPECT_GE(length, c.shape.q_len);
-    EXPECT_NO_THROW(page_layout(to_problem(c.shape).kv));
+    EXPECT_NO_THROW(page_layout(cache_spec(c.shape)));
     if (c.suite == Suite::kAppend) continue;
     EXPECT_NO_THROW(halftone::plan(to_problem(c.shape)));
   }

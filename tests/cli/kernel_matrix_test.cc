@@ -21,12 +21,13 @@ constexpr std::array<Kernel, 3> kFakeKernels{{
 /// Kernels for paged caches in int8 at head_dim 128, those of many rows only for scales per token and head,
 /// and for V in int4 beside K in int8-head; a universal kernel for what else is paged.
 int fake_variant(const AttentionProblem& problem, const Kernel& kernel) {
-  const KvFormat& k = problem.kv.k_format;
-  const KvFormat& v = problem.kv.v_format;
-  if (!problem.paged) return -1;
+  const auto* const spec = std::get_if<KvCacheSpec>(&problem.kv);
+  if (spec == nullptr) return -1;
+  const KvFormat& k = spec->k_format;
+  const KvFormat& v = spec->v_format;
   const bool head = k.granularity == Granularity::kTokenHead;
-  const bool fast = problem.kv.head_dim == 128 && problem.q_dtype != DType::kFloat32 &&
-                    problem.kv.v_dim() == 128 && k.dtype == DType::kInt8 &&
+  const bool fast = problem.head_dim() == 128 && problem.q_dtype != DType::kFloat32 &&
+                    problem.v_dim() == 128 && k.dtype == DType::kInt8 &&
                     (k == v || (head && v.dtype == DType::kInt4));
   if (kernel.universal) return fast ? -1 : 0;
   return fast && (kernel.max_rows == 8 || head) ? 0 : -1;

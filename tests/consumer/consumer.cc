@@ -49,7 +49,7 @@ int main() {
   AttentionArgs args;
   args.q = TensorView::contiguous(q.data(), DType::kFloat32, {1, 1, kDim});
   args.out = TensorView::contiguous(out.data(), DType::kFloat32, {1, 1, kDim});
-  args.cache = cache;
+  args.kv = cache;
   attend(problem, args);
 
   const double bytes = bytes_per_token(spec);

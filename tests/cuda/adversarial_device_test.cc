@@ -20,7 +20,7 @@ TEST(DeviceTables, TableChangedBetweenReplays) {
     expect_same_bits(run_on_device(p), before, "before");
     std::swap(entry(p, 0, 0), entry(p, 2, 4));
     std::swap(entry(p, 1, 0), entry(p, 1, 1));
-    copy_to_device(device.args.cache.block_table, p.cache->block_table);
+    copy_to_device(cache_of(device.args).block_table, p.cache->block_table);
     device.clear();
     check_cuda(cudaDeviceSynchronize());
     graph.replay();
@@ -60,8 +60,8 @@ TEST(DeviceLengths, ByteOffsetsBeyond4GiB) {
       GTEST_SKIP() << "this GPU has no " << stride * count << " bytes free";
     }
     DeviceRun device(p, plan_on_device(p));
-    device.args.cache.pages.data = memory->data();
-    device.args.cache.pages.strides[0] = stride;
+    cache_of(device.args).pages.data = memory->data();
+    cache_of(device.args).pages.strides[0] = stride;
     Uploads uploads;
     const std::vector<std::int64_t> slots = p.cache->slots();
     const Tensor slot_mapping = Tensor::of({static_cast<std::int64_t>(slots.size())}, slots);
@@ -70,7 +70,7 @@ TEST(DeviceLengths, ByteOffsetsBeyond4GiB) {
     args.v = uploads.add(p.v.view());
     args.slot_mapping = uploads.add(slot_mapping.view());
     args.status = device.args.status;
-    append(device.args.cache, args);
+    append(cache_of(device.args), args);
     device.schedule();
     device.run();
     const Outputs far = device.outputs();

@@ -77,7 +77,7 @@ TEST(DeviceBounds, LengthsBeyondTheTable) {
         const Problem p = make_problem(row);
         const Plan plan = plan_on_device(p);
         DeviceRun device(p, plan);
-        device.args.cache.block_table.shape[1] = 3;  // of 16 tokens
+        cache_of(device.args).block_table.shape[1] = 3;  // of 16 tokens
         device.schedule();
         device.run();
         const Outputs outputs = device.outputs();
@@ -124,12 +124,11 @@ TEST(DeviceBounds, HeadsBeyond2GiBOfAPage) {
   AttentionProblem problem;
   problem.device = {DeviceType::kCuda, 0};
   problem.batch = 1;
-  problem.q_heads = problem.kv.kv_heads = kHeads;
-  problem.kv.k_format = problem.kv.v_format = parse_format("bf16");
-  problem.kv.head_dim = 128;
-  problem.kv.page_size = 256;
+  problem.q_heads = kHeads;
+  const auto spec = KvCacheSpec::separate(parse_format("bf16"), parse_format("bf16"), kHeads, 128, 0, 256);
+  problem.kv = spec;
   problem.max_kv_len = 256;
-  const PageLayout layout = page_layout(problem.kv);
+  const PageLayout layout = page_layout(spec);
   ASSERT_GT(layout.head_bytes * (kHeads - 1), std::int64_t{INT32_MAX});
 
   AttentionCase row;  // the same with one head
@@ -157,9 +156,10 @@ TEST(DeviceBounds, HeadsBeyond2GiBOfAPage) {
     check_cuda(cudaMemcpy(q.data() + at * kRow, one.q.bytes().data(), kRow, cudaMemcpyHostToDevice));
   }
   AttentionArgs args;
-  args.cache.spec = problem.kv;
-  args.cache.pages = TensorView::contiguous(pages.data(), DType::kUInt8, {1, layout.page_bytes}, device);
-  args.cache.block_table = TensorView::contiguous(table.data(), DType::kInt32, {1, 1}, device);
+  PagedKv& cache = cache_of(args);
+  cache.spec = spec;
+  cache.pages = TensorView::contiguous(pages.data(), DType::kUInt8, {1, layout.page_bytes}, device);
+  cache.block_table = TensorView::contiguous(table.data(), DType::kInt32, {1, 1}, device);
   args.lengths.kv_lengths = TensorView::contiguous(length.data(), DType::kInt32, {1}, device);
   args.q = TensorView::contiguous(q.data(), DType::kBFloat16, {1, kHeads, 128}, device);
   args.out = TensorView::contiguous(out.data(), DType::kBFloat16, {1, kHeads, 128}, device);
@@ -231,7 +231,7 @@ TEST(DeviceBounds, AppendReportsLargeV) {
         const AppendArgs args = uploads.add(host);
         append(uploads.add(p.cache->view()), args);
         download(args.status, status);
-        const bool large = size > kMaxScaledV && p.problem.kv.v_format.dynamic_scale();
+        const bool large = size > kMaxScaledV && p.cache->spec.v_format.dynamic_scale();
         EXPECT_EQ(status.as<std::int32_t>()[0], large ? kStatusLargeV : 0) << format << ", " << tokens;
       }
     }
@@ -255,12 +255,12 @@ TEST(DeviceBounds, BadStaticScalesAreReported) {
       Uploads uploads;
       AppendArgs args = uploads.add(host);
       args.status = device.args.status;
-      check_cuda(cudaMemset(device.args.cache.lengths.data, 0, 8));
+      check_cuda(cudaMemset(cache_of(device.args).lengths.data, 0, 8));
       const auto expect_status = [&](std::int32_t expected, const std::string& what) {
         for (const bool appends : {false, true}) {
           check_cuda(cudaMemset(args.status.data, 0, 4));
           if (appends) {
-            append(device.args.cache, args);
+            append(cache_of(device.args), args);
           } else {
             device.run();
           }
@@ -268,8 +268,8 @@ TEST(DeviceBounds, BadStaticScalesAreReported) {
         }
       };
       const std::pair<const Tensor*, const TensorView*> scales[] = {
-          {&p.cache->k_scale, &device.args.cache.k_scale.scale},
-          {&p.cache->v_scale, &device.args.cache.v_scale.scale}};
+          {&p.cache->k_scale, &cache_of(device.args).k_scale.scale},
+          {&p.cache->v_scale, &cache_of(device.args).v_scale.scale}};
       for (const auto& [good, on_device] : scales) {
         ASSERT_TRUE(good->present()) << format;
         for (const float bad : {kNan, kInf, 0.0F, -1.0F, 1e-40F}) {

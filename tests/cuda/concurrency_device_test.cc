@@ -174,9 +174,9 @@ TEST(DeviceConcurrency, CurrentDeviceStays) {
     expect_current("schedule");
     device.run();
     expect_current("run");
-    append(device.args.cache, tokens);
+    append(cache_of(device.args), tokens);
     expect_current("append");
-    dequantize(device.args.cache, k, v);
+    dequantize(cache_of(device.args), k, v);
     expect_current("dequantize");
     halftone::merge({device.args.out, device.args.out}, {device.args.lse, device.args.lse}, merged, {});
     expect_current("merge");

@@ -52,7 +52,7 @@ inline bool is_universal(const Problem& p) { return plan_on_device(p).info().con
 
 /// The row as the backend takes it: on pages.
 inline AttentionCase for_device(AttentionCase row) {
-  row.paged = true;
+  row.plain.reset();
   return row;
 }
 
@@ -63,7 +63,9 @@ inline AttentionCase for_table(AttentionCase row) {
   if (row.q_dtype == DType::kFloat32) row.q_dtype = DType::kBFloat16;
   if (row.out_dtype == DType::kFloat32) row.out_dtype = DType::kFloat16;
   row.v_head_dim = 0;
-  const auto served = [&] { return cuda::find_row(attention_problem(row).kv, 0) >= 0; };
+  const auto served = [&] {
+    return cuda::find_row(std::get<KvCacheSpec>(attention_problem(row).kv), 0) >= 0;
+  };
   if (!row.v_format.empty() && !served()) row.v_format.clear();
   const auto formats = named_formats();
   for (std::size_t i = 0; i < formats.size() && !served(); ++i) {

@@ -17,7 +17,7 @@ TEST(DeviceNumerics, DeadBytesNeverMatter) {
   int ran = 0, universal = 0;
   for (const AttentionCase& listed : attention_cases()) {
     const bool wanted = listed.name.find("mixed-") == 0 || listed.head_dim == 128 || listed.head_dim == 80;
-    if (!listed.paged || !wanted || listed.requests.size() < 2) continue;
+    if (listed.plain || !wanted || listed.requests.size() < 2) continue;
     for (const AttentionCase& row : {for_device(listed), for_table(listed)}) {
       Problem p = make_problem(row);
       universal += is_universal(p) ? 1 : 0;
@@ -118,7 +118,7 @@ TEST(DeviceTensors, HostTensorsAreRefused) {
   expect_error(kInvalidArgument, {"q", "cpu", "cuda:0"},
                [&] { run(plan_on_device(p), args, device.space()); });
   args = device.args;
-  args.cache.block_table = p.cache->block_table.view();
+  cache_of(args).block_table = p.cache->block_table.view();
   expect_error(kInvalidArgument, {"block_table", "cpu", "cuda:0"},
                [&] { run(plan_on_device(p), args, device.space()); });
   EXPECT_TRUE(untouched(device.outputs().out));

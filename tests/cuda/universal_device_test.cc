@@ -148,7 +148,7 @@ TEST(Universal, UnseenTokensMayHoldNan) {
   row.mask = {.window_left = 20, .window_right = -1};  // the first query of request 0 sees keys from 38 on
   const Problem p = make_problem(row);
   const Outputs clean = run_on_device(p);
-  const PageLayout layout = page_layout(p.problem.kv);
+  const PageLayout layout = page_layout(p.cache->spec);
   for (const std::int64_t request : {0, 1}) {
     for (int token = 0; token < 38; ++token) {
       std::uint8_t* tile = p.cache->pages.bytes().data() + entry(p, request, token / 16) * layout.page_bytes;

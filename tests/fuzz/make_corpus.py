@@ -58,9 +58,8 @@ def schedule(batch=1, kv_heads=2, group=4, head_dim=128, v_dim=0, page=64, k="in
     w.u8(NAMES.index(k))
     w.u8(NAMES.index(v))
     w.u8(1 if paged else 0)
-    w.u8(BF16)  # plain_dtype
     if not paged:
-        w.u8(0)
+        w.u8(BF16)
     for dtype in (F32, BF16):  # Q and O
         w.u8(dtype)
     for bound, small in ((max_q, 8), (max_kv, 300)):

@@ -38,20 +38,21 @@ AttentionProblem problem_from(fuzz::Input& in) {
   constexpr std::array<DType, 3> kFloats = {DType::kBFloat16, DType::kFloat32, DType::kFloat16};
   AttentionProblem p;
   p.batch = integer(0, 24);
-  p.kv.kv_heads = integer(1, 4);
+  KvCacheSpec spec;
+  spec.kv_heads = integer(1, 4);
   const std::int32_t group = integer(1, 40);
   p.q_heads = in.rare() ? in.take<std::int32_t>()
-                        : static_cast<std::int32_t>(std::int64_t{group} * p.kv.kv_heads % 100000);
-  p.kv.head_dim = in.pick(kHeadDims);
-  p.kv.v_head_dim = in.flag() ? in.pick(kHeadDims) : 0;
-  p.kv.page_size = in.rare() ? in.take<std::int32_t>() : in.pick(kPageSizes);
+                        : static_cast<std::int32_t>(std::int64_t{group} * spec.kv_heads % 100000);
+  spec.head_dim = in.pick(kHeadDims);
+  spec.v_head_dim = in.flag() ? in.pick(kHeadDims) : 0;
+  spec.page_size = in.rare() ? in.take<std::int32_t>() : in.pick(kPageSizes);
   const auto formats = named_formats();
-  p.kv.k_format = formats[in.take<std::uint8_t>() % formats.size()].format;
-  p.kv.v_format = formats[in.take<std::uint8_t>() % formats.size()].format;
-  p.paged = in.flag();
-  p.plain_dtype = in.pick(kFloats);
-  if (!p.paged && !in.rare()) {  // else formats that plain tensors cannot have
-    p.kv.k_format = p.kv.v_format = parse_format(p.plain_dtype == DType::kFloat16 ? "fp16" : "bf16");
+  spec.k_format = formats[in.take<std::uint8_t>() % formats.size()].format;
+  spec.v_format = formats[in.take<std::uint8_t>() % formats.size()].format;
+  if (in.flag()) {
+    p.kv = spec;
+  } else {
+    p.kv = KvTensors{in.pick(kFloats), spec.kv_heads, spec.head_dim, spec.v_head_dim};
   }
   p.q_dtype = in.pick(kFloats);
   p.out_dtype = in.pick(kFloats);
@@ -75,7 +76,7 @@ struct Lengths {
     SequenceLengths s;
     const std::int64_t batch = p.batch;
     if (has_cu_q) s.cu_q = TensorView::contiguous(cu_q.data(), DType::kInt32, {batch + 1});
-    if (p.paged) {
+    if (p.is_paged()) {
       s.kv_lengths = TensorView::contiguous(kv.data(), DType::kInt32, {batch});
     } else {
       s.cu_kv = TensorView::contiguous(cu_kv.data(), DType::kInt32, {batch + 1});
@@ -146,7 +147,7 @@ using UnitId = std::tuple<std::int32_t, std::int32_t, std::int32_t>;
 /// to 16.
 Keys keys_of_rows(const AttentionProblem& p, std::int64_t q_len, std::int64_t kv_len, int row_begin,
                   int row_end) {
-  const int group = p.q_heads / p.kv.kv_heads;
+  const int group = p.q_heads / p.kv_heads();
   std::int64_t begin = kv_len, end = 0;
   for (std::int64_t q = row_begin / group; q <= (row_end - 1) / group; ++q) {
     const std::int64_t at = q + kv_len - q_len;
@@ -170,7 +171,7 @@ class Replay {
     for (std::int32_t r = 0; r < problem.batch; ++r) {
       const std::int32_t q_len = schedule.cu_q[r + 1] - schedule.cu_q[r];
       const std::int32_t rows = q_len * info.group;
-      for (std::int32_t head = 0; head < problem.kv.kv_heads; ++head) {
+      for (std::int32_t head = 0; head < problem.kv_heads(); ++head) {
         for (std::int32_t row = 0; row < rows; row += info.row_block) {
           const std::int32_t end = std::min(rows, row + info.row_block);
           units_[{r, head, row}] = {end, keys_of_rows(problem, q_len, schedule.kv_lengths[r], row, end)};
@@ -308,7 +309,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   require(info.schedule_bytes > 0 && info.schedule_bytes <= info.workspace_bytes,
           "a schedule is part of a workspace");
   if (info.workspace_bytes > kMaxWorkspace || info.max_units > kMaxUnits) return 0;
-  const std::int64_t heads = std::int64_t{problem.batch} * problem.kv.kv_heads;
+  const std::int64_t heads = std::int64_t{problem.batch} * problem.kv_heads();
   if (heads > kMaxUnits) return 0;  // many of no query
   // With a window every worker walks the row blocks of its request from the first one.
   if (heads > 0 && info.max_units / heads * info.workers > kMaxWalk) return 0;

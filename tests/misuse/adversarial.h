@@ -18,6 +18,7 @@
 #include "reference/sanitizer.h"
 #include "testing/cases.h"
 #include "tests/expect_error.h"
+#include "tests/kv_of.h"
 
 namespace halftone::testing {
 
@@ -72,7 +73,7 @@ inline std::vector<std::uint8_t> row_bytes(const Tensor& x, std::int64_t begin, 
 
 /// Z: rows [begin, end) are zero with LSE -inf.
 inline void expect_empty_rows(const Problem& p, const Outputs& o, std::int64_t begin, std::int64_t end) {
-  const std::int64_t dim = p.problem.kv.v_dim(), heads = p.row.q_heads;
+  const std::int64_t dim = p.problem.v_dim(), heads = p.row.q_heads;
   for (std::int64_t i = begin * heads * dim; i < end * heads * dim; ++i) ASSERT_EQ(o.out.get(i), 0.0F);
   for (std::int64_t i = begin * heads; i < end * heads && p.row.lse; ++i) ASSERT_EQ(o.lse.get(i), -kInf);
 }
@@ -190,8 +191,7 @@ inline std::int64_t live_columns(const Problem& p, std::int64_t request) {
 /// the last one of request 2: without mask, window or ALiBi, excluding keys is the same as not having them.
 inline Problem without_two_pages(const AttentionCase& row, const Dequantised& d) {
   Problem twin = make_problem(row);
-  twin.row.paged = false;
-  twin.row.plain_dtype = DType::kFloat32;
+  twin.row.plain = DType::kFloat32;
   twin.row.requests = {{1, 54}, {1, 33}, {1, 128}, {1, 0}};
   std::vector<float> k, v;
   const std::int64_t width = row.kv_heads * row.head_dim;

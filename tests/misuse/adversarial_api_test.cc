@@ -66,7 +66,7 @@ TEST(Api, StaleOrForeignPlan) {
       [](AttentionProblem& a) { a.max_kv_len += 1; },
       [](AttentionProblem& a) { a.workers = 1; },
       [](AttentionProblem& a) { a.policy = SplitPolicy::kBatchInvariant; },
-      [](AttentionProblem& a) { a.kv.page_size = 128; },
+      [](AttentionProblem& a) { spec_of(a).page_size = 128; },
   };
   for (const auto& change : changes) {
     AttentionProblem other = p.problem;
@@ -108,11 +108,11 @@ constexpr Slot kTensors[] = {
     {"alibi_slopes", [](AttentionArgs& a) -> TensorView& { return a.alibi_slopes; }},
     {"sinks", [](AttentionArgs& a) -> TensorView& { return a.sinks; }},
     {"status", [](AttentionArgs& a) -> TensorView& { return a.status; }},
-    {"cache.pages", [](AttentionArgs& a) -> TensorView& { return a.cache.pages; }},
-    {"cache.block_table", [](AttentionArgs& a) -> TensorView& { return a.cache.block_table; }},
-    {"cache.lengths", [](AttentionArgs& a) -> TensorView& { return a.cache.lengths; }},
-    {"cache.k_scale.scale", [](AttentionArgs& a) -> TensorView& { return a.cache.k_scale.scale; }},
-    {"cache.v_scale.scale", [](AttentionArgs& a) -> TensorView& { return a.cache.v_scale.scale; }},
+    {"cache.pages", [](AttentionArgs& a) -> TensorView& { return cache_of(a).pages; }},
+    {"cache.block_table", [](AttentionArgs& a) -> TensorView& { return cache_of(a).block_table; }},
+    {"cache.lengths", [](AttentionArgs& a) -> TensorView& { return cache_of(a).lengths; }},
+    {"cache.k_scale.scale", [](AttentionArgs& a) -> TensorView& { return cache_of(a).k_scale.scale; }},
+    {"cache.v_scale.scale", [](AttentionArgs& a) -> TensorView& { return cache_of(a).v_scale.scale; }},
     {"cu_q", [](AttentionArgs& a) -> TensorView& { return a.lengths.cu_q; }},
     {"kv_lengths", [](AttentionArgs& a) -> TensorView& { return a.lengths.kv_lengths; }},
 };
@@ -183,8 +183,8 @@ TEST(Api, ShapesThatWrap) {
   for (const std::int64_t huge : {std::int64_t{1} << 32, std::int64_t{1} << 61, kMost}) {
     ready.refuses(kInvalidArgument, {"q"}, [&](AttentionArgs& a) { a.q.shape[0] = huge; });
     ready.refuses(kInvalidArgument, {"cache.pages"}, [&](AttentionArgs& a) {
-      a.cache.pages.shape[0] = huge;
-      a.cache.pages.strides[0] = huge;
+      cache_of(a).pages.shape[0] = huge;
+      cache_of(a).pages.strides[0] = huge;
     });
   }
   for (const std::int64_t huge : {std::int64_t{1} << 56, std::int64_t{1} << 61, kMost}) {
@@ -221,8 +221,11 @@ TEST(Api, TensorsThatThePlanDoesNotUse) {
   ready.refuses(kInvalidArgument, {"alibi_slopes"}, [&](AttentionArgs& a) { a.alibi_slopes = heads.view(); });
   ready.refuses(kInvalidArgument, {"sinks"}, [&](AttentionArgs& a) { a.sinks = heads.view(); });
   ready.refuses(kInvalidArgument, {"lse"}, [&](AttentionArgs& a) { a.lse = lse.view(); });
-  ready.refuses(kInvalidArgument, {"k_scale"}, [&](AttentionArgs& a) { a.cache.k_scale.scale = one.view(); });
-  ready.refuses(kInvalidArgument, {"k"}, [&](AttentionArgs& a) { a.k = a.q; });
+  ready.refuses(kInvalidArgument, {"k_scale"},
+                [&](AttentionArgs& a) { cache_of(a).k_scale.scale = one.view(); });
+  ready.refuses(kInvalidArgument, {"k and v are present", "paged cache"}, [&](AttentionArgs& a) {
+    a.kv = KvTensorViews{a.q, a.q};
+  });
 }
 
 TEST(Api, CacheOfAnotherSpec) {
@@ -239,11 +242,11 @@ TEST(Api, CacheOfAnotherSpec) {
       [](KvCacheSpec& s) { s.v_format = parse_format("int8-head"); },
   };
   for (const auto& change : changes) {
-    ready.refuses(kInvalidArgument, {"cache.spec"}, [&](AttentionArgs& a) { change(a.cache.spec); });
+    ready.refuses(kInvalidArgument, {"cache.spec"}, [&](AttentionArgs& a) { change(cache_of(a).spec); });
   }
   // v_head_dim 0 and the same number spelt out are one spec.
   AttentionArgs args = ready.args;
-  args.cache.spec.v_head_dim = args.cache.spec.head_dim;
+  cache_of(args).spec.v_head_dim = cache_of(args).spec.head_dim;
   run(ready.plan, args, ready.workspace.view());
   expect_same_bits(run_problem(p), ready.outputs, "v_head_dim spelt out");
 }
@@ -260,27 +263,23 @@ TEST(Api, UnsupportedCombinations) {
        {DType::kInt8, DType::kFloat8E4M3, DType::kInt4, DType::kInt64, static_cast<DType>(77)}) {
     refuses(kInvalidArgument, {"q_dtype"}, [&](AttentionProblem& a) { a.q_dtype = bad; });
     refuses(kInvalidArgument, {"out_dtype"}, [&](AttentionProblem& a) { a.out_dtype = bad; });
-    refuses(kInvalidArgument, {"plain_dtype"}, [&](AttentionProblem& a) {
-      a.paged = false;
-      a.plain_dtype = bad;
+    refuses(kInvalidArgument, {"kv.dtype", "use bf16"}, [&](AttentionProblem& a) {
+      a.kv = KvTensors{bad, 2, 128};
     });
   }
-  refuses(kUnsupported, {"rotate_k"}, [](AttentionProblem& a) {
-    a.paged = false;
-    a.kv.rotate_k = true;
-  });
   refuses(kInvalidArgument, {"policy", "9"},
           [](AttentionProblem& a) { a.policy = static_cast<SplitPolicy>(9); });
   refuses(kInvalidArgument, {"device.index", "3"}, [](AttentionProblem& a) { a.device.index = 3; });
   refuses(kUnsupported, {"asymmetric"}, [](AttentionProblem& a) {
-    a.kv.k_format = parse_format("fp8-token-head");
-    a.kv.k_format.asymmetric = true;
+    spec_of(a).k_format = parse_format("fp8-token-head");
+    spec_of(a).k_format.asymmetric = true;
   });
-  refuses(kInvalidArgument, {"k_format"}, [](AttentionProblem& a) { a.kv.k_format.dtype = DType::kInt64; });
+  refuses(kInvalidArgument, {"k_format"},
+          [](AttentionProblem& a) { spec_of(a).k_format.dtype = DType::kInt64; });
   refuses(kInvalidArgument, {"k_format", "granularity"},
-          [](AttentionProblem& a) { a.kv.k_format.granularity = Granularity::kNone; });
+          [](AttentionProblem& a) { spec_of(a).k_format.granularity = Granularity::kNone; });
   refuses(kInvalidArgument, {"v_format", "scale_dtype"},
-          [](AttentionProblem& a) { a.kv.v_format.scale_dtype = DType::kBFloat16; });
+          [](AttentionProblem& a) { spec_of(a).v_format.scale_dtype = DType::kBFloat16; });
 #ifndef HALFTONE_WITH_CUDA
   refuses(kUnsupported, {"device", "cuda:0"}, [](AttentionProblem& a) { a.device = {DeviceType::kCuda, 0}; });
 #endif

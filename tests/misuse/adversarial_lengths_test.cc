@@ -128,9 +128,7 @@ TEST_P(MixedLengths, Boundaries) {
       AttentionProblem bounds;
       bounds.batch = 1;
       bounds.q_heads = 2;
-      bounds.kv.k_format = bounds.kv.v_format = parse_format("int4-g32");
-      bounds.kv.kv_heads = 1;
-      bounds.kv.head_dim = 64;
+      bounds.kv = KvCacheSpec::separate(parse_format("int4-g32"), parse_format("int4-g32"), 1, 64);
       bounds.max_kv_len = 5000;
       bounds.policy = policy;
       const PlanInfo info = runner().plan(bounds).info();
@@ -189,8 +187,8 @@ TEST(Lengths, CumulativeLengthsThatDecrease) {
   expect_error(kOutOfRange, {"cu_q", "97", "max_q_len"},
                [&] { schedule(ready.plan, lengths, ready.workspace.view()); });
 
-  AttentionCase plain = mixed("bf16");
-  plain.paged = false;
+  AttentionCase plain = mixed();
+  plain.plain = DType::kBFloat16;
   const Problem q = make_problem(plain);
   const Prepared plain_ready(q);
   lengths = q.lengths();
@@ -278,15 +276,15 @@ TEST(Lengths, ByteOffsetsBeyond4GiB) {
     }
     const Outputs outputs = make_outputs(p);
     AttentionArgs args = arguments(p, outputs);
-    args.cache.pages.data = memory;
-    args.cache.pages.strides[0] = stride;
+    cache_of(args).pages.data = memory;
+    cache_of(args).pages.strides[0] = stride;
     attend(p.problem, args);
     expect_same_bits(compact, outputs, format);
 
     // Appending and reading back address the same way.
     const Dequantised near = dequantised(*p.cache);
     const Tensor far_k(DType::kFloat32, near.k.shape()), far_v(DType::kFloat32, near.v.shape());
-    dequantize(args.cache, far_k.view(), far_v.view());
+    dequantize(cache_of(args), far_k.view(), far_v.view());
     EXPECT_TRUE(same_bytes(near.k, far_k) && same_bytes(near.v, far_v)) << format;
     munmap(memory, size);
   }

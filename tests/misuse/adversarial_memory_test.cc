@@ -17,8 +17,8 @@ AttentionCase full(const std::string& format = "int8-tensor") {
 }
 
 AttentionCase full_plain() {
-  AttentionCase row = full("bf16");
-  row.paged = false;
+  AttentionCase row = full();
+  row.plain = DType::kBFloat16;
   return row;
 }
 
@@ -33,15 +33,16 @@ constexpr NamedMember kInputs[] = {
     {"q", [](AttentionArgs& a) -> TensorView& { return a.q; }, true, true},
     {"alibi_slopes", [](AttentionArgs& a) -> TensorView& { return a.alibi_slopes; }, true, true},
     {"sinks", [](AttentionArgs& a) -> TensorView& { return a.sinks; }, true, true},
-    {"cache.pages", [](AttentionArgs& a) -> TensorView& { return a.cache.pages; }, true, false},
-    {"cache.block_table", [](AttentionArgs& a) -> TensorView& { return a.cache.block_table; }, true, false},
-    {"cache.lengths", [](AttentionArgs& a) -> TensorView& { return a.cache.lengths; }, true, false},
-    {"cache.k_scale.scale", [](AttentionArgs& a) -> TensorView& { return a.cache.k_scale.scale; }, true,
+    {"cache.pages", [](AttentionArgs& a) -> TensorView& { return cache_of(a).pages; }, true, false},
+    {"cache.block_table", [](AttentionArgs& a) -> TensorView& { return cache_of(a).block_table; }, true,
      false},
-    {"cache.v_scale.scale", [](AttentionArgs& a) -> TensorView& { return a.cache.v_scale.scale; }, true,
+    {"cache.lengths", [](AttentionArgs& a) -> TensorView& { return cache_of(a).lengths; }, true, false},
+    {"cache.k_scale.scale", [](AttentionArgs& a) -> TensorView& { return cache_of(a).k_scale.scale; }, true,
      false},
-    {"k", [](AttentionArgs& a) -> TensorView& { return a.k; }, false, true},
-    {"v", [](AttentionArgs& a) -> TensorView& { return a.v; }, false, true},
+    {"cache.v_scale.scale", [](AttentionArgs& a) -> TensorView& { return cache_of(a).v_scale.scale; }, true,
+     false},
+    {"k", [](AttentionArgs& a) -> TensorView& { return tensors_of(a).k; }, false, true},
+    {"v", [](AttentionArgs& a) -> TensorView& { return tensors_of(a).v; }, false, true},
 };
 constexpr NamedMember kOutputs[] = {
     {"out", [](AttentionArgs& a) -> TensorView& { return a.out; }, true, true},
@@ -99,8 +100,7 @@ TEST(Memory, ElementAlignmentIsEnough) {
       if (!paged) {
         k = moved(p.k);
         v = moved(p.v);
-        args.k = k.view();
-        args.v = v.view();
+        args.kv = KvTensorViews{k.view(), v.view()};
       }
       attend(p.problem, args);
       EXPECT_TRUE(same_bytes(expected.out, out)) << bytes;
@@ -173,8 +173,7 @@ TEST(Memory, WorkspaceContentsDoNotMatter) {
 TEST(Memory, StridedViews) {
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
     AttentionCase row = full_plain();
-    row.plain_dtype = row.q_dtype = row.out_dtype = dtype;
-    if (dtype == DType::kFloat16) row.k_format = "fp16";
+    row.plain = row.q_dtype = row.out_dtype = dtype;
     const Problem p = make_problem(row);
     const Outputs expected = run_problem(p);
     const auto padded = [](const Tensor& t, std::int64_t gap, bool heads_first) {
@@ -197,8 +196,7 @@ TEST(Memory, StridedViews) {
         const auto q = padded(p.q, gap, heads_first), k = padded(p.k, gap, heads_first),
                    v = padded(p.v, gap, heads_first), out = padded(actual.out, gap, heads_first);
         args.q = q.second;
-        args.k = k.second;
-        args.v = v.second;
+        args.kv = KvTensorViews{k.second, v.second};
         args.out = out.second;
         attend(p.problem, args);
         const std::int64_t heads = row.q_heads, dim = row.head_dim;
@@ -222,7 +220,8 @@ TEST(Memory, LastDimMustBeContiguous) {
   for (const char* name : {"q", "k", "v", "out", "lse"}) {
     ready.refuses(kInvalidArgument, {name, "stride", "2"}, [&](AttentionArgs& a) {
       const std::string n = name;
-      TensorView& view = n == "q" ? a.q : n == "k" ? a.k : n == "v" ? a.v : n == "out" ? a.out : a.lse;
+      auto& [k, v] = tensors_of(a);
+      TensorView& view = n == "q" ? a.q : n == "k" ? k : n == "v" ? v : n == "out" ? a.out : a.lse;
       view.strides[static_cast<std::size_t>(view.rank - 1)] = 2;
     });
   }
@@ -248,14 +247,14 @@ TEST(Memory, PageStrides) {
   }
   const Outputs actual = make_outputs(p);
   AttentionArgs args = arguments(p, actual);
-  args.cache.pages = wide.view();
-  args.cache.pages.shape[1] = bytes;
+  cache_of(args).pages = wide.view();
+  cache_of(args).pages.shape[1] = bytes;
   attend(p.problem, args);
   expect_same_bits(expected, actual, "padded pages");
   const Prepared ready(p);
   for (const std::int64_t stride : {std::int64_t{0}, bytes - 16, bytes + 8, -bytes}) {
     ready.refuses(kInvalidArgument, {"cache.pages", "stride", std::to_string(stride)},
-                  [&](AttentionArgs& a) { a.cache.pages.strides[0] = stride; });
+                  [&](AttentionArgs& a) { cache_of(a).pages.strides[0] = stride; });
   }
 }
 

@@ -35,13 +35,13 @@ TEST_P(NumericsOnRunners, NanInALivePageReachesOnlyItsRequest) {
     for (AttentionCase row : both_kinds(format)) {
       row.requests = {{1, 70}, {3, 33}, {1, 129}};
       const Problem p = make_problem(row);
-      const PageLayout layout = page_layout(p.problem.kv);
-      const bool sixteen = !p.problem.kv.k_format.quantised();
+      const PageLayout layout = page_layout(p.cache->spec);
+      const bool sixteen = !p.cache->spec.k_format.quantised();
       if (!sixteen && layout.k_param_bytes == 0) continue;
       const Outputs clean = run(p);
       // Token 0 of request 1, KV head 0: the first bytes of the tile's K rows, or of its K scales.
       std::uint8_t* tile = p.cache->pages.bytes().data() + entry(p, 1, 0) * layout.page_bytes;
-      const std::size_t size = p.problem.kv.k_format.scale_dtype == DType::kFloat32 && !sixteen ? 4 : 2;
+      const std::size_t size = p.cache->spec.k_format.scale_dtype == DType::kFloat32 && !sixteen ? 4 : 2;
       std::memset(tile + (sixteen ? 0 : layout.k_param_offset), 0xFF, size);
       const Outputs outputs = run(p);
       EXPECT_EQ(row_bytes(clean.out, 0, 1), row_bytes(outputs.out, 0, 1)) << format;
@@ -176,13 +176,13 @@ TEST_P(NumericsOnRunners, NewStaticScaleGivesTheNewResult) {
     const Outputs before = calls.outputs();
     expect_same_bits(run(p), before, "first scale");
     p.cache->v_scale.set(0, p.cache->v_scale.get(0) * 2);
-    calls.write(calls.args.cache.v_scale.scale, p.cache->v_scale);
+    calls.write(cache_of(calls.args).v_scale.scale, p.cache->v_scale);
     calls.run();
     const Outputs after = calls.outputs();
     for (std::int64_t i = 0; i < before.out.numel(); ++i) ASSERT_EQ(after.out.get(i), 2 * before.out.get(i));
     EXPECT_EQ(judge(p, after), "");
     p.cache->k_scale.set(0, p.cache->k_scale.get(0) * 0.5F);
-    calls.write(calls.args.cache.k_scale.scale, p.cache->k_scale);
+    calls.write(cache_of(calls.args).k_scale.scale, p.cache->k_scale);
     calls.run();
     EXPECT_EQ(judge(p, calls.outputs()), "");
   }
@@ -233,7 +233,7 @@ TEST_P(NumericsOnRunners, LargeScalesOfV) {
       Problem p = make_problem(row);
       float largest = 0.0F;
       for (const float x : p.v.to_floats()) largest = std::max(largest, std::abs(x));
-      const float wanted = p.problem.kv.v_format.dynamic_scale() ? kMaxScaledV : 5e5F;
+      const float wanted = p.cache->spec.v_format.dynamic_scale() ? kMaxScaledV : 5e5F;
       for (std::int64_t i = 0; i < p.v.numel(); ++i) p.v.set(i, p.v.get(i) * (wanted / largest));
       p.cache = refilled(p, {0xFF});
       const Outputs outputs = run(p);

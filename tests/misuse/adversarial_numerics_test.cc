@@ -21,7 +21,7 @@ AttentionCase small(const std::string& format) {
 /// Unused pages, slots, scales and mins: zeros, NaN, infinities of each format, noise. Same bits.
 TEST(Numerics, DeadBytesNeverMatter) {
   for (const AttentionCase& row : attention_cases()) {
-    if (!row.paged || row.name.find("format-") != 0 || (row.head_dim != 128 && row.head_dim != 80)) continue;
+    if (row.plain || row.name.find("format-") != 0 || (row.head_dim != 128 && row.head_dim != 80)) continue;
     Problem p = make_problem(row);
     p.cache = refilled(p, {0x00});
     const Outputs clean = run_problem(p);
@@ -37,9 +37,7 @@ TEST(Numerics, DeadBytesNeverMatter) {
 
 Problem plain_problem(DType dtype, bool causal) {
   AttentionCase row;
-  row.paged = false;
-  row.plain_dtype = dtype;
-  row.k_format = dtype == DType::kFloat16 ? "fp16" : "bf16";
+  row.plain = dtype;
   row.out_dtype = DType::kFloat32;
   row.requests = {{1, 40}, {50, 90}, {2, 20}};
   row.mask.causal = causal;
@@ -79,10 +77,10 @@ TEST(Numerics, OddScalesOfVInLivePages) {
         row.out_dtype = out;
         row.requests = {{1, 300}, {3, 33}, {2, 129}};
         const Problem p = make_problem(row);
-        const PageLayout layout = page_layout(p.problem.kv);
-        const bool f32 = p.problem.kv.v_format.scale_dtype == DType::kFloat32;
+        const PageLayout layout = page_layout(p.cache->spec);
+        const bool f32 = p.cache->spec.v_format.scale_dtype == DType::kFloat32;
         const std::int64_t scales =
-            layout.v_param_bytes / (f32 ? 4 : 2) / (p.problem.kv.v_format.asymmetric ? 2 : 1);
+            layout.v_param_bytes / (f32 ? 4 : 2) / (p.cache->spec.v_format.asymmetric ? 2 : 1);
         const std::int64_t tiles =
             static_cast<std::int64_t>(p.cache->pages.bytes().size()) / layout.tile_bytes;
         for (std::int64_t i = 0; i < tiles * scales; i += factor == factor ? 7 : 977) {
@@ -114,8 +112,7 @@ TEST(Numerics, MaskedKeysChangeNoBit) {
     for (const Mask mask :
          {Mask{.causal = true, .window_left = 5}, Mask{.window_left = 3, .window_right = 2}}) {
       AttentionCase row;
-      row.paged = false;
-      row.plain_dtype = row.q_dtype = row.out_dtype = DType::kFloat32;
+      row.plain = row.q_dtype = row.out_dtype = DType::kFloat32;
       row.requests = {{1, 100}};
       row.mask = mask;
       const Problem p = make_problem(row);
@@ -130,11 +127,9 @@ TEST(Numerics, MaskedKeysChangeNoBit) {
   }
   // Causal prefill: the keys after a query are hidden from it, whatever they are.
   for (const float poison : {kNan, kInf, -kInf, 3e38F}) {
-    for (const char* format : {"bf16", "fp16"}) {
+    for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
       AttentionCase row;
-      row.paged = false;
-      row.plain_dtype = parse_format(format).dtype;
-      row.k_format = format;
+      row.plain = dtype;
       row.requests = {{64, 64}};
       row.mask.causal = true;
       const Problem p = make_problem(row);
@@ -155,8 +150,7 @@ TEST(Numerics, MaskedKeysChangeNoBit) {
 TEST(Numerics, LogitsOfFp16Extremes) {
   for (const int pattern : {0, 1, 2}) {
     AttentionCase row;
-    row.paged = false;
-    row.plain_dtype = row.q_dtype = row.out_dtype = DType::kFloat32;
+    row.plain = row.q_dtype = row.out_dtype = DType::kFloat32;
     row.requests = {{2, 200}};
     row.scale = 1;
     const Problem p = make_problem(row);

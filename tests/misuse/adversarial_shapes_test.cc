@@ -11,11 +11,14 @@ AttentionProblem small_problem() {
   AttentionProblem p;
   p.batch = 2;
   p.q_heads = 8;
-  p.kv.k_format = p.kv.v_format = parse_format("int8-head");
-  p.kv.kv_heads = 2;
-  p.kv.head_dim = 128;
+  p.kv = KvCacheSpec::separate(parse_format("int8-head"), parse_format("int8-head"), 2, 128);
   p.max_kv_len = 100;
   return p;
+}
+
+KvCacheSpec small_spec() {
+  AttentionProblem p = small_problem();
+  return spec_of(p);
 }
 
 TEST(Shapes, UnsupportedHeadDimNamesTheNearest) {
@@ -23,16 +26,20 @@ TEST(Shapes, UnsupportedHeadDimNamesTheNearest) {
   for (const auto& [dim, nearest] : dims) {
     for (const bool paged : {true, false}) {
       AttentionProblem p = small_problem();
-      p.paged = paged;
-      p.kv.k_format = p.kv.v_format = parse_format("bf16");
-      p.kv.head_dim = dim;
+      const auto place = [&](int head_dim, int v_head_dim) {
+        if (paged) {
+          p.kv = KvCacheSpec::separate({}, {}, 2, head_dim, v_head_dim);
+        } else {
+          p.kv = KvTensors{DType::kBFloat16, 2, head_dim, v_head_dim};
+        }
+      };
       const std::string value = std::to_string(dim);
+      place(dim, 0);
       expect_error(kInvalidArgument, {"head_dim", value, nearest}, [&] { (void)plan(p); });
-      p.kv.head_dim = 128;
-      p.kv.v_head_dim = dim;
+      place(128, dim);
       expect_error(kInvalidArgument, {"v_head_dim", value, nearest}, [&] { (void)plan(p); });
     }
-    KvCacheSpec spec = small_problem().kv;
+    KvCacheSpec spec = small_spec();
     spec.head_dim = dim;
     expect_error(kInvalidArgument, {"head_dim", nearest}, [&] { (void)page_layout(spec); });
   }
@@ -41,7 +48,7 @@ TEST(Shapes, UnsupportedHeadDimNamesTheNearest) {
 TEST(Shapes, HeadDimZeroNegativeAndHuge) {
   for (const int dim : {0, -1, -128, std::numeric_limits<int>::max(), std::numeric_limits<int>::min()}) {
     AttentionProblem p = small_problem();
-    p.kv.head_dim = dim;
+    spec_of(p).head_dim = dim;
     expect_error(kInvalidArgument, {"head_dim", std::to_string(dim)}, [&] { (void)plan(p); });
   }
 }
@@ -51,13 +58,13 @@ TEST(Shapes, QueryHeadsNotAMultipleOfKvHeads) {
        {std::pair{7, 2}, std::pair{1, 2}, std::pair{33, 8}, std::pair{8, 3}}) {
     AttentionProblem p = small_problem();
     p.q_heads = q_heads;
-    p.kv.kv_heads = kv_heads;
+    spec_of(p).kv_heads = kv_heads;
     expect_error(kInvalidArgument, {"q_heads", std::to_string(q_heads), std::to_string(kv_heads)},
                  [&] { (void)plan(p); });
   }
   for (const int heads : {0, -1, std::numeric_limits<int>::max()}) {
     AttentionProblem p = small_problem();
-    p.kv.kv_heads = heads;
+    spec_of(p).kv_heads = heads;
     expect_error(kInvalidArgument, {"kv_heads", std::to_string(heads)}, [&] { (void)plan(p); });
     p = small_problem();
     p.q_heads = heads;
@@ -81,7 +88,7 @@ TEST_P(ShapesOnRunners, EveryGroupRatio) {
 
 Problem without_requests(bool paged) {
   AttentionCase row;
-  row.paged = paged;
+  if (!paged) row.plain = DType::kBFloat16;
   row.cu_q = true;
   row.out_dtype = DType::kFloat32;
   return make_problem(row);
@@ -111,20 +118,20 @@ TEST(Shapes, BatchZeroWithNullAddresses) {
   problem.batch = 0;
   const Plan plan = halftone::plan(problem);
   const Tensor workspace(DType::kUInt8, {static_cast<std::int64_t>(plan.workspace_bytes())});
-  const Tensor pages(DType::kUInt8, {1, page_layout(problem.kv).page_bytes});
+  const Tensor pages(DType::kUInt8, {1, page_layout(small_spec()).page_bytes});
   AttentionArgs args;
   args.q = TensorView::contiguous(nullptr, problem.q_dtype, {0, 8, 128});
   args.out = TensorView::contiguous(nullptr, problem.out_dtype, {0, 8, 128});
   args.lengths.kv_lengths = TensorView::contiguous(nullptr, DType::kInt32, {0});
-  args.cache.spec = problem.kv;
-  args.cache.pages = pages.view();
-  args.cache.block_table = TensorView::contiguous(nullptr, DType::kInt32, {0, 4});
-  args.cache.lengths = TensorView::contiguous(nullptr, DType::kInt32, {0});
+  PagedKv& cache = cache_of(args);
+  cache.spec = small_spec();
+  cache.pages = pages.view();
+  cache.block_table = TensorView::contiguous(nullptr, DType::kInt32, {0, 4});
+  cache.lengths = TensorView::contiguous(nullptr, DType::kInt32, {0});
   schedule(plan, args.lengths, workspace.view());
   run(plan, args, workspace.view());
   // NumPy states strides of 0 then.
-  for (TensorView* t :
-       {&args.q, &args.out, &args.lengths.kv_lengths, &args.cache.block_table, &args.cache.lengths}) {
+  for (TensorView* t : {&args.q, &args.out, &args.lengths.kv_lengths, &cache.block_table, &cache.lengths}) {
     t->strides = {};
   }
   schedule(plan, args.lengths, workspace.view());
@@ -142,7 +149,7 @@ TEST(Shapes, BatchOutOfRange) {
 
 TEST(Shapes, UnsupportedPageSizes) {
   for (const int page : {-16, 0, 1, 8, 15, 17, 48, 100, 255, 257, 512, std::numeric_limits<int>::max()}) {
-    KvCacheSpec spec = small_problem().kv;
+    KvCacheSpec spec = small_spec();
     spec.page_size = page;
     expect_error(kInvalidArgument, {"page_size", std::to_string(page), "16", "256"},
                  [&] { (void)page_layout(spec); });
@@ -160,7 +167,7 @@ TEST(Shapes, Int4WithAPartialGroup) {
       KvFormat format{.dtype = dtype, .granularity = Granularity::kGroup, .group_size = group};
       expect_error(kInvalidArgument, {"k_format", std::to_string(group), std::to_string(dim)},
                    [&] { check_format(format, dim, "k_format"); });
-      KvCacheSpec spec = small_problem().kv;
+      KvCacheSpec spec = small_spec();
       spec.head_dim = dim;
       spec.v_format = format;
       expect_error(kInvalidArgument, {"v_format", std::to_string(group)}, [&] { (void)page_layout(spec); });

@@ -87,7 +87,7 @@ TEST_P(Tables, StatusIsStickyAndOptional) {
     };
     const auto set_entry = [&](std::int32_t page) {
       entry(p, 0, 0) = page;
-      calls.write(calls.args.cache.block_table, p.cache->block_table);
+      calls.write(cache_of(calls.args).block_table, p.cache->block_table);
     };
     EXPECT_EQ(status_after_run(), 0x40);
     const std::int32_t good = entry(p, 0, 0);
@@ -156,7 +156,7 @@ TEST_P(Tables, TableChangedBetweenRunsOfOneSchedule) {
     expect_same_bits(run(p), first, "before");
     std::swap(entry(p, 0, 0), entry(p, 2, 4));
     std::swap(entry(p, 1, 0), entry(p, 1, 1));
-    calls.write(calls.args.cache.block_table, p.cache->block_table);
+    calls.write(cache_of(calls.args).block_table, p.cache->block_table);
     calls.clear();
     calls.run();
     const Outputs second = calls.outputs();

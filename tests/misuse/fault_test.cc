@@ -174,7 +174,7 @@ TEST(Fault, DequantizeAndCalibrate) {
                v = Tensor(DType::kFloat32, expected.v.shape());
   fail_in_turn("dequantize", [&] { dequantize(p.cache->view(), k.view(), v.view()); });
   EXPECT_TRUE(same_bytes(k, expected.k) && same_bytes(v, expected.v));
-  fail_in_turn("calibrate", [&] { (void)calibrate(p.k.view(), p.problem.kv.k_format, true); });
+  fail_in_turn("calibrate", [&] { (void)calibrate(p.k.view(), p.cache->spec.k_format, true); });
 }
 
 TEST(Fault, FbgemmRows) {

@@ -11,6 +11,7 @@
 #include "halftone/attention.h"
 #include "testing/cases.h"
 #include "tests/expect_error.h"
+#include "tests/kv_of.h"
 
 namespace halftone::ready_to_run {
 
@@ -32,8 +33,7 @@ inline AttentionCase paged_case() {
 
 inline AttentionCase plain_case() {
   AttentionCase row = paged_case();
-  row.paged = false;
-  row.k_format = "bf16";
+  row.plain = DType::kBFloat16;
   row.alibi = row.sinks = row.lse = false;
   return row;
 }

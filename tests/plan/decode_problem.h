@@ -3,6 +3,7 @@
 
 #include "halftone/attention.h"
 #include "halftone/format.h"
+#include "tests/kv_of.h"
 
 namespace halftone {
 
@@ -12,9 +13,7 @@ inline AttentionProblem decode_problem() {
   AttentionProblem p;
   p.batch = 4;
   p.q_heads = 32;
-  p.kv.k_format = p.kv.v_format = parse_format("int8-head");
-  p.kv.kv_heads = 8;
-  p.kv.head_dim = 128;
+  p.kv = KvCacheSpec::separate(parse_format("int8-head"), parse_format("int8-head"), 8, 128);
   p.max_kv_len = 8192;
   p.workers = 16;
   return p;

@@ -8,6 +8,7 @@
 
 #include "cuda/decode/config.h"
 #include "testing/cases.h"
+#include "tests/kv_of.h"
 
 namespace halftone::cuda {
 namespace {
@@ -23,7 +24,8 @@ std::vector<KvCacheSpec> mixed_specs() {
   std::vector<KvCacheSpec> specs;
   for (const testing::AttentionCase& row : testing::attention_cases()) {
     if (row.name.find("mixed-") == 0 && has_dim(row.head_dim)) {
-      specs.push_back(testing::attention_problem(row).kv);
+      AttentionProblem problem = testing::attention_problem(row);
+      specs.push_back(spec_of(problem));
     }
   }
   return specs;

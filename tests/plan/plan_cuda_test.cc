@@ -36,9 +36,9 @@ TEST(CudaPlan, HasAKernelForEveryPagedProblem) {
       for (const DType type : {DType::kFloat32, DType::kFloat16}) {
         for (const int v_head_dim : {0, 256}) {
           AttentionProblem p = cuda_problem();
-          p.kv.k_format = k.format;
-          p.kv.v_format = v.format;
-          p.kv.v_head_dim = v_head_dim;
+          spec_of(p).k_format = k.format;
+          spec_of(p).v_format = v.format;
+          spec_of(p).v_head_dim = v_head_dim;
           p.q_dtype = p.out_dtype = type;
           const Plan made = plan(p);
           if (type == DType::kFloat32 || v_head_dim != 0) {
@@ -63,18 +63,19 @@ TEST(CudaPlan, TakesTheUniversalKernelWhereNoOtherServes) {
   EXPECT_EQ(config([](auto& p) { p.max_q_len = 20; }), "sm90-decode-64");
   // A pair has no units of more than 16 rows, but it has a kernel.
   EXPECT_EQ(config([](auto& p) {
-              p.kv.k_format = parse_format("bf16");
+              spec_of(p).k_format = parse_format("bf16");
               p.max_q_len = 20;
             }),
             "sm90-decode-16");
-  EXPECT_EQ(config([](auto& p) { p.kv.v_format = parse_format("bf16"); }), "sm90-universal");
-  EXPECT_EQ(config([](auto& p) { p.kv.k_format = parse_format("int8-token-head-f32"); }), "sm90-universal");
-  EXPECT_EQ(config([](auto& p) { p.kv.v_head_dim = 64; }), "sm90-universal");
+  EXPECT_EQ(config([](auto& p) { spec_of(p).v_format = parse_format("bf16"); }), "sm90-universal");
+  EXPECT_EQ(config([](auto& p) { spec_of(p).k_format = parse_format("int8-token-head-f32"); }),
+            "sm90-universal");
+  EXPECT_EQ(config([](auto& p) { spec_of(p).v_head_dim = 64; }), "sm90-universal");
   EXPECT_EQ(config([](auto& p) { p.q_dtype = DType::kFloat32; }), "sm90-universal");
   EXPECT_EQ(config([](auto& p) { p.out_dtype = DType::kFloat32; }), "sm90-universal");
 
   AttentionProblem p = cuda_problem();
-  p.kv.v_format = parse_format("bf16");
+  spec_of(p).v_format = parse_format("bf16");
   p.max_q_len = 20;
   const Plan universal = plan(p);
   EXPECT_EQ(universal.info().row_block, 8);
@@ -86,9 +87,9 @@ TEST(CudaPlan, TakesTheUniversalKernelWhereNoOtherServes) {
 TEST(CudaPlan, AttendsToPagesOnly) {
   if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
   AttentionProblem p = cuda_problem();
-  p.paged = false;
-  p.kv.k_format = p.kv.v_format = parse_format("bf16");
-  expect_error(kUnsupported, {"paged is false", "paged caches only", "use the CPU"}, [&] { plan(p); });
+  p.kv = KvTensors{DType::kBFloat16, 8, 128};
+  expect_error(kUnsupported, {"kv is K and V tensors in bf16", "paged caches only", "use the CPU"},
+               [&] { plan(p); });
 }
 
 }  // namespace

@@ -34,24 +34,34 @@ struct Refusal {
 
 const std::vector<Refusal>& refusals() {
   static const std::vector<Refusal> all = {
-      {"HeadDim1", kInvalidArgument, [](auto& p) { p.kv.head_dim = 1; }, {"head_dim is 1", "64"}},
-      {"HeadDim7", kInvalidArgument, [](auto& p) { p.kv.head_dim = 7; }, {"head_dim is 7", "64"}},
-      {"HeadDim59", kInvalidArgument, [](auto& p) { p.kv.head_dim = 59; }, {"head_dim is 59", "64"}},
-      {"HeadDim257", kInvalidArgument, [](auto& p) { p.kv.head_dim = 257; }, {"head_dim is 257", "256"}},
+      {"HeadDim1", kInvalidArgument, [](auto& p) { spec_of(p).head_dim = 1; }, {"head_dim is 1", "64"}},
+      {"HeadDim7", kInvalidArgument, [](auto& p) { spec_of(p).head_dim = 7; }, {"head_dim is 7", "64"}},
+      {"HeadDim59", kInvalidArgument, [](auto& p) { spec_of(p).head_dim = 59; }, {"head_dim is 59", "64"}},
+      {"HeadDim257",
+       kInvalidArgument,
+       [](auto& p) { spec_of(p).head_dim = 257; },
+       {"head_dim is 257", "256"}},
       {"PlainHeadDim59",
        kInvalidArgument,
-       [](auto& p) { p.paged = false, p.kv.k_format = p.kv.v_format = {}, p.kv.head_dim = 59; },
+       [](auto& p) {
+         p.kv = KvTensors{DType::kBFloat16, 8, 59};
+       },
        {"kv.head_dim is 59", "64"}},
       {"VHeadDim",
        kInvalidArgument,
-       [](auto& p) { p.kv.v_head_dim = 130; },
+       [](auto& p) { spec_of(p).v_head_dim = 130; },
        {"v_head_dim is 130", "use 192"}},
-      {"PageSize", kInvalidArgument, [](auto& p) { p.kv.page_size = 48; }, {"page_size is 48", "64"}},
+      {"PageSize", kInvalidArgument, [](auto& p) { spec_of(p).page_size = 48; }, {"page_size is 48", "64"}},
       {"PartialGroup",
        kInvalidArgument,
-       [](auto& p) { p.kv.head_dim = 80, p.kv.k_format = p.kv.v_format = parse_format("int4-g64"); },
+       [](auto& p) {
+         spec_of(p).head_dim = 80, spec_of(p).k_format = spec_of(p).v_format = parse_format("int4-g64");
+       },
        {"k_format", "80"}},
-      {"NoKvHeads", kInvalidArgument, [](auto& p) { p.kv.kv_heads = 0; }, {"kv.kv_heads is 0", "use 1"}},
+      {"NoKvHeads",
+       kInvalidArgument,
+       [](auto& p) { spec_of(p).kv_heads = 0; },
+       {"kv.kv_heads is 0", "use 1"}},
       {"NoQHeads", kInvalidArgument, [](auto& p) { p.q_heads = 0; }, {"q_heads is 0", "use 1"}},
       {"HeadRatio",
        kInvalidArgument,
@@ -101,13 +111,22 @@ const std::vector<Refusal>& refusals() {
        {"q_dtype is unknown"}},
       {"PlainDtype",
        kInvalidArgument,
-       [](auto& p) { p.paged = false, p.plain_dtype = DType::kInt8; },
-       {"plain_dtype is int8"}},
-      {"PlainQuantised", kUnsupported, [](auto& p) { p.paged = false; }, {"kv.k_format", "plain_dtype bf16"}},
-      {"PlainRotated",
-       kUnsupported,
-       [](auto& p) { p.paged = false, p.kv.k_format = p.kv.v_format = {}, p.kv.rotate_k = true; },
-       {"kv.rotate_k is set", "clear it"}},
+       [](auto& p) {
+         p.kv = KvTensors{DType::kInt8, 8, 128};
+       },
+       {"kv.dtype is int8", "use bf16"}},
+      {"PlainNoKvHeads",
+       kInvalidArgument,
+       [](auto& p) {
+         p.kv = KvTensors{DType::kFloat32, 0, 128};
+       },
+       {"kv.kv_heads is 0", "use 1"}},
+      {"PlainVHeadDim",
+       kInvalidArgument,
+       [](auto& p) {
+         p.kv = KvTensors{DType::kFloat32, 8, 128, 130};
+       },
+       {"kv.v_head_dim is 130", "use 192"}},
       {"DeviceType",
        kInvalidArgument,
        [](auto& p) { p.device.type = static_cast<DeviceType>(7); },
@@ -121,7 +140,9 @@ const std::vector<Refusal>& refusals() {
        {"device.index is -1"}},
       {"Bounds",
        kResourceExhausted,
-       [](auto& p) { p.batch = 1 << 24, p.max_q_len = 1 << 28, p.max_kv_len = 1 << 30, p.kv.kv_heads = 32; },
+       [](auto& p) {
+         p.batch = 1 << 24, p.max_q_len = 1 << 28, p.max_kv_len = 1 << 30, spec_of(p).kv_heads = 32;
+       },
        {"batch 16777216", "2^62", "smaller bounds"}},
       {"Workspace",
        kResourceExhausted,
@@ -159,7 +180,7 @@ TEST(Plan, AnEmptyPlanSaysSo) {
 TEST(Plan, AnyGroupRatio) {
   for (const int group : {1, 3, 5, 7, 16, 33, 128, 1000}) {
     AttentionProblem p = decode_problem();
-    p.q_heads = p.kv.kv_heads * group;
+    p.q_heads = p.kv_heads() * group;
     EXPECT_EQ(plan(p).info().group, group);
   }
 }
@@ -167,7 +188,7 @@ TEST(Plan, AnyGroupRatio) {
 TEST(Plan, ChoosesTheRowByPackedRows) {
   const auto config = [](int group, int q_len) {
     AttentionProblem p = decode_problem();
-    p.q_heads = p.kv.kv_heads * group;
+    p.q_heads = p.kv_heads() * group;
     p.max_q_len = q_len;
     return plan(p).info().config;
   };
@@ -207,12 +228,21 @@ TEST(Plan, EqualProblemsShareSchedulesAndOthersDoNot) {
   const std::vector<std::function<void(AttentionProblem&)>> changes = {
       [](auto& x) { x.batch = 5; },
       [](auto& x) { x.q_heads = 16; },
-      [](auto& x) { x.kv.k_format = parse_format("int8-g32"); },
-      [](auto& x) { x.kv.v_format = parse_format("int4-g32"); },
-      [](auto& x) { x.kv.v_head_dim = 64; },
-      [](auto& x) { x.kv.page_size = 32; },
-      [](auto& x) { x.kv.rotate_k = true; },
-      [](auto& x) { x.kv.rotate_v = true; },
+      [](auto& x) { spec_of(x).k_format = parse_format("int8-g32"); },
+      [](auto& x) { spec_of(x).v_format = parse_format("int4-g32"); },
+      [](auto& x) { spec_of(x).v_head_dim = 64; },
+      [](auto& x) { spec_of(x).page_size = 32; },
+      [](auto& x) { spec_of(x).rotate_k = true; },
+      [](auto& x) { spec_of(x).rotate_v = true; },
+      [](auto& x) {
+        x.kv = KvTensors{DType::kBFloat16, 8, 128};
+      },
+      [](auto& x) {
+        x.kv = KvTensors{DType::kFloat32, 8, 128};
+      },
+      [](auto& x) {
+        x.kv = KvTensors{DType::kFloat32, 8, 128, 64};
+      },
       [](auto& x) { x.max_q_len = 2; },
       [](auto& x) { x.max_kv_len = 8193; },
       [](auto& x) { x.mask.causal = true; },
@@ -264,7 +294,7 @@ TEST(Plan, DescribesItself) {
 TEST(Plan, ExplainsAScheduleForGivenLengths) {
   AttentionProblem p = decode_problem();
   p.batch = 3;
-  p.kv.kv_heads = 1;
+  spec_of(p).kv_heads = 1;
   p.workers = 4;
   std::vector<std::int32_t> lengths = {640, 0, 128};
   SequenceLengths view;

@@ -68,7 +68,7 @@ const std::vector<BadRun>& bad_paged_runs() {
       {"OutIsQ", kInvalidArgument, [](Ready& r) { r.args.out.data = r.args.q.data; }, {"out overlaps q"}},
       {"OutInPages",
        kInvalidArgument,
-       [](Ready& r) { r.args.out.data = r.args.cache.pages.data; },
+       [](Ready& r) { r.args.out.data = cache_of(r.args).pages.data; },
        {"out overlaps cache.pages"}},
       {"OutInWorkspace",
        kInvalidArgument,
@@ -110,39 +110,47 @@ const std::vector<BadRun>& bad_paged_runs() {
        kInvalidArgument,
        [](Ready& r) { r.args.status.shape[0] = 2; },
        {"status has shape [2]", "[1]"}},
-      {"PlainK", kInvalidArgument, [](Ready& r) { r.args.k = r.args.q; }, {"k is present", "paged cache"}},
+      {"Tensors",
+       kInvalidArgument,
+       [](Ready& r) {
+         r.args.kv = KvTensorViews{r.args.q, r.args.q};
+       },
+       {"k and v are present", "paged cache", "pass the cache"}},
       {"CacheSpec",
        kInvalidArgument,
-       [](Ready& r) { r.args.cache.spec.page_size = 32; },
+       [](Ready& r) { cache_of(r.args).spec.page_size = 32; },
        {"cache.spec is", "pages of 32", "pages of 64"}},
       {"CacheFormat",
        kInvalidArgument,
-       [](Ready& r) { r.args.cache.spec.k_format = parse_format("int8-g32"); },
+       [](Ready& r) { cache_of(r.args).spec.k_format = parse_format("int8-g32"); },
        {"cache.spec is", "K int8-g32", "K int8-head"}},
-      {"PagesAbsent", kInvalidArgument, [](Ready& r) { r.args.cache.pages = {}; }, {"cache.pages is absent"}},
+      {"PagesAbsent",
+       kInvalidArgument,
+       [](Ready& r) { cache_of(r.args).pages = {}; },
+       {"cache.pages is absent"}},
       {"PagesAlignment",
        kInvalidArgument,
-       [](Ready& r) { shift(r.args.cache.pages, 8); },
+       [](Ready& r) { shift(cache_of(r.args).pages, 8); },
        {"cache.pages starts 8 bytes", "16-byte"}},
       {"PagesStride",
        kInvalidArgument,
-       [](Ready& r) { r.args.cache.pages.strides[0] -= 16; },
+       [](Ready& r) { cache_of(r.args).pages.strides[0] -= 16; },
        {"cache.pages has stride", "dimension 0"}},
       {"PagesShape",
        kInvalidArgument,
-       [](Ready& r) { r.args.cache.pages.shape[1] -= 1; },
+       [](Ready& r) { cache_of(r.args).pages.shape[1] -= 1; },
        {"cache.pages has shape"}},
       {"TableAbsent",
        kInvalidArgument,
-       [](Ready& r) { r.args.cache.block_table = {}; },
+       [](Ready& r) { cache_of(r.args).block_table = {}; },
        {"cache.block_table is absent"}},
       {"TableBatch",
        kInvalidArgument,
-       [](Ready& r) { r.args.cache.block_table.shape[0] = 2; },
+       [](Ready& r) { cache_of(r.args).block_table.shape[0] = 2; },
        {"cache.block_table has shape [2,", "[3, n]"}},
       {"TableNarrow",
        kOutOfRange,
-       [](Ready& r) { r.args.cache.block_table.shape[1] = 3; },
+       [](Ready& r) { cache_of(r.args).block_table.shape[1] = 3; },
        {"kv_lengths[2] is 200", "3 pages of 64", "wider table"}},
       {"TableEntryNegative",
        kOutOfRange,
@@ -154,11 +162,11 @@ const std::vector<BadRun>& bad_paged_runs() {
        {"cache.block_table[0, 1] is 1073741824", "pages 0 to"}},
       {"Clamped",
        kInvalidArgument,
-       [](Ready& r) { r.args.cache.table_mode = static_cast<BlockTableMode>(5); },
+       [](Ready& r) { cache_of(r.args).table_mode = static_cast<BlockTableMode>(5); },
        {"cache.table_mode is 5"}},
       {"StaticScale",
        kInvalidArgument,
-       [](Ready& r) { r.args.cache.k_scale.scale = r.args.sinks; },
+       [](Ready& r) { cache_of(r.args).k_scale.scale = r.args.sinks; },
        {"cache.k_scale.scale is present"}},
       {"CuQ",
        kInvalidArgument,
@@ -184,18 +192,22 @@ TEST(ValidateRun, PlainTensors) {
     change(ready);
     ready.expect_refused(code, fragments);
   };
-  refused(kInvalidArgument, {"k is absent"}, [](Ready& r) { r.args.k = {}; });
-  refused(kInvalidArgument, {"v is absent"}, [](Ready& r) { r.args.v = {}; });
+  refused(kInvalidArgument, {"k is absent"}, [](Ready& r) { tensors_of(r.args).k = {}; });
+  refused(kInvalidArgument, {"v is absent"}, [](Ready& r) { tensors_of(r.args).v = {}; });
   refused(kInvalidArgument, {"k.shape[0] is 269", "270 keys"},
-          [](Ready& r) { --r.args.k.shape[0], --r.args.v.shape[0]; });
-  refused(kInvalidArgument, {"v has shape [269, 2, 64]", "270"}, [](Ready& r) { --r.args.v.shape[0]; });
-  refused(kInvalidArgument, {"k is f32", "bf16"}, [](Ready& r) { r.args.k.dtype = DType::kFloat32; });
-  refused(kInvalidArgument, {"cache.pages is present"}, [](Ready& r) { r.args.cache.pages = r.args.k; });
+          [](Ready& r) { --tensors_of(r.args).k.shape[0], --tensors_of(r.args).v.shape[0]; });
+  refused(kInvalidArgument, {"v has shape [269, 2, 64]", "270"},
+          [](Ready& r) { --tensors_of(r.args).v.shape[0]; });
+  refused(kInvalidArgument, {"k is f32", "bf16"},
+          [](Ready& r) { tensors_of(r.args).k.dtype = DType::kFloat32; });
+  refused(kInvalidArgument, {"k and v are absent", "plan is for tensors", "pass them"},
+          [](Ready& r) { r.args.kv = PagedKv{}; });
   refused(kInvalidArgument, {"lse is present", "lse = true"}, [](Ready& r) { r.args.lse = r.args.q; });
   refused(kInvalidArgument, {"sinks is present", "sinks = true"}, [](Ready& r) { r.args.sinks = r.args.q; });
   refused(kInvalidArgument, {"alibi_slopes is present", "alibi = true"},
           [](Ready& r) { r.args.alibi_slopes = r.args.q; });
-  refused(kInvalidArgument, {"out overlaps v"}, [](Ready& r) { r.args.out.data = r.args.v.data; });
+  refused(kInvalidArgument, {"out overlaps v"},
+          [](Ready& r) { r.args.out.data = tensors_of(r.args).v.data; });
 }
 
 TEST(ValidateRun, ForeignStaleAndMissingSchedules) {
@@ -219,7 +231,7 @@ TEST(ValidateRun, DeadTableEntriesAreNeverJudged) {
   row.mask = {true, 20, -1};                    // request 2 sees keys 179 and up: page 2 on
   const Ready ready(row);
   const auto table = ready.problem.cache->block_table.as<std::int32_t>();
-  const std::int64_t width = ready.args.cache.block_table.shape[1];
+  const std::int64_t width = cache_of(ready.args).block_table.shape[1];
   table[static_cast<std::size_t>(width)] = -7;
   table[static_cast<std::size_t>(2 * width)] = INT32_MAX;
   table[static_cast<std::size_t>(2 * width + 1)] = -1;

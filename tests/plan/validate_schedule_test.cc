@@ -151,7 +151,7 @@ TEST(ValidateSchedule, ABatchOf100000FitsItsWorkspaceExactly) {
     schedule(made, lengths, workspace.view());
     EXPECT_TRUE(workspace.guards_intact());
     const auto* header = reinterpret_cast<const planning::ScheduleHeader*>(workspace.bytes().data());
-    EXPECT_EQ(header->units, 100000 * p.kv.kv_heads);
+    EXPECT_EQ(header->units, 100000 * p.kv_heads());
     EXPECT_LE(header->partials, made.info().max_partials);
   }
 }

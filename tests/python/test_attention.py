@@ -1,5 +1,7 @@
 """Attention on NumPy arrays against double precision."""
 
+import pickle
+
 import numpy as np
 import pytest
 from support import DIM, KV_HEADS, Q_HEADS, check, filled_cache, normal
@@ -100,6 +102,44 @@ def test_a_request_alone_has_the_same_bits_when_batch_invariant(rng):
     alone, _, _ = filled_cache(rng, [0])
     alone.append(k[:300], v[:300])
     np.testing.assert_array_equal(ht.attend(q[:1], alone, policy="batch_invariant")[0], together[0])
+
+
+def test_a_plan_over_plain_tensors(rng):
+    cu_kv, cu_q = np.array([0, 30, 70], np.int32), np.array([0, 4, 9], np.int32)
+    spec = ht.KVTensors(KV_HEADS, DIM, "f32", 64)
+    plan = ht.plan(spec, q_heads=Q_HEADS, batch=2, max_kv_len=40, max_q_len=5, q_dtype="f32", lse=True)
+    assert plan.spec is spec and "plain K and V in f32" in plan.describe()
+    assert ht.KVTensors(KV_HEADS, DIM) == ht.KVTensors(KV_HEADS, DIM, "bf16", DIM)
+    for made in (plan, pickle.loads(pickle.dumps(plan))):
+        step = ht.schedule(made, cu_q=cu_q, cu_kv=cu_kv)
+        for _ in range(2):  # layers
+            q, k, v = normal(rng, 9, Q_HEADS, DIM), normal(rng, 70, KV_HEADS, DIM), normal(rng, 70, KV_HEADS, 64)
+            out, lse = ht.attend(q, k=k, v=v, schedule=step)
+            check(out, lse, q, k, v, [4, 5], [30, 40])
+    cache, _, _ = filled_cache(rng, [30, 40])
+    with pytest.raises(ht.InvalidArgumentError, match="^k is given beside cache, .* drop one"):
+        ht.attend(q, cache, k=k, v=v, schedule=step)
+    with pytest.raises(ht.InvalidArgumentError, match="^k and v are absent, but the plan is for tensors: pass them"):
+        ht.attend(q, cache, schedule=step)
+    paged = ht.schedule(ht.plan(cache, q_heads=Q_HEADS, q_dtype="f32"), cache)
+    with pytest.raises(ht.InvalidArgumentError, match="^k and v are present, but the plan is for a paged cache"):
+        ht.attend(q[:2], k=k, v=v, schedule=paged)
+
+
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        (dict(kv_heads=2, head_dim=128, dtype="int8"), "dtype is 'int8', but must be one of f32, f16, bf16"),
+        (dict(kv_heads=2, head_dim=128, dtype=None), "dtype is None"),
+        (dict(kv_heads=2.5, head_dim=128), "kv_heads is 2.5, but must be an integer"),
+        (dict(kv_heads=0, head_dim=128), "kv.kv_heads is 0, but must be 1 to"),
+        (dict(kv_heads=2, head_dim=59), "kv.head_dim is 59, but must be .* use 64"),
+        (dict(kv_heads=2, head_dim=128, v_head_dim=130), "kv.v_head_dim is 130, but must be .* use 192"),
+    ],
+)
+def test_tensors_that_no_plan_takes(arguments, sentence):
+    with pytest.raises(ht.InvalidArgumentError, match=f"^{sentence}"):
+        ht.plan(ht.KVTensors(**arguments), q_heads=8, batch=1, max_kv_len=64)
 
 
 def test_plain_tensors(rng):

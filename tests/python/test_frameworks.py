@@ -162,6 +162,9 @@ def test_torch_operators_write_what_the_caller_allocated(rng, torch):
         got = hot.attend(q, cache, step, **{name: outputs[name] for name in given})
         assert [name for name, x in zip(("out", "lse"), got) if x is outputs[name]] == sorted(given, reverse=True)
         torch.testing.assert_close(got, (truth, truth_lse), rtol=0, atol=0)
+    tensors = ht.KVTensors(KV_HEADS, DIM)
+    with pytest.raises(ht.InvalidArgumentError, match="^plan is for KVTensors, but torch's operators attend over caches"):
+        hot.Step(ht.plan(tensors, q_heads=Q_HEADS, batch=1, max_kv_len=64))
     bare = hot.Step(ht.plan(cache, q_heads=Q_HEADS, q_dtype="f32"))
     hot.schedule(bare, cache)
     out = torch.empty_like(q)

@@ -25,7 +25,7 @@ HWY_INLINE void load_query(const Layer& layer, const Item& item, int row, float*
   const int head = item.kv_head * layer.group + packed % layer.group;
   const TensorView& q = layer.args->q;
   load_row(q.dtype, row_at(q, item.q_first + packed / layer.group, head), layer.head_dim, out);
-  if (layer.plan->problem.kv.rotate_k && layer.paged) hadamard::rotate(out, layer.head_dim);
+  if (layer.rotate_k) hadamard::rotate(out, layer.head_dim);
 }
 
 /// Fills the params of a whole chunk with a static scale and min.

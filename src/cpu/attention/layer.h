@@ -53,6 +53,8 @@ struct Layer {
   int v_dim = 0;
   int page_log2 = 0;
   bool paged = true;
+  bool rotate_k = false;  ///< K is stored rotated: so must Q be
+  bool rotate_v = false;
   const std::int32_t* table = nullptr;  // [batch, max_pages_per_request]
   std::int64_t table_stride = 0;
   std::int64_t num_pages = 0;

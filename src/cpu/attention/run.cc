@@ -86,26 +86,29 @@ Layer make_layer(const Plan::Impl& plan, const AttentionArgs& args) {
   Layer l;
   l.plan = &plan;
   l.args = &args;
-  l.group = problem.q_heads / problem.kv.kv_heads;
-  l.head_dim = problem.kv.head_dim;
-  l.v_dim = problem.kv.v_dim();
-  l.paged = problem.paged;
+  l.group = problem.q_heads / problem.kv_heads();
+  l.head_dim = problem.head_dim();
+  l.v_dim = problem.v_dim();
   if (problem.alibi) l.slopes = static_cast<const float*>(args.alibi_slopes.data);
-  if (!l.paged) {
-    l.k = plain_side(args.k, l.head_dim);
-    l.v = plain_side(args.v, l.v_dim);
+  if (const auto* tensors = std::get_if<KvTensorViews>(&args.kv)) {
+    l.paged = false;
+    l.k = plain_side(tensors->k, l.head_dim);
+    l.v = plain_side(tensors->v, l.v_dim);
     l.maps = &layer_maps(map_key(l.k), map_key(l.v), vector_lanes());
     return l;
   }
-  const PagedKv& cache = args.cache;
-  while ((1 << l.page_log2) < problem.kv.page_size) ++l.page_log2;
+  const auto& spec = std::get<KvCacheSpec>(problem.kv);
+  const auto& cache = std::get<PagedKv>(args.kv);
+  l.rotate_k = spec.rotate_k;
+  l.rotate_v = spec.rotate_v;
+  while ((1 << l.page_log2) < spec.page_size) ++l.page_log2;
   l.table = static_cast<const std::int32_t*>(cache.block_table.data);
   l.table_stride = cache.block_table.strides[0];
   l.pages = static_cast<const std::uint8_t*>(cache.pages.data);
   l.num_pages = cache.pages.shape[0];
   l.page_stride = cache.pages.strides[0];
-  l.k = paged_side(problem.kv, plan.layout, KvPart::kK, cache.k_scale);
-  l.v = paged_side(problem.kv, plan.layout, KvPart::kV, cache.v_scale);
+  l.k = paged_side(spec, plan.layout, KvPart::kK, cache.k_scale);
+  l.v = paged_side(spec, plan.layout, KvPart::kV, cache.v_scale);
   l.maps = &layer_maps(map_key(l.k), map_key(l.v), vector_lanes());
   return l;
 }
@@ -238,7 +241,7 @@ class Runner {
                         : planning::finish_state(state);
       float* out = s.out + r * layer_.v_dim;
       for (int d = 0; d < layer_.v_dim; ++d) out[d] = planning::is_empty(state) ? 0.0f : out[d] * done.scale;
-      if (layer_.paged && problem.kv.rotate_v) hadamard::rotate(out, layer_.v_dim);
+      if (layer_.rotate_v) hadamard::rotate(out, layer_.v_dim);
       store_row(args_.out.dtype, out, layer_.v_dim, row_at(args_.out, token, head));
       if (!problem.lse) continue;
       const TensorView& lse = args_.lse;

@@ -10,6 +10,7 @@
 #include <numbers>
 #include <shared_mutex>
 #include <utility>
+#include <variant>
 
 #include "cuda/attention/workspace.h"
 #include "cuda/device/call.h"
@@ -70,6 +71,8 @@ void allow_shared_memory_once(const CompiledKernel& kernel, int device) {
 
 AttentionParams attention_params(const Plan::Impl& plan, const AttentionArgs& args, std::byte* base) {
   const AttentionProblem& problem = plan.problem;
+  const auto& spec = std::get<KvCacheSpec>(problem.kv);
+  const auto& cache = std::get<PagedKv>(args.kv);
   const planning::Workspace workspace = planning::carve_workspace(plan, base);
   const BackendParts parts = backend_parts(plan, workspace);
   static constexpr int kNoLimit = INT_MAX / 2;  // a position plus this still fits
@@ -79,9 +82,9 @@ AttentionParams attention_params(const Plan::Impl& plan, const AttentionArgs& ar
   p.arrivals = parts.arrivals;
   p.partial_out = workspace.partial_out;
   p.partial_state_log2 = workspace.partial_state;
-  p.cache = cache_view(args.cache, plan.layout);
-  p.k = param_view(problem.kv.k_format, args.cache.k_scale);
-  p.v = param_view(problem.kv.v_format, args.cache.v_scale);
+  p.cache = cache_view(cache, plan.layout);
+  p.k = param_view(spec.k_format, cache.k_scale);
+  p.v = param_view(spec.v_format, cache.v_scale);
   p.q = args.q.data;
   p.q_tokens = args.q.shape[0];
   p.q_token_stride = args.q.strides[0];
@@ -103,11 +106,11 @@ AttentionParams attention_params(const Plan::Impl& plan, const AttentionArgs& ar
   p.q_aligned = rows_aligned(args.q);
   p.q_type = problem.q_dtype;
   p.out_type = problem.out_dtype;
-  p.rotate_k = problem.kv.rotate_k;
-  p.rotate_v = problem.kv.rotate_v;
+  p.rotate_k = spec.rotate_k;
+  p.rotate_v = spec.rotate_v;
   p.cache_settled = args.cache_settled;
-  p.parts[0] = page::part_of(problem.kv, plan.layout, KvPart::kK);
-  p.parts[1] = page::part_of(problem.kv, plan.layout, KvPart::kV);
+  p.parts[0] = page::part_of(spec, plan.layout, KvPart::kK);
+  p.parts[1] = page::part_of(spec, plan.layout, KvPart::kV);
   return p;
 }
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <variant>
 
 #include "cuda/attention/host.h"
 #include "cuda/decode/config.h"
@@ -32,7 +33,7 @@ const Compiled& compiled_kernels() {
 
 /// Row of kDecodeTable for units of `rows` packed rows (0: of any number); -1 if there is none.
 int find_table_row(const AttentionProblem& problem, int rows) {
-  const KvCacheSpec& kv = problem.kv;
+  const auto& kv = std::get<KvCacheSpec>(problem.kv);
   if (kv.v_dim() != kv.head_dim) return -1;
   if (problem.q_dtype == DType::kFloat32 || problem.out_dtype == DType::kFloat32) return -1;
   return find_row(kv, rows);
@@ -41,7 +42,7 @@ int find_table_row(const AttentionProblem& problem, int rows) {
 }  // namespace
 
 int decode_variant(const AttentionProblem& problem, const planning::Kernel& kernel) {
-  if (!problem.paged) return -1;
+  if (!problem.is_paged()) return -1;
   if (!kernel.universal) return find_table_row(problem, kernel.row_block);
   return find_table_row(problem, 0) < 0 ? kUniversalKernel : -1;
 }
@@ -49,9 +50,9 @@ int decode_variant(const AttentionProblem& problem, const planning::Kernel& kern
 void run_decode(const Plan::Impl& plan, const AttentionArgs& args, std::byte* workspace, Stream stream) {
   const bool universal = plan.variant == kUniversalKernel;
   if (!universal) check_out(args);
-  const KvCacheSpec& kv = plan.problem.kv;
+  const AttentionProblem& problem = plan.problem;
   const CompiledKernel kernel =
-      universal ? universal_kernel(kv.head_dim, kv.v_dim()) : compiled_kernels()[plan.variant];
+      universal ? universal_kernel(problem.head_dim(), problem.v_dim()) : compiled_kernels()[plan.variant];
   if (kernel.function == nullptr) {
     throw Error(ErrorCode::kInternal,
                 fmt::format("decode kernel {} is not in this build: rebuild halftone.", plan.variant));
