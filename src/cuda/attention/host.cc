@@ -68,17 +68,18 @@ void allow_shared_memory_once(const CompiledKernel& kernel, int device) {
 
 }  // namespace
 
-AttentionParams attention_params(const Plan::Impl& plan, const AttentionArgs& args, std::byte* base) {
+AttentionParams attention_params(const Plan::Impl& plan, const AttentionArgs& args,
+                                 const planning::Workspace& workspace, std::size_t index) {
   const AttentionProblem& problem = plan.problem;
-  const planning::Workspace workspace = planning::carve_workspace(plan, base);
-  const BackendParts parts = backend_parts(plan, workspace);
+  const planning::PassWorkspace& pass = workspace.passes[index];
+  const BackendParts parts = backend_parts(plan.passes()[index], pass);
   static constexpr int kNoLimit = INT_MAX / 2;  // a position plus this still fits
   AttentionParams p{};
-  p.schedule = workspace.schedule;
+  p.schedule = pass.schedule;
   p.list = parts.list;
   p.arrivals = parts.arrivals;
-  p.partial_out = workspace.partial_out;
-  p.partial_state_log2 = workspace.partial_state;
+  p.partial_out = pass.partial_out;
+  p.partial_state_log2 = pass.partial_state;
   p.cache = cache_view(args.cache, plan.layout);
   p.k = param_view(problem.kv.k_format, args.cache.k_scale);
   p.v = param_view(problem.kv.v_format, args.cache.v_scale);
@@ -105,7 +106,10 @@ AttentionParams attention_params(const Plan::Impl& plan, const AttentionArgs& ar
   p.out_type = problem.out_dtype;
   p.rotate_k = problem.kv.rotate_k;
   p.rotate_v = problem.kv.rotate_v;
-  p.cache_settled = args.cache_settled;
+  p.checks_inputs = index == 0;
+  // The kernel of an earlier pass writes nothing that is read ahead, and lets this one start only when all
+  // that came before it has ended.
+  p.cache_settled = args.cache_settled || index > 0;
   p.parts[0] = page::part_of(problem.kv, plan.layout, KvPart::kK);
   p.parts[1] = page::part_of(problem.kv, plan.layout, KvPart::kV);
   return p;
