@@ -43,9 +43,8 @@ std::vector<Choice> choose_kernels(const Backend& backend, const AttentionProble
   Choice few = choose_kernel(backend, problem, group), many = choose_kernel(backend, problem, rows);
   if (many.index < 0) return {};
   const Kernel &few_rows = backend.kernels[few.index], &many_rows = backend.kernels[many.index];
-  const std::string bound =
-      fmt::format("{} packed row{} per request and KV head (max_q_len {} x {})", rows, rows == 1 ? "" : "s",
-                  problem.max_q_len, query_heads(group));
+  const std::string bound = fmt::format("{} packed row{} per request and KV head (max_q_len {} x {})", rows,
+                                        rows == 1 ? "" : "s", problem.max_q_len, query_heads(group));
   if (by_request && rows <= few_rows.max_rows) {
     few.reason = fit(fmt::format("batch_invariant: {} per KV head", query_heads(group)), group, few_rows);
     return {std::move(few)};
@@ -59,8 +58,8 @@ std::vector<Choice> choose_kernels(const Backend& backend, const AttentionProble
   few.reason = fmt::format("requests of at most {} packed rows per KV head (queries x {})", few.max_rows,
                            query_heads(group));
   many.min_rows = few.max_rows + 1;
-  many.reason = fit(fmt::format("the other requests, of up to {}", bound), INT64_MAX,
-                    backend.kernels[many.index]);
+  many.reason =
+      fit(fmt::format("the other requests, of up to {}", bound), INT64_MAX, backend.kernels[many.index]);
   return {std::move(few), std::move(many)};
 }
 

@@ -18,7 +18,7 @@ struct Plan::Impl {
   const planning::Backend* backend = nullptr;
   float scale = 0;                      ///< resolved: never 0
   planning::WorkspaceParams workspace;  ///< with the passes
-  PageLayout layout;     ///< paged only
+  PageLayout layout;                    ///< paged only
   std::uint64_t id = 0;  ///< equal for equal problems on the same number of workers; marks a schedule
 
   std::span<const planning::Pass> passes() const {

@@ -10,7 +10,8 @@ namespace halftone::testing {
 namespace {
 
 /// 4 packed rows per query.
-AttentionCase mixed_case(const std::string& format, SplitPolicy policy, const std::vector<Request>& requests) {
+AttentionCase mixed_case(const std::string& format, SplitPolicy policy,
+                         const std::vector<Request>& requests) {
   AttentionCase row;
   row.requests = requests;
   row.q_heads = 4;
@@ -42,15 +43,9 @@ TEST_P(Passes, BatchInvariantBitsDoNotDependOnLongNeighbours) {
   const int prompt = kSanitized ? 500 : 4096;
   for (const char* format : {"int8-head", "bf16", "int4-g32"}) {
     const int most = short_queries(format);
-    const Problem p = make_problem(mixed_case(format, SplitPolicy::kBatchInvariant,
-                                              {{1, 700},
-                                               {prompt, prompt},
-                                               {most, 900},
-                                               {0, 50},
-                                               {most + 1, 900},
-                                               {1, 9000},
-                                               {1, 0},
-                                               {40, 2100}}));
+    const Problem p = make_problem(mixed_case(
+        format, SplitPolicy::kBatchInvariant,
+        {{1, 700}, {prompt, prompt}, {most, 900}, {0, 50}, {most + 1, 900}, {1, 9000}, {1, 0}, {40, 2100}}));
     const Outputs expected = run(p);
     const auto expect_same = [&](const std::vector<std::size_t>& chosen, bool own_bounds) {
       const Problem s = select(p, chosen, own_bounds);
@@ -102,8 +97,9 @@ TEST_P(Passes, MixedBatchesAreWithinTolerance) {
 TEST_P(Passes, OneWorkspaceServesEveryMixOfSteps) {
   const std::string format = "int8-head";
   const std::vector<Request> longest = {{60, 400}, {60, 900}, {60, 64}, {60, 1500}};
-  const std::vector<std::vector<std::int32_t>> steps = {
-      {1, 1, 1, 1}, {60, 1, 0, 1}, {60, 60, 60, 60}, {0, 0, 0, 0}, {1, 2, 20, 1}, {0, 60, 0, 0}, {1, 1, 1, 1}};
+  const std::vector<std::vector<std::int32_t>> steps = {{1, 1, 1, 1}, {60, 1, 0, 1}, {60, 60, 60, 60},
+                                                        {0, 0, 0, 0}, {1, 2, 20, 1}, {0, 60, 0, 0},
+                                                        {1, 1, 1, 1}};
   for (const SplitPolicy policy : {SplitPolicy::kReproducible, SplitPolicy::kBatchInvariant}) {
     const Problem whole = make_problem(mixed_case(format, policy, longest));
     const Plan plan = runner().plan(whole);

@@ -67,7 +67,8 @@ static void information(void) {
   CHECK_OK(halftone_plan_destroy(plan));
 }
 
-/* Prompts beside single tokens: two passes, and a caller whose struct ends before them hears of the longer. */
+/* Prompts beside single tokens: two passes, and a caller whose struct ends before them hears of the longer.
+ */
 static void passes(void) {
   halftone_attention_problem problem = valid_problem();
   halftone_plan_info info, older;

@@ -94,6 +94,7 @@ Lengths lengths_from(fuzz::Input& in, const AttentionProblem& p) {
     if (how == 0xff) return in.take<std::int32_t>();
     if (how < 32) return 0;
     if (how < 96) return max;
+    if (how >= 224) return std::min(max, 1);  // a single token, maybe beside prompts
     return in.range(0, std::min(max, 65535));
   };
   const auto sum = [](std::int32_t a, std::int32_t b) {
@@ -165,7 +166,8 @@ Keys keys_of_rows(const AttentionProblem& p, std::int64_t q_len, std::int64_t kv
 /// Plays a pass's schedule as a backend would, with key ranges in place of partial results.
 class Replay {
  public:
-  Replay(const AttentionProblem& problem, const PlanInfo& plan, const PassInfo& info, const Schedule& schedule)
+  Replay(const AttentionProblem& problem, const PlanInfo& plan, const PassInfo& info,
+         const Schedule& schedule)
       : plan_(plan), info_(info), schedule_(schedule), slots_(static_cast<std::size_t>(info.max_partials)) {
     for (std::int32_t r = 0; r < problem.batch; ++r) {
       const std::int32_t q_len = schedule.cu_q[r + 1] - schedule.cu_q[r];

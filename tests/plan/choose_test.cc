@@ -72,8 +72,8 @@ std::vector<std::string> choices(const planning::Backend& backend, int group, in
   std::vector<std::string> all;
   for (const planning::Choice& c : planning::choose_kernels(backend, p)) {
     const std::string end = c.max_rows == INT32_MAX ? "" : fmt::format("{}", c.max_rows);
-    all.push_back(fmt::format("{} {}-{}", backend.kernels[static_cast<std::size_t>(c.index)].name, c.min_rows,
-                              end));
+    all.push_back(
+        fmt::format("{} {}-{}", backend.kernels[static_cast<std::size_t>(c.index)].name, c.min_rows, end));
   }
   return all;
 }
@@ -81,7 +81,8 @@ std::vector<std::string> choices(const planning::Backend& backend, int group, in
 using Names = std::vector<std::string>;
 
 TEST(ChooseKernels, OneForTheBoundsIfItFits) {
-  const auto backend = backend_of_rows([](const auto&, const planning::Kernel& k) { return k.universal ? -1 : 0; });
+  const auto backend =
+      backend_of_rows([](const auto&, const planning::Kernel& k) { return k.universal ? -1 : 0; });
   constexpr auto kPolicy = SplitPolicy::kReproducible;
   EXPECT_EQ(choices(backend, 4, 1, kPolicy), Names{"rows-8 0-"});
   EXPECT_EQ(choices(backend, 4, 4, kPolicy), Names{"rows-16 0-"});
@@ -92,7 +93,8 @@ TEST(ChooseKernels, OneForTheBoundsIfItFits) {
 
 /// The kernel of a request of so many packed rows depends on the group alone, never on max_q_len.
 TEST(ChooseKernels, BatchInvariantGoesByTheRequest) {
-  const auto backend = backend_of_rows([](const auto&, const planning::Kernel& k) { return k.universal ? -1 : 0; });
+  const auto backend =
+      backend_of_rows([](const auto&, const planning::Kernel& k) { return k.universal ? -1 : 0; });
   constexpr auto kPolicy = SplitPolicy::kBatchInvariant;
   EXPECT_EQ(choices(backend, 4, 2, kPolicy), Names{"rows-8 0-"}) << "no request can have more than 8 rows";
   for (const int q_len : {3, 4, 5, 1000}) {
@@ -109,7 +111,8 @@ TEST(ChooseKernels, BatchInvariantGoesByTheRequest) {
 TEST(ChooseKernels, AmongTheRowsThatServeTheProblem) {
   const auto up_to_16 = backend_of_rows(
       [](const auto&, const planning::Kernel& k) { return k.universal || k.max_rows == 0 ? -1 : 0; });
-  const auto universal = backend_of_rows([](const auto&, const planning::Kernel& k) { return k.universal ? 0 : -1; });
+  const auto universal =
+      backend_of_rows([](const auto&, const planning::Kernel& k) { return k.universal ? 0 : -1; });
   const auto none = backend_of_rows([](const auto&, const planning::Kernel&) { return -1; });
   for (const SplitPolicy policy : {SplitPolicy::kReproducible, SplitPolicy::kBatchInvariant}) {
     EXPECT_EQ(choices(up_to_16, 4, 100, policy), (Names{"rows-8 0-8", "rows-16 9-"}));
@@ -129,7 +132,8 @@ TEST(Passes, AreDescribed) {
        {"pass       1 of 2: requests of 1 to 16 packed rows\nconfig     cpu-decode (",
         "reason     requests of at most 16 packed rows per KV head (queries x 4 query heads)\n",
         "pass       2 of 2: requests of 17 to 4000 packed rows\nconfig     cpu-prefill (",
-        "reason     the other requests, of up to 4000 packed rows per request and KV head (max_q_len 1000 x 4 "
+        "reason     the other requests, of up to 4000 packed rows per request and KV head (max_q_len 1000 x "
+        "4 "
         "query heads), 64 at a time\n"}) {
     EXPECT_NE(text.find(part), std::string::npos) << part << " is not in\n" << text;
   }
@@ -140,8 +144,8 @@ TEST(Passes, AreDescribed) {
   view.cu_q = TensorView::contiguous(cu_q.data(), DType::kInt32, {5});
   view.kv_lengths = TensorView::contiguous(kv_lengths.data(), DType::kInt32, {4});
   const std::string explained = planning::explain(plan(p), view);
-  for (const char* part : {"\nPass 1 of 2, cpu-decode:\n16 units, ", "\nPass 2 of 2, cpu-prefill:\n504 units, ",
-                           "1005 queries, 2400 keys, "}) {
+  for (const char* part : {"\nPass 1 of 2, cpu-decode:\n16 units, ",
+                           "\nPass 2 of 2, cpu-prefill:\n504 units, ", "1005 queries, 2400 keys, "}) {
     EXPECT_NE(explained.find(part), std::string::npos) << part << " is not in\n" << explained;
   }
 }

@@ -1,6 +1,6 @@
 // Builds schedules on the device: one block for each pass of a plan runs the phases of
-// planning::build_schedule in parallel. The blocks do not meet: each writes the lengths that the passes share,
-// and reads what it has written.
+// planning::build_schedule in parallel. The blocks do not meet: each writes the lengths that the passes
+// share, and reads what it has written.
 #pragma once
 
 #include "cuda/schedule/params.h"
@@ -153,7 +153,8 @@ __device__ inline void build_schedule_block(const ScheduleBuildParams& p, const 
     slots_before += total[0];
   }
   __syncthreads();
-  for (std::int64_t i = thread; i < slots_before * kArrivalCounters; i += kScheduleThreads) pass.arrivals[i] = 0;
+  for (std::int64_t i = thread; i < slots_before * kArrivalCounters; i += kScheduleThreads)
+    pass.arrivals[i] = 0;
   for (int w = thread; w < header.active; w += kScheduleThreads) list_items(s, pass.list, w);
   if (thread == 0) {
     header.partials = static_cast<std::int32_t>(slots_before);
