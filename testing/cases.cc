@@ -353,6 +353,19 @@ AttentionCase find_case(std::string_view name) {
                           "\"");
 }
 
+namespace {
+
+/// Single tokens beside prompts, and requests on both sides of where a kernel's packed rows end.
+void mix_lengths(AttentionCase& row, Random& random) {
+  const int group = row.q_heads / row.kv_heads;
+  for (Request& r : row.requests) {
+    const int fits = std::max(1, random.pick(std::array{8, 16, 48, 64}) / group);
+    r.q_len = random.pick(std::array{0, 1, 1, fits, fits + 1, 70});
+  }
+}
+
+}  // namespace
+
 AttentionCase random_case(std::uint64_t seed) {
   Random random(seed * 2 + 1);
   AttentionCase row;
@@ -406,6 +419,7 @@ AttentionCase random_case(std::uint64_t seed) {
     row.k_format = pair.k;
     row.v_format = pair.v;
   }
+  if (random.chance(0.2)) mix_lengths(row, random);  // likewise
   return row;
 }
 

@@ -120,8 +120,9 @@ std::string rows_text(std::span<const Kernel> table, std::size_t row) {
 
 std::string chosen(const NamedBackend& b, const AttentionProblem& problem) {
   if (!b.built()) return "not built";
-  const int index = planning::choose_kernel(*b.backend, problem).index;
-  return index < 0 ? "-" : std::string(b.backend->kernels[static_cast<std::size_t>(index)].name);
+  const std::vector<planning::Choice> choices = planning::choose_kernels(*b.backend, problem);
+  if (choices.empty()) return "-";
+  return std::string(b.backend->kernels[static_cast<std::size_t>(choices.back().index)].name);
 }
 
 void print_formats(Terminal& terminal, const NamedBackend& b) {

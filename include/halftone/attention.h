@@ -27,7 +27,8 @@ struct Mask {
 enum class SplitPolicy : std::uint8_t {
   kFast,            ///< balanced; work may move between workers at run time
   kReproducible,    ///< balanced; the same plan, lengths and input give the same bits
-  kBatchInvariant,  ///< splits at absolute positions: a request's bits do not depend on its neighbours
+  kBatchInvariant,  ///< splits at absolute positions: a request's bits do not depend on its neighbours, nor
+                    ///< on max_q_len and max_kv_len
 };
 
 /// Plain K and V tensors, as a problem describes them where there is no cache. CPU only.
@@ -74,10 +75,27 @@ struct AttentionProblem {
   }
 };
 
-/// What a plan decided; `describe()` prints it.
+/// A kernel of a plan and the requests that it serves: run() passes over the batch once for each. A request
+/// belongs to the pass whose range has its packed rows (queries times query heads per KV head), whatever the
+/// other requests are.
+struct PassInfo {
+  std::string config;             ///< name of the row of the configuration table
+  std::string reason;             ///< why this row
+  int min_rows = 0;               ///< packed rows of a request, at the bounds
+  int max_rows = 0;               ///< likewise
+  int row_block = 0;              ///< packed query rows of one work unit
+  int kv_tile = 0;                ///< tokens: the granularity of splits
+  int split_tokens = 0;           ///< batch_invariant: distance of the split boundaries; else 0
+  std::int64_t max_units = 0;     ///< (request, KV head, row block) triples at the bounds
+  std::int64_t max_partials = 0;  ///< partial results that fit into the workspace
+};
+
+/// What a plan decided; `describe()` prints it. Fields that PassInfo has, too, are those of the last pass,
+/// which serves the longest requests.
 struct PlanInfo {
-  std::string config;  ///< name of the row of the configuration table
-  std::string reason;  ///< why this row
+  std::vector<PassInfo> passes;  ///< one or two, that of few packed rows first
+  std::string config;            ///< name of the row of the configuration table
+  std::string reason;            ///< why this row
   int workers = 0;
   int group = 0;                     ///< query heads per KV head
   int row_block = 0;                 ///< packed query rows of one work unit
@@ -154,11 +172,11 @@ struct AttentionArgs {
   bool cache_settled = false;
 };
 
-/// Computes attention. `workspace` must hold a schedule of this plan and serves one run() at a time, see
-/// schedule(). A row that sees no key gives zeros and LSE -inf. Method: online softmax (arXiv:1805.02867)
-/// over tiles (FlashAttention, arXiv:2205.14135), split-KV merge as in Flash-Decoding; logits, softmax and
-/// accumulation in fp32. CPU: on as many of OpenMP's threads as the system starts; on one, with the same
-/// bits, in a process forked after calls on several.
+/// Computes attention, in one pass or two over the batch (PlanInfo::passes). `workspace` must hold a schedule
+/// of this plan and serves one run() at a time, see schedule(). A row that sees no key gives zeros and LSE
+/// -inf. Method: online softmax (arXiv:1805.02867) over tiles (FlashAttention, arXiv:2205.14135), split-KV
+/// merge as in Flash-Decoding; logits, softmax and accumulation in fp32. CPU: on as many of OpenMP's threads
+/// as the system starts; on one, with the same bits, in a process forked after calls on several.
 HALFTONE_API void run(const Plan& plan, const AttentionArgs& args, const TensorView& workspace,
                       Stream stream = nullptr);
 

@@ -385,21 +385,25 @@ HALFTONE_API halftone_status halftone_plan_create(const halftone_attention_probl
 /* Ends a plan; NULL is allowed. */
 HALFTONE_API halftone_status halftone_plan_destroy(halftone_plan* plan);
 
-/* What a plan decided. */
+/* What a plan decided. With two passes, requests of at most short_rows packed rows (queries times query heads
+ * per KV head) are short_config's; the other fields are about the pass of the others. */
 typedef struct halftone_plan_info {
   size_t struct_size;
   uint32_t abi_version;
   int32_t workers;
-  const char* config;      /* name of the row of the configuration table; owned by the plan */
-  const char* reason;      /* why this row; owned by the plan */
-  int32_t group;           /* query heads per KV head */
-  int32_t row_block;       /* packed query rows of one work unit */
-  int32_t kv_tile;         /* tokens: the granularity of splits */
-  int32_t split_tokens;    /* batch_invariant: distance of the split boundaries in tokens; else 0 */
-  int64_t max_units;       /* (request, KV head, row block) triples at the bounds */
-  int64_t max_partials;    /* partial results that fit into the workspace */
-  int64_t schedule_bytes;  /* part of the workspace that halftone_schedule() fills */
-  int64_t workspace_bytes; /* the whole workspace */
+  const char* config;       /* name of the row of the configuration table; owned by the plan */
+  const char* reason;       /* why this row; owned by the plan */
+  int32_t group;            /* query heads per KV head */
+  int32_t row_block;        /* packed query rows of one work unit */
+  int32_t kv_tile;          /* tokens: the granularity of splits */
+  int32_t split_tokens;     /* batch_invariant: distance of the split boundaries in tokens; else 0 */
+  int64_t max_units;        /* (request, KV head, row block) triples at the bounds */
+  int64_t max_partials;     /* partial results that fit into the workspace */
+  int64_t schedule_bytes;   /* part of the workspace that halftone_schedule() fills */
+  int64_t workspace_bytes;  /* the whole workspace */
+  int32_t passes;           /* that halftone_run() makes over the batch: 1 or 2 */
+  int32_t short_rows;       /* 0 with one pass */
+  const char* short_config; /* likewise NULL; owned by the plan */
 } halftone_plan_info;
 HALFTONE_API halftone_status halftone_plan_info_init(halftone_plan_info* info, size_t struct_size);
 

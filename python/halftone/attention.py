@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NoReturn
 
@@ -12,6 +13,15 @@ from .spec import KVCacheSpec, KVTensors
 
 _POLICIES = ("fast", "reproducible", "batch_invariant")
 _OPTIONS = ("causal", "window_left", "window_right", "scale", "softcap", "policy", "workers", "out_dtype")
+
+
+def _plain(value: Any) -> Any:
+    """tvm_ffi's texts, maps and arrays as Python's own."""
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    return [_plain(v) for v in value] if isinstance(value, Sequence) else value
 
 
 class Plan(_check.Fixed):
@@ -36,10 +46,8 @@ class Plan(_check.Fixed):
             )
         else:
             self._native = _native.plan(spec._native, self.options)
-        self.info: dict[str, Any] = {
-            str(k): str(v) if isinstance(v, str) else v for k, v in _native.plan_info(self._native).items()
-        }
-        """The configuration and why it was chosen, the fields of C++'s ``PlanInfo``."""
+        self.info: dict[str, Any] = _plain(_native.plan_info(self._native))
+        """The configuration and why it was chosen, the fields of C++'s ``PlanInfo``; ``passes`` is a list of dicts."""
         self.workspace_bytes: int = self.info["workspace_bytes"]
         self.out_dtype: str = self.options["out_dtype"]
         self.lse: bool = self.options["lse"]
@@ -53,7 +61,8 @@ class Plan(_check.Fixed):
         return str(_native.describe(self._native))
 
     def __repr__(self) -> str:
-        return f"Plan({self.info['config']}, batch={self.options['batch']}, device={self.device})"
+        configs = " + ".join(p["config"] for p in self.info["passes"])
+        return f"Plan({configs}, batch={self.options['batch']}, device={self.device})"
 
 
 @lru_cache(maxsize=256)
@@ -103,7 +112,7 @@ def plan(
         sinks: a logit for each head joins the softmax's denominator (arXiv:2309.17453).
         lse: write the log of the sum of exponentials.
         policy: how the keys of a request are split over workers: "fast", "reproducible" (same plan, lengths and input:
-            same bits) or "batch_invariant" (a request's bits do not depend on its neighbours).
+            same bits) or "batch_invariant" (a request's bits do not depend on its neighbours, nor on the bounds).
         workers: 0 for one per SM or CPU thread; else 1 to 65536.
 
     Raises:

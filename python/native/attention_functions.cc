@@ -72,10 +72,27 @@ Ref<PlanObj> make_plan_tensors(const String& dtype, int kv_heads, int head_dim, 
   });
 }
 
+Options pass_info(const PassInfo& i) {
+  Options fields;
+  fields.Set("config", String(i.config));
+  fields.Set("reason", String(i.reason));
+  fields.Set("min_rows", i.min_rows);
+  fields.Set("max_rows", i.max_rows);
+  fields.Set("row_block", i.row_block);
+  fields.Set("kv_tile", i.kv_tile);
+  fields.Set("split_tokens", i.split_tokens);
+  fields.Set("max_units", i.max_units);
+  fields.Set("max_partials", i.max_partials);
+  return fields;
+}
+
 Options plan_info(const Ref<PlanObj>& plan) {
   return guarded([&] {
     const PlanInfo& i = plan->plan.info();
     Options fields;
+    Array<Options> passes;
+    for (const PassInfo& pass : i.passes) passes.push_back(pass_info(pass));
+    fields.Set("passes", passes);
     fields.Set("config", String(i.config));
     fields.Set("reason", String(i.reason));
     fields.Set("workers", i.workers);

@@ -167,6 +167,11 @@ halftone_status halftone_plan_get_info(const halftone_plan* plan, halftone_plan_
       out.split_tokens = from.split_tokens;
       out.max_units = from.max_units;
       out.max_partials = from.max_partials;
+      out.passes = static_cast<int32_t>(from.passes.size());
+      if (from.passes.size() > 1) {
+        out.short_rows = from.passes.front().max_rows;
+        out.short_config = from.passes.front().config.c_str();
+      }
       out.schedule_bytes = from.schedule_bytes;
       out.workspace_bytes = from.workspace_bytes;
       return out;

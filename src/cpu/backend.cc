@@ -24,7 +24,7 @@ const planning::Backend& backend() {
       .extra_bytes = [](int, std::int64_t) { return std::int64_t{0}; },
       .schedule =
           [](const Plan::Impl& plan, const SequenceLengths& lengths, std::byte* workspace, Stream) {
-            planning::fill_schedule(plan, lengths, planning::carve_workspace(plan, workspace).schedule);
+            planning::fill_schedules(plan, lengths, planning::carve_workspace(plan, workspace));
           },
       .run = [](const Plan::Impl& plan, const AttentionArgs& args, std::byte* workspace,
                 Stream) { cpu::run(plan, args, workspace); },

@@ -3,9 +3,12 @@
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
+#include <array>
+#include <span>
 #include <variant>
 
 #include "cuda/append/host.h"
+#include "cuda/attention/host.h"
 #include "cuda/attention/workspace.h"
 #include "cuda/decode/host.h"
 #include "cuda/dequantize/host.h"
@@ -62,8 +65,17 @@ std::int64_t extra_bytes(int workers, std::int64_t partials) {
   return backend_parts(planning::Carver(nullptr), workers, partials).bytes;
 }
 
+/// The passes one after another, each kernel beginning while the one before it ends. All kernels are found
+/// before the first one is launched.
 void run(const Plan::Impl& plan, const AttentionArgs& args, std::byte* workspace, Stream stream) {
-  if (plan.problem.batch > 0) run_decode(plan, args, workspace, stream);
+  if (plan.problem.batch == 0) return;
+  const std::span<const planning::Pass> passes = plan.passes();
+  std::array<CompiledKernel, planning::kMaxPasses> kernels;
+  for (std::size_t i = 0; i < passes.size(); ++i) kernels[i] = decode_kernel(plan, passes[i], args);
+  const planning::Workspace parts = planning::carve_workspace(plan, workspace);
+  for (std::size_t i = 0; i < passes.size(); ++i) {
+    launch(kernels[i], attention_params(plan, args, parts, i), plan, stream);
+  }
 }
 
 }  // namespace

@@ -114,7 +114,7 @@ HT_HOST_DEVICE constexpr void build_schedule(const Schedule& s, std::uint64_t pl
   h.total_q = s.cu_q[s.params.batch];
   std::int64_t steps = 0, units = 0, least = INT64_MAX, most = 0;
   for (std::int32_t r = 0; r < s.params.batch; ++r) {
-    const std::int32_t q_len = q_length(s, r);
+    const std::int32_t q_len = served_queries(s, r);
     const std::int64_t own = head_steps(s.params, q_len, s.kv_lengths[r]);
     h.total_kv += s.kv_lengths[r];
     s.first_step[r] = steps;
@@ -129,7 +129,9 @@ HT_HOST_DEVICE constexpr void build_schedule(const Schedule& s, std::uint64_t pl
   units = 0;
   for (std::int32_t r = 0; h.unit_cost > 0 && r <= s.params.batch; ++r) {
     s.first_step[r] += units * h.unit_cost;
-    if (r < s.params.batch) units += std::int64_t{row_blocks(s.params, q_length(s, r))} * s.params.kv_heads;
+    if (r < s.params.batch) {
+      units += std::int64_t{row_blocks(s.params, served_queries(s, r))} * s.params.kv_heads;
+    }
   }
   divide_steps(s);
   for (std::int32_t w = 0; w <= h.active; ++w) locate_worker(s, w);
@@ -165,9 +167,15 @@ constexpr std::int32_t max_unit_steps(const ScheduleParams& p) {
   return steps < 1 ? 1 : static_cast<std::int32_t>(steps);
 }
 
+/// Packed rows of a request that the schedule serves, at the bounds.
+constexpr std::int64_t max_served_rows(const ScheduleParams& p) {
+  const std::int64_t rows = std::int64_t{p.max_q_len} * p.group;
+  return rows < p.max_rows ? rows : p.max_rows;
+}
+
 /// Units at the bounds.
 constexpr std::int64_t max_units(const ScheduleParams& p) {
-  const std::int64_t blocks = (std::int64_t{p.max_q_len} * p.group + p.row_block - 1) / p.row_block;
+  const std::int64_t blocks = (max_served_rows(p) + p.row_block - 1) / p.row_block;
   return saturating_product(saturating_product(p.batch, p.kv_heads), blocks);
 }
 

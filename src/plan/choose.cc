@@ -1,21 +1,17 @@
 #include <fmt/format.h>
 
+#include <cstdint>
+#include <utility>
+
 #include "plan/backend.h"
 
 namespace halftone::planning {
+namespace {
 
-Choice choose_kernel(const Backend& backend, const AttentionProblem& problem) {
-  const std::int64_t group = problem.q_heads / problem.kv_heads();
-  std::int64_t rows = group * problem.max_q_len;
-  std::string count =
-      fmt::format("{} packed row{} per request and KV head (max_q_len {} x {} query head{})", rows,
-                  rows == 1 ? "" : "s", problem.max_q_len, group, group == 1 ? "" : "s");
-  if (!backend.rows_share_bits && problem.policy == SplitPolicy::kBatchInvariant) {
-    // Chosen without max_q_len, so that bits do not depend on the longest request of the batch.
-    rows = group;
-    count = fmt::format("batch_invariant: {} query head{} per KV head", group, group == 1 ? "" : "s");
-  }
-  Choice choice{-1, -1, {}};
+/// The smallest unit that holds `rows` packed rows, else the largest; index -1 if no row serves the problem.
+Choice choose_kernel(const Backend& backend, const AttentionProblem& problem, std::int64_t rows) {
+  Choice choice;
+  choice.index = choice.variant = -1;
   for (int i = 0; i < static_cast<int>(backend.kernels.size()); ++i) {
     const int variant = backend.variant(problem, backend.kernels[i]);
     if (variant < 0) continue;
@@ -23,13 +19,48 @@ Choice choose_kernel(const Backend& backend, const AttentionProblem& problem) {
     choice.variant = variant;
     if (rows <= backend.kernels[i].max_rows) break;
   }
-  if (choice.index >= 0) {
-    const Kernel& chosen = backend.kernels[choice.index];
-    choice.reason = rows <= chosen.max_rows ? fmt::format("{}, at most {}", count, chosen.max_rows)
-                                            : fmt::format("{}, {} at a time", count, chosen.row_block);
-    if (chosen.universal) choice.reason += "; no other kernel has these formats, dims and types";
-  }
   return choice;
+}
+
+std::string query_heads(std::int64_t group) {
+  return fmt::format("{} query head{}", group, group == 1 ? "" : "s");
+}
+
+/// `count` packed rows and how a unit of the kernel holds them.
+std::string fit(const std::string& count, std::int64_t rows, const Kernel& kernel) {
+  std::string text = rows <= kernel.max_rows ? fmt::format("{}, at most {}", count, kernel.max_rows)
+                                             : fmt::format("{}, {} at a time", count, kernel.row_block);
+  if (kernel.universal) text += "; no other kernel has these formats, dims and types";
+  return text;
+}
+
+}  // namespace
+
+std::vector<Choice> choose_kernels(const Backend& backend, const AttentionProblem& problem) {
+  const std::int64_t group = problem.q_heads / problem.kv_heads(), rows = group * problem.max_q_len;
+  // Then bits depend on the kernel, which a request must have whatever the others' lengths and bounds are.
+  const bool by_request = !backend.rows_share_bits && problem.policy == SplitPolicy::kBatchInvariant;
+  Choice few = choose_kernel(backend, problem, group), many = choose_kernel(backend, problem, rows);
+  if (many.index < 0) return {};
+  const Kernel &few_rows = backend.kernels[few.index], &many_rows = backend.kernels[many.index];
+  const std::string bound = fmt::format("{} packed row{} per request and KV head (max_q_len {} x {})", rows,
+                                        rows == 1 ? "" : "s", problem.max_q_len, query_heads(group));
+  if (by_request && rows <= few_rows.max_rows) {
+    few.reason = fit(fmt::format("batch_invariant: {} per KV head", query_heads(group)), group, few_rows);
+    return {std::move(few)};
+  }
+  if (few.index == many.index || (!by_request && rows <= many_rows.max_rows)) {
+    many.reason = fit(bound, rows, many_rows);
+    return {std::move(many)};
+  }
+  if (by_request) many = choose_kernel(backend, problem, INT64_MAX);
+  few.max_rows = few_rows.max_rows;
+  few.reason = fmt::format("requests of at most {} packed rows per KV head (queries x {})", few.max_rows,
+                           query_heads(group));
+  many.min_rows = few.max_rows + 1;
+  many.reason =
+      fit(fmt::format("the other requests, of up to {}", bound), INT64_MAX, backend.kernels[many.index]);
+  return {std::move(few), std::move(many)};
 }
 
 }  // namespace halftone::planning

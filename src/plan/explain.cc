@@ -82,25 +82,13 @@ std::string unit_picture(const Schedule& s) {
   return text;
 }
 
-}  // namespace
-
-std::string explain(const Plan& plan, const SequenceLengths& lengths) {
-  const Plan::Impl& impl = require_plan(plan);
-  validate_lengths(impl, lengths);
-  // A schedule is a small part of a workspace: only that part is needed here.
-  WorkspaceParams params = impl.workspace;
-  params.partials = 0;
-  std::vector<std::byte> memory(static_cast<std::size_t>(carve_workspace(params, nullptr).bytes) +
-                                kWorkspaceAlignment);
-  const auto rest = reinterpret_cast<std::uintptr_t>(memory.data()) % kWorkspaceAlignment;
-  const Schedule s = carve_workspace(params, memory.data() + (kWorkspaceAlignment - rest)).schedule;
-  fill_schedule(impl, lengths, s);
-
+/// Who works on what in a pass.
+std::string explain_schedule(const Schedule& s) {
   const ScheduleHeader& h = *s.header;
-  std::string text = plan.describe();
-  text += fmt::format("\n{} units, {} {} over {} of {} workers, {} queries, {} keys, {} partial results\n",
-                      h.units, h.total_steps, s.params.absolute ? "splits" : "KV tiles", h.active,
-                      s.params.workers, h.total_q, h.total_kv, h.partials);
+  std::string text =
+      fmt::format("{} units, {} {} over {} of {} workers, {} queries, {} keys, {} partial results\n", h.units,
+                  h.total_steps, s.params.absolute ? "splits" : "KV tiles", h.active, s.params.workers,
+                  h.total_q, h.total_kv, h.partials);
   if (h.active == 0) return text;
   text +=
       fmt::format("\n  worker  {:>10}    items         keys  partials  merges  from request/KV head:key\n",
@@ -108,6 +96,29 @@ std::string explain(const Plan& plan, const SequenceLengths& lengths) {
   for (std::int32_t w = 0; w < std::min(h.active, kShownWorkers); ++w) text += worker_line(s, w);
   if (h.active > kShownWorkers) text += fmt::format("  ... and {} more workers\n", h.active - kShownWorkers);
   return text + "\n" + unit_picture(s);
+}
+
+}  // namespace
+
+std::string explain(const Plan& plan, const SequenceLengths& lengths) {
+  const Plan::Impl& impl = require_plan(plan);
+  validate_lengths(impl, lengths);
+  // Schedules are a small part of a workspace: only that part is needed here.
+  WorkspaceParams params = impl.workspace;
+  for (Pass& pass : params.passes) pass.partials = 0;
+  std::vector<std::byte> memory(static_cast<std::size_t>(carve_workspace(params, nullptr).bytes) +
+                                kWorkspaceAlignment);
+  const auto rest = reinterpret_cast<std::uintptr_t>(memory.data()) % kWorkspaceAlignment;
+  const Workspace workspace = carve_workspace(params, memory.data() + (kWorkspaceAlignment - rest));
+  fill_schedules(impl, lengths, workspace);
+
+  std::string text = plan.describe();
+  const std::size_t passes = impl.passes().size();
+  for (std::size_t i = 0; i < passes; ++i) {
+    if (passes > 1) text += fmt::format("\nPass {} of {}, {}:", i + 1, passes, plan.info().passes[i].config);
+    text += "\n" + explain_schedule(workspace.passes[i].schedule);
+  }
+  return text;
 }
 
 }  // namespace halftone::planning

@@ -28,9 +28,11 @@ void copy_lengths(const AttentionProblem& problem, const SequenceLengths& length
 
 }  // namespace
 
-void fill_schedule(const Plan::Impl& plan, const SequenceLengths& lengths, const Schedule& schedule) {
-  copy_lengths(plan.problem, lengths, schedule);
-  build_schedule(schedule, plan.id);
+void fill_schedules(const Plan::Impl& plan, const SequenceLengths& lengths, const Workspace& workspace) {
+  copy_lengths(plan.problem, lengths, workspace.passes[0].schedule);  // where all passes have them
+  for (std::size_t i = 0; i < plan.passes().size(); ++i) {
+    build_schedule(workspace.passes[i].schedule, plan.id);
+  }
 }
 
 }  // namespace halftone::planning

@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "halftone/attention.h"
 
@@ -40,15 +41,21 @@ constexpr bool is_consistent(std::span<const Kernel> table) {
   return !table.empty();
 }
 
-/// The chosen row of a backend's table and the reason, for people.
+/// A row of a backend's table, the requests that it is chosen for, and the reason, for people.
 struct Choice {
   int index = 0;
-  int variant = 0;  ///< what Backend::variant says of it
+  int variant = 0;            ///< what Backend::variant says of it
+  std::int32_t min_rows = 0;  ///< packed rows of its requests
+  std::int32_t max_rows = INT32_MAX;
   std::string reason;
 };
 
-/// The smallest unit that holds a request's packed rows, else the largest. Depends only on shapes and bounds
-/// of an already validated problem; index -1 if the backend has no row for it.
-Choice choose_kernel(const Backend& backend, const AttentionProblem& problem);
+/// The kernels of a plan, those of few rows first; none if the backend has no row for the problem. Depends
+/// only on shapes and bounds of an already validated problem.
+/// One kernel, the smallest unit that holds the packed rows of every request, if there is one. Else two: the
+/// smallest unit that holds one query for the requests that fit into it, the largest unit for the others.
+/// Where rows do not share bits, a batch-invariant problem always has these two, so that max_q_len decides
+/// nothing, and only the first of them if no request can need the second.
+std::vector<Choice> choose_kernels(const Backend& backend, const AttentionProblem& problem);
 
 }  // namespace halftone::planning

@@ -67,7 +67,8 @@ std::int32_t unit_cost(const AttentionProblem& p, const Kernel& kernel) {
   return static_cast<std::int32_t>((kernel.unit_bytes + step_bytes / 2) / step_bytes);
 }
 
-ScheduleParams schedule_params(const AttentionProblem& p, const Kernel& kernel, int workers) {
+ScheduleParams schedule_params(const AttentionProblem& p, const Kernel& kernel, const Choice& choice,
+                               int workers) {
   const bool absolute = p.policy == SplitPolicy::kBatchInvariant;
   const auto step = static_cast<std::uint32_t>(absolute ? kernel.split_tokens : kernel.kv_tile);
   const auto window = [](int tokens) { return std::min(tokens, kMaxTokens - 1); };
@@ -84,13 +85,51 @@ ScheduleParams schedule_params(const AttentionProblem& p, const Kernel& kernel, 
   s.window_right = p.mask.causal ? 0 : window(p.mask.window_right);
   s.absolute = absolute;
   s.unit_cost = absolute ? 0 : unit_cost(p, kernel);
+  s.min_rows = choice.min_rows;
+  s.max_rows = choice.max_rows;
   s.max_steps = max_unit_steps(s);
   return s;
 }
 
-void check_resources(const Plan::Impl& plan) {
+Pass make_pass(const AttentionProblem& problem, const Backend& backend, const Choice& choice, int workers) {
+  Pass pass;
+  pass.kernel_index = choice.index;
+  pass.variant = choice.variant;
+  pass.schedule = schedule_params(problem, backend.kernels[choice.index], choice, workers);
+  pass.partials = max_partials(pass.schedule);
+  pass.backend_bytes = backend.extra_bytes(workers, pass.partials);
+  return pass;
+}
+
+PassInfo pass_info(const Pass& pass, const Kernel& kernel, std::string reason) {
+  const ScheduleParams& s = pass.schedule;
+  PassInfo info;
+  info.config = kernel.name;
+  info.reason = std::move(reason);
+  info.min_rows = std::max(1, s.min_rows);
+  info.max_rows = static_cast<int>(max_served_rows(s));
+  info.row_block = kernel.row_block;
+  info.kv_tile = kernel.kv_tile;
+  info.split_tokens = s.absolute ? kernel.split_tokens : 0;
+  info.max_units = max_units(s);
+  info.max_partials = pass.partials;
+  return info;
+}
+
+/// Fields that PlanInfo has from its last pass.
+void describe_longest(PlanInfo& info) {
+  const PassInfo& last = info.passes.back();
+  info.config = last.config;
+  info.reason = last.reason;
+  info.row_block = last.row_block;
+  info.kv_tile = last.kv_tile;
+  info.split_tokens = last.split_tokens;
+  info.max_units = last.max_units;
+  info.max_partials = last.max_partials;
+}
+
+void check_resources(const Plan::Impl& plan, const ScheduleParams& s) {
   constexpr std::int64_t kMaxBytes = std::int64_t{1} << 46;
-  const ScheduleParams& s = plan.workspace.schedule;
   if (max_positions(s) >= INT64_MAX / 2) {
     throw Error(
         ErrorCode::kResourceExhausted,
@@ -98,7 +137,7 @@ void check_resources(const Plan::Impl& plan) {
                     "schedule counts them in 63 bits: use smaller bounds.",
                     s.batch, s.max_q_len, s.max_kv_len));
   }
-  if (plan.info.workspace_bytes > kMaxBytes || plan.info.max_partials > INT32_MAX) {
+  if (plan.info.workspace_bytes > kMaxBytes || max_partials(s) > INT32_MAX) {
     throw Error(
         ErrorCode::kResourceExhausted,
         fmt::format("workspace_bytes is {} for {} workers, but must be at most 2^46: use fewer workers or a "
@@ -146,40 +185,33 @@ Plan make_plan(const AttentionProblem& problem) {
   validate_problem(problem);
   auto impl = std::make_shared<Plan::Impl>();
   const Backend& backend = backend_for("plan", problem.device);
-  Choice choice = choose_kernel(backend, problem);
-  if (choice.index < 0) backend.refuse(problem);
-  const Kernel& kernel = backend.kernels[choice.index];
+  std::vector<Choice> choices = choose_kernels(backend, problem);
+  if (choices.empty()) backend.refuse(problem);
   const int workers = problem.workers != 0 ? problem.workers : backend.workers(problem.device);
 
   impl->problem = problem;
   impl->backend = &backend;
-  impl->kernel_index = choice.index;
-  impl->variant = choice.variant;
   impl->scale = problem.scale != 0
                     ? problem.scale
                     : static_cast<float>(1.0 / std::sqrt(static_cast<double>(problem.head_dim())));
   if (const auto* spec = std::get_if<KvCacheSpec>(&problem.kv)) impl->layout = page_layout(*spec);
   impl->id = fingerprint(problem, workers);
-  impl->workspace.schedule = schedule_params(problem, kernel, workers);
-  impl->workspace.partials = max_partials(impl->workspace.schedule);
-  impl->workspace.backend_bytes = backend.extra_bytes(workers, impl->workspace.partials);
   impl->workspace.v_dim = problem.v_dim();
   impl->workspace.plain = !problem.is_paged();
-  const Workspace workspace = carve_workspace(impl->workspace, nullptr);
-
+  impl->workspace.count = 0;
   PlanInfo& info = impl->info;
-  info.config = kernel.name;
-  info.reason = std::move(choice.reason);
+  for (Choice& choice : choices) {
+    Pass& pass = impl->workspace.passes[impl->workspace.count++];
+    pass = make_pass(problem, backend, choice, workers);
+    info.passes.push_back(pass_info(pass, impl->kernel(pass), std::move(choice.reason)));
+  }
+  const Workspace workspace = carve_workspace(impl->workspace, nullptr);
+  describe_longest(info);
   info.workers = workers;
-  info.group = impl->workspace.schedule.group;
-  info.row_block = kernel.row_block;
-  info.kv_tile = kernel.kv_tile;
-  info.split_tokens = impl->workspace.schedule.absolute ? kernel.split_tokens : 0;
-  info.max_units = max_units(impl->workspace.schedule);
-  info.max_partials = impl->workspace.partials;
+  info.group = problem.q_heads / problem.kv_heads();
   info.schedule_bytes = workspace.schedule_bytes;
   info.workspace_bytes = workspace.bytes;
-  check_resources(*impl);
+  for (const Pass& pass : impl->passes()) check_resources(*impl, pass.schedule);
   return Plan(std::move(impl));
 }
 
@@ -193,7 +225,6 @@ std::string Plan::describe() const {
   const Impl& plan = planning::require_plan(*this);
   const AttentionProblem& p = plan.problem;
   const PlanInfo& i = plan.info;
-  const planning::Kernel& kernel = plan.kernel();
   std::string text;
   const auto line = [&text](std::string_view name, const std::string& value) {
     text += fmt::format("{:<10} {}\n", name, value);
@@ -212,11 +243,20 @@ std::string Plan::describe() const {
   if (p.sinks) logits += ", sinks";
   line("logits", logits);
   line("mask", planning::mask_text(p.mask));
-  line("config", fmt::format("{} ({})", i.config, kernel.use));
-  line("reason", i.reason);
-  line("units", fmt::format("up to {}, each of up to {} packed rows; KV tiles of {} tokens", i.max_units,
-                            i.row_block, i.kv_tile));
-  const std::int32_t unit_cost = impl_->workspace.schedule.unit_cost;
+  std::int64_t partials = 0;
+  for (std::size_t n = 0; n < i.passes.size(); ++n) {
+    const PassInfo& pass = i.passes[n];
+    if (i.passes.size() > 1) {
+      line("pass", fmt::format("{} of {}: requests of {} to {} packed rows", n + 1, i.passes.size(),
+                               pass.min_rows, pass.max_rows));
+    }
+    line("config", fmt::format("{} ({})", pass.config, plan.kernel(plan.passes()[n]).use));
+    line("reason", pass.reason);
+    line("units", fmt::format("up to {}, each of up to {} packed rows; KV tiles of {} tokens", pass.max_units,
+                              pass.row_block, pass.kv_tile));
+    partials = std::max(partials, pass.max_partials);
+  }
+  const std::int32_t unit_cost = plan.passes().front().schedule.unit_cost;
   const std::string cost = unit_cost == 0 ? "" : fmt::format(", a unit counted as {} more", unit_cost);
   line("split", i.split_tokens == 0
                     ? fmt::format("{}: equal shares of KV tiles{}", planning::policy_name(p.policy), cost)
@@ -224,7 +264,7 @@ std::string Plan::describe() const {
                                   planning::policy_name(p.policy), i.split_tokens));
   line("workers", fmt::format("{}", i.workers));
   line("workspace", fmt::format("{} bytes: schedule {}, up to {} partial results", i.workspace_bytes,
-                                i.schedule_bytes, i.max_partials));
+                                i.schedule_bytes, partials));
   return text;
 }
 

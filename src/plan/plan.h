@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -15,14 +16,17 @@ struct Plan::Impl {
   AttentionProblem problem;  ///< as given
   PlanInfo info;
   const planning::Backend* backend = nullptr;
-  int kernel_index = 0;  ///< row of backend->kernels
-  int variant = 0;       ///< what backend->variant() says of it
-  float scale = 0;       ///< resolved: never 0
-  planning::WorkspaceParams workspace;
-  PageLayout layout;     ///< paged only
+  float scale = 0;                      ///< resolved: never 0
+  planning::WorkspaceParams workspace;  ///< with the passes
+  PageLayout layout;                    ///< paged only
   std::uint64_t id = 0;  ///< equal for equal problems on the same number of workers; marks a schedule
 
-  const planning::Kernel& kernel() const { return backend->kernels[kernel_index]; }
+  std::span<const planning::Pass> passes() const {
+    return std::span(workspace.passes).first(static_cast<std::size_t>(workspace.count));
+  }
+  const planning::Kernel& kernel(const planning::Pass& pass) const {
+    return backend->kernels[pass.kernel_index];
+  }
 };
 
 namespace planning {
@@ -38,8 +42,8 @@ Plan make_plan(const AttentionProblem& problem);
 /// "fast", "reproducible" or "batch_invariant".
 std::string_view policy_name(SplitPolicy policy);
 
-/// schedule() on the host, after validation: copies the lengths, then builds.
-void fill_schedule(const Plan::Impl& plan, const SequenceLengths& lengths, const Schedule& schedule);
+/// schedule() on the host, after validation: copies the lengths, then builds every pass's schedule.
+void fill_schedules(const Plan::Impl& plan, const SequenceLengths& lengths, const Workspace& workspace);
 
 /// The plan in words, then how its workers share the work for the given lengths (on the CPU). Throws like
 /// schedule().

@@ -5,7 +5,7 @@
 // is rounded down to a whole tile of 16 tokens, so no page outside the range is ever needed. The range is cut
 // into steps at the absolute KV positions that are multiples of step_tokens: a step is one KV tile, or one
 // whole split with `absolute` splits. A unit that has rows but no keys counts as one step (its item writes
-// zeros); a request without rows has no unit.
+// zeros); a request without rows has no unit, and neither has one that another pass of the plan serves.
 //
 // All units, ordered by (request, KV head, row block), are laid end to end on a line of positions: unit_cost
 // positions for what it costs to begin one, then one for each of its steps, in KV order. The active workers
@@ -48,6 +48,9 @@ struct ScheduleParams {
   std::int32_t window_right;  ///< likewise; 0 when causal
   std::int32_t unit_cost;     ///< of beginning a unit, in steps; 0 if `absolute`
   bool absolute;              ///< every step is an item: batch-invariant splits
+  // Requests of other numbers of packed rows are another pass's: here they have no units.
+  std::int32_t min_rows = 0;
+  std::int32_t max_rows = INT32_MAX;
 };
 
 /// First bytes of a workspace. `magic` and `plan_id` tell a schedule from other bytes, and this plan's from
@@ -79,7 +82,8 @@ struct WorkerStart {
   std::int32_t slot;    ///< the worker's first partial slot
 };
 
-/// A schedule: written by build_schedule(), read by everything else. All pointers point into one workspace.
+/// A schedule: written by build_schedule(), read by everything else. All pointers point into one workspace,
+/// where the passes of a plan share the last three.
 struct Schedule {
   ScheduleParams params;
   ScheduleHeader* header;
@@ -226,6 +230,17 @@ HT_HOST_DEVICE constexpr std::int32_t q_length(const Schedule& s, std::int32_t r
   return s.cu_q[request + 1] - s.cu_q[request];
 }
 
+/// `q_len` if this schedule serves a request of so many queries, else 0.
+HT_HOST_DEVICE constexpr std::int32_t served(const ScheduleParams& p, std::int32_t q_len) {
+  const std::int32_t rows = q_len * p.group;
+  return rows < p.min_rows || rows > p.max_rows ? 0 : q_len;
+}
+
+/// Queries of a request, none of one that this schedule does not serve.
+HT_HOST_DEVICE constexpr std::int32_t served_queries(const Schedule& s, std::int32_t request) {
+  return served(s.params, q_length(s, request));
+}
+
 /// First position of a worker's share; share_begin(h, w + 1) is its end.
 HT_HOST_DEVICE constexpr std::int64_t share_begin(const ScheduleHeader& h, std::int32_t worker) {
   if (worker >= h.active) return h.total_steps;
@@ -285,7 +300,7 @@ class WorkCursor {
     if (++kv_head_ == s_.params.kv_heads) {
       kv_head_ = 0;
       do ++request_;
-      while (s_.cu_q[request_ + 1] == s_.cu_q[request_]);
+      while (served_queries(s_, request_) == 0);
       walk_.request(s_.params, q_length(s_, request_), s_.kv_lengths[request_]);
     }
     walk_.rewind(s_.params);

@@ -1,6 +1,7 @@
 // What lies where in a workspace. The same function sizes it (base null) and carves it.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -10,20 +11,37 @@ namespace halftone::planning {
 
 inline constexpr std::int64_t kWorkspaceAlignment = 256;
 
+/// Kernels that one run() may launch, one after another, each for the requests that it fits.
+inline constexpr int kMaxPasses = 2;
+
+/// A kernel of a plan with the schedule of its requests, those of schedule.min_rows to max_rows packed rows.
+struct Pass {
+  ScheduleParams schedule{};
+  std::int64_t partials = 0;       ///< slots
+  std::int64_t backend_bytes = 0;  ///< what the device's backend keeps beside the schedule
+  int kernel_index = 0;            ///< row of Backend::kernels
+  int variant = 0;                 ///< what Backend::variant says of it
+};
+
 /// What a workspace must hold.
 struct WorkspaceParams {
-  ScheduleParams schedule;
-  std::int64_t partials = 0;  ///< slots
+  std::array<Pass, kMaxPasses> passes{};
+  int count = 1;  ///< of passes
   std::int32_t v_dim = 0;
-  bool plain = false;              ///< plain K and V: the schedule has cu_kv
-  std::int64_t backend_bytes = 0;  ///< what the device's backend keeps beside the schedule
+  bool plain = false;  ///< plain K and V: the schedules have cu_kv
+};
+
+/// A pass's parts of a workspace. The partial results are in the same memory for every pass: they are merged
+/// before the next pass stores any.
+struct PassWorkspace {
+  Schedule schedule{};
+  std::byte* backend = nullptr;    // [backend_bytes]
+  float* partial_out = nullptr;    // [partials, row_block, v_dim] not divided by the sum
+  float* partial_state = nullptr;  // [partials, row_block, 2] natural maximum, sum (RowState)
 };
 
 struct Workspace {
-  Schedule schedule{};
-  float* partial_out = nullptr;    // [partials, row_block, v_dim] not divided by the sum
-  float* partial_state = nullptr;  // [partials, row_block, 2] natural maximum, sum (RowState)
-  std::byte* backend = nullptr;    // [backend_bytes]
+  std::array<PassWorkspace, kMaxPasses> passes{};
   std::int64_t schedule_bytes = 0;
   std::int64_t bytes = 0;
 };
@@ -51,23 +69,41 @@ class Carver {
   std::int64_t bytes_ = 0;
 };
 
+/// What a pass has for itself of the schedule part.
+inline PassWorkspace carve_pass(const Pass& p, Carver& carver) {
+  PassWorkspace w;
+  w.schedule.params = p.schedule;
+  w.schedule.header = carver.take<ScheduleHeader>(1);
+  w.schedule.first_step = carver.take<std::int64_t>(std::int64_t{p.schedule.batch} + 1);
+  w.schedule.starts = carver.take<WorkerStart>(std::int64_t{p.schedule.workers} + 1);
+  if (p.backend_bytes > 0) w.backend = carver.take<std::byte>(p.backend_bytes);
+  return w;
+}
+
+/// The first pass's header comes first.
 inline Workspace carve_workspace(const WorkspaceParams& p, std::byte* base) {
   Carver carver(base);
   Workspace w;
-  const std::int64_t batch = p.schedule.batch;
-  w.schedule.params = p.schedule;
-  w.schedule.header = carver.take<ScheduleHeader>(1);
-  w.schedule.first_step = carver.take<std::int64_t>(batch + 1);
-  w.schedule.starts = carver.take<WorkerStart>(std::int64_t{p.schedule.workers} + 1);
-  w.schedule.cu_q = carver.take<std::int32_t>(batch + 1);
-  w.schedule.kv_lengths = carver.take<std::int32_t>(batch);
-  if (p.plain) w.schedule.cu_kv = carver.take<std::int32_t>(batch + 1);
-  if (p.backend_bytes > 0) w.backend = carver.take<std::byte>(p.backend_bytes);
+  std::int64_t rows = 0;  // of partial results
+  for (int i = 0; i < p.count; ++i) {
+    const Pass& pass = p.passes[i];
+    w.passes[i] = carve_pass(pass, carver);
+    const std::int64_t own = saturating_product(pass.partials, pass.schedule.row_block);
+    rows = own > rows ? own : rows;
+  }
+  const std::int64_t batch = p.passes[0].schedule.batch;
+  auto* const cu_q = carver.take<std::int32_t>(batch + 1);
+  auto* const kv_lengths = carver.take<std::int32_t>(batch);
+  auto* const cu_kv = p.plain ? carver.take<std::int32_t>(batch + 1) : nullptr;
   w.schedule_bytes = carver.bytes();
-  const std::int64_t rows = saturating_product(p.partials, p.schedule.row_block);
-  w.partial_out = carver.take<float>(saturating_product(rows, p.v_dim));
-  w.partial_state = carver.take<float>(saturating_product(rows, 2));
+  auto* const partial_out = carver.take<float>(saturating_product(rows, p.v_dim));
+  auto* const partial_state = carver.take<float>(saturating_product(rows, 2));
   w.bytes = carver.bytes();
+  for (int i = 0; i < p.count; ++i) {
+    PassWorkspace& pass = w.passes[i];
+    pass.schedule.cu_q = cu_q, pass.schedule.kv_lengths = kv_lengths, pass.schedule.cu_kv = cu_kv;
+    pass.partial_out = partial_out, pass.partial_state = partial_state;
+  }
   return w;
 }
 

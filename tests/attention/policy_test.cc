@@ -7,6 +7,7 @@
 #include "halftone/attention.h"
 #include "reference/sanitizer.h"
 #include "testing/cases.h"
+#include "tests/attention/select.h"
 
 namespace halftone::testing {
 namespace {
@@ -18,74 +19,6 @@ struct ThreadCount {
   ThreadCount& operator=(const ThreadCount&) = delete;
   int saved;
 };
-
-/// The requests `chosen` of `p`, in that order, over copies of the same tensors.
-Problem select(const Problem& p, const std::vector<std::size_t>& chosen, bool own_bounds) {
-  AttentionCase row = p.row;
-  row.requests.clear();
-  for (const std::size_t i : chosen) row.requests.push_back(p.row.requests[i]);
-  row.cu_q = true;
-  Problem s;
-  s.row = row;
-  s.problem = p.problem;
-  s.problem.batch = static_cast<int>(chosen.size());
-  std::vector<std::int64_t> first_q = {0}, first_kv = {0};
-  for (const Request& r : p.row.requests) {
-    first_q.push_back(first_q.back() + r.q_len);
-    first_kv.push_back(first_kv.back() + r.kv_len);
-  }
-  std::vector<std::int32_t> cu_q = {0}, cu_kv = {0}, table, lengths;
-  std::vector<float> q, k, v;
-  const auto copy_rows = [](const Tensor& x, std::int64_t begin, std::int64_t end, std::vector<float>& to) {
-    const std::int64_t row_size = x.shape()[1] * x.shape()[2];
-    for (std::int64_t e = begin * row_size; e < end * row_size; ++e) to.push_back(x.get(e));
-  };
-  if (own_bounds) s.problem.max_q_len = s.problem.max_kv_len = 1;
-  for (const std::size_t i : chosen) {
-    const Request& r = p.row.requests[i];
-    cu_q.push_back(cu_q.back() + r.q_len);
-    cu_kv.push_back(cu_kv.back() + r.kv_len);
-    copy_rows(p.q, first_q[i], first_q[i + 1], q);
-    if (own_bounds) {
-      s.problem.max_q_len = std::max(s.problem.max_q_len, r.q_len);
-      s.problem.max_kv_len = std::max(s.problem.max_kv_len, r.kv_len);
-    }
-    if (p.row.plain) {
-      copy_rows(p.k, first_kv[i], first_kv[i + 1], k);
-      copy_rows(p.v, first_kv[i], first_kv[i + 1], v);
-      continue;
-    }
-    const auto columns = static_cast<std::size_t>(p.cache->block_table.shape()[1]);
-    const auto source = p.cache->block_table.as<std::int32_t>().subspan(i * columns, columns);
-    table.insert(table.end(), source.begin(), source.end());
-    lengths.push_back(r.kv_len);
-  }
-  const auto batch = static_cast<std::int64_t>(chosen.size());
-  s.cu_q = Tensor::of({batch + 1}, cu_q);
-  s.q = Tensor::of(p.row.q_dtype, {cu_q.back(), row.q_heads, row.head_dim}, q);
-  s.alibi_slopes = p.alibi_slopes.clone();
-  s.sinks = p.sinks.clone();
-  if (!p.row.plain) {
-    s.cache = std::make_unique<Cache>(p.cache->clone());
-    s.cache->block_table = Tensor::of({batch, p.cache->block_table.shape()[1]}, table);
-    s.cache->lengths = Tensor::of({batch}, lengths);
-  } else {
-    s.cu_kv = Tensor::of({batch + 1}, cu_kv);
-    s.k = Tensor::of(*p.row.plain, {cu_kv.back(), row.kv_heads, row.head_dim}, k);
-    s.v = Tensor::of(*p.row.plain, {cu_kv.back(), row.kv_heads, p.problem.v_dim()}, v);
-  }
-  return s;
-}
-
-/// The bytes of one request's rows.
-std::vector<std::uint8_t> request_bytes(const Problem& p, const Tensor& x, std::size_t request) {
-  std::int64_t first = 0;
-  for (std::size_t i = 0; i < request; ++i) first += p.row.requests[i].q_len;
-  const std::size_t row = x.bytes().size() / static_cast<std::size_t>(p.total_q());
-  const auto bytes = x.bytes().subspan(static_cast<std::size_t>(first) * row,
-                                       static_cast<std::size_t>(p.row.requests[request].q_len) * row);
-  return {bytes.begin(), bytes.end()};
-}
 
 AttentionCase mixed_case(const std::string& format, SplitPolicy policy) {
   AttentionCase row;

@@ -2,6 +2,7 @@
 #define _POSIX_C_SOURCE 200809L
 
 #include <pthread.h>
+#include <stddef.h>
 
 #include "fixture.h"
 
@@ -36,6 +37,7 @@ static void information(void) {
   CHECK(info.config != NULL && info.config[0] != '\0' && info.reason != NULL && info.reason[0] != '\0');
   CHECK(info.row_block >= 4 && info.kv_tile > 0 && info.split_tokens > 0);
   CHECK(info.max_units == 8 * 8);
+  CHECK(info.passes == 1 && info.short_rows == 0 && info.short_config == NULL);
   CHECK(info.schedule_bytes > 0 && info.workspace_bytes >= info.schedule_bytes);
   CHECK_OK(halftone_plan_workspace_bytes(plan, &bytes));
   CHECK((int64_t)bytes == info.workspace_bytes);
@@ -91,6 +93,26 @@ static void over_tensors(void) {
   CHECK_OK(halftone_plan_destroy(plan));
   tensors.head_dim = 59;
   CHECK_ERROR(HALFTONE_INVALID_ARGUMENT, "kv.head_dim is 59|64", halftone_plan_create(&problem, &plan));
+}
+
+/* Prompts beside single tokens: two passes, and a caller whose struct ends before them hears of the longer.
+ */
+static void passes(void) {
+  halftone_attention_problem problem = valid_problem();
+  halftone_plan_info info, older;
+  halftone_plan* plan = NULL;
+  problem.max_q_len = 1000;
+  CHECK_OK(halftone_plan_create(&problem, &plan));
+  CHECK_OK(halftone_plan_info_init(&info, sizeof info));
+  CHECK_OK(halftone_plan_get_info(plan, &info));
+  CHECK(info.passes == 2 && info.short_rows == 16);
+  CHECK(strcmp(info.short_config, "cpu-decode") == 0 && strcmp(info.config, "cpu-prefill") == 0);
+  memset(&older, 0x5a, sizeof older);
+  CHECK_OK(halftone_plan_info_init(&older, offsetof(halftone_plan_info, passes)));
+  CHECK_OK(halftone_plan_get_info(plan, &older));
+  CHECK(strcmp(older.config, "cpu-prefill") == 0 && older.workspace_bytes == info.workspace_bytes);
+  CHECK(older.passes == 0x5a5a5a5a);
+  CHECK_OK(halftone_plan_destroy(plan));
 }
 
 static void bad_problems(void) {
@@ -266,6 +288,7 @@ int main(void) {
   spec.k_format = &format;
   information();
   over_tensors();
+  passes();
   bad_problems();
   stale_and_foreign_handles();
   one_last_error_per_thread();

@@ -1,4 +1,7 @@
 // The schedule that the device builds is the host's, field by field.
+#include <algorithm>
+#include <memory>
+
 #include "cuda/schedule/params.h"
 #include "tests/cuda/device_problem.h"
 #include "tests/plan/schedule_play.h"
@@ -24,17 +27,19 @@ const T* upload_all(DeviceMemory& memory, const std::vector<T>& host) {
   return reinterpret_cast<const T*>(memory.data());
 }
 
-/// A schedule and its list of items, built on the device over bytes 0xFF.
+WorkspaceParams sizes_of(const std::vector<const Built*>& hosts) {
+  return hosts.size() == 1 ? schedules_only({(*hosts[0])->params})
+                           : schedules_only({(*hosts[0])->params, (*hosts[1])->params});
+}
+
+/// The schedules of one or two passes and their lists of items, built on the device over bytes 0xFF.
 class DeviceBuilt {
  public:
-  /// `with_cu_q` false: every request has max_q_len queries.
-  DeviceBuilt(const ScheduleParams& params, const std::vector<schedule_play::Request>& requests,
-              std::int64_t slots, bool with_cu_q)
-      : sizes_{params, 0, 1, false},
+  /// For the parameters of `hosts`. `with_cu_q` false: every request has max_q_len queries.
+  DeviceBuilt(const std::vector<const Built*>& hosts, const std::vector<schedule_play::Request>& requests,
+              bool with_cu_q)
+      : sizes_(sizes_of(hosts)),
         schedule_(static_cast<std::size_t>(carve_workspace(sizes_, nullptr).bytes)),
-        items_(static_cast<std::size_t>(params.workers) * cuda::kListedItems * sizeof(DeviceItem)),
-        counts_(static_cast<std::size_t>(params.workers) * 4),
-        arrivals_(static_cast<std::size_t>(slots) * cuda::kArrivalCounters * 4),
         cu_q_((requests.size() + 1) * 4),
         kv_lengths_(requests.size() * 4) {
     std::vector<std::int32_t> cu_q{0}, kv_lengths;
@@ -43,27 +48,41 @@ class DeviceBuilt {
       kv_lengths.push_back(r.kv_len);
     }
     check_cuda(cudaMemset(schedule_.data(), 0xff, schedule_.size()));
-    p_.schedule = carve_workspace(sizes_, reinterpret_cast<std::byte*>(schedule_.data())).schedule;
-    p_.list.items = reinterpret_cast<DeviceItem*>(items_.data());
-    p_.list.counts = reinterpret_cast<std::int32_t*>(counts_.data());
-    p_.arrivals = reinterpret_cast<std::int32_t*>(arrivals_.data());
+    const Workspace workspace = carve_workspace(sizes_, reinterpret_cast<std::byte*>(schedule_.data()));
+    for (const Built* host : hosts) {
+      const PassMemory& own = *memory_.emplace_back(std::make_unique<PassMemory>(*host));
+      p_.passes[p_.count] = {workspace.passes[static_cast<std::size_t>(p_.count)].schedule,
+                             {reinterpret_cast<DeviceItem*>(own.items.data()),
+                              reinterpret_cast<std::int32_t*>(own.counts.data())},
+                             reinterpret_cast<std::int32_t*>(own.arrivals.data())};
+      ++p_.count;
+    }
     if (with_cu_q) p_.cu_q = upload_all(cu_q_, cu_q);
     p_.kv_lengths = upload_all(kv_lengths_, kv_lengths);
     p_.plan_id = kPlanId;
     check_cuda(static_cast<cudaError_t>(cuda::launch_schedule(p_, nullptr)));
     check_cuda(cudaDeviceSynchronize());
   }
-  const planning::Schedule* operator->() const { return &p_.schedule; }
-  const cuda::ItemList& list() const { return p_.list; }
-  const std::int32_t* arrivals() const { return p_.arrivals; }
+  const cuda::PassBuildParams& pass(std::size_t index) const { return p_.passes[index]; }
   bool guards_intact() const {
-    return schedule_.guards_intact() && items_.guards_intact() && counts_.guards_intact() &&
-           arrivals_.guards_intact() && cu_q_.guards_intact() && kv_lengths_.guards_intact();
+    return schedule_.guards_intact() && cu_q_.guards_intact() && kv_lengths_.guards_intact() &&
+           std::all_of(memory_.begin(), memory_.end(), [](const auto& own) {
+             return own->items.guards_intact() && own->counts.guards_intact() &&
+                    own->arrivals.guards_intact();
+           });
   }
 
  private:
+  struct PassMemory {
+    explicit PassMemory(const Built& host)
+        : items(static_cast<std::size_t>(host->params.workers) * cuda::kListedItems * sizeof(DeviceItem)),
+          counts(static_cast<std::size_t>(host->params.workers) * 4),
+          arrivals(static_cast<std::size_t>(host.max_slots()) * cuda::kArrivalCounters * 4) {}
+    DeviceMemory items, counts, arrivals;
+  };
   WorkspaceParams sizes_;
-  DeviceMemory schedule_, items_, counts_, arrivals_, cu_q_, kv_lengths_;
+  DeviceMemory schedule_, cu_q_, kv_lengths_;
+  std::vector<std::unique_ptr<PassMemory>> memory_;
   cuda::ScheduleBuildParams p_{};
 };
 
@@ -80,10 +99,10 @@ auto fields(const DeviceItem& i) {
                     w.finish, i.first_query, i.queries, i.keys, i.first_slot, i.parts, i.arrivals);
 }
 
-void expect_same_items(const Built& host, const DeviceBuilt& device) {
+void expect_same_items(const Built& host, const cuda::PassBuildParams& device) {
   const std::int64_t workers = host->params.workers;
-  const std::vector<std::int32_t> counts = download_all(device.list().counts, workers);
-  const std::vector<DeviceItem> items = download_all(device.list().items, workers * cuda::kListedItems);
+  const std::vector<std::int32_t> counts = download_all(device.list.counts, workers);
+  const std::vector<DeviceItem> items = download_all(device.list.items, workers * cuda::kListedItems);
   for (std::int32_t w = 0; w < workers; ++w) {
     cuda::ItemCursor cursor(*host, w);
     std::int32_t count = 0;
@@ -95,22 +114,19 @@ void expect_same_items(const Built& host, const DeviceBuilt& device) {
     ASSERT_EQ(counts[static_cast<std::size_t>(w)], count) << "worker " << w;
   }
   for (const std::int32_t n :
-       download_all(device.arrivals(), std::int64_t{host->header->partials} * cuda::kArrivalCounters)) {
+       download_all(device.arrivals, std::int64_t{host->header->partials} * cuda::kArrivalCounters)) {
     ASSERT_EQ(n, 0);
   }
 }
 
-void expect_same_schedule(const ScheduleParams& params, const std::vector<schedule_play::Request>& requests,
-                          std::int32_t slack, bool with_cu_q = true) {
-  const Built host(params, requests, slack);
-  const DeviceBuilt device(host->params, requests, host.max_slots(), with_cu_q);
-  ASSERT_TRUE(device.guards_intact());
-  const ScheduleHeader header = download_all(device->header, 1)[0];
+void expect_same_pass(const Built& host, const cuda::PassBuildParams& device) {
+  const planning::Schedule& built = device.schedule;
+  const ScheduleHeader header = download_all(built.header, 1)[0];
   ASSERT_EQ(fields(header), fields(*host->header));
   const std::int64_t batch = host->params.batch;
-  const std::vector<std::int64_t> first_step = download_all(device->first_step, batch + 1);
-  const std::vector<std::int32_t> cu_q = download_all(device->cu_q, batch + 1),
-                                  kv_lengths = download_all(device->kv_lengths, batch);
+  const std::vector<std::int64_t> first_step = download_all(built.first_step, batch + 1);
+  const std::vector<std::int32_t> cu_q = download_all(built.cu_q, batch + 1),
+                                  kv_lengths = download_all(built.kv_lengths, batch);
   for (std::int64_t r = 0; r <= batch; ++r) {
     const auto i = static_cast<std::size_t>(r);
     ASSERT_EQ(first_step[i], host->first_step[r]) << "request " << r;
@@ -118,10 +134,30 @@ void expect_same_schedule(const ScheduleParams& params, const std::vector<schedu
     if (r == batch) continue;
     ASSERT_EQ(kv_lengths[i], host->kv_lengths[r]) << "request " << r;
   }
-  const std::vector<WorkerStart> starts = download_all(device->starts, header.active + 1);
+  const std::vector<WorkerStart> starts = download_all(built.starts, header.active + 1);
   for (std::int32_t w = 0; w <= header.active; ++w)
     ASSERT_EQ(fields(starts[static_cast<std::size_t>(w)]), fields(host->starts[w])) << "worker " << w;
   expect_same_items(host, device);
+}
+
+void expect_same_schedule(const ScheduleParams& params, const std::vector<schedule_play::Request>& requests,
+                          std::int32_t slack, bool with_cu_q = true) {
+  const Built host(params, requests, slack);
+  const DeviceBuilt device({&host}, requests, with_cu_q);
+  ASSERT_TRUE(device.guards_intact());
+  expect_same_pass(host, device.pass(0));
+}
+
+/// Both passes of a plan, in one launch; kernels of few rows have smaller units.
+void expect_same_passes(const ScheduleParams& params, std::int32_t rows,
+                        const std::vector<schedule_play::Request>& requests, std::int32_t slack) {
+  auto [few, many] = divided(params, rows);
+  few.row_block = std::min(few.row_block, 16);
+  const Built first(few, requests, slack), second(many, requests, slack);
+  const DeviceBuilt device({&first, &second}, requests, true);
+  ASSERT_TRUE(device.guards_intact());
+  expect_same_pass(first, device.pass(0));
+  expect_same_pass(second, device.pass(1));
 }
 
 /// Both kinds of splits, with and without the cost of a unit, windows, empty requests.
@@ -158,6 +194,31 @@ TEST(DeviceSchedule, LargeBatches) {
         expect_same_schedule(params, requests, 0);
         if (HasFatalFailure()) return;
       }
+    }
+  }
+}
+
+TEST(DeviceSchedule, TwoPasses) {
+  for (std::uint64_t seed = 0; seed < 300; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    const RandomCase c = schedule_play::random_case(seed);
+    for (const std::int32_t rows : {c.params.group, 4 * c.params.group}) {
+      expect_same_passes(c.params, rows, c.requests, c.slack);
+      if (HasFatalFailure()) return;
+    }
+  }
+  for (const int batch : {1024, 1025, 3000}) {
+    Random random(static_cast<std::uint64_t>(batch));
+    std::vector<schedule_play::Request> requests(static_cast<std::size_t>(batch));
+    for (schedule_play::Request& r : requests) {
+      r.q_len = static_cast<std::int32_t>(random.chance(0.1) ? random.integer(2, 300) : random.integer(0, 1));
+      r.kv_len = static_cast<std::int32_t>(random.integer(0, 1000));
+    }
+    for (const std::int32_t unit_cost : {0, 7}) {
+      ScheduleParams params = make_params(2, 8, 64, 7, 132, false);
+      params.unit_cost = unit_cost;
+      expect_same_passes(params, 8, requests, 0);
+      if (HasFatalFailure()) return;
     }
   }
 }

@@ -95,6 +95,7 @@ Lengths lengths_from(fuzz::Input& in, const AttentionProblem& p) {
     if (how == 0xff) return in.take<std::int32_t>();
     if (how < 32) return 0;
     if (how < 96) return max;
+    if (how >= 224) return std::min(max, 1);  // a single token, maybe beside prompts
     return in.range(0, std::min(max, 65535));
   };
   const auto sum = [](std::int32_t a, std::int32_t b) {
@@ -163,14 +164,17 @@ Keys keys_of_rows(const AttentionProblem& p, std::int64_t q_len, std::int64_t kv
   return {static_cast<std::int32_t>(begin / 16 * 16), static_cast<std::int32_t>(end)};
 }
 
-/// Plays the schedule as a backend would, with key ranges in place of partial results.
+/// Plays a pass's schedule as a backend would, with key ranges in place of partial results.
 class Replay {
  public:
-  Replay(const AttentionProblem& problem, const PlanInfo& info, const Schedule& schedule)
-      : info_(info), schedule_(schedule), slots_(static_cast<std::size_t>(info.max_partials)) {
+  Replay(const AttentionProblem& problem, const PlanInfo& plan, const PassInfo& info,
+         const Schedule& schedule)
+      : plan_(plan), info_(info), schedule_(schedule), slots_(static_cast<std::size_t>(info.max_partials)) {
     for (std::int32_t r = 0; r < problem.batch; ++r) {
       const std::int32_t q_len = schedule.cu_q[r + 1] - schedule.cu_q[r];
-      const std::int32_t rows = q_len * info.group;
+      const std::int32_t rows = q_len * plan.group;
+      if (rows < info.min_rows || rows > info.max_rows) continue;
+      ++requests_;
       for (std::int32_t head = 0; head < problem.kv_heads(); ++head) {
         for (std::int32_t row = 0; row < rows; row += info.row_block) {
           const std::int32_t end = std::min(rows, row + info.row_block);
@@ -182,18 +186,20 @@ class Replay {
 
   void run() {
     std::int64_t least = INT64_MAX, most = 0, idle = 0;
-    for (std::int32_t w = 0; w < info_.workers; ++w) {
+    for (std::int32_t w = 0; w < plan_.workers; ++w) {
       const std::int64_t steps = run_worker(w);
       idle += steps == 0;
       least = steps == 0 ? least : std::min(least, steps);
       most = std::max(most, steps);
     }
     require(most == 0 || most - least <= 1, "workers are balanced within one step");
-    require(most <= 1 || idle * 16 <= info_.workers, "few workers are idle while others have several steps");
-    for (std::int32_t w = 0; w < info_.workers; ++w) merge(w);
+    require(most <= 1 || idle * 16 <= plan_.workers, "few workers are idle while others have several steps");
+    for (std::int32_t w = 0; w < plan_.workers; ++w) merge(w);
     require(written_ == units_.size(), "every unit is written");
     for (const Slot& s : slots_) require(!s.used, "every partial result is merged");
   }
+  /// That the pass serves.
+  std::int32_t requests() const { return requests_; }
 
  private:
   struct Unit {
@@ -273,11 +279,13 @@ class Replay {
     write(unit(id, item.row_end), keys);
   }
 
-  const PlanInfo& info_;
+  const PlanInfo& plan_;
+  const PassInfo& info_;
   const Schedule& schedule_;
   std::map<UnitId, Unit> units_;
   std::vector<Slot> slots_;
   std::size_t written_ = 0;
+  std::int32_t requests_ = 0;
 };
 
 void check_schedule(const Plan& plan, const Lengths& lengths) {
@@ -289,7 +297,15 @@ void check_schedule(const Plan& plan, const Lengths& lengths) {
           "schedule() writes its part, and nothing when it refuses");
   if (!ok) return;
   const planning::Workspace parts = planning::carve_workspace(*plan.impl(), workspace.data());
-  Replay(plan.problem(), info, parts.schedule).run();
+  std::int32_t requests = 0;
+  for (std::size_t i = 0; i < info.passes.size(); ++i) {
+    Replay replay(plan.problem(), info, info.passes[i], parts.passes[i].schedule);
+    replay.run();
+    requests += replay.requests();
+  }
+  const std::int32_t* cu_q = parts.passes[0].schedule.cu_q;
+  for (std::int32_t r = 0; r < plan.problem().batch; ++r) requests -= cu_q[r + 1] > cu_q[r] ? 1 : 0;
+  require(requests == 0, "every request with queries is in one pass");
   require(workspace.guards_intact(), "reading a schedule writes nothing");
 
   const std::string first(reinterpret_cast<const char*>(workspace.data()), info.schedule_bytes);

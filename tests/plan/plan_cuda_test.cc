@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <vector>
 
 #include "halftone/attention.h"
 #include "halftone/format.h"
@@ -82,6 +83,28 @@ TEST(CudaPlan, TakesTheUniversalKernelWhereNoOtherServes) {
   const std::string text = universal.describe();
   EXPECT_NE(text.find("several times slower than reading memory"), std::string::npos) << text;
   EXPECT_NE(text.find("8 at a time; no other kernel has these formats"), std::string::npos) << text;
+}
+
+TEST(CudaPlan, ShortRequestsHaveAPassOfTheirOwn) {
+  if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
+  const auto configs = [](int max_q_len, SplitPolicy policy) {
+    AttentionProblem p = cuda_problem();
+    p.max_q_len = max_q_len;
+    p.policy = policy;
+    std::vector<std::string> names;
+    for (const PassInfo& pass : plan(p).info().passes) names.push_back(pass.config);
+    return names;
+  };
+  using Names = std::vector<std::string>;
+  using enum SplitPolicy;
+  if (configs(1, kFast) == Names{"sm90-universal"}) GTEST_SKIP() << "this build has other head_dims";
+  const Names both = {"sm90-decode-8", "sm90-decode-64"};
+  EXPECT_EQ(configs(2, kReproducible), Names{"sm90-decode-8"});
+  EXPECT_EQ(configs(12, kReproducible), Names{"sm90-decode-48"});
+  EXPECT_EQ(configs(13, kReproducible), both);
+  EXPECT_EQ(configs(2, kBatchInvariant), Names{"sm90-decode-8"});
+  EXPECT_EQ(configs(3, kBatchInvariant), both);
+  EXPECT_EQ(configs(13, kBatchInvariant), both);
 }
 
 TEST(CudaPlan, AttendsToPagesOnly) {

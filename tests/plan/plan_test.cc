@@ -314,28 +314,49 @@ TEST(Plan, ExplainsAScheduleForGivenLengths) {
 }
 
 TEST(Workspace, OneCodePathSizesAndCarves) {
-  for (const auto policy : {SplitPolicy::kReproducible, SplitPolicy::kBatchInvariant}) {
+  for (const auto& [policy, max_q_len] : {std::pair{SplitPolicy::kReproducible, 1},
+                                          {SplitPolicy::kBatchInvariant, 1},
+                                          {SplitPolicy::kReproducible, 1000}}) {
     AttentionProblem p = decode_problem();
     p.policy = policy;
+    p.max_q_len = max_q_len;
     const Plan made = plan(p);
     const auto& impl = *made.impl();
+    EXPECT_EQ(impl.passes().size(), max_q_len > 1 ? 2U : 1U);
     std::vector<std::byte> memory(made.workspace_bytes() + 256);
     std::byte* base = memory.data() + 256 - reinterpret_cast<std::uintptr_t>(memory.data()) % 256;
     const planning::Workspace w = planning::carve_workspace(impl, base);
     EXPECT_EQ(w.bytes, impl.info.workspace_bytes);
     EXPECT_EQ(w.schedule_bytes, impl.info.schedule_bytes);
-    const std::int64_t rows = impl.info.max_partials * impl.info.row_block;
-    const void* const parts[] = {w.schedule.header, w.schedule.first_step, w.schedule.starts,
-                                 w.schedule.cu_q,   w.schedule.kv_lengths, w.partial_out,
-                                 w.partial_state,   base + w.bytes};
-    const std::int64_t sizes[] = {sizeof(planning::ScheduleHeader),
-                                  8 * 5,
-                                  17 * std::int64_t{sizeof(planning::WorkerStart)},
-                                  4 * 5,
-                                  4 * 4,
-                                  rows * 128 * 4,
-                                  rows * 2 * 4};
-    for (std::size_t i = 0; i < std::size(sizes); ++i) {
+    std::int64_t rows = 0;
+    std::vector<const void*> parts;
+    std::vector<std::int64_t> sizes;
+    for (std::size_t i = 0; i < impl.passes().size(); ++i) {
+      const planning::Schedule& s = w.passes[i].schedule;
+      for (const void* part : {static_cast<const void*>(s.header), static_cast<const void*>(s.first_step),
+                               static_cast<const void*>(s.starts)}) {
+        parts.push_back(part);
+      }
+      for (const std::int64_t size : {std::int64_t{sizeof(planning::ScheduleHeader)}, std::int64_t{8 * 5},
+                                      17 * std::int64_t{sizeof(planning::WorkerStart)}}) {
+        sizes.push_back(size);
+      }
+      rows = std::max(rows, impl.info.passes[i].max_partials * impl.info.passes[i].row_block);
+      EXPECT_EQ(s.cu_q, w.passes[0].schedule.cu_q);
+      EXPECT_EQ(s.kv_lengths, w.passes[0].schedule.kv_lengths);
+      EXPECT_EQ(w.passes[i].partial_out, w.passes[0].partial_out);
+    }
+    const planning::PassWorkspace& first = w.passes[0];
+    for (const void* part :
+         {static_cast<const void*>(first.schedule.cu_q), static_cast<const void*>(first.schedule.kv_lengths),
+          static_cast<const void*>(first.partial_out), static_cast<const void*>(first.partial_state),
+          static_cast<const void*>(base + w.bytes)}) {
+      parts.push_back(part);
+    }
+    for (const std::int64_t size : {std::int64_t{4 * 5}, std::int64_t{4 * 4}, rows * 128 * 4, rows * 2 * 4}) {
+      sizes.push_back(size);
+    }
+    for (std::size_t i = 0; i < sizes.size(); ++i) {
       const auto* begin = static_cast<const std::byte*>(parts[i]);
       EXPECT_EQ(reinterpret_cast<std::uintptr_t>(begin) % 256, 0U);
       EXPECT_LE(begin + sizes[i], parts[i + 1]) << "part " << i << " runs into the next one";

@@ -7,11 +7,13 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <new>
 #include <random>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "plan/workspace.h"
@@ -38,6 +40,25 @@ inline ScheduleParams make_params(std::int32_t kv_heads, std::int32_t group, std
   return p;
 }
 
+/// Of a workspace for schedules alone.
+inline WorkspaceParams schedules_only(std::initializer_list<ScheduleParams> passes) {
+  WorkspaceParams sizes;
+  sizes.count = 0;
+  sizes.v_dim = 1;
+  for (const ScheduleParams& params : passes) {
+    sizes.passes[static_cast<std::size_t>(sizes.count++)].schedule = params;
+  }
+  return sizes;
+}
+
+/// The requests of at most `rows` packed rows for the first of two passes, the others for the second.
+inline std::pair<ScheduleParams, ScheduleParams> divided(const ScheduleParams& params, std::int32_t rows) {
+  std::pair<ScheduleParams, ScheduleParams> passes{params, params};
+  passes.first.max_rows = rows;
+  passes.second.min_rows = rows + 1;
+  return passes;
+}
+
 /// A schedule in a workspace of exactly the stated size, between guard bytes and prefilled with 0xFF.
 class Built {
  public:
@@ -49,12 +70,12 @@ class Built {
     }
     params.max_steps = max_unit_steps(params);
     partials_ = max_partials(params);
-    const WorkspaceParams sizes{params, 0, 1, false};
+    const WorkspaceParams sizes = schedules_only({params});
     size_ = static_cast<std::size_t>(carve_workspace(sizes, nullptr).bytes);
     memory_.reset(static_cast<std::byte*>(::operator new (size_ + 2 * kGuard, std::align_val_t{kGuard})));
     std::memset(memory_.get(), kGuardByte, size_ + 2 * kGuard);
     std::memset(memory_.get() + kGuard, 0xFF, size_);
-    schedule_ = carve_workspace(sizes, memory_.get() + kGuard).schedule;
+    schedule_ = carve_workspace(sizes, memory_.get() + kGuard).passes[0].schedule;
     schedule_.cu_q[0] = 0;
     for (std::size_t r = 0; r < requests.size(); ++r) {
       schedule_.cu_q[r + 1] = schedule_.cu_q[r] + requests[r].q_len;
@@ -143,6 +164,7 @@ inline std::map<UnitKey, Unit> expected_units(const ScheduleParams& p, const std
   std::map<UnitKey, Unit> units;
   for (std::size_t r = 0; r < requests.size(); ++r) {
     const std::int32_t rows = requests[r].q_len * p.group;
+    if (rows < p.min_rows || rows > p.max_rows) continue;
     for (std::int32_t begin = 0; begin < rows; begin += p.row_block) {
       Unit unit{begin, std::min(rows, begin + p.row_block), {0, 0}, {}, {}, 0, false};
       for (std::int32_t row = begin; row < unit.row_end; ++row) {

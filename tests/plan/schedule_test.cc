@@ -60,6 +60,39 @@ TEST(Schedule, EveryVisibleKeyOfEveryRowExactlyOnce) {
   }
 }
 
+// Each request in the pass of its packed rows, and the passes together are all of them.
+TEST(Schedule, TwoPassesDivideTheRequests) {
+  std::int64_t both = 0;
+  for (std::uint64_t seed = 0; seed < 3000; ++seed) {
+    SCOPED_TRACE(fmt::format("seed {}", seed));
+    const RandomCase c = random_case(seed);
+    for (const std::int32_t rows : {c.params.group, c.params.row_block, 4 * c.params.group}) {
+      const auto [few, many] = divided(c.params, rows);
+      check(few, c.requests, c.slack);
+      check(many, c.requests, c.slack);
+      if (HasFatalFailure()) return;
+      const Built first(few, c.requests, c.slack), second(many, c.requests, c.slack),
+          whole(c.params, c.requests, c.slack);
+      EXPECT_EQ(first->header->units + second->header->units, whole->header->units);
+      EXPECT_EQ(first->header->total_q, whole->header->total_q);
+      EXPECT_EQ(second->header->total_kv, whole->header->total_kv);
+      EXPECT_LE(first.max_slots(), whole.max_slots());
+      both += first->header->units > 0 && second->header->units > 0 ? 1 : 0;
+    }
+  }
+  EXPECT_GT(both, 1000);
+}
+
+// A pass without a request of its own has nothing to do, whatever the others are.
+TEST(Schedule, APassWithoutRequestsHasNoWorkers) {
+  const auto [few, many] = divided(make_params(2, 4, 16, 6, 5, false), 16);
+  const std::vector<Request> decode(100, {1, 500}), prompts(3, {5, 500});
+  EXPECT_EQ(Built(few, prompts)->header->active, 0);
+  EXPECT_EQ(Built(many, decode)->header->active, 0);
+  EXPECT_EQ(Built(few, decode)->header->active, 5);
+  EXPECT_EQ(Built(many, prompts)->header->active, 5);
+}
+
 TEST(Schedule, EmptyBatch) {
   const Built built(make_params(2, 4, 16, 6, 5, false), {});
   EXPECT_EQ(built->header->total_steps, 0);

@@ -316,6 +316,7 @@ TEST(ValidateApi, ScheduleIgnoresLaterChangesOfTheLengths) {
   const planning::Schedule s =
       planning::carve_workspace(*ready.made.impl(),
                                 reinterpret_cast<std::byte*>(ready.workspace.bytes().data()))
+          .passes[0]
           .schedule;
   std::ranges::fill(ready.problem.cache->lengths.as<std::int32_t>(), -5);
   std::ranges::fill(ready.problem.cu_q.as<std::int32_t>(), 99);

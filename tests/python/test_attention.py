@@ -74,6 +74,24 @@ def test_plan_schedule_attend_serve_layers_and_steps(rng):
             check(out, lse, q, *cache.dequantize(), [1, 1], cache.host_lengths)
 
 
+def test_a_plan_for_prompts_has_a_pass_for_single_tokens(rng):
+    cache, _, _ = filled_cache(rng, [40, 300, 7], max_len=320)
+    plan = ht.plan(cache, q_heads=Q_HEADS, q_dtype="f32", max_q_len=100, causal=True)
+    group = Q_HEADS // KV_HEADS
+    short, long = plan.info["passes"]
+    assert (short["config"], long["config"]) == ("cpu-decode", "cpu-prefill") and plan.info["config"] == "cpu-prefill"
+    assert (short["min_rows"], short["max_rows"], long["min_rows"], long["max_rows"]) == (1, 16, 17, 100 * group)
+    assert type(plan.info["passes"]) is list and type(short) is dict and type(short["reason"]) is str
+    assert repr(plan) == "Plan(cpu-decode + cpu-prefill, batch=3, device=cpu)"
+    assert "pass       2 of 2" in plan.describe()
+    q = normal(rng, 102, Q_HEADS, DIM)
+    step = ht.schedule(plan, cache, cu_q=np.array([0, 1, 101, 102], np.int32))
+    out = ht.attend(q, cache, schedule=step)
+    check(out, None, q, *cache.dequantize(), [1, 100, 1], [40, 300, 7], causal=True)
+    one = ht.plan(cache, q_heads=Q_HEADS)
+    assert [p["config"] for p in one.info["passes"]] == ["cpu-decode"] and repr(one).startswith("Plan(cpu-decode, ")
+
+
 def test_a_call_without_a_schedule_takes_a_workspace(rng):
     cache, _, _ = filled_cache(rng, [63, 10])
     q = normal(rng, 2, Q_HEADS, DIM)

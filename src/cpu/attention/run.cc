@@ -113,14 +113,11 @@ Layer make_layer(const Plan::Impl& plan, const AttentionArgs& args) {
   return l;
 }
 
-/// One call of run(), shared by its threads.
+/// A pass of one call of run(), shared by its threads.
 class Runner {
  public:
-  Runner(const Plan::Impl& plan, const AttentionArgs& args, std::byte* workspace)
-      : plan_(plan),
-        args_(args),
-        workspace_(planning::carve_workspace(plan, workspace)),
-        layer_(make_layer(plan, args)) {}
+  Runner(const Layer& layer, const planning::PassWorkspace& workspace)
+      : plan_(*layer.plan), args_(*layer.args), workspace_(workspace), layer_(layer) {}
 
   int workers() const { return workspace_.schedule.header->active; }
 
@@ -251,8 +248,8 @@ class Runner {
 
   const Plan::Impl& plan_;
   const AttentionArgs& args_;
-  const planning::Workspace workspace_;
-  const Layer layer_;
+  const planning::PassWorkspace& workspace_;
+  const Layer& layer_;
 };
 
 /// This thread's scratch, kept for its next call.
@@ -305,14 +302,18 @@ void in_parallel(int count, const First& first, const Second& second, const Inte
 }  // namespace
 
 void run(const Plan::Impl& plan, const AttentionArgs& args, std::byte* workspace) {
-  const Runner runner(plan, args, workspace);
-  if (runner.workers() == 0) return;
+  const planning::Workspace parts = planning::carve_workspace(plan, workspace);
+  const Layer layer = make_layer(plan, args);
   bool excluded = false;
   Interruption interruption;
-  in_parallel(
-      runner.workers(), [&](int worker, Scratch& scratch) { runner.attend(worker, scratch, interruption); },
-      [&](int worker, Scratch& scratch) { runner.merge(worker, scratch); }, interruption, excluded);
-  interruption.check();
+  for (std::size_t i = 0; i < plan.passes().size(); ++i) {
+    const Runner runner(layer, parts.passes[i]);
+    if (runner.workers() == 0) continue;
+    in_parallel(
+        runner.workers(), [&](int worker, Scratch& scratch) { runner.attend(worker, scratch, interruption); },
+        [&](int worker, Scratch& scratch) { runner.merge(worker, scratch); }, interruption, excluded);
+    interruption.check();
+  }
   if (excluded && args.status.present()) {
     *static_cast<std::int32_t*>(args.status.data) |= kStatusBadPage;
   }

@@ -52,7 +52,7 @@ __device__ inline void finish_item(const AttentionParams& p, const DeviceItem& i
 /// Sets the status if the schedule has more queries than Q has rows, or a static scale or min of the cache is
 /// none. By a warp of each worker.
 __device__ inline void check_inputs(const AttentionParams& p, int worker, int lane) {
-  if (p.status == nullptr) return;
+  if (p.status == nullptr || !p.checks_inputs) return;
   const bool first = worker == 0 && lane == 0;
   if (first && p.schedule.header->total_q > p.q_tokens) atomicOr(p.status, kStatusBadQueries);
   const ParamView& part = lane % 2 == 0 ? p.k : p.v;

@@ -69,19 +69,20 @@ void allow_shared_memory_once(const CompiledKernel& kernel, int device) {
 
 }  // namespace
 
-AttentionParams attention_params(const Plan::Impl& plan, const AttentionArgs& args, std::byte* base) {
+AttentionParams attention_params(const Plan::Impl& plan, const AttentionArgs& args,
+                                 const planning::Workspace& workspace, std::size_t index) {
   const AttentionProblem& problem = plan.problem;
   const auto& spec = std::get<KvCacheSpec>(problem.kv);
   const auto& cache = std::get<PagedKv>(args.kv);
-  const planning::Workspace workspace = planning::carve_workspace(plan, base);
-  const BackendParts parts = backend_parts(plan, workspace);
+  const planning::PassWorkspace& pass = workspace.passes[index];
+  const BackendParts parts = backend_parts(plan.passes()[index], pass);
   static constexpr int kNoLimit = INT_MAX / 2;  // a position plus this still fits
   AttentionParams p{};
-  p.schedule = workspace.schedule;
+  p.schedule = pass.schedule;
   p.list = parts.list;
   p.arrivals = parts.arrivals;
-  p.partial_out = workspace.partial_out;
-  p.partial_state_log2 = workspace.partial_state;
+  p.partial_out = pass.partial_out;
+  p.partial_state_log2 = pass.partial_state;
   p.cache = cache_view(cache, plan.layout);
   p.k = param_view(spec.k_format, cache.k_scale);
   p.v = param_view(spec.v_format, cache.v_scale);
@@ -108,7 +109,10 @@ AttentionParams attention_params(const Plan::Impl& plan, const AttentionArgs& ar
   p.out_type = problem.out_dtype;
   p.rotate_k = spec.rotate_k;
   p.rotate_v = spec.rotate_v;
-  p.cache_settled = args.cache_settled;
+  p.checks_inputs = index == 0;
+  // The kernel of an earlier pass writes nothing that is read ahead, and lets this one start only when all
+  // that came before it has ended.
+  p.cache_settled = args.cache_settled || index > 0;
   p.parts[0] = page::part_of(spec, plan.layout, KvPart::kK);
   p.parts[1] = page::part_of(spec, plan.layout, KvPart::kV);
   return p;

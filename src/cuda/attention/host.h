@@ -13,8 +13,9 @@ struct CompiledKernel {
   int threads = 0;
 };
 
-/// `base`: the workspace, which holds a schedule.
-AttentionParams attention_params(const Plan::Impl& plan, const AttentionArgs& args, std::byte* base);
+/// Of the pass `index` of the plan. `workspace` holds the schedules.
+AttentionParams attention_params(const Plan::Impl& plan, const AttentionArgs& args,
+                                 const planning::Workspace& workspace, std::size_t index);
 
 /// Throws InvalidArgument unless the rows of O begin at multiples of 8 bytes.
 void check_out(const AttentionArgs& args);

@@ -60,6 +60,7 @@ struct AttentionParams {
   bool q_aligned;  // rows of Q begin at multiples of 16 bytes
   bool rotate_k;
   bool rotate_v;
+  bool checks_inputs;   // of the run's passes one does
   bool cache_settled;   // cache and schedule may be read before the previous kernel of the stream has ended
   page::Part parts[2];  // K, V: for the universal kernel, whose formats are run-time values
 };

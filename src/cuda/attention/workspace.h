@@ -6,7 +6,7 @@
 
 namespace halftone::cuda {
 
-struct BackendParts {
+struct BackendParts {  // of a pass
   ItemList list;
   std::int32_t* arrivals;  // [partials, kArrivalCounters]
   std::int64_t bytes;
@@ -21,8 +21,8 @@ inline BackendParts backend_parts(planning::Carver carver, int workers, std::int
   return parts;
 }
 
-inline BackendParts backend_parts(const Plan::Impl& plan, const planning::Workspace& workspace) {
-  return backend_parts(planning::Carver(workspace.backend), plan.info.workers, plan.info.max_partials);
+inline BackendParts backend_parts(const planning::Pass& pass, const planning::PassWorkspace& workspace) {
+  return backend_parts(planning::Carver(workspace.backend), pass.schedule.workers, pass.partials);
 }
 
 }  // namespace halftone::cuda

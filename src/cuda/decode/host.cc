@@ -5,7 +5,6 @@
 #include <array>
 #include <variant>
 
-#include "cuda/attention/host.h"
 #include "cuda/decode/config.h"
 #include "cuda/decode/kernels.h"
 #include "halftone/error.h"
@@ -47,17 +46,17 @@ int decode_variant(const AttentionProblem& problem, const planning::Kernel& kern
   return find_table_row(problem, 0) < 0 ? kUniversalKernel : -1;
 }
 
-void run_decode(const Plan::Impl& plan, const AttentionArgs& args, std::byte* workspace, Stream stream) {
-  const bool universal = plan.variant == kUniversalKernel;
+CompiledKernel decode_kernel(const Plan::Impl& plan, const planning::Pass& pass, const AttentionArgs& args) {
+  const bool universal = pass.variant == kUniversalKernel;
   if (!universal) check_out(args);
   const AttentionProblem& problem = plan.problem;
   const CompiledKernel kernel =
-      universal ? universal_kernel(problem.head_dim(), problem.v_dim()) : compiled_kernels()[plan.variant];
+      universal ? universal_kernel(problem.head_dim(), problem.v_dim()) : compiled_kernels()[pass.variant];
   if (kernel.function == nullptr) {
     throw Error(ErrorCode::kInternal,
-                fmt::format("decode kernel {} is not in this build: rebuild halftone.", plan.variant));
+                fmt::format("decode kernel {} is not in this build: rebuild halftone.", pass.variant));
   }
-  launch(kernel, attention_params(plan, args, workspace), plan, stream);
+  return kernel;
 }
 
 }  // namespace halftone::cuda

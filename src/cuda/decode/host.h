@@ -3,6 +3,7 @@
 
 #include <array>
 
+#include "cuda/attention/host.h"
 #include "plan/backend.h"
 
 namespace halftone::cuda {
@@ -25,7 +26,8 @@ static_assert(planning::is_consistent(kDecodeKernels));
 /// universal row and kDecodeTable has no kernel for the problem, -1 else.
 int decode_variant(const AttentionProblem& problem, const planning::Kernel& kernel);
 
-/// run() of a plan whose variant is one of these.
-void run_decode(const Plan::Impl& plan, const AttentionArgs& args, std::byte* workspace, Stream stream);
+/// The kernel of a pass whose variant is one of these. Throws if it is not in this build, and InvalidArgument
+/// for outputs that it cannot write.
+CompiledKernel decode_kernel(const Plan::Impl& plan, const planning::Pass& pass, const AttentionArgs& args);
 
 }  // namespace halftone::cuda

@@ -8,11 +8,12 @@ namespace halftone::cuda {
 
 void schedule(const Plan::Impl& plan, const SequenceLengths& lengths, std::byte* workspace, Stream stream) {
   const planning::Workspace parts = planning::carve_workspace(plan, workspace);
-  const BackendParts backend = backend_parts(plan, parts);
   ScheduleBuildParams p{};
-  p.schedule = parts.schedule;
-  p.list = backend.list;
-  p.arrivals = backend.arrivals;
+  for (const planning::Pass& pass : plan.passes()) {
+    const planning::PassWorkspace& own = parts.passes[p.count];
+    const BackendParts backend = backend_parts(pass, own);
+    p.passes[p.count++] = {own.schedule, backend.list, backend.arrivals};
+  }
   p.cu_q = pointer<std::int32_t>(lengths.cu_q);
   p.kv_lengths = pointer<std::int32_t>(lengths.kv_lengths);
   p.plan_id = plan.id;

@@ -1,4 +1,6 @@
-// Builds a schedule on the device: one block runs the phases of planning::build_schedule in parallel.
+// Builds schedules on the device: one block for each pass of a plan runs the phases of
+// planning::build_schedule in parallel. The blocks do not meet: each writes the lengths that the passes
+// share, and reads what it has written.
 #pragma once
 
 #include "cuda/schedule/params.h"
@@ -42,8 +44,8 @@ __device__ inline std::int32_t within(std::int32_t x, std::int32_t low, std::int
 }
 
 /// Queries and keys of request r.
-__device__ inline int2 request_lengths(const ScheduleBuildParams& p, int r) {
-  const planning::ScheduleParams& shape = p.schedule.params;
+__device__ inline int2 request_lengths(const ScheduleBuildParams& p, const planning::ScheduleParams& shape,
+                                       int r) {
   const std::int32_t q_len =
       p.cu_q == nullptr ? shape.max_q_len : within(p.cu_q[r + 1] - p.cu_q[r], 0, shape.max_q_len);
   return {q_len, within(p.kv_lengths[r], 0, shape.max_kv_len)};
@@ -69,8 +71,8 @@ __device__ inline bool all_alike(long long own_least, long long own_most) {
 }
 
 /// Writes what a schedule holds per request, first_step without what units cost. Returns the totals.
-__device__ inline planning::BatchTotals place_requests(const ScheduleBuildParams& p) {
-  const planning::Schedule& s = p.schedule;
+__device__ inline planning::BatchTotals place_requests(const ScheduleBuildParams& p,
+                                                       const planning::Schedule& s) {
   const planning::ScheduleParams& shape = s.params;
   std::int64_t before[4] = {};  // steps, units, queries and keys
   long long least = INT64_MAX, most = 0;
@@ -78,14 +80,15 @@ __device__ inline planning::BatchTotals place_requests(const ScheduleBuildParams
     const int r = base + static_cast<int>(threadIdx.x);
     std::int64_t sums[4] = {}, totals[4];
     if (r < shape.batch) {
-      const int2 length = request_lengths(p, r);
-      const long long steps = planning::head_steps(shape, length.x, length.y);
-      if (length.x > 0) {
+      const int2 length = request_lengths(p, shape, r);
+      const std::int32_t queries = planning::served(shape, length.x);
+      const long long steps = planning::head_steps(shape, queries, length.y);
+      if (queries > 0) {
         least = steps < least ? steps : least;
         most = steps > most ? steps : most;
       }
       sums[0] = steps * shape.kv_heads;
-      sums[1] = std::int64_t{planning::row_blocks(shape, length.x)} * shape.kv_heads;
+      sums[1] = std::int64_t{planning::row_blocks(shape, queries)} * shape.kv_heads;
       sums[2] = length.x;
       sums[3] = s.kv_lengths[r] = length.y;
     }
@@ -113,21 +116,21 @@ __device__ inline void add_unit_costs(const planning::Schedule& s) {
     const int r = base + static_cast<int>(threadIdx.x);
     std::int64_t units[1] = {}, total[1];
     if (r < shape.batch)
-      units[0] = std::int64_t{planning::row_blocks(shape, planning::q_length(s, r))} * shape.kv_heads;
+      units[0] = std::int64_t{planning::row_blocks(shape, planning::served_queries(s, r))} * shape.kv_heads;
     exclusive_sums(units, total);
     if (r <= shape.batch) s.first_step[r] += (before + units[0]) * s.header->unit_cost;
     before += total[0];
   }
 }
 
-__device__ inline void build_schedule_block(const ScheduleBuildParams& p) {
-  const planning::Schedule& s = p.schedule;
+__device__ inline void build_schedule_block(const ScheduleBuildParams& p, const PassBuildParams& pass) {
+  const planning::Schedule& s = pass.schedule;
   const planning::ScheduleParams& shape = s.params;
   planning::ScheduleHeader& header = *s.header;
   const int thread = threadIdx.x;
   if (thread == 0) header.magic = 0;
 
-  const planning::BatchTotals totals = place_requests(p);
+  const planning::BatchTotals totals = place_requests(p, s);
   if (thread == 0) planning::begin_schedule(s, totals);
   __syncthreads();
   if (header.unit_cost > 0) {
@@ -137,7 +140,7 @@ __device__ inline void build_schedule_block(const ScheduleBuildParams& p) {
   if (thread == 0) planning::divide_steps(s);
   __syncthreads();
   for (int w = thread; w <= shape.workers; w += kScheduleThreads) {
-    if (w < shape.workers) p.list.counts[w] = 0;
+    if (w < shape.workers) pass.list.counts[w] = 0;
     if (w <= header.active) planning::locate_worker(s, w);
   }
   __syncthreads();
@@ -150,8 +153,9 @@ __device__ inline void build_schedule_block(const ScheduleBuildParams& p) {
     slots_before += total[0];
   }
   __syncthreads();
-  for (std::int64_t i = thread; i < slots_before * kArrivalCounters; i += kScheduleThreads) p.arrivals[i] = 0;
-  for (int w = thread; w < header.active; w += kScheduleThreads) list_items(s, p.list, w);
+  for (std::int64_t i = thread; i < slots_before * kArrivalCounters; i += kScheduleThreads)
+    pass.arrivals[i] = 0;
+  for (int w = thread; w < header.active; w += kScheduleThreads) list_items(s, pass.list, w);
   if (thread == 0) {
     header.partials = static_cast<std::int32_t>(slots_before);
     header.plan_id = p.plan_id;

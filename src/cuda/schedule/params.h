@@ -2,15 +2,21 @@
 #pragma once
 
 #include "cuda/attention/items.h"
-#include "plan/build.h"
+#include "plan/workspace.h"
 
 namespace halftone::cuda {
 
-/// Lengths of a step and where the schedule goes.
+/// Where the schedule of a pass goes.
+struct PassBuildParams {
+  planning::Schedule schedule;  // all pointers into the workspace
+  ItemList list;                // likewise
+  std::int32_t* arrivals;       // [slots, kArrivalCounters], zeroed here
+};
+
+/// Lengths of a step and where the schedules go.
 struct ScheduleBuildParams {
-  planning::Schedule schedule;     // all pointers into the workspace
-  ItemList list;                   // likewise
-  std::int32_t* arrivals;          // [slots, kArrivalCounters], zeroed here
+  PassBuildParams passes[planning::kMaxPasses];
+  std::int32_t count;              // of passes
   const std::int32_t* cu_q;        // [batch + 1], or null: max_q_len queries each
   const std::int32_t* kv_lengths;  // [batch]
   std::uint64_t plan_id;

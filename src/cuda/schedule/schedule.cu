@@ -6,14 +6,14 @@ namespace {
 
 __global__ void __launch_bounds__(kScheduleThreads, 1)
     build(const __grid_constant__ ScheduleBuildParams params) {
-  build_schedule_block(params);
+  build_schedule_block(params, params.passes[blockIdx.x]);
 }
 
 }  // namespace
 
 int launch_schedule(const ScheduleBuildParams& params, void* stream) {
   const void* arguments[] = {&params};
-  return cudaLaunchKernel(reinterpret_cast<const void*>(&build), dim3(1), dim3(kScheduleThreads),
+  return cudaLaunchKernel(reinterpret_cast<const void*>(&build), dim3(params.count), dim3(kScheduleThreads),
                           const_cast<void**>(arguments), 0, static_cast<cudaStream_t>(stream));
 }
 

@@ -1,0 +1,154 @@
+// Which kernels a plan has, and which requests each of them serves.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "halftone/attention.h"
+#include "plan/backend.h"
+#include "plan/plan.h"
+#include "tests/plan/decode_problem.h"
+
+namespace halftone {
+namespace {
+
+/// The names of a plan's kernels, and where the first one ends.
+struct Kernels {
+  std::vector<std::string> names;
+  int few_rows = 0;
+  friend bool operator==(const Kernels&, const Kernels&) = default;
+};
+
+TEST(Passes, LongAndShortRequestsHavePassesOfTheirOwn) {
+  const auto kernels = [](int group, int q_len, SplitPolicy policy) {
+    AttentionProblem p = decode_problem();
+    p.q_heads = p.kv_heads() * group;
+    p.max_q_len = q_len;
+    p.policy = policy;
+    const PlanInfo info = plan(p).info();
+    Kernels found{{}, info.passes.front().max_rows};
+    for (const PassInfo& pass : info.passes) found.names.push_back(pass.config);
+    EXPECT_EQ(info.config, info.passes.back().config);
+    EXPECT_EQ(info.passes.back().max_rows, group * q_len);
+    EXPECT_EQ(info.passes.front().min_rows, 1);
+    if (info.passes.size() > 1) {
+      EXPECT_EQ(info.passes[1].min_rows, found.few_rows + 1);
+    }
+    return found;
+  };
+  // Rows share their bits on the CPU: the policy is no matter.
+  for (const SplitPolicy policy : {SplitPolicy::kReproducible, SplitPolicy::kBatchInvariant}) {
+    EXPECT_EQ(kernels(4, 1, policy), (Kernels{{"cpu-decode"}, 4}));
+    EXPECT_EQ(kernels(4, 16, policy), (Kernels{{"cpu-speculative"}, 64}));
+    EXPECT_EQ(kernels(4, 17, policy), (Kernels{{"cpu-decode", "cpu-prefill"}, 16}));
+    EXPECT_EQ(kernels(17, 4, policy), (Kernels{{"cpu-speculative", "cpu-prefill"}, 64}));
+    EXPECT_EQ(kernels(65, 100, policy), (Kernels{{"cpu-prefill"}, 6500}));
+  }
+}
+
+/// A backend whose kernels have bits of their own.
+planning::Backend backend_of_rows(int (*variant)(const AttentionProblem&, const planning::Kernel&)) {
+  static constexpr std::array<planning::Kernel, 4> kTable{{{"rows-8", 8, 8, 64, 1024, 0, "few"},
+                                                           {"rows-16", 16, 16, 64, 1024, 0, "more"},
+                                                           {"rows-64", 0, 64, 64, 1024, 0, "many"},
+                                                           {"any", 8, 8, 64, 1024, 0, "the rest", true}}};
+  static_assert(planning::is_consistent(kTable));
+  planning::Backend backend{};
+  backend.kernels = kTable;
+  backend.rows_share_bits = false;
+  backend.variant = variant;
+  return backend;
+}
+
+/// "NAME min-max" of every pass.
+std::vector<std::string> choices(const planning::Backend& backend, int group, int q_len, SplitPolicy policy) {
+  AttentionProblem p = decode_problem();
+  p.q_heads = p.kv_heads() * group;
+  p.max_q_len = q_len;
+  p.policy = policy;
+  std::vector<std::string> all;
+  for (const planning::Choice& c : planning::choose_kernels(backend, p)) {
+    const std::string end = c.max_rows == INT32_MAX ? "" : fmt::format("{}", c.max_rows);
+    all.push_back(
+        fmt::format("{} {}-{}", backend.kernels[static_cast<std::size_t>(c.index)].name, c.min_rows, end));
+  }
+  return all;
+}
+
+using Names = std::vector<std::string>;
+
+TEST(ChooseKernels, OneForTheBoundsIfItFits) {
+  const auto backend =
+      backend_of_rows([](const auto&, const planning::Kernel& k) { return k.universal ? -1 : 0; });
+  constexpr auto kPolicy = SplitPolicy::kReproducible;
+  EXPECT_EQ(choices(backend, 4, 1, kPolicy), Names{"rows-8 0-"});
+  EXPECT_EQ(choices(backend, 4, 4, kPolicy), Names{"rows-16 0-"});
+  EXPECT_EQ(choices(backend, 4, 5, kPolicy), (Names{"rows-8 0-8", "rows-64 9-"}));
+  EXPECT_EQ(choices(backend, 9, 2, kPolicy), (Names{"rows-16 0-16", "rows-64 17-"}));
+  EXPECT_EQ(choices(backend, 17, 1, kPolicy), Names{"rows-64 0-"});
+}
+
+/// The kernel of a request of so many packed rows depends on the group alone, never on max_q_len.
+TEST(ChooseKernels, BatchInvariantGoesByTheRequest) {
+  const auto backend =
+      backend_of_rows([](const auto&, const planning::Kernel& k) { return k.universal ? -1 : 0; });
+  constexpr auto kPolicy = SplitPolicy::kBatchInvariant;
+  EXPECT_EQ(choices(backend, 4, 2, kPolicy), Names{"rows-8 0-"}) << "no request can have more than 8 rows";
+  for (const int q_len : {3, 4, 5, 1000}) {
+    EXPECT_EQ(choices(backend, 4, q_len, kPolicy), (Names{"rows-8 0-8", "rows-64 9-"})) << q_len;
+  }
+  EXPECT_EQ(choices(backend, 9, 1, kPolicy), Names{"rows-16 0-"});
+  EXPECT_EQ(choices(backend, 9, 2, kPolicy), (Names{"rows-16 0-16", "rows-64 17-"}));
+  for (const int q_len : {1, 2, 1000}) {
+    EXPECT_EQ(choices(backend, 17, q_len, kPolicy), Names{"rows-64 0-"}) << q_len;
+  }
+}
+
+/// Where the largest unit is a limited row, or the universal one serves alone.
+TEST(ChooseKernels, AmongTheRowsThatServeTheProblem) {
+  const auto up_to_16 = backend_of_rows(
+      [](const auto&, const planning::Kernel& k) { return k.universal || k.max_rows == 0 ? -1 : 0; });
+  const auto universal =
+      backend_of_rows([](const auto&, const planning::Kernel& k) { return k.universal ? 0 : -1; });
+  const auto none = backend_of_rows([](const auto&, const planning::Kernel&) { return -1; });
+  for (const SplitPolicy policy : {SplitPolicy::kReproducible, SplitPolicy::kBatchInvariant}) {
+    EXPECT_EQ(choices(up_to_16, 4, 100, policy), (Names{"rows-8 0-8", "rows-16 9-"}));
+    EXPECT_EQ(choices(up_to_16, 9, 100, policy), Names{"rows-16 0-"});
+    EXPECT_EQ(choices(up_to_16, 40, 1, policy), Names{"rows-16 0-"});
+    EXPECT_EQ(choices(universal, 4, 100, policy), Names{"any 0-"});
+    EXPECT_EQ(choices(none, 4, 100, policy), Names{});
+  }
+}
+
+TEST(Passes, AreDescribed) {
+  AttentionProblem p = decode_problem();
+  p.max_q_len = 1000;
+  p.max_kv_len = 2000;
+  const std::string text = plan(p).describe();
+  for (const char* part :
+       {"pass       1 of 2: requests of 1 to 16 packed rows\nconfig     cpu-decode (",
+        "reason     requests of at most 16 packed rows per KV head (queries x 4 query heads)\n",
+        "pass       2 of 2: requests of 17 to 4000 packed rows\nconfig     cpu-prefill (",
+        "reason     the other requests, of up to 4000 packed rows per request and KV head (max_q_len 1000 x "
+        "4 "
+        "query heads), 64 at a time\n"}) {
+    EXPECT_NE(text.find(part), std::string::npos) << part << " is not in\n" << text;
+  }
+  EXPECT_EQ(plan(decode_problem()).describe().find("pass  "), std::string::npos);
+
+  std::vector<std::int32_t> kv_lengths = {100, 2000, 0, 300}, cu_q = {0, 1, 1001, 1001, 1005};
+  SequenceLengths view;
+  view.cu_q = TensorView::contiguous(cu_q.data(), DType::kInt32, {5});
+  view.kv_lengths = TensorView::contiguous(kv_lengths.data(), DType::kInt32, {4});
+  const std::string explained = planning::explain(plan(p), view);
+  for (const char* part : {"\nPass 1 of 2, cpu-decode:\n16 units, ",
+                           "\nPass 2 of 2, cpu-prefill:\n504 units, ", "1005 queries, 2400 keys, "}) {
+    EXPECT_NE(explained.find(part), std::string::npos) << part << " is not in\n" << explained;
+  }
+}
+
+}  // namespace
+}  // namespace halftone
