@@ -14,6 +14,7 @@
 #include "cuda/dequantize/host.h"
 #include "cuda/device/call.h"
 #include "cuda/merge/host.h"
+#include "cuda/prefill/host.h"
 #include "cuda/schedule/host.h"
 
 namespace halftone::cuda {
@@ -53,37 +54,67 @@ int workers(Device on) {
   return processors;
 }
 
-void refuse(const AttentionProblem& problem) {
+constexpr auto make_table() {
+  std::array<planning::Kernel, kDecodeKernels.size() + kPrefillKernels.size() + 1> table{};
+  std::size_t row = 0;
+  for (const planning::Kernel& kernel : kDecodeKernels) table[row++] = kernel;
+  for (const planning::Kernel& kernel : kPrefillKernels) table[row++] = kernel;
+  table[row] = kUniversalRow;
+  return table;
+}
+constexpr auto kKernels = make_table();
+static_assert(planning::is_consistent(kKernels));
+
+bool is_prefill(const planning::Kernel& kernel) { return kernel.queue_bytes > 0; }
+
+int variant(const AttentionProblem& problem, const planning::Kernel& kernel) {
+  return is_prefill(kernel) ? prefill_variant(problem, kernel) : decode_variant(problem, kernel);
+}
+
+/// Caches of any kind are served.
+void refuse(const AttentionProblem& p) {
   throw Error(
       ErrorCode::kUnsupported,
-      fmt::format("kv is K and V tensors in {}, but the CUDA backend has attention over paged caches only: "
-                  "append them to a cache or use the CPU.",
-                  dtype_name(std::get<KvTensors>(problem.kv).dtype)));
+      fmt::format("kv is K and V tensors in {} with head_dim {} and {} of V, q_dtype is {}, but the CUDA "
+                  "backend takes tensors in bf16 and f16 with Q alike, head_dim 64, 128 or 256 and V of as "
+                  "many dims: convert them, append them to a cache or use the CPU.",
+                  dtype_name(std::get<KvTensors>(p.kv).dtype), p.head_dim(), p.v_dim(), dtype_name(p.q_dtype)));
 }
 
 std::int64_t extra_bytes(int workers, std::int64_t partials) {
   return backend_parts(planning::Carver(nullptr), workers, partials).bytes;
 }
 
-/// The passes one after another, each kernel beginning while the one before it ends. All kernels are found
-/// before the first one is launched.
+/// The passes one after another, each kernel beginning while the one before it ends. What a kernel may refuse
+/// it refuses before the first one is launched.
 void run(const Plan::Impl& plan, const AttentionArgs& args, std::byte* workspace, Stream stream) {
   if (plan.problem.batch == 0) return;
   const std::span<const planning::Pass> passes = plan.passes();
   std::array<CompiledKernel, planning::kMaxPasses> kernels;
-  for (std::size_t i = 0; i < passes.size(); ++i) kernels[i] = decode_kernel(plan, passes[i], args);
+  for (std::size_t i = 0; i < passes.size(); ++i) {
+    if (is_prefill(plan.kernel(passes[i]))) {
+      check_prefill(plan, args);
+    } else {
+      kernels[i] = decode_kernel(plan, passes[i], args);
+    }
+  }
   const planning::Workspace parts = planning::carve_workspace(plan, workspace);
   for (std::size_t i = 0; i < passes.size(); ++i) {
-    launch(kernels[i], attention_params(plan, args, parts, i), plan, stream);
+    if (is_prefill(plan.kernel(passes[i]))) {
+      run_prefill(plan, args, parts, i, stream);
+    } else {
+      const AttentionParams params = attention_params(plan, args, parts, i);
+      launch(kernels[i], &params, plan, stream);
+    }
   }
 }
 
 }  // namespace
 
 const planning::Backend& backend() {
-  static constexpr planning::Backend kBackend{.kernels = kDecodeKernels,
+  static constexpr planning::Backend kBackend{.kernels = kKernels,
                                               .rows_share_bits = false,
-                                              .variant = decode_variant,
+                                              .variant = variant,
                                               .refuse = refuse,
                                               .workers = workers,
                                               .extra_bytes = extra_bytes,

@@ -14,6 +14,8 @@ inline constexpr std::int32_t kStatusNonFinite = 2;
 inline constexpr std::int32_t kStatusBadQueries = 4;
 /// append and run (CUDA): a static scale is not finite, positive and normal, or a static min is not finite.
 inline constexpr std::int32_t kStatusBadScale = 8;
+/// run (CUDA): the schedule has more keys than k and v have rows; the tokens beyond were left out.
+inline constexpr std::int32_t kStatusBadKeys = 32;
 /// append (CUDA): a value of V, whose f16 scale is stored beside its codes, exceeds kMaxScaledV (rotated V:
 /// that over the root of the block).
 inline constexpr std::int32_t kStatusLargeV = 16;

@@ -8,6 +8,7 @@
 // Before: cu_q, kv_lengths and (plain K and V) cu_kv are filled in and within the bounds.
 #pragma once
 
+#include "plan/queue.h"
 #include "plan/work.h"
 
 namespace halftone::planning {
@@ -108,6 +109,7 @@ HT_HOST_DEVICE constexpr std::int32_t slots_of(const Schedule& s, std::int32_t w
 
 /// The phases, serially. `plan_id` marks whose schedule this is.
 HT_HOST_DEVICE constexpr void build_schedule(const Schedule& s, std::uint64_t plan_id) {
+  if (s.params.queue_tokens > 0) return build_queue(s, plan_id);
   ScheduleHeader& h = *s.header;
   h.magic = 0;  // set last: an unfinished schedule is none
   h.total_kv = 0;
@@ -146,12 +148,6 @@ HT_HOST_DEVICE constexpr void build_schedule(const Schedule& s, std::uint64_t pl
   h.magic = ScheduleHeader::kMagic;
 }
 
-/// Product of non-negative numbers, at most INT64_MAX.
-constexpr std::int64_t saturating_product(std::int64_t a, std::int64_t b) {
-  std::int64_t product = 0;
-  return __builtin_mul_overflow(a, b, &product) ? INT64_MAX : product;
-}
-
 /// Steps of a unit at the bounds: the longest range is max_kv_len, or what the windows leave of it.
 constexpr std::int32_t max_unit_steps(const ScheduleParams& p) {
   std::int64_t tokens = p.max_kv_len;
@@ -188,6 +184,7 @@ constexpr std::int64_t max_positions(const ScheduleParams& p) {
 /// workers. With absolute splits: one for each worker and one for each split of a unit that an earlier worker
 /// began.
 constexpr std::int64_t max_partials(const ScheduleParams& p) {
+  if (p.queue_tokens > 0) return max_queue_partials(p, max_units(p));
   const std::int64_t steps = saturating_product(max_units(p), p.max_steps), positions = max_positions(p);
   const std::int64_t active = positions < p.workers ? positions : p.workers;
   if (active == 0 || p.max_steps <= 1) return 0;

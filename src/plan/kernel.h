@@ -23,10 +23,13 @@ struct Kernel {
   std::int32_t unit_bytes;    ///< cache that a worker could read in the time that beginning a unit takes it
   std::string_view use;       ///< what it is made for
   bool universal = false;     ///< for what no other row serves
+  /// 0: workers share a line of units (plan/work.h). Else units wait in a queue (plan/queue.h), of as many
+  /// heads at a time as have so many bytes of K and V.
+  std::int64_t queue_bytes = 0;
 };
 
-/// Whether a table has rows in order of rising max_rows, the last one without a limit, then possibly a
-/// universal one, with steps that the scheduler can shift by.
+/// Whether a table has rows in order of rising max_rows, the last ones, of which a problem has one at most,
+/// without a limit, then possibly a universal one, with steps that the scheduler can shift by.
 constexpr bool is_consistent(std::span<const Kernel> table) {
   const auto power_of_two = [](std::int32_t x) { return x > 0 && (x & (x - 1)) == 0; };
   for (std::size_t i = 0; i < table.size(); ++i) {
@@ -35,7 +38,9 @@ constexpr bool is_consistent(std::span<const Kernel> table) {
     if (!power_of_two(c.kv_tile) || !power_of_two(c.split_tokens)) return false;
     if (c.kv_tile != table[0].kv_tile || c.split_tokens != table[0].split_tokens) return false;
     if (c.universal) return i > 0 && i + 1 == table.size();
-    if ((c.max_rows == 0) != (i + 1 == table.size() || table[i + 1].universal)) return false;
+    const bool last = i + 1 == table.size() || table[i + 1].universal;
+    if (last && c.max_rows != 0) return false;
+    if (i > 0 && table[i - 1].max_rows == 0 && c.max_rows != 0) return false;
     if (i > 0 && c.max_rows != 0 && c.max_rows <= table[i - 1].max_rows) return false;
   }
   return !table.empty();

@@ -67,6 +67,18 @@ std::int32_t unit_cost(const AttentionProblem& p, const Kernel& kernel) {
   return static_cast<std::int32_t>((kernel.unit_bytes + step_bytes / 2) / step_bytes);
 }
 
+/// Keys of a head that fill what a queue's heads may have at a time.
+std::int32_t queue_tokens(const AttentionProblem& p, const Kernel& kernel) {
+  if (kernel.queue_bytes == 0) return 0;
+  std::int64_t key_bytes = 0;
+  if (const auto* const tensors = std::get_if<KvTensors>(&p.kv)) {
+    key_bytes = std::int64_t{p.head_dim() + p.v_dim()} * dtype_bits(tensors->dtype) / 8;
+  } else {
+    key_bytes = page_layout(std::get<KvCacheSpec>(p.kv)).tile_bytes / kTileTokens;
+  }
+  return static_cast<std::int32_t>(std::max<std::int64_t>(1, kernel.queue_bytes / key_bytes));
+}
+
 ScheduleParams schedule_params(const AttentionProblem& p, const Kernel& kernel, const Choice& choice,
                                int workers) {
   const bool absolute = p.policy == SplitPolicy::kBatchInvariant;
@@ -85,6 +97,7 @@ ScheduleParams schedule_params(const AttentionProblem& p, const Kernel& kernel, 
   s.window_right = p.mask.causal ? 0 : window(p.mask.window_right);
   s.absolute = absolute;
   s.unit_cost = absolute ? 0 : unit_cost(p, kernel);
+  s.queue_tokens = queue_tokens(p, kernel);
   s.min_rows = choice.min_rows;
   s.max_rows = choice.max_rows;
   s.max_steps = max_unit_steps(s);

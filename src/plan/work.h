@@ -48,10 +48,18 @@ struct ScheduleParams {
   std::int32_t window_right;  ///< likewise; 0 when causal
   std::int32_t unit_cost;     ///< of beginning a unit, in steps; 0 if `absolute`
   bool absolute;              ///< every step is an item: batch-invariant splits
+  std::int32_t queue_tokens;  ///< 0: workers share the line; else they take units from a queue (plan/queue.h),
+                              ///< those of as many heads at a time as have so many keys
   // Requests of other numbers of packed rows are another pass's: here they have no units.
   std::int32_t min_rows = 0;
   std::int32_t max_rows = INT32_MAX;
 };
+
+/// Product of non-negative numbers, at most INT64_MAX.
+constexpr std::int64_t saturating_product(std::int64_t a, std::int64_t b) {
+  std::int64_t product = 0;
+  return __builtin_mul_overflow(a, b, &product) ? INT64_MAX : product;
+}
 
 /// First bytes of a workspace. `magic` and `plan_id` tell a schedule from other bytes, and this plan's from
 /// others.
@@ -68,6 +76,8 @@ struct ScheduleHeader {
   std::int32_t total_q;    ///< query tokens of all requests
   std::int64_t total_kv;   ///< key tokens of all requests
   std::int64_t units;      ///< units that have an item
+  std::int32_t cut_units;  ///< of a queue: the last ones, which are cut,
+  std::int32_t cut_parts;  ///< each into so many parts
   std::uint64_t user;      ///< of WorkspaceUse: not part of the schedule
 };
 
@@ -87,7 +97,7 @@ struct WorkerStart {
 struct Schedule {
   ScheduleParams params;
   ScheduleHeader* header;
-  std::int64_t* first_step;  // [batch + 1] positions before each request
+  std::int64_t* first_step;  // [batch + 1] positions, or of a queue units, before each request
   WorkerStart* starts;       // [workers + 1]; entry `active` marks the end
   std::int32_t* cu_q;        // [batch + 1] first query token of each request
   std::int32_t* kv_lengths;  // [batch]

@@ -72,8 +72,6 @@ void allow_shared_memory_once(const CompiledKernel& kernel, int device) {
 AttentionParams attention_params(const Plan::Impl& plan, const AttentionArgs& args,
                                  const planning::Workspace& workspace, std::size_t index) {
   const AttentionProblem& problem = plan.problem;
-  const auto& spec = std::get<KvCacheSpec>(problem.kv);
-  const auto& cache = std::get<PagedKv>(args.kv);
   const planning::PassWorkspace& pass = workspace.passes[index];
   const BackendParts parts = backend_parts(plan.passes()[index], pass);
   static constexpr int kNoLimit = INT_MAX / 2;  // a position plus this still fits
@@ -83,9 +81,16 @@ AttentionParams attention_params(const Plan::Impl& plan, const AttentionArgs& ar
   p.arrivals = parts.arrivals;
   p.partial_out = pass.partial_out;
   p.partial_state_log2 = pass.partial_state;
-  p.cache = cache_view(cache, plan.layout);
-  p.k = param_view(spec.k_format, cache.k_scale);
-  p.v = param_view(spec.v_format, cache.v_scale);
+  if (const auto* const cache = std::get_if<PagedKv>(&args.kv)) {
+    const KvCacheSpec& spec = cache->spec;
+    p.cache = cache_view(*cache, plan.layout);
+    p.k = param_view(spec.k_format, cache->k_scale);
+    p.v = param_view(spec.v_format, cache->v_scale);
+    p.rotate_k = spec.rotate_k;
+    p.rotate_v = spec.rotate_v;
+    p.parts[0] = page::part_of(spec, plan.layout, KvPart::kK);
+    p.parts[1] = page::part_of(spec, plan.layout, KvPart::kV);
+  }
   p.q = args.q.data;
   p.q_tokens = args.q.shape[0];
   p.q_token_stride = args.q.strides[0];
@@ -107,14 +112,10 @@ AttentionParams attention_params(const Plan::Impl& plan, const AttentionArgs& ar
   p.q_aligned = rows_aligned(args.q);
   p.q_type = problem.q_dtype;
   p.out_type = problem.out_dtype;
-  p.rotate_k = spec.rotate_k;
-  p.rotate_v = spec.rotate_v;
   p.checks_inputs = index == 0;
   // The kernel of an earlier pass writes nothing that is read ahead, and lets this one start only when all
   // that came before it has ended.
   p.cache_settled = args.cache_settled || index > 0;
-  p.parts[0] = page::part_of(spec, plan.layout, KvPart::kK);
-  p.parts[1] = page::part_of(spec, plan.layout, KvPart::kV);
   return p;
 }
 
@@ -130,8 +131,7 @@ void check_out(const AttentionArgs& args) {
           rest, out.strides[0], out.strides[1]));
 }
 
-void launch(const CompiledKernel& kernel, const AttentionParams& params, const Plan::Impl& plan,
-            Stream stream) {
+void launch(const CompiledKernel& kernel, const void* params, const Plan::Impl& plan, Stream stream) {
   const int device = plan.problem.device.index;
   const DeviceScope scope(device);
   allow_shared_memory_once(kernel, device);
@@ -145,7 +145,7 @@ void launch(const CompiledKernel& kernel, const AttentionParams& params, const P
   config.stream = static_cast<cudaStream_t>(stream);
   config.attrs = &overlap;
   config.numAttrs = 1;
-  const void* arguments[] = {&params};
+  const void* arguments[] = {params};
   const auto launch = [&] {
     return cudaLaunchKernelExC(&config, kernel.function, const_cast<void**>(arguments));
   };

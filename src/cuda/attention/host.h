@@ -20,8 +20,8 @@ AttentionParams attention_params(const Plan::Impl& plan, const AttentionArgs& ar
 /// Throws InvalidArgument unless the rows of O begin at multiples of 8 bytes.
 void check_out(const AttentionArgs& args);
 
-/// One block per worker of the plan, which may begin while the previous kernel of the stream ends.
-void launch(const CompiledKernel& kernel, const AttentionParams& params, const Plan::Impl& plan,
-            Stream stream);
+/// One block per worker of the plan, which may begin while the previous kernel of the stream ends. `params`:
+/// the kernel's one argument.
+void launch(const CompiledKernel& kernel, const void* params, const Plan::Impl& plan, Stream stream);
 
 }  // namespace halftone::cuda

@@ -8,19 +8,19 @@
 
 namespace halftone::cuda {
 
-/// What one CTA of the decode kernel takes. A format and head_dim may lack some of them; the last row serves
-/// what lacks all of them.
-inline constexpr std::array<planning::Kernel, 6> kDecodeKernels{{
+/// What one CTA of the decode kernel takes. A format and head_dim may lack some of them.
+inline constexpr std::array<planning::Kernel, 5> kDecodeKernels{{
     {"sm90-decode-8", 8, 8, 128, 4096, 163840, "up to 8 packed rows, read at the speed of memory"},
     {"sm90-decode-16", 16, 16, 128, 4096, 163840, "up to 16 packed rows"},
     {"sm90-decode-32", 32, 32, 128, 4096, 163840,
      "drafts, or many query heads per KV head; bound by arithmetic"},
     {"sm90-decode-48", 48, 48, 128, 4096, 163840, "likewise"},
-    {"sm90-decode-64", 0, 64, 128, 4096, 163840, "64 packed rows at a time"},
-    {"sm90-universal", 8, 8, 128, 4096, 32768,
-     "any formats, dims and types, in fp32; several times slower than reading memory", true},
+    {"sm90-decode-64", 64, 64, 128, 4096, 163840, "likewise; prompts, too, of formats without prefill"},
 }};
-static_assert(planning::is_consistent(kDecodeKernels));
+/// For caches that none of them serves.
+inline constexpr planning::Kernel kUniversalRow{
+    "sm90-universal", 8, 8, 128, 4096, 32768,
+    "any formats, dims and types, in fp32; several times slower than reading memory", true};
 
 /// Row of kDecodeTable that serves the problem in units of `kernel`, kUniversalKernel if that is the
 /// universal row and kDecodeTable has no kernel for the problem, -1 else.

@@ -5,7 +5,7 @@
 namespace halftone::cuda {
 namespace {
 
-static_assert(kDecodeKernels.back().universal && kDecodeKernels.back().row_block == kAnyRows);
+static_assert(kUniversalRow.row_block == kAnyRows);
 static_assert(any_shared_bytes(128, 128) <= 227 * 1024 && any_shared_bytes(256, 256) <= 227 * 1024);
 
 template <int kVDim>

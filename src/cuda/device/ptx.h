@@ -62,7 +62,8 @@ enum Barrier : int {
   kLoadReady,         // and the other load warp
   kCompute,           // among the compute warps
   kStates,            // the finish warps wait for the states of an item
-  kTeam,              // among the warps of team 0, and the next one of team 1
+  kQueries,           // among the warps that bring queries
+  kTeam,              // among the warps of team 0, and the next ones of the other teams
 };
 
 /// Barrier kId, of `kThreads` threads of which those that arrive do not wait. Waiting takes no issue slots,
@@ -111,6 +112,15 @@ __device__ inline void bulk_load(std::uint32_t shared, const void* global, int b
       "l"(global), "r"(bytes), "r"(barrier), "l"(cache_hint)
       : "memory");
 }
+
+/// Copies 16 bytes from global to shared memory beside the thread's work; `bytes` < 16 leaves zeros behind
+/// them.
+__device__ inline void copy_async(std::uint32_t shared, const void* global, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes)
+               : "memory");
+}
+/// Until the thread's copies have arrived.
+__device__ inline void copy_async_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 /// L2 policy for data that is read once.
 __device__ inline std::uint64_t evict_first_policy() {

@@ -25,8 +25,11 @@ inline constexpr std::uint64_t kNextBMatrix = kColumns * 16 * 2 / 16;
 /// Before the first product of a batch: registers written before it may be read by it.
 __device__ inline void wgmma_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-/// Until all batches are complete.
-__device__ inline void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
+/// Until all batches but the last kPending are complete.
+template <int kPending = 0>
+__device__ inline void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
 
 /// Pins values of a batch: the compiler moves their uses neither into nor out of it.
 template <int kCount>

@@ -48,7 +48,9 @@ __device__ inline int2 request_lengths(const ScheduleBuildParams& p, const plann
                                        int r) {
   const std::int32_t q_len =
       p.cu_q == nullptr ? shape.max_q_len : within(p.cu_q[r + 1] - p.cu_q[r], 0, shape.max_q_len);
-  return {q_len, within(p.kv_lengths[r], 0, shape.max_kv_len)};
+  const std::int64_t keys =
+      p.cu_kv == nullptr ? p.kv_lengths[r] : std::int64_t{p.cu_kv[r + 1]} - p.cu_kv[r];
+  return {q_len, static_cast<std::int32_t>(keys < 0 ? 0 : keys > shape.max_kv_len ? shape.max_kv_len : keys)};
 }
 
 /// Whether the least is at least the most: over the block, for every thread.
@@ -70,7 +72,8 @@ __device__ inline bool all_alike(long long own_least, long long own_most) {
   return least >= most;
 }
 
-/// Writes what a schedule holds per request, first_step without what units cost. Returns the totals.
+/// Writes what a schedule holds per request, first_step without what units cost, or of a queue the units.
+/// Returns the totals.
 __device__ inline planning::BatchTotals place_requests(const ScheduleBuildParams& p,
                                                        const planning::Schedule& s) {
   const planning::ScheduleParams& shape = s.params;
@@ -94,13 +97,14 @@ __device__ inline planning::BatchTotals place_requests(const ScheduleBuildParams
     }
     exclusive_sums(sums, totals);
     if (r < shape.batch) {
-      s.first_step[r] = before[0] + sums[0];
+      s.first_step[r] = shape.queue_tokens > 0 ? before[1] + sums[1] : before[0] + sums[0];
+      if (p.cu_kv != nullptr) s.cu_kv[r] = p.cu_kv[r];
       s.cu_q[r] = static_cast<std::int32_t>(before[2] + sums[2]);
     }
     for (int n = 0; n < 4; ++n) before[n] += totals[n];
   }
   if (threadIdx.x == 0) {
-    s.first_step[shape.batch] = before[0];
+    s.first_step[shape.batch] = shape.queue_tokens > 0 ? before[1] : before[0];
     s.cu_q[shape.batch] = static_cast<std::int32_t>(before[2]);
     s.header->total_q = static_cast<std::int32_t>(before[2] < INT32_MAX ? before[2] : INT32_MAX);
     s.header->total_kv = before[3];
@@ -121,6 +125,29 @@ __device__ inline void add_unit_costs(const planning::Schedule& s) {
     if (r <= shape.batch) s.first_step[r] += (before + units[0]) * s.header->unit_cost;
     before += total[0];
   }
+}
+
+__device__ inline void zero_arrivals(const PassBuildParams& pass, std::int64_t slots) {
+  for (std::int64_t i = threadIdx.x; i < slots * kArrivalCounters; i += kScheduleThreads) pass.arrivals[i] = 0;
+}
+
+/// The last thing that is written.
+__device__ inline void seal(const ScheduleBuildParams& p, planning::ScheduleHeader& header) {
+  header.plan_id = p.plan_id;
+  header.magic = planning::ScheduleHeader::kMagic;
+}
+
+__device__ inline void build_queue_block(const ScheduleBuildParams& p, const PassBuildParams& pass) {
+  const planning::Schedule& s = pass.schedule;
+  if (threadIdx.x == 0) s.header->magic = 0;
+  const planning::BatchTotals totals = place_requests(p, s);
+  if (threadIdx.x == 0) {
+    planning::begin_queue(s, totals.units, totals.steps);
+    pass.taken[0] = pass.taken[1] = 0;
+  }
+  __syncthreads();
+  zero_arrivals(pass, s.header->partials);
+  if (threadIdx.x == 0) seal(p, *s.header);
 }
 
 __device__ inline void build_schedule_block(const ScheduleBuildParams& p, const PassBuildParams& pass) {
@@ -153,13 +180,11 @@ __device__ inline void build_schedule_block(const ScheduleBuildParams& p, const 
     slots_before += total[0];
   }
   __syncthreads();
-  for (std::int64_t i = thread; i < slots_before * kArrivalCounters; i += kScheduleThreads)
-    pass.arrivals[i] = 0;
+  zero_arrivals(pass, slots_before);
   for (int w = thread; w < header.active; w += kScheduleThreads) list_items(s, pass.list, w);
   if (thread == 0) {
     header.partials = static_cast<std::int32_t>(slots_before);
-    header.plan_id = p.plan_id;
-    header.magic = planning::ScheduleHeader::kMagic;
+    seal(p, header);
   }
 }
 

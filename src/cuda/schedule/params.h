@@ -11,6 +11,7 @@ struct PassBuildParams {
   planning::Schedule schedule;  // all pointers into the workspace
   ItemList list;                // likewise
   std::int32_t* arrivals;       // [slots, kArrivalCounters], zeroed here
+  std::int32_t* taken;          // [2], likewise
 };
 
 /// Lengths of a step and where the schedules go.
@@ -18,7 +19,8 @@ struct ScheduleBuildParams {
   PassBuildParams passes[planning::kMaxPasses];
   std::int32_t count;              // of passes
   const std::int32_t* cu_q;        // [batch + 1], or null: max_q_len queries each
-  const std::int32_t* kv_lengths;  // [batch]
+  const std::int32_t* kv_lengths;  // [batch]; null: cu_kv
+  const std::int32_t* cu_kv;       // [batch + 1] plain K and V
   std::uint64_t plan_id;
 };
 

@@ -6,7 +6,12 @@ namespace {
 
 __global__ void __launch_bounds__(kScheduleThreads, 1)
     build(const __grid_constant__ ScheduleBuildParams params) {
-  build_schedule_block(params, params.passes[blockIdx.x]);
+  const PassBuildParams& pass = params.passes[blockIdx.x];
+  if (pass.schedule.params.queue_tokens > 0) {
+    build_queue_block(params, pass);
+  } else {
+    build_schedule_block(params, pass);
+  }
 }
 
 }  // namespace

@@ -1,0 +1,34 @@
+// Tensor copies: boxes of a tensor that a map describes, from global to shared memory, with bounds and swizzle.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+namespace halftone::cuda {
+
+/// Brings a map to where the copies read it from.
+__device__ inline void prefetch_map(const CUtensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+/// Copies the box at these coordinates, innermost first; the barrier counts its bytes, also of what lies
+/// outside the tensor, which becomes zeros.
+__device__ inline void tensor_load(std::uint32_t shared, const CUtensorMap& map, std::uint32_t barrier, int x,
+                                   int y, int z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, "
+      "%5}], [%2];" ::"r"(shared),
+      "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z)
+      : "memory");
+}
+__device__ inline void tensor_load(std::uint32_t shared, const CUtensorMap& map, std::uint32_t barrier, int x,
+                                   int y, int z, int u, int v) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, "
+      "%5, %6, %7}], [%2];" ::"r"(shared),
+      "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(u), "r"(v)
+      : "memory");
+}
+
+}  // namespace halftone::cuda

@@ -1,0 +1,161 @@
+// The end of a warpgroup's rows: O and the LSE to the caller's tensors, or, of a part of a cut unit, to its
+// slot; the last part to arrive merges all.
+#pragma once
+
+#include "cuda/attention/output.h"
+#include "cuda/attention/states.h"
+#include "cuda/prefill/compute.h"
+
+namespace halftone::cuda {
+
+/// Rotates a row that lies over four lanes as wgmma leaves it, dims 8 j + 2 lane + e.
+template <int kDim, int kO>
+__device__ inline void rotate_fragment(float (&o)[kO], int r, int lane) {
+  constexpr int kBlock = hadamard::block_size(kDim);
+#pragma unroll
+  for (int j = 0; j < kDim / 8; ++j) {
+    const float a = o[4 * j + 2 * r], b = o[4 * j + 2 * r + 1];
+    o[4 * j + 2 * r] = a + b, o[4 * j + 2 * r + 1] = a - b;
+  }
+#pragma unroll
+  for (int h = 1; h < 4; h *= 2) {
+#pragma unroll
+    for (int i = 0; i < kDim / 4; ++i) {
+      float& x = o[i / 2 * 4 + 2 * r + i % 2];
+      const float other = __shfl_xor_sync(~0u, x, h);
+      x = lane & h ? other - x : x + other;
+    }
+  }
+#pragma unroll
+  for (int h = 8; h < kBlock; h *= 2) {
+#pragma unroll
+    for (int i = 0; i < kDim / 4; ++i) {
+      if (i / 2 * 8 & h) continue;
+      float &a = o[i / 2 * 4 + 2 * r + i % 2], &b = o[(i / 2 + h / 8) * 4 + 2 * r + i % 2];
+      const float sum = a + b;
+      b = a - b, a = sum;
+    }
+  }
+}
+
+template <PrefillConfig C>
+struct RowsEnd {
+  using Traits = PrefillTraits<C>;
+  Consumer<C>& c;
+  const DeviceItem& item;
+
+  /// Divides, rotates back and writes.
+  __device__ void write() const {
+    const AttentionParams& p = c.p;
+    const int rows = item.work.row_end - item.work.row_begin, t = c.lane() % 4;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = c.first_row() + 8 * r;
+      const bool keep = row < rows;
+      const RowPlace place = place_of(p, item, keep ? row : 0);
+      float scale = 0.0f, lse = kMinus;
+      float max = c.softmax.empty(r) ? kMinus : c.softmax.offset[r], sum = c.softmax.sum[r];
+      if (max != kMinus || sum != 0.0f) {
+        float weight = 1.0f;
+        if (p.sinks != nullptr && keep) {
+          const float sink = p.sinks[place.head] * kLog2e, merged = fmaxf(max, sink);
+          weight = exp2_approx(max - merged);
+          sum = sum * weight + exp2_approx(sink - merged);
+          max = merged;
+        }
+        scale = __fdividef(weight, sum);
+        if (p.lse != nullptr) lse = (max + log2f(sum)) * kLn2;
+      }
+      if (p.rotate_v) {
+        rotate_fragment<C.head_dim>(c.o, r, c.lane());
+        scale *= hadamard::factor(hadamard::block_size(C.head_dim));
+      }
+      const std::int64_t out = place.token * p.out_token_stride + place.head * p.out_head_stride;
+      if (keep && t == 0 && p.lse != nullptr) {
+        p.lse[place.token * p.lse_token_stride + place.head * p.lse_head_stride] = lse;
+      }
+      if (p.out_type == DType::kFloat32) {
+#pragma unroll
+        for (int j = 0; j < C.head_dim / 8; ++j) {
+          if (!keep) continue;
+          float* to = static_cast<float*>(p.out) + out + 8 * j + 2 * t;
+          *reinterpret_cast<float2*>(to) = {c.o[4 * j + 2 * r] * scale, c.o[4 * j + 2 * r + 1] * scale};
+        }
+      } else {
+        write_16bit(static_cast<std::uint16_t*>(p.out) + out, r, scale, keep);
+      }
+    }
+  }
+
+  /// Neighbours exchange halves of 16 dims, so that four lanes write 32 bytes together.
+  __device__ void write_16bit(std::uint16_t* row, int r, float scale, bool keep) const {
+    const bool bf16 = c.p.out_type == DType::kBFloat16, odd = c.lane() & 1;
+    std::uint16_t* to = row + (c.lane() & 2) * 2 + (odd ? 8 : 0);
+#pragma unroll
+    for (int j = 0; j < C.head_dim / 8; j += 2) {
+      std::uint32_t x[2];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const float a = c.o[4 * (j + i) + 2 * r] * scale, b = c.o[4 * (j + i) + 2 * r + 1] * scale;
+        x[i] = bf16 ? pack_bf16x2(a, b) : pack_f16x2(a, b);
+      }
+      const std::uint32_t got = __shfl_xor_sync(~0u, odd ? x[0] : x[1], 1);
+      if (keep) *reinterpret_cast<uint2*>(to + 8 * j) = odd ? uint2{got, x[1]} : uint2{x[0], got};
+    }
+  }
+
+  /// Stores the rows in the item's slot; the last warpgroup to arrive with these rows of the unit merges all
+  /// parts, in the order of their keys, and writes them.
+  __device__ void store_part() const {
+    const AttentionParams& p = c.p;
+    const Slots<C.head_dim> slots{p};
+    const int rows = item.work.row_end - item.work.row_begin, t = c.lane() % 4;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = c.first_row() + 8 * r;
+      if (row >= rows) continue;
+      float* to = p.partial_out + slots.at(item.work.partial, row) * C.head_dim + 2 * t;
+#pragma unroll
+      for (int j = 0; j < C.head_dim / 8; ++j) {
+        *reinterpret_cast<float2*>(to + 8 * j) = {c.o[4 * j + 2 * r], c.o[4 * j + 2 * r + 1]};
+      }
+      if (t == 0) {
+        slots.states()[slots.at(item.work.partial, row)] = {
+            c.softmax.empty(r) ? kMinus : c.softmax.offset[r], c.softmax.sum[r]};
+      }
+    }
+    team_barrier(c.group());
+    bool last = false;
+    if (c.warp() == 0 && c.lane() == 0) {
+      std::int32_t* counter = p.arrivals + std::int64_t{item.first_slot} * kArrivalCounters + c.group();
+      last = count_arrival(counter) == item.arrivals - 1;
+      if (last) *counter = 0;
+    }
+    if (!team_any(c.group(), last)) return;
+    __threadfence();
+    using State = Row<C.head_dim, 32>;
+#pragma unroll 1
+    for (int i = c.warp(); i < 64; i += 4) {
+      const int row = 64 * c.group() + i;
+      if (row >= rows) break;
+      State state;
+      state.template add<2>(slots.parts(item.first_slot, 1, item.parts, row), c.lane());
+      write_row<C.head_dim, true>(p, place_of(p, item, row), state, c.lane(), true);
+    }
+  }
+
+  __device__ void operator()() const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      c.softmax.sum[r] += __shfl_xor_sync(~0u, c.softmax.sum[r], 1);
+      c.softmax.sum[r] += __shfl_xor_sync(~0u, c.softmax.sum[r], 2);
+    }
+    if (item.work.partial < 0) {
+      write();
+    } else {
+      store_part();
+    }
+  }
+};
+
+}  // namespace halftone::cuda

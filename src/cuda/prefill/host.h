@@ -1,0 +1,33 @@
+// Prefill on CUDA: its rows of the backend's table, and the launch of its kernels.
+#pragma once
+
+#include <array>
+
+#include "cuda/attention/host.h"
+#include "plan/backend.h"
+
+namespace halftone::cuda {
+
+/// Keys and values that may be in use at a time: what L2 keeps of them beside Q and O.
+inline constexpr std::int64_t kL2Share = 40'000'000;
+
+/// What one CTA of a prefill kernel takes, by head_dim.
+inline constexpr std::array<planning::Kernel, 2> kPrefillKernels{{
+    {"sm90-prefill-192", 0, 192, 128, 4096, 0, "prompts, bound by matrix products; head_dim 64 and 128", false,
+     kL2Share},
+    {"sm90-prefill-128", 0, 128, 128, 4096, 0, "prompts, bound by matrix products; head_dim 256", false,
+     kL2Share},
+}};
+
+/// Row of kPrefillTable that serves the problem in units of `kernel`; -1: none.
+int prefill_variant(const AttentionProblem& problem, const planning::Kernel& kernel);
+
+/// Throws InvalidArgument for tensors that the kernel of the pass cannot read or write, DeviceError if the
+/// driver lacks tensor maps.
+void check_prefill(const Plan::Impl& plan, const AttentionArgs& args);
+
+/// Of the pass `index` of the plan. Arguments are those that check_prefill() has accepted.
+void run_prefill(const Plan::Impl& plan, const AttentionArgs& args, const planning::Workspace& workspace,
+                 std::size_t index, Stream stream);
+
+}  // namespace halftone::cuda

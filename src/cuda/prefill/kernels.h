@@ -1,0 +1,12 @@
+// The compiled kernels of prefill: what the .cu files define and host.cc looks up.
+#pragma once
+
+#include "cuda/attention/host.h"
+
+namespace halftone::cuda {
+
+/// The slices in which kPrefillTable is compiled, by dtype. They return null for rows of another slice.
+CompiledKernel prefill_kernel_bf16(int row);
+CompiledKernel prefill_kernel_f16(int row);
+
+}  // namespace halftone::cuda

@@ -1,0 +1,236 @@
+// The roles that feed the compute warps: one warp takes items, one brings tiles of K and V by tensor copies,
+// two bring queries.
+#pragma once
+
+#include "cuda/attention/finish.h"
+#include "cuda/attention/pages.h"
+#include "cuda/attention/rows.h"
+#include "cuda/device/tma.h"
+#include "cuda/prefill/params.h"
+#include "cuda/prefill/traits.h"
+#include "plan/queue.h"
+
+namespace halftone::cuda {
+
+/// Tiles of kTile tokens from kv_begin on that hold an item's keys.
+template <int kTile>
+__device__ inline int tiles_of(const planning::WorkItem& work) {
+  return (work.kv_end - work.kv_begin + kTile - 1) / kTile;
+}
+
+/// The items as a role takes them from the ring in shared memory.
+template <PrefillConfig C>
+struct ItemReader {
+  using Traits = PrefillTraits<C>;
+  typename Traits::Shared& s;
+  int index = 0;
+
+  __device__ int stage() const { return index % Traits::kItems; }
+  __device__ void wait_empty() {
+    barrier_wait(shared_address(&s.item_empty[stage()]), index / Traits::kItems % 2 ^ 1);
+  }
+  /// Null: there are no more.
+  __device__ const DeviceItem* next() {
+    barrier_wait(shared_address(&s.item_full[stage()]), index / Traits::kItems % 2);
+    const DeviceItem& item = s.items[stage()];
+    return item.work.row_end < 0 ? nullptr : &item;
+  }
+  __device__ void advance() { ++index; }
+  /// By one lane of each warp that reads.
+  __device__ void release() { barrier_arrive(shared_address(&s.item_empty[stage()])); }
+};
+
+/// Leaves out what the caller's tensors lack: queries beyond Q, keys beyond plain K and V.
+__device__ inline void limit_item(const PrefillParams& p, DeviceItem& item) {
+  planning::WorkItem& work = item.work;
+  bounds_of(p.attention).apply(item);
+  if (work.row_end < work.row_begin) work.row_end = work.row_begin;
+  const std::int32_t* const cu_kv = p.attention.schedule.cu_kv;
+  if (cu_kv == nullptr) return;
+  const std::int64_t first = cu_kv[work.request], left = first < 0 ? 0 : p.kv_tokens - first;
+  if (left >= work.kv_end) return;
+  work.kv_end = left < work.kv_begin ? work.kv_begin : static_cast<std::int32_t>(left);
+  if (p.attention.status != nullptr) atomicOr(p.attention.status, kStatusBadKeys);
+}
+
+/// A lane that takes items from the queue for the block.
+template <PrefillConfig C>
+__device__ inline void take_items(const PrefillParams& p, typename PrefillTraits<C>::Shared& s) {
+  const planning::Schedule& schedule = p.attention.schedule;
+  ItemReader<C> place{s};
+#pragma unroll 1
+  for (std::int64_t index = blockIdx.x;; place.advance()) {
+    place.wait_empty();
+    DeviceItem& item = s.items[place.stage()];
+    const bool more = index < planning::queue_items(*schedule.header);
+    if (more) {
+      const std::int32_t parts = planning::queue_item(schedule, index, item.work);
+      item.first_slot = parts == 1 ? -1 : item.work.partial / parts * parts;
+      item.parts = item.arrivals = parts;
+      item.first_query = schedule.cu_q[item.work.request];
+      item.queries = planning::q_length(schedule, item.work.request);
+      item.keys = schedule.kv_lengths[item.work.request];
+      limit_item(p, item);
+    } else {
+      item.work.row_end = -1;
+    }
+    barrier_arrive(shared_address(&s.item_full[place.stage()]));
+    if (!more) break;
+    index = gridDim.x + atomicAdd(&p.taken[0], 1);
+  }
+  // The last worker leaves the counters as it found them.
+  if (count_arrival(&p.taken[1]) == static_cast<int>(gridDim.x) - 1) p.taken[0] = p.taken[1] = 0;
+}
+
+/// The tiles of an item, from the last one on: plain tokens, or tiles of 16 tokens in pages.
+template <PrefillConfig C>
+struct TileLoader {
+  using Traits = PrefillTraits<C>;
+  static constexpr int kTiles = C.kv_tile / kTileTokens;
+  const PrefillParams& p;
+  const DeviceItem& item;
+  int lane;
+  int first_key = 0;                    // plain: of the request
+  const std::int32_t* table = nullptr;  // pages: of the request
+  std::int32_t page = 0;                // of the lane's tile of 16 tokens
+
+  __device__ bool plain() const { return p.attention.schedule.cu_kv != nullptr; }
+
+  __device__ void begin(int token) {
+    if (plain()) {
+      first_key = p.attention.schedule.cu_kv[item.work.request];
+    } else {
+      table = table_row(p.attention.cache, item.work.request);
+      look_up(token);
+    }
+  }
+  /// Of the tile at `token`: asked for a tile ahead, since it takes long.
+  __device__ void look_up(int token) {
+    const int own = token + lane * kTileTokens;
+    if (plain() || token < item.work.kv_begin) return;
+    page = -1;
+    if (lane < kTiles && own < item.work.kv_end) {
+      page = page_entry(p.attention.cache, table, own >> p.attention.cache.page_log2);
+    }
+  }
+  /// Which tiles of 16 tokens are there. Others are read outside the tensor, which gives zeros.
+  __device__ std::uint32_t check(int token) {
+    if (plain()) return (1u << kTiles) - 1;
+    const bool wanted = lane < kTiles && token + lane * kTileTokens < item.work.kv_end;
+    const bool has = wanted && has_page(p.attention, page);
+    if (!has) page = p.attention.cache.num_pages;
+    return __ballot_sync(~0u, has);
+  }
+  __device__ void load(const CUtensorMap& map, std::uint32_t to, std::uint32_t barrier, int token) const {
+    if (plain()) {
+      if (lane < Traits::kChunks) {
+        tensor_load(to + lane * (C.kv_tile * 128), map, barrier, lane * 64, item.work.kv_head,
+                    first_key + token);
+      }
+    } else if (lane < kTiles) {
+      const int mask = (1 << p.attention.cache.page_log2) / kTileTokens - 1;
+      const int place = (token / kTileTokens + lane) & mask;
+#pragma unroll
+      for (int chunk = 0; chunk < Traits::kChunks; ++chunk) {
+        tensor_load(to + chunk * (C.kv_tile * 128) + lane * (kTileTokens * 128), map, barrier, chunk * 64, 0,
+                    place, item.work.kv_head, page);
+      }
+    }
+  }
+};
+
+template <PrefillConfig C>
+__device__ inline void load_keys(const PrefillParams& p, typename PrefillTraits<C>::Shared& s, int lane) {
+  using Traits = PrefillTraits<C>;
+  ItemReader<C> items{s};
+  RingPlace<C.stages> ring;
+#pragma unroll 1
+  for (const DeviceItem* item; (item = items.next()) != nullptr; items.advance()) {
+    TileLoader<C> loader{p, *item, lane};
+    int token = item->work.kv_begin + (tiles_of<C.kv_tile>(item->work) - 1) * C.kv_tile;
+    loader.begin(token);
+#pragma unroll 1
+    for (; token >= item->work.kv_begin; token -= C.kv_tile, ring.advance()) {
+      const std::uint32_t live = loader.check(token);
+      const std::uint32_t k_full = shared_address(&s.k_full[ring.stage]);
+      const std::uint32_t v_full = shared_address(&s.v_full[ring.stage]);
+      barrier_wait(shared_address(&s.k_empty[ring.stage]), ring.empty_parity());
+      if (lane == 0) {
+        s.live[ring.stage] = live;
+        barrier_expect_bytes(k_full, Traits::kTileBytes);
+      }
+      __syncwarp();
+      loader.load(p.k, shared_address(s.k[ring.stage]), k_full, token);
+      barrier_wait(shared_address(&s.v_empty[ring.stage]), ring.empty_parity());
+      if (lane == 0) barrier_expect_bytes(v_full, Traits::kTileBytes);
+      __syncwarp();
+      loader.load(p.v, shared_address(s.v[ring.stage]), v_full, token);
+      loader.look_up(token - C.kv_tile);
+    }
+    if (lane == 0) items.release();
+  }
+}
+
+/// Queries of each warpgroup's 64 rows, in the chunks and the swizzle of tensor copies.
+template <PrefillConfig C>
+struct QueryLoader {
+  using Traits = PrefillTraits<C>;
+  static constexpr int kThreads = 32 * Traits::kQueryWarps, kPieces = Traits::kDim / 8;
+  static constexpr int kStep = kThreads / kPieces;  // rows at a time
+  static_assert(kThreads % kPieces == 0 && 64 % kStep == 0);
+  const PrefillParams& params;
+  typename Traits::Shared& s;
+  int thread;
+
+  /// By tensor copies of whole rows, those of other requests among them, whose results are not written.
+  __device__ void copy_boxes(const DeviceItem& item, int group) const {
+    const std::uint32_t full = shared_address(&s.q_full[group]);
+    const int heads = params.attention.schedule.params.group;
+    if (thread == 0) barrier_expect_bytes(full, Traits::kQueryBytes);
+    if (thread >= Traits::kChunks) return;
+    tensor_load(shared_address(s.q[group]) + thread * (64 * 128), params.q, full, thread * 64,
+                item.work.kv_head * heads, item.first_query + (item.work.row_begin + 64 * group) / heads);
+  }
+  /// By rows.
+  __device__ void copy_rows(const DeviceItem& item, int group) const {
+    const AttentionParams& p = params.attention;
+    const int piece = thread % kPieces, rows = item.work.row_end - item.work.row_begin;
+    std::uint8_t* to = s.q[group] + piece / 8 * (64 * 128);
+#pragma unroll 1
+    for (int i = thread / kPieces; i < 64; i += kStep) {
+      const bool has = 64 * group + i < rows;
+      const RowPlace place = place_of(p, item, has ? 64 * group + i : 0);
+      const auto* from = static_cast<const std::uint16_t*>(p.q) + piece * 8 +
+                         (has ? place.token * p.q_token_stride + place.head * p.q_head_stride : 0);
+      std::uint8_t* at = to + i * 128 + ((piece % 8) ^ (i % 8)) * 16;
+      if (p.q_aligned) {
+        copy_async(shared_address(at), from, has ? 16 : 0);
+      } else {
+        *reinterpret_cast<uint4*>(at) = has ? load_eight(from, false) : uint4{};
+      }
+    }
+    copy_async_wait();
+    fence_async_shared();
+    hardware_barrier_wait<kQueries, kThreads>();
+    if (thread == 0) barrier_arrive(shared_address(&s.q_full[group]));
+  }
+  __device__ void run() const {
+    if (thread < 32) check_inputs(params.attention, blockIdx.x, thread);
+    ItemReader<C> items{s};
+#pragma unroll 1
+    for (const DeviceItem* item; (item = items.next()) != nullptr; items.advance()) {
+#pragma unroll 1
+      for (int group = 0; group < C.warpgroups; ++group) {
+        barrier_wait(shared_address(&s.q_empty[group]), items.index % 2 ^ 1);
+        if (params.q_boxes) {
+          copy_boxes(*item, group);
+        } else {
+          copy_rows(*item, group);
+        }
+      }
+      if (thread % 32 == 0) items.release();
+    }
+  }
+};
+
+}  // namespace halftone::cuda

@@ -1,0 +1,128 @@
+// The queue, the other way to share units: workers take them whole, one after the other, each the next one
+// when it is done with its last. For kernels bound by arithmetic, whose units are long.
+//
+// Order: requests as they come; of a request as many heads at a time as have queue_tokens keys together, so
+// that what all workers read at a time fits into a cache they share; of these heads, the last row blocks
+// first, which with a causal mask are the longest. What remains at the end is then short.
+//
+// Where all units are alike, or there are few, that would leave workers idle at the end: the last units are
+// cut into equally many parts, at multiples of the step from the unit's first key. Every part stores its
+// state in a slot of its own; the last part to arrive merges them, in the order of their keys. What a queue
+// computes depends on lengths and workers only, not on who takes what. With `absolute` no unit is cut, so
+// that a request's bits do not depend on the others.
+#pragma once
+
+#include "plan/work.h"
+
+namespace halftone::planning {
+
+/// Slots per worker that the parts of cut units may take.
+inline constexpr std::int64_t kQueueSlotsPerWorker = 2;
+
+HT_HOST_DEVICE constexpr std::int64_t queue_items(const ScheduleHeader& h) {
+  return h.units + std::int64_t{h.cut_units} * (h.cut_parts - 1);
+}
+
+/// Item `index` of a queue that has so many. Returns into how many parts its unit is cut; the unit's first
+/// slot is then that of `item` rounded down to a multiple of it. `fold` is never set.
+HT_HOST_DEVICE constexpr std::int32_t queue_item(const Schedule& s, std::int64_t index, WorkItem& item) {
+  const ScheduleHeader& h = *s.header;
+  const std::int64_t whole = h.units - h.cut_units;
+  std::int64_t unit = index;
+  std::int32_t part = 0, parts = 1;
+  item.partial = -1;
+  if (index >= whole) {
+    parts = h.cut_parts;
+    item.partial = static_cast<std::int32_t>(index - whole);
+    part = item.partial % parts;
+    unit = whole + item.partial / parts;
+  }
+  item.fold = false;
+  item.finish = parts == 1;
+  std::int32_t low = 0, high = s.params.batch;  // first_step[low] <= unit < first_step[high]
+  while (high - low > 1) {
+    const std::int32_t middle = low + (high - low) / 2;
+    (s.first_step[middle] <= unit ? low : high) = middle;
+  }
+  item.request = low;
+  const std::int32_t queries = q_length(s, low), keys = s.kv_lengths[low];
+  const std::int32_t blocks = row_blocks(s.params, queries), all = s.params.kv_heads;
+  auto rest = static_cast<std::int32_t>(unit - s.first_step[low]);
+  std::int32_t heads = max_of(1, min_of(all, s.params.queue_tokens / max_of(1, keys)));
+  const std::int32_t set = rest / (heads * blocks);
+  item.kv_head = set * heads;
+  rest -= set * heads * blocks;
+  heads = min_of(heads, all - item.kv_head);
+  item.kv_head += rest % heads;
+  BlockWalk walk(s.params);
+  walk.request(s.params, queries, keys);
+  walk.seek(s.params, blocks - 1 - rest / heads);
+  item.row_begin = walk.row_begin;
+  item.row_end = walk.row_end;
+  const std::int64_t length = walk.range.end - walk.range.begin;
+  const std::int64_t steps = (length + (1 << s.params.step_log2) - 1) >> s.params.step_log2;
+  const auto at = [&](std::int32_t i) {
+    const std::int64_t tokens = steps * i / parts << s.params.step_log2;
+    return walk.range.begin + static_cast<std::int32_t>(tokens < length ? tokens : length);
+  };
+  item.kv_begin = at(part);
+  item.kv_end = at(part + 1);
+  return parts;
+}
+
+/// Decides what is cut, from the totals of the batch.
+HT_HOST_DEVICE constexpr void begin_queue(const Schedule& s, std::int64_t units, std::int64_t steps) {
+  ScheduleHeader& h = *s.header;
+  const std::int64_t workers = s.params.workers;
+  h.units = units;
+  h.total_steps = steps;
+  h.share = 0;
+  h.extra = h.active = h.unit_cost = h.partials = h.cut_units = 0;
+  h.cut_parts = 1;
+  if (units == 0 || s.params.absolute) return;
+  const bool alike = s.params.window_left < 0 && s.params.window_right < 0;
+  // Where units differ and are many, the short ones at the end even out what workers have.
+  if (!alike && units >= 2 * workers) return;
+  const std::int64_t cut = alike ? units % workers : units;
+  if (cut == 0) return;
+  constexpr std::int64_t kUnitCost = 2, kPartCost = 4;  // steps that beginning and ending one takes
+  const std::int64_t length = steps / units > 0 ? steps / units : 1;
+  std::int64_t best = INT64_MAX;
+  for (std::int32_t parts = 1; parts <= length && parts * cut <= kQueueSlotsPerWorker * workers; ++parts) {
+    const std::int64_t rounds = (cut * parts + workers - 1) / workers;
+    const std::int64_t cost = rounds * ((length + parts - 1) / parts + (parts > 1 ? kPartCost : kUnitCost));
+    if (cost < best) best = cost, h.cut_parts = parts;
+  }
+  if (h.cut_parts == 1) return;
+  h.cut_units = static_cast<std::int32_t>(cut);
+  h.partials = h.cut_units * h.cut_parts;
+}
+
+/// Upper bound of the slots of a queue of at most `units` units.
+constexpr std::int64_t max_queue_partials(const ScheduleParams& p, std::int64_t units) {
+  if (p.absolute || p.max_steps <= 1) return 0;
+  const std::int64_t parts = saturating_product(units, p.max_steps);
+  return parts < kQueueSlotsPerWorker * p.workers ? parts : kQueueSlotsPerWorker * p.workers;
+}
+
+/// All of it, serially. Before: as for build_schedule().
+HT_HOST_DEVICE constexpr void build_queue(const Schedule& s, std::uint64_t plan_id) {
+  ScheduleHeader& h = *s.header;
+  h.magic = 0;  // set last: an unfinished schedule is none
+  h.total_kv = 0;
+  h.total_q = s.cu_q[s.params.batch];
+  std::int64_t steps = 0, units = 0;
+  for (std::int32_t r = 0; r < s.params.batch; ++r) {
+    const std::int32_t queries = served_queries(s, r);
+    h.total_kv += s.kv_lengths[r];
+    s.first_step[r] = units;
+    steps += head_steps(s.params, queries, s.kv_lengths[r]) * s.params.kv_heads;
+    units += std::int64_t{row_blocks(s.params, queries)} * s.params.kv_heads;
+  }
+  s.first_step[s.params.batch] = units;
+  begin_queue(s, units, steps);
+  h.plan_id = plan_id;
+  h.magic = ScheduleHeader::kMagic;
+}
+
+}  // namespace halftone::planning
