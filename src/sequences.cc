@@ -241,11 +241,11 @@ void SequenceTable::truncate(std::span<const std::int32_t> lengths, bool keep_pa
   }
   for (std::size_t i = 0; i < rows_.size(); ++i) {
     Row& row = rows_[i];
-    if (lengths[i] == 0 && row.evicted > 0) {
-      shrink(row, 0);
-    } else if (!keep_pages) {
-      shrink(row, static_cast<std::size_t>(pages_of(lengths[i])));
+    auto kept = static_cast<std::size_t>(pages_of(lengths[i]));
+    if (keep_pages && (lengths[i] != 0 || row.evicted == 0)) {
+      while (kept < row.pages.size() && references(row.pages[kept]) == 1) ++kept;
     }
+    shrink(row, kept);
     row.length = lengths[i];
   }
 }
@@ -329,8 +329,8 @@ SequenceChanges SequenceTable::reorder(std::span<const std::int32_t> index) {
 SequenceChanges SequenceTable::evict_before(std::span<const std::int32_t> positions) {
   check_count(positions.size(), "positions");
   for (std::size_t i = 0; i < rows_.size(); ++i) {
-    if (positions[i] < 0 || positions[i] > rows_[i].length) {
-      fail(ErrorCode::kOutOfRange, "positions[{}] is {}, but request {} has {} tokens: use 0 to {}.", i,
+    if (positions[i] > rows_[i].length) {
+      fail(ErrorCode::kOutOfRange, "positions[{}] is {}, but request {} has {} tokens: use at most {}.", i,
            positions[i], i, rows_[i].length, rows_[i].length);
     }
   }

@@ -76,9 +76,9 @@ class HALFTONE_API SequenceTable {
   /// Says how many tokens each request has where only the device knew. Throws OutOfRange beyond its pages.
   void set_lengths(std::span<const std::int32_t> lengths);
 
-  /// Drops the tokens from lengths[i] on, and the pages that then hold none: kept for tokens to come if
-  /// `keep_pages`. Throws OutOfRange for more tokens than there are or fewer than were evicted (0 is
-  /// allowed).
+  /// Drops the tokens from lengths[i] on, and the pages that then hold none; with `keep_pages` those that are
+  /// the request's own stay, for tokens to come. Throws OutOfRange for more tokens than there are or fewer
+  /// than were evicted (0 is allowed).
   void truncate(std::span<const std::int32_t> lengths, bool keep_pages = false);
   /// Drops all tokens and pages of a request.
   void free(std::int32_t request);
@@ -87,9 +87,10 @@ class HALFTONE_API SequenceTable {
   SequenceChanges fork(std::int32_t src, std::span<const std::int32_t> dst, std::int32_t length = -1);
   /// Request i becomes what request index[i] was, for all i at once. Throws InvalidArgument or OutOfRange.
   SequenceChanges reorder(std::span<const std::int32_t> index);
-  /// Takes back the pages of request i that lie wholly before positions[i], which no query may read any more:
-  /// a window must end at or after it (query position - window_left >= positions[i]). Throws OutOfRange
-  /// beyond the request's length.
+  /// Takes back the pages of request i that lie wholly before positions[i] (0 and less: none). Their tokens
+  /// count on, but no query may read them any more: those of query position p with a window_left of w are
+  /// read from p - w on, so that length - w is right for all queries to come. Throws OutOfRange beyond the
+  /// request's length.
   SequenceChanges evict_before(std::span<const std::int32_t> positions);
   /// New requests come empty at the end; those beyond `batch` are dropped. Throws InvalidArgument if
   /// negative.

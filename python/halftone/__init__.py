@@ -20,6 +20,7 @@ from .errors import (
     UnsupportedError,
 )
 from .format import KVFormat
+from .layered import LayeredKVCache
 from .spec import KVCacheSpec, KVSpan
 
 __version__ = str(_native.version())
@@ -35,6 +36,7 @@ __all__ = [
     "KVCacheSpec",
     "KVFormat",
     "KVSpan",
+    "LayeredKVCache",
     "OutOfRangeError",
     "PagedKVCache",
     "Plan",

@@ -75,7 +75,7 @@ class Cache {
   void evict_before(const Ints& positions) {
     follow(books.evict_before(positions));
     for (std::size_t i = 0; i < positions.size(); ++i) {
-      evicted[i] = std::max(evicted[i], positions[i] / kPage * kPage);
+      evicted[i] = std::max(evicted[i], std::max(positions[i], 0) / kPage * kPage);
     }
   }
   void resize(std::int32_t batch) {
@@ -107,8 +107,11 @@ class Cache {
         ASSERT_EQ(pages_.at(static_cast<std::size_t>(page))[t % kPage], lists[r][static_cast<std::size_t>(t)])
             << "request " << i << " token " << t;
       }
-      for (const std::int32_t page : books.pages(i)) {
+      for (std::int32_t column = 0; column < std::ssize(books.pages(i)); ++column) {
+        const std::int32_t page = books.pages(i)[static_cast<std::size_t>(column)];
         if (page != SequenceTable::kEvicted) ++counted[page];
+        ASSERT_TRUE(column * kPage < books.length(i) || books.references(page) == 1)
+            << "no token, yet shared";
       }
     }
     for (std::int32_t page = 0; page < books.num_pages(); ++page) {
@@ -184,7 +187,7 @@ void random_step(Cache& cache, std::mt19937& random) {
         return cache.reorder(each);
       case 6:
         for (std::size_t i = 0; i < each.size(); ++i) {
-          each[i] = below(cache.books.length(static_cast<std::int32_t>(i)) + (must_fit ? 1 : 2));
+          each[i] = below(cache.books.length(static_cast<std::int32_t>(i)) + (must_fit ? 1 : 2)) - below(3);
         }
         return cache.evict_before(each);
       case 7:
