@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Sequence
+from weakref import WeakValueDictionary
 
 from . import _arrays, _check, _native
 from ._sequences import SequenceOperations, Sequences, Step
 from .errors import InvalidArgumentError
 
 _PAIRINGS = ("none", "half", "interleaved")
+_advancing: WeakValueDictionary[Any, Appending] = WeakValueDictionary()  # whose append() advances lengths, by place
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,22 @@ class Appending(SequenceOperations):
     _native_starts: Any  # the cache at the lengths before the present step, of a layer
 
     def _claim_lengths(self) -> None:
-        raise NotImplementedError
+        """Makes this cache the one that advances its lengths. Raises InvalidArgumentError if another layer's does."""
+        if self._batch == 0:
+            return
+        other = _advancing.setdefault(_arrays.place_of(self.lengths), self)
+        if other is not self and _arrays.place_of(other.pages) != _arrays.place_of(self.pages):
+            raise InvalidArgumentError(
+                "lengths is shared with a cache of other pages whose append() advances it, but a step must advance it "
+                "once: wrap these pages with lengths of their own, make a LayeredKVCache, or use append_slots()."
+            )
+        self._is_advancing = other is self
+
+    def _release_lengths(self) -> None:
+        """Lets another cache claim the lengths, before this one goes on with others."""
+        place = _arrays.place_of(self.lengths)
+        if _advancing.get(place) is self:
+            del _advancing[place]
 
     def append(
         self,
@@ -164,8 +181,8 @@ class Appending(SequenceOperations):
         if self.device == "cpu" or not sequences.has_room(tokens):
             if _arrays.is_capturing(self.pages, stream):
                 raise InvalidArgumentError(
-                    f"cu_seqlens may give a request {tokens} tokens, for which not every one has pages, and the capture "
-                    f"of a graph deals none: call reserve({tokens}) before it."
+                    f"cu_seqlens may give a request {tokens} tokens, for which not every one has pages, and the "
+                    f"capture of a graph deals none: call reserve({tokens}) before it."
                 )
             sums = _arrays.to_list(cu_seqlens)
             counts = [int(end) - int(begin) for begin, end in zip(sums, sums[1:])]
@@ -231,9 +248,7 @@ class Appending(SequenceOperations):
         slots = _arrays.native(slot_mapping, "slot_mapping")
         self._append(k, v, None, rope, _arrays.stream_of(self.pages, stream), slots)
 
-    def _append(
-        self, k: Any, v: Any, cu: Any, rope: Rope | None, stream: int | None, slots: Any = None
-    ) -> None:
+    def _append(self, k: Any, v: Any, cu: Any, rope: Rope | None, stream: int | None, slots: Any = None) -> None:
         """``cu``, ``stream`` and ``slots`` as the native library takes them. With ``cu``, the lengths advance once."""
         native, target, advance = _arrays.native, self._native, slots is None
         pairing, cos, sin, positions = 0, None, None, None

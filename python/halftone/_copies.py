@@ -37,7 +37,8 @@ def clone_sequences(sequences: Sequences) -> Sequences:
     """The same books and arrays once more."""
     pool = sequences.sync().copy()
     pages = [_arrays.copied(x) for x in sequences.pages]
-    copied = Sequences(pool, pages, *(_arrays.copied(x) for x in (sequences.table, sequences.lengths, sequences.starts)))
+    index = (_arrays.copied(x) for x in (sequences.table, sequences.lengths, sequences.starts))
+    copied = Sequences(pool, pages, *index)
     if sequences.step is not None:
         copied.step = sequences.step._replace(missing=set(sequences.step.missing))
     return copied

@@ -114,8 +114,7 @@ class PagePool:
     def has_room(self, count: int) -> bool:
         """True if pages of its own hold ``count`` more tokens of every request; takes the same time for any batch
         while the pages stay as they are."""
-        if self._room is None:
-            self._settle()
+        if self._room is None:  # as after every change; steps that are counted here only lower it
             self._room = int(_native.sequences_room(self._books))
         return 0 <= count <= self._room
 

@@ -218,6 +218,7 @@ def _is_integer(value: Any) -> bool:
 class SequenceOperations(_check.Fixed):
     """What caches that deal their own pages can do with requests. See docs/sequences.md."""
 
+    lengths: Any
     _sequences: Sequences | None
 
     def _owned(self, what: str) -> Sequences:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Any
-from weakref import WeakValueDictionary
 
 from . import _arrays, _cache_file, _check, _copies, _native, _readback
 from ._append import Appending, Rope
@@ -11,8 +10,6 @@ from ._sequences import Sequences, allocate
 from .errors import InvalidArgumentError, UnsupportedError
 from .format import KVFormat
 from .spec import KVCacheSpec, agreeing, check_spec
-
-_advancing: WeakValueDictionary[Any, PagedKVCache] = WeakValueDictionary()  # whose append() advances lengths, by place
 
 
 class PagedKVCache(Appending):
@@ -171,8 +168,7 @@ class PagedKVCache(Appending):
 
     def _rebind(self, table: Any, lengths: Any, starts: Any) -> None:
         """Goes on with another block table and other lengths."""
-        if not self._layer and _advancing.get(place := _arrays.place_of(self.lengths)) is self:
-            del _advancing[place]
+        self._release_lengths()
         native = self._native_of(table, lengths)
         self.__dict__.update(block_table=table, lengths=lengths, _native=native, _batch=int(lengths.shape[0]))
         self._single = self._native_single = None
@@ -181,18 +177,6 @@ class PagedKVCache(Appending):
         if not self._layer:
             self._is_advancing = False
             self._claim_lengths()
-
-    def _claim_lengths(self) -> None:
-        """Makes this cache the one that advances its lengths. Raises InvalidArgumentError if another layer's does."""
-        if self._batch == 0:
-            return
-        other = _advancing.setdefault(_arrays.place_of(self.lengths), self)
-        if other is not self and _arrays.place_of(other.pages) != _arrays.place_of(self.pages):
-            raise InvalidArgumentError(
-                "lengths is shared with a cache of other pages whose append() advances it, but a step must advance it "
-                "once: wrap these pages with lengths of their own, or use append_slots()."
-            )
-        self._is_advancing = other is self
 
     @property
     def batch(self) -> int:

@@ -245,8 +245,8 @@ def _specs(layers: Any, fields: tuple[Any, ...], spec: Any) -> list[KVCacheSpec]
     for i, own in enumerate(specs):
         if own.page_size != specs[0].page_size:
             raise InvalidArgumentError(
-                f"layers[{i}] has pages of {own.page_size} tokens, but layers[0] of {specs[0].page_size}: give all layers "
-                "one page_size."
+                f"layers[{i}] has pages of {own.page_size} tokens, but layers[0] of {specs[0].page_size}: give all "
+                "layers one page_size."
             )
     return specs
 

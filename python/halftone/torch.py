@@ -283,8 +283,8 @@ def append(cache: PagedKVCache, k: Tensor, v: Optional[Tensor] = None) -> None:
             cache._claim_lengths()
         if sequences is not None and sequences.is_shared:
             raise InvalidArgumentError(
-                "the next token of a request falls into a page that it shares, but only reserve() copies pages: call it "
-                "before append()."
+                "the next token of a request falls into a page that it shares, but only reserve() copies pages: call "
+                "it before append()."
             )
     lengths, native = cache.lengths, cache._native
     if layer is not None and sequences is not None:

@@ -90,7 +90,7 @@ def test_a_step_counts_once_and_one_schedule_serves_its_layers(rng):
         for i in range(4):
             k, q = normal(rng, 2, KV_HEADS, DIM), normal(rng, 2, Q_HEADS, DIM)
             cache.layer(i).append(k, k)
-            schedule = ht.schedule(plan, cache.lengths) if schedule is None else schedule
+            schedule = ht.schedule(plan, cache) if schedule is None else schedule
             ht.attend(q, cache.layer(i), schedule=schedule)
             assert cache.lengths.tolist() == [step + 1] * 2 == cache.host_lengths
     assert [len(cache.layer(i).dequantize()[0]) for i in range(4)] == [6] * 4

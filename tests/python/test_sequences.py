@@ -244,6 +244,8 @@ def test_copies_are_caches_of_their_own(rng, framework, copied):
     np.testing.assert_array_equal(twin.dequantize()[0], own)
     twin.append(*[requests.array(normal(rng, 3, KV_HEADS, DIM))] * 2)
     assert twin.host_lengths == [41, 4, 41]
+    other = copied(requests.cache)
+    other.append(*[requests.array(normal(rng, 3, KV_HEADS, DIM))] * 2)  # on pages that it has
     requests.check()
 
 
@@ -372,7 +374,9 @@ def test_arguments(rng):
     np.testing.assert_array_equal(cache.block_table, table)
     requests.check()
     view = ht.PagedKVCache.wrap(cache.spec, cache.pages, cache.block_table, cache.lengths)
-    for call in (lambda: view.fork(0, 1), lambda: view.truncate(3), lambda: view.reorder([0, 1]), lambda: view.resize(3),
-                 lambda: view.evict_before(3), lambda: view.reserve(3), lambda: view.free_pages):  # fmt: skip
+    for call in (
+        lambda: view.fork(0, 1), lambda: view.truncate(3), lambda: view.reorder([0, 1]), lambda: view.resize(3),
+        lambda: view.evict_before(3), lambda: view.reserve(3), lambda: view.free_pages,
+    ):  # fmt: skip
         with pytest.raises(ht.InvalidArgumentError, match="deals its own pages, but this one wraps the caller's"):
             call()
