@@ -125,9 +125,10 @@ class Sequences:
 
     def recover(self, step: Step | None) -> None:
         """After an append that was interrupted: it may have advanced the lengths or not; ``step`` is what it began."""
-        before = list(self.pool.lengths)
+        before = None if self.is_behind else list(self.pool.lengths)
         self.is_behind = True
-        if self.sync().lengths != before and step is not None:
+        lengths = self.sync().lengths
+        if step is not None and lengths != (_arrays.to_list(self.starts) if before is None else before):
             self.step = step
 
     def _missing(self) -> str:

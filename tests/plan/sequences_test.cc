@@ -242,7 +242,7 @@ TEST(Sequences, BooksOfDealtPages) {
   cache.check();
   cache.append({9, 9, 9});
   cache.check();
-  const auto made = [&](std::vector<Ints> changed, Ints tokens) {
+  const auto made = [&](const std::vector<Ints>& changed, const Ints& tokens) {
     (void)SequenceTable(kMaxLen, kPage, 20, changed, tokens);
   };
   expect_error(ErrorCode::kOutOfRange, {"rows[1][1] is 20", "[0, 20)"}, [&] {

@@ -8,7 +8,7 @@ import pytest
 from support import DIM, KV_HEADS, Q_HEADS, normal
 
 import halftone as ht
-from halftone import _arrays
+from halftone import _arrays, _native
 
 FORMATS = ["int8-head", ("int8-g32", "int4-g32"), "bf16"]
 GEOMETRY = dict(kv_heads=KV_HEADS, head_dim=DIM, page_size=16)
@@ -128,6 +128,31 @@ def test_layers_out_of_turn(rng):
     twin.truncate(0)
     twin.layer(0).append(k, k)
     assert twin.host_lengths == [1, 1, 1]
+
+
+@pytest.mark.parametrize("behind", [False, True])
+@pytest.mark.parametrize("advanced", [False, True])
+def test_an_interrupted_append_has_begun_a_step_or_not(rng, monkeypatch, advanced, behind):
+    model = Model(rng)
+    model.append([3, 1, 2])
+    k, _ = model.tokens(3)
+    real = _native.append
+
+    def interrupted(*arguments):
+        if advanced:
+            real(*arguments)
+        raise KeyboardInterrupt
+
+    model.cache._sequences.is_behind = behind
+    monkeypatch.setattr(_native, "append", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        model.cache.layer(0).append(k, k)
+    monkeypatch.undo()
+    if advanced:
+        model.alone[0].append(k, k)
+        model.append([1, 1, 1], layers=[1, 2], given="none")
+    model.append([1, 0, 4])
+    model.check()
 
 
 def test_operations_are_for_all_layers_at_once(rng):
