@@ -18,7 +18,7 @@ from halftone import cache_io, errors
 PAGE = pathlib.Path(__file__).parents[1] / "docs/python.md"
 SECTIONS = {
     "Formats and geometry": [ht.KVFormat, ht.KVCacheSpec, ht.KVSpan, ht.KVTensors],
-    "The cache": [ht.PagedKVCache, ht.Rope, ht.dequantize, cache_io.save, cache_io.load],
+    "The cache": [ht.PagedKVCache, ht.LayeredKVCache, ht.Rope, ht.dequantize, cache_io.save, cache_io.load],
     "Attention": [ht.plan, ht.Plan, ht.schedule, ht.Schedule, ht.attend, ht.merge],
     "Scales and foreign rows": [ht.calibrate, ht.import_fbgemm_int4, ht.export_fbgemm_int4],
 }
@@ -34,7 +34,8 @@ CUDA work is queued on the framework's current stream and nothing synchronises, 
 Shapes are written [outer, ..., inner]. NumPy's bfloat16 is that of `ml_dtypes`.
 
 Calls release Python's lock. Threads can share plans and read one cache; a `Schedule` serves one call at a time, and so
-does a cache that is written. Layers must not advance one array of lengths together: every append() advances it.
+does a cache that is written. Caches wrapped for several layers must not advance one array of lengths together, which
+a `LayeredKVCache` sees to. [sequences.md](sequences.md) explains how requests share pages.
 
 A long call on the CPU ends early, within a fraction of a second, when a signal handler raises: Ctrl-C gives
 `KeyboardInterrupt`. What the call was to write is then unspecified; the cache's lengths have not advanced, and the next
@@ -85,10 +86,16 @@ def signature_of(name, item):
     return text if len(text) <= 100 else f"{name}(\n" + "".join(f"    {p},\n" for p in parts) + f"){tail}"
 
 
-def members_of(cls):
-    for name, member in vars(cls).items():
-        if name.startswith("_") or name == "key":
+def members_of(cls, shown):
+    """Its own members and those of private bases, unless ``shown`` has them of another class."""
+    private = [base for base in cls.__mro__[1:] if base.__module__.startswith("halftone._")]
+    members = {}
+    for base in (cls, *private):
+        members = {**members, **{name: x for name, x in vars(base).items() if name not in members}}
+    for name, member in members.items():
+        if name.startswith("_") or name == "key" or shown.get(name) is member:
             continue
+        shown[name] = member
         if isinstance(member, (property,)) or type(member).__name__ == "cached_property":
             yield f"{cls.__name__}.{name}", None, member
         elif isinstance(member, (staticmethod, classmethod)):
@@ -103,7 +110,7 @@ def entry(level, name, call, doc):
 
 
 def page():
-    text = INTRO
+    text, shown = INTRO, {}
     for section, items in SECTIONS.items():
         text += f"## {section}\n\n"
         for item in items:
@@ -113,7 +120,7 @@ def page():
             constructed = inspect.isclass(item) and item in (ht.Plan, ht.Schedule)  # by plan() and schedule()
             text += entry(3, name, None if constructed else item, item)
             if inspect.isclass(item):
-                for member_name, call, doc in members_of(item):
+                for member_name, call, doc in members_of(item, shown):
                     text += entry(4, member_name, call, doc)
     text += "## Errors\n\n" + text_of(errors) + "\n\n| class | is also a | raised for |\n| --- | --- | --- |\n"
     for name, cls in vars(errors).items():

@@ -20,6 +20,7 @@ from .errors import (
     UnsupportedError,
 )
 from .format import KVFormat
+from .layered import LayeredKVCache
 from .spec import KVCacheSpec, KVSpan, KVTensors
 
 __version__ = str(_native.version())
@@ -36,6 +37,7 @@ __all__ = [
     "KVFormat",
     "KVSpan",
     "KVTensors",
+    "LayeredKVCache",
     "OutOfRangeError",
     "PagedKVCache",
     "Plan",

@@ -67,18 +67,28 @@ def assign(target: Any, values: Any) -> None:
     framework.assign(target, framework.make(values, dtype_of(target), framework.device_of(target)))
 
 
+def overwrite(target: Any, source: Any) -> None:
+    """Copies ``source`` of the same framework, shape and dtype into ``target``; on a device in order, not waiting."""
+    ADAPTERS[type(target)].assign(target, source)
+
+
+def copied(x: Any) -> Any:
+    """An array of its own with the values of ``x``, which may be None."""
+    return None if x is None else ADAPTERS[type(x)].copied(x)
+
+
+def copy_rows(targets: Sequence[Any], copies: Sequence[tuple[int, int]]) -> None:
+    """``x[to] = x[from]`` for every (from, to) and every x of ``targets``; torch's device is not waited for."""
+    ADAPTERS[type(targets[0])].copy_rows(targets, copies)
+
+
 def fill(target: Any, value: int) -> None:
     """Overwrites every element of ``target``."""
     ADAPTERS[type(target)].fill(target, value)
 
 
 def put(target: Any, entries: Sequence[tuple[int, int, int]]) -> None:
-    """``target[i, j] = value`` for every (i, j, value) of a contiguous ``target``; torch's device is not waited for.
-
-    Raises InvalidArgumentError within a graph capture, which would keep the values of now.
-    """
-    if is_capturing(target):
-        raise InvalidArgumentError("the capture of a graph needs new pages, but deals none: call reserve() before it.")
+    """``target[i, j] = value`` for every (i, j, value) of a contiguous ``target``; torch's device is not waited for."""
     ADAPTERS[type(target)].put(target, entries)
 
 

@@ -210,11 +210,10 @@ def _assemble(
     cache = cls(
         len(layers), max_len, spec=first["spec"], num_pages=num_pages, framework=framework, device=device, **scales
     )
-    pool = cache._owned("load()")
     cache.reserve(lengths)
-    for own, layer in zip(pool.pages, layers):
+    for own, layer in zip(cache._sequences.pool.rows(), layers):
         for index, page in zip(own, layer["pages"]):
             cache.pages[index] = _arrays.make(framework, page, "uint8", device)
-    pool.lengths = lengths
-    _arrays.assign(cache.lengths, pool.lengths)
+    cache.advance(lengths)
+    _arrays.assign(cache.lengths, lengths)
     return cache

@@ -137,6 +137,18 @@ class Framework:
             rows, columns, values = module.asarray(entries).T
             target[rows, columns] = values
 
+    def copy_rows(self, targets: Sequence[Any], copies: Sequence[tuple[int, int]]) -> None:
+        """``x[to] = x[from]`` for every (from, to) and every x of ``targets``; no row is both."""
+        module = self.module
+        for target in targets:
+            with self.on_device(target):
+                source, to = module.asarray(copies).T
+                target[to] = target[source]
+
+    def copied(self, x: Any) -> Any:
+        """A contiguous array of its own with the values of ``x``."""
+        return x.copy() if hasattr(x, "copy") else _NUMPY.module.array(self.to_numpy(x))
+
     def to_numpy(self, x: Any) -> Any:
         """``x`` on the host."""
         return load("numpy").from_dlpack(x)
@@ -330,6 +342,17 @@ class _Torch(Framework):
         host = module.tensor(flat, dtype=module.int64, pin_memory=target.is_cuda)
         index, values = host.to(target.device, non_blocking=True).view(2, -1)
         target.view(-1)[index] = values.to(target.dtype)
+
+    def copy_rows(self, targets: Sequence[Any], copies: Sequence[tuple[int, int]]) -> None:
+        module, first = self.module, targets[0]
+        flat = [row for row, _ in copies] + [row for _, row in copies]
+        host = module.tensor(flat, dtype=module.int64, pin_memory=first.is_cuda)
+        source, to = host.to(first.device, non_blocking=True).view(2, -1)
+        for target in targets:
+            target[to] = target[source]
+
+    def copied(self, x: Any) -> Any:
+        return x.detach().resolve_neg().clone(memory_format=self.module.contiguous_format)
 
     def to_numpy(self, x: Any) -> Any:
         return x.detach().resolve_neg().cpu().numpy()

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any, NoReturn
 
 from . import _arrays, _check, _native
+from ._sequences import SequenceOperations
 from .cache import PagedKVCache, check_cache
 from .errors import InvalidArgumentError
 from .spec import KVCacheSpec, KVTensors
@@ -231,7 +232,7 @@ def schedule(
     """
     if not isinstance(plan, Plan):
         raise InvalidArgumentError(f"plan is a {type(plan).__name__}, but must be a Plan: call halftone.plan().")
-    if isinstance(kv_lengths, PagedKVCache):
+    if isinstance(kv_lengths, SequenceOperations):
         kv_lengths = kv_lengths.lengths
     like = cu_kv if kv_lengths is None else kv_lengths
     return _make_schedule(plan, kv_lengths, cu_q, cu_kv, like, workspace, stream)

@@ -76,16 +76,17 @@ def _operator(name: str, schema: str) -> Callable[[_Kernel], _Kernel]:
 @_operator(
     "append",
     "Tensor k, Tensor? v, Tensor cu_seqlens, Tensor(a!) pages, Tensor block_table, Tensor(b!) lengths, "
-    f"Tensor(c!)? status, {_SCALES}, str spec) -> ()",
+    f"Tensor(c!)? status, {_SCALES}, str spec, bool advance=True) -> ()",
 )
 def _append_op(
     k: Tensor, v: Optional[Tensor], cu_seqlens: Tensor, pages: Tensor, block_table: Tensor, lengths: Tensor,
     status: Optional[Tensor], k_scale: Optional[Tensor], k_min: Optional[Tensor], v_scale: Optional[Tensor],
-    v_min: Optional[Tensor], spec: str,
+    v_min: Optional[Tensor], spec: str, advance: bool = True,
 ) -> None:  # fmt: skip
     _native.append_tensors(
-        _spec_of(spec)._native, k, v, cu_seqlens, pages, block_table, lengths, status, k_scale, k_min, v_scale, v_min
-    )
+        _spec_of(spec)._native, k, v, cu_seqlens, pages, block_table, lengths, status, k_scale, k_min, v_scale, v_min,
+        advance,
+    )  # fmt: skip
 
 
 @_operator("schedule", "Tensor kv_lengths, Tensor? cu_q, Tensor(a!) workspace, str plan) -> ()")
@@ -268,29 +269,47 @@ def _check_workspace(workspace: Any, plan: Plan, device: Optional[str]) -> None:
 def append(cache: PagedKVCache, k: Tensor, v: Optional[Tensor] = None) -> None:
     """Appends one token to every request and advances ``cache.lengths``, not the host's copy of them.
 
-    Every call advances: layers must not share one array of lengths, see :meth:`PagedKVCache.append`.
+    Every call advances: caches wrapped for several layers must not share one array of lengths, see
+    :meth:`PagedKVCache.append`. Of a :class:`LayeredKVCache`, layer 0 comes first and advances; the host does not count
+    its steps.
 
     Args:
-        cache: whose pages were dealt by ``reserve()``.
+        cache: whose pages were dealt by ``reserve()``; after ``fork()`` and ``reorder()`` call it again.
         k: f32, f16 or bf16 [batch, kv_heads, head_dim].
         v: likewise with v_head_dim; None for a latent cache.
 
     Raises:
-        InvalidArgumentError: as :meth:`PagedKVCache.append`.
+        InvalidArgumentError: as :meth:`PagedKVCache.append`; outside of a compiled graph also pages that requests
+            still share.
     """
-    if not cache._is_advancing and not torch.compiler.is_compiling():
-        cache._claim_lengths()
+    layer, sequences = cache._layer, cache._sequences
+    if not torch.compiler.is_compiling():
+        if not cache._is_advancing:
+            cache._claim_lengths()
+        if sequences is not None and sequences.is_shared:
+            raise InvalidArgumentError(
+                "the next token of a request falls into a page that it shares, but only reserve() copies pages: call "
+                "it before append()."
+            )
+    lengths, native = cache.lengths, cache._native
+    if layer is not None and sequences is not None:
+        if layer:
+            lengths, native = sequences.starts, cache._native_starts
+        else:
+            sequences.starts.copy_(lengths)
     fits = k.shape[0] == cache.batch  # else the library refuses the cu_seqlens made here
     if fits and _is_direct(k, v) and cache._native_single is not None:
-        _native.append(cache._native, k, v, None, cache._native_single, 0, None, None, None, cache._native_status, None)
+        _native.append(
+            native, k, v, None, cache._native_single, not layer, 0, None, None, None, cache._native_status, None
+        )
         return
     _check_dense(k=k, v=v)
     cu = cache._single
     if cu is None or not fits:
         cu = torch.arange(k.shape[0] + 1, dtype=torch.int32, device=k.device)
     _ops.append(
-        k, v, cu, cache.pages, cache.block_table, cache.lengths, cache.status, cache.k_scale, cache.k_min,
-        cache.v_scale, cache.v_min, cache.spec.key,
+        k, v, cu, cache.pages, cache.block_table, lengths, cache.status, cache.k_scale, cache.k_min, cache.v_scale,
+        cache.v_min, cache.spec.key, not layer,
     )  # fmt: skip
 
 

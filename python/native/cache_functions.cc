@@ -148,13 +148,13 @@ AppendArgs to_append_args(const KvCacheSpec& spec, AnyView k, AnyView v, AnyView
   return args;
 }
 
-/// Advances the lengths if `cu_seqlens` says where the tokens go.
 void append_tokens(const Ref<CacheObj>& cache, AnyView k, AnyView v, AnyView slot_mapping, AnyView cu_seqlens,
-                   int pairing, AnyView cos, AnyView sin, AnyView positions, AnyView status, AnyView stream) {
+                   bool advance, int pairing, AnyView cos, AnyView sin, AnyView positions, AnyView status,
+                   AnyView stream) {
   guarded([&] {
     AppendArgs args = to_append_args(cache->cache.spec, k, v, cu_seqlens, status);
     args.slot_mapping = to_optional_view(slot_mapping, "slot_mapping");
-    args.advance = cu_seqlens != nullptr;
+    args.advance = advance;
     args.rope.pairing = static_cast<RopePairing>(pairing);
     args.rope.cos = to_optional_view(cos, "cos");
     args.rope.sin = to_optional_view(sin, "sin");
@@ -166,10 +166,10 @@ void append_tokens(const Ref<CacheObj>& cache, AnyView k, AnyView v, AnyView slo
 /// The same for torch's operators, which know tensors only: nothing of the cache is held.
 void append_tensors(const Ref<SpecObj>& spec, AnyView k, AnyView v, AnyView cu_seqlens, AnyView pages,
                     AnyView block_table, AnyView lengths, AnyView status, AnyView k_scale, AnyView k_min,
-                    AnyView v_scale, AnyView v_min) {
+                    AnyView v_scale, AnyView v_min, bool advance) {
   guarded([&] {
     AppendArgs args = to_append_args(spec->spec, k, v, cu_seqlens, status);
-    args.advance = true;
+    args.advance = advance;
     const PagedKv cache =
         to_cache(spec->spec, pages, block_table, lengths, k_scale, k_min, v_scale, v_min, false);
     append(cache, args, to_stream(cache.pages.device, AnyView(nullptr)));

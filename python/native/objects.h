@@ -1,4 +1,5 @@
-// What Python holds on to between calls: a cache's geometry, a view of a cache, a plan, a scheduled step.
+// What Python holds on to between calls: a cache's geometry, a view of a cache, its books, a plan, a
+// scheduled step.
 #pragma once
 
 #include <tvm/ffi/tvm_ffi.h>
@@ -9,6 +10,7 @@
 
 #include "halftone/attention.h"
 #include "halftone/error.h"
+#include "halftone/sequences.h"
 
 namespace halftone::python {
 
@@ -24,6 +26,14 @@ struct CacheObj : ffi::Object {
   PagedKv cache;
   std::vector<ffi::Tensor> held;  // the memory that `cache` points to
   TVM_FFI_DECLARE_OBJECT_INFO_FINAL("halftone.Cache", CacheObj, ffi::Object);
+};
+
+struct SequencesObj : ffi::Object {
+  explicit SequencesObj(SequenceTable t) : table(std::move(t)) {}
+  SequenceTable table;
+
+  static constexpr bool _type_mutable = true;
+  TVM_FFI_DECLARE_OBJECT_INFO_FINAL("halftone.Sequences", SequencesObj, ffi::Object);
 };
 
 struct PlanObj : ffi::Object {

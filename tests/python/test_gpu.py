@@ -181,7 +181,7 @@ def test_a_captured_step_replays_as_the_cache_grows(torch):
     with torch.cuda.graph(graph):
         decode()
     # The capture advanced the host's lengths, but ran nothing: put them back.
-    cache._pool.lengths = list(LENGTHS)
+    cache.truncate(LENGTHS, keep_pages=True)
     for i in range(200):
         q.copy_(queries(torch, seed=i))
         k.normal_(generator=torch.Generator("cuda").manual_seed(i))
@@ -257,11 +257,11 @@ def test_operators_in_eager_code_and_in_a_graph(torch):
 def test_pages_are_not_dealt_within_a_capture(torch):
     cache = make(torch, "int8-head")  # whose request of 64 tokens needs a page
     k = torch.zeros(4, KV_HEADS, DIM, dtype=torch.bfloat16, device="cuda")
-    free = cache._pool.free
+    free = cache.free_pages
     with pytest.raises(ht.InvalidArgumentError, match="call reserve"):
         with torch.cuda.graph(torch.cuda.CUDAGraph()):
             cache.append(k, k)
-    assert cache._pool.free == free and cache.host_lengths == LENGTHS == cache.lengths.tolist()
+    assert cache.free_pages == free and cache.host_lengths == LENGTHS == cache.lengths.tolist()
     cache.append(k, k)
     assert cache.lengths.tolist() == cache.host_lengths == [n + 1 for n in LENGTHS]
 
