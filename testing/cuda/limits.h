@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string>
 
 #include "testing/cases.h"
 
@@ -14,12 +15,13 @@ inline constexpr const char* kUniversalConfig = "sm90-universal";
 /// carry about 1e-5 more error than fp32 arithmetic.
 inline constexpr double kLseSlack = 1e-4;
 
-/// P is rounded to 16 bits before it weighs V: half a step of f16 of the largest |v|, which an output that
-/// averages many values cannot show in its own magnitude.
-inline double out_slack(const Problem& p) {
+/// P is rounded to 16 bits before it weighs V: half a step of the largest |v|, which an output that averages
+/// many values cannot show in its own magnitude. Decode rounds to f16, prefill to the dtype of V.
+inline double out_slack(const Problem& p, const PlanInfo& plan) {
   double largest = 0;
   for (const float v : p.v.to_floats()) largest = std::max(largest, std::abs(static_cast<double>(v)));
-  return std::ldexp(largest, -12);
+  const bool bf16 = plan.config.starts_with("sm90-prefill") && p.problem.q_dtype == DType::kBFloat16;
+  return std::ldexp(largest, bf16 ? -9 : -12);
 }
 
 /// The universal kernel computes in fp32 and converts between base 2 and e: a few roundings of the LSE.

@@ -16,10 +16,11 @@ class CudaRunner final : public Runner {
   bool checks_values() const override { return false; }
   std::string judge(const Problem& p, const Outputs& outputs) const override {
     const Reference reference = make_reference(p);
-    if (plan(p).info().config == kUniversalConfig) {
+    const PlanInfo info = plan(p).info();
+    if (info.config == kUniversalConfig) {
       return testing::judge(p, reference, outputs, kUniversalLseSlack);
     }
-    return testing::judge(p, reference, outputs, kLseSlack, out_slack(p));
+    return testing::judge(p, reference, outputs, kLseSlack, out_slack(p, info));
   }
 };
 
