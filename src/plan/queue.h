@@ -29,12 +29,11 @@ HT_HOST_DEVICE constexpr std::int32_t queue_item(const Schedule& s, std::int64_t
   const ScheduleHeader& h = *s.header;
   const std::int64_t whole = h.units - h.cut_units;
   std::int64_t unit = index;
-  std::int32_t part = 0, parts = 1;
+  std::int32_t parts = 1;
   item.partial = -1;
   if (index >= whole) {
     parts = h.cut_parts;
     item.partial = static_cast<std::int32_t>(index - whole);
-    part = item.partial % parts;
     unit = whole + item.partial / parts;
   }
   item.fold = false;
@@ -54,19 +53,20 @@ HT_HOST_DEVICE constexpr std::int32_t queue_item(const Schedule& s, std::int64_t
   rest -= set * heads * blocks;
   heads = min_of(heads, all - item.kv_head);
   item.kv_head += rest % heads;
-  BlockWalk walk(s.params);
-  walk.request(s.params, queries, keys);
-  walk.seek(s.params, blocks - 1 - rest / heads);
-  item.row_begin = walk.row_begin;
-  item.row_end = walk.row_end;
-  const std::int64_t length = walk.range.end - walk.range.begin;
-  const std::int64_t steps = (length + (1 << s.params.step_log2) - 1) >> s.params.step_log2;
-  const auto at = [&](std::int32_t i) {
-    const std::int64_t tokens = steps * i / parts << s.params.step_log2;
-    return walk.range.begin + static_cast<std::int32_t>(tokens < length ? tokens : length);
-  };
-  item.kv_begin = at(part);
-  item.kv_end = at(part + 1);
+  item.row_begin = (blocks - 1 - rest / heads) * s.params.row_block;
+  item.row_end = min_of(item.row_begin + s.params.row_block, queries * s.params.group);
+  const KvRange range = visible_range(s.params, queries, keys, item.row_begin / s.params.group,
+                                      (item.row_end - 1) / s.params.group);
+  item.kv_begin = range.begin;
+  item.kv_end = range.end;
+  if (parts == 1) return parts;
+  const std::int32_t length = item.kv_end - item.kv_begin;
+  const std::int32_t steps = (length + (1 << s.params.step_log2) - 1) >> s.params.step_log2;
+  const std::int32_t each = steps / parts, longer = steps % parts;  // the first parts have a step more
+  const std::int32_t part = item.partial % parts, first = part * each + min_of(part, longer);
+  const std::int32_t end = first + each + (part < longer ? 1 : 0);
+  item.kv_end = item.kv_begin + min_of(length, end << s.params.step_log2);
+  item.kv_begin += min_of(length, first << s.params.step_log2);
   return parts;
 }
 

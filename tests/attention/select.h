@@ -41,11 +41,11 @@ inline Problem select(const Problem& p, const std::vector<std::size_t>& chosen, 
       s.problem.max_q_len = std::max(s.problem.max_q_len, r.q_len);
       s.problem.max_kv_len = std::max(s.problem.max_kv_len, r.kv_len);
     }
-    if (p.row.plain) {
+    if (p.k.present()) {
       copy_rows(p.k, first_kv[i], first_kv[i + 1], k);
       copy_rows(p.v, first_kv[i], first_kv[i + 1], v);
-      continue;
     }
+    if (p.row.plain) continue;
     const auto columns = static_cast<std::size_t>(p.cache->block_table.shape()[1]);
     const auto source = p.cache->block_table.as<std::int32_t>().subspan(i * columns, columns);
     table.insert(table.end(), source.begin(), source.end());
@@ -62,8 +62,10 @@ inline Problem select(const Problem& p, const std::vector<std::size_t>& chosen, 
     s.cache->lengths = Tensor::of({batch}, lengths);
   } else {
     s.cu_kv = Tensor::of({batch + 1}, cu_kv);
-    s.k = Tensor::of(*p.row.plain, {cu_kv.back(), row.kv_heads, row.head_dim}, k);
-    s.v = Tensor::of(*p.row.plain, {cu_kv.back(), row.kv_heads, p.problem.v_dim()}, v);
+  }
+  if (p.k.present()) {
+    s.k = Tensor::of(p.k.dtype(), {cu_kv.back(), row.kv_heads, row.head_dim}, k);
+    s.v = Tensor::of(p.v.dtype(), {cu_kv.back(), row.kv_heads, p.problem.v_dim()}, v);
   }
   return s;
 }

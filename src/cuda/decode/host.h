@@ -19,8 +19,14 @@ inline constexpr std::array<planning::Kernel, 5> kDecodeKernels{{
 }};
 /// For caches that none of them serves.
 inline constexpr planning::Kernel kUniversalRow{
-    "sm90-universal", 8, 8, 128, 4096, 32768,
-    "any formats, dims and types, in fp32; several times slower than reading memory", true};
+    "sm90-universal",
+    8,
+    8,
+    128,
+    4096,
+    32768,
+    "any formats, dims and types, in fp32; several times slower than reading memory",
+    true};
 
 /// Row of kDecodeTable that serves the problem in units of `kernel`, kUniversalKernel if that is the
 /// universal row and kDecodeTable has no kernel for the problem, -1 else.

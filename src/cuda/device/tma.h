@@ -1,4 +1,5 @@
-// Tensor copies: boxes of a tensor that a map describes, from global to shared memory, with bounds and swizzle.
+// Tensor copies: boxes of a tensor that a map describes, from global to shared memory, with bounds and
+// swizzle.
 #pragma once
 
 #include <cuda.h>
@@ -30,5 +31,16 @@ __device__ inline void tensor_load(std::uint32_t shared, const CUtensorMap& map,
       "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(u), "r"(v)
       : "memory");
 }
+
+/// Copies a box from shared memory; what lies outside the tensor is not written. Complete, as far as shared
+/// memory is concerned, after tensor_store_commit() and tensor_store_wait() of the same thread.
+__device__ inline void tensor_store(const CUtensorMap& map, std::uint32_t shared, int x, int y, int z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(&map),
+      "r"(shared), "r"(x), "r"(y), "r"(z)
+      : "memory");
+}
+__device__ inline void tensor_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+__device__ inline void tensor_store_wait() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 
 }  // namespace halftone::cuda

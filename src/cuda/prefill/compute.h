@@ -8,11 +8,12 @@
 
 namespace halftone::cuda {
 
-/// Descriptor of a matrix whose rows of 128 bytes are swizzled over 8 rows, at shared address `place`. K-major:
-/// the rows are of M or N. MN-major: of k, and `chunk_bytes` lie between 64 columns and the next 64.
+/// Descriptor of a matrix whose rows of 128 bytes are swizzled over 8 rows, at shared address `place`.
+/// K-major: the rows are of M or N. MN-major: of k, and `chunk_bytes` lie between 64 columns and the next 64.
 __device__ inline std::uint64_t swizzled_matrix(std::uint32_t place, int chunk_bytes = 16) {
   constexpr std::uint64_t kSwizzle128 = 1, kEightRows = 1024 / 16;
-  return kSwizzle128 << 62 | kEightRows << 32 | std::uint64_t(chunk_bytes / 16) << 16 | (place & 0x3ffffu) >> 4;
+  return kSwizzle128 << 62 | kEightRows << 32 | std::uint64_t(chunk_bytes / 16) << 16 |
+         (place & 0x3ffffu) >> 4;
 }
 
 /// The state of a lane's rows g and g + 8: base-2 logits minus `offset` are the exponents of P. Only a logit
@@ -33,6 +34,7 @@ struct RunningSoftmax {
 template <PrefillConfig C>
 struct Consumer {
   using Traits = PrefillTraits<C>;
+  using Item = typename Traits::Item;
   static constexpr int kS = C.kv_tile / 2, kO = C.head_dim / 2;  // registers of a lane
   static constexpr int kTiles = C.kv_tile / kTileTokens;
   using Logits = float[kS];
@@ -51,18 +53,10 @@ struct Consumer {
   /// Of the lane, the first of two packed rows, 8 apart.
   __device__ int first_row() const { return thread / 32 * 16 + thread % 32 / 4; }
 
-  __device__ void begin(const DeviceItem& item) {
+  __device__ void begin() {
 #pragma unroll
     for (int i = 0; i < kO; ++i) o[i] = 0.0f;
     softmax = {};
-    const int rows = item.work.row_end - item.work.row_begin;
-    if (thread % 4 < 2) {
-      const int row = first_row() + thread % 4 * 8;
-      const RowPlace place = place_of(p, item, min(row, max(rows - 1, 0)));
-      s.position[row] = place.position;
-      s.slope[row] = p.alibi_slopes == nullptr ? 0.0f : p.alibi_slopes[place.head] * kLog2e;
-    }
-    __syncwarp();
   }
 
   /// S = Q K^T of a stage.
@@ -91,7 +85,7 @@ struct Consumer {
   }
 
   /// Products become base-2 logits, capped and biased: four at a time, since few registers are free.
-  __device__ void cap_and_bias(Logits& x, int token) const {
+  __device__ void cap_and_bias(Logits& x, const Item& item, int token) const {
     const Softcap cap(p);
     const int row = first_row();
 #pragma unroll
@@ -102,16 +96,16 @@ struct Consumer {
       for (int e = 0; e < 4; ++e) {
         four[e] *= p.scale_log2;
         if (p.softcap > 0.0f) four[e] = cap(four[e]);
-        const int away = s.position[row + e / 2 * 8] - (token + 8 * i + thread % 4 * 2 + e % 2);
-        if (p.alibi_slopes != nullptr) four[e] -= s.slope[row + e / 2 * 8] * abs(away);
+        const int away = item.position[row + e / 2 * 8] - (token + 8 * i + thread % 4 * 2 + e % 2);
+        if (p.alibi_slopes != nullptr) four[e] -= item.slope[row + e / 2 * 8] * abs(away);
       }
       pin(four);
     }
   }
-  __device__ void mask(Logits& x, const DeviceItem& item, int token, std::uint32_t live) const {
+  __device__ void mask(Logits& x, const Item& item, int token, std::uint32_t live) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const VisibleKeys seen(p, s.position[first_row() + 8 * r], item.work.kv_end);
+      const VisibleKeys seen(p, item.position[first_row() + 8 * r], item.item.work.kv_end);
 #pragma unroll
       for (int i = 0; i < kS / 4; ++i) {
 #pragma unroll

@@ -22,8 +22,8 @@ constexpr int rows_of(const PrefillConfig& c) { return 64 * c.warpgroups; }
 
 inline constexpr std::array kPrefillTable{
     PrefillConfig{DType::kBFloat16, 64, 3, 96, 4},  PrefillConfig{DType::kFloat16, 64, 3, 96, 4},
-    PrefillConfig{DType::kBFloat16, 128, 3, 80, 3},  PrefillConfig{DType::kFloat16, 128, 3, 80, 3},
-    PrefillConfig{DType::kBFloat16, 256, 2, 80, 2},  PrefillConfig{DType::kFloat16, 256, 2, 80, 2},
+    PrefillConfig{DType::kBFloat16, 128, 3, 80, 3}, PrefillConfig{DType::kFloat16, 128, 3, 80, 3},
+    PrefillConfig{DType::kBFloat16, 256, 2, 80, 2}, PrefillConfig{DType::kFloat16, 256, 2, 80, 2},
 };
 
 constexpr bool is_built(const PrefillConfig& c) {

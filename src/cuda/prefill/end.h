@@ -41,66 +41,108 @@ __device__ inline void rotate_fragment(float (&o)[kO], int r, int lane) {
 template <PrefillConfig C>
 struct RowsEnd {
   using Traits = PrefillTraits<C>;
+  const PrefillParams& params;
   Consumer<C>& c;
   const DeviceItem& item;
+
+  /// What O of rows g and g + 8 is multiplied by; writes the LSE.
+  __device__ float finish_row(int r) const {
+    const AttentionParams& p = c.p;
+    const int row = c.first_row() + 8 * r;
+    const bool keep = row < item.work.row_end - item.work.row_begin;
+    float scale = 0.0f, lse = kMinus;
+    float max = c.softmax.empty(r) ? kMinus : c.softmax.offset[r], sum = c.softmax.sum[r];
+    if (max != kMinus || sum != 0.0f) {
+      float weight = 1.0f;
+      if (p.sinks != nullptr && keep) {
+        const float sink = p.sinks[place_of(p, item, row).head] * kLog2e, merged = fmaxf(max, sink);
+        weight = exp2_approx(max - merged);
+        sum = sum * weight + exp2_approx(sink - merged);
+        max = merged;
+      }
+      scale = __fdividef(weight, sum);
+      lse = (max + log2f(sum)) * kLn2;
+    }
+    if (p.lse != nullptr && keep && c.lane() % 4 == 0) {
+      const RowPlace place = place_of(p, item, row);
+      p.lse[place.token * p.lse_token_stride + place.head * p.lse_head_stride] = lse;
+    }
+    if (p.rotate_v) {
+      rotate_fragment<C.head_dim>(c.o, r, c.lane());
+      scale *= hadamard::factor(hadamard::block_size(C.head_dim));
+    }
+    return scale;
+  }
+  __device__ std::uint32_t pack(float a, float b) const {
+    return c.p.out_type == DType::kBFloat16 ? pack_bf16x2(a, b) : pack_f16x2(a, b);
+  }
 
   /// Divides, rotates back and writes.
   __device__ void write() const {
     const AttentionParams& p = c.p;
-    const int rows = item.work.row_end - item.work.row_begin, t = c.lane() % 4;
+    const int rows = item.work.row_end - item.work.row_begin;
+    const float scale[2] = {finish_row(0), finish_row(1)};
+    if constexpr (Traits::kStagesOutput) {
+      if (params.out_boxes && 64 * (c.group() + 1) <= rows) return write_box(scale);
+    }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = c.first_row() + 8 * r;
       const bool keep = row < rows;
       const RowPlace place = place_of(p, item, keep ? row : 0);
-      float scale = 0.0f, lse = kMinus;
-      float max = c.softmax.empty(r) ? kMinus : c.softmax.offset[r], sum = c.softmax.sum[r];
-      if (max != kMinus || sum != 0.0f) {
-        float weight = 1.0f;
-        if (p.sinks != nullptr && keep) {
-          const float sink = p.sinks[place.head] * kLog2e, merged = fmaxf(max, sink);
-          weight = exp2_approx(max - merged);
-          sum = sum * weight + exp2_approx(sink - merged);
-          max = merged;
-        }
-        scale = __fdividef(weight, sum);
-        if (p.lse != nullptr) lse = (max + log2f(sum)) * kLn2;
-      }
-      if (p.rotate_v) {
-        rotate_fragment<C.head_dim>(c.o, r, c.lane());
-        scale *= hadamard::factor(hadamard::block_size(C.head_dim));
-      }
       const std::int64_t out = place.token * p.out_token_stride + place.head * p.out_head_stride;
-      if (keep && t == 0 && p.lse != nullptr) {
-        p.lse[place.token * p.lse_token_stride + place.head * p.lse_head_stride] = lse;
-      }
       if (p.out_type == DType::kFloat32) {
 #pragma unroll
         for (int j = 0; j < C.head_dim / 8; ++j) {
           if (!keep) continue;
-          float* to = static_cast<float*>(p.out) + out + 8 * j + 2 * t;
-          *reinterpret_cast<float2*>(to) = {c.o[4 * j + 2 * r] * scale, c.o[4 * j + 2 * r + 1] * scale};
+          float* to = static_cast<float*>(p.out) + out + 8 * j + c.lane() % 4 * 2;
+          *reinterpret_cast<float2*>(to) = {c.o[4 * j + 2 * r] * scale[r], c.o[4 * j + 2 * r + 1] * scale[r]};
         }
       } else {
-        write_16bit(static_cast<std::uint16_t*>(p.out) + out, r, scale, keep);
+        write_16bit(static_cast<std::uint16_t*>(p.out) + out, r, scale[r], keep);
       }
     }
   }
 
+  /// All 64 rows by a tensor copy from shared memory, which goes on beside the next item.
+  __device__ void write_box(const float (&scale)[2]) const {
+    const int group = c.group(), lane = c.lane(), heads = c.p.schedule.params.group;
+    drain(c);
+    team_barrier(group);
+    const std::uint32_t to = shared_address(c.s.out[group]) + (c.warp() * 16 + lane % 16) * 128;
+#pragma unroll
+    for (int j = 0; j < C.head_dim / 8; j += 2) {
+      const float* x = c.o + 4 * j;
+      const int place = (j % 8 + lane / 16) ^ lane % 8;
+      store_matrices(to + j / 8 * (64 * 128) + place * 16, pack(x[0] * scale[0], x[1] * scale[0]),
+                     pack(x[2] * scale[1], x[3] * scale[1]), pack(x[4] * scale[0], x[5] * scale[0]),
+                     pack(x[6] * scale[1], x[7] * scale[1]));
+    }
+    fence_async_shared();
+    team_barrier(group);
+    if (c.thread % 128 != 0) return;
+#pragma unroll
+    for (int chunk = 0; chunk < Traits::kChunks; ++chunk) {
+      tensor_store(params.out, shared_address(c.s.out[group]) + chunk * (64 * 128), chunk * 64,
+                   item.work.kv_head * heads, item.first_query + (item.work.row_begin + 64 * group) / heads);
+    }
+    tensor_store_commit();
+  }
+  /// Until the copy of an earlier item has read shared memory.
+  static __device__ void drain(const Consumer<C>& c) {
+    if (Traits::kStagesOutput && c.thread % 128 == 0) tensor_store_wait();
+  }
+
   /// Neighbours exchange halves of 16 dims, so that four lanes write 32 bytes together.
   __device__ void write_16bit(std::uint16_t* row, int r, float scale, bool keep) const {
-    const bool bf16 = c.p.out_type == DType::kBFloat16, odd = c.lane() & 1;
+    const bool odd = c.lane() & 1;
     std::uint16_t* to = row + (c.lane() & 2) * 2 + (odd ? 8 : 0);
 #pragma unroll
     for (int j = 0; j < C.head_dim / 8; j += 2) {
-      std::uint32_t x[2];
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const float a = c.o[4 * (j + i) + 2 * r] * scale, b = c.o[4 * (j + i) + 2 * r + 1] * scale;
-        x[i] = bf16 ? pack_bf16x2(a, b) : pack_f16x2(a, b);
-      }
-      const std::uint32_t got = __shfl_xor_sync(~0u, odd ? x[0] : x[1], 1);
-      if (keep) *reinterpret_cast<uint2*>(to + 8 * j) = odd ? uint2{got, x[1]} : uint2{x[0], got};
+      const float* x = c.o + 4 * j + 2 * r;
+      const std::uint32_t low = pack(x[0] * scale, x[1] * scale), high = pack(x[4] * scale, x[5] * scale);
+      const std::uint32_t got = __shfl_xor_sync(~0u, odd ? low : high, 1);
+      if (keep) *reinterpret_cast<uint2*>(to + 8 * j) = odd ? uint2{got, high} : uint2{low, got};
     }
   }
 
@@ -120,8 +162,8 @@ struct RowsEnd {
         *reinterpret_cast<float2*>(to + 8 * j) = {c.o[4 * j + 2 * r], c.o[4 * j + 2 * r + 1]};
       }
       if (t == 0) {
-        slots.states()[slots.at(item.work.partial, row)] = {
-            c.softmax.empty(r) ? kMinus : c.softmax.offset[r], c.softmax.sum[r]};
+        slots.states()[slots.at(item.work.partial, row)] = {c.softmax.empty(r) ? kMinus : c.softmax.offset[r],
+                                                            c.softmax.sum[r]};
       }
     }
     team_barrier(c.group());

@@ -28,8 +28,8 @@ DType common_dtype(const AttentionProblem& problem) {
 decltype(&cuTensorMapEncodeTiled) find_encoder() {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult found{};
-  const cudaError_t status = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000,
-                                                              cudaEnableDefault, &found);
+  const cudaError_t status =
+      cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
   check(status, "cudaGetDriverEntryPointByVersion");
   if (found != cudaDriverEntryPointSuccess || function == nullptr) {
     throw Error(ErrorCode::kDeviceError,
@@ -94,17 +94,21 @@ Boxes<5> page_boxes(const Plan::Impl& plan, const PagedKv& cache, std::int64_t o
           {64, kTileTokens, 1, 1, 1}};
 }
 
-/// Boxes are copied from multiples of 16 bytes.
+/// Boxes are copied from and to multiples of 16 bytes.
+bool has_boxes(const TensorView& t) {
+  const auto fits = [&](int dim) {
+    return t.shape[dim] <= 1 || (t.strides[dim] > 0 && t.strides[dim] % 8 == 0);
+  };
+  return aligned_to_16(t.data) && fits(0) && fits(1);
+}
+
 void check_rows(const TensorView& t, const char* name) {
-  if (t.numel() == 0) return;
-  const auto rest = reinterpret_cast<std::uintptr_t>(t.data) % 16;
-  const auto aligned = [&](int dim) { return t.shape[dim] <= 1 || (t.strides[dim] > 0 && t.strides[dim] % 8 == 0); };
-  if (rest == 0 && aligned(0) && aligned(1)) return;
+  if (t.numel() == 0 || has_boxes(t)) return;
   throw Error(ErrorCode::kInvalidArgument,
               fmt::format("{} starts {} bytes past a multiple of 16 with strides {} and {}, but CUDA needs "
                           "rows at multiples of 16 bytes, none of them shared: use an aligned buffer and "
                           "positive strides that are multiples of 8.",
-                          name, rest, t.strides[0], t.strides[1]));
+                          name, reinterpret_cast<std::uintptr_t>(t.data) % 16, t.strides[0], t.strides[1]));
 }
 
 }  // namespace
@@ -114,7 +118,8 @@ int prefill_variant(const AttentionProblem& problem, const planning::Kernel& ker
   if (problem.q_dtype != dtype || problem.v_dim() != problem.head_dim()) return -1;
   for (std::size_t row = 0; row < kPrefillTable.size(); ++row) {
     const PrefillConfig& c = kPrefillTable[row];
-    if (is_built(c) && c.dtype == dtype && c.head_dim == problem.head_dim() && rows_of(c) == kernel.row_block) {
+    if (is_built(c) && c.dtype == dtype && c.head_dim == problem.head_dim() &&
+        rows_of(c) == kernel.row_block) {
       return static_cast<int>(row);
     }
   }
@@ -137,8 +142,11 @@ void run_prefill(const Plan::Impl& plan, const AttentionArgs& args, const planni
   p.attention = attention_params(plan, args, workspace, index);
   p.taken = backend_parts(pass, workspace.passes[index]).taken;
   const int group = pass.schedule.group;
-  p.q_boxes = 64 % group == 0 && p.attention.q_aligned && args.q.numel() > 0;
+  p.q_boxes = 64 % group == 0 && has_boxes(args.q) && args.q.numel() > 0;
   if (p.q_boxes) p.q = tensor_boxes(args.q, nullptr, group, 64 / group).map(config.dtype);
+  const DType out = args.out.dtype;
+  p.out_boxes = 64 % group == 0 && dtype_bits(out) == 16 && has_boxes(args.out) && args.out.numel() > 0;
+  if (p.out_boxes) p.out = tensor_boxes(args.out, nullptr, group, 64 / group).map(out);
   if (const auto* const cache = std::get_if<PagedKv>(&args.kv)) {
     p.k = page_boxes(plan, *cache, 0, config.head_dim).map(config.dtype);
     p.v = page_boxes(plan, *cache, plan.layout.v_data_offset, config.head_dim).map(config.dtype);

@@ -13,8 +13,8 @@ inline constexpr std::int64_t kL2Share = 40'000'000;
 
 /// What one CTA of a prefill kernel takes, by head_dim.
 inline constexpr std::array<planning::Kernel, 2> kPrefillKernels{{
-    {"sm90-prefill-192", 0, 192, 128, 4096, 0, "prompts, bound by matrix products; head_dim 64 and 128", false,
-     kL2Share},
+    {"sm90-prefill-192", 0, 192, 128, 4096, 0, "prompts, bound by matrix products; head_dim 64 and 128",
+     false, kL2Share},
     {"sm90-prefill-128", 0, 128, 128, 4096, 0, "prompts, bound by matrix products; head_dim 256", false,
      kL2Share},
 }};

@@ -5,39 +5,16 @@
 
 namespace halftone::cuda {
 
-/// The tiles that a warpgroup's rows see, as the tokens that they begin with: [first, end), and those of them
-/// that all rows see whole: [unmasked.x, unmasked.y).
-struct TileRange {
-  int first, end;
-  int2 unmasked;
-};
-
-template <int kTile>
-__device__ inline TileRange tiles_seen(const AttentionParams& p, const DeviceItem& item, int group) {
-  const planning::WorkItem& work = item.work;
-  const int rows = work.row_end - work.row_begin;
-  if (64 * group >= rows) return {work.kv_begin, work.kv_begin, {}};
-  const int first = place_of(p, item, 64 * group).position;
-  const int last = place_of(p, item, min(64 * group + 63, rows - 1)).position;
-  const int begin = max(work.kv_begin, first - p.window_left) - work.kv_begin;
-  const int end = min(work.kv_end, last + p.causal_right + 1) - work.kv_begin;
-  if (begin >= end) return {work.kv_begin, work.kv_begin, {}};
-  const int inner_begin = max(0, last - p.window_left - work.kv_begin);
-  const int inner_end = min(work.kv_end, first + p.causal_right + 1) - work.kv_begin;
-  const auto at = [&](int tile) { return work.kv_begin + tile * kTile; };
-  return {at(begin / kTile),
-          at((end + kTile - 1) / kTile),
-          {at((inner_begin + kTile - 1) / kTile), at(max(inner_end, 0) / kTile)}};
-}
-
 /// A compute warpgroup: its rows of all items.
 template <PrefillConfig C>
 struct RowsLoop {
   using Traits = PrefillTraits<C>;
   using Logits = typename Consumer<C>::Logits;
+  using Item = typename Traits::Item;
   static constexpr int kTile = C.kv_tile;
-  const AttentionParams& p;
+  const PrefillParams& params;
   typename Traits::Shared& s;
+  const AttentionParams& p = params.attention;
   Consumer<C> c{p, s, thread_index()};
   RingPlace<C.stages> ring = {};
 
@@ -58,15 +35,16 @@ struct RowsLoop {
   }
   /// The products of the tile at `token`, of which the tiles `live` are there, become logits as the softmax
   /// takes them.
-  __device__ void prepare(Logits& x, const DeviceItem& item, int token, std::uint32_t live) {
+  __device__ void prepare(Logits& x, const Item& item, int token, std::uint32_t live) {
     constexpr std::uint32_t kAll = (1u << kTile / kTileTokens) - 1;
-    if (modified()) c.cap_and_bias(x, token);
-    const auto& [from, to, item_index] = s.warp_state[c.thread / 32];
-    if (token < from || token >= to || live != kAll) c.mask(x, item, token, live);
+    if (modified()) c.cap_and_bias(x, item, token);
+    const TileRange& tiles = item.tiles[c.group()];
+    if (token < tiles.unmasked_first || token >= tiles.unmasked_end || live != kAll)
+      c.mask(x, item, token, live);
   }
 
   /// The tiles from the last one, at `token`, to the first.
-  __device__ void attend(const DeviceItem& item, int token, int first) {
+  __device__ void attend(const Item& item, int token, int first) {
     const float factor = modified() ? 1.0f : p.scale_log2;
     float most[2];
     typename Consumer<C>::Probabilities prob;
@@ -83,7 +61,7 @@ struct RowsLoop {
       c.exponentiate(x, factor);
       c.round(x, prob);
       wait(s.v_full[ring.stage]);
-      if (item.keys - token < kTile) c.clear_dead(ring.stage, item.keys - token);
+      if (item.item.keys - token < kTile) c.clear_dead(ring.stage, item.item.keys - token);
     }
 #pragma unroll 1
     for (token -= kTile; token >= first; token -= kTile) {
@@ -122,29 +100,31 @@ struct RowsLoop {
   __device__ void run() {
     ItemReader<C> items{s};
 #pragma unroll 1
-    while (const DeviceItem* const item = items.next()) {
+    while (const Item* const item = items.next()) {
       c.locate();
-      c.begin(*item);
-      const TileRange range = tiles_seen<kTile>(p, *item, c.group());
-      s.warp_state[c.thread / 32] = {range.unmasked.x, range.unmasked.y, items.index};
+      c.begin();
+      s.item_index[c.thread / 32] = items.index;
       __syncwarp();
-      const int end = item->work.kv_begin + tiles_of<kTile>(item->work) * kTile;
+      const planning::WorkItem& work = item->item.work;
+      const TileRange& tiles = item->tiles[c.group()];
+      skip(work.kv_begin + tiles_of<kTile>(work) * kTile, tiles.end);
       barrier_wait(shared_address(&s.q_full[c.group()]), items.index % 2);
-      if (range.end > range.first) {
-        skip(end, range.end);
-        attend(*item, range.end - kTile, range.first);
+      if (tiles.end > tiles.first) {
+        attend(*item, tiles.end - kTile, tiles.first);
       } else {
         c.release(s.q_empty[c.group()]);
-        skip(end, range.end);
       }
-      items.index = s.warp_state[c.thread / 32].item;
-      const DeviceItem& done = s.items[items.stage()];
-      skip(range.first, done.work.kv_begin);
-      if (64 * c.group() < done.work.row_end - done.work.row_begin) RowsEnd<C>{c, done}();
+      items.index = s.item_index[c.thread / 32];
+      const Item& done = s.items[items.stage()];
+      skip(done.tiles[c.group()].first, done.item.work.kv_begin);
+      if (64 * c.group() < done.item.work.row_end - done.item.work.row_begin) {
+        RowsEnd<C>{params, c, done.item}();
+      }
       __syncwarp();
       if (c.lane() == 0) items.release();
       items.advance();
     }
+    RowsEnd<C>::drain(c);
   }
 };
 
@@ -180,13 +160,13 @@ __device__ inline void prefill_worker(const PrefillParams& p, typename PrefillTr
     if (role == kLoadKeys) {
       load_keys<C>(p, s, lane);
     } else if (role == kTakeItems) {
-      if (lane == 0) take_items<C>(p, s);
+      ItemTaker<C>{p, s, lane}.run();
     } else {
       QueryLoader<C>{p, s, thread_index() - 32 * (Traits::kComputeWarps + kLoadQueries)}.run();
     }
   } else {
     grow_registers<Traits::kComputeRegisters>();
-    RowsLoop<C>{p.attention, s}.run();
+    RowsLoop<C>{p, s}.run();
   }
 }
 

@@ -30,10 +30,10 @@ struct ItemReader {
     barrier_wait(shared_address(&s.item_empty[stage()]), index / Traits::kItems % 2 ^ 1);
   }
   /// Null: there are no more.
-  __device__ const DeviceItem* next() {
+  __device__ const typename Traits::Item* next() {
     barrier_wait(shared_address(&s.item_full[stage()]), index / Traits::kItems % 2);
-    const DeviceItem& item = s.items[stage()];
-    return item.work.row_end < 0 ? nullptr : &item;
+    const typename Traits::Item& item = s.items[stage()];
+    return item.item.work.row_end < 0 ? nullptr : &item;
   }
   __device__ void advance() { ++index; }
   /// By one lane of each warp that reads.
@@ -53,34 +53,80 @@ __device__ inline void limit_item(const PrefillParams& p, DeviceItem& item) {
   if (p.attention.status != nullptr) atomicOr(p.attention.status, kStatusBadKeys);
 }
 
-/// A lane that takes items from the queue for the block.
-template <PrefillConfig C>
-__device__ inline void take_items(const PrefillParams& p, typename PrefillTraits<C>::Shared& s) {
-  const planning::Schedule& schedule = p.attention.schedule;
-  ItemReader<C> place{s};
-#pragma unroll 1
-  for (std::int64_t index = blockIdx.x;; place.advance()) {
-    place.wait_empty();
-    DeviceItem& item = s.items[place.stage()];
-    const bool more = index < planning::queue_items(*schedule.header);
-    if (more) {
-      const std::int32_t parts = planning::queue_item(schedule, index, item.work);
-      item.first_slot = parts == 1 ? -1 : item.work.partial / parts * parts;
-      item.parts = item.arrivals = parts;
-      item.first_query = schedule.cu_q[item.work.request];
-      item.queries = planning::q_length(schedule, item.work.request);
-      item.keys = schedule.kv_lengths[item.work.request];
-      limit_item(p, item);
-    } else {
-      item.work.row_end = -1;
-    }
-    barrier_arrive(shared_address(&s.item_full[place.stage()]));
-    if (!more) break;
-    index = gridDim.x + atomicAdd(&p.taken[0], 1);
-  }
-  // The last worker leaves the counters as it found them.
-  if (count_arrival(&p.taken[1]) == static_cast<int>(gridDim.x) - 1) p.taken[0] = p.taken[1] = 0;
+/// `position`: of the item's rows.
+template <int kTile>
+__device__ inline TileRange tiles_seen(const AttentionParams& p, const DeviceItem& item, const int* position,
+                                       int group) {
+  const planning::WorkItem& work = item.work;
+  const int rows = work.row_end - work.row_begin, zero = work.kv_begin;
+  if (64 * group >= rows) return {zero, zero, zero, zero};
+  const int first = position[64 * group], last = position[min(64 * group + 63, rows - 1)];
+  const int begin = max(zero, first - p.window_left) - zero;
+  const int end = min(work.kv_end, last + p.causal_right + 1) - zero;
+  if (begin >= end) return {zero, zero, zero, zero};
+  const int inner_begin = max(zero, last - p.window_left) - zero;
+  const int inner_end = max(zero, min(work.kv_end, first + p.causal_right + 1)) - zero;
+  return {zero + begin / kTile * kTile, zero + (end + kTile - 1) / kTile * kTile,
+          zero + (inner_begin + kTile - 1) / kTile * kTile, zero + inner_end / kTile * kTile};
 }
+
+/// The warp that takes items from the queue for the block.
+template <PrefillConfig C>
+struct ItemTaker {
+  using Traits = PrefillTraits<C>;
+  const PrefillParams& params;
+  typename Traits::Shared& s;
+  int lane;
+
+  __device__ void fill(std::int64_t index, DeviceItem& item) const {
+    const planning::Schedule& schedule = params.attention.schedule;
+    item.parts = item.arrivals = planning::queue_item(schedule, index, item.work);
+    item.first_slot = item.parts == 1 ? -1 : item.work.partial / item.parts * item.parts;
+    item.first_query = schedule.cu_q[item.work.request];
+    item.queries = planning::q_length(schedule, item.work.request);
+    item.keys = schedule.kv_lengths[item.work.request];
+    limit_item(params, item);
+  }
+  /// By all lanes, what follows from the item.
+  __device__ void complete(typename Traits::Item& item) const {
+    const AttentionParams& p = params.attention;
+    const int last = max(item.item.work.row_end - item.item.work.row_begin, 1) - 1;
+#pragma unroll 1
+    for (int row = lane; row < Traits::kRows; row += 32) {
+      const RowPlace place = place_of(p, item.item, min(row, last));
+      item.position[row] = place.position;
+      if (p.alibi_slopes != nullptr) item.slope[row] = p.alibi_slopes[place.head] * kLog2e;
+    }
+    __syncwarp();
+    if (lane < C.warpgroups) item.tiles[lane] = tiles_seen<C.kv_tile>(p, item.item, item.position, lane);
+  }
+  __device__ void run() const {
+    ItemReader<C> place{s};
+#pragma unroll 1
+    for (std::uint32_t next = blockIdx.x;; place.advance()) {
+      place.wait_empty();
+      typename Traits::Item& item = s.items[place.stage()];
+      const bool more = next < planning::queue_items(*params.attention.schedule.header);
+      if (lane == 0) {
+        if (more) {
+          fill(next, item.item);
+        } else {
+          item.item.work.row_end = -1;
+        }
+      }
+      __syncwarp();
+      if (more) complete(item);
+      __syncwarp();
+      if (lane == 0) barrier_arrive(shared_address(&s.item_full[place.stage()]));
+      if (!more) break;
+      next = gridDim.x + __shfl_sync(~0u, lane == 0 ? atomicAdd(&params.taken[0], 1) : 0, 0);
+    }
+    // The last worker leaves the counters as it found them.
+    if (lane == 0 && count_arrival(&params.taken[1]) == static_cast<int>(gridDim.x) - 1) {
+      params.taken[0] = params.taken[1] = 0;
+    }
+  }
+};
 
 /// The tiles of an item, from the last one on: plain tokens, or tiles of 16 tokens in pages.
 template <PrefillConfig C>
@@ -145,7 +191,8 @@ __device__ inline void load_keys(const PrefillParams& p, typename PrefillTraits<
   ItemReader<C> items{s};
   RingPlace<C.stages> ring;
 #pragma unroll 1
-  for (const DeviceItem* item; (item = items.next()) != nullptr; items.advance()) {
+  while (const auto* const next = items.next()) {
+    const DeviceItem* const item = &next->item;
     TileLoader<C> loader{p, *item, lane};
     int token = item->work.kv_begin + (tiles_of<C.kv_tile>(item->work) - 1) * C.kv_tile;
     loader.begin(token);
@@ -168,6 +215,7 @@ __device__ inline void load_keys(const PrefillParams& p, typename PrefillTraits<
       loader.look_up(token - C.kv_tile);
     }
     if (lane == 0) items.release();
+    items.advance();
   }
 }
 
@@ -218,17 +266,18 @@ struct QueryLoader {
     if (thread < 32) check_inputs(params.attention, blockIdx.x, thread);
     ItemReader<C> items{s};
 #pragma unroll 1
-    for (const DeviceItem* item; (item = items.next()) != nullptr; items.advance()) {
+    while (const auto* const item = items.next()) {
 #pragma unroll 1
       for (int group = 0; group < C.warpgroups; ++group) {
         barrier_wait(shared_address(&s.q_empty[group]), items.index % 2 ^ 1);
         if (params.q_boxes) {
-          copy_boxes(*item, group);
+          copy_boxes(item->item, group);
         } else {
-          copy_rows(*item, group);
+          copy_rows(item->item, group);
         }
       }
       if (thread % 32 == 0) items.release();
+      items.advance();
     }
   }
 };

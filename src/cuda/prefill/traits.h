@@ -7,6 +7,12 @@
 
 namespace halftone::cuda {
 
+/// The tiles that a warpgroup's rows see, as the tokens that they begin with: [first, end), and those of them
+/// that all rows see whole: [unmasked_first, unmasked_end).
+struct TileRange {
+  int first, end, unmasked_first, unmasked_end;
+};
+
 template <PrefillConfig C>
 struct PrefillTraits {
   static constexpr int kDim = C.head_dim;
@@ -16,29 +22,37 @@ struct PrefillTraits {
   static constexpr int kThreads = 32 * kComputeWarps + 128;
   static constexpr int kQueryWarps = 2;
   // All of what a block gets: 128 registers for each of 512 threads, or 168 for each of 384.
-  static constexpr int kOtherRegisters = C.warpgroups == 3 ? 32 : 40;
-  static constexpr int kComputeRegisters = C.warpgroups == 3 ? 160 : 232;
+  static constexpr int kOtherRegisters = C.warpgroups == 2 ? 40 : C.head_dim == 64 ? 56 : 32;
+  static constexpr int kComputeRegisters = C.warpgroups == 2 ? 232 : C.head_dim == 64 ? 152 : 160;
+  static_assert(kComputeRegisters * C.warpgroups + kOtherRegisters <=
+                (C.warpgroups == 2 ? 168 : 128) * (C.warpgroups + 1));
   static constexpr int kTileBytes = C.kv_tile * kDim * 2;
   static constexpr int kQueryBytes = 64 * kDim * 2;  // of a warpgroup
-  static constexpr int kItems = 4;
+  static constexpr int kItems = 2;
+  static constexpr bool kStagesOutput = C.head_dim < 256;  // shared memory
+
+  /// An item, and what follows from it for its rows.
+  struct alignas(16) Item {
+    DeviceItem item;  // row_end < 0: no more
+    TileRange tiles[C.warpgroups];
+    int position[kRows];  // RowPlace
+    float slope[kRows];   // likewise
+  };
 
   struct Shared {
     alignas(1024) std::uint8_t q[C.warpgroups][kQueryBytes];  // [chunk][row][64]
     alignas(1024) std::uint8_t k[C.stages][kTileBytes];       // [chunk][token][64]
     alignas(1024) std::uint8_t v[C.stages][kTileBytes];
-    DeviceItem items[kItems];  // row_end < 0: no more
+    alignas(1024) std::uint8_t out[kStagesOutput ? C.warpgroups : 0][kQueryBytes];  // [chunk][row][64]
+    Item items[kItems];
     alignas(8) std::uint64_t k_full[C.stages], k_empty[C.stages], v_full[C.stages], v_empty[C.stages];
     std::uint64_t q_full[C.warpgroups], q_empty[C.warpgroups];
     std::uint64_t item_full[kItems], item_empty[kItems];
     std::uint32_t live[C.stages];  // bit i: tile i of 16 tokens is there
-    // What need not be kept in registers, which are dear: of a warp the tokens before and from which tiles
-    // need a mask, and its item; of the packed rows what few tiles ask for.
-    struct WarpState {
-      int unmasked_from, unmasked_to, item;
-    } warp_state[kComputeWarps];
-    int position[kRows];
-    float slope[kRows];    // ALiBi, base 2
-    float rescale[kRows];  // of O and the sum, when an offset is raised
+    // What need not be kept in registers, which are dear: the item of a warp; of the packed rows what O and
+    // the sum are scaled by when an offset is raised.
+    int item_index[kComputeWarps];
+    float rescale[kRows];
   };
   static constexpr int kMaxShared = 227 * 1024;
   static_assert(sizeof(Shared) <= kMaxShared);

@@ -48,8 +48,7 @@ __device__ inline int2 request_lengths(const ScheduleBuildParams& p, const plann
                                        int r) {
   const std::int32_t q_len =
       p.cu_q == nullptr ? shape.max_q_len : within(p.cu_q[r + 1] - p.cu_q[r], 0, shape.max_q_len);
-  const std::int64_t keys =
-      p.cu_kv == nullptr ? p.kv_lengths[r] : std::int64_t{p.cu_kv[r + 1]} - p.cu_kv[r];
+  const std::int64_t keys = p.cu_kv == nullptr ? p.kv_lengths[r] : std::int64_t{p.cu_kv[r + 1]} - p.cu_kv[r];
   return {q_len, static_cast<std::int32_t>(keys < 0 ? 0 : keys > shape.max_kv_len ? shape.max_kv_len : keys)};
 }
 
@@ -128,7 +127,8 @@ __device__ inline void add_unit_costs(const planning::Schedule& s) {
 }
 
 __device__ inline void zero_arrivals(const PassBuildParams& pass, std::int64_t slots) {
-  for (std::int64_t i = threadIdx.x; i < slots * kArrivalCounters; i += kScheduleThreads) pass.arrivals[i] = 0;
+  for (std::int64_t i = threadIdx.x; i < slots * kArrivalCounters; i += kScheduleThreads)
+    pass.arrivals[i] = 0;
 }
 
 /// The last thing that is written.
