@@ -62,7 +62,6 @@ enum Barrier : int {
   kLoadReady,         // and the other load warp
   kCompute,           // among the compute warps
   kStates,            // the finish warps wait for the states of an item
-  kQueries,           // among the warps that bring queries
   kTeam,              // among the warps of team 0, and the next ones of the other teams
 };
 

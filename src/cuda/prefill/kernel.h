@@ -141,7 +141,7 @@ __device__ inline void init_barriers(typename PrefillTraits<C>::Shared& s) {
   init(s.q_full, 1);
   init(s.q_empty, 4);
   init(s.item_full, 1);
-  init(s.item_empty, Traits::kComputeWarps + Traits::kQueryWarps + 1);
+  init(s.item_empty, Traits::kComputeWarps + 3);
   fence_async_shared();
 }
 
@@ -158,11 +158,13 @@ __device__ inline void prefill_worker(const PrefillParams& p, typename PrefillTr
     shrink_registers<Traits::kOtherRegisters>();
     const int role = warp - Traits::kComputeWarps;
     if (role == kLoadKeys) {
-      load_keys<C>(p, s, lane);
-    } else if (role == kTakeItems) {
-      ItemTaker<C>{p, s, lane}.run();
+      load_tiles<C, false>(p, s, lane);
+    } else if (role == kLoadValues) {
+      load_tiles<C, true>(p, s, lane);
+    } else if (role == kLoadQueries) {
+      QueryLoader<C>{p, s, lane}.run();
     } else {
-      QueryLoader<C>{p, s, thread_index() - 32 * (Traits::kComputeWarps + kLoadQueries)}.run();
+      ItemTaker<C>{p, s, lane}.run();
     }
   } else {
     grow_registers<Traits::kComputeRegisters>();

@@ -1,5 +1,4 @@
-// The roles that feed the compute warps: one warp takes items, one brings tiles of K and V by tensor copies,
-// two bring queries.
+// The roles that feed the compute warps, a warp each: items, tiles of K and of V by tensor copies, queries.
 #pragma once
 
 #include "cuda/attention/finish.h"
@@ -185,8 +184,9 @@ struct TileLoader {
   }
 };
 
-template <PrefillConfig C>
-__device__ inline void load_keys(const PrefillParams& p, typename PrefillTraits<C>::Shared& s, int lane) {
+/// A warp that brings K, or V, of all items.
+template <PrefillConfig C, bool kValues>
+__device__ inline void load_tiles(const PrefillParams& p, typename PrefillTraits<C>::Shared& s, int lane) {
   using Traits = PrefillTraits<C>;
   ItemReader<C> items{s};
   RingPlace<C.stages> ring;
@@ -199,19 +199,16 @@ __device__ inline void load_keys(const PrefillParams& p, typename PrefillTraits<
 #pragma unroll 1
     for (; token >= item->work.kv_begin; token -= C.kv_tile, ring.advance()) {
       const std::uint32_t live = loader.check(token);
-      const std::uint32_t k_full = shared_address(&s.k_full[ring.stage]);
-      const std::uint32_t v_full = shared_address(&s.v_full[ring.stage]);
-      barrier_wait(shared_address(&s.k_empty[ring.stage]), ring.empty_parity());
+      const std::uint32_t full = shared_address(kValues ? &s.v_full[ring.stage] : &s.k_full[ring.stage]);
+      barrier_wait(shared_address(kValues ? &s.v_empty[ring.stage] : &s.k_empty[ring.stage]),
+                   ring.empty_parity());
       if (lane == 0) {
-        s.live[ring.stage] = live;
-        barrier_expect_bytes(k_full, Traits::kTileBytes);
+        if (!kValues) s.live[ring.stage] = live;
+        barrier_expect_bytes(full, Traits::kTileBytes);
       }
       __syncwarp();
-      loader.load(p.k, shared_address(s.k[ring.stage]), k_full, token);
-      barrier_wait(shared_address(&s.v_empty[ring.stage]), ring.empty_parity());
-      if (lane == 0) barrier_expect_bytes(v_full, Traits::kTileBytes);
-      __syncwarp();
-      loader.load(p.v, shared_address(s.v[ring.stage]), v_full, token);
+      loader.load(kValues ? p.v : p.k, shared_address(kValues ? s.v[ring.stage] : s.k[ring.stage]), full,
+                  token);
       loader.look_up(token - C.kv_tile);
     }
     if (lane == 0) items.release();
@@ -223,29 +220,29 @@ __device__ inline void load_keys(const PrefillParams& p, typename PrefillTraits<
 template <PrefillConfig C>
 struct QueryLoader {
   using Traits = PrefillTraits<C>;
-  static constexpr int kThreads = 32 * Traits::kQueryWarps, kPieces = Traits::kDim / 8;
-  static constexpr int kStep = kThreads / kPieces;  // rows at a time
-  static_assert(kThreads % kPieces == 0 && 64 % kStep == 0);
+  static constexpr int kPieces = Traits::kDim / 8;
+  static constexpr int kStep = 32 / kPieces;  // rows at a time
+  static_assert(32 % kPieces == 0);
   const PrefillParams& params;
   typename Traits::Shared& s;
-  int thread;
+  int lane;
 
   /// By tensor copies of whole rows, those of other requests among them, whose results are not written.
   __device__ void copy_boxes(const DeviceItem& item, int group) const {
     const std::uint32_t full = shared_address(&s.q_full[group]);
     const int heads = params.attention.schedule.params.group;
-    if (thread == 0) barrier_expect_bytes(full, Traits::kQueryBytes);
-    if (thread >= Traits::kChunks) return;
-    tensor_load(shared_address(s.q[group]) + thread * (64 * 128), params.q, full, thread * 64,
+    if (lane == 0) barrier_expect_bytes(full, Traits::kQueryBytes);
+    if (lane >= Traits::kChunks) return;
+    tensor_load(shared_address(s.q[group]) + lane * (64 * 128), params.q, full, lane * 64,
                 item.work.kv_head * heads, item.first_query + (item.work.row_begin + 64 * group) / heads);
   }
   /// By rows.
   __device__ void copy_rows(const DeviceItem& item, int group) const {
     const AttentionParams& p = params.attention;
-    const int piece = thread % kPieces, rows = item.work.row_end - item.work.row_begin;
+    const int piece = lane % kPieces, rows = item.work.row_end - item.work.row_begin;
     std::uint8_t* to = s.q[group] + piece / 8 * (64 * 128);
 #pragma unroll 1
-    for (int i = thread / kPieces; i < 64; i += kStep) {
+    for (int i = lane / kPieces; i < 64; i += kStep) {
       const bool has = 64 * group + i < rows;
       const RowPlace place = place_of(p, item, has ? 64 * group + i : 0);
       const auto* from = static_cast<const std::uint16_t*>(p.q) + piece * 8 +
@@ -259,11 +256,11 @@ struct QueryLoader {
     }
     copy_async_wait();
     fence_async_shared();
-    hardware_barrier_wait<kQueries, kThreads>();
-    if (thread == 0) barrier_arrive(shared_address(&s.q_full[group]));
+    __syncwarp();
+    if (lane == 0) barrier_arrive(shared_address(&s.q_full[group]));
   }
   __device__ void run() const {
-    if (thread < 32) check_inputs(params.attention, blockIdx.x, thread);
+    check_inputs(params.attention, blockIdx.x, lane);
     ItemReader<C> items{s};
 #pragma unroll 1
     while (const auto* const item = items.next()) {
@@ -276,7 +273,7 @@ struct QueryLoader {
           copy_rows(item->item, group);
         }
       }
-      if (thread % 32 == 0) items.release();
+      if (lane == 0) items.release();
       items.advance();
     }
   }

@@ -20,7 +20,6 @@ struct PrefillTraits {
   static constexpr int kChunks = kDim / 64;  // of 64 dims: a row of 128 bytes, swizzled over 8 rows
   static constexpr int kComputeWarps = 4 * C.warpgroups;
   static constexpr int kThreads = 32 * kComputeWarps + 128;
-  static constexpr int kQueryWarps = 2;
   // All of what a block gets: 128 registers for each of 512 threads, or 168 for each of 384.
   static constexpr int kOtherRegisters = C.warpgroups == 2 ? 40 : C.head_dim == 64 ? 56 : 32;
   static constexpr int kComputeRegisters = C.warpgroups == 2 ? 232 : C.head_dim == 64 ? 152 : 160;
@@ -59,6 +58,6 @@ struct PrefillTraits {
 };
 
 /// Roles of the warps behind the compute warps.
-enum PrefillRole : int { kLoadKeys, kTakeItems, kLoadQueries };
+enum PrefillRole : int { kLoadKeys, kLoadValues, kLoadQueries, kTakeItems };
 
 }  // namespace halftone::cuda
