@@ -20,7 +20,7 @@ def test_format_builders_agree_with_the_names():
     assert ht.KVFormat.int8() == ht.KVFormat("int8-head")
     assert ht.KVFormat.int8(granularity="tensor") == ht.KVFormat("int8-tensor")
     assert ht.KVFormat.fp8() == ht.KVFormat("fp8")
-    assert ht.KVFormat.fp8(granularity="head") == ht.KVFormat("fp8-head")
+    assert ht.KVFormat.fp8(granularity="head") == ht.KVFormat("fp8-static-head")
     assert ht.KVFormat.bf16().granularity == "none"
     form = ht.KVFormat.int8(group=64, symmetric=False, scale_dtype="f32")
     assert (form.name, form.group_size, form.asymmetric) == ("int8-g64-asym-f32", 64, True)

@@ -39,7 +39,7 @@ def test_head_dims_name_what_helps(dim, remedy):
     "name, remedy",
     [
         ("int4", "no format has this name: use int4-g32, int4-g64, int4-g128 or int4-row"),
-        ("fp8_e5m2", "e5m2 is not stored, only e4m3: use fp8, fp8-head or fp8-token-head"),
+        ("fp8_e5m2", "e5m2 is not stored, only e4m3: use fp8, fp8-static-head or fp8-token-head"),
         ("int4_g32", "names are lower case with hyphens: use int4-g32"),
     ],
 )
