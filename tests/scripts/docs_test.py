@@ -62,6 +62,11 @@ class DocsTest(unittest.TestCase):
                 with self.subTest(page=page.name, path=name):
                     self.assertTrue(list(ROOT.glob(name.rstrip("/"))))
 
+    def test_the_umbrella_header_has_every_header(self) -> None:
+        headers = {path.name for path in (ROOT / "include/halftone").glob("*.h")} | {"version.h"}
+        text = (ROOT / "include/halftone/halftone.hpp").read_text(encoding="utf-8")
+        self.assertEqual(set(re.findall(r'#include "halftone/(.*)"', text)), headers - {"halftone.h"})
+
 
 if __name__ == "__main__":
     unittest.main()
