@@ -11,7 +11,7 @@ from . import _arrays, _cache_file, _check, _native, _readback
 from ._pool import PagePool
 from .errors import InvalidArgumentError, ResourceExhaustedError
 from .format import KVFormat
-from .spec import KVCacheSpec, agreeing, check_spec
+from .spec import KVCacheSpec, agreeing, check_scales, check_spec
 
 _PAIRINGS = ("none", "half", "interleaved")
 _MAX_BATCH = 1 << 24  # of a plan
@@ -94,6 +94,7 @@ class PagedKVCache(_check.Fixed):
     ) -> None:
         fields: tuple[Any, ...] = (kv_heads, head_dim, k_format, v_format, v_head_dim, page_size, rotate_k, rotate_v)
         spec = KVCacheSpec(*fields) if spec is None else agreeing(spec, fields)
+        check_scales(spec, k_scale, k_min, v_scale, v_min)
         for value, name in ((batch, "batch"), (max_len, "max_len")):
             if _check.integer(value, name) < 0:
                 raise InvalidArgumentError(f"{name} is {value}, but must be 0 or more: give a count.")
@@ -154,7 +155,7 @@ class PagedKVCache(_check.Fixed):
             status: int32 [1], sticky flags, see the attributes; None allocates it where it is needed.
         """
         self = cls.__new__(cls)
-        check_spec(spec)
+        check_scales(check_spec(spec), k_scale, k_min, v_scale, v_min)
         _check.shape(pages, "pages", 2, "num_pages, page_bytes")
         _check.shape(block_table, "block_table", 2, "batch, max_pages_per_request")
         _check.shape(lengths, "lengths", 1, "batch")
