@@ -174,6 +174,25 @@ def filled_copy(cache, pages):
     return ht.PagedKVCache.wrap(cache.spec, pages.copy(), cache.block_table, cache.lengths)
 
 
+@pytest.mark.parametrize("name, largest", [("int8-head", 127), ("fp8-token-head", 448)])
+def test_f32_scales_of_other_engines_are_converted_once(rng, name, largest):
+    # docs/formats.md: the codes stay, the scales are rounded to f16.
+    x = normal(rng, 60, KV_HEADS, DIM)
+    scale = np.abs(x).max(-1, keepdims=True) / np.float32(largest)
+    codes = x / scale
+    if name == "int8-head":
+        codes = np.rint(codes)
+    else:
+        codes = codes.astype(pytest.importorskip("ml_dtypes").float8_e4m3fn).astype(np.float32)
+    theirs = codes * scale
+    cache = ht.PagedKVCache(1, 64, kv_heads=KV_HEADS, head_dim=DIM, k_format=name)
+    cache.append(theirs, theirs)
+    ours = cache.dequantize()[0]
+    rounded = scale.astype(np.float16).astype(np.float32)
+    np.testing.assert_array_equal(ours, codes * rounded)
+    assert (np.abs(ours - theirs) <= np.abs(theirs) * 2**-11).all()
+
+
 @pytest.mark.parametrize("name", ["int4-g32", "fp8"])
 def test_files_round_trip(rng, tmp_path, name):
     pytest.importorskip("safetensors")
