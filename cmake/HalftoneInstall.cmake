@@ -9,7 +9,8 @@ install(TARGETS halftone EXPORT halftoneTargets
 if(TARGET halftone_command)
   install(TARGETS halftone_command RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 endif()
-install(DIRECTORY include/halftone DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
+install(DIRECTORY include/halftone "${PROJECT_BINARY_DIR}/include/halftone" DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
+  FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp")
 install(EXPORT halftoneTargets NAMESPACE halftone:: DESTINATION ${package_dir})
 
 configure_package_config_file(cmake/halftoneConfig.cmake.in halftoneConfig.cmake INSTALL_DESTINATION ${package_dir})
@@ -20,10 +21,12 @@ install(FILES
 
 # A static libhalftone.a brings its dependencies along; a shared one has them inside its NEEDED list.
 file(RELATIVE_PATH HALFTONE_PC_PREFIX "/${CMAKE_INSTALL_LIBDIR}/pkgconfig" "/")
-set(HALFTONE_PC_REQUIRES_PRIVATE "libhwy fmt")
-set(HALFTONE_PC_LIBS_PRIVATE "${OpenMP_CXX_FLAGS} -lstdc++ -lm")
-if(HALFTONE_CUDA)
-  string(PREPEND HALFTONE_PC_LIBS_PRIVATE "-L${CUDAToolkit_LIBRARY_DIR} -lcudart_static -ldl -lrt -lpthread ")
+if(NOT BUILD_SHARED_LIBS)
+  set(HALFTONE_PC_REQUIRES_PRIVATE "libhwy fmt")
+  set(HALFTONE_PC_LIBS_PRIVATE "${OpenMP_CXX_FLAGS} -lstdc++ -lm")
+  if(HALFTONE_CUDA)
+    string(PREPEND HALFTONE_PC_LIBS_PRIVATE "-L${CUDAToolkit_LIBRARY_DIR} -lcudart_static -ldl -lrt -lpthread ")
+  endif()
 endif()
 configure_file(cmake/halftone.pc.in halftone.pc @ONLY)
 install(FILES "${PROJECT_BINARY_DIR}/halftone.pc" DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

@@ -29,5 +29,14 @@ target_link_libraries(halftone_python PRIVATE
 set_target_properties(halftone_python PROPERTIES
   LINKER_LANGUAGE CXX OUTPUT_NAME halftone_python SKIP_BUILD_RPATH ON INSTALL_RPATH "")
 
+if(TARGET halftone_cli)  # the objects above come first: nothing of halftone_internal, which it links, is taken twice
+  target_sources(halftone_python PRIVATE cli/library.cc)
+  target_include_directories(halftone_python PRIVATE "${PROJECT_SOURCE_DIR}")
+  target_link_libraries(halftone_python PRIVATE halftone_cli)
+endif()
+
 # scikit-build-core installs this component into the wheel; `cmake --install` leaves it out.
 install(TARGETS halftone_python LIBRARY DESTINATION halftone/lib COMPONENT python EXCLUDE_FROM_ALL)
+if(TARGET halftone_cli AND SKBUILD_SCRIPTS_DIR)
+  install(PROGRAMS cli/launch.py DESTINATION "${SKBUILD_SCRIPTS_DIR}" RENAME halftone COMPONENT python EXCLUDE_FROM_ALL)
+endif()

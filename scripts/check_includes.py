@@ -52,7 +52,7 @@ src/format           include/halftone
 include/halftone
 """
 
-SOURCES = (".h", ".cc", ".c", ".cu", ".cuh")
+SOURCES = (".h", ".hpp", ".cc", ".c", ".cu", ".cuh")
 INCLUDE_FOLDERS = ("", "include", "src")  # what CMakeLists.txt gives the compiler
 INCLUDE = re.compile(r'\s*#\s*include\s*(["<])([^">]+)[">]')
 

@@ -13,7 +13,7 @@ fi
 folders=()
 for folder in include src reference testing cli tests bench examples python; do [[ -d $folder ]] && folders+=("$folder"); done
 status=0
-find "${folders[@]}" -type f \( -name '*.h' -o -name '*.cc' -o -name '*.c' -o -name '*.cu' -o -name '*.cuh' \) -print0 |
+find "${folders[@]}" -type f \( -name '*.h' -o -name '*.hpp' -o -name '*.cc' -o -name '*.c' -o -name '*.cu' -o -name '*.cuh' \) -print0 |
   xargs -0 -r clang-format --style=file "${code[@]}" || status=1
 python3 scripts/check_prose.py "${prose[@]}" || status=1
 exit "$status"

@@ -49,10 +49,33 @@ pick() { awk -v names=" $* " '/^[A-Za-z]/ { split($1, p, "=="); on = index(names
 pick apache-tvm-ffi typing-extensions >build/wheel-venv/needed.txt
 "${pip[@]}" --require-hashes --only-binary :all: -r build/wheel-venv/needed.txt
 "${pip[@]}" --no-index "$wheel"
+try "the halftone command" "$PWD/build/wheel-venv/bin/halftone" eval "$PWD/data/llama-tiny-capture.safetensors" \
+  --formats int8-head,int4-g32 --html report.html
+try "its exit status" bash -c '[[ "$(bin/halftone nothing 2>&1; echo $?)" == *"command is"*2 ]]'
+# Whoever bundles a library passes its licence on: a file of licenses/ names it.
+try "a licence for every bundled part" "$python" -c \
+  "import importlib.metadata as m, re
+files = m.files('halftone-attention')
+texts = ''.join(f.read_text() for f in files if '/licenses/' in str(f))
+parts = [re.match('[a-z_]+', f.name)[0] + '.so' for f in files if '.libs' in str(f)] + ['CLI11', 'JSON for Modern C++']
+missing = [part for part in parts if part not in texts]
+assert len(parts) > 4 and not missing, (parts, missing)
+print(', '.join(parts))"
 try "import without NumPy, torch or a GPU" "$python" -c \
   "import importlib.util as u; assert not u.find_spec('numpy') and not u.find_spec('torch')
 import halftone; print('halftone', halftone.__version__, 'with' if halftone.has_cuda else 'without', 'CUDA')"
 "${pip[@]}" --require-hashes --only-binary :all: -r requirements/test.txt
 try "the NumPy example" "$python" "$PWD/python/examples/numpy_decode.py"
+# From the source archive, which leaves out what only the repository needs, one can build as well.
+source_archive() {
+  "$venv/python" -c "from scikit_build_core.build import build_sdist; build_sdist('build/wheel-venv/source')" >/dev/null
+  tar xzf build/wheel-venv/source/*.tar.gz -C build/wheel-venv/source --strip-components=1
+  [[ ! -e build/wheel-venv/source/build && ! -e build/wheel-venv/source/tests ]]
+  cmake -S build/wheel-venv/source -B build/wheel-venv/source/out -DHALFTONE_PYTHON_PACKAGE=ON \
+    -DHALFTONE_PYTHON="$venv/python" >/dev/null
+}
+export -f source_archive
+export venv
+try "the source archive configures" env -C "$PWD" bash -euo pipefail -c source_archive
 echo "$passed passed, $failed failed"
 ((failed == 0))

@@ -71,7 +71,9 @@ void run(Terminal& terminal, const Options& options) {
       terminal.out,
       "\nK and V may differ (--formats int8-head:int4-g32); +rot stores K or V after a Hadamard rotation.\n"
       "Other combinations: {{fp8,int8,int4}}-{{tensor,static-head,token,token-head,g32,g64,g128}}[-sym|-asym]"
-      "[-f16|-f32].\n");
+      "[-f16|-f32].\n"
+      "Static scales, one set for the whole cache: fp8, tensor, static-head; append computes those of the "
+      "others.\n");
 }
 
 }  // namespace

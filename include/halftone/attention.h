@@ -44,15 +44,15 @@ struct KvTensors {
 
 /// Shapes, options and bounds: everything that a plan depends on. Never the values of lengths.
 struct AttentionProblem {
-  Device device;
-  int batch = 0;                            ///< requests; 0 is a no-op
-  int q_heads = 0;                          ///< a multiple of kv_heads()
-  std::variant<KvCacheSpec, KvTensors> kv;  ///< where K and V lie: in the pages of a cache, or in tensors
-  int max_q_len = 1;                        ///< upper bound of a request's queries
-  int max_kv_len = 0;                       ///< upper bound of a request's keys
-  DType q_dtype = DType::kBFloat16;         ///< kFloat32, kFloat16 or kBFloat16
-  DType out_dtype = DType::kBFloat16;       ///< kFloat32, kFloat16 or kBFloat16
-  Mask mask;
+  Device device{};
+  int batch = 0;                              ///< requests; 0 is a no-op
+  int q_heads = 0;                            ///< a multiple of kv_heads()
+  std::variant<KvCacheSpec, KvTensors> kv{};  ///< where K and V lie: in the pages of a cache, or in tensors
+  int max_q_len = 1;                          ///< upper bound of a request's queries
+  int max_kv_len = 0;                         ///< upper bound of a request's keys
+  DType q_dtype = DType::kBFloat16;           ///< kFloat32, kFloat16 or kBFloat16
+  DType out_dtype = DType::kBFloat16;         ///< kFloat32, kFloat16 or kBFloat16
+  Mask mask{};
   float scale = 0;     ///< logit = scale * q.k; 0 means 1/sqrt(head_dim)
   float softcap = 0;   ///< > 0: logit = softcap * tanh(logit / softcap), before ALiBi
   bool alibi = false;  ///< add -slope[head] * |p - j| (arXiv:2108.12409)
@@ -79,8 +79,8 @@ struct AttentionProblem {
 /// belongs to the pass whose range has its packed rows (queries times query heads per KV head), whatever the
 /// other requests are.
 struct PassInfo {
-  std::string config;             ///< name of the row of the configuration table
-  std::string reason;             ///< why this row
+  std::string config{};           ///< name of the row of the configuration table
+  std::string reason{};           ///< why this row
   int min_rows = 0;               ///< packed rows of a request, at the bounds
   int max_rows = 0;               ///< likewise
   int row_block = 0;              ///< packed query rows of one work unit
@@ -93,9 +93,9 @@ struct PassInfo {
 /// What a plan decided; `describe()` prints it. Fields that PassInfo has, too, are those of the last pass,
 /// which serves the longest requests.
 struct PlanInfo {
-  std::vector<PassInfo> passes;  ///< one or two, that of few packed rows first
-  std::string config;            ///< name of the row of the configuration table
-  std::string reason;            ///< why this row
+  std::vector<PassInfo> passes{};  ///< one or two, that of few packed rows first
+  std::string config{};            ///< name of the row of the configuration table
+  std::string reason{};            ///< why this row
   int workers = 0;
   int group = 0;                     ///< query heads per KV head
   int row_block = 0;                 ///< packed query rows of one work unit
@@ -130,41 +130,42 @@ HALFTONE_API Plan plan(const AttentionProblem& problem);
 
 /// The lengths of one step, on the plan's device.
 struct SequenceLengths {
-  TensorView cu_q;        ///< int32 [batch + 1], cu_q[0] = 0, non-decreasing; absent: max_q_len queries each
-  TensorView kv_lengths;  ///< int32 [batch]; for plain K and V give cu_kv instead
-  TensorView cu_kv;       ///< int32 [batch + 1]: plain K and V only
+  TensorView cu_q{};  ///< int32 [batch + 1], cu_q[0] = 0, non-decreasing; absent: max_q_len queries each
+  TensorView kv_lengths{};  ///< int32 [batch]; for plain K and V give cu_kv instead
+  TensorView cu_kv{};       ///< int32 [batch + 1]: plain K and V only
 };
 
-/// Turns lengths into a work list at the start of `workspace` (uint8 [>= workspace_bytes], 256-byte aligned).
-/// One schedule serves every layer of a step, one run() after another: the workspace also holds partial
-/// results, so it serves one call at a time. Threads, and CUDA streams whose work may overlap, need a
-/// workspace each, with its own schedule; they can share a plan. Never allocates; on CUDA never synchronises.
-/// CPU: throws OutOfRange or InvalidArgument on lengths beyond the plan's bounds, and InvalidArgument while
-/// another call has the workspace. On CUDA nobody sees that.
+/// Turns lengths into a work list at the start of `workspace` (uint8 [>= workspace_bytes], 256-byte aligned:
+/// an AlignedBuffer of PlanInfo::workspace_bytes, or what cudaMalloc gives). One schedule serves every layer
+/// of a step, one run() after another: the workspace also holds partial results, so it serves one call at a
+/// time. Threads, and CUDA streams whose work may overlap, need a workspace each, with its own schedule; they
+/// can share a plan. Never allocates; on CUDA never synchronises. CPU: throws OutOfRange or InvalidArgument
+/// on lengths beyond the plan's bounds, and InvalidArgument while another call has the workspace. On CUDA
+/// nobody sees that.
 HALFTONE_API void schedule(const Plan& plan, const SequenceLengths& lengths, const TensorView& workspace,
                            Stream stream = nullptr);
 
 /// Plain K and V, request after request; the last dim contiguous.
 struct KvTensorViews {
-  TensorView k;  ///< KvTensors::dtype [total_kv, kv_heads, head_dim]
-  TensorView v;  ///< the same dtype [total_kv, kv_heads, v_dim]
+  TensorView k{};  ///< KvTensors::dtype [total_kv, kv_heads, head_dim]
+  TensorView v{};  ///< the same dtype [total_kv, kv_heads, v_dim]
 };
 
 /// One layer's tensors.
 struct AttentionArgs {
-  TensorView q;             ///< q_dtype [total_q, q_heads, head_dim]; last dim contiguous. total_q is what
-                            ///< schedule() saw; on CUDA, where cu_q lies on the device, q may have more rows,
-                            ///< whose outputs are not written, and queries beyond its rows are left out
-  SequenceLengths lengths;  ///< the same values that schedule() saw; kv_lengths defaults to the cache's
-  std::variant<PagedKv, KvTensorViews> kv;  ///< a cache of the problem's spec, or its tensors
-  TensorView alibi_slopes;                  ///< f32 [q_heads], present exactly when problem.alibi
-  TensorView sinks;                         ///< f32 [q_heads], present exactly when problem.sinks
-  TensorView out;                           ///< out_dtype [total_q, q_heads, v_dim]; every element is written
-  TensorView lse;  ///< f32 [total_q, q_heads], natural log, -inf for an empty row; exactly when problem.lse
+  TensorView q{};  ///< q_dtype [total_q, q_heads, head_dim]; last dim contiguous. total_q is what
+                   ///< schedule() saw; on CUDA, where cu_q lies on the device, q may have more rows,
+                   ///< whose outputs are not written, and queries beyond its rows are left out
+  SequenceLengths lengths{};  ///< the same values that schedule() saw; kv_lengths defaults to the cache's
+  std::variant<PagedKv, KvTensorViews> kv{};  ///< a cache of the problem's spec, or its tensors
+  TensorView alibi_slopes{};                  ///< f32 [q_heads], present exactly when problem.alibi
+  TensorView sinks{};                         ///< f32 [q_heads], present exactly when problem.sinks
+  TensorView out{};  ///< out_dtype [total_q, q_heads, v_dim]; every element is written
+  TensorView lse{};  ///< f32 [total_q, q_heads], natural log, -inf for an empty row; exactly when problem.lse
   /// Optional int32 [1], sticky. Bit 0: a block-table entry was out of bounds (kClamped; on CUDA always), or,
   /// on CUDA, a length beyond the table: those tokens were left out. Bit 2 (CUDA): the schedule has more
   /// queries than q has rows. Bit 3 (CUDA): a static scale of the cache is not finite and positive.
-  TensorView status;
+  TensorView status{};
   /// A promise, of use in a chain of layers on a CUDA stream: what wrote the cache, its block table, the
   /// status and the schedule had ended before the previous kernel of the stream began. run() then reads them
   /// while that kernel ends (programmatic dependent launch). Breaking it gives wrong results. Q may come from

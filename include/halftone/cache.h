@@ -21,7 +21,7 @@ enum class KvOrder : std::uint8_t {
 
 /// Consecutive dims of every token that are stored alike: what K and V are made of.
 struct KvSpan {
-  KvFormat format;
+  KvFormat format{};
   int dims = 0;
   bool rotate = false;  ///< stored after a block Hadamard rotation
   KvOrder order = KvOrder::kRows;
@@ -43,8 +43,8 @@ struct KvSpans {
 /// Everything that fixes the bytes of a page. Two kinds of caches: K and V stored apart, or, with rope_dim, a
 /// latent (MLA, arXiv:2405.04434) that is K and V at once.
 struct KvCacheSpec {
-  KvFormat k_format;
-  KvFormat v_format;
+  KvFormat k_format{};
+  KvFormat v_format{};
   int kv_heads = 0;       ///< >= 1; of a latent cache 1
   int head_dim = 0;       ///< of K (and Q): 64, 80, 96, 128, 192 or 256; latent: v_head_dim + rope_dim
   int v_head_dim = 0;     ///< of V (and O): the same choices; 0 means head_dim; latent: 256 or 512
@@ -134,20 +134,21 @@ enum class BlockTableMode : std::uint8_t {
 /// Static scales, f32 [1] (Granularity::kTensor) or f32 [kv_heads] (Granularity::kHead); finite and > 0.
 /// `min` is present exactly when the format is asymmetric.
 struct StaticScale {
-  TensorView scale;
-  TensorView min;
+  TensorView scale{};
+  TensorView min{};
 };
 
 /// A view of the caller's cache. All tensors live on one device.
 struct PagedKv {
-  KvCacheSpec spec;
-  TensorView
-      pages;  ///< uint8 [num_pages, page_bytes]; 16-byte aligned; strides[0] >= page_bytes, a multiple of 16
-  TensorView
-      block_table;  ///< int32 [batch, max_pages_per_request]; entries past a request's length are never read
-  TensorView lengths;   ///< int32 [batch]: live tokens of each request
-  StaticScale k_scale;  ///< present exactly when k_format has static scales
-  StaticScale v_scale;
+  KvCacheSpec spec{};
+  /// uint8 [num_pages, page_bytes]; 16-byte aligned (AlignedBuffer); strides[0] >= page_bytes, a multiple of
+  /// 16
+  TensorView pages{};
+  /// int32 [batch, max_pages_per_request]; entries past a request's length are never read
+  TensorView block_table{};
+  TensorView lengths{};   ///< int32 [batch]: live tokens of each request
+  StaticScale k_scale{};  ///< present exactly when k_format has static scales
+  StaticScale v_scale{};
   BlockTableMode table_mode = BlockTableMode::kTrusted;
 };
 
@@ -163,27 +164,27 @@ enum class RopePairing : std::uint8_t {
 /// last rope_dim of K, which it may not exceed.
 struct Rope {
   RopePairing pairing = RopePairing::kNone;
-  TensorView cos;        ///< f32 [max_position, rotary_dim/2]; at most 2^16 in magnitude, as sin
-  TensorView sin;        ///< f32 [max_position, rotary_dim/2]
-  TensorView positions;  ///< int32 [tokens]: row of cos and sin for each appended token
+  TensorView cos{};        ///< f32 [max_position, rotary_dim/2]; at most 2^16 in magnitude, as sin
+  TensorView sin{};        ///< f32 [max_position, rotary_dim/2]
+  TensorView positions{};  ///< int32 [tokens]: row of cos and sin for each appended token
 };
 
 /// New tokens and where they go: exactly one of `slot_mapping` and `cu_seqlens` is present.
 struct AppendArgs {
-  TensorView k;             ///< f32, f16 or bf16 [tokens, kv_heads, head_dim]; last dim contiguous
-  TensorView v;             ///< same dtype [tokens, kv_heads, v_dim]; last dim contiguous; absent for a
-                            ///< latent cache, whose K has it. K and V must be finite and at most 2^100 in
-                            ///< magnitude, so that fp32 arithmetic stays finite
-  TensorView slot_mapping;  ///< int64 [tokens]: page * page_size + offset; negative skips the token
-  TensorView cu_seqlens;    ///< int32 [batch + 1]: tokens [cu[i], cu[i+1]) go to request i at positions
-                            ///< lengths[i], lengths[i]+1, ... through block_table
-  Rope rope;
+  TensorView k{};             ///< f32, f16 or bf16 [tokens, kv_heads, head_dim]; last dim contiguous
+  TensorView v{};             ///< same dtype [tokens, kv_heads, v_dim]; last dim contiguous; absent for a
+                              ///< latent cache, whose K has it. K and V must be finite and at most 2^100 in
+                              ///< magnitude, so that fp32 arithmetic stays finite
+  TensorView slot_mapping{};  ///< int64 [tokens]: page * page_size + offset; negative skips the token
+  TensorView cu_seqlens{};    ///< int32 [batch + 1]: tokens [cu[i], cu[i+1]) go to request i at positions
+                              ///< lengths[i], lengths[i]+1, ... through block_table
+  Rope rope{};
   /// Optional on the CPU, int32 [1] on CUDA: sticky flags. Bit 0: a block-table entry was out of bounds
   /// (kClamped). On CUDA bit 1: a value not finite or beyond 2^100; bit 3: a static scale not finite and
   /// positive; bit 4: a value of V beyond 2,048 (rotated: beyond 2,048 over the root of head_dim's largest
   /// power of two) in a format that stores f16 scales, with which attention on CUDA (not on the CPU) may
   /// overflow. Give such a V static scales, or scales in f32 ("-f32").
-  TensorView status;
+  TensorView status{};
   /// With cu_seqlens: lengths[i] then grows by cu[i+1] - cu[i], also for tokens that a bad block-table entry
   /// drops. Advance once per step: of layers that share `lengths`, only the last one appended to may, or the
   /// tokens count once for each layer and land in the wrong slots.
@@ -210,8 +211,8 @@ HALFTONE_API void dequantize(const PagedKv& cache, const TensorView& k_out, cons
 /// x: f32, f16 or bf16 [tokens, kv_heads, dim] on the CPU, finite and at most 2^100 in magnitude. Returns 1
 /// (kTensor) or kv_heads (kHead) values.
 struct StaticScaleValues {
-  std::vector<float> scale;
-  std::vector<float> min;
+  std::vector<float> scale{};
+  std::vector<float> min{};
 };
 HALFTONE_API StaticScaleValues calibrate(const TensorView& x, const KvFormat& format, bool rotate = false);
 

@@ -50,20 +50,21 @@ struct KvFormat {
 };
 
 struct NamedFormat {
-  std::string_view name;
-  KvFormat format;
-  std::string_view description;  ///< one line for tables and help
+  std::string_view name{};
+  KvFormat format{};
+  std::string_view description{};  ///< one line for tables and help
 };
 
 /// The formats that have a name of their own, in order of falling size:
-/// bf16 fp16 fp8 fp8-head fp8-token-head int8-tensor int8-token int8-head int8-g32 int8-g64 int8-g128
+/// bf16 fp16 fp8 fp8-static-head fp8-token-head int8-tensor int8-token int8-head int8-g32 int8-g64 int8-g128
 /// int4-g32 int4-g64 int4-g128 int4-row.
 HALFTONE_API std::span<const NamedFormat> named_formats();
 
 /// Parses a named format, or the general form
 /// `bf16 | fp16 | (fp8|int8|int4)-(tensor|static-head|token|token-head|g32|g64|g128)[-sym|-asym][-f16|-f32]`;
-/// the defaults are symmetric for fp8 and int8, asymmetric for int4, and f16 scales.
-/// Throws InvalidArgument naming the formats that are nearest in meaning.
+/// the defaults are symmetric for fp8 and int8, asymmetric for int4, and f16 scales. "static-tensor" is the
+/// same as "tensor", and until version 0.2 "fp8-head" the same as "fp8-static-head". Throws InvalidArgument
+/// naming the formats that are nearest in meaning.
 HALFTONE_API KvFormat parse_format(std::string_view text);
 
 /// The shortest text that parse_format turns back into `format`.

@@ -68,7 +68,7 @@ struct TensorView {
 
   void* data = nullptr;
   DType dtype = DType::kFloat32;
-  Device device;
+  Device device{};
   int rank = 0;
   std::array<std::int64_t, kMaxRank> shape{};
   std::array<std::int64_t, kMaxRank> strides{};  ///< in elements

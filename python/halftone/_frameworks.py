@@ -306,6 +306,12 @@ class _Torch(Framework):
     def dtype(self, name: str) -> Any:
         return getattr(self.module, DTYPES[name])
 
+    def device_of(self, x: Any) -> str:
+        device = x.device  # which torch.compile can trace, unlike the enumeration that DLPack gives
+        if device.type == "cpu":
+            return "cpu"
+        return f"cuda:{device.index}" if device.type == "cuda" else super().device_of(x)
+
     def empty(self, shape: tuple[int, ...], dtype: str, device: str, zero: bool) -> Any:
         module = self.module
         return (module.zeros if zero else module.empty)(shape, dtype=self.dtype(dtype), device=device)

@@ -9,7 +9,7 @@ from ._append import Appending, Rope
 from ._sequences import Sequences, allocate
 from .errors import InvalidArgumentError, UnsupportedError
 from .format import KVFormat
-from .spec import KVCacheSpec, agreeing, check_spec
+from .spec import KVCacheSpec, agreeing, check_scales, check_spec
 
 
 class PagedKVCache(Appending):
@@ -70,6 +70,7 @@ class PagedKVCache(Appending):
     ) -> None:
         fields: tuple[Any, ...] = (kv_heads, head_dim, k_format, v_format, v_head_dim, page_size, rotate_k, rotate_v)
         spec = KVCacheSpec(*fields) if spec is None else agreeing(spec, fields)
+        check_scales(spec, k_scale, k_min, v_scale, v_min)
         sequences = allocate([spec], batch, max_len, num_pages, framework, device)
         self._init(
             spec, sequences.pages[0], sequences.table, sequences.lengths, (k_scale, k_min, v_scale, v_min), clamped
@@ -102,7 +103,7 @@ class PagedKVCache(Appending):
             status: int32 [1], sticky flags, see the attributes; None allocates it where it is needed.
         """
         self = cls.__new__(cls)
-        check_spec(spec)
+        check_scales(check_spec(spec), k_scale, k_min, v_scale, v_min)
         _check.shape(pages, "pages", 2, "num_pages, page_bytes")
         _check.shape(block_table, "block_table", 2, "batch, max_pages_per_request")
         _check.shape(lengths, "lengths", 1, "batch")

@@ -204,6 +204,7 @@ class KVTensors:
             object.__setattr__(self, name, value)
 
 
+_COMPUTED = {"e4m3": "fp8-token-head", "int8": "int8-head", "int4": "int4-row"}  # by append, for each token and head
 _DEFAULTS: dict[str, Any] = {
     name: None if parameter.default is parameter.empty else parameter.default
     for name, parameter in inspect.signature(KVCacheSpec).parameters.items()
@@ -215,6 +216,24 @@ def check_spec(spec: Any) -> KVCacheSpec:
     if not isinstance(spec, KVCacheSpec):
         raise InvalidArgumentError(f"spec is {spec!r}, but must be a KVCacheSpec: make one.")
     return spec
+
+
+def check_scales(spec: KVCacheSpec, k_scale: Any, k_min: Any, v_scale: Any, v_min: Any) -> None:
+    """Static scales and mins are there exactly where the formats have them. Raises InvalidArgumentError."""
+    for part, form, scale, low in (("k", spec.k_format, k_scale, k_min), ("v", spec.v_format, v_scale, v_min)):
+        wanted = {"scale": (scale, form.static_scale), "min": (low, form.static_scale and form.asymmetric)}
+        for name, (array, has) in wanted.items():
+            if has and array is None:
+                raise InvalidArgumentError(
+                    f"{part}_{name} is None, but {part}_format {form} has static scales: pass what "
+                    f"halftone.calibrate(sample, {str(form)!r}) returns, or use {_COMPUTED[form.dtype]!r}, whose scales "
+                    "append computes."
+                )
+            if array is not None and not has:
+                why = "is symmetric" if form.static_scale else "has no static scales"
+                raise InvalidArgumentError(
+                    f"{part}_{name} is given, but {part}_format {form} {why}: leave it out."
+                )
 
 
 def agreeing(spec: Any, given: tuple[Any, ...]) -> KVCacheSpec:

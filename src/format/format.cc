@@ -25,7 +25,7 @@ constexpr std::array<NamedFormat, 15> kNamedFormats = {{
     {"bf16", {kBFloat16}, "bfloat16, not quantised"},
     {"fp16", {kFloat16}, "IEEE half, not quantised"},
     {"fp8", quantised_format(kFloat8E4M3, kTensor), "e4m3, one static scale"},
-    {"fp8-head", quantised_format(kFloat8E4M3, kHead), "e4m3, one static scale per KV head"},
+    {"fp8-static-head", quantised_format(kFloat8E4M3, kHead), "e4m3, one static scale per KV head"},
     {"fp8-token-head", quantised_format(kFloat8E4M3, kTokenHead), "e4m3, one scale per token and KV head"},
     {"int8-tensor", quantised_format(kInt8, kTensor), "symmetric int8, one static scale"},
     {"int8-token", quantised_format(kInt8, kToken), "symmetric int8, one scale per token"},
@@ -40,6 +40,13 @@ constexpr std::array<NamedFormat, 15> kNamedFormats = {{
      "asymmetric int4, one scale and min per token and KV head"},
 }};
 
+// Names of earlier versions, read until 0.2 and never printed. In every other name "head" means that append
+// computes a scale for each token and head.
+struct Alias {
+  std::string_view old_name, name;
+};
+constexpr std::array<Alias, 1> kAliases = {{{"fp8-head", "fp8-static-head"}}};
+
 struct DTypeText {
   std::string_view text;
   DType dtype;
@@ -52,7 +59,9 @@ struct GranularityText {
   Granularity granularity;
   int group_size;
 };
-constexpr std::array<GranularityText, 7> kGranularities = {{
+// Of two texts for one granularity the last one is printed.
+constexpr std::array<GranularityText, 8> kGranularities = {{
+    {"static-tensor", kTensor, 0},
     {"tensor", kTensor, 0},
     {"static-head", kHead, 0},
     {"token", kToken, 0},
@@ -157,6 +166,9 @@ std::optional<KvFormat> parse_general(std::string_view text) {
 }
 
 std::optional<KvFormat> find_format(std::string_view text) {
+  for (const Alias& alias : kAliases) {
+    if (alias.old_name == text) text = alias.name;
+  }
   for (const NamedFormat& n : kNamedFormats) {
     if (n.name == text) return n.format;
   }

@@ -158,7 +158,7 @@ TEST(CalibrateTest, ScalesCoverTheValuesPerTensorOrPerHead) {
   EXPECT_EQ(calibrate(t.view(), parse_format("int8-tensor")).scale, std::vector<float>{12.7f / 127.0f});
   EXPECT_EQ(calibrate(t.view(), parse_format("int8-static-head")).scale,
             (std::vector<float>{12.7f / 127.0f, 2.54f / 127.0f}));
-  EXPECT_EQ(calibrate(t.view(), parse_format("fp8-head")).scale,
+  EXPECT_EQ(calibrate(t.view(), parse_format("fp8-static-head")).scale,
             (std::vector<float>{12.7f / 448.0f, 2.54f / 448.0f}));
   const StaticScaleValues asym = calibrate(t.view(), parse_format("int8-static-head-asym"));
   EXPECT_EQ(asym.scale, (std::vector<float>{(6.35f + 12.7f) / 255.0f, 2.54f / 255.0f}));

@@ -38,7 +38,7 @@ void at_once(int count, const std::function<void(int)>& body) {
 }
 
 TEST(Concurrency, EightThreadsWithOwnWorkspaces) {
-  for (const char* format : {"bf16", "int8-head", "int4-g32", "fp8-head"}) {
+  for (const char* format : {"bf16", "int8-head", "int4-g32", "fp8-static-head"}) {
     for (const SplitPolicy policy : {SplitPolicy::kReproducible, SplitPolicy::kBatchInvariant}) {
       AttentionCase row = shared_case(format);
       row.policy = policy;

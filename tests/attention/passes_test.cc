@@ -68,7 +68,7 @@ TEST_P(Passes, BatchInvariantBitsDoNotDependOnLongNeighbours) {
 
 /// Lengths on both sides of the threshold, empty requests, and all requests in one of the two passes.
 TEST_P(Passes, MixedBatchesAreWithinTolerance) {
-  for (const char* format : {"int8-head", "bf16", "fp8-head", "int4-g32"}) {
+  for (const char* format : {"int8-head", "bf16", "fp8-static-head", "int4-g32"}) {
     const int most = short_queries(format);
     const std::vector<std::vector<Request>> batches = {
         {{1, 700}, {300, 300}, {1, 33}, {most, 200}, {most + 1, 200}, {0, 40}, {1, 1300}, {0, 0}, {64, 500}},

@@ -33,7 +33,7 @@ AttentionCase mixed_case(const std::string& format, SplitPolicy policy) {
 
 std::vector<AttentionCase> policy_cases(SplitPolicy policy) {
   std::vector<AttentionCase> rows;
-  for (const char* format : {"bf16", "fp8-head", "int8-head", "int4-g32", "int4-row"}) {
+  for (const char* format : {"bf16", "fp8-static-head", "int8-head", "int4-g32", "int4-row"}) {
     rows.push_back(mixed_case(format, policy));
   }
   AttentionCase ragged = mixed_case("int8-g32", policy);

@@ -160,7 +160,7 @@ Expected expect_figures(const Tensor& q, const Tensor& k, const Tensor& v, const
 TEST_F(EvalTest, FiguresMatchAnIndependentComputation) {
   const std::vector<Capture> tensors = capture(2);
   write_file(path("c.safetensors"), tensors);
-  const std::string formats = "int8-head,int4-g32+rot,fp8-head,int8-tensor:int4-row,int4-g32:bf16+rot";
+  const std::string formats = "int8-head,int4-g32+rot,fp8-static-head,int8-tensor:int4-row,int4-g32:bf16+rot";
   const json report = evaluate({path("c.safetensors"), "--formats", formats, "--page-size", "32"});
   for (const FormatChoice& choice : parse_choices(formats, "--formats")) {
     for (std::size_t layer = 0; layer < 2; ++layer) {

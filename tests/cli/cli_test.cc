@@ -56,8 +56,9 @@ TEST_F(CliTest, QuantizeThenDequantizeEqualsTheLibrary) {
   write_file(path("in.safetensors"), tensors);
   const DType dtypes[] = {DType::kBFloat16, DType::kFloat16, DType::kFloat32};
   int turn = 0;
-  for (const char* format : {"int8-head", "int4-g32", "int4-row+rot", "fp8-head", "int8-tensor:int4-g64",
-                             "bf16", "int8-token-head-asym:fp8-token-head+rot", "int8-static-head-asym"}) {
+  for (const char* format :
+       {"int8-head", "int4-g32", "int4-row+rot", "fp8-static-head", "int8-tensor:int4-g64", "bf16",
+        "int8-token-head-asym:fp8-token-head+rot", "int8-static-head-asym"}) {
     const DType dtype = dtypes[turn++ % 3];
     const int page_size = turn % 2 == 0 ? 16 : 64;
     ASSERT_EQ(run({"quantize", path("in.safetensors"), path("packed.safetensors"), "--format", format,
@@ -91,15 +92,15 @@ TEST_F(CliTest, QuantizeThenDequantizeEqualsTheLibrary) {
 TEST_F(CliTest, PackedFileDescribesItself) {
   write_file(path("in.safetensors"), capture(1));
   const Result result = run({"quantize", path("in.safetensors"), path("p.safetensors"), "--format",
-                             "int4-g32", "--v-format", "fp8-head", "--rotate-k"});
+                             "int4-g32", "--v-format", "fp8-static-head", "--rotate-k"});
   ASSERT_EQ(result.code, 0) << result.err;
-  EXPECT_NE(result.out.find("int4-g32+rot:fp8-head"), std::string::npos) << result.out;
+  EXPECT_NE(result.out.find("int4-g32+rot:fp8-static-head"), std::string::npos) << result.out;
   const SafetensorsReader file(path("p.safetensors"));
   EXPECT_EQ(file.metadata().at("format"), "halftone-cache-1");
   EXPECT_EQ(file.metadata().at("halftone_version"), HALFTONE_VERSION);
   KvCacheSpec spec;
   spec.k_format = parse_format("int4-g32");
-  spec.v_format = parse_format("fp8-head");
+  spec.v_format = parse_format("fp8-static-head");
   spec.kv_heads = kKvHeads;
   spec.head_dim = spec.v_head_dim = kDim;
   spec.rotate_k = true;
@@ -113,7 +114,7 @@ TEST_F(CliTest, PackedFileDescribesItself) {
   EXPECT_EQ(file.find("layers.0.q"), nullptr);
   // The same input gives the same bytes.
   ASSERT_EQ(run({"quantize", path("in.safetensors"), path("p2.safetensors"), "--format", "int4-g32",
-                 "--v-format", "fp8-head", "--rotate-k"})
+                 "--v-format", "fp8-static-head", "--rotate-k"})
                 .code,
             0);
   EXPECT_EQ(read_text(path("p.safetensors")), read_text(path("p2.safetensors")));
@@ -134,7 +135,7 @@ TEST_F(CliTest, KAndVOfDifferentDTypesAreWidened) {
   };
   EXPECT_EQ(packed("mixed.safetensors"), packed("same.safetensors"));
   const auto errors = [&](const std::string& name) {
-    const Result result = run({"eval", path(name), "--formats", "int4-g32,fp8-head", "--json", "-"});
+    const Result result = run({"eval", path(name), "--formats", "int4-g32,fp8-static-head", "--json", "-"});
     EXPECT_EQ(result.code, 0) << result.err;
     std::vector<double> all;
     const json parsed = json::parse(result.out);
@@ -148,7 +149,9 @@ TEST_F(CliTest, KAndVOfDifferentDTypesAreWidened) {
 
 TEST_F(CliTest, DequantizeRefusesWhatDoesNotFit) {
   write_file(path("in.safetensors"), capture(1));
-  ASSERT_EQ(run({"quantize", path("in.safetensors"), path("p.safetensors"), "--format", "fp8-head"}).code, 0);
+  ASSERT_EQ(
+      run({"quantize", path("in.safetensors"), path("p.safetensors"), "--format", "fp8-static-head"}).code,
+      0);
   const auto dequantize_changed = [&](const std::string& drop, const std::vector<Capture>& add,
                                       const std::map<std::string, std::string>& change) {
     const SafetensorsReader good(path("p.safetensors"));
@@ -200,7 +203,7 @@ TEST_F(CliTest, DequantizeRefusesWhatDoesNotFit) {
   expect_failure(dequantize_changed("", {}, spec("\"kv_heads\":2", "\"kv_heads\":4000000000")), 1,
                  "bad kv_heads");
   expect_failure(dequantize_changed("", {}, spec("\"kv_heads\":2", "\"kv_heads\":\"2\"")), 1, "bad kv_heads");
-  expect_failure(dequantize_changed("", {}, spec("fp8-head", "fp9-head")), 1, "is not usable");
+  expect_failure(dequantize_changed("", {}, spec("fp8-static-head", "fp9-head")), 1, "is not usable");
   expect_failure(dequantize_changed("", {}, spec("\"rotate_k\":false", "\"rotate_k\":0")), 1, "wrong type");
   expect_failure(dequantize_changed("", {}, spec("rotate_v", "rotate_x")), 1, "lacks a field");
   for (const std::string& text : {std::string("{"), std::string("[]"), std::string(""),

@@ -88,8 +88,8 @@ TEST(KernelMatrix, TextShowsEveryTable) {
            "K int8-head, V int4-g32             cpu-decode       fake-8          not built\n",
            "plain tensors in bf16, no cache     cpu-decode       -               not built\n",
            "fake-many        9 and more        many rows\n",
-           "int8-head       universal  universal  universal         32  universal  universal\n",
-           "int8-g64        universal          -          -          8  universal  universal\n",
+           "int8-head        universal  universal  universal         32  universal  universal\n",
+           "int8-g64         universal          -          -          8  universal  universal\n",
            "int8-head  int4-g32, int4-g64, int4-g128, int4-row\n",
            "This build has no absent backend: configure it with -DHALFTONE_CUDA=ON",
        }) {

@@ -38,7 +38,7 @@ std::vector<KvFormat> all_formats() {
 }
 
 TEST(FormatTest, NamedFormatsAreValidDistinctAndNamed) {
-  const std::vector<std::string> names = {"bf16",           "fp16",        "fp8",        "fp8-head",
+  const std::vector<std::string> names = {"bf16",           "fp16",        "fp8",        "fp8-static-head",
                                           "fp8-token-head", "int8-tensor", "int8-token", "int8-head",
                                           "int8-g32",       "int8-g64",    "int8-g128",  "int4-g32",
                                           "int4-g64",       "int4-g128",   "int4-row"};
@@ -58,12 +58,26 @@ TEST(FormatTest, TheGeneralFormHasTheDocumentedDefaults) {
   EXPECT_EQ(parse_format("int8-token-head"), parse_format("int8-head"));
   EXPECT_EQ(parse_format("int4-token-head"), parse_format("int4-row"));
   EXPECT_EQ(parse_format("fp8-tensor"), parse_format("fp8"));
-  EXPECT_EQ(parse_format("fp8-static-head"), parse_format("fp8-head"));
+  EXPECT_EQ(parse_format("int4-static-tensor-sym"), parse_format("int4-tensor-sym"));
   EXPECT_EQ(parse_format("int8-tensor-f32"), parse_format("int8-tensor"));
   EXPECT_EQ(parse_format("int4-g64-asym-f16"), parse_format("int4-g64"));
   EXPECT_EQ(parse_format("int8-g64-asym-f32"), (KvFormat{kInt8, kGroup, true, 64, kFloat32}));
   EXPECT_EQ(parse_format("int4-token-sym"), (KvFormat{kInt4, kToken, false, 0, kFloat16}));
   EXPECT_EQ(parse_format("int4-static-head"), (KvFormat{kInt4, kHead, true, 0, kFloat32}));
+}
+
+// "head" alone is a scale that append computes for each token and head; what has static scales says so.
+TEST(FormatTest, OneWordHasOneMeaning) {
+  for (const NamedFormat& n : named_formats()) {
+    const bool says_static =
+        n.name == "fp8" || n.name.find("tensor") != n.name.npos || n.name.find("static") != n.name.npos;
+    EXPECT_EQ(n.format.static_scale(), says_static) << n.name;
+  }
+}
+
+TEST(FormatTest, OldNamesKeepTheirMeaning) {
+  EXPECT_EQ(parse_format("fp8-head"), (KvFormat{kFloat8E4M3, kHead, false, 0, kFloat32}));
+  EXPECT_EQ(format_name(parse_format("fp8-head")), "fp8-static-head");
 }
 
 TEST(FormatTest, EveryFormatHasANameThatParsesBack) {
@@ -78,7 +92,7 @@ TEST(FormatTest, UnknownNamesSuggestWhatIsNearInMeaning) {
     expect_error(ErrorCode::kInvalidArgument, {"'" + text + "', but " + why + ": use " + names + "."},
                  [&] { parse_format(text); });
   };
-  const std::string none = "no format has this name", fp8 = "fp8, fp8-head or fp8-token-head",
+  const std::string none = "no format has this name", fp8 = "fp8, fp8-static-head or fp8-token-head",
                     int8 = "int8-tensor, int8-token, int8-head, int8-g32, int8-g64 or int8-g128",
                     int4 = "int4-g32, int4-g64, int4-g128 or int4-row";
   for (const char* text : {"int4", "int4-g23", "int4row", "uint4", "int4-g16-f32", "int4-g32-f32-f16"}) {
@@ -104,10 +118,11 @@ TEST(FormatTest, UnknownNamesSuggestWhatIsNearInMeaning) {
   suggests("int4_g32", "int4-g32", respelled);
   suggests("int4_G64_sym", "int4-g64-sym", respelled);
   for (const char* text : {"", "-", "int-head", "auto", "it4-g32"}) {
-    suggests(text,
-             "bf16, fp16, fp8, fp8-head, fp8-token-head, int8-tensor, int8-token, int8-head, int8-g32, "
-             "int8-g64, int8-g128, int4-g32, int4-g64, int4-g128 or int4-row",
-             none);
+    suggests(
+        text,
+        "bf16, fp16, fp8, fp8-static-head, fp8-token-head, int8-tensor, int8-token, int8-head, int8-g32, "
+        "int8-g64, int8-g128, int4-g32, int4-g64, int4-g128 or int4-row",
+        none);
   }
   expect_error(ErrorCode::kInvalidArgument, {"...'"}, [] { parse_format(std::string(1 << 20, 'x')); });
 }

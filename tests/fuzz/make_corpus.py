@@ -12,7 +12,7 @@ CORPUS = pathlib.Path(__file__).parent / "corpus"
 
 DIMS = [64, 80, 96, 128, 192, 256]
 PAGES = [16, 32, 64, 128, 256]
-NAMES = ("bf16 fp16 fp8 fp8-head fp8-token-head int8-tensor int8-token int8-head int8-g32 int8-g64 int8-g128 "
+NAMES = ("bf16 fp16 fp8 fp8-static-head fp8-token-head int8-tensor int8-token int8-head int8-g32 int8-g64 int8-g128 "
          "int4-g32 int4-g64 int4-g128 int4-row").split()
 BF16, F32, F16 = 0, 1, 2  # kFloats of schedule_fuzz.cc
 FAST, REPRODUCIBLE, BATCH_INVARIANT = 0, 1, 2
@@ -108,7 +108,7 @@ def codec(k="int8-head", v="int4-g32", heads=2, dim=128, v_dim=0, page=64, rotat
         w.u8(0)
         w.range(slot, -1)
     for name in (k, v):  # static scales of 2^-6
-        for _ in range({"fp8": 1, "int8-tensor": 1, "fp8-head": heads}.get(name, 0)):
+        for _ in range({"fp8": 1, "int8-tensor": 1, "fp8-static-head": heads}.get(name, 0)):
             w.u8(0)
             w.range(-6, -20)
     w.u8(0 if rope is None else 1)
@@ -188,7 +188,7 @@ TARGETS = {
     },
     "codec": {
         "int8-int4": codec(),
-        "fp8-static": codec(k="fp8", v="fp8-head", dim=64, slots=(5,)),
+        "fp8-static": codec(k="fp8", v="fp8-static-head", dim=64, slots=(5,)),
         "fp8-token-head": codec(k="fp8-token-head", v="fp8-token-head", dim=128, v_dim=64, page=32, slots=(40, 2)),
         "int8-token": codec(k="int8-token", v="int8-token", heads=3, dim=80, v_dim=192, page=16),
         "int4-row-rotated": codec(k="int4-row", v="int4-row", rotate=(1, 1), page=256, slots=(255, 256, 511, -1)),

@@ -147,7 +147,7 @@ Operation calibrate_operation() {
   Operation op;
   op.name = "calibrate";
   op.arguments = {{"x", op.own(floats({kTokens, kHeads, kDim}))}};
-  op.call = [](const std::vector<TensorView>& t) { (void)calibrate(t[0], parse_format("fp8-head")); };
+  op.call = [](const std::vector<TensorView>& t) { (void)calibrate(t[0], parse_format("fp8-static-head")); };
   return op;
 }
 
@@ -308,7 +308,7 @@ TEST(CacheOperations, ViewsWithGapsGiveTheSameBits) {
   const Tensor x = random_values(random, 20, kHeads, kDim);
   const auto [memory, view] = gapped(x, 5);
   for (const bool rotate : {false, true}) {
-    for (const char* format : {"fp8", "fp8-head", "int8-tensor-asym"}) {
+    for (const char* format : {"fp8", "fp8-static-head", "int8-tensor-asym"}) {
       const StaticScaleValues dense = calibrate(x.view(), parse_format(format), rotate);
       const StaticScaleValues sparse = calibrate(view, parse_format(format), rotate);
       EXPECT_EQ(dense.scale, sparse.scale) << format;

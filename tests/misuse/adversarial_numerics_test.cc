@@ -203,7 +203,7 @@ TEST(Numerics, NonFiniteInputToAppendIsRefused) {
 }
 
 TEST(Numerics, BadStaticScalesAreRefused) {
-  for (const char* format : {"int8-tensor", "fp8-head", "int4-static-head-sym", "int8-tensor-asym"}) {
+  for (const char* format : {"int8-tensor", "fp8-static-head", "int4-static-head-sym", "int8-tensor-asym"}) {
     for (const float bad : {0.0F, -1.0F, kNan, kInf}) {
       const Problem p = make_problem(small(format));
       const Prepared ready(p);

@@ -110,8 +110,8 @@ TEST(DecodeTable, EveryNamedFormatHasKernels) {
 /// Every format that divides it, in units of 8 and of 16 rows.
 TEST(DecodeTable, HeadDim80) {
   if (!has_dim(80)) GTEST_SKIP() << "this build has no kernels for head_dim 80";
-  for (const char* format : {"bf16", "fp16", "fp8", "fp8-head", "fp8-token-head", "int8-tensor", "int8-token",
-                             "int8-head", "int4-row", "int4-token"}) {
+  for (const char* format : {"bf16", "fp16", "fp8", "fp8-static-head", "fp8-token-head", "int8-tensor",
+                             "int8-token", "int8-head", "int4-row", "int4-token"}) {
     const KvCacheSpec kv = spec_of(format, format, 80);
     for (const int rows : {8, 16}) {
       const int row = find_row(kv, rows);

@@ -20,7 +20,7 @@ def test_format_builders_agree_with_the_names():
     assert ht.KVFormat.int8() == ht.KVFormat("int8-head")
     assert ht.KVFormat.int8(granularity="tensor") == ht.KVFormat("int8-tensor")
     assert ht.KVFormat.fp8() == ht.KVFormat("fp8")
-    assert ht.KVFormat.fp8(granularity="head") == ht.KVFormat("fp8-head")
+    assert ht.KVFormat.fp8(granularity="head") == ht.KVFormat("fp8-static-head")
     assert ht.KVFormat.bf16().granularity == "none"
     form = ht.KVFormat.int8(group=64, symmetric=False, scale_dtype="f32")
     assert (form.name, form.group_size, form.asymmetric) == ("int8-g64-asym-f32", 64, True)
@@ -172,6 +172,25 @@ def test_fbgemm_rows_round_trip(rng):
 
 def filled_copy(cache, pages):
     return ht.PagedKVCache.wrap(cache.spec, pages.copy(), cache.block_table, cache.lengths)
+
+
+@pytest.mark.parametrize("name, largest", [("int8-head", 127), ("fp8-token-head", 448)])
+def test_f32_scales_of_other_engines_are_converted_once(rng, name, largest):
+    # docs/formats.md: the codes stay, the scales are rounded to f16.
+    x = normal(rng, 60, KV_HEADS, DIM)
+    scale = np.abs(x).max(-1, keepdims=True) / np.float32(largest)
+    codes = x / scale
+    if name == "int8-head":
+        codes = np.rint(codes)
+    else:
+        codes = codes.astype(pytest.importorskip("ml_dtypes").float8_e4m3fn).astype(np.float32)
+    theirs = codes * scale
+    cache = ht.PagedKVCache(1, 64, kv_heads=KV_HEADS, head_dim=DIM, k_format=name)
+    cache.append(theirs, theirs)
+    ours = cache.dequantize()[0]
+    rounded = scale.astype(np.float16).astype(np.float32)
+    np.testing.assert_array_equal(ours, codes * rounded)
+    assert (np.abs(ours - theirs) <= np.abs(theirs) * 2**-11).all()
 
 
 @pytest.mark.parametrize("name", ["int4-g32", "fp8"])

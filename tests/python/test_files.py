@@ -202,7 +202,8 @@ def test_wrapped_arrays_that_do_not_fit_the_spec_are_not_saved(small, tmp_path):
             cache.to_safetensors(tmp_path / "x")
     spec = ht.KVCacheSpec(KV_HEADS, DIM, "fp8", page_size=16)
     pages = np.zeros((8, spec.page_bytes), np.uint8)
-    cache = ht.PagedKVCache.wrap(spec, pages, small.block_table, small.lengths, k_scale=np.ones(1, np.float16))
+    scales = dict(k_scale=np.ones(1, np.float16), v_scale=np.ones(1, np.float32))
+    cache = ht.PagedKVCache.wrap(spec, pages, small.block_table, small.lengths, **scales)
     with pytest.raises(ht.InvalidArgumentError, match="cache.k_scale is f16, but must be f32"):
         cache.to_safetensors(tmp_path / "x")
     assert not os.listdir(tmp_path)

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 import types
 
 import numpy as np
@@ -39,7 +40,7 @@ def test_head_dims_name_what_helps(dim, remedy):
     "name, remedy",
     [
         ("int4", "no format has this name: use int4-g32, int4-g64, int4-g128 or int4-row"),
-        ("fp8_e5m2", "e5m2 is not stored, only e4m3: use fp8, fp8-head or fp8-token-head"),
+        ("fp8_e5m2", "e5m2 is not stored, only e4m3: use fp8, fp8-static-head or fp8-token-head"),
         ("int4_g32", "names are lower case with hyphens: use int4-g32"),
     ],
 )
@@ -227,9 +228,32 @@ def test_static_scales(rng, scale):
     cache = ht.PagedKVCache(1, 64, kv_heads=KV_HEADS, head_dim=DIM, k_format="int8-tensor", **scales)
     with pytest.raises(ht.InvalidArgumentError, match="k_scale"):
         cache.append(x, x)
-    bare = ht.PagedKVCache(1, 64, kv_heads=KV_HEADS, head_dim=DIM, k_format="int8-tensor")
-    with pytest.raises(ht.InvalidArgumentError, match="k_scale"):
-        bare.append(x, x)
+
+
+def test_static_scales_are_missed_at_construction():
+    one = np.ones(1, np.float32)
+    two = np.ones(2, np.float32)
+    small = ht.PagedKVCache(1, 64, kv_heads=2, head_dim=DIM, k_format="bf16")
+    for form, scales, sentence in (
+        (
+            "fp8",
+            {},
+            "k_scale is None, but k_format fp8 has static scales: pass what halftone.calibrate(sample, 'fp8') returns, "
+            "or use 'fp8-token-head', whose scales append computes.",
+        ),
+        ("int8-tensor", dict(k_scale=one), "v_scale is None, but v_format int8-tensor has static scales"),
+        ("int8-static-head-asym", dict(k_scale=two), "k_min is None, but k_format int8-static-head-asym"),
+        ("fp8", dict(k_scale=one, v_scale=one, v_min=one), "v_min is given, but v_format fp8 is symmetric"),
+        ("int8-head", dict(k_scale=two), "k_scale is given, but k_format int8-head has no static scales: leave it out."),
+    ):
+        spec = ht.KVCacheSpec(2, DIM, form)
+        pages = np.zeros((1, spec.page_bytes + 16), np.uint8)[:, : spec.page_bytes]
+        for make in (
+            lambda: ht.PagedKVCache(1, 64, spec=spec, **scales),
+            lambda: ht.PagedKVCache.wrap(spec, pages, small.block_table, small.lengths, **scales),
+        ):
+            with pytest.raises(ht.InvalidArgumentError, match=re.escape(sentence)):
+                make()
 
 
 def test_more_pages_than_memory():

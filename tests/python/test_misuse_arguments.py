@@ -129,7 +129,7 @@ def arange(*values):
         (lambda c, q: ht.PagedKVCache(1, 64, spec=c.spec, k_format="int4-g32"), "^k_format is int4-g32 beside spec"),
         (lambda c, q: ht.PagedKVCache(1, 64, spec=c.spec, rotate_k=True), "^rotate_k is True beside spec"),
         (lambda c, q: ht.PagedKVCache(1, 64, kv_heads=2, head_dim=128, framework=["numpy"]), "^framework is"),
-        (lambda c, q: ht.PagedKVCache(1, 64, kv_heads=2, head_dim=128, k_scale="x"), "^k_scale is a str"),
+        (lambda c, q: ht.PagedKVCache(1, 64, spec=ht.KVCacheSpec(2, 128, "fp8", "bf16"), k_scale="x"), "^k_scale is a str"),
         (lambda c, q: ht.PagedKVCache.wrap("x", c.pages, c.block_table, c.lengths), "^spec is 'x'"),
         (lambda c, q: ht.PagedKVCache.wrap(c.spec, c.pages[0], c.block_table, c.lengths), "^pages is of shape"),
         (lambda c, q: ht.PagedKVCache.wrap(c.spec, c.pages, c.block_table[0], c.lengths), "^block_table is of shape"),

@@ -136,7 +136,8 @@ def test_captures_are_seen_on_the_stream_of_the_call(monkeypatch, name):
     current = [7]
     stream = types.SimpleNamespace(is_capturing=lambda: current[0] == 9)
     cuda = types.SimpleNamespace(is_current_stream_capturing=lambda: current[0] == 9, get_current_stream=lambda: stream)
-    array = type("Array", (), {"__module__": name, "__dlpack_device__": lambda self: (2, 0)})()
+    device = types.SimpleNamespace(type="cuda", index=0)
+    array = type("Array", (), {"__module__": name, "__dlpack_device__": lambda self: (2, 0), "device": device})()
 
     class On:
         def __init__(self, x, number):

@@ -155,3 +155,26 @@ def test_vmap_is_refused_as_by_the_operators(decode):
 def test_compiled_with_fullgraph(decode):
     compiled = torch.compile(decode, fullgraph=True, backend="aot_eager")
     same(compiled(decode.q, decode.k), decode.expected())
+
+
+@pytest.mark.parametrize("compiled_with", ["eager", "aot_eager"])
+def test_a_cache_made_within_a_compiled_function_breaks_the_graph(decode, compiled_with):
+    def plain(q, k):
+        cache = ht.PagedKVCache(2, 64, kv_heads=KV_HEADS, head_dim=DIM, k_format="int8-head", framework="torch")
+        cache.append(k, k)
+        view = ht.PagedKVCache.wrap(cache.spec, cache.pages, cache.block_table, cache.lengths)
+        return ht.attend(q, view) * 2
+
+    def operators(q, k):
+        cache = ht.PagedKVCache(2, 64, kv_heads=KV_HEADS, head_dim=DIM, k_format="int8-head", framework="torch")
+        cache.reserve(1)
+        hot.append(cache, k, k)
+        cache.advance()
+        step = hot.Step(ht.plan(cache, q_heads=Q_HEADS, q_dtype="f32"))
+        hot.schedule(step, cache)
+        return hot.attend(q, cache, step) * 2
+
+    for function in (plain, operators):
+        torch.compiler.reset()
+        got = torch.compile(function, backend=compiled_with)(decode.q, decode.k)
+        torch.testing.assert_close(got, function(decode.q, decode.k), rtol=0, atol=0)

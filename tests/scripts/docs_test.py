@@ -62,6 +62,20 @@ class DocsTest(unittest.TestCase):
                 with self.subTest(page=page.name, path=name):
                     self.assertTrue(list(ROOT.glob(name.rstrip("/"))))
 
+    def test_the_page_of_the_package_stands_alone(self) -> None:
+        # An index shows it without the files beside it, and python/README.md is what pyproject.toml names.
+        self.assertIn('readme = "python/README.md"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+        text, home = ((ROOT / name).read_text(encoding="utf-8") for name in ("python/README.md", "README.md"))
+        self.assertEqual([x for x in re.findall(r"\]\(([^)]+)\)", text) if "://" not in x], [])
+        self.assertIn(re.search(r"```python\n.*?```", text, re.S)[0], home)
+        for page in (text, home):
+            self.assertRegex(page, r"package named `halftone` on\s+(PyPI|the\s+index)\s+is another project")
+
+    def test_the_umbrella_header_has_every_header(self) -> None:
+        headers = {path.name for path in (ROOT / "include/halftone").glob("*.h")} | {"version.h"}
+        text = (ROOT / "include/halftone/halftone.hpp").read_text(encoding="utf-8")
+        self.assertEqual(set(re.findall(r'#include "halftone/(.*)"', text)), headers - {"halftone.h"})
+
 
 if __name__ == "__main__":
     unittest.main()
