@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """Writes the tables of docs/measured.md from bench/results/decode-h200.json, which `halftone bench --backend cuda
---table all --json FILE` prints: each between its `<!-- figures: NAME -->` and the next `<!-- end -->`."""
+--table all --json FILE` prints, and those of docs/kernels/prefill.md from bench/results/prefill-h200.json (`--table
+prefill`): each between its `<!-- figures: NAME -->` and the next `<!-- end -->`. Results that are not there are left
+out."""
 
 import json
 import pathlib
@@ -9,6 +11,7 @@ import re
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 WANTED = {"bf16": (88, 95, 97), "fp8": (79, 93, 95), "int8-head": (79, 93, 95), "int4-g32": (72, 89, 92),
           "int4-row": (69, 87, 90)}  # share of the ceiling at batch 32, 128, 512
+FLOP_PER_CLOCK = 4096  # of a Hopper SM's tensor cores, 16-bit operands
 
 
 def table(header, rows):
@@ -101,17 +104,57 @@ def append(rows):
     return table(header, lines)
 
 
-def main():
-    report = json.loads((ROOT / "bench/results/decode-h200.json").read_text())
-    page = ROOT / "docs/measured.md"
+def prefill_shape(row):
+    keys = f"{row['context']} x {row['batch']}"
+    return (f"{row['q_heads']}/{row['kv_heads']}", row["head_dim"], "causal" if row["causal"] else "none",
+            keys if row["q_len"] == row["context"] else f"last {row['q_len']} of {keys}")
+
+
+def prefill_figures(row, multiprocessors):
+    mhz = row["mhz"]
+    bound = f"{100 * row['tflops'] * 1e6 / (FLOP_PER_CLOCK * multiprocessors * mhz):.0f}%" if mhz else ""
+    return us(row), f"{row['tflops']:.0f}", f"{mhz:.0f}" if mhz else "", bound
+
+
+def prefill(rows, device):
+    columns = ("us", "TFLOP/s", "MHz", "of its bound")
+    cells = {(prefill_shape(r), r["format_k"]): prefill_figures(r, device["multiprocessors"]) for r in rows}
+    shapes_of = dict.fromkeys(prefill_shape(r) for r in rows if r["format_k"] in ("plain", "bf16"))
+    places = {"plain": "tensors", "bf16": "pages"}
+    return table(["heads", "head_dim", "mask", "keys x batch"] + [f"{p}: {c}" for p in places.values() for c in columns],
+                 [[*s] + [c for p in places for c in cells.get((s, p), ("",) * len(columns))] for s in shapes_of])
+
+
+def prefill_codes(rows, device):
+    return table(["format", "mask", "keys x batch", "us", "TFLOP/s", "MHz", "kernel"],
+                 [(name(r), *prefill_shape(r)[2:], *prefill_figures(r, device["multiprocessors"])[:3], r["kernel"])
+                  for r in rows if r["format_k"] not in ("plain", "bf16")])
+
+
+PAGES = {
+    ("docs/measured.md", "decode-h200.json"): (headline, chain, speculative, shapes, geometry, mixed, policies, append),
+    ("docs/kernels/prefill.md", "prefill-h200.json"): (prefill, prefill_codes),
+}
+
+
+def write_page(page, report, tables):
     text = page.read_text()
-    for what in (headline, chain, speculative, shapes, geometry, mixed, policies, append):
-        rows = [row for row in report["rows"] if row["table"] == what.__name__ and row.get("us")]
+    for what in tables:
+        own = "prefill" if what is prefill_codes else what.__name__
+        rows = [row for row in report["rows"] if row["table"] == own and row.get("us")]
         mark = re.compile(rf"(<!-- figures: {what.__name__} -->\n).*?(<!-- end -->)", re.S)
         if not mark.search(text):
-            raise SystemExit(f"docs/measured.md has no '<!-- figures: {what.__name__} -->'")
-        text = mark.sub(lambda m: f"{m[1]}\n{what(rows)}\n\n{m[2]}", text)
+            raise SystemExit(f"{page} has no '<!-- figures: {what.__name__} -->'")
+        lines = what(rows, report["device"]) if own == "prefill" else what(rows)
+        text = mark.sub(lambda m: f"{m[1]}\n{lines}\n\n{m[2]}", text)
     page.write_text(text)
+
+
+def main():
+    for (page, results), tables in PAGES.items():
+        path = ROOT / "bench/results" / results
+        if path.exists():
+            write_page(ROOT / page, json.loads(path.read_text()), tables)
 
 
 if __name__ == "__main__":

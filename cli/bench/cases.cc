@@ -78,11 +78,39 @@ std::string requests_text(const std::vector<RequestGroup>& groups) {
   return text;
 }
 
-const std::vector<Sweep>& bench_sweeps() {
+namespace {
+
+/// Prompts in 16 bits over tensors and over pages, the end of a long prompt, and prompts over codes.
+std::vector<Sweep> prefill_sweeps() {
+  std::vector<Sweep> sweeps;
+  const auto add = [&](std::string_view formats, Sweep::Heads heads, int head_dim, int q_len,
+                       std::vector<std::string_view> requests) -> Sweep& {
+    sweeps.push_back(
+        {"prefill", Suite::kPrefill, formats, {heads}, {head_dim}, {64}, q_len, std::move(requests)});
+    return sweeps.back();
+  };
+  constexpr int kHidden = 2048;
+  for (const bool plain : {true, false}) {
+    for (const int head_dim : {64, 128, 256}) {
+      const int heads = kHidden / head_dim;
+      for (const bool causal : {false, true}) {
+        Sweep& sweep = add("bf16", {heads, heads}, head_dim, 0, {"1024x16", "4096x4", "16384x1"});
+        sweep.plain = plain;
+        sweep.causal = causal;
+      }
+    }
+    add("bf16", {32, 8}, 128, 0, {"4096x4", "16384x1"}).plain = plain;
+  }
+  add("bf16", {32, 8}, 128, 2048, {"32768x1"});
+  add("int8-head,int4-g32", {32, 8}, 128, 0, {"4096x4"});
+  return sweeps;
+}
+
+std::vector<Sweep> make_sweeps() {
   using enum Suite;
   static const std::vector<SplitPolicy> kPolicies = {SplitPolicy::kFast, SplitPolicy::kReproducible,
                                                      SplitPolicy::kBatchInvariant};
-  static const std::vector<Sweep> sweeps = {
+  std::vector<Sweep> sweeps = {
       {"headline",
        kDecode,
        "bf16,fp8,int8-head,int8-head:int4-g32,int4-g32,int4-row",
@@ -137,6 +165,14 @@ const std::vector<Sweep>& bench_sweeps() {
       {"append", kAppend, kDecodeFormats, {{32, 8}}, {128}, {64}, 8192, {"8192x1", "8192x8"}},
       {"append", kAppend, kDecodeFormats, {{32, 8}}, {128}, {64}, 1, {"8192x32", "8192x256"}},
   };
+  for (Sweep& sweep : prefill_sweeps()) sweeps.push_back(std::move(sweep));
+  return sweeps;
+}
+
+}  // namespace
+
+const std::vector<Sweep>& bench_sweeps() {
+  static const std::vector<Sweep> sweeps = make_sweeps();
   return sweeps;
 }
 
@@ -156,6 +192,7 @@ namespace {
 void expand(const Sweep& sweep, const BenchCase& shape, std::string_view formats, SplitPolicy policy,
             std::vector<BenchCase>& cases) {
   for (const FormatChoice& format : parse_choices(formats.empty() ? sweep.formats : formats, "--formats")) {
+    if (sweep.plain && format.name != "bf16") continue;
     for (const SplitPolicy each : sweep.policies.empty() ? std::vector{policy} : sweep.policies) {
       cases.push_back(shape);
       cases.back().shape.format = format;
@@ -170,7 +207,8 @@ void expand(const Sweep& sweep, std::string_view formats, SplitPolicy policy, st
   c.table = sweep.table;
   c.chain = sweep.chain;
   c.with_schedule = sweep.with_schedule;
-  c.shape.q_len = sweep.q_len;
+  c.shape.plain = sweep.plain;
+  c.shape.causal = sweep.causal;
   for (const Sweep::Heads heads : sweep.heads) {
     c.shape.q_heads = heads.q;
     c.shape.kv_heads = heads.kv;
@@ -180,6 +218,7 @@ void expand(const Sweep& sweep, std::string_view formats, SplitPolicy policy, st
         c.shape.page_size = page_size;
         for (const std::string_view requests : sweep.requests) {
           set_requests(c, parse_requests(requests, "the table"));
+          c.shape.q_len = sweep.q_len > 0 ? sweep.q_len : c.shape.context;
           expand(sweep, c, formats, policy, cases);
         }
       }

@@ -27,11 +27,13 @@ struct Sweep {
   std::vector<Heads> heads;
   std::vector<int> head_dims;
   std::vector<int> page_sizes;
-  int q_len;
+  int q_len;                               ///< 0: as long as the context
   std::vector<std::string_view> requests;  ///< one batch each, as --contexts-mix takes it
   int chain = 1;
   bool with_schedule = false;
   std::vector<SplitPolicy> policies{};  ///< empty: that of the command line
+  bool plain = false;                   ///< tensors, which are bf16: its other formats are left out
+  bool causal = true;
 };
 
 /// The tables of the project's own figures. A table is all sweeps of one name.

@@ -34,7 +34,7 @@ struct Options {
   int q_len = 0;
   ProblemShape shape;
   int chain = 1;
-  bool with_schedule = false;
+  bool with_schedule = false, full = false;
   int threads = 0, repeat = 0;
   std::string json;
 };
@@ -52,6 +52,20 @@ std::vector<std::vector<RequestGroup>> make_requests(const Options& options, boo
   return requests;
 }
 
+void check_suite(const Options& options, Suite suite) {
+  const auto refuse = [&](std::string_view option, std::string_view what) {
+    throw UsageError(
+        fmt::format("{} is for {}, but --suite is {}: leave it out.", option, what, suite_text(suite)));
+  };
+  if (suite == Suite::kAppend) {
+    if (options.chain > 1) refuse("--chain", "attention");
+    if (options.with_schedule) refuse("--with-schedule", "attention");
+  }
+  if (suite == Suite::kPrefill) return;
+  if (options.shape.plain) refuse("--plain", "prefill");
+  if (options.full) refuse("--no-causal", "prefill");
+}
+
 /// Refuses what does not exist on any backend before the first measurement.
 void check_case(const BenchCase& setup) {
   for (const std::int64_t context : kv_lengths(setup)) {
@@ -61,7 +75,7 @@ void check_case(const BenchCase& setup) {
           setup.mixed.empty() ? "--context" : "a context of --contexts-mix", context));
     }
   }
-  page_layout(cache_spec(setup.shape));
+  if (!setup.shape.plain) page_layout(cache_spec(setup.shape));
   if (setup.suite != Suite::kAppend) halftone::plan(to_problem(setup.shape));
 }
 
@@ -72,19 +86,23 @@ std::vector<BenchCase> make_cases(const Options& options) {
     cases = table_cases(options.tables, options.formats, policy);
   } else {
     const Suite suite = parse_suite(options.suite);
-    if (suite == Suite::kAppend && (options.chain > 1 || options.with_schedule)) {
-      throw UsageError(fmt::format("{} is for attention, but --suite is append: leave it out.",
-                                   options.chain > 1 ? "--chain" : "--with-schedule"));
-    }
+    check_suite(options, suite);
+    const std::string_view formats = options.shape.plain ? "bf16" : kDefaultFormats;
     const bool prefill = suite == Suite::kPrefill;
     for (const auto& groups : make_requests(options, prefill)) {
       for (FormatChoice& format :
-           parse_choices(options.formats.empty() ? kDefaultFormats : options.formats, "--formats")) {
+           parse_choices(options.formats.empty() ? formats : options.formats, "--formats")) {
+        if (options.shape.plain && format.name != "bf16") {
+          throw UsageError(
+              fmt::format("--formats has {}, but --plain is for tensors in bf16: leave one of the two out.",
+                          format.name));
+        }
         BenchCase c{suite, options.shape, {}, options.chain, options.with_schedule, {}};
         c.shape.format = std::move(format);
         set_requests(c, groups);
         c.shape.q_len = options.q_len > 0 ? options.q_len : prefill ? c.shape.context : 1;
         c.shape.policy = policy;
+        c.shape.causal = !options.full;
         cases.push_back(std::move(c));
       }
     }
@@ -224,6 +242,8 @@ void add_shape_options(CLI::App* command, Options& options, CLI::Option* table) 
       ->capture_default_str();
   shape_option(command->add_option("--head-dim", shape.head_dim, "Head dimension"))->capture_default_str();
   shape_option(command->add_option("--page-size", shape.page_size, "Tokens per page"))->capture_default_str();
+  shape_option(command->add_flag("--plain", shape.plain, "Prefill: K and V are tensors in bf16, not pages"));
+  shape_option(command->add_flag("--no-causal", options.full, "Prefill: every query sees every key"));
   shape_option(command->add_option("--chain", options.chain,
                                    "CUDA: layers with caches of their own in one graph; time per layer"))
       ->check(between(1, 4096))
@@ -240,11 +260,14 @@ void add_bench(CLI::App& app, Terminal& terminal) {
       "that\n"
       "the call needs. The ceiling is what plain reads reach in the same run: of memory on the CPU, of as "
       "many\n"
-      "bytes on a GPU (append: a copy).\n\n"
+      "bytes on a GPU (append: a copy; prefill, which arithmetic bounds: none). Prefill on a GPU is timed\n"
+      "after 40 ms of calls, so that clocks have settled; MHz is what the SMs counted during the timed "
+      "ones.\n\n"
       "Examples:\n"
       "  halftone bench\n"
       "  halftone bench --formats int8-head,int4-g32 --batch 1,8 --context 1024,8192 --json bench.json\n"
       "  halftone bench --suite prefill --context 1024 --threads 4\n"
+      "  halftone bench --suite prefill --plain --no-causal --q-heads 16 --kv-heads 16\n"
       "  halftone bench --suite append --q-len 64\n"
       "  halftone bench --backend cuda --table headline,speculative --json decode.json\n"
       "  halftone bench --backend cuda --contexts-mix 131072x1,4096x31 --with-schedule\n");

@@ -8,6 +8,8 @@
 #include <cstring>
 #include <functional>
 #include <numeric>
+#include <optional>
+#include <span>
 
 #include "cli/eval/metrics.h"
 #include "cli/files/owned_cache.h"
@@ -90,6 +92,63 @@ OwnedCache full_cache(const ProblemShape& shape, std::int64_t copies, testing::R
   return cache;
 }
 
+/// A tensor [tokens, heads, dim] of a random stretch, repeated.
+Tensor repeated_activations(testing::Random& random, std::int64_t tokens, int heads, int dim) {
+  const Tensor pattern = random_activations(random, std::min<std::int64_t>(tokens, 512), heads, dim);
+  Tensor all(DType::kBFloat16, {tokens, heads, dim});
+  const std::span<const std::uint8_t> from = pattern.bytes();
+  const std::span<std::uint8_t> to = all.bytes();
+  const std::int64_t step = std::ssize(from), parts = (std::ssize(to) + step - 1) / step;
+#pragma omp parallel for
+  for (std::int64_t i = 0; i < parts; ++i) {
+    std::memcpy(to.data() + i * step, from.data(),
+                static_cast<std::size_t>(std::min(step, std::ssize(to) - i * step)));
+  }
+  return all;
+}
+
+/// What a case attends over: `copies` caches, or K and V in tensors.
+class Keys {
+ public:
+  Keys(const ProblemShape& shape, std::int64_t copies, testing::Random& random) : shape_(shape) {
+    if (!shape.plain) {
+      cache_.emplace(full_cache(shape, copies, random));
+      return;
+    }
+    const std::int64_t tokens = std::int64_t{shape.batch} * shape.context;
+    const int v_dim = shape.v_dim == 0 ? shape.head_dim : shape.v_dim;
+    require_memory(copies * tokens * shape.kv_heads * (shape.head_dim + v_dim) * 2);
+    k_ = repeated_activations(random, copies * tokens, shape.kv_heads, shape.head_dim);
+    v_ = repeated_activations(random, copies * tokens, shape.kv_heads, v_dim);
+    cu_kv_ = Tensor(DType::kInt32, {shape.batch + 1});
+    for (int r = 0; r <= shape.batch; ++r) {
+      cu_kv_.as<std::int32_t>()[static_cast<std::size_t>(r)] = r * shape.context;
+    }
+  }
+
+  void select(std::int64_t copy, AttentionArgs& args) const {
+    const auto part = [&](const TensorView& whole, std::int64_t rows) {
+      return token_range(whole, copy * rows, rows);
+    };
+    if (cache_) {
+      PagedKv cache = cache_->view();
+      cache.block_table = part(cache.block_table, shape_.batch);
+      cache.lengths = part(cache.lengths, shape_.batch);
+      args.kv = cache;
+      args.lengths.kv_lengths = cache.lengths;
+    } else {
+      const std::int64_t tokens = std::int64_t{shape_.batch} * shape_.context;
+      args.kv = KvTensorViews{part(k_.view(), tokens), part(v_.view(), tokens)};
+      args.lengths.cu_kv = cu_kv_.view();
+    }
+  }
+
+ private:
+  const ProblemShape& shape_;
+  std::optional<OwnedCache> cache_;
+  Tensor k_, v_, cu_kv_;
+};
+
 /// Calls `call(copy)` in turn over the copies and returns the median time.
 double time_calls(const std::function<void(std::int64_t)>& call, std::int64_t copies, int repeats,
                   int& done) {
@@ -114,33 +173,26 @@ BenchRow time_attention(const BenchCase& setup, int repeats) {
                                std::vector<std::int64_t>(requests, shape.context));
   BenchRow row;
   row.setup = setup;
+  row.kernel = plan.info().config;
   row.bytes = floor.bytes();
   const std::int64_t copies = copies_for(floor.cache_bytes);
   row.copies = static_cast<int>(copies);
   row.cold = copies * floor.cache_bytes > 2 * last_level_cache();
   testing::Random random(1);
-  const OwnedCache cache = full_cache(shape, copies, random);
+  const Keys keys(shape, copies, random);
   const std::int64_t queries = std::int64_t{shape.batch} * shape.q_len;
   const Tensor q = random_activations(random, queries, shape.q_heads, shape.head_dim);
   const Tensor out(DType::kBFloat16, {queries, shape.q_heads, problem.v_dim()});
   const Tensor workspace(DType::kUInt8,
                          {std::max<std::int64_t>(1, static_cast<std::int64_t>(plan.workspace_bytes()))});
-  const TensorView whole_table = cache.block_table.view(), whole_lengths = cache.lengths.view();
   AttentionArgs args;
   args.q = q.view();
   args.out = out.view();
-  const auto select = [&](std::int64_t copy) {
-    PagedKv part = cache.view();
-    part.block_table = token_range(whole_table, copy * shape.batch, shape.batch);
-    part.lengths = token_range(whole_lengths, copy * shape.batch, shape.batch);
-    args.kv = part;
-    args.lengths.kv_lengths = part.lengths;
-  };
-  select(0);
+  keys.select(0, args);
   schedule(plan, args.lengths, workspace.view());
   row.us = time_calls(
       [&](std::int64_t copy) {
-        select(copy);
+        keys.select(copy, args);
         halftone::run(plan, args, workspace.view());
       },
       copies, repeats, row.repeats);

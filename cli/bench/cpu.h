@@ -41,9 +41,12 @@ struct BenchRow {
   double us = 0;            ///< median of one call; of a chain: per layer
   std::int64_t bytes = 0;   ///< least traffic of one call: Floor::bytes(), or what append reads and writes
   double gbs = 0;           ///< bytes / us
-  double ceiling_gbs = 0;   ///< what plain reading (append on CUDA: copying) reaches on this device
+  double ceiling_gbs = 0;   ///< what plain reading (append on CUDA: copying) reaches; prefill on CUDA: none
   std::string ceiling;      ///< CUDA: how the ceiling was reached
   double gflops = 0;        ///< attention only
+  double mhz = 0;           ///< prefill on CUDA: clock of the SMs during the timed calls
+  std::string kernel;       ///< attention: that of the longest requests
+  std::string arithmetic;   ///< CUDA: of the products
   int repeats = 0;
   int copies = 0;     ///< distinct caches that the calls go through in turn
   bool cold = false;  ///< every call reads a cache that no cache level holds

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <variant>
 
 #include "cli/terminal/terminal.h"
 #include "cli/terminal/text.h"
@@ -31,10 +32,14 @@ AttentionProblem to_problem(const ProblemShape& shape) {
   AttentionProblem problem;
   problem.batch = shape.batch;
   problem.q_heads = shape.q_heads;
-  problem.kv = cache_spec(shape);
+  if (shape.plain) {
+    problem.kv = KvTensors{DType::kBFloat16, shape.kv_heads, shape.head_dim, shape.v_dim};
+  } else {
+    problem.kv = cache_spec(shape);
+  }
   problem.max_q_len = shape.q_len;
   problem.max_kv_len = shape.context;
-  problem.mask.causal = true;
+  problem.mask.causal = shape.causal;
   problem.mask.window_left = shape.window;
   problem.policy = shape.policy;
   problem.workers = shape.workers;
@@ -44,8 +49,10 @@ AttentionProblem to_problem(const ProblemShape& shape) {
 Floor floor_of(const AttentionProblem& problem, const std::vector<std::int64_t>& q_lengths,
                const std::vector<std::int64_t>& kv_lengths) {
   Floor floor;
-  const double per_token = bytes_per_token(std::get<KvCacheSpec>(problem.kv));
   const std::int64_t dims = problem.head_dim() + problem.v_dim();
+  const auto* const spec = std::get_if<KvCacheSpec>(&problem.kv);
+  const double per_token =
+      spec != nullptr ? bytes_per_token(*spec) : static_cast<double>(2 * dims * problem.kv_heads());
   for (std::size_t r = 0; r < q_lengths.size(); ++r) {
     const std::int64_t q = q_lengths[r], kv = kv_lengths[r];
     if (q == 0) continue;
@@ -53,9 +60,10 @@ Floor floor_of(const AttentionProblem& problem, const std::vector<std::int64_t>&
     double pairs = 0;        // (query, key) pairs
     if (problem.mask.window_left >= 0) seen = std::min<std::int64_t>(kv, problem.mask.window_left + q);
     for (std::int64_t i = 0; i < q; ++i) {
-      std::int64_t keys = std::max<std::int64_t>(0, i + kv - q + 1);
-      if (problem.mask.window_left >= 0) keys = std::min<std::int64_t>(keys, problem.mask.window_left + 1);
-      pairs += static_cast<double>(keys);
+      const std::int64_t position = i + kv - q, end = problem.mask.causal ? position + 1 : kv;
+      std::int64_t begin = 0;
+      if (problem.mask.window_left >= 0) begin = std::max(begin, position - problem.mask.window_left);
+      pairs += static_cast<double>(std::max<std::int64_t>(0, end - begin));
     }
     floor.cache_bytes += std::llround(static_cast<double>(seen) * per_token);
     floor.io_bytes += q * problem.q_heads * dims * 2;

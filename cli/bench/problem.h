@@ -28,22 +28,24 @@ struct ProblemShape {
   SplitPolicy policy = SplitPolicy::kReproducible;
   int window = -1;
   int workers = 0;
+  bool causal = true;
+  bool plain = false;  ///< K and V are tensors in bf16, not pages of a cache
 };
 
 KvCacheSpec cache_spec(const ProblemShape& shape);
 
-/// Causal, bf16 Q and O, no LSE.
+/// bf16 Q and O, no LSE.
 AttentionProblem to_problem(const ProblemShape& shape);
 
 /// The least that attention must do, whatever the kernel.
 struct Floor {
-  std::int64_t cache_bytes = 0;  ///< K, V and scales of every visible key, once
+  std::int64_t cache_bytes = 0;  ///< K, V and their scales of every visible key, once
   std::int64_t io_bytes = 0;     ///< Q read, O written
   double flops = 0;              ///< 2 x multiply-adds of both products, masked keys not counted
 
   std::int64_t bytes() const { return cache_bytes + io_bytes; }
 };
-/// Over the pages of a cache, for requests of given lengths (one entry each).
+/// For requests of given lengths (one entry each).
 Floor floor_of(const AttentionProblem& problem, const std::vector<std::int64_t>& q_lengths,
                const std::vector<std::int64_t>& kv_lengths);
 

@@ -18,8 +18,8 @@ using Json = nlohmann::ordered_json;
 Json row_json(const BenchRow& r) {
   const ProblemShape& s = r.setup.shape;
   Json row = {{"suite", suite_text(r.setup.suite)},
-              {"format_k", format_name(s.format.k)},
-              {"format_v", format_name(s.format.v)},
+              {"format_k", s.plain ? "plain" : format_name(s.format.k)},
+              {"format_v", s.plain ? "plain" : format_name(s.format.v)},
               {"rotate_k", s.format.rotate_k},
               {"rotate_v", s.format.rotate_v},
               {"batch", s.batch},
@@ -28,14 +28,21 @@ Json row_json(const BenchRow& r) {
               {"kv_heads", s.kv_heads},
               {"head_dim", s.head_dim},
               {"q_len", s.q_len},
-              {"page_size", s.page_size},
+              {"page_size", s.plain ? Json() : Json(s.page_size)},
               {"policy", policy_text(s.policy)}};
   const bool ran = r.unsupported.empty();
   const auto figure = [&](const char* name, auto value) { row[name] = ran ? Json(value) : Json(nullptr); };
   figure("us", r.us);
   figure("bytes", r.bytes);
   figure("gbs", r.gbs);
-  figure("ceiling_gbs", r.ceiling_gbs);
+  row["ceiling_gbs"] = r.ceiling_gbs > 0 ? Json(r.ceiling_gbs) : Json();
+  if (r.setup.suite == Suite::kPrefill) {
+    row["causal"] = s.causal;
+    row["arithmetic"] = r.arithmetic.empty() ? Json() : Json(r.arithmetic);
+    row["scales"] = Json();  // of Q, K and V as tensors with scales of their own
+    figure("tflops", r.gflops / 1e3);
+    row["mhz"] = r.mhz > 0 ? Json(r.mhz) : Json();
+  }
   if (!r.setup.table.empty()) row["table"] = r.setup.table;
   if (!r.setup.mixed.empty()) row["lengths"] = requests_text(r.setup.mixed);
   row["chain"] = r.setup.chain;
@@ -46,6 +53,7 @@ Json row_json(const BenchRow& r) {
   }
   if (!r.ceiling.empty()) row["ceiling"] = r.ceiling;
   if (r.setup.suite != Suite::kAppend) row["gflops"] = r.gflops;
+  if (!r.kernel.empty()) row["kernel"] = r.kernel;
   row["repeats"] = r.repeats;
   row["copies"] = r.copies;
   row["cold"] = r.cold;
@@ -66,6 +74,10 @@ std::string note(const BenchRow& r) {
   return text;
 }
 
+std::string teraflops(double gflops) {
+  return gflops < 1e4 ? fmt::format("{:.3f}", gflops / 1e3) : fmt::format("{:.0f}", gflops / 1e3);
+}
+
 /// A column that is printed when its values differ, and stated above the table when they do not.
 struct Column {
   const char* name;
@@ -78,7 +90,9 @@ const std::vector<Column>& shape_columns() {
       {"query heads", [](const BenchRow& r) { return std::to_string(r.setup.shape.q_heads); }},
       {"KV heads", [](const BenchRow& r) { return std::to_string(r.setup.shape.kv_heads); }},
       {"head_dim", [](const BenchRow& r) { return std::to_string(r.setup.shape.head_dim); }},
-      {"page size", [](const BenchRow& r) { return std::to_string(r.setup.shape.page_size); }},
+      {"page size",
+       [](const BenchRow& r) { return r.setup.shape.plain ? "-" : std::to_string(r.setup.shape.page_size); }},
+      {"mask", [](const BenchRow& r) { return std::string(r.setup.shape.causal ? "causal" : "none"); }},
       {"splits", [](const BenchRow& r) { return std::string(policy_text(r.setup.shape.policy)); }},
   };
   return columns;
@@ -90,7 +104,11 @@ nlohmann::ordered_json bench_json(nlohmann::ordered_json head, const std::vector
   head["notes"] =
       "us: median of one call, of a chain per layer; bytes: least traffic of one call; GB = 10^9 bytes; "
       "ceiling: plain reads of as many bytes (append on CUDA: a copy) measured in the same run; cold: no "
-      "cache level holds what a call reads; null figures: not run, see unsupported";
+      "cache level holds what a call reads; tflops: 4 x (query, visible key) pairs x head_dim x query heads; "
+      "mhz: clock of "
+      "the SMs during the timed calls of prefill, which begin after 40 ms of calls; null figures: not "
+      "measured, or "
+      "not run, see unsupported";
   head["rows"] = Json::array();
   for (const BenchRow& r : rows) head["rows"].push_back(row_json(r));
   return head;
@@ -110,31 +128,37 @@ void print_bench(Terminal& terminal, const std::string& engine, const std::vecto
   fmt::print(terminal.out, "\n\n");
   const bool flops =
       std::ranges::any_of(rows, [](const BenchRow& r) { return r.setup.suite != Suite::kAppend; });
+  const bool memory =
+      std::ranges::any_of(rows, [](const BenchRow& r) { return r.setup.suite != Suite::kPrefill; });
+  const bool clock = std::ranges::any_of(rows, [](const BenchRow& r) { return r.mhz > 0; });
   Table table;
   table.column("format", Table::Align::kLeft);
   for (const Column* column : varying) table.column(column->name);
-  for (const char* name : {"batch", "context", "q_len", "time", "bytes", "GB/s", "ceiling", "of it"})
-    table.column(name);
-  if (flops) table.column("GFLOP/s");
+  for (const char* name : {"batch", "context", "q_len", "time"}) table.column(name);
+  if (memory) {
+    for (const char* name : {"bytes", "GB/s", "ceiling", "of it"}) table.column(name);
+  }
+  if (flops) table.column(memory ? "GFLOP/s" : "TFLOP/s");
+  if (clock) table.column("MHz");
   table.column("", Table::Align::kLeft);
   for (const BenchRow& r : rows) {
     const ProblemShape& s = r.setup.shape;
-    std::vector<std::string> cells = {s.format.name};
+    std::vector<std::string> cells = {s.plain ? "bf16 tensors" : s.format.name};
     for (const Column* column : varying) cells.push_back(column->text(r));
     for (const int value : {s.batch, s.context, s.q_len}) cells.push_back(std::to_string(value));
-    if (r.unsupported.empty()) {
-      cells.push_back(human_time(r.us));
-      cells.push_back(human_bytes(static_cast<double>(r.bytes)));
-      cells.push_back(fmt::format("{:.1f}", r.gbs));
-      cells.push_back(fmt::format("{:.1f}", r.ceiling_gbs));
-      cells.push_back(fmt::format("{:.0f}%", 100 * r.gbs / r.ceiling_gbs));
-    } else {
-      cells.insert(cells.end(), 5, "-");
+    const bool ran = r.unsupported.empty();
+    const auto figure = [&](bool has, const std::string& text) { cells.push_back(ran && has ? text : "-"); };
+    figure(true, human_time(r.us));
+    if (memory) {
+      figure(true, human_bytes(static_cast<double>(r.bytes)));
+      figure(true, fmt::format("{:.1f}", r.gbs));
+      figure(r.ceiling_gbs > 0, fmt::format("{:.1f}", r.ceiling_gbs));
+      figure(r.ceiling_gbs > 0, fmt::format("{:.0f}%", 100 * r.gbs / r.ceiling_gbs));
     }
     if (flops) {
-      const bool has = r.unsupported.empty() && r.setup.suite != Suite::kAppend;
-      cells.push_back(has ? fmt::format("{:.1f}", r.gflops) : "-");
+      figure(r.setup.suite != Suite::kAppend, memory ? fmt::format("{:.1f}", r.gflops) : teraflops(r.gflops));
     }
+    if (clock) figure(r.mhz > 0, fmt::format("{:.0f}", r.mhz));
     cells.push_back(note(r));
     table.row(std::move(cells));
   }

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <optional>
+#include <span>
 #include <string>
 
 #include "cli/terminal/table.h"
@@ -21,13 +22,14 @@ using planning::Kernel;
 
 constexpr int kPairDim = 128;
 
-/// Decode of a paged cache, 8 query heads over 1 KV head.
+/// Decode of a paged cache, 8 query heads over 1 KV head. Q in f16 over K in f16, else in bf16.
 AttentionProblem decode_of(const KvFormat& k, const KvFormat& v, int head_dim = 128, int v_head_dim = 0) {
   AttentionProblem problem;
   problem.batch = 1;
   problem.q_heads = 8;
   problem.kv = KvCacheSpec::separate(k, v, 1, head_dim, v_head_dim);
   problem.max_kv_len = 8192;
+  if (k.dtype == DType::kFloat16) problem.q_dtype = DType::kFloat16;
   return problem;
 }
 
@@ -45,6 +47,8 @@ std::vector<Case> cases() {
   drafts.max_q_len = 4;
   AttentionProblem prompt = decode("int4-g32", "int4-g32");
   prompt.max_q_len = 1024;
+  AttentionProblem prompt16 = decode("bf16", "bf16");
+  prompt16.max_q_len = 1024;
   AttentionProblem f32 = decode("int4-g32", "int4-g32");
   f32.q_dtype = f32.out_dtype = DType::kFloat32;
   AttentionProblem plain = decode("bf16", "bf16");
@@ -53,6 +57,7 @@ std::vector<Case> cases() {
       {"one query, int4-g32", decode("int4-g32", "int4-g32")},
       {"four queries (drafts), int4-g32", drafts},
       {"a prompt of 1024 queries, int4-g32", prompt},
+      {"a prompt of 1024 queries, bf16", prompt16},
       {"K int8-head, V int4-g32", decode("int8-head", "int4-g32")},
       {"K int4-g32, V bf16", decode("int4-g32", "bf16")},
       {"scales in f32: int8-head-f32", decode("int8-token-head-f32", "int8-token-head-f32")},
@@ -110,10 +115,12 @@ std::vector<std::string> partners(const Backend& backend, const NamedFormat& k) 
   return names;
 }
 
+/// Whose rows a kernel is made for: limits rise, then come the kernels without one.
 std::string rows_text(std::span<const Kernel> table, std::size_t row) {
   const Kernel& kernel = table[row];
   if (kernel.universal) return fmt::format("any, {} at a time", kernel.row_block);
-  const int from = row == 0 ? 1 : table[row - 1].max_rows + 1;
+  int from = 1;
+  for (const Kernel& before : table.first(row)) from = std::max(from, before.max_rows + 1);
   return kernel.max_rows == 0 ? fmt::format("{} and more", from)
                               : fmt::format("{} to {}", from, kernel.max_rows);
 }
@@ -126,9 +133,11 @@ std::string chosen(const NamedBackend& b, const AttentionProblem& problem) {
 }
 
 void print_formats(Terminal& terminal, const NamedBackend& b) {
-  fmt::print(terminal.out,
-             "\n{}, K and V in one format: most packed rows that share a read of the cache, by head_dim.\n\n",
-             b.name);
+  fmt::print(
+      terminal.out,
+      "\n{}, K and V in one format (Q in f16 over fp16, else bf16): most packed rows that share a read of "
+      "the cache, by head_dim.\n\n",
+      b.name);
   Table table;
   table.column("format", Table::Align::kLeft);
   for (const int dim : kHeadDims) table.column(fmt::format("{}", dim));
@@ -218,6 +227,10 @@ void print_kernel_matrix(Terminal& terminal, const std::vector<NamedBackend>& ba
     }
   }
   kernels.print(terminal);
+  fmt::print(
+      terminal.out,
+      "\nFormats, dims and types that lack the kernel of their rows meet the next larger one that they "
+      "have,\nelse their largest, as many rows at a time as it holds.\n");
   for (const NamedBackend& b : backends) {
     if (b.built() && has_universal(*b.backend)) print_formats(terminal, b);
     if (!b.built()) {

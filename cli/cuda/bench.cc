@@ -8,6 +8,8 @@
 #include <cmath>
 #include <map>
 #include <numeric>
+#include <span>
+#include <variant>
 #include <vector>
 
 #include "cli/cuda/device.h"
@@ -128,6 +130,39 @@ DeviceCache make_cache(const KvCacheSpec& spec, const std::vector<std::int64_t>&
   return cache;
 }
 
+/// K and V of requests of given lengths as tensors, for `layers` layers.
+struct DeviceTensors {
+  DeviceBuffer k, v;
+  DeviceTensor cu_kv;
+  KvTensorViews first;  ///< of the first layer
+
+  KvTensorViews layer(int index) const {
+    KvTensorViews views = first;
+    views.k.data = k.data() + index * first.k.numel() * 2;
+    views.v.data = v.data() + index * first.v.numel() * 2;
+    return views;
+  }
+};
+
+DeviceTensors make_tensors(const KvTensors& shape, const std::vector<std::int64_t>& tokens, int layers,
+                           Device device) {
+  DeviceTensors made;
+  const std::int64_t total = std::accumulate(tokens.begin(), tokens.end(), std::int64_t{0});
+  made.k = device_activations(layers * total, shape.kv_heads, shape.head_dim, 1);
+  made.v = device_activations(layers * total, shape.kv_heads, shape.v_dim(), 2);
+  Tensor cu_kv(DType::kInt32, {static_cast<std::int64_t>(tokens.size()) + 1});
+  const std::span<std::int32_t> sums = cu_kv.as<std::int32_t>();  // of as many tokens as fit into memory
+  sums[0] = 0;
+  for (std::size_t r = 0; r < tokens.size(); ++r)
+    sums[r + 1] = sums[r] + static_cast<std::int32_t>(tokens[r]);
+  made.cu_kv = DeviceTensor(cu_kv, device);
+  made.first.k = TensorView::contiguous(made.k.data(), DType::kBFloat16,
+                                        {total, shape.kv_heads, shape.head_dim}, device);
+  made.first.v =
+      TensorView::contiguous(made.v.data(), DType::kBFloat16, {total, shape.kv_heads, shape.v_dim()}, device);
+  return made;
+}
+
 /// A run that writes nothing, or NaN, must not pass for a fast one.
 void require_written(const DeviceBuffer& out) {
   std::vector<std::uint16_t> host(static_cast<std::size_t>(out.bytes() / 2));
@@ -166,13 +201,24 @@ struct Bench::Impl {
         current(index),
         sink(16) {}
 
-  /// Median of a call, or per layer of a chain that is replayed as one graph.
-  double time_layers(int layers, int calls, const std::function<void(int, Stream)>& call) {
-    if (layers == 1) return timer.median_us(calls, [&](Stream s) { call(0, s); });
+  /// What `time` says of a call, or of a chain of layers that is replayed as one graph.
+  template <class Time>
+  auto over_layers(int layers, const std::function<void(int, Stream)>& call, const Time& time) {
+    if (layers == 1) return time([&](Stream s) { call(0, s); });
     const Graph graph(timer.stream(), [&](Stream s) {
       for (int i = 0; i < layers; ++i) call(i, s);
     });
-    return timer.median_us(calls, [&](Stream s) { graph.launch(s); }) / layers;
+    return time([&](Stream s) { graph.launch(s); });
+  }
+  /// Median of a call, or per layer of a chain.
+  double time_layers(int layers, int calls, const std::function<void(int, Stream)>& call) {
+    return over_layers(layers, call, [&](const auto& f) { return timer.median_us(calls, f); }) / layers;
+  }
+  Timer::Settled time_settled(int layers, const std::function<void(int, Stream)>& call) {
+    Timer::Settled times =
+        over_layers(layers, call, [&](const auto& f) { return timer.settled(repeats, f); });
+    times.us /= layers;
+    return times;
   }
 
   const Ceiling& read_ceiling(const std::uint8_t* data, std::int64_t bytes, std::int64_t layer_stride,
@@ -235,8 +281,16 @@ BenchRow Bench::Impl::attention(const BenchCase& setup) {
   BenchRow row;
   row.setup = setup;
   row.bytes = floor.bytes();
+  row.kernel = plan.info().config;
+  row.arithmetic = row.kernel.find("universal") == std::string::npos ? "16-bit" : "32-bit";
   // A layer's bytes are read for the ceiling too, Q and O included: the spare bytes stand for the last ones.
-  const DeviceCache cache = make_cache(cache_spec(shape), tokens, setup.chain, floor.io_bytes + 256, device);
+  const bool prefill = setup.suite == Suite::kPrefill;
+  const auto* const plain = std::get_if<KvTensors>(&problem.kv);
+  const DeviceTensors tensors =
+      plain != nullptr ? make_tensors(*plain, tokens, setup.chain, device) : DeviceTensors();
+  const DeviceCache cache =
+      plain == nullptr ? make_cache(cache_spec(shape), tokens, setup.chain, floor.io_bytes + 256, device)
+                       : DeviceCache();
   const std::int64_t queries = std::int64_t{shape.batch} * shape.q_len;
   const std::int64_t out_bytes = queries * shape.q_heads * problem.v_dim() * 2;
   const std::int64_t q_bytes = queries * shape.q_heads * shape.head_dim * 2;
@@ -248,9 +302,14 @@ BenchRow Bench::Impl::attention(const BenchCase& setup) {
   std::vector<AttentionArgs> layers(static_cast<std::size_t>(setup.chain));
   for (int i = 0; i < setup.chain; ++i) {
     AttentionArgs& args = layers[static_cast<std::size_t>(i)];
-    args.kv = cache.layer(i);
+    if (plain != nullptr) {
+      args.kv = tensors.layer(i);
+      args.lengths.cu_kv = tensors.cu_kv.view;
+    } else {
+      args.kv = cache.layer(i);
+      args.lengths.kv_lengths = cache.lengths.view;
+    }
     args.cache_settled = i > 0;
-    args.lengths.kv_lengths = cache.lengths.view;
     args.q = TensorView::contiguous(q.data() + i * q_bytes, DType::kBFloat16,
                                     {queries, shape.q_heads, shape.head_dim}, device);
     args.out = TensorView::contiguous(out.data() + i * out_bytes, DType::kBFloat16,
@@ -259,12 +318,20 @@ BenchRow Bench::Impl::attention(const BenchCase& setup) {
   check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   const SequenceLengths& lengths = layers.front().lengths;
   schedule(plan, lengths, workspace, timer.stream());
-  row.us = time_layers(setup.chain, repeats, [&](int layer, Stream stream) {
+  const auto call = [&](int layer, Stream stream) {
     if (setup.with_schedule && layer == 0) schedule(plan, lengths, workspace, stream);
     halftone::run(plan, layers[static_cast<std::size_t>(layer)], workspace, stream);
-  });
+  };
+  if (prefill) {
+    const Timer::Settled times = time_settled(setup.chain, call);
+    row.us = times.us;
+    row.mhz = times.mhz;
+  } else {
+    row.us = time_layers(setup.chain, repeats, call);
+  }
   require_written(out);
   row.gflops = floor.flops / row.us / 1e3;
+  if (prefill) return row;
   const Ceiling& ceiling =
       read_ceiling(cache.pages.data(), row.bytes, cache.num_pages * cache.layout.page_bytes, setup.chain);
   row.ceiling_gbs = ceiling.gbs;

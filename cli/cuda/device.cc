@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "cli/cuda/clock_kernel.h"
 #include "cli/cuda/read_kernels.h"
 #include "cli/eval/metrics.h"
 #include "halftone/error.h"
@@ -146,6 +147,48 @@ double Timer::median_us(int repeats, const std::function<void(Stream)>& call, in
   std::vector<double> times;
   for (const Span& span : spans) times.push_back(span.us());
   return median(std::move(times));
+}
+
+Timer::Settled Timer::settled(int repeats, const std::function<void(Stream)>& call) {
+  call(stream_);
+  const Span first;
+  first.time(stream_, call);
+  synchronize();
+  const double calls = 1e3 * kSettle / std::max(first.us(), 1.0);
+  const DeviceBuffer memory(std::int64_t{2} * repeats * kMaxMarks *
+                            static_cast<std::int64_t>(sizeof(ClockMark)));
+  check(cudaMemset(memory.data(), 0, static_cast<std::size_t>(memory.bytes())), "cudaMemset");
+  check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  for (int i = 0; i < static_cast<int>(calls); ++i) call(stream_);
+  auto* mark = reinterpret_cast<ClockMark*>(memory.data());
+  const auto place_marks = [&] {
+    check(launch_clock_marks(mark, stream_), "a kernel that reads clocks");
+    mark += kMaxMarks;
+  };
+  std::vector<Span> spans(static_cast<std::size_t>(repeats));
+  for (const Span& span : spans) {
+    flush();
+    place_marks();
+    span.time(stream_, call);
+    place_marks();
+  }
+  synchronize();
+  std::vector<ClockMark> marks(static_cast<std::size_t>(2 * repeats * kMaxMarks));
+  check(cudaMemcpy(marks.data(), memory.data(), static_cast<std::size_t>(memory.bytes()),
+                   cudaMemcpyDeviceToHost),
+        "cudaMemcpy");
+  std::vector<double> times;
+  double cycles = 0, nanoseconds = 0;
+  for (std::size_t r = 0; r < spans.size(); ++r) {
+    times.push_back(spans[r].us());
+    for (std::size_t sm = 2 * r * kMaxMarks; sm < (2 * r + 1) * kMaxMarks; ++sm) {
+      const ClockMark &before = marks[sm], &after = marks[sm + kMaxMarks];
+      if (before.nanoseconds == 0 || after.nanoseconds == 0) continue;
+      cycles += static_cast<double>(after.cycles - before.cycles);
+      nanoseconds += static_cast<double>(after.nanoseconds - before.nanoseconds);
+    }
+  }
+  return {median(std::move(times)), nanoseconds > 0 ? 1e3 * cycles / nanoseconds : 0.0};
 }
 
 void Timer::keep_busy(double milliseconds) {

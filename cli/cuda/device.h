@@ -69,6 +69,15 @@ class Timer {
   /// enqueues.
   double median_us(int repeats, const std::function<void(Stream)>& call, int warm_ups = 3);
 
+  /// The same for calls that arithmetic bounds, after `kSettle` milliseconds of them, in which clocks settle
+  /// at what the power of the device allows; and the mean clock of the SMs in the timed calls.
+  static constexpr double kSettle = 40;
+  struct Settled {
+    double us = 0;
+    double mhz = 0;
+  };
+  Settled settled(int repeats, const std::function<void(Stream)>& call);
+
   /// Enqueues flushing reads for about `milliseconds`.
   void keep_busy(double milliseconds);
   void synchronize() const;

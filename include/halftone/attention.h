@@ -31,7 +31,8 @@ enum class SplitPolicy : std::uint8_t {
                     ///< on max_q_len and max_kv_len
 };
 
-/// Plain K and V tensors, as a problem describes them where there is no cache. CPU only.
+/// Plain K and V tensors, as a problem describes them where there is no cache. CUDA: f16 and bf16 with Q
+/// alike, head_dim 64, 128 or 256 and V of as many dims (else Unsupported).
 struct KvTensors {
   DType dtype = DType::kBFloat16;  ///< of both: kFloat32, kFloat16 or kBFloat16
   int kv_heads = 0;                ///< >= 1
@@ -145,7 +146,9 @@ struct SequenceLengths {
 HALFTONE_API void schedule(const Plan& plan, const SequenceLengths& lengths, const TensorView& workspace,
                            Stream stream = nullptr);
 
-/// Plain K and V, request after request; the last dim contiguous.
+/// Plain K and V, request after request; the last dim contiguous. CUDA: rows at multiples of 16 bytes, with
+/// positive strides; k and v may have more rows than the schedule has keys, and keys beyond their rows are
+/// left out.
 struct KvTensorViews {
   TensorView k{};  ///< KvTensors::dtype [total_kv, kv_heads, head_dim]
   TensorView v{};  ///< the same dtype [total_kv, kv_heads, v_dim]
@@ -164,7 +167,8 @@ struct AttentionArgs {
   TensorView lse{};  ///< f32 [total_q, q_heads], natural log, -inf for an empty row; exactly when problem.lse
   /// Optional int32 [1], sticky. Bit 0: a block-table entry was out of bounds (kClamped; on CUDA always), or,
   /// on CUDA, a length beyond the table: those tokens were left out. Bit 2 (CUDA): the schedule has more
-  /// queries than q has rows. Bit 3 (CUDA): a static scale of the cache is not finite and positive.
+  /// queries than q has rows. Bit 3 (CUDA): a static scale of the cache is not finite and positive. Bit 5
+  /// (CUDA): the schedule has more keys than k and v have rows.
   TensorView status{};
   /// A promise, of use in a chain of layers on a CUDA stream: what wrote the cache, its block table, the
   /// status and the schedule had ended before the previous kernel of the stream began. run() then reads them

@@ -329,7 +329,8 @@ typedef enum halftone_split_policy {
   HALFTONE_SPLIT_BATCH_INVARIANT = 2 /* absolute split positions: bits do not depend on a neighbour */
 } halftone_split_policy;
 
-/* Plain K and V tensors, as a problem describes them where there is no cache. CPU only. */
+/* Plain K and V tensors, as a problem describes them where there is no cache. CUDA: F16 and BF16 with Q
+ * alike, head_dim 64, 128 or 256 and V of as many dims (else UNSUPPORTED). */
 typedef struct halftone_kv_tensors {
   size_t struct_size;
   uint32_t abi_version;
@@ -454,14 +455,16 @@ typedef struct halftone_attention_args {
   const halftone_tensor* out; /* out_dtype [total_q, q_heads, v_dim]; every element is written */
   const halftone_sequence_lengths* lengths; /* as scheduled; optional: kv_lengths from the cache */
   const halftone_paged_kv* cache;           /* instead of k and v */
-  const halftone_tensor* k; /* kv_tensors' dtype [total_kv, kv_heads, head_dim]; last dim contiguous */
-  const halftone_tensor* v; /* the same dtype [total_kv, kv_heads, v_dim]; last dim contiguous */
+  const halftone_tensor* k; /* kv_tensors' dtype [total_kv, kv_heads, head_dim]; last dim contiguous;
+                               CUDA: rows at multiples of 16 bytes, positive strides */
+  const halftone_tensor* v; /* the same dtype [total_kv, kv_heads, v_dim]; likewise */
   const halftone_tensor* alibi_slopes; /* f32 [q_heads], present exactly with problem.alibi */
   const halftone_tensor* sinks;        /* f32 [q_heads], present exactly with problem.sinks */
   const halftone_tensor* lse;          /* f32 [total_q, q_heads], natural log; exactly with problem.lse */
   const halftone_tensor* status;       /* optional int32 [1], sticky: bit 0 = a bad block-table entry or, on
                                           CUDA, a length beyond the table; bit 2 = more queries than rows of
-                                          q; bit 3 = a bad static scale (both CUDA) */
+                                          q; bit 3 = a bad static scale; bit 5 = more keys than rows of k
+                                          and v (all CUDA) */
 } halftone_attention_args;
 HALFTONE_API halftone_status halftone_attention_args_init(halftone_attention_args* args, size_t struct_size);
 

@@ -98,8 +98,8 @@ def plan(
     and sees key j when ``j <= p`` (causal), ``j >= p - window_left`` and ``j <= p + window_right``.
 
     Args:
-        spec: where K and V lie: a :class:`KVCacheSpec` of paged caches, a :class:`KVTensors` of plain arrays (CPU), or
-            a cache, which then also gives ``batch``, ``max_kv_len`` and ``device``.
+        spec: where K and V lie: a :class:`KVCacheSpec` of paged caches, a :class:`KVTensors` of plain arrays, or a cache,
+            which then also gives ``batch``, ``max_kv_len`` and ``device``.
         q_heads: query heads, a multiple of the KV heads.
         batch: requests.
         max_kv_len: upper bound of a request's keys, in tokens.
@@ -263,7 +263,7 @@ def attend(
     out_dtype: str | None = None,
     stream: int | None = None,
 ) -> Any:
-    """Attention of ``q`` over a paged cache, or over plain K and V (CPU).
+    """Attention of ``q`` over a paged cache, or over plain K and V.
 
     Online softmax (arXiv:1805.02867) over tiles (FlashAttention, arXiv:2205.14135) with a split-KV merge as in
     Flash-Decoding (https://crfm.stanford.edu/2023/10/12/flashdecoding.html); logits, softmax and accumulation in
@@ -272,7 +272,8 @@ def attend(
     Args:
         q: f32, f16 or bf16 [total_q, q_heads, head_dim], request after request.
         cache: the paged cache.
-        k, v: instead of ``cache``: [total_kv, kv_heads, head_dim] and [total_kv, kv_heads, v_head_dim], one dtype.
+        k, v: instead of ``cache``: [total_kv, kv_heads, head_dim] and [total_kv, kv_heads, v_head_dim], one dtype. CUDA
+            takes what :class:`KVTensors` says, with rows at multiples of 16 bytes and positive strides.
         schedule: from :func:`schedule`, to be shared by the layers of a step; it fixes the mask and the other options,
             which must then stay None. Without one, a plan is looked up and a schedule made for this call.
         cu_q: int32 [batch + 1]; None means the same number of queries for each request. With plain K and V and neither
@@ -281,7 +282,9 @@ def attend(
         out: [total_q, q_heads, v_head_dim] of ``out_dtype``, every element of which is written; None allocates it.
         lse: True, or f32 [total_q, q_heads] to be written: also return the natural log of the sum of exponentials.
         alibi_slopes, sinks: f32 [q_heads]; see :func:`plan`.
-        status: int32 [1], sticky; bit 0 is set by a bad block-table entry. None means the cache's own.
+        status: int32 [1], sticky: bit 0 is set by a bad block-table entry; on CUDA see also
+            :class:`PagedKVCache`, and with plain K and V bit 5 (32) means that ``cu_kv`` has more keys than they have
+            rows, which were left out. None means the cache's own.
         workspace: of a call without ``schedule``, as there; None allocates it.
         causal, window_left, window_right, scale, softcap, policy, workers, out_dtype: see :func:`plan`.
         stream: a cudaStream_t; None means the framework's current stream.
@@ -384,16 +387,18 @@ def _schedule_for(
     k_shape = _check.shape(k, "k", 3, "total_kv, kv_heads, head_dim")
     v_shape = _check.shape(v, "v", 3, "total_kv, kv_heads, v_head_dim")
     if cu_q is None and cu_kv is None:
-        cu_kv = _arrays.make(_arrays.framework_of(q), [0, int(k_shape[0])], "int32", "cpu")
+        with _arrays.on_stream(q, stream):
+            cu_kv = _arrays.make(_arrays.framework_of(q), [0, int(k_shape[0])], "int32", _arrays.device_of(q))
     if cu_kv is None:
         raise InvalidArgumentError("cu_kv is None, but cu_q says that there are several requests: give both.")
     batch = int(_check.shape(cu_kv, "cu_kv", 1, "batch + 1")[0]) - 1
     dtype = _check.choice(_arrays.dtype_of(k), "k.dtype", _check.FLOATS)
     spec = KVTensors(int(k_shape[1]), int(k_shape[2]), dtype, int(v_shape[2]))
+    device = _arrays.device_of(q)
     bounds: dict[str, Any] = dict(
-        batch=batch, max_q_len=_longest(cu_q, total, batch, "cpu"), max_kv_len=int(k_shape[0])
+        batch=batch, max_q_len=_longest(cu_q, total, batch, device), max_kv_len=int(k_shape[0])
     )
-    made = plan(spec, device=_arrays.device_of(q), **bounds, **common)
+    made = plan(spec, device=device, **bounds, **common)
     return _make_schedule(made, None, cu_q, cu_kv, q, workspace, stream)
 
 

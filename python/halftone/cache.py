@@ -42,7 +42,9 @@ class PagedKVCache(Appending):
         pages: uint8 [num_pages, page_bytes].
         block_table: int32 [batch, pages per request]; entries past a request's length are never read.
         lengths: int32 [batch], live tokens of each request, on the device.
-        status: int32 [1], sticky flags on CUDA: bit 0 a bad block-table entry, bit 1 non-finite input to append.
+        status: int32 [1], sticky flags on CUDA: bit 0 a bad block-table entry or length, bit 1 non-finite input to
+            append, bit 2 more queries than rows of q, bit 3 a bad static scale, bit 4 V beyond 2,048 where f16 scales
+            are stored, bit 5 more keys than rows of plain k and v (for a call that was given this word).
     """
 
     def __init__(
@@ -240,7 +242,7 @@ class PagedKVCache(Appending):
 
         Raises:
             InvalidArgumentError: append or attention met what the sentence names: a bad block-table entry, length,
-                value or static scale, or more queries than rows.
+                value or static scale, or more queries or keys than rows.
         """
         flags = 0 if self.status is None else _arrays.to_list(self.status)[0]
         if flags:
@@ -251,6 +253,7 @@ class PagedKVCache(Appending):
                 4: "a schedule has more queries than q has rows",
                 8: "a static scale is not finite and positive",
                 16: "append got values of V beyond 2048, too large for stored f16 scales on CUDA",
+                32: "a schedule has more keys than k and v have rows",
             }
             what = [text for bit, text in meanings.items() if flags & bit]
             raise InvalidArgumentError(

@@ -176,7 +176,9 @@ class KVCacheSpec:
 
 @dataclass(frozen=True, init=False)
 class KVTensors:
-    """K and V as plain arrays instead of a cache, for :func:`plan` (CPU).
+    """K and V as plain arrays instead of a cache, for :func:`plan`.
+
+    The CPU takes all of them; CUDA takes "f16" and "bf16" with Q alike, at head_dim 64, 128 or 256 of K and V alike.
 
     Args:
         kv_heads: KV heads, at least 1.

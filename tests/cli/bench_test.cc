@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <functional>
 #include <set>
+#include <tuple>
 
 #include "cli/bench/cases.h"
 #include "cli/bench/report.h"
@@ -99,6 +100,54 @@ TEST(BenchTables, HoldTheShapesTheyAreNamedFor) {
             (std::set<std::pair<int, int>>{{64, 16}, {64, 64}, {128, 16}, {128, 64}, {256, 16}, {256, 64}}));
 }
 
+TEST(BenchTables, PrefillIsTensorsAndPagesOfEqualWork) {
+  const std::vector<BenchCase> cases = cases_of("prefill");
+  std::set<std::tuple<bool, int, bool, int>> grid;
+  std::set<std::string> codes;
+  for (const BenchCase& c : cases) {
+    const ProblemShape& s = c.shape;
+    EXPECT_EQ(c.suite, Suite::kPrefill);
+    EXPECT_EQ(to_problem(s).is_paged(), !s.plain);
+    EXPECT_EQ(to_problem(s).mask.causal, s.causal);
+    if (s.q_len != s.context) {  // a chunk of a long prompt
+      EXPECT_EQ(std::pair(s.q_len, s.context), std::pair(2048, 32768));
+      continue;
+    }
+    EXPECT_EQ(s.batch * s.context, 16384);
+    if (s.format.name != "bf16") codes.insert(s.format.name);
+    if (s.q_heads != s.kv_heads) continue;
+    EXPECT_EQ(s.q_heads * s.head_dim, 2048);
+    grid.insert({s.plain, s.head_dim, s.causal, s.context});
+  }
+  EXPECT_EQ(grid.size(), 2U * 3 * 2 * 3);  // place, head_dim, mask, length
+  EXPECT_EQ(codes, (std::set<std::string>{"int4-g32", "int8-head"}));
+  EXPECT_EQ(cases.size(), grid.size() + 2 * 2 + 1 + 2);  // grouped heads, the chunk, codes
+  for (const BenchCase& c : cases_of("prefill", "fp8")) {
+    EXPECT_FALSE(c.shape.plain) << "tensors have no such format";
+  }
+}
+
+TEST(BenchFloor, CountsThePairsThatTheMaskLeaves) {
+  ProblemShape shape;
+  shape.format = parse_choice("bf16", "--formats");
+  shape.q_heads = 4;
+  shape.kv_heads = 2;
+  shape.q_len = 3;
+  shape.context = 10;
+  const auto flops = [&] { return floor_of(to_problem(shape), {3}, {10}).flops; };
+  const auto of_pairs = [&](int pairs) { return 4.0 * pairs * shape.head_dim * shape.q_heads; };
+  EXPECT_EQ(flops(), of_pairs(8 + 9 + 10));
+  shape.window = 4;
+  EXPECT_EQ(flops(), of_pairs(5 + 5 + 5));
+  shape.causal = false;
+  EXPECT_EQ(flops(), of_pairs(7 + 6 + 5));
+  shape.window = -1;
+  EXPECT_EQ(flops(), of_pairs(3 * 10));
+  const std::int64_t pages = floor_of(to_problem(shape), {3}, {10}).bytes();
+  shape.plain = true;
+  EXPECT_EQ(floor_of(to_problem(shape), {3}, {10}).bytes(), pages) << "a page of bf16 has no scales";
+}
+
 TEST(BenchTables, EveryCaseIsAProblemOfTheLibrary) {
   for (const BenchCase& c : cases_of("all")) {
     SCOPED_TRACE(c.table + " " + c.shape.format.name);
@@ -114,7 +163,7 @@ TEST(BenchTables, NamesAndFormats) {
   EXPECT_EQ(cases_of("headline,chain").size(), cases_of("headline").size() + cases_of("chain").size());
   std::size_t total = 0;
   for (const char* name :
-       {"headline", "chain", "speculative", "shapes", "mixed", "policies", "geometry", "append"}) {
+       {"headline", "chain", "speculative", "shapes", "mixed", "policies", "geometry", "append", "prefill"}) {
     EXPECT_NE(table_names().find(name), std::string::npos);
     total += cases_of(name).size();
   }
@@ -158,7 +207,68 @@ TEST(BenchReport, AnUnsupportedCaseIsARowWithItsReason) {
   EXPECT_NE(out.str().find("131072x1,4096x31, with schedule"), std::string::npos) << out.str();
 }
 
+TEST(BenchReport, PrefillHasFlopsAndAClockInsteadOfACeiling) {
+  BenchRow tensors, pages;
+  tensors.setup = cases_of("prefill").front();
+  pages.setup = cases_of("prefill").back();
+  tensors.us = pages.us = 1000;
+  tensors.gflops = 654321;
+  pages.gflops = 123456;
+  tensors.mhz = 1755.4;
+  tensors.arithmetic = "16-bit";
+  tensors.cold = pages.cold = true;
+  const json rows = bench_json({}, {tensors, pages})["rows"];
+  EXPECT_EQ(rows[0]["format_k"], "plain");
+  EXPECT_EQ(rows[0]["format_v"], "plain");
+  EXPECT_TRUE(rows[0]["page_size"].is_null());
+  EXPECT_EQ(rows[0]["causal"], false);
+  EXPECT_EQ(rows[0]["arithmetic"], "16-bit");
+  EXPECT_TRUE(rows[0]["scales"].is_null());
+  EXPECT_DOUBLE_EQ(rows[0]["tflops"], 654.321);
+  EXPECT_DOUBLE_EQ(rows[0]["mhz"], 1755.4);
+  EXPECT_TRUE(rows[0]["ceiling_gbs"].is_null());
+  EXPECT_EQ(rows[1]["format_k"], "int4-g32");
+  EXPECT_EQ(rows[1]["page_size"], 64);
+  EXPECT_EQ(rows[1]["causal"], true);
+  EXPECT_TRUE(rows[1]["mhz"].is_null());
+  std::ostringstream out, err;
+  Terminal terminal{out, err, false, false};
+  print_bench(terminal, "CUDA on a GPU", {tensors, pages});
+  for (const char* text : {"TFLOP/s", "MHz", "bf16 tensors", "654", "1755", "none"}) {
+    EXPECT_NE(out.str().find(text), std::string::npos) << text << " is not in\n" << out.str();
+  }
+  EXPECT_EQ(out.str().find("ceiling"), std::string::npos) << out.str();
+}
+
 class BenchCommand : public CliTest {};
+
+TEST_F(BenchCommand, PrefillOverTensorsAndWithoutAMask) {
+  const auto row = [&](const std::vector<std::string>& options) {
+    std::vector<std::string> arguments = {"bench", "--backend", "cpu", "--suite",    "prefill", "--formats",
+                                          "bf16",  "--context", "64",  "--batch",    "2",       "--q-len",
+                                          "16",    "--q-heads", "4",   "--kv-heads", "2",       "--repeat",
+                                          "1",     "--json",    "-"};
+    arguments.insert(arguments.end(), options.begin(), options.end());
+    const Result result = run(std::move(arguments));
+    EXPECT_EQ(result.code, 0) << result.err;
+    return json::parse(result.out)["rows"].at(0);
+  };
+  const auto pairs = [](const json& r) {
+    return r["tflops"].get<double>() * 1e6 * r["us"].get<double>() / (4.0 * 128 * 4);
+  };
+  for (const char* place : {"", "--plain"}) {
+    const std::vector<std::string> options(*place == 0 ? 0 : 1, place);
+    std::vector<std::string> full = options;
+    full.emplace_back("--no-causal");
+    const json causal = row(options), all = row(full);
+    EXPECT_EQ(causal["format_k"], *place == 0 ? "bf16" : "plain");
+    EXPECT_EQ(causal["causal"], true);
+    EXPECT_EQ(all["causal"], false);
+    EXPECT_NEAR(pairs(causal), 2 * (16 * 48 + 16 * 17 / 2), 1e-6);
+    EXPECT_NEAR(pairs(all), 2 * 16 * 64, 1e-6);
+    EXPECT_EQ(all["kernel"], "cpu-speculative");
+  }
+}
 
 TEST_F(BenchCommand, OptionErrors) {
   expect_failure(run({"bench", "--backend", "tpu"}), 2, "tpu");
@@ -172,6 +282,12 @@ TEST_F(BenchCommand, OptionErrors) {
   expect_failure(run({"bench", "--suite", "append", "--chain", "2"}), 2, "--chain is for attention");
   expect_failure(run({"bench", "--suite", "append", "--with-schedule"}), 2,
                  "--with-schedule is for attention");
+  expect_failure(run({"bench", "--plain"}), 2, "--plain is for prefill, but --suite is decode");
+  expect_failure(run({"bench", "--suite", "append", "--no-causal"}), 2,
+                 "--no-causal is for prefill, but --suite is append");
+  expect_failure(run({"bench", "--suite", "prefill", "--plain", "--formats", "bf16,fp8"}), 2,
+                 "--formats has fp8, but --plain is for tensors in bf16");
+  expect_failure(run({"bench", "--table", "prefill", "--plain"}), 2, "excludes");
   expect_failure(run({"bench", "--backend", "cpu", "--chain", "2"}), 2,
                  "a chain of 2 layers is measured on CUDA only");
   expect_failure(run({"bench", "--backend", "cpu", "--contexts-mix", "4096x2,64x1"}), 2, "4096x2,64x1");

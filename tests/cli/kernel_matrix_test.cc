@@ -12,14 +12,16 @@ using nlohmann::json;
 using planning::Backend;
 using planning::Kernel;
 
-constexpr std::array<Kernel, 3> kFakeKernels{{
+constexpr std::array<Kernel, 4> kFakeKernels{{
     {"fake-8", 8, 8, 64, 1024, 0, "few rows"},
     {"fake-many", 0, 32, 64, 1024, 0, "many rows"},
+    {"fake-rotated", 0, 16, 64, 1024, 0, "many rows of rotated keys"},
     {"fake-universal", 8, 8, 64, 1024, 0, "the rest", true},
 }};
 
 /// Kernels for paged caches in int8 at head_dim 128, those of many rows only for scales per token and head,
-/// and for V in int4 beside K in int8-head; a universal kernel for what else is paged.
+/// and for V in int4 beside K in int8-head; for caches in fp16 beside Q in f16; a universal kernel for what
+/// else is paged.
 int fake_variant(const AttentionProblem& problem, const Kernel& kernel) {
   const auto* const spec = std::get_if<KvCacheSpec>(&problem.kv);
   if (spec == nullptr) return -1;
@@ -27,10 +29,12 @@ int fake_variant(const AttentionProblem& problem, const Kernel& kernel) {
   const KvFormat& v = spec->v_format;
   const bool head = k.granularity == Granularity::kTokenHead;
   const bool fast = problem.head_dim() == 128 && problem.q_dtype != DType::kFloat32 &&
-                    problem.v_dim() == 128 && k.dtype == DType::kInt8 &&
+                    problem.v_dim() == 128 &&
+                    (k.dtype == DType::kInt8 || (k.dtype == DType::kFloat16 && problem.q_dtype == k.dtype)) &&
                     (k == v || (head && v.dtype == DType::kInt4));
   if (kernel.universal) return fast ? -1 : 0;
-  return fast && (kernel.max_rows == 8 || head) ? 0 : -1;
+  if (kernel.row_block == 16) return fast && spec->rotate_k ? 0 : -1;
+  return fast && (kernel.max_rows == 8 || (head && !spec->rotate_k)) ? 0 : -1;
 }
 
 std::vector<NamedBackend> with_fake() {
@@ -51,6 +55,7 @@ TEST(KernelMatrix, SaysWhatTheTablesSay) {
   EXPECT_EQ(fake["kernels"], json::parse(R"([
       {"name": "fake-8", "rows": "1 to 8", "use": "few rows"},
       {"name": "fake-many", "rows": "9 and more", "use": "many rows"},
+      {"name": "fake-rotated", "rows": "9 and more", "use": "many rows of rotated keys"},
       {"name": "fake-universal", "rows": "any, 8 at a time", "use": "the rest"}])"));
   EXPECT_EQ(fake["cases"]["K int8-head, V int4-g32"], "fake-8");
   EXPECT_EQ(fake["cases"]["four queries (drafts), int4-g32"], "fake-universal");
@@ -60,6 +65,7 @@ TEST(KernelMatrix, SaysWhatTheTablesSay) {
   EXPECT_EQ(fake["formats"]["int8-tensor"]["128"], 8);
   EXPECT_EQ(fake["formats"]["int8-head"]["64"], 0);
   EXPECT_EQ(fake["formats"]["bf16"]["128"], 0);
+  EXPECT_EQ(fake["formats"]["fp16"]["128"], 8) << "asked with Q in f16";
   EXPECT_TRUE(fake["formats"]["int8-g64"]["80"].is_null()) << "a partial group has no layout";
   EXPECT_EQ(fake["pairs"]["int8-head"], json::parse(R"(["int4-g32", "int4-g64", "int4-g128", "int4-row"])"));
   EXPECT_EQ(fake["pairs"]["bf16"], json::array());
@@ -72,6 +78,7 @@ TEST(KernelMatrix, TheCpuRefusesNothing) {
   EXPECT_EQ(cpu["cases"]["one query, int4-g32"], "cpu-decode");
   EXPECT_EQ(cpu["cases"]["four queries (drafts), int4-g32"], "cpu-speculative");
   EXPECT_EQ(cpu["cases"]["a prompt of 1024 queries, int4-g32"], "cpu-prefill");
+  EXPECT_EQ(cpu["cases"]["a prompt of 1024 queries, bf16"], "cpu-prefill");
   for (const auto& [name, kernel] : cpu["cases"].items()) EXPECT_TRUE(kernel.is_string()) << name;
   EXPECT_FALSE(cpu.contains("formats")) << "every kernel serves every format";
 }
@@ -88,6 +95,8 @@ TEST(KernelMatrix, TextShowsEveryTable) {
            "K int8-head, V int4-g32             cpu-decode       fake-8          not built\n",
            "plain tensors in bf16, no cache     cpu-decode       -               not built\n",
            "fake-many        9 and more        many rows\n",
+           "fake-rotated     9 and more        many rows of rotated keys\n",
+           "lack the kernel of their rows meet the next larger one that they have,\n",
            "int8-head        universal  universal  universal         32  universal  universal\n",
            "int8-g64         universal          -          -          8  universal  universal\n",
            "int8-head  int4-g32, int4-g64, int4-g128, int4-row\n",
@@ -115,7 +124,7 @@ TEST_F(KernelMatrixCommand, TheReadmeShowsIt) {
     const std::size_t gap = end == std::string::npos ? line.find("  ") : end;
     EXPECT_NE(readme.find("\n" + line.substr(0, gap)), std::string::npos) << line;
   }
-  EXPECT_EQ(seen, 15) << "12 cases and operations, 3 kernels";
+  EXPECT_EQ(seen, 16) << "13 cases and operations, 3 kernels";
 }
 
 TEST_F(KernelMatrixCommand, DoctorPrintsIt) {

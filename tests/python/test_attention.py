@@ -1,5 +1,6 @@
 """Attention on NumPy arrays against double precision."""
 
+import contextlib
 import pickle
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 from support import DIM, KV_HEADS, Q_HEADS, check, filled_cache, normal
 
 import halftone as ht
+from halftone import _arrays, attention
 
 LENGTHS = [65, 1, 200, 64]
 
@@ -167,6 +169,30 @@ def test_plain_tensors(rng):
     cu_q, cu_kv = np.array([0, 4, 9], np.int32), np.array([0, 30, 70], np.int32)
     out, lse = ht.attend(q, k=k, v=v, cu_q=cu_q, cu_kv=cu_kv, causal=True, lse=True)
     check(out, lse, q, k, v, [4, 5], [30, 40], causal=True)
+
+
+def test_a_call_over_plain_tensors_on_a_device_reads_no_lengths(rng, monkeypatch):
+    made, bounds = [], []
+
+    def make(framework, values, dtype, device):
+        made.append((values, dtype, device))
+        return np.array(values, dtype)
+
+    monkeypatch.setattr(_arrays, "device_of", lambda x: "cuda:1")
+    monkeypatch.setattr(_arrays, "on_stream", lambda x, stream: contextlib.nullcontext())
+    monkeypatch.setattr(_arrays, "make", make)
+    monkeypatch.setattr(_arrays, "to_list", lambda x: pytest.fail("a synchronisation"))
+    monkeypatch.setattr(attention, "plan", lambda spec, **options: bounds.append(options))
+    monkeypatch.setattr(attention, "_make_schedule", lambda *arguments: arguments)
+    q, k, v = normal(rng, 9, Q_HEADS, DIM), normal(rng, 70, KV_HEADS, DIM), normal(rng, 70, KV_HEADS, DIM)
+    cu_q, cu_kv = np.array([0, 4, 9], np.int32), np.array([0, 30, 70], np.int32)
+    for lengths in ((None, None), (cu_q, cu_kv)):
+        attention._schedule_for(q, None, k, v, *lengths, {}, None, None)
+    assert made == [([0, 70], "int32", "cuda:1")]
+    assert [(b["device"], b["batch"], b["max_q_len"], b["max_kv_len"]) for b in bounds] == [
+        ("cuda:1", 1, 9, 70),
+        ("cuda:1", 2, 9, 70),
+    ]
 
 
 def test_merge_of_two_halves_is_the_whole(rng):
