@@ -3,6 +3,7 @@
 #include <cmath>
 #include <list>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "format/status.h"
@@ -268,24 +269,22 @@ TEST_F(DevicePrefillBounds, BadPagesAreLeftOut) {
     row.mask = {};
     row.q_heads = 8;
     for (const int page_size : {16, 64}) {
-      for (const std::int32_t bad : {-1, INT32_MIN, INT32_MAX}) {
-        for (const std::int64_t column : {0, 2, 332 / page_size}) {
-          SCOPED_TRACE(row.name + ", page " + std::to_string(column) + " of " + std::to_string(page_size));
-          row.page_size = page_size;
-          row.table_mode = BlockTableMode::kTrusted;
-          const Problem p = make_problem(row);
-          if (!has_prefill(p)) continue;
-          const std::int64_t begin = column * page_size;
-          const Problem twin = plain_without(p, 2, begin, std::min<std::int64_t>(333, begin + page_size));
-          entry(p, 2, column) = bad;
-          const Outputs outputs = run_on_device(p);
-          EXPECT_EQ(status_of(outputs), kStatusBadPage);
-          EXPECT_EQ(judge_device(twin, outputs), "");
-          row.table_mode = BlockTableMode::kClamped;
-          const Problem clamped = make_problem(row);
-          entry(clamped, 2, column) = bad;
-          expect_same_bits(outputs, run_on_device(clamped), "clamped");
-        }
+      for (const auto& [bad, column] : {std::pair{-1, 0}, {INT32_MIN, 2}, {INT32_MAX, 332 / page_size}}) {
+        SCOPED_TRACE(row.name + ", page " + std::to_string(column) + " of " + std::to_string(page_size));
+        row.page_size = page_size;
+        row.table_mode = BlockTableMode::kTrusted;
+        const Problem p = make_problem(row);
+        if (!has_prefill(p)) continue;
+        const std::int64_t begin = column * page_size;
+        const Problem twin = plain_without(p, 2, begin, std::min<std::int64_t>(333, begin + page_size));
+        entry(p, 2, column) = bad;
+        const Outputs outputs = run_on_device(p);
+        EXPECT_EQ(status_of(outputs), kStatusBadPage);
+        EXPECT_EQ(judge_device(twin, outputs), "");
+        row.table_mode = BlockTableMode::kClamped;
+        const Problem clamped = make_problem(row);
+        entry(clamped, 2, column) = bad;
+        expect_same_bits(outputs, run_on_device(clamped), "clamped");
       }
     }
   }

@@ -81,13 +81,17 @@ const std::vector<Option>& options() {
 }
 
 TEST_F(DevicePrefill, EveryOptionAtTheEdges) {
+  std::size_t n = 0;
   for (const AttentionCase& listed : prefill_cases(edge_requests())) {
-    for (const Option& option : options()) {
+    for (std::size_t i = 0; i < options().size(); ++i) {
+      if (i > 1 && (n / 2 + n + i) % 2 == 0) continue;  // half of the rows, plain ones and ones in pages
+      const Option& option = options()[i];
       AttentionCase row = listed;
       option.set(row);
       row.name += std::string(", ") + option.name;
       expect_agrees(row);
     }
+    ++n;
   }
 }
 
@@ -133,14 +137,13 @@ TEST_F(DevicePrefill, EveryLengthAroundTheEdges) {
       batch.push_back({base + off, 90});
     }
   }
+  int n = 0;
   for (const std::vector<Request>& batch : batches) {
     for (AttentionCase row : prefill_cases(batch)) {
       row.q_heads = row.kv_heads = 1;
-      for (const bool causal : {true, false}) {
-        row.mask.causal = causal;
-        row.name += causal ? ", causal" : ", full";
-        expect_agrees(row);
-      }
+      row.mask.causal = ++n % 3 != 0;
+      row.name += row.mask.causal ? ", causal" : ", full";
+      expect_agrees(row);
     }
   }
 }
@@ -180,13 +183,15 @@ planning::ScheduleHeader queue_header(const Plan& plan, const PlacedRun& placed)
 /// Few units: they are cut, and merged as if they were whole, with the same bits every time.
 TEST_F(DevicePrefill, CutUnits) {
   const std::vector<std::vector<Request>> batches = {
-      {{200, 4000}}, {{65, 5001}, {0, 0}, {20, 0}}, {{300, 3000}, {130, 1700}}, {{500, 500}, {100, 6000}}};
+      {{100, 2500}}, {{65, 3001}, {0, 0}, {20, 0}}, {{200, 1500}, {130, 900}}, {{200, 500}, {100, 3000}}};
   for (const std::vector<Request>& batch : batches) {
     for (AttentionCase row : prefill_cases(batch)) {
-      for (const Option& option : options()) {
-        if (row.head_dim != 128 && option.name != std::string("causal") && option.name != std::string("full"))
-          continue;
+      for (std::size_t i = 0; i < options().size(); ++i) {
+        const Option& option = options()[i];
         if (option.name == std::string("batch-invariant")) continue;
+        const bool typical =
+            row.head_dim == 128 && row.plain.has_value() == (row.q_dtype == DType::kBFloat16);
+        if (i > 1 && !typical) continue;
         AttentionCase own = row;
         own.q_heads = own.kv_heads = batch.size() == 2 ? 2 : 1;
         option.set(own);
@@ -219,7 +224,7 @@ TEST_F(DevicePrefill, CutUnits) {
 
 /// The same requests uncut: within the limits of both, and no slots are used.
 TEST_F(DevicePrefill, BatchInvariantUnitsStayWhole) {
-  for (AttentionCase row : prefill_cases({{200, 4000}, {300, 1000}})) {
+  for (AttentionCase row : prefill_cases({{200, 2000}, {300, 700}})) {
     row.policy = SplitPolicy::kBatchInvariant;
     SCOPED_TRACE(row.name);
     const Problem p = make_problem(row);
