@@ -354,7 +354,7 @@ def plain(torch, dtype, dim, q_lens, kv_lens, seed=11):
 def test_plain_tensors(torch, dtype, dim):
     q_lens, kv_lens = [130, 1, 0, 65], [200, 77, 9, 65]
     q, k, v, cu_q, cu_kv = plain(torch, getattr(torch, dtype), dim, q_lens, kv_lens)
-    lens = dict(cu_q=cu_q, cu_kv=cu_kv, max_q_len=130, max_kv_len=200)
+    lens = dict(cu_q=cu_q, cu_kv=cu_kv)
     truth = [x.float().cpu().numpy() for x in (q, k, v)]
     for options in (dict(causal=True), dict(), dict(causal=True, window_left=50, softcap=20.0)):
         out, lse = ht.attend(q, k=k, v=v, lse=True, out_dtype="f32", **lens, **options)
@@ -392,7 +392,7 @@ def test_what_plain_tensors_must_be(torch):
         ht.attend(q, k=shifted, v=v)
     with pytest.raises(ht.InvalidArgumentError, match="^v starts 2 bytes past a multiple of 16"):
         ht.attend(q, k=k, v=shifted)
-    with pytest.raises(ht.InvalidArgumentError, match="k"):
+    with pytest.raises(ht.InvalidArgumentError, match=r"\bk\b"):
         ht.attend(q, k=k.cpu(), v=v)
 
 
