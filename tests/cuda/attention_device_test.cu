@@ -133,11 +133,13 @@ TEST(DeviceAttention, RandomProblems) {
   RecordProperty("table", counts.table);
   RecordProperty("universal", counts.universal);
   RecordProperty("mixed_in_table", counts.mixed_in_table);
+  RecordProperty("plain", counts.plain);
   if (count >= 1000) {
     const int cases = static_cast<int>(count);
     EXPECT_GE(counts.table * 10, cases * 7);
     EXPECT_GE(counts.universal * 10, cases * 5);
     EXPECT_GE(counts.mixed_in_table * 20, cases);
+    EXPECT_GE(counts.plain * 200, cases);
   }
 }
 
