@@ -50,7 +50,7 @@ inline Plan plan_on_device(const Problem& p) { return cuda_runner().plan(p); }
 /// Whether a problem is for the universal kernel.
 inline bool is_universal(const Problem& p) { return plan_on_device(p).info().config == kUniversalConfig; }
 
-/// The row as the backend takes it: on pages.
+/// The row on pages, which the backend takes in any format.
 inline AttentionCase for_device(AttentionCase row) {
   row.plain.reset();
   return row;

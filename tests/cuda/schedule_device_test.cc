@@ -1,6 +1,7 @@
 // The schedule that the device builds is the host's, field by field.
 #include <algorithm>
 #include <memory>
+#include <optional>
 
 #include "cuda/schedule/params.h"
 #include "tests/cuda/device_problem.h"
@@ -32,43 +33,56 @@ WorkspaceParams sizes_of(const std::vector<const Built*>& hosts) {
                            : schedules_only({(*hosts[0])->params, (*hosts[1])->params});
 }
 
+/// First tokens of requests in plain K and V.
+std::vector<std::int32_t> first_keys(const std::vector<schedule_play::Request>& requests) {
+  std::vector<std::int32_t> cu_kv{0};
+  for (const schedule_play::Request& r : requests) cu_kv.push_back(cu_kv.back() + r.kv_len);
+  return cu_kv;
+}
+
+/// How the lengths are given. Without cu_q every request has max_q_len queries.
+struct Given {
+  bool cu_q = true, cu_kv = false;
+};
+
 /// The schedules of one or two passes and their lists of items, built on the device over bytes 0xFF.
 class DeviceBuilt {
  public:
-  /// For the parameters of `hosts`. `with_cu_q` false: every request has max_q_len queries.
+  /// For the parameters of `hosts`.
   DeviceBuilt(const std::vector<const Built*>& hosts, const std::vector<schedule_play::Request>& requests,
-              bool with_cu_q)
-      : sizes_(sizes_of(hosts)),
-        schedule_(static_cast<std::size_t>(carve_workspace(sizes_, nullptr).bytes)),
-        cu_q_((requests.size() + 1) * 4),
-        kv_lengths_(requests.size() * 4) {
+              Given given)
+      : sizes_(sizes_of(hosts)), cu_q_((requests.size() + 1) * 4), kv_lengths_((requests.size() + 1) * 4) {
+    sizes_.plain = given.cu_kv;
+    schedule_.emplace(static_cast<std::size_t>(carve_workspace(sizes_, nullptr).bytes));
     std::vector<std::int32_t> cu_q{0}, kv_lengths;
     for (const schedule_play::Request& r : requests) {
       cu_q.push_back(cu_q.back() + r.q_len);
       kv_lengths.push_back(r.kv_len);
     }
-    check_cuda(cudaMemset(schedule_.data(), 0xff, schedule_.size()));
-    const Workspace workspace = carve_workspace(sizes_, reinterpret_cast<std::byte*>(schedule_.data()));
+    check_cuda(cudaMemset(schedule_->data(), 0xff, schedule_->size()));
+    const Workspace workspace = carve_workspace(sizes_, reinterpret_cast<std::byte*>(schedule_->data()));
     for (const Built* host : hosts) {
       const PassMemory& own = *memory_.emplace_back(std::make_unique<PassMemory>(*host));
       p_.passes[p_.count] = {workspace.passes[static_cast<std::size_t>(p_.count)].schedule,
                              {reinterpret_cast<DeviceItem*>(own.items.data()),
                               reinterpret_cast<std::int32_t*>(own.counts.data())},
-                             reinterpret_cast<std::int32_t*>(own.arrivals.data())};
+                             reinterpret_cast<std::int32_t*>(own.arrivals.data()),
+                             reinterpret_cast<std::int32_t*>(own.taken.data())};
       ++p_.count;
     }
-    if (with_cu_q) p_.cu_q = upload_all(cu_q_, cu_q);
-    p_.kv_lengths = upload_all(kv_lengths_, kv_lengths);
+    if (given.cu_q) p_.cu_q = upload_all(cu_q_, cu_q);
+    (given.cu_kv ? p_.cu_kv : p_.kv_lengths) =
+        upload_all(kv_lengths_, given.cu_kv ? first_keys(requests) : kv_lengths);
     p_.plan_id = kPlanId;
     check_cuda(static_cast<cudaError_t>(cuda::launch_schedule(p_, nullptr)));
     check_cuda(cudaDeviceSynchronize());
   }
   const cuda::PassBuildParams& pass(std::size_t index) const { return p_.passes[index]; }
   bool guards_intact() const {
-    return schedule_.guards_intact() && cu_q_.guards_intact() && kv_lengths_.guards_intact() &&
+    return schedule_->guards_intact() && cu_q_.guards_intact() && kv_lengths_.guards_intact() &&
            std::all_of(memory_.begin(), memory_.end(), [](const auto& own) {
              return own->items.guards_intact() && own->counts.guards_intact() &&
-                    own->arrivals.guards_intact();
+                    own->arrivals.guards_intact() && own->taken.guards_intact();
            });
   }
 
@@ -77,11 +91,16 @@ class DeviceBuilt {
     explicit PassMemory(const Built& host)
         : items(static_cast<std::size_t>(host->params.workers) * cuda::kListedItems * sizeof(DeviceItem)),
           counts(static_cast<std::size_t>(host->params.workers) * 4),
-          arrivals(static_cast<std::size_t>(host.max_slots()) * cuda::kArrivalCounters * 4) {}
-    DeviceMemory items, counts, arrivals;
+          arrivals(static_cast<std::size_t>(host.max_slots()) * cuda::kArrivalCounters * 4),
+          taken(8) {
+      check_cuda(cudaMemset(taken.data(), 0xff, taken.size()));
+      check_cuda(cudaMemset(arrivals.data(), 0xff, arrivals.size()));
+    }
+    DeviceMemory items, counts, arrivals, taken;
   };
   WorkspaceParams sizes_;
-  DeviceMemory schedule_, cu_q_, kv_lengths_;
+  std::optional<DeviceMemory> schedule_;
+  DeviceMemory cu_q_, kv_lengths_;  // or cu_kv
   std::vector<std::unique_ptr<PassMemory>> memory_;
   cuda::ScheduleBuildParams p_{};
 };
@@ -90,6 +109,8 @@ auto fields(const ScheduleHeader& h) {
   return std::tuple(h.magic, h.plan_id, h.total_steps, h.share, h.extra, h.active, h.unit_cost, h.partials,
                     h.total_q, h.total_kv, h.units);
 }
+/// What a queue has beyond that.
+auto queue_fields(const ScheduleHeader& h) { return std::tuple(fields(h), h.cut_units, h.cut_parts); }
 auto fields(const WorkerStart& s) {
   return std::tuple(s.request, s.kv_head, s.block, s.offset, s.before, s.steps, s.slot);
 }
@@ -113,10 +134,6 @@ void expect_same_items(const Built& host, const cuda::PassBuildParams& device) {
     }
     ASSERT_EQ(counts[static_cast<std::size_t>(w)], count) << "worker " << w;
   }
-  for (const std::int32_t n :
-       download_all(device.arrivals, std::int64_t{host->header->partials} * cuda::kArrivalCounters)) {
-    ASSERT_EQ(n, 0);
-  }
 }
 
 void expect_same_pass(const Built& host, const cuda::PassBuildParams& device) {
@@ -134,6 +151,15 @@ void expect_same_pass(const Built& host, const cuda::PassBuildParams& device) {
     if (r == batch) continue;
     ASSERT_EQ(kv_lengths[i], host->kv_lengths[r]) << "request " << r;
   }
+  for (const std::int32_t n :
+       download_all(device.arrivals, std::int64_t{host->header->partials} * cuda::kArrivalCounters)) {
+    ASSERT_EQ(n, 0);
+  }
+  if (host->params.queue_tokens > 0) {
+    ASSERT_EQ(queue_fields(header), queue_fields(*host->header));
+    ASSERT_EQ(download_all(device.taken, 2), (std::vector<std::int32_t>{0, 0}));
+    return;
+  }
   const std::vector<WorkerStart> starts = download_all(built.starts, header.active + 1);
   for (std::int32_t w = 0; w <= header.active; ++w)
     ASSERT_EQ(fields(starts[static_cast<std::size_t>(w)]), fields(host->starts[w])) << "worker " << w;
@@ -141,11 +167,15 @@ void expect_same_pass(const Built& host, const cuda::PassBuildParams& device) {
 }
 
 void expect_same_schedule(const ScheduleParams& params, const std::vector<schedule_play::Request>& requests,
-                          std::int32_t slack, bool with_cu_q = true) {
+                          std::int32_t slack, Given given = {}) {
   const Built host(params, requests, slack);
-  const DeviceBuilt device({&host}, requests, with_cu_q);
+  const DeviceBuilt device({&host}, requests, given);
   ASSERT_TRUE(device.guards_intact());
   expect_same_pass(host, device.pass(0));
+  if (::testing::Test::HasFatalFailure() || !given.cu_kv) return;
+  const std::vector<std::int32_t> cu_kv = first_keys(requests);
+  const std::vector<std::int32_t> copied = download_all(device.pass(0).schedule.cu_kv, host->params.batch);
+  ASSERT_TRUE(std::equal(copied.begin(), copied.end(), cu_kv.begin())) << "cu_kv";
 }
 
 /// Both passes of a plan, in one launch; kernels of few rows have smaller units.
@@ -154,7 +184,7 @@ void expect_same_passes(const ScheduleParams& params, std::int32_t rows,
   auto [few, many] = divided(params, rows);
   few.row_block = std::min(few.row_block, 16);
   const Built first(few, requests, slack), second(many, requests, slack);
-  const DeviceBuilt device({&first, &second}, requests, true);
+  const DeviceBuilt device({&first, &second}, requests, {});
   ASSERT_TRUE(device.guards_intact());
   expect_same_pass(first, device.pass(0));
   expect_same_pass(second, device.pass(1));
@@ -232,10 +262,71 @@ TEST(DeviceSchedule, EqualRequests) {
         ScheduleParams params = make_params(1, 8, 16, 7, 132, false);
         params.unit_cost = unit_cost;
         const std::vector<schedule_play::Request> requests(static_cast<std::size_t>(batch), {2, 8192});
-        expect_same_schedule(params, requests, 0, with_cu_q);
+        expect_same_schedule(params, requests, 0, {.cu_q = with_cu_q});
         if (HasFatalFailure()) return;
       }
     }
+  }
+}
+
+/// Queues over pages and over plain K and V, with and without cuts.
+TEST(DeviceSchedule, QueuesOfRandomRaggedBatches) {
+  int cut = 0, absolute = 0;
+  for (std::uint64_t seed = 0; seed < 600; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    RandomCase c = schedule_play::random_case(seed);
+    c.params.unit_cost = 0;
+    c.params.queue_tokens = seed % 3 == 0 ? 1 : 2000;
+    if (seed % 2 == 0) c.params.step_log2 = 4;
+    if (seed % 4 != 0) c.params.absolute = false;
+    const Built host(c.params, c.requests, c.slack);
+    cut += host->header->cut_units > 0 ? 1 : 0;
+    absolute += c.params.absolute ? 1 : 0;
+    for (const bool plain : {false, true}) {
+      expect_same_schedule(c.params, c.requests, c.slack, {.cu_kv = plain});
+      if (HasFatalFailure()) return;
+    }
+  }
+  EXPECT_GT(cut, 10);
+  EXPECT_GT(absolute, 50);
+}
+
+/// More requests than the kernel has threads; equal ones, of which the last are cut.
+TEST(DeviceSchedule, QueuesOfLargeAndEqualBatches) {
+  for (const int batch : {1, 3, 131, 133, 1023, 1024, 1025, 5000, 100000}) {
+    for (const bool equal : {false, true}) {
+      for (const bool plain : {false, true}) {
+        SCOPED_TRACE(std::to_string(batch) + (equal ? ", equal" : ", ragged") + (plain ? ", plain" : ""));
+        Random random(static_cast<std::uint64_t>(batch));
+        std::vector<schedule_play::Request> requests(static_cast<std::size_t>(batch));
+        for (schedule_play::Request& r : requests) {
+          r.q_len = equal ? 5 : static_cast<std::int32_t>(random.integer(0, 300));
+          r.kv_len = equal ? 4000 : static_cast<std::int32_t>(random.integer(0, 400));
+        }
+        ScheduleParams params = make_params(2, 4, 192, 7, 132, false);
+        params.queue_tokens = 10000;
+        params.window_right = equal ? -1 : 0;
+        expect_same_schedule(params, requests, 0, {.cu_q = !equal, .cu_kv = plain});
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+/// A line for short requests beside a queue for the others, in one launch.
+TEST(DeviceSchedule, ALineAndAQueue) {
+  for (std::uint64_t seed = 0; seed < 300; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    const RandomCase c = schedule_play::random_case(seed);
+    auto [few, many] = divided(c.params, 4 * c.params.group);
+    many.queue_tokens = 3000;
+    many.unit_cost = 0;
+    const Built line(few, c.requests, c.slack), queue(many, c.requests, c.slack);
+    const DeviceBuilt device({&line, &queue}, c.requests, {});
+    ASSERT_TRUE(device.guards_intact());
+    expect_same_pass(line, device.pass(0));
+    expect_same_pass(queue, device.pass(1));
+    if (HasFatalFailure()) return;
   }
 }
 

@@ -123,6 +123,75 @@ TEST(ChooseKernels, AmongTheRowsThatServeTheProblem) {
   }
 }
 
+/// Whether rows of these limits, 0 for none, make a consistent table; `universal` adds that row.
+bool consistent(const std::vector<int>& limits, bool universal = false) {
+  std::vector<planning::Kernel> table;
+  for (const int limit : limits)
+    table.push_back({"row", limit, limit == 0 ? 192 : limit, 128, 4096, 0, "some"});
+  if (universal) table.push_back({"any", 8, 8, 128, 4096, 0, "the rest", true});
+  return planning::is_consistent(table);
+}
+
+TEST(ChooseKernels, TablesEndInRowsWithoutALimit) {
+  for (const bool universal : {false, true}) {
+    EXPECT_TRUE(consistent({0}, universal));
+    EXPECT_TRUE(consistent({0, 0, 0}, universal));
+    EXPECT_TRUE(consistent({8, 16, 0}, universal));
+    EXPECT_TRUE(consistent({8, 16, 0, 0}, universal));
+    EXPECT_FALSE(consistent({}, universal));
+    EXPECT_FALSE(consistent({8}, universal)) << "the largest requests fit nowhere";
+    EXPECT_FALSE(consistent({8, 0, 16}, universal)) << "a limit after none";
+    EXPECT_FALSE(consistent({8, 0, 16, 0}, universal)) << "a limit after none";
+    EXPECT_FALSE(consistent({16, 8, 0}, universal)) << "falling";
+    EXPECT_FALSE(consistent({8, 8, 0, 0}, universal)) << "equal";
+  }
+  std::vector<planning::Kernel> table(3, {"row", 0, 64, 128, 4096, 0, "some"});
+  EXPECT_TRUE(planning::is_consistent(table));
+  table[2].kv_tile = 64;
+  EXPECT_FALSE(planning::is_consistent(table)) << "steps that differ";
+  table[2].kv_tile = 128, table[2].split_tokens = 8192;
+  EXPECT_FALSE(planning::is_consistent(table)) << "splits that differ";
+  table[2].split_tokens = 4096, table[1].universal = true;
+  EXPECT_FALSE(planning::is_consistent(table)) << "a universal row that is not the last";
+}
+
+/// A table with two rows without a limit, of which a problem has one: units of 64 rows, or prefill's, whose
+/// queue others share.
+planning::Backend backend_with_prefill(int (*variant)(const AttentionProblem&, const planning::Kernel&)) {
+  static constexpr std::array<planning::Kernel, 5> kTable{
+      {{"rows-8", 8, 8, 128, 4096, 0, "few"},
+       {"rows-16", 16, 16, 128, 4096, 0, "more"},
+       {"rows-64", 0, 64, 128, 4096, 0, "many"},
+       {"prefill", 0, 192, 128, 4096, 0, "prompts", false, 1 << 20},
+       {"any", 8, 8, 128, 4096, 0, "the rest", true}}};
+  static_assert(planning::is_consistent(kTable));
+  planning::Backend backend = backend_of_rows(variant);
+  backend.kernels = kTable;
+  return backend;
+}
+
+TEST(ChooseKernels, OfTheRowsWithoutALimitTheOneThatAProblemHas) {
+  const auto prefill = backend_with_prefill(
+      [](const auto&, const planning::Kernel& k) { return k.universal || k.row_block == 64 ? -1 : 0; });
+  const auto units_of_64 = backend_with_prefill(
+      [](const auto&, const planning::Kernel& k) { return k.universal || k.row_block == 192 ? -1 : 0; });
+  const auto neither = backend_with_prefill(
+      [](const auto&, const planning::Kernel& k) { return k.universal || k.max_rows == 0 ? -1 : 0; });
+  const auto alone = backend_with_prefill(
+      [](const auto&, const planning::Kernel& k) { return k.row_block == 192 ? 0 : -1; });
+  for (const SplitPolicy policy : {SplitPolicy::kReproducible, SplitPolicy::kBatchInvariant}) {
+    EXPECT_EQ(choices(prefill, 4, 1, policy), Names{"rows-8 0-"});
+    EXPECT_EQ(choices(prefill, 4, 100, policy), (Names{"rows-8 0-8", "prefill 9-"}));
+    EXPECT_EQ(choices(prefill, 17, 1, policy), Names{"prefill 0-"});
+    EXPECT_EQ(choices(units_of_64, 4, 100, policy), (Names{"rows-8 0-8", "rows-64 9-"}));
+    EXPECT_EQ(choices(neither, 4, 100, policy), (Names{"rows-8 0-8", "rows-16 9-"}));
+    EXPECT_EQ(choices(neither, 40, 1, policy), Names{"rows-16 0-"});
+    // Plain K and V, which no row for few rows takes: one pass, however few.
+    EXPECT_EQ(choices(alone, 4, 1, policy), Names{"prefill 0-"});
+    EXPECT_EQ(choices(alone, 4, 100, policy), Names{"prefill 0-"});
+  }
+}
+
 TEST(Passes, AreDescribed) {
   AttentionProblem p = decode_problem();
   p.max_q_len = 1000;

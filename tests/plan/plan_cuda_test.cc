@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <string_view>
+#include <variant>
 #include <vector>
 
 #include "halftone/attention.h"
@@ -21,6 +23,14 @@ AttentionProblem cuda_problem() {
   p.device = {DeviceType::kCuda, 0};
   p.workers = 132;
   return p;
+}
+
+/// Names of the kernels of a problem's passes.
+std::vector<std::string> configs_of(const AttentionProblem& p) {
+  std::vector<std::string> names;
+  const Plan made = plan(p);
+  for (const PassInfo& pass : made.info().passes) names.push_back(pass.config);
+  return names;
 }
 
 bool has_cuda() { return planning::find_backend(DeviceType::kCuda) != nullptr; }
@@ -91,9 +101,7 @@ TEST(CudaPlan, ShortRequestsHaveAPassOfTheirOwn) {
     AttentionProblem p = cuda_problem();
     p.max_q_len = max_q_len;
     p.policy = policy;
-    std::vector<std::string> names;
-    for (const PassInfo& pass : plan(p).info().passes) names.push_back(pass.config);
-    return names;
+    return configs_of(p);
   };
   using Names = std::vector<std::string>;
   using enum SplitPolicy;
@@ -101,18 +109,100 @@ TEST(CudaPlan, ShortRequestsHaveAPassOfTheirOwn) {
   const Names both = {"sm90-decode-8", "sm90-decode-64"};
   EXPECT_EQ(configs(2, kReproducible), Names{"sm90-decode-8"});
   EXPECT_EQ(configs(12, kReproducible), Names{"sm90-decode-48"});
-  EXPECT_EQ(configs(13, kReproducible), both);
+  EXPECT_EQ(configs(13, kReproducible), Names{"sm90-decode-64"});
+  EXPECT_EQ(configs(16, kReproducible), Names{"sm90-decode-64"});
+  EXPECT_EQ(configs(17, kReproducible), both);
   EXPECT_EQ(configs(2, kBatchInvariant), Names{"sm90-decode-8"});
   EXPECT_EQ(configs(3, kBatchInvariant), both);
   EXPECT_EQ(configs(13, kBatchInvariant), both);
 }
 
-TEST(CudaPlan, AttendsToPagesOnly) {
-  if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
+/// Plain K and V with head_dim 128 and Q in bf16, after `change`.
+AttentionProblem plain_problem(auto change) {
   AttentionProblem p = cuda_problem();
   p.kv = KvTensors{DType::kBFloat16, 8, 128};
-  expect_error(kUnsupported, {"kv is K and V tensors in bf16", "paged caches only", "use the CPU"},
-               [&] { plan(p); });
+  change(p, std::get<KvTensors>(p.kv));
+  return p;
+}
+
+TEST(CudaPlan, AttendsToPlainTensorsOf16Bits) {
+  if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
+  int served = 0;
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+    for (const int head_dim : {64, 128, 256}) {
+      for (const DType out : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
+        for (const int max_q_len : {1, 100}) {
+          const AttentionProblem p = plain_problem([&](AttentionProblem& x, KvTensors& kv) {
+            x.q_dtype = kv.dtype = dtype;
+            x.out_dtype = out;
+            x.max_q_len = max_q_len;
+            kv.head_dim = head_dim;
+          });
+          try {
+            const std::vector<std::string> names = configs_of(p);
+            ASSERT_EQ(names.size(), 1U) << "plain tensors have no kernel for few rows";
+            EXPECT_EQ(names[0], head_dim == 256 ? "sm90-prefill-128" : "sm90-prefill-192");
+            ++served;
+          } catch (const Error& error) {  // a build of one head_dim
+            EXPECT_EQ(error.code(), kUnsupported);
+          }
+        }
+      }
+    }
+  }
+  EXPECT_EQ(served % 12, 0);
+  EXPECT_GE(served, 12);
+}
+
+TEST(CudaPlan, SaysWhatKeepsPlainTensorsOffTheGpu) {
+  if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
+  const auto refused = [](std::string_view is, auto change) {
+    expect_error(kUnsupported,
+                 {"kv is K and V tensors in", is, "takes tensors in bf16 and f16 with Q alike",
+                  "head_dim 64, 128 or 256 and V of as many dims", "append them to a cache or use the CPU"},
+                 [&] { plan(plain_problem(change)); });
+  };
+  refused("tensors in f32 with head_dim 128 and 128 of V, q_dtype is bf16",
+          [](AttentionProblem&, KvTensors& kv) { kv.dtype = DType::kFloat32; });
+  refused("tensors in f32 with head_dim 128 and 128 of V, q_dtype is f32",
+          [](AttentionProblem& p, KvTensors& kv) { p.q_dtype = kv.dtype = DType::kFloat32; });
+  refused("tensors in bf16 with head_dim 96 and 96 of V",
+          [](AttentionProblem&, KvTensors& kv) { kv.head_dim = 96; });
+  refused("tensors in bf16 with head_dim 128 and 64 of V",
+          [](AttentionProblem&, KvTensors& kv) { kv.v_head_dim = 64; });
+  refused("head_dim 128 and 128 of V, q_dtype is f16",
+          [](AttentionProblem& p, KvTensors&) { p.q_dtype = DType::kFloat16; });
+  refused("tensors in f16 with head_dim 128 and 128 of V, q_dtype is bf16",
+          [](AttentionProblem&, KvTensors& kv) { kv.dtype = DType::kFloat16; });
+}
+
+/// Pages of 16 bits: few rows for decode's kernels, the rest for prefill's.
+TEST(CudaPlan, PromptsOverPagesOf16BitsHavePrefill) {
+  if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
+  using Names = std::vector<std::string>;
+  const auto configs = [](auto change) {
+    AttentionProblem p = cuda_problem();
+    spec_of(p).k_format = spec_of(p).v_format = parse_format("bf16");
+    p.max_q_len = 1000;
+    change(p);
+    return configs_of(p);
+  };
+  const Names both = configs([](AttentionProblem&) {});
+  if (both == Names{"sm90-universal"}) GTEST_SKIP() << "this build has other head_dims";
+  const Names expected = {"sm90-decode-8", "sm90-prefill-192"};
+  EXPECT_EQ(both, expected);
+  EXPECT_EQ(configs([](auto& p) { p.policy = SplitPolicy::kBatchInvariant; }), expected);
+  EXPECT_EQ(configs([](auto& p) { spec_of(p).rotate_v = true; }), expected);
+  EXPECT_EQ(configs([](auto& p) { p.softcap = 20, p.alibi = p.sinks = true; }), expected);
+  EXPECT_EQ(configs([](auto& p) { p.max_q_len = 1; }), Names{"sm90-decode-8"});
+  const auto last = [&](auto change) { return configs(change).back(); };
+  // What prefill does not serve stays with the others.
+  EXPECT_NE(last([](auto& p) { spec_of(p).rotate_k = true; }), "sm90-prefill-192");
+  EXPECT_NE(last([](auto& p) { p.q_dtype = DType::kFloat16; }), "sm90-prefill-192");
+  EXPECT_NE(last([](auto& p) { spec_of(p).v_format = parse_format("fp16"); }), "sm90-prefill-192");
+  EXPECT_NE(last([](auto& p) { spec_of(p).v_head_dim = 64; }), "sm90-prefill-192");
+  EXPECT_NE(last([](auto& p) { spec_of(p).k_format = spec_of(p).v_format = parse_format("int8-head"); }),
+            "sm90-prefill-192");
 }
 
 }  // namespace

@@ -1,0 +1,67 @@
+// Problems as prefill on a GPU takes them: Q, K and V of one 16-bit dtype and one head_dim, in plain tensors
+// or in pages. The CPU takes them, too.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "testing/cases.h"
+
+namespace halftone::testing {
+
+inline constexpr DType kPrefillTypes[] = {DType::kBFloat16, DType::kFloat16};
+inline constexpr int kPrefillDims[] = {64, 128, 256};
+
+/// Causal, two heads over two.
+inline AttentionCase prefill_case(DType dtype, int head_dim, bool plain,
+                                  const std::vector<Request>& requests) {
+  AttentionCase row;
+  row.name = std::string(dtype_name(dtype)) + ", head_dim " + std::to_string(head_dim) +
+             (plain ? ", plain" : ", pages");
+  row.requests = requests;
+  row.q_heads = row.kv_heads = 2;
+  row.head_dim = head_dim;
+  row.k_format = dtype == DType::kFloat16 ? "fp16" : "bf16";
+  if (plain) row.plain = dtype;
+  row.q_dtype = row.out_dtype = dtype;
+  row.mask.causal = true;
+  row.cu_q = true;
+  row.seed = static_cast<std::uint64_t>(head_dim) + (plain ? 1 : 0);
+  return row;
+}
+
+/// Lengths around the ends of row blocks (64 rows of a warpgroup, 128 or 192 of a unit) and of tiles of keys
+/// (80 or 96), fewer keys than queries, single queries, no queries, no keys.
+inline std::vector<Request> edge_requests() {
+  return {{63, 79},   {64, 80},  {65, 81}, {127, 95}, {128, 96}, {129, 97}, {191, 160}, {192, 161},
+          {193, 192}, {100, 30}, {1, 300}, {1, 1},    {0, 50},   {40, 0},   {0, 0},     {5, 417}};
+}
+
+/// The rows of every dtype and head_dim, plain and in pages.
+inline std::vector<AttentionCase> prefill_cases(const std::vector<Request>& requests) {
+  std::vector<AttentionCase> rows;
+  for (const DType dtype : kPrefillTypes) {
+    for (const int head_dim : kPrefillDims) {
+      for (const bool plain : {true, false}) {
+        rows.push_back(prefill_case(dtype, head_dim, plain, requests));
+      }
+    }
+  }
+  return rows;
+}
+
+/// First token of each request in plain K and V, and their end.
+inline std::vector<std::int64_t> first_tokens(const AttentionCase& row) {
+  std::vector<std::int64_t> first = {0};
+  for (const Request& r : row.requests) first.push_back(first.back() + r.kv_len);
+  return first;
+}
+
+/// Rows [begin, end) of a tensor.
+inline std::vector<float> floats_of_rows(const Tensor& x, std::int64_t begin, std::int64_t end) {
+  const std::int64_t row = x.shape()[1] * x.shape()[2];
+  const std::vector<float> all = x.to_floats();
+  return {all.begin() + begin * row, all.begin() + end * row};
+}
+
+}  // namespace halftone::testing

@@ -1,0 +1,273 @@
+// Prefill on the GPU against the double oracle: every kernel with every option, lengths around the ends of
+// row blocks and tiles, every way to pack rows, and cut units.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "plan/plan.h"
+#include "plan/validate.h"
+#include "tests/attention/prefill_cases.h"
+#include "tests/cuda/adversarial_device.h"
+
+namespace halftone::testing {
+namespace {
+
+/// Whether prefill serves the requests of many rows: not in a build of other head_dims.
+bool has_prefill(const Problem& p) {
+  return cuda_runner().serves(p) && plan_on_device(p).info().config.starts_with("sm90-prefill");
+}
+
+/// Runs rows and counts those that had a kernel, so that no test passes for want of one.
+class DevicePrefill : public ::testing::Test {
+ protected:
+  void expect_agrees(const AttentionCase& row) {
+    SCOPED_TRACE(row.name);
+    const Problem p = make_problem(row);
+    if (!has_prefill(p)) return;
+    ++served_;
+    const Outputs outputs = run_on_device(p);
+    EXPECT_EQ(judge_device(p, outputs), "");
+    EXPECT_EQ(outputs.status.as<std::int32_t>()[0], 0);
+  }
+  void TearDown() override { EXPECT_GT(served_, 0) << "no kernel of prefill is in this build"; }
+
+  int served_ = 0;
+};
+
+struct Option {
+  const char* name;
+  std::function<void(AttentionCase&)> set;
+};
+
+/// One at a time, and all that change logits together. Rows are causal before.
+const std::vector<Option>& options() {
+  static const std::vector<Option> all = {
+      {"causal", [](AttentionCase&) {}},
+      {"full", [](AttentionCase& row) { row.mask = {}; }},
+      {"window", [](AttentionCase& row) { row.mask.window_left = 70; }},
+      {"narrow window", [](AttentionCase& row) { row.mask.window_left = 0; }},
+      {"window right", [](AttentionCase& row) { row.mask = {.window_left = -1, .window_right = 33}; }},
+      {"two windows", [](AttentionCase& row) { row.mask = {.window_left = 90, .window_right = 17}; }},
+      {"softcap", [](AttentionCase& row) { row.softcap = 15; }},
+      {"ALiBi", [](AttentionCase& row) { row.alibi = true; }},
+      {"ALiBi, full", [](AttentionCase& row) { row.alibi = true, row.mask = {}; }},
+      {"sinks", [](AttentionCase& row) { row.sinks = true; }},
+      {"sinks, full", [](AttentionCase& row) { row.sinks = true, row.mask = {}; }},
+      {"f32 out", [](AttentionCase& row) { row.out_dtype = DType::kFloat32; }},
+      {"other out",
+       [](AttentionCase& row) {
+         row.out_dtype = row.q_dtype == DType::kFloat16 ? DType::kBFloat16 : DType::kFloat16;
+       }},
+      {"no LSE", [](AttentionCase& row) { row.lse = false; }},
+      {"scale", [](AttentionCase& row) { row.scale = 0.3F; }},
+      {"outliers", [](AttentionCase& row) { row.data = Data::kOutlierChannels; }},
+      {"sink token", [](AttentionCase& row) { row.data = Data::kSinkToken; }},
+      {"constant", [](AttentionCase& row) { row.data = Data::kConstant; }},
+      {"zeros", [](AttentionCase& row) { row.data = Data::kZero; }},
+      {"wide bounds", [](AttentionCase& row) { row.slack = 1000; }},
+      {"batch-invariant", [](AttentionCase& row) { row.policy = SplitPolicy::kBatchInvariant; }},
+      {"few workers", [](AttentionCase& row) { row.workers = 3; }},
+      {"all",
+       [](AttentionCase& row) {
+         row.softcap = 20, row.alibi = row.sinks = true;
+         row.mask.window_left = 100;
+         row.out_dtype = DType::kFloat32;
+       }},
+  };
+  return all;
+}
+
+TEST_F(DevicePrefill, EveryOptionAtTheEdges) {
+  std::size_t n = 0;
+  for (const AttentionCase& listed : prefill_cases(edge_requests())) {
+    for (std::size_t i = 0; i < options().size(); ++i) {
+      if (i > 1 && (n / 2 + n + i) % 2 == 0) continue;  // half of the rows, plain ones and ones in pages
+      const Option& option = options()[i];
+      AttentionCase row = listed;
+      option.set(row);
+      row.name += std::string(", ") + option.name;
+      expect_agrees(row);
+    }
+    ++n;
+  }
+}
+
+/// Pages of every size; V stored rotated, which rotates O back.
+TEST_F(DevicePrefill, PagesOfEverySizeAndRotatedV) {
+  for (const AttentionCase& listed : prefill_cases(edge_requests())) {
+    if (listed.plain) continue;
+    for (const int page_size : {16, 32, 64, 128, 256}) {
+      AttentionCase row = listed;
+      row.page_size = page_size;
+      row.rotate_v = page_size != 64;
+      row.table_mode = page_size == 32 ? BlockTableMode::kClamped : BlockTableMode::kTrusted;
+      if (page_size == 128) row.out_dtype = DType::kFloat32;
+      row.name += ", pages of " + std::to_string(page_size);
+      expect_agrees(row);
+    }
+  }
+}
+
+/// Query heads per KV head: 64 rows are whole queries, or not; row blocks end within a query.
+TEST_F(DevicePrefill, Groups) {
+  for (const int group : {1, 2, 3, 5, 7, 8, 12, 16, 32, 48, 64, 65, 128}) {
+    for (AttentionCase row :
+         prefill_cases({{1, 100}, {3, 50}, {20, 260}, {9, 9}, {0, 4}, {2, 0}, {16, 81}})) {
+      row.kv_heads = group > 16 ? 1 : 2;
+      row.q_heads = row.kv_heads * group;
+      row.alibi = group % 2 == 1;
+      row.sinks = group % 3 == 0;
+      row.name += ", group " + std::to_string(group);
+      expect_agrees(row);
+    }
+  }
+}
+
+/// Every length around two tiles and two row blocks, in small batches.
+TEST_F(DevicePrefill, EveryLengthAroundTheEdges) {
+  std::vector<std::vector<Request>> batches;
+  for (const int base : {64, 80, 96, 128, 160, 192, 256, 384}) {
+    std::vector<Request>& batch = batches.emplace_back();
+    for (const int off : {-1, 0, 1}) {
+      batch.push_back({base + off, base + off});
+      batch.push_back({3, base + off});
+      batch.push_back({base + off, 90});
+    }
+  }
+  int n = 0;
+  for (const std::vector<Request>& batch : batches) {
+    for (AttentionCase row : prefill_cases(batch)) {
+      row.q_heads = row.kv_heads = 1;
+      row.mask.causal = ++n % 3 != 0;
+      row.name += row.mask.causal ? ", causal" : ", full";
+      expect_agrees(row);
+    }
+  }
+}
+
+/// The shapes of FlashAttention's own tests: all but the longest in one batch.
+TEST_F(DevicePrefill, ShapesOfFlashAttentionsTests) {
+  const std::vector<Request> shapes = {{1, 239},   {3, 799},   {127, 512}, {127, 513}, {113, 203},
+                                       {128, 217}, {113, 211}, {108, 256}, {256, 512}};
+  for (const int kv_heads : {1, 2, 6}) {
+    for (const bool local : {false, true}) {
+      std::vector<AttentionCase> rows = prefill_cases(shapes);
+      if (kv_heads == 2) {
+        for (const AttentionCase& row : prefill_cases({{1023, 1024}})) rows.push_back(row);
+      }
+      for (AttentionCase& row : rows) {
+        row.q_heads = 6;
+        row.kv_heads = kv_heads;
+        if (local) row.mask = {.window_left = 57, .window_right = 33};
+        row.name += ", " + std::to_string(kv_heads) + " KV heads" + (local ? ", local" : ", causal");
+        expect_agrees(row);
+      }
+    }
+  }
+}
+
+/// Of the pass of the last rows of a plan.
+planning::ScheduleHeader queue_header(const Plan& plan, const PlacedRun& placed) {
+  const Plan::Impl& impl = planning::require_plan(plan);
+  const planning::Workspace workspace =
+      planning::carve_workspace(impl, static_cast<std::byte*>(placed.space().data));
+  planning::ScheduleHeader header;
+  check_cuda(cudaMemcpy(&header, workspace.passes[impl.passes().size() - 1].schedule.header, sizeof header,
+                        cudaMemcpyDeviceToHost));
+  return header;
+}
+
+/// Few units: they are cut, and merged as if they were whole, with the same bits every time.
+TEST_F(DevicePrefill, CutUnits) {
+  const std::vector<std::vector<Request>> batches = {
+      {{100, 2500}}, {{65, 3001}, {0, 0}, {20, 0}}, {{200, 1500}, {130, 900}}, {{200, 500}, {100, 3000}}};
+  for (const std::vector<Request>& batch : batches) {
+    for (AttentionCase row : prefill_cases(batch)) {
+      for (std::size_t i = 0; i < options().size(); ++i) {
+        const Option& option = options()[i];
+        if (option.name == std::string("batch-invariant")) continue;
+        const bool typical =
+            row.head_dim == 128 && row.plain.has_value() == (row.q_dtype == DType::kBFloat16);
+        if (i > 1 && !typical) continue;
+        AttentionCase own = row;
+        own.q_heads = own.kv_heads = batch.size() == 2 ? 2 : 1;
+        option.set(own);
+        own.name += std::string(", ") + option.name + ", " + std::to_string(batch[0].kv_len) + " keys";
+        SCOPED_TRACE(own.name);
+        const Problem p = make_problem(own);
+        if (!has_prefill(p)) continue;
+        ++served_;
+        const Plan plan = plan_on_device(p);
+        const DeviceRun device(p, plan);
+        device.schedule();
+        device.run();
+        const Outputs first = device.outputs();
+        EXPECT_EQ(judge_device(p, first), "");
+        const planning::ScheduleHeader header = queue_header(plan, device);
+        const bool narrow = own.mask.window_left >= 0 || own.workers > 0;  // too little for many parts
+        EXPECT_TRUE(header.cut_units > 0 || narrow) << header.units << " units";
+        for (int repeat = 0; repeat < 5; ++repeat) {
+          device.clear();
+          if (repeat == 3) device.schedule();
+          device.run();
+          const Outputs again = device.outputs();
+          EXPECT_TRUE(same_bytes(first.out, again.out));
+          EXPECT_TRUE(same_bytes(first.lse, again.lse) || !own.lse);
+        }
+      }
+    }
+  }
+}
+
+/// The same requests uncut: within the limits of both, and no slots are used.
+TEST_F(DevicePrefill, BatchInvariantUnitsStayWhole) {
+  for (AttentionCase row : prefill_cases({{200, 2000}, {300, 700}})) {
+    row.policy = SplitPolicy::kBatchInvariant;
+    SCOPED_TRACE(row.name);
+    const Problem p = make_problem(row);
+    if (!has_prefill(p)) continue;
+    ++served_;
+    const Plan plan = plan_on_device(p);
+    const DeviceRun device(p, plan);
+    device.schedule();
+    device.run();
+    const Outputs outputs = device.outputs();
+    EXPECT_EQ(judge_device(p, outputs), "");
+    EXPECT_EQ(queue_header(plan, device).partials, 0);
+    AttentionCase few = row;
+    few.workers = 2;
+    const Problem on_two = make_problem(few);
+    expect_same_bits(outputs, run_on_device(on_two), "on two workers");
+  }
+}
+
+/// Logits far apart, tile after tile: the offset of the exponents rises, falls behind or stays.
+TEST_F(DevicePrefill, LogitsThatRiseAndFall) {
+  for (AttentionCase row : prefill_cases({{100, 1500}, {64, 700}})) {
+    row.mask = {};
+    for (const float step : {0.02F, -0.02F, 0.3F, -0.3F}) {
+      SCOPED_TRACE(row.name + ", " + std::to_string(step) + " per key");
+      Problem p = make_problem(row);
+      if (!has_prefill(p)) continue;
+      ++served_;
+      // Dim 0 alone makes the logits: key t of a request has t steps.
+      const std::int64_t width = row.kv_heads * row.head_dim;
+      const std::vector<std::int64_t> first = first_tokens(row);
+      const float root = std::sqrt(static_cast<float>(row.head_dim));
+      for (std::int64_t e = 0; e < p.q.numel(); ++e) p.q.set(e, e % row.head_dim == 0 ? 1.0F : 0.0F);
+      for (std::size_t r = 0; r < row.requests.size(); ++r) {
+        for (std::int64_t e = first[r] * width; e < first[r + 1] * width; e += row.head_dim) {
+          p.k.set(e, step * root * static_cast<float>(e / width - first[r]));
+        }
+      }
+      if (!row.plain) p.cache = refilled(p, {0xFF});
+      EXPECT_EQ(judge_device(p, run_on_device(p)), "");
+    }
+  }
+}
+
+}  // namespace
+}  // namespace halftone::testing
