@@ -148,7 +148,7 @@ HALFTONE_API void schedule(const Plan& plan, const SequenceLengths& lengths, con
 
 /// Plain K and V, request after request; the last dim contiguous. CUDA: rows at multiples of 16 bytes, with
 /// positive strides; k and v may have more rows than the schedule has keys, and keys beyond their rows are
-/// left out.
+/// left out. K and V of live tokens must be finite there: a row may meet V of a token that a mask hides.
 struct KvTensorViews {
   TensorView k{};  ///< KvTensors::dtype [total_kv, kv_heads, head_dim]
   TensorView v{};  ///< the same dtype [total_kv, kv_heads, v_dim]

@@ -41,7 +41,8 @@ class HALFTONE_API SequenceTable {
   SequenceTable(std::int32_t batch, std::int32_t max_len, std::int32_t page_size, std::int32_t num_pages);
 
   /// Books of pages that are dealt already: rows[i] are the pages of request i, kEvicted at the front, and
-  /// lengths[i] its tokens. Throws InvalidArgument or OutOfRange for what no books could say.
+  /// lengths[i] its tokens. Throws InvalidArgument or OutOfRange
+  /// for pages and lengths beyond the bounds.
   SequenceTable(std::int32_t max_len, std::int32_t page_size, std::int32_t num_pages,
                 const std::vector<std::vector<std::int32_t>>& rows, std::span<const std::int32_t> lengths);
 

@@ -274,17 +274,18 @@ class SequenceOperations(_check.Fixed):
             OutOfRangeError: beyond ``max_len``, or beyond the pages that were reserved.
         """
         sequences = self._complete("advance()")
+        behind = sequences.is_behind  # then what reads the device's lengths finds these tokens there
         if type(counts) is int and sequences.has_room(counts):
-            if not sequences.is_behind:
+            if not behind:
                 sequences.pool.step(counts)
-            else:
+            elif sequences.is_behind:
                 sequences.pool.may_step(counts)
             return
         each = self._for_each(counts, "counts")
-        if sequences.is_behind:  # the device's lengths have them already
-            sequences.sync()
-        else:
+        if not behind:
             sequences.pool.advance(each)
+        elif sequences.is_behind:
+            sequences.sync()
 
     def free(self, request: int) -> None:
         """Drops all tokens of ``request`` (0 to batch - 1) and returns its pages. Raises OutOfRangeError."""

@@ -94,7 +94,7 @@ void run(const Plan::Impl& plan, const AttentionArgs& args, std::byte* workspace
   std::array<CompiledKernel, planning::kMaxPasses> kernels;
   for (std::size_t i = 0; i < passes.size(); ++i) {
     if (is_prefill(plan.kernel(passes[i]))) {
-      check_prefill(plan, args);
+      check_prefill(plan, passes[i], args);
     } else {
       kernels[i] = decode_kernel(plan, passes[i], args);
     }

@@ -14,11 +14,11 @@ inline constexpr std::int32_t kStatusNonFinite = 2;
 inline constexpr std::int32_t kStatusBadQueries = 4;
 /// append and run (CUDA): a static scale is not finite, positive and normal, or a static min is not finite.
 inline constexpr std::int32_t kStatusBadScale = 8;
-/// run (CUDA): the schedule has more keys than k and v have rows; the tokens beyond were left out.
-inline constexpr std::int32_t kStatusBadKeys = 32;
 /// append (CUDA): a value of V, whose f16 scale is stored beside its codes, exceeds kMaxScaledV (rotated V:
 /// that over the root of the block).
 inline constexpr std::int32_t kStatusLargeV = 16;
+/// run (CUDA): the schedule has more keys than k and v have rows; the tokens beyond were left out.
+inline constexpr std::int32_t kStatusBadKeys = 32;
 
 /// Values of V up to which attention on CUDA takes stored f16 scales: it multiplies probabilities and scales
 /// in f16, and what is left of f16's range belongs to small probabilities.

@@ -13,6 +13,7 @@ Choice choose_kernel(const Backend& backend, const AttentionProblem& problem, st
   Choice choice;
   choice.index = choice.variant = -1;
   for (int i = 0; i < static_cast<int>(backend.kernels.size()); ++i) {
+    if (backend.kernels[i].universal && choice.index >= 0) continue;  // it is for what no other row serves
     const int variant = backend.variant(problem, backend.kernels[i]);
     if (variant < 0) continue;
     choice.index = i;

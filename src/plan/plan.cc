@@ -123,7 +123,7 @@ PassInfo pass_info(const Pass& pass, const Kernel& kernel, std::string reason) {
   info.max_rows = static_cast<int>(max_served_rows(s));
   info.row_block = kernel.row_block;
   info.kv_tile = kernel.kv_tile;
-  info.split_tokens = s.absolute ? kernel.split_tokens : 0;
+  info.split_tokens = s.absolute && s.queue_tokens == 0 ? kernel.split_tokens : 0;
   info.max_units = max_units(s);
   info.max_partials = pass.partials;
   return info;
@@ -149,6 +149,12 @@ void check_resources(const Plan::Impl& plan, const ScheduleParams& s) {
         fmt::format("batch {} with max_q_len {} and max_kv_len {} allows more than 2^62 steps of work, but a "
                     "schedule counts them in 63 bits: use smaller bounds.",
                     s.batch, s.max_q_len, s.max_kv_len));
+  }
+  if (s.queue_tokens > 0 && max_units(s) > INT32_MAX) {
+    throw Error(ErrorCode::kResourceExhausted,
+                fmt::format("batch {} with max_q_len {} allows {} units of work, but a queue counts them in 31 "
+                            "bits: use smaller bounds.",
+                            s.batch, s.max_q_len, max_units(s)));
   }
   if (plan.info.workspace_bytes > kMaxBytes || max_partials(s) > INT32_MAX) {
     throw Error(
@@ -269,12 +275,18 @@ std::string Plan::describe() const {
                               pass.row_block, pass.kv_tile));
     partials = std::max(partials, pass.max_partials);
   }
-  const std::int32_t unit_cost = plan.passes().front().schedule.unit_cost;
-  const std::string cost = unit_cost == 0 ? "" : fmt::format(", a unit counted as {} more", unit_cost);
-  line("split", i.split_tokens == 0
-                    ? fmt::format("{}: equal shares of KV tiles{}", planning::policy_name(p.policy), cost)
-                    : fmt::format("{}: every {} tokens, equal shares of splits",
-                                  planning::policy_name(p.policy), i.split_tokens));
+  for (std::size_t n = 0; n < i.passes.size(); ++n) {
+    const planning::ScheduleParams& s = plan.passes()[n].schedule;
+    const std::string cost = s.unit_cost == 0 ? "" : fmt::format(", a unit counted as {} more", s.unit_cost);
+    const std::string split = s.queue_tokens > 0
+                                  ? (s.absolute ? "units from a queue" : "units from a queue, the last ones cut")
+                              : s.absolute ? fmt::format("every {} tokens, equal shares of splits",
+                                                         i.passes[n].split_tokens)
+                                           : fmt::format("equal shares of KV tiles{}", cost);
+    if (n == 0 || s.queue_tokens > 0) {
+      line("split", fmt::format("{}: {}", planning::policy_name(p.policy), split));
+    }
+  }
   line("workers", fmt::format("{}", i.workers));
   line("workspace", fmt::format("{} bytes: schedule {}, up to {} partial results", i.workspace_bytes,
                                 i.schedule_bytes, partials));

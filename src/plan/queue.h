@@ -5,11 +5,11 @@
 // that what all workers read at a time fits into a cache they share; of these heads, the last row blocks
 // first, which with a causal mask are the longest. What remains at the end is then short.
 //
-// Where all units are alike, or there are few, that would leave workers idle at the end: the last units are
-// cut into equally many parts, at multiples of the step from the unit's first key. Every part stores its
-// state in a slot of its own; the last part to arrive merges them, in the order of their keys. What a queue
-// computes depends on lengths and workers only, not on who takes what. With `absolute` no unit is cut, so
-// that a request's bits do not depend on the others.
+// Where the units of a request are alike, or all are few, that would leave workers idle at the end: the last
+// units are cut into equally many parts, at multiples of the step from the unit's first key. Every part
+// stores its state in a slot of its own; the last part to arrive merges them, in the order of their keys.
+// What a queue computes depends on lengths and workers only, not on who takes what. With `absolute` no unit
+// is cut, so that a request's bits do not depend on the others.
 #pragma once
 
 #include "plan/work.h"
@@ -80,8 +80,8 @@ HT_HOST_DEVICE constexpr void begin_queue(const Schedule& s, std::int64_t units,
   h.extra = h.active = h.unit_cost = h.partials = h.cut_units = 0;
   h.cut_parts = 1;
   if (units == 0 || s.params.absolute) return;
-  const bool alike = s.params.window_left < 0 && s.params.window_right < 0;
-  // Where units differ and are many, the short ones at the end even out what workers have.
+  const bool alike = s.params.window_left < 0 && s.params.window_right < 0;  // the units of a request
+  // Where they differ and are many, the short ones at the end even out what workers have.
   if (!alike && units >= 2 * workers) return;
   const std::int64_t cut = alike ? units % workers : units;
   if (cut == 0) return;

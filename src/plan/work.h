@@ -113,7 +113,7 @@ struct WorkItem {
   std::int32_t kv_head;
   std::int32_t row_begin;  ///< packed rows of the request; row / group is the query index
   std::int32_t row_end;
-  std::int32_t kv_begin;  ///< a multiple of 16; kv_begin == kv_end (both 0) when the rows see no key
+  std::int32_t kv_begin;  ///< a multiple of 16; kv_begin == kv_end (any value) when there is no key
   std::int32_t kv_end;
   std::int32_t partial;  ///< slot, or -1 when the item is the whole unit
   bool fold;             ///< only with absolute splits

@@ -42,7 +42,7 @@ struct Consumer {
 
   const AttentionParams& p;
   typename Traits::Shared& s;
-  int thread;  // of the warpgroup's 128; read anew for every tile
+  int thread;  // of the warpgroup's 128; read anew now and then, to free its register
   float o[kO];
   RunningSoftmax<C> softmax;
 

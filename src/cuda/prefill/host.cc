@@ -39,6 +39,11 @@ decltype(&cuTensorMapEncodeTiled) find_encoder() {
   return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
 }
 
+decltype(&cuTensorMapEncodeTiled) encoder() {
+  static const auto found = find_encoder();
+  return found;
+}
+
 /// A tensor of 16-bit elements whose boxes are copied: sizes and, from the second dim on, strides in bytes,
 /// innermost first.
 template <std::size_t kRank>
@@ -49,14 +54,13 @@ struct Boxes {
   std::array<cuuint32_t, kRank> box;
 
   CUtensorMap map(DType dtype) const {
-    static const auto encode = find_encoder();
     const auto type =
         dtype == DType::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
     std::array<cuuint32_t, kRank> steps;
     steps.fill(1);
     CUtensorMap map{};
     const CUresult status =
-        encode(&map, type, kRank, const_cast<void*>(data), size.data(), stride.data(), box.data(),
+        encoder()(&map, type, kRank, const_cast<void*>(data), size.data(), stride.data(), box.data(),
                steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (status != CUDA_SUCCESS) {
@@ -74,7 +78,7 @@ Boxes<3> tensor_boxes(const TensorView& t, const void* somewhere, int heads, int
   const bool empty = t.numel() == 0;
   const auto size = [](std::int64_t n) { return static_cast<cuuint64_t>(std::max<std::int64_t>(1, n)); };
   const auto stride = [&](int dim) {
-    return static_cast<cuuint64_t>(t.shape[dim] <= 1 ? 16 : t.strides[dim] * 2);
+    return static_cast<cuuint64_t>(empty || t.shape[dim] <= 1 ? 16 : t.strides[dim] * 2);
   };
   return {empty ? somewhere : t.data,
           {size(t.shape[2]), size(t.shape[1]), size(t.shape[0])},
@@ -111,6 +115,10 @@ void check_rows(const TensorView& t, const char* name) {
                           name, reinterpret_cast<std::uintptr_t>(t.data) % 16, t.strides[0], t.strides[1]));
 }
 
+CompiledKernel compiled_kernel(int row) {
+  return kPrefillTable[row].dtype == DType::kBFloat16 ? prefill_kernel_bf16(row) : prefill_kernel_f16(row);
+}
+
 }  // namespace
 
 int prefill_variant(const AttentionProblem& problem, const planning::Kernel& kernel) {
@@ -126,8 +134,13 @@ int prefill_variant(const AttentionProblem& problem, const planning::Kernel& ker
   return -1;
 }
 
-void check_prefill(const Plan::Impl& plan, const AttentionArgs& args) {
+void check_prefill(const Plan::Impl& plan, const planning::Pass& pass, const AttentionArgs& args) {
   check_out(args);
+  (void)encoder();
+  if (compiled_kernel(pass.variant).function == nullptr) {
+    throw Error(ErrorCode::kInternal,
+                fmt::format("prefill kernel {} is not in this build: rebuild halftone.", pass.variant));
+  }
   if (plan.problem.is_paged()) return;
   const auto& tensors = std::get<KvTensorViews>(args.kv);
   check_rows(tensors.k, "k");
@@ -157,13 +170,7 @@ void run_prefill(const Plan::Impl& plan, const AttentionArgs& args, const planni
     p.k = tensor_boxes(tensors.k, somewhere, 1, config.kv_tile).map(config.dtype);
     p.v = tensor_boxes(tensors.v, somewhere, 1, config.kv_tile).map(config.dtype);
   }
-  const CompiledKernel kernel =
-      config.dtype == DType::kBFloat16 ? prefill_kernel_bf16(pass.variant) : prefill_kernel_f16(pass.variant);
-  if (kernel.function == nullptr) {
-    throw Error(ErrorCode::kInternal,
-                fmt::format("prefill kernel {} is not in this build: rebuild halftone.", pass.variant));
-  }
-  launch(kernel, &p, plan, stream);
+  launch(compiled_kernel(pass.variant), &p, plan, stream);
 }
 
 }  // namespace halftone::cuda

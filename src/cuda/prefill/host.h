@@ -23,8 +23,8 @@ inline constexpr std::array<planning::Kernel, 2> kPrefillKernels{{
 int prefill_variant(const AttentionProblem& problem, const planning::Kernel& kernel);
 
 /// Throws InvalidArgument for tensors that the kernel of the pass cannot read or write, DeviceError if the
-/// driver lacks tensor maps.
-void check_prefill(const Plan::Impl& plan, const AttentionArgs& args);
+/// driver lacks tensor maps, Internal if the kernel is not in this build.
+void check_prefill(const Plan::Impl& plan, const planning::Pass& pass, const AttentionArgs& args);
 
 /// Of the pass `index` of the plan. Arguments are those that check_prefill() has accepted.
 void run_prefill(const Plan::Impl& plan, const AttentionArgs& args, const planning::Workspace& workspace,

@@ -55,6 +55,7 @@ struct RowsLoop {
       c.begin_scores(ring.stage, x);
       const std::uint32_t live = s.live[ring.stage];
       wgmma_wait();
+      pin(x);
       c.release(s.k_empty[ring.stage]);
       prepare(x, item, token, live);
       if (c.exceeds(x, factor, most)) c.raise(factor, most);
@@ -93,6 +94,7 @@ struct RowsLoop {
     c.begin_output(ring.stage, prob);
     c.release(s.q_empty[c.group()]);
     wgmma_wait<0>();
+    pin(c.o);
     c.release(s.v_empty[ring.stage]);
     ring.advance();
   }

@@ -43,7 +43,7 @@ struct ItemReader {
 __device__ inline void limit_item(const PrefillParams& p, DeviceItem& item) {
   planning::WorkItem& work = item.work;
   bounds_of(p.attention).apply(item);
-  if (work.row_end < work.row_begin) work.row_end = work.row_begin;
+  if (work.row_end == work.row_begin) work.kv_end = work.kv_begin;
   const std::int32_t* const cu_kv = p.attention.schedule.cu_kv;
   if (cu_kv == nullptr) return;
   const std::int64_t first = cu_kv[work.request], left = first < 0 ? 0 : p.kv_tokens - first;
@@ -163,7 +163,7 @@ struct TileLoader {
     if (plain()) return (1u << kTiles) - 1;
     const bool wanted = lane < kTiles && token + lane * kTileTokens < item.work.kv_end;
     const bool has = wanted && has_page(p.attention, page);
-    if (!has) page = p.attention.cache.num_pages;
+    if (!has) page = -1;
     return __ballot_sync(~0u, has);
   }
   __device__ void load(const CUtensorMap& map, std::uint32_t to, std::uint32_t barrier, int token) const {
@@ -211,6 +211,7 @@ __device__ inline void load_tiles(const PrefillParams& p, typename PrefillTraits
                   token);
       loader.look_up(token - C.kv_tile);
     }
+    __syncwarp();  // all lanes have read the item
     if (lane == 0) items.release();
     items.advance();
   }
@@ -273,6 +274,7 @@ struct QueryLoader {
           copy_rows(item->item, group);
         }
       }
+      __syncwarp();
       if (lane == 0) items.release();
       items.advance();
     }
