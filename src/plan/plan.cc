@@ -151,10 +151,11 @@ void check_resources(const Plan::Impl& plan, const ScheduleParams& s) {
                     s.batch, s.max_q_len, s.max_kv_len));
   }
   if (s.queue_tokens > 0 && max_units(s) > INT32_MAX) {
-    throw Error(ErrorCode::kResourceExhausted,
-                fmt::format("batch {} with max_q_len {} allows {} units of work, but a queue counts them in 31 "
-                            "bits: use smaller bounds.",
-                            s.batch, s.max_q_len, max_units(s)));
+    throw Error(
+        ErrorCode::kResourceExhausted,
+        fmt::format("batch {} with max_q_len {} allows {} units of work, but a queue counts them in 31 "
+                    "bits: use smaller bounds.",
+                    s.batch, s.max_q_len, max_units(s)));
   }
   if (plan.info.workspace_bytes > kMaxBytes || max_partials(s) > INT32_MAX) {
     throw Error(
@@ -278,11 +279,10 @@ std::string Plan::describe() const {
   for (std::size_t n = 0; n < i.passes.size(); ++n) {
     const planning::ScheduleParams& s = plan.passes()[n].schedule;
     const std::string cost = s.unit_cost == 0 ? "" : fmt::format(", a unit counted as {} more", s.unit_cost);
-    const std::string split = s.queue_tokens > 0
-                                  ? (s.absolute ? "units from a queue" : "units from a queue, the last ones cut")
-                              : s.absolute ? fmt::format("every {} tokens, equal shares of splits",
-                                                         i.passes[n].split_tokens)
-                                           : fmt::format("equal shares of KV tiles{}", cost);
+    const std::string split =
+        s.queue_tokens > 0 ? (s.absolute ? "units from a queue" : "units from a queue, the last ones cut")
+        : s.absolute       ? fmt::format("every {} tokens, equal shares of splits", i.passes[n].split_tokens)
+                           : fmt::format("equal shares of KV tiles{}", cost);
     if (n == 0 || s.queue_tokens > 0) {
       line("split", fmt::format("{}: {}", planning::policy_name(p.policy), split));
     }

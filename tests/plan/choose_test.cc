@@ -114,9 +114,8 @@ TEST(ChooseKernels, AmongTheRowsThatServeTheProblem) {
   const auto universal =
       backend_of_rows([](const auto&, const planning::Kernel& k) { return k.universal ? 0 : -1; });
   // A universal row that would serve what another one serves, too, is no choice.
-  const auto large_or_universal = backend_of_rows([](const auto&, const planning::Kernel& k) {
-    return k.universal || k.max_rows == 0 ? 0 : -1;
-  });
+  const auto large_or_universal = backend_of_rows(
+      [](const auto&, const planning::Kernel& k) { return k.universal || k.max_rows == 0 ? 0 : -1; });
   const auto none = backend_of_rows([](const auto&, const planning::Kernel&) { return -1; });
   for (const SplitPolicy policy : {SplitPolicy::kReproducible, SplitPolicy::kBatchInvariant}) {
     EXPECT_EQ(choices(up_to_16, 4, 100, policy), (Names{"rows-8 0-8", "rows-16 9-"}));

@@ -61,8 +61,8 @@ struct Boxes {
     CUtensorMap map{};
     const CUresult status =
         encoder()(&map, type, kRank, const_cast<void*>(data), size.data(), stride.data(), box.data(),
-               steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                  steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (status != CUDA_SUCCESS) {
       throw Error(ErrorCode::kInternal,
                   fmt::format("cuTensorMapEncodeTiled failed with {}: report this as a bug.",
