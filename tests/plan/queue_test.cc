@@ -198,33 +198,10 @@ TEST(Queue, EveryVisibleKeyOfEveryRowExactlyOnce) {
     c.params.min_rows = 0, c.params.max_rows = INT_MAX;
     for (Request& r : c.requests) r.kv_len %= 400;
     const Built built(c.params, c.requests, c.slack);
-    std::map<std::pair<std::int32_t, std::int32_t>, std::vector<std::uint8_t>> visits;  // [rows, kv_len]
-    for (std::size_t r = 0; r < c.requests.size(); ++r) {
-      for (std::int32_t h = 0; h < c.params.kv_heads; ++h) {
-        visits[{static_cast<std::int32_t>(r), h}].resize(
-            static_cast<std::size_t>(c.requests[r].q_len * c.params.group * c.requests[r].kv_len));
-      }
-    }
-    for (const QueuedItem& item : all_items(built)) {
-      const WorkItem& work = item.work;
-      std::vector<std::uint8_t>& count = visits.at({work.request, work.kv_head});
-      const std::int32_t kv_len = c.requests[static_cast<std::size_t>(work.request)].kv_len;
-      for (std::int32_t row = work.row_begin; row < work.row_end; ++row) {
-        for (std::int32_t key = work.kv_begin; key < work.kv_end; ++key) {
-          ++count.at(static_cast<std::size_t>(row * kv_len + key));
-        }
-      }
-    }
-    for (const auto& [where, count] : visits) {
-      const Request& request = c.requests[static_cast<std::size_t>(where.first)];
-      for (std::size_t i = 0; i < count.size(); ++i) {
-        const auto row = static_cast<std::int32_t>(i) / request.kv_len;
-        const auto key = static_cast<std::int32_t>(i) % request.kv_len;
-        const KvRange seen = row_range(c.params, request, row);
-        ASSERT_GE(count[i], key >= seen.begin && key < seen.end ? 1 : 0) << "row " << row << " key " << key;
-        ASSERT_LE(count[i], 1) << "row " << row << " key " << key;
-      }
-    }
+    Visits visits(c);
+    for (const QueuedItem& item : all_items(built)) visits.add(item.work);
+    visits.expect_once();
+    if (HasFatalFailure()) return;
   }
 }
 

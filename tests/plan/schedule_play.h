@@ -148,6 +148,45 @@ inline KvRange row_range(const ScheduleParams& p, const Request& r, std::int64_t
   return {static_cast<std::int32_t>(begin), static_cast<std::int32_t>(end)};
 }
 
+/// How often items read each (row, key) of a case.
+class Visits {
+ public:
+  explicit Visits(const RandomCase& c) : case_(c) {
+    for (std::size_t r = 0; r < c.requests.size(); ++r) {
+      for (std::int32_t h = 0; h < c.params.kv_heads; ++h) {
+        counts_[{static_cast<std::int32_t>(r), h}].resize(
+            static_cast<std::size_t>(c.requests[r].q_len * c.params.group * c.requests[r].kv_len));
+      }
+    }
+  }
+  void add(const WorkItem& item) {
+    std::vector<std::uint8_t>& count = counts_.at({item.request, item.kv_head});
+    const std::int32_t kv_len = case_.requests[static_cast<std::size_t>(item.request)].kv_len;
+    for (std::int32_t row = item.row_begin; row < item.row_end; ++row) {
+      for (std::int32_t key = item.kv_begin; key < item.kv_end; ++key) {
+        ++count.at(static_cast<std::size_t>(row * kv_len + key));
+      }
+    }
+  }
+  /// None twice, and none missing that the mask shows.
+  void expect_once() const {
+    for (const auto& [where, count] : counts_) {
+      const Request& request = case_.requests[static_cast<std::size_t>(where.first)];
+      for (std::size_t i = 0; i < count.size(); ++i) {
+        const auto row = static_cast<std::int32_t>(i) / request.kv_len;
+        const auto key = static_cast<std::int32_t>(i) % request.kv_len;
+        const KvRange seen = row_range(case_.params, request, row);
+        ASSERT_GE(count[i], key >= seen.begin && key < seen.end ? 1 : 0) << "row " << row << " key " << key;
+        ASSERT_LE(count[i], 1) << "row " << row << " key " << key;
+      }
+    }
+  }
+
+ private:
+  const RandomCase& case_;
+  std::map<std::pair<std::int32_t, std::int32_t>, std::vector<std::uint8_t>> counts_;  // [rows, kv_len]
+};
+
 struct Unit {
   std::int32_t row_begin, row_end;
   KvRange range;                        // union over the rows, begin rounded down to 16

@@ -27,36 +27,13 @@ TEST(Schedule, EveryVisibleKeyOfEveryRowExactlyOnce) {
     c.params.group = std::min(c.params.group, 8);
     for (Request& r : c.requests) r.kv_len %= 400;
     const Built built(c.params, c.requests, c.slack);
-    std::map<std::pair<std::int32_t, std::int32_t>, std::vector<std::uint8_t>> visits;  // [rows, kv_len]
-    for (std::size_t r = 0; r < c.requests.size(); ++r) {
-      for (std::int32_t h = 0; h < c.params.kv_heads; ++h) {
-        visits[{static_cast<std::int32_t>(r), h}].resize(
-            static_cast<std::size_t>(c.requests[r].q_len * c.params.group * c.requests[r].kv_len));
-      }
-    }
+    Visits visits(c);
     for (std::int32_t w = 0; w < c.params.workers; ++w) {
       WorkCursor cursor(*built, w);
-      for (WorkItem item; cursor.next(item);) {
-        std::vector<std::uint8_t>& count = visits[{item.request, item.kv_head}];
-        const std::int32_t kv_len = c.requests[static_cast<std::size_t>(item.request)].kv_len;
-        for (std::int32_t row = item.row_begin; row < item.row_end; ++row) {
-          for (std::int32_t key = item.kv_begin; key < item.kv_end; ++key) {
-            ++count.at(static_cast<std::size_t>(row * kv_len + key));
-          }
-        }
-      }
+      for (WorkItem item; cursor.next(item);) visits.add(item);
     }
-    for (const auto& [where, count] : visits) {
-      const Request& request = c.requests[static_cast<std::size_t>(where.first)];
-      for (std::size_t i = 0; i < count.size(); ++i) {
-        const auto row = static_cast<std::int32_t>(i) / request.kv_len;
-        const auto key = static_cast<std::int32_t>(i) % request.kv_len;
-        const KvRange seen = row_range(c.params, request, row);
-        const int least = key >= seen.begin && key < seen.end ? 1 : 0;
-        ASSERT_GE(count[i], least) << "row " << row << " key " << key;
-        ASSERT_LE(count[i], 1) << "row " << row << " key " << key;
-      }
-    }
+    visits.expect_once();
+    if (HasFatalFailure()) return;
   }
 }
 
