@@ -51,8 +51,10 @@ struct AttentionProblem {
   std::variant<KvCacheSpec, KvTensors> kv{};  ///< where K and V lie: in the pages of a cache, or in tensors
   int max_q_len = 1;                          ///< upper bound of a request's queries
   int max_kv_len = 0;                         ///< upper bound of a request's keys
-  DType q_dtype = DType::kBFloat16;           ///< kFloat32, kFloat16 or kBFloat16
-  DType out_dtype = DType::kBFloat16;         ///< kFloat32, kFloat16 or kBFloat16
+  std::int64_t max_total_kv = 0;       ///< upper bound of all requests' keys, as the pages of a pool allow;
+                                       ///< 0: batch * max_kv_len. It sizes PassInfo::staged_bytes
+  DType q_dtype = DType::kBFloat16;    ///< kFloat32, kFloat16 or kBFloat16
+  DType out_dtype = DType::kBFloat16;  ///< kFloat32, kFloat16 or kBFloat16
   Mask mask{};
   float scale = 0;     ///< logit = scale * q.k; 0 means 1/sqrt(head_dim)
   float softcap = 0;   ///< > 0: logit = softcap * tanh(logit / softcap), before ALiBi
@@ -89,6 +91,9 @@ struct PassInfo {
   int split_tokens = 0;           ///< batch_invariant: distance of the split boundaries; else 0
   std::int64_t max_units = 0;     ///< (request, KV head, row block) triples at the bounds
   std::int64_t max_partials = 0;  ///< partial results that fit into the workspace
+  std::int64_t staged_bytes = 0;  ///< of the workspace, for K and V that run() dequantises before the kernel
+                                  ///< reads them: all requests' keys of as many KV heads as fit into 512 MiB
+                                  ///< (at least one), the next ones after them; 0: read where they are
 };
 
 /// What a plan decided; `describe()` prints it. Fields that PassInfo has, too, are those of the last pass,
@@ -168,7 +173,7 @@ struct AttentionArgs {
   /// Optional int32 [1], sticky. Bit 0: a block-table entry was out of bounds (kClamped; on CUDA always), or,
   /// on CUDA, a length beyond the table: those tokens were left out. Bit 2 (CUDA): the schedule has more
   /// queries than q has rows. Bit 3 (CUDA): a static scale of the cache is not finite and positive. Bit 5
-  /// (CUDA): the schedule has more keys than k and v have rows.
+  /// (CUDA): the schedule has more keys than k and v have rows, or than max_total_kv.
   TensorView status{};
   /// A promise, of use in a chain of layers on a CUDA stream: what wrote the cache, its block table, the
   /// status and the schedule had ended before the previous kernel of the stream began. run() then reads them

@@ -21,6 +21,7 @@ const planning::Backend& backend() {
       .variant = [](const AttentionProblem&, const planning::Kernel&) { return 0; },
       .refuse = [](const AttentionProblem&) {},
       .workers = [](Device) { return std::clamp(omp_get_max_threads(), 1, planning::kMaxWorkers); },
+      .staged_bytes = nullptr,
       .extra_bytes = [](int, std::int64_t) { return std::int64_t{0}; },
       .schedule =
           [](const Plan::Impl& plan, const SequenceLengths& lengths, std::byte* workspace, Stream) {

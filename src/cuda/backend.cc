@@ -82,6 +82,10 @@ void refuse(const AttentionProblem& p) {
                   dtype_name(p.q_dtype)));
 }
 
+int staged_bytes(const AttentionProblem& problem, const planning::Kernel& kernel, int) {
+  return is_prefill(kernel) ? prefill_staged_bytes(problem) : 0;
+}
+
 std::int64_t extra_bytes(int workers, std::int64_t partials) {
   return backend_parts(planning::Carver(nullptr), workers, partials).bytes;
 }
@@ -118,6 +122,7 @@ const planning::Backend& backend() {
                                               .variant = variant,
                                               .refuse = refuse,
                                               .workers = workers,
+                                              .staged_bytes = staged_bytes,
                                               .extra_bytes = extra_bytes,
                                               .schedule = schedule,
                                               .run = run,

@@ -53,6 +53,7 @@ std::uint64_t fingerprint(const AttentionProblem& p, int workers) {
         static_cast<int>(p.policy), workers}) {
     f.add(static_cast<std::uint64_t>(static_cast<std::int64_t>(x)));
   }
+  f.add(static_cast<std::uint64_t>(p.max_total_kv));
   f.add(std::uint64_t{p.kv.index()});
   std::visit([&f](const auto& place) { add_place(f, place); }, p.kv);
   return f.add(p.scale).add(p.softcap).value();
@@ -104,11 +105,39 @@ ScheduleParams schedule_params(const AttentionProblem& p, const Kernel& kernel, 
   return s;
 }
 
+/// As many heads at a time as fit into so many bytes, and at least one.
+constexpr std::int64_t kStagedBytes = std::int64_t{1} << 29;
+
+Staged stage_keys(const AttentionProblem& problem, int key_bytes) {
+  Staged staged;
+  if (key_bytes == 0) return staged;
+  const int all = problem.kv_heads();
+  staged.keys =
+      problem.max_total_kv != 0 ? problem.max_total_kv : std::int64_t{problem.batch} * problem.max_kv_len;
+  staged.keys = std::clamp<std::int64_t>(staged.keys, 1, INT32_MAX);
+  staged.heads = all;
+  while (staged.heads > 1 &&
+         (all % staged.heads != 0 || staged.keys * staged.heads * key_bytes > kStagedBytes))
+    --staged.heads;
+  staged.rounds = all / staged.heads;
+  staged.bytes = staged.keys * staged.heads * key_bytes;
+  return staged;
+}
+
 Pass make_pass(const AttentionProblem& problem, const Backend& backend, const Choice& choice, int workers) {
+  const Kernel& kernel = backend.kernels[choice.index];
   Pass pass;
   pass.kernel_index = choice.index;
   pass.variant = choice.variant;
-  pass.schedule = schedule_params(problem, backend.kernels[choice.index], choice, workers);
+  pass.schedule = schedule_params(problem, kernel, choice, workers);
+  const int key_bytes =
+      backend.staged_bytes == nullptr ? 0 : backend.staged_bytes(problem, kernel, choice.variant);
+  if (key_bytes != 0) {
+    pass.staged = stage_keys(problem, key_bytes);
+    pass.schedule.kv_heads = pass.staged.heads;
+    pass.schedule.queue_tokens =
+        static_cast<std::int32_t>(std::max<std::int64_t>(1, kernel.queue_bytes / key_bytes));
+  }
   pass.partials = max_partials(pass.schedule);
   pass.backend_bytes = backend.extra_bytes(workers, pass.partials);
   return pass;
@@ -126,6 +155,7 @@ PassInfo pass_info(const Pass& pass, const Kernel& kernel, std::string reason) {
   info.split_tokens = s.absolute && s.queue_tokens == 0 ? kernel.split_tokens : 0;
   info.max_units = max_units(s);
   info.max_partials = pass.partials;
+  info.staged_bytes = pass.staged.bytes;
   return info;
 }
 
@@ -275,6 +305,11 @@ std::string Plan::describe() const {
     line("units", fmt::format("up to {}, each of up to {} packed rows; KV tiles of {} tokens", pass.max_units,
                               pass.row_block, pass.kv_tile));
     partials = std::max(partials, pass.max_partials);
+    const planning::Staged& staged = plan.passes()[n].staged;
+    if (staged.keys > 0) {
+      line("staged", fmt::format("K and V of {} KV head{} at a time, up to {} keys: {} bytes of workspace",
+                                 staged.heads, staged.heads == 1 ? "" : "s", staged.keys, staged.bytes));
+    }
   }
   for (std::size_t n = 0; n < i.passes.size(); ++n) {
     const planning::ScheduleParams& s = plan.passes()[n].schedule;

@@ -105,15 +105,23 @@ constexpr std::int64_t max_queue_partials(const ScheduleParams& p, std::int64_t 
   return parts < kQueueSlotsPerWorker * p.workers ? parts : kQueueSlotsPerWorker * p.workers;
 }
 
+/// Where a request's staged keys begin, after `before` of earlier requests. Returns their number.
+HT_HOST_DEVICE constexpr std::int32_t stage_request(const Schedule& s, std::int32_t request,
+                                                    std::int32_t queries, std::int64_t before) {
+  s.cu_kv[request] = before < INT32_MAX ? static_cast<std::int32_t>(before) : INT32_MAX;
+  return s.staged[request] = queries > 0 ? s.kv_lengths[request] : 0;
+}
+
 /// All of it, serially. Before: as for build_schedule().
 HT_HOST_DEVICE constexpr void build_queue(const Schedule& s, std::uint64_t plan_id) {
   ScheduleHeader& h = *s.header;
   h.magic = 0;  // set last: an unfinished schedule is none
   h.total_kv = 0;
   h.total_q = s.cu_q[s.params.batch];
-  std::int64_t steps = 0, units = 0;
+  std::int64_t steps = 0, units = 0, staged = 0;
   for (std::int32_t r = 0; r < s.params.batch; ++r) {
     const std::int32_t queries = served_queries(s, r);
+    if (s.staged != nullptr) staged += stage_request(s, r, queries, staged);
     h.total_kv += s.kv_lengths[r];
     s.first_step[r] = units;
     steps += head_steps(s.params, queries, s.kv_lengths[r]) * s.params.kv_heads;

@@ -72,6 +72,11 @@ void check_bounds(const AttentionProblem& p) {
   check_range(p.batch, 0, kMaxBatch, "batch");
   check_range(p.max_q_len, 0, kMaxTokens, "max_q_len");
   check_range(p.max_kv_len, 0, kMaxTokens, "max_kv_len");
+  const std::int64_t most = std::int64_t{p.batch} * p.max_kv_len;
+  if (p.max_total_kv < 0 || p.max_total_kv > most) {
+    invalid("max_total_kv is {}, but must be 1 to batch * max_kv_len = {}, or 0 for that: use 0.",
+            p.max_total_kv, most);
+  }
   const std::int64_t group = p.q_heads / p.kv_heads();
   if (group * p.max_q_len > kMaxTokens) {
     invalid("max_q_len is {}, but with {} query heads per KV head must be at most {}: use that.", p.max_q_len,

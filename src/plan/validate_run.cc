@@ -57,6 +57,23 @@ void check_kv_lengths(const TensorView& t, std::int32_t max) {
   }
 }
 
+/// Of lengths that are valid each.
+void check_total(const AttentionProblem& p, const SequenceLengths& lengths) {
+  if (p.max_total_kv == 0 || p.batch == 0) return;
+  std::int64_t total = 0;
+  if (given(lengths.cu_kv)) {
+    total = values(lengths.cu_kv).back();
+  } else {
+    for (const std::int32_t length : values(lengths.kv_lengths)) total += length;
+  }
+  if (total > p.max_total_kv) {
+    fail(ErrorCode::kOutOfRange,
+         "the requests have {} keys together, but the plan's max_total_kv is {}: plan with a larger "
+         "max_total_kv.",
+         total, p.max_total_kv);
+  }
+}
+
 /// Shapes of the lengths. `needed`: those that schedule() cannot do without must be present.
 void check_length_tensors(const AttentionProblem& p, const SequenceLengths& lengths, bool needed) {
   const std::int64_t batch = p.batch;
@@ -207,6 +224,7 @@ void validate_lengths(const Plan::Impl& plan, const SequenceLengths& lengths) {
   if (given(lengths.cu_q)) check_cumulative(lengths.cu_q, "cu_q", p.max_q_len, "max_q_len");
   if (given(lengths.kv_lengths)) check_kv_lengths(lengths.kv_lengths, p.max_kv_len);
   if (given(lengths.cu_kv)) check_cumulative(lengths.cu_kv, "cu_kv", p.max_kv_len, "max_kv_len");
+  check_total(p, lengths);
 }
 
 void validate_schedule(const Plan::Impl& plan, const SequenceLengths& lengths, const TensorView& workspace,

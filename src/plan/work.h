@@ -93,7 +93,7 @@ struct WorkerStart {
 };
 
 /// A schedule: written by build_schedule(), read by everything else. All pointers point into one workspace,
-/// where the passes of a plan share the last three.
+/// where the passes of a plan share cu_q, kv_lengths and, of plain K and V, cu_kv.
 struct Schedule {
   ScheduleParams params;
   ScheduleHeader* header;
@@ -101,7 +101,9 @@ struct Schedule {
   WorkerStart* starts;       // [workers + 1]; entry `active` marks the end
   std::int32_t* cu_q;        // [batch + 1] first query token of each request
   std::int32_t* kv_lengths;  // [batch]
-  std::int32_t* cu_kv;       // [batch + 1] plain K and V: first key token of each request; null when paged
+  std::int32_t* cu_kv;       // [batch + 1] first key of each request, in plain K and V or in the staged ones
+                             // of a pass; else null
+  std::int32_t* staged;      // [batch] keys of each request that the pass stages; else null
 };
 
 /// One piece of work. The worker attends rows [row_begin, row_end) to keys [kv_begin, kv_end) from an empty

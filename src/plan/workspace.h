@@ -14,9 +14,21 @@ inline constexpr std::int64_t kWorkspaceAlignment = 256;
 /// Kernels that one run() may launch, one after another, each for the requests that it fits.
 inline constexpr int kMaxPasses = 2;
 
+/// K and V that run() writes into the workspace, where the kernel of a pass reads them as plain tensors:
+/// those of `heads` KV heads, then those of the next ones in their place, in as many rounds as the heads
+/// need.
+struct Staged {
+  std::int64_t keys = 0;  ///< of all requests; 0: the kernel reads K and V where they are
+  std::int32_t heads = 0;
+  std::int32_t rounds = 1;
+  std::int64_t bytes = 0;
+};
+
 /// A kernel of a plan with the schedule of its requests, those of schedule.min_rows to max_rows packed rows.
+/// With staged keys it is a round's.
 struct Pass {
   ScheduleParams schedule{};
+  Staged staged{};
   std::int64_t partials = 0;       ///< slots
   std::int64_t backend_bytes = 0;  ///< what the device's backend keeps beside the schedule
   int kernel_index = 0;            ///< row of Backend::kernels
@@ -42,6 +54,7 @@ struct PassWorkspace {
 
 struct Workspace {
   std::array<PassWorkspace, kMaxPasses> passes{};
+  std::byte* staged = nullptr;  // the most that a pass has of it
   std::int64_t schedule_bytes = 0;
   std::int64_t bytes = 0;
 };
@@ -77,6 +90,10 @@ inline PassWorkspace carve_pass(const Pass& p, Carver& carver) {
   w.schedule.first_step = carver.take<std::int64_t>(std::int64_t{p.schedule.batch} + 1);
   w.schedule.starts = carver.take<WorkerStart>(std::int64_t{p.schedule.workers} + 1);
   if (p.backend_bytes > 0) w.backend = carver.take<std::byte>(p.backend_bytes);
+  if (p.staged.keys > 0) {
+    w.schedule.cu_kv = carver.take<std::int32_t>(std::int64_t{p.schedule.batch} + 1);
+    w.schedule.staged = carver.take<std::int32_t>(p.schedule.batch);
+  }
   return w;
 }
 
@@ -84,12 +101,13 @@ inline PassWorkspace carve_pass(const Pass& p, Carver& carver) {
 inline Workspace carve_workspace(const WorkspaceParams& p, std::byte* base) {
   Carver carver(base);
   Workspace w;
-  std::int64_t rows = 0;  // of partial results
+  std::int64_t rows = 0, staged = 0;  // of partial results; bytes
   for (int i = 0; i < p.count; ++i) {
     const Pass& pass = p.passes[i];
     w.passes[i] = carve_pass(pass, carver);
     const std::int64_t own = saturating_product(pass.partials, pass.schedule.row_block);
     rows = own > rows ? own : rows;
+    staged = pass.staged.bytes > staged ? pass.staged.bytes : staged;
   }
   const std::int64_t batch = p.passes[0].schedule.batch;
   auto* const cu_q = carver.take<std::int32_t>(batch + 1);
@@ -98,10 +116,12 @@ inline Workspace carve_workspace(const WorkspaceParams& p, std::byte* base) {
   w.schedule_bytes = carver.bytes();
   auto* const partial_out = carver.take<float>(saturating_product(rows, p.v_dim));
   auto* const partial_state = carver.take<float>(saturating_product(rows, 2));
+  if (staged > 0) w.staged = carver.take<std::byte>(staged);
   w.bytes = carver.bytes();
   for (int i = 0; i < p.count; ++i) {
     PassWorkspace& pass = w.passes[i];
-    pass.schedule.cu_q = cu_q, pass.schedule.kv_lengths = kv_lengths, pass.schedule.cu_kv = cu_kv;
+    pass.schedule.cu_q = cu_q, pass.schedule.kv_lengths = kv_lengths;
+    if (p.plain) pass.schedule.cu_kv = cu_kv;
     pass.partial_out = partial_out, pass.partial_state = partial_state;
   }
   return w;

@@ -5,6 +5,13 @@
 
 namespace halftone::cuda {
 
+/// Rows of K or V of as many KV heads as `out` has, from `first_head` on: the first lengths[i] tokens of
+/// every request, one request after the other. `lengths` (int32 [batch]) is on the device. Only of a cache
+/// that stores K and V apart; rotations are undone, tokens of missing pages are zeros, those beyond `out`
+/// left out.
+void stage_rows(const PagedKv& cache, const PageLayout& layout, KvPart which, int first_head,
+                const std::int32_t* lengths, const TensorView& out, Stream stream);
+
 /// Throws InvalidArgument if the outputs differ in rows. sum(lengths) is not known to the host: surplus rows
 /// become zeros, surplus tokens are left out.
 void dequantize(const PagedKv& cache, const TensorView& k_out, const TensorView& v_out, Stream stream);

@@ -93,6 +93,7 @@ struct Dequantizer {
       tiles += s.tiles[kRequests - 1];
       rows += s.rows[kRequests - 1];
     }
+    if (!p.clears_rest) return;
     for (unit = rows * p.kv_heads + begin; unit < p.rows * p.kv_heads; unit += step) {
       const std::int64_t row = unit / p.kv_heads;
       zero(row, 1, static_cast<int>(unit - row * p.kv_heads));

@@ -28,7 +28,8 @@ struct DequantizeParams {
   std::int64_t rows;
   std::int64_t row_stride, head_stride;
   DType out_type;
-  bool aligned;  // rows of `out` begin at multiples of 16 bytes
+  bool aligned;      // rows of `out` begin at multiples of 16 bytes
+  bool clears_rest;  // rows beyond the requests' become zeros
 };
 
 /// cudaError_t as int. `stream` is a cudaStream_t.

@@ -8,6 +8,7 @@
 #include <variant>
 
 #include "cuda/attention/workspace.h"
+#include "cuda/dequantize/host.h"
 #include "cuda/device/call.h"
 #include "cuda/prefill/config.h"
 #include "cuda/prefill/kernels.h"
@@ -16,12 +17,51 @@
 namespace halftone::cuda {
 namespace {
 
-/// The dtype that K and V both have and that stays as it is; kUInt8: there is none.
-DType common_dtype(const AttentionProblem& problem) {
+/// Whether K and V lie in a cache from which the kernel cannot take them as they are: they are dequantised to
+/// Q's type first.
+bool is_staged(const AttentionProblem& problem) {
+  const auto* const spec = std::get_if<KvCacheSpec>(&problem.kv);
+  if (spec == nullptr || spec->is_latent()) return false;
+  const bool as_q = spec->k_format.dtype == problem.q_dtype && spec->v_format.dtype == problem.q_dtype;
+  return !as_q || spec->rotate_k;
+}
+
+/// The type of K and V as the kernel reads them; kUInt8: it cannot. What a cache stands for need not lie in
+/// f16's range.
+DType operand_dtype(const AttentionProblem& problem) {
   if (const auto* const tensors = std::get_if<KvTensors>(&problem.kv)) return tensors->dtype;
-  const auto& spec = std::get<KvCacheSpec>(problem.kv);
-  const bool rows = !spec.is_latent() && !spec.rotate_k && spec.k_format.dtype == spec.v_format.dtype;
-  return rows ? spec.k_format.dtype : DType::kUInt8;
+  if (is_staged(problem)) return DType::kBFloat16;
+  return std::get<KvCacheSpec>(problem.kv).is_latent() ? DType::kUInt8 : problem.q_dtype;
+}
+
+/// `count` heads of a tensor [tokens][heads][dim] from `first` on.
+TensorView heads_of(TensorView t, std::int64_t first, std::int64_t count) {
+  t.shape[1] = count;
+  if (t.data != nullptr) {
+    t.data = static_cast<std::byte*>(t.data) + first * t.strides[1] * (dtype_bits(t.dtype) / 8);
+  }
+  return t;
+}
+
+/// The KV heads that a launch takes: all, or those of a round.
+AttentionArgs round_args(const Plan::Impl& plan, const planning::Pass& pass, AttentionArgs args, int round) {
+  if (pass.staged.rounds == 1) return args;
+  const std::int64_t count = std::int64_t{pass.staged.heads} * pass.schedule.group, first = round * count;
+  args.q = heads_of(args.q, first, count);
+  args.out = heads_of(args.out, first, count);
+  for (TensorView* const t : {&args.alibi_slopes, &args.sinks}) {
+    if (t->data != nullptr) t->data = static_cast<float*>(t->data) + first;
+  }
+  if (args.lse.data != nullptr)
+    args.lse.data = static_cast<float*>(args.lse.data) + first * args.lse.strides[1];
+  return args;
+}
+
+/// Where K (or, after all of it, V) of a round is staged: [keys, heads, dim].
+TensorView staged_tensor(const Plan::Impl& plan, const planning::Pass& pass, std::byte* at, KvPart which) {
+  const std::int64_t dim = plan.problem.head_dim(), heads = pass.staged.heads, keys = pass.staged.keys;
+  if (which == KvPart::kV) at += keys * heads * dim * 2;
+  return TensorView::contiguous(at, plan.problem.q_dtype, {keys, heads, dim}, plan.problem.device);
 }
 
 /// cuTensorMapEncodeTiled, from the driver that the run-time library has loaded.
@@ -119,11 +159,47 @@ CompiledKernel compiled_kernel(int row) {
   return kPrefillTable[row].dtype == DType::kBFloat16 ? prefill_kernel_bf16(row) : prefill_kernel_f16(row);
 }
 
+/// `staged`: K and V that the pass has staged, if it does.
+PrefillParams prefill_params(const Plan::Impl& plan, const AttentionArgs& args,
+                             const planning::Workspace& workspace, std::size_t index,
+                             const KvTensorViews& staged) {
+  const planning::Pass& pass = plan.passes()[index];
+  const PrefillConfig& config = kPrefillTable[pass.variant];
+  PrefillParams p{};
+  p.attention = attention_params(plan, args, workspace, index);
+  p.taken = backend_parts(pass, workspace.passes[index]).taken;
+  const int group = pass.schedule.group;
+  p.q_boxes = 64 % group == 0 && has_boxes(args.q) && args.q.numel() > 0;
+  if (p.q_boxes) p.q = tensor_boxes(args.q, nullptr, group, 64 / group).map(config.dtype);
+  const DType out = args.out.dtype;
+  p.out_boxes = 64 % group == 0 && dtype_bits(out) == 16 && has_boxes(args.out) && args.out.numel() > 0;
+  if (p.out_boxes) p.out = tensor_boxes(args.out, nullptr, group, 64 / group).map(out);
+  const auto* const cache = std::get_if<PagedKv>(&args.kv);
+  const bool in_rows = cache == nullptr || pass.staged.keys > 0;
+  if (in_rows) {
+    const KvTensorViews& rows = cache == nullptr ? std::get<KvTensorViews>(args.kv) : staged;
+    const void* const somewhere = workspace.passes[index].schedule.header;
+    p.kv_tokens = rows.k.shape[0];
+    p.k = tensor_boxes(rows.k, somewhere, 1, config.kv_tile).map(config.dtype);
+    p.v = tensor_boxes(rows.v, somewhere, 1, config.kv_tile).map(config.dtype);
+    p.attention.rotate_v = false;  // staged rows are in the caller's basis
+  } else {
+    p.k = page_boxes(plan, *cache, 0, config.head_dim).map(config.dtype);
+    p.v = page_boxes(plan, *cache, plan.layout.v_data_offset, config.head_dim).map(config.dtype);
+  }
+  return p;
+}
+
 }  // namespace
 
 int prefill_variant(const AttentionProblem& problem, const planning::Kernel& kernel) {
-  const DType dtype = common_dtype(problem);
+  const DType dtype = operand_dtype(problem);
   if (problem.q_dtype != dtype || problem.v_dim() != problem.head_dim()) return -1;
+  const std::int64_t group = problem.q_heads / problem.kv_heads();
+  if (is_staged(problem) && problem.policy != SplitPolicy::kBatchInvariant &&
+      group * problem.max_q_len <= kUnstagedRows) {
+    return -1;
+  }
   for (std::size_t row = 0; row < kPrefillTable.size(); ++row) {
     const PrefillConfig& c = kPrefillTable[row];
     if (is_built(c) && c.dtype == dtype && c.head_dim == problem.head_dim() &&
@@ -132,6 +208,10 @@ int prefill_variant(const AttentionProblem& problem, const planning::Kernel& ker
     }
   }
   return -1;
+}
+
+int prefill_staged_bytes(const AttentionProblem& problem) {
+  return is_staged(problem) ? (problem.head_dim() + problem.v_dim()) * 2 : 0;
 }
 
 void check_prefill(const Plan::Impl& plan, const planning::Pass& pass, const AttentionArgs& args) {
@@ -150,27 +230,23 @@ void check_prefill(const Plan::Impl& plan, const planning::Pass& pass, const Att
 void run_prefill(const Plan::Impl& plan, const AttentionArgs& args, const planning::Workspace& workspace,
                  std::size_t index, Stream stream) {
   const planning::Pass& pass = plan.passes()[index];
-  const PrefillConfig& config = kPrefillTable[pass.variant];
-  PrefillParams p{};
-  p.attention = attention_params(plan, args, workspace, index);
-  p.taken = backend_parts(pass, workspace.passes[index]).taken;
-  const int group = pass.schedule.group;
-  p.q_boxes = 64 % group == 0 && has_boxes(args.q) && args.q.numel() > 0;
-  if (p.q_boxes) p.q = tensor_boxes(args.q, nullptr, group, 64 / group).map(config.dtype);
-  const DType out = args.out.dtype;
-  p.out_boxes = 64 % group == 0 && dtype_bits(out) == 16 && has_boxes(args.out) && args.out.numel() > 0;
-  if (p.out_boxes) p.out = tensor_boxes(args.out, nullptr, group, 64 / group).map(out);
-  if (const auto* const cache = std::get_if<PagedKv>(&args.kv)) {
-    p.k = page_boxes(plan, *cache, 0, config.head_dim).map(config.dtype);
-    p.v = page_boxes(plan, *cache, plan.layout.v_data_offset, config.head_dim).map(config.dtype);
-  } else {
-    const auto& tensors = std::get<KvTensorViews>(args.kv);
-    const void* const somewhere = workspace.passes[index].schedule.header;
-    p.kv_tokens = tensors.k.shape[0];
-    p.k = tensor_boxes(tensors.k, somewhere, 1, config.kv_tile).map(config.dtype);
-    p.v = tensor_boxes(tensors.v, somewhere, 1, config.kv_tile).map(config.dtype);
+  for (int round = 0; round < pass.staged.rounds; ++round) {
+    const AttentionArgs own = round_args(plan, pass, args, round);
+    KvTensorViews staged;
+    if (pass.staged.keys > 0) {
+      const auto& cache = std::get<PagedKv>(args.kv);
+      const DeviceScope scope(plan.problem.device.index);
+      for (const KvPart which : {KvPart::kK, KvPart::kV}) {
+        TensorView& rows = which == KvPart::kK ? staged.k : staged.v;
+        rows = staged_tensor(plan, pass, workspace.staged, which);
+        stage_rows(cache, plan.layout, which, round * pass.staged.heads,
+                   workspace.passes[index].schedule.staged, rows, stream);
+      }
+    }
+    PrefillParams p = prefill_params(plan, own, workspace, index, staged);
+    p.attention.checks_inputs &= round == 0;
+    launch(compiled_kernel(pass.variant), &p, plan, stream);
   }
-  launch(compiled_kernel(pass.variant), &p, plan, stream);
 }
 
 }  // namespace halftone::cuda

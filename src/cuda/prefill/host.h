@@ -19,8 +19,15 @@ inline constexpr std::array<planning::Kernel, 2> kPrefillKernels{{
      kL2Share},
 }};
 
+/// Packed rows of a request up to which decode's kernels, which read a quantised cache as often as they have
+/// blocks of 64 rows, take no longer than dequantising it once for the prefill kernel.
+inline constexpr std::int64_t kUnstagedRows = 160;
+
 /// Row of kPrefillTable that serves the problem in units of `kernel`; -1: none.
 int prefill_variant(const AttentionProblem& problem, const planning::Kernel& kernel);
+
+/// Bytes of a key's K and V, if the kernel reads them dequantised from the workspace; else 0.
+int prefill_staged_bytes(const AttentionProblem& problem);
 
 /// Throws InvalidArgument for tensors that the kernel of the pass cannot read or write, DeviceError if the
 /// driver lacks tensor maps, Internal if the kernel is not in this build.

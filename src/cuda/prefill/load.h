@@ -127,7 +127,8 @@ struct ItemTaker {
   }
 };
 
-/// The tiles of an item, from the last one on: plain tokens, or tiles of 16 tokens in pages.
+/// The tiles of an item, from the last one on: tokens one after the other, or tiles of 16 tokens in pages.
+/// Staged tokens are both: rows of tensors, of which those whose page is missing are left out.
 template <PrefillConfig C>
 struct TileLoader {
   using Traits = PrefillTraits<C>;
@@ -135,24 +136,23 @@ struct TileLoader {
   const PrefillParams& p;
   const DeviceItem& item;
   int lane;
-  int first_key = 0;                    // plain: of the request
-  const std::int32_t* table = nullptr;  // pages: of the request
+  int first_key = 0;                    // of the request's rows
+  const std::int32_t* table = nullptr;  // of the request
   std::int32_t page = 0;                // of the lane's tile of 16 tokens
 
-  __device__ bool plain() const { return p.attention.schedule.cu_kv != nullptr; }
+  __device__ bool in_rows() const { return p.attention.schedule.cu_kv != nullptr; }
+  __device__ bool has_table() const { return p.attention.cache.block_table != nullptr; }
 
   __device__ void begin(int token) {
-    if (plain()) {
-      first_key = p.attention.schedule.cu_kv[item.work.request];
-    } else {
-      table = table_row(p.attention.cache, item.work.request);
-      look_up(token);
-    }
+    if (in_rows()) first_key = p.attention.schedule.cu_kv[item.work.request];
+    if (!has_table()) return;
+    table = table_row(p.attention.cache, item.work.request);
+    look_up(token);
   }
   /// Of the tile at `token`: asked for a tile ahead, since it takes long.
   __device__ void look_up(int token) {
     const int own = token + lane * kTileTokens;
-    if (plain() || token < item.work.kv_begin) return;
+    if (!has_table() || token < item.work.kv_begin) return;
     page = -1;
     if (lane < kTiles && own < item.work.kv_end) {
       page = page_entry(p.attention.cache, table, own >> p.attention.cache.page_log2);
@@ -160,14 +160,14 @@ struct TileLoader {
   }
   /// Which tiles of 16 tokens are there. Others are read outside the tensor, which gives zeros.
   __device__ std::uint32_t check(int token) {
-    if (plain()) return (1u << kTiles) - 1;
+    if (!has_table()) return (1u << kTiles) - 1;
     const bool wanted = lane < kTiles && token + lane * kTileTokens < item.work.kv_end;
     const bool has = wanted && has_page(p.attention, page);
     if (!has) page = -1;
     return __ballot_sync(~0u, has);
   }
   __device__ void load(const CUtensorMap& map, std::uint32_t to, std::uint32_t barrier, int token) const {
-    if (plain()) {
+    if (in_rows()) {
       if (lane < Traits::kChunks) {
         tensor_load(to + lane * (C.kv_tile * 128), map, barrier, lane * 64, item.work.kv_head,
                     first_key + token);

@@ -7,11 +7,11 @@
 
 namespace halftone::cuda {
 
-/// K and V are plain tensors where attention.schedule has cu_kv, else pages.
+/// K and V are rows of tensors where attention.schedule has cu_kv, plain or staged ones, else pages.
 struct PrefillParams {
   AttentionParams attention;
   std::int32_t* taken;     // [2] items of the queue, and workers that have none left; 0 between launches
-  std::int64_t kv_tokens;  // rows of plain K and V
+  std::int64_t kv_tokens;  // rows of those tensors
   CUtensorMap q;           // [token][head][dim], where q_boxes
   CUtensorMap k, v;        // [token][head][dim], or [page][head][tile][token][dim]
   CUtensorMap out;         // [token][head][dim], where out_boxes

@@ -76,14 +76,15 @@ __device__ inline bool all_alike(long long own_least, long long own_most) {
 __device__ inline planning::BatchTotals place_requests(const ScheduleBuildParams& p,
                                                        const planning::Schedule& s) {
   const planning::ScheduleParams& shape = s.params;
-  std::int64_t before[4] = {};  // steps, units, queries and keys
+  std::int64_t before[5] = {};  // steps, units, queries, keys and staged keys
   long long least = INT64_MAX, most = 0;
   for (int base = 0; base < shape.batch; base += kScheduleThreads) {
     const int r = base + static_cast<int>(threadIdx.x);
-    std::int64_t sums[4] = {}, totals[4];
+    std::int64_t sums[5] = {}, totals[5];
+    std::int32_t queries = 0;
     if (r < shape.batch) {
       const int2 length = request_lengths(p, shape, r);
-      const std::int32_t queries = planning::served(shape, length.x);
+      queries = planning::served(shape, length.x);
       const long long steps = planning::head_steps(shape, queries, length.y);
       if (queries > 0) {
         least = steps < least ? steps : least;
@@ -93,14 +94,19 @@ __device__ inline planning::BatchTotals place_requests(const ScheduleBuildParams
       sums[1] = std::int64_t{planning::row_blocks(shape, queries)} * shape.kv_heads;
       sums[2] = length.x;
       sums[3] = s.kv_lengths[r] = length.y;
+      sums[4] = queries > 0 ? length.y : 0;
     }
     exclusive_sums(sums, totals);
     if (r < shape.batch) {
       s.first_step[r] = shape.queue_tokens > 0 ? before[1] + sums[1] : before[0] + sums[0];
-      if (p.cu_kv != nullptr) s.cu_kv[r] = p.cu_kv[r];
+      if (s.staged != nullptr) {
+        planning::stage_request(s, r, queries, before[4] + sums[4]);
+      } else if (p.cu_kv != nullptr) {
+        s.cu_kv[r] = p.cu_kv[r];
+      }
       s.cu_q[r] = static_cast<std::int32_t>(before[2] + sums[2]);
     }
-    for (int n = 0; n < 4; ++n) before[n] += totals[n];
+    for (int n = 0; n < 5; ++n) before[n] += totals[n];
   }
   if (threadIdx.x == 0) {
     s.first_step[shape.batch] = shape.queue_tokens > 0 ? before[1] : before[0];
