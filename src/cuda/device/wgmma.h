@@ -43,6 +43,13 @@ __device__ inline void pin(std::uint32_t (&x)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(x[i])::"memory");
 }
 
+/// Loads four 8 x 8 matrices of 16-bit elements as fragments: lane 8 i + r says where row r of matrix i is.
+__device__ inline void load_matrices(std::uint32_t address, std::uint32_t (&x)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared::cta.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"(address)
+               : "memory");
+}
 /// Stores four 8 x 8 matrices of 16-bit elements held as fragments: lane 8 i + r says where row r of matrix i
 /// goes, 16 bytes.
 __device__ inline void store_matrices(std::uint32_t address, std::uint32_t a, std::uint32_t b,

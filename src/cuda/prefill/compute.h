@@ -16,14 +16,14 @@ __device__ inline std::uint64_t swizzled_matrix(std::uint32_t place, int chunk_b
          (place & 0x3ffffu) >> 4;
 }
 
-/// The state of a lane's rows g and g + 8: base-2 logits minus `offset` are the exponents of P. Only a logit
-/// so much larger that P would leave the range in which its type and O keep their precision raises the
-/// offset, so that most tiles need no rescaling.
+/// The state of a lane's rows g and g + 8: base-2 logits minus `offset` are the exponents of P. The offset is
+/// the maximum of the first tile. Later tiles' maxima are not looked for: only a tile whose P add up to so
+/// much that P may have left the range in which its type and O keep their precision raises the offset.
 template <PrefillConfig C>
 struct RunningSoftmax {
-  // P of f16 begins near the top of its range, whose lower end is near.
+  // P of f16 begins near the middle of its range, whose lower end is near.
   static constexpr float kFirstLog2 = C.dtype == DType::kFloat16 ? 7.0f : 0.0f;
-  static constexpr float kLargestLog2 = kFirstLog2 + 8.0f;
+  static constexpr float kLargestSum = C.dtype == DType::kFloat16 ? 32768.0f : 4096.0f;  // of a lane and tile
   static constexpr float kEmpty = -3.402823466e38f;  // finite, so that masked logits give P = 0
   float offset[2] = {kEmpty, kEmpty};
   float sum[2] = {0.0f, 0.0f};  // of the lane's columns
@@ -117,25 +117,48 @@ struct Consumer {
     }
   }
 
-  /// Whether a logit of the tile asks for a larger offset, of any row of the warp; then the largest ones.
-  __device__ bool exceeds(const Logits& x, float factor, float (&most)[2]) const {
-    most[0] = x[0], most[1] = x[2];
+  /// S = Q K^T of a stage once more, of this warp's rows: other warps need not agree to mma.
+  __device__ void repeat_scores(int stage, Logits& x) const {
+    const int matrix = lane() / 8, row = lane() % 8;
+    const std::uint32_t q = shared_address(s.q[group()]) + (warp() * 16 + matrix % 2 * 8 + row) * 128;
+    const std::uint32_t k = shared_address(s.k[stage]) + (matrix / 2 * 8 + row) * 128;
+#pragma unroll
+    for (int i = 0; i < kS; ++i) x[i] = 0.0f;
+#pragma unroll 1
+    for (int step = 0; step < C.head_dim / 16; ++step) {
+      const int chunk = step / 4, piece = step % 4 * 2;
+      std::uint32_t a[4];
+      load_matrices(q + chunk * (64 * 128) + ((piece + matrix / 2) ^ row) * 16, a);
+#pragma unroll
+      for (int i = 0; i < kTiles; ++i) {
+        std::uint32_t b[4];
+        load_matrices(k + chunk * (C.kv_tile * 128) + i * (16 * 128) + ((piece + matrix % 2) ^ row) * 16, b);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          float(&to)[4] = reinterpret_cast<float(&)[4]>(x[8 * i + 4 * half]);
+          if constexpr (C.dtype == DType::kBFloat16) {
+            mma_bf16(to, a, b[2 * half], b[2 * half + 1]);
+          } else {
+            mma_f16(to, a, b[2 * half], b[2 * half + 1]);
+          }
+        }
+      }
+    }
+  }
+
+  /// Raises the offsets of rows with a larger logit in the tile.
+  __device__ void raise(const Logits& x, float factor) {
+    float most[2] = {x[0], x[2]};
 #pragma unroll
     for (int i = 0; i < kS; ++i) most[i / 2 % 2] = fmaxf(most[i / 2 % 2], x[i]);
-    constexpr float kLargest = RunningSoftmax<C>::kLargestLog2;
-    return __any_sync(~0u, fmaf(most[0], factor, -softmax.offset[0]) > kLargest ||
-                               fmaf(most[1], factor, -softmax.offset[1]) > kLargest);
-  }
-  /// Raises the offsets of rows of which that is so, by the largest of the lane's logits.
-  __device__ void raise(float factor, float (&most)[2]) {
     using Softmax = RunningSoftmax<C>;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 1));
       most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 2));
       float rescale = 1.0f;
-      if (fmaf(most[r], factor, -softmax.offset[r]) > Softmax::kLargestLog2) {
-        const float offset = fmaf(most[r], factor, -Softmax::kFirstLog2);
+      const float offset = fmaf(most[r], factor, -Softmax::kFirstLog2);
+      if (offset > softmax.offset[r]) {
         rescale = exp2_approx(softmax.offset[r] - offset);  // 0 of an empty row, whose O is 0
         softmax.offset[r] = offset;
         softmax.sum[r] *= rescale;
@@ -154,15 +177,22 @@ struct Consumer {
     }
     __syncwarp();
   }
-  /// P, not yet rounded.
-  __device__ void exponentiate(Logits& x, float factor) {
+  /// P, not yet rounded; `sum`: of the lane's columns.
+  __device__ void exponentiate(Logits& x, float factor, float (&sum)[2]) const {
+    sum[0] = sum[1] = 0.0f;
 #pragma unroll
     for (int i = 0; i < kS; ++i) {
       const int r = i / 2 % 2;
       x[i] = exp2_approx(fmaf(x[i], factor, -softmax.offset[r]));
-      softmax.sum[r] += x[i];
+      sum[r] += x[i];
     }
   }
+  /// Whether the tile needs larger offsets, of any row of the warp; also where a product was not a number.
+  __device__ static bool exceeds(const float (&sum)[2]) {
+    constexpr float kLargest = RunningSoftmax<C>::kLargestSum;
+    return __any_sync(~0u, !(sum[0] <= kLargest && sum[1] <= kLargest));
+  }
+  __device__ void add(const float (&sum)[2]) { softmax.sum[0] += sum[0], softmax.sum[1] += sum[1]; }
   __device__ static void round(const Logits& x, Probabilities& prob) {
 #pragma unroll
     for (int i = 0; i < kS / 2; ++i) {

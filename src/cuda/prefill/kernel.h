@@ -33,9 +33,9 @@ struct RowsLoop {
       c.release(s.v_empty[ring.stage]);
     }
   }
-  /// The products of the tile at `token`, of which the tiles `live` are there, become logits as the softmax
-  /// takes them.
-  __device__ void prepare(Logits& x, const Item& item, int token, std::uint32_t live) {
+  /// The products of the tile at `token` become logits as the softmax takes them.
+  __device__ void prepare(Logits& x, const Item& item, int token) {
+    const std::uint32_t live = s.live[ring.stage];
     constexpr std::uint32_t kAll = (1u << kTile / kTileTokens) - 1;
     if (modified()) c.cap_and_bias(x, item, token);
     const TileRange& tiles = item.tiles[c.group()];
@@ -43,29 +43,30 @@ struct RowsLoop {
       c.mask(x, item, token, live);
   }
 
-  /// The tiles from the last one, at `token`, to the first.
-  __device__ void attend(const Item& item, int token, int first) {
+  /// The tiles that the rows see, of which there are some, from the last one on.
+  __device__ void attend(const Item& item) {
+    int token = item.tiles[c.group()].end - kTile;
     const float factor = modified() ? 1.0f : p.scale_log2;
-    float most[2];
+    float sum[2];
     typename Consumer<C>::Probabilities prob;
     {
       Logits x;
       wait(s.k_full[ring.stage]);
       wgmma_begin();
       c.begin_scores(ring.stage, x);
-      const std::uint32_t live = s.live[ring.stage];
       wgmma_wait();
       pin(x);
+      prepare(x, item, token);
       c.release(s.k_empty[ring.stage]);
-      prepare(x, item, token, live);
-      if (c.exceeds(x, factor, most)) c.raise(factor, most);
-      c.exponentiate(x, factor);
+      c.raise(x, factor);
+      c.exponentiate(x, factor, sum);
+      c.add(sum);
       c.round(x, prob);
       wait(s.v_full[ring.stage]);
       if (item.item.keys - token < kTile) c.clear_dead(ring.stage, item.item.keys - token);
     }
 #pragma unroll 1
-    for (token -= kTile; token >= first; token -= kTile) {
+    for (token -= kTile; token >= item.tiles[c.group()].first; token -= kTile) {
       c.locate();
       const RingPlace<C.stages> before = ring;
       ring.advance();
@@ -76,14 +77,21 @@ struct RowsLoop {
       barrier_wait(shared_address(&s.v_full[before.stage]), before.parity);
       wgmma_begin();
       c.begin_output(before.stage, prob);
-      const std::uint32_t live = s.live[ring.stage];
       wgmma_wait<1>();
       pin(x);
+      bool raised = false;
+#pragma unroll 1
+      while (true) {
+        prepare(x, item, token);
+        if (raised) c.raise(x, factor);
+        c.exponentiate(x, factor, sum);
+        if (raised || !c.exceeds(sum)) break;
+        wgmma_wait<0>();
+        c.repeat_scores(ring.stage, x);
+        raised = true;
+      }
+      c.add(sum);
       c.release(s.k_empty[ring.stage]);
-      prepare(x, item, token, live);
-      const bool raised = c.exceeds(x, factor, most);
-      if (raised) c.raise(factor, most);
-      c.exponentiate(x, factor);
       wgmma_wait<0>();
       c.release(s.v_empty[before.stage]);
       if (raised) c.rescale_output();
@@ -112,7 +120,7 @@ struct RowsLoop {
       skip(work.kv_begin + tiles_of<kTile>(work) * kTile, tiles.end);
       barrier_wait(shared_address(&s.q_full[c.group()]), items.index % 2);
       if (tiles.end > tiles.first) {
-        attend(*item, tiles.end - kTile, tiles.first);
+        attend(*item);
       } else {
         c.release(s.q_empty[c.group()]);
       }
