@@ -194,6 +194,7 @@ PrefillParams prefill_params(const Plan::Impl& plan, const AttentionArgs& args,
 
 int prefill_variant(const AttentionProblem& problem, const planning::Kernel& kernel) {
   const DType dtype = operand_dtype(problem);
+  if (problem.arithmetic != Arithmetic::k16Bit) return -1;
   if (problem.q_dtype != dtype || problem.v_dim() != problem.head_dim()) return -1;
   const std::int64_t group = problem.q_heads / problem.kv_heads();
   if (is_staged(problem) && problem.policy != SplitPolicy::kBatchInvariant &&
