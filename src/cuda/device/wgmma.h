@@ -42,6 +42,11 @@ __device__ inline void pin(std::uint32_t (&x)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(x[i])::"memory");
 }
+template <int kCount>
+__device__ inline void pin(std::int32_t (&x)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(x[i])::"memory");
+}
 
 /// Loads four 8 x 8 matrices of 16-bit elements as fragments: lane 8 i + r says where row r of matrix i is.
 __device__ inline void load_matrices(std::uint32_t address, std::uint32_t (&x)[4]) {

@@ -2,6 +2,8 @@
 // While O takes up one tile's P and V, the next tile's Q K^T is on its way.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/attention/logits.h"
 #include "cuda/device/wgmma.h"
 #include "cuda/prefill/load.h"
@@ -37,6 +39,10 @@ struct Consumer {
   using Item = typename Traits::Item;
   static constexpr int kS = C.kv_tile / 2, kO = C.head_dim / 2;  // registers of a lane
   static constexpr int kTiles = C.kv_tile / kTileTokens;
+  static constexpr int kSteps = Traits::kKeyChunks * 4;  // of Q K^T, 32 bytes of a row each
+  static constexpr DType kOperand = Traits::kCodes ? DType::kInt8 : C.dtype;
+  using Product = std::conditional_t<Traits::kCodes, std::int32_t, float>;
+  using Products = Product[kS];  // of Q K^T
   using Logits = float[kS];
   using Probabilities = std::uint32_t[kTiles][4];
 
@@ -60,18 +66,18 @@ struct Consumer {
   }
 
   /// S = Q K^T of a stage.
-  __device__ void begin_scores(int stage, Logits& x) const {
+  __device__ void begin_scores(int stage, Products& x) const {
     const std::uint64_t q = swizzled_matrix(uniform(shared_address(s.q[group()])));
     const std::uint64_t k = swizzled_matrix(uniform(shared_address(s.k[stage])));
 #pragma unroll
-    for (int step = 0; step < C.head_dim / 16; ++step) {
+    for (int step = 0; step < kSteps; ++step) {
       const int chunk = step / 4, within = step % 4 * 2;
       const std::uint64_t a = q + (chunk * (64 * 128 / 16) + within);
       const std::uint64_t b = k + (chunk * (C.kv_tile * 128 / 16) + within);
       if (step == 0) {
-        wgmma_first<C.dtype>(x, a, b);
+        wgmma_first<kOperand>(x, a, b);
       } else {
-        wgmma_add<C.dtype>(x, a, b);
+        wgmma_add<kOperand>(x, a, b);
       }
     }
     wgmma_commit();
@@ -84,6 +90,28 @@ struct Consumer {
     wgmma_commit();
   }
 
+  /// What products of row g + 8 r are multiplied by.
+  __device__ float factor(int r) const {
+    if constexpr (Traits::kCodes) return s.query_scales[first_row() + 8 * r] * p.scale_log2;
+    return p.scale_log2;
+  }
+  /// Products of a stage become logits, but for that factor.
+  __device__ void take(const Products& products, Logits& x, int stage) const {
+#pragma unroll
+    for (int i = 0; i < kS / 4; ++i) {
+      if constexpr (Traits::kCodes) {
+        const float2 scale = *reinterpret_cast<const float2*>(s.key_scales[stage] + 8 * i + thread % 4 * 2);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          x[4 * i + e] = static_cast<float>(products[4 * i + e]) * (e % 2 ? scale.y : scale.x);
+        }
+      } else {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) x[4 * i + e] = products[4 * i + e];
+      }
+    }
+  }
+
   /// Products become base-2 logits, capped and biased: four at a time, since few registers are free.
   __device__ void cap_and_bias(Logits& x, const Item& item, int token) const {
     const Softcap cap(p);
@@ -94,7 +122,7 @@ struct Consumer {
       pin(four);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        four[e] *= p.scale_log2;
+        four[e] *= factor(e / 2);
         if (p.softcap > 0.0f) four[e] = cap(four[e]);
         const int away = item.position[row + e / 2 * 8] - (token + 8 * i + thread % 4 * 2 + e % 2);
         if (p.alibi_slopes != nullptr) four[e] -= item.slope[row + e / 2 * 8] * abs(away);
@@ -118,14 +146,14 @@ struct Consumer {
   }
 
   /// S = Q K^T of a stage once more, of this warp's rows: other warps need not agree to mma.
-  __device__ void repeat_scores(int stage, Logits& x) const {
+  __device__ void repeat_scores(int stage, Products& x) const {
     const int matrix = lane() / 8, row = lane() % 8;
     const std::uint32_t q = shared_address(s.q[group()]) + (warp() * 16 + matrix % 2 * 8 + row) * 128;
     const std::uint32_t k = shared_address(s.k[stage]) + (matrix / 2 * 8 + row) * 128;
 #pragma unroll
-    for (int i = 0; i < kS; ++i) x[i] = 0.0f;
+    for (int i = 0; i < kS; ++i) x[i] = 0;
 #pragma unroll 1
-    for (int step = 0; step < C.head_dim / 16; ++step) {
+    for (int step = 0; step < kSteps; ++step) {
       const int chunk = step / 4, piece = step % 4 * 2;
       std::uint32_t a[4];
       load_matrices(q + chunk * (64 * 128) + ((piece + matrix / 2) ^ row) * 16, a);
@@ -135,8 +163,10 @@ struct Consumer {
         load_matrices(k + chunk * (C.kv_tile * 128) + i * (16 * 128) + ((piece + matrix % 2) ^ row) * 16, b);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          float(&to)[4] = reinterpret_cast<float(&)[4]>(x[8 * i + 4 * half]);
-          if constexpr (C.dtype == DType::kBFloat16) {
+          Product(&to)[4] = reinterpret_cast<Product(&)[4]>(x[8 * i + 4 * half]);
+          if constexpr (Traits::kCodes) {
+            mma_s8(to, a, b[2 * half], b[2 * half + 1]);
+          } else if constexpr (C.dtype == DType::kBFloat16) {
             mma_bf16(to, a, b[2 * half], b[2 * half + 1]);
           } else {
             mma_f16(to, a, b[2 * half], b[2 * half + 1]);
@@ -147,7 +177,7 @@ struct Consumer {
   }
 
   /// Raises the offsets of rows with a larger logit in the tile.
-  __device__ void raise(const Logits& x, float factor) {
+  __device__ void raise(const Logits& x, const float (&factor)[2]) {
     float most[2] = {x[0], x[2]};
 #pragma unroll
     for (int i = 0; i < kS; ++i) most[i / 2 % 2] = fmaxf(most[i / 2 % 2], x[i]);
@@ -157,7 +187,7 @@ struct Consumer {
       most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 1));
       most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 2));
       float rescale = 1.0f;
-      const float offset = fmaf(most[r], factor, -Softmax::kFirstLog2);
+      const float offset = fmaf(most[r], factor[r], -Softmax::kFirstLog2);
       if (offset > softmax.offset[r]) {
         rescale = exp2_approx(softmax.offset[r] - offset);  // 0 of an empty row, whose O is 0
         softmax.offset[r] = offset;
@@ -178,12 +208,12 @@ struct Consumer {
     __syncwarp();
   }
   /// P, not yet rounded; `sum`: of the lane's columns.
-  __device__ void exponentiate(Logits& x, float factor, float (&sum)[2]) const {
+  __device__ void exponentiate(Logits& x, const float (&factor)[2], float (&sum)[2]) const {
     sum[0] = sum[1] = 0.0f;
 #pragma unroll
     for (int i = 0; i < kS; ++i) {
       const int r = i / 2 % 2;
-      x[i] = exp2_approx(fmaf(x[i], factor, -softmax.offset[r]));
+      x[i] = exp2_approx(fmaf(x[i], factor[r], -softmax.offset[r]));
       sum[r] += x[i];
     }
   }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/prefill/end.h"
+#include "cuda/prefill/quantise.h"
 
 namespace halftone::cuda {
 
@@ -9,6 +10,7 @@ namespace halftone::cuda {
 template <PrefillConfig C>
 struct RowsLoop {
   using Traits = PrefillTraits<C>;
+  using Products = typename Consumer<C>::Products;
   using Logits = typename Consumer<C>::Logits;
   using Item = typename Traits::Item;
   static constexpr int kTile = C.kv_tile;
@@ -20,6 +22,11 @@ struct RowsLoop {
 
   __device__ bool modified() const {
     return p.softcap > 0.0f || p.alibi_slopes != nullptr || p.scale_log2 < 0.0f;
+  }
+  /// What the softmax multiplies logits of row g + 8 r by; of 16 bits `common`, which stays in a register.
+  __device__ float row_factor(int r, float common) const {
+    if constexpr (!Traits::kCodes) return common;
+    return modified() ? 1.0f : c.factor(r);
   }
   __device__ void wait(std::uint64_t& barrier) const { barrier_wait(shared_address(&barrier), ring.parity); }
 
@@ -34,9 +41,10 @@ struct RowsLoop {
     }
   }
   /// The products of the tile at `token` become logits as the softmax takes them.
-  __device__ void prepare(Logits& x, const Item& item, int token) {
+  __device__ void prepare(const Products& products, Logits& x, const Item& item, int token) {
     const std::uint32_t live = s.live[ring.stage];
     constexpr std::uint32_t kAll = (1u << kTile / kTileTokens) - 1;
+    c.take(products, x, ring.stage);
     if (modified()) c.cap_and_bias(x, item, token);
     const TileRange& tiles = item.tiles[c.group()];
     if (token < tiles.unmasked_first || token >= tiles.unmasked_end || live != kAll)
@@ -46,18 +54,20 @@ struct RowsLoop {
   /// The tiles that the rows see, of which there are some, from the last one on.
   __device__ void attend(const Item& item) {
     int token = item.tiles[c.group()].end - kTile;
-    const float factor = modified() ? 1.0f : p.scale_log2;
+    const float common = modified() ? 1.0f : p.scale_log2;
     float sum[2];
     typename Consumer<C>::Probabilities prob;
     {
+      Products products;
       Logits x;
       wait(s.k_full[ring.stage]);
       wgmma_begin();
-      c.begin_scores(ring.stage, x);
+      c.begin_scores(ring.stage, products);
       wgmma_wait();
-      pin(x);
-      prepare(x, item, token);
+      pin(products);
+      prepare(products, x, item, token);
       c.release(s.k_empty[ring.stage]);
+      const float factor[2] = {row_factor(0, common), row_factor(1, common)};
       c.raise(x, factor);
       c.exponentiate(x, factor, sum);
       c.add(sum);
@@ -70,24 +80,26 @@ struct RowsLoop {
       c.locate();
       const RingPlace<C.stages> before = ring;
       ring.advance();
+      Products products;
       Logits x;
       wait(s.k_full[ring.stage]);
       wgmma_begin();
-      c.begin_scores(ring.stage, x);
+      c.begin_scores(ring.stage, products);
       barrier_wait(shared_address(&s.v_full[before.stage]), before.parity);
       wgmma_begin();
       c.begin_output(before.stage, prob);
       wgmma_wait<1>();
-      pin(x);
+      pin(products);
       bool raised = false;
 #pragma unroll 1
       while (true) {
-        prepare(x, item, token);
+        prepare(products, x, item, token);
+        const float factor[2] = {row_factor(0, common), row_factor(1, common)};
         if (raised) c.raise(x, factor);
         c.exponentiate(x, factor, sum);
         if (raised || !c.exceeds(sum)) break;
         wgmma_wait<0>();
-        c.repeat_scores(ring.stage, x);
+        c.repeat_scores(ring.stage, products);
         raised = true;
       }
       c.add(sum);
@@ -120,6 +132,7 @@ struct RowsLoop {
       skip(work.kv_begin + tiles_of<kTile>(work) * kTile, tiles.end);
       barrier_wait(shared_address(&s.q_full[c.group()]), items.index % 2);
       if (tiles.end > tiles.first) {
+        if constexpr (Traits::kCodes) quantise_queries(c);
         attend(*item);
       } else {
         c.release(s.q_empty[c.group()]);

@@ -166,11 +166,13 @@ struct TileLoader {
     if (!has) page = -1;
     return __ballot_sync(~0u, has);
   }
+  template <bool kValues>
   __device__ void load(const CUtensorMap& map, std::uint32_t to, std::uint32_t barrier, int token) const {
+    constexpr bool kOfCodes = Traits::kCodes && !kValues;
     if (in_rows()) {
-      if (lane < Traits::kChunks) {
-        tensor_load(to + lane * (C.kv_tile * 128), map, barrier, lane * 64, item.work.kv_head,
-                    first_key + token);
+      if (lane < (kOfCodes ? Traits::kKeyChunks : Traits::kChunks)) {
+        tensor_load(to + lane * (C.kv_tile * 128), map, barrier, lane * (kOfCodes ? 128 : 64),
+                    item.work.kv_head, first_key + token);
       }
     } else if (lane < kTiles) {
       const int mask = (1 << p.attention.cache.page_log2) / kTileTokens - 1;
@@ -184,32 +186,63 @@ struct TileLoader {
   }
 };
 
+/// Scales of a tile's codes of K, asked for a tile ahead, a lane every 32nd.
+template <PrefillConfig C>
+struct KeyScales {
+  static constexpr int kEach = (C.kv_tile + 31) / 32;
+  float scale[kEach];
+
+  __device__ void look_up(const PrefillParams& p, const DeviceItem& item, int first_key, int token, int lane) {
+    if (token < item.work.kv_begin) return;
+    const float* const from = p.key_scales + item.work.kv_head * p.kv_tokens;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int own = token + lane + 32 * i;
+      scale[i] = own < item.work.kv_end ? from[first_key + own] : 0.0f;
+    }
+  }
+  __device__ void store(float* to, int lane) const {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      if (lane + 32 * i < C.kv_tile) to[lane + 32 * i] = scale[i];
+    }
+  }
+};
+
 /// A warp that brings K, or V, of all items.
 template <PrefillConfig C, bool kValues>
 __device__ inline void load_tiles(const PrefillParams& p, typename PrefillTraits<C>::Shared& s, int lane) {
   using Traits = PrefillTraits<C>;
+  constexpr bool kScales = Traits::kCodes && !kValues;
   ItemReader<C> items{s};
   RingPlace<C.stages> ring;
 #pragma unroll 1
   while (const auto* const next = items.next()) {
     const DeviceItem* const item = &next->item;
     TileLoader<C> loader{p, *item, lane};
+    [[maybe_unused]] KeyScales<C> scales;
     int token = item->work.kv_begin + (tiles_of<C.kv_tile>(item->work) - 1) * C.kv_tile;
     loader.begin(token);
+    if constexpr (kScales) scales.look_up(p, *item, loader.first_key, token, lane);
 #pragma unroll 1
     for (; token >= item->work.kv_begin; token -= C.kv_tile, ring.advance()) {
       const std::uint32_t live = loader.check(token);
       const std::uint32_t full = shared_address(kValues ? &s.v_full[ring.stage] : &s.k_full[ring.stage]);
       barrier_wait(shared_address(kValues ? &s.v_empty[ring.stage] : &s.k_empty[ring.stage]),
                    ring.empty_parity());
+      if constexpr (kScales) {
+        scales.store(s.key_scales[ring.stage], lane);
+        __syncwarp();
+      }
       if (lane == 0) {
         if (!kValues) s.live[ring.stage] = live;
-        barrier_expect_bytes(full, Traits::kTileBytes);
+        barrier_expect_bytes(full, kValues ? Traits::kTileBytes : Traits::kKeyTileBytes);
       }
       __syncwarp();
-      loader.load(kValues ? p.v : p.k, shared_address(kValues ? s.v[ring.stage] : s.k[ring.stage]), full,
+      loader.template load<kValues>(kValues ? p.v : p.k, shared_address(kValues ? s.v[ring.stage] : s.k[ring.stage]), full,
                   token);
       loader.look_up(token - C.kv_tile);
+      if constexpr (kScales) scales.look_up(p, *item, loader.first_key, token - C.kv_tile, lane);
     }
     __syncwarp();  // all lanes have read the item
     if (lane == 0) items.release();

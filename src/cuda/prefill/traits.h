@@ -25,7 +25,9 @@ struct PrefillTraits {
   static constexpr int kComputeRegisters = C.warpgroups == 2 ? 232 : C.head_dim == 64 ? 152 : 160;
   static_assert(kComputeRegisters * C.warpgroups + kOtherRegisters <=
                 (C.warpgroups == 2 ? 168 : 128) * (C.warpgroups + 1));
-  static constexpr int kTileBytes = C.kv_tile * kDim * 2;
+  static constexpr bool kCodes = has_codes(C);
+  static constexpr int kKeyChunks = kDim * (kCodes ? 1 : 2) / 128;  // a row of K is so many of 128 bytes
+  static constexpr int kKeyTileBytes = C.kv_tile * kKeyChunks * 128, kTileBytes = C.kv_tile * kDim * 2;
   static constexpr int kQueryBytes = 64 * kDim * 2;  // of a warpgroup
   static constexpr int kItems = 2;
   static constexpr bool kStagesOutput = C.head_dim < 256;  // shared memory
@@ -39,8 +41,8 @@ struct PrefillTraits {
   };
 
   struct Shared {
-    alignas(1024) std::uint8_t q[C.warpgroups][kQueryBytes];  // [chunk][row][64]
-    alignas(1024) std::uint8_t k[C.stages][kTileBytes];       // [chunk][token][64]
+    alignas(1024) std::uint8_t q[C.warpgroups][kQueryBytes];  // [chunk][row][64, of codes 128]
+    alignas(1024) std::uint8_t k[C.stages][kKeyTileBytes];    // [chunk][token][64, of codes 128]
     alignas(1024) std::uint8_t v[C.stages][kTileBytes];
     alignas(1024) std::uint8_t out[kStagesOutput ? C.warpgroups : 0][kQueryBytes];  // [chunk][row][64]
     Item items[kItems];
@@ -48,10 +50,12 @@ struct PrefillTraits {
     std::uint64_t q_full[C.warpgroups], q_empty[C.warpgroups];
     std::uint64_t item_full[kItems], item_empty[kItems];
     std::uint32_t live[C.stages];  // bit i: tile i of 16 tokens is there
+    alignas(8) float key_scales[kCodes ? C.stages : 0][C.kv_tile];
     // What need not be kept in registers, which are dear: the item of a warp; of the packed rows what O and
     // the sum are scaled by when an offset is raised.
     int item_index[kComputeWarps];
     float rescale[kRows];
+    float query_scales[kCodes ? kRows : 0];
   };
   static constexpr int kMaxShared = 227 * 1024;
   static_assert(sizeof(Shared) <= kMaxShared);
