@@ -169,6 +169,7 @@ void describe_longest(PlanInfo& info) {
   info.split_tokens = last.split_tokens;
   info.max_units = last.max_units;
   info.max_partials = last.max_partials;
+  info.staged_bytes = last.staged_bytes;
 }
 
 void check_resources(const Plan::Impl& plan, const ScheduleParams& s) {
