@@ -105,7 +105,7 @@ std::string explain(const Plan& plan, const SequenceLengths& lengths) {
   validate_lengths(impl, lengths);
   // Schedules are a small part of a workspace: only that part is needed here.
   WorkspaceParams params = impl.workspace;
-  for (Pass& pass : params.passes) pass.partials = pass.staged.bytes = 0;
+  for (Pass& pass : params.passes) pass.partials = 0;
   std::vector<std::byte> memory(static_cast<std::size_t>(carve_workspace(params, nullptr).bytes) +
                                 kWorkspaceAlignment);
   const auto rest = reinterpret_cast<std::uintptr_t>(memory.data()) % kWorkspaceAlignment;
