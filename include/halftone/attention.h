@@ -61,9 +61,9 @@ struct AttentionProblem {
   std::variant<KvCacheSpec, KvTensors> kv{};  ///< where K and V lie: in the pages of a cache, or in tensors
   int max_q_len = 1;                          ///< upper bound of a request's queries
   int max_kv_len = 0;                         ///< upper bound of a request's keys
-  std::int64_t max_total_kv = 0;       ///< upper bound of all requests' keys, as the pages of a pool allow;
-                                       ///< 0: batch * max_kv_len. It sizes PassInfo::staged_bytes
-  DType q_dtype = DType::kBFloat16;    ///< kFloat32, kFloat16 or kBFloat16
+  std::int64_t max_total_kv = 0;     ///< upper bound of all requests' keys, each counted where it is shared;
+                                     ///< 0: batch * max_kv_len. It sizes PassInfo::staged_bytes
+  DType q_dtype = DType::kBFloat16;  ///< kFloat32, kFloat16 or kBFloat16
   DType out_dtype = DType::kBFloat16;  ///< kFloat32, kFloat16 or kBFloat16
   Mask mask{};
   float scale = 0;     ///< logit = scale * q.k; 0 means 1/sqrt(head_dim)
@@ -103,8 +103,8 @@ struct PassInfo {
   std::int64_t max_units = 0;     ///< (request, KV head, row block) triples at the bounds
   std::int64_t max_partials = 0;  ///< partial results that fit into the workspace
   std::int64_t staged_bytes = 0;  ///< of the workspace, for K and V that run() dequantises before the kernel
-                                  ///< reads them: all requests' keys of as many KV heads as fit into 512 MiB
-                                  ///< (at least one), the next ones after them; 0: read where they are
+                                  ///< reads them: max_total_kv keys of as many KV heads as fit into 512 MiB
+                                  ///< (at least one), then of the next ones; 0: it reads them where they are
 };
 
 /// What a plan decided; `describe()` prints it. Fields that PassInfo has, too, are those of the last pass,
@@ -120,6 +120,7 @@ struct PlanInfo {
   int split_tokens = 0;              ///< batch_invariant: distance of the split boundaries; else 0
   std::int64_t max_units = 0;        ///< (request, KV head, row block) triples at the bounds
   std::int64_t max_partials = 0;     ///< partial results that fit into the workspace
+  std::int64_t staged_bytes = 0;     ///< part of the workspace for dequantised K and V, see PassInfo
   std::int64_t schedule_bytes = 0;   ///< part of the workspace that schedule() fills
   std::int64_t workspace_bytes = 0;  ///< the whole workspace, 256-byte aligned parts
 };

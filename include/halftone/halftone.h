@@ -363,13 +363,15 @@ typedef struct halftone_attention_problem {
   int32_t window_left;                   /* default -1: unlimited */
   int32_t window_right;                  /* default -1: unlimited */
   float scale;                           /* logit = scale * q.k; default 0 means 1/sqrt(head_dim) */
-  float softcap;    /* > 0: logit = softcap * tanh(logit / softcap), before ALiBi; default 0 */
-  int32_t alibi;    /* 1: add -slope[head] * |p - j| (arXiv:2108.12409) */
-  int32_t sinks;    /* 1: a per-head logit joins the softmax denominator (arXiv:2309.17453) */
-  int32_t lse;      /* 1: write the natural-log sum of exponentials, sink included */
-  int32_t policy;   /* halftone_split_policy; default REPRODUCIBLE */
-  int32_t workers;  /* 1 to 65536; default 0: one per SM (CUDA) or OpenMP thread (CPU) */
-  int32_t reserved; /* 0 */
+  float softcap;        /* > 0: logit = softcap * tanh(logit / softcap), before ALiBi; default 0 */
+  int32_t alibi;        /* 1: add -slope[head] * |p - j| (arXiv:2108.12409) */
+  int32_t sinks;        /* 1: a per-head logit joins the softmax denominator (arXiv:2309.17453) */
+  int32_t lse;          /* 1: write the natural-log sum of exponentials, sink included */
+  int32_t policy;       /* halftone_split_policy; default REPRODUCIBLE */
+  int32_t workers;      /* 1 to 65536; default 0: one per SM (CUDA) or OpenMP thread (CPU) */
+  int32_t reserved;     /* 0 */
+  int64_t max_total_kv; /* upper bound of all requests' keys; default 0: batch * max_kv_len. It sizes
+                           staged_bytes of halftone_plan_info; on CUDA keys beyond it are left out there */
 } halftone_attention_problem;
 HALFTONE_API halftone_status halftone_attention_problem_init(halftone_attention_problem* problem,
                                                              size_t struct_size);
@@ -405,6 +407,8 @@ typedef struct halftone_plan_info {
   int32_t passes;           /* that halftone_run() makes over the batch: 1 or 2 */
   int32_t short_rows;       /* 0 with one pass */
   const char* short_config; /* likewise NULL; owned by the plan */
+  int64_t staged_bytes;     /* of the workspace, for K and V that halftone_run() dequantises before a kernel
+                               reads them; 0: it reads them where they are */
 } halftone_plan_info;
 HALFTONE_API halftone_status halftone_plan_info_init(halftone_plan_info* info, size_t struct_size);
 
@@ -464,7 +468,7 @@ typedef struct halftone_attention_args {
   const halftone_tensor* status;       /* optional int32 [1], sticky: bit 0 = a bad block-table entry or, on
                                           CUDA, a length beyond the table; bit 2 = more queries than rows of
                                           q; bit 3 = a bad static scale; bit 5 = more keys than rows of k
-                                          and v (all CUDA) */
+                                          and v, or than problem.max_total_kv (all CUDA) */
 } halftone_attention_args;
 HALFTONE_API halftone_status halftone_attention_args_init(halftone_attention_args* args, size_t struct_size);
 

@@ -91,6 +91,7 @@ def plan(
     lse: bool = False,
     policy: str = "reproducible",
     workers: int = 0,
+    max_total_kv: int = 0,
 ) -> Plan:
     """Validates a whole problem and chooses a configuration. Depends on shapes and bounds, never on lengths.
 
@@ -115,6 +116,9 @@ def plan(
         policy: how the keys of a request are split over workers: "fast", "reproducible" (same plan, lengths and input:
             same bits) or "batch_invariant" (a request's bits do not depend on its neighbours, nor on the bounds).
         workers: 0 for one per SM or CPU thread; else 1 to 65536.
+        max_total_kv: upper bound of all requests' keys, in tokens, those of shared pages counted for each request; 0
+            means ``batch * max_kv_len``. On CUDA it bounds ``info["staged_bytes"]``, the part of the workspace into
+            which prompts over quantised caches dequantise K and V; what is beyond it is left out.
 
     Raises:
         InvalidArgumentError, UnsupportedError, ResourceExhaustedError.
@@ -152,6 +156,7 @@ def plan(
         "lse": _check.flag(lse, "lse"),
         "policy": _check.choice(policy, "policy", _POLICIES),
         "workers": _check.integer(workers, "workers"),
+        "max_total_kv": _check.integer(max_total_kv, "max_total_kv"),
     }
     return _cached_plan(spec, tuple(options.items()))
 

@@ -44,6 +44,7 @@ AttentionProblem to_problem(const std::variant<KvCacheSpec, KvTensors>& kv, cons
   p.q_heads = option<int>(options, "q_heads");
   p.max_q_len = option<int>(options, "max_q_len");
   p.max_kv_len = option<int>(options, "max_kv_len");
+  p.max_total_kv = option<std::int64_t>(options, "max_total_kv");
   p.q_dtype = float_option(options, "q_dtype");
   p.out_dtype = float_option(options, "out_dtype");
   p.mask.causal = option<bool>(options, "causal");
@@ -83,6 +84,7 @@ Options pass_info(const PassInfo& i) {
   fields.Set("split_tokens", i.split_tokens);
   fields.Set("max_units", i.max_units);
   fields.Set("max_partials", i.max_partials);
+  fields.Set("staged_bytes", i.staged_bytes);
   return fields;
 }
 
@@ -102,6 +104,7 @@ Options plan_info(const Ref<PlanObj>& plan) {
     fields.Set("split_tokens", i.split_tokens);
     fields.Set("max_units", i.max_units);
     fields.Set("max_partials", i.max_partials);
+    fields.Set("staged_bytes", i.staged_bytes);
     fields.Set("schedule_bytes", i.schedule_bytes);
     fields.Set("workspace_bytes", i.workspace_bytes);
     return fields;

@@ -174,6 +174,7 @@ halftone_status halftone_plan_get_info(const halftone_plan* plan, halftone_plan_
       }
       out.schedule_bytes = from.schedule_bytes;
       out.workspace_bytes = from.workspace_bytes;
+      out.staged_bytes = from.staged_bytes;
       return out;
     });
   });

@@ -89,7 +89,7 @@ void refuse(const AttentionProblem& p) {
                   dtype_name(p.q_dtype)));
 }
 
-int staged_bytes(const AttentionProblem& problem, const planning::Kernel& kernel, int) {
+int staged_bytes(const AttentionProblem& problem, const planning::Kernel& kernel) {
   return is_prefill(kernel) ? prefill_staged_bytes(problem) : 0;
 }
 

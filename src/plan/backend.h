@@ -23,9 +23,9 @@ struct Backend {
   void (*refuse)(const AttentionProblem& problem);
   /// Workers of a plan that leaves their number open. Throws Unsupported if the device does not work.
   int (*workers)(Device device);
-  /// Bytes per key and KV head that run() writes into the workspace before a kernel of this variant reads K
-  /// and V there, 0: it reads them where they are. Null: no kernel needs that.
-  int (*staged_bytes)(const AttentionProblem& problem, const Kernel& kernel, int variant);
+  /// Bytes per key and KV head that run() writes into the workspace before this kernel reads K and V there;
+  /// 0: it reads them where they are. Null: no kernel needs that.
+  int (*staged_bytes)(const AttentionProblem& problem, const Kernel& kernel);
   /// Bytes that the backend keeps in a workspace beside the schedule and the partial results.
   std::int64_t (*extra_bytes)(int workers, std::int64_t partials);
 

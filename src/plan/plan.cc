@@ -123,6 +123,7 @@ ScheduleParams schedule_params(const AttentionProblem& p, const Kernel& kernel, 
 /// As many heads at a time as fit into so many bytes, and at least one.
 constexpr std::int64_t kStagedBytes = std::int64_t{1} << 29;
 
+/// The most heads that divide the problem's, so that all rounds have one schedule.
 Staged stage_keys(const AttentionProblem& problem, int key_bytes) {
   Staged staged;
   if (key_bytes == 0) return staged;
@@ -145,8 +146,7 @@ Pass make_pass(const AttentionProblem& problem, const Backend& backend, const Ch
   pass.kernel_index = choice.index;
   pass.variant = choice.variant;
   pass.schedule = schedule_params(problem, kernel, choice, workers);
-  const int key_bytes =
-      backend.staged_bytes == nullptr ? 0 : backend.staged_bytes(problem, kernel, choice.variant);
+  const int key_bytes = backend.staged_bytes == nullptr ? 0 : backend.staged_bytes(problem, kernel);
   if (key_bytes != 0) {
     pass.staged = stage_keys(problem, key_bytes);
     pass.schedule.kv_heads = pass.staged.heads;
@@ -168,7 +168,7 @@ PassInfo pass_info(const Pass& pass, const Kernel& kernel, std::string reason) {
   info.row_block = kernel.row_block;
   info.kv_tile = kernel.kv_tile;
   info.split_tokens = s.absolute && s.queue_tokens == 0 ? kernel.split_tokens : 0;
-  info.max_units = max_units(s);
+  info.max_units = saturating_product(max_units(s), pass.staged.rounds);
   info.max_partials = pass.partials;
   info.staged_bytes = pass.staged.bytes;
   return info;
@@ -184,6 +184,7 @@ void describe_longest(PlanInfo& info) {
   info.split_tokens = last.split_tokens;
   info.max_units = last.max_units;
   info.max_partials = last.max_partials;
+  info.staged_bytes = last.staged_bytes;
 }
 
 void check_resources(const Plan::Impl& plan, const ScheduleParams& s) {

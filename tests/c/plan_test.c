@@ -38,6 +38,7 @@ static void information(void) {
   CHECK(info.row_block >= 4 && info.kv_tile > 0 && info.split_tokens > 0);
   CHECK(info.max_units == 8 * 8);
   CHECK(info.passes == 1 && info.short_rows == 0 && info.short_config == NULL);
+  CHECK(info.staged_bytes == 0);
   CHECK(info.schedule_bytes > 0 && info.workspace_bytes >= info.schedule_bytes);
   CHECK_OK(halftone_plan_workspace_bytes(plan, &bytes));
   CHECK((int64_t)bytes == info.workspace_bytes);
@@ -112,6 +113,28 @@ static void passes(void) {
   CHECK_OK(halftone_plan_get_info(plan, &older));
   CHECK(strcmp(older.config, "cpu-prefill") == 0 && older.workspace_bytes == info.workspace_bytes);
   CHECK(older.passes == 0x5a5a5a5a);
+  CHECK_OK(halftone_plan_destroy(plan));
+}
+
+/* The bound of all keys comes back, is checked, and is missing in the struct of an older caller. */
+static void total_of_keys(void) {
+  halftone_attention_problem problem = valid_problem(), back, older;
+  halftone_plan* plan = NULL;
+  problem.max_total_kv = 8 * 8192;
+  CHECK_OK(halftone_plan_create(&problem, &plan));
+  CHECK_OK(halftone_attention_problem_init(&back, sizeof back));
+  CHECK(back.max_total_kv == 0);
+  CHECK_OK(halftone_plan_get_problem(plan, &back));
+  CHECK(back.max_total_kv == 8 * 8192);
+  CHECK_OK(halftone_plan_destroy(plan));
+  problem.max_total_kv = 8 * 8192 + 1;
+  CHECK_ERROR(HALFTONE_INVALID_ARGUMENT, "max_total_kv is 65537|batch * max_kv_len = 65536",
+              halftone_plan_create(&problem, &plan));
+  older = problem;
+  older.struct_size = offsetof(halftone_attention_problem, max_total_kv);
+  CHECK_OK(halftone_plan_create(&older, &plan));
+  CHECK_OK(halftone_plan_get_problem(plan, &back));
+  CHECK(back.max_total_kv == 0);
   CHECK_OK(halftone_plan_destroy(plan));
 }
 
@@ -289,6 +312,7 @@ int main(void) {
   information();
   over_tensors();
   passes();
+  total_of_keys();
   bad_problems();
   stale_and_foreign_handles();
   one_last_error_per_thread();

@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -11,6 +10,7 @@
 #include "plan/validate.h"
 #include "tests/attention/prefill_cases.h"
 #include "tests/cuda/adversarial_device.h"
+#include "tests/cuda/prefill_options.h"
 
 namespace halftone::testing {
 namespace {
@@ -36,49 +36,6 @@ class DevicePrefill : public ::testing::Test {
 
   int served_ = 0;
 };
-
-struct Option {
-  const char* name;
-  std::function<void(AttentionCase&)> set;
-};
-
-/// One at a time, and all that change logits together. Rows are causal before.
-const std::vector<Option>& options() {
-  static const std::vector<Option> all = {
-      {"causal", [](AttentionCase&) {}},
-      {"full", [](AttentionCase& row) { row.mask = {}; }},
-      {"window", [](AttentionCase& row) { row.mask.window_left = 70; }},
-      {"narrow window", [](AttentionCase& row) { row.mask.window_left = 0; }},
-      {"window right", [](AttentionCase& row) { row.mask = {.window_left = -1, .window_right = 33}; }},
-      {"two windows", [](AttentionCase& row) { row.mask = {.window_left = 90, .window_right = 17}; }},
-      {"softcap", [](AttentionCase& row) { row.softcap = 15; }},
-      {"ALiBi", [](AttentionCase& row) { row.alibi = true; }},
-      {"ALiBi, full", [](AttentionCase& row) { row.alibi = true, row.mask = {}; }},
-      {"sinks", [](AttentionCase& row) { row.sinks = true; }},
-      {"sinks, full", [](AttentionCase& row) { row.sinks = true, row.mask = {}; }},
-      {"f32 out", [](AttentionCase& row) { row.out_dtype = DType::kFloat32; }},
-      {"other out",
-       [](AttentionCase& row) {
-         row.out_dtype = row.q_dtype == DType::kFloat16 ? DType::kBFloat16 : DType::kFloat16;
-       }},
-      {"no LSE", [](AttentionCase& row) { row.lse = false; }},
-      {"scale", [](AttentionCase& row) { row.scale = 0.3F; }},
-      {"outliers", [](AttentionCase& row) { row.data = Data::kOutlierChannels; }},
-      {"sink token", [](AttentionCase& row) { row.data = Data::kSinkToken; }},
-      {"constant", [](AttentionCase& row) { row.data = Data::kConstant; }},
-      {"zeros", [](AttentionCase& row) { row.data = Data::kZero; }},
-      {"wide bounds", [](AttentionCase& row) { row.slack = 1000; }},
-      {"batch-invariant", [](AttentionCase& row) { row.policy = SplitPolicy::kBatchInvariant; }},
-      {"few workers", [](AttentionCase& row) { row.workers = 3; }},
-      {"all",
-       [](AttentionCase& row) {
-         row.softcap = 20, row.alibi = row.sinks = true;
-         row.mask.window_left = 100;
-         row.out_dtype = DType::kFloat32;
-       }},
-  };
-  return all;
-}
 
 TEST_F(DevicePrefill, EveryOptionAtTheEdges) {
   std::size_t n = 0;

@@ -40,9 +40,10 @@ std::vector<std::int32_t> first_keys(const std::vector<schedule_play::Request>& 
   return cu_kv;
 }
 
-/// How the lengths are given. Without cu_q every request has max_q_len queries.
+/// How the lengths are given. Without cu_q every request has max_q_len queries. `staged`: the last pass
+/// places staged keys.
 struct Given {
-  bool cu_q = true, cu_kv = false;
+  bool cu_q = true, cu_kv = false, staged = false;
 };
 
 /// The schedules of one or two passes and their lists of items, built on the device over bytes 0xFF.
@@ -53,6 +54,7 @@ class DeviceBuilt {
               Given given)
       : sizes_(sizes_of(hosts)), cu_q_((requests.size() + 1) * 4), kv_lengths_((requests.size() + 1) * 4) {
     sizes_.plain = given.cu_kv;
+    sizes_.passes[hosts.size() - 1].staged.keys = given.staged ? 1 : 0;
     schedule_.emplace(static_cast<std::size_t>(carve_workspace(sizes_, nullptr).bytes));
     std::vector<std::int32_t> cu_q{0}, kv_lengths;
     for (const schedule_play::Request& r : requests) {
@@ -151,6 +153,15 @@ void expect_same_pass(const Built& host, const cuda::PassBuildParams& device) {
     if (r == batch) continue;
     ASSERT_EQ(kv_lengths[i], host->kv_lengths[r]) << "request " << r;
   }
+  ASSERT_EQ(built.staged == nullptr, host->staged == nullptr);
+  if (host->staged != nullptr) {
+    const std::vector<std::int32_t> staged = download_all(built.staged, batch),
+                                    cu_kv = download_all(built.cu_kv, batch);
+    for (std::int64_t r = 0; r < batch; ++r) {
+      ASSERT_EQ(staged[static_cast<std::size_t>(r)], host->staged[r]) << "request " << r;
+      ASSERT_EQ(cu_kv[static_cast<std::size_t>(r)], host->cu_kv[r]) << "request " << r;
+    }
+  }
   for (const std::int32_t n :
        download_all(device.arrivals, std::int64_t{host->header->partials} * cuda::kArrivalCounters)) {
     ASSERT_EQ(n, 0);
@@ -168,7 +179,7 @@ void expect_same_pass(const Built& host, const cuda::PassBuildParams& device) {
 
 void expect_same_schedule(const ScheduleParams& params, const std::vector<schedule_play::Request>& requests,
                           std::int32_t slack, Given given = {}) {
-  const Built host(params, requests, slack);
+  const Built host(params, requests, slack, given.staged);
   const DeviceBuilt device({&host}, requests, given);
   ASSERT_TRUE(device.guards_intact());
   expect_same_pass(host, device.pass(0));
@@ -269,7 +280,7 @@ TEST(DeviceSchedule, EqualRequests) {
   }
 }
 
-/// Queues over pages and over plain K and V, with and without cuts.
+/// Queues over pages, over plain K and V and over staged ones, with and without cuts.
 TEST(DeviceSchedule, QueuesOfRandomRaggedBatches) {
   int cut = 0, absolute = 0;
   for (std::uint64_t seed = 0; seed < 600; ++seed) {
@@ -282,8 +293,8 @@ TEST(DeviceSchedule, QueuesOfRandomRaggedBatches) {
     const Built host(c.params, c.requests, c.slack);
     cut += host->header->cut_units > 0 ? 1 : 0;
     absolute += c.params.absolute ? 1 : 0;
-    for (const bool plain : {false, true}) {
-      expect_same_schedule(c.params, c.requests, c.slack, {.cu_kv = plain});
+    for (const Given given : {Given{}, Given{.cu_kv = true}, Given{.staged = true}}) {
+      expect_same_schedule(c.params, c.requests, c.slack, given);
       if (HasFatalFailure()) return;
     }
   }
@@ -306,7 +317,7 @@ TEST(DeviceSchedule, QueuesOfLargeAndEqualBatches) {
         ScheduleParams params = make_params(2, 4, 192, 7, 132, false);
         params.queue_tokens = 10000;
         params.window_right = equal ? -1 : 0;
-        expect_same_schedule(params, requests, 0, {.cu_q = !equal, .cu_kv = plain});
+        expect_same_schedule(params, requests, 0, {.cu_q = !equal, .cu_kv = plain, .staged = !plain});
         if (HasFatalFailure()) return;
       }
     }
@@ -321,8 +332,9 @@ TEST(DeviceSchedule, ALineAndAQueue) {
     auto [few, many] = divided(c.params, 4 * c.params.group);
     many.queue_tokens = 3000;
     many.unit_cost = 0;
-    const Built line(few, c.requests, c.slack), queue(many, c.requests, c.slack);
-    const DeviceBuilt device({&line, &queue}, c.requests, {});
+    const bool staged = seed % 2 == 0;
+    const Built line(few, c.requests, c.slack), queue(many, c.requests, c.slack, staged);
+    const DeviceBuilt device({&line, &queue}, c.requests, {.staged = staged});
     ASSERT_TRUE(device.guards_intact());
     expect_same_pass(line, device.pass(0));
     expect_same_pass(queue, device.pass(1));
@@ -338,6 +350,9 @@ TEST(DeviceSchedule, HugeLengths) {
     std::vector<schedule_play::Request> requests(3000, {1, kMaxTokens});
     requests[17] = {1, 1};
     expect_same_schedule(params, requests, 0);
+    params.unit_cost = 0;
+    params.queue_tokens = 3000;
+    expect_same_schedule(params, requests, 0, {.staged = true});
   }
 }
 

@@ -205,6 +205,39 @@ TEST(Queue, EveryVisibleKeyOfEveryRowExactlyOnce) {
   }
 }
 
+/// Where the keys of each request stand that the pass stages, one request after the other.
+TEST(Queue, StagedKeysFollowOneAnother) {
+  int with_keys = 0, without = 0;
+  for (std::uint64_t seed = 0; seed < 1000; ++seed) {
+    SCOPED_TRACE(fmt::format("seed {}", seed));
+    const RandomCase c = queue_case(seed);
+    const Built built(c.params, c.requests, c.slack, true);
+    ASSERT_TRUE(built.guards_intact());
+    std::int32_t before = 0;
+    for (std::size_t r = 0; r < c.requests.size(); ++r) {
+      const std::int32_t rows = c.requests[r].q_len * c.params.group;
+      const bool served = rows > 0 && rows >= c.params.min_rows && rows <= c.params.max_rows;
+      ASSERT_EQ(built->cu_kv[r], before) << "request " << r;
+      ASSERT_EQ(built->staged[r], served ? c.requests[r].kv_len : 0) << "request " << r;
+      ASSERT_EQ(built->kv_lengths[r], c.requests[r].kv_len) << "request " << r;
+      before += built->staged[r];
+      (served ? with_keys : without) += c.requests[r].kv_len > 0 ? 1 : 0;
+    }
+  }
+  EXPECT_GT(with_keys, 1000);
+  EXPECT_GT(without, 500);
+  EXPECT_EQ(Built(queue_params(1, 1, 3), {{5, 9}})->staged, nullptr);
+}
+
+TEST(Queue, StagedKeysBeyondInt32) {
+  const Built built(queue_params(1, 1, 3), {{1, kMaxTokens}, {1, kMaxTokens}, {1, kMaxTokens}, {1, 5}}, 0,
+                    true);
+  EXPECT_EQ(built->cu_kv[1], kMaxTokens);
+  for (const int r : {2, 3}) EXPECT_EQ(built->cu_kv[r], INT_MAX) << "as near as can be, never negative";
+  EXPECT_EQ(built->staged[2], kMaxTokens);
+  EXPECT_EQ(built->header->total_kv, 3 * std::int64_t{kMaxTokens} + 5);
+}
+
 /// (KV head, first row) of all items of one request of 500 keys and three row blocks, two of 192 rows.
 std::vector<std::pair<int, int>> order_of(std::int32_t queue_tokens) {
   const Built built(queue_params(3, 1, 1000, queue_tokens), {{400, 500}});

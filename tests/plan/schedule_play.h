@@ -60,9 +60,11 @@ inline std::pair<ScheduleParams, ScheduleParams> divided(const ScheduleParams& p
 }
 
 /// A schedule in a workspace of exactly the stated size, between guard bytes and prefilled with 0xFF.
+/// `staged`: with the places of staged keys.
 class Built {
  public:
-  Built(ScheduleParams params, const std::vector<Request>& requests, std::int32_t slack = 0) {
+  Built(ScheduleParams params, const std::vector<Request>& requests, std::int32_t slack = 0,
+        bool staged = false) {
     params.batch = static_cast<std::int32_t>(requests.size());
     for (const Request& r : requests) {
       params.max_q_len = std::max(params.max_q_len, r.q_len + slack);
@@ -70,7 +72,8 @@ class Built {
     }
     params.max_steps = max_unit_steps(params);
     partials_ = max_partials(params);
-    const WorkspaceParams sizes = schedules_only({params});
+    WorkspaceParams sizes = schedules_only({params});
+    sizes.passes[0].staged.keys = staged ? 1 : 0;
     size_ = static_cast<std::size_t>(carve_workspace(sizes, nullptr).bytes);
     memory_.reset(static_cast<std::byte*>(::operator new (size_ + 2 * kGuard, std::align_val_t{kGuard})));
     std::memset(memory_.get(), kGuardByte, size_ + 2 * kGuard);

@@ -55,6 +55,41 @@ TEST(ValidateSchedule, Lengths) {
                         [](Lengths& l) { l.kv.push_back(1); });
 }
 
+/// The sum of all keys against max_total_kv, of pages and of plain tensors: as many are fine, one more is
+/// not.
+TEST(ValidateSchedule, TotalOfKeys) {
+  for (const bool plain : {false, true}) {
+    AttentionProblem p = testing::attention_problem(plain ? plain_case() : paged_case());
+    const std::vector<std::int32_t> lengths = {70, 0, 200}, cu_kv = {0, 70, 70, 270};
+    SequenceLengths view;
+    Lengths queries;
+    view.cu_q = queries.view().cu_q;
+    if (plain) {
+      view.cu_kv = TensorView::contiguous(const_cast<std::int32_t*>(cu_kv.data()), DType::kInt32, {4});
+    } else {
+      view.kv_lengths = TensorView::contiguous(const_cast<std::int32_t*>(lengths.data()), DType::kInt32, {3});
+    }
+    const auto build = [&](std::int64_t max_total_kv) {
+      p.max_total_kv = max_total_kv;
+      const Plan made = plan(p);
+      const Tensor workspace(DType::kUInt8, {made.info().workspace_bytes});
+      const Tensor before = workspace.clone();
+      try {
+        schedule(made, view, workspace.view());
+      } catch (...) {
+        EXPECT_TRUE(testing::same_bytes(before, workspace));
+        throw;
+      }
+    };
+    build(0);
+    build(270);
+    expect_error(
+        kOutOfRange,
+        {"the requests have 270 keys together", "max_total_kv is 269", "plan with a larger max_total_kv"},
+        [&] { build(269); });
+  }
+}
+
 TEST(ValidateSchedule, LengthTensors) {
   const Ready ready(paged_case());
   const auto refused = [&](std::initializer_list<std::string_view> fragments,

@@ -94,6 +94,18 @@ def test_a_plan_for_prompts_has_a_pass_for_single_tokens(rng):
     assert [p["config"] for p in one.info["passes"]] == ["cpu-decode"] and repr(one).startswith("Plan(cpu-decode, ")
 
 
+def test_all_keys_have_a_bound(rng):
+    cache, _, _ = filled_cache(rng, [63, 10])
+    plan = ht.plan(cache, q_heads=Q_HEADS, max_total_kv=73)
+    assert plan.options["max_total_kv"] == 73
+    assert plan.info["staged_bytes"] == plan.info["passes"][0]["staged_bytes"] == 0  # the CPU stages nothing
+    ht.schedule(plan, cache)
+    with pytest.raises(ht.OutOfRangeError, match="73 keys together, .* max_total_kv is 72"):
+        ht.schedule(ht.plan(cache, q_heads=Q_HEADS, max_total_kv=72), cache)
+    many = ht.plan(cache.spec, q_heads=Q_HEADS, batch=2**20, max_kv_len=2**20, max_total_kv=2**40)
+    assert many.options["max_total_kv"] == 2**40
+
+
 def test_a_call_without_a_schedule_takes_a_workspace(rng):
     cache, _, _ = filled_cache(rng, [63, 10])
     q = normal(rng, 2, Q_HEADS, DIM)

@@ -63,6 +63,8 @@ def test_numbers(value, cache):
         ({"device": "cuda:99999999999"}, "31 bits"),
         ({"policy": ["fast"]}, "policy is"),
         ({"max_q_len": -1}, "max_q_len"),
+        ({"max_total_kv": -1}, "max_total_kv is -1"),
+        ({"max_total_kv": 1.5}, "max_total_kv is 1.5"),
     ],
 )
 def test_plans(cache, options, match):

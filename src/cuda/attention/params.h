@@ -25,7 +25,7 @@ struct CacheView {
   std::int64_t table_stride;
   std::int32_t table_width;  // pages of a request that the table has room for
   std::int32_t num_pages;
-  std::int32_t page_log2;   // tokens per page
+  std::int32_t page_log2;   // tokens per page; 0: K and V are plain tensors
   std::int32_t head_bytes;  // of one (page, head) block
   std::int32_t tile_bytes;
   std::int32_t v_data_offset;  // within a tile

@@ -15,7 +15,7 @@ inline constexpr std::array<planning::Kernel, 5> kDecodeKernels{{
     {"sm90-decode-32", 32, 32, 128, 4096, 163840,
      "drafts, or many query heads per KV head; bound by arithmetic"},
     {"sm90-decode-48", 48, 48, 128, 4096, 163840, "likewise"},
-    {"sm90-decode-64", 64, 64, 128, 4096, 163840, "likewise; prompts, too, of formats without prefill"},
+    {"sm90-decode-64", 64, 64, 128, 4096, 163840, "likewise; prompts, too, that prefill does not serve"},
 }};
 /// For caches that none of them serves.
 inline constexpr planning::Kernel kUniversalRow{

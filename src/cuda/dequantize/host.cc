@@ -39,16 +39,11 @@ DequantizeParams dequantize_params(const PagedKv& cache, const PageLayout& layou
 
 }  // namespace
 
-void stage_rows(const PagedKv& cache, const PageLayout& layout, KvPart which, int first_head,
-                const std::int32_t* lengths, const TensorView& out, Stream stream) {
+void stage_rows(const PagedKv& cache, const PageLayout& layout, KvPart which, const std::int32_t* lengths,
+                const TensorView& out, Stream stream) {
   const page::Part part = page::part_of(cache.spec, layout, which);
   DequantizeParams p =
       dequantize_params(cache, layout, part, which == KvPart::kK ? cache.k_scale : cache.v_scale, out);
-  p.pages += first_head * layout.head_bytes;
-  p.kv_heads = static_cast<std::int32_t>(out.shape[1]);
-  const int first_scale = first_head * p.static_stride;
-  if (p.static_scale != nullptr) p.static_scale += first_scale;
-  if (p.static_min != nullptr) p.static_min += first_scale;
   p.lengths = lengths;
   p.batch = static_cast<std::int32_t>(cache.block_table.shape[0]);
   p.clears_rest = false;

@@ -5,12 +5,11 @@
 
 namespace halftone::cuda {
 
-/// Rows of K or V of as many KV heads as `out` has, from `first_head` on: the first lengths[i] tokens of
-/// every request, one request after the other. `lengths` (int32 [batch]) is on the device. Only of a cache
-/// that stores K and V apart; rotations are undone, tokens of missing pages are zeros, those beyond `out`
-/// left out.
-void stage_rows(const PagedKv& cache, const PageLayout& layout, KvPart which, int first_head,
-                const std::int32_t* lengths, const TensorView& out, Stream stream);
+/// Rows of K or V: the first lengths[i] tokens of every request, one request after the other. `lengths`
+/// (int32 [batch]) is on the device. Only of a cache that stores K and V apart, or of some of its heads;
+/// rotations are undone, tokens of missing pages are zeros, those beyond `out` left out.
+void stage_rows(const PagedKv& cache, const PageLayout& layout, KvPart which, const std::int32_t* lengths,
+                const TensorView& out, Stream stream);
 
 /// Throws InvalidArgument if the outputs differ in rows. sum(lengths) is not known to the host: surplus rows
 /// become zeros, surplus tokens are left out.

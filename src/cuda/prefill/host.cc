@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
+#include <utility>
 #include <variant>
 
 #include "cuda/attention/workspace.h"
@@ -43,17 +45,37 @@ TensorView heads_of(TensorView t, std::int64_t first, std::int64_t count) {
   return t;
 }
 
-/// The KV heads that a launch takes: all, or those of a round.
+/// Moves a tensor of floats that may be absent.
+void advance(TensorView& t, std::int64_t floats) {
+  if (t.data != nullptr) t.data = static_cast<float*>(t.data) + floats;
+}
+
+/// `count` KV heads of a cache from `first` on.
+PagedKv heads_of(PagedKv cache, const PageLayout& layout, int first, int count) {
+  if (cache.pages.data != nullptr) {
+    cache.pages.data = static_cast<std::byte*>(cache.pages.data) + first * layout.head_bytes;
+  }
+  cache.spec.kv_heads = count;
+  for (const auto& [format, scale] :
+       {std::pair{&cache.spec.k_format, &cache.k_scale}, std::pair{&cache.spec.v_format, &cache.v_scale}}) {
+    if (format->granularity != Granularity::kHead) continue;
+    advance(scale->scale, first);
+    advance(scale->min, first);
+  }
+  return cache;
+}
+
+/// What a launch takes: all heads, or those of a round.
 AttentionArgs round_args(const Plan::Impl& plan, const planning::Pass& pass, AttentionArgs args, int round) {
   if (pass.staged.rounds == 1) return args;
-  const std::int64_t count = std::int64_t{pass.staged.heads} * pass.schedule.group, first = round * count;
+  const int kv_heads = pass.staged.heads, kv_first = round * kv_heads;
+  const std::int64_t count = std::int64_t{kv_heads} * pass.schedule.group, first = round * count;
+  args.kv = heads_of(std::get<PagedKv>(args.kv), plan.layout, kv_first, kv_heads);
   args.q = heads_of(args.q, first, count);
   args.out = heads_of(args.out, first, count);
-  for (TensorView* const t : {&args.alibi_slopes, &args.sinks}) {
-    if (t->data != nullptr) t->data = static_cast<float*>(t->data) + first;
-  }
-  if (args.lse.data != nullptr)
-    args.lse.data = static_cast<float*>(args.lse.data) + first * args.lse.strides[1];
+  advance(args.alibi_slopes, first);
+  advance(args.sinks, first);
+  advance(args.lse, first * args.lse.strides[1]);
   return args;
 }
 
@@ -235,17 +257,15 @@ void run_prefill(const Plan::Impl& plan, const AttentionArgs& args, const planni
     const AttentionArgs own = round_args(plan, pass, args, round);
     KvTensorViews staged;
     if (pass.staged.keys > 0) {
-      const auto& cache = std::get<PagedKv>(args.kv);
+      const auto& cache = std::get<PagedKv>(own.kv);
       const DeviceScope scope(plan.problem.device.index);
       for (const KvPart which : {KvPart::kK, KvPart::kV}) {
         TensorView& rows = which == KvPart::kK ? staged.k : staged.v;
         rows = staged_tensor(plan, pass, workspace.staged, which);
-        stage_rows(cache, plan.layout, which, round * pass.staged.heads,
-                   workspace.passes[index].schedule.staged, rows, stream);
+        stage_rows(cache, plan.layout, which, workspace.passes[index].schedule.staged, rows, stream);
       }
     }
-    PrefillParams p = prefill_params(plan, own, workspace, index, staged);
-    p.attention.checks_inputs &= round == 0;
+    const PrefillParams p = prefill_params(plan, own, workspace, index, staged);
     launch(compiled_kernel(pass.variant), &p, plan, stream);
   }
 }

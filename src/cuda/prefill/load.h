@@ -141,7 +141,7 @@ struct TileLoader {
   std::int32_t page = 0;                // of the lane's tile of 16 tokens
 
   __device__ bool in_rows() const { return p.attention.schedule.cu_kv != nullptr; }
-  __device__ bool has_table() const { return p.attention.cache.block_table != nullptr; }
+  __device__ bool has_table() const { return p.attention.cache.page_log2 > 0; }  // one without columns, too
 
   __device__ void begin(int token) {
     if (in_rows()) first_key = p.attention.schedule.cu_kv[item.work.request];

@@ -1,0 +1,404 @@
+// Prompts over caches that run() stages: dequantised into the workspace, where prefill's kernel reads them.
+#include <cmath>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "format/status.h"
+#include "plan/plan.h"
+#include "plan/validate.h"
+#include "tests/attention/prefill_cases.h"
+#include "tests/attention/select.h"
+#include "tests/cuda/adversarial_device.h"
+#include "tests/cuda/prefill_options.h"
+
+namespace halftone::testing {
+namespace {
+
+std::int32_t status_of(const Outputs& outputs) { return outputs.status.as<std::int32_t>()[0]; }
+
+/// Of the pass of the longest requests.
+planning::Staged staged_of(const Problem& p) {
+  const Plan plan = plan_on_device(p);
+  return planning::require_plan(plan).passes().back().staged;
+}
+
+class DeviceStaged : public ::testing::Test {
+ protected:
+  /// Whether the problem's prompts are staged: not in a build of other head_dims.
+  bool has_staged(const Problem& p) {
+    const bool has = staged_of(p).keys > 0;
+    served_ += has ? 1 : 0;
+    return has;
+  }
+  void expect_agrees(const AttentionCase& row) {
+    SCOPED_TRACE(row.name);
+    const Problem p = make_problem(row);
+    if (!has_staged(p)) return;
+    const Outputs outputs = run_on_device(p);
+    EXPECT_EQ(judge_device(p, outputs), "");
+    EXPECT_EQ(status_of(outputs), 0);
+  }
+  void TearDown() override { EXPECT_GT(served_, 0) << "no kernel of prefill is in this build"; }
+
+ private:
+  int served_ = 0;
+};
+
+/// Prompts, the ends of some, requests of a few rows for the other pass, and empty ones.
+std::vector<Request> mixed_requests() {
+  return {{100, 130}, {1, 70}, {81, 200}, {0, 20}, {65, 30}, {40, 0}, {3, 5}, {0, 0}, {16, 97}, {192, 193}};
+}
+
+/// Causal, four query heads over two KV heads, Q and O in bf16.
+AttentionCase staged_case(const std::string& k_format, const std::string& v_format, int head_dim,
+                          const std::vector<Request>& requests) {
+  AttentionCase row = prefill_case(DType::kBFloat16, head_dim, false, requests);
+  row.q_heads = 4;
+  row.k_format = k_format;
+  row.v_format = v_format;
+  row.name = "K " + k_format + ", V " + v_format + ", head_dim " + std::to_string(head_dim);
+  return row;
+}
+
+/// For tests of one head_dim: 128, or the one that a smaller build has.
+int built_dim() {
+  for (const int head_dim : {128, 64}) {
+    const Problem p = make_problem(staged_case("int8-head", "int8-head", head_dim, {{100, 1}}));
+    if (staged_of(p).keys > 0) return head_dim;
+  }
+  return 256;
+}
+
+TEST_F(DeviceStaged, FormatsOfEveryKind) {
+  for (const char* format :
+       {"fp8", "fp8-static-head", "fp8-token", "fp8-g32", "int8-tensor", "int8-tensor-asym", "int8-head",
+        "int8-static-head-asym", "int8-token-asym", "int8-token-asym-f32", "int8-g64", "int4-g32", "int4-row",
+        "int4-g64-sym", "int4-static-head-sym", "fp16"}) {
+    for (const int head_dim : kPrefillDims) {
+      expect_agrees(staged_case(format, format, head_dim, mixed_requests()));
+    }
+  }
+}
+
+/// K and V in different formats, pairs among them that decode has no kernel for; stored rotated or not.
+TEST_F(DeviceStaged, MixedFormatsAndRotations) {
+  int n = 0;
+  for (const auto& [k, v] : {std::pair{"bf16", "int4-g32"},
+                             {"int8-head", "int4-g32"},
+                             {"int4-g32", "bf16"},
+                             {"fp8", "int8-tensor"},
+                             {"fp16", "bf16"},
+                             {"int4-row", "int4-row"},
+                             {"bf16", "bf16"}}) {
+    for (const bool rotate_v : {false, true}) {
+      for (const bool rotate_k : {true, false}) {
+        AttentionCase row = staged_case(k, v, kPrefillDims[n++ % 3], mixed_requests());
+        row.rotate_k = rotate_k, row.rotate_v = rotate_v;
+        row.name += rotate_k ? ", K rotated" : "";
+        row.name += rotate_v ? ", V rotated" : "";
+        if (rotate_k || k != std::string("bf16") || k != std::string(v)) expect_agrees(row);
+      }
+    }
+  }
+}
+
+TEST_F(DeviceStaged, EveryOption) {
+  constexpr const char* kFormats[] = {"int8-head", "int4-g32", "fp8"};
+  int n = 0;
+  for (const Option& option : options()) {
+    AttentionCase row =
+        staged_case(kFormats[n % 3], kFormats[n % 3], kPrefillDims[n / 3 % 3], mixed_requests());
+    ++n;
+    option.set(row);
+    row.name += std::string(", ") + option.name;
+    expect_agrees(row);
+  }
+}
+
+/// Query heads per KV head: boxes of whole queries or single rows, one pass or two.
+TEST_F(DeviceStaged, Groups) {
+  for (const int group : {1, 3, 4, 5, 16, 65}) {
+    const int longest = 170 / group + 3;
+    AttentionCase row =
+        staged_case("int8-head", "int4-g32", built_dim(),
+                    {{longest, 150}, {1, 100}, {longest / 2, 260}, {2, 0}, {0, 9}, {longest - 1, 20}});
+    row.q_heads = row.kv_heads * group;
+    row.alibi = group % 2 == 1;
+    row.sinks = group % 3 == 0;
+    row.name += ", group " + std::to_string(group);
+    expect_agrees(row);
+  }
+}
+
+TEST_F(DeviceStaged, PagesOfEverySize) {
+  for (const int page_size : {16, 32, 128, 256}) {
+    AttentionCase row = staged_case("int8-token-asym", "int4-g32", built_dim(), mixed_requests());
+    row.page_size = page_size;
+    row.table_mode = page_size == 32 ? BlockTableMode::kClamped : BlockTableMode::kTrusted;
+    row.name += ", pages of " + std::to_string(page_size);
+    expect_agrees(row);
+  }
+}
+
+/// Scales of every head differ, as do what ALiBi and sinks do to it: nothing may come from another head.
+AttentionCase many_heads(const std::string& k_format, const std::string& v_format, int group) {
+  AttentionCase row =
+      staged_case(k_format, v_format, built_dim(), {{200, 230}, {90, 300}, {70, 60}, {1, 170}});
+  row.kv_heads = 4;
+  row.q_heads = 4 * group;
+  row.alibi = row.sinks = true;
+  row.data = Data::kOutlierChannels;
+  return row;
+}
+
+/// Bounds that leave room for so many heads at a time and not for twice as many; few of the rows are written.
+Problem in_rounds(const AttentionCase& row, int heads) {
+  Problem p = make_problem(row);
+  const std::int64_t key_bytes = 4 * row.head_dim, batch = p.problem.batch;
+  p.problem.max_kv_len = static_cast<int>((std::int64_t{1} << 29) / (2 * heads * key_bytes) / batch + 1);
+  return p;
+}
+
+/// A few heads at a time: right, and with batch_invariant the bits of all heads at once.
+TEST_F(DeviceStaged, Rounds) {
+  for (const auto& [heads, group] : {std::pair{1, 5}, {2, 2}}) {
+    AttentionCase row = many_heads("int8-static-head-asym", "int4-static-head-sym", group);
+    row.policy = SplitPolicy::kBatchInvariant;
+    const Problem once = make_problem(row);
+    if (!has_staged(once)) continue;
+    EXPECT_EQ(staged_of(once).rounds, 1);
+    const Problem p = in_rounds(row, heads);
+    EXPECT_EQ(staged_of(p).rounds, 4 / heads);
+    const Outputs outputs = run_on_device(p);
+    EXPECT_EQ(judge_device(p, outputs), "");
+    EXPECT_EQ(status_of(outputs), 0);
+    expect_same_bits(run_on_device(once), outputs, std::to_string(heads) + " heads at a time");
+  }
+}
+
+/// A bound of all keys makes the rounds fewer; balanced over the workers, cut units among them.
+TEST_F(DeviceStaged, ABoundOfAllKeysSavesRounds) {
+  AttentionCase row = many_heads("int4-g32", "int8-head", 4);
+  row.requests = {{100, 2500}};
+  Problem p = in_rounds(row, 2);
+  if (!has_staged(p)) return;
+  EXPECT_EQ(judge_device(p, run_on_device(p)), "");
+  p.problem.max_total_kv = 2500;
+  EXPECT_EQ(staged_of(p).rounds, 1);
+  EXPECT_EQ(judge_device(p, run_on_device(p)), "");
+}
+
+/// Static scales that are none set the status, whichever round their head has.
+TEST_F(DeviceStaged, BadScalesOfEveryRound) {
+  AttentionCase row = many_heads("int8-static-head-asym", "bf16", 2);  // decode has no kernel: one pass
+  const Problem p = in_rounds(row, 2);
+  if (!has_staged(p)) return;
+  const Plan plan = plan_on_device(p);
+  ASSERT_EQ(plan.info().passes.size(), 1U);
+  ASSERT_EQ(staged_of(p).rounds, 2);
+  for (const int head : {-1, 1, 3}) {
+    Problem bad = in_rounds(row, 2);
+    if (head >= 0) bad.cache->k_scale.set(head, kNan);
+    EXPECT_EQ(status_of(run_on_device(bad, plan)), head < 0 ? 0 : kStatusBadScale) << "head " << head;
+  }
+}
+
+/// What p's prompts are to attend to, as plain K and V, without keys [begin, end) of a request.
+Problem plain_without(const Problem& p, std::size_t request, std::int64_t begin, std::int64_t end) {
+  AttentionCase row = p.row;
+  row.plain = DType::kBFloat16;
+  row.k_format = row.v_format = "bf16";
+  const std::vector<std::int64_t> first = first_tokens(row);
+  const Dequantised d = dequantised(*p.cache);
+  const auto shorter = [&](const Tensor& x) {
+    std::vector<float> values = floats_of_rows(x, 0, first[request] + begin);
+    const std::vector<float> rest = floats_of_rows(x, first[request] + end, first.back());
+    values.insert(values.end(), rest.begin(), rest.end());
+    return Tensor::of(DType::kBFloat16, {first.back() - (end - begin), row.kv_heads, row.head_dim}, values);
+  };
+  row.requests[request].kv_len -= static_cast<int>(end - begin);
+  Problem twin = make_problem(row);
+  twin.q = p.q.clone();
+  twin.k = shorter(d.k);
+  twin.v = shorter(d.v);
+  return twin;
+}
+
+/// Prompts alone, without a mask: to leave out keys is the same as not to have them.
+AttentionCase unmasked(const std::string& format, int head_dim) {
+  AttentionCase row = staged_case(format, format, head_dim, {{70, 100}, {33, 90}, {150, 333}, {40, 0}});
+  row.mask = {};
+  row.q_heads = 8;
+  return row;
+}
+
+/// Entries that name no page: their tokens are left out, in both modes of the table.
+TEST_F(DeviceStaged, BadPagesAreLeftOut) {
+  for (const auto& [format, head_dim] : {std::pair{"int8-head", 64}, {"int4-g32", 128}, {"fp8", 256}}) {
+    for (const int page_size : {16, 64}) {
+      for (const auto& [bad, column] : {std::pair{-1, 0}, {INT32_MIN, 2}, {INT32_MAX, 332 / page_size}}) {
+        AttentionCase row = unmasked(format, head_dim);
+        SCOPED_TRACE(row.name + ", page " + std::to_string(column) + " of " + std::to_string(page_size));
+        row.page_size = page_size;
+        const Problem p = make_problem(row);
+        if (!has_staged(p)) continue;
+        const std::int64_t begin = column * page_size;
+        const Problem twin = plain_without(p, 2, begin, std::min<std::int64_t>(333, begin + page_size));
+        entry(p, 2, column) = bad;
+        const Outputs outputs = run_on_device(p);
+        EXPECT_EQ(status_of(outputs), kStatusBadPage);
+        EXPECT_EQ(judge_device(twin, outputs), "");
+        row.table_mode = BlockTableMode::kClamped;
+        const Problem clamped = make_problem(row);
+        entry(clamped, 2, column) = bad;
+        expect_same_bits(outputs, run_on_device(clamped), "clamped");
+      }
+    }
+  }
+}
+
+/// Lengths beyond the table, and a table without columns and without an address.
+TEST_F(DeviceStaged, TablesThatAreTooNarrow) {
+  for (const int columns : {0, 1, 3}) {
+    AttentionCase row = unmasked("int8-head", built_dim());
+    row.requests = {{150, 333}};
+    const Problem p = make_problem(row);
+    if (!has_staged(p)) continue;
+    DeviceRun device(p, plan_on_device(p));
+    TensorView& table = std::get<PagedKv>(device.args.kv).block_table;
+    table.shape[1] = columns;
+    if (columns == 0) table.data = nullptr;
+    device.schedule();
+    device.run();
+    const Outputs outputs = device.outputs();
+    EXPECT_EQ(status_of(outputs), kStatusBadPage) << columns;
+    if (columns == 0) {
+      expect_empty_rows(p, outputs, 0, 150);
+    } else {
+      EXPECT_EQ(judge_device(plain_without(p, 0, 64 * columns, 333), outputs), "") << columns;
+    }
+  }
+}
+
+/// More keys than max_total_kv: those beyond are left out and written nowhere, in one round and in several.
+TEST_F(DeviceStaged, MoreKeysThanTheBoundOfAll) {
+  for (const auto& [format, head_dim] : {std::pair{"int8-head", 64}, {"int4-g32", 128}, {"fp8", 256}}) {
+    for (const std::int64_t most : {1, 15, 50, 99, 100, 101, 190, 195, 300, 522}) {
+      Problem p = make_problem(unmasked(format, head_dim));
+      if (!has_staged(p)) continue;
+      SCOPED_TRACE(p.row.name + ", " + std::to_string(most) + " keys");
+      p.problem.max_total_kv = most;
+      const Outputs outputs = run_on_device(p);
+      EXPECT_EQ(status_of(outputs), kStatusBadKeys);
+      AttentionCase row = p.row;
+      row.plain = DType::kBFloat16;
+      row.k_format = row.v_format = "bf16";
+      const std::vector<std::int64_t> first = first_tokens(row);
+      for (std::size_t r = 0; r < row.requests.size(); ++r) {
+        const std::int64_t left = std::clamp<std::int64_t>(most - first[r], 0, row.requests[r].kv_len);
+        row.requests[r].kv_len = static_cast<int>(left);
+      }
+      Problem twin = make_problem(row);
+      const Dequantised d = dequantised(*p.cache);
+      const std::vector<std::int64_t> shape = {most, row.kv_heads, row.head_dim};
+      twin.q = p.q.clone();
+      twin.k = Tensor::of(DType::kBFloat16, shape, floats_of_rows(d.k, 0, most));
+      twin.v = Tensor::of(DType::kBFloat16, shape, floats_of_rows(d.v, 0, most));
+      EXPECT_EQ(judge_device(twin, outputs), "");
+    }
+    Problem exact = make_problem(unmasked(format, head_dim));
+    exact.problem.max_total_kv = 523;
+    if (has_staged(exact)) {
+      EXPECT_EQ(status_of(run_on_device(exact)), 0);
+    }
+  }
+}
+
+/// The same bits alone, in company, under other bounds, on other workers.
+TEST_F(DeviceStaged, BatchInvariantBits) {
+  AttentionCase row = staged_case("int8-head", "int4-g32", built_dim(),
+                                  {{120, 300}, {1, 90}, {90, 2000}, {20, 33}, {0, 50}, {200, 150}, {7, 0}});
+  row.policy = SplitPolicy::kBatchInvariant;
+  row.rotate_k = true;
+  const Problem p = make_problem(row);
+  if (!has_staged(p)) return;
+  const Outputs all = run_on_device(p);
+  EXPECT_EQ(judge_device(p, all), "");
+  for (std::size_t r = 0; r < row.requests.size(); ++r) {
+    if (row.requests[r].q_len == 0) continue;
+    for (const bool own_bounds : {false, true}) {
+      const Problem alone = select(p, {r}, own_bounds);
+      const Outputs outputs = run_on_device(alone);
+      EXPECT_EQ(request_bytes(alone, outputs.out, 0), request_bytes(p, all.out, r)) << "request " << r;
+      EXPECT_EQ(request_bytes(alone, outputs.lse, 0), request_bytes(p, all.lse, r)) << "request " << r;
+    }
+  }
+  Problem bounded = select(p, {0, 1, 2, 3, 4, 5, 6}, false);
+  bounded.problem.max_total_kv = 3000;
+  bounded.problem.workers = 3;
+  expect_same_bits(all, run_on_device(bounded), "fewer staged keys, on three workers");
+}
+
+/// Captured once, replayed with other lengths and another table, over rows of the step before: eager's bits.
+TEST_F(DeviceStaged, GraphReplayWithOtherLengthsAndTables) {
+  using Lengths = std::vector<std::int32_t>;
+  struct Step {
+    Lengths queries, keys;
+    std::size_t moved;  // request r has the pages of request r + moved
+  };
+  const std::vector<Step> steps = {{{300, 300, 300, 300}, {700, 700, 300, 700}, 0},
+                                   {{0, 0, 300, 0}, {700, 700, 300, 700}, 1},
+                                   {{100, 1, 0, 64}, {100, 650, 300, 0}, 2},
+                                   {{0, 0, 0, 0}, {1, 1, 1, 1}, 0},
+                                   {{1, 1, 1, 1}, {0, 0, 0, 0}, 3},
+                                   {{192, 193, 65, 1}, {192, 193, 65, 699}, 1},
+                                   {{300, 300, 300, 300}, {700, 700, 300, 700}, 0}};
+  for (const SplitPolicy policy : {SplitPolicy::kReproducible, SplitPolicy::kBatchInvariant}) {
+    AttentionCase row =
+        staged_case("int8-head", "int4-g32", built_dim(), {{300, 700}, {300, 700}, {300, 700}, {300, 700}});
+    row.policy = policy;
+    row.page_size = 16;
+    const Problem p = make_problem(row);
+    if (!has_staged(p)) continue;
+    const DeviceRun device(p, plan_on_device(p));
+    const TensorView table = std::get<PagedKv>(device.args.kv).block_table;
+    const auto columns = static_cast<std::size_t>(p.cache->block_table.shape()[1]);
+    const auto set = [&](const Step& step) {
+      Lengths sums = {0};
+      for (const std::int32_t n : step.queries) sums.push_back(sums.back() + n);
+      device.write(device.args.lengths.cu_q, Tensor::of({5}, sums));
+      device.write(device.args.lengths.kv_lengths, Tensor::of({4}, step.keys));
+      const Tensor moved = p.cache->block_table.clone();
+      for (std::size_t r = 0; r < 4; ++r) {
+        const auto from =
+            p.cache->block_table.as<std::int32_t>().subspan((r + step.moved) % 4 * columns, columns);
+        std::copy(from.begin(), from.end(),
+                  moved.as<std::int32_t>().begin() + static_cast<std::ptrdiff_t>(r * columns));
+      }
+      device.write(table, moved);
+      device.clear();
+      check_cuda(cudaDeviceSynchronize());
+    };
+    set(steps[2]);
+    const CapturedGraph graph([&](cudaStream_t stream) {
+      device.schedule(stream);
+      for (int layer = 0; layer < 3; ++layer) device.run(stream);
+    });
+    for (const Step& step : steps) {
+      set(step);
+      device.schedule();
+      device.run();
+      const Outputs expected = device.outputs();
+      set(step);
+      graph.replay();
+      const Outputs replayed = device.outputs();
+      expect_same_bits(expected, replayed, std::to_string(step.queries[0]) + " queries");
+      EXPECT_EQ(status_of(replayed), 0);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace halftone::testing
