@@ -6,9 +6,7 @@
 #include "plan/fail.h"
 
 namespace halftone::cuda {
-namespace {
 
-/// `out`: the span's dims of K or V.
 DequantizeParams dequantize_params(const PagedKv& cache, const PageLayout& layout, const page::Part& part,
                                    const StaticScale& scale, const TensorView& out) {
   DequantizeParams p{};
@@ -35,19 +33,6 @@ DequantizeParams dequantize_params(const PagedKv& cache, const PageLayout& layou
   p.aligned = rows_aligned(out);
   p.clears_rest = true;
   return p;
-}
-
-}  // namespace
-
-void stage_rows(const PagedKv& cache, const PageLayout& layout, KvPart which, const std::int32_t* lengths,
-                const TensorView& out, Stream stream) {
-  const page::Part part = page::part_of(cache.spec, layout, which);
-  DequantizeParams p =
-      dequantize_params(cache, layout, part, which == KvPart::kK ? cache.k_scale : cache.v_scale, out);
-  p.lengths = lengths;
-  p.batch = static_cast<std::int32_t>(cache.block_table.shape[0]);
-  p.clears_rest = false;
-  check(launch_dequantize(p, stream), "run");
 }
 
 void dequantize(const PagedKv& cache, const TensorView& k_out, const TensorView& v_out, Stream stream) {

@@ -57,23 +57,52 @@ __device__ __forceinline__ int request_at(const DequantizeShared& s, std::int64_
   return low;
 }
 
+/// Where rows go: to the caller's tensor, in his basis.
+struct RowsOut {
+  const DequantizeParams& p;
+
+  /// Of all lanes that have the row; `live` ones have a chunk of it. `row` < 0: it is not wanted.
+  template <class Codes>
+  __device__ __forceinline__ void take(const Codes&, const codec::Params&, float (&x)[kChunk], std::int64_t row,
+                                       int head, int chunk, bool live) const {
+    if (p.part.rotated) rotate_row(p.part.dim, x);
+    if (live && row >= 0) store(row, head, chunk, x);
+  }
+  __device__ __forceinline__ void store(std::int64_t row, int head, int chunk,
+                                        const float (&x)[kChunk]) const {
+    const std::int64_t at = row * p.row_stride + head * p.head_stride + chunk * kChunk;
+    if (p.aligned) {
+      store_values(p.out_type, p.out, at, x);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kChunk; ++i) store_value(p.out_type, p.out, at + i, x[i]);
+    }
+  }
+  __device__ __forceinline__ void zero(std::int64_t row, int head, int chunk) const {
+    const float none[kChunk] = {};
+    store(row, head, chunk, none);
+  }
+};
+
 /// `kRecords`: of a latent cache, whose tile is 16 records.
-template <DType kType, bool kAsymmetric, bool kRecords>
+template <DType kType, bool kAsymmetric, bool kRecords, class Out = RowsOut>
 struct Dequantizer {
   using Load = ChunkLoad<kType, kAsymmetric>;
   static constexpr bool kQuantised = Load::kBits != 16;
 
   const DequantizeParams& p;
   DequantizeShared& s;
+  Out out;
   int lanes;  // of a row, idle ones included
   int chunk;  // this lane's 8 dims of a row
   bool live;  // false: beyond the row's dims
   Load place;
   int group;
 
-  __device__ __forceinline__ Dequantizer(const DequantizeParams& params, DequantizeShared& shared)
+  __device__ __forceinline__ Dequantizer(const DequantizeParams& params, DequantizeShared& shared, Out rows)
       : p(params),
         s(shared),
+        out(rows),
         lanes(lanes_of(p.part.dim)),
         chunk(threadIdx.x % 32 & (lanes - 1)),
         live(chunk < p.part.dim / kChunk),
@@ -134,7 +163,7 @@ struct Dequantizer {
     for (int first = 0; first < 4 && 2 * first < count; first += together) {
       const int t = first + own;
       typename Load::Codes codes[kLaneRows] = {};
-      codec::Params params[kLaneRows];
+      codec::Params params[kLaneRows] = {};
       if (live) {
         place.load(tile + p.part.data_offset, t, codes);
         if (kQuantised) {
@@ -146,8 +175,8 @@ struct Dequantizer {
       for (int k = 0; k < kLaneRows; ++k) {
         float x[kChunk];
         codes[0].decode(params[0], x);
-        if (p.part.rotated) rotate_row(p.part.dim, x);
-        if (live && lane_token(t, k) < count) store(row + lane_token(t, k), head, chunk, x);
+        const int token = lane_token(t, k);
+        out.take(codes[0], params[0], x, token < count ? row + token : -1, head, chunk, live);
 #pragma unroll
         for (int i = 0; i + 1 < kLaneRows; ++i) codes[i] = codes[i + 1], params[i] = params[i + 1];
       }
@@ -175,7 +204,7 @@ struct Dequantizer {
       }
       float x[kChunk];
       codes.decode(params, x);
-      store(row + t, 0, c, x);
+      out.store(row + t, 0, c, x);
     }
   }
 
@@ -183,19 +212,7 @@ struct Dequantizer {
     const int chunks = p.part.dim / kChunk;
 #pragma unroll 1
     for (int i = threadIdx.x % 32; i < count * chunks; i += 32) {
-      const float none[kChunk] = {};
-      store(row + i / chunks, head, i % chunks, none);
-    }
-  }
-
-  __device__ __forceinline__ void store(std::int64_t row, int head, int at_chunk,
-                                        const float (&x)[kChunk]) const {
-    const std::int64_t at = row * p.row_stride + head * p.head_stride + at_chunk * kChunk;
-    if (p.aligned) {
-      store_values(p.out_type, p.out, at, x);
-    } else {
-#pragma unroll
-      for (int i = 0; i < kChunk; ++i) store_value(p.out_type, p.out, at + i, x[i]);
+      out.zero(row + i / chunks, head, i % chunks);
     }
   }
 };

@@ -92,28 +92,27 @@ struct Consumer {
 
   /// What products of row g + 8 r are multiplied by.
   __device__ float factor(int r) const {
-    if constexpr (Traits::kCodes) return s.query_scales[first_row() + 8 * r] * p.scale_log2;
+    if constexpr (Traits::kStaged) return s.query_scales[first_row() + 8 * r] * p.scale_log2;
     return p.scale_log2;
   }
   /// Products of a stage become logits, but for that factor.
   __device__ void take(const Products& products, Logits& x, int stage) const {
 #pragma unroll
-    for (int i = 0; i < kS / 4; ++i) {
-      if constexpr (Traits::kCodes) {
+    for (int i = 0; i < kS; ++i) x[i] = static_cast<float>(products[i]);
+    if constexpr (Traits::kStaged) {
+      if (!Traits::kCodes && !(s.live[stage] & kScaledTile)) return;
+#pragma unroll
+      for (int i = 0; i < kS / 4; ++i) {
         const float2 scale = *reinterpret_cast<const float2*>(s.key_scales[stage] + 8 * i + thread % 4 * 2);
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          x[4 * i + e] = static_cast<float>(products[4 * i + e]) * (e % 2 ? scale.y : scale.x);
-        }
-      } else {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) x[4 * i + e] = products[4 * i + e];
+        for (int e = 0; e < 4; ++e) x[4 * i + e] *= e % 2 ? scale.y : scale.x;
       }
     }
   }
 
-  /// Products become base-2 logits, capped and biased: four at a time, since few registers are free.
-  __device__ void cap_and_bias(Logits& x, const Item& item, int token) const {
+  /// Products become base-2 logits, capped and biased, times `after`: four at a time, since few registers are
+  /// free.
+  __device__ void cap_and_bias(Logits& x, const Item& item, int token, float after) const {
     const Softcap cap(p);
     const int row = first_row();
 #pragma unroll
@@ -126,6 +125,7 @@ struct Consumer {
         if (p.softcap > 0.0f) four[e] = cap(four[e]);
         const int away = item.position[row + e / 2 * 8] - (token + 8 * i + thread % 4 * 2 + e % 2);
         if (p.alibi_slopes != nullptr) four[e] -= item.slope[row + e / 2 * 8] * abs(away);
+        four[e] *= after;
       }
       pin(four);
     }
@@ -176,9 +176,10 @@ struct Consumer {
     }
   }
 
-  /// Raises the offsets of rows with a larger logit in the tile.
-  __device__ void raise(const Logits& x, const float (&factor)[2]) {
+  /// Raises the offsets of rows with a larger logit in the tile; whether the warp has such rows.
+  __device__ bool raise(const Logits& x, const float (&factor)[2]) {
     float most[2] = {x[0], x[2]};
+    bool raised = false;
 #pragma unroll
     for (int i = 0; i < kS; ++i) most[i / 2 % 2] = fmaxf(most[i / 2 % 2], x[i]);
     using Softmax = RunningSoftmax<C>;
@@ -192,10 +193,11 @@ struct Consumer {
         rescale = exp2_approx(softmax.offset[r] - offset);  // 0 of an empty row, whose O is 0
         softmax.offset[r] = offset;
         softmax.sum[r] *= rescale;
+        raised = true;
       }
       if (thread % 4 == 0) s.rescale[first_row() + 8 * r] = rescale;
     }
-    __syncwarp();
+    return __any_sync(~0u, raised);
   }
   /// What O takes part in of that, once it is complete.
   __device__ void rescale_output() {

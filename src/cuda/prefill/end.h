@@ -45,6 +45,11 @@ struct RowsEnd {
   Consumer<C>& c;
   const DeviceItem& item;
 
+  /// Of staged values: their scale, if all of the head have one.
+  __device__ float value_scale() const {
+    if (!Traits::kStaged || c.p.v.static_scale == nullptr) return 1.0f;
+    return c.p.v.static_scale[item.work.kv_head * c.p.v.static_stride];
+  }
   /// What O of rows g and g + 8 is multiplied by; writes the LSE.
   __device__ float finish_row(int r) const {
     const AttentionParams& p = c.p;
@@ -60,7 +65,7 @@ struct RowsEnd {
         sum = sum * weight + exp2_approx(sink - merged);
         max = merged;
       }
-      scale = __fdividef(weight, sum);
+      scale = __fdividef(weight, sum) * value_scale();
       lse = (max + log2f(sum)) * kLn2;
     }
     if (p.lse != nullptr && keep && c.lane() % 4 == 0) {
@@ -152,6 +157,7 @@ struct RowsEnd {
     const AttentionParams& p = c.p;
     const Slots<C.head_dim> slots{p};
     const int rows = item.work.row_end - item.work.row_begin, t = c.lane() % 4;
+    const float scale = value_scale();
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = c.first_row() + 8 * r;
@@ -159,7 +165,7 @@ struct RowsEnd {
       float* to = p.partial_out + slots.at(item.work.partial, row) * C.head_dim + 2 * t;
 #pragma unroll
       for (int j = 0; j < C.head_dim / 8; ++j) {
-        *reinterpret_cast<float2*>(to + 8 * j) = {c.o[4 * j + 2 * r], c.o[4 * j + 2 * r + 1]};
+        *reinterpret_cast<float2*>(to + 8 * j) = {c.o[4 * j + 2 * r] * scale, c.o[4 * j + 2 * r + 1] * scale};
       }
       if (t == 0) {
         slots.states()[slots.at(item.work.partial, row)] = {c.softmax.empty(r) ? kMinus : c.softmax.offset[r],

@@ -1,10 +1,9 @@
 #include "cuda/prefill/host.h"
 
-#include <cuda.h>
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
+#include <cmath>
 #include <cstddef>
 #include <utility>
 #include <variant>
@@ -14,26 +13,42 @@
 #include "cuda/device/call.h"
 #include "cuda/prefill/config.h"
 #include "cuda/prefill/kernels.h"
+#include "cuda/prefill/maps.h"
 #include "cuda/prefill/params.h"
+#include "cuda/prefill/stage.h"
 
 namespace halftone::cuda {
 namespace {
 
-/// Whether K and V lie in a cache from which the kernel cannot take them as they are: they are dequantised to
-/// Q's type first.
-bool is_staged(const AttentionProblem& problem) {
+/// What the kernel reads as K of a cache: the pages themselves where they hold values of Q's type, else rows
+/// that are staged.
+PrefillKeys keys_of(const AttentionProblem& problem) {
+  if (problem.arithmetic == Arithmetic::kHalfInt8) return PrefillKeys::kCodes;
   const auto* const spec = std::get_if<KvCacheSpec>(&problem.kv);
-  if (spec == nullptr || spec->is_latent()) return false;
+  if (spec == nullptr) return PrefillKeys::kGiven;
   const bool as_q = spec->k_format.dtype == problem.q_dtype && spec->v_format.dtype == problem.q_dtype;
-  return !as_q || spec->rotate_k;
+  return as_q && !spec->rotate_k ? PrefillKeys::kGiven : PrefillKeys::kScaled;
 }
 
-/// The type of K and V as the kernel reads them; kUInt8: it cannot. What a cache stands for need not lie in
-/// f16's range.
+/// Whether K and V of a cache can be staged. V has to fit into f16, at most with a scale per head: of stored
+/// scales those of f16 say that it does.
+bool can_stage(const AttentionProblem& problem, PrefillKeys keys) {
+  const auto* const spec = std::get_if<KvCacheSpec>(&problem.kv);
+  if (spec == nullptr || spec->is_latent() || dtype_bits(problem.q_dtype) != 16) return false;
+  if (keys == PrefillKeys::kCodes && spec->rotate_k) return false;
+  const KvFormat& v = spec->v_format;
+  if (dtype_bits(v.dtype) == 16) return v.dtype == DType::kFloat16;
+  return v.static_scale() || v.scale_dtype == DType::kFloat16;
+}
+
+/// The type of V and of the operands of P V; kUInt8: the kernel cannot read them.
 DType operand_dtype(const AttentionProblem& problem) {
-  if (const auto* const tensors = std::get_if<KvTensors>(&problem.kv)) return tensors->dtype;
-  if (is_staged(problem)) return DType::kBFloat16;
-  return std::get<KvCacheSpec>(problem.kv).is_latent() ? DType::kUInt8 : problem.q_dtype;
+  const PrefillKeys keys = keys_of(problem);
+  if (keys != PrefillKeys::kGiven) return can_stage(problem, keys) ? DType::kFloat16 : DType::kUInt8;
+  const auto* const tensors = std::get_if<KvTensors>(&problem.kv);
+  const bool latent = tensors == nullptr && std::get<KvCacheSpec>(problem.kv).is_latent();
+  const DType dtype = tensors != nullptr ? tensors->dtype : problem.q_dtype;
+  return latent || dtype != problem.q_dtype ? DType::kUInt8 : dtype;
 }
 
 /// `count` heads of a tensor [tokens][heads][dim] from `first` on.
@@ -79,93 +94,44 @@ AttentionArgs round_args(const Plan::Impl& plan, const planning::Pass& pass, Att
   return args;
 }
 
-/// Where K (or, after all of it, V) of a round is staged: [keys, heads, dim].
-TensorView staged_tensor(const Plan::Impl& plan, const planning::Pass& pass, std::byte* at, KvPart which) {
-  const std::int64_t dim = plan.problem.head_dim(), heads = pass.staged.heads, keys = pass.staged.keys;
-  if (which == KvPart::kV) at += keys * heads * dim * 2;
-  return TensorView::contiguous(at, plan.problem.q_dtype, {keys, heads, dim}, plan.problem.device);
-}
-
-/// cuTensorMapEncodeTiled, from the driver that the run-time library has loaded.
-decltype(&cuTensorMapEncodeTiled) find_encoder() {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult found{};
-  const cudaError_t status =
-      cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
-  check(status, "cudaGetDriverEntryPointByVersion");
-  if (found != cudaDriverEntryPointSuccess || function == nullptr) {
-    throw Error(ErrorCode::kDeviceError,
-                "the driver has no cuTensorMapEncodeTiled, which prefill needs: use a driver of CUDA 12 or "
-                "later.");
-  }
-  return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
-}
-
-decltype(&cuTensorMapEncodeTiled) encoder() {
-  static const auto found = find_encoder();
-  return found;
-}
-
-/// A tensor of 16-bit elements whose boxes are copied: sizes and, from the second dim on, strides in bytes,
-/// innermost first.
-template <std::size_t kRank>
-struct Boxes {
-  const void* data;
-  std::array<cuuint64_t, kRank> size;
-  std::array<cuuint64_t, kRank - 1> stride;
-  std::array<cuuint32_t, kRank> box;
-
-  CUtensorMap map(DType dtype) const {
-    const auto type =
-        dtype == DType::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-    std::array<cuuint32_t, kRank> steps;
-    steps.fill(1);
-    CUtensorMap map{};
-    const CUresult status =
-        encoder()(&map, type, kRank, const_cast<void*>(data), size.data(), stride.data(), box.data(),
-                  steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    if (status != CUDA_SUCCESS) {
-      throw Error(ErrorCode::kInternal,
-                  fmt::format("cuTensorMapEncodeTiled failed with {}: report this as a bug.",
-                              static_cast<int>(status)));
-    }
-    return map;
-  }
+/// What a round stages: K and V, [keys, heads, dim], and a scale for each key, [heads, keys].
+struct StagedRows {
+  TensorView k, v;
+  float* key_scales;
 };
 
-/// [tokens][heads][dim]: boxes of 64 dims, `heads` heads and `tokens` tokens. What a tensor without elements
-/// points to is never read. The stride of a dim of one element says nothing.
-Boxes<3> tensor_boxes(const TensorView& t, const void* somewhere, int heads, int tokens) {
-  const bool empty = t.numel() == 0;
-  const auto size = [](std::int64_t n) { return static_cast<cuuint64_t>(std::max<std::int64_t>(1, n)); };
-  const auto stride = [&](int dim) {
-    return static_cast<cuuint64_t>(empty || t.shape[dim] <= 1 ? 16 : t.strides[dim] * 2);
+constexpr int key_bytes(PrefillKeys keys) { return keys == PrefillKeys::kCodes ? 1 : 2; }
+
+StagedRows staged_rows(const Plan::Impl& plan, const planning::Pass& pass, std::byte* at) {
+  const std::int64_t dim = plan.problem.head_dim(), heads = pass.staged.heads, keys = pass.staged.keys;
+  const PrefillKeys as = kPrefillTable[pass.variant].keys;
+  std::byte* const v = at + keys * heads * dim * key_bytes(as);
+  const auto rows = [&](std::byte* data, DType dtype) {
+    return TensorView::contiguous(data, dtype, {keys, heads, dim}, plan.problem.device);
   };
-  return {empty ? somewhere : t.data,
-          {size(t.shape[2]), size(t.shape[1]), size(t.shape[0])},
-          {stride(1), stride(0)},
-          {64, static_cast<cuuint32_t>(heads), static_cast<cuuint32_t>(tokens)}};
+  return {rows(at, as == PrefillKeys::kCodes ? DType::kInt8 : DType::kFloat16), rows(v, DType::kFloat16),
+          reinterpret_cast<float*>(v + keys * heads * dim * 2)};
 }
 
-/// [pages][heads][tiles][tokens][dim]: boxes of 64 dims of a tile. `offset`: of the part within a tile.
-Boxes<5> page_boxes(const Plan::Impl& plan, const PagedKv& cache, std::int64_t offset, int dim) {
-  const PageLayout& layout = plan.layout;
-  const auto bytes = [](std::int64_t n) { return static_cast<cuuint64_t>(n); };
-  return {static_cast<const std::uint8_t*>(cache.pages.data) + offset,
-          {bytes(dim), kTileTokens, bytes(cache.spec.page_size / kTileTokens), bytes(cache.spec.kv_heads),
-           bytes(std::max<std::int64_t>(1, cache.pages.shape[0]))},
-          {bytes(dim) * 2, bytes(layout.tile_bytes), bytes(layout.head_bytes),
-           bytes(cache.pages.shape[0] <= 1 ? layout.page_bytes : cache.pages.strides[0])},
-          {64, kTileTokens, 1, 1, 1}};
-}
-
-/// Boxes are copied from and to multiples of 16 bytes.
-bool has_boxes(const TensorView& t) {
-  const auto fits = [&](int dim) {
-    return t.shape[dim] <= 1 || (t.strides[dim] > 0 && t.strides[dim] % 8 == 0);
+/// Fills them: of every request of the pass its keys, one request after the other. Tokens of missing pages
+/// are zeros.
+void stage(const Plan::Impl& plan, const planning::Pass& pass, const PagedKv& cache,
+           const std::int32_t* lengths, const StagedRows& staged, Stream stream) {
+  const auto params = [&](KvPart which, const StaticScale& scale, const TensorView& out) {
+    StageParams p{};
+    p.rows = dequantize_params(cache, plan.layout, page::part_of(cache.spec, plan.layout, which), scale, out);
+    p.rows.lengths = lengths;
+    p.rows.batch = plan.problem.batch;
+    p.rows.clears_rest = false;
+    return p;
   };
-  return aligned_to_16(t.data) && fits(0) && fits(1);
+  StageParams k = params(KvPart::kK, cache.k_scale, staged.k), v = params(KvPart::kV, cache.v_scale, staged.v);
+  const KvFormat& format = cache.spec.k_format;
+  k.scales = staged.key_scales;
+  k.as = kPrefillTable[pass.variant].keys == PrefillKeys::kCodes ? StagedAs::kCodes : StagedAs::kKeys;
+  k.has_codes = format.dtype == DType::kInt8 && !format.asymmetric && k.rows.part.groups <= 1;
+  v.as = StagedAs::kValues;
+  check(launch_stage(k, v, stream), "run");
 }
 
 void check_rows(const TensorView& t, const char* name) {
@@ -178,36 +144,44 @@ void check_rows(const TensorView& t, const char* name) {
 }
 
 CompiledKernel compiled_kernel(int row) {
-  return kPrefillTable[row].dtype == DType::kBFloat16 ? prefill_kernel_bf16(row) : prefill_kernel_f16(row);
+  const PrefillConfig& config = kPrefillTable[row];
+  if (config.keys != PrefillKeys::kGiven) return prefill_kernel_staged(row);
+  return config.dtype == DType::kBFloat16 ? prefill_kernel_bf16(row) : prefill_kernel_f16(row);
 }
 
-/// `staged`: K and V that the pass has staged, if it does.
+/// `staged`: what the pass has staged, if it does.
 PrefillParams prefill_params(const Plan::Impl& plan, const AttentionArgs& args,
                              const planning::Workspace& workspace, std::size_t index,
-                             const KvTensorViews& staged) {
+                             const StagedRows& staged) {
   const planning::Pass& pass = plan.passes()[index];
   const PrefillConfig& config = kPrefillTable[pass.variant];
   PrefillParams p{};
   p.attention = attention_params(plan, args, workspace, index);
+  p.softmax_scale = std::fabs(p.attention.scale_log2);
   p.taken = backend_parts(pass, workspace.passes[index]).taken;
   const int group = pass.schedule.group;
-  p.q_boxes = 64 % group == 0 && has_boxes(args.q) && args.q.numel() > 0;
-  if (p.q_boxes) p.q = tensor_boxes(args.q, nullptr, group, 64 / group).map(config.dtype);
-  const DType out = args.out.dtype;
-  p.out_boxes = 64 % group == 0 && dtype_bits(out) == 16 && has_boxes(args.out) && args.out.numel() > 0;
-  if (p.out_boxes) p.out = tensor_boxes(args.out, nullptr, group, 64 / group).map(out);
-  const auto* const cache = std::get_if<PagedKv>(&args.kv);
-  const bool in_rows = cache == nullptr || pass.staged.keys > 0;
-  if (in_rows) {
-    const KvTensorViews& rows = cache == nullptr ? std::get<KvTensorViews>(args.kv) : staged;
+  const auto boxes = [&](const TensorView& t) {
+    return 64 % group == 0 && dtype_bits(t.dtype) == 16 && has_boxes(t) && t.numel() > 0;
+  };
+  p.q_boxes = boxes(args.q), p.out_boxes = boxes(args.out);
+  if (p.q_boxes) p.q = tensor_map(args.q, nullptr, group, 64 / group);
+  if (p.out_boxes) p.out = tensor_map(args.out, nullptr, group, 64 / group);
+  const auto rows = [&](const TensorView& k, const TensorView& v) {
     const void* const somewhere = workspace.passes[index].schedule.header;
-    p.kv_tokens = rows.k.shape[0];
-    p.k = tensor_boxes(rows.k, somewhere, 1, config.kv_tile).map(config.dtype);
-    p.v = tensor_boxes(rows.v, somewhere, 1, config.kv_tile).map(config.dtype);
-    p.attention.rotate_v = false;  // staged rows are in the caller's basis
+    p.kv_tokens = k.shape[0];
+    p.k = tensor_map(k, somewhere, 1, config.kv_tile);
+    p.v = tensor_map(v, somewhere, 1, config.kv_tile);
+  };
+  if (pass.staged.keys > 0) {
+    rows(staged.k, staged.v);
+    p.key_scales = staged.key_scales;
+    p.attention.rotate_v = false;  // staged values are in the caller's basis
+  } else if (const auto* const cache = std::get_if<PagedKv>(&args.kv)) {
+    p.k = page_map(*cache, plan.layout, 0, config.head_dim, config.dtype);
+    p.v = page_map(*cache, plan.layout, plan.layout.v_data_offset, config.head_dim, config.dtype);
   } else {
-    p.k = page_boxes(plan, *cache, 0, config.head_dim).map(config.dtype);
-    p.v = page_boxes(plan, *cache, plan.layout.v_data_offset, config.head_dim).map(config.dtype);
+    const auto& tensors = std::get<KvTensorViews>(args.kv);
+    rows(tensors.k, tensors.v);
   }
   return p;
 }
@@ -215,17 +189,18 @@ PrefillParams prefill_params(const Plan::Impl& plan, const AttentionArgs& args,
 }  // namespace
 
 int prefill_variant(const AttentionProblem& problem, const planning::Kernel& kernel) {
+  if (problem.arithmetic != Arithmetic::k16Bit && problem.arithmetic != Arithmetic::kHalfInt8) return -1;
+  const PrefillKeys keys = keys_of(problem);
   const DType dtype = operand_dtype(problem);
-  if (problem.arithmetic != Arithmetic::k16Bit) return -1;
-  if (problem.q_dtype != dtype || problem.v_dim() != problem.head_dim()) return -1;
+  if (problem.v_dim() != problem.head_dim()) return -1;
   const std::int64_t group = problem.q_heads / problem.kv_heads();
-  if (is_staged(problem) && problem.policy != SplitPolicy::kBatchInvariant &&
+  if (keys == PrefillKeys::kScaled && problem.policy != SplitPolicy::kBatchInvariant &&
       group * problem.max_q_len <= kUnstagedRows) {
     return -1;
   }
   for (std::size_t row = 0; row < kPrefillTable.size(); ++row) {
     const PrefillConfig& c = kPrefillTable[row];
-    if (is_built(c) && c.dtype == dtype && c.head_dim == problem.head_dim() &&
+    if (is_built(c) && c.keys == keys && c.dtype == dtype && c.head_dim == problem.head_dim() &&
         rows_of(c) == kernel.row_block) {
       return static_cast<int>(row);
     }
@@ -234,12 +209,14 @@ int prefill_variant(const AttentionProblem& problem, const planning::Kernel& ker
 }
 
 int prefill_staged_bytes(const AttentionProblem& problem) {
-  return is_staged(problem) ? (problem.head_dim() + problem.v_dim()) * 2 : 0;
+  const PrefillKeys keys = keys_of(problem);
+  if (keys == PrefillKeys::kGiven) return 0;
+  return problem.head_dim() * key_bytes(keys) + problem.v_dim() * 2 + 4;
 }
 
 void check_prefill(const Plan::Impl& plan, const planning::Pass& pass, const AttentionArgs& args) {
   check_out(args);
-  (void)encoder();
+  require_tensor_maps();
   if (compiled_kernel(pass.variant).function == nullptr) {
     throw Error(ErrorCode::kInternal,
                 fmt::format("prefill kernel {} is not in this build: rebuild halftone.", pass.variant));
@@ -255,15 +232,11 @@ void run_prefill(const Plan::Impl& plan, const AttentionArgs& args, const planni
   const planning::Pass& pass = plan.passes()[index];
   for (int round = 0; round < pass.staged.rounds; ++round) {
     const AttentionArgs own = round_args(plan, pass, args, round);
-    KvTensorViews staged;
+    StagedRows staged{};
     if (pass.staged.keys > 0) {
-      const auto& cache = std::get<PagedKv>(own.kv);
       const DeviceScope scope(plan.problem.device.index);
-      for (const KvPart which : {KvPart::kK, KvPart::kV}) {
-        TensorView& rows = which == KvPart::kK ? staged.k : staged.v;
-        rows = staged_tensor(plan, pass, workspace.staged, which);
-        stage_rows(cache, plan.layout, which, workspace.passes[index].schedule.staged, rows, stream);
-      }
+      staged = staged_rows(plan, pass, workspace.staged);
+      stage(plan, pass, std::get<PagedKv>(own.kv), workspace.passes[index].schedule.staged, staged, stream);
     }
     const PrefillParams p = prefill_params(plan, own, workspace, index, staged);
     launch(compiled_kernel(pass.variant), &p, plan, stream);

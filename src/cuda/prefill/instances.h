@@ -16,10 +16,10 @@ __global__ void __launch_bounds__(PrefillTraits<kPrefillTable[Row]>::kThreads, 1
   prefill_worker<kPrefillTable[Row]>(params, *reinterpret_cast<Shared*>(shared_bytes));
 }
 
-template <int Row, DType kType>
+template <int Row, bool (*kWanted)(const PrefillConfig&)>
 constexpr CompiledKernel prefill_kernel_of() {
   constexpr PrefillConfig kConfig = kPrefillTable[Row];
-  if constexpr (is_built(kConfig) && kConfig.dtype == kType) {
+  if constexpr (is_built(kConfig) && kWanted(kConfig)) {
     using Traits = PrefillTraits<kConfig>;
     return {reinterpret_cast<const void*>(&prefill<Row>), sizeof(typename Traits::Shared), Traits::kThreads};
   } else {
@@ -27,13 +27,13 @@ constexpr CompiledKernel prefill_kernel_of() {
   }
 }
 
-/// The kernel of `row`, if its dtype is kType.
-template <DType kType>
+/// The kernel of `row`, if it is one of those wanted.
+template <bool (*kWanted)(const PrefillConfig&)>
 CompiledKernel find_prefill_kernel(int row) {
   constexpr int kRows = static_cast<int>(kPrefillTable.size());
   return [&]<int... kRow>(std::integer_sequence<int, kRow...>) {
     CompiledKernel found;
-    ((row == kRow ? (found = prefill_kernel_of<kRow, kType>(), 0) : 0), ...);
+    ((row == kRow ? (found = prefill_kernel_of<kRow, kWanted>(), 0) : 0), ...);
     return found;
   }
   (std::make_integer_sequence<int, kRows>{});

@@ -1,7 +1,14 @@
 #include "cuda/prefill/instances.h"
 
 namespace halftone::cuda {
+namespace {
 
-CompiledKernel prefill_kernel_f16(int row) { return find_prefill_kernel<DType::kFloat16>(row); }
+constexpr bool wanted(const PrefillConfig& c) {
+  return c.keys == PrefillKeys::kGiven && c.dtype == DType::kFloat16;
+}
+
+}  // namespace
+
+CompiledKernel prefill_kernel_f16(int row) { return find_prefill_kernel<wanted>(row); }
 
 }  // namespace halftone::cuda

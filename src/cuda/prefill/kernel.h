@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cuda/prefill/end.h"
-#include "cuda/prefill/quantise.h"
+#include "cuda/prefill/queries.h"
 
 namespace halftone::cuda {
 
@@ -23,10 +23,17 @@ struct RowsLoop {
   __device__ bool modified() const {
     return p.softcap > 0.0f || p.alibi_slopes != nullptr || p.scale_log2 < 0.0f;
   }
-  /// What the softmax multiplies logits of row g + 8 r by; of 16 bits `common`, which stays in a register.
-  __device__ float row_factor(int r, float common) const {
-    if constexpr (!Traits::kCodes) return common;
+  /// What the softmax multiplies logits of row g + 8 r by. Of given keys it is the same for all rows, also of
+  /// modified logits, and needs no register.
+  __device__ float row_factor(int r) const {
+    if constexpr (!Traits::kStaged) return params.softmax_scale;
     return modified() ? 1.0f : c.factor(r);
+  }
+  /// Of the ring; worked out anew, to keep no register.
+  __device__ int stage_before() const {
+    int stage = ring.stage;
+    asm volatile("" : "+r"(stage));
+    return (stage == 0 ? C.stages : stage) - 1;
   }
   __device__ void wait(std::uint64_t& barrier) const { barrier_wait(shared_address(&barrier), ring.parity); }
 
@@ -42,19 +49,24 @@ struct RowsLoop {
   }
   /// The products of the tile at `token` become logits as the softmax takes them.
   __device__ void prepare(const Products& products, Logits& x, const Item& item, int token) {
-    const std::uint32_t live = s.live[ring.stage];
+    const std::uint32_t live = s.live[ring.stage] & ~kScaledTile;
     constexpr std::uint32_t kAll = (1u << kTile / kTileTokens) - 1;
     c.take(products, x, ring.stage);
-    if (modified()) c.cap_and_bias(x, item, token);
+    if (modified()) c.cap_and_bias(x, item, token, Traits::kStaged ? 1.0f : 1.0f / params.softmax_scale);
     const TileRange& tiles = item.tiles[c.group()];
     if (token < tiles.unmasked_first || token >= tiles.unmasked_end || live != kAll)
       c.mask(x, item, token, live);
   }
 
-  /// The tiles that the rows see, of which there are some, from the last one on.
-  __device__ void attend(const Item& item) {
-    int token = item.tiles[c.group()].end - kTile;
-    const float common = modified() ? 1.0f : p.scale_log2;
+  /// The item at hand; looked up anew, to keep no register.
+  __device__ const Item& current() const {
+    const volatile int& index = s.item_index[c.thread / 32];
+    return s.items[index % Traits::kItems];
+  }
+
+  /// The tiles of the current item that the rows see, of which there are some, from the last one on.
+  __device__ void attend() {
+    int token = current().tiles[c.group()].end - kTile;
     float sum[2];
     typename Consumer<C>::Probabilities prob;
     {
@@ -65,18 +77,19 @@ struct RowsLoop {
       c.begin_scores(ring.stage, products);
       wgmma_wait();
       pin(products);
-      prepare(products, x, item, token);
+      prepare(products, x, current(), token);
       c.release(s.k_empty[ring.stage]);
-      const float factor[2] = {row_factor(0, common), row_factor(1, common)};
+      const float factor[2] = {row_factor(0), row_factor(1)};
       c.raise(x, factor);
       c.exponentiate(x, factor, sum);
       c.add(sum);
       c.round(x, prob);
       wait(s.v_full[ring.stage]);
-      if (item.item.keys - token < kTile) c.clear_dead(ring.stage, item.item.keys - token);
+      const int alive = current().item.keys - token;
+      if (alive < kTile) c.clear_dead(ring.stage, alive);
     }
 #pragma unroll 1
-    for (token -= kTile; token >= item.tiles[c.group()].first; token -= kTile) {
+    for (token -= kTile; token >= current().tiles[c.group()].first; token -= kTile) {
       c.locate();
       const RingPlace<C.stages> before = ring;
       ring.advance();
@@ -90,22 +103,23 @@ struct RowsLoop {
       c.begin_output(before.stage, prob);
       wgmma_wait<1>();
       pin(products);
-      bool raised = false;
+      // Rows may see their first key here, as long as the tile before was masked.
+      bool look = token + kTile >= current().tiles[c.group()].unmasked_end, raised = false;
 #pragma unroll 1
       while (true) {
-        prepare(products, x, item, token);
-        const float factor[2] = {row_factor(0, common), row_factor(1, common)};
-        if (raised) c.raise(x, factor);
+        prepare(products, x, current(), token);
+        const float factor[2] = {row_factor(0), row_factor(1)};
+        if (look) raised = c.raise(x, factor);
         c.exponentiate(x, factor, sum);
-        if (raised || !c.exceeds(sum)) break;
+        if (look || !c.exceeds(sum)) break;
         wgmma_wait<0>();
         c.repeat_scores(ring.stage, products);
-        raised = true;
+        look = true;
       }
       c.add(sum);
       c.release(s.k_empty[ring.stage]);
       wgmma_wait<0>();
-      c.release(s.v_empty[before.stage]);
+      c.release(s.v_empty[stage_before()]);
       if (raised) c.rescale_output();
       c.round(x, prob);
     }
@@ -132,8 +146,8 @@ struct RowsLoop {
       skip(work.kv_begin + tiles_of<kTile>(work) * kTile, tiles.end);
       barrier_wait(shared_address(&s.q_full[c.group()]), items.index % 2);
       if (tiles.end > tiles.first) {
-        if constexpr (Traits::kCodes) quantise_queries(c);
-        attend(*item);
+        if constexpr (Traits::kStaged) scale_queries(c);
+        attend();
       } else {
         c.release(s.q_empty[c.group()]);
       }
@@ -187,7 +201,7 @@ __device__ inline void prefill_worker(const PrefillParams& p, typename PrefillTr
     } else if (role == kLoadQueries) {
       QueryLoader<C>{p, s, lane}.run();
     } else {
-      ItemTaker<C>{p, s, lane}.run();
+      ItemTaker<C>{p, s}.run();
     }
   } else {
     grow_registers<Traits::kComputeRegisters>();

@@ -5,8 +5,10 @@
 
 namespace halftone::cuda {
 
-/// The slices in which kPrefillTable is compiled, by dtype. They return null for rows of another slice.
+/// The slices in which kPrefillTable is compiled, by keys and dtype. They return null for rows of another
+/// slice.
 CompiledKernel prefill_kernel_bf16(int row);
 CompiledKernel prefill_kernel_f16(int row);
+CompiledKernel prefill_kernel_staged(int row);
 
 }  // namespace halftone::cuda

@@ -75,8 +75,8 @@ struct ItemTaker {
   using Traits = PrefillTraits<C>;
   const PrefillParams& params;
   typename Traits::Shared& s;
-  int lane;
 
+  __device__ static int lane() { return thread_index() % 32; }  // read anew: registers are few
   __device__ void fill(std::int64_t index, DeviceItem& item) const {
     const planning::Schedule& schedule = params.attention.schedule;
     item.parts = item.arrivals = planning::queue_item(schedule, index, item.work);
@@ -91,13 +91,15 @@ struct ItemTaker {
     const AttentionParams& p = params.attention;
     const int last = max(item.item.work.row_end - item.item.work.row_begin, 1) - 1;
 #pragma unroll 1
-    for (int row = lane; row < Traits::kRows; row += 32) {
+    for (int row = lane(); row < Traits::kRows; row += 32) {
       const RowPlace place = place_of(p, item.item, min(row, last));
       item.position[row] = place.position;
       if (p.alibi_slopes != nullptr) item.slope[row] = p.alibi_slopes[place.head] * kLog2e;
     }
     __syncwarp();
-    if (lane < C.warpgroups) item.tiles[lane] = tiles_seen<C.kv_tile>(p, item.item, item.position, lane);
+    if (lane() < C.warpgroups) {
+      item.tiles[lane()] = tiles_seen<C.kv_tile>(p, item.item, item.position, lane());
+    }
   }
   __device__ void run() const {
     ItemReader<C> place{s};
@@ -106,7 +108,7 @@ struct ItemTaker {
       place.wait_empty();
       typename Traits::Item& item = s.items[place.stage()];
       const bool more = next < planning::queue_items(*params.attention.schedule.header);
-      if (lane == 0) {
+      if (lane() == 0) {
         if (more) {
           fill(next, item.item);
         } else {
@@ -116,12 +118,12 @@ struct ItemTaker {
       __syncwarp();
       if (more) complete(item);
       __syncwarp();
-      if (lane == 0) barrier_arrive(shared_address(&s.item_full[place.stage()]));
+      if (lane() == 0) barrier_arrive(shared_address(&s.item_full[place.stage()]));
       if (!more) break;
-      next = gridDim.x + __shfl_sync(~0u, lane == 0 ? atomicAdd(&params.taken[0], 1) : 0, 0);
+      next = gridDim.x + __shfl_sync(~0u, lane() == 0 ? atomicAdd(&params.taken[0], 1) : 0, 0);
     }
     // The last worker leaves the counters as it found them.
-    if (lane == 0 && count_arrival(&params.taken[1]) == static_cast<int>(gridDim.x) - 1) {
+    if (lane() == 0 && count_arrival(&params.taken[1]) == static_cast<int>(gridDim.x) - 1) {
       params.taken[0] = params.taken[1] = 0;
     }
   }
@@ -186,7 +188,7 @@ struct TileLoader {
   }
 };
 
-/// Scales of a tile's codes of K, asked for a tile ahead, a lane every 32nd.
+/// Scales of a tile's keys, asked for a tile ahead, a lane every 32nd.
 template <PrefillConfig C>
 struct KeyScales {
   static constexpr int kEach = (C.kv_tile + 31) / 32;
@@ -198,8 +200,15 @@ struct KeyScales {
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
       const int own = token + lane + 32 * i;
-      scale[i] = own < item.work.kv_end ? from[first_key + own] : 0.0f;
+      scale[i] = own < item.work.kv_end ? from[first_key + own] : 1.0f;
     }
+  }
+  /// kScaledTile if one of them is not 1.
+  __device__ std::uint32_t mark() const {
+    bool scaled = false;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) scaled |= scale[i] != 1.0f;
+    return __any_sync(~0u, scaled) ? kScaledTile : 0;
   }
   __device__ void store(float* to, int lane) const {
 #pragma unroll
@@ -213,7 +222,7 @@ struct KeyScales {
 template <PrefillConfig C, bool kValues>
 __device__ inline void load_tiles(const PrefillParams& p, typename PrefillTraits<C>::Shared& s, int lane) {
   using Traits = PrefillTraits<C>;
-  constexpr bool kScales = Traits::kCodes && !kValues;
+  constexpr bool kScales = Traits::kStaged && !kValues;
   ItemReader<C> items{s};
   RingPlace<C.stages> ring;
 #pragma unroll 1
@@ -226,7 +235,8 @@ __device__ inline void load_tiles(const PrefillParams& p, typename PrefillTraits
     if constexpr (kScales) scales.look_up(p, *item, loader.first_key, token, lane);
 #pragma unroll 1
     for (; token >= item->work.kv_begin; token -= C.kv_tile, ring.advance()) {
-      const std::uint32_t live = loader.check(token);
+      std::uint32_t live = loader.check(token);
+      if constexpr (kScales) live |= scales.mark();
       const std::uint32_t full = shared_address(kValues ? &s.v_full[ring.stage] : &s.k_full[ring.stage]);
       barrier_wait(shared_address(kValues ? &s.v_empty[ring.stage] : &s.k_empty[ring.stage]),
                    ring.empty_parity());

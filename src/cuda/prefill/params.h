@@ -11,8 +11,9 @@ namespace halftone::cuda {
 struct PrefillParams {
   AttentionParams attention;
   std::int32_t* taken;     // [2] items of the queue, and workers that have none left; 0 between launches
+  float softmax_scale;     // magnitude of attention.scale_log2
   std::int64_t kv_tokens;  // rows of those tensors
-  const float* key_scales;  // of codes: [kv_heads][kv_tokens]
+  const float* key_scales;  // of staged keys: [kv_heads][kv_tokens]
   CUtensorMap q;           // [token][head][dim], where q_boxes
   CUtensorMap k, v;        // [token][head][dim], or [page][head][tile][token][dim]
   CUtensorMap out;         // [token][head][dim], where out_boxes

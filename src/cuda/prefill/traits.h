@@ -25,7 +25,8 @@ struct PrefillTraits {
   static constexpr int kComputeRegisters = C.warpgroups == 2 ? 232 : C.head_dim == 64 ? 152 : 160;
   static_assert(kComputeRegisters * C.warpgroups + kOtherRegisters <=
                 (C.warpgroups == 2 ? 168 : 128) * (C.warpgroups + 1));
-  static constexpr bool kCodes = has_codes(C);
+  static constexpr bool kCodes = C.keys == PrefillKeys::kCodes;
+  static constexpr bool kStaged = C.keys != PrefillKeys::kGiven;
   static constexpr int kKeyChunks = kDim * (kCodes ? 1 : 2) / 128;  // a row of K is so many of 128 bytes
   static constexpr int kKeyTileBytes = C.kv_tile * kKeyChunks * 128, kTileBytes = C.kv_tile * kDim * 2;
   static constexpr int kQueryBytes = 64 * kDim * 2;  // of a warpgroup
@@ -49,17 +50,20 @@ struct PrefillTraits {
     alignas(8) std::uint64_t k_full[C.stages], k_empty[C.stages], v_full[C.stages], v_empty[C.stages];
     std::uint64_t q_full[C.warpgroups], q_empty[C.warpgroups];
     std::uint64_t item_full[kItems], item_empty[kItems];
-    std::uint32_t live[C.stages];  // bit i: tile i of 16 tokens is there
-    alignas(8) float key_scales[kCodes ? C.stages : 0][C.kv_tile];
+    std::uint32_t live[C.stages];  // bit i: tile i of 16 tokens is there; kScaledTile
+    alignas(8) float key_scales[kStaged ? C.stages : 0][C.kv_tile];
     // What need not be kept in registers, which are dear: the item of a warp; of the packed rows what O and
     // the sum are scaled by when an offset is raised.
     int item_index[kComputeWarps];
     float rescale[kRows];
-    float query_scales[kCodes ? kRows : 0];
+    float query_scales[kStaged ? kRows : 0];
   };
   static constexpr int kMaxShared = 227 * 1024;
   static_assert(sizeof(Shared) <= kMaxShared);
 };
+
+/// Bit of Shared::live: a key of the tile has a scale other than 1.
+inline constexpr std::uint32_t kScaledTile = 1u << 31;
 
 /// Roles of the warps behind the compute warps.
 enum PrefillRole : int { kLoadKeys, kLoadValues, kLoadQueries, kTakeItems };

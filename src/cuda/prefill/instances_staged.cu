@@ -1,0 +1,14 @@
+#include "cuda/prefill/instances.h"
+
+namespace halftone::cuda {
+namespace {
+
+constexpr bool wanted(const PrefillConfig& c) {
+  return c.keys != PrefillKeys::kGiven;
+}
+
+}  // namespace
+
+CompiledKernel prefill_kernel_staged(int row) { return find_prefill_kernel<wanted>(row); }
+
+}  // namespace halftone::cuda

@@ -1,0 +1,25 @@
+// Tensor maps: what the tensor copies of a launch read and write.
+#pragma once
+
+#include <cuda.h>
+
+#include "plan/plan.h"
+
+namespace halftone::cuda {
+
+/// Throws DeviceError if the driver lacks tensor maps.
+void require_tensor_maps();
+
+/// Whether boxes of [tokens][heads][dim] can be copied: they lie at multiples of 16 bytes.
+bool has_boxes(const TensorView& t);
+
+/// [tokens][heads][dim], of 8 or 16 bits: boxes of 128 bytes of dims, `heads` heads and `tokens` tokens. What
+/// a tensor without elements points to, `somewhere`, is never read.
+CUtensorMap tensor_map(const TensorView& t, const void* somewhere, int heads, int tokens);
+
+/// 16-bit K or V of pages, [pages][heads][tiles][tokens][dim]: boxes of 64 dims of a tile. `offset`: of the
+/// part within a tile.
+CUtensorMap page_map(const PagedKv& cache, const PageLayout& layout, std::int64_t offset, int dim,
+                     DType dtype);
+
+}  // namespace halftone::cuda

@@ -1,0 +1,25 @@
+// Staging: rows of K and V of a cache, in the types that the prefill kernels multiply, into the workspace.
+#pragma once
+
+#include "cuda/dequantize/params.h"
+
+namespace halftone::cuda {
+
+enum class StagedAs : std::uint8_t {
+  kValues,  ///< V in f16; one with static scales divided by them
+  kKeys,    ///< K in f16, each divided by a power of two, its scale, where f16 would not hold it
+  kCodes,   ///< K in 8-bit integers with a scale per key, in the basis in which the cache stores it: those of
+            ///< the cache where it has such, else with a scale of 1/127 of the largest magnitude
+};
+
+struct StageParams {
+  DequantizeParams rows;  // out: [rows, kv_heads, dim], of codes a byte each
+  float* scales;          // of K: [kv_heads, rows]
+  StagedAs as;
+  bool has_codes;  // the cache's own codes and scales are taken
+};
+
+/// K and V, by one launch where they are stored alike. cudaError_t as int.
+int launch_stage(const StageParams& k, const StageParams& v, void* stream);
+
+}  // namespace halftone::cuda
