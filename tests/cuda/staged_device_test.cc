@@ -226,6 +226,23 @@ Problem plain_without(const Problem& p, std::size_t request, std::int64_t begin,
   return twin;
 }
 
+/// The bits of plain tensors that hold the same values: both are read by one kernel.
+TEST_F(DeviceStaged, BitsOfPlainTensors) {
+  int n = 0;
+  for (const auto& [k, v] : {std::pair{"int8-head", "int4-g32"}, {"fp8", "fp8"}, {"int4-row", "int8-g64"}}) {
+    for (const int head_dim : kPrefillDims) {
+      AttentionCase row = staged_case(k, v, head_dim, {{100, 130}, {81, 200}, {0, 20}, {65, 30}, {40, 0}});
+      row.policy = SplitPolicy::kBatchInvariant;
+      row.rotate_k = ++n % 2 == 0, row.rotate_v = n % 3 == 0;
+      row.mask.window_left = n % 4 == 0 ? 50 : -1;
+      const Problem p = make_problem(row);
+      if (!has_staged(p)) continue;
+      const Problem twin = plain_without(p, 0, 0, 0);
+      expect_same_bits(run_on_device(twin), run_on_device(p), row.name);
+    }
+  }
+}
+
 /// Prompts alone, without a mask: to leave out keys is the same as not to have them.
 AttentionCase unmasked(const std::string& format, int head_dim) {
   AttentionCase row = staged_case(format, format, head_dim, {{70, 100}, {33, 90}, {150, 333}, {40, 0}});
