@@ -28,7 +28,7 @@ enum class SplitPolicy : std::uint8_t {
   kFast,            ///< balanced; work may move between workers at run time
   kReproducible,    ///< balanced; the same plan, lengths and input give the same bits
   kBatchInvariant,  ///< splits at absolute positions: a request's bits do not depend on its neighbours, nor
-                    ///< on max_q_len and max_kv_len
+                    ///< on max_q_len, max_kv_len and max_total_kv
 };
 
 /// In what precision the two matrix products, Q K^T and P V, take their operands. The caller's choice: a

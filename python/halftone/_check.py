@@ -9,7 +9,6 @@ from typing import Any
 from .errors import InvalidArgumentError, UnsupportedError
 
 FLOATS = ("f32", "f16", "bf16")  # dtypes of Q, of outputs, and of plain K and V
-_INT32_MAX = 2**31 - 1
 _F32_UNDERFLOW = 2.0**-150  # this and what is below rounds to 0
 _F32_OVERFLOW = 2.0**128 - 2.0**103  # this and what is above rounds to infinity
 
@@ -39,15 +38,16 @@ class Fixed:
         raise UnsupportedError(f"a {type(self).__name__} cannot be copied or pickled: {self._no_copy}.")
 
 
-def integer(value: Any, name: str) -> int:
-    """``value`` as an int of 32 bits. Raises InvalidArgumentError."""
+def integer(value: Any, name: str, bits: int = 32) -> int:
+    """``value`` as an int of so many bits. Raises InvalidArgumentError."""
+    most = 2 ** (bits - 1) - 1
     try:
         number = operator.index(value)
     except TypeError:
         raise InvalidArgumentError(f"{name} is {value!r}, but must be an integer: pass an int.") from None
-    if isinstance(value, bool) or not -_INT32_MAX - 1 <= number <= _INT32_MAX:
+    if isinstance(value, bool) or not -most - 1 <= number <= most:
         raise InvalidArgumentError(
-            f"{name} is {value!r}, but must be an integer of 32 bits: pass an int up to {_INT32_MAX}."
+            f"{name} is {value!r}, but must be an integer of {bits} bits: pass an int up to {most}."
         )
     return number
 

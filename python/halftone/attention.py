@@ -156,7 +156,7 @@ def plan(
         "lse": _check.flag(lse, "lse"),
         "policy": _check.choice(policy, "policy", _POLICIES),
         "workers": _check.integer(workers, "workers"),
-        "max_total_kv": _check.integer(max_total_kv, "max_total_kv"),
+        "max_total_kv": _check.integer(max_total_kv, "max_total_kv", 64),
     }
     return _cached_plan(spec, tuple(options.items()))
 

@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <span>
 #include <variant>
@@ -69,8 +70,21 @@ static_assert(planning::is_consistent(kKernels));
 
 bool is_prefill(const planning::Kernel& kernel) { return kernel.queue_bytes > 0; }
 
+/// Whether a unit of decode holds the packed rows of one query.
+bool has_unit_for_a_query(const AttentionProblem& problem) {
+  return std::ranges::any_of(kDecodeKernels, [&](const planning::Kernel& kernel) {
+    return problem.q_heads / problem.kv_heads() <= kernel.max_rows && decode_variant(problem, kernel) >= 0;
+  });
+}
+
 int variant(const AttentionProblem& problem, const planning::Kernel& kernel) {
-  return is_prefill(kernel) ? prefill_variant(problem, kernel) : decode_variant(problem, kernel);
+  if (!is_prefill(kernel)) return decode_variant(problem, kernel);
+  // Where bounds decide nothing, prefill would serve single queries, too: a cache is not staged for a token.
+  if (problem.policy == SplitPolicy::kBatchInvariant && prefill_staged_bytes(problem) > 0 &&
+      !has_unit_for_a_query(problem)) {
+    return -1;
+  }
+  return prefill_variant(problem, kernel);
 }
 
 /// Caches of any kind are served, in 16-bit arithmetic.

@@ -164,7 +164,7 @@ Problem in_rounds(const AttentionCase& row, int heads) {
 /// A few heads at a time: right, and with batch_invariant the bits of all heads at once.
 TEST_F(DeviceStaged, Rounds) {
   for (const auto& [heads, group] : {std::pair{1, 5}, {2, 2}}) {
-    AttentionCase row = many_heads("int8-static-head-asym", "int4-static-head-sym", group);
+    AttentionCase row = many_heads("int8-static-head", "int8-static-head", group);
     row.policy = SplitPolicy::kBatchInvariant;
     const Problem once = make_problem(row);
     if (!has_staged(once)) continue;
@@ -180,7 +180,7 @@ TEST_F(DeviceStaged, Rounds) {
 
 /// A bound of all keys makes the rounds fewer; balanced over the workers, cut units among them.
 TEST_F(DeviceStaged, ABoundOfAllKeysSavesRounds) {
-  AttentionCase row = many_heads("int4-g32", "int8-head", 4);
+  AttentionCase row = many_heads("int8-static-head-asym", "int4-static-head-sym", 4);
   row.requests = {{100, 2500}};
   Problem p = in_rounds(row, 2);
   if (!has_staged(p)) return;
@@ -224,6 +224,23 @@ Problem plain_without(const Problem& p, std::size_t request, std::int64_t begin,
   twin.k = shorter(d.k);
   twin.v = shorter(d.v);
   return twin;
+}
+
+/// The bits of plain tensors that hold the same values: both are read by one kernel.
+TEST_F(DeviceStaged, BitsOfPlainTensors) {
+  int n = 0;
+  for (const auto& [k, v] : {std::pair{"int8-head", "int4-g32"}, {"fp8", "fp8"}, {"int4-row", "int4-row"}}) {
+    for (const int head_dim : kPrefillDims) {
+      AttentionCase row = staged_case(k, v, head_dim, {{100, 130}, {81, 200}, {0, 20}, {65, 30}, {40, 0}});
+      row.policy = SplitPolicy::kBatchInvariant;
+      row.rotate_k = ++n % 2 == 0, row.rotate_v = n % 3 == 0;
+      row.mask.window_left = n % 4 == 0 ? 50 : -1;
+      const Problem p = make_problem(row);
+      if (!has_staged(p)) continue;
+      const Problem twin = plain_without(p, 0, 0, 0);
+      expect_same_bits(run_on_device(twin), run_on_device(p), row.name);
+    }
+  }
 }
 
 /// Prompts alone, without a mask: to leave out keys is the same as not to have them.
@@ -318,7 +335,7 @@ TEST_F(DeviceStaged, MoreKeysThanTheBoundOfAll) {
 
 /// The same bits alone, in company, under other bounds, on other workers.
 TEST_F(DeviceStaged, BatchInvariantBits) {
-  AttentionCase row = staged_case("int8-head", "int4-g32", built_dim(),
+  AttentionCase row = staged_case("int8-head", "int8-head", built_dim(),
                                   {{120, 300}, {1, 90}, {90, 2000}, {20, 33}, {0, 50}, {200, 150}, {7, 0}});
   row.policy = SplitPolicy::kBatchInvariant;
   row.rotate_k = true;

@@ -280,6 +280,29 @@ TEST(CudaPlan, StagesWhatPrefillCannotReadAsItIs) {
   not_staged(prompt_problem([](auto& p) { spec_of(p).v_head_dim = 64; }), "sm90-universal");
 }
 
+/// Where the bounds decide nothing, what serves prompts must not serve single queries by staging all keys.
+TEST(CudaPlan, BatchInvariantSingleQueriesAreNeverStaged) {
+  if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
+  if (configs_of(cuda_problem()).back() == "sm90-universal") GTEST_SKIP() << "a build of other head_dims";
+  using Names = std::vector<std::string>;
+  for (const int max_q_len : {1, 1000}) {
+    const auto configs = [&](SplitPolicy policy, auto change) {
+      return configs_of(prompt_problem([&](AttentionProblem& p) {
+        p.max_q_len = max_q_len;
+        p.policy = policy;
+        change(p);
+      }));
+    };
+    using enum SplitPolicy;
+    const auto pair = [](auto& p) { spec_of(p).v_format = parse_format("bf16"); };  // decode has none
+    const auto wide = [](auto& p) { p.q_heads = 65, spec_of(p).kv_heads = 1; };     // nor such units
+    EXPECT_EQ(configs(kBatchInvariant, pair), Names{"sm90-universal"});
+    EXPECT_EQ(configs(kBatchInvariant, wide), Names{"sm90-decode-64"});
+    EXPECT_EQ(configs(kFast, pair), Names{max_q_len == 1 ? "sm90-universal" : "sm90-prefill-192"});
+    EXPECT_EQ(configs(kFast, wide), Names{max_q_len == 1 ? "sm90-decode-64" : "sm90-prefill-192"});
+  }
+}
+
 /// As many KV heads at a time as divide them all and fit into 512 MiB, 512 bytes for a key and head.
 TEST(CudaPlan, StagedHeadsFitIntoTheirShare) {
   if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";

@@ -65,6 +65,7 @@ def test_numbers(value, cache):
         ({"max_q_len": -1}, "max_q_len"),
         ({"max_total_kv": -1}, "max_total_kv is -1"),
         ({"max_total_kv": 1.5}, "max_total_kv is 1.5"),
+        ({"max_total_kv": 2**63}, "max_total_kv is 9223372036854775808, .* 64 bits"),
     ],
 )
 def test_plans(cache, options, match):
