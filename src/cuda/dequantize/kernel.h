@@ -63,8 +63,8 @@ struct RowsOut {
 
   /// Of all lanes that have the row; `live` ones have a chunk of it. `row` < 0: it is not wanted.
   template <class Codes>
-  __device__ __forceinline__ void take(const Codes&, const codec::Params&, float (&x)[kChunk], std::int64_t row,
-                                       int head, int chunk, bool live) const {
+  __device__ __forceinline__ void take(const Codes&, const codec::Params&, float (&x)[kChunk],
+                                       std::int64_t row, int head, int chunk, bool live) const {
     if (p.part.rotated) rotate_row(p.part.dim, x);
     if (live && row >= 0) store(row, head, chunk, x);
   }

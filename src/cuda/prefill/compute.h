@@ -95,12 +95,12 @@ struct Consumer {
     if constexpr (Traits::kStaged) return s.query_scales[first_row() + 8 * r] * p.scale_log2;
     return p.scale_log2;
   }
-  /// Products of a stage become logits, but for that factor.
-  __device__ void take(const Products& products, Logits& x, int stage) const {
+  /// Products of a stage become logits, but for that factor; `scaled`: the keys have scales.
+  __device__ void take(const Products& products, Logits& x, int stage, bool scaled) const {
 #pragma unroll
     for (int i = 0; i < kS; ++i) x[i] = static_cast<float>(products[i]);
     if constexpr (Traits::kStaged) {
-      if (!Traits::kCodes && !(s.live[stage] & kScaledTile)) return;
+      if (!scaled) return;
 #pragma unroll
       for (int i = 0; i < kS / 4; ++i) {
         const float2 scale = *reinterpret_cast<const float2*>(s.key_scales[stage] + 8 * i + thread % 4 * 2);
@@ -110,11 +110,18 @@ struct Consumer {
     }
   }
 
+  __device__ float slope_of(const Item& item, int row) const {
+    if (p.alibi_slopes == nullptr) return 0.0f;
+    if constexpr (Traits::kKeepsSlopes) return item.slope[row];
+    const int last = item.item.work.row_end - item.item.work.row_begin - 1;
+    return p.alibi_slopes[place_of(p, item.item, min(row, last)).head] * kLog2e;
+  }
   /// Products become base-2 logits, capped and biased, times `after`: four at a time, since few registers are
   /// free.
   __device__ void cap_and_bias(Logits& x, const Item& item, int token, float after) const {
     const Softcap cap(p);
     const int row = first_row();
+    const float slope[2] = {slope_of(item, row), slope_of(item, row + 8)};
 #pragma unroll
     for (int i = 0; i < kS / 4; ++i) {
       float(&four)[4] = reinterpret_cast<float(&)[4]>(x[4 * i]);
@@ -124,7 +131,7 @@ struct Consumer {
         four[e] *= factor(e / 2);
         if (p.softcap > 0.0f) four[e] = cap(four[e]);
         const int away = item.position[row + e / 2 * 8] - (token + 8 * i + thread % 4 * 2 + e % 2);
-        if (p.alibi_slopes != nullptr) four[e] -= item.slope[row + e / 2 * 8] * abs(away);
+        if (p.alibi_slopes != nullptr) four[e] -= slope[e / 2] * abs(away);
         four[e] *= after;
       }
       pin(four);

@@ -125,7 +125,8 @@ void stage(const Plan::Impl& plan, const planning::Pass& pass, const PagedKv& ca
     p.rows.clears_rest = false;
     return p;
   };
-  StageParams k = params(KvPart::kK, cache.k_scale, staged.k), v = params(KvPart::kV, cache.v_scale, staged.v);
+  StageParams k = params(KvPart::kK, cache.k_scale, staged.k),
+              v = params(KvPart::kV, cache.v_scale, staged.v);
   const KvFormat& format = cache.spec.k_format;
   k.scales = staged.key_scales;
   k.as = kPrefillTable[pass.variant].keys == PrefillKeys::kCodes ? StagedAs::kCodes : StagedAs::kKeys;

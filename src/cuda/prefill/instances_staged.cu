@@ -3,9 +3,7 @@
 namespace halftone::cuda {
 namespace {
 
-constexpr bool wanted(const PrefillConfig& c) {
-  return c.keys != PrefillKeys::kGiven;
-}
+constexpr bool wanted(const PrefillConfig& c) { return c.keys != PrefillKeys::kGiven; }
 
 }  // namespace
 

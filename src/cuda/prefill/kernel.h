@@ -6,6 +6,17 @@
 
 namespace halftone::cuda {
 
+/// A RingPlace in one register.
+template <int kStages>
+struct RingTurn {
+  int turn = 0;  // of 2 kStages
+
+  __device__ int stage() const { return turn < kStages ? turn : turn - kStages; }
+  __device__ std::uint32_t parity() const { return turn < kStages ? 0 : 1; }
+  __device__ void advance() { turn = turn == 2 * kStages - 1 ? 0 : turn + 1; }
+  __device__ RingTurn before() const { return {turn == 0 ? 2 * kStages - 1 : turn - 1}; }
+};
+
 /// A compute warpgroup: its rows of all items.
 template <PrefillConfig C>
 struct RowsLoop {
@@ -18,7 +29,7 @@ struct RowsLoop {
   typename Traits::Shared& s;
   const AttentionParams& p = params.attention;
   Consumer<C> c{p, s, thread_index()};
-  RingPlace<C.stages> ring = {};
+  RingTurn<C.stages> ring = {};
 
   __device__ bool modified() const {
     return p.softcap > 0.0f || p.alibi_slopes != nullptr || p.scale_log2 < 0.0f;
@@ -29,107 +40,120 @@ struct RowsLoop {
     if constexpr (!Traits::kStaged) return params.softmax_scale;
     return modified() ? 1.0f : c.factor(r);
   }
-  /// Of the ring; worked out anew, to keep no register.
+  /// Worked out anew, to keep no register.
   __device__ int stage_before() const {
-    int stage = ring.stage;
-    asm volatile("" : "+r"(stage));
-    return (stage == 0 ? C.stages : stage) - 1;
+    RingTurn<C.stages> turn = ring;
+    asm volatile("" : "+r"(turn.turn));
+    return turn.before().stage();
   }
-  __device__ void wait(std::uint64_t& barrier) const { barrier_wait(shared_address(&barrier), ring.parity); }
+  __device__ void wait(std::uint64_t& barrier) const {
+    barrier_wait(shared_address(&barrier), ring.parity());
+  }
 
   /// Tiles before `token` down to `first` that the rows do not see.
   __device__ void skip(int token, int first) {
 #pragma unroll 1
     for (; token > first; token -= kTile, ring.advance()) {
-      wait(s.k_full[ring.stage]);
-      c.release(s.k_empty[ring.stage]);
-      wait(s.v_full[ring.stage]);
-      c.release(s.v_empty[ring.stage]);
+      wait(s.k_full[ring.stage()]);
+      c.release(s.k_empty[ring.stage()]);
+      wait(s.v_full[ring.stage()]);
+      c.release(s.v_empty[ring.stage()]);
     }
   }
-  /// The products of the tile at `token` become logits as the softmax takes them.
-  __device__ void prepare(const Products& products, Logits& x, const Item& item, int token) {
-    const std::uint32_t live = s.live[ring.stage] & ~kScaledTile;
-    constexpr std::uint32_t kAll = (1u << kTile / kTileTokens) - 1;
-    c.take(products, x, ring.stage);
-    if (modified()) c.cap_and_bias(x, item, token, Traits::kStaged ? 1.0f : 1.0f / params.softmax_scale);
-    const TileRange& tiles = item.tiles[c.group()];
-    if (token < tiles.unmasked_first || token >= tiles.unmasked_end || live != kAll)
-      c.mask(x, item, token, live);
-  }
-
   /// The item at hand; looked up anew, to keep no register.
   __device__ const Item& current() const {
     const volatile int& index = s.item_index[c.thread / 32];
     return s.items[index % Traits::kItems];
+  }
+  /// What a tile needs beside its products, as bits: found while the tensor cores are busy.
+  enum Need : std::uint32_t { kMask = 1, kLook = 2, kScale = 4, kMore = 8 };
+  __device__ std::uint32_t needs(int token) const {
+    constexpr std::uint32_t kAll = (1u << kTile / kTileTokens) - 1;
+    const std::uint32_t live = s.live[ring.stage()];
+    const TileRange tiles = current().tiles[c.group()];
+    const bool masked = token < tiles.unmasked_first || token >= tiles.unmasked_end;
+    // Rows may see their first key here, as long as the tile before was masked.
+    return (masked || (live & ~kScaledTile) != kAll ? kMask : 0) |
+           (token + kTile >= tiles.unmasked_end ? kLook : 0) | (live & kScaledTile ? kScale : 0) |
+           (token - kTile >= tiles.first ? kMore : 0);
+  }
+
+  /// The products of a tile become logits as the softmax takes them.
+  __device__ void prepare(const Products& products, Logits& x, int token, std::uint32_t need) {
+    c.take(products, x, ring.stage(), Traits::kCodes || need & kScale);
+    if (modified()) c.cap_and_bias(x, current(), token, Traits::kStaged ? 1.0f : 1.0f / params.softmax_scale);
+    if (need & kMask) c.mask(x, current(), token, s.live[ring.stage()]);
   }
 
   /// The tiles of the current item that the rows see, of which there are some, from the last one on.
   __device__ void attend() {
     int token = current().tiles[c.group()].end - kTile;
     float sum[2];
+    std::uint32_t need;
     typename Consumer<C>::Probabilities prob;
     {
       Products products;
       Logits x;
-      wait(s.k_full[ring.stage]);
+      wait(s.k_full[ring.stage()]);
       wgmma_begin();
-      c.begin_scores(ring.stage, products);
+      c.begin_scores(ring.stage(), products);
+      need = needs(token);
       wgmma_wait();
       pin(products);
-      prepare(products, x, current(), token);
-      c.release(s.k_empty[ring.stage]);
+      prepare(products, x, token, need);
+      c.release(s.k_empty[ring.stage()]);
       const float factor[2] = {row_factor(0), row_factor(1)};
       c.raise(x, factor);
       c.exponentiate(x, factor, sum);
       c.add(sum);
       c.round(x, prob);
-      wait(s.v_full[ring.stage]);
+      wait(s.v_full[ring.stage()]);
       const int alive = current().item.keys - token;
-      if (alive < kTile) c.clear_dead(ring.stage, alive);
+      if (alive < kTile) c.clear_dead(ring.stage(), alive);
     }
 #pragma unroll 1
-    for (token -= kTile; token >= current().tiles[c.group()].first; token -= kTile) {
+    while (need & kMore) {
+      token -= kTile;
       c.locate();
-      const RingPlace<C.stages> before = ring;
+      const RingTurn<C.stages> before = ring;
       ring.advance();
       Products products;
       Logits x;
-      wait(s.k_full[ring.stage]);
+      wait(s.k_full[ring.stage()]);
       wgmma_begin();
-      c.begin_scores(ring.stage, products);
-      barrier_wait(shared_address(&s.v_full[before.stage]), before.parity);
+      c.begin_scores(ring.stage(), products);
+      barrier_wait(shared_address(&s.v_full[before.stage()]), before.parity());
       wgmma_begin();
-      c.begin_output(before.stage, prob);
+      c.begin_output(before.stage(), prob);
+      need = needs(token);
       wgmma_wait<1>();
       pin(products);
-      // Rows may see their first key here, as long as the tile before was masked.
-      bool look = token + kTile >= current().tiles[c.group()].unmasked_end, raised = false;
+      bool raised = false;
 #pragma unroll 1
       while (true) {
-        prepare(products, x, current(), token);
+        prepare(products, x, token, need);
         const float factor[2] = {row_factor(0), row_factor(1)};
-        if (look) raised = c.raise(x, factor);
+        if (need & kLook) raised = c.raise(x, factor);
         c.exponentiate(x, factor, sum);
-        if (look || !c.exceeds(sum)) break;
+        if (need & kLook || !c.exceeds(sum)) break;
         wgmma_wait<0>();
-        c.repeat_scores(ring.stage, products);
-        look = true;
+        c.repeat_scores(ring.stage(), products);
+        need |= kLook;
       }
       c.add(sum);
-      c.release(s.k_empty[ring.stage]);
+      c.release(s.k_empty[ring.stage()]);
       wgmma_wait<0>();
       c.release(s.v_empty[stage_before()]);
       if (raised) c.rescale_output();
       c.round(x, prob);
     }
-    wait(s.v_full[ring.stage]);
+    wait(s.v_full[ring.stage()]);
     wgmma_begin();
-    c.begin_output(ring.stage, prob);
+    c.begin_output(ring.stage(), prob);
     c.release(s.q_empty[c.group()]);
     wgmma_wait<0>();
     pin(c.o);
-    c.release(s.v_empty[ring.stage]);
+    c.release(s.v_empty[ring.stage()]);
     ring.advance();
   }
 

@@ -94,7 +94,9 @@ struct ItemTaker {
     for (int row = lane(); row < Traits::kRows; row += 32) {
       const RowPlace place = place_of(p, item.item, min(row, last));
       item.position[row] = place.position;
-      if (p.alibi_slopes != nullptr) item.slope[row] = p.alibi_slopes[place.head] * kLog2e;
+      if constexpr (Traits::kKeepsSlopes) {
+        if (p.alibi_slopes != nullptr) item.slope[row] = p.alibi_slopes[place.head] * kLog2e;
+      }
     }
     __syncwarp();
     if (lane() < C.warpgroups) {
@@ -194,7 +196,8 @@ struct KeyScales {
   static constexpr int kEach = (C.kv_tile + 31) / 32;
   float scale[kEach];
 
-  __device__ void look_up(const PrefillParams& p, const DeviceItem& item, int first_key, int token, int lane) {
+  __device__ void look_up(const PrefillParams& p, const DeviceItem& item, int first_key, int token,
+                          int lane) {
     if (token < item.work.kv_begin) return;
     const float* const from = p.key_scales + item.work.kv_head * p.kv_tokens;
 #pragma unroll
@@ -249,8 +252,8 @@ __device__ inline void load_tiles(const PrefillParams& p, typename PrefillTraits
         barrier_expect_bytes(full, kValues ? Traits::kTileBytes : Traits::kKeyTileBytes);
       }
       __syncwarp();
-      loader.template load<kValues>(kValues ? p.v : p.k, shared_address(kValues ? s.v[ring.stage] : s.k[ring.stage]), full,
-                  token);
+      loader.template load<kValues>(kValues ? p.v : p.k,
+                                    shared_address(kValues ? s.v[ring.stage] : s.k[ring.stage]), full, token);
       loader.look_up(token - C.kv_tile);
       if constexpr (kScales) scales.look_up(p, *item, loader.first_key, token - C.kv_tile, lane);
     }

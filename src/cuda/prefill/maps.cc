@@ -90,13 +90,12 @@ CUtensorMap tensor_map(const TensorView& t, const void* somewhere, int heads, in
 CUtensorMap page_map(const PagedKv& cache, const PageLayout& layout, std::int64_t offset, int dim,
                      DType dtype) {
   const auto bytes = [](std::int64_t n) { return static_cast<cuuint64_t>(n); };
-  const Boxes<5> boxes{
-      static_cast<const std::uint8_t*>(cache.pages.data) + offset,
-      {bytes(dim), kTileTokens, bytes(cache.spec.page_size / kTileTokens), bytes(cache.spec.kv_heads),
-       bytes(std::max<std::int64_t>(1, cache.pages.shape[0]))},
-      {bytes(dim) * 2, bytes(layout.tile_bytes), bytes(layout.head_bytes),
-       bytes(cache.pages.shape[0] <= 1 ? layout.page_bytes : cache.pages.strides[0])},
-      {64, kTileTokens, 1, 1, 1}};
+  const Boxes<5> boxes{static_cast<const std::uint8_t*>(cache.pages.data) + offset,
+                       {bytes(dim), kTileTokens, bytes(cache.spec.page_size / kTileTokens),
+                        bytes(cache.spec.kv_heads), bytes(std::max<std::int64_t>(1, cache.pages.shape[0]))},
+                       {bytes(dim) * 2, bytes(layout.tile_bytes), bytes(layout.head_bytes),
+                        bytes(cache.pages.shape[0] <= 1 ? layout.page_bytes : cache.pages.strides[0])},
+                       {64, kTileTokens, 1, 1, 1}};
   return boxes.map(dtype);
 }
 

@@ -10,15 +10,15 @@ namespace halftone::cuda {
 /// K and V are rows of tensors where attention.schedule has cu_kv, plain or staged ones, else pages.
 struct PrefillParams {
   AttentionParams attention;
-  std::int32_t* taken;     // [2] items of the queue, and workers that have none left; 0 between launches
-  float softmax_scale;     // magnitude of attention.scale_log2
-  std::int64_t kv_tokens;  // rows of those tensors
+  std::int32_t* taken;      // [2] items of the queue, and workers that have none left; 0 between launches
+  float softmax_scale;      // magnitude of attention.scale_log2
+  std::int64_t kv_tokens;   // rows of those tensors
   const float* key_scales;  // of staged keys: [kv_heads][kv_tokens]
-  CUtensorMap q;           // [token][head][dim], where q_boxes
-  CUtensorMap k, v;        // [token][head][dim], or [page][head][tile][token][dim]
-  CUtensorMap out;         // [token][head][dim], where out_boxes
-  bool q_boxes;            // 64 packed rows are whole tokens of a KV head's query heads: one box per 64 dims
-  bool out_boxes;          // likewise
+  CUtensorMap q;            // [token][head][dim], where q_boxes
+  CUtensorMap k, v;         // [token][head][dim], or [page][head][tile][token][dim]
+  CUtensorMap out;          // [token][head][dim], where out_boxes
+  bool q_boxes;             // 64 packed rows are whole tokens of a KV head's query heads: one box per 64 dims
+  bool out_boxes;           // likewise
 };
 
 }  // namespace halftone::cuda

@@ -13,9 +13,7 @@ template <int kPieces>  // of 8 values
 struct QueryHalf {
   std::uint32_t words[kPieces][4];  // 16-bit values
 
-  __device__ float value(bool bf16, int i) const {
-    return half_of(words[i / 8][i / 2 % 4], i % 2, bf16);
-  }
+  __device__ float value(bool bf16, int i) const { return half_of(words[i / 8][i / 2 % 4], i % 2, bf16); }
   /// The largest magnitude of the row.
   __device__ float largest(bool bf16) const {
     float most = 0.0f;
@@ -77,7 +75,8 @@ __device__ inline void scale_queries(Consumer<C>& c) {
 #pragma unroll
     for (int i = 0; i < kPieces / 2; ++i) {
       *piece(half * (kPieces / 2) + i) = {x.codes(bf16, 4 * i, inverse), x.codes(bf16, 4 * i + 1, inverse),
-                                          x.codes(bf16, 4 * i + 2, inverse), x.codes(bf16, 4 * i + 3, inverse)};
+                                          x.codes(bf16, 4 * i + 2, inverse),
+                                          x.codes(bf16, 4 * i + 3, inverse)};
     }
   } else if (bf16) {
     scale = f16_scale(largest);

@@ -31,14 +31,15 @@ struct PrefillTraits {
   static constexpr int kKeyTileBytes = C.kv_tile * kKeyChunks * 128, kTileBytes = C.kv_tile * kDim * 2;
   static constexpr int kQueryBytes = 64 * kDim * 2;  // of a warpgroup
   static constexpr int kItems = 2;
-  static constexpr bool kStagesOutput = C.head_dim < 256;  // shared memory
+  static constexpr bool kStagesOutput = C.head_dim < 256;             // shared memory
+  static constexpr bool kKeepsSlopes = C.head_dim < 256 || !kStaged;  // likewise
 
   /// An item, and what follows from it for its rows.
   struct alignas(16) Item {
     DeviceItem item;  // row_end < 0: no more
     TileRange tiles[C.warpgroups];
-    int position[kRows];  // RowPlace
-    float slope[kRows];   // likewise
+    int position[kRows];                    // RowPlace
+    float slope[kKeepsSlopes ? kRows : 0];  // likewise, in base 2
   };
 
   struct Shared {
