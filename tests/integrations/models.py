@@ -8,7 +8,7 @@ COMMON = {
     "vocab_size": VOCABULARY,
     "hidden_size": 128,
     "intermediate_size": 192,
-    "num_hidden_layers": 3,
+    "num_hidden_layers": 2,
     "max_position_embeddings": 1024,
     "initializer_range": 0.2,  # tokens far apart: a rounding of the logits changes none
     "bos_token_id": 1,
@@ -71,3 +71,26 @@ def left_padded(lengths, seed=0):
     ids = prompt(len(lengths), max(lengths), seed)
     mask = torch.arange(max(lengths))[None] >= max(lengths) - torch.tensor(lengths)[:, None]
     return {"input_ids": ids * mask, "attention_mask": mask.long()}
+
+
+class RoundedCache(tf.DynamicCache):
+    """transformers' default cache of values that have been rounded to a 16-bit dtype."""
+
+    def __init__(self, config, dtype=torch.float16):
+        super().__init__(config=config)
+        self.rounding = dtype
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        rounded = (x.to(self.rounding).to(x.dtype) for x in (key_states, value_states))
+        return super().update(*rounded, *args, **kwargs)
+
+
+def divergence(model, ids, cache, chunk=16):
+    """Mean KL divergence (nats per token) of the model's tokens with ``cache`` from those with the default one."""
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        exact = model(ids).logits.log_softmax(-1)
+        model.set_attn_implementation("halftone")
+        parts = [model(part, past_key_values=cache).logits for part in ids.split(chunk, dim=1)]
+    other = torch.cat(parts, dim=1).log_softmax(-1)
+    return (exact.exp() * (exact - other)).sum(-1).mean().item()
