@@ -9,7 +9,6 @@ import functools
 
 import models
 import pytest
-
 from halftone.transformers import register
 
 register()

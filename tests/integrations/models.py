@@ -48,7 +48,9 @@ def gemma2():
 def gpt_oss():
     """With attention sinks, and a sliding window in every other layer."""
     experts = {"num_local_experts": 2, "num_experts_per_tok": 1}
-    return tf.GptOssForCausalLM(tf.GptOssConfig(**COMMON, **GROUPED, **experts, sliding_window=21, rope_parameters=None))
+    return tf.GptOssForCausalLM(
+        tf.GptOssConfig(**COMMON, **GROUPED, **experts, sliding_window=21, rope_parameters=None)
+    )
 
 
 FAMILIES = {f.__name__: f for f in (llama, mistral, qwen2, gemma2)}

@@ -3,7 +3,6 @@
 import models
 import pytest
 import torch
-
 from halftone.transformers import HalftoneCache
 
 NEW = 16
@@ -113,9 +112,7 @@ def test_attention_sinks(gpt_oss):
     check_same(gpt_oss, models.left_padded([30, 17]))
 
 
-@pytest.mark.parametrize(
-    "formats, bound", [("int8-head", 0.01), ("int4-g32", 1.0), (("int8-head", "int4-g32"), 0.5)]
-)
+@pytest.mark.parametrize("formats, bound", [("int8-head", 0.01), ("int4-g32", 1.0), (("int8-head", "int4-g32"), 0.5)])
 def test_what_formats_cost(model, formats, bound):
     """In nats per token of a random model, whose logits are further apart than a trained one's."""
     ids = models.prompt(2, 64)

@@ -10,8 +10,8 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
 from .. import InvalidArgumentError, UnsupportedError, attend
-from .cache import Pending
 from .columns import Columns
+from .layers import Pending
 from .masks import Visible, check_sizes, gaps_of, make_visible
 
 

@@ -2,104 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedConfig
-from transformers.cache_utils import CacheLayerMixin
 
 from .. import InvalidArgumentError, LayeredKVCache, OutOfRangeError, PagedKVCache
 from .columns import Columns
 from .formats import specs_of, windows_of
 from .group import LayerGroup, Step
+from .layers import HalftoneLayer, Pending, Seen
 from .masks import Visible, check_sizes, gaps_of
 
 _SCALES = ("k_scale", "k_min", "v_scale", "v_min")
 
 
-class Pending:
-    """K and V of a layer on their way to its pages: what update() gives the model, and the attention function gets back.
-
-    It has a shape, and refuses to be computed with: an attention that is not halftone's would see the new tokens only.
-
-    Attributes:
-        cache, layer: whose they are.
-        k, v: [batch, kv_heads, columns, head_dim].
-        is_appended: they are in the pages; a layer that shares another's keys gets them a second time.
-    """
-
-    def __init__(self, cache: HalftoneCache, layer: int, k: Tensor, v: Tensor) -> None:
-        self.cache, self.layer, self.k, self.v = cache, layer, k, v
-        self.is_appended = False
-        self.shape, self.dtype, self.device = k.shape, k.dtype, k.device
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
-        raise InvalidArgumentError(_NOT_OURS)
-
-    def __getitem__(self, index: Any) -> NoReturn:
-        raise InvalidArgumentError(_NOT_OURS)
-
-    def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        raise InvalidArgumentError(_NOT_OURS)
-
-
-_NOT_OURS = (
-    "the keys of a HalftoneCache lie in its pages, but the model's attention is another than halftone's: call "
-    "halftone.transformers.register() and model.set_attn_implementation('halftone')."
-)
-
-
-class HalftoneLayer(CacheLayerMixin):
-    """What transformers asks of a layer. The cache does the work, for all layers at once.
-
-    Attributes:
-        is_sliding, sliding_window: whether its queries see only the last keys, and how many.
-    """
-
-    is_compileable = False
-    is_croppable = True
-    supports_early_init = False
-
-    def __init__(self, seen: Seen, max_len: int, window: int | None) -> None:
-        super().__init__()
-        self._seen, self._max_len = seen, max_len
-        self.is_sliding = window is not None
-        self.sliding_window = window
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Nothing: the cache allocates for all layers."""
-
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refused: a layer does not know its number."""
-        raise InvalidArgumentError("a layer of a HalftoneCache cannot be updated alone: call the cache's update().")
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Columns of keys, and the first one."""
-        return self._seen.columns.count + query_length, 0
-
-    def get_seq_length(self) -> int:
-        """Columns that the model has seen."""
-        return self._seen.columns.count
-
-    def get_max_length(self) -> int:
-        """Most tokens of a request."""
-        return self._max_len
-
-    get_max_cache_shape = get_max_length  # its name in transformers 5.17
-
-
-class Seen:
-    """What the layers read of their cache."""
-
-    def __init__(self) -> None:
-        self.columns = Columns.none(0)
-
-
-class HalftoneCache(Cache):  # type: ignore[misc]  # transformers' classes are untyped
+class HalftoneCache(Cache):
     """A quantised KV cache for ``model.generate(past_key_values=...)`` and for calls of the model.
 
     The model's attention implementation must be that of :func:`register`. Padding that ``attention_mask`` leaves out is
@@ -166,6 +86,7 @@ class HalftoneCache(Cache):  # type: ignore[misc]  # transformers' classes are u
         self._seen = Seen()
         self._groups: list[LayerGroup] = []
         self._step: Step | None = None
+        self._next = self._seen.columns  # after the step
         count = max(windows) + 1
         super().__init__(layers=[HalftoneLayer(self._seen, max_len, windows.get(i)) for i in range(count)])
         self._make_groups(0 if batch is None else batch, str(device) if batch is not None else "cpu")
@@ -247,7 +168,9 @@ class HalftoneCache(Cache):  # type: ignore[misc]  # transformers' classes are u
     def attend(
         self, pending: Pending, q: Tensor, visible: Visible, sinks: Tensor | None, options: dict[str, Any]
     ) -> Tensor:
-        """Appends what is pending and attends: q [batch, q_heads, columns, head_dim] to [batch, columns, q_heads, dims].
+        """Appends what is pending and attends.
+
+        Takes q [batch, q_heads, columns, head_dim] to [batch, columns, q_heads, v_head_dim].
 
         Args:
             pending: of :meth:`update`.
@@ -309,10 +232,13 @@ class HalftoneCache(Cache):  # type: ignore[misc]  # transformers' classes are u
             )
         check_sizes(visible, batch, before.count + columns)
         mask = visible.columns
-        gaps = None if mask is None else gaps_of(mask[:, before.count :], before.count)
+        gaps, said = None, None
+        if mask is not None:
+            new, said = torch.stack([mask[:, before.count :].sum(1), mask.sum(1)]).tolist()  # waits for a device once
+            gaps = None if new == [columns] * batch else gaps_of(mask[:, before.count :], before.count)
         after = before.extended(columns, gaps)
         lengths = after.lengths()
-        if mask is not None and any(after.gaps) and mask.sum(1).tolist() != lengths:
+        if said is not None and said != lengths:
             raise InvalidArgumentError(
                 "attention_mask says otherwise about tokens in the cache than when they came, but what is stored is "
                 "seen, and what was padding is not stored: pass the same mask, longer by the new tokens."
@@ -381,7 +307,7 @@ class HalftoneCache(Cache):  # type: ignore[misc]  # transformers' classes are u
         lengths = kept.lengths()
         for group in self._groups:
             for request, (length, gone) in enumerate(zip(lengths, group.gone)):
-                if group.window is not None and gone and gone > length - (group.window - 1):
+                if group.window is not None and length and gone > max(0, length - (group.window - 1)):
                     raise OutOfRangeError(
                         f"tokens_to_remove is {tokens_to_remove}, but request {request} would need keys that a sliding "
                         f"window of {group.window} has passed: make the cache with a larger rollback than "

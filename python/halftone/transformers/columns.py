@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Iterator, Sequence
 
 Gap = tuple[int, int]  # of columns, the end excluded
 
@@ -52,7 +52,7 @@ class Columns:
         return Columns(self.count, tuple(self.gaps[i] for i in index))
 
     def first_with_inner_gap(self) -> int | None:
-        """A request that has tokens before a gap and after it, with which distances in columns are not those in tokens."""
+        """A request with tokens before a gap and after it: distances in columns are then not those in tokens."""
         for request, gaps in enumerate(self.gaps):
             if any(begin > 0 and end < self.count for begin, end in gaps):
                 return request

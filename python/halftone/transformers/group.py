@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .. import KVCacheSpec, LayeredKVCache, OutOfRangeError, Plan, Schedule, attend, plan, schedule
+from .. import KVCacheSpec, LayeredKVCache, Plan, Schedule, attend, plan, schedule
 from .columns import Columns
 
 _DTYPES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
@@ -72,7 +73,7 @@ class LayerGroup:
         max_len: int,
         num_pages: int | None,
         device: str,
-        scales: dict[str, list[Any]],
+        scales: dict[str, Any],
     ) -> None:
         self.window = window
         self.layers = list(layers)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import FunctionType
-from typing import Any, Callable
+from typing import Any
 
 import torch
 from torch import Tensor
