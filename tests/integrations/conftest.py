@@ -9,6 +9,7 @@ import functools
 
 import models
 import pytest
+
 from halftone.transformers import register
 
 register()

@@ -4,11 +4,12 @@ import copy
 import pickle
 import random
 
-import halftone as ht
 import models
 import pytest
 import torch
 import transformers as tf
+
+import halftone as ht
 from halftone.transformers import HalftoneCache, register
 from halftone.transformers.columns import Columns
 

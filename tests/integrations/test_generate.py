@@ -3,6 +3,7 @@
 import models
 import pytest
 import torch
+
 from halftone.transformers import HalftoneCache
 
 NEW = 16

@@ -10,7 +10,7 @@
 docs/integrations.md says what is supported. Tested with transformers 5.17 and 5.23.
 """
 
-from ._versions import check_versions
+from .._transformers import check_versions
 
 check_versions()
 

@@ -1,8 +1,8 @@
-"""Which versions of transformers the modules beside this one fit."""
+"""Which versions of transformers halftone.transformers and halftone.capture fit."""
 
 import importlib.metadata
 
-from .. import UnsupportedError
+from .errors import UnsupportedError
 
 OLDEST = (5, 17)
 NEXT = (6, 0)
@@ -17,6 +17,6 @@ def check_versions() -> None:
     found = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
     if not OLDEST <= found < NEXT:
         raise UnsupportedError(
-            f"transformers is {version}, but halftone.transformers needs {OLDEST[0]}.{OLDEST[1]} or a later "
+            f"transformers is {version}, but halftone needs {OLDEST[0]}.{OLDEST[1]} or a later "
             f"{OLDEST[0]}.x: pip install 'transformers>={OLDEST[0]}.{OLDEST[1]},<{NEXT[0]}'."
         )
