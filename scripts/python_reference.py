@@ -169,8 +169,8 @@ def source_entry(level, name, node):
     if hasattr(where, "args") and not is_property:
         arguments = re.sub(r"^self(, )?", "", ast.unparse(where.args))
         text = f"{name}({arguments})"
-        if len(text) > 100 and level == 3 and "torch." not in name:
-            parts = [ast.unparse(where.args)] if "," not in arguments else re.split(r", (?![^\[]*\])", arguments)
+        if len(text) > 100:
+            parts = re.split(r", (?![^\[]*\])", arguments)  # not at the commas within brackets
             text = f"{name}(\n" + "".join(f"    {part},\n" for part in parts) + ")"
         call = f"```python\n{text}\n```\n\n"
     return f"{'#' * level} {name}\n\n{call}{documented(node)}\n\n"

@@ -1,8 +1,7 @@
 """Captures q, k and v of a transformers model for ``halftone eval``.
 
-    python -m halftone.capture MODEL --text FILE --out capture.safetensors
-
-docs/integrations.md describes the file. :func:`capture` does the same with a model and tokens at hand.
+``python -m halftone.capture MODEL --text FILE --out capture.safetensors`` is the command, ``capture()`` does the same
+with a model and tokens at hand. docs/integrations.md describes the file.
 """
 
 from .._transformers import check_versions

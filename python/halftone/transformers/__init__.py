@@ -1,13 +1,8 @@
-"""Quantised caches under Hugging Face models: one line registers the attention, one makes the cache of a generation.
+"""Quantised caches under Hugging Face models.
 
-    import halftone.transformers as hf
-
-    hf.register()  # attention and masks under the name "halftone"
-    model.set_attn_implementation("halftone")
-    cache = hf.HalftoneCache(model.config, max_len=4096, formats="int8-head")
-    model.generate(**inputs, past_key_values=cache, max_new_tokens=200)
-
-docs/integrations.md says what is supported. Tested with transformers 5.17 and 5.23.
+``register()`` makes the attention known, ``model.set_attn_implementation("halftone")`` chooses it, and a
+``HalftoneCache`` is passed to ``model.generate()`` as ``past_key_values``. docs/integrations.md has an example and says
+what is supported. Tested with transformers 5.17 and 5.23.
 """
 
 from .._transformers import check_versions

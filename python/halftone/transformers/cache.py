@@ -45,8 +45,9 @@ class HalftoneCache(Cache):
         k_scale, k_min, v_scale, v_min: static scales for formats that have them: a list with those of each layer.
 
     Raises:
-        InvalidArgumentError, UnsupportedError: formats that do not fit, a model with other than full and sliding
-            attention. ResourceExhaustedError: pages that do not fit into memory.
+        InvalidArgumentError: formats that do not fit the model.
+        UnsupportedError: a model with other than full and sliding attention.
+        ResourceExhaustedError: pages that do not fit into memory.
     """
 
     def __init__(
