@@ -36,5 +36,10 @@ def mistral():
 
 
 @pytest.fixture
+def gemma3n():
+    return made("gemma3n")
+
+
+@pytest.fixture
 def gpt_oss():
     return made("gpt_oss")

@@ -53,6 +53,16 @@ def gpt_oss():
     )
 
 
+def gemma3n():
+    """The last two layers read the keys of earlier ones, one of them with a sliding window."""
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64}
+    others = {"vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 32, "laurel_rank": 8}
+    layers = {"num_hidden_layers": 6, "num_kv_shared_layers": 2, "sliding_window": 17}
+    layers["layer_types"] = ["sliding_attention", "full_attention"] * 3
+    config = {**COMMON, **heads, **others, **layers, "initializer_range": 0.1}
+    return tf.Gemma3nForCausalLM(tf.Gemma3nTextConfig(**config, activation_sparsity_pattern=[0.0] * 6))
+
+
 FAMILIES = {f.__name__: f for f in (llama, mistral, qwen2, gemma2)}
 
 

@@ -1,11 +1,13 @@
 """python -m halftone.capture: the values are the model's, and `halftone eval` reads the file."""
 
+import gc
 import importlib
 import json
 import os
 import pathlib
 import subprocess
 import sys
+import weakref
 
 import models
 import pytest
@@ -83,6 +85,18 @@ def test_layers_dtypes_and_metadata(path):
     assert json.loads(about["attention"]) == {"1": {"softcap": 20.0}}
     assert summary.options == {1: {"softcap": 20.0}}
     assert model.config._attn_implementation == implementation
+
+
+def test_what_is_left_behind(path):
+    """The model's attention and its RoPE are its own again, and nothing keeps the model."""
+    model = models.make(models.llama)
+    rotate = sys.modules[type(model).__module__].apply_rotary_pos_emb
+    capture(model, models.prompt(1, 8)[0], path, before_rope=True)
+    assert sys.modules[type(model).__module__].apply_rotary_pos_emb is rotate
+    kept = weakref.ref(model)
+    del model
+    gc.collect()
+    assert kept() is None
 
 
 def test_eval_reads_it(folder, tmp_path, capsys, path):

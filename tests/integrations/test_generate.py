@@ -4,6 +4,7 @@ import models
 import pytest
 import torch
 
+import halftone as ht
 from halftone.transformers import HalftoneCache
 
 NEW = 16
@@ -107,6 +108,13 @@ def test_samples_of_one_prompt_share_its_pages(llama):
     assert found.tolist() == tokens(llama, inputs, exact, "sdpa", do_sample=True).tolist()
     cache.batch_select_indices(torch.tensor([2, 0]))
     assert cache.batch_size == 2 and cache.groups[0].batch == 2
+
+
+def test_layers_that_read_the_keys_of_others(gemma3n):
+    _, ours, _ = check_same(gemma3n, models.left_padded([30, 17]))
+    assert [group.num_layers for group in ours.groups] == [2, 2]
+    with pytest.raises(ht.OutOfRangeError, match="index is 4, but the layers with a cache are 0, 1, 2, 3"):
+        ours.layer(4)
 
 
 def test_attention_sinks(gpt_oss):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Callable
 
@@ -14,7 +15,7 @@ from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
 from .. import UnsupportedError
 
-_NAME = "halftone_capture"
+_NAME = "halftone_capture"  # stays registered, and keeps no model alive
 _ROTARY = "apply_rotary_pos_emb"
 
 
@@ -56,8 +57,9 @@ class Recorder:
         self._patched: list[tuple[Any, Any]] = []
 
     def __enter__(self) -> Recorder:
-        AttentionInterface.register(_NAME, self._attention)
+        AttentionInterface.register(_NAME, _attention)
         AttentionMaskInterface.register(_NAME, eager_mask)
+        self._token = _active.set(self)
         self._implementation = self._model.config._attn_implementation
         try:
             self._model.set_attn_implementation(_NAME)
@@ -72,6 +74,7 @@ class Recorder:
         for module, function in self._patched:
             setattr(module, _ROTARY, function)
         self._patched = []
+        _active.reset(self._token)
         self._model.set_attn_implementation(self._implementation)
 
     def _patch(self) -> None:
@@ -95,9 +98,10 @@ class Recorder:
 
         return seeing
 
-    def _attention(
+    def attention(
         self, module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
     ) -> Any:
+        """What the model calls in the place of its own attention."""
         layer = getattr(module, "layer_idx", None)
         if layer is None or query.shape[0] != 1:
             raise UnsupportedError(
@@ -124,3 +128,10 @@ class Recorder:
                 "attention, but values before RoPE are taken there: capture those after RoPE only."
             )
         return found[0][0].transpose(0, 1), found[1][0].transpose(0, 1)
+
+
+_active: ContextVar[Recorder] = ContextVar("recorder")
+
+
+def _attention(*arguments: Any, **kwargs: Any) -> Any:
+    return _active.get().attention(*arguments, **kwargs)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .. import InvalidArgumentError, UnsupportedError, attend
 from .columns import Columns
@@ -26,8 +27,7 @@ def register(name: str = "halftone") -> None:
     Raises:
         InvalidArgumentError: the name of another implementation.
     """
-    taken = dict(AttentionInterface._global_mapping).get(name)
-    if name == "eager" or taken not in (None, halftone_attention):
+    if name == "eager" or ALL_ATTENTION_FUNCTIONS.get(name) not in (None, halftone_attention):
         raise InvalidArgumentError(
             f"name is {name!r}, but another attention implementation has it: choose another, such as 'halftone'."
         )

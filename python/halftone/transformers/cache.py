@@ -103,7 +103,7 @@ class HalftoneCache(Cache):
         for window in dict.fromkeys(self._windows.values()):
             layers = [index for index, own in self._windows.items() if own == window]
             num_pages = self._num_pages if window is None else self._window_pages(window, batch)
-            scales = {name: [values[i] for i in layers] for name, values in self._scales.items()}
+            scales = {name: [_on(values[i], device) for i in layers] for name, values in self._scales.items()}
             specs = [self._specs[i] for i in layers]
             groups.append(LayerGroup(window, layers, specs, batch, self._max_len, num_pages, device, scales))
         self._groups = groups
@@ -361,6 +361,11 @@ def _rows(x: Tensor, step: Step) -> Tensor:
     """[batch, heads, columns, dims] as the [tokens, heads, dims] of a step."""
     rows = x.transpose(1, 2).reshape(-1, x.shape[1], x.shape[3])
     return rows if step.rows is None else rows[step.rows]
+
+
+def _on(scale: Any, device: str) -> Tensor | None:
+    """A layer's scale beside its pages."""
+    return None if scale is None else torch.as_tensor(scale, dtype=torch.float32, device=device).contiguous()
 
 
 def _scales_of_layers(given: Sequence[Any], layers: list[int]) -> dict[str, dict[int, Any]]:

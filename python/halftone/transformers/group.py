@@ -48,6 +48,11 @@ class Step:
             return self.q_length
         return 1 << (max(self.q_length, 1) - 1).bit_length()
 
+    @property
+    def is_decode(self) -> bool:
+        """One token for every request."""
+        return self.q_length == 1 and self.rows is None
+
     @staticmethod
     def needs_cu(q_length: int, has_gaps: bool) -> bool:
         """True where requests differ, or where the plan's bound is not their number of queries."""
@@ -104,7 +109,8 @@ class LayerGroup:
 
     def append(self, layer: int, k: Tensor, v: Tensor, step: Step) -> None:
         """Appends the tokens of a step to ``layer``: k and v [tokens, kv_heads, head_dim]."""
-        self.cache.layer(self.layers.index(layer)).append(k, v, step.counts)
+        counts = None if step.is_decode else step.counts  # for which the cache keeps what it needs on the device
+        self.cache.layer(self.layers.index(layer)).append(k, v, counts)
 
     def attend(self, layer: int, q: Tensor, step: Step, sinks: Tensor | None, options: dict[str, Any]) -> Tensor:
         """Attention of ``layer``: q [tokens, q_heads, head_dim] to [tokens, q_heads, v_head_dim]."""

@@ -39,6 +39,10 @@ class Pending:
         self.is_appended = False
         self.shape, self.dtype, self.device = k.shape, k.dtype, k.device
 
+    def to(self, device: Any) -> Pending:
+        """Itself: a layer that shares keys asks for them on its device, which appending them has checked."""
+        return self
+
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
         raise InvalidArgumentError(_NOT_OURS)
