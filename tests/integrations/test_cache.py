@@ -192,6 +192,18 @@ def test_masks_that_do_not_fit_the_cache(mistral):
     logits(mistral, ids[:, :2], cache, attention_mask=mask)
 
 
+def test_a_request_of_padding_alone(llama):
+    mask = torch.ones(2, 20, dtype=torch.long)
+    mask[1] = 0
+    cache = cache_of(llama, max_len=21)  # below the bound of queries that calls of 17 to 32 tokens share
+    found = logits(llama, models.prompt(2, 20), cache, attention_mask=mask)
+    assert cache.groups[0].host_lengths == [20, 0] and found.isfinite().all()
+    logits(llama, models.prompt(2, 1), cache, attention_mask=torch.cat([mask, torch.ones_like(mask[:, :1])], dim=1))
+    assert cache.groups[0].host_lengths == [21, 1]
+    cache.reorder_cache(torch.tensor([1, 1]))
+    assert cache.groups[0].host_lengths == [1, 1]
+
+
 def test_limits_are_met_before_anything_is_written(llama):
     cache = cache_of(llama, max_len=20, max_step=16)
     with pytest.raises(ht.OutOfRangeError, match="17 tokens for a request, but max_step is 16.*prefill_chunk_size=16"):
