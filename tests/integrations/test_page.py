@@ -3,7 +3,6 @@
 import pathlib
 import re
 
-import models
 import pytest
 import tokenizers
 import transformers as tf

@@ -12,8 +12,8 @@ from .columns import Columns
 
 _NOT_OURS = (
     "the keys of a HalftoneCache lie in its pages, but the model's attention is another than halftone's: call "
-    "halftone.transformers.register() and model.set_attn_implementation('halftone'); a model that computes attention by "
-    "itself needs transformers' own cache."
+    "halftone.transformers.register() and model.set_attn_implementation('halftone'); a model that computes attention "
+    "by itself needs transformers' own cache."
 )
 
 
