@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-gpu cuda wheel bench asan tsan fuzz format format-check tidy install clean
+.PHONY: help demo test test-gpu test-integrations cuda wheel bench asan tsan fuzz format format-check tidy install clean
 
 JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
@@ -51,6 +51,13 @@ test: ## build and run every test that this machine can run
 	@$(call configure,$(TEST_PRESET_HERE),$(if $(GPU),$(cuda_options),$(python)) $(package))
 	@$(call compile,$(PRESET_HERE))
 	@scripts/ctest.sh $(BUILD_HERE)
+
+test-integrations: ## the tests with torch and transformers, in an environment of their own (x86-64, 4 GB)
+	@$(setup) build test python integrations
+	@mkdir -p build
+	@$(call configure,test,$(python) $(package))
+	@$(call compile,release,halftone_python halftone_command)
+	@scripts/integrations.sh build/release
 
 cuda: ## compile the CUDA backend, its tests and the command (needs nvcc, not a GPU)
 	@$(if $(NVCC),,echo "make cuda: no nvcc on PATH or in /usr/local/cuda/bin; install the CUDA toolkit 12.8 or newer, or set CUDACXX" >&2; exit 1)

@@ -22,6 +22,20 @@ SECTIONS = {
     "Attention": [ht.plan, ht.Plan, ht.schedule, ht.Schedule, ht.attend, ht.merge],
     "Scales and foreign rows": [ht.calibrate, ht.import_fbgemm_int4, ht.export_fbgemm_int4],
 }
+# Modules that are read as text: heading, module, and its files with the names that they give.
+SOURCES = [
+    ("torch.compile", "torch", [("torch.py", None)]),
+    (
+        "transformers",
+        "transformers",
+        [
+            ("transformers/__init__.py", ()),
+            ("transformers/attention.py", ("register",)),
+            ("transformers/cache.py", ("HalftoneCache",)),
+        ],
+    ),
+    ("Captures", "capture", [("capture/__init__.py", ()), ("capture/run.py", ("capture", "Summary"))]),
+]
 INTRO = """# Python
 
 The package `halftone-attention` (import `halftone`): the reference, made from the docstrings by
@@ -126,24 +140,44 @@ def page():
     for name, cls in vars(errors).items():
         if name.endswith("Error") and name != "Error":
             text += f"| `{cls.__name__}` | `{cls.__mro__[2].__name__}` | {text_of(cls)} |\n"
-    return text + "\n" + torch_section()
+    return text + "\n" + "".join(source_section(*section) for section in SOURCES)
 
 
-def torch_section():
-    """halftone.torch, read without importing it: torch need not be there."""
-    tree = ast.parse((pathlib.Path(ht.__file__).parent / "torch.py").read_text())
-    text = "## torch.compile\n\n" + text_of(type("Module", (), {"__doc__": ast.get_docstring(tree)})) + "\n\n"
-    for node in tree.body:
-        if (
-            isinstance(node, (ast.FunctionDef, ast.ClassDef))
-            and not node.name.startswith("_")
-            and ast.get_docstring(node)
-        ):
-            holder = type("Holder", (), {"__doc__": ast.get_docstring(node)})
-            where = next((n for n in node.body if getattr(n, "name", "") == "__init__"), node)
-            arguments = ast.unparse(where.args).replace("self, ", "") if hasattr(where, "args") else ""
-            text += f"### torch.{node.name}\n\n```python\ntorch.{node.name}({arguments})\n```\n\n{text_of(holder)}\n\n"
+def source_section(heading, module, files):
+    """A module of halftone, read without importing it: torch and transformers need not be there.
+
+    ``files`` are pairs: a file of the module, and the names that it gives, None for all public ones.
+    """
+    folder = pathlib.Path(ht.__file__).parent
+    first = ast.parse((folder / files[0][0]).read_text())
+    text = f"## {heading}\n\n{documented(first)}\n\n"
+    for file, names in files:
+        for node in ast.parse((folder / file).read_text()).body:
+            public = isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_")
+            if public and ast.get_docstring(node) and (names is None or node.name in names):
+                text += source_entry(3, f"{module}.{node.name}", node)
+                if isinstance(node, ast.ClassDef) and names is not None:
+                    methods = [n for n in node.body if isinstance(n, ast.FunctionDef) and not n.name.startswith("_")]
+                    text += "".join(source_entry(4, f"{node.name}.{method.name}", method) for method in methods)
     return text
+
+
+def source_entry(level, name, node):
+    where = next((n for n in getattr(node, "body", ()) if getattr(n, "name", "") == "__init__"), node)
+    is_property = any(getattr(d, "id", "") == "property" for d in getattr(node, "decorator_list", ()))
+    call = ""
+    if hasattr(where, "args") and not is_property:
+        arguments = re.sub(r"^self(, )?", "", ast.unparse(where.args))
+        text = f"{name}({arguments})"
+        if len(text) > 100:
+            parts = re.split(r", (?![^\[]*\])", arguments)  # not at the commas within brackets
+            text = f"{name}(\n" + "".join(f"    {part},\n" for part in parts) + ")"
+        call = f"```python\n{text}\n```\n\n"
+    return f"{'#' * level} {name}\n\n{call}{documented(node)}\n\n"
+
+
+def documented(node):
+    return text_of(type("Holder", (), {"__doc__": ast.get_docstring(node)}))
 
 
 def main():

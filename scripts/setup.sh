@@ -4,6 +4,7 @@
 #   test   GoogleTest, pkg-config and the virtual environment of the Python tests
 #   python the Python package's tests (into the virtual environment)
 #   wheel  what builds and checks the package's wheel (likewise)
+#   integrations  torch, transformers and pytest (a virtual environment of their own)
 #   bench  Google Benchmark
 #   clang  clang with its sanitizer and OpenMP run-times
 #   format, tidy  clang-format and python3, clang-tidy
@@ -19,6 +20,7 @@ for group in "$@"; do
     test)   packages+=(libgtest-dev pkg-config); requirements+=(test) ;;
     python) requirements+=(test python) ;;
     wheel)  requirements+=(test python wheel) ;;
+    integrations) requirements+=(integrations integrations-oldest) ;;
     bench)  packages+=(libbenchmark-dev) ;;
     clang)  packages+=(clang libclang-rt-dev libomp-dev) ;;
     format) packages+=(clang-format python3) ;;
@@ -49,15 +51,21 @@ if ((${#missing[@]})); then
   "${install[@]}" -q
 fi
 
-# The virtual environment follows the requirements files: their hash is the stamp.
+# A virtual environment follows its requirements files: their hash is the stamp.
 for name in $(printf '%s\n' "${requirements[@]}" | awk '!seen[$0]++'); do
   file="requirements/$name.txt"
-  stamp="build/venv/.installed-$name"
+  venv=build/venv
+  into=()
+  case "$name" in
+    integrations) venv=build/integrations-venv ;;
+    integrations-oldest) venv=build/integrations-venv; into=(--target "$venv/oldest" --upgrade) ;;
+  esac
+  stamp="$venv/.installed-$name"
   sum="$(sha256sum <"$file")"
   [[ -f "$stamp" && "$(<"$stamp")" == "$sum" ]] && continue
-  [[ -x build/venv/bin/python ]] || { echo "setup: creating build/venv"; python3 -m venv build/venv; }
-  echo "setup: installing $file into build/venv"
-  build/venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes \
-    --only-binary :all: -r "$file"
+  [[ -x "$venv/bin/python" ]] || { echo "setup: creating $venv"; python3 -m venv "$venv"; }
+  echo "setup: installing $file into $venv"
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes \
+    --only-binary :all: "${into[@]}" -r "$file"
   printf '%s' "$sum" >"$stamp"
 done

@@ -92,3 +92,33 @@ def test_every_module_can_be_imported_first(name):
     if name == "torch" and importlib.util.find_spec("torch") is None:
         pytest.skip("torch is not installed")
     subprocess.run([sys.executable, "-c", ALONE, str(FOLDER), name], check=True, timeout=120)
+
+
+ROOMS = {"transformers", "capture"}  # adapters of frameworks
+
+
+def relative_imports(path):
+    """(level, module, names) of every relative import of a file."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            yield node.level, node.module or "", [alias.name for alias in node.names]
+
+
+@pytest.mark.parametrize("room", sorted(ROOMS))
+def test_rooms_use_what_users_have(room):
+    """Only public names, and only the version check of the house; no circle inside."""
+    graph = {}
+    for path in sorted((FOLDER / room).glob("*.py")):
+        found = list(relative_imports(path))
+        graph[path.stem] = {module for level, module, _ in found if level == 1 and module}
+        for level, module, names in found:
+            if level == 2:
+                assert module == "_transformers" or (not module and set(names) <= {*halftone.__all__, "Error"}), path
+            assert level <= 2
+    assert len(graph) > 3 and circle(graph) == []
+
+
+def test_nobody_needs_a_room():
+    for name in MODULES:
+        for _, module, names in relative_imports(FOLDER / f"{name}.py"):
+            assert not {module.partition(".")[0], *names} & ROOMS, name
