@@ -31,6 +31,16 @@ enum class SplitPolicy : std::uint8_t {
                     ///< on max_q_len and max_kv_len
 };
 
+/// In what precision the two matrix products, Q K^T and P V, take their operands. The caller's choice: a
+/// lower one than k16Bit never comes of itself. Logits, softmax and sums are fp32 in each. A backend that
+/// does not serve one refuses it (Unsupported). docs/arithmetic.md defines each bit by bit.
+enum class Arithmetic : std::uint8_t {
+  k16Bit,     ///< values of at least 16 bits: nothing is rounded that Q, K or V do not already have rounded
+  kHalfInt8,  ///< Q K^T of 8-bit integers, Q and K with a scale per row (SageAttention, arXiv:2410.02367)
+  kFullInt8,  ///< P V of 8-bit integers as well
+  kFp8,       ///< both products of E4M3 (FlashAttention-3, arXiv:2407.08608)
+};
+
 /// Plain K and V tensors, as a problem describes them where there is no cache. CUDA: f16 and bf16 with Q
 /// alike, head_dim 64, 128 or 256 and V of as many dims (else Unsupported).
 struct KvTensors {
@@ -60,6 +70,7 @@ struct AttentionProblem {
   bool sinks = false;  ///< a per-head logit joins the softmax denominator (arXiv:2309.17453)
   bool lse = false;    ///< write the natural-log sum of exponentials, sink included
   SplitPolicy policy = SplitPolicy::kReproducible;
+  Arithmetic arithmetic = Arithmetic::k16Bit;
   int workers = 0;  ///< 0: one per SM (CUDA) or per OpenMP thread (CPU); else 1 to 65536
 
   constexpr bool is_paged() const { return std::holds_alternative<KvCacheSpec>(kv); }

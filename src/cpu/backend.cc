@@ -1,5 +1,6 @@
 #include "cpu/backend.h"
 
+#include <fmt/format.h>
 #include <omp.h>
 
 #include <algorithm>
@@ -9,17 +10,33 @@
 #include "cpu/attention/run.h"
 #include "cpu/dequantize.h"
 #include "cpu/merge.h"
+#include "halftone/error.h"
 #include "plan/plan.h"
 #include "plan/validate.h"
 
 namespace halftone::cpu {
 
+namespace {
+
+int variant(const AttentionProblem& problem, const planning::Kernel&) {
+  return problem.arithmetic == Arithmetic::k16Bit ? 0 : -1;
+}
+
+/// Only an arithmetic is refused.
+void refuse(const AttentionProblem& problem) {
+  throw Error(ErrorCode::kUnsupported,
+              fmt::format("arithmetic is {}, but the CPU backend serves 16-bit: use that.",
+                          planning::arithmetic_name(problem.arithmetic)));
+}
+
+}  // namespace
+
 const planning::Backend& backend() {
   static constexpr planning::Backend kBackend{
       .kernels = kAttentionKernels,
       .rows_share_bits = true,
-      .variant = [](const AttentionProblem&, const planning::Kernel&) { return 0; },
-      .refuse = [](const AttentionProblem&) {},
+      .variant = variant,
+      .refuse = refuse,
       .workers = [](Device) { return std::clamp(omp_get_max_threads(), 1, planning::kMaxWorkers); },
       .extra_bytes = [](int, std::int64_t) { return std::int64_t{0}; },
       .schedule =

@@ -16,6 +16,8 @@
 #include "cuda/merge/host.h"
 #include "cuda/prefill/host.h"
 #include "cuda/schedule/host.h"
+#include "halftone/error.h"
+#include "plan/plan.h"
 
 namespace halftone::cuda {
 namespace {
@@ -71,8 +73,13 @@ int variant(const AttentionProblem& problem, const planning::Kernel& kernel) {
   return is_prefill(kernel) ? prefill_variant(problem, kernel) : decode_variant(problem, kernel);
 }
 
-/// Caches of any kind are served.
+/// Caches of any kind are served, in 16-bit arithmetic.
 void refuse(const AttentionProblem& p) {
+  if (p.arithmetic != Arithmetic::k16Bit) {
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("arithmetic is {}, but the CUDA backend serves 16-bit: use that, or the CPU.",
+                            planning::arithmetic_name(p.arithmetic)));
+  }
   throw Error(
       ErrorCode::kUnsupported,
       fmt::format("kv is K and V tensors in {} with head_dim {} and {} of V, q_dtype is {}, but the CUDA "

@@ -46,11 +46,26 @@ void add_place(Fingerprint& f, const KvTensors& tensors) { f.add(static_cast<std
 
 std::uint64_t fingerprint(const AttentionProblem& p, int workers) {
   Fingerprint f;
-  for (const int x :
-       {static_cast<int>(p.device.type), p.device.index, p.batch, p.q_heads, p.kv_heads(), p.head_dim(),
-        p.v_dim(), p.max_q_len, p.max_kv_len, static_cast<int>(p.q_dtype), static_cast<int>(p.out_dtype),
-        int{p.mask.causal}, p.mask.window_left, p.mask.window_right, int{p.alibi}, int{p.sinks}, int{p.lse},
-        static_cast<int>(p.policy), workers}) {
+  for (const int x : {static_cast<int>(p.device.type),
+                      p.device.index,
+                      p.batch,
+                      p.q_heads,
+                      p.kv_heads(),
+                      p.head_dim(),
+                      p.v_dim(),
+                      p.max_q_len,
+                      p.max_kv_len,
+                      static_cast<int>(p.q_dtype),
+                      static_cast<int>(p.out_dtype),
+                      int{p.mask.causal},
+                      p.mask.window_left,
+                      p.mask.window_right,
+                      int{p.alibi},
+                      int{p.sinks},
+                      int{p.lse},
+                      static_cast<int>(p.policy),
+                      static_cast<int>(p.arithmetic),
+                      workers}) {
     f.add(static_cast<std::uint64_t>(static_cast<std::int64_t>(x)));
   }
   f.add(std::uint64_t{p.kv.index()});
@@ -201,6 +216,20 @@ std::string_view policy_name(SplitPolicy policy) {
   return "unknown";
 }
 
+std::string_view arithmetic_name(Arithmetic arithmetic) {
+  switch (arithmetic) {
+    case Arithmetic::k16Bit:
+      return "16-bit";
+    case Arithmetic::kHalfInt8:
+      return "half_int8";
+    case Arithmetic::kFullInt8:
+      return "full_int8";
+    case Arithmetic::kFp8:
+      return "fp8";
+  }
+  return "unknown";
+}
+
 Plan make_plan(const AttentionProblem& problem) {
   validate_problem(problem);
   auto impl = std::make_shared<Plan::Impl>();
@@ -262,6 +291,7 @@ std::string Plan::describe() const {
   if (p.alibi) logits += ", ALiBi";
   if (p.sinks) logits += ", sinks";
   line("logits", logits);
+  line("arithmetic", std::string(planning::arithmetic_name(p.arithmetic)));
   line("mask", planning::mask_text(p.mask));
   std::int64_t partials = 0;
   for (std::size_t n = 0; n < i.passes.size(); ++n) {

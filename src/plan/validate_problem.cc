@@ -98,6 +98,10 @@ void check_options(const AttentionProblem& p) {
     invalid("policy is {}, but must be kFast, kReproducible or kBatchInvariant: use kReproducible.",
             static_cast<int>(p.policy));
   }
+  if (p.arithmetic > Arithmetic::kFp8) {
+    invalid("arithmetic is {}, but must be k16Bit, kHalfInt8, kFullInt8 or kFp8: use k16Bit.",
+            static_cast<int>(p.arithmetic));
+  }
   check_range(p.workers, 0, kMaxWorkers, "workers");
 }
 

@@ -61,6 +61,16 @@ TEST(CudaPlan, HasAKernelForEveryPagedProblem) {
   }
 }
 
+TEST(CudaPlan, RefusesAnArithmeticThatNoKernelHas) {
+  if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
+  for (const bool paged : {true, false}) {
+    AttentionProblem p = cuda_problem();
+    if (!paged) p.kv = KvTensors{DType::kBFloat16, 8, 128};
+    p.arithmetic = Arithmetic::kHalfInt8;
+    expect_error(kUnsupported, {"arithmetic is half_int8", "serves 16-bit", "CPU"}, [&] { plan(p); });
+  }
+}
+
 TEST(CudaPlan, TakesTheUniversalKernelWhereNoOtherServes) {
   if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
   const auto config = [](auto change) {

@@ -100,6 +100,14 @@ const std::vector<Refusal>& refusals() {
       {"WorkersNegative", kInvalidArgument, [](auto& p) { p.workers = -1; }, {"workers is -1", "use 0"}},
       {"WorkersMany", kInvalidArgument, [](auto& p) { p.workers = 65537; }, {"workers is 65537", "65536"}},
       {"Policy", kInvalidArgument, [](auto& p) { p.policy = static_cast<SplitPolicy>(9); }, {"policy is 9"}},
+      {"Arithmetic",
+       kInvalidArgument,
+       [](auto& p) { p.arithmetic = static_cast<Arithmetic>(9); },
+       {"arithmetic is 9", "use k16Bit"}},
+      {"ArithmeticOfNoKernel",
+       kUnsupported,
+       [](auto& p) { p.arithmetic = Arithmetic::kFp8; },
+       {"arithmetic is fp8", "serves 16-bit"}},
       {"QDtype", kInvalidArgument, [](auto& p) { p.q_dtype = DType::kInt8; }, {"q_dtype is int8", "bf16"}},
       {"OutDtype",
        kInvalidArgument,
@@ -286,7 +294,7 @@ TEST(Plan, DescribesItself) {
   const std::string text = plan(p).describe();
   for (const char* part : {"cpu-decode", "batch 4", "32 query heads over 8 KV heads",
                            "K int8-head, V int8-head", "causal, window left 4096", "softcap 30", "ALiBi",
-                           "sinks", "LSE f32", "reproducible", "partial results"}) {
+                           "sinks", "LSE f32", "reproducible", "partial results", "arithmetic 16-bit"}) {
     EXPECT_NE(text.find(part), std::string::npos) << part << " is not in\n" << text;
   }
 }

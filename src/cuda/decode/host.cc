@@ -41,7 +41,7 @@ int find_table_row(const AttentionProblem& problem, int rows) {
 }  // namespace
 
 int decode_variant(const AttentionProblem& problem, const planning::Kernel& kernel) {
-  if (!problem.is_paged()) return -1;
+  if (!problem.is_paged() || problem.arithmetic != Arithmetic::k16Bit) return -1;
   if (!kernel.universal) return find_table_row(problem, kernel.row_block);
   return find_table_row(problem, 0) < 0 ? kUniversalKernel : -1;
 }

@@ -122,6 +122,7 @@ CompiledKernel compiled_kernel(int row) {
 }  // namespace
 
 int prefill_variant(const AttentionProblem& problem, const planning::Kernel& kernel) {
+  if (problem.arithmetic != Arithmetic::k16Bit) return -1;
   const DType dtype = common_dtype(problem);
   if (problem.q_dtype != dtype || problem.v_dim() != problem.head_dim()) return -1;
   for (std::size_t row = 0; row < kPrefillTable.size(); ++row) {
