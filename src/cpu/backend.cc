@@ -24,9 +24,10 @@ int variant(const AttentionProblem& problem, const planning::Kernel&) {
 
 /// Only an arithmetic is refused.
 void refuse(const AttentionProblem& problem) {
-  throw Error(ErrorCode::kUnsupported,
-              fmt::format("arithmetic is {}, but the CPU backend serves 16-bit and half_int8: use one of these.",
-                          arithmetic_name(problem.arithmetic)));
+  throw Error(
+      ErrorCode::kUnsupported,
+      fmt::format("arithmetic is {}, but the CPU backend serves 16-bit and half_int8: use one of these.",
+                  arithmetic_name(problem.arithmetic)));
 }
 
 }  // namespace
