@@ -322,7 +322,7 @@ std::string Plan::describe() const {
   if (p.alibi) logits += ", ALiBi";
   if (p.sinks) logits += ", sinks";
   line("logits", logits);
-  line("arithmetic", std::string(planning::arithmetic_name(p.arithmetic)));
+  line("arithmetic", std::string(arithmetic_name(p.arithmetic)));
   line("mask", planning::mask_text(p.mask));
   std::int64_t partials = 0;
   for (std::size_t n = 0; n < i.passes.size(); ++n) {
