@@ -154,8 +154,9 @@ struct Consumer {
 
   /// S = Q K^T of a stage once more, of this warp's rows: other warps need not agree to mma.
   __device__ void repeat_scores(int stage, Products& x) const {
-    const int matrix = lane() / 8, row = lane() % 8;
-    const std::uint32_t q = shared_address(s.q[group()]) + (warp() * 16 + matrix % 2 * 8 + row) * 128;
+    const int at = thread_index();  // read anew: nothing of this is worked out ahead
+    const int matrix = at % 32 / 8, row = at % 8;
+    const std::uint32_t q = shared_address(s.q[at / 128]) + (at / 32 % 4 * 16 + matrix % 2 * 8 + row) * 128;
     const std::uint32_t k = shared_address(s.k[stage]) + (matrix / 2 * 8 + row) * 128;
 #pragma unroll
     for (int i = 0; i < kS; ++i) x[i] = 0;

@@ -122,10 +122,11 @@ struct RowsLoop {
       wait(s.k_full[ring.stage()]);
       wgmma_begin();
       c.begin_scores(ring.stage(), products);
+      need = needs(token);
+      asm volatile("" : "+r"(need)::"memory");  // P V is not kept waiting
       barrier_wait(shared_address(&s.v_full[before.stage()]), before.parity());
       wgmma_begin();
       c.begin_output(before.stage(), prob);
-      need = needs(token);
       wgmma_wait<1>();
       pin(products);
       bool raised = false;
