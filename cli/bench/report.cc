@@ -36,12 +36,14 @@ Json row_json(const BenchRow& r) {
   figure("bytes", r.bytes);
   figure("gbs", r.gbs);
   row["ceiling_gbs"] = r.ceiling_gbs > 0 ? Json(r.ceiling_gbs) : Json();
-  if (r.setup.suite == Suite::kPrefill) {
-    row["causal"] = s.causal;
-    const bool lower = s.arithmetic != Arithmetic::k16Bit;
+  const bool lower = s.arithmetic != Arithmetic::k16Bit;
+  if (lower || r.setup.suite == Suite::kPrefill) {
     row["arithmetic"] = lower                  ? Json(arithmetic_name(s.arithmetic))
                         : r.arithmetic.empty() ? Json()
                                                : Json(r.arithmetic);
+  }
+  if (r.setup.suite == Suite::kPrefill) {
+    row["causal"] = s.causal;
     row["scales"] = Json();  // of Q, K and V as tensors with scales of their own
     figure("tflops", r.gflops / 1e3);
     row["mhz"] = r.mhz > 0 ? Json(r.mhz) : Json();

@@ -384,6 +384,8 @@ TEST_F(CliTest, BenchWritesOneRowPerCase) {
                              "16",
                              "--policy",
                              "batch_invariant",
+                             "--arithmetic",
+                             "half_int8",
                              "--repeat",
                              "2",
                              "--json",
@@ -399,6 +401,7 @@ TEST_F(CliTest, BenchWritesOneRowPerCase) {
     EXPECT_EQ(row["q_len"], 1);
     EXPECT_EQ(row["page_size"], 16);
     EXPECT_EQ(row["policy"], "batch_invariant");
+    EXPECT_EQ(row["arithmetic"], "half_int8");
     EXPECT_EQ(row["q_heads"], 4);
     EXPECT_EQ(row["kv_heads"], 2);
     EXPECT_EQ(row["head_dim"], 64);

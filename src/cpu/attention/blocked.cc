@@ -382,7 +382,7 @@ class BlockedItem {
     const VI position = hn::LoadU(di, position_ + column);
     const VI begin = hn::LoadU(di, begin_ + column);
     const VI end = hn::LoadU(di, end_ + column);
-    const VF q_scale = hn::Load(d, s_.int8.q_scale + column);
+    const VF q_scale = layer_.half_int8 ? hn::Load(d, s_.int8.q_scale + column) : hn::Zero(d);
     const VF minus_infinity = hn::Set(d, planning::kMinusInfinity);
     const int tokens = chunk.tiles * kTileTokens;
     const VF before = hn::LoadU(d, s_.max + column);

@@ -63,7 +63,7 @@ struct Layer {
   const float* slopes = nullptr;  // [q_heads] or null
   Side k, v;
   bool half_int8 = false;  ///< Arithmetic::kHalfInt8
-  bool int8_k = false;     ///< and K has codes of 8 bits with one scale per token, used as they are
+  bool int8_k = false;     ///< and K's codes are used as they are, with one scale per token
   /// And V is rounded to this 16-bit type; kFloat32: it has it.
   DType v_type = DType::kFloat32;
   const LayerMaps* maps = nullptr;
@@ -168,8 +168,10 @@ struct alignas(64) Scratch {
   float k_min[kChunkTokens * kMaxGroups + kMaxLanes];
   float v_scale[kChunkTokens * kMaxGroups];  // per tile: [groups][16]
   float v_min[kChunkTokens * kMaxGroups];
-  ByteScratch bytes;
-  Int8Scratch int8;
+  union {  // an item takes one of the two paths
+    ByteScratch bytes;
+    Int8Scratch int8;
+  };
   std::uint8_t k_tail[kTileTokens * kMaxDim * 4];  ///< plain tensors: the last, partial tile
   std::uint8_t v_tail[kTileTokens * kMaxDim * 4];
   bool excluded;  ///< this thread met a bad block-table entry

@@ -81,7 +81,7 @@ Side plain_side(const TensorView& t, int dim) {
 
 MapKey map_key(const Side& s) { return {s.element, s.dim, s.group_size}; }
 
-/// What a 16-bit V has after arithmetic other than Arithmetic::k16Bit: Q's type or bf16.
+/// How the operands are taken (docs/arithmetic.md).
 void set_arithmetic(const AttentionProblem& problem, Layer& l) {
   l.half_int8 = problem.arithmetic == Arithmetic::kHalfInt8;
   if (!l.half_int8) return;
