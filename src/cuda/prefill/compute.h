@@ -227,6 +227,23 @@ struct Consumer {
       sum[r] += x[i];
     }
   }
+  /// P, not yet rounded, from the products of a tile without mask or modifiers: scales and exponents of one
+  /// logit beside the exponential of another.
+  __device__ void exponentiate(const Products& products, int stage, Logits& x, float (&sum)[2]) const {
+    const float row[2] = {factor(0), factor(1)};
+    sum[0] = sum[1] = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kS / 4; ++i) {
+      const float2 key = *reinterpret_cast<const float2*>(s.key_scales[stage] + 8 * i + thread % 4 * 2);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const float scale = (e % 2 ? key.y : key.x) * row[e / 2];
+        x[4 * i + e] = exp2_approx(
+            fmaf(static_cast<float>(products[4 * i + e]), scale, -softmax.offset[e / 2]));
+        sum[e / 2] += x[4 * i + e];
+      }
+    }
+  }
   /// Whether the tile needs larger offsets, of any row of the warp; also where a product was not a number.
   __device__ static bool exceeds(const float (&sum)[2]) {
     constexpr float kLargest = RunningSoftmax<C>::kLargestSum;

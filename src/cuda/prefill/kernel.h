@@ -132,10 +132,14 @@ struct RowsLoop {
       bool raised = false;
 #pragma unroll 1
       while (true) {
-        prepare(products, x, token, need);
-        const float factor[2] = {row_factor(0), row_factor(1)};
-        if (need & kLook) raised = c.raise(x, factor);
-        c.exponentiate(x, factor, sum);
+        if (Traits::kCodes && !(need & (kMask | kLook)) && !modified()) {
+          c.exponentiate(products, ring.stage(), x, sum);
+        } else {
+          prepare(products, x, token, need);
+          const float factor[2] = {row_factor(0), row_factor(1)};
+          if (need & kLook) raised = c.raise(x, factor);
+          c.exponentiate(x, factor, sum);
+        }
         if (need & kLook || !c.exceeds(sum)) break;
         wgmma_wait<0>();
         c.repeat_scores(ring.stage(), products);
