@@ -65,31 +65,34 @@ struct RowsLoop {
     const volatile int& index = s.item_index[c.thread / 32];
     return s.items[index % Traits::kItems];
   }
-  /// What a tile needs beside its products, as bits: found while the tensor cores are busy.
-  enum Need : std::uint32_t { kMask = 1, kLook = 2, kScale = 4, kMore = 8 };
+  /// Whether there is a tile at `token`, and what it needs beside its products, as bits.
+  enum Need : std::uint32_t { kMask = 1, kLook = 2, kHere = 4 };
   __device__ std::uint32_t needs(int token) const {
-    constexpr std::uint32_t kAll = (1u << kTile / kTileTokens) - 1;
-    const std::uint32_t live = s.live[ring.stage()];
     const TileRange tiles = current().tiles[c.group()];
     const bool masked = token < tiles.unmasked_first || token >= tiles.unmasked_end;
     // Rows may see their first key here, as long as the tile before was masked.
-    return (masked || (live & ~kScaledTile) != kAll ? kMask : 0) |
-           (token + kTile >= tiles.unmasked_end ? kLook : 0) | (live & kScaledTile ? kScale : 0) |
-           (token - kTile >= tiles.first ? kMore : 0);
+    return (masked ? kMask : 0) | (token + kTile >= tiles.unmasked_end ? kLook : 0) |
+           (token >= tiles.first ? kHere : 0);
   }
 
-  /// The products of a tile become logits as the softmax takes them.
-  __device__ void prepare(const Products& products, Logits& x, int token, std::uint32_t need) {
-    c.take(products, x, ring.stage(), Traits::kCodes || need & kScale);
+  /// The products of the tile at `token` become logits as the softmax takes them. `live`: of Shared.
+  __device__ void prepare(const Products& products, Logits& x, int token, std::uint32_t need,
+                          std::uint32_t live) {
+    constexpr std::uint32_t kAll = (1u << kTile / kTileTokens) - 1;
+    c.take(products, x, ring.stage(), Traits::kCodes || live & kScaledTile);
     if (modified()) c.cap_and_bias(x, current(), token, Traits::kStaged ? 1.0f : 1.0f / params.softmax_scale);
-    if (need & kMask) c.mask(x, current(), token, s.live[ring.stage()]);
+    if (need & kMask || (live & ~kScaledTile) != kAll) c.mask(x, current(), token, live);
+  }
+  /// Whether the products need nothing but their scales.
+  __device__ bool plain(std::uint32_t need, std::uint32_t live) const {
+    return !(need & (kMask | kLook)) && live == ((1u << kTile / kTileTokens) - 1 | kScaledTile) && !modified();
   }
 
   /// The tiles of the current item that the rows see, of which there are some, from the last one on.
   __device__ void attend() {
     int token = current().tiles[c.group()].end - kTile;
+    std::uint32_t need = needs(token);
     float sum[2];
-    std::uint32_t need;
     typename Consumer<C>::Probabilities prob;
     {
       Products products;
@@ -97,13 +100,14 @@ struct RowsLoop {
       wait(s.k_full[ring.stage()]);
       wgmma_begin();
       c.begin_scores(ring.stage(), products);
-      need = needs(token);
+      const std::uint32_t live = s.live[ring.stage()];
       wgmma_wait();
       pin(products);
-      prepare(products, x, token, need);
+      prepare(products, x, token, need, live);
       c.release(s.k_empty[ring.stage()]);
       const float factor[2] = {row_factor(0), row_factor(1)};
       c.raise(x, factor);
+      need = needs(token - kTile);
       c.exponentiate(x, factor, sum);
       c.add(sum);
       c.round(x, prob);
@@ -112,7 +116,7 @@ struct RowsLoop {
       if (alive < kTile) c.clear_dead(ring.stage(), alive);
     }
 #pragma unroll 1
-    while (need & kMore) {
+    while (need & kHere) {
       token -= kTile;
       c.locate();
       const RingTurn<C.stages> before = ring;
@@ -120,24 +124,26 @@ struct RowsLoop {
       Products products;
       Logits x;
       wait(s.k_full[ring.stage()]);
+      const std::uint32_t live = s.live[ring.stage()];
       wgmma_begin();
       c.begin_scores(ring.stage(), products);
-      need = needs(token);
-      asm volatile("" : "+r"(need)::"memory");  // P V is not kept waiting
       barrier_wait(shared_address(&s.v_full[before.stage()]), before.parity());
       wgmma_begin();
       c.begin_output(before.stage(), prob);
       wgmma_wait<1>();
       pin(products);
       bool raised = false;
+      std::uint32_t next = 0;
 #pragma unroll 1
       while (true) {
-        if (Traits::kCodes && !(need & (kMask | kLook)) && !modified()) {
+        if (Traits::kCodes && plain(need, live)) {
+          next = needs(token - kTile);
           c.exponentiate(products, ring.stage(), x, sum);
         } else {
-          prepare(products, x, token, need);
+          prepare(products, x, token, need, live);
           const float factor[2] = {row_factor(0), row_factor(1)};
           if (need & kLook) raised = c.raise(x, factor);
+          next = needs(token - kTile);  // beside the exponentials
           c.exponentiate(x, factor, sum);
         }
         if (need & kLook || !c.exceeds(sum)) break;
@@ -145,6 +151,7 @@ struct RowsLoop {
         c.repeat_scores(ring.stage(), products);
         need |= kLook;
       }
+      need = next;
       c.add(sum);
       c.release(s.k_empty[ring.stage()]);
       wgmma_wait<0>();
