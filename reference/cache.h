@@ -70,5 +70,10 @@ struct ExactValues {
   std::vector<double> v;
 };
 ExactValues exact_values(const Cache& cache);
+/// Likewise in the basis in which the pages hold them, nothing rotated back.
+ExactValues stored_values(const Cache& cache);
+
+/// The rotation of K, Q and V in double, which is its own inverse, of rows of `dim` values.
+void rotate_rows(std::vector<double>& rows, int dim);
 
 }  // namespace halftone::testing

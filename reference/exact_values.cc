@@ -62,7 +62,7 @@ void rotate(double* x, int dim) {
 
 // One span of K or V: its values go to values[(token * heads + head) * row + d].
 void read_span(const Cache& cache, const std::vector<std::int64_t>& slots, const page::Part& part,
-               KvPart which, std::size_t row, double* values) {
+               KvPart which, std::size_t row, bool rotates_back, double* values) {
   const KvCacheSpec& spec = cache.spec;
   const PageLayout layout = page_layout(spec);
   const bool k = which == KvPart::kK;
@@ -91,18 +91,19 @@ void read_span(const Cache& cache, const std::vector<std::int64_t>& slots, const
         }
         values[d] = code_value(part.format, tile + part.data_offset + place.byte, place.nibble) * scale + min;
       }
-      if (part.rotated) rotate(values, part.dim);
+      if (part.rotated && rotates_back) rotate(values, part.dim);
     }
   }
 }
 
-std::vector<double> read_part(const Cache& cache, const std::vector<std::int64_t>& slots, KvPart which) {
+std::vector<double> read_part(const Cache& cache, const std::vector<std::int64_t>& slots, KvPart which,
+                              bool rotates_back) {
   const KvCacheSpec& spec = cache.spec;
   const auto row = static_cast<std::size_t>(which == KvPart::kK ? spec.head_dim : spec.v_dim());
   std::vector<double> values(slots.size() * static_cast<std::size_t>(spec.kv_heads) * row);
   for (const page::Part& part : page::parts_of(spec, page_layout(spec))) {
     const int first = part.first_in(which);
-    if (first >= 0) read_span(cache, slots, part, which, row, values.data() + first);
+    if (first >= 0) read_span(cache, slots, part, which, row, rotates_back, values.data() + first);
   }
   return values;
 }
@@ -111,7 +112,16 @@ std::vector<double> read_part(const Cache& cache, const std::vector<std::int64_t
 
 ExactValues exact_values(const Cache& cache) {
   const std::vector<std::int64_t> slots = cache.slots();
-  return {read_part(cache, slots, KvPart::kK), read_part(cache, slots, KvPart::kV)};
+  return {read_part(cache, slots, KvPart::kK, true), read_part(cache, slots, KvPart::kV, true)};
+}
+
+ExactValues stored_values(const Cache& cache) {
+  const std::vector<std::int64_t> slots = cache.slots();
+  return {read_part(cache, slots, KvPart::kK, false), read_part(cache, slots, KvPart::kV, false)};
+}
+
+void rotate_rows(std::vector<double>& rows, int dim) {
+  for (std::size_t row = 0; row < rows.size(); row += static_cast<std::size_t>(dim)) rotate(&rows[row], dim);
 }
 
 }  // namespace halftone::testing

@@ -236,6 +236,29 @@ float round_to(DType dtype, float x) {
   return static_cast<float>(rounded);
 }
 
+std::vector<double> int8_rows(std::span<const float> x, int dim) {
+  const auto width = static_cast<std::size_t>(dim);
+  std::vector<double> result(x.size());
+  for (std::size_t row = 0; row < x.size(); row += width) {
+    float absmax = 0;
+    bool finite = true;
+    for (const float value : x.subspan(row, width)) {
+      absmax = std::max(absmax, std::abs(value));
+      finite = finite && std::isfinite(value);
+    }
+    const float inverse = 127.0F / absmax, scale = absmax / 127.0F;
+    for (std::size_t i = row; i < row + width; ++i) {
+      if (!finite) {
+        result[i] = std::numeric_limits<double>::quiet_NaN();
+      } else if (std::isfinite(inverse)) {
+        const float scaled = x[i] * inverse;
+        result[i] = static_cast<double>(std::nearbyint(scaled)) * static_cast<double>(scale);
+      }
+    }
+  }
+  return result;
+}
+
 double rounding_step(DType dtype, double a) {
   switch (dtype) {
     case DType::kFloat16:

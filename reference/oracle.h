@@ -70,6 +70,12 @@ VisibleKeys visible_keys(const OracleParams& params, std::int64_t i);
 /// Rounds to the nearest value of `dtype` (kFloat32, kFloat16 or kBFloat16), ties to even, and widens again.
 float round_to(DType dtype, float x);
 
+/// What Arithmetic::kHalfInt8 makes of rows of `dim` values (halftone/attention.h, docs/arithmetic.md), as
+/// code times scale, without a rounding of the product: codes rint(x * (127 / absmax)), scale absmax / 127,
+/// both quotients in fp32. A row of zeros, or of values so small that 127 / absmax is infinite, becomes
+/// zeros; one that holds an infinity or a NaN becomes NaNs.
+std::vector<double> int8_rows(std::span<const float> x, int dim);
+
 /// One rounding step of `dtype` for a value of magnitude `a`, as in the rule above.
 double rounding_step(DType dtype, double a);
 

@@ -266,6 +266,46 @@ void add_shape_rows(std::vector<AttentionCase>& rows) {
   rows.push_back(tail);
 }
 
+/// Arithmetic below 16 bits: K that it takes as stored and K that it quantises, rotated and not.
+void add_arithmetic_rows(std::vector<AttentionCase>& rows) {
+  int n = 0;
+  for (const std::string& format : format_texts()) {
+    for (const int dim : {kDims[rows.size() % kDims.size()], 128}) {
+      if (!fits(format, dim)) continue;
+      ++n;
+      const auto i = static_cast<std::size_t>(n);
+      AttentionCase row;
+      row.arithmetic = "half_int8";
+      row.k_format = format;
+      row.v_format = fits(format_texts()[i * 5 % format_texts().size()], dim)
+                         ? format_texts()[i * 5 % format_texts().size()]
+                         : format;
+      row.head_dim = dim;
+      row.page_size = kPages[i % kPages.size()];
+      row.mask = kMasks[i % kMasks.size()];
+      row.q_dtype = kFloats[i % 3];
+      row.out_dtype = kFloats[i / 3 % 3];
+      row.requests = request_sets()[i * 5 % request_sets().size()];
+      row.q_heads = kHeads[i / 5 % kHeads.size()][0];
+      row.kv_heads = kHeads[i / 5 % kHeads.size()][1];
+      row.policy = kPolicies[i / 4 % 3];
+      row.workers = n % 5 == 0 ? 7 : 0;
+      row.softcap = n % 4 == 1 ? 20.0F : 0.0F;
+      row.alibi = n % 5 == 2;
+      row.sinks = n % 3 == 1;
+      row.rotate_k = n % 5 >= 3;
+      row.rotate_v = n % 7 >= 5;
+      row.data = n % 4 == 2 ? Data::kOutlierChannels : n % 4 == 3 ? Data::kSinkToken : Data::kNormal;
+      row.cu_q = n % 2 == 0;
+      row.seed = 5000 + i;
+      row.name = "arithmetic-half-int8-" + format + "-d" + std::to_string(dim) + "-" + std::to_string(n);
+      if (n % 4 == 0) row.plain = kFloats[i / 4 % 3];
+      if (row.plain) row.name += "-plain", row.rotate_k = row.rotate_v = false;
+      rows.push_back(row);
+    }
+  }
+}
+
 std::vector<AttentionCase> build_benchmark_cases() {
   std::vector<AttentionCase> rows;
   const auto add = [&](const std::string& name, int q_heads, int kv_heads, int batch, int q_len, int kv_len) {
@@ -332,6 +372,7 @@ std::vector<AttentionCase> attention_cases() {
   add_mixed_rows(rows);
   add_plain_rows(rows);
   add_shape_rows(rows);
+  add_arithmetic_rows(rows);
   return rows;
 }
 
@@ -420,6 +461,7 @@ AttentionCase random_case(std::uint64_t seed) {
     row.v_format = pair.v;
   }
   if (random.chance(0.2)) mix_lengths(row, random);  // likewise
+  if (random.chance(0.2)) row.arithmetic = "half_int8";
   return row;
 }
 

@@ -45,6 +45,7 @@ struct AttentionCase {
   bool sinks = false;
   bool lse = true;
   SplitPolicy policy = SplitPolicy::kReproducible;
+  std::string arithmetic = "16-bit";  ///< for parse_arithmetic
   int workers = 0;
   BlockTableMode table_mode = BlockTableMode::kTrusted;
   Data data = Data::kNormal;  ///< of K; V and Q are normal except where K is constant or zero

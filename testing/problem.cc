@@ -3,8 +3,10 @@
 #include <cmath>
 #include <cstring>
 #include <stdexcept>
+#include <utility>
 #include <variant>
 
+#include "format/hadamard.h"
 #include "testing/cases.h"
 
 namespace halftone::testing {
@@ -93,6 +95,13 @@ void fill_by_tiling(Problem& p, Random& random) {
   }
 }
 
+/// Whether a K is used as it is stored by arithmetic with integers of 8 bits.
+bool has_int8_rows(const KvCacheSpec& spec) {
+  const KvFormat& k = spec.k_format;
+  const bool one_scale = k.granularity != Granularity::kGroup || k.group_size == spec.head_dim;
+  return k.dtype == DType::kInt8 && !k.asymmetric && one_scale;
+}
+
 void require(bool condition, const char* what) {
   if (!condition) throw std::logic_error(std::string("guard region written: ") + what);
 }
@@ -133,6 +142,7 @@ AttentionProblem attention_problem(const AttentionCase& row) {
   a.sinks = row.sinks;
   a.lse = row.lse;
   a.policy = row.policy;
+  a.arithmetic = parse_arithmetic(row.arithmetic);
   a.workers = row.workers;
   return a;
 }
@@ -242,30 +252,59 @@ Outputs run_problem(const Problem& p, const std::function<void(AttentionProblem&
   return outputs;
 }
 
+namespace {
+
+/// What the oracle computes with: the values themselves, or what an arithmetic makes of them.
+struct Operands {
+  std::vector<double> q, k, v;
+};
+
+std::vector<double> widened(const std::vector<float>& x) { return {x.begin(), x.end()}; }
+
+std::vector<float> narrowed(const std::vector<double>& x) {
+  std::vector<float> result(x.size());
+  std::transform(x.begin(), x.end(), result.begin(), [](double e) { return static_cast<float>(e); });
+  return result;
+}
+
+Operands exact_operands(const Problem& p) {
+  if (p.row.plain) return {widened(p.q.to_floats()), widened(p.k.to_floats()), widened(p.v.to_floats())};
+  const Dequantised d = dequantised(*p.cache);
+  return {widened(p.q.to_floats()), widened(d.k.to_floats()), widened(d.v.to_floats())};
+}
+
+/// Q and K in the basis of the pages as integers times scales; V rounded there to 16 bits. Dots are those of
+/// that basis; V comes back from it.
+Operands half_int8_operands(const Problem& p) {
+  const bool paged = p.cache != nullptr;
+  ExactValues values =
+      paged ? stored_values(*p.cache) : ExactValues{widened(p.k.to_floats()), widened(p.v.to_floats())};
+  std::vector<float> q = p.q.to_floats();
+  for (std::size_t row = 0; p.row.rotate_k && row < q.size();
+       row += static_cast<std::size_t>(p.row.head_dim)) {
+    hadamard::rotate(&q[row], p.row.head_dim);
+  }
+  if (!paged || !has_int8_rows(p.cache->spec)) values.k = int8_rows(narrowed(values.k), p.row.head_dim);
+  const DType type = p.row.q_dtype == DType::kFloat16 ? DType::kFloat16 : DType::kBFloat16;
+  for (double& x : values.v) x = round_to(type, static_cast<float>(x));
+  if (p.row.rotate_v) rotate_rows(values.v, p.problem.v_dim());
+  return {int8_rows(q, p.row.head_dim), std::move(values.k), std::move(values.v)};
+}
+
+}  // namespace
+
 Reference make_reference(const Problem& p) {
   Reference reference;
-  const std::vector<float> q = p.q.to_floats();
-  const std::vector<double> exact_q(q.begin(), q.end());
-  ExactValues exact;
-  if (p.row.plain) {
-    for (const float x : p.k.to_floats()) exact.k.push_back(x);
-    for (const float x : p.v.to_floats()) exact.v.push_back(x);
-  } else {
-    const Dequantised d = dequantised(*p.cache);
-    for (const float x : d.k.to_floats()) exact.k.push_back(x);
-    for (const float x : d.v.to_floats()) exact.v.push_back(x);
-  }
-  const auto rounded = [](double x) { return static_cast<float>(x); };
-  std::vector<float> k(exact.k.size()), v(exact.v.size());
-  std::transform(exact.k.begin(), exact.k.end(), k.begin(), rounded);
-  std::transform(exact.v.begin(), exact.v.end(), v.begin(), rounded);
+  const Operands exact =
+      p.problem.arithmetic == Arithmetic::kHalfInt8 ? half_int8_operands(p) : exact_operands(p);
+  const std::vector<float> q = narrowed(exact.q), k = narrowed(exact.k), v = narrowed(exact.v);
   std::int64_t q_token = 0, kv_token = 0;
   for (const Request& r : p.row.requests) {
     const OracleParams o = oracle_params(p, r);
     const std::int64_t at_q = q_token * o.q_heads * o.head_dim;
     const std::int64_t at_k = kv_token * o.kv_heads * o.head_dim, at_v = kv_token * o.kv_heads * o.v_dim();
     const OracleResult truth =
-        attention_oracle(o, exact_q.data() + at_q, exact.k.data() + at_k, exact.v.data() + at_v);
+        attention_oracle(o, exact.q.data() + at_q, exact.k.data() + at_k, exact.v.data() + at_v);
     const PlainResult plain =
         attention_plain_fp32(o, q.data() + at_q, k.data() + at_k, v.data() + at_v, p.row.out_dtype);
     reference.out.insert(reference.out.end(), truth.out.begin(), truth.out.end());

@@ -28,7 +28,7 @@ struct Options {
   std::string suite = "decode";
   std::string backend = "auto";
   std::string formats;  ///< empty: kDefaultFormats, or the table's own
-  std::string policy = "reproducible";
+  std::string policy = "reproducible", arithmetic = "16-bit";
   std::string tables, mix;
   std::vector<int> batch, context;
   int q_len = 0;
@@ -60,6 +60,7 @@ void check_suite(const Options& options, Suite suite) {
   if (suite == Suite::kAppend) {
     if (options.chain > 1) refuse("--chain", "attention");
     if (options.with_schedule) refuse("--with-schedule", "attention");
+    if (options.arithmetic != "16-bit") refuse("--arithmetic", "attention");
   }
   if (suite == Suite::kPrefill) return;
   if (options.shape.plain) refuse("--plain", "prefill");
@@ -81,6 +82,7 @@ void check_case(const BenchCase& setup) {
 
 std::vector<BenchCase> make_cases(const Options& options) {
   const SplitPolicy policy = parse_policy(options.policy);
+  const Arithmetic arithmetic = parse_arithmetic_option(options.arithmetic);
   std::vector<BenchCase> cases;
   if (!options.tables.empty()) {
     cases = table_cases(options.tables, options.formats, policy);
@@ -109,6 +111,7 @@ std::vector<BenchCase> make_cases(const Options& options) {
   }
   for (BenchCase& c : cases) {
     if (options.with_schedule && c.suite != Suite::kAppend) c.with_schedule = true;
+    c.shape.arithmetic = arithmetic;
     check_case(c);
   }
   return cases;
@@ -287,6 +290,9 @@ void add_bench(CLI::App& app, Terminal& terminal) {
       ->type_name("FORMATS");
   add_shape_options(command, *options, table);
   command->add_option("--policy", options->policy, "fast, reproducible or batch_invariant")
+      ->type_name("NAME")
+      ->capture_default_str();
+  command->add_option("--arithmetic", options->arithmetic, "16-bit, half_int8, full_int8 or fp8")
       ->type_name("NAME")
       ->capture_default_str();
   command->add_flag("--with-schedule", options->with_schedule, "CUDA: schedule() is part of the timed call");

@@ -8,6 +8,7 @@
 
 #include "cli/terminal/terminal.h"
 #include "cli/terminal/text.h"
+#include "halftone/error.h"
 #include "plan/plan.h"
 
 namespace halftone::cli {
@@ -23,6 +24,14 @@ SplitPolicy parse_policy(std::string_view text) {
 }
 
 std::string_view policy_text(SplitPolicy policy) { return planning::policy_name(policy); }
+
+Arithmetic parse_arithmetic_option(std::string_view text) {
+  try {
+    return parse_arithmetic(text);
+  } catch (const Error& error) {
+    throw UsageError(fmt::format("--{}", printable(error.what())));
+  }
+}
 
 KvCacheSpec cache_spec(const ProblemShape& shape) {
   return shape.format.spec(shape.kv_heads, shape.head_dim, shape.v_dim, shape.page_size);
@@ -42,6 +51,7 @@ AttentionProblem to_problem(const ProblemShape& shape) {
   problem.mask.causal = shape.causal;
   problem.mask.window_left = shape.window;
   problem.policy = shape.policy;
+  problem.arithmetic = shape.arithmetic;
   problem.workers = shape.workers;
   return problem;
 }

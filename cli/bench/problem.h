@@ -14,6 +14,8 @@ namespace halftone::cli {
 /// "fast", "reproducible" or "batch_invariant"; throws UsageError.
 SplitPolicy parse_policy(std::string_view text);
 std::string_view policy_text(SplitPolicy policy);
+/// The value of --arithmetic; throws UsageError.
+Arithmetic parse_arithmetic_option(std::string_view text);
 
 struct ProblemShape {
   FormatChoice format;
@@ -26,6 +28,7 @@ struct ProblemShape {
   int v_dim = 0;  ///< 0: head_dim
   int page_size = 64;
   SplitPolicy policy = SplitPolicy::kReproducible;
+  Arithmetic arithmetic = Arithmetic::k16Bit;
   int window = -1;
   int workers = 0;
   bool causal = true;

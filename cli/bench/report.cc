@@ -38,7 +38,10 @@ Json row_json(const BenchRow& r) {
   row["ceiling_gbs"] = r.ceiling_gbs > 0 ? Json(r.ceiling_gbs) : Json();
   if (r.setup.suite == Suite::kPrefill) {
     row["causal"] = s.causal;
-    row["arithmetic"] = r.arithmetic.empty() ? Json() : Json(r.arithmetic);
+    const bool lower = s.arithmetic != Arithmetic::k16Bit;
+    row["arithmetic"] = lower                  ? Json(arithmetic_name(s.arithmetic))
+                        : r.arithmetic.empty() ? Json()
+                                               : Json(r.arithmetic);
     row["scales"] = Json();  // of Q, K and V as tensors with scales of their own
     figure("tflops", r.gflops / 1e3);
     row["mhz"] = r.mhz > 0 ? Json(r.mhz) : Json();
@@ -93,6 +96,8 @@ const std::vector<Column>& shape_columns() {
       {"page size",
        [](const BenchRow& r) { return r.setup.shape.plain ? "-" : std::to_string(r.setup.shape.page_size); }},
       {"mask", [](const BenchRow& r) { return std::string(r.setup.shape.causal ? "causal" : "none"); }},
+      {"arithmetic",
+       [](const BenchRow& r) { return std::string(arithmetic_name(r.setup.shape.arithmetic)); }},
       {"splits", [](const BenchRow& r) { return std::string(policy_text(r.setup.shape.policy)); }},
   };
   return columns;

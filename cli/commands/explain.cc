@@ -13,7 +13,7 @@ namespace {
 struct Options {
   ProblemShape shape;
   std::string format = "int8-head";
-  std::string policy = "reproducible";
+  std::string policy = "reproducible", arithmetic = "16-bit";
   std::vector<int> lengths, q_lengths;
   double bandwidth = 0;  ///< GB/s
 };
@@ -43,6 +43,7 @@ void run_explain(Options& options, Terminal& terminal) {
   ProblemShape& shape = options.shape;
   shape.format = parse_choice(options.format, "--format");
   shape.policy = parse_policy(options.policy);
+  shape.arithmetic = parse_arithmetic_option(options.arithmetic);
   check_page_size(shape.page_size, "--page-size");
   if (!options.lengths.empty()) {
     shape.batch = static_cast<int>(options.lengths.size());
@@ -114,6 +115,9 @@ void add_explain(CLI::App& app, Terminal& terminal) {
   command->add_option("--window", shape.window, "Sliding window: keys to the left")
       ->check(between(0, 1 << 30));
   command->add_option("--policy", options->policy, "fast, reproducible or batch_invariant")
+      ->type_name("NAME")
+      ->capture_default_str();
+  command->add_option("--arithmetic", options->arithmetic, "16-bit, half_int8, full_int8 or fp8")
       ->type_name("NAME")
       ->capture_default_str();
   command->add_option("--workers", shape.workers, "Workers (default: one per thread)")

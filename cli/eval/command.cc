@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cli/bench/problem.h"
 #include "cli/commands/command.h"
 #include "cli/eval/evaluate.h"
 #include "cli/files/outputs.h"
@@ -21,6 +22,7 @@ struct CommandLine {
   std::string file;
   std::string formats;
   std::string layout = "thd";
+  std::string arithmetic = "16-bit";
   std::string json, html;
   bool per_layer = false;
   int threads = 0;
@@ -94,6 +96,12 @@ void print_layers(Terminal& terminal, const EvalReport& report) {
   table.print(terminal);
 }
 
+/// Only what the caller chose.
+std::string arithmetic_text(const EvalReport& report) {
+  if (report.options.arithmetic == Arithmetic::k16Bit) return {};
+  return fmt::format(", arithmetic {}", arithmetic_name(report.options.arithmetic));
+}
+
 void print_text(Terminal& terminal, const EvalReport& report, const CommandLine& line) {
   const CapturedLayer& shape = report.layers.front().shape;
   fmt::print(terminal.out,
@@ -107,9 +115,9 @@ void print_text(Terminal& terminal, const EvalReport& report, const CommandLine&
       "\nBytes: K and V of one token and layer. Errors: against double precision on the captured values; "
       "output\n"
       "error is relative (Frobenius), the worst layer counts; rounding the output to bf16 alone costs {}.\n"
-      "Times: causal attention of all layers on this CPU, {}, fp32 output. * nothing is smaller and\n"
+      "Times: causal attention of all layers on this CPU, {}, fp32 output{}. * nothing is smaller and\n"
       "more exact.\n\n",
-      percent(report.bf16_rounding), thread_count(omp_get_max_threads()));
+      percent(report.bf16_rounding), thread_count(omp_get_max_threads()), arithmetic_text(report));
   const bool broken = std::any_of(report.formats.begin(), report.formats.end(),
                                   [](const FormatResult& f) { return !std::isfinite(f.error_worst); });
   if (broken) fmt::print(terminal.out, "inf: an output holds NaN or infinity.\n\n");
@@ -124,6 +132,7 @@ void print_text(Terminal& terminal, const EvalReport& report, const CommandLine&
 
 void run_eval(CommandLine& line, Terminal& terminal) {
   line.options.order = parse_axis_order(line.layout);
+  line.options.arithmetic = parse_arithmetic_option(line.arithmetic);
   if (!line.formats.empty()) line.options.formats = parse_choices(line.formats, "--formats");
   check_page_size(line.options.page_size, "--page-size");
   if (line.json == "-" && line.html == "-")
@@ -188,11 +197,10 @@ nlohmann::ordered_json to_json(const EvalReport& report) {
   nlohmann::ordered_json json = provenance();
   json["file"] = report.file;
   json["metadata"] = report.metadata;
-  json["options"] = {{"page_size", report.options.page_size},
-                     {"max_error", report.options.max_error},
-                     {"scale", report.options.scale},
-                     {"softcap", report.options.softcap},
-                     {"window", report.options.window}};
+  json["options"] = {
+      {"page_size", report.options.page_size}, {"max_error", report.options.max_error},
+      {"scale", report.options.scale},         {"softcap", report.options.softcap},
+      {"window", report.options.window},       {"arithmetic", arithmetic_name(report.options.arithmetic)}};
   json["layers"] = nlohmann::ordered_json::array();
   for (const LayerReport& l : report.layers) {
     json["layers"].push_back({{"name", l.shape.name()},
@@ -276,6 +284,9 @@ void add_eval(CLI::App& app, Terminal& terminal) {
   command->add_option("--softcap", options.softcap, "Logit softcap, as in Gemma 2")->check(positive());
   command->add_option("--window", options.window, "Sliding window: keys to the left of a query")
       ->check(between(0, 1 << 30));
+  command->add_option("--arithmetic", line->arithmetic, "16-bit, half_int8, full_int8 or fp8")
+      ->type_name("NAME")
+      ->capture_default_str();
   command->add_option("--page-size", options.page_size, "Tokens per page")->capture_default_str();
   command->add_option("--threads", line->threads, "CPU threads (default: OMP_NUM_THREADS or all)")
       ->check(between(1, 1024));

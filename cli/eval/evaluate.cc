@@ -114,6 +114,7 @@ AttentionRun run_attention(const LoadedLayer& layer, const EvalOptions& options,
   problem.scale = static_cast<float>(options.scale);
   problem.softcap = static_cast<float>(options.softcap);
   problem.lse = true;
+  problem.arithmetic = options.arithmetic;
   const Plan plan = halftone::plan(problem);
 
   AttentionRun result;

@@ -11,6 +11,7 @@
 #include "cli/eval/capture.h"
 #include "cli/eval/metrics.h"
 #include "cli/terminal/terminal.h"
+#include "halftone/attention.h"
 
 namespace halftone::cli {
 
@@ -24,7 +25,8 @@ struct EvalOptions {
   double scale = 0;                 ///< of the logits; 0: 1/sqrt(head_dim)
   double softcap = 0;               ///< 0: none
   int window = -1;                  ///< keys to the left that a query sees; -1: all
-  double max_error = 0.02;          ///< limit of the conclusion: relative output error of the worst layer
+  Arithmetic arithmetic = Arithmetic::k16Bit;  ///< of what is measured; the truth is in double precision
+  double max_error = 0.02;  ///< limit of the conclusion: relative output error of the worst layer
 };
 
 /// One format on one layer, against attention in double precision on the data as captured.

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -40,6 +41,11 @@ enum class Arithmetic : std::uint8_t {
   kFullInt8,  ///< P V of 8-bit integers as well
   kFp8,       ///< both products of E4M3 (FlashAttention-3, arXiv:2407.08608)
 };
+
+/// "16-bit", "half_int8", "full_int8" or "fp8".
+HALFTONE_API std::string_view arithmetic_name(Arithmetic arithmetic);
+/// The arithmetic of such a name. Throws InvalidArgument.
+HALFTONE_API Arithmetic parse_arithmetic(std::string_view name);
 
 /// Plain K and V tensors, as a problem describes them where there is no cache. CUDA: f16 and bf16 with Q
 /// alike, head_dim 64, 128 or 256 and V of as many dims (else Unsupported).

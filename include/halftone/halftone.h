@@ -329,6 +329,16 @@ typedef enum halftone_split_policy {
   HALFTONE_SPLIT_BATCH_INVARIANT = 2 /* absolute split positions: bits do not depend on a neighbour */
 } halftone_split_policy;
 
+/* In what precision Q K^T and P V take their operands. The caller's choice: a lower one than 16 bits never
+ * comes of itself. Logits, softmax and sums are fp32 in each. A backend that does not serve one refuses it
+ * (UNSUPPORTED). docs/arithmetic.md defines each bit by bit. */
+typedef enum halftone_arithmetic {
+  HALFTONE_ARITHMETIC_16BIT = 0,     /* values of at least 16 bits */
+  HALFTONE_ARITHMETIC_HALF_INT8 = 1, /* Q K^T of 8-bit integers (SageAttention, arXiv:2410.02367) */
+  HALFTONE_ARITHMETIC_FULL_INT8 = 2, /* P V of 8-bit integers as well */
+  HALFTONE_ARITHMETIC_FP8 = 3        /* both products of E4M3 (FlashAttention-3, arXiv:2407.08608) */
+} halftone_arithmetic;
+
 /* Plain K and V tensors, as a problem describes them where there is no cache. CUDA: F16 and BF16 with Q
  * alike, head_dim 64, 128 or 256 and V of as many dims (else UNSUPPORTED). */
 typedef struct halftone_kv_tensors {
@@ -369,7 +379,7 @@ typedef struct halftone_attention_problem {
   int32_t lse;          /* 1: write the natural-log sum of exponentials, sink included */
   int32_t policy;       /* halftone_split_policy; default REPRODUCIBLE */
   int32_t workers;      /* 1 to 65536; default 0: one per SM (CUDA) or OpenMP thread (CPU) */
-  int32_t reserved;     /* 0 */
+  int32_t arithmetic;   /* halftone_arithmetic; default 16BIT */
   int64_t max_total_kv; /* upper bound of all requests' keys; default 0: batch * max_kv_len. It sizes
                            staged_bytes of halftone_plan_info; on CUDA keys beyond it are left out there */
 } halftone_attention_problem;

@@ -13,7 +13,10 @@ from .errors import InvalidArgumentError
 from .spec import KVCacheSpec, KVTensors
 
 _POLICIES = ("fast", "reproducible", "batch_invariant")
-_OPTIONS = ("causal", "window_left", "window_right", "scale", "softcap", "policy", "workers", "out_dtype")
+_ARITHMETICS = ("16-bit", "half_int8", "full_int8", "fp8")
+_OPTIONS = (
+    "causal", "window_left", "window_right", "scale", "softcap", "policy", "arithmetic", "workers", "out_dtype"
+)  # fmt: skip
 
 
 def _plain(value: Any) -> Any:
@@ -90,6 +93,7 @@ def plan(
     sinks: bool = False,
     lse: bool = False,
     policy: str = "reproducible",
+    arithmetic: str = "16-bit",
     workers: int = 0,
     max_total_kv: int = 0,
 ) -> Plan:
@@ -115,6 +119,10 @@ def plan(
         lse: write the log of the sum of exponentials.
         policy: how the keys of a request are split over workers: "fast", "reproducible" (same plan, lengths and input:
             same bits) or "batch_invariant" (a request's bits do not depend on its neighbours, nor on the bounds).
+        arithmetic: in what precision the two products take their operands: "16-bit" (nothing is rounded that Q, K and V
+            do not already have rounded), "half_int8" (Q and K as 8-bit integers with a scale per row: SageAttention,
+            arXiv:2410.02367), "full_int8" or "fp8". A lower one never comes of itself; what a backend does not serve
+            raises UnsupportedError.
         workers: 0 for one per SM or CPU thread; else 1 to 65536.
         max_total_kv: upper bound of all requests' keys, in tokens, those of shared pages counted for each request; 0
             means ``batch * max_kv_len``. On CUDA it bounds ``info["staged_bytes"]``, the part of the workspace into
@@ -155,6 +163,7 @@ def plan(
         "sinks": _check.flag(sinks, "sinks"),
         "lse": _check.flag(lse, "lse"),
         "policy": _check.choice(policy, "policy", _POLICIES),
+        "arithmetic": _check.choice(arithmetic, "arithmetic", _ARITHMETICS),
         "workers": _check.integer(workers, "workers"),
         "max_total_kv": _check.integer(max_total_kv, "max_total_kv", 64),
     }
@@ -264,6 +273,7 @@ def attend(
     scale: float | None = None,
     softcap: float | None = None,
     policy: str | None = None,
+    arithmetic: str | None = None,
     workers: int | None = None,
     out_dtype: str | None = None,
     stream: int | None = None,
@@ -291,7 +301,7 @@ def attend(
             :class:`PagedKVCache`, and with plain K and V bit 5 (32) means that ``cu_kv`` has more keys than they have
             rows, which were left out. None means the cache's own.
         workspace: of a call without ``schedule``, as there; None allocates it.
-        causal, window_left, window_right, scale, softcap, policy, workers, out_dtype: see :func:`plan`.
+        causal, window_left, window_right, scale, softcap, policy, arithmetic, workers, out_dtype: see :func:`plan`.
         stream: a cudaStream_t; None means the framework's current stream.
 
     Returns:
@@ -303,14 +313,15 @@ def attend(
     native = _arrays.native
     native_q, made_here = native(q, "q"), schedule is None
     if schedule is None:
-        options = (causal, window_left, window_right, scale, softcap, policy, workers, out_dtype)
+        options = (causal, window_left, window_right, scale, softcap, policy, arithmetic, workers, out_dtype)
         given = {name: value for name, value in zip(_OPTIONS, options) if value is not None}
         given.update(alibi=alibi_slopes is not None, sinks=sinks is not None, lse=lse is not False)
         schedule = _schedule_for(q, cache, k, v, cu_q, cu_kv, given, workspace, stream)
     elif (
         type(schedule) is not Schedule
         or causal is not None or window_left is not None or window_right is not None or scale is not None
-        or softcap is not None or policy is not None or workers is not None or out_dtype is not None
+        or softcap is not None or policy is not None or arithmetic is not None or workers is not None
+        or out_dtype is not None
         or cu_q is not None or cu_kv is not None or workspace is not None
     ):  # fmt: skip
         _refuse_beside_schedule(schedule, locals())

@@ -56,6 +56,7 @@ AttentionProblem to_problem(const std::variant<KvCacheSpec, KvTensors>& kv, cons
   p.sinks = option<bool>(options, "sinks");
   p.lse = option<bool>(options, "lse");
   p.policy = to_policy(option<String>(options, "policy"));
+  p.arithmetic = parse_arithmetic(std::string(option<String>(options, "arithmetic")));
   p.workers = option<int>(options, "workers");
   return p;
 }

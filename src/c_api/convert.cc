@@ -31,6 +31,10 @@ static_assert(HALFTONE_PART_K == int(KvPart::kK) && HALFTONE_PART_V == int(KvPar
 static_assert(HALFTONE_SPLIT_FAST == int(SplitPolicy::kFast) &&
               HALFTONE_SPLIT_REPRODUCIBLE == int(SplitPolicy::kReproducible) &&
               HALFTONE_SPLIT_BATCH_INVARIANT == int(SplitPolicy::kBatchInvariant));
+static_assert(HALFTONE_ARITHMETIC_16BIT == int(Arithmetic::k16Bit) &&
+              HALFTONE_ARITHMETIC_HALF_INT8 == int(Arithmetic::kHalfInt8) &&
+              HALFTONE_ARITHMETIC_FULL_INT8 == int(Arithmetic::kFullInt8) &&
+              HALFTONE_ARITHMETIC_FP8 == int(Arithmetic::kFp8));
 static_assert(HALFTONE_MAX_RANK == TensorView::kMaxRank);
 
 [[noreturn]] void invalid(const std::string& sentence) { throw Error(ErrorCode::kInvalidArgument, sentence); }
@@ -172,7 +176,6 @@ KvTensors to_cpp(const halftone_kv_tensors* in, const Name& argument) {
 
 AttentionProblem to_cpp(const halftone_attention_problem* in, const Name& argument) {
   const halftone_attention_problem c = read_struct(in, argument);
-  check_reserved(c.reserved, argument);
   AttentionProblem problem;
   problem.device = to_device(c.device_type, c.device_index, argument);
   problem.batch = c.batch;
@@ -204,6 +207,7 @@ AttentionProblem to_cpp(const halftone_attention_problem* in, const Name& argume
   problem.policy =
       to_enum(c.policy, SplitPolicy::kBatchInvariant, argument("policy"), "halftone_split_policy");
   problem.workers = c.workers;
+  problem.arithmetic = to_enum(c.arithmetic, Arithmetic::kFp8, argument("arithmetic"), "halftone_arithmetic");
   return problem;
 }
 
@@ -291,6 +295,7 @@ halftone_attention_problem to_c(const AttentionProblem& problem) {
   c.lse = problem.lse;
   c.policy = static_cast<std::int32_t>(problem.policy);
   c.workers = problem.workers;
+  c.arithmetic = static_cast<std::int32_t>(problem.arithmetic);
   return c;
 }
 

@@ -19,14 +19,15 @@ namespace halftone::cpu {
 namespace {
 
 int variant(const AttentionProblem& problem, const planning::Kernel&) {
-  return problem.arithmetic == Arithmetic::k16Bit ? 0 : -1;
+  return problem.arithmetic <= Arithmetic::kHalfInt8 ? 0 : -1;
 }
 
 /// Only an arithmetic is refused.
 void refuse(const AttentionProblem& problem) {
-  throw Error(ErrorCode::kUnsupported,
-              fmt::format("arithmetic is {}, but the CPU backend serves 16-bit: use that.",
-                          planning::arithmetic_name(problem.arithmetic)));
+  throw Error(
+      ErrorCode::kUnsupported,
+      fmt::format("arithmetic is {}, but the CPU backend serves 16-bit and half_int8: use one of these.",
+                  arithmetic_name(problem.arithmetic)));
 }
 
 }  // namespace

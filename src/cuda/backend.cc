@@ -92,7 +92,7 @@ void refuse(const AttentionProblem& p) {
   if (p.arithmetic != Arithmetic::k16Bit) {
     throw Error(ErrorCode::kUnsupported,
                 fmt::format("arithmetic is {}, but the CUDA backend serves 16-bit: use that, or the CPU.",
-                            planning::arithmetic_name(p.arithmetic)));
+                            arithmetic_name(p.arithmetic)));
   }
   throw Error(
       ErrorCode::kUnsupported,

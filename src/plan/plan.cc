@@ -247,20 +247,6 @@ std::string_view policy_name(SplitPolicy policy) {
   return "unknown";
 }
 
-std::string_view arithmetic_name(Arithmetic arithmetic) {
-  switch (arithmetic) {
-    case Arithmetic::k16Bit:
-      return "16-bit";
-    case Arithmetic::kHalfInt8:
-      return "half_int8";
-    case Arithmetic::kFullInt8:
-      return "full_int8";
-    case Arithmetic::kFp8:
-      return "fp8";
-  }
-  return "unknown";
-}
-
 Plan make_plan(const AttentionProblem& problem) {
   validate_problem(problem);
   auto impl = std::make_shared<Plan::Impl>();
@@ -322,7 +308,7 @@ std::string Plan::describe() const {
   if (p.alibi) logits += ", ALiBi";
   if (p.sinks) logits += ", sinks";
   line("logits", logits);
-  line("arithmetic", std::string(planning::arithmetic_name(p.arithmetic)));
+  line("arithmetic", std::string(arithmetic_name(p.arithmetic)));
   line("mask", planning::mask_text(p.mask));
   std::int64_t partials = 0;
   for (std::size_t n = 0; n < i.passes.size(); ++n) {

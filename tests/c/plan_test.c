@@ -19,6 +19,7 @@ static halftone_attention_problem valid_problem(void) {
   problem.causal = 1;
   problem.workers = 7;
   problem.policy = HALFTONE_SPLIT_BATCH_INVARIANT;
+  problem.arithmetic = HALFTONE_ARITHMETIC_HALF_INT8;
   return problem;
 }
 
@@ -47,6 +48,7 @@ static void information(void) {
   CHECK_OK(halftone_plan_get_problem(plan, &back));
   CHECK(back.batch == 8 && back.q_heads == 32 && back.max_kv_len == 8192 && back.causal == 1);
   CHECK(back.policy == HALFTONE_SPLIT_BATCH_INVARIANT && back.kv != &spec);
+  CHECK(back.arithmetic == HALFTONE_ARITHMETIC_HALF_INT8);
   CHECK(back.kv->kv_heads == 8 && back.kv->head_dim == 128 && back.kv->page_size == 64);
   CHECK_OK(halftone_kv_format_name(back.kv->k_format, name, sizeof name, NULL));
   CHECK(strcmp(name, "int4-g32") == 0);

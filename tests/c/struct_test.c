@@ -30,6 +30,7 @@ static void init_sets_header_and_defaults(void) {
   CHECK(problem.window_left == -1 && problem.window_right == -1 && problem.causal == 0);
   CHECK(problem.q_dtype == HALFTONE_DTYPE_BF16 && problem.out_dtype == HALFTONE_DTYPE_BF16);
   CHECK(problem.policy == HALFTONE_SPLIT_REPRODUCIBLE && problem.scale == 0 && problem.workers == 0);
+  CHECK(problem.arithmetic == HALFTONE_ARITHMETIC_16BIT);
   memset(&tensors, 0xff, sizeof tensors);
   CHECK_OK(halftone_kv_tensors_init(&tensors, sizeof tensors));
   CHECK(tensors.dtype == HALFTONE_DTYPE_BF16 && tensors.kv_heads == 0 && tensors.v_head_dim == 0);
@@ -214,6 +215,10 @@ static void nested_tensors_are_named_by_their_path(void) {
   CHECK_ERROR(HALFTONE_INVALID_ARGUMENT, "problem.policy is 3|halftone_split_policy",
               halftone_attend(&problem, &args));
   problem.policy = HALFTONE_SPLIT_FAST;
+  problem.arithmetic = 4;
+  CHECK_ERROR(HALFTONE_INVALID_ARGUMENT, "problem.arithmetic is 4|halftone_arithmetic",
+              halftone_attend(&problem, &args));
+  problem.arithmetic = HALFTONE_ARITHMETIC_16BIT;
   problem.kv = NULL;
   CHECK_ERROR(HALFTONE_INVALID_ARGUMENT,
               "problem.kv and problem.kv_tensors are both NULL|halftone_kv_tensors",

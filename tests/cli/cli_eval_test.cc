@@ -71,6 +71,24 @@ TEST_F(EvalTest, JsonHasEveryFormatAndField) {
   }
 }
 
+/// half_int8 adds the error of Q's and K's integers, where K has none of its own.
+TEST_F(EvalTest, ArithmeticIsThatOfTheRun) {
+  const std::string capture = write_capture(1);
+  const json exact = evaluate({capture, "--formats", "bf16,int8-head,int4-g32"});
+  const json lower = evaluate({capture, "--formats", "bf16,int8-head,int4-g32", "--arithmetic", "half_int8"});
+  EXPECT_EQ(exact["options"]["arithmetic"], "16-bit");
+  EXPECT_EQ(lower["options"]["arithmetic"], "half_int8");
+  const auto error = [](const json& report, const char* name) {
+    return find_format(report, name)["error_worst"].get<double>();
+  };
+  EXPECT_GT(error(lower, "bf16"), 20 * error(exact, "bf16"));
+  EXPECT_LT(error(lower, "bf16"), 0.1);
+  EXPECT_LT(error(lower, "int8-head"), 2 * error(exact, "int8-head"));
+  EXPECT_LT(error(lower, "int4-g32"), 1.2 * error(exact, "int4-g32"));
+  const Result text = run({"eval", capture, "--formats", "bf16", "--arithmetic", "half_int8"});
+  EXPECT_NE(text.out.find("arithmetic half_int8"), std::string::npos) << text.out;
+}
+
 TEST_F(EvalTest, SizesAreExact) {
   const json report = evaluate(
       {write_capture(1), "--formats", "bf16,int8-head,int8-tensor,int4-g32,int4-row,fp8-token-head-f32"});

@@ -36,6 +36,8 @@ TEST_F(CliTest, ExitCodesAndUsage) {
   expect_failure(run({"dequantize", "a", "b", "--dtype", "f64"}), 2, "bf16, f16 or f32");
   expect_failure(run({"bench", "--suite", "train"}), 2, "decode, prefill or append");
   expect_failure(run({"bench", "--policy", "slow"}), 2, "batch_invariant");
+  expect_failure(run({"bench", "--arithmetic", "int8"}), 2, "--arithmetic is 'int8'");
+  expect_failure(run({"bench", "--suite", "append", "--arithmetic", "half_int8"}), 2, "is for attention");
   expect_failure(run({"bench", "--q-len", "9", "--context", "8"}), 2, "--q-len is 9");
   expect_failure(run({"explain", "--q-heads", "5", "--kv-heads", "2"}), 1, "q_heads");
   expect_failure(run({"explain", "--lengths", "5,6", "--q-lengths", "1"}), 2, "give one each");

@@ -50,9 +50,10 @@ inline Plan plan_on_device(const Problem& p) { return cuda_runner().plan(p); }
 /// Whether a problem is for the universal kernel.
 inline bool is_universal(const Problem& p) { return plan_on_device(p).info().config == kUniversalConfig; }
 
-/// The row on pages, which the backend takes in any format.
+/// The row on pages and in 16-bit arithmetic, which the backend takes in any format.
 inline AttentionCase for_device(AttentionCase row) {
   row.plain.reset();
+  row.arithmetic = "16-bit";
   return row;
 }
 

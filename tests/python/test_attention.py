@@ -136,6 +136,25 @@ def test_a_request_alone_has_the_same_bits_when_batch_invariant(rng):
     np.testing.assert_array_equal(ht.attend(q[:1], alone, policy="batch_invariant")[0], together[0])
 
 
+def test_half_int8_is_attention_over_the_integers(rng):
+    """Values that are rows of integers times a power of two, each with a 127: quantised exactly, so the 16-bit result."""
+    q, k = (np.rint(rng.uniform(-127, 127, (20, heads, DIM))).astype(np.float32) for heads in (Q_HEADS, KV_HEADS))
+    q[..., 3] = k[..., 5] = 127
+    q, k, v = q / 2**9, k / 2**6, normal(rng, 20, KV_HEADS, DIM).astype(np.float16).astype(np.float32)
+    exact = ht.attend(q.astype(np.float16), k=k.astype(np.float16), v=v.astype(np.float16), out_dtype="f32")
+    halved = ht.attend(
+        q.astype(np.float16), k=k.astype(np.float16), v=v.astype(np.float16), out_dtype="f32", arithmetic="half_int8"
+    )
+    np.testing.assert_allclose(halved, exact, atol=2e-5)
+    rounded = ht.attend(q + 1e-3, k=k, v=v, arithmetic="half_int8")
+    assert 1e-5 < np.abs(rounded - ht.attend(q + 1e-3, k=k, v=v)).max() < 0.1
+    assert "half_int8" in ht.plan(
+        ht.KVTensors(KV_HEADS, DIM), q_heads=Q_HEADS, batch=1, max_kv_len=9, arithmetic="half_int8"
+    ).describe()
+    with pytest.raises(ht.UnsupportedError, match="arithmetic is fp8"):
+        ht.attend(q, k=k, v=v, arithmetic="fp8")
+
+
 def test_a_plan_over_plain_tensors(rng):
     cu_kv, cu_q = np.array([0, 30, 70], np.int32), np.array([0, 4, 9], np.int32)
     spec = ht.KVTensors(KV_HEADS, DIM, "f32", 64)

@@ -54,6 +54,7 @@ def test_numbers(value, cache):
         ({"softcap": 1e-60}, "softcap is 1e-60, .* or 0 for none"),
         ({"softcap": float("nan")}, "softcap is nan"),
         ({"policy": "lucky"}, "policy is 'lucky'"),
+        ({"arithmetic": "int8"}, "arithmetic is 'int8'"),
         ({"q_dtype": "f64"}, "q_dtype is 'f64'"),
         ({"workers": -1}, "workers"),
         ({"window_left": -2}, "window_left"),

@@ -8,6 +8,7 @@
 #define HWY_TARGET_INCLUDE "cpu/attention/blocked.cc"
 #include "hwy/foreach_target.h"
 //
+#include "cpu/attention/int8_rows-inl.h"
 #include "cpu/attention/item-inl.h"
 #include "cpu/attention/kernels.h"
 #include "cpu/attention/pv-inl.h"
@@ -183,6 +184,13 @@ constexpr DecodeV kDecodeV[kElements] = {
     decode_v<Element::kF32>, decode_v<Element::kF16>, decode_v<Element::kBF16>, decode_v<Element::kE4M3>,
     decode_v<Element::kI8>,  decode_v<Element::kI4>,  decode_v<Element::kU8>,   decode_v<Element::kU4>};
 
+/// Scales that leave codes as they are: of a tile, and what lookups read beyond.
+constexpr auto kOnes = [] {
+  std::array<float, kTileTokens + kMaxLanes> ones{};
+  ones.fill(1.0f);
+  return ones;
+}();
+
 class BlockedItem {
  public:
   BlockedItem(const Layer& layer, const Item& item, Scratch& scratch)
@@ -193,6 +201,8 @@ class BlockedItem {
         v_map_(layer.maps->v),
         quads_(layer.maps->v_quads),
         transform_(layer),
+        key_width_(kByteKernels && layer.int8_k ? layer.head_dim : k_map_.width()),
+        key_scale_(layer.int8_k ? scratch.k_scale : scratch.int8.k_scale),
         rows_((item.rows + kLanes - 1) / kLanes * kLanes) {}
 
   void run() {
@@ -209,7 +219,11 @@ class BlockedItem {
     fill_static(layer_.k, item_.kv_head, s_.k_scale, s_.k_min);
     fill_static(layer_.v, item_.kv_head, s_.v_scale, s_.v_min);
     std::fill_n(s_.acc, layer_.v_dim * rows_, 0.0f);
-    load_queries();
+    if (layer_.half_int8) {
+      load_int8_queries();
+    } else {
+      load_queries();
+    }
 
     const TileFinder finder(layer_, item_, s_);
     Chunk chunk;
@@ -226,32 +240,77 @@ class BlockedItem {
  private:
   /// Q^T, [dim in the order of the K map][rows].
   void load_queries() {
-    const int width = k_map_.width();
-    std::fill_n(s_.q, width * rows_, 0.0f);
+    std::fill_n(s_.q, key_width_ * rows_, 0.0f);
     for (int r = 0; r < item_.rows; ++r) {
       load_query(layer_, item_, r, s_.row);
-      for (int i = 0; i < width; ++i) {
-        if (k_map_.dims[i] >= 0) s_.q[i * rows_ + r] = s_.row[k_map_.dims[i]];
-      }
+      scatter_query(r);
     }
   }
 
-  void attend(const Chunk& chunk) {
-    const int width = k_map_.width();
-    const int k_params = kTileTokens * layer_.k.groups, v_params = kTileTokens * layer_.v.groups;
+  void scatter_query(int r) {
+    for (int i = 0; i < key_width_; ++i) {
+      if (k_map_.dims[i] >= 0) s_.q[i * rows_ + r] = s_.row[k_map_.dims[i]];
+    }
+  }
+
+  /// The same as codes, with their scales.
+  void load_int8_queries() {
+    Int8Scratch& s = s_.int8;
+    std::fill_n(s.q_scale, rows_, 0.0f);
+#if HWY_TARGET == HWY_AVX3_DL
+    std::fill_n(s.q, key_width_ / 4 * rows_, 0);
+    std::fill_n(s.q_start, rows_, 0);
+    const auto& dims = layer_.int8_k ? layer_.maps->k_columns.dims : k_map_.dims;
+#else
+    std::fill_n(s_.q, key_width_ * rows_, 0.0f);
+#endif
+    for (int r = 0; r < item_.rows; ++r) {
+      load_query(layer_, item_, r, s_.row);
+      s.q_scale[r] = make_int8_codes(s_.row, layer_.head_dim);
+#if HWY_TARGET == HWY_AVX3_DL
+      s.q_start[r] = pack_int8_codes(s_.row, dims.data(), key_width_ / 4, rows_, s.q + r);
+#else
+      scatter_query(r);
+#endif
+    }
+  }
+
+  /// K of a chunk: values, or codes of 8 bits with their scales in key_scale_.
+  void load_keys(const Chunk& chunk) {
+    const int k_params = kTileTokens * layer_.k.groups, tile_elements = kTileTokens * key_width_;
     for (int i = 0; i < chunk.tiles; ++i) {
       const Tile& tile = chunk.tile[i];
       float* scale = s_.k_scale + i * k_params;
       float* min = s_.k_min + i * k_params;
       load_tile_params(layer_.k, tile.k_params, scale, min);
-      kDecodeK[static_cast<int>(layer_.k.element)](layer_.k, k_map_, tile, scale, min,
-                                                   s_.decoded + i * kTileTokens * width);
+#if HWY_TARGET == HWY_AVX3_DL
+      if (layer_.int8_k) {
+        copy_int8_codes(layer_.maps->k_columns, tile, key_width_, s_.int8.k + i * tile_elements);
+        continue;
+      }
+#endif
+      kDecodeK[static_cast<int>(layer_.k.element)](
+          layer_.k, k_map_, tile, layer_.int8_k ? kOnes.data() : scale, min, s_.decoded + i * tile_elements);
     }
+    if (!layer_.half_int8 || layer_.int8_k) return;
+    clear_padding(k_map_, chunk.tiles * kTileTokens, s_.decoded);
+    for (int t = 0; t < chunk.tiles * kTileTokens; ++t) {
+      float* row = s_.decoded + t * key_width_;
+#if HWY_TARGET == HWY_AVX3_DL
+      s_.int8.k_scale[t] = store_int8_codes(row, key_width_, s_.int8.k + t * key_width_);
+#else
+      s_.int8.k_scale[t] = make_int8_codes(row, key_width_);
+#endif
+    }
+  }
+
+  void attend(const Chunk& chunk) {
+    load_keys(chunk);
     for (int column = 0; column < rows_;) column += score_columns(chunk, column);
     const bool partial = common_.partial(chunk);
     for (int column = 0; column < rows_; column += kLanes) softmax(chunk, partial, column);
 
-    const int tile_floats = kTileTokens * layer_.v_dim;
+    const int tile_floats = kTileTokens * layer_.v_dim, v_params = kTileTokens * layer_.v.groups;
     for (int i = 0; i < chunk.tiles; ++i) {
       const Tile& tile = chunk.tile[i];
       float* scale = s_.v_scale + i * v_params;
@@ -260,7 +319,10 @@ class BlockedItem {
       kDecodeV[static_cast<int>(layer_.v.element)](layer_.v, v_map_, tile, scale, min,
                                                    s_.decoded + i * tile_floats);
     }
-    const bool select = partial && layer_.v.may_hold_nan() && !all_finite(chunk.tiles * tile_floats);
+    const bool rounds = layer_.v_type != DType::kFloat32;
+    if (rounds) round_values(layer_.v_type, chunk.tiles * tile_floats, s_.decoded);
+    const bool select =
+        partial && (rounds || layer_.v.may_hold_nan()) && !all_finite(chunk.tiles * tile_floats);
     for (const QuadClass& quads : quads_) {
       const OutputArgs args{&quads, s_.decoded, tile_floats, chunk.tiles, s_.scores, s_.alpha, rows_, s_.acc};
       for (int column = 0; column < rows_;) column += output_columns_of(args, select, column);
@@ -270,19 +332,27 @@ class BlockedItem {
   /// S^T for the next vectors of rows; returns how many rows that were.
   int score_columns(const Chunk& chunk, int column) {
     const int left = (rows_ - column) / kLanes;
-    const int width = k_map_.width();
+    const int vectors = left >= 4 && kAccumulators >= 16 ? 4 : left >= 2 ? 2 : 1;
+    const auto score = vectors == 4   ? &BlockedItem::score_vectors<4>
+                       : vectors == 2 ? &BlockedItem::score_vectors<2>
+                                      : &BlockedItem::score_vectors<1>;
+    (this->*score)(chunk, column);
+    return kLanes * vectors;
+  }
+
+  template <int C>
+  void score_vectors(const Chunk& chunk, int column) {
     for (int t = 0; t < chunk.tiles * kTileTokens; t += 4) {
-      const float* k = s_.decoded + t * width;
       float* scores = s_.scores + t * rows_ + column;
-      if (left >= 4 && kAccumulators >= 16) {
-        score_block<4>(k, width, width, s_.q + column, rows_, scores);
-      } else if (left >= 2) {
-        score_block<2>(k, width, width, s_.q + column, rows_, scores);
-      } else {
-        score_block<1>(k, width, width, s_.q + column, rows_, scores);
+#if HWY_TARGET == HWY_AVX3_DL
+      if (layer_.half_int8) {
+        score_bytes<C>(s_.int8.k + t * key_width_, key_width_, s_.int8.q + column, s_.int8.q_start + column,
+                       rows_, scores);
+        continue;
       }
+#endif
+      score_block<C>(s_.decoded + t * key_width_, key_width_, key_width_, s_.q + column, rows_, scores);
     }
-    return kLanes * (left >= 4 && kAccumulators >= 16 ? 4 : left >= 2 ? 2 : 1);
   }
 
   int output_columns_of(const OutputArgs& args, bool select, int column) const {
@@ -312,13 +382,16 @@ class BlockedItem {
     const VI position = hn::LoadU(di, position_ + column);
     const VI begin = hn::LoadU(di, begin_ + column);
     const VI end = hn::LoadU(di, end_ + column);
+    const VF q_scale = hn::Load(d, s_.int8.q_scale + column);
     const VF minus_infinity = hn::Set(d, planning::kMinusInfinity);
     const int tokens = chunk.tiles * kTileTokens;
     const VF before = hn::LoadU(d, s_.max + column);
     VF max = before;
     for (int t = 0; t < tokens; ++t) {
       const VI token = hn::Set(di, chunk.begin + t);
-      VF x = transform_.apply(hn::LoadU(d, scores + t * rows_), slope, position, token);
+      VF x = hn::LoadU(d, scores + t * rows_);
+      if (layer_.half_int8) x = hn::Mul(x, hn::Mul(q_scale, hn::Set(d, key_scale_[t])));
+      x = transform_.apply(x, slope, position, token);
       if (partial) {
         x = hn::IfThenElse(visible(token, begin, end), x, minus_infinity);
         if (chunk.tile[t / kTileTokens].excluded) x = minus_infinity;
@@ -356,7 +429,9 @@ class BlockedItem {
   const VMap& v_map_;
   const std::vector<QuadClass>& quads_;
   const ScoreTransform transform_;
-  const int rows_;  ///< padded to whole vectors
+  const int key_width_;           ///< elements of K from token to token
+  const float* const key_scale_;  ///< [token of the chunk]
+  const int rows_;                ///< padded to whole vectors
   CommonView common_;
   std::int32_t begin_[kMaxRows];
   std::int32_t end_[kMaxRows];

@@ -13,6 +13,7 @@
 #include <bit>
 #include <cmath>
 
+#include "cpu/attention/byte_products-inl.h"
 #include "cpu/attention/tiles.h"
 #include "cpu/attention/vec-inl.h"
 
@@ -27,16 +28,7 @@ HWY_BEFORE_NAMESPACE();
 namespace halftone::cpu {
 namespace HWY_NAMESPACE {
 
-inline constexpr bool kByteKernels = HWY_TARGET == HWY_AVX3_DL;
-
 #if HWY_TARGET == HWY_AVX3_DL
-
-/// Adds to each lane of `sum` four products of an unsigned and a signed byte. In assembly because
-/// Highway 1.0's attributes for this target leave avx512vnni out, although it asks the processor for it.
-HWY_INLINE VI add_byte_products(VI sum, VI unsigned_bytes, VI signed_bytes) {
-  asm("vpdpbusd %2, %1, %0" : "+v"(sum.raw) : "v"(unsigned_bytes.raw), "v"(signed_bytes.raw));
-  return sum;
-}
 
 /// What is added to a symmetric code to make it unsigned.
 constexpr int code_bias(Element element) {

@@ -62,6 +62,10 @@ struct Layer {
   std::int64_t page_stride = 0;
   const float* slopes = nullptr;  // [q_heads] or null
   Side k, v;
+  bool half_int8 = false;  ///< Arithmetic::kHalfInt8
+  bool int8_k = false;     ///< and K has codes of 8 bits with one scale per token, used as they are
+  /// And V is rounded to this 16-bit type; kFloat32: it has it.
+  DType v_type = DType::kFloat32;
   const LayerMaps* maps = nullptr;
 };
 
@@ -132,6 +136,16 @@ struct alignas(64) ByteScratch {
   bool finite_offsets;                             ///< all of v_offset's
 };
 
+/// Working memory of the blocked path where Q and K are integers of 8 bits: see int8_rows-inl.h.
+struct alignas(64) Int8Scratch {
+  static constexpr int kMaxWidth = kMaxDim + 2 * kMaxLanes;
+  std::int32_t q[kMaxRows * kMaxWidth / 4];    ///< codes, [column][rows]
+  std::int32_t q_start[kMaxRows];              ///< where sums begin
+  std::uint8_t k[kBlockedTokens * kMaxWidth];  ///< codes, biased, [token][width]
+  float q_scale[kMaxRows];                     ///< of a row
+  float k_scale[kBlockedTokens];               ///< of a token whose K is quantised here
+};
+
 /// Working memory of one thread, all parts 64-byte aligned. Floats unless stated.
 struct alignas(64) Scratch {
   // Row states and sums of p * v, in the order of an item's rows: the result of an item.
@@ -155,6 +169,7 @@ struct alignas(64) Scratch {
   float v_scale[kChunkTokens * kMaxGroups];  // per tile: [groups][16]
   float v_min[kChunkTokens * kMaxGroups];
   ByteScratch bytes;
+  Int8Scratch int8;
   std::uint8_t k_tail[kTileTokens * kMaxDim * 4];  ///< plain tensors: the last, partial tile
   std::uint8_t v_tail[kTileTokens * kMaxDim * 4];
   bool excluded;  ///< this thread met a bad block-table entry

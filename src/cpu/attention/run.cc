@@ -81,6 +81,17 @@ Side plain_side(const TensorView& t, int dim) {
 
 MapKey map_key(const Side& s) { return {s.element, s.dim, s.group_size}; }
 
+/// What a 16-bit V has after arithmetic other than Arithmetic::k16Bit: Q's type or bf16.
+void set_arithmetic(const AttentionProblem& problem, Layer& l) {
+  l.half_int8 = problem.arithmetic == Arithmetic::kHalfInt8;
+  if (!l.half_int8) return;
+  l.int8_k = l.k.element == Element::kI8 && l.k.groups == 1;
+  const bool f16 = problem.q_dtype == DType::kFloat16;
+  if (l.v.element != (f16 ? Element::kF16 : Element::kBF16)) {
+    l.v_type = f16 ? DType::kFloat16 : DType::kBFloat16;
+  }
+}
+
 Layer make_layer(const Plan::Impl& plan, const AttentionArgs& args) {
   const AttentionProblem& problem = plan.problem;
   Layer l;
@@ -95,6 +106,7 @@ Layer make_layer(const Plan::Impl& plan, const AttentionArgs& args) {
     l.k = plain_side(tensors->k, l.head_dim);
     l.v = plain_side(tensors->v, l.v_dim);
     l.maps = &layer_maps(map_key(l.k), map_key(l.v), vector_lanes());
+    set_arithmetic(problem, l);
     return l;
   }
   const auto& spec = std::get<KvCacheSpec>(problem.kv);
@@ -110,6 +122,7 @@ Layer make_layer(const Plan::Impl& plan, const AttentionArgs& args) {
   l.k = paged_side(spec, plan.layout, KvPart::kK, cache.k_scale);
   l.v = paged_side(spec, plan.layout, KvPart::kV, cache.v_scale);
   l.maps = &layer_maps(map_key(l.k), map_key(l.v), vector_lanes());
+  set_arithmetic(problem, l);
   return l;
 }
 
@@ -126,7 +139,7 @@ class Runner {
     planning::WorkCursor cursor(workspace_.schedule, worker);
     for (WorkItem work; !ends(interruption, scratch) && cursor.next(work);) {
       const Item item = item_of(work);
-      if (item.q_len * layer_.group <= kDirectRows) {
+      if (item.q_len * layer_.group <= kDirectRows && !layer_.half_int8) {
         direct_item(layer_, item, scratch);
       } else {
         blocked_item(layer_, item, scratch);
