@@ -103,11 +103,12 @@ void refuse(const AttentionProblem& p) {
   if (p.arithmetic == Arithmetic::kHalfInt8) {
     throw Error(
         ErrorCode::kUnsupported,
-        fmt::format("arithmetic is half_int8 and kv is {} with head_dim {} and {} of V, q_dtype is {}, but the "
-                    "CUDA backend serves half_int8 over caches without rotate_k, V in fp16 or quantised with "
-                    "scales that are static or in f16, head_dim 128 or 256 and V of as many dims, Q in bf16 or "
-                    "f16: use 16-bit, or the CPU.",
-                    kv_text(p), p.head_dim(), p.v_dim(), dtype_name(p.q_dtype)));
+        fmt::format(
+            "arithmetic is half_int8 and kv is {} with head_dim {} and {} of V, q_dtype is {}, but the "
+            "CUDA backend serves half_int8 over caches without rotate_k, V in fp16 or quantised with "
+            "scales that are static or in f16, head_dim 128 or 256 and V of as many dims, Q in bf16 or "
+            "f16: use 16-bit, or the CPU.",
+            kv_text(p), p.head_dim(), p.v_dim(), dtype_name(p.q_dtype)));
   }
   if (p.arithmetic != Arithmetic::k16Bit) {
     throw Error(ErrorCode::kUnsupported,
