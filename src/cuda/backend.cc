@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <span>
+#include <string>
 #include <variant>
 
 #include "cuda/append/host.h"
@@ -79,19 +80,40 @@ bool has_unit_for_a_query(const AttentionProblem& problem) {
 
 int variant(const AttentionProblem& problem, const planning::Kernel& kernel) {
   if (!is_prefill(kernel)) return decode_variant(problem, kernel);
-  // Where bounds decide nothing, prefill would serve single queries, too: a cache is not staged for a token.
-  if (problem.policy == SplitPolicy::kBatchInvariant && prefill_staged_bytes(problem) > 0 &&
-      !has_unit_for_a_query(problem)) {
+  // Where bounds decide nothing, prefill would serve single queries, too: a cache is not staged for a token,
+  // unless its arithmetic has no other kernel.
+  if (problem.arithmetic == Arithmetic::k16Bit && problem.policy == SplitPolicy::kBatchInvariant &&
+      prefill_staged_bytes(problem) > 0 && !has_unit_for_a_query(problem)) {
     return -1;
   }
   return prefill_variant(problem, kernel);
 }
 
-/// Caches of any kind are served, in 16-bit arithmetic.
+/// What K and V of a problem are, for a sentence.
+std::string kv_text(const AttentionProblem& p) {
+  const auto* const spec = std::get_if<KvCacheSpec>(&p.kv);
+  if (spec == nullptr) return fmt::format("tensors in {}", dtype_name(std::get<KvTensors>(p.kv).dtype));
+  if (spec->is_latent()) return "a latent cache";
+  return fmt::format("a cache of K in {}{} and V in {}", format_name(spec->k_format),
+                     spec->rotate_k ? " with rotate_k" : "", format_name(spec->v_format));
+}
+
+/// Caches of any kind are served in 16-bit arithmetic.
 void refuse(const AttentionProblem& p) {
+  if (p.arithmetic == Arithmetic::kHalfInt8) {
+    throw Error(
+        ErrorCode::kUnsupported,
+        fmt::format(
+            "arithmetic is half_int8 and kv is {} with head_dim {} and {} of V, q_dtype is {}, but the "
+            "CUDA backend serves half_int8 over caches without rotate_k, V in fp16 or quantised with "
+            "scales that are static or in f16, head_dim 128 or 256 and V of as many dims, Q in bf16 or "
+            "f16: use 16-bit, or the CPU.",
+            kv_text(p), p.head_dim(), p.v_dim(), dtype_name(p.q_dtype)));
+  }
   if (p.arithmetic != Arithmetic::k16Bit) {
     throw Error(ErrorCode::kUnsupported,
-                fmt::format("arithmetic is {}, but the CUDA backend serves 16-bit: use that, or the CPU.",
+                fmt::format("arithmetic is {}, but the CUDA backend serves 16-bit and half_int8: use one of "
+                            "these.",
                             arithmetic_name(p.arithmetic)));
   }
   throw Error(

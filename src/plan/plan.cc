@@ -247,20 +247,6 @@ std::string_view policy_name(SplitPolicy policy) {
   return "unknown";
 }
 
-std::string_view arithmetic_name(Arithmetic arithmetic) {
-  switch (arithmetic) {
-    case Arithmetic::k16Bit:
-      return "16-bit";
-    case Arithmetic::kHalfInt8:
-      return "half_int8";
-    case Arithmetic::kFullInt8:
-      return "full_int8";
-    case Arithmetic::kFp8:
-      return "fp8";
-  }
-  return "unknown";
-}
-
 Plan make_plan(const AttentionProblem& problem) {
   validate_problem(problem);
   auto impl = std::make_shared<Plan::Impl>();

@@ -42,9 +42,6 @@ Plan make_plan(const AttentionProblem& problem);
 /// "fast", "reproducible" or "batch_invariant".
 std::string_view policy_name(SplitPolicy policy);
 
-/// "16-bit", "half_int8", "full_int8" or "fp8".
-std::string_view arithmetic_name(Arithmetic arithmetic);
-
 /// schedule() on the host, after validation: copies the lengths, then builds every pass's schedule.
 void fill_schedules(const Plan::Impl& plan, const SequenceLengths& lengths, const Workspace& workspace);
 

@@ -1,24 +1,26 @@
-// Scales that bring the values of a row into a narrower type.
+// Scales that bring values into a narrower type.
 #pragma once
 
 #include <cstdint>
 
 namespace halftone::cuda {
 
-/// A power of two by which a row, whose largest magnitude is `largest`, is divided before it becomes f16: 1
-/// where f16 holds it with its small values, too.
-__device__ inline float f16_scale(float largest) {
-  if (largest == 0.0f || (largest >= 0x1p-6f && largest < 0x1p15f)) return 1.0f;
-  const std::uint32_t exponent = __float_as_uint(largest) & 0x7f800000u;
-  const float power = __uint_as_float(exponent);
+/// Of a magnitude: integers order them, and infinities and NaNs are the largest.
+__device__ inline std::uint32_t magnitude_bits(float x) { return __float_as_uint(x) & 0x7fffffffu; }
+
+/// A power of two by which a row, the bits of whose largest magnitude are `largest`, is divided before it
+/// becomes f16: 1 where f16 holds it with its small values, too.
+__device__ inline float f16_scale(std::uint32_t largest) {
+  const float magnitude = __uint_as_float(largest);
+  if (largest == 0 || (magnitude >= 0x1p-6f && magnitude < 0x1p15f)) return 1.0f;
+  const float power = __uint_as_float(largest & 0x7f800000u);
   return fminf(fmaxf(power, 0x1p-126f), 0x1p126f);
 }
 
-/// The scale of a row of 8-bit codes, and what values are multiplied by to become codes.
-__device__ inline float codes_scale(float largest) { return __fdiv_rn(largest, 127.0f); }
-__device__ inline float codes_inverse(float largest) {
-  constexpr float kLeast = 0x1p-120f;  // of which the inverse is finite
-  return largest > kLeast ? __fdiv_rn(127.0f, largest) : 0.0f;
+/// What V of a static scale and min is divided by before it becomes f16: the scale, unless the min is so far
+/// off that f16 would not hold it, rotated back, in steps of the scale. `min` null: symmetric.
+__device__ inline float value_unit(const float* scale, const float* min, std::int64_t head) {
+  return min == nullptr ? scale[head] : fmaxf(scale[head], fabsf(min[head]) * 0x1p-10f);
 }
 
 }  // namespace halftone::cuda

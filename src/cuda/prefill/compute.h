@@ -92,7 +92,7 @@ struct Consumer {
 
   /// What products of row g + 8 r are multiplied by.
   __device__ float factor(int r) const {
-    if constexpr (Traits::kStaged) return s.query_scales[first_row() + 8 * r] * p.scale_log2;
+    if constexpr (Traits::kStaged) return s.query_factors[first_row() + 8 * r];
     return p.scale_log2;
   }
   /// Products of a stage become logits, but for that factor; `scaled`: the keys have scales.

@@ -4,6 +4,7 @@
 
 #include "cuda/attention/output.h"
 #include "cuda/attention/states.h"
+#include "cuda/device/range.h"
 #include "cuda/prefill/compute.h"
 
 namespace halftone::cuda {
@@ -45,10 +46,10 @@ struct RowsEnd {
   Consumer<C>& c;
   const DeviceItem& item;
 
-  /// Of staged values: their scale, if all of the head have one.
+  /// Of staged values: what all of the head are divided by.
   __device__ float value_scale() const {
     if (!Traits::kStaged || c.p.v.static_scale == nullptr) return 1.0f;
-    return c.p.v.static_scale[item.work.kv_head * c.p.v.static_stride];
+    return value_unit(c.p.v.static_scale, c.p.v.static_min, item.work.kv_head * c.p.v.static_stride);
   }
   /// What O of rows g and g + 8 is multiplied by; writes the LSE.
   __device__ float finish_row(int r) const {

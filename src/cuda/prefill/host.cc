@@ -30,8 +30,8 @@ PrefillKeys keys_of(const AttentionProblem& problem) {
   return as_q && !spec->rotate_k ? PrefillKeys::kGiven : PrefillKeys::kScaled;
 }
 
-/// Whether K and V of a cache can be staged. V has to fit into f16, at most with a scale per head: of stored
-/// scales those of f16 say that it does.
+/// Whether K and V of a cache can be staged. V has to fit into f16, with a scale per head at most: beside
+/// stored scales of f16 it does, up to what AppendArgs::status reports.
 bool can_stage(const AttentionProblem& problem, PrefillKeys keys) {
   const auto* const spec = std::get_if<KvCacheSpec>(&problem.kv);
   if (spec == nullptr || spec->is_latent() || dtype_bits(problem.q_dtype) != 16) return false;

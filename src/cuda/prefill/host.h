@@ -26,7 +26,7 @@ inline constexpr std::int64_t kUnstagedRows = 160;
 /// Row of kPrefillTable that serves the problem in units of `kernel`; -1: none.
 int prefill_variant(const AttentionProblem& problem, const planning::Kernel& kernel);
 
-/// Bytes of a key's K and V, if the kernel reads them dequantised from the workspace; else 0.
+/// Bytes of a key's K, its scale and V, if the kernel reads them from the workspace; else 0.
 int prefill_staged_bytes(const AttentionProblem& problem);
 
 /// Throws InvalidArgument for tensors that the kernel of the pass cannot read or write, DeviceError if the

@@ -5,6 +5,7 @@
 #include "cuda/device/range.h"
 #include "cuda/device/values.h"
 #include "cuda/prefill/compute.h"
+#include "format/int8_row.h"
 
 namespace halftone::cuda {
 
@@ -14,19 +15,12 @@ struct QueryHalf {
   std::uint32_t words[kPieces][4];  // 16-bit values
 
   __device__ float value(bool bf16, int i) const { return half_of(words[i / 8][i / 2 % 4], i % 2, bf16); }
-  /// The largest magnitude of the row.
-  __device__ float largest(bool bf16) const {
-    float most = 0.0f;
+  /// Bits of the largest magnitude of the row, a NaN's if there is one.
+  __device__ std::uint32_t largest(bool bf16) const {
+    std::uint32_t most = 0;
 #pragma unroll
-    for (int i = 0; i < kPieces * 8; ++i) most = fmaxf(most, fabsf(value(bf16, i)));
-    return fmaxf(most, __shfl_xor_sync(~0u, most, 16));
-  }
-  /// 0, or NaN if a value of the row is not finite.
-  __device__ float none(bool bf16) const {
-    float none = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kPieces * 8; ++i) none = fmaf(value(bf16, i), 0.0f, none);
-    return none + __shfl_xor_sync(~0u, none, 16);
+    for (int i = 0; i < kPieces * 8; ++i) most = max(most, magnitude_bits(value(bf16, i)));
+    return max(most, __shfl_xor_sync(~0u, most, 16));
   }
   /// Piece `i` in f16.
   __device__ uint4 in_f16(bool bf16, int i, float inverse) const {
@@ -60,17 +54,17 @@ __device__ inline void scale_queries(Consumer<C>& c) {
   const auto piece = [&](int i) {
     return reinterpret_cast<uint4*>(q + i / 8 * (64 * 128) + (i % 8 ^ swizzle) * 16);
   };
-  float scale = 1.0f;
   QueryHalf<kPieces> x;
 #pragma unroll
   for (int i = 0; i < kPieces; ++i) {
     const uint4 w = *piece(half * kPieces + i);
     x.words[i][0] = w.x, x.words[i][1] = w.y, x.words[i][2] = w.z, x.words[i][3] = w.w;
   }
-  const float largest = x.largest(bf16);
+  float scale = 1.0f;
   if constexpr (Traits::kCodes) {
-    scale = codes_scale(largest) + x.none(bf16);
-    const float inverse = codes_inverse(largest);
+    const int8_row::Row as = int8_row::row_of(x.largest(bf16));
+    const float inverse = as.inverse;
+    scale = as.scale;
     __syncwarp();  // all have read: codes lie where the other half's values lay
 #pragma unroll
     for (int i = 0; i < kPieces / 2; ++i) {
@@ -79,11 +73,13 @@ __device__ inline void scale_queries(Consumer<C>& c) {
                                           x.codes(bf16, 4 * i + 3, inverse)};
     }
   } else if (bf16) {
-    scale = f16_scale(largest);
+    scale = f16_scale(x.largest(true));
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) *piece(half * kPieces + i) = x.in_f16(true, i, 1.0f / scale);
   }
-  c.s.query_scales[c.group() * 64 + row] = scale;
+  const float factor = scale * c.p.scale_log2;
+  // Not 0, as of a row of zeros: masked logits stay infinite.
+  c.s.query_factors[c.group() * 64 + row] = factor == 0.0f ? 0x1p-126f : factor;
   fence_async_shared();
   team_barrier(c.group());
 }

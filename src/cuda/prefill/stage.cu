@@ -3,6 +3,7 @@
 #include "cuda/dequantize/kernel.h"
 #include "cuda/dequantize/launch.h"
 #include "cuda/device/range.h"
+#include "format/int8_row.h"
 
 namespace halftone::cuda {
 namespace {
@@ -23,9 +24,9 @@ struct StagedOut {
       if (p.has_codes) {
         if constexpr (Codes::kBits == 8) bytes = {codes.words[0], codes.words[1]};
       } else {
-        const float most = largest(x);
-        scale = codes_scale(most);
-        bytes = to_codes(x, codes_inverse(most));
+        const int8_row::Row as = int8_row::row_of(largest(x));
+        scale = as.scale;
+        bytes = to_codes(x, as.inverse);
       }
       if (live && row >= 0) {
         auto* const out = static_cast<std::uint8_t*>(p.rows.out);
@@ -40,7 +41,7 @@ struct StagedOut {
       divide(x, scale);
       if (chunk == 0 && row >= 0) p.scales[head * p.rows.rows + row] = scale;
     } else if (part.format.static_scale()) {
-      divide(x, p.rows.static_scale[head * p.rows.static_stride]);
+      divide(x, value_unit(p.rows.static_scale, p.rows.static_min, head * p.rows.static_stride));
     }
     if (live && row >= 0) store_values(DType::kFloat16, p.rows.out, place(row, head, chunk), x);
   }
@@ -58,13 +59,13 @@ struct StagedOut {
   __device__ __forceinline__ std::int64_t place(std::int64_t row, int head, int chunk) const {
     return row * p.rows.row_stride + head * p.rows.head_stride + chunk * kChunk;
   }
-  /// Magnitude, over the lanes of a row.
-  __device__ __forceinline__ float largest(const float (&x)[kChunk]) const {
-    float most = 0.0f;
+  /// Bits of the largest magnitude, over the lanes of a row.
+  __device__ __forceinline__ std::uint32_t largest(const float (&x)[kChunk]) const {
+    std::uint32_t most = 0;
 #pragma unroll
-    for (int i = 0; i < kChunk; ++i) most = fmaxf(most, fabsf(x[i]));
+    for (int i = 0; i < kChunk; ++i) most = max(most, magnitude_bits(x[i]));
     for (int i = lanes_of(p.rows.part.dim) / 2; i > 0; i /= 2) {
-      most = fmaxf(most, __shfl_xor_sync(~0u, most, i));
+      most = max(most, __shfl_xor_sync(~0u, most, i));
     }
     return most;
   }

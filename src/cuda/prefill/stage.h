@@ -6,10 +6,10 @@
 namespace halftone::cuda {
 
 enum class StagedAs : std::uint8_t {
-  kValues,  ///< V in f16; one with static scales divided by them
+  kValues,  ///< V in f16; one with static scales divided by value_unit()
   kKeys,    ///< K in f16, each divided by a power of two, its scale, where f16 would not hold it
   kCodes,   ///< K in 8-bit integers with a scale per key, in the basis in which the cache stores it: those of
-            ///< the cache where it has such, else with a scale of 1/127 of the largest magnitude
+            ///< the cache where it has such, else those of int8_row.h
 };
 
 struct StageParams {

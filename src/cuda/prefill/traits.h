@@ -57,7 +57,7 @@ struct PrefillTraits {
     // the sum are scaled by when an offset is raised.
     int item_index[kComputeWarps];
     float rescale[kRows];
-    float query_scales[kStaged ? kRows : 0];
+    float query_factors[kStaged ? kRows : 0];  // and what their products are multiplied by
   };
   static constexpr int kMaxShared = 227 * 1024;
   static_assert(sizeof(Shared) <= kMaxShared);

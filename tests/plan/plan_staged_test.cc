@@ -1,0 +1,233 @@
+// plan() for a GPU: which caches run() stages for the kernel of prompts, for which arithmetic, and where.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "plan/plan.h"
+#include "plan/validate.h"
+#include "tests/expect_error.h"
+#include "tests/plan/cuda_problem.h"
+
+namespace halftone {
+namespace {
+
+/// Of the pass of the longest requests.
+planning::Staged staged_of(const AttentionProblem& p) {
+  const Plan made = plan(p);
+  const planning::Staged staged = planning::require_plan(made).passes().back().staged;
+  EXPECT_EQ(made.info().passes.back().staged_bytes, staged.bytes);
+  EXPECT_EQ(made.info().staged_bytes, staged.bytes);
+  if (made.info().passes.size() > 1) {
+    EXPECT_EQ(made.info().passes.front().staged_bytes, 0);
+  }
+  return staged;
+}
+
+/// Which caches run() dequantises for the kernel of prompts, and which ones it does not.
+TEST(StagedPlan, StagesWhatPrefillCannotReadAsItIs) {
+  if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
+  if (configs_of(cuda_problem()).back() == "sm90-universal") GTEST_SKIP() << "a build of other head_dims";
+  const auto expect_staged = [](std::string_view k, std::string_view v, bool staged, auto change) {
+    for (const DType q_dtype : {DType::kBFloat16, DType::kFloat16}) {
+      AttentionProblem p = prompt_problem([&](AttentionProblem& x) {
+        spec_of(x).k_format = parse_format(k);
+        spec_of(x).v_format = parse_format(v);
+        x.q_dtype = q_dtype;
+        change(x);
+      });
+      SCOPED_TRACE(plan(p).describe());
+      // What has the types of Q is read as it is.
+      const bool as_q = spec_of(p).k_format.dtype == q_dtype && spec_of(p).v_format.dtype == q_dtype &&
+                        !spec_of(p).rotate_k;
+      EXPECT_EQ(configs_of(p).back() == "sm90-prefill-192", staged || as_q);
+      EXPECT_EQ(staged_of(p).bytes > 0, staged && !as_q);
+    }
+  };
+  const auto nothing = [](AttentionProblem&) {};
+  for (const NamedFormat& named : named_formats()) {
+    expect_staged(named.name, named.name, named.name != "bf16", nothing);
+  }
+  for (const auto& [k, v] : {std::pair{"bf16", "int4-g32"},
+                             {"fp8-token-head-f32", "int8-head"},
+                             {"int8-token-asym-f32", "int4-static-head-sym"},
+                             {"int4-g32", "int8-tensor-asym"},
+                             {"bf16", "fp16"},
+                             {"int8-head", "fp16"}}) {
+    expect_staged(k, v, true, nothing);
+  }
+  // V need not lie in f16's range.
+  for (const char* v : {"bf16", "int8-token-head-f32", "int4-g64-f32"})
+    expect_staged("int8-head", v, false, nothing);
+  const auto rotate_k = [](auto& p) { spec_of(p).rotate_k = true; };
+  const auto rotate_v = [](auto& p) { spec_of(p).rotate_v = true; };
+  expect_staged("fp16", "fp16", true, rotate_k);
+  expect_staged("fp16", "fp16", true, rotate_v);
+  expect_staged("bf16", "bf16", false, rotate_k);
+  expect_staged("bf16", "bf16", false, rotate_v);
+  expect_staged("int8-head", "int4-g32", true, [](auto& p) { p.out_dtype = DType::kFloat32; });
+  expect_staged("int8-head", "int8-head", false, [](auto& p) { p.q_dtype = DType::kFloat32; });
+  expect_staged("int8-head", "int8-head", false, [](auto& p) { spec_of(p).v_head_dim = 64; });
+}
+
+/// Of a key and head: K and V in f16 and a scale, or K as codes with theirs.
+TEST(StagedPlan, StagedBytesOfAKey) {
+  if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
+  int served = 0;
+  for (const auto& [head_dim, bytes, code_bytes] :
+       {std::array{64, 260, 0}, {128, 516, 388}, {256, 1028, 772}}) {
+    AttentionProblem p = prompt_problem([](AttentionProblem&) {});
+    spec_of(p).head_dim = head_dim;
+    if (configs_of(p).back() == "sm90-universal") continue;  // a build of other head_dims
+    ++served;
+    EXPECT_EQ(staged_of(p).bytes, staged_of(p).keys * 8 * bytes);
+    p.arithmetic = Arithmetic::kHalfInt8;
+    if (code_bytes > 0) {
+      EXPECT_EQ(staged_of(p).bytes, staged_of(p).keys * 8 * code_bytes);
+    }
+  }
+  EXPECT_GT(served, 0);
+}
+
+/// The int8-head pages of cuda_problem() in half-INT8 arithmetic, after `change`.
+AttentionProblem half_int8_problem(auto change) {
+  AttentionProblem p = cuda_problem();
+  p.arithmetic = Arithmetic::kHalfInt8;
+  change(p);
+  return p;
+}
+
+/// Half-INT8 has one kernel, which takes any number of rows, under every policy.
+TEST(StagedPlan, HalfInt8HasThePrefillKernelForAnyRows) {
+  if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
+  using Names = std::vector<std::string>;
+  int served = 0;
+  for (const auto& [head_dim, config] : {std::pair{128, "sm90-prefill-192"}, {256, "sm90-prefill-128"}}) {
+    AttentionProblem usual = cuda_problem();
+    spec_of(usual).head_dim = head_dim;
+    if (configs_of(usual).back() == "sm90-universal") continue;  // a build of other head_dims
+    ++served;
+    for (const SplitPolicy policy :
+         {SplitPolicy::kFast, SplitPolicy::kReproducible, SplitPolicy::kBatchInvariant}) {
+      for (const int max_q_len : {1, 3, 40, 1000}) {
+        for (const char* k : {"int8-head", "int8-tensor", "int4-g32", "fp8", "bf16", "int8-token-head-f32"}) {
+          for (const char* v : {"int8-head", "int4-g32", "fp8-static-head", "fp16"}) {
+            const AttentionProblem p = half_int8_problem([&](AttentionProblem& x) {
+              spec_of(x).head_dim = head_dim;
+              spec_of(x).k_format = parse_format(k);
+              spec_of(x).v_format = parse_format(v);
+              spec_of(x).rotate_v = max_q_len == 40;
+              x.q_dtype = max_q_len == 3 ? DType::kFloat16 : DType::kBFloat16;
+              x.max_q_len = max_q_len;
+              x.policy = policy;
+            });
+            EXPECT_EQ(configs_of(p), Names{config}) << k << ":" << v << ", " << max_q_len << " queries";
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(served, 0);
+}
+
+/// Where the bounds decide nothing, what serves prompts must not serve single queries by staging all keys.
+TEST(StagedPlan, BatchInvariantSingleQueriesAreNeverStaged) {
+  if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
+  if (configs_of(cuda_problem()).back() == "sm90-universal") GTEST_SKIP() << "a build of other head_dims";
+  using Names = std::vector<std::string>;
+  for (const int max_q_len : {1, 1000}) {
+    const auto configs = [&](SplitPolicy policy, auto change) {
+      return configs_of(prompt_problem([&](AttentionProblem& p) {
+        p.max_q_len = max_q_len;
+        p.policy = policy;
+        change(p);
+      }));
+    };
+    using enum SplitPolicy;
+    const auto pair = [](auto& p) { spec_of(p).v_format = parse_format("fp16"); };  // decode has none
+    const auto wide = [](auto& p) { p.q_heads = 65, spec_of(p).kv_heads = 1; };     // nor such units
+    EXPECT_EQ(configs(kBatchInvariant, pair), Names{"sm90-universal"});
+    EXPECT_EQ(configs(kBatchInvariant, wide), Names{"sm90-decode-64"});
+    EXPECT_EQ(configs(kFast, pair), Names{max_q_len == 1 ? "sm90-universal" : "sm90-prefill-192"});
+    EXPECT_EQ(configs(kFast, wide), Names{max_q_len == 1 ? "sm90-decode-64" : "sm90-prefill-192"});
+  }
+}
+
+/// As many KV heads at a time as divide them all and fit into 512 MiB, 516 bytes for a key and head.
+TEST(StagedPlan, StagedHeadsFitIntoTheirShare) {
+  if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
+  if (configs_of(cuda_problem()).back() == "sm90-universal") GTEST_SKIP() << "a build of other head_dims";
+  struct Row {
+    int batch, kv_heads;
+    std::int64_t max_total_kv;
+    std::int64_t keys;
+    int heads, rounds;
+  };
+  for (const Row& row :
+       {Row{4, 8, 0, 32768, 8, 1}, Row{15, 8, 0, 122880, 8, 1}, Row{16, 8, 0, 131072, 4, 2},
+        Row{32, 8, 0, 262144, 2, 4}, Row{64, 8, 260111, 260111, 4, 2}, Row{64, 8, 260112, 260112, 2, 4},
+        Row{64, 8, 130055, 130055, 8, 1}, Row{64, 8, 1, 1, 8, 1}, Row{64, 8, 0, 524288, 1, 8},
+        Row{1024, 8, 0, 8388608, 1, 8}, Row{1024, 8, 130056, 130056, 4, 2}, Row{32, 6, 0, 262144, 3, 2},
+        Row{32, 7, 0, 262144, 1, 7}, Row{1 << 20, 2, 0, INT32_MAX, 1, 2}}) {
+    const AttentionProblem p = prompt_problem([&](AttentionProblem& x) {
+      x.batch = row.batch;
+      x.q_heads = 4 * row.kv_heads;
+      spec_of(x).kv_heads = row.kv_heads;
+      x.max_total_kv = row.max_total_kv;
+    });
+    const planning::Staged staged = staged_of(p);
+    SCOPED_TRACE(std::to_string(row.batch) + " requests of " + std::to_string(row.max_total_kv));
+    EXPECT_EQ(staged.keys, row.keys);
+    EXPECT_EQ(staged.heads, row.heads);
+    EXPECT_EQ(staged.rounds, row.rounds);
+    EXPECT_EQ(staged.bytes, row.keys * row.heads * 516);
+    const Plan made = plan(p);
+    EXPECT_GE(made.info().workspace_bytes, made.info().schedule_bytes + staged.bytes);
+    EXPECT_LE(made.info().schedule_bytes, std::int64_t{100} * (row.batch + 10000))
+        << "rows are no part of it";
+    const std::int64_t blocks = (4000 + 191) / 192;
+    EXPECT_EQ(made.info().max_units, row.batch * row.kv_heads * blocks) << "of all rounds";
+  }
+}
+
+TEST(StagedPlan, DescribesWhatItStages) {
+  if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
+  if (configs_of(cuda_problem()).back() == "sm90-universal") GTEST_SKIP() << "a build of other head_dims";
+  const auto text = [](int batch) {
+    return plan(prompt_problem([&](AttentionProblem& p) { p.batch = batch; })).describe();
+  };
+  const auto has = [](const std::string& all, std::string_view part) {
+    EXPECT_NE(all.find(part), std::string::npos) << part << " is not in\n" << all;
+  };
+  has(text(32),
+      "\nstaged     K and V of 2 KV heads at a time, up to 262144 keys: 270532608 bytes of workspace\n");
+  has(text(65),
+      "\nstaged     K and V of 1 KV head at a time, up to 532480 keys: 274759680 bytes of workspace\n");
+  EXPECT_EQ(plan(cuda_problem()).describe().find("\nstaged"), std::string::npos);
+}
+
+TEST(StagedPlan, SaysWhatKeepsHalfInt8OffTheGpu) {
+  if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
+  const auto refused = [](std::string_view is, auto change) {
+    expect_error(ErrorCode::kUnsupported,
+                 {"arithmetic is half_int8 and kv is", is, "over caches without rotate_k",
+                  "V in fp16 or quantised with scales that are static or in f16", "head_dim 128 or 256",
+                  "Q in bf16 or f16: use 16-bit, or the CPU"},
+                 [&] { plan(half_int8_problem(change)); });
+  };
+  refused("tensors in bf16 with head_dim 128", [](auto& p) { p.kv = KvTensors{DType::kBFloat16, 8, 128}; });
+  refused("a cache of K in int8-head with rotate_k and V in int8-head",
+          [](auto& p) { spec_of(p).rotate_k = true; });
+  refused("and V in bf16", [](auto& p) { spec_of(p).v_format = parse_format("bf16"); });
+  refused("and V in int4-g32-f32", [](auto& p) { spec_of(p).v_format = parse_format("int4-g32-f32"); });
+  refused("head_dim 64 and 64 of V", [](auto& p) { spec_of(p).head_dim = 64; });
+  refused("head_dim 128 and 64 of V", [](auto& p) { spec_of(p).v_head_dim = 64; });
+  refused("q_dtype is f32", [](auto& p) { p.q_dtype = DType::kFloat32; });
+}
+
+}  // namespace
+}  // namespace halftone
