@@ -116,9 +116,8 @@ struct Consumer {
     const int last = item.item.work.row_end - item.item.work.row_begin - 1;
     return p.alibi_slopes[place_of(p, item.item, min(row, last)).head] * kLog2e;
   }
-  /// Products become base-2 logits, capped and biased, times `after`: four at a time, since few registers are
-  /// free.
-  __device__ void cap_and_bias(Logits& x, const Item& item, int token, float after) const {
+  /// Products become base-2 logits, capped and biased: four at a time, since few registers are free.
+  __device__ void cap_and_bias(Logits& x, const Item& item, int token) const {
     const Softcap cap(p);
     const int row = first_row();
     const float slope[2] = {slope_of(item, row), slope_of(item, row + 8)};
@@ -132,7 +131,6 @@ struct Consumer {
         if (p.softcap > 0.0f) four[e] = cap(four[e]);
         const int away = item.position[row + e / 2 * 8] - (token + 8 * i + thread % 4 * 2 + e % 2);
         if (p.alibi_slopes != nullptr) four[e] -= slope[e / 2] * abs(away);
-        four[e] *= after;
       }
       pin(four);
     }

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <utility>
 #include <variant>
@@ -158,7 +157,6 @@ PrefillParams prefill_params(const Plan::Impl& plan, const AttentionArgs& args,
   const PrefillConfig& config = kPrefillTable[pass.variant];
   PrefillParams p{};
   p.attention = attention_params(plan, args, workspace, index);
-  p.softmax_scale = std::fabs(p.attention.scale_log2);
   p.taken = backend_parts(pass, workspace.passes[index]).taken;
   const int group = pass.schedule.group;
   const auto boxes = [&](const TensorView& t) {

@@ -6,17 +6,6 @@
 
 namespace halftone::cuda {
 
-/// A RingPlace in one register.
-template <int kStages>
-struct RingTurn {
-  int turn = 0;  // of 2 kStages
-
-  __device__ int stage() const { return turn < kStages ? turn : turn - kStages; }
-  __device__ std::uint32_t parity() const { return turn < kStages ? 0 : 1; }
-  __device__ void advance() { turn = turn == 2 * kStages - 1 ? 0 : turn + 1; }
-  __device__ RingTurn before() const { return {turn == 0 ? 2 * kStages - 1 : turn - 1}; }
-};
-
 /// A compute warpgroup: its rows of all items.
 template <PrefillConfig C>
 struct RowsLoop {
@@ -29,35 +18,34 @@ struct RowsLoop {
   typename Traits::Shared& s;
   const AttentionParams& p = params.attention;
   Consumer<C> c{p, s, thread_index()};
-  RingTurn<C.stages> ring = {};
+  RingPlace<C.stages> ring = {};
 
   __device__ bool modified() const {
     return p.softcap > 0.0f || p.alibi_slopes != nullptr || p.scale_log2 < 0.0f;
   }
-  /// What the softmax multiplies logits of row g + 8 r by. Of given keys it is the same for all rows, also of
-  /// modified logits, and needs no register.
-  __device__ float row_factor(int r) const {
-    if constexpr (!Traits::kStaged) return params.softmax_scale;
+  /// What the softmax multiplies logits of row g + 8 r by; of given keys `common`, the same for all rows.
+  __device__ float row_factor(int r, float common) const {
+    if constexpr (!Traits::kStaged) return common;
     return modified() ? 1.0f : c.factor(r);
   }
   /// Worked out anew, to keep no register.
   __device__ int stage_before() const {
-    RingTurn<C.stages> turn = ring;
-    asm volatile("" : "+r"(turn.turn));
-    return turn.before().stage();
+    int stage = ring.stage;
+    asm volatile("" : "+r"(stage));
+    return (stage == 0 ? C.stages : stage) - 1;
   }
   __device__ void wait(std::uint64_t& barrier) const {
-    barrier_wait(shared_address(&barrier), ring.parity());
+    barrier_wait(shared_address(&barrier), ring.parity);
   }
 
   /// Tiles before `token` down to `first` that the rows do not see.
   __device__ void skip(int token, int first) {
 #pragma unroll 1
     for (; token > first; token -= kTile, ring.advance()) {
-      wait(s.k_full[ring.stage()]);
-      c.release(s.k_empty[ring.stage()]);
-      wait(s.v_full[ring.stage()]);
-      c.release(s.v_empty[ring.stage()]);
+      wait(s.k_full[ring.stage]);
+      c.release(s.k_empty[ring.stage]);
+      wait(s.v_full[ring.stage]);
+      c.release(s.v_empty[ring.stage]);
     }
   }
   /// The item at hand; looked up anew, to keep no register.
@@ -79,8 +67,8 @@ struct RowsLoop {
   __device__ void prepare(const Products& products, Logits& x, int token, std::uint32_t need,
                           std::uint32_t live) {
     constexpr std::uint32_t kAll = (1u << kTile / kTileTokens) - 1;
-    c.take(products, x, ring.stage(), Traits::kCodes || live & kScaledTile);
-    if (modified()) c.cap_and_bias(x, current(), token, Traits::kStaged ? 1.0f : 1.0f / params.softmax_scale);
+    c.take(products, x, ring.stage, Traits::kCodes || live & kScaledTile);
+    if (modified()) c.cap_and_bias(x, current(), token);
     if (need & kMask || (live & ~kScaledTile) != kAll) c.mask(x, current(), token, live);
   }
   /// Whether the products need nothing but their scales.
@@ -92,44 +80,45 @@ struct RowsLoop {
   __device__ void attend() {
     int token = current().tiles[c.group()].end - kTile;
     std::uint32_t need = needs(token);
+    const float common = modified() ? 1.0f : p.scale_log2;
     float sum[2];
     typename Consumer<C>::Probabilities prob;
     {
       Products products;
       Logits x;
-      wait(s.k_full[ring.stage()]);
+      wait(s.k_full[ring.stage]);
       wgmma_begin();
-      c.begin_scores(ring.stage(), products);
-      const std::uint32_t live = s.live[ring.stage()];
+      c.begin_scores(ring.stage, products);
+      const std::uint32_t live = s.live[ring.stage];
       wgmma_wait();
       pin(products);
       prepare(products, x, token, need, live);
-      c.release(s.k_empty[ring.stage()]);
-      const float factor[2] = {row_factor(0), row_factor(1)};
+      c.release(s.k_empty[ring.stage]);
+      const float factor[2] = {row_factor(0, common), row_factor(1, common)};
       c.raise(x, factor);
       need = needs(token - kTile);
       c.exponentiate(x, factor, sum);
       c.add(sum);
       c.round(x, prob);
-      wait(s.v_full[ring.stage()]);
+      wait(s.v_full[ring.stage]);
       const int alive = current().item.keys - token;
-      if (alive < kTile) c.clear_dead(ring.stage(), alive);
+      if (alive < kTile) c.clear_dead(ring.stage, alive);
     }
 #pragma unroll 1
     while (need & kHere) {
       token -= kTile;
       c.locate();
-      const RingTurn<C.stages> before = ring;
+      const RingPlace<C.stages> before = ring;
       ring.advance();
       Products products;
       Logits x;
-      wait(s.k_full[ring.stage()]);
-      const std::uint32_t live = s.live[ring.stage()];
+      wait(s.k_full[ring.stage]);
+      const std::uint32_t live = s.live[ring.stage];
       wgmma_begin();
-      c.begin_scores(ring.stage(), products);
-      barrier_wait(shared_address(&s.v_full[before.stage()]), before.parity());
+      c.begin_scores(ring.stage, products);
+      barrier_wait(shared_address(&s.v_full[before.stage]), before.parity);
       wgmma_begin();
-      c.begin_output(before.stage(), prob);
+      c.begin_output(before.stage, prob);
       wgmma_wait<1>();
       pin(products);
       bool raised = false;
@@ -138,34 +127,34 @@ struct RowsLoop {
       while (true) {
         if (Traits::kCodes && plain(need, live)) {
           next = needs(token - kTile);
-          c.exponentiate(products, ring.stage(), x, sum);
+          c.exponentiate(products, ring.stage, x, sum);
         } else {
           prepare(products, x, token, need, live);
-          const float factor[2] = {row_factor(0), row_factor(1)};
+          const float factor[2] = {row_factor(0, common), row_factor(1, common)};
           if (need & kLook) raised = c.raise(x, factor);
           next = needs(token - kTile);  // beside the exponentials
           c.exponentiate(x, factor, sum);
         }
         if (need & kLook || !c.exceeds(sum)) break;
         wgmma_wait<0>();
-        c.repeat_scores(ring.stage(), products);
+        c.repeat_scores(ring.stage, products);
         need |= kLook;
       }
       need = next;
       c.add(sum);
-      c.release(s.k_empty[ring.stage()]);
+      c.release(s.k_empty[ring.stage]);
       wgmma_wait<0>();
       c.release(s.v_empty[stage_before()]);
       if (raised) c.rescale_output();
       c.round(x, prob);
     }
-    wait(s.v_full[ring.stage()]);
+    wait(s.v_full[ring.stage]);
     wgmma_begin();
-    c.begin_output(ring.stage(), prob);
+    c.begin_output(ring.stage, prob);
     c.release(s.q_empty[c.group()]);
     wgmma_wait<0>();
     pin(c.o);
-    c.release(s.v_empty[ring.stage()]);
+    c.release(s.v_empty[ring.stage]);
     ring.advance();
   }
 

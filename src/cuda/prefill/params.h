@@ -11,7 +11,6 @@ namespace halftone::cuda {
 struct PrefillParams {
   AttentionParams attention;
   std::int32_t* taken;      // [2] items of the queue, and workers that have none left; 0 between launches
-  float softmax_scale;      // magnitude of attention.scale_log2
   std::int64_t kv_tokens;   // rows of those tensors
   const float* key_scales;  // of staged keys: [kv_heads][kv_tokens]
   CUtensorMap q;            // [token][head][dim], where q_boxes
