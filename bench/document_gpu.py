@@ -126,9 +126,10 @@ def prefill(rows, device):
 
 
 def prefill_codes(rows, device):
-    return table(["format", "mask", "keys x batch", "us", "TFLOP/s", "MHz", "kernel"],
-                 [(name(r), *prefill_shape(r)[2:], *prefill_figures(r, device["multiprocessors"])[:3], r["kernel"])
-                  for r in rows if r["format_k"] not in ("plain", "bf16")])
+    columns = ["format", "arithmetic", "heads", "head_dim", "mask", "keys x batch", "us", "TFLOP/s", "MHz", "kernel"]
+    return table(columns,
+                 [(name(r), r["arithmetic"], *prefill_shape(r), *prefill_figures(r, device["multiprocessors"])[:3],
+                   r["kernel"]) for r in rows if r["format_k"] not in ("plain", "bf16")])
 
 
 PAGES = {

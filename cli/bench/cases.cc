@@ -102,7 +102,18 @@ std::vector<Sweep> prefill_sweeps() {
     add("bf16", {32, 8}, 128, 0, {"4096x4", "16384x1"}).plain = plain;
   }
   add("bf16", {32, 8}, 128, 2048, {"32768x1"});
-  add("int8-head,int4-g32", {32, 8}, 128, 0, {"4096x4"});
+  for (const bool causal : {false, true}) {
+    add("fp8,int8-head,int4-g32", {32, 8}, 128, 0, {"1024x16", "4096x4", "16384x1"}).causal = causal;
+  }
+  add("int8-head,int4-g32", {32, 8}, 128, 2048, {"32768x1"});
+  for (const bool causal : {false, true}) {  // the shapes in which half-INT8 attention was published
+    for (const int head_dim : {128, 256}) {
+      Sweep& sweep = add("int8-head", {kHidden / head_dim, 1}, head_dim, 0,
+                         {"1024x32", "4096x8", "16384x2", "32768x1"});
+      sweep.causal = causal;
+      sweep.arithmetic = Arithmetic::kHalfInt8;
+    }
+  }
   return sweeps;
 }
 
@@ -209,6 +220,7 @@ void expand(const Sweep& sweep, std::string_view formats, SplitPolicy policy, st
   c.with_schedule = sweep.with_schedule;
   c.shape.plain = sweep.plain;
   c.shape.causal = sweep.causal;
+  c.shape.arithmetic = sweep.arithmetic;
   for (const Sweep::Heads heads : sweep.heads) {
     c.shape.q_heads = heads.q;
     c.shape.kv_heads = heads.kv;

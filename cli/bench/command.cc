@@ -111,7 +111,7 @@ std::vector<BenchCase> make_cases(const Options& options) {
   }
   for (BenchCase& c : cases) {
     if (options.with_schedule && c.suite != Suite::kAppend) c.with_schedule = true;
-    c.shape.arithmetic = arithmetic;
+    if (arithmetic != Arithmetic::k16Bit) c.shape.arithmetic = arithmetic;
     check_case(c);
   }
   return cases;
