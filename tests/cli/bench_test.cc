@@ -104,11 +104,18 @@ TEST(BenchTables, PrefillIsTensorsAndPagesOfEqualWork) {
   const std::vector<BenchCase> cases = cases_of("prefill");
   std::set<std::tuple<bool, int, bool, int>> grid;
   std::set<std::string> codes;
+  std::size_t half_int8 = 0;
   for (const BenchCase& c : cases) {
     const ProblemShape& s = c.shape;
     EXPECT_EQ(c.suite, Suite::kPrefill);
     EXPECT_EQ(to_problem(s).is_paged(), !s.plain);
     EXPECT_EQ(to_problem(s).mask.causal, s.causal);
+    if (s.arithmetic == Arithmetic::kHalfInt8) {
+      ++half_int8;
+      EXPECT_EQ(std::pair(s.batch * s.context, s.q_heads * s.head_dim), std::pair(32768, 2048));
+      EXPECT_EQ(std::pair(s.format.name, s.kv_heads), std::pair(std::string("int8-head"), 1));
+      continue;
+    }
     if (s.q_len != s.context) {  // a chunk of a long prompt
       EXPECT_EQ(std::pair(s.q_len, s.context), std::pair(2048, 32768));
       continue;
@@ -120,8 +127,9 @@ TEST(BenchTables, PrefillIsTensorsAndPagesOfEqualWork) {
     grid.insert({s.plain, s.head_dim, s.causal, s.context});
   }
   EXPECT_EQ(grid.size(), 2U * 3 * 2 * 3);  // place, head_dim, mask, length
-  EXPECT_EQ(codes, (std::set<std::string>{"int4-g32", "int8-head"}));
-  EXPECT_EQ(cases.size(), grid.size() + 2 * 2 + 1 + 2);  // grouped heads, the chunk, codes
+  EXPECT_EQ(codes, (std::set<std::string>{"fp8", "int4-g32", "int8-head"}));
+  EXPECT_EQ(half_int8, 2U * 2 * 4);  // head_dim, mask, length
+  EXPECT_EQ(cases.size(), grid.size() + 2 * 2 + 3 * 2 * 3 + 3 + half_int8);  // grouped heads, codes, chunks
   for (const BenchCase& c : cases_of("prefill", "fp8")) {
     EXPECT_FALSE(c.shape.plain) << "tensors have no such format";
   }
@@ -227,7 +235,8 @@ TEST(BenchReport, PrefillHasFlopsAndAClockInsteadOfACeiling) {
   EXPECT_DOUBLE_EQ(rows[0]["tflops"], 654.321);
   EXPECT_DOUBLE_EQ(rows[0]["mhz"], 1755.4);
   EXPECT_TRUE(rows[0]["ceiling_gbs"].is_null());
-  EXPECT_EQ(rows[1]["format_k"], "int4-g32");
+  EXPECT_EQ(rows[1]["format_k"], "int8-head");
+  EXPECT_EQ(rows[1]["arithmetic"], "half_int8");
   EXPECT_EQ(rows[1]["page_size"], 64);
   EXPECT_EQ(rows[1]["causal"], true);
   EXPECT_TRUE(rows[1]["mhz"].is_null());
