@@ -273,9 +273,9 @@ Operands exact_operands(const Problem& p) {
   return {widened(p.q.to_floats()), widened(d.k.to_floats()), widened(d.v.to_floats())};
 }
 
-/// Q and K in the basis of the pages as integers times scales; V rounded there to 16 bits. Dots are those of
-/// that basis; V comes back from it.
-Operands half_int8_operands(const Problem& p) {
+/// Q and K in the basis of the pages as integers times scales; V, if wanted, rounded there to 16 bits. Dots
+/// are those of that basis; V comes back from it.
+Operands half_int8_operands(const Problem& p, bool rounds_v) {
   const bool paged = p.cache != nullptr;
   ExactValues values =
       paged ? stored_values(*p.cache) : ExactValues{widened(p.k.to_floats()), widened(p.v.to_floats())};
@@ -286,17 +286,17 @@ Operands half_int8_operands(const Problem& p) {
   }
   if (!paged || !has_int8_rows(p.cache->spec)) values.k = int8_rows(narrowed(values.k), p.row.head_dim);
   const DType type = p.row.q_dtype == DType::kFloat16 ? DType::kFloat16 : DType::kBFloat16;
-  for (double& x : values.v) x = round_to(type, static_cast<float>(x));
+  for (double& x : values.v) x = rounds_v ? round_to(type, static_cast<float>(x)) : x;
   if (p.row.rotate_v) rotate_rows(values.v, p.problem.v_dim());
   return {int8_rows(q, p.row.head_dim), std::move(values.k), std::move(values.v)};
 }
 
 }  // namespace
 
-Reference make_reference(const Problem& p) {
+Reference make_reference(const Problem& p, bool rounds_v) {
   Reference reference;
   const Operands exact =
-      p.problem.arithmetic == Arithmetic::kHalfInt8 ? half_int8_operands(p) : exact_operands(p);
+      p.problem.arithmetic == Arithmetic::kHalfInt8 ? half_int8_operands(p, rounds_v) : exact_operands(p);
   const std::vector<float> q = narrowed(exact.q), k = narrowed(exact.k), v = narrowed(exact.v);
   std::int64_t q_token = 0, kv_token = 0;
   for (const Request& r : p.row.requests) {

@@ -135,7 +135,7 @@ struct RowsLoop {
         const float factor[2] = {row_factor(0), row_factor(1)};
         if (need & kLook) raised = c.raise(x, factor);
         c.exponentiate(x, factor, sum);
-        if (need & kLook || !c.exceeds(sum)) break;
+        if (need & kLook || !c.exceeds(sum) || !c.exceeds(sum, current())) break;
         wgmma_wait<0>();
         c.repeat_scores(ring.stage(), products);
         need |= kLook;
