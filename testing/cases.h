@@ -113,13 +113,13 @@ AttentionArgs arguments(const Problem& problem, const Outputs& outputs);
 /// was written.
 Outputs run_problem(const Problem& problem, const std::function<void(AttentionProblem&)>& change = {});
 
-/// Truth and yardstick on the dequantised cache (or on the plain tensors); `staged`: on what CUDA's prefill
-/// makes of the cache's values before it multiplies them.
+/// Truth and yardstick on the dequantised cache (or on the plain tensors), in half_int8 on what that makes of
+/// them; `rounds_v`: its V rounded to the type of Q, as on the CPU.
 struct Reference {
   std::vector<double> out, lse;
   std::vector<float> plain_out, plain_lse;
 };
-Reference make_reference(const Problem& problem, bool staged = false);
+Reference make_reference(const Problem& problem, bool rounds_v = true);
 
 /// The tolerance rule of oracle.h for output and LSE: empty when kept, else a sentence.
 /// `lse_slack` widens the LSE's limit, relative to max(1, |LSE|); `out_slack` the output's, absolutely.

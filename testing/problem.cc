@@ -273,34 +273,9 @@ Operands exact_operands(const Problem& p) {
   return {widened(p.q.to_floats()), widened(d.k.to_floats()), widened(d.v.to_floats())};
 }
 
-/// K of a row and V as CUDA's prefill stages them (docs/kernels/prefill.md): 11 bits of each value, as f16 has
-/// them, in the caller's basis.
-void round_as_staged(const Problem& p, Operands& operands) {
-  const auto dim = static_cast<std::size_t>(p.row.head_dim);
-  for (std::size_t row = 0; row < operands.k.size(); row += dim) {
-    double largest = 0;
-    for (std::size_t d = 0; d < dim; ++d) largest = std::max(largest, std::fabs(operands.k[row + d]));
-    const bool fits = largest == 0 || (largest >= 0x1p-6 && largest < 0x1p15);
-    const double scale = fits || !std::isfinite(largest) ? 1.0 : std::exp2(std::floor(std::log2(largest)));
-    for (std::size_t d = 0; d < dim; ++d) {
-      double& x = operands.k[row + d];
-      x = round_to(DType::kFloat16, static_cast<float>(x / scale)) * scale;
-    }
-  }
-  const PagedKv cache = p.cache->view();
-  const std::int64_t v_dim = p.problem.v_dim(), heads = p.problem.kv_heads();
-  const auto* const scales = static_cast<const float*>(cache.v_scale.scale.data);
-  const bool by_head = cache.spec.v_format.granularity == Granularity::kHead;
-  for (std::size_t i = 0; i < operands.v.size(); ++i) {
-    const std::int64_t head = static_cast<std::int64_t>(i) / v_dim % heads;
-    const double scale = cache.spec.v_format.static_scale() ? scales[by_head ? head : 0] : 1.0;
-    operands.v[i] = round_to(DType::kFloat16, static_cast<float>(operands.v[i] / scale)) * scale;
-  }
-}
-
-/// Q and K in the basis of the pages as integers times scales; V rounded there to 16 bits. Dots are those of
-/// that basis; V comes back from it.
-Operands half_int8_operands(const Problem& p) {
+/// Q and K in the basis of the pages as integers times scales; V, if wanted, rounded there to 16 bits. Dots
+/// are those of that basis; V comes back from it.
+Operands half_int8_operands(const Problem& p, bool rounds_v) {
   const bool paged = p.cache != nullptr;
   ExactValues values =
       paged ? stored_values(*p.cache) : ExactValues{widened(p.k.to_floats()), widened(p.v.to_floats())};
@@ -311,23 +286,17 @@ Operands half_int8_operands(const Problem& p) {
   }
   if (!paged || !has_int8_rows(p.cache->spec)) values.k = int8_rows(narrowed(values.k), p.row.head_dim);
   const DType type = p.row.q_dtype == DType::kFloat16 ? DType::kFloat16 : DType::kBFloat16;
-  for (double& x : values.v) x = round_to(type, static_cast<float>(x));
+  for (double& x : values.v) x = rounds_v ? round_to(type, static_cast<float>(x)) : x;
   if (p.row.rotate_v) rotate_rows(values.v, p.problem.v_dim());
   return {int8_rows(q, p.row.head_dim), std::move(values.k), std::move(values.v)};
 }
 
 }  // namespace
 
-Reference make_reference(const Problem& p, bool staged) {
+Reference make_reference(const Problem& p, bool rounds_v) {
   Reference reference;
-  const bool codes = p.problem.arithmetic == Arithmetic::kHalfInt8;
-  Operands exact = codes ? half_int8_operands(p) : exact_operands(p);
-  if (staged) {
-    Operands rounded = exact_operands(p);
-    round_as_staged(p, rounded);
-    if (!codes) exact.k = std::move(rounded.k);
-    exact.v = std::move(rounded.v);
-  }
+  const Operands exact =
+      p.problem.arithmetic == Arithmetic::kHalfInt8 ? half_int8_operands(p, rounds_v) : exact_operands(p);
   const std::vector<float> q = narrowed(exact.q), k = narrowed(exact.k), v = narrowed(exact.v);
   std::int64_t q_token = 0, kv_token = 0;
   for (const Request& r : p.row.requests) {

@@ -15,11 +15,33 @@ inline constexpr const char* kUniversalConfig = "sm90-universal";
 /// carry about 1e-5 more error than fp32 arithmetic.
 inline constexpr double kLseSlack = 1e-4;
 
+/// The largest norm of rows of `dim` values.
+inline double largest_norm(const Tensor& rows, int dim) {
+  double largest = 0, sum = 0;
+  std::int64_t i = 0;
+  for (const float x : rows.to_floats()) {
+    sum = (i++ % dim == 0 ? 0.0 : sum) + static_cast<double>(x) * static_cast<double>(x);
+    largest = std::max(largest, sum);
+  }
+  return std::sqrt(largest);
+}
+
+/// Staged K is rounded to f16, unless it is codes: of each product in a logit up to 2^-11 of it, which add up
+/// to a quarter of 2^-11 |q| |k| at most, as they are independent.
+inline double logit_slack(const Problem& p, const PlanInfo& plan) {
+  if (plan.staged_bytes == 0 || p.problem.arithmetic == Arithmetic::kHalfInt8) return 0;
+  const int dim = p.row.head_dim;
+  const double scale = p.row.scale == 0 ? 1 / std::sqrt(dim) : std::abs(static_cast<double>(p.row.scale));
+  return std::ldexp(scale * largest_norm(p.q, dim) * largest_norm(p.k, dim), -13);
+}
+
 /// P is rounded to 16 bits before it weighs V: half a step of the largest |v|, which an output that averages
-/// many values cannot show in its own magnitude. Decode rounds to f16, prefill to the dtype of V.
+/// many values cannot show in its own magnitude. Decode rounds to f16, prefill to the dtype of V. Staged V is
+/// rounded to f16, too, and weights are as far off as their logits.
 inline double out_slack(const Problem& p, const PlanInfo& plan) {
   double largest = 0;
   for (const float v : p.v.to_floats()) largest = std::max(largest, std::abs(static_cast<double>(v)));
+  if (plan.staged_bytes > 0) return largest * (0x1p-12 + 0x1p-11 + logit_slack(p, plan));
   const bool bf16 = plan.config.starts_with("sm90-prefill") && p.problem.q_dtype == DType::kBFloat16;
   return std::ldexp(largest, bf16 ? -9 : -12);
 }

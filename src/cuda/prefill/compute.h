@@ -247,6 +247,14 @@ struct Consumer {
     constexpr float kLargest = RunningSoftmax<C>::kLargestSum;
     return __any_sync(~0u, !(sum[0] <= kLargest && sum[1] <= kLargest));
   }
+  /// The same of the item's own rows: those of another request, whose results nobody wants, must not change
+  /// their bits.
+  __device__ bool exceeds(const float (&sum)[2], const Item& item) const {
+    constexpr float kLargest = RunningSoftmax<C>::kLargestSum;
+    const int at = thread_index(), first = at / 32 * 16 + at % 32 / 4;  // anew: registers are few
+    const int left = item.item.work.row_end - item.item.work.row_begin - first;
+    return __any_sync(~0u, (left > 0 && !(sum[0] <= kLargest)) || (left > 8 && !(sum[1] <= kLargest)));
+  }
   __device__ void add(const float (&sum)[2]) { softmax.sum[0] += sum[0], softmax.sum[1] += sum[1]; }
   __device__ static void round(const Logits& x, Probabilities& prob) {
 #pragma unroll

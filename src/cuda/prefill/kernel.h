@@ -135,7 +135,7 @@ struct RowsLoop {
           next = needs(token - kTile);  // beside the exponentials
           c.exponentiate(x, factor, sum);
         }
-        if (need & kLook || !c.exceeds(sum)) break;
+        if (need & kLook || !c.exceeds(sum) || !c.exceeds(sum, current())) break;
         wgmma_wait<0>();
         c.repeat_scores(ring.stage, products);
         need |= kLook;
