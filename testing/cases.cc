@@ -4,6 +4,8 @@
 #include <array>
 #include <stdexcept>
 
+#include "testing/latent_cases.h"
+
 namespace halftone::testing {
 namespace {
 
@@ -313,6 +315,18 @@ std::size_t common_prefix(std::string_view a, std::string_view b) {
 
 }  // namespace
 
+AttentionCase latent_case(AttentionCase row, std::string_view format, int latent_dim, int rope_dim) {
+  const KvCacheSpec spec = KvCacheSpec::latent(parse_format(format), latent_dim, rope_dim);
+  row.k_format = format;
+  row.v_format.clear();
+  row.kv_heads = 1;
+  row.head_dim = spec.head_dim;
+  row.v_head_dim = spec.v_head_dim;
+  row.rope_dim = spec.rope_dim;
+  row.rotate_k = row.rotate_v = false;
+  return row;
+}
+
 std::vector<Request> uniform_requests(int batch, int q_len, int kv_len) {
   return std::vector<Request>(static_cast<std::size_t>(batch), Request{q_len, kv_len});
 }
@@ -332,6 +346,7 @@ std::vector<AttentionCase> attention_cases() {
   add_mixed_rows(rows);
   add_plain_rows(rows);
   add_shape_rows(rows);
+  add_latent_rows(rows);
   return rows;
 }
 
@@ -420,6 +435,7 @@ AttentionCase random_case(std::uint64_t seed) {
     row.v_format = pair.v;
   }
   if (random.chance(0.2)) mix_lengths(row, random);  // likewise
+  if (paged && random.chance(0.2)) make_latent_or_listed(row, random);
   return row;
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "cpu/append.h"
+#include "cpu/attention/gather.h"
 #include "cpu/attention/kernels.h"
 #include "cpu/attention/run.h"
 #include "cpu/dequantize.h"
@@ -18,7 +19,10 @@ const planning::Backend& backend() {
   static constexpr planning::Backend kBackend{
       .kernels = kAttentionKernels,
       .rows_share_bits = true,
-      .variant = [](const AttentionProblem&, const planning::Kernel&) { return 0; },
+      .variant =
+          [](const AttentionProblem& problem, const planning::Kernel& kernel) {
+            return is_gathered(problem) && kernel.row_block > kGatheredRows ? -1 : 0;
+          },
       .refuse = [](const AttentionProblem&) {},
       .workers = [](Device) { return std::clamp(omp_get_max_threads(), 1, planning::kMaxWorkers); },
       .extra_bytes = [](int, std::int64_t) { return std::int64_t{0}; },

@@ -67,12 +67,31 @@ static_assert(planning::is_consistent(kKernels));
 
 bool is_prefill(const planning::Kernel& kernel) { return kernel.queue_bytes > 0; }
 
+bool is_latent(const AttentionProblem& problem) {
+  const auto* const spec = std::get_if<KvCacheSpec>(&problem.kv);
+  return spec != nullptr && spec->is_latent();
+}
+
 int variant(const AttentionProblem& problem, const planning::Kernel& kernel) {
+  if (is_latent(problem) || problem.is_listed()) return -1;
   return is_prefill(kernel) ? prefill_variant(problem, kernel) : decode_variant(problem, kernel);
 }
 
-/// Caches of any kind are served.
+/// Caches that store K and V apart are served, all keys of a request at a time.
 void refuse(const AttentionProblem& p) {
+  if (is_latent(p)) {
+    throw Error(
+        ErrorCode::kUnsupported,
+        fmt::format("kv.rope_dim is {}, but the CUDA backend has no attention over latent caches: use "
+                    "the CPU.",
+                    std::get<KvCacheSpec>(p.kv).rope_dim));
+  }
+  if (p.is_listed()) {
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("listed.top_k is {}, but the CUDA backend has no lists of keys over caches that "
+                            "store K and V apart: use a latent cache or the CPU.",
+                            p.listed.top_k));
+  }
   throw Error(
       ErrorCode::kUnsupported,
       fmt::format("kv is K and V tensors in {} with head_dim {} and {} of V, q_dtype is {}, but the CUDA "

@@ -93,7 +93,7 @@ struct WorkerStart {
 };
 
 /// A schedule: written by build_schedule(), read by everything else. All pointers point into one workspace,
-/// where the passes of a plan share the last three.
+/// where the passes of a plan share the last four. With listed keys (plan/listed.h) its requests are queries.
 struct Schedule {
   ScheduleParams params;
   ScheduleHeader* header;
@@ -102,6 +102,7 @@ struct Schedule {
   std::int32_t* cu_q;        // [batch + 1] first query token of each request
   std::int32_t* kv_lengths;  // [batch]
   std::int32_t* cu_kv;       // [batch + 1] plain K and V: first key token of each request; null when paged
+  std::int32_t* first_list;  // [batch] two lists of keys: places of the first; else null
 };
 
 /// One piece of work. The worker attends rows [row_begin, row_end) to keys [kv_begin, kv_end) from an empty

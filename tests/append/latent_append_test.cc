@@ -264,14 +264,6 @@ TEST(LatentSpecTest, UserErrors) {
   refused(kInvalid, {"v_format is bf16", "k_format is fp8-g128-f32"},
           [](auto& s) { s.v_format = KvFormat{}; });
   refused(kInvalid, {"k_format.group_size is 48"}, [](auto& s) { s.k_format.group_size = 48; });
-
-  AttentionProblem problem;
-  problem.kv = good;
-  problem.batch = 1;
-  problem.q_heads = 16;
-  problem.max_kv_len = 64;
-  expect_error(kUnsupported, {"kv.rope_dim is 64", "latent caches", "dequantize()"},
-               [&] { (void)plan(problem); });
 }
 
 TEST(LatentSpecTest, CallsThatDoNotFit) {

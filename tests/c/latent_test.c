@@ -80,8 +80,6 @@ static void tokens_of_656_bytes(void) {
 static void errors(void) {
   const halftone_kv_format format = parse("fp8-g128-f32"), fixed = parse("fp8");
   halftone_cache_spec spec = latent_spec(&format);
-  halftone_attention_problem problem;
-  halftone_plan* plan = NULL;
   double bytes = -1;
   CHECK_ERROR(HALFTONE_INVALID_ARGUMENT, "spec", halftone_cache_spec_latent(NULL, &format, LATENT, ROPE));
   CHECK_OK(halftone_cache_spec_latent(&spec, &format, 500, ROPE));
@@ -93,14 +91,6 @@ static void errors(void) {
   CHECK_OK(halftone_cache_spec_latent(&spec, &fixed, LATENT, ROPE));
   CHECK_ERROR(HALFTONE_UNSUPPORTED, "k_format is fp8", halftone_cache_bytes_per_token(&spec, &bytes));
   CHECK(bytes == -1);
-  spec = latent_spec(&format);
-  CHECK_OK(halftone_attention_problem_init(&problem, sizeof problem));
-  problem.kv = &spec;
-  problem.batch = 1;
-  problem.q_heads = 16;
-  problem.max_kv_len = 64;
-  CHECK_ERROR(HALFTONE_UNSUPPORTED, "kv.rope_dim is 64|latent caches", halftone_plan_create(&problem, &plan));
-  CHECK(plan == NULL);
 }
 
 int main(void) {

@@ -104,6 +104,23 @@ def test_the_command_dequantizes_a_latent_cache(rng, tmp_path):
         assert np.array_equal(tensors[f"request.0.{name}"], values)
 
 
+def softmax_rows(q, k, scale):
+    logits = np.einsum("qhd,td->qht", q.astype(np.float64), k) * scale
+    weights = np.exp(logits - logits.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True)
+
+
+def test_dense_decode(rng):
+    cache, _ = filled(rng)
+    q = rng.standard_normal((2, 16, 576)).astype(np.float32)
+    out = ht.attend(q, cache, scale=0.1)
+    k, _ = cache.dequantize()
+    for request, (begin, end) in enumerate(((0, 5), (5, 75))):
+        own = k[begin:end, 0].astype(np.float64)
+        expected = softmax_rows(q[request : request + 1], own, 0.1) @ own[:, :512]
+        assert np.allclose(out[request : request + 1], expected, rtol=0, atol=2e-5)
+
+
 def test_errors(rng):
     cache, k = filled(rng)
     before = cache.pages.copy()
@@ -112,8 +129,6 @@ def test_errors(rng):
     with pytest.raises(ht.InvalidArgumentError, match=r"pass 576"):
         cache.append(k[..., :512].copy(), counts=[5, 70])
     assert np.array_equal(before, cache.pages) and cache.host_lengths == [5, 70]
-    with pytest.raises(ht.UnsupportedError, match="attention over latent caches is not implemented"):
-        ht.plan(cache, q_heads=16)
     with pytest.raises(ht.UnsupportedError, match="k_format is int8-tensor"):
         ht.KVCacheSpec.latent("int8-tensor")
     with pytest.raises(ht.InvalidArgumentError, match="v_head_dim is 384.*use 512"):

@@ -8,7 +8,7 @@
 #define HWY_TARGET_INCLUDE "cpu/attention/blocked.cc"
 #include "hwy/foreach_target.h"
 //
-#include "cpu/attention/item-inl.h"
+#include "cpu/attention/blocked-inl.h"
 #include "cpu/attention/kernels.h"
 #include "cpu/attention/pv-inl.h"
 #include "hwy/highway.h"
@@ -17,82 +17,6 @@ HWY_BEFORE_NAMESPACE();
 namespace halftone::cpu {
 namespace HWY_NAMESPACE {
 namespace {
-
-/// Four tokens of decoded K against C vectors of rows.
-template <int C>
-HWY_INLINE void score_block(const float* k, std::ptrdiff_t k_stride, int width, const float* q, int rows,
-                            float* scores) {
-  const F d;
-  VF acc[4][C];
-  HALFTONE_UNROLL
-  for (int i = 0; i < 4 * C; ++i) acc[i / C][i % C] = hn::Zero(d);
-  for (int i = 0; i < width; ++i) {
-    VF query[C];
-    HALFTONE_UNROLL
-    for (int c = 0; c < C; ++c) query[c] = hn::Load(d, q + i * rows + c * kLanes);
-    HALFTONE_UNROLL
-    for (int t = 0; t < 4; ++t) {
-      const VF x = hn::Set(d, k[t * k_stride + i]);
-      HALFTONE_UNROLL
-      for (int c = 0; c < C; ++c) acc[t][c] = hn::MulAdd(x, query[c], acc[t][c]);
-    }
-  }
-  HALFTONE_UNROLL
-  for (int i = 0; i < 4 * C; ++i) hn::Store(acc[i / C][i % C], d, scores + i / C * rows + i % C * kLanes);
-}
-
-struct OutputArgs {
-  const QuadClass* quads;
-  const float* v;  ///< decoded chunk, tiles at tile_floats
-  int tile_floats;
-  int tiles;
-  const float* p;      // [token][rows]
-  const float* alpha;  // [rows]
-  int rows;
-  float* out;  // [v_dim][rows]
-};
-
-/// Four dims of O^T, C vectors of rows. kSelect as in pv-inl.h.
-template <int C, bool kSelect>
-HWY_INLINE void output_block(const OutputArgs& a, int quad, int column) {
-  const F d;
-  VF acc[4][C];
-  float* out = a.out + a.quads->first_dim[quad] * a.rows + column;
-  HALFTONE_UNROLL
-  for (int i = 0; i < 4 * C; ++i) {
-    acc[i / C][i % C] = hn::Mul(hn::Load(d, out + i / C * a.rows + i % C * kLanes),
-                                hn::Load(d, a.alpha + column + i % C * kLanes));
-  }
-  const std::ptrdiff_t dim1 = a.quads->dim[1], dim2 = a.quads->dim[2], dim3 = a.quads->dim[3];
-  const float* p = a.p + column;
-  for (int tile = 0; tile < a.tiles; ++tile) {
-    const float* base = a.v + tile * a.tile_floats + a.quads->base[quad];
-    for (int t = 0; t < kTileTokens; ++t, p += a.rows) {
-      const float* at = base + a.quads->token[t];
-      VF weight[C];
-      HALFTONE_UNROLL
-      for (int c = 0; c < C; ++c) weight[c] = hn::Load(d, p + c * kLanes);
-      const VF value[4] = {hn::Set(d, at[0]), hn::Set(d, at[dim1]), hn::Set(d, at[dim2]),
-                           hn::Set(d, at[dim3])};
-      HALFTONE_UNROLL
-      for (int i = 0; i < 4 * C; ++i) {
-        VF v = value[i / C];
-        if constexpr (kSelect) v = hn::IfThenElseZero(hn::Ne(weight[i % C], hn::Zero(d)), v);
-        acc[i / C][i % C] = hn::MulAdd(v, weight[i % C], acc[i / C][i % C]);
-      }
-    }
-  }
-  HALFTONE_UNROLL
-  for (int i = 0; i < 4 * C; ++i) hn::Store(acc[i / C][i % C], d, out + i / C * a.rows + i % C * kLanes);
-}
-
-/// All quads of a class for C vectors of rows.
-template <int C, bool kSelect>
-HWY_NOINLINE void output_columns(const OutputArgs& a, int column) {
-  for (int quad = 0; quad < static_cast<int>(a.quads->base.size()); ++quad) {
-    output_block<C, kSelect>(a, quad, column);
-  }
-}
 
 /// K of one tile as values, [token][width] in the order of the map.
 template <Element kElement>
@@ -183,189 +107,55 @@ constexpr DecodeV kDecodeV[kElements] = {
     decode_v<Element::kF32>, decode_v<Element::kF16>, decode_v<Element::kBF16>, decode_v<Element::kE4M3>,
     decode_v<Element::kI8>,  decode_v<Element::kI4>,  decode_v<Element::kU8>,   decode_v<Element::kU4>};
 
-class BlockedItem {
+/// The tiles of a request, as they lie in pages or tensors.
+class TileSource {
  public:
-  BlockedItem(const Layer& layer, const Item& item, Scratch& scratch)
-      : layer_(layer),
-        item_(item),
-        s_(scratch),
-        k_map_(layer.maps->k),
-        v_map_(layer.maps->v),
-        quads_(layer.maps->v_quads),
-        transform_(layer),
-        rows_((item.rows + kLanes - 1) / kLanes * kLanes) {}
+  TileSource(const Layer& layer, const Item& item, Scratch& scratch)
+      : layer_(layer), s_(scratch), finder_(layer, item, scratch) {
+    fill_static(layer.k, item.kv_head, s_.k_scale, s_.k_min);
+    fill_static(layer.v, item.kv_head, s_.v_scale, s_.v_min);
+  }
 
-  void run() {
-    common_ = load_views(layer_, item_, s_);
-    for (int r = item_.rows; r < rows_; ++r) s_.view[r] = {0, 0, 0, 0};
-    for (int r = 0; r < rows_; ++r) {
-      begin_[r] = s_.view[r].begin;
-      end_[r] = std::min(s_.view[r].end, item_.kv_end);
-      position_[r] = s_.view[r].position;
-      slope_[r] = s_.view[r].slope;
-      s_.max[r] = planning::kMinusInfinity;
-      s_.sum[r] = 0;
-    }
-    fill_static(layer_.k, item_.kv_head, s_.k_scale, s_.k_min);
-    fill_static(layer_.v, item_.kv_head, s_.v_scale, s_.v_min);
-    std::fill_n(s_.acc, layer_.v_dim * rows_, 0.0f);
-    load_queries();
+  int width() const { return layer_.maps->k.width(); }
+  int dim(int column) const { return layer_.maps->k.dims[column]; }
+  const std::vector<QuadClass>& quads() const { return layer_.maps->v_quads; }
+  int tile_floats() const { return kTileTokens * layer_.v_dim; }
+  bool may_hold_nan() const { return layer_.v.may_hold_nan(); }
+  bool excluded(int token) const { return chunk_.tile[token / kTileTokens].excluded; }
+  const Chunk& chunk() const { return chunk_; }
+  void find(int begin) { finder_.find(begin, chunk_, kBlockedTokens); }
 
-    const TileFinder finder(layer_, item_, s_);
-    Chunk chunk;
-    for (int begin = item_.kv_begin; begin < item_.kv_end; begin += chunk.tiles * kTileTokens) {
-      finder.find(begin, chunk, kBlockedTokens);
-      attend(chunk);
+  void decode_k(float* out) const {
+    const int params = kTileTokens * layer_.k.groups;
+    for (int i = 0; i < chunk_.tiles; ++i) {
+      float* scale = s_.k_scale + i * params;
+      float* min = s_.k_min + i * params;
+      load_tile_params(layer_.k, chunk_.tile[i].k_params, scale, min);
+      kDecodeK[static_cast<int>(layer_.k.element)](layer_.k, layer_.maps->k, chunk_.tile[i], scale, min,
+                                                   out + i * kTileTokens * width());
     }
-    for (int r = 0; r < item_.rows; ++r) {
-      for (int d = 0; d < layer_.v_dim; ++d) s_.out[r * layer_.v_dim + d] = s_.acc[d * rows_ + r];
+  }
+
+  void decode_v(float* out) const {
+    const int params = kTileTokens * layer_.v.groups;
+    for (int i = 0; i < chunk_.tiles; ++i) {
+      float* scale = s_.v_scale + i * params;
+      float* min = s_.v_min + i * params;
+      load_tile_params(layer_.v, chunk_.tile[i].v_params, scale, min);
+      kDecodeV[static_cast<int>(layer_.v.element)](layer_.v, layer_.maps->v, chunk_.tile[i], scale, min,
+                                                   out + i * tile_floats());
     }
-    mark_nan(item_, s_);
   }
 
  private:
-  /// Q^T, [dim in the order of the K map][rows].
-  void load_queries() {
-    const int width = k_map_.width();
-    std::fill_n(s_.q, width * rows_, 0.0f);
-    for (int r = 0; r < item_.rows; ++r) {
-      load_query(layer_, item_, r, s_.row);
-      for (int i = 0; i < width; ++i) {
-        if (k_map_.dims[i] >= 0) s_.q[i * rows_ + r] = s_.row[k_map_.dims[i]];
-      }
-    }
-  }
-
-  void attend(const Chunk& chunk) {
-    const int width = k_map_.width();
-    const int k_params = kTileTokens * layer_.k.groups, v_params = kTileTokens * layer_.v.groups;
-    for (int i = 0; i < chunk.tiles; ++i) {
-      const Tile& tile = chunk.tile[i];
-      float* scale = s_.k_scale + i * k_params;
-      float* min = s_.k_min + i * k_params;
-      load_tile_params(layer_.k, tile.k_params, scale, min);
-      kDecodeK[static_cast<int>(layer_.k.element)](layer_.k, k_map_, tile, scale, min,
-                                                   s_.decoded + i * kTileTokens * width);
-    }
-    for (int column = 0; column < rows_;) column += score_columns(chunk, column);
-    const bool partial = common_.partial(chunk);
-    for (int column = 0; column < rows_; column += kLanes) softmax(chunk, partial, column);
-
-    const int tile_floats = kTileTokens * layer_.v_dim;
-    for (int i = 0; i < chunk.tiles; ++i) {
-      const Tile& tile = chunk.tile[i];
-      float* scale = s_.v_scale + i * v_params;
-      float* min = s_.v_min + i * v_params;
-      load_tile_params(layer_.v, tile.v_params, scale, min);
-      kDecodeV[static_cast<int>(layer_.v.element)](layer_.v, v_map_, tile, scale, min,
-                                                   s_.decoded + i * tile_floats);
-    }
-    const bool select = partial && layer_.v.may_hold_nan() && !all_finite(chunk.tiles * tile_floats);
-    for (const QuadClass& quads : quads_) {
-      const OutputArgs args{&quads, s_.decoded, tile_floats, chunk.tiles, s_.scores, s_.alpha, rows_, s_.acc};
-      for (int column = 0; column < rows_;) column += output_columns_of(args, select, column);
-    }
-  }
-
-  /// S^T for the next vectors of rows; returns how many rows that were.
-  int score_columns(const Chunk& chunk, int column) {
-    const int left = (rows_ - column) / kLanes;
-    const int width = k_map_.width();
-    for (int t = 0; t < chunk.tiles * kTileTokens; t += 4) {
-      const float* k = s_.decoded + t * width;
-      float* scores = s_.scores + t * rows_ + column;
-      if (left >= 4 && kAccumulators >= 16) {
-        score_block<4>(k, width, width, s_.q + column, rows_, scores);
-      } else if (left >= 2) {
-        score_block<2>(k, width, width, s_.q + column, rows_, scores);
-      } else {
-        score_block<1>(k, width, width, s_.q + column, rows_, scores);
-      }
-    }
-    return kLanes * (left >= 4 && kAccumulators >= 16 ? 4 : left >= 2 ? 2 : 1);
-  }
-
-  int output_columns_of(const OutputArgs& args, bool select, int column) const {
-    const int left = (rows_ - column) / kLanes;
-    if (select) {
-      output_columns<1, true>(args, column);
-      return kLanes;
-    }
-    if (left >= 4 && kAccumulators >= 16) {
-      output_columns<4, false>(args, column);
-      return 4 * kLanes;
-    }
-    if (left >= 2) {
-      output_columns<2, false>(args, column);
-      return 2 * kLanes;
-    }
-    output_columns<1, false>(args, column);
-    return kLanes;
-  }
-
-  /// Online softmax of kLanes rows over the chunk; leaves p in scores and the accumulators' factor in alpha.
-  void softmax(const Chunk& chunk, bool partial, int column) {
-    const F d;
-    const I di;
-    float* scores = s_.scores + column;
-    const VF slope = hn::LoadU(d, slope_ + column);
-    const VI position = hn::LoadU(di, position_ + column);
-    const VI begin = hn::LoadU(di, begin_ + column);
-    const VI end = hn::LoadU(di, end_ + column);
-    const VF minus_infinity = hn::Set(d, planning::kMinusInfinity);
-    const int tokens = chunk.tiles * kTileTokens;
-    const VF before = hn::LoadU(d, s_.max + column);
-    VF max = before;
-    for (int t = 0; t < tokens; ++t) {
-      const VI token = hn::Set(di, chunk.begin + t);
-      VF x = transform_.apply(hn::LoadU(d, scores + t * rows_), slope, position, token);
-      if (partial) {
-        x = hn::IfThenElse(visible(token, begin, end), x, minus_infinity);
-        if (chunk.tile[t / kTileTokens].excluded) x = minus_infinity;
-      }
-      max = hn::IfThenElse(hn::Gt(x, max), x, max);  // a NaN is never a maximum
-      hn::StoreU(x, d, scores + t * rows_);
-    }
-    const VF shift = hn::IfThenZeroElse(hn::Eq(max, minus_infinity), max);
-    VF sum = hn::Zero(d);
-    for (int t = 0; t < tokens; ++t) {
-      const VF p = exp_nonpositive(hn::Sub(hn::LoadU(d, scores + t * rows_), shift));
-      sum = hn::Add(sum, p);
-      hn::StoreU(p, d, scores + t * rows_);
-    }
-    const VF alpha = exp_nonpositive(hn::Sub(before, shift));
-    hn::StoreU(alpha, d, s_.alpha + column);
-    hn::StoreU(max, d, s_.max + column);
-    hn::StoreU(hn::MulAdd(hn::LoadU(d, s_.sum + column), alpha, sum), d, s_.sum + column);
-  }
-
-  bool all_finite(int count) const {
-    const F d;
-    VF worst = hn::Zero(d);
-    for (int i = 0; i < count; i += kLanes) {  // x - x is 0 or NaN
-      const VF x = hn::LoadU(d, s_.decoded + i);
-      worst = hn::Add(worst, hn::Sub(x, x));
-    }
-    return hn::AllTrue(d, hn::Eq(worst, hn::Zero(d)));
-  }
-
   const Layer& layer_;
-  const Item& item_;
   Scratch& s_;
-  const KMap& k_map_;
-  const VMap& v_map_;
-  const std::vector<QuadClass>& quads_;
-  const ScoreTransform transform_;
-  const int rows_;  ///< padded to whole vectors
-  CommonView common_;
-  std::int32_t begin_[kMaxRows];
-  std::int32_t end_[kMaxRows];
-  std::int32_t position_[kMaxRows];
-  float slope_[kMaxRows];
+  const TileFinder finder_;
+  Chunk chunk_;
 };
 
 void Blocked(const Layer& layer, const Item& item, Scratch& scratch) {
-  BlockedItem(layer, item, scratch).run();
+  BlockedItem<TileSource>(layer, item, scratch).run();
 }
 
 int Lanes() { return kLanes; }
