@@ -435,7 +435,7 @@ AttentionCase random_case(std::uint64_t seed) {
     row.v_format = pair.v;
   }
   if (random.chance(0.2)) mix_lengths(row, random);  // likewise
-  if (paged && random.chance(0.2)) make_latent_or_listed(row, random);
+  if (paged && random.chance(0.15)) make_latent_or_listed(row, random);
   return row;
 }
 

@@ -21,10 +21,14 @@ constexpr std::array kListings = {
     NamedListing{Listing::kDescending, "descending"}, NamedListing{Listing::kNothing, "nothing"},
 };
 
+/// All dims of K are V, as in the token of 584 bytes.
+void make_rotary_v(AttentionCase& row) { row.head_dim = row.v_head_dim; }
+
 /// What rows vary in cycles of their own lengths.
 AttentionCase varied(int n, std::string_view format, int latent_dim = 512, int rope_dim = 64) {
   const auto i = static_cast<std::size_t>(n);
   AttentionCase row = latent_case({}, format, latent_dim, rope_dim);
+  if (format.ends_with("-e8m0")) make_rotary_v(row);
   row.page_size = kPages[i % kPages.size()];
   row.q_dtype = kHalves[i / 2 % kHalves.size()];
   row.out_dtype = n % 3 == 0 ? DType::kFloat32 : row.q_dtype;
@@ -125,9 +129,9 @@ void add_list_rows(std::vector<AttentionCase>& rows) {
 
 const std::vector<std::string>& latent_formats() {
   static const std::vector<std::string> formats = {
-      "bf16",        "fp16",      "fp8-g128-f32",      "fp8-token-head",
-      "int8-g64",    "int8-head", "int8-g64-asym-f32", "int4-g64",
-      "int4-g32-sym"};
+      "bf16",         "fp16",        "fp8-g128-f32",      "fp8-token-head",
+      "int8-g64",     "int8-head",   "int8-g64-asym-f32", "int4-g64",
+      "int4-g32-sym", "fp8-g64-e8m0"};
   return formats;
 }
 
@@ -141,10 +145,13 @@ void make_latent_or_listed(AttentionCase& row, Random& random) {
   if (latent) {
     row = latent_case(row, random.pick(latent_formats()), random.pick(std::array{256, 512}),
                       random.pick(std::array{32, 64}));
+    const bool divides = 448 % std::max(1, parse_format(row.k_format).group_size) == 0;
+    if (divides && row.rope_dim == 64 && random.chance(0.3)) make_rotary_v(row);
     row.q_heads = random.chance(0.7) ? random.pick(kHeads) : static_cast<int>(random.integer(1, 40));
     row.data = Data::kNormal;
   }
-  for (Request& r : row.requests) r.q_len = std::min(r.q_len, row.q_heads > 16 ? 4 : 16);
+  const int longest = row.q_heads > 32 ? 2 : row.q_heads > 8 ? 4 : 16;
+  for (Request& r : row.requests) r.q_len = std::min(r.q_len, longest);
   if (latent && random.chance(0.3)) return;
   row.mask = {};
   row.alibi = false;
@@ -154,7 +161,10 @@ void make_latent_or_listed(AttentionCase& row, Random& random) {
   if (!random.chance(0.4)) return;
   row.lists.extra_top_k = static_cast<int>(random.integer(1, 200));
   row.lists.extra_page_size = random.pick(kPages);
-  if (latent && random.chance(0.5)) row.lists.extra_format = random.pick(latent_formats());
+  if (!latent || random.chance(0.5)) return;
+  do {
+    row.lists.extra_format = random.pick(latent_formats());
+  } while (row.head_dim == row.v_head_dim && parse_format(row.lists.extra_format).group_size == 128);
 }
 
 }  // namespace halftone::testing

@@ -84,7 +84,8 @@ typedef enum halftone_dtype {
   HALFTONE_DTYPE_INT4 = 5,
   HALFTONE_DTYPE_UINT8 = 6,
   HALFTONE_DTYPE_INT32 = 7,
-  HALFTONE_DTYPE_INT64 = 8
+  HALFTONE_DTYPE_INT64 = 8,
+  HALFTONE_DTYPE_E8M0 = 9 /* a power of two: of scales, never of tensors */
 } halftone_dtype;
 
 /* "f32", "f16", "bf16", "e4m3", "int8", "int4", "uint8", "int32", "int64"; NULL for any other value. */
@@ -145,7 +146,7 @@ typedef struct halftone_kv_format {
   int32_t granularity; /* halftone_granularity */
   int32_t asymmetric;  /* 0 or 1 */
   int32_t group_size;  /* 32, 64 or 128 with HALFTONE_GRANULARITY_GROUP, else 0 */
-  int32_t scale_dtype; /* HALFTONE_DTYPE_F16 or _F32: of the scales stored in pages */
+  int32_t scale_dtype; /* HALFTONE_DTYPE_F16 or _F32: of the scales stored in pages; latent: _E8M0, too */
 } halftone_kv_format;
 HALFTONE_API halftone_status halftone_kv_format_init(halftone_kv_format* format, size_t struct_size);
 

@@ -14,7 +14,8 @@ static_assert(HALFTONE_DTYPE_F32 == int(DType::kFloat32) && HALFTONE_DTYPE_F16 =
               HALFTONE_DTYPE_BF16 == int(DType::kBFloat16) &&
               HALFTONE_DTYPE_E4M3 == int(DType::kFloat8E4M3) && HALFTONE_DTYPE_INT8 == int(DType::kInt8) &&
               HALFTONE_DTYPE_INT4 == int(DType::kInt4) && HALFTONE_DTYPE_UINT8 == int(DType::kUInt8) &&
-              HALFTONE_DTYPE_INT32 == int(DType::kInt32) && HALFTONE_DTYPE_INT64 == int(DType::kInt64));
+              HALFTONE_DTYPE_INT32 == int(DType::kInt32) && HALFTONE_DTYPE_INT64 == int(DType::kInt64) &&
+              HALFTONE_DTYPE_E8M0 == int(DType::kFloat8E8M0));
 static_assert(HALFTONE_DEVICE_CPU == int(DeviceType::kCpu) && HALFTONE_DEVICE_CUDA == int(DeviceType::kCuda));
 static_assert(HALFTONE_GRANULARITY_NONE == int(Granularity::kNone) &&
               HALFTONE_GRANULARITY_TENSOR == int(Granularity::kTensor) &&
@@ -56,7 +57,7 @@ void check_reserved(std::int64_t value, const Name& argument) {
 }  // namespace
 
 DType to_dtype(std::int32_t value, const Name& argument) {
-  return to_enum(value, DType::kInt64, argument, "halftone_dtype");
+  return to_enum(value, DType::kFloat8E8M0, argument, "halftone_dtype");
 }
 
 Device to_device(std::int32_t type, std::int32_t index, const Name& argument) {

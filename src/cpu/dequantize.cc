@@ -43,12 +43,12 @@ void read_part(const PartJob& job) {
   for (std::int64_t t = 0; t < tokens; ++t) {
     if (job.interruption.poll(t)) continue;
     const std::int64_t slot = job.slots[t];
-    const int token = static_cast<int>(slot % kTileTokens);
+    const int offset = static_cast<int>(slot % job.cache.spec.page_size);
     std::array<float, kMaxSpanDims> x{};
     for (int head = 0; head < heads; ++head) {
       if (slot != kNoSlot) {
         const std::uint8_t* tile = tile_of(job.cache, job.layout, slot, head);
-        read_span<Codec>(part, table, job.static_scale, tile, token, head, x.data());
+        read_span<Codec>(part, table, job.static_scale, tile, offset, head, x.data());
         if (part.rotated) hadamard::rotate(x.data(), part.dim);
       }
       store_row(job.output.dtype, x.data(), part.dim, row_at(job.output, t, head));

@@ -20,13 +20,15 @@ inline float load_param(DType dtype, const std::uint8_t* address) {
     std::memcpy(&bits, address, sizeof(bits));
     return codec::f32_from_f16(bits);
   }
+  if (dtype == DType::kFloat8E8M0) return codec::f32_from_e8m0(*address);
   float value = 0;
   std::memcpy(&value, address, sizeof(value));
   return value;
 }
 
+/// `offset`: of the token within its page, whose tile `tile` is.
 inline codec::Params params_at(const page::Part& part, const StaticScale& given, const std::uint8_t* tile,
-                               int token, int head, int group) {
+                               int offset, int head, int group) {
   const KvFormat& format = part.format;
   codec::Params params;
   if (format.static_scale()) {
@@ -34,7 +36,8 @@ inline codec::Params params_at(const page::Part& part, const StaticScale& given,
     params.scale = static_cast<const float*>(given.scale.data)[i];
     if (format.asymmetric) params.min = static_cast<const float*>(given.min.data)[i];
   } else if (part.groups > 0) {
-    params.scale = load_param(format.scale_dtype, tile + part.scale_offset(token, group));
+    const int before = offset / kTileTokens, token = offset % kTileTokens;
+    params.scale = load_param(format.scale_dtype, tile + part.scale_offset(before, token, group));
     if (format.asymmetric) params.min = load_param(format.scale_dtype, tile + part.min_offset(token, group));
   }
   return params;
@@ -67,15 +70,15 @@ void gather(const page::Part& part, const page::PlaceTable* table, int token, co
   }
 }
 
-/// What dequantize() gives, but for a rotation. `token`: of the tile.
+/// What dequantize() gives, but for a rotation. `offset` as above.
 template <class Codec>
 void read_span(const page::Part& part, const page::PlaceTable* table, const StaticScale& given,
-               const std::uint8_t* tile, int token, int head, float* x) {
+               const std::uint8_t* tile, int offset, int head, float* x) {
   std::array<typename Codec::Code, kMaxSpanDims> codes;
-  gather(part, table, token, tile, codes.data());
+  gather(part, table, offset % kTileTokens, tile, codes.data());
   const int groups = std::max(part.groups, 1), width = part.dim / groups;
   for (int g = 0; g < groups; ++g) {
-    const codec::Params params = params_at(part, given, tile, token, head, g);
+    const codec::Params params = params_at(part, given, tile, offset, head, g);
     for (int d = g * width; d < (g + 1) * width; ++d) x[d] = Codec::decode(params, codes[d]);
   }
 }

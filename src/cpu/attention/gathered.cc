@@ -41,12 +41,12 @@ HWY_INLINE void decode_group(const std::uint8_t* codes, int count, float scale, 
 }
 
 template <Element kElement>
-void decode_row(const page::Part& part, const StaticScale& given, const std::uint8_t* tile, int token,
+void decode_row(const page::Part& part, const StaticScale& given, const std::uint8_t* tile, int offset,
                 float* out) {
-  const std::uint8_t* codes = tile + part.data_offset + std::int64_t{token} * part.row_bytes;
+  const std::uint8_t* codes = tile + part.data_offset + std::int64_t{offset % kTileTokens} * part.row_bytes;
   const int groups = std::max(part.groups, 1), width = part.dim / groups;
   for (int g = 0; g < groups; ++g) {
-    const codec::Params p = params_at(part, given, tile, token, 0, g);
+    const codec::Params p = params_at(part, given, tile, offset, 0, g);
     decode_group<kElement>(codes + g * width * unit_bytes(kElement) / planes_of(kElement), width, p.scale,
                            p.min, out + g * width);
   }
@@ -96,7 +96,7 @@ class TokenSource {
   }
 
  private:
-  /// The tile of a token, its place in it in `within`; null if it does not count.
+  /// The tile of a token, its place in the page in `within`; null if it does not count.
   const std::uint8_t* locate(int token, std::uint8_t& within) {
     const int log2 = cache_->page_log2;
     std::int64_t page = 0;
@@ -118,7 +118,7 @@ class TokenSource {
       s_.excluded = true;
       return nullptr;
     }
-    within = static_cast<std::uint8_t>(offset % kTileTokens);
+    within = static_cast<std::uint8_t>(offset);
     return cache_->pages + page * cache_->page_stride +
            page::tile_offset(cache_->layout, item_.kv_head, offset);
   }
@@ -140,14 +140,14 @@ class TokenSource {
     }
   }
 
-  void decode_span(int index, const std::uint8_t* tile, int token, float* out) const {
+  void decode_span(int index, const std::uint8_t* tile, int offset, float* out) const {
     const page::Part& part = cache_->parts.part[index];
     const page::PlaceTable* table = cache_->tables[index];
     const StaticScale& scale = cache_->scales[index];
     if (table == nullptr)
-      return kDecodeRow[static_cast<int>(cache_->elements[index])](part, scale, tile, token, out);
+      return kDecodeRow[static_cast<int>(cache_->elements[index])](part, scale, tile, offset, out);
     codec::with_codec(part.format, [&](auto codec) {
-      read_span<decltype(codec)>(part, table, scale, tile, token, item_.kv_head, out);
+      read_span<decltype(codec)>(part, table, scale, tile, offset, item_.kv_head, out);
     });
   }
 
@@ -155,7 +155,7 @@ class TokenSource {
   void prefetch(int t) const {
     if (data_[t] == nullptr) return;
     const std::int64_t bytes = cache_->layout.row_bytes;
-    const std::uint8_t* record = data_[t] + within_[t] * bytes;
+    const std::uint8_t* record = data_[t] + within_[t] % kTileTokens * bytes;
     for (std::int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(record + i);
   }
 

@@ -119,7 +119,7 @@ struct Dequantizer {
       const int offset = static_cast<int>(position & ((1 << p.page_log2) - 1));
       const std::uint8_t* at = p.pages + page * p.page_stride + page::tile_offset(p.layout, head, offset);
       if constexpr (kRecords) {
-        read_records(at, row, count);
+        read_records(at, offset / kTileTokens, row, count);
       } else {
         read(at, row, count, head);
       }
@@ -153,7 +153,8 @@ struct Dequantizer {
     }
   }
 
-  __device__ __forceinline__ void read_records(const std::uint8_t* tile, std::int64_t row, int count) {
+  __device__ __forceinline__ void read_records(const std::uint8_t* tile, int before, std::int64_t row,
+                                               int count) {
     constexpr int kWords = Load::kBits / 4;
     const int chunks = p.part.dim / kChunk, width = p.part.dim / max(p.part.groups, 1);
 #pragma unroll 1
@@ -167,7 +168,7 @@ struct Dequantizer {
       codec::Params params;
       if (kQuantised) {
         const int g = c * kChunk / width;
-        params.scale = load_param(p.part.format.scale_dtype, tile + p.part.scale_offset(t, g));
+        params.scale = load_param(p.part.format.scale_dtype, tile + p.part.scale_offset(before, t, g));
         if (kAsymmetric) {
           params.min = load_param(p.part.format.scale_dtype, tile + p.part.min_offset(t, g));
         }
