@@ -204,6 +204,9 @@ AttentionProblem to_cpp(const halftone_attention_problem* in, const Name& argume
   problem.policy =
       to_enum(c.policy, SplitPolicy::kBatchInvariant, argument("policy"), "halftone_split_policy");
   problem.workers = c.workers;
+  problem.listed.top_k = c.top_k;
+  problem.listed.extra_top_k = c.extra_top_k;
+  if (c.extra != nullptr) problem.listed.extra = to_cpp(c.extra, argument("extra"));
   return problem;
 }
 
@@ -215,6 +218,8 @@ SequenceLengths to_cpp(const halftone_sequence_lengths* in, const Name& argument
   lengths.cu_q = to_cpp(c.cu_q, argument("cu_q"));
   lengths.kv_lengths = to_cpp(c.kv_lengths, argument("kv_lengths"));
   lengths.cu_kv = to_cpp(c.cu_kv, argument("cu_kv"));
+  lengths.counts = to_cpp(c.counts, argument("counts"));
+  lengths.extra_counts = to_cpp(c.extra_counts, argument("extra_counts"));
   return lengths;
 }
 
@@ -236,6 +241,9 @@ AttentionArgs to_cpp(const halftone_attention_args* in, const Name& argument) {
   args.out = to_cpp(c.out, argument("out"));
   args.lse = to_cpp(c.lse, argument("lse"));
   args.status = to_cpp(c.status, argument("status"));
+  args.indices = to_cpp(c.indices, argument("indices"));
+  args.extra_indices = to_cpp(c.extra_indices, argument("extra_indices"));
+  if (c.extra_cache != nullptr) args.extra_kv = to_cpp(c.extra_cache, argument("extra_cache"));
   return args;
 }
 
@@ -290,6 +298,8 @@ halftone_attention_problem to_c(const AttentionProblem& problem) {
   c.lse = problem.lse;
   c.policy = static_cast<std::int32_t>(problem.policy);
   c.workers = problem.workers;
+  c.top_k = problem.listed.top_k;
+  c.extra_top_k = problem.listed.extra_top_k;
   return c;
 }
 
