@@ -123,6 +123,9 @@ def plan(
         policy: how the keys of a request are split over workers: "fast", "reproducible" (same plan, lengths and input:
             same bits) or "batch_invariant" (a request's bits do not depend on its neighbours, nor on the bounds).
         workers: 0 for one per SM or CPU thread; else 1 to 65536.
+        top_k: above 0: each query attends to the keys of a list of so many places, see :func:`attend_listed`; without
+            mask and ALiBi. ``max_kv_len`` is then of no use.
+        extra, extra_top_k: spec of a second cache and places of a second list, over it.
 
     Raises:
         InvalidArgumentError, UnsupportedError, ResourceExhaustedError.
