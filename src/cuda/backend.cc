@@ -70,6 +70,11 @@ static_assert(planning::is_consistent(kKernels));
 
 bool is_prefill(const planning::Kernel& kernel) { return kernel.queue_bytes > 0; }
 
+bool is_latent(const AttentionProblem& problem) {
+  const auto* const spec = std::get_if<KvCacheSpec>(&problem.kv);
+  return spec != nullptr && spec->is_latent();
+}
+
 /// Whether a unit of decode holds the packed rows of one query.
 bool has_unit_for_a_query(const AttentionProblem& problem) {
   return std::ranges::any_of(kDecodeKernels, [&](const planning::Kernel& kernel) {
@@ -78,6 +83,7 @@ bool has_unit_for_a_query(const AttentionProblem& problem) {
 }
 
 int variant(const AttentionProblem& problem, const planning::Kernel& kernel) {
+  if (is_latent(problem) || problem.is_listed()) return -1;
   if (!is_prefill(kernel)) return decode_variant(problem, kernel);
   // Where bounds decide nothing, prefill would serve single queries, too: a cache is not staged for a token.
   if (problem.policy == SplitPolicy::kBatchInvariant && prefill_staged_bytes(problem) > 0 &&
@@ -87,12 +93,25 @@ int variant(const AttentionProblem& problem, const planning::Kernel& kernel) {
   return prefill_variant(problem, kernel);
 }
 
-/// Caches of any kind are served, in 16-bit arithmetic.
+/// Caches that store K and V apart are served, all keys of a request at a time, in 16-bit arithmetic.
 void refuse(const AttentionProblem& p) {
   if (p.arithmetic != Arithmetic::k16Bit) {
     throw Error(ErrorCode::kUnsupported,
                 fmt::format("arithmetic is {}, but the CUDA backend serves 16-bit: use that, or the CPU.",
                             arithmetic_name(p.arithmetic)));
+  }
+  if (is_latent(p)) {
+    throw Error(
+        ErrorCode::kUnsupported,
+        fmt::format("kv.rope_dim is {}, but the CUDA backend has no attention over latent caches: use "
+                    "the CPU.",
+                    std::get<KvCacheSpec>(p.kv).rope_dim));
+  }
+  if (p.is_listed()) {
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("listed.top_k is {}, but the CUDA backend has no lists of keys over caches that "
+                            "store K and V apart: use a latent cache or the CPU.",
+                            p.listed.top_k));
   }
   throw Error(
       ErrorCode::kUnsupported,
