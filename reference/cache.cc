@@ -76,7 +76,7 @@ void Cache::append(std::span<const int> counts, const Tensor& k, const Tensor& v
   const Tensor cu = Tensor::of({static_cast<std::int64_t>(cumulative.size())}, cumulative);
   AppendArgs args;
   args.k = k.view();
-  args.v = v.view();
+  if (!spec.is_latent()) args.v = v.view();
   args.cu_seqlens = cu.view();
   halftone::append(view(), args);
   for (std::size_t i = 0; i < counts.size(); ++i) lengths.as<std::int32_t>()[i] += counts[i];

@@ -20,6 +20,9 @@ double e4m3_value(std::uint8_t bits) {
 }
 
 double scalar(const std::uint8_t* bytes, DType dtype) {
+  if (dtype == DType::kFloat8E8M0) {
+    return *bytes == 0xff ? std::numeric_limits<double>::quiet_NaN() : std::ldexp(1.0, *bytes - 127);
+  }
   if (dtype == DType::kFloat32) {
     float x = 0;
     std::memcpy(&x, bytes, sizeof x);
@@ -86,7 +89,7 @@ void read_span(const Cache& cache, const std::vector<std::int64_t>& slots, const
           if (part.format.asymmetric) min = mins.get(at);
         } else if (part.groups > 0) {
           const int group = d / (part.dim / part.groups);
-          scale = scalar(tile + part.scale_offset(t, group), part.format.scale_dtype);
+          scale = scalar(tile + part.scale_offset(within / kTileTokens, t, group), part.format.scale_dtype);
           if (part.format.asymmetric) min = scalar(tile + part.min_offset(t, group), part.format.scale_dtype);
         }
         values[d] = code_value(part.format, tile + part.data_offset + place.byte, place.nibble) * scale + min;

@@ -150,10 +150,7 @@ class RowBlock {
 };
 
 template <class Real, class In>
-void attention(const OracleParams& p, const In* q, const In* k, const In* v, std::vector<Real>& out,
-               std::vector<Real>& lse) {
-  out.assign(static_cast<std::size_t>(p.q_len * p.q_heads * p.v_dim()), Real{0});
-  lse.assign(static_cast<std::size_t>(p.q_len * p.q_heads), Real{0});
+void attention(const OracleParams& p, const In* q, const In* k, const In* v, Real* out, Real* lse) {
   const std::int64_t rows = p.q_len * (p.q_heads / p.kv_heads);
   const std::int64_t blocks = (rows + kRowBlock - 1) / kRowBlock;
   const std::int64_t tasks = blocks * p.kv_heads;
@@ -164,9 +161,40 @@ void attention(const OracleParams& p, const In* q, const In* k, const In* v, std
     for (std::int64_t task = 0; task < tasks; ++task) {
       const std::int64_t first = task % blocks * kRowBlock;
       block.compute(static_cast<int>(task / blocks), first, std::min<std::int64_t>(kRowBlock, rows - first),
-                    q, k, v, out.data(), lse.data());
+                    q, k, v, out, lse);
     }
   }
+}
+
+/// Each query attends to rows of its own, as a request whose only tokens they are.
+template <class Real, class In>
+void listed_attention(const OracleParams& p, const In* q, const In* k, const In* v, Real* out, Real* lse) {
+  const auto rows_of = [](const std::vector<std::int64_t>& list, const In* from, std::int64_t width) {
+    std::vector<In> rows;
+    for (const std::int64_t key : list) rows.insert(rows.end(), from + key * width, from + (key + 1) * width);
+    return rows;
+  };
+  for (std::int64_t i = 0; i < p.q_len; ++i) {
+    const std::vector<std::int64_t>& list = p.lists[static_cast<std::size_t>(i)];
+    const std::vector<In> keys = rows_of(list, k, std::int64_t{p.kv_heads} * p.head_dim);
+    const std::vector<In> values = rows_of(list, v, std::int64_t{p.kv_heads} * p.v_dim());
+    OracleParams one = p;
+    one.q_len = 1;
+    one.kv_len = static_cast<std::int64_t>(list.size());
+    one.causal = false;
+    one.window_left = one.window_right = -1;
+    attention(one, q + i * p.q_heads * p.head_dim, keys.data(), values.data(),
+              out + i * p.q_heads * p.v_dim(), lse + i * p.q_heads);
+  }
+}
+
+template <class Real, class In>
+void attention(const OracleParams& p, const In* q, const In* k, const In* v, std::vector<Real>& out,
+               std::vector<Real>& lse) {
+  out.assign(static_cast<std::size_t>(p.q_len * p.q_heads * p.v_dim()), Real{0});
+  lse.assign(static_cast<std::size_t>(p.q_len * p.q_heads), Real{0});
+  if (p.lists.empty()) return attention(p, q, k, v, out.data(), lse.data());
+  listed_attention(p, q, k, v, out.data(), lse.data());
 }
 
 /// Largest |a - truth| over a row; infinite where exactly one of the two is NaN or they differ in an

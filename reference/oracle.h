@@ -38,6 +38,9 @@ struct OracleParams {
   double softcap = 0;                   ///< 0: none
   std::span<const float> alibi_slopes;  ///< [q_heads] or empty
   std::span<const float> sinks;         ///< [q_heads] or empty
+  /// [q_len]: the keys of each query, in the order and as often as listed, in place of kv_len and the mask.
+  /// Empty: all keys.
+  std::span<const std::vector<std::int64_t>> lists;
 
   int v_dim() const { return v_head_dim == 0 ? head_dim : v_head_dim; }
 };

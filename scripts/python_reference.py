@@ -19,7 +19,7 @@ PAGE = pathlib.Path(__file__).parents[1] / "docs/python.md"
 SECTIONS = {
     "Formats and geometry": [ht.KVFormat, ht.KVCacheSpec, ht.KVSpan, ht.KVTensors],
     "The cache": [ht.PagedKVCache, ht.LayeredKVCache, ht.Rope, ht.dequantize, cache_io.save, cache_io.load],
-    "Attention": [ht.plan, ht.Plan, ht.schedule, ht.Schedule, ht.attend, ht.merge],
+    "Attention": [ht.plan, ht.Plan, ht.schedule, ht.Schedule, ht.attend, ht.attend_listed, ht.merge],
     "Scales and foreign rows": [ht.calibrate, ht.import_fbgemm_int4, ht.export_fbgemm_int4],
 }
 # Modules that are read as text: heading, module, and its files with the names that they give.

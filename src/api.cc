@@ -53,7 +53,8 @@ void attend(const AttentionProblem& problem, const AttentionArgs& args) {
   const Plan made = plan(problem);
   AttentionArgs complete = args;
   const auto* const cache = std::get_if<PagedKv>(&args.kv);
-  if (problem.is_paged() && cache != nullptr && !complete.lengths.kv_lengths.present()) {
+  if (problem.is_paged() && !problem.is_listed() && cache != nullptr &&
+      !complete.lengths.kv_lengths.present()) {
     complete.lengths.kv_lengths = cache->lengths;
   }
 

@@ -26,6 +26,8 @@ std::string_view dtype_name(DType t) {
       return "int32";
     case DType::kInt64:
       return "int64";
+    case DType::kFloat8E8M0:
+      return "e8m0";
   }
   return "unknown";
 }

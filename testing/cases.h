@@ -22,6 +22,26 @@ struct Request {
   int kv_len = 0;
 };
 
+/// How the keys of a query's list are drawn from the tokens of its request.
+enum class Listing : std::uint8_t {
+  kMixed,       ///< at random, a third of the places -1
+  kAll,         ///< every token once, in random order, then -1: top_k may exceed what the cache has
+  kPageBorder,  ///< first and last tokens of pages
+  kRepeated,    ///< few tokens, again and again
+  kDescending,
+  kNothing,  ///< every place -1
+};
+
+/// Lists of keys of a row; `top_k` 0: none.
+struct CaseLists {
+  int top_k = 0;
+  Listing order = Listing::kMixed;
+  bool counts = false;            ///< random counts; places behind them hold slots that no cache has
+  int extra_top_k = 0;            ///< of a second list, over a cache of its own
+  std::string extra_format = "";  ///< empty: k_format
+  int extra_page_size = 64;
+};
+
 /// One row of the table.
 struct AttentionCase {
   std::string name;
@@ -32,6 +52,9 @@ struct AttentionCase {
   int v_head_dim = 0;             ///< 0: head_dim
   std::string k_format = "bf16";  ///< for parse_format
   std::string v_format = "";      ///< empty: k_format
+  int rope_dim = 0;               ///< not 0: a latent cache of k_format; kv_heads, head_dim and v_head_dim
+                                  ///< are then those of the spec
+  CaseLists lists;
   bool rotate_k = false;
   bool rotate_v = false;
   int page_size = 64;
@@ -53,6 +76,10 @@ struct AttentionCase {
   bool cu_q = false;          ///< give cu_q even where all q_len are equal
   std::uint64_t seed = 1;
 };
+
+/// The row over a latent cache, as KvCacheSpec::latent() has it.
+AttentionCase latent_case(AttentionCase row, std::string_view format, int latent_dim = 512,
+                          int rope_dim = 64);
 
 /// `batch` equal requests.
 std::vector<Request> uniform_requests(int batch, int q_len, int kv_len);
@@ -78,6 +105,10 @@ AttentionCase random_case(std::uint64_t seed);
 /// What the library is asked to plan for: shapes, options and bounds of the row.
 AttentionProblem attention_problem(const AttentionCase& row);
 
+/// The spec of the row's cache, or that of the second list's.
+KvCacheSpec case_spec(const AttentionCase& row);
+KvCacheSpec extra_spec(const AttentionCase& row);
+
 /// How make_problem fills a cache.
 enum class Fill : std::uint8_t {
   kAppend,  ///< every token is generated and appended
@@ -92,6 +123,8 @@ struct Problem {
   Tensor k, v;                   ///< what was appended (f32), or the plain tensors; absent with Fill::kTiled
   std::unique_ptr<Cache> cache;  ///< null for plain K and V
   Tensor cu_q, cu_kv, alibi_slopes, sinks;
+  std::unique_ptr<Cache> extra;  ///< of the second list; one request
+  Tensor indices, counts, extra_indices, extra_counts;
 
   std::int64_t total_q() const { return q.shape()[0]; }
   SequenceLengths lengths() const;

@@ -8,6 +8,7 @@
 
 #include "format/hadamard.h"
 #include "testing/cases.h"
+#include "testing/lists.h"
 
 namespace halftone::testing {
 namespace {
@@ -38,6 +39,16 @@ Tensor random_tensor(Random& random, Data data, DType dtype, std::int64_t tokens
 
 /// What V and Q look like when K is `data`.
 Data companion(Data data) { return data == Data::kConstant || data == Data::kZero ? data : Data::kNormal; }
+
+/// V of a latent's K.
+Tensor first_dims(const Tensor& k, int count) {
+  const std::int64_t rows = k.shape()[0] * k.shape()[1], dim = k.shape()[2];
+  std::vector<float> values;
+  for (std::int64_t e = 0; e < rows * dim; ++e) {
+    if (e % dim < count) values.push_back(k.get(e));
+  }
+  return Tensor::of(k.dtype(), {k.shape()[0], k.shape()[1], count}, values);
+}
 
 /// Appends in two steps, so that the second one starts inside pages and tiles.
 void fill_by_append(Problem& p, Random& random) {
@@ -108,6 +119,18 @@ void require(bool condition, const char* what) {
 
 }  // namespace
 
+KvCacheSpec case_spec(const AttentionCase& row) {
+  return {.k_format = parse_format(row.k_format),
+          .v_format = parse_format(row.v_format.empty() ? row.k_format : row.v_format),
+          .kv_heads = row.kv_heads,
+          .head_dim = row.head_dim,
+          .v_head_dim = row.v_head_dim,
+          .page_size = row.page_size,
+          .rotate_k = row.rotate_k,
+          .rotate_v = row.rotate_v,
+          .rope_dim = row.rope_dim};
+}
+
 AttentionProblem attention_problem(const AttentionCase& row) {
   AttentionProblem a;
   a.batch = static_cast<int>(row.requests.size());
@@ -115,14 +138,7 @@ AttentionProblem attention_problem(const AttentionCase& row) {
   if (row.plain) {
     a.kv = KvTensors{*row.plain, row.kv_heads, row.head_dim, row.v_head_dim};
   } else {
-    a.kv = KvCacheSpec{.k_format = parse_format(row.k_format),
-                       .v_format = parse_format(row.v_format.empty() ? row.k_format : row.v_format),
-                       .kv_heads = row.kv_heads,
-                       .head_dim = row.head_dim,
-                       .v_head_dim = row.v_head_dim,
-                       .page_size = row.page_size,
-                       .rotate_k = row.rotate_k,
-                       .rotate_v = row.rotate_v};
+    a.kv = case_spec(row);
   }
   a.max_q_len = a.max_kv_len = 0;
   bool equal = true;
@@ -133,6 +149,11 @@ AttentionProblem attention_problem(const AttentionCase& row) {
   }
   a.max_q_len = std::max(1, a.max_q_len) + (equal && !row.cu_q ? 0 : row.slack);
   a.max_kv_len = std::max(1, a.max_kv_len) + row.slack;
+  if (row.lists.top_k != 0) a.listed.top_k = row.lists.top_k;
+  if (row.lists.extra_top_k != 0) {
+    a.listed.extra_top_k = row.lists.extra_top_k;
+    a.listed.extra = extra_spec(row);
+  }
   a.q_dtype = row.q_dtype;
   a.out_dtype = row.out_dtype;
   a.mask = row.mask;
@@ -150,6 +171,9 @@ AttentionProblem attention_problem(const AttentionCase& row) {
 SequenceLengths Problem::lengths() const {
   SequenceLengths l;
   l.cu_q = cu_q.view();
+  l.counts = counts.view();
+  l.extra_counts = extra_counts.view();
+  if (row.lists.top_k != 0) return l;
   if (row.plain) {
     l.cu_kv = cu_kv.view();
   } else {
@@ -159,8 +183,9 @@ SequenceLengths Problem::lengths() const {
 }
 
 bool Problem::guards_intact() const {
-  const Tensor* const all[] = {&q, &k, &v, &cu_q, &cu_kv, &alibi_slopes, &sinks};
-  return (!cache || cache->guards_intact()) &&
+  const Tensor* const all[] = {&q,     &k,       &v,      &cu_q,          &cu_kv,       &alibi_slopes,
+                               &sinks, &indices, &counts, &extra_indices, &extra_counts};
+  return (!cache || cache->guards_intact()) && (!extra || extra->guards_intact()) &&
          std::all_of(std::begin(all), std::end(all), [](const Tensor* t) { return t->guards_intact(); });
 }
 
@@ -184,7 +209,9 @@ Problem make_problem(const AttentionCase& row, Fill fill) {
   const DType kv_dtype = row.plain.value_or(DType::kFloat32);
   if (fill == Fill::kAppend) {
     p.k = random_tensor(random, row.data, kv_dtype, cu_kv.back(), row.kv_heads, row.head_dim);
-    p.v = random_tensor(random, companion(row.data), kv_dtype, cu_kv.back(), row.kv_heads, p.problem.v_dim());
+    p.v = row.rope_dim != 0 ? first_dims(p.k, p.problem.v_dim())
+                            : random_tensor(random, companion(row.data), kv_dtype, cu_kv.back(), row.kv_heads,
+                                            p.problem.v_dim());
   }
   if (const auto* spec = std::get_if<KvCacheSpec>(&p.problem.kv)) {
     p.cache = std::make_unique<Cache>(*spec, capacities, random, CacheOptions{.table_mode = row.table_mode});
@@ -206,6 +233,7 @@ Problem make_problem(const AttentionCase& row, Fill fill) {
     p.sinks = Tensor(DType::kFloat32, {row.q_heads});
     for (int h = 0; h < row.q_heads; ++h) p.sinks.set(h, 2 * random.normal());
   }
+  if (row.lists.top_k != 0) fill_lists(p, random);
   return p;
 }
 
@@ -226,6 +254,11 @@ AttentionArgs arguments(const Problem& p, const Outputs& o) {
     a.kv = KvTensorViews{p.k.view(), p.v.view()};
   } else {
     a.kv = p.cache->view();
+  }
+  if (p.row.lists.top_k != 0) a.indices = p.indices.view();
+  if (p.extra) {
+    a.extra_indices = p.extra_indices.view();
+    a.extra_kv = p.extra->view();
   }
   a.alibi_slopes = p.alibi_slopes.view();
   a.sinks = p.sinks.view();
@@ -269,8 +302,14 @@ std::vector<float> narrowed(const std::vector<double>& x) {
 
 Operands exact_operands(const Problem& p) {
   if (p.row.plain) return {widened(p.q.to_floats()), widened(p.k.to_floats()), widened(p.v.to_floats())};
-  const Dequantised d = dequantised(*p.cache);
-  return {widened(p.q.to_floats()), widened(d.k.to_floats()), widened(d.v.to_floats())};
+  Operands result{widened(p.q.to_floats()), {}, {}};
+  for (const Cache* cache : {p.cache.get(), p.extra.get()}) {
+    if (cache == nullptr) continue;
+    const Dequantised d = dequantised(*cache);
+    for (const float x : d.k.to_floats()) result.k.push_back(x);
+    for (const float x : d.v.to_floats()) result.v.push_back(x);
+  }
+  return result;
 }
 
 /// Q and K in the basis of the pages as integers times scales; V, if wanted, rounded there to 16 bits. Dots
@@ -298,9 +337,15 @@ Reference make_reference(const Problem& p, bool rounds_v) {
   const Operands exact =
       p.problem.arithmetic == Arithmetic::kHalfInt8 ? half_int8_operands(p, rounds_v) : exact_operands(p);
   const std::vector<float> q = narrowed(exact.q), k = narrowed(exact.k), v = narrowed(exact.v);
+  const std::vector<std::vector<std::int64_t>> lists = listed_tokens(p);
   std::int64_t q_token = 0, kv_token = 0;
   for (const Request& r : p.row.requests) {
-    const OracleParams o = oracle_params(p, r);
+    OracleParams o = oracle_params(p, r);
+    if (!lists.empty()) {
+      o.lists =
+          std::span(lists).subspan(static_cast<std::size_t>(q_token), static_cast<std::size_t>(r.q_len));
+      kv_token = 0;  // lists count from the first token of all
+    }
     const std::int64_t at_q = q_token * o.q_heads * o.head_dim;
     const std::int64_t at_k = kv_token * o.kv_heads * o.head_dim, at_v = kv_token * o.kv_heads * o.v_dim();
     const OracleResult truth =

@@ -64,8 +64,11 @@ AttentionArgs Place::add(const AttentionArgs& host) {
     auto& [k, v] = std::get<KvTensorViews>(placed.kv);
     k = add(k), v = add(v);
   }
-  for (TensorView* t : {&placed.q, &placed.lengths.cu_q, &placed.lengths.kv_lengths, &placed.lengths.cu_kv,
-                        &placed.alibi_slopes, &placed.sinks, &placed.out, &placed.lse, &placed.status}) {
+  placed.extra_kv = add(placed.extra_kv);
+  for (TensorView* t :
+       {&placed.q, &placed.lengths.cu_q, &placed.lengths.kv_lengths, &placed.lengths.cu_kv,
+        &placed.lengths.counts, &placed.lengths.extra_counts, &placed.indices, &placed.extra_indices,
+        &placed.alibi_slopes, &placed.sinks, &placed.out, &placed.lse, &placed.status}) {
     *t = add(*t);
   }
   return placed;

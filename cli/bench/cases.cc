@@ -35,6 +35,12 @@ std::string_view suite_text(Suite suite) {
   return suite == Suite::kDecode ? "decode" : suite == Suite::kPrefill ? "prefill" : "append";
 }
 
+std::string_view kind_text(const BenchCase& setup) {
+  if (setup.suite == Suite::kAppend) return "append";
+  if (setup.shape.top_k == 0) return "dense_decode";
+  return setup.suite == Suite::kPrefill ? "sparse_prefill" : "sparse_decode";
+}
+
 std::vector<std::int64_t> kv_lengths(const BenchCase& setup) {
   if (setup.mixed.empty()) {
     return std::vector<std::int64_t>(static_cast<std::size_t>(setup.shape.batch), setup.shape.context);
@@ -117,6 +123,34 @@ std::vector<Sweep> prefill_sweeps() {
   return sweeps;
 }
 
+/// Latent caches of 512 + 64 dims: lists of keys, all keys, prompts over lists, append.
+std::vector<Sweep> latent_sweeps() {
+  constexpr std::string_view kFormats = "fp8-g128-f32,bf16,int8-g64,int4-g64";
+  std::vector<Sweep> sweeps;
+  const auto add = [&](Suite suite, std::string_view formats, int heads, int q_len, int top_k,
+                       std::vector<std::string_view> requests) {
+    Sweep s{"mla", suite, formats, {{heads, 1}}, {576}, {64}, q_len, std::move(requests)};
+    s.rope_dim = 64;
+    s.top_k = top_k;
+    sweeps.push_back(std::move(s));
+  };
+  for (const int heads : {128, 64}) {
+    for (const int top_k : {2048, 16384}) {
+      add(Suite::kDecode, kFormats, heads, 2, top_k, {"32768x2", "32768x128"});
+    }
+  }
+  for (const int heads : {32, 16, 8}) {
+    for (const int q_len : {1, 2})
+      add(Suite::kDecode, kFormats, heads, q_len, 2048, {"32768x8", "32768x128"});
+  }
+  for (const int heads : {128, 64, 32, 16})
+    add(Suite::kDecode, kFormats, heads, 1, 0, {"4096x128", "8192x128"});
+  add(Suite::kPrefill, "fp8-g128-f32,bf16", 128, 4096, 2048, {"8192x1"});
+  add(Suite::kAppend, kFormats, 128, 1, 0, {"8192x128"});
+  add(Suite::kAppend, kFormats, 128, 8192, 0, {"8192x8"});
+  return sweeps;
+}
+
 std::vector<Sweep> make_sweeps() {
   using enum Suite;
   static const std::vector<SplitPolicy> kPolicies = {SplitPolicy::kFast, SplitPolicy::kReproducible,
@@ -177,6 +211,7 @@ std::vector<Sweep> make_sweeps() {
       {"append", kAppend, kDecodeFormats, {{32, 8}}, {128}, {64}, 1, {"8192x32", "8192x256"}},
   };
   for (Sweep& sweep : prefill_sweeps()) sweeps.push_back(std::move(sweep));
+  for (Sweep& sweep : latent_sweeps()) sweeps.push_back(std::move(sweep));
   return sweeps;
 }
 
@@ -221,6 +256,8 @@ void expand(const Sweep& sweep, std::string_view formats, SplitPolicy policy, st
   c.shape.plain = sweep.plain;
   c.shape.causal = sweep.causal;
   c.shape.arithmetic = sweep.arithmetic;
+  c.shape.rope_dim = sweep.rope_dim;
+  c.shape.top_k = sweep.top_k;
   for (const Sweep::Heads heads : sweep.heads) {
     c.shape.q_heads = heads.q;
     c.shape.kv_heads = heads.kv;

@@ -35,6 +35,8 @@ struct Sweep {
   bool plain = false;                   ///< tensors, which are bf16: its other formats are left out
   bool causal = true;
   Arithmetic arithmetic = Arithmetic::k16Bit;
+  int rope_dim = 0;  ///< see ProblemShape
+  int top_k = 0;
 };
 
 /// The tables of the project's own figures. A table is all sweeps of one name.

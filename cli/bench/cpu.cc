@@ -73,7 +73,7 @@ OwnedCache full_cache(const ProblemShape& shape, std::int64_t copies, testing::R
   cache.calibrate(k.view(), v.view());
   AppendArgs args;
   args.k = k.view();
-  args.v = v.view();
+  if (!spec.is_latent()) args.v = v.view();
   std::vector<std::int64_t> slots(static_cast<std::size_t>(tokens));
   std::iota(slots.begin(), slots.end(), 0);
   args.slot_mapping = TensorView::contiguous(slots.data(), DType::kInt64, {tokens});
@@ -113,6 +113,7 @@ class Keys {
   Keys(const ProblemShape& shape, std::int64_t copies, testing::Random& random) : shape_(shape) {
     if (!shape.plain) {
       cache_.emplace(full_cache(shape, copies, random));
+      if (shape.top_k > 0) make_lists(copies);
       return;
     }
     const std::int64_t tokens = std::int64_t{shape.batch} * shape.context;
@@ -135,6 +136,10 @@ class Keys {
       cache.block_table = part(cache.block_table, shape_.batch);
       cache.lengths = part(cache.lengths, shape_.batch);
       args.kv = cache;
+      if (shape_.top_k > 0) {
+        args.indices = part(indices_.view(), std::int64_t{shape_.batch} * shape_.q_len);
+        return;
+      }
       args.lengths.kv_lengths = cache.lengths;
     } else {
       const std::int64_t tokens = std::int64_t{shape_.batch} * shape_.context;
@@ -144,9 +149,23 @@ class Keys {
   }
 
  private:
+  void make_lists(std::int64_t copies) {
+    const int page_size = cache_->spec.page_size;
+    const std::int64_t width = cache_->block_table.shape()[1];
+    std::vector<std::vector<std::int32_t>> slots(static_cast<std::size_t>(copies * shape_.batch));
+    for (std::size_t r = 0; r < slots.size(); ++r) {
+      for (int t = 0; t < shape_.context; ++t) {
+        const std::size_t entry =
+            r * static_cast<std::size_t>(width) + static_cast<std::size_t>(t / page_size);
+        slots[r].push_back(cache_->block_table.as<std::int32_t>()[entry] * page_size + t % page_size);
+      }
+    }
+    indices_ = Tensor::of({copies * shape_.batch * shape_.q_len, shape_.top_k}, random_lists(shape_, slots));
+  }
+
   const ProblemShape& shape_;
   std::optional<OwnedCache> cache_;
-  Tensor k_, v_, cu_kv_;
+  Tensor k_, v_, cu_kv_, indices_;
 };
 
 /// Calls `call(copy)` in turn over the copies and returns the median time.
@@ -237,7 +256,7 @@ BenchRow time_append(const BenchCase& setup, int repeats) {
           slots[static_cast<std::size_t>(t)] = request * request_tokens + offset + t % shape.q_len;
         }
         args.k = inputs[static_cast<std::size_t>(2 * copy)].view();
-        args.v = inputs[static_cast<std::size_t>(2 * copy + 1)].view();
+        if (!spec.is_latent()) args.v = inputs[static_cast<std::size_t>(2 * copy + 1)].view();
         append(view, args);
       },
       copies, repeats, row.repeats);
@@ -250,7 +269,8 @@ AppendTraffic append_traffic(const BenchCase& setup) {
   const KvCacheSpec spec = cache_spec(setup.shape);
   AppendTraffic traffic;
   traffic.tokens = std::int64_t{setup.shape.batch} * setup.shape.q_len;
-  traffic.in_bytes = traffic.tokens * spec.kv_heads * (spec.head_dim + spec.v_dim()) * 2;
+  const int dims = spec.is_latent() ? spec.head_dim : spec.head_dim + spec.v_dim();
+  traffic.in_bytes = traffic.tokens * spec.kv_heads * dims * 2;
   traffic.bytes =
       traffic.in_bytes + std::llround(static_cast<double>(traffic.tokens) * bytes_per_token(spec));
   return traffic;

@@ -12,7 +12,7 @@ namespace halftone::cli {
 
 enum class Suite { kDecode, kPrefill, kAppend };
 
-/// "decode", "prefill" or "append".
+/// "decode", "prefill" or "append". Cases over latent caches are recorded as "mla", see kind_text().
 Suite parse_suite(std::string_view text);
 std::string_view suite_text(Suite suite);
 
@@ -31,6 +31,9 @@ struct BenchCase {
   bool with_schedule = false;       ///< schedule() is part of the timed call
   std::string table;                ///< the named table that the case is from, or empty
 };
+
+/// What a case over a latent cache does: "sparse_decode", "dense_decode", "sparse_prefill" or "append".
+std::string_view kind_text(const BenchCase& setup);
 
 /// Keys of each request [batch].
 std::vector<std::int64_t> kv_lengths(const BenchCase& setup);

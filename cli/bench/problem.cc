@@ -10,6 +10,7 @@
 #include "cli/terminal/text.h"
 #include "halftone/error.h"
 #include "plan/plan.h"
+#include "reference/random.h"
 
 namespace halftone::cli {
 
@@ -34,7 +35,22 @@ Arithmetic parse_arithmetic_option(std::string_view text) {
 }
 
 KvCacheSpec cache_spec(const ProblemShape& shape) {
-  return shape.format.spec(shape.kv_heads, shape.head_dim, shape.v_dim, shape.page_size);
+  KvCacheSpec spec = shape.format.spec(shape.kv_heads, shape.head_dim, shape.v_dim, shape.page_size);
+  spec.rope_dim = shape.rope_dim;
+  if (spec.is_latent()) spec.v_head_dim = shape.head_dim - shape.rope_dim;
+  return spec;
+}
+
+std::vector<std::int32_t> random_lists(const ProblemShape& shape,
+                                       const std::vector<std::vector<std::int32_t>>& slots) {
+  testing::Random random(5);
+  std::vector<std::int32_t> lists;
+  lists.reserve(slots.size() * static_cast<std::size_t>(shape.q_len) * static_cast<std::size_t>(shape.top_k));
+  for (const std::vector<std::int32_t>& own : slots) {
+    for (std::int64_t i = 0; i < std::int64_t{shape.q_len} * shape.top_k; ++i)
+      lists.push_back(random.pick(own));
+  }
+  return lists;
 }
 
 AttentionProblem to_problem(const ProblemShape& shape) {
@@ -48,7 +64,8 @@ AttentionProblem to_problem(const ProblemShape& shape) {
   }
   problem.max_q_len = shape.q_len;
   problem.max_kv_len = shape.context;
-  problem.mask.causal = shape.causal;
+  problem.mask.causal = shape.causal && shape.top_k == 0;
+  problem.listed.top_k = shape.top_k;
   problem.mask.window_left = shape.window;
   problem.policy = shape.policy;
   problem.arithmetic = shape.arithmetic;
@@ -66,6 +83,14 @@ Floor floor_of(const AttentionProblem& problem, const std::vector<std::int64_t>&
   for (std::size_t r = 0; r < q_lengths.size(); ++r) {
     const std::int64_t q = q_lengths[r], kv = kv_lengths[r];
     if (q == 0) continue;
+    floor.io_bytes += q * problem.q_heads * dims * 2;
+    if (problem.is_listed()) {  // every query reads its own keys
+      const std::int64_t listed = q * problem.listed.top_k;
+      floor.io_bytes += listed * 4;
+      floor.cache_bytes += std::llround(static_cast<double>(listed) * per_token);
+      floor.flops += 2.0 * static_cast<double>(listed) * problem.q_heads * static_cast<double>(dims);
+      continue;
+    }
     std::int64_t seen = kv;  // keys that some query sees
     double pairs = 0;        // (query, key) pairs
     if (problem.mask.window_left >= 0) seen = std::min<std::int64_t>(kv, problem.mask.window_left + q);
@@ -76,7 +101,6 @@ Floor floor_of(const AttentionProblem& problem, const std::vector<std::int64_t>&
       pairs += static_cast<double>(std::max<std::int64_t>(0, end - begin));
     }
     floor.cache_bytes += std::llround(static_cast<double>(seen) * per_token);
-    floor.io_bytes += q * problem.q_heads * dims * 2;
     floor.flops += 2.0 * pairs * problem.q_heads * static_cast<double>(dims);
   }
   return floor;

@@ -33,12 +33,18 @@ struct ProblemShape {
   int workers = 0;
   bool causal = true;
   bool plain = false;  ///< K and V are tensors in bf16, not pages of a cache
+  int rope_dim = 0;    ///< not 0: a latent cache, whose V is head_dim less so many dims
+  int top_k = 0;       ///< not 0: each query attends to so many random keys of its request, from a list
 };
 
 KvCacheSpec cache_spec(const ProblemShape& shape);
 
 /// bf16 Q and O, no LSE.
 AttentionProblem to_problem(const ProblemShape& shape);
+
+/// int32 [total_q, top_k]: for each query random ones of its request's slots.
+std::vector<std::int32_t> random_lists(const ProblemShape& shape,
+                                       const std::vector<std::vector<std::int32_t>>& slots);
 
 /// The least that attention must do, whatever the kernel.
 struct Floor {

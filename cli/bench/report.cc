@@ -17,7 +17,7 @@ using Json = nlohmann::ordered_json;
 
 Json row_json(const BenchRow& r) {
   const ProblemShape& s = r.setup.shape;
-  Json row = {{"suite", suite_text(r.setup.suite)},
+  Json row = {{"suite", s.rope_dim != 0 ? "mla" : suite_text(r.setup.suite)},
               {"format_k", s.plain ? "plain" : format_name(s.format.k)},
               {"format_v", s.plain ? "plain" : format_name(s.format.v)},
               {"rotate_k", s.format.rotate_k},
@@ -36,13 +36,18 @@ Json row_json(const BenchRow& r) {
   figure("bytes", r.bytes);
   figure("gbs", r.gbs);
   row["ceiling_gbs"] = r.ceiling_gbs > 0 ? Json(r.ceiling_gbs) : Json();
-  const bool lower = s.arithmetic != Arithmetic::k16Bit;
-  if (lower || r.setup.suite == Suite::kPrefill) {
+  const bool lower = s.arithmetic != Arithmetic::k16Bit, latent = s.rope_dim != 0;
+  if (lower || (r.setup.suite == Suite::kPrefill && !latent)) {
     row["arithmetic"] = lower                  ? Json(arithmetic_name(s.arithmetic))
                         : r.arithmetic.empty() ? Json()
                                                : Json(r.arithmetic);
   }
-  if (r.setup.suite == Suite::kPrefill) {
+  if (latent) {
+    row["kind"] = kind_text(r.setup);
+    row["top_k"] = s.top_k > 0 ? Json(s.top_k) : Json();
+    figure("tflops", r.gflops / 1e3);
+    row["mhz"] = r.mhz > 0 ? Json(r.mhz) : Json();
+  } else if (r.setup.suite == Suite::kPrefill) {
     row["causal"] = s.causal;
     row["scales"] = Json();  // of Q, K and V as tensors with scales of their own
     figure("tflops", r.gflops / 1e3);
@@ -69,6 +74,8 @@ std::string note(const BenchRow& r) {
   std::string text;
   const auto add = [&](const std::string& piece) { text += (text.empty() ? "" : ", ") + piece; };
   if (!r.setup.mixed.empty()) add(requests_text(r.setup.mixed));
+  if (r.setup.shape.rope_dim != 0) add(std::string(kind_text(r.setup)));
+  if (r.setup.shape.top_k > 0) add(fmt::format("top_k {}", r.setup.shape.top_k));
   if (r.setup.chain > 1) add(fmt::format("per layer of {}", r.setup.chain));
   if (r.setup.with_schedule) add("with schedule");
   if (!r.unsupported.empty()) {

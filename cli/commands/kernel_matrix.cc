@@ -38,7 +38,7 @@ struct Case {
   AttentionProblem problem;
 };
 
-/// What users ask first, all with head_dim 128.
+/// What users ask first, with head_dim 128 where it is not latent.
 std::vector<Case> cases() {
   const auto decode = [](std::string_view k, std::string_view v) {
     return decode_of(parse_format(k), parse_format(v));
@@ -53,6 +53,11 @@ std::vector<Case> cases() {
   f32.q_dtype = f32.out_dtype = DType::kFloat32;
   AttentionProblem plain = decode("bf16", "bf16");
   plain.kv = KvTensors{DType::kBFloat16, 1, 128};
+  AttentionProblem latent = decode("bf16", "bf16");
+  latent.q_heads = 16;
+  latent.kv = KvCacheSpec::latent(parse_format("fp8-g128-f32"));
+  AttentionProblem listed = latent;
+  listed.listed.top_k = 2048;
   return {
       {"one query, int4-g32", decode("int4-g32", "int4-g32")},
       {"four queries (drafts), int4-g32", drafts},
@@ -64,6 +69,8 @@ std::vector<Case> cases() {
       {"V of 64 dims, bf16", decode_of(parse_format("bf16"), parse_format("bf16"), 128, 64)},
       {"Q and O in f32, int4-g32", f32},
       {"plain tensors in bf16, no cache", plain},
+      {"latent fp8-g128-f32, 16 heads", latent},
+      {"the same, 2048 listed keys", listed},
   };
 }
 

@@ -44,7 +44,7 @@ OwnedCache page_pattern(const KvCacheSpec& spec) {
   const Tensor k = random_activations(tokens, spec.kv_heads, spec.head_dim, 1);
   const Tensor v = random_activations(tokens, spec.kv_heads, spec.v_dim(), 2);
   cache.calibrate(k.view(), v.view());
-  cache.append(0, k.view(), v.view());
+  cache.append(0, k.view(), spec.is_latent() ? TensorView() : v.view());
   return cache;
 }
 
@@ -72,7 +72,8 @@ struct DeviceCache {
   std::int64_t num_pages = 0;  ///< of one layer
   DeviceBuffer pages;          ///< layer after layer, then `spare` bytes
   DeviceTensor table, lengths, k_scale, k_min, v_scale, v_min;
-  PagedKv first;  ///< of the first layer
+  std::vector<std::vector<std::int32_t>> slots;  ///< of each request, in the order of its tokens
+  PagedKv first;                                 ///< of the first layer
 
   PagedKv layer(int index) const {
     PagedKv cache = first;
@@ -109,6 +110,11 @@ DeviceCache make_cache(const KvCacheSpec& spec, const std::vector<std::int64_t>&
     const std::int64_t count = ceil_div(tokens[r], spec.page_size);
     std::copy_n(order.begin() + static_cast<std::ptrdiff_t>(next), count,
                 table.as<std::int32_t>().begin() + static_cast<std::ptrdiff_t>(r) * widest);
+    std::vector<std::int32_t>& slots = cache.slots.emplace_back();
+    for (std::int64_t t = 0; t < tokens[r]; ++t) {
+      const std::int32_t page = order[next + static_cast<std::size_t>(t / spec.page_size)];
+      slots.push_back(page * spec.page_size + static_cast<std::int32_t>(t % spec.page_size));
+    }
     next += static_cast<std::size_t>(count);
   }
   const OwnedCache pattern = page_pattern(spec);
@@ -292,6 +298,9 @@ BenchRow Bench::Impl::attention(const BenchCase& setup) {
       plain == nullptr ? make_cache(cache_spec(shape), tokens, setup.chain, floor.io_bytes + 256, device)
                        : DeviceCache();
   const std::int64_t queries = std::int64_t{shape.batch} * shape.q_len;
+  DeviceTensor indices;
+  if (shape.top_k > 0)
+    indices = DeviceTensor(Tensor::of({queries, shape.top_k}, random_lists(shape, cache.slots)), device);
   const std::int64_t out_bytes = queries * shape.q_heads * problem.v_dim() * 2;
   const std::int64_t q_bytes = queries * shape.q_heads * shape.head_dim * 2;
   const DeviceBuffer q = device_activations(setup.chain * queries, shape.q_heads, shape.head_dim, 4);
@@ -307,7 +316,8 @@ BenchRow Bench::Impl::attention(const BenchCase& setup) {
       args.lengths.cu_kv = tensors.cu_kv.view;
     } else {
       args.kv = cache.layer(i);
-      args.lengths.kv_lengths = cache.lengths.view;
+      args.indices = indices.view;
+      if (shape.top_k == 0) args.lengths.kv_lengths = cache.lengths.view;
     }
     args.cache_settled = i > 0;
     args.q = TensorView::contiguous(q.data() + i * q_bytes, DType::kBFloat16,
@@ -368,7 +378,10 @@ BenchRow Bench::Impl::append(const BenchCase& setup) {
   const DeviceTensor device_slots(slots, device), device_status(status, device);
   AppendArgs args;
   args.k = TensorView::contiguous(k.data(), DType::kBFloat16, {tokens, spec.kv_heads, spec.head_dim}, device);
-  args.v = TensorView::contiguous(v.data(), DType::kBFloat16, {tokens, spec.kv_heads, spec.v_dim()}, device);
+  if (!spec.is_latent()) {
+    args.v =
+        TensorView::contiguous(v.data(), DType::kBFloat16, {tokens, spec.kv_heads, spec.v_dim()}, device);
+  }
   args.slot_mapping = device_slots.view;
   args.status = device_status.view;
   check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");

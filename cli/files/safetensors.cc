@@ -36,6 +36,7 @@ std::string_view file_dtype(DType dtype) {
     case DType::kInt64:
       return "I64";
     case DType::kInt4:
+    case DType::kFloat8E8M0:
       break;
   }
   throw Error(ErrorCode::kInvalidArgument,

@@ -59,6 +59,17 @@ struct KvTensors {
   constexpr int v_dim() const { return v_head_dim == 0 ? head_dim : v_head_dim; }
 };
 
+/// Sparse attention: each query attends to the keys that a list of its own names, in place of all keys of its
+/// request. A second list may name keys of a second cache: extra tokens, or a window beside a selection from
+/// the whole context. Both are part of one softmax.
+struct ListedKeys {
+  int top_k = 0;        ///< places of a query's list, up to 65,536; 0: no lists, all keys of the request
+  int extra_top_k = 0;  ///< places of its second list, up to 65,536; 0: there is none
+  KvCacheSpec extra{};  ///< of the second cache: kv_heads, head_dim and v_dim() as the first one's
+
+  friend constexpr bool operator==(const ListedKeys&, const ListedKeys&) = default;
+};
+
 /// Shapes, options and bounds: everything that a plan depends on. Never the values of lengths.
 struct AttentionProblem {
   Device device{};
@@ -66,10 +77,12 @@ struct AttentionProblem {
   int q_heads = 0;                            ///< a multiple of kv_heads()
   std::variant<KvCacheSpec, KvTensors> kv{};  ///< where K and V lie: in the pages of a cache, or in tensors
   int max_q_len = 1;                          ///< upper bound of a request's queries
-  int max_kv_len = 0;                         ///< upper bound of a request's keys
-  std::int64_t max_total_kv = 0;     ///< upper bound of all requests' keys, each counted where it is shared;
-                                     ///< 0: batch * max_kv_len. It sizes PassInfo::staged_bytes
-  DType q_dtype = DType::kBFloat16;  ///< kFloat32, kFloat16 or kBFloat16
+  int max_kv_len = 0;                         ///< upper bound of a request's keys; unused with lists
+  /// Upper bound of all requests' keys, each counted where it is shared; 0: batch * max_kv_len. It sizes
+  /// PassInfo::staged_bytes; unused with lists.
+  std::int64_t max_total_kv = 0;
+  ListedKeys listed{};                 ///< a cache only, without mask and ALiBi
+  DType q_dtype = DType::kBFloat16;    ///< kFloat32, kFloat16 or kBFloat16
   DType out_dtype = DType::kBFloat16;  ///< kFloat32, kFloat16 or kBFloat16
   Mask mask{};
   float scale = 0;     ///< logit = scale * q.k; 0 means 1/sqrt(head_dim)
@@ -82,6 +95,7 @@ struct AttentionProblem {
   int workers = 0;  ///< 0: one per SM (CUDA) or per OpenMP thread (CPU); else 1 to 65536
 
   constexpr bool is_paged() const { return std::holds_alternative<KvCacheSpec>(kv); }
+  constexpr bool is_listed() const { return listed.top_k != 0; }
   constexpr int kv_heads() const {
     return std::visit([](const auto& place) { return place.kv_heads; }, kv);
   }
@@ -155,8 +169,12 @@ HALFTONE_API Plan plan(const AttentionProblem& problem);
 /// The lengths of one step, on the plan's device.
 struct SequenceLengths {
   TensorView cu_q{};  ///< int32 [batch + 1], cu_q[0] = 0, non-decreasing; absent: max_q_len queries each
-  TensorView kv_lengths{};  ///< int32 [batch]; for plain K and V give cu_kv instead
+  TensorView kv_lengths{};  ///< int32 [batch]; plain K and V have cu_kv instead, and lists need none
   TensorView cu_kv{};       ///< int32 [batch + 1]: plain K and V only
+  /// Lists only, and optional: int32 [total_q], places of each query's list that count. Places behind them
+  /// are not read. Absent: top_k (extra_top_k) of each.
+  TensorView counts{};
+  TensorView extra_counts{};
 };
 
 /// Turns lengths into a work list at the start of `workspace` (uint8 [>= workspace_bytes], 256-byte aligned:
@@ -183,15 +201,24 @@ struct AttentionArgs {
                    ///< schedule() saw; on CUDA, where cu_q lies on the device, q may have more rows,
                    ///< whose outputs are not written, and queries beyond its rows are left out
   SequenceLengths lengths{};  ///< the same values that schedule() saw; kv_lengths defaults to the cache's
-  std::variant<PagedKv, KvTensorViews> kv{};  ///< a cache of the problem's spec, or its tensors
-  TensorView alibi_slopes{};                  ///< f32 [q_heads], present exactly when problem.alibi
-  TensorView sinks{};                         ///< f32 [q_heads], present exactly when problem.sinks
-  TensorView out{};  ///< out_dtype [total_q, q_heads, v_dim]; every element is written
+  /// A cache of the problem's spec, or its tensors. With lists the cache needs neither block_table nor
+  /// lengths.
+  std::variant<PagedKv, KvTensorViews> kv{};
+  /// Lists only: int32 [total_q, top_k], last dim contiguous. Each names a slot of the cache, page *
+  /// page_size + offset; a negative one names nothing. A slot named twice counts twice. One that the cache
+  /// lacks: kClamped skips it and sets bit 0 of the status, kTrusted throws OutOfRange on the CPU and does on
+  /// CUDA as kClamped.
+  TensorView indices{};
+  TensorView extra_indices{};  ///< int32 [total_q, extra_top_k], slots of extra_kv: exactly with extra_top_k
+  PagedKv extra_kv{};          ///< a cache of ListedKeys::extra: exactly with extra_top_k
+  TensorView alibi_slopes{};   ///< f32 [q_heads], present exactly when problem.alibi
+  TensorView sinks{};          ///< f32 [q_heads], present exactly when problem.sinks
+  TensorView out{};            ///< out_dtype [total_q, q_heads, v_dim]; every element is written
   TensorView lse{};  ///< f32 [total_q, q_heads], natural log, -inf for an empty row; exactly when problem.lse
-  /// Optional int32 [1], sticky. Bit 0: a block-table entry was out of bounds (kClamped; on CUDA always), or,
-  /// on CUDA, a length beyond the table: those tokens were left out. Bit 2 (CUDA): the schedule has more
-  /// queries than q has rows. Bit 3 (CUDA): a static scale of the cache is not finite and positive. Bit 5
-  /// (CUDA): the schedule has more keys than k and v have rows, or than max_total_kv.
+  /// Optional int32 [1], sticky. Bit 0: a block-table entry or a listed slot was out of bounds (kClamped; on
+  /// CUDA always), or, on CUDA, a length beyond the table: those tokens were left out. Bit 2 (CUDA): the
+  /// schedule has more queries than q has rows. Bit 3 (CUDA): a static scale of the cache is not finite and
+  /// positive. Bit 5 (CUDA): the schedule has more keys than k and v have rows, or than max_total_kv.
   TensorView status{};
   /// A promise, of use in a chain of layers on a CUDA stream: what wrote the cache, its block table, the
   /// status and the schedule had ended before the previous kernel of the stream began. run() then reads them

@@ -46,17 +46,20 @@ struct KvCacheSpec {
   KvFormat k_format{};
   KvFormat v_format{};
   int kv_heads = 0;       ///< >= 1; of a latent cache 1
-  int head_dim = 0;       ///< of K (and Q): 64, 80, 96, 128, 192 or 256; latent: v_head_dim + rope_dim
+  int head_dim = 0;       ///< of K (and Q): 64, 80, 96, 128, 192 or 256; latent: v_head_dim + rope_dim, or
+                          ///< v_head_dim, which then has the rotary dims, too
   int v_head_dim = 0;     ///< of V (and O): the same choices; 0 means head_dim; latent: 256 or 512
   int page_size = 64;     ///< tokens per page: 16, 32, 64, 128 or 256
   bool rotate_k = false;  ///< store K after a block Hadamard rotation; attention rotates Q alike
   bool rotate_v = false;  ///< store V after a block Hadamard rotation; attention undoes it on the output
   int rope_dim = 0;       ///< 0: K and V apart. 32 or 64: a latent cache whose K ends in so many bf16 dims,
-                          ///< those of the rotary embedding; V is K's dims before them. v_format is k_format
+                     ///< those of the rotary embedding; V is K's first v_head_dim dims. v_format is k_format
 
   friend constexpr bool operator==(const KvCacheSpec&, const KvCacheSpec&) = default;
   constexpr int v_dim() const { return v_head_dim == 0 ? head_dim : v_head_dim; }
   constexpr bool is_latent() const { return rope_dim != 0; }
+  /// Dims of K before a latent's rotary ones, those in k_format.
+  constexpr int latent_dim() const { return head_dim - rope_dim; }
   /// Dims of K that a rotary embedding may rotate: the first of a separate K, the last of a latent's.
   constexpr int rotary_dims() const { return is_latent() ? rope_dim : head_dim; }
 
@@ -67,18 +70,21 @@ struct KvCacheSpec {
   }
   /// One vector per token that all query heads share: `latent_dim` dims in `format`, which are V and the
   /// beginning of K, then `rope_dim` dims in bf16. A token's bytes are contiguous; fp8-g128-f32 with 512 and
-  /// 64 dims gives the 656-byte token of FlashMLA.
+  /// 64 dims gives the 656-byte token of FlashMLA. With `rotary_v` all dims are V: fp8-g64-e8m0 with 448 and
+  /// 64 dims gives its token of 584 bytes.
   static constexpr KvCacheSpec latent(const KvFormat& format, int latent_dim = 512, int rope_dim = 64,
-                                      int page_size = 64) {
-    return {format, format, 1, latent_dim + rope_dim, latent_dim, page_size, false, false, rope_dim};
+                                      int page_size = 64, bool rotary_v = false) {
+    const int dims = latent_dim + rope_dim;
+    return {format, format, 1, dims, rotary_v ? dims : latent_dim, page_size, false, false, rope_dim};
   }
 
   /// What a token and KV head consist of. Of a spec that page_layout() accepts.
   constexpr KvSpans spans() const {
     KvSpans s;
     if (is_latent()) {
-      s.span[0] = {k_format, v_dim(), false, KvOrder::kRows, 0, 0};
-      s.span[1] = {KvFormat{}, rope_dim, false, KvOrder::kRows, v_dim(), -1};
+      const int rotary = latent_dim();
+      s.span[0] = {k_format, rotary, false, KvOrder::kRows, 0, 0};
+      s.span[1] = {KvFormat{}, rope_dim, false, KvOrder::kRows, rotary, v_dim() > rotary ? rotary : -1};
     } else {
       const auto order = [](const KvFormat& f) {
         return dtype_bits(f.dtype) == 16 ? KvOrder::kRows : KvOrder::kFragments;
@@ -96,13 +102,14 @@ struct SpanLayout {
   std::int64_t data_bytes = 0;   ///< per tile
   std::int64_t param_bytes = 0;  ///< per tile: scales, then mins if asymmetric
   std::int64_t data_offset = 0;
-  std::int64_t param_offset = 0;
+  std::int64_t param_offset = 0;  ///< params behind the records of a page: of the page
 };
 
 /// Sizes and offsets in bytes. A page holds, for each KV head, page_size/16 tiles; a tile of 16 tokens holds
 /// K data, V data, K params and V params in this order, each 16-byte aligned. A tile of a latent cache holds
-/// 16 records, one per token: each span's codes and its params, each 16-byte aligned. V's bytes are then
-/// those of K: v_data_bytes and v_param_bytes are 0.
+/// 16 records, one per token: each span's codes and its params, each 16-byte aligned; e8m0 scales lie behind
+/// all records of the page instead, each token's padded to 8 bytes, and the page is padded to whole records.
+/// V's bytes are then those of K: v_data_bytes and v_param_bytes are 0.
 struct PageLayout {
   std::int64_t k_data_bytes = 0;    ///< per tile
   std::int64_t v_data_bytes = 0;    ///< per tile

@@ -31,7 +31,8 @@ struct KvFormat {
   Granularity granularity = Granularity::kNone;
   bool asymmetric = false;
   int group_size = 0;                   ///< 32, 64 or 128 with Granularity::kGroup, else 0
-  DType scale_dtype = DType::kFloat16;  ///< kFloat16 or kFloat32; static scales are always kFloat32
+  DType scale_dtype = DType::kFloat16;  ///< kFloat16 or kFloat32; static scales are always kFloat32. Groups
+                                        ///< of e4m3 in a latent cache: kFloat8E8M0, too, rounded up
 
   friend constexpr bool operator==(const KvFormat&, const KvFormat&) = default;
 
@@ -61,10 +62,11 @@ struct NamedFormat {
 HALFTONE_API std::span<const NamedFormat> named_formats();
 
 /// Parses a named format, or the general form
-/// `bf16 | fp16 | (fp8|int8|int4)-(tensor|static-head|token|token-head|g32|g64|g128)[-sym|-asym][-f16|-f32]`;
-/// the defaults are symmetric for fp8 and int8, asymmetric for int4, and f16 scales. "static-tensor" is the
-/// same as "tensor", and until version 0.2 "fp8-head" the same as "fp8-static-head". Throws InvalidArgument
-/// naming the formats that are nearest in meaning.
+/// `bf16 | fp16 |
+/// (fp8|int8|int4)-(tensor|static-head|token|token-head|g32|g64|g128)[-sym|-asym][-f16|-f32|-e8m0]`; the
+/// defaults are symmetric for fp8 and int8, asymmetric for int4, and f16 scales. "static-tensor" is the same
+/// as "tensor", and until version 0.2 "fp8-head" the same as "fp8-static-head". Throws InvalidArgument naming
+/// the formats that are nearest in meaning.
 HALFTONE_API KvFormat parse_format(std::string_view text);
 
 /// The shortest text that parse_format turns back into `format`.

@@ -84,7 +84,8 @@ typedef enum halftone_dtype {
   HALFTONE_DTYPE_INT4 = 5,
   HALFTONE_DTYPE_UINT8 = 6,
   HALFTONE_DTYPE_INT32 = 7,
-  HALFTONE_DTYPE_INT64 = 8
+  HALFTONE_DTYPE_INT64 = 8,
+  HALFTONE_DTYPE_E8M0 = 9 /* a power of two: of scales, never of tensors */
 } halftone_dtype;
 
 /* "f32", "f16", "bf16", "e4m3", "int8", "int4", "uint8", "int32", "int64"; NULL for any other value. */
@@ -145,7 +146,7 @@ typedef struct halftone_kv_format {
   int32_t granularity; /* halftone_granularity */
   int32_t asymmetric;  /* 0 or 1 */
   int32_t group_size;  /* 32, 64 or 128 with HALFTONE_GRANULARITY_GROUP, else 0 */
-  int32_t scale_dtype; /* HALFTONE_DTYPE_F16 or _F32: of the scales stored in pages */
+  int32_t scale_dtype; /* HALFTONE_DTYPE_F16 or _F32: of the scales stored in pages; latent: _E8M0, too */
 } halftone_kv_format;
 HALFTONE_API halftone_status halftone_kv_format_init(halftone_kv_format* format, size_t struct_size);
 
@@ -195,8 +196,9 @@ HALFTONE_API halftone_status halftone_cache_spec_init(halftone_cache_spec* spec,
  * dims in `format` (NULL: bf16), which are V and the beginning of K, then `rope_dim` dims of K in bf16. A
  * token's bytes are contiguous; fp8-g128-f32 with 512 and 64 dims gives the 656-byte token of FlashMLA. The
  * other fields, page_size among them, stay. `format` must live as long as *spec is used. Errors are found
- * where the spec is used. Append to such a cache with k [T, 1, latent_dim + rope_dim] and v NULL; attention
- * over it is UNSUPPORTED. */
+ * where the spec is used. Set v_head_dim to head_dim afterwards and V has the rotary dims, too: fp8-g64-e8m0
+ * with 448 and 64 dims is then the token of 584 bytes. Append to such a cache with k [T, 1, head_dim] and v
+ * NULL. */
 HALFTONE_API halftone_status halftone_cache_spec_latent(halftone_cache_spec* spec,
                                                         const halftone_kv_format* format, int32_t latent_dim,
                                                         int32_t rope_dim);
@@ -382,6 +384,10 @@ typedef struct halftone_attention_problem {
   int32_t arithmetic;   /* halftone_arithmetic; default 16BIT */
   int64_t max_total_kv; /* upper bound of all requests' keys; default 0: batch * max_kv_len. It sizes
                            staged_bytes of halftone_plan_info; on CUDA keys beyond it are left out there */
+  int32_t top_k;        /* lists: each query attends to keys that its list of so many slots names,
+                           see halftone_attention_args; up to 65,536; default 0: all keys */
+  int32_t extra_top_k;  /* of a second list, over a second cache; default 0: none */
+  const halftone_cache_spec* extra; /* that cache's; exactly with extra_top_k */
 } halftone_attention_problem;
 HALFTONE_API halftone_status halftone_attention_problem_init(halftone_attention_problem* problem,
                                                              size_t struct_size);
@@ -446,6 +452,9 @@ typedef struct halftone_sequence_lengths {
   const halftone_tensor* cu_q;       /* int32 [batch + 1] from 0, non-decreasing; optional: max_q_len each */
   const halftone_tensor* kv_lengths; /* int32 [batch]; for plain K and V give cu_kv instead */
   const halftone_tensor* cu_kv;      /* int32 [batch + 1]: plain K and V only */
+  const halftone_tensor* counts;     /* int32 [total_q]: places of each query's list; lists only, which need
+                                        no kv_lengths; optional: top_k each */
+  const halftone_tensor* extra_counts; /* likewise of the second list */
 } halftone_sequence_lengths;
 HALFTONE_API halftone_status halftone_sequence_lengths_init(halftone_sequence_lengths* lengths,
                                                             size_t struct_size);
@@ -472,13 +481,19 @@ typedef struct halftone_attention_args {
   const halftone_tensor* k; /* kv_tensors' dtype [total_kv, kv_heads, head_dim]; last dim contiguous;
                                CUDA: rows at multiples of 16 bytes, positive strides */
   const halftone_tensor* v; /* the same dtype [total_kv, kv_heads, v_dim]; likewise */
-  const halftone_tensor* alibi_slopes; /* f32 [q_heads], present exactly with problem.alibi */
-  const halftone_tensor* sinks;        /* f32 [q_heads], present exactly with problem.sinks */
-  const halftone_tensor* lse;          /* f32 [total_q, q_heads], natural log; exactly with problem.lse */
-  const halftone_tensor* status;       /* optional int32 [1], sticky: bit 0 = a bad block-table entry or, on
-                                          CUDA, a length beyond the table; bit 2 = more queries than rows of
-                                          q; bit 3 = a bad static scale; bit 5 = more keys than rows of k
-                                          and v, or than problem.max_total_kv (all CUDA) */
+  const halftone_tensor* alibi_slopes;  /* f32 [q_heads], present exactly with problem.alibi */
+  const halftone_tensor* sinks;         /* f32 [q_heads], present exactly with problem.sinks */
+  const halftone_tensor* lse;           /* f32 [total_q, q_heads], natural log; exactly with problem.lse */
+  const halftone_tensor* status;        /* optional int32 [1], sticky: bit 0 = a bad block-table entry or, on
+                                           CUDA, a length beyond the table; bit 2 = more queries than rows of
+                                           q; bit 3 = a bad static scale; bit 5 = more keys than rows of k
+                                           and v, or than problem.max_total_kv (all CUDA) */
+  const halftone_tensor* indices;       /* int32 [total_q, top_k], exactly with problem.top_k: slots of the
+                                           cache, page * page_size + offset; negative ones name nothing. The
+                                           cache needs no block_table and no lengths. A slot beyond it sets
+                                           bit 0 of the status (clamped, or CUDA) or is OUT_OF_RANGE */
+  const halftone_tensor* extra_indices; /* int32 [total_q, extra_top_k]: slots of extra_cache */
+  const halftone_paged_kv* extra_cache; /* exactly with problem.extra_top_k */
 } halftone_attention_args;
 HALFTONE_API halftone_status halftone_attention_args_init(halftone_attention_args* args, size_t struct_size);
 

@@ -22,6 +22,7 @@ enum class DType : std::uint8_t {
   kUInt8,
   kInt32,
   kInt64,
+  kFloat8E8M0,  ///< OCP E8M0, a power of two from 2^-127 to 2^127; 0xff is NaN. A scale, never a value
 };
 
 /// Size of one element in bits (4 for kInt4).
@@ -36,6 +37,7 @@ constexpr int dtype_bits(DType t) {
     case DType::kFloat8E4M3:
     case DType::kInt8:
     case DType::kUInt8:
+    case DType::kFloat8E8M0:
       return 8;
     case DType::kInt4:
       return 4;
@@ -45,7 +47,7 @@ constexpr int dtype_bits(DType t) {
   return 0;
 }
 
-/// "f32", "f16", "bf16", "e4m3", "int8", "int4", "uint8", "int32", "int64".
+/// "f32", "f16", "bf16", "e4m3", "int8", "int4", "uint8", "int32", "int64", "e8m0".
 HALFTONE_API std::string_view dtype_name(DType t);
 
 enum class DeviceType : std::uint8_t { kCpu, kCuda };

@@ -21,6 +21,7 @@ from .errors import (
 )
 from .format import KVFormat
 from .layered import LayeredKVCache
+from .listed import attend_listed
 from .spec import KVCacheSpec, KVSpan, KVTensors
 
 __version__ = str(_native.version())
@@ -46,6 +47,7 @@ __all__ = [
     "Schedule",
     "UnsupportedError",
     "attend",
+    "attend_listed",
     "calibrate",
     "dequantize",
     "export_fbgemm_int4",

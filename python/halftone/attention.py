@@ -46,10 +46,10 @@ class Plan(_check.Fixed):
         self.options: dict[str, Any] = dict(options)
         if isinstance(spec, KVTensors):
             self._native = _native.plan_tensors(
-                spec.dtype, spec.kv_heads, spec.head_dim, spec.v_head_dim, self.options
+                spec.dtype, spec.kv_heads, spec.head_dim, spec.v_head_dim, _native_options(self.options)
             )
         else:
-            self._native = _native.plan(spec._native, self.options)
+            self._native = _native.plan(spec._native, _native_options(self.options))
         self.info: dict[str, Any] = _plain(_native.plan_info(self._native))
         """The configuration and why it was chosen, the fields of C++'s ``PlanInfo``; ``passes`` is a list of dicts."""
         self.workspace_bytes: int = self.info["workspace_bytes"]
@@ -67,6 +67,11 @@ class Plan(_check.Fixed):
     def __repr__(self) -> str:
         configs = " + ".join(p["config"] for p in self.info["passes"])
         return f"Plan({configs}, batch={self.options['batch']}, device={self.device})"
+
+
+def _native_options(options: dict[str, Any]) -> dict[str, Any]:
+    extra = options["extra"]
+    return {**options, "extra": None if extra is None else extra._native}
 
 
 @lru_cache(maxsize=256)
@@ -96,6 +101,9 @@ def plan(
     arithmetic: str = "16-bit",
     workers: int = 0,
     max_total_kv: int = 0,
+    top_k: int = 0,
+    extra: KVCacheSpec | None = None,
+    extra_top_k: int = 0,
 ) -> Plan:
     """Validates a whole problem and chooses a configuration. Depends on shapes and bounds, never on lengths.
 
@@ -127,6 +135,9 @@ def plan(
         max_total_kv: upper bound of all requests' keys, in tokens, those of shared pages counted for each request; 0
             means ``batch * max_kv_len``. On CUDA it bounds ``info["staged_bytes"]``, the part of the workspace into
             which prompts over quantised caches dequantise K and V; what is beyond it is left out.
+        top_k: above 0: each query attends to the keys of a list of so many places, see :func:`attend_listed`; without
+            mask and ALiBi. ``max_kv_len`` and ``max_total_kv`` are then of no use.
+        extra, extra_top_k: spec of a second cache and places of a second list, over it.
 
     Raises:
         InvalidArgumentError, UnsupportedError, ResourceExhaustedError.
@@ -140,6 +151,8 @@ def plan(
         raise InvalidArgumentError(
             f"spec is a {type(spec).__name__}, but must be a KVCacheSpec, a KVTensors or a PagedKVCache."
         )
+    if top_k and max_kv_len is None:
+        max_kv_len = 0  # of no use to lists
     for value, name in ((batch, "batch"), (max_kv_len, "max_kv_len")):
         if value is None:
             raise InvalidArgumentError(f"{name} is None, but a plan without a cache needs it: give a number.")
@@ -166,7 +179,12 @@ def plan(
         "arithmetic": _check.choice(arithmetic, "arithmetic", _ARITHMETICS),
         "workers": _check.integer(workers, "workers"),
         "max_total_kv": _check.integer(max_total_kv, "max_total_kv", 64),
+        "top_k": _check.integer(top_k, "top_k"),
+        "extra_top_k": _check.integer(extra_top_k, "extra_top_k"),
+        "extra": extra.spec if isinstance(extra, PagedKVCache) else extra,
     }
+    if not isinstance(options["extra"], (KVCacheSpec, type(None))):
+        raise InvalidArgumentError(f"extra is a {type(extra).__name__}, but must be a KVCacheSpec or None.")
     return _cached_plan(spec, tuple(options.items()))
 
 
@@ -183,22 +201,29 @@ class Schedule(_check.Fixed):
         workspace: uint8, the schedule and the partial results.
     """
 
-    _fixed = frozenset(("plan", "workspace", "kv_lengths", "cu_q", "cu_kv"))
+    _fixed = frozenset(("plan", "workspace", "kv_lengths", "cu_q", "cu_kv", "counts", "extra_counts"))
     _instead = "call schedule() again"
     _no_copy = "call schedule() again"
 
-    def __init__(self, plan: Plan, kv_lengths: Any, cu_q: Any, cu_kv: Any, workspace: Any, stream: int | None) -> None:
+    def __init__(
+        self, plan: Plan, kv_lengths: Any, cu_q: Any, cu_kv: Any, workspace: Any, stream: int | None,
+        counts: Any = None, extra_counts: Any = None,
+    ) -> None:  # fmt: skip
         self.plan = plan
         self.workspace = workspace
         self.kv_lengths, self.cu_q, self.cu_kv = kv_lengths, cu_q, cu_kv
-        given = (("kv_lengths", kv_lengths), ("cu_q", cu_q), ("cu_kv", cu_kv))
-        self._copied = next((name for name, x in given if _arrays.is_read_only(x)), None)
-        lengths, keys = _arrays.native(kv_lengths, "kv_lengths"), _arrays.native(cu_kv, "cu_kv")
-        self._like, self._like_native = (cu_kv, keys) if kv_lengths is None else (kv_lengths, lengths)
-        self._native = _native.step(
-            plan._native, lengths, _arrays.native(cu_q, "cu_q"), keys, _arrays.native(workspace, "workspace", True),
-            _arrays.stream_of(self._like, stream),
-        )  # fmt: skip
+        self.counts, self.extra_counts = counts, extra_counts
+        given = {
+            "kv_lengths": kv_lengths, "cu_q": cu_q, "cu_kv": cu_kv, "counts": counts, "extra_counts": extra_counts,
+        }  # fmt: skip
+        self._copied = next((name for name, x in given.items() if _arrays.is_read_only(x)), None)
+        native = {name: _arrays.native(x, name) for name, x in given.items()}
+        native["workspace"] = _arrays.native(workspace, "workspace", True)
+        given["workspace"] = workspace
+        followed = ("kv_lengths", "cu_kv") if not plan.options["top_k"] else ("counts", "cu_q", "workspace")
+        name = next((n for n in followed if given[n] is not None), "cu_kv")
+        self._like, self._like_native = given[name], native[name]
+        self._native = _native.step(plan._native, *native.values(), _arrays.stream_of(self._like, stream))
 
     def update(self, stream: int | None = None) -> None:
         """Schedules again for the present values of the same length arrays; can be captured in a graph on CUDA.
@@ -227,6 +252,8 @@ def schedule(
     *,
     cu_q: Any = None,
     cu_kv: Any = None,
+    counts: Any = None,
+    extra_counts: Any = None,
     workspace: Any = None,
     stream: int | None = None,
 ) -> Schedule:
@@ -237,6 +264,8 @@ def schedule(
         kv_lengths: int32 [batch] on the plan's device, or a cache, whose lengths are meant.
         cu_q: int32 [batch + 1], cumulative numbers of queries from 0; None means ``max_q_len`` for each request.
         cu_kv: int32 [batch + 1], with plain K and V instead of ``kv_lengths``.
+        counts, extra_counts: int32 [total_q], with lists, which have no ``kv_lengths``: places of each query's list
+            that count; None means ``top_k`` (``extra_top_k``).
         workspace: uint8 [workspace_bytes or more], 256-byte aligned, to be written; None allocates it.
         stream: a cudaStream_t; None means the framework's current stream.
 
@@ -248,8 +277,8 @@ def schedule(
         raise InvalidArgumentError(f"plan is a {type(plan).__name__}, but must be a Plan: call halftone.plan().")
     if isinstance(kv_lengths, SequenceOperations):
         kv_lengths = kv_lengths.lengths
-    like = cu_kv if kv_lengths is None else kv_lengths
-    return _make_schedule(plan, kv_lengths, cu_q, cu_kv, like, workspace, stream)
+    like = next((x for x in (kv_lengths, cu_kv, counts, extra_counts, cu_q) if x is not None), None)
+    return _make_schedule(plan, kv_lengths, cu_q, cu_kv, like, workspace, stream, counts, extra_counts)
 
 
 def attend(
@@ -433,8 +462,9 @@ def _longest(cu_q: Any, total: int, batch: int, device: str) -> int:
 
 
 def _make_schedule(
-    made: Plan, kv_lengths: Any, cu_q: Any, cu_kv: Any, like: Any, workspace: Any, stream: int | None
-) -> Schedule:
+    made: Plan, kv_lengths: Any, cu_q: Any, cu_kv: Any, like: Any, workspace: Any, stream: int | None,
+    counts: Any = None, extra_counts: Any = None,
+) -> Schedule:  # fmt: skip
     if workspace is None:
         workspace = _arrays.workspace(like, made.workspace_bytes, made.device)
-    return Schedule(made, kv_lengths, cu_q, cu_kv, workspace, stream)
+    return Schedule(made, kv_lengths, cu_q, cu_kv, workspace, stream, counts, extra_counts)

@@ -112,19 +112,21 @@ class KVCacheSpec:
         latent_dim: int = 512,
         rope_dim: int = 64,
         page_size: int = 64,
+        rotary_v: bool = False,
     ) -> KVCacheSpec:
         """The spec of a latent cache (MLA, DeepSeek-V2, arXiv:2405.04434): one vector per token for all query heads.
 
         Its first ``latent_dim`` dims are V and the beginning of K; ``rope_dim`` dims of K in bf16 follow, those of the
         rotary embedding. A token's bytes are contiguous; the defaults give the 656-byte token of FlashMLA. Append to
-        such a cache with ``k`` [tokens, 1, latent_dim + rope_dim] and no ``v``. Attention over it is not supported:
-        dequantize it.
+        such a cache with ``k`` [tokens, 1, latent_dim + rope_dim] and no ``v``.
 
         Args:
             k_format: format of the latent: one with computed scales or a 16-bit one.
-            latent_dim: 256 or 512, the ``v_head_dim``.
+            latent_dim: 256 or 512, the ``v_head_dim``; with ``rotary_v`` so many together with ``rope_dim``.
             rope_dim: 32 or 64.
             page_size: tokens per page: 16, 32, 64, 128 or 256.
+            rotary_v: V has the rotary dims, too. "fp8-g64-e8m0" with 448 and 64 dims is then FlashMLA's token of 584
+                bytes.
 
         Raises:
             InvalidArgumentError, UnsupportedError: as the constructor.
@@ -132,7 +134,8 @@ class KVCacheSpec:
         dims = _check.integer(latent_dim, "latent_dim")
         if _check.integer(rope_dim, "rope_dim") == 0:
             raise InvalidArgumentError("rope_dim is 0, but a latent cache has 32 or 64 rotary dims: use 64.")
-        return cls(1, dims + rope_dim, k_format, None, dims, page_size, rope_dim=rope_dim)
+        v_dims = dims + rope_dim if _check.flag(rotary_v, "rotary_v") else dims
+        return cls(1, dims + rope_dim, k_format, None, v_dims, page_size, rope_dim=rope_dim)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return KVCacheSpec, tuple(getattr(self, name) for name in _DEFAULTS)

@@ -58,6 +58,10 @@ AttentionProblem to_problem(const std::variant<KvCacheSpec, KvTensors>& kv, cons
   p.policy = to_policy(option<String>(options, "policy"));
   p.arithmetic = parse_arithmetic(std::string(option<String>(options, "arithmetic")));
   p.workers = option<int>(options, "workers");
+  p.listed.top_k = option<int>(options, "top_k");
+  p.listed.extra_top_k = option<int>(options, "extra_top_k");
+  if (const ffi::Any extra = options.at("extra"); extra != nullptr)
+    p.listed.extra = extra.cast<Ref<SpecObj>>()->spec;
   return p;
 }
 
@@ -118,14 +122,16 @@ String describe(const Ref<PlanObj>& plan) {
 
 /// Fills the workspace; the result keeps workspace and lengths alive for run().
 Ref<StepObj> make_step(const Ref<PlanObj>& plan, AnyView kv_lengths, AnyView cu_q, AnyView cu_kv,
-                       AnyView workspace, AnyView stream) {
+                       AnyView counts, AnyView extra_counts, AnyView workspace, AnyView stream) {
   return guarded([&] {
     auto step = ffi::make_object<StepObj>();
     step->plan = plan->plan;
     step->lengths = {to_optional_view(cu_q, "cu_q"), to_optional_view(kv_lengths, "kv_lengths"),
-                     to_optional_view(cu_kv, "cu_kv")};
+                     to_optional_view(cu_kv, "cu_kv"), to_optional_view(counts, "counts"),
+                     to_optional_view(extra_counts, "extra_counts")};
     step->workspace = to_view(workspace, "workspace");
-    for (const AnyView tensor : {kv_lengths, cu_q, cu_kv, workspace}) hold(tensor, step->held);
+    for (const AnyView tensor : {kv_lengths, cu_q, cu_kv, counts, extra_counts, workspace})
+      hold(tensor, step->held);
     step->stream = to_stream(plan->plan.problem().device, stream);
     schedule(step->plan, step->lengths, step->workspace, step->stream);
     return Ref<StepObj>(std::move(step));
@@ -151,7 +157,8 @@ void follow_stream(const Ref<StepObj>& step, AnyView /*like*/, AnyView stream) {
 /// schedule() for halftone.torch, which keeps the workspace itself.
 void schedule_tensors(const Ref<PlanObj>& plan, AnyView kv_lengths, AnyView cu_q, AnyView workspace) {
   guarded([&] {
-    schedule(plan->plan, {to_optional_view(cu_q, "cu_q"), to_optional_view(kv_lengths, "kv_lengths"), {}},
+    schedule(plan->plan,
+             {to_optional_view(cu_q, "cu_q"), to_optional_view(kv_lengths, "kv_lengths"), {}, {}, {}},
              to_view(workspace, "workspace"), to_stream(plan->plan.problem().device, AnyView(nullptr)));
   });
 }
@@ -181,18 +188,36 @@ AttentionArgs to_args(AnyView q, AnyView out, AnyView lse, AnyView alibi_slopes,
 
 /// False, with nothing done, on another stream than the one that the step was scheduled on, unless
 /// `any_stream`.
+bool run_layer(const Ref<StepObj>& step, AttentionArgs& args, AnyView stream, bool any_stream) {
+  args.lengths = step->lengths;
+  const StepUse use(*step.get());
+  const Stream on = to_stream(step->plan.problem().device, stream);
+  if (!any_stream && !step->is_ordered_by(on)) return false;
+  run(step->plan, args, step->workspace, on);
+  return true;
+}
+
 bool run_step(const Ref<StepObj>& step, AnyView cache, AnyView q, AnyView k, AnyView v, AnyView out,
               AnyView lse, AnyView alibi_slopes, AnyView sinks, AnyView status, AnyView stream,
               bool any_stream) {
   return guarded([&] {
     AttentionArgs args = to_args(q, out, lse, alibi_slopes, sinks, status);
     args.kv = to_kv(cache, k, v);
-    args.lengths = step->lengths;
-    const StepUse use(*step.get());
-    const Stream on = to_stream(step->plan.problem().device, stream);
-    if (!any_stream && !step->is_ordered_by(on)) return false;
-    run(step->plan, args, step->workspace, on);
-    return true;
+    return run_layer(step, args, stream, any_stream);
+  });
+}
+
+/// The same over lists of keys.
+bool run_listed(const Ref<StepObj>& step, AnyView cache, AnyView q, AnyView indices, AnyView extra_cache,
+                AnyView extra_indices, AnyView out, AnyView lse, AnyView sinks, AnyView status,
+                AnyView stream, bool any_stream) {
+  return guarded([&] {
+    AttentionArgs args = to_args(q, out, lse, AnyView(nullptr), sinks, status);
+    args.kv = to_kv(cache, AnyView(nullptr), AnyView(nullptr));
+    args.indices = to_optional_view(indices, "indices");
+    args.extra_indices = to_optional_view(extra_indices, "extra_indices");
+    if (extra_cache != nullptr) args.extra_kv = extra_cache.cast<Ref<CacheObj>>()->cache;
+    return run_layer(step, args, stream, any_stream);
   });
 }
 
@@ -200,7 +225,7 @@ bool run_step(const Ref<StepObj>& step, AnyView cache, AnyView q, AnyView k, Any
 void run_paged(const Plan& plan, AttentionArgs& args, const PagedKv& cache, const TensorView& kv_lengths,
                AnyView cu_q, AnyView workspace) {
   args.kv = cache;
-  args.lengths = {to_optional_view(cu_q, "cu_q"), kv_lengths, {}};
+  args.lengths = {to_optional_view(cu_q, "cu_q"), kv_lengths, {}, {}, {}};
   run(plan, args, to_view(workspace, "workspace"), to_stream(plan.problem().device, AnyView(nullptr)));
 }
 
@@ -259,6 +284,7 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(schedule_tensors, schedule_tensors);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(reschedule, reschedule);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(follow_stream, follow_stream);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, run_step);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(run_listed, run_listed);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(run_scheduled, run_scheduled);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(run_tensors, run_tensors);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(merge, merge_parts);

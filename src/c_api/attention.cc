@@ -20,24 +20,35 @@
 namespace halftone::c_api {
 namespace {
 
-/// A plan and its problem as C sees it.
-struct PlanEntry {
-  Plan plan;
+/// A cache's geometry as C sees it.
+struct SpecEntry {
   halftone_kv_format k_format{};
   halftone_kv_format v_format{};
   halftone_cache_spec spec{};
+
+  const halftone_cache_spec* fill(const KvCacheSpec& from) {
+    k_format = to_c(from.k_format);
+    v_format = to_c(from.v_format);
+    spec = to_c(from);
+    spec.k_format = &k_format;
+    spec.v_format = &v_format;
+    return &spec;
+  }
+};
+
+/// A plan and its problem as C sees it.
+struct PlanEntry {
+  Plan plan;
+  SpecEntry cache, extra;
   halftone_kv_tensors tensors{};
   halftone_attention_problem problem;
 
   explicit PlanEntry(Plan p) : plan(std::move(p)), problem(to_c(plan.problem())) {
     const auto& kv = plan.problem().kv;
-    if (const auto* cache = std::get_if<KvCacheSpec>(&kv)) {
-      k_format = to_c(cache->k_format);
-      v_format = to_c(cache->v_format);
-      spec = to_c(*cache);
-      spec.k_format = &k_format;
-      spec.v_format = &v_format;
-      problem.kv = &spec;
+    const ListedKeys& listed = plan.problem().listed;
+    if (listed.extra_top_k != 0) problem.extra = extra.fill(listed.extra);
+    if (const auto* spec = std::get_if<KvCacheSpec>(&kv)) {
+      problem.kv = cache.fill(*spec);
     } else {
       tensors = to_c(std::get<KvTensors>(kv));
       problem.kv_tensors = &tensors;

@@ -26,7 +26,7 @@ static_assert(HALFTONE_INVALID_ARGUMENT == int(ErrorCode::kInvalidArgument) &&
               HALFTONE_DEVICE_ERROR == int(ErrorCode::kDeviceError) &&
               HALFTONE_INTERNAL == int(ErrorCode::kInternal));
 
-constexpr std::int32_t kDTypes = HALFTONE_DTYPE_INT64 + 1;
+constexpr std::int32_t kDTypes = HALFTONE_DTYPE_E8M0 + 1;
 
 [[noreturn]] void invalid(const std::string& sentence) { throw Error(ErrorCode::kInvalidArgument, sentence); }
 

@@ -14,7 +14,8 @@ static_assert(HALFTONE_DTYPE_F32 == int(DType::kFloat32) && HALFTONE_DTYPE_F16 =
               HALFTONE_DTYPE_BF16 == int(DType::kBFloat16) &&
               HALFTONE_DTYPE_E4M3 == int(DType::kFloat8E4M3) && HALFTONE_DTYPE_INT8 == int(DType::kInt8) &&
               HALFTONE_DTYPE_INT4 == int(DType::kInt4) && HALFTONE_DTYPE_UINT8 == int(DType::kUInt8) &&
-              HALFTONE_DTYPE_INT32 == int(DType::kInt32) && HALFTONE_DTYPE_INT64 == int(DType::kInt64));
+              HALFTONE_DTYPE_INT32 == int(DType::kInt32) && HALFTONE_DTYPE_INT64 == int(DType::kInt64) &&
+              HALFTONE_DTYPE_E8M0 == int(DType::kFloat8E8M0));
 static_assert(HALFTONE_DEVICE_CPU == int(DeviceType::kCpu) && HALFTONE_DEVICE_CUDA == int(DeviceType::kCuda));
 static_assert(HALFTONE_GRANULARITY_NONE == int(Granularity::kNone) &&
               HALFTONE_GRANULARITY_TENSOR == int(Granularity::kTensor) &&
@@ -60,7 +61,7 @@ void check_reserved(std::int64_t value, const Name& argument) {
 }  // namespace
 
 DType to_dtype(std::int32_t value, const Name& argument) {
-  return to_enum(value, DType::kInt64, argument, "halftone_dtype");
+  return to_enum(value, DType::kFloat8E8M0, argument, "halftone_dtype");
 }
 
 Device to_device(std::int32_t type, std::int32_t index, const Name& argument) {
@@ -208,6 +209,9 @@ AttentionProblem to_cpp(const halftone_attention_problem* in, const Name& argume
       to_enum(c.policy, SplitPolicy::kBatchInvariant, argument("policy"), "halftone_split_policy");
   problem.workers = c.workers;
   problem.arithmetic = to_enum(c.arithmetic, Arithmetic::kFp8, argument("arithmetic"), "halftone_arithmetic");
+  problem.listed.top_k = c.top_k;
+  problem.listed.extra_top_k = c.extra_top_k;
+  if (c.extra != nullptr) problem.listed.extra = to_cpp(c.extra, argument("extra"));
   return problem;
 }
 
@@ -219,6 +223,8 @@ SequenceLengths to_cpp(const halftone_sequence_lengths* in, const Name& argument
   lengths.cu_q = to_cpp(c.cu_q, argument("cu_q"));
   lengths.kv_lengths = to_cpp(c.kv_lengths, argument("kv_lengths"));
   lengths.cu_kv = to_cpp(c.cu_kv, argument("cu_kv"));
+  lengths.counts = to_cpp(c.counts, argument("counts"));
+  lengths.extra_counts = to_cpp(c.extra_counts, argument("extra_counts"));
   return lengths;
 }
 
@@ -240,6 +246,9 @@ AttentionArgs to_cpp(const halftone_attention_args* in, const Name& argument) {
   args.out = to_cpp(c.out, argument("out"));
   args.lse = to_cpp(c.lse, argument("lse"));
   args.status = to_cpp(c.status, argument("status"));
+  args.indices = to_cpp(c.indices, argument("indices"));
+  args.extra_indices = to_cpp(c.extra_indices, argument("extra_indices"));
+  if (c.extra_cache != nullptr) args.extra_kv = to_cpp(c.extra_cache, argument("extra_cache"));
   return args;
 }
 
@@ -296,6 +305,8 @@ halftone_attention_problem to_c(const AttentionProblem& problem) {
   c.policy = static_cast<std::int32_t>(problem.policy);
   c.workers = problem.workers;
   c.arithmetic = static_cast<std::int32_t>(problem.arithmetic);
+  c.top_k = problem.listed.top_k;
+  c.extra_top_k = problem.listed.extra_top_k;
   return c;
 }
 

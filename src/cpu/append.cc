@@ -155,6 +155,8 @@ void store(std::uint8_t* address, T value) {
 void store_param(DType dtype, std::uint8_t* address, float value) {
   if (dtype == DType::kFloat16) {
     store(address, codec::f16_from_f32(value));  // exact: the value was rounded to f16 before
+  } else if (dtype == DType::kFloat8E8M0) {
+    store(address, codec::e8m0_from_f32(value));  // likewise
   } else {
     store(address, value);
   }
@@ -172,10 +174,12 @@ void encode(const codec::Params& params, const float* x, int count, typename Cod
   for (int i = 0; i < count; ++i) codes[i] = Codec::encode(params, x[i]);
 }
 
-// Quantises one token of one head and writes its params; `codes` gets dim codes.
+// Quantises one token of one head and writes its params; `codes` gets dim codes. `offset`: of the token
+// within its page.
 template <class Codec>
-void quantise(const PartJob& job, const codec::Params* given, int token, std::uint8_t* tile, const float* x,
+void quantise(const PartJob& job, const codec::Params* given, int offset, std::uint8_t* tile, const float* x,
               typename Codec::Code* codes) {
+  const int before = offset / kTileTokens, token = offset % kTileTokens;
   const page::Part& part = job.part;
   const int groups = std::max(part.groups, 1), width = part.dim / groups;
   for (int g = 0; g < groups; ++g) {
@@ -184,7 +188,7 @@ void quantise(const PartJob& job, const codec::Params* given, int token, std::ui
         given != nullptr ? *given : codec::params_of(part.format, range_of(values, width));
     encode<Codec>(params, values, width, codes + g * width);
     if (part.groups == 0) continue;
-    store_param(part.format.scale_dtype, tile + part.scale_offset(token, g), params.scale);
+    store_param(part.format.scale_dtype, tile + part.scale_offset(before, token, g), params.scale);
     if (part.format.asymmetric) {
       store_param(part.format.scale_dtype, tile + part.min_offset(token, g), params.min);
     }
@@ -234,7 +238,7 @@ void write_part(const PartJob& job) {
     const std::int64_t slot = job.slots[t];
     if (slot == kNoSlot || job.interruption.poll(t)) continue;
     float* x = values.data() + row * omp_get_thread_num();
-    const int token = static_cast<int>(slot % kTileTokens);
+    const int offset = static_cast<int>(slot % job.cache.spec.page_size), token = offset % kTileTokens;
     codec::Params shared;
     if (per_token) {
       for (int head = 0; head < heads; ++head) load_transformed(job, t, head, x + head * part.dim);
@@ -247,7 +251,7 @@ void write_part(const PartJob& job) {
       if (part.format.static_scale()) shared = static_params_of(job, head);
       const bool fixed = per_token || part.format.static_scale() || !packed;
       std::uint8_t* tile = tile_of(job.cache, job.layout, slot, head);
-      quantise<Codec>(job, fixed ? &shared : nullptr, token, tile, head_values, codes.data());
+      quantise<Codec>(job, fixed ? &shared : nullptr, offset, tile, head_values, codes.data());
       scatter(part, table, token, codes.data(), tile);
     }
   }

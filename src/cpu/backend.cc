@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "cpu/append.h"
+#include "cpu/attention/gather.h"
 #include "cpu/attention/kernels.h"
 #include "cpu/attention/run.h"
 #include "cpu/dequantize.h"
@@ -18,12 +19,21 @@ namespace halftone::cpu {
 
 namespace {
 
-int variant(const AttentionProblem& problem, const planning::Kernel&) {
-  return problem.arithmetic <= Arithmetic::kHalfInt8 ? 0 : -1;
+/// Tokens that are gathered one by one have kernels for 16-bit operands, and for fewer rows at a time.
+int variant(const AttentionProblem& problem, const planning::Kernel& kernel) {
+  const bool gathered = is_gathered(problem);
+  if (problem.arithmetic > (gathered ? Arithmetic::k16Bit : Arithmetic::kHalfInt8)) return -1;
+  return gathered && kernel.row_block > kGatheredRows ? -1 : 0;
 }
 
 /// Only an arithmetic is refused.
 void refuse(const AttentionProblem& problem) {
+  if (is_gathered(problem)) {
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("arithmetic is {}, but over {} the CPU backend serves 16-bit: use that.",
+                            arithmetic_name(problem.arithmetic),
+                            problem.is_listed() ? "listed keys" : "a latent cache"));
+  }
   throw Error(
       ErrorCode::kUnsupported,
       fmt::format("arithmetic is {}, but the CPU backend serves 16-bit and half_int8: use one of these.",

@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 
 #include "cpu/element.h"
 #include "cpu/interrupt.h"
+#include "cpu/read_span.h"
 #include "cpu/slots.h"
 #include "cpu/threads.h"
 #include "format/codec.h"
@@ -32,81 +32,23 @@ struct PartJob {
   Interruption& interruption;
 };
 
-float load_param(DType dtype, const std::uint8_t* address) {
-  if (dtype == DType::kFloat16) {
-    std::uint16_t bits = 0;
-    std::memcpy(&bits, address, sizeof(bits));
-    return codec::f32_from_f16(bits);
-  }
-  float value = 0;
-  std::memcpy(&value, address, sizeof(value));
-  return value;
-}
-
-codec::Params params_at(const PartJob& job, const std::uint8_t* tile, int token, int head, int group) {
-  const page::Part& part = job.part;
-  const KvFormat& format = part.format;
-  codec::Params params;
-  if (format.static_scale()) {
-    const int i = format.granularity == Granularity::kHead ? head : 0;
-    params.scale = static_cast<const float*>(job.static_scale.scale.data)[i];
-    if (format.asymmetric) params.min = static_cast<const float*>(job.static_scale.min.data)[i];
-  } else if (part.groups > 0) {
-    params.scale = load_param(format.scale_dtype, tile + part.scale_offset(token, group));
-    if (format.asymmetric) params.min = load_param(format.scale_dtype, tile + part.min_offset(token, group));
-  }
-  return params;
-}
-
-template <class Code>
-void gather(const page::Part& part, const page::PlaceTable* table, int token, const std::uint8_t* tile,
-            Code* codes) {
-  const std::uint8_t* data = tile + part.data_offset;
-  if constexpr (sizeof(Code) == 2) {
-    std::memcpy(codes, data + token * part.row_bytes, static_cast<std::size_t>(part.dim) * 2);
-  } else if (table == nullptr) {
-    const std::uint8_t* row = data + token * part.row_bytes;
-    if (part.format.dtype == DType::kInt4) {
-      for (int d = 0; d < part.dim; ++d) codes[d] = row[d / 2] >> (d % 2 * 4) & 15;
-    } else {
-      std::memcpy(codes, row, static_cast<std::size_t>(part.dim));
-    }
-  } else {
-    const std::uint16_t* bytes = table->token(token);
-    if (part.format.dtype == DType::kInt4) {
-      for (int u = 0; u < table->units; ++u) {
-        codes[2 * u] = data[bytes[u]] & 15;
-        codes[2 * u + 1] = data[bytes[u]] >> 4;
-      }
-    } else {
-      for (int u = 0; u < table->units; ++u) codes[u] = data[bytes[u]];
-    }
-  }
-}
-
 template <class Codec>
 void read_part(const PartJob& job) {
-  using Code = typename Codec::Code;
   const page::Part& part = job.part;
   const page::PlaceTable* table = page::table_of(part);
-  const int heads = job.cache.spec.kv_heads, groups = std::max(part.groups, 1), width = part.dim / groups;
+  const int heads = job.cache.spec.kv_heads;
   const auto tokens = static_cast<std::int64_t>(job.slots.size());
   const int threads = region_threads(tokens);
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
   for (std::int64_t t = 0; t < tokens; ++t) {
     if (job.interruption.poll(t)) continue;
     const std::int64_t slot = job.slots[t];
-    const int token = static_cast<int>(slot % kTileTokens);
+    const int offset = static_cast<int>(slot % job.cache.spec.page_size);
     std::array<float, kMaxSpanDims> x{};
-    std::array<Code, kMaxSpanDims> codes;
     for (int head = 0; head < heads; ++head) {
       if (slot != kNoSlot) {
         const std::uint8_t* tile = tile_of(job.cache, job.layout, slot, head);
-        gather(part, table, token, tile, codes.data());
-        for (int g = 0; g < groups; ++g) {
-          const codec::Params params = params_at(job, tile, token, head, g);
-          for (int d = g * width; d < (g + 1) * width; ++d) x[d] = Codec::decode(params, codes[d]);
-        }
+        read_span<Codec>(part, table, job.static_scale, tile, offset, head, x.data());
         if (part.rotated) hadamard::rotate(x.data(), part.dim);
       }
       store_row(job.output.dtype, x.data(), part.dim, row_at(job.output, t, head));

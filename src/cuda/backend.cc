@@ -71,6 +71,11 @@ static_assert(planning::is_consistent(kKernels));
 
 bool is_prefill(const planning::Kernel& kernel) { return kernel.queue_bytes > 0; }
 
+bool is_latent(const AttentionProblem& problem) {
+  const auto* const spec = std::get_if<KvCacheSpec>(&problem.kv);
+  return spec != nullptr && spec->is_latent();
+}
+
 /// Whether a unit of decode holds the packed rows of one query.
 bool has_unit_for_a_query(const AttentionProblem& problem) {
   return std::ranges::any_of(kDecodeKernels, [&](const planning::Kernel& kernel) {
@@ -79,6 +84,7 @@ bool has_unit_for_a_query(const AttentionProblem& problem) {
 }
 
 int variant(const AttentionProblem& problem, const planning::Kernel& kernel) {
+  if (is_latent(problem) || problem.is_listed()) return -1;
   if (!is_prefill(kernel)) return decode_variant(problem, kernel);
   // Where bounds decide nothing, prefill would serve single queries, too: a cache is not staged for a token,
   // unless its arithmetic has no other kernel.
@@ -98,7 +104,7 @@ std::string kv_text(const AttentionProblem& p) {
                      spec->rotate_k ? " with rotate_k" : "", format_name(spec->v_format));
 }
 
-/// Caches of any kind are served in 16-bit arithmetic.
+/// Caches that store K and V apart are served, all keys of a request at a time, in 16-bit arithmetic.
 void refuse(const AttentionProblem& p) {
   if (p.arithmetic == Arithmetic::kHalfInt8) {
     throw Error(
@@ -115,6 +121,19 @@ void refuse(const AttentionProblem& p) {
                 fmt::format("arithmetic is {}, but the CUDA backend serves 16-bit and half_int8: use one of "
                             "these.",
                             arithmetic_name(p.arithmetic)));
+  }
+  if (is_latent(p)) {
+    throw Error(
+        ErrorCode::kUnsupported,
+        fmt::format("kv.rope_dim is {}, but the CUDA backend has no attention over latent caches: use "
+                    "the CPU.",
+                    std::get<KvCacheSpec>(p.kv).rope_dim));
+  }
+  if (p.is_listed()) {
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("listed.top_k is {}, but the CUDA backend has no lists of keys over caches that "
+                            "store K and V apart: use a latent cache or the CPU.",
+                            p.listed.top_k));
   }
   throw Error(
       ErrorCode::kUnsupported,

@@ -24,9 +24,11 @@ void check_latent(const KvCacheSpec& spec) {
         "v_head_dim is {}, but must be 256 or 512, the dims of the latent, when rope_dim is {}: use {}.",
         spec.v_head_dim, spec.rope_dim, nearest_choice(kLatentDims, spec.v_head_dim)));
   }
-  if (spec.head_dim != spec.v_head_dim + spec.rope_dim) {
-    invalid(fmt::format("head_dim is {}, but K of a latent cache has v_head_dim + rope_dim dims: use {}.",
-                        spec.head_dim, spec.v_head_dim + spec.rope_dim));
+  if (spec.head_dim != spec.v_head_dim + spec.rope_dim && spec.head_dim != spec.v_head_dim) {
+    invalid(
+        fmt::format("head_dim is {}, but K of a latent cache has v_head_dim + rope_dim dims, or as many as V "
+                    "if that has the rotary ones: use {}.",
+                    spec.head_dim, spec.v_head_dim + spec.rope_dim));
   }
   if (spec.kv_heads != 1) {
     invalid(
@@ -38,9 +40,9 @@ void check_latent(const KvCacheSpec& spec) {
                 fmt::format("{} is true, but a latent cache is never rotated: use false.",
                             spec.rotate_k ? "rotate_k" : "rotate_v"));
   }
-  check_latent_format(spec.k_format, "k_format");
+  check_latent_format(spec.k_format, spec.latent_dim(), "k_format");
   if (spec.v_format != spec.k_format) {
-    check_latent_format(spec.v_format, "v_format");
+    check_latent_format(spec.v_format, spec.latent_dim(), "v_format");
     invalid(fmt::format(
         "v_format is {}, but V of a latent cache is a part of K, whose k_format is {}: use that for both.",
         format_name(spec.v_format), format_name(spec.k_format)));

@@ -147,6 +147,15 @@ HT_HOST_DEVICE inline float f32_from_e4m3(std::uint8_t e) {
   return float_of(sign | (a < 8u ? tiny : a == 0x7fu ? 0x7fc00000u : normal));
 }
 
+/// 2^(e - 127); 0xff decodes to NaN.
+HT_HOST_DEVICE inline float f32_from_e8m0(std::uint8_t e) {
+  return float_of(e == 0 ? 0x00400000u : e == 0xff ? 0x7fc00000u : std::uint32_t{e} << 23);
+}
+/// Of a normal power of two.
+HT_HOST_DEVICE inline std::uint8_t e8m0_from_f32(float x) {
+  return static_cast<std::uint8_t>(bits_of(x) >> 23);
+}
+
 // --- Scale groups
 // ------------------------------------------------------------------------------------------------------
 
@@ -208,8 +217,12 @@ HT_HOST_DEVICE inline float round_f16(float x) {
 #endif
 }
 
-/// The nearest scale that `dtype` (kFloat16 or kFloat32) stores, within the limits above.
+/// The nearest scale that `dtype` stores, within the limits above; of kFloat8E8M0 the next larger one, so
+/// that nothing is clipped.
 HT_HOST_DEVICE inline float round_scale(DType dtype, float scale) {
+  if (dtype == DType::kFloat8E8M0) {
+    return float_of((bits_of(clamp(scale, kMinF32Scale, kMaxF32Scale)) + 0x7fffffu) & 0xff800000u);
+  }
   return dtype == DType::kFloat16 ? round_f16(clamp(scale, kMinF16Scale, kF16Max))
                                   : clamp(scale, kMinF32Scale, kMaxF32Scale);
 }

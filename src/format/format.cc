@@ -79,7 +79,7 @@ void check_combination(const KvFormat& f, std::string_view argument) {
   const bool sixteen = f.dtype == kBFloat16 || f.dtype == kFloat16;
   const bool packed = f.dtype == kFloat8E4M3 || f.dtype == kInt8 || f.dtype == kInt4;
   if (!sixteen && !packed) {
-    const std::string_view name = f.dtype <= kInt64 ? dtype_name(f.dtype) : "unknown";
+    const std::string_view name = f.dtype <= kFloat8E8M0 ? dtype_name(f.dtype) : "unknown";
     invalid(fmt::format("{}.dtype is {}, but a cache stores bf16, f16, e4m3, int8 or int4: use bf16.",
                         argument, name));
   }
@@ -110,8 +110,14 @@ void check_combination(const KvFormat& f, std::string_view argument) {
     invalid(fmt::format("{}.group_size is {}, but must be 32, 64 or 128: use {}.", argument, f.group_size,
                         nearest_choice(kGroupSizes, f.group_size)));
   }
+  if (f.scale_dtype == kFloat8E8M0) {
+    if (f.dtype == kFloat8E4M3 && f.granularity == kGroup) return;
+    refuse(
+        ErrorCode::kUnsupported,
+        fmt::format("{}.scale_dtype is e8m0, but only groups of e4m3 have such scales: use f16.", argument));
+  }
   if (f.scale_dtype != kFloat16 && f.scale_dtype != kFloat32) {
-    const std::string_view name = f.scale_dtype <= kInt64 ? dtype_name(f.scale_dtype) : "unknown";
+    const std::string_view name = f.scale_dtype <= kFloat8E8M0 ? dtype_name(f.scale_dtype) : "unknown";
     invalid(fmt::format("{}.scale_dtype is {}, but must be f16 or f32: use f16.", argument, name));
   }
   if (f.static_scale() && f.scale_dtype != kFloat32) {
@@ -136,7 +142,7 @@ std::string general_name(const KvFormat& f) {
   }
   text += "-" + granularity;
   if (f.asymmetric != (f.dtype == kInt4)) text += f.asymmetric ? "-asym" : "-sym";
-  if (f.dynamic_scale() && f.scale_dtype == kFloat32) text += "-f32";
+  if (f.dynamic_scale() && f.scale_dtype != kFloat16) text += fmt::format("-{}", dtype_name(f.scale_dtype));
   return text;
 }
 
@@ -152,13 +158,14 @@ std::optional<KvFormat> parse_general(std::string_view text) {
     std::string_view rest = text.substr(d.text.size() + 1);
     const bool f32 = take_suffix(rest, "-f32");
     const bool f16 = !f32 && take_suffix(rest, "-f16");
+    const bool e8m0 = !f32 && !f16 && take_suffix(rest, "-e8m0");
     const bool asym = take_suffix(rest, "-asym");
     const bool sym = !asym && take_suffix(rest, "-sym");
     for (const GranularityText& g : kGranularities) {
       if (g.text != rest) continue;
       KvFormat f = quantised_format(d.dtype, g.granularity, g.group_size);
       if (asym || sym) f.asymmetric = asym;
-      if (f32 || f16) f.scale_dtype = f32 ? kFloat32 : kFloat16;
+      if (f32 || f16 || e8m0) f.scale_dtype = f32 ? kFloat32 : f16 ? kFloat16 : kFloat8E8M0;
       return f;
     }
   }
@@ -289,6 +296,11 @@ std::string format_name(const KvFormat& format) {
 void check_format(const KvFormat& format, int head_dim, std::string_view argument) {
   check_combination(format, argument);
   check_head_dim(head_dim, "head_dim");
+  if (format.scale_dtype == kFloat8E8M0) {
+    refuse(ErrorCode::kUnsupported,
+           fmt::format("{} is {}, but e8m0 scales are a latent cache's: use f16 scales.", argument,
+                       format_name(format)));
+  }
   if (format.granularity != kGroup || head_dim % format.group_size == 0) return;
   std::string remedy = "use Granularity::kTokenHead";
   for (const int size : {128, 64, 32}) {
@@ -302,8 +314,13 @@ void check_format(const KvFormat& format, int head_dim, std::string_view argumen
                      argument, format.group_size, head_dim, remedy));
 }
 
-void check_latent_format(const KvFormat& format, std::string_view argument) {
+void check_latent_format(const KvFormat& format, int latent_dim, std::string_view argument) {
   check_combination(format, argument);
+  if (format.granularity == kGroup && latent_dim % format.group_size != 0) {
+    refuse(ErrorCode::kInvalidArgument,
+           fmt::format("{}.group_size is {}, but must divide the latent's {} dims: use {}.", argument,
+                       format.group_size, latent_dim, latent_dim % 64 == 0 ? 64 : 32));
+  }
   if (!format.static_scale()) return;
   refuse(ErrorCode::kUnsupported,
          fmt::format("{} is {}, but a latent cache stores its scales beside the codes: use fp8-g128-f32, a "

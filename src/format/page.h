@@ -25,7 +25,7 @@
 //   conflict-free.
 //
 // A latent cache has records instead: a token's row holds, span after span, its codes in the order of its
-// dims and its params, each 16-byte aligned.
+// dims and its params, each 16-byte aligned. Scales of one byte lie behind all records of the page instead.
 //
 // K params are planes [token][group], V params planes [group][token] of the scale dtype: all scales, then all
 // mins. Appending one token writes whole bytes that belong to that token alone.
@@ -173,6 +173,13 @@ HT_HOST_DEVICE constexpr int k_param_index(int token, int group, int groups) {
 }
 HT_HOST_DEVICE constexpr int v_param_index(int token, int group) { return group * kTileTokens + token; }
 
+/// Whether params of a latent cache lie behind all records of a page.
+HT_HOST_DEVICE constexpr bool params_apart(const KvFormat& f) { return f.scale_dtype == DType::kFloat8E8M0; }
+/// Then from a token's params to the next token's, in bytes.
+HT_HOST_DEVICE constexpr std::int64_t apart_bytes(const KvFormat& f, int dims) {
+  return (f.params_per_token(dims) + 7) / 8 * 8;
+}
+
 /// Layout of an already validated spec.
 HT_HOST_DEVICE constexpr PageLayout layout_of(const KvCacheSpec& spec) {
   constexpr std::int64_t kAlignment = 16;
@@ -194,7 +201,7 @@ HT_HOST_DEVICE constexpr PageLayout layout_of(const KvCacheSpec& spec) {
     s.param_bytes = std::int64_t{kTileTokens} * f.params_per_token(span.dims) *
                     (dtype_bits(f.scale_dtype) / 8) * (f.asymmetric ? 2 : 1);
     s.data_offset = take(end, s.data_bytes / kTileTokens * together);
-    if (spec.is_latent()) s.param_offset = take(end, s.param_bytes / kTileTokens);
+    if (spec.is_latent() && !params_apart(f)) s.param_offset = take(end, s.param_bytes / kTileTokens);
     (span.k_first >= 0 ? l.k_data_bytes : l.v_data_bytes) += s.data_bytes;
     (span.k_first >= 0 ? l.k_param_bytes : l.v_param_bytes) += s.param_bytes;
   }
@@ -208,6 +215,11 @@ HT_HOST_DEVICE constexpr PageLayout layout_of(const KvCacheSpec& spec) {
   if (spec.is_latent()) l.row_bytes = take(end, 0);
   l.tile_bytes = spec.is_latent() ? l.row_bytes * kTileTokens : end;
   l.head_bytes = l.tile_bytes * (spec.page_size / kTileTokens);
+  if (spec.is_latent() && params_apart(spec.k_format)) {
+    l.spans[0].param_offset = l.k_param_offset = l.head_bytes;
+    const std::int64_t used = l.head_bytes + spec.page_size * apart_bytes(spec.k_format, spec.latent_dim());
+    l.head_bytes = (used + l.row_bytes - 1) / l.row_bytes * l.row_bytes;
+  }
   l.page_bytes = l.head_bytes * spec.kv_heads;
   return l;
 }

@@ -21,6 +21,7 @@ struct Part {
   int row_bytes = 0;               ///< of rows: from a token's codes to the next token's
   // From a token's scale to the next token's, to that of its next group, and to its min, in bytes.
   int param_token = 0, param_group = 0, min_away = 0;
+  int param_tile = 0;             ///< what a tile of the page adds: not 0 where params lie behind its records
   std::int64_t data_offset = 0;   ///< within a tile
   std::int64_t param_offset = 0;  ///< within a tile
 
@@ -31,6 +32,10 @@ struct Part {
   }
   HT_HOST_DEVICE constexpr std::int64_t min_offset(int token, int group) const {
     return scale_offset(token, group) + min_away;
+  }
+  /// Likewise, of a tile that `before` others of its page precede.
+  HT_HOST_DEVICE constexpr std::int64_t scale_offset(int before, int token, int group) const {
+    return scale_offset(token, group) + std::int64_t{before} * param_tile;
   }
   /// Relative to data_offset.
   HT_HOST_DEVICE constexpr Place place(int token, int d) const {
@@ -60,6 +65,10 @@ HT_HOST_DEVICE constexpr Part part_of(const KvCacheSpec& spec, const PageLayout&
     p.row_bytes = p.param_token = static_cast<int>(layout.row_bytes);
     p.param_group = scale_bytes;
     p.min_away = p.groups * scale_bytes;
+    if (p.groups > 0 && params_apart(p.format)) {
+      p.param_token = static_cast<int>(apart_bytes(p.format, p.dim));
+      p.param_tile = kTileTokens * (p.param_token - p.row_bytes);
+    }
   } else {
     const bool k = p.which == KvPart::kK;
     p.row_bytes = p.dim * dtype_bits(p.format.dtype) / 8;

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "plan/backend.h"
+#include "plan/listed.h"
 
 namespace halftone::planning {
 namespace {
@@ -38,14 +39,20 @@ std::string fit(const std::string& count, std::int64_t rows, const Kernel& kerne
 }  // namespace
 
 std::vector<Choice> choose_kernels(const Backend& backend, const AttentionProblem& problem) {
-  const std::int64_t group = problem.q_heads / problem.kv_heads(), rows = group * problem.max_q_len;
+  const std::int64_t group = problem.q_heads / problem.kv_heads(),
+                     queries = scheduled_bounds(problem).max_q_len;
+  const std::int64_t rows = group * queries;
   // Then bits depend on the kernel, which a request must have whatever the others' lengths and bounds are.
   const bool by_request = !backend.rows_share_bits && problem.policy == SplitPolicy::kBatchInvariant;
   Choice few = choose_kernel(backend, problem, group), many = choose_kernel(backend, problem, rows);
   if (many.index < 0) return {};
   const Kernel &few_rows = backend.kernels[few.index], &many_rows = backend.kernels[many.index];
-  const std::string bound = fmt::format("{} packed row{} per request and KV head (max_q_len {} x {})", rows,
-                                        rows == 1 ? "" : "s", problem.max_q_len, query_heads(group));
+  const std::string plural = rows == 1 ? "" : "s";
+  const std::string bound =
+      problem.is_listed()
+          ? fmt::format("{} packed row{} per query and KV head ({})", rows, plural, query_heads(group))
+          : fmt::format("{} packed row{} per request and KV head (max_q_len {} x {})", rows, plural, queries,
+                        query_heads(group));
   if (by_request && rows <= few_rows.max_rows) {
     few.reason = fit(fmt::format("batch_invariant: {} per KV head", query_heads(group)), group, few_rows);
     return {std::move(few)};

@@ -9,6 +9,7 @@
 #include <variant>
 
 #include "halftone/error.h"
+#include "plan/listed.h"
 #include "plan/validate.h"
 
 namespace halftone {
@@ -37,6 +38,7 @@ class Fingerprint {
 
 /// What heads and dims leave open.
 void add_place(Fingerprint& f, const KvCacheSpec& spec) {
+  f.add(static_cast<std::uint64_t>(spec.rope_dim));
   f.add(static_cast<std::uint64_t>(spec.page_size) << 2 | (spec.rotate_k ? 2U : 0U) |
         (spec.rotate_v ? 1U : 0U))
       .add(spec.k_format)
@@ -71,6 +73,8 @@ std::uint64_t fingerprint(const AttentionProblem& p, int workers) {
   f.add(static_cast<std::uint64_t>(p.max_total_kv));
   f.add(std::uint64_t{p.kv.index()});
   std::visit([&f](const auto& place) { add_place(f, place); }, p.kv);
+  f.add(static_cast<std::uint64_t>(p.listed.top_k)).add(static_cast<std::uint64_t>(p.listed.extra_top_k));
+  if (p.listed.extra_top_k != 0) add_place(f, p.listed.extra);
   return f.add(p.scale).add(p.softcap).value();
 }
 
@@ -100,15 +104,16 @@ ScheduleParams schedule_params(const AttentionProblem& p, const Kernel& kernel, 
   const bool absolute = p.policy == SplitPolicy::kBatchInvariant;
   const auto step = static_cast<std::uint32_t>(absolute ? kernel.split_tokens : kernel.kv_tile);
   const auto window = [](int tokens) { return std::min(tokens, kMaxTokens - 1); };
+  const ScheduledBounds bounds = scheduled_bounds(p);
   ScheduleParams s{};
-  s.batch = p.batch;
+  s.batch = static_cast<std::int32_t>(bounds.batch);
   s.kv_heads = p.kv_heads();
   s.group = p.q_heads / p.kv_heads();
   s.row_block = kernel.row_block;
   s.step_log2 = std::countr_zero(step);
   s.workers = workers;
-  s.max_q_len = p.max_q_len;
-  s.max_kv_len = p.max_kv_len;
+  s.max_q_len = bounds.max_q_len;
+  s.max_kv_len = bounds.max_kv_len;
   s.window_left = window(p.mask.window_left);
   s.window_right = p.mask.causal ? 0 : window(p.mask.window_right);
   s.absolute = absolute;
@@ -226,11 +231,18 @@ std::string place_text(const KvTensors& tensors) {
 std::string place_text(const KvCacheSpec& spec) {
   std::string text, rotated;
   for (const KvSpan& span : spec.spans()) {
-    const std::string_view part = span.k_first >= 0 ? "K" : "V";
+    const std::string_view part = span.k_first < 0 ? "V" : span.v_first < 0 ? "K" : "K and V";
     text += fmt::format("{} {}, ", part, format_name(span.format));
     if (span.rotate) rotated += fmt::format(", {} rotated", part);
   }
   return text + fmt::format("pages of {} tokens", spec.page_size) + rotated;
+}
+
+std::string keys_text(const ListedKeys& listed) {
+  const std::string first = fmt::format("each query's list of up to {} slots", listed.top_k);
+  if (listed.extra_top_k == 0) return first;
+  return fmt::format("{}, and one of up to {} slots of a second cache: {}", first, listed.extra_top_k,
+                     place_text(listed.extra));
 }
 
 }  // namespace
@@ -261,9 +273,11 @@ Plan make_plan(const AttentionProblem& problem) {
                     ? problem.scale
                     : static_cast<float>(1.0 / std::sqrt(static_cast<double>(problem.head_dim())));
   if (const auto* spec = std::get_if<KvCacheSpec>(&problem.kv)) impl->layout = page_layout(*spec);
+  if (problem.listed.extra_top_k != 0) impl->extra_layout = page_layout(problem.listed.extra);
   impl->id = fingerprint(problem, workers);
   impl->workspace.v_dim = problem.v_dim();
   impl->workspace.plain = !problem.is_paged();
+  impl->workspace.lists = problem.listed.extra_top_k != 0;
   impl->workspace.count = 0;
   PlanInfo& info = impl->info;
   for (Choice& choice : choices) {
@@ -296,10 +310,10 @@ std::string Plan::describe() const {
     text += fmt::format("{:<10} {}\n", name, value);
   };
   line("device", device_name(p.device));
-  line("problem",
-       fmt::format(
-           "batch {}, {} query heads over {} KV heads, head_dim {}, V {}, up to {} queries and {} keys",
-           p.batch, p.q_heads, p.kv_heads(), p.head_dim(), p.v_dim(), p.max_q_len, p.max_kv_len));
+  line("problem", fmt::format("batch {}, {} query heads over {} KV heads, head_dim {}, V {}, up to {} "
+                              "queries{}",
+                              p.batch, p.q_heads, p.kv_heads(), p.head_dim(), p.v_dim(), p.max_q_len,
+                              p.is_listed() ? "" : fmt::format(" and {} keys", p.max_kv_len)));
   line("cache", std::visit([](const auto& place) { return planning::place_text(place); }, p.kv));
   line("types",
        fmt::format("Q {}, O {}{}", dtype_name(p.q_dtype), dtype_name(p.out_dtype), p.lse ? ", LSE f32" : ""));
@@ -309,7 +323,11 @@ std::string Plan::describe() const {
   if (p.sinks) logits += ", sinks";
   line("logits", logits);
   line("arithmetic", std::string(arithmetic_name(p.arithmetic)));
-  line("mask", planning::mask_text(p.mask));
+  if (p.is_listed()) {
+    line("keys", planning::keys_text(p.listed));
+  } else {
+    line("mask", planning::mask_text(p.mask));
+  }
   std::int64_t partials = 0;
   for (std::size_t n = 0; n < i.passes.size(); ++n) {
     const PassInfo& pass = i.passes[n];

@@ -19,6 +19,7 @@ struct Plan::Impl {
   float scale = 0;                      ///< resolved: never 0
   planning::WorkspaceParams workspace;  ///< with the passes
   PageLayout layout;                    ///< paged only
+  PageLayout extra_layout;              ///< of ListedKeys::extra, if there is a second list
   std::uint64_t id = 0;  ///< equal for equal problems on the same number of workers; marks a schedule
 
   std::span<const planning::Pass> passes() const {

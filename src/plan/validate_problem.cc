@@ -5,6 +5,7 @@
 
 #include "format/head_dim.h"
 #include "plan/fail.h"
+#include "plan/listed.h"
 #include "plan/validate.h"
 
 namespace halftone::planning {
@@ -53,15 +54,6 @@ void check_heads(const AttentionProblem& p) {
           below + kv_heads);
 }
 
-void check_separate(const KvCacheSpec& spec) {
-  if (!spec.is_latent()) return;
-  fail(ErrorCode::kUnsupported,
-       "kv.rope_dim is {}, but attention over latent caches is not implemented: use a cache that stores K "
-       "and V "
-       "apart, or dequantize() this one for another implementation.",
-       spec.rope_dim);
-}
-
 void check_tensors(const KvTensors& tensors) {
   check_head_dim(tensors.head_dim, "kv.head_dim");
   if (tensors.v_head_dim != 0) check_head_dim(tensors.v_head_dim, "kv.v_head_dim");
@@ -82,6 +74,62 @@ void check_bounds(const AttentionProblem& p) {
     invalid("max_q_len is {}, but with {} query heads per KV head must be at most {}: use that.", p.max_q_len,
             group, kMaxTokens / group);
   }
+}
+
+/// The second list's cache takes part in the same products as the first one's.
+void check_extra(const KvCacheSpec& spec, const KvCacheSpec& extra) {
+  (void)page_layout(extra);
+  const struct {
+    std::string_view name;
+    int extra, first;
+  } same[] = {{"kv_heads", extra.kv_heads, spec.kv_heads},
+              {"head_dim", extra.head_dim, spec.head_dim},
+              {"v_dim()", extra.v_dim(), spec.v_dim()},
+              {"rotate_k", extra.rotate_k, spec.rotate_k},
+              {"rotate_v", extra.rotate_v, spec.rotate_v}};
+  for (const auto& field : same) {
+    if (field.extra == field.first) continue;
+    invalid("listed.extra.{} is {}, but a query attends to both caches, and kv.{} is {}: use {}.", field.name,
+            field.extra, field.name, field.first, field.first);
+  }
+}
+
+void check_listed(const AttentionProblem& p) {
+  const ListedKeys& listed = p.listed;
+  check_range(listed.top_k, 0, kMaxListed, "listed.top_k");
+  check_range(listed.extra_top_k, 0, kMaxListed, "listed.extra_top_k");
+  if (listed.extra_top_k == 0 && !(listed.extra == KvCacheSpec{})) {
+    invalid("listed.extra is given, but listed.extra_top_k is {}: say how long the second list is.", 0);
+  }
+  if (!p.is_listed()) {
+    if (listed.extra_top_k == 0) return;
+    invalid("listed.extra_top_k is {}, but listed.top_k is 0: let the first list have the keys.",
+            listed.extra_top_k);
+  }
+  const auto* const spec = std::get_if<KvCacheSpec>(&p.kv);
+  if (spec == nullptr) {
+    fail(ErrorCode::kUnsupported,
+         "listed.top_k is {}, but lists name slots of a cache, and kv is plain tensors: append them to a "
+         "cache.",
+         listed.top_k);
+  }
+  const std::pair<bool, std::string_view> orders[] = {{p.mask.causal, "mask.causal"},
+                                                      {p.mask.window_left >= 0, "mask.window_left"},
+                                                      {p.mask.window_right >= 0, "mask.window_right"},
+                                                      {p.alibi, "alibi"}};
+  for (const auto& [set, name] : orders) {
+    if (!set) continue;
+    invalid(
+        "{} is set, but listed keys have no positions (listed.top_k is {}): list the keys that a query "
+        "may see.",
+        name, listed.top_k);
+  }
+  if (const std::int64_t queries = scheduled_bounds(p).batch; queries > kMaxTokens) {
+    invalid(
+        "batch {} with max_q_len {} gives {} queries with lists, but there may be {}: use smaller bounds.",
+        p.batch, p.max_q_len, queries, kMaxTokens);
+  }
+  if (listed.extra_top_k != 0) check_extra(*spec, listed.extra);
 }
 
 void check_options(const AttentionProblem& p) {
@@ -115,7 +163,6 @@ void check_options(const AttentionProblem& p) {
 void validate_problem(const AttentionProblem& p) {
   check_device(p.device);
   const auto* const spec = std::get_if<KvCacheSpec>(&p.kv);
-  if (spec != nullptr) check_separate(*spec);
   check_heads(p);
   if (spec != nullptr) {
     (void)page_layout(*spec);
@@ -126,6 +173,7 @@ void validate_problem(const AttentionProblem& p) {
   check_float(p.out_dtype, "out_dtype");
   check_bounds(p);
   check_options(p);
+  check_listed(p);
 }
 
 const Plan::Impl& require_plan(const Plan& plan) {

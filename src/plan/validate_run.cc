@@ -9,6 +9,7 @@
 #include "plan/fail.h"
 #include "plan/validate.h"
 #include "plan/validate_cache.h"
+#include "plan/validate_listed.h"
 
 namespace halftone::planning {
 namespace {
@@ -57,9 +58,9 @@ void check_kv_lengths(const TensorView& t, std::int32_t max) {
   }
 }
 
-/// Of lengths that are valid each.
+/// Of lengths that are valid each; lists have no keys of requests.
 void check_total(const AttentionProblem& p, const SequenceLengths& lengths) {
-  if (p.max_total_kv == 0 || p.batch == 0) return;
+  if (p.max_total_kv == 0 || p.batch == 0 || p.is_listed()) return;
   std::int64_t total = 0;
   if (given(lengths.cu_kv)) {
     total = values(lengths.cu_kv).back();
@@ -82,7 +83,11 @@ void check_length_tensors(const AttentionProblem& p, const SequenceLengths& leng
       check_tensor(t, {name, {DType::kInt32}, {size}, p.device});
   };
   check(lengths.cu_q, "cu_q", batch + 1, false);
-  if (p.is_paged()) {
+  check_counts(p, lengths);
+  if (p.is_listed()) {
+    check_absent(lengths.kv_lengths, "kv_lengths", "counts say how long lists are");
+    check_absent(lengths.cu_kv, "cu_kv", "counts say how long lists are");
+  } else if (p.is_paged()) {
     check(lengths.kv_lengths, "kv_lengths", batch, true);
     check_absent(lengths.cu_kv, "cu_kv", "a paged cache is addressed by kv_lengths and its block table");
   } else {
@@ -124,8 +129,10 @@ void check_tokens(const NamedTensor& t, std::int64_t total, std::string_view of)
           t.view.shape[0], total, of, total);
 }
 
-void check_cache(const Plan::Impl& plan, const PagedKv& cache) {
-  const KvCacheSpec &have = cache.spec, &want = std::get<KvCacheSpec>(plan.problem.kv);
+/// `name`: "cache", or "extra_kv".
+void check_pages(const Plan::Impl& plan, const PagedKv& cache, const KvCacheSpec& want,
+                 std::string_view name) {
+  const KvCacheSpec& have = cache.spec;
   KvCacheSpec normal = have;  // v_head_dim 0 means head_dim
   normal.v_head_dim = normal.v_dim() == want.v_dim() ? want.v_head_dim : normal.v_head_dim;
   if (!(normal == want)) {
@@ -135,15 +142,20 @@ void check_cache(const Plan::Impl& plan, const PagedKv& cache) {
                          s.rotate_k ? ", K rotated" : "", s.rotate_v ? ", V rotated" : "",
                          s.is_latent() ? ", latent" : "");
     };
-    invalid("cache.spec is ({}), but the plan was made for ({}): plan with this cache's spec.", text(have),
+    invalid("{}.spec is ({}), but the plan was made for ({}): plan with this cache's spec.", name, text(have),
             text(want));
   }
   const Device device = plan.problem.device;
   if (given(cache.pages) && cache.pages.device != device) {
-    invalid("cache.pages is on {}, but the plan is for {}: copy the cache there or plan for its device.",
+    invalid("{}.pages is on {}, but the plan is for {}: copy the cache there or plan for its device.", name,
             device_name(cache.pages.device), device_name(device));
   }
   (void)validate_cache(cache, CacheIndex::kUnused);
+}
+
+/// How the requests of a cache without lists find their pages.
+void check_table(const Plan::Impl& plan, const PagedKv& cache) {
+  const Device device = plan.problem.device;
   if (plan.problem.batch > 0 || given(cache.block_table)) {
     check_tensor(cache.block_table, {"cache.block_table",
                                      {DType::kInt32},
@@ -225,6 +237,7 @@ void validate_lengths(const Plan::Impl& plan, const SequenceLengths& lengths) {
   if (given(lengths.kv_lengths)) check_kv_lengths(lengths.kv_lengths, p.max_kv_len);
   if (given(lengths.cu_kv)) check_cumulative(lengths.cu_kv, "cu_kv", p.max_kv_len, "max_kv_len");
   check_total(p, lengths);
+  check_count_values(p, lengths);
 }
 
 void validate_schedule(const Plan::Impl& plan, const SequenceLengths& lengths, const TensorView& workspace,
@@ -232,8 +245,11 @@ void validate_schedule(const Plan::Impl& plan, const SequenceLengths& lengths, c
   check_stream(plan.problem.device, stream);
   validate_workspace(plan, workspace);
   const NamedTensor output[] = {{workspace, "workspace"}};
-  const NamedTensor inputs[] = {
-      {lengths.cu_q, "cu_q"}, {lengths.kv_lengths, "kv_lengths"}, {lengths.cu_kv, "cu_kv"}};
+  const NamedTensor inputs[] = {{lengths.cu_q, "cu_q"},
+                                {lengths.kv_lengths, "kv_lengths"},
+                                {lengths.cu_kv, "cu_kv"},
+                                {lengths.counts, "counts"},
+                                {lengths.extra_counts, "extra_counts"}};
   check_disjoint(output, inputs);
   validate_lengths(plan, lengths);
 }
@@ -275,13 +291,16 @@ void validate_run(const Plan::Impl& plan, const AttentionArgs& args, const Tenso
   const PagedKv& cache = p.is_paged() ? std::get<PagedKv>(args.kv) : kNoCache;
   const KvTensorViews& tensors = p.is_paged() ? kNoTensors : std::get<KvTensorViews>(args.kv);
   if (p.is_paged()) {
-    check_cache(plan, cache);
+    check_pages(plan, cache, std::get<KvCacheSpec>(p.kv), "cache");
+    if (!p.is_listed()) check_table(plan, cache);
   } else {
     const DType dtype = std::get<KvTensors>(p.kv).dtype;
     check_tensor(tensors.k, {"k", {dtype}, {kAnySize, kv_heads, dim}, p.device, kLast});
     check_tensor(tensors.v, {"v", {dtype}, {tensors.k.shape[0], kv_heads, v_dim}, p.device, kLast});
     if (host) check_tokens({tensors.k, "k"}, schedule.header->total_kv, "keys");
   }
+  if (p.listed.extra_top_k != 0) check_pages(plan, args.extra_kv, p.listed.extra, "extra_kv");
+  check_lists(p, args, total_q);
 
   const NamedTensor outputs[] = {
       {args.out, "out"}, {args.lse, "lse"}, {args.status, "status"}, {workspace, "workspace"}};
@@ -291,6 +310,11 @@ void validate_run(const Plan::Impl& plan, const AttentionArgs& args, const Tenso
                                 {args.lengths.cu_q, "cu_q"},
                                 {args.lengths.kv_lengths, "kv_lengths"},
                                 {args.lengths.cu_kv, "cu_kv"},
+                                {args.lengths.counts, "counts"},
+                                {args.lengths.extra_counts, "extra_counts"},
+                                {args.indices, "indices"},
+                                {args.extra_indices, "extra_indices"},
+                                {args.extra_kv.pages, "extra_kv.pages"},
                                 {args.alibi_slopes, "alibi_slopes"},
                                 {args.sinks, "sinks"},
                                 {cache.pages, "cache.pages"},
@@ -301,7 +325,12 @@ void validate_run(const Plan::Impl& plan, const AttentionArgs& args, const Tenso
                                 {cache.v_scale.scale, "cache.v_scale.scale"},
                                 {cache.v_scale.min, "cache.v_scale.min"}};
   check_disjoint(outputs, inputs);
-  if (host && p.is_paged() && p.batch > 0) check_block_table(plan, cache, schedule);
+  if (!host || !p.is_paged() || p.batch == 0) return;
+  if (p.is_listed()) {
+    check_listed_slots(args, schedule);
+  } else {
+    check_block_table(plan, cache, schedule);
+  }
 }
 
 void validate_merge(const std::vector<TensorView>& parts, const std::vector<TensorView>& part_lse,

@@ -93,7 +93,8 @@ struct WorkerStart {
 };
 
 /// A schedule: written by build_schedule(), read by everything else. All pointers point into one workspace,
-/// where the passes of a plan share cu_q, kv_lengths and, of plain K and V, cu_kv.
+/// where the passes of a plan share cu_q, kv_lengths, first_list and, of plain K and V, cu_kv. With listed
+/// keys (plan/listed.h) its requests are queries.
 struct Schedule {
   ScheduleParams params;
   ScheduleHeader* header;
@@ -104,6 +105,7 @@ struct Schedule {
   std::int32_t* cu_kv;       // [batch + 1] first key of each request, in plain K and V or in the staged ones
                              // of a pass; else null
   std::int32_t* staged;      // [batch] keys of each request that the pass stages; else null
+  std::int32_t* first_list;  // [batch] two lists of keys: places of the first; else null
 };
 
 /// One piece of work. The worker attends rows [row_begin, row_end) to keys [kv_begin, kv_end) from an empty

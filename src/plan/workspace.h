@@ -41,6 +41,7 @@ struct WorkspaceParams {
   int count = 1;  ///< of passes
   std::int32_t v_dim = 0;
   bool plain = false;  ///< plain K and V: the schedules have cu_kv
+  bool lists = false;  ///< two lists of keys: the schedules have first_list
 };
 
 /// A pass's parts of a workspace. The partial results are in the same memory for every pass: they are merged
@@ -113,6 +114,7 @@ inline Workspace carve_workspace(const WorkspaceParams& p, std::byte* base) {
   auto* const cu_q = carver.take<std::int32_t>(batch + 1);
   auto* const kv_lengths = carver.take<std::int32_t>(batch);
   auto* const cu_kv = p.plain ? carver.take<std::int32_t>(batch + 1) : nullptr;
+  auto* const first_list = p.lists ? carver.take<std::int32_t>(batch) : nullptr;
   w.schedule_bytes = carver.bytes();
   auto* const partial_out = carver.take<float>(saturating_product(rows, p.v_dim));
   auto* const partial_state = carver.take<float>(saturating_product(rows, 2));
@@ -121,6 +123,7 @@ inline Workspace carve_workspace(const WorkspaceParams& p, std::byte* base) {
   for (int i = 0; i < p.count; ++i) {
     PassWorkspace& pass = w.passes[i];
     pass.schedule.cu_q = cu_q, pass.schedule.kv_lengths = kv_lengths;
+    pass.schedule.first_list = first_list;
     if (p.plain) pass.schedule.cu_kv = cu_kv;
     pass.partial_out = partial_out, pass.partial_state = partial_state;
   }

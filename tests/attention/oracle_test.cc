@@ -137,6 +137,53 @@ TEST(Oracle, AgreesWithNaiveLoopForEveryOption) {
   }
 }
 
+/// A list is a request whose tokens are the listed keys, in that order and as often; a mask is no matter
+/// then.
+TEST(Oracle, ListedKeysAreARequestOfTheirOwn) {
+  Random random(3);
+  OracleParams p;
+  p.q_len = 3;
+  p.kv_len = 9;
+  p.q_heads = 4;
+  p.kv_heads = 2;
+  p.head_dim = 5;
+  p.v_head_dim = 3;
+  p.softcap = 4;
+  const std::vector<float> sinks = normals(random, 4), q = normals(random, 3 * 4 * 5);
+  const std::vector<float> k = normals(random, 9 * 2 * 5), v = normals(random, 9 * 2 * 3);
+  p.sinks = sinks;
+  const std::vector<std::vector<std::int64_t>> lists = {{8, 0, 0, 3}, {}, {5}};
+  OracleParams listed = p;
+  listed.lists = lists;
+  listed.causal = true;
+  const OracleResult actual = attention_oracle(listed, q.data(), k.data(), v.data());
+  OracleResult expected;
+  for (std::size_t i = 0; i < lists.size(); ++i) {
+    OracleParams one = p;
+    one.q_len = 1;
+    one.kv_len = static_cast<std::int64_t>(lists[i].size());
+    std::vector<float> own_k, own_v;
+    for (const std::int64_t key : lists[i]) {
+      own_k.insert(own_k.end(), k.begin() + key * 10, k.begin() + (key + 1) * 10);
+      own_v.insert(own_v.end(), v.begin() + key * 6, v.begin() + (key + 1) * 6);
+    }
+    const std::vector<float> own_q(q.begin() + static_cast<std::ptrdiff_t>(i) * 20,
+                                   q.begin() + static_cast<std::ptrdiff_t>(i + 1) * 20);
+    const OracleResult row = naive(one, own_q, own_k, own_v);
+    expected.out.insert(expected.out.end(), row.out.begin(), row.out.end());
+    expected.lse.insert(expected.lse.end(), row.lse.begin(), row.lse.end());
+  }
+  ASSERT_EQ(actual.out.size(), expected.out.size());
+  for (std::size_t i = 0; i < expected.out.size(); ++i) EXPECT_NEAR(actual.out[i], expected.out[i], 1e-12);
+  for (std::size_t i = 0; i < expected.lse.size(); ++i) {
+    if (expected.lse[i] == -kInfinity) {
+      EXPECT_EQ(actual.lse[i], -kInfinity);
+    } else {
+      EXPECT_NEAR(actual.lse[i], expected.lse[i], 1e-12);
+    }
+  }
+}
+
 TEST(Oracle, MaskedKeysAreNeverRead) {
   OracleParams p;
   p.q_len = 1;

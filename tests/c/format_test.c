@@ -23,7 +23,7 @@ static void names(void) {
   CHECK(strcmp(halftone_dtype_name(HALFTONE_DTYPE_BF16), "bf16") == 0);
   CHECK(strcmp(halftone_dtype_name(HALFTONE_DTYPE_E4M3), "e4m3") == 0);
   CHECK(halftone_dtype_name(-1) == NULL);
-  CHECK(halftone_dtype_name(HALFTONE_DTYPE_INT64 + 1) == NULL);
+  CHECK(halftone_dtype_name(HALFTONE_DTYPE_E8M0 + 1) == NULL);
   for (i = 0; i <= HALFTONE_DTYPE_INT64; ++i) CHECK(halftone_dtype_name(i) != NULL);
   CHECK(halftone_dtype_bits(HALFTONE_DTYPE_INT4) == 4);
   CHECK(halftone_dtype_bits(HALFTONE_DTYPE_INT64) == 64);

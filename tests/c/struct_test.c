@@ -170,8 +170,8 @@ static void tensors(void) {
               halftone_tensor_init(&tensor, sizeof tensor, data, HALFTONE_DTYPE_F32, 2, negative));
   CHECK_ERROR(HALFTONE_INVALID_ARGUMENT, "shape[0] is 4611686018427387903|1537228672809129301",
               halftone_tensor_init(&tensor, sizeof tensor, data, HALFTONE_DTYPE_F32, 3, huge));
-  CHECK_ERROR(HALFTONE_INVALID_ARGUMENT, "dtype is 9|0 to 8|halftone_dtype",
-              halftone_tensor_init(&tensor, sizeof tensor, data, 9, 3, shape));
+  CHECK_ERROR(HALFTONE_INVALID_ARGUMENT, "dtype is 10|0 to 9|halftone_dtype",
+              halftone_tensor_init(&tensor, sizeof tensor, data, 10, 3, shape));
   CHECK_ERROR(HALFTONE_INVALID_ARGUMENT, "shape is NULL",
               halftone_tensor_init(&tensor, sizeof tensor, data, HALFTONE_DTYPE_F32, 3, NULL));
   CHECK_ERROR(HALFTONE_INVALID_ARGUMENT, "tensor is NULL|halftone_tensor",
@@ -224,9 +224,9 @@ static void nested_tensors_are_named_by_their_path(void) {
               "problem.kv and problem.kv_tensors are both NULL|halftone_kv_tensors",
               halftone_attend(&problem, &args));
   CHECK_OK(halftone_kv_tensors_init(&tensors, sizeof tensors));
-  tensors.dtype = 9;
+  tensors.dtype = 10;
   problem.kv_tensors = &tensors;
-  CHECK_ERROR(HALFTONE_INVALID_ARGUMENT, "problem.kv_tensors.dtype is 9|halftone_dtype",
+  CHECK_ERROR(HALFTONE_INVALID_ARGUMENT, "problem.kv_tensors.dtype is 10|halftone_dtype",
               halftone_attend(&problem, &args));
   tensors.dtype = HALFTONE_DTYPE_F32;
   tensors.reserved = 1;

@@ -167,11 +167,29 @@ TEST(BenchTables, EveryCaseIsAProblemOfTheLibrary) {
   }
 }
 
+/// Each query reads the keys of its own list, whatever the context, and every kind is there.
+TEST(BenchTables, LatentCases) {
+  std::vector<std::string_view> kinds;
+  for (const BenchCase& c : cases_of("mla", "fp8-g128-f32")) {
+    kinds.push_back(kind_text(c));
+    EXPECT_EQ(bytes_per_token(cache_spec(c.shape)), 656);
+    if (c.shape.top_k == 0) continue;
+    const AttentionProblem problem = to_problem(c.shape);
+    const auto requests = static_cast<std::size_t>(c.shape.batch);
+    const Floor floor = floor_of(problem, std::vector<std::int64_t>(requests, c.shape.q_len), kv_lengths(c));
+    const std::int64_t keys = std::int64_t{c.shape.batch} * c.shape.q_len * c.shape.top_k;
+    EXPECT_EQ(floor.cache_bytes, keys * 656);
+    EXPECT_EQ(floor.flops, 2.0 * static_cast<double>(keys) * c.shape.q_heads * (576 + 512));
+  }
+  for (const char* kind : {"sparse_decode", "dense_decode", "sparse_prefill", "append"})
+    EXPECT_NE(std::find(kinds.begin(), kinds.end(), kind), kinds.end()) << kind;
+}
+
 TEST(BenchTables, NamesAndFormats) {
   EXPECT_EQ(cases_of("headline,chain").size(), cases_of("headline").size() + cases_of("chain").size());
   std::size_t total = 0;
-  for (const char* name :
-       {"headline", "chain", "speculative", "shapes", "mixed", "policies", "geometry", "append", "prefill"}) {
+  for (const char* name : {"headline", "chain", "speculative", "shapes", "mixed", "policies", "geometry",
+                           "append", "prefill", "mla"}) {
     EXPECT_NE(table_names().find(name), std::string::npos);
     total += cases_of(name).size();
   }

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cmath>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -38,7 +39,8 @@ Case read_case(golden::Reader& r) {
   c.pairing = static_cast<RopePairing>(r.integer());
   const auto input = static_cast<DType>(r.integer());
   const KvFormat f = golden::read_format(r);
-  c.spec = KvCacheSpec::latent(f, latent, rope, page_size);
+  const bool rotary_v = r.integer() != 0;
+  c.spec = KvCacheSpec::latent(f, latent, rope, page_size, rotary_v);
   const int bytes = r.integer();
   c.k = Tensor::of(input, {tokens, 1, latent + rope}, r.take<float>(tokens * (latent + rope)));
   const std::int64_t half = rope / 2;
@@ -50,7 +52,7 @@ Case read_case(golden::Reader& r) {
   return c;
 }
 
-std::vector<Case> read_cases() { return golden::read_cases<Case>("latent.bin", "HTLATN01", read_case); }
+std::vector<Case> read_cases() { return golden::read_cases<Case>("latent.bin", "HTLATN02", read_case); }
 
 void check_case(const Case& c) {
   const PageLayout layout = page_layout(c.spec);
@@ -81,7 +83,7 @@ void check_case(const Case& c) {
 
 TEST(LatentGoldenTest, AppendWritesTheGoldenBytes) {
   const std::vector<Case> cases = read_cases();
-  ASSERT_GE(cases.size(), 7u);
+  ASSERT_GE(cases.size(), 12u);
   for (const Case& c : cases) {
     SCOPED_TRACE(c.name);
     check_case(c);
@@ -119,6 +121,48 @@ TEST(LatentGoldenTest, Fp8G128F32IsTheTokenOf656Bytes) {
   EXPECT_EQ(std::memcmp(token + 528, k.bytes().data() + 1024, 128), 0);
   EXPECT_EQ(token[-1], kCanary);
   EXPECT_EQ(token[656], kCanary);
+}
+
+// The page of FlashMLA's MODEL1 layout, read by hand: records [448 e4m3][64 bf16], then 8 bytes of scales for
+// each token, padded to a multiple of 576.
+TEST(LatentGoldenTest, Fp8G64E8m0IsThePageOf584ByteTokens) {
+  const KvCacheSpec spec = KvCacheSpec::latent(parse_format("fp8-g64-e8m0"), 448, 64, 64, true);
+  EXPECT_EQ(spec.head_dim, 512);
+  EXPECT_EQ(spec.v_dim(), 512);
+  const PageLayout l = page_layout(spec);
+  EXPECT_EQ(l.row_bytes, 576);
+  EXPECT_EQ(l.page_bytes, 65 * 576);  // 64 * 584 = 37,376 up to 37,440
+  EXPECT_EQ(l.k_param_offset, 64 * 576);
+  const Tensor pages(DType::kUInt8, {1, l.page_bytes});
+  pages.fill_bytes(kCanary);
+  std::vector<float> x(512);
+  // Group g has 448 * 2^-g, and the last one a little more than fits its power of two.
+  for (std::size_t d = 0; d < 448; ++d) {
+    x[d] = std::ldexp(d / 64 == 6 ? 450.0f : 448.0f, -static_cast<int>(d / 64)) * (d % 2 == 0 ? 1.0f : -1.0f);
+  }
+  for (std::size_t d = 448; d < 512; ++d) x[d] = static_cast<float>(d);
+  const Tensor k = Tensor::of(DType::kFloat32, {1, 1, 512}, x);
+  const std::vector<std::int64_t> slot = {37};
+  PagedKv cache;
+  cache.spec = spec;
+  cache.pages = pages.view();
+  AppendArgs args;
+  args.k = k.view();
+  args.slot_mapping = TensorView::contiguous(slot.data(), DType::kInt64, {1});
+  append(cache, args);
+
+  const auto* page = reinterpret_cast<const std::uint8_t*>(pages.bytes().data());
+  const std::uint8_t* token = page + 37 * 576;
+  for (int d = 0; d < 384; ++d) ASSERT_EQ(token[d], d % 2 == 0 ? 0x7e : 0xfe) << d;    // +-448
+  for (int d = 384; d < 448; ++d) ASSERT_EQ(token[d], d % 2 == 0 ? 0x76 : 0xf6) << d;  // +-224, the tie down
+  for (int d = 0; d < 64; ++d) {
+    EXPECT_EQ(token[448 + 2 * d] | token[449 + 2 * d] << 8,
+              testing::to_bits16(DType::kBFloat16, x[static_cast<std::size_t>(448 + d)]));
+  }
+  const std::array<std::uint8_t, 8> scales = {127, 126, 125, 124, 123, 122, 122, kCanary};
+  EXPECT_EQ(std::memcmp(page + 64 * 576 + 37 * 8, scales.data(), sizeof scales), 0);
+  EXPECT_EQ(page[64 * 576 + 37 * 8 - 1], kCanary);
+  EXPECT_EQ(page[64 * 576 + 38 * 8], kCanary);
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ TILE = 16
 CANARY = 0xA5
 
 # The values of the C++ enumerations, which the file carries.
-DTYPES = {"f32": 0, "f16": 1, "bf16": 2, "e4m3": 3, "int8": 4, "int4": 5}
+DTYPES = {"f32": 0, "f16": 1, "bf16": 2, "e4m3": 3, "int8": 4, "int4": 5, "e8m0": 9}
 GRANULARITIES = {"none": 0, "tensor": 1, "head": 2, "token": 3, "token-head": 4, "group": 5}
 PAIRINGS = {"none": 0, "half": 1, "interleaved": 2}
 BITS = {"f16": 16, "bf16": 16, "e4m3": 8, "int8": 8, "int4": 4}
@@ -166,6 +166,9 @@ def group_params(fmt, values):
     if fmt.scale == "f16":
         scale = F32(np.float16(min(max(scale, F32(2.0**-14)), F32(65504))))
         low = F32(np.float16(np.clip(low, F32(-65504), F32(65504))))
+    elif fmt.scale == "e8m0":  # the smallest power of two that clips nothing
+        mantissa, exponent = np.frexp(max(scale, F32(2.0**-100)))
+        scale = F32(2.0 ** (int(exponent) - (1 if mantissa == 0.5 else 0)))
     else:
         scale = F32(min(max(scale, F32(2.0**-100)), F32(2.0**119)))
     return scale, low + F32(0), F32(1) / scale if extent > 0 else F32(0)

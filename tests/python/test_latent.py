@@ -104,6 +104,87 @@ def test_the_command_dequantizes_a_latent_cache(rng, tmp_path):
         assert np.array_equal(tensors[f"request.0.{name}"], values)
 
 
+def softmax_rows(q, k, scale):
+    logits = np.einsum("qhd,td->qht", q.astype(np.float64), k) * scale
+    weights = np.exp(logits - logits.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True)
+
+
+def test_dense_decode(rng):
+    cache, _ = filled(rng)
+    q = rng.standard_normal((2, 16, 576)).astype(np.float32)
+    out = ht.attend(q, cache, scale=0.1)
+    k, _ = cache.dequantize()
+    for request, (begin, end) in enumerate(((0, 5), (5, 75))):
+        own = k[begin:end, 0].astype(np.float64)
+        expected = softmax_rows(q[request : request + 1], own, 0.1) @ own[:, :512]
+        assert np.allclose(out[request : request + 1], expected, rtol=0, atol=2e-5)
+
+
+def test_page_of_584_byte_tokens(rng):
+    spec = ht.KVCacheSpec.latent("fp8-g64-e8m0", 448, 64, rotary_v=True)
+    assert (spec.head_dim, spec.v_head_dim, spec.page_bytes) == (512, 512, 65 * 576)
+    assert spec == ht.KVCacheSpec(**json.loads(spec.key))
+    cache = ht.PagedKVCache(1, 64, spec=spec)
+    k = rng.standard_normal((3, 1, 512)).astype(np.float32)
+    cache.append(k)
+    scales = cache.pages[0, 64 * 576 :].reshape(-1, 8)[:3, :7].astype(np.float64)
+    largest = np.abs(k[:, 0, :448]).reshape(3, 7, 64).max(-1)
+    assert np.array_equal(scales, 127 + np.ceil(np.log2(largest / 448)))
+    back_k, back_v = cache.dequantize()
+    assert np.array_equal(back_k, back_v) and np.abs(back_k - k).max() < 0.15
+
+
+def test_listed_keys(rng):
+    cache, _ = filled(rng, counts=(90,))
+    window, _ = filled(rng, counts=(30,), k_format="bf16", page_size=16)
+    q = rng.standard_normal((3, 8, 576)).astype(np.float32)
+    page = cache.block_table[0].astype(np.int64)
+    tokens = rng.integers(0, 90, (3, 40))
+    indices = (page[tokens // 64] * 64 + tokens % 64).astype(np.int32)
+    indices[:, ::5] = -1
+    near = window.block_table[0][np.arange(20) // 16] * 16 + np.arange(20) % 16
+    extra = np.tile(near.astype(np.int32), (3, 1))
+    counts, extra_counts = np.array([40, 7, 0], np.int32), np.array([20, 0, 3], np.int32)
+    given = dict(counts=counts, extra_cache=window, extra_indices=extra, extra_counts=extra_counts)
+    out, lse = ht.attend_listed(q, cache, indices, lse=True, scale=0.1, **given)
+    keys, near_keys = cache.dequantize()[0][:, 0], window.dequantize()[0][:, 0]
+    for i in range(3):
+        listed = tokens[i, : counts[i]][indices[i, : counts[i]] >= 0]
+        own = np.concatenate([keys[listed], near_keys[: extra_counts[i]]]).astype(np.float64)
+        logits = q[i].astype(np.float64) @ own.T * 0.1
+        assert np.allclose(lse[i], np.log(np.exp(logits).sum(-1)), atol=1e-5)
+        assert np.allclose(out[i], softmax_rows(q[i : i + 1], own, 0.1)[0] @ own[:, :512], atol=2e-5)
+
+    made = ht.plan(cache, batch=3, q_heads=8, q_dtype="f32", top_k=40, extra=window, extra_top_k=20, scale=0.1)
+    assert "list of up to 40 slots" in made.describe() and pickle.loads(pickle.dumps(made)) is made
+    step = ht.schedule(made, counts=counts, extra_counts=extra_counts)
+    lists = dict(extra_cache=window, extra_indices=extra)
+    assert np.array_equal(ht.attend_listed(q, cache, indices, schedule=step, **lists), out)
+    counts[:] = 0
+    extra_counts[:] = 0
+    step.update()
+    assert not ht.attend_listed(q, cache, indices, schedule=step, **lists).any()
+
+    indices[1, 2] = 64 * cache.pages.shape[0]
+    with pytest.raises(ht.OutOfRangeError, match=r"indices\[1, 2\] is"):
+        ht.attend_listed(q, cache, indices)
+    with pytest.raises(ht.InvalidArgumentError, match="go together"):
+        ht.attend_listed(q, cache, indices, extra_cache=window)
+    with pytest.raises(ht.InvalidArgumentError, match="mask.causal is set"):
+        ht.plan(cache, batch=3, q_heads=8, top_k=40, causal=True)
+
+
+def test_listed_keys_of_torch(rng):
+    torch = pytest.importorskip("torch")
+    cache, _ = filled(rng, counts=(20,))
+    q = rng.standard_normal((2, 4, 576)).astype(np.float32)
+    indices = cache.block_table[0, 0] * 64 + rng.integers(0, 20, (2, 9)).astype(np.int32)
+    out = ht.attend_listed(torch.from_numpy(q), cache, torch.from_numpy(indices.astype(np.int32)))
+    assert isinstance(out, torch.Tensor)
+    assert np.array_equal(out.numpy(), ht.attend_listed(q, cache, indices.astype(np.int32)))
+
+
 def test_errors(rng):
     cache, k = filled(rng)
     before = cache.pages.copy()
@@ -112,8 +193,6 @@ def test_errors(rng):
     with pytest.raises(ht.InvalidArgumentError, match=r"pass 576"):
         cache.append(k[..., :512].copy(), counts=[5, 70])
     assert np.array_equal(before, cache.pages) and cache.host_lengths == [5, 70]
-    with pytest.raises(ht.UnsupportedError, match="attention over latent caches is not implemented"):
-        ht.plan(cache, q_heads=16)
     with pytest.raises(ht.UnsupportedError, match="k_format is int8-tensor"):
         ht.KVCacheSpec.latent("int8-tensor")
     with pytest.raises(ht.InvalidArgumentError, match="v_head_dim is 384.*use 512"):

@@ -8,8 +8,8 @@
 #define HWY_TARGET_INCLUDE "cpu/attention/blocked.cc"
 #include "hwy/foreach_target.h"
 //
+#include "cpu/attention/blocked-inl.h"
 #include "cpu/attention/int8_rows-inl.h"
-#include "cpu/attention/item-inl.h"
 #include "cpu/attention/kernels.h"
 #include "cpu/attention/pv-inl.h"
 #include "hwy/highway.h"
@@ -18,82 +18,6 @@ HWY_BEFORE_NAMESPACE();
 namespace halftone::cpu {
 namespace HWY_NAMESPACE {
 namespace {
-
-/// Four tokens of decoded K against C vectors of rows.
-template <int C>
-HWY_INLINE void score_block(const float* k, std::ptrdiff_t k_stride, int width, const float* q, int rows,
-                            float* scores) {
-  const F d;
-  VF acc[4][C];
-  HALFTONE_UNROLL
-  for (int i = 0; i < 4 * C; ++i) acc[i / C][i % C] = hn::Zero(d);
-  for (int i = 0; i < width; ++i) {
-    VF query[C];
-    HALFTONE_UNROLL
-    for (int c = 0; c < C; ++c) query[c] = hn::Load(d, q + i * rows + c * kLanes);
-    HALFTONE_UNROLL
-    for (int t = 0; t < 4; ++t) {
-      const VF x = hn::Set(d, k[t * k_stride + i]);
-      HALFTONE_UNROLL
-      for (int c = 0; c < C; ++c) acc[t][c] = hn::MulAdd(x, query[c], acc[t][c]);
-    }
-  }
-  HALFTONE_UNROLL
-  for (int i = 0; i < 4 * C; ++i) hn::Store(acc[i / C][i % C], d, scores + i / C * rows + i % C * kLanes);
-}
-
-struct OutputArgs {
-  const QuadClass* quads;
-  const float* v;  ///< decoded chunk, tiles at tile_floats
-  int tile_floats;
-  int tiles;
-  const float* p;      // [token][rows]
-  const float* alpha;  // [rows]
-  int rows;
-  float* out;  // [v_dim][rows]
-};
-
-/// Four dims of O^T, C vectors of rows. kSelect as in pv-inl.h.
-template <int C, bool kSelect>
-HWY_INLINE void output_block(const OutputArgs& a, int quad, int column) {
-  const F d;
-  VF acc[4][C];
-  float* out = a.out + a.quads->first_dim[quad] * a.rows + column;
-  HALFTONE_UNROLL
-  for (int i = 0; i < 4 * C; ++i) {
-    acc[i / C][i % C] = hn::Mul(hn::Load(d, out + i / C * a.rows + i % C * kLanes),
-                                hn::Load(d, a.alpha + column + i % C * kLanes));
-  }
-  const std::ptrdiff_t dim1 = a.quads->dim[1], dim2 = a.quads->dim[2], dim3 = a.quads->dim[3];
-  const float* p = a.p + column;
-  for (int tile = 0; tile < a.tiles; ++tile) {
-    const float* base = a.v + tile * a.tile_floats + a.quads->base[quad];
-    for (int t = 0; t < kTileTokens; ++t, p += a.rows) {
-      const float* at = base + a.quads->token[t];
-      VF weight[C];
-      HALFTONE_UNROLL
-      for (int c = 0; c < C; ++c) weight[c] = hn::Load(d, p + c * kLanes);
-      const VF value[4] = {hn::Set(d, at[0]), hn::Set(d, at[dim1]), hn::Set(d, at[dim2]),
-                           hn::Set(d, at[dim3])};
-      HALFTONE_UNROLL
-      for (int i = 0; i < 4 * C; ++i) {
-        VF v = value[i / C];
-        if constexpr (kSelect) v = hn::IfThenElseZero(hn::Ne(weight[i % C], hn::Zero(d)), v);
-        acc[i / C][i % C] = hn::MulAdd(v, weight[i % C], acc[i / C][i % C]);
-      }
-    }
-  }
-  HALFTONE_UNROLL
-  for (int i = 0; i < 4 * C; ++i) hn::Store(acc[i / C][i % C], d, out + i / C * a.rows + i % C * kLanes);
-}
-
-/// All quads of a class for C vectors of rows.
-template <int C, bool kSelect>
-HWY_NOINLINE void output_columns(const OutputArgs& a, int column) {
-  for (int quad = 0; quad < static_cast<int>(a.quads->base.size()); ++quad) {
-    output_block<C, kSelect>(a, quad, column);
-  }
-}
 
 /// K of one tile as values, [token][width] in the order of the map.
 template <Element kElement>
@@ -184,6 +108,56 @@ constexpr DecodeV kDecodeV[kElements] = {
     decode_v<Element::kF32>, decode_v<Element::kF16>, decode_v<Element::kBF16>, decode_v<Element::kE4M3>,
     decode_v<Element::kI8>,  decode_v<Element::kI4>,  decode_v<Element::kU8>,   decode_v<Element::kU4>};
 
+/// The tiles of a request, as they lie in pages or tensors.
+class TileSource {
+ public:
+  static constexpr bool kCodes = false;
+  static constexpr bool kBytes = false;
+
+  TileSource(const Layer& layer, const Item& item, Scratch& scratch)
+      : layer_(layer), s_(scratch), finder_(layer, item, scratch) {
+    fill_static(layer.k, item.kv_head, s_.k_scale, s_.k_min);
+    fill_static(layer.v, item.kv_head, s_.v_scale, s_.v_min);
+  }
+
+  int width() const { return layer_.maps->k.width(); }
+  int dim(int column) const { return layer_.maps->k.dims[column]; }
+  const std::vector<QuadClass>& quads() const { return layer_.maps->v_quads; }
+  int tile_floats() const { return kTileTokens * layer_.v_dim; }
+  bool may_hold_nan() const { return layer_.v.may_hold_nan(); }
+  bool excluded(int token) const { return chunk_.tile[token / kTileTokens].excluded; }
+  const Chunk& chunk() const { return chunk_; }
+  void find(int begin) { finder_.find(begin, chunk_, kBlockedTokens); }
+
+  void decode_k(float* out) const {
+    const int params = kTileTokens * layer_.k.groups;
+    for (int i = 0; i < chunk_.tiles; ++i) {
+      float* scale = s_.k_scale + i * params;
+      float* min = s_.k_min + i * params;
+      load_tile_params(layer_.k, chunk_.tile[i].k_params, scale, min);
+      kDecodeK[static_cast<int>(layer_.k.element)](layer_.k, layer_.maps->k, chunk_.tile[i], scale, min,
+                                                   out + i * kTileTokens * width());
+    }
+  }
+
+  void decode_v(float* out) const {
+    const int params = kTileTokens * layer_.v.groups;
+    for (int i = 0; i < chunk_.tiles; ++i) {
+      float* scale = s_.v_scale + i * params;
+      float* min = s_.v_min + i * params;
+      load_tile_params(layer_.v, chunk_.tile[i].v_params, scale, min);
+      kDecodeV[static_cast<int>(layer_.v.element)](layer_.v, layer_.maps->v, chunk_.tile[i], scale, min,
+                                                   out + i * tile_floats());
+    }
+  }
+
+ protected:
+  const Layer& layer_;
+  Scratch& s_;
+  const TileFinder finder_;
+  Chunk chunk_;
+};
+
 /// Scales that leave codes as they are: of a tile, and what lookups read beyond.
 constexpr auto kOnes = [] {
   std::array<float, kTileTokens + kMaxLanes> ones{};
@@ -191,256 +165,97 @@ constexpr auto kOnes = [] {
   return ones;
 }();
 
-class BlockedItem {
+/// The same tiles for Arithmetic::kHalfInt8: Q and K become codes of 8 bits, V may be rounded.
+class Int8Source : public TileSource {
  public:
-  BlockedItem(const Layer& layer, const Item& item, Scratch& scratch)
-      : layer_(layer),
-        item_(item),
-        s_(scratch),
-        k_map_(layer.maps->k),
-        v_map_(layer.maps->v),
-        quads_(layer.maps->v_quads),
-        transform_(layer),
-        key_width_(kByteKernels && layer.int8_k ? layer.head_dim : k_map_.width()),
-        key_scale_(layer.int8_k ? scratch.k_scale : scratch.int8.k_scale),
-        rows_((item.rows + kLanes - 1) / kLanes * kLanes) {}
+  static constexpr bool kCodes = true;
+  static constexpr bool kBytes = kByteKernels;
 
-  void run() {
-    common_ = load_views(layer_, item_, s_);
-    for (int r = item_.rows; r < rows_; ++r) s_.view[r] = {0, 0, 0, 0};
-    for (int r = 0; r < rows_; ++r) {
-      begin_[r] = s_.view[r].begin;
-      end_[r] = std::min(s_.view[r].end, item_.kv_end);
-      position_[r] = s_.view[r].position;
-      slope_[r] = s_.view[r].slope;
-      s_.max[r] = planning::kMinusInfinity;
-      s_.sum[r] = 0;
-    }
-    fill_static(layer_.k, item_.kv_head, s_.k_scale, s_.k_min);
-    fill_static(layer_.v, item_.kv_head, s_.v_scale, s_.v_min);
-    std::fill_n(s_.acc, layer_.v_dim * rows_, 0.0f);
-    if (layer_.half_int8) {
-      load_int8_queries();
-    } else {
-      load_queries();
-    }
+  Int8Source(const Layer& layer, const Item& item, Scratch& scratch)
+      : TileSource(layer, item, scratch),
+        width_(kBytes && layer.int8_k ? layer.head_dim : TileSource::width()),
+        k_scale_(layer.int8_k ? scratch.k_scale : scratch.int8.k_scale) {}
 
-    const TileFinder finder(layer_, item_, s_);
-    Chunk chunk;
-    for (int begin = item_.kv_begin; begin < item_.kv_end; begin += chunk.tiles * kTileTokens) {
-      finder.find(begin, chunk, kBlockedTokens);
-      attend(chunk);
-    }
-    for (int r = 0; r < item_.rows; ++r) {
-      for (int d = 0; d < layer_.v_dim; ++d) s_.out[r * layer_.v_dim + d] = s_.acc[d * rows_ + r];
-    }
-    mark_nan(item_, s_);
+  int width() const { return width_; }
+  bool may_hold_nan() const { return rounds() || TileSource::may_hold_nan(); }
+  float k_scale(int token) const { return k_scale_[token]; }
+
+  void begin_queries(int rows) const {
+    std::fill_n(s_.int8.q_scale, rows, 0.0f);
+    if constexpr (!kBytes) return;
+    std::fill_n(s_.int8.q, width_ / 4 * rows, 0);
+    std::fill_n(s_.int8.q_start, rows, 0);
   }
+
+  void take_query(int r, int rows) const {
+    Int8Scratch& s = s_.int8;
+    s.q_scale[r] = make_int8_codes(s_.row, layer_.head_dim);
+#if HWY_TARGET == HWY_AVX3_DL
+    const auto& dims = layer_.int8_k ? layer_.maps->k_columns.dims : layer_.maps->k.dims;
+    s.q_start[r] = pack_int8_codes(s_.row, dims.data(), width_ / 4, rows, s.q + r);
+#else
+    (void)rows;
+#endif
+  }
+
+  void decode_k(float* out) const {
+    if (!layer_.int8_k) {
+      TileSource::decode_k(out);
+      quantize(out);
+      return;
+    }
+    const int params = kTileTokens * layer_.k.groups;
+    for (int i = 0; i < chunk_.tiles; ++i) {
+      const Tile& tile = chunk_.tile[i];
+      float* min = s_.k_min + i * params;
+      load_tile_params(layer_.k, tile.k_params, s_.k_scale + i * params, min);
+#if HWY_TARGET == HWY_AVX3_DL
+      copy_int8_codes(layer_.maps->k_columns, tile, width_, s_.int8.k + i * kTileTokens * width_);
+#else
+      kDecodeK[static_cast<int>(layer_.k.element)](layer_.k, layer_.maps->k, tile, kOnes.data(), min,
+                                                   out + i * kTileTokens * width_);
+#endif
+    }
+  }
+
+  void decode_v(float* out) const {
+    TileSource::decode_v(out);
+    if (rounds()) round_values(layer_.v_type, chunk_.tiles * tile_floats(), out);
+  }
+
+#if HWY_TARGET == HWY_AVX3_DL
+  template <int C>
+  HWY_INLINE void score_bytes_of(int token, int column, int rows, float* scores) const {
+    const Int8Scratch& s = s_.int8;
+    score_bytes<C>(s.k + token * width_, width_, s.q + column, s.q_start + column, rows, scores);
+  }
+#endif
 
  private:
-  /// Q^T, [dim in the order of the K map][rows].
-  void load_queries() {
-    std::fill_n(s_.q, key_width_ * rows_, 0.0f);
-    for (int r = 0; r < item_.rows; ++r) {
-      load_query(layer_, item_, r, s_.row);
-      scatter_query(r);
-    }
-  }
+  bool rounds() const { return layer_.v_type != DType::kFloat32; }
 
-  void scatter_query(int r) {
-    for (int i = 0; i < key_width_; ++i) {
-      if (k_map_.dims[i] >= 0) s_.q[i * rows_ + r] = s_.row[k_map_.dims[i]];
-    }
-  }
-
-  /// The same as codes, with their scales.
-  void load_int8_queries() {
-    Int8Scratch& s = s_.int8;
-    std::fill_n(s.q_scale, rows_, 0.0f);
+  /// Values of K become codes, with their scales.
+  void quantize(float* x) const {
+    clear_padding(layer_.maps->k, chunk_.tiles * kTileTokens, x);
+    for (int t = 0; t < chunk_.tiles * kTileTokens; ++t, x += width_) {
 #if HWY_TARGET == HWY_AVX3_DL
-    std::fill_n(s.q, key_width_ / 4 * rows_, 0);
-    std::fill_n(s.q_start, rows_, 0);
-    const auto& dims = layer_.int8_k ? layer_.maps->k_columns.dims : k_map_.dims;
+      s_.int8.k_scale[t] = store_int8_codes(x, width_, s_.int8.k + t * width_);
 #else
-    std::fill_n(s_.q, key_width_ * rows_, 0.0f);
-#endif
-    for (int r = 0; r < item_.rows; ++r) {
-      load_query(layer_, item_, r, s_.row);
-      s.q_scale[r] = make_int8_codes(s_.row, layer_.head_dim);
-#if HWY_TARGET == HWY_AVX3_DL
-      s.q_start[r] = pack_int8_codes(s_.row, dims.data(), key_width_ / 4, rows_, s.q + r);
-#else
-      scatter_query(r);
+      s_.int8.k_scale[t] = make_int8_codes(x, width_);
 #endif
     }
   }
 
-  /// K of a chunk: values, or codes of 8 bits with their scales in key_scale_.
-  void load_keys(const Chunk& chunk) {
-    const int k_params = kTileTokens * layer_.k.groups, tile_elements = kTileTokens * key_width_;
-    for (int i = 0; i < chunk.tiles; ++i) {
-      const Tile& tile = chunk.tile[i];
-      float* scale = s_.k_scale + i * k_params;
-      float* min = s_.k_min + i * k_params;
-      load_tile_params(layer_.k, tile.k_params, scale, min);
-#if HWY_TARGET == HWY_AVX3_DL
-      if (layer_.int8_k) {
-        copy_int8_codes(layer_.maps->k_columns, tile, key_width_, s_.int8.k + i * tile_elements);
-        continue;
-      }
-#endif
-      kDecodeK[static_cast<int>(layer_.k.element)](
-          layer_.k, k_map_, tile, layer_.int8_k ? kOnes.data() : scale, min, s_.decoded + i * tile_elements);
-    }
-    if (!layer_.half_int8 || layer_.int8_k) return;
-    clear_padding(k_map_, chunk.tiles * kTileTokens, s_.decoded);
-    for (int t = 0; t < chunk.tiles * kTileTokens; ++t) {
-      float* row = s_.decoded + t * key_width_;
-#if HWY_TARGET == HWY_AVX3_DL
-      s_.int8.k_scale[t] = store_int8_codes(row, key_width_, s_.int8.k + t * key_width_);
-#else
-      s_.int8.k_scale[t] = make_int8_codes(row, key_width_);
-#endif
-    }
-  }
-
-  void attend(const Chunk& chunk) {
-    load_keys(chunk);
-    for (int column = 0; column < rows_;) column += score_columns(chunk, column);
-    const bool partial = common_.partial(chunk);
-    for (int column = 0; column < rows_; column += kLanes) softmax(chunk, partial, column);
-
-    const int tile_floats = kTileTokens * layer_.v_dim, v_params = kTileTokens * layer_.v.groups;
-    for (int i = 0; i < chunk.tiles; ++i) {
-      const Tile& tile = chunk.tile[i];
-      float* scale = s_.v_scale + i * v_params;
-      float* min = s_.v_min + i * v_params;
-      load_tile_params(layer_.v, tile.v_params, scale, min);
-      kDecodeV[static_cast<int>(layer_.v.element)](layer_.v, v_map_, tile, scale, min,
-                                                   s_.decoded + i * tile_floats);
-    }
-    const bool rounds = layer_.v_type != DType::kFloat32;
-    if (rounds) round_values(layer_.v_type, chunk.tiles * tile_floats, s_.decoded);
-    const bool select =
-        partial && (rounds || layer_.v.may_hold_nan()) && !all_finite(chunk.tiles * tile_floats);
-    for (const QuadClass& quads : quads_) {
-      const OutputArgs args{&quads, s_.decoded, tile_floats, chunk.tiles, s_.scores, s_.alpha, rows_, s_.acc};
-      for (int column = 0; column < rows_;) column += output_columns_of(args, select, column);
-    }
-  }
-
-  /// S^T for the next vectors of rows; returns how many rows that were.
-  int score_columns(const Chunk& chunk, int column) {
-    const int left = (rows_ - column) / kLanes;
-    const int vectors = left >= 4 && kAccumulators >= 16 ? 4 : left >= 2 ? 2 : 1;
-    const auto score = vectors == 4   ? &BlockedItem::score_vectors<4>
-                       : vectors == 2 ? &BlockedItem::score_vectors<2>
-                                      : &BlockedItem::score_vectors<1>;
-    (this->*score)(chunk, column);
-    return kLanes * vectors;
-  }
-
-  template <int C>
-  void score_vectors(const Chunk& chunk, int column) {
-    for (int t = 0; t < chunk.tiles * kTileTokens; t += 4) {
-      float* scores = s_.scores + t * rows_ + column;
-#if HWY_TARGET == HWY_AVX3_DL
-      if (layer_.half_int8) {
-        score_bytes<C>(s_.int8.k + t * key_width_, key_width_, s_.int8.q + column, s_.int8.q_start + column,
-                       rows_, scores);
-        continue;
-      }
-#endif
-      score_block<C>(s_.decoded + t * key_width_, key_width_, key_width_, s_.q + column, rows_, scores);
-    }
-  }
-
-  int output_columns_of(const OutputArgs& args, bool select, int column) const {
-    const int left = (rows_ - column) / kLanes;
-    if (select) {
-      output_columns<1, true>(args, column);
-      return kLanes;
-    }
-    if (left >= 4 && kAccumulators >= 16) {
-      output_columns<4, false>(args, column);
-      return 4 * kLanes;
-    }
-    if (left >= 2) {
-      output_columns<2, false>(args, column);
-      return 2 * kLanes;
-    }
-    output_columns<1, false>(args, column);
-    return kLanes;
-  }
-
-  /// Online softmax of kLanes rows over the chunk; leaves p in scores and the accumulators' factor in alpha.
-  void softmax(const Chunk& chunk, bool partial, int column) {
-    const F d;
-    const I di;
-    float* scores = s_.scores + column;
-    const VF slope = hn::LoadU(d, slope_ + column);
-    const VI position = hn::LoadU(di, position_ + column);
-    const VI begin = hn::LoadU(di, begin_ + column);
-    const VI end = hn::LoadU(di, end_ + column);
-    const VF q_scale = layer_.half_int8 ? hn::Load(d, s_.int8.q_scale + column) : hn::Zero(d);
-    const VF minus_infinity = hn::Set(d, planning::kMinusInfinity);
-    const int tokens = chunk.tiles * kTileTokens;
-    const VF before = hn::LoadU(d, s_.max + column);
-    VF max = before;
-    for (int t = 0; t < tokens; ++t) {
-      const VI token = hn::Set(di, chunk.begin + t);
-      VF x = hn::LoadU(d, scores + t * rows_);
-      if (layer_.half_int8) x = hn::Mul(x, hn::Mul(q_scale, hn::Set(d, key_scale_[t])));
-      x = transform_.apply(x, slope, position, token);
-      if (partial) {
-        x = hn::IfThenElse(visible(token, begin, end), x, minus_infinity);
-        if (chunk.tile[t / kTileTokens].excluded) x = minus_infinity;
-      }
-      max = hn::IfThenElse(hn::Gt(x, max), x, max);  // a NaN is never a maximum
-      hn::StoreU(x, d, scores + t * rows_);
-    }
-    const VF shift = hn::IfThenZeroElse(hn::Eq(max, minus_infinity), max);
-    VF sum = hn::Zero(d);
-    for (int t = 0; t < tokens; ++t) {
-      const VF p = exp_nonpositive(hn::Sub(hn::LoadU(d, scores + t * rows_), shift));
-      sum = hn::Add(sum, p);
-      hn::StoreU(p, d, scores + t * rows_);
-    }
-    const VF alpha = exp_nonpositive(hn::Sub(before, shift));
-    hn::StoreU(alpha, d, s_.alpha + column);
-    hn::StoreU(max, d, s_.max + column);
-    hn::StoreU(hn::MulAdd(hn::LoadU(d, s_.sum + column), alpha, sum), d, s_.sum + column);
-  }
-
-  bool all_finite(int count) const {
-    const F d;
-    VF worst = hn::Zero(d);
-    for (int i = 0; i < count; i += kLanes) {  // x - x is 0 or NaN
-      const VF x = hn::LoadU(d, s_.decoded + i);
-      worst = hn::Add(worst, hn::Sub(x, x));
-    }
-    return hn::AllTrue(d, hn::Eq(worst, hn::Zero(d)));
-  }
-
-  const Layer& layer_;
-  const Item& item_;
-  Scratch& s_;
-  const KMap& k_map_;
-  const VMap& v_map_;
-  const std::vector<QuadClass>& quads_;
-  const ScoreTransform transform_;
-  const int key_width_;           ///< elements of K from token to token
-  const float* const key_scale_;  ///< [token of the chunk]
-  const int rows_;                ///< padded to whole vectors
-  CommonView common_;
-  std::int32_t begin_[kMaxRows];
-  std::int32_t end_[kMaxRows];
-  std::int32_t position_[kMaxRows];
-  float slope_[kMaxRows];
+  const int width_;             ///< elements of K from token to token
+  const float* const k_scale_;  ///< [token of the chunk]
 };
 
 void Blocked(const Layer& layer, const Item& item, Scratch& scratch) {
-  BlockedItem(layer, item, scratch).run();
+  if (layer.half_int8) {
+    BlockedItem<Int8Source>(layer, item, scratch).run();
+  } else {
+    BlockedItem<TileSource>(layer, item, scratch).run();
+  }
 }
 
 int Lanes() { return kLanes; }

@@ -1,5 +1,5 @@
-// The two ways to attend one item, each compiled per target and chosen at run time. Both start from an empty
-// state and leave max, sum and out of the item's rows in `scratch`. Neither allocates.
+// The ways to attend one item, each compiled per target and chosen at run time. All start from an empty
+// state and leave max, sum and out of the item's rows in `scratch`. None allocates.
 #pragma once
 
 #include <array>
@@ -23,6 +23,9 @@ void direct_item(const Layer& layer, const Item& item, Scratch& scratch);
 
 /// Any number of rows: decodes each chunk once, then multiplies blocks of it with all rows.
 void blocked_item(const Layer& layer, const Item& item, Scratch& scratch);
+
+/// Of a layer with `gather`: decodes tokens one by one. item.rows <= kGatheredRows.
+void gathered_item(const Layer& layer, const Item& item, Scratch& scratch);
 
 /// fp32 lanes of a vector on the instruction set that these run on: what a layer's maps must be made for.
 int vector_lanes();

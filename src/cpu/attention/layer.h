@@ -45,6 +45,8 @@ struct Side {
   bool may_hold_nan() const { return stored_params || element <= Element::kE4M3; }
 };
 
+struct Gather;
+
 struct Layer {
   const Plan::Impl* plan = nullptr;
   const AttentionArgs* args = nullptr;
@@ -67,6 +69,7 @@ struct Layer {
   /// And V is rounded to this 16-bit type; kFloat32: it has it.
   DType v_type = DType::kFloat32;
   const LayerMaps* maps = nullptr;
+  const Gather* gather = nullptr;  ///< latent caches and listed keys: tokens one by one
 };
 
 /// Rows of one unit and the keys that one item attends to.

@@ -98,6 +98,23 @@ void append_slice(const Slice& slice, std::vector<KRun>& runs) {
 
 }  // namespace
 
+Element element_of(const KvFormat& f) {
+  switch (f.dtype) {
+    case DType::kFloat16:
+      return Element::kF16;
+    case DType::kFloat8E4M3:
+      return Element::kE4M3;
+    case DType::kInt8:
+      return f.asymmetric ? Element::kU8 : Element::kI8;
+    case DType::kInt4:
+      return f.asymmetric ? Element::kU4 : Element::kI4;
+    case DType::kFloat32:
+      return Element::kF32;
+    default:
+      return Element::kBF16;
+  }
+}
+
 KMap make_k_map(const MapKey& key, int lanes) {
   const Element element = key.element;
   const int dim = key.dim, group_size = key.group_size;

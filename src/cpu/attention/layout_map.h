@@ -21,6 +21,9 @@ inline constexpr int kMaxLanes = 16;
 enum class Element : std::uint8_t { kF32, kF16, kBF16, kE4M3, kI8, kI4, kU8, kU4 };
 inline constexpr int kElements = 8;
 
+/// Of codes in a cache.
+Element element_of(const KvFormat& f);
+
 constexpr bool row_order(Element e) { return e <= Element::kBF16; }
 constexpr int unit_bytes(Element e) {
   return e == Element::kF32 ? 4 : e == Element::kF16 || e == Element::kBF16 ? 2 : 1;

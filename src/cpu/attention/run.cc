@@ -6,6 +6,7 @@
 #include <mutex>
 #include <new>
 
+#include "cpu/attention/gather.h"
 #include "cpu/attention/kernels.h"
 #include "cpu/attention/layer.h"
 #include "cpu/element.h"
@@ -28,23 +29,6 @@ using planning::WorkItem;
 static_assert(std::ranges::all_of(kAttentionKernels, [](const planning::Kernel& c) {
   return c.row_block <= kMaxRows && c.kv_tile == kBlockedTokens && c.split_tokens % kChunkTokens == 0;
 }));
-
-Element element_of(const KvFormat& f) {
-  switch (f.dtype) {
-    case DType::kFloat16:
-      return Element::kF16;
-    case DType::kFloat8E4M3:
-      return Element::kE4M3;
-    case DType::kInt8:
-      return f.asymmetric ? Element::kU8 : Element::kI8;
-    case DType::kInt4:
-      return f.asymmetric ? Element::kU4 : Element::kI4;
-    case DType::kFloat32:
-      return Element::kF32;
-    default:
-      return Element::kBF16;
-  }
-}
 
 Side paged_side(const KvCacheSpec& spec, const PageLayout& layout, KvPart which, const StaticScale& scale) {
   const page::Part part = page::part_of(spec, layout, which);
@@ -113,9 +97,12 @@ Layer make_layer(const Plan::Impl& plan, const AttentionArgs& args) {
   const auto& cache = std::get<PagedKv>(args.kv);
   l.rotate_k = spec.rotate_k;
   l.rotate_v = spec.rotate_v;
+  if (!problem.is_listed()) {
+    l.table = static_cast<const std::int32_t*>(cache.block_table.data);
+    l.table_stride = cache.block_table.strides[0];
+  }
+  if (is_gathered(problem)) return l;
   while ((1 << l.page_log2) < spec.page_size) ++l.page_log2;
-  l.table = static_cast<const std::int32_t*>(cache.block_table.data);
-  l.table_stride = cache.block_table.strides[0];
   l.pages = static_cast<const std::uint8_t*>(cache.pages.data);
   l.num_pages = cache.pages.shape[0];
   l.page_stride = cache.pages.strides[0];
@@ -139,7 +126,9 @@ class Runner {
     planning::WorkCursor cursor(workspace_.schedule, worker);
     for (WorkItem work; !ends(interruption, scratch) && cursor.next(work);) {
       const Item item = item_of(work);
-      if (item.q_len * layer_.group <= kDirectRows && !layer_.half_int8) {
+      if (layer_.gather != nullptr) {
+        gathered_item(layer_, item, scratch);
+      } else if (item.q_len * layer_.group <= kDirectRows && !layer_.half_int8) {
         direct_item(layer_, item, scratch);
       } else {
         blocked_item(layer_, item, scratch);
@@ -316,7 +305,12 @@ void in_parallel(int count, const First& first, const Second& second, const Inte
 
 void run(const Plan::Impl& plan, const AttentionArgs& args, std::byte* workspace) {
   const planning::Workspace parts = planning::carve_workspace(plan, workspace);
-  const Layer layer = make_layer(plan, args);
+  Layer layer = make_layer(plan, args);
+  Gather gather;
+  if (is_gathered(plan.problem)) {
+    gather = make_gather(plan, args, parts.passes[0].schedule);
+    layer.gather = &gather;
+  }
   bool excluded = false;
   Interruption interruption;
   for (std::size_t i = 0; i < plan.passes().size(); ++i) {

@@ -41,17 +41,20 @@ __device__ __forceinline__ void rope_pair(const AppendParams& p, const AppendPar
 __device__ __forceinline__ void store_param(DType dtype, std::uint8_t* at, float value) {
   if (dtype == DType::kFloat16) {
     *reinterpret_cast<std::uint16_t*>(at) = codec::f16_from_f32(value);
+  } else if (dtype == DType::kFloat8E8M0) {
+    *at = codec::e8m0_from_f32(value);
   } else {
     *reinterpret_cast<float*>(at) = value;
   }
 }
 
 /// Writes `width` dims of token `token`, the group `group` of a span, by a whole warp. `kMost`: pairs of dims
-/// that a lane holds at most. `place`: the token's place in it.
+/// that a lane holds at most. `place`: the token's place in the tile, which `before` others of its page
+/// precede.
 template <class Codec, int kMost, bool kRope>
 __device__ __forceinline__ void append_group(const AppendParams& p, const AppendPart& part,
                                              std::int64_t token, int group, int width, std::uint8_t* tile,
-                                             int place) {
+                                             int before, int place) {
   using Code = typename Codec::Code;
   const int lane = threadIdx.x % 32;
   const std::int64_t row = token * part.token_stride + group * width;
@@ -95,7 +98,7 @@ __device__ __forceinline__ void append_group(const AppendParams& p, const Append
     params = codec::params_of(part.part.format, range);
     if (lane == 0) {
       const DType dtype = part.part.format.scale_dtype;
-      store_param(dtype, tile + part.part.scale_offset(place, group), params.scale);
+      store_param(dtype, tile + part.part.scale_offset(before, place, group), params.scale);
       if (part.part.format.asymmetric)
         store_param(dtype, tile + part.part.min_offset(place, group), params.min);
     }
@@ -125,14 +128,16 @@ __global__ void __launch_bounds__(kMaxWarps * 32)
   const std::int64_t token = blockIdx.x, slot = slot_of<warp_request_of>(p, token);
   if (slot < 0) return;
   std::uint8_t* tile = tile_of(p, slot);
+  const int before = static_cast<int>(slot & ((1 << p.page_log2) - 1)) / kTileTokens;
   const int place = static_cast<int>(slot % kTileTokens), group = static_cast<int>(threadIdx.x / 32);
   const AppendPart &latent = p.parts[0], &rotary = p.parts[1];
   if (group < groups) {
-    append_group<Codec, kPairs, false>(p, latent, token, group, latent.part.dim / groups, tile, place);
+    append_group<Codec, kPairs, false>(p, latent, token, group, latent.part.dim / groups, tile, before,
+                                       place);
   } else {
     constexpr int kRotaryPairs = (kRopeDims.back() + 63) / 64;
     append_group<codec::Codec<DType::kBFloat16>, kRotaryPairs, true>(p, rotary, token, 0, rotary.part.dim,
-                                                                     tile, place);
+                                                                     tile, before, place);
   }
 }
 

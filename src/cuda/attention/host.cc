@@ -30,7 +30,7 @@ ParamView param_view(const KvFormat& format, const StaticScale& scale) {
 CacheView cache_view(const PagedKv& cache, const PageLayout& layout) {
   CacheView v{};
   v.pages = pointer<std::uint8_t>(cache.pages);
-  v.block_table = pointer<std::int32_t>(cache.block_table);
+  v.block_table = pointer<std::int32_t>(cache.block_table);  // null with lists
   v.page_stride = cache.pages.strides[0];
   v.table_stride = cache.block_table.strides[0];
   v.table_width = static_cast<std::int32_t>(std::min<std::int64_t>(cache.block_table.shape[1], INT32_MAX));
@@ -38,10 +38,26 @@ CacheView cache_view(const PagedKv& cache, const PageLayout& layout) {
   v.page_log2 = log2_of(cache.spec.page_size);
   v.head_bytes = static_cast<std::int32_t>(layout.head_bytes);
   v.tile_bytes = static_cast<std::int32_t>(layout.tile_bytes);
+  v.row_bytes = static_cast<std::int32_t>(layout.row_bytes);
   v.v_data_offset = static_cast<std::int32_t>(layout.v_data_offset);
   v.k_param_offset = static_cast<std::int32_t>(layout.k_param_offset);
   v.v_param_offset = static_cast<std::int32_t>(layout.v_param_offset);
   return v;
+}
+
+ListView list_view(const TensorView& indices) { return {pointer<std::int32_t>(indices), indices.strides[0]}; }
+
+ListedParams listed_params(const Plan::Impl& plan, const AttentionArgs& args,
+                           const planning::Schedule& schedule) {
+  ListedParams p{};
+  if (!plan.problem.is_listed()) return p;
+  p.list = list_view(args.indices);
+  p.counts = schedule.kv_lengths;
+  if (plan.problem.listed.extra_top_k == 0) return p;
+  p.extra_list = list_view(args.extra_indices);
+  p.counts = schedule.first_list;
+  p.extra_cache = cache_view(args.extra_kv, plan.extra_layout);
+  return p;
 }
 
 void allow_shared_memory(const CompiledKernel& kernel) {
@@ -84,6 +100,7 @@ AttentionParams attention_params(const Plan::Impl& plan, const AttentionArgs& ar
   if (const auto* const cache = std::get_if<PagedKv>(&args.kv)) {
     const KvCacheSpec& spec = cache->spec;
     p.cache = cache_view(*cache, plan.layout);
+    p.listed = listed_params(plan, args, pass.schedule);
     p.k = param_view(spec.k_format, cache->k_scale);
     p.v = param_view(spec.v_format, cache->v_scale);
     p.rotate_k = spec.rotate_k;

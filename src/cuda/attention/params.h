@@ -28,15 +28,35 @@ struct CacheView {
   std::int32_t page_log2;   // tokens per page; 0: K and V are plain tensors
   std::int32_t head_bytes;  // of one (page, head) block
   std::int32_t tile_bytes;
+  std::int32_t row_bytes;      // latent: from a token's record to the next; else 0
   std::int32_t v_data_offset;  // within a tile
   std::int32_t k_param_offset;
   std::int32_t v_param_offset;
+};
+
+/// A list of keys per query (plan/listed.h): item.request is a query, [kv_begin, kv_end) are places of its
+/// lists.
+struct ListView {
+  const std::int32_t*
+      indices;  // [queries, stride]: slots of its cache, page << page_log2 | offset; < 0: none
+  std::int64_t stride;
+};
+
+/// Places [0, counts[query]) are list's over AttentionParams::cache; those from planning::second_list_begin()
+/// of that on, if there are any, extra_list's over extra_cache; those between count for nothing.
+struct ListedParams {
+  ListView list;        // indices null: no lists
+  ListView extra_list;  // indices null: no second list
+  // [queries] of the schedule, which has limited them: places of the first list. Null without lists.
+  const std::int32_t* counts;
+  CacheView extra_cache;
 };
 
 struct AttentionParams {
   planning::Schedule schedule;
   ItemList list;  // the first items of each worker
   CacheView cache;
+  ListedParams listed;
   ParamView k;
   ParamView v;
   const void* q;              // [total_q, q_heads, head_dim], strides below, in elements

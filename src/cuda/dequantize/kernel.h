@@ -149,7 +149,7 @@ struct Dequantizer {
       const int offset = static_cast<int>(position & ((1 << p.page_log2) - 1));
       const std::uint8_t* at = p.pages + page * p.page_stride + page::tile_offset(p.layout, head, offset);
       if constexpr (kRecords) {
-        read_records(at, row, count);
+        read_records(at, offset / kTileTokens, row, count);
       } else {
         read(at, row, count, head);
       }
@@ -183,7 +183,8 @@ struct Dequantizer {
     }
   }
 
-  __device__ __forceinline__ void read_records(const std::uint8_t* tile, std::int64_t row, int count) {
+  __device__ __forceinline__ void read_records(const std::uint8_t* tile, int before, std::int64_t row,
+                                               int count) {
     constexpr int kWords = Load::kBits / 4;
     const int chunks = p.part.dim / kChunk, width = p.part.dim / max(p.part.groups, 1);
 #pragma unroll 1
@@ -197,7 +198,7 @@ struct Dequantizer {
       codec::Params params;
       if (kQuantised) {
         const int g = c * kChunk / width;
-        params.scale = load_param(p.part.format.scale_dtype, tile + p.part.scale_offset(t, g));
+        params.scale = load_param(p.part.format.scale_dtype, tile + p.part.scale_offset(before, t, g));
         if (kAsymmetric) {
           params.min = load_param(p.part.format.scale_dtype, tile + p.part.min_offset(t, g));
         }

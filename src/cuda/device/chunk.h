@@ -163,6 +163,7 @@ struct ChunkLoad : ChunkPlace {
 
 __device__ __forceinline__ float load_param(DType type, const std::uint8_t* at) {
   if (type == DType::kFloat32) return __ldg(reinterpret_cast<const float*>(at));
+  if (type == DType::kFloat8E8M0) return codec::f32_from_e8m0(__ldg(at));
   return __half2float(__ushort_as_half(__ldg(reinterpret_cast<const unsigned short*>(at))));
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/schedule/params.h"
+#include "plan/listed.h"
 
 namespace halftone::cuda {
 
@@ -52,6 +53,24 @@ __device__ inline int2 request_lengths(const ScheduleBuildParams& p, const plann
   return {q_len, static_cast<std::int32_t>(keys < 0 ? 0 : keys > shape.max_kv_len ? shape.max_kv_len : keys)};
 }
 
+/// Places of a list of query `query`; none behind the end of its counts.
+__device__ inline std::int32_t listed_count(const std::int32_t* counts, std::int32_t counted,
+                                            std::int32_t top_k, std::int32_t query) {
+  if (counts == nullptr) return top_k;
+  return query < counted ? within(counts[query], 0, top_k) : 0;
+}
+
+/// Queries and keys of schedule request r, a query of its own with lists. `queries`: all of the batch.
+__device__ inline int2 query_lengths(const ScheduleBuildParams& p, const planning::Schedule& s, int queries,
+                                     int r) {
+  const bool live = r < queries;
+  const std::int32_t first = live ? listed_count(p.counts, p.counted, p.top_k, r) : 0;
+  const std::int32_t second =
+      live && p.extra_top_k > 0 ? listed_count(p.extra_counts, p.extra_counted, p.extra_top_k, r) : 0;
+  if (s.first_list != nullptr) s.first_list[r] = first;
+  return {live ? 1 : 0, planning::listed_length(first, second)};
+}
+
 /// Whether the least is at least the most: over the block, for every thread.
 __device__ inline bool all_alike(long long own_least, long long own_most) {
   __shared__ long long least, most;
@@ -78,12 +97,13 @@ __device__ inline planning::BatchTotals place_requests(const ScheduleBuildParams
   const planning::ScheduleParams& shape = s.params;
   std::int64_t before[5] = {};  // steps, units, queries, keys and staged keys
   long long least = INT64_MAX, most = 0;
+  const int listed = p.top_k == 0 || p.cu_q == nullptr ? shape.batch : p.cu_q[p.requests];
   for (int base = 0; base < shape.batch; base += kScheduleThreads) {
     const int r = base + static_cast<int>(threadIdx.x);
     std::int64_t sums[5] = {}, totals[5];
     std::int32_t queries = 0;
     if (r < shape.batch) {
-      const int2 length = request_lengths(p, shape, r);
+      const int2 length = p.top_k > 0 ? query_lengths(p, s, listed, r) : request_lengths(p, shape, r);
       queries = planning::served(shape, length.x);
       const long long steps = planning::head_steps(shape, queries, length.y);
       if (queries > 0) {

@@ -21,6 +21,12 @@ struct ScheduleBuildParams {
   const std::int32_t* cu_q;        // [batch + 1], or null: max_q_len queries each
   const std::int32_t* kv_lengths;  // [batch]; null: cu_kv
   const std::int32_t* cu_kv;       // [batch + 1] plain K and V
+  // Lists of keys (plan/listed.h): the schedule's requests are queries, of which there are cu_q[requests].
+  std::int32_t top_k, extra_top_k;   // 0: no lists; no second one
+  std::int32_t requests;             // of cu_q
+  const std::int32_t* counts;        // [counted], or null: top_k each
+  const std::int32_t* extra_counts;  // [extra_counted], or null: extra_top_k each
+  std::int32_t counted, extra_counted;
   std::uint64_t plan_id;
 };
 

@@ -1,0 +1,278 @@
+// Attention of many packed rows: every chunk of keys is decoded to fp32 once, then multiplied with all rows.
+// Where the values come from is a Source's matter: tiles as they lie, or tokens one by one.
+
+#include <algorithm>
+#include <vector>
+
+#include "cpu/attention/item-inl.h"
+
+#if defined(HALFTONE_CPU_BLOCKED_INL_H) == defined(HWY_TARGET_TOGGLE)
+#ifdef HALFTONE_CPU_BLOCKED_INL_H
+#undef HALFTONE_CPU_BLOCKED_INL_H
+#else
+#define HALFTONE_CPU_BLOCKED_INL_H
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace halftone::cpu {
+namespace HWY_NAMESPACE {
+
+/// Four tokens of decoded K against C vectors of rows.
+template <int C>
+HWY_INLINE void score_block(const float* k, std::ptrdiff_t k_stride, int width, const float* q, int rows,
+                            float* scores) {
+  const F d;
+  VF acc[4][C];
+  HALFTONE_UNROLL
+  for (int i = 0; i < 4 * C; ++i) acc[i / C][i % C] = hn::Zero(d);
+  for (int i = 0; i < width; ++i) {
+    VF query[C];
+    HALFTONE_UNROLL
+    for (int c = 0; c < C; ++c) query[c] = hn::Load(d, q + i * rows + c * kLanes);
+    HALFTONE_UNROLL
+    for (int t = 0; t < 4; ++t) {
+      const VF x = hn::Set(d, k[t * k_stride + i]);
+      HALFTONE_UNROLL
+      for (int c = 0; c < C; ++c) acc[t][c] = hn::MulAdd(x, query[c], acc[t][c]);
+    }
+  }
+  HALFTONE_UNROLL
+  for (int i = 0; i < 4 * C; ++i) hn::Store(acc[i / C][i % C], d, scores + i / C * rows + i % C * kLanes);
+}
+
+struct OutputArgs {
+  const QuadClass* quads;
+  const float* v;  ///< decoded chunk, tiles at tile_floats
+  int tile_floats;
+  int tiles;
+  const float* p;      // [token][rows]
+  const float* alpha;  // [rows]
+  int rows;
+  float* out;  // [v_dim][rows]
+};
+
+/// Four dims of O^T, C vectors of rows. kSelect as in pv-inl.h.
+template <int C, bool kSelect>
+HWY_INLINE void output_block(const OutputArgs& a, int quad, int column) {
+  const F d;
+  VF acc[4][C];
+  float* out = a.out + a.quads->first_dim[quad] * a.rows + column;
+  HALFTONE_UNROLL
+  for (int i = 0; i < 4 * C; ++i) {
+    acc[i / C][i % C] = hn::Mul(hn::Load(d, out + i / C * a.rows + i % C * kLanes),
+                                hn::Load(d, a.alpha + column + i % C * kLanes));
+  }
+  const std::ptrdiff_t dim1 = a.quads->dim[1], dim2 = a.quads->dim[2], dim3 = a.quads->dim[3];
+  const float* p = a.p + column;
+  for (int tile = 0; tile < a.tiles; ++tile) {
+    const float* base = a.v + tile * a.tile_floats + a.quads->base[quad];
+    for (int t = 0; t < kTileTokens; ++t, p += a.rows) {
+      const float* at = base + a.quads->token[t];
+      VF weight[C];
+      HALFTONE_UNROLL
+      for (int c = 0; c < C; ++c) weight[c] = hn::Load(d, p + c * kLanes);
+      const VF value[4] = {hn::Set(d, at[0]), hn::Set(d, at[dim1]), hn::Set(d, at[dim2]),
+                           hn::Set(d, at[dim3])};
+      HALFTONE_UNROLL
+      for (int i = 0; i < 4 * C; ++i) {
+        VF v = value[i / C];
+        if constexpr (kSelect) v = hn::IfThenElseZero(hn::Ne(weight[i % C], hn::Zero(d)), v);
+        acc[i / C][i % C] = hn::MulAdd(v, weight[i % C], acc[i / C][i % C]);
+      }
+    }
+  }
+  HALFTONE_UNROLL
+  for (int i = 0; i < 4 * C; ++i) hn::Store(acc[i / C][i % C], d, out + i / C * a.rows + i % C * kLanes);
+}
+
+/// All quads of a class for C vectors of rows.
+template <int C, bool kSelect>
+HWY_NOINLINE void output_columns(const OutputArgs& a, int column) {
+  for (int quad = 0; quad < static_cast<int>(a.quads->base.size()); ++quad) {
+    output_block<C, kSelect>(a, quad, column);
+  }
+}
+
+/// One item, a chunk at a time: K as values, scores, softmax, V as values, output. A Source decodes the
+/// chunks: `find(begin)` the next one, `decode_k(out)` to [token][width()], `decode_v(out)`; where V is a
+/// piece of K the last does nothing. `chunk()` says which tokens it has, `excluded(t)` which of them do not
+/// count. With kCodes Q and K are integers with a scale per row: `begin_queries(rows)`, then `take_query(r,
+/// rows)` with row r in Scratch::row; `k_scale(t)`; with kBytes decode_k() keeps the bytes for itself, and
+/// `score_bytes_of<C>(t, column, rows, scores)` multiplies them.
+template <class Source>
+class BlockedItem {
+ public:
+  BlockedItem(const Layer& layer, const Item& item, Scratch& scratch)
+      : layer_(layer),
+        item_(item),
+        s_(scratch),
+        source_(layer, item, scratch),
+        transform_(layer),
+        rows_((item.rows + kLanes - 1) / kLanes * kLanes) {}
+
+  void run() {
+    common_ = load_views(layer_, item_, s_);
+    for (int r = item_.rows; r < rows_; ++r) s_.view[r] = {0, 0, 0, 0};
+    for (int r = 0; r < rows_; ++r) {
+      begin_[r] = s_.view[r].begin;
+      end_[r] = std::min(s_.view[r].end, item_.kv_end);
+      position_[r] = s_.view[r].position;
+      slope_[r] = s_.view[r].slope;
+      s_.max[r] = planning::kMinusInfinity;
+      s_.sum[r] = 0;
+    }
+    std::fill_n(s_.acc, layer_.v_dim * rows_, 0.0f);
+    load_queries();
+
+    for (int begin = item_.kv_begin; begin < item_.kv_end;) {
+      source_.find(begin);
+      attend(source_.chunk());
+      begin += source_.chunk().tiles * kTileTokens;
+    }
+    for (int r = 0; r < item_.rows; ++r) {
+      for (int d = 0; d < layer_.v_dim; ++d) s_.out[r * layer_.v_dim + d] = s_.acc[d * rows_ + r];
+    }
+    mark_nan(item_, s_);
+  }
+
+ private:
+  /// Q^T, [dim in the order of the K map][rows].
+  void load_queries() {
+    const int width = source_.width();
+    if constexpr (!Source::kBytes) std::fill_n(s_.q, width * rows_, 0.0f);
+    if constexpr (Source::kCodes) source_.begin_queries(rows_);
+    for (int r = 0; r < item_.rows; ++r) {
+      load_query(layer_, item_, r, s_.row);
+      if constexpr (Source::kCodes) source_.take_query(r, rows_);
+      if constexpr (Source::kBytes) continue;
+      for (int i = 0; i < width; ++i) {
+        if (const int dim = source_.dim(i); dim >= 0) s_.q[i * rows_ + r] = s_.row[dim];
+      }
+    }
+  }
+
+  void attend(const Chunk& chunk) {
+    source_.decode_k(s_.decoded);
+    for (int column = 0; column < rows_;) column += score_columns(chunk, column);
+    const bool partial = common_.partial(chunk);
+    for (int column = 0; column < rows_; column += kLanes) softmax(chunk, partial, column);
+
+    source_.decode_v(s_.decoded);
+    const int tile_floats = source_.tile_floats();
+    const bool select = partial && source_.may_hold_nan() && !all_finite(chunk.tiles * tile_floats);
+    for (const QuadClass& quads : source_.quads()) {
+      const OutputArgs args{&quads, s_.decoded, tile_floats, chunk.tiles, s_.scores, s_.alpha, rows_, s_.acc};
+      for (int column = 0; column < rows_;) column += output_columns_of(args, select, column);
+    }
+  }
+
+  /// S^T for the next vectors of rows; returns how many rows that were.
+  int score_columns(const Chunk& chunk, int column) {
+    const int left = (rows_ - column) / kLanes;
+    const int vectors = left >= 4 && kAccumulators >= 16 ? 4 : left >= 2 ? 2 : 1;
+    const auto score = vectors == 4   ? &BlockedItem::score_vectors<4>
+                       : vectors == 2 ? &BlockedItem::score_vectors<2>
+                                      : &BlockedItem::score_vectors<1>;
+    (this->*score)(chunk, column);
+    return kLanes * vectors;
+  }
+
+  template <int C>
+  void score_vectors(const Chunk& chunk, int column) {
+    const int width = source_.width();
+    for (int t = 0; t < chunk.tiles * kTileTokens; t += 4) {
+      float* scores = s_.scores + t * rows_ + column;
+      if constexpr (Source::kBytes) {
+        source_.template score_bytes_of<C>(t, column, rows_, scores);
+      } else {
+        score_block<C>(s_.decoded + t * width, width, width, s_.q + column, rows_, scores);
+      }
+    }
+  }
+
+  int output_columns_of(const OutputArgs& args, bool select, int column) const {
+    const int left = (rows_ - column) / kLanes;
+    if (select) {
+      output_columns<1, true>(args, column);
+      return kLanes;
+    }
+    if (left >= 4 && kAccumulators >= 16) {
+      output_columns<4, false>(args, column);
+      return 4 * kLanes;
+    }
+    if (left >= 2) {
+      output_columns<2, false>(args, column);
+      return 2 * kLanes;
+    }
+    output_columns<1, false>(args, column);
+    return kLanes;
+  }
+
+  /// Online softmax of kLanes rows over the chunk; leaves p in scores and the accumulators' factor in alpha.
+  void softmax(const Chunk& chunk, bool partial, int column) {
+    const F d;
+    const I di;
+    float* scores = s_.scores + column;
+    const VF slope = hn::LoadU(d, slope_ + column);
+    const VI position = hn::LoadU(di, position_ + column);
+    const VI begin = hn::LoadU(di, begin_ + column);
+    const VI end = hn::LoadU(di, end_ + column);
+    VF q_scale = hn::Zero(d);
+    if constexpr (Source::kCodes) q_scale = hn::Load(d, s_.int8.q_scale + column);
+    const VF minus_infinity = hn::Set(d, planning::kMinusInfinity);
+    const int tokens = chunk.tiles * kTileTokens;
+    const VF before = hn::LoadU(d, s_.max + column);
+    VF max = before;
+    for (int t = 0; t < tokens; ++t) {
+      const VI token = hn::Set(di, chunk.begin + t);
+      VF x = hn::LoadU(d, scores + t * rows_);
+      if constexpr (Source::kCodes) x = hn::Mul(x, hn::Mul(q_scale, hn::Set(d, source_.k_scale(t))));
+      x = transform_.apply(x, slope, position, token);
+      if (partial) {
+        x = hn::IfThenElse(visible(token, begin, end), x, minus_infinity);
+        if (source_.excluded(t)) x = minus_infinity;
+      }
+      max = hn::IfThenElse(hn::Gt(x, max), x, max);  // a NaN is never a maximum
+      hn::StoreU(x, d, scores + t * rows_);
+    }
+    const VF shift = hn::IfThenZeroElse(hn::Eq(max, minus_infinity), max);
+    VF sum = hn::Zero(d);
+    for (int t = 0; t < tokens; ++t) {
+      const VF p = exp_nonpositive(hn::Sub(hn::LoadU(d, scores + t * rows_), shift));
+      sum = hn::Add(sum, p);
+      hn::StoreU(p, d, scores + t * rows_);
+    }
+    const VF alpha = exp_nonpositive(hn::Sub(before, shift));
+    hn::StoreU(alpha, d, s_.alpha + column);
+    hn::StoreU(max, d, s_.max + column);
+    hn::StoreU(hn::MulAdd(hn::LoadU(d, s_.sum + column), alpha, sum), d, s_.sum + column);
+  }
+
+  bool all_finite(int count) const {
+    const F d;
+    VF worst = hn::Zero(d);
+    for (int i = 0; i < count; i += kLanes) {  // x - x is 0 or NaN
+      const VF x = hn::LoadU(d, s_.decoded + i);
+      worst = hn::Add(worst, hn::Sub(x, x));
+    }
+    return hn::AllTrue(d, hn::Eq(worst, hn::Zero(d)));
+  }
+
+  const Layer& layer_;
+  const Item& item_;
+  Scratch& s_;
+  Source source_;
+  const ScoreTransform transform_;
+  const int rows_;  ///< padded to whole vectors
+  CommonView common_;
+  std::int32_t begin_[kMaxRows];
+  std::int32_t end_[kMaxRows];
+  std::int32_t position_[kMaxRows];
+  float slope_[kMaxRows];
+};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace halftone::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // HALFTONE_CPU_BLOCKED_INL_H

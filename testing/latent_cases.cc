@@ -1,0 +1,171 @@
+#include "testing/latent_cases.h"
+
+#include <algorithm>
+#include <array>
+
+namespace halftone::testing {
+namespace {
+
+constexpr std::array kPages = {16, 32, 64, 128, 256};
+constexpr std::array kHalves = {DType::kBFloat16, DType::kFloat16};
+constexpr std::array kPolicies = {SplitPolicy::kReproducible, SplitPolicy::kFast,
+                                  SplitPolicy::kBatchInvariant};
+constexpr std::array kHeads = {8, 16, 32, 64, 128};
+struct NamedListing {
+  Listing order;
+  const char* name;
+};
+constexpr std::array kListings = {
+    NamedListing{Listing::kMixed, "mixed"},           NamedListing{Listing::kAll, "all"},
+    NamedListing{Listing::kPageBorder, "borders"},    NamedListing{Listing::kRepeated, "repeated"},
+    NamedListing{Listing::kDescending, "descending"}, NamedListing{Listing::kNothing, "nothing"},
+};
+
+/// All dims of K are V, as in the token of 584 bytes.
+void make_rotary_v(AttentionCase& row) { row.head_dim = row.v_head_dim; }
+
+/// What rows vary in cycles of their own lengths.
+AttentionCase varied(int n, std::string_view format, int latent_dim = 512, int rope_dim = 64) {
+  const auto i = static_cast<std::size_t>(n);
+  AttentionCase row = latent_case({}, format, latent_dim, rope_dim);
+  if (format.ends_with("-e8m0")) make_rotary_v(row);
+  row.page_size = kPages[i % kPages.size()];
+  row.q_dtype = kHalves[i / 2 % kHalves.size()];
+  row.out_dtype = n % 3 == 0 ? DType::kFloat32 : row.q_dtype;
+  row.scale = 0.072F;
+  row.policy = kPolicies[i % kPolicies.size()];
+  row.workers = n % 4 == 1 ? 7 : 0;
+  row.sinks = n % 3 == 1;
+  row.softcap = n % 7 == 3 ? 20.0F : 0.0F;
+  row.lse = n % 5 != 2;
+  row.cu_q = n % 2 == 0;
+  row.table_mode = n % 4 == 3 ? BlockTableMode::kClamped : BlockTableMode::kTrusted;
+  row.seed = 5000 + i;
+  return row;
+}
+
+void add_dense_rows(std::vector<AttentionCase>& rows) {
+  int n = 0;
+  for (const std::string& format : latent_formats()) {
+    for (const int heads : {16, 128}) {
+      AttentionCase row = varied(++n, format);
+      row.name = "latent-" + format + "-h" + std::to_string(heads);
+      row.q_heads = heads;
+      row.mask.causal = n % 4 != 0;
+      row.requests = {{1, 1}, {2, 64}, {1, 65}, {3, 200}, {0, 7}};
+      if (n % 2 == 0) row.requests = {{1, 127}, {16, 129}, {1, 0}};
+      rows.push_back(row);
+    }
+  }
+  for (const int heads : {1, 3, 8, 32, 64}) {
+    AttentionCase row = varied(++n, "fp8-g128-f32", heads == 3 ? 256 : 512, heads == 3 ? 32 : 64);
+    row.name = "latent-heads-" + std::to_string(heads);
+    row.q_heads = heads;
+    row.mask.causal = true;
+    row.requests = {{1, 1030}, {4, 77}, {2, 2}};
+    rows.push_back(row);
+  }
+}
+
+void add_list_rows(std::vector<AttentionCase>& rows) {
+  int n = 40;
+  const auto add = [&](AttentionCase row, const std::string& name) {
+    row.name = "listed-" + name;
+    rows.push_back(std::move(row));
+  };
+  for (const std::string& format : latent_formats()) {
+    for (const int heads : {8, 128}) {
+      AttentionCase row = varied(++n, format);
+      row.q_heads = heads;
+      row.requests = {{1, 300}, {2, 70}, {1, 5}};
+      row.lists = {.top_k = 128, .counts = n % 2 == 0};
+      add(row, format + "-h" + std::to_string(heads));
+    }
+  }
+  for (const int heads : kHeads) {
+    AttentionCase row = varied(++n, "fp8-g128-f32");
+    row.q_heads = heads;
+    row.requests = {{2, 700}, {2, 900}};
+    row.lists = {.top_k = 513, .counts = heads == 32};
+    add(row, "heads-" + std::to_string(heads));
+    row.lists.extra_top_k = 65;
+    row.lists.extra_format = heads == 16 ? "bf16" : "";
+    row.lists.extra_page_size = heads == 64 ? 16 : 64;
+    add(row, "two-heads-" + std::to_string(heads));
+  }
+  for (const NamedListing& listing : kListings) {
+    for (const int top_k : {1, 100, 256}) {
+      ++n;
+      AttentionCase row = varied(n, n % 2 == 0 ? "fp8-g128-f32" : "bf16");
+      row.q_heads = 16;
+      row.lse = true;
+      row.requests = {{1, 200}, {3, 33}};
+      row.lists = {.top_k = top_k, .order = listing.order, .counts = top_k == 256};
+      add(row, std::string(listing.name) + "-" + std::to_string(top_k));
+    }
+  }
+  AttentionCase prefill = varied(++n, "fp8-g128-f32");
+  prefill.q_heads = 16;
+  prefill.requests = {{90, 300}, {41, 41}};
+  prefill.lists = {.top_k = 64, .extra_top_k = 16};
+  add(prefill, "prefill");
+  int seed = 0;
+  for (const char* format : {"bf16", "int8-head", "int4-g32", "fp8"}) {  // K and V apart
+    AttentionCase row;
+    row.k_format = format;
+    row.q_heads = 8;
+    row.kv_heads = 2;
+    row.rotate_k = ++seed % 2 == 0;
+    row.rotate_v = seed == 3;
+    row.v_head_dim = seed == 2 ? 64 : 0;
+    row.requests = {{1, 90}, {3, 200}};
+    row.lists = {.top_k = 70, .counts = seed == 1, .extra_top_k = seed == 3 ? 20 : 0};
+    row.seed = 6000 + static_cast<std::uint64_t>(seed);
+    add(row, std::string("apart-") + format);
+  }
+}
+
+}  // namespace
+
+const std::vector<std::string>& latent_formats() {
+  static const std::vector<std::string> formats = {
+      "bf16",         "fp16",        "fp8-g128-f32",      "fp8-token-head",
+      "int8-g64",     "int8-head",   "int8-g64-asym-f32", "int4-g64",
+      "int4-g32-sym", "fp8-g64-e8m0"};
+  return formats;
+}
+
+void add_latent_rows(std::vector<AttentionCase>& rows) {
+  add_dense_rows(rows);
+  add_list_rows(rows);
+}
+
+void make_latent_or_listed(AttentionCase& row, Random& random) {
+  row.arithmetic = "16-bit";  // no other is served
+  const bool latent = random.chance(0.7);
+  if (latent) {
+    row = latent_case(row, random.pick(latent_formats()), random.pick(std::array{256, 512}),
+                      random.pick(std::array{32, 64}));
+    const bool divides = 448 % std::max(1, parse_format(row.k_format).group_size) == 0;
+    if (divides && row.rope_dim == 64 && random.chance(0.3)) make_rotary_v(row);
+    row.q_heads = random.chance(0.7) ? random.pick(kHeads) : static_cast<int>(random.integer(1, 40));
+    row.data = Data::kNormal;
+  }
+  const int longest = row.q_heads > 32 ? 2 : row.q_heads > 8 ? 4 : 16;
+  for (Request& r : row.requests) r.q_len = std::min(r.q_len, longest);
+  if (latent && random.chance(0.3)) return;
+  row.mask = {};
+  row.alibi = false;
+  row.lists = {.top_k = static_cast<int>(random.chance(0.3) ? random.integer(1, 5) : random.integer(1, 400)),
+               .order = random.pick(kListings).order,
+               .counts = random.chance(0.5)};
+  if (!random.chance(0.4)) return;
+  row.lists.extra_top_k = static_cast<int>(random.integer(1, 200));
+  row.lists.extra_page_size = random.pick(kPages);
+  if (!latent || random.chance(0.5)) return;
+  do {
+    row.lists.extra_format = random.pick(latent_formats());
+  } while (row.head_dim == row.v_head_dim && parse_format(row.lists.extra_format).group_size == 128);
+}
+
+}  // namespace halftone::testing
