@@ -1,0 +1,97 @@
+// The kernel of latent attention for few rows: roles and the main loop.
+#pragma once
+
+#include "cuda/attention/finish.h"
+#include "cuda/latent/few/end.h"
+#include "cuda/latent/few/load.h"
+#include "cuda/latent/few/scores.h"
+
+namespace halftone::cuda {
+
+/// A compute warp: its team's blocks of all items.
+template <LatentFewConfig C>
+__device__ inline void latent_compute(const LatentParams& params, int worker, typename LatentFewTraits<C>::Shared& s) {
+  using Traits = LatentFewTraits<C>;
+  const AttentionParams& p = params.attention;
+  const bool rotary_low = p.q_type != DType::kBFloat16;
+  std::uint32_t before = 0;  // blocks of the items before
+#pragma unroll 1
+  for (int index = 0; s.queue.has(index); ++index) {
+    const DeviceItem& item = s.queue.items[index % ItemQueue::kCapacity];
+    if (thread_index() == Traits::kComputeThreads - 1) {  // of a warp that has no row where registers are few
+#pragma unroll 1
+      while (s.queue.more && s.queue.count < index + ItemQueue::kCapacity - 1) {
+        s.queue.produce(p.schedule, bounds_of(p), worker);
+      }
+    }
+#pragma unroll 1
+    for (int row = thread_index() / 32; row < Traits::kRows; row += Traits::kWarps) {
+      load_query<C>(p, item, s, row);
+    }
+    all_compute_warps<C>();
+    QueryFragments<C> q;
+    q.load(s);
+    RowSoftmax<C> softmax;
+    softmax.begin(s);
+    Output<C> o;
+    o.clear();
+    const int end = item.work.kv_end;
+    if (thread_index() == 0) s.unmasked = seen_by_all(p, item, s.places, end);
+    all_compute_warps<C>();  // `exchange` is free
+    constexpr int kStep = C.split_rows ? 1 : Traits::kTeams;
+    const int first = C.split_rows ? 0 : ComputeThread().team;
+    std::uint32_t count = before + first;
+#pragma unroll 1
+    for (int token = item.work.kv_begin + first * Traits::kTokens; token < end;
+         token += kStep * Traits::kTokens, count += kStep) {
+      const int stage = count % Traits::kStages;
+      barrier_wait(shared_address(&s.full[stage]), count / Traits::kStages & 1);
+      partial_scores<C>(s, q, stage, rotary_low);
+      all_team_warps<C>();
+      softmax.block(p, s, stage, token, end, !s.unmasked.has(token, Traits::kTokens));
+      all_team_warps<C>();
+      o.add(s, stage);
+      __syncwarp();
+      if (ComputeThread().lane == 0) barrier_arrive(shared_address(&s.empty[stage]));
+    }
+    before += blocks_of(item.work);
+    const bool last = !s.queue.has(index + 1);
+    ItemEnd<C>{p, s, item}(o, softmax, last);
+    all_compute_warps<C>();  // what the item had in shared memory is read
+    if (thread_index() == 0) s.queue.current = index + 1;
+  }
+}
+
+/// One worker of the schedule: a thread block.
+template <LatentFewConfig C>
+__device__ inline void latent_few_worker(const LatentParams& params, int worker,
+                                         typename LatentFewTraits<C>::Shared& s) {
+  using Traits = LatentFewTraits<C>;
+  const AttentionParams& p = params.attention;
+  const int warp = thread_index() / 32 - Traits::kWarps, lane = thread_index() % 32;  // of the load warps
+  if (warp == 0) {
+    if (!p.cache_settled) wait_for_previous_kernel();
+    const ItemQueue::Listed listed = ItemQueue::fetch(p.list, worker, lane);
+    if (lane < Traits::kStages) {
+      barrier_init(shared_address(&s.full[lane]), 32 + 1);
+      barrier_init(shared_address(&s.empty[lane]), C.split_rows ? Traits::kWarps : Traits::kTeamWarps);
+    }
+    s.queue.start(listed, bounds_of(p), lane);
+  }
+  __syncthreads();
+  if (warp >= 0) {
+    shrink_registers<Traits::kLoadRegisters>();
+    RecordLoader<C>(params, s, warp, lane).run();
+    if (warp == 0) {
+      wait_for_previous_kernel();
+      check_inputs(p, worker, lane);
+    }
+  } else {
+    grow_registers<Traits::kComputeRegisters>();
+    wait_for_previous_kernel();
+    let_next_kernel_start();
+    latent_compute<C>(params, worker, s);
+  }
+}
+
+}  // namespace halftone::cuda

@@ -1,0 +1,72 @@
+// O^T += V^T P^T, by the warps of a team.
+#pragma once
+
+#include "cuda/latent/few/traits.h"
+
+namespace halftone::cuda {
+
+/// A warp's 64 dims of O for the rows of its team. Of an m-tile, 16 bytes of each record, row g is dim 2g and
+/// row g + 8 is dim 2g + 1, so that a lane has pairs of adjacent dims.
+template <LatentFewConfig C>
+struct Output {
+  using Traits = LatentFewTraits<C>;
+  static constexpr int kTiles = Traits::kRowTiles, kDimTiles = Traits::kDim / Traits::kTeamWarps / 16;
+  float x[kDimTiles][kTiles][4];
+
+  __device__ void clear() {
+#pragma unroll
+    for (int m = 0; m < kDimTiles; ++m) {
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) x[m][n][i] = 0.0f;
+      }
+    }
+  }
+
+  /// Multiplies with a factor per row: those of the lane's rows 8 n + 2 c and the next one.
+  __device__ void scale(const float2 (&by)[kTiles]) {
+#pragma unroll
+    for (int m = 0; m < kDimTiles; ++m) {
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) {
+        x[m][n][0] *= by[n].x, x[m][n][1] *= by[n].y, x[m][n][2] *= by[n].x, x[m][n][3] *= by[n].y;
+      }
+    }
+  }
+
+  /// A block whose P is in the team's Exchange.
+  __device__ void add(const typename Traits::Shared& s, int stage) {
+    const auto [team, warp, lane] = ComputeThread();
+    const typename Traits::Exchange& exchange = s.exchange[team];
+    const int group = warp / 2;
+    uint2 prob[2][kTiles];
+    float2 raised[kTiles];
+    bool any = false;
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+      prob[0][n] = exchange.prob[group][0][n][lane], prob[1][n] = exchange.prob[group][1][n][lane];
+      raised[n] = *reinterpret_cast<const float2*>(&s.raised[team][group][8 * n + lane % 4 * 2]);
+      any |= raised[n].x != 1.0f || raised[n].y != 1.0f;
+    }
+    if (__any_sync(~0u, any)) scale(raised);
+    const std::uint32_t codes = shared_address(s.codes[stage]);
+#pragma unroll
+    for (int m = 0; m < kDimTiles; ++m) {
+      std::uint32_t pairs[4];  // two dims of two tokens
+      load_transposed(pairs, codes + code_place(lane, kDimTiles * warp + m));
+#pragma unroll
+      for (std::uint32_t& word : pairs) word = __byte_perm(word, 0, 0x3120);
+#pragma unroll
+      for (int step = 0; step < 2; ++step) {
+        const std::uint32_t first = pairs[2 * step], second = pairs[2 * step + 1];
+        const std::uint32_t a[4] = {e4m3x2_to_f16x2(first), e4m3x2_to_f16x2(first, true),
+                                    e4m3x2_to_f16x2(second), e4m3x2_to_f16x2(second, true)};
+#pragma unroll
+        for (int n = 0; n < kTiles; ++n) mma_f16(x[m][n], a, prob[step][n].x, prob[step][n].y);
+      }
+    }
+  }
+};
+
+}  // namespace halftone::cuda

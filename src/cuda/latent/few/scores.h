@@ -1,0 +1,219 @@
+// S^T = K Q^T and the softmax of a block, by the warps of a team.
+#pragma once
+
+#include "cuda/attention/logits.h"
+#include "cuda/latent/few/queries.h"
+
+namespace halftone::cuda {
+
+/// The sums over a warp's dims for its 16 tokens of the block, to where the softmax adds them up. A group of
+/// dims has its own accumulators until they are multiplied with the scale: any f32 scale is exact.
+template <LatentFewConfig C>
+__device__ inline void partial_scores(typename LatentFewTraits<C>::Shared& s,
+                                      const QueryFragments<C>& q, int stage, bool rotary_low) {
+  using Traits = LatentFewTraits<C>;
+  const auto [team, warp, lane] = ComputeThread();
+  const int first_row = Traits::first_row(team);
+  constexpr int kTiles = Traits::kRowTiles;
+  const int group = warp % Traits::kGroups, g = lane / 4, c = lane % 4;
+  const int token = warp / Traits::kGroups * 16 + g;  // and 8 further
+  const std::uint8_t* codes = s.codes[stage];
+  float x[kTiles][4] = {};
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    const int place = code_place(token, group * 8 + 4 * j + c);
+    const uint4 upper = *reinterpret_cast<const uint4*>(codes + place);
+    const uint4 lower = *reinterpret_cast<const uint4*>(codes + place + 8 * Traits::kDim);
+    const std::uint32_t above[] = {upper.x, upper.y, upper.z, upper.w};
+    const std::uint32_t below[] = {lower.x, lower.y, lower.z, lower.w};
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      const std::uint32_t a[4] = {e4m3x2_to_f16x2(above[step]), e4m3x2_to_f16x2(below[step]),
+                                  e4m3x2_to_f16x2(above[step], true), e4m3x2_to_f16x2(below[step], true)};
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) {
+        mma_f16(x[n], a, q.x[n][j][2 * step], q.x[n][j][2 * step + 1]);
+      }
+    }
+  }
+  const auto* scales = reinterpret_cast<const float*>(s.scales[stage]) + group;
+  const float above = scales[token * Traits::kGroups], below = scales[(token + 8) * Traits::kGroups];
+  const int place = rope_place(token, 2 * group + c / 2) + c % 2 * 8;
+  const uint2 upper = *reinterpret_cast<const uint2*>(s.rope[stage] + place);
+  const uint2 lower = *reinterpret_cast<const uint2*>(s.rope[stage] + place + 8 * 2 * Traits::kRope);
+  const std::uint32_t a[4] = {upper.x, lower.x, upper.y, lower.y};
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+    x[n][0] *= above, x[n][1] *= above, x[n][2] *= below, x[n][3] *= below;
+    const std::uint16_t* const query = &s.rotary[0][first_row + 8 * n + g][16 * group + 4 * c];
+    const uint2 high = *reinterpret_cast<const uint2*>(query);
+    mma_bf16(x[n], a, high.x, high.y);
+    if (rotary_low) {
+      const uint2 low = *reinterpret_cast<const uint2*>(query + Traits::kRows * Traits::kRotaryPitch);
+      mma_bf16(x[n], a, low.x, low.y);
+    }
+    float2* sums = &s.exchange[team].sums[group][4 * n + c][token];
+    sums[0] = {x[n][0], x[n][1]};
+    sums[8] = {x[n][2], x[n][3]};
+  }
+}
+
+/// The softmax of a warp's rows, a lane one token of each block.
+///
+/// P is stored once per group of V's dims, times its scale, in f16 and in units of 2^k of the row and the
+/// group. Like a running maximum, the unit follows the largest product: it is raised so that this stands at
+/// 2^kFirstLog2 when one passes 2^kLargestLog2, and O with it. So every f32 scale is served, and a token with
+/// a large scale and a small probability does not push others out of f16's range. The maximum itself only
+/// keeps fp32 in range.
+template <LatentFewConfig C>
+struct RowSoftmax {
+  using Traits = LatentFewTraits<C>;
+  using Shared = typename Traits::Shared;
+  static constexpr int kRows = Traits::kWarpRows, kGroups = Traits::kGroups;
+  static constexpr int kFirstLog2 = 8, kLargestLog2 = 15, kUnitLog2 = 126;
+  static constexpr float kMaxRise = 8.0f;  // of logits above `max` before it is raised
+
+  float max[kRows], sum[kRows];  // sum: of the lane's tokens
+  bool raised;                   // O's factors of the block before are not all 1
+
+  __device__ void begin(Shared& s) {
+    const auto [team, warp, lane] = ComputeThread();
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      max[i] = kMinus, sum[i] = 0.0f;
+      if (lane < kGroups) {
+        s.unit[team][warp * kRows + i][lane] = __uint_as_float((127u + kUnitLog2) << 23);
+        s.raised[team][lane][warp * kRows + i] = 1.0f;
+      }
+    }
+    raised = false;
+    __syncwarp();
+  }
+
+  /// From the partial sums of a block to P. `masked`: some row does not see all tokens from `token` on.
+  __device__ void block(const AttentionParams& p, Shared& s, int stage, int token, int end, bool masked) {
+    const auto [team, warp, lane] = ComputeThread();
+    typename Traits::Exchange& exchange = s.exchange[team];
+    const int first = Traits::first_row(team) + warp * kRows;
+    float x[kRows];
+    add_up(exchange, warp, lane, x);
+    const bool live = s.live[stage] >> lane & 1;
+    const float4 raw = s.scales[stage][lane];
+    const float scales[kGroups] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      x[i] *= s.factor[first + i];
+      if (p.softcap > 0.0f) x[i] = Softcap(p)(x[i]);
+      if (masked && !VisibleKeys(p, s.places[first + i].position, end).has(token + lane)) {
+        x[i] = kMinus;
+      }
+      if (!live) x[i] = kMinus;
+    }
+    float prob[kRows], products[kGroups][kRows];
+    bool raises = false;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      raises |= x[i] > max[i] + kMaxRise;
+      prob[i] = exp2_approx(x[i] - (max[i] == kMinus ? 0.0f : max[i]));
+      const float4 units = *reinterpret_cast<const float4*>(s.unit[team][warp * kRows + i]);
+      const float unit[kGroups] = {units.x, units.y, units.z, units.w};
+#pragma unroll
+      for (int j = 0; j < kGroups; ++j) {
+        products[j][i] = prob[i] * scales[j] * unit[j];
+        raises |= fabsf(products[j][i]) >= float(1 << kLargestLog2);
+      }
+    }
+    if (raised) reset(s, team, warp, lane);
+    if (__any_sync(~0u, raises)) {
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) raise(s, team, warp, lane, i, x[i], scales, prob[i], products);
+    }
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) sum[i] += prob[i];
+    store(exchange, warp, lane, products);
+  }
+
+ private:
+  __device__ static void add_up(const typename Traits::Exchange& exchange, int warp, int lane,
+                                float (&x)[kRows]) {
+    if constexpr (kRows == 2) {
+      const float2 a = exchange.sums[0][warp][lane], b = exchange.sums[1][warp][lane];
+      const float2 c = exchange.sums[2][warp][lane], d = exchange.sums[3][warp][lane];
+      x[0] = (a.x + b.x) + (c.x + d.x);
+      x[1] = (a.y + b.y) + (c.y + d.y);
+    } else {
+      const auto sum = [&](int group) {
+        return reinterpret_cast<const float*>(&exchange.sums[group][warp / 2][lane])[warp % 2];
+      };
+      x[0] = (sum(0) + sum(1)) + (sum(2) + sum(3));
+    }
+  }
+
+  /// The largest of the lanes' values.
+  __device__ static float largest(float x) {
+    const auto ordered = [](int bits) { return bits ^ (bits >> 31 & 0x7fffffff); };
+    return __int_as_float(ordered(__reduce_max_sync(~0u, ordered(__float_as_int(x)))));
+  }
+
+  __device__ void reset(Shared& s, int team, int warp, int lane) {
+    if (lane < kGroups) {
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) s.raised[team][lane][warp * kRows + i] = 1.0f;
+    }
+    raised = false;
+    __syncwarp();
+  }
+
+  /// Row i with a maximum and units that hold this block. What another row needs changes no bit of it.
+  __device__ void raise(Shared& s, int team, int warp, int lane, int i, float x,
+                        const float (&scales)[kGroups], float& prob, float (&products)[kGroups][kRows]) {
+    const int row = warp * kRows + i;
+    const float top = largest(x);
+    int rise = 0;
+    if (top > max[i] + kMaxRise) {
+      const float next = rintf(top), by = max[i] == kMinus ? 0.0f : fminf(next - max[i], 1000.0f);
+      sum[i] *= exp2_approx(-by);
+      rise = static_cast<int>(by);
+      max[i] = next;
+    }
+    prob = exp2_approx(x - (max[i] == kMinus ? 0.0f : max[i]));
+#pragma unroll
+    for (int j = 0; j < kGroups; ++j) {
+      const float product = prob * scales[j];
+      const int most = static_cast<int>(__reduce_max_sync(~0u, __float_as_uint(fabsf(product))) >> 23) - 127;
+      const int before = static_cast<int>(__float_as_uint(s.unit[team][row][j]) >> 23) - 127 + rise;
+      int unit = min(before, kUnitLog2);
+      if (most + unit >= kLargestLog2) unit = min(kFirstLog2 - 1 - most, kUnitLog2);
+      const float power = __uint_as_float(static_cast<unsigned>(unit + 127) << 23);
+      products[j][i] = product * power;
+      __syncwarp();
+      if (lane == 0) {
+        s.unit[team][row][j] = power;
+        s.raised[team][j][row] =
+            unit - before < -126 ? 0.0f : __uint_as_float(static_cast<unsigned>(unit - before + 127) << 23);
+      }
+    }
+    raised = true;
+    __syncwarp();
+  }
+
+  /// P as B fragments: pairs of tokens of a row, which neighbouring lanes exchange.
+  __device__ static void store(typename Traits::Exchange& exchange, int warp, int lane,
+                               const float (&products)[kGroups][kRows]) {
+    constexpr int kPairs = kGroups * kRows / 2;
+    const int odd = lane & 1;
+#pragma unroll
+    for (int pair = 0; pair < kPairs; ++pair) {
+      const int first = 2 * pair, second = 2 * pair + 1;
+      const std::uint32_t own =
+          pack_f16x2(products[first / kRows][first % kRows], products[second / kRows][second % kRows]);
+      const std::uint32_t other = __shfl_xor_sync(~0u, own, 1);
+      const std::uint32_t word = odd ? __byte_perm(other, own, 0x7632) : __byte_perm(own, other, 0x5410);
+      const int group = (first + odd) / kRows, row = warp * kRows + (first + odd) % kRows;
+      uint2& place = exchange.prob[group][lane / 16][row / 8][row % 8 * 4 + lane % 8 / 2];
+      reinterpret_cast<std::uint32_t*>(&place)[lane % 16 / 8] = word;
+    }
+  }
+};
+
+}  // namespace halftone::cuda

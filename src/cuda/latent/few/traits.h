@@ -1,0 +1,104 @@
+// Latent attention for few query rows of a record cache: persistent CTAs, one per worker of the schedule.
+//
+// The warps of a CTA have two roles:
+//   load     four warps: the records of a block of 32 tokens, 16 bytes per lane, into a ring of stages
+//   compute  two teams of eight warps. For S^T = K Q^T a warp of a team has 16 tokens and 128 dims, which
+//            share a scale; the sums over dims meet in shared memory. For the softmax it has an eighth of the
+//            rows, a lane one token; for O^T += V^T P^T 64 dims and all rows of the team.
+// A team meets twice per block: when the partial sums are there, and when P is. The teams are independent up
+// to the end of an item: they take turns at the blocks, so that one multiplies while the other one waits, and
+// add up their states; or, with more rows than the registers of a team hold, each has half of the rows and
+// all blocks. Logits are in base 2 throughout; docs/kernels/latent.md derives the bounds.
+#pragma once
+
+#include "cuda/attention/rows.h"
+#include "cuda/device/ptx.h"
+#include "cuda/latent/few/config.h"
+#include "cuda/latent/params.h"
+
+namespace halftone::cuda {
+
+template <LatentFewConfig C>
+struct LatentFewTraits {
+  static constexpr int kDim = 512, kRope = 64, kQueryDim = kDim + kRope;
+  static constexpr int kGroups = 4, kGroupDims = kDim / kGroups;  // of dims that share a scale
+  static constexpr int kTokens = 32;                              // of a block: one for each lane
+  static constexpr int kStages = C.stages;
+  static constexpr int kTeams = 2, kTeamWarps = 8, kWarps = kTeams * kTeamWarps;
+  static constexpr int kLoadWarps = 4;  // a warpgroup, for setmaxnreg
+  static constexpr int kLoadRegisters = 32, kComputeRegisters = 112;  // per thread; 96 at the start
+  static constexpr int kComputeThreads = 32 * kWarps, kTeamThreads = 32 * kTeamWarps;
+  static constexpr int kThreads = kComputeThreads + 32 * kLoadWarps;
+  static constexpr int kRows = C.rows;
+  static constexpr int kTeamRows = C.split_rows ? kRows / kTeams : kRows;
+  static constexpr int kRowTiles = kTeamRows / 8;            // N of a product
+  static constexpr int kWarpRows = kTeamRows / kTeamWarps;   // of the softmax
+  static constexpr int kRecordBytes = kDim + 4 * kGroups + 2 * kRope;
+  static constexpr int first_row(int team) { return C.split_rows ? team * kTeamRows : 0; }
+  static_assert(kRowTiles == 1 || kRowTiles == 2);
+
+  static constexpr int kMaxShared = 227 * 1024;
+  // 8 elements more per row spread 8 rows over the banks.
+  static constexpr int kQueryPitch = kDim + 8, kRotaryPitch = kRope + 16;
+  static constexpr int kSumPitch = kTokens + 4;  // likewise 4 pairs of rows
+
+  /// Of a block, between the warps of a team.
+  struct Exchange {
+    float2 sums[kGroups][kTeamRows / 2][kSumPitch];    // S by group of dims: rows 2i and 2i + 1 of a token
+    uint2 prob[kGroups][kTokens / 16][kRowTiles][32];  // P times V's scale: B fragments
+  };
+  /// Half of the accumulators of a team, for the other one.
+  struct Handover {
+    float4 out[kWarps][2 * kRowTiles][32];
+  };
+
+  struct Shared {
+    alignas(128) std::uint8_t codes[kStages][kTokens * kDim];     // chunks of 16 bytes: code_place()
+    alignas(128) std::uint8_t rope[kStages][kTokens * 2 * kRope];  // rope_place()
+    float4 scales[kStages][kTokens];
+    union {
+      alignas(16) std::uint16_t queries[kRows][kQueryPitch];  // f16, in units of a power of two of the row
+      Exchange exchange[kTeams];
+      Handover handover;
+    };
+    // bf16, in the same units; and what bf16 leaves of f16 rows.
+    alignas(16) std::uint16_t rotary[2][kRows][kRotaryPitch];
+    alignas(16) float unit[kTeams][kTeamRows][kGroups];    // 2^k: P is stored in units of it, for V's group of dims
+    float raised[kTeams][kGroups][kTeamRows];  // what O is multiplied with before the block
+    float2 state[kTeams][kTeamRows];           // of an item: LSE (base 2), 1 / sum
+    float factor[kRows];                       // turns a raw product into a base-2 logit
+    RowPlace places[kRows];
+    KeyRange unmasked;                         // places whose keys every row sees
+    std::uint64_t full[kStages], empty[kStages];
+    std::uint32_t live[kStages];  // bit t: token t of the block counts
+    std::uint32_t slices;         // of a cut unit that this CTA merges: parts that left theirs, and bit 31
+    ItemQueue queue;
+  };
+};
+
+/// A thread of the compute warps. Made anew where it is asked for: what depends on it then takes no registers
+/// elsewhere.
+struct ComputeThread {
+  int team, warp, lane;  // warp of the team
+  __device__ ComputeThread() {
+    const int thread = thread_index();
+    team = thread / 256, warp = thread / 32 % 8, lane = thread % 32;
+  }
+};
+
+/// Byte of chunk `chunk` (16 bytes) of a token in Shared::codes: neither 4 adjacent chunks of 2 tokens nor one
+/// chunk of 8 tokens meet in a bank.
+__device__ inline int code_place(int token, int chunk) {
+  return token * 512 + ((chunk ^ ((token & 1) << 2 | (token >> 1 & 3))) << 4);
+}
+/// Likewise in Shared::rope, for 2 adjacent chunks of 4 tokens.
+__device__ inline int rope_place(int token, int chunk) {
+  return token * 128 + ((chunk ^ (token & 3) << 1) << 4);
+}
+
+/// Blocks of an item.
+__device__ inline int blocks_of(const planning::WorkItem& work) {
+  return (work.kv_end - work.kv_begin + 31) / 32;
+}
+
+}  // namespace halftone::cuda
