@@ -13,10 +13,10 @@ template <LatentFewConfig C>
 __device__ inline void latent_compute(const LatentParams& params, int worker, typename LatentFewTraits<C>::Shared& s) {
   using Traits = LatentFewTraits<C>;
   const AttentionParams& p = params.attention;
-  const bool rotary_low = p.q_type != DType::kBFloat16;
   std::uint32_t before = 0;  // blocks of the items before
 #pragma unroll 1
-  for (int index = 0; s.queue.has(index); ++index) {
+  while (s.queue.has(s.queue.current)) {
+    const int index = s.queue.current;
     const DeviceItem& item = s.queue.items[index % ItemQueue::kCapacity];
     if (thread_index() == Traits::kComputeThreads - 1) {  // of a warp that has no row where registers are few
 #pragma unroll 1
@@ -46,7 +46,7 @@ __device__ inline void latent_compute(const LatentParams& params, int worker, ty
          token += kStep * Traits::kTokens, count += kStep) {
       const int stage = count % Traits::kStages;
       barrier_wait(shared_address(&s.full[stage]), count / Traits::kStages & 1);
-      partial_scores<C>(s, q, stage, rotary_low);
+      partial_scores<C>(p, s, q, stage);
       all_team_warps<C>();
       softmax.block(p, s, stage, token, end, !s.unmasked.has(token, Traits::kTokens));
       all_team_warps<C>();
@@ -55,10 +55,12 @@ __device__ inline void latent_compute(const LatentParams& params, int worker, ty
       if (ComputeThread().lane == 0) barrier_arrive(shared_address(&s.empty[stage]));
     }
     before += blocks_of(item.work);
-    const bool last = !s.queue.has(index + 1);
-    ItemEnd<C>{p, s, item}(o, softmax, last);
+    const bool last = !s.queue.has(s.queue.current + 1);
+    ItemEnd<C>{p, s, s.queue.items[s.queue.current % ItemQueue::kCapacity]}(o, softmax, last);
+    __syncwarp();
+    // Whoever produces items passes the barrier first.
+    if (thread_index() == 0) s.queue.current = s.queue.current + 1;
     all_compute_warps<C>();  // what the item had in shared memory is read
-    if (thread_index() == 0) s.queue.current = index + 1;
   }
 }
 

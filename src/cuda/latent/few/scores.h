@@ -9,8 +9,8 @@ namespace halftone::cuda {
 /// The sums over a warp's dims for its 16 tokens of the block, to where the softmax adds them up. A group of
 /// dims has its own accumulators until they are multiplied with the scale: any f32 scale is exact.
 template <LatentFewConfig C>
-__device__ inline void partial_scores(typename LatentFewTraits<C>::Shared& s,
-                                      const QueryFragments<C>& q, int stage, bool rotary_low) {
+__device__ inline void partial_scores(const AttentionParams& p, typename LatentFewTraits<C>::Shared& s,
+                                      const QueryFragments<C>& q, int stage) {
   using Traits = LatentFewTraits<C>;
   const auto [team, warp, lane] = ComputeThread();
   const int first_row = Traits::first_row(team);
@@ -48,7 +48,7 @@ __device__ inline void partial_scores(typename LatentFewTraits<C>::Shared& s,
     const std::uint16_t* const query = &s.rotary[0][first_row + 8 * n + g][16 * group + 4 * c];
     const uint2 high = *reinterpret_cast<const uint2*>(query);
     mma_bf16(x[n], a, high.x, high.y);
-    if (rotary_low) {
+    if (p.q_type != DType::kBFloat16) {
       const uint2 low = *reinterpret_cast<const uint2*>(query + Traits::kRows * Traits::kRotaryPitch);
       mma_bf16(x[n], a, low.x, low.y);
     }
