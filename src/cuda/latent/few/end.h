@@ -62,7 +62,7 @@ struct ItemEnd {
   const DeviceItem& item;
   const ComputeThread at{};
 
-  __device__ int first_row() const { return Traits::first_row(at.team); }
+  __device__ unsigned first_row() const { return Traits::first_row(at.team); }
   __device__ int rows() const { return item.work.row_end - item.work.row_begin; }
 
   /// Leaves the state of the rows of which this at.warp had the softmax.
@@ -87,7 +87,7 @@ struct ItemEnd {
     float2 by[kTiles], unit[kTiles];
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
-      const auto of_row = [&](int row, float& factor, float& power, float& end) {
+      const auto of_row = [&](unsigned row, float& factor, float& power, float& end) {
         const float2 own = s.state[at.team][row];
         factor = own.y;
         end = own.x;
@@ -100,7 +100,7 @@ struct ItemEnd {
         }
         power = __uint_as_float(0x7f000000u - __float_as_uint(s.unit[at.team][row][at.warp / 2]));
       };
-      const int row = 8 * n + at.lane % 4 * 2;
+      const unsigned row = 8 * n + at.lane % 4 * 2;
       of_row(row, by[n].x, unit[n].x, lse[n].x);
       of_row(row + 1, by[n].y, unit[n].y, lse[n].y);
     }
@@ -113,7 +113,6 @@ struct ItemEnd {
   __device__ void swap_halves(O& o) const {
     auto& mine = s.handover.out[at.team * Traits::kTeamWarps + at.warp];
     const auto& others = s.handover.out[(1 - at.team) * Traits::kTeamWarps + at.warp];
-    all_compute_warps<C>();  // nobody reads `exchange` any more
 #pragma unroll
     for (int m = 0; m < kKept; ++m) {
 #pragma unroll
@@ -138,8 +137,8 @@ struct ItemEnd {
   }
 
   /// First of the adjacent dims of m-tile `m` that the at.lane has.
-  __device__ int dim(int m) const {
-    const int first = C.split_rows ? 0 : at.team * kKept;
+  __device__ unsigned dim(int m) const {
+    const unsigned first = C.split_rows ? 0 : at.team * kKept;
     return (O::kDimTiles * at.warp + first + m) * 16 + at.lane / 4 * 2;
   }
 
@@ -150,7 +149,7 @@ struct ItemEnd {
     for (int n = 0; n < kTiles; ++n) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int row = first_row() + 8 * n + at.lane % 4 * 2 + i;
+        const int row = static_cast<int>(first_row() + 8 * n + at.lane % 4 * 2 + i);
         if (row < rows()) f(row, i == 0 ? lse[n].x : lse[n].y, n, i);
       }
     }
@@ -219,8 +218,9 @@ struct ItemEnd {
   __device__ void merge(std::uint32_t owners, int count_of_owners) const {
     using Piece = Row<SharedMerge::kPieceDims, 32>;
     constexpr int kPieces = Traits::kDim / SharedMerge::kPieceDims, kAtOnce = 8;
-    const int stride = p.schedule.params.row_block, own = at.team * Traits::kTeamWarps + at.warp;
-    int turn = 0;
+    const int stride = p.schedule.params.row_block;
+    const unsigned own = at.team * Traits::kTeamWarps + at.warp;
+    unsigned turn = 0;
 #pragma unroll 1
     for (int piece = 0; piece < rows() * kPieces; ++piece) {
       if (!(owners >> piece % count_of_owners & 1)) continue;

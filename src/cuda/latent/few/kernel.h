@@ -8,6 +8,23 @@
 
 namespace halftone::cuda {
 
+/// Extends the queue up to the current item and as far as there is room: no load warp may be at an item whose
+/// place is taken. By one thread, of a warp that has no row where registers are few.
+template <LatentFewConfig C>
+__device__ inline void produce_items(const AttentionParams& p, int worker,
+                                     typename LatentFewTraits<C>::Shared& s) {
+#pragma unroll 1
+  while (s.queue.more) {
+    int oldest = s.queue.current;
+    for (const volatile int& item : s.reading) oldest = min(oldest, item);
+    if (s.queue.count < oldest + ItemQueue::kCapacity - 1) {
+      s.queue.produce(p.schedule, bounds_of(p), worker);
+    } else if (s.queue.count > s.queue.current) {
+      return;
+    }
+  }
+}
+
 /// A compute warp: its team's blocks of all items.
 template <LatentFewConfig C>
 __device__ inline void latent_compute(const LatentParams& params, int worker, typename LatentFewTraits<C>::Shared& s) {
@@ -15,15 +32,10 @@ __device__ inline void latent_compute(const LatentParams& params, int worker, ty
   const AttentionParams& p = params.attention;
   std::uint32_t before = 0;  // blocks of the items before
 #pragma unroll 1
-  while (s.queue.has(s.queue.current)) {
-    const int index = s.queue.current;
-    const DeviceItem& item = s.queue.items[index % ItemQueue::kCapacity];
-    if (thread_index() == Traits::kComputeThreads - 1) {  // of a warp that has no row where registers are few
-#pragma unroll 1
-      while (s.queue.more && s.queue.count < index + ItemQueue::kCapacity - 1) {
-        s.queue.produce(p.schedule, bounds_of(p), worker);
-      }
-    }
+  while (true) {
+    if (thread_index() == Traits::kComputeThreads - 1) produce_items<C>(p, worker, s);
+    if (!s.queue.has(s.queue.current)) return;
+    const DeviceItem& item = s.queue.items[s.queue.current % ItemQueue::kCapacity];
 #pragma unroll 1
     for (int row = thread_index() / 32; row < Traits::kRows; row += Traits::kWarps) {
       load_query<C>(p, item, s, row);
@@ -39,7 +51,7 @@ __device__ inline void latent_compute(const LatentParams& params, int worker, ty
     if (thread_index() == 0) s.unmasked = seen_by_all(p, item, s.places, end);
     all_compute_warps<C>();  // `exchange` is free
     constexpr int kStep = C.split_rows ? 1 : Traits::kTeams;
-    const int first = C.split_rows ? 0 : ComputeThread().team;
+    const int first = C.split_rows ? 0 : static_cast<int>(ComputeThread().team);
     std::uint32_t count = before + first;
 #pragma unroll 1
     for (int token = item.work.kv_begin + first * Traits::kTokens; token < end;
@@ -55,7 +67,7 @@ __device__ inline void latent_compute(const LatentParams& params, int worker, ty
       if (ComputeThread().lane == 0) barrier_arrive(shared_address(&s.empty[stage]));
     }
     before += blocks_of(item.work);
-    const bool last = !s.queue.has(s.queue.current + 1);
+    const bool last = !s.queue.more && s.queue.count == s.queue.current + 1;
     ItemEnd<C>{p, s, s.queue.items[s.queue.current % ItemQueue::kCapacity]}(o, softmax, last);
     __syncwarp();
     // Whoever produces items passes the barrier first.
@@ -78,7 +90,10 @@ __device__ inline void latent_few_worker(const LatentParams& params, int worker,
       barrier_init(shared_address(&s.full[lane]), 32 + 1);
       barrier_init(shared_address(&s.empty[lane]), C.split_rows ? Traits::kWarps : Traits::kTeamWarps);
     }
+    if (lane < Traits::kLoadWarps) s.reading[lane] = 0;
     s.queue.start(listed, bounds_of(p), lane);
+    if (lane == 0) s.softcap = Softcap(p);
+    if (params.listed.indices != nullptr) wait_for_previous_kernel();  // it may have written the lists
   }
   __syncthreads();
   if (warp >= 0) {

@@ -32,6 +32,7 @@ struct RecordLoader {
   /// Whether there is another item.
   __device__ bool next_item() {
     ++item;
+    s.reading[warp] = item;
     if (!s.queue.has(item)) return false;
     const DeviceItem& next = current();
     blocks = blocks_of(next.work);

@@ -39,7 +39,7 @@ struct Output {
   __device__ void add(const typename Traits::Shared& s, int stage) {
     const auto [team, warp, lane] = ComputeThread();
     const typename Traits::Exchange& exchange = s.exchange[team];
-    const int group = warp / 2;
+    const unsigned group = warp / 2;
     uint2 prob[2][kTiles];
     float2 raised[kTiles];
     bool any = false;

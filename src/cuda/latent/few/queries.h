@@ -76,12 +76,12 @@ struct QueryFragments {
 
   __device__ void load(const typename Traits::Shared& s) {
     const auto [team, warp, lane] = ComputeThread();
-    const int group = warp % Traits::kGroups, first_row = Traits::first_row(team);
+    const unsigned group = warp % Traits::kGroups, first_row = Traits::first_row(team);
 #pragma unroll
     for (int n = 0; n < Traits::kRowTiles; ++n) {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        const int dim = group * Traits::kGroupDims + 64 * j + 16 * (lane % 4);
+        const unsigned dim = group * Traits::kGroupDims + 64 * j + 16 * (lane % 4);
         const auto* at = reinterpret_cast<const uint4*>(&s.queries[first_row + 8 * n + lane / 4][dim]);
         const uint4 low = at[0], high = at[1];
         std::uint32_t(&to)[8] = x[n][j];

@@ -1,7 +1,6 @@
 // S^T = K Q^T and the softmax of a block, by the warps of a team.
 #pragma once
 
-#include "cuda/attention/logits.h"
 #include "cuda/latent/few/queries.h"
 
 namespace halftone::cuda {
@@ -13,15 +12,15 @@ __device__ inline void partial_scores(const AttentionParams& p, typename LatentF
                                       const QueryFragments<C>& q, int stage) {
   using Traits = LatentFewTraits<C>;
   const auto [team, warp, lane] = ComputeThread();
-  const int first_row = Traits::first_row(team);
+  const unsigned first_row = Traits::first_row(team);
   constexpr int kTiles = Traits::kRowTiles;
-  const int group = warp % Traits::kGroups, g = lane / 4, c = lane % 4;
-  const int token = warp / Traits::kGroups * 16 + g;  // and 8 further
+  const unsigned group = warp % Traits::kGroups, g = lane / 4, c = lane % 4;
+  const unsigned token = warp / Traits::kGroups * 16 + g;  // and 8 further
   const std::uint8_t* codes = s.codes[stage];
   float x[kTiles][4] = {};
 #pragma unroll
   for (int j = 0; j < 2; ++j) {
-    const int place = code_place(token, group * 8 + 4 * j + c);
+    const unsigned place = code_place(token, group * 8 + 4 * j + c);
     const uint4 upper = *reinterpret_cast<const uint4*>(codes + place);
     const uint4 lower = *reinterpret_cast<const uint4*>(codes + place + 8 * Traits::kDim);
     const std::uint32_t above[] = {upper.x, upper.y, upper.z, upper.w};
@@ -38,7 +37,7 @@ __device__ inline void partial_scores(const AttentionParams& p, typename LatentF
   }
   const auto* scales = reinterpret_cast<const float*>(s.scales[stage]) + group;
   const float above = scales[token * Traits::kGroups], below = scales[(token + 8) * Traits::kGroups];
-  const int place = rope_place(token, 2 * group + c / 2) + c % 2 * 8;
+  const unsigned place = rope_place(token, 2 * group + c / 2) + c % 2 * 8;
   const uint2 upper = *reinterpret_cast<const uint2*>(s.rope[stage] + place);
   const uint2 lower = *reinterpret_cast<const uint2*>(s.rope[stage] + place + 8 * 2 * Traits::kRope);
   const std::uint32_t a[4] = {upper.x, lower.x, upper.y, lower.y};
@@ -94,7 +93,7 @@ struct RowSoftmax {
   __device__ void block(const AttentionParams& p, Shared& s, int stage, int token, int end, bool masked) {
     const auto [team, warp, lane] = ComputeThread();
     typename Traits::Exchange& exchange = s.exchange[team];
-    const int first = Traits::first_row(team) + warp * kRows;
+    const unsigned first = Traits::first_row(team) + warp * kRows;
     float x[kRows];
     add_up(exchange, warp, lane, x);
     const bool live = s.live[stage] >> lane & 1;
@@ -103,8 +102,8 @@ struct RowSoftmax {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       x[i] *= s.factor[first + i];
-      if (p.softcap > 0.0f) x[i] = Softcap(p)(x[i]);
-      if (masked && !VisibleKeys(p, s.places[first + i].position, end).has(token + lane)) {
+      if (p.softcap > 0.0f) x[i] = s.softcap(x[i]);
+      if (masked && !VisibleKeys(p, s.places[first + i].position, end).has(token + static_cast<int>(lane))) {
         x[i] = kMinus;
       }
       if (!live) x[i] = kMinus;
@@ -134,7 +133,7 @@ struct RowSoftmax {
   }
 
  private:
-  __device__ static void add_up(const typename Traits::Exchange& exchange, int warp, int lane,
+  __device__ static void add_up(const typename Traits::Exchange& exchange, unsigned warp, unsigned lane,
                                 float (&x)[kRows]) {
     if constexpr (kRows == 2) {
       const float2 a = exchange.sums[0][warp][lane], b = exchange.sums[1][warp][lane];
@@ -155,7 +154,7 @@ struct RowSoftmax {
     return __int_as_float(ordered(__reduce_max_sync(~0u, ordered(__float_as_int(x)))));
   }
 
-  __device__ void reset(Shared& s, int team, int warp, int lane) {
+  __device__ void reset(Shared& s, unsigned team, unsigned warp, unsigned lane) {
     if (lane < kGroups) {
 #pragma unroll
       for (int i = 0; i < kRows; ++i) s.raised[team][lane][warp * kRows + i] = 1.0f;
@@ -165,9 +164,9 @@ struct RowSoftmax {
   }
 
   /// Row i with a maximum and units that hold this block. What another row needs changes no bit of it.
-  __device__ void raise(Shared& s, int team, int warp, int lane, int i, float x,
+  __device__ void raise(Shared& s, unsigned team, unsigned warp, unsigned lane, int i, float x,
                         const float (&scales)[kGroups], float& prob, float (&products)[kGroups][kRows]) {
-    const int row = warp * kRows + i;
+    const unsigned row = warp * kRows + i;
     const float top = largest(x);
     int rise = 0;
     if (top > max[i] + kMaxRise) {
@@ -198,10 +197,10 @@ struct RowSoftmax {
   }
 
   /// P as B fragments: pairs of tokens of a row, which neighbouring lanes exchange.
-  __device__ static void store(typename Traits::Exchange& exchange, int warp, int lane,
+  __device__ static void store(typename Traits::Exchange& exchange, unsigned warp, unsigned lane,
                                const float (&products)[kGroups][kRows]) {
     constexpr int kPairs = kGroups * kRows / 2;
-    const int odd = lane & 1;
+    const unsigned odd = lane & 1;
 #pragma unroll
     for (int pair = 0; pair < kPairs; ++pair) {
       const int first = 2 * pair, second = 2 * pair + 1;
@@ -209,7 +208,7 @@ struct RowSoftmax {
           pack_f16x2(products[first / kRows][first % kRows], products[second / kRows][second % kRows]);
       const std::uint32_t other = __shfl_xor_sync(~0u, own, 1);
       const std::uint32_t word = odd ? __byte_perm(other, own, 0x7632) : __byte_perm(own, other, 0x5410);
-      const int group = (first + odd) / kRows, row = warp * kRows + (first + odd) % kRows;
+      const unsigned group = (first + odd) / kRows, row = warp * kRows + (first + odd) % kRows;
       uint2& place = exchange.prob[group][lane / 16][row / 8][row % 8 * 4 + lane % 8 / 2];
       reinterpret_cast<std::uint32_t*>(&place)[lane % 16 / 8] = word;
     }

@@ -11,6 +11,7 @@
 // all blocks. Logits are in base 2 throughout; docs/kernels/latent.md derives the bounds.
 #pragma once
 
+#include "cuda/attention/logits.h"
 #include "cuda/attention/rows.h"
 #include "cuda/device/ptx.h"
 #include "cuda/latent/few/config.h"
@@ -34,7 +35,7 @@ struct LatentFewTraits {
   static constexpr int kRowTiles = kTeamRows / 8;            // N of a product
   static constexpr int kWarpRows = kTeamRows / kTeamWarps;   // of the softmax
   static constexpr int kRecordBytes = kDim + 4 * kGroups + 2 * kRope;
-  static constexpr int first_row(int team) { return C.split_rows ? team * kTeamRows : 0; }
+  static constexpr unsigned first_row(unsigned team) { return C.split_rows ? team * kTeamRows : 0; }
   static_assert(kRowTiles == 1 || kRowTiles == 2);
 
   static constexpr int kMaxShared = 227 * 1024;
@@ -68,10 +69,12 @@ struct LatentFewTraits {
     float2 state[kTeams][kTeamRows];           // of an item: LSE (base 2), 1 / sum
     float factor[kRows];                       // turns a raw product into a base-2 logit
     RowPlace places[kRows];
+    Softcap softcap;
     KeyRange unmasked;                         // places whose keys every row sees
     std::uint64_t full[kStages], empty[kStages];
     std::uint32_t live[kStages];  // bit t: token t of the block counts
     std::uint32_t slices;         // of a cut unit that this CTA merges: parts that left theirs, and bit 31
+    volatile int reading[kLoadWarps];  // the item that a load warp is at
     ItemQueue queue;
   };
 };
@@ -79,20 +82,20 @@ struct LatentFewTraits {
 /// A thread of the compute warps. Made anew where it is asked for: what depends on it then takes no registers
 /// elsewhere.
 struct ComputeThread {
-  int team, warp, lane;  // warp of the team
+  unsigned team, warp, lane;  // warp of the team
   __device__ ComputeThread() {
-    const int thread = thread_index();
+    const auto thread = static_cast<unsigned>(thread_index());
     team = thread / 256, warp = thread / 32 % 8, lane = thread % 32;
   }
 };
 
 /// Byte of chunk `chunk` (16 bytes) of a token in Shared::codes: neither 4 adjacent chunks of 2 tokens nor one
 /// chunk of 8 tokens meet in a bank.
-__device__ inline int code_place(int token, int chunk) {
+__device__ inline unsigned code_place(unsigned token, unsigned chunk) {
   return token * 512 + ((chunk ^ ((token & 1) << 2 | (token >> 1 & 3))) << 4);
 }
 /// Likewise in Shared::rope, for 2 adjacent chunks of 4 tokens.
-__device__ inline int rope_place(int token, int chunk) {
+__device__ inline unsigned rope_place(unsigned token, unsigned chunk) {
   return token * 128 + ((chunk ^ (token & 3) << 1) << 4);
 }
 
