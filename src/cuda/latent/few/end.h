@@ -76,13 +76,13 @@ struct ItemEnd {
       const bool empty = softmax.max[i] == kMinus && sum == 0.0f;
       if (at.lane == 0) {
         s.state[at.team][at.warp * Traits::kWarpRows + i] = {empty ? kMinus : softmax.max[i] + log2f(sum),
-                                                       empty ? 0.0f : 1.0f / sum};
+                                                             empty ? 0.0f : 1.0f / sum};
       }
     }
   }
 
-  /// Adds up the teams' states and normalises O: of a row, what both teams have of it is then the mean of V by
-  /// P, with the LSE (base 2).
+  /// Adds up the teams' states and normalises O: of a row, what both teams have of it is then the mean of V
+  /// by P, with the LSE (base 2).
   __device__ void normalise(O& o, float2 (&lse)[kTiles]) const {
     float2 by[kTiles], unit[kTiles];
 #pragma unroll
@@ -109,7 +109,8 @@ struct ItemEnd {
     if constexpr (!C.split_rows) swap_halves(o);
   }
 
-  /// O of all dims by part of the blocks becomes O of a part of the dims by all blocks: m-tiles 0 to kKept - 1.
+  /// O of all dims by part of the blocks becomes O of a part of the dims by all blocks: m-tiles 0 to kKept
+  /// - 1.
   __device__ void swap_halves(O& o) const {
     auto& mine = s.handover.out[at.team * Traits::kTeamWarps + at.warp];
     const auto& others = s.handover.out[(1 - at.team) * Traits::kTeamWarps + at.warp];
@@ -120,7 +121,7 @@ struct ItemEnd {
         const float(&upper)[4] = o.x[m + kKept][n];
         float(&lower)[4] = o.x[m][n];
         mine[m * kTiles + n][at.lane] = at.team == 0 ? float4{upper[0], upper[1], upper[2], upper[3]}
-                                               : float4{lower[0], lower[1], lower[2], lower[3]};
+                                                     : float4{lower[0], lower[1], lower[2], lower[3]};
 #pragma unroll
         for (int i = 0; i < 4; ++i) lower[i] = at.team == 0 ? lower[i] : upper[i];
       }

@@ -27,7 +27,8 @@ __device__ inline void produce_items(const AttentionParams& p, int worker,
 
 /// A compute warp: its team's blocks of all items.
 template <LatentFewConfig C>
-__device__ inline void latent_compute(const LatentParams& params, int worker, typename LatentFewTraits<C>::Shared& s) {
+__device__ inline void latent_compute(const LatentParams& params, int worker,
+                                      typename LatentFewTraits<C>::Shared& s) {
   using Traits = LatentFewTraits<C>;
   const AttentionParams& p = params.attention;
   std::uint32_t before = 0;  // blocks of the items before

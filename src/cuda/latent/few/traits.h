@@ -26,14 +26,14 @@ struct LatentFewTraits {
   static constexpr int kTokens = 32;                              // of a block: one for each lane
   static constexpr int kStages = C.stages;
   static constexpr int kTeams = 2, kTeamWarps = 8, kWarps = kTeams * kTeamWarps;
-  static constexpr int kLoadWarps = 4;  // a warpgroup, for setmaxnreg
+  static constexpr int kLoadWarps = 4;                                // a warpgroup, for setmaxnreg
   static constexpr int kLoadRegisters = 32, kComputeRegisters = 112;  // per thread; 96 at the start
   static constexpr int kComputeThreads = 32 * kWarps, kTeamThreads = 32 * kTeamWarps;
   static constexpr int kThreads = kComputeThreads + 32 * kLoadWarps;
   static constexpr int kRows = C.rows;
   static constexpr int kTeamRows = C.split_rows ? kRows / kTeams : kRows;
-  static constexpr int kRowTiles = kTeamRows / 8;            // N of a product
-  static constexpr int kWarpRows = kTeamRows / kTeamWarps;   // of the softmax
+  static constexpr int kRowTiles = kTeamRows / 8;           // N of a product
+  static constexpr int kWarpRows = kTeamRows / kTeamWarps;  // of the softmax
   static constexpr int kRecordBytes = kDim + 4 * kGroups + 2 * kRope;
   static constexpr unsigned first_row(unsigned team) { return C.split_rows ? team * kTeamRows : 0; }
   static_assert(kRowTiles == 1 || kRowTiles == 2);
@@ -54,7 +54,7 @@ struct LatentFewTraits {
   };
 
   struct Shared {
-    alignas(128) std::uint8_t codes[kStages][kTokens * kDim];     // chunks of 16 bytes: code_place()
+    alignas(128) std::uint8_t codes[kStages][kTokens * kDim];      // chunks of 16 bytes: code_place()
     alignas(128) std::uint8_t rope[kStages][kTokens * 2 * kRope];  // rope_place()
     float4 scales[kStages][kTokens];
     union {
@@ -64,13 +64,14 @@ struct LatentFewTraits {
     };
     // bf16, in the same units; and what bf16 leaves of f16 rows.
     alignas(16) std::uint16_t rotary[2][kRows][kRotaryPitch];
-    alignas(16) float unit[kTeams][kTeamRows][kGroups];    // 2^k: P is stored in units of it, for V's group of dims
-    float raised[kTeams][kGroups][kTeamRows];  // what O is multiplied with before the block
-    float2 state[kTeams][kTeamRows];           // of an item: LSE (base 2), 1 / sum
-    float factor[kRows];                       // turns a raw product into a base-2 logit
+    alignas(
+        16) float unit[kTeams][kTeamRows][kGroups];  // 2^k: P is stored in units of it, for V's group of dims
+    float raised[kTeams][kGroups][kTeamRows];        // what O is multiplied with before the block
+    float2 state[kTeams][kTeamRows];                 // of an item: LSE (base 2), 1 / sum
+    float factor[kRows];                             // turns a raw product into a base-2 logit
     RowPlace places[kRows];
     Softcap softcap;
-    KeyRange unmasked;                         // places whose keys every row sees
+    KeyRange unmasked;  // places whose keys every row sees
     std::uint64_t full[kStages], empty[kStages];
     std::uint32_t live[kStages];  // bit t: token t of the block counts
     std::uint32_t slices;         // of a cut unit that this CTA merges: parts that left theirs, and bit 31
@@ -89,8 +90,8 @@ struct ComputeThread {
   }
 };
 
-/// Byte of chunk `chunk` (16 bytes) of a token in Shared::codes: neither 4 adjacent chunks of 2 tokens nor one
-/// chunk of 8 tokens meet in a bank.
+/// Byte of chunk `chunk` (16 bytes) of a token in Shared::codes: neither 4 adjacent chunks of 2 tokens nor
+/// one chunk of 8 tokens meet in a bank.
 __device__ inline unsigned code_place(unsigned token, unsigned chunk) {
   return token * 512 + ((chunk ^ ((token & 1) << 2 | (token >> 1 & 3))) << 4);
 }
