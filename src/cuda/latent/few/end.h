@@ -98,7 +98,8 @@ struct ItemEnd {
           end = top == kMinus ? kMinus : top + log2f(sum);
           factor = top == kMinus ? 0.0f : own.y * ((at.team == 0 ? a : b) / sum);
         }
-        power = __uint_as_float(0x7f000000u - __float_as_uint(s.unit[at.team][row][at.warp / 2]));
+        power = __uint_as_float(0x7f000000u -
+                                __float_as_uint(s.unit[at.team][row][Traits::kScaled ? at.warp / 2 : 0]));
       };
       const unsigned row = 8 * n + at.lane % 4 * 2;
       of_row(row, by[n].x, unit[n].x, lse[n].x);
@@ -106,6 +107,7 @@ struct ItemEnd {
     }
     o.scale(by);
     o.scale(unit);
+    o.pair();
     if constexpr (!C.split_rows) swap_halves(o);
   }
 
@@ -140,7 +142,7 @@ struct ItemEnd {
   /// First of the adjacent dims of m-tile `m` that the at.lane has.
   __device__ unsigned dim(int m) const {
     const unsigned first = C.split_rows ? 0 : at.team * kKept;
-    return (O::kDimTiles * at.warp + first + m) * 16 + at.lane / 4 * 2;
+    return (O::kDimTiles * at.warp + first + m) * 16 + O::first_of_pair(at.lane);
   }
 
   /// One of the at.lane's rows of an n-tile: calls f(row of the item, LSE, index within x).

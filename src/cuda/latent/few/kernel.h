@@ -31,7 +31,6 @@ __device__ inline void latent_compute(const LatentParams& params, int worker,
                                       typename LatentFewTraits<C>::Shared& s) {
   using Traits = LatentFewTraits<C>;
   const AttentionParams& p = params.attention;
-  std::uint32_t before = 0;  // blocks of the items before
 #pragma unroll 1
   while (true) {
     if (thread_index() == Traits::kComputeThreads - 1) produce_items<C>(p, worker, s);
@@ -53,7 +52,7 @@ __device__ inline void latent_compute(const LatentParams& params, int worker,
     all_compute_warps<C>();  // `exchange` is free
     constexpr int kStep = C.split_rows ? 1 : Traits::kTeams;
     const int first = C.split_rows ? 0 : static_cast<int>(ComputeThread().team);
-    std::uint32_t count = before + first;
+    std::uint32_t count = s.blocks_before + first;
 #pragma unroll 1
     for (int token = item.work.kv_begin + first * Traits::kTokens; token < end;
          token += kStep * Traits::kTokens, count += kStep) {
@@ -67,12 +66,13 @@ __device__ inline void latent_compute(const LatentParams& params, int worker,
       __syncwarp();
       if (ComputeThread().lane == 0) barrier_arrive(shared_address(&s.empty[stage]));
     }
-    before += blocks_of(item.work);
     const bool last = !s.queue.more && s.queue.count == s.queue.current + 1;
     ItemEnd<C>{p, s, s.queue.items[s.queue.current % ItemQueue::kCapacity]}(o, softmax, last);
     __syncwarp();
-    // Whoever produces items passes the barrier first.
-    if (thread_index() == 0) s.queue.current = s.queue.current + 1;
+    if (thread_index() == 0) {  // whoever produces items passes the barrier first
+      s.blocks_before += blocks_of(s.queue.items[s.queue.current % ItemQueue::kCapacity].work);
+      s.queue.current = s.queue.current + 1;
+    }
     all_compute_warps<C>();  // what the item had in shared memory is read
   }
 }
@@ -93,13 +93,13 @@ __device__ inline void latent_few_worker(const LatentParams& params, int worker,
     }
     if (lane < Traits::kLoadWarps) s.reading[lane] = 0;
     s.queue.start(listed, bounds_of(p), lane);
-    if (lane == 0) s.softcap = Softcap(p);
+    if (lane == 0) s.softcap = Softcap(p), s.blocks_before = 0;
     if (params.listed.indices != nullptr) wait_for_previous_kernel();  // it may have written the lists
   }
   __syncthreads();
   if (warp >= 0) {
     shrink_registers<Traits::kLoadRegisters>();
-    RecordLoader<C>(params, s, warp, lane).run();
+    RecordLoader<C>(params, s).run();
     if (warp == 0) {
       wait_for_previous_kernel();
       check_inputs(p, worker, lane);

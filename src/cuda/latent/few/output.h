@@ -5,8 +5,9 @@
 
 namespace halftone::cuda {
 
-/// A warp's 64 dims of O for the rows of its team. Of an m-tile, 16 bytes of each record, row g is dim 2g and
-/// row g + 8 is dim 2g + 1, so that a lane has pairs of adjacent dims.
+/// A warp's 64 dims of O for the rows of its team. Of an m-tile, 16 dims, row g is dim 2g and row g + 8 is
+/// dim 2g + 1, so that a lane has pairs of adjacent dims; with bf16 records they are dims g and g + 8 until
+/// pair() exchanges them.
 template <LatentFewConfig C>
 struct Output {
   using Traits = LatentFewTraits<C>;
@@ -39,7 +40,7 @@ struct Output {
   __device__ void add(const typename Traits::Shared& s, int stage) {
     const auto [team, warp, lane] = ComputeThread();
     const typename Traits::Exchange& exchange = s.exchange[team];
-    const unsigned group = warp / 2;
+    const unsigned group = Traits::kScaled ? warp / 2 : 0;
     uint2 prob[2][kTiles];
     float2 raised[kTiles];
     bool any = false;
@@ -53,19 +54,53 @@ struct Output {
     const std::uint32_t codes = shared_address(s.codes[stage]);
 #pragma unroll
     for (int m = 0; m < kDimTiles; ++m) {
-      std::uint32_t pairs[4];  // two dims of two tokens
-      load_transposed(pairs, codes + code_place(lane, kDimTiles * warp + m));
+      if constexpr (Traits::kScaled) {
+        std::uint32_t pairs[4];  // two dims of two tokens
+        load_transposed(pairs, codes + code_place(lane, kDimTiles * warp + m, Traits::kRowBytes));
 #pragma unroll
-      for (std::uint32_t& word : pairs) word = __byte_perm(word, 0, 0x3120);
+        for (std::uint32_t& word : pairs) word = __byte_perm(word, 0, 0x3120);
 #pragma unroll
-      for (int step = 0; step < 2; ++step) {
-        const std::uint32_t first = pairs[2 * step], second = pairs[2 * step + 1];
-        const std::uint32_t a[4] = {e4m3x2_to_f16x2(first), e4m3x2_to_f16x2(first, true),
-                                    e4m3x2_to_f16x2(second), e4m3x2_to_f16x2(second, true)};
+        for (int step = 0; step < 2; ++step) {
+          const std::uint32_t first = pairs[2 * step], second = pairs[2 * step + 1];
+          const std::uint32_t a[4] = {e4m3x2_to_f16x2(first), e4m3x2_to_f16x2(first, true),
+                                      e4m3x2_to_f16x2(second), e4m3x2_to_f16x2(second, true)};
 #pragma unroll
-        for (int n = 0; n < kTiles; ++n) mma_f16(x[m][n], a, prob[step][n].x, prob[step][n].y);
+          for (int n = 0; n < kTiles; ++n) mma_f16(x[m][n], a, prob[step][n].x, prob[step][n].y);
+        }
+      } else {
+#pragma unroll
+        for (int step = 0; step < 2; ++step) {
+          std::uint32_t a[4];
+          const unsigned token = 16 * step + lane / 16 * 8 + lane % 8;
+          const unsigned chunk = 2 * (kDimTiles * warp + m) + lane / 8 % 2;
+          load_transposed(a, codes + code_place(token, chunk, Traits::kRowBytes));
+#pragma unroll
+          for (int n = 0; n < kTiles; ++n) mma_bf16(x[m][n], a, prob[step][n].x, prob[step][n].y);
+        }
       }
     }
+  }
+
+  /// Gives every lane pairs of adjacent dims: first_of_pair() and the next one of an m-tile.
+  __device__ void pair() {
+    if constexpr (Traits::kScaled) return;
+    const bool odd = thread_index() / 4 % 2;
+#pragma unroll
+    for (int m = 0; m < kDimTiles; ++m) {
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          float &low = x[m][n][i], &high = x[m][n][2 + i];
+          const float other = __shfl_xor_sync(~0u, odd ? low : high, 4);
+          (odd ? low : high) = other;
+        }
+      }
+    }
+  }
+  static __device__ unsigned first_of_pair(unsigned lane) {
+    const unsigned g = lane / 4;
+    return Traits::kScaled ? 2 * g : g % 2 == 0 ? g : 8 + g - 1;
   }
 };
 

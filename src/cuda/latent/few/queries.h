@@ -54,7 +54,7 @@ __device__ inline void load_query(const AttentionParams& p, const DeviceItem& it
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
       const float x = half_of(words[w], false, bf16) * unit, y = half_of(words[w], true, bf16) * unit;
-      high[w] = chunk < kLatent ? pack_f16x2(x, y) : pack_bf16x2(x, y);
+      high[w] = Traits::kScaled && chunk < kLatent ? pack_f16x2(x, y) : pack_bf16x2(x, y);
       low[w] = pack_bf16x2(x - half_of(high[w], false, true), y - half_of(high[w], true, true));
     }
     const uint4 x{high[0], high[1], high[2], high[3]};
@@ -67,12 +67,13 @@ __device__ inline void load_query(const AttentionParams& p, const DeviceItem& it
   }
 }
 
-/// What a warp multiplies the codes of K with: the dims of one scale, the rows of its team. K's dims come in
-/// the order of a lane's 16 bytes, and so do these.
+/// What a warp multiplies the codes of K with: a group of dims, the rows of its team. K's dims come in the
+/// order of a lane's pieces of 16 bytes, and so do these.
 template <LatentFewConfig C>
 struct QueryFragments {
   using Traits = LatentFewTraits<C>;
-  std::uint32_t x[Traits::kRowTiles][2][8];  // [64 dims][step, register]
+  static constexpr int kPieceDims = Traits::kScaled ? 16 : 8, kPieces = Traits::kGroupDims / 4 / kPieceDims;
+  std::uint32_t x[Traits::kRowTiles][kPieces][kPieceDims / 2];  // [step, register]
 
   __device__ void load(const typename Traits::Shared& s) {
     const auto [team, warp, lane] = ComputeThread();
@@ -80,13 +81,15 @@ struct QueryFragments {
 #pragma unroll
     for (int n = 0; n < Traits::kRowTiles; ++n) {
 #pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        const unsigned dim = group * Traits::kGroupDims + 64 * j + 16 * (lane % 4);
+      for (int j = 0; j < kPieces; ++j) {
+        const unsigned dim = group * Traits::kGroupDims + kPieceDims * (4 * j + lane % 4);
         const auto* at = reinterpret_cast<const uint4*>(&s.queries[first_row + 8 * n + lane / 4][dim]);
-        const uint4 low = at[0], high = at[1];
-        std::uint32_t(&to)[8] = x[n][j];
-        to[0] = low.x, to[1] = low.y, to[2] = low.z, to[3] = low.w;
-        to[4] = high.x, to[5] = high.y, to[6] = high.z, to[7] = high.w;
+#pragma unroll
+        for (int i = 0; i < kPieceDims / 8; ++i) {
+          const uint4 words = at[i];
+          x[n][j][4 * i] = words.x, x[n][j][4 * i + 1] = words.y;
+          x[n][j][4 * i + 2] = words.z, x[n][j][4 * i + 3] = words.w;
+        }
       }
     }
   }

@@ -19,24 +19,36 @@ __device__ inline void partial_scores(const AttentionParams& p, typename LatentF
   const std::uint8_t* codes = s.codes[stage];
   float x[kTiles][4] = {};
 #pragma unroll
-  for (int j = 0; j < 2; ++j) {
-    const unsigned place = code_place(token, group * 8 + 4 * j + c);
+  for (int j = 0; j < q.kPieces; ++j) {
+    const unsigned place =
+        code_place(token, Traits::kRowChunks / Traits::kGroups * group + 4 * j + c, Traits::kRowBytes);
     const uint4 upper = *reinterpret_cast<const uint4*>(codes + place);
-    const uint4 lower = *reinterpret_cast<const uint4*>(codes + place + 8 * Traits::kDim);
+    const uint4 lower = *reinterpret_cast<const uint4*>(codes + place + 8 * Traits::kRowBytes);
     const std::uint32_t above[] = {upper.x, upper.y, upper.z, upper.w};
     const std::uint32_t below[] = {lower.x, lower.y, lower.z, lower.w};
+    if constexpr (Traits::kScaled) {
 #pragma unroll
-    for (int step = 0; step < 4; ++step) {
-      const std::uint32_t a[4] = {e4m3x2_to_f16x2(above[step]), e4m3x2_to_f16x2(below[step]),
-                                  e4m3x2_to_f16x2(above[step], true), e4m3x2_to_f16x2(below[step], true)};
+      for (int step = 0; step < 4; ++step) {
+        const std::uint32_t a[4] = {e4m3x2_to_f16x2(above[step]), e4m3x2_to_f16x2(below[step]),
+                                    e4m3x2_to_f16x2(above[step], true), e4m3x2_to_f16x2(below[step], true)};
 #pragma unroll
-      for (int n = 0; n < kTiles; ++n) {
-        mma_f16(x[n], a, q.x[n][j][2 * step], q.x[n][j][2 * step + 1]);
+        for (int n = 0; n < kTiles; ++n) mma_f16(x[n], a, q.x[n][j][2 * step], q.x[n][j][2 * step + 1]);
+      }
+    } else {
+#pragma unroll
+      for (int step = 0; step < 2; ++step) {
+        const std::uint32_t a[4] = {above[2 * step], below[2 * step], above[2 * step + 1],
+                                    below[2 * step + 1]};
+#pragma unroll
+        for (int n = 0; n < kTiles; ++n) mma_bf16(x[n], a, q.x[n][j][2 * step], q.x[n][j][2 * step + 1]);
       }
     }
   }
-  const auto* scales = reinterpret_cast<const float*>(s.scales[stage]) + group;
-  const float above = scales[token * Traits::kGroups], below = scales[(token + 8) * Traits::kGroups];
+  float above = 1.0f, below = 1.0f;
+  if constexpr (Traits::kScaled) {
+    const auto* scales = reinterpret_cast<const float*>(s.scales[stage]) + group;
+    above = scales[token * Traits::kGroups], below = scales[(token + 8) * Traits::kGroups];
+  }
   const unsigned place = rope_place(token, 2 * group + c / 2) + c % 2 * 8;
   const uint2 upper = *reinterpret_cast<const uint2*>(s.rope[stage] + place);
   const uint2 lower = *reinterpret_cast<const uint2*>(s.rope[stage] + place + 8 * 2 * Traits::kRope);
@@ -60,15 +72,15 @@ __device__ inline void partial_scores(const AttentionParams& p, typename LatentF
 /// The softmax of a warp's rows, a lane one token of each block.
 ///
 /// P is stored once per group of V's dims, times its scale, in f16 and in units of 2^k of the row and the
-/// group. Like a running maximum, the unit follows the largest product: it is raised so that this stands at
-/// 2^kFirstLog2 when one passes 2^kLargestLog2, and O with it. So every f32 scale is served, and a token with
-/// a large scale and a small probability does not push others out of f16's range. The maximum itself only
-/// keeps fp32 in range.
+/// group; or, where V has no scales, once in bf16. Like a running maximum, the unit follows the largest
+/// product: it is raised so that this stands at 2^kFirstLog2 when one passes 2^kLargestLog2, and O with it.
+/// So every f32 scale is served, and a token with a large scale and a small probability does not push others
+/// out of f16's range. The maximum itself only keeps fp32 in range.
 template <LatentFewConfig C>
 struct RowSoftmax {
   using Traits = LatentFewTraits<C>;
   using Shared = typename Traits::Shared;
-  static constexpr int kRows = Traits::kWarpRows, kGroups = Traits::kGroups;
+  static constexpr int kRows = Traits::kWarpRows, kGroups = Traits::kScales;
   static constexpr int kFirstLog2 = 8, kLargestLog2 = 15, kUnitLog2 = 126;
   static constexpr float kMaxRise = 8.0f;  // of logits above `max` before it is raised
 
@@ -97,8 +109,13 @@ struct RowSoftmax {
     float x[kRows];
     add_up(exchange, warp, lane, x);
     const bool live = s.live[stage] >> lane & 1;
-    const float4 raw = s.scales[stage][lane];
-    const float scales[kGroups] = {raw.x, raw.y, raw.z, raw.w};
+    float scales[kGroups];
+    if constexpr (Traits::kScaled) {
+      const float4 raw = s.scales[stage][lane];
+      scales[0] = raw.x, scales[1] = raw.y, scales[2] = raw.z, scales[3] = raw.w;
+    } else {
+      scales[0] = 1.0f;
+    }
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       x[i] *= s.factor[first + i];
@@ -115,7 +132,7 @@ struct RowSoftmax {
       raises |= x[i] > max[i] + kMaxRise;
       prob[i] = exp2_approx(x[i] - (max[i] == kMinus ? 0.0f : max[i]));
       const float4 units = *reinterpret_cast<const float4*>(s.unit[team][warp * kRows + i]);
-      const float unit[kGroups] = {units.x, units.y, units.z, units.w};
+      const float unit[] = {units.x, units.y, units.z, units.w};
 #pragma unroll
       for (int j = 0; j < kGroups; ++j) {
         products[j][i] = prob[i] * scales[j] * unit[j];
@@ -199,15 +216,16 @@ struct RowSoftmax {
   /// P as B fragments: pairs of tokens of a row, which neighbouring lanes exchange.
   __device__ static void store(typename Traits::Exchange& exchange, unsigned warp, unsigned lane,
                                const float (&products)[kGroups][kRows]) {
-    constexpr int kPairs = kGroups * kRows / 2;
+    constexpr int kValues = kGroups * kRows;
     const unsigned odd = lane & 1;
 #pragma unroll
-    for (int pair = 0; pair < kPairs; ++pair) {
-      const int first = 2 * pair, second = 2 * pair + 1;
-      const std::uint32_t own =
-          pack_f16x2(products[first / kRows][first % kRows], products[second / kRows][second % kRows]);
+    for (int first = 0; first < kValues; first += 2) {
+      const int second = first + 1 < kValues ? first + 1 : first;
+      const float x = products[first / kRows][first % kRows], y = products[second / kRows][second % kRows];
+      const std::uint32_t own = Traits::kScaled ? pack_f16x2(x, y) : pack_bf16x2(x, y);
       const std::uint32_t other = __shfl_xor_sync(~0u, own, 1);
       const std::uint32_t word = odd ? __byte_perm(other, own, 0x7632) : __byte_perm(own, other, 0x5410);
+      if (kValues == 1 && odd) continue;
       const unsigned group = (first + odd) / kRows, row = warp * kRows + (first + odd) % kRows;
       uint2& place = exchange.prob[group][lane / 16][row / 8][row % 8 * 4 + lane % 8 / 2];
       reinterpret_cast<std::uint32_t*>(&place)[lane % 16 / 8] = word;

@@ -22,8 +22,12 @@ namespace halftone::cuda {
 template <LatentFewConfig C>
 struct LatentFewTraits {
   static constexpr int kDim = 512, kRope = 64, kQueryDim = kDim + kRope;
-  static constexpr int kGroups = 4, kGroupDims = kDim / kGroups;  // of dims that share a scale
-  static constexpr int kTokens = 32;                              // of a block: one for each lane
+  static constexpr bool kScaled = C.codes == LatentCodes::kFp8;
+  static constexpr int kGroups = 4, kGroupDims = kDim / kGroups;  // of dims; they share a scale
+  static constexpr int kScales = kScaled ? kGroups : 1;           // by which P is multiplied
+  static constexpr int kRowBytes = kScaled ? kDim : 2 * kDim, kRowChunks = kRowBytes / 16;  // of codes
+  static constexpr int kScaleBytes = kScaled ? 4 * kGroups : 0;
+  static constexpr int kTokens = 32;  // of a block: one for each lane
   static constexpr int kStages = C.stages;
   static constexpr int kTeams = 2, kTeamWarps = 8, kWarps = kTeams * kTeamWarps;
   static constexpr int kLoadWarps = 4;                                // a warpgroup, for setmaxnreg
@@ -34,7 +38,7 @@ struct LatentFewTraits {
   static constexpr int kTeamRows = C.split_rows ? kRows / kTeams : kRows;
   static constexpr int kRowTiles = kTeamRows / 8;           // N of a product
   static constexpr int kWarpRows = kTeamRows / kTeamWarps;  // of the softmax
-  static constexpr int kRecordBytes = kDim + 4 * kGroups + 2 * kRope;
+  static constexpr int kRecordBytes = kRowBytes + kScaleBytes + 2 * kRope;
   static constexpr unsigned first_row(unsigned team) { return C.split_rows ? team * kTeamRows : 0; }
   static_assert(kRowTiles == 1 || kRowTiles == 2);
 
@@ -46,7 +50,7 @@ struct LatentFewTraits {
   /// Of a block, between the warps of a team.
   struct Exchange {
     float2 sums[kGroups][kTeamRows / 2][kSumPitch];    // S by group of dims: rows 2i and 2i + 1 of a token
-    uint2 prob[kGroups][kTokens / 16][kRowTiles][32];  // P times V's scale: B fragments
+    uint2 prob[kScales][kTokens / 16][kRowTiles][32];  // P times V's scale: B fragments
   };
   /// Half of the accumulators of a team, for the other one.
   struct Handover {
@@ -54,11 +58,12 @@ struct LatentFewTraits {
   };
 
   struct Shared {
-    alignas(128) std::uint8_t codes[kStages][kTokens * kDim];      // chunks of 16 bytes: code_place()
-    alignas(128) std::uint8_t rope[kStages][kTokens * 2 * kRope];  // rope_place()
-    float4 scales[kStages][kTokens];
+    alignas(128) std::uint8_t codes[kStages][kTokens * kRowBytes];  // chunks of 16 bytes: code_place()
+    alignas(128) std::uint8_t rope[kStages][kTokens * 2 * kRope];   // rope_place()
+    float4 scales[kStages][kScaled ? kTokens : 1];
     union {
-      alignas(16) std::uint16_t queries[kRows][kQueryPitch];  // f16, in units of a power of two of the row
+      alignas(16)
+          std::uint16_t queries[kRows][kQueryPitch];  // f16 (K's type), in units of a power of two of the row
       Exchange exchange[kTeams];
       Handover handover;
     };
@@ -66,7 +71,7 @@ struct LatentFewTraits {
     alignas(16) std::uint16_t rotary[2][kRows][kRotaryPitch];
     alignas(
         16) float unit[kTeams][kTeamRows][kGroups];  // 2^k: P is stored in units of it, for V's group of dims
-    float raised[kTeams][kGroups][kTeamRows];        // what O is multiplied with before the block
+    float raised[kTeams][kScales][kTeamRows];        // what O is multiplied with before the block
     float2 state[kTeams][kTeamRows];                 // of an item: LSE (base 2), 1 / sum
     float factor[kRows];                             // turns a raw product into a base-2 logit
     RowPlace places[kRows];
@@ -75,6 +80,7 @@ struct LatentFewTraits {
     std::uint64_t full[kStages], empty[kStages];
     std::uint32_t live[kStages];  // bit t: token t of the block counts
     std::uint32_t slices;         // of a cut unit that this CTA merges: parts that left theirs, and bit 31
+    std::uint32_t blocks_before;  // of the items before the current one
     volatile int reading[kLoadWarps];  // the item that a load warp is at
     ItemQueue queue;
   };
@@ -92,8 +98,8 @@ struct ComputeThread {
 
 /// Byte of chunk `chunk` (16 bytes) of a token in Shared::codes: neither 4 adjacent chunks of 2 tokens nor
 /// one chunk of 8 tokens meet in a bank.
-__device__ inline unsigned code_place(unsigned token, unsigned chunk) {
-  return token * 512 + ((chunk ^ ((token & 1) << 2 | (token >> 1 & 3))) << 4);
+__device__ inline unsigned code_place(unsigned token, unsigned chunk, unsigned row_bytes) {
+  return token * row_bytes + ((chunk ^ ((token & 1) << 2 | (token >> 1 & 3))) << 4);
 }
 /// Likewise in Shared::rope, for 2 adjacent chunks of 4 tokens.
 __device__ inline unsigned rope_place(unsigned token, unsigned chunk) {
