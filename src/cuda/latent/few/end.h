@@ -3,7 +3,7 @@
 #pragma once
 
 #include "cuda/attention/output.h"
-#include "cuda/attention/states.h"
+#include "cuda/latent/few/merge.h"
 #include "cuda/latent/few/output.h"
 
 namespace halftone::cuda {
@@ -18,35 +18,6 @@ template <LatentFewConfig C>
 __device__ inline void all_team_warps() {
   hardware_barrier_wait<LatentFewTraits<C>::kTeamThreads>(kLatentBarrier + 1 + ComputeThread().team);
 }
-
-/// The parts of a cut unit share its rows, in pieces of 128 dims, and each merges some: who comes too early
-/// and has other work leaves its pieces to the last one to arrive. Nobody must wait for that to be correct,
-/// so it does not matter which CTAs run at the same time.
-///
-/// A unit's first counter has the number of parts that are there in its low half and, in its high half, a bit
-/// for each that left its pieces. The second one counts who is done: the last one clears both.
-struct SharedMerge {
-  static constexpr int kOwners = 15, kPieceDims = 128;
-  static constexpr long long kPatience = 1 << 16;  // clocks
-
-  /// Bits of the owners whose pieces this part merges. By one thread, after the part's stores.
-  static __device__ std::uint32_t arrive(std::int32_t* counters, int part, int parts, bool patient) {
-    const std::uint32_t own = part < kOwners ? 1u << part : 0u;
-    const auto here = static_cast<std::uint32_t>(count_arrival(counters));
-    if (static_cast<int>(here & 0xffff) == parts - 1) return own | here >> 16;
-    if (own == 0) return 0;
-    if (patient) {
-      const long long begin = clock64();
-      do {
-        if ((read_arrivals(counters) & 0xffff) == parts) return own;
-      } while (clock64() - begin < kPatience);
-    }
-    return (add_arrivals(counters, static_cast<int>(own << 16)) & 0xffff) == parts ? own : 0;
-  }
-  static __device__ void leave(std::int32_t* counters, int parts) {
-    if (count_arrival(counters + 1) == parts - 1) counters[0] = counters[1] = 0;
-  }
-};
 
 /// By all compute warps.
 template <LatentFewConfig C>
@@ -192,17 +163,15 @@ struct ItemEnd {
   __device__ void fold(O& o, float2 (&lse)[kTiles], int slot) const {
     all_compute_warps<C>();  // the slot's state has been stored
     for_rows(lse, [&](int row, float own, int n, int i) {
-      const float before = slot_state(slot, row)->x, top = fmaxf(before, own);
-      const float a = weight_log2(before, top), b = weight_log2(own, top), sum = a + b;
-      const float first = top == kMinus ? 0.0f : a / sum, second = top == kMinus ? 0.0f : b / sum;
+      const Fold by(slot_state(slot, row)->x, own);
       const float* values = slot_row(slot, row);
 #pragma unroll
       for (int m = 0; m < kKept; ++m) {
         const float2 v = *reinterpret_cast<const float2*>(values + dim(m));
-        o.x[m][n][i] = fmaf(o.x[m][n][i], second, v.x * first);
-        o.x[m][n][2 + i] = fmaf(o.x[m][n][2 + i], second, v.y * first);
+        o.x[m][n][i] = by.mix(v.x, o.x[m][n][i]);
+        o.x[m][n][2 + i] = by.mix(v.y, o.x[m][n][2 + i]);
       }
-      (i == 0 ? lse[n].x : lse[n].y) = top == kMinus ? kMinus : top + log2f(sum);
+      (i == 0 ? lse[n].x : lse[n].y) = by.lse;
     });
     all_compute_warps<C>();  // and read
   }
@@ -217,23 +186,32 @@ struct ItemEnd {
     });
   }
 
-  /// Merges the pieces of the owners in `owners` (bits), a at.warp one at a time, and writes them.
+  /// Merges the pieces of the owners in `owners` (bits), a warp one at a time, and writes them.
   __device__ void merge(std::uint32_t owners, int count_of_owners) const {
-    using Piece = Row<SharedMerge::kPieceDims, 32>;
-    constexpr int kPieces = Traits::kDim / SharedMerge::kPieceDims, kAtOnce = 8;
-    const int stride = p.schedule.params.row_block;
-    const unsigned own = at.team * Traits::kTeamWarps + at.warp;
-    unsigned turn = 0;
+    constexpr int kPieces = Traits::kDim / RowPiece::kDims;
+    const int stride = p.schedule.params.row_block, slot = item.first_slot;
+    const int own = static_cast<int>(at.team * Traits::kTeamWarps + at.warp), pieces = rows() * kPieces;
+    int owner = __ffs(owners) - 1, turn = own;
 #pragma unroll 1
-    for (int piece = 0; piece < rows() * kPieces; ++piece) {
-      if (!(owners >> piece % count_of_owners & 1)) continue;
-      if (turn++ % Traits::kWarps != own) continue;
-      const int row = piece / kPieces, first = piece % kPieces * SharedMerge::kPieceDims;
-      Piece r;
-      r.template add<kAtOnce>(Parts{slot_state(item.first_slot, row), slot_row(item.first_slot, row) + first,
-                                    stride, stride * Traits::kDim, item.parts},
-                              at.lane);
-      write_row<SharedMerge::kPieceDims, true>(p, place_of(p, item, row), r, at.lane, true, first);
+    while (true) {
+      const int piece = owner + turn * count_of_owners;
+      if (piece >= pieces) {
+        owners &= owners - 1;
+        if (owners == 0) return;
+        owner = __ffs(owners) - 1, turn = (own + owner) % Traits::kWarps;
+        continue;
+      }
+      turn += Traits::kWarps;
+      const int row = piece / kPieces, first = piece % kPieces * RowPiece::kDims;
+      const Parts parts{slot_state(slot, row), slot_row(slot, row) + first, stride, stride * Traits::kDim,
+                        item.parts};
+      RowPiece r;
+      if (p.schedule.params.absolute) {
+        r.fold(parts, at.lane);
+      } else {
+        r.weigh(parts, at.lane);
+      }
+      write_row<RowPiece::kDims, true>(p, place_of(p, item, row), r, at.lane, true, first);
     }
   }
 
