@@ -18,13 +18,14 @@ struct LatentFewConfig {
   LatentCodes codes;
   int rows;         ///< packed rows of a unit
   int stages;       ///< of 32 tokens in shared memory
-  bool split_rows;  ///< the two teams have other rows of all blocks, else all rows of every other block
+  int step;         ///< stages that a team takes at a time
+  bool split_rows;  ///< the two teams have other rows of all blocks, else all rows of every other step
 };
 
 inline constexpr std::array kLatentFewTable{
-    LatentFewConfig{LatentCodes::kFp8, 8, 10, false},  LatentFewConfig{LatentCodes::kFp8, 16, 9, false},
-    LatentFewConfig{LatentCodes::kFp8, 32, 8, true},   LatentFewConfig{LatentCodes::kBf16, 8, 5, false},
-    LatentFewConfig{LatentCodes::kBf16, 16, 5, false}, LatentFewConfig{LatentCodes::kBf16, 32, 5, true},
+    LatentFewConfig{LatentCodes::kFp8, 8, 8, 2, false},   LatentFewConfig{LatentCodes::kFp8, 16, 8, 1, false},
+    LatentFewConfig{LatentCodes::kFp8, 32, 8, 1, true},   LatentFewConfig{LatentCodes::kBf16, 8, 4, 1, false},
+    LatentFewConfig{LatentCodes::kBf16, 16, 4, 1, false}, LatentFewConfig{LatentCodes::kBf16, 32, 4, 1, true},
 };
 
 /// bf16 records are multiplied with queries in bf16.

@@ -25,7 +25,20 @@ __device__ inline void produce_items(const AttentionParams& p, int worker,
   }
 }
 
-/// A compute warp: its team's blocks of all items.
+/// By lane `block` of a warp that has read the step.
+template <LatentFewConfig C>
+__device__ inline void release(typename LatentFewTraits<C>::Shared& s, const Step<C>& at, unsigned block) {
+  int stage = at.stage[0];
+#pragma unroll
+  for (unsigned b = 1; b < C.step; ++b) {
+    if (block < b) break;
+    if (at.stage[b] == stage) return;  // it stands in
+    stage = at.stage[b];
+  }
+  barrier_arrive(shared_address(&s.empty[stage]));
+}
+
+/// A compute warp: its team's steps of all items.
 template <LatentFewConfig C>
 __device__ inline void latent_compute(const LatentParams& params, int worker,
                                       typename LatentFewTraits<C>::Shared& s) {
@@ -50,21 +63,30 @@ __device__ inline void latent_compute(const LatentParams& params, int worker,
     const int end = item.work.kv_end;
     if (thread_index() == 0) s.unmasked = seen_by_all(p, item, s.places, end);
     all_compute_warps<C>();  // `exchange` is free
-    constexpr int kStep = C.split_rows ? 1 : Traits::kTeams;
-    const int first = C.split_rows ? 0 : static_cast<int>(ComputeThread().team);
+    constexpr int kStep = Traits::kStep, kTurn = kStep * (C.split_rows ? 1 : Traits::kTeams);
+    const int first = C.split_rows ? 0 : kStep * static_cast<int>(ComputeThread().team);
     std::uint32_t count = s.blocks_before + first;
 #pragma unroll 1
     for (int token = item.work.kv_begin + first * Traits::kTokens; token < end;
-         token += kStep * Traits::kTokens, count += kStep) {
-      const int stage = count % Traits::kStages;
-      barrier_wait(shared_address(&s.full[stage]), count / Traits::kStages & 1);
-      partial_scores<C>(p, s, q, stage);
+         token += kTurn * Traits::kTokens, count += kTurn) {
+      Step<C> at;
+      at.token = token, at.end = end;
+#pragma unroll
+      for (int b = 0; b < kStep; ++b) {
+        at.stage[b] = (count + b) % Traits::kStages;
+        if (token + b * Traits::kTokens < end) {
+          barrier_wait(shared_address(&s.full[at.stage[b]]), (count + b) / Traits::kStages & 1);
+        } else {
+          at.stage[b] = at.stage[b - 1];
+        }
+      }
+      partial_scores<C>(p, s, q, at);
       all_team_warps<C>();
-      softmax.block(p, s, stage, token, end, !s.unmasked.has(token, Traits::kTokens));
+      softmax.step(p, s, at, !s.unmasked.has(token, Traits::kStepTokens));
       all_team_warps<C>();
-      o.add(s, stage);
+      o.add(s, at);
       __syncwarp();
-      if (ComputeThread().lane == 0) barrier_arrive(shared_address(&s.empty[stage]));
+      if (ComputeThread().lane < kStep) release<C>(s, at, ComputeThread().lane);
     }
     const bool last = !s.queue.more && s.queue.count == s.queue.current + 1;
     ItemEnd<C>{p, s, s.queue.items[s.queue.current % ItemQueue::kCapacity]}(o, softmax, last);

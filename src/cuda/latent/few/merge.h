@@ -69,9 +69,11 @@ struct RowPiece : Row<128, 32> {
       sum = fmaf(sum, before, total);
       x[0] = {x[0].x * before, x[0].y * before, x[0].z * before, x[0].w * before};
       add(v, weight, 0);
-      if (count <= kAtOnce) continue;
-      load(values + kAtOnce * parts.value_stride, parts.value_stride, count - kAtOnce, v);
-      add(v, weight, kAtOnce);
+#pragma unroll 1
+      for (int first = kAtOnce; first < count; first += kAtOnce) {
+        load(values + first * parts.value_stride, parts.value_stride, count - first, v);
+        add(v, weight, first);
+      }
     }
   }
 
@@ -88,7 +90,7 @@ struct RowPiece : Row<128, 32> {
   __device__ void add(const float4 (&v)[kAtOnce], float weight, int first) {
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const float w = __shfl_sync(~0u, weight, first + i);  // of no part: 0
+      const float w = __shfl_sync(~0u, weight, min(first + i, 31));  // of no part: 0, or of v = 0
       x[0].x = fmaf(v[i].x, w, x[0].x), x[0].y = fmaf(v[i].y, w, x[0].y);
       x[0].z = fmaf(v[i].z, w, x[0].z), x[0].w = fmaf(v[i].w, w, x[0].w);
     }

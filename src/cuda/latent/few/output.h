@@ -36,22 +36,55 @@ struct Output {
     }
   }
 
-  /// A block whose P is in the team's Exchange.
-  __device__ void add(const typename Traits::Shared& s, int stage) {
+  /// A step whose P is in the team's Exchange.
+  __device__ void add(const typename Traits::Shared& s, const Step<C>& at) {
     const auto [team, warp, lane] = ComputeThread();
     const typename Traits::Exchange& exchange = s.exchange[team];
     const unsigned group = Traits::kScaled ? warp / 2 : 0;
-    uint2 prob[2][kTiles];
     float2 raised[kTiles];
     bool any = false;
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
-      prob[0][n] = exchange.prob[group][0][n][lane], prob[1][n] = exchange.prob[group][1][n][lane];
       raised[n] = *reinterpret_cast<const float2*>(&s.raised[team][group][8 * n + lane % 4 * 2]);
       any |= raised[n].x != 1.0f || raised[n].y != 1.0f;
     }
     if (__any_sync(~0u, any)) scale(raised);
-    const std::uint32_t codes = shared_address(s.codes[stage]);
+#pragma unroll
+    for (int b = 0; b < Traits::kStep; ++b) {
+      uint2 prob[2][kTiles];
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) {
+        prob[0][n] = exchange.prob[b][group][0][n][lane], prob[1][n] = exchange.prob[b][group][1][n][lane];
+      }
+      add_block(shared_address(s.codes[at.stage[b]]), prob, warp, lane);
+    }
+  }
+
+  /// Gives every lane pairs of adjacent dims: first_of_pair() and the next one of an m-tile.
+  __device__ void pair() {
+    if constexpr (Traits::kScaled) return;
+    const bool odd = thread_index() / 4 % 2;
+#pragma unroll
+    for (int m = 0; m < kDimTiles; ++m) {
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          float &low = x[m][n][i], &high = x[m][n][2 + i];
+          const float other = __shfl_xor_sync(~0u, odd ? low : high, 4);
+          (odd ? low : high) = other;
+        }
+      }
+    }
+  }
+  static __device__ unsigned first_of_pair(unsigned lane) {
+    const unsigned g = lane / 4;
+    return Traits::kScaled ? 2 * g : g % 2 == 0 ? g : 8 + g - 1;
+  }
+
+ private:
+  __device__ void add_block(std::uint32_t codes, const uint2 (&prob)[2][kTiles], unsigned warp,
+                            unsigned lane) {
 #pragma unroll
     for (int m = 0; m < kDimTiles; ++m) {
       if constexpr (Traits::kScaled) {
@@ -79,28 +112,6 @@ struct Output {
         }
       }
     }
-  }
-
-  /// Gives every lane pairs of adjacent dims: first_of_pair() and the next one of an m-tile.
-  __device__ void pair() {
-    if constexpr (Traits::kScaled) return;
-    const bool odd = thread_index() / 4 % 2;
-#pragma unroll
-    for (int m = 0; m < kDimTiles; ++m) {
-#pragma unroll
-      for (int n = 0; n < kTiles; ++n) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          float &low = x[m][n][i], &high = x[m][n][2 + i];
-          const float other = __shfl_xor_sync(~0u, odd ? low : high, 4);
-          (odd ? low : high) = other;
-        }
-      }
-    }
-  }
-  static __device__ unsigned first_of_pair(unsigned lane) {
-    const unsigned g = lane / 4;
-    return Traits::kScaled ? 2 * g : g % 2 == 0 ? g : 8 + g - 1;
   }
 };
 

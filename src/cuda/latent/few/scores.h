@@ -5,71 +5,79 @@
 
 namespace halftone::cuda {
 
-/// The sums over a warp's dims for its 16 tokens of the block, to where the softmax adds them up. A group of
+/// The sums over a warp's dims for its 16 tokens of each block, to where the softmax adds them up. A group of
 /// dims has its own accumulators until they are multiplied with the scale: any f32 scale is exact.
 template <LatentFewConfig C>
 __device__ inline void partial_scores(const AttentionParams& p, typename LatentFewTraits<C>::Shared& s,
-                                      const QueryFragments<C>& q, int stage) {
+                                      const QueryFragments<C>& q, const Step<C>& at) {
   using Traits = LatentFewTraits<C>;
   const auto [team, warp, lane] = ComputeThread();
   const unsigned first_row = Traits::first_row(team);
-  constexpr int kTiles = Traits::kRowTiles;
+  constexpr int kTiles = Traits::kRowTiles, kStep = Traits::kStep;
   const unsigned group = warp % Traits::kGroups, g = lane / 4, c = lane % 4;
   const unsigned token = warp / Traits::kGroups * 16 + g;  // and 8 further
-  const std::uint8_t* codes = s.codes[stage];
-  float x[kTiles][4] = {};
+  float x[kStep][kTiles][4] = {};
 #pragma unroll
   for (int j = 0; j < q.kPieces; ++j) {
     const unsigned place =
         code_place(token, Traits::kRowChunks / Traits::kGroups * group + 4 * j + c, Traits::kRowBytes);
-    const uint4 upper = *reinterpret_cast<const uint4*>(codes + place);
-    const uint4 lower = *reinterpret_cast<const uint4*>(codes + place + 8 * Traits::kRowBytes);
-    const std::uint32_t above[] = {upper.x, upper.y, upper.z, upper.w};
-    const std::uint32_t below[] = {lower.x, lower.y, lower.z, lower.w};
-    if constexpr (Traits::kScaled) {
 #pragma unroll
-      for (int step = 0; step < 4; ++step) {
-        const std::uint32_t a[4] = {e4m3x2_to_f16x2(above[step]), e4m3x2_to_f16x2(below[step]),
-                                    e4m3x2_to_f16x2(above[step], true), e4m3x2_to_f16x2(below[step], true)};
+    for (int b = 0; b < kStep; ++b) {
+      const std::uint8_t* const codes = s.codes[at.stage[b]] + place;
+      const uint4 upper = *reinterpret_cast<const uint4*>(codes);
+      const uint4 lower = *reinterpret_cast<const uint4*>(codes + 8 * Traits::kRowBytes);
+      const std::uint32_t above[] = {upper.x, upper.y, upper.z, upper.w};
+      const std::uint32_t below[] = {lower.x, lower.y, lower.z, lower.w};
+      if constexpr (Traits::kScaled) {
 #pragma unroll
-        for (int n = 0; n < kTiles; ++n) mma_f16(x[n], a, q.x[n][j][2 * step], q.x[n][j][2 * step + 1]);
-      }
-    } else {
+        for (int step = 0; step < 4; ++step) {
+          const std::uint32_t a[4] = {e4m3x2_to_f16x2(above[step]), e4m3x2_to_f16x2(below[step]),
+                                      e4m3x2_to_f16x2(above[step], true), e4m3x2_to_f16x2(below[step], true)};
 #pragma unroll
-      for (int step = 0; step < 2; ++step) {
-        const std::uint32_t a[4] = {above[2 * step], below[2 * step], above[2 * step + 1],
-                                    below[2 * step + 1]};
+          for (int n = 0; n < kTiles; ++n) mma_f16(x[b][n], a, q.x[n][j][2 * step], q.x[n][j][2 * step + 1]);
+        }
+      } else {
 #pragma unroll
-        for (int n = 0; n < kTiles; ++n) mma_bf16(x[n], a, q.x[n][j][2 * step], q.x[n][j][2 * step + 1]);
+        for (int step = 0; step < 2; ++step) {
+          const std::uint32_t a[4] = {above[2 * step], below[2 * step], above[2 * step + 1],
+                                      below[2 * step + 1]};
+#pragma unroll
+          for (int n = 0; n < kTiles; ++n) mma_bf16(x[b][n], a, q.x[n][j][2 * step], q.x[n][j][2 * step + 1]);
+        }
       }
     }
-  }
-  float above = 1.0f, below = 1.0f;
-  if constexpr (Traits::kScaled) {
-    const auto* scales = reinterpret_cast<const float*>(s.scales[stage]) + group;
-    above = scales[token * Traits::kGroups], below = scales[(token + 8) * Traits::kGroups];
   }
   const unsigned place = rope_place(token, 2 * group + c / 2) + c % 2 * 8;
-  const uint2 upper = *reinterpret_cast<const uint2*>(s.rope[stage] + place);
-  const uint2 lower = *reinterpret_cast<const uint2*>(s.rope[stage] + place + 8 * 2 * Traits::kRope);
-  const std::uint32_t a[4] = {upper.x, lower.x, upper.y, lower.y};
+  const std::uint16_t* const query = &s.rotary[0][first_row + g][16 * group + 4 * c];
 #pragma unroll
-  for (int n = 0; n < kTiles; ++n) {
-    x[n][0] *= above, x[n][1] *= above, x[n][2] *= below, x[n][3] *= below;
-    const std::uint16_t* const query = &s.rotary[0][first_row + 8 * n + g][16 * group + 4 * c];
-    const uint2 high = *reinterpret_cast<const uint2*>(query);
-    mma_bf16(x[n], a, high.x, high.y);
-    if (p.q_type != DType::kBFloat16) {
-      const uint2 low = *reinterpret_cast<const uint2*>(query + Traits::kRows * Traits::kRotaryPitch);
-      mma_bf16(x[n], a, low.x, low.y);
+  for (int b = 0; b < kStep; ++b) {
+    float above = 1.0f, below = 1.0f;
+    if constexpr (Traits::kScaled) {
+      const auto* scales = reinterpret_cast<const float*>(s.scales[at.stage[b]]) + group;
+      above = scales[token * Traits::kGroups], below = scales[(token + 8) * Traits::kGroups];
     }
-    float2* sums = &s.exchange[team].sums[group][4 * n + c][token];
-    sums[0] = {x[n][0], x[n][1]};
-    sums[8] = {x[n][2], x[n][3]};
+    const std::uint8_t* const rope = s.rope[at.stage[b]] + place;
+    const uint2 upper = *reinterpret_cast<const uint2*>(rope);
+    const uint2 lower = *reinterpret_cast<const uint2*>(rope + 8 * 2 * Traits::kRope);
+    const std::uint32_t a[4] = {upper.x, lower.x, upper.y, lower.y};
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+      x[b][n][0] *= above, x[b][n][1] *= above, x[b][n][2] *= below, x[b][n][3] *= below;
+      const uint2 high = *reinterpret_cast<const uint2*>(query + 8 * n * Traits::kRotaryPitch);
+      mma_bf16(x[b][n], a, high.x, high.y);
+      if (p.q_type != DType::kBFloat16) {
+        const uint2 low =
+            *reinterpret_cast<const uint2*>(query + (Traits::kRows + 8 * n) * Traits::kRotaryPitch);
+        mma_bf16(x[b][n], a, low.x, low.y);
+      }
+      float2* sums = &s.exchange[team].sums[b][group][4 * n + c][token];
+      sums[0] = {x[b][n][0], x[b][n][1]};
+      sums[8] = {x[b][n][2], x[b][n][3]};
+    }
   }
 }
 
-/// The softmax of a warp's rows, a lane one token of each block.
+/// The softmax of a warp's rows, a lane one token of each block of a step.
 ///
 /// P is stored once per group of V's dims, times its scale, in f16 and in units of 2^k of the row and the
 /// group; or, where V has no scales, once in bf16. Like a running maximum, the unit follows the largest
@@ -80,12 +88,12 @@ template <LatentFewConfig C>
 struct RowSoftmax {
   using Traits = LatentFewTraits<C>;
   using Shared = typename Traits::Shared;
-  static constexpr int kRows = Traits::kWarpRows, kGroups = Traits::kScales;
+  static constexpr int kRows = Traits::kWarpRows, kGroups = Traits::kScales, kStep = Traits::kStep;
   static constexpr int kFirstLog2 = 8, kLargestLog2 = 15, kUnitLog2 = 126;
   static constexpr float kMaxRise = 8.0f;  // of logits above `max` before it is raised
 
   float max[kRows], sum[kRows];  // sum: of the lane's tokens
-  bool raised;                   // O's factors of the block before are not all 1
+  bool raised;                   // O's factors of the step before are not all 1
 
   __device__ void begin(Shared& s) {
     const auto [team, warp, lane] = ComputeThread();
@@ -101,65 +109,103 @@ struct RowSoftmax {
     __syncwarp();
   }
 
-  /// From the partial sums of a block to P. `masked`: some row does not see all tokens from `token` on.
-  __device__ void block(const AttentionParams& p, Shared& s, int stage, int token, int end, bool masked) {
+  /// From the partial sums of a step to P. `masked`: some row does not see all its tokens.
+  __device__ void step(const AttentionParams& p, Shared& s, const Step<C>& at, bool masked) {
     const auto [team, warp, lane] = ComputeThread();
     typename Traits::Exchange& exchange = s.exchange[team];
     const unsigned first = Traits::first_row(team) + warp * kRows;
-    float x[kRows];
-    add_up(exchange, warp, lane, x);
-    const bool live = s.live[stage] >> lane & 1;
-    float scales[kGroups];
+    float x[kStep][kRows];
+#pragma unroll
+    for (int b = 0; b < kStep; ++b) {
+      add_up(exchange, b, warp, lane, x[b]);
+      const int token = at.token + b * Traits::kTokens;
+      const bool live = token < at.end && s.live[at.stage[b]] >> lane & 1;
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        x[b][i] *= s.factor[first + i];
+        if (p.softcap > 0.0f) x[b][i] = s.softcap(x[b][i]);
+        if (masked) {
+          const VisibleKeys visible(p, s.places[first + i].position, at.end);
+          if (!visible.has(token + static_cast<int>(lane))) x[b][i] = kMinus;
+        }
+        if (!live) x[b][i] = kMinus;
+      }
+    }
+    if (raised) reset(s, team, warp, lane);
+    std::uint32_t words[kStep][kWords];
+    bool raises = false;
+#pragma unroll
+    for (int b = 0; b < kStep; ++b) raises |= weigh(s, at.stage[b], team, warp, lane, x[b], words[b]);
+    if (__any_sync(~0u, raises)) {
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) raise(s, at, team, warp, lane, i, x);
+#pragma unroll
+      for (int b = 0; b < kStep; ++b) weigh(s, at.stage[b], team, warp, lane, x[b], words[b]);
+    }
+#pragma unroll
+    for (int b = 0; b < kStep; ++b) {
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) sum[i] += probability(x[b][i], i);
+      store(exchange, b, warp, lane, words[b]);
+    }
+  }
+
+ private:
+  static constexpr int kWords = (kGroups * kRows + 1) / 2;
+
+  /// V's scales of the lane's token.
+  static __device__ void load_scales(const Shared& s, int stage, unsigned lane, float (&scales)[kGroups]) {
     if constexpr (Traits::kScaled) {
       const float4 raw = s.scales[stage][lane];
       scales[0] = raw.x, scales[1] = raw.y, scales[2] = raw.z, scales[3] = raw.w;
     } else {
       scales[0] = 1.0f;
     }
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      x[i] *= s.factor[first + i];
-      if (p.softcap > 0.0f) x[i] = s.softcap(x[i]);
-      if (masked && !VisibleKeys(p, s.places[first + i].position, end).has(token + static_cast<int>(lane))) {
-        x[i] = kMinus;
-      }
-      if (!live) x[i] = kMinus;
-    }
-    float prob[kRows], products[kGroups][kRows];
+  }
+
+  /// P of the lane's token of a block, two values a word; whether its maximum or a unit is too small.
+  __device__ bool weigh(const Shared& s, int stage, unsigned team, unsigned warp, unsigned lane,
+                        const float (&x)[kRows], std::uint32_t (&words)[kWords]) const {
+    float scales[kGroups], products[2 * kWords];
+    load_scales(s, stage, lane, scales);
     bool raises = false;
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      raises |= x[i] > max[i] + kMaxRise;
-      prob[i] = exp2_approx(x[i] - (max[i] == kMinus ? 0.0f : max[i]));
       const float4 units = *reinterpret_cast<const float4*>(s.unit[team][warp * kRows + i]);
       const float unit[] = {units.x, units.y, units.z, units.w};
+      raises |= x[i] > max[i] + kMaxRise;
+      const float prob = probability(x[i], i);
 #pragma unroll
       for (int j = 0; j < kGroups; ++j) {
-        products[j][i] = prob[i] * scales[j] * unit[j];
-        raises |= fabsf(products[j][i]) >= float(1 << kLargestLog2);
+        float& product = products[j * kRows + i];
+        product = prob * scales[j] * unit[j];
+        raises |= fabsf(product) >= float(1 << kLargestLog2);
       }
     }
-    if (raised) reset(s, team, warp, lane);
-    if (__any_sync(~0u, raises)) {
+    if (kGroups * kRows == 1) products[1] = 0.0f;
 #pragma unroll
-      for (int i = 0; i < kRows; ++i) raise(s, team, warp, lane, i, x[i], scales, prob[i], products);
+    for (int i = 0; i < kWords; ++i) {
+      words[i] = Traits::kScaled ? pack_f16x2(products[2 * i], products[2 * i + 1])
+                                 : pack_bf16x2(products[2 * i], products[2 * i + 1]);
     }
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) sum[i] += prob[i];
-    store(exchange, warp, lane, products);
+    return raises;
   }
 
- private:
-  __device__ static void add_up(const typename Traits::Exchange& exchange, unsigned warp, unsigned lane,
-                                float (&x)[kRows]) {
+  __device__ float probability(float x, int i) const {
+    return exp2_approx(x - (max[i] == kMinus ? 0.0f : max[i]));
+  }
+
+  __device__ static void add_up(const typename Traits::Exchange& exchange, int block, unsigned warp,
+                                unsigned lane, float (&x)[kRows]) {
+    const auto& sums = exchange.sums[block];
     if constexpr (kRows == 2) {
-      const float2 a = exchange.sums[0][warp][lane], b = exchange.sums[1][warp][lane];
-      const float2 c = exchange.sums[2][warp][lane], d = exchange.sums[3][warp][lane];
+      const float2 a = sums[0][warp][lane], b = sums[1][warp][lane];
+      const float2 c = sums[2][warp][lane], d = sums[3][warp][lane];
       x[0] = (a.x + b.x) + (c.x + d.x);
       x[1] = (a.y + b.y) + (c.y + d.y);
     } else {
       const auto sum = [&](int group) {
-        return reinterpret_cast<const float*>(&exchange.sums[group][warp / 2][lane])[warp % 2];
+        return reinterpret_cast<const float*>(&sums[group][warp / 2][lane])[warp % 2];
       };
       x[0] = (sum(0) + sum(1)) + (sum(2) + sum(3));
     }
@@ -180,11 +226,14 @@ struct RowSoftmax {
     __syncwarp();
   }
 
-  /// Row i with a maximum and units that hold this block. What another row needs changes no bit of it.
-  __device__ void raise(Shared& s, unsigned team, unsigned warp, unsigned lane, int i, float x,
-                        const float (&scales)[kGroups], float& prob, float (&products)[kGroups][kRows]) {
+  /// Row i with a maximum and units that hold this step. What another row needs changes no bit of it.
+  __device__ void raise(Shared& s, const Step<C>& at, unsigned team, unsigned warp, unsigned lane, int i,
+                        const float (&x)[kStep][kRows]) {
     const unsigned row = warp * kRows + i;
-    const float top = largest(x);
+    float most_x = x[0][i];
+#pragma unroll
+    for (int b = 1; b < kStep; ++b) most_x = fmaxf(most_x, x[b][i]);
+    const float top = largest(most_x);
     int rise = 0;
     if (top > max[i] + kMaxRise) {
       const float next = rintf(top), by = max[i] == kMinus ? 0.0f : fminf(next - max[i], 1000.0f);
@@ -192,16 +241,23 @@ struct RowSoftmax {
       rise = static_cast<int>(by);
       max[i] = next;
     }
-    prob = exp2_approx(x - (max[i] == kMinus ? 0.0f : max[i]));
+    float products[kGroups] = {};
+#pragma unroll
+    for (int b = 0; b < kStep; ++b) {
+      float scales[kGroups];
+      load_scales(s, at.stage[b], lane, scales);
+#pragma unroll
+      for (int j = 0; j < kGroups; ++j) {
+        products[j] = fmaxf(products[j], fabsf(probability(x[b][i], i) * scales[j]));
+      }
+    }
 #pragma unroll
     for (int j = 0; j < kGroups; ++j) {
-      const float product = prob * scales[j];
-      const int most = static_cast<int>(__reduce_max_sync(~0u, __float_as_uint(fabsf(product))) >> 23) - 127;
+      const int most = static_cast<int>(__reduce_max_sync(~0u, __float_as_uint(products[j])) >> 23) - 127;
       const int before = static_cast<int>(__float_as_uint(s.unit[team][row][j]) >> 23) - 127 + rise;
       int unit = min(before, kUnitLog2);
       if (most + unit >= kLargestLog2) unit = min(kFirstLog2 - 1 - most, kUnitLog2);
       const float power = __uint_as_float(static_cast<unsigned>(unit + 127) << 23);
-      products[j][i] = product * power;
       __syncwarp();
       if (lane == 0) {
         s.unit[team][row][j] = power;
@@ -214,20 +270,17 @@ struct RowSoftmax {
   }
 
   /// P as B fragments: pairs of tokens of a row, which neighbouring lanes exchange.
-  __device__ static void store(typename Traits::Exchange& exchange, unsigned warp, unsigned lane,
-                               const float (&products)[kGroups][kRows]) {
-    constexpr int kValues = kGroups * kRows;
+  __device__ static void store(typename Traits::Exchange& exchange, int block, unsigned warp, unsigned lane,
+                               const std::uint32_t (&words)[kWords]) {
     const unsigned odd = lane & 1;
 #pragma unroll
-    for (int first = 0; first < kValues; first += 2) {
-      const int second = first + 1 < kValues ? first + 1 : first;
-      const float x = products[first / kRows][first % kRows], y = products[second / kRows][second % kRows];
-      const std::uint32_t own = Traits::kScaled ? pack_f16x2(x, y) : pack_bf16x2(x, y);
+    for (int i = 0; i < kWords; ++i) {
+      const std::uint32_t own = words[i];
       const std::uint32_t other = __shfl_xor_sync(~0u, own, 1);
       const std::uint32_t word = odd ? __byte_perm(other, own, 0x7632) : __byte_perm(own, other, 0x5410);
-      if (kValues == 1 && odd) continue;
-      const unsigned group = (first + odd) / kRows, row = warp * kRows + (first + odd) % kRows;
-      uint2& place = exchange.prob[group][lane / 16][row / 8][row % 8 * 4 + lane % 8 / 2];
+      if (kGroups * kRows == 1 && odd) continue;
+      const unsigned value = 2 * i + odd, group = value / kRows, row = warp * kRows + value % kRows;
+      uint2& place = exchange.prob[block][group][lane / 16][row / 8][row % 8 * 4 + lane % 8 / 2];
       reinterpret_cast<std::uint32_t*>(&place)[lane % 16 / 8] = word;
     }
   }

@@ -28,7 +28,7 @@ struct LatentFewTraits {
   static constexpr int kRowBytes = kScaled ? kDim : 2 * kDim, kRowChunks = kRowBytes / 16;  // of codes
   static constexpr int kScaleBytes = kScaled ? 4 * kGroups : 0;
   static constexpr int kTokens = 32;  // of a block: one for each lane
-  static constexpr int kStages = C.stages;
+  static constexpr int kStages = C.stages, kStep = C.step, kStepTokens = kStep * kTokens;
   static constexpr int kTeams = 2, kTeamWarps = 8, kWarps = kTeams * kTeamWarps;
   static constexpr int kLoadWarps = 4;                                // a warpgroup, for setmaxnreg
   static constexpr int kLoadRegisters = 32, kComputeRegisters = 112;  // per thread; 96 at the start
@@ -40,6 +40,9 @@ struct LatentFewTraits {
   static constexpr int kWarpRows = kTeamRows / kTeamWarps;  // of the softmax
   static constexpr int kRecordBytes = kRowBytes + kScaleBytes + 2 * kRope;
   static constexpr unsigned first_row(unsigned team) { return C.split_rows ? team * kTeamRows : 0; }
+  // A stage is always filled by the same warp and, within an item, read by the same team: who waits for a
+  // phase of its barriers has seen the one before.
+  static_assert(kStages % kLoadWarps == 0 && kStages % (kTeams * kStep) == 0);
   static_assert(kRowTiles == 1 || kRowTiles == 2);
 
   static constexpr int kMaxShared = 227 * 1024;
@@ -47,10 +50,11 @@ struct LatentFewTraits {
   static constexpr int kQueryPitch = kDim + 8, kRotaryPitch = kRope + 16;
   static constexpr int kSumPitch = kTokens + 4;  // likewise 4 pairs of rows
 
-  /// Of a block, between the warps of a team.
+  /// Of a step, between the warps of a team.
   struct Exchange {
-    float2 sums[kGroups][kTeamRows / 2][kSumPitch];    // S by group of dims: rows 2i and 2i + 1 of a token
-    uint2 prob[kScales][kTokens / 16][kRowTiles][32];  // P times V's scale: B fragments
+    float2 sums[kStep][kGroups][kTeamRows / 2]
+               [kSumPitch];  // S by group of dims: rows 2i and 2i + 1 of a token
+    uint2 prob[kStep][kScales][kTokens / 16][kRowTiles][32];  // P times V's scale: B fragments
   };
   /// Half of the accumulators of a team, for the other one.
   struct Handover {
@@ -71,7 +75,7 @@ struct LatentFewTraits {
     alignas(16) std::uint16_t rotary[2][kRows][kRotaryPitch];
     alignas(
         16) float unit[kTeams][kTeamRows][kGroups];  // 2^k: P is stored in units of it, for V's group of dims
-    float raised[kTeams][kScales][kTeamRows];        // what O is multiplied with before the block
+    float raised[kTeams][kScales][kTeamRows];        // what O is multiplied with before the step
     float2 state[kTeams][kTeamRows];                 // of an item: LSE (base 2), 1 / sum
     float factor[kRows];                             // turns a raw product into a base-2 logit
     RowPlace places[kRows];
@@ -84,6 +88,14 @@ struct LatentFewTraits {
     volatile int reading[kLoadWarps];  // the item that a load warp is at
     ItemQueue queue;
   };
+};
+
+/// What a team takes at a time: blocks in the ring.
+template <LatentFewConfig C>
+struct Step {
+  int stage[C.step];
+  int token;  // the first one's first
+  int end;    // of the item; a step's last block may be beyond: then it stands in for an earlier one, masked
 };
 
 /// A thread of the compute warps. Made anew where it is asked for: what depends on it then takes no registers
