@@ -7,24 +7,33 @@
 
 namespace halftone::cuda {
 
+/// What a row of O that is not yet divided is multiplied by, and its LSE, the sink of `head` included.
+struct FinalState {
+  float scale = 0.0f, lse = kMinus;
+
+  /// `max` in base 2. `keep`: the row exists.
+  __device__ FinalState(const AttentionParams& p, int head, float max, float sum, bool keep) {
+    if (max == kMinus && sum == 0.0f) return;
+    float weight = 1.0f;
+    if (p.sinks != nullptr && keep) {
+      const float sink = p.sinks[head] * kLog2e, merged = fmaxf(max, sink);
+      weight = exp2_approx(max - merged);
+      sum = sum * weight + exp2_approx(sink - merged);
+      max = merged;
+    }
+    scale = weight / sum;
+    lse = (max + log2f(sum)) * kLn2;
+  }
+};
+
 /// Divides by the sum (with the sink), rotates back, and writes O and the LSE of a row. O is bf16 or f16 with
 /// rows that begin at multiples of 8 bytes, or anything with `kAnyOutput`.
 template <int kDim, bool kAnyOutput, class Row>
 __device__ inline void write_row(const AttentionParams& p, const RowPlace& place, const Row& r, int lane,
                                  bool keep) {
   constexpr int kQuads = Row::kQuads;
-  float scale = 0.0f, lse = kMinus;
-  if (r.max != kMinus || r.sum != 0.0f) {
-    float max = r.max, sum = r.sum, weight = 1.0f;
-    if (p.sinks != nullptr && keep) {
-      const float sink = p.sinks[place.head] * kLog2e;
-      max = fmaxf(r.max, sink);
-      weight = exp2_approx(r.max - max);
-      sum = r.sum * weight + exp2_approx(sink - max);
-    }
-    scale = weight / sum;
-    lse = (max + log2f(sum)) * kLn2;
-  }
+  const FinalState final_state(p, place.head, r.max, r.sum, keep);
+  float scale = final_state.scale;
   float x[kQuads][4];
 #pragma unroll
   for (int j = 0; j < kQuads; ++j) {
@@ -63,7 +72,7 @@ __device__ inline void write_row(const AttentionParams& p, const RowPlace& place
     }
   }
   if (keep && lane % Row::kLanes == 0 && p.lse != nullptr) {
-    p.lse[place.token * p.lse_token_stride + place.head * p.lse_head_stride] = lse;
+    p.lse[place.token * p.lse_token_stride + place.head * p.lse_head_stride] = final_state.lse;
   }
 }
 

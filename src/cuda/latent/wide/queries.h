@@ -1,0 +1,190 @@
+// The queries of a thread block: 64 packed rows, as f16 in the columns' order in shared memory and, the last
+// column and the rope part, as A fragments. A warp of the score warpgroup brings the rows that are its own in
+// the products.
+#pragma once
+
+#include "cuda/attention/rows.h"
+#include "cuda/device/wgmma.h"
+#include "cuda/latent/wide/traits.h"
+
+namespace halftone::cuda::wide {
+
+template <LatentWideConfig C>
+struct Queries {
+  static constexpr bool kNarrows = C.q_dtype == DType::kBFloat16;  // to f16, whose range is smaller
+  // Sizes of bf16 numbers as integers: a row's largest element is to lie between them.
+  static constexpr std::uint32_t kLeast = 117 << 7, kMost = 142 << 7;  // 2^-10, 2^15
+  static constexpr int kLastColumn = kQueryColumns;
+
+  const AttentionParams& p;
+  Shared& s;
+  int warp, lane, rank;
+  std::uint32_t last[4][4];  // the last column of the latent part, f16
+  std::uint32_t rope[4][4];  // bf16, or f16 with f16 queries
+  float factor[2];           // of rows g and g + 8: what turns a product into a base-2 logit
+
+  __device__ const std::uint16_t* row_of(const DeviceItem& item, int row) const {
+    const RowPlace place = place_of(p, item, kRows * rank + row);
+    return static_cast<const std::uint16_t*>(p.q) + place.token * p.q_token_stride +
+           place.head * p.q_head_stride;
+  }
+  __device__ std::uint32_t pair(const std::uint16_t* at) const {
+    if (p.q_aligned) return __ldg(reinterpret_cast<const std::uint32_t*>(at));
+    return __ldg(at) | std::uint32_t{__ldg(at + 1)} << 16;
+  }
+  __device__ std::uint8_t* place(int row, int eight) const {
+    return s.q[column_of(eight)] + place_in_column(row, chunk_of(eight));
+  }
+  /// Lane's eights of a row are `lane` and `lane` + 32; some of the latter are fragments.
+  __device__ bool staged(int i) const { return column_of(lane + 32 * i) != kLastColumn; }
+
+  /// Begins to bring the rows of an item; none of the old ones is needed any more.
+  __device__ void request(const DeviceItem& item) {
+    const int rows = own_rows(item.work, rank);
+#pragma unroll 1
+    for (int i = 0; i < 16; ++i) {
+      const int row = warp * 16 + i;
+      const bool has = row < rows;
+      const std::uint16_t* from = has ? row_of(item, row) : static_cast<const std::uint16_t*>(p.q);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        if (!staged(half)) continue;
+        const int eight = lane + 32 * half;
+        if (p.q_aligned) {
+          copy_async(shared_address(place(row, eight)), from + 8 * eight, has ? 16 : 0);
+        } else {
+          *reinterpret_cast<uint4*>(place(row, eight)) = has ? load_eight(from + 8 * eight, false) : uint4{};
+        }
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = warp * 16 + lane / 4 + 8 * r;
+      const bool has = row < rows;
+      const std::uint16_t* from = has ? row_of(item, row) + lane % 4 * 2 : static_cast<const std::uint16_t*>(p.q);
+#pragma unroll
+      for (int step = 0; step < 4; ++step) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int dim = dim_of(kLastColumn, 2 * step + half);
+          last[step][2 * half + r] = has ? pair(from + dim) : 0;
+          rope[step][2 * half + r] = has ? pair(from + kLatentDims + 16 * step + 8 * half) : 0;
+        }
+      }
+    }
+  }
+
+  static __device__ std::uint32_t narrow(std::uint32_t x, float scale = 1.0f) {
+    return pack_f16x2(__uint_as_float(x << 16) * scale, __uint_as_float(x & 0xffff0000u) * scale);
+  }
+  static __device__ std::uint32_t larger(std::uint32_t a, std::uint32_t b) {
+    std::uint32_t y;
+    asm("max.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+    return y;
+  }
+  static __device__ std::uint32_t size(std::uint32_t x) { return x & 0x7fff7fffu; }
+  static __device__ std::uint32_t largest(std::uint32_t x) { return max(x & 0xffffu, x >> 16); }
+
+  /// Until the rows are there. The warpgroup's barrier must follow.
+  __device__ void complete(const DeviceItem& item) {
+    factor[0] = factor[1] = p.scale_log2;
+    copy_async_wait();
+    if constexpr (kNarrows) {
+      if (__any_sync(~0u, !narrow_rows(item))) scale_rows(item);
+    }
+    fence_async_shared();
+  }
+
+ private:
+  /// What was copied becomes f16 where it lies. False: a row needs a power of two.
+  __device__ bool narrow_rows(const DeviceItem& item) {
+    const int rows = own_rows(item.work, rank) - warp * 16;
+    bool fits = true;
+#pragma unroll 2
+    for (int row = 0; row < 16; ++row) {
+      std::uint32_t most = 0;
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        if (!staged(half)) continue;
+        uint4* at = reinterpret_cast<uint4*>(place(warp * 16 + row, lane + 32 * half));
+        const uint4 x = *at;
+        most = larger(most, larger(larger(size(x.x), size(x.y)), larger(size(x.z), size(x.w))));
+        *at = {narrow(x.x), narrow(x.y), narrow(x.z), narrow(x.w)};
+      }
+      const std::uint32_t row_most = largest(most);
+      const bool some = __any_sync(~0u, row_most >= kLeast);
+      fits = fits && row_most <= kMost && (some || row >= rows);
+    }
+    std::uint32_t most = 0;
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) most = larger(most, size(last[step][i]));
+    }
+    fits = fits && largest(most) <= kMost;
+    if (__all_sync(~0u, fits)) {
+#pragma unroll
+      for (int step = 0; step < 4; ++step) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) last[step][i] = narrow(last[step][i]);
+      }
+    }
+    return fits;
+  }
+
+  /// Rows whose largest element is out of bounds lose a power of two, which the logits get back.
+  __device__ float scale_row(const std::uint16_t* from, int row) const {
+    float most = 0.0f;
+#pragma unroll 1
+    for (int i = lane; i < kLatentDims + kRopeDims; i += 32) {
+      const float x = fabsf(__uint_as_float(std::uint32_t{__ldg(from + i)} << 16));
+      if (x < __builtin_huge_valf()) most = fmaxf(most, x);
+    }
+#pragma unroll
+    for (int i = 16; i > 0; i /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, i));
+    const int bits = static_cast<int>(__float_as_uint(most) >> 23);
+    const bool within = most == 0.0f || (bits >= 117 && bits < 142);
+    const float scale = within ? 1.0f : __uint_as_float(static_cast<std::uint32_t>(254 - max(bits, 1)) << 23);
+#pragma unroll 1
+    for (int eight = lane; eight < kLatentDims / 8; eight += 32) {
+      if (column_of(eight) == kLastColumn) continue;
+      const uint4 x = load_eight(from + 8 * eight, false);
+      *reinterpret_cast<uint4*>(place(row, eight)) = {
+          narrow(x.x, scale), narrow(x.y, scale), narrow(x.z, scale), narrow(x.w, scale)};
+    }
+    return scale;
+  }
+  __device__ void scale_rows(const DeviceItem& item) {
+    const int rows = own_rows(item.work, rank);
+    float scale[2] = {1.0f, 1.0f};
+#pragma unroll 1
+    for (int i = 0; i < 16; ++i) {
+      const int row = warp * 16 + i;
+      if (row >= rows) break;
+      const float x = scale_row(row_of(item, row), row);
+      if (i % 8 == lane / 4) {
+        if (i < 8) {
+          scale[0] = x;
+        } else {
+          scale[1] = x;
+        }
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      factor[r] = p.scale_log2 / scale[r];
+#pragma unroll
+      for (int step = 0; step < 4; ++step) {
+#pragma unroll
+        for (int i = r; i < 4; i += 2) {
+          last[step][i] = narrow(last[step][i], scale[r]);
+          const std::uint32_t x = rope[step][i];
+          rope[step][i] =
+              pack_bf16x2(__uint_as_float(x << 16) * scale[r], __uint_as_float(x & 0xffff0000u) * scale[r]);
+        }
+      }
+    }
+  }
+};
+
+}  // namespace halftone::cuda::wide
