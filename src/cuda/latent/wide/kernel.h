@@ -44,10 +44,10 @@ __device__ inline void wide_worker(const LatentParams& params, Shared& s) {
   if (role == 0) {
     shrink_registers<kLoadRegisters>();
     if (warp == 0) check_inputs(p, worker, lane);
-    TokenLoader<C>{params, s, warp, lane, rank}.run(worker);
+    TokenLoader<C>{params, s, thread_index(), rank}.run();
   } else if (role == 1) {
     shrink_registers<kScoreRegisters>();
-    Scores<C>{params, s, warp, lane, rank}.run();
+    Scores<C>{params, s, rank}.run();
   } else {
     grow_registers<kOutputRegisters>();
     Output<C>{params, s, rank}.run();

@@ -64,7 +64,7 @@ struct Output {
         o[1][i] *= rescale[i / 2 % 2];
       }
     }
-    const std::uint64_t prob = swizzled_matrix(uniform(shared_address(s.rope[at.third])));
+    const std::uint64_t prob = swizzled_matrix(uniform(shared_address(s.rope[at.third()])));
     const std::uint64_t v = swizzled_matrix(uniform(shared_address(s.kv[stage][4 * half()])), kColumnBytes);
     constexpr DType kF16 = DType::kFloat16;
     wgmma_begin();
@@ -83,7 +83,7 @@ struct Output {
     release_slice(s.kv_empty[stage][2]);
     wgmma_wait<0>();
     release_slice(s.kv_empty[stage][3]);
-    release(s.rope_empty[at.third]);
+    release(s.rope_empty[at.third()]);
     pin(o[0]);
     pin(o[1]);
   }
@@ -275,7 +275,7 @@ struct Output {
 #pragma unroll
       for (int i = 0; i < kHalf; ++i) o[0][i] = o[1][i] = 0.0f;
 #pragma unroll 1
-      for (int left = steps_of(item(index).work); left > 0; --left, at.advance()) add(at);
+      for (int left = steps_of(item(index).work); left > 0; --left, ++at.step) add(at);
       end(item(index), index);
       if (thread == 0) s.queue.current = index;  // the other warpgroup may be an item behind
     }

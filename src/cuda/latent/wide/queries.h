@@ -18,10 +18,15 @@ struct Queries {
 
   const AttentionParams& p;
   Shared& s;
-  int warp, lane, rank;
+  int rank;
+  int thread;  // of the warpgroup; read anew now and then, to free its register
   std::uint32_t last[4][4];  // the last column of the latent part, f16
   std::uint32_t rope[4][4];  // bf16, or f16 with f16 queries
   float factor[2];           // of rows g and g + 8: what turns a product into a base-2 logit
+
+  __device__ void locate() { thread = thread_index() - 128; }
+  __device__ int warp() const { return thread / 32; }
+  __device__ int lane() const { return thread % 32; }
 
   __device__ const std::uint16_t* row_of(const DeviceItem& item, int row) const {
     const RowPlace place = place_of(p, item, kRows * rank + row);
@@ -36,20 +41,20 @@ struct Queries {
     return s.q[column_of(eight)] + place_in_column(row, chunk_of(eight));
   }
   /// Lane's eights of a row are `lane` and `lane` + 32; some of the latter are fragments.
-  __device__ bool staged(int i) const { return column_of(lane + 32 * i) != kLastColumn; }
+  __device__ bool staged(int i) const { return column_of(lane() + 32 * i) != kLastColumn; }
 
   /// Begins to bring the rows of an item; none of the old ones is needed any more.
   __device__ void request(const DeviceItem& item) {
     const int rows = own_rows(item.work, rank);
 #pragma unroll 1
     for (int i = 0; i < 16; ++i) {
-      const int row = warp * 16 + i;
+      const int row = warp() * 16 + i;
       const bool has = row < rows;
       const std::uint16_t* from = has ? row_of(item, row) : static_cast<const std::uint16_t*>(p.q);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         if (!staged(half)) continue;
-        const int eight = lane + 32 * half;
+        const int eight = lane() + 32 * half;
         if (p.q_aligned) {
           copy_async(shared_address(place(row, eight)), from + 8 * eight, has ? 16 : 0);
         } else {
@@ -59,9 +64,9 @@ struct Queries {
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int row = warp * 16 + lane / 4 + 8 * r;
+      const int row = warp() * 16 + lane() / 4 + 8 * r;
       const bool has = row < rows;
-      const std::uint16_t* from = has ? row_of(item, row) + lane % 4 * 2 : static_cast<const std::uint16_t*>(p.q);
+      const std::uint16_t* from = has ? row_of(item, row) + lane() % 4 * 2 : static_cast<const std::uint16_t*>(p.q);
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
 #pragma unroll
@@ -98,7 +103,7 @@ struct Queries {
  private:
   /// What was copied becomes f16 where it lies. False: a row needs a power of two.
   __device__ bool narrow_rows(const DeviceItem& item) {
-    const int rows = own_rows(item.work, rank) - warp * 16;
+    const int rows = own_rows(item.work, rank) - warp() * 16;
     bool fits = true;
 #pragma unroll 2
     for (int row = 0; row < 16; ++row) {
@@ -106,7 +111,7 @@ struct Queries {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         if (!staged(half)) continue;
-        uint4* at = reinterpret_cast<uint4*>(place(warp * 16 + row, lane + 32 * half));
+        uint4* at = reinterpret_cast<uint4*>(place(warp() * 16 + row, lane() + 32 * half));
         const uint4 x = *at;
         most = larger(most, larger(larger(size(x.x), size(x.y)), larger(size(x.z), size(x.w))));
         *at = {narrow(x.x), narrow(x.y), narrow(x.z), narrow(x.w)};
@@ -136,7 +141,7 @@ struct Queries {
   __device__ float scale_row(const std::uint16_t* from, int row) const {
     float most = 0.0f;
 #pragma unroll 1
-    for (int i = lane; i < kLatentDims + kRopeDims; i += 32) {
+    for (int i = lane(); i < kLatentDims + kRopeDims; i += 32) {
       const float x = fabsf(__uint_as_float(std::uint32_t{__ldg(from + i)} << 16));
       if (x < __builtin_huge_valf()) most = fmaxf(most, x);
     }
@@ -146,7 +151,7 @@ struct Queries {
     const bool within = most == 0.0f || (bits >= 117 && bits < 142);
     const float scale = within ? 1.0f : __uint_as_float(static_cast<std::uint32_t>(254 - max(bits, 1)) << 23);
 #pragma unroll 1
-    for (int eight = lane; eight < kLatentDims / 8; eight += 32) {
+    for (int eight = lane(); eight < kLatentDims / 8; eight += 32) {
       if (column_of(eight) == kLastColumn) continue;
       const uint4 x = load_eight(from + 8 * eight, false);
       *reinterpret_cast<uint4*>(place(row, eight)) = {
@@ -159,10 +164,10 @@ struct Queries {
     float scale[2] = {1.0f, 1.0f};
 #pragma unroll 1
     for (int i = 0; i < 16; ++i) {
-      const int row = warp * 16 + i;
+      const int row = warp() * 16 + i;
       if (row >= rows) break;
       const float x = scale_row(row_of(item, row), row);
-      if (i % 8 == lane / 4) {
+      if (i % 8 == lane() / 4) {
         if (i < 8) {
           scale[0] = x;
         } else {

@@ -19,11 +19,14 @@ struct Scores {
 
   const LatentParams& params;
   Shared& s;
-  int warp, lane, rank;
+  int rank;
   const AttentionParams& p = params.attention;
-  Queries<C> queries{p, s, warp, lane, rank};
+  Queries<C> queries{p, s, rank};
   float offset[2], reference[2], sum[2];  // of rows g and g + 8; sum: of the lane's columns
   bool apart;                             // of the item: reference is not offset
+
+  __device__ int warp() const { return queries.warp(); }
+  __device__ int lane() const { return queries.lane(); }
 
   __device__ void begin() {
 #pragma unroll
@@ -32,7 +35,7 @@ struct Scores {
   }
 
   __device__ void multiply(const StepPlace& at, Logits& x) const {
-    const std::uint64_t rope = swizzled_matrix(uniform(shared_address(s.rope[at.third])));
+    const std::uint64_t rope = swizzled_matrix(uniform(shared_address(s.rope[at.third()])));
     const std::uint64_t k = swizzled_matrix(uniform(shared_address(s.kv[at.stage()])));
     const std::uint64_t q = swizzled_matrix(uniform(shared_address(s.q)));
     constexpr DType kF16 = DType::kFloat16;
@@ -70,11 +73,12 @@ struct Scores {
   }
   /// The lane's columns are 8 j + 2 t + e; the warp that loaded them has noted four of 16 tokens.
   __device__ void mask_skipped(Logits& x, int stage) const {
-    const std::uint32_t low = s.live[stage][lane % 4 / 2], high = s.live[stage][2 + lane % 4 / 2];
+    const std::uint32_t low = s.live[stage][lane() % 4 / 2], high = s.live[stage][2 + lane() % 4 / 2];
+    const int first = lane() % 2 * 2 ^ 2 * rank;
 #pragma unroll
     for (int i = 0; i < kS; ++i) {
       const int j = i / 4;
-      const std::uint32_t live = (j % 2 == 0 ? low : high) >> lane % 2 * 2;
+      const std::uint32_t live = (j % 2 == 0 ? low : high) >> first;
       if (!(live >> (j / 2 * 4 + i % 2) & 1)) x[i] = kMinus;
     }
   }
@@ -82,11 +86,11 @@ struct Scores {
     const int rows = own_rows(item.work, rank);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int row = kRows * rank + min(warp * 16 + lane / 4 + 8 * r, max(rows, 1) - 1);
+      const int row = kRows * rank + min(warp() * 16 + lane() / 4 + 8 * r, max(rows, 1) - 1);
       const VisibleKeys seen(p, place_of(p, item, row).position, item.work.kv_end);
 #pragma unroll
       for (int i = 0; i < kS / 2; ++i) {
-        if (!seen.has(token + i / 2 * 8 + lane % 4 * 2 + i % 2)) x[i / 2 * 4 + 2 * r + i % 2] = kMinus;
+        if (!seen.has(token + i / 2 * 8 + lane() % 4 * 2 + i % 2)) x[i / 2 * 4 + 2 * r + i % 2] = kMinus;
       }
     }
   }
@@ -115,10 +119,10 @@ struct Scores {
   }
   /// Tells the warps that have the rows of O.
   __device__ void publish_rescale(int parity, bool raised, const float (&rescale)[2]) const {
-    if (lane == 0) s.raised[parity][warp] = raised;
-    if (raised && lane % 4 == 0) {
-      s.rescale[parity][warp * 16 + lane / 4] = rescale[0];
-      s.rescale[parity][warp * 16 + lane / 4 + 8] = rescale[1];
+    if (lane() == 0) s.raised[parity][warp()] = raised;
+    if (raised && lane() % 4 == 0) {
+      s.rescale[parity][warp() * 16 + lane() / 4] = rescale[0];
+      s.rescale[parity][warp() * 16 + lane() / 4 + 8] = rescale[1];
     }
   }
   __device__ void exponentiate(Logits& x, const float (&factor)[2], const float (&to)[2]) const {
@@ -152,9 +156,15 @@ struct Scores {
       sum[0] *= rescale[0], sum[1] *= rescale[1];
     }
 #pragma unroll
-    for (int i = 0; i < kS; ++i) {
-      sum[i / 2 % 2] += exp2_approx(x[i] - offset[i / 2 % 2]);
-      x[i] += static_cast<float>(s.exponent[stage][i / 4 * 8 + lane % 4 * 2 + i % 2]);
+    for (int i = 0; i < kS; i += 4) {
+      float(&four)[4] = reinterpret_cast<float(&)[4]>(x[i]);
+      pin(four);  // four at a time: few registers are free
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        sum[e / 2] += exp2_approx(four[e] - offset[e / 2]);
+        four[e] += static_cast<float>(s.exponent[stage][i * 2 + lane() % 4 * 2 + e % 2]);
+      }
+      pin(four);
     }
     const bool raised = exceeds(x, kOne, reference, most);
     if (raised) raise(kOne, most, reference, rescale);
@@ -163,11 +173,11 @@ struct Scores {
   }
 
   __device__ void store(const Logits& x, int third) const {
-    const std::uint32_t to = shared_address(s.rope[third]) + (warp * 16 + lane % 16) * 128;
+    const std::uint32_t to = shared_address(s.rope[third]) + (warp() * 16 + lane() % 16) * 128;
 #pragma unroll
     for (int j = 0; j < 8; j += 2) {
       const float* y = x + 4 * j;
-      store_matrices(to + ((j + lane / 16) ^ lane % 8) * 16, pack_f16x2(y[0], y[1]), pack_f16x2(y[2], y[3]),
+      store_matrices(to + ((j + lane() / 16) ^ lane() % 8) * 16, pack_f16x2(y[0], y[1]), pack_f16x2(y[2], y[3]),
                      pack_f16x2(y[4], y[5]), pack_f16x2(y[6], y[7]));
     }
   }
@@ -179,20 +189,21 @@ struct Scores {
     for (int r = 0; r < 2; ++r) {
       sum[r] += __shfl_xor_sync(~0u, sum[r], 1);
       sum[r] += __shfl_xor_sync(~0u, sum[r], 2);
-      if (lane % 4 == 0) {
+      if (lane() % 4 == 0) {
         const bool empty = offset[r] == kEmpty;
-        s.state[warp * 16 + lane / 4 + 8 * r] = {empty ? kMinus : offset[r], sum[r],
+        s.state[warp() * 16 + lane() / 4 + 8 * r] = {empty ? kMinus : offset[r], sum[r],
                                                  apart ? reference[r] : offset[r]};
       }
     }
     __syncwarp();
-    if (lane == 0) barrier_arrive(shared_address(&s.state_full));
+    if (lane() == 0) barrier_arrive(shared_address(&s.state_full));
   }
 
   __device__ const DeviceItem& item(int index) const { return s.queue.items[index % ItemQueue::kCapacity]; }
 
   __device__ void run() {
     StepPlace at;
+    queries.locate();
     if (!s.queue.has(0)) return;
     queries.request(item(0));
 #pragma unroll 1
@@ -200,11 +211,9 @@ struct Scores {
       queries.complete(item(index));
       team_barrier(kScoreTeam);
       begin();
-      const bool listed = params.listed.indices != nullptr;
-      int token = item(index).work.kv_begin, left = steps_of(item(index).work);
-      bool more = true;  // an item follows
 #pragma unroll 1
-      for (; left > 0; --left, token += kBlockTokens, at.advance()) {
+      for (int left = steps_of(item(index).work); left > 0; --left, ++at.step) {
+        queries.locate();
         const int stage = at.stage(), parity = at.step % 2;
         Logits x;
         barrier_wait(shared_address(&s.kv_full[stage]), at.parity());
@@ -212,28 +221,30 @@ struct Scores {
         const uint2 live = *reinterpret_cast<const uint2*>(s.live[stage]);
         const std::uint32_t tokens_apart = *reinterpret_cast<const std::uint32_t*>(s.apart[stage]);
         team_barrier(kScoreTeam);  // all warps have read Q, of the last step, and the rope part
-        if (left == 1) {
-          more = s.queue.has(index + 1);
-          if (more) queries.request(item(index + 1));
-        }
+        queries.locate();
+        if (left == 1 && s.queue.has(index + 1)) queries.request(item(index + 1));
         const bool any_apart = apart || tokens_apart != 0;
         const bool modified = any_apart || p.softcap > 0.0f || p.scale_log2 <= 0.0f;
         if (modified) cap(x);
         if ((live.x & live.y) != ~0u) mask_skipped(x, stage);
-        if (!listed && !sees_all(item(index), token)) mask_unseen(x, item(index), token);
+        if (params.listed.indices == nullptr) {
+          const planning::WorkItem& work = item(index).work;
+          const int token = work.kv_begin + (steps_of(work) - left) * kBlockTokens;
+          if (!sees_all(item(index), token)) mask_unseen(x, item(index), token);
+        }
         if (any_apart) {
           soften_apart(x, stage, parity);
         } else {
           const float factor[2] = {modified ? 1.0f : queries.factor[0], modified ? 1.0f : queries.factor[1]};
           soften(x, factor, parity);
         }
-        store(x, at.third);
+        store(x, at.third());
         fence_async_shared();
         __syncwarp();
-        if (lane == 0) barrier_arrive(shared_address(&s.p_full[parity]));
+        if (lane() == 0) barrier_arrive(shared_address(&s.p_full[parity]));
       }
       publish_state(index);
-      if (!more) break;
+      if (!s.queue.has(index + 1)) break;
     }
   }
 

@@ -59,7 +59,7 @@ struct Shared {
   DeviceItem first_cut;  // the worker's first item, if it is a part of a cut unit
   alignas(8) std::uint64_t kv_full[kStages], kv_empty[kStages][kSlices], rope_empty[3];
   std::uint64_t p_full[2], state_full, state_empty;
-  // Of a stage, by load warp: bit 4 i + j says that token 16 i + 4 warp + j is there; whether a token's codes
+  // Of a stage, by load warp: bit 4 i + j says that token 16 i + 4 warp + (j ^ 2 rank) is there; whether a token's codes
   // were scaled otherwise than by its scales, and then, base 2, what its values are multiplied by.
   alignas(8) std::uint16_t live[kStages][4];
   alignas(4) std::uint8_t apart[kStages][4];
@@ -85,17 +85,14 @@ __device__ inline int own_rows(const planning::WorkItem& work, int rank) {
   return rows < 0 ? 0 : rows > kRows ? kRows : rows;
 }
 
-/// A place in the sequence of steps: which stage, and of barriers which phase.
+/// A place in the sequence of steps: which stage and which of three rope buffers, and of barriers which phase.
 struct StepPlace {
-  int step = 0, third = 0;  // third: of three rope buffers
-  std::uint32_t third_parity = 0;
+  std::uint32_t step = 0;
 
   __device__ int stage() const { return step % kStages; }
   __device__ std::uint32_t parity() const { return step / kStages % 2; }
-  __device__ void advance() {
-    ++step;
-    if (++third == 3) third = 0, third_parity ^= 1;
-  }
+  __device__ int third() const { return step % 3; }
+  __device__ std::uint32_t third_parity() const { return step / 3 % 2; }
 };
 
 }  // namespace halftone::cuda::wide
