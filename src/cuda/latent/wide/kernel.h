@@ -13,7 +13,7 @@ __device__ inline void init_barriers(Shared& s) {
   for (int stage = 0; stage < kStages; ++stage) {
     init(s.kv_full[stage], 4);
     for (std::uint64_t& barrier : s.kv_empty[stage]) init(barrier, 8 * C.blocks);
-    init(s.p_full[stage], 4);
+    for (std::uint64_t& barrier : s.p_full[stage]) init(barrier, 4);
   }
   for (std::uint64_t& barrier : s.rope_empty) init(barrier, 8);
   init(s.state_full, 4);
@@ -44,7 +44,7 @@ __device__ inline void wide_worker(const LatentParams& params, Shared& s) {
   if (role == 0) {
     shrink_registers<kLoadRegisters>();
     if (warp == 0) check_inputs(p, worker, lane);
-    TokenLoader<C>{params, s, thread_index(), rank}.run();
+    TokenLoader<C>{params, s, static_cast<unsigned>(thread_index()), rank}.run();
   } else if (role == 1) {
     shrink_registers<kScoreRegisters>();
     Scores<C>{params, s, rank}.run();

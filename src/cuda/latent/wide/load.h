@@ -29,17 +29,15 @@ template <LatentWideConfig C>
 struct StepCursor {
   const LatentParams& params;
   Shared& s;
-  int thread, rank;
+  unsigned thread;
+  int rank;
   int index = -1, token = 0;
 
-  __device__ int warp() const { return thread / 32; }
-  __device__ int lane() const { return thread % 32; }
+  __device__ int warp() const { return int(thread / 32); }
+  __device__ int lane() const { return int(thread % 32); }
 
   __device__ const DeviceItem& item() const { return s.queue.items[index % ItemQueue::kCapacity]; }
-  __device__ int end() const {
-    const planning::WorkItem& work = item().work;
-    return work.row_end > work.row_begin ? work.kv_end : work.kv_begin;
-  }
+  __device__ int end() const { return end_of(item().work); }
   __device__ int lane_place() const { return lane() / 4 * 16 + warp() * 4 + (lane() % 4 ^ 2 * rank); }
 
   /// False: there are no more.
@@ -81,16 +79,17 @@ struct StepCursor {
 template <LatentWideConfig C>
 struct TokenLoader {
   static constexpr int kPairs = 8 / C.blocks;                // of tokens that the warp dequantises of a step
-  static constexpr int kSlicePairs = kPairs / kSlices;       // 2 or 1
-  static constexpr int kAhead = kRawTokens / 2;              // pairs on their way
+  static constexpr int kSlicePairs = kPairs / kSlices;
+  static constexpr int kAhead = kRawTokens / 2;  // pairs on their way
   static constexpr float kLargestScale = 128.0f;             // times 448 is within f16
   static constexpr float kSmallestScale = 6.103515625e-05f;  // normal in f16
   const LatentParams& params;
   Shared& s;
-  int thread, rank;
+  unsigned thread;
+  int rank;
 
-  __device__ int warp() const { return thread / 32; }
-  __device__ int lane() const { return thread % 32; }
+  __device__ int warp() const { return int(thread / 32); }
+  __device__ int lane() const { return int(thread % 32); }
 
   const std::uint8_t *here = nullptr, *next = nullptr;  // of the lane's token of this step and the next one
   float raw_scale[2];  // of token lane / 4, and of that + 8, group lane % 4
@@ -119,14 +118,16 @@ struct TokenLoader {
   __device__ std::uint32_t rope_place(int buffer, int slice) const {
     return shared_address(s.rope[buffer]) + place_in_column(place(4 * slice + lane() / 8), lane() % 8);
   }
-  /// The copies of a pair; with the first of a slice all that the warp has of its rope parts.
-  __device__ void request(const std::uint8_t* tokens, int pair, const StepPlace& at) const {
+  /// The copies of a pair.
+  __device__ void request(const std::uint8_t* tokens, int pair) const {
     const int slot = pair % kAhead * 2;
 #pragma unroll
     for (int i = 0; i < 2; ++i) copy(raw_place(slot + i), shuffle(tokens, own_token(pair, i)), lane() * 16);
-    if (pair % kSlicePairs == 0) {
-      const int slice = pair / kSlicePairs;
-      if (slice == 0) barrier_wait(shared_address(&s.rope_empty[at.third()]), at.third_parity() ^ 1);
+  }
+  __device__ void request_ropes(const std::uint8_t* tokens, const StepPlace& at) const {
+    barrier_wait(shared_address(&s.rope_empty[at.third()]), at.third_parity() ^ 1);
+#pragma unroll
+    for (int slice = 0; slice < kSlices; ++slice) {
       copy(rope_place(at.third(), slice), shuffle(tokens, 4 * slice + lane() / 8), kRopeOffset + lane() % 8 * 16);
     }
   }
@@ -164,9 +165,6 @@ struct TokenLoader {
       s.live[stage][warp()] = static_cast<std::uint16_t>(live);
       s.apart[stage][warp()] = apart;
     }
-  }
-  static __device__ float power_of_two(int exponent) {
-    return __uint_as_float(static_cast<std::uint32_t>(127 + exponent) << 23);
   }
   __device__ void take_exponent(int stage, int i) {
     const float size = fabsf(raw_scale[i]);
@@ -240,7 +238,7 @@ struct TokenLoader {
   __device__ void begin(uint4 (&raw)[2]) {
 #pragma unroll
     for (int pair = 0; pair < kAhead; ++pair) {
-      request(next, pair, StepPlace{});
+      request(next, pair);
       copy_async_commit();
     }
     request_scales(next);
@@ -257,10 +255,11 @@ struct TokenLoader {
     if (more) request_scales(next);
 #pragma unroll
     for (int pair = 0; pair < kPairs; ++pair) {
+      if (pair == 0) request_ropes(here, at);  // complete before the last pair is
       if (pair + kAhead < kPairs) {
-        request(here, pair + kAhead, at);
+        request(here, pair + kAhead);
       } else if (more) {
-        request(next, pair + kAhead - kPairs, StepPlace{at.step + 1});
+        request(next, pair + kAhead - kPairs);
       }
       copy_async_commit();
       if (pair > 0 && pair % kSlicePairs == 0) barrier_wait(empty + pair / kSlicePairs * 8, parity);

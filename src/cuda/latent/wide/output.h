@@ -28,13 +28,13 @@ struct Output {
   int rank;
   const AttentionParams& p = params.attention;
   const Slots<kLatentDims> slots{p};
-  int thread;  // of both warpgroups; read anew now and then, to free its register
+  unsigned thread;  // of both warpgroups; read anew now and then, to free its register
   float o[2][kHalf];
 
   __device__ void locate() { thread = thread_index() - 256; }
-  __device__ int half() const { return thread / 128; }  // of O's dims
-  __device__ int warp() const { return thread / 32 % 4; }
-  __device__ int lane() const { return thread % 32; }
+  __device__ int half() const { return int(thread / 128); }  // of O's dims
+  __device__ int warp() const { return int(thread / 32 % 4); }
+  __device__ int lane() const { return int(thread % 32); }
 
   __device__ const DeviceItem& item(int index) const { return s.queue.items[index % ItemQueue::kCapacity]; }
   __device__ int row(int r) const { return warp() * 16 + lane() / 4 + 8 * r; }
@@ -55,7 +55,8 @@ struct Output {
   __device__ void add(const StepPlace& at) {
     locate();
     const int parity = at.step % 2, stage = at.stage();
-    barrier_wait(shared_address(&s.p_full[parity]), at.step / 2 % 2);
+    const std::uint32_t full = shared_address(s.p_full[parity]);
+    barrier_wait(full, at.step / 2 % 2);
     if (s.raised[parity][warp()]) {
       const float rescale[2] = {s.rescale[parity][row(0)], s.rescale[parity][row(1)]};
 #pragma unroll
@@ -70,6 +71,10 @@ struct Output {
     wgmma_begin();
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) {
+      if (slice == kSlices / 2) {
+        barrier_wait(full + 8, at.step / 2 % 2);
+        wgmma_begin();
+      }
       const std::uint64_t a = prob + slice * 2, b = v + slice * (16 * 128 / 16);
       wgmma_add<kF16, kF16, true>(o[0], a, b);
       wgmma_add<kF16, kF16, true>(o[1], a, b + 2 * (kColumnBytes / 16));
@@ -237,6 +242,7 @@ struct Output {
     output_barrier();
     const bool last = s.last_arrival;
     output_barrier();
+    __threadfence();
     if (last) merge_rows(done, 0, own_rows(work, rank));
   }
 

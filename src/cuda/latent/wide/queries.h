@@ -19,14 +19,14 @@ struct Queries {
   const AttentionParams& p;
   Shared& s;
   int rank;
-  int thread;  // of the warpgroup; read anew now and then, to free its register
+  unsigned thread;  // of the warpgroup; read anew now and then, to free its register
   std::uint32_t last[4][4];  // the last column of the latent part, f16
   std::uint32_t rope[4][4];  // bf16, or f16 with f16 queries
   float factor[2];           // of rows g and g + 8: what turns a product into a base-2 logit
 
   __device__ void locate() { thread = thread_index() - 128; }
-  __device__ int warp() const { return thread / 32; }
-  __device__ int lane() const { return thread % 32; }
+  __device__ int warp() const { return int(thread / 32); }
+  __device__ int lane() const { return int(thread % 32); }
 
   __device__ const std::uint16_t* row_of(const DeviceItem& item, int row) const {
     const RowPlace place = place_of(p, item, kRows * rank + row);

@@ -62,13 +62,20 @@ struct Scores {
     pin(x);
   }
 
-  /// Products become logits.
-  __device__ void cap(Logits& x) const {
+  /// Products become logits; `exponents`: what their tokens have lost.
+  __device__ void cap(Logits& x, const std::int8_t* exponents) const {
     const Softcap softcap(p);
 #pragma unroll
-    for (int i = 0; i < kS; ++i) {
-      x[i] *= queries.factor[i / 2 % 2];
-      if (p.softcap > 0.0f) x[i] = softcap(x[i]);
+    for (int i = 0; i < kS; i += 4) {
+      float(&four)[4] = reinterpret_cast<float(&)[4]>(x[i]);
+      pin(four);  // four at a time: few registers are free
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        if (exponents != nullptr) four[e] *= power_of_two(exponents[i * 2 + lane() % 4 * 2 + e % 2]);
+        four[e] *= queries.factor[e / 2];
+        if (p.softcap > 0.0f) four[e] = softcap(four[e]);
+      }
+      pin(four);
     }
   }
   /// The lane's columns are 8 j + 2 t + e; the warp that loaded them has noted four of 16 tokens.
@@ -125,28 +132,44 @@ struct Scores {
       s.rescale[parity][warp() * 16 + lane() / 4 + 8] = rescale[1];
     }
   }
-  __device__ void exponentiate(Logits& x, const float (&factor)[2], const float (&to)[2]) const {
+  /// P of half of the tokens, where O takes it up while the other half is still to come. `counts`: adds it up.
+  __device__ void publish_half(Logits& x, const float (&factor)[2], const float (&to)[2], bool counts, int half,
+                               const StepPlace& at) {
+    const std::uint32_t rows = shared_address(s.rope[at.third()]) + (warp() * 16 + lane() % 16) * 128;
 #pragma unroll
-    for (int i = 0; i < kS; ++i) x[i] = exp2_approx(fmaf(x[i], factor[i / 2 % 2], -to[i / 2 % 2]));
+    for (int i = 0; i < kS / 2; ++i) {
+      float& y = x[kS / 2 * half + i];
+      y = exp2_approx(fmaf(y, factor[i / 2 % 2], -to[i / 2 % 2]));
+      if (counts) sum[i / 2 % 2] += y;
+    }
+#pragma unroll
+    for (int j = 4 * half; j < 4 * half + 4; j += 2) {
+      const float* y = x + 4 * j;
+      store_matrices(rows + ((j + lane() / 16) ^ lane() % 8) * 16, pack_f16x2(y[0], y[1]), pack_f16x2(y[2], y[3]),
+                     pack_f16x2(y[4], y[5]), pack_f16x2(y[6], y[7]));
+    }
+    fence_async_shared();
+    __syncwarp();
+    if (lane() == 0) barrier_arrive(shared_address(&s.p_full[at.step % 2][half]));
   }
-  __device__ void add_up(const Logits& x) {
-#pragma unroll
-    for (int i = 0; i < kS; ++i) sum[i / 2 % 2] += x[i];
+  __device__ void publish(Logits& x, const float (&factor)[2], const float (&to)[2], bool counts, const StepPlace& at) {
+    publish_half(x, factor, to, counts, 0, at);
+    publish_half(x, factor, to, counts, 1, at);
   }
 
-  __device__ void soften(Logits& x, const float (&factor)[2], int parity) {
+  __device__ void soften(Logits& x, const float (&factor)[2], const StepPlace& at) {
     float most[2], rescale[2];
     const bool raised = exceeds(x, factor, offset, most);
     if (raised) {
       raise(factor, most, offset, rescale);
       sum[0] *= rescale[0], sum[1] *= rescale[1];
     }
-    publish_rescale(parity, raised, rescale);
-    exponentiate(x, factor, offset);
-    add_up(x);
+    publish_rescale(at.step % 2, raised, rescale);
+    publish(x, factor, offset, true, at);
   }
   /// The same with tokens that have lost a power of two, of this or an earlier step: x are logits.
-  __device__ void soften_apart(Logits& x, int stage, int parity) {
+  __device__ void soften_apart(Logits& x, const StepPlace& at) {
+    const int stage = at.stage();
     constexpr float kOne[2] = {1.0f, 1.0f};
     if (!apart) reference[0] = offset[0], reference[1] = offset[1];
     apart = true;
@@ -168,18 +191,8 @@ struct Scores {
     }
     const bool raised = exceeds(x, kOne, reference, most);
     if (raised) raise(kOne, most, reference, rescale);
-    publish_rescale(parity, raised, rescale);
-    exponentiate(x, kOne, reference);
-  }
-
-  __device__ void store(const Logits& x, int third) const {
-    const std::uint32_t to = shared_address(s.rope[third]) + (warp() * 16 + lane() % 16) * 128;
-#pragma unroll
-    for (int j = 0; j < 8; j += 2) {
-      const float* y = x + 4 * j;
-      store_matrices(to + ((j + lane() / 16) ^ lane() % 8) * 16, pack_f16x2(y[0], y[1]), pack_f16x2(y[2], y[3]),
-                     pack_f16x2(y[4], y[5]), pack_f16x2(y[6], y[7]));
-    }
+    publish_rescale(at.step % 2, raised, rescale);
+    publish(x, kOne, reference, false, at);
   }
 
   /// Where O ends up relative to, of all rows.
@@ -214,7 +227,7 @@ struct Scores {
 #pragma unroll 1
       for (int left = steps_of(item(index).work); left > 0; --left, ++at.step) {
         queries.locate();
-        const int stage = at.stage(), parity = at.step % 2;
+        const int stage = at.stage();
         Logits x;
         barrier_wait(shared_address(&s.kv_full[stage]), at.parity());
         multiply(at, x);
@@ -225,7 +238,7 @@ struct Scores {
         if (left == 1 && s.queue.has(index + 1)) queries.request(item(index + 1));
         const bool any_apart = apart || tokens_apart != 0;
         const bool modified = any_apart || p.softcap > 0.0f || p.scale_log2 <= 0.0f;
-        if (modified) cap(x);
+        if (modified) cap(x, any_apart ? s.exponent[stage] : nullptr);
         if ((live.x & live.y) != ~0u) mask_skipped(x, stage);
         if (params.listed.indices == nullptr) {
           const planning::WorkItem& work = item(index).work;
@@ -233,15 +246,11 @@ struct Scores {
           if (!sees_all(item(index), token)) mask_unseen(x, item(index), token);
         }
         if (any_apart) {
-          soften_apart(x, stage, parity);
+          soften_apart(x, at);
         } else {
           const float factor[2] = {modified ? 1.0f : queries.factor[0], modified ? 1.0f : queries.factor[1]};
-          soften(x, factor, parity);
+          soften(x, factor, at);
         }
-        store(x, at.third());
-        fence_async_shared();
-        __syncwarp();
-        if (lane() == 0) barrier_arrive(shared_address(&s.p_full[parity]));
       }
       publish_state(index);
       if (!s.queue.has(index + 1)) break;

@@ -58,7 +58,7 @@ struct Shared {
   ItemQueue queue;
   DeviceItem first_cut;  // the worker's first item, if it is a part of a cut unit
   alignas(8) std::uint64_t kv_full[kStages], kv_empty[kStages][kSlices], rope_empty[3];
-  std::uint64_t p_full[2], state_full, state_empty;
+  std::uint64_t p_full[2][2], state_full, state_empty;  // P: of half a step's tokens
   // Of a stage, by load warp: bit 4 i + j says that token 16 i + 4 warp + (j ^ 2 rank) is there; whether a token's codes
   // were scaled otherwise than by its scales, and then, base 2, what its values are multiplied by.
   alignas(8) std::uint16_t live[kStages][4];
@@ -73,9 +73,18 @@ struct Shared {
 inline constexpr int kMaxShared = 227 * 1024;
 static_assert(sizeof(Shared) <= kMaxShared);
 
+/// Of exponents within those of normal numbers.
+__device__ inline float power_of_two(int exponent) {
+  return __uint_as_float(static_cast<std::uint32_t>(127 + exponent) << 23);
+}
+
+/// Where the keys of an item end; it has none if it has no rows.
+__device__ inline int end_of(const planning::WorkItem& work) {
+  return work.row_end > work.row_begin ? work.kv_end : work.kv_begin;
+}
 /// Steps of an item. One without keys takes one, too, in which no token is there.
 __device__ inline int steps_of(const planning::WorkItem& work) {
-  const int steps = (work.kv_end - work.kv_begin + kBlockTokens - 1) / kBlockTokens;
+  const int steps = (end_of(work) - work.kv_begin + kBlockTokens - 1) / kBlockTokens;
   return steps < 1 ? 1 : steps;
 }
 
