@@ -135,10 +135,10 @@ struct TokenLoader {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const std::uint8_t* token = shuffle(tokens, 8 * i + lane() / 4);
-      raw_scale[i] = 0.0f;
-      if (token != nullptr) {
-        raw_scale[i] = __ldg(reinterpret_cast<const float*>(token + kScaleOffset) + lane() % 4);
-      }
+      // Where a token is skipped, what is read counts as 0 later: a branch here would wait for the load.
+      const auto* const somewhere = reinterpret_cast<const float*>(params.attention.schedule.header);
+      raw_scale[i] = __ldg(token == nullptr ? somewhere
+                                            : reinterpret_cast<const float*>(token + kScaleOffset) + lane() % 4);
     }
   }
 
@@ -149,6 +149,7 @@ struct TokenLoader {
     bool fits = true;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
+      if (!(live >> (8 * i + lane() / 4) & 1)) raw_scale[i] = 0.0f;
       const float size = fabsf(raw_scale[i]);
       fits = fits && size <= kLargestScale && (size >= kSmallestScale || size == 0.0f);
     }

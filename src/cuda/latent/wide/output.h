@@ -211,6 +211,7 @@ struct Output {
     }
     const planning::WorkItem& work = done.work;
     if (work.fold) fold(work.partial, state);
+    locate();
     if (work.finish) {
       const int rows = own_rows(work, rank);
 #pragma unroll

@@ -43,38 +43,40 @@ struct Queries {
   /// Lane's eights of a row are `lane` and `lane` + 32; some of the latter are fragments.
   __device__ bool staged(int i) const { return column_of(lane() + 32 * i) != kLastColumn; }
 
-  /// Begins to bring the rows of an item; none of the old ones is needed any more.
+  /// Begins to bring the rows of an item; none of the old ones is needed any more. Rows that it lacks become
+  /// zeros or repeat its last one.
   __device__ void request(const DeviceItem& item) {
     const int rows = own_rows(item.work, rank);
-#pragma unroll 1
+    if (rows == 0) return;
+    const auto mine =
+        reinterpret_cast<unsigned long long>(row_of(item, min(warp() * 16 + lane() % 16, rows - 1)));
+#pragma unroll 4
     for (int i = 0; i < 16; ++i) {
-      const int row = warp() * 16 + i;
-      const bool has = row < rows;
-      const std::uint16_t* from = has ? row_of(item, row) : static_cast<const std::uint16_t*>(p.q);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        if (!staged(half)) continue;
-        const int eight = lane() + 32 * half;
-        if (p.q_aligned) {
-          copy_async(shared_address(place(row, eight)), from + 8 * eight, has ? 16 : 0);
-        } else {
-          *reinterpret_cast<uint4*>(place(row, eight)) = has ? load_eight(from + 8 * eight, false) : uint4{};
-        }
-      }
+      copy_row(reinterpret_cast<const std::uint16_t*>(__shfl_sync(~0u, mine, i)), warp() * 16 + i, rows);
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const int row = warp() * 16 + lane() / 4 + 8 * r;
-      const bool has = row < rows;
-      const std::uint16_t* from = has ? row_of(item, row) + lane() % 4 * 2 : static_cast<const std::uint16_t*>(p.q);
+      const auto* const from =
+          reinterpret_cast<const std::uint16_t*>(__shfl_sync(~0u, mine, lane() / 4 + 8 * r)) + lane() % 4 * 2;
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const int dim = dim_of(kLastColumn, 2 * step + half);
-          last[step][2 * half + r] = has ? pair(from + dim) : 0;
-          rope[step][2 * half + r] = has ? pair(from + kLatentDims + 16 * step + 8 * half) : 0;
+          last[step][2 * half + r] = pair(from + dim_of(kLastColumn, 2 * step + half));
+          rope[step][2 * half + r] = pair(from + kLatentDims + 16 * step + 8 * half);
         }
+      }
+    }
+  }
+  __device__ void copy_row(const std::uint16_t* from, int row, int rows) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      if (!staged(half)) continue;
+      const int eight = lane() + 32 * half;
+      if (p.q_aligned) {
+        copy_async(shared_address(place(row, eight)), from + 8 * eight, row < rows ? 16 : 0);
+      } else {
+        *reinterpret_cast<uint4*>(place(row, eight)) = row < rows ? load_eight(from + 8 * eight, false) : uint4{};
       }
     }
   }
