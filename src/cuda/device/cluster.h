@@ -14,8 +14,7 @@ __device__ inline int cluster_rank() {
 
 /// All threads of the cluster: what they wrote to shared memory before is visible afterwards.
 __device__ inline void cluster_barrier() {
-  asm volatile(
-      "barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
 /// Where `shared`, an address in this block's shared memory, lies in that of block `rank`.

@@ -7,7 +7,8 @@ namespace halftone::cuda {
 namespace {
 
 template <int Row>
-__global__ void __launch_bounds__(wide::kThreads, 1) latent_wide(const __grid_constant__ LatentParams params) {
+__global__ void __launch_bounds__(wide::kThreads, 1)
+    latent_wide(const __grid_constant__ LatentParams params) {
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   wide::wide_worker<kLatentWideTable[Row]>(params, *reinterpret_cast<wide::Shared*>(shared_bytes));
 }

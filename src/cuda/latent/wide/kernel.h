@@ -9,7 +9,9 @@ namespace halftone::cuda::wide {
 
 template <LatentWideConfig C>
 __device__ inline void init_barriers(Shared& s) {
-  const auto init = [](std::uint64_t& barrier, int arrivals) { barrier_init(shared_address(&barrier), arrivals); };
+  const auto init = [](std::uint64_t& barrier, int arrivals) {
+    barrier_init(shared_address(&barrier), arrivals);
+  };
   for (int stage = 0; stage < kStages; ++stage) {
     init(s.kv_full[stage], 4);
     for (std::uint64_t& barrier : s.kv_empty[stage]) init(barrier, 8 * C.blocks);

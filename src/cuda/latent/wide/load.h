@@ -1,8 +1,8 @@
-// The warpgroup that brings tokens: raw codes by cp.async, a token by a warp, then as f16 to the stage that is
-// K of one product and V of the other. Rope parts go to their places as they are.
+// The warpgroup that brings tokens: raw codes by cp.async, a token by a warp, then as f16 to the stage that
+// is K of one product and V of the other. Rope parts go to their places as they are.
 //
-// Of each slice of 16 tokens a warp has four. In a cluster of two it dequantises the first two of them, for both
-// blocks: the other block's warp has the same four in another order.
+// Of each slice of 16 tokens a warp has four. In a cluster of two it dequantises the first two of them, for
+// both blocks: the other block's warp has the same four in another order.
 #pragma once
 
 #include "cuda/attention/pages.h"
@@ -19,10 +19,9 @@ __device__ inline void copy_async_wait_for() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-/// What says where a token is: its slot of the cache, or the entry of the block table. Lane j < 16 has the token
-/// at 16 (j / 4) + 4 warp + (j % 4 ^ 2 rank) of a step.
+/// What says where a token is: its slot of the cache, or the entry of the block table. Lane j < 16 has the
+/// token at 16 (j / 4) + 4 warp + (j % 4 ^ 2 rank) of a step.
 using TokenId = std::int32_t;
-inline constexpr TokenId kNoToken = INT32_MIN;  // beyond the item's keys
 
 /// Walks the steps of all items, ahead of who computes.
 template <LatentWideConfig C>
@@ -58,29 +57,39 @@ struct StepCursor {
     return true;
   }
   __device__ bool listed() const { return params.listed.indices != nullptr; }
-  __device__ TokenId ids() const {
-    const CacheView& cache = params.attention.cache;
+  /// Of a lane that has a token.
+  __device__ bool has_token() const { return lane() < 16 && token + lane_place() < end(); }
+  /// Without a token, or a step, anything: a branch around the load would wait for it.
+  __device__ TokenId load_id(bool step) const {
+    const AttentionParams& p = params.attention;
     const int place = token + lane_place();
-    if (lane() >= 16 || place >= end()) return kNoToken;
-    if (listed()) return __ldg(params.listed.indices + item().first_query * params.listed.index_stride + place);
-    return page_entry(cache, table_row(cache, item().work.request), place >> cache.page_log2);
+    const std::int32_t* at = reinterpret_cast<const std::int32_t*>(p.schedule.header);
+    const bool has = step && has_token();
+    if (listed()) {
+      if (has) at = params.listed.indices + item().first_query * params.listed.index_stride + place;
+    } else if (has && place >> p.cache.page_log2 < p.cache.table_width) {
+      at = table_row(p.cache, item().work.request) + (place >> p.cache.page_log2);
+    }
+    return __ldg(at);
   }
   /// The token of the same step, or null: it is skipped.
   __device__ const std::uint8_t* resolve(TokenId id) const {
-    const CacheView& cache = params.attention.cache;
-    if (id == kNoToken || (listed() && id < 0)) return nullptr;
-    const std::int32_t page = listed() ? id >> cache.page_log2 : id;
-    if (!has_page(params.attention, page)) return nullptr;
-    const int offset = (listed() ? id : token + lane_place()) & ((1 << cache.page_log2) - 1);
-    return cache.pages + page * cache.page_stride + std::int64_t{offset} * kTokenBytes;
+    const AttentionParams& p = params.attention;
+    if (!has_token() || (listed() && id < 0)) return nullptr;
+    const int place = token + lane_place();
+    const bool beyond = !listed() && place >> p.cache.page_log2 >= p.cache.table_width;
+    const std::int32_t page = beyond ? -1 : listed() ? id >> p.cache.page_log2 : id;
+    if (!has_page(p, page)) return nullptr;
+    const int offset = (listed() ? id : place) & ((1 << p.cache.page_log2) - 1);
+    return p.cache.pages + page * p.cache.page_stride + std::int64_t{offset} * kTokenBytes;
   }
 };
 
 template <LatentWideConfig C>
 struct TokenLoader {
-  static constexpr int kPairs = 8 / C.blocks;                // of tokens that the warp dequantises of a step
+  static constexpr int kPairs = 8 / C.blocks;  // of tokens that the warp dequantises of a step
   static constexpr int kSlicePairs = kPairs / kSlices;
-  static constexpr int kAhead = kRawTokens / 2;  // pairs on their way
+  static constexpr int kAhead = kRawTokens / 2;              // pairs on their way
   static constexpr float kLargestScale = 128.0f;             // times 448 is within f16
   static constexpr float kSmallestScale = 6.103515625e-05f;  // normal in f16
   const LatentParams& params;
@@ -92,8 +101,8 @@ struct TokenLoader {
   __device__ int lane() const { return int(thread % 32); }
 
   const std::uint8_t *here = nullptr, *next = nullptr;  // of the lane's token of this step and the next one
-  float raw_scale[2];  // of token lane / 4, and of that + 8, group lane % 4
-  std::uint32_t scale[2];  // f16x2
+  float raw_scale[2];                                   // of token lane / 4, and of that + 8, group lane % 4
+  std::uint32_t scale[2];                               // f16x2
   std::uint32_t first_place = 0;  // in a stage, of the lane's first half of the warp's first token
 
   /// Pair `pair`'s token i among the warp's 16.
@@ -128,7 +137,8 @@ struct TokenLoader {
     barrier_wait(shared_address(&s.rope_empty[at.third()]), at.third_parity() ^ 1);
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) {
-      copy(rope_place(at.third(), slice), shuffle(tokens, 4 * slice + lane() / 8), kRopeOffset + lane() % 8 * 16);
+      copy(rope_place(at.third(), slice), shuffle(tokens, 4 * slice + lane() / 8),
+           kRopeOffset + lane() % 8 * 16);
     }
   }
   __device__ void request_scales(const std::uint8_t* tokens) {
@@ -137,8 +147,8 @@ struct TokenLoader {
       const std::uint8_t* token = shuffle(tokens, 8 * i + lane() / 4);
       // Where a token is skipped, what is read counts as 0 later: a branch here would wait for the load.
       const auto* const somewhere = reinterpret_cast<const float*>(params.attention.schedule.header);
-      raw_scale[i] = __ldg(token == nullptr ? somewhere
-                                            : reinterpret_cast<const float*>(token + kScaleOffset) + lane() % 4);
+      raw_scale[i] = __ldg(
+          token == nullptr ? somewhere : reinterpret_cast<const float*>(token + kScaleOffset) + lane() % 4);
     }
   }
 
@@ -224,7 +234,9 @@ struct TokenLoader {
 #pragma unroll 1
     for (int slice = 0; slice < kSlices; ++slice) {
       const int token = 4 * slice + lane() / 8;
-      const float factor = power_of_two(-s.exponent[stage][place(token)]);
+      // f16 has no room for the power of two: there the products get it back before the rope part is added.
+      const float factor =
+          C.q_dtype == DType::kFloat16 ? 1.0f : power_of_two(-s.exponent[stage][place(token)]);
       uint4* at = reinterpret_cast<uint4*>(s.rope[buffer] + place_in_column(place(token), lane() % 8));
       const uint4 raw = *at;
       const auto adapt = [&](std::uint32_t x) {
@@ -253,7 +265,7 @@ struct TokenLoader {
     const std::uint32_t empty = shared_address(s.kv_empty[stage]), parity = at.parity() ^ 1;
     barrier_wait(empty, parity);  // before the stage's notes of its tokens are written, too
     take_scales(stage);
-    if (more) request_scales(next);
+    request_scales(next);
 #pragma unroll
     for (int pair = 0; pair < kPairs; ++pair) {
       if (pair == 0) request_ropes(here, at);  // complete before the last pair is
@@ -287,7 +299,7 @@ struct TokenLoader {
   __device__ void run() {
     StepCursor<C> cursor{params, s, thread, rank};
     StepPlace at;
-    TokenId ids = kNoToken;  // of the step after `next`
+    TokenId ids = 0;                      // of the step after `next`
     bool fetched = false, known = false;  // there are ids; there is a next step
     uint4 raw[2];
 #pragma unroll 1
@@ -297,10 +309,11 @@ struct TokenLoader {
       cursor.thread = thread, cursor.rank = rank;
       if (lead == 0 && !known) break;
       here = next;
-      next = cursor.resolve(ids);
+      next = fetched ? cursor.resolve(ids) : nullptr;
       known = fetched;
       fetched = (fetched || lead == 2) && cursor.next();
-      ids = fetched ? cursor.ids() : kNoToken;
+      if (!fetched && lead == 2) break;
+      ids = cursor.load_id(fetched);
       if (lead == 2) {
         lead = 1;
         continue;

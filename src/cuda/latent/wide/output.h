@@ -117,9 +117,11 @@ struct Output {
       }
       return;
     }
-    // The lanes of a row have 4 bytes of each 16: they trade them so that each stores 16 of 64 adjacent bytes.
+    // The lanes of a row have 4 bytes of each 16: they trade them so that each stores 16 of 64 adjacent
+    // bytes.
     std::uint16_t* to = static_cast<std::uint16_t*>(p.out) + at + 256 * half() + lane() % 4 * 8;
-    const bool aligned = (reinterpret_cast<std::uintptr_t>(to) & 15) == 0, odd = lane() & 1, upper = lane() & 2;
+    const bool aligned = (reinterpret_cast<std::uintptr_t>(to) & 15) == 0, odd = lane() & 1,
+               upper = lane() & 2;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
 #pragma unroll

@@ -19,7 +19,7 @@ struct Queries {
   const AttentionParams& p;
   Shared& s;
   int rank;
-  unsigned thread;  // of the warpgroup; read anew now and then, to free its register
+  unsigned thread;           // of the warpgroup; read anew now and then, to free its register
   std::uint32_t last[4][4];  // the last column of the latent part, f16
   std::uint32_t rope[4][4];  // bf16, or f16 with f16 queries
   float factor[2];           // of rows g and g + 8: what turns a product into a base-2 logit
@@ -32,10 +32,6 @@ struct Queries {
     const RowPlace place = place_of(p, item, kRows * rank + row);
     return static_cast<const std::uint16_t*>(p.q) + place.token * p.q_token_stride +
            place.head * p.q_head_stride;
-  }
-  __device__ std::uint32_t pair(const std::uint16_t* at) const {
-    if (p.q_aligned) return __ldg(reinterpret_cast<const std::uint32_t*>(at));
-    return __ldg(at) | std::uint32_t{__ldg(at + 1)} << 16;
   }
   __device__ std::uint8_t* place(int row, int eight) const {
     return s.q[column_of(eight)] + place_in_column(row, chunk_of(eight));
@@ -50,33 +46,48 @@ struct Queries {
     if (rows == 0) return;
     const auto mine =
         reinterpret_cast<unsigned long long>(row_of(item, min(warp() * 16 + lane() % 16, rows - 1)));
-#pragma unroll 4
-    for (int i = 0; i < 16; ++i) {
-      copy_row(reinterpret_cast<const std::uint16_t*>(__shfl_sync(~0u, mine, i)), warp() * 16 + i, rows);
+    const auto row_at = [&](int i) {
+      return reinterpret_cast<const std::uint16_t*>(__shfl_sync(~0u, mine, i));
+    };
+    const std::uint16_t* from[2] = {row_at(lane() / 4) + lane() % 4 * 2,
+                                    row_at(lane() / 4 + 8) + lane() % 4 * 2};
+    if (p.q_aligned) {
+      load_fragments(from,
+                     [](const std::uint16_t* at) { return __ldg(reinterpret_cast<const unsigned*>(at)); });
+#pragma unroll 2
+      for (int i = 0; i < 16; ++i) {
+        const std::uint16_t* const row = row_at(i);
+        const int bytes = warp() * 16 + i < rows ? 16 : 0;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int eight = lane() + 32 * half;
+          if (staged(half)) copy_async(shared_address(place(warp() * 16 + i, eight)), row + 8 * eight, bytes);
+        }
+      }
+    } else {
+      asm volatile("" : "+l"(from[0]), "+l"(from[1]));  // or all addresses are computed before the branch
+      load_fragments(from, [](const std::uint16_t* at) { return __ldg(at) | unsigned{__ldg(at + 1)} << 16; });
+#pragma unroll 1
+      for (int i = 0; i < 32; ++i) {
+        const std::uint16_t* const row = row_at(i / 2);
+        const int eight = lane() + 32 * (i % 2);
+        if (column_of(eight) == kLastColumn) continue;
+        *reinterpret_cast<uint4*>(place(warp() * 16 + i / 2, eight)) =
+            warp() * 16 + i / 2 < rows ? load_eight(row + 8 * eight, false) : uint4{};
+      }
     }
+  }
+  template <class Load>
+  __device__ void load_fragments(const std::uint16_t* const (&from)[2], const Load& load) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const auto* const from =
-          reinterpret_cast<const std::uint16_t*>(__shfl_sync(~0u, mine, lane() / 4 + 8 * r)) + lane() % 4 * 2;
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          last[step][2 * half + r] = pair(from + dim_of(kLastColumn, 2 * step + half));
-          rope[step][2 * half + r] = pair(from + kLatentDims + 16 * step + 8 * half);
+          last[step][2 * half + r] = load(from[r] + dim_of(kLastColumn, 2 * step + half));
+          rope[step][2 * half + r] = load(from[r] + kLatentDims + 16 * step + 8 * half);
         }
-      }
-    }
-  }
-  __device__ void copy_row(const std::uint16_t* from, int row, int rows) const {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      if (!staged(half)) continue;
-      const int eight = lane() + 32 * half;
-      if (p.q_aligned) {
-        copy_async(shared_address(place(row, eight)), from + 8 * eight, row < rows ? 16 : 0);
-      } else {
-        *reinterpret_cast<uint4*>(place(row, eight)) = row < rows ? load_eight(from + 8 * eight, false) : uint4{};
       }
     }
   }
@@ -107,7 +118,8 @@ struct Queries {
   __device__ bool narrow_rows(const DeviceItem& item) {
     const int rows = own_rows(item.work, rank) - warp() * 16;
     bool fits = true;
-#pragma unroll 2
+    std::uint32_t some = 0;  // rows with an element that is not small
+#pragma unroll 4
     for (int row = 0; row < 16; ++row) {
       std::uint32_t most = 0;
 #pragma unroll
@@ -119,9 +131,10 @@ struct Queries {
         *at = {narrow(x.x), narrow(x.y), narrow(x.z), narrow(x.w)};
       }
       const std::uint32_t row_most = largest(most);
-      const bool some = __any_sync(~0u, row_most >= kLeast);
-      fits = fits && row_most <= kMost && (some || row >= rows);
+      fits = fits && row_most <= kMost;
+      if (row_most >= kLeast || row >= rows) some |= 1u << row;
     }
+    fits = fits && __reduce_or_sync(~0u, some) == 0xffffu;
     std::uint32_t most = 0;
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
@@ -156,8 +169,8 @@ struct Queries {
     for (int eight = lane(); eight < kLatentDims / 8; eight += 32) {
       if (column_of(eight) == kLastColumn) continue;
       const uint4 x = load_eight(from + 8 * eight, false);
-      *reinterpret_cast<uint4*>(place(row, eight)) = {
-          narrow(x.x, scale), narrow(x.y, scale), narrow(x.z, scale), narrow(x.w, scale)};
+      *reinterpret_cast<uint4*>(place(row, eight)) = {narrow(x.x, scale), narrow(x.y, scale),
+                                                      narrow(x.z, scale), narrow(x.w, scale)};
     }
     return scale;
   }

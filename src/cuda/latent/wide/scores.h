@@ -1,6 +1,6 @@
-// The warpgroup that computes logits and probabilities: S = Q K^T of a step, its softmax, and P where the rope
-// part of the step's tokens was. O's sums are relative to a reference of their own where tokens have lost a
-// power of two: their P gets it back.
+// The warpgroup that computes logits and probabilities: S = Q K^T of a step, its softmax, and P where the
+// rope part of the step's tokens was. O's sums are relative to a reference of their own where tokens have
+// lost a power of two: their P gets it back.
 #pragma once
 
 #include "cuda/attention/logits.h"
@@ -34,44 +34,82 @@ struct Scores {
     apart = false;
   }
 
-  __device__ void multiply(const StepPlace& at, Logits& x) const {
-    const std::uint64_t rope = swizzled_matrix(uniform(shared_address(s.rope[at.third()])));
-    const std::uint64_t k = swizzled_matrix(uniform(shared_address(s.kv[at.stage()])));
-    const std::uint64_t q = swizzled_matrix(uniform(shared_address(s.q)));
-    constexpr DType kF16 = DType::kFloat16;
-    wgmma_begin();
+  static constexpr bool kF16Rope = C.q_dtype == DType::kFloat16;
+
+  template <bool kFirst>
+  __device__ void multiply_rope(std::uint64_t rope, Logits& x) const {
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
-      if (step == 0) {
+      if (kFirst && step == 0) {
         wgmma_first<C.q_dtype>(x, queries.rope[0], rope);
       } else {
         wgmma_add<C.q_dtype>(x, queries.rope[step], rope + step * 2);
       }
     }
+  }
+  template <bool kFirst>
+  __device__ void multiply_latent(std::uint64_t k, std::uint64_t q, Logits& x) const {
+    constexpr DType kF16 = DType::kFloat16;
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
-      wgmma_add<kF16>(x, queries.last[step], k + (Queries<C>::kLastColumn * (kColumnBytes / 16) + step * 2));
+      const std::uint64_t b = k + (Queries<C>::kLastColumn * (kColumnBytes / 16) + step * 2);
+      if (kFirst && step == 0) {
+        wgmma_first<kF16>(x, queries.last[0], b);
+      } else {
+        wgmma_add<kF16>(x, queries.last[step], b);
+      }
     }
 #pragma unroll
     for (int step = 0; step < 4 * kQueryColumns; ++step) {
       const int along = step / 4 * (kColumnBytes / 16) + step % 4 * 2;
       wgmma_add<kF16>(x, q + along, k + along);
     }
-    wgmma_commit();
-    wgmma_wait<0>();
-    pin(x);
   }
-
-  /// Products become logits; `exponents`: what their tokens have lost.
-  __device__ void cap(Logits& x, const std::int8_t* exponents) const {
-    const Softcap softcap(p);
+  /// Products of tokens that have lost a power of two get it back.
+  __device__ void restore(Logits& x, int stage) const {
 #pragma unroll
     for (int i = 0; i < kS; i += 4) {
       float(&four)[4] = reinterpret_cast<float(&)[4]>(x[i]);
       pin(four);  // four at a time: few registers are free
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        if (exponents != nullptr) four[e] *= power_of_two(exponents[i * 2 + lane() % 4 * 2 + e % 2]);
+        four[e] *= power_of_two(s.exponent[stage][i * 2 + lane() % 4 * 2 + e % 2]);
+      }
+      pin(four);
+    }
+  }
+
+  __device__ void multiply(const StepPlace& at, Logits& x) const {
+    const std::uint64_t rope = swizzled_matrix(uniform(shared_address(s.rope[at.third()])));
+    const std::uint64_t k = swizzled_matrix(uniform(shared_address(s.kv[at.stage()])));
+    const std::uint64_t q = swizzled_matrix(uniform(shared_address(s.q)));
+    wgmma_begin();
+    if constexpr (kF16Rope) {  // f16 rope parts cannot lose the powers of two
+      multiply_latent<true>(k, q, x);
+      wgmma_commit();
+      wgmma_wait<0>();
+      pin(x);
+      if (*reinterpret_cast<const std::uint32_t*>(s.apart[at.stage()]) != 0) restore(x, at.stage());
+      wgmma_begin();
+      multiply_rope<false>(rope, x);
+    } else {
+      multiply_rope<true>(rope, x);
+      multiply_latent<false>(k, q, x);
+    }
+    wgmma_commit();
+    wgmma_wait<0>();
+    pin(x);
+  }
+
+  /// Products become logits.
+  __device__ void cap(Logits& x) const {
+    const Softcap softcap(p);
+#pragma unroll
+    for (int i = 0; i < kS; i += 4) {
+      float(&four)[4] = reinterpret_cast<float(&)[4]>(x[i]);
+      pin(four);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
         four[e] *= queries.factor[e / 2];
         if (p.softcap > 0.0f) four[e] = softcap(four[e]);
       }
@@ -103,7 +141,8 @@ struct Scores {
   }
 
   /// Whether a logit asks for a larger offset, of any row of the warp; then the lane's largest ones.
-  __device__ bool exceeds(const Logits& x, const float (&factor)[2], const float (&to)[2], float (&most)[2]) const {
+  __device__ bool exceeds(const Logits& x, const float (&factor)[2], const float (&to)[2],
+                          float (&most)[2]) const {
     most[0] = x[0], most[1] = x[2];
 #pragma unroll
     for (int i = 0; i < kS; ++i) most[i / 2 % 2] = fmaxf(most[i / 2 % 2], x[i]);
@@ -111,7 +150,8 @@ struct Scores {
                                fmaf(most[1], factor[1], -to[1]) > kLargestLog2);
   }
   /// Raises offsets of rows of which that is so. `rescale`: what sums relative to them are multiplied by.
-  __device__ void raise(const float (&factor)[2], float (&most)[2], float (&to)[2], float (&rescale)[2]) const {
+  __device__ void raise(const float (&factor)[2], float (&most)[2], float (&to)[2],
+                        float (&rescale)[2]) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 1));
@@ -132,9 +172,10 @@ struct Scores {
       s.rescale[parity][warp() * 16 + lane() / 4 + 8] = rescale[1];
     }
   }
-  /// P of half of the tokens, where O takes it up while the other half is still to come. `counts`: adds it up.
-  __device__ void publish_half(Logits& x, const float (&factor)[2], const float (&to)[2], bool counts, int half,
-                               const StepPlace& at) {
+  /// P of half of the tokens, where O takes it up while the other half is still to come. `counts`: adds it
+  /// up.
+  __device__ void publish_half(Logits& x, const float (&factor)[2], const float (&to)[2], bool counts,
+                               int half, const StepPlace& at) {
     const std::uint32_t rows = shared_address(s.rope[at.third()]) + (warp() * 16 + lane() % 16) * 128;
 #pragma unroll
     for (int i = 0; i < kS / 2; ++i) {
@@ -145,14 +186,15 @@ struct Scores {
 #pragma unroll
     for (int j = 4 * half; j < 4 * half + 4; j += 2) {
       const float* y = x + 4 * j;
-      store_matrices(rows + ((j + lane() / 16) ^ lane() % 8) * 16, pack_f16x2(y[0], y[1]), pack_f16x2(y[2], y[3]),
-                     pack_f16x2(y[4], y[5]), pack_f16x2(y[6], y[7]));
+      store_matrices(rows + ((j + lane() / 16) ^ lane() % 8) * 16, pack_f16x2(y[0], y[1]),
+                     pack_f16x2(y[2], y[3]), pack_f16x2(y[4], y[5]), pack_f16x2(y[6], y[7]));
     }
     fence_async_shared();
     __syncwarp();
     if (lane() == 0) barrier_arrive(shared_address(&s.p_full[at.step % 2][half]));
   }
-  __device__ void publish(Logits& x, const float (&factor)[2], const float (&to)[2], bool counts, const StepPlace& at) {
+  __device__ void publish(Logits& x, const float (&factor)[2], const float (&to)[2], bool counts,
+                          const StepPlace& at) {
     publish_half(x, factor, to, counts, 0, at);
     publish_half(x, factor, to, counts, 1, at);
   }
@@ -205,7 +247,7 @@ struct Scores {
       if (lane() % 4 == 0) {
         const bool empty = offset[r] == kEmpty;
         s.state[warp() * 16 + lane() / 4 + 8 * r] = {empty ? kMinus : offset[r], sum[r],
-                                                 apart ? reference[r] : offset[r]};
+                                                     apart ? reference[r] : offset[r]};
       }
     }
     __syncwarp();
@@ -238,7 +280,8 @@ struct Scores {
         if (left == 1 && s.queue.has(index + 1)) queries.request(item(index + 1));
         const bool any_apart = apart || tokens_apart != 0;
         const bool modified = any_apart || p.softcap > 0.0f || p.scale_log2 <= 0.0f;
-        if (modified) cap(x, any_apart ? s.exponent[stage] : nullptr);
+        if (!kF16Rope && tokens_apart != 0) restore(x, stage);
+        if (modified) cap(x);
         if ((live.x & live.y) != ~0u) mask_skipped(x, stage);
         if (params.listed.indices == nullptr) {
           const planning::WorkItem& work = item(index).work;

@@ -45,7 +45,7 @@ inline constexpr int kRawTokens = 8;  // of a load warp's ring
 
 /// What a row's sums are relative to.
 struct RowState {
-  float max;        // of the sum of probabilities, base 2; kMinus: no key
+  float max;  // of the sum of probabilities, base 2; kMinus: no key
   float sum;
   float reference;  // of O
 };
@@ -59,8 +59,9 @@ struct Shared {
   DeviceItem first_cut;  // the worker's first item, if it is a part of a cut unit
   alignas(8) std::uint64_t kv_full[kStages], kv_empty[kStages][kSlices], rope_empty[3];
   std::uint64_t p_full[2][2], state_full, state_empty;  // P: of half a step's tokens
-  // Of a stage, by load warp: bit 4 i + j says that token 16 i + 4 warp + (j ^ 2 rank) is there; whether a token's codes
-  // were scaled otherwise than by its scales, and then, base 2, what its values are multiplied by.
+  // Of a stage, by load warp: bit 4 i + j says that token 16 i + 4 warp + (j ^ 2 rank) is there; whether a
+  // token's codes were scaled otherwise than by its scales, and then, base 2, what its values are multiplied
+  // by.
   alignas(8) std::uint16_t live[kStages][4];
   alignas(4) std::uint8_t apart[kStages][4];
   alignas(4) std::int8_t exponent[kStages][kBlockTokens];
@@ -94,7 +95,8 @@ __device__ inline int own_rows(const planning::WorkItem& work, int rank) {
   return rows < 0 ? 0 : rows > kRows ? kRows : rows;
 }
 
-/// A place in the sequence of steps: which stage and which of three rope buffers, and of barriers which phase.
+/// A place in the sequence of steps: which stage and which of three rope buffers, and of barriers which
+/// phase.
 struct StepPlace {
   std::uint32_t step = 0;
 
