@@ -100,24 +100,33 @@ struct TokenLoader {
   __device__ int warp() const { return int(thread / 32); }
   __device__ int lane() const { return int(thread % 32); }
 
-  const std::uint8_t *here = nullptr, *next = nullptr;  // of the lane's token of this step and the next one
-  float raw_scale[2];                                   // of token lane / 4, and of that + 8, group lane % 4
-  std::uint32_t scale[2];                               // f16x2
-  std::uint32_t first_place = 0;  // in a stage, of the lane's first half of the warp's first token
+  /// The lane's tokens of a step.
+  struct Tokens {
+    const std::uint8_t* at;  // somewhere if it is skipped
+    std::uint32_t live = 0;  // of the warp's 16
+  };
+  Tokens here{}, next{};          // of this step and the next one
+  float raw_scale[2];             // of token lane / 4, and of that + 8, group lane % 4
+  std::uint32_t scale[2];         // f16x2
+  std::uint32_t first_place = 0;  // in the stage, of the lane's first half of the warp's first token
 
   /// Pair `pair`'s token i among the warp's 16.
   static __device__ constexpr int own_token(int pair, int i) {
     return C.blocks == 1 ? 2 * pair + i : 4 * pair + i;
   }
   __device__ int place(int token) const { return token / 4 * 16 + warp() * 4 + (token % 4 ^ 2 * rank); }
-  static __device__ const std::uint8_t* shuffle(const std::uint8_t* p, int from) {
+  static __device__ const std::uint8_t* address_of(const Tokens& tokens, int token) {
     return reinterpret_cast<const std::uint8_t*>(
-        __shfl_sync(~0u, reinterpret_cast<unsigned long long>(p), from));
+        __shfl_sync(~0u, reinterpret_cast<unsigned long long>(tokens.at), token));
+  }
+  __device__ Tokens tokens_at(const std::uint8_t* at) const {
+    const void* const somewhere = params.attention.schedule.header;
+    return {at == nullptr ? static_cast<const std::uint8_t*>(somewhere) : at,
+            __ballot_sync(~0u, at != nullptr)};
   }
   /// A token that is skipped becomes zeros.
-  __device__ void copy(std::uint32_t to, const std::uint8_t* token, int offset) const {
-    const std::uint8_t* from = token == nullptr ? params.attention.cache.pages : token;
-    copy_async(to, from + offset, token == nullptr ? 0 : 16);
+  static __device__ void copy(std::uint32_t to, const Tokens& tokens, int token, int offset) {
+    copy_async(to, address_of(tokens, token) + offset, tokens.live >> token & 1 ? 16 : 0);
   }
 
   __device__ std::uint32_t raw_place(int slot) const {
@@ -128,38 +137,34 @@ struct TokenLoader {
     return shared_address(s.rope[buffer]) + place_in_column(place(4 * slice + lane() / 8), lane() % 8);
   }
   /// The copies of a pair.
-  __device__ void request(const std::uint8_t* tokens, int pair) const {
+  __device__ void request(const Tokens& tokens, int pair) const {
     const int slot = pair % kAhead * 2;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) copy(raw_place(slot + i), shuffle(tokens, own_token(pair, i)), lane() * 16);
+    for (int i = 0; i < 2; ++i) copy(raw_place(slot + i), tokens, own_token(pair, i), lane() * 16);
   }
-  __device__ void request_ropes(const std::uint8_t* tokens, const StepPlace& at) const {
+  __device__ void request_ropes(const Tokens& tokens, const StepPlace& at) const {
     barrier_wait(shared_address(&s.rope_empty[at.third()]), at.third_parity() ^ 1);
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) {
-      copy(rope_place(at.third(), slice), shuffle(tokens, 4 * slice + lane() / 8),
-           kRopeOffset + lane() % 8 * 16);
+      copy(rope_place(at.third(), slice), tokens, 4 * slice + lane() / 8, kRopeOffset + lane() % 8 * 16);
     }
   }
-  __device__ void request_scales(const std::uint8_t* tokens) {
+  /// Of a token that is skipped anything: a branch here would wait for the load.
+  __device__ void request_scales(const Tokens& tokens) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const std::uint8_t* token = shuffle(tokens, 8 * i + lane() / 4);
-      // Where a token is skipped, what is read counts as 0 later: a branch here would wait for the load.
-      const auto* const somewhere = reinterpret_cast<const float*>(params.attention.schedule.header);
-      raw_scale[i] = __ldg(
-          token == nullptr ? somewhere : reinterpret_cast<const float*>(token + kScaleOffset) + lane() % 4);
+      const std::uint8_t* const token = address_of(tokens, 8 * i + lane() / 4);
+      raw_scale[i] = __ldg(reinterpret_cast<const float*>(token + kScaleOffset) + lane() % 4);
     }
   }
 
   /// Scales as f16, and what a stage says of its tokens. Scales that f16 does not hold well lose a power of
   /// two, the token's own, with which the products are multiplied later.
   __device__ void take_scales(int stage) {
-    const std::uint32_t live = __ballot_sync(~0u, here != nullptr);
     bool fits = true;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      if (!(live >> (8 * i + lane() / 4) & 1)) raw_scale[i] = 0.0f;
+      if (!(here.live >> (8 * i + lane() / 4) & 1)) raw_scale[i] = 0.0f;
       const float size = fabsf(raw_scale[i]);
       fits = fits && size <= kLargestScale && (size >= kSmallestScale || size == 0.0f);
     }
@@ -173,7 +178,7 @@ struct TokenLoader {
 #pragma unroll
     for (int i = 0; i < 2; ++i) scale[i] = pack_f16x2(raw_scale[i], raw_scale[i]);
     if (lane() == 0) {
-      s.live[stage][warp()] = static_cast<std::uint16_t>(live);
+      s.live[stage][warp()] = static_cast<std::uint16_t>(here.live);
       s.apart[stage][warp()] = apart;
     }
   }
@@ -216,13 +221,13 @@ struct TokenLoader {
       const int token = own_token(pair, i);
       const std::uint32_t factor =
           __shfl_sync(~0u, C.blocks == 1 ? scale[pair / 4] : scale[pair / 2], token % 8 * 4 + lane() / 8);
-      const std::uint32_t at = shared_address(s.kv[stage]) + (first_place ^ token % 4 * 16) +
-                               (token % 4 * 128 + token / 4 * (16 * 128));
+      const std::uint32_t along = token % 4 * 128 + token / 4 * (16 * 128);
+      const std::uint32_t at = (first_place ^ token % 4 * 16) + along;
       const uint4 low = dequantise(raw[i].x, raw[i].y, factor), high = dequantise(raw[i].z, raw[i].w, factor);
       store(at, low);
       store(at + kColumnBytes, high);
       if constexpr (C.blocks == 2) {
-        const std::uint32_t peer = cluster_address(at, rank ^ 1);
+        const std::uint32_t peer = (cluster_address(first_place, rank ^ 1) ^ token % 4 * 16) + along;
         const std::uint32_t full = cluster_address(shared_address(&s.kv_full[stage]), rank ^ 1);
         cluster_store(peer, low, full);
         cluster_store(peer + kColumnBytes, high, full);
@@ -261,14 +266,15 @@ struct TokenLoader {
   /// Dequantises a step's tokens, and requests the next ones of this step and of the one after it, if any.
   __device__ void fill(const StepPlace& at, bool more, uint4 (&raw)[2]) {
     const int stage = at.stage();
-    first_place = lane() / 8 * 2 * kColumnBytes + place_in_column(4 * warp() + 2 * rank, lane() % 8);
+    first_place =
+        shared_address(s.kv[stage][lane() / 8 * 2]) + place_in_column(4 * warp() + 2 * rank, lane() % 8);
+    request_ropes(here, at);  // complete before the last pair is
     const std::uint32_t empty = shared_address(s.kv_empty[stage]), parity = at.parity() ^ 1;
     barrier_wait(empty, parity);  // before the stage's notes of its tokens are written, too
     take_scales(stage);
     request_scales(next);
 #pragma unroll
     for (int pair = 0; pair < kPairs; ++pair) {
-      if (pair == 0) request_ropes(here, at);  // complete before the last pair is
       if (pair + kAhead < kPairs) {
         request(here, pair + kAhead);
       } else if (more) {
@@ -309,7 +315,7 @@ struct TokenLoader {
       cursor.thread = thread, cursor.rank = rank;
       if (lead == 0 && !known) break;
       here = next;
-      next = fetched ? cursor.resolve(ids) : nullptr;
+      next = tokens_at(fetched ? cursor.resolve(ids) : nullptr);
       known = fetched;
       fetched = (fetched || lead == 2) && cursor.next();
       if (!fetched && lead == 2) break;
