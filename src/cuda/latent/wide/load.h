@@ -30,19 +30,19 @@ struct StepCursor {
   Shared& s;
   unsigned thread;
   int rank;
-  int index = -1, token = 0;
+  int index = -1, token = 0, end = 0;
+  const std::int32_t* row = nullptr;  // of listed keys, or of the block table
 
   __device__ int warp() const { return int(thread / 32); }
   __device__ int lane() const { return int(thread % 32); }
 
   __device__ const DeviceItem& item() const { return s.queue.items[index % ItemQueue::kCapacity]; }
-  __device__ int end() const { return end_of(item().work); }
   __device__ int lane_place() const { return lane() / 4 * 16 + warp() * 4 + (lane() % 4 ^ 2 * rank); }
 
   /// False: there are no more.
   __device__ bool next() {
     token += kBlockTokens;
-    if (index >= 0 && token < end()) return true;
+    if (token < end) return true;
     ++index;
     if (warp() == 0) {  // who waits for an item extends the queue
       if (lane() == 0) {
@@ -53,24 +53,22 @@ struct StepCursor {
       __syncwarp();
     }
     if (!s.queue.has(index)) return false;
-    token = item().work.kv_begin;
+    const DeviceItem& x = item();
+    token = x.work.kv_begin;
+    end = end_of(x.work);
+    row = listed() ? params.listed.indices + x.first_query * params.listed.index_stride
+                   : table_row(params.attention.cache, x.work.request);
     return true;
   }
   __device__ bool listed() const { return params.listed.indices != nullptr; }
   /// Of a lane that has a token.
-  __device__ bool has_token() const { return lane() < 16 && token + lane_place() < end(); }
+  __device__ bool has_token() const { return lane() < 16 && token + lane_place() < end; }
   /// Without a token, or a step, anything: a branch around the load would wait for it.
   __device__ TokenId load_id(bool step) const {
     const AttentionParams& p = params.attention;
-    const int place = token + lane_place();
-    const std::int32_t* at = reinterpret_cast<const std::int32_t*>(p.schedule.header);
-    const bool has = step && has_token();
-    if (listed()) {
-      if (has) at = params.listed.indices + item().first_query * params.listed.index_stride + place;
-    } else if (has && place >> p.cache.page_log2 < p.cache.table_width) {
-      at = table_row(p.cache, item().work.request) + (place >> p.cache.page_log2);
-    }
-    return __ldg(at);
+    const int place = token + lane_place(), entry = listed() ? place : place >> p.cache.page_log2;
+    const bool has = step && has_token() && (listed() || entry < p.cache.table_width);
+    return __ldg(has ? row + entry : reinterpret_cast<const std::int32_t*>(p.schedule.header));
   }
   /// The token of the same step, or null: it is skipped.
   __device__ const std::uint8_t* resolve(TokenId id) const {
@@ -100,14 +98,11 @@ struct TokenLoader {
   __device__ int warp() const { return int(thread / 32); }
   __device__ int lane() const { return int(thread % 32); }
 
-  /// The lane's tokens of a step.
-  struct Tokens {
-    const std::uint8_t* at;  // somewhere if it is skipped
-    std::uint32_t live = 0;  // of the warp's 16
-  };
-  Tokens here{}, next{};          // of this step and the next one
-  float raw_scale[2];             // of token lane / 4, and of that + 8, group lane % 4
-  std::uint32_t scale[2];         // f16x2
+  const std::uint8_t *here,
+      *next;               // the lane's token of this step and the next one; somewhere if it is skipped
+  std::uint32_t live = 0;  // of the warp's 16: bits of this step, then of the next one
+  float raw_scale[2];      // of token lane / 4, and of that + 8, group lane % 4
+  std::uint32_t scale[2];  // f16x2
   std::uint32_t first_place = 0;  // in the stage, of the lane's first half of the warp's first token
 
   /// Pair `pair`'s token i among the warp's 16.
@@ -115,18 +110,21 @@ struct TokenLoader {
     return C.blocks == 1 ? 2 * pair + i : 4 * pair + i;
   }
   __device__ int place(int token) const { return token / 4 * 16 + warp() * 4 + (token % 4 ^ 2 * rank); }
-  static __device__ const std::uint8_t* address_of(const Tokens& tokens, int token) {
+  static __device__ const std::uint8_t* address_of(const std::uint8_t* tokens, int token) {
     return reinterpret_cast<const std::uint8_t*>(
-        __shfl_sync(~0u, reinterpret_cast<unsigned long long>(tokens.at), token));
+        __shfl_sync(~0u, reinterpret_cast<unsigned long long>(tokens), token));
   }
-  __device__ Tokens tokens_at(const std::uint8_t* at) const {
-    const void* const somewhere = params.attention.schedule.header;
-    return {at == nullptr ? static_cast<const std::uint8_t*>(somewhere) : at,
-            __ballot_sync(~0u, at != nullptr)};
+  /// Goes on to the step after `next`, in which the lane has this token, or null.
+  __device__ void shift(const std::uint8_t* token) {
+    here = next;
+    next = token == nullptr ? reinterpret_cast<const std::uint8_t*>(params.attention.schedule.header) : token;
+    live = live >> 16 | __ballot_sync(~0u, token != nullptr) << 16;
   }
   /// A token that is skipped becomes zeros.
-  static __device__ void copy(std::uint32_t to, const Tokens& tokens, int token, int offset) {
-    copy_async(to, address_of(tokens, token) + offset, tokens.live >> token & 1 ? 16 : 0);
+  template <bool kNext>
+  __device__ void copy(std::uint32_t to, int token, int offset) const {
+    copy_async(to, address_of(kNext ? next : here, token) + offset,
+               live >> (token + 16 * kNext) & 1 ? 16 : 0);
   }
 
   __device__ std::uint32_t raw_place(int slot) const {
@@ -137,23 +135,24 @@ struct TokenLoader {
     return shared_address(s.rope[buffer]) + place_in_column(place(4 * slice + lane() / 8), lane() % 8);
   }
   /// The copies of a pair.
-  __device__ void request(const Tokens& tokens, int pair) const {
+  template <bool kNext>
+  __device__ void request(int pair) const {
     const int slot = pair % kAhead * 2;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) copy(raw_place(slot + i), tokens, own_token(pair, i), lane() * 16);
+    for (int i = 0; i < 2; ++i) copy<kNext>(raw_place(slot + i), own_token(pair, i), lane() * 16);
   }
-  __device__ void request_ropes(const Tokens& tokens, const StepPlace& at) const {
+  __device__ void request_ropes(const StepPlace& at) const {
     barrier_wait(shared_address(&s.rope_empty[at.third()]), at.third_parity() ^ 1);
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) {
-      copy(rope_place(at.third(), slice), tokens, 4 * slice + lane() / 8, kRopeOffset + lane() % 8 * 16);
+      copy<false>(rope_place(at.third(), slice), 4 * slice + lane() / 8, kRopeOffset + lane() % 8 * 16);
     }
   }
-  /// Of a token that is skipped anything: a branch here would wait for the load.
-  __device__ void request_scales(const Tokens& tokens) {
+  /// Of the next step; of a token that is skipped anything: a branch here would wait for the load.
+  __device__ void request_scales() {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const std::uint8_t* const token = address_of(tokens, 8 * i + lane() / 4);
+      const std::uint8_t* const token = address_of(next, 8 * i + lane() / 4);
       raw_scale[i] = __ldg(reinterpret_cast<const float*>(token + kScaleOffset) + lane() % 4);
     }
   }
@@ -164,7 +163,7 @@ struct TokenLoader {
     bool fits = true;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      if (!(here.live >> (8 * i + lane() / 4) & 1)) raw_scale[i] = 0.0f;
+      if (!(live >> (8 * i + lane() / 4) & 1)) raw_scale[i] = 0.0f;
       const float size = fabsf(raw_scale[i]);
       fits = fits && size <= kLargestScale && (size >= kSmallestScale || size == 0.0f);
     }
@@ -178,7 +177,7 @@ struct TokenLoader {
 #pragma unroll
     for (int i = 0; i < 2; ++i) scale[i] = pack_f16x2(raw_scale[i], raw_scale[i]);
     if (lane() == 0) {
-      s.live[stage][warp()] = static_cast<std::uint16_t>(here.live);
+      s.live[stage][warp()] = static_cast<std::uint16_t>(live);
       s.apart[stage][warp()] = apart;
     }
   }
@@ -256,10 +255,10 @@ struct TokenLoader {
   __device__ void begin(uint4 (&raw)[2]) {
 #pragma unroll
     for (int pair = 0; pair < kAhead; ++pair) {
-      request(next, pair);
+      request<true>(pair);
       copy_async_commit();
     }
-    request_scales(next);
+    request_scales();
     copy_async_wait_for<kAhead - 1>();
     read_raw(0, raw);
   }
@@ -268,17 +267,17 @@ struct TokenLoader {
     const int stage = at.stage();
     first_place =
         shared_address(s.kv[stage][lane() / 8 * 2]) + place_in_column(4 * warp() + 2 * rank, lane() % 8);
-    request_ropes(here, at);  // complete before the last pair is
+    request_ropes(at);  // complete before the last pair is
     const std::uint32_t empty = shared_address(s.kv_empty[stage]), parity = at.parity() ^ 1;
     barrier_wait(empty, parity);  // before the stage's notes of its tokens are written, too
     take_scales(stage);
-    request_scales(next);
+    request_scales();
 #pragma unroll
     for (int pair = 0; pair < kPairs; ++pair) {
       if (pair + kAhead < kPairs) {
-        request(here, pair + kAhead);
+        request<false>(pair + kAhead);
       } else if (more) {
-        request(next, pair + kAhead - kPairs);
+        request<true>(pair + kAhead - kPairs);
       }
       copy_async_commit();
       if (pair > 0 && pair % kSlicePairs == 0) barrier_wait(empty + pair / kSlicePairs * 8, parity);
@@ -314,8 +313,7 @@ struct TokenLoader {
       if constexpr (C.blocks == 2) asm volatile("" : "+r"(rank));
       cursor.thread = thread, cursor.rank = rank;
       if (lead == 0 && !known) break;
-      here = next;
-      next = tokens_at(fetched ? cursor.resolve(ids) : nullptr);
+      shift(fetched ? cursor.resolve(ids) : nullptr);
       known = fetched;
       fetched = (fetched || lead == 2) && cursor.next();
       if (!fetched && lead == 2) break;

@@ -278,14 +278,20 @@ struct Output {
 
   __device__ void run() {
     StepPlace at;
+    locate();
     int index = 0;
 #pragma unroll 1
     for (; s.queue.has(index); ++index) {
+      __syncwarp();
+      s.item_index[thread / 32] = index;
+      __syncwarp();
 #pragma unroll
       for (int i = 0; i < kHalf; ++i) o[0][i] = o[1][i] = 0.0f;
 #pragma unroll 1
       for (int left = steps_of(item(index).work); left > 0; --left, ++at.step) add(at);
+      index = s.item_index[thread / 32];
       end(item(index), index);
+      index = s.item_index[thread / 32];
       if (thread == 0) s.queue.current = index;  // the other warpgroup may be an item behind
     }
     if (index == 0 || p.schedule.params.absolute) return;

@@ -12,8 +12,8 @@ namespace halftone::cuda::wide {
 template <LatentWideConfig C>
 struct Queries {
   static constexpr bool kNarrows = C.q_dtype == DType::kBFloat16;  // to f16, whose range is smaller
-  // Sizes of bf16 numbers as integers: a row's largest element is to lie between them.
-  static constexpr std::uint32_t kLeast = 117 << 7, kMost = 142 << 7;  // 2^-10, 2^15
+  // Sizes of f16 numbers as integers: a row's largest element is to lie between them.
+  static constexpr std::uint32_t kLeast = 5 << 10, kMost = 30 << 10;  // 2^-10, 2^15
   static constexpr int kLastColumn = kQueryColumns;
 
   const AttentionParams& p;
@@ -77,6 +77,21 @@ struct Queries {
       }
     }
   }
+  /// Brings an item's rows to L2.
+  __device__ void prefetch(const DeviceItem& item) const {
+    constexpr int kLine = 128, kLines = (kLatentDims + kRopeDims) * 2 / kLine + 1;  // that a row touches
+    static_assert(kLines <= 16);
+    const int rows = own_rows(item.work, rank), line = lane() % 16;
+    if (rows == 0) return;
+    const auto mine =
+        reinterpret_cast<unsigned long long>(row_of(item, min(warp() * 16 + lane() % 16, rows - 1)));
+#pragma unroll 1
+    for (int i = 0; i < 16; i += 2) {
+      const auto* const row = reinterpret_cast<const std::uint8_t*>(__shfl_sync(~0u, mine, i + lane() / 16));
+      const int byte = min(line * kLine, (kLatentDims + kRopeDims) * 2 - 1);
+      if (line < kLines) prefetch_to_l2(row + byte);
+    }
+  }
   template <class Load>
   __device__ void load_fragments(const std::uint16_t* const (&from)[2], const Load& load) {
 #pragma unroll
@@ -95,20 +110,21 @@ struct Queries {
   static __device__ std::uint32_t narrow(std::uint32_t x, float scale = 1.0f) {
     return pack_f16x2(__uint_as_float(x << 16) * scale, __uint_as_float(x & 0xffff0000u) * scale);
   }
+  /// The larger ones by size, with any sign.
   static __device__ std::uint32_t larger(std::uint32_t a, std::uint32_t b) {
     std::uint32_t y;
-    asm("max.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+    asm("max.xorsign.abs.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
     return y;
   }
-  static __device__ std::uint32_t size(std::uint32_t x) { return x & 0x7fff7fffu; }
-  static __device__ std::uint32_t largest(std::uint32_t x) { return max(x & 0xffffu, x >> 16); }
+  /// The size of the larger of two.
+  static __device__ std::uint32_t largest(std::uint32_t x) { return max(x & 0x7fffu, x >> 16 & 0x7fffu); }
 
   /// Until the rows are there. The warpgroup's barrier must follow.
   __device__ void complete(const DeviceItem& item) {
     factor[0] = factor[1] = p.scale_log2;
     copy_async_wait();
     if constexpr (kNarrows) {
-      if (__any_sync(~0u, !narrow_rows(item))) scale_rows(item);
+      if (!narrow_rows(item)) scale_rows(item);
     }
     fence_async_shared();
   }
@@ -119,34 +135,49 @@ struct Queries {
     const int rows = own_rows(item.work, rank) - warp() * 16;
     bool fits = true;
     std::uint32_t some = 0;  // rows with an element that is not small
-#pragma unroll 4
-    for (int row = 0; row < 16; ++row) {
-      std::uint32_t most = 0;
+    const bool two = staged(1);
+#pragma unroll 1
+    for (int first = 0; first < 16; first += 4) {
+      uint4 x[4][2];
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        if (!staged(half)) continue;
-        uint4* at = reinterpret_cast<uint4*>(place(warp() * 16 + row, lane() + 32 * half));
-        const uint4 x = *at;
-        most = larger(most, larger(larger(size(x.x), size(x.y)), larger(size(x.z), size(x.w))));
-        *at = {narrow(x.x), narrow(x.y), narrow(x.z), narrow(x.w)};
+      for (int i = 0; i < 4; ++i) {
+        const int row = warp() * 16 + first + i;
+        x[i][0] = *reinterpret_cast<const uint4*>(place(row, lane()));
+        x[i][1] = two ? *reinterpret_cast<const uint4*>(place(row, lane() + 32)) : uint4{};
       }
-      const std::uint32_t row_most = largest(most);
-      fits = fits && row_most <= kMost;
-      if (row_most >= kLeast || row >= rows) some |= 1u << row;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int row = first + i;
+        std::uint32_t most = 0;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          uint4& y = x[i][half];
+          y = {narrow(y.x), narrow(y.y), narrow(y.z), narrow(y.w)};
+          most = larger(larger(larger(larger(most, y.x), y.y), y.z), y.w);
+        }
+        *reinterpret_cast<uint4*>(place(warp() * 16 + row, lane())) = x[i][0];
+        if (two) *reinterpret_cast<uint4*>(place(warp() * 16 + row, lane() + 32)) = x[i][1];
+        const std::uint32_t row_most = largest(most);
+        fits = fits && row_most <= kMost;
+        if (row_most >= kLeast || row >= rows) some |= 1u << row;
+      }
     }
     fits = fits && __reduce_or_sync(~0u, some) == 0xffffu;
-    std::uint32_t most = 0;
+    std::uint32_t most = 0, narrowed[4][4];
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) most = larger(most, size(last[step][i]));
+      for (int i = 0; i < 4; ++i) {
+        narrowed[step][i] = narrow(last[step][i]);
+        most = larger(most, narrowed[step][i]);
+      }
     }
-    fits = fits && largest(most) <= kMost;
-    if (__all_sync(~0u, fits)) {
+    fits = __all_sync(~0u, fits && largest(most) <= kMost);
+    if (fits) {
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) last[step][i] = narrow(last[step][i]);
+        for (int i = 0; i < 4; ++i) last[step][i] = narrowed[step][i];
       }
     }
     return fits;

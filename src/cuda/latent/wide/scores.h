@@ -266,6 +266,7 @@ struct Scores {
       queries.complete(item(index));
       team_barrier(kScoreTeam);
       begin();
+      bool first = true;
 #pragma unroll 1
       for (int left = steps_of(item(index).work); left > 0; --left, ++at.step) {
         queries.locate();
@@ -277,6 +278,11 @@ struct Scores {
         const std::uint32_t tokens_apart = *reinterpret_cast<const std::uint32_t*>(s.apart[stage]);
         team_barrier(kScoreTeam);  // all warps have read Q, of the last step, and the rope part
         queries.locate();
+        if (first && s.queue.count > index + 1) {
+          __threadfence_block();
+          queries.prefetch(item(index + 1));
+        }
+        first = false;
         if (left == 1 && s.queue.has(index + 1)) queries.request(item(index + 1));
         const bool any_apart = apart || tokens_apart != 0;
         const bool modified = any_apart || p.softcap > 0.0f || p.scale_log2 <= 0.0f;

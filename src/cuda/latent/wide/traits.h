@@ -69,6 +69,7 @@ struct Shared {
   float rescale[2][kRows];
   std::uint8_t raised[2][4];
   RowState state[kRows];
+  int item_index[8];  // of a warp that adds up O, whose registers are dear
   bool last_arrival;
 };
 inline constexpr int kMaxShared = 227 * 1024;
