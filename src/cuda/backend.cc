@@ -13,6 +13,7 @@
 #include "cuda/decode/host.h"
 #include "cuda/dequantize/host.h"
 #include "cuda/device/call.h"
+#include "cuda/latent/host.h"
 #include "cuda/merge/host.h"
 #include "cuda/prefill/host.h"
 #include "cuda/schedule/host.h"
@@ -55,8 +56,10 @@ int workers(Device on) {
 }
 
 constexpr auto make_table() {
-  std::array<planning::Kernel, kDecodeKernels.size() + kPrefillKernels.size() + 1> table{};
+  std::array<planning::Kernel, kLatentKernels.size() + kDecodeKernels.size() + kPrefillKernels.size() + 1>
+      table{};
   std::size_t row = 0;
+  for (const planning::Kernel& kernel : kLatentKernels) table[row++] = kernel;
   for (const planning::Kernel& kernel : kDecodeKernels) table[row++] = kernel;
   for (const planning::Kernel& kernel : kPrefillKernels) table[row++] = kernel;
   table[row] = kUniversalRow;
@@ -73,19 +76,15 @@ bool is_latent(const AttentionProblem& problem) {
 }
 
 int variant(const AttentionProblem& problem, const planning::Kernel& kernel) {
-  if (is_latent(problem) || problem.is_listed()) return -1;
+  if (is_latent(problem)) return kernel.latent ? latent_variant(problem, kernel) : -1;
+  if (kernel.latent || problem.is_listed()) return -1;
   return is_prefill(kernel) ? prefill_variant(problem, kernel) : decode_variant(problem, kernel);
 }
 
-/// Caches that store K and V apart are served, all keys of a request at a time.
+/// Caches that store K and V apart are served, all keys of a request at a time; of latent caches some, lists
+/// of keys, too.
 void refuse(const AttentionProblem& p) {
-  if (is_latent(p)) {
-    throw Error(
-        ErrorCode::kUnsupported,
-        fmt::format("kv.rope_dim is {}, but the CUDA backend has no attention over latent caches: use "
-                    "the CPU.",
-                    std::get<KvCacheSpec>(p.kv).rope_dim));
-  }
+  if (is_latent(p)) refuse_latent(p);
   if (p.is_listed()) {
     throw Error(ErrorCode::kUnsupported,
                 fmt::format("listed.top_k is {}, but the CUDA backend has no lists of keys over caches that "
@@ -115,7 +114,8 @@ void run(const Plan::Impl& plan, const AttentionArgs& args, std::byte* workspace
     if (is_prefill(plan.kernel(passes[i]))) {
       check_prefill(plan, passes[i], args);
     } else {
-      kernels[i] = decode_kernel(plan, passes[i], args);
+      const auto find = plan.kernel(passes[i]).latent ? latent_kernel : decode_kernel;
+      kernels[i] = find(plan, passes[i], args);
     }
   }
   const planning::Workspace parts = planning::carve_workspace(plan, workspace);
@@ -124,7 +124,7 @@ void run(const Plan::Impl& plan, const AttentionArgs& args, std::byte* workspace
       run_prefill(plan, args, parts, i, stream);
     } else {
       const AttentionParams params = attention_params(plan, args, parts, i);
-      launch(kernels[i], &params, plan, stream);
+      launch(kernels[i], &params, plan, passes[i], stream);
     }
   }
 }

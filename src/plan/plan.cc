@@ -95,7 +95,7 @@ ScheduleParams schedule_params(const AttentionProblem& p, const Kernel& kernel, 
   s.group = p.q_heads / p.kv_heads();
   s.row_block = kernel.row_block;
   s.step_log2 = std::countr_zero(step);
-  s.workers = workers;
+  s.workers = std::max(1, workers / kernel.together);
   s.max_q_len = bounds.max_q_len;
   s.max_kv_len = bounds.max_kv_len;
   s.window_left = window(p.mask.window_left);
@@ -115,7 +115,7 @@ Pass make_pass(const AttentionProblem& problem, const Backend& backend, const Ch
   pass.variant = choice.variant;
   pass.schedule = schedule_params(problem, backend.kernels[choice.index], choice, workers);
   pass.partials = max_partials(pass.schedule);
-  pass.backend_bytes = backend.extra_bytes(workers, pass.partials);
+  pass.backend_bytes = backend.extra_bytes(pass.schedule.workers, pass.partials);
   return pass;
 }
 

@@ -170,7 +170,7 @@ void run_prefill(const Plan::Impl& plan, const AttentionArgs& args, const planni
     p.k = tensor_boxes(tensors.k, somewhere, 1, config.kv_tile).map(config.dtype);
     p.v = tensor_boxes(tensors.v, somewhere, 1, config.kv_tile).map(config.dtype);
   }
-  launch(compiled_kernel(pass.variant), &p, plan, stream);
+  launch(compiled_kernel(pass.variant), &p, plan, pass, stream);
 }
 
 }  // namespace halftone::cuda

@@ -43,7 +43,7 @@ constexpr bool serves(LatentCodes codes, const KvFormat& f, DType q_type) {
 /// Row of the table that serves a valid latent cache in units of `rows` packed rows (0: of any number); -1 if
 /// there is none.
 constexpr int find_latent_few_row(const KvCacheSpec& kv, DType q_type, int rows) {
-  if (kv.rope_dim != 64 || kv.v_head_dim != 512) return -1;
+  if (kv.rope_dim != 64 || kv.latent_dim() != 512 || kv.v_dim() != 512) return -1;
   for (std::size_t row = 0; row < kLatentFewTable.size(); ++row) {
     const LatentFewConfig& c = kLatentFewTable[row];
     if ((rows == 0 || c.rows == rows) && serves(c.codes, kv.k_format, q_type)) return static_cast<int>(row);

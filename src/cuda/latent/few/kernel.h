@@ -40,10 +40,10 @@ __device__ inline void release(typename LatentFewTraits<C>::Shared& s, const Ste
 
 /// A compute warp: its team's steps of all items.
 template <LatentFewConfig C>
-__device__ inline void latent_compute(const LatentParams& params, int worker,
+__device__ inline void latent_compute(const AttentionParams& params, int worker,
                                       typename LatentFewTraits<C>::Shared& s) {
   using Traits = LatentFewTraits<C>;
-  const AttentionParams& p = params.attention;
+  const AttentionParams& p = params;
 #pragma unroll 1
   while (true) {
     if (thread_index() == Traits::kComputeThreads - 1) produce_items<C>(p, worker, s);
@@ -101,10 +101,10 @@ __device__ inline void latent_compute(const LatentParams& params, int worker,
 
 /// One worker of the schedule: a thread block.
 template <LatentFewConfig C>
-__device__ inline void latent_few_worker(const LatentParams& params, int worker,
+__device__ inline void latent_few_worker(const AttentionParams& params, int worker,
                                          typename LatentFewTraits<C>::Shared& s) {
   using Traits = LatentFewTraits<C>;
-  const AttentionParams& p = params.attention;
+  const AttentionParams& p = params;
   const int warp = thread_index() / 32 - Traits::kWarps, lane = thread_index() % 32;  // of the load warps
   if (warp == 0) {
     if (!p.cache_settled) wait_for_previous_kernel();
@@ -116,7 +116,7 @@ __device__ inline void latent_few_worker(const LatentParams& params, int worker,
     if (lane < Traits::kLoadWarps) s.reading[lane] = 0;
     s.queue.start(listed, bounds_of(p), lane);
     if (lane == 0) s.softcap = Softcap(p), s.blocks_before = 0;
-    if (params.listed.indices != nullptr) wait_for_previous_kernel();  // it may have written the lists
+    if (params.listed.list.indices != nullptr) wait_for_previous_kernel();  // it may have written the lists
   }
   __syncthreads();
   if (warp >= 0) {

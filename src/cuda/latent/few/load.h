@@ -12,13 +12,13 @@ namespace halftone::cuda {
 template <LatentFewConfig C>
 struct RecordLoader {
   using Traits = LatentFewTraits<C>;
-  const LatentParams& params;
+  const AttentionParams& params;
   typename Traits::Shared& s;
   int item = -1, block, blocks = 0;
   std::uint32_t count;  // blocks before: of all warps
-  const AttentionParams& p = params.attention;
+  const AttentionParams& p = params;
 
-  __device__ RecordLoader(const LatentParams& params, typename Traits::Shared& s)
+  __device__ RecordLoader(const AttentionParams& params, typename Traits::Shared& s)
       : params(params), s(s), block(warp() - Traits::kLoadWarps), count(block) {}
 
   // Computed anew wherever they are asked for: registers are scarce.
@@ -52,9 +52,10 @@ struct RecordLoader {
     const DeviceItem& at = current();
     const int token = at.work.kv_begin + block * Traits::kTokens + lane();
     if (token >= at.work.kv_end) return -1;
-    if (params.listed.indices != nullptr) {
-      const std::int64_t query = at.first_query + at.work.row_begin / p.schedule.params.group;
-      return __ldg(params.listed.indices + query * params.listed.index_stride + token);
+    if (params.listed.list.indices != nullptr) {
+      const std::int64_t query = at.first_query;
+      if (query >= p.q_tokens) return -1;  // the schedule may count more queries than there are lists
+      return __ldg(params.listed.list.indices + query * params.listed.list.stride + token);
     }
     const std::int32_t page =
         page_entry(p.cache, table_row(p.cache, at.work.request), token >> p.cache.page_log2);
@@ -64,7 +65,7 @@ struct RecordLoader {
   __device__ const std::uint8_t* locate(std::int32_t found, int token) const {
     const CacheView& c = p.cache;
     const int within = (1 << c.page_log2) - 1;
-    const bool listed = params.listed.indices != nullptr;
+    const bool listed = params.listed.list.indices != nullptr;
     const std::int32_t page = listed ? found >> c.page_log2 : found;
     const int at = (listed ? found : token) & within;
     const bool none = listed ? found < 0 : found == -1;

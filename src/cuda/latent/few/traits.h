@@ -12,10 +12,10 @@
 #pragma once
 
 #include "cuda/attention/logits.h"
+#include "cuda/attention/params.h"
 #include "cuda/attention/rows.h"
 #include "cuda/device/ptx.h"
 #include "cuda/latent/few/config.h"
-#include "cuda/latent/params.h"
 
 namespace halftone::cuda {
 
