@@ -11,7 +11,7 @@ namespace halftone::cuda {
 /// What one CTA of the kernels for few heads takes, or one worker, a CTA or a pair, of those for many. Steps
 /// are those of lists: they are short beside the contexts that decode cuts.
 inline constexpr std::array<planning::Kernel, 5> kLatentKernels{{
-    {"sm90-latent-8", 8, 8, 64, 1024, 163840, "latent caches: up to 8 query heads", false, 0, true},
+    {"sm90-latent-8", 8, 8, 64, 1024, 163840, "latent caches: up to 8 packed rows", false, 0, true},
     {"sm90-latent-16", 16, 16, 64, 1024, 163840, "likewise, up to 16", false, 0, true},
     {"sm90-latent-32", 32, 32, 64, 1024, 163840,
      "likewise, up to 32; of bf16 caches any number, 32 at a time", false, 0, true},
