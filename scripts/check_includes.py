@@ -37,7 +37,7 @@ src/cpu              src/plan src/format include/halftone
 src/cuda             src/cuda/** src/plan src/format include/halftone
 src/cuda/decode/**   src/cuda/attention src/cuda/device src/plan src/format include/halftone
 src/cuda/prefill     src/cuda/attention src/cuda/dequantize src/cuda/device src/plan src/format include/halftone
-src/cuda/latent      src/cuda/attention src/cuda/device src/plan src/format include/halftone
+src/cuda/latent/**   src/cuda/latent src/cuda/attention src/cuda/device src/plan src/format include/halftone
 src/cuda/backward    src/cuda/attention src/cuda/device src/plan src/format include/halftone
 src/cuda/attention   src/cuda/device src/plan src/format include/halftone
 

@@ -58,6 +58,10 @@ std::vector<Case> cases() {
   latent.kv = KvCacheSpec::latent(parse_format("fp8-g128-f32"));
   AttentionProblem listed = latent;
   listed.listed.top_k = 2048;
+  AttentionProblem many_heads = listed;
+  many_heads.q_heads = 128;
+  AttentionProblem latent16 = latent;
+  latent16.kv = KvCacheSpec::latent(parse_format("bf16"));
   return {
       {"one query, int4-g32", decode("int4-g32", "int4-g32")},
       {"four queries (drafts), int4-g32", drafts},
@@ -71,6 +75,8 @@ std::vector<Case> cases() {
       {"plain tensors in bf16, no cache", plain},
       {"latent fp8-g128-f32, 16 heads", latent},
       {"the same, 2048 listed keys", listed},
+      {"the same, 128 heads", many_heads},
+      {"latent bf16, 16 heads", latent16},
   };
 }
 
@@ -127,7 +133,9 @@ std::string rows_text(std::span<const Kernel> table, std::size_t row) {
   const Kernel& kernel = table[row];
   if (kernel.universal) return fmt::format("any, {} at a time", kernel.row_block);
   int from = 1;
-  for (const Kernel& before : table.first(row)) from = std::max(from, before.max_rows + 1);
+  for (const Kernel& before : table.first(row)) {
+    if (before.latent == kernel.latent) from = std::max(from, before.max_rows + 1);
+  }
   return kernel.max_rows == 0 ? fmt::format("{} and more", from)
                               : fmt::format("{} to {}", from, kernel.max_rows);
 }

@@ -15,6 +15,7 @@
 #include "cuda/decode/host.h"
 #include "cuda/dequantize/host.h"
 #include "cuda/device/call.h"
+#include "cuda/latent/host.h"
 #include "cuda/merge/host.h"
 #include "cuda/prefill/host.h"
 #include "cuda/schedule/host.h"
@@ -59,8 +60,10 @@ int workers(Device on) {
 }
 
 constexpr auto make_table() {
-  std::array<planning::Kernel, kDecodeKernels.size() + kPrefillKernels.size() + 1> table{};
+  std::array<planning::Kernel, kLatentKernels.size() + kDecodeKernels.size() + kPrefillKernels.size() + 1>
+      table{};
   std::size_t row = 0;
+  for (const planning::Kernel& kernel : kLatentKernels) table[row++] = kernel;
   for (const planning::Kernel& kernel : kDecodeKernels) table[row++] = kernel;
   for (const planning::Kernel& kernel : kPrefillKernels) table[row++] = kernel;
   table[row] = kUniversalRow;
@@ -84,7 +87,8 @@ bool has_unit_for_a_query(const AttentionProblem& problem) {
 }
 
 int variant(const AttentionProblem& problem, const planning::Kernel& kernel) {
-  if (is_latent(problem) || problem.is_listed()) return -1;
+  if (is_latent(problem)) return kernel.latent ? latent_variant(problem, kernel) : -1;
+  if (kernel.latent || problem.is_listed()) return -1;
   if (!is_prefill(kernel)) return decode_variant(problem, kernel);
   // Where bounds decide nothing, prefill would serve single queries, too: a cache is not staged for a token,
   // unless its arithmetic has no other kernel.
@@ -104,8 +108,10 @@ std::string kv_text(const AttentionProblem& p) {
                      spec->rotate_k ? " with rotate_k" : "", format_name(spec->v_format));
 }
 
-/// Caches that store K and V apart are served, all keys of a request at a time, in 16-bit arithmetic.
+/// Caches that store K and V apart are served in 16-bit arithmetic, all keys of a request at a time; of latent
+/// caches some, lists of keys, too.
 void refuse(const AttentionProblem& p) {
+  if (p.arithmetic == Arithmetic::k16Bit && is_latent(p)) refuse_latent(p);
   if (p.arithmetic == Arithmetic::kHalfInt8) {
     throw Error(
         ErrorCode::kUnsupported,
@@ -121,13 +127,6 @@ void refuse(const AttentionProblem& p) {
                 fmt::format("arithmetic is {}, but the CUDA backend serves 16-bit and half_int8: use one of "
                             "these.",
                             arithmetic_name(p.arithmetic)));
-  }
-  if (is_latent(p)) {
-    throw Error(
-        ErrorCode::kUnsupported,
-        fmt::format("kv.rope_dim is {}, but the CUDA backend has no attention over latent caches: use "
-                    "the CPU.",
-                    std::get<KvCacheSpec>(p.kv).rope_dim));
   }
   if (p.is_listed()) {
     throw Error(ErrorCode::kUnsupported,
@@ -162,7 +161,8 @@ void run(const Plan::Impl& plan, const AttentionArgs& args, std::byte* workspace
     if (is_prefill(plan.kernel(passes[i]))) {
       check_prefill(plan, passes[i], args);
     } else {
-      kernels[i] = decode_kernel(plan, passes[i], args);
+      const auto find = plan.kernel(passes[i]).latent ? latent_kernel : decode_kernel;
+      kernels[i] = find(plan, passes[i], args);
     }
   }
   const planning::Workspace parts = planning::carve_workspace(plan, workspace);
@@ -171,7 +171,7 @@ void run(const Plan::Impl& plan, const AttentionArgs& args, std::byte* workspace
       run_prefill(plan, args, parts, i, stream);
     } else {
       const AttentionParams params = attention_params(plan, args, parts, i);
-      launch(kernels[i], &params, plan, stream);
+      launch(kernels[i], &params, plan, passes[i], stream);
     }
   }
 }

@@ -26,11 +26,13 @@ struct Kernel {
   /// 0: workers share a line of units (plan/work.h). Else units wait in a queue (plan/queue.h), of as many
   /// heads at a time as have so many bytes of K and V.
   std::int64_t queue_bytes = 0;
+  bool latent = false;        ///< made for latent caches, which no other row serves
+  std::int32_t together = 1;  ///< of the plan's workers that share each unit: to the schedule they are one
 };
 
-/// Whether a table has rows in order of rising max_rows, the last ones, of which a problem has one at most,
-/// without a limit, then possibly a universal one, with steps that the scheduler can shift by.
-constexpr bool is_consistent(std::span<const Kernel> table) {
+namespace detail {
+
+constexpr bool is_consistent_part(std::span<const Kernel> table) {
   const auto power_of_two = [](std::int32_t x) { return x > 0 && (x & (x - 1)) == 0; };
   for (std::size_t i = 0; i < table.size(); ++i) {
     const Kernel& c = table[i];
@@ -42,8 +44,24 @@ constexpr bool is_consistent(std::span<const Kernel> table) {
     if (last && c.max_rows != 0) return false;
     if (i > 0 && table[i - 1].max_rows == 0 && c.max_rows != 0) return false;
     if (i > 0 && c.max_rows != 0 && c.max_rows <= table[i - 1].max_rows) return false;
+    if (c.together < 1 || (c.together > 1 && c.queue_bytes > 0)) return false;
   }
   return !table.empty();
+}
+
+}  // namespace detail
+
+/// Whether a table has rows in order of rising max_rows, the last ones, of which a problem has one at most,
+/// without a limit, then possibly a universal one, with steps that the scheduler can shift by. Rows for
+/// latent caches, if there are any, come first and are so among themselves.
+constexpr bool is_consistent(std::span<const Kernel> table) {
+  std::size_t latent = 0;
+  while (latent < table.size() && table[latent].latent) ++latent;
+  for (const Kernel& kernel : table.subspan(latent)) {
+    if (kernel.latent) return false;
+  }
+  if (latent > 0 && !detail::is_consistent_part(table.first(latent))) return false;
+  return detail::is_consistent_part(table.subspan(latent));
 }
 
 /// A row of a backend's table, the requests that it is chosen for, and the reason, for people.

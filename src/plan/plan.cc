@@ -111,7 +111,7 @@ ScheduleParams schedule_params(const AttentionProblem& p, const Kernel& kernel, 
   s.group = p.q_heads / p.kv_heads();
   s.row_block = kernel.row_block;
   s.step_log2 = std::countr_zero(step);
-  s.workers = workers;
+  s.workers = std::max(1, workers / kernel.together);
   s.max_q_len = bounds.max_q_len;
   s.max_kv_len = bounds.max_kv_len;
   s.window_left = window(p.mask.window_left);
@@ -159,7 +159,7 @@ Pass make_pass(const AttentionProblem& problem, const Backend& backend, const Ch
         static_cast<std::int32_t>(std::max<std::int64_t>(1, kernel.queue_bytes / key_bytes));
   }
   pass.partials = max_partials(pass.schedule);
-  pass.backend_bytes = backend.extra_bytes(workers, pass.partials);
+  pass.backend_bytes = backend.extra_bytes(pass.schedule.workers, pass.partials);
   return pass;
 }
 

@@ -24,16 +24,23 @@ bool is_mixed(const AttentionCase& row) { return !row.v_format.empty() && row.v_
 
 /// How many problems of which kind a test has run.
 struct Counts {
-  int table = 0, universal = 0, mixed_in_table = 0, plain = 0;
+  int table = 0, universal = 0, mixed_in_table = 0, plain = 0, latent = 0;
 
-  /// The row on pages and, if that is the universal kernel's, as the table takes it; over plain tensors, too,
-  /// if it has them and they are served.
+  /// The row on pages and, if that is the universal kernel's, as the table takes it; over plain tensors, over
+  /// a latent cache or with lists, if that is served.
   void run(const AttentionCase& row) {
     if (row.plain && cuda_runner().serves(make_problem(row))) {
       expect_agrees(row);
       ++plain;
     }
     AttentionCase own = for_device(row);
+    if (own.rope_dim != 0 || own.lists.top_k != 0) {
+      if (cuda_runner().serves(make_problem(own))) {
+        expect_agrees(own);
+        ++latent;
+      }
+      return;
+    }
     if (is_universal(make_problem(own))) {
       expect_agrees(own);
       ++universal;
@@ -54,6 +61,7 @@ TEST(DeviceAttention, CaseTable) {
   EXPECT_GE(counts.table, 150);
   EXPECT_GE(counts.universal, 100);
   EXPECT_GE(counts.plain, 1);
+  EXPECT_GE(counts.latent, 10);
 }
 
 /// Every pair of formats of the case table, in units of 8 and of 16 rows, rotated and not.
@@ -134,10 +142,12 @@ TEST(DeviceAttention, RandomProblems) {
   RecordProperty("universal", counts.universal);
   RecordProperty("mixed_in_table", counts.mixed_in_table);
   RecordProperty("plain", counts.plain);
+  RecordProperty("latent", counts.latent);
   if (count >= 1000) {
     const int cases = static_cast<int>(count);
-    EXPECT_GE(counts.table * 10, cases * 7);
-    EXPECT_GE(counts.universal * 10, cases * 5);
+    EXPECT_GE(counts.table * 10, cases * 6);
+    EXPECT_GE(counts.universal * 10, cases * 4);
+    EXPECT_GE(counts.latent, 1);
     EXPECT_GE(counts.mixed_in_table * 20, cases);
     EXPECT_GE(counts.plain * 200, cases);
   }

@@ -160,6 +160,23 @@ TEST(ChooseKernels, TablesEndInRowsWithoutALimit) {
   EXPECT_FALSE(planning::is_consistent(table)) << "a universal row that is not the last";
 }
 
+TEST(ChooseKernels, TablesBeginWithRowsForLatentCaches) {
+  const planning::Kernel latent = {"latent", 8, 8, 64, 1024, 0, "latent", false, 0, true},
+                         last = {"latents", 0, 128, 64, 1024, 0, "latent", false, 0, true, 2},
+                         other = {"row", 0, 64, 128, 4096, 0, "some"};
+  const auto is_consistent = [](const std::vector<planning::Kernel>& table) {
+    return planning::is_consistent(table);
+  };
+  EXPECT_TRUE(is_consistent({latent, last, other})) << "other steps than theirs";
+  EXPECT_FALSE(is_consistent({latent, last})) << "nothing for other caches";
+  EXPECT_FALSE(is_consistent({latent, other})) << "the largest requests over latent caches fit nowhere";
+  EXPECT_FALSE(is_consistent({other, latent, last})) << "behind the others";
+  EXPECT_FALSE(is_consistent({last, latent, other})) << "falling";
+  planning::Kernel none = last;
+  none.together = 0;
+  EXPECT_FALSE(is_consistent({latent, none, other})) << "no worker";
+}
+
 /// A table with two rows without a limit, of which a problem has one: units of 64 rows, or prefill's, whose
 /// queue others share.
 planning::Backend backend_with_prefill(int (*variant)(const AttentionProblem&, const planning::Kernel&)) {

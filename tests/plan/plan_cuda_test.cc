@@ -9,6 +9,8 @@
 
 #include "halftone/attention.h"
 #include "halftone/format.h"
+#include "plan/backend.h"
+#include "plan/plan.h"
 #include "tests/expect_error.h"
 #include "tests/plan/cuda_problem.h"
 
@@ -200,6 +202,102 @@ TEST(CudaPlan, PromptsOverPagesOf16BitsHavePrefill) {
   // What prefill does not serve stays with the others.
   EXPECT_NE(last([](auto& p) { p.q_dtype = DType::kFloat16; }), "sm90-prefill-192");
   EXPECT_NE(last([](auto& p) { spec_of(p).v_head_dim = 64; }), "sm90-prefill-192");
+}
+
+/// Decode of a latent cache by `heads` query heads, with lists of 2,048 keys, after `change`.
+template <class Change>
+AttentionProblem latent_problem(std::string_view format, int heads, Change change) {
+  AttentionProblem p = cuda_problem();
+  p.kv = KvCacheSpec::latent(parse_format(format));
+  p.q_heads = heads;
+  p.listed.top_k = 2048;
+  change(p);
+  return p;
+}
+
+TEST(CudaPlan, LatentCachesHaveKernelsByHeads) {
+  if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
+  using Names = std::vector<std::string>;
+  struct Case {
+    int heads;
+    const char *fp8, *bf16;
+  };
+  const auto same = [](AttentionProblem&) {};
+  const auto dense = [](AttentionProblem& p) { p.listed = {}, p.mask.causal = true; };
+  for (const auto& [heads, fp8, bf16] : {Case{1, "sm90-latent-8", "sm90-latent-8"},
+                                         {8, "sm90-latent-8", "sm90-latent-8"},
+                                         {9, "sm90-latent-16", "sm90-latent-16"},
+                                         {16, "sm90-latent-16", "sm90-latent-16"},
+                                         {32, "sm90-latent-32", "sm90-latent-32"},
+                                         {33, "sm90-latent-64", "sm90-latent-32"},
+                                         {64, "sm90-latent-64", "sm90-latent-32"},
+                                         {65, "sm90-latent-128", "sm90-latent-32"},
+                                         {128, "sm90-latent-128", "sm90-latent-32"},
+                                         {200, "sm90-latent-128", "sm90-latent-32"}}) {
+    EXPECT_EQ(configs_of(latent_problem("fp8-g128-f32", heads, same)), Names{fp8}) << heads;
+    EXPECT_EQ(configs_of(latent_problem("fp8-g128-f32", heads, dense)), Names{fp8}) << heads;
+    EXPECT_EQ(configs_of(latent_problem("bf16", heads, same)), Names{bf16}) << heads;
+    EXPECT_EQ(configs_of(latent_problem("bf16", heads, dense)), Names{bf16}) << heads;
+    const auto half = [](AttentionProblem& p) { p.q_dtype = DType::kFloat16, p.out_dtype = DType::kFloat32; };
+    EXPECT_EQ(configs_of(latent_problem("fp8-g128-f32", heads, half)), Names{fp8}) << heads;
+  }
+  // A listed query is a request of its own; without lists queries share units.
+  const auto drafts = [&](int queries, bool listed) {
+    return configs_of(latent_problem("fp8-g128-f32", 16, [&](AttentionProblem& p) {
+      p.max_q_len = queries;
+      if (!listed) dense(p);
+    }));
+  };
+  EXPECT_EQ(drafts(4, true), Names{"sm90-latent-16"});
+  EXPECT_EQ(drafts(2, false), Names{"sm90-latent-32"});
+  EXPECT_EQ(drafts(4, false), Names{"sm90-latent-64"});
+  EXPECT_EQ(drafts(16, false), (Names{"sm90-latent-16", "sm90-latent-128"}));
+}
+
+/// A worker of the pair's kernel is two multiprocessors: its schedule has half as many.
+TEST(CudaPlan, PairsOfWorkersShareUnits) {
+  if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
+  const auto workers = [](int heads, int given) {
+    const Plan made =
+        plan(latent_problem("fp8-g128-f32", heads, [&](AttentionProblem& p) { p.workers = given; }));
+    EXPECT_EQ(made.info().workers, given);
+    return made.impl()->passes()[0].schedule.workers;
+  };
+  EXPECT_EQ(workers(64, 132), 132);
+  EXPECT_EQ(workers(128, 132), 66);
+  EXPECT_EQ(workers(128, 7), 3);
+  EXPECT_EQ(workers(128, 1), 1);
+}
+
+TEST(CudaPlan, SaysWhatKeepsLatentCachesOffTheGpu) {
+  if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
+  const auto refused = [](std::string_view format, std::initializer_list<std::string_view> words,
+                          auto change) {
+    expect_error(kUnsupported, words, [&] { plan(latent_problem(format, 16, change)); });
+  };
+  constexpr std::string_view kFp8 = "fp8-g128-f32";
+  const auto same = [](AttentionProblem&) {};
+  refused(kFp8, {"listed.extra_top_k is 7", "one list per query", "merge() the two, or use the CPU"},
+          [](AttentionProblem& p) { p.listed.extra_top_k = 7, p.listed.extra = spec_of(p); });
+  refused(kFp8, {"alibi is set", "latent caches", "use the CPU"},
+          [](AttentionProblem& p) { p.listed = {}, p.alibi = true; });
+  refused(kFp8, {"q_dtype is f32", "latent caches in fp8-g128-f32", "Q in bf16 and f16", "convert Q"},
+          [](AttentionProblem& p) { p.q_dtype = DType::kFloat32; });
+  refused("bf16", {"q_dtype is f16", "latent caches in bf16", "Q in bf16:", "convert Q"},
+          [](AttentionProblem& p) { p.q_dtype = DType::kFloat16; });
+  refused("int8-head",
+          {"kv.k_format is int8-head with 512 latent dims, 64 rotary ones and V of 512",
+           "fp8-g128-f32 and bf16", "or the CPU"},
+          same);
+  refused(kFp8, {"kv.k_format is fp8-g128-f32 with 256 latent dims, 32 rotary ones and V of 256"},
+          [](AttentionProblem& p) { p.kv = KvCacheSpec::latent(parse_format("fp8-g128-f32"), 256, 32); });
+  refused("bf16", {"kv.k_format is bf16 with 448 latent dims, 64 rotary ones and V of 512"},
+          [](AttentionProblem& p) { p.kv = KvCacheSpec::latent(parse_format("bf16"), 448, 64, 64, true); });
+  expect_error(kUnsupported, {"listed.top_k is 2048", "caches that store K and V apart", "or the CPU"}, [] {
+    AttentionProblem p = cuda_problem();
+    p.listed.top_k = 2048;
+    plan(p);
+  });
 }
 
 }  // namespace

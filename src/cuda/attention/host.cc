@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <climits>
 #include <map>
 #include <mutex>
@@ -148,20 +149,24 @@ void check_out(const AttentionArgs& args) {
           rest, out.strides[0], out.strides[1]));
 }
 
-void launch(const CompiledKernel& kernel, const void* params, const Plan::Impl& plan, Stream stream) {
+void launch(const CompiledKernel& kernel, const void* params, const Plan::Impl& plan,
+            const planning::Pass& pass, Stream stream) {
   const int device = plan.problem.device.index;
   const DeviceScope scope(device);
   allow_shared_memory_once(kernel, device);
-  cudaLaunchAttribute overlap{};  // of this kernel's start with the end of the one before it
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
+  std::array<cudaLaunchAttribute, 2> attributes{};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;  // starts as the one before it ends
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim.x = static_cast<unsigned>(kernel.cluster);
+  attributes[1].val.clusterDim.y = attributes[1].val.clusterDim.z = 1;
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>(plan.info.workers));
+  config.gridDim = dim3(static_cast<unsigned>(pass.schedule.workers * kernel.cluster));
   config.blockDim = dim3(static_cast<unsigned>(kernel.threads));
   config.dynamicSmemBytes = static_cast<std::size_t>(kernel.shared_bytes);
   config.stream = static_cast<cudaStream_t>(stream);
-  config.attrs = &overlap;
-  config.numAttrs = 1;
+  config.attrs = attributes.data();
+  config.numAttrs = kernel.cluster > 1 ? 2 : 1;
   const void* arguments[] = {params};
   const auto launch = [&] {
     return cudaLaunchKernelExC(&config, kernel.function, const_cast<void**>(arguments));

@@ -11,6 +11,7 @@ struct CompiledKernel {
   const void* function = nullptr;
   int shared_bytes = 0;
   int threads = 0;
+  int cluster = 1;  ///< blocks of a worker
 };
 
 /// Of the pass `index` of the plan. `workspace` holds the schedules.
@@ -20,8 +21,9 @@ AttentionParams attention_params(const Plan::Impl& plan, const AttentionArgs& ar
 /// Throws InvalidArgument unless the rows of O begin at multiples of 8 bytes.
 void check_out(const AttentionArgs& args);
 
-/// One block per worker of the plan, which may begin while the previous kernel of the stream ends. `params`:
-/// the kernel's one argument.
-void launch(const CompiledKernel& kernel, const void* params, const Plan::Impl& plan, Stream stream);
+/// One block, or cluster, per worker of the pass, which may begin while the previous kernel of the stream
+/// ends. `params`: the kernel's one argument.
+void launch(const CompiledKernel& kernel, const void* params, const Plan::Impl& plan,
+            const planning::Pass& pass, Stream stream);
 
 }  // namespace halftone::cuda

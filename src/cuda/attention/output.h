@@ -7,24 +7,37 @@
 
 namespace halftone::cuda {
 
-/// Divides by the sum (with the sink), rotates back, and writes O and the LSE of a row. O is bf16 or f16 with
-/// rows that begin at multiples of 8 bytes, or anything with `kAnyOutput`.
+/// What a row of O is multiplied with, and its LSE (natural).
+struct RowEnd {
+  float scale, lse;
+};
+
+/// Of a row whose state is (max, sum), with the sink of `head` if the row exists. One that sees no key: zeros
+/// and -inf.
+__device__ inline RowEnd row_end(const AttentionParams& p, int head, float max, float sum, bool exists) {
+  RowEnd end{0.0f, kMinus};
+  if (max != kMinus || sum != 0.0f) {
+    float top = max, total = sum, weight = 1.0f;
+    if (p.sinks != nullptr && exists) {
+      const float sink = p.sinks[head] * kLog2e;
+      top = fmaxf(max, sink);
+      weight = exp2_approx(max - top);
+      total = sum * weight + exp2_approx(sink - top);
+    }
+    end.scale = weight / total;
+    end.lse = (top + log2f(total)) * kLn2;
+  }
+  return end;
+}
+
+/// Divides by the sum (with the sink), rotates back, and writes O and the LSE of a row, or only O's dims from
+/// `first_dim` on; the LSE goes with dim 0. O is bf16 or f16 with rows that begin at multiples of 8 bytes, or
+/// anything with `kAnyOutput`.
 template <int kDim, bool kAnyOutput, class Row>
 __device__ inline void write_row(const AttentionParams& p, const RowPlace& place, const Row& r, int lane,
-                                 bool keep) {
+                                 bool keep, int first_dim = 0) {
   constexpr int kQuads = Row::kQuads;
-  float scale = 0.0f, lse = kMinus;
-  if (r.max != kMinus || r.sum != 0.0f) {
-    float max = r.max, sum = r.sum, weight = 1.0f;
-    if (p.sinks != nullptr && keep) {
-      const float sink = p.sinks[place.head] * kLog2e;
-      max = fmaxf(r.max, sink);
-      weight = exp2_approx(r.max - max);
-      sum = r.sum * weight + exp2_approx(sink - max);
-    }
-    scale = weight / sum;
-    lse = (max + log2f(sum)) * kLn2;
-  }
+  auto [scale, lse] = row_end(p, place.head, r.max, r.sum, keep);
   float x[kQuads][4];
 #pragma unroll
   for (int j = 0; j < kQuads; ++j) {
@@ -45,7 +58,7 @@ __device__ inline void write_row(const AttentionParams& p, const RowPlace& place
     }
     scale *= hadamard::factor(kBlock);
   }
-  const std::int64_t out = place.token * p.out_token_stride + place.head * p.out_head_stride;
+  const std::int64_t out = place.token * p.out_token_stride + place.head * p.out_head_stride + first_dim;
 #pragma unroll
   for (int j = 0; j < kQuads; ++j) {
     const float a = x[j][0] * scale, b = x[j][1] * scale, c = x[j][2] * scale, d = x[j][3] * scale;
@@ -62,7 +75,7 @@ __device__ inline void write_row(const AttentionParams& p, const RowPlace& place
           bf16 ? uint2{pack_bf16x2(a, b), pack_bf16x2(c, d)} : uint2{pack_f16x2(a, b), pack_f16x2(c, d)};
     }
   }
-  if (keep && lane % Row::kLanes == 0 && p.lse != nullptr) {
+  if (keep && lane % Row::kLanes == 0 && first_dim == 0 && p.lse != nullptr) {
     p.lse[place.token * p.lse_token_stride + place.head * p.lse_head_stride] = lse;
   }
 }

@@ -76,12 +76,35 @@ __device__ inline void hardware_barrier_wait() {
   asm volatile("bar.sync %0, %1;" ::"n"(kId), "n"(kThreads) : "memory");
 }
 
+/// The same, of a barrier whose number is known at run time only.
+template <int kThreads>
+__device__ inline void hardware_barrier_wait(int id) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(kThreads) : "memory");
+}
+
 /// Adds 1 and returns what was there. What this thread saw before is visible to whoever sees the sum, and
 /// what others stored before their additions is visible to this thread afterwards.
 __device__ inline int count_arrival(int* counter) {
   int before;
   asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
   return before;
+}
+
+/// count_arrival() of a counter that has other parts, too: adds `x`.
+__device__ inline int add_arrivals(int* counter, int x) {
+  int before;
+  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(counter), "r"(x)
+               : "memory");
+  return before;
+}
+
+/// Their counter; what those that it counts stored before is visible afterwards.
+__device__ inline int read_arrivals(const int* counter) {
+  int x;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(counter) : "memory");
+  return x;
 }
 
 __device__ inline void prefetch_to_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
@@ -120,6 +143,11 @@ __device__ inline void copy_async(std::uint32_t shared, const void* global, int 
 }
 /// Until the thread's copies have arrived.
 __device__ inline void copy_async_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+/// Arrives at a barrier when the thread's copies so far have.
+__device__ inline void copy_async_arrive(std::uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
 
 /// L2 policy for data that is read once.
 __device__ inline std::uint64_t evict_first_policy() {
@@ -168,6 +196,14 @@ __device__ inline void mma_s8(std::int32_t (&d)[4], const std::uint32_t (&a)[4],
   asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/// Four 8x8 matrices of 16-bit elements, transposed: lane l has the address of row l % 8 of matrix l / 8.
+__device__ inline void load_transposed(std::uint32_t (&x)[4], std::uint32_t shared) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"(shared)
+               : "memory");
 }
 
 /// Transposes an 8x8 matrix of 16-bit elements held as a fragment.

@@ -22,6 +22,14 @@ __device__ inline std::uint32_t uniform(std::uint32_t x) { return __shfl_sync(~0
 template <int kColumns>
 inline constexpr std::uint64_t kNextBMatrix = kColumns * 16 * 2 / 16;
 
+/// Descriptor of a matrix whose rows of 128 bytes are swizzled over 8 rows, at shared address `place`.
+/// K-major: the rows are of M or N. MN-major: of k, and `chunk_bytes` lie between 64 columns and the next 64.
+__device__ inline std::uint64_t swizzled_matrix(std::uint32_t place, int chunk_bytes = 16) {
+  constexpr std::uint64_t kSwizzle128 = 1, kEightRows = 1024 / 16;
+  return kSwizzle128 << 62 | kEightRows << 32 | std::uint64_t(chunk_bytes / 16) << 16 |
+         (place & 0x3ffffu) >> 4;
+}
+
 /// Before the first product of a batch: registers written before it may be read by it.
 __device__ inline void wgmma_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ inline void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }

@@ -10,14 +10,6 @@
 
 namespace halftone::cuda {
 
-/// Descriptor of a matrix whose rows of 128 bytes are swizzled over 8 rows, at shared address `place`.
-/// K-major: the rows are of M or N. MN-major: of k, and `chunk_bytes` lie between 64 columns and the next 64.
-__device__ inline std::uint64_t swizzled_matrix(std::uint32_t place, int chunk_bytes = 16) {
-  constexpr std::uint64_t kSwizzle128 = 1, kEightRows = 1024 / 16;
-  return kSwizzle128 << 62 | kEightRows << 32 | std::uint64_t(chunk_bytes / 16) << 16 |
-         (place & 0x3ffffu) >> 4;
-}
-
 /// The state of a lane's rows g and g + 8: base-2 logits minus `offset` are the exponents of P. The offset is
 /// the maximum of the first tile. Later tiles' maxima are not looked for: only a tile whose P add up to so
 /// much that P may have left the range in which its type and O keep their precision raises the offset.

@@ -238,7 +238,7 @@ void run_prefill(const Plan::Impl& plan, const AttentionArgs& args, const planni
       stage(plan, pass, std::get<PagedKv>(own.kv), workspace.passes[index].schedule.staged, staged, stream);
     }
     const PrefillParams p = prefill_params(plan, own, workspace, index, staged);
-    launch(compiled_kernel(pass.variant), &p, plan, stream);
+    launch(compiled_kernel(pass.variant), &p, plan, pass, stream);
   }
 }
 

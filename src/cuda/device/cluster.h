@@ -1,0 +1,41 @@
+// A cluster of thread blocks: who one is, and what one block writes and signals in another's shared memory.
+#pragma once
+
+#include <cstdint>
+
+namespace halftone::cuda {
+
+/// Of the block in its cluster; 0 without clusters.
+__device__ inline int cluster_rank() {
+  std::uint32_t rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return static_cast<int>(rank);
+}
+
+/// All threads of the cluster: what they wrote to shared memory before is visible afterwards.
+__device__ inline void cluster_barrier() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+/// Where `shared`, an address in this block's shared memory, lies in that of block `rank`.
+__device__ inline std::uint32_t cluster_address(std::uint32_t shared, int rank) {
+  std::uint32_t address;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared), "r"(rank));
+  return address;
+}
+
+/// Arrives at a barrier of any block of the cluster (cluster_address()).
+__device__ inline void cluster_arrive(std::uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+/// Stores 16 bytes in another block's shared memory; its barrier counts them.
+__device__ inline void cluster_store(std::uint32_t address, const uint4& x, std::uint32_t barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+          address),
+      "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w), "r"(barrier)
+      : "memory");
+}
+
+}  // namespace halftone::cuda

@@ -1,0 +1,129 @@
+// The merge of the parts of a cut unit: who merges what, and how.
+#pragma once
+
+#include "cuda/attention/states.h"
+
+namespace halftone::cuda {
+
+/// Two states, LSEs in base 2 with rows that are means: what the rows are multiplied with, and the LSE of
+/// both. With absolute splits every merge is a chain of these, wherever the parts come from.
+struct Fold {
+  float first, second, lse;
+  __device__ Fold(float before, float own) {
+    const float top = fmaxf(before, own), a = weight_log2(before, top), b = weight_log2(own, top);
+    const float sum = a + b;
+    first = top == kMinus ? 0.0f : a / sum, second = top == kMinus ? 0.0f : b / sum;
+    lse = top == kMinus ? kMinus : top + log2f(sum);
+  }
+  __device__ float mix(float before, float own) const { return fmaf(own, second, before * first); }
+};
+
+/// 128 adjacent dims of a row over the lanes of a warp, from the partial slots of its unit.
+struct RowPiece : Row<128, 32> {
+  static constexpr int kDims = 128;
+
+  /// One after the other, to the bit as the items of a worker are folded.
+  __device__ void fold(const Parts& parts, int lane) {
+    constexpr int kAtOnce = 8;
+    max = kMinus;
+#pragma unroll 1
+    for (int first = 0; first < parts.count; first += kAtOnce) {
+      Chunk<kAtOnce> chunk;
+      chunk.load(parts, first, lane);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (first + i >= parts.count) break;
+        if (first + i == 0) {
+          max = chunk.state[i].x, x[0] = chunk.x[i][0];
+          continue;
+        }
+        const Fold by(max, chunk.state[i].x);
+        float4& a = x[0];
+        const float4& b = chunk.x[i][0];
+        a = {by.mix(a.x, b.x), by.mix(a.y, b.y), by.mix(a.z, b.z), by.mix(a.w, b.w)};
+        max = by.lse;
+      }
+    }
+    sum = max == kMinus ? 0.0f : 1.0f;
+  }
+
+  /// In the same order, with the weights of 32 parts worked out side by side.
+  __device__ void weigh(const Parts& parts, int lane) {
+    constexpr int kAtOnce = 12;
+#pragma unroll 1
+    for (int base = 0; base < parts.count; base += 32) {
+      const int count = min(parts.count - base, 32);
+      const float* values = parts.values + base * parts.value_stride + dim(0, lane);
+      const float own = lane < count ? parts.states[(base + lane) * parts.state_stride].x : kMinus;
+      float4 v[kAtOnce];
+      load(values, parts.value_stride, count, v);
+      float top = own;
+#pragma unroll
+      for (int i = 16; i > 0; i /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, i));
+      top = fmaxf(top, max);
+      const float weight = weight_log2(own, top), before = weight_log2(max, top);
+      float total = weight;
+#pragma unroll
+      for (int i = 16; i > 0; i /= 2) total += __shfl_xor_sync(~0u, total, i);
+      max = top;
+      sum = fmaf(sum, before, total);
+      x[0] = {x[0].x * before, x[0].y * before, x[0].z * before, x[0].w * before};
+      add(v, weight, 0);
+#pragma unroll 1
+      for (int first = kAtOnce; first < count; first += kAtOnce) {
+        load(values + first * parts.value_stride, parts.value_stride, count - first, v);
+        add(v, weight, first);
+      }
+    }
+  }
+
+ private:
+  template <int kAtOnce>
+  static __device__ void load(const float* values, int stride, int count, float4 (&v)[kAtOnce]) {
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      v[i] = {};
+      if (i < count) v[i] = *reinterpret_cast<const float4*>(values + i * stride);
+    }
+  }
+  template <int kAtOnce>
+  __device__ void add(const float4 (&v)[kAtOnce], float weight, int first) {
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const float w = __shfl_sync(~0u, weight, min(first + i, 31));  // of no part: 0, or of v = 0
+      x[0].x = fmaf(v[i].x, w, x[0].x), x[0].y = fmaf(v[i].y, w, x[0].y);
+      x[0].z = fmaf(v[i].z, w, x[0].z), x[0].w = fmaf(v[i].w, w, x[0].w);
+    }
+  }
+};
+
+/// The parts of a cut unit share its rows, in pieces of 128 dims, and each merges some: who comes too early
+/// and has other work leaves its pieces to the last one to arrive. Nobody must wait for that to be correct,
+/// so it does not matter which CTAs run at the same time.
+///
+/// A unit's first counter has the number of parts that are there in its low half and, in its high half, a bit
+/// for each that left its pieces. The second one counts who is done: the last one clears both.
+struct SharedMerge {
+  static constexpr int kOwners = 15;
+  static constexpr long long kPatience = 1 << 16;  // clocks
+
+  /// Bits of the owners whose pieces this part merges. By one thread, after the part's stores.
+  static __device__ std::uint32_t arrive(std::int32_t* counters, int part, int parts, bool patient) {
+    const std::uint32_t own = part < kOwners ? 1u << part : 0u;
+    const auto here = static_cast<std::uint32_t>(count_arrival(counters));
+    if (static_cast<int>(here & 0xffff) == parts - 1) return own | here >> 16;
+    if (own == 0) return 0;
+    if (patient) {
+      const long long begin = clock64();
+      do {
+        if ((read_arrivals(counters) & 0xffff) == parts) return own;
+      } while (clock64() - begin < kPatience);
+    }
+    return (add_arrivals(counters, static_cast<int>(own << 16)) & 0xffff) == parts ? own : 0;
+  }
+  static __device__ void leave(std::int32_t* counters, int parts) {
+    if (count_arrival(counters + 1) == parts - 1) counters[0] = counters[1] = 0;
+  }
+};
+
+}  // namespace halftone::cuda

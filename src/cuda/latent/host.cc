@@ -1,0 +1,91 @@
+#include "cuda/latent/host.h"
+
+#include <cuda_runtime_api.h>
+#include <fmt/format.h>
+
+#include <variant>
+
+#include "cuda/device/call.h"
+#include "cuda/latent/few/config.h"
+#include "cuda/latent/few/kernels.h"
+#include "cuda/latent/wide/config.h"
+#include "cuda/latent/wide/kernels.h"
+#include "halftone/error.h"
+#include "halftone/format.h"
+#include "plan/plan.h"
+
+namespace halftone::cuda {
+namespace {
+
+// Variants: rows of kLatentFewTable, then those of kLatentWideTable.
+constexpr int kFewRows = static_cast<int>(kLatentFewTable.size());
+
+/// The kernels for many heads have workers that wait for each other's parts: all must run at once.
+void check_workers(const Plan::Impl& plan, const planning::Pass& pass, int blocks) {
+  int processors = 0;
+  check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, plan.problem.device.index),
+        "cudaDeviceGetAttribute");
+  if (pass.schedule.workers * blocks <= processors) return;
+  throw Error(
+      ErrorCode::kInvalidArgument,
+      fmt::format("workers is {}, but {} needs all of them to run at once, and the device runs {}: use "
+                  "at most {}, or 0.",
+                  plan.info.workers, plan.kernel(pass).name, processors, processors));
+}
+
+}  // namespace
+
+int latent_variant(const AttentionProblem& problem, const planning::Kernel& kernel) {
+  const auto& spec = std::get<KvCacheSpec>(problem.kv);
+  if (problem.arithmetic != Arithmetic::k16Bit || problem.q_dtype == DType::kFloat32) return -1;
+  if (problem.alibi || problem.listed.extra_top_k != 0) return -1;
+  const int few = find_latent_few_row(spec, problem.q_dtype, kernel.row_block);
+  if (few >= 0) return few;
+  const int wide = find_latent_wide_row(spec, problem.q_dtype, kernel.row_block);
+  return wide < 0 ? -1 : kFewRows + wide;
+}
+
+void refuse_latent(const AttentionProblem& problem) {
+  const auto refuse = [](const std::string& sentence) { throw Error(ErrorCode::kUnsupported, sentence); };
+  const auto& spec = std::get<KvCacheSpec>(problem.kv);
+  if (problem.listed.extra_top_k != 0) {
+    refuse(
+        fmt::format("listed.extra_top_k is {}, but the CUDA backend takes one list per query: attend to "
+                    "each list in a call of its own and merge() the two, or use the CPU.",
+                    problem.listed.extra_top_k));
+  }
+  if (problem.alibi) {
+    refuse("alibi is set, but the CUDA backend has none over latent caches: use the CPU.");
+  }
+  constexpr DType kTypes[] = {DType::kBFloat16, DType::kFloat16};
+  for (const DType type : kTypes) {
+    if (find_latent_few_row(spec, type, 0) < 0) continue;
+    refuse(
+        fmt::format("q_dtype is {}, but over latent caches in {} the CUDA backend takes Q in bf16{}: convert "
+                    "Q or use the CPU.",
+                    dtype_name(problem.q_dtype), format_name(spec.k_format),
+                    find_latent_few_row(spec, DType::kFloat16, 0) < 0 ? "" : " and f16"));
+  }
+  throw Error(
+      ErrorCode::kUnsupported,
+      fmt::format(
+          "kv.k_format is {} with {} latent dims, {} rotary ones and V of {}, but the CUDA backend "
+          "attends to latent caches in fp8-g128-f32 and bf16 with 512 latent dims, which are V, and 64 "
+          "rotary ones: use such a cache or the CPU.",
+          format_name(spec.k_format), spec.latent_dim(), spec.rope_dim, spec.v_dim()));
+}
+
+CompiledKernel latent_kernel(const Plan::Impl& plan, const planning::Pass& pass, const AttentionArgs& args) {
+  check_out(args);
+  const bool wide = pass.variant >= kFewRows;
+  const CompiledKernel kernel =
+      wide ? latent_wide_kernel(pass.variant - kFewRows) : latent_few_kernel(pass.variant);
+  if (kernel.function == nullptr) {
+    throw Error(ErrorCode::kInternal,
+                fmt::format("latent kernel {} is not in this build: rebuild halftone.", pass.variant));
+  }
+  if (wide) check_workers(plan, pass, kernel.cluster);
+  return kernel;
+}
+
+}  // namespace halftone::cuda

@@ -1,0 +1,34 @@
+// Latent attention on CUDA: its rows of the backend's table, and which compiled kernel serves what.
+#pragma once
+
+#include <array>
+
+#include "cuda/attention/host.h"
+#include "plan/backend.h"
+
+namespace halftone::cuda {
+
+/// What one CTA of the kernels for few heads takes, or one worker, a CTA or a pair, of those for many. Steps
+/// are those of lists: they are short beside the contexts that decode cuts.
+inline constexpr std::array<planning::Kernel, 5> kLatentKernels{{
+    {"sm90-latent-8", 8, 8, 64, 1024, 163840, "latent caches: up to 8 packed rows", false, 0, true},
+    {"sm90-latent-16", 16, 16, 64, 1024, 163840, "likewise, up to 16", false, 0, true},
+    {"sm90-latent-32", 32, 32, 64, 1024, 163840,
+     "likewise, up to 32; of bf16 caches any number, 32 at a time", false, 0, true},
+    {"sm90-latent-64", 64, 64, 64, 1024, 122880, "fp8 latent caches: bound by matrix products", false, 0,
+     true},
+    {"sm90-latent-128", 0, 128, 64, 1024, 122880, "likewise, two CTAs that share what they dequantise", false,
+     0, true, 2},
+}};
+
+/// Which compiled kernel serves a latent cache in units of `kernel`, a row of kLatentKernels; -1: none.
+int latent_variant(const AttentionProblem& problem, const planning::Kernel& kernel);
+
+/// For a problem over a latent cache that no row serves: throws Unsupported.
+[[noreturn]] void refuse_latent(const AttentionProblem& problem);
+
+/// The kernel of a pass whose variant is one of these. Throws Internal if it is not in this build, and
+/// InvalidArgument for outputs that it cannot write and more workers than run at a time.
+CompiledKernel latent_kernel(const Plan::Impl& plan, const planning::Pass& pass, const AttentionArgs& args);
+
+}  // namespace halftone::cuda

@@ -1,0 +1,60 @@
+// The kernel of latent attention for many heads: roles.
+#pragma once
+
+#include "cuda/latent/wide/load.h"
+#include "cuda/latent/wide/output.h"
+#include "cuda/latent/wide/scores.h"
+
+namespace halftone::cuda::wide {
+
+template <LatentWideConfig C>
+__device__ inline void init_barriers(Shared& s) {
+  const auto init = [](std::uint64_t& barrier, int arrivals) {
+    barrier_init(shared_address(&barrier), arrivals);
+  };
+  for (int stage = 0; stage < kStages; ++stage) {
+    init(s.kv_full[stage], 4);
+    for (std::uint64_t& barrier : s.kv_empty[stage]) init(barrier, 8 * C.blocks);
+    for (std::uint64_t& barrier : s.p_full[stage]) init(barrier, 4);
+  }
+  for (std::uint64_t& barrier : s.rope_empty) init(barrier, 8);
+  init(s.state_full, 4);
+  init(s.state_empty, 8);
+  fence_async_shared();
+}
+
+/// A thread block of a worker, which is a cluster.
+template <LatentWideConfig C>
+__device__ inline void wide_worker(const AttentionParams& params, Shared& s) {
+  const AttentionParams& p = params;
+  const int warp = thread_index() / 32 % 4, lane = thread_index() % 32, role = thread_index() / 128;
+  const int worker = static_cast<int>(blockIdx.x) / C.blocks, rank = C.blocks == 1 ? 0 : cluster_rank();
+  wait_for_previous_kernel();
+  let_next_kernel_start();
+  if (thread_index() / 32 == 0) {
+    s.queue.start(ItemQueue::fetch(p.list, worker, lane), bounds_of(p), lane);
+    if (lane == 0) {
+      init_barriers<C>(s);
+      s.first_cut.first_slot = -1;
+    }
+  }
+  if constexpr (C.blocks == 2) {
+    cluster_barrier();
+  } else {
+    __syncthreads();
+  }
+  if (role == 0) {
+    shrink_registers<kLoadRegisters>();
+    if (warp == 0) check_inputs(p, worker, lane);
+    TokenLoader<C>{params, s, static_cast<unsigned>(thread_index()), rank}.run();
+  } else if (role == 1) {
+    shrink_registers<kScoreRegisters>();
+    Scores<C>{params, s, rank}.run();
+  } else {
+    grow_registers<kOutputRegisters>();
+    Output<C>{params, s, rank}.run();
+  }
+  if constexpr (C.blocks == 2) cluster_barrier();  // the other block writes here
+}
+
+}  // namespace halftone::cuda::wide

@@ -1,0 +1,241 @@
+// The queries of a thread block: 64 packed rows, as f16 in the columns' order in shared memory and, the last
+// column and the rope part, as A fragments. A warp of the score warpgroup brings the rows that are its own in
+// the products.
+#pragma once
+
+#include "cuda/attention/rows.h"
+#include "cuda/device/wgmma.h"
+#include "cuda/latent/wide/traits.h"
+
+namespace halftone::cuda::wide {
+
+template <LatentWideConfig C>
+struct Queries {
+  static constexpr bool kNarrows = C.q_dtype == DType::kBFloat16;  // to f16, whose range is smaller
+  // Sizes of f16 numbers as integers: a row's largest element is to lie between them.
+  static constexpr std::uint32_t kLeast = 5 << 10, kMost = 30 << 10;  // 2^-10, 2^15
+  static constexpr int kLastColumn = kQueryColumns;
+
+  const AttentionParams& p;
+  Shared& s;
+  int rank;
+  unsigned thread;           // of the warpgroup; read anew now and then, to free its register
+  std::uint32_t last[4][4];  // the last column of the latent part, f16
+  std::uint32_t rope[4][4];  // bf16, or f16 with f16 queries
+  float factor[2];           // of rows g and g + 8: what turns a product into a base-2 logit
+
+  __device__ void locate() { thread = thread_index() - 128; }
+  __device__ int warp() const { return int(thread / 32); }
+  __device__ int lane() const { return int(thread % 32); }
+
+  __device__ const std::uint16_t* row_of(const DeviceItem& item, int row) const {
+    const RowPlace place = place_of(p, item, kRows * rank + row);
+    return static_cast<const std::uint16_t*>(p.q) + place.token * p.q_token_stride +
+           place.head * p.q_head_stride;
+  }
+  __device__ std::uint8_t* place(int row, int eight) const {
+    return s.q[column_of(eight)] + place_in_column(row, chunk_of(eight));
+  }
+  /// Lane's eights of a row are `lane` and `lane` + 32; some of the latter are fragments.
+  __device__ bool staged(int i) const { return column_of(lane() + 32 * i) != kLastColumn; }
+
+  /// Begins to bring the rows of an item; none of the old ones is needed any more. Rows that it lacks become
+  /// zeros or repeat its last one.
+  __device__ void request(const DeviceItem& item) {
+    const int rows = own_rows(item.work, rank);
+    if (rows == 0) return;
+    const auto mine =
+        reinterpret_cast<unsigned long long>(row_of(item, min(warp() * 16 + lane() % 16, rows - 1)));
+    const auto row_at = [&](int i) {
+      return reinterpret_cast<const std::uint16_t*>(__shfl_sync(~0u, mine, i));
+    };
+    const std::uint16_t* from[2] = {row_at(lane() / 4) + lane() % 4 * 2,
+                                    row_at(lane() / 4 + 8) + lane() % 4 * 2};
+    if (p.q_aligned) {
+      load_fragments(from,
+                     [](const std::uint16_t* at) { return __ldg(reinterpret_cast<const unsigned*>(at)); });
+#pragma unroll 2
+      for (int i = 0; i < 16; ++i) {
+        const std::uint16_t* const row = row_at(i);
+        const int bytes = warp() * 16 + i < rows ? 16 : 0;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const int eight = lane() + 32 * half;
+          if (staged(half)) copy_async(shared_address(place(warp() * 16 + i, eight)), row + 8 * eight, bytes);
+        }
+      }
+    } else {
+      asm volatile("" : "+l"(from[0]), "+l"(from[1]));  // or all addresses are computed before the branch
+      load_fragments(from, [](const std::uint16_t* at) { return __ldg(at) | unsigned{__ldg(at + 1)} << 16; });
+#pragma unroll 1
+      for (int i = 0; i < 32; ++i) {
+        const std::uint16_t* const row = row_at(i / 2);
+        const int eight = lane() + 32 * (i % 2);
+        if (column_of(eight) == kLastColumn) continue;
+        *reinterpret_cast<uint4*>(place(warp() * 16 + i / 2, eight)) =
+            warp() * 16 + i / 2 < rows ? load_eight(row + 8 * eight, false) : uint4{};
+      }
+    }
+  }
+  /// Brings an item's rows to L2.
+  __device__ void prefetch(const DeviceItem& item) const {
+    constexpr int kLine = 128, kLines = (kLatentDims + kRopeDims) * 2 / kLine + 1;  // that a row touches
+    static_assert(kLines <= 16);
+    const int rows = own_rows(item.work, rank), line = lane() % 16;
+    if (rows == 0) return;
+    const auto mine =
+        reinterpret_cast<unsigned long long>(row_of(item, min(warp() * 16 + lane() % 16, rows - 1)));
+#pragma unroll 1
+    for (int i = 0; i < 16; i += 2) {
+      const auto* const row = reinterpret_cast<const std::uint8_t*>(__shfl_sync(~0u, mine, i + lane() / 16));
+      const int byte = min(line * kLine, (kLatentDims + kRopeDims) * 2 - 1);
+      if (line < kLines) prefetch_to_l2(row + byte);
+    }
+  }
+  template <class Load>
+  __device__ void load_fragments(const std::uint16_t* const (&from)[2], const Load& load) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+#pragma unroll
+      for (int step = 0; step < 4; ++step) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          last[step][2 * half + r] = load(from[r] + dim_of(kLastColumn, 2 * step + half));
+          rope[step][2 * half + r] = load(from[r] + kLatentDims + 16 * step + 8 * half);
+        }
+      }
+    }
+  }
+
+  static __device__ std::uint32_t narrow(std::uint32_t x, float scale = 1.0f) {
+    return pack_f16x2(__uint_as_float(x << 16) * scale, __uint_as_float(x & 0xffff0000u) * scale);
+  }
+  /// The larger ones by size, with any sign.
+  static __device__ std::uint32_t larger(std::uint32_t a, std::uint32_t b) {
+    std::uint32_t y;
+    asm("max.xorsign.abs.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+    return y;
+  }
+  /// The size of the larger of two.
+  static __device__ std::uint32_t largest(std::uint32_t x) { return max(x & 0x7fffu, x >> 16 & 0x7fffu); }
+
+  /// Until the rows are there. The warpgroup's barrier must follow.
+  __device__ void complete(const DeviceItem& item) {
+    factor[0] = factor[1] = p.scale_log2;
+    copy_async_wait();
+    if constexpr (kNarrows) {
+      if (!narrow_rows(item)) scale_rows(item);
+    }
+    fence_async_shared();
+  }
+
+ private:
+  /// What was copied becomes f16 where it lies. False: a row needs a power of two.
+  __device__ bool narrow_rows(const DeviceItem& item) {
+    const int rows = own_rows(item.work, rank) - warp() * 16;
+    bool fits = true;
+    std::uint32_t some = 0;  // rows with an element that is not small
+    const bool two = staged(1);
+#pragma unroll 1
+    for (int first = 0; first < 16; first += 4) {
+      uint4 x[4][2];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int row = warp() * 16 + first + i;
+        x[i][0] = *reinterpret_cast<const uint4*>(place(row, lane()));
+        x[i][1] = two ? *reinterpret_cast<const uint4*>(place(row, lane() + 32)) : uint4{};
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int row = first + i;
+        std::uint32_t most = 0;
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          uint4& y = x[i][half];
+          y = {narrow(y.x), narrow(y.y), narrow(y.z), narrow(y.w)};
+          most = larger(larger(larger(larger(most, y.x), y.y), y.z), y.w);
+        }
+        *reinterpret_cast<uint4*>(place(warp() * 16 + row, lane())) = x[i][0];
+        if (two) *reinterpret_cast<uint4*>(place(warp() * 16 + row, lane() + 32)) = x[i][1];
+        const std::uint32_t row_most = largest(most);
+        fits = fits && row_most <= kMost;
+        if (row_most >= kLeast || row >= rows) some |= 1u << row;
+      }
+    }
+    fits = fits && __reduce_or_sync(~0u, some) == 0xffffu;
+    std::uint32_t most = 0, narrowed[4][4];
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        narrowed[step][i] = narrow(last[step][i]);
+        most = larger(most, narrowed[step][i]);
+      }
+    }
+    fits = __all_sync(~0u, fits && largest(most) <= kMost);
+    if (fits) {
+#pragma unroll
+      for (int step = 0; step < 4; ++step) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) last[step][i] = narrowed[step][i];
+      }
+    }
+    return fits;
+  }
+
+  /// Rows whose largest element is out of bounds lose a power of two, which the logits get back.
+  __device__ float scale_row(const std::uint16_t* from, int row) const {
+    float most = 0.0f;
+#pragma unroll 1
+    for (int i = lane(); i < kLatentDims + kRopeDims; i += 32) {
+      const float x = fabsf(__uint_as_float(std::uint32_t{__ldg(from + i)} << 16));
+      if (x < __builtin_huge_valf()) most = fmaxf(most, x);
+    }
+#pragma unroll
+    for (int i = 16; i > 0; i /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, i));
+    const int bits = static_cast<int>(__float_as_uint(most) >> 23);
+    const bool within = most == 0.0f || (bits >= 117 && bits < 142);
+    const float scale = within ? 1.0f : __uint_as_float(static_cast<std::uint32_t>(254 - max(bits, 1)) << 23);
+#pragma unroll 1
+    for (int eight = lane(); eight < kLatentDims / 8; eight += 32) {
+      if (column_of(eight) == kLastColumn) continue;
+      const uint4 x = load_eight(from + 8 * eight, false);
+      *reinterpret_cast<uint4*>(place(row, eight)) = {narrow(x.x, scale), narrow(x.y, scale),
+                                                      narrow(x.z, scale), narrow(x.w, scale)};
+    }
+    return scale;
+  }
+  __device__ void scale_rows(const DeviceItem& item) {
+    const int rows = own_rows(item.work, rank);
+    float scale[2] = {1.0f, 1.0f};
+#pragma unroll 1
+    for (int i = 0; i < 16; ++i) {
+      const int row = warp() * 16 + i;
+      if (row >= rows) break;
+      const float x = scale_row(row_of(item, row), row);
+      if (i % 8 == lane() / 4) {
+        if (i < 8) {
+          scale[0] = x;
+        } else {
+          scale[1] = x;
+        }
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      factor[r] = p.scale_log2 / scale[r];
+#pragma unroll
+      for (int step = 0; step < 4; ++step) {
+#pragma unroll
+        for (int i = r; i < 4; i += 2) {
+          last[step][i] = narrow(last[step][i], scale[r]);
+          const std::uint32_t x = rope[step][i];
+          rope[step][i] =
+              pack_bf16x2(__uint_as_float(x << 16) * scale[r], __uint_as_float(x & 0xffff0000u) * scale[r]);
+        }
+      }
+    }
+  }
+};
+
+}  // namespace halftone::cuda::wide

@@ -1,0 +1,319 @@
+// The warpgroup that computes logits and probabilities: S = Q K^T of a step, its softmax, and P where the
+// rope part of the step's tokens was. O's sums are relative to a reference of their own where tokens have
+// lost a power of two: their P gets it back.
+#pragma once
+
+#include "cuda/attention/logits.h"
+#include "cuda/latent/wide/queries.h"
+
+namespace halftone::cuda::wide {
+
+template <LatentWideConfig C>
+struct Scores {
+  static constexpr int kS = kBlockTokens / 2;  // registers of a lane
+  // P is f16: it begins near the top of its range, whose lower end is near. Only a logit so much larger that
+  // P would leave the range raises what it is relative to, so that most steps need no rescaling.
+  static constexpr float kFirstLog2 = 7.0f, kLargestLog2 = 15.0f;
+  static constexpr float kEmpty = -3.402823466e38f;  // finite, so that masked logits give P = 0
+  using Logits = float[kS];
+
+  const AttentionParams& params;
+  Shared& s;
+  int rank;
+  const AttentionParams& p = params;
+  Queries<C> queries{p, s, rank};
+  float offset[2], reference[2], sum[2];  // of rows g and g + 8; sum: of the lane's columns
+  bool apart;                             // of the item: reference is not offset
+
+  __device__ int warp() const { return queries.warp(); }
+  __device__ int lane() const { return queries.lane(); }
+
+  __device__ void begin() {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) offset[r] = reference[r] = kEmpty, sum[r] = 0.0f;
+    apart = false;
+  }
+
+  static constexpr bool kF16Rope = C.q_dtype == DType::kFloat16;
+
+  template <bool kFirst>
+  __device__ void multiply_rope(std::uint64_t rope, Logits& x) const {
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      if (kFirst && step == 0) {
+        wgmma_first<C.q_dtype>(x, queries.rope[0], rope);
+      } else {
+        wgmma_add<C.q_dtype>(x, queries.rope[step], rope + step * 2);
+      }
+    }
+  }
+  template <bool kFirst>
+  __device__ void multiply_latent(std::uint64_t k, std::uint64_t q, Logits& x) const {
+    constexpr DType kF16 = DType::kFloat16;
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      const std::uint64_t b = k + (Queries<C>::kLastColumn * (kColumnBytes / 16) + step * 2);
+      if (kFirst && step == 0) {
+        wgmma_first<kF16>(x, queries.last[0], b);
+      } else {
+        wgmma_add<kF16>(x, queries.last[step], b);
+      }
+    }
+#pragma unroll
+    for (int step = 0; step < 4 * kQueryColumns; ++step) {
+      const int along = step / 4 * (kColumnBytes / 16) + step % 4 * 2;
+      wgmma_add<kF16>(x, q + along, k + along);
+    }
+  }
+  /// Products of tokens that have lost a power of two get it back.
+  __device__ void restore(Logits& x, int stage) const {
+#pragma unroll
+    for (int i = 0; i < kS; i += 4) {
+      float(&four)[4] = reinterpret_cast<float(&)[4]>(x[i]);
+      pin(four);  // four at a time: few registers are free
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        four[e] *= power_of_two(s.exponent[stage][i * 2 + lane() % 4 * 2 + e % 2]);
+      }
+      pin(four);
+    }
+  }
+
+  __device__ void multiply(const StepPlace& at, Logits& x) const {
+    const std::uint64_t rope = swizzled_matrix(uniform(shared_address(s.rope[at.third()])));
+    const std::uint64_t k = swizzled_matrix(uniform(shared_address(s.kv[at.stage()])));
+    const std::uint64_t q = swizzled_matrix(uniform(shared_address(s.q)));
+    wgmma_begin();
+    if constexpr (kF16Rope) {  // f16 rope parts cannot lose the powers of two
+      multiply_latent<true>(k, q, x);
+      wgmma_commit();
+      wgmma_wait<0>();
+      pin(x);
+      if (*reinterpret_cast<const std::uint32_t*>(s.apart[at.stage()]) != 0) restore(x, at.stage());
+      wgmma_begin();
+      multiply_rope<false>(rope, x);
+    } else {
+      multiply_rope<true>(rope, x);
+      multiply_latent<false>(k, q, x);
+    }
+    wgmma_commit();
+    wgmma_wait<0>();
+    pin(x);
+  }
+
+  /// Products become logits.
+  __device__ void cap(Logits& x) const {
+    const Softcap softcap(p);
+#pragma unroll
+    for (int i = 0; i < kS; i += 4) {
+      float(&four)[4] = reinterpret_cast<float(&)[4]>(x[i]);
+      pin(four);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        four[e] *= queries.factor[e / 2];
+        if (p.softcap > 0.0f) four[e] = softcap(four[e]);
+      }
+      pin(four);
+    }
+  }
+  /// The lane's columns are 8 j + 2 t + e; the warp that loaded them has noted four of 16 tokens.
+  __device__ void mask_skipped(Logits& x, int stage) const {
+    const std::uint32_t low = s.live[stage][lane() % 4 / 2], high = s.live[stage][2 + lane() % 4 / 2];
+    const int first = lane() % 2 * 2 ^ 2 * rank;
+#pragma unroll
+    for (int i = 0; i < kS; ++i) {
+      const int j = i / 4;
+      const std::uint32_t live = (j % 2 == 0 ? low : high) >> first;
+      if (!(live >> (j / 2 * 4 + i % 2) & 1)) x[i] = kMinus;
+    }
+  }
+  __device__ void mask_unseen(Logits& x, const DeviceItem& item, int token) const {
+    const int rows = own_rows(item.work, rank);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = kRows * rank + min(warp() * 16 + lane() / 4 + 8 * r, max(rows, 1) - 1);
+      const VisibleKeys seen(p, place_of(p, item, row).position, item.work.kv_end);
+#pragma unroll
+      for (int i = 0; i < kS / 2; ++i) {
+        if (!seen.has(token + i / 2 * 8 + lane() % 4 * 2 + i % 2)) x[i / 2 * 4 + 2 * r + i % 2] = kMinus;
+      }
+    }
+  }
+
+  /// Whether a logit asks for a larger offset, of any row of the warp; then the lane's largest ones.
+  __device__ bool exceeds(const Logits& x, const float (&factor)[2], const float (&to)[2],
+                          float (&most)[2]) const {
+    most[0] = x[0], most[1] = x[2];
+#pragma unroll
+    for (int i = 0; i < kS; ++i) most[i / 2 % 2] = fmaxf(most[i / 2 % 2], x[i]);
+    return __any_sync(~0u, fmaf(most[0], factor[0], -to[0]) > kLargestLog2 ||
+                               fmaf(most[1], factor[1], -to[1]) > kLargestLog2);
+  }
+  /// Raises offsets of rows of which that is so. `rescale`: what sums relative to them are multiplied by.
+  __device__ void raise(const float (&factor)[2], float (&most)[2], float (&to)[2],
+                        float (&rescale)[2]) const {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 1));
+      most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 2));
+      rescale[r] = 1.0f;
+      if (fmaf(most[r], factor[r], -to[r]) > kLargestLog2) {
+        const float raised = fmaf(most[r], factor[r], -kFirstLog2);
+        rescale[r] = exp2_approx(to[r] - raised);  // 0 of an empty row, whose sums are 0
+        to[r] = raised;
+      }
+    }
+  }
+  /// Tells the warps that have the rows of O.
+  __device__ void publish_rescale(int parity, bool raised, const float (&rescale)[2]) const {
+    if (lane() == 0) s.raised[parity][warp()] = raised;
+    if (raised && lane() % 4 == 0) {
+      s.rescale[parity][warp() * 16 + lane() / 4] = rescale[0];
+      s.rescale[parity][warp() * 16 + lane() / 4 + 8] = rescale[1];
+    }
+  }
+  /// P of half of the tokens, where O takes it up while the other half is still to come. `counts`: adds it
+  /// up.
+  __device__ void publish_half(Logits& x, const float (&factor)[2], const float (&to)[2], bool counts,
+                               int half, const StepPlace& at) {
+    const std::uint32_t rows = shared_address(s.rope[at.third()]) + (warp() * 16 + lane() % 16) * 128;
+#pragma unroll
+    for (int i = 0; i < kS / 2; ++i) {
+      float& y = x[kS / 2 * half + i];
+      y = exp2_approx(fmaf(y, factor[i / 2 % 2], -to[i / 2 % 2]));
+      if (counts) sum[i / 2 % 2] += y;
+    }
+#pragma unroll
+    for (int j = 4 * half; j < 4 * half + 4; j += 2) {
+      const float* y = x + 4 * j;
+      store_matrices(rows + ((j + lane() / 16) ^ lane() % 8) * 16, pack_f16x2(y[0], y[1]),
+                     pack_f16x2(y[2], y[3]), pack_f16x2(y[4], y[5]), pack_f16x2(y[6], y[7]));
+    }
+    fence_async_shared();
+    __syncwarp();
+    if (lane() == 0) barrier_arrive(shared_address(&s.p_full[at.step % 2][half]));
+  }
+  __device__ void publish(Logits& x, const float (&factor)[2], const float (&to)[2], bool counts,
+                          const StepPlace& at) {
+    publish_half(x, factor, to, counts, 0, at);
+    publish_half(x, factor, to, counts, 1, at);
+  }
+
+  __device__ void soften(Logits& x, const float (&factor)[2], const StepPlace& at) {
+    float most[2], rescale[2];
+    const bool raised = exceeds(x, factor, offset, most);
+    if (raised) {
+      raise(factor, most, offset, rescale);
+      sum[0] *= rescale[0], sum[1] *= rescale[1];
+    }
+    publish_rescale(at.step % 2, raised, rescale);
+    publish(x, factor, offset, true, at);
+  }
+  /// The same with tokens that have lost a power of two, of this or an earlier step: x are logits.
+  __device__ void soften_apart(Logits& x, const StepPlace& at) {
+    const int stage = at.stage();
+    constexpr float kOne[2] = {1.0f, 1.0f};
+    if (!apart) reference[0] = offset[0], reference[1] = offset[1];
+    apart = true;
+    float most[2], rescale[2];
+    if (exceeds(x, kOne, offset, most)) {
+      raise(kOne, most, offset, rescale);
+      sum[0] *= rescale[0], sum[1] *= rescale[1];
+    }
+#pragma unroll
+    for (int i = 0; i < kS; i += 4) {
+      float(&four)[4] = reinterpret_cast<float(&)[4]>(x[i]);
+      pin(four);  // four at a time: few registers are free
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        sum[e / 2] += exp2_approx(four[e] - offset[e / 2]);
+        four[e] += static_cast<float>(s.exponent[stage][i * 2 + lane() % 4 * 2 + e % 2]);
+      }
+      pin(four);
+    }
+    const bool raised = exceeds(x, kOne, reference, most);
+    if (raised) raise(kOne, most, reference, rescale);
+    publish_rescale(at.step % 2, raised, rescale);
+    publish(x, kOne, reference, false, at);
+  }
+
+  /// Where O ends up relative to, of all rows.
+  __device__ void publish_state(int index) {
+    barrier_wait(shared_address(&s.state_empty), index % 2 ^ 1);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      sum[r] += __shfl_xor_sync(~0u, sum[r], 1);
+      sum[r] += __shfl_xor_sync(~0u, sum[r], 2);
+      if (lane() % 4 == 0) {
+        const bool empty = offset[r] == kEmpty;
+        s.state[warp() * 16 + lane() / 4 + 8 * r] = {empty ? kMinus : offset[r], sum[r],
+                                                     apart ? reference[r] : offset[r]};
+      }
+    }
+    __syncwarp();
+    if (lane() == 0) barrier_arrive(shared_address(&s.state_full));
+  }
+
+  __device__ const DeviceItem& item(int index) const { return s.queue.items[index % ItemQueue::kCapacity]; }
+
+  __device__ void run() {
+    StepPlace at;
+    queries.locate();
+    if (!s.queue.has(0)) return;
+    queries.request(item(0));
+#pragma unroll 1
+    for (int index = 0;; ++index) {
+      queries.complete(item(index));
+      team_barrier(kScoreTeam);
+      begin();
+      bool first = true;
+#pragma unroll 1
+      for (int left = steps_of(item(index).work); left > 0; --left, ++at.step) {
+        queries.locate();
+        const int stage = at.stage();
+        Logits x;
+        barrier_wait(shared_address(&s.kv_full[stage]), at.parity());
+        multiply(at, x);
+        const uint2 live = *reinterpret_cast<const uint2*>(s.live[stage]);
+        const std::uint32_t tokens_apart = *reinterpret_cast<const std::uint32_t*>(s.apart[stage]);
+        team_barrier(kScoreTeam);  // all warps have read Q, of the last step, and the rope part
+        queries.locate();
+        if (first && s.queue.count > index + 1) {
+          __threadfence_block();
+          queries.prefetch(item(index + 1));
+        }
+        first = false;
+        if (left == 1 && s.queue.has(index + 1)) queries.request(item(index + 1));
+        const bool any_apart = apart || tokens_apart != 0;
+        const bool modified = any_apart || p.softcap > 0.0f || p.scale_log2 <= 0.0f;
+        if (!kF16Rope && tokens_apart != 0) restore(x, stage);
+        if (modified) cap(x);
+        if ((live.x & live.y) != ~0u) mask_skipped(x, stage);
+        if (params.listed.list.indices == nullptr) {
+          const planning::WorkItem& work = item(index).work;
+          const int token = work.kv_begin + (steps_of(work) - left) * kBlockTokens;
+          if (!sees_all(item(index), token)) mask_unseen(x, item(index), token);
+        }
+        if (any_apart) {
+          soften_apart(x, at);
+        } else {
+          const float factor[2] = {modified ? 1.0f : queries.factor[0], modified ? 1.0f : queries.factor[1]};
+          soften(x, factor, at);
+        }
+      }
+      publish_state(index);
+      if (!s.queue.has(index + 1)) break;
+    }
+  }
+
+  /// Whether every row of the block sees all tokens of a step.
+  __device__ bool sees_all(const DeviceItem& item, int token) const {
+    const int rows = own_rows(item.work, rank);
+    if (rows == 0) return true;
+    const int first = place_of(p, item, kRows * rank).position;
+    const int last = place_of(p, item, kRows * rank + rows - 1).position;
+    return token >= last - p.window_left && token + kBlockTokens <= first + p.causal_right + 1;
+  }
+};
+
+}  // namespace halftone::cuda::wide

@@ -1,0 +1,110 @@
+// What follows from a row of the table: threads, registers, shared memory, and where a dim lies in it.
+#pragma once
+
+#include "cuda/attention/item_queue.h"
+#include "cuda/attention/params.h"
+#include "cuda/latent/wide/config.h"
+
+namespace halftone::cuda::wide {
+
+// A token: its latent, which is V and the first dims of K, and its rope part, the rest of K.
+inline constexpr int kLatentDims = 512, kRopeDims = 64;
+inline constexpr int kTokenBytes = 656, kScaleOffset = 512, kRopeOffset = 528;
+
+inline constexpr int kRows = 64;         // packed rows of a thread block: M of the products
+inline constexpr int kBlockTokens = 64;  // tokens of a step
+inline constexpr int kStages = 2;
+inline constexpr int kSlices = kBlockTokens / 16;  // of 16 tokens: a stage of V is freed slice by slice
+
+// Matrices lie in shared memory as columns of 64 16-bit elements: rows of 128 bytes, swizzled over 8 rows.
+inline constexpr int kColumns = kLatentDims / 64;
+inline constexpr int kColumnBytes = 64 * 128;
+// Columns of Q in shared memory; the last one and the rope part are A fragments in registers.
+inline constexpr int kQueryColumns = kColumns - 1;
+
+// A lane dequantises 16 adjacent dims. Its two halves, 16 bytes each, go to different columns, so that the
+// lanes of a warp write without bank conflicts: the 8 dims from 8 i on are chunk (i / 2) % 8 of column
+// 2 (i / 16) + i % 2. Q follows this order, O undoes it.
+__device__ constexpr int column_of(int eight) { return eight / 16 * 2 + eight % 2; }
+__device__ constexpr int chunk_of(int eight) { return eight / 2 % 8; }
+/// First of the 8 dims that a chunk of a column holds.
+__device__ constexpr int dim_of(int column, int chunk) {
+  return column / 2 * 128 + chunk * 16 + column % 2 * 8;
+}
+/// Byte of a chunk of row `row` in a column.
+__device__ constexpr int place_in_column(int row, int chunk) { return row * 128 + (chunk ^ row % 8) * 16; }
+
+// Roles: a warpgroup that dequantises tokens, one for logits and softmax, two for half of O each.
+inline constexpr int kThreads = 512;
+inline constexpr int kLoadRegisters = 72, kScoreRegisters = 120, kOutputRegisters = 160;
+static_assert(kLoadRegisters + kScoreRegisters + 2 * kOutputRegisters <= 512);
+inline constexpr int kScoreTeam = 0;  // their barriers among 128 threads
+inline constexpr int kOutputBarrier = kTeam + 1, kOutputThreads = 256;
+
+inline constexpr int kRawTokens = 8;  // of a load warp's ring
+
+/// What a row's sums are relative to.
+struct RowState {
+  float max;  // of the sum of probabilities, base 2; kMinus: no key
+  float sum;
+  float reference;  // of O
+};
+
+struct Shared {
+  alignas(1024) std::uint8_t q[kQueryColumns][kColumnBytes];
+  alignas(1024) std::uint8_t kv[kStages][kColumns][kColumnBytes];
+  alignas(1024) std::uint8_t rope[3][kColumnBytes];  // of a step's tokens; later its P
+  alignas(16) std::uint8_t raw[4][kRawTokens][kLatentDims];
+  ItemQueue queue;
+  DeviceItem first_cut;  // the worker's first item, if it is a part of a cut unit
+  alignas(8) std::uint64_t kv_full[kStages], kv_empty[kStages][kSlices], rope_empty[3];
+  std::uint64_t p_full[2][2], state_full, state_empty;  // P: of half a step's tokens
+  // Of a stage, by load warp: bit 4 i + j says that token 16 i + 4 warp + (j ^ 2 rank) is there; whether a
+  // token's codes were scaled otherwise than by its scales, and then, base 2, what its values are multiplied
+  // by.
+  alignas(8) std::uint16_t live[kStages][4];
+  alignas(4) std::uint8_t apart[kStages][4];
+  alignas(4) std::int8_t exponent[kStages][kBlockTokens];
+  // What O is scaled by before P of a step is added, and by warp of 16 rows whether it is.
+  float rescale[2][kRows];
+  std::uint8_t raised[2][4];
+  RowState state[kRows];
+  int item_index[8];  // of a warp that adds up O, whose registers are dear
+  bool last_arrival;
+};
+inline constexpr int kMaxShared = 227 * 1024;
+static_assert(sizeof(Shared) <= kMaxShared);
+
+/// Of exponents within those of normal numbers.
+__device__ inline float power_of_two(int exponent) {
+  return __uint_as_float(static_cast<std::uint32_t>(127 + exponent) << 23);
+}
+
+/// Where the keys of an item end; it has none if it has no rows.
+__device__ inline int end_of(const planning::WorkItem& work) {
+  return work.row_end > work.row_begin ? work.kv_end : work.kv_begin;
+}
+/// Steps of an item. One without keys takes one, too, in which no token is there.
+__device__ inline int steps_of(const planning::WorkItem& work) {
+  const int steps = (end_of(work) - work.kv_begin + kBlockTokens - 1) / kBlockTokens;
+  return steps < 1 ? 1 : steps;
+}
+
+/// Rows of an item that are this block's.
+__device__ inline int own_rows(const planning::WorkItem& work, int rank) {
+  const int rows = work.row_end - work.row_begin - kRows * rank;
+  return rows < 0 ? 0 : rows > kRows ? kRows : rows;
+}
+
+/// A place in the sequence of steps: which stage and which of three rope buffers, and of barriers which
+/// phase.
+struct StepPlace {
+  std::uint32_t step = 0;
+
+  __device__ int stage() const { return step % kStages; }
+  __device__ std::uint32_t parity() const { return step / kStages % 2; }
+  __device__ int third() const { return step % 3; }
+  __device__ std::uint32_t third_parity() const { return step / 3 % 2; }
+};
+
+}  // namespace halftone::cuda::wide

@@ -1,0 +1,346 @@
+// Attention over latent caches and lists on the GPU beyond the case table: the shapes of serving, memory,
+// graphs and bits.
+#include <algorithm>
+#include <climits>
+#include <cmath>
+#include <cstring>
+#include <memory>
+#include <utility>
+
+#include "format/status.h"
+#include "tests/cuda/adversarial_device.h"
+
+namespace halftone::testing {
+namespace {
+
+constexpr int kAllHeads[] = {8, 16, 32, 64, 128};
+
+/// Two requests over records of 656 bytes (bf16: 1152), a query each with a list of 64 slots.
+AttentionCase listed_case(int heads, const char* format = "fp8-g128-f32") {
+  AttentionCase row = latent_case({}, format);
+  row.name = std::string(format) + ", " + std::to_string(heads) + " heads";
+  row.q_heads = heads;
+  row.requests = uniform_requests(2, 1, 150);
+  row.lists.top_k = 64;
+  row.out_dtype = DType::kFloat32;
+  row.seed = 70 + static_cast<std::uint64_t>(heads);
+  return row;
+}
+
+std::int32_t status_of(const Outputs& outputs) { return outputs.status.as<std::int32_t>()[0]; }
+
+/// Rows of `x`, which has `rows` of them, over and over.
+Tensor repeated_rows(const Tensor& x, std::int64_t rows) {
+  std::vector<std::int64_t> shape = x.shape();
+  const std::size_t row = x.bytes().size() / static_cast<std::size_t>(shape[0]);
+  const auto have = static_cast<std::size_t>(shape[0]);
+  shape[0] = rows;
+  Tensor y(x.dtype(), shape);
+  for (std::size_t i = 0; i < static_cast<std::size_t>(rows); ++i) {
+    std::memcpy(y.bytes().data() + i * row, x.bytes().data() + i % have * row, row);
+  }
+  return y;
+}
+
+/// The problem with its queries over and over, `batch` of them, and each list `times` times in a row: the
+/// output is the same, and the LSE larger by log(times).
+Problem repeated(const Problem& p, int batch, int times) {
+  Problem many;
+  many.row = p.row;
+  many.problem = p.problem;
+  many.problem.batch = batch;
+  many.row.requests = uniform_requests(batch, 1, p.row.requests[0].kv_len);
+  many.cache = std::make_unique<Cache>(p.cache->clone());
+  many.q = repeated_rows(p.q, batch);
+  const std::int64_t top_k = p.indices.shape()[1];
+  many.problem.listed.top_k = many.row.lists.top_k = static_cast<int>(top_k) * times;
+  const Tensor lists = repeated_rows(p.indices, batch);
+  many.indices = Tensor(DType::kInt32, {batch, top_k * times});
+  for (std::int64_t i = 0; i < many.indices.numel(); ++i) {
+    const std::int64_t query = i / (top_k * times);
+    many.indices.as<std::int32_t>()[static_cast<std::size_t>(i)] =
+        lists.as<std::int32_t>()[static_cast<std::size_t>(query * top_k + i % top_k)];
+  }
+  return many;
+}
+
+/// Whether every row of `many` is that of `few` with the same query, but for rounding.
+void expect_rows(const Outputs& few, const Outputs& many, double more_lse, const std::string& what) {
+  const std::int64_t out = few.out.numel(), lse = few.lse.numel();
+  double largest = 0, worst = 0, worst_lse = 0;
+  for (std::int64_t i = 0; i < out; ++i) largest = std::max(largest, std::abs(double{few.out.get(i)}));
+  for (std::int64_t i = 0; i < many.out.numel(); ++i) {
+    const double error = std::abs(double{many.out.get(i)} - few.out.get(i % out));
+    worst = error <= worst ? worst : error;  // NaN counts
+  }
+  for (std::int64_t i = 0; i < many.lse.numel(); ++i) {
+    const double error = std::abs(double{many.lse.get(i)} - few.lse.get(i % lse) - more_lse);
+    worst_lse = error <= worst_lse ? worst_lse : error;
+  }
+  EXPECT_LE(worst, 2e-3 * largest) << what;
+  EXPECT_LE(worst_lse, 1e-3) << what << ", LSE";
+}
+
+/// Heads, lengths of lists, batches and pages as they are served. The short list is judged by the oracle;
+/// what repeats it must agree with it.
+TEST(DeviceLatentAttention, ShapesOfServing) {
+  constexpr std::pair<int, int> kShapes[] = {{1, 256}, {2, 32}, {74, 32}, {128, 32}, {128, 1}};
+  int shape = 0;
+  for (const int heads : kAllHeads) {
+    for (const char* format : {"fp8-g128-f32", "bf16"}) {
+      for (const int page_size : {16, 32, 64, 128, 256}) {
+        AttentionCase row = listed_case(heads, format);
+        row.page_size = page_size;
+        SCOPED_TRACE(row.name + ", pages of " + std::to_string(page_size));
+        const Problem p = make_problem(row);
+        const Outputs expected = run_on_device(p);
+        ASSERT_EQ(judge_device(p, expected), "");
+        const auto& [batch, times] = kShapes[static_cast<std::size_t>((shape + shape / 5) % 5)];
+        expect_rows(expected, run_on_device(repeated(p, batch, times)), std::log(times),
+                    std::to_string(batch) + " queries, lists of " + std::to_string(64 * times));
+        ++shape;
+      }
+    }
+  }
+}
+
+/// Long lists of different slots, a third of the places empty, with counts; and prompts with lists.
+TEST(DeviceLatentAttention, LongListsAgreeWithTheOracle) {
+  for (const int heads : kAllHeads) {
+    AttentionCase row = listed_case(heads);
+    row.requests = {{1, 3000}, {heads <= 16 ? 20 : 2, 100}};
+    row.lists = {.top_k = heads <= 32 ? 2048 : 700, .counts = true};
+    row.out_dtype = DType::kBFloat16;
+    row.sinks = heads == 16 || heads == 128;
+    const Problem p = make_problem(row);
+    const Outputs outputs = run_on_device(p);
+    EXPECT_EQ(judge_device(p, outputs), "") << row.name;
+    EXPECT_EQ(status_of(outputs), 0) << row.name;
+  }
+}
+
+/// Without lists, by the block table: several queries of a request in one unit and in many.
+TEST(DeviceLatentAttention, DenseDraftsAgreeWithTheOracle) {
+  for (const int heads : kAllHeads) {
+    for (const int q_len : {1, 4, 16}) {
+      for (const char* format : {"fp8-g128-f32", "bf16"}) {
+        AttentionCase row = listed_case(heads, format);
+        row.lists = {};
+        row.mask.causal = q_len != 4;
+        if (q_len == 16) row.mask.window_left = 70;
+        row.requests = {{q_len, heads * q_len > 512 ? 90 : 300}, {1, 63}, {q_len, q_len}, {0, 9}};
+        row.page_size = 32;
+        const Problem p = make_problem(row);
+        EXPECT_EQ(judge_device(p, run_on_device(p)), "") << row.name << ", " << q_len << " queries";
+      }
+    }
+  }
+}
+
+/// Slots that the cache lacks are skipped like -1, and the status says so. The pool ends where its allocation
+/// does: reading on would fault.
+TEST(DeviceLatentAttention, SlotsOutsideTheCacheAreNotRead) {
+  constexpr std::size_t kBlock = 32U << 20;  // the driver maps memory in pieces that divide it
+  for (const int heads : kAllHeads) {
+    AttentionCase row = listed_case(heads);
+    row.page_size = 16;
+    row.requests = uniform_requests(2, 1, 160);
+    const Problem p = make_problem(row);
+    const auto slots = static_cast<std::int32_t>(p.cache->pages.shape()[0] * row.page_size);
+    const std::int32_t bad[] = {INT_MAX, INT_MIN, slots, slots + 15, -2, INT_MAX - 63, slots - 1};
+    const auto list = p.indices.as<std::int32_t>();
+    for (std::size_t i = 0; i < std::size(bad) - 1; ++i) list[3 + 7 * i] = list[64 + 9 * i] = -1;
+    list[3 + 7 * 6] = list[64 + 9 * 6] = slots - 1;  // the last token, whose bytes are the last ones
+    std::memset(p.cache->pages.bytes().data() + p.cache->pages.bytes().size() - 656, 0, 656);
+    const Plan plan = plan_on_device(p);
+    const Outputs expected = run_on_device(p, plan);
+    EXPECT_EQ(status_of(expected), 0) << row.name;
+    for (std::size_t i = 0; i < std::size(bad); ++i) list[3 + 7 * i] = list[64 + 9 * i] = bad[i];
+    DeviceRun device(p, plan);
+    void* block = nullptr;
+    check_cuda(cudaMalloc(&block, kBlock));
+    const auto bytes = p.cache->pages.bytes();
+    auto* const pool = static_cast<std::uint8_t*>(block) + kBlock - bytes.size();
+    check_cuda(cudaMemcpy(pool, bytes.data(), bytes.size(), cudaMemcpyHostToDevice));
+    cache_of(device.args).pages.data = pool;
+    device.schedule();
+    device.run();
+    const Outputs actual = device.outputs();
+    EXPECT_EQ(status_of(actual), kStatusBadPage) << row.name;
+    expect_same_bits(expected, actual, row.name);
+    check_cuda(cudaFree(block));
+  }
+}
+
+/// Nothing listed, or nothing counted: zeros and an LSE of minus infinity.
+TEST(DeviceLatentAttention, QueriesThatListNothing) {
+  for (const int heads : kAllHeads) {
+    Problem p = make_problem(listed_case(heads));
+    const auto list = p.indices.as<std::int32_t>();
+    std::fill(list.begin(), list.begin() + 64, -1);
+    Outputs outputs = run_on_device(p);
+    expect_empty_rows(p, outputs, 0, 1);
+    EXPECT_EQ(status_of(outputs), 0);
+    std::fill(list.begin(), list.begin() + 64, INT_MAX);
+    p.counts = Tensor::of({2}, std::vector<std::int32_t>{0, 64});
+    const Outputs counted = run_on_device(p);
+    EXPECT_EQ(status_of(counted), 0);
+    expect_same_bits(outputs, counted, p.row.name);
+  }
+}
+
+/// The schedule counts more queries than q and the lists have rows: those that exist are right, and no list
+/// is read behind them.
+TEST(DeviceLatentAttention, MoreQueriesThanRows) {
+  for (const int heads : kAllHeads) {
+    AttentionCase row = listed_case(heads);
+    row.requests = {{3, 70}, {2, 33}, {4, 129}};
+    row.cu_q = true;
+    row.policy = SplitPolicy::kBatchInvariant;
+    const Problem p = make_problem(row);
+    const Plan plan = plan_on_device(p);
+    const Outputs expected = run_on_device(p, plan);
+    for (const std::int64_t rows : {1, 4, 8}) {
+      DeviceRun device(p, plan);
+      Uploads uploads;
+      TensorView q = p.q.view(), indices = p.indices.view();
+      q.shape[0] = indices.shape[0] = rows;
+      device.args.q = uploads.add(q);
+      device.args.indices = uploads.add(indices);
+      device.args.out.shape[0] = device.args.lse.shape[0] = rows;
+      device.schedule();
+      device.run();
+      const Outputs outputs = device.outputs();
+      EXPECT_EQ(status_of(outputs), kStatusBadQueries) << row.name << ", " << rows;
+      EXPECT_EQ(row_bytes(outputs.out, 0, rows), row_bytes(expected.out, 0, rows)) << row.name;
+      EXPECT_EQ(row_bytes(outputs.lse, 0, rows), row_bytes(expected.lse, 0, rows)) << row.name;
+      for (const std::uint8_t byte : row_bytes(outputs.out, rows, 9)) ASSERT_EQ(byte, 0xFF) << row.name;
+    }
+  }
+}
+
+/// A graph reads lists and counts anew when it is replayed.
+TEST(DeviceLatentAttention, GraphsFollowListsAndCounts) {
+  for (const int heads : kAllHeads) {
+    AttentionCase row = listed_case(heads);
+    row.lists = {.top_k = 1000, .counts = true};
+    const Problem p = make_problem(row);
+    const Plan plan = plan_on_device(p);
+    DeviceRun device(p, plan);
+    const CapturedGraph graph([&](cudaStream_t stream) {
+      device.schedule(stream);
+      device.run(stream);
+    });
+    for (const std::int32_t count : {1000, 0, 333}) {
+      Random random(static_cast<std::uint64_t>(count) + 5);
+      const std::vector<std::int64_t> slots = p.cache->slots();
+      for (std::int32_t& slot : p.indices.as<std::int32_t>())
+        slot = random.chance(0.2) ? -1 : static_cast<std::int32_t>(random.pick(slots));
+      p.counts.as<std::int32_t>()[0] = count;
+      p.counts.as<std::int32_t>()[1] = 1000 - count;
+      device.write(device.args.indices, p.indices);
+      device.write(device.args.lengths.counts, p.counts);
+      graph.replay();
+      expect_same_bits(run_on_device(p, plan), device.outputs(), row.name + ", " + std::to_string(count));
+    }
+  }
+}
+
+/// A query's bits come from its list alone: not from its neighbours, their number or how many workers there
+/// are.
+TEST(DeviceLatentAttention, BatchInvariantBitsAloneAndInCompany) {
+  for (const int heads : kAllHeads) {
+    for (const char* format : {"fp8-g128-f32", "bf16"}) {
+      AttentionCase row = listed_case(heads, format);
+      row.policy = SplitPolicy::kBatchInvariant;
+      const Problem p = repeated(make_problem(row), 2, 50);
+      const Outputs alone = run_on_device(p);
+      for (const int workers : {0, 5, 32}) {
+        Problem many = repeated(p, 74, 1);
+        many.problem.workers = workers;
+        const Outputs company = run_on_device(many);
+        for (std::int64_t i = 0; i < 74; ++i) {
+          ASSERT_EQ(row_bytes(company.out, i, i + 1), row_bytes(alone.out, i % 2, i % 2 + 1)) << row.name;
+          ASSERT_EQ(row_bytes(company.lse, i, i + 1), row_bytes(alone.lse, i % 2, i % 2 + 1)) << row.name;
+        }
+      }
+    }
+  }
+}
+
+/// Neither what a workspace held before nor an earlier launch on the same schedule changes a bit.
+TEST(DeviceLatentAttention, WorkspacesAndLaunchesInARow) {
+  for (const int heads : kAllHeads) {
+    for (const int batch : {1, 3, 74}) {
+      const Problem p = repeated(make_problem(listed_case(heads)), batch, 40);
+      const Plan plan = plan_on_device(p);
+      const DeviceRun poisoned(p, plan, 0xFF), zeros(p, plan, 0x00);
+      for (const DeviceRun* device : {&poisoned, &zeros}) {
+        device->schedule();
+        device->run();
+      }
+      const Outputs first = poisoned.outputs();
+      expect_same_bits(first, zeros.outputs(), p.row.name + ", zeros");
+      poisoned.clear();
+      for (int i = 0; i < 20; ++i) poisoned.run();
+      expect_same_bits(first, poisoned.outputs(), p.row.name + ", again");
+    }
+  }
+}
+
+/// Pages beyond 4 GiB of a pool, by list and by block table.
+TEST(DeviceLatentAttention, PoolsBeyond4GiB) {
+  constexpr std::int64_t kBytes = std::int64_t{5} << 30;
+  std::size_t free = 0, total = 0;
+  check_cuda(cudaMemGetInfo(&free, &total));
+  if (free < kBytes + (std::size_t{1} << 30)) GTEST_SKIP() << "needs 6 GiB of free memory";
+  DeviceMemory memory(kBytes);
+  for (const int heads : kAllHeads) {
+    for (const bool listed : {true, false}) {
+      AttentionCase row = listed_case(heads);
+      if (!listed) row.lists = {};
+      const Problem p = make_problem(row);
+      const Plan plan = plan_on_device(p);
+      const Outputs expected = run_on_device(p, plan);
+      const std::int64_t page_bytes = page_layout(case_spec(row)).page_bytes, pages = kBytes / page_bytes;
+      const auto bytes = p.cache->pages.bytes();
+      const std::int64_t first = pages - p.cache->pages.shape()[0];
+      ASSERT_GT(first * page_bytes, std::int64_t{UINT_MAX});
+      check_cuda(
+          cudaMemcpy(memory.data() + first * page_bytes, bytes.data(), bytes.size(), cudaMemcpyHostToDevice));
+      for (std::int32_t& page : p.cache->block_table.as<std::int32_t>())
+        page += static_cast<std::int32_t>(first);
+      if (listed) {
+        for (std::int32_t& slot : p.indices.as<std::int32_t>())
+          if (slot >= 0) slot += static_cast<std::int32_t>(first * row.page_size);
+      }
+      DeviceRun device(p, plan);
+      cache_of(device.args).pages =
+          TensorView::contiguous(memory.data(), DType::kUInt8, {pages, page_bytes}, p.problem.device);
+      cache_of(device.args).pages.device = {DeviceType::kCuda, 0};
+      device.schedule();
+      device.run();
+      const Outputs actual = device.outputs();
+      EXPECT_EQ(status_of(actual), 0);
+      expect_same_bits(expected, actual, row.name + (listed ? ", listed" : ", dense"));
+    }
+  }
+}
+
+/// The kernels for many heads have workers that wait for each other.
+TEST(DeviceLatentAttention, RefusesMoreWorkersThanRunAtATime) {
+  Problem p = make_problem(listed_case(128));
+  p.problem.workers = 1000;
+  DeviceRun device(p, plan_on_device(p));
+  device.schedule();
+  expect_error(ErrorCode::kInvalidArgument, {"workers is 1000", "sm90-latent-128", "or 0"},
+               [&] { device.run(); });
+  EXPECT_TRUE(untouched(device.outputs().out));
+  const Problem few = make_problem(listed_case(8));
+  Problem many = repeated(few, 128, 40);
+  many.problem.workers = 1000;
+  expect_rows(run_on_device(few), run_on_device(many), std::log(40), "workers that wait for none");
+}
+
+}  // namespace
+}  // namespace halftone::testing
