@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <variant>
 
 #include "testing/cases.h"
 
@@ -26,12 +27,17 @@ inline double largest_norm(const Tensor& rows, int dim) {
   return std::sqrt(largest);
 }
 
-/// Staged K is rounded to f16, unless it is codes: of each product in a logit up to 2^-11 of it, which add up
-/// to a quarter of 2^-11 |q| |k| at most, as they are independent.
+/// Staged K is rounded to f16: of each product in a logit up to 2^-11 of it, which add up to a quarter of
+/// 2^-11 |q| |k| at most, as they are independent. Of codes one may differ by one where K is asymmetric,
+/// which takes two roundings to dequantise.
 inline double logit_slack(const Problem& p, const PlanInfo& plan) {
-  if (plan.staged_bytes == 0 || p.problem.arithmetic == Arithmetic::kHalfInt8) return 0;
+  if (plan.staged_bytes == 0) return 0;
   const int dim = p.row.head_dim;
   const double scale = p.row.scale == 0 ? 1 / std::sqrt(dim) : std::abs(static_cast<double>(p.row.scale));
+  if (p.problem.arithmetic == Arithmetic::kHalfInt8) {
+    const bool asymmetric = std::get<KvCacheSpec>(p.problem.kv).k_format.asymmetric;
+    return asymmetric ? scale * largest_norm(p.q, 1) * largest_norm(p.k, 1) / 127 : 0;
+  }
   return std::ldexp(scale * largest_norm(p.q, dim) * largest_norm(p.k, dim), -13);
 }
 

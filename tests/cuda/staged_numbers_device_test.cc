@@ -126,8 +126,10 @@ TEST_F(DeviceStagedNumbers, ValuesOfEveryMagnitude) {
     for (const char* format : {"int8-tensor", "int8-static-head", "fp8-static-head", "int8-static-head-asym",
                                "int4-static-head-sym"}) {
       for (const int head_dim : kPrefillDims) {
+        if (requests.size() == 1 && head_dim == 256) continue;  // to save time
         for (const bool half_int8 : {false, true}) {
           for (const bool rotated : {false, true}) {
+            if (requests.size() == 1 && rotated == half_int8) continue;
             AttentionCase row = numbers_case("int8-head", format, head_dim, DType::kBFloat16, requests);
             row.arithmetic = half_int8 ? "half_int8" : "16-bit";
             row.rotate_v = rotated;
@@ -189,10 +191,10 @@ std::vector<AttentionCase> every_kernel(const std::vector<Request>& requests) {
 
 /// Logits that jump by hundreds, up and down, at places that are no ends of tiles.
 TEST_F(DeviceStagedNumbers, LogitsThatJump) {
-  for (AttentionCase row : every_kernel({{170, 1500}, {64, 700}, {90, 90}})) {
+  for (AttentionCase row : every_kernel({{170, 900}, {64, 300}, {90, 90}})) {
     for (const bool causal : {false, true}) {
       row.mask.causal = causal;
-      for (const int length : {1, 23, 70, 200}) {
+      for (const int length : {1, 23, 170}) {
         SCOPED_TRACE(row.name + (causal ? ", causal" : "") + ", steps of " + std::to_string(length));
         Problem p = make_problem(row);
         if (!has_prefill(p)) continue;
@@ -224,7 +226,7 @@ TEST_F(DeviceStagedNumbers, TheFirstKeyOfALaterTile) {
 
 /// Windows that leave some rows of a warp without a key until later tiles.
 TEST_F(DeviceStagedNumbers, WindowsAndJumps) {
-  for (AttentionCase row : every_kernel({{230, 300}, {100, 700}, {300, 40}})) {
+  for (AttentionCase row : every_kernel({{170, 230}, {60, 400}, {200, 40}})) {
     int n = 0;
     for (const Mask& mask : {Mask{.causal = true, .window_left = 0}, Mask{.causal = true, .window_left = 90},
                              Mask{.window_left = 200, .window_right = 3}}) {
