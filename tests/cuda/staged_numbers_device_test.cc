@@ -122,14 +122,13 @@ TEST_F(DeviceStagedNumbers, QueriesOfEveryMagnitude) {
 
 /// V of static scales far beyond f16, whole units and cut ones, and far from 0 in small steps.
 TEST_F(DeviceStagedNumbers, ValuesOfEveryMagnitude) {
-  for (const std::vector<Request>& requests : {std::vector<Request>{{200, 260}, {81, 81}}, {{100, 2500}}}) {
+  for (const std::vector<Request>& requests : {std::vector<Request>{{200, 260}, {81, 81}}, {{100, 1500}}}) {
     for (const char* format : {"int8-tensor", "int8-static-head", "fp8-static-head", "int8-static-head-asym",
                                "int4-static-head-sym"}) {
       for (const int head_dim : kPrefillDims) {
-        if (requests.size() == 1 && head_dim == 256) continue;  // to save time
         for (const bool half_int8 : {false, true}) {
           for (const bool rotated : {false, true}) {
-            if (requests.size() == 1 && rotated == half_int8) continue;
+            if ((requests.size() == 1 || head_dim != 128) && rotated == half_int8) continue;  // to save time
             AttentionCase row = numbers_case("int8-head", format, head_dim, DType::kBFloat16, requests);
             row.arithmetic = half_int8 ? "half_int8" : "16-bit";
             row.rotate_v = rotated;
