@@ -27,12 +27,17 @@ inline double largest_norm(const Tensor& rows, int dim) {
   return std::sqrt(largest);
 }
 
-/// Staged K is rounded to f16, unless it is codes: of each product in a logit up to 2^-11 of it, which add up
-/// to a quarter of 2^-11 |q| |k| at most, as they are independent.
+/// Staged K is rounded to f16: of each product in a logit up to 2^-11 of it, which add up to a quarter of
+/// 2^-11 |q| |k| at most, as they are independent. Of codes one may differ by one where K is asymmetric,
+/// which takes two roundings to dequantise.
 inline double logit_slack(const Problem& p, const PlanInfo& plan) {
-  if (plan.staged_bytes == 0 || p.problem.arithmetic == Arithmetic::kHalfInt8) return 0;
+  if (plan.staged_bytes == 0) return 0;
   const int dim = p.row.head_dim;
   const double scale = p.row.scale == 0 ? 1 / std::sqrt(dim) : std::abs(static_cast<double>(p.row.scale));
+  if (p.problem.arithmetic == Arithmetic::kHalfInt8) {
+    const bool asymmetric = std::get<KvCacheSpec>(p.problem.kv).k_format.asymmetric;
+    return asymmetric ? scale * largest_norm(p.q, 1) * largest_norm(p.k, 1) / 127 : 0;
+  }
   return std::ldexp(scale * largest_norm(p.q, dim) * largest_norm(p.k, dim), -13);
 }
 
@@ -47,16 +52,18 @@ inline double lse_slack(const Problem& p, const PlanInfo& plan) {
 
 /// P is rounded to 16 bits before it weighs V: half a step of the largest |v|, which an output that averages
 /// many values cannot show in its own magnitude. Decode rounds to f16, prefill to the dtype of V, the kernels
-/// of latent attention to bf16 over bf16. Staged V is rounded to f16, too, and weights are as far off as their
-/// logits.
+/// of latent attention to bf16 over bf16; their lists may be of a few keys, which leave the whole step. Staged
+/// V is rounded to f16, too, and weights are as far off as their logits.
 inline double out_slack(const Problem& p, const PlanInfo& plan) {
   double largest = 0;
   for (const float v : p.v.to_floats()) largest = std::max(largest, std::abs(static_cast<double>(v)));
   if (plan.staged_bytes > 0) return largest * (0x1p-12 + 0x1p-11 + logit_slack(p, plan));
   const auto* const spec = std::get_if<KvCacheSpec>(&p.problem.kv);
-  const bool bf16 = (plan.config.starts_with("sm90-prefill") && p.problem.q_dtype == DType::kBFloat16) ||
-                    (spec != nullptr && spec->is_latent() && spec->k_format.dtype == DType::kBFloat16);
-  return std::ldexp(largest, bf16 || rounds_codes(plan) ? -9 : -12);
+  if (spec != nullptr && spec->is_latent()) {
+    return std::ldexp(largest, spec->k_format.dtype == DType::kBFloat16 ? -8 : rounds_codes(plan) ? -9 : -11);
+  }
+  const bool bf16 = plan.config.starts_with("sm90-prefill") && p.problem.q_dtype == DType::kBFloat16;
+  return std::ldexp(largest, bf16 ? -9 : -12);
 }
 
 /// The universal kernel computes in fp32 and converts between base 2 and e: a few roundings of the LSE.

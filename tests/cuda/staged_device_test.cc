@@ -1,4 +1,4 @@
-// Prompts over caches that run() stages: dequantised into the workspace, where prefill's kernel reads them.
+// Prompts over caches that run() stages: in f16 in the workspace, where prefill's kernels read them.
 #include <cmath>
 #include <optional>
 #include <string>
@@ -11,6 +11,7 @@
 #include "tests/attention/prefill_cases.h"
 #include "tests/attention/select.h"
 #include "tests/cuda/adversarial_device.h"
+#include "tests/cuda/plain_twin.h"
 #include "tests/cuda/prefill_options.h"
 
 namespace halftone::testing {
@@ -24,11 +25,32 @@ planning::Staged staged_of(const Problem& p) {
   return planning::require_plan(plan).passes().back().staged;
 }
 
+/// Causal, four query heads over two KV heads, Q and O of a type.
+AttentionCase staged_case(const std::string& k_format, const std::string& v_format, int head_dim,
+                          const std::vector<Request>& requests, DType q_dtype = DType::kBFloat16) {
+  AttentionCase row = prefill_case(q_dtype, head_dim, false, requests);
+  row.q_heads = 4;
+  row.k_format = k_format;
+  row.v_format = v_format;
+  row.name = "K " + k_format + ", V " + v_format + ", head_dim " + std::to_string(head_dim) + ", Q " +
+             std::string(dtype_name(q_dtype));
+  return row;
+}
+
+/// Whether this build has kernels for staged keys of a head_dim.
+bool is_built(int head_dim) {
+  return staged_of(make_problem(staged_case("int8-head", "int8-head", head_dim, {{100, 1}}))).keys > 0;
+}
+
+/// For tests of one head_dim: 128, or the one that a smaller build has.
+int built_dim() { return is_built(128) ? 128 : is_built(64) ? 64 : 256; }
+
 class DeviceStaged : public ::testing::Test {
  protected:
   /// Whether the problem's prompts are staged: not in a build of other head_dims.
   bool has_staged(const Problem& p) {
     const bool has = staged_of(p).keys > 0;
+    EXPECT_EQ(has, is_built(p.row.head_dim)) << p.row.name;
     served_ += has ? 1 : 0;
     return has;
   }
@@ -51,33 +73,15 @@ std::vector<Request> mixed_requests() {
   return {{100, 130}, {1, 70}, {81, 200}, {0, 20}, {65, 30}, {40, 0}, {3, 5}, {0, 0}, {16, 97}, {192, 193}};
 }
 
-/// Causal, four query heads over two KV heads, Q and O in bf16.
-AttentionCase staged_case(const std::string& k_format, const std::string& v_format, int head_dim,
-                          const std::vector<Request>& requests) {
-  AttentionCase row = prefill_case(DType::kBFloat16, head_dim, false, requests);
-  row.q_heads = 4;
-  row.k_format = k_format;
-  row.v_format = v_format;
-  row.name = "K " + k_format + ", V " + v_format + ", head_dim " + std::to_string(head_dim);
-  return row;
-}
-
-/// For tests of one head_dim: 128, or the one that a smaller build has.
-int built_dim() {
-  for (const int head_dim : {128, 64}) {
-    const Problem p = make_problem(staged_case("int8-head", "int8-head", head_dim, {{100, 1}}));
-    if (staged_of(p).keys > 0) return head_dim;
-  }
-  return 256;
-}
-
 TEST_F(DeviceStaged, FormatsOfEveryKind) {
+  int n = 0;
   for (const char* format :
        {"fp8", "fp8-static-head", "fp8-token", "fp8-g32", "int8-tensor", "int8-tensor-asym", "int8-head",
-        "int8-static-head-asym", "int8-token-asym", "int8-token-asym-f32", "int8-g64", "int4-g32", "int4-row",
-        "int4-g64-sym", "int4-static-head-sym", "fp16"}) {
+        "int8-static-head-asym", "int8-token-asym", "int8-g64", "int4-g32", "int4-row", "int4-g64-sym",
+        "int4-static-head-sym", "fp16"}) {
     for (const int head_dim : kPrefillDims) {
-      expect_agrees(staged_case(format, format, head_dim, mixed_requests()));
+      const bool f16 = format != std::string("fp16") && n++ % 2 == 0;  // pages in f16 are read as they are
+      expect_agrees(staged_case(format, format, head_dim, mixed_requests(), kPrefillTypes[f16 ? 1 : 0]));
     }
   }
 }
@@ -87,18 +91,20 @@ TEST_F(DeviceStaged, MixedFormatsAndRotations) {
   int n = 0;
   for (const auto& [k, v] : {std::pair{"bf16", "int4-g32"},
                              {"int8-head", "int4-g32"},
-                             {"int4-g32", "bf16"},
-                             {"fp8", "int8-tensor"},
-                             {"fp16", "bf16"},
+                             {"int8-token-asym-f32", "fp16"},
+                             {"fp8-token-head-f32", "int8-tensor-asym"},
+                             {"bf16", "fp16"},
                              {"int4-row", "int4-row"},
-                             {"bf16", "bf16"}}) {
+                             {"fp16", "fp8"}}) {
     for (const bool rotate_v : {false, true}) {
       for (const bool rotate_k : {true, false}) {
-        AttentionCase row = staged_case(k, v, kPrefillDims[n++ % 3], mixed_requests());
+        AttentionCase row =
+            staged_case(k, v, kPrefillDims[n % 3], mixed_requests(), kPrefillTypes[n / 2 % 2]);
+        ++n;
         row.rotate_k = rotate_k, row.rotate_v = rotate_v;
         row.name += rotate_k ? ", K rotated" : "";
         row.name += rotate_v ? ", V rotated" : "";
-        if (rotate_k || k != std::string("bf16") || k != std::string(v)) expect_agrees(row);
+        expect_agrees(row);
       }
     }
   }
@@ -107,13 +113,15 @@ TEST_F(DeviceStaged, MixedFormatsAndRotations) {
 TEST_F(DeviceStaged, EveryOption) {
   constexpr const char* kFormats[] = {"int8-head", "int4-g32", "fp8"};
   int n = 0;
-  for (const Option& option : options()) {
-    AttentionCase row =
-        staged_case(kFormats[n % 3], kFormats[n % 3], kPrefillDims[n / 3 % 3], mixed_requests());
-    ++n;
-    option.set(row);
-    row.name += std::string(", ") + option.name;
-    expect_agrees(row);
+  for (const DType q_dtype : kPrefillTypes) {
+    for (const Option& option : options()) {
+      AttentionCase row =
+          staged_case(kFormats[n % 3], kFormats[n % 3], kPrefillDims[n / 3 % 3], mixed_requests(), q_dtype);
+      ++n;
+      option.set(row);
+      row.name += std::string(", ") + option.name;
+      expect_agrees(row);
+    }
   }
 }
 
@@ -156,7 +164,7 @@ AttentionCase many_heads(const std::string& k_format, const std::string& v_forma
 /// Bounds that leave room for so many heads at a time and not for twice as many; few of the rows are written.
 Problem in_rounds(const AttentionCase& row, int heads) {
   Problem p = make_problem(row);
-  const std::int64_t key_bytes = 4 * row.head_dim, batch = p.problem.batch;
+  const std::int64_t key_bytes = 4 * row.head_dim + 4, batch = p.problem.batch;
   p.problem.max_kv_len = static_cast<int>((std::int64_t{1} << 29) / (2 * heads * key_bytes) / batch + 1);
   return p;
 }
@@ -192,7 +200,7 @@ TEST_F(DeviceStaged, ABoundOfAllKeysSavesRounds) {
 
 /// Static scales that are none set the status, whichever round their head has.
 TEST_F(DeviceStaged, BadScalesOfEveryRound) {
-  AttentionCase row = many_heads("int8-static-head-asym", "bf16", 2);  // decode has no kernel: one pass
+  AttentionCase row = many_heads("int8-static-head-asym", "fp16", 2);  // decode has no kernel: one pass
   const Problem p = in_rounds(row, 2);
   if (!has_staged(p)) return;
   const Plan plan = plan_on_device(p);
@@ -205,33 +213,15 @@ TEST_F(DeviceStaged, BadScalesOfEveryRound) {
   }
 }
 
-/// What p's prompts are to attend to, as plain K and V, without keys [begin, end) of a request.
-Problem plain_without(const Problem& p, std::size_t request, std::int64_t begin, std::int64_t end) {
-  AttentionCase row = p.row;
-  row.plain = DType::kBFloat16;
-  row.k_format = row.v_format = "bf16";
-  const std::vector<std::int64_t> first = first_tokens(row);
-  const Dequantised d = dequantised(*p.cache);
-  const auto shorter = [&](const Tensor& x) {
-    std::vector<float> values = floats_of_rows(x, 0, first[request] + begin);
-    const std::vector<float> rest = floats_of_rows(x, first[request] + end, first.back());
-    values.insert(values.end(), rest.begin(), rest.end());
-    return Tensor::of(DType::kBFloat16, {first.back() - (end - begin), row.kv_heads, row.head_dim}, values);
-  };
-  row.requests[request].kv_len -= static_cast<int>(end - begin);
-  Problem twin = make_problem(row);
-  twin.q = p.q.clone();
-  twin.k = shorter(d.k);
-  twin.v = shorter(d.v);
-  return twin;
-}
-
-/// The bits of plain tensors that hold the same values: both are read by one kernel.
+/// The bits of plain tensors in f16 that hold the same values: nothing else is different where K needs no
+/// scales and those of V are stored.
 TEST_F(DeviceStaged, BitsOfPlainTensors) {
   int n = 0;
-  for (const auto& [k, v] : {std::pair{"int8-head", "int4-g32"}, {"fp8", "fp8"}, {"int4-row", "int4-row"}}) {
+  for (const auto& [k, v] :
+       {std::pair{"int8-head", "int4-g32"}, {"fp8", "fp8-token-head"}, {"int4-row", "int4-row"}}) {
     for (const int head_dim : kPrefillDims) {
-      AttentionCase row = staged_case(k, v, head_dim, {{100, 130}, {81, 200}, {0, 20}, {65, 30}, {40, 0}});
+      AttentionCase row =
+          staged_case(k, v, head_dim, {{100, 130}, {81, 200}, {0, 20}, {65, 30}, {40, 0}}, DType::kFloat16);
       row.policy = SplitPolicy::kBatchInvariant;
       row.rotate_k = ++n % 2 == 0, row.rotate_v = n % 3 == 0;
       row.mask.window_left = n % 4 == 0 ? 50 : -1;
@@ -245,7 +235,8 @@ TEST_F(DeviceStaged, BitsOfPlainTensors) {
 
 /// Prompts alone, without a mask: to leave out keys is the same as not to have them.
 AttentionCase unmasked(const std::string& format, int head_dim) {
-  AttentionCase row = staged_case(format, format, head_dim, {{70, 100}, {33, 90}, {150, 333}, {40, 0}});
+  AttentionCase row =
+      staged_case(format, format, head_dim, {{70, 100}, {33, 90}, {150, 333}, {40, 0}}, DType::kFloat16);
   row.mask = {};
   row.q_heads = 8;
   return row;
@@ -253,7 +244,7 @@ AttentionCase unmasked(const std::string& format, int head_dim) {
 
 /// Entries that name no page: their tokens are left out, in both modes of the table.
 TEST_F(DeviceStaged, BadPagesAreLeftOut) {
-  for (const auto& [format, head_dim] : {std::pair{"int8-head", 64}, {"int4-g32", 128}, {"fp8", 256}}) {
+  for (const auto& [format, head_dim] : {std::pair{"int8-head", 64}, {"int4-g32", 128}, {"fp8-token", 256}}) {
     for (const int page_size : {16, 64}) {
       for (const auto& [bad, column] : {std::pair{-1, 0}, {INT32_MIN, 2}, {INT32_MAX, 332 / page_size}}) {
         AttentionCase row = unmasked(format, head_dim);
@@ -301,7 +292,7 @@ TEST_F(DeviceStaged, TablesThatAreTooNarrow) {
 
 /// More keys than max_total_kv: those beyond are left out and written nowhere, in one round and in several.
 TEST_F(DeviceStaged, MoreKeysThanTheBoundOfAll) {
-  for (const auto& [format, head_dim] : {std::pair{"int8-head", 64}, {"int4-g32", 128}, {"fp8", 256}}) {
+  for (const auto& [format, head_dim] : {std::pair{"int8-head", 64}, {"int4-g32", 128}, {"fp8-token", 256}}) {
     for (const std::int64_t most : {1, 15, 50, 99, 100, 101, 190, 195, 300, 522}) {
       Problem p = make_problem(unmasked(format, head_dim));
       if (!has_staged(p)) continue;
@@ -310,8 +301,8 @@ TEST_F(DeviceStaged, MoreKeysThanTheBoundOfAll) {
       const Outputs outputs = run_on_device(p);
       EXPECT_EQ(status_of(outputs), kStatusBadKeys);
       AttentionCase row = p.row;
-      row.plain = DType::kBFloat16;
-      row.k_format = row.v_format = "bf16";
+      row.plain = DType::kFloat16;
+      row.k_format = row.v_format = "fp16";
       const std::vector<std::int64_t> first = first_tokens(row);
       for (std::size_t r = 0; r < row.requests.size(); ++r) {
         const std::int64_t left = std::clamp<std::int64_t>(most - first[r], 0, row.requests[r].kv_len);
@@ -321,8 +312,8 @@ TEST_F(DeviceStaged, MoreKeysThanTheBoundOfAll) {
       const Dequantised d = dequantised(*p.cache);
       const std::vector<std::int64_t> shape = {most, row.kv_heads, row.head_dim};
       twin.q = p.q.clone();
-      twin.k = Tensor::of(DType::kBFloat16, shape, floats_of_rows(d.k, 0, most));
-      twin.v = Tensor::of(DType::kBFloat16, shape, floats_of_rows(d.v, 0, most));
+      twin.k = Tensor::of(DType::kFloat16, shape, floats_of_rows(d.k, 0, most));
+      twin.v = Tensor::of(DType::kFloat16, shape, floats_of_rows(d.v, 0, most));
       EXPECT_EQ(judge_device(twin, outputs), "");
     }
     Problem exact = make_problem(unmasked(format, head_dim));

@@ -1,0 +1,219 @@
+// Half-INT8 arithmetic on the GPU against the double oracle of its integers: formats whose codes are K's own
+// and such as become codes, every option, any number of rows, rounds, and what lies in the workspace before.
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "format/status.h"
+#include "plan/plan.h"
+#include "plan/validate.h"
+#include "tests/attention/prefill_cases.h"
+#include "tests/attention/select.h"
+#include "tests/cuda/adversarial_device.h"
+#include "tests/cuda/plain_twin.h"
+#include "tests/cuda/prefill_options.h"
+
+namespace halftone::testing {
+namespace {
+
+constexpr int kDims[] = {128, 256};
+
+/// Runs rows and counts those that had a kernel, so that no test passes for want of one.
+class DeviceHalfInt8 : public ::testing::Test {
+ protected:
+  bool serves(const Problem& p) {
+    const bool has = cuda_runner().serves(p);
+    served_ += has ? 1 : 0;
+    return has;
+  }
+  void expect_agrees(const AttentionCase& row) {
+    SCOPED_TRACE(row.name);
+    const Problem p = make_problem(row);
+    if (!serves(p)) return;
+    const Outputs outputs = run_on_device(p);
+    EXPECT_EQ(judge_device(p, outputs), "");
+    EXPECT_EQ(outputs.status.as<std::int32_t>()[0], 0);
+  }
+  void TearDown() override {
+    const Problem p = make_problem(for_table(decode_case("int8-head")));
+    if (is_universal(p)) GTEST_SKIP() << "a build of head_dim 64";
+    EXPECT_GT(served_, 0) << "no kernel of half-INT8 is in this build";
+  }
+
+ private:
+  int served_ = 0;
+};
+
+/// Prompts, the ends of some, a few rows, single queries, and empty requests.
+std::vector<Request> mixed_requests() {
+  return {{100, 130}, {1, 70}, {81, 200}, {0, 20}, {65, 30}, {40, 0}, {3, 5}, {0, 0}, {16, 97}, {192, 193}};
+}
+
+/// Causal, four query heads over two KV heads.
+AttentionCase half_case(const std::string& k_format, const std::string& v_format, int head_dim, DType q_dtype,
+                        const std::vector<Request>& requests) {
+  AttentionCase row = prefill_case(q_dtype, head_dim, false, requests);
+  row.q_heads = 4;
+  row.k_format = k_format;
+  row.v_format = v_format;
+  row.arithmetic = "half_int8";
+  row.name = "K " + k_format + ", V " + v_format + ", head_dim " + std::to_string(head_dim) + ", Q " +
+             std::string(dtype_name(q_dtype));
+  return row;
+}
+
+TEST_F(DeviceHalfInt8, Formats) {
+  int n = 0;
+  for (const char* k : {"int8-head", "int8-tensor", "int8-token", "int8-static-head", "int8-token-head-f32",
+                        "int8-g64", "int8-g128", "int8-token-head-asym", "int8-tensor-asym", "int4-g32",
+                        "int4-row", "fp8", "fp8-token-head", "bf16", "fp16"}) {
+    for (const char* v : {"int8-head", "int4-g32", "fp8", "fp16", "int8-static-head-asym"}) {
+      for (const int head_dim : kDims) {
+        AttentionCase row = half_case(k, v, head_dim, kPrefillTypes[n++ % 2], mixed_requests());
+        row.rotate_v = n % 3 == 0;
+        row.data = n % 4 == 0 ? Data::kOutlierChannels : Data::kNormal;
+        expect_agrees(row);
+      }
+    }
+  }
+}
+
+TEST_F(DeviceHalfInt8, EveryOption) {
+  constexpr std::pair<const char*, const char*> kFormats[] = {{"int8-head", "int8-head"},
+                                                              {"int4-g32", "fp8"}};
+  int n = 0;
+  for (const Option& option : options()) {
+    for (const auto& [k, v] : kFormats) {
+      for (const int head_dim : kDims) {
+        AttentionCase row = half_case(k, v, head_dim, kPrefillTypes[n++ % 2], mixed_requests());
+        option.set(row);
+        row.name += std::string(", ") + option.name;
+        expect_agrees(row);
+      }
+    }
+  }
+}
+
+/// Query heads per KV head, in boxes of whole queries or row by row; pages of every size.
+TEST_F(DeviceHalfInt8, GroupsAndPages) {
+  int n = 0;
+  for (const int group : {1, 3, 4, 5, 16, 65}) {
+    for (const int head_dim : kDims) {
+      AttentionCase row = half_case("int8-head", "int4-g32", head_dim, kPrefillTypes[n++ % 2],
+                                    {{170 / group + 3, 150}, {1, 100}, {2, 0}, {0, 9}, {85 / group, 260}});
+      row.q_heads = row.kv_heads * group;
+      row.page_size = 16 << n % 5;
+      row.table_mode = n % 2 == 0 ? BlockTableMode::kClamped : BlockTableMode::kTrusted;
+      row.alibi = group % 2 == 1;
+      row.sinks = group % 3 == 0;
+      row.name += ", group " + std::to_string(group) + ", pages of " + std::to_string(row.page_size);
+      expect_agrees(row);
+    }
+  }
+}
+
+/// A few rows have no other kernel; under every policy.
+TEST_F(DeviceHalfInt8, AnyNumberOfRows) {
+  for (const SplitPolicy policy :
+       {SplitPolicy::kFast, SplitPolicy::kReproducible, SplitPolicy::kBatchInvariant}) {
+    for (const int queries : {1, 2, 7, 33}) {
+      for (const int head_dim : kDims) {
+        AttentionCase row =
+            half_case("int8-token", "int8-head", head_dim, DType::kBFloat16, {{queries, 2500}, {1, 40}});
+        row.policy = policy;
+        row.name += ", " + std::to_string(queries) + " queries";
+        expect_agrees(row);
+      }
+    }
+  }
+}
+
+/// A few heads at a time: with batch_invariant the bits of all heads at once.
+TEST_F(DeviceHalfInt8, Rounds) {
+  for (const char* k : {"int8-static-head", "int4-g32"}) {
+    for (const int heads : {1, 2}) {
+      AttentionCase row = half_case(k, "int8-static-head", 128, DType::kBFloat16,
+                                    {{200, 230}, {90, 300}, {70, 60}, {1, 170}});
+      row.kv_heads = 4;
+      row.q_heads = 8;
+      row.alibi = row.sinks = true;
+      row.policy = SplitPolicy::kBatchInvariant;
+      SCOPED_TRACE(row.name + ", " + std::to_string(heads) + " heads at a time");
+      const Problem once = make_problem(row);
+      if (!serves(once)) continue;
+      Problem p = make_problem(row);
+      const std::int64_t key_bytes = 3 * row.head_dim + 4;
+      p.problem.max_kv_len = static_cast<int>((std::int64_t{1} << 29) / (2 * heads * key_bytes) / 4 + 1);
+      const Plan plan = plan_on_device(p);
+      EXPECT_EQ(planning::require_plan(plan).passes().back().staged.rounds, 4 / heads);
+      const Outputs outputs = run_on_device(p, plan);
+      EXPECT_EQ(judge_device(once, outputs), "");
+      expect_same_bits(run_on_device(once), outputs, row.name);
+    }
+  }
+}
+
+/// What the workspace holds before, and pages behind live bytes, are never part of a result.
+TEST_F(DeviceHalfInt8, PoisonedMemory) {
+  for (const char* k : {"int8-head", "int8-tensor", "int4-g32", "bf16"}) {
+    for (const int head_dim : kDims) {
+      Problem p = make_problem(half_case(k, "int8-head", head_dim, DType::kBFloat16, mixed_requests()));
+      if (!serves(p)) continue;
+      const Plan plan = plan_on_device(p);
+      const Outputs expected = run_on_device(p, plan);
+      for (const int fill : {0x00, 0x7F, 0x7C, 0x3C}) {
+        p.cache = refilled(p, {static_cast<std::uint8_t>(fill)});
+        const DeviceRun device(p, plan, fill);
+        device.schedule();
+        device.run();
+        expect_same_bits(expected, device.outputs(), p.row.name + ", bytes " + std::to_string(fill));
+      }
+    }
+  }
+}
+
+/// Entries that name no page: their tokens are left out.
+TEST_F(DeviceHalfInt8, BadPagesAreLeftOut) {
+  for (const int head_dim : kDims) {
+    for (const int column : {0, 2, 5}) {
+      AttentionCase row =
+          half_case("int8-head", "int8-head", head_dim, DType::kFloat16, {{70, 100}, {150, 333}, {40, 0}});
+      row.mask = {};
+      SCOPED_TRACE(row.name + ", page " + std::to_string(column));
+      const Problem p = make_problem(row);
+      if (!serves(p)) continue;
+      const Problem twin = plain_without(p, 1, 64 * column, std::min(333, 64 * column + 64));
+      entry(p, 1, column) = -1;
+      const Outputs outputs = run_on_device(p);
+      EXPECT_EQ(outputs.status.as<std::int32_t>()[0], kStatusBadPage);
+      // The twin's K is what f16 holds of K: its codes may differ by one.
+      EXPECT_EQ(judge(twin, make_reference(twin, false), outputs, 0x1p-9, 0x1p-6), "");
+    }
+  }
+}
+
+/// The same bits alone, in company and on other workers.
+TEST_F(DeviceHalfInt8, BatchInvariantBits) {
+  for (const int head_dim : kDims) {
+    AttentionCase row = half_case("int8-head", "int8-head", head_dim, DType::kBFloat16,
+                                  {{120, 300}, {1, 90}, {90, 2000}, {0, 50}, {200, 150}, {7, 0}});
+    row.policy = SplitPolicy::kBatchInvariant;
+    const Problem p = make_problem(row);
+    if (!serves(p)) continue;
+    const Outputs all = run_on_device(p);
+    EXPECT_EQ(judge_device(p, all), "");
+    for (const std::size_t r : {0U, 1U, 2U, 4U}) {
+      const Problem alone = select(p, {r}, true);
+      const Outputs outputs = run_on_device(alone);
+      EXPECT_EQ(request_bytes(alone, outputs.out, 0), request_bytes(p, all.out, r)) << "request " << r;
+      EXPECT_EQ(request_bytes(alone, outputs.lse, 0), request_bytes(p, all.lse, r)) << "request " << r;
+    }
+    Problem few = select(p, {0, 1, 2, 3, 4, 5}, false);
+    few.problem.workers = 3;
+    expect_same_bits(all, run_on_device(few), "on three workers");
+  }
+}
+
+}  // namespace
+}  // namespace halftone::testing
