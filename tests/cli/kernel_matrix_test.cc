@@ -12,7 +12,9 @@ using nlohmann::json;
 using planning::Backend;
 using planning::Kernel;
 
-constexpr std::array<Kernel, 4> kFakeKernels{{
+constexpr std::array<Kernel, 6> kFakeKernels{{
+    {"fake-latent-16", 16, 16, 32, 512, 0, "latent caches", false, 0, true},
+    {"fake-latent", 0, 64, 32, 512, 0, "latent caches, many rows", false, 0, true},
     {"fake-8", 8, 8, 64, 1024, 0, "few rows"},
     {"fake-many", 0, 32, 64, 1024, 0, "many rows"},
     {"fake-rotated", 0, 16, 64, 1024, 0, "many rows of rotated keys"},
@@ -21,10 +23,11 @@ constexpr std::array<Kernel, 4> kFakeKernels{{
 
 /// Kernels for paged caches in int8 at head_dim 128, those of many rows only for scales per token and head,
 /// and for V in int4 beside K in int8-head; for caches in fp16 beside Q in f16; a universal kernel for what
-/// else is paged.
+/// else is paged. Of latent caches any, in kernels of their own.
 int fake_variant(const AttentionProblem& problem, const Kernel& kernel) {
   const auto* const spec = std::get_if<KvCacheSpec>(&problem.kv);
   if (spec == nullptr) return -1;
+  if (spec->is_latent() || kernel.latent) return spec->is_latent() && kernel.latent ? 0 : -1;
   const KvFormat& k = spec->k_format;
   const KvFormat& v = spec->v_format;
   const bool head = k.granularity == Granularity::kTokenHead;
@@ -53,11 +56,15 @@ TEST(KernelMatrix, SaysWhatTheTablesSay) {
   const json& fake = matrix["fake"];
   EXPECT_EQ(fake["operations"], json::parse(R"({"append": true, "dequantize": false, "merge": false})"));
   EXPECT_EQ(fake["kernels"], json::parse(R"([
+      {"name": "fake-latent-16", "rows": "1 to 16", "use": "latent caches"},
+      {"name": "fake-latent", "rows": "17 and more", "use": "latent caches, many rows"},
       {"name": "fake-8", "rows": "1 to 8", "use": "few rows"},
       {"name": "fake-many", "rows": "9 and more", "use": "many rows"},
       {"name": "fake-rotated", "rows": "9 and more", "use": "many rows of rotated keys"},
       {"name": "fake-universal", "rows": "any, 8 at a time", "use": "the rest"}])"));
   EXPECT_EQ(fake["cases"]["K int8-head, V int4-g32"], "fake-8");
+  EXPECT_EQ(fake["cases"]["latent bf16, 16 heads"], "fake-latent-16");
+  EXPECT_EQ(fake["cases"]["the same, 128 heads"], "fake-latent");
   EXPECT_EQ(fake["cases"]["four queries (drafts), int4-g32"], "fake-universal");
   EXPECT_EQ(fake["cases"]["Q and O in f32, int4-g32"], "fake-universal");
   EXPECT_TRUE(fake["cases"]["plain tensors in bf16, no cache"].is_null());
@@ -124,7 +131,7 @@ TEST_F(KernelMatrixCommand, TheReadmeShowsIt) {
     const std::size_t gap = end == std::string::npos ? line.find("  ") : end;
     EXPECT_NE(readme.find("\n" + line.substr(0, gap)), std::string::npos) << line;
   }
-  EXPECT_EQ(seen, 18) << "15 cases and operations, 3 kernels";
+  EXPECT_EQ(seen, 20) << "17 cases and operations, 3 kernels";
 }
 
 TEST_F(KernelMatrixCommand, DoctorPrintsIt) {

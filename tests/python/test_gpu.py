@@ -8,6 +8,7 @@ import halftone as ht
 
 pytestmark = pytest.mark.gpu
 Q_HEADS, KV_HEADS, LENGTHS = 8, 2, [65, 1, 1000, 64]
+LARGEST = {"fp8-g128-f32": "sm90-latent-128", "bf16": "sm90-latent-32"}  # kernels of latent attention
 FORMATS = ["bf16", "fp8", "int8-head", "int8-g32", "int4-g32", "int4-row"]
 
 
@@ -87,6 +88,37 @@ def test_any_problem_has_a_kernel(torch, name):
     assert out.is_cuda and out.dtype == torch.float32
     stored = [x.cpu().numpy() for x in cache.dequantize(dtype="f32")]
     check(out.cpu().numpy(), lse.cpu().numpy(), q.cpu().numpy(), *stored, [1] * 4, LENGTHS)
+
+
+@pytest.mark.parametrize("heads", [8, 128])
+@pytest.mark.parametrize("name", ["fp8-g128-f32", "bf16"])
+def test_latent_caches_and_lists(torch, name, heads):
+    """Two latent caches of the same bytes: the GPU agrees with the CPU on all keys and on listed ones."""
+    generator = torch.Generator().manual_seed(7)
+    k = torch.randn(sum(LENGTHS), 1, 576, generator=generator).bfloat16()
+    q = torch.randn(len(LENGTHS), heads, 576, generator=generator).bfloat16()
+    caches = []
+    for device in ("cuda:0", "cpu"):
+        spec = ht.KVCacheSpec.latent(name)
+        cache = ht.PagedKVCache(len(LENGTHS), 2048, spec=spec, framework="torch", device=device)
+        cache.append(k.to(device), counts=LENGTHS)
+        cache.check_status()
+        caches.append(cache)
+    cache, twin = caches
+    np.testing.assert_array_equal(cache.pages.view(torch.uint8).cpu(), twin.pages.view(torch.uint8))
+    tokens = torch.randint(0, 1000, (len(LENGTHS), 300), generator=generator)  # of the third request
+    indices = (twin.block_table[2].long()[tokens // 64] * 64 + tokens % 64).int()
+    indices[:, ::7] = -1
+    for given in ({}, {"indices": indices}):
+        call = ht.attend_listed if given else ht.attend
+        out, lse = call(q.cuda(), cache, **{n: x.cuda() for n, x in given.items()}, lse=True)
+        expected, expected_lse = call(q, twin, **given, lse=True)
+        assert out.is_cuda and out.dtype == torch.bfloat16
+        torch.testing.assert_close(out.float().cpu(), expected.float(), rtol=2**-7, atol=2**-7)
+        torch.testing.assert_close(lse.cpu(), expected_lse, rtol=2e-3, atol=2e-3)
+    assert ht.plan(cache, q_heads=heads).info["config"] == ("sm90-latent-8" if heads == 8 else LARGEST[name])
+    with pytest.raises(ht.UnsupportedError, match="q_dtype is f32"):
+        ht.attend(q.float().cuda(), cache)
 
 
 @pytest.mark.parametrize("rotate", [False, True])
