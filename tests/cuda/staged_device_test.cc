@@ -218,7 +218,7 @@ TEST_F(DeviceStaged, BadScalesOfEveryRound) {
 TEST_F(DeviceStaged, BitsOfPlainTensors) {
   int n = 0;
   for (const auto& [k, v] :
-       {std::pair{"int8-head", "int4-g32"}, {"fp8", "fp8-token-head"}, {"int4-row", "int4-row"}}) {
+       {std::pair{"int8-head", "int8-head"}, {"int4-g32", "int4-g32"}, {"int4-row", "int4-row"}}) {
     for (const int head_dim : kPrefillDims) {
       AttentionCase row =
           staged_case(k, v, head_dim, {{100, 130}, {81, 200}, {0, 20}, {65, 30}, {40, 0}}, DType::kFloat16);

@@ -23,7 +23,7 @@ template <bool kRecords>
 int launch(const DequantizeParams& params, void* stream) {
   const void* kernel =
       codec::with_codec(params.part.format, [](auto codec) { return kernel_of<kRecords>(codec); });
-  return launch_over_tiles(kernel, params, &params, kCtas, 1, stream);
+  return launch_over_tiles(kernel, params, &params, kCtas, stream);
 }
 
 }  // namespace

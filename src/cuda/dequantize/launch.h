@@ -9,9 +9,9 @@
 
 namespace halftone::cuda {
 
-/// `argument`: the kernel's one argument; `ctas`: of an SM, in x; `count`: in y. cudaError_t as int.
+/// `argument`: the kernel's one argument; `ctas`: of an SM. cudaError_t as int.
 inline int launch_over_tiles(const void* kernel, const DequantizeParams& params, const void* argument,
-                             int ctas, int count, void* stream) {
+                             int ctas, void* stream) {
   if (params.rows == 0) return cudaSuccess;
   int device = 0, processors = 0;
   cudaError_t status = cudaGetDevice(&device);
@@ -22,7 +22,7 @@ inline int launch_over_tiles(const void* kernel, const DequantizeParams& params,
   const std::int64_t tiles = params.rows / kTileTokens + params.batch + 1;  // at most, and any rows of zeros
   const std::int64_t wanted = (tiles * params.kv_heads + kDequantizeWarps - 1) / kDequantizeWarps;
   const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(wanted, processors * ctas));
-  return cudaLaunchKernel(kernel, dim3(blocks, static_cast<unsigned>(count)), dim3(kDequantizeWarps * 32),
+  return cudaLaunchKernel(kernel, dim3(blocks), dim3(kDequantizeWarps * 32),
                           const_cast<void**>(&argument), 0, static_cast<cudaStream_t>(stream));
 }
 

@@ -131,7 +131,8 @@ void stage(const Plan::Impl& plan, const planning::Pass& pass, const PagedKv& ca
   k.as = kPrefillTable[pass.variant].keys == PrefillKeys::kCodes ? StagedAs::kCodes : StagedAs::kKeys;
   k.has_codes = format.dtype == DType::kInt8 && !format.asymmetric && k.rows.part.groups <= 1;
   v.as = StagedAs::kValues;
-  check(launch_stage(k, v, stream), "run");
+  check(launch_stage(k, stream), "run");
+  check(launch_stage(v, stream), "run");
 }
 
 void check_rows(const TensorView& t, const char* name) {

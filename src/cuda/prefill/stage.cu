@@ -10,6 +10,8 @@ namespace {
 
 constexpr int kCtas = 3;  // of an SM
 
+/// kCodes: of K as codes.
+template <bool kCodes>
 struct StagedOut {
   const StageParams& p;
 
@@ -18,7 +20,7 @@ struct StagedOut {
   __device__ __forceinline__ void take(const Codes& codes, const codec::Params& params, float (&x)[kChunk],
                                        std::int64_t row, int head, int chunk, bool live) const {
     const page::Part& part = p.rows.part;
-    if (p.as == StagedAs::kCodes) {
+    if constexpr (kCodes) {
       uint2 bytes;
       float scale = params.scale;
       if (p.has_codes) {
@@ -46,7 +48,7 @@ struct StagedOut {
     if (live && row >= 0) store_values(DType::kFloat16, p.rows.out, place(row, head, chunk), x);
   }
   __device__ __forceinline__ void zero(std::int64_t row, int head, int chunk) const {
-    if (p.as == StagedAs::kCodes) {
+    if constexpr (kCodes) {
       *reinterpret_cast<uint2*>(static_cast<std::uint8_t*>(p.rows.out) + place(row, head, chunk)) = {};
     } else {
       const float none[kChunk] = {};
@@ -70,6 +72,7 @@ struct StagedOut {
     return most;
   }
   static __device__ __forceinline__ void divide(float (&x)[kChunk], float by) {
+    if (by == 1.0f) return;
     const float inverse = 1.0f / by;
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) x[i] *= inverse;
@@ -85,33 +88,25 @@ struct StagedOut {
   }
 };
 
-struct StagePair {
-  StageParams of[2];
-};
-
-template <DType kType, bool kAsymmetric>
+template <DType kType, bool kAsymmetric, bool kCodes>
 __global__ void __launch_bounds__(kDequantizeWarps * 32, kCtas)
-    stage(const __grid_constant__ StagePair pair) {
+    stage(const __grid_constant__ StageParams params) {
   __shared__ DequantizeShared shared;
-  const StageParams& p = pair.of[blockIdx.y];
-  Dequantizer<kType, kAsymmetric, false, StagedOut>(p.rows, shared, {p}).run();
+  Dequantizer<kType, kAsymmetric, false, StagedOut<kCodes>>(params.rows, shared, {params}).run();
 }
 
-template <DType kType, bool kAsymmetric>
+template <bool kCodes, DType kType, bool kAsymmetric>
 const void* kernel_of(codec::Codec<kType, kAsymmetric>) {
-  return reinterpret_cast<const void*>(&stage<kType, kAsymmetric>);
+  return reinterpret_cast<const void*>(&stage<kType, kAsymmetric, kCodes>);
 }
 
 }  // namespace
 
-int launch_stage(const StageParams& k, const StageParams& v, void* stream) {
-  const auto kernel = [](const StageParams& p) {
-    return codec::with_codec(p.rows.part.format, [](auto codec) { return kernel_of(codec); });
-  };
-  const StagePair pair{{k, v}}, only_v{{v, v}};
-  if (kernel(k) == kernel(v)) return launch_over_tiles(kernel(k), k.rows, &pair, kCtas, 2, stream);
-  const int status = launch_over_tiles(kernel(k), k.rows, &pair, kCtas, 1, stream);
-  return status != cudaSuccess ? status : launch_over_tiles(kernel(v), v.rows, &only_v, kCtas, 1, stream);
+int launch_stage(const StageParams& params, void* stream) {
+  const void* kernel = codec::with_codec(params.rows.part.format, [&](auto codec) {
+    return params.as == StagedAs::kCodes ? kernel_of<true>(codec) : kernel_of<false>(codec);
+  });
+  return launch_over_tiles(kernel, params.rows, &params, kCtas, stream);
 }
 
 }  // namespace halftone::cuda

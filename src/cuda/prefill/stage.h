@@ -19,7 +19,7 @@ struct StageParams {
   bool has_codes;  // the cache's own codes and scales are taken
 };
 
-/// K and V, by one launch where they are stored alike. cudaError_t as int.
-int launch_stage(const StageParams& k, const StageParams& v, void* stream);
+/// cudaError_t as int.
+int launch_stage(const StageParams& params, void* stream);
 
 }  // namespace halftone::cuda
