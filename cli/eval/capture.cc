@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstring>
 #include <map>
@@ -95,11 +96,22 @@ void check_layer(const SafetensorsReader& file, AxisOrder order, CapturedLayer& 
             other ? fmt::format("; try --layout {}", order == AxisOrder::kTokensHeadsDim ? "htd" : "thd")
                   : ""));
   }
+  layer.half_precision = layer.q->dtype == DType::kFloat16;
   layer.queries = q.tokens;
   layer.q_heads = static_cast<int>(q.heads);
 }
 
 }  // namespace
+
+int CapturedLayer::number() const {
+  if (label.empty()) return 0;
+  const std::size_t dot = label.rfind('.');
+  const char* first = label.data() + (dot == std::string::npos ? 0 : dot + 1);
+  const char* last = label.data() + label.size();
+  int value = 0;
+  const auto [end, error] = std::from_chars(first, last, value);
+  return error == std::errc() && end == last && value >= 0 ? value : -1;
+}
 
 AxisOrder parse_axis_order(std::string_view text) {
   if (text == "thd") return AxisOrder::kTokensHeadsDim;

@@ -31,7 +31,10 @@ struct CapturedLayer {
   int kv_heads = 0;
   int head_dim = 0;
   int v_dim = 0;
+  bool half_precision = false;  ///< q is F16
 
+  /// The number at the end of the label, 0 of plain q, k, v; -1 when there is none.
+  int number() const;
   std::string name() const { return label.empty() ? "q, k, v" : label; }
 };
 

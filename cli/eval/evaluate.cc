@@ -140,14 +140,20 @@ AttentionRun run_attention(const LoadedLayer& layer, const EvalOptions& options,
   return result;
 }
 
-LayerResult measure(const LoadedLayer& layer, const EvalOptions& options, const FormatChoice& choice) {
+LayerResult measure(const LoadedLayer& layer, const EvalOptions& options, const LayerChoice& stored) {
   const CapturedLayer& shape = layer.shape;
-  OwnedCache cache(choice.spec(shape.kv_heads, shape.head_dim, shape.v_dim, options.page_size), 1,
+  OwnedCache cache(stored.choice.spec(shape.kv_heads, shape.head_dim, shape.v_dim, options.page_size), 1,
                    shape.tokens);
-  cache.calibrate(layer.k.view(), layer.v.view());
+  const bool given = !stored.scales.k_scale.empty() || !stored.scales.v_scale.empty();
+  if (given) {
+    cache.set_scales(stored.scales);
+  } else {
+    cache.calibrate(layer.k.view(), layer.v.view());
+  }
   cache.append(0, layer.k.view(), layer.v.view());
 
   LayerResult result;
+  result.scales = cache.scales();
   result.bytes_per_token = bytes_per_token(cache.spec);
   result.compression = 2.0 * shape.kv_heads * (shape.head_dim + shape.v_dim) / result.bytes_per_token;
   const Tensor k(DType::kFloat32, {shape.tokens, shape.kv_heads, shape.head_dim});
@@ -156,11 +162,11 @@ LayerResult measure(const LoadedLayer& layer, const EvalOptions& options, const 
   result.k_snr = snr_db(layer.k_values, k.as<float>());
   result.v_snr = snr_db(layer.v_values, v.as<float>());
 
-  const AttentionRun prefill = run_attention(layer, options, cache, shape.queries, 3);
+  const AttentionRun prefill = run_attention(layer, options, cache, shape.queries, options.timed ? 3 : 1);
   result.output = compare_output(layer.truth.out, prefill.out.as<float>(), shape.q_heads, shape.v_dim);
   result.lse_error = largest_difference(layer.truth.lse, prefill.lse.as<float>());
   result.prefill_us = prefill.us;
-  result.decode_us = run_attention(layer, options, cache, 1, 12).us;
+  if (options.timed) result.decode_us = run_attention(layer, options, cache, 1, 12).us;
   return result;
 }
 
@@ -298,6 +304,12 @@ void choose_formats(const std::vector<CapturedLayer>& layers, EvalReport& report
 
 }  // namespace
 
+std::vector<CapturedLayer> layers_of(const std::string& path, const EvalOptions& options) {
+  std::vector<CapturedLayer> layers = select_layers(SafetensorsReader(path), options);
+  for (CapturedLayer& layer : layers) layer.q = layer.k = layer.v = nullptr;
+  return layers;
+}
+
 EvalReport evaluate(const std::string& path, const EvalOptions& options, Terminal& terminal) {
   const SafetensorsReader file(path);
   const std::vector<CapturedLayer> layers = select_layers(file, options);
@@ -315,7 +327,7 @@ EvalReport evaluate(const std::string& path, const EvalOptions& options, Termina
       report.bf16_rounding = std::max(report.bf16_rounding, report.layers.back().bf16_rounding);
       for (FormatResult& format : report.formats) {
         progress.step(captured.name() + ": " + format.choice.name);
-        format.layers.push_back(measure(layer, options, format.choice));
+        format.layers.push_back(measure(layer, options, {format.choice, {}}));
       }
     }
   }
@@ -327,6 +339,19 @@ EvalReport evaluate(const std::string& path, const EvalOptions& options, Termina
   mark_pareto(report.formats);
   report.conclusion = conclude(report);
   return report;
+}
+
+std::vector<LayerResult> evaluate_choices(const std::string& path, const EvalOptions& options,
+                                          const std::vector<LayerChoice>& choices, Terminal& terminal) {
+  const SafetensorsReader file(path);
+  const std::vector<CapturedLayer> layers = select_layers(file, options);
+  std::vector<LayerResult> results;
+  Progress progress(terminal, static_cast<std::int64_t>(layers.size()));
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    progress.step(layers[i].name() + ": " + choices.at(i).choice.name);
+    results.push_back(measure(load_layer(file, layers[i], options), options, choices[i]));
+  }
+  return results;
 }
 
 }  // namespace halftone::cli

@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "cli/commands/format_choice.h"
+#include "cli/report/svg.h"
 #include "reference/cache.h"
 #include "reference/oracle.h"
 #include "tests/cli/cli_support.h"
@@ -243,6 +244,49 @@ TEST_F(EvalTest, HtmlIsSelfContained) {
       EXPECT_NE(html.find(">" + std::string(named.name) + "<"), std::string::npos) << named.name;
     }
   }
+}
+
+// The int4 formats of the shipped capture, which stand close together at the plot's edge.
+TEST(PlotTest, LabelsLieBesideTheirMarks) {
+  const std::vector<Point> marks = {{184, 531}, {184, 555}, {215, 550}, {273, 564},
+                                    {273, 572}, {421, 597}, {421, 593}};
+  std::vector<Anchor> anchors;
+  for (const Point& at : marks) anchors.push_back({at, 6.5, 110});
+  const Box bounds{122, 490, 848, 430};
+  const std::vector<Box> boxes = place_labels(anchors, 15, bounds, {});
+  ASSERT_EQ(boxes.size(), marks.size());
+  for (std::size_t i = 0; i < boxes.size(); ++i) {
+    const Point near = nearest_point(boxes[i], marks[i]);
+    EXPECT_LE(std::hypot(near.x - marks[i].x, near.y - marks[i].y), 6.5 + 20) << i;
+    for (std::size_t j = 0; j < boxes.size(); ++j) {
+      EXPECT_FALSE(i != j && boxes[i].overlaps(boxes[j])) << i << " and " << j;
+      EXPECT_FALSE(boxes[i].overlaps({marks[j].x - 6.5, marks[j].y - 6.5, 13, 13})) << i << " and mark " << j;
+    }
+    EXPECT_GE(boxes[i].x, bounds.x);
+  }
+}
+
+TEST_F(EvalTest, PlotsFitNarrowPages) {
+  const Result result = run({"eval", write_capture(1), "--formats", "bf16,int8-head", "--html", "-"});
+  EXPECT_EQ(result.out.find("min-width: 640px"), std::string::npos);  // a phone would show two thirds
+}
+
+TEST_F(EvalTest, HtmlSaysWhatATokenTakes) {
+  const auto page = [&](std::vector<std::string> more) {
+    more.insert(more.begin(),
+                {"eval", write_capture(2), "--formats", "bf16", "--max-error", "1", "--html", "-"});
+    return run(more).out;
+  };
+  const std::string plain = page({});
+  EXPECT_NE(plain.find("<b>1024 bytes</b><span>per token in the 2 captured layers; bf16: 1024</span>"),
+            std::string::npos);
+  EXPECT_NE(plain.find("<b>976.6 MiB</b><span>for 1M tokens; bf16: 976.6 MiB</span>"), std::string::npos);
+  EXPECT_EQ(plain.find("32,768"), std::string::npos);
+  const std::string model = page({"--model-layers", "32", "--memory", "16384KB"});
+  EXPECT_NE(model.find("<b>16384 bytes</b><span>per token in 32 layers like the 2 captured"),
+            std::string::npos);
+  EXPECT_NE(model.find("<b>1.00 k tokens</b><span>fit into 16384KB; bf16: 1.00 k</span>"), std::string::npos);
+  EXPECT_NE(model.find("<td>1.00 k</td>"), std::string::npos);
 }
 
 TEST_F(EvalTest, HtmlEscapesNames) {
