@@ -83,7 +83,6 @@ def test_recipes_of_other_models(llama, recipe_of, tmp_path):
 def test_what_is_measured(model):
     """KL as the tests of generation compute it; perplexity as the loss of the model itself."""
     ids = models.prompt(1, 100, seed=5)
-    model.set_attn_implementation("sdpa")  # would leave out Gemma's softcap
     report = measure(model, ids[0], {"exact": "fp16", "coarse": "int4-row"}, chunk=16)
     assert report.tokens == 100
     model.set_attn_implementation("eager")
