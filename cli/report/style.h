@@ -20,10 +20,10 @@ p { margin: 6px 0 10px; max-width: 78ch; } .sub, .soft { color: var(--soft); }
 .sub { margin-bottom: 22px; } code { font: 13px ui-monospace, "DejaVu Sans Mono", monospace; }
 .answer { background: var(--mark); border-left: 4px solid var(--accent); border-radius: 6px; padding: 14px 18px; margin: 0 0 16px; }
 .answer p { margin: 0; font-size: 17px; line-height: 1.45; max-width: none; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(170px, 1fr)); gap: 12px; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(126px, 1fr)); gap: 12px; }
 .tile, figure { background: var(--panel); border: 1px solid var(--faint); border-radius: 8px; }
-.tile { padding: 12px 16px; } .tile b { display: block; font-size: 22px; line-height: 1.3; font-variant-numeric: tabular-nums; }
-.tile span { color: var(--soft); font-size: 13px; }
+.tile { padding: 12px 14px; } .tile b { display: block; font-size: 19px; line-height: 1.3; font-variant-numeric: tabular-nums; }
+.tile span { display: block; color: var(--soft); font-size: 13px; line-height: 1.35; }
 figure { margin: 10px 0 14px; padding: 12px 14px; overflow-x: auto; } figcaption { color: var(--soft); font-size: 13.5px; max-width: 88ch; }
 svg { width: 100%; height: auto; display: block; font-family: inherit; }
 ul { margin: 6px 0; padding-left: 20px; max-width: 80ch; } li { margin: 4px 0; }
