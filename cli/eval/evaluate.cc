@@ -73,9 +73,19 @@ LoadedLayer load_layer(const SafetensorsReader& file, const CapturedLayer& captu
   return layer;
 }
 
-LayerReport describe_layer(const LoadedLayer& layer) {
+/// The options for a layer: where they leave attention open, the file says how it is.
+EvalOptions options_for(const SafetensorsReader& file, const CapturedLayer& layer, EvalOptions options) {
+  const LayerAttention own = attention_of(file, layer);
+  if (options.scale == 0) options.scale = own.scale;
+  if (options.softcap == 0) options.softcap = own.softcap;
+  if (options.window < 0) options.window = own.window;
+  return options;
+}
+
+LayerReport describe_layer(const LoadedLayer& layer, const EvalOptions& options) {
   LayerReport report;
   report.shape = layer.shape;
+  report.attention = {options.scale, options.softcap, options.window};
   report.shape.q = report.shape.k = report.shape.v = nullptr;
   std::vector<float> rounded;
   rounded.reserve(layer.truth.out.size());
@@ -322,12 +332,13 @@ EvalReport evaluate(const std::string& path, const EvalOptions& options, Termina
     Progress progress(terminal, static_cast<std::int64_t>(layers.size() * (report.formats.size() + 1)));
     for (const CapturedLayer& captured : layers) {
       progress.step(captured.name() + ": exact attention");
-      const LoadedLayer layer = load_layer(file, captured, options);
-      report.layers.push_back(describe_layer(layer));
+      const EvalOptions own = options_for(file, captured, options);
+      const LoadedLayer layer = load_layer(file, captured, own);
+      report.layers.push_back(describe_layer(layer, own));
       report.bf16_rounding = std::max(report.bf16_rounding, report.layers.back().bf16_rounding);
       for (FormatResult& format : report.formats) {
         progress.step(captured.name() + ": " + format.choice.name);
-        format.layers.push_back(measure(layer, options, {format.choice, {}}));
+        format.layers.push_back(measure(layer, own, {format.choice, {}}));
       }
     }
   }
@@ -349,7 +360,8 @@ std::vector<LayerResult> evaluate_choices(const std::string& path, const EvalOpt
   Progress progress(terminal, static_cast<std::int64_t>(layers.size()));
   for (std::size_t i = 0; i < layers.size(); ++i) {
     progress.step(layers[i].name() + ": " + choices.at(i).choice.name);
-    results.push_back(measure(load_layer(file, layers[i], options), options, choices[i]));
+    const EvalOptions own = options_for(file, layers[i], options);
+    results.push_back(measure(load_layer(file, layers[i], own), own, choices[i]));
   }
   return results;
 }

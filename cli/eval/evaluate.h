@@ -22,9 +22,9 @@ struct EvalOptions {
   std::int64_t tokens = 0;          ///< use the first tokens only; 0: all
   std::int64_t max_queries = 2048;  ///< judge the last queries only; the oracle's time is queries x tokens
   std::vector<int> layers;          ///< positions of the layers to use; empty: all
-  double scale = 0;                 ///< of the logits; 0: 1/sqrt(head_dim)
-  double softcap = 0;               ///< 0: none
-  int window = -1;                  ///< keys to the left that a query sees; -1: all
+  double scale = 0;                 ///< of the logits; 0: what the file says, else 1/sqrt(head_dim)
+  double softcap = 0;               ///< 0: what the file says, else none
+  int window = -1;                  ///< keys to the left that a query sees; -1: what the file says, else all
   bool timed = true;                ///< measure times, too
   double max_error = 0.02;          ///< limit of the conclusion: relative output error of the worst layer
 };
@@ -67,6 +67,7 @@ struct FormatResult {
 
 struct LayerReport {
   CapturedLayer shape;       ///< tensors are not valid after the file is closed
+  LayerAttention attention;  ///< that was computed
   double bf16_rounding = 0;  ///< error of rounding the exact output to bf16, nothing else
   ChannelStats k_channels;
   ChannelStats k_channels_rotated;

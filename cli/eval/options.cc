@@ -19,9 +19,15 @@ void add_capture_options(CLI::App& command, EvalLine& line, const std::string& f
   command.add_option("--layout", line.layout, "Axes of the tensors: thd or htd")
       ->type_name("AXES")
       ->capture_default_str();
-  command.add_option("--scale", options.scale, "Logit scale (default: 1/sqrt(head_dim))")->check(positive());
-  command.add_option("--softcap", options.softcap, "Logit softcap, as in Gemma 2")->check(positive());
-  command.add_option("--window", options.window, "Sliding window: keys to the left of a query")
+  command
+      .add_option("--scale", options.scale, "Logit scale (default: as the file says, else 1/sqrt(head_dim))")
+      ->check(positive());
+  command
+      .add_option("--softcap", options.softcap, "Logit softcap, as in Gemma 2 (default: as the file says)")
+      ->check(positive());
+  command
+      .add_option("--window", options.window,
+                  "Sliding window: keys to the left of a query (default: as the file says)")
       ->check(between(0, 1 << 30));
   command.add_option("--threads", line.threads, "CPU threads (default: OMP_NUM_THREADS or all)")
       ->check(between(1, 1024));

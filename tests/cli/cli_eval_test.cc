@@ -3,7 +3,6 @@
 #include <numeric>
 
 #include "cli/commands/format_choice.h"
-#include "cli/report/svg.h"
 #include "reference/cache.h"
 #include "reference/oracle.h"
 #include "tests/cli/cli_support.h"
@@ -246,26 +245,6 @@ TEST_F(EvalTest, HtmlIsSelfContained) {
   }
 }
 
-// The int4 formats of the shipped capture, which stand close together at the plot's edge.
-TEST(PlotTest, LabelsLieBesideTheirMarks) {
-  const std::vector<Point> marks = {{184, 531}, {184, 555}, {215, 550}, {273, 564},
-                                    {273, 572}, {421, 597}, {421, 593}};
-  std::vector<Anchor> anchors;
-  for (const Point& at : marks) anchors.push_back({at, 6.5, 110});
-  const Box bounds{122, 490, 848, 430};
-  const std::vector<Box> boxes = place_labels(anchors, 15, bounds, {});
-  ASSERT_EQ(boxes.size(), marks.size());
-  for (std::size_t i = 0; i < boxes.size(); ++i) {
-    const Point near = nearest_point(boxes[i], marks[i]);
-    EXPECT_LE(std::hypot(near.x - marks[i].x, near.y - marks[i].y), 6.5 + 20) << i;
-    for (std::size_t j = 0; j < boxes.size(); ++j) {
-      EXPECT_FALSE(i != j && boxes[i].overlaps(boxes[j])) << i << " and " << j;
-      EXPECT_FALSE(boxes[i].overlaps({marks[j].x - 6.5, marks[j].y - 6.5, 13, 13})) << i << " and mark " << j;
-    }
-    EXPECT_GE(boxes[i].x, bounds.x);
-  }
-}
-
 TEST_F(EvalTest, PlotsFitNarrowPages) {
   const Result result = run({"eval", write_capture(1), "--formats", "bf16,int8-head", "--html", "-"});
   EXPECT_EQ(result.out.find("min-width: 640px"), std::string::npos);  // a phone would show two thirds
@@ -376,6 +355,27 @@ TEST_F(EvalTest, OptionsReachAttention) {
   EXPECT_NE(error({"--window", "5"}), plain);
   EXPECT_EQ(error({"--scale", "0.125"}), plain);  // 1/sqrt(64)
   EXPECT_EQ(error({"--window", "1000"}), plain);
+}
+
+TEST_F(EvalTest, TheFileSaysHowALayerAttends) {
+  const auto errors = [&](const std::string& attention, std::vector<std::string> more) {
+    write_file(path("c.safetensors"), capture(2), {{"attention", attention}});
+    more.insert(more.begin(), {path("c.safetensors"), "--formats", "int4-row"});
+    const json layers = evaluate(more)["formats"][0]["layers"];
+    return std::pair(layers[0]["error"].get<double>(), layers[1]["error"].get<double>());
+  };
+  const auto plain = errors("{}", {});
+  const auto [first, second] =
+      errors(R"({"1": {"scaling": 0.01, "softcap": 5, "sliding_window": 6}, "0": {}})", {});
+  EXPECT_EQ(first, plain.first);
+  EXPECT_EQ(second, errors("{}", {"--scale", "0.01", "--softcap", "5", "--window", "5"}).second);
+  EXPECT_NE(second, plain.second);
+  // An option that is given counts; what is no description of attention does not.
+  EXPECT_EQ(errors(R"({"0": {"sliding_window": 6}})", {"--window", "1000"}), plain);
+  for (const char* other :
+       {"eager", "[1]", R"({"0": 7, "1": {"scaling": -1, "sliding_window": "6", "softcap": 0}})"}) {
+    EXPECT_EQ(errors(other, {}), plain) << other;
+  }
 }
 
 TEST_F(EvalTest, OutputsThatAreNotFiniteAreTheWorst) {

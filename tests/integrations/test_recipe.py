@@ -106,6 +106,16 @@ def test_the_model_is_as_it_was(llama):
         measure(llama, [5], {"a": "bf16"})
 
 
+def test_layers_with_a_window_of_their_own(recipe_of):
+    """Gemma 2, whose layers differ in their attention: the recipe is for all of them, and HalftoneCache takes it."""
+    gemma = models.make(models.gemma2)
+    path = recipe_of(gemma, "--error", "3%")
+    recipe, ids = ht.load_recipe(path), models.prompt(1, 80, seed=4)[0]
+    assert list(recipe.layers) == [0, 1] and 0 < recipe.error <= 0.03
+    report = measure(gemma, ids, {"recipe": path, "int4-row": "int4-row"}, chunk=32)
+    assert report.rows["recipe"].kl < report.rows["int4-row"].kl
+
+
 def test_more_bytes_diverge_less(llama, recipe_of):
     ids = models.prompt(1, 200, seed=8)[0]
     found = []

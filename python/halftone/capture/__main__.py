@@ -64,20 +64,10 @@ def parser() -> argparse.ArgumentParser:
 
 def report(summary: Summary, path: str) -> str:
     """What was written, and the command that evaluates it."""
-    names = {"scaling": "--scale", "softcap": "--softcap", "sliding_window": "--window"}
-    each = [summary.options[layer] for layer in summary.layers]
-    lines = [f"Wrote {path}: {len(summary.layers)} layers, {summary.tokens} tokens, {summary.data_bytes / 1e6:.1f} MB."]
-    if all(own == each[0] for own in each):
-        # halftone eval counts the keys before the query, transformers the query's own as well.
-        values = {name: value - 1 if name == "sliding_window" else value for name, value in each[0].items()}
-        options = "".join(f" {names[name]} {value:g}" for name, value in values.items())
-        lines.append(f"Next: halftone eval {path}{options} --html report.html")
-    else:
-        lines.append(
-            "Layers differ in scale, softcap or sliding window: see 'attention' in the file's metadata, and capture "
-            "those that agree with --layers."
-        )
-    return "\n".join(lines)
+    return (
+        f"Wrote {path}: {len(summary.layers)} layers, {summary.tokens} tokens, {summary.data_bytes / 1e6:.1f} MB.\n"
+        f"Next: halftone eval {path} --html report.html"
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:
