@@ -13,8 +13,8 @@ if [[ -z "$browser" ]]; then
   exit 1
 fi
 mkdir -p docs/images build
-"$halftone" eval data/llama-tiny-capture.safetensors --html build/picture.html >/dev/null
-"$browser" --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=1040,1010 \
+"$halftone" eval data/llama-tiny-capture.safetensors --memory 80GB --html build/picture.html >/dev/null
+"$browser" --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=1040,1070 \
   --screenshot=docs/images/report.png "file://$PWD/build/picture.html" 2>/dev/null
 python3 - <<'PLOT'
 import json

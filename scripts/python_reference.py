@@ -19,6 +19,7 @@ PAGE = pathlib.Path(__file__).parents[1] / "docs/python.md"
 SECTIONS = {
     "Formats and geometry": [ht.KVFormat, ht.KVCacheSpec, ht.KVSpan, ht.KVTensors],
     "The cache": [ht.PagedKVCache, ht.LayeredKVCache, ht.Rope, ht.dequantize, cache_io.save, cache_io.load],
+    "Formats of a model's layers": [ht.load_recipe, ht.Recipe, ht.RecipeLayer],
     "Attention": [ht.plan, ht.Plan, ht.schedule, ht.Schedule, ht.attend, ht.attend_listed, ht.merge],
     "Scales and foreign rows": [ht.calibrate, ht.import_fbgemm_int4, ht.export_fbgemm_int4],
 }
@@ -35,6 +36,7 @@ SOURCES = [
         ],
     ),
     ("Captures", "capture", [("capture/__init__.py", ()), ("capture/run.py", ("capture", "Summary"))]),
+    ("Recipes", "recipe", [("recipe/__init__.py", ()), ("recipe/quality.py", ("measure", "Report", "Quality"))]),
 ]
 INTRO = """# Python
 

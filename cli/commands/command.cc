@@ -22,6 +22,7 @@ constexpr const char* kAbout =
 constexpr const char* kFooter =
     "Start here:\n"
     "  halftone eval capture.safetensors --html report.html   which format is good enough for my model?\n"
+    "  halftone recipe capture.safetensors --error 2%         which format for which layer?\n"
     "  halftone formats                                       what formats are there?\n"
     "  halftone doctor                                        what does this machine offer?\n"
     "  halftone <command> --help                              options and examples of a command\n\n"
@@ -90,6 +91,7 @@ int run_command(int argc, const char* const* argv, Terminal terminal) {
   formatter->column_width(30);
   app.formatter(formatter);
   add_eval(app, terminal);
+  add_recipe(app, terminal);
   add_formats(app, terminal);
   add_quantize(app, terminal);
   add_dequantize(app, terminal);

@@ -13,6 +13,7 @@ namespace halftone::cli {
 int run_command(int argc, const char* const* argv, Terminal terminal);
 
 void add_eval(CLI::App& app, Terminal& terminal);
+void add_recipe(CLI::App& app, Terminal& terminal);
 void add_quantize(CLI::App& app, Terminal& terminal);
 void add_dequantize(CLI::App& app, Terminal& terminal);
 void add_bench(CLI::App& app, Terminal& terminal);

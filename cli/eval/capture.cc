@@ -3,9 +3,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstring>
 #include <map>
+#include <nlohmann/json.hpp>
 
 #include "cli/terminal/terminal.h"
 #include "cli/terminal/text.h"
@@ -95,11 +97,42 @@ void check_layer(const SafetensorsReader& file, AxisOrder order, CapturedLayer& 
             other ? fmt::format("; try --layout {}", order == AxisOrder::kTokensHeadsDim ? "htd" : "thd")
                   : ""));
   }
+  layer.half_precision = layer.q->dtype == DType::kFloat16;
   layer.queries = q.tokens;
   layer.q_heads = static_cast<int>(q.heads);
 }
 
 }  // namespace
+
+int CapturedLayer::number() const {
+  if (label.empty()) return 0;
+  const std::size_t dot = label.rfind('.');
+  const char* first = label.data() + (dot == std::string::npos ? 0 : dot + 1);
+  const char* last = label.data() + label.size();
+  int value = 0;
+  const auto [end, error] = std::from_chars(first, last, value);
+  return error == std::errc() && end == last && value >= 0 ? value : -1;
+}
+
+LayerAttention attention_of(const SafetensorsReader& file, const CapturedLayer& layer) {
+  LayerAttention attention;
+  const auto text = file.metadata().find("attention");
+  if (text == file.metadata().end()) return attention;
+  const auto all = nlohmann::json::parse(text->second, nullptr, false);
+  const std::string number = std::to_string(layer.number());
+  if (!all.is_object() || !all.contains(number) || !all[number].is_object())
+    return attention;  // another's key
+  const auto positive = [&](const char* name) {
+    const auto found = all[number].find(name);
+    const double value = found != all[number].end() && found->is_number() ? found->get<double>() : 0;
+    return std::isfinite(value) && value > 0 && value < 1 << 30 ? value : 0;
+  };
+  attention.scale = positive("scaling");
+  attention.softcap = positive("softcap");
+  if (const double window = positive("sliding_window"); window >= 1)
+    attention.window = static_cast<int>(window) - 1;
+  return attention;
+}
 
 AxisOrder parse_axis_order(std::string_view text) {
   if (text == "thd") return AxisOrder::kTokensHeadsDim;

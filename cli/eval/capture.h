@@ -31,9 +31,23 @@ struct CapturedLayer {
   int kv_heads = 0;
   int head_dim = 0;
   int v_dim = 0;
+  bool half_precision = false;  ///< q is F16
 
+  /// The number at the end of the label, 0 of plain q, k, v; -1 when there is none.
+  int number() const;
   std::string name() const { return label.empty() ? "q, k, v" : label; }
 };
+
+/// How a layer's attention differs from softmax(Q K^T / sqrt(head_dim)) V with a causal mask.
+struct LayerAttention {
+  double scale = 0;    ///< of the logits; 0: 1/sqrt(head_dim)
+  double softcap = 0;  ///< 0: none
+  int window = -1;     ///< keys to the left that a query sees; -1: all
+};
+
+/// What the file's metadata says of a layer, as `python -m halftone.capture` writes it: "attention", a JSON
+/// object with "scaling", "softcap" and "sliding_window" (with the query's own key) by the layer's number.
+LayerAttention attention_of(const SafetensorsReader& file, const CapturedLayer& layer);
 
 /// How tensors must be named; for help texts.
 std::string_view naming_help();

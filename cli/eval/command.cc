@@ -9,24 +9,22 @@
 
 #include "cli/bench/problem.h"
 #include "cli/commands/command.h"
-#include "cli/eval/evaluate.h"
+#include "cli/eval/options.h"
 #include "cli/files/outputs.h"
 #include "cli/host/host.h"
+#include "cli/recipe/check.h"
+#include "cli/report/extras.h"
 #include "cli/terminal/table.h"
 #include "cli/terminal/text.h"
 
 namespace halftone::cli {
 namespace {
 
-struct CommandLine {
-  std::string file;
-  std::string formats;
-  std::string layout = "thd";
+struct CommandLine : EvalLine {
   std::string arithmetic = "16-bit";
   std::string json, html;
   bool per_layer = false;
-  int threads = 0;
-  EvalOptions options;
+  ExtraOptions extras;
 };
 
 /// What one line of the table says, for all layers together or for one.
@@ -131,21 +129,31 @@ void print_text(Terminal& terminal, const EvalReport& report, const CommandLine&
 }
 
 void run_eval(CommandLine& line, Terminal& terminal) {
-  line.options.order = parse_axis_order(line.layout);
+  finish_capture_options(line);
   line.options.arithmetic = parse_arithmetic_option(line.arithmetic);
-  if (!line.formats.empty()) line.options.formats = parse_choices(line.formats, "--formats");
   check_page_size(line.options.page_size, "--page-size");
   if (line.json == "-" && line.html == "-")
     throw UsageError("--json and --html are both -: name a file for one.");
   check_outputs({"the input", line.file}, {{"--json", line.json}, {"--html", line.html}});
-  if (line.threads > 0) omp_set_num_threads(line.threads);
+  const std::vector<CapturedLayer> layers = layers_of(line.file, line.options);
+  ReportExtras extras = read_extras(line.extras, layers);
+  const bool has_recipe = !line.extras.recipe.empty();
+  if (has_recipe) extras.recipe = read_recipe(line.extras.recipe, layers);
   const EvalReport report = evaluate(line.file, line.options, terminal);
+  if (has_recipe) measure_recipe(*extras.recipe, line.file, line.options, layers, terminal);
   if (!line.json.empty()) {
+    nlohmann::ordered_json json = to_json(report);
+    if (has_recipe) json["recipe"] = to_json(*extras.recipe);
     write_output(terminal, line.json,
-                 to_json(report).dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+                 json.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
   }
-  if (!line.html.empty()) write_output(terminal, line.html, to_html(report));
-  if (line.json != "-" && line.html != "-") print_text(terminal, report, line);
+  if (!line.html.empty()) write_output(terminal, line.html, to_html(report, extras));
+  if (line.json == "-" || line.html == "-") return;
+  print_text(terminal, report, line);
+  if (has_recipe) {
+    fmt::print(terminal.out, "\n");
+    print_recipe(terminal, *extras.recipe);
+  }
 }
 
 nlohmann::ordered_json number_or_text(double value) {
@@ -210,6 +218,9 @@ nlohmann::ordered_json to_json(const EvalReport& report) {
                               {"kv_heads", l.shape.kv_heads},
                               {"head_dim", l.shape.head_dim},
                               {"v_head_dim", l.shape.v_dim},
+                              {"scale", l.attention.scale},
+                              {"softcap", l.attention.softcap},
+                              {"window", l.attention.window},
                               {"bf16_rounding_error", number_or_text(l.bf16_rounding)},
                               {"k_outlier_ratio", l.k_channels.outlier_ratio},
                               {"k_outlier_ratio_rotated", l.k_channels_rotated.outlier_ratio},
@@ -256,13 +267,7 @@ void add_eval(CLI::App& app, Terminal& terminal) {
   auto line = std::make_shared<CommandLine>();
   EvalOptions& options = line->options;
   command->footer(std::string("Input:\n") + std::string(naming_help()) + kFooterExamples);
-  command->add_option("file", line->file, "Capture: q, k and v of one or more layers (.safetensors)")
-      ->type_name("")
-      ->required();
-  command
-      ->add_option("-f,--formats", line->formats,
-                   "Comma-separated formats, K:V and +rot allowed (default: all)")
-      ->type_name("FORMATS");
+  add_capture_options(*command, *line, "Comma-separated formats, K:V and +rot allowed (default: all)");
   command->add_option("--max-error", options.max_error, "Output error that the conclusion tolerates")
       ->check(positive())
       ->capture_default_str();
@@ -273,23 +278,13 @@ void add_eval(CLI::App& app, Terminal& terminal) {
   command->add_option("--layers", options.layers, "Use these layers only, counted from 0: 0,3,7")
       ->type_name("N,...")
       ->delimiter(',');
-  command->add_option("--tokens", options.tokens, "Use the first tokens only")->check(between(1, 1 << 30));
-  command->add_option("--max-queries", options.max_queries, "Judge the last queries only")
-      ->check(between(1, 1 << 30))
-      ->capture_default_str();
-  command->add_option("--layout", line->layout, "Axes of the tensors: thd or htd")
-      ->type_name("AXES")
-      ->capture_default_str();
-  command->add_option("--scale", options.scale, "Logit scale (default: 1/sqrt(head_dim))")->check(positive());
-  command->add_option("--softcap", options.softcap, "Logit softcap, as in Gemma 2")->check(positive());
-  command->add_option("--window", options.window, "Sliding window: keys to the left of a query")
-      ->check(between(0, 1 << 30));
   command->add_option("--arithmetic", line->arithmetic, "16-bit, half_int8, full_int8 or fp8")
       ->type_name("NAME")
       ->capture_default_str();
   command->add_option("--page-size", options.page_size, "Tokens per page")->capture_default_str();
-  command->add_option("--threads", line->threads, "CPU threads (default: OMP_NUM_THREADS or all)")
-      ->check(between(1, 1024));
+  command->add_option("--recipe", line->extras.recipe, "Measure a recipe of `halftone recipe`, too")
+      ->type_name("FILE");
+  add_extra_options(*command, line->extras);
   command->callback([line, &terminal] { run_eval(*line, terminal); });
 }
 

@@ -73,9 +73,19 @@ LoadedLayer load_layer(const SafetensorsReader& file, const CapturedLayer& captu
   return layer;
 }
 
-LayerReport describe_layer(const LoadedLayer& layer) {
+/// The options for a layer: where they leave attention open, the file says how it is.
+EvalOptions options_for(const SafetensorsReader& file, const CapturedLayer& layer, EvalOptions options) {
+  const LayerAttention own = attention_of(file, layer);
+  if (options.scale == 0) options.scale = own.scale;
+  if (options.softcap == 0) options.softcap = own.softcap;
+  if (options.window < 0) options.window = own.window;
+  return options;
+}
+
+LayerReport describe_layer(const LoadedLayer& layer, const EvalOptions& options) {
   LayerReport report;
   report.shape = layer.shape;
+  report.attention = {options.scale, options.softcap, options.window};
   report.shape.q = report.shape.k = report.shape.v = nullptr;
   std::vector<float> rounded;
   rounded.reserve(layer.truth.out.size());
@@ -141,14 +151,20 @@ AttentionRun run_attention(const LoadedLayer& layer, const EvalOptions& options,
   return result;
 }
 
-LayerResult measure(const LoadedLayer& layer, const EvalOptions& options, const FormatChoice& choice) {
+LayerResult measure(const LoadedLayer& layer, const EvalOptions& options, const LayerChoice& stored) {
   const CapturedLayer& shape = layer.shape;
-  OwnedCache cache(choice.spec(shape.kv_heads, shape.head_dim, shape.v_dim, options.page_size), 1,
+  OwnedCache cache(stored.choice.spec(shape.kv_heads, shape.head_dim, shape.v_dim, options.page_size), 1,
                    shape.tokens);
-  cache.calibrate(layer.k.view(), layer.v.view());
+  const bool given = !stored.scales.k_scale.empty() || !stored.scales.v_scale.empty();
+  if (given) {
+    cache.set_scales(stored.scales);
+  } else {
+    cache.calibrate(layer.k.view(), layer.v.view());
+  }
   cache.append(0, layer.k.view(), layer.v.view());
 
   LayerResult result;
+  result.scales = cache.scales();
   result.bytes_per_token = bytes_per_token(cache.spec);
   result.compression = 2.0 * shape.kv_heads * (shape.head_dim + shape.v_dim) / result.bytes_per_token;
   const Tensor k(DType::kFloat32, {shape.tokens, shape.kv_heads, shape.head_dim});
@@ -157,11 +173,11 @@ LayerResult measure(const LoadedLayer& layer, const EvalOptions& options, const 
   result.k_snr = snr_db(layer.k_values, k.as<float>());
   result.v_snr = snr_db(layer.v_values, v.as<float>());
 
-  const AttentionRun prefill = run_attention(layer, options, cache, shape.queries, 3);
+  const AttentionRun prefill = run_attention(layer, options, cache, shape.queries, options.timed ? 3 : 1);
   result.output = compare_output(layer.truth.out, prefill.out.as<float>(), shape.q_heads, shape.v_dim);
   result.lse_error = largest_difference(layer.truth.lse, prefill.lse.as<float>());
   result.prefill_us = prefill.us;
-  result.decode_us = run_attention(layer, options, cache, 1, 12).us;
+  if (options.timed) result.decode_us = run_attention(layer, options, cache, 1, 12).us;
   return result;
 }
 
@@ -299,6 +315,12 @@ void choose_formats(const std::vector<CapturedLayer>& layers, EvalReport& report
 
 }  // namespace
 
+std::vector<CapturedLayer> layers_of(const std::string& path, const EvalOptions& options) {
+  std::vector<CapturedLayer> layers = select_layers(SafetensorsReader(path), options);
+  for (CapturedLayer& layer : layers) layer.q = layer.k = layer.v = nullptr;
+  return layers;
+}
+
 EvalReport evaluate(const std::string& path, const EvalOptions& options, Terminal& terminal) {
   const SafetensorsReader file(path);
   const std::vector<CapturedLayer> layers = select_layers(file, options);
@@ -311,12 +333,13 @@ EvalReport evaluate(const std::string& path, const EvalOptions& options, Termina
     Progress progress(terminal, static_cast<std::int64_t>(layers.size() * (report.formats.size() + 1)));
     for (const CapturedLayer& captured : layers) {
       progress.step(captured.name() + ": exact attention");
-      const LoadedLayer layer = load_layer(file, captured, options);
-      report.layers.push_back(describe_layer(layer));
+      const EvalOptions own = options_for(file, captured, options);
+      const LoadedLayer layer = load_layer(file, captured, own);
+      report.layers.push_back(describe_layer(layer, own));
       report.bf16_rounding = std::max(report.bf16_rounding, report.layers.back().bf16_rounding);
       for (FormatResult& format : report.formats) {
         progress.step(captured.name() + ": " + format.choice.name);
-        format.layers.push_back(measure(layer, options, format.choice));
+        format.layers.push_back(measure(layer, own, {format.choice, {}}));
       }
     }
   }
@@ -328,6 +351,20 @@ EvalReport evaluate(const std::string& path, const EvalOptions& options, Termina
   mark_pareto(report.formats);
   report.conclusion = conclude(report);
   return report;
+}
+
+std::vector<LayerResult> evaluate_choices(const std::string& path, const EvalOptions& options,
+                                          const std::vector<LayerChoice>& choices, Terminal& terminal) {
+  const SafetensorsReader file(path);
+  const std::vector<CapturedLayer> layers = select_layers(file, options);
+  std::vector<LayerResult> results;
+  Progress progress(terminal, static_cast<std::int64_t>(layers.size()));
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    progress.step(layers[i].name() + ": " + choices.at(i).choice.name);
+    const EvalOptions own = options_for(file, layers[i], options);
+    results.push_back(measure(load_layer(file, layers[i], own), own, choices[i]));
+  }
+  return results;
 }
 
 }  // namespace halftone::cli

@@ -10,6 +10,7 @@
 #include "cli/commands/format_choice.h"
 #include "cli/eval/capture.h"
 #include "cli/eval/metrics.h"
+#include "cli/files/owned_cache.h"
 #include "cli/terminal/terminal.h"
 #include "halftone/attention.h"
 
@@ -22,11 +23,12 @@ struct EvalOptions {
   std::int64_t tokens = 0;          ///< use the first tokens only; 0: all
   std::int64_t max_queries = 2048;  ///< judge the last queries only; the oracle's time is queries x tokens
   std::vector<int> layers;          ///< positions of the layers to use; empty: all
-  double scale = 0;                 ///< of the logits; 0: 1/sqrt(head_dim)
-  double softcap = 0;               ///< 0: none
-  int window = -1;                  ///< keys to the left that a query sees; -1: all
+  double scale = 0;                 ///< of the logits; 0: what the file says, else 1/sqrt(head_dim)
+  double softcap = 0;               ///< 0: what the file says, else none
+  int window = -1;                  ///< keys to the left that a query sees; -1: what the file says, else all
   Arithmetic arithmetic = Arithmetic::k16Bit;  ///< of what is measured; the truth is in double precision
-  double max_error = 0.02;  ///< limit of the conclusion: relative output error of the worst layer
+  bool timed = true;                ///< measure times, too
+  double max_error = 0.02;          ///< limit of the conclusion: relative output error of the worst layer
 };
 
 /// One format on one layer, against attention in double precision on the data as captured.
@@ -39,6 +41,13 @@ struct LayerResult {
   double lse_error = 0;   ///< largest absolute error of the log-sum-exp, in nats
   double prefill_us = 0;  ///< all queries in one call; best of a few calls
   double decode_us = 0;   ///< the last query alone
+  StaticScales scales;    ///< that were used
+};
+
+/// How a layer is stored.
+struct LayerChoice {
+  FormatChoice choice;
+  StaticScales scales;  ///< of formats that have them; empty: calibrated on the layer
 };
 
 struct FormatResult {
@@ -60,6 +69,7 @@ struct FormatResult {
 
 struct LayerReport {
   CapturedLayer shape;       ///< tensors are not valid after the file is closed
+  LayerAttention attention;  ///< that was computed
   double bf16_rounding = 0;  ///< error of rounding the exact output to bf16, nothing else
   ChannelStats k_channels;
   ChannelStats k_channels_rotated;
@@ -85,14 +95,19 @@ struct EvalReport {
   double bf16_rounding = 0;  ///< largest over layers
 };
 
+/// The layers that options leave of a file, in its order; their tensors are not valid. Reads no values.
+std::vector<CapturedLayer> layers_of(const std::string& path, const EvalOptions& options);
+
 /// Throws Error on bad files and UsageError on options that do not fit them.
 EvalReport evaluate(const std::string& path, const EvalOptions& options, Terminal& terminal);
+
+/// Measures `choices`, in the order of the file's layers (of options.layers, if there are some), like
+/// evaluate() does: each as the only format of its layer.
+std::vector<LayerResult> evaluate_choices(const std::string& path, const EvalOptions& options,
+                                          const std::vector<LayerChoice>& choices, Terminal& terminal);
 
 /// The machine-readable form, fields named as here. An SNR of +infinity is null, any other figure that is not
 /// finite the text "inf" or "-inf": JSON has no such number, and null would pass for a small one.
 nlohmann::ordered_json to_json(const EvalReport& report);
-
-/// The page; see cli/report/html.cc.
-std::string to_html(const EvalReport& report);
 
 }  // namespace halftone::cli

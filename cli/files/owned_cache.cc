@@ -34,6 +34,20 @@ void OwnedCache::calibrate(const TensorView& k, const TensorView& v) {
   }
 }
 
+void OwnedCache::set_scales(const StaticScales& scales) {
+  k_scale = floats(scales.k_scale);
+  k_min = floats(scales.k_min);
+  v_scale = floats(scales.v_scale);
+  v_min = floats(scales.v_min);
+}
+
+StaticScales OwnedCache::scales() const {
+  const auto values = [](const testing::Tensor& tensor) {
+    return tensor.present() ? tensor.to_floats() : std::vector<float>();
+  };
+  return {values(k_scale), values(k_min), values(v_scale), values(v_min)};
+}
+
 void OwnedCache::append(int request, const TensorView& k, const TensorView& v) {
   const std::int64_t per_request = block_table.shape()[1];
   std::int32_t& length = lengths.as<std::int32_t>()[static_cast<std::size_t>(request)];

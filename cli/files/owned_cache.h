@@ -8,6 +8,11 @@
 
 namespace halftone::cli {
 
+/// Static scales of a layer; those that its formats lack are empty.
+struct StaticScales {
+  std::vector<float> k_scale, k_min, v_scale, v_min;
+};
+
 struct OwnedCache {
   KvCacheSpec spec;
   testing::Tensor pages;                           ///< uint8 [num_pages, page_bytes], zero at first
@@ -21,6 +26,10 @@ struct OwnedCache {
 
   /// Static scales for formats that have them, from tensors [tokens, heads, dim] that will be appended.
   void calibrate(const TensorView& k, const TensorView& v);
+
+  /// Static scales that were found before.
+  void set_scales(const StaticScales& scales);
+  StaticScales scales() const;
 
   /// Appends to request `i` and raises its length.
   void append(int request, const TensorView& k, const TensorView& v);

@@ -1,12 +1,14 @@
-// The page that `halftone eval --html` writes: no script, no external resource; plots are inline SVG.
+// The page that `halftone eval --html` and `halftone recipe --html` write: no script, no external resource;
+// plots are inline SVG.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
 
-#include "cli/eval/evaluate.h"
 #include "cli/host/host.h"
+#include "cli/report/extras.h"
+#include "cli/report/page.h"
 #include "cli/report/plots.h"
 #include "cli/report/style.h"
 #include "cli/terminal/text.h"
@@ -19,23 +21,13 @@ constexpr std::size_t kMaxChannelPlots = 8;
 constexpr std::size_t kUnfoldedRows = 12;
 constexpr std::size_t kMaxMetadata = 30;
 
-std::string tile(const std::string& value, const std::string& what) {
-  return fmt::format("<div class=\"tile\"><b>{}</b><span>{}</span></div>\n", html_escape(value),
-                     html_escape(what));
-}
-
-std::string swatch(const FormatChoice& choice) {
-  return fmt::format("<span class=\"swatch {}{}\"></span>", family(choice.k), choice.rotate_k ? "" : " full");
-}
-
-std::string table_head(std::initializer_list<std::string_view> headings) {
-  std::string html = "<div class=\"scroll\"><table>\n<tr>";
-  for (const std::string_view heading : headings) html += fmt::format("<th>{}</th>", heading);
-  return html + "</tr>\n";
-}
-
-std::string cell(const std::string& html, std::string_view css = "") {
-  return css.empty() ? fmt::format("<td>{}</td>", html) : fmt::format("<td class=\"{}\">{}</td>", css, html);
+/// Which layers a token's bytes are those of.
+std::string layers_text(const EvalReport& report, const ReportExtras& extras) {
+  const std::size_t captured = report.layers.size();
+  if (extras.model_layers == static_cast<int>(captured)) {
+    return captured == 1 ? "the captured layer" : fmt::format("the {} captured layers", captured);
+  }
+  return fmt::format("{} layers like the {} captured", extras.model_layers, captured);
 }
 
 std::string head(const EvalReport& report) {
@@ -57,22 +49,28 @@ std::string head(const EvalReport& report) {
       html_escape(cpu.simd), thread_count(cpu.threads), utc_now());
 }
 
-std::string answer(const EvalReport& report) {
+std::string answer(const EvalReport& report, const ReportExtras& extras) {
   std::string html =
       fmt::format("<div class=\"answer\"><p>{}</p></div>\n", html_escape(report.conclusion.sentence));
   if (report.conclusion.chosen < 0) return html;
   const FormatResult& f = report.formats[static_cast<std::size_t>(report.conclusion.chosen)];
-  constexpr double kTokens = 32768;
-  const double bytes = kTokens * f.bytes_per_token * static_cast<double>(report.layers.size());
+  const double bytes = f.bytes_per_token * extras.model_layers;
   html += "<div class=\"tiles\">\n";
   html += tile(f.choice.name, "smallest format within the limit");
   html += tile(fmt::format("{:.2f}x", f.compression), "smaller than bf16, scales included");
   html += tile(percent(f.error_worst),
                fmt::format("output error, worst layer (limit {:g}%)", 100 * report.options.max_error));
   html += tile(fmt::format("{:.4f}", f.worst_cosine), "cosine of the worst single output row");
-  html += tile(fmt::format("{} \u2192 {}", human_bytes(bytes * f.compression), human_bytes(bytes)),
-               fmt::format("a request of 32,768 tokens in {} layer{}", report.layers.size(),
-                           report.layers.size() == 1 ? "" : "s"));
+  html +=
+      tile(fmt::format("{:.0f} bytes", bytes),
+           fmt::format("per token in {}; bf16: {:.0f}", layers_text(report, extras), bytes * f.compression));
+  html += tile(human_bytes(1e6 * bytes),
+               fmt::format("for 1M tokens; bf16: {}", human_bytes(1e6 * bytes * f.compression)));
+  if (extras.memory > 0) {
+    html += tile(fmt::format("{} tokens", human_count(extras.memory / bytes)),
+                 fmt::format("fit into {}; bf16: {}", extras.memory_text,
+                             human_count(extras.memory / bytes / f.compression)));
+  }
   return html + "</div>\n";
 }
 
@@ -100,10 +98,53 @@ std::string how_to_read(const EvalReport& report) {
       percent(report.bf16_rounding));
 }
 
-std::string format_table(const EvalReport& report) {
-  std::string html =
-      table_head({"format", "bytes /<br>token", "vs<br>bf16", "K SNR<br>dB", "V SNR<br>dB", "error<br>mean",
-                  "error<br>worst layer", "worst<br>cosine", "LSE<br>error", "prefill", "decode", ""});
+/// What was measured elsewhere, of a format with this name; empty cells where nothing was.
+std::string extra_cells(const ReportExtras& extras, const std::string& name, double bytes) {
+  std::string html;
+  if (extras.memory > 0) html += cell(human_count(extras.memory / (bytes * extras.model_layers)));
+  if (!extras.step_us.empty()) {
+    const auto found = extras.step_us.find(name);
+    html += cell(found == extras.step_us.end() ? "" : human_time(found->second * extras.model_layers));
+  }
+  if (!extras.quality.empty()) {
+    const auto found = extras.quality.find(name);
+    html += cell(found == extras.quality.end() ? "" : short_number(found->second.kl));
+    html += cell(found == extras.quality.end() ? "" : fmt::format("{:.3f}", found->second.perplexity));
+  }
+  return html;
+}
+
+std::string extra_notes(const EvalReport& report, const ReportExtras& extras) {
+  std::string html;
+  const auto note = [&](const std::string& text) {
+    html += fmt::format("<p class=\"soft\">{}</p>\n", html_escape(text));
+  };
+  if (extras.memory > 0) {
+    note(
+        fmt::format("Tokens that fit: of all requests together, {} for the cache of {}, weights not counted.",
+                    extras.memory_text, layers_text(report, extras)));
+  }
+  if (!extras.step_us.empty()) {
+    note(fmt::format("Step: attention of one decode step in {}, {}; where empty, not measured.",
+                     layers_text(report, extras), extras.step_text));
+  }
+  if (!extras.quality.empty()) {
+    note(fmt::format("KL (nats per token) and perplexity: {}; with the model's own cache {:.3f}.",
+                     extras.quality_text, extras.exact_perplexity));
+  }
+  return html;
+}
+
+std::string format_table(const EvalReport& report, const ReportExtras& extras) {
+  std::vector<std::string> headings = {
+      "format",        "bytes /<br>token",     "vs<br>bf16",      "K SNR<br>dB", "V SNR<br>dB",
+      "error<br>mean", "error<br>worst layer", "worst<br>cosine", "LSE<br>error"};
+  if (report.options.timed) headings.insert(headings.end(), {"prefill", "decode"});
+  if (extras.memory > 0) headings.emplace_back("tokens<br>that fit");
+  if (!extras.step_us.empty()) headings.emplace_back("step");
+  if (!extras.quality.empty()) headings.insert(headings.end(), {"KL", "perplexity"});
+  headings.emplace_back("");
+  std::string html = table_head(headings);
   for (std::size_t i = 0; i < report.formats.size(); ++i) {
     const FormatResult& f = report.formats[i];
     const bool chosen = static_cast<int>(i) == report.conclusion.chosen;
@@ -113,7 +154,8 @@ std::string format_table(const EvalReport& report) {
     html += cell(decibel(f.k_snr)) + cell(decibel(f.v_snr)) + cell(percent(f.error_mean));
     html += cell(percent(f.error_worst), f.error_worst <= report.options.max_error ? "within" : "");
     html += cell(fmt::format("{:.5f}", f.worst_cosine)) + cell(short_number(f.lse_error));
-    html += cell(human_time(f.prefill_us)) + cell(human_time(f.decode_us));
+    if (report.options.timed) html += cell(human_time(f.prefill_us)) + cell(human_time(f.decode_us));
+    html += extra_cells(extras, f.choice.name, f.bytes_per_token);
     html += cell(chosen ? "chosen" : f.pareto ? "on line" : "", "mark") + "</tr>\n";
   }
   html += "</table></div>\n";
@@ -121,7 +163,7 @@ std::string format_table(const EvalReport& report) {
     html += fmt::format("<p class=\"soft\">Left out, because they do not fit head_dim {}: {}.</p>\n",
                         report.layers.front().shape.head_dim, fmt::join(report.skipped, ", "));
   }
-  return html;
+  return html + extra_notes(report, extras);
 }
 
 std::string layer_table(const EvalReport& report) {
@@ -232,16 +274,21 @@ std::string foot(const EvalReport& report) {
 
 }  // namespace
 
-std::string to_html(const EvalReport& report) {
+std::string to_html(const EvalReport& report, const ReportExtras& extras) {
+  const RecipeReport* recipe = extras.recipe ? &*extras.recipe : nullptr;
   std::string html = head(report);
-  html += answer(report);
-  html += "<h2>Error against size</h2>\n<figure>\n" + plot_error_against_bytes(report) +
+  if (recipe != nullptr) {
+    html += recipe_section(*recipe, extras);
+    html += "<h2>One format for all layers</h2>\n";
+  }
+  html += answer(report, extras);
+  html += "<h2>Error against size</h2>\n<figure>\n" + plot_error_against_bytes(report, recipe) +
           "<figcaption>Each point is a format; left is smaller, down is more exact (logarithmic). The line "
           "joins the formats "
           "that nothing beats in both. Triangles lie below the plot. Hover over a point for its "
           "figures.</figcaption>\n</figure>\n";
   html += how_to_read(report);
-  html += "<h2>All formats</h2>\n" + format_table(report);
+  html += "<h2>All formats</h2>\n" + format_table(report, extras);
   html += "<h2>Layer by layer</h2>\n" + layer_table(report);
   html += heat_maps(report);
   html += channel_plots(report);

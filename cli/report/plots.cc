@@ -14,6 +14,7 @@ namespace {
 
 constexpr double kWidth = 900;
 constexpr double kDot = 5.5;  // radius of a mark
+constexpr int kNamesOfLabel = 2;
 constexpr double kHalo = 10;  // radius of the ring around the chosen one
 
 // Light to dark; readable on light and dark pages.
@@ -96,6 +97,7 @@ struct Label {
   Point at;
   std::string text;
   bool pareto = false, chosen = false;
+  int names = 1;
 };
 
 std::vector<Label> label_points(const EvalReport& report, const std::vector<Point>& at, double floor) {
@@ -110,12 +112,15 @@ std::vector<Label> label_points(const EvalReport& report, const std::vector<Poin
       return std::fabs(l.at.x - at[i].x) < 3 && std::fabs(l.at.y - at[i].y) < 3;
     });
     if (same == labels.end()) {
-      labels.push_back({at[i], name, f.pareto, chosen});
+      labels.push_back({at[i], name, f.pareto, chosen, 1});
     } else {
-      same->text += ", " + name;
+      if (same->names++ < kNamesOfLabel) same->text += ", " + name;
       same->pareto |= f.pareto;
       same->chosen |= chosen;
     }
+  }
+  for (Label& label : labels) {
+    if (label.names > kNamesOfLabel) label.text += fmt::format(", {} more", label.names - kNamesOfLabel);
   }
   // These choose their places first.
   std::stable_sort(labels.begin(), labels.end(), [](const Label& a, const Label& b) {
@@ -135,16 +140,17 @@ void draw_labels(Svg& svg, const std::vector<Label>& labels, const Box& frame,
   const std::vector<Box> boxes = place_labels(anchors, 15, frame, obstacles);
   for (std::size_t i = 0; i < labels.size(); ++i) {
     const Box& box = boxes[i];
-    const Point at = labels[i].at;
-    const bool right = box.x > at.x;
-    if (std::fabs(box.y + box.height / 2 - at.y) > 10) {
-      svg.line(at, {right ? box.x : box.x + box.width, box.y + box.height / 2}, "leader");
-    }
-    svg.text({right ? box.x + 2 : box.x + box.width - 2, box.y + 11.5}, labels[i].text,
+    const Point at = labels[i].at, end = nearest_point(box, at);
+    if (std::hypot(end.x - at.x, end.y - at.y) > anchors[i].radius + kLeaderGap) svg.line(at, end, "leader");
+    const bool right = box.x > at.x, left = box.x + box.width < at.x;
+    const double x = right ? box.x + 2 : left ? box.x + box.width - 2 : box.x + box.width / 2;
+    svg.text({x, box.y + 11.5}, labels[i].text,
              labels[i].chosen   ? "name chosen"
              : labels[i].pareto ? "name strong"
                                 : "name",
-             right ? "start" : "end");
+             right  ? "start"
+             : left ? "end"
+                    : "middle");
   }
 }
 
@@ -177,7 +183,7 @@ std::string_view family(const KvFormat& format) {
   }
 }
 
-std::string plot_error_against_bytes(const EvalReport& report) {
+std::string plot_error_against_bytes(const EvalReport& report, const RecipeReport* recipe) {
   const Box frame{70, 34, kWidth - 90, 410};
   double bytes_low = 1e30, bytes_high = 0, error_high = report.options.max_error;
   for (const FormatResult& f : report.formats) {
@@ -209,7 +215,13 @@ std::string plot_error_against_bytes(const EvalReport& report) {
   const std::vector<Box> notes = {
       {frame.x, height(report.bf16_rounding) - 2, 240, 20},
       {frame.x + frame.width - 80, height(report.options.max_error) - 20, 80, 20}};
-  draw_labels(svg, label_points(report, at, floor), frame, notes);
+  std::vector<Label> labels = label_points(report, at, floor);
+  if (recipe != nullptr) {
+    const double bytes = recipe->bytes_per_token() / static_cast<double>(recipe->layers.size());
+    at.push_back({x(std::max(bytes, bytes_low)), height(recipe->error_worst())});
+    labels.insert(labels.begin(), {at.back(), "recipe", true, true, 1});
+  }
+  draw_labels(svg, labels, frame, notes);
   for (std::size_t i = 0; i < report.formats.size(); ++i) {
     const FormatResult& f = report.formats[i];
     if (static_cast<int>(i) == report.conclusion.chosen) svg.circle(at[i], kHalo, "halo");
@@ -220,6 +232,12 @@ std::string plot_error_against_bytes(const EvalReport& report) {
     } else {
       svg.circle(at[i], kDot, css, format_tooltip(f));
     }
+  }
+  if (recipe != nullptr) {
+    const double bytes = recipe->bytes_per_token() / static_cast<double>(recipe->layers.size());
+    svg.diamond(at.back(), kDot + 2, "mixture",
+                fmt::format("recipe: {:.0f} bytes/token on average, error {} worst layer", bytes,
+                            percent(recipe->error_worst())));
   }
   draw_legend(svg, {frame.x + frame.width - 420, 18});
   return svg.str();

@@ -4,12 +4,16 @@
 #include <string>
 #include <vector>
 
-#include "cli/eval/evaluate.h"
+#include "cli/report/extras.h"
 
 namespace halftone::cli {
 
 /// Output error of the worst layer against bytes per token: every format, the Pareto line, the limit.
-std::string plot_error_against_bytes(const EvalReport& report);
+/// `recipe` may be null.
+std::string plot_error_against_bytes(const EvalReport& report, const RecipeReport* recipe);
+
+/// Bytes of K and V of every layer of a recipe, with its output error.
+std::string plot_recipe(const RecipeReport& recipe);
 
 /// Colours of the heat maps: one logarithmic scale for all formats of a report.
 struct HeatScale {

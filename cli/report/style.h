@@ -20,12 +20,12 @@ p { margin: 6px 0 10px; max-width: 78ch; } .sub, .soft { color: var(--soft); }
 .sub { margin-bottom: 22px; } code { font: 13px ui-monospace, "DejaVu Sans Mono", monospace; }
 .answer { background: var(--mark); border-left: 4px solid var(--accent); border-radius: 6px; padding: 14px 18px; margin: 0 0 16px; }
 .answer p { margin: 0; font-size: 17px; line-height: 1.45; max-width: none; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(170px, 1fr)); gap: 12px; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(126px, 1fr)); gap: 12px; }
 .tile, figure { background: var(--panel); border: 1px solid var(--faint); border-radius: 8px; }
-.tile { padding: 12px 16px; } .tile b { display: block; font-size: 22px; line-height: 1.3; font-variant-numeric: tabular-nums; }
-.tile span { color: var(--soft); font-size: 13px; }
+.tile { padding: 12px 14px; } .tile b { display: block; font-size: 19px; line-height: 1.3; font-variant-numeric: tabular-nums; }
+.tile span { display: block; color: var(--soft); font-size: 13px; line-height: 1.35; }
 figure { margin: 10px 0 14px; padding: 12px 14px; overflow-x: auto; } figcaption { color: var(--soft); font-size: 13.5px; max-width: 88ch; }
-svg { width: 100%; min-width: 640px; height: auto; display: block; font-family: inherit; }
+svg { width: 100%; height: auto; display: block; font-family: inherit; }
 ul { margin: 6px 0; padding-left: 20px; max-width: 80ch; } li { margin: 4px 0; }
 .scroll { overflow-x: auto; background: var(--panel); border: 1px solid var(--faint); border-radius: 8px; margin: 10px 0; }
 table { border-collapse: collapse; width: 100%; font-size: 13px; font-variant-numeric: tabular-nums; }
@@ -46,9 +46,12 @@ text { fill: var(--ink); font-size: 12px; } .tick, .note { fill: var(--soft); fo
 .limit { stroke: var(--int4); stroke-dasharray: 6 4; stroke-width: 1.3; } .reference { stroke: var(--soft); stroke-dasharray: 2 4; }
 .dot { stroke-width: 2.2; } .dot.f16 { fill: var(--f16); stroke: var(--f16); } .dot.fp8 { fill: var(--fp8); stroke: var(--fp8); }
 .dot.int8 { fill: var(--int8); stroke: var(--int8); } .dot.int4 { fill: var(--int4); stroke: var(--int4); } .dot.ring { fill: var(--panel); }
+.bar.f16 { fill: var(--f16); } .bar.fp8 { fill: var(--fp8); } .bar.int8 { fill: var(--int8); } .bar.int4 { fill: var(--int4); } .bar.top { opacity: 0.6; }
+.mixture { fill: var(--accent); stroke: var(--panel); stroke-width: 1.5; }
 .halo { fill: none; stroke: var(--accent); stroke-width: 2; opacity: 0.8; }
 .channels { fill: var(--int8); opacity: 0.55; } .rotated { fill: none; stroke: var(--int4); stroke-width: 1.1; }
-@media print { svg { min-width: 0; } body { background: #fff; } main { max-width: none; padding: 0; } figure, .scroll, .tile { break-inside: avoid; } }
+@media (max-width: 640px) { main { padding: 20px 10px 40px; } figure { padding: 8px 4px; } svg text.name, svg text.tick, svg text.note { font-size: 14px; } }
+@media print { body { background: #fff; } main { max-width: none; padding: 0; } figure, .scroll, .tile { break-inside: avoid; } }
 )css";
 
 }  // namespace halftone::cli

@@ -3,7 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <numbers>
 
 #include "cli/terminal/text.h"
 
@@ -62,6 +64,13 @@ void Svg::triangle_down(Point tip, double size, std::string_view css, std::strin
                        close_tag("polygon", tooltip));
 }
 
+void Svg::diamond(Point c, double size, std::string_view css, std::string_view tooltip) {
+  const std::vector<Point> corners = {
+      {c.x - size, c.y}, {c.x, c.y - size}, {c.x + size, c.y}, {c.x, c.y + size}};
+  body_ += fmt::format("<polygon points=\"{}\" class=\"{}\"{}", points_text(corners), css,
+                       close_tag("polygon", tooltip));
+}
+
 void Svg::text(Point at, std::string_view content, std::string_view css, std::string_view anchor) {
   body_ += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" class=\"{}\" text-anchor=\"{}\">{}</text>\n", at.x,
                        at.y, css, anchor, html_escape(content));
@@ -110,38 +119,79 @@ double text_width(std::string_view text, double font_size) {
   return 0.56 * font_size * static_cast<double>(display_width(text));
 }
 
+namespace {
+
+/// The box of a label that lies `gap` away from its anchor's mark in a direction.
+Box box_beside(const Anchor& a, double height, Point direction, double gap) {
+  const double reach = a.radius + gap, w = a.label_width;
+  const auto side = [&](double at, double along, double size) {
+    if (along > 0.3) return at + reach * along;
+    if (along < -0.3) return at + reach * along - size;
+    return at - size / 2;
+  };
+  return {side(a.at.x, direction.x, w), side(a.at.y, direction.y, height), w, height};
+}
+
+bool holds(const Box& outer, const Box& inner) {
+  return inner.x >= outer.x && inner.x + inner.width <= outer.x + outer.width && inner.y >= outer.y &&
+         inner.y + inner.height <= outer.y + outer.height;
+}
+
+/// Whether the line from `a` to `b` passes through the box.
+bool crosses(const Box& box, Point a, Point b) {
+  constexpr int kSteps = 24;
+  for (int i = 0; i <= kSteps; ++i) {
+    const double share = static_cast<double>(i) / kSteps;
+    if (box.overlaps({a.x + share * (b.x - a.x), a.y + share * (b.y - a.y), 0.1, 0.1})) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+Point nearest_point(const Box& box, Point at) {
+  return {std::clamp(at.x, box.x, box.x + box.width), std::clamp(at.y, box.y, box.y + box.height)};
+}
+
 std::vector<Box> place_labels(const std::vector<Anchor>& anchors, double height, const Box& bounds,
                               const std::vector<Box>& obstacles) {
-  std::vector<Box> taken = obstacles;
+  constexpr int kDirections = 16, kPasses = 4;
+  constexpr std::array<double, 11> kGaps = {2, 5, 9, 14, 20, 27, 35, 45, 57, 71, 90};
+  std::vector<Box> marks = obstacles;
   for (const Anchor& a : anchors)
-    taken.push_back({a.at.x - a.radius, a.at.y - a.radius, 2 * a.radius, 2 * a.radius});
-  const std::size_t fixed = taken.size();
-  std::vector<Box> boxes;
-  for (const Anchor& a : anchors) {
-    const double w = a.label_width;
-    Box best;
-    double best_cost = 1e30;
-    for (int ring = 0; ring < 14; ++ring) {  // further and further above and below
-      for (const bool right : {true, false}) {
-        for (const int sign : {-1, 1}) {
-          if (ring == 0 && sign > 0) continue;
-          const double distance = a.radius + 3 + (ring > 1 ? 6.0 + 2.0 * ring : 0);
-          const Box box{right ? a.at.x + distance : a.at.x - distance - w,
-                        a.at.y - height / 2 + sign * ring * height * 0.55, w, height};
-          const bool inside = box.x >= bounds.x && box.x + w <= bounds.x + bounds.width &&
-                              box.y >= bounds.y && box.y + height <= bounds.y + bounds.height;
-          double cost = ring + (right ? 0 : 0.4) + (inside ? 0 : 500);
-          for (std::size_t t = 0; t < taken.size(); ++t)
-            cost += box.overlaps(taken[t]) ? (t < fixed ? 60 : 120) : 0;
+    marks.push_back({a.at.x - a.radius, a.at.y - a.radius, 2 * a.radius, 2 * a.radius});
+  std::vector<Box> boxes(anchors.size(), Box{-1e6, -1e6, 0, 0});
+  // The first pass places them one after another, the others each among all the rest.
+  for (int pass = 0; pass < kPasses; ++pass) {
+    for (std::size_t i = 0; i < anchors.size(); ++i) {
+      const Anchor& a = anchors[i];
+      double best_cost = 1e30;
+      Box best;
+      for (const double gap : kGaps) {
+        for (int d = 0; d < kDirections; ++d) {
+          const double angle = 2 * std::numbers::pi * d / kDirections;
+          const Box box = box_beside(a, height, {std::cos(angle), std::sin(angle)}, gap);
+          const Point end = nearest_point(box, a.at);
+          double cost = 0.15 * gap + (d == 0 ? 0 : d == kDirections / 2 ? 0.3 : 0.6);
+          if (!holds(bounds, box)) cost += 500;
+          for (std::size_t m = 0; m < marks.size() && cost < best_cost; ++m) {
+            const bool own = m == obstacles.size() + i;
+            if (box.overlaps(marks[m])) cost += 60;
+            if (!own && gap > kLeaderGap && crosses(marks[m], a.at, end)) cost += 4;
+          }
+          for (std::size_t o = 0; o < boxes.size() && cost < best_cost; ++o) {
+            if (o == i) continue;
+            if (box.overlaps(boxes[o])) cost += 120;
+            if (gap > kLeaderGap && crosses(boxes[o], a.at, end)) cost += 8;
+          }
           if (cost < best_cost) {
             best_cost = cost;
             best = box;
           }
         }
       }
+      boxes[i] = best;
     }
-    boxes.push_back(best);
-    taken.push_back(best);
   }
   return boxes;
 }

@@ -31,6 +31,7 @@ class Svg {
   void rect(const Box& box, std::string_view css, std::string_view fill = "", std::string_view tooltip = "");
   void circle(Point centre, double radius, std::string_view css, std::string_view tooltip = "");
   void triangle_down(Point tip, double size, std::string_view css, std::string_view tooltip = "");
+  void diamond(Point centre, double size, std::string_view css, std::string_view tooltip = "");
   /// `anchor`: "start", "middle" or "end".
   void text(Point at, std::string_view content, std::string_view css, std::string_view anchor = "start");
 
@@ -64,8 +65,14 @@ struct Anchor {
   double label_width = 0;
 };
 
-/// Places one label per anchor so that labels overlap neither each other nor the anchors; earlier anchors
-/// choose first. Returns the box of each label.
+/// A label farther from its mark than this needs a line that leads to it.
+inline constexpr double kLeaderGap = 9;
+
+/// The point of a box that is nearest to another.
+Point nearest_point(const Box& box, Point at);
+
+/// Places one label per anchor, as near as it can be without overlapping another label, an anchor or an
+/// obstacle; earlier anchors choose first. Returns the box of each label.
 std::vector<Box> place_labels(const std::vector<Anchor>& anchors, double height, const Box& bounds,
                               const std::vector<Box>& obstacles);
 

@@ -68,6 +68,14 @@ std::string human_bytes(double bytes) {
   return fmt::format("{:.{}f} {}", bytes, unit == 0 ? 0 : 1, kUnits[unit]);
 }
 
+std::string human_count(double count) {
+  if (count < 1000) return fmt::format("{:.0f}", std::floor(count));
+  const char* const units[] = {"k", "M", "G", "T"};
+  std::size_t unit = 0;
+  for (count /= 1000; count >= 1000 && unit + 1 < std::size(units); ++unit) count /= 1000;
+  return fmt::format("{:.{}f} {}", count, count < 9.995 ? 2 : count < 99.95 ? 1 : 0, units[unit]);
+}
+
 std::string short_number(double value) {
   if (std::isnan(value)) return "nan";
   if (std::isinf(value)) return value > 0 ? "inf" : "-inf";

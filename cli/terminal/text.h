@@ -20,6 +20,9 @@ std::vector<std::string> split(std::string_view text, char separator);
 /// "3.2 MiB"
 std::string human_bytes(double bytes);
 
+/// A count in three digits: "987", "12.3 k", "4.56 M".
+std::string human_count(double count);
+
 /// Three significant digits in a form that lines up: "0.0123", "12.3", "1.2e-06"; "inf" and "nan" as words.
 std::string short_number(double value);
 

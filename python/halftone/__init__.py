@@ -6,6 +6,7 @@ docs/python.md the reference.
 
 from . import _native
 from ._merge import merge
+from ._recipe import Recipe, RecipeLayer, load_recipe
 from .attention import Plan, Schedule, attend, plan, schedule
 from .cache import PagedKVCache, Rope
 from .convert import calibrate, dequantize, export_fbgemm_int4, import_fbgemm_int4
@@ -42,6 +43,8 @@ __all__ = [
     "OutOfRangeError",
     "PagedKVCache",
     "Plan",
+    "Recipe",
+    "RecipeLayer",
     "ResourceExhaustedError",
     "Rope",
     "Schedule",
@@ -53,6 +56,7 @@ __all__ = [
     "export_fbgemm_int4",
     "has_cuda",
     "import_fbgemm_int4",
+    "load_recipe",
     "merge",
     "plan",
     "schedule",

@@ -263,6 +263,29 @@ TEST_F(EvalTest, HtmlIsSelfContained) {
   }
 }
 
+TEST_F(EvalTest, PlotsFitNarrowPages) {
+  const Result result = run({"eval", write_capture(1), "--formats", "bf16,int8-head", "--html", "-"});
+  EXPECT_EQ(result.out.find("min-width: 640px"), std::string::npos);  // a phone would show two thirds
+}
+
+TEST_F(EvalTest, HtmlSaysWhatATokenTakes) {
+  const auto page = [&](std::vector<std::string> more) {
+    more.insert(more.begin(),
+                {"eval", write_capture(2), "--formats", "bf16", "--max-error", "1", "--html", "-"});
+    return run(more).out;
+  };
+  const std::string plain = page({});
+  EXPECT_NE(plain.find("<b>1024 bytes</b><span>per token in the 2 captured layers; bf16: 1024</span>"),
+            std::string::npos);
+  EXPECT_NE(plain.find("<b>976.6 MiB</b><span>for 1M tokens; bf16: 976.6 MiB</span>"), std::string::npos);
+  EXPECT_EQ(plain.find("32,768"), std::string::npos);
+  const std::string model = page({"--model-layers", "32", "--memory", "16384KB"});
+  EXPECT_NE(model.find("<b>16384 bytes</b><span>per token in 32 layers like the 2 captured"),
+            std::string::npos);
+  EXPECT_NE(model.find("<b>1.00 k tokens</b><span>fit into 16384KB; bf16: 1.00 k</span>"), std::string::npos);
+  EXPECT_NE(model.find("<td>1.00 k</td>"), std::string::npos);
+}
+
 TEST_F(EvalTest, HtmlEscapesNames) {
   std::vector<Capture> tensors = capture(1);
   for (Capture& c : tensors) c.name = "<script>alert(1)</script>&\"'." + c.name.substr(c.name.size() - 1);
@@ -350,6 +373,27 @@ TEST_F(EvalTest, OptionsReachAttention) {
   EXPECT_NE(error({"--window", "5"}), plain);
   EXPECT_EQ(error({"--scale", "0.125"}), plain);  // 1/sqrt(64)
   EXPECT_EQ(error({"--window", "1000"}), plain);
+}
+
+TEST_F(EvalTest, TheFileSaysHowALayerAttends) {
+  const auto errors = [&](const std::string& attention, std::vector<std::string> more) {
+    write_file(path("c.safetensors"), capture(2), {{"attention", attention}});
+    more.insert(more.begin(), {path("c.safetensors"), "--formats", "int4-row"});
+    const json layers = evaluate(more)["formats"][0]["layers"];
+    return std::pair(layers[0]["error"].get<double>(), layers[1]["error"].get<double>());
+  };
+  const auto plain = errors("{}", {});
+  const auto [first, second] =
+      errors(R"({"1": {"scaling": 0.01, "softcap": 5, "sliding_window": 6}, "0": {}})", {});
+  EXPECT_EQ(first, plain.first);
+  EXPECT_EQ(second, errors("{}", {"--scale", "0.01", "--softcap", "5", "--window", "5"}).second);
+  EXPECT_NE(second, plain.second);
+  // An option that is given counts; what is no description of attention does not.
+  EXPECT_EQ(errors(R"({"0": {"sliding_window": 6}})", {"--window", "1000"}), plain);
+  for (const char* other :
+       {"eager", "[1]", R"({"0": 7, "1": {"scaling": -1, "sliding_window": "6", "softcap": 0}})"}) {
+    EXPECT_EQ(errors(other, {}), plain) << other;
+  }
 }
 
 TEST_F(EvalTest, OutputsThatAreNotFiniteAreTheWorst) {

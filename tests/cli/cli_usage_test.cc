@@ -45,7 +45,7 @@ TEST_F(CliTest, ExitCodesAndUsage) {
 
 TEST_F(CliTest, UnknownAndMissingCommandsNameTheCommands) {
   const std::string commands =
-      "eval, formats, quantize, dequantize, explain, bench, doctor; see `halftone --help`.";
+      "eval, recipe, formats, quantize, dequantize, explain, bench, doctor; see `halftone --help`.";
   expect_failure(run({}), 2, "no command is given, but one is needed: " + commands);
   for (const char* word : {"nope", "evaluate", "--nope"}) {
     expect_failure(run({word}), 2, std::string("command is '") + word + "', but must be one of " + commands);

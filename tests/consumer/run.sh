@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A user's view. Installs the build into a temporary prefix and builds and runs small programs against it: in C++
-# through find_package, among them the example of README.md as it stands there, and in C through pkg-config. Then the
+# through find_package, among them the examples of README.md and docs/recipe.md as they stand there, and in C through pkg-config. Then the
 # same programs with halftone as a part of their project: run.sh CMAKE BUILD_DIR VERSION.
 set -euo pipefail
 cmake="$1"
@@ -19,17 +19,28 @@ block() { sed -n '/^## In C++/,/^## The house/p' "$root/README.md" | sed -n "/^\
 block cpp >"$work/readme.cc"
 block text >"$work/readme.txt"
 
+# The example of docs/recipe.md, on a recipe of the command.
+sed -n '/^```cpp$/,/^```$/p' "$root/docs/recipe.md" | sed '1d;$d' >"$work/recipe.cc"
+"$build/bin/halftone" recipe "$root/data/llama-tiny-capture.safetensors" --formats int4-g32,int8-head --max-queries 32 \
+  --bytes-per-token 900 --output "$work/recipe.json" >/dev/null
+cat >"$work/recipe.txt" <<'TEXT'
+layer 3: 320 bytes per token, 327680 for 16 pages
+layer 5: 520 bytes per token, 532480 for 16 pages
+TEXT
+
 # configure DIR OPTION...: this folder's project.
 configure() {
   local dir="$1"
   shift
-  "$cmake" -S "$here" -B "$dir" -G Ninja -DREADME_EXAMPLE="$work/readme.cc" "$@" >"$dir.log" 2>&1 || { cat "$dir.log"; exit 1; }
+  "$cmake" -S "$here" -B "$dir" -G Ninja -DREADME_EXAMPLE="$work/readme.cc" \
+    -DRECIPE_EXAMPLE="$work/recipe.cc" "$@" >"$dir.log" 2>&1 || { cat "$dir.log"; exit 1; }
 }
 # build_and_run DIR: its programs.
 build_and_run() {
   "$cmake" --build "$1" >"$1.log" || { cat "$1.log"; exit 1; }
   "$1/consumer"
   "$1/readme" | diff "$work/readme.txt" -
+  "$1/recipe" "$work/recipe.json" | diff "$work/recipe.txt" -
 }
 
 # C++: find_package(halftone CONFIG) and halftone::halftone.
@@ -58,7 +69,7 @@ for shared in ON OFF; do
   part="$work/part-$shared"
   configure "$part" -DHALFTONE_SOURCE="$root" -DBUILD_SHARED_LIBS="$shared" -DHALFTONE_WERROR=ON
   built="$("$cmake" --build "$part" -- -t inputs all | grep -E '^[^/].*\.(o|a|so)$')"
-  more="$(grep -vE '/(halftone_objects|consumer|readme)\.dir/|^halftone/libhalftone\.' <<<"$built" || true)"
+  more="$(grep -vE '/(halftone_objects|consumer|readme|recipe)\.dir/|^halftone/libhalftone\.' <<<"$built" || true)"
   [[ -z "$more" ]] || { echo "add_subdirectory builds more than the library: $more"; exit 1; }
   grep -q 'halftone_objects.*src/api.cc' "$part/compile_commands.json"
   ! grep 'halftone_objects' "$part/compile_commands.json" | grep -v -e ' -O3 ' || exit 1

@@ -116,12 +116,20 @@ def test_eval_reads_it(folder, tmp_path, capsys, path):
     assert report["formats"][0]["error_worst"] < 0.01 < 100 * report["formats"][1]["error_worst"]
 
 
-def test_the_command_says_what_eval_needs(tmp_path, capsys, path):
-    models.make(models.mistral).save_pretrained(tmp_path / "model")
+def test_eval_knows_each_layers_attention(tmp_path, capsys, path):
+    """Gemma 2: a softcap, and a sliding window of 23 keys in the first of two layers."""
+    models.make(models.gemma2).save_pretrained(tmp_path / "model")
     text = tmp_path / "text.txt"
-    text.write_text("a window of nineteen keys")
+    text.write_text("a window of twenty-three keys " * 3)
     assert main([str(tmp_path / "model"), "--text", str(text), "--out", path, "--tokenizer", "bytes"]) == 0
-    assert f"halftone eval {path} --window 18" in capsys.readouterr().out
+    assert f"Next: halftone eval {path} --html report.html" in capsys.readouterr().out
+    run = subprocess.run(
+        [os.environ["HALFTONE_COMMAND"], "eval", path, "--formats", "bf16", "--json", "-"],
+        check=True,
+        capture_output=True,
+    )
+    layers = json.loads(run.stdout)["layers"]
+    assert [(layer["softcap"], layer["window"]) for layer in layers] == [(20, 22), (20, -1)]
 
 
 def test_a_configuration_alone(tmp_path, path):

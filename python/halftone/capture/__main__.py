@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import pathlib
 import sys
 
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
-
 from .. import Error, InvalidArgumentError
+from .inputs import BYTES, load_model, read_text, tokens_of
 from .run import DTYPES, Summary, capture
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-_BYTES = "bytes"
 _EPILOG = """examples:
   python -m halftone.capture ./my-model --text book.txt --out capture.safetensors
   python -m halftone.capture ./my-model --text book.txt --layers 0,8,-1 --tokens 4096 --before-rope
@@ -61,51 +57,17 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--max-size", type=size_of, default=1 << 30, metavar="SIZE", help="of the tensors (1G)")
     made.add_argument("--chunk", type=int, default=256, help="tokens in one call of the model (%(default)s)")
     made.add_argument("--device", default="cpu", help="cpu or cuda:<index> (%(default)s)")
-    made.add_argument("--tokenizer", metavar="NAME", help=f"default: the model's; '{_BYTES}': the text's bytes as ids")
+    made.add_argument("--tokenizer", metavar="NAME", help=f"default: the model's; '{BYTES}': the text's bytes as ids")
     made.add_argument("--random-weights", type=int, metavar="SEED", help="of a configuration alone, for a trial")
     return made
 
 
-def load_model(name: str, seed: int | None, device: str) -> PreTrainedModel:
-    """The model in its own dtype, or one of random weights."""
-    if seed is None:
-        return AutoModelForCausalLM.from_pretrained(name, dtype="auto").to(device)
-    torch.manual_seed(seed)
-    return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(name)).to(device)
-
-
-def tokens_of(text: str, tokenizer: str, vocabulary: int) -> list[int]:
-    """Ids of the text."""
-    if tokenizer == _BYTES:
-        return [byte % vocabulary for byte in text.encode()]
-    return list(AutoTokenizer.from_pretrained(tokenizer)(text)["input_ids"])
-
-
-def read_text(path: str) -> str:
-    """A file's text, or that of the standard input. Raises InvalidArgumentError for what is no text."""
-    try:
-        data = sys.stdin.buffer.read() if path == "-" else pathlib.Path(path).read_bytes()
-        return data.decode()
-    except UnicodeDecodeError as error:
-        raise InvalidArgumentError(f"--text is {path}, but {error}: give a file in UTF-8.") from None
-
-
 def report(summary: Summary, path: str) -> str:
     """What was written, and the command that evaluates it."""
-    names = {"scaling": "--scale", "softcap": "--softcap", "sliding_window": "--window"}
-    each = [summary.options[layer] for layer in summary.layers]
-    lines = [f"Wrote {path}: {len(summary.layers)} layers, {summary.tokens} tokens, {summary.data_bytes / 1e6:.1f} MB."]
-    if all(own == each[0] for own in each):
-        # halftone eval counts the keys before the query, transformers the query's own as well.
-        values = {name: value - 1 if name == "sliding_window" else value for name, value in each[0].items()}
-        options = "".join(f" {names[name]} {value:g}" for name, value in values.items())
-        lines.append(f"Next: halftone eval {path}{options} --html report.html")
-    else:
-        lines.append(
-            "Layers differ in scale, softcap or sliding window: see 'attention' in the file's metadata, and capture "
-            "those that agree with --layers."
-        )
-    return "\n".join(lines)
+    return (
+        f"Wrote {path}: {len(summary.layers)} layers, {summary.tokens} tokens, {summary.data_bytes / 1e6:.1f} MB.\n"
+        f"Next: halftone eval {path} --html report.html"
+    )
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedConfig
 
-from .. import InvalidArgumentError, LayeredKVCache, OutOfRangeError, PagedKVCache
+from .. import InvalidArgumentError, LayeredKVCache, OutOfRangeError, PagedKVCache, Recipe
 from .columns import Columns
-from .formats import specs_of, windows_of
+from .formats import recipe_of, specs_of, windows_of
 from .group import LayerGroup, Step
 from .layers import HalftoneLayer, Pending, Seen
 from .masks import Visible, check_sizes, gaps_of
@@ -34,7 +34,7 @@ class HalftoneCache(Cache):
         max_len: most tokens of a request, generated ones included, padding not.
         formats: of K and V: ``FORMAT``, ``FORMAT+rot`` (stored after a Hadamard rotation), ``K:V`` with both; a
             :class:`halftone.KVFormat`, a pair of them, or a :class:`halftone.KVCacheSpec`; or a list with one of these
-            for each layer.
+            for each layer; or a :class:`halftone.Recipe`, or the path of its file (.json), static scales included.
         batch: requests (beams count), to allocate at once; None: those of the first call.
         device: "cpu" or "cuda:<index>", beside ``batch``.
         page_size: tokens per page: 16, 32, 64, 128 or 256.
@@ -78,12 +78,16 @@ class HalftoneCache(Cache):
                 least = int(name != "rollback")
                 raise InvalidArgumentError(f"{name} is {value!r}, but must be {least} or more: give a count of tokens.")
         geometry = {"kv_heads": kv_heads, "head_dim": head_dim, "v_head_dim": v_head_dim}
-        specs = specs_of(decoder, formats, len(windows), page_size, geometry)
+        recipe = recipe_of(formats)
+        specs = specs_of(decoder, recipe or formats, list(windows), page_size, geometry)
         self._specs = dict(zip(windows, specs))
         self._windows = windows
         self._max_len, self._max_step, self._rollback = max_len, min(given[2][1], max_len), rollback
         self._num_pages = num_pages
-        self._scales = _scales_of_layers((k_scale, k_min, v_scale, v_min), list(windows))
+        scales = (k_scale, k_min, v_scale, v_min)
+        if recipe is not None:
+            scales = _scales_of_recipe(recipe, list(windows), scales)
+        self._scales = _scales_of_layers(scales, list(windows))
         self._seen = Seen()
         self._groups: list[LayerGroup] = []
         self._step: Step | None = None
@@ -366,6 +370,15 @@ def _rows(x: Tensor, step: Step) -> Tensor:
 def _on(scale: Any, device: str) -> Tensor | None:
     """A layer's scale beside its pages."""
     return None if scale is None else torch.as_tensor(scale, dtype=torch.float32, device=device).contiguous()
+
+
+def _scales_of_recipe(recipe: Recipe, layers: list[int], given: Sequence[Any]) -> tuple[Any, ...]:
+    """Each kind of scale, a list of the layers'. Raises InvalidArgumentError."""
+    for name, values in zip(_SCALES, given):
+        if values is not None:
+            raise InvalidArgumentError(f"{name} is given beside a recipe, which has its own: leave it out.")
+    of_recipe = [recipe.layers[layer].scales for layer in layers]
+    return tuple([scales.get(name) for scales in of_recipe] for name in _SCALES)
 
 
 def _scales_of_layers(given: Sequence[Any], layers: list[int]) -> dict[str, dict[int, Any]]:

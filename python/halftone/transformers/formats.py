@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from transformers import DynamicCache, PreTrainedConfig
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from .. import InvalidArgumentError, KVCacheSpec, KVFormat, UnsupportedError
+from .. import InvalidArgumentError, KVCacheSpec, KVFormat, Recipe, UnsupportedError, load_recipe
 
 _ROTATED = "+rot"
 _SHARED = "DummyLayer"  # of a layer that attends to what another one appended, or that has no attention
@@ -71,8 +72,39 @@ def windows_of(config: PreTrainedConfig) -> dict[int, int | None]:
     return windows
 
 
+def recipe_of(formats: Any) -> Recipe | None:
+    """The recipe that ``formats`` is or names; None for anything else. Raises InvalidArgumentError, OSError."""
+    if isinstance(formats, Recipe):
+        return formats
+    if isinstance(formats, os.PathLike) or (isinstance(formats, str) and formats.endswith(".json")):
+        return load_recipe(formats)
+    return None
+
+
+def _of_recipe(recipe: Recipe, layers: Sequence[int], page_size: int, geometry: dict[str, Any]) -> list[KVCacheSpec]:
+    """The specs of ``layers``, which must have this geometry. Raises InvalidArgumentError."""
+    specs = dict(zip(recipe.layers, recipe.specs(page_size)))
+    for layer in layers:
+        if layer not in specs:
+            raise InvalidArgumentError(
+                f"recipe {recipe.path!r} has no layer {layer}, but the model has: make it from a capture of all layers."
+            )
+        for name, value in geometry.items():
+            own = getattr(specs[layer], name)
+            if value is not None and own != value:
+                raise InvalidArgumentError(
+                    f"recipe {recipe.path!r} has {name} {own} in layer {layer}, but the model {value}: use the recipe "
+                    "of this model."
+                )
+    return [specs[layer] for layer in layers]
+
+
 def specs_of(
-    config: PreTrainedConfig, formats: Any, layers: int, page_size: int, geometry: dict[str, int | None]
+    config: PreTrainedConfig,
+    formats: Any,
+    layers: Sequence[int],
+    page_size: int,
+    geometry: dict[str, int | None],
 ) -> list[KVCacheSpec]:
     """The spec of each layer; ``geometry`` replaces what the configuration says. Raises InvalidArgumentError."""
     heads = config.num_attention_heads
@@ -82,12 +114,21 @@ def specs_of(
         "v_head_dim": None,
     }
     found.update({name: value for name, value in geometry.items() if value is not None})
+    if isinstance(formats, Recipe):
+        found["v_head_dim"] = found["v_head_dim"] or found["head_dim"]
+        count = config.num_hidden_layers
+        if max(formats.layers) >= count:
+            raise InvalidArgumentError(
+                f"recipe {formats.path!r} has a layer {max(formats.layers)}, but the model's last is {count - 1}: use the "
+                "recipe of this model."
+            )
+        return _of_recipe(formats, layers, page_size, found)
     if isinstance(formats, (str, KVFormat, KVCacheSpec, tuple)):
-        formats = [formats] * layers
-    if not isinstance(formats, Sequence) or len(formats) != layers:
+        formats = [formats] * len(layers)
+    if not isinstance(formats, Sequence) or len(formats) != len(layers):
         count = len(formats) if isinstance(formats, Sequence) else type(formats).__name__
         raise InvalidArgumentError(
-            f"formats is a list of {count}, but the model has {layers} layers with a cache: give one for each, or one "
+            f"formats is a list of {count}, but the model has {len(layers)} layers with a cache: give one for each, or one "
             "for all."
         )
     return [_spec(entry, page_size, found) for entry in formats]
