@@ -27,8 +27,8 @@ struct EvalOptions {
   double softcap = 0;               ///< 0: what the file says, else none
   int window = -1;                  ///< keys to the left that a query sees; -1: what the file says, else all
   Arithmetic arithmetic = Arithmetic::k16Bit;  ///< of what is measured; the truth is in double precision
-  bool timed = true;                ///< measure times, too
-  double max_error = 0.02;          ///< limit of the conclusion: relative output error of the worst layer
+  bool timed = true;                           ///< measure times, too
+  double max_error = 0.02;  ///< limit of the conclusion: relative output error of the worst layer
 };
 
 /// One format on one layer, against attention in double precision on the data as captured.

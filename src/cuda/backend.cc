@@ -108,8 +108,8 @@ std::string kv_text(const AttentionProblem& p) {
                      spec->rotate_k ? " with rotate_k" : "", format_name(spec->v_format));
 }
 
-/// Caches that store K and V apart are served in 16-bit arithmetic, all keys of a request at a time; of latent
-/// caches some, lists of keys, too.
+/// Caches that store K and V apart are served in 16-bit arithmetic, all keys of a request at a time; of
+/// latent caches some, lists of keys, too.
 void refuse(const AttentionProblem& p) {
   if (p.arithmetic == Arithmetic::k16Bit && is_latent(p)) refuse_latent(p);
   if (p.arithmetic == Arithmetic::kHalfInt8) {

@@ -52,8 +52,8 @@ inline double lse_slack(const Problem& p, const PlanInfo& plan) {
 
 /// P is rounded to 16 bits before it weighs V: half a step of the largest |v|, which an output that averages
 /// many values cannot show in its own magnitude. Decode rounds to f16, prefill to the dtype of V, the kernels
-/// of latent attention to bf16 over bf16; their lists may be of a few keys, which leave the whole step. Staged
-/// V is rounded to f16, too, and weights are as far off as their logits.
+/// of latent attention to bf16 over bf16; their lists may be of a few keys, which leave the whole step.
+/// Staged V is rounded to f16, too, and weights are as far off as their logits.
 inline double out_slack(const Problem& p, const PlanInfo& plan) {
   double largest = 0;
   for (const float v : p.v.to_floats()) largest = std::max(largest, std::abs(static_cast<double>(v)));

@@ -128,7 +128,7 @@ TEST(BenchTables, PrefillIsTensorsAndPagesOfEqualWork) {
   }
   EXPECT_EQ(grid.size(), 2U * 3 * 2 * 3);  // place, head_dim, mask, length
   EXPECT_EQ(codes, (std::set<std::string>{"fp8", "int4-g32", "int8-head"}));
-  EXPECT_EQ(half_int8, 2U * 2 * 4);  // head_dim, mask, length
+  EXPECT_EQ(half_int8, 2U * 2 * 4);                                          // head_dim, mask, length
   EXPECT_EQ(cases.size(), grid.size() + 2 * 2 + 3 * 2 * 3 + 3 + half_int8);  // grouped heads, codes, chunks
   for (const BenchCase& c : cases_of("prefill", "fp8")) {
     EXPECT_FALSE(c.shape.plain) << "tensors have no such format";

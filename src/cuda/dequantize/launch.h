@@ -22,8 +22,8 @@ inline int launch_over_tiles(const void* kernel, const DequantizeParams& params,
   const std::int64_t tiles = params.rows / kTileTokens + params.batch + 1;  // at most, and any rows of zeros
   const std::int64_t wanted = (tiles * params.kv_heads + kDequantizeWarps - 1) / kDequantizeWarps;
   const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(wanted, processors * ctas));
-  return cudaLaunchKernel(kernel, dim3(blocks), dim3(kDequantizeWarps * 32),
-                          const_cast<void**>(&argument), 0, static_cast<cudaStream_t>(stream));
+  return cudaLaunchKernel(kernel, dim3(blocks), dim3(kDequantizeWarps * 32), const_cast<void**>(&argument), 0,
+                          static_cast<cudaStream_t>(stream));
 }
 
 }  // namespace halftone::cuda

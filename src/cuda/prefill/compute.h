@@ -228,8 +228,8 @@ struct Consumer {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const float scale = (e % 2 ? key.y : key.x) * row[e / 2];
-        x[4 * i + e] = exp2_approx(
-            fmaf(static_cast<float>(products[4 * i + e]), scale, -softmax.offset[e / 2]));
+        x[4 * i + e] =
+            exp2_approx(fmaf(static_cast<float>(products[4 * i + e]), scale, -softmax.offset[e / 2]));
         sum[e / 2] += x[4 * i + e];
       }
     }

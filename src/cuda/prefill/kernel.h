@@ -34,9 +34,7 @@ struct RowsLoop {
     asm volatile("" : "+r"(stage));
     return (stage == 0 ? C.stages : stage) - 1;
   }
-  __device__ void wait(std::uint64_t& barrier) const {
-    barrier_wait(shared_address(&barrier), ring.parity);
-  }
+  __device__ void wait(std::uint64_t& barrier) const { barrier_wait(shared_address(&barrier), ring.parity); }
 
   /// Tiles before `token` down to `first` that the rows do not see.
   __device__ void skip(int token, int first) {
@@ -73,7 +71,8 @@ struct RowsLoop {
   }
   /// Whether the products need nothing but their scales.
   __device__ bool plain(std::uint32_t need, std::uint32_t live) const {
-    return !(need & (kMask | kLook)) && live == ((1u << kTile / kTileTokens) - 1 | kScaledTile) && !modified();
+    return !(need & (kMask | kLook)) && live == ((1u << kTile / kTileTokens) - 1 | kScaledTile) &&
+           !modified();
   }
 
   /// The tiles of the current item that the rows see, of which there are some, from the last one on.
