@@ -125,23 +125,16 @@ def prefill(rows, device):
                  [[*s] + [c for p in places for c in cells.get((s, p), ("",) * len(columns))] for s in shapes_of])
 
 
-def prefill_codes(rows, device):
-    columns = ["format", "arithmetic", "heads", "head_dim", "mask", "keys x batch", "us", "TFLOP/s", "MHz", "kernel"]
-    return table(columns,
-                 [(name(r), r["arithmetic"], *prefill_shape(r), *prefill_figures(r, device["multiprocessors"])[:3],
-                   r["kernel"]) for r in rows if r["format_k"] not in ("plain", "bf16")])
-
-
 PAGES = {
     ("docs/measured.md", "decode-h200.json"): (headline, chain, speculative, shapes, geometry, mixed, policies, append),
-    ("docs/kernels/prefill.md", "prefill-h200.json"): (prefill, prefill_codes),
+    ("docs/kernels/prefill.md", "prefill-h200.json"): (prefill,),
 }
 
 
 def write_page(page, report, tables):
     text = page.read_text()
     for what in tables:
-        own = "prefill" if what is prefill_codes else what.__name__
+        own = what.__name__
         rows = [row for row in report["rows"] if row["table"] == own and row.get("us")]
         mark = re.compile(rf"(<!-- figures: {what.__name__} -->\n).*?(<!-- end -->)", re.S)
         if not mark.search(text):

@@ -239,7 +239,7 @@ std::string place_text(const KvCacheSpec& spec) {
 }
 
 std::string keys_text(const ListedKeys& listed) {
-  const std::string first = fmt::format("each query's list of up to {} slots", listed.top_k);
+  std::string first = fmt::format("each query's list of up to {} slots", listed.top_k);
   if (listed.extra_top_k == 0) return first;
   return fmt::format("{}, and one of up to {} slots of a second cache: {}", first, listed.extra_top_k,
                      place_text(listed.extra));
