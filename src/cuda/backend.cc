@@ -112,6 +112,12 @@ std::string kv_text(const AttentionProblem& p) {
 /// latent caches some, lists of keys, too.
 void refuse(const AttentionProblem& p) {
   if (p.arithmetic == Arithmetic::k16Bit && is_latent(p)) refuse_latent(p);
+  if (p.is_listed() && !is_latent(p)) {
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("listed.top_k is {}, but the CUDA backend has no lists of keys over caches that "
+                            "store K and V apart: use a latent cache or the CPU.",
+                            p.listed.top_k));
+  }
   if (p.arithmetic == Arithmetic::kHalfInt8) {
     throw Error(
         ErrorCode::kUnsupported,
@@ -127,12 +133,6 @@ void refuse(const AttentionProblem& p) {
                 fmt::format("arithmetic is {}, but the CUDA backend serves 16-bit and half_int8: use one of "
                             "these.",
                             arithmetic_name(p.arithmetic)));
-  }
-  if (p.is_listed()) {
-    throw Error(ErrorCode::kUnsupported,
-                fmt::format("listed.top_k is {}, but the CUDA backend has no lists of keys over caches that "
-                            "store K and V apart: use a latent cache or the CPU.",
-                            p.listed.top_k));
   }
   throw Error(
       ErrorCode::kUnsupported,

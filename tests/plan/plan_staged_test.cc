@@ -116,8 +116,8 @@ TEST(StagedPlan, HalfInt8HasThePrefillKernelForAnyRows) {
       for (const int max_q_len : {1, 3, 40, 1000}) {
         for (const char* k : {"int8-head", "int8-tensor", "int4-g32", "fp8", "bf16", "int8-token-head-f32"}) {
           for (const char* v : {"int8-head", "int4-g32", "fp8-static-head", "fp16"}) {
-            const AttentionProblem p = half_int8_problem([&](AttentionProblem& x) {
-              spec_of(x).head_dim = head_dim;
+            const AttentionProblem p = half_int8_problem([&, dim = head_dim](AttentionProblem& x) {
+              spec_of(x).head_dim = dim;
               spec_of(x).k_format = parse_format(k);
               spec_of(x).v_format = parse_format(v);
               spec_of(x).rotate_v = max_q_len == 40;

@@ -147,11 +147,11 @@ struct Dequantizer {
       zero(row, count, head);
     } else {
       const int offset = static_cast<int>(position & ((1 << p.page_log2) - 1));
-      const std::uint8_t* at = p.pages + page * p.page_stride + page::tile_offset(p.layout, head, offset);
+      const std::uint8_t* bytes = p.pages + page * p.page_stride + page::tile_offset(p.layout, head, offset);
       if constexpr (kRecords) {
-        read_records(at, offset / kTileTokens, row, count);
+        read_records(bytes, offset / kTileTokens, row, count);
       } else {
-        read(at, row, count, head);
+        read(bytes, row, count, head);
       }
     }
     return true;

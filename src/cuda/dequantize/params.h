@@ -1,4 +1,4 @@
-// What the dequantise kernel receives.
+// What the kernels receive that read a cache back: dequantise, and the staging of prefill.
 #pragma once
 
 #include <cstdint>
