@@ -129,7 +129,8 @@ ScheduleParams schedule_params(const AttentionProblem& p, const Kernel& kernel, 
 constexpr std::int64_t kStagedBytes = std::int64_t{1} << 29;
 
 /// The most heads that divide the problem's, so that all rounds have one schedule.
-/// As many heads at a time as fit into that and divide all, so that the rounds have one schedule; at least one.
+/// As many heads at a time as fit into that and divide all, so that the rounds have one schedule; at least
+/// one.
 Staged stage_keys(const AttentionProblem& problem, int key_bytes) {
   Staged staged;
   if (key_bytes == 0) return staged;
