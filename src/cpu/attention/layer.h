@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "cpu/attention/layout_map.h"
+#include "format/head_dim.h"
 #include "halftone/attention.h"
 #include "plan/plan.h"
 
@@ -156,7 +157,7 @@ struct alignas(64) Scratch {
   float sum[kMaxRows];
   float out[kMaxRows * kMaxDim];  // [rows, v_dim], not divided by sum
 
-  float row[kMaxDim];
+  float row[kMaxRowDims];  ///< of Q
   RowView view[kMaxRows];
   float alpha[kMaxRows];  ///< factor of a row's accumulators in this chunk
   float q[kMaxRows * (kMaxDim + 2 * kMaxLanes)];
