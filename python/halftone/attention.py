@@ -378,17 +378,22 @@ def attend(
         None if sinks is None else native(sinks, "sinks"), status, _arrays.stream_of(q, stream),
     )  # fmt: skip
     if not _native.run(*arguments, made_here):
-        if not _arrays.is_capturing(q, stream):
-            raise InvalidArgumentError(
-                "stream is another than that of the schedule, whose workspace serves one at a time: call "
-                "schedule.update() there once it has waited for the other, or make a schedule for each stream."
-            )
+        check_capturing(q, stream)  # the stream is not the schedule's
         _native.run(*arguments, True)
     if makes_out:
         out = _arrays.finish(out, q)
     if lse is False:
         return out
     return out, _arrays.finish(lse, q) if makes_lse else lse
+
+
+def check_capturing(q: Any, stream: Any) -> None:
+    """Refuses a stream that is not the schedule's, unless a graph is being captured there."""
+    if not _arrays.is_capturing(q, stream):
+        raise InvalidArgumentError(
+            "stream is another than that of the schedule, whose workspace serves one at a time: call "
+            "schedule.update() there once it has waited for the other, or make a schedule for each stream."
+        )
 
 
 def _refuse_beside_schedule(schedule: Any, arguments: dict[str, Any]) -> NoReturn:

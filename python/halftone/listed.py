@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from . import _arrays, _check, _native
-from .attention import Schedule, _make_schedule, plan
+from .attention import Schedule, _make_schedule, check_capturing, plan
 from .cache import PagedKVCache, check_cache
 from .errors import InvalidArgumentError
 
@@ -82,11 +82,7 @@ def attend_listed(
         own._native_status if status is None else native(status, "status", True), _arrays.stream_of(q, stream),
     )  # fmt: skip
     if not _native.run_listed(*arguments, False):
-        if not _arrays.is_capturing(q, stream):
-            raise InvalidArgumentError(
-                "stream is another than that of the schedule, whose workspace serves one at a time: call "
-                "schedule.update() there once it has waited for the other, or make a schedule for each stream."
-            )
+        check_capturing(q, stream)  # the stream is not the schedule's
         _native.run_listed(*arguments, True)
     if makes_out:
         out = _arrays.finish(out, q)

@@ -128,7 +128,6 @@ ScheduleParams schedule_params(const AttentionProblem& p, const Kernel& kernel, 
 /// What the staged keys and values of a round may take.
 constexpr std::int64_t kStagedBytes = std::int64_t{1} << 29;
 
-/// The most heads that divide the problem's, so that all rounds have one schedule.
 /// As many heads at a time as fit into that and divide all, so that the rounds have one schedule; at least
 /// one.
 Staged stage_keys(const AttentionProblem& problem, int key_bytes) {
@@ -140,8 +139,9 @@ Staged stage_keys(const AttentionProblem& problem, int key_bytes) {
   staged.keys = std::clamp<std::int64_t>(staged.keys, 1, INT32_MAX);
   staged.heads = all;
   while (staged.heads > 1 &&
-         (all % staged.heads != 0 || staged.keys * staged.heads * key_bytes > kStagedBytes))
+         (all % staged.heads != 0 || staged.keys * staged.heads * key_bytes > kStagedBytes)) {
     --staged.heads;
+  }
   staged.rounds = all / staged.heads;
   staged.bytes = staged.keys * staged.heads * key_bytes;
   return staged;
