@@ -23,4 +23,15 @@ struct RingPlace {
   }
 };
 
+/// The same in one register, for kernels that are short of them.
+template <int kStages>
+struct PackedRingPlace {
+  int place = 0;  // stages passed, modulo two rounds
+
+  __device__ std::uint32_t parity() const { return place >= kStages; }
+  __device__ int stage() const { return place >= kStages ? place - kStages : place; }
+  __device__ PackedRingPlace previous() const { return {place == 0 ? 2 * kStages - 1 : place - 1}; }
+  __device__ void advance() { place = place == 2 * kStages - 1 ? 0 : place + 1; }
+};
+
 }  // namespace halftone::cuda

@@ -29,6 +29,14 @@ __device__ inline std::uint64_t swizzled_matrix(std::uint32_t place, int chunk_b
   return kSwizzle128 << 62 | kEightRows << 32 | std::uint64_t(chunk_bytes / 16) << 16 |
          (place & 0x3ffffu) >> 4;
 }
+/// The half of that which depends on the place: a place `n` bytes on has n / 16 more.
+__device__ inline std::uint32_t swizzled_word(std::uint32_t place, int chunk_bytes = 16) {
+  return static_cast<std::uint32_t>(swizzled_matrix(place, chunk_bytes));
+}
+__device__ inline std::uint64_t swizzled_matrix_of(std::uint32_t word) {
+  constexpr std::uint64_t kRest = 1ull << 62 | std::uint64_t{1024 / 16} << 32;
+  return kRest | word;
+}
 
 /// Before the first product of a batch: registers written before it may be read by it.
 __device__ inline void wgmma_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }

@@ -18,6 +18,7 @@ struct RunningSoftmax {
   // P of f16 begins near the middle of its range, whose lower end is near.
   static constexpr float kFirstLog2 = C.dtype == DType::kFloat16 ? 7.0f : 0.0f;
   static constexpr float kLargestSum = C.dtype == DType::kFloat16 ? 32768.0f : 4096.0f;  // of a lane and tile
+  static constexpr float kMostRaised = 127.0f;  // log2: nothing of O is left
   static constexpr float kEmpty = -3.402823466e38f;  // finite, so that masked logits give P = 0
   float offset[2] = {kEmpty, kEmpty};
   float sum[2] = {0.0f, 0.0f};  // of the lane's columns
@@ -40,7 +41,8 @@ struct Consumer {
 
   const AttentionParams& p;
   typename Traits::Shared& s;
-  int thread;  // of the warpgroup's 128; read anew now and then, to free its register
+  std::uint32_t thread;  // of the block
+  std::uint32_t queries;  // of the item, swizzled_word()
   float o[kO];
   RunningSoftmax<C> softmax;
 
@@ -59,8 +61,9 @@ struct Consumer {
 
   /// S = Q K^T of a stage.
   __device__ void begin_scores(int stage, Products& x) const {
-    const std::uint64_t q = swizzled_matrix(uniform(shared_address(s.q[group()])));
-    const std::uint64_t k = swizzled_matrix(uniform(shared_address(s.k[stage])));
+    const std::uint64_t q = swizzled_matrix_of(uniform(queries));
+    const std::uint64_t k = swizzled_matrix_of(
+        uniform(swizzled_word(shared_address(s.k)) + stage * (Traits::kKeyTileBytes / 16)));
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const int chunk = step / 4, within = step % 4 * 2;
@@ -76,9 +79,12 @@ struct Consumer {
   }
   /// O += P V of a stage.
   __device__ void begin_output(int stage, const Probabilities& prob) {
-    const std::uint64_t v = swizzled_matrix(uniform(shared_address(s.v[stage])), C.kv_tile * 128);
+    const std::uint64_t v = swizzled_matrix_of(
+        uniform(swizzled_word(shared_address(s.v), C.kv_tile * 128) + stage * (Traits::kTileBytes / 16)));
 #pragma unroll
-    for (int i = 0; i < kTiles; ++i) wgmma_add<C.dtype, C.dtype, true>(o, prob[i], v + i * (16 * 128 / 16));
+    for (int i = 0; i < kTiles; ++i) {
+      wgmma_add<C.dtype, C.dtype, true>(o, prob[i], v + i * (16 * 128 / 16));
+    }
     wgmma_commit();
   }
 
@@ -144,9 +150,9 @@ struct Consumer {
 
   /// S = Q K^T of a stage once more, of this warp's rows: other warps need not agree to mma.
   __device__ void repeat_scores(int stage, Products& x) const {
-    const int at = thread_index();  // read anew: nothing of this is worked out ahead
-    const int matrix = at % 32 / 8, row = at % 8;
-    const std::uint32_t q = shared_address(s.q[at / 128]) + (at / 32 % 4 * 16 + matrix % 2 * 8 + row) * 128;
+    const std::uint32_t at = thread_index();  // read anew: nothing of this is worked out ahead
+    const std::uint32_t matrix = at % 32 / 8, row = at % 8;
+    const std::uint32_t q = shared_address(s.q) + s.own[at / 32].queries + (at / 32 % 4 * 16 + matrix % 2 * 8 + row) * 128;
     const std::uint32_t k = shared_address(s.k[stage]) + (matrix / 2 * 8 + row) * 128;
 #pragma unroll
     for (int i = 0; i < kS; ++i) x[i] = 0;
@@ -174,8 +180,9 @@ struct Consumer {
     }
   }
 
-  /// Raises the offsets of rows with a larger logit in the tile; whether the warp has such rows.
-  __device__ bool raise(const Logits& x, const float (&factor)[2]) {
+  /// Raises the offsets of rows with a larger logit in the tile, by whole powers of two, which O and the sum
+  /// are scaled by without an error.
+  __device__ void raise(const Logits& x, const float (&factor)[2]) {
     float most[2] = {x[0], x[2]};
     bool raised = false;
 #pragma unroll
@@ -185,23 +192,26 @@ struct Consumer {
     for (int r = 0; r < 2; ++r) {
       most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 1));
       most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 2));
-      float rescale = 1.0f;
+      float up = 0.0f;
       const float offset = fmaf(most[r], factor[r], -Softmax::kFirstLog2);
-      if (offset > softmax.offset[r]) {
-        rescale = exp2_approx(softmax.offset[r] - offset);  // 0 of an empty row, whose O is 0
-        softmax.offset[r] = offset;
-        softmax.sum[r] *= rescale;
+      if (softmax.empty(r)) {  // O and the sum are 0
+        softmax.offset[r] = fmaxf(offset, softmax.offset[r]);
+      } else if (offset > softmax.offset[r]) {
+        up = fminf(ceilf(offset - softmax.offset[r]), Softmax::kMostRaised);
+        softmax.offset[r] = up < Softmax::kMostRaised ? softmax.offset[r] + up : offset;
+        softmax.sum[r] *= exp2_approx(-up);
         raised = true;
       }
-      if (thread % 4 == 0) s.rescale[first_row() + 8 * r] = rescale;
+      if (thread % 4 == 0) s.raised_log2[first_row() + 8 * r] = static_cast<std::int8_t>(up);
     }
-    return __any_sync(~0u, raised);
+    if (__any_sync(~0u, raised) && thread % 32 == 0) s.own[thread / 32].step = Traits::OwnTiles::kRaised;
+    __syncwarp();
   }
   /// What O takes part in of that, once it is complete.
   __device__ void rescale_output() {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float rescale = s.rescale[first_row() + 8 * r];
+      const float rescale = exp2_approx(-static_cast<float>(s.raised_log2[first_row() + 8 * r]));
 #pragma unroll
       for (int i = 0; i < kO / 2; ++i) o[i / 2 * 4 + 2 * r + i % 2] *= rescale;
     }
@@ -217,14 +227,17 @@ struct Consumer {
       sum[r] += x[i];
     }
   }
-  /// P, not yet rounded, from the products of a tile without mask or modifiers: scales and exponents of one
+  /// The same, from the products of a tile without mask or modifiers; of codes, scales and exponents of one
   /// logit beside the exponential of another.
-  __device__ void exponentiate(const Products& products, int stage, Logits& x, float (&sum)[2]) const {
+  __device__ void exponentiate_plain(const Products& products, int stage, Logits& x, float (&sum)[2]) const {
     const float row[2] = {factor(0), factor(1)};
     sum[0] = sum[1] = 0.0f;
 #pragma unroll
     for (int i = 0; i < kS / 4; ++i) {
-      const float2 key = *reinterpret_cast<const float2*>(s.key_scales[stage] + 8 * i + thread % 4 * 2);
+      float2 key = {1.0f, 1.0f};
+      if constexpr (Traits::kCodes) {
+        key = *reinterpret_cast<const float2*>(s.key_scales[stage] + 8 * i + thread % 4 * 2);
+      }
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const float scale = (e % 2 ? key.y : key.x) * row[e / 2];
@@ -243,7 +256,8 @@ struct Consumer {
   /// their bits.
   __device__ bool exceeds(const float (&sum)[2], const Item& item) const {
     constexpr float kLargest = RunningSoftmax<C>::kLargestSum;
-    const int at = thread_index(), first = at / 32 * 16 + at % 32 / 4;  // anew: registers are few
+    const std::uint32_t at = thread_index();  // anew: registers are few
+    const int first = at / 32 * 16 + at % 32 / 4;
     const int left = item.item.work.row_end - item.item.work.row_begin - first;
     return __any_sync(~0u, (left > 0 && !(sum[0] <= kLargest)) || (left > 8 && !(sum[1] <= kLargest)));
   }
@@ -261,7 +275,7 @@ struct Consumer {
 #pragma unroll 1
     for (int chunk = 0; chunk < Traits::kChunks; ++chunk) {
 #pragma unroll 1
-      for (int i = max(alive, 0) * 8 + thread % 128; i < C.kv_tile * 8; i += 128) {
+      for (int i = max(alive, 0) * 8 + static_cast<int>(thread % 128); i < C.kv_tile * 8; i += 128) {
         rows[chunk * (C.kv_tile * 8) + i] = uint4{};
       }
     }

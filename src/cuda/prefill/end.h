@@ -44,8 +44,17 @@ struct RowsEnd {
   using Traits = PrefillTraits<C>;
   const PrefillParams& params;
   Consumer<C>& c;
-  const DeviceItem& item;
+  const typename Traits::Item& whole;
+  int buffer;  // of the item's queries, which are no longer needed
 
+  const DeviceItem& item = whole.item;
+
+  /// place_of() without its division.
+  __device__ RowPlace place(int row) const {
+    const int query = whole.position[row] - item.keys + item.queries, group = c.p.schedule.params.group;
+    return {std::int64_t{item.first_query} + query,
+            item.work.kv_head * group + item.work.row_begin + row - query * group, whole.position[row], 0.0f};
+  }
   /// Of staged values: what all of the head are divided by.
   __device__ float value_scale() const {
     if (!Traits::kStaged || c.p.v.static_scale == nullptr) return 1.0f;
@@ -61,7 +70,7 @@ struct RowsEnd {
     if (max != kMinus || sum != 0.0f) {
       float weight = 1.0f;
       if (p.sinks != nullptr && keep) {
-        const float sink = p.sinks[place_of(p, item, row).head] * kLog2e, merged = fmaxf(max, sink);
+        const float sink = p.sinks[place(row).head] * kLog2e, merged = fmaxf(max, sink);
         weight = exp2_approx(max - merged);
         sum = sum * weight + exp2_approx(sink - merged);
         max = merged;
@@ -70,8 +79,8 @@ struct RowsEnd {
       lse = (max + log2f(sum)) * kLn2;
     }
     if (p.lse != nullptr && keep && c.lane() % 4 == 0) {
-      const RowPlace place = place_of(p, item, row);
-      p.lse[place.token * p.lse_token_stride + place.head * p.lse_head_stride] = lse;
+      const RowPlace at = place(row);
+      p.lse[at.token * p.lse_token_stride + at.head * p.lse_head_stride] = lse;
     }
     if (p.rotate_v) {
       rotate_fragment<C.head_dim>(c.o, r, c.lane());
@@ -95,8 +104,8 @@ struct RowsEnd {
     for (int r = 0; r < 2; ++r) {
       const int row = c.first_row() + 8 * r;
       const bool keep = row < rows;
-      const RowPlace place = place_of(p, item, keep ? row : 0);
-      const std::int64_t out = place.token * p.out_token_stride + place.head * p.out_head_stride;
+      const RowPlace at = place(keep ? row : 0);
+      const std::int64_t out = at.token * p.out_token_stride + at.head * p.out_head_stride;
       if (p.out_type == DType::kFloat32) {
 #pragma unroll
         for (int j = 0; j < C.head_dim / 8; ++j) {
@@ -110,12 +119,12 @@ struct RowsEnd {
     }
   }
 
-  /// All 64 rows by a tensor copy from shared memory, which goes on beside the next item.
+  /// All 64 rows by a tensor copy from where the queries were, which goes on beside the next item. A warp
+  /// writes where only its own queries lay.
   __device__ void write_box(const float (&scale)[2]) const {
     const int group = c.group(), lane = c.lane(), heads = c.p.schedule.params.group;
-    drain(c);
-    team_barrier(group);
-    const std::uint32_t to = shared_address(c.s.out[group]) + (c.warp() * 16 + lane % 16) * 128;
+    std::uint8_t* const out = c.s.q[buffer][group];
+    const std::uint32_t to = shared_address(out) + (c.warp() * 16 + lane % 16) * 128;
 #pragma unroll
     for (int j = 0; j < C.head_dim / 8; j += 2) {
       const float* x = c.o + 4 * j;
@@ -129,12 +138,12 @@ struct RowsEnd {
     if (c.thread % 128 != 0) return;
 #pragma unroll
     for (int chunk = 0; chunk < Traits::kChunks; ++chunk) {
-      tensor_store(params.out, shared_address(c.s.out[group]) + chunk * (64 * 128), chunk * 64,
+      tensor_store(params.out, shared_address(out) + chunk * (64 * 128), chunk * 64,
                    item.work.kv_head * heads, item.first_query + (item.work.row_begin + 64 * group) / heads);
     }
     tensor_store_commit();
   }
-  /// Until the copy of an earlier item has read shared memory.
+  /// Until the copies of earlier items have read shared memory.
   static __device__ void drain(const Consumer<C>& c) {
     if (Traits::kStagesOutput && c.thread % 128 == 0) tensor_store_wait();
   }
@@ -189,7 +198,7 @@ struct RowsEnd {
       if (row >= rows) break;
       State state;
       state.template add<2>(slots.parts(item.first_slot, 1, item.parts, row), c.lane());
-      write_row<C.head_dim, true>(p, place_of(p, item, row), state, c.lane(), true);
+      write_row<C.head_dim, true>(p, place(row), state, c.lane(), true);
     }
   }
 

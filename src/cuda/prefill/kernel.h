@@ -13,178 +13,224 @@ struct RowsLoop {
   using Products = typename Consumer<C>::Products;
   using Logits = typename Consumer<C>::Logits;
   using Item = typename Traits::Item;
+  using OwnTiles = typename Traits::OwnTiles;
   static constexpr int kTile = C.kv_tile;
+  static constexpr std::uint32_t kAllLive = (1u << kTile / kTileTokens) - 1;
+  /// Of a tile whose products may need nothing but their scales: `live` of Shared.
+  static constexpr std::uint32_t kPlainLive = kAllLive | (Traits::kCodes ? kScaledTile : 0);
+  static constexpr int kBuffers = Traits::kQueryBuffers;
+  /// An item's first Q K^T runs beside the end of the item before. Not where registers are needed to scale Q.
+  static constexpr bool kTakesAhead = kBuffers == 2 && !Traits::kStaged;
   const PrefillParams& params;
   typename Traits::Shared& s;
   const AttentionParams& p = params.attention;
-  Consumer<C> c{p, s, thread_index()};
-  RingPlace<C.stages> ring = {};
+  Consumer<C> c{p, s, static_cast<std::uint32_t>(thread_index())};
+  PackedRingPlace<C.stages> ring = {};
+  int left = -1;  // tiles of the item that are still to come, or the number of the one at hand
 
   __device__ bool modified() const {
     return p.softcap > 0.0f || p.alibi_slopes != nullptr || p.scale_log2 < 0.0f;
   }
-  /// What the softmax multiplies logits of row g + 8 r by; of given keys `common`, the same for all rows.
-  __device__ float row_factor(int r, float common) const {
-    if constexpr (!Traits::kStaged) return common;
-    return modified() ? 1.0f : c.factor(r);
-  }
+  /// What the softmax multiplies logits of row g + 8 r by; of given keys the same for all rows.
+  __device__ float row_factor(int r) const { return modified() ? 1.0f : c.factor(r); }
   /// Worked out anew, to keep no register.
   __device__ int stage_before() const {
-    int stage = ring.stage;
-    asm volatile("" : "+r"(stage));
-    return (stage == 0 ? C.stages : stage) - 1;
+    PackedRingPlace<C.stages> place = ring;
+    asm volatile("" : "+r"(place.place));
+    return place.previous().stage();
   }
-  __device__ void wait(std::uint64_t& barrier) const { barrier_wait(shared_address(&barrier), ring.parity); }
+  __device__ void wait(std::uint64_t& barrier) const { barrier_wait(shared_address(&barrier), ring.parity()); }
 
-  /// Tiles before `token` down to `first` that the rows do not see.
-  __device__ void skip(int token, int first) {
+  /// Passes tiles of `tokens` tokens that the rows do not see.
+  __device__ void skip(int tokens) {
 #pragma unroll 1
-    for (; token > first; token -= kTile, ring.advance()) {
-      wait(s.k_full[ring.stage]);
-      c.release(s.k_empty[ring.stage]);
-      wait(s.v_full[ring.stage]);
-      c.release(s.v_empty[ring.stage]);
+    for (; tokens > 0; tokens -= kTile, ring.advance()) {
+      wait(s.k_full[ring.stage()]);
+      c.release(s.k_empty[ring.stage()]);
+      wait(s.v_full[ring.stage()]);
+      c.release(s.v_empty[ring.stage()]);
     }
   }
+  __device__ OwnTiles& own() const { return s.own[c.thread / 32]; }
   /// The item at hand; looked up anew, to keep no register.
   __device__ const Item& current() const {
-    const volatile int& index = s.item_index[c.thread / 32];
-    return s.items[index % Traits::kItems];
+    const volatile int& index = own().item;
+    return item_of(index);
   }
-  /// Whether there is a tile at `token`, and what it needs beside its products, as bits.
-  enum Need : std::uint32_t { kMask = 1, kLook = 2, kHere = 4 };
-  __device__ std::uint32_t needs(int token) const {
-    const TileRange tiles = current().tiles[c.group()];
-    const bool masked = token < tiles.unmasked_first || token >= tiles.unmasked_end;
-    // Rows may see their first key here, as long as the tile before was masked.
-    return (masked ? kMask : 0) | (token + kTile >= tiles.unmasked_end ? kLook : 0) |
-           (token >= tiles.first ? kHere : 0);
+  __device__ int token() const {
+    const volatile int& first = own().first;
+    return first + left * kTile;
   }
 
-  /// The products of the tile at `token` become logits as the softmax takes them. `live`: of Shared.
-  __device__ void prepare(const Products& products, Logits& x, int token, std::uint32_t need,
-                          std::uint32_t live) {
-    constexpr std::uint32_t kAll = (1u << kTile / kTileTokens) - 1;
-    c.take(products, x, ring.stage, Traits::kCodes || live & kScaledTile);
-    if (modified()) c.cap_and_bias(x, current(), token);
-    if (need & kMask || (live & ~kScaledTile) != kAll) c.mask(x, current(), token, live);
+  /// Whether the products of the tile at hand need nothing but their scales.
+  __device__ bool is_plain() const {
+    const auto& tiles = own();
+    const bool plain = static_cast<std::uint32_t>(left - tiles.plain) < tiles.plain_count;
+    return plain && s.live[ring.stage()] == kPlainLive;
   }
-  /// Whether the products need nothing but their scales.
-  __device__ bool plain(std::uint32_t need, std::uint32_t live) const {
-    return !(need & (kMask | kLook)) && live == ((1u << kTile / kTileTokens) - 1 | kScaledTile) &&
-           !modified();
-  }
-
-  /// The tiles of the current item that the rows see, of which there are some, from the last one on.
-  __device__ void attend() {
-    int token = current().tiles[c.group()].end - kTile;
-    std::uint32_t need = needs(token);
-    const float common = modified() ? 1.0f : p.scale_log2;
-    float sum[2];
-    typename Consumer<C>::Probabilities prob;
-    {
-      Products products;
-      Logits x;
-      wait(s.k_full[ring.stage]);
-      wgmma_begin();
-      c.begin_scores(ring.stage, products);
-      const std::uint32_t live = s.live[ring.stage];
-      wgmma_wait();
-      pin(products);
-      prepare(products, x, token, need, live);
-      c.release(s.k_empty[ring.stage]);
-      const float factor[2] = {row_factor(0, common), row_factor(1, common)};
-      c.raise(x, factor);
-      need = needs(token - kTile);
-      c.exponentiate(x, factor, sum);
-      c.add(sum);
-      c.round(x, prob);
-      wait(s.v_full[ring.stage]);
-      const int alive = current().item.keys - token;
-      if (alive < kTile) c.clear_dead(ring.stage, alive);
+  /// The products of the tile at hand become logits as the softmax takes them. `live`: of Shared.
+  __device__ void prepare(const Products& products, Logits& x, std::uint32_t live) {
+    c.take(products, x, ring.stage(), Traits::kCodes || live & kScaledTile);
+    const Item& item = current();
+    const TileRange& tiles = item.tiles[c.group()];
+    const int at = token();
+    if (modified()) c.cap_and_bias(x, item, at);
+    if (at < tiles.unmasked_first || at >= tiles.unmasked_end || (live & kAllLive) != kAllLive) {
+      c.mask(x, item, at, live);
     }
+  }
+
+  /// Takes the next item, if there is one: notes which tiles the rows see and waits for its queries.
+  __device__ bool take(ItemReader<C>& items) {
+    c.locate();
+    left = -1;
+    const Item* const item = items.next();
+    if (item == nullptr) return false;
+    const TileRange& tiles = item->tiles[c.group()];
+    const int buffer = items.index % kBuffers;
+    c.queries = swizzled_word(shared_address(s.q[buffer][c.group()]));
+    left = (tiles.end - tiles.first) / kTile - 1;
+    // The last tile without a mask may be the first that rows see, if the one after it is masked.
+    const int plain = modified() ? 0 : (tiles.unmasked_end - tiles.unmasked_first) / kTile - 1;
+    own() = {(tiles.unmasked_first - tiles.first) / kTile, static_cast<std::uint32_t>(max(plain, 0)), (buffer * C.warpgroups + c.group()) * Traits::kQueryBytes,
+             tiles.first, items.index, min(item->item.keys - (tiles.end - kTile), kTile), OwnTiles::kFirst};
+    __syncwarp();
+    barrier_wait(shared_address(&s.q_full[buffer][c.group()]), items.index / kBuffers % 2);
+    if constexpr (Traits::kStaged) {
+      if (left >= 0) scale_queries(c, s.q[buffer][c.group()]);
+    }
+    return true;
+  }
+  /// Begins Q K^T of the first tile that the rows see. Where they see none, it is of whatever there is.
+  __device__ void begin_scores(Products& products) {
+    if (left >= 0) {
+      const Item& item = current();
+      skip(item.item.work.kv_begin + tiles_of<kTile>(item.item.work) * kTile - item.tiles[c.group()].end);
+      wait(s.k_full[ring.stage()]);
+    }
+    wgmma_begin();
+    c.begin_scores(ring.stage(), products);
+  }
+  /// All products with the queries of item `index` are complete.
+  __device__ void release_queries(int index) {
+    RowsEnd<C>::drain(c);
+    c.release(s.q_empty[index % kBuffers][c.group()]);
+  }
+
+  /// P, not yet rounded, of a tile, O taking in the one before at the same time.
+  __device__ bool attend_tile(Products& products, Logits& x, bool plain) {
+    float sum[2];
+    if (plain) {
+      c.exponentiate_plain(products, ring.stage(), x, sum);
+      if (!c.exceeds(sum) || !c.exceeds(sum, current())) {
+        c.add(sum);
+        return true;
+      }
+      wgmma_wait<0>();
+      c.repeat_scores(ring.stage(), products);
+    }
+    prepare(products, x, s.live[ring.stage()]);
+    const float factor[2] = {row_factor(0), row_factor(1)};
+    c.raise(x, factor);
+    c.exponentiate(x, factor, sum);
+    c.add(sum);
+    return false;
+  }
+  /// After a tile that is the item's first or has raised offsets.
+  __device__ void settle() {
+    const int step = own().step;
+    if (step == OwnTiles::kFirst) {
+      wait(s.v_full[ring.stage()]);
+      if (own().alive < kTile) c.clear_dead(ring.stage(), own().alive);
+    } else {
+      c.release(s.v_empty[stage_before()]);
+      if (step == OwnTiles::kRaised) c.rescale_output();
+    }
+    own().step = OwnTiles::kUsual;
+    __syncwarp();
+  }
+  /// The tiles of the item that the rows see, of which there are some, from the last one on; Q K^T of that is
+  /// complete. Leaves P V of the first one under way.
+  __device__ void attend(Products& products) {
+    typename Consumer<C>::Probabilities prob;
+    bool plain = false;
 #pragma unroll 1
-    while (need & kHere) {
-      token -= kTile;
-      c.locate();
-      const RingPlace<C.stages> before = ring;
-      ring.advance();
-      Products products;
+    while (true) {
       Logits x;
-      wait(s.k_full[ring.stage]);
-      const std::uint32_t live = s.live[ring.stage];
+      const bool usual = attend_tile(products, x, plain);
+      c.release(s.k_empty[ring.stage()]);
+      wgmma_wait<0>();
+      if (usual) {
+        c.release(s.v_empty[stage_before()]);
+      } else {
+        settle();
+      }
+      c.round(x, prob);
+      if (--left < 0) break;
+      const PackedRingPlace<C.stages> before = ring;
+      ring.advance();
+      wait(s.k_full[ring.stage()]);
+      plain = is_plain();
       wgmma_begin();
-      c.begin_scores(ring.stage, products);
-      barrier_wait(shared_address(&s.v_full[before.stage]), before.parity);
+      c.begin_scores(ring.stage(), products);
+      barrier_wait(shared_address(&s.v_full[before.stage()]), before.parity());
       wgmma_begin();
-      c.begin_output(before.stage, prob);
+      c.begin_output(before.stage(), prob);
       wgmma_wait<1>();
       pin(products);
-      bool raised = false;
-      std::uint32_t next = 0;
-#pragma unroll 1
-      while (true) {
-        if (Traits::kCodes && plain(need, live)) {
-          next = needs(token - kTile);
-          c.exponentiate(products, ring.stage, x, sum);
-        } else {
-          prepare(products, x, token, need, live);
-          const float factor[2] = {row_factor(0, common), row_factor(1, common)};
-          if (need & kLook) raised = c.raise(x, factor);
-          next = needs(token - kTile);  // beside the exponentials
-          c.exponentiate(x, factor, sum);
-        }
-        if (need & kLook || !c.exceeds(sum) || !c.exceeds(sum, current())) break;
-        wgmma_wait<0>();
-        c.repeat_scores(ring.stage, products);
-        need |= kLook;
-      }
-      need = next;
-      c.add(sum);
-      c.release(s.k_empty[ring.stage]);
-      wgmma_wait<0>();
-      c.release(s.v_empty[stage_before()]);
-      if (raised) c.rescale_output();
-      c.round(x, prob);
     }
-    wait(s.v_full[ring.stage]);
+    barrier_wait(shared_address(&s.v_full[ring.stage()]), ring.parity());
     wgmma_begin();
-    c.begin_output(ring.stage, prob);
-    c.release(s.q_empty[c.group()]);
-    wgmma_wait<0>();
-    pin(c.o);
-    c.release(s.v_empty[ring.stage]);
+    c.begin_output(ring.stage(), prob);
+  }
+
+  /// When O is complete: passes the tiles of an item that are left.
+  __device__ void leave(const Item& item) {
+    const TileRange& tiles = item.tiles[c.group()];
+    if (tiles.first == tiles.end) return skip(tiles_of<kTile>(item.item.work) * kTile);
+    c.release(s.v_empty[ring.stage()]);
     ring.advance();
+    skip(tiles.first - item.item.work.kv_begin);
+  }
+  __device__ const Item& item_of(int index) const { return s.items[index % Traits::kItems]; }
+  /// Writes the rows of an item.
+  __device__ void finish(const Item& item, int index) {
+    if (64 * c.group() < item.item.work.row_end - item.item.work.row_begin) {
+      RowsEnd<C>{params, c, item, index % kBuffers}();
+    }
+    __syncwarp();
+    if (c.lane() == 0) barrier_arrive(shared_address(&s.item_empty[index % Traits::kItems]));
   }
 
   __device__ void run() {
     ItemReader<C> items{s};
+    Products products;
+    int done = -1;  // the item whose O is to be finished
 #pragma unroll 1
-    while (const Item* const item = items.next()) {
-      c.locate();
+    while (true) {
+      bool more = true;
+      if (kTakesAhead) more = take(items);
+      wgmma_wait();
+      pin(c.o);
+      if (done >= 0) {
+        leave(item_of(done));
+        if (!kTakesAhead) finish(item_of(done), done);
+      }
+      if (!kTakesAhead) more = take(items);
+      if (!more && done < 0) return;
+      begin_scores(products);
+      if (kTakesAhead && done >= 0) finish(item_of(done), done);
+      if (!more) break;
       c.begin();
-      s.item_index[c.thread / 32] = items.index;
-      __syncwarp();
-      const planning::WorkItem& work = item->item.work;
-      const TileRange& tiles = item->tiles[c.group()];
-      skip(work.kv_begin + tiles_of<kTile>(work) * kTile, tiles.end);
-      barrier_wait(shared_address(&s.q_full[c.group()]), items.index % 2);
-      if (tiles.end > tiles.first) {
-        if constexpr (Traits::kStaged) scale_queries(c);
-        attend();
-      } else {
-        c.release(s.q_empty[c.group()]);
-      }
-      items.index = s.item_index[c.thread / 32];
-      const Item& done = s.items[items.stage()];
-      skip(done.tiles[c.group()].first, done.item.work.kv_begin);
-      if (64 * c.group() < done.item.work.row_end - done.item.work.row_begin) {
-        RowsEnd<C>{params, c, done.item}();
-      }
-      __syncwarp();
-      if (c.lane() == 0) items.release();
-      items.advance();
+      wgmma_wait();
+      pin(products);
+      if (kBuffers == 2 && own().item > 0) release_queries(own().item - 1);
+      if (left >= 0) attend(products);
+      done = own().item;
+      items.index = done + 1;
+      if (kBuffers == 1) release_queries(done);
     }
+    wgmma_wait();
     RowsEnd<C>::drain(c);
   }
 };
@@ -199,8 +245,10 @@ __device__ inline void init_barriers(typename PrefillTraits<C>::Shared& s) {
   init(s.v_full, 1);
   init(s.k_empty, Traits::kComputeWarps);
   init(s.v_empty, Traits::kComputeWarps);
-  init(s.q_full, 1);
-  init(s.q_empty, 4);
+  for (int i = 0; i < Traits::kQueryBuffers; ++i) {
+    init(s.q_full[i], 1);
+    init(s.q_empty[i], 4);
+  }
   init(s.item_full, 1);
   init(s.item_empty, Traits::kComputeWarps + 3);
   fence_async_shared();

@@ -275,19 +275,19 @@ struct QueryLoader {
   int lane;
 
   /// By tensor copies of whole rows, those of other requests among them, whose results are not written.
-  __device__ void copy_boxes(const DeviceItem& item, int group) const {
-    const std::uint32_t full = shared_address(&s.q_full[group]);
+  __device__ void copy_boxes(const DeviceItem& item, int buffer, int group) const {
+    const std::uint32_t full = shared_address(&s.q_full[buffer][group]);
     const int heads = params.attention.schedule.params.group;
     if (lane == 0) barrier_expect_bytes(full, Traits::kQueryBytes);
     if (lane >= Traits::kChunks) return;
-    tensor_load(shared_address(s.q[group]) + lane * (64 * 128), params.q, full, lane * 64,
+    tensor_load(shared_address(s.q[buffer][group]) + lane * (64 * 128), params.q, full, lane * 64,
                 item.work.kv_head * heads, item.first_query + (item.work.row_begin + 64 * group) / heads);
   }
   /// By rows.
-  __device__ void copy_rows(const DeviceItem& item, int group) const {
+  __device__ void copy_rows(const DeviceItem& item, int buffer, int group) const {
     const AttentionParams& p = params.attention;
     const int piece = lane % kPieces, rows = item.work.row_end - item.work.row_begin;
-    std::uint8_t* to = s.q[group] + piece / 8 * (64 * 128);
+    std::uint8_t* to = s.q[buffer][group] + piece / 8 * (64 * 128);
 #pragma unroll 1
     for (int i = lane / kPieces; i < 64; i += kStep) {
       const bool has = 64 * group + i < rows;
@@ -304,7 +304,7 @@ struct QueryLoader {
     copy_async_wait();
     fence_async_shared();
     __syncwarp();
-    if (lane == 0) barrier_arrive(shared_address(&s.q_full[group]));
+    if (lane == 0) barrier_arrive(shared_address(&s.q_full[buffer][group]));
   }
   __device__ void run() const {
     check_inputs(params.attention, blockIdx.x, lane);
@@ -313,11 +313,12 @@ struct QueryLoader {
     while (const auto* const item = items.next()) {
 #pragma unroll 1
       for (int group = 0; group < C.warpgroups; ++group) {
-        barrier_wait(shared_address(&s.q_empty[group]), items.index % 2 ^ 1);
+        const int buffer = items.index % Traits::kQueryBuffers;
+        barrier_wait(shared_address(&s.q_empty[buffer][group]), items.index / Traits::kQueryBuffers % 2 ^ 1);
         if (params.q_boxes) {
-          copy_boxes(item->item, group);
+          copy_boxes(item->item, buffer, group);
         } else {
-          copy_rows(item->item, group);
+          copy_rows(item->item, buffer, group);
         }
       }
       __syncwarp();

@@ -45,12 +45,12 @@ struct QueryHalf {
 
 /// A warp's 16 rows, chunks of 64 16-bit values swizzled over 128 bytes. Codes make chunks of 128 of them.
 template <PrefillConfig C>
-__device__ inline void scale_queries(Consumer<C>& c) {
+__device__ inline void scale_queries(Consumer<C>& c, std::uint8_t* queries) {
   using Traits = PrefillTraits<C>;
   constexpr int kPieces = C.head_dim / 16;
   const int row = c.warp() * 16 + c.lane() % 16, half = c.lane() / 16, swizzle = row % 8;
   const bool bf16 = c.p.q_type == DType::kBFloat16;
-  std::uint8_t* const q = c.s.q[c.group()] + row * 128;
+  std::uint8_t* const q = queries + row * 128;
   const auto piece = [&](int i) {
     return reinterpret_cast<uint4*>(q + i / 8 * (64 * 128) + (i % 8 ^ swizzle) * 16);
   };

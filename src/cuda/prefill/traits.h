@@ -31,8 +31,11 @@ struct PrefillTraits {
   static constexpr int kKeyTileBytes = C.kv_tile * kKeyChunks * 128, kTileBytes = C.kv_tile * kDim * 2;
   static constexpr int kQueryBytes = 64 * kDim * 2;  // of a warpgroup
   static constexpr int kItems = 2;
-  static constexpr bool kStagesOutput = C.head_dim < 256;             // shared memory
-  static constexpr bool kKeepsSlopes = C.head_dim < 256 || !kStaged;  // likewise
+  // Where shared memory has room for two items' queries, the next item's are there before its turn, and O
+  // leaves by way of those that are done with.
+  static constexpr int kQueryBuffers = C.head_dim < 256 ? 2 : 1;
+  static constexpr bool kStagesOutput = kQueryBuffers == 2;
+  static constexpr bool kKeepsSlopes = C.head_dim < 256;  // shared memory
 
   /// An item, and what follows from it for its rows.
   struct alignas(16) Item {
@@ -42,21 +45,33 @@ struct PrefillTraits {
     float slope[kKeepsSlopes ? kRows : 0];  // likewise, in base 2
   };
 
+  /// The item of a warp. Its rows see tiles that are numbered from the first one on.
+  struct alignas(8) OwnTiles {
+    int plain;                  // the first tile whose products need nothing but their scales
+    std::uint32_t plain_count;  // how many there are
+    int queries;                // where they lie in Shared::q
+    int first;                  // token of tile 0
+    int item;                   // its number
+    int alive;                  // tokens of the last tile that the request has
+    int step;                   // the tile at hand is the first, or has raised an offset
+    enum : int { kUsual, kFirst, kRaised };
+  };
+
   struct Shared {
-    alignas(1024) std::uint8_t q[C.warpgroups][kQueryBytes];  // [chunk][row][64, of codes 128]
+    // [chunk][row][64, of codes 128], later O.
+    alignas(1024) std::uint8_t q[kQueryBuffers][C.warpgroups][kQueryBytes];
     alignas(1024) std::uint8_t k[C.stages][kKeyTileBytes];    // [chunk][token][64, of codes 128]
     alignas(1024) std::uint8_t v[C.stages][kTileBytes];
-    alignas(1024) std::uint8_t out[kStagesOutput ? C.warpgroups : 0][kQueryBytes];  // [chunk][row][64]
     Item items[kItems];
     alignas(8) std::uint64_t k_full[C.stages], k_empty[C.stages], v_full[C.stages], v_empty[C.stages];
-    std::uint64_t q_full[C.warpgroups], q_empty[C.warpgroups];
+    std::uint64_t q_full[kQueryBuffers][C.warpgroups], q_empty[kQueryBuffers][C.warpgroups];
     std::uint64_t item_full[kItems], item_empty[kItems];
     std::uint32_t live[C.stages];  // bit i: tile i of 16 tokens is there; kScaledTile
     alignas(8) float key_scales[kStaged ? C.stages : 0][C.kv_tile];
-    // What need not be kept in registers, which are dear: the item of a warp; of the packed rows what O and
-    // the sum are scaled by when an offset is raised.
-    int item_index[kComputeWarps];
-    float rescale[kRows];
+    // What need not be kept in registers, which are dear: the tiles of a warp; of the packed rows by how
+    // much an offset was raised.
+    OwnTiles own[kComputeWarps];
+    std::int8_t raised_log2[kRows];
     float query_factors[kStaged ? kRows : 0];  // and what their products are multiplied by
   };
   static constexpr int kMaxShared = 227 * 1024;
