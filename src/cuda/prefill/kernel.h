@@ -254,12 +254,35 @@ __device__ inline void init_barriers(typename PrefillTraits<C>::Shared& s) {
   fence_async_shared();
 }
 
+/// Brings the maps and what the first items are found by closer, all at once: to find them takes a chain of
+/// reads. By 128 threads.
+__device__ inline void prefetch_schedule(const PrefillParams& p, int thread) {
+  constexpr int kLine = 128;
+  const planning::Schedule& s = p.attention.schedule;
+  const auto fetch = [&](const void* data, std::int64_t bytes) {
+    if (data != nullptr && thread * kLine < bytes) {
+      prefetch_to_l2(static_cast<const char*>(data) + thread * kLine);
+    }
+  };
+  const std::int64_t batch = s.params.batch;
+  fetch(s.header, sizeof(planning::ScheduleHeader));
+  fetch(s.first_step, (batch + 1) * 8);
+  fetch(s.cu_q, (batch + 1) * 4);
+  fetch(s.kv_lengths, batch * 4);
+  fetch(s.cu_kv, batch * 4);
+  if (thread == 0) prefetch_map(p.k);
+  if (thread == 32) prefetch_map(p.v);
+  if (thread == 64 && p.q_boxes) prefetch_map(p.q);
+  if (thread == 96 && p.out_boxes) prefetch_map(p.out);
+}
+
 /// A worker: a thread block.
 template <PrefillConfig C>
 __device__ inline void prefill_worker(const PrefillParams& p, typename PrefillTraits<C>::Shared& s) {
   using Traits = PrefillTraits<C>;
   const int warp = thread_index() / 32, lane = thread_index() % 32;
   if (thread_index() == 0) init_barriers<C>(s);
+  if (warp >= Traits::kComputeWarps) prefetch_schedule(p, thread_index() - 32 * Traits::kComputeWarps);
   __syncthreads();
   wait_for_previous_kernel();
   let_next_kernel_start();
