@@ -25,12 +25,12 @@ struct Softcap {
 
 /// The keys before `end` that a row sees.
 struct VisibleKeys {
-  int from;
+  int from, last;
   unsigned count;
 
-  __device__ VisibleKeys(const AttentionParams& p, int position, int end) : from(position - p.window_left) {
-    const int to = min(end - 1, position + p.causal_right);
-    count = to < from ? 0u : to - from + 1u;
+  __device__ VisibleKeys(const AttentionParams& p, int position, int end)
+      : from(position - p.window_left), last(min(end - 1, position + p.causal_right)) {
+    count = last < from ? 0u : last - from + 1u;
   }
   __device__ bool has(int key) const { return static_cast<unsigned>(key - from) < count; }
 };

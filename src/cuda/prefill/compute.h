@@ -133,18 +133,26 @@ struct Consumer {
       pin(four);
     }
   }
+  /// Hides what rows do not see. Usually it lies behind their last key; each look at all logits takes time.
   __device__ void mask(Logits& x, const Item& item, int token, std::uint32_t live) const {
+    const int column = token + thread % 4 * 2;
+    int from[2], to[2];  // the rows' keys, counted from that column
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const VisibleKeys seen(p, item.position[first_row() + 8 * r], item.item.work.kv_end);
+      from[r] = max(seen.from, column) - column;
+      to[r] = seen.count == 0 ? -1 : max(seen.last, column - 1) - column;
+    }
+    hide(x, [&](int key, int r) { return key > to[r]; });
+    if (from[0] > 0 || from[1] > 0) hide(x, [&](int key, int r) { return key < from[r]; });
+    if (live != (1u << kTiles) - 1) hide(x, [&](int key, int) { return (live >> key / kTileTokens & 1) == 0; });
+  }
+  /// `hidden(key, r)`: of the lane's columns, counted from its first one, and row g + 8 r.
+  template <typename Hidden>
+  static __device__ void hide(Logits& x, const Hidden& hidden) {
 #pragma unroll
-      for (int i = 0; i < kS / 4; ++i) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const bool has = live >> (i / 2) & 1 && seen.has(token + 8 * i + thread % 4 * 2 + e);
-          if (!has) x[4 * i + 2 * r + e] = kMinus;
-        }
-      }
+    for (int i = 0; i < kS; ++i) {
+      if (hidden(i / 4 * 8 + i % 2, i / 2 % 2)) x[i] = kMinus;
     }
   }
 

@@ -19,8 +19,9 @@ struct RowsLoop {
   /// Of a tile whose products may need nothing but their scales: `live` of Shared.
   static constexpr std::uint32_t kPlainLive = kAllLive | (Traits::kCodes ? kScaledTile : 0);
   static constexpr int kBuffers = Traits::kQueryBuffers;
-  /// An item's first Q K^T runs beside the end of the item before. Not where registers are needed to scale Q.
-  static constexpr bool kTakesAhead = kBuffers == 2 && !Traits::kStaged;
+  /// An item is taken beside the last P V of the item before, and its first Q K^T runs beside the end of that.
+  static constexpr bool kTakesAhead = kBuffers == 2;
+  static constexpr bool kBeginsAhead = kTakesAhead && !Traits::kCodes;  // registers
   const PrefillParams& params;
   typename Traits::Shared& s;
   const AttentionParams& p = params.attention;
@@ -76,7 +77,7 @@ struct RowsLoop {
     const int at = token();
     if (modified()) c.cap_and_bias(x, item, at);
     if (at < tiles.unmasked_first || at >= tiles.unmasked_end || (live & kAllLive) != kAllLive) {
-      c.mask(x, item, at, live);
+      c.mask(x, item, at, live & kAllLive);
     }
   }
 
@@ -90,8 +91,7 @@ struct RowsLoop {
     const int buffer = items.index % kBuffers;
     c.queries = swizzled_word(shared_address(s.q[buffer][c.group()]));
     left = (tiles.end - tiles.first) / kTile - 1;
-    // The last tile without a mask may be the first that rows see, if the one after it is masked.
-    const int plain = modified() ? 0 : (tiles.unmasked_end - tiles.unmasked_first) / kTile - 1;
+    const int plain = modified() ? 0 : (tiles.plain_end - tiles.unmasked_first) / kTile;
     own() = {(tiles.unmasked_first - tiles.first) / kTile, static_cast<std::uint32_t>(max(plain, 0)), (buffer * C.warpgroups + c.group()) * Traits::kQueryBytes,
              tiles.first, items.index, min(item->item.keys - (tiles.end - kTile), kTile), OwnTiles::kFirst};
     __syncwarp();
@@ -214,12 +214,12 @@ struct RowsLoop {
       pin(c.o);
       if (done >= 0) {
         leave(item_of(done));
-        if (!kTakesAhead) finish(item_of(done), done);
+        if (!kBeginsAhead) finish(item_of(done), done);
       }
       if (!kTakesAhead) more = take(items);
       if (!more && done < 0) return;
       begin_scores(products);
-      if (kTakesAhead && done >= 0) finish(item_of(done), done);
+      if (kBeginsAhead && done >= 0) finish(item_of(done), done);
       if (!more) break;
       c.begin();
       wgmma_wait();

@@ -58,15 +58,18 @@ __device__ inline TileRange tiles_seen(const AttentionParams& p, const DeviceIte
                                        int group) {
   const planning::WorkItem& work = item.work;
   const int rows = work.row_end - work.row_begin, zero = work.kv_begin;
-  if (64 * group >= rows) return {zero, zero, zero, zero};
+  if (64 * group >= rows) return {zero, zero, zero, zero, zero};
   const int first = position[64 * group], last = position[min(64 * group + 63, rows - 1)];
   const int begin = max(zero, first - p.window_left) - zero;
   const int end = min(work.kv_end, last + p.causal_right + 1) - zero;
-  if (begin >= end) return {zero, zero, zero, zero};
+  if (begin >= end) return {zero, zero, zero, zero, zero};
   const int inner_begin = max(zero, last - p.window_left) - zero;
   const int inner_end = max(zero, min(work.kv_end, first + p.causal_right + 1)) - zero;
-  return {zero + begin / kTile * kTile, zero + (end + kTile - 1) / kTile * kTile,
-          zero + (inner_begin + kTile - 1) / kTile * kTile, zero + inner_end / kTile * kTile};
+  const int whole_first = (inner_begin + kTile - 1) / kTile * kTile, whole_end = inner_end / kTile * kTile;
+  // The first row sees none of the tile behind, if that is where its keys end.
+  const int plain_end = whole_end == inner_end ? whole_end - kTile : whole_end;
+  return {zero + begin / kTile * kTile, zero + (end + kTile - 1) / kTile * kTile, zero + whole_first,
+          zero + whole_end, zero + plain_end};
 }
 
 /// The warp that takes items from the queue for the block.

@@ -9,73 +9,90 @@
 
 namespace halftone::cuda {
 
-/// Half a row, which a lane has of one of 16 rows: the other half is the lane's 16 lanes away.
-template <int kPieces>  // of 8 values
-struct QueryHalf {
-  std::uint32_t words[kPieces][4];  // 16-bit values
+/// A warp's 16 rows of Q where they lie: chunks of 64 16-bit values, swizzled over 128 bytes. A row is of two
+/// lanes, 16 apart. A few registers suffice: the products of the item before may still be under way.
+template <PrefillConfig C, bool kBFloat16>
+struct QueryRow {
+  static constexpr int kPieces = C.head_dim / 8;  // of a row, 16 bytes each
+  std::uint8_t* row;
+  int swizzle, half;  // which lane of the two
 
-  __device__ float value(bool bf16, int i) const { return half_of(words[i / 8][i / 2 % 4], i % 2, bf16); }
+  __device__ uint4& piece(int i) const {
+    return *reinterpret_cast<uint4*>(row + i / 8 * (64 * 128) + (i % 8 ^ swizzle) * 16);
+  }
+  static __device__ float value(std::uint32_t word, int i) { return half_of(word, i, kBFloat16); }
+
   /// Bits of the largest magnitude of the row, a NaN's if there is one.
-  __device__ std::uint32_t largest(bool bf16) const {
-    std::uint32_t most = 0;
-#pragma unroll
-    for (int i = 0; i < kPieces * 8; ++i) most = max(most, magnitude_bits(value(bf16, i)));
-    return max(most, __shfl_xor_sync(~0u, most, 16));
-  }
-  /// Piece `i` in f16.
-  __device__ uint4 in_f16(bool bf16, int i, float inverse) const {
-    std::uint32_t x[4];
-#pragma unroll
-    for (int w = 0; w < 4; ++w) {
-      x[w] = pack_f16x2(value(bf16, 8 * i + 2 * w) * inverse, value(bf16, 8 * i + 2 * w + 1) * inverse);
+  __device__ std::uint32_t largest() const {
+    std::uint32_t most = 0;  // of even and odd values: integers order them
+#pragma unroll 4
+    for (int i = 0; i < kPieces / 2; ++i) {
+      const uint4 x = piece(half * (kPieces / 2) + i);
+      most = __vmaxu2(most, __vmaxu2(x.x & 0x7fff7fffu, x.y & 0x7fff7fffu));
+      most = __vmaxu2(most, __vmaxu2(x.z & 0x7fff7fffu, x.w & 0x7fff7fffu));
     }
-    return {x[0], x[1], x[2], x[3]};
+    most = max(most >> 16, most & 0xffffu);
+    return magnitude_bits(value(max(most, __shfl_xor_sync(~0u, most, 16)), 0));
   }
-  /// Values 4 i to 4 i + 3 as codes.
-  __device__ std::uint32_t codes(bool bf16, int i, float inverse) const {
+  __device__ void to_f16(float inverse) const {
+#pragma unroll 2
+    for (int i = half * (kPieces / 2); i < (half + 1) * (kPieces / 2); ++i) {
+      const auto scaled = [&](std::uint32_t w) {
+        return pack_f16x2(value(w, 0) * inverse, value(w, 1) * inverse);
+      };
+      const uint4 x = piece(i);
+      piece(i) = {scaled(x.x), scaled(x.y), scaled(x.z), scaled(x.w)};
+    }
+  }
+  /// Codes of four values.
+  static __device__ std::uint32_t codes(std::uint32_t low, std::uint32_t high, float inverse) {
     constexpr float kRound = 12582912.0f;  // adds to 1.5 * 2^23: rounds, and leaves the code in the low byte
-    std::uint32_t code[4];
+    const auto code = [&](std::uint32_t w, int i) {
+      return __float_as_uint(__fadd_rn(__fmul_rn(value(w, i), inverse), kRound));
+    };
+    return __byte_perm(__byte_perm(code(low, 0), code(low, 1), 0x0040),
+                       __byte_perm(code(high, 0), code(high, 1), 0x0040), 0x5410);
+  }
+  /// A chunk's 64 values at a time become half a chunk: they lie where values lay that have been read.
+  __device__ void to_codes(float inverse) const {
+#pragma unroll 1
+    for (int chunk = 0; chunk < C.head_dim / 64; ++chunk) {
+      uint4 x[4];
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      code[e] = __float_as_uint(__fadd_rn(__fmul_rn(value(bf16, 4 * i + e), inverse), kRound));
+      for (int i = 0; i < 4; ++i) x[i] = piece(8 * chunk + 4 * half + i);
+      __syncwarp();
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const uint4 &a = x[2 * i], &b = x[2 * i + 1];
+        piece(4 * chunk + 2 * half + i) = {codes(a.x, a.y, inverse), codes(a.z, a.w, inverse),
+                                           codes(b.x, b.y, inverse), codes(b.z, b.w, inverse)};
+      }
     }
-    return __byte_perm(__byte_perm(code[0], code[1], 0x0040), __byte_perm(code[2], code[3], 0x0040), 0x5410);
+  }
+  /// The scale of the row, which becomes f16 or codes.
+  __device__ float operator()() const {
+    if constexpr (C.keys == PrefillKeys::kCodes) {
+      const int8_row::Row as = int8_row::row_of(largest());
+      to_codes(as.inverse);
+      return as.scale;
+    } else {
+      const float scale = f16_scale(largest());
+      to_f16(1.0f / scale);
+      return scale;
+    }
   }
 };
 
-/// A warp's 16 rows, chunks of 64 16-bit values swizzled over 128 bytes. Codes make chunks of 128 of them.
+/// The queries of an item, `queries` of the warpgroup, as the products with staged keys take them.
 template <PrefillConfig C>
 __device__ inline void scale_queries(Consumer<C>& c, std::uint8_t* queries) {
-  using Traits = PrefillTraits<C>;
-  constexpr int kPieces = C.head_dim / 16;
-  const int row = c.warp() * 16 + c.lane() % 16, half = c.lane() / 16, swizzle = row % 8;
-  const bool bf16 = c.p.q_type == DType::kBFloat16;
-  std::uint8_t* const q = queries + row * 128;
-  const auto piece = [&](int i) {
-    return reinterpret_cast<uint4*>(q + i / 8 * (64 * 128) + (i % 8 ^ swizzle) * 16);
-  };
-  QueryHalf<kPieces> x;
-#pragma unroll
-  for (int i = 0; i < kPieces; ++i) {
-    const uint4 w = *piece(half * kPieces + i);
-    x.words[i][0] = w.x, x.words[i][1] = w.y, x.words[i][2] = w.z, x.words[i][3] = w.w;
-  }
+  const int row = c.warp() * 16 + c.lane() % 16, half = c.lane() / 16;
+  std::uint8_t* const at = queries + row * 128;
   float scale = 1.0f;
-  if constexpr (Traits::kCodes) {
-    const int8_row::Row as = int8_row::row_of(x.largest(bf16));
-    const float inverse = as.inverse;
-    scale = as.scale;
-    __syncwarp();  // all have read: codes lie where the other half's values lay
-#pragma unroll
-    for (int i = 0; i < kPieces / 2; ++i) {
-      *piece(half * (kPieces / 2) + i) = {x.codes(bf16, 4 * i, inverse), x.codes(bf16, 4 * i + 1, inverse),
-                                          x.codes(bf16, 4 * i + 2, inverse),
-                                          x.codes(bf16, 4 * i + 3, inverse)};
-    }
-  } else if (bf16) {
-    scale = f16_scale(x.largest(true));
-#pragma unroll
-    for (int i = 0; i < kPieces; ++i) *piece(half * kPieces + i) = x.in_f16(true, i, 1.0f / scale);
+  if (c.p.q_type == DType::kBFloat16) {
+    scale = QueryRow<C, true>{at, row % 8, half}();
+  } else if constexpr (PrefillTraits<C>::kCodes) {
+    scale = QueryRow<C, false>{at, row % 8, half}();
   }
   const float factor = scale * c.p.scale_log2;
   // Not 0, as of a row of zeros: masked logits stay infinite.

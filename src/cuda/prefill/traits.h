@@ -8,9 +8,9 @@
 namespace halftone::cuda {
 
 /// The tiles that a warpgroup's rows see, as the tokens that they begin with: [first, end), and those of them
-/// that all rows see whole: [unmasked_first, unmasked_end).
+/// that all rows see whole: [unmasked_first, unmasked_end). Before plain_end no row sees its first key.
 struct TileRange {
-  int first, end, unmasked_first, unmasked_end;
+  int first, end, unmasked_first, unmasked_end, plain_end;
 };
 
 template <PrefillConfig C>
@@ -42,7 +42,7 @@ struct PrefillTraits {
     DeviceItem item;  // row_end < 0: no more
     TileRange tiles[C.warpgroups];
     int position[kRows];                    // RowPlace
-    float slope[kKeepsSlopes ? kRows : 0];  // likewise, in base 2
+    float slope[kKeepsSlopes ? kRows : 1];  // likewise, in base 2; never empty: nvcc would pad the item wrongly
   };
 
   /// The item of a warp. Its rows see tiles that are numbered from the first one on.
