@@ -9,7 +9,7 @@
 #include "format/head_dim.h"
 #include "format/status.h"
 #include "tests/append/cache_support.h"
-#include "tests/cuda/device_problem.h"
+#include "tests/cuda/append_on_device.h"
 
 namespace halftone::testing {
 namespace {
@@ -41,26 +41,6 @@ void expect_equal_pages(const Tensor& cpu, const Tensor& gpu) {
   if (at.first == a.end()) return;
   ADD_FAILURE() << "byte " << at.first - a.begin() << ": CPU " << int{*at.first} << ", GPU "
                 << int{*at.second};
-}
-
-struct DevicePages {
-  Tensor pages;
-  std::int32_t status;
-};
-
-DevicePages append_on_device(const Cache& cache, AppendArgs args) {
-  const Tensor status = Tensor::of({1}, std::vector<std::int32_t>{0});
-  args.status = status.view();
-  Uploads uploads;
-  const PagedKv device = uploads.add(cache.view());
-  const AppendArgs device_args = uploads.add(args);
-  append(device, device_args);
-  check_cuda(cudaDeviceSynchronize());
-  Tensor pages = cache.pages.clone();
-  download(device.pages, pages);
-  download(device_args.status, status);
-  EXPECT_TRUE(uploads.guards_intact());
-  return {std::move(pages), status.as<std::int32_t>()[0]};
 }
 
 TEST(DeviceLatent, AppendWritesTheSameBytesAsTheCpu) {

@@ -47,8 +47,7 @@ __device__ inline std::int32_t within(std::int64_t x, std::int32_t low, std::int
 /// Queries and keys of request r.
 __device__ inline int2 request_lengths(const ScheduleBuildParams& p, const planning::ScheduleParams& shape,
                                        int r) {
-  const std::int64_t queries =
-      p.cu_q == nullptr ? shape.max_q_len : std::int64_t{p.cu_q[r + 1]} - p.cu_q[r];
+  const std::int64_t queries = p.cu_q == nullptr ? shape.max_q_len : std::int64_t{p.cu_q[r + 1]} - p.cu_q[r];
   const std::int64_t keys = p.cu_kv == nullptr ? p.kv_lengths[r] : std::int64_t{p.cu_kv[r + 1]} - p.cu_kv[r];
   return {within(queries, 0, shape.max_q_len), within(keys, 0, shape.max_kv_len)};
 }
