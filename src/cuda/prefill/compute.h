@@ -22,8 +22,7 @@ struct RunningSoftmax {
   float offset[2] = {kEmpty, kEmpty};
   float sum[2] = {0.0f, 0.0f};  // of the lane's columns
 
-  /// As the state of a row says it.
-  __device__ float max(int r) const { return offset[r] == kEmpty ? kMinus : offset[r]; }
+  __device__ bool empty(int r) const { return offset[r] == kEmpty; }
 };
 
 template <PrefillConfig C>
