@@ -57,4 +57,26 @@ inline void expect_bad_page_is_left_out(AttentionCase row, int column, std::int3
   expect_same_bits(outputs, run_on_device(clamped), "clamped");
 }
 
+/// A step of three layers, captured after `set(steps[captured])`, gives eager's bits whatever set(step)
+/// changes on the device.
+template <class Steps, class Set>
+void expect_replays(const DeviceRun& device, const Steps& steps, std::size_t captured, const Set& set) {
+  set(steps[captured]);
+  const CapturedGraph graph([&](cudaStream_t stream) {
+    device.schedule(stream);
+    for (int layer = 0; layer < 3; ++layer) device.run(stream);
+  });
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    set(steps[i]);
+    device.schedule();
+    device.run();
+    const Outputs expected = device.outputs();
+    set(steps[i]);
+    graph.replay();
+    const Outputs replayed = device.outputs();
+    expect_same_bits(expected, replayed, "step " + std::to_string(i));
+    EXPECT_EQ(status_of(replayed), status_of(expected));
+  }
+}
+
 }  // namespace halftone::testing

@@ -278,20 +278,8 @@ TEST_F(DevicePrefillBounds, GraphReplayWithOtherLengths) {
           device.clear();
           check_cuda(cudaDeviceSynchronize());
         };
-        set(steps[2]);
-        const CapturedGraph graph([&](cudaStream_t stream) {
-          device.schedule(stream);
-          for (int layer = 0; layer < 3; ++layer) device.run(stream);
-        });
-        for (const Step& step : steps) {
-          set(step);
-          device.schedule();
-          device.run();
-          const Outputs expected = device.outputs();
-          set(step);
-          graph.replay();
-          expect_same_bits(expected, device.outputs(), row.name);
-        }
+        SCOPED_TRACE(row.name);
+        expect_replays(device, steps, 2, set);
       }
     }
   }

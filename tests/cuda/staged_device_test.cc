@@ -363,22 +363,8 @@ TEST_F(DeviceStaged, GraphReplayWithOtherLengthsAndTables) {
       device.clear();
       check_cuda(cudaDeviceSynchronize());
     };
-    set(steps[2]);
-    const CapturedGraph graph([&](cudaStream_t stream) {
-      device.schedule(stream);
-      for (int layer = 0; layer < 3; ++layer) device.run(stream);
-    });
-    for (const Step& step : steps) {
-      set(step);
-      device.schedule();
-      device.run();
-      const Outputs expected = device.outputs();
-      set(step);
-      graph.replay();
-      const Outputs replayed = device.outputs();
-      expect_same_bits(expected, replayed, std::to_string(step.queries[0]) + " queries");
-      EXPECT_EQ(status_of(replayed), 0);
-    }
+    expect_replays(device, steps, 2, set);
+    EXPECT_EQ(status_of(device.outputs()), 0);
   }
 }
 
