@@ -37,5 +37,8 @@ struct VisibleKeys {
 
 /// A logit of a key `away` from the row's position, with ALiBi's share; `slope` in base 2.
 __device__ inline float biased(float logit, float slope, int away) { return logit - slope * abs(away); }
+__device__ inline float biased(const RowPlace& place, float logit, int key) {
+  return biased(logit, place.slope, place.position - key);
+}
 
 }  // namespace halftone::cuda

@@ -48,7 +48,8 @@ struct Loader {
     std::uint32_t live = 0;  // bit i: tile i is there
 #pragma unroll
     for (int i = 0; i < C.piece_tiles; ++i) {
-      if (token + i * kTileTokens < end && has_page(p, page[i])) live |= 1u << i;
+      if (token + i * kTileTokens >= end) continue;
+      if (has_page(p, page[i])) live |= 1u << i;
     }
     s.live[team][ring.stage] = live;
     barrier_expect_bytes(barrier, __popc(live) * c.tile_bytes);

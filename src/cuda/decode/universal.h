@@ -251,8 +251,7 @@ struct AnyWarp {
   /// A scaled product as a base-2 logit.
   __device__ float logit(const RowPlace& place, float x, int key, int end) const {
     if (p.softcap > 0.0f) x = Softcap::exact(p, x);
-    return VisibleKeys(p, place.position, end).has(key) ? biased(x, place.slope, place.position - key)
-                                                        : kMinus;
+    return VisibleKeys(p, place.position, end).has(key) ? biased(place, x, key) : kMinus;
   }
 
   __device__ void rescale(const float (&raised)[kPairs]) {

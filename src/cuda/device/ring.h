@@ -17,7 +17,8 @@ struct RingPlace {
   __device__ std::uint32_t empty_parity() const { return parity ^ 1; }
   __device__ int previous() const { return stage == 0 ? kStages - 1 : stage - 1; }
   __device__ void advance() {
-    if (++stage == kStages) stage = 0, parity ^= 1;
+    stage += 1;
+    if (stage == kStages) stage = 0, parity ^= 1;
   }
 };
 

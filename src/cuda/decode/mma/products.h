@@ -141,7 +141,7 @@ __device__ inline void Warp<C>::modify(const AttentionParams& p, const typename 
         float& logit = x[n][2 * half + c];
         logit *= factor[n][c];
         if (p.softcap > 0.0f) logit = softcap(logit);
-        logit = visible.has(key) ? biased(logit, place.slope, place.position - key) : kMinus;
+        logit = visible.has(key) ? biased(place, logit, key) : kMinus;
       }
     }
   }

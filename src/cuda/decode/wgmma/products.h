@@ -150,10 +150,7 @@ __device__ inline void Team<C>::modify(const AttentionParams& p, const Queries& 
   }
   if (p.alibi_slopes != nullptr) {
 #pragma unroll
-    for (int i = 0; i < kSums; ++i) {
-      const RowPlace& place = queries.places[column(i)];
-      x[i] = biased(x[i], place.slope, place.position - key(i));
-    }
+    for (int i = 0; i < kSums; ++i) x[i] = biased(queries.places[column(i)], x[i], key(i));
   }
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) {
