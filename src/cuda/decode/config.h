@@ -77,10 +77,22 @@ inline constexpr PartConfig kBf16{DType::kBFloat16, ScaleMode::kStatic},
 }  // namespace parts
 
 /// Formats of K and V alike. What a named format does not use goes to the universal kernel.
+/// Beside a row, here and below: us of 32 and of 128 requests of 8,192 keys, 8 query heads over one, head_dim
+/// 128, on an H200 (the universal kernel: 113 to 117 and 403 to 418).
 inline constexpr std::array kDecodeParts{
-    parts::kBf16,      parts::kFp16,    parts::kFp8,      parts::kFp8Token, parts::kInt8,
-    parts::kInt8Token, parts::kInt8G32, parts::kInt8G64,  parts::kInt8G128, parts::kInt4Token,
-    parts::kInt4G32,   parts::kInt4G64, parts::kInt4G128,
+    parts::kBf16,       // 46.9, 149
+    parts::kFp16,       // 47.0, 148
+    parts::kFp8,        // 29.0, 81.9
+    parts::kFp8Token,   // 29.1, 81.3
+    parts::kInt8,       // 29.7, 82.7
+    parts::kInt8Token,  // 29.7, 82.5
+    parts::kInt8G32,    // 30.9, 86.3
+    parts::kInt8G64,    // 30.4, 83.8
+    parts::kInt8G128,   // 51.7, 156 at head_dim 256
+    parts::kInt4Token,  // 21.4, 49.5
+    parts::kInt4G32,    // 23.4, 58.9
+    parts::kInt4G64,    // 22.0, 53.3
+    parts::kInt4G128,   // 36.4, 94.9 at head_dim 256
 };
 
 /// K and V in different formats: K, whose errors the softmax magnifies, has as many bits as V or more.
@@ -88,12 +100,18 @@ struct PartPair {
   PartConfig k, v;
 };
 inline constexpr std::array kMixedPairs{
-    PartPair{parts::kBf16, parts::kFp8},          PartPair{parts::kBf16, parts::kInt8Token},
-    PartPair{parts::kBf16, parts::kInt4G32},      PartPair{parts::kBf16, parts::kInt4Token},
-    PartPair{parts::kFp8, parts::kInt8Token},     PartPair{parts::kFp8, parts::kInt4G32},
-    PartPair{parts::kFp8, parts::kInt4Token},     PartPair{parts::kInt8Token, parts::kFp8},
-    PartPair{parts::kInt8Token, parts::kInt4G32}, PartPair{parts::kInt8Token, parts::kInt4Token},
-    PartPair{parts::kInt8Token, parts::kInt4G64}, PartPair{parts::kInt8G32, parts::kInt4G32},
+    PartPair{parts::kBf16, parts::kFp8},             // 37.6, 112
+    PartPair{parts::kBf16, parts::kInt8Token},       // 38.4, 117
+    PartPair{parts::kBf16, parts::kInt4G32},         // 34.9, 103
+    PartPair{parts::kBf16, parts::kInt4Token},       // 34.2, 100
+    PartPair{parts::kFp8, parts::kInt8Token},        // 29.9, 83.6
+    PartPair{parts::kFp8, parts::kInt4G32},          // 25.6, 67.6
+    PartPair{parts::kFp8, parts::kInt4Token},        // 24.9, 64.9
+    PartPair{parts::kInt8Token, parts::kFp8},        // 29.5, 83.7
+    PartPair{parts::kInt8Token, parts::kInt4G32},    // 26.4, 70.1
+    PartPair{parts::kInt8Token, parts::kInt4Token},  // 25.5, 67.7
+    PartPair{parts::kInt8Token, parts::kInt4G64},    // 25.6, 67.7
+    PartPair{parts::kInt8G32, parts::kInt4G32},      // 26.5, 71.2
 };
 
 inline constexpr std::array<int, 6> kDecodeDims{64, 80, 96, 128, 192, 256};
@@ -110,14 +128,21 @@ struct RowShape {
   int row_tiles, row_groups, teams;
   Family family = Family::kWarp;
 };
-inline constexpr std::array<RowShape, 6> kRowShapes{{{1, 1, 8},
-                                                     {2, 1, 8},
-                                                     {4, 1, 2, Family::kWarpgroup},
-                                                     {6, 1, 2, Family::kWarpgroup},
-                                                     {8, 1, 2, Family::kWarpgroup},
-                                                     {2, 2, 4}}};
+/// Figures: int8-head, and int4-g32, with as many query heads over one.
+inline constexpr std::array<RowShape, 6> kRowShapes{{
+    {1, 1, 8},                      // 29.7, 82.5; 23.4, 58.9
+    {2, 1, 8},                      // 33.2, 87.2; 31.0, 76.3
+    {4, 1, 2, Family::kWarpgroup},  // 36.0, 97.0; 36.0, 103
+    {6, 1, 2, Family::kWarpgroup},  // 39.7, 110; 41.4, 116
+    {8, 1, 2, Family::kWarpgroup},  // 48.6, 125; not for groups
+    {2, 2, 4},                      // 31.8, 93.3 of int8-head at head_dim 64
+}};
 /// Beyond head_dim 128 the accumulators of 16 rows do not fit into registers.
-inline constexpr std::array<RowShape, 3> kWideRowShapes{{{1, 1, 8}, {1, 2, 4}, {1, 4, 2}}};
+inline constexpr std::array<RowShape, 3> kWideRowShapes{{
+    {1, 1, 8},  // of int8-head at head_dim 256: 50.5, 154
+    {1, 2, 4},  // 53.3, 171
+    {1, 4, 2},  // 95.5, 319
+}};
 inline constexpr std::array<RowShape, 2> kMixedRowShapes{{{1, 1, 8}, {2, 1, 8}}};
 
 /// A piece of about 4 to 8 KB, and as many in flight as are useful and fit.
@@ -153,8 +178,8 @@ constexpr bool in_warpgroup_family(const PartConfig& part, int head_dim, int row
   return part.dtype == DType::kInt4 && part.group_blocks < 4 && rows <= 48;  // registers
 }
 
-/// Rows that do not exist, or that no register budget serves without spills, are left out, and with mma those
-/// of 32 packed rows where wgmma serves the format.
+/// Rows that do not exist, or that no register budget serves without spills, are left out, and with mma
+/// those of 32 packed rows where wgmma serves the format.
 constexpr bool is_built(const DecodeConfig& c) {
   if (c.head_dim == 0) return false;
 #ifdef HALFTONE_CUDA_HEAD_DIM  // a smaller build for development
