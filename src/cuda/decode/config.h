@@ -45,8 +45,7 @@ struct DecodeConfig {
   int row_tiles;    // 8 packed rows each, of one warp
   int row_groups;   // warps that read the same tiles, each for its own rows
   int teams;        // of warps that share a ring
-  int piece_tiles;  // tiles of 16 tokens in one copy, of a long item
-  int stage_tiles;  // tiles of a stage of the ring, and of a piece of a short item
+  int piece_tiles;  // tiles of 16 tokens in one copy
   int stages;       // of a team's ring
   Family family;
   friend constexpr bool operator==(const DecodeConfig&, const DecodeConfig&) = default;
@@ -78,10 +77,22 @@ inline constexpr PartConfig kBf16{DType::kBFloat16, ScaleMode::kStatic},
 }  // namespace parts
 
 /// Formats of K and V alike. What a named format does not use goes to the universal kernel.
+/// Beside a row, here and below: us of 32 and of 128 requests of 8,192 keys, 8 query heads over one, head_dim
+/// 128, on an H200 (the universal kernel: 113 to 117 and 403 to 418).
 inline constexpr std::array kDecodeParts{
-    parts::kBf16,      parts::kFp16,    parts::kFp8,      parts::kFp8Token, parts::kInt8,
-    parts::kInt8Token, parts::kInt8G32, parts::kInt8G64,  parts::kInt8G128, parts::kInt4Token,
-    parts::kInt4G32,   parts::kInt4G64, parts::kInt4G128,
+    parts::kBf16,       // 46.9, 149
+    parts::kFp16,       // 47.0, 148
+    parts::kFp8,        // 29.0, 81.9
+    parts::kFp8Token,   // 29.1, 81.3
+    parts::kInt8,       // 29.7, 82.7
+    parts::kInt8Token,  // 29.7, 82.5
+    parts::kInt8G32,    // 30.9, 86.3
+    parts::kInt8G64,    // 30.4, 83.8
+    parts::kInt8G128,   // 51.7, 156 at head_dim 256
+    parts::kInt4Token,  // 21.4, 49.5
+    parts::kInt4G32,    // 23.4, 58.9
+    parts::kInt4G64,    // 22.0, 53.3
+    parts::kInt4G128,   // 36.4, 94.9 at head_dim 256
 };
 
 /// K and V in different formats: K, whose errors the softmax magnifies, has as many bits as V or more.
@@ -89,12 +100,18 @@ struct PartPair {
   PartConfig k, v;
 };
 inline constexpr std::array kMixedPairs{
-    PartPair{parts::kBf16, parts::kFp8},          PartPair{parts::kBf16, parts::kInt8Token},
-    PartPair{parts::kBf16, parts::kInt4G32},      PartPair{parts::kBf16, parts::kInt4Token},
-    PartPair{parts::kFp8, parts::kInt8Token},     PartPair{parts::kFp8, parts::kInt4G32},
-    PartPair{parts::kFp8, parts::kInt4Token},     PartPair{parts::kInt8Token, parts::kFp8},
-    PartPair{parts::kInt8Token, parts::kInt4G32}, PartPair{parts::kInt8Token, parts::kInt4Token},
-    PartPair{parts::kInt8Token, parts::kInt4G64}, PartPair{parts::kInt8G32, parts::kInt4G32},
+    PartPair{parts::kBf16, parts::kFp8},             // 37.6, 112
+    PartPair{parts::kBf16, parts::kInt8Token},       // 38.4, 117
+    PartPair{parts::kBf16, parts::kInt4G32},         // 34.9, 103
+    PartPair{parts::kBf16, parts::kInt4Token},       // 34.2, 100
+    PartPair{parts::kFp8, parts::kInt8Token},        // 29.9, 83.6
+    PartPair{parts::kFp8, parts::kInt4G32},          // 25.6, 67.6
+    PartPair{parts::kFp8, parts::kInt4Token},        // 24.9, 64.9
+    PartPair{parts::kInt8Token, parts::kFp8},        // 29.5, 83.7
+    PartPair{parts::kInt8Token, parts::kInt4G32},    // 26.4, 70.1
+    PartPair{parts::kInt8Token, parts::kInt4Token},  // 25.5, 67.7
+    PartPair{parts::kInt8Token, parts::kInt4G64},    // 25.6, 67.7
+    PartPair{parts::kInt8G32, parts::kInt4G32},      // 26.5, 71.2
 };
 
 inline constexpr std::array<int, 6> kDecodeDims{64, 80, 96, 128, 192, 256};
@@ -111,44 +128,39 @@ struct RowShape {
   int row_tiles, row_groups, teams;
   Family family = Family::kWarp;
 };
-inline constexpr std::array<RowShape, 6> kRowShapes{{{1, 1, 8},
-                                                     {2, 1, 8},
-                                                     {4, 1, 2, Family::kWarpgroup},
-                                                     {6, 1, 2, Family::kWarpgroup},
-                                                     {8, 1, 2, Family::kWarpgroup},
-                                                     {2, 2, 4}}};
+/// Figures: int8-head, and int4-g32, with as many query heads over one.
+inline constexpr std::array<RowShape, 6> kRowShapes{{
+    {1, 1, 8},                      // 29.7, 82.5; 23.4, 58.9
+    {2, 1, 8},                      // 33.2, 87.2; 31.0, 76.3
+    {4, 1, 2, Family::kWarpgroup},  // 36.0, 97.0; 36.0, 103
+    {6, 1, 2, Family::kWarpgroup},  // 39.7, 110; 41.4, 116
+    {8, 1, 2, Family::kWarpgroup},  // 48.6, 125; not for groups
+    {2, 2, 4},                      // 31.8, 93.3 of int8-head at head_dim 64
+}};
 /// Beyond head_dim 128 the accumulators of 16 rows do not fit into registers.
-inline constexpr std::array<RowShape, 3> kWideRowShapes{{{1, 1, 8}, {1, 2, 4}, {1, 4, 2}}};
+inline constexpr std::array<RowShape, 3> kWideRowShapes{{
+    {1, 1, 8},  // of int8-head at head_dim 256: 50.5, 154
+    {1, 2, 4},  // 53.3, 171
+    {1, 4, 2},  // 95.5, 319
+}};
 inline constexpr std::array<RowShape, 2> kMixedRowShapes{{{1, 1, 8}, {2, 1, 8}}};
 
-/// A piece of about 4 to 10 KB, and as many in flight as are useful and fit.
+/// A piece of about 4 to 8 KB, and as many in flight as are useful and fit.
 constexpr DecodeConfig make_decode_config(const PartConfig& k, const PartConfig& v, int head_dim,
                                           const RowShape& shape) {
   const int bytes = typical_tile_bytes(k, head_dim) + typical_tile_bytes(v, head_dim);
   if (shape.family == Family::kWarpgroup) {  // a tile for each warp
-    const int warpgroup_stages = bytes > 4608 ? 2 : bytes > 3072 ? 3 : 4;
-    return {k, v, head_dim, shape.row_tiles, 1, shape.teams, 4, 4, warpgroup_stages, shape.family};
+    const int stages = bytes > 4608 ? 2 : bytes > 3072 ? 3 : 4;
+    return {k, v, head_dim, shape.row_tiles, 1, shape.teams, 4, stages, shape.family};
   }
   const bool one_warp = shape.row_tiles == 1 && shape.row_groups == 1 && head_dim <= 128;
-  const int stage_tiles = bytes <= 4352 ? 2 : 1;
-  const int stage_bytes = stage_tiles * bytes;
-  const bool long_pieces = one_warp && 2 * stage_bytes <= 10240;
+  const int piece_tiles = one_warp && bytes <= 1536 ? 4 : bytes <= 4352 ? 2 : 1;
+  const int piece_bytes = piece_tiles * bytes;
   const bool heavy = head_dim == 256 && is_integer(k.dtype) && k.mode == ScaleMode::kBlock &&
                      (shape.teams == 8 || k.dtype == DType::kInt8);
-  const int teams = heavy || (stage_bytes > 10000 && shape.teams > 2) ? shape.teams / 2 : shape.teams;
-  const int stages = long_pieces  ? 4
-                     : teams == 8 ? (stage_bytes <= 5632 ? 3 : 2)
-                                  : (stage_bytes * teams <= 24000 ? 3 : 2);
-  return {k,
-          v,
-          head_dim,
-          shape.row_tiles,
-          shape.row_groups,
-          teams,
-          long_pieces ? 2 * stage_tiles : stage_tiles,
-          stage_tiles,
-          stages,
-          shape.family};
+  const int teams = heavy || (piece_bytes > 10000 && shape.teams > 2) ? shape.teams / 2 : shape.teams;
+  const bool three = teams == 8 ? piece_bytes <= 5632 : piece_bytes * teams <= 24000;
+  return {k, v, head_dim, shape.row_tiles, shape.row_groups, teams, piece_tiles, three ? 3 : 2, shape.family};
 }
 
 /// Whether head_dim is several whole groups of a part.
@@ -166,8 +178,8 @@ constexpr bool in_warpgroup_family(const PartConfig& part, int head_dim, int row
   return part.dtype == DType::kInt4 && part.group_blocks < 4 && rows <= 48;  // registers
 }
 
-/// Rows that do not exist, or that no register budget serves without spills, are left out, and with mma those
-/// of 32 packed rows where wgmma serves the format.
+/// Rows that do not exist, or that no register budget serves without spills, are left out, and with mma
+/// those of 32 packed rows where wgmma serves the format.
 constexpr bool is_built(const DecodeConfig& c) {
   if (c.head_dim == 0) return false;
 #ifdef HALFTONE_CUDA_HEAD_DIM  // a smaller build for development

@@ -128,7 +128,7 @@ struct Consumer {
         four[e] *= factor(e / 2);
         if (p.softcap > 0.0f) four[e] = cap(four[e]);
         const int away = item.position[row + e / 2 * 8] - (token + 8 * i + thread % 4 * 2 + e % 2);
-        if (p.alibi_slopes != nullptr) four[e] -= slope[e / 2] * abs(away);
+        if (p.alibi_slopes != nullptr) four[e] = biased(four[e], slope[e / 2], away);
       }
       pin(four);
     }
