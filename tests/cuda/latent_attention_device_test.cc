@@ -117,6 +117,23 @@ TEST(DeviceLatentAttention, LongListsAgreeWithTheOracle) {
   }
 }
 
+/// A second list over a second cache, with pages of its own: one softmax over both, parts of 32 rows from 33
+/// heads on.
+TEST(DeviceLatentAttention, SecondListsAgreeWithTheOracle) {
+  for (const int heads : kAllHeads) {
+    for (const char* format : {"fp8-g128-f32", "bf16"}) {
+      AttentionCase row = listed_case(heads, format);
+      row.requests = {{1, 300}, {heads <= 16 ? 20 : 2, 100}};
+      row.lists = {.top_k = 200, .counts = true, .extra_top_k = 130, .extra_page_size = 16};
+      row.sinks = heads == 16 || heads == 128;
+      const Problem p = make_problem(row);
+      const Outputs outputs = run_on_device(p);
+      EXPECT_EQ(judge_device(p, outputs), "") << row.name;
+      EXPECT_EQ(status_of(outputs), 0) << row.name;
+    }
+  }
+}
+
 /// Without lists, by the block table: several queries of a request in one unit and in many.
 TEST(DeviceLatentAttention, DenseDraftsAgreeWithTheOracle) {
   for (const int heads : kAllHeads) {

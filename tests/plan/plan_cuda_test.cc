@@ -269,6 +269,19 @@ TEST(CudaPlan, PairsOfWorkersShareUnits) {
   EXPECT_EQ(workers(128, 1), 1);
 }
 
+/// A second list is for the kernels for few heads, whatever the number of heads.
+TEST(CudaPlan, SecondListsAreForTheKernelsForFewHeads) {
+  if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
+  using Names = std::vector<std::string>;
+  const auto second = [](AttentionProblem& p) { p.listed.extra_top_k = 7, p.listed.extra = spec_of(p); };
+  EXPECT_EQ(configs_of(latent_problem("fp8-g128-f32", 8, second)), Names{"sm90-latent-8"});
+  EXPECT_EQ(configs_of(latent_problem("fp8-g128-f32", 16, second)), Names{"sm90-latent-16"});
+  for (const int heads : {32, 64, 128}) {
+    EXPECT_EQ(configs_of(latent_problem("fp8-g128-f32", heads, second)), Names{"sm90-latent-32"}) << heads;
+    EXPECT_EQ(configs_of(latent_problem("bf16", heads, second)), Names{"sm90-latent-32"}) << heads;
+  }
+}
+
 TEST(CudaPlan, SaysWhatKeepsLatentCachesOffTheGpu) {
   if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
   const auto refused = [](std::string_view format, std::initializer_list<std::string_view> words,
@@ -277,8 +290,11 @@ TEST(CudaPlan, SaysWhatKeepsLatentCachesOffTheGpu) {
   };
   constexpr std::string_view kFp8 = "fp8-g128-f32";
   const auto same = [](AttentionProblem&) {};
-  refused(kFp8, {"listed.extra_top_k is 7", "one list per query", "merge() the two, or use the CPU"},
-          [](AttentionProblem& p) { p.listed.extra_top_k = 7, p.listed.extra = spec_of(p); });
+  refused(kFp8,
+          {"listed.extra.k_format is bf16", "the first one, fp8-g128-f32", "merge() the two", "the CPU"},
+          [](AttentionProblem& p) {
+            p.listed.extra_top_k = 7, p.listed.extra = KvCacheSpec::latent(parse_format("bf16"));
+          });
   refused(kFp8, {"alibi is set", "latent caches", "use the CPU"},
           [](AttentionProblem& p) { p.listed = {}, p.alibi = true; });
   refused(kFp8, {"q_dtype is f32", "latent caches in fp8-g128-f32", "Q in bf16 and f16", "convert Q"},

@@ -15,10 +15,13 @@ __device__ inline const std::int32_t* table_row(const CacheView& c, std::int32_t
 }
 
 /// Whether the cache has the page; if not, its tokens are left out and the status says so.
-__device__ inline bool has_page(const AttentionParams& p, std::int32_t page) {
-  if (static_cast<std::uint32_t>(page) < static_cast<std::uint32_t>(p.cache.num_pages)) return true;
+__device__ inline bool has_page(const AttentionParams& p, const CacheView& cache, std::int32_t page) {
+  if (static_cast<std::uint32_t>(page) < static_cast<std::uint32_t>(cache.num_pages)) return true;
   if (p.status != nullptr) atomicOr(p.status, kStatusBadPage);
   return false;
+}
+__device__ inline bool has_page(const AttentionParams& p, std::int32_t page) {
+  return has_page(p, p.cache, page);
 }
 
 /// The bytes of a (page, KV head) block. Only of a page that the cache has.

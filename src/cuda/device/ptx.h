@@ -206,6 +206,26 @@ __device__ inline void load_transposed(std::uint32_t (&x)[4], std::uint32_t shar
                : "memory");
 }
 
+__device__ inline void load_transposed(std::uint32_t (&x)[2], std::uint32_t shared) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
+               : "=r"(x[0]), "=r"(x[1])
+               : "r"(shared)
+               : "memory");
+}
+
+/// Stores four or two 8x8 matrices of 16-bit elements held as fragments: lane l has the address of row l % 8
+/// of matrix l / 8, 16 bytes.
+__device__ inline void store_matrices(std::uint32_t shared, std::uint32_t x0, std::uint32_t x1,
+                                      std::uint32_t x2, std::uint32_t x3) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(shared), "r"(x0),
+               "r"(x1), "r"(x2), "r"(x3)
+               : "memory");
+}
+__device__ inline void store_matrices(std::uint32_t shared, std::uint32_t x0, std::uint32_t x1) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1,%2};" ::"r"(shared), "r"(x0), "r"(x1)
+               : "memory");
+}
+
 /// Transposes an 8x8 matrix of 16-bit elements held as a fragment.
 __device__ inline std::uint32_t transpose8x8(std::uint32_t x) {
   std::uint32_t y;
@@ -251,6 +271,12 @@ __device__ inline std::uint32_t add_f16x2(std::uint32_t a, std::uint32_t b) {
 __device__ inline std::uint32_t mul_f16x2(std::uint32_t a, std::uint32_t b) {
   std::uint32_t y;
   asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+  return y;
+}
+
+__device__ inline std::uint32_t mul_bf16x2(std::uint32_t a, std::uint32_t b) {
+  std::uint32_t y;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
   return y;
 }
 

@@ -71,14 +71,6 @@ __device__ inline void load_matrices(std::uint32_t address, std::uint32_t (&x)[4
                : "r"(address)
                : "memory");
 }
-/// Stores four 8 x 8 matrices of 16-bit elements held as fragments: lane 8 i + r says where row r of matrix i
-/// goes, 16 bytes.
-__device__ inline void store_matrices(std::uint32_t address, std::uint32_t a, std::uint32_t b,
-                                      std::uint32_t c, std::uint32_t d) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared::cta.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a),
-               "r"(b), "r"(c), "r"(d)
-               : "memory");
-}
 /// Stores four 8 x 8 matrices of 16-bit elements held as fragments, transposed: lane 8 i + r says where
 /// column r of matrix i goes, 16 bytes.
 __device__ inline void store_transposed(std::uint32_t address, std::uint32_t a, std::uint32_t b,

@@ -38,9 +38,13 @@ void check_workers(const Plan::Impl& plan, const planning::Pass& pass, int block
 int latent_variant(const AttentionProblem& problem, const planning::Kernel& kernel) {
   const auto& spec = std::get<KvCacheSpec>(problem.kv);
   if (problem.arithmetic != Arithmetic::k16Bit || problem.q_dtype == DType::kFloat32) return -1;
-  if (problem.alibi || problem.listed.extra_top_k != 0) return -1;
+  if (problem.alibi) return -1;
   const int few = find_latent_few_row(spec, problem.q_dtype, kernel.row_block);
+  const bool second = problem.listed.extra_top_k != 0;
+  if (second && find_latent_few_row(problem.listed.extra, problem.q_dtype, kernel.row_block) != few)
+    return -1;
   if (few >= 0) return few;
+  if (second) return -1;  // the kernels for few heads take more, 32 at a time
   const int wide = find_latent_wide_row(spec, problem.q_dtype, kernel.row_block);
   return wide < 0 ? -1 : kFewRows + wide;
 }
@@ -48,14 +52,16 @@ int latent_variant(const AttentionProblem& problem, const planning::Kernel& kern
 void refuse_latent(const AttentionProblem& problem) {
   const auto refuse = [](const std::string& sentence) { throw Error(ErrorCode::kUnsupported, sentence); };
   const auto& spec = std::get<KvCacheSpec>(problem.kv);
-  if (problem.listed.extra_top_k != 0) {
-    refuse(
-        fmt::format("listed.extra_top_k is {}, but the CUDA backend takes one list per query: attend to "
-                    "each list in a call of its own and merge() the two, or use the CPU.",
-                    problem.listed.extra_top_k));
-  }
   if (problem.alibi) {
     refuse("alibi is set, but the CUDA backend has none over latent caches: use the CPU.");
+  }
+  const KvFormat& second = problem.listed.extra.k_format;
+  if (problem.listed.extra_top_k != 0 && find_latent_few_row(spec, problem.q_dtype, 0) >= 0) {
+    refuse(
+        fmt::format("listed.extra.k_format is {}, but on the CUDA backend the second list's cache has the "
+                    "format of the first one, {}: use that, attend to each list in a call of its own and "
+                    "merge() the two, or use the CPU.",
+                    format_name(second), format_name(spec.k_format)));
   }
   constexpr DType kTypes[] = {DType::kBFloat16, DType::kFloat16};
   for (const DType type : kTypes) {

@@ -16,16 +16,15 @@ enum class LatentCodes : std::uint8_t {
 
 struct LatentFewConfig {
   LatentCodes codes;
-  int rows;         ///< packed rows of a unit
-  int stages;       ///< of 32 tokens in shared memory
-  int step;         ///< stages that a team takes at a time
-  bool split_rows;  ///< the two teams have other rows of all blocks, else all rows of every other step
+  int rows;    ///< packed rows of a unit
+  int stages;  ///< of 32 tokens in shared memory
+  int tiles;   ///< of 16 tokens that a warp of S takes at a time: 1, or 2 by half as many warps
 };
 
 inline constexpr std::array kLatentFewTable{
-    LatentFewConfig{LatentCodes::kFp8, 8, 8, 2, false},   LatentFewConfig{LatentCodes::kFp8, 16, 8, 1, false},
-    LatentFewConfig{LatentCodes::kFp8, 32, 8, 1, true},   LatentFewConfig{LatentCodes::kBf16, 8, 4, 1, false},
-    LatentFewConfig{LatentCodes::kBf16, 16, 4, 1, false}, LatentFewConfig{LatentCodes::kBf16, 32, 4, 1, true},
+    LatentFewConfig{LatentCodes::kFp8, 8, 8, 1},   LatentFewConfig{LatentCodes::kFp8, 16, 8, 1},
+    LatentFewConfig{LatentCodes::kFp8, 32, 6, 2},  LatentFewConfig{LatentCodes::kBf16, 8, 5, 1},
+    LatentFewConfig{LatentCodes::kBf16, 16, 5, 1}, LatentFewConfig{LatentCodes::kBf16, 32, 4, 2},
 };
 
 /// bf16 records are multiplied with queries in bf16.

@@ -8,10 +8,10 @@
 
 namespace halftone::cuda {
 
-/// Extends the queue up to the current item and as far as there is room: no load warp may be at an item whose
-/// place is taken. By one thread, of a warp that has no row where registers are few.
+/// Extends the queue up to item `current` and as far as there is room: no warp may be at an item whose place
+/// is taken. By one thread of the scores.
 template <LatentFewConfig C>
-__device__ inline void produce_items(const AttentionParams& p, int worker,
+__device__ inline void produce_items(const AttentionParams& p, int worker, int current,
                                      typename LatentFewTraits<C>::Shared& s) {
 #pragma unroll 1
   while (s.queue.more) {
@@ -19,83 +19,131 @@ __device__ inline void produce_items(const AttentionParams& p, int worker,
     for (const volatile int& item : s.reading) oldest = min(oldest, item);
     if (s.queue.count < oldest + ItemQueue::kCapacity - 1) {
       s.queue.produce(p.schedule, bounds_of(p), worker);
-    } else if (s.queue.count > s.queue.current) {
+    } else if (s.queue.count > current) {
       return;
     }
   }
 }
 
-/// By lane `block` of a warp that has read the step.
+/// The warp's rows of Q, as many at a time as fit into registers.
 template <LatentFewConfig C>
-__device__ inline void release(typename LatentFewTraits<C>::Shared& s, const Step<C>& at, unsigned block) {
-  int stage = at.stage[0];
+__device__ inline void load_queries(const AttentionParams& p, const DeviceItem& item,
+                                    typename LatentFewTraits<C>::Shared& s, int side, int warp) {
+  constexpr int kWarps = LatentFewTraits<C>::kScoreWarps, kOwn = LatentFewTraits<C>::kRows / kWarps;
+  constexpr int kAtOnce = kOwn < 4 ? kOwn : 4;
+#pragma unroll 1
+  for (int first = 0; first < kOwn; first += kAtOnce) {
+    QueryRow<C> rows[kAtOnce];
 #pragma unroll
-  for (unsigned b = 1; b < C.step; ++b) {
-    if (block < b) break;
-    if (at.stage[b] == stage) return;  // it stands in
-    stage = at.stage[b];
+    for (int i = 0; i < kAtOnce; ++i) rows[i].load(p, item, (first + i) * kWarps + warp);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) store_query<C>(p, rows[i], s, side, (first + i) * kWarps + warp);
   }
-  barrier_arrive(shared_address(&s.empty[stage]));
 }
 
-/// A compute warp: its team's steps of all items.
+/// Q of the first item, by all warps that do not load records, before the queue is there.
 template <LatentFewConfig C>
-__device__ inline void latent_compute(const AttentionParams& params, int worker,
-                                      typename LatentFewTraits<C>::Shared& s) {
+__device__ inline void load_first_queries(const AttentionParams& p, int worker,
+                                          typename LatentFewTraits<C>::Shared& s) {
+  using Traits = LatentFewTraits<C>;
+  if (p.list.counts[worker] == 0) return;
+  DeviceItem item = p.list.items[std::int64_t{worker} * kListedItems];
+  bounds_of(p).apply(item);
+#pragma unroll 1
+  for (int row = thread_index() / 32; row < Traits::kRows; row += Traits::kFirstLoad / 32) {
+    QueryRow<C> query;
+    query.load(p, item, row);
+    store_query<C>(p, query, s, 0, row);
+  }
+}
+
+/// A warp of the scores: its tiles of all items.
+template <LatentFewConfig C>
+__device__ inline void latent_scores(const AttentionParams& params, int worker,
+                                     typename LatentFewTraits<C>::Shared& s) {
   using Traits = LatentFewTraits<C>;
   const AttentionParams& p = params;
+  const int warp = thread_index() / 32;
+  std::uint32_t before = 0;  // blocks of earlier items
 #pragma unroll 1
-  while (true) {
-    if (thread_index() == Traits::kComputeThreads - 1) produce_items<C>(p, worker, s);
-    if (!s.queue.has(s.queue.current)) return;
-    const DeviceItem& item = s.queue.items[s.queue.current % ItemQueue::kCapacity];
-#pragma unroll 1
-    for (int row = thread_index() / 32; row < Traits::kRows; row += Traits::kWarps) {
-      load_query<C>(p, item, s, row);
+  for (int index = 0;; ++index) {
+    const int side = index % 2;
+    if (thread_index() == Traits::kFirstOutput - 1) produce_items<C>(p, worker, index, s);
+    __syncwarp();
+    if (!s.queue.has(index)) return;
+    const DeviceItem& item = s.queue.items[index % ItemQueue::kCapacity];
+    if (index >= 2) barrier_wait(shared_address(&s.taken[side]), index / 2 + 1 & 1);
+    if (index > 0) {
+      all_score_warps<C>();  // Q of the item before has been read
+      load_queries<C>(p, item, s, side, warp);
+      all_score_warps<C>();
     }
-    all_compute_warps<C>();
-    QueryFragments<C> q;
-    q.load(s);
-    RowSoftmax<C> softmax;
-    softmax.begin(s);
+    const int end = item.work.kv_end, blocks = blocks_of(item.work);
+    const KeyRange unmasked = seen_by_all(p, item, s.places[side], end);
+    TileSoftmax<C> softmax;
+    softmax.begin();
+#pragma unroll 1
+    for (int block = warp / Traits::kBlockWarps; block < blocks; block += Traits::kTurn) {
+      const std::uint32_t count = before + block;
+      const int first = item.work.kv_begin + block * Traits::kTokens;
+      Tile<C> tile;
+      tile.stage = count % Traits::kStages, tile.slot = count % Traits::kSlots;
+      tile.half = warp % Traits::kBlockWarps;
+      const std::uint32_t round = count / Traits::kStages;
+      if (Traits::kStages % Traits::kTurn != 0 && round > 0) {  // the phase before the stage's
+        barrier_wait(shared_address(&s.empty[tile.stage]), round + 1 & 1);
+      }
+      barrier_wait(shared_address(&s.full[tile.stage]), round & 1);
+      typename Tile<C>::Sums x;
+      tile.multiply(s, p.q_type != DType::kBFloat16, x);
+      softmax.to_logits(p, s, side, x);
+      const bool all_rows = unmasked.has(first, Traits::kTokens);
+      const bool all_live = *reinterpret_cast<const std::uint32_t*>(s.live[tile.stage]) == ~0u;
+      if (!all_rows || !all_live) softmax.mask(p, s, tile, side, first, end, all_rows, x);
+      softmax.weigh(x);
+      if (count >= Traits::kSlots) {
+        const std::uint32_t last = count - Traits::kSlots;  // of the slot
+        barrier_wait(shared_address(&s.empty[last % Traits::kStages]), last / Traits::kStages & 1);
+      }
+      softmax.store(s, tile, x);
+      __syncwarp();
+      if (thread_index() % 32 == 0) barrier_arrive(shared_address(&s.weighed[tile.slot]));
+    }
+    softmax.leave(s, side);
+    __syncwarp();
+    if (thread_index() % 32 == 0) barrier_arrive(shared_address(&s.stated[side]));
+    before += blocks;
+  }
+}
+
+/// A warp of the output: all blocks of all items.
+template <LatentFewConfig C>
+__device__ inline void latent_output(const AttentionParams& params, typename LatentFewTraits<C>::Shared& s) {
+  using Traits = LatentFewTraits<C>;
+  std::uint32_t count = 0;
+#pragma unroll 1
+  for (int index = 0; s.queue.has(index); ++index) {
+    const int side = index % 2;
+    const DeviceItem& item = s.queue.items[index % ItemQueue::kCapacity];
     Output<C> o;
     o.clear();
-    const int end = item.work.kv_end;
-    if (thread_index() == 0) s.unmasked = seen_by_all(p, item, s.places, end);
-    all_compute_warps<C>();  // `exchange` is free
-    constexpr int kStep = Traits::kStep, kTurn = kStep * (C.split_rows ? 1 : Traits::kTeams);
-    const int first = C.split_rows ? 0 : kStep * static_cast<int>(ComputeThread().team);
-    std::uint32_t count = s.blocks_before + first;
 #pragma unroll 1
-    for (int token = item.work.kv_begin + first * Traits::kTokens; token < end;
-         token += kTurn * Traits::kTokens, count += kTurn) {
-      Step<C> at;
-      at.token = token, at.end = end;
-#pragma unroll
-      for (int b = 0; b < kStep; ++b) {
-        at.stage[b] = (count + b) % Traits::kStages;
-        if (token + b * Traits::kTokens < end) {
-          barrier_wait(shared_address(&s.full[at.stage[b]]), (count + b) / Traits::kStages & 1);
-        } else {
-          at.stage[b] = at.stage[b - 1];
-        }
-      }
-      partial_scores<C>(p, s, q, at);
-      all_team_warps<C>();
-      softmax.step(p, s, at, !s.unmasked.has(token, Traits::kStepTokens));
-      all_team_warps<C>();
-      o.add(s, at);
+    for (const std::uint32_t end = count + blocks_of(item.work); count < end; ++count) {
+      const int stage = count % Traits::kStages, slot = count % Traits::kSlots;
+      barrier_wait(shared_address(&s.weighed[slot]), count / Traits::kSlots & 1);
+      o.add(s, stage, slot);
       __syncwarp();
-      if (ComputeThread().lane < kStep) release<C>(s, at, ComputeThread().lane);
+      if (thread_index() % 32 == 0) barrier_arrive(shared_address(&s.empty[stage]));
     }
-    const bool last = !s.queue.more && s.queue.count == s.queue.current + 1;
-    ItemEnd<C>{p, s, s.queue.items[s.queue.current % ItemQueue::kCapacity]}(o, softmax, last);
+    barrier_wait(shared_address(&s.stated[side]), index / 2 & 1);
+    const bool last = !s.queue.more && s.queue.count == index + 1;
+    ItemEnd<C>{params, s, item, side}(o, last);
+    all_output_warps<C>();  // what the item had in shared memory is read
+    if (thread_index() == Traits::kFirstOutput) {
+      s.queue.current = index + 1;
+      barrier_arrive(shared_address(&s.taken[side]));
+    }
     __syncwarp();
-    if (thread_index() == 0) {  // whoever produces items passes the barrier first
-      s.blocks_before += blocks_of(s.queue.items[s.queue.current % ItemQueue::kCapacity].work);
-      s.queue.current = s.queue.current + 1;
-    }
-    all_compute_warps<C>();  // what the item had in shared memory is read
   }
 }
 
@@ -105,32 +153,52 @@ __device__ inline void latent_few_worker(const AttentionParams& params, int work
                                          typename LatentFewTraits<C>::Shared& s) {
   using Traits = LatentFewTraits<C>;
   const AttentionParams& p = params;
-  const int warp = thread_index() / 32 - Traits::kWarps, lane = thread_index() % 32;  // of the load warps
-  if (warp == 0) {
-    if (!p.cache_settled) wait_for_previous_kernel();
-    const ItemQueue::Listed listed = ItemQueue::fetch(p.list, worker, lane);
-    if (lane < Traits::kStages) {
-      barrier_init(shared_address(&s.full[lane]), 32 + 1);
-      barrier_init(shared_address(&s.empty[lane]), C.split_rows ? Traits::kWarps : Traits::kTeamWarps);
-    }
-    if (lane < Traits::kLoadWarps) s.reading[lane] = 0;
-    s.queue.start(listed, bounds_of(p), lane);
-    if (lane == 0) s.softcap = Softcap(p), s.blocks_before = 0;
-    if (params.listed.list.indices != nullptr) wait_for_previous_kernel();  // it may have written the lists
-  }
-  __syncthreads();
-  if (warp >= 0) {
-    shrink_registers<Traits::kLoadRegisters>();
-    RecordLoader<C>(params, s).run();
-    if (warp == 0) {
-      wait_for_previous_kernel();
-      check_inputs(p, worker, lane);
-    }
-  } else {
-    grow_registers<Traits::kComputeRegisters>();
+  const int warp = thread_index() / 32 - Traits::kFirstLoad / 32, lane = thread_index() % 32;  // that load
+  if (warp < 0) {
     wait_for_previous_kernel();
     let_next_kernel_start();
-    latent_compute<C>(params, worker, s);
+    load_first_queries<C>(p, worker, s);
+    hardware_barrier_wait<kReadyBarrier, Traits::kThreads>();
+    if (thread_index() < Traits::kFirstOutput) {
+      grow_registers<Traits::kScoreRegisters>();
+      latent_scores<C>(params, worker, s);
+    } else {
+      if constexpr (Traits::kOutputRegisters < Traits::kFirstRegisters) {
+        shrink_registers<Traits::kOutputRegisters>();
+      }
+      latent_output<C>(params, s);
+    }
+    return;
+  }
+  // The previous kernel may have written the lists.
+  if (!p.cache_settled || p.listed.list.indices != nullptr) wait_for_previous_kernel();
+  RecordLoader<C> loader(params, s);
+  ItemQueue::Listed listed{};
+  if (warp == 0) listed = ItemQueue::fetch(p.list, worker, lane);
+  const std::int32_t found = loader.look_ahead(worker);
+  if (warp == 0) {
+    s.queue.start(listed, bounds_of(p), lane);
+  } else if (warp == 1) {
+    if (lane < Traits::kStages) {
+      barrier_init(shared_address(&s.full[lane]), Traits::kLoadWarps * (32 + 1));
+      barrier_init(shared_address(&s.empty[lane]), Traits::kOutputWarps);
+    }
+    if (lane < Traits::kSlots) barrier_init(shared_address(&s.weighed[lane]), Traits::kBlockWarps);
+    if (lane < 2) {
+      barrier_init(shared_address(&s.stated[lane]), Traits::kScoreWarps);
+      barrier_init(shared_address(&s.taken[lane]), 1);
+    }
+    if (lane < Traits::kLoadWarps) s.reading[lane] = 0;
+  } else if (warp == 2) {
+    if (lane == 0) s.softcap = Softcap(p);
+  }
+  hardware_barrier_wait<kLoadBarrier, 32 * Traits::kLoadWarps>();
+  hardware_barrier_arrive<kReadyBarrier, Traits::kThreads>();
+  shrink_registers<Traits::kLoadRegisters>();
+  loader.run(found);
+  if (warp == 0) {
+    wait_for_previous_kernel();
+    check_inputs(p, worker, lane);
   }
 }
 

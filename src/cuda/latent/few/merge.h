@@ -18,9 +18,9 @@ struct Fold {
   __device__ float mix(float before, float own) const { return fmaf(own, second, before * first); }
 };
 
-/// 128 adjacent dims of a row over the lanes of a warp, from the partial slots of its unit.
-struct RowPiece : Row<128, 32> {
-  static constexpr int kDims = 128;
+/// 64 adjacent dims of a row from the partial slots of its unit, by a warp: both of its halves have them all.
+struct RowPiece : Row<64, 16> {
+  static constexpr int kDims = 64;
 
   /// One after the other, to the bit as the items of a worker are folded.
   __device__ void fold(const Parts& parts, int lane) {
@@ -47,16 +47,16 @@ struct RowPiece : Row<128, 32> {
     sum = max == kMinus ? 0.0f : 1.0f;
   }
 
-  /// In the same order, with the weights of 32 parts worked out side by side.
+  /// With the weights of 32 parts worked out side by side; half a warp adds up every other one.
   __device__ void weigh(const Parts& parts, int lane) {
-    constexpr int kAtOnce = 12;
+    const int half = lane / kLanes;
 #pragma unroll 1
     for (int base = 0; base < parts.count; base += 32) {
       const int count = min(parts.count - base, 32);
       const float* values = parts.values + base * parts.value_stride + dim(0, lane);
       const float own = lane < count ? parts.states[(base + lane) * parts.state_stride].x : kMinus;
       float4 v[kAtOnce];
-      load(values, parts.value_stride, count, v);
+      load(values, parts.value_stride, half, count, v);
       float top = own;
 #pragma unroll
       for (int i = 16; i > 0; i /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, i));
@@ -68,36 +68,39 @@ struct RowPiece : Row<128, 32> {
       max = top;
       sum = fmaf(sum, before, total);
       x[0] = {x[0].x * before, x[0].y * before, x[0].z * before, x[0].w * before};
-      add(v, weight, 0);
+      add(v, weight, half);
 #pragma unroll 1
-      for (int first = kAtOnce; first < count; first += kAtOnce) {
-        load(values + first * parts.value_stride, parts.value_stride, count - first, v);
+      for (int first = half + 2 * kAtOnce; first - half < count; first += 2 * kAtOnce) {
+        load(values, parts.value_stride, first, count, v);
         add(v, weight, first);
       }
     }
+    float* const mine = &x[0].x;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) mine[i] += __shfl_xor_sync(~0u, mine[i], kLanes);
   }
 
  private:
-  template <int kAtOnce>
-  static __device__ void load(const float* values, int stride, int count, float4 (&v)[kAtOnce]) {
+  static constexpr int kAtOnce = 8;
+
+  static __device__ void load(const float* values, int stride, int first, int count, float4 (&v)[kAtOnce]) {
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
       v[i] = {};
-      if (i < count) v[i] = *reinterpret_cast<const float4*>(values + i * stride);
+      if (first + 2 * i < count) v[i] = *reinterpret_cast<const float4*>(values + (first + 2 * i) * stride);
     }
   }
-  template <int kAtOnce>
   __device__ void add(const float4 (&v)[kAtOnce], float weight, int first) {
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const float w = __shfl_sync(~0u, weight, min(first + i, 31));  // of no part: 0, or of v = 0
+      const float w = __shfl_sync(~0u, weight, min(first + 2 * i, 31));  // of no part: 0, or of v = 0
       x[0].x = fmaf(v[i].x, w, x[0].x), x[0].y = fmaf(v[i].y, w, x[0].y);
       x[0].z = fmaf(v[i].z, w, x[0].z), x[0].w = fmaf(v[i].w, w, x[0].w);
     }
   }
 };
 
-/// The parts of a cut unit share its rows, in pieces of 128 dims, and each merges some: who comes too early
+/// The parts of a cut unit share its rows, in pieces of 64 dims, and each merges some: who comes too early
 /// and has other work leaves its pieces to the last one to arrive. Nobody must wait for that to be correct,
 /// so it does not matter which CTAs run at the same time.
 ///
@@ -122,7 +125,7 @@ struct SharedMerge {
     return (add_arrivals(counters, static_cast<int>(own << 16)) & 0xffff) == parts ? own : 0;
   }
   static __device__ void leave(std::int32_t* counters, int parts) {
-    if (count_arrival(counters + 1) == parts - 1) counters[0] = counters[1] = 0;
+    if (atomicAdd(counters + 1, 1) == parts - 1) counters[0] = counters[1] = 0;
   }
 };
 

@@ -1,20 +1,24 @@
-// O^T += V^T P^T, by the warps of a team.
+// O^T += V^T P^T.
 #pragma once
 
 #include "cuda/latent/few/traits.h"
 
 namespace halftone::cuda {
 
-/// A warp's 64 dims of O for the rows of its team. Of an m-tile, 16 dims, row g is dim 2g and row g + 8 is
+/// A warp's 64 dims of O for all rows. Of an m-tile, 16 dims, row g is dim 2g and row g + 8 is
 /// dim 2g + 1, so that a lane has pairs of adjacent dims; with bf16 records they are dims g and g + 8 until
 /// pair() exchanges them.
 template <LatentFewConfig C>
 struct Output {
   using Traits = LatentFewTraits<C>;
-  static constexpr int kTiles = Traits::kRowTiles, kDimTiles = Traits::kDim / Traits::kTeamWarps / 16;
+  static constexpr int kTiles = Traits::kRowTiles, kDimTiles = Traits::kDim / Traits::kOutputWarps / 16;
+  static constexpr int kRise = 3;  // log2 of a tile's unit over O's before that is raised
   float x[kDimTiles][kTiles][4];
+  int unit[kTiles];  // log2 of what row 8 n + lane / 4 is in units of
 
   __device__ void clear() {
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) unit[n] = kNoUnit;
 #pragma unroll
     for (int m = 0; m < kDimTiles; ++m) {
 #pragma unroll
@@ -36,28 +40,18 @@ struct Output {
     }
   }
 
-  /// A step whose P is in the team's Exchange.
-  __device__ void add(const typename Traits::Shared& s, const Step<C>& at) {
-    const auto [team, warp, lane] = ComputeThread();
-    const typename Traits::Exchange& exchange = s.exchange[team];
+  /// A block whose P is in a slot.
+  __device__ void add(const typename Traits::Shared& s, int stage, int slot) {
+    const unsigned warp = this->warp(), lane = static_cast<unsigned>(thread_index()) % 32;
     const unsigned group = Traits::kScaled ? warp / 2 : 0;
-    float2 raised[kTiles];
-    bool any = false;
-#pragma unroll
-    for (int n = 0; n < kTiles; ++n) {
-      raised[n] = *reinterpret_cast<const float2*>(&s.raised[team][group][8 * n + lane % 4 * 2]);
-      any |= raised[n].x != 1.0f || raised[n].y != 1.0f;
-    }
-    if (__any_sync(~0u, any)) scale(raised);
-#pragma unroll
-    for (int b = 0; b < Traits::kStep; ++b) {
-      uint2 prob[2][kTiles];
-#pragma unroll
-      for (int n = 0; n < kTiles; ++n) {
-        prob[0][n] = exchange.prob[b][group][0][n][lane], prob[1][n] = exchange.prob[b][group][1][n][lane];
-      }
-      add_block(shared_address(s.codes[at.stage[b]]), prob, warp, lane);
-    }
+    std::uint32_t prob[2][kTiles][2];
+    load_prob(s, slot, 0, group, lane, prob[0]);
+    load_prob(s, slot, 1, group, lane, prob[1]);
+    to_unit(s.units[slot][group], lane, prob);
+    add_block(shared_address(s.codes[stage]), prob, warp, lane);
+  }
+  static __device__ unsigned warp() {
+    return static_cast<unsigned>(thread_index() - Traits::kFirstOutput) / 32;
   }
 
   /// Gives every lane pairs of adjacent dims: first_of_pair() and the next one of an m-tile.
@@ -83,7 +77,66 @@ struct Output {
   }
 
  private:
-  __device__ void add_block(std::uint32_t codes, const uint2 (&prob)[2][kTiles], unsigned warp,
+  /// P of 16 tokens as B fragments.
+  static __device__ void load_prob(const typename Traits::Shared& s, int slot, int half, unsigned group,
+                                   unsigned lane, std::uint32_t (&prob)[kTiles][2]) {
+    const std::uint32_t from = shared_address(s.prob[slot][half][group][0][0]) + lane * 16;
+    if constexpr (kTiles == 1) {
+      load_transposed(prob[0], from);
+    } else {
+#pragma unroll
+      for (int n = 0; n < kTiles; n += 2) {
+        std::uint32_t words[4];
+        load_transposed(words, from + n * 256);
+        prob[n][0] = words[0], prob[n][1] = words[1], prob[n + 1][0] = words[2], prob[n + 1][1] = words[3];
+      }
+    }
+  }
+
+  /// Brings P from its tiles' units to that of O, which is raised if it is too small for that.
+  __device__ void to_unit(const int2 (&units)[Traits::kRows], unsigned lane,
+                          std::uint32_t (&prob)[2][kTiles][2]) {
+    int2 rise[kTiles];
+    int most = kNoUnit;
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+      const int2 own = units[8 * n + lane / 4];
+      rise[n] = {own.x - unit[n], own.y - unit[n]};
+      most = max(most, max(rise[n].x, rise[n].y));
+    }
+    if (__any_sync(~0u, most > kRise)) {
+      float2 by[kTiles];
+#pragma unroll
+      for (int n = 0; n < kTiles; ++n) {
+        const int largest = max(rise[n].x, rise[n].y), raised = largest > kRise ? largest : 0;
+        unit[n] += raised, rise[n].x -= raised, rise[n].y -= raised;
+        by[n] = of_columns(exp2_approx(static_cast<float>(-raised)), lane);
+      }
+      scale(by);
+    }
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float power = exp2_approx(static_cast<float>(half == 0 ? rise[n].x : rise[n].y));
+        const std::uint32_t both = Traits::kScaled ? pack_f16x2(power, power) : pack_bf16x2(power, power);
+#pragma unroll
+        for (std::uint32_t& word : prob[half][n]) {
+          word = Traits::kScaled ? mul_f16x2(word, both) : mul_bf16x2(word, both);
+        }
+      }
+    }
+  }
+
+ public:
+  /// Of 8 rows, a value each in the lanes 4 row to 4 row + 3: those of the lane's columns of x.
+  static __device__ float2 of_columns(float value, unsigned lane) {
+    const unsigned from = lane % 4 * 8;
+    return {__shfl_sync(~0u, value, from), __shfl_sync(~0u, value, from + 4)};
+  }
+
+ private:
+  __device__ void add_block(std::uint32_t codes, const std::uint32_t (&prob)[2][kTiles][2], unsigned warp,
                             unsigned lane) {
 #pragma unroll
     for (int m = 0; m < kDimTiles; ++m) {
@@ -98,7 +151,7 @@ struct Output {
           const std::uint32_t a[4] = {e4m3x2_to_f16x2(first), e4m3x2_to_f16x2(first, true),
                                       e4m3x2_to_f16x2(second), e4m3x2_to_f16x2(second, true)};
 #pragma unroll
-          for (int n = 0; n < kTiles; ++n) mma_f16(x[m][n], a, prob[step][n].x, prob[step][n].y);
+          for (int n = 0; n < kTiles; ++n) mma_f16(x[m][n], a, prob[step][n][0], prob[step][n][1]);
         }
       } else {
 #pragma unroll
@@ -108,7 +161,7 @@ struct Output {
           const unsigned chunk = 2 * (kDimTiles * warp + m) + lane / 8 % 2;
           load_transposed(a, codes + code_place(token, chunk, Traits::kRowBytes));
 #pragma unroll
-          for (int n = 0; n < kTiles; ++n) mma_bf16(x[m][n], a, prob[step][n].x, prob[step][n].y);
+          for (int n = 0; n < kTiles; ++n) mma_bf16(x[m][n], a, prob[step][n][0], prob[step][n][1]);
         }
       }
     }

@@ -1,287 +1,431 @@
-// S^T = K Q^T and the softmax of a block, by the warps of a team.
+// S^T = K Q^T and the softmax of a tile of 16 or 32 tokens, by one warp.
 #pragma once
 
 #include "cuda/latent/few/queries.h"
 
 namespace halftone::cuda {
 
-/// The sums over a warp's dims for its 16 tokens of each block, to where the softmax adds them up. A group of
-/// dims has its own accumulators until they are multiplied with the scale: any f32 scale is exact.
+/// A tile: tokens of a block in the ring. A lane (g, c) = (lane / 4, lane % 4) has of each 16 tokens g and
+/// g + 8, and of each 8 rows 2 c and 2 c + 1.
 template <LatentFewConfig C>
-__device__ inline void partial_scores(const AttentionParams& p, typename LatentFewTraits<C>::Shared& s,
-                                      const QueryFragments<C>& q, const Step<C>& at) {
+struct Tile {
   using Traits = LatentFewTraits<C>;
-  const auto [team, warp, lane] = ComputeThread();
-  const unsigned first_row = Traits::first_row(team);
-  constexpr int kTiles = Traits::kRowTiles, kStep = Traits::kStep;
-  const unsigned group = warp % Traits::kGroups, g = lane / 4, c = lane % 4;
-  const unsigned token = warp / Traits::kGroups * 16 + g;  // and 8 further
-  float x[kStep][kTiles][4] = {};
+  using Shared = typename Traits::Shared;
+  static constexpr int kRowTiles = Traits::kRowTiles, kTiles = Traits::kTiles;
+  using Sums = float[kTiles][kRowTiles][4];  // (g, 2c), (g, 2c + 1), (g + 8, 2c), (g + 8, 2c + 1)
+
+  int stage, slot;
+  unsigned half;  // its first 16 tokens of the block's
+
+  static __device__ unsigned lane() { return static_cast<unsigned>(thread_index()) % 32; }
+  /// The lane's first token.
+  __device__ unsigned token(int m) const { return (half + m) * 16 + lane() / 4; }
+
+  /// Logits but for the factor of a row. A group of dims has its own accumulators until they are multiplied
+  /// with the scale: any f32 scale is exact.
+  __device__ void multiply(const Shared& s, bool two_parts, Sums& x) const {
+    multiply_rotary(s, two_parts, x);
+#pragma unroll(kTiles == 1 ? 2 : 1)  // registers
+    for (int group = 0; group < Traits::kGroups; ++group) {
+      Sums sums = {};
+      multiply_group(s, group, sums);
 #pragma unroll
-  for (int j = 0; j < q.kPieces; ++j) {
-    const unsigned place =
-        code_place(token, Traits::kRowChunks / Traits::kGroups * group + 4 * j + c, Traits::kRowBytes);
-#pragma unroll
-    for (int b = 0; b < kStep; ++b) {
-      const std::uint8_t* const codes = s.codes[at.stage[b]] + place;
-      const uint4 upper = *reinterpret_cast<const uint4*>(codes);
-      const uint4 lower = *reinterpret_cast<const uint4*>(codes + 8 * Traits::kRowBytes);
-      const std::uint32_t above[] = {upper.x, upper.y, upper.z, upper.w};
-      const std::uint32_t below[] = {lower.x, lower.y, lower.z, lower.w};
-      if constexpr (Traits::kScaled) {
-#pragma unroll
-        for (int step = 0; step < 4; ++step) {
-          const std::uint32_t a[4] = {e4m3x2_to_f16x2(above[step]), e4m3x2_to_f16x2(below[step]),
-                                      e4m3x2_to_f16x2(above[step], true), e4m3x2_to_f16x2(below[step], true)};
-#pragma unroll
-          for (int n = 0; n < kTiles; ++n) mma_f16(x[b][n], a, q.x[n][j][2 * step], q.x[n][j][2 * step + 1]);
+      for (int m = 0; m < kTiles; ++m) {
+        float above = 1.0f, below = 1.0f;
+        if constexpr (Traits::kScaled) {
+          above = scale(s, group, token(m)), below = scale(s, group, token(m) + 8);
         }
-      } else {
+#pragma unroll
+        for (int n = 0; n < kRowTiles; ++n) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) x[m][n][i] = fmaf(sums[m][n][i], i < 2 ? above : below, x[m][n][i]);
+        }
+      }
+    }
+  }
+
+  /// The scale of a token for a group of dims.
+  __device__ float scale(const Shared& s, int group, unsigned token) const {
+    return reinterpret_cast<const float*>(&s.scales[stage][token])[group];
+  }
+
+ private:
+  /// The lane's 16 bytes of a chunk of its two tokens.
+  struct Pair {
+    std::uint32_t above[4], below[4];
+    __device__ Pair(const std::uint8_t* first, int row_bytes) {
+      const uint4 upper = *reinterpret_cast<const uint4*>(first);
+      const uint4 lower = *reinterpret_cast<const uint4*>(first + 8 * row_bytes);
+      above[0] = upper.x, above[1] = upper.y, above[2] = upper.z, above[3] = upper.w;
+      below[0] = lower.x, below[1] = lower.y, below[2] = lower.z, below[3] = lower.w;
+    }
+  };
+
+  __device__ void multiply_group(const Shared& s, int group, Sums& sums) const {
+    constexpr int kPieceDims = Traits::kScaled ? 16 : 8, kPieces = Traits::kGroupDims / 4 / kPieceDims;
+    const unsigned g = lane() / 4, c = lane() % 4;
+#pragma unroll
+    for (int j = 0; j < kPieces; ++j) {
+      const unsigned chunk = Traits::kRowChunks / Traits::kGroups * group + 4 * j + c;
+      const auto pair = [&](int m) {
+        return Pair(s.codes[stage] + code_place(token(m), chunk, Traits::kRowBytes), Traits::kRowBytes);
+      };
+      const Pair first = pair(0), second = pair(kTiles - 1);
+#pragma unroll
+      for (int part = 0; part < kPieceDims / 8; ++part) {  // 8 dims of Q: two k-steps
+        uint4 q[kRowTiles];
+#pragma unroll
+        for (int n = 0; n < kRowTiles; ++n) {
+          q[n] = *reinterpret_cast<const uint4*>(&s.queries[8 * n + g][chunk * kPieceDims + 8 * part]);
+        }
 #pragma unroll
         for (int step = 0; step < 2; ++step) {
-          const std::uint32_t a[4] = {above[2 * step], below[2 * step], above[2 * step + 1],
-                                      below[2 * step + 1]};
 #pragma unroll
-          for (int n = 0; n < kTiles; ++n) mma_bf16(x[b][n], a, q.x[n][j][2 * step], q.x[n][j][2 * step + 1]);
+          for (int m = 0; m < kTiles; ++m) {
+            const Pair& k = m == 0 ? first : second;
+            if constexpr (Traits::kScaled) {
+              const int word = 2 * part + step;
+              const std::uint32_t a[4] = {e4m3x2_to_f16x2(k.above[word]), e4m3x2_to_f16x2(k.below[word]),
+                                          e4m3x2_to_f16x2(k.above[word], true),
+                                          e4m3x2_to_f16x2(k.below[word], true)};
+#pragma unroll
+              for (int n = 0; n < kRowTiles; ++n) {
+                mma_f16(sums[m][n], a, step == 0 ? q[n].x : q[n].z, step == 0 ? q[n].y : q[n].w);
+              }
+            } else {
+              multiply_pair(k, q, step, sums[m]);
+            }
+          }
         }
       }
     }
   }
-  const unsigned place = rope_place(token, 2 * group + c / 2) + c % 2 * 8;
-  const std::uint16_t* const query = &s.rotary[0][first_row + g][16 * group + 4 * c];
+
+  /// One k-step of 16-bit values.
+  static __device__ void multiply_pair(const Pair& k, const uint4 (&q)[kRowTiles], int step,
+                                       float (&sums)[kRowTiles][4]) {
+    const std::uint32_t a[4] = {k.above[2 * step], k.below[2 * step], k.above[2 * step + 1],
+                                k.below[2 * step + 1]};
 #pragma unroll
-  for (int b = 0; b < kStep; ++b) {
-    float above = 1.0f, below = 1.0f;
-    if constexpr (Traits::kScaled) {
-      const auto* scales = reinterpret_cast<const float*>(s.scales[at.stage[b]]) + group;
-      above = scales[token * Traits::kGroups], below = scales[(token + 8) * Traits::kGroups];
-    }
-    const std::uint8_t* const rope = s.rope[at.stage[b]] + place;
-    const uint2 upper = *reinterpret_cast<const uint2*>(rope);
-    const uint2 lower = *reinterpret_cast<const uint2*>(rope + 8 * 2 * Traits::kRope);
-    const std::uint32_t a[4] = {upper.x, lower.x, upper.y, lower.y};
-#pragma unroll
-    for (int n = 0; n < kTiles; ++n) {
-      x[b][n][0] *= above, x[b][n][1] *= above, x[b][n][2] *= below, x[b][n][3] *= below;
-      const uint2 high = *reinterpret_cast<const uint2*>(query + 8 * n * Traits::kRotaryPitch);
-      mma_bf16(x[b][n], a, high.x, high.y);
-      if (p.q_type != DType::kBFloat16) {
-        const uint2 low =
-            *reinterpret_cast<const uint2*>(query + (Traits::kRows + 8 * n) * Traits::kRotaryPitch);
-        mma_bf16(x[b][n], a, low.x, low.y);
-      }
-      float2* sums = &s.exchange[team].sums[b][group][4 * n + c][token];
-      sums[0] = {x[b][n][0], x[b][n][1]};
-      sums[8] = {x[b][n][2], x[b][n][3]};
+    for (int n = 0; n < kRowTiles; ++n) {
+      mma_bf16(sums[n], a, step == 0 ? q[n].x : q[n].z, step == 0 ? q[n].y : q[n].w);
     }
   }
-}
 
-/// The softmax of a warp's rows, a lane one token of each block of a step.
+  /// The rotary dims. `two_parts`: Q is f16, of which bf16 leaves something.
+  __device__ void multiply_rotary(const Shared& s, bool two_parts, Sums& x) const {
+    const unsigned g = lane() / 4, c = lane() % 4;
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m) {
+#pragma unroll
+      for (int n = 0; n < kRowTiles; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) x[m][n][i] = 0.0f;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const unsigned chunk = 4 * i + c;
+#pragma unroll
+      for (int m = 0; m < kTiles; ++m) {
+        const Pair k(s.rope[stage] + rope_place(token(m), chunk), 2 * Traits::kRope);
+        uint4 q[kRowTiles];
+#pragma unroll
+        for (int n = 0; n < kRowTiles; ++n) {
+          q[n] = *reinterpret_cast<const uint4*>(&s.rotary[0][8 * n + g][8 * chunk]);
+        }
+        multiply_pair(k, q, 0, x[m]);
+        multiply_pair(k, q, 1, x[m]);
+        if (!two_parts) continue;
+#pragma unroll
+        for (int n = 0; n < kRowTiles; ++n) {
+          q[n] = *reinterpret_cast<const uint4*>(&s.rotary[1][8 * n + g][8 * chunk]);
+        }
+        multiply_pair(k, q, 0, x[m]);
+        multiply_pair(k, q, 1, x[m]);
+      }
+    }
+  }
+};
+
+/// The softmax of a warp's tiles.
 ///
 /// P is stored once per group of V's dims, times its scale, in f16 and in units of 2^k of the row and the
 /// group; or, where V has no scales, once in bf16. Like a running maximum, the unit follows the largest
-/// product: it is raised so that this stands at 2^kFirstLog2 when one passes 2^kLargestLog2, and O with it.
-/// So every f32 scale is served, and a token with a large scale and a small probability does not push others
-/// out of f16's range. The maximum itself only keeps fp32 in range.
+/// product: it is raised so that this stands below 2^kFirstLog2 when one reaches 2^kLargestLog2. So every f32
+/// scale is served, and a token with a large scale and a small probability does not push others out of f16's
+/// range. The maximum itself only keeps fp32 in range. What another row needs changes no bit of a row.
 template <LatentFewConfig C>
-struct RowSoftmax {
+struct TileSoftmax {
   using Traits = LatentFewTraits<C>;
   using Shared = typename Traits::Shared;
-  static constexpr int kRows = Traits::kWarpRows, kGroups = Traits::kScales, kStep = Traits::kStep;
-  static constexpr int kFirstLog2 = 8, kLargestLog2 = 15, kUnitLog2 = 126;
+  using Sums = typename Tile<C>::Sums;
+  static constexpr int kRowTiles = Traits::kRowTiles, kTiles = Traits::kTiles;
+  static constexpr int kFirstLog2 = 8, kLargestLog2 = 12, kFinestLog2 = 126;
+  static constexpr float kFinest = 0x1p126f;
   static constexpr float kMaxRise = 8.0f;  // of logits above `max` before it is raised
 
-  float max[kRows], sum[kRows];  // sum: of the lane's tokens
-  bool raised;                   // O's factors of the step before are not all 1
+  // Rows 8 n + 2 c and the next one. `sum`: of the lane's tokens; `power`: one over the units of a group.
+  float max[kRowTiles][2], sum[kRowTiles][2], power[Traits::kScales][kRowTiles][2];
+  unsigned stale;  // bit m: the units that the slot has of the m-th 16 tokens are not these
 
-  __device__ void begin(Shared& s) {
-    const auto [team, warp, lane] = ComputeThread();
+  static __device__ unsigned warp() { return static_cast<unsigned>(thread_index()) / 32; }
+  static __device__ unsigned lane() { return static_cast<unsigned>(thread_index()) % 32; }
+
+  __device__ void begin() {
+    stale = 3;
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      max[i] = kMinus, sum[i] = 0.0f;
-      if (lane < kGroups) {
-        s.unit[team][warp * kRows + i][lane] = __uint_as_float((127u + kUnitLog2) << 23);
-        s.raised[team][lane][warp * kRows + i] = 1.0f;
-      }
+    for (int n = 0; n < kRowTiles; ++n) {
+      max[n][0] = max[n][1] = kMinus, sum[n][0] = sum[n][1] = 0.0f;
+#pragma unroll
+      for (int group = 0; group < Traits::kScales; ++group) power[group][n][0] = power[group][n][1] = kFinest;
     }
-    raised = false;
-    __syncwarp();
   }
 
-  /// From the partial sums of a step to P. `masked`: some row does not see all its tokens.
-  __device__ void step(const AttentionParams& p, Shared& s, const Step<C>& at, bool masked) {
-    const auto [team, warp, lane] = ComputeThread();
-    typename Traits::Exchange& exchange = s.exchange[team];
-    const unsigned first = Traits::first_row(team) + warp * kRows;
-    float x[kStep][kRows];
+  /// What brings raw products to logits; keys that a row does not see have none.
+  __device__ void to_logits(const AttentionParams& p, const Shared& s, int side, Sums& x) const {
+    const unsigned c = lane() % 4;
 #pragma unroll
-    for (int b = 0; b < kStep; ++b) {
-      add_up(exchange, b, warp, lane, x[b]);
-      const int token = at.token + b * Traits::kTokens;
-      const bool live = token < at.end && s.live[at.stage[b]] >> lane & 1;
+    for (int n = 0; n < kRowTiles; ++n) {
+      const float2 factor = *reinterpret_cast<const float2*>(&s.factor[side][8 * n + 2 * c]);
 #pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-        x[b][i] *= s.factor[first + i];
-        if (p.softcap > 0.0f) x[b][i] = s.softcap(x[b][i]);
-        if (masked) {
-          const VisibleKeys visible(p, s.places[first + i].position, at.end);
-          if (!visible.has(token + static_cast<int>(lane))) x[b][i] = kMinus;
-        }
-        if (!live) x[b][i] = kMinus;
+      for (int m = 0; m < kTiles; ++m) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) x[m][n][i] *= i % 2 == 0 ? factor.x : factor.y;
       }
     }
-    if (raised) reset(s, team, warp, lane);
-    std::uint32_t words[kStep][kWords];
+    if (p.softcap > 0.0f) {
+#pragma unroll
+      for (int n = 0; n < kRowTiles; ++n) {
+#pragma unroll
+        for (int m = 0; m < kTiles; ++m) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) x[m][n][i] = s.softcap(x[m][n][i]);
+        }
+      }
+    }
+  }
+  /// `first`: the block's first token, `end`: the item's.
+  __device__ void mask(const AttentionParams& p, const Shared& s, const Tile<C>& tile, int side, int first,
+                       int end, bool all_rows, Sums& x) const {
+    const unsigned c = lane() % 4;
+    const std::uint32_t live = *reinterpret_cast<const std::uint32_t*>(s.live[tile.stage]);
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (!(live >> (tile.token(m) + i / 2 * 8) & 1)) {
+#pragma unroll
+          for (int n = 0; n < kRowTiles; ++n) x[m][n][i] = kMinus;
+        }
+      }
+    }
+    if (all_rows) return;
+#pragma unroll
+    for (int n = 0; n < kRowTiles; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const VisibleKeys visible(p, s.places[side][8 * n + 2 * c + i].position, end);
+#pragma unroll
+        for (int m = 0; m < kTiles; ++m) {
+          const int token = first + static_cast<int>(tile.token(m));
+          if (!visible.has(token)) x[m][n][i] = kMinus;
+          if (!visible.has(token + 8)) x[m][n][2 + i] = kMinus;
+        }
+      }
+    }
+  }
+
+  /// From logits to probabilities.
+  __device__ void weigh(Sums& x) {
+    float top[kRowTiles][2];
     bool raises = false;
 #pragma unroll
-    for (int b = 0; b < kStep; ++b) raises |= weigh(s, at.stage[b], team, warp, lane, x[b], words[b]);
-    if (__any_sync(~0u, raises)) {
+    for (int n = 0; n < kRowTiles; ++n) {
 #pragma unroll
-      for (int i = 0; i < kRows; ++i) raise(s, at, team, warp, lane, i, x);
-#pragma unroll
-      for (int b = 0; b < kStep; ++b) weigh(s, at.stage[b], team, warp, lane, x[b], words[b]);
+      for (int i = 0; i < 2; ++i) {
+        top[n][i] = fmaxf(x[0][n][i], x[0][n][2 + i]);
+        if constexpr (kTiles == 2) top[n][i] = fmaxf(top[n][i], fmaxf(x[1][n][i], x[1][n][2 + i]));
+        raises |= top[n][i] > max[n][i] + kMaxRise;
+      }
     }
+    if (__any_sync(~0u, raises)) raise_max(top);
 #pragma unroll
-    for (int b = 0; b < kStep; ++b) {
+    for (int n = 0; n < kRowTiles; ++n) {
 #pragma unroll
-      for (int i = 0; i < kRows; ++i) sum[i] += probability(x[b][i], i);
-      store(exchange, b, warp, lane, words[b]);
+      for (int m = 0; m < kTiles; ++m) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          x[m][n][i] = exp2_approx(x[m][n][i] - (max[n][i % 2] == kMinus ? 0.0f : max[n][i % 2]));
+          sum[n][i % 2] += x[m][n][i];
+        }
+      }
+    }
+  }
+
+  /// P to the tile's slot.
+  __device__ void store(Shared& s, const Tile<C>& tile, const Sums& x) {
+#pragma unroll
+    for (int m = 0; m < kTiles; ++m) {
+      const unsigned half = tile.half + m;
+      Words words;
+      multiply(s, tile, m, x[m], words);
+      if (__any_sync(~0u, beyond(words))) {
+        raise_units(s, tile, m, x[m]);
+        multiply(s, tile, m, x[m], words);
+      }
+#pragma unroll
+      for (int group = 0; group < Traits::kScales; ++group) {
+        const auto& w = words[group];
+        const std::uint32_t to = shared_address(s.prob[tile.slot][half][group][0][0]) + lane() * 16;
+        if constexpr (kRowTiles == 1) {
+          store_matrices(to, w[0][0], w[0][1]);
+        } else {
+#pragma unroll
+          for (int n = 0; n < kRowTiles; n += 2) {
+            store_matrices(to + n * 256, w[n][0], w[n][1], w[n + 1][0], w[n + 1][1]);
+          }
+        }
+      }
+      if (stale >> m & 1 && lane() < 4) store_units(s, tile.slot, half);
+      stale &= ~(1u << m);
+    }
+  }
+
+  /// What the warp's tiles of the item come to.
+  __device__ void leave(Shared& s, int side) const {
+#pragma unroll
+    for (int n = 0; n < kRowTiles; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float total = sum[n][i];
+#pragma unroll
+        for (int shift = 4; shift < 32; shift *= 2) total += __shfl_xor_sync(~0u, total, shift);
+        if (lane() < 4) s.state[side][warp()][8 * n + 2 * lane() + i] = {max[n][i], total};
+      }
     }
   }
 
  private:
-  static constexpr int kWords = (kGroups * kRows + 1) / 2;
+  /// The largest of the values that the lanes of a row have.
+  static __device__ float largest(float x) {
+#pragma unroll
+    for (int shift = 4; shift < 32; shift *= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, shift));
+    return x;
+  }
+  __device__ void raise_max(float (&top)[kRowTiles][2]) {
+    stale = 3;
+#pragma unroll
+    for (int n = 0; n < kRowTiles; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        top[n][i] = largest(top[n][i]);
+        const bool raises = top[n][i] > max[n][i] + kMaxRise;
+        const float next = raises ? rintf(top[n][i]) : max[n][i];
+        const bool none = max[n][i] == kMinus;  // so far
+        const float by = none || !raises ? 0.0f : next - max[n][i];
+        sum[n][i] *= exp2_approx(-by);
+        const float rise = exp2_approx(by);
+        max[n][i] = next;
+#pragma unroll
+        for (int group = 0; group < Traits::kScales; ++group) {
+          power[group][n][i] = fminf(power[group][n][i] * rise, kFinest);
+        }
+      }
+    }
+  }
 
-  /// V's scales of the lane's token.
-  static __device__ void load_scales(const Shared& s, int stage, unsigned lane, float (&scales)[kGroups]) {
+  // P of 16 tokens times V's scale: [group][8 rows][tokens g, g + 8], rows 2 c and 2 c + 1.
+  using Words = std::uint32_t[Traits::kScales][kRowTiles][2];
+
+  static __device__ void load_scales(const Shared& s, const Tile<C>& tile, int m,
+                                     float (&scales)[Traits::kScales][2]) {
     if constexpr (Traits::kScaled) {
-      const float4 raw = s.scales[stage][lane];
-      scales[0] = raw.x, scales[1] = raw.y, scales[2] = raw.z, scales[3] = raw.w;
+      const float4 above = s.scales[tile.stage][tile.token(m)],
+                   below = s.scales[tile.stage][tile.token(m) + 8];
+      scales[0][0] = above.x, scales[1][0] = above.y, scales[2][0] = above.z, scales[3][0] = above.w;
+      scales[0][1] = below.x, scales[1][1] = below.y, scales[2][1] = below.z, scales[3][1] = below.w;
     } else {
-      scales[0] = 1.0f;
+      scales[0][0] = scales[0][1] = 1.0f;
     }
   }
 
-  /// P of the lane's token of a block, two values a word; whether its maximum or a unit is too small.
-  __device__ bool weigh(const Shared& s, int stage, unsigned team, unsigned warp, unsigned lane,
-                        const float (&x)[kRows], std::uint32_t (&words)[kWords]) const {
-    float scales[kGroups], products[2 * kWords];
-    load_scales(s, stage, lane, scales);
-    bool raises = false;
+  /// Products in units.
+  __device__ void multiply(const Shared& s, const Tile<C>& tile, int m, const float (&x)[kRowTiles][4],
+                           Words& words) const {
+    float scales[Traits::kScales][2];
+    load_scales(s, tile, m, scales);
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      const float4 units = *reinterpret_cast<const float4*>(s.unit[team][warp * kRows + i]);
-      const float unit[] = {units.x, units.y, units.z, units.w};
-      raises |= x[i] > max[i] + kMaxRise;
-      const float prob = probability(x[i], i);
+    for (int group = 0; group < Traits::kScales; ++group) {
 #pragma unroll
-      for (int j = 0; j < kGroups; ++j) {
-        float& product = products[j * kRows + i];
-        product = prob * scales[j] * unit[j];
-        raises |= fabsf(product) >= float(1 << kLargestLog2);
+      for (int n = 0; n < kRowTiles; ++n) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const float first = x[n][2 * i] * scales[group][i] * power[group][n][0];
+          const float second = x[n][2 * i + 1] * scales[group][i] * power[group][n][1];
+          words[group][n][i] = Traits::kScaled ? pack_f16x2(first, second) : pack_bf16x2(first, second);
+        }
       }
     }
-    if (kGroups * kRows == 1) products[1] = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kWords; ++i) {
-      words[i] = Traits::kScaled ? pack_f16x2(products[2 * i], products[2 * i + 1])
-                                 : pack_bf16x2(products[2 * i], products[2 * i + 1]);
-    }
-    return raises;
   }
 
-  __device__ float probability(float x, int i) const {
-    return exp2_approx(x - (max[i] == kMinus ? 0.0f : max[i]));
-  }
-
-  __device__ static void add_up(const typename Traits::Exchange& exchange, int block, unsigned warp,
-                                unsigned lane, float (&x)[kRows]) {
-    const auto& sums = exchange.sums[block];
-    if constexpr (kRows == 2) {
-      const float2 a = sums[0][warp][lane], b = sums[1][warp][lane];
-      const float2 c = sums[2][warp][lane], d = sums[3][warp][lane];
-      x[0] = (a.x + b.x) + (c.x + d.x);
-      x[1] = (a.y + b.y) + (c.y + d.y);
-    } else {
-      const auto sum = [&](int group) {
-        return reinterpret_cast<const float*>(&sums[group][warp / 2][lane])[warp % 2];
-      };
-      x[0] = (sum(0) + sum(1)) + (sum(2) + sum(3));
-    }
-  }
-
-  /// The largest of the lanes' values.
-  __device__ static float largest(float x) {
-    const auto ordered = [](int bits) { return bits ^ (bits >> 31 & 0x7fffffff); };
-    return __int_as_float(ordered(__reduce_max_sync(~0u, ordered(__float_as_int(x)))));
-  }
-
-  __device__ void reset(Shared& s, unsigned team, unsigned warp, unsigned lane) {
-    if (lane < kGroups) {
+  /// Whether one of the products is 2^kLargestLog2 or more.
+  static __device__ bool beyond(const Words& words) {
+    std::uint32_t low = 0, high = 0;
 #pragma unroll
-      for (int i = 0; i < kRows; ++i) s.raised[team][lane][warp * kRows + i] = 1.0f;
-    }
-    raised = false;
-    __syncwarp();
-  }
-
-  /// Row i with a maximum and units that hold this step. What another row needs changes no bit of it.
-  __device__ void raise(Shared& s, const Step<C>& at, unsigned team, unsigned warp, unsigned lane, int i,
-                        const float (&x)[kStep][kRows]) {
-    const unsigned row = warp * kRows + i;
-    float most_x = x[0][i];
+    for (int group = 0; group < Traits::kScales; ++group) {
 #pragma unroll
-    for (int b = 1; b < kStep; ++b) most_x = fmaxf(most_x, x[b][i]);
-    const float top = largest(most_x);
-    int rise = 0;
-    if (top > max[i] + kMaxRise) {
-      const float next = rintf(top), by = max[i] == kMinus ? 0.0f : fminf(next - max[i], 1000.0f);
-      sum[i] *= exp2_approx(-by);
-      rise = static_cast<int>(by);
-      max[i] = next;
-    }
-    float products[kGroups] = {};
+      for (int n = 0; n < kRowTiles; ++n) {
 #pragma unroll
-    for (int b = 0; b < kStep; ++b) {
-      float scales[kGroups];
-      load_scales(s, at.stage[b], lane, scales);
-#pragma unroll
-      for (int j = 0; j < kGroups; ++j) {
-        products[j] = fmaxf(products[j], fabsf(probability(x[b][i], i) * scales[j]));
+        for (int i = 0; i < 2; ++i) {
+          const std::uint32_t word = words[group][n][i] & 0x7fff7fffu;
+          std::uint32_t& most = i == 0 ? low : high;
+          most = __vmaxu2(most, word);
+        }
       }
     }
-#pragma unroll
-    for (int j = 0; j < kGroups; ++j) {
-      const int most = static_cast<int>(__reduce_max_sync(~0u, __float_as_uint(products[j])) >> 23) - 127;
-      const int before = static_cast<int>(__float_as_uint(s.unit[team][row][j]) >> 23) - 127 + rise;
-      int unit = min(before, kUnitLog2);
-      if (most + unit >= kLargestLog2) unit = min(kFirstLog2 - 1 - most, kUnitLog2);
-      const float power = __uint_as_float(static_cast<unsigned>(unit + 127) << 23);
-      __syncwarp();
-      if (lane == 0) {
-        s.unit[team][row][j] = power;
-        s.raised[team][j][row] =
-            unit - before < -126 ? 0.0f : __uint_as_float(static_cast<unsigned>(unit - before + 127) << 23);
-      }
-    }
-    raised = true;
-    __syncwarp();
+    low = __vmaxu2(low, high);
+    constexpr unsigned kLimit = Traits::kScaled ? (kLargestLog2 + 15) << 10 : (kLargestLog2 + 127) << 7;
+    return (low & 0xffff) >= kLimit || low >> 16 >= kLimit;
   }
 
-  /// P as B fragments: pairs of tokens of a row, which neighbouring lanes exchange.
-  __device__ static void store(typename Traits::Exchange& exchange, int block, unsigned warp, unsigned lane,
-                               const std::uint32_t (&words)[kWords]) {
-    const unsigned odd = lane & 1;
+  /// Units that hold the products.
+  __device__ void raise_units(const Shared& s, const Tile<C>& tile, int m, const float (&x)[kRowTiles][4]) {
+    stale = 3;
+    float scales[Traits::kScales][2];
+    load_scales(s, tile, m, scales);
 #pragma unroll
-    for (int i = 0; i < kWords; ++i) {
-      const std::uint32_t own = words[i];
-      const std::uint32_t other = __shfl_xor_sync(~0u, own, 1);
-      const std::uint32_t word = odd ? __byte_perm(other, own, 0x7632) : __byte_perm(own, other, 0x5410);
-      if (kGroups * kRows == 1 && odd) continue;
-      const unsigned value = 2 * i + odd, group = value / kRows, row = warp * kRows + value % kRows;
-      uint2& place = exchange.prob[block][group][lane / 16][row / 8][row % 8 * 4 + lane % 8 / 2];
-      reinterpret_cast<std::uint32_t*>(&place)[lane % 16 / 8] = word;
+    for (int group = 0; group < Traits::kScales; ++group) {
+#pragma unroll
+      for (int n = 0; n < kRowTiles; ++n) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const float most =
+              largest(fmaxf(fabsf(x[n][i] * scales[group][0]), fabsf(x[n][2 + i] * scales[group][1])));
+          const int most_log2 = static_cast<int>(__float_as_uint(most) >> 23) - 127;
+          float& own = power[group][n][i];
+          if (most_log2 + exponent(own) >= kLargestLog2) {
+            own = power_of_two(min(kFirstLog2 - 1 - most_log2, kFinestLog2));
+          }
+        }
+      }
+    }
+  }
+  static __device__ int exponent(float power) { return static_cast<int>(__float_as_uint(power) >> 23) - 127; }
+
+  /// By lanes 0 to 3.
+  __device__ void store_units(Shared& s, int slot, unsigned half) const {
+#pragma unroll
+    for (int group = 0; group < Traits::kScales; ++group) {
+#pragma unroll
+      for (int n = 0; n < kRowTiles; ++n) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const bool none = max[n][i] == kMinus;
+          const int unit = none ? kNoUnit : __float2int_rn(max[n][i]) - exponent(power[group][n][i]);
+          reinterpret_cast<int*>(&s.units[slot][group][8 * n + 2 * lane() + i])[half] = unit;
+        }
+      }
     }
   }
 };
