@@ -185,6 +185,7 @@ const planning::Backend& backend() {
                                               .refuse = refuse,
                                               .workers = workers,
                                               .staged_bytes = staged_bytes,
+                                              .fuses_append = nullptr,
                                               .extra_bytes = extra_bytes,
                                               .schedule = schedule,
                                               .run = run,
