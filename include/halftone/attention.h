@@ -101,6 +101,8 @@ struct AttentionProblem {
 
   constexpr bool is_paged() const { return std::holds_alternative<KvCacheSpec>(kv); }
   constexpr bool is_listed() const { return listed.top_k != 0; }
+  /// Whether K and V are one latent cache.
+  constexpr bool is_latent() const { return is_paged() && std::get<KvCacheSpec>(kv).is_latent(); }
   constexpr int kv_heads() const {
     return std::visit([](const auto& place) { return place.kv_heads; }, kv);
   }

@@ -6,8 +6,9 @@ docs/python.md the reference.
 
 from . import _native
 from ._merge import merge
+from ._plan import Plan, plan
 from ._recipe import Recipe, RecipeLayer, load_recipe
-from .attention import Plan, Schedule, attend, plan, schedule
+from .attention import Schedule, attend, schedule
 from .cache import PagedKVCache, Rope
 from .convert import calibrate, dequantize, export_fbgemm_int4, import_fbgemm_int4
 from .errors import (

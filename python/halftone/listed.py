@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from . import _arrays, _check, _native
-from .attention import Schedule, _make_schedule, check_capturing, plan
+from ._plan import plan
+from .attention import Schedule, _make_schedule, check_capturing
 from .cache import PagedKVCache, check_cache
 from .errors import InvalidArgumentError
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from . import _check, _frameworks, _native
-from .attention import Plan, _cached_plan
+from ._plan import Plan, _cached_plan
 from .cache import PagedKVCache
 from .errors import InvalidArgumentError, ResourceExhaustedError
 from .spec import KVCacheSpec

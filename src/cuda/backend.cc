@@ -74,11 +74,6 @@ static_assert(planning::is_consistent(kKernels));
 
 bool is_prefill(const planning::Kernel& kernel) { return kernel.queue_bytes > 0; }
 
-bool is_latent(const AttentionProblem& problem) {
-  const auto* const spec = std::get_if<KvCacheSpec>(&problem.kv);
-  return spec != nullptr && spec->is_latent();
-}
-
 /// Whether a unit of decode holds the packed rows of one query.
 bool has_unit_for_a_query(const AttentionProblem& problem) {
   return std::ranges::any_of(kDecodeKernels, [&](const planning::Kernel& kernel) {
@@ -87,7 +82,7 @@ bool has_unit_for_a_query(const AttentionProblem& problem) {
 }
 
 int variant(const AttentionProblem& problem, const planning::Kernel& kernel) {
-  if (is_latent(problem)) return kernel.latent ? latent_variant(problem, kernel) : -1;
+  if (problem.is_latent()) return kernel.latent ? latent_variant(problem, kernel) : -1;
   if (kernel.latent || problem.is_listed()) return -1;
   if (!is_prefill(kernel)) return decode_variant(problem, kernel);
   // Where bounds decide nothing, prefill would serve single queries, too: a cache is not staged for a token,
@@ -111,8 +106,8 @@ std::string kv_text(const AttentionProblem& p) {
 /// Caches that store K and V apart are served in 16-bit arithmetic, all keys of a request at a time; of
 /// latent caches some, lists of keys, too.
 void refuse(const AttentionProblem& p) {
-  if (p.arithmetic == Arithmetic::k16Bit && is_latent(p)) refuse_latent(p);
-  if (p.is_listed() && !is_latent(p)) {
+  if (p.arithmetic == Arithmetic::k16Bit && p.is_latent()) refuse_latent(p);
+  if (p.is_listed() && !p.is_latent()) {
     throw Error(ErrorCode::kUnsupported,
                 fmt::format("listed.top_k is {}, but the CUDA backend has no lists of keys over caches that "
                             "store K and V apart: use a latent cache or the CPU.",

@@ -131,13 +131,18 @@ constexpr std::int64_t kStagedBytes = std::int64_t{1} << 29;
 
 /// As many heads at a time as fit into that and divide all, so that the rounds have one schedule; at least
 /// one.
-Staged stage_keys(const AttentionProblem& problem, int key_bytes) {
+Staged stage_keys(const AttentionProblem& problem, const Kernel& kernel, int key_bytes) {
   Staged staged;
-  if (key_bytes == 0) return staged;
   const int all = problem.kv_heads();
-  staged.keys =
-      problem.max_total_kv != 0 ? problem.max_total_kv : std::int64_t{problem.batch} * problem.max_kv_len;
-  staged.keys = std::clamp<std::int64_t>(staged.keys, 1, INT32_MAX);
+  const std::int64_t most = std::int64_t{problem.batch} * problem.max_kv_len;
+  staged.keys = std::max<std::int64_t>(1, problem.max_total_kv != 0 ? problem.max_total_kv : most);
+  if (staged.keys > INT32_MAX) {
+    throw Error(
+        ErrorCode::kResourceExhausted,
+        fmt::format("max_total_kv is {} with batch * max_kv_len = {}, but {} reads at most {} dequantised "
+                    "keys: give it the largest sum of a batch's lengths, up to that.",
+                    problem.max_total_kv, most, kernel.name, INT32_MAX));
+  }
   staged.heads = all;
   while (staged.heads > 1 &&
          (all % staged.heads != 0 || staged.keys * staged.heads * key_bytes > kStagedBytes)) {
@@ -156,7 +161,7 @@ Pass make_pass(const AttentionProblem& problem, const Backend& backend, const Ch
   pass.schedule = schedule_params(problem, kernel, choice, workers);
   const int key_bytes = backend.staged_bytes == nullptr ? 0 : backend.staged_bytes(problem, kernel);
   if (key_bytes != 0) {
-    pass.staged = stage_keys(problem, key_bytes);
+    pass.staged = stage_keys(problem, kernel, key_bytes);
     pass.schedule.kv_heads = pass.staged.heads;
     pass.schedule.queue_tokens =
         static_cast<std::int32_t>(std::max<std::int64_t>(1, kernel.queue_bytes / key_bytes));

@@ -1,4 +1,5 @@
 // plan() for a GPU: which caches run() stages for the kernel of prompts, for which arithmetic, and where.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <array>
@@ -172,7 +173,7 @@ TEST(StagedPlan, StagedHeadsFitIntoTheirShare) {
         Row{32, 8, 0, 262144, 2, 4}, Row{64, 8, 260111, 260111, 4, 2}, Row{64, 8, 260112, 260112, 2, 4},
         Row{64, 8, 130055, 130055, 8, 1}, Row{64, 8, 1, 1, 8, 1}, Row{64, 8, 0, 524288, 1, 8},
         Row{1024, 8, 0, 8388608, 1, 8}, Row{1024, 8, 130056, 130056, 4, 2}, Row{32, 6, 0, 262144, 3, 2},
-        Row{32, 7, 0, 262144, 1, 7}, Row{1 << 20, 2, 0, INT32_MAX, 1, 2}}) {
+        Row{32, 7, 0, 262144, 1, 7}, Row{1 << 20, 2, INT32_MAX, INT32_MAX, 1, 2}}) {
     const AttentionProblem p = prompt_problem([&](AttentionProblem& x) {
       x.batch = row.batch;
       x.q_heads = 4 * row.kv_heads;
@@ -191,6 +192,24 @@ TEST(StagedPlan, StagedHeadsFitIntoTheirShare) {
         << "rows are no part of it";
     const std::int64_t blocks = (4000 + 191) / 192;
     EXPECT_EQ(made.info().max_units, row.batch * row.kv_heads * blocks) << "of all rounds";
+  }
+}
+
+/// Keys that a pass cannot count are refused, not left out of the result.
+TEST(StagedPlan, RefusesMoreKeysThanItCounts) {
+  if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
+  if (configs_of(cuda_problem()).back() == "sm90-universal") GTEST_SKIP() << "a build of other head_dims";
+  for (const std::int64_t max_total_kv : {std::int64_t{0}, std::int64_t{1} << 31}) {
+    const std::string given = fmt::format("max_total_kv is {} with", max_total_kv);
+    expect_error(ErrorCode::kResourceExhausted,
+                 {given, "batch * max_kv_len = 8589934592",
+                  "sm90-prefill-192 reads at most 2147483647", "the largest sum of a batch's lengths"},
+                 [&] {
+                   plan(prompt_problem([&](AttentionProblem& p) {
+                     p.batch = 1 << 20;
+                     p.max_total_kv = max_total_kv;
+                   }));
+                 });
   }
 }
 

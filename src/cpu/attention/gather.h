@@ -44,10 +44,7 @@ struct Gather {
 };
 
 /// Whether a layer of the problem has one.
-inline bool is_gathered(const AttentionProblem& p) {
-  const auto* const spec = std::get_if<KvCacheSpec>(&p.kv);
-  return spec != nullptr && (spec->is_latent() || p.is_listed());
-}
+inline bool is_gathered(const AttentionProblem& p) { return p.is_latent() || p.is_listed(); }
 
 /// Of one run, whose schedule has the lengths of its lists. Throws std::bad_alloc.
 Gather make_gather(const Plan::Impl& plan, const AttentionArgs& args, const planning::Schedule& schedule);

@@ -86,6 +86,12 @@ void allow_shared_memory_once(const CompiledKernel& kernel, int device) {
 
 }  // namespace
 
+void require_built(const CompiledKernel& kernel, std::string_view family, int variant) {
+  if (kernel.function != nullptr) return;
+  throw Error(ErrorCode::kInternal,
+              fmt::format("{} kernel {} is not in this build: rebuild halftone.", family, variant));
+}
+
 AttentionParams attention_params(const Plan::Impl& plan, const AttentionArgs& args,
                                  const planning::Workspace& workspace, std::size_t index) {
   const AttentionProblem& problem = plan.problem;

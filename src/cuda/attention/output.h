@@ -30,6 +30,16 @@ __device__ inline RowEnd row_end(const AttentionParams& p, int head, float max, 
   return end;
 }
 
+/// Element of O at which a row begins.
+__device__ inline std::int64_t out_element(const AttentionParams& p, const RowPlace& place) {
+  return place.token * p.out_token_stride + place.head * p.out_head_stride;
+}
+
+/// The LSE of a row, where it is wanted.
+__device__ inline void write_lse(const AttentionParams& p, const RowPlace& place, float lse) {
+  if (p.lse != nullptr) p.lse[place.token * p.lse_token_stride + place.head * p.lse_head_stride] = lse;
+}
+
 /// Divides by the sum (with the sink), rotates back, and writes O and the LSE of a row, or only O's dims from
 /// `first_dim` on; the LSE goes with dim 0. O is bf16 or f16 with rows that begin at multiples of 8 bytes, or
 /// anything with `kAnyOutput`.
@@ -58,7 +68,7 @@ __device__ inline void write_row(const AttentionParams& p, const RowPlace& place
     }
     scale *= hadamard::factor(kBlock);
   }
-  const std::int64_t out = place.token * p.out_token_stride + place.head * p.out_head_stride + first_dim;
+  const std::int64_t out = out_element(p, place) + first_dim;
 #pragma unroll
   for (int j = 0; j < kQuads; ++j) {
     const float a = x[j][0] * scale, b = x[j][1] * scale, c = x[j][2] * scale, d = x[j][3] * scale;
@@ -70,14 +80,11 @@ __device__ inline void write_row(const AttentionParams& p, const RowPlace& place
       store_value(p.out_type, p.out, at + 2, c);
       store_value(p.out_type, p.out, at + 3, d);
     } else {
-      const bool bf16 = p.out_type == DType::kBFloat16;
-      *reinterpret_cast<uint2*>(static_cast<std::uint16_t*>(p.out) + at) =
-          bf16 ? uint2{pack_bf16x2(a, b), pack_bf16x2(c, d)} : uint2{pack_f16x2(a, b), pack_f16x2(c, d)};
+      *reinterpret_cast<uint2*>(static_cast<std::uint16_t*>(p.out) + at) = {pack_16bit(p.out_type, a, b),
+                                                                            pack_16bit(p.out_type, c, d)};
     }
   }
-  if (keep && lane % Row::kLanes == 0 && first_dim == 0 && p.lse != nullptr) {
-    p.lse[place.token * p.lse_token_stride + place.head * p.lse_head_stride] = lse;
-  }
+  if (keep && lane % Row::kLanes == 0 && first_dim == 0) write_lse(p, place, lse);
 }
 
 }  // namespace halftone::cuda

@@ -107,22 +107,24 @@ struct Slots {
     return std::int64_t{slot} * p.schedule.params.row_block + row;
   }
   __device__ float2* states() const { return reinterpret_cast<float2*>(p.partial_state_log2); }
+  __device__ float2* state(int slot, int row) const { return states() + at(slot, row); }
+  __device__ float* values(int slot, int row) const { return p.partial_out + at(slot, row) * kDim; }
 
   /// `count` slots, `step` apart.
   __device__ Parts parts(int slot, int step, int count, int row) const {
     const int stride = step * p.schedule.params.row_block;
-    return {states() + at(slot, row), p.partial_out + at(slot, row) * kDim, stride, stride * kDim, count};
+    return {state(slot, row), values(slot, row), stride, stride * kDim, count};
   }
   template <class Row>
   __device__ void store(const Row& r, int slot, int row, int lane, bool keep) const {
     __syncwarp();  // all lanes have read what the slot held
     if (!keep) return;
-    float* values = p.partial_out + at(slot, row) * kDim;
+    float* to = values(slot, row);
 #pragma unroll
     for (int j = 0; j < Row::kQuads; ++j) {
-      if (Row::has(j, lane)) *reinterpret_cast<float4*>(values + Row::dim(j, lane)) = r.x[j];
+      if (Row::has(j, lane)) *reinterpret_cast<float4*>(to + Row::dim(j, lane)) = r.x[j];
     }
-    if (lane % Row::kLanes == 0) states()[at(slot, row)] = {r.max, r.sum};
+    if (lane % Row::kLanes == 0) *state(slot, row) = {r.max, r.sum};
   }
 };
 
@@ -138,6 +140,14 @@ __device__ inline std::uint32_t classes_of(int warp, int warps, int groups) {
   return mask;
 }
 
+/// Counts an arrival; true for the last one of `expected`, which leaves the counter at zero. What the others
+/// stored before is visible then.
+__device__ inline bool arrives_last(std::int32_t* counter, int expected) {
+  const bool last = count_arrival(counter) == expected - 1;
+  if (last) *counter = 0;
+  return last;
+}
+
 /// Counts the arrival of classes; returns those for which it was the last one. What the others stored of them
 /// is visible then.
 __device__ inline std::uint32_t last_arrivals(const AttentionParams& p, int slot, std::uint32_t classes,
@@ -145,9 +155,7 @@ __device__ inline std::uint32_t last_arrivals(const AttentionParams& p, int slot
   bool last = false;
   __syncwarp();
   if (classes >> lane & 1) {
-    std::int32_t* counter = p.arrivals + (std::int64_t{slot} * kArrivalCounters + lane);
-    last = count_arrival(counter) == expected - 1;
-    if (last) *counter = 0;
+    last = arrives_last(p.arrivals + (std::int64_t{slot} * kArrivalCounters + lane), expected);
   }
   const std::uint32_t mask = __ballot_sync(~0u, last);
   __syncwarp();

@@ -52,10 +52,7 @@ CompiledKernel decode_kernel(const Plan::Impl& plan, const planning::Pass& pass,
   const AttentionProblem& problem = plan.problem;
   const CompiledKernel kernel =
       universal ? universal_kernel(problem.head_dim(), problem.v_dim()) : compiled_kernels()[pass.variant];
-  if (kernel.function == nullptr) {
-    throw Error(ErrorCode::kInternal,
-                fmt::format("decode kernel {} is not in this build: rebuild halftone.", pass.variant));
-  }
+  require_built(kernel, "decode", pass.variant);
   return kernel;
 }
 

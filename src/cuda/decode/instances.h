@@ -1,8 +1,6 @@
 // Instantiates a slice of the rows of the decode table. Included by the instances_*.cu files.
 #pragma once
 
-#include <utility>
-
 #include "cuda/decode/config.h"
 #include "cuda/decode/kernel.h"
 #include "cuda/decode/kernels.h"
@@ -34,12 +32,7 @@ constexpr CompiledKernel decode_kernel_of(InSlice in_slice) {
 template <class InSlice>
 CompiledKernel find_decode_kernel(int row, InSlice in_slice) {
   constexpr int kRows = static_cast<int>(kDecodeTable.size());
-  return [&]<int... kRow>(std::integer_sequence<int, kRow...>) {
-    CompiledKernel found;
-    ((row == kRow ? (found = decode_kernel_of<kRow>(in_slice), 0) : 0), ...);
-    return found;
-  }
-  (std::make_integer_sequence<int, kRows>{});
+  return find_kernel<kRows>(row, [&](auto index) { return decode_kernel_of<index>(in_slice); });
 }
 
 }  // namespace halftone::cuda

@@ -64,6 +64,11 @@ __device__ __forceinline__ void load_values(DType type, const void* base, std::i
   }
 }
 
+/// Two values of bf16 or f16, rounded to nearest even.
+__device__ __forceinline__ std::uint32_t pack_16bit(DType type, float low, float high) {
+  return type == DType::kBFloat16 ? pack_bf16x2(low, high) : pack_f16x2(low, high);
+}
+
 /// Rounds to nearest even.
 template <int kCount>
 __device__ __forceinline__ void store_values(DType type, void* base, std::int64_t at,
@@ -79,8 +84,7 @@ __device__ __forceinline__ void store_values(DType type, void* base, std::int64_
     std::uint32_t words[kVector / 2];
 #pragma unroll
     for (int i = 0; i < kVector / 2; ++i) {
-      words[i] =
-          type == DType::kBFloat16 ? pack_bf16x2(x[2 * i], x[2 * i + 1]) : pack_f16x2(x[2 * i], x[2 * i + 1]);
+      words[i] = pack_16bit(type, x[2 * i], x[2 * i + 1]);
     }
     *reinterpret_cast<uint4*>(static_cast<std::uint16_t*>(base) + at) = {words[0], words[1], words[2],
                                                                          words[3]};

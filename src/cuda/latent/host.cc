@@ -80,10 +80,7 @@ CompiledKernel latent_kernel(const Plan::Impl& plan, const planning::Pass& pass,
   const bool wide = pass.variant >= kFewRows;
   const CompiledKernel kernel =
       wide ? latent_wide_kernel(pass.variant - kFewRows) : latent_few_kernel(pass.variant);
-  if (kernel.function == nullptr) {
-    throw Error(ErrorCode::kInternal,
-                fmt::format("latent kernel {} is not in this build: rebuild halftone.", pass.variant));
-  }
+  require_built(kernel, "latent", pass.variant);
   if (wide) check_workers(plan, pass, kernel.cluster);
   return kernel;
 }

@@ -22,7 +22,8 @@ struct RunningSoftmax {
   float offset[2] = {kEmpty, kEmpty};
   float sum[2] = {0.0f, 0.0f};  // of the lane's columns
 
-  __device__ bool empty(int r) const { return offset[r] == kEmpty; }
+  /// As the state of a row says it.
+  __device__ float max(int r) const { return offset[r] == kEmpty ? kMinus : offset[r]; }
 };
 
 template <PrefillConfig C>

@@ -56,23 +56,10 @@ struct RowsEnd {
     const AttentionParams& p = c.p;
     const int row = c.first_row() + 8 * r;
     const bool keep = row < item.work.row_end - item.work.row_begin;
-    float scale = 0.0f, lse = kMinus;
-    float max = c.softmax.empty(r) ? kMinus : c.softmax.offset[r], sum = c.softmax.sum[r];
-    if (max != kMinus || sum != 0.0f) {
-      float weight = 1.0f;
-      if (p.sinks != nullptr && keep) {
-        const float sink = p.sinks[place_of(p, item, row).head] * kLog2e, merged = fmaxf(max, sink);
-        weight = exp2_approx(max - merged);
-        sum = sum * weight + exp2_approx(sink - merged);
-        max = merged;
-      }
-      scale = __fdividef(weight, sum) * value_scale();
-      lse = (max + log2f(sum)) * kLn2;
-    }
-    if (p.lse != nullptr && keep && c.lane() % 4 == 0) {
-      const RowPlace place = place_of(p, item, row);
-      p.lse[place.token * p.lse_token_stride + place.head * p.lse_head_stride] = lse;
-    }
+    const RowPlace place = place_of(p, item, row);
+    auto [scale, lse] = row_end(p, place.head, c.softmax.max(r), c.softmax.sum[r], keep);
+    scale *= value_scale();
+    if (keep && c.lane() % 4 == 0) write_lse(p, place, lse);
     if (p.rotate_v) {
       rotate_fragment<C.head_dim>(c.o, r, c.lane());
       scale *= hadamard::factor(hadamard::block_size(C.head_dim));
@@ -80,7 +67,7 @@ struct RowsEnd {
     return scale;
   }
   __device__ std::uint32_t pack(float a, float b) const {
-    return c.p.out_type == DType::kBFloat16 ? pack_bf16x2(a, b) : pack_f16x2(a, b);
+    return pack_16bit(c.p.out_type, a, b);
   }
 
   /// Divides, rotates back and writes.
@@ -95,8 +82,7 @@ struct RowsEnd {
     for (int r = 0; r < 2; ++r) {
       const int row = c.first_row() + 8 * r;
       const bool keep = row < rows;
-      const RowPlace place = place_of(p, item, keep ? row : 0);
-      const std::int64_t out = place.token * p.out_token_stride + place.head * p.out_head_stride;
+      const std::int64_t out = out_element(p, place_of(p, item, keep ? row : 0));
       if (p.out_type == DType::kFloat32) {
 #pragma unroll
         for (int j = 0; j < C.head_dim / 8; ++j) {
@@ -163,22 +149,20 @@ struct RowsEnd {
     for (int r = 0; r < 2; ++r) {
       const int row = c.first_row() + 8 * r;
       if (row >= rows) continue;
-      float* to = p.partial_out + slots.at(item.work.partial, row) * C.head_dim + 2 * t;
+      float* to = slots.values(item.work.partial, row) + 2 * t;
 #pragma unroll
       for (int j = 0; j < C.head_dim / 8; ++j) {
         *reinterpret_cast<float2*>(to + 8 * j) = {c.o[4 * j + 2 * r] * scale, c.o[4 * j + 2 * r + 1] * scale};
       }
       if (t == 0) {
-        slots.states()[slots.at(item.work.partial, row)] = {c.softmax.empty(r) ? kMinus : c.softmax.offset[r],
-                                                            c.softmax.sum[r]};
+        *slots.state(item.work.partial, row) = {c.softmax.max(r), c.softmax.sum[r]};
       }
     }
     team_barrier(c.group());
     bool last = false;
     if (c.warp() == 0 && c.lane() == 0) {
-      std::int32_t* counter = p.arrivals + std::int64_t{item.first_slot} * kArrivalCounters + c.group();
-      last = count_arrival(counter) == item.arrivals - 1;
-      if (last) *counter = 0;
+      last = arrives_last(p.arrivals + std::int64_t{item.first_slot} * kArrivalCounters + c.group(),
+                          item.arrivals);
     }
     if (!team_any(c.group(), last)) return;
     __threadfence();

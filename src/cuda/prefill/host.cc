@@ -32,7 +32,7 @@ PrefillKeys keys_of(const AttentionProblem& problem) {
 /// stored scales of f16 it does, up to what AppendArgs::status reports.
 bool can_stage(const AttentionProblem& problem, PrefillKeys keys) {
   const auto* const spec = std::get_if<KvCacheSpec>(&problem.kv);
-  if (spec == nullptr || spec->is_latent() || dtype_bits(problem.q_dtype) != 16) return false;
+  if (spec == nullptr || problem.is_latent() || dtype_bits(problem.q_dtype) != 16) return false;
   if (keys == PrefillKeys::kCodes && spec->rotate_k) return false;
   const KvFormat& v = spec->v_format;
   if (dtype_bits(v.dtype) == 16) return v.dtype == DType::kFloat16;
@@ -44,9 +44,8 @@ DType operand_dtype(const AttentionProblem& problem) {
   const PrefillKeys keys = keys_of(problem);
   if (keys != PrefillKeys::kGiven) return can_stage(problem, keys) ? DType::kFloat16 : DType::kUInt8;
   const auto* const tensors = std::get_if<KvTensors>(&problem.kv);
-  const bool latent = tensors == nullptr && std::get<KvCacheSpec>(problem.kv).is_latent();
   const DType dtype = tensors != nullptr ? tensors->dtype : problem.q_dtype;
-  return latent || dtype != problem.q_dtype ? DType::kUInt8 : dtype;
+  return problem.is_latent() || dtype != problem.q_dtype ? DType::kUInt8 : dtype;
 }
 
 /// `count` heads of a tensor [tokens][heads][dim] from `first` on.
@@ -216,10 +215,7 @@ int prefill_staged_bytes(const AttentionProblem& problem) {
 void check_prefill(const Plan::Impl& plan, const planning::Pass& pass, const AttentionArgs& args) {
   check_out(args);
   require_tensor_maps();
-  if (compiled_kernel(pass.variant).function == nullptr) {
-    throw Error(ErrorCode::kInternal,
-                fmt::format("prefill kernel {} is not in this build: rebuild halftone.", pass.variant));
-  }
+  require_built(compiled_kernel(pass.variant), "prefill", pass.variant);
   if (plan.problem.is_paged()) return;
   const auto& tensors = std::get<KvTensorViews>(args.kv);
   check_rows(tensors.k, "k");

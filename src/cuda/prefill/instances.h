@@ -1,8 +1,6 @@
 // Instantiates a slice of the rows of the prefill table. Included by the instances_*.cu files.
 #pragma once
 
-#include <utility>
-
 #include "cuda/prefill/kernel.h"
 #include "cuda/prefill/kernels.h"
 
@@ -31,12 +29,7 @@ constexpr CompiledKernel prefill_kernel_of() {
 template <bool (*kWanted)(const PrefillConfig&)>
 CompiledKernel find_prefill_kernel(int row) {
   constexpr int kRows = static_cast<int>(kPrefillTable.size());
-  return [&]<int... kRow>(std::integer_sequence<int, kRow...>) {
-    CompiledKernel found;
-    ((row == kRow ? (found = prefill_kernel_of<kRow, kWanted>(), 0) : 0), ...);
-    return found;
-  }
-  (std::make_integer_sequence<int, kRows>{});
+  return find_kernel<kRows>(row, [](auto index) { return prefill_kernel_of<index, kWanted>(); });
 }
 
 }  // namespace halftone::cuda

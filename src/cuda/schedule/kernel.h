@@ -40,22 +40,22 @@ __device__ inline void exclusive_sums(std::int64_t (&values)[N], std::int64_t (&
 
 /// Lengths outside the plan's bounds are limited to them, so that no later access leaves the caller's
 /// buffers.
-__device__ inline std::int32_t within(std::int32_t x, std::int32_t low, std::int32_t high) {
-  return x < low ? low : x > high ? high : x;
+__device__ inline std::int32_t within(std::int64_t x, std::int32_t low, std::int32_t high) {
+  return x < low ? low : x > high ? high : static_cast<std::int32_t>(x);
 }
 
 /// Queries and keys of request r. New tokens for which there is no room are no keys, and neither are then the
 /// older ones: run() finds fewer keys than queries.
 __device__ inline int2 request_lengths(const ScheduleBuildParams& p, const planning::ScheduleParams& shape,
                                        int r) {
-  const std::int32_t q_len =
-      p.cu_q == nullptr ? shape.max_q_len : within(p.cu_q[r + 1] - p.cu_q[r], 0, shape.max_q_len);
+  const std::int32_t q_len = within(
+      p.cu_q == nullptr ? shape.max_q_len : std::int64_t{p.cu_q[r + 1]} - p.cu_q[r], 0, shape.max_q_len);
   if (p.appends && q_len > 0) {
-    const std::int64_t keys = std::int64_t{p.kv_lengths[r]} + q_len;
-    return {q_len, p.kv_lengths[r] < 0 || keys > shape.max_kv_len ? 0 : static_cast<std::int32_t>(keys)};
+    const std::int64_t grown = std::int64_t{p.kv_lengths[r]} + q_len;
+    return {q_len, p.kv_lengths[r] < 0 || grown > shape.max_kv_len ? 0 : static_cast<std::int32_t>(grown)};
   }
   const std::int64_t keys = p.cu_kv == nullptr ? p.kv_lengths[r] : std::int64_t{p.cu_kv[r + 1]} - p.cu_kv[r];
-  return {q_len, static_cast<std::int32_t>(keys < 0 ? 0 : keys > shape.max_kv_len ? shape.max_kv_len : keys)};
+  return {q_len, within(keys, 0, shape.max_kv_len)};
 }
 
 /// Places of a list of query `query`; none behind the end of its counts.

@@ -1,16 +1,10 @@
 #include "cuda/latent/few/instances.h"
 
-#include <utility>
-
 namespace halftone::cuda {
 
 CompiledKernel latent_few_kernel(int row) {
-  return [&]<int... kRow>(std::integer_sequence<int, kRow...>) {
-    CompiledKernel found;
-    ((row == kRow ? (found = latent_few_kernel_of<kRow>(), 0) : 0), ...);
-    return found;
-  }
-  (std::make_integer_sequence<int, static_cast<int>(kLatentFewTable.size())>{});
+  constexpr int kRows = static_cast<int>(kLatentFewTable.size());
+  return find_kernel<kRows>(row, [](auto index) { return latent_few_kernel_of<index>(); });
 }
 
 }  // namespace halftone::cuda

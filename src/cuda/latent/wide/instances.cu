@@ -1,5 +1,3 @@
-#include <utility>
-
 #include "cuda/latent/wide/kernel.h"
 #include "cuda/latent/wide/kernels.h"
 
@@ -17,17 +15,10 @@ __global__ void __launch_bounds__(wide::kThreads, 1)
 
 CompiledKernel latent_wide_kernel(int row) {
   constexpr int kRows = static_cast<int>(kLatentWideTable.size());
-  return [&]<int... kRow>(std::integer_sequence<int, kRow...>) {
-    CompiledKernel found;
-    ((row == kRow
-          ? (found = {reinterpret_cast<const void*>(&latent_wide<kRow>),
-                      static_cast<int>(sizeof(wide::Shared)), wide::kThreads, kLatentWideTable[kRow].blocks},
-             0)
-          : 0),
-     ...);
-    return found;
-  }
-  (std::make_integer_sequence<int, kRows>{});
+  return find_kernel<kRows>(row, [](auto index) -> CompiledKernel {
+    return {reinterpret_cast<const void*>(&latent_wide<index>), sizeof(wide::Shared), wide::kThreads,
+            kLatentWideTable[index].blocks};
+  });
 }
 
 }  // namespace halftone::cuda
