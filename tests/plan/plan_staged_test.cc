@@ -202,8 +202,8 @@ TEST(StagedPlan, RefusesMoreKeysThanItCounts) {
   for (const std::int64_t max_total_kv : {std::int64_t{0}, std::int64_t{1} << 31}) {
     const std::string given = fmt::format("max_total_kv is {} with", max_total_kv);
     expect_error(ErrorCode::kResourceExhausted,
-                 {given, "batch * max_kv_len = 8589934592",
-                  "sm90-prefill-192 reads at most 2147483647", "the largest sum of a batch's lengths"},
+                 {given, "batch * max_kv_len = 8589934592", "sm90-prefill-192 reads at most 2147483647",
+                  "the largest sum of a batch's lengths"},
                  [&] {
                    plan(prompt_problem([&](AttentionProblem& p) {
                      p.batch = 1 << 20;

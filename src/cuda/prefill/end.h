@@ -66,9 +66,7 @@ struct RowsEnd {
     }
     return scale;
   }
-  __device__ std::uint32_t pack(float a, float b) const {
-    return pack_16bit(c.p.out_type, a, b);
-  }
+  __device__ std::uint32_t pack(float a, float b) const { return pack_16bit(c.p.out_type, a, b); }
 
   /// Divides, rotates back and writes.
   __device__ void write() const {
