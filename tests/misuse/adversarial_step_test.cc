@@ -128,6 +128,33 @@ TEST(StepArguments, OfAPlanWithoutThem) {
   refused("advance of append is true", [&](AttentionArgs& a) { a.append.advance = true; });
 }
 
+/// A schedule that does not count the new tokens is another plan's.
+TEST(StepArguments, ScheduleOfAPlanWithoutThem) {
+  const Problem p = make_problem(step_case());
+  AttentionProblem without = p.problem;
+  without.appends = false;
+  const Plan appends = plan(p.problem), other = plan(without);
+  EXPECT_NE(appends.describe().find("append     before attention"), std::string::npos) << appends.describe();
+  EXPECT_EQ(other.describe().find("append"), std::string::npos);
+  const Tensor workspace(DType::kUInt8, {static_cast<std::int64_t>(appends.workspace_bytes())});
+  schedule(other, p.lengths(), workspace.view());
+  const Outputs outputs = make_outputs(p);
+  expect_error(kInvalidArgument, {"a schedule of another plan"},
+               [&] { halftone::run(appends, arguments(p, outputs), workspace.view()); });
+}
+
+/// attend() takes the cache's lengths, too, for those before the step; a run may be repeated after it.
+TEST(StepArguments, OfAttend) {
+  const Problem p = make_problem(step_case());
+  const Outputs want = run_problem(p), got = make_outputs(p);
+  AttentionArgs args = arguments(p, got);
+  args.lengths.kv_lengths = {};
+  args.append.advance = true;
+  attend(p.problem, args);
+  EXPECT_TRUE(same_bytes(want.out, got.out));
+  EXPECT_EQ(p.cache->lengths.as<std::int32_t>()[2], 64);
+}
+
 TEST(StepBounds, CountTheNewTokens) {
   const Problem p = make_problem(step_case());
   AttentionProblem tight = p.problem;
