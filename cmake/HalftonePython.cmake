@@ -23,7 +23,6 @@ add_library(halftone_python MODULE ${sources} $<TARGET_OBJECTS:halftone_objects>
 target_include_directories(halftone_python PRIVATE "${PROJECT_SOURCE_DIR}/include" "${PROJECT_SOURCE_DIR}/src")
 target_include_directories(halftone_python SYSTEM PRIVATE "${tvm_ffi_include}" "${dlpack_include}")
 target_compile_features(halftone_python PRIVATE cxx_std_20)
-target_compile_definitions(halftone_python PRIVATE $<$<BOOL:${HALFTONE_CUDA}>:HALFTONE_WITH_CUDA=1>)
 target_link_libraries(halftone_python PRIVATE
   halftone_compile halftone_cold ${halftone_private_libraries} "${tvm_ffi_library}")
 set_target_properties(halftone_python PROPERTIES

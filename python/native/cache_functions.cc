@@ -6,6 +6,7 @@
 #include "convert.h"
 #include "halftone/halftone.h"
 #include "objects.h"
+#include "plan/backend.h"
 
 namespace halftone::python {
 namespace {
@@ -37,13 +38,7 @@ const char* granularity_name(Granularity g) {
 
 String version() { return halftone_version(); }
 
-bool has_cuda() {
-#ifdef HALFTONE_WITH_CUDA
-  return true;
-#else
-  return false;
-#endif
-}
+bool has_cuda() { return planning::find_backend(DeviceType::kCuda) != nullptr; }
 
 Map<String, ffi::Any> format_info(const String& text) {
   return guarded([&] {

@@ -30,6 +30,12 @@ void expect_equal_pages(const Tensor& expected, const Tensor& written, const KvC
   }
 }
 
+/// Pairs that RoPE rotates: of a latent cache at times not all.
+int rotary_half(const KvCacheSpec& spec, std::uint64_t seed) {
+  if (!spec.is_latent()) return spec.head_dim / 4;
+  return seed % 4 == 0 ? 12 : spec.rope_dim / 2;
+}
+
 /// Appends 108 * `scale` random tokens in one call, and in many on the CPU, and compares every byte of the
 /// pages.
 void expect_same_pages(const Runner& runner, const KvCacheSpec& spec, std::uint64_t seed, RopePairing pairing,
@@ -44,13 +50,14 @@ void expect_same_pages(const Runner& runner, const KvCacheSpec& spec, std::uint6
   const Tensor k = Tensor::of(input, {tokens, spec.kv_heads, spec.head_dim}, values);
   values.resize(static_cast<std::size_t>(tokens * spec.kv_heads * spec.v_dim()));
   fill(random, Data::kNormal, values, spec.kv_heads, spec.v_dim());
-  const Tensor v = Tensor::of(input, {tokens, spec.kv_heads, spec.v_dim()}, values);
-  cache.calibrate(k, v);
+  const Tensor v =
+      spec.is_latent() ? Tensor{} : Tensor::of(input, {tokens, spec.kv_heads, spec.v_dim()}, values);
+  if (!spec.is_latent()) cache.calibrate(k, v);
 
   AppendArgs args;
   args.k = k.view();
   args.v = v.view();
-  const RopeTables tables(random, static_cast<int>(tokens), spec.head_dim / 4);
+  const RopeTables tables(random, static_cast<int>(tokens), rotary_half(spec, seed));
   if (pairing != RopePairing::kNone) args.rope = tables.rope(pairing);
   for (int i = 0; i < 3; ++i) cache.lengths.as<std::int32_t>()[i] = capacities[i];
   std::vector<std::int64_t> slots = cache.slots();
@@ -70,7 +77,7 @@ void expect_same_pages(const Runner& runner, const KvCacheSpec& spec, std::uint6
     part.cu_seqlens = {};
     part.slot_mapping = rows(slot_tensor.view(), first, count);
     part.k = rows(args.k, first, count);
-    part.v = rows(args.v, first, count);
+    if (args.v.present()) part.v = rows(args.v, first, count);
     if (pairing != RopePairing::kNone) part.rope.positions = rows(args.rope.positions, first, count);
     append(in_parts.view(), part);
   }
@@ -114,6 +121,17 @@ TEST_P(AppendOnRunners, MixedFormatsAndF32Scales) {
 
 // Enough tokens for the kernels that take windows of them, with all that the plain ones leave out and
 // without.
+TEST_P(AppendOnRunners, LatentCaches) {
+  std::uint64_t seed = 3000;
+  for (const KvCacheSpec& spec : latent_specs()) {
+    for (const RopePairing pairing : {RopePairing::kNone, RopePairing::kHalf, RopePairing::kInterleaved}) {
+      const DType input = std::array{DType::kBFloat16, DType::kFloat16, DType::kFloat32}[seed % 3];
+      expect_same_pages(runner(), spec, seed, pairing, input, seed % 2 == 0);
+      ++seed;
+    }
+  }
+}
+
 TEST_P(AppendOnRunners, ManyTokens) {
   std::uint64_t seed = 2000;
   for (const NamedFormat& named : named_formats()) {

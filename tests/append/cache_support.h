@@ -41,6 +41,21 @@ inline KvCacheSpec random_spec(Random& random) {
   return s;
 }
 
+/// Latent caches of every kind of scale, width and page.
+inline std::vector<KvCacheSpec> latent_specs() {
+  std::vector<KvCacheSpec> all;
+  std::size_t n = 0;
+  for (const char* format : {"fp8-g128-f32", "fp8-g32", "fp8-token-head", "int8-head", "int8-g64-asym-f32",
+                             "int8-token", "int4-g32", "int4-row", "int4-g128-sym-f32", "bf16", "fp16"}) {
+    for (const int dim : kLatentDims) {
+      for (const int rope : kRopeDims) {
+        all.push_back(KvCacheSpec::latent(parse_format(format), dim, rope, kPageSizes[n++ % 5]));
+      }
+    }
+  }
+  return all;
+}
+
 inline Tensor random_values(Random& random, int tokens, int heads, int dim, DType dtype = DType::kFloat32) {
   std::vector<float> x(static_cast<std::size_t>(tokens) * static_cast<std::size_t>(heads * dim));
   fill(random, random.chance(0.5) ? Data::kOutlierChannels : Data::kNormal, x, heads, dim);

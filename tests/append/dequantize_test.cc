@@ -7,6 +7,7 @@
 #include "format/head_dim.h"
 #include "halftone/error.h"
 #include "reference/sanitizer.h"
+#include "tests/append/cache_support.h"
 #include "tests/append/rows.h"
 #include "tests/expect_error.h"
 #include "tests/on_runners.h"
@@ -113,6 +114,12 @@ TEST_P(DequantizeOnRunners, MixedFormatsAndDims) {
       ++seed;
     }
   }
+}
+
+TEST_P(DequantizeOnRunners, LatentCaches) {
+  std::uint64_t seed = 500;
+  for (const KvCacheSpec& spec : latent_specs())
+    expect_same_rows(runner(), spec, seed, kTypes[seed % 3]), ++seed;
 }
 
 TEST_P(DequantizeOnRunners, ManyRequestsSomeOfThemEmpty) {

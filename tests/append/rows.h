@@ -25,8 +25,9 @@ inline Cache make_cache(const KvCacheSpec& spec, const std::vector<int>& lengths
     fill(random, data, values, spec.kv_heads, dim);
     return Tensor::of(DType::kFloat32, {tokens, spec.kv_heads, dim}, values);
   };
-  const Tensor k = part(Data::kOutlierChannels, spec.head_dim), v = part(Data::kNormal, spec.v_dim());
-  cache.calibrate(k, v);
+  const Tensor k = part(Data::kOutlierChannels, spec.head_dim);
+  const Tensor v = spec.is_latent() ? Tensor{} : part(Data::kNormal, spec.v_dim());
+  if (!spec.is_latent()) cache.calibrate(k, v);
   cache.append(lengths, k, v);
   return cache;
 }

@@ -97,7 +97,7 @@ TEST(Concurrency, OneWorkspaceServesOneCallAtATime) {
 
   AttentionArgs bad = arguments(p, first);  // a call that fails lets go of it
   bad.q = {};
-  EXPECT_THROW(run(plan, bad, workspace.view()), Error);
+  expect_error(ErrorCode::kInvalidArgument, {"q is absent"}, [&] { run(plan, bad, workspace.view()); });
   run(plan, arguments(p, first), workspace.view());
   EXPECT_TRUE(same_bytes(first.out, expected.out));
 }

@@ -3,11 +3,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <initializer_list>
 #include <limits>
+#include <string_view>
+#include <vector>
 
 #include "halftone/attention.h"
 #include "halftone/error.h"
 #include "testing/cases.h"
+#include "tests/expect_error.h"
 
 namespace halftone::testing {
 namespace {
@@ -191,17 +195,23 @@ TEST(Merge, Refusals) {
   const Tensor wrong_dim(DType::kFloat32, {2, 3, 65}), wrong_lse(DType::kFloat32, {3, 2});
   const Tensor half_lse(DType::kFloat16, {2, 3}), bytes(DType::kUInt8, {2, 3, 64});
   const std::vector<TensorView> parts = {part.view()}, lses = {lse.view()};
-  EXPECT_THROW(halftone::merge({}, {}, out.view(), TensorView{}), Error);
-  EXPECT_THROW(halftone::merge(parts, {}, out.view(), TensorView{}), Error);
-  EXPECT_THROW(halftone::merge({wrong_dim.view()}, lses, out.view(), TensorView{}), Error);
-  EXPECT_THROW(halftone::merge({bytes.view()}, lses, out.view(), TensorView{}), Error);
-  EXPECT_THROW(halftone::merge({TensorView{}}, lses, out.view(), TensorView{}), Error);
-  EXPECT_THROW(halftone::merge(parts, {wrong_lse.view()}, out.view(), TensorView{}), Error);
-  EXPECT_THROW(halftone::merge(parts, {half_lse.view()}, out.view(), TensorView{}), Error);
-  EXPECT_THROW(halftone::merge(parts, lses, TensorView{}, TensorView{}), Error);
-  EXPECT_THROW(halftone::merge(parts, lses, bytes.view(), TensorView{}), Error);
-  EXPECT_THROW(halftone::merge(parts, lses, out.view(), wrong_lse.view()), Error);
-  EXPECT_THROW(halftone::merge(parts, lses, out.view(), TensorView{}, const_cast<Tensor*>(&out)), Error);
+  const auto refuses = [&](std::initializer_list<std::string_view> fragments,
+                           const std::vector<TensorView>& x, const std::vector<TensorView>& x_lse,
+                           const TensorView& to, const TensorView& to_lse = {}, Stream stream = nullptr) {
+    expect_error(ErrorCode::kInvalidArgument, fragments,
+                 [&] { halftone::merge(x, x_lse, to, to_lse, stream); });
+  };
+  refuses({"parts has 0 views"}, {}, {}, out.view());
+  refuses({"part_lse has 0 views", "parts has 1"}, parts, {}, out.view());
+  refuses({"parts[0] has shape", "dimension 2 is 65"}, {wrong_dim.view()}, lses, out.view());
+  refuses({"parts[0]", "uint8", "bf16"}, {bytes.view()}, lses, out.view());
+  refuses({"parts[0]"}, {TensorView{}}, lses, out.view());
+  refuses({"part_lse[0] has shape", "dimension 0 is 3"}, parts, {wrong_lse.view()}, out.view());
+  refuses({"part_lse[0]", "f16", "f32"}, parts, {half_lse.view()}, out.view());
+  refuses({"out"}, parts, lses, TensorView{});
+  refuses({"out", "uint8", "bf16"}, parts, lses, bytes.view());
+  refuses({"lse has shape", "dimension 0 is 3"}, parts, lses, out.view(), wrong_lse.view());
+  refuses({"stream"}, parts, lses, out.view(), TensorView{}, const_cast<Tensor*>(&out));
   for (const std::uint8_t byte : out.bytes())
     ASSERT_EQ(byte, 0xFF) << "a refusal leaves the output untouched";
 }

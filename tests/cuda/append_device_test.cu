@@ -7,10 +7,32 @@
 
 #include "format/status.h"
 #include "halftone/error.h"
+#include "tests/append/cache_support.h"
 #include "tests/cuda/device_problem.h"
 
 namespace halftone::testing {
 namespace {
+
+struct DevicePages {
+  Tensor pages;
+  std::int32_t status;
+};
+
+/// The cache's pages after the same append on the GPU.
+DevicePages append_on_device(const Cache& cache, AppendArgs args) {
+  const Tensor status = Tensor::of({1}, std::vector<std::int32_t>{0});
+  args.status = status.view();
+  Uploads uploads;
+  const PagedKv device = uploads.add(cache.view());
+  const AppendArgs device_args = uploads.add(args);
+  append(device, device_args);
+  check_cuda(cudaDeviceSynchronize());
+  Tensor pages = cache.pages.clone();
+  download(device.pages, pages);
+  download(device_args.status, status);
+  EXPECT_TRUE(uploads.guards_intact());
+  return {std::move(pages), status.as<std::int32_t>()[0]};
+}
 
 void expect_equal_pages(const Tensor& cpu, const Tensor& gpu, const KvCacheSpec& spec, std::uint64_t seed) {
   const auto a = cpu.bytes(), b = gpu.bytes();
@@ -21,21 +43,6 @@ void expect_equal_pages(const Tensor& cpu, const Tensor& gpu, const KvCacheSpec&
                   << spec.head_dim << ", seed " << seed;
     return;
   }
-}
-
-/// The cache's pages after the same append on the GPU, which leaves the status at 0.
-Tensor pages_from_device(const Cache& cache, const AppendArgs& args, const Tensor& status) {
-  Uploads uploads;
-  const PagedKv device = uploads.add(cache.view());
-  const AppendArgs device_args = uploads.add(args);
-  append(device, device_args);
-  check_cuda(cudaDeviceSynchronize());
-  Tensor pages = cache.pages.clone();
-  download(device.pages, pages);
-  EXPECT_TRUE(uploads.guards_intact());
-  download(device_args.status, status);
-  EXPECT_EQ(status.as<std::int32_t>()[0], 0);
-  return pages;
 }
 
 /// cu_seqlens begins at 5: tokens before belong to no request. The CPU, which reads it, refuses that and gets
@@ -53,21 +60,20 @@ TEST(DeviceAppend, TokensBeforeTheFirstRequestAreSkipped) {
   const Tensor k = Tensor::of(DType::kFloat32, {tokens, 2, 64}, values);
   cache.calibrate(k, k);
   for (int r = 0; r < kRequests; ++r) cache.lengths.as<std::int32_t>()[r] = 0;
-  const Tensor status = Tensor::of({1}, std::vector<std::int32_t>{0});
   const Tensor cu = Tensor::of({kRequests + 1}, ends);
   AppendArgs args;
   args.k = args.v = k.view();
   args.cu_seqlens = cu.view();
-  args.status = status.view();
 
-  const Tensor pages = pages_from_device(cache, args, status);
+  const DevicePages device = append_on_device(cache, args);
+  EXPECT_EQ(device.status, 0);
   for (std::int32_t& end : ends) end -= kBefore;
   const Tensor cpu_cu = Tensor::of({kRequests + 1}, ends);
   args.cu_seqlens = cpu_cu.view();
   args.k = args.v = TensorView::contiguous(k.as<float>().data() + kBefore * 2 * 64, DType::kFloat32,
                                            {tokens - kBefore, 2, 64});
   append(cache.view(), args);
-  expect_equal_pages(cache.pages, pages, spec, 7);
+  expect_equal_pages(cache.pages, device.pages, spec, 7);
 }
 
 /// The status after an append of `tokens` rows of ones, of which `token` has one `value`.
@@ -110,6 +116,36 @@ TEST(DeviceAppend, ValuesThatAreNotAcceptedSetTheStickyFlag) {
       }
     }
   }
+}
+
+TEST(DeviceAppend, BadLatentsPositionsAndPagesSetTheStatus) {
+  const KvCacheSpec spec = KvCacheSpec::latent(parse_format("fp8-g128-f32"), 512, 64, 16);
+  Random random(9);
+  Cache cache(spec, std::vector<int>{20}, random);
+  constexpr int kTokens = 4;
+  const Tensor cu = Tensor::of({2}, std::vector<std::int32_t>{0, kTokens});
+  const RopeTables tables(random, kTokens, 32);
+  AppendArgs args;
+  args.cu_seqlens = cu.view();
+  for (const int dim : {0, 300, 511, 512, 575}) {
+    for (const float value : {NAN, INFINITY, -0x1.02p100f}) {
+      const Tensor k = random_values(random, kTokens, 1, 576);
+      k.set(2 * 576 + dim, value);
+      args.k = k.view();
+      EXPECT_EQ(append_on_device(cache, args).status, kStatusNonFinite) << dim << " " << value;
+    }
+  }
+  const Tensor k = random_values(random, kTokens, 1, 576);
+  args.k = k.view();
+  args.rope = tables.rope(RopePairing::kHalf);
+  EXPECT_EQ(append_on_device(cache, args).status, 0);
+  tables.positions.as<std::int32_t>()[3] = 64;
+  EXPECT_EQ(append_on_device(cache, args).status, kStatusBadPage);
+  args.rope = {};
+  cache.block_table.as<std::int32_t>()[0] = -5;
+  const DevicePages device = append_on_device(cache, args);
+  EXPECT_EQ(device.status, kStatusBadPage);
+  EXPECT_TRUE(same_bytes(cache.pages, device.pages)) << "nothing was written";
 }
 
 }  // namespace

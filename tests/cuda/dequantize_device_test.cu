@@ -45,14 +45,18 @@ TEST(DeviceDequantize, LengthsBeyondTheTable) {
 
 TEST(DeviceDequantize, SurplusRowsAreZerosAndSurplusTokensAreLeftOut) {
   const KvFormat format = parse_format("int4-row");
-  const Cache cache = make_cache({format, format, kHeads, 80, 0, 64}, kLengths, 12);
-  const std::int64_t tokens = cache.total_tokens(), row = kHeads * 80;
-  const Rows expected = on_cpu(cache, DType::kFloat16);
-  for (const std::int64_t rows : {tokens + 100, tokens - 21, std::int64_t{1}}) {
-    const Rows actual = on_device(cache, DType::kFloat16, rows);  // checks the guard behind the last row
-    for (std::int64_t i = 0; i < actual.v.numel(); ++i) {
-      ASSERT_EQ(actual.v.get(i), i < tokens * row ? expected.v.get(i) : 0.0F)
-          << i << " of " << rows << " rows";
+  for (const KvCacheSpec& spec :
+       {KvCacheSpec{format, format, kHeads, 80, 0, 64}, KvCacheSpec::latent(parse_format("fp8-g128-f32")),
+        KvCacheSpec::latent(parse_format("int8-token"), 256, 32, 16)}) {
+    const Cache cache = make_cache(spec, kLengths, 12);
+    const std::int64_t tokens = cache.total_tokens(), row = spec.kv_heads * spec.v_dim();
+    const Rows expected = on_cpu(cache, DType::kFloat16);
+    for (const std::int64_t rows : {tokens + 100, tokens - 21, std::int64_t{1}}) {
+      const Rows actual = on_device(cache, DType::kFloat16, rows);  // checks the guard behind the last row
+      for (std::int64_t i = 0; i < actual.v.numel(); ++i) {
+        ASSERT_EQ(actual.v.get(i), i < tokens * row ? expected.v.get(i) : 0.0F)
+            << i << " of " << rows << " rows";
+      }
     }
   }
 }

@@ -96,6 +96,8 @@ class DeviceRun : public PlacedRun {
 inline Outputs run_on_device(const Problem& p, const Plan& plan) { return cuda_runner().run(p, plan); }
 inline Outputs run_on_device(const Problem& p) { return cuda_runner().run(p); }
 
+inline std::int32_t status_of(const Outputs& outputs) { return outputs.status.as<std::int32_t>()[0]; }
+
 /// judge() with the limits of the kernel that serves the problem.
 inline std::string judge_device(const Problem& p, const Outputs& outputs) {
   return cuda_runner().judge(p, outputs);

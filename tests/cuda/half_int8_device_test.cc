@@ -33,7 +33,7 @@ class DeviceHalfInt8 : public ::testing::Test {
     if (!serves(p)) return;
     const Outputs outputs = run_on_device(p);
     EXPECT_EQ(judge_device(p, outputs), "");
-    EXPECT_EQ(outputs.status.as<std::int32_t>()[0], 0);
+    EXPECT_EQ(status_of(outputs), 0);
   }
   void TearDown() override {
     const Problem p = make_problem(for_table(decode_case("int8-head")));

@@ -8,14 +8,12 @@
 
 #include "format/status.h"
 #include "tests/attention/prefill_cases.h"
-#include "tests/cuda/adversarial_device.h"
+#include "tests/cuda/bounds_checks.h"
 
 namespace halftone::testing {
 namespace {
 
 using enum ErrorCode;
-
-std::int32_t status_of(const Outputs& outputs) { return outputs.status.as<std::int32_t>()[0]; }
 
 class DevicePrefillBounds : public ::testing::Test {
  protected:
@@ -128,21 +126,7 @@ TEST_F(DevicePrefillBounds, MoreQueriesThanRows) {
         const Outputs expected = run_on_device(p, plan);
         EXPECT_EQ(status_of(expected), 0) << row.name;
         for (const std::int64_t rows : {1, 29, 30, 94, 229, 231, 269}) {
-          DeviceRun device(p, plan);
-          Uploads uploads;
-          TensorView q = p.q.view();
-          q.shape[0] = rows;
-          device.args.q = uploads.add(q);  // no larger than its view
-          device.args.out.shape[0] = device.args.lse.shape[0] = rows;
-          device.schedule();
-          device.run();
-          const Outputs outputs = device.outputs();
-          EXPECT_EQ(status_of(outputs), kStatusBadQueries) << row.name << ", " << rows;
-          EXPECT_EQ(row_bytes(outputs.out, 0, rows), row_bytes(expected.out, 0, rows)) << row.name;
-          EXPECT_EQ(row_bytes(outputs.lse, 0, rows), row_bytes(expected.lse, 0, rows)) << row.name;
-          for (const Tensor* x : {&outputs.out, &outputs.lse}) {
-            for (const std::uint8_t byte : row_bytes(*x, rows, 270)) ASSERT_EQ(byte, 0xFF) << row.name;
-          }
+          expect_bounded_queries(p, plan, expected, rows);
         }
       }
     }
@@ -244,25 +228,6 @@ TEST_F(DevicePrefillBounds, WildFirstKeys) {
   }
 }
 
-/// p's tokens as plain K and V, without [begin, end) of a request.
-Problem plain_without(const Problem& p, std::size_t request, std::int64_t begin, std::int64_t end) {
-  AttentionCase row = p.row;
-  row.plain = row.q_dtype;
-  const std::vector<std::int64_t> first = first_tokens(row);
-  const auto shorter = [&](const Tensor& x) {
-    std::vector<float> values = floats_of_rows(x, 0, first[request] + begin);
-    const std::vector<float> rest = floats_of_rows(x, first[request] + end, first.back());
-    values.insert(values.end(), rest.begin(), rest.end());
-    return Tensor::of(row.q_dtype, {first.back() - (end - begin), row.kv_heads, row.head_dim}, values);
-  };
-  row.requests[request].kv_len -= static_cast<int>(end - begin);
-  Problem twin = make_problem(row);
-  twin.q = p.q.clone();
-  twin.k = shorter(p.k);
-  twin.v = shorter(p.v);
-  return twin;
-}
-
 /// Entries that name no page: their tokens are left out, in both modes of the table.
 TEST_F(DevicePrefillBounds, BadPagesAreLeftOut) {
   for (AttentionCase row : cases_of(false, {{70, 100}, {33, 90}, {150, 333}, {40, 0}})) {
@@ -270,21 +235,8 @@ TEST_F(DevicePrefillBounds, BadPagesAreLeftOut) {
     row.q_heads = 8;
     for (const int page_size : {16, 64}) {
       for (const auto& [bad, column] : {std::pair{-1, 0}, {INT32_MIN, 2}, {INT32_MAX, 332 / page_size}}) {
-        SCOPED_TRACE(row.name + ", page " + std::to_string(column) + " of " + std::to_string(page_size));
         row.page_size = page_size;
-        row.table_mode = BlockTableMode::kTrusted;
-        const Problem p = make_problem(row);
-        if (!has_prefill(p)) continue;
-        const std::int64_t begin = column * page_size;
-        const Problem twin = plain_without(p, 2, begin, std::min<std::int64_t>(333, begin + page_size));
-        entry(p, 2, column) = bad;
-        const Outputs outputs = run_on_device(p);
-        EXPECT_EQ(status_of(outputs), kStatusBadPage);
-        EXPECT_EQ(judge_device(twin, outputs), "");
-        row.table_mode = BlockTableMode::kClamped;
-        const Problem clamped = make_problem(row);
-        entry(clamped, 2, column) = bad;
-        expect_same_bits(outputs, run_on_device(clamped), "clamped");
+        if (has_prefill(make_problem(row))) expect_bad_page_is_left_out(row, column, bad);
       }
     }
   }
@@ -326,20 +278,8 @@ TEST_F(DevicePrefillBounds, GraphReplayWithOtherLengths) {
           device.clear();
           check_cuda(cudaDeviceSynchronize());
         };
-        set(steps[2]);
-        const CapturedGraph graph([&](cudaStream_t stream) {
-          device.schedule(stream);
-          for (int layer = 0; layer < 3; ++layer) device.run(stream);
-        });
-        for (const Step& step : steps) {
-          set(step);
-          device.schedule();
-          device.run();
-          const Outputs expected = device.outputs();
-          set(step);
-          graph.replay();
-          expect_same_bits(expected, device.outputs(), row.name);
-        }
+        SCOPED_TRACE(row.name);
+        expect_replays(device, steps, 2, set);
       }
     }
   }

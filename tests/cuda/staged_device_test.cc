@@ -10,31 +10,17 @@
 #include "plan/validate.h"
 #include "tests/attention/prefill_cases.h"
 #include "tests/attention/select.h"
-#include "tests/cuda/adversarial_device.h"
-#include "tests/cuda/plain_twin.h"
+#include "tests/cuda/bounds_checks.h"
 #include "tests/cuda/prefill_options.h"
+#include "tests/cuda/staged_case.h"
 
 namespace halftone::testing {
 namespace {
-
-std::int32_t status_of(const Outputs& outputs) { return outputs.status.as<std::int32_t>()[0]; }
 
 /// Of the pass of the longest requests.
 planning::Staged staged_of(const Problem& p) {
   const Plan plan = plan_on_device(p);
   return planning::require_plan(plan).passes().back().staged;
-}
-
-/// Causal, four query heads over two KV heads, Q and O of a type.
-AttentionCase staged_case(const std::string& k_format, const std::string& v_format, int head_dim,
-                          const std::vector<Request>& requests, DType q_dtype = DType::kBFloat16) {
-  AttentionCase row = prefill_case(q_dtype, head_dim, false, requests);
-  row.q_heads = 4;
-  row.k_format = k_format;
-  row.v_format = v_format;
-  row.name = "K " + k_format + ", V " + v_format + ", head_dim " + std::to_string(head_dim) + ", Q " +
-             std::string(dtype_name(q_dtype));
-  return row;
 }
 
 /// Whether this build has kernels for staged keys of a head_dim.
@@ -248,20 +234,8 @@ TEST_F(DeviceStaged, BadPagesAreLeftOut) {
     for (const int page_size : {16, 64}) {
       for (const auto& [bad, column] : {std::pair{-1, 0}, {INT32_MIN, 2}, {INT32_MAX, 332 / page_size}}) {
         AttentionCase row = unmasked(format, head_dim);
-        SCOPED_TRACE(row.name + ", page " + std::to_string(column) + " of " + std::to_string(page_size));
         row.page_size = page_size;
-        const Problem p = make_problem(row);
-        if (!has_staged(p)) continue;
-        const std::int64_t begin = column * page_size;
-        const Problem twin = plain_without(p, 2, begin, std::min<std::int64_t>(333, begin + page_size));
-        entry(p, 2, column) = bad;
-        const Outputs outputs = run_on_device(p);
-        EXPECT_EQ(status_of(outputs), kStatusBadPage);
-        EXPECT_EQ(judge_device(twin, outputs), "");
-        row.table_mode = BlockTableMode::kClamped;
-        const Problem clamped = make_problem(row);
-        entry(clamped, 2, column) = bad;
-        expect_same_bits(outputs, run_on_device(clamped), "clamped");
+        if (has_staged(make_problem(row))) expect_bad_page_is_left_out(row, column, bad);
       }
     }
   }
@@ -389,22 +363,8 @@ TEST_F(DeviceStaged, GraphReplayWithOtherLengthsAndTables) {
       device.clear();
       check_cuda(cudaDeviceSynchronize());
     };
-    set(steps[2]);
-    const CapturedGraph graph([&](cudaStream_t stream) {
-      device.schedule(stream);
-      for (int layer = 0; layer < 3; ++layer) device.run(stream);
-    });
-    for (const Step& step : steps) {
-      set(step);
-      device.schedule();
-      device.run();
-      const Outputs expected = device.outputs();
-      set(step);
-      graph.replay();
-      const Outputs replayed = device.outputs();
-      expect_same_bits(expected, replayed, std::to_string(step.queries[0]) + " queries");
-      EXPECT_EQ(status_of(replayed), 0);
-    }
+    expect_replays(device, steps, 2, set);
+    EXPECT_EQ(status_of(device.outputs()), 0);
   }
 }
 

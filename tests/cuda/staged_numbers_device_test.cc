@@ -13,6 +13,7 @@
 #include "tests/attention/select.h"
 #include "tests/cuda/adversarial_device.h"
 #include "tests/cuda/plain_twin.h"
+#include "tests/cuda/staged_case.h"
 
 namespace halftone::testing {
 namespace {
@@ -31,18 +32,6 @@ class DeviceStagedNumbers : public ::testing::Test {
  private:
   int served_ = 0;
 };
-
-/// Causal, four query heads over two KV heads.
-AttentionCase numbers_case(const std::string& k_format, const std::string& v_format, int head_dim,
-                           DType q_dtype, const std::vector<Request>& requests) {
-  AttentionCase row = prefill_case(q_dtype, head_dim, false, requests);
-  row.q_heads = 4;
-  row.k_format = k_format;
-  row.v_format = v_format;
-  row.name = "K " + k_format + ", V " + v_format + ", head_dim " + std::to_string(head_dim) + ", Q " +
-             std::string(dtype_name(q_dtype));
-  return row;
-}
 
 /// Appends what K and V hold now.
 void refill(Problem& p) {
@@ -73,7 +62,7 @@ TEST_F(DeviceStagedNumbers, RowsOfEveryMagnitude) {
     for (const char* format : {"bf16", "int8-token-head-f32", "fp8-token-head-f32", "int8-g32-asym-f32"}) {
       for (const int head_dim : kPrefillDims) {
         for (const bool half_int8 : {false, true}) {
-          AttentionCase row = numbers_case(format, "int8-head", head_dim, q_dtype, {{230, 230}, {200, 200}});
+          AttentionCase row = staged_case(format, "int8-head", head_dim, {{230, 230}, {200, 200}}, q_dtype);
           row.mask.window_left = kSeen - 1;
           row.arithmetic = half_int8 ? "half_int8" : "16-bit";
           SCOPED_TRACE(row.name + ", " + row.arithmetic);
@@ -103,8 +92,7 @@ TEST_F(DeviceStagedNumbers, QueriesOfEveryMagnitude) {
   for (const char* format : {"bf16", "int8-token-head-f32"}) {
     for (const int head_dim : kPrefillDims) {
       for (const bool half_int8 : {false, true}) {
-        AttentionCase row =
-            numbers_case(format, "int4-g32", head_dim, DType::kBFloat16, {{100, 300}, {70, 161}});
+        AttentionCase row = staged_case(format, "int4-g32", head_dim, {{100, 300}, {70, 161}});
         row.arithmetic = half_int8 ? "half_int8" : "16-bit";
         SCOPED_TRACE(row.name + ", " + row.arithmetic);
         Problem p = make_problem(row);
@@ -129,7 +117,7 @@ TEST_F(DeviceStagedNumbers, ValuesOfEveryMagnitude) {
         for (const bool half_int8 : {false, true}) {
           for (const bool rotated : {false, true}) {
             if ((requests.size() == 1 || head_dim != 128) && rotated == half_int8) continue;  // to save time
-            AttentionCase row = numbers_case("int8-head", format, head_dim, DType::kBFloat16, requests);
+            AttentionCase row = staged_case("int8-head", format, head_dim, requests);
             row.arithmetic = half_int8 ? "half_int8" : "16-bit";
             row.rotate_v = rotated;
             if (rotated) row.out_dtype = DType::kFloat32;
@@ -179,7 +167,7 @@ std::vector<AttentionCase> every_kernel(const std::vector<Request>& requests) {
     for (const DType q_dtype : kPrefillTypes) {
       rows.push_back(prefill_case(q_dtype, head_dim, true, requests));
       rows.push_back(prefill_case(q_dtype, head_dim, false, requests));
-      rows.push_back(numbers_case("int8-token-head-f32", "int8-head", head_dim, q_dtype, requests));
+      rows.push_back(staged_case("int8-token-head-f32", "int8-head", head_dim, requests, q_dtype));
       rows.push_back(rows.back());
       rows.back().arithmetic = "half_int8";
       rows.back().name += ", half_int8";

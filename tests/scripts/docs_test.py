@@ -32,19 +32,26 @@ def pages() -> Iterator[pathlib.Path]:
         yield from (ROOT / room).rglob("*.md")
 
 
-def mapped() -> set[str]:
-    """Folders in the first column of the map of docs/architecture.md."""
+def rows_of_the_map() -> Iterator[tuple[list[str], str]]:
+    """Rows of the map of docs/architecture.md: folders, and what it says of them."""
     text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
     house = text.partition("## The house")[2].partition("\n## ")[0]
-    rows = [line.split("|")[1] for line in house.splitlines() if line.startswith("| `")]
-    return {name for row in rows for name in re.findall(r"`([^`]+/)`", row)}
+    for line in house.splitlines():
+        if line.startswith("| `"):
+            yield re.findall(r"`([^`]+/)`", line.split("|")[1]), line.split("|")[2]
 
 
 class DocsTest(unittest.TestCase):
     def test_the_map_is_the_tree(self) -> None:
-        tree, there = set(folders()), mapped()
+        tree, there = set(folders()), {name for names, _ in rows_of_the_map() for name in names}
         self.assertEqual(sorted(tree - there), [], "not in the map of docs/architecture.md")
         self.assertEqual([name for name in sorted(there) if not (ROOT / name).is_dir()], [], "no such folder")
+
+    def test_the_map_names_files_that_are_there(self) -> None:
+        for names, text in rows_of_the_map():
+            for file in re.findall(r"`([\w.*]+(?:\.(?:h|hpp|cc|cu|py)|_\*))`", text):
+                with self.subTest(folder=names, file=file):
+                    self.assertTrue([path for name in names for path in (ROOT / name).glob(file)])
 
     def test_links_lead_somewhere(self) -> None:
         for page in pages():

@@ -35,9 +35,10 @@ struct VisibleKeys {
   __device__ bool has(int key) const { return static_cast<unsigned>(key - from) < count; }
 };
 
-/// A logit with ALiBi's share.
+/// A logit of a key `away` from the row's position, with ALiBi's share; `slope` in base 2.
+__device__ inline float biased(float logit, float slope, int away) { return logit - slope * abs(away); }
 __device__ inline float biased(const RowPlace& place, float logit, int key) {
-  return logit - place.slope * abs(place.position - key);
+  return biased(logit, place.slope, place.position - key);
 }
 
 }  // namespace halftone::cuda

@@ -45,8 +45,7 @@ struct DecodeConfig {
   int row_tiles;    // 8 packed rows each, of one warp
   int row_groups;   // warps that read the same tiles, each for its own rows
   int teams;        // of warps that share a ring
-  int piece_tiles;  // tiles of 16 tokens in one copy, of a long item
-  int stage_tiles;  // tiles of a stage of the ring, and of a piece of a short item
+  int piece_tiles;  // tiles of 16 tokens in one copy
   int stages;       // of a team's ring
   Family family;
   friend constexpr bool operator==(const DecodeConfig&, const DecodeConfig&) = default;
@@ -121,34 +120,22 @@ inline constexpr std::array<RowShape, 6> kRowShapes{{{1, 1, 8},
 inline constexpr std::array<RowShape, 3> kWideRowShapes{{{1, 1, 8}, {1, 2, 4}, {1, 4, 2}}};
 inline constexpr std::array<RowShape, 2> kMixedRowShapes{{{1, 1, 8}, {2, 1, 8}}};
 
-/// A piece of about 4 to 10 KB, and as many in flight as are useful and fit.
+/// A piece of about 4 to 8 KB, and as many in flight as are useful and fit.
 constexpr DecodeConfig make_decode_config(const PartConfig& k, const PartConfig& v, int head_dim,
                                           const RowShape& shape) {
   const int bytes = typical_tile_bytes(k, head_dim) + typical_tile_bytes(v, head_dim);
   if (shape.family == Family::kWarpgroup) {  // a tile for each warp
-    const int warpgroup_stages = bytes > 4608 ? 2 : bytes > 3072 ? 3 : 4;
-    return {k, v, head_dim, shape.row_tiles, 1, shape.teams, 4, 4, warpgroup_stages, shape.family};
+    const int stages = bytes > 4608 ? 2 : bytes > 3072 ? 3 : 4;
+    return {k, v, head_dim, shape.row_tiles, 1, shape.teams, 4, stages, shape.family};
   }
   const bool one_warp = shape.row_tiles == 1 && shape.row_groups == 1 && head_dim <= 128;
-  const int stage_tiles = bytes <= 4352 ? 2 : 1;
-  const int stage_bytes = stage_tiles * bytes;
-  const bool long_pieces = one_warp && 2 * stage_bytes <= 10240;
+  const int piece_tiles = one_warp && bytes <= 1536 ? 4 : bytes <= 4352 ? 2 : 1;
+  const int piece_bytes = piece_tiles * bytes;
   const bool heavy = head_dim == 256 && is_integer(k.dtype) && k.mode == ScaleMode::kBlock &&
                      (shape.teams == 8 || k.dtype == DType::kInt8);
-  const int teams = heavy || (stage_bytes > 10000 && shape.teams > 2) ? shape.teams / 2 : shape.teams;
-  const int stages = long_pieces  ? 4
-                     : teams == 8 ? (stage_bytes <= 5632 ? 3 : 2)
-                                  : (stage_bytes * teams <= 24000 ? 3 : 2);
-  return {k,
-          v,
-          head_dim,
-          shape.row_tiles,
-          shape.row_groups,
-          teams,
-          long_pieces ? 2 * stage_tiles : stage_tiles,
-          stage_tiles,
-          stages,
-          shape.family};
+  const int teams = heavy || (piece_bytes > 10000 && shape.teams > 2) ? shape.teams / 2 : shape.teams;
+  const bool three = teams == 8 ? piece_bytes <= 5632 : piece_bytes * teams <= 24000;
+  return {k, v, head_dim, shape.row_tiles, shape.row_groups, teams, piece_tiles, three ? 3 : 2, shape.family};
 }
 
 /// Whether head_dim is several whole groups of a part.

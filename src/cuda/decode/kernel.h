@@ -37,7 +37,7 @@ __device__ inline void compute_piece(const AttentionParams& p, Warp<C>& w,
   using Traits = DecodeTraits<C>;
   constexpr int kSteps = Traits::kStepTiles;
 #pragma unroll 1
-  for (int base = 0; base < piece.count; base += kSteps) {
+  for (int base = 0; base < C.piece_tiles; base += kSteps) {
     std::uint8_t* tiles = piece.tiles + base * p.cache.tile_bytes;
     const int first = piece.token + base * kTileTokens;
     float x[kSteps][Warp<C>::N][4];
@@ -81,28 +81,20 @@ struct PieceReader {
   std::uint32_t full;  // barriers of the team's ring
   RingPlace<C.stages> ring = {};
 
-  __device__ void release(int stages) {
-    __syncwarp();
-    if (lane == 0) {
-      barrier_arrive(full + Traits::kEmptyOffset + ring.stage * 8);
-      if (Traits::kSpan > 1 && stages > 1) barrier_arrive(full + Traits::kEmptyOffset + ring.stage * 8 + 8);
-    }
-    ring.advance(stages);
-  }
-  /// Before an item whose pieces take `span` stages: passes the stage that the loader has left out.
-  __device__ void align(int span) {
-    if (Traits::kSpan == 1 || (ring.stage & (span - 1)) == 0) return;
-    barrier_wait(full + ring.stage * 8, ring.parity);
-    release(1);
-  }
-  /// The piece of `tiles` tiles that begins at `token`, once it is there.
-  __device__ Piece wait(const DeviceItem& item, const KeyRange& unmasked, int token, int tiles,
-                        bool modified) {
+  /// The piece that begins at `token`, once it is there.
+  __device__ Piece wait(const DeviceItem& item, const KeyRange& unmasked, int token, bool modified) {
+    constexpr std::uint32_t kAll = (1u << C.piece_tiles) - 1;
     barrier_wait(full + ring.stage * 8, ring.parity);
     const std::uint32_t live = s.live[team][ring.stage];
-    const bool boundary = !unmasked.has(token, tiles * kTileTokens) || live != (1u << tiles) - 1;
-    return {s.ring[team][ring.stage], tiles, token,    item.keys,
-            item.work.kv_end,         live,  boundary, boundary || modified};
+    const bool boundary = !unmasked.has(token, Traits::kPieceTokens) || live != kAll;
+    return {s.ring[team][ring.stage], token, item.keys, item.work.kv_end, live, boundary,
+            boundary || modified};
+  }
+  /// Gives its place back.
+  __device__ void release() {
+    __syncwarp();
+    if (lane == 0) barrier_arrive(full + Traits::kEmptyOffset + ring.stage * 8);
+    ring.advance();
   }
 };
 
@@ -135,13 +127,11 @@ __device__ inline void compute_worker(const AttentionParams& p, typename DecodeT
     w.begin(p, item, queries);
     const int end = item.work.kv_end;
     const KeyRange unmasked = seen_by_all(p, item, queries.places, end);
-    const int span = Traits::span_of(item.work), tiles = span * C.stage_tiles, tokens = tiles * kTileTokens;
-    int token = item.work.kv_begin + w.team * tokens;
-    if (token < end) reader.align(span);
 #pragma unroll 1
-    for (; token < end; token += C.teams * tokens) {
-      compute_piece<C>(p, w, queries, reader.wait(item, unmasked, token, tiles, modified));
-      reader.release(span);
+    for (int token = item.work.kv_begin + w.team * Traits::kPieceTokens; token < end;
+         token += C.teams * Traits::kPieceTokens) {
+      compute_piece<C>(p, w, queries, reader.wait(item, unmasked, token, modified));
+      reader.release();
     }
     const bool last = Traits::kComputeFinishes || !s.queue.has(index + 1);
     if (index > 0 && !Traits::kComputeFinishes) barrier_wait(shared_address(&s.states_empty), index - 1 & 1);

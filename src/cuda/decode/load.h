@@ -12,14 +12,11 @@ namespace halftone::cuda {
 template <DecodeConfig C>
 struct Loader {
   using Traits = DecodeTraits<C>;
-  static constexpr int kStageTokens = C.stage_tiles * kTileTokens;
   const std::int32_t* table;
   int item = -1;  // index of the item that the next piece belongs to
   int token = 0;  // its first token
   int end = 0;    // of the item's tokens
   int kv_head;
-  int span = 1;              // stages of a piece of the item
-  bool skips = false;        // the piece needs an even stage, and the next one is odd
   int page[C.piece_tiles];   // of the piece's tiles
   RingPlace<C.stages> ring;  // where the piece goes
 
@@ -28,11 +25,9 @@ struct Loader {
     while (item + 1 < s.queue.count) {
       __threadfence_block();
       const planning::WorkItem& work = s.queue.items[++item % ItemQueue::kCapacity].work;
-      span = Traits::span_of(work);
-      token = work.kv_begin + team * span * kStageTokens;
+      token = work.kv_begin + team * Traits::kPieceTokens;
       end = work.kv_end;
       if (token >= end) continue;
-      skips = (ring.stage & (span - 1)) != 0;
       table = table_row(p.cache, work.request);
       kv_head = work.kv_head;
       look_up(p);
@@ -42,9 +37,7 @@ struct Loader {
   }
   /// Whether the piece's place in the ring is free.
   __device__ bool free(typename Traits::Shared& s, int team) const {
-    const std::uint32_t empty = shared_address(&s.empty[team][ring.stage]);
-    return barrier_passed(empty, ring.empty_parity()) &&
-           (Traits::kSpan == 1 || span == 1 || skips || barrier_passed(empty + 8, ring.empty_parity()));
+    return barrier_passed(shared_address(&s.empty[team][ring.stage]), ring.empty_parity());
   }
   /// Issues the piece, tiles of a page in one copy, and looks up the next one; false if the item has none.
   __device__ bool issue(const AttentionParams& p, typename Traits::Shared& s, int team,
@@ -52,21 +45,14 @@ struct Loader {
     const CacheView& c = p.cache;
     const std::uint32_t barrier = shared_address(&s.full[team][ring.stage]);
     const std::uint32_t place = shared_address(s.ring[team][ring.stage]);
-    if (Traits::kSpan > 1 && skips) {
-      skips = false;
-      barrier_arrive(barrier);
-      ring.advance();
-      return true;
-    }
     std::uint32_t live = 0;  // bit i: tile i is there
 #pragma unroll
     for (int i = 0; i < C.piece_tiles; ++i) {
-      if (i >= span * C.stage_tiles || token + i * kTileTokens >= end) continue;
+      if (token + i * kTileTokens >= end) continue;
       if (has_page(p, page[i])) live |= 1u << i;
     }
     s.live[team][ring.stage] = live;
     barrier_expect_bytes(barrier, __popc(live) * c.tile_bytes);
-    if (Traits::kSpan > 1 && span > 1) barrier_arrive(barrier + 8);  // it counts with the first stage
     const int last_tile = (1 << c.page_log2) / kTileTokens - 1;
     std::uint32_t joined = 0;  // bit i: tile i stands behind tile i - 1, and is copied with it
 #pragma unroll
@@ -80,8 +66,8 @@ struct Loader {
       bulk_load(place + i * c.tile_bytes, page_head(c, page[i], kv_head) + tile * c.tile_bytes,
                 tiles * c.tile_bytes, barrier, policy);
     }
-    ring.advance(span);
-    token += C.teams * span * kStageTokens;
+    ring.advance();
+    token += C.teams * Traits::kPieceTokens;
     if (token >= end) return false;
     look_up(p);
     return true;
@@ -92,7 +78,7 @@ struct Loader {
 #pragma unroll
     for (int i = 0; i < C.piece_tiles; ++i) {
       const int at = token + i * kTileTokens;
-      if (i < span * C.stage_tiles && at < end) page[i] = page_entry(p.cache, table, at >> p.cache.page_log2);
+      if (at < end) page[i] = page_entry(p.cache, table, at >> p.cache.page_log2);
     }
   }
 };

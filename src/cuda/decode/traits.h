@@ -33,17 +33,9 @@ struct DecodeTraits {
   static constexpr int kThreads = 32 * (kWarps + kLoadWarps + kFinishWarps);
   static constexpr int kStatesThreads = 32 * (kWarps + kFinishWarps);  // that meet when states are full
   static constexpr int kComputeThreads = 32 * kWarps;
-  static constexpr int kPieceTokens = C.piece_tiles * kTileTokens;  // at most
-  // Long copies serve memory better, short ones begin and end sooner: a piece of a long item takes kSpan
-  // stages of the ring, from an even one on.
-  static constexpr int kSpan = C.piece_tiles / C.stage_tiles;
-  static_assert(kSpan == 1 || (kSpan == 2 && C.stages == 4 && team_warps(C) == 1));
-  static constexpr int kLongItem = 8 * C.teams * kPieceTokens;
-  static __device__ int span_of(const planning::WorkItem& work) {
-    return work.kv_end - work.kv_begin >= kLongItem ? kSpan : 1;
-  }
+  static constexpr int kPieceTokens = C.piece_tiles * kTileTokens;
   static constexpr int kStepTiles =
-      C.row_tiles == 1 ? C.stage_tiles : 1;  // tiles of one softmax step: registers decide
+      C.row_tiles == 1 ? C.piece_tiles : 1;  // tiles of one softmax step: registers decide
   static constexpr bool kComputeFinishes = kWarpgroups || C.row_groups > 1;
   static constexpr int kQueryWarps = kComputeFinishes ? kWarps : kFinishWarps;  // that bring queries
   // Per thread, of the compute warps and of the other warpgroup; 4 compute warps have plenty.
@@ -86,7 +78,7 @@ struct DecodeTraits {
                                     param_bytes(C.k) + param_bytes(C.v);
 
   static constexpr int kMaxShared = 227 * 1024;
-  static constexpr int kRingBytes = C.stage_tiles * kTileBytes;                         // of a stage
+  static constexpr int kPieceBytes = C.piece_tiles * kTileBytes;
   static constexpr int kEmptyOffset = C.teams * C.stages * int{sizeof(std::uint64_t)};  // from full to empty
 
   /// The queries of an item, as the compute warps take them.
@@ -105,7 +97,7 @@ struct DecodeTraits {
   };
 
   struct Shared {
-    alignas(128) std::uint8_t ring[C.teams][C.stages][kRingBytes];
+    alignas(128) std::uint8_t ring[C.teams][C.stages][kPieceBytes];
     Queries queries[kItemsQueried];                      // item i's are at i % kItemsQueried
     alignas(16) float out[C.teams][kRows][kDim + kPad];  // unnormalised
     float2 state[C.teams][kRows];                        // maximum (base 2), sum
@@ -129,7 +121,6 @@ __host__ __device__ constexpr int matrix_place(int k, int n) {
 /// What a piece holds.
 struct Piece {
   std::uint8_t* tiles;
-  int count;           // of tiles
   int token;           // first
   int keys;            // of the request
   int end;             // of the item

@@ -16,9 +16,8 @@ struct RingPlace {
   /// stages empty.
   __device__ std::uint32_t empty_parity() const { return parity ^ 1; }
   __device__ int previous() const { return stage == 0 ? kStages - 1 : stage - 1; }
-  /// `stages`: a divisor of kStages that divides `stage`.
-  __device__ void advance(int stages = 1) {
-    stage += stages;
+  __device__ void advance() {
+    stage += 1;
     if (stage == kStages) stage = 0, parity ^= 1;
   }
 };

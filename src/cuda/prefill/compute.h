@@ -22,8 +22,7 @@ struct RunningSoftmax {
   float offset[2] = {kEmpty, kEmpty};
   float sum[2] = {0.0f, 0.0f};  // of the lane's columns
 
-  /// As the state of a row says it.
-  __device__ float max(int r) const { return offset[r] == kEmpty ? kMinus : offset[r]; }
+  __device__ bool empty(int r) const { return offset[r] == kEmpty; }
 };
 
 template <PrefillConfig C>
@@ -123,7 +122,7 @@ struct Consumer {
         four[e] *= factor(e / 2);
         if (p.softcap > 0.0f) four[e] = cap(four[e]);
         const int away = item.position[row + e / 2 * 8] - (token + 8 * i + thread % 4 * 2 + e % 2);
-        if (p.alibi_slopes != nullptr) four[e] -= slope[e / 2] * abs(away);
+        if (p.alibi_slopes != nullptr) four[e] = biased(four[e], slope[e / 2], away);
       }
       pin(four);
     }

@@ -1,0 +1,82 @@
+// What tests of bounds expect of every attention kernel.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "format/status.h"
+#include "tests/cuda/adversarial_device.h"
+#include "tests/cuda/plain_twin.h"
+
+namespace halftone::testing {
+
+/// The schedule counts all queries of the problem, but q, its lists, out and lse have `rows`: these are
+/// right, the status says so, and nothing is read or written behind them. `expected`: with all rows.
+inline void expect_bounded_queries(const Problem& p, const Plan& plan, const Outputs& expected,
+                                   std::int64_t rows) {
+  SCOPED_TRACE(p.row.name + ", " + std::to_string(rows) + " rows");
+  DeviceRun device(p, plan);
+  Uploads uploads;
+  TensorView q = p.q.view();
+  q.shape[0] = rows;
+  device.args.q = uploads.add(q);  // no larger than its view
+  if (p.problem.is_listed()) {
+    TensorView indices = p.indices.view();
+    indices.shape[0] = rows;
+    device.args.indices = uploads.add(indices);
+  }
+  device.args.out.shape[0] = device.args.lse.shape[0] = rows;
+  device.schedule();
+  device.run();
+  const Outputs outputs = device.outputs();
+  EXPECT_EQ(status_of(outputs), kStatusBadQueries);
+  for (const auto& [got, want] : {std::pair{&outputs.out, &expected.out}, {&outputs.lse, &expected.lse}}) {
+    EXPECT_EQ(row_bytes(*got, 0, rows), row_bytes(*want, 0, rows));
+    for (const std::uint8_t byte : row_bytes(*got, rows, got->shape()[0])) ASSERT_EQ(byte, 0xFF);
+  }
+}
+
+/// Entry `column` of the table of request 2, which has 333 tokens and no mask, names no page: its tokens are
+/// left out, in both modes of the table.
+inline void expect_bad_page_is_left_out(AttentionCase row, int column, std::int32_t bad) {
+  SCOPED_TRACE(row.name + ", page " + std::to_string(column) + " of " + std::to_string(row.page_size));
+  row.table_mode = BlockTableMode::kTrusted;
+  const Problem p = make_problem(row);
+  const std::int64_t begin = std::int64_t{column} * row.page_size;
+  const Problem twin = plain_without(p, 2, begin, std::min<std::int64_t>(333, begin + row.page_size));
+  entry(p, 2, column) = bad;
+  const Outputs outputs = run_on_device(p);
+  EXPECT_EQ(status_of(outputs), kStatusBadPage);
+  EXPECT_EQ(judge_device(twin, outputs), "");
+  row.table_mode = BlockTableMode::kClamped;
+  const Problem clamped = make_problem(row);
+  entry(clamped, 2, column) = bad;
+  expect_same_bits(outputs, run_on_device(clamped), "clamped");
+}
+
+/// A step of three layers, captured after `set(steps[captured])`, gives eager's bits whatever set(step)
+/// changes on the device.
+template <class Steps, class Set>
+void expect_replays(const DeviceRun& device, const Steps& steps, std::size_t captured, const Set& set) {
+  set(steps[captured]);
+  const CapturedGraph graph([&](cudaStream_t stream) {
+    device.schedule(stream);
+    for (int layer = 0; layer < 3; ++layer) device.run(stream);
+  });
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    set(steps[i]);
+    device.schedule();
+    device.run();
+    const Outputs expected = device.outputs();
+    set(steps[i]);
+    graph.replay();
+    const Outputs replayed = device.outputs();
+    expect_same_bits(expected, replayed, "step " + std::to_string(i));
+    EXPECT_EQ(status_of(replayed), status_of(expected));
+  }
+}
+
+}  // namespace halftone::testing
