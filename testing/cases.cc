@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "testing/latent_cases.h"
+#include "testing/step.h"
 
 namespace halftone::testing {
 namespace {
@@ -348,6 +349,7 @@ std::vector<AttentionCase> attention_cases() {
   add_shape_rows(rows);
   add_arithmetic_rows(rows);
   add_latent_rows(rows);
+  add_step_rows(rows);
   return rows;
 }
 
@@ -436,6 +438,13 @@ AttentionCase random_case(std::uint64_t seed) {
   if (random.chance(0.2)) mix_lengths(row, random);  // likewise
   if (random.chance(0.2)) row.arithmetic = "half_int8";
   if (paged && random.chance(0.15)) make_latent_or_listed(row, random);
+  if (paged && row.lists.top_k == 0 && random.chance(0.2)) {
+    row = appending(
+        row,
+        {.dtype = random.pick(kFloats),
+         .rope = random.pick(std::array{RopePairing::kNone, RopePairing::kHalf, RopePairing::kInterleaved}),
+         .slots = random.chance(0.3)});
+  }
   return row;
 }
 

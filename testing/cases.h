@@ -42,6 +42,14 @@ struct CaseLists {
   int extra_page_size = 64;
 };
 
+/// What a row's run() appends: the last q_len tokens of each request.
+struct CaseStep {
+  bool appends = false;
+  DType dtype = DType::kBFloat16;  ///< of their K and V
+  RopePairing rope = RopePairing::kNone;
+  bool slots = false;  ///< a slot mapping that skips some of them
+};
+
 /// One row of the table.
 struct AttentionCase {
   std::string name;
@@ -55,6 +63,7 @@ struct AttentionCase {
   int rope_dim = 0;               ///< not 0: a latent cache of k_format; kv_heads, head_dim and v_head_dim
                                   ///< are then those of the spec
   CaseLists lists;
+  CaseStep step;  ///< no request of one that appends has fewer keys than queries
   bool rotate_k = false;
   bool rotate_v = false;
   int page_size = 64;
@@ -83,6 +92,9 @@ AttentionCase latent_case(AttentionCase row, std::string_view format, int latent
 
 /// `batch` equal requests.
 std::vector<Request> uniform_requests(int batch, int q_len, int kv_len);
+
+/// The row, its last tokens appended by run().
+AttentionCase appending(AttentionCase row, const CaseStep& step = {});
 
 /// The same row with other formats and a name that says so.
 AttentionCase with_format(const AttentionCase& row, std::string_view k_format,
@@ -125,12 +137,18 @@ struct Problem {
   Tensor cu_q, cu_kv, alibi_slopes, sinks;
   std::unique_ptr<Cache> extra;  ///< of the second list; one request
   Tensor indices, counts, extra_indices, extra_counts;
+  /// Of a step: its tokens, with other values than the cache has in their places. The cache's lengths are
+  /// those before it.
+  Tensor new_k, new_v, new_slots, cos, sin, positions;
 
   std::int64_t total_q() const { return q.shape()[0]; }
   SequenceLengths lengths() const;
   bool guards_intact() const;
 };
 Problem make_problem(const AttentionCase& row, Fill fill = Fill::kAppend);
+
+/// A copy of the cache after append() of the step's tokens, which its lengths count.
+Cache stepped_cache(const Problem& p);
 
 /// Prefilled with bytes 0xFF (NaN) to prove that every element is written; status starts at zero.
 struct Outputs {

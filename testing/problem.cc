@@ -9,6 +9,7 @@
 #include "format/hadamard.h"
 #include "testing/cases.h"
 #include "testing/lists.h"
+#include "testing/step.h"
 
 namespace halftone::testing {
 namespace {
@@ -154,6 +155,7 @@ AttentionProblem attention_problem(const AttentionCase& row) {
     a.listed.extra_top_k = row.lists.extra_top_k;
     a.listed.extra = extra_spec(row);
   }
+  a.appends = row.step.appends;
   a.q_dtype = row.q_dtype;
   a.out_dtype = row.out_dtype;
   a.mask = row.mask;
@@ -183,8 +185,9 @@ SequenceLengths Problem::lengths() const {
 }
 
 bool Problem::guards_intact() const {
-  const Tensor* const all[] = {&q,     &k,       &v,      &cu_q,          &cu_kv,       &alibi_slopes,
-                               &sinks, &indices, &counts, &extra_indices, &extra_counts};
+  const Tensor* const all[] = {&q,     &k,         &v,      &cu_q,          &cu_kv,        &alibi_slopes,
+                               &sinks, &indices,   &counts, &extra_indices, &extra_counts, &new_k,
+                               &new_v, &new_slots, &cos,    &sin,           &positions};
   return (!cache || cache->guards_intact()) && (!extra || extra->guards_intact()) &&
          std::all_of(std::begin(all), std::end(all), [](const Tensor* t) { return t->guards_intact(); });
 }
@@ -234,6 +237,7 @@ Problem make_problem(const AttentionCase& row, Fill fill) {
     for (int h = 0; h < row.q_heads; ++h) p.sinks.set(h, 2 * random.normal());
   }
   if (row.lists.top_k != 0) fill_lists(p, random);
+  fill_step(p, random);
   return p;
 }
 
@@ -255,6 +259,7 @@ AttentionArgs arguments(const Problem& p, const Outputs& o) {
   } else {
     a.kv = p.cache->view();
   }
+  a.append = new_tokens(p);
   if (p.row.lists.top_k != 0) a.indices = p.indices.view();
   if (p.extra) {
     a.extra_indices = p.extra_indices.view();
@@ -305,7 +310,7 @@ Operands exact_operands(const Problem& p) {
   Operands result{widened(p.q.to_floats()), {}, {}};
   for (const Cache* cache : {p.cache.get(), p.extra.get()}) {
     if (cache == nullptr) continue;
-    const Dequantised d = dequantised(*cache);
+    const Dequantised d = dequantised(p.row.step.appends ? stepped_cache(p) : cache->clone());
     for (const float x : d.k.to_floats()) result.k.push_back(x);
     for (const float x : d.v.to_floats()) result.v.push_back(x);
   }
@@ -316,8 +321,8 @@ Operands exact_operands(const Problem& p) {
 /// are those of that basis; V comes back from it.
 Operands half_int8_operands(const Problem& p, bool rounds_v) {
   const bool paged = p.cache != nullptr;
-  ExactValues values =
-      paged ? stored_values(*p.cache) : ExactValues{widened(p.k.to_floats()), widened(p.v.to_floats())};
+  ExactValues values = paged ? stored_values(p.row.step.appends ? stepped_cache(p) : p.cache->clone())
+                             : ExactValues{widened(p.k.to_floats()), widened(p.v.to_floats())};
   std::vector<float> q = p.q.to_floats();
   for (std::size_t row = 0; p.row.rotate_k && row < q.size();
        row += static_cast<std::size_t>(p.row.head_dim)) {

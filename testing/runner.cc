@@ -66,20 +66,26 @@ AttentionArgs Place::add(const AttentionArgs& host) {
   }
   placed.extra_kv = add(placed.extra_kv);
   for (TensorView* t :
-       {&placed.q, &placed.lengths.cu_q, &placed.lengths.kv_lengths, &placed.lengths.cu_kv,
-        &placed.lengths.counts, &placed.lengths.extra_counts, &placed.indices, &placed.extra_indices,
-        &placed.alibi_slopes, &placed.sinks, &placed.out, &placed.lse, &placed.status}) {
+       {&placed.q, &placed.append.k, &placed.append.v, &placed.append.slot_mapping, &placed.lengths.cu_q,
+        &placed.lengths.kv_lengths, &placed.lengths.cu_kv, &placed.lengths.counts,
+        &placed.lengths.extra_counts, &placed.indices, &placed.extra_indices, &placed.alibi_slopes,
+        &placed.sinks, &placed.out, &placed.lse, &placed.status}) {
     *t = add(*t);
   }
+  placed.append.rope = add(placed.append.rope);
   return placed;
+}
+
+Rope Place::add(const Rope& host) {
+  return {host.pairing, add(host.cos), add(host.sin), add(host.positions)};
 }
 
 AppendArgs Place::add(const AppendArgs& host) {
   AppendArgs placed = host;
-  for (TensorView* t : {&placed.k, &placed.v, &placed.slot_mapping, &placed.cu_seqlens, &placed.status,
-                        &placed.rope.cos, &placed.rope.sin, &placed.rope.positions}) {
+  for (TensorView* t : {&placed.k, &placed.v, &placed.slot_mapping, &placed.cu_seqlens, &placed.status}) {
     *t = add(*t);
   }
+  placed.rope = add(placed.rope);
   return placed;
 }
 

@@ -25,6 +25,7 @@ class Place {
   PagedKv add(const PagedKv& host);
   AttentionArgs add(const AttentionArgs& host);
   AppendArgs add(const AppendArgs& host);
+  Rope add(const Rope& host);
 
   /// Overwrites `placed`, as add() gave it, with the bytes of `host`.
   virtual void write(const TensorView& placed, const Tensor& host) const = 0;
@@ -81,6 +82,9 @@ class PlacedRun {
   void run(Stream stream = nullptr) const { halftone::run(plan_, args, space(), stream); }
   /// See Place; the tensor may be one of `args`.
   void write(const TensorView& placed, const Tensor& host) const { place_->write(placed, host); }
+
+  /// See Place.
+  void read(const TensorView& placed, const Tensor& host) const { place_->read(placed, host); }
 
   /// Outputs become bytes 0xFF again.
   void clear() const;

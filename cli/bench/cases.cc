@@ -24,15 +24,37 @@ bool parse_number(std::string_view text, int low, int high, int& value) {
 }  // namespace
 
 Suite parse_suite(std::string_view text) {
-  for (const Suite suite : {Suite::kDecode, Suite::kPrefill, Suite::kAppend}) {
+  for (const Suite suite : {Suite::kDecode, Suite::kPrefill, Suite::kAppend, Suite::kLayer}) {
     if (suite_text(suite) == text) return suite;
   }
-  throw UsageError(
-      fmt::format("--suite is '{}', but must be decode, prefill or append: use decode.", printable(text)));
+  throw UsageError(fmt::format("--suite is '{}', but must be decode, prefill, append or layer: use decode.",
+                               printable(text)));
 }
 
 std::string_view suite_text(Suite suite) {
-  return suite == Suite::kDecode ? "decode" : suite == Suite::kPrefill ? "prefill" : "append";
+  switch (suite) {
+    case Suite::kDecode:
+      return "decode";
+    case Suite::kPrefill:
+      return "prefill";
+    case Suite::kAppend:
+      return "append";
+    case Suite::kLayer:
+      return "layer";
+  }
+  return "unknown";
+}
+
+std::string_view layer_append_text(LayerAppend append) {
+  return append == LayerAppend::kNone ? "none" : append == LayerAppend::kSeparate ? "separate" : "fused";
+}
+
+std::vector<BenchCase> with_appends(const BenchCase& setup) {
+  if (setup.suite != Suite::kLayer) return {setup};
+  std::vector<BenchCase> cases(3, setup);
+  cases[1].append = LayerAppend::kSeparate;
+  cases[2].append = LayerAppend::kFused;
+  return cases;
 }
 
 std::string_view kind_text(const BenchCase& setup) {
@@ -207,6 +229,16 @@ std::vector<Sweep> make_sweeps() {
        kPolicies},
       {"policies", kDecode, kPolicyFormats, {{8, 1}}, {128}, {64}, 1, {"8192x32"}, 1, false, kPolicies},
       {"geometry", kDecode, kDecodeFormats, {{8, 1}}, {64, 128, 256}, {16, 64}, 1, {"8192x128", "8192x512"}},
+      // A layer of a decode step: attention alone, append() before it, and attention that appends.
+      {"layer",
+       kLayer,
+       "bf16,fp8,int8-head,int4-g32",
+       {{32, 8}},
+       {128},
+       {64},
+       1,
+       {"8192x1", "8192x8", "8192x64"},
+       16},
       {"append", kAppend, kDecodeFormats, {{32, 8}}, {128}, {64}, 8192, {"8192x1", "8192x8"}},
       {"append", kAppend, kDecodeFormats, {{32, 8}}, {128}, {64}, 1, {"8192x32", "8192x256"}},
   };
@@ -240,9 +272,11 @@ void expand(const Sweep& sweep, const BenchCase& shape, std::string_view formats
   for (const FormatChoice& format : parse_choices(formats.empty() ? sweep.formats : formats, "--formats")) {
     if (sweep.plain && format.name != "bf16") continue;
     for (const SplitPolicy each : sweep.policies.empty() ? std::vector{policy} : sweep.policies) {
-      cases.push_back(shape);
-      cases.back().shape.format = format;
-      cases.back().shape.policy = each;
+      for (BenchCase& c : with_appends(shape)) {
+        c.shape.format = format;
+        c.shape.policy = each;
+        cases.push_back(std::move(c));
+      }
     }
   }
 }

@@ -39,6 +39,9 @@ struct Sweep {
   int top_k = 0;
 };
 
+/// A case of suite kLayer in each of its ways to append, any other one as it is.
+std::vector<BenchCase> with_appends(const BenchCase& setup);
+
 /// The tables of the project's own figures. A table is all sweeps of one name.
 const std::vector<Sweep>& bench_sweeps();
 /// "headline, speculative, ...".

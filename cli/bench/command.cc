@@ -99,13 +99,17 @@ std::vector<BenchCase> make_cases(const Options& options) {
               fmt::format("--formats has {}, but --plain is for tensors in bf16: leave one of the two out.",
                           format.name));
         }
-        BenchCase c{suite, options.shape, {}, options.chain, options.with_schedule, {}};
+        BenchCase c;
+        c.suite = suite;
+        c.shape = options.shape;
+        c.chain = options.chain;
+        c.with_schedule = options.with_schedule;
         c.shape.format = std::move(format);
         set_requests(c, groups);
         c.shape.q_len = options.q_len > 0 ? options.q_len : prefill ? c.shape.context : 1;
         c.shape.policy = policy;
         c.shape.causal = !options.full;
-        cases.push_back(std::move(c));
+        for (BenchCase& each : with_appends(c)) cases.push_back(std::move(each));
       }
     }
   }
@@ -133,7 +137,7 @@ void check_cpu_cases(const std::vector<BenchCase>& cases) {
         "{} measured on CUDA only, but this run is on the CPU: leave it out, or use --backend cuda.", what));
   };
   for (const BenchCase& c : cases) {
-    if (c.chain > 1) refuse(fmt::format("a chain of {} layers is", c.chain));
+    if (c.chain > 1 && c.suite != Suite::kLayer) refuse(fmt::format("a chain of {} layers is", c.chain));
     if (!c.mixed.empty()) refuse(fmt::format("the mixture {} is", requests_text(c.mixed)));
     if (c.with_schedule) refuse("schedule with run is");
   }
@@ -220,7 +224,7 @@ void run_bench(const Options& options, Terminal& terminal) {
 void add_shape_options(CLI::App* command, Options& options, CLI::Option* table) {
   ProblemShape& shape = options.shape;
   const auto shape_option = [table](CLI::Option* option) { return option->excludes(table); };
-  shape_option(command->add_option("--suite", options.suite, "decode, prefill or append"))
+  shape_option(command->add_option("--suite", options.suite, "decode, prefill, append or layer"))
       ->type_name("NAME")
       ->capture_default_str();
   CLI::Option* batch = shape_option(
@@ -256,7 +260,8 @@ void add_shape_options(CLI::App* command, Options& options, CLI::Option* table) 
 }  // namespace
 
 void add_bench(CLI::App& app, Terminal& terminal) {
-  CLI::App* command = app.add_subcommand("bench", "Time decode, prefill or append on this machine");
+  CLI::App* command =
+      app.add_subcommand("bench", "Time decode, prefill, append or a layer of all on this machine");
   auto options = std::make_shared<Options>();
   command->footer(
       "Every call reads a cache that no cache level of the processor holds. GB/s counts the least traffic "
@@ -272,6 +277,7 @@ void add_bench(CLI::App& app, Terminal& terminal) {
       "  halftone bench --suite prefill --context 1024 --threads 4\n"
       "  halftone bench --suite prefill --plain --no-causal --q-heads 16 --kv-heads 16\n"
       "  halftone bench --suite append --q-len 64\n"
+      "  halftone bench --suite layer --formats int8-head --batch 1,8\n"
       "  halftone bench --backend cuda --table headline,speculative --json decode.json\n"
       "  halftone bench --backend cuda --contexts-mix 131072x1,4096x31 --with-schedule\n");
   command->add_option("--backend", options->backend, "auto (CUDA where it works), cpu or cuda")

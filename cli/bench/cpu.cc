@@ -183,17 +183,43 @@ double time_calls(const std::function<void(std::int64_t)>& call, std::int64_t co
   return median(std::move(times));
 }
 
+/// The new tokens of a step, which end where the context does.
+struct StepTokens {
+  Tensor k, v, before, cu_seqlens;
+
+  StepTokens(const ProblemShape& shape, testing::Random& random)
+      : before(DType::kInt32, {shape.batch}), cu_seqlens(DType::kInt32, {shape.batch + 1}) {
+    const KvCacheSpec spec = cache_spec(shape);
+    const std::int64_t tokens = std::int64_t{shape.batch} * shape.q_len;
+    k = random_activations(random, tokens, spec.kv_heads, spec.head_dim);
+    if (!spec.is_latent()) v = random_activations(random, tokens, spec.kv_heads, spec.v_dim());
+    std::ranges::fill(before.as<std::int32_t>(), shape.context - shape.q_len);
+    for (int r = 0; r <= shape.batch; ++r)
+      cu_seqlens.as<std::int32_t>()[static_cast<std::size_t>(r)] = r * shape.q_len;
+  }
+
+  void append_to(const AttentionArgs& args) const {
+    PagedKv cache = std::get<PagedKv>(args.kv);
+    cache.lengths = before.view();
+    append(cache, {.k = k.view(), .v = v.view(), .cu_seqlens = cu_seqlens.view()});
+  }
+};
+
 BenchRow time_attention(const BenchCase& setup, int repeats) {
   const ProblemShape& shape = setup.shape;
-  const AttentionProblem problem = to_problem(shape);
+  const bool separate = setup.append == LayerAppend::kSeparate, fused = setup.append == LayerAppend::kFused;
+  AttentionProblem problem = to_problem(shape);
+  problem.appends = fused;
   const Plan plan = halftone::plan(problem);
   const auto requests = static_cast<std::size_t>(shape.batch);
   const Floor floor = floor_of(problem, std::vector<std::int64_t>(requests, shape.q_len),
                                std::vector<std::int64_t>(requests, shape.context));
   BenchRow row;
   row.setup = setup;
+  row.setup.chain = 1;  // the copies are the layers
   row.kernel = plan.info().config;
   row.bytes = floor.bytes();
+  if (separate || fused) row.bytes += append_traffic(setup).bytes;
   const std::int64_t copies = copies_for(floor.cache_bytes);
   row.copies = static_cast<int>(copies);
   row.cold = copies * floor.cache_bytes > 2 * last_level_cache();
@@ -208,10 +234,17 @@ BenchRow time_attention(const BenchCase& setup, int repeats) {
   args.q = q.view();
   args.out = out.view();
   keys.select(0, args);
+  std::optional<StepTokens> tokens;
+  if (separate || fused) tokens.emplace(shape, random);
+  if (fused) {
+    args.append = {.k = tokens->k.view(), .v = tokens->v.view()};
+    args.lengths.kv_lengths = tokens->before.view();
+  }
   schedule(plan, args.lengths, workspace.view());
   row.us = time_calls(
       [&](std::int64_t copy) {
         keys.select(copy, args);
+        if (separate) tokens->append_to(args);
         halftone::run(plan, args, workspace.view());
       },
       copies, repeats, row.repeats);

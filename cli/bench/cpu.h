@@ -10,11 +10,15 @@
 
 namespace halftone::cli {
 
-enum class Suite { kDecode, kPrefill, kAppend };
+enum class Suite { kDecode, kPrefill, kAppend, kLayer };
 
-/// "decode", "prefill" or "append". Cases over latent caches are recorded as "mla", see kind_text().
+/// "decode", "prefill", "append" or "layer". Cases over latent caches are recorded as "mla", see kind_text().
 Suite parse_suite(std::string_view text);
 std::string_view suite_text(Suite suite);
+
+/// How a layer of suite kLayer gets the new tokens of its step.
+enum class LayerAppend { kNone, kSeparate, kFused };  // not at all, by append(), by run()
+std::string_view layer_append_text(LayerAppend append);
 
 /// Requests of one length.
 struct RequestGroup {
@@ -28,8 +32,9 @@ struct BenchCase {
   ProblemShape shape;               ///< context: the longest request's, batch: all requests
   std::vector<RequestGroup> mixed;  ///< requests of different lengths; empty: all as long as the context
   int chain = 1;                    ///< CUDA: layers with caches of their own in one graph
-  bool with_schedule = false;       ///< schedule() is part of the timed call
-  std::string table;                ///< the named table that the case is from, or empty
+  LayerAppend append = LayerAppend::kNone;
+  bool with_schedule = false;  ///< schedule() is part of the timed call
+  std::string table;           ///< the named table that the case is from, or empty
 };
 
 /// What a case over a latent cache does: "sparse_decode", "dense_decode", "sparse_prefill" or "append".

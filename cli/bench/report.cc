@@ -55,6 +55,7 @@ Json row_json(const BenchRow& r) {
   }
   if (!r.setup.table.empty()) row["table"] = r.setup.table;
   if (!r.setup.mixed.empty()) row["lengths"] = requests_text(r.setup.mixed);
+  if (r.setup.suite == Suite::kLayer) row["append"] = layer_append_text(r.setup.append);
   row["chain"] = r.setup.chain;
   row["with_schedule"] = r.setup.with_schedule;
   if (!ran) {
@@ -76,6 +77,7 @@ std::string note(const BenchRow& r) {
   if (!r.setup.mixed.empty()) add(requests_text(r.setup.mixed));
   if (r.setup.shape.rope_dim != 0) add(std::string(kind_text(r.setup)));
   if (r.setup.shape.top_k > 0) add(fmt::format("top_k {}", r.setup.shape.top_k));
+  if (r.setup.suite == Suite::kLayer) add(fmt::format("append {}", layer_append_text(r.setup.append)));
   if (r.setup.chain > 1) add(fmt::format("per layer of {}", r.setup.chain));
   if (r.setup.with_schedule) add("with schedule");
   if (!r.unsupported.empty()) {

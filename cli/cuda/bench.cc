@@ -8,13 +8,14 @@
 #include <cmath>
 #include <map>
 #include <numeric>
+#include <optional>
 #include <span>
 #include <variant>
 #include <vector>
 
 #include "cli/cuda/device.h"
 #include "cli/cuda/read_kernels.h"
-#include "cli/files/owned_cache.h"
+#include "cli/cuda/tensors.h"
 #include "cli/host/host.h"
 #include "cli/terminal/text.h"
 #include "halftone/error.h"
@@ -24,150 +25,6 @@ namespace halftone::cli::cuda {
 namespace {
 
 using testing::Tensor;
-
-constexpr std::int64_t kPatternTokens = 256;  // of random K and V, repeated over a cache
-constexpr std::int64_t kSpareMemory = std::int64_t{256} << 20;
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-
-Tensor random_activations(std::int64_t tokens, int heads, int dim, std::uint64_t seed) {
-  testing::Random random(seed);
-  std::vector<float> values(static_cast<std::size_t>(tokens * heads * dim));
-  testing::fill(random, testing::Data::kOutlierChannels, values, heads, dim);
-  return Tensor::of(DType::kBFloat16, {tokens, heads, dim}, values);
-}
-
-/// Pages of random tokens and the static scales that go with them.
-OwnedCache page_pattern(const KvCacheSpec& spec) {
-  const std::int64_t tokens = std::max<std::int64_t>(kPatternTokens, spec.page_size);
-  OwnedCache cache(spec, 1, tokens);
-  const Tensor k = random_activations(tokens, spec.kv_heads, spec.head_dim, 1);
-  const Tensor v = random_activations(tokens, spec.kv_heads, spec.v_dim(), 2);
-  cache.calibrate(k.view(), v.view());
-  cache.append(0, k.view(), spec.is_latent() ? TensorView() : v.view());
-  return cache;
-}
-
-/// `tokens` of bf16 [tokens, heads, dim], random and repeated.
-DeviceBuffer device_activations(std::int64_t tokens, int heads, int dim, std::uint64_t seed) {
-  const Tensor pattern = random_activations(std::min<std::int64_t>(tokens, 4096), heads, dim, seed);
-  DeviceBuffer buffer(tokens * heads * dim * 2);
-  fill_with(buffer.data(), buffer.bytes(), pattern.bytes());
-  return buffer;
-}
-
-/// Numbers 0 to n - 1 in random order.
-template <class T>
-std::vector<T> permutation(std::int64_t n) {
-  std::vector<T> order(static_cast<std::size_t>(n));
-  std::iota(order.begin(), order.end(), T{0});
-  testing::Random random(3);
-  random.shuffle(order);
-  return order;
-}
-
-/// Pages for requests of given lengths in random order, for `layers` layers that share one block table.
-struct DeviceCache {
-  PageLayout layout;
-  std::int64_t num_pages = 0;  ///< of one layer
-  DeviceBuffer pages;          ///< layer after layer, then `spare` bytes
-  DeviceTensor table, lengths, k_scale, k_min, v_scale, v_min;
-  std::vector<std::vector<std::int32_t>> slots;  ///< of each request, in the order of its tokens
-  PagedKv first;                                 ///< of the first layer
-
-  PagedKv layer(int index) const {
-    PagedKv cache = first;
-    cache.pages.data = pages.data() + index * num_pages * layout.page_bytes;
-    return cache;
-  }
-};
-
-DeviceCache make_cache(const KvCacheSpec& spec, const std::vector<std::int64_t>& tokens, int layers,
-                       std::int64_t spare, Device device) {
-  DeviceCache cache;
-  cache.layout = page_layout(spec);
-  std::int64_t widest = 1;
-  for (const std::int64_t n : tokens) {
-    cache.num_pages += ceil_div(n, spec.page_size);
-    widest = std::max(widest, ceil_div(n, spec.page_size));
-  }
-  const auto requests = static_cast<std::int64_t>(tokens.size());
-  const std::int64_t bytes = layers * cache.num_pages * cache.layout.page_bytes + spare;
-  std::size_t free = 0, total = 0;
-  check(cudaMemGetInfo(&free, &total), "cudaMemGetInfo");
-  if (bytes + kSpareMemory > static_cast<std::int64_t>(free)) {
-    throw Error(ErrorCode::kResourceExhausted,
-                fmt::format("the cache needs {}, but {} are free on the device: use less --batch, --context "
-                            "or --chain.",
-                            human_bytes(static_cast<double>(bytes)), human_bytes(static_cast<double>(free))));
-  }
-  const std::vector<std::int32_t> order = permutation<std::int32_t>(cache.num_pages);
-  Tensor table(DType::kInt32, {requests, widest}), lengths(DType::kInt32, {requests});
-  table.fill_bytes(0);
-  std::size_t next = 0;
-  for (std::size_t r = 0; r < tokens.size(); ++r) {
-    lengths.as<std::int32_t>()[r] = static_cast<std::int32_t>(tokens[r]);
-    const std::int64_t count = ceil_div(tokens[r], spec.page_size);
-    std::copy_n(order.begin() + static_cast<std::ptrdiff_t>(next), count,
-                table.as<std::int32_t>().begin() + static_cast<std::ptrdiff_t>(r) * widest);
-    std::vector<std::int32_t>& slots = cache.slots.emplace_back();
-    for (std::int64_t t = 0; t < tokens[r]; ++t) {
-      const std::int32_t page = order[next + static_cast<std::size_t>(t / spec.page_size)];
-      slots.push_back(page * spec.page_size + static_cast<std::int32_t>(t % spec.page_size));
-    }
-    next += static_cast<std::size_t>(count);
-  }
-  const OwnedCache pattern = page_pattern(spec);
-  cache.pages = DeviceBuffer(bytes);
-  fill_with(cache.pages.data(), bytes, pattern.pages.bytes());
-  cache.table = DeviceTensor(table, device);
-  cache.lengths = DeviceTensor(lengths, device);
-  cache.k_scale = DeviceTensor(pattern.k_scale, device);
-  cache.k_min = DeviceTensor(pattern.k_min, device);
-  cache.v_scale = DeviceTensor(pattern.v_scale, device);
-  cache.v_min = DeviceTensor(pattern.v_min, device);
-  cache.first.spec = spec;
-  cache.first.pages = TensorView::contiguous(cache.pages.data(), DType::kUInt8,
-                                             {cache.num_pages, cache.layout.page_bytes}, device);
-  cache.first.block_table = cache.table.view;
-  cache.first.lengths = cache.lengths.view;
-  cache.first.k_scale = {cache.k_scale.view, cache.k_min.view};
-  cache.first.v_scale = {cache.v_scale.view, cache.v_min.view};
-  return cache;
-}
-
-/// K and V of requests of given lengths as tensors, for `layers` layers.
-struct DeviceTensors {
-  DeviceBuffer k, v;
-  DeviceTensor cu_kv;
-  KvTensorViews first;  ///< of the first layer
-
-  KvTensorViews layer(int index) const {
-    KvTensorViews views = first;
-    views.k.data = k.data() + index * first.k.numel() * 2;
-    views.v.data = v.data() + index * first.v.numel() * 2;
-    return views;
-  }
-};
-
-DeviceTensors make_tensors(const KvTensors& shape, const std::vector<std::int64_t>& tokens, int layers,
-                           Device device) {
-  DeviceTensors made;
-  const std::int64_t total = std::accumulate(tokens.begin(), tokens.end(), std::int64_t{0});
-  made.k = device_activations(layers * total, shape.kv_heads, shape.head_dim, 1);
-  made.v = device_activations(layers * total, shape.kv_heads, shape.v_dim(), 2);
-  Tensor cu_kv(DType::kInt32, {static_cast<std::int64_t>(tokens.size()) + 1});
-  const std::span<std::int32_t> sums = cu_kv.as<std::int32_t>();  // of as many tokens as fit into memory
-  sums[0] = 0;
-  for (std::size_t r = 0; r < tokens.size(); ++r)
-    sums[r + 1] = sums[r] + static_cast<std::int32_t>(tokens[r]);
-  made.cu_kv = DeviceTensor(cu_kv, device);
-  made.first.k = TensorView::contiguous(made.k.data(), DType::kBFloat16,
-                                        {total, shape.kv_heads, shape.head_dim}, device);
-  made.first.v =
-      TensorView::contiguous(made.v.data(), DType::kBFloat16, {total, shape.kv_heads, shape.v_dim()}, device);
-  return made;
-}
 
 /// A run that writes nothing, or NaN, must not pass for a fast one.
 void require_written(const DeviceBuffer& out) {
@@ -180,6 +37,63 @@ void require_written(const DeviceBuffer& out) {
               fmt::format("{} of {} outputs are not finite or were not written: run `make test-gpu`.", bad,
                           host.size()));
 }
+
+/// No call may have met bad values.
+void require_clean(const DeviceTensor& status) {
+  std::int32_t flags = 0;
+  check(cudaMemcpy(&flags, status.memory.data(), sizeof(flags), cudaMemcpyDeviceToHost), "cudaMemcpy");
+  if (flags == 0) return;
+  throw Error(ErrorCode::kInternal,
+              fmt::format("append set the status word to {}: run `make test-gpu`.", flags));
+}
+
+DeviceTensor zero_status(Device device) {
+  Tensor status(DType::kInt32, {1});
+  status.fill_bytes(0);
+  return {status, device};
+}
+
+/// The new tokens of a step, which end where the context does, in each of its layers.
+struct StepTokens {
+  const ProblemShape& shape;
+  Device device;
+  DeviceBuffer k, v;  ///< layer after layer
+  DeviceTensor before, cu_seqlens, status;
+
+  StepTokens(const BenchCase& setup, const std::vector<std::int64_t>& contexts, Device on)
+      : shape(setup.shape), device(on), status(zero_status(on)) {
+    const std::int64_t tokens = setup.chain * std::int64_t{shape.batch} * shape.q_len;
+    const int v_dim = cache_spec(shape).v_dim();
+    k = device_activations(tokens, shape.kv_heads, shape.head_dim, 5);
+    v = device_activations(tokens, shape.kv_heads, v_dim, 6);
+    std::vector<std::int32_t> lengths, sums = {0};
+    for (const std::int64_t context : contexts) {
+      lengths.push_back(static_cast<std::int32_t>(context - shape.q_len));
+      sums.push_back(sums.back() + shape.q_len);
+    }
+    before = DeviceTensor(Tensor::of({shape.batch}, lengths), device);
+    cu_seqlens = DeviceTensor(Tensor::of({shape.batch + 1}, sums), device);
+  }
+
+  NewTokens layer(int index) const {
+    const KvCacheSpec spec = cache_spec(shape);
+    const std::int64_t tokens = std::int64_t{shape.batch} * shape.q_len;
+    const auto part = [&](const DeviceBuffer& all, int dim) {
+      return TensorView::contiguous(all.data() + index * tokens * spec.kv_heads * dim * 2, DType::kBFloat16,
+                                    {tokens, spec.kv_heads, dim}, device);
+    };
+    NewTokens made;
+    made.k = part(k, spec.head_dim);
+    if (!spec.is_latent()) made.v = part(v, spec.v_dim());
+    return made;
+  }
+
+  void append_to(PagedKv cache, const NewTokens& tokens, Stream stream) const {
+    cache.lengths = before.view;
+    halftone::append(
+        cache, {.k = tokens.k, .v = tokens.v, .cu_seqlens = cu_seqlens.view, .status = status.view}, stream);
+  }
+};
 
 struct Ceiling {
   double gbs = 0;
@@ -281,12 +195,15 @@ BenchRow Bench::Impl::attention(const BenchCase& setup) {
   const ProblemShape& shape = setup.shape;
   AttentionProblem problem = to_problem(shape);
   problem.device = device;
+  const bool separate = setup.append == LayerAppend::kSeparate, fused = setup.append == LayerAppend::kFused;
+  problem.appends = fused;
   const Plan plan = halftone::plan(problem);
   const std::vector<std::int64_t> tokens = kv_lengths(setup);
   const Floor floor = floor_of(problem, std::vector<std::int64_t>(tokens.size(), shape.q_len), tokens);
   BenchRow row;
   row.setup = setup;
   row.bytes = floor.bytes();
+  if (separate || fused) row.bytes += append_traffic(setup).bytes;
   row.kernel = plan.info().config;
   row.arithmetic = row.kernel.find("universal") == std::string::npos ? "16-bit" : "32-bit";
   // A layer's bytes are read for the ceiling too, Q and O included: the spare bytes stand for the last ones.
@@ -308,6 +225,8 @@ BenchRow Bench::Impl::attention(const BenchCase& setup) {
   check(cudaMemset(out.data(), 0xff, static_cast<std::size_t>(out.bytes())), "cudaMemset");
   const DeviceBuffer space(static_cast<std::int64_t>(plan.workspace_bytes()));
   const TensorView workspace = TensorView::contiguous(space.data(), DType::kUInt8, {space.bytes()}, device);
+  std::optional<StepTokens> step;
+  if (separate || fused) step.emplace(setup, tokens, device);
   std::vector<AttentionArgs> layers(static_cast<std::size_t>(setup.chain));
   for (int i = 0; i < setup.chain; ++i) {
     AttentionArgs& args = layers[static_cast<std::size_t>(i)];
@@ -319,7 +238,12 @@ BenchRow Bench::Impl::attention(const BenchCase& setup) {
       args.indices = indices.view;
       if (shape.top_k == 0) args.lengths.kv_lengths = cache.lengths.view;
     }
-    args.cache_settled = i > 0;
+    args.cache_settled = i > 0 && !separate;
+    if (fused) {
+      args.append = step->layer(i);
+      args.status = step->status.view;
+      args.lengths.kv_lengths = step->before.view;
+    }
     args.q = TensorView::contiguous(q.data() + i * q_bytes, DType::kBFloat16,
                                     {queries, shape.q_heads, shape.head_dim}, device);
     args.out = TensorView::contiguous(out.data() + i * out_bytes, DType::kBFloat16,
@@ -330,7 +254,9 @@ BenchRow Bench::Impl::attention(const BenchCase& setup) {
   schedule(plan, lengths, workspace, timer.stream());
   const auto call = [&](int layer, Stream stream) {
     if (setup.with_schedule && layer == 0) schedule(plan, lengths, workspace, stream);
-    halftone::run(plan, layers[static_cast<std::size_t>(layer)], workspace, stream);
+    const AttentionArgs& args = layers[static_cast<std::size_t>(layer)];
+    if (separate) step->append_to(std::get<PagedKv>(args.kv), step->layer(layer), stream);
+    halftone::run(plan, args, workspace, stream);
   };
   if (prefill) {
     const Timer::Settled times = time_settled(setup.chain, call);
@@ -340,6 +266,7 @@ BenchRow Bench::Impl::attention(const BenchCase& setup) {
     row.us = time_layers(setup.chain, repeats, call);
   }
   require_written(out);
+  if (step) require_clean(step->status);
   row.gflops = floor.flops / row.us / 1e3;
   if (prefill) return row;
   const Ceiling& ceiling =
@@ -367,15 +294,14 @@ BenchRow Bench::Impl::append(const BenchCase& setup) {
   const DeviceBuffer v = device_activations(tokens, spec.kv_heads, spec.v_dim(), 6);
   const std::int64_t request_pages = cache.num_pages / shape.batch;
   const std::vector<std::int64_t> order = permutation<std::int64_t>(cache.num_pages);
-  Tensor slots(DType::kInt64, {tokens}), status(DType::kInt32, {1});
-  status.fill_bytes(0);
+  Tensor slots(DType::kInt64, {tokens});
   for (std::int64_t t = 0; t < tokens; ++t) {
     const std::int64_t position = offset + t % shape.q_len;
     const std::int64_t page = t / shape.q_len * request_pages + position / spec.page_size;
     slots.as<std::int64_t>()[static_cast<std::size_t>(t)] =
         order[static_cast<std::size_t>(page)] * spec.page_size + position % spec.page_size;
   }
-  const DeviceTensor device_slots(slots, device), device_status(status, device);
+  const DeviceTensor device_slots(slots, device), status = zero_status(device);
   AppendArgs args;
   args.k = TensorView::contiguous(k.data(), DType::kBFloat16, {tokens, spec.kv_heads, spec.head_dim}, device);
   if (!spec.is_latent()) {
@@ -383,16 +309,11 @@ BenchRow Bench::Impl::append(const BenchCase& setup) {
         TensorView::contiguous(v.data(), DType::kBFloat16, {tokens, spec.kv_heads, spec.v_dim()}, device);
   }
   args.slot_mapping = device_slots.view;
-  args.status = device_status.view;
+  args.status = status.view;
   check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   row.us = time_layers(1, repeats,
                        [&](int /*layer*/, Stream stream) { halftone::append(cache.first, args, stream); });
-  std::int32_t flags = 0;
-  check(cudaMemcpy(&flags, device_status.memory.data(), sizeof(flags), cudaMemcpyDeviceToHost), "cudaMemcpy");
-  if (flags != 0) {
-    throw Error(ErrorCode::kInternal,
-                fmt::format("append set the status word to {}: run `make test-gpu`.", flags));
-  }
+  require_clean(status);
   const Ceiling& ceiling = copy_ceiling(row.bytes);
   row.ceiling_gbs = ceiling.gbs;
   row.ceiling = ceiling.name;

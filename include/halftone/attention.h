@@ -81,7 +81,12 @@ struct AttentionProblem {
   /// Upper bound of all requests' keys, each counted where it is shared; 0: batch * max_kv_len. It sizes
   /// PassInfo::staged_bytes; unused with lists.
   std::int64_t max_total_kv = 0;
-  ListedKeys listed{};                 ///< a cache only, without mask and ALiBi
+  ListedKeys listed{};  ///< a cache only, without mask and ALiBi
+  /// run() appends: every query brings K and V of its token (AttentionArgs::append), the last keys of its
+  /// request. kv_lengths then say what the cache holds before the step, and schedule() counts the new tokens
+  /// itself: request i has kv_lengths[i] + q_len keys, which max_kv_len and max_total_kv bound. A cache only,
+  /// without lists (else Unsupported).
+  bool appends = false;
   DType q_dtype = DType::kBFloat16;    ///< kFloat32, kFloat16 or kBFloat16
   DType out_dtype = DType::kBFloat16;  ///< kFloat32, kFloat16 or kBFloat16
   Mask mask{};
@@ -124,6 +129,8 @@ struct PassInfo {
   int split_tokens = 0;           ///< batch_invariant: distance of the split boundaries; else 0
   std::int64_t max_units = 0;     ///< (request, KV head, row block) triples at the bounds
   std::int64_t max_partials = 0;  ///< partial results that fit into the workspace
+  bool fuses_append = false;  ///< the kernel appends. CUDA: unless every pass of a plan with `appends` does,
+                              ///< run() launches append's kernel before them
   std::int64_t staged_bytes = 0;  ///< of the workspace, for K and V that run() dequantises before the kernel
                                   ///< reads them: max_total_kv keys of as many KV heads as fit into 512 MiB
                                   ///< (at least one), then of the next ones; 0: it reads them where they are
@@ -136,14 +143,16 @@ struct PlanInfo {
   std::string config{};            ///< name of the row of the configuration table
   std::string reason{};            ///< why this row
   int workers = 0;
-  int group = 0;                     ///< query heads per KV head
-  int row_block = 0;                 ///< packed query rows of one work unit
-  int kv_tile = 0;                   ///< tokens: the granularity of splits
-  int split_tokens = 0;              ///< batch_invariant: distance of the split boundaries; else 0
-  std::int64_t max_units = 0;        ///< (request, KV head, row block) triples at the bounds
-  std::int64_t max_partials = 0;     ///< partial results that fit into the workspace
-  std::int64_t staged_bytes = 0;     ///< part of the workspace for dequantised K and V, see PassInfo
-  std::int64_t schedule_bytes = 0;   ///< part of the workspace that schedule() fills
+  int group = 0;                    ///< query heads per KV head
+  int row_block = 0;                ///< packed query rows of one work unit
+  int kv_tile = 0;                  ///< tokens: the granularity of splits
+  int split_tokens = 0;             ///< batch_invariant: distance of the split boundaries; else 0
+  std::int64_t max_units = 0;       ///< (request, KV head, row block) triples at the bounds
+  std::int64_t max_partials = 0;    ///< partial results that fit into the workspace
+  bool fuses_append = false;        ///< every pass's kernel appends. Else, where `appends` is set, run() does
+                                    ///< so before them, on CUDA in a launch of its own
+  std::int64_t staged_bytes = 0;    ///< part of the workspace for dequantised K and V, see PassInfo
+  std::int64_t schedule_bytes = 0;  ///< part of the workspace that schedule() fills
   std::int64_t workspace_bytes = 0;  ///< the whole workspace, 256-byte aligned parts
 };
 
@@ -171,7 +180,8 @@ HALFTONE_API Plan plan(const AttentionProblem& problem);
 /// The lengths of one step, on the plan's device.
 struct SequenceLengths {
   TensorView cu_q{};  ///< int32 [batch + 1], cu_q[0] = 0, non-decreasing; absent: max_q_len queries each
-  TensorView kv_lengths{};  ///< int32 [batch]; plain K and V have cu_kv instead, and lists need none
+  TensorView kv_lengths{};  ///< int32 [batch], tokens in the cache at this time (see also
+                            ///< AttentionProblem::appends); plain K and V have cu_kv instead, lists need none
   TensorView cu_kv{};       ///< int32 [batch + 1]: plain K and V only
   /// Lists only, and optional: int32 [total_q], places of each query's list that count. Places behind them
   /// are not read. Absent: top_k (extra_top_k) of each.
@@ -197,6 +207,26 @@ struct KvTensorViews {
   TensorView v{};  ///< the same dtype [total_kv, kv_heads, v_dim]
 };
 
+/// The new tokens of a layer, where run() appends: token t belongs to query t of Q. Request i's go to
+/// positions kv_len - q_len, ..., kv_len - 1 of the schedule, through cache.block_table: lengths that change
+/// between schedule() and run() move nothing. The bytes are those that append() writes, and attention is over
+/// them: O is, bit for bit, that of append() and then run(). Values, RoPE and errors are append()'s, too; the
+/// status is AttentionArgs::status, which CUDA needs here. A page may have one request that appends to it
+/// (SequenceTable::reserve() sees to that); other requests may share it for the tokens before this step.
+struct NewTokens {
+  TensorView k{};  ///< as AppendArgs::k, [total_q, kv_heads, head_dim]: as many rows as Q
+  TensorView v{};  ///< as AppendArgs::v, [total_q, kv_heads, v_dim]; absent for a latent cache
+  /// Optional int64 [total_q]: a negative entry skips its token, which is not written; what the cache has at
+  /// its position remains a key. Another one is the slot of the token's position by the block table: the CPU
+  /// throws InvalidArgument where the two differ, CUDA goes by the table.
+  TensorView slot_mapping{};
+  Rope rope{};  ///< positions int32 [total_q]
+  /// cache.lengths then become the schedule's: each grows by its q_len, also for tokens that are skipped or
+  /// that a bad block-table entry drops. Any runs of a step may do it, the first, the last or all, since they
+  /// write the same values and no run reads them. The next schedule() then counts on.
+  bool advance = false;
+};
+
 /// One layer's tensors.
 struct AttentionArgs {
   TensorView q{};  ///< q_dtype [total_q, q_heads, head_dim]; last dim contiguous. total_q is what
@@ -206,6 +236,7 @@ struct AttentionArgs {
   /// A cache of the problem's spec, or its tensors. With lists the cache needs neither block_table nor
   /// lengths.
   std::variant<PagedKv, KvTensorViews> kv{};
+  NewTokens append{};  ///< present (its k) exactly when problem.appends
   /// Lists only: int32 [total_q, top_k], last dim contiguous. Each names a slot of the cache, page *
   /// page_size + offset; a negative one names nothing. A slot named twice counts twice. One that the cache
   /// lacks: kClamped skips it and sets bit 0 of the status, kTrusted throws OutOfRange on the CPU and does on
@@ -220,20 +251,24 @@ struct AttentionArgs {
   /// Optional int32 [1], sticky. Bit 0: a block-table entry or a listed slot was out of bounds (kClamped; on
   /// CUDA always), or, on CUDA, a length beyond the table: those tokens were left out. Bit 2 (CUDA): the
   /// schedule has more queries than q has rows. Bit 3 (CUDA): a static scale of the cache is not finite and
-  /// positive. Bit 5 (CUDA): the schedule has more keys than k and v have rows, or than max_total_kv.
+  /// positive. Bit 5 (CUDA): the schedule has more keys than k and v have rows, or than max_total_kv. Where
+  /// run() appends also what AppendArgs::status says, and bit 0 (CUDA) for a request whose new tokens do not
+  /// fit below max_kv_len: none is written, its outputs are zeros, its length stays.
   TensorView status{};
   /// A promise, of use in a chain of layers on a CUDA stream: what wrote the cache, its block table, the
   /// status and the schedule had ended before the previous kernel of the stream began. run() then reads them
   /// while that kernel ends (programmatic dependent launch). Breaking it gives wrong results. Q may come from
-  /// the previous kernel.
+  /// the previous kernel, and so may K and V of new tokens: of the cache the promise is about older ones.
   bool cache_settled = false;
 };
 
 /// Computes attention, in one pass or two over the batch (PlanInfo::passes). `workspace` must hold a schedule
 /// of this plan and serves one run() at a time, see schedule(). A row that sees no key gives zeros and LSE
-/// -inf. Method: online softmax (arXiv:1805.02867) over tiles (FlashAttention, arXiv:2205.14135), split-KV
-/// merge as in Flash-Decoding; logits, softmax and accumulation in fp32. CPU: on as many of OpenMP's threads
-/// as the system starts; on one, with the same bits, in a process forked after calls on several.
+/// -inf. Where it appends, all of append()'s errors are found before any byte is written; it advances last,
+/// and after a failure it may be called again. Method: online softmax (arXiv:1805.02867) over tiles
+/// (FlashAttention, arXiv:2205.14135), split-KV merge as in Flash-Decoding; logits, softmax and accumulation
+/// in fp32. CPU: on as many of OpenMP's threads as the system starts; on one, with the same bits, in a
+/// process forked after calls on several.
 HALFTONE_API void run(const Plan& plan, const AttentionArgs& args, const TensorView& workspace,
                       Stream stream = nullptr);
 

@@ -297,6 +297,10 @@ typedef struct halftone_attention_problem {
                            see halftone_attention_args; up to 65,536; default 0: all keys */
   int32_t extra_top_k;  /* of a second list, over a second cache; default 0: none */
   const halftone_cache_spec* extra; /* that cache's; exactly with extra_top_k */
+  int32_t appends;  /* 1: halftone_run() appends the step's new tokens, see halftone_new_tokens. kv_lengths
+                       then say what the cache holds before the step; request i has kv_lengths[i] + q_len
+                       keys, which max_kv_len and max_total_kv bound. A cache only, without lists */
+  int32_t reserved; /* 0 */
 } halftone_attention_problem;
 HALFTONE_API halftone_status halftone_attention_problem_init(halftone_attention_problem* problem,
                                                              size_t struct_size);
@@ -334,6 +338,9 @@ typedef struct halftone_plan_info {
   const char* short_config; /* likewise NULL; owned by the plan */
   int64_t staged_bytes;     /* of the workspace, for K and V that halftone_run() dequantises before a kernel
                                reads them; 0: it reads them where they are */
+  int32_t fuses_append;     /* 1: the attention kernels append. 0 with problem.appends: halftone_run() does so
+                               before them, on CUDA in a launch of its own */
+  int32_t reserved;         /* 0 */
 } halftone_plan_info;
 HALFTONE_API halftone_status halftone_plan_info_init(halftone_plan_info* info, size_t struct_size);
 
@@ -359,7 +366,8 @@ typedef struct halftone_sequence_lengths {
   uint32_t abi_version;
   uint32_t reserved;                 /* 0 */
   const halftone_tensor* cu_q;       /* int32 [batch + 1] from 0, non-decreasing; optional: max_q_len each */
-  const halftone_tensor* kv_lengths; /* int32 [batch]; for plain K and V give cu_kv instead */
+  const halftone_tensor* kv_lengths; /* int32 [batch], tokens in the cache at this time; for plain K and V
+                                        give cu_kv instead */
   const halftone_tensor* cu_kv;      /* int32 [batch + 1]: plain K and V only */
   const halftone_tensor* counts;     /* int32 [total_q]: places of each query's list; lists only, which need
                                         no kv_lengths; optional: top_k each */
@@ -377,6 +385,28 @@ HALFTONE_API halftone_status halftone_sequence_lengths_init(halftone_sequence_le
 HALFTONE_API halftone_status halftone_schedule(const halftone_plan* plan,
                                                const halftone_sequence_lengths* lengths,
                                                const halftone_tensor* workspace, void* stream);
+
+/* The new tokens of a layer, with problem.appends: token t belongs to query t of Q. Request i's go to
+ * positions kv_len - q_len, ..., kv_len - 1 of the schedule, through the cache's block_table: lengths that
+ * change between halftone_schedule() and halftone_run() move nothing. The bytes are those of
+ * halftone_append(), and attention is over them. Values, RoPE and errors are as there; the status is that of
+ * halftone_attention_args, which CUDA needs here. */
+typedef struct halftone_new_tokens {
+  size_t struct_size;
+  uint32_t abi_version;
+  int32_t rope_pairing;     /* halftone_rope_pairing; NONE is the default */
+  const halftone_tensor* k; /* f32, f16 or bf16 [total_q, kv_heads, head_dim]; last dim contiguous */
+  const halftone_tensor* v; /* same dtype [total_q, kv_heads, v_dim]; NULL for a latent cache */
+  const halftone_tensor* slot_mapping; /* optional int64 [total_q]: a negative entry skips its token; another
+                                          one is the slot that the block table has for it (the CPU checks) */
+  const halftone_tensor* cos;          /* as in halftone_append_args */
+  const halftone_tensor* sin;
+  const halftone_tensor* positions; /* int32 [total_q] */
+  int32_t advance;  /* 0 or 1: the cache's lengths become the schedule's, each grown by its q_len. Any runs of
+                       a step may do it, since they write the same values and no run reads them */
+  int32_t reserved; /* 0 */
+} halftone_new_tokens;
+HALFTONE_API halftone_status halftone_new_tokens_init(halftone_new_tokens* tokens, size_t struct_size);
 
 /* One layer's tensors. With problem.kv, `cache`; with problem.kv_tensors, `k` and `v`. */
 typedef struct halftone_attention_args {
@@ -403,6 +433,7 @@ typedef struct halftone_attention_args {
                                            bit 0 of the status (clamped, or CUDA) or is OUT_OF_RANGE */
   const halftone_tensor* extra_indices; /* int32 [total_q, extra_top_k]: slots of extra_cache */
   const halftone_paged_kv* extra_cache; /* exactly with problem.extra_top_k */
+  const halftone_new_tokens* append;    /* exactly with problem.appends */
 } halftone_attention_args;
 HALFTONE_API halftone_status halftone_attention_args_init(halftone_attention_args* args, size_t struct_size);
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence
 from weakref import WeakValueDictionary
 
 from . import _arrays, _check, _native
 from ._sequences import SequenceOperations, Sequences, Step
 from .errors import InvalidArgumentError
+
+# What writes new tokens in append's stead: given k, v, slots, pairing, cos, sin and positions as the native library
+# takes them, and whether the lengths advance.
+Write = Callable[[tuple[Any, ...], bool], None]
 
 _PAIRINGS = ("none", "half", "interleaved")
 _advancing: WeakValueDictionary[Any, Appending] = WeakValueDictionary()  # whose append() advances lengths, by place
@@ -104,24 +108,32 @@ class Appending(SequenceOperations):
             InvalidArgumentError: shapes or dtypes; lengths that another layer's cache advances; a layer whose turn it
                 is not; on the CPU also non-finite input (CUDA sets ``status``).
         """
-        tokens = int(_check.shape(k, "k", 3, "tokens, kv_heads, head_dim")[0])
-        sequences, batch = self._sequences, self._batch
         if not self._is_advancing:
             self._claim_lengths()
+        self._add(k, v, counts, cu_seqlens, rope, stream)
+
+    def _add(
+        self, k: Any, v: Any, counts: Sequence[int] | None, cu_seqlens: Any, rope: Rope | None, stream: int | None,
+        each: int | None = None, write: Write | None = None, slots: Any = None,
+    ) -> None:  # fmt: skip
+        """:meth:`append` of a cache that may advance its lengths. ``each``: tokens of every request."""
+        tokens = int(_check.shape(k, "k", 3, "tokens, kv_heads, head_dim")[0])
+        sequences, batch = self._sequences, self._batch
         stream = _arrays.stream_of(self.pages, stream)
+        how = (rope, stream, slots, write)
         if self._layer is not None and sequences is not None:
             if self._layer:
-                self._follow(sequences, k, v, tokens, counts, rope, stream)
+                self._follow(sequences, k, v, tokens, counts, *how)
                 return
             sequences.check_complete("append() to layer 0")
         if cu_seqlens is not None:
             if counts is not None:
                 raise InvalidArgumentError("cu_seqlens is given beside counts, but one says where tokens go: drop one.")
-            self._append_ragged(k, v, tokens, cu_seqlens, rope, stream)
+            self._append_ragged(k, v, tokens, cu_seqlens, *how)
             return
-        each = None
         if counts is None:
-            each = tokens if batch == 1 else 1
+            if each is None:
+                each = tokens if batch == 1 else 1
             if each * batch != tokens:
                 raise InvalidArgumentError(
                     f"k has {tokens} tokens for {batch} requests, but counts is None: say how many each one gets."
@@ -130,7 +142,7 @@ class Appending(SequenceOperations):
                 cu = self._cumulative(each, stream)
                 step = None if self._layer is None else self._step(tokens, each, cu)
                 try:
-                    self._append(k, v, cu, rope, stream)
+                    self._append(k, v, cu, *how)
                     sequences.pool.step(each)
                 except KeyboardInterrupt:
                     sequences.recover(step)
@@ -142,11 +154,12 @@ class Appending(SequenceOperations):
             counts = _check.counts(counts, "counts")
         if sum(counts) != tokens:
             raise InvalidArgumentError(f"counts add up to {sum(counts)}, but k has {tokens} tokens: make them agree.")
-        self._append_counted(k, v, tokens, counts, None, rope, stream)
+        self._append_counted(k, v, tokens, counts, None, *how)
 
     def _append_counted(
-        self, k: Any, v: Any, tokens: int, counts: list[int], cu: Any, rope: Rope | None, stream: int | None
-    ) -> None:
+        self, k: Any, v: Any, tokens: int, counts: list[int], cu: Any, rope: Rope | None, stream: int | None,
+        slots: Any, write: Write | None,
+    ) -> None:  # fmt: skip
         """``cu`` is the native running sum of ``counts``, if there is one."""
         sequences = self._sequences
         if sequences is not None:
@@ -154,11 +167,11 @@ class Appending(SequenceOperations):
         if cu is None:
             cu = self._cumulative(counts, stream)
         if sequences is None:
-            self._append(k, v, cu, rope, stream)
+            self._append(k, v, cu, rope, stream, slots, write)
             return
         step = None if self._layer is None else self._step(tokens, counts, cu)
         try:
-            self._append(k, v, cu, rope, stream)
+            self._append(k, v, cu, rope, stream, slots, write)
             sequences.pool.advance(counts)
         except KeyboardInterrupt:
             sequences.recover(step)
@@ -166,8 +179,9 @@ class Appending(SequenceOperations):
         sequences.step = step
 
     def _append_ragged(
-        self, k: Any, v: Any, tokens: int, cu_seqlens: Any, rope: Rope | None, stream: int | None
-    ) -> None:
+        self, k: Any, v: Any, tokens: int, cu_seqlens: Any, rope: Rope | None, stream: int | None, slots: Any,
+        write: Write | None,
+    ) -> None:  # fmt: skip
         sequences, batch = self._sequences, self._batch
         found = _check.shape(cu_seqlens, "cu_seqlens", 1, "batch + 1")[0]
         if found != batch + 1:
@@ -176,7 +190,7 @@ class Appending(SequenceOperations):
             )
         cu = _arrays.native(cu_seqlens, "cu_seqlens")
         if sequences is None:
-            self._append(k, v, cu, rope, stream)
+            self._append(k, v, cu, rope, stream, slots, write)
             return
         if self.device == "cpu" or not sequences.has_room(tokens):
             if _arrays.is_capturing(self.pages, stream):
@@ -191,11 +205,11 @@ class Appending(SequenceOperations):
                     f"cu_seqlens goes from {sums[0]} to {sums[-1]}, but must rise from 0 to the {tokens} tokens of k: "
                     "pass running sums."
                 )
-            self._append_counted(k, v, tokens, counts, cu, rope, stream)
+            self._append_counted(k, v, tokens, counts, cu, rope, stream, slots, write)
             return
         step = None if self._layer is None else self._step(tokens, None, cu)
         try:
-            self._append(k, v, cu, rope, stream)
+            self._append(k, v, cu, rope, stream, slots, write)
         except KeyboardInterrupt:
             sequences.recover(step)
             raise
@@ -209,8 +223,9 @@ class Appending(SequenceOperations):
         return Step(tokens, counts, cu, set(range(1, len(self._sequences.pages))))
 
     def _follow(
-        self, sequences: Sequences, k: Any, v: Any, tokens: int, counts: Any, rope: Rope | None, stream: int | None
-    ) -> None:
+        self, sequences: Sequences, k: Any, v: Any, tokens: int, counts: Any, rope: Rope | None, stream: int | None,
+        slots: Any, write: Write | None,
+    ) -> None:  # fmt: skip
         """Appends the tokens that layer 0 has advanced the lengths for."""
         step, layer = sequences.step, self._layer
         if step is None or layer not in step.missing:
@@ -228,7 +243,7 @@ class Appending(SequenceOperations):
                 raise InvalidArgumentError(
                     f"counts is {list(counts)}, but layer 0 began the step with {expected}: leave counts out."
                 )
-        self._append(k, v, step.cu_seqlens, rope, stream)
+        self._append(k, v, step.cu_seqlens, rope, stream, slots, write)
         step.missing.discard(layer)
 
     def append_slots(
@@ -248,9 +263,12 @@ class Appending(SequenceOperations):
         slots = _arrays.native(slot_mapping, "slot_mapping")
         self._append(k, v, None, rope, _arrays.stream_of(self.pages, stream), slots)
 
-    def _append(self, k: Any, v: Any, cu: Any, rope: Rope | None, stream: int | None, slots: Any = None) -> None:
+    def _append(
+        self, k: Any, v: Any, cu: Any, rope: Rope | None, stream: int | None, slots: Any = None,
+        write: Write | None = None,
+    ) -> None:  # fmt: skip
         """``cu``, ``stream`` and ``slots`` as the native library takes them. With ``cu``, the lengths advance once."""
-        native, target, advance = _arrays.native, self._native, slots is None
+        native, target, advance = _arrays.native, self._native, cu is not None
         pairing, cos, sin, positions = 0, None, None, None
         if rope is not None:
             if not isinstance(rope, Rope):
@@ -262,10 +280,11 @@ class Appending(SequenceOperations):
                 target, advance = self._native_starts, False
             else:
                 self._begin_step(stream)
-        _native.append(
-            target, native(k, "k"), native(v, "v"), slots, cu, advance, pairing, cos, sin, positions,
-            self._native_status, stream,
-        )  # fmt: skip
+        tokens = native(k, "k"), native(v, "v"), slots
+        if write is not None:
+            write((*tokens, pairing, cos, sin, positions), advance)
+            return
+        _native.append(target, *tokens, cu, advance, pairing, cos, sin, positions, self._native_status, stream)
 
     def _begin_step(self, stream: int | None) -> None:
         """Keeps for the other layers where the tokens go that layer 0 is about to count."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from typing import Any, NoReturn
+from weakref import WeakSet
 
 from . import _arrays, _check, _native
 from ._plan import Plan, plan
 from ._sequences import SequenceOperations
+from ._append import Rope
 from .cache import PagedKVCache, check_cache
 from .errors import InvalidArgumentError
 from .spec import KVTensors
@@ -39,6 +41,7 @@ class Schedule(_check.Fixed):
     ) -> None:  # fmt: skip
         self.plan = plan
         self.workspace = workspace
+        self._appended: WeakSet[PagedKVCache] = WeakSet()  # caches that have got the tokens of these lengths
         self.kv_lengths, self.cu_q, self.cu_kv = kv_lengths, cu_q, cu_kv
         self.counts, self.extra_counts = counts, extra_counts
         given = {
@@ -70,6 +73,7 @@ class Schedule(_check.Fixed):
                 "schedule() again."
             )
         on = _arrays.stream_of(self._like, stream)
+        self._appended.clear()
         if not _native.reschedule(self._native, self._like_native, on) and not _arrays.is_capturing(self._like, on):
             _native.follow_stream(self._native, self._like_native, on)
 
@@ -89,7 +93,8 @@ def schedule(
 
     Args:
         plan: from :func:`plan`.
-        kv_lengths: int32 [batch] on the plan's device, or a cache, whose lengths are meant.
+        kv_lengths: int32 [batch] on the plan's device, or a cache, whose lengths are meant: the tokens that it has
+            now, also of a plan with ``appends``.
         cu_q: int32 [batch + 1], cumulative numbers of queries from 0; None means ``max_q_len`` for each request.
         cu_kv: int32 [batch + 1], with plain K and V instead of ``kv_lengths``.
         counts, extra_counts: int32 [total_q], with lists, which have no ``kv_lengths``: places of each query's list
@@ -115,6 +120,9 @@ def attend(
     *,
     k: Any = None,
     v: Any = None,
+    rope: Rope | None = None,
+    slot_mapping: Any = None,
+    advance: bool = True,
     schedule: Schedule | None = None,
     cu_q: Any = None,
     cu_kv: Any = None,
@@ -135,7 +143,7 @@ def attend(
     out_dtype: str | None = None,
     stream: int | None = None,
 ) -> Any:
-    """Attention of ``q`` over a paged cache, or over plain K and V.
+    """Attention of ``q`` over a paged cache, or over plain K and V; beside a cache, ``k`` and ``v`` are appended first.
 
     Online softmax (arXiv:1805.02867) over tiles (FlashAttention, arXiv:2205.14135) with a split-KV merge as in
     Flash-Decoding (https://crfm.stanford.edu/2023/10/12/flashdecoding.html); logits, softmax and accumulation in
@@ -144,8 +152,17 @@ def attend(
     Args:
         q: f32, f16 or bf16 [total_q, q_heads, head_dim], request after request.
         cache: the paged cache.
-        k, v: instead of ``cache``: [total_kv, kv_heads, head_dim] and [total_kv, kv_heads, v_head_dim], one dtype. CUDA
+        k, v: beside ``cache``: the new token of every query, as :meth:`PagedKVCache.append` takes them (``v`` None for
+            a latent cache). They become the last keys of their requests, with the bytes and the results of append()
+            and then attend(), in one call; pages are dealt and the lengths advance as there. Layers that share their
+            lengths advance once: a step whose layers share a ``schedule`` goes through them in any order, but for
+            layer 0 of a :class:`LayeredKVCache`, which is the first.
+            Instead of ``cache``: [total_kv, kv_heads, head_dim] and [total_kv, kv_heads, v_head_dim], one dtype. CUDA
             takes what :class:`KVTensors` says, with rows at multiples of 16 bytes and positive strides.
+        rope: applied to a new ``k`` first.
+        slot_mapping: int64 [total_q] with new tokens: a negative entry skips its token, which is not written; another
+            one is the slot that the block table has for it (the CPU checks).
+        advance: False leaves the lengths of a wrapped cache, which then are the caller's to count up.
         schedule: from :func:`schedule`, to be shared by the layers of a step; it fixes the mask and the other options,
             which must then stay None. Without one, a plan is looked up and a schedule made for this call.
         cu_q: int32 [batch + 1]; None means the same number of queries for each request. With plain K and V and neither
@@ -169,10 +186,14 @@ def attend(
     """
     native = _arrays.native
     native_q, made_here = native(q, "q"), schedule is None
+    appends = cache is not None and k is not None
+    if not appends and (rope is not None or slot_mapping is not None or advance is not True):
+        _refuse_without_tokens(rope, slot_mapping)
     if schedule is None:
         options = (causal, window_left, window_right, scale, softcap, policy, arithmetic, workers, out_dtype)
         given = {name: value for name, value in zip(_OPTIONS, options) if value is not None}
         given.update(alibi=alibi_slopes is not None, sinks=sinks is not None, lse=lse is not False)
+        given.update(appends=appends)
         schedule = _schedule_for(q, cache, k, v, cu_q, cu_kv, given, workspace, stream)
     elif (
         type(schedule) is not Schedule
@@ -198,6 +219,14 @@ def attend(
         status = native(status, "status", True)
     elif own is not None:
         status = own._native_status
+    if appends and own is not None:
+        written = (
+            native(out, "out", True), None if lse is False else native(lse, "lse", True),
+            None if alibi_slopes is None else native(alibi_slopes, "alibi_slopes"),
+            None if sinks is None else native(sinks, "sinks"), status,
+        )  # fmt: skip
+        _attend_appending(q, native_q, own, (k, v, rope, slot_mapping), advance, schedule, written, stream, made_here)
+        return _returned(out, lse, q, makes_out, makes_lse)
     arguments = (  # calling native() for what is None would cost as much as for an array
         schedule._native, None if own is None else own._native, native_q,
         None if k is None else native(k, "k"), None if v is None else native(v, "v"), native(out, "out", True),
@@ -208,11 +237,70 @@ def attend(
     if not _native.run(*arguments, made_here):
         check_capturing(q, stream)  # the stream is not the schedule's
         _native.run(*arguments, True)
+    return _returned(out, lse, q, makes_out, makes_lse)
+
+
+def _returned(out: Any, lse: Any, q: Any, makes_out: bool, makes_lse: bool) -> Any:
     if makes_out:
         out = _arrays.finish(out, q)
     if lse is False:
         return out
     return out, _arrays.finish(lse, q) if makes_lse else lse
+
+
+def _attend_appending(
+    q: Any, native_q: Any, cache: PagedKVCache, tokens: tuple[Any, ...], advance: bool, schedule: Schedule,
+    written: tuple[Any, ...], stream: int | None, made_here: bool,
+) -> None:  # fmt: skip
+    """run() with new tokens, within what append() does to the books of the cache."""
+    k, v, rope, slot_mapping = tokens
+    if not schedule.plan.options["appends"]:
+        raise InvalidArgumentError(
+            "k is given beside cache, but the schedule's plan does not append: plan with appends=True, or drop one."
+        )
+    slots = None
+    rows, count = _check.shape(q, "q", 3, "total_q, q_heads, head_dim")[0], k.shape[0] if len(k.shape) else 0
+    if count != rows:
+        raise InvalidArgumentError(
+            f"k has {count} tokens, but q has {rows} rows, and each query brings one: pass as many."
+        )
+    if slot_mapping is not None:
+        _check.shape(slot_mapping, "slot_mapping", 1, "total_q")
+        slots = _arrays.native(slot_mapping, "slot_mapping")
+    on = _arrays.stream_of(q, stream)
+
+    def write(native_tokens: tuple[Any, ...], advances: bool) -> None:
+        arguments = (schedule._native, cache._native, native_q, *native_tokens, advances, *written, on)
+        if not _native.run_appending(*arguments, made_here):
+            check_capturing(q, stream)
+            _native.run_appending(*arguments, True)
+
+    if not _check.flag(advance, "advance"):
+        if cache._sequences is not None:
+            raise InvalidArgumentError(
+                "advance is False, but a cache that deals its own pages counts its tokens: leave it True, or wrap the "
+                "arrays."
+            )
+        cache._append(k, v, None, rope, on, slots, write)
+        return
+    if made_here:
+        if not cache._is_advancing:
+            cache._claim_lengths()
+    elif cache in schedule._appended:
+        raise InvalidArgumentError(
+            "schedule is that of a step whose tokens this cache has got: call schedule.update() for the next one."
+        )
+    cu_q = schedule.cu_q
+    each = schedule.plan.options["max_q_len"] if cu_q is None else None
+    cache._add(k, v, None, cu_q, rope, on, each, write, slots)
+    schedule._appended.add(cache)
+
+
+def _refuse_without_tokens(rope: Any, slot_mapping: Any) -> NoReturn:
+    name = "rope" if rope is not None else "slot_mapping" if slot_mapping is not None else "advance"
+    raise InvalidArgumentError(
+        f"{name} is given, but is of new tokens, which are k and v beside a cache: pass these, or leave it out."
+    )
 
 
 def check_capturing(q: Any, stream: Any) -> None:
@@ -252,14 +340,16 @@ def _schedule_for(
     total = int(shape[0])
     common: dict[str, Any] = dict(q_heads=int(shape[1]), q_dtype=_arrays.dtype_of(q), **options)
     if cache is not None:
-        if k is not None or v is not None:
-            raise InvalidArgumentError("k and v are given beside cache, but one of the two is attended: drop one.")
+        if k is None and v is not None:
+            raise InvalidArgumentError("v is given beside cache without k: pass both to append them, or neither.")
         if cu_kv is not None:
             raise InvalidArgumentError("cu_kv is given beside cache, which has lengths of its own: leave it out.")
         check_cache(cache)
         longest = _longest(cu_q, total, cache.batch, cache.device)
         made = plan(cache, max_q_len=longest, **common)
-        return _make_schedule(made, cache.lengths, cu_q, None, q, workspace, stream)
+        sequences = cache._sequences if options["appends"] and cache._layer else None
+        lengths = cache.lengths if sequences is None else sequences.starts  # which layer 0 has advanced
+        return _make_schedule(made, lengths, cu_q, None, q, workspace, stream)
     if k is None or v is None:
         raise InvalidArgumentError("cache is None, so both k and v must be given: pass a cache, or k and v.")
     k_shape = _check.shape(k, "k", 3, "total_kv, kv_heads, head_dim")

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from . import _check, _frameworks, _native
 from ._plan import Plan, _cached_plan
+from ._sequences import Sequences
 from .cache import PagedKVCache
 from .errors import InvalidArgumentError, ResourceExhaustedError
 from .spec import KVCacheSpec
@@ -106,7 +107,25 @@ def _attend_out_op(
 ) -> None:  # fmt: skip
     _native.run_tensors(
         _plan_of(plan)._native, kv_lengths, cu_q, _aligned(workspace), pages, block_table, k_scale, k_min, v_scale,
-        v_min, clamped, q, out, lse, alibi_slopes, sinks, status,
+        v_min, clamped, q, out, lse, alibi_slopes, sinks, status, None, None, False,
+    )  # fmt: skip
+
+
+@_operator(
+    "attend_appending",
+    "Tensor q, Tensor(a!) workspace, Tensor(b!) lengths, Tensor? cu_q, Tensor(c!) pages, Tensor block_table, "
+    f"Tensor(d!)? status, {_SCALES}, Tensor? alibi_slopes, Tensor? sinks, bool clamped, str plan, Tensor k, Tensor? v, "
+    "bool advance, Tensor(e!) out, Tensor(f!)? lse) -> ()",
+)
+def _attend_appending_op(
+    q: Tensor, workspace: Tensor, lengths: Tensor, cu_q: Optional[Tensor], pages: Tensor, block_table: Tensor,
+    status: Optional[Tensor], k_scale: Optional[Tensor], k_min: Optional[Tensor], v_scale: Optional[Tensor],
+    v_min: Optional[Tensor], alibi_slopes: Optional[Tensor], sinks: Optional[Tensor], clamped: bool, plan: str,
+    k: Tensor, v: Optional[Tensor], advance: bool, out: Tensor, lse: Optional[Tensor],
+) -> None:  # fmt: skip
+    _native.run_tensors(
+        _plan_of(plan)._native, lengths, cu_q, _aligned(workspace), pages, block_table, k_scale, k_min, v_scale,
+        v_min, clamped, q, out, lse, alibi_slopes, sinks, status, k, v, advance,
     )  # fmt: skip
 
 
@@ -131,6 +150,7 @@ _FAKES: dict[str, Callable[..., Any]] = {
     "append": _writes_only,
     "schedule": _writes_only,
     "attend_out": _writes_only,
+    "attend_appending": _writes_only,
     "attend": _attend_fake,
 }
 for _name, _fake in _FAKES.items():
@@ -144,6 +164,7 @@ class _ops:
     schedule = torch.ops.halftone.schedule.default
     attend = torch.ops.halftone.attend.default
     attend_out = torch.ops.halftone.attend_out.default
+    attend_appending = torch.ops.halftone.attend_appending.default
 
 
 def _quiet_keys() -> frozenset[int]:
@@ -286,11 +307,8 @@ def append(cache: PagedKVCache, k: Tensor, v: Optional[Tensor] = None) -> None:
     if not torch.compiler.is_compiling():
         if not cache._is_advancing:
             cache._claim_lengths()
-        if sequences is not None and sequences.is_shared:
-            raise InvalidArgumentError(
-                "the next token of a request falls into a page that it shares, but only reserve() copies pages: call "
-                "it before append()."
-            )
+        if sequences is not None:
+            _check_own_pages(sequences)
     lengths, native = cache.lengths, cache._native
     if layer is not None and sequences is not None:
         if layer:
@@ -323,11 +341,36 @@ def schedule(step: Step, cache: PagedKVCache, cu_q: Optional[Tensor] = None) -> 
         _ops.schedule(lengths, cu_q, workspace, step.key)
 
 
+def _begin_step(cache: PagedKVCache, kv_lengths: Optional[Tensor]) -> None:
+    """What append() does before the tokens of a step are written."""
+    sequences = cache._sequences
+    if kv_lengths is not None:
+        raise InvalidArgumentError(
+            "kv_lengths is given beside k, but what appends counts the cache's own lengths up: leave it out."
+        )
+    if sequences is None:
+        return
+    if not torch.compiler.is_compiling():
+        _check_own_pages(sequences)
+    if cache._layer == 0:
+        sequences.starts.copy_(cache.lengths)
+
+
+def _check_own_pages(sequences: Sequences) -> None:
+    if sequences.is_shared:
+        raise InvalidArgumentError(
+            "the next token of a request falls into a page that it shares, but only reserve() copies pages: call "
+            "it before append()."
+        )
+
+
 def attend(
     q: Tensor,
     cache: PagedKVCache,
     step: Step,
     *,
+    k: Optional[Tensor] = None,
+    v: Optional[Tensor] = None,
     kv_lengths: Optional[Tensor] = None,
     cu_q: Optional[Tensor] = None,
     alibi_slopes: Optional[Tensor] = None,
@@ -341,6 +384,9 @@ def attend(
         q: f32, f16 or bf16 [total_q, q_heads, head_dim].
         cache: the layer's cache.
         step: scheduled for these lengths.
+        k, v: the new token of every query, of a plan with ``appends``: appended, as by :func:`append`, before q attends
+            to them. Layer 0 of a :class:`LayeredKVCache` comes first and advances; of wrapped caches every call makes
+            the lengths those of the step, as often as it is called.
         kv_lengths: int32 [batch] that ``step`` was scheduled with; None means the cache's.
         cu_q, alibi_slopes, sinks: as there.
         out: [total_q, q_heads, v_head_dim] of the plan's ``out_dtype``, to be written; None allocates it.
@@ -350,16 +396,21 @@ def attend(
         out, or (out, lse) if the plan was made with ``lse=True``.
     """
     workspace = step.workspace
-    direct = type(workspace) is Tensor and _is_direct(q, kv_lengths, cu_q, alibi_slopes, sinks, out, lse)
+    direct = type(workspace) is Tensor and _is_direct(q, k, v, kv_lengths, cu_q, alibi_slopes, sinks, out, lse)
     arguments: tuple[Any, ...] = ()
+    advance = k is not None and not cache._layer
+    if k is not None:
+        _begin_step(cache, kv_lengths)
     if not direct:
         _check_dense(q=q, kv_lengths=kv_lengths, cu_q=cu_q, alibi_slopes=alibi_slopes, sinks=sinks, out=out, lse=lse)
+        _check_dense(k=k, v=v)
         arguments = (
             q, workspace, cache.lengths if kv_lengths is None else kv_lengths, cu_q, cache.pages, cache.block_table,
             cache.status, cache.k_scale, cache.k_min, cache.v_scale, cache.v_min, alibi_slopes, sinks, cache.clamped,
             step.key,
         )  # fmt: skip
-        if out is None and lse is None and torch.compiler.is_compiling():  # which likes what writes nothing better
+        # A compiler likes what writes nothing better.
+        if k is None and out is None and lse is None and torch.compiler.is_compiling():
             new_out, new_lse = _ops.attend(*arguments)
             return (new_out, new_lse) if step.lse else new_out
     if out is None:
@@ -369,8 +420,10 @@ def attend(
     if direct:
         _native.run_scheduled(
             step._native, cache._native, kv_lengths, cu_q, workspace, q, out, lse, alibi_slopes, sinks,
-            cache._native_status,
+            cache._native_status, k, v, advance,
         )  # fmt: skip
+    elif k is not None:
+        _ops.attend_appending(*arguments, k, v, advance, out, lse)
     else:
         _ops.attend_out(*arguments, out, lse)
     return out if lse is None else (out, lse)

@@ -58,6 +58,7 @@ AttentionProblem to_problem(const std::variant<KvCacheSpec, KvTensors>& kv, cons
   p.policy = to_policy(option<String>(options, "policy"));
   p.arithmetic = parse_arithmetic(std::string(option<String>(options, "arithmetic")));
   p.workers = option<int>(options, "workers");
+  p.appends = option<bool>(options, "appends");
   p.listed.top_k = option<int>(options, "top_k");
   p.listed.extra_top_k = option<int>(options, "extra_top_k");
   if (const ffi::Any extra = options.at("extra"); extra != nullptr)
@@ -89,6 +90,7 @@ Options pass_info(const PassInfo& i) {
   fields.Set("split_tokens", i.split_tokens);
   fields.Set("max_units", i.max_units);
   fields.Set("max_partials", i.max_partials);
+  fields.Set("fuses_append", i.fuses_append);
   fields.Set("staged_bytes", i.staged_bytes);
   return fields;
 }
@@ -109,6 +111,7 @@ Options plan_info(const Ref<PlanObj>& plan) {
     fields.Set("split_tokens", i.split_tokens);
     fields.Set("max_units", i.max_units);
     fields.Set("max_partials", i.max_partials);
+    fields.Set("fuses_append", i.fuses_append);
     fields.Set("staged_bytes", i.staged_bytes);
     fields.Set("schedule_bytes", i.schedule_bytes);
     fields.Set("workspace_bytes", i.workspace_bytes);
@@ -207,6 +210,29 @@ bool run_step(const Ref<StepObj>& step, AnyView cache, AnyView q, AnyView k, Any
   });
 }
 
+NewTokens to_new_tokens(AnyView k, AnyView v, AnyView slots, int pairing, AnyView cos, AnyView sin,
+                        AnyView positions, bool advance) {
+  return {.k = to_optional_view(k, "k"),
+          .v = to_optional_view(v, "v"),
+          .slot_mapping = to_optional_view(slots, "slot_mapping"),
+          .rope = {static_cast<RopePairing>(pairing), to_optional_view(cos, "rope.cos"),
+                   to_optional_view(sin, "rope.sin"), to_optional_view(positions, "rope.positions")},
+          .advance = advance};
+}
+
+/// The same over a cache to which it appends k and v.
+bool run_appending(const Ref<StepObj>& step, const Ref<CacheObj>& cache, AnyView q, AnyView k, AnyView v,
+                   AnyView slots, int pairing, AnyView cos, AnyView sin, AnyView positions, bool advance,
+                   AnyView out, AnyView lse, AnyView alibi_slopes, AnyView sinks, AnyView status,
+                   AnyView stream, bool any_stream) {
+  return guarded([&] {
+    AttentionArgs args = to_args(q, out, lse, alibi_slopes, sinks, status);
+    args.kv = cache->cache;
+    args.append = to_new_tokens(k, v, slots, pairing, cos, sin, positions, advance);
+    return run_layer(step, args, stream, any_stream);
+  });
+}
+
 /// The same over lists of keys.
 bool run_listed(const Ref<StepObj>& step, AnyView cache, AnyView q, AnyView indices, AnyView extra_cache,
                 AnyView extra_indices, AnyView out, AnyView lse, AnyView sinks, AnyView status,
@@ -229,12 +255,14 @@ void run_paged(const Plan& plan, AttentionArgs& args, const PagedKv& cache, cons
   run(plan, args, to_view(workspace, "workspace"), to_stream(plan.problem().device, AnyView(nullptr)));
 }
 
-/// run() in a workspace that schedule_tensors() has filled; `kv_lengths`: None means the cache's.
+/// run() in a workspace that schedule_tensors() has filled; `kv_lengths`: None means the cache's. With k it
+/// appends.
 void run_scheduled(const Ref<PlanObj>& plan, const Ref<CacheObj>& cache, AnyView kv_lengths, AnyView cu_q,
                    AnyView workspace, AnyView q, AnyView out, AnyView lse, AnyView alibi_slopes,
-                   AnyView sinks, AnyView status) {
+                   AnyView sinks, AnyView status, AnyView k, AnyView v, bool advance) {
   guarded([&] {
     AttentionArgs args = to_args(q, out, lse, alibi_slopes, sinks, status);
+    args.append = {.k = to_optional_view(k, "k"), .v = to_optional_view(v, "v"), .advance = advance};
     run_paged(plan->plan, args, cache->cache,
               kv_lengths == nullptr ? cache->cache.lengths : to_view(kv_lengths, "kv_lengths"), cu_q,
               workspace);
@@ -246,9 +274,10 @@ void run_scheduled(const Ref<PlanObj>& plan, const Ref<CacheObj>& cache, AnyView
 void run_tensors(const Ref<PlanObj>& plan, AnyView kv_lengths, AnyView cu_q, AnyView workspace, AnyView pages,
                  AnyView block_table, AnyView k_scale, AnyView k_min, AnyView v_scale, AnyView v_min,
                  bool clamped, AnyView q, AnyView out, AnyView lse, AnyView alibi_slopes, AnyView sinks,
-                 AnyView status) {
+                 AnyView status, AnyView k, AnyView v, bool advance) {
   guarded([&] {
     AttentionArgs args = to_args(q, out, lse, alibi_slopes, sinks, status);
+    args.append = {.k = to_optional_view(k, "k"), .v = to_optional_view(v, "v"), .advance = advance};
     const PagedKv cache = to_cache(std::get<KvCacheSpec>(plan->plan.problem().kv), pages, block_table,
                                    kv_lengths, k_scale, k_min, v_scale, v_min, clamped);
     run_paged(plan->plan, args, cache, cache.lengths, cu_q, workspace);
@@ -284,6 +313,7 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(schedule_tensors, schedule_tensors);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(reschedule, reschedule);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(follow_stream, follow_stream);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(run, run_step);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(run_appending, run_appending);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(run_listed, run_listed);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(run_scheduled, run_scheduled);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(run_tensors, run_tensors);

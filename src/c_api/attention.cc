@@ -186,6 +186,7 @@ halftone_status halftone_plan_get_info(const halftone_plan* plan, halftone_plan_
       out.schedule_bytes = from.schedule_bytes;
       out.workspace_bytes = from.workspace_bytes;
       out.staged_bytes = from.staged_bytes;
+      out.fuses_append = from.fuses_append;
       return out;
     });
   });
@@ -221,6 +222,10 @@ halftone_status halftone_schedule(const halftone_plan* plan, const halftone_sequ
     const SequenceLengths step = to_cpp(lengths, "lengths");
     schedule(entry->plan, step, to_cpp(workspace, "workspace"), stream);
   });
+}
+
+halftone_status halftone_new_tokens_init(halftone_new_tokens* tokens, size_t struct_size) {
+  return guarded([&] { init_struct(tokens, struct_size, "tokens"); });
 }
 
 halftone_status halftone_attention_args_init(halftone_attention_args* args, size_t struct_size) {

@@ -58,6 +58,15 @@ void check_reserved(std::int64_t value, const Name& argument) {
   }
 }
 
+/// Of the fields that both ways to append have.
+template <class CArgs>
+Rope to_rope(const CArgs& c, const Name& argument) {
+  return {
+      to_enum(c.rope_pairing, RopePairing::kInterleaved, argument("rope_pairing"), "halftone_rope_pairing"),
+      to_cpp(c.cos, argument("cos")), to_cpp(c.sin, argument("sin")),
+      to_cpp(c.positions, argument("positions"))};
+}
+
 }  // namespace
 
 DType to_dtype(std::int32_t value, const Name& argument) {
@@ -151,6 +160,18 @@ PagedKv to_cpp(const halftone_paged_kv* in, const Name& argument) {
   return cache;
 }
 
+NewTokens to_cpp(const halftone_new_tokens* in, const Name& argument) {
+  const halftone_new_tokens c = read_struct(in, argument);
+  check_reserved(c.reserved, argument);
+  NewTokens tokens;
+  tokens.k = to_cpp(c.k, argument("k"));
+  tokens.v = to_cpp(c.v, argument("v"));
+  tokens.slot_mapping = to_cpp(c.slot_mapping, argument("slot_mapping"));
+  tokens.rope = to_rope(c, argument);
+  tokens.advance = to_bool(c.advance, argument("advance"));
+  return tokens;
+}
+
 AppendArgs to_cpp(const halftone_append_args* in, const Name& argument) {
   const halftone_append_args c = read_struct(in, argument);
   check_reserved(c.reserved, argument);
@@ -159,11 +180,7 @@ AppendArgs to_cpp(const halftone_append_args* in, const Name& argument) {
   args.v = to_cpp(c.v, argument("v"));
   args.slot_mapping = to_cpp(c.slot_mapping, argument("slot_mapping"));
   args.cu_seqlens = to_cpp(c.cu_seqlens, argument("cu_seqlens"));
-  args.rope.pairing =
-      to_enum(c.rope_pairing, RopePairing::kInterleaved, argument("rope_pairing"), "halftone_rope_pairing");
-  args.rope.cos = to_cpp(c.cos, argument("cos"));
-  args.rope.sin = to_cpp(c.sin, argument("sin"));
-  args.rope.positions = to_cpp(c.positions, argument("positions"));
+  args.rope = to_rope(c, argument);
   args.status = to_cpp(c.status, argument("status"));
   args.advance = to_bool(c.advance, argument("advance"));
   return args;
@@ -212,6 +229,8 @@ AttentionProblem to_cpp(const halftone_attention_problem* in, const Name& argume
   problem.listed.top_k = c.top_k;
   problem.listed.extra_top_k = c.extra_top_k;
   if (c.extra != nullptr) problem.listed.extra = to_cpp(c.extra, argument("extra"));
+  check_reserved(c.reserved, argument);
+  problem.appends = to_bool(c.appends, argument("appends"));
   return problem;
 }
 
@@ -249,6 +268,7 @@ AttentionArgs to_cpp(const halftone_attention_args* in, const Name& argument) {
   args.indices = to_cpp(c.indices, argument("indices"));
   args.extra_indices = to_cpp(c.extra_indices, argument("extra_indices"));
   if (c.extra_cache != nullptr) args.extra_kv = to_cpp(c.extra_cache, argument("extra_cache"));
+  if (c.append != nullptr) args.append = to_cpp(c.append, argument("append"));
   return args;
 }
 
@@ -307,6 +327,7 @@ halftone_attention_problem to_c(const AttentionProblem& problem) {
   c.arithmetic = static_cast<std::int32_t>(problem.arithmetic);
   c.top_k = problem.listed.top_k;
   c.extra_top_k = problem.listed.extra_top_k;
+  c.appends = problem.appends;
   return c;
 }
 

@@ -29,6 +29,7 @@ AppendArgs to_cpp(const halftone_append_args* in, const Name& argument);
 KvTensors to_cpp(const halftone_kv_tensors* in, const Name& argument);
 AttentionProblem to_cpp(const halftone_attention_problem* in, const Name& argument);
 SequenceLengths to_cpp(const halftone_sequence_lengths* in, const Name& argument);
+NewTokens to_cpp(const halftone_new_tokens* in, const Name& argument);
 AttentionArgs to_cpp(const halftone_attention_args* in, const Name& argument);
 
 /// NULL is an absent tensor.

@@ -110,6 +110,13 @@ struct StructTraits<halftone_sequence_lengths> {
 };
 
 template <>
+struct StructTraits<halftone_new_tokens> {
+  static constexpr StructRule rule{"halftone_new_tokens", sizeof(halftone_new_tokens),
+                                   required_bytes(offsetof(halftone_new_tokens, slot_mapping))};
+  static halftone_new_tokens defaults() { return zeroed<halftone_new_tokens>(); }
+};
+
+template <>
 struct StructTraits<halftone_attention_args> {
   static constexpr StructRule rule{"halftone_attention_args", sizeof(halftone_attention_args),
                                    required_bytes(offsetof(halftone_attention_args, lengths))};

@@ -8,6 +8,7 @@
 #include <climits>
 #include <cstring>
 #include <limits>
+#include <variant>
 #include <vector>
 
 #include "cpu/element.h"
@@ -257,11 +258,9 @@ void write_part(const PartJob& job) {
   }
 }
 
-}  // namespace
-
-void append(const PagedKv& cache, const AppendArgs& args) {
+/// Checks all values, then writes the tokens to their slots.
+void write(const PagedKv& cache, const AppendArgs& args, const Slots& slots) {
   const PageLayout layout = page_layout(cache.spec);
-  const Slots slots = append_slots(cache, args);
   Interruption interruption;
   check_values(args.k, "k", slots.of_token, interruption);
   if (args.v.present()) check_values(args.v, "v", slots.of_token, interruption);
@@ -285,10 +284,23 @@ void append(const PagedKv& cache, const AppendArgs& args) {
   }
   if (slots.bad_page && args.status.present())
     *static_cast<std::int32_t*>(args.status.data) |= kStatusBadPage;
+}
+
+}  // namespace
+
+void append(const PagedKv& cache, const AppendArgs& args) {
+  write(cache, args, append_slots(cache, args));
   if (!args.advance) return;
   auto* lengths = static_cast<std::int32_t*>(cache.lengths.data);
   const auto* cu = static_cast<const std::int32_t*>(args.cu_seqlens.data);
   for (std::int64_t i = 0; i < cache.lengths.shape[0]; ++i) lengths[i] += cu[i + 1] - cu[i];
+}
+
+void append_step(const AttentionArgs& args, const planning::Schedule& schedule) {
+  const auto& cache = std::get<PagedKv>(args.kv);
+  const NewTokens& tokens = args.append;
+  write(cache, {.k = tokens.k, .v = tokens.v, .rope = tokens.rope, .status = args.status},
+        step_slots(cache, tokens, schedule));
 }
 
 }  // namespace halftone::cpu

@@ -1,7 +1,8 @@
-// The CPU backend of append().
+// The CPU backend of append(), and what run() appends.
 #pragma once
 
-#include "halftone/cache.h"
+#include "halftone/attention.h"
+#include "plan/work.h"
 
 namespace halftone::cpu {
 
@@ -10,5 +11,8 @@ namespace halftone::cpu {
 /// Excluded tokens (BlockTableMode::kClamped) set bit 0 of args.status, if present. Throws OutOfRange or
 /// InvalidArgument before any byte is written.
 void append(const PagedKv& cache, const AppendArgs& args);
+
+/// The same for what run() appends, after planning::validate_run.
+void append_step(const AttentionArgs& args, const planning::Schedule& schedule);
 
 }  // namespace halftone::cpu

@@ -50,6 +50,7 @@ const planning::Backend& backend() {
       .refuse = refuse,
       .workers = [](Device) { return std::clamp(omp_get_max_threads(), 1, planning::kMaxWorkers); },
       .staged_bytes = nullptr,
+      .fuses_append = nullptr,
       .extra_bytes = [](int, std::int64_t) { return std::int64_t{0}; },
       .schedule =
           [](const Plan::Impl& plan, const SequenceLengths& lengths, std::byte* workspace, Stream) {

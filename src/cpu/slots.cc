@@ -133,6 +133,33 @@ Slots append_slots(const PagedKv& cache, const AppendArgs& args) {
   return slots;
 }
 
+Slots step_slots(const PagedKv& cache, const NewTokens& tokens, const planning::Schedule& schedule) {
+  Slots slots;
+  const auto* mapping = static_cast<const std::int64_t*>(tokens.slot_mapping.data);
+  slots.of_token.reserve(static_cast<std::size_t>(tokens.k.shape[0]));
+  for (std::int32_t i = 0; i < schedule.params.batch; ++i) {
+    const RequestPages pages(cache, i);
+    const std::int32_t begin = schedule.cu_q[i], end = schedule.cu_q[i + 1];
+    for (std::int32_t t = begin; t < end; ++t) {
+      const bool skipped = mapping != nullptr && mapping[t] < 0;
+      const std::int32_t position = schedule.kv_lengths[i] - (end - t);
+      const std::int64_t slot = skipped ? kNoSlot : pages.slot(position);
+      slots.of_token.push_back(slot);
+      if (skipped) continue;
+      if (slot == kNoSlot) {
+        slots.bad_page = true;
+      } else if (mapping != nullptr && mapping[t] != slot) {
+        invalid(
+            fmt::format("slot_mapping[{}] is {}, but its token is request {}'s at position {}, which "
+                        "cache.block_table has in slot {}: pass that, or no slot_mapping.",
+                        t, mapping[t], i, position, slot));
+      }
+    }
+  }
+  check_unique(slots.of_token, "cache.block_table");
+  return slots;
+}
+
 Slots live_slots(const PagedKv& cache) {
   Slots slots;
   const std::int64_t batch = cache.lengths.shape[0];

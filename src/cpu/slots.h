@@ -5,7 +5,8 @@
 #include <vector>
 
 #include "format/page.h"
-#include "halftone/cache.h"
+#include "halftone/attention.h"
+#include "plan/work.h"
 
 namespace halftone::cpu {
 
@@ -19,6 +20,11 @@ struct Slots {
   bool bad_page = false;
 };
 Slots append_slots(const PagedKv& cache, const AppendArgs& args);
+
+/// The same for the tokens that run() appends: the last keys of the schedule's requests, which the block
+/// table has room for. Throws like append_slots(), and InvalidArgument where a slot mapping and the block
+/// table differ.
+Slots step_slots(const PagedKv& cache, const NewTokens& tokens, const planning::Schedule& schedule);
 
 /// The slots of all live tokens, request after request: sum(lengths) values. With kClamped, tokens behind a
 /// bad page entry have kNoSlot. Throws OutOfRange.

@@ -147,7 +147,8 @@ std::int64_t extra_bytes(int workers, std::int64_t partials) {
 }
 
 /// The passes one after another, each kernel beginning while the one before it ends. What a kernel may refuse
-/// it refuses before the first one is launched.
+/// it refuses before the first one is launched. Kernels that do not append find the new tokens in the cache:
+/// append's own kernel comes before them.
 void run(const Plan::Impl& plan, const AttentionArgs& args, std::byte* workspace, Stream stream) {
   if (plan.problem.batch == 0) return;
   const std::span<const planning::Pass> passes = plan.passes();
@@ -161,14 +162,19 @@ void run(const Plan::Impl& plan, const AttentionArgs& args, std::byte* workspace
     }
   }
   const planning::Workspace parts = planning::carve_workspace(plan, workspace);
+  const planning::Schedule& schedule = parts.passes[0].schedule;
+  const bool separate = plan.problem.appends && !plan.info.fuses_append;
+  if (separate) append_step(args, schedule, stream);
   for (std::size_t i = 0; i < passes.size(); ++i) {
     if (is_prefill(plan.kernel(passes[i]))) {
       run_prefill(plan, args, parts, i, stream);
     } else {
-      const AttentionParams params = attention_params(plan, args, parts, i);
+      AttentionParams params = attention_params(plan, args, parts, i);
+      if (separate && i == 0) params.cache_settled = false;  // the kernel before it has just written there
       launch(kernels[i], &params, plan, passes[i], stream);
     }
   }
+  if (args.append.advance) settle_lengths(args, schedule, stream);
 }
 
 }  // namespace
@@ -180,6 +186,7 @@ const planning::Backend& backend() {
                                               .refuse = refuse,
                                               .workers = workers,
                                               .staged_bytes = staged_bytes,
+                                              .fuses_append = nullptr,
                                               .extra_bytes = extra_bytes,
                                               .schedule = schedule,
                                               .run = run,

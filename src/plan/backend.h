@@ -26,6 +26,9 @@ struct Backend {
   /// Bytes per key and KV head that run() writes into the workspace before this kernel reads K and V there;
   /// 0: it reads them where they are. Null: no kernel needs that.
   int (*staged_bytes)(const AttentionProblem& problem, const Kernel& kernel);
+  /// Whether this kernel also writes the new tokens of the requests that it serves
+  /// (AttentionProblem::appends). Null: none does, and run() appends before the first pass.
+  bool (*fuses_append)(const AttentionProblem& problem, const Kernel& kernel);
   /// Bytes that the backend keeps in a workspace beside the schedule and the partial results.
   std::int64_t (*extra_bytes)(int workers, std::int64_t partials);
 

@@ -35,7 +35,9 @@ void copy_lengths(const AttentionProblem& problem, const SequenceLengths& length
     for (int r = 0; r <= batch; ++r) schedule.cu_q[r] = r * problem.max_q_len;
   }
   if (problem.is_paged()) {
-    if (batch > 0) std::copy_n(values(lengths.kv_lengths), batch, schedule.kv_lengths);
+    for (int r = 0; r < batch; ++r) {
+      schedule.kv_lengths[r] = values(lengths.kv_lengths)[r] + (problem.appends ? q_length(schedule, r) : 0);
+    }
     return;
   }
   schedule.cu_kv[0] = 0;

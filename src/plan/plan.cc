@@ -65,6 +65,7 @@ std::uint64_t fingerprint(const AttentionProblem& p, int workers) {
                       int{p.alibi},
                       int{p.sinks},
                       int{p.lse},
+                      int{p.appends},
                       static_cast<int>(p.policy),
                       static_cast<int>(p.arithmetic),
                       workers}) {
@@ -170,7 +171,7 @@ Pass make_pass(const AttentionProblem& problem, const Backend& backend, const Ch
   return pass;
 }
 
-PassInfo pass_info(const Pass& pass, const Kernel& kernel, std::string reason) {
+PassInfo pass_info(const Pass& pass, const Kernel& kernel, std::string reason, bool fuses_append) {
   const ScheduleParams& s = pass.schedule;
   PassInfo info;
   info.config = kernel.name;
@@ -182,6 +183,7 @@ PassInfo pass_info(const Pass& pass, const Kernel& kernel, std::string reason) {
   info.split_tokens = s.absolute && s.queue_tokens == 0 ? kernel.split_tokens : 0;
   info.max_units = saturating_product(max_units(s), pass.staged.rounds);
   info.max_partials = pass.partials;
+  info.fuses_append = fuses_append;
   info.staged_bytes = pass.staged.bytes;
   return info;
 }
@@ -290,7 +292,10 @@ Plan make_plan(const AttentionProblem& problem) {
   for (Choice& choice : choices) {
     Pass& pass = impl->workspace.passes[impl->workspace.count++];
     pass = make_pass(problem, backend, choice, workers);
-    info.passes.push_back(pass_info(pass, impl->kernel(pass), std::move(choice.reason)));
+    const Kernel& kernel = impl->kernel(pass);
+    const bool fuses =
+        problem.appends && backend.fuses_append != nullptr && backend.fuses_append(problem, kernel);
+    info.passes.push_back(pass_info(pass, kernel, std::move(choice.reason), fuses));
   }
   const Workspace workspace = carve_workspace(impl->workspace, nullptr);
   describe_longest(info);
@@ -298,6 +303,7 @@ Plan make_plan(const AttentionProblem& problem) {
   info.group = problem.q_heads / problem.kv_heads();
   info.schedule_bytes = workspace.schedule_bytes;
   info.workspace_bytes = workspace.bytes;
+  info.fuses_append = std::ranges::all_of(info.passes, &PassInfo::fuses_append);
   for (const Pass& pass : impl->passes()) check_resources(*impl, pass.schedule);
   return Plan(std::move(impl));
 }
@@ -335,6 +341,7 @@ std::string Plan::describe() const {
   } else {
     line("mask", planning::mask_text(p.mask));
   }
+  if (p.appends) line("append", i.fuses_append ? "by the attention kernels" : "before attention");
   std::int64_t partials = 0;
   for (std::size_t n = 0; n < i.passes.size(); ++n) {
     const PassInfo& pass = i.passes[n];

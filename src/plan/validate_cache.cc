@@ -115,6 +115,23 @@ PageLayout validate_cache(const PagedKv& cache, CacheIndex index) {
   return layout;
 }
 
+void check_appended(const KvCacheSpec& spec, Device device, const Appended& appended) {
+  check_tensor(appended.k, {"k",
+                            {kFloat32, kFloat16, kBFloat16},
+                            {kAnySize, spec.kv_heads, spec.head_dim},
+                            device,
+                            Strides::kLastContiguous});
+  const std::int64_t tokens = appended.k.shape[0];
+  if (spec.is_latent()) {
+    check_absent(appended.v, "v", "V of a latent cache is a part of k");
+  } else {
+    check_tensor(
+        appended.v,
+        {"v", {appended.k.dtype}, {tokens, spec.kv_heads, spec.v_dim()}, device, Strides::kLastContiguous});
+  }
+  check_rope(appended.rope, tokens, spec, device);
+}
+
 void validate_append(const PagedKv& cache, const AppendArgs& args) {
   const bool by_slot = given(args.slot_mapping);
   if (by_slot == given(args.cu_seqlens)) {
@@ -128,25 +145,13 @@ void validate_append(const PagedKv& cache, const AppendArgs& args) {
   validate_cache(cache, by_slot ? CacheIndex::kUnused : CacheIndex::kTableAndLengths);
   const KvCacheSpec& spec = cache.spec;
   const Device device = cache.pages.device;
-  check_tensor(args.k, {"k",
-                        {kFloat32, kFloat16, kBFloat16},
-                        {kAnySize, spec.kv_heads, spec.head_dim},
-                        device,
-                        Strides::kLastContiguous});
+  check_appended(spec, device, {args.k, args.v, args.rope});
   const std::int64_t tokens = args.k.shape[0];
-  if (spec.is_latent()) {
-    check_absent(args.v, "v", "V of a latent cache is a part of k");
-  } else {
-    check_tensor(
-        args.v,
-        {"v", {args.k.dtype}, {tokens, spec.kv_heads, spec.v_dim()}, device, Strides::kLastContiguous});
-  }
   if (by_slot) {
     check_tensor(args.slot_mapping, {"slot_mapping", {kInt64}, {tokens}, device});
   } else {
     check_tensor(args.cu_seqlens, {"cu_seqlens", {kInt32}, {cache.lengths.shape[0] + 1}, device});
   }
-  check_rope(args.rope, tokens, spec, device);
   if (given(args.status) || device.type == DeviceType::kCuda) {
     check_tensor(args.status, {"status", {kInt32}, {1}, device});
   }

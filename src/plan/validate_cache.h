@@ -16,6 +16,16 @@ enum class CacheIndex : bool { kUnused, kTableAndLengths };
 /// responsibility. Throws InvalidArgument or Unsupported.
 PageLayout validate_cache(const PagedKv& cache, CacheIndex index);
 
+/// K and V of new tokens, and where they stand for a rotary embedding.
+struct Appended {
+  const TensorView& k;
+  const TensorView& v;
+  const Rope& rope;
+};
+
+/// Checks shapes of what is appended, on whatever way, to a cache of this spec.
+void check_appended(const KvCacheSpec& spec, Device device, const Appended& tokens);
+
 /// Checks everything about append() that shapes and addresses tell. The values of slots, lengths, table
 /// entries, positions and inputs are the backend's to check. Throws InvalidArgument or Unsupported.
 void validate_append(const PagedKv& cache, const AppendArgs& args);

@@ -132,6 +132,23 @@ void check_listed(const AttentionProblem& p) {
   if (listed.extra_top_k != 0) check_extra(*spec, listed.extra);
 }
 
+/// New tokens have positions in pages.
+void check_appends(const AttentionProblem& p) {
+  if (!p.appends) return;
+  if (!p.is_paged()) {
+    fail(ErrorCode::kUnsupported,
+         "appends is {}, but kv is plain tensors, to which nothing is appended: plan for a cache, or without "
+         "it.",
+         p.appends);
+  }
+  if (p.is_listed()) {
+    fail(ErrorCode::kUnsupported,
+         "appends is {}, but listed.top_k is {}, and lists name slots, not positions: call append() before "
+         "run() and plan without it.",
+         p.appends, p.listed.top_k);
+  }
+}
+
 void check_options(const AttentionProblem& p) {
   for (const auto& [window, name] : {std::pair{p.mask.window_left, "mask.window_left"},
                                      std::pair{p.mask.window_right, "mask.window_right"}}) {
@@ -174,6 +191,7 @@ void validate_problem(const AttentionProblem& p) {
   check_bounds(p);
   check_options(p);
   check_listed(p);
+  check_appends(p);
 }
 
 const Plan::Impl& require_plan(const Plan& plan) {

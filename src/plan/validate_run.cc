@@ -10,6 +10,7 @@
 #include "plan/validate.h"
 #include "plan/validate_cache.h"
 #include "plan/validate_listed.h"
+#include "plan/validate_step.h"
 
 namespace halftone::planning {
 namespace {
@@ -61,12 +62,7 @@ void check_kv_lengths(const TensorView& t, std::int32_t max) {
 /// Of lengths that are valid each; lists have no keys of requests.
 void check_total(const AttentionProblem& p, const SequenceLengths& lengths) {
   if (p.max_total_kv == 0 || p.batch == 0 || p.is_listed()) return;
-  std::int64_t total = 0;
-  if (given(lengths.cu_kv)) {
-    total = values(lengths.cu_kv).back();
-  } else {
-    for (const std::int32_t length : values(lengths.kv_lengths)) total += length;
-  }
+  const std::int64_t total = total_keys(p, lengths);
   if (total > p.max_total_kv) {
     fail(ErrorCode::kOutOfRange,
          "the requests have {} keys together, but the plan's max_total_kv is {}: plan with a larger "
@@ -188,9 +184,10 @@ void check_block_table(const Plan::Impl& plan, const PagedKv& cache, const Sched
     const std::int32_t kv_len = schedule.kv_lengths[r], q_len = q_length(schedule, r);
     if (kv_len > width * page_size) {
       fail(ErrorCode::kOutOfRange,
-           "kv_lengths[{}] is {}, but cache.block_table has {} pages of {} tokens per request: pass a wider "
-           "table.",
-           r, kv_len, width, page_size);
+           "kv_lengths[{}] is {}{}, but cache.block_table has {} pages of {} tokens per request: pass a "
+           "wider table.",
+           r, kv_len, plan.problem.appends ? fmt::format(" with {} new tokens", q_len) : "", width,
+           page_size);
     }
     if (cache.table_mode != BlockTableMode::kTrusted || q_len == 0) continue;
     const KvRange seen = visible_range(schedule.params, q_len, kv_len, 0, q_len - 1);
@@ -236,6 +233,7 @@ void validate_lengths(const Plan::Impl& plan, const SequenceLengths& lengths) {
   if (given(lengths.cu_q)) check_cumulative(lengths.cu_q, "cu_q", p.max_q_len, "max_q_len");
   if (given(lengths.kv_lengths)) check_kv_lengths(lengths.kv_lengths, p.max_kv_len);
   if (given(lengths.cu_kv)) check_cumulative(lengths.cu_kv, "cu_kv", p.max_kv_len, "max_kv_len");
+  check_grown(p, lengths);
   check_total(p, lengths);
   check_count_values(p, lengths);
 }
@@ -301,12 +299,19 @@ void validate_run(const Plan::Impl& plan, const AttentionArgs& args, const Tenso
   }
   if (p.listed.extra_top_k != 0) check_pages(plan, args.extra_kv, p.listed.extra, "extra_kv");
   check_lists(p, args, total_q);
+  check_new_tokens(p, args, total_q);
 
   const NamedTensor outputs[] = {
       {args.out, "out"}, {args.lse, "lse"}, {args.status, "status"}, {workspace, "workspace"}};
   const NamedTensor inputs[] = {{args.q, "q"},
                                 {tensors.k, "k"},
                                 {tensors.v, "v"},
+                                {args.append.k, "k"},
+                                {args.append.v, "v"},
+                                {args.append.slot_mapping, "slot_mapping"},
+                                {args.append.rope.cos, "rope.cos"},
+                                {args.append.rope.sin, "rope.sin"},
+                                {args.append.rope.positions, "rope.positions"},
                                 {args.lengths.cu_q, "cu_q"},
                                 {args.lengths.kv_lengths, "kv_lengths"},
                                 {args.lengths.cu_kv, "cu_kv"},

@@ -75,7 +75,7 @@ void expect_cache_holds_input(const Problem& p) {
 void expect_within_tolerance(const AttentionCase& row) {
   const Problem p = make_problem(row);
   const Outputs outputs = run_problem(p);
-  expect_cache_holds_input(p);
+  if (!row.step.appends) expect_cache_holds_input(p);
   EXPECT_EQ(judge(p, make_reference(p), outputs), "");
   EXPECT_EQ(outputs.status.as<std::int32_t>()[0], 0);
 }

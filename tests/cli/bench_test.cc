@@ -185,11 +185,24 @@ TEST(BenchTables, LatentCases) {
     EXPECT_NE(std::find(kinds.begin(), kinds.end(), kind), kinds.end()) << kind;
 }
 
+/// Attention alone, append() before it and attention that appends, of everything else alike.
+TEST(BenchTables, LayersInEachWayToAppend) {
+  const std::vector<BenchCase> cases = cases_of("layer");
+  ASSERT_EQ(cases.size(), 4U * 3 * 3);  // formats, batches, ways
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    EXPECT_EQ(cases[i].suite, Suite::kLayer);
+    EXPECT_EQ(cases[i].append, static_cast<LayerAppend>(i % 3));
+    EXPECT_EQ(cases[i].chain, 16);
+    EXPECT_EQ(cases[i].shape.format.name, cases[i - i % 3].shape.format.name);
+    EXPECT_EQ(cases[i].shape.batch, cases[i - i % 3].shape.batch);
+  }
+}
+
 TEST(BenchTables, NamesAndFormats) {
   EXPECT_EQ(cases_of("headline,chain").size(), cases_of("headline").size() + cases_of("chain").size());
   std::size_t total = 0;
   for (const char* name : {"headline", "chain", "speculative", "shapes", "mixed", "policies", "geometry",
-                           "append", "prefill", "mla"}) {
+                           "append", "layer", "prefill", "mla"}) {
     EXPECT_NE(table_names().find(name), std::string::npos);
     total += cases_of(name).size();
   }
@@ -295,6 +308,24 @@ TEST_F(BenchCommand, PrefillOverTensorsAndWithoutAMask) {
     EXPECT_NEAR(pairs(all), 2 * 16 * 64, 1e-6);
     EXPECT_EQ(all["kernel"], "cpu-speculative");
   }
+}
+
+TEST_F(BenchCommand, LayersWithAndWithoutTheirAppend) {
+  const Result result = run({"bench", "--backend", "cpu", "--suite", "layer", "--formats", "bf16,int4-g32",
+                             "--context", "100", "--batch", "2", "--repeat", "1", "--json", "-"});
+  ASSERT_EQ(result.code, 0) << result.err;
+  const json rows = json::parse(result.out)["rows"];
+  ASSERT_EQ(rows.size(), 6U);
+  const std::array ways = {"none", "separate", "fused"};
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    EXPECT_EQ(rows[i]["suite"], "layer");
+    EXPECT_EQ(rows[i]["append"], ways[i % 3]);
+    EXPECT_EQ(rows[i]["chain"], 1);
+    EXPECT_GT(rows[i]["us"], 0);
+  }
+  const std::int64_t token = 2 * 8 * 128 * (2 + 2) * 2;  // two requests: bf16 K and V read, and written
+  EXPECT_EQ(rows[1]["bytes"].get<std::int64_t>() - rows[0]["bytes"].get<std::int64_t>(), token);
+  EXPECT_EQ(rows[2]["bytes"], rows[1]["bytes"]);
 }
 
 TEST_F(BenchCommand, OptionErrors) {

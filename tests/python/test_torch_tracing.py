@@ -37,6 +37,18 @@ class Decode:
         return ht.attend(twin.q, twin.cache, lse=True)
 
 
+class DecodeInOneCall(Decode):
+    """The same step, whose attention appends."""
+
+    def __init__(self):
+        super().__init__()
+        self.step = hot.Step(ht.plan(self.cache, q_heads=Q_HEADS, q_dtype="f32", lse=True, appends=True))
+
+    def __call__(self, q, k):
+        hot.schedule(self.step, self.cache)
+        return hot.attend(q, self.cache, self.step, k=k, v=k)
+
+
 def same(got, expected):
     torch.testing.assert_close(tuple(got), tuple(expected), rtol=0, atol=0)
 
@@ -58,7 +70,7 @@ def called(monkeypatch):
 
         return staticmethod(call)
 
-    for name in (*OPERATORS, "attend"):
+    for name in (*OPERATORS, "attend", "attend_appending"):
         monkeypatch.setattr(hot._ops, name, recorded(name, getattr(hot._ops, name)))
     return names
 
@@ -178,3 +190,42 @@ def test_a_cache_made_within_a_compiled_function_breaks_the_graph(decode, compil
         torch.compiler.reset()
         got = torch.compile(function, backend=compiled_with)(decode.q, decode.k)
         torch.testing.assert_close(got, function(decode.q, decode.k), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("way", ["direct", "operators", "make_fx", "compiled"])
+def test_attention_that_appends(called, way):
+    decode, twin = DecodeInOneCall(), Decode()
+    step, (q, k) = decode, (decode.q, decode.k)
+    if way == "compiled":
+        step = torch.compile(decode, fullgraph=True, backend="aot_eager")
+    elif way == "make_fx":
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        before = decode.cache.lengths.clone()
+        step = make_fx(decode)(q, k)
+        recorded = [str(node.target).split(".")[1] for node in step.graph.nodes if "halftone" in str(node.target)]
+        assert recorded == ["schedule", "attend_appending"]
+        decode.cache.lengths.copy_(before)
+    elif way == "operators":
+        q = torch.nn.Parameter(q)  # whom autograd follows
+    for _ in range(3):
+        with torch.no_grad():
+            got = step(q, k)
+        decode.cache.advance()
+        twin.cache.append(twin.k, twin.k)
+        same(got, ht.attend(twin.q, twin.cache, lse=True))
+    assert torch.equal(decode.cache.pages, twin.cache.pages)
+    assert decode.cache.host_lengths == twin.cache.host_lengths == decode.cache.lengths.tolist()
+    if way in ("direct", "operators"):
+        assert called == ([] if way == "direct" else ["attend_appending"] * 3)
+
+
+def test_refusals_of_attention_that_appends():
+    decode = DecodeInOneCall()
+    with pytest.raises(ht.InvalidArgumentError, match="^kv_lengths is given beside k"):
+        hot.attend(decode.q, decode.cache, decode.step, k=decode.k, v=decode.k, kv_lengths=decode.cache.lengths)
+    decode.cache.fork(0, 1)
+    with pytest.raises(ht.InvalidArgumentError, match="a page that it shares.* call it before"):
+        decode(decode.q, decode.k)
+    with pytest.raises(ht.InvalidArgumentError, match="^k of append is absent"):
+        hot.attend(decode.q, decode.cache, decode.step)

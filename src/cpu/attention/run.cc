@@ -6,6 +6,7 @@
 #include <mutex>
 #include <new>
 
+#include "cpu/append.h"
 #include "cpu/attention/gather.h"
 #include "cpu/attention/kernels.h"
 #include "cpu/attention/layer.h"
@@ -311,6 +312,7 @@ void run(const Plan::Impl& plan, const AttentionArgs& args, std::byte* workspace
     gather = make_gather(plan, args, parts.passes[0].schedule);
     layer.gather = &gather;
   }
+  if (plan.problem.appends) append_step(args, parts.passes[0].schedule);
   bool excluded = false;
   Interruption interruption;
   for (std::size_t i = 0; i < plan.passes().size(); ++i) {
@@ -323,6 +325,11 @@ void run(const Plan::Impl& plan, const AttentionArgs& args, std::byte* workspace
   }
   if (excluded && args.status.present()) {
     *static_cast<std::int32_t*>(args.status.data) |= kStatusBadPage;
+  }
+  if (args.append.advance) {
+    const planning::Schedule& schedule = parts.passes[0].schedule;
+    auto* const lengths = static_cast<std::int32_t*>(std::get<PagedKv>(args.kv).lengths.data);
+    std::copy_n(schedule.kv_lengths, plan.problem.batch, lengths);
   }
 }
 

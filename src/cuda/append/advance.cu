@@ -14,14 +14,31 @@ __global__ void __launch_bounds__(kThreads)
   if (i < batch) lengths[i] += cu_seqlens[i + 1] - cu_seqlens[i];
 }
 
+__global__ void __launch_bounds__(kThreads) settle(std::int32_t* lengths, const std::int32_t* grown,
+                                                   const std::int32_t* cu_seqlens, std::int32_t batch) {
+  const auto i = static_cast<std::int32_t>(blockIdx.x * kThreads + threadIdx.x);
+  if (i >= batch) return;
+  const std::int32_t added = cu_seqlens[i + 1] - cu_seqlens[i];
+  if (added > 0 && grown[i] >= added) lengths[i] = grown[i];
+}
+
+int launch(const void* kernel, const void** arguments, std::int32_t batch, void* stream) {
+  if (batch == 0) return cudaSuccess;
+  return cudaLaunchKernel(kernel, dim3(static_cast<unsigned>((batch - 1) / kThreads + 1)), dim3(kThreads),
+                          const_cast<void**>(arguments), 0, static_cast<cudaStream_t>(stream));
+}
+
 }  // namespace
 
+int launch_settle(std::int32_t* lengths, const std::int32_t* grown, const std::int32_t* cu_seqlens,
+                  std::int32_t batch, void* stream) {
+  const void* arguments[] = {&lengths, &grown, &cu_seqlens, &batch};
+  return launch(reinterpret_cast<const void*>(&settle), arguments, batch, stream);
+}
+
 int launch_advance(std::int32_t* lengths, const std::int32_t* cu_seqlens, std::int32_t batch, void* stream) {
-  if (batch == 0) return cudaSuccess;
   const void* arguments[] = {&lengths, &cu_seqlens, &batch};
-  return cudaLaunchKernel(reinterpret_cast<const void*>(&advance),
-                          dim3(static_cast<unsigned>((batch - 1) / kThreads + 1)), dim3(kThreads),
-                          const_cast<void**>(arguments), 0, static_cast<cudaStream_t>(stream));
+  return launch(reinterpret_cast<const void*>(&advance), arguments, batch, stream);
 }
 
 }  // namespace halftone::cuda

@@ -1,6 +1,7 @@
 #include "cuda/append/host.h"
 
 #include <cmath>
+#include <variant>
 
 #include "cuda/append/params.h"
 #include "cuda/device/call.h"
@@ -51,9 +52,8 @@ AppendPart append_part(const page::Part& part, const TensorView& input, const St
   return a;
 }
 
-}  // namespace
-
-void append(const PagedKv& cache, const AppendArgs& args, Stream stream) {
+/// Everything but how many tokens requests have.
+AppendParams append_params(const PagedKv& cache, const AppendArgs& args) {
   const PageLayout layout = page_layout(cache.spec);
   AppendParams p{};
   int count = 0;
@@ -70,14 +70,9 @@ void append(const PagedKv& cache, const AppendArgs& args, Stream stream) {
   p.kv_heads = cache.spec.kv_heads;
   p.tokens = args.k.shape[0];
   p.slot_mapping = pointer<std::int64_t>(args.slot_mapping);
-  if (p.slot_mapping == nullptr) {
-    p.cu_seqlens = pointer<std::int32_t>(args.cu_seqlens);
-    p.lengths = pointer<std::int32_t>(cache.lengths);
-    p.block_table = pointer<std::int32_t>(cache.block_table);
-    p.table_stride = cache.block_table.strides[0];
-    p.table_width = cache.block_table.shape[1];
-    p.batch = static_cast<std::int32_t>(cache.lengths.shape[0]);
-  }
+  p.block_table = pointer<std::int32_t>(cache.block_table);
+  p.table_stride = cache.block_table.strides[0];
+  p.table_width = cache.block_table.shape[1];
   p.pairing = args.rope.pairing;
   if (p.pairing != RopePairing::kNone) {
     p.rope_half = static_cast<std::int32_t>(args.rope.cos.shape[1]);
@@ -88,12 +83,52 @@ void append(const PagedKv& cache, const AppendArgs& args, Stream stream) {
     p.rope_aligned = aligned_to_16(p.cos) && aligned_to_16(p.sin) && p.rope_half % 4 == 0;
   }
   p.status = static_cast<std::int32_t*>(args.status.data);
-  const DeviceScope scope(cache.pages.device.index);
+  return p;
+}
+
+void launch(const PagedKv& cache, const AppendParams& p, Stream stream) {
   check(cache.spec.is_latent() ? launch_append_records(p, stream) : launch_append(p, stream), "append");
+}
+
+}  // namespace
+
+void append(const PagedKv& cache, const AppendArgs& args, Stream stream) {
+  AppendParams p = append_params(cache, args);
+  if (p.slot_mapping == nullptr) {
+    p.cu_seqlens = pointer<std::int32_t>(args.cu_seqlens);
+    p.lengths = pointer<std::int32_t>(cache.lengths);
+    p.batch = static_cast<std::int32_t>(cache.lengths.shape[0]);
+  }
+  const DeviceScope scope(cache.pages.device.index);
+  launch(cache, p, stream);
   if (args.advance) {
     check(launch_advance(static_cast<std::int32_t*>(cache.lengths.data), p.cu_seqlens, p.batch, stream),
           "append");
   }
+}
+
+void append_step(const AttentionArgs& args, const planning::Schedule& schedule, Stream stream) {
+  const auto& cache = std::get<PagedKv>(args.kv);
+  const NewTokens& tokens = args.append;
+  AppendParams p = append_params(cache, {.k = tokens.k,
+                                         .v = tokens.v,
+                                         .slot_mapping = tokens.slot_mapping,
+                                         .rope = tokens.rope,
+                                         .status = args.status});
+  p.cu_seqlens = schedule.cu_q;
+  p.lengths = schedule.kv_lengths;
+  p.counted = 1;
+  p.batch = schedule.params.batch;
+  const DeviceScope scope(cache.pages.device.index);
+  launch(cache, p, stream);
+}
+
+void settle_lengths(const AttentionArgs& args, const planning::Schedule& schedule, Stream stream) {
+  const auto& cache = std::get<PagedKv>(args.kv);
+  const DeviceScope scope(cache.pages.device.index);
+  check(launch_settle(static_cast<std::int32_t*>(cache.lengths.data), schedule.kv_lengths, schedule.cu_q,
+                      schedule.params.batch, stream),
+        "run");
 }
 
 }  // namespace halftone::cuda

@@ -42,9 +42,10 @@ struct AppendParams {
   std::int32_t page_log2;
   std::int32_t kv_heads;
   std::int64_t tokens;
-  const std::int64_t* slot_mapping;  // [tokens], or null: the four below
-  const std::int32_t* cu_seqlens;    // [batch + 1]
-  const std::int32_t* lengths;       // [batch]
+  const std::int64_t* slot_mapping;  // [tokens] or null; negative: skipped
+  const std::int32_t* cu_seqlens;    // [batch + 1], or null: tokens go where slot_mapping says, not by these:
+  const std::int32_t* lengths;       // [batch], before the new tokens or
+  std::int32_t counted;              // 1: with them
   const std::int32_t* block_table;   // [batch, table_stride], table_width entries in use
   std::int64_t table_stride, table_width;
   std::int32_t batch;
@@ -62,6 +63,9 @@ struct AppendParams {
 int launch_append(const AppendParams& params, void* stream);
 /// The same for a latent cache.
 int launch_append_records(const AppendParams& params, void* stream);
+/// lengths[i] = grown[i] for every request that gets tokens, if the schedule has room for them.
+int launch_settle(std::int32_t* lengths, const std::int32_t* grown, const std::int32_t* cu_seqlens,
+                  std::int32_t batch, void* stream);
 /// lengths[i] += cu_seqlens[i + 1] - cu_seqlens[i] for every request.
 int launch_advance(std::int32_t* lengths, const std::int32_t* cu_seqlens, std::int32_t batch, void* stream);
 

@@ -45,16 +45,17 @@ template <auto kSearch>
 __device__ __forceinline__ std::int64_t slot_of(const AppendParams& p, std::int64_t token) {
   if (token < 0 || token >= p.tokens) return -1;
   std::int64_t page = 0, offset = 0;
-  if (p.slot_mapping != nullptr) {
-    const std::int64_t slot = __ldg(p.slot_mapping + token);
-    if (slot < 0) return -1;
+  const std::int64_t slot = p.slot_mapping == nullptr ? 0 : __ldg(p.slot_mapping + token);
+  if (slot < 0) return -1;
+  if (p.cu_seqlens == nullptr) {
     page = slot >> p.page_log2;
     offset = slot & ((1 << p.page_log2) - 1);
   } else {
     const std::int32_t begin = p.cu_seqlens[0], end = p.cu_seqlens[p.batch];
     const std::int32_t request = kSearch(p.cu_seqlens, p.batch, token);  // while these two are under way
     if (token < begin || token >= end) return -1;
-    const std::int64_t position = std::int64_t{p.lengths[request]} + token - p.cu_seqlens[request];
+    const std::int64_t position =
+        std::int64_t{p.lengths[request]} + token - p.cu_seqlens[request + p.counted];
     const std::int64_t entry = position >> p.page_log2;
     page = entry >= 0 && entry < p.table_width ? p.block_table[request * p.table_stride + entry] : -1;
     offset = position & ((1 << p.page_log2) - 1);

@@ -26,6 +26,7 @@ void schedule(const Plan::Impl& plan, const SequenceLengths& lengths, std::byte*
   }
   p.cu_q = pointer<std::int32_t>(lengths.cu_q);
   p.kv_lengths = pointer<std::int32_t>(lengths.kv_lengths);
+  p.appends = plan.problem.appends;
   p.cu_kv = pointer<std::int32_t>(lengths.cu_kv);
   const ListedKeys& listed = plan.problem.listed;
   p.top_k = listed.top_k;

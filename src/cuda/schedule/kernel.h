@@ -44,12 +44,18 @@ __device__ inline std::int32_t within(std::int64_t x, std::int32_t low, std::int
   return x < low ? low : x > high ? high : static_cast<std::int32_t>(x);
 }
 
-/// Queries and keys of request r.
+/// Queries and keys of request r. New tokens for which there is no room are no keys, and neither are then the
+/// older ones: run() finds fewer keys than queries.
 __device__ inline int2 request_lengths(const ScheduleBuildParams& p, const planning::ScheduleParams& shape,
                                        int r) {
-  const std::int64_t queries = p.cu_q == nullptr ? shape.max_q_len : std::int64_t{p.cu_q[r + 1]} - p.cu_q[r];
+  const std::int32_t q_len = within(
+      p.cu_q == nullptr ? shape.max_q_len : std::int64_t{p.cu_q[r + 1]} - p.cu_q[r], 0, shape.max_q_len);
+  if (p.appends && q_len > 0) {
+    const std::int64_t grown = std::int64_t{p.kv_lengths[r]} + q_len;
+    return {q_len, p.kv_lengths[r] < 0 || grown > shape.max_kv_len ? 0 : static_cast<std::int32_t>(grown)};
+  }
   const std::int64_t keys = p.cu_kv == nullptr ? p.kv_lengths[r] : std::int64_t{p.cu_kv[r + 1]} - p.cu_kv[r];
-  return {within(queries, 0, shape.max_q_len), within(keys, 0, shape.max_kv_len)};
+  return {q_len, within(keys, 0, shape.max_kv_len)};
 }
 
 /// Places of a list of query `query`; none behind the end of its counts.

@@ -20,6 +20,7 @@ struct ScheduleBuildParams {
   std::int32_t count;              // of passes
   const std::int32_t* cu_q;        // [batch + 1], or null: max_q_len queries each
   const std::int32_t* kv_lengths;  // [batch]; null: cu_kv
+  bool appends;                    // the keys of a request are kv_lengths and its queries
   const std::int32_t* cu_kv;       // [batch + 1] plain K and V
   // Lists of keys (plan/listed.h): the schedule's requests are queries, of which there are cu_q[requests].
   std::int32_t top_k, extra_top_k;   // 0: no lists; no second one

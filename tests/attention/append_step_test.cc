@@ -1,0 +1,232 @@
+// Attention that appends: the bytes of append(), the bits of append() and then run(), for rows of the case
+// table, on every backend.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <memory>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "halftone/error.h"
+#include "reference/sanitizer.h"
+#include "testing/runner.h"
+#include "testing/step.h"
+
+namespace halftone::testing {
+namespace {
+
+constexpr std::array kPolicies = {SplitPolicy::kReproducible, SplitPolicy::kFast,
+                                  SplitPolicy::kBatchInvariant};
+
+/// What a step leaves behind.
+struct After {
+  Outputs outputs;
+  Tensor pages, lengths;
+};
+
+/// append(), then run() of a plan that does not.
+After in_two_calls(const Runner& runner, const AttentionCase& row) {
+  Problem p = make_problem(row);
+  const Tensor cu = cumulative_queries(row);
+  Tensor status(DType::kInt32, {1});
+  status.fill_bytes(0);
+  runner.append(*p.cache, append_args(p, cu, status), status);
+  for (std::size_t i = 0; i < row.requests.size(); ++i) {
+    p.cache->lengths.as<std::int32_t>()[i] = row.requests[i].kv_len;
+  }
+  p.row.step = {};
+  p.problem.appends = false;
+  After after{runner.run(p), p.cache->pages.clone(), p.cache->lengths.clone()};
+  after.outputs.status.as<std::int32_t>()[0] |= status.as<std::int32_t>()[0];
+  return after;
+}
+
+After in_one_call(const Runner& runner, const AttentionCase& row, bool advance) {
+  const Problem p = make_problem(row);
+  PlacedRun placed(runner, p);
+  placed.args.append.advance = advance;
+  placed.schedule();
+  placed.run();
+  After after{placed.outputs(), p.cache->pages.clone(), p.cache->lengths.clone()};
+  const auto& cache = std::get<PagedKv>(placed.args.kv);
+  placed.read(cache.pages, after.pages);
+  placed.read(cache.lengths, after.lengths);
+  return after;
+}
+
+void expect_same(const Runner& runner, const AttentionCase& row) {
+  SCOPED_TRACE(std::string(runner.name()) + ", " + row.name);
+  AttentionProblem problem = attention_problem(row);
+  problem.device = runner.device();
+  try {
+    (void)plan(problem);
+  } catch (const Error& error) {
+    ASSERT_EQ(error.code(), ErrorCode::kUnsupported) << error.what();
+    return;
+  }
+  const After two = in_two_calls(runner, row), one = in_one_call(runner, row, true);
+  EXPECT_TRUE(same_bytes(two.pages, one.pages));
+  EXPECT_TRUE(same_bytes(two.lengths, one.lengths));
+  EXPECT_TRUE(same_bytes(two.outputs.out, one.outputs.out));
+  EXPECT_TRUE(!row.lse || same_bytes(two.outputs.lse, one.outputs.lse));
+  EXPECT_TRUE(same_bytes(two.outputs.status, one.outputs.status));
+}
+
+TEST(AppendStep, RowsOfTheTableEqualAppendAndRun) {
+  for (const Runner* runner : runners()) {
+    int n = 0;
+    for (AttentionCase row : attention_cases()) {
+      if (row.plain || row.lists.top_k != 0) continue;
+      ++n;
+      if (n % (kSanitized ? 8 : 2) != 0 && !row.step.appends) continue;
+      if (!row.step.appends) row = appending(row, {.slots = n % 3 == 0});
+      row.policy = kPolicies[static_cast<std::size_t>(n) % kPolicies.size()];
+      expect_same(*runner, row);
+      if (HasFailure()) return;
+    }
+    EXPECT_GT(n, 300);
+  }
+}
+
+/// Formats whose bytes are written by different code, with every number of queries that one launch is for.
+TEST(AppendStep, EveryNumberOfQueriesAndPolicy) {
+  for (const Runner* runner : runners()) {
+    int n = 0;
+    for (const char* format : {"bf16", "fp8", "int8-head", "int8-token", "int4-g32", "int4-row"}) {
+      for (int queries = 1; queries <= 16; ++queries) {
+        AttentionCase row;
+        row.name = std::string(format) + ", " + std::to_string(queries) + " queries";
+        // New tokens in one tile, across tiles, across pages and across the splits of a long request.
+        row.requests = {{queries, 16}, {queries, 21}, {queries, 64 + (queries + 1) / 2}, {queries, 1030}};
+        row.k_format = format;
+        row.mask.causal = queries % 2 == 0;
+        row.workers = runner->device().type == DeviceType::kCpu ? 6 : 0;
+        row.seed = static_cast<std::uint64_t>(queries);
+        for (const SplitPolicy policy : kPolicies) {
+          if (n++ % 2 != 0 && std::string(format) != "int8-head") continue;
+          row.policy = policy;
+          expect_same(*runner, appending(row));
+          if (HasFailure()) return;
+        }
+      }
+    }
+  }
+}
+
+/// Prompts and single tokens in one batch, each in its pass.
+TEST(AppendStep, TwoPasses) {
+  for (const Runner* runner : runners()) {
+    for (const char* format : {"bf16", "int8-head", "int4-g32"}) {
+      for (const SplitPolicy policy : kPolicies) {
+        AttentionCase row;
+        row.name = std::string("passes of ") + format;
+        row.requests = {{1, 700}, {300, 500}, {1, 1}, {16, 16}, {0, 9}, {2, 65}};
+        row.k_format = format;
+        row.mask.causal = true;
+        row.policy = policy;
+        row = appending(row);
+        ASSERT_EQ(runner->plan(attention_problem(row)).info().passes.size(), 2U);
+        expect_same(*runner, row);
+      }
+    }
+  }
+}
+
+TEST(AppendStep, RandomProblems) {
+  for (const Runner* runner : runners()) {
+    for (std::uint64_t seed = 60000; seed < (kSanitized ? 60010 : 60150); ++seed) {
+      AttentionCase row = random_case(seed);
+      if (row.plain || row.lists.top_k != 0) continue;
+      if (!row.step.appends) row = appending(row);
+      expect_same(*runner, row);
+      if (HasFailure()) return;
+    }
+  }
+}
+
+/// Steps of an engine: one schedule, layers that share their lengths, of which the first, the last or every
+/// one advances; the next step counts on.
+class EngineSteps {
+ public:
+  static constexpr int kLayers = 3, kSteps = 20;
+
+  explicit EngineSteps(const Runner& runner) : runner_(runner) {
+    AttentionCase row;
+    row.requests = {{1, 16}, {2, 60}, {3, 126}};
+    row.k_format = "int8-head";
+    row.page_size = 16;
+    row.mask.causal = true;
+    row.slack = 200;
+    row = appending(row);
+    for (int layer = 0; layer < kLayers; ++layer) {
+      row.seed = static_cast<std::uint64_t>(layer) + 1;
+      Problem p = make_problem(row);
+      Random random(row.seed);
+      Cache roomy(p.cache->spec, std::array{100, 200, 300}, random);
+      roomy.lengths = p.cache->lengths.clone();
+      roomy.pages.fill_bytes(0);  // stored zeros
+      p.cache = std::make_unique<Cache>(std::move(roomy));
+      layers_.push_back(std::move(p));
+    }
+  }
+
+  /// `advancing`: the layer that does it, kLayers: all.
+  void expect_each_token_in_its_place(int advancing) {
+    const Plan plan = runner_.plan(layers_[0]);
+    std::vector<Cache> expected;
+    for (const Problem& p : layers_) expected.push_back(p.cache->clone());
+    std::vector<std::unique_ptr<PlacedRun>> runs;
+    for (const Problem& p : layers_) {
+      runs.push_back(std::make_unique<PlacedRun>(runner_, p, plan));
+      const TensorView& lengths = std::get<PagedKv>(runs[0]->args.kv).lengths;
+      std::get<PagedKv>(runs.back()->args.kv).lengths = runs.back()->args.lengths.kv_lengths = lengths;
+      runs.back()->args.append.advance = advancing == kLayers || advancing + 1U == runs.size();
+    }
+    for (int step = 0; step < kSteps; ++step) {
+      runs[0]->schedule();
+      for (const auto& run : runs) halftone::run(plan, run->args, runs[0]->space());
+    }
+    for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
+      expect_layer(layers_[layer], expected[layer], *runs[layer]);
+    }
+  }
+
+ private:
+  /// The same steps of a layer by append(), and attention after the last one.
+  void expect_layer(const Problem& p, Cache& expected, const PlacedRun& run) const {
+    Tensor status(DType::kInt32, {1});
+    status.fill_bytes(0);
+    const Tensor cu = cumulative_queries(p.row);
+    AppendArgs args = append_args(p, cu, status);
+    args.advance = true;
+    for (int step = 0; step < kSteps; ++step) runner_.append(expected, args, status);
+    Problem twin = make_problem(p.row);
+    twin.row.step = {};
+    twin.problem.appends = false;
+    twin.cache = std::make_unique<Cache>(std::move(expected));
+    const Outputs want = runner_.run(twin), got = run.outputs();
+    EXPECT_TRUE(same_bytes(want.out, got.out));
+    EXPECT_TRUE(same_bytes(want.lse, got.lse));
+    const Tensor pages = p.cache->pages.clone(), lengths = p.cache->lengths.clone();
+    run.read(std::get<PagedKv>(run.args.kv).pages, pages);
+    run.read(std::get<PagedKv>(run.args.kv).lengths, lengths);
+    EXPECT_TRUE(same_bytes(twin.cache->pages, pages));
+    EXPECT_TRUE(same_bytes(twin.cache->lengths, lengths));
+  }
+
+  const Runner& runner_;
+  std::vector<Problem> layers_;
+};
+
+TEST(AppendStep, StepsOfAnEngine) {
+  for (const Runner* runner : runners()) {
+    for (const int advancing : {0, EngineSteps::kLayers - 1, EngineSteps::kLayers}) {
+      SCOPED_TRACE(std::string(runner->name()) + ", advanced by " + std::to_string(advancing));
+      EngineSteps(*runner).expect_each_token_in_its_place(advancing);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace halftone::testing
