@@ -35,7 +35,7 @@ src/cpu/attention    src/cpu src/plan src/format include/halftone
 src/cpu              src/plan src/format include/halftone
 
 src/cuda             src/cuda/** src/plan src/format include/halftone
-src/cuda/decode/**   src/cuda/attention src/cuda/device src/plan src/format include/halftone
+src/cuda/decode/**   src/cuda/attention src/cuda/append src/cuda/device src/plan src/format include/halftone
 src/cuda/prefill     src/cuda/attention src/cuda/dequantize src/cuda/device src/plan src/format include/halftone
 src/cuda/latent/**   src/cuda/latent src/cuda/attention src/cuda/device src/plan src/format include/halftone
 src/cuda/backward    src/cuda/attention src/cuda/device src/plan src/format include/halftone

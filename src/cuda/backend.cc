@@ -146,6 +146,11 @@ std::int64_t extra_bytes(int workers, std::int64_t partials) {
   return backend_parts(planning::Carver(nullptr), workers, partials).bytes;
 }
 
+/// Whether the kernel of a pass writes new tokens itself, rows of K and V permitting.
+bool fuses_append(const AttentionProblem& problem, const planning::Kernel& kernel) {
+  return !is_prefill(kernel) && !kernel.latent && decode_appends(problem, decode_variant(problem, kernel));
+}
+
 /// The passes one after another, each kernel beginning while the one before it ends. What a kernel may refuse
 /// it refuses before the first one is launched. Kernels that do not append find the new tokens in the cache:
 /// append's own kernel comes before them.
@@ -163,18 +168,24 @@ void run(const Plan::Impl& plan, const AttentionArgs& args, std::byte* workspace
   }
   const planning::Workspace parts = planning::carve_workspace(plan, workspace);
   const planning::Schedule& schedule = parts.passes[0].schedule;
-  const bool separate = plan.problem.appends && !plan.info.fuses_append;
+  const bool fused = plan.info.fuses_append && decode_appends(step_params(args, schedule));
+  const bool separate = plan.problem.appends && !fused;
   if (separate) append_step(args, schedule, stream);
+  bool advanced = !args.append.advance;
   for (std::size_t i = 0; i < passes.size(); ++i) {
     if (is_prefill(plan.kernel(passes[i]))) {
       run_prefill(plan, args, parts, i, stream);
-    } else {
+    } else if (plan.kernel(passes[i]).latent) {
       AttentionParams params = attention_params(plan, args, parts, i);
       if (separate && i == 0) params.cache_settled = false;  // the kernel before it has just written there
       launch(kernels[i], &params, plan, passes[i], stream);
+    } else {
+      const DecodeParams params = decode_params(plan, args, parts, i, fused);
+      advanced |= params.lengths != nullptr;
+      launch(kernels[i], &params, plan, passes[i], stream);
     }
   }
-  if (args.append.advance) settle_lengths(args, schedule, stream);
+  if (!advanced) settle_lengths(args, schedule, stream);
 }
 
 }  // namespace
@@ -186,7 +197,7 @@ const planning::Backend& backend() {
                                               .refuse = refuse,
                                               .workers = workers,
                                               .staged_bytes = staged_bytes,
-                                              .fuses_append = nullptr,
+                                              .fuses_append = fuses_append,
                                               .extra_bytes = extra_bytes,
                                               .schedule = schedule,
                                               .run = run,

@@ -235,7 +235,8 @@ HT_HOST_DEVICE inline float over_levels(float extent, float levels) {
   return ht_fma(ht_fma(-quotient, levels, extent), reciprocal, quotient);
 }
 
-/// 1 / scale, correctly rounded, of what round_scale() returns: devices need no path for other magnitudes.
+/// 1 / scale, correctly rounded, of what round_scale() returns or is_static_scale() accepts: devices need no
+/// path for other magnitudes.
 HT_HOST_DEVICE inline float inverse_of(float scale) {
 #ifdef __CUDA_ARCH__
   float inverse;
@@ -275,9 +276,7 @@ HT_HOST_DEVICE inline bool is_static_scale(float scale, float min) {
 }
 
 /// Params from a scale (and min) that the caller chose.
-HT_HOST_DEVICE inline Params static_params(float scale, float min) {
-  return {scale, min, ht_div(1.0f, scale)};
-}
+HT_HOST_DEVICE inline Params static_params(float scale, float min) { return {scale, min, inverse_of(scale)}; }
 
 /// A codec turns a value into a code of `Code` type and back. `Params` are ignored by the 16-bit ones, which
 /// saturate at their largest finite value.

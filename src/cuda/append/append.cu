@@ -2,6 +2,7 @@
 
 #include "cuda/append/few_rows.h"
 #include "cuda/append/params.h"
+#include "cuda/device/launch.h"
 
 namespace halftone::cuda {
 namespace {
@@ -18,7 +19,8 @@ __global__ void __launch_bounds__(kWindowWarps<kScale> * 32, kPlain ? (kScale ==
                                                                                              : 4)
     append_windows(const __grid_constant__ AppendParams params, const int first) {
   __shared__ AppendShared shared;
-  using Traits = AppendTraits<kType, kAsymmetric, kScale, kPlain>;
+  begin_append(params);
+  using Traits = AppendTraits<kType, kAsymmetric, kScale, kPlain ? RowKind::kPlain : RowKind::kAny>;
   if (!kPlain) {
     Appender<Traits>(params, params.parts[first + blockIdx.z], shared).run();
   } else if (first + blockIdx.z == 0) {
@@ -28,19 +30,22 @@ __global__ void __launch_bounds__(kWindowWarps<kScale> * 32, kPlain ? (kScale ==
   }
 }
 
-template <DType kType, bool kAsymmetric, AppendScale kScale>
+template <DType kType, bool kAsymmetric, AppendScale kScale, RowKind kKind>
 __global__ void __launch_bounds__(kRowThreads, 8)
     append_single_rows(const __grid_constant__ AppendParams params, const int first) {
-  append_rows<AppendTraits<kType, kAsymmetric, kScale, false>>(params, params.parts[first + blockIdx.z]);
+  begin_append(params);
+  append_rows<AppendTraits<kType, kAsymmetric, kScale, kKind>>(params, params.parts[first + blockIdx.z]);
 }
 
-enum class Variant : std::uint8_t { kWindows, kPlainWindows, kRows };
+enum class Variant : std::uint8_t { kWindows, kPlainWindows, kRows, kWholeRows };
 
 template <DType kType, bool kAsymmetric, AppendScale kScale>
 const void* kernel_of(Variant variant) {
   if constexpr (kScale != AppendScale::kToken) {
     if (variant == Variant::kRows)
-      return reinterpret_cast<const void*>(&append_single_rows<kType, kAsymmetric, kScale>);
+      return reinterpret_cast<const void*>(&append_single_rows<kType, kAsymmetric, kScale, RowKind::kAny>);
+    if (variant == Variant::kWholeRows)
+      return reinterpret_cast<const void*>(&append_single_rows<kType, kAsymmetric, kScale, RowKind::kWhole>);
     if (variant == Variant::kPlainWindows)
       return reinterpret_cast<const void*>(&append_windows<kType, kAsymmetric, kScale, true>);
   }
@@ -82,19 +87,19 @@ struct AppendLaunch {
   int threads;
 };
 
-AppendLaunch launch_of(const AppendParams& params, const AppendPart& a, Variant windows, unsigned parts) {
+AppendLaunch launch_of(const AppendParams& params, const AppendPart& a, RowKind kind, unsigned parts) {
   constexpr std::int64_t kFewWarps = 1 << 11;  // of rows of one part: all of both are under way at once
   const bool meets = a.part.format.granularity == Granularity::kToken;
   const int rows = kRowThreads >> a.segment_log2;  // of a CTA that takes rows
   const auto blocks = [&](int heads) { return static_cast<unsigned>((params.kv_heads + heads - 1) / heads); };
   const int lanes = std::min(params.kv_heads, rows) << a.segment_log2, row_warps = (lanes + 31) / 32;
   if (!meets && params.tokens * blocks(rows) * row_warps <= kFewWarps) {
-    return {kernel_of(a.part.format, Variant::kRows),
+    return {kernel_of(a.part.format, kind == RowKind::kAny ? Variant::kRows : Variant::kWholeRows),
             dim3(static_cast<unsigned>(params.tokens), blocks(rows), parts), row_warps * 32};
   }
   const std::int64_t units = (params.tokens + kWindow - 1) / kWindow << (a.segment_log2 - 3);
   const int warps = std::min(params.kv_heads, meets ? kMeetWarps : kAppendWarps);
-  return {kernel_of(a.part.format, windows),
+  return {kernel_of(a.part.format, kind == RowKind::kPlain ? Variant::kPlainWindows : Variant::kWindows),
           dim3(static_cast<unsigned>(units), meets ? 1 : blocks(warps * kWarpHeads), parts), warps * 32};
 }
 
@@ -102,17 +107,16 @@ AppendLaunch launch_of(const AppendParams& params, const AppendPart& a, Variant 
 
 int launch_append(const AppendParams& params, void* stream) {
   if (params.tokens == 0) return cudaSuccess;
-  const auto windows = [&](const AppendPart& a) {
-    return is_plain(params, a) ? Variant::kPlainWindows : Variant::kWindows;
+  const auto kind_of = [&](const AppendPart& a) {
+    return is_plain(params, a) ? RowKind::kPlain : is_whole(params, a) ? RowKind::kWhole : RowKind::kAny;
   };
-  const auto launch = [&](int first, Variant variant, unsigned parts) {
-    const AppendLaunch l = launch_of(params, params.parts[first], variant, parts);
+  const auto launch = [&](int first, RowKind kind, unsigned parts) {
+    const AppendLaunch l = launch_of(params, params.parts[first], kind, parts);
     const void* arguments[] = {&params, &first};
-    return cudaLaunchKernel(l.kernel, l.grid, dim3(static_cast<unsigned>(l.threads)),
-                            const_cast<void**>(arguments), 0, static_cast<cudaStream_t>(stream));
+    return launch_early(l.kernel, l.grid, dim3(static_cast<unsigned>(l.threads)), arguments, stream);
   };
   const AppendPart &k = params.parts[0], &v = params.parts[1];
-  const Variant of_k = windows(k), of_v = windows(v);
+  const RowKind of_k = kind_of(k), of_v = kind_of(v);
   if (kernel_of(k.part.format, Variant::kWindows) == kernel_of(v.part.format, Variant::kWindows) &&
       k.part.dim == v.part.dim) {
     return launch(0, std::min(of_k, of_v), 2);

@@ -7,40 +7,50 @@
 
 namespace halftone::cuda {
 
-/// blockIdx.x: token, blockIdx.y: group of KV heads.
-template <class Traits>
-__device__ __forceinline__ void append_rows(const AppendParams& p, const AppendPart& part) {
+/// K or V of token `token` and KV head `head`: a lane's chunk, each segment of lanes a row of its own. The
+/// lanes of a warp take part together. `slot_of()`: the row's slot or -1, asked for while the row is loaded.
+template <class Traits, class SlotOf>
+__device__ __forceinline__ void append_row(const AppendParams& p, const AppendPart& part, const RowLane& lane,
+                                           std::int64_t token, int head, const SlotOf& slot_of) {
   static_assert(Traits::kScale != AppendScale::kToken);
-  RowLane lane(part);
-  const int head =
-      static_cast<int>(blockIdx.y * (blockDim.x >> part.segment_log2) + (threadIdx.x >> part.segment_log2));
-  lane.live &= head < p.kv_heads;
-  Rows<1, Traits::kPlain> rows;
-  rows.first = blockIdx.x;
+  Rows<1, Traits::kKind, Traits::kDim> rows;
+  rows.first = token;
   rows.load(p, part, lane, head);
   const float2 given = Traits::given(part, min(head, p.kv_heads - 1));
-  const std::int64_t slot = slot_of<warp_request_of>(p, blockIdx.x);
-  if (slot < 0) return;
-  rows.transform(p, part, lane, head, 1);
+  const std::int64_t slot = slot_of();
+  const bool wanted = slot >= 0;
+  if (!__any_sync(~0u, wanted)) return;
+  rows.transform(p, part, lane, head, wanted ? 1 : 0);
   codec::Params params;
   if constexpr (Traits::kScale == AppendScale::kGiven) {
     params = codec::static_params(given.x, given.y);
-    if (Traits::kQuantised) check_given(p, params, lane.live);
+    if (Traits::kQuantised) check_given(p, params, lane.live && wanted);
   } else {
     codec::Range range[1];
     rows.template extents<!Traits::kAsymmetric, false>(p, part, 1, range);
-    group_extents<!Traits::kAsymmetric>(lane, part.group_log2, range);
+    group_extents<!Traits::kAsymmetric>(lane, Traits::group_log2(part), range);
     params = Traits::params_of(part, range[0]);
   }
   typename Traits::Codes codes;
   codes.encode(params, rows.x[0]);
-  if (!lane.live) return;
+  if (!lane.live || !wanted) return;
   const int place = static_cast<int>(slot % kTileTokens);
   std::uint8_t* at = tile_of(p, slot) + head * p.head_bytes;
   typename Traits::Store(part, part.part.which, lane.chunk).token(codes, place, at);
-  if (Traits::kScale == AppendScale::kRow && (lane.chunk & ((1 << part.group_log2) - 1)) == 0) {
+  if (Traits::kScale == AppendScale::kRow && (lane.chunk & ((1 << Traits::group_log2(part)) - 1)) == 0) {
     typename Traits::Params(part, lane.chunk).token(params, place, at);
   }
+}
+
+/// blockIdx.x: token, blockIdx.y: group of KV heads.
+template <class Traits>
+__device__ __forceinline__ void append_rows(const AppendParams& p, const AppendPart& part) {
+  RowLane lane(part);
+  const int head =
+      static_cast<int>(blockIdx.y * (blockDim.x >> part.segment_log2) + (threadIdx.x >> part.segment_log2));
+  lane.live &= head < p.kv_heads;
+  append_row<Traits>(p, part, lane, blockIdx.x, head,
+                     [&] { return slot_of<warp_request_of>(p, blockIdx.x); });
 }
 
 }  // namespace halftone::cuda

@@ -107,19 +107,25 @@ void append(const PagedKv& cache, const AppendArgs& args, Stream stream) {
   }
 }
 
-void append_step(const AttentionArgs& args, const planning::Schedule& schedule, Stream stream) {
-  const auto& cache = std::get<PagedKv>(args.kv);
+AppendParams step_params(const AttentionArgs& args, const planning::Schedule& schedule) {
   const NewTokens& tokens = args.append;
-  AppendParams p = append_params(cache, {.k = tokens.k,
-                                         .v = tokens.v,
-                                         .slot_mapping = tokens.slot_mapping,
-                                         .rope = tokens.rope,
-                                         .status = args.status});
+  AppendParams p = append_params(std::get<PagedKv>(args.kv), {.k = tokens.k,
+                                                              .v = tokens.v,
+                                                              .slot_mapping = tokens.slot_mapping,
+                                                              .rope = tokens.rope,
+                                                              .status = args.status});
   p.cu_seqlens = schedule.cu_q;
   p.lengths = schedule.kv_lengths;
   p.counted = 1;
   p.batch = schedule.params.batch;
+  return p;
+}
+
+void append_step(const AttentionArgs& args, const planning::Schedule& schedule, Stream stream) {
+  const auto& cache = std::get<PagedKv>(args.kv);
   const DeviceScope scope(cache.pages.device.index);
+  AppendParams p = step_params(args, schedule);
+  p.next_knows = true;
   launch(cache, p, stream);
 }
 

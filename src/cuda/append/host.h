@@ -1,6 +1,7 @@
 // append() on CUDA, and what run() appends, for arguments that the planner has accepted.
 #pragma once
 
+#include "cuda/append/params.h"
 #include "halftone/attention.h"
 #include "plan/work.h"
 
@@ -8,7 +9,10 @@ namespace halftone::cuda {
 
 void append(const PagedKv& cache, const AppendArgs& args, Stream stream);
 
-/// What run() appends, in a launch of its own: tokens go where the schedule says.
+/// What run() appends: tokens go where the schedule says.
+AppendParams step_params(const AttentionArgs& args, const planning::Schedule& schedule);
+/// The same, in a launch of its own. The next kernel must be one of run(): it may begin before this one has
+/// seen the end of the last, and then reads no more than AttentionArgs::cache_settled allows.
 void append_step(const AttentionArgs& args, const planning::Schedule& schedule, Stream stream);
 /// NewTokens::advance.
 void settle_lengths(const AttentionArgs& args, const planning::Schedule& schedule, Stream stream);

@@ -5,6 +5,7 @@
 
 #include "cuda/device/lanes.h"
 #include "format/head_dim.h"
+#include "format/host_device.h"
 #include "format/part.h"
 #include "halftone/cache.h"
 
@@ -57,7 +58,29 @@ struct AppendParams {
   const float* sin;
   const std::int32_t* positions;  // [tokens]
   std::int32_t* status;           // [1] or null: bits of format/status.h
+  bool next_knows;                // the next kernel may begin before the previous one has ended
 };
+
+/// True if a chunk is one 16-byte load that can be issued ahead of its use.
+HT_HOST_DEVICE inline bool loads_early(const AppendPart& part) {
+  return part.aligned && part.input_type != DType::kFloat32;
+}
+
+HT_HOST_DEVICE inline bool ropes(const AppendParams& p, const AppendPart& part) {
+  return part.part.which == KvPart::kK && p.pairing != RopePairing::kNone;
+}
+
+/// True for blocks of 32 dims, a load for each chunk, f16 scales, and angles of RoPE that a chunk has whole.
+HT_HOST_DEVICE inline bool is_whole(const AppendParams& p, const AppendPart& part) {
+  const int angles = p.pairing == RopePairing::kInterleaved ? kChunk / 2 : kChunk;
+  return loads_early(part) && part.part.dim % 32 == 0 && (!ropes(p, part) || p.rope_half % angles == 0) &&
+         (!part.part.format.dynamic_scale() || part.part.format.scale_dtype == DType::kFloat16);
+}
+
+/// True for the common case: nothing but the codec.
+HT_HOST_DEVICE inline bool is_plain(const AppendParams& p, const AppendPart& part) {
+  return is_whole(p, part) && !ropes(p, part) && !part.part.rotated;
+}
 
 /// cudaError_t as int. `stream` is a cudaStream_t.
 int launch_append(const AppendParams& params, void* stream);

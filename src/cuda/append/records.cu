@@ -7,6 +7,7 @@
 #include "cuda/append/params.h"
 #include "cuda/append/row.h"
 #include "cuda/append/slots.h"
+#include "cuda/device/launch.h"
 #include "format/codec.h"
 #include "format/head_dim.h"
 #include "format/rope.h"
@@ -125,6 +126,7 @@ __device__ __forceinline__ void append_group(const AppendParams& p, const Append
 template <class Codec>
 __global__ void __launch_bounds__(kMaxWarps * 32)
     append_records(const __grid_constant__ AppendParams p, const int groups) {
+  begin_append(p);
   const std::int64_t token = blockIdx.x, slot = slot_of<warp_request_of>(p, token);
   if (slot < 0) return;
   std::uint8_t* tile = tile_of(p, slot);
@@ -151,9 +153,8 @@ int launch_append_records(const AppendParams& params, void* stream) {
     return reinterpret_cast<const void*>(&append_records<decltype(codec)>);
   });
   const void* arguments[] = {&params, &groups};
-  return cudaLaunchKernel(kernel, dim3(static_cast<unsigned>(params.tokens)),
-                          dim3(static_cast<unsigned>(groups + 1) * 32), const_cast<void**>(arguments), 0,
-                          static_cast<cudaStream_t>(stream));
+  return launch_early(kernel, dim3(static_cast<unsigned>(params.tokens)),
+                      dim3(static_cast<unsigned>(groups + 1) * 32), arguments, stream);
 }
 
 }  // namespace halftone::cuda

@@ -6,6 +6,7 @@
 #include <cuda_fp16.h>
 
 #include "cuda/append/params.h"
+#include "cuda/device/ptx.h"
 #include "cuda/device/rotate.h"
 #include "cuda/device/values.h"
 #include "format/codec.h"
@@ -15,8 +16,16 @@
 
 namespace halftone::cuda {
 
+/// The beginning of every kernel of append. The next kernel of the stream may begin with it, if it knows what
+/// it may read then, or else when all before this one has ended.
+__device__ __forceinline__ void begin_append(const AppendParams& p) {
+  if (p.next_knows) let_next_kernel_start();
+  wait_for_previous_kernel();
+  let_next_kernel_start();
+}
+
 __device__ __forceinline__ void set_status(const AppendParams& p, std::int32_t bit) {
-  if (p.status != nullptr) atomicOr(p.status, bit);
+  if (p.status != nullptr) set_bits(p.status, bit);
 }
 
 /// Sets the status if the caller's scale and min are such that nothing can be stored with them.
@@ -35,11 +44,12 @@ struct RowLane {
   int segment_first;  // lane of chunk 0
   bool live;          // false: beyond the row's dims
 
-  __device__ __forceinline__ explicit RowLane(const AppendPart& part) {
-    const int in_warp = threadIdx.x % 32;
-    chunk = in_warp & ((1 << part.segment_log2) - 1);
+  __device__ __forceinline__ explicit RowLane(const AppendPart& part)
+      : RowLane(part.part.dim, part.segment_log2, threadIdx.x % 32) {}
+  __device__ __forceinline__ RowLane(int dim, int segment_log2, int in_warp) {
+    chunk = in_warp & ((1 << segment_log2) - 1);
     segment_first = in_warp - chunk;
-    live = chunk < part.part.dim / kChunk;
+    live = chunk < dim / kChunk;
   }
 };
 
@@ -48,20 +58,12 @@ __device__ __forceinline__ float load_input(DType type, const void* input, std::
   return half_of(__ldg(static_cast<const std::uint16_t*>(input) + at), false, type == DType::kBFloat16);
 }
 
-/// True if a chunk is one 16-byte load that can be issued ahead of its use.
-__host__ __device__ __forceinline__ bool loads_early(const AppendPart& part) {
-  return part.aligned && part.input_type != DType::kFloat32;
-}
-
-__host__ __device__ __forceinline__ bool ropes(const AppendParams& p, const AppendPart& part) {
-  return part.part.which == KvPart::kK && p.pairing != RopePairing::kNone;
-}
-
-/// True for the common case: blocks of 32 dims, a load for each chunk, nothing but the codec, and f16 scales.
-__host__ __device__ __forceinline__ bool is_plain(const AppendParams& p, const AppendPart& part) {
-  return loads_early(part) && !ropes(p, part) && !part.part.rotated && part.part.dim % 32 == 0 &&
-         (!part.part.format.dynamic_scale() || part.part.format.scale_dtype == DType::kFloat16);
-}
+/// What rows may be: the fewer cases, the shorter the code.
+enum class RowKind : std::uint8_t {
+  kAny,
+  kWhole,  // is_whole() holds
+  kPlain,  // is_plain() holds
+};
 
 __device__ __forceinline__ std::int64_t input_offset(const AppendPart& part, std::int64_t token, int head) {
   return token * part.token_stride + head * part.head_stride;
@@ -161,6 +163,33 @@ __device__ __forceinline__ void rope_row(const AppendParams& p, const AppendPart
   }
 }
 
+/// The same of a row for which is_whole() holds, in the least code: a dim at a time, whose angles share a
+/// sector with its neighbours'.
+__device__ __forceinline__ void rope_whole_row(const AppendParams& p, const RowLane& lane,
+                                               std::int64_t position, float (&x)[kChunk]) {
+  const int half = p.rope_half, first = lane.chunk * kChunk;
+  const bool interleaved = p.pairing == RopePairing::kInterleaved, upper = first >= half;
+  const bool rotates = first < 2 * half && position >= 0;
+  const int away = interleaved || first >= 2 * half ? 0 : upper ? -(half >> 3) : half >> 3;
+  const int angles = interleaved ? first / 2 : upper ? first - half : first;
+  const std::int64_t begin = rotates ? position * half + angles : 0;
+  float even = 0.0f;  // the dim before, as it was
+#pragma unroll 1
+  for (int i = 0; i < kChunk; ++i) {
+    const std::int64_t angle = begin + (interleaved ? i / 2 : i);
+    const float cos = __ldg(p.cos + angle), sin = __ldg(p.sin + angle);
+    const float value = x[0], partner = __shfl_sync(~0u, value, lane.segment_first + lane.chunk + away);
+    const bool second = interleaved ? i % 2 == 1 : upper;
+    const float other = !interleaved ? partner : second ? even : x[1];
+    const float a = codec::ht_mul(value, cos), b = codec::ht_mul(other, sin);
+    const float rotated = second ? codec::ht_add(a, b) : codec::ht_sub(a, b);
+    even = value;
+#pragma unroll
+    for (int j = 0; j + 1 < kChunk; ++j) x[j] = x[j + 1];
+    x[kChunk - 1] = rotates ? rotated : value;
+  }
+}
+
 /// The larger of two values; NaN if one is.
 __device__ __forceinline__ float max_or_nan(float a, float b) {
   float larger;
@@ -168,9 +197,10 @@ __device__ __forceinline__ float max_or_nan(float a, float b) {
   return larger;
 }
 
-/// Rows of a lane, tokens first + away(k), on their way to the codec. `kPlain`: is_plain() holds.
-template <int kRows, bool kPlain>
+/// Rows of a lane, tokens first + away(k), on their way to the codec. `kDim`: of all rows, or 0.
+template <int kRows, RowKind kKind, int kDim = 0>
 struct Rows {
+  static constexpr bool kPlain = kKind == RowKind::kPlain, kAny = kKind == RowKind::kAny;
   std::int64_t first;
   std::int32_t position[kRows];  // for RoPE
   const std::uint16_t* from;     // chunk of row 0 in an input that loads early
@@ -209,7 +239,7 @@ struct Rows {
   __device__ __forceinline__ void transform(const AppendParams& p, const AppendPart& part,
                                             const RowLane& lane, int head, unsigned wanted) {
     const auto offset = [&](int k) { return input_offset(part, first + away(k), head); };
-    if (!kPlain && !loads_early(part)) {
+    if (kAny && !loads_early(part)) {
 #pragma unroll
       for (int k = 0; k < kRows; ++k) {
 #pragma unroll
@@ -230,12 +260,18 @@ struct Rows {
       for (int k = 0; k < kRows; ++k) {
         const bool mine = wanted >> k & 1, exists = position[k] >= 0 && position[k] < p.rope_rows;
         if (mine && !exists) set_status(p, kStatusBadPage);
-        rope_row(p, part, lane, offset(k), mine && exists && lane.live ? position[k] : -1, x[k]);
+        const std::int64_t row = mine && exists && lane.live ? position[k] : -1;
+        if constexpr (kAny) {
+          rope_row(p, part, lane, offset(k), row, x[k]);
+        } else {
+          rope_whole_row(p, lane, row, x[k]);
+        }
       }
     }
     if (part.part.rotated) {
 #pragma unroll
-      for (int k = 0; k < kRows; ++k) rotate_row(part.part.dim, x[k]);
+      for (int k = 0; k < kRows; ++k)
+        rotate_row(kDim > 0 ? kDim : part.part.dim, x[k], lane.segment_first + lane.chunk);
     }
   }
 
@@ -276,7 +312,7 @@ struct Rows {
 
  private:
   __device__ __forceinline__ void load_chunks(const AppendPart& part, const RowLane& lane) {
-    const bool early = lane.live && (kPlain || loads_early(part));
+    const bool early = lane.live && (!kAny || loads_early(part));
 #pragma unroll
     for (int k = 0; k < kRows; ++k) {
       const auto* at = reinterpret_cast<const uint4*>(from + away(k) * part.token_stride);

@@ -39,32 +39,35 @@ __device__ inline std::int32_t warp_request_of(const std::int32_t* cu_seqlens, s
   return low;
 }
 
+/// The slot in a page, or -1 if there is no such page, which sets the status.
+__device__ __forceinline__ std::int64_t slot_in(const AppendParams& p, std::int64_t page,
+                                                std::int64_t offset) {
+  if (page >= 0 && page < p.num_pages) return page << p.page_log2 | offset;
+  set_status(p, kStatusBadPage);
+  return -1;
+}
+
+/// The slot of a request's position by the block table, likewise.
+__device__ __forceinline__ std::int64_t table_slot(const AppendParams& p, std::int32_t request,
+                                                   std::int64_t position) {
+  const std::int64_t entry = position >> p.page_log2;
+  const bool exists = entry >= 0 && entry < p.table_width;
+  return slot_in(p, exists ? p.block_table[request * p.table_stride + entry] : -1,
+                 position & ((1 << p.page_log2) - 1));
+}
+
 /// Slot of an appended token, or -1 for one that is skipped: padding, or a place that does not exist (which
 /// sets the status). `kSearch`: how to find a token's request.
 template <auto kSearch>
 __device__ __forceinline__ std::int64_t slot_of(const AppendParams& p, std::int64_t token) {
   if (token < 0 || token >= p.tokens) return -1;
-  std::int64_t page = 0, offset = 0;
   const std::int64_t slot = p.slot_mapping == nullptr ? 0 : __ldg(p.slot_mapping + token);
   if (slot < 0) return -1;
-  if (p.cu_seqlens == nullptr) {
-    page = slot >> p.page_log2;
-    offset = slot & ((1 << p.page_log2) - 1);
-  } else {
-    const std::int32_t begin = p.cu_seqlens[0], end = p.cu_seqlens[p.batch];
-    const std::int32_t request = kSearch(p.cu_seqlens, p.batch, token);  // while these two are under way
-    if (token < begin || token >= end) return -1;
-    const std::int64_t position =
-        std::int64_t{p.lengths[request]} + token - p.cu_seqlens[request + p.counted];
-    const std::int64_t entry = position >> p.page_log2;
-    page = entry >= 0 && entry < p.table_width ? p.block_table[request * p.table_stride + entry] : -1;
-    offset = position & ((1 << p.page_log2) - 1);
-  }
-  if (page < 0 || page >= p.num_pages) {
-    set_status(p, kStatusBadPage);
-    return -1;
-  }
-  return page << p.page_log2 | offset;
+  if (p.cu_seqlens == nullptr) return slot_in(p, slot >> p.page_log2, slot & ((1 << p.page_log2) - 1));
+  const std::int32_t begin = p.cu_seqlens[0], end = p.cu_seqlens[p.batch];
+  const std::int32_t request = kSearch(p.cu_seqlens, p.batch, token);  // while these two are under way
+  if (token < begin || token >= end) return -1;
+  return table_slot(p, request, std::int64_t{p.lengths[request]} + token - p.cu_seqlens[request + p.counted]);
 }
 
 /// Where a slot is: its tile, of KV head 0.

@@ -6,6 +6,8 @@
 // These are written with wide stores; any other token of the window only touches bytes of its own.
 #pragma once
 
+#include <bit>
+
 #include "cuda/append/slots.h"
 #include "cuda/append/store.h"
 
@@ -23,17 +25,21 @@ enum class AppendScale : std::uint8_t {
   kToken,  // of all KV heads of a token
 };
 
-template <DType kDType, bool kIsAsymmetric, AppendScale kFrom, bool kIsPlain>
+/// `kDims`: of all rows, `kGroupLanes`: that share a scale; 0: as the part says.
+template <DType kDType, bool kIsAsymmetric, AppendScale kFrom, RowKind kOf, int kDims = 0,
+          int kGroupLanes = 0>
 struct AppendTraits {
   static constexpr DType kType = kDType;
   static constexpr bool kAsymmetric = kIsAsymmetric;
   static constexpr AppendScale kScale = kFrom;
-  static constexpr bool kPlain = kIsPlain;  // is_plain() holds
+  static constexpr RowKind kKind = kOf;
+  static constexpr int kDim = kDims;
+  static constexpr bool kPlain = kKind == RowKind::kPlain, kAny = kKind == RowKind::kAny;
   static constexpr bool kQuantised = dtype_bits(kDType) != 16;
   using Codec = codec::Codec<kType, kAsymmetric>;
-  using Codes = ChunkCodes<Codec, kType, kPlain && kScale == AppendScale::kRow>;
-  using Store = ChunkStore<Codes, kType, !kPlain>;
-  using Params = ParamStore<kAsymmetric, kPlain>;
+  using Codes = ChunkCodes<Codec, kType, !kAny && kScale == AppendScale::kRow>;
+  using Store = ChunkStore<Codes, kType, kAny>;
+  using Params = ParamStore<kAsymmetric, !kAny>;
 
   /// The caller's scale and min of a head; codec::static_params() makes them params.
   static __device__ __forceinline__ float2 given(const AppendPart& part, int head) {
@@ -42,12 +48,16 @@ struct AppendTraits {
     return {__ldg(part.static_scale + at), kAsymmetric ? __ldg(part.static_min + at) : 0.0f};
   }
 
+  static __device__ __forceinline__ int group_log2(const AppendPart& part) {
+    return kGroupLanes > 0 ? std::countr_zero(unsigned{kGroupLanes}) : part.group_log2;
+  }
+
   static __device__ __forceinline__ codec::Params params_of(const AppendPart& part,
                                                             const codec::Range& range) {
     KvFormat format;
     format.dtype = kType;
     format.asymmetric = kAsymmetric;
-    format.scale_dtype = kPlain ? DType::kFloat16 : part.part.format.scale_dtype;
+    format.scale_dtype = kAny ? part.part.format.scale_dtype : DType::kFloat16;
     return codec::params_of(format, range);
   }
 };
@@ -70,7 +80,7 @@ struct Appender {
   AppendShared& s;
   RowLane lane;
   int t, warp, warps;
-  Rows<kLaneTokens, Traits::kPlain> rows;
+  Rows<kLaneTokens, Traits::kKind> rows;
 
   __device__ __forceinline__ Appender(const AppendParams& params, const AppendPart& of, AppendShared& shared)
       : p(params), part(of), s(shared), lane(of), warp(threadIdx.x / 32), warps(blockDim.x / 32) {}

@@ -56,6 +56,9 @@ constexpr int rows_of(const DecodeConfig& c) { return 8 * c.row_tiles * c.row_gr
 
 constexpr int team_warps(const DecodeConfig& c) { return c.family == Family::kWarpgroup ? 4 : c.row_groups; }
 
+/// Whether a kernel writes new tokens: its code for that knows blocks of 32 dims only.
+constexpr bool appends(const DecodeConfig& c) { return c.head_dim % 32 == 0; }
+
 constexpr bool is_integer(DType t) { return t == DType::kInt8 || t == DType::kInt4; }
 
 constexpr bool serves(const PartConfig& part, const KvFormat& f, int head_dim) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/attention/finish.h"
+#include "cuda/decode/append.h"
 #include "cuda/decode/queries.h"
 
 namespace halftone::cuda {
@@ -31,22 +32,24 @@ __device__ inline void prefetch_inputs(const AttentionParams& p, int worker, int
   fetch(p.q, (p.q_tokens - 1) * p.q_token_stride * 2 + 2);
 }
 
-/// A finish warp: the queries of item i + 1, then the end of item i, unless it is the last one.
+/// A finish warp: the queries and the new tokens of item i + 1, then the end of item i, unless it is the last
+/// one.
 template <DecodeConfig C>
-__device__ inline void finish_worker(const AttentionParams& p, typename DecodeTraits<C>::Shared& s,
-                                     int warp) {
+__device__ inline void finish_worker(const DecodeParams& p, typename DecodeTraits<C>::Shared& s, int warp) {
   using Traits = DecodeTraits<C>;
   const int lane = thread_index() % 32;
   prefetch_inputs(p, blockIdx.x, warp * 32 + lane);
   hardware_barrier_wait<kFinishReady, 32 * (kFinishWarps + 1)>();
   wait_for_previous_kernel();
   let_next_kernel_start();  // not before: what the next one may read ahead is complete only now
+  begin_appends<C>(p, s, warp);
   if (warp == 0 && !s.queue.has(0)) check_inputs(p, blockIdx.x, lane);
 #pragma unroll 1
   for (int index = -1; s.queue.has(index + 1); ++index) {
     const DeviceItem& next = s.queue.items[(index + 1) % ItemQueue::kCapacity];
     QueryLoader<C>::load(p, next, s.queries[index + 1 & 1], warp);
     barrier_arrive(shared_address(&s.queries_full[(index + 1) % 2]));
+    if (appends(C) && p.appends) append_item<C>(p.append, s, index + 1, warp);
     __syncwarp();
     if (lane == 0 && next.first_slot >= 0) {
       prefetch_to_l2(p.arrivals + std::int64_t{next.first_slot} * kArrivalCounters);

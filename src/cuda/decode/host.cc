@@ -5,6 +5,7 @@
 #include <array>
 #include <variant>
 
+#include "cuda/append/host.h"
 #include "cuda/decode/config.h"
 #include "cuda/decode/kernels.h"
 #include "halftone/error.h"
@@ -44,6 +45,32 @@ int decode_variant(const AttentionProblem& problem, const planning::Kernel& kern
   if (!problem.is_paged() || problem.arithmetic != Arithmetic::k16Bit) return -1;
   if (!kernel.universal) return find_table_row(problem, kernel.row_block);
   return find_table_row(problem, 0) < 0 ? kUniversalKernel : -1;
+}
+
+bool decode_appends(const AttentionProblem& problem, int variant) {
+  if (variant < 0 || variant == kUniversalKernel || !appends(kDecodeTable[variant])) return false;
+  const auto& kv = std::get<KvCacheSpec>(problem.kv);  // of which an item has one KV head
+  return kv.k_format.granularity != Granularity::kToken && kv.v_format.granularity != Granularity::kToken;
+}
+
+bool decode_appends(const AppendParams& step) {
+  return is_whole(step, step.parts[0]) && is_whole(step, step.parts[1]);
+}
+
+DecodeParams decode_params(const Plan::Impl& plan, const AttentionArgs& args,
+                           const planning::Workspace& workspace, std::size_t index, bool fused) {
+  DecodeParams p{attention_params(plan, args, workspace, index), false, fused, nullptr, {}};
+  if (!plan.problem.appends) return p;
+  if (plan.passes()[index].variant == kUniversalKernel) {  // which knows no new tokens
+    if (index == 0) p.cache_settled = false;
+    return p;
+  }
+  p.new_tokens_late = true;
+  if (fused) p.append = step_params(args, p.schedule);
+  if (index == 0 && args.append.advance) {
+    p.lengths = static_cast<std::int32_t*>(std::get<PagedKv>(args.kv).lengths.data);
+  }
+  return p;
 }
 
 CompiledKernel decode_kernel(const Plan::Impl& plan, const planning::Pass& pass, const AttentionArgs& args) {

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "cuda/attention/host.h"
+#include "cuda/decode/params.h"
 #include "plan/backend.h"
 
 namespace halftone::cuda {
@@ -31,6 +32,16 @@ inline constexpr planning::Kernel kUniversalRow{
 /// Row of kDecodeTable that serves the problem in units of `kernel`, kUniversalKernel if that is the
 /// universal row and kDecodeTable has no kernel for the problem, -1 else.
 int decode_variant(const AttentionProblem& problem, const planning::Kernel& kernel);
+
+/// Whether the kernel of a variant can write new tokens itself.
+bool decode_appends(const AttentionProblem& problem, int variant);
+/// Whether it can those of a call.
+bool decode_appends(const AppendParams& step);
+
+/// Of the pass `index` of the plan. `fused`: its kernel writes the new tokens; else, where the problem
+/// appends, the kernel before the first pass does.
+DecodeParams decode_params(const Plan::Impl& plan, const AttentionArgs& args,
+                           const planning::Workspace& workspace, std::size_t index, bool fused);
 
 /// The kernel of a pass whose variant is one of these. Throws if it is not in this build, and InvalidArgument
 /// for outputs that it cannot write.

@@ -9,7 +9,7 @@ namespace halftone::cuda {
 
 template <int Row>
 __global__ void __launch_bounds__(DecodeTraits<kDecodeTable[Row]>::kThreads, 1)
-    decode(const __grid_constant__ AttentionParams params) {
+    decode(const __grid_constant__ DecodeParams params) {
   using Shared = typename DecodeTraits<kDecodeTable[Row]>::Shared;
   extern __shared__ __align__(128) unsigned char shared_bytes[];
   decode_worker<kDecodeTable[Row]>(params, blockIdx.x, *reinterpret_cast<Shared*>(shared_bytes));

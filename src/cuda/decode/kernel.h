@@ -150,8 +150,7 @@ __device__ inline void compute_worker(const AttentionParams& p, typename DecodeT
 
 /// One worker of the schedule: a thread block.
 template <DecodeConfig C>
-__device__ inline void decode_worker(const AttentionParams& p, int worker,
-                                     typename DecodeTraits<C>::Shared& s) {
+__device__ inline void decode_worker(const DecodeParams& p, int worker, typename DecodeTraits<C>::Shared& s) {
   using Traits = DecodeTraits<C>;
   const int warp = thread_index() / 32;
   // The compute warps get the registers that the other warpgroup does not need.
@@ -164,7 +163,10 @@ __device__ inline void decode_worker(const AttentionParams& p, int worker,
     } else {
       const int thread = thread_index() - 32 * (Traits::kLoadWarp + kLoadWarps);
       prefetch_inputs(p, worker, thread);
+      hardware_barrier_wait<kFinishReady, 32 * (kFinishWarps + 1)>();
       wait_for_previous_kernel();
+      begin_appends<C>(p, s, thread / 32);
+      append_worker<C>(p, s, thread / 32);
       if (thread < 32) check_inputs(p, worker, thread);
     }
   } else {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cuda/attention/pages.h"
-#include "cuda/decode/traits.h"
+#include "cuda/decode/append.h"
 #include "cuda/device/ptx.h"
 
 namespace halftone::cuda {
@@ -17,27 +17,31 @@ struct Loader {
   int token = 0;  // its first token
   int end = 0;    // of the item's tokens
   int kv_head;
+  int first_new;             // token that is to be written first; INT_MAX: there is none
   int page[C.piece_tiles];   // of the piece's tiles
   RingPlace<C.stages> ring;  // where the piece goes
 
   /// Looks up the first piece of the next item that has one for the team; false if the queue holds none now.
-  __device__ bool find(const AttentionParams& p, typename Traits::Shared& s, int team) {
+  __device__ bool find(const DecodeParams& p, typename Traits::Shared& s, int team) {
     while (item + 1 < s.queue.count) {
       __threadfence_block();
-      const planning::WorkItem& work = s.queue.items[++item % ItemQueue::kCapacity].work;
+      const DeviceItem& next = s.queue.items[++item % ItemQueue::kCapacity];
+      const planning::WorkItem& work = next.work;
       token = work.kv_begin + team * Traits::kPieceTokens;
       end = work.kv_end;
       if (token >= end) continue;
       table = table_row(p.cache, work.request);
       kv_head = work.kv_head;
+      first_new = p.new_tokens_late ? first_new_token(next) : INT_MAX;
       look_up(p);
       return true;
     }
     return false;
   }
-  /// Whether the piece's place in the ring is free.
+  /// Whether the piece's place in the ring is free, and its new tokens are there.
   __device__ bool free(typename Traits::Shared& s, int team) const {
-    return barrier_passed(shared_address(&s.empty[team][ring.stage]), ring.empty_parity());
+    return barrier_passed(shared_address(&s.empty[team][ring.stage]), ring.empty_parity()) &&
+           (token + Traits::kPieceTokens <= first_new || has_appended<C>(s, item));
   }
   /// Issues the piece, tiles of a page in one copy, and looks up the next one; false if the item has none.
   __device__ bool issue(const AttentionParams& p, typename Traits::Shared& s, int team,
@@ -95,12 +99,13 @@ __device__ inline void init_barriers(typename DecodeTraits<C>::Shared& s, int la
   }
   if (lane < 2) barrier_init(shared_address(&s.queries_full[lane]), 32 * kFinishWarps);
   if (lane == 2) barrier_init(shared_address(&s.states_empty), 32 * kFinishWarps);
+  if (lane < kFinishWarps) s.appended[lane] = 0;
 }
 
 /// A load warp: the first one sets up the barriers and the worker's first items, and extends the item queue.
 /// Lane t of warp w refills the ring of team t * kLoadWarps + w, if there is one.
 template <DecodeConfig C>
-__device__ inline void load_worker(const AttentionParams& p, int worker, typename DecodeTraits<C>::Shared& s,
+__device__ inline void load_worker(const DecodeParams& p, int worker, typename DecodeTraits<C>::Shared& s,
                                    int warp) {
   using Traits = DecodeTraits<C>;
   const int lane = thread_index() % 32;
@@ -112,7 +117,7 @@ __device__ inline void load_worker(const AttentionParams& p, int worker, typenam
     fence_async_shared();
     hardware_barrier_arrive<kComputeReady, Traits::kComputeThreads + 32>();
     hardware_barrier_arrive<kLoadReady, 32 * kLoadWarps>();
-    if constexpr (!Traits::kComputeFinishes) hardware_barrier_arrive<kFinishReady, 32 * (kFinishWarps + 1)>();
+    hardware_barrier_arrive<kFinishReady, 32 * (kFinishWarps + 1)>();
   } else {
     hardware_barrier_wait<kLoadReady, 32 * kLoadWarps>();
   }
@@ -133,7 +138,7 @@ __device__ inline void load_worker(const AttentionParams& p, int worker, typenam
     }
     if (ready && loader.free(s, team)) {
       ready = loader.issue(p, s, team, policy);
-    } else if (warp == 0 && lane == 0 && s.queue.more) {
+    } else if (warp == 0 && lane == 0 && s.queue.more && !(p.appends && lags_behind<C>(s))) {
       s.queue.produce(p.schedule, bounds_of(p), worker);
     }
     __syncwarp();

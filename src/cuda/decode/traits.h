@@ -107,6 +107,7 @@ struct DecodeTraits {
     std::uint64_t queries_full[2];
     std::uint64_t states_empty;             // the finish warps have read them
     std::uint32_t live[C.teams][C.stages];  // bit i: tile i of the piece was loaded
+    volatile int appended[kFinishWarps];    // items whose new tokens each of these warps has written
     ItemQueue queue;
   };
 };

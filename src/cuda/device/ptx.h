@@ -26,6 +26,9 @@ __device__ inline void barrier_init(std::uint32_t barrier, int arrivals) {
 /// Makes initialised barriers and ordinary shared stores visible to the bulk-copy engine.
 __device__ inline void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+/// Orders this thread's ordinary accesses to global memory and bulk copies.
+__device__ inline void fence_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
 __device__ inline void barrier_expect_bytes(std::uint32_t barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
@@ -105,6 +108,11 @@ __device__ inline int read_arrivals(const int* counter) {
   int x;
   asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(counter) : "memory");
   return x;
+}
+
+/// atomicOr() without the instructions that first join those of a warp: for what hardly ever happens.
+__device__ inline void set_bits(int* word, int bits) {
+  asm volatile("red.relaxed.gpu.global.or.b32 [%0], %1;" ::"l"(word), "r"(bits) : "memory");
 }
 
 __device__ inline void prefetch_to_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }

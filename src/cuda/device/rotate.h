@@ -8,8 +8,8 @@
 namespace halftone::cuda {
 
 /// hadamard::rotate() with its stages in the same order.
-__device__ __forceinline__ void rotate_row(int dim, float (&x)[kChunk]) {
-  const int block = hadamard::block_size(dim), lane = threadIdx.x;
+__device__ __forceinline__ void rotate_row(int dim, float (&x)[kChunk], int lane = threadIdx.x) {
+  const int block = hadamard::block_size(dim);
 #pragma unroll
   for (int h = 1; h < kChunk; h *= 2) {
 #pragma unroll

@@ -1,0 +1,102 @@
+// The appending role of the decode kernel: the warps that bring queries, or would if the compute warps did
+// not, write the new tokens of an item before the load warps read them.
+#pragma once
+
+#include <bit>
+#include <climits>
+
+#include "cuda/append/few_rows.h"
+#include "cuda/decode/params.h"
+#include "cuda/decode/traits.h"
+
+namespace halftone::cuda {
+
+/// Position of a request's first new token.
+__device__ inline int first_new_token(const DeviceItem& item) { return item.keys - item.queries; }
+
+/// K or V of the new tokens at positions [first, end) of the item's request and KV head, by a warp.
+template <PartConfig P, int kDim>
+__device__ inline void append_side(const AppendParams& p, const AppendPart& part, const DeviceItem& item,
+                                   int first, int end) {
+  constexpr AppendScale kScale = P.mode == ScaleMode::kStatic ? AppendScale::kGiven : AppendScale::kRow;
+  constexpr int kSegment = std::bit_ceil(unsigned{kDim} / kChunk);  // lanes of a row
+  constexpr int kGroup = P.mode == ScaleMode::kBlock ? P.group_blocks * 32 / kChunk : kSegment;
+  using Traits = AppendTraits<P.dtype, P.asymmetric, kScale, RowKind::kWhole, kDim, kGroup>;
+  const RowLane lane(kDim, std::countr_zero(unsigned{kSegment}), thread_index() % 32);
+#pragma unroll 1
+  for (int base = first; base < end; base += 32 / kSegment) {
+    const int position = base + lane.segment_first / kSegment;
+    const std::int64_t token = std::int64_t{item.first_query} + position - first_new_token(item);
+    append_row<Traits>(p, part, lane, token, item.work.kv_head, [&]() -> std::int64_t {
+      if (position >= end || token >= p.tokens) return -1;
+      if (p.slot_mapping != nullptr && __ldg(p.slot_mapping + token) < 0) return -1;
+      return table_slot(p, item.work.request, position);
+    });
+  }
+}
+
+/// Writes all new tokens of the tiles that the item reads, K by the first finish warp and V by the second.
+/// Items that read the same tiles, row blocks of a request, each write them, the same bytes.
+template <DecodeConfig C>
+__device__ inline void append_item(const AppendParams& p, typename DecodeTraits<C>::Shared& s, int index,
+                                   int warp) {
+  const DeviceItem& item = s.queue.items[index % ItemQueue::kCapacity];
+  const int begin = max(item.work.kv_begin, first_new_token(item));
+  const int end = min(item.keys, (item.work.kv_end + kTileTokens - 1) / kTileTokens * kTileTokens);
+  if (item.queries > item.keys) {  // the schedule has no room for them
+    set_status(p, kStatusBadPage);
+  } else if (begin < end) {
+    if (C.k == C.v || warp == 0) {
+      append_side<C.k, C.head_dim>(p, p.parts[warp], item, begin, end);
+    } else {
+      append_side<C.v, C.head_dim>(p, p.parts[1], item, begin, end);
+    }
+    __threadfence_block();
+    fence_async_global();
+  }
+  __syncwarp();
+  s.appended[warp] = index + 1;
+}
+
+/// Before the first item, once all that came before this kernel is visible.
+template <DecodeConfig C>
+__device__ inline void begin_appends(const DecodeParams& p, typename DecodeTraits<C>::Shared& s, int warp) {
+  if (!p.appends) s.appended[warp] = INT_MAX;
+  if (p.lengths == nullptr) return;
+  const int thread = thread_index() % (32 * kFinishWarps);
+  for (int i = blockIdx.x * 32 * kFinishWarps + thread; i < p.schedule.params.batch;
+       i += gridDim.x * 32 * kFinishWarps) {
+    const int keys = p.schedule.kv_lengths[i];
+    const int added = planning::q_length(p.schedule, i);
+    if (added > 0 && added <= keys) p.lengths[i] = keys;
+  }
+}
+
+/// A warp that has nothing else to do.
+template <DecodeConfig C>
+__device__ inline void append_worker(const DecodeParams& p, typename DecodeTraits<C>::Shared& s, int warp) {
+  if (!appends(C) || !p.appends) return;
+#pragma unroll 1
+  for (int index = 0;; ++index) {
+    while (s.queue.count <= index && s.queue.more) __nanosleep(200);
+    if (!s.queue.has(index)) return;
+    append_item<C>(p.append, s, index, warp);
+  }
+}
+
+/// Whether the queue must keep an item that is not appended yet.
+template <DecodeConfig C>
+__device__ inline bool lags_behind(const typename DecodeTraits<C>::Shared& s) {
+  return s.queue.count >= min(s.appended[0], s.appended[1]) + ItemQueue::kCapacity - 1;
+}
+
+/// Whether new tokens of item `index` may be read.
+template <DecodeConfig C>
+__device__ inline bool has_appended(const typename DecodeTraits<C>::Shared& s, int index) {
+  if (s.appended[0] <= index || s.appended[1] <= index) return false;
+  __threadfence_block();
+  fence_async_global();
+  return true;
+}
+
+}  // namespace halftone::cuda

@@ -1,0 +1,24 @@
+// Programmatic dependent launch, from the host.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+namespace halftone::cuda {
+
+/// Launches a kernel that may begin while the previous one of the stream ends: it has to wait for that one
+/// (wait_for_previous_kernel()) before it touches memory.
+inline cudaError_t launch_early(const void* kernel, dim3 grid, dim3 block, const void** arguments,
+                                void* stream) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.stream = static_cast<cudaStream_t>(stream);
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  return cudaLaunchKernelExC(&config, kernel, const_cast<void**>(arguments));
+}
+
+}  // namespace halftone::cuda

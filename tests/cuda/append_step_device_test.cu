@@ -1,0 +1,151 @@
+// run() that appends tokens which a kernel of the caller's still computes when attention begins.
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "testing/step.h"
+#include "tests/cuda/device_problem.h"
+
+namespace halftone::testing {
+namespace {
+
+struct Copies {
+  const std::uint16_t* from[3];
+  std::uint16_t* to[3];
+  std::int64_t count[3];
+};
+
+/// Stands for a projection: attention may begin at once, and what it needs comes after `clocks`.
+__global__ void project(Copies copies, long long clocks) {
+  cudaGridDependencySynchronize();
+  cudaTriggerProgrammaticLaunchCompletion();
+  const long long begin = clock64();
+  while (clock64() - begin < clocks) {
+  }
+  for (int i = 0; i < 3; ++i) {
+    for (std::int64_t at = blockIdx.x * blockDim.x + threadIdx.x; at < copies.count[i];
+         at += gridDim.x * blockDim.x) {
+      copies.to[i][at] = copies.from[i][at];
+    }
+  }
+}
+
+void launch_projection(const Copies& copies, long long clocks, cudaStream_t stream) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(4);
+  config.blockDim = dim3(256);
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  check_cuda(cudaLaunchKernelEx(&config, project, copies, clocks));
+}
+
+Tensor pages_of(const DeviceRun& device, const Problem& p) {
+  Tensor pages = p.cache->pages.clone();
+  device.read(std::get<PagedKv>(device.args.kv).pages, pages);
+  return pages;
+}
+
+/// The table's kernels of one warp, of two row groups, of warpgroups and of mixed formats; a graph of four
+/// layers over one cache, each behind a projection that gives it Q, K and V late and had NaN there before.
+TEST(DeviceAppendStep, TokensOfAKernelThatStillRuns) {
+  struct Kernel {
+    const char *k, *v;
+    int queries, head_dim;
+  };
+  for (const Kernel& kernel :
+       {Kernel{"int4-g32", "", 1, 128}, Kernel{"int4-g32", "", 2, 128}, Kernel{"int4-g32", "", 8, 128},
+        Kernel{"fp8", "", 12, 128}, Kernel{"int8-head", "", 16, 128}, Kernel{"int8-g32", "", 8, 128},
+        Kernel{"bf16", "int4-g32", 2, 128}, Kernel{"bf16", "", 1, 64}, Kernel{"int4-row", "", 3, 256}}) {
+    AttentionCase row;
+    row.k_format = kernel.k;
+    row.v_format = kernel.v;
+    row.head_dim = kernel.head_dim;
+    row.mask.causal = true;
+    for (const int keys : {16, 130, 700, 2051, 9000}) row.requests.push_back({kernel.queries, keys});
+    row = appending(row);
+    SCOPED_TRACE(row.k_format + ", " + std::to_string(kernel.queries) + " queries");
+    const Problem p = make_problem(row);
+    const Plan plan = plan_on_device(p);
+    ASSERT_TRUE(plan.info().fuses_append);
+    DeviceRun given(p, plan), late(p, plan);
+    given.schedule();
+    given.run();
+    const Outputs expected = given.outputs();
+    const TensorView from[] = {given.args.q, given.args.append.k, given.args.append.v};
+    const TensorView to[] = {late.args.q, late.args.append.k, late.args.append.v};
+    Copies copies{};
+    for (int i = 0; i < 3; ++i) {
+      copies.from[i] = static_cast<const std::uint16_t*>(from[i].data);
+      copies.to[i] = static_cast<std::uint16_t*>(to[i].data);
+      copies.count[i] = from[i].numel();
+    }
+    late.args.cache_settled = true;
+    late.args.append.advance = true;
+    late.schedule();
+    check_cuda(cudaDeviceSynchronize());
+    for (const long long clocks : {0LL, 20'000LL, 200'000LL}) {
+      late.clear();
+      check_cuda(cudaDeviceSynchronize());
+      const CapturedGraph graph([&](cudaStream_t stream) {
+        for (int layer = 0; layer < 4; ++layer) {
+          for (int i = 0; i < 3; ++i) {
+            check_cuda(
+                cudaMemsetAsync(copies.to[i], 0xff, static_cast<std::size_t>(copies.count[i]) * 2, stream));
+          }
+          launch_projection(copies, clocks, stream);
+          late.run(stream);
+        }
+      });
+      graph.replay();
+      const Outputs actual = late.outputs();
+      EXPECT_TRUE(same_bytes(expected.out, actual.out)) << clocks;
+      EXPECT_TRUE(same_bytes(expected.lse, actual.lse)) << clocks;
+      EXPECT_TRUE(same_bytes(pages_of(given, p), pages_of(late, p))) << clocks;
+    }
+  }
+}
+
+/// A request that has no room below max_kv_len: the status says so, its output is zeros and its length stays;
+/// the other requests get what they get without it.
+TEST(DeviceAppendStep, NoRoomForNewTokensSetsTheStatus) {
+  AttentionCase row;
+  row.k_format = "int4-g32";
+  row.mask.causal = true;
+  row.requests = {{1, 300}, {1, 640}, {1, 128}};
+  row = appending(row);
+  const Problem p = make_problem(row);
+  const Plan plan = plan_on_device(p);
+  ASSERT_TRUE(plan.info().fuses_append);
+  DeviceRun good(p, plan), bad(p, plan);
+  good.schedule();
+  good.run();
+  const Outputs expected = good.outputs();
+  EXPECT_EQ(expected.status.as<std::int32_t>()[0], 0);
+  const auto& cache = std::get<PagedKv>(bad.args.kv);
+  auto* const lengths = static_cast<std::int32_t*>(cache.lengths.data);
+  const std::int32_t too_long = plan.problem().max_kv_len;  // and one more
+  check_cuda(cudaMemcpy(lengths, &too_long, sizeof too_long, cudaMemcpyHostToDevice));
+  bad.args.lengths.kv_lengths = cache.lengths;
+  bad.args.append.advance = true;
+  bad.schedule();
+  bad.run();
+  const Outputs actual = bad.outputs();
+  EXPECT_EQ(actual.status.as<std::int32_t>()[0], 1);
+  const std::size_t request = expected.out.bytes().size() / row.requests.size();
+  for (std::size_t i = 0; i < expected.out.bytes().size(); ++i) {
+    ASSERT_EQ(actual.out.bytes()[i], i < request ? 0 : expected.out.bytes()[i]) << i;
+  }
+  std::vector<std::int32_t> after(row.requests.size());
+  check_cuda(cudaMemcpy(after.data(), lengths, after.size() * 4, cudaMemcpyDeviceToHost));
+  EXPECT_EQ(after, (std::vector<std::int32_t>{too_long, 640, 128}));
+}
+
+}  // namespace
+}  // namespace halftone::testing
