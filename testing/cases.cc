@@ -4,6 +4,7 @@
 #include <array>
 #include <stdexcept>
 
+#include "testing/channel_cases.h"
 #include "testing/latent_cases.h"
 
 namespace halftone::testing {
@@ -348,6 +349,7 @@ std::vector<AttentionCase> attention_cases() {
   add_shape_rows(rows);
   add_arithmetic_rows(rows);
   add_latent_rows(rows);
+  add_channel_rows(rows);
   return rows;
 }
 
@@ -436,6 +438,7 @@ AttentionCase random_case(std::uint64_t seed) {
   if (random.chance(0.2)) mix_lengths(row, random);  // likewise
   if (random.chance(0.2)) row.arithmetic = "half_int8";
   if (paged && random.chance(0.15)) make_latent_or_listed(row, random);
+  if (random.chance(0.2)) treat_channels(row, random);
   return row;
 }
 

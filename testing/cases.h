@@ -57,6 +57,8 @@ struct AttentionCase {
   CaseLists lists;
   bool rotate_k = false;
   bool rotate_v = false;
+  bool offset_k = false;
+  bool scale_k = false;
   int page_size = 64;
   std::optional<DType> plain;  ///< of plain K and V tensors; absent: K and V lie in pages
   DType q_dtype = DType::kBFloat16;

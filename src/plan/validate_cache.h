@@ -16,6 +16,9 @@ enum class CacheIndex : bool { kUnused, kTableAndLengths };
 /// responsibility. Throws InvalidArgument or Unsupported.
 PageLayout validate_cache(const PagedKv& cache, CacheIndex index);
 
+/// Checks the offset and scale of a cache of such a spec, and their values on the CPU.
+void check_channels(const ChannelTensors& channels, const KvCacheSpec& spec, Device device);
+
 /// Checks everything about append() that shapes and addresses tell. The values of slots, lengths, table
 /// entries, positions and inputs are the backend's to check. Throws InvalidArgument or Unsupported.
 void validate_append(const PagedKv& cache, const AppendArgs& args);
