@@ -9,7 +9,7 @@ from ._merge import merge
 from ._recipe import Recipe, RecipeLayer, load_recipe
 from .attention import Plan, Schedule, attend, plan, schedule
 from .cache import PagedKVCache, Rope
-from .convert import calibrate, dequantize, export_fbgemm_int4, import_fbgemm_int4
+from .convert import calibrate, calibrate_channels, dequantize, export_fbgemm_int4, import_fbgemm_int4
 from .errors import (
     CorruptFileError,
     DeviceError,
@@ -52,6 +52,7 @@ __all__ = [
     "attend",
     "attend_listed",
     "calibrate",
+    "calibrate_channels",
     "dequantize",
     "export_fbgemm_int4",
     "has_cuda",
