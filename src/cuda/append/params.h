@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "cuda/device/lanes.h"
+#include "format/channels.h"
 #include "format/head_dim.h"
 #include "format/part.h"
 #include "halftone/cache.h"
@@ -30,6 +31,7 @@ struct AppendPart {
   const float* static_scale;   // [1] or [kv_heads], or null
   const float* static_min;     // likewise
   std::int32_t static_stride;  // 0 per tensor, 1 per head
+  Channels channels;           // of K
   float largest;               // magnitude of a value that is accepted
 };
 

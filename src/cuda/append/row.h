@@ -59,7 +59,8 @@ __host__ __device__ __forceinline__ bool ropes(const AppendParams& p, const Appe
 
 /// True for the common case: blocks of 32 dims, a load for each chunk, nothing but the codec, and f16 scales.
 __host__ __device__ __forceinline__ bool is_plain(const AppendParams& p, const AppendPart& part) {
-  return loads_early(part) && !ropes(p, part) && !part.part.rotated && part.part.dim % 32 == 0 &&
+  return loads_early(part) && !ropes(p, part) && !part.channels.any() && !part.part.rotated &&
+         part.part.dim % 32 == 0 &&
          (!part.part.format.dynamic_scale() || part.part.format.scale_dtype == DType::kFloat16);
 }
 
@@ -233,10 +234,28 @@ struct Rows {
         rope_row(p, part, lane, offset(k), mine && exists && lane.live ? position[k] : -1, x[k]);
       }
     }
+    if (part.channels.any() && lane.live) treat_channels(p, part, lane, head, wanted);
     if (part.part.rotated) {
 #pragma unroll
       for (int k = 0; k < kRows; ++k) rotate_row(part.part.dim, x[k]);
     }
+  }
+
+  /// Takes off the channels' offset and scale.
+  __device__ __forceinline__ void treat_channels(const AppendParams& p, const AppendPart& part,
+                                                 const RowLane& lane, int head, unsigned wanted) {
+    const std::int64_t first_channel = std::int64_t{head} * part.part.dim + lane.chunk * kChunk;
+    bool good = true;
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) {
+      const float offset = part.channels.offset_at(first_channel + i);
+      const float inverse = part.channels.inverse_at(first_channel + i);
+      good =
+          good && Channels::is_offset(offset) && Channels::is_scale(inverse);  // its limits are each other's
+#pragma unroll
+      for (int k = 0; k < kRows; ++k) x[k][i] = codec::ht_mul(codec::ht_sub(x[k][i], offset), inverse);
+    }
+    if (!good && wanted != 0) set_status(p, kStatusBadScale);
   }
 
   /// Sets the status if a wanted row has a value that append does not accept.
