@@ -43,6 +43,53 @@ Tensor treated(const Tensor& k, const Cache& cache) {
   return Tensor::of(DType::kFloat32, k.shape(), x);
 }
 
+/// Appends `lengths` to a cache of the spec, and the treated K to one without channels: the pages must agree,
+/// and what is read back with the definition.
+void expect_treated(const Runner& runner, const KvCacheSpec& spec, const std::vector<int>& lengths,
+                    std::uint64_t seed) {
+  SCOPED_TRACE(::testing::Message() << format_name(spec.k_format) << ", dim " << spec.head_dim << ", seed "
+                                    << seed);
+  Random random(seed);
+  Cache cache(spec, lengths, random);
+  std::vector<std::int32_t> ends = {0};
+  for (const int n : lengths) ends.push_back(ends.back() + n);
+  const int tokens = ends.back(), dim = spec.head_dim;
+  const DType input = std::array{DType::kBFloat16, DType::kFloat16, DType::kFloat32}[seed % 3];
+  std::vector<float> values(static_cast<std::size_t>(tokens * kHeads * dim));
+  fill(random, Data::kOutlierChannels, values, kHeads, dim);
+  const Tensor k = Tensor::of(input, {tokens, kHeads, dim}, values);
+  const Tensor v = random_values(random, tokens, kHeads, spec.v_dim(), input);
+  cache.calibrate(k, v);
+  Cache plain = cache.clone();
+  plain.spec.offset_k = plain.spec.scale_k = false;
+  plain.k_offset = Tensor{};
+  plain.k_channel_scale = Tensor{};
+  const Tensor k_treated = treated(k, cache), v_wide = Tensor::of(DType::kFloat32, v.shape(), v.to_floats());
+  plain.append(lengths, k_treated, v_wide);
+
+  const Tensor cu = Tensor::of({static_cast<std::int64_t>(ends.size())}, ends);
+  const Tensor status = Tensor::of({1}, std::vector<std::int32_t>{0});
+  AppendArgs args;
+  args.k = k.view();
+  args.v = v.view();
+  args.cu_seqlens = cu.view();
+  args.status = status.view();
+  runner.append(cache, args, status);
+  EXPECT_TRUE(same_bytes(plain.pages, cache.pages));
+  EXPECT_EQ(status.as<std::int32_t>()[0], 0);
+
+  for (std::size_t i = 0; i < lengths.size(); ++i) cache.lengths.as<std::int32_t>()[i] = lengths[i];
+  const Rows rows = make_rows(cache, DType::kFloat32, tokens);
+  runner.dequantize(cache, rows.k, rows.v);
+  std::vector<float> expected = dequantised(plain).k.to_floats();
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    const auto c = static_cast<std::int64_t>(i % static_cast<std::size_t>(kHeads * dim));
+    if (spec.scale_k) expected[i] = expected[i] * cache.k_channel_scale.get(c);
+    if (spec.offset_k) expected[i] = expected[i] + cache.k_offset.get(c);
+  }
+  EXPECT_EQ(rows.k.to_floats(), expected);
+}
+
 TEST_P(ChannelsOnRunners, PagesAreThoseOfTheTreatedValues) {
   std::uint64_t seed = 1;
   for (const char* format : kFormats) {
@@ -53,44 +100,21 @@ TEST_P(ChannelsOnRunners, PagesAreThoseOfTheTreatedValues) {
       spec.rotate_k = seed % 2 == 0;
       spec.offset_k = seed % 3 != 0;
       spec.scale_k = seed % 3 != 1;
-      Random random(seed);
-      const std::vector<int> lengths = {70, 0, 33, 5};
-      Cache cache(spec, lengths, random);
-      const DType input = std::array{DType::kBFloat16, DType::kFloat16, DType::kFloat32}[seed % 3];
-      std::vector<float> values(static_cast<std::size_t>(108 * kHeads * dim));
-      fill(random, Data::kOutlierChannels, values, kHeads, dim);
-      const Tensor k = Tensor::of(input, {108, kHeads, dim}, values);
-      const Tensor v = random_values(random, 108, kHeads, 64, input);
-      cache.calibrate(k, v);
-      Cache plain = cache.clone();
-      plain.spec.offset_k = plain.spec.scale_k = false;
-      plain.k_offset = Tensor{};
-      plain.k_channel_scale = Tensor{};
-      const Tensor k_treated = treated(k, cache),
-                   v_wide = Tensor::of(DType::kFloat32, v.shape(), v.to_floats());
-      plain.append(lengths, k_treated, v_wide);
+      expect_treated(runner(), spec, {70, 0, 33, 5}, seed);
+    }
+  }
+}
 
-      const Tensor cu = Tensor::of({5}, std::vector<std::int32_t>{0, 70, 70, 103, 108});
-      const Tensor status = Tensor::of({1}, std::vector<std::int32_t>{0});
-      AppendArgs args;
-      args.k = k.view();
-      args.v = v.view();
-      args.cu_seqlens = cu.view();
-      args.status = status.view();
-      runner().append(cache, args, status);
-      EXPECT_TRUE(same_bytes(plain.pages, cache.pages)) << format << ", dim " << dim << ", seed " << seed;
-      EXPECT_EQ(status.as<std::int32_t>()[0], 0);
-
-      for (std::size_t i = 0; i < lengths.size(); ++i) cache.lengths.as<std::int32_t>()[i] = lengths[i];
-      Rows rows = make_rows(cache, DType::kFloat32, 108);
-      runner().dequantize(cache, rows.k, rows.v);
-      std::vector<float> expected = dequantised(plain).k.to_floats();
-      for (std::size_t i = 0; i < expected.size(); ++i) {
-        const auto c = static_cast<std::int64_t>(i % static_cast<std::size_t>(kHeads * dim));
-        if (spec.scale_k) expected[i] = expected[i] * cache.k_channel_scale.get(c);
-        if (spec.offset_k) expected[i] = expected[i] + cache.k_offset.get(c);
-      }
-      EXPECT_EQ(rows.k.to_floats(), expected) << format << ", dim " << dim << ", seed " << seed;
+TEST_P(ChannelsOnRunners, AppendsOfManyTokensDoTheSame) {
+  std::uint64_t seed = 100;
+  for (const char* format : {"fp8", "int8-head", "int4-row", "int4-g32"}) {
+    for (const int dim : {80, 128}) {
+      if (const int group = parse_format(format).group_size; group != 0 && dim % group != 0) continue;
+      ++seed;
+      KvCacheSpec spec{parse_format(format), parse_format(format), kHeads, dim, 0, 64};
+      spec.rotate_k = seed % 2 == 0;
+      spec.offset_k = spec.scale_k = true;
+      expect_treated(runner(), spec, {2100, 33}, seed);
     }
   }
 }
