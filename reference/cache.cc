@@ -48,15 +48,27 @@ PagedKv Cache::view() const {
   v.k_scale = {k_scale.view(), k_min.view()};
   v.v_scale = {v_scale.view(), v_min.view()};
   v.table_mode = table_mode;
+  v.k_channels = {k_offset.view(), k_channel_scale.view()};
   return v;
 }
 
 void Cache::calibrate(const Tensor& k, const Tensor& v) {
-  const auto set = [](const KvFormat& format, bool rotate, const Tensor& x, Tensor& scale, Tensor& min) {
+  if (spec.has_channels()) {
+    const auto channels = static_cast<std::size_t>(spec.kv_heads * spec.head_dim);
+    ChannelValues values{std::vector<float>(spec.offset_k ? channels : 0),
+                         std::vector<float>(spec.scale_k ? channels : 0, 1.0F)};
+    if (k.numel() > 0) values = channel_values(k.view(), spec.offset_k, spec.scale_k);
+    const auto tensor = [&](const std::vector<float>& x) {
+      return Tensor::of(DType::kFloat32, {spec.kv_heads, spec.head_dim}, x);
+    };
+    if (spec.offset_k) k_offset = tensor(values.offset);
+    if (spec.scale_k) k_channel_scale = tensor(values.scale);
+  }
+  const auto set = [&](const KvFormat& format, bool rotate, const Tensor& x, Tensor& scale, Tensor& min) {
     if (!format.static_scale()) return;
     StaticScaleValues values;
     if (x.numel() > 0) {
-      values = halftone::calibrate(x.view(), format, rotate);
+      values = halftone::calibrate(x.view(), format, rotate, &x == &k ? view().k_channels : ChannelTensors{});
     } else {
       values.scale.assign(
           format.granularity == Granularity::kTensor ? 1 : static_cast<std::size_t>(x.shape()[1]), 1.0F);
@@ -113,11 +125,14 @@ Cache Cache::clone() const {
   c.k_min = k_min.clone();
   c.v_scale = v_scale.clone();
   c.v_min = v_min.clone();
+  c.k_offset = k_offset.clone();
+  c.k_channel_scale = k_channel_scale.clone();
   return c;
 }
 
 bool Cache::guards_intact() const {
-  const Tensor* const all[] = {&pages, &block_table, &lengths, &k_scale, &k_min, &v_scale, &v_min};
+  const Tensor* const all[] = {&pages,   &block_table, &lengths,  &k_scale,        &k_min,
+                               &v_scale, &v_min,       &k_offset, &k_channel_scale};
   return std::all_of(std::begin(all), std::end(all), [](const Tensor* t) { return t->guards_intact(); });
 }
 

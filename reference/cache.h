@@ -28,8 +28,8 @@ class Cache {
 
   PagedKv view() const;
 
-  /// Sets the static scales that the formats ask for, so that k and v are stored without clipping; 1 where
-  /// there is nothing to store.
+  /// Sets the channels' offset and scale and the static scales that the spec asks for, so that k and v are
+  /// stored without clipping; as if there were neither, and scales of 1, where there is nothing to store.
   void calibrate(const Tensor& k, const Tensor& v);
 
   /// Appends counts[i] tokens to request i (cu_seqlens form) and advances the lengths. k and v hold the new
@@ -51,6 +51,7 @@ class Cache {
   Tensor block_table;
   Tensor lengths;
   Tensor k_scale, k_min, v_scale, v_min;
+  Tensor k_offset, k_channel_scale;  ///< PagedKv::k_channels
 
  private:
   Cache() = default;
@@ -64,7 +65,8 @@ struct Dequantised {
 Dequantised dequantised(const Cache& cache);
 
 /// The same values without any rounding: code * scale + min in double, decoded here from the bytes of the
-/// pages and rotated back in double. What the oracle takes for the truth; independent of dequantize().
+/// pages, rotated and its channels restored in double. What the oracle takes for the truth; independent of
+/// dequantize().
 struct ExactValues {
   std::vector<double> k;
   std::vector<double> v;

@@ -95,6 +95,11 @@ void read_span(const Cache& cache, const std::vector<std::int64_t>& slots, const
         values[d] = code_value(part.format, tile + part.data_offset + place.byte, place.nibble) * scale + min;
       }
       if (part.rotated && rotates_back) rotate(values, part.dim);
+      for (int d = 0; k && rotates_back && d < part.dim; ++d) {
+        const std::int64_t at = std::int64_t{head} * part.dim + d;
+        if (spec.scale_k) values[d] *= cache.k_channel_scale.get(at);
+        if (spec.offset_k) values[d] += cache.k_offset.get(at);
+      }
     }
   }
 }

@@ -4,6 +4,7 @@
 #include <array>
 #include <stdexcept>
 
+#include "testing/channel_cases.h"
 #include "testing/latent_cases.h"
 #include "testing/step.h"
 
@@ -350,6 +351,7 @@ std::vector<AttentionCase> attention_cases() {
   add_arithmetic_rows(rows);
   add_latent_rows(rows);
   add_step_rows(rows);
+  add_channel_rows(rows);
   return rows;
 }
 
@@ -445,6 +447,7 @@ AttentionCase random_case(std::uint64_t seed) {
          .rope = random.pick(std::array{RopePairing::kNone, RopePairing::kHalf, RopePairing::kInterleaved}),
          .slots = random.chance(0.3)});
   }
+  if (random.chance(0.2)) treat_channels(row, random);
   return row;
 }
 

@@ -66,6 +66,8 @@ struct AttentionCase {
   CaseStep step;  ///< no request of one that appends has fewer keys than queries
   bool rotate_k = false;
   bool rotate_v = false;
+  bool offset_k = false;
+  bool scale_k = false;
   int page_size = 64;
   std::optional<DType> plain;  ///< of plain K and V tensors; absent: K and V lie in pages
   DType q_dtype = DType::kBFloat16;

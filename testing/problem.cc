@@ -95,6 +95,8 @@ void fill_by_tiling(Problem& p, Random& random) {
   source.k_min = p.cache->k_min.clone();
   source.v_scale = p.cache->v_scale.clone();
   source.v_min = p.cache->v_min.clone();
+  source.k_offset = p.cache->k_offset.clone();
+  source.k_channel_scale = p.cache->k_channel_scale.clone();
   source.append(std::vector<int>{tokens}, k, v);
   const std::size_t page_bytes = source.pages.bytes().size() / kSourcePages;
   const auto target = p.cache->pages.bytes();
@@ -129,7 +131,9 @@ KvCacheSpec case_spec(const AttentionCase& row) {
           .page_size = row.page_size,
           .rotate_k = row.rotate_k,
           .rotate_v = row.rotate_v,
-          .rope_dim = row.rope_dim};
+          .rope_dim = row.rope_dim,
+          .offset_k = row.offset_k,
+          .scale_k = row.scale_k};
 }
 
 AttentionProblem attention_problem(const AttentionCase& row) {

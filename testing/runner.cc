@@ -49,8 +49,9 @@ const Runner& cpu_runner() {
 
 PagedKv Place::add(const PagedKv& host) {
   PagedKv placed = host;
-  for (TensorView* t : {&placed.pages, &placed.block_table, &placed.lengths, &placed.k_scale.scale,
-                        &placed.k_scale.min, &placed.v_scale.scale, &placed.v_scale.min}) {
+  for (TensorView* t :
+       {&placed.pages, &placed.block_table, &placed.lengths, &placed.k_scale.scale, &placed.k_scale.min,
+        &placed.v_scale.scale, &placed.v_scale.min, &placed.k_channels.offset, &placed.k_channels.scale}) {
     *t = add(*t);
   }
   return placed;

@@ -11,16 +11,29 @@
 namespace halftone::cli {
 namespace {
 
-constexpr std::string_view kRotated = "+rot";
+constexpr std::string_view kRotated = "+rot", kChannels = "+chan";
 constexpr std::string_view kRotatedByDefault[] = {"int8-head", "int4-g32", "int4-row"};
 constexpr std::string_view kMixedByDefault[] = {"int8-head+rot:int4-g32", "int4-g32+rot:int8-head"};
 
-std::pair<KvFormat, bool> parse_part(std::string_view text, std::string_view option) {
+struct Part {
+  KvFormat format;
+  bool rotate = false;
+  bool channels = false;
+};
+
+Part parse_part(std::string_view text, std::string_view option) {
   std::string_view name = text;
-  const bool rotate = name.ends_with(kRotated);
-  if (rotate) name.remove_suffix(kRotated.size());
+  Part part;
+  const auto take = [&](std::string_view mark, bool& found) {
+    const bool ends = !found && name.ends_with(mark);
+    if (ends) name.remove_suffix(mark.size()), found = true;
+    return ends;
+  };
+  while (take(kRotated, part.rotate) || take(kChannels, part.channels)) {
+  }
   try {
-    return {parse_format(name), rotate};
+    part.format = parse_format(name);
+    return part;
   } catch (const Error& error) {
     throw UsageError(fmt::format("{} is '{}': {}", option, printable(text), error.what()));
   }
@@ -38,17 +51,26 @@ KvCacheSpec FormatChoice::spec(int kv_heads, int head_dim, int v_dim, int page_s
   spec.page_size = page_size;
   spec.rotate_k = rotate_k;
   spec.rotate_v = rotate_v;
+  spec.offset_k = spec.scale_k = channels;
   return spec;
 }
 
 FormatChoice parse_choice(std::string_view text, std::string_view option) {
   FormatChoice choice;
   const std::size_t colon = text.find(':');
-  std::tie(choice.k, choice.rotate_k) = parse_part(text.substr(0, colon), option);
-  std::tie(choice.v, choice.rotate_v) = colon == std::string_view::npos
-                                            ? std::pair(choice.k, choice.rotate_k)
-                                            : parse_part(text.substr(colon + 1), option);
-  choice.name = choice_name(choice.k, choice.rotate_k, choice.v, choice.rotate_v);
+  const Part k = parse_part(text.substr(0, colon), option);
+  const Part v =
+      colon == std::string_view::npos ? Part{k.format, k.rotate} : parse_part(text.substr(colon + 1), option);
+  if (v.channels) {
+    throw UsageError(fmt::format("{} is '{}', but only K has +chan: leave it out after the colon.", option,
+                                 printable(text)));
+  }
+  choice = {choice_name(k.format, k.rotate, v.format, v.rotate, k.channels),
+            k.format,
+            v.format,
+            k.rotate,
+            v.rotate,
+            k.channels};
   return choice;
 }
 
@@ -76,10 +98,12 @@ std::vector<FormatChoice> default_choices() {
   return choices;
 }
 
-std::string choice_name(const KvFormat& k, bool rotate_k, const KvFormat& v, bool rotate_v) {
-  const std::string k_name = format_name(k) + (rotate_k ? "+rot" : "");
-  const std::string v_name = format_name(v) + (rotate_v ? "+rot" : "");
-  return k_name == v_name ? k_name : k_name + ":" + v_name;
+std::string choice_name(const KvFormat& k, bool rotate_k, const KvFormat& v, bool rotate_v, bool channels) {
+  const auto name = [](const KvFormat& format, bool rotate, bool treated) {
+    return fmt::format("{}{}{}", format_name(format), treated ? kChannels : "", rotate ? kRotated : "");
+  };
+  const bool alike = k == v && rotate_k == rotate_v;
+  return alike ? name(k, rotate_k, channels) : name(k, rotate_k, channels) + ":" + name(v, rotate_v, false);
 }
 
 void check_page_size(int page_size, std::string_view option) {

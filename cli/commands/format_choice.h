@@ -9,18 +9,21 @@
 
 namespace halftone::cli {
 
-/// Formats of K and V, each with or without a Hadamard rotation.
+/// Formats of K and V, each with or without a Hadamard rotation; K's channels with or without offset and
+/// scale.
 struct FormatChoice {
   std::string name;  ///< "int8-head", "int4-g32+rot" or "int4-g32+rot:int8-head"
   KvFormat k;
   KvFormat v;
   bool rotate_k = false;
   bool rotate_v = false;
+  bool channels = false;
 
   KvCacheSpec spec(int kv_heads, int head_dim, int v_dim, int page_size) const;
 };
 
-/// Parses FORMAT[+rot] for K and V alike, or K[+rot]:V[+rot]. Throws UsageError naming `option`.
+/// Parses FORMAT[+chan][+rot] for K and V alike (+chan is K's), or K[+chan][+rot]:V[+rot]. Throws UsageError
+/// naming `option`.
 FormatChoice parse_choice(std::string_view text, std::string_view option);
 
 /// Parses a comma-separated list; duplicates are dropped.
@@ -29,8 +32,9 @@ std::vector<FormatChoice> parse_choices(std::string_view text, std::string_view 
 /// Every named format, the rotated variants of those that rotation helps, and two mixtures of K and V.
 std::vector<FormatChoice> default_choices();
 
-/// "K[+rot]:V[+rot]", or one name when K and V agree.
-std::string choice_name(const KvFormat& k, bool rotate_k, const KvFormat& v, bool rotate_v);
+/// "K[+chan][+rot]:V[+rot]", or one name when K and V agree.
+std::string choice_name(const KvFormat& k, bool rotate_k, const KvFormat& v, bool rotate_v,
+                        bool channels = false);
 
 /// Checks a page size; throws UsageError naming `option`.
 void check_page_size(int page_size, std::string_view option);

@@ -70,6 +70,7 @@ void run(Terminal& terminal, const Options& options) {
   fmt::print(
       terminal.out,
       "\nK and V may differ (--formats int8-head:int4-g32); +rot stores K or V after a Hadamard rotation.\n"
+      "+chan stores K less an offset and divided by a scale per channel, calibrated on a capture.\n"
       "Other combinations: {{fp8,int8,int4}}-{{tensor,static-head,token,token-head,g32,g64,g128}}[-sym|-asym]"
       "[-f16|-f32].\n"
       "Static scales, one set for the whole cache: fp8, tensor, static-head; append computes those of the "

@@ -80,8 +80,8 @@ void quantize(const QuantizeOptions& options, Terminal& terminal) {
   writer.commit();
   fmt::print(terminal.out, "Wrote {}: {} layer{} as {}, K and V {} -> {} ({:.2f}x smaller).\n",
              printable(options.out, 4096), layers.size(), layers.size() == 1 ? "" : "s",
-             choice_name(choice.k, choice.rotate_k, choice.v, choice.rotate_v), human_bytes(bytes_in),
-             human_bytes(bytes_out), bytes_in / bytes_out);
+             choice_name(choice.k, choice.rotate_k, choice.v, choice.rotate_v, choice.channels),
+             human_bytes(bytes_in), human_bytes(bytes_out), bytes_in / bytes_out);
 }
 
 struct DequantizeOptions {
@@ -108,7 +108,8 @@ void dequantize_file(const DequantizeOptions& options, Terminal& terminal) {
     tensors.push_back({prefix + "k", dtype, {layer.tokens, layer.spec.kv_heads, layer.spec.head_dim}});
     tensors.push_back({prefix + "v", dtype, {layer.tokens, layer.spec.kv_heads, layer.spec.v_dim()}});
     metadata[prefix + "stored_as"] =
-        choice_name(layer.spec.k_format, layer.spec.rotate_k, layer.spec.v_format, layer.spec.rotate_v);
+        choice_name(layer.spec.k_format, layer.spec.rotate_k, layer.spec.v_format, layer.spec.rotate_v,
+                    layer.spec.has_channels());
   }
   SafetensorsWriter writer(options.out, tensors, metadata);
   {
@@ -140,6 +141,7 @@ void add_quantize(CLI::App& app, Terminal& terminal) {
       "  layers.<i>.pages    U8 [pages, page_bytes], the native page layout (docs/formats.md)\n"
       "  layers.<i>.lengths  I32 [1], live tokens\n"
       "  layers.<i>.k_scale, k_min, v_scale, v_min  F32, static scales where the format has them\n"
+      "  layers.<i>.k_offset, k_channel_scale  F32 [kv_heads, head_dim], of K's channels, with +chan\n"
       "  metadata            format = halftone-cache-1 and <layer>.spec, the cache spec as JSON\n\n"
       "Examples:\n"
       "  halftone quantize capture.safetensors packed.safetensors --format int4-g32\n"

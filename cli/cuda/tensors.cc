@@ -90,6 +90,8 @@ DeviceCache make_cache(const KvCacheSpec& spec, const std::vector<std::int64_t>&
   cache.k_min = DeviceTensor(pattern.k_min, device);
   cache.v_scale = DeviceTensor(pattern.v_scale, device);
   cache.v_min = DeviceTensor(pattern.v_min, device);
+  cache.k_offset = DeviceTensor(pattern.k_offset, device);
+  cache.k_channel_scale = DeviceTensor(pattern.k_channel_scale, device);
   cache.first.spec = spec;
   cache.first.pages = TensorView::contiguous(cache.pages.data(), DType::kUInt8,
                                              {cache.num_pages, cache.layout.page_bytes}, device);
@@ -97,6 +99,7 @@ DeviceCache make_cache(const KvCacheSpec& spec, const std::vector<std::int64_t>&
   cache.first.lengths = cache.lengths.view;
   cache.first.k_scale = {cache.k_scale.view, cache.k_min.view};
   cache.first.v_scale = {cache.v_scale.view, cache.v_min.view};
+  cache.first.k_channels = {cache.k_offset.view, cache.k_channel_scale.view};
   return cache;
 }
 

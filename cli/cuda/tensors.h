@@ -30,7 +30,7 @@ struct DeviceCache {
   PageLayout layout;
   std::int64_t num_pages = 0;  ///< of one layer
   DeviceBuffer pages;          ///< layer after layer, then `spare` bytes
-  DeviceTensor table, lengths, k_scale, k_min, v_scale, v_min;
+  DeviceTensor table, lengths, k_scale, k_min, v_scale, v_min, k_offset, k_channel_scale;
   std::vector<std::vector<std::int32_t>> slots;  ///< of each request, in the order of its tokens
   PagedKv first;                                 ///< of the first layer
 

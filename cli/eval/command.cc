@@ -233,6 +233,7 @@ nlohmann::ordered_json to_json(const EvalReport& report) {
                                   {"v_format", format_name(f.choice.v)},
                                   {"rotate_k", f.choice.rotate_k},
                                   {"rotate_v", f.choice.rotate_v},
+                                  {"channels", f.choice.channels},
                                   {"bytes_per_token", f.bytes_per_token},
                                   {"compression", f.compression},
                                   {"k_snr_db", snr_json(f.k_snr)},
@@ -267,7 +268,7 @@ void add_eval(CLI::App& app, Terminal& terminal) {
   auto line = std::make_shared<CommandLine>();
   EvalOptions& options = line->options;
   command->footer(std::string("Input:\n") + std::string(naming_help()) + kFooterExamples);
-  add_capture_options(*command, *line, "Comma-separated formats, K:V and +rot allowed (default: all)");
+  add_capture_options(*command, *line, "Comma-separated formats, K:V, +rot and +chan allowed (default: all)");
   command->add_option("--max-error", options.max_error, "Output error that the conclusion tolerates")
       ->check(positive())
       ->capture_default_str();

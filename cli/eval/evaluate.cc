@@ -153,13 +153,13 @@ AttentionRun run_attention(const LoadedLayer& layer, const EvalOptions& options,
 
 LayerResult measure(const LoadedLayer& layer, const EvalOptions& options, const LayerChoice& stored) {
   const CapturedLayer& shape = layer.shape;
-  OwnedCache cache(stored.choice.spec(shape.kv_heads, shape.head_dim, shape.v_dim, options.page_size), 1,
-                   shape.tokens);
-  const bool given = !stored.scales.k_scale.empty() || !stored.scales.v_scale.empty();
-  if (given) {
+  KvCacheSpec spec = stored.choice.spec(shape.kv_heads, shape.head_dim, shape.v_dim, options.page_size);
+  spec.offset_k = spec.offset_k && options.softcap == 0;  // which takes logits as they are
+  OwnedCache cache(spec, 1, shape.tokens);
+  if (!stored.scales.empty()) {
     cache.set_scales(stored.scales);
   } else {
-    cache.calibrate(layer.k.view(), layer.v.view());
+    cache.calibrate(layer.k.view(), layer.v.view(), layer.q.view(), OwnedCache::ChannelUse::kChoose);
   }
   cache.append(0, layer.k.view(), layer.v.view());
 

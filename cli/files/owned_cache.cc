@@ -24,14 +24,35 @@ OwnedCache::OwnedCache(const KvCacheSpec& cache_spec, int batch, std::int64_t to
   lengths.fill_bytes(0);
 }
 
-void OwnedCache::calibrate(const TensorView& k, const TensorView& v) {
+void OwnedCache::calibrate(const TensorView& k, const TensorView& v, const TensorView& q, ChannelUse use) {
+  if (spec.has_channels()) {
+    ChannelValues values = spec.offset_k && spec.scale_k
+                               ? calibrate_channels(k, spec.k_format, spec.rotate_k, q)
+                               : channel_values(k, spec.offset_k, spec.scale_k);
+    const auto channels = static_cast<std::size_t>(spec.kv_heads * spec.head_dim);
+    if (use == ChannelUse::kBoth && spec.offset_k) values.offset.resize(channels, 0.0F);
+    if (use == ChannelUse::kBoth && spec.scale_k) values.scale.resize(channels, 1.0F);
+    set_channels(values.offset, values.scale);
+  }
   for (const KvSpan& span : spec.spans()) {
     if (!span.format.static_scale()) continue;
     const bool of_k = span.k_first >= 0;
-    const StaticScaleValues values = halftone::calibrate(of_k ? k : v, span.format, span.rotate);
+    const StaticScaleValues values = halftone::calibrate(of_k ? k : v, span.format, span.rotate,
+                                                         of_k ? view().k_channels : ChannelTensors{});
     (of_k ? k_scale : v_scale) = floats(values.scale);
     (of_k ? k_min : v_min) = floats(values.min);
   }
+}
+
+void OwnedCache::set_channels(const std::vector<float>& offset, const std::vector<float>& scale) {
+  const auto tensor = [&](const std::vector<float>& values) {
+    if (values.empty()) return testing::Tensor{};
+    return testing::Tensor::of(DType::kFloat32, {spec.kv_heads, spec.head_dim}, values);
+  };
+  k_offset = tensor(offset);
+  k_channel_scale = tensor(scale);
+  spec.offset_k = k_offset.present();
+  spec.scale_k = k_channel_scale.present();
 }
 
 void OwnedCache::set_scales(const StaticScales& scales) {
@@ -39,13 +60,15 @@ void OwnedCache::set_scales(const StaticScales& scales) {
   k_min = floats(scales.k_min);
   v_scale = floats(scales.v_scale);
   v_min = floats(scales.v_min);
+  set_channels(scales.k_offset, scales.k_channel_scale);
 }
 
 StaticScales OwnedCache::scales() const {
   const auto values = [](const testing::Tensor& tensor) {
     return tensor.present() ? tensor.to_floats() : std::vector<float>();
   };
-  return {values(k_scale), values(k_min), values(v_scale), values(v_min)};
+  return {values(k_scale), values(k_min),    values(v_scale),
+          values(v_min),   values(k_offset), values(k_channel_scale)};
 }
 
 void OwnedCache::append(int request, const TensorView& k, const TensorView& v) {
@@ -72,6 +95,7 @@ PagedKv OwnedCache::view() const {
   };
   cache.k_scale = {optional(k_scale), optional(k_min)};
   cache.v_scale = {optional(v_scale), optional(v_min)};
+  cache.k_channels = {optional(k_offset), optional(k_channel_scale)};
   return cache;
 }
 

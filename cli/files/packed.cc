@@ -18,10 +18,10 @@ namespace {
               fmt::format("file '{}': {}: quantize the capture again.", printable(file.path()), what));
 }
 
-/// The static scales that a spec calls for: name and number of values.
+/// What a spec calls for beside its pages: name and shape.
 struct ScaleTensor {
   const char* name;
-  std::int64_t values;
+  std::vector<std::int64_t> shape;
   testing::Tensor OwnedCache::*member;
 };
 
@@ -31,11 +31,14 @@ std::vector<ScaleTensor> scale_tensors(const KvCacheSpec& spec) {
                        const char* min, testing::Tensor OwnedCache::*min_member) {
     if (!format.static_scale()) return;
     const std::int64_t values = format.granularity == Granularity::kHead ? spec.kv_heads : 1;
-    tensors.push_back({scale, values, scale_member});
-    if (format.asymmetric) tensors.push_back({min, values, min_member});
+    tensors.push_back({scale, {values}, scale_member});
+    if (format.asymmetric) tensors.push_back({min, {values}, min_member});
   };
   add(spec.k_format, "k_scale", &OwnedCache::k_scale, "k_min", &OwnedCache::k_min);
   add(spec.v_format, "v_scale", &OwnedCache::v_scale, "v_min", &OwnedCache::v_min);
+  const std::vector<std::int64_t> channels = {spec.kv_heads, spec.head_dim};
+  if (spec.offset_k) tensors.push_back({"k_offset", channels, &OwnedCache::k_offset});
+  if (spec.scale_k) tensors.push_back({"k_channel_scale", channels, &OwnedCache::k_channel_scale});
   return tensors;
 }
 
@@ -81,7 +84,7 @@ PackedLayer check_layer(const SafetensorsReader& file, const std::string& label,
                         layer.tokens, shape[0], layer.spec.page_size, shape[0] * layer.spec.page_size));
   }
   for (const ScaleTensor& t : scale_tensors(layer.spec)) {
-    require(file, full_name(label, t.name), DType::kFloat32, {t.values});
+    require(file, full_name(label, t.name), DType::kFloat32, t.shape);
   }
   return layer;
 }
@@ -98,6 +101,8 @@ std::string spec_to_json(const KvCacheSpec& spec) {
                               {"rotate_k", spec.rotate_k},
                               {"rotate_v", spec.rotate_v}};
   if (spec.is_latent()) json["rope_dim"] = spec.rope_dim;
+  if (spec.offset_k) json["offset_k"] = true;  // specs without it are as they were
+  if (spec.scale_k) json["scale_k"] = true;
   return json.dump();
 }
 
@@ -128,6 +133,8 @@ KvCacheSpec spec_from_json(const std::string& text, const std::string& where) {
     spec.rotate_k = json.at("rotate_k").get<bool>();
     spec.rotate_v = json.at("rotate_v").get<bool>();
     if (json.contains("rope_dim")) spec.rope_dim = integer("rope_dim");  // only latent caches say it
+    if (json.contains("offset_k")) spec.offset_k = json.at("offset_k").get<bool>();
+    if (json.contains("scale_k")) spec.scale_k = json.at("scale_k").get<bool>();
     page_layout(spec);
     return spec;
   } catch (const nlohmann::json::exception&) {
@@ -145,7 +152,7 @@ void declare_packed_layer(const std::string& label, const KvCacheSpec& spec, std
   tensors.push_back({full_name(label, "pages"), DType::kUInt8, {pages, page_layout(spec).page_bytes}});
   tensors.push_back({full_name(label, "lengths"), DType::kInt32, {1}});
   for (const ScaleTensor& t : scale_tensors(spec)) {
-    tensors.push_back({full_name(label, t.name), DType::kFloat32, {t.values}});
+    tensors.push_back({full_name(label, t.name), DType::kFloat32, t.shape});
   }
   metadata["format"] = kPackedFormat;
   metadata[full_name(label, "spec")] = spec_to_json(spec);
@@ -184,7 +191,7 @@ OwnedCache load_packed_layer(const SafetensorsReader& file, const PackedLayer& l
   file.read(*layer.pages, 0, std::as_writable_bytes(cache.pages.bytes()));
   cache.lengths.as<std::int32_t>()[0] = static_cast<std::int32_t>(layer.tokens);
   for (const ScaleTensor& t : scale_tensors(layer.spec)) {
-    testing::Tensor values(DType::kFloat32, {t.values});
+    testing::Tensor values(DType::kFloat32, t.shape);
     const std::string name = full_name(layer.label, t.name);
     file.read(*file.find(name), 0, std::as_writable_bytes(values.bytes()));
     const bool scale = name.ends_with("_scale");

@@ -1,8 +1,9 @@
 // Packed caches in safetensors files: what `quantize` writes and `dequantize` reads.
 //
 // Of each layer: `<layer>.pages` U8 [pages, page_bytes] in the native layout, `<layer>.lengths` I32 [1],
-// static scales `<layer>.k_scale`, `k_min`, `v_scale`, `v_min` F32 where the format has them. Metadata:
-// "format" = "halftone-cache-1" and "<layer>.spec", the KvCacheSpec as a JSON object.
+// static scales `<layer>.k_scale`, `k_min`, `v_scale`, `v_min` F32 where the format has them, `k_offset` and
+// `k_channel_scale` F32 [kv_heads, head_dim] where the spec has them. Metadata: "format" = "halftone-cache-1"
+// and "<layer>.spec", the KvCacheSpec as a JSON object.
 #pragma once
 
 #include <map>

@@ -49,6 +49,8 @@ std::vector<FormatChoice> pairs(const std::vector<CapturedLayer>& layers, bool h
         if ((rotate_k && !k.quantised()) || (rotate_v && !v.quantised())) continue;
         if (rotate_k && !rotate_v && !mixed) continue;
         choices.push_back({choice_name(k, rotate_k, v, rotate_v), k, v, rotate_k, rotate_v});
+        if (!k.quantised()) continue;
+        choices.push_back({choice_name(k, rotate_k, v, rotate_v, true), k, v, rotate_k, rotate_v, true});
       }
     }
   }

@@ -48,7 +48,7 @@ void print_recipe(Terminal& terminal, const RecipeReport& report) {
     const FormatChoice& choice = report.recipe.layers.at(report.numbers[i]).stored.choice;
     const LayerResult& r = report.layers[i];
     table.row({fmt::format("{}", report.numbers[i]),
-               choice_name(choice.k, choice.rotate_k, choice.k, choice.rotate_k),
+               choice_name(choice.k, choice.rotate_k, choice.k, choice.rotate_k, choice.channels),
                choice_name(choice.v, choice.rotate_v, choice.v, choice.rotate_v),
                fmt::format("{:.0f}", r.bytes_per_token), percent(r.output.relative)});
   }

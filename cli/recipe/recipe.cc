@@ -16,9 +16,10 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr std::array<std::string_view, 14> kLayerFields = {
-    "layer",      "k_format", "rotate_k", "v_format", "rotate_v", "kv_heads", "head_dim",
-    "v_head_dim", "k_scale",  "k_min",    "v_scale",  "v_min",    "error",    "bytes_per_token"};
+constexpr std::array<std::string_view, 18> kLayerFields = {
+    "offset_k", "scale_k",  "k_offset", "k_channel_scale", "layer",    "k_format",
+    "rotate_k", "v_format", "rotate_v", "kv_heads",        "head_dim", "v_head_dim",
+    "k_scale",  "k_min",    "v_scale",  "v_min",           "error",    "bytes_per_token"};
 
 [[noreturn]] void refuse(const std::string& path, const std::string& sentence) {
   throw Error(ErrorCode::kInvalidArgument, fmt::format("recipe '{}': {}", printable(path, 4096), sentence));
@@ -85,7 +86,12 @@ RecipeLayer parse_layer(const Json& json, std::size_t index, const std::string& 
   }
   choice.rotate_k = member<bool>(json, "rotate_k", index, path);
   choice.rotate_v = member<bool>(json, "rotate_v", index, path);
-  choice.name = choice_name(choice.k, choice.rotate_k, choice.v, choice.rotate_v);
+  const auto treats = [&](const char* name) {
+    return json.contains(name) && member<bool>(json, name, index, path);
+  };
+  const bool offset = treats("offset_k"), scale = treats("scale_k");
+  choice.channels = offset || scale;
+  choice.name = choice_name(choice.k, choice.rotate_k, choice.v, choice.rotate_v, choice.channels);
   layer.kv_heads = whole_number(json, "kv_heads", index, path);
   layer.head_dim = whole_number(json, "head_dim", index, path);
   layer.v_dim = whole_number(json, "v_head_dim", index, path);
@@ -98,10 +104,13 @@ RecipeLayer parse_layer(const Json& json, std::size_t index, const std::string& 
     if (!has || !f.static_scale()) return 0;
     return f.granularity == Granularity::kTensor ? 1 : static_cast<std::size_t>(layer.kv_heads);
   };
+  const auto channels = static_cast<std::size_t>(layer.kv_heads) * static_cast<std::size_t>(layer.head_dim);
   layer.stored.scales = {scales(json, "k_scale", count(choice.k, true), index, path),
                          scales(json, "k_min", count(choice.k, choice.k.asymmetric), index, path),
                          scales(json, "v_scale", count(choice.v, true), index, path),
-                         scales(json, "v_min", count(choice.v, choice.v.asymmetric), index, path)};
+                         scales(json, "v_min", count(choice.v, choice.v.asymmetric), index, path),
+                         scales(json, "k_offset", offset ? channels : 0, index, path),
+                         scales(json, "k_channel_scale", scale ? channels : 0, index, path)};
   if (json.contains("error")) layer.error = member<double>(json, "error", index, path);
   return layer;
 }
@@ -143,8 +152,11 @@ nlohmann::ordered_json to_json(const Recipe& recipe, nlohmann::ordered_json abou
                 {"bytes_per_token", halftone::bytes_per_token(layer.spec())},
                 {"error", layer.error}};
     const StaticScales& s = layer.stored.scales;
+    if (!s.k_offset.empty()) row["offset_k"] = true;  // layers without it are as they were
+    if (!s.k_channel_scale.empty()) row["scale_k"] = true;
     const std::pair<const char*, const std::vector<float>&> lists[] = {
-        {"k_scale", s.k_scale}, {"k_min", s.k_min}, {"v_scale", s.v_scale}, {"v_min", s.v_min}};
+        {"k_scale", s.k_scale}, {"k_min", s.k_min},       {"v_scale", s.v_scale},
+        {"v_min", s.v_min},     {"k_offset", s.k_offset}, {"k_channel_scale", s.k_channel_scale}};
     for (const auto& [name, values] : lists) {
       if (!values.empty()) row[name] = values;
     }

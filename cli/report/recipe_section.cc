@@ -29,7 +29,7 @@ std::string layer_rows(const RecipeReport& recipe, const ReportExtras& extras) {
     const FormatChoice& c = recipe.recipe.layers.at(recipe.numbers[i]).stored.choice;
     const LayerResult& r = recipe.layers[i];
     html += "<tr>" + cell(fmt::format("{}", recipe.numbers[i]));
-    html += cell(swatch(c) + html_escape(choice_name(c.k, c.rotate_k, c.k, c.rotate_k)));
+    html += cell(swatch(c) + html_escape(choice_name(c.k, c.rotate_k, c.k, c.rotate_k, c.channels)));
     html += cell(html_escape(choice_name(c.v, c.rotate_v, c.v, c.rotate_v)));
     html += cell(fmt::format("{:.0f}", r.bytes_per_token)) + cell(fmt::format("{:.2f}x", r.compression));
     html += cell(percent(r.output.relative));

@@ -54,10 +54,15 @@ struct KvCacheSpec {
   bool rotate_v = false;  ///< store V after a block Hadamard rotation; attention undoes it on the output
   int rope_dim = 0;       ///< 0: K and V apart. 32 or 64: a latent cache whose K ends in so many bf16 dims,
                      ///< those of the rotary embedding; V is K's first v_head_dim dims. v_format is k_format
+  bool offset_k = false;  ///< store K less an offset per channel, PagedKv::k_channels.offset, which softmax
+                          ///< cancels; attention adds it to LSE and sinks. Quantised, separate K only
+  bool scale_k = false;   ///< store K divided by a scale per channel, which attention multiplies Q with
 
   friend constexpr bool operator==(const KvCacheSpec&, const KvCacheSpec&) = default;
   constexpr int v_dim() const { return v_head_dim == 0 ? head_dim : v_head_dim; }
   constexpr bool is_latent() const { return rope_dim != 0; }
+  /// Whether channels of K are treated before a rotation and the format.
+  constexpr bool has_channels() const { return offset_k || scale_k; }
   /// Dims of K before a latent's rotary ones, those in k_format.
   constexpr int latent_dim() const { return head_dim - rope_dim; }
   /// Dims of K that a rotary embedding may rotate: the first of a separate K, the last of a latent's.
@@ -145,6 +150,14 @@ struct StaticScale {
   TensorView min{};
 };
 
+/// What append makes of a channel of K, head h and dim d, before it rotates and quantises, and after RoPE:
+/// (k - offset[h][d]) * (1 / scale[h][d]), in this order, each operation rounded to fp32. f32 [kv_heads,
+/// head_dim], of at most 2^100 in magnitude and within [2^-16, 2^16]; the same for all tokens of a cache.
+struct ChannelTensors {
+  TensorView offset{};
+  TensorView scale{};
+};
+
 /// A view of the caller's cache. All tensors live on one device.
 struct PagedKv {
   KvCacheSpec spec{};
@@ -157,6 +170,8 @@ struct PagedKv {
   StaticScale k_scale{};  ///< present exactly when k_format has static scales
   StaticScale v_scale{};
   BlockTableMode table_mode = BlockTableMode::kTrusted;
+  ChannelTensors
+      k_channels{};  ///< present exactly with KvCacheSpec::offset_k and scale_k; calibrate_channels()
 };
 
 /// Which dims a rotary embedding pairs.
@@ -188,9 +203,10 @@ struct AppendArgs {
   Rope rope{};
   /// Optional on the CPU, int32 [1] on CUDA: sticky flags. Bit 0: a block-table entry was out of bounds
   /// (kClamped). On CUDA bit 1: a value not finite or beyond 2^100; bit 3: a static scale not finite and
-  /// positive; bit 4: a value of V beyond 2,048 (rotated: beyond 2,048 over the root of head_dim's largest
-  /// power of two) in a format that stores f16 scales, with which attention on CUDA (not on the CPU) may
-  /// overflow. Give such a V static scales, or scales in f32 ("-f32").
+  /// positive, or an offset or scale of a channel beyond its limits; bit 4: a value of V beyond 2,048
+  /// (rotated: beyond 2,048 over the root of head_dim's largest power of two) in a format that stores f16
+  /// scales, with which attention on CUDA (not on the CPU) may overflow. Give such a V static scales, or
+  /// scales in f32 ("-f32").
   TensorView status{};
   /// With cu_seqlens: lengths[i] then grows by cu[i+1] - cu[i], also for tokens that a bad block-table entry
   /// drops. Advance once per step: of layers that share `lengths`, only the last one appended to may, or the
@@ -198,14 +214,15 @@ struct AppendArgs {
   bool advance = false;
 };
 
-/// Quantises `args.k` and `args.v` and writes them into `cache`. The caller updates `lengths` afterwards,
+/// Quantises `args.k` and `args.v` and writes them into `cache`: RoPE, then k_channels, then the rotation,
+/// then the format. The caller updates `lengths` afterwards,
 /// unless `args.advance` is set. Only the bytes of the addressed slots (and lengths) change. With
 /// slot_mapping, cache.block_table and cache.lengths may be absent. CPU: throws OutOfRange (slot or page
 /// beyond the cache, rope.positions beyond cos), InvalidArgument (K or V not finite or beyond 2^100, cos or
 /// sin not finite or beyond 2^16, two tokens with one slot) before any byte is written.
 HALFTONE_API void append(const PagedKv& cache, const AppendArgs& args, Stream stream = nullptr);
 
-/// Reads a cache back in the caller's basis (rotations undone), request after request.
+/// Reads a cache back in the caller's basis (rotations and k_channels undone), request after request.
 /// k_out: f32, f16 or bf16 [sum(lengths), kv_heads, head_dim]; v_out likewise with v_dim. Either may be
 /// absent. Tokens behind a bad block-table entry are zeros (kClamped) or OutOfRange (kTrusted); on CUDA
 /// zeros, as are tokens beyond the table. CUDA also leaves sum(lengths) to the caller, since it lies on the
@@ -216,20 +233,37 @@ HALFTONE_API void dequantize(const PagedKv& cache, const TensorView& k_out, cons
 
 /// Static scales (and mins, if asymmetric) that let `x` be stored without clipping.
 /// x: f32, f16 or bf16 [tokens, kv_heads, dim] on the CPU, finite and at most 2^100 in magnitude. Returns 1
-/// (kTensor) or kv_heads (kHead) values.
+/// (kTensor) or kv_heads (kHead) values. channels: those of K on the CPU, if the cache treats them.
 struct StaticScaleValues {
   std::vector<float> scale{};
   std::vector<float> min{};
 };
-HALFTONE_API StaticScaleValues calibrate(const TensorView& x, const KvFormat& format, bool rotate = false);
+HALFTONE_API StaticScaleValues calibrate(const TensorView& x, const KvFormat& format, bool rotate = false,
+                                         const ChannelTensors& channels = {});
+
+/// An offset and a scale per channel of K, f32 [kv_heads, head_dim] each; empty: best without.
+struct ChannelValues {
+  std::vector<float> offset{};
+  std::vector<float> scale{};
+};
+/// Offset and scale from sample values of K: the mean of a channel, and the root of its largest distance from
+/// that (SmoothQuant, arXiv:2211.10438, halves the exponent likewise). k: f32, f16 or bf16 [tokens, kv_heads,
+/// head_dim] after RoPE on the CPU, finite and at most 2^100 in magnitude.
+HALFTONE_API ChannelValues channel_values(const TensorView& k, bool offset, bool scale);
+/// Likewise of neither, one or both of them: those with which the logits of the sample, stored in `format`,
+/// err least. q: the queries of the sample, f32, f16 or bf16 [queries, q_heads, head_dim], or absent: then
+/// every channel counts alike.
+HALFTONE_API ChannelValues calibrate_channels(const TensorView& k, const KvFormat& format,
+                                              bool rotate = false, const TensorView& q = {});
 
 /// FBGEMM gen_ai INT4 rows: [half2{scale, shift} x groups][nibbles, even dim low], x = q * scale + shift; one
 /// row is 4 * groups + dim/2 bytes (68 for dim 128 and one group, 80 for four). The same codes and scales as
 /// the native int4-row (groups = 1) and int4-g<dim/groups> formats, so both directions are exact. rows: uint8
 /// [tokens, kv_heads, 4 * groups + dim/2]; token t lives in slot `slots[t]` (int64 [tokens], >= 0). `which`
 /// selects K or V of the cache, whose format must be asymmetric int4 with f16 scales and as many groups, and
-/// which must not be rotated (rotate_k, rotate_v): Unsupported. CPU only. import also throws InvalidArgument
-/// on a scale that is negative or not finite; both throw OutOfRange on a slot beyond the cache.
+/// which must not be rotated (rotate_k, rotate_v) nor have channels treated (offset_k, scale_k): Unsupported.
+/// CPU only. import also throws InvalidArgument on a scale that is negative or not finite; both throw
+/// OutOfRange on a slot beyond the cache.
 enum class KvPart : std::uint8_t { kK, kV };
 HALFTONE_API void import_fbgemm_int4(const PagedKv& cache, KvPart which, const TensorView& rows,
                                      const TensorView& slots);

@@ -98,6 +98,8 @@ typedef struct halftone_cache_spec {
   int32_t rotate_k;                   /* 1: store K Hadamard-rotated in blocks; attention rotates Q alike */
   int32_t rotate_v;                   /* 1: store V Hadamard-rotated in blocks; undone on the output */
   int32_t rope_dim;                   /* latent: rotary dims at K's end, 32 or 64, in bf16; default 0: none */
+  int32_t offset_k; /* 1: K, quantised and not latent, is stored less an offset per channel */
+  int32_t scale_k;  /* 1: divided by a scale per channel, which attention multiplies Q with */
 } halftone_cache_spec;
 HALFTONE_API halftone_status halftone_cache_spec_init(halftone_cache_spec* spec, size_t struct_size);
 
@@ -146,9 +148,10 @@ typedef enum halftone_block_table_mode {
   HALFTONE_BLOCK_TABLE_CLAMPED = 1  /* a bad live entry excludes its tokens, sets bit 0 of status */
 } halftone_block_table_mode;
 
-/* A view of the caller's cache. All tensors live on one device. The static scales (and mins, if asymmetric)
- * are f32 [1] for HALFTONE_GRANULARITY_TENSOR or [kv_heads] for _HEAD, finite, scales > 0; present exactly
- * then. */
+/* A view of the caller's cache. All tensors live on one device. Append stores channel d of K of head h, after
+ * the rotary embedding and before a rotation, as (k - k_offset[h][d]) * (1 / k_channel_scale[h][d]). The
+ * static scales (and mins, if asymmetric) are f32 [1] for HALFTONE_GRANULARITY_TENSOR or [kv_heads] for
+ * _HEAD, finite, scales > 0; present exactly then. */
 typedef struct halftone_paged_kv {
   size_t struct_size;
   uint32_t abi_version;
@@ -161,6 +164,8 @@ typedef struct halftone_paged_kv {
   const halftone_tensor* k_min;       /* optional */
   const halftone_tensor* v_scale;     /* optional */
   const halftone_tensor* v_min;       /* optional */
+  const halftone_tensor* k_offset;    /* f32 [kv_heads, head_dim]; exactly with offset_k of the spec */
+  const halftone_tensor* k_channel_scale; /* likewise with scale_k, within [2^-16, 2^16] */
 } halftone_paged_kv;
 HALFTONE_API halftone_status halftone_paged_kv_init(halftone_paged_kv* cache, size_t struct_size);
 
@@ -203,9 +208,10 @@ HALFTONE_API halftone_status halftone_append_args_init(halftone_append_args* arg
 HALFTONE_API halftone_status halftone_append(const halftone_paged_kv* cache, const halftone_append_args* args,
                                              void* stream);
 
-/* Reads a cache back in the caller's basis (rotations undone), request after request. k_out: f32, f16 or bf16
- * [sum(lengths), kv_heads, head_dim]; v_out likewise with v_dim. Either is optional. On CUDA, where the
- * lengths lie on the device, rows beyond sum(lengths) become zeros and tokens beyond the rows are left out.
+/* Reads a cache back in the caller's basis (rotations and channels undone), request after request. k_out:
+ * f32, f16 or bf16 [sum(lengths), kv_heads, head_dim]; v_out likewise with v_dim. Either is optional. On
+ * CUDA, where the lengths lie on the device, rows beyond sum(lengths) become zeros and tokens beyond the rows
+ * are left out.
  */
 HALFTONE_API halftone_status halftone_dequantize(const halftone_paged_kv* cache, const halftone_tensor* k_out,
                                                  const halftone_tensor* v_out, void* stream);
@@ -216,6 +222,16 @@ HALFTONE_API halftone_status halftone_dequantize(const halftone_paged_kv* cache,
 HALFTONE_API halftone_status halftone_calibrate(const halftone_tensor* x, const halftone_kv_format* format,
                                                 int32_t rotate, const halftone_tensor* scale,
                                                 const halftone_tensor* min);
+
+/* Offset and scale of K's channels with which the logits of a sample, stored in `format`, err least. k: f32,
+ * f16 or bf16 [T, kv_heads, head_dim] after the rotary embedding, on the CPU; `rotate`: 1 when the cache
+ * rotates K; q: optional, [Tq, q_heads, head_dim] of queries, which say what a channel counts. `offset` and
+ * `scale`: f32 [kv_heads, head_dim], contiguous, on the CPU, written; *offset_k and *scale_k become 1 where
+ * they help, for the spec, else 0 with offsets of 0 and scales of 1. Static scales beside them are those of K
+ * as append stores it. */
+HALFTONE_API halftone_status halftone_calibrate_channels(
+    const halftone_tensor* k, const halftone_kv_format* format, int32_t rotate, const halftone_tensor* q,
+    const halftone_tensor* offset, const halftone_tensor* scale, int32_t* offset_k, int32_t* scale_k);
 
 /* K or V of a cache. */
 typedef enum halftone_kv_part { HALFTONE_PART_K = 0, HALFTONE_PART_V = 1 } halftone_kv_part;

@@ -10,7 +10,7 @@ from ._plan import Plan, plan
 from ._recipe import Recipe, RecipeLayer, load_recipe
 from .attention import Schedule, attend, schedule
 from .cache import PagedKVCache, Rope
-from .convert import calibrate, dequantize, export_fbgemm_int4, import_fbgemm_int4
+from .convert import calibrate, calibrate_channels, dequantize, export_fbgemm_int4, import_fbgemm_int4
 from .errors import (
     CorruptFileError,
     DeviceError,
@@ -53,6 +53,7 @@ __all__ = [
     "attend",
     "attend_listed",
     "calibrate",
+    "calibrate_channels",
     "dequantize",
     "export_fbgemm_int4",
     "has_cuda",

@@ -12,10 +12,9 @@ from typing import Any
 from . import _arrays, _check
 from ._files import AtomicFile
 from .errors import CorruptFileError, InvalidArgumentError, OutOfRangeError, UnsupportedError
-from .spec import KVCacheSpec
+from .spec import TENSORS, KVCacheSpec
 
 _FORMAT = "halftone-cache-1"
-_SCALES = ("k_scale", "k_min", "v_scale", "v_min")
 
 
 def _import(package: str) -> Any:
@@ -86,7 +85,7 @@ def save(cache: Any, path: Any, prefix: str) -> None:
         raise InvalidArgumentError(
             f"cache.pages has rows of {pages.shape[1]} bytes, but pages of its spec have {spec.page_bytes}: wrap such."
         )
-    scales = {name: _to_numpy(cache, name, "f32") for name in _SCALES if getattr(cache, name) is not None}
+    scales = {name: _to_numpy(cache, name, "f32") for name in TENSORS if getattr(cache, name) is not None}
     metadata, small, live = {"format": _FORMAT}, {}, {}
     for i, length in enumerate(_to_numpy(cache, "lengths", "int32").tolist()):
         label = f"{prefix}.{i}"
@@ -177,8 +176,11 @@ def _read_layer(cls: Any, file: Any, name: str, label: str, spec_text: str) -> d
             layer[f"{part}_scale"] = read(f"{part}_scale", "float32", (count,))
             if form.asymmetric:
                 layer[f"{part}_min"] = read(f"{part}_min", "float32", (count,))
+    for part, has in (("k_offset", spec.offset_k), ("k_channel_scale", spec.scale_k)):
+        if has:
+            layer[part] = read(part, "float32", (spec.kv_heads, spec.head_dim))
     try:  # the library checks scales that it can read: those of a cache on the CPU
-        cls(0, 0, spec=spec, **{s: layer[s] for s in _SCALES if s in layer}).dequantize()
+        cls(0, 0, spec=spec, **{s: layer[s] for s in TENSORS if s in layer}).dequantize()
     except InvalidArgumentError as error:
         raise CorruptFileError(f"file {name!r}, layer {label!r}: {error}") from None
     return layer
@@ -195,7 +197,7 @@ def _assemble(
 ) -> Any:
     numpy, first = _import("numpy"), layers[0]
     for layer in layers[1:]:
-        same_scales = all(numpy.array_equal(layer.get(s, 0), first.get(s, 0)) for s in _SCALES)
+        same_scales = all(numpy.array_equal(layer.get(s, 0), first.get(s, 0)) for s in TENSORS)
         if layer["spec"] != first["spec"] or not same_scales:
             raise InvalidArgumentError(
                 f"file {name!r} holds layers of different geometry or static scales: load them one file at a time."
@@ -206,7 +208,7 @@ def _assemble(
         max_len = -(-max(*lengths, 1) // page_size) * page_size
         if num_pages is None:
             num_pages = sum(-(-length // page_size) for length in lengths)
-    scales = {s: _arrays.make(framework, first[s], "f32", device) for s in _SCALES if s in first}
+    scales = {s: _arrays.make(framework, first[s], "f32", device) for s in TENSORS if s in first}
     cache = cls(
         len(layers), max_len, spec=first["spec"], num_pages=num_pages, framework=framework, device=device, **scales
     )

@@ -8,8 +8,7 @@ from . import _arrays
 from ._pool import PagePool
 from ._sequences import Sequences
 from .errors import InvalidArgumentError, ResourceExhaustedError
-
-SCALES = ("k_scale", "k_min", "v_scale", "v_min")
+from .spec import TENSORS
 
 
 def in_memory(cache: Any, make: Callable[[], Any]) -> Any:
@@ -29,8 +28,8 @@ def in_memory(cache: Any, make: Callable[[], Any]) -> Any:
 
 
 def scales_of(cache: Any, change: Callable[[Any], Any]) -> dict[str, Any]:
-    """The static scales of a PagedKVCache, each changed, by name."""
-    return {name: None if getattr(cache, name) is None else change(getattr(cache, name)) for name in SCALES}
+    """What lies beside the pages of a PagedKVCache, each changed, by name."""
+    return {name: None if getattr(cache, name) is None else change(getattr(cache, name)) for name in TENSORS}
 
 
 def clone_sequences(sequences: Sequences) -> Sequences:

@@ -10,14 +10,14 @@ from typing import Any, Mapping
 
 from . import _arrays
 from .errors import Error, InvalidArgumentError
-from .spec import KVCacheSpec
+from .spec import TENSORS, KVCacheSpec
 
 _VERSION = 1
-_KINDS = ("k_scale", "k_min", "v_scale", "v_min")
 _FIELDS = {
     "k_format": str, "rotate_k": bool, "v_format": str, "rotate_v": bool, "kv_heads": int, "head_dim": int,
     "v_head_dim": int,
 }  # fmt: skip
+_CHANNELS = {"k_offset": "offset_k", "k_channel_scale": "scale_k"}  # written where they are true
 _TEXTS = {str: "a text", bool: "true or false", int: "an integer"}
 _ABOUT = ("layer", "bytes_per_token", "error")
 
@@ -28,7 +28,8 @@ class RecipeLayer:
 
     Attributes:
         spec: with pages of 64 tokens; :meth:`Recipe.specs` gives others.
-        scales: values of "k_scale", "k_min", "v_scale" and "v_min", those that its formats have.
+        scales: values of "k_scale", "k_min", "v_scale", "v_min", "k_offset" and "k_channel_scale", those that it has;
+            of the last two head after head.
         error: relative output error, measured when the recipe was made.
     """
 
@@ -70,24 +71,28 @@ class Recipe:
         """
         specs = []
         for layer in self.layers.values():
-            fields = {name: getattr(layer.spec, name) for name in _FIELDS}
+            fields = {name: getattr(layer.spec, name) for name in (*_FIELDS, *_CHANNELS.values())}
             specs.append(KVCacheSpec(**fields, page_size=page_size))
         return specs
 
     def scales(self, framework: str = "numpy", device: str = "cpu") -> dict[str, list[Any]]:
-        """Static scales as the arguments of :class:`LayeredKVCache`; None for a layer without.
+        """What lies beside the pages, as the arguments of :class:`LayeredKVCache`; None for a layer without.
 
         Args:
             framework: "numpy", "torch", "jax" or "cupy", of the arrays.
             device: "cpu" or "cuda:<index>".
         """
-        return {
-            name: [
-                _arrays.make(framework, list(layer.scales[name]), "f32", device) if name in layer.scales else None
-                for layer in self.layers.values()
-            ]
-            for name in _KINDS
-        }
+
+        def array(layer: RecipeLayer, name: str) -> Any:
+            if name not in layer.scales:
+                return None
+            values: list[Any] = list(layer.scales[name])
+            if name in _CHANNELS:
+                dim = layer.spec.head_dim
+                values = [values[i : i + dim] for i in range(0, len(values), dim)]
+            return _arrays.make(framework, values, "f32", device)
+
+        return {name: [array(layer, name) for layer in self.layers.values()] for name in TENSORS}
 
 
 def load_recipe(path: str | os.PathLike[str]) -> Recipe:
@@ -138,27 +143,30 @@ def _layer(row: Any) -> tuple[int, RecipeLayer]:
     if not isinstance(row, dict):
         raise InvalidArgumentError("it is no object: make the recipe again.")
     for key in row:
-        if key not in (*_FIELDS, *_KINDS, *_ABOUT):
+        if key not in (*_FIELDS, *_CHANNELS.values(), *TENSORS, *_ABOUT):
             raise InvalidArgumentError(f"it has {key!r}, which this halftone does not know: use the version that made it.")
-    for key, kind in (("layer", int), *_FIELDS.items()):
+    row = {**dict.fromkeys(_CHANNELS.values(), False), **row}
+    for key, kind in (("layer", int), *_FIELDS.items(), *dict.fromkeys(_CHANNELS.values(), bool).items()):
         value = row.get(key)
         if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
             found = repr(value) if key in row else "missing"
             raise InvalidArgumentError(f"{key} is {found}, but must be {_TEXTS[kind]}: make the recipe again.")
     if row["layer"] < 0:
         raise InvalidArgumentError(f"layer is {row['layer']}, but must be 0 or more: make the recipe again.")
-    spec = KVCacheSpec(**{key: row[key] for key in _FIELDS})
+    spec = KVCacheSpec(**{key: row[key] for key in (*_FIELDS, *_CHANNELS.values())})
     scales = {}
+    counts = [(name, spec.kv_heads * spec.head_dim if row[flag] else 0) for name, flag in _CHANNELS.items()]
     for part, form in (("k", spec.k_format), ("v", spec.v_format)):
         count = 0 if not form.static_scale else 1 if form.granularity == "tensor" else spec.kv_heads
-        for kind, wanted in (("scale", count), ("min", count if form.asymmetric else 0)):
-            values = row.get(f"{part}_{kind}", [])
-            numbers = isinstance(values, list) and all(type(x) in (int, float) for x in values)
-            if not numbers or len(values) != wanted:
-                raise InvalidArgumentError(
-                    f"{part}_{kind} must be a list of {wanted} numbers, as its format has: make the recipe again."
-                )
-            if wanted:
-                scales[f"{part}_{kind}"] = tuple(map(float, values))
+        counts += [(f"{part}_scale", count), (f"{part}_min", count if form.asymmetric else 0)]
+    for name, wanted in counts:
+        values = row.get(name, [])
+        numbers = isinstance(values, list) and all(type(x) in (int, float) for x in values)
+        if not numbers or len(values) != wanted:
+            raise InvalidArgumentError(
+                f"{name} must be a list of {wanted} numbers, as its format has: make the recipe again."
+            )
+        if wanted:
+            scales[name] = tuple(map(float, values))
     error = row.get("error", math.nan)
     return row["layer"], RecipeLayer(spec, scales, float(error) if type(error) in (int, float) else math.nan)

@@ -9,7 +9,7 @@ from ._append import Appending, Rope
 from ._sequences import Sequences, allocate
 from .errors import InvalidArgumentError, UnsupportedError
 from .format import KVFormat
-from .spec import KVCacheSpec, agreeing, check_scales, check_spec
+from .spec import TENSORS, KVCacheSpec, agreeing, check_scales, check_spec, with_channels
 
 
 class PagedKVCache(Appending):
@@ -30,6 +30,8 @@ class PagedKVCache(Appending):
         device: "cpu" or "cuda:<index>".
         k_scale, k_min, v_scale, v_min: static scales, f32 [1] or [kv_heads], exactly for formats that have them; see
             :func:`calibrate`.
+        k_offset, k_channel_scale: offset and scale of K's channels, f32 [kv_heads, head_dim], which the cache then has;
+            see :func:`calibrate_channels`. Beside ``spec`` exactly with its ``offset_k`` and ``scale_k``.
         clamped: a bad live entry of the block table excludes its tokens and sets bit 0 of ``status`` instead of being
             trusted (the CPU always checks).
 
@@ -69,15 +71,19 @@ class PagedKVCache(Appending):
         k_min: Any = None,
         v_scale: Any = None,
         v_min: Any = None,
+        k_offset: Any = None,
+        k_channel_scale: Any = None,
         clamped: bool = False,
     ) -> None:
         fields: tuple[Any, ...] = (kv_heads, head_dim, k_format, v_format, v_head_dim, page_size, rotate_k, rotate_v)
-        spec = KVCacheSpec(*fields) if spec is None else agreeing(spec, fields)
-        check_scales(spec, k_scale, k_min, v_scale, v_min)
+        if spec is None:
+            spec = with_channels(KVCacheSpec(*fields), k_offset, k_channel_scale)
+        else:
+            spec = agreeing(spec, fields)
+        beside = (k_scale, k_min, v_scale, v_min, k_offset, k_channel_scale)
+        check_scales(spec, *beside)
         sequences = allocate([spec], batch, max_len, num_pages, framework, device)
-        self._init(
-            spec, sequences.pages[0], sequences.table, sequences.lengths, (k_scale, k_min, v_scale, v_min), clamped
-        )
+        self._init(spec, sequences.pages[0], sequences.table, sequences.lengths, beside, clamped)
         self._join(sequences)
 
     @classmethod
@@ -92,6 +98,8 @@ class PagedKVCache(Appending):
         k_min: Any = None,
         v_scale: Any = None,
         v_min: Any = None,
+        k_offset: Any = None,
+        k_channel_scale: Any = None,
         clamped: bool = False,
         status: Any = None,
     ) -> PagedKVCache:
@@ -102,11 +110,12 @@ class PagedKVCache(Appending):
             pages: uint8 [num_pages, page_bytes], 16-byte aligned rows.
             block_table: int32 [batch, max_pages_per_request].
             lengths: int32 [batch]; :meth:`append` advances it, so layers that share one must use :meth:`append_slots`.
-            k_scale, k_min, v_scale, v_min, clamped: as in the constructor.
+            k_scale, k_min, v_scale, v_min, k_offset, k_channel_scale, clamped: as in the constructor.
             status: int32 [1], sticky flags, see the attributes; None allocates it where it is needed.
         """
         self = cls.__new__(cls)
-        check_scales(check_spec(spec), k_scale, k_min, v_scale, v_min)
+        beside = (k_scale, k_min, v_scale, v_min, k_offset, k_channel_scale)
+        check_scales(check_spec(spec), *beside)
         _check.shape(pages, "pages", 2, "num_pages, page_bytes")
         _check.shape(block_table, "block_table", 2, "batch, max_pages_per_request")
         _check.shape(lengths, "lengths", 1, "batch")
@@ -115,13 +124,12 @@ class PagedKVCache(Appending):
         if status is not None:
             _check.shape(status, "status", 1, "1")
             _arrays.native(status, "status", written=True)
-        self._init(spec, pages, block_table, lengths, (k_scale, k_min, v_scale, v_min), clamped, status)
+        self._init(spec, pages, block_table, lengths, beside, clamped, status)
         return self
 
     _sequences: Sequences | None
     _fixed = frozenset(
-        ("spec", "pages", "block_table", "lengths", "k_scale", "k_min", "v_scale", "v_min", "clamped", "status")
-        + ("framework", "device")
+        ("spec", "pages", "block_table", "lengths", *TENSORS, "clamped", "status", "framework", "device")
     )
     _instead = "write into its arrays, or make another cache with PagedKVCache.wrap()"
 
@@ -131,7 +139,7 @@ class PagedKVCache(Appending):
         pages: Any,
         table: Any,
         lengths: Any,
-        scales: tuple[Any, ...],
+        beside: tuple[Any, ...],
         clamped: bool,
         status: Any = None,
     ) -> None:
@@ -139,7 +147,7 @@ class PagedKVCache(Appending):
         self.pages = pages
         self.block_table = table
         self.lengths = lengths
-        self.k_scale, self.k_min, self.v_scale, self.v_min = scales
+        self.k_scale, self.k_min, self.v_scale, self.v_min, self.k_offset, self.k_channel_scale = beside
         self.clamped = _check.flag(clamped, "clamped")
         self._native = self._native_of(table, lengths)
         self.framework = _arrays.framework_of(pages)
@@ -154,9 +162,8 @@ class PagedKVCache(Appending):
         self._sequences = self._layer = None
 
     def _native_of(self, table: Any, lengths: Any) -> Any:
-        names = ("k_scale", "k_min", "v_scale", "v_min")
         arrays = [(self.pages, "pages"), (table, "block_table"), (lengths, "lengths")]
-        arrays += [(getattr(self, name), name) for name in names]
+        arrays += [(getattr(self, name), name) for name in TENSORS]
         return _native.cache(self.spec._native, *(_arrays.native(x, name) for x, name in arrays), self.clamped)
 
     def _join(self, sequences: Sequences, layer: int | None = None) -> None:
@@ -252,7 +259,7 @@ class PagedKVCache(Appending):
                 1: "a block-table entry or a length is out of range",
                 2: "append got a NaN or infinity",
                 4: "a schedule has more queries than q has rows",
-                8: "a static scale is not finite and positive",
+                8: "a static scale is not finite and positive, or a channel's offset or scale beyond its limits",
                 16: "append got values of V beyond 2048, too large for stored f16 scales on CUDA",
                 32: "a schedule has more keys than k and v have rows",
             }

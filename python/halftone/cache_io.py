@@ -2,7 +2,7 @@
 
 Each request is one layer of such a file: ``<prefix>.<i>.pages`` uint8 [pages, page_bytes] in the native layout,
 ``<prefix>.<i>.lengths`` int32 [1], static scales ``k_scale``, ``k_min``, ``v_scale``, ``v_min`` f32 where the formats
-have them. The metadata holds ``format = halftone-cache-1`` and ``<prefix>.<i>.spec``, the spec as a JSON object. Needs
+have them, ``k_offset`` and ``k_channel_scale`` f32 [kv_heads, head_dim] where the spec has them. The metadata holds ``format = halftone-cache-1`` and ``<prefix>.<i>.spec``, the spec as a JSON object. Needs
 NumPy, and reading the package ``safetensors``.
 """
 

@@ -32,7 +32,14 @@ def dequantize(
 
 
 def calibrate(
-    x: Any, format: KVFormat | str, *, rotate: bool = False, scale_out: Any = None, min_out: Any = None
+    x: Any,
+    format: KVFormat | str,
+    *,
+    rotate: bool = False,
+    scale_out: Any = None,
+    min_out: Any = None,
+    k_offset: Any = None,
+    k_channel_scale: Any = None,
 ) -> tuple[Any, Any]:
     """Static scales that let ``x`` be stored without clipping.
 
@@ -42,6 +49,7 @@ def calibrate(
         rotate: True when the cache rotates this part.
         scale_out: f32 [1] or [kv_heads] on any device, to be written; None allocates it.
         min_out: likewise, of an asymmetric format only.
+        k_offset, k_channel_scale: those of the cache's K, f32 [kv_heads, dim] on the CPU, if it has them.
 
     Returns:
         scale and min, f32 [1] or [kv_heads] in the framework of ``x``; min is None for a symmetric format.
@@ -52,13 +60,63 @@ def calibrate(
     form = as_format(format)
     if min_out is not None and not form.asymmetric:
         raise InvalidArgumentError(f"min_out is given, but {form} is symmetric and has no min: leave it out.")
-    values = [float(s) for s in _native.calibrate(_arrays.native(x, "x"), form.name, _check.flag(rotate, "rotate"))]
+    given = [_arrays.native(y, name) for y, name in ((k_offset, "k_offset"), (k_channel_scale, "k_channel_scale"))]
+    found = _native.calibrate(_arrays.native(x, "x"), form.name, _check.flag(rotate, "rotate"), *given)
+    values = [float(s) for s in found]
     count = len(values) // 2 if form.asymmetric else len(values)
     for array, name in ((scale_out, "scale_out"), (min_out, "min_out")):
         if array is not None:
             _check_scales(array, name, count)
     scale = _scales(x, values[:count], scale_out)
     return scale, _scales(x, values[count:], min_out) if form.asymmetric else None
+
+
+def calibrate_channels(
+    k: Any,
+    format: KVFormat | str,
+    *,
+    rotate: bool = False,
+    q: Any = None,
+    offset: bool | None = None,
+    scale: bool | None = None,
+) -> tuple[Any, Any]:
+    """Offset and scale of K's channels from a sample: ``k_offset`` and ``k_channel_scale`` of a cache.
+
+    The offset is the mean of a channel, the scale the root of its largest distance from that (from 0 without an
+    offset). Softmax cancels the offset and Q takes up the scale, so that reading the cache costs nothing
+    (docs/formats.md).
+
+    Args:
+        k: f32, f16 or bf16 [tokens, kv_heads, head_dim] on the CPU, after the rotary embedding.
+        format: of K, one that quantises.
+        rotate: True when the cache rotates K.
+        q: [queries, q_heads, head_dim] likewise: what an error of a channel counts. None: all alike.
+        offset, scale: whether to have them; None for both: what makes the error of the logits smallest.
+
+    Returns:
+        offset and scale, f32 [kv_heads, head_dim] in the framework of ``k``; None for one that is better left out.
+
+    Raises:
+        InvalidArgumentError: a 16-bit format, non-finite values, shapes or dtypes; one of offset and scale alone.
+    """
+    form, flag = as_format(format), _check.flag(rotate, "rotate")
+    if (offset is None) != (scale is None):
+        raise InvalidArgumentError(
+            f"offset is {offset} and scale {scale}, but they are chosen together: give both or neither."
+        )
+    native = _arrays.native(k, "k")
+    if offset is None:
+        both = _native.calibrate_channels(native, form.name, flag, _arrays.native(q, "q"))
+    else:
+        both = _native.channel_values(native, _check.flag(offset, "offset"), _check.flag(scale, "scale"))
+    dim = int(k.shape[-1])
+
+    def array(values: list[float]) -> Any:
+        rows = [values[i : i + dim] for i in range(0, len(values), dim)]
+        return _arrays.make(_arrays.framework_of(k), rows, "f32", "cpu") if rows else None
+
+    found, factors = ([float(x) for x in values] for values in both)
+    return array(found), array(factors)
 
 
 def _check_scales(array: Any, name: str, count: int) -> None:

@@ -9,7 +9,7 @@ from ._sequences import SequenceOperations, Sequences, allocate
 from .cache import PagedKVCache
 from .errors import InvalidArgumentError, OutOfRangeError, UnsupportedError
 from .format import KVFormat
-from .spec import KVCacheSpec, agreeing
+from .spec import TENSORS, KVCacheSpec, agreeing, with_channels
 
 _MAX_LAYERS = 1 << 16
 
@@ -33,6 +33,8 @@ class LayeredKVCache(SequenceOperations):
         framework, device, clamped: as there.
         k_scale, k_min, v_scale, v_min: static scales of all layers, as there; or a list with those of each layer, None
             for a layer without.
+        k_offset, k_channel_scale: offset and scale of K's channels, likewise. A layer whose own spec is not given has
+            those that are not None.
 
     Raises:
         InvalidArgumentError, UnsupportedError, ResourceExhaustedError: as there; layers of different page sizes.
@@ -69,12 +71,18 @@ class LayeredKVCache(SequenceOperations):
         k_min: Any = None,
         v_scale: Any = None,
         v_min: Any = None,
+        k_offset: Any = None,
+        k_channel_scale: Any = None,
         clamped: bool = False,
     ) -> None:
         fields = (kv_heads, head_dim, k_format, v_format, v_head_dim, page_size, rotate_k, rotate_v)
         specs = _specs(layers, fields, spec)
-        given = {"k_scale": k_scale, "k_min": k_min, "v_scale": v_scale, "v_min": v_min}
+        given = dict(zip(TENSORS, (k_scale, k_min, v_scale, v_min, k_offset, k_channel_scale)))
         scales = {name: _of_each(value, name, len(specs)) for name, value in given.items()}
+        own = [False] * len(specs) if hasattr(layers, "__index__") else [isinstance(x, KVCacheSpec) for x in layers]
+        for i, has_own in enumerate(own):
+            if spec is None and not has_own:
+                specs[i] = with_channels(specs[i], scales["k_offset"][i], scales["k_channel_scale"][i])
         sequences = allocate(specs, batch, max_len, num_pages, framework, device, layered=True)
         status = None
         if device != "cpu" or clamped:
@@ -160,7 +168,7 @@ class LayeredKVCache(SequenceOperations):
     def _again(self, sequences: Sequences, copied: Any) -> LayeredKVCache:
         made = LayeredKVCache.__new__(LayeredKVCache)
         first, each = self._layers[0], [_copies.scales_of(layer, copied) for layer in self._layers]
-        scales = {name: [own[name] for own in each] for name in _copies.SCALES}
+        scales = {name: [own[name] for own in each] for name in TENSORS}
         made._assemble(
             sequences, [layer.spec for layer in self._layers], scales, first.clamped, copied(self.status)
         )
@@ -179,7 +187,7 @@ class LayeredKVCache(SequenceOperations):
             each = [_copies.scales_of(layer, _arrays.to_numpy) for layer in self._layers]
             return {
                 "specs": [layer.spec for layer in self._layers],
-                "scales": {name: [own[name] for own in each] for name in _copies.SCALES},
+                "scales": {name: [own[name] for own in each] for name in TENSORS},
                 "clamped": self._layers[0].clamped,
                 "flags": None if self.status is None else _arrays.to_list(self.status),
                 "sequences": _copies.sequences_state(self._sequences),
@@ -220,8 +228,8 @@ def _specs(layers: Any, fields: tuple[Any, ...], spec: Any) -> list[KVCacheSpec]
             return KVCacheSpec(*own)
         made = agreeing(spec, (*fields[:2], "bf16", None, *fields[4:]))
         values = {name: getattr(made, name) for name in ("kv_heads", "head_dim", "v_head_dim", "page_size")}
-        rotations = {name: getattr(made, name) for name in ("rotate_k", "rotate_v", "rope_dim")}
-        return KVCacheSpec(**values, **rotations, k_format=k_format, v_format=v_format)
+        others = {name: getattr(made, name) for name in ("rotate_k", "rotate_v", "rope_dim", "offset_k", "scale_k")}
+        return KVCacheSpec(**values, **others, k_format=k_format, v_format=v_format)
 
     if hasattr(layers, "__index__"):
         count = _check.integer(layers, "layers")

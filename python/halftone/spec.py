@@ -53,6 +53,8 @@ class KVCacheSpec:
             arXiv:2404.00456); improves 4-bit K.
         rotate_v: store V after the rotation; attention undoes it on the output.
         rope_dim: of a latent cache, see :meth:`latent`; 0: K and V apart.
+        offset_k: store a quantised K less an offset per channel (``k_offset`` of the cache), which softmax cancels.
+        scale_k: store it divided by a scale per channel (``k_channel_scale``), which attention multiplies Q with.
 
     Raises:
         InvalidArgumentError, UnsupportedError: a geometry that no page has; the sentence names the nearest choice.
@@ -70,6 +72,8 @@ class KVCacheSpec:
     rotate_k: bool
     rotate_v: bool
     rope_dim: int
+    offset_k: bool
+    scale_k: bool
     key: str = field(init=False, repr=False, compare=False)
 
     def __init__(
@@ -83,6 +87,8 @@ class KVCacheSpec:
         rotate_k: bool = False,
         rotate_v: bool = False,
         rope_dim: int = 0,
+        offset_k: bool = False,
+        scale_k: bool = False,
     ) -> None:
         head_dim = _check.integer(head_dim, "head_dim")
         fields = {
@@ -95,14 +101,17 @@ class KVCacheSpec:
             "rotate_k": _check.flag(rotate_k, "rotate_k"),
             "rotate_v": _check.flag(rotate_v, "rotate_v"),
             "rope_dim": _check.integer(rope_dim, "rope_dim"),
+            "offset_k": _check.flag(offset_k, "offset_k"),
+            "scale_k": _check.flag(scale_k, "scale_k"),
         }
         for name, value in fields.items():
             object.__setattr__(self, name, value)
         self._native  # noqa: B018  validates
         # An ordinary attribute, so that torch.compile sees a constant.
         text = {name: str(value) if name.endswith("_format") else value for name, value in fields.items()}
-        if not rope_dim:  # files of caches without it are as they were
-            del text["rope_dim"]
+        for name in ("rope_dim", "offset_k", "scale_k"):
+            if not text[name]:  # files of caches without it are as they were
+                del text[name]
         object.__setattr__(self, "key", json.dumps(text))
 
     @classmethod
@@ -144,7 +153,7 @@ class KVCacheSpec:
     def _native(self) -> Any:
         return _native.spec(
             str(self.k_format), str(self.v_format), self.kv_heads, self.head_dim, self.v_head_dim, self.page_size,
-            self.rotate_k, self.rotate_v, self.rope_dim,
+            self.rotate_k, self.rotate_v, self.rope_dim, self.offset_k, self.scale_k,
         )  # fmt: skip
 
     @cached_property
@@ -223,8 +232,28 @@ def check_spec(spec: Any) -> KVCacheSpec:
     return spec
 
 
-def check_scales(spec: KVCacheSpec, k_scale: Any, k_min: Any, v_scale: Any, v_min: Any) -> None:
-    """Static scales and mins are there exactly where the formats have them. Raises InvalidArgumentError."""
+def with_channels(spec: KVCacheSpec, k_offset: Any, k_channel_scale: Any) -> KVCacheSpec:
+    """``spec`` with an offset and a scale of K's channels exactly where there are values. Raises UnsupportedError."""
+    flags = {"offset_k": k_offset is not None, "scale_k": k_channel_scale is not None}
+    if not any(flags.values()):
+        return spec
+    return KVCacheSpec(**{**{name: getattr(spec, name) for name in _DEFAULTS}, **flags})
+
+
+# What lies beside the pages of a cache: its arguments and attributes of these names.
+TENSORS = ("k_scale", "k_min", "v_scale", "v_min", "k_offset", "k_channel_scale")
+
+
+def check_scales(
+    spec: KVCacheSpec, k_scale: Any, k_min: Any, v_scale: Any, v_min: Any, k_offset: Any, k_channel_scale: Any
+) -> None:
+    """What lies beside the pages is there exactly where the spec has it. Raises InvalidArgumentError."""
+    channels = (("k_offset", k_offset, "offset_k"), ("k_channel_scale", k_channel_scale, "scale_k"))
+    for name, array, flag in channels:
+        if (array is not None) != getattr(spec, flag):
+            have, remedy = ("None", "pass what halftone.calibrate_channels() returns") if array is None else (
+                "given", "make a spec with it")
+            raise InvalidArgumentError(f"{name} is {have}, but {flag} of the spec is {getattr(spec, flag)}: {remedy}.")
     for part, form, scale, low in (("k", spec.k_format, k_scale, k_min), ("v", spec.v_format, v_scale, v_min)):
         wanted = {"scale": (scale, form.static_scale), "min": (low, form.static_scale and form.asymmetric)}
         for name, (array, has) in wanted.items():

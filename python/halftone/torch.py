@@ -23,7 +23,10 @@ from .spec import KVCacheSpec
 
 _ALIGNMENT = 256  # bytes, of a workspace
 _DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
-_SCALES = "Tensor? k_scale, Tensor? k_min, Tensor? v_scale, Tensor? v_min"
+_SCALES = (
+    "Tensor? k_scale, Tensor? k_min, Tensor? v_scale, Tensor? v_min, "
+    "Tensor? k_offset, Tensor? k_channel_scale"
+)
 _QUERY = (
     "Tensor q, Tensor(a!) workspace, Tensor kv_lengths, Tensor? cu_q, Tensor pages, Tensor block_table, "
     f"Tensor(b!)? status, {_SCALES}, Tensor? alibi_slopes, Tensor? sinks, bool clamped, str plan"
@@ -82,11 +85,12 @@ def _operator(name: str, schema: str) -> Callable[[_Kernel], _Kernel]:
 def _append_op(
     k: Tensor, v: Optional[Tensor], cu_seqlens: Tensor, pages: Tensor, block_table: Tensor, lengths: Tensor,
     status: Optional[Tensor], k_scale: Optional[Tensor], k_min: Optional[Tensor], v_scale: Optional[Tensor],
-    v_min: Optional[Tensor], spec: str, advance: bool = True,
+    v_min: Optional[Tensor], k_offset: Optional[Tensor], k_channel_scale: Optional[Tensor], spec: str,
+    advance: bool = True,
 ) -> None:  # fmt: skip
     _native.append_tensors(
         _spec_of(spec)._native, k, v, cu_seqlens, pages, block_table, lengths, status, k_scale, k_min, v_scale, v_min,
-        advance,
+        k_offset, k_channel_scale, advance,
     )  # fmt: skip
 
 
@@ -102,12 +106,13 @@ def _schedule_op(kv_lengths: Tensor, cu_q: Optional[Tensor], workspace: Tensor, 
 def _attend_out_op(
     q: Tensor, workspace: Tensor, kv_lengths: Tensor, cu_q: Optional[Tensor], pages: Tensor, block_table: Tensor,
     status: Optional[Tensor], k_scale: Optional[Tensor], k_min: Optional[Tensor], v_scale: Optional[Tensor],
-    v_min: Optional[Tensor], alibi_slopes: Optional[Tensor], sinks: Optional[Tensor], clamped: bool, plan: str,
-    out: Tensor, lse: Optional[Tensor],
+    v_min: Optional[Tensor], k_offset: Optional[Tensor], k_channel_scale: Optional[Tensor],
+    alibi_slopes: Optional[Tensor], sinks: Optional[Tensor], clamped: bool, plan: str, out: Tensor,
+    lse: Optional[Tensor],
 ) -> None:  # fmt: skip
     _native.run_tensors(
         _plan_of(plan)._native, kv_lengths, cu_q, _aligned(workspace), pages, block_table, k_scale, k_min, v_scale,
-        v_min, clamped, q, out, lse, alibi_slopes, sinks, status, None, None, False,
+        v_min, k_offset, k_channel_scale, clamped, q, out, lse, alibi_slopes, sinks, status, None, None, False,
     )  # fmt: skip
 
 
@@ -120,12 +125,13 @@ def _attend_out_op(
 def _attend_appending_op(
     q: Tensor, workspace: Tensor, lengths: Tensor, cu_q: Optional[Tensor], pages: Tensor, block_table: Tensor,
     status: Optional[Tensor], k_scale: Optional[Tensor], k_min: Optional[Tensor], v_scale: Optional[Tensor],
-    v_min: Optional[Tensor], alibi_slopes: Optional[Tensor], sinks: Optional[Tensor], clamped: bool, plan: str,
-    k: Tensor, v: Optional[Tensor], advance: bool, out: Tensor, lse: Optional[Tensor],
+    v_min: Optional[Tensor], k_offset: Optional[Tensor], k_channel_scale: Optional[Tensor],
+    alibi_slopes: Optional[Tensor], sinks: Optional[Tensor], clamped: bool, plan: str, k: Tensor,
+    v: Optional[Tensor], advance: bool, out: Tensor, lse: Optional[Tensor],
 ) -> None:  # fmt: skip
     _native.run_tensors(
         _plan_of(plan)._native, lengths, cu_q, _aligned(workspace), pages, block_table, k_scale, k_min, v_scale,
-        v_min, clamped, q, out, lse, alibi_slopes, sinks, status, k, v, advance,
+        v_min, k_offset, k_channel_scale, clamped, q, out, lse, alibi_slopes, sinks, status, k, v, advance,
     )  # fmt: skip
 
 
@@ -327,7 +333,7 @@ def append(cache: PagedKVCache, k: Tensor, v: Optional[Tensor] = None) -> None:
         cu = torch.arange(k.shape[0] + 1, dtype=torch.int32, device=k.device)
     _ops.append(
         k, v, cu, cache.pages, cache.block_table, lengths, cache.status, cache.k_scale, cache.k_min, cache.v_scale,
-        cache.v_min, cache.spec.key, not layer,
+        cache.v_min, cache.k_offset, cache.k_channel_scale, cache.spec.key, not layer,
     )  # fmt: skip
 
 
@@ -406,8 +412,8 @@ def attend(
         _check_dense(k=k, v=v)
         arguments = (
             q, workspace, cache.lengths if kv_lengths is None else kv_lengths, cu_q, cache.pages, cache.block_table,
-            cache.status, cache.k_scale, cache.k_min, cache.v_scale, cache.v_min, alibi_slopes, sinks, cache.clamped,
-            step.key,
+            cache.status, cache.k_scale, cache.k_min, cache.v_scale, cache.v_min, cache.k_offset, cache.k_channel_scale,
+            alibi_slopes, sinks, cache.clamped, step.key,
         )  # fmt: skip
         # A compiler likes what writes nothing better.
         if k is None and out is None and lse is None and torch.compiler.is_compiling():

@@ -273,13 +273,14 @@ void run_scheduled(const Ref<PlanObj>& plan, const Ref<CacheObj>& cache, AnyView
 /// of the cache is held. The plan is over pages.
 void run_tensors(const Ref<PlanObj>& plan, AnyView kv_lengths, AnyView cu_q, AnyView workspace, AnyView pages,
                  AnyView block_table, AnyView k_scale, AnyView k_min, AnyView v_scale, AnyView v_min,
-                 bool clamped, AnyView q, AnyView out, AnyView lse, AnyView alibi_slopes, AnyView sinks,
-                 AnyView status, AnyView k, AnyView v, bool advance) {
+                 AnyView k_offset, AnyView k_channel_scale, bool clamped, AnyView q, AnyView out, AnyView lse,
+                 AnyView alibi_slopes, AnyView sinks, AnyView status, AnyView k, AnyView v, bool advance) {
   guarded([&] {
     AttentionArgs args = to_args(q, out, lse, alibi_slopes, sinks, status);
     args.append = {.k = to_optional_view(k, "k"), .v = to_optional_view(v, "v"), .advance = advance};
-    const PagedKv cache = to_cache(std::get<KvCacheSpec>(plan->plan.problem().kv), pages, block_table,
-                                   kv_lengths, k_scale, k_min, v_scale, v_min, clamped);
+    const PagedKv cache =
+        to_cache(std::get<KvCacheSpec>(plan->plan.problem().kv), pages, block_table, kv_lengths, k_scale,
+                 k_min, v_scale, v_min, k_offset, k_channel_scale, clamped);
     run_paged(plan->plan, args, cache, cache.lengths, cu_q, workspace);
   });
 }

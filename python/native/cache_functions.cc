@@ -65,7 +65,8 @@ Array<String> formats() {
 }
 
 Ref<SpecObj> make_spec(const String& k_format, const String& v_format, int kv_heads, int head_dim,
-                       int v_head_dim, int page_size, bool rotate_k, bool rotate_v, int rope_dim) {
+                       int v_head_dim, int page_size, bool rotate_k, bool rotate_v, int rope_dim,
+                       bool offset_k, bool scale_k) {
   return guarded([&] {
     const KvCacheSpec spec{.k_format = parse_format(text_of(k_format)),
                            .v_format = parse_format(text_of(v_format)),
@@ -75,7 +76,9 @@ Ref<SpecObj> make_spec(const String& k_format, const String& v_format, int kv_he
                            .page_size = page_size,
                            .rotate_k = rotate_k,
                            .rotate_v = rotate_v,
-                           .rope_dim = rope_dim};
+                           .rope_dim = rope_dim,
+                           .offset_k = offset_k,
+                           .scale_k = scale_k};
     page_layout(spec);  // every error of a geometry
     return Ref<SpecObj>(ffi::make_object<SpecObj>(spec));
   });
@@ -122,12 +125,14 @@ Array<ffi::Any> spans(const Ref<SpecObj>& spec) {
 }
 
 Ref<CacheObj> make_cache(const Ref<SpecObj>& spec, AnyView pages, AnyView block_table, AnyView lengths,
-                         AnyView k_scale, AnyView k_min, AnyView v_scale, AnyView v_min, bool clamped) {
+                         AnyView k_scale, AnyView k_min, AnyView v_scale, AnyView v_min, AnyView k_offset,
+                         AnyView k_channel_scale, bool clamped) {
   return guarded([&] {
     auto object = ffi::make_object<CacheObj>();
-    object->cache =
-        to_cache(spec->spec, pages, block_table, lengths, k_scale, k_min, v_scale, v_min, clamped);
-    for (const AnyView tensor : {pages, block_table, lengths, k_scale, k_min, v_scale, v_min}) {
+    object->cache = to_cache(spec->spec, pages, block_table, lengths, k_scale, k_min, v_scale, v_min,
+                             k_offset, k_channel_scale, clamped);
+    for (const AnyView tensor :
+         {pages, block_table, lengths, k_scale, k_min, v_scale, v_min, k_offset, k_channel_scale}) {
       hold(tensor, object->held);
     }
     return Ref<CacheObj>(std::move(object));
@@ -161,12 +166,12 @@ void append_tokens(const Ref<CacheObj>& cache, AnyView k, AnyView v, AnyView slo
 /// The same for torch's operators, which know tensors only: nothing of the cache is held.
 void append_tensors(const Ref<SpecObj>& spec, AnyView k, AnyView v, AnyView cu_seqlens, AnyView pages,
                     AnyView block_table, AnyView lengths, AnyView status, AnyView k_scale, AnyView k_min,
-                    AnyView v_scale, AnyView v_min, bool advance) {
+                    AnyView v_scale, AnyView v_min, AnyView k_offset, AnyView k_channel_scale, bool advance) {
   guarded([&] {
     AppendArgs args = to_append_args(spec->spec, k, v, cu_seqlens, status);
     args.advance = advance;
-    const PagedKv cache =
-        to_cache(spec->spec, pages, block_table, lengths, k_scale, k_min, v_scale, v_min, false);
+    const PagedKv cache = to_cache(spec->spec, pages, block_table, lengths, k_scale, k_min, v_scale, v_min,
+                                   k_offset, k_channel_scale, false);
     append(cache, args, to_stream(cache.pages.device, AnyView(nullptr)));
   });
 }
@@ -179,14 +184,39 @@ void dequantize_cache(const Ref<CacheObj>& cache, AnyView k_out, AnyView v_out, 
 }
 
 /// All scales, then all mins.
-Array<double> calibrate_scales(AnyView x, const String& format, bool rotate) {
+Array<double> calibrate_scales(AnyView x, const String& format, bool rotate, AnyView k_offset,
+                               AnyView k_channel_scale) {
   return guarded([&] {
-    const StaticScaleValues values = calibrate(to_view(x, "x"), parse_format(text_of(format)), rotate);
+    const StaticScaleValues values = calibrate(
+        to_view(x, "x"), parse_format(text_of(format)), rotate,
+        {to_optional_view(k_offset, "k_offset"), to_optional_view(k_channel_scale, "k_channel_scale")});
     Array<double> all;
     for (const float s : values.scale) all.push_back(s);
     for (const float m : values.min) all.push_back(m);
     return all;
   });
+}
+
+Array<Array<double>> to_arrays(const ChannelValues& values) {
+  Array<Array<double>> both;
+  for (const std::vector<float>* x : {&values.offset, &values.scale}) {
+    Array<double> all;
+    for (const float value : *x) all.push_back(value);
+    both.push_back(all);
+  }
+  return both;
+}
+
+/// Offsets and scales; empty where it is best without.
+Array<Array<double>> choose_channels(AnyView k, const String& format, bool rotate, AnyView q) {
+  return guarded([&] {
+    return to_arrays(
+        calibrate_channels(to_view(k, "k"), parse_format(text_of(format)), rotate, to_optional_view(q, "q")));
+  });
+}
+
+Array<Array<double>> values_of_channels(AnyView k, bool offset, bool scale) {
+  return guarded([&] { return to_arrays(channel_values(to_view(k, "k"), offset, scale)); });
 }
 
 void exchange_fbgemm(const Ref<CacheObj>& cache, bool value_part, bool import, AnyView rows, AnyView slots) {
@@ -244,6 +274,8 @@ TVM_FFI_DLL_EXPORT_TYPED_FUNC(append, append_tokens);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(append_tensors, append_tensors);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(dequantize, dequantize_cache);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(calibrate, calibrate_scales);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(calibrate_channels, choose_channels);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(channel_values, values_of_channels);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(exchange_fbgemm, exchange_fbgemm);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(empty, empty);
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(as_bf16, as_bf16);

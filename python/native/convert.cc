@@ -62,6 +62,8 @@ constexpr std::pair<std::string_view, std::string_view> kPythonNames[] = {
     {" is kNone", " is 'none'"},
     {", but problem.", ", but the plan's "},
     {" = true", "=True"},
+    {"cache.k_channels.offset", "cache.k_offset"},
+    {"cache.k_channels.scale", "cache.k_channel_scale"},
     {"_scale.scale", "_scale"},
     {"_scale.min", "_min"},
     {"workspace_bytes()", "workspace_bytes"},
@@ -127,7 +129,7 @@ TensorView to_optional_view(ffi::AnyView value, std::string_view name) {
 
 PagedKv to_cache(const KvCacheSpec& spec, ffi::AnyView pages, ffi::AnyView block_table, ffi::AnyView lengths,
                  ffi::AnyView k_scale, ffi::AnyView k_min, ffi::AnyView v_scale, ffi::AnyView v_min,
-                 bool clamped) {
+                 ffi::AnyView k_offset, ffi::AnyView k_channel_scale, bool clamped) {
   PagedKv cache;
   cache.spec = spec;
   cache.pages = to_view(pages, "pages");
@@ -135,6 +137,8 @@ PagedKv to_cache(const KvCacheSpec& spec, ffi::AnyView pages, ffi::AnyView block
   cache.lengths = to_optional_view(lengths, "lengths");
   cache.k_scale = {to_optional_view(k_scale, "k_scale"), to_optional_view(k_min, "k_min")};
   cache.v_scale = {to_optional_view(v_scale, "v_scale"), to_optional_view(v_min, "v_min")};
+  cache.k_channels = {to_optional_view(k_offset, "k_offset"),
+                      to_optional_view(k_channel_scale, "k_channel_scale")};
   cache.table_mode = clamped ? BlockTableMode::kClamped : BlockTableMode::kTrusted;
   return cache;
 }

@@ -27,7 +27,7 @@ TensorView to_optional_view(ffi::AnyView value, std::string_view name);
 /// A cache of `spec` in the caller's arrays; all but `pages` may be None. See to_view for the errors.
 PagedKv to_cache(const KvCacheSpec& spec, ffi::AnyView pages, ffi::AnyView block_table, ffi::AnyView lengths,
                  ffi::AnyView k_scale, ffi::AnyView k_min, ffi::AnyView v_scale, ffi::AnyView v_min,
-                 bool clamped);
+                 ffi::AnyView k_offset, ffi::AnyView k_channel_scale, bool clamped);
 
 /// Adds the tensor behind `value` to `held`, so that its memory lives as long as `held`. None is skipped.
 void hold(ffi::AnyView value, std::vector<ffi::Tensor>& held);

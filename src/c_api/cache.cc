@@ -105,6 +105,20 @@ void copy_values(const std::vector<float>& values, const TensorView& out) {
   std::memcpy(out.data, values.data(), values.size() * sizeof(float));
 }
 
+/// Where halftone_calibrate_channels() writes: f32 [heads, dim], contiguous, on the CPU.
+void check_channels(const TensorView& out, const char* argument, std::int64_t heads, std::int64_t dim) {
+  TensorView flat = out;
+  if (out.rank == 2 && out.shape[0] == heads && out.shape[1] == dim && (heads < 2 || out.strides[0] == dim)) {
+    flat.rank = 1;
+    flat.shape[0] = heads * dim;
+    flat.strides[0] = out.strides[1];
+  } else if (out.present()) {
+    invalid(
+        fmt::format("{} is no contiguous [{}, {}]: pass f32 [{}, {}].", argument, heads, dim, heads, dim));
+  }
+  check_scales(flat, argument, heads * dim);
+}
+
 }  // namespace
 }  // namespace halftone::c_api
 
@@ -286,6 +300,32 @@ halftone_status halftone_calibrate(const halftone_tensor* x, const halftone_kv_f
     const StaticScaleValues values = calibrate(input, f, rotated);
     copy_values(values.scale, scales);
     if (f.asymmetric) copy_values(values.min, mins);
+  });
+}
+
+halftone_status halftone_calibrate_channels(const halftone_tensor* k, const halftone_kv_format* format,
+                                            int32_t rotate, const halftone_tensor* q,
+                                            const halftone_tensor* offset, const halftone_tensor* scale,
+                                            int32_t* offset_k, int32_t* scale_k) {
+  return guarded([&] {
+    const TensorView sample = to_cpp(k, "k");
+    const KvFormat f = to_cpp(format, "format");
+    const TensorView offsets = to_cpp(offset, "offset"), scales = to_cpp(scale, "scale");
+    check_not_null(offset_k, "offset_k", "an int32_t");
+    check_not_null(scale_k, "scale_k", "an int32_t");
+    const bool rotated = to_bool(rotate, "rotate");
+    if (sample.rank == 3) {  // calibrate_channels() itself refuses everything else
+      check_channels(offsets, "offset", sample.shape[1], sample.shape[2]);
+      check_channels(scales, "scale", sample.shape[1], sample.shape[2]);
+    }
+    ChannelValues values = calibrate_channels(sample, f, rotated, to_cpp(q, "q"));
+    *offset_k = values.offset.empty() ? 0 : 1;
+    *scale_k = values.scale.empty() ? 0 : 1;
+    const auto channels = static_cast<std::size_t>(sample.shape[1] * sample.shape[2]);
+    values.offset.resize(channels, 0.0f);
+    values.scale.resize(channels, 1.0f);
+    copy_values(values.offset, offsets);
+    copy_values(values.scale, scales);
   });
 }
 

@@ -141,6 +141,8 @@ KvCacheSpec to_cpp(const halftone_cache_spec* in, const Name& argument) {
   spec.rotate_k = to_bool(c.rotate_k, argument("rotate_k"));
   spec.rotate_v = to_bool(c.rotate_v, argument("rotate_v"));
   spec.rope_dim = c.rope_dim;
+  spec.offset_k = to_bool(c.offset_k, argument("offset_k"));
+  spec.scale_k = to_bool(c.scale_k, argument("scale_k"));
   return spec;
 }
 
@@ -155,6 +157,8 @@ PagedKv to_cpp(const halftone_paged_kv* in, const Name& argument) {
   cache.k_scale.min = to_cpp(c.k_min, argument("k_min"));
   cache.v_scale.scale = to_cpp(c.v_scale, argument("v_scale"));
   cache.v_scale.min = to_cpp(c.v_min, argument("v_min"));
+  cache.k_channels.offset = to_cpp(c.k_offset, argument("k_offset"));
+  cache.k_channels.scale = to_cpp(c.k_channel_scale, argument("k_channel_scale"));
   cache.table_mode =
       to_enum(c.table_mode, BlockTableMode::kClamped, argument("table_mode"), "halftone_block_table_mode");
   return cache;
@@ -291,6 +295,8 @@ halftone_cache_spec to_c(const KvCacheSpec& spec) {
   c.rotate_k = spec.rotate_k;
   c.rotate_v = spec.rotate_v;
   c.rope_dim = spec.rope_dim;
+  c.offset_k = spec.offset_k;
+  c.scale_k = spec.scale_k;
   return c;
 }
 

@@ -15,6 +15,7 @@
 #include "cpu/interrupt.h"
 #include "cpu/slots.h"
 #include "cpu/threads.h"
+#include "format/channels.h"
 #include "format/codec.h"
 #include "format/hadamard.h"
 #include "format/head_dim.h"
@@ -112,14 +113,15 @@ struct PartJob {
   const PagedKv& cache;
   const PageLayout& layout;
   page::Part part;
-  TensorView input;  // the span's dims
-  const Rope* rope;  // null for all but the span that it begins in
+  TensorView input;   // the span's dims
+  const Rope* rope;   // null for all but the span that it begins in
+  Channels channels;  // of K
   const StaticScale& static_scale;
   const std::vector<std::int64_t>& slots;
   Interruption& interruption;
 };
 
-// RoPE and Hadamard rotation of one token and head, in fp32.
+// RoPE, treatment of channels and Hadamard rotation of one token and head, in fp32.
 void load_transformed(const PartJob& job, std::int64_t token, std::int64_t head, float* x) {
   load_row(job.input.dtype, row_at(job.input, token, head), job.part.dim, x);
   if (job.rope != nullptr && job.rope->pairing != RopePairing::kNone) {
@@ -127,6 +129,9 @@ void load_transformed(const PartJob& job, std::int64_t token, std::int64_t head,
     const std::int64_t row = static_cast<const std::int32_t*>(job.rope->positions.data)[token] * half;
     rope::rotate(job.rope->pairing, x, static_cast<const float*>(job.rope->cos.data) + row,
                  static_cast<const float*>(job.rope->sin.data) + row, static_cast<int>(half));
+  }
+  if (job.channels.any()) {
+    for (int d = 0; d < job.part.dim; ++d) x[d] = job.channels.taken(x[d], head * job.part.dim + d);
   }
   if (job.part.rotated) hadamard::rotate(x, job.part.dim);
 }
@@ -276,6 +281,7 @@ void write(const PagedKv& cache, const AppendArgs& args, const Slots& slots) {
                       part,
                       input,
                       part.k_first == rope_first ? &args.rope : nullptr,
+                      of_k ? channels_of(cache.k_channels) : Channels{},
                       of_k ? cache.k_scale : cache.v_scale,
                       slots.of_token,
                       interruption};

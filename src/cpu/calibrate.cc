@@ -5,16 +5,19 @@
 
 #include "cpu/element.h"
 #include "cpu/interrupt.h"
+#include "format/channels.h"
 #include "format/codec.h"
 #include "format/hadamard.h"
 #include "format/head_dim.h"
 #include "halftone/cache.h"
 #include "halftone/error.h"
 #include "plan/check_tensor.h"
+#include "plan/validate_cache.h"
 
 namespace halftone {
 
-StaticScaleValues calibrate(const TensorView& x, const KvFormat& format, bool rotate) {
+StaticScaleValues calibrate(const TensorView& x, const KvFormat& format, bool rotate,
+                            const ChannelTensors& channels) {
   const auto invalid = [](const std::string& sentence) {
     throw Error(ErrorCode::kInvalidArgument, sentence);
   };
@@ -37,6 +40,13 @@ StaticScaleValues calibrate(const TensorView& x, const KvFormat& format, bool ro
                         planning::shape_text(x)));
   }
 
+  planning::check_channels(channels,
+                           {.kv_heads = static_cast<int>(x.shape[1]),
+                            .head_dim = dim,
+                            .offset_k = planning::given(channels.offset),
+                            .scale_k = planning::given(channels.scale)},
+                           Device{});
+  const Channels treated = channels_of(channels);
   const bool per_head = format.granularity == Granularity::kHead;
   std::vector<codec::Range> ranges(static_cast<std::size_t>(per_head ? x.shape[1] : 1));
   cpu::Interruption interruption;
@@ -50,6 +60,7 @@ StaticScaleValues calibrate(const TensorView& x, const KvFormat& format, bool ro
             fmt::format("x[{}, {}, {}] is {}, but must be finite and at most 2^100 in magnitude: clean it.",
                         t, head, d, row[d]));
       }
+      for (int d = 0; treated.any() && d < dim; ++d) row[d] = treated.taken(row[d], head * dim + d);
       if (rotate) hadamard::rotate(row.data(), dim);
       codec::Range& range = ranges[static_cast<std::size_t>(per_head ? head : 0)];
       for (int d = 0; d < dim; ++d) range.include(row[d]);

@@ -10,6 +10,7 @@
 #include "cpu/read_span.h"
 #include "cpu/slots.h"
 #include "cpu/threads.h"
+#include "format/channels.h"
 #include "format/codec.h"
 #include "format/hadamard.h"
 #include "format/head_dim.h"
@@ -28,6 +29,7 @@ struct PartJob {
   page::Part part;
   TensorView output;  // the span's dims of K or V
   const StaticScale& static_scale;
+  Channels channels;  // of K
   const std::vector<std::int64_t>& slots;
   Interruption& interruption;
 };
@@ -50,6 +52,9 @@ void read_part(const PartJob& job) {
         const std::uint8_t* tile = tile_of(job.cache, job.layout, slot, head);
         read_span<Codec>(part, table, job.static_scale, tile, offset, head, x.data());
         if (part.rotated) hadamard::rotate(x.data(), part.dim);
+        for (int d = 0; job.channels.any() && d < part.dim; ++d) {
+          x[d] = job.channels.restored(x[d], std::int64_t{head} * part.dim + d);
+        }
       }
       store_row(job.output.dtype, x.data(), part.dim, row_at(job.output, t, head));
     }
@@ -80,8 +85,9 @@ void dequantize(const PagedKv& cache, const TensorView& k_out, const TensorView&
       const int first = part.first_in(which);
       if (first < 0) continue;
       const StaticScale& scale = of_k ? cache.k_scale : cache.v_scale;
-      const PartJob job{cache, layout,         part,        dims_of(out, first, part.dim),
-                        scale, slots.of_token, interruption};
+      const Channels channels = of_k ? channels_of(cache.k_channels) : Channels{};
+      const PartJob job{cache, layout,   part,           dims_of(out, first, part.dim),
+                        scale, channels, slots.of_token, interruption};
       codec::with_codec(part.format, [&](auto codec) { read_part<decltype(codec)>(job); });
       interruption.check();
     }

@@ -40,6 +40,11 @@ void check_latent(const KvCacheSpec& spec) {
                 fmt::format("{} is true, but a latent cache is never rotated: use false.",
                             spec.rotate_k ? "rotate_k" : "rotate_v"));
   }
+  if (spec.has_channels()) {
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("{} is true, but K of a latent cache is V, too, which has neither: use false.",
+                            spec.offset_k ? "offset_k" : "scale_k"));
+  }
   check_latent_format(spec.k_format, spec.latent_dim(), "k_format");
   if (spec.v_format != spec.k_format) {
     check_latent_format(spec.v_format, spec.latent_dim(), "v_format");
@@ -58,6 +63,13 @@ void check_separate(const KvCacheSpec& spec) {
   if (spec.v_head_dim != 0) check_head_dim(spec.v_head_dim, "v_head_dim");
   check_format(spec.k_format, spec.head_dim, "k_format");
   check_format(spec.v_format, spec.v_dim(), "v_format");
+  if (spec.has_channels() && !spec.k_format.quantised()) {
+    throw Error(
+        ErrorCode::kUnsupported,
+        fmt::format("{} is true, but k_format is {}, which does not quantise: use false, or a format of "
+                    "8 or 4 bits.",
+                    spec.offset_k ? "offset_k" : "scale_k", format_name(spec.k_format)));
+  }
 }
 
 }  // namespace

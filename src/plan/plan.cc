@@ -39,8 +39,8 @@ class Fingerprint {
 /// What heads and dims leave open.
 void add_place(Fingerprint& f, const KvCacheSpec& spec) {
   f.add(static_cast<std::uint64_t>(spec.rope_dim));
-  f.add(static_cast<std::uint64_t>(spec.page_size) << 2 | (spec.rotate_k ? 2U : 0U) |
-        (spec.rotate_v ? 1U : 0U))
+  f.add(static_cast<std::uint64_t>(spec.page_size) << 4 | (spec.scale_k ? 8U : 0U) |
+        (spec.offset_k ? 4U : 0U) | (spec.rotate_k ? 2U : 0U) | (spec.rotate_v ? 1U : 0U))
       .add(spec.k_format)
       .add(spec.v_format);
 }
@@ -238,13 +238,15 @@ std::string place_text(const KvTensors& tensors) {
 }
 
 std::string place_text(const KvCacheSpec& spec) {
-  std::string text, rotated;
+  std::string text, treated;
   for (const KvSpan& span : spec.spans()) {
     const std::string_view part = span.k_first < 0 ? "V" : span.v_first < 0 ? "K" : "K and V";
     text += fmt::format("{} {}, ", part, format_name(span.format));
-    if (span.rotate) rotated += fmt::format(", {} rotated", part);
+    if (span.rotate) treated += fmt::format(", {} rotated", part);
   }
-  return text + fmt::format("pages of {} tokens", spec.page_size) + rotated;
+  if (spec.offset_k) treated += ", K less an offset per channel";
+  if (spec.scale_k) treated += ", K scaled per channel";
+  return text + fmt::format("pages of {} tokens", spec.page_size) + treated;
 }
 
 std::string keys_text(const ListedKeys& listed) {

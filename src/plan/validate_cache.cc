@@ -5,6 +5,7 @@
 #include <cmath>
 #include <string>
 
+#include "format/channels.h"
 #include "format/codec.h"
 #include "halftone/error.h"
 #include "plan/check_tensor.h"
@@ -97,12 +98,42 @@ void check_rope(const Rope& rope, std::int64_t tokens, const KvCacheSpec& spec, 
 
 }  // namespace
 
+void check_channels(const ChannelTensors& channels, const KvCacheSpec& spec, Device device) {
+  const struct {
+    const TensorView& view;
+    bool wanted;
+    std::string_view name, field;
+    bool (*good)(float);
+    std::string_view limit;
+  } both[] = {{channels.offset, spec.offset_k, "cache.k_channels.offset", "offset_k", Channels::is_offset,
+               "at most 2^100 in magnitude"},
+              {channels.scale, spec.scale_k, "cache.k_channels.scale", "scale_k", Channels::is_scale,
+               "within [2^-16, 2^16]"}};
+  for (const auto& [view, wanted, name, field, good, limit] : both) {
+    if (!wanted) {
+      check_absent(view, name, fmt::format("spec.{} is false", field));
+      continue;
+    }
+    if (!given(view))
+      invalid("{} is absent, but spec.{} is true: pass what calibrate_channels() gives.", name, field);
+    check_tensor(view, {name, {kFloat32}, {spec.kv_heads, spec.head_dim}, device});
+    if (device.type != DeviceType::kCpu) continue;
+    const auto* values = static_cast<const float*>(view.data);
+    for (std::int64_t i = 0; i < view.numel(); ++i) {
+      if (good(values[i])) continue;
+      invalid("{}[{}, {}] is {}, but must be finite and {}: use calibrate_channels().", name,
+              i / spec.head_dim, i % spec.head_dim, values[i], limit);
+    }
+  }
+}
+
 PageLayout validate_cache(const PagedKv& cache, CacheIndex index) {
   const PageLayout layout = page_layout(cache.spec);
   check_pages(cache.pages, layout);
   const Device device = cache.pages.device;
   check_static_scale(cache.k_scale, cache.spec.k_format, cache.spec.kv_heads, kOfK, device);
   check_static_scale(cache.v_scale, cache.spec.v_format, cache.spec.kv_heads, kOfV, device);
+  check_channels(cache.k_channels, cache.spec, device);
   if (cache.table_mode != BlockTableMode::kTrusted && cache.table_mode != BlockTableMode::kClamped) {
     invalid("cache.table_mode is {}, but must be kTrusted or kClamped: use kTrusted.",
             static_cast<int>(cache.table_mode));
@@ -173,7 +204,9 @@ void validate_append(const PagedKv& cache, const AppendArgs& args) {
                                 {cache.k_scale.scale, kOfK.scale},
                                 {cache.k_scale.min, kOfK.min},
                                 {cache.v_scale.scale, kOfV.scale},
-                                {cache.v_scale.min, kOfV.min}};
+                                {cache.v_scale.min, kOfV.min},
+                                {cache.k_channels.offset, "cache.k_channels.offset"},
+                                {cache.k_channels.scale, "cache.k_channels.scale"}};
   check_disjoint(outputs, inputs);
 }
 
@@ -203,6 +236,8 @@ void validate_dequantize(const PagedKv& cache, const TensorView& k_out, const Te
       check_disjoint(out.view, out.name, s->scale, "a static scale");
       check_disjoint(out.view, out.name, s->min, "a static min");
     }
+    check_disjoint(out.view, out.name, cache.k_channels.offset, "cache.k_channels.offset");
+    check_disjoint(out.view, out.name, cache.k_channels.scale, "cache.k_channels.scale");
   }
   check_disjoint(k_out, "k_out", v_out, "v_out");
 }
@@ -232,6 +267,12 @@ int validate_fbgemm(const PagedKv& cache, KvPart which, const TensorView& rows, 
     throw Error(ErrorCode::kUnsupported,
                 fmt::format("{} is true, but FBGEMM rows are not rotated: use a cache without rotation.",
                             k ? "rotate_k" : "rotate_v"));
+  }
+  if (k && cache.spec.has_channels()) {
+    throw Error(ErrorCode::kUnsupported,
+                fmt::format("{} is true, but FBGEMM rows have neither offset nor scale of channels: use a "
+                            "cache without them.",
+                            cache.spec.offset_k ? "offset_k" : "scale_k"));
   }
   if (cache.pages.device.type != DeviceType::kCpu) {
     throw Error(

@@ -25,6 +25,8 @@ struct Appended {
 
 /// Checks shapes of what is appended, on whatever way, to a cache of this spec.
 void check_appended(const KvCacheSpec& spec, Device device, const Appended& tokens);
+/// Checks the offset and scale of a cache of such a spec, and their values on the CPU.
+void check_channels(const ChannelTensors& channels, const KvCacheSpec& spec, Device device);
 
 /// Checks everything about append() that shapes and addresses tell. The values of slots, lengths, table
 /// entries, positions and inputs are the backend's to check. Throws InvalidArgument or Unsupported.

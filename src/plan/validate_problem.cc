@@ -76,17 +76,37 @@ void check_bounds(const AttentionProblem& p) {
   }
 }
 
+/// Treated channels of K: what softmax cancels, or Q takes up, before anything else happens to a logit.
+void check_channels(const AttentionProblem& p, const KvCacheSpec& spec) {
+  if (!spec.has_channels()) return;
+  const std::string_view name = spec.offset_k ? "kv.offset_k" : "kv.scale_k";
+  if (p.softcap > 0 && spec.offset_k) {
+    fail(ErrorCode::kUnsupported,
+         "softcap is {}, but kv.offset_k leaves logits without a constant that softcap needs: use scale_k or "
+         "rotate_k alone.",
+         p.softcap);
+  }
+  if (p.arithmetic != Arithmetic::k16Bit) {
+    fail(ErrorCode::kUnsupported, "arithmetic is {}, but {} is true: use 16-bit, or a cache without it.",
+         arithmetic_name(p.arithmetic), name);
+  }
+  if (p.listed.extra_top_k != 0) {
+    fail(ErrorCode::kUnsupported,
+         "listed.extra_top_k is {}, but {} is true, and both caches would have to share it: use false.",
+         p.listed.extra_top_k, name);
+  }
+}
+
 /// The second list's cache takes part in the same products as the first one's.
 void check_extra(const KvCacheSpec& spec, const KvCacheSpec& extra) {
   (void)page_layout(extra);
   const struct {
     std::string_view name;
     int extra, first;
-  } same[] = {{"kv_heads", extra.kv_heads, spec.kv_heads},
-              {"head_dim", extra.head_dim, spec.head_dim},
-              {"v_dim()", extra.v_dim(), spec.v_dim()},
-              {"rotate_k", extra.rotate_k, spec.rotate_k},
-              {"rotate_v", extra.rotate_v, spec.rotate_v}};
+  } same[] = {{"kv_heads", extra.kv_heads, spec.kv_heads}, {"head_dim", extra.head_dim, spec.head_dim},
+              {"v_dim()", extra.v_dim(), spec.v_dim()},    {"rotate_k", extra.rotate_k, spec.rotate_k},
+              {"rotate_v", extra.rotate_v, spec.rotate_v}, {"offset_k", extra.offset_k, spec.offset_k},
+              {"scale_k", extra.scale_k, spec.scale_k}};
   for (const auto& field : same) {
     if (field.extra == field.first) continue;
     invalid("listed.extra.{} is {}, but a query attends to both caches, and kv.{} is {}: use {}.", field.name,
@@ -190,6 +210,7 @@ void validate_problem(const AttentionProblem& p) {
   check_float(p.out_dtype, "out_dtype");
   check_bounds(p);
   check_options(p);
+  if (spec != nullptr) check_channels(p, *spec);
   check_listed(p);
   check_appends(p);
 }

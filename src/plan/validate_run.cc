@@ -133,9 +133,10 @@ void check_pages(const Plan::Impl& plan, const PagedKv& cache, const KvCacheSpec
   normal.v_head_dim = normal.v_dim() == want.v_dim() ? want.v_head_dim : normal.v_head_dim;
   if (!(normal == want)) {
     const auto text = [](const KvCacheSpec& s) {
-      return fmt::format("K {}, V {}, {} heads, dims {} and {}, pages of {}{}{}{}", format_name(s.k_format),
-                         format_name(s.v_format), s.kv_heads, s.head_dim, s.v_dim(), s.page_size,
-                         s.rotate_k ? ", K rotated" : "", s.rotate_v ? ", V rotated" : "",
+      return fmt::format("K {}, V {}, {} heads, dims {} and {}, pages of {}{}{}{}{}{}",
+                         format_name(s.k_format), format_name(s.v_format), s.kv_heads, s.head_dim, s.v_dim(),
+                         s.page_size, s.rotate_k ? ", K rotated" : "", s.rotate_v ? ", V rotated" : "",
+                         s.offset_k ? ", K less an offset" : "", s.scale_k ? ", K scaled by channel" : "",
                          s.is_latent() ? ", latent" : "");
     };
     invalid("{}.spec is ({}), but the plan was made for ({}): plan with this cache's spec.", name, text(have),
@@ -328,7 +329,9 @@ void validate_run(const Plan::Impl& plan, const AttentionArgs& args, const Tenso
                                 {cache.k_scale.scale, "cache.k_scale.scale"},
                                 {cache.k_scale.min, "cache.k_scale.min"},
                                 {cache.v_scale.scale, "cache.v_scale.scale"},
-                                {cache.v_scale.min, "cache.v_scale.min"}};
+                                {cache.v_scale.min, "cache.v_scale.min"},
+                                {cache.k_channels.offset, "cache.k_channels.offset"},
+                                {cache.k_channels.scale, "cache.k_channels.scale"}};
   check_disjoint(outputs, inputs);
   if (!host || !p.is_paged() || p.batch == 0) return;
   if (p.is_listed()) {

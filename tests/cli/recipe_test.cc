@@ -258,7 +258,7 @@ TEST_F(RecipeTest, FilesThatAreNoRecipes) {
           "layer 0 has 1 KV heads of 64 and 64 dims, but in the capture 2 of 64 and 64");
   refused(changed("head_dim", 65), "layers[0]: head_dim is 65");
   refused(changed("layer", 7), "it has no layer 0, but the capture has");
-  refused(changed("k_offset", 1), "layers[0] has 'k_offset', which halftone");
+  refused(changed("k_bias", 1), "layers[0] has 'k_bias', which halftone");
   refused(changed("k_scale", json::array()), "layers[0].k_scale must be a list of 1 number");
   refused(changed("v_min", {1.0}), "layers[0].v_min must be a list of 0 numbers");
   expect_failure(run({"eval", path("capture.safetensors"), "--recipe", path("none.json")}), 1,

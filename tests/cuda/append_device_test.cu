@@ -148,5 +148,39 @@ TEST(DeviceAppend, BadLatentsPositionsAndPagesSetTheStatus) {
   EXPECT_TRUE(same_bytes(cache.pages, device.pages)) << "nothing was written";
 }
 
+TEST(DeviceAppend, ChannelsBeyondTheirLimitsSetTheStickyFlag) {
+  constexpr int kTokens = 3;
+  KvCacheSpec spec{parse_format("int8-head"), parse_format("int8-head"), 1, 64, 0, 16};
+  spec.offset_k = spec.scale_k = true;
+  Random random(5);
+  Cache cache(spec, std::vector<int>{kTokens}, random);
+  const Tensor k = Tensor::of(DType::kFloat32, {kTokens, 1, 64}, std::vector<float>(kTokens * 64, 1.0f));
+  cache.calibrate(k, k);
+  const Tensor slots = Tensor::of({kTokens}, std::vector<std::int64_t>{0, 1, 2});
+  const auto status_with = [&](const Tensor& values, float value) {
+    const float good = values.get(37);
+    values.set(37, value);
+    const Tensor status = Tensor::of({1}, std::vector<std::int32_t>{0});
+    Uploads uploads;
+    AppendArgs args;
+    args.k = uploads.add(k.view());
+    args.v = uploads.add(k.view());
+    args.slot_mapping = uploads.add(slots.view());
+    args.status = uploads.add(status.view());
+    append(uploads.add(cache.view()), args);
+    check_cuda(cudaDeviceSynchronize());
+    download(args.status, status);
+    values.set(37, good);
+    return status.as<std::int32_t>()[0];
+  };
+  for (const float bad : {0.0f, -1.0f, NAN, INFINITY, 0x1p-17f}) {
+    EXPECT_EQ(status_with(cache.k_channel_scale, bad), kStatusBadScale) << bad;
+  }
+  for (const float bad : {NAN, INFINITY, 0x1.1p100f}) {
+    EXPECT_EQ(status_with(cache.k_offset, bad), kStatusBadScale) << bad;
+  }
+  EXPECT_EQ(status_with(cache.k_offset, 3.0f), 0);
+}
+
 }  // namespace
 }  // namespace halftone::testing

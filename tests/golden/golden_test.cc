@@ -57,6 +57,8 @@ Case read_case(golden::Reader& r) {
   c.pairing = static_cast<RopePairing>(r.integer());
   c.half = r.integer();
   c.input = static_cast<DType>(r.integer());
+  c.spec.offset_k = r.integer() != 0;
+  c.spec.scale_k = r.integer() != 0;
   c.spec.k_format = golden::read_format(r);
   c.spec.v_format = golden::read_format(r);
   const int statics = r.integer(), bytes = r.integer();
@@ -65,7 +67,7 @@ Case read_case(golden::Reader& r) {
   return c;
 }
 
-std::vector<Case> read_cases() { return golden::read_cases<Case>("golden.bin", "HTGOLD01", read_case); }
+std::vector<Case> read_cases() { return golden::read_cases<Case>("golden.bin", "HTGOLD02", read_case); }
 
 // make_input() of make_golden.py.
 Tensor make_input(Generator& gen, const Case& c, int dim) {
@@ -96,6 +98,13 @@ Tensor make_table(Generator& gen, int half) {
   return Tensor::of(DType::kFloat32, {11, std::max(half, 1)}, values);
 }
 
+// f32 [kv_heads, head_dim] of K's channels.
+Tensor make_channels(Generator& gen, const KvCacheSpec& spec, int shift, float (*finish)(double)) {
+  std::vector<float> values(static_cast<std::size_t>(spec.kv_heads * spec.head_dim));
+  for (float& value : values) value = finish(gen.value(24, shift));
+  return Tensor::of(DType::kFloat32, {spec.kv_heads, spec.head_dim}, values);
+}
+
 // Moves a part's static scales, and mins if asymmetric, from the front of `statics` into tensors.
 struct StaticTensors {
   Tensor scale, min;
@@ -122,6 +131,13 @@ void check_case(const Case& c) {
   Generator gen(static_cast<std::uint64_t>(c.seed));
   const Tensor k = make_input(gen, c, c.spec.head_dim), v = make_input(gen, c, c.spec.v_dim());
   const Tensor cos = make_table(gen, c.half), sin = make_table(gen, c.half);
+  Tensor offset, scale;
+  if (c.spec.offset_k) {
+    offset = make_channels(gen, c.spec, 20, [](double x) { return static_cast<float>(x); });
+  }
+  if (c.spec.scale_k) {
+    scale = make_channels(gen, c.spec, 22, [](double x) { return static_cast<float>(std::abs(x) + 0.0625); });
+  }
   std::vector<std::int32_t> positions;
   std::vector<std::int64_t> slots;
   for (int t = 0; t < c.tokens; ++t) {
@@ -141,6 +157,7 @@ void check_case(const Case& c) {
   cache.pages = pages.view();
   cache.k_scale = {k_static.scale.view(), k_static.min.view()};
   cache.v_scale = {v_static.scale.view(), v_static.min.view()};
+  cache.k_channels = {offset.view(), scale.view()};
   AppendArgs args;
   args.k = k.view();
   args.v = v.view();
@@ -163,7 +180,7 @@ void check_case(const Case& c) {
 
 TEST(GoldenTest, AppendWritesTheGoldenBytes) {
   const std::vector<Case> cases = read_cases();
-  ASSERT_GE(cases.size(), 19u);
+  ASSERT_GE(cases.size(), 23u);
   for (const Case& c : cases) {
     SCOPED_TRACE(c.name);
     check_case(c);

@@ -17,7 +17,7 @@ import numpy as np
 
 F32 = np.float32
 GOLDEN = pathlib.Path(__file__).with_name("golden.bin")
-MAGIC = b"HTGOLD01"
+MAGIC = b"HTGOLD02"
 TILE = 16
 CANARY = 0xA5
 
@@ -63,10 +63,11 @@ INT4_TOKEN = Format("int4", "token", True)
 
 class Case:
     def __init__(self, name, k, v, dim, v_dim=None, heads=2, page_size=16, rotate=(False, False), rope="none",
-                 half=0, input_dtype="f32"):
+                 half=0, input_dtype="f32", channels=(False, False)):
         self.name, self.k, self.v, self.dim, self.v_dim = name, k, v, dim, v_dim or dim
         self.heads, self.page_size, self.rotate = heads, page_size, rotate
         self.rope, self.half, self.input_dtype = rope, half, input_dtype
+        self.channels = channels  # offset and scale of K's
 
 
 CASES = [
@@ -91,6 +92,11 @@ CASES = [
     Case("int8-g64-asym-f32", INT8_G64_ASYM_F32, INT8_G64_ASYM_F32, 128),
     Case("int4-g64-sym-f32-fp8-token-f32", INT4_G64_SYM_F32, FP8_TOKEN_F32, 192, v_dim=256, heads=1),
     Case("int8-head-int4-token", INT8_HEAD, INT4_TOKEN, 64, v_dim=96, heads=3),
+    Case("int4-row-offset-scale", INT4_ROW, INT4_ROW, 128, channels=(True, True)),
+    Case("int8-tensor-scale-rotated", INT8_TENSOR, INT8_HEAD, 96, rotate=(True, False), channels=(False, True)),
+    Case("int8-token-offset", INT8_TOKEN, INT8_TOKEN, 80, heads=3, channels=(True, False)),
+    Case("int4-g32-rope-channels-rotated", INT4_G32, INT4_G32, 64, rotate=(True, True), rope="half", half=32,
+         input_dtype="bf16", channels=(True, True)),
 ]
 
 
@@ -351,6 +357,10 @@ def make_case(index, case):
 
     if case.rope != "none":
         k = apply_rope(case.rope, k, cos[positions], sin[positions], case.half)
+    offset = gen.array((case.heads, case.dim), 24, 20) if case.channels[0] else None
+    scale = np.abs(gen.array((case.heads, case.dim), 24, 22)) + F32(2.0**-4) if case.channels[1] else None
+    k = k - offset if case.channels[0] else k
+    k = k * (F32(1) / scale) if case.channels[1] else k
     k = hadamard(k) if case.rotate[0] else k
     v = hadamard(v) if case.rotate[1] else v
 
@@ -378,7 +388,8 @@ def make_case(index, case):
                            offset % TILE, codes[t, h], params[t][h])
 
     header = [1000 + index, tokens, num_pages, case.heads, case.dim, case.v_dim, case.page_size, int(case.rotate[0]),
-              int(case.rotate[1]), PAIRINGS[case.rope], case.half, DTYPES[case.input_dtype]]
+              int(case.rotate[1]), PAIRINGS[case.rope], case.half, DTYPES[case.input_dtype],
+              int(case.channels[0]), int(case.channels[1])]
     header += case.k.header() + case.v.header() + [len(statics), pages.size]
     name = case.name.encode()
     return (struct.pack("<32s", name) + struct.pack(f"<{len(header)}i", *header)

@@ -253,6 +253,23 @@ def test_static_scales(llama):
     assert models.divergence(llama, models.prompt(2, 32), cache) < 0.5
 
 
+def test_channels_of_keys(llama):
+    """Neutral ones change nothing; those of the model's own keys are close to the model."""
+    prompt = models.prompt(2, 32)
+    exact = cache_of(llama)
+    logits(llama, prompt, exact)
+    keys = [exact.layer(i).dequantize()[0] for i in range(2)]
+    dims = keys[0].shape[1:]
+    neutral = cache_of(llama, "int8-head", k_offset=[torch.zeros(dims)] * 2, k_channel_scale=[torch.ones(dims), None])
+    assert [spec.scale_k for spec in (neutral.layer(i).spec for i in range(2))] == [True, False]
+    plain = cache_of(llama, "int8-head")
+    assert models.divergence(llama, prompt, neutral) == pytest.approx(models.divergence(llama, prompt, plain), rel=0.05)
+    values = [ht.calibrate_channels(k, "int8-head", offset=True, scale=True) for k in keys]
+    offset, scale = ([v[i] for v in values] for i in range(2))
+    treated = cache_of(llama, "int8-head", k_offset=offset, k_channel_scale=scale)
+    assert models.divergence(llama, prompt, treated) < 0.01
+
+
 def test_columns_against_a_plain_model():
     """Random calls, crops and reorders beside a list of booleans for each request."""
     rng = random.Random(7)

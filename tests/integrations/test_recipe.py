@@ -48,7 +48,8 @@ def test_a_cache_of_a_recipe(llama, recipe_of):
         tuple(f"{form}{'+rot' * rotated}" for form, rotated in pairs)
         for pairs in (((s.k_format, s.rotate_k), (s.v_format, s.rotate_v)) for s in recipe.specs())
     ]
-    expected = models.divergence(llama, ids, HalftoneCache(llama.config, 64, names))
+    channels = {name: recipe.scales("torch")[name] for name in ("k_offset", "k_channel_scale")}
+    expected = models.divergence(llama, ids, HalftoneCache(llama.config, 64, names, **channels))
     for formats in (path, str(path), recipe):
         cache = HalftoneCache(llama.config, 64, formats)
         assert cache.bytes_per_token == recipe.bytes_per_token <= 450
@@ -65,7 +66,7 @@ def test_static_scales_come_along(llama, recipe_of):
 
 
 def test_recipes_of_other_models(llama, recipe_of, tmp_path):
-    path = recipe_of(llama, "--error", "5%")
+    path = recipe_of(llama, "--formats", "bf16,int8-head", "--error", "5%")
     content = json.loads(path.read_text())
 
     def refused(change, sentence):

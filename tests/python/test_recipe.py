@@ -88,7 +88,7 @@ def without(field):
         (changed(kv_heads=True), "kv_heads is True, but must be an integer"),
         (changed(layer=-1), "layer is -1, but must be 0 or more"),
         (changed(head_dim=65), "head_dim is 65"),
-        (changed(k_offset=[1.0]), "it has 'k_offset', which this halftone does not know"),
+        (changed(k_bias=[1.0]), "it has 'k_bias', which this halftone does not know"),
         (changed(k_scale=[1.0]), "k_scale must be a list of 0 numbers"),
         (changed(v_format="int8-tensor"), "v_scale must be a list of 1 numbers"),
         (changed(v_format="int8-tensor", v_scale=["1"]), "v_scale must be a list of 1 numbers"),

@@ -110,7 +110,7 @@ class Halftone(Peer):
         length = cache.host_lengths[index]
         live = -(-length // cache.spec.page_size)
         pages = to_host(cache.pages[cache.block_table[index, :live]])
-        scales = {n: getattr(cache, n) for n in ("k_scale", "k_min", "v_scale", "v_min")}
+        scales = {n: getattr(cache, n) for n in ht.spec.TENSORS}
         scales = {n: to_host(x) for n, x in scales.items() if x is not None}
         table = np.arange(live, dtype=np.int32)[None]
         return ht.PagedKVCache.wrap(cache.spec, pages, table, np.array([length], np.int32), **scales).dequantize()

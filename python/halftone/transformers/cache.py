@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,14 +10,14 @@ import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedConfig
 
-from .. import InvalidArgumentError, LayeredKVCache, OutOfRangeError, PagedKVCache, Recipe
+from .. import InvalidArgumentError, KVCacheSpec, LayeredKVCache, OutOfRangeError, PagedKVCache, Recipe
 from .columns import Columns
 from .formats import recipe_of, specs_of, windows_of
 from .group import LayerGroup, Step
 from .layers import HalftoneLayer, Pending, Seen
 from .masks import Visible, check_sizes, gaps_of
 
-_SCALES = ("k_scale", "k_min", "v_scale", "v_min")
+_SCALES = ("k_scale", "k_min", "v_scale", "v_min", "k_offset", "k_channel_scale")
 
 
 class HalftoneCache(Cache):
@@ -43,6 +44,7 @@ class HalftoneCache(Cache):
         num_pages: pages of each layer that sees all keys; None means enough for every request at ``max_len``.
         kv_heads, head_dim, v_head_dim: of a model whose configuration says otherwise than its layers.
         k_scale, k_min, v_scale, v_min: static scales for formats that have them: a list with those of each layer.
+        k_offset, k_channel_scale: offset and scale of K's channels, likewise; see :func:`halftone.calibrate_channels`.
 
     Raises:
         InvalidArgumentError: formats that do not fit the model.
@@ -69,6 +71,8 @@ class HalftoneCache(Cache):
         k_min: Sequence[Any] | None = None,
         v_scale: Sequence[Any] | None = None,
         v_min: Sequence[Any] | None = None,
+        k_offset: Sequence[Any] | None = None,
+        k_channel_scale: Sequence[Any] | None = None,
     ) -> None:
         decoder = config.get_text_config(decoder=True)
         windows = windows_of(decoder)
@@ -84,10 +88,13 @@ class HalftoneCache(Cache):
         self._windows = windows
         self._max_len, self._max_step, self._rollback = max_len, min(given[2][1], max_len), rollback
         self._num_pages = num_pages
-        scales = (k_scale, k_min, v_scale, v_min)
+        scales: tuple[Any, ...] = (k_scale, k_min, v_scale, v_min, k_offset, k_channel_scale)
         if recipe is not None:
             scales = _scales_of_recipe(recipe, list(windows), scales)
         self._scales = _scales_of_layers(scales, list(windows))
+        for layer, spec in self._specs.items():
+            if recipe is None and not (spec.offset_k or spec.scale_k):
+                self._specs[layer] = _with_channels(spec, self._scales, layer)
         self._seen = Seen()
         self._groups: list[LayerGroup] = []
         self._step: Step | None = None
@@ -372,13 +379,20 @@ def _on(scale: Any, device: str) -> Tensor | None:
     return None if scale is None else torch.as_tensor(scale, dtype=torch.float32, device=device).contiguous()
 
 
+def _with_channels(spec: KVCacheSpec, scales: dict[str, dict[int, Any]], layer: int) -> KVCacheSpec:
+    """``spec`` with the treatment of K's channels that ``layer`` has values for."""
+    names = {"offset_k": "k_offset", "scale_k": "k_channel_scale"}
+    flags = {flag: True for flag, name in names.items() if scales[name][layer] is not None}
+    return KVCacheSpec(**{**json.loads(spec.key), **flags}) if flags else spec
+
+
 def _scales_of_recipe(recipe: Recipe, layers: list[int], given: Sequence[Any]) -> tuple[Any, ...]:
     """Each kind of scale, a list of the layers'. Raises InvalidArgumentError."""
     for name, values in zip(_SCALES, given):
         if values is not None:
             raise InvalidArgumentError(f"{name} is given beside a recipe, which has its own: leave it out.")
-    of_recipe = [recipe.layers[layer].scales for layer in layers]
-    return tuple([scales.get(name) for scales in of_recipe] for name in _SCALES)
+    own, place = recipe.scales("torch"), {layer: i for i, layer in enumerate(recipe.layers)}
+    return tuple([own[name][place[layer]] for layer in layers] for name in _SCALES)
 
 
 def _scales_of_layers(given: Sequence[Any], layers: list[int]) -> dict[str, dict[int, Any]]:

@@ -19,12 +19,16 @@ HWY_BEFORE_NAMESPACE();
 namespace halftone::cpu {
 namespace HWY_NAMESPACE {
 
-/// Row `row` of the item's Q in fp32, rotated if K is.
+/// Row `row` of the item's Q in fp32, in the basis in which K is stored.
 HWY_INLINE void load_query(const Layer& layer, const Item& item, int row, float* out) {
   const int packed = item.row_begin + row;
   const int head = item.kv_head * layer.group + packed % layer.group;
   const TensorView& q = layer.args->q;
   load_row(q.dtype, row_at(q, item.q_first + packed / layer.group, head), layer.head_dim, out);
+  if (layer.channels.scale != nullptr) {
+    const std::int64_t first = std::int64_t{item.kv_head} * layer.head_dim;
+    for (int d = 0; d < layer.head_dim; ++d) out[d] = layer.channels.folded(out[d], first + d);
+  }
   if (layer.rotate_k) hadamard::rotate(out, layer.head_dim);
 }
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "cpu/attention/layout_map.h"
+#include "format/channels.h"
 #include "format/head_dim.h"
 #include "halftone/attention.h"
 #include "plan/plan.h"
@@ -58,6 +59,7 @@ struct Layer {
   bool paged = true;
   bool rotate_k = false;  ///< K is stored rotated: so must Q be
   bool rotate_v = false;
+  Channels channels;                    ///< of K: Q takes up their scale, rows at their end the offset
   const std::int32_t* table = nullptr;  // [batch, max_pages_per_request]
   std::int64_t table_stride = 0;
   std::int64_t num_pages = 0;

@@ -98,6 +98,7 @@ Layer make_layer(const Plan::Impl& plan, const AttentionArgs& args) {
   const auto& cache = std::get<PagedKv>(args.kv);
   l.rotate_k = spec.rotate_k;
   l.rotate_v = spec.rotate_v;
+  l.channels = channels_of(cache.k_channels);
   if (!problem.is_listed()) {
     l.table = static_cast<const std::int32_t*>(cache.block_table.data);
     l.table_stride = cache.block_table.strides[0];
@@ -229,13 +230,25 @@ class Runner {
     }
   }
 
+  /// What the offset of K adds to every logit of a query, which its state lacks.
+  float offset_logit(std::int64_t token, int head, Scratch& s) const {
+    const TensorView& q = args_.q;
+    load_row(q.dtype, row_at(q, token, head), layer_.head_dim, s.row);
+    const float* offset = layer_.channels.offset + std::int64_t{head / layer_.group} * layer_.head_dim;
+    double sum = 0;
+    for (int d = 0; d < layer_.head_dim; ++d) sum += static_cast<double>(s.row[d]) * offset[d];
+    return static_cast<float>(plan_.scale * sum);
+  }
+
   void finish(const Item& item, Scratch& s) const {
     const AttentionProblem& problem = plan_.problem;
+    const bool adds_offset = layer_.channels.offset != nullptr && (problem.lse || problem.sinks);
     for (int r = 0; r < item.rows; ++r) {
       const int packed = item.row_begin + r;
       const std::int64_t token = item.q_first + packed / layer_.group;
       const int head = item.kv_head * layer_.group + packed % layer_.group;
-      const RowState state{s.max[r], s.sum[r]};
+      const float offset = adds_offset ? offset_logit(token, head, s) : 0.0f;
+      const RowState state{s.max[r] + offset, s.sum[r]};
       const planning::FinishedState done =
           problem.sinks ? planning::finish_state(state, static_cast<const float*>(args_.sinks.data)[head])
                         : planning::finish_state(state);

@@ -5,6 +5,7 @@
 
 #include "cuda/append/params.h"
 #include "cuda/device/call.h"
+#include "format/channels.h"
 #include "format/codec.h"
 #include "format/hadamard.h"
 #include "format/status.h"
@@ -59,7 +60,9 @@ AppendParams append_params(const PagedKv& cache, const AppendArgs& args) {
   int count = 0;
   for (const page::Part& part : page::parts_of(cache.spec, layout)) {
     const bool of_k = part.which == KvPart::kK;
-    p.parts[count++] = append_part(part, of_k ? args.k : args.v, of_k ? cache.k_scale : cache.v_scale);
+    AppendPart& a = p.parts[count++];
+    a = append_part(part, of_k ? args.k : args.v, of_k ? cache.k_scale : cache.v_scale);
+    if (of_k) a.channels = channels_of(cache.k_channels);
   }
   p.tile_bytes = layout.tile_bytes;
   p.head_bytes = layout.head_bytes;

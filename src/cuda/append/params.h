@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "cuda/device/lanes.h"
+#include "format/channels.h"
 #include "format/head_dim.h"
 #include "format/host_device.h"
 #include "format/part.h"
@@ -31,6 +32,7 @@ struct AppendPart {
   const float* static_scale;   // [1] or [kv_heads], or null
   const float* static_min;     // likewise
   std::int32_t static_stride;  // 0 per tensor, 1 per head
+  Channels channels;           // of K
   float largest;               // magnitude of a value that is accepted
 };
 
@@ -79,7 +81,7 @@ HT_HOST_DEVICE inline bool is_whole(const AppendParams& p, const AppendPart& par
 
 /// True for the common case: nothing but the codec.
 HT_HOST_DEVICE inline bool is_plain(const AppendParams& p, const AppendPart& part) {
-  return is_whole(p, part) && !ropes(p, part) && !part.part.rotated;
+  return is_whole(p, part) && !ropes(p, part) && !part.channels.any() && !part.part.rotated;
 }
 
 /// cudaError_t as int. `stream` is a cudaStream_t.

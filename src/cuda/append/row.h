@@ -268,11 +268,29 @@ struct Rows {
         }
       }
     }
+    if (part.channels.any() && lane.live) treat_channels(p, part, lane, head, wanted);
     if (part.part.rotated) {
 #pragma unroll
       for (int k = 0; k < kRows; ++k)
         rotate_row(kDim > 0 ? kDim : part.part.dim, x[k], lane.segment_first + lane.chunk);
     }
+  }
+
+  /// Takes off the channels' offset and scale.
+  __device__ __forceinline__ void treat_channels(const AppendParams& p, const AppendPart& part,
+                                                 const RowLane& lane, int head, unsigned wanted) {
+    const std::int64_t first_channel = std::int64_t{head} * part.part.dim + lane.chunk * kChunk;
+    bool good = true;
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) {
+      const float offset = part.channels.offset_at(first_channel + i);
+      const float inverse = part.channels.inverse_at(first_channel + i);
+      good =
+          good && Channels::is_offset(offset) && Channels::is_scale(inverse);  // its limits are each other's
+#pragma unroll
+      for (int k = 0; k < kRows; ++k) x[k][i] = codec::ht_mul(codec::ht_sub(x[k][i], offset), inverse);
+    }
+    if (!good && wanted != 0) set_status(p, kStatusBadScale);
   }
 
   /// Sets the status if a wanted row has a value that append does not accept.

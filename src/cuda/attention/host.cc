@@ -112,6 +112,8 @@ AttentionParams attention_params(const Plan::Impl& plan, const AttentionArgs& ar
     p.v = param_view(spec.v_format, cache->v_scale);
     p.rotate_k = spec.rotate_k;
     p.rotate_v = spec.rotate_v;
+    p.channels = channels_of(cache->k_channels);
+    if (!problem.lse && !problem.sinks) p.channels.offset = nullptr;
     p.parts[0] = page::part_of(spec, plan.layout, KvPart::kK);
     p.parts[1] = page::part_of(spec, plan.layout, KvPart::kV);
   }

@@ -40,6 +40,26 @@ __device__ inline void write_lse(const AttentionParams& p, const RowPlace& place
   if (p.lse != nullptr) p.lse[place.token * p.lse_token_stride + place.head * p.lse_head_stride] = lse;
 }
 
+/// What the offset of K adds to every logit of a row (base 2), which its state lacks: q . offset. By `kLanes`
+/// neighbours; all lanes of the warp take part.
+template <int kLanes>
+__device__ inline float offset_logit(const AttentionParams& p, const RowPlace& place, int lane, bool exists) {
+  if (p.channels.offset == nullptr) return 0.0f;
+  const int dim = p.parts[0].dim;
+  float sum = 0.0f;
+  if (exists) {
+    const std::int64_t q = place.token * p.q_token_stride + place.head * p.q_head_stride;
+    const float* const offset = p.channels.offset + place.head / p.schedule.params.group * dim;
+#pragma unroll 1
+    for (int d = lane % kLanes; d < dim; d += kLanes) {
+      sum += load_value(p.q_type, p.q, q + d) * offset[d];
+    }
+  }
+#pragma unroll
+  for (int i = kLanes / 2; i > 0; i /= 2) sum += __shfl_xor_sync(~0u, sum, i);
+  return sum * p.scale_log2;
+}
+
 /// Divides by the sum (with the sink), rotates back, and writes O and the LSE of a row, or only O's dims from
 /// `first_dim` on; the LSE goes with dim 0. O is bf16 or f16 with rows that begin at multiples of 8 bytes, or
 /// anything with `kAnyOutput`.
@@ -47,7 +67,8 @@ template <int kDim, bool kAnyOutput, class Row>
 __device__ inline void write_row(const AttentionParams& p, const RowPlace& place, const Row& r, int lane,
                                  bool keep, int first_dim = 0) {
   constexpr int kQuads = Row::kQuads;
-  auto [scale, lse] = row_end(p, place.head, r.max, r.sum, keep);
+  const float max = r.max + offset_logit<Row::kLanes>(p, place, lane, keep);
+  auto [scale, lse] = row_end(p, place.head, max, r.sum, keep);
   float x[kQuads][4];
 #pragma unroll
   for (int j = 0; j < kQuads; ++j) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "cuda/attention/items.h"
+#include "format/channels.h"
 #include "format/part.h"
 #include "halftone/attention.h"
 #include "plan/work.h"
@@ -59,6 +60,7 @@ struct AttentionParams {
   ListedParams listed;
   ParamView k;
   ParamView v;
+  Channels channels;          // of K; the offset only where logits count as they are, for LSE and sinks
   const void* q;              // [total_q, q_heads, head_dim], strides below, in elements
   void* out;                  // [total_q, q_heads, v_dim]
   float* lse;                 // [total_q, q_heads], natural log; null if not wanted

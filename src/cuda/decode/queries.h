@@ -13,8 +13,8 @@
 
 namespace halftone::cuda {
 
-/// Brings an item's rows: rotated, scaled by a power of two per row so that f16 holds them. A lane has 8
-/// consecutive dims of a row, which are one lane's share of a block of K.
+/// Brings an item's rows: in the basis in which K is stored, scaled by a power of two per row so that f16
+/// holds them. A lane has 8 consecutive dims of a row, which are one lane's share of a block of K.
 template <DecodeConfig C>
 struct QueryLoader {
   using Traits = DecodeTraits<C>;
@@ -108,6 +108,11 @@ struct QueryLoader {
     for (int i = 0; i < 4; ++i) {
       x[2 * i] = low_half(words[i], p.q_type == DType::kBFloat16);
       x[2 * i + 1] = high_half(words[i], p.q_type == DType::kBFloat16);
+    }
+    if (p.channels.scale != nullptr && chunk < kChunks) {
+      const float* const scale = p.channels.scale + (item.work.kv_head * Traits::kDim + chunk * 8);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) x[i] *= __ldg(scale + i);
     }
     if (p.rotate_k) {
       rotate_lanes<8, Traits::kDim>(x, chunk);

@@ -130,10 +130,11 @@ struct Piece {
   bool special;        // logits are masked, capped or biased
 };
 
-/// A rotated row has fp32 values, and bf16 cannot hold an f16 one.
+/// A rotated row has fp32 values, as has one with the scale of K's channels, and bf16 cannot hold an f16 one.
 template <DecodeConfig C>
 __device__ inline bool needs_low_part(const AttentionParams& p) {
-  return p.rotate_k || (C.k.dtype == DType::kBFloat16 && p.q_type != DType::kBFloat16);
+  return p.rotate_k || p.channels.scale != nullptr ||
+         (C.k.dtype == DType::kBFloat16 && p.q_type != DType::kBFloat16);
 }
 
 /// A static scale of the item's KV head; 1 if there is none.

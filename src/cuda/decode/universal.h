@@ -320,7 +320,7 @@ struct AnyWarp {
   }
 };
 
-/// Brings the rows of an item, rotated where K is; rows that it does not have are zeros.
+/// Brings the rows of an item, in the basis in which K is stored; rows that it does not have are zeros.
 __device__ inline void load_queries(const AttentionParams& p, const DeviceItem& item, AnyShared& s, int warp,
                                     int warps) {
   const int lane = thread_index() % 32;
@@ -331,7 +331,10 @@ __device__ inline void load_queries(const AttentionParams& p, const DeviceItem& 
     float* query = s.queries[row];
     const std::int64_t at = place.token * p.q_token_stride + place.head * p.q_head_stride;
 #pragma unroll 1
-    for (int d = lane; d < dim; d += 32) query[d] = row < rows ? load_value(p.q_type, p.q, at + d) : 0.0f;
+    for (int d = lane; d < dim; d += 32) {
+      query[d] = row < rows ? load_value(p.q_type, p.q, at + d) : 0.0f;
+      query[d] = p.channels.folded(query[d], item.work.kv_head * dim + d);
+    }
     if (p.rotate_k) rotate_shared(query, dim, lane);
     if (p.alibi_slopes != nullptr && row < rows) place.slope = p.alibi_slopes[place.head] * kLog2e;
     if (lane == 0) s.rows[row] = place;

@@ -1,3 +1,5 @@
+#include <type_traits>
+
 #include "cuda/dequantize/kernel.h"
 #include "cuda/dequantize/launch.h"
 #include "cuda/dequantize/params.h"
@@ -5,33 +7,38 @@
 namespace halftone::cuda {
 namespace {
 
-constexpr int kCtas = 4;  // of an SM
+/// CTAs of an SM, as registers allow.
+template <class Out>
+constexpr int kCtas = std::is_same_v<Out, ChannelRowsOut> ? 3 : 4;
 
-template <DType kType, bool kAsymmetric, bool kRecords>
-__global__ void __launch_bounds__(kDequantizeWarps * 32, kCtas)
+template <DType kType, bool kAsymmetric, bool kRecords, class Out>
+__global__ void __launch_bounds__(kDequantizeWarps * 32, kCtas<Out>)
     dequantize(const __grid_constant__ DequantizeParams params) {
   __shared__ DequantizeShared shared;
-  Dequantizer<kType, kAsymmetric, kRecords>(params, shared, {params}).run();
+  Dequantizer<kType, kAsymmetric, kRecords, Out>(params, shared, Out{params}).run();
 }
 
-template <bool kRecords, DType kType, bool kAsymmetric>
+template <bool kRecords, class Out, DType kType, bool kAsymmetric>
 const void* kernel_of(codec::Codec<kType, kAsymmetric>) {
-  return reinterpret_cast<const void*>(&dequantize<kType, kAsymmetric, kRecords>);
+  return reinterpret_cast<const void*>(&dequantize<kType, kAsymmetric, kRecords, Out>);
 }
 
-template <bool kRecords>
+template <bool kRecords, class Out>
 int launch(const DequantizeParams& params, void* stream) {
   const void* kernel =
-      codec::with_codec(params.part.format, [](auto codec) { return kernel_of<kRecords>(codec); });
-  return launch_over_tiles(kernel, params, &params, kCtas, stream);
+      codec::with_codec(params.part.format, [](auto codec) { return kernel_of<kRecords, Out>(codec); });
+  return launch_over_tiles(kernel, params, &params, kCtas<Out>, stream);
 }
 
 }  // namespace
 
-int launch_dequantize(const DequantizeParams& params, void* stream) { return launch<false>(params, stream); }
+int launch_dequantize(const DequantizeParams& params, void* stream) {
+  return params.channels.any() ? launch<false, ChannelRowsOut>(params, stream)
+                               : launch<false, RowsOut>(params, stream);
+}
 
 int launch_dequantize_records(const DequantizeParams& params, void* stream) {
-  return launch<true>(params, stream);
+  return launch<true, RowsOut>(params, stream);
 }
 
 }  // namespace halftone::cuda

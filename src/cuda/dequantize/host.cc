@@ -25,6 +25,7 @@ DequantizeParams dequantize_params(const PagedKv& cache, const PageLayout& layou
   p.static_stride = p.part.format.granularity == Granularity::kHead ? 1 : 0;
   p.static_scale = pointer<float>(scale.scale);
   p.static_min = pointer<float>(scale.min);
+  if (part.which == KvPart::kK) p.channels = channels_of(cache.k_channels);
   p.out = out.data;
   p.rows = out.shape[0];
   p.row_stride = out.strides[0];

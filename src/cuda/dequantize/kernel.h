@@ -84,6 +84,20 @@ struct RowsOut {
   }
 };
 
+/// The same of a K whose channels are treated.
+struct ChannelRowsOut : RowsOut {
+  template <class Codes>
+  __device__ __forceinline__ void take(const Codes&, const codec::Params&, float (&x)[kChunk],
+                                       std::int64_t row, int head, int chunk, bool live) const {
+    if (p.part.rotated) rotate_row(p.part.dim, x);
+    if (!live || row < 0) return;
+    const std::int64_t first = std::int64_t{head} * p.part.dim + chunk * kChunk;
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) x[i] = p.channels.restored(x[i], first + i);
+    store(row, head, chunk, x);
+  }
+};
+
 /// `kRecords`: of a latent cache, whose tile is 16 records.
 template <DType kType, bool kAsymmetric, bool kRecords, class Out = RowsOut>
 struct Dequantizer {

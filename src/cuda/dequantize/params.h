@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "format/channels.h"
 #include "format/part.h"
 #include "halftone/cache.h"
 
@@ -24,6 +25,7 @@ struct DequantizeParams {
   std::int32_t static_stride;  // 0 per tensor, 1 per head
   const float* static_scale;   // [1] or [kv_heads], or null
   const float* static_min;     // likewise
+  Channels channels;           // of K
   void* out;                   // [rows, kv_heads, the span's dims], strides below, in elements
   std::int64_t rows;
   std::int64_t row_stride, head_stride;

@@ -74,6 +74,8 @@ PagedKv heads_of(PagedKv cache, const PageLayout& layout, int first, int count) 
     advance(scale->scale, first);
     advance(scale->min, first);
   }
+  advance(cache.k_channels.offset, std::int64_t{first} * cache.spec.head_dim);
+  advance(cache.k_channels.scale, std::int64_t{first} * cache.spec.head_dim);
   return cache;
 }
 

@@ -38,6 +38,11 @@ struct StagedOut {
       return;
     }
     if (part.rotated) rotate_row(part.dim, x);
+    if (p.rows.channels.scale != nullptr && live) {
+      const float* const scale = p.rows.channels.scale + (std::int64_t{head} * part.dim + chunk * kChunk);
+#pragma unroll
+      for (int i = 0; i < kChunk; ++i) x[i] *= scale[i];
+    }
     if (p.as == StagedAs::kKeys) {
       const float scale = f16_scale(largest(x));
       divide(x, scale);

@@ -7,7 +7,8 @@ namespace halftone::cuda {
 
 enum class StagedAs : std::uint8_t {
   kValues,  ///< V in f16; one with static scales divided by value_unit()
-  kKeys,    ///< K in f16, each divided by a power of two, its scale, where f16 would not hold it
+  kKeys,    ///< K in f16, its channels' scale back but not their offset, each divided by a power of two, its
+            ///< scale, where f16 would not hold it
   kCodes,   ///< K in 8-bit integers with a scale per key, in the basis in which the cache stores it: those of
             ///< the cache where it has such, else those of int8_row.h
 };
