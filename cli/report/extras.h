@@ -33,7 +33,7 @@ struct RecipeReport {
   Recipe recipe;
   std::vector<int> numbers;         ///< of the capture's layers
   std::vector<LayerResult> layers;  ///< of the capture
-  std::string sentence;             ///< what it is good for
+  std::string sentence;             ///< what it is good for, a sentence a line
   double bytes_per_token() const;   ///< of the capture's layers together
   double error() const;             ///< root mean square
   double error_worst() const;
