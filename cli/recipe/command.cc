@@ -1,6 +1,8 @@
 // `halftone recipe`: formats for each layer, within a budget of bytes or of error.
 #include <fmt/format.h>
 #include <fmt/ostream.h>
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cmath>

@@ -2,7 +2,6 @@
 // that were measured elsewhere.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <map>
 #include <optional>
 #include <string>
@@ -10,6 +9,10 @@
 
 #include "cli/eval/evaluate.h"
 #include "cli/recipe/recipe.h"
+
+namespace CLI {
+class App;
+}
 
 namespace halftone::cli {
 
