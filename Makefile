@@ -32,7 +32,7 @@ setup = scripts/setup.sh
 configure = cmake --preset $(1) $(2) >build/configure-$(1).log 2>&1 || { cat build/configure-$(1).log; exit 1; }
 compile = cmake --build build/$(1) -j $(JOBS) $(if $(2),--target $(2))
 python = -DHALFTONE_PYTHON=$(CURDIR)/build/venv/bin/python
-package = -DHALFTONE_PYTHON_PACKAGE=ON
+package = -DHALFTONE_PYTHON_PACKAGE=ON -DHALFTONE_GLIBC=2.28
 cuda_options = -DCMAKE_CUDA_COMPILER=$(NVCC) $(python)
 
 help: ## list the targets

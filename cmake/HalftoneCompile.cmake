@@ -46,9 +46,13 @@ endif()
 # multiply-add is wanted the code says so.
 target_compile_options(halftone_compile INTERFACE $<${host}:-ffp-contract=off>)
 
-# For code that instantiates much and runs briefly (the command's and the tests' own): a third less time to compile.
+# For code that instantiates much and runs briefly (the command's and the tests' own): a third less time to compile, with
+# sanitizers half, which see all the more in what is not optimised.
 add_library(halftone_cold INTERFACE)
 target_compile_options(halftone_cold INTERFACE $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O1>)
+if(HALFTONE_SANITIZE)
+  target_compile_options(halftone_cold INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-O0>)
+endif()
 
 # Sanitizers. `address` is with undefined behaviour and, so that fuzzers share the build, libFuzzer's coverage. Left out
 # are the checks that multiply the compile time of the vector kernels and whose defects AddressSanitizer sees as well.

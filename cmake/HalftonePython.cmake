@@ -34,6 +34,23 @@ if(TARGET halftone_cli)  # the objects above come first: nothing of halftone_int
   target_link_libraries(halftone_python PRIVATE halftone_cli)
 endif()
 
+# For a wheel that runs where glibc is older than here: the version of glibc to link for, such as 2.28. libstdc++ and
+# {fmt} are linked in then, as theirs are too new as well; what libraries are left is the wheel's business.
+set(HALFTONE_GLIBC "" CACHE STRING "Oldest glibc that the Python package's library runs with; empty: this machine's")
+if(HALFTONE_GLIBC)
+  set(stubs "${PROJECT_BINARY_DIR}/glibc-${HALFTONE_GLIBC}")
+  set(script "${PROJECT_SOURCE_DIR}/scripts/glibc_stubs.py")
+  set(exports "${PROJECT_SOURCE_DIR}/python/portable/exports.map")
+  add_custom_command(OUTPUT "${stubs}/libc.so" DEPENDS "${script}" VERBATIM
+    COMMAND "${HALFTONE_PYTHON}" "${script}" "${HALFTONE_GLIBC}" "${stubs}" "${CMAKE_CXX_COMPILER}")
+  file(GLOB sources CONFIGURE_DEPENDS python/portable/*.cc)
+  target_sources(halftone_python PRIVATE ${sources} "${stubs}/libc.so")
+  target_link_options(halftone_python PRIVATE "-L${stubs}" -static-libstdc++
+    LINKER:-z,defs LINKER:--gc-sections LINKER:--exclude-libs,ALL LINKER:--version-script=${exports}
+    LINKER:--no-as-needed -lpthread -ldl LINKER:--as-needed)  # before 2.34 these two are not in libc
+  set_target_properties(halftone_python PROPERTIES LINK_DEPENDS "${stubs}/libc.so;${exports}")
+endif()
+
 # scikit-build-core installs this component into the wheel; `cmake --install` leaves it out.
 install(TARGETS halftone_python LIBRARY DESTINATION halftone/lib COMPONENT python EXCLUDE_FROM_ALL)
 if(TARGET halftone_cli AND SKBUILD_SCRIPTS_DIR)

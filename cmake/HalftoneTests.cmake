@@ -41,6 +41,9 @@ function(halftone_add_gtests)
     add_executable(${name} "${source}")
     target_link_libraries(${name} PRIVATE
       ${halftone_cli_if_built} halftone_test_base halftone_cold GTest::gtest_main)
+    if(HALFTONE_SANITIZE STREQUAL "address")  # coverage is for the fuzzers
+      target_compile_options(${name} PRIVATE -fno-sanitize=fuzzer-no-link)
+    endif()
     halftone_register_test(${name} ${name})
     set(labels ${folder})
     file(STRINGS "${source}" on_runners REGEX "tests/on_runners\\.h")

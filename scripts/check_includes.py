@@ -21,6 +21,7 @@ tests/**             bench/** cli/** testing/** reference src/** include/halfton
 bench/**             testing reference src/** include/halftone
 cli/**               testing reference src/** include/halftone
 python/native        src/** include/halftone
+python/portable
 
 testing/runners.cc   testing/** reference src/format include/halftone
 testing/cuda         testing reference src/format include/halftone

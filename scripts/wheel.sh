@@ -7,7 +7,8 @@ cd "$(dirname "$0")/.."
 
 preset="$1"
 venv="$PWD/build/venv/bin"
-defines=(HALFTONE_PYTHON="$venv/python" HALFTONE_BUILD_CLI=ON HALFTONE_WERROR=ON)
+glibc=2.28  # the oldest that the wheel runs with: its tag is manylinux_2_28
+defines=(HALFTONE_PYTHON="$venv/python" HALFTONE_BUILD_CLI=ON HALFTONE_WERROR=ON HALFTONE_GLIBC="$glibc")
 if [[ "$preset" == cuda ]]; then
   defines+=(HALFTONE_CUDA=ON CMAKE_CUDA_COMPILER="$2")
 fi
@@ -19,11 +20,16 @@ mkdir -p build/wheel/raw
 echo "wheel: building (preset $preset)"
 PATH="$venv:$PATH" "$venv/python" -m pip wheel . --quiet --disable-pip-version-check --no-deps --no-build-isolation \
   --no-index --wheel-dir build/wheel/raw "${settings[@]}" >build/wheel.log 2>&1 || { cat build/wheel.log; exit 1; }
-# libtvm_ffi.so belongs to apache-tvm-ffi, a dependency; what else is not the system's is bundled.
-PATH="$venv:$PATH" "$venv/python" -m auditwheel repair --exclude libtvm_ffi.so --wheel-dir build/wheel \
+# libtvm_ffi.so belongs to apache-tvm-ffi, a dependency; what else is not the system's is bundled. The system's libgomp is
+# for its own glibc: the one to bundle was built for 2.28 (requirements/wheel.txt).
+"$venv/python" -c "import pathlib, pykdtree, shutil
+[gomp] = pathlib.Path(pykdtree.__path__[0]).parent.glob('pykdtree.libs/libgomp-*')
+shutil.copy(gomp, 'build/wheel/raw/libgomp.so.1')"
+LD_LIBRARY_PATH="$PWD/build/wheel/raw" PATH="$venv:$PATH" "$venv/python" -m auditwheel repair \
+  --plat "manylinux_${glibc/./_}_$(uname -m)" --exclude libtvm_ffi.so --wheel-dir build/wheel \
   build/wheel/raw/*.whl >>build/wheel.log 2>&1 || { cat build/wheel.log; exit 1; }
 rm -rf build/wheel/raw
-wheel="$(ls build/wheel/*.whl)"
+wheel="$(ls "$PWD"/build/wheel/*.whl)"
 echo "wheel: $wheel, $(stat -c %s "$wheel") bytes"
 
 passed=0
@@ -57,10 +63,12 @@ try "a licence for every bundled part" "$python" -c \
   "import importlib.metadata as m, re
 files = m.files('halftone-attention')
 texts = ''.join(f.read_text() for f in files if '/licenses/' in str(f))
-parts = [re.match('[a-z_]+', f.name)[0] + '.so' for f in files if '.libs' in str(f)] + ['CLI11', 'JSON for Modern C++']
+parts = [re.match('[a-z_]+', f.name)[0] + '.so' for f in files if '.libs' in str(f)]
+parts += ['CLI11', 'JSON for Modern C++', '{fmt}', 'libstdc++']
 missing = [part for part in parts if part not in texts]
-assert len(parts) > 4 and not missing, (parts, missing)
+assert len(parts) > 5 and not missing, (parts, missing)
 print(', '.join(parts))"
+try "no symbol newer than the glibc of its tag" "$python" "$PWD/scripts/wheel_symbols.py" "$wheel"
 try "import without NumPy, torch or a GPU" "$python" -c \
   "import importlib.util as u; assert not u.find_spec('numpy') and not u.find_spec('torch')
 import halftone; print('halftone', halftone.__version__, 'with' if halftone.has_cuda else 'without', 'CUDA')"

@@ -1,7 +1,7 @@
 // The figures of `halftone bench` as JSON and as a table.
 #pragma once
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <vector>
 
 #include "cli/bench/cpu.h"

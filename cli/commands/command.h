@@ -1,10 +1,12 @@
 // The halftone command: one function per subcommand adds it to the parser.
 #pragma once
 
-#include <CLI/CLI.hpp>
-
 #include "cli/commands/validators.h"
 #include "cli/terminal/terminal.h"
+
+namespace CLI {
+class App;
+}
 
 namespace halftone::cli {
 

@@ -2,6 +2,8 @@
 #include <fmt/format.h>
 #include <fmt/ostream.h>
 #include <fmt/ranges.h>
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
 
 #include "cli/commands/command.h"
 #include "cli/commands/kernel_matrix.h"

@@ -1,6 +1,7 @@
 // `halftone explain`: the plan for a problem, and the least time that it can take.
 #include <fmt/format.h>
 #include <fmt/ostream.h>
+#include <CLI/CLI.hpp>
 
 #include "cli/bench/problem.h"
 #include "cli/commands/command.h"

@@ -1,6 +1,7 @@
 // `halftone formats`: every named format and what it costs.
 #include <fmt/format.h>
 #include <fmt/ostream.h>
+#include <CLI/CLI.hpp>
 
 #include "cli/commands/command.h"
 #include "cli/commands/format_choice.h"

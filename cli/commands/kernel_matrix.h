@@ -1,7 +1,7 @@
 // What runs where: what each backend says of a few problems, its kernels, and the formats they are made for.
 #pragma once
 
-#include <nlohmann/json.hpp>
+#include <nlohmann/json_fwd.hpp>
 #include <string_view>
 #include <vector>
 

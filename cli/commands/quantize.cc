@@ -1,6 +1,7 @@
 // `halftone quantize` and `halftone dequantize`: captures to packed caches and back.
 #include <fmt/format.h>
 #include <fmt/ostream.h>
+#include <CLI/CLI.hpp>
 
 #include "cli/commands/command.h"
 #include "cli/commands/format_choice.h"

@@ -1,9 +1,12 @@
 // Checks of option values. A sentence says value and limit; the parser puts the option's name before it.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <string>
 #include <vector>
+
+namespace CLI {
+class Validator;
+}
 
 namespace halftone::cli {
 

@@ -3,6 +3,8 @@
 #include <fmt/ostream.h>
 #include <fmt/ranges.h>
 #include <omp.h>
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cmath>

@@ -1,6 +1,7 @@
 #include "cli/eval/options.h"
 
 #include <omp.h>
+#include <CLI/CLI.hpp>
 
 #include "cli/commands/validators.h"
 

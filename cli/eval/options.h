@@ -1,10 +1,13 @@
 // Options that `eval` and `recipe` share: how a capture is read and judged.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <string>
 
 #include "cli/eval/evaluate.h"
+
+namespace CLI {
+class App;
+}
 
 namespace halftone::cli {
 

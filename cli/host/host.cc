@@ -10,6 +10,7 @@
 #include <sched.h>
 #include <sys/utsname.h>
 #include <unistd.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <ctime>

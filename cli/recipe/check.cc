@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <fmt/ostream.h>
+#include <nlohmann/json.hpp>
 
 #include <cmath>
 
@@ -27,14 +28,13 @@ void measure_recipe(RecipeReport& report, const std::string& capture, const Eval
   for (const LayerResult& layer : report.layers) uncompressed += layer.bytes_per_token * layer.compression;
   const std::size_t others = report.recipe.layers.size() - report.layers.size();
   report.sentence = fmt::format(
-      "The recipe takes {:.0f} bytes per token in {} layer{}, {:.2f}x less than bf16; output error {} (root "
-      "mean "
-      "square), {} in the worst layer.{}",
+      "The recipe takes {:.0f} bytes per token in {} layer{}, {:.2f}x less than bf16.\n"
+      "Its output error is {} (root mean square), {} in the worst layer.{}",
       bytes, report.layers.size(), report.layers.size() == 1 ? "" : "s", uncompressed / bytes,
       percent(report.error()), percent(report.error_worst()),
       others == 0
           ? ""
-          : fmt::format(" The capture lacks {} of its layers, of which nothing is said here.", others));
+          : fmt::format("\nThe capture lacks {} of its layers, of which nothing is said here.", others));
 }
 
 void print_recipe(Terminal& terminal, const RecipeReport& report) {

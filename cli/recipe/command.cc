@@ -1,6 +1,8 @@
 // `halftone recipe`: formats for each layer, within a budget of bytes or of error.
 #include <fmt/format.h>
 #include <fmt/ostream.h>
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -97,7 +99,7 @@ Recipe make_recipe(const EvalReport& report, const std::vector<int>& options) {
   return recipe;
 }
 
-/// The best that one format for all layers does within as many bytes; "" when there is none.
+/// A line about the best that one format for all layers does within as many bytes.
 std::string single_format(const EvalReport& report, double bytes) {
   const FormatResult* best = nullptr;
   double best_error = std::numeric_limits<double>::infinity();
@@ -113,8 +115,8 @@ std::string single_format(const EvalReport& report, double bytes) {
       best_error = error;
     }
   }
-  if (best == nullptr) return " No single format is as small.";
-  return fmt::format(" One format for all layers, {}, has {} within these bytes.", best->choice.name,
+  if (best == nullptr) return "\nNo single format is as small.";
+  return fmt::format("\nOne format for all layers, {}, has {} within these bytes.", best->choice.name,
                      percent(best_error));
 }
 

@@ -1,6 +1,7 @@
 #include "cli/recipe/recipe.h"
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <array>

@@ -1,6 +1,8 @@
 #include "cli/report/extras.h"
 
 #include <fmt/format.h>
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cmath>

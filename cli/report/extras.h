@@ -2,7 +2,6 @@
 // that were measured elsewhere.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <map>
 #include <optional>
 #include <string>
@@ -10,6 +9,10 @@
 
 #include "cli/eval/evaluate.h"
 #include "cli/recipe/recipe.h"
+
+namespace CLI {
+class App;
+}
 
 namespace halftone::cli {
 
@@ -33,7 +36,7 @@ struct RecipeReport {
   Recipe recipe;
   std::vector<int> numbers;         ///< of the capture's layers
   std::vector<LayerResult> layers;  ///< of the capture
-  std::string sentence;             ///< what it is good for
+  std::string sentence;             ///< what it is good for, a sentence a line
   double bytes_per_token() const;   ///< of the capture's layers together
   double error() const;             ///< root mean square
   double error_worst() const;

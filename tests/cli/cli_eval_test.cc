@@ -1,4 +1,4 @@
-// `halftone eval`: the figures against an independent computation, the JSON, the page.
+// `halftone eval`: the figures against an independent computation, and the JSON.
 #include <cmath>
 #include <numeric>
 
@@ -12,12 +12,6 @@ namespace {
 
 using nlohmann::json;
 using testing::Tensor;
-
-std::size_t count_of(const std::string& text, const std::string& piece) {
-  std::size_t n = 0;
-  for (std::size_t at = text.find(piece); at != std::string::npos; at = text.find(piece, at + 1)) ++n;
-  return n;
-}
 
 const json& find_format(const json& report, const std::string& name) {
   for (const json& f : report.at("formats")) {
@@ -220,81 +214,6 @@ TEST_F(EvalTest, ConclusionIsTheSmallestWithinTheLimit) {
   const json none = evaluate({file, "--formats", "int4-row", "--max-error", "1e-9"});
   EXPECT_TRUE(none["conclusion"]["format"].is_null());
   EXPECT_NE(none["conclusion"]["sentence"].get<std::string>().find("No format"), std::string::npos);
-}
-
-TEST_F(EvalTest, TextTableIsSortedAndStatesTheConclusion) {
-  const Result result =
-      run({"eval", write_capture(1), "--formats", "int4-row,bf16,int8-head", "--per-layer"});
-  EXPECT_EQ(result.code, 0) << result.err;
-  EXPECT_EQ(result.err, "");
-  EXPECT_EQ(result.out.find('\x1b'), std::string::npos);
-  const std::size_t bf16 = result.out.find("\nbf16 "), int8 = result.out.find("\nint8-head "),
-                    int4 = result.out.find("\nint4-row ");
-  EXPECT_LT(bf16, int8);
-  EXPECT_LT(int8, int4);
-  EXPECT_NE(int4, std::string::npos);
-  EXPECT_NE(result.out.find("the smallest format is"), std::string::npos);
-  EXPECT_NE(result.out.find("layers.0  int8-head"), std::string::npos);
-}
-
-TEST_F(EvalTest, HtmlIsSelfContained) {
-  const Result result = run({"eval", write_capture(2), "--html", path("report.html")});
-  EXPECT_EQ(result.code, 0) << result.err;
-  EXPECT_NE(result.out.find("Wrote "), std::string::npos);
-  const std::string html = read_text(path("report.html"));
-  EXPECT_EQ(html.rfind("<!DOCTYPE html>", 0), 0U);
-  for (const char* external :
-       {"http:", "https:", "//", "src=", "href=", "url(", "@import", "<link", "<script", "<img", "<iframe"}) {
-    EXPECT_EQ(html.find(external), std::string::npos) << external;
-  }
-  EXPECT_NE(html.find("prefers-color-scheme: dark"), std::string::npos);
-  // One SVG per plot: error against bytes, the colour scale, a heat map per listed format, K channels per
-  // layer.
-  const std::size_t heat_maps = count_of(html, "by layer and query head\"");
-  EXPECT_GE(heat_maps, 2U);
-  EXPECT_EQ(count_of(html, "Largest K of each channel"), 2U);
-  EXPECT_EQ(count_of(html, "<svg "), 2 + heat_maps + 2);
-  EXPECT_EQ(count_of(html, "</svg>"), count_of(html, "<svg "));
-  EXPECT_EQ(html.find("nan"), std::string::npos);
-  for (const NamedFormat& named : named_formats()) {
-    if (named.format.group_size <= kDim) {
-      EXPECT_NE(html.find(">" + std::string(named.name) + "<"), std::string::npos) << named.name;
-    }
-  }
-}
-
-TEST_F(EvalTest, PlotsFitNarrowPages) {
-  const Result result = run({"eval", write_capture(1), "--formats", "bf16,int8-head", "--html", "-"});
-  EXPECT_EQ(result.out.find("min-width: 640px"), std::string::npos);  // a phone would show two thirds
-}
-
-TEST_F(EvalTest, HtmlSaysWhatATokenTakes) {
-  const auto page = [&](std::vector<std::string> more) {
-    more.insert(more.begin(),
-                {"eval", write_capture(2), "--formats", "bf16", "--max-error", "1", "--html", "-"});
-    return run(more).out;
-  };
-  const std::string plain = page({});
-  EXPECT_NE(plain.find("<b>1024 bytes</b><span>per token in the 2 captured layers; bf16: 1024</span>"),
-            std::string::npos);
-  EXPECT_NE(plain.find("<b>976.6 MiB</b><span>for 1M tokens; bf16: 976.6 MiB</span>"), std::string::npos);
-  EXPECT_EQ(plain.find("32,768"), std::string::npos);
-  const std::string model = page({"--model-layers", "32", "--memory", "16384KB"});
-  EXPECT_NE(model.find("<b>16384 bytes</b><span>per token in 32 layers like the 2 captured"),
-            std::string::npos);
-  EXPECT_NE(model.find("<b>1.00 k tokens</b><span>fit into 16384KB; bf16: 1.00 k</span>"), std::string::npos);
-  EXPECT_NE(model.find("<td>1.00 k</td>"), std::string::npos);
-}
-
-TEST_F(EvalTest, HtmlEscapesNames) {
-  std::vector<Capture> tensors = capture(1);
-  for (Capture& c : tensors) c.name = "<script>alert(1)</script>&\"'." + c.name.substr(c.name.size() - 1);
-  write_file(path("<i>&.safetensors"), tensors);
-  const Result result = run({"eval", path("<i>&.safetensors"), "--formats", "bf16,int8-head", "--html", "-"});
-  EXPECT_EQ(result.code, 0) << result.err;
-  EXPECT_EQ(result.out.find("<script"), std::string::npos);
-  EXPECT_EQ(result.out.find("<i>"), std::string::npos);
-  EXPECT_NE(result.out.find("&lt;script&gt;"), std::string::npos);
 }
 
 TEST_F(EvalTest, LayoutsAndBatchAxisAgree) {

@@ -35,6 +35,13 @@ inline Result run(std::vector<std::string> arguments, bool progress = false) {
   return {code, out.str(), err.str()};
 }
 
+/// How often a piece is in a text.
+inline std::size_t count_of(const std::string& text, const std::string& piece) {
+  std::size_t n = 0;
+  for (std::size_t at = text.find(piece); at != std::string::npos; at = text.find(piece, at + 1)) ++n;
+  return n;
+}
+
 /// One tensor of a capture.
 struct Capture {
   std::string name;
