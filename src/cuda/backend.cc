@@ -169,9 +169,11 @@ void run(const Plan::Impl& plan, const AttentionArgs& args, std::byte* workspace
   for (std::size_t i = 0; i < passes.size(); ++i) {
     if (is_prefill(plan.kernel(passes[i]))) {
       run_prefill(plan, args, parts, i, stream);
-    } else {
+    } else if (plan.kernel(passes[i]).latent) {
       const AttentionParams params = attention_params(plan, args, parts, i);
       launch(kernels[i], &params, plan, passes[i], stream);
+    } else {
+      run_decode(kernels[i], plan, args, parts, i, stream);
     }
   }
 }

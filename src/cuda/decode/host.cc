@@ -2,11 +2,14 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <variant>
 
+#include "cuda/attention/maps.h"
 #include "cuda/decode/config.h"
 #include "cuda/decode/kernels.h"
+#include "cuda/decode/rows/params.h"
 #include "halftone/error.h"
 #include "plan/plan.h"
 
@@ -28,6 +31,11 @@ const Compiled& compiled_kernels() {
     return kernels;
   }();
   return all;
+}
+
+bool has_rows_as_m(int variant) {
+  return variant != kUniversalKernel &&
+         kDecodeTable[static_cast<std::size_t>(variant)].family == Family::kRows;
 }
 
 /// Row of kDecodeTable for units of `rows` packed rows (0: of any number); -1 if there is none.
@@ -56,7 +64,21 @@ CompiledKernel decode_kernel(const Plan::Impl& plan, const planning::Pass& pass,
     throw Error(ErrorCode::kInternal,
                 fmt::format("decode kernel {} is not in this build: rebuild halftone.", pass.variant));
   }
+  if (has_rows_as_m(pass.variant)) require_tensor_maps();
   return kernel;
+}
+
+void run_decode(const CompiledKernel& kernel, const Plan::Impl& plan, const AttentionArgs& args,
+                const planning::Workspace& workspace, std::size_t index, Stream stream) {
+  const planning::Pass& pass = plan.passes()[index];
+  DecodeRowsParams p{};
+  p.attention = attention_params(plan, args, workspace, index);
+  if (!has_rows_as_m(pass.variant)) return launch(kernel, &p.attention, plan, pass, stream);
+  const auto& cache = std::get<PagedKv>(args.kv);
+  p.run_tiles = std::min(kDecodeTable[static_cast<std::size_t>(pass.variant)].piece_tiles,
+                         cache.spec.page_size / kTileTokens);
+  p.k = page_code_map(cache, plan.layout, p.attention.schedule.header, p.run_tiles);
+  launch(kernel, &p, plan, pass, stream);
 }
 
 }  // namespace halftone::cuda

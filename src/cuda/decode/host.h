@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 
 #include "cuda/attention/host.h"
 #include "plan/backend.h"
@@ -32,8 +33,12 @@ inline constexpr planning::Kernel kUniversalRow{
 /// universal row and kDecodeTable has no kernel for the problem, -1 else.
 int decode_variant(const AttentionProblem& problem, const planning::Kernel& kernel);
 
-/// The kernel of a pass whose variant is one of these. Throws if it is not in this build, and InvalidArgument
-/// for outputs that it cannot write.
+/// The kernel of a pass whose variant is one of these. Throws if it is not in this build, InvalidArgument for
+/// outputs that it cannot write, and DeviceError if the driver lacks what it needs.
 CompiledKernel decode_kernel(const Plan::Impl& plan, const planning::Pass& pass, const AttentionArgs& args);
+
+/// Launches it, for pass `index` of the plan.
+void run_decode(const CompiledKernel& kernel, const Plan::Impl& plan, const AttentionArgs& args,
+                const planning::Workspace& workspace, std::size_t index, Stream stream);
 
 }  // namespace halftone::cuda
