@@ -19,31 +19,22 @@ struct RowsTeam {
   static constexpr int kSteps = Traits::kDim / 32;                            // of Q K^T
   static constexpr int kTiles = C.piece_tiles;
   using Product = std::conditional_t<Traits::kInteger, std::int32_t, float>;
-  using Digits = std::uint32_t[Traits::kHeldDigits == 0 ? 1 : Traits::kHeldDigits][kSteps][4];
   using Probabilities = std::uint32_t[kTiles][4];
   static constexpr float kNone = -FLT_MAX;  // finite, so that masked logits give P = 0
 
   const AttentionParams& p;
   Shared& s;
-  Digits q;
+  const unsigned thread;  // of the compute warps
   float o[kO];
   float max[2], sum[2];  // of rows g and g + 8; of the lane's columns
 
-  static __device__ int lane() { return thread_index() % 32; }
-  static __device__ int team() { return thread_index() / 128; }
+  __device__ int lane() const { return thread % 32; }
+  __device__ int warp() const { return thread / 32 % 4; }
+  __device__ int team() const { return thread / 128; }
   /// Of the lane, the first of two rows, 8 apart.
-  static __device__ int first_row() { return thread_index() / 32 % 4 * 16 + thread_index() % 32 / 4; }
+  __device__ int first_row() const { return warp() * 16 + lane() / 4; }
 
-  /// The item's queries become operand A.
-  __device__ void begin(const Queries& queries) {
-    const int matrix = lane() / 8, row = lane() % 8;
-    const std::uint32_t at = (thread_index() / 32 % 4 * 16 + matrix % 2 * 8 + row) * 128;
-#pragma unroll
-    for (int digit = 0; digit < Traits::kHeldDigits; ++digit) {
-      const std::uint32_t from = shared_address(queries.digits[digit]) + at;
-#pragma unroll
-      for (int i = 0; i < kSteps; ++i) load_matrices(from + ((2 * i + matrix / 2) ^ row) * 16, q[digit][i]);
-    }
+  __device__ void begin() {
 #pragma unroll
     for (int i = 0; i < kO; ++i) o[i] = 0.0f;
 #pragma unroll
@@ -63,30 +54,20 @@ struct RowsTeam {
   template <DType kType, int kDigit, bool kAdds = false>
   __device__ void multiply(const Queries& queries, std::uint64_t k, Product (&x)[kS]) const {
     constexpr DType kKeys = Traits::kInteger ? DType::kInt8 : kType;
-    std::uint64_t in_memory = 0;
-    if constexpr (kDigit >= Traits::kHeldDigits) {
-      in_memory = swizzled_matrix(uniform(shared_address(queries.digits[kDigit])));
-    }
+    const std::uint64_t q = swizzled_matrix(shared_address(queries.digits[kDigit]));
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
-      const auto step = [&](const auto& a) {
-        if (i == 0 && !kAdds) {
-          wgmma_first<kType, kKeys>(x, a, keys(k, i));
-        } else {
-          wgmma_add<kType, kKeys>(x, a, keys(k, i));
-        }
-      };
-      if constexpr (kDigit < Traits::kHeldDigits) {
-        step(q[kDigit][i]);
+      if (i == 0 && !kAdds) {
+        wgmma_first<kType, kKeys>(x, q + 2 * i, keys(k, i));
       } else {
-        step(in_memory + 2 * i);
+        wgmma_add<kType, kKeys>(x, q + 2 * i, keys(k, i));
       }
     }
   }
 
   /// Products of a piece. O is complete afterwards, too.
   __device__ void scores(int stage, const Queries& queries, bool low_digit, float (&x)[kS]) {
-    const std::uint64_t k = key_matrix(uniform(shared_address(s.k[stage])));
+    const std::uint64_t k = key_matrix(shared_address(s.k[stage]));
     if constexpr (Traits::kInteger) {
       std::int32_t high[kS], low[kS];
       wgmma_begin();
@@ -218,8 +199,7 @@ struct RowsTeam {
 
   /// Begins O += P V.
   __device__ void accumulate(int stage, const Probabilities& prob) {
-    const std::uint64_t v =
-        swizzled_matrix(uniform(shared_address(s.values[stage])), Traits::kPieceTokens * 128);
+    const std::uint64_t v = swizzled_matrix(shared_address(s.values[stage]), Traits::kPieceTokens * 128);
     pin(o);
     wgmma_begin();
 #pragma unroll
@@ -229,7 +209,7 @@ struct RowsTeam {
     wgmma_commit();
   }
 
-  static __device__ void arrive(std::uint64_t& barrier) {
+  __device__ void arrive(std::uint64_t& barrier) const {
     __syncwarp();
     if (lane() == 0) barrier_arrive(shared_address(&barrier));
   }
@@ -238,8 +218,8 @@ struct RowsTeam {
   __device__ void attend(const DeviceItem& item, const Queries& queries, unsigned first) {
     const PieceRange<Traits::kPieceTokens> range(item.work);
     const int rows = item.work.row_end - item.work.row_begin;
-    const bool idle = thread_index() / 32 % 4 * 16 >= rows;  // of the warp: none of its rows is there
-    const bool low_digit = !Traits::kInteger && (p.rotate_k || p.q_type != DType::kBFloat16);
+    const bool idle = warp() * 16 >= rows;  // of the warp: none of its rows is there
+    const bool low_digit = Traits::digits(p) > Traits::kDigits;
     const bool modified = p.softcap > 0.0f || p.alibi_slopes != nullptr;
     const KeyRange unmasked{::max(queries.position[::max(rows, 1) - 1] - p.window_left, item.work.kv_begin),
                             min(item.work.kv_end, queries.position[0] + p.causal_right + 1)};

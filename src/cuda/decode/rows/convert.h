@@ -42,10 +42,16 @@ struct ValueConverter {
       }
     }
     const int row = warp * kTileTokens + 2 * t;
+    constexpr int kBlocks = Traits::kDim / 32, kAtOnce = 2;  // whose loads do not wait for stores
+    std::uint32_t codes[kAtOnce][4];
 #pragma unroll
-    for (int block = 0; block < Traits::kDim / 32; ++block) {
-      const uint4 codes = *reinterpret_cast<const uint4*>(tile + (block * 32 + lane) * 16);
-      const std::uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
+    for (int block = 0; block < kBlocks; ++block) {
+#pragma unroll
+      for (int i = 0; i < (block % kAtOnce == 0 ? kAtOnce : 0); ++i) {
+        const uint4 x = *reinterpret_cast<const uint4*>(tile + ((block + i) * 32 + lane) * 16);
+        codes[i][0] = x.x, codes[i][1] = x.y, codes[i][2] = x.z, codes[i][3] = x.w;
+      }
+      const std::uint32_t(&words)[4] = codes[block % kAtOnce];
       std::uint8_t* half = values + block / 2 * (Traits::kPieceTokens * 128);
       const int chunk = block % 2 * 4 + g / 2, within = g % 2 * 8;
 #pragma unroll

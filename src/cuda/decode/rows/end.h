@@ -45,16 +45,18 @@ struct RowsEnd {
   typename Traits::Shared& s;
   const DeviceItem& item;
 
-  static __device__ int lane() { return thread_index() % 32; }
+  const int thread;
+
+  __device__ int lane() const { return thread % 32; }
   /// Of the block's compute warps; also the class of its rows.
-  static __device__ int warp() { return thread_index() / 32; }
+  __device__ int warp() const { return thread / 32; }
   /// Of the item.
-  static __device__ int row() { return warp() % 4 * 16 + warp() / 4 * 8 + lane() / 4; }
+  __device__ int row() const { return warp() % 4 * 16 + warp() / 4 * 8 + lane() / 4; }
 
   /// Gives the other warpgroup its rows and takes one's own: the state of the first one's pieces, then that
   /// of the second one's.
   __device__ void exchange(const RowsTeam<C>& team, Share& share) const {
-    const int own = team.team(), thread = thread_index() % 128;
+    const int own = team.team(), of_team = thread % 128;
     float max[2], sum[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -66,9 +68,9 @@ struct RowsEnd {
 #pragma unroll
       for (int i = 0; i < Share::kQuads; ++i) {
         const float* o = team.o + 8 * i + 2 * r;
-        s.exchange[own][i][thread] = {o[0], o[1], o[4], o[5]};
+        s.exchange[own][i][of_team] = {o[0], o[1], o[4], o[5]};
       }
-      s.exchange_state[own][thread] = {max[r], sum[r]};
+      s.exchange_state[own][of_team] = {max[r], sum[r]};
     };
     const auto keep = [&](int r) {
 #pragma unroll
@@ -86,8 +88,8 @@ struct RowsEnd {
     hardware_barrier_wait<kCompute, Traits::kComputeThreads>();
     Share other;
 #pragma unroll
-    for (int i = 0; i < Share::kQuads; ++i) other.x[i] = s.exchange[1 - own][i][thread];
-    const float2 state = s.exchange_state[1 - own][thread];
+    for (int i = 0; i < Share::kQuads; ++i) other.x[i] = s.exchange[1 - own][i][of_team];
+    const float2 state = s.exchange_state[1 - own][of_team];
     other.max = state.x, other.sum = state.y;
     hardware_barrier_wait<kCompute, Traits::kComputeThreads>();  // before anything is put there again
     share.add(other, own == 1);

@@ -5,8 +5,8 @@
 //   compute  two warpgroups, each with all 64 rows: of an item's pieces of 64 tokens one takes the even ones,
 //            the other the odd ones. Q K^T with K as it lies in its page, P in registers
 //   convert  a warpgroup: V of a piece becomes f16 in shared memory, a tile for each warp
-//   load     a warp: copies of a piece
-//   queries  three warps: digits of the next item's Q
+//   load     two warps: copies of K, and of V
+//   queries  two warps: digits of the next item's Q
 // docs/kernels/decode-rows.md derives the bounds.
 #pragma once
 
@@ -26,25 +26,27 @@ struct DecodeRowsTraits {
   static constexpr int kTeams = 2;        // compute warpgroups
   static constexpr int kConvertWarp = 8;  // the first of four
   static constexpr int kLoadWarp = 12;
-  static constexpr int kQueryWarp = 13;
-  static constexpr int kQueryWarps = 3;
+  static constexpr int kQueryWarp = 14;
+  static constexpr int kQueryWarps = 2;
   static constexpr int kThreads = 512;
   static constexpr int kComputeThreads = 128 * kTeams;
   // Per thread; 128 for each of 512 at first.
-  static constexpr int kComputeRegisters = 208, kConvertRegisters = 40, kOtherRegisters = 56;
+  static constexpr bool kInteger = C.k.dtype == DType::kInt8;  // sums of each digit of Q of their own
+  static constexpr int kComputeRegisters = kInteger ? 208 : 192, kConvertRegisters = kInteger ? 40 : 56,
+                       kOtherRegisters = kInteger ? 56 : 72;
   static_assert(kTeams * kComputeRegisters + kConvertRegisters + kOtherRegisters <= 512);
 
   static constexpr int kPieceTokens = C.piece_tiles * kTileTokens;
   static constexpr int kStages = C.stages;  // of packed pieces
   static constexpr int kValueStages = 3;    // of V in f16
 
-  static constexpr bool kInteger = C.k.dtype == DType::kInt8;
   static constexpr bool kScaledK = C.k.mode == ScaleMode::kToken, kScaledV = C.v.mode == ScaleMode::kToken;
   // Q in digits of 8 bits: int8 a signed high and an unsigned low one; e4m3 the rounded value, what that
   // leaves, and, where the type of Q or a rotation needs it, what both leave.
   static constexpr int kDigits = 2, kMostDigits = kInteger ? 2 : 3;
-  static constexpr int kHeldDigits =
-      kInteger ? 0 : 2;  // in registers, which integers need for sums of each digit
+  static __device__ int digits(const AttentionParams& p) {
+    return !kInteger && (p.rotate_k || p.q_type != DType::kBFloat16) ? kMostDigits : kDigits;
+  }
   // A row's offset is raised when a lane's sum of P in a piece passes kLargestSum, and then so that the
   // largest P is 2^kFirstLog2.
   static constexpr float kLargestSum = 32768.0f;
