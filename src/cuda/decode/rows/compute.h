@@ -223,18 +223,19 @@ struct RowsTeam {
     const bool modified = p.softcap > 0.0f || p.alibi_slopes != nullptr;
     const KeyRange unmasked{::max(queries.position[::max(rows, 1) - 1] - p.window_left, item.work.kv_begin),
                             min(item.work.kv_end, queries.position[0] + p.causal_right + 1)};
-    const float factors[2] = {queries.factor[first_row()], queries.factor[first_row() + 8]};
     constexpr std::uint32_t kAll = (1u << kTiles) - 1;
 #pragma unroll 1
     for (int i = team(); i < range.count; i += Traits::kTeams) {
-      const unsigned piece = first + i;
+      // Descriptors follow from these, and live in uniform registers.
+      const unsigned uniforms = uniform((first + i) * 2 + (&queries != s.queries)), piece = uniforms / 2;
+      const Queries& operands = s.queries[uniforms % 2];
       const int token = range.first + i * Traits::kPieceTokens;
       const PiecePlace<Traits::kStages> from(piece);
       const PiecePlace<Traits::kValueStages> to(piece);
       barrier_wait(shared_address(&s.full[from.stage]), from.parity);
       const std::uint32_t live = s.live[from.stage];
       float x[kS];
-      scores(from.stage, queries, low_digit, x);
+      scores(from.stage, operands, low_digit, x);
       arrive(s.empty[from.stage]);
       if (i >= Traits::kTeams) arrive(s.values_empty[(piece - Traits::kTeams) % Traits::kValueStages]);
       barrier_wait(shared_address(&s.values_full[to.stage]), to.parity);
@@ -249,6 +250,7 @@ struct RowsTeam {
           const float one[2] = {1.0f, 1.0f};
           softmax(x, one, prob);
         } else {
+          const float factors[2] = {queries.factor[first_row()], queries.factor[first_row() + 8]};
           softmax(x, factors, prob);
         }
       }

@@ -22,8 +22,8 @@ __device__ inline void compute_rows(const AttentionParams& p, typename DecodeRow
     const DeviceItem& item = s.queue.items[index % ItemQueue::kCapacity];
     const typename Traits::Queries& queries = s.queries[index % 2];
     if (index == 0) {
-      RowsQueries<C>{p, thread_index() / 32, 4 * Traits::kTeams, thread_index() % 32}.bring(item,
-                                                                                            s.queries[0]);
+      RowsQueries<C, 4>{p, thread_index() / 32, 4 * Traits::kTeams, thread_index() % 32}.bring(item,
+                                                                                               s.queries[0]);
       fence_async_shared();
       hardware_barrier_wait<kCompute, Traits::kComputeThreads>();
     } else {

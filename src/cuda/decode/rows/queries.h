@@ -9,13 +9,12 @@
 
 namespace halftone::cuda {
 
-/// Brings rows: rotated, scaled, cut into digits. A lane has 8 consecutive dims of a row, which K has side by
-/// side, too.
-template <DecodeConfig C>
+/// Brings rows, kBatch loads at a time: rotated, scaled, cut into digits. A lane has 8 consecutive dims of a
+/// row, which K has side by side, too.
+template <DecodeConfig C, int kBatch>
 struct RowsQueries {
   using Traits = DecodeRowsTraits<C>;
   static constexpr int kRowLanes = Traits::kDim / 8, kLaneRows = 32 / kRowLanes;
-  static constexpr int kBatch = 4;  // loads in flight
   static constexpr float kNaN = __builtin_nanf("");
   const AttentionParams& p;
   int warp, warps, lane;  // of those that bring an item's rows
@@ -39,7 +38,7 @@ struct RowsQueries {
   }
   /// 16 bits, of which the row's largest value uses nearly all.
   static __device__ Digits cut_integer(const float (&x)[8], float largest) {
-    const float bounded = fmaxf(largest, 0x1p-100f), inverse = __fdividef(32000.0f, bounded);
+    const float bounded = fmaxf(largest, 0x1p-100f), inverse = 32000.0f * __frcp_rn(bounded);
     Digits d;
     std::uint32_t pairs[4];  // low bytes of two values, high bytes of two values
 #pragma unroll
@@ -152,7 +151,7 @@ struct RowsQueries {
 #pragma unroll 1
       for (int i = 0; i < kBatch; i += 2) {
         store({raw[0], raw[1]}, queries, base + i * kLaneRows + half, piece, factor);
-        raw[0] = raw[2], raw[1] = raw[3];
+        if constexpr (kBatch > 2) raw[0] = raw[2], raw[1] = raw[3];
       }
     }
   }
@@ -165,7 +164,7 @@ __device__ inline void bring_queries(const AttentionParams& p, typename DecodeRo
   using Traits = DecodeRowsTraits<C>;
   wait_for_previous_kernel();
   if (warp == 0) check_inputs(p, blockIdx.x, lane);
-  const RowsQueries<C> queries{p, warp, Traits::kQueryWarps, lane};
+  const RowsQueries<C, 2> queries{p, warp, Traits::kQueryWarps, lane};
 #pragma unroll 1
   for (int index = 1; s.queue.has(index); ++index) {
     barrier_wait(shared_address(&s.queries_empty[index % 2]), index / 2 & 1 ^ 1);
