@@ -6,6 +6,7 @@
 
 #include "cuda/attention/logits.h"
 #include "cuda/decode/rows/traits.h"
+#include "cuda/decode/side.h"
 #include "cuda/device/wgmma.h"
 
 namespace halftone::cuda {
@@ -99,12 +100,11 @@ struct RowsTeam {
   __device__ void scale(int stage, float (&x)[kS]) const {
     if constexpr (Traits::kScaledK) {
 #pragma unroll
-      for (int tile = 0; tile < kTiles; ++tile) {
-        const float4 scale =
-            *reinterpret_cast<const float4*>(s.key_scales[stage] + tile * kTileTokens + lane() % 4 * 4);
-        const float of[4] = {scale.x, scale.y, scale.z, scale.w};
-#pragma unroll
-        for (int i = 0; i < 8; ++i) x[8 * tile + i] *= of[i / 4 * 2 + i % 2];
+      for (int i = 0; i < kS / 4; ++i) {
+        const std::uint8_t* plane = s.v[stage][i / 2] + kTileTokens * Traits::kDim;
+        const std::uint32_t pair = Part<C.k>::load_pair(plane, lane() % 4 * 2 + i % 2 * 8);
+        const float2 scale = __half22float2(reinterpret_cast<const __half2&>(pair));
+        x[4 * i] *= scale.x, x[4 * i + 1] *= scale.y, x[4 * i + 2] *= scale.x, x[4 * i + 3] *= scale.y;
       }
     }
   }
@@ -236,15 +236,14 @@ struct RowsTeam {
       const std::uint32_t live = s.live[from.stage];
       float x[kS];
       scores(from.stage, operands, low_digit, x);
+      if (!idle) scale(from.stage, x);
       arrive(s.empty[from.stage]);
       if (i >= Traits::kTeams) arrive(s.values_empty[(piece - Traits::kTeams) % Traits::kValueStages]);
-      barrier_wait(shared_address(&s.values_full[to.stage]), to.parity);
       Probabilities prob;
       if (idle) {  // products of zeros, which the compiler does not know
 #pragma unroll
         for (int j = 0; j < kTiles * 4; ++j) prob[j / 4][j % 4] = __float_as_uint(x[j]);
       } else {
-        scale(to.stage, x);
         if (modified || live != kAll || !unmasked.has(token, Traits::kPieceTokens)) {
           modify(queries, token, item.work.kv_end, live, x);
           const float one[2] = {1.0f, 1.0f};
@@ -254,6 +253,7 @@ struct RowsTeam {
           softmax(x, factors, prob);
         }
       }
+      barrier_wait(shared_address(&s.values_full[to.stage]), to.parity);
       accumulate(to.stage, prob);
     }
     wgmma_wait();

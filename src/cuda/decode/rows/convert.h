@@ -96,12 +96,6 @@ struct ValueConverter {
         } else {
           convert<false>(tile, s.values[to.stage], alive);
         }
-        if constexpr (Traits::kScaledK) {
-          if (lane < kTileTokens) {
-            s.key_scales[to.stage][warp * kTileTokens + key_place(lane)] =
-                Part<C.k>::load(tile + kTileTokens * Traits::kDim, lane);
-          }
-        }
         fence_async_shared();
         __syncwarp();
         if (lane == 0) {

@@ -68,7 +68,6 @@ struct DecodeRowsTraits {
     alignas(1024) std::uint8_t values[kValueStages][kPieceTokens * kDim * 2];  // [half][token][64], swizzled
     Queries queries[2];                                                        // item i's are at i % 2
     alignas(128) std::uint8_t v[kStages][C.piece_tiles][kValueTileBytes];      // with the params of K and V
-    alignas(16) float key_scales[kValueStages][kScaledK ? kPieceTokens : 4];   // key_place()
     float4 exchange[kTeams][8][128];  // of the warpgroups at the end of an item
     float2 exchange_state[kTeams][128];
     std::uint64_t full[kStages], empty[kStages];
@@ -99,8 +98,5 @@ struct PiecePlace {
       : stage(static_cast<int>(index % kStages)), parity(index / kStages & 1) {}
   __device__ std::uint32_t empty_parity() const { return parity ^ 1; }
 };
-
-/// Where the scale of a tile's token stands: those of a lane, 2t, 2t + 1, 2t + 8 and 2t + 9, side by side.
-__device__ inline int key_place(int token) { return token % 8 / 2 * 4 + token / 8 * 2 + token % 2; }
 
 }  // namespace halftone::cuda
