@@ -44,6 +44,7 @@ struct RowsEnd {
   const AttentionParams& p;
   typename Traits::Shared& s;
   const DeviceItem& item;
+  const typename Traits::Queries& queries;
 
   const int thread;
 
@@ -94,7 +95,7 @@ struct RowsEnd {
     hardware_barrier_wait<kCompute, Traits::kComputeThreads>();  // before anything is put there again
     share.add(other, own == 1);
     if (p.v.static_scale == nullptr) return;
-    const float v_scale = p.v.static_scale[item.work.kv_head * p.v.static_stride];
+    const float v_scale = queries.value_scale;
 #pragma unroll
     for (int i = 0; i < Share::kQuads; ++i) {
       share.x[i].x *= v_scale, share.x[i].y *= v_scale, share.x[i].z *= v_scale, share.x[i].w *= v_scale;
@@ -122,16 +123,20 @@ struct RowsEnd {
     for (int i = 0; i < Share::kQuads; ++i) to[i * 32] = share.x[i];
     if (lane() % 4 == 0) *state(slot) = {share.max, share.sum};
   }
-  /// Slots in KV order, the next one read while one is merged.
+  /// Slots in KV order; a few are read together.
   __device__ void merge(const Merge& merge, Share& share) const {
+    constexpr int kAtOnce = 3;
     load(merge.first, share);
-    Share next;
-    if (merge.count > 1) load(merge.first + merge.step, next);
 #pragma unroll 1
-    for (int i = 1; i < merge.count; ++i) {
-      const Share part = next;
-      if (i + 1 < merge.count) load(merge.first + (i + 1) * merge.step, next);
-      share.add(part);
+    for (int first = 1; first < merge.count; first += kAtOnce) {
+      Share part[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        load(merge.first + min(first + i, merge.count - 1) * merge.step, part[i]);
+        if (first + i >= merge.count) part[i].max = kMinus, part[i].sum = 0.0f;
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) share.add(part[i]);
     }
   }
 

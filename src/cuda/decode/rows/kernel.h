@@ -32,9 +32,9 @@ __device__ inline void compute_rows(const AttentionParams& p, typename DecodeRow
     }
     team.begin();
     team.attend(item, queries, piece);
-    team.arrive(s.queries_empty[index % 2]);
     piece += PieceRange<Traits::kPieceTokens>(item.work).count;
-    RowsEnd<C>{p, s, item, thread_index()}(team);
+    RowsEnd<C>{p, s, item, queries, thread_index()}(team);
+    team.arrive(s.queries_empty[index % 2]);
     if (thread_index() == 0) s.queue.current = index;  // both warpgroups have come as far as this item
   }
 }

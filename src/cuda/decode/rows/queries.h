@@ -143,6 +143,9 @@ struct RowsQueries {
       }
       float factor = p.scale_log2;
       if (p.k.static_scale != nullptr) factor *= p.k.static_scale[item.work.kv_head * p.k.static_stride];
+      if (base == 0 && lane == 0 && p.v.static_scale != nullptr) {
+        queries.value_scale = p.v.static_scale[item.work.kv_head * p.v.static_stride];
+      }
       if (lane < kWarpRows) {
         queries.position[own] = place.position;
         queries.slope[own] =

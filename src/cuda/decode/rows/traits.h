@@ -61,6 +61,7 @@ struct DecodeRowsTraits {
     float factor[kRows];                                           // turns products into base-2 logits
     int position[kRows];                                           // RowPlace
     float slope[kRows];                                            // likewise
+    float value_scale;                                             // a static one
   };
 
   struct Shared {
