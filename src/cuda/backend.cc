@@ -180,9 +180,7 @@ void run(const Plan::Impl& plan, const AttentionArgs& args, std::byte* workspace
       if (separate && i == 0) params.cache_settled = false;  // the kernel before it has just written there
       launch(kernels[i], &params, plan, passes[i], stream);
     } else {
-      const DecodeParams params = decode_params(plan, args, parts, i, fused);
-      advanced |= params.lengths != nullptr;
-      launch(kernels[i], &params, plan, passes[i], stream);
+      advanced |= run_decode(kernels[i], plan, args, parts, i, fused, stream);
     }
   }
   if (!advanced) settle_lengths(args, schedule, stream);

@@ -27,18 +27,27 @@ inline double largest_norm(const Tensor& rows, int dim) {
   return std::sqrt(largest);
 }
 
+/// Kernels of decode whose products take codes of 8 bits as they are, and Q in digits of as many.
+inline bool multiplies_bytes(const Problem& p, const PlanInfo& plan) {
+  const auto* const spec = std::get_if<KvCacheSpec>(&p.problem.kv);
+  return plan.config == "sm90-decode-64" && spec != nullptr && dtype_bits(spec->k_format.dtype) == 8;
+}
+
 /// Staged K is rounded to f16: of each product in a logit up to 2^-11 of it, which add up to a quarter of
 /// 2^-11 |q| |k| at most, as they are independent. Of codes one may differ by one where K is asymmetric,
-/// which takes two roundings to dequantise.
+/// which takes two roundings to dequantise. Digits of Q leave 2^-16 of a row's largest value beside integers;
+/// tensor cores that add products of e4m3 keep 13 bits below the largest one.
 inline double logit_slack(const Problem& p, const PlanInfo& plan) {
-  if (plan.staged_bytes == 0) return 0;
+  if (plan.staged_bytes == 0 && !multiplies_bytes(p, plan)) return 0;
   const int dim = p.row.head_dim;
   const double scale = p.row.scale == 0 ? 1 / std::sqrt(dim) : std::abs(static_cast<double>(p.row.scale));
   if (p.problem.arithmetic == Arithmetic::kHalfInt8) {
     const bool asymmetric = std::get<KvCacheSpec>(p.problem.kv).k_format.asymmetric;
     return asymmetric ? scale * largest_norm(p.q, 1) * largest_norm(p.k, 1) / 127 : 0;
   }
-  return std::ldexp(scale * largest_norm(p.q, dim) * largest_norm(p.k, dim), -13);
+  const double most = scale * largest_norm(p.q, dim) * largest_norm(p.k, dim);
+  if (plan.staged_bytes > 0) return std::ldexp(most, -13);
+  return std::ldexp(most, std::get<KvCacheSpec>(p.problem.kv).k_format.dtype == DType::kInt8 ? -16 : -11);
 }
 
 /// The kernels of latent attention for many heads round scales, and products of codes with them, to f16:
@@ -63,7 +72,8 @@ inline double out_slack(const Problem& p, const PlanInfo& plan) {
     return std::ldexp(largest, spec->k_format.dtype == DType::kBFloat16 ? -8 : rounds_codes(plan) ? -9 : -11);
   }
   const bool bf16 = plan.config.starts_with("sm90-prefill") && p.problem.q_dtype == DType::kBFloat16;
-  return std::ldexp(largest, bf16 ? -9 : -12);
+  return std::ldexp(largest, bf16 ? -9 : -12) +
+         (multiplies_bytes(p, plan) ? largest * logit_slack(p, plan) : 0);
 }
 
 /// The universal kernel computes in fp32 and converts between base 2 and e: a few roundings of the LSE.

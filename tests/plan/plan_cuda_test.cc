@@ -106,8 +106,9 @@ TEST(CudaPlan, ShortRequestsHaveAPassOfTheirOwn) {
   if (configs(1, kFast) == Names{"sm90-universal"}) GTEST_SKIP() << "this build has other head_dims";
   const Names both = {"sm90-decode-8", "sm90-decode-64"};
   EXPECT_EQ(configs(2, kReproducible), Names{"sm90-decode-8"});
-  EXPECT_EQ(configs(12, kReproducible), Names{"sm90-decode-48"});
-  EXPECT_EQ(configs(13, kReproducible), Names{"sm90-decode-64"});
+  EXPECT_EQ(configs(4, kReproducible), Names{"sm90-decode-16"});
+  EXPECT_EQ(configs(5, kReproducible), Names{"sm90-decode-64"});
+  EXPECT_EQ(configs(12, kReproducible), Names{"sm90-decode-64"});
   EXPECT_EQ(configs(16, kReproducible), Names{"sm90-decode-64"});
   EXPECT_EQ(configs(17, kReproducible), both);
   // Up to 160 packed rows: beyond, keys and values are dequantised for prefill's kernel.

@@ -37,6 +37,7 @@ struct PartConfig {
 enum class Family : std::uint8_t {
   kWarp,       // mma: a warp computes whole tiles for its rows
   kWarpgroup,  // wgmma: a team is a warpgroup, its warps share the rows and divide the tiles
+  kRows,       // wgmma: the rows are M, tokens N (rows/)
 };
 
 struct DecodeConfig {
@@ -54,10 +55,10 @@ struct DecodeConfig {
 /// Packed rows of a unit.
 constexpr int rows_of(const DecodeConfig& c) { return 8 * c.row_tiles * c.row_groups; }
 
-constexpr int team_warps(const DecodeConfig& c) { return c.family == Family::kWarpgroup ? 4 : c.row_groups; }
+constexpr int team_warps(const DecodeConfig& c) { return c.family == Family::kWarp ? c.row_groups : 4; }
 
 /// Whether a kernel writes new tokens: its code for that knows blocks of 32 dims only.
-constexpr bool appends(const DecodeConfig& c) { return c.head_dim % 32 == 0; }
+constexpr bool appends(const DecodeConfig& c) { return c.family != Family::kRows && c.head_dim % 32 == 0; }
 
 constexpr bool is_integer(DType t) { return t == DType::kInt8 || t == DType::kInt4; }
 
@@ -132,12 +133,13 @@ struct RowShape {
   Family family = Family::kWarp;
 };
 /// Figures: int8-head, and int4-g32, with as many query heads over one.
-inline constexpr std::array<RowShape, 6> kRowShapes{{
+inline constexpr std::array<RowShape, 7> kRowShapes{{
     {1, 1, 8},                      // 29.7, 82.5; 23.4, 58.9
     {2, 1, 8},                      // 33.2, 87.2; 31.0, 76.3
     {4, 1, 2, Family::kWarpgroup},  // 36.0, 97.0; 36.0, 103
     {6, 1, 2, Family::kWarpgroup},  // 39.7, 110; 41.4, 116
     {8, 1, 2, Family::kWarpgroup},  // 48.6, 125; not for groups
+    {8, 1, 2, Family::kRows},       // FIGURE
     {2, 2, 4},                      // 31.8, 93.3 of int8-head at head_dim 64
 }};
 /// Beyond head_dim 128 the accumulators of 16 rows do not fit into registers.
@@ -152,6 +154,9 @@ inline constexpr std::array<RowShape, 2> kMixedRowShapes{{{1, 1, 8}, {2, 1, 8}}}
 constexpr DecodeConfig make_decode_config(const PartConfig& k, const PartConfig& v, int head_dim,
                                           const RowShape& shape) {
   const int bytes = typical_tile_bytes(k, head_dim) + typical_tile_bytes(v, head_dim);
+  if (shape.family == Family::kRows) {
+    return {k, v, head_dim, shape.row_tiles, 1, shape.teams, 4, 5, shape.family};
+  }
   if (shape.family == Family::kWarpgroup) {  // a tile for each warp
     const int stages = bytes > 4608 ? 2 : bytes > 3072 ? 3 : 4;
     return {k, v, head_dim, shape.row_tiles, 1, shape.teams, 4, stages, shape.family};
@@ -173,7 +178,11 @@ constexpr bool groups_fit(const PartConfig& part, int head_dim) {
   return head_dim > dims && head_dim % dims == 0;
 }
 
-/// Whether wgmma kernels serve the part beside itself in units of `rows` packed rows.
+/// Whether more than 16 packed rows of the part beside itself are M of wgmma.
+constexpr bool in_rows_family(const PartConfig& part, int head_dim) {
+  return head_dim == 128 && dtype_bits(part.dtype) == 8 && part.mode != ScaleMode::kBlock;
+}
+/// Whether the kernels with tokens as M of wgmma serve the part beside itself in units of `rows` packed rows.
 constexpr bool in_warpgroup_family(const PartConfig& part, int head_dim, int rows) {
   if (head_dim != 128 || rows < 32) return false;
   if (dtype_bits(part.dtype) == 16) return rows <= 48;  // shared memory
@@ -190,8 +199,9 @@ constexpr bool is_built(const DecodeConfig& c) {
 #endif
   if (!groups_fit(c.k, c.head_dim) || !groups_fit(c.v, c.head_dim)) return false;
   if (c.head_dim == 80 && rows_of(c) > 16) return false;
+  if (c.k == c.v && in_rows_family(c.k, c.head_dim) && rows_of(c) > 16) return c.family == Family::kRows;
   const bool warpgroups = c.k == c.v && in_warpgroup_family(c.k, c.head_dim, rows_of(c));
-  return warpgroups == (c.family == Family::kWarpgroup);
+  return c.family == (warpgroups ? Family::kWarpgroup : Family::kWarp);
 }
 
 constexpr bool is_mixed(const DecodeConfig& c) { return !(c.k == c.v); }

@@ -2,12 +2,15 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <variant>
 
 #include "cuda/append/host.h"
+#include "cuda/attention/maps.h"
 #include "cuda/decode/config.h"
 #include "cuda/decode/kernels.h"
+#include "cuda/decode/rows/params.h"
 #include "halftone/error.h"
 #include "plan/plan.h"
 
@@ -31,12 +34,37 @@ const Compiled& compiled_kernels() {
   return all;
 }
 
+bool has_rows_as_m(int variant) {
+  return variant >= 0 && variant != kUniversalKernel &&
+         kDecodeTable[static_cast<std::size_t>(variant)].family == Family::kRows;
+}
+
 /// Row of kDecodeTable for units of `rows` packed rows (0: of any number); -1 if there is none.
 int find_table_row(const AttentionProblem& problem, int rows) {
   const auto& kv = std::get<KvCacheSpec>(problem.kv);
   if (kv.v_dim() != kv.head_dim) return -1;
   if (problem.q_dtype == DType::kFloat32 || problem.out_dtype == DType::kFloat32) return -1;
-  return find_row(kv, rows);
+  const int row = find_row(kv, rows);
+  // The kernels whose queries become digits of 8 bits know no channels.
+  return has_rows_as_m(row) && (kv.offset_k || kv.scale_k) ? -1 : row;
+}
+
+/// Of the pass `index` of the plan. `fused`: its kernel writes the new tokens; else, where the problem
+/// appends, the kernel before the first pass does.
+DecodeParams decode_params(const Plan::Impl& plan, const AttentionArgs& args,
+                           const planning::Workspace& workspace, std::size_t index, bool fused) {
+  DecodeParams p{attention_params(plan, args, workspace, index), false, fused, nullptr, {}};
+  if (!plan.problem.appends) return p;
+  if (plan.passes()[index].variant == kUniversalKernel) {  // which knows no new tokens
+    if (index == 0) p.cache_settled = false;
+    return p;
+  }
+  p.new_tokens_late = true;
+  if (fused) p.append = step_params(args, p.schedule);
+  if (index == 0 && args.append.advance) {
+    p.lengths = static_cast<std::int32_t*>(std::get<PagedKv>(args.kv).lengths.data);
+  }
+  return p;
 }
 
 }  // namespace
@@ -57,22 +85,6 @@ bool decode_appends(const AppendParams& step) {
   return is_whole(step, step.parts[0]) && is_whole(step, step.parts[1]);
 }
 
-DecodeParams decode_params(const Plan::Impl& plan, const AttentionArgs& args,
-                           const planning::Workspace& workspace, std::size_t index, bool fused) {
-  DecodeParams p{attention_params(plan, args, workspace, index), false, fused, nullptr, {}};
-  if (!plan.problem.appends) return p;
-  if (plan.passes()[index].variant == kUniversalKernel) {  // which knows no new tokens
-    if (index == 0) p.cache_settled = false;
-    return p;
-  }
-  p.new_tokens_late = true;
-  if (fused) p.append = step_params(args, p.schedule);
-  if (index == 0 && args.append.advance) {
-    p.lengths = static_cast<std::int32_t*>(std::get<PagedKv>(args.kv).lengths.data);
-  }
-  return p;
-}
-
 CompiledKernel decode_kernel(const Plan::Impl& plan, const planning::Pass& pass, const AttentionArgs& args) {
   const bool universal = pass.variant == kUniversalKernel;
   if (!universal) check_out(args);
@@ -80,7 +92,27 @@ CompiledKernel decode_kernel(const Plan::Impl& plan, const planning::Pass& pass,
   const CompiledKernel kernel =
       universal ? universal_kernel(problem.head_dim(), problem.v_dim()) : compiled_kernels()[pass.variant];
   require_built(kernel, "decode", pass.variant);
+  if (has_rows_as_m(pass.variant)) require_tensor_maps();
   return kernel;
+}
+
+bool run_decode(const CompiledKernel& kernel, const Plan::Impl& plan, const AttentionArgs& args,
+                const planning::Workspace& workspace, std::size_t index, bool fused, Stream stream) {
+  const planning::Pass& pass = plan.passes()[index];
+  if (!has_rows_as_m(pass.variant)) {
+    const DecodeParams params = decode_params(plan, args, workspace, index, fused);
+    launch(kernel, &params, plan, pass, stream);
+    return params.lengths != nullptr;
+  }
+  DecodeRowsParams p{};
+  p.attention = attention_params(plan, args, workspace, index);
+  if (plan.problem.appends) p.attention.cache_settled = false;  // the kernel before it writes there
+  const auto& cache = std::get<PagedKv>(args.kv);
+  p.run_tiles = std::min(kDecodeTable[static_cast<std::size_t>(pass.variant)].piece_tiles,
+                         cache.spec.page_size / kTileTokens);
+  p.k = page_code_map(cache, plan.layout, p.attention.schedule.header, p.run_tiles);
+  launch(kernel, &p, plan, pass, stream);
+  return false;
 }
 
 }  // namespace halftone::cuda

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 
 #include "cuda/attention/host.h"
 #include "cuda/decode/params.h"
@@ -38,13 +39,13 @@ bool decode_appends(const AttentionProblem& problem, int variant);
 /// Whether it can those of a call.
 bool decode_appends(const AppendParams& step);
 
-/// Of the pass `index` of the plan. `fused`: its kernel writes the new tokens; else, where the problem
-/// appends, the kernel before the first pass does.
-DecodeParams decode_params(const Plan::Impl& plan, const AttentionArgs& args,
-                           const planning::Workspace& workspace, std::size_t index, bool fused);
-
-/// The kernel of a pass whose variant is one of these. Throws if it is not in this build, and InvalidArgument
-/// for outputs that it cannot write.
+/// The kernel of a pass whose variant is one of these. Throws if it is not in this build, InvalidArgument for
+/// outputs that it cannot write, and DeviceError if the driver lacks what it needs.
 CompiledKernel decode_kernel(const Plan::Impl& plan, const planning::Pass& pass, const AttentionArgs& args);
+
+/// Launches it, for pass `index` of the plan. `fused`: it writes the new tokens; else, where the problem
+/// appends, the kernel before the first pass has. Whether it sets the cache's lengths.
+bool run_decode(const CompiledKernel& kernel, const Plan::Impl& plan, const AttentionArgs& args,
+                const planning::Workspace& workspace, std::size_t index, bool fused, Stream stream);
 
 }  // namespace halftone::cuda

@@ -4,6 +4,7 @@
 #include "cuda/decode/config.h"
 #include "cuda/decode/kernel.h"
 #include "cuda/decode/kernels.h"
+#include "cuda/decode/rows/kernel.h"
 
 namespace halftone::cuda {
 
@@ -15,16 +16,29 @@ __global__ void __launch_bounds__(DecodeTraits<kDecodeTable[Row]>::kThreads, 1)
   decode_worker<kDecodeTable[Row]>(params, blockIdx.x, *reinterpret_cast<Shared*>(shared_bytes));
 }
 
+template <int Row>
+__global__ void __launch_bounds__(DecodeRowsTraits<kDecodeTable[Row]>::kThreads, 1)
+    decode_rows(const __grid_constant__ DecodeRowsParams params) {
+  using Shared = typename DecodeRowsTraits<kDecodeTable[Row]>::Shared;
+  extern __shared__ __align__(1024) unsigned char shared_bytes[];
+  decode_rows_worker<kDecodeTable[Row]>(params, *reinterpret_cast<Shared*>(shared_bytes));
+}
+
 template <int Row, class InSlice>
 constexpr CompiledKernel decode_kernel_of(InSlice in_slice) {
-  if constexpr (is_built(kDecodeTable[Row]) && in_slice(kDecodeTable[Row])) {
+  constexpr DecodeConfig kConfig = kDecodeTable[Row];
+  if constexpr (!is_built(kConfig) || !in_slice(kConfig)) {
+    return {};
+  } else if constexpr (kConfig.family == Family::kRows) {
+    using Traits = DecodeRowsTraits<kConfig>;
+    return {reinterpret_cast<const void*>(&decode_rows<Row>), sizeof(typename Traits::Shared),
+            Traits::kThreads};
+  } else {
     static_assert(sizeof(typename DecodeTraits<kDecodeTable[Row]>::Shared) <=
                   DecodeTraits<kDecodeTable[Row]>::kMaxShared);
     return {reinterpret_cast<const void*>(&decode<Row>),
             sizeof(typename DecodeTraits<kDecodeTable[Row]>::Shared),
             DecodeTraits<kDecodeTable[Row]>::kThreads};
-  } else {
-    return {};
   }
 }
 

@@ -8,6 +8,11 @@
 
 namespace halftone::cuda {
 
+/// Brings a map to where copies find it soon.
+__device__ inline void prefetch_map(const CUtensorMap& map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
 /// Copies the box at these coordinates, innermost first; the barrier counts its bytes, also of what lies
 /// outside the tensor, which becomes zeros.
 __device__ inline void tensor_load(std::uint32_t shared, const CUtensorMap& map, std::uint32_t barrier, int x,

@@ -6,12 +6,12 @@
 #include <utility>
 #include <variant>
 
+#include "cuda/attention/maps.h"
 #include "cuda/attention/workspace.h"
 #include "cuda/dequantize/host.h"
 #include "cuda/device/call.h"
 #include "cuda/prefill/config.h"
 #include "cuda/prefill/kernels.h"
-#include "cuda/prefill/maps.h"
 #include "cuda/prefill/params.h"
 #include "cuda/prefill/stage.h"
 

@@ -1,4 +1,4 @@
-#include "cuda/prefill/maps.h"
+#include "cuda/attention/maps.h"
 
 #include <fmt/format.h>
 
@@ -19,8 +19,8 @@ decltype(&cuTensorMapEncodeTiled) find_encoder() {
   check(status, "cudaGetDriverEntryPointByVersion");
   if (found != cudaDriverEntryPointSuccess || function == nullptr) {
     throw Error(ErrorCode::kDeviceError,
-                "the driver has no cuTensorMapEncodeTiled, which prefill needs: use a driver of CUDA 12 or "
-                "later.");
+                "the driver has no cuTensorMapEncodeTiled, which prefill and decode of many rows need: use a "
+                "driver of CUDA 12 or later.");
   }
   return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
 }
@@ -43,13 +43,13 @@ struct Boxes {
   std::array<cuuint64_t, kRank - 1> stride;
   std::array<cuuint32_t, kRank> box;
 
-  CUtensorMap map(DType dtype) const {
+  CUtensorMap map(DType dtype, CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B) const {
     std::array<cuuint32_t, kRank> steps;
     steps.fill(1);
     CUtensorMap map{};
     const CUresult status =
         encoder()(&map, map_type(dtype), kRank, const_cast<void*>(data), size.data(), stride.data(),
-                  box.data(), steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                  box.data(), steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (status != CUDA_SUCCESS) {
       throw Error(ErrorCode::kInternal,
@@ -97,6 +97,20 @@ CUtensorMap page_map(const PagedKv& cache, const PageLayout& layout, std::int64_
                         bytes(cache.pages.shape[0] <= 1 ? layout.page_bytes : cache.pages.strides[0])},
                        {64, kTileTokens, 1, 1, 1}};
   return boxes.map(dtype);
+}
+
+CUtensorMap page_code_map(const PagedKv& cache, const PageLayout& layout, const void* somewhere, int tiles) {
+  const auto bytes = [](std::int64_t n) { return static_cast<cuuint64_t>(n); };
+  const bool empty = cache.pages.shape[0] == 0;
+  constexpr int kRow = 64;  // bytes
+  const Boxes<5> boxes{
+      empty ? somewhere : cache.pages.data,
+      {kRow, bytes(cache.spec.head_dim * kTileTokens / kRow), bytes(cache.spec.page_size / kTileTokens),
+       bytes(cache.spec.kv_heads), bytes(std::max<std::int64_t>(1, cache.pages.shape[0]))},
+      {kRow, bytes(layout.tile_bytes), bytes(layout.head_bytes),
+       bytes(cache.pages.shape[0] <= 1 ? layout.page_bytes : cache.pages.strides[0])},
+      {kRow, kTileTokens, static_cast<cuuint32_t>(tiles), 1, 1}};
+  return boxes.map(DType::kUInt8, CU_TENSOR_MAP_SWIZZLE_64B);
 }
 
 }  // namespace halftone::cuda

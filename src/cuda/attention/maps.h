@@ -22,4 +22,9 @@ CUtensorMap tensor_map(const TensorView& t, const void* somewhere, int heads, in
 CUtensorMap page_map(const PagedKv& cache, const PageLayout& layout, std::int64_t offset, int dim,
                      DType dtype);
 
+/// K of pages in codes of 8 bits, [pages][heads][tiles][rows of 64 bytes], swizzled over the whole box: of
+/// `tiles` tiles 16 rows, which are the tokens' codes of 64 dims (format/page.h). Where there are no pages
+/// nothing is read, and `somewhere` is any address on the device.
+CUtensorMap page_code_map(const PagedKv& cache, const PageLayout& layout, const void* somewhere, int tiles);
+
 }  // namespace halftone::cuda
