@@ -33,10 +33,7 @@ __device__ inline void wide_worker(const AttentionParams& params, Shared& s) {
   let_next_kernel_start();
   if (thread_index() / 32 == 0) {
     s.queue.start(ItemQueue::fetch(p.list, worker, lane), bounds_of(p), lane);
-    if (lane == 0) {
-      init_barriers<C>(s);
-      s.first_cut.first_slot = -1;
-    }
+    if (lane == 0) init_barriers<C>(s);
   }
   if constexpr (C.blocks == 2) {
     cluster_barrier();

@@ -1,11 +1,12 @@
 // The warpgroups that add up O, 256 dims of all rows each, and end an item: O and the LSE to the caller's
 // tensors or, of a part of a cut unit, to its slot. With splits at absolute positions the last part to arrive
-// merges all; else each worker merges its share of the rows, once it has done all its items.
+// merges all; else the parts share the rows (SharedMerge), and none has to wait for another.
 #pragma once
 
 #include "cuda/attention/finish.h"
 #include "cuda/device/cluster.h"
 #include "cuda/device/wgmma.h"
+#include "cuda/latent/few/merge.h"
 #include "cuda/latent/wide/traits.h"
 
 namespace halftone::cuda::wide {
@@ -13,11 +14,6 @@ namespace halftone::cuda::wide {
 /// A barrier among both warpgroups.
 __device__ inline void output_barrier() {
   asm volatile("bar.sync %0, %1;" ::"n"(kOutputBarrier), "n"(kOutputThreads) : "memory");
-}
-__device__ inline int load_acquire(const std::int32_t* p) {
-  int x;
-  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
-  return x;
 }
 
 template <LatentWideConfig C>
@@ -229,29 +225,34 @@ struct Output {
       return;
     }
     store_part(work.partial, state);
-    if (done.first_slot < 0) return;
-    output_barrier();
-    const bool absolute = p.schedule.params.absolute;
-    if (thread == 0) {
-      std::int32_t* const counter = arrivals(done);
-      const bool last = count_arrival(counter) == done.arrivals - 1;
-      if (absolute && last) *counter = 0;
-      s.last_arrival = last;
-    }
-    if (!absolute) {
-      if (index == 0 && thread == 0) s.first_cut = done;
-      return;
-    }
-    output_barrier();
-    const bool last = s.last_arrival;
-    output_barrier();
-    __threadfence();
-    if (last) merge_rows(done, 0, own_rows(work, rank));
+    if (done.first_slot >= 0) merge_parts(done, index);
   }
 
-  /// Counters of a cut unit: arrivals, then workers that have merged their share.
-  __device__ std::int32_t* arrivals(const DeviceItem& cut) const {
-    return p.arrivals + std::int64_t{cut.first_slot} * kArrivalCounters + 2 * rank;
+  /// The end of a part of a cut unit.
+  __device__ void merge_parts(const DeviceItem& cut, int index) const {
+    std::int32_t* const counters = p.arrivals + std::int64_t{cut.first_slot} * kArrivalCounters + 2 * rank;
+    const bool absolute = p.schedule.params.absolute;
+    const int owners = absolute ? 1 : min(cut.parts, SharedMerge::kOwners);
+    output_barrier();  // the slot is stored
+    if (thread == 0) {
+      if (absolute) {
+        const bool complete = count_arrival(counters) == cut.arrivals - 1;
+        if (complete) *counters = 0;
+        s.merges = complete;
+      } else {
+        const bool last = !s.queue.more && s.queue.count == index + 1;
+        s.merges = SharedMerge::arrive(counters, cut.work.partial - cut.first_slot, cut.parts, last);
+      }
+    }
+    output_barrier();
+    const int rows = own_rows(cut.work, rank);
+#pragma unroll 1
+    for (std::uint32_t left = s.merges; left != 0; left &= left - 1) {
+      const int owner = __ffs(left) - 1;
+      merge_rows(cut, rows * owner / owners, rows * (owner + 1) / owners);
+    }
+    output_barrier();  // all have read what they merge
+    if (!absolute && thread == 0) SharedMerge::leave(counters, cut.parts);
   }
   __device__ void merge_rows(const DeviceItem& cut, int first, int last) const {
 #pragma unroll 1
@@ -265,15 +266,6 @@ struct Output {
         write_row<kLatentDims, false>(p, place_of(p, cut, row), state, lane(), true);
       }
     }
-  }
-  /// The worker's share of a unit that it has a part of, once all parts are there.
-  __device__ void merge_share(const DeviceItem& cut) const {
-    std::int32_t* const counter = arrivals(cut);
-    while (load_acquire(counter) != cut.parts) __nanosleep(20);
-    const int rows = own_rows(cut.work, rank), part = cut.work.partial - cut.first_slot;
-    merge_rows(cut, rows * part / cut.parts, rows * (part + 1) / cut.parts);
-    output_barrier();
-    if (thread == 0 && count_arrival(counter + 1) == cut.parts - 1) counter[0] = counter[1] = 0;
   }
 
   __device__ void run() {
@@ -294,11 +286,6 @@ struct Output {
       index = s.item_index[thread / 32];
       if (thread == 0) s.queue.current = index;  // the other warpgroup may be an item behind
     }
-    if (index == 0 || p.schedule.params.absolute) return;
-    output_barrier();
-    const DeviceItem& last = item(index - 1);
-    if (index > 1 && s.first_cut.first_slot >= 0) merge_share(s.first_cut);
-    if (last.work.partial >= 0 && last.first_slot >= 0) merge_share(last);
   }
 };
 

@@ -56,7 +56,6 @@ struct Shared {
   alignas(1024) std::uint8_t rope[3][kColumnBytes];  // of a step's tokens; later its P
   alignas(16) std::uint8_t raw[4][kRawTokens][kLatentDims];
   ItemQueue queue;
-  DeviceItem first_cut;  // the worker's first item, if it is a part of a cut unit
   alignas(8) std::uint64_t kv_full[kStages], kv_empty[kStages][kSlices], rope_empty[3];
   std::uint64_t p_full[2][2], state_full, state_empty;  // P: of half a step's tokens
   // Of a stage, by load warp: bit 4 i + j says that token 16 i + 4 warp + (j ^ 2 rank) is there; whether a
@@ -70,7 +69,7 @@ struct Shared {
   std::uint8_t raised[2][4];
   RowState state[kRows];
   int item_index[8];  // of a warp that adds up O, whose registers are dear
-  bool last_arrival;
+  std::uint32_t merges;  // of a cut unit, bits of the parts whose rows this block merges
 };
 inline constexpr int kMaxShared = 227 * 1024;
 static_assert(sizeof(Shared) <= kMaxShared);
