@@ -17,7 +17,7 @@ __device__ inline void init_barriers(Shared& s) {
     for (std::uint64_t& barrier : s.kv_empty[stage]) init(barrier, 8 * C.blocks);
     for (std::uint64_t& barrier : s.p_full[stage]) init(barrier, 4);
   }
-  for (std::uint64_t& barrier : s.rope_empty) init(barrier, 8);
+  for (std::uint64_t& barrier : s.rope_empty) init(barrier, 8 * C.blocks);
   init(s.state_full, 4);
   init(s.state_empty, 8);
   fence_async_shared();

@@ -39,8 +39,8 @@ struct Output {
     __syncwarp();
     if (lane() == 0) barrier_arrive(shared_address(&barrier));
   }
-  /// In a cluster both blocks fill the stage.
-  __device__ void release_slice(std::uint64_t& barrier) const {
+  /// In a cluster both blocks fill what both have.
+  __device__ void release_filled(std::uint64_t& barrier) const {
     __syncwarp();
     const std::uint32_t own = shared_address(&barrier);
     if (lane() == 0) barrier_arrive(own);
@@ -77,14 +77,14 @@ struct Output {
       wgmma_commit();
     }
     wgmma_wait<3>();
-    release_slice(s.kv_empty[stage][0]);
+    release_filled(s.kv_empty[stage][0]);
     wgmma_wait<2>();
-    release_slice(s.kv_empty[stage][1]);
+    release_filled(s.kv_empty[stage][1]);
     wgmma_wait<1>();
-    release_slice(s.kv_empty[stage][2]);
+    release_filled(s.kv_empty[stage][2]);
     wgmma_wait<0>();
-    release_slice(s.kv_empty[stage][3]);
-    release(s.rope_empty[at.third()]);
+    release_filled(s.kv_empty[stage][3]);
+    release_filled(s.rope_empty[at.third()]);
     pin(o[0]);
     pin(o[1]);
   }

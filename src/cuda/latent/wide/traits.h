@@ -41,7 +41,21 @@ static_assert(kLoadRegisters + kScoreRegisters + 2 * kOutputRegisters <= 512);
 inline constexpr int kScoreTeam = 0;  // their barriers among 128 threads
 inline constexpr int kOutputBarrier = kTeam + 1, kOutputThreads = 256;
 
-inline constexpr int kRawTokens = 8;  // of a load warp's ring
+// A load warp's ring of raw codes: of 128 dims of four tokens each.
+inline constexpr int kRingUnits = 8, kUnitBytes = 4 * 128;
+
+// Tokens are 8 and 8 of a slice: a lane of a load warp has a token of each half or, in a cluster of two, of
+// the one that is the block's.
+template <LatentWideConfig C>
+inline constexpr int kTokenHalves = 2 / C.blocks;
+/// Within a step, of a half's token `i` of 32.
+__device__ constexpr int token_place(int half, int i) { return i / 8 * 16 + half * 8 + i % 8; }
+
+/// What a step's stage says of its tokens, of each half.
+struct StepNotes {
+  alignas(16) uint2 tokens[2];  // bit i: token i is there; whether codes were scaled otherwise than by scales
+  std::int8_t exponent[2][32];  // and if so, base 2, what a token's values are multiplied by
+};
 
 /// What a row's sums are relative to.
 struct RowState {
@@ -54,16 +68,11 @@ struct Shared {
   alignas(1024) std::uint8_t q[kQueryColumns][kColumnBytes];
   alignas(1024) std::uint8_t kv[kStages][kColumns][kColumnBytes];
   alignas(1024) std::uint8_t rope[3][kColumnBytes];  // of a step's tokens; later its P
-  alignas(16) std::uint8_t raw[4][kRawTokens][kLatentDims];
+  alignas(16) std::uint8_t raw[4][kRingUnits][kUnitBytes];
   ItemQueue queue;
   alignas(8) std::uint64_t kv_full[kStages], kv_empty[kStages][kSlices], rope_empty[3];
   std::uint64_t p_full[2][2], state_full, state_empty;  // P: of half a step's tokens
-  // Of a stage, by load warp: bit 4 i + j says that token 16 i + 4 warp + (j ^ 2 rank) is there; whether a
-  // token's codes were scaled otherwise than by its scales, and then, base 2, what its values are multiplied
-  // by.
-  alignas(8) std::uint16_t live[kStages][4];
-  alignas(4) std::uint8_t apart[kStages][4];
-  alignas(4) std::int8_t exponent[kStages][kBlockTokens];
+  StepNotes notes[kStages];
   // What O is scaled by before P of a step is added, and by warp of 16 rows whether it is.
   float rescale[2][kRows];
   std::uint8_t raised[2][4];

@@ -1,0 +1,79 @@
+// Where the tokens of a step are: the walk over the steps of all items, ahead of who computes, and from an
+// entry of a list or of the block table to a token's record.
+#pragma once
+
+#include "cuda/attention/pages.h"
+#include "cuda/attention/rows.h"
+#include "cuda/latent/wide/traits.h"
+
+namespace halftone::cuda::wide {
+
+/// What says where a token is: its slot of the cache, or the entry of the block table.
+using TokenId = std::int32_t;
+
+template <LatentWideConfig C>
+struct StepCursor {
+  static constexpr int kHalves = kTokenHalves<C>;
+  const AttentionParams& params;
+  Shared& s;
+  unsigned thread;
+  int rank;
+  int index = -1, token = 0, end = 0;
+  const std::int32_t* row = nullptr;  // of listed keys, or of the block table
+
+  __device__ const DeviceItem& item() const { return s.queue.items[index % ItemQueue::kCapacity]; }
+  __device__ bool listed() const { return params.listed.list.indices != nullptr; }
+  /// Of the lane's token of a half.
+  __device__ int place(int half) const {
+    return token + token_place(C.blocks == 2 ? rank : half, static_cast<int>(thread % 32));
+  }
+
+  /// False: there are no more.
+  __device__ bool next() {
+    token += kBlockTokens;
+    if (token < end) return true;
+    ++index;
+    if (thread / 32 == 0) {  // who waits for an item extends the queue
+      if (thread == 0) {
+        while (s.queue.more && s.queue.count <= index) {
+          s.queue.produce(params.schedule, bounds_of(params), blockIdx.x / C.blocks);
+        }
+      }
+      __syncwarp();
+    }
+    if (!s.queue.has(index)) return false;
+    const DeviceItem& x = item();
+    token = x.work.kv_begin;
+    end = end_of(x.work);
+    row = listed() ? params.listed.list.indices + x.first_query * params.listed.list.stride
+                   : table_row(params.cache, x.work.request);
+    return true;
+  }
+  /// Without a token, or a step, anything: a branch around the loads would wait for them.
+  __device__ void load_ids(bool step, TokenId (&ids)[kHalves]) const {
+    const AttentionParams& p = params;
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      const int at = place(half), entry = listed() ? at : at >> p.cache.page_log2;
+      const bool has = step && at < end && (listed() || entry < p.cache.table_width);
+      ids[half] = __ldg(has ? row + entry : reinterpret_cast<const std::int32_t*>(p.schedule.header));
+    }
+  }
+  /// A token of the same step, or null: it is skipped. By all lanes.
+  __device__ const std::uint8_t* resolve(TokenId id, int half) const {
+    const AttentionParams& p = params;
+    const int at = place(half);
+    const bool has = at < end && (!listed() || id >= 0);
+    const bool beyond = !listed() && at >> p.cache.page_log2 >= p.cache.table_width;
+    const std::int32_t page = beyond ? -1 : listed() ? id >> p.cache.page_log2 : id;
+    const bool found = static_cast<std::uint32_t>(page) < static_cast<std::uint32_t>(p.cache.num_pages);
+    if (__any_sync(~0u, has && !found)) {
+      if (has) has_page(p, page);  // for the status
+    }
+    const int offset = (listed() ? id : at) & ((1 << p.cache.page_log2) - 1);
+    return has && found ? p.cache.pages + page * p.cache.page_stride + std::int64_t{offset} * kTokenBytes
+                        : nullptr;
+  }
+};
+
+}  // namespace halftone::cuda::wide
