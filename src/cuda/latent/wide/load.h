@@ -41,8 +41,8 @@ struct TokenLoader {
   const std::uint8_t *here[kHalves], *next[kHalves];
   std::uint32_t live[kHalves], next_live[kHalves];
   float4 raw_scale[kHalves];
-  std::uint32_t scale[kHalves];   // of the warp's group, f16x2
-  int exponent[kHalves];          // what its scales have lost, base 2
+  std::uint32_t scales;           // of the warp's group and both halves, f16x2
+  std::uint32_t exponents;        // what the token's scales have lost, base 2; bytes
   std::uint32_t first_place = 0;  // in the stage, of the lane's first chunk
 
   /// A unit's half of the tokens, the first lane that has one of its tokens, and its slice.
@@ -106,6 +106,8 @@ struct TokenLoader {
   /// Scales as f16, and what a stage says of its tokens. Scales that f16 does not hold well lose a power of
   /// two, the token's own, with which the products are multiplied later.
   __device__ void take_scales(int stage) {
+    float kept[2];
+    exponents = 0;
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       if (!(live[half] >> lane() & 1)) raw_scale[half] = {};
@@ -118,24 +120,28 @@ struct TokenLoader {
       const bool apart = __any_sync(~0u, !(most <= kLargestScale && least >= kSmallestScale));
       const float own = warp() < 2 ? (warp() == 0 ? raw_scale[half].x : raw_scale[half].y)
                                    : (warp() == 2 ? raw_scale[half].z : raw_scale[half].w);
-      exponent[half] = 0;
+      int exponent = 0;
       if (apart && !(most <= kLargestScale && (least >= kSmallestScale || most == 0.0f))) {
-        exponent[half] = max(static_cast<int>(__float_as_uint(most) >> 23) - 127 - 6, -100);
+        exponent = max(static_cast<int>(__float_as_uint(most) >> 23) - 127 - 6, -100);
       }
-      const float kept = own * power_of_two(-exponent[half]);
-      scale[half] = pack_f16x2(kept, kept);
+      kept[half] = kept[1] = own * power_of_two(-exponent);
+      exponents |= (exponent & 0xff) << 8 * half;
       if (warp() == kNoteWarp) note(stage, half, apart);
     }
+    scales = pack_f16x2(kept[0], kept[1]);
+  }
+  static __device__ int exponent_of(std::uint32_t exponents, int half) {
+    return static_cast<std::int8_t>(exponents >> 8 * half);
   }
   __device__ void note(int stage, int half, bool apart) const {
     StepNotes& notes = s.notes[stage];
-    std::uint32_t four = exponent[half] & 0xff;  // of tokens 4 i + 0..3, in lane 4 i
+    std::uint32_t four = exponents >> 8 * half & 0xff;  // of tokens 4 i + 0..3, in lane 4 i
     if (apart) {
       four |= __shfl_xor_sync(~0u, four, 1) << 8;
       four |= __shfl_xor_sync(~0u, four, 2) << 16;
     }
     const std::uint32_t state = shared_address(&notes.tokens[eight(half)]);
-    const std::uint32_t exponents = shared_address(&notes.exponent[eight(half)]) + lane();
+    const std::uint32_t place = shared_address(&notes.exponent[eight(half)]) + lane();
     if (lane() == 0) notes.tokens[eight(half)] = {live[half], apart};
     if (lane() % 4 == 0) *reinterpret_cast<std::uint32_t*>(&notes.exponent[eight(half)][lane()]) = four;
     if constexpr (kPair) {
@@ -143,7 +149,7 @@ struct TokenLoader {
       if (lane() == 0) {
         cluster_store(cluster_address(state, rank ^ 1), uint2{live[half], apart}, full);
       }
-      if (lane() % 4 == 0) cluster_store(cluster_address(exponents, rank ^ 1), four, full);
+      if (lane() % 4 == 0) cluster_store(cluster_address(place, rank ^ 1), four, full);
     }
   }
 
@@ -165,7 +171,8 @@ struct TokenLoader {
   }
   __device__ void store_unit(const uint4& raw, int unit) const {
     const int half = half_of(unit);
-    const std::uint32_t factor = __shfl_sync(~0u, scale[half], lane_of(unit) + lane() / 8);
+    const std::uint32_t both = __shfl_sync(~0u, scales, lane_of(unit) + lane() / 8);
+    const std::uint32_t factor = kPair ? both : __byte_perm(both, 0, half == 0 ? 0x1010 : 0x3232);
     const std::uint32_t at = (first_place ^ unit % 2 * 4 * 16) + unit % 2 * 4 * 128 +
                              (kPair ? 0 : half * 8 * 128) + slice_of(unit) * (16 * 128);
     store(at, dequantise(raw.x, raw.y, factor));
@@ -197,13 +204,10 @@ struct TokenLoader {
   /// Rope parts where they cannot stay as they are: of f16 queries, and of tokens that lost a power of two.
   /// A lane's are those that it has copied.
   __device__ void adapt_ropes(int buffer) const {
-    bool any = C.q_dtype == DType::kFloat16;
-#pragma unroll
-    for (int half = 0; half < kHalves; ++half) any = any || __any_sync(~0u, exponent[half] != 0);
-    if (!any) return;
+    if (C.q_dtype == DType::kBFloat16 && !__any_sync(~0u, exponents != 0)) return;
 #pragma unroll
     for (int i = 0; i < kRopeCopies; ++i) {
-      const int from = 8 * warp() + i % 2 * 4 + lane() / 8, own = __shfl_sync(~0u, exponent[i / 2], from);
+      const int from = 8 * warp() + i % 2 * 4 + lane() / 8, own = exponent_of(__shfl_sync(~0u, exponents, from), i / 2);
       // f16 has no room for the power of two: there the products get it back before the rope part is added.
       const float factor = C.q_dtype == DType::kFloat16 ? 1.0f : power_of_two(-own);
       const std::uint32_t at = rope_place(buffer, i);
@@ -220,8 +224,8 @@ struct TokenLoader {
     }
   }
 
-  /// Begins the first step's copies, and waits for the first unit.
-  __device__ void begin(const StepPlace& at, uint4& raw) {
+  /// Begins the first step's copies.
+  __device__ void begin(const StepPlace& at) {
 #pragma unroll
     for (int unit = 0; unit < kRingUnits; ++unit) {
       request<true>(unit);
@@ -230,12 +234,10 @@ struct TokenLoader {
     request_scales();
     request_ropes(at);
     copy_async_commit();
-    copy_async_wait_for<kRingUnits>();
-    raw = read_raw(0);
   }
   /// Dequantises a step's tokens, and requests the next ones of this step and of the one after it. `more`:
   /// there is such a step.
-  __device__ void fill(const StepPlace& at, bool more, uint4& raw) {
+  __device__ void fill(const StepPlace& at, bool more) {
     const int stage = at.stage();
     first_place = shared_address(s.kv[stage][2 * warp()]) + place_in_column(lane() / 8, lane() % 8) +
                   (kPair ? rank * (8 * 128) : 0);
@@ -243,6 +245,8 @@ struct TokenLoader {
     barrier_wait(empty, parity);  // before the stage's notes of its tokens are written, too
     take_scales(stage);
     request_scales();
+    copy_async_wait_for<kRingUnits>();
+    uint4 raw = read_raw(0);
 #pragma unroll
     for (int unit = 0; unit < kUnits; ++unit) {
       if (unit + kRingUnits < kUnits) {
@@ -252,12 +256,14 @@ struct TokenLoader {
       }
       copy_async_commit();
       if (unit > 0 && unit % kSliceUnits == 0) barrier_wait(empty + slice_of(unit) * 8, parity);
-      if (unit + 1 < kRingUnits) {  // behind the next unit are the ring's and the rope parts
+      if (unit + 1 == kUnits) {
+      } else if (unit + 1 < kRingUnits) {  // behind the next unit are the ring's and the rope parts
         copy_async_wait_for<kRingUnits>();
       } else {
         copy_async_wait_for<kRingUnits - 1>();
       }
-      const uint4 following = read_raw(unit + 1);
+      uint4 following{};
+      if (unit + 1 < kUnits) following = read_raw(unit + 1);
       store_unit(raw, unit);
       raw = following;
       if (kPair && unit % kSliceUnits == kSliceUnits - 1) pass_on_slice(slice_of(unit), stage);
@@ -288,35 +294,27 @@ struct TokenLoader {
   __device__ void run() {
     StepCursor<C> cursor{params, s, thread, rank};
     StepPlace at;
-    TokenId ids[kHalves] = {};            // of the step after `next`
-    bool fetched = false, known = false;  // there are ids; there is a next step
-    uint4 raw;
+    TokenId ids[kHalves] = {};  // of the step after `next`
 #pragma unroll 1
-    for (int lead = 2;;) {
+    for (int lead = 2; lead >= 0;) {
       asm volatile("" : "+r"(thread));  // what follows from them takes no registers
       if constexpr (kPair) asm volatile("" : "+r"(rank));
       cursor.thread = thread, cursor.rank = rank;
-      if (lead == 0 && !known) break;
       const std::uint8_t* tokens[kHalves];
 #pragma unroll
-      for (int half = 0; half < kHalves; ++half) {
-        tokens[half] = fetched ? cursor.resolve(ids[half], half) : nullptr;
-      }
+      for (int half = 0; half < kHalves; ++half) tokens[half] = cursor.resolve(ids[half], half);
       shift(tokens);
-      known = fetched;
-      fetched = (fetched || lead == 2) && cursor.next();
-      if (!fetched && lead == 2) break;
-      cursor.load_ids(fetched, ids);
+      const bool known = cursor.at_step();  // there is a next step
+      if (known || lead == 2) cursor.next();
+      if (!known && lead == 0) lead = -1;
+      cursor.load_ids(ids);
       if (lead == 2) {
-        lead = 1;
-        continue;
-      }
-      if (lead == 1) {
+        lead = cursor.at_step() ? 1 : -1;
+      } else if (lead == 1) {
         lead = 0;
-        if (!known) break;
-        begin(at, raw);
+        begin(at);
       } else {
-        fill(at, known, raw);
+        fill(at, lead >= 0);
         ++at.step;
       }
     }

@@ -116,8 +116,7 @@ struct Output {
     // The lanes of a row have 4 bytes of each 16: they trade them so that each stores 16 of 64 adjacent
     // bytes.
     std::uint16_t* to = static_cast<std::uint16_t*>(p.out) + at + 256 * half() + lane() % 4 * 8;
-    const bool aligned = (reinterpret_cast<std::uintptr_t>(to) & 15) == 0, odd = lane() & 1,
-               upper = lane() & 2;
+    const bool aligned = (reinterpret_cast<std::uintptr_t>(to) & 15) == 0;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
 #pragma unroll
@@ -128,16 +127,7 @@ struct Output {
           const float* x = o[i] + 4 * (e % 2 * 8 + chunk + e / 2) + 2 * r;
           w[e] = pack(x[0] * scale, x[1] * scale);
         }
-#pragma unroll
-        for (int e = 0; e < 4; e += 2) {
-          const std::uint32_t got = __shfl_xor_sync(~0u, odd ? w[e] : w[e + 1], 1);
-          (odd ? w[e] : w[e + 1]) = got;
-        }
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const std::uint32_t got = __shfl_xor_sync(~0u, upper ? w[e] : w[e + 2], 2);
-          (upper ? w[e] : w[e + 2]) = got;
-        }
+        transpose_quad(w, lane());
         if (!keep) continue;
         std::uint16_t* out = to + 128 * i + 16 * chunk;
         if (aligned) {

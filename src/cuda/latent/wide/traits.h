@@ -83,6 +83,21 @@ struct Shared {
 inline constexpr int kMaxShared = 227 * 1024;
 static_assert(sizeof(Shared) <= kMaxShared);
 
+/// Lane t of each four lanes has row t of a 4 x 4 matrix; it gets column t.
+__device__ inline void transpose_quad(std::uint32_t (&w)[4], int lane) {
+  const bool odd = lane & 1, upper = lane & 2;
+#pragma unroll
+  for (int e = 0; e < 4; e += 2) {
+    const std::uint32_t got = __shfl_xor_sync(~0u, odd ? w[e] : w[e + 1], 1);
+    (odd ? w[e] : w[e + 1]) = got;
+  }
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {
+    const std::uint32_t got = __shfl_xor_sync(~0u, upper ? w[e] : w[e + 2], 2);
+    (upper ? w[e] : w[e + 2]) = got;
+  }
+}
+
 /// Of exponents within those of normal numbers.
 __device__ inline float power_of_two(int exponent) {
   return __uint_as_float(static_cast<std::uint32_t>(127 + exponent) << 23);

@@ -18,7 +18,8 @@ struct StepCursor {
   Shared& s;
   unsigned thread;
   int rank;
-  int index = -1, token = 0, end = 0;
+  int index = -1, token = 0;
+  int end = -1;                       // < 0: there is no step, and no token
   const std::int32_t* row = nullptr;  // of listed keys, or of the block table
 
   __device__ const DeviceItem& item() const { return s.queue.items[index % ItemQueue::kCapacity]; }
@@ -28,10 +29,11 @@ struct StepCursor {
     return token + token_place(C.blocks == 2 ? rank : half, static_cast<int>(thread % 32));
   }
 
-  /// False: there are no more.
-  __device__ bool next() {
+  __device__ bool at_step() const { return end >= 0; }
+  /// Goes on to the next step, if there is one.
+  __device__ void next() {
     token += kBlockTokens;
-    if (token < end) return true;
+    if (token < end) return;
     ++index;
     if (thread / 32 == 0) {  // who waits for an item extends the queue
       if (thread == 0) {
@@ -41,21 +43,21 @@ struct StepCursor {
       }
       __syncwarp();
     }
-    if (!s.queue.has(index)) return false;
+    end = -1;
+    if (!s.queue.has(index)) return;
     const DeviceItem& x = item();
     token = x.work.kv_begin;
     end = end_of(x.work);
     row = listed() ? params.listed.list.indices + x.first_query * params.listed.list.stride
                    : table_row(params.cache, x.work.request);
-    return true;
   }
   /// Without a token, or a step, anything: a branch around the loads would wait for them.
-  __device__ void load_ids(bool step, TokenId (&ids)[kHalves]) const {
+  __device__ void load_ids(TokenId (&ids)[kHalves]) const {
     const AttentionParams& p = params;
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       const int at = place(half), entry = listed() ? at : at >> p.cache.page_log2;
-      const bool has = step && at < end && (listed() || entry < p.cache.table_width);
+      const bool has = at < end && (listed() || entry < p.cache.table_width);
       ids[half] = __ldg(has ? row + entry : reinterpret_cast<const std::int32_t*>(p.schedule.header));
     }
   }
