@@ -42,7 +42,8 @@ struct TokenLoader {
   std::uint32_t live[kHalves], next_live[kHalves];
   float4 raw_scale[kHalves];
   std::uint32_t scales;           // of the warp's group and both halves, f16x2
-  std::uint32_t exponents;        // what the token's scales have lost, base 2; bytes
+  std::uint32_t exponents;        // what the token's scales have lost, base 2; a byte of each half
+  bool apart[kHalves];            // whether any token's have
   std::uint32_t first_place = 0;  // in the stage, of the lane's first chunk
 
   /// A unit's half of the tokens, the first lane that has one of its tokens, and its slice.
@@ -103,51 +104,50 @@ struct TokenLoader {
     }
   }
 
-  /// Scales as f16, and what a stage says of its tokens. Scales that f16 does not hold well lose a power of
-  /// two, the token's own, with which the products are multiplied later.
-  __device__ void take_scales(int stage) {
+  /// Scales of the next step as f16. Those that f16 does not hold well lose a power of two, the token's own,
+  /// with which the products are multiplied later.
+  __device__ void take_scales() {
     float kept[2];
     exponents = 0;
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
-      if (!(live[half] >> lane() & 1)) raw_scale[half] = {};
-      const float4 size = {fabsf(raw_scale[half].x), fabsf(raw_scale[half].y), fabsf(raw_scale[half].z),
-                           fabsf(raw_scale[half].w)};
-      const auto least_of = [](float x) { return x == 0.0f ? kLargestScale : x; };
+      float4& x = raw_scale[half];
+      if (!(next_live[half] >> lane() & 1)) x = {};
+      const float4 size = {fabsf(x.x), fabsf(x.y), fabsf(x.z), fabsf(x.w)};
+      const auto least_of = [](float y) { return y == 0.0f ? kLargestScale : y; };
       const float most = fmaxf(fmaxf(size.x, size.y), fmaxf(size.z, size.w));
       const float least = fminf(fminf(least_of(size.x), least_of(size.y)),
                                 fminf(least_of(size.z), least_of(size.w)));
-      const bool apart = __any_sync(~0u, !(most <= kLargestScale && least >= kSmallestScale));
-      const float own = warp() < 2 ? (warp() == 0 ? raw_scale[half].x : raw_scale[half].y)
-                                   : (warp() == 2 ? raw_scale[half].z : raw_scale[half].w);
+      apart[half] = __any_sync(~0u, !(most <= kLargestScale && least >= kSmallestScale));
+      const float own = warp() < 2 ? (warp() == 0 ? x.x : x.y) : (warp() == 2 ? x.z : x.w);
       int exponent = 0;
-      if (apart && !(most <= kLargestScale && (least >= kSmallestScale || most == 0.0f))) {
+      if (apart[half] && !(most <= kLargestScale && (least >= kSmallestScale || most == 0.0f))) {
         exponent = max(static_cast<int>(__float_as_uint(most) >> 23) - 127 - 6, -100);
       }
       kept[half] = kept[1] = own * power_of_two(-exponent);
       exponents |= (exponent & 0xff) << 8 * half;
-      if (warp() == kNoteWarp) note(stage, half, apart);
     }
     scales = pack_f16x2(kept[0], kept[1]);
   }
   static __device__ int exponent_of(std::uint32_t exponents, int half) {
     return static_cast<std::int8_t>(exponents >> 8 * half);
   }
-  __device__ void note(int stage, int half, bool apart) const {
+  /// What a stage says of its tokens.
+  __device__ void note(int stage, int half) const {
     StepNotes& notes = s.notes[stage];
     std::uint32_t four = exponents >> 8 * half & 0xff;  // of tokens 4 i + 0..3, in lane 4 i
-    if (apart) {
+    if (apart[half]) {
       four |= __shfl_xor_sync(~0u, four, 1) << 8;
       four |= __shfl_xor_sync(~0u, four, 2) << 16;
     }
     const std::uint32_t state = shared_address(&notes.tokens[eight(half)]);
     const std::uint32_t place = shared_address(&notes.exponent[eight(half)]) + lane();
-    if (lane() == 0) notes.tokens[eight(half)] = {live[half], apart};
+    if (lane() == 0) notes.tokens[eight(half)] = {live[half], apart[half]};
     if (lane() % 4 == 0) *reinterpret_cast<std::uint32_t*>(&notes.exponent[eight(half)][lane()]) = four;
     if constexpr (kPair) {
       const std::uint32_t full = cluster_address(shared_address(&s.kv_full[stage]), rank ^ 1);
       if (lane() == 0) {
-        cluster_store(cluster_address(state, rank ^ 1), uint2{live[half], apart}, full);
+        cluster_store(cluster_address(state, rank ^ 1), uint2{live[half], apart[half]}, full);
       }
       if (lane() % 4 == 0) cluster_store(cluster_address(place, rank ^ 1), four, full);
     }
@@ -234,6 +234,7 @@ struct TokenLoader {
     request_scales();
     request_ropes(at);
     copy_async_commit();
+    take_scales();
   }
   /// Dequantises a step's tokens, and requests the next ones of this step and of the one after it. `more`:
   /// there is such a step.
@@ -243,7 +244,10 @@ struct TokenLoader {
                   (kPair ? rank * (8 * 128) : 0);
     const std::uint32_t empty = shared_address(s.kv_empty[stage]), parity = at.parity() ^ 1;
     barrier_wait(empty, parity);  // before the stage's notes of its tokens are written, too
-    take_scales(stage);
+    if (warp() == kNoteWarp) {
+#pragma unroll
+      for (int half = 0; half < kHalves; ++half) note(stage, half);
+    }
     request_scales();
     copy_async_wait_for<kRingUnits>();
     uint4 raw = read_raw(0);
@@ -288,6 +292,7 @@ struct TokenLoader {
     }
     if (more) request_ropes({at.step + 1});
     copy_async_commit();
+    take_scales();
   }
 
   /// A step is dequantised, the tokens of the next one are known, those after it asked for.

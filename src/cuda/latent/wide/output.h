@@ -16,6 +16,18 @@ __device__ inline void output_barrier() {
   asm volatile("bar.sync %0, %1;" ::"n"(kOutputBarrier), "n"(kOutputThreads) : "memory");
 }
 
+/// 16 bytes, `aligned` or at a multiple of 8. Written out, since the compiler makes single words of the two.
+__device__ inline void store_sixteen(void* at, const std::uint32_t (&w)[4], bool aligned) {
+  if (aligned) {
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(w[0]), "r"(w[1]), "r"(w[2]),
+                 "r"(w[3])
+                 : "memory");
+  } else {
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(at), "r"(w[0]), "r"(w[1]) : "memory");
+    asm volatile("st.global.v2.b32 [%0+8], {%1, %2};" ::"l"(at), "r"(w[2]), "r"(w[3]) : "memory");
+  }
+}
+
 template <LatentWideConfig C>
 struct Output {
   static constexpr int kHalf = 64;  // registers of 128 dims of a lane
@@ -130,12 +142,7 @@ struct Output {
         transpose_quad(w, lane());
         if (!keep) continue;
         std::uint16_t* out = to + 128 * i + 16 * chunk;
-        if (aligned) {
-          *reinterpret_cast<uint4*>(out) = {w[0], w[1], w[2], w[3]};
-        } else {
-          *reinterpret_cast<uint2*>(out) = {w[0], w[1]};
-          *reinterpret_cast<uint2*>(out + 4) = {w[2], w[3]};
-        }
+        store_sixteen(out, w, aligned);
       }
     }
   }
