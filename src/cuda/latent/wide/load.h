@@ -36,9 +36,9 @@ struct TokenLoader {
   __device__ int warp() const { return int(thread / 32); }
   __device__ int lane() const { return int(thread % 32); }
 
-  // The lane's tokens of this step and the next one, somewhere if they are skipped; bits of all lanes' tokens
-  // that are not.
-  const std::uint8_t *here[kHalves], *next[kHalves];
+  // Slots of the lane's tokens of this step and the next one, any if they are skipped; bits of all lanes'
+  // tokens that are not.
+  int here[kHalves], next[kHalves];
   std::uint32_t live[kHalves], next_live[kHalves];
   float4 raw_scale[kHalves];
   std::uint32_t scales;           // of the warp's group and both halves, f16x2
@@ -53,18 +53,17 @@ struct TokenLoader {
   /// Of a half, the eight tokens of a slice that are adjacent.
   __device__ int eight(int half) const { return kPair ? rank : half; }
 
-  static __device__ const std::uint8_t* address_of(const std::uint8_t* tokens, int lane) {
-    return reinterpret_cast<const std::uint8_t*>(
-        __shfl_sync(~0u, reinterpret_cast<unsigned long long>(tokens), lane));
+  /// Of the token of which lane `lane` has the slot.
+  __device__ const std::uint8_t* address_of(int slot, int lane, int offset) const {
+    return token_at(params.cache, __shfl_sync(~0u, slot, lane), offset);
   }
-  /// Goes on to the step after `next`, of which the lane has these tokens, or null.
-  __device__ void shift(const std::uint8_t* const (&tokens)[kHalves]) {
+  /// Goes on to the step after `next`, of which the lane has these slots, or -1.
+  __device__ void shift(const int (&slots)[kHalves]) {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
-      const std::uint8_t* const token = tokens[half];
       here[half] = next[half], live[half] = next_live[half];
-      next[half] = token == nullptr ? reinterpret_cast<const std::uint8_t*>(params.schedule.header) : token;
-      next_live[half] = __ballot_sync(~0u, token != nullptr);
+      next[half] = max(slots[half], 0);
+      next_live[half] = __ballot_sync(~0u, slots[half] >= 0);
     }
   }
 
@@ -78,7 +77,7 @@ struct TokenLoader {
     const int half = half_of(unit), first = lane_of(unit);
     const std::uint32_t lives = (kNext ? next_live : live)[half] >> lane() / 8;
     copy_async(raw_place(unit),
-               address_of((kNext ? next : here)[half], first + lane() / 8) + warp() * 128 + lane() % 8 * 16,
+               address_of((kNext ? next : here)[half], first + lane() / 8, warp() * 128 + lane() % 8 * 16),
                lives & 1u << first ? 16 : 0);
   }
   /// Rope parts of `next`, of the slice that has the warp's number, once there is room.
@@ -88,7 +87,7 @@ struct TokenLoader {
     for (int i = 0; i < kRopeCopies; ++i) {
       const int half = i / 2, from = 8 * warp() + i % 2 * 4 + lane() / 8;
       copy_async(rope_place(at.third(), i),
-                 address_of(next[half], from) + kRopeOffset + lane() % 8 * 16,
+                 address_of(next[half], from, kRopeOffset + lane() % 8 * 16),
                  next_live[half] >> from & 1 ? 16 : 0);
     }
   }
@@ -100,7 +99,9 @@ struct TokenLoader {
   __device__ void request_scales() {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
-      raw_scale[half] = __ldg(reinterpret_cast<const float4*>(next[half] + kScaleOffset));
+      const std::uint8_t* const token = token_at(params.cache, next[half], kScaleOffset);
+      const void* const anything = params.schedule.header;
+      raw_scale[half] = __ldg(static_cast<const float4*>(next_live[half] >> lane() & 1 ? token : anything));
     }
   }
 
@@ -305,10 +306,10 @@ struct TokenLoader {
       asm volatile("" : "+r"(thread));  // what follows from them takes no registers
       if constexpr (kPair) asm volatile("" : "+r"(rank));
       cursor.thread = thread, cursor.rank = rank;
-      const std::uint8_t* tokens[kHalves];
+      int slots[kHalves];
 #pragma unroll
-      for (int half = 0; half < kHalves; ++half) tokens[half] = cursor.resolve(ids[half], half);
-      shift(tokens);
+      for (int half = 0; half < kHalves; ++half) slots[half] = cursor.resolve(ids[half], half);
+      shift(slots);
       const bool known = cursor.at_step();  // there is a next step
       if (known || lead == 2) cursor.next();
       if (!known && lead == 0) lead = -1;

@@ -1,5 +1,5 @@
 // Where the tokens of a step are: the walk over the steps of all items, ahead of who computes, and from an
-// entry of a list or of the block table to a token's record.
+// entry of a list or of the block table to a slot of the cache.
 #pragma once
 
 #include "cuda/attention/pages.h"
@@ -10,6 +10,13 @@ namespace halftone::cuda::wide {
 
 /// What says where a token is: its slot of the cache, or the entry of the block table.
 using TokenId = std::int32_t;
+
+/// Byte `offset` of the token in a slot.
+__device__ inline const std::uint8_t* token_at(const CacheView& c, std::uint32_t slot, int offset) {
+  const std::int64_t padding = c.page_stride - (std::int64_t{kTokenBytes} << c.page_log2);
+  const std::uint8_t* const at = c.pages + offset + std::uint64_t{slot} * kTokenBytes;
+  return at + (slot >> c.page_log2) * padding;
+}
 
 template <LatentWideConfig C>
 struct StepCursor {
@@ -61,8 +68,8 @@ struct StepCursor {
       ids[half] = __ldg(has ? row + entry : reinterpret_cast<const std::int32_t*>(p.schedule.header));
     }
   }
-  /// A token of the same step, or null: it is skipped. By all lanes.
-  __device__ const std::uint8_t* resolve(TokenId id, int half) const {
+  /// The slot of a token of the same step; -1: it is skipped. By all lanes.
+  __device__ int resolve(TokenId id, int half) const {
     const AttentionParams& p = params;
     const int at = place(half);
     const bool has = at < end && (!listed() || id >= 0);
@@ -72,9 +79,8 @@ struct StepCursor {
     if (__any_sync(~0u, has && !found)) {
       if (has) has_page(p, page);  // for the status
     }
-    const int offset = (listed() ? id : at) & ((1 << p.cache.page_log2) - 1);
-    return has && found ? p.cache.pages + page * p.cache.page_stride + std::int64_t{offset} * kTokenBytes
-                        : nullptr;
+    const int slot = listed() ? id : page << p.cache.page_log2 | (at & ((1 << p.cache.page_log2) - 1));
+    return has && found ? slot : -1;
   }
 };
 
