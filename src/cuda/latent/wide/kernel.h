@@ -33,7 +33,10 @@ __device__ inline void wide_worker(const AttentionParams& params, Shared& s) {
   let_next_kernel_start();
   if (thread_index() / 32 == 0) {
     s.queue.start(ItemQueue::fetch(p.list, worker, lane), bounds_of(p), lane);
-    if (lane == 0) init_barriers<C>(s);
+    if (lane == 0) {
+      init_barriers<C>(s);
+      s.limits = WalkLimits::of(p);
+    }
   }
   if constexpr (C.blocks == 2) {
     cluster_barrier();

@@ -22,9 +22,8 @@ template <LatentWideConfig C>
 struct TokenLoader {
   static constexpr bool kPair = C.blocks == 2;
   static constexpr int kHalves = kTokenHalves<C>;
-  static constexpr int kUnits = 8 * kHalves, kSliceUnits = kUnits / kSlices;
+  static constexpr int kUnits = 8 * kHalves, kSliceUnits = 4;
   static constexpr int kRopeCopies = 2 * kHalves;            // of a warp, four tokens each
-  static constexpr int kRopeUnit = 3;                        // of a pair: after it rope parts are passed on
   static constexpr int kNoteWarp = 3;                        // says what a stage's tokens are
   static constexpr float kLargestScale = 128.0f;             // times 448 is within f16
   static constexpr float kSmallestScale = 6.103515625e-05f;  // normal in f16
@@ -46,12 +45,11 @@ struct TokenLoader {
   bool apart[kHalves];            // whether any token's have
   std::uint32_t first_place = 0;  // in the stage, of the lane's first chunk
 
-  /// A unit's half of the tokens, the first lane that has one of its tokens, and its slice.
-  static __device__ constexpr int half_of(int unit) { return kPair ? 0 : unit % 4 / 2; }
-  static __device__ constexpr int slice_of(int unit) { return unit / kSliceUnits; }
-  static __device__ constexpr int lane_of(int unit) { return 8 * slice_of(unit) + unit % 2 * 4; }
-  /// Of a half, the eight tokens of a slice that are adjacent.
-  __device__ int eight(int half) const { return kPair ? rank : half; }
+  /// A unit's half of the tokens, and the first lane that has one of them.
+  static __device__ constexpr int half_of(int unit) { return unit / 8; }
+  static __device__ constexpr int lane_of(int unit) { return unit % 8 * 4; }
+  /// Of a step, the half that the loader's half is.
+  __device__ int step_half(int half) const { return kPair ? rank : half; }
 
   /// Of the token of which lane `lane` has the slot.
   __device__ const std::uint8_t* address_of(int slot, int lane, int offset) const {
@@ -80,7 +78,7 @@ struct TokenLoader {
                address_of((kNext ? next : here)[half], first + lane() / 8, warp() * 128 + lane() % 8 * 16),
                lives & 1u << first ? 16 : 0);
   }
-  /// Rope parts of `next`, of the slice that has the warp's number, once there is room.
+  /// Rope parts of `next`, of eight tokens of each half, once there is room.
   __device__ void request_ropes(const StepPlace& at) const {
     barrier_wait(shared_address(&s.rope_empty[at.third()]), at.third_parity() ^ 1);
 #pragma unroll
@@ -92,7 +90,7 @@ struct TokenLoader {
     }
   }
   __device__ std::uint32_t rope_place(int buffer, int i) const {
-    const int row = 16 * warp() + 8 * eight(i / 2) + i % 2 * 4 + lane() / 8;
+    const int row = token_place(step_half(i / 2), 8 * warp() + i % 2 * 4 + lane() / 8);
     return shared_address(s.rope[buffer]) + place_in_column(row, lane() % 8);
   }
   /// Of the next step; of a token that is skipped anything: a branch here would wait for the load.
@@ -141,10 +139,10 @@ struct TokenLoader {
       four |= __shfl_xor_sync(~0u, four, 1) << 8;
       four |= __shfl_xor_sync(~0u, four, 2) << 16;
     }
-    const std::uint32_t state = shared_address(&notes.tokens[eight(half)]);
-    const std::uint32_t place = shared_address(&notes.exponent[eight(half)]) + lane();
-    if (lane() == 0) notes.tokens[eight(half)] = {live[half], apart[half]};
-    if (lane() % 4 == 0) *reinterpret_cast<std::uint32_t*>(&notes.exponent[eight(half)][lane()]) = four;
+    const std::uint32_t state = shared_address(&notes.tokens[step_half(half)]);
+    const std::uint32_t place = shared_address(&notes.exponent[step_half(half)]) + lane();
+    if (lane() == 0) notes.tokens[step_half(half)] = {live[half], apart[half]};
+    if (lane() % 4 == 0) *reinterpret_cast<std::uint32_t*>(&notes.exponent[step_half(half)][lane()]) = four;
     if constexpr (kPair) {
       const std::uint32_t full = cluster_address(shared_address(&s.kv_full[stage]), rank ^ 1);
       if (lane() == 0) {
@@ -174,32 +172,21 @@ struct TokenLoader {
     const int half = half_of(unit);
     const std::uint32_t both = __shfl_sync(~0u, scales, lane_of(unit) + lane() / 8);
     const std::uint32_t factor = kPair ? both : __byte_perm(both, 0, half == 0 ? 0x1010 : 0x3232);
-    const std::uint32_t at = (first_place ^ unit % 2 * 4 * 16) + unit % 2 * 4 * 128 +
-                             (kPair ? 0 : half * 8 * 128) + slice_of(unit) * (16 * 128);
+    const std::uint32_t at = (first_place ^ unit % 2 * 4 * 16) + unit * (4 * 128);
     store(at, dequantise(raw.x, raw.y, factor));
     store(at + kColumnBytes, dequantise(raw.z, raw.w, factor));
   }
-  /// The pair: what the warp has written of a slice goes to the other block.
+  /// The pair: what the warp has written of its half's slice, or its rope parts, goes to the other block.
+  __device__ void pass_on(const void* from, int bytes, int stage) const {
+    const std::uint32_t at = shared_address(from);
+    cluster_copy(cluster_address(at, rank ^ 1), at, bytes,
+                 cluster_address(shared_address(&s.kv_full[stage]), rank ^ 1));
+  }
   __device__ void pass_on_slice(int slice, int stage) const {
-    fence_async_shared();
-    __syncwarp();
-    if (lane() != 0) return;
-    const std::uint32_t full = cluster_address(shared_address(&s.kv_full[stage]), rank ^ 1);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const std::uint32_t at =
-          shared_address(s.kv[stage][2 * warp() + i]) + slice * (16 * 128) + rank * (8 * 128);
-      cluster_copy(cluster_address(at, rank ^ 1), at, 8 * 128, full);
+      pass_on(s.kv[stage][2 * warp() + i] + token_place(rank, 16 * slice) * 128, 16 * 128, stage);
     }
-    cluster_copy_commit();
-  }
-  __device__ void pass_on_ropes(int buffer, int stage) const {
-    fence_async_shared();
-    __syncwarp();
-    if (lane() != 0) return;
-    const std::uint32_t at = shared_address(s.rope[buffer]) + (16 * warp() + 8 * rank) * 128;
-    cluster_copy(cluster_address(at, rank ^ 1), at, 8 * 128,
-                 cluster_address(shared_address(&s.kv_full[stage]), rank ^ 1));
     cluster_copy_commit();
   }
   /// Rope parts where they cannot stay as they are: of f16 queries, and of tokens that lost a power of two.
@@ -242,8 +229,9 @@ struct TokenLoader {
   __device__ void fill(const StepPlace& at, bool more) {
     const int stage = at.stage();
     first_place = shared_address(s.kv[stage][2 * warp()]) + place_in_column(lane() / 8, lane() % 8) +
-                  (kPair ? rank * (8 * 128) : 0);
-    const std::uint32_t empty = shared_address(s.kv_empty[stage]), parity = at.parity() ^ 1;
+                  token_place(step_half(0), 0) * 128;
+    const std::uint32_t empty = shared_address(&s.kv_empty[stage][token_place(step_half(0), 0) / 16]);
+    const std::uint32_t parity = at.parity() ^ 1;
     barrier_wait(empty, parity);  // before the stage's notes of its tokens are written, too
     if (warp() == kNoteWarp) {
 #pragma unroll
@@ -260,7 +248,7 @@ struct TokenLoader {
         request<true>(unit + kRingUnits - kUnits);
       }
       copy_async_commit();
-      if (unit > 0 && unit % kSliceUnits == 0) barrier_wait(empty + slice_of(unit) * 8, parity);
+      if (unit > 0 && unit % kSliceUnits == 0) barrier_wait(empty + unit / kSliceUnits * 8, parity);
       if (unit + 1 == kUnits) {
       } else if (unit + 1 < kRingUnits) {  // behind the next unit are the ring's and the rope parts
         copy_async_wait_for<kRingUnits>();
@@ -271,11 +259,15 @@ struct TokenLoader {
       if (unit + 1 < kUnits) following = read_raw(unit + 1);
       store_unit(raw, unit);
       raw = following;
-      if (kPair && unit % kSliceUnits == kSliceUnits - 1) pass_on_slice(slice_of(unit), stage);
-      if (kPair && unit == kRopeUnit) {
-        copy_async_wait_for<kRopeUnit + 1>();
+      if (kPair && unit + 1 == kSliceUnits) {
+        copy_async_wait_for<kSliceUnits>();  // all of this step
         adapt_ropes(at.third());
-        pass_on_ropes(at.third(), stage);
+        fence_async_shared();
+        __syncwarp();
+        if (lane() == 0) {
+          pass_on(s.rope[at.third()] + token_place(rank, 8 * warp()) * 128, 8 * 128, stage);
+          pass_on_slice(0, stage);
+        }
       }
     }
     if constexpr (!kPair) adapt_ropes(at.third());
@@ -284,7 +276,8 @@ struct TokenLoader {
     if (lane() == 0) {
       const std::uint32_t full = shared_address(&s.kv_full[stage]);
       if constexpr (kPair) {
-        cluster_copy_wait_read<kSlices - 1 - kRopeUnit / kSliceUnits>();  // P will take the place of rope parts
+        pass_on_slice(1, stage);
+        cluster_copy_wait_read<1>();  // P will take the place of rope parts
         // What the same warp of the other block passes on.
         barrier_expect_bytes(full, (kBlockTokens / 2 * 2 + 8) * 128 + (warp() == kNoteWarp ? 8 + 32 : 0));
       } else {

@@ -7,25 +7,13 @@
 #include "cuda/device/cluster.h"
 #include "cuda/device/wgmma.h"
 #include "cuda/latent/few/merge.h"
-#include "cuda/latent/wide/traits.h"
+#include "cuda/latent/wide/merge.h"
 
 namespace halftone::cuda::wide {
 
 /// A barrier among both warpgroups.
 __device__ inline void output_barrier() {
   asm volatile("bar.sync %0, %1;" ::"n"(kOutputBarrier), "n"(kOutputThreads) : "memory");
-}
-
-/// 16 bytes, `aligned` or at a multiple of 8. Written out, since the compiler makes single words of the two.
-__device__ inline void store_sixteen(void* at, const std::uint32_t (&w)[4], bool aligned) {
-  if (aligned) {
-    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(at), "r"(w[0]), "r"(w[1]), "r"(w[2]),
-                 "r"(w[3])
-                 : "memory");
-  } else {
-    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(at), "r"(w[0]), "r"(w[1]) : "memory");
-    asm volatile("st.global.v2.b32 [%0+8], {%1, %2};" ::"l"(at), "r"(w[2]), "r"(w[3]) : "memory");
-  }
 }
 
 template <LatentWideConfig C>
@@ -51,10 +39,22 @@ struct Output {
     __syncwarp();
     if (lane() == 0) barrier_arrive(shared_address(&barrier));
   }
-  /// In a cluster both blocks fill what both have.
-  __device__ void release_filled(std::uint64_t& barrier) const {
+  /// In a cluster each block fills half of the slices, of both.
+  __device__ void release_slice(int stage, int slice) const {
     __syncwarp();
-    const std::uint32_t own = shared_address(&barrier);
+    std::uint32_t own = shared_address(&s.kv_empty[stage][slice]);
+    asm volatile("" : "+r"(own));  // no sooner: registers are dear
+    if (lane() != 0) return;
+    if constexpr (C.blocks == 2) {
+      cluster_arrive(cluster_address(own, slice / (kSlices / 2)));
+    } else {
+      barrier_arrive(own);
+    }
+  }
+  __device__ void release_ropes(int buffer) const {
+    __syncwarp();
+    std::uint32_t own = shared_address(&s.rope_empty[buffer]);
+    asm volatile("" : "+r"(own));
     if (lane() == 0) barrier_arrive(own);
     if (C.blocks == 2 && lane() == 1) cluster_arrive(cluster_address(own, rank ^ 1));
   }
@@ -89,14 +89,14 @@ struct Output {
       wgmma_commit();
     }
     wgmma_wait<3>();
-    release_filled(s.kv_empty[stage][0]);
+    release_slice(stage, 0);
     wgmma_wait<2>();
-    release_filled(s.kv_empty[stage][1]);
+    release_slice(stage, 1);
     wgmma_wait<1>();
-    release_filled(s.kv_empty[stage][2]);
+    release_slice(stage, 2);
     wgmma_wait<0>();
-    release_filled(s.kv_empty[stage][3]);
-    release_filled(s.rope_empty[at.third()]);
+    release_slice(stage, 3);
+    release_ropes(at.third());
     pin(o[0]);
     pin(o[1]);
   }
@@ -106,10 +106,6 @@ struct Output {
   __device__ int dim(int i, int j) const {
     return 256 * half() + 128 * i + dim_of(j / 8, j % 8) + lane() % 4 * 2;
   }
-  __device__ std::uint32_t pack(float a, float b) const {
-    return p.out_type == DType::kBFloat16 ? pack_bf16x2(a, b) : pack_f16x2(a, b);
-  }
-
   /// A row to the caller's tensor.
   __device__ void write(int r, std::int64_t at, float scale, bool keep) const {
     if (p.out_type == DType::kFloat32) {
@@ -125,9 +121,12 @@ struct Output {
       }
       return;
     }
-    // The lanes of a row have 4 bytes of each 16: they trade them so that each stores 16 of 64 adjacent
-    // bytes.
-    std::uint16_t* to = static_cast<std::uint16_t*>(p.out) + at + 256 * half() + lane() % 4 * 8;
+    write_narrow(r, static_cast<std::uint16_t*>(p.out) + at, scale, keep, p.out_type == DType::kBFloat16);
+  }
+  /// A row in bf16, or f16. The lanes of a row have 4 bytes of each 16: they trade them so that each stores
+  /// 16 of 64 adjacent bytes.
+  __device__ void write_narrow(int r, std::uint16_t* row, float scale, bool keep, bool bf16) const {
+    std::uint16_t* const to = row + 256 * half() + lane() % 4 * 8;
     const bool aligned = (reinterpret_cast<std::uintptr_t>(to) & 15) == 0;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -137,8 +136,10 @@ struct Output {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           const float* x = o[i] + 4 * (e % 2 * 8 + chunk + e / 2) + 2 * r;
-          w[e] = pack(x[0] * scale, x[1] * scale);
+          const float a = x[0] * scale, b = x[1] * scale;
+          w[e] = bf16 ? pack_bf16x2(a, b) : pack_f16x2(a, b);
         }
+        pin(w);  // one after the other: registers are dear
         transpose_quad(w, lane());
         if (!keep) continue;
         std::uint16_t* out = to + 128 * i + 16 * chunk;
@@ -173,7 +174,33 @@ struct Output {
     }
     output_barrier();  // all have read the slot's states
   }
-  __device__ void store_part(int slot, const RowState (&state)[2]) const {
+  __device__ void store_part(int slot, int rows, const RowState (&state)[2]) {
+    const PartSlots parts{p};
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      locate();
+      const bool keep = row(r) < rows, empty = state[r].max == kMinus || state[r].sum == 0.0f;
+      const float mean = empty ? 0.0f : 1.0f / state[r].sum;
+      float most = 0.0f;
+#pragma unroll
+      for (int i = 0; i < kHalf; i += 4) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          most = fmaxf(most, fmaxf(fabsf(o[0][i + 2 * r + e]), fabsf(o[1][i + 2 * r + e])));
+        }
+      }
+      most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+      most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+      const int power = power_for(most * mean), at = kRows * rank + row(r);
+      write_narrow(r, parts.values(slot, at), mean * power_of_two(-power), keep, false);
+      if (!keep || lane() % 4 != 0) continue;
+      PartState* const to = parts.state(slot, at);
+      reinterpret_cast<std::int16_t*>(&to->powers)[half()] = static_cast<std::int16_t>(power);
+      if (half() == 0) to->lse = empty ? kMinus : state[r].max + log2f(state[r].sum);
+    }
+  }
+  /// Of a split at an absolute position, in fp32.
+  __device__ void store_split(int slot, const RowState (&state)[2]) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const std::int64_t at = slots.at(slot, kRows * rank + row(r));
@@ -189,9 +216,9 @@ struct Output {
     }
   }
 
-  __device__ void end(const DeviceItem& done, int index) {
+  __device__ void end(const DeviceItem& done) {
     locate();
-    barrier_wait(shared_address(&s.state_full), index % 2);
+    barrier_wait(shared_address(&s.state_full), s.item_index[thread / 32] % 2);
     RowState state[2] = {s.state[row(0)], s.state[row(1)]};
     release(s.state_empty);
 #pragma unroll
@@ -221,12 +248,17 @@ struct Output {
       }
       return;
     }
-    store_part(work.partial, state);
-    if (done.first_slot >= 0) merge_parts(done, index);
+    if (p.schedule.params.absolute) {
+      store_split(work.partial, state);
+    } else {
+      store_part(work.partial, own_rows(work, rank), state);
+    }
+    if (done.first_slot >= 0) merge_parts(done);
   }
 
   /// The end of a part of a cut unit.
-  __device__ void merge_parts(const DeviceItem& cut, int index) const {
+  __device__ void merge_parts(const DeviceItem& cut) {
+    locate();
     std::int32_t* const counters = p.arrivals + std::int64_t{cut.first_slot} * kArrivalCounters + 2 * rank;
     const bool absolute = p.schedule.params.absolute;
     const int owners = absolute ? 1 : min(cut.parts, SharedMerge::kOwners);
@@ -237,23 +269,39 @@ struct Output {
         if (complete) *counters = 0;
         s.merges = complete;
       } else {
-        const bool last = !s.queue.more && s.queue.count == index + 1;
+        const bool last = !s.queue.more && s.queue.count == s.item_index[0] + 1;
         s.merges = SharedMerge::arrive(counters, cut.work.partial - cut.first_slot, cut.parts, last);
       }
     }
     output_barrier();
-    const int rows = own_rows(cut.work, rank);
+    if (absolute) {
+      if (s.merges != 0) merge_splits(cut);
+      return;
+    }
+    const int pieces = 2 * own_rows(cut.work, rank);
 #pragma unroll 1
     for (std::uint32_t left = s.merges; left != 0; left &= left - 1) {
       const int owner = __ffs(left) - 1;
-      merge_rows(cut, rows * owner / owners, rows * (owner + 1) / owners);
+      merge_pieces(cut, pieces * owner / owners, pieces * (owner + 1) / owners);
     }
     output_barrier();  // all have read what they merge
-    if (!absolute && thread == 0) SharedMerge::leave(counters, cut.parts);
+    if (thread == 0) SharedMerge::leave(counters, cut.parts);
   }
-  __device__ void merge_rows(const DeviceItem& cut, int first, int last) const {
+  /// Halves of rows, a warp one at a time.
+  __device__ void merge_pieces(const DeviceItem& cut, int first, int last) const {
 #pragma unroll 1
     for (int i = first + half() * 4 + warp(); i < last; i += 8) {
+      const int row = kRows * rank + i / 2;
+      HalfRow merged;
+      merged.merge(p, cut.first_slot, cut.parts, row, i % 2, lane());
+      merged.write(p, place_of(p, cut, row), i % 2, lane());
+    }
+  }
+  /// All rows, left to right.
+  __device__ void merge_splits(const DeviceItem& cut) const {
+    const int rows = own_rows(cut.work, rank);
+#pragma unroll 1
+    for (int i = half() * 4 + warp(); i < rows; i += 8) {
       const int row = kRows * rank + i;
       Row<kLatentDims, 32> state;
       state.template add<4>(slots.parts(cut.first_slot, 1, cut.parts, row), lane());
@@ -279,7 +327,7 @@ struct Output {
 #pragma unroll 1
       for (int left = steps_of(item(index).work); left > 0; --left, ++at.step) add(at);
       index = s.item_index[thread / 32];
-      end(item(index), index);
+      end(item(index));
       index = s.item_index[thread / 32];
       if (thread == 0) s.queue.current = index;  // the other warpgroup may be an item behind
     }

@@ -70,7 +70,7 @@ struct Scores {
     return (s.notes[stage].tokens[0].y | s.notes[stage].tokens[1].y) != 0;
   }
   __device__ int exponent(int stage, int j, int e) const {
-    return s.notes[stage].exponent[j % 2][j / 2 * 8 + lane() % 4 * 2 + e];
+    return s.notes[stage].exponent[j / 4][j % 4 * 8 + lane() % 4 * 2 + e];
   }
   /// Products of tokens that have lost a power of two get it back.
   __device__ void restore(Logits& x, int stage) const {
@@ -128,8 +128,8 @@ struct Scores {
 #pragma unroll
     for (int i = 0; i < kS; ++i) {
       const int j = i / 4;
-      const std::uint32_t live = (j % 2 == 0 ? low : high) >> lane() % 4 * 2;
-      if (!(live >> (j / 2 * 8 + i % 2) & 1)) x[i] = kMinus;
+      const std::uint32_t live = (j / 4 == 0 ? low : high) >> lane() % 4 * 2;
+      if (!(live >> (j % 4 * 8 + i % 2) & 1)) x[i] = kMinus;
     }
   }
   __device__ void mask_unseen(Logits& x, const DeviceItem& item, int token) const {

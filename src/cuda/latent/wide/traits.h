@@ -44,12 +44,12 @@ inline constexpr int kOutputBarrier = kTeam + 1, kOutputThreads = 256;
 // A load warp's ring of raw codes: of 128 dims of four tokens each.
 inline constexpr int kRingUnits = 8, kUnitBytes = 4 * 128;
 
-// Tokens are 8 and 8 of a slice: a lane of a load warp has a token of each half or, in a cluster of two, of
-// the one that is the block's.
+// A lane of a load warp has a token of each half of a step or, in a cluster of two, of the one that is the
+// block's.
 template <LatentWideConfig C>
 inline constexpr int kTokenHalves = 2 / C.blocks;
 /// Within a step, of a half's token `i` of 32.
-__device__ constexpr int token_place(int half, int i) { return i / 8 * 16 + half * 8 + i % 8; }
+__device__ constexpr int token_place(int half, int i) { return half * (kBlockTokens / 2) + i; }
 
 /// What a step's stage says of its tokens, of each half.
 struct StepNotes {
@@ -64,6 +64,23 @@ struct RowState {
   float reference;  // of O
 };
 
+/// How places of a list, or of a request, become slots. Kept beside what is read often: reading parameters
+/// takes longer.
+struct WalkLimits {
+  int entry_log2;     // places of an entry: of a list 1, of the block table a page
+  int entries;        // of the table; any number of a list
+  std::uint32_t ids;  // what an entry is below: slots, or pages
+  int place_mask;     // what a place adds to the slot of its entry
+
+  __device__ static WalkLimits of(const AttentionParams& p) {
+    const CacheView& c = p.cache;
+    if (p.listed.list.indices != nullptr) {
+      return {0, INT32_MAX, static_cast<std::uint32_t>(c.num_pages) << c.page_log2, 0};
+    }
+    return {c.page_log2, c.table_width, static_cast<std::uint32_t>(c.num_pages), (1 << c.page_log2) - 1};
+  }
+};
+
 struct Shared {
   alignas(1024) std::uint8_t q[kQueryColumns][kColumnBytes];
   alignas(1024) std::uint8_t kv[kStages][kColumns][kColumnBytes];
@@ -73,6 +90,7 @@ struct Shared {
   alignas(8) std::uint64_t kv_full[kStages], kv_empty[kStages][kSlices], rope_empty[3];
   std::uint64_t p_full[2][2], state_full, state_empty;  // P: of half a step's tokens
   StepNotes notes[kStages];
+  alignas(16) WalkLimits limits;
   // What O is scaled by before P of a step is added, and by warp of 16 rows whether it is.
   float rescale[2][kRows];
   std::uint8_t raised[2][4];

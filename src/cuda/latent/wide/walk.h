@@ -60,27 +60,24 @@ struct StepCursor {
   }
   /// Without a token, or a step, anything: a branch around the loads would wait for them.
   __device__ void load_ids(TokenId (&ids)[kHalves]) const {
-    const AttentionParams& p = params;
+    const WalkLimits l = s.limits;
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
-      const int at = place(half), entry = listed() ? at : at >> p.cache.page_log2;
-      const bool has = at < end && (listed() || entry < p.cache.table_width);
-      ids[half] = __ldg(has ? row + entry : reinterpret_cast<const std::int32_t*>(p.schedule.header));
+      const int at = place(half), entry = at >> l.entry_log2;
+      ids[half] = __ldg(at < end && entry < l.entries
+                            ? row + entry
+                            : reinterpret_cast<const std::int32_t*>(params.schedule.header));
     }
   }
   /// The slot of a token of the same step; -1: it is skipped. By all lanes.
   __device__ int resolve(TokenId id, int half) const {
-    const AttentionParams& p = params;
+    const WalkLimits l = s.limits;
     const int at = place(half);
-    const bool has = at < end && (!listed() || id >= 0);
-    const bool beyond = !listed() && at >> p.cache.page_log2 >= p.cache.table_width;
-    const std::int32_t page = beyond ? -1 : listed() ? id >> p.cache.page_log2 : id;
-    const bool found = static_cast<std::uint32_t>(page) < static_cast<std::uint32_t>(p.cache.num_pages);
+    const bool has = at < end, found = static_cast<std::uint32_t>(id) < l.ids && at >> l.entry_log2 < l.entries;
     if (__any_sync(~0u, has && !found)) {
-      if (has) has_page(p, page);  // for the status
+      if (has && !found && (id >= 0 || !listed())) has_page(params, -1);  // for the status
     }
-    const int slot = listed() ? id : page << p.cache.page_log2 | (at & ((1 << p.cache.page_log2) - 1));
-    return has && found ? slot : -1;
+    return has && found ? (id << l.entry_log2) + (at & l.place_mask) : -1;
   }
 };
 
