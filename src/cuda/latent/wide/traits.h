@@ -36,7 +36,7 @@ __device__ constexpr int place_in_column(int row, int chunk) { return row * 128 
 
 // Roles: a warpgroup that dequantises tokens, one for logits and softmax, two for half of O each.
 inline constexpr int kThreads = 512;
-inline constexpr int kLoadRegisters = 72, kScoreRegisters = 120, kOutputRegisters = 160;
+inline constexpr int kLoadRegisters = 80, kScoreRegisters = 112, kOutputRegisters = 160;
 static_assert(kLoadRegisters + kScoreRegisters + 2 * kOutputRegisters <= 512);
 inline constexpr int kScoreTeam = 0;  // their barriers among 128 threads
 inline constexpr int kOutputBarrier = kTeam + 1, kOutputThreads = 256;
@@ -81,6 +81,13 @@ struct WalkLimits {
   }
 };
 
+/// Where the walk of a load warp is, whose registers are dear: written by all lanes alike, each of which reads
+/// its own.
+struct WalkItem {
+  const std::int32_t* entries;  // of the item: its list, or its row of the block table
+  int index;
+};
+
 struct Shared {
   alignas(1024) std::uint8_t q[kQueryColumns][kColumnBytes];
   alignas(1024) std::uint8_t kv[kStages][kColumns][kColumnBytes];
@@ -91,6 +98,7 @@ struct Shared {
   std::uint64_t p_full[2][2], state_full, state_empty;  // P: of half a step's tokens
   StepNotes notes[kStages];
   alignas(16) WalkLimits limits;
+  WalkItem walks[4];
   // What O is scaled by before P of a step is added, and by warp of 16 rows whether it is.
   float rescale[2][kRows];
   std::uint8_t raised[2][4];

@@ -25,11 +25,11 @@ struct StepCursor {
   Shared& s;
   unsigned thread;
   int rank;
-  int index = -1, token = 0;
-  int end = -1;                       // < 0: there is no step, and no token
-  const std::int32_t* row = nullptr;  // of listed keys, or of the block table
+  int token = 0;
+  int end = -1;  // < 0: there is no step, and no token
 
-  __device__ const DeviceItem& item() const { return s.queue.items[index % ItemQueue::kCapacity]; }
+  /// Before all else.
+  __device__ void begin() const { s.walks[thread / 32].index = -1; }
   __device__ bool listed() const { return params.listed.list.indices != nullptr; }
   /// Of the lane's token of a half.
   __device__ int place(int half) const {
@@ -41,26 +41,26 @@ struct StepCursor {
   __device__ void next() {
     token += kBlockTokens;
     if (token < end) return;
-    ++index;
-    if (thread / 32 == 0) {  // who waits for an item extends the queue
-      if (thread == 0) {
-        while (s.queue.more && s.queue.count <= index) {
-          s.queue.produce(params.schedule, bounds_of(params), blockIdx.x / C.blocks);
-        }
+    const int index = s.walks[thread / 32].index + 1;
+    if (thread == 0) {  // who waits for an item extends the queue
+      while (s.queue.more && s.queue.count <= index) {
+        s.queue.produce(params.schedule, bounds_of(params), blockIdx.x / C.blocks);
       }
-      __syncwarp();
     }
+    __syncwarp();  // all have read the index
     end = -1;
     if (!s.queue.has(index)) return;
-    const DeviceItem& x = item();
+    const DeviceItem& x = s.queue.items[index % ItemQueue::kCapacity];
     token = x.work.kv_begin;
     end = end_of(x.work);
-    row = listed() ? params.listed.list.indices + x.first_query * params.listed.list.stride
-                   : table_row(params.cache, x.work.request);
+    s.walks[thread / 32] = {listed() ? params.listed.list.indices + x.first_query * params.listed.list.stride
+                                     : table_row(params.cache, x.work.request),
+                            index};
   }
   /// Without a token, or a step, anything: a branch around the loads would wait for them.
   __device__ void load_ids(TokenId (&ids)[kHalves]) const {
     const WalkLimits l = s.limits;
+    const std::int32_t* const row = s.walks[thread / 32].entries;
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       const int at = place(half), entry = at >> l.entry_log2;
