@@ -1,7 +1,11 @@
 // The kernel of latent attention for many heads: roles.
 #pragma once
 
+#include <type_traits>
+
+#include "cuda/attention/finish.h"
 #include "cuda/latent/wide/load.h"
+#include "cuda/latent/wide/load_pair.h"
 #include "cuda/latent/wide/output.h"
 #include "cuda/latent/wide/scores.h"
 
@@ -46,7 +50,9 @@ __device__ inline void wide_worker(const AttentionParams& params, Shared& s) {
   if (role == 0) {
     shrink_registers<kLoadRegisters>();
     if (warp == 0) check_inputs(p, worker, lane);
-    TokenLoader<C>{params, s, static_cast<unsigned>(thread_index()), rank}.run();
+    std::conditional_t<C.blocks == 2, PairLoader<C>, SingleLoader<C>> loader{
+        params, s, static_cast<unsigned>(thread_index()), rank};
+    run_loader<C>(params, s, loader);
   } else if (role == 1) {
     shrink_registers<kScoreRegisters>();
     Scores<C>{params, s, rank}.run();

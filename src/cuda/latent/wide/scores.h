@@ -67,10 +67,10 @@ struct Scores {
   }
   /// Whether a step has tokens that have lost a power of two; and which, of the lane's columns 8 j + 2 t + e.
   __device__ bool apart_tokens(int stage) const {
-    return (s.notes[stage].tokens[0].y | s.notes[stage].tokens[1].y) != 0;
+    return (s.notes[stage].apart[0] | s.notes[stage].apart[1]) != 0;
   }
   __device__ int exponent(int stage, int j, int e) const {
-    return s.notes[stage].exponent[j / 4][j % 4 * 8 + lane() % 4 * 2 + e];
+    return s.notes[stage].exponent[8 * j + lane() % 4 * 2 + e];
   }
   /// Products of tokens that have lost a power of two get it back.
   __device__ void restore(Logits& x, int stage) const {
@@ -123,13 +123,22 @@ struct Scores {
       pin(four);
     }
   }
+  /// Bits of the lane's columns 8 j + 2 t + e that are there, `low` and `high` of even and odd j or of the
+  /// lower and upper ones.
   __device__ void mask_skipped(Logits& x, int stage) const {
-    const std::uint32_t low = s.notes[stage].tokens[0].x, high = s.notes[stage].tokens[1].x;
+    const StepNotes& notes = s.notes[stage];
+    const int t = lane() % 4;
+    std::uint32_t low = notes.live[0] >> 2 * t, high = notes.live[1] >> 2 * t;
+    if constexpr (C.blocks == 1) {
+      const auto* const warps = reinterpret_cast<const std::uint16_t*>(notes.live);
+      low = warps[t / 2] >> t % 2 * 2, high = warps[2 + t / 2] >> t % 2 * 2;
+    }
 #pragma unroll
     for (int i = 0; i < kS; ++i) {
-      const int j = i / 4;
-      const std::uint32_t live = (j / 4 == 0 ? low : high) >> lane() % 4 * 2;
-      if (!(live >> (j % 4 * 8 + i % 2) & 1)) x[i] = kMinus;
+      const int j = i / 4, e = i % 2;
+      const bool lower = C.blocks == 2 ? j < 4 : j % 2 == 0;
+      const int bit = C.blocks == 2 ? j % 4 * 8 + e : j / 2 * 4 + e;
+      if (!((lower ? low : high) >> bit & 1)) x[i] = kMinus;
     }
   }
   __device__ void mask_unseen(Logits& x, const DeviceItem& item, int token) const {
@@ -279,8 +288,8 @@ struct Scores {
         Logits x;
         barrier_wait(shared_address(&s.kv_full[stage]), at.parity());
         multiply(at, x);
-        const uint4 tokens = *reinterpret_cast<const uint4*>(s.notes[stage].tokens);
-        const bool tokens_apart = (tokens.y | tokens.w) != 0;
+        const uint4 notes = *reinterpret_cast<const uint4*>(s.notes[stage].live);
+        const bool tokens_apart = (notes.z | notes.w) != 0;
         team_barrier(kScoreTeam);  // all warps have read Q, of the last step, and the rope part
         queries.locate();
         if (first && s.queue.count > index + 1) {
@@ -293,7 +302,7 @@ struct Scores {
         const bool modified = any_apart || p.softcap > 0.0f || p.scale_log2 <= 0.0f;
         if (!kF16Rope && tokens_apart) restore(x, stage);
         if (modified) cap(x);
-        if ((tokens.x & tokens.z) != ~0u) mask_skipped(x, stage);
+        if ((notes.x & notes.y) != ~0u) mask_skipped(x, stage);
         if (params.listed.list.indices == nullptr) {
           const planning::WorkItem& work = item(index).work;
           const int token = work.kv_begin + (steps_of(work) - left) * kBlockTokens;

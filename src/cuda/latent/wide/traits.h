@@ -41,20 +41,21 @@ static_assert(kLoadRegisters + kScoreRegisters + 2 * kOutputRegisters <= 512);
 inline constexpr int kScoreTeam = 0;  // their barriers among 128 threads
 inline constexpr int kOutputBarrier = kTeam + 1, kOutputThreads = 256;
 
-// A load warp's ring of raw codes: of 128 dims of four tokens each.
-inline constexpr int kRingUnits = 8, kUnitBytes = 4 * 128;
+// A load warp's ring of raw codes, in units: of a pair 128 dims of four tokens, else a token.
+inline constexpr int kRingUnits = 8, kUnitBytes = 512;
 
-// A lane of a load warp has a token of each half of a step or, in a cluster of two, of the one that is the
-// block's.
-template <LatentWideConfig C>
-inline constexpr int kTokenHalves = 2 / C.blocks;
-/// Within a step, of a half's token `i` of 32.
-__device__ constexpr int token_place(int half, int i) { return half * (kBlockTokens / 2) + i; }
+/// Within a step: token `i` of the half that block `rank` of a pair has; and of the 16 that load warp `warp`
+/// has elsewhere, four of each slice.
+__device__ constexpr int pair_place(int rank, int i) { return rank * (kBlockTokens / 2) + i; }
+__device__ constexpr int single_place(int warp, int i) { return i / 4 * 16 + warp * 4 + i % 4; }
 
-/// What a step's stage says of its tokens, of each half.
+/// What a step's stage says of its tokens.
 struct StepNotes {
-  alignas(16) uint2 tokens[2];  // bit i: token i is there; whether codes were scaled otherwise than by scales
-  std::int8_t exponent[2][32];  // and if so, base 2, what a token's values are multiplied by
+  // Bits of tokens that are there. Of a pair a word of each half; else 16 bits of each load warp.
+  alignas(16) std::uint32_t live[2];
+  // Whether codes were scaled otherwise than by scales: likewise words, or 16 bits, that are not 0.
+  std::uint32_t apart[2];
+  std::int8_t exponent[kBlockTokens];  // base 2, what a token's values are then multiplied by
 };
 
 /// What a row's sums are relative to.
