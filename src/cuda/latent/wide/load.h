@@ -26,8 +26,6 @@ struct SingleLoader {
   std::uint32_t exponents = 0;    // what these tokens' scales have lost, base 2: a byte each
   bool apart = false;             // whether any token's have
 
-  __device__ void start(int slot) { shift(slot); }
-  __device__ void add(int) {}
   __device__ void shift(int slot) {
     here = next, next = max(slot, 0);
     live = live >> 16 | __ballot_sync(~0u, slot >= 0) << 16;

@@ -34,12 +34,6 @@ struct PairLoader {
   int exponent = 0;         // what the token's scales have lost, base 2
   bool apart = false;       // whether any token's have
 
-  /// The first step's slot, and the second one's.
-  __device__ void start(int slot) {
-    next = slot;
-    next_live = __ballot_sync(~0u, next >= 0);
-  }
-  __device__ void add(int slot) { after = slot; }
   __device__ void shift(int slot) {
     next = after, after = slot;
     live = next_live;
@@ -155,6 +149,7 @@ struct PairLoader {
 
   /// Begins the first step's copies.
   __device__ void begin(const StepPlace& at) {
+    prefetch();
 #pragma unroll
     for (int unit = 0; unit < kRingUnits; ++unit) {
       request(unit);

@@ -125,37 +125,33 @@ __device__ inline void store_shared(std::uint32_t at, const uint4& x) {
                : "memory");
 }
 
-/// Runs a loader: calls begin() as soon as the first step's slots are known, then fill() for each step.
-/// Loader::shift(slot) goes on by a step, and the last one that it knows then is that of which the lane has
-/// this slot.
+/// Runs a loader: calls begin() for the first step, then fill() for each, with the slots of the steps ahead.
+/// Loader::shift(slot) goes on to the step after the last one that it knows, of which the lane has this slot.
 template <LatentWideConfig C, class Loader>
 __device__ inline void run_loader(const AttentionParams& params, Shared& s, Loader& loader) {
+  constexpr int kAhead = Loader::kAhead;  // steps of which slots are known beside the one that is filled
   StepCursor<C> cursor{params, s, loader.thread, loader.rank};
   cursor.begin();
-  cursor.next();
   StepPlace at;
-  TokenId id = cursor.load_id();
-  int left = 0;  // steps that are known, and not yet filled
+  TokenId id = 0;  // of the step after those
+  int left = 0;    // steps that are known, and not yet filled
 #pragma unroll 1
-  for (int lead = 0; lead == 0 || left > 0; ++lead) {
+  for (int lead = kAhead + 1; lead > 0 || left > 0;) {
     asm volatile("" : "+r"(loader.thread));  // what follows from them takes no registers
     if constexpr (C.blocks == 2) asm volatile("" : "+r"(loader.rank));
     cursor.thread = loader.thread, cursor.rank = loader.rank;
     const bool known = cursor.at_step();
-    const int slot = cursor.resolve(id);
+    loader.shift(cursor.resolve(id));
     left += known;
-    if (known) cursor.next();
+    if (known || lead == kAhead + 1) cursor.next();
     id = cursor.load_id();
-    if (lead == 0) {
-      loader.start(slot);
-      if (known) loader.begin(at);
-    } else if (lead < Loader::kAhead) {
-      loader.add(slot);
-    } else {
-      loader.shift(slot);
-      loader.fill(at, left > 1);
-      ++at.step, --left;
+    if (lead > 0) {
+      --lead;
+      if (lead == 0 && left > 0) loader.begin(at);
+      continue;
     }
+    loader.fill(at, left > 1);
+    ++at.step, --left;
   }
   copy_async_wait();
 }
