@@ -19,12 +19,12 @@ struct SingleLoader {
   __device__ int warp() const { return int(thread / 32); }
   __device__ int lane() const { return int(thread % 32); }
 
-  int here = 0, next = 0;         // slots of the lane's token of this step and the next one; any if it is skipped
-  std::uint32_t live = 0;         // of the warp's 16 tokens: bits of this step, then of the next one
-  float raw_scale[2] = {};        // of the next step: of token lane / 4, and of that + 8, group lane % 4
-  std::uint32_t scales = 0;       // the two, f16
-  std::uint32_t exponents = 0;    // what these tokens' scales have lost, base 2: a byte each
-  bool apart = false;             // whether any token's have
+  int here = 0, next = 0;    // slots of the lane's token of this step and the next one; any if it is skipped
+  std::uint32_t live = 0;    // of the warp's 16 tokens: bits of this step, then of the next one
+  float raw_scale[2] = {};   // of the next step: of token lane / 4, and of that + 8, group lane % 4
+  std::uint32_t scales = 0;  // the two, f16
+  std::uint32_t exponents = 0;  // what these tokens' scales have lost, base 2: a byte each
+  bool apart = false;           // whether any token's have
 
   __device__ void shift(int slot) {
     here = next, next = max(slot, 0);
@@ -76,7 +76,8 @@ struct SingleLoader {
     for (int i = 0; i < 2; ++i) {
       if (!(live >> (16 + 8 * i + lane() / 4) & 1)) raw_scale[i] = 0.0f;
       const float size = fabsf(raw_scale[i]);
-      fits = fits && size <= Dequantiser::kLargestScale && (size >= Dequantiser::kSmallestScale || size == 0.0f);
+      fits =
+          fits && size <= Dequantiser::kLargestScale && (size >= Dequantiser::kSmallestScale || size == 0.0f);
     }
     apart = __any_sync(~0u, !fits);
     exponents = 0;

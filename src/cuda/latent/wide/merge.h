@@ -9,7 +9,7 @@
 namespace halftone::cuda::wide {
 
 struct PartState {
-  float lse;  // base 2; kMinus: no key
+  float lse;             // base 2; kMinus: no key
   std::uint32_t powers;  // 16 bits of each half
 
   __device__ int power(int half) const { return static_cast<std::int16_t>(powers >> 16 * half); }
@@ -62,7 +62,8 @@ struct HalfRow {
 #pragma unroll 1
     for (int base = 0; base < parts; base += 32) {
       const int count = min(parts - base, 32);
-      const std::uint16_t* const values = slots.values(slot + base, row) + half * (kLatentDims / 2) + lane * 8;
+      const std::uint16_t* const values =
+          slots.values(slot + base, row) + half * (kLatentDims / 2) + lane * 8;
       const PartState own = lane < count ? *slots.state(slot + base + lane, row) : PartState{kMinus, 0};
       uint4 v[kAtOnce];
       load(values, stride, count, v);

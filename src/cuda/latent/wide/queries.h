@@ -67,7 +67,8 @@ struct Queries {
       load_fragments<false>(
           from, [](const std::uint16_t* at) { return __ldg(reinterpret_cast<const unsigned*>(at)); });
     } else {
-      load_fragments<true>(from, [](const std::uint16_t* at) { return __ldg(at) | unsigned{__ldg(at + 1)} << 16; });
+      load_fragments<true>(from,
+                           [](const std::uint16_t* at) { return __ldg(at) | unsigned{__ldg(at + 1)} << 16; });
 #pragma unroll 1
       for (int i = 0; i < 32; ++i) {
         const std::uint16_t* const row = row_at(i / 2);
@@ -105,7 +106,8 @@ struct Queries {
         for (int half = 0; half < 2; ++half) {
           last[step][2 * half + r] = load(from + dim_of(kLastColumn, 2 * step + half));
           rope[step][2 * half + r] = load(from + kLatentDims + 16 * step + 8 * half);
-          if (kSome) asm volatile("" : "+l"(from), "+r"(last[step][2 * half + r]), "+r"(rope[step][2 * half + r]));
+          if (kSome)
+            asm volatile("" : "+l"(from), "+r"(last[step][2 * half + r]), "+r"(rope[step][2 * half + r]));
         }
       }
     }

@@ -76,14 +76,15 @@ struct WalkLimits {
   __device__ static WalkLimits of(const AttentionParams& p) {
     const CacheView& c = p.cache;
     if (p.listed.list.indices != nullptr) {
-      return {0, INT32_MAX, static_cast<std::uint32_t>(c.num_pages) << c.page_log2, 0};
+      const std::int64_t slots = std::int64_t{c.num_pages} << c.page_log2;
+      return {0, INT32_MAX, static_cast<std::uint32_t>(slots < INT32_MAX ? slots : INT32_MAX), 0};
     }
     return {c.page_log2, c.table_width, static_cast<std::uint32_t>(c.num_pages), (1 << c.page_log2) - 1};
   }
 };
 
-/// Where the walk of a load warp is, whose registers are dear: written by all lanes alike, each of which reads
-/// its own.
+/// Where the walk of a load warp is, whose registers are dear: written by all lanes alike, each of which
+/// reads its own.
 struct WalkItem {
   const std::int32_t* entries;  // of the item: its list, or its row of the block table
   int index;
@@ -104,7 +105,7 @@ struct Shared {
   float rescale[2][kRows];
   std::uint8_t raised[2][4];
   RowState state[kRows];
-  int item_index[8];  // of a warp that adds up O, whose registers are dear
+  int item_index[8];     // of a warp that adds up O, whose registers are dear
   std::uint32_t merges;  // of a cut unit, bits of the parts whose rows this block merges
 };
 inline constexpr int kMaxShared = 227 * 1024;
