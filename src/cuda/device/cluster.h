@@ -29,22 +29,7 @@ __device__ inline void cluster_arrive(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-/// Stores 16 bytes in another block's shared memory; its barrier counts them.
-__device__ inline void cluster_store(std::uint32_t address, const uint4& x, std::uint32_t barrier) {
-  asm volatile(
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
-          address),
-      "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w), "r"(barrier)
-      : "memory");
-}
-
-/// The same of 8 and of 4.
-__device__ inline void cluster_store(std::uint32_t address, const uint2& x, std::uint32_t barrier) {
-  asm volatile(
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(address),
-      "r"(x.x), "r"(x.y), "r"(barrier)
-      : "memory");
-}
+/// Stores 4 bytes in another block's shared memory; its barrier counts them.
 __device__ inline void cluster_store(std::uint32_t address, std::uint32_t x, std::uint32_t barrier) {
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(address),
                "r"(x), "r"(barrier)

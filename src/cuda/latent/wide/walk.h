@@ -1,5 +1,5 @@
 // Where the tokens of a step are: the walk over the steps of all items, ahead of who computes, and from an
-// entry of a list or of the block table to a slot of the cache.
+// entry of a list or of the block table to a slot of the cache. And what both kinds of load warps share.
 #pragma once
 
 #include "cuda/attention/pages.h"
