@@ -51,7 +51,7 @@ inline double logit_slack(const Problem& p, const PlanInfo& plan) {
 }
 
 /// The kernels of latent attention for many heads round scales, and products of codes with them, to f16:
-/// logits by 2^-11 of what each group of dims adds, V likewise.
+/// logits by 2^-11 of what each group of dims adds, V likewise. So they do parts of cut units.
 inline bool rounds_codes(const PlanInfo& plan) {
   return plan.config == "sm90-latent-64" || plan.config == "sm90-latent-128";
 }

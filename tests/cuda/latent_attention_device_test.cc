@@ -327,19 +327,21 @@ TEST(DeviceLatentAttention, PoolsBeyond4GiB) {
   }
 }
 
-/// The kernels for many heads have workers that wait for each other.
-TEST(DeviceLatentAttention, RefusesMoreWorkersThanRunAtATime) {
-  Problem p = make_problem(listed_case(128));
-  p.problem.workers = 1000;
-  DeviceRun device(p, plan_on_device(p));
-  device.schedule();
-  expect_error(ErrorCode::kInvalidArgument, {"workers is 1000", "sm90-latent-128", "or 0"},
-               [&] { device.run(); });
-  EXPECT_TRUE(untouched(device.outputs().out));
-  const Problem few = make_problem(listed_case(8));
-  Problem many = repeated(few, 128, 40);
-  many.problem.workers = 1000;
-  expect_rows(run_on_device(few), run_on_device(many), std::log(40), "workers that wait for none");
+/// Parts of cut units are merged by whoever is there: no worker needs another one to run beside it.
+TEST(DeviceLatentAttention, MoreWorkersThanRunAtATime) {
+  for (const int heads : {8, 64, 128}) {
+    const Problem few = make_problem(listed_case(heads));
+    const Outputs expected = run_on_device(few);
+    for (const int batch : {1, 128}) {
+      Problem many = repeated(few, batch, 512);
+      many.problem.workers = 1000;
+      const Plan plan = plan_on_device(many);
+      const std::string what = many.row.name + ", " + std::to_string(batch) + " queries, 1000 workers";
+      const Outputs first = run_on_device(many, plan);
+      expect_rows(expected, first, std::log(512), what);
+      expect_same_bits(first, run_on_device(many, plan), what + ", again");
+    }
+  }
 }
 
 }  // namespace

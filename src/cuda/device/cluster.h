@@ -29,13 +29,28 @@ __device__ inline void cluster_arrive(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-/// Stores 16 bytes in another block's shared memory; its barrier counts them.
-__device__ inline void cluster_store(std::uint32_t address, const uint4& x, std::uint32_t barrier) {
+/// Stores 4 bytes in another block's shared memory; its barrier counts them.
+__device__ inline void cluster_store(std::uint32_t address, std::uint32_t x, std::uint32_t barrier) {
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(address),
+               "r"(x), "r"(barrier)
+               : "memory");
+}
+
+/// Copies `bytes` (a multiple of 16) from `shared`, in this block's shared memory, to another block's; its
+/// barrier counts them. What the calling warp wrote there a fence_async_shared() has made visible.
+__device__ inline void cluster_copy(std::uint32_t address, std::uint32_t shared, int bytes,
+                                    std::uint32_t barrier) {
   asm volatile(
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(
+      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
           address),
-      "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w), "r"(barrier)
+      "r"(shared), "r"(bytes), "r"(barrier)
       : "memory");
+}
+__device__ inline void cluster_copy_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+/// Until what the thread copied before its last kPending commits may be overwritten.
+template <int kPending>
+__device__ inline void cluster_copy_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
 }  // namespace halftone::cuda

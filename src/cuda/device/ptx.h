@@ -270,6 +270,14 @@ __device__ inline std::uint32_t pack_bf16x2(float low, float high) {
   return y;
 }
 
+__device__ inline float2 unpack_f16x2(std::uint32_t x) {
+  float2 y;
+  asm("{\n .reg .b16 a, b;\n mov.b32 {a, b}, %2;\n cvt.f32.f16 %0, a;\n cvt.f32.f16 %1, b;\n}"
+      : "=f"(y.x), "=f"(y.y)
+      : "r"(x));
+  return y;
+}
+
 __device__ inline std::uint32_t add_f16x2(std::uint32_t a, std::uint32_t b) {
   std::uint32_t y;
   asm("add.rn.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));

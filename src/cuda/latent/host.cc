@@ -1,11 +1,9 @@
 #include "cuda/latent/host.h"
 
-#include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
 #include <variant>
 
-#include "cuda/device/call.h"
 #include "cuda/latent/few/config.h"
 #include "cuda/latent/few/kernels.h"
 #include "cuda/latent/wide/config.h"
@@ -19,19 +17,6 @@ namespace {
 
 // Variants: rows of kLatentFewTable, then those of kLatentWideTable.
 constexpr int kFewRows = static_cast<int>(kLatentFewTable.size());
-
-/// The kernels for many heads have workers that wait for each other's parts: all must run at once.
-void check_workers(const Plan::Impl& plan, const planning::Pass& pass, int blocks) {
-  int processors = 0;
-  check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, plan.problem.device.index),
-        "cudaDeviceGetAttribute");
-  if (pass.schedule.workers * blocks <= processors) return;
-  throw Error(
-      ErrorCode::kInvalidArgument,
-      fmt::format("workers is {}, but {} needs all of them to run at once, and the device runs {}: use "
-                  "at most {}, or 0.",
-                  plan.info.workers, plan.kernel(pass).name, processors, processors));
-}
 
 }  // namespace
 
@@ -81,13 +66,12 @@ void refuse_latent(const AttentionProblem& problem) {
           format_name(spec.k_format), spec.latent_dim(), spec.rope_dim, spec.v_dim()));
 }
 
-CompiledKernel latent_kernel(const Plan::Impl& plan, const planning::Pass& pass, const AttentionArgs& args) {
+CompiledKernel latent_kernel(const Plan::Impl&, const planning::Pass& pass, const AttentionArgs& args) {
   check_out(args);
   const bool wide = pass.variant >= kFewRows;
   const CompiledKernel kernel =
       wide ? latent_wide_kernel(pass.variant - kFewRows) : latent_few_kernel(pass.variant);
   require_built(kernel, "latent", pass.variant);
-  if (wide) check_workers(plan, pass, kernel.cluster);
   return kernel;
 }
 

@@ -28,7 +28,7 @@ int latent_variant(const AttentionProblem& problem, const planning::Kernel& kern
 [[noreturn]] void refuse_latent(const AttentionProblem& problem);
 
 /// The kernel of a pass whose variant is one of these. Throws Internal if it is not in this build, and
-/// InvalidArgument for outputs that it cannot write and more workers than run at a time.
+/// InvalidArgument for outputs that it cannot write.
 CompiledKernel latent_kernel(const Plan::Impl& plan, const planning::Pass& pass, const AttentionArgs& args);
 
 }  // namespace halftone::cuda

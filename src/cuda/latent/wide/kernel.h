@@ -1,7 +1,11 @@
 // The kernel of latent attention for many heads: roles.
 #pragma once
 
+#include <type_traits>
+
+#include "cuda/attention/finish.h"
 #include "cuda/latent/wide/load.h"
+#include "cuda/latent/wide/load_pair.h"
 #include "cuda/latent/wide/output.h"
 #include "cuda/latent/wide/scores.h"
 
@@ -17,7 +21,7 @@ __device__ inline void init_barriers(Shared& s) {
     for (std::uint64_t& barrier : s.kv_empty[stage]) init(barrier, 8 * C.blocks);
     for (std::uint64_t& barrier : s.p_full[stage]) init(barrier, 4);
   }
-  for (std::uint64_t& barrier : s.rope_empty) init(barrier, 8);
+  for (std::uint64_t& barrier : s.rope_empty) init(barrier, 8 * C.blocks);
   init(s.state_full, 4);
   init(s.state_empty, 8);
   fence_async_shared();
@@ -35,7 +39,7 @@ __device__ inline void wide_worker(const AttentionParams& params, Shared& s) {
     s.queue.start(ItemQueue::fetch(p.list, worker, lane), bounds_of(p), lane);
     if (lane == 0) {
       init_barriers<C>(s);
-      s.first_cut.first_slot = -1;
+      s.limits = WalkLimits::of(p);
     }
   }
   if constexpr (C.blocks == 2) {
@@ -46,7 +50,9 @@ __device__ inline void wide_worker(const AttentionParams& params, Shared& s) {
   if (role == 0) {
     shrink_registers<kLoadRegisters>();
     if (warp == 0) check_inputs(p, worker, lane);
-    TokenLoader<C>{params, s, static_cast<unsigned>(thread_index()), rank}.run();
+    std::conditional_t<C.blocks == 2, PairLoader<C>, SingleLoader<C>> loader{
+        params, s, static_cast<unsigned>(thread_index()), rank};
+    run_loader<C>(params, s, loader);
   } else if (role == 1) {
     shrink_registers<kScoreRegisters>();
     Scores<C>{params, s, rank}.run();

@@ -1,23 +1,19 @@
 // The warpgroups that add up O, 256 dims of all rows each, and end an item: O and the LSE to the caller's
 // tensors or, of a part of a cut unit, to its slot. With splits at absolute positions the last part to arrive
-// merges all; else each worker merges its share of the rows, once it has done all its items.
+// merges all; else the parts share the rows (SharedMerge), and none has to wait for another.
 #pragma once
 
 #include "cuda/attention/finish.h"
 #include "cuda/device/cluster.h"
 #include "cuda/device/wgmma.h"
-#include "cuda/latent/wide/traits.h"
+#include "cuda/latent/few/merge.h"
+#include "cuda/latent/wide/merge.h"
 
 namespace halftone::cuda::wide {
 
 /// A barrier among both warpgroups.
 __device__ inline void output_barrier() {
   asm volatile("bar.sync %0, %1;" ::"n"(kOutputBarrier), "n"(kOutputThreads) : "memory");
-}
-__device__ inline int load_acquire(const std::int32_t* p) {
-  int x;
-  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
-  return x;
 }
 
 template <LatentWideConfig C>
@@ -43,10 +39,22 @@ struct Output {
     __syncwarp();
     if (lane() == 0) barrier_arrive(shared_address(&barrier));
   }
-  /// In a cluster both blocks fill the stage.
-  __device__ void release_slice(std::uint64_t& barrier) const {
+  /// In a cluster each block fills half of the slices, of both.
+  __device__ void release_slice(int stage, int slice) const {
     __syncwarp();
-    const std::uint32_t own = shared_address(&barrier);
+    std::uint32_t own = shared_address(&s.kv_empty[stage][slice]);
+    asm volatile("" : "+r"(own));  // no sooner: registers are dear
+    if (lane() != 0) return;
+    if constexpr (C.blocks == 2) {
+      cluster_arrive(cluster_address(own, slice / (kSlices / 2)));
+    } else {
+      barrier_arrive(own);
+    }
+  }
+  __device__ void release_ropes(int buffer) const {
+    __syncwarp();
+    std::uint32_t own = shared_address(&s.rope_empty[buffer]);
+    asm volatile("" : "+r"(own));
     if (lane() == 0) barrier_arrive(own);
     if (C.blocks == 2 && lane() == 1) cluster_arrive(cluster_address(own, rank ^ 1));
   }
@@ -81,14 +89,14 @@ struct Output {
       wgmma_commit();
     }
     wgmma_wait<3>();
-    release_slice(s.kv_empty[stage][0]);
+    release_slice(stage, 0);
     wgmma_wait<2>();
-    release_slice(s.kv_empty[stage][1]);
+    release_slice(stage, 1);
     wgmma_wait<1>();
-    release_slice(s.kv_empty[stage][2]);
+    release_slice(stage, 2);
     wgmma_wait<0>();
-    release_slice(s.kv_empty[stage][3]);
-    release(s.rope_empty[at.third()]);
+    release_slice(stage, 3);
+    release_ropes(at.third());
     pin(o[0]);
     pin(o[1]);
   }
@@ -98,10 +106,6 @@ struct Output {
   __device__ int dim(int i, int j) const {
     return 256 * half() + 128 * i + dim_of(j / 8, j % 8) + lane() % 4 * 2;
   }
-  __device__ std::uint32_t pack(float a, float b) const {
-    return p.out_type == DType::kBFloat16 ? pack_bf16x2(a, b) : pack_f16x2(a, b);
-  }
-
   /// A row to the caller's tensor.
   __device__ void write(int r, std::int64_t at, float scale, bool keep) const {
     if (p.out_type == DType::kFloat32) {
@@ -117,11 +121,13 @@ struct Output {
       }
       return;
     }
-    // The lanes of a row have 4 bytes of each 16: they trade them so that each stores 16 of 64 adjacent
-    // bytes.
-    std::uint16_t* to = static_cast<std::uint16_t*>(p.out) + at + 256 * half() + lane() % 4 * 8;
-    const bool aligned = (reinterpret_cast<std::uintptr_t>(to) & 15) == 0, odd = lane() & 1,
-               upper = lane() & 2;
+    write_narrow(r, static_cast<std::uint16_t*>(p.out) + at, scale, keep, p.out_type == DType::kBFloat16);
+  }
+  /// A row in bf16, or f16. The lanes of a row have 4 bytes of each 16: they trade them so that each stores
+  /// 16 of 64 adjacent bytes.
+  __device__ void write_narrow(int r, std::uint16_t* row, float scale, bool keep, bool bf16) const {
+    std::uint16_t* const to = row + 256 * half() + lane() % 4 * 8;
+    const bool aligned = (reinterpret_cast<std::uintptr_t>(to) & 15) == 0;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
 #pragma unroll
@@ -130,26 +136,14 @@ struct Output {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
           const float* x = o[i] + 4 * (e % 2 * 8 + chunk + e / 2) + 2 * r;
-          w[e] = pack(x[0] * scale, x[1] * scale);
+          const float a = x[0] * scale, b = x[1] * scale;
+          w[e] = bf16 ? pack_bf16x2(a, b) : pack_f16x2(a, b);
         }
-#pragma unroll
-        for (int e = 0; e < 4; e += 2) {
-          const std::uint32_t got = __shfl_xor_sync(~0u, odd ? w[e] : w[e + 1], 1);
-          (odd ? w[e] : w[e + 1]) = got;
-        }
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const std::uint32_t got = __shfl_xor_sync(~0u, upper ? w[e] : w[e + 2], 2);
-          (upper ? w[e] : w[e + 2]) = got;
-        }
+        pin(w);  // one after the other: registers are dear
+        transpose_quad(w, lane());
         if (!keep) continue;
         std::uint16_t* out = to + 128 * i + 16 * chunk;
-        if (aligned) {
-          *reinterpret_cast<uint4*>(out) = {w[0], w[1], w[2], w[3]};
-        } else {
-          *reinterpret_cast<uint2*>(out) = {w[0], w[1]};
-          *reinterpret_cast<uint2*>(out + 4) = {w[2], w[3]};
-        }
+        store_sixteen(out, w, aligned);
       }
     }
   }
@@ -180,7 +174,33 @@ struct Output {
     }
     output_barrier();  // all have read the slot's states
   }
-  __device__ void store_part(int slot, const RowState (&state)[2]) const {
+  __device__ void store_part(int slot, int rows, const RowState (&state)[2]) {
+    const PartSlots parts{p};
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      locate();
+      const bool keep = row(r) < rows, empty = state[r].max == kMinus || state[r].sum == 0.0f;
+      const float mean = empty ? 0.0f : 1.0f / state[r].sum;
+      float most = 0.0f;
+#pragma unroll
+      for (int i = 0; i < kHalf; i += 4) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          most = fmaxf(most, fmaxf(fabsf(o[0][i + 2 * r + e]), fabsf(o[1][i + 2 * r + e])));
+        }
+      }
+      most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+      most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+      const int power = power_for(most * mean), at = kRows * rank + row(r);
+      write_narrow(r, parts.values(slot, at), mean * power_of_two(-power), keep, false);
+      if (!keep || lane() % 4 != 0) continue;
+      PartState* const to = parts.state(slot, at);
+      reinterpret_cast<std::int16_t*>(&to->powers)[half()] = static_cast<std::int16_t>(power);
+      if (half() == 0) to->lse = empty ? kMinus : state[r].max + log2f(state[r].sum);
+    }
+  }
+  /// Of a split at an absolute position, in fp32.
+  __device__ void store_split(int slot, const RowState (&state)[2]) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const std::int64_t at = slots.at(slot, kRows * rank + row(r));
@@ -196,9 +216,9 @@ struct Output {
     }
   }
 
-  __device__ void end(const DeviceItem& done, int index) {
+  __device__ void end(const DeviceItem& done) {
     locate();
-    barrier_wait(shared_address(&s.state_full), index % 2);
+    barrier_wait(shared_address(&s.state_full), s.item_index[thread / 32] % 2);
     RowState state[2] = {s.state[row(0)], s.state[row(1)]};
     release(s.state_empty);
 #pragma unroll
@@ -228,34 +248,60 @@ struct Output {
       }
       return;
     }
-    store_part(work.partial, state);
-    if (done.first_slot < 0) return;
-    output_barrier();
-    const bool absolute = p.schedule.params.absolute;
-    if (thread == 0) {
-      std::int32_t* const counter = arrivals(done);
-      const bool last = count_arrival(counter) == done.arrivals - 1;
-      if (absolute && last) *counter = 0;
-      s.last_arrival = last;
+    if (p.schedule.params.absolute) {
+      store_split(work.partial, state);
+    } else {
+      store_part(work.partial, own_rows(work, rank), state);
     }
-    if (!absolute) {
-      if (index == 0 && thread == 0) s.first_cut = done;
-      return;
-    }
-    output_barrier();
-    const bool last = s.last_arrival;
-    output_barrier();
-    __threadfence();
-    if (last) merge_rows(done, 0, own_rows(work, rank));
+    if (done.first_slot >= 0) merge_parts(done);
   }
 
-  /// Counters of a cut unit: arrivals, then workers that have merged their share.
-  __device__ std::int32_t* arrivals(const DeviceItem& cut) const {
-    return p.arrivals + std::int64_t{cut.first_slot} * kArrivalCounters + 2 * rank;
+  /// The end of a part of a cut unit.
+  __device__ void merge_parts(const DeviceItem& cut) {
+    locate();
+    std::int32_t* const counters = p.arrivals + std::int64_t{cut.first_slot} * kArrivalCounters + 2 * rank;
+    const bool absolute = p.schedule.params.absolute;
+    const int owners = absolute ? 1 : min(cut.parts, SharedMerge::kOwners);
+    output_barrier();  // the slot is stored
+    if (thread == 0) {
+      if (absolute) {
+        const bool complete = count_arrival(counters) == cut.arrivals - 1;
+        if (complete) *counters = 0;
+        s.merges = complete;
+      } else {
+        const bool last = !s.queue.more && s.queue.count == s.item_index[0] + 1;
+        s.merges = SharedMerge::arrive(counters, cut.work.partial - cut.first_slot, cut.parts, last);
+      }
+    }
+    output_barrier();
+    if (absolute) {
+      if (s.merges != 0) merge_splits(cut);
+      return;
+    }
+    const int pieces = 2 * own_rows(cut.work, rank);
+#pragma unroll 1
+    for (std::uint32_t left = s.merges; left != 0; left &= left - 1) {
+      const int owner = __ffs(left) - 1;
+      merge_pieces(cut, pieces * owner / owners, pieces * (owner + 1) / owners);
+    }
+    output_barrier();  // all have read what they merge
+    if (thread == 0) SharedMerge::leave(counters, cut.parts);
   }
-  __device__ void merge_rows(const DeviceItem& cut, int first, int last) const {
+  /// Halves of rows, a warp one at a time.
+  __device__ void merge_pieces(const DeviceItem& cut, int first, int last) const {
 #pragma unroll 1
     for (int i = first + half() * 4 + warp(); i < last; i += 8) {
+      const int row = kRows * rank + i / 2;
+      HalfRow merged;
+      merged.merge(p, cut.first_slot, cut.parts, row, i % 2, lane());
+      merged.write(p, place_of(p, cut, row), i % 2, lane());
+    }
+  }
+  /// All rows, left to right.
+  __device__ void merge_splits(const DeviceItem& cut) const {
+    const int rows = own_rows(cut.work, rank);
+#pragma unroll 1
+    for (int i = half() * 4 + warp(); i < rows; i += 8) {
       const int row = kRows * rank + i;
       Row<kLatentDims, 32> state;
       state.template add<4>(slots.parts(cut.first_slot, 1, cut.parts, row), lane());
@@ -265,15 +311,6 @@ struct Output {
         write_row<kLatentDims, false>(p, place_of(p, cut, row), state, lane(), true);
       }
     }
-  }
-  /// The worker's share of a unit that it has a part of, once all parts are there.
-  __device__ void merge_share(const DeviceItem& cut) const {
-    std::int32_t* const counter = arrivals(cut);
-    while (load_acquire(counter) != cut.parts) __nanosleep(20);
-    const int rows = own_rows(cut.work, rank), part = cut.work.partial - cut.first_slot;
-    merge_rows(cut, rows * part / cut.parts, rows * (part + 1) / cut.parts);
-    output_barrier();
-    if (thread == 0 && count_arrival(counter + 1) == cut.parts - 1) counter[0] = counter[1] = 0;
   }
 
   __device__ void run() {
@@ -290,15 +327,10 @@ struct Output {
 #pragma unroll 1
       for (int left = steps_of(item(index).work); left > 0; --left, ++at.step) add(at);
       index = s.item_index[thread / 32];
-      end(item(index), index);
+      end(item(index));
       index = s.item_index[thread / 32];
       if (thread == 0) s.queue.current = index;  // the other warpgroup may be an item behind
     }
-    if (index == 0 || p.schedule.params.absolute) return;
-    output_barrier();
-    const DeviceItem& last = item(index - 1);
-    if (index > 1 && s.first_cut.first_slot >= 0) merge_share(s.first_cut);
-    if (last.work.partial >= 0 && last.first_slot >= 0) merge_share(last);
   }
 };
 

@@ -36,8 +36,10 @@ struct Queries {
   __device__ std::uint8_t* place(int row, int eight) const {
     return s.q[column_of(eight)] + place_in_column(row, chunk_of(eight));
   }
-  /// Lane's eights of a row are `lane` and `lane` + 32; some of the latter are fragments.
-  __device__ bool staged(int i) const { return column_of(lane() + 32 * i) != kLastColumn; }
+  /// A lane's eights of a row are this one and the one 32 on, some of which are fragments: eight lanes write
+  /// eight chunks of a column.
+  __device__ int own_eight() const { return lane() / 16 * 16 + lane() % 8 * 2 + lane() / 8 % 2; }
+  __device__ bool staged(int i) const { return column_of(own_eight() + 32 * i) != kLastColumn; }
 
   /// Begins to bring the rows of an item; none of the old ones is needed any more. Rows that it lacks become
   /// zeros or repeat its last one.
@@ -49,24 +51,24 @@ struct Queries {
     const auto row_at = [&](int i) {
       return reinterpret_cast<const std::uint16_t*>(__shfl_sync(~0u, mine, i));
     };
-    const std::uint16_t* from[2] = {row_at(lane() / 4) + lane() % 4 * 2,
-                                    row_at(lane() / 4 + 8) + lane() % 4 * 2};
+    const std::uint16_t* from[2] = {row_at(lane() / 4), row_at(lane() / 4 + 8)};
     if (p.q_aligned) {
-      load_fragments(from,
-                     [](const std::uint16_t* at) { return __ldg(reinterpret_cast<const unsigned*>(at)); });
+      const std::uint32_t to = shared_address(place(warp() * 16, own_eight()));
+      const int rows_here = rows - warp() * 16;
+      const bool two = staged(1);
 #pragma unroll 2
       for (int i = 0; i < 16; ++i) {
-        const std::uint16_t* const row = row_at(i);
-        const int bytes = warp() * 16 + i < rows ? 16 : 0;
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int eight = lane() + 32 * half;
-          if (staged(half)) copy_async(shared_address(place(warp() * 16 + i, eight)), row + 8 * eight, bytes);
-        }
+        const std::uint16_t* const row = row_at(i) + 8 * own_eight();
+        const std::uint32_t at = (to ^ i % 8 * 16) + i * 128;  // its swizzle
+        const int bytes = i < rows_here ? 16 : 0;
+        copy_async(at, row, bytes);
+        if (two) copy_async(at + 4 * kColumnBytes, row + 8 * 32, bytes);
       }
+      load_fragments<false>(
+          from, [](const std::uint16_t* at) { return __ldg(reinterpret_cast<const unsigned*>(at)); });
     } else {
-      asm volatile("" : "+l"(from[0]), "+l"(from[1]));  // or all addresses are computed before the branch
-      load_fragments(from, [](const std::uint16_t* at) { return __ldg(at) | unsigned{__ldg(at + 1)} << 16; });
+      load_fragments<true>(from,
+                           [](const std::uint16_t* at) { return __ldg(at) | unsigned{__ldg(at + 1)} << 16; });
 #pragma unroll 1
       for (int i = 0; i < 32; ++i) {
         const std::uint16_t* const row = row_at(i / 2);
@@ -92,16 +94,20 @@ struct Queries {
       if (line < kLines) prefetch_to_l2(row + byte);
     }
   }
-  template <class Load>
-  __device__ void load_fragments(const std::uint16_t* const (&from)[2], const Load& load) {
+  /// Fragments of rows g and g + 8. Some at a time, where a load is many.
+  template <bool kSome, class Load>
+  __device__ void load_fragments(const std::uint16_t* const (&rows)[2], const Load& load) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
+      const std::uint16_t* from = rows[r] + lane() % 4 * 2;
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          last[step][2 * half + r] = load(from[r] + dim_of(kLastColumn, 2 * step + half));
-          rope[step][2 * half + r] = load(from[r] + kLatentDims + 16 * step + 8 * half);
+          last[step][2 * half + r] = load(from + dim_of(kLastColumn, 2 * step + half));
+          rope[step][2 * half + r] = load(from + kLatentDims + 16 * step + 8 * half);
+          if (kSome)
+            asm volatile("" : "+l"(from), "+r"(last[step][2 * half + r]), "+r"(rope[step][2 * half + r]));
         }
       }
     }
@@ -123,6 +129,7 @@ struct Queries {
   __device__ void complete(const DeviceItem& item) {
     factor[0] = factor[1] = p.scale_log2;
     copy_async_wait();
+    __syncwarp();  // the warp's rows are there
     if constexpr (kNarrows) {
       if (!narrow_rows(item)) scale_rows(item);
     }
@@ -130,37 +137,42 @@ struct Queries {
   }
 
  private:
+  static __device__ uint4 read(std::uint32_t at) {
+    uint4 x;
+    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "r"(at)
+                 : "memory");
+    return x;
+  }
+  static __device__ void write(std::uint32_t at, const uint4& x) {
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+                 : "memory");
+  }
   /// What was copied becomes f16 where it lies. False: a row needs a power of two.
   __device__ bool narrow_rows(const DeviceItem& item) {
     const int rows = own_rows(item.work, rank) - warp() * 16;
+    std::uint32_t at = shared_address(s.q[0] + warp() * 16 * 128) + lane() * 16;
+    std::uint32_t mosts[4] = {};  // of rows lane / 8 + 4 i
+#pragma unroll 1
+    for (int column = 0; column < kQueryColumns; ++column, at += kColumnBytes) {
+      uint4 x[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) x[i] = read(at + i * (4 * 128));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        x[i] = {narrow(x[i].x), narrow(x[i].y), narrow(x[i].z), narrow(x[i].w)};
+        mosts[i] = larger(larger(larger(larger(mosts[i], x[i].x), x[i].y), x[i].z), x[i].w);
+        write(at + i * (4 * 128), x[i]);
+      }
+    }
     bool fits = true;
     std::uint32_t some = 0;  // rows with an element that is not small
-    const bool two = staged(1);
-#pragma unroll 1
-    for (int first = 0; first < 16; first += 4) {
-      uint4 x[4][2];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int row = warp() * 16 + first + i;
-        x[i][0] = *reinterpret_cast<const uint4*>(place(row, lane()));
-        x[i][1] = two ? *reinterpret_cast<const uint4*>(place(row, lane() + 32)) : uint4{};
-      }
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int row = first + i;
-        std::uint32_t most = 0;
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          uint4& y = x[i][half];
-          y = {narrow(y.x), narrow(y.y), narrow(y.z), narrow(y.w)};
-          most = larger(larger(larger(larger(most, y.x), y.y), y.z), y.w);
-        }
-        *reinterpret_cast<uint4*>(place(warp() * 16 + row, lane())) = x[i][0];
-        if (two) *reinterpret_cast<uint4*>(place(warp() * 16 + row, lane() + 32)) = x[i][1];
-        const std::uint32_t row_most = largest(most);
-        fits = fits && row_most <= kMost;
-        if (row_most >= kLeast || row >= rows) some |= 1u << row;
-      }
+    for (int i = 0; i < 4; ++i) {
+      const int row = lane() / 8 + 4 * i;
+      fits = fits && largest(mosts[i]) <= kMost;
+      if (largest(mosts[i]) >= kLeast || row >= rows) some |= 1u << row;
     }
     fits = fits && __reduce_or_sync(~0u, some) == 0xffffu;
     std::uint32_t most = 0, narrowed[4][4];
@@ -208,6 +220,7 @@ struct Queries {
   __device__ void scale_rows(const DeviceItem& item) {
     const int rows = own_rows(item.work, rank);
     float scale[2] = {1.0f, 1.0f};
+    __syncwarp();  // other lanes have narrowed what this one writes
 #pragma unroll 1
     for (int i = 0; i < 16; ++i) {
       const int row = warp() * 16 + i;

@@ -65,6 +65,13 @@ struct Scores {
       wgmma_add<kF16>(x, q + along, k + along);
     }
   }
+  /// Whether a step has tokens that have lost a power of two; and which, of the lane's columns 8 j + 2 t + e.
+  __device__ bool apart_tokens(int stage) const {
+    return (s.notes[stage].apart[0] | s.notes[stage].apart[1]) != 0;
+  }
+  __device__ int exponent(int stage, int j, int e) const {
+    return s.notes[stage].exponent[8 * j + lane() % 4 * 2 + e];
+  }
   /// Products of tokens that have lost a power of two get it back.
   __device__ void restore(Logits& x, int stage) const {
 #pragma unroll
@@ -73,7 +80,7 @@ struct Scores {
       pin(four);  // four at a time: few registers are free
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        four[e] *= power_of_two(s.exponent[stage][i * 2 + lane() % 4 * 2 + e % 2]);
+        four[e] *= power_of_two(exponent(stage, i / 4, e % 2));
       }
       pin(four);
     }
@@ -89,7 +96,7 @@ struct Scores {
       wgmma_commit();
       wgmma_wait<0>();
       pin(x);
-      if (*reinterpret_cast<const std::uint32_t*>(s.apart[at.stage()]) != 0) restore(x, at.stage());
+      if (apart_tokens(at.stage())) restore(x, at.stage());
       wgmma_begin();
       multiply_rope<false>(rope, x);
     } else {
@@ -116,15 +123,22 @@ struct Scores {
       pin(four);
     }
   }
-  /// The lane's columns are 8 j + 2 t + e; the warp that loaded them has noted four of 16 tokens.
+  /// Bits of the lane's columns 8 j + 2 t + e that are there, `low` and `high` of even and odd j or of the
+  /// lower and upper ones.
   __device__ void mask_skipped(Logits& x, int stage) const {
-    const std::uint32_t low = s.live[stage][lane() % 4 / 2], high = s.live[stage][2 + lane() % 4 / 2];
-    const int first = lane() % 2 * 2 ^ 2 * rank;
+    const StepNotes& notes = s.notes[stage];
+    const int t = lane() % 4;
+    std::uint32_t low = notes.live[0] >> 2 * t, high = notes.live[1] >> 2 * t;
+    if constexpr (C.blocks == 1) {
+      const auto* const warps = reinterpret_cast<const std::uint16_t*>(notes.live);
+      low = warps[t / 2] >> t % 2 * 2, high = warps[2 + t / 2] >> t % 2 * 2;
+    }
 #pragma unroll
     for (int i = 0; i < kS; ++i) {
-      const int j = i / 4;
-      const std::uint32_t live = (j % 2 == 0 ? low : high) >> first;
-      if (!(live >> (j / 2 * 4 + i % 2) & 1)) x[i] = kMinus;
+      const int j = i / 4, e = i % 2;
+      const bool lower = C.blocks == 2 ? j < 4 : j % 2 == 0;
+      const int bit = C.blocks == 2 ? j % 4 * 8 + e : j / 2 * 4 + e;
+      if (!((lower ? low : high) >> bit & 1)) x[i] = kMinus;
     }
   }
   __device__ void mask_unseen(Logits& x, const DeviceItem& item, int token) const {
@@ -227,7 +241,7 @@ struct Scores {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         sum[e / 2] += exp2_approx(four[e] - offset[e / 2]);
-        four[e] += static_cast<float>(s.exponent[stage][i * 2 + lane() % 4 * 2 + e % 2]);
+        four[e] += static_cast<float>(exponent(stage, i / 4, e % 2));
       }
       pin(four);
     }
@@ -274,8 +288,8 @@ struct Scores {
         Logits x;
         barrier_wait(shared_address(&s.kv_full[stage]), at.parity());
         multiply(at, x);
-        const uint2 live = *reinterpret_cast<const uint2*>(s.live[stage]);
-        const std::uint32_t tokens_apart = *reinterpret_cast<const std::uint32_t*>(s.apart[stage]);
+        const uint4 notes = *reinterpret_cast<const uint4*>(s.notes[stage].live);
+        const bool tokens_apart = (notes.z | notes.w) != 0;
         team_barrier(kScoreTeam);  // all warps have read Q, of the last step, and the rope part
         queries.locate();
         if (first && s.queue.count > index + 1) {
@@ -284,11 +298,11 @@ struct Scores {
         }
         first = false;
         if (left == 1 && s.queue.has(index + 1)) queries.request(item(index + 1));
-        const bool any_apart = apart || tokens_apart != 0;
+        const bool any_apart = apart || tokens_apart;
         const bool modified = any_apart || p.softcap > 0.0f || p.scale_log2 <= 0.0f;
-        if (!kF16Rope && tokens_apart != 0) restore(x, stage);
+        if (!kF16Rope && tokens_apart) restore(x, stage);
         if (modified) cap(x);
-        if ((live.x & live.y) != ~0u) mask_skipped(x, stage);
+        if ((notes.x & notes.y) != ~0u) mask_skipped(x, stage);
         if (params.listed.list.indices == nullptr) {
           const planning::WorkItem& work = item(index).work;
           const int token = work.kv_begin + (steps_of(work) - left) * kBlockTokens;
