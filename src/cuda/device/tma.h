@@ -32,11 +32,6 @@ __device__ inline void tensor_load(std::uint32_t shared, const CUtensorMap& map,
       : "memory");
 }
 
-/// Brings a map to where copies look for it.
-__device__ inline void prefetch_map(const CUtensorMap& map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
-}
-
 /// Copies a box from shared memory; what lies outside the tensor is not written. Complete, as far as shared
 /// memory is concerned, after tensor_store_commit() and tensor_store_wait() of the same thread.
 __device__ inline void tensor_store(const CUtensorMap& map, std::uint32_t shared, int x, int y, int z) {
