@@ -27,16 +27,15 @@ inline double largest_norm(const Tensor& rows, int dim) {
   return std::sqrt(largest);
 }
 
-/// Kernels of decode whose products take codes of 8 bits as they are, and Q in digits of as many.
+/// Kernels of decode whose products take integers of 8 bits as they are, and Q in digits of as many.
 inline bool multiplies_bytes(const Problem& p, const PlanInfo& plan) {
   const auto* const spec = std::get_if<KvCacheSpec>(&p.problem.kv);
-  return plan.config == "sm90-decode-64" && spec != nullptr && dtype_bits(spec->k_format.dtype) == 8;
+  return plan.config == "sm90-decode-64" && spec != nullptr && spec->k_format.dtype == DType::kInt8;
 }
 
 /// Staged K is rounded to f16: of each product in a logit up to 2^-11 of it, which add up to a quarter of
 /// 2^-11 |q| |k| at most, as they are independent. Of codes one may differ by one where K is asymmetric,
-/// which takes two roundings to dequantise. Digits of Q leave 2^-16 of a row's largest value beside integers;
-/// tensor cores that add products of e4m3 keep 13 bits below the largest one.
+/// which takes two roundings to dequantise. Digits of Q leave 2^-16 of a row's largest value.
 inline double logit_slack(const Problem& p, const PlanInfo& plan) {
   if (plan.staged_bytes == 0 && !multiplies_bytes(p, plan)) return 0;
   const int dim = p.row.head_dim;
@@ -47,7 +46,7 @@ inline double logit_slack(const Problem& p, const PlanInfo& plan) {
   }
   const double most = scale * largest_norm(p.q, dim) * largest_norm(p.k, dim);
   if (plan.staged_bytes > 0) return std::ldexp(most, -13);
-  return std::ldexp(most, std::get<KvCacheSpec>(p.problem.kv).k_format.dtype == DType::kInt8 ? -16 : -11);
+  return std::ldexp(most, -16);
 }
 
 /// The kernels of latent attention for many heads round scales, and products of codes with them, to f16:

@@ -34,7 +34,7 @@ TEST_F(CliTest, ExitCodesAndUsage) {
   expect_failure(run({"quantize", "a", "b", "--format", "int8-head:bf16", "--v-format", "bf16"}), 2,
                  "use one of them");
   expect_failure(run({"dequantize", "a", "b", "--dtype", "f64"}), 2, "bf16, f16 or f32");
-  expect_failure(run({"bench", "--suite", "train"}), 2, "decode, prefill or append");
+  expect_failure(run({"bench", "--suite", "train"}), 2, "decode, prefill, append or layer");
   expect_failure(run({"bench", "--policy", "slow"}), 2, "batch_invariant");
   expect_failure(run({"bench", "--arithmetic", "int8"}), 2, "--arithmetic is 'int8'");
   expect_failure(run({"bench", "--suite", "append", "--arithmetic", "half_int8"}), 2, "is for attention");

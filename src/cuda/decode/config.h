@@ -139,7 +139,7 @@ inline constexpr std::array<RowShape, 7> kRowShapes{{
     {4, 1, 2, Family::kWarpgroup},  // 36.0, 97.0; 36.0, 103
     {6, 1, 2, Family::kWarpgroup},  // 39.7, 110; 41.4, 116
     {8, 1, 2, Family::kWarpgroup},  // 48.6, 125; not for groups
-    {8, 1, 2, Family::kRows},       // FIGURE
+    {8, 1, 2, Family::kRows},       // 32.4 to 40.4 of int8-head, 48 rows (decode-rows.md); not for others
     {2, 2, 4},                      // 31.8, 93.3 of int8-head at head_dim 64
 }};
 /// Beyond head_dim 128 the accumulators of 16 rows do not fit into registers.
@@ -178,9 +178,10 @@ constexpr bool groups_fit(const PartConfig& part, int head_dim) {
   return head_dim > dims && head_dim % dims == 0;
 }
 
-/// Whether more than 16 packed rows of the part beside itself are M of wgmma.
+/// Whether more than 16 packed rows of the part beside itself are M of wgmma. Not of e4m3, whose products
+/// wgmma adds up with 13 bits (docs/kernels/decode-rows.md).
 constexpr bool in_rows_family(const PartConfig& part, int head_dim) {
-  return head_dim == 128 && dtype_bits(part.dtype) == 8 && part.mode != ScaleMode::kBlock;
+  return head_dim == 128 && part.dtype == DType::kInt8 && part.mode != ScaleMode::kBlock;
 }
 /// Whether the kernels with tokens as M of wgmma serve the part beside itself in units of `rows` packed rows.
 constexpr bool in_warpgroup_family(const PartConfig& part, int head_dim, int rows) {

@@ -18,7 +18,7 @@ struct RunningSoftmax {
   // P of f16 begins near the middle of its range, whose lower end is near.
   static constexpr float kFirstLog2 = C.dtype == DType::kFloat16 ? 7.0f : 0.0f;
   static constexpr float kLargestSum = C.dtype == DType::kFloat16 ? 32768.0f : 4096.0f;  // of a lane and tile
-  static constexpr float kMostRaised = 127.0f;  // log2: nothing of O is left
+  static constexpr float kMostRaised = 127.0f;       // log2: nothing of O is left
   static constexpr float kEmpty = -3.402823466e38f;  // finite, so that masked logits give P = 0
   float offset[2] = {kEmpty, kEmpty};
   float sum[2] = {0.0f, 0.0f};  // of the lane's columns
@@ -41,7 +41,7 @@ struct Consumer {
 
   const AttentionParams& p;
   typename Traits::Shared& s;
-  std::uint32_t thread;  // of the block
+  std::uint32_t thread;   // of the block
   std::uint32_t queries;  // of the item, swizzled_word()
   float o[kO];
   RunningSoftmax<C> softmax;
@@ -145,7 +145,8 @@ struct Consumer {
     }
     hide(x, [&](int key, int r) { return key > to[r]; });
     if (from[0] > 0 || from[1] > 0) hide(x, [&](int key, int r) { return key < from[r]; });
-    if (live != (1u << kTiles) - 1) hide(x, [&](int key, int) { return (live >> key / kTileTokens & 1) == 0; });
+    if (live != (1u << kTiles) - 1)
+      hide(x, [&](int key, int) { return (live >> key / kTileTokens & 1) == 0; });
   }
   /// `hidden(key, r)`: of the lane's columns, counted from its first one, and row g + 8 r.
   template <typename Hidden>
@@ -160,7 +161,8 @@ struct Consumer {
   __device__ void repeat_scores(int stage, Products& x) const {
     const std::uint32_t at = thread_index();  // read anew: nothing of this is worked out ahead
     const std::uint32_t matrix = at % 32 / 8, row = at % 8;
-    const std::uint32_t q = shared_address(s.q) + s.own[at / 32].queries + (at / 32 % 4 * 16 + matrix % 2 * 8 + row) * 128;
+    const std::uint32_t q =
+        shared_address(s.q) + s.own[at / 32].queries + (at / 32 % 4 * 16 + matrix % 2 * 8 + row) * 128;
     const std::uint32_t k = shared_address(s.k[stage]) + (matrix / 2 * 8 + row) * 128;
 #pragma unroll
     for (int i = 0; i < kS; ++i) x[i] = 0;

@@ -19,7 +19,8 @@ struct RowsLoop {
   /// Of a tile whose products may need nothing but their scales: `live` of Shared.
   static constexpr std::uint32_t kPlainLive = kAllLive | (Traits::kCodes ? kScaledTile : 0);
   static constexpr int kBuffers = Traits::kQueryBuffers;
-  /// An item is taken beside the last P V of the item before, and its first Q K^T runs beside the end of that.
+  /// An item is taken beside the last P V of the item before, and its first Q K^T runs beside the end of
+  /// that.
   static constexpr bool kTakesAhead = kBuffers == 2;
   static constexpr bool kBeginsAhead = kTakesAhead && !Traits::kCodes;  // registers
   const PrefillParams& params;
@@ -40,7 +41,9 @@ struct RowsLoop {
     asm volatile("" : "+r"(place.place));
     return place.previous().stage();
   }
-  __device__ void wait(std::uint64_t& barrier) const { barrier_wait(shared_address(&barrier), ring.parity()); }
+  __device__ void wait(std::uint64_t& barrier) const {
+    barrier_wait(shared_address(&barrier), ring.parity());
+  }
 
   /// Passes tiles of `tokens` tokens that the rows do not see.
   __device__ void skip(int tokens) {
@@ -92,8 +95,13 @@ struct RowsLoop {
     c.queries = swizzled_word(shared_address(s.q[buffer][c.group()]));
     left = (tiles.end - tiles.first) / kTile - 1;
     const int plain = modified() ? 0 : (tiles.plain_end - tiles.unmasked_first) / kTile;
-    own() = {(tiles.unmasked_first - tiles.first) / kTile, static_cast<std::uint32_t>(max(plain, 0)), (buffer * C.warpgroups + c.group()) * Traits::kQueryBytes,
-             tiles.first, items.index, min(item->item.keys - (tiles.end - kTile), kTile), OwnTiles::kFirst};
+    own() = {(tiles.unmasked_first - tiles.first) / kTile,
+             static_cast<std::uint32_t>(max(plain, 0)),
+             (buffer * C.warpgroups + c.group()) * Traits::kQueryBytes,
+             tiles.first,
+             items.index,
+             min(item->item.keys - (tiles.end - kTile), kTile),
+             OwnTiles::kFirst};
     __syncwarp();
     barrier_wait(shared_address(&s.q_full[buffer][c.group()]), items.index / kBuffers % 2);
     if constexpr (Traits::kStaged) {

@@ -41,8 +41,9 @@ struct PrefillTraits {
   struct alignas(16) Item {
     DeviceItem item;  // row_end < 0: no more
     TileRange tiles[C.warpgroups];
-    int position[kRows];                    // RowPlace
-    float slope[kKeepsSlopes ? kRows : 1];  // likewise, in base 2; never empty: nvcc would pad the item wrongly
+    int position[kRows];  // RowPlace
+    float
+        slope[kKeepsSlopes ? kRows : 1];  // likewise, in base 2; never empty: nvcc would pad the item wrongly
   };
 
   /// The item of a warp. Its rows see tiles that are numbered from the first one on.
@@ -60,7 +61,7 @@ struct PrefillTraits {
   struct Shared {
     // [chunk][row][64, of codes 128], later O.
     alignas(1024) std::uint8_t q[kQueryBuffers][C.warpgroups][kQueryBytes];
-    alignas(1024) std::uint8_t k[C.stages][kKeyTileBytes];    // [chunk][token][64, of codes 128]
+    alignas(1024) std::uint8_t k[C.stages][kKeyTileBytes];  // [chunk][token][64, of codes 128]
     alignas(1024) std::uint8_t v[C.stages][kTileBytes];
     Item items[kItems];
     alignas(8) std::uint64_t k_full[C.stages], k_empty[C.stages], v_full[C.stages], v_empty[C.stages];

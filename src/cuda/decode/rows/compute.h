@@ -19,7 +19,6 @@ struct RowsTeam {
   static constexpr int kS = Traits::kPieceTokens / 2, kO = Traits::kDim / 2;  // registers of a lane
   static constexpr int kSteps = Traits::kDim / 32;                            // of Q K^T
   static constexpr int kTiles = C.piece_tiles;
-  using Product = std::conditional_t<Traits::kInteger, std::int32_t, float>;
   using Probabilities = std::uint32_t[kTiles][4];
   static constexpr float kNone = -FLT_MAX;  // finite, so that masked logits give P = 0
 
@@ -51,49 +50,32 @@ struct RowsTeam {
     return kSwizzle64 << 62 | kEightRows << 32 | (place & 0x3ffffu) >> 4;
   }
 
-  /// x = a digit of Q times K, or x += with kAdds.
-  template <DType kType, int kDigit, bool kAdds = false>
-  __device__ void multiply(const Queries& queries, std::uint64_t k, Product (&x)[kS]) const {
-    constexpr DType kKeys = Traits::kInteger ? DType::kInt8 : kType;
+  /// x = a digit of Q times K.
+  template <DType kType, int kDigit>
+  __device__ void multiply(const Queries& queries, std::uint64_t k, std::int32_t (&x)[kS]) const {
     const std::uint64_t q = swizzled_matrix(shared_address(queries.digits[kDigit]));
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
-      if (i == 0 && !kAdds) {
-        wgmma_first<kType, kKeys>(x, q + 2 * i, keys(k, i));
+      if (i == 0) {
+        wgmma_first<kType, DType::kInt8>(x, q, keys(k, i));
       } else {
-        wgmma_add<kType, kKeys>(x, q + 2 * i, keys(k, i));
+        wgmma_add<kType, DType::kInt8>(x, q + 2 * i, keys(k, i));
       }
     }
   }
 
   /// Products of a piece. O is complete afterwards, too.
-  __device__ void scores(int stage, const Queries& queries, bool low_digit, float (&x)[kS]) {
+  __device__ void scores(int stage, const Queries& queries, float (&x)[kS]) {
     const std::uint64_t k = key_matrix(shared_address(s.k[stage]));
-    if constexpr (Traits::kInteger) {
-      std::int32_t high[kS], low[kS];
-      wgmma_begin();
-      multiply<DType::kInt8, 0>(queries, k, high);
-      multiply<DType::kUInt8, 1>(queries, k, low);
-      wgmma_commit();
-      wgmma_wait();
-      pin(high), pin(low), pin(o);
+    std::int32_t high[kS], low[kS];
+    wgmma_begin();
+    multiply<DType::kInt8, 0>(queries, k, high);
+    multiply<DType::kUInt8, 1>(queries, k, low);
+    wgmma_commit();
+    wgmma_wait();
+    pin(high), pin(low), pin(o);
 #pragma unroll
-      for (int i = 0; i < kS; ++i) x[i] = static_cast<float>(high[i] * 256 + low[i]);
-    } else {
-      wgmma_begin();
-      multiply<DType::kFloat8E4M3, 1>(queries, k, x);  // the small ones first
-      multiply<DType::kFloat8E4M3, 0, true>(queries, k, x);
-      wgmma_commit();
-      wgmma_wait();
-      pin(x), pin(o);
-      if (low_digit) {
-        wgmma_begin();
-        multiply<DType::kFloat8E4M3, 2, true>(queries, k, x);
-        wgmma_commit();
-        wgmma_wait();
-        pin(x);
-      }
-    }
+    for (int i = 0; i < kS; ++i) x[i] = static_cast<float>(high[i] * 256 + low[i]);
   }
 
   /// Products times K's scales.
@@ -219,7 +201,6 @@ struct RowsTeam {
     const PieceRange<Traits::kPieceTokens> range(item.work);
     const int rows = item.work.row_end - item.work.row_begin;
     const bool idle = warp() * 16 >= rows;  // of the warp: none of its rows is there
-    const bool low_digit = Traits::digits(p) > Traits::kDigits;
     const bool modified = p.softcap > 0.0f || p.alibi_slopes != nullptr;
     const KeyRange unmasked{::max(queries.position[::max(rows, 1) - 1] - p.window_left, item.work.kv_begin),
                             min(item.work.kv_end, queries.position[0] + p.causal_right + 1)};
@@ -235,7 +216,7 @@ struct RowsTeam {
       barrier_wait(shared_address(&s.full[from.stage]), from.parity);
       const std::uint32_t live = s.live[from.stage];
       float x[kS];
-      scores(from.stage, operands, low_digit, x);
+      scores(from.stage, operands, x);
       if (!idle) scale(from.stage, x);
       arrive(s.empty[from.stage]);
       if (i >= Traits::kTeams) arrive(s.values_empty[(piece - Traits::kTeams) % Traits::kValueStages]);

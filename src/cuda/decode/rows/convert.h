@@ -16,15 +16,9 @@ struct ValueConverter {
 
   /// Two neighbouring dims of tokens A and B of a word (format/page.h) as f16x2.
   static __device__ void unpack(std::uint32_t word, std::uint32_t& a, std::uint32_t& b) {
-    if constexpr (C.v.dtype == DType::kInt8) {
-      const std::uint32_t offset = word ^ 0x80808080u;  // q + 128, in the low bits of 1024 + q + 128
-      a = add_f16x2(__byte_perm(offset, 0x64646464u, 0x4140), 0xe480e480u);  // - 1152
-      b = add_f16x2(__byte_perm(offset, 0x64646464u, 0x4342), 0xe480e480u);
-    } else {
-      const std::uint32_t pairs = __byte_perm(word, 0, 0x3120);
-      a = e4m3x2_to_f16x2(pairs);
-      b = e4m3x2_to_f16x2(pairs, true);
-    }
+    const std::uint32_t offset = word ^ 0x80808080u;  // q + 128, in the low bits of 1024 + q + 128
+    a = add_f16x2(__byte_perm(offset, 0x64646464u, 0x4140), 0xe480e480u);  // - 1152
+    b = add_f16x2(__byte_perm(offset, 0x64646464u, 0x4342), 0xe480e480u);
   }
 
   /// `alive`: tokens of the tile that the request has; the others become zeros.

@@ -20,7 +20,7 @@ struct RowsQueries {
   int warp, warps, lane;  // of those that bring an item's rows
 
   struct Digits {
-    uint2 digit[Traits::kMostDigits];
+    uint2 digit[Traits::kDigits];
     float unit;  // of the lowest one's last place; NaN: a value of the row is no finite number
   };
 
@@ -37,7 +37,7 @@ struct RowsQueries {
     largest[0] = __uint_as_float(bits[0]), largest[1] = __uint_as_float(bits[1]);
   }
   /// 16 bits, of which the row's largest value uses nearly all.
-  static __device__ Digits cut_integer(const float (&x)[8], float largest) {
+  static __device__ Digits cut(const float (&x)[8], float largest) {
     const float bounded = fmaxf(largest, 0x1p-100f), inverse = 32000.0f * __frcp_rn(bounded);
     Digits d;
     std::uint32_t pairs[4];  // low bytes of two values, high bytes of two values
@@ -49,34 +49,6 @@ struct RowsQueries {
     d.digit[0] = {__byte_perm(pairs[0], pairs[1], 0x7632), __byte_perm(pairs[2], pairs[3], 0x7632)};
     d.digit[1] = {__byte_perm(pairs[0], pairs[1], 0x5410), __byte_perm(pairs[2], pairs[3], 0x5410)};
     d.unit = largest < __builtin_huge_valf() ? bounded * (1.0f / 32000.0f) : kNaN;
-    return d;
-  }
-  static __device__ std::uint32_t to_e4m3x2(float low, float high) {
-    std::uint16_t y;
-    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(y) : "f"(high), "f"(low));
-    return y;
-  }
-  static __device__ Digits cut_float(const float (&x)[8], float largest, int digits) {
-    // The largest value comes to stand in [128, 256).
-    const std::uint32_t bits = min(max(__float_as_uint(largest) & 0x7f800000u, 0x08000000u), 0x77000000u);
-    const float factor = __uint_as_float(0x7f000000u - bits) * 128.0f;
-    Digits d{};
-    float rest[8];
-#pragma unroll
-    for (int i = 0; i < 8; ++i) rest[i] = x[i] * factor;
-#pragma unroll
-    for (int digit = 0; digit < Traits::kMostDigits; ++digit) {
-      if (digit >= digits) break;
-      std::uint32_t words[2] = {};
-#pragma unroll
-      for (int i = 0; i < 8; i += 2) {
-        const std::uint32_t pair = to_e4m3x2(rest[i], rest[i + 1]), values = e4m3x2_to_f16x2(pair);
-        words[i / 4] |= pair << 8 * (i % 4);
-        rest[i] -= half_of(values, false, false), rest[i + 1] -= half_of(values, true, false);
-      }
-      d.digit[digit] = {words[0], words[1]};
-    }
-    d.unit = largest < __builtin_huge_valf() ? __uint_as_float(bits) * (1.0f / 128.0f) : kNaN;
     return d;
   }
 
@@ -107,16 +79,11 @@ struct RowsQueries {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int own = row + r * kLaneRows;
-      Digits d;
-      if constexpr (Traits::kInteger) {
-        d = cut_integer(x[r], largest[r]);
-      } else {
-        d = cut_float(x[r], largest[r], Traits::digits(p));
-      }
+      const Digits d = cut(x[r], largest[r]);
       const int place = own * 128 + (chunk ^ own % 8) * 16 + block % 2 * 8;
 #pragma unroll
-      for (int i = 0; i < Traits::kMostDigits; ++i) {
-        if (i < Traits::digits(p)) *reinterpret_cast<uint2*>(queries.digits[i] + place) = d.digit[i];
+      for (int i = 0; i < Traits::kDigits; ++i) {
+        *reinterpret_cast<uint2*>(queries.digits[i] + place) = d.digit[i];
       }
       if (piece == 0) queries.factor[own] = fabsf(factor) * d.unit;
     }

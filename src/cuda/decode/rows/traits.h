@@ -31,9 +31,7 @@ struct DecodeRowsTraits {
   static constexpr int kThreads = 512;
   static constexpr int kComputeThreads = 128 * kTeams;
   // Per thread; 128 for each of 512 at first.
-  static constexpr bool kInteger = C.k.dtype == DType::kInt8;  // sums of each digit of Q of their own
-  static constexpr int kComputeRegisters = kInteger ? 208 : 192, kConvertRegisters = kInteger ? 40 : 56,
-                       kOtherRegisters = kInteger ? 56 : 72;
+  static constexpr int kComputeRegisters = 208, kConvertRegisters = 40, kOtherRegisters = 56;
   static_assert(kTeams * kComputeRegisters + kConvertRegisters + kOtherRegisters <= 512);
 
   static constexpr int kPieceTokens = C.piece_tiles * kTileTokens;
@@ -41,12 +39,7 @@ struct DecodeRowsTraits {
   static constexpr int kValueStages = 3;    // of V in f16
 
   static constexpr bool kScaledK = C.k.mode == ScaleMode::kToken, kScaledV = C.v.mode == ScaleMode::kToken;
-  // Q in digits of 8 bits: int8 a signed high and an unsigned low one; e4m3 the rounded value, what that
-  // leaves, and, where the type of Q or a rotation needs it, what both leave.
-  static constexpr int kDigits = 2, kMostDigits = kInteger ? 2 : 3;
-  static __device__ int digits(const AttentionParams& p) {
-    return !kInteger && (p.rotate_k || p.q_type != DType::kBFloat16) ? kMostDigits : kDigits;
-  }
+  static constexpr int kDigits = 2;  // of Q, 8 bits each: a signed high and an unsigned low one
   // A row's offset is raised when a lane's sum of P in a piece passes kLargestSum, and then so that the
   // largest P is 2^kFirstLog2.
   static constexpr float kLargestSum = 32768.0f;
@@ -57,11 +50,11 @@ struct DecodeRowsTraits {
 
   /// An item's rows.
   struct Queries {
-    alignas(1024) std::uint8_t digits[kMostDigits][kRows * kDim];  // [row][k], 128 bytes swizzled
-    float factor[kRows];                                           // turns products into base-2 logits
-    int position[kRows];                                           // RowPlace
-    float slope[kRows];                                            // likewise
-    float value_scale;                                             // a static one
+    alignas(1024) std::uint8_t digits[kDigits][kRows * kDim];  // [row][k], 128 bytes swizzled
+    float factor[kRows];                                       // turns products into base-2 logits
+    int position[kRows];                                       // RowPlace
+    float slope[kRows];                                        // likewise
+    float value_scale;                                         // a static one
   };
 
   struct Shared {
