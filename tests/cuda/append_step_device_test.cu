@@ -61,7 +61,7 @@ TEST(DeviceAppendStep, TokensOfAKernelThatStillRuns) {
   };
   for (const Kernel& kernel :
        {Kernel{"int4-g32", "", 1, 128}, Kernel{"int4-g32", "", 2, 128}, Kernel{"int4-g32", "", 8, 128},
-        Kernel{"fp8", "", 12, 128}, Kernel{"int8-head", "", 16, 128}, Kernel{"int8-g32", "", 8, 128},
+        Kernel{"fp8", "", 12, 128}, Kernel{"int8-head", "", 2, 128}, Kernel{"int8-g32", "", 8, 128},
         Kernel{"bf16", "int4-g32", 2, 128}, Kernel{"bf16", "", 1, 64}, Kernel{"int4-row", "", 3, 256}}) {
     AttentionCase row;
     row.k_format = kernel.k;

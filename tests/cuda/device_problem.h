@@ -71,7 +71,9 @@ inline AttentionCase for_table(AttentionCase row) {
   const auto formats = named_formats();
   for (std::size_t i = 0; i < formats.size() && !served(); ++i) {
     const NamedFormat& named = formats[(row.seed + i) % formats.size()];
-    if (row.head_dim % std::max(named.format.group_size, 1) == 0) row.k_format = named.name;
+    if (row.head_dim % std::max(named.format.group_size, 1) != 0) continue;
+    row.k_format = named.name;
+    if (!named.format.quantised()) row.offset_k = row.scale_k = false;
   }
   return row;
 }
