@@ -17,7 +17,8 @@ TEST(DeviceNumerics, DeadBytesNeverMatter) {
   int ran = 0, universal = 0;
   for (const AttentionCase& listed : attention_cases()) {
     const bool wanted = listed.name.find("mixed-") == 0 || listed.head_dim == 128 || listed.head_dim == 80;
-    if (listed.plain || listed.lists.top_k != 0 || listed.step.appends) continue;  // not one cache of all tokens
+    if (listed.plain || listed.lists.top_k != 0 || listed.step.appends)
+      continue;  // not one cache of all tokens
     if (!wanted || listed.requests.size() < 2) continue;
     for (const AttentionCase& row : {for_device(listed), for_table(listed)}) {
       Problem p = make_problem(row);
