@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Writes the tables of docs/measured.md from bench/results/decode-h200.json, which `halftone bench --backend cuda
---table all --json FILE` prints, and those of docs/kernels/prefill.md from bench/results/prefill-h200.json (`--table
-prefill`): each between its `<!-- figures: NAME -->` and the next `<!-- end -->`. Results that are not there are left
-out."""
+--table all --json FILE` prints, and layer-h200.json (`--table layer`), those of docs/kernels/prefill.md from
+bench/results/prefill-h200.json (`--table prefill`): each between its `<!-- figures: NAME -->` and the next
+`<!-- end -->`. Results that are not there are left out."""
 
 import json
 import pathlib
@@ -104,6 +104,14 @@ def append(rows):
     return table(header, lines)
 
 
+def layer(rows):
+    kinds = {"none": "attention alone", "separate": "append() and run()", "fused": "run() appends"}
+    cells = {(name(r), r["batch"], r["append"]): us(r) for r in rows}
+    return table(["format", "batch", *kinds.values()],
+                 [[n, batch, *(cells[n, batch, kind] for kind in kinds)]
+                  for n in names(rows) for batch in sorted({r["batch"] for r in rows})])
+
+
 def prefill_shape(row):
     keys = f"{row['context']} x {row['batch']}"
     return (f"{row['q_heads']}/{row['kv_heads']}", row["head_dim"], "causal" if row["causal"] else "none",
@@ -127,6 +135,7 @@ def prefill(rows, device):
 
 PAGES = {
     ("docs/measured.md", "decode-h200.json"): (headline, chain, speculative, shapes, geometry, mixed, policies, append),
+    ("docs/measured.md", "layer-h200.json"): (layer,),
     ("docs/kernels/prefill.md", "prefill-h200.json"): (prefill,),
 }
 
