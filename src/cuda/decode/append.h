@@ -61,7 +61,11 @@ __device__ inline void append_item(const AppendParams& p, typename DecodeTraits<
 /// Before the first item, once all that came before this kernel is visible.
 template <DecodeConfig C>
 __device__ inline void begin_appends(const DecodeParams& p, typename DecodeTraits<C>::Shared& s, int warp) {
-  if (!p.appends) s.appended[warp] = INT_MAX;
+  if (!p.appends) {
+    __threadfence_block();
+    fence_async_global();  // the load warps' copies may read what the kernel before has appended
+    s.appended[warp] = INT_MAX;
+  }
   if (p.lengths == nullptr) return;
   const int thread = thread_index() % (32 * kFinishWarps);
   for (int i = blockIdx.x * 32 * kFinishWarps + thread; i < p.schedule.params.batch;

@@ -8,7 +8,7 @@
 //            warpgroup that divides the tiles (wgmma/loop.h)
 //   finish   two warps: bring the queries of the next item, merge the teams' states of the last one, write
 //            outputs or partial slots, and merge the slots of a cut unit; with many rows the compute warps do
-//            it
+//            it. These two also write the new tokens of problems that append (append.h)
 // Logits are in base 2 throughout; docs/kernels/decode.md derives the bounds.
 #pragma once
 

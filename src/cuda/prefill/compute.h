@@ -11,7 +11,7 @@
 namespace halftone::cuda {
 
 /// The state of a lane's rows g and g + 8: base-2 logits minus `offset` are the exponents of P. The offset is
-/// the maximum of the first tile. Later tiles' maxima are not looked for: only a tile whose P add up to so
+/// the maximum of the first tile. Maxima of plain tiles are not looked for: only one whose P add up to so
 /// much that P may have left the range in which its type and O keep their precision raises the offset.
 template <PrefillConfig C>
 struct RunningSoftmax {
@@ -190,8 +190,8 @@ struct Consumer {
     }
   }
 
-  /// Raises the offsets of rows with a larger logit in the tile, by whole powers of two, which O and the sum
-  /// are scaled by without an error.
+  /// Raises the offsets of rows with a larger logit in the tile, by whole powers of two: O and the sum are
+  /// scaled without rounding.
   __device__ void raise(const Logits& x, const float (&factor)[2]) {
     float most[2] = {x[0], x[2]};
     bool raised = false;

@@ -195,7 +195,7 @@ struct RowsLoop {
   /// When O is complete: passes the tiles of an item that are left.
   __device__ void leave(const Item& item) {
     const TileRange& tiles = item.tiles[c.group()];
-    if (tiles.first == tiles.end) return skip(tiles_of<kTile>(item.item.work) * kTile);
+    if (tiles.first == tiles.end) return;
     c.release(s.v_empty[ring.stage()]);
     ring.advance();
     skip(tiles.first - item.item.work.kv_begin);
@@ -233,7 +233,12 @@ struct RowsLoop {
       wgmma_wait();
       pin(products);
       if (kBuffers == 2 && own().item > 0) release_queries(own().item - 1);
-      if (left >= 0) attend(products);
+      if (left >= 0) {
+        attend(products);
+      } else {  // before the next item is taken: it may have to wait for warpgroups that wait for these
+                // stages
+        skip(tiles_of<kTile>(current().item.work) * kTile);
+      }
       done = own().item;
       items.index = done + 1;
       if (kBuffers == 1) release_queries(done);

@@ -35,6 +35,8 @@ struct PrefillTraits {
   // leaves by way of those that are done with.
   static constexpr int kQueryBuffers = C.head_dim < 256 ? 2 : 1;
   static constexpr bool kStagesOutput = kQueryBuffers == 2;
+  // Before an item's first tile that a warpgroup sees it passes those that only the others see.
+  static_assert(kQueryBuffers == 1 || (64 * (C.warpgroups - 1) + C.kv_tile - 1) / C.kv_tile < C.stages);
   static constexpr bool kKeepsSlopes = C.head_dim < 256;  // shared memory
 
   /// An item, and what follows from it for its rows.
