@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A user's view. Installs the build into a temporary prefix and builds and runs small programs against it: in C++
-# through find_package, among them the examples of README.md and docs/recipe.md as they stand there, and in C through pkg-config. Then the
-# same programs with halftone as a part of their project: run.sh CMAKE BUILD_DIR VERSION.
+# through find_package, among them the examples of README.md and docs/recipe.md as they stand there, and in C through
+# pkg-config. Then the same programs with halftone as a part of their project: run.sh CMAKE BUILD_DIR VERSION.
 set -euo pipefail
 cmake="$1"
 build="$2"

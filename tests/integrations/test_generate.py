@@ -121,10 +121,19 @@ def test_attention_sinks(gpt_oss):
     check_same(gpt_oss, models.left_padded([30, 17]))
 
 
-@pytest.mark.parametrize("formats, bound", [("int8-head", 0.01), ("int4-g32", 1.0), (("int8-head", "int4-g32"), 0.5)])
-def test_what_formats_cost(model, formats, bound):
-    """In nats per token of a random model, whose logits are further apart than a trained one's."""
+# Twice what is measured or a little more, in nats per token of a random model, whose logits are further apart than a
+# trained one's (gemma2's weights are half as large).
+COSTS = {
+    "int8-head": {"llama": 5e-3, "mistral": 6e-3, "qwen2": 4e-3, "gemma2": 1.5e-4},
+    "int4-g32": {"llama": 0.7, "mistral": 0.7, "qwen2": 0.6, "gemma2": 0.02},
+    "int8-head:int4-g32": {"llama": 0.16, "mistral": 0.2, "qwen2": 0.15, "gemma2": 0.01},
+}
+
+
+@pytest.mark.parametrize("formats", COSTS)
+def test_what_formats_cost(model, formats):
     ids = models.prompt(2, 64)
+    bound = COSTS[formats][model.config.model_type]
     costs = [models.divergence(model, ids, cache_of(model, own)) for own in ("fp16", formats)]
     assert costs[0] < 1e-5 < costs[1] < bound
 

@@ -78,6 +78,12 @@ class DocsTest(unittest.TestCase):
         for page in (text, home):
             self.assertRegex(page, r"package named `halftone` on\s+(PyPI|the\s+index)\s+is another project")
 
+    def test_decisions_are_numbered_one_by_one(self) -> None:
+        text = (ROOT / "docs/decisions.md").read_text(encoding="utf-8")
+        numbers = [int(number) for number in re.findall(r"^(\d+)\. \*\*", text, re.MULTILINE)]
+        self.assertEqual(numbers, list(range(1, len(numbers) + 1)))
+        self.assertGreater(len(numbers), 30)
+
     def test_the_umbrella_header_has_every_header(self) -> None:
         headers = {path.name for path in (ROOT / "include/halftone").glob("*.h")} | {"version.h"}
         text = (ROOT / "include/halftone/halftone.hpp").read_text(encoding="utf-8")
