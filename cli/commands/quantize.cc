@@ -38,6 +38,10 @@ FormatChoice choose_format(const QuantizeOptions& options) {
       throw UsageError("--v-format and a K:V --format both set the format of V: use one of them.");
     }
     const FormatChoice v = parse_choice(options.v_format, "--v-format");
+    if (v.channels) {
+      throw UsageError(
+          fmt::format("--v-format is '{}', but only K has +chan: leave it out.", options.v_format));
+    }
     choice.v = v.v;
     choice.rotate_v = v.rotate_v;
   }

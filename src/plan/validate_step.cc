@@ -93,7 +93,9 @@ void check_new_tokens(const AttentionProblem& p, const AttentionArgs& args, std:
                                 {cache.k_scale.scale, "cache.k_scale.scale"},
                                 {cache.k_scale.min, "cache.k_scale.min"},
                                 {cache.v_scale.scale, "cache.v_scale.scale"},
-                                {cache.v_scale.min, "cache.v_scale.min"}};
+                                {cache.v_scale.min, "cache.v_scale.min"},
+                                {cache.k_channels.offset, "cache.k_channels.offset"},
+                                {cache.k_channels.scale, "cache.k_channels.scale"}};
   check_disjoint(outputs, inputs);
 }
 

@@ -11,6 +11,7 @@
 #include "format/head_dim.h"
 #include "halftone/attention.h"
 #include "reference/cache.h"
+#include "testing/cases.h"
 #include "tests/append/cache_support.h"
 #include "tests/append/rows.h"
 #include "tests/expect_error.h"
@@ -116,6 +117,22 @@ TEST_P(ChannelsOnRunners, AppendsOfManyTokensDoTheSame) {
       spec.offset_k = spec.scale_k = true;
       expect_treated(runner(), spec, {2100, 33}, seed);
     }
+  }
+}
+
+TEST_P(ChannelsOnRunners, RowsWithoutKeysAreEmptyWhateverTheirQueries) {
+  AttentionCase row;
+  row.k_format = "int8-head";
+  row.offset_k = row.lse = true;
+  row.out_dtype = DType::kFloat32;
+  row.requests = {{2, 40}, {1, 0}};
+  const Problem p = make_problem(row);
+  const std::int64_t width = std::int64_t{row.q_heads} * row.head_dim, empty = 2;
+  for (std::int64_t i = empty * width; i < (empty + 1) * width; ++i) p.q.set(i, i % 2 == 0 ? NAN : INFINITY);
+  const Outputs outputs = runner().run(p);
+  for (std::int64_t i = empty * width; i < (empty + 1) * width; ++i) ASSERT_EQ(outputs.out.get(i), 0.0F) << i;
+  for (int head = 0; head < row.q_heads; ++head) {
+    EXPECT_EQ(outputs.lse.get(empty * row.q_heads + head), -INFINITY) << head;
   }
 }
 

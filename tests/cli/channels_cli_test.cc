@@ -91,6 +91,9 @@ TEST_F(ChannelsCliTest, ARecipeHasTheValues) {
 
 TEST_F(ChannelsCliTest, PackedCachesKeepThem) {
   const std::string packed = path("packed.safetensors");
+  expect_failure(
+      run({"quantize", write_capture(), packed, "--format", "int8-head", "--v-format", "int8-head+chan"}), 2,
+      "only K has +chan");
   const Result result = run({"quantize", write_capture(), packed, "--format", "int4-row+chan:bf16"});
   ASSERT_EQ(result.code, 0) << result.err;
   EXPECT_NE(result.out.find("int4-row+chan:bf16"), std::string::npos);

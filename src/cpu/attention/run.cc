@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -247,7 +248,8 @@ class Runner {
       const int packed = item.row_begin + r;
       const std::int64_t token = item.q_first + packed / layer_.group;
       const int head = item.kv_head * layer_.group + packed % layer_.group;
-      const float offset = adds_offset ? offset_logit(token, head, s) : 0.0f;
+      const bool has_keys = s.max[r] != -std::numeric_limits<float>::infinity();  // else q may be anything
+      const float offset = adds_offset && has_keys ? offset_logit(token, head, s) : 0.0f;
       const RowState state{s.max[r] + offset, s.sum[r]};
       const planning::FinishedState done =
           problem.sinks ? planning::finish_state(state, static_cast<const float*>(args_.sinks.data)[head])

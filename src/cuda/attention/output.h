@@ -67,7 +67,9 @@ template <int kDim, bool kAnyOutput, class Row>
 __device__ inline void write_row(const AttentionParams& p, const RowPlace& place, const Row& r, int lane,
                                  bool keep, int first_dim = 0) {
   constexpr int kQuads = Row::kQuads;
-  const float max = r.max + offset_logit<Row::kLanes>(p, place, lane, keep);
+  const float offset =
+      offset_logit<Row::kLanes>(p, place, lane, keep);  // of a row without keys it may be NaN
+  const float max = r.max == kMinus ? kMinus : r.max + offset;
   auto [scale, lse] = row_end(p, place.head, max, r.sum, keep);
   float x[kQuads][4];
 #pragma unroll

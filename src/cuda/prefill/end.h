@@ -68,7 +68,10 @@ struct RowsEnd {
     const bool keep = row < item.work.row_end - item.work.row_begin;
     float scale = 0.0f, lse = kMinus;
     float max = c.softmax.empty(r) ? kMinus : c.softmax.offset[r], sum = c.softmax.sum[r];
-    if constexpr (Traits::kStaged) max += offset_logit<4>(p, place_of(p, item, row), c.lane(), keep);
+    if constexpr (Traits::kStaged) {
+      const float offset = offset_logit<4>(p, place_of(p, item, row), c.lane(), keep);
+      if (max != kMinus) max += offset;  // of a row without keys it may be NaN
+    }
     if (max != kMinus || sum != 0.0f) {
       float weight = 1.0f;
       if (p.sinks != nullptr && keep) {
