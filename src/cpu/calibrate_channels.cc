@@ -67,7 +67,10 @@ Sample sample_of(const TensorView& x, std::string_view name) {
 ChannelValues values_of(const Sample& k, bool offset, bool scale) {
   const auto channels = static_cast<std::size_t>(k.channels());
   std::vector<double> sum(channels);
-  for (std::size_t i = 0; i < k.values.size(); ++i) sum[i % channels] += k.values[i];
+  const float* token = k.values.data();
+  for (std::int64_t t = 0; t < k.tokens; ++t, token += channels) {
+    for (std::size_t c = 0; c < channels; ++c) sum[c] += token[c];
+  }
   ChannelValues result;
   std::vector<float> center(channels);
   for (std::size_t c = 0; offset && c < channels; ++c) {
@@ -76,9 +79,11 @@ ChannelValues values_of(const Sample& k, bool offset, bool scale) {
   if (offset) result.offset = center;
   if (!scale) return result;
   std::vector<float> largest(channels);
-  for (std::size_t i = 0; i < k.values.size(); ++i) {
-    float& most = largest[i % channels];
-    most = std::max(most, std::abs(k.values[i] - center[i % channels]));
+  token = k.values.data();
+  for (std::int64_t t = 0; t < k.tokens; ++t, token += channels) {
+    for (std::size_t c = 0; c < channels; ++c) {
+      largest[c] = std::max(largest[c], std::abs(token[c] - center[c]));
+    }
   }
   for (const float most : largest) {
     result.scale.push_back(most == 0 ? 1
