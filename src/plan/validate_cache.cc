@@ -163,6 +163,16 @@ void check_appended(const KvCacheSpec& spec, Device device, const Appended& appe
   check_rope(appended.rope, tokens, spec, device);
 }
 
+void check_apart(std::span<const NamedTensor> outputs, const PagedKv& cache) {
+  const NamedTensor inputs[] = {{cache.k_scale.scale, kOfK.scale},
+                                {cache.k_scale.min, kOfK.min},
+                                {cache.v_scale.scale, kOfV.scale},
+                                {cache.v_scale.min, kOfV.min},
+                                {cache.k_channels.offset, "cache.k_channels.offset"},
+                                {cache.k_channels.scale, "cache.k_channels.scale"}};
+  check_disjoint(outputs, inputs);
+}
+
 void validate_append(const PagedKv& cache, const AppendArgs& args) {
   const bool by_slot = given(args.slot_mapping);
   if (by_slot == given(args.cu_seqlens)) {
@@ -200,14 +210,9 @@ void validate_append(const PagedKv& cache, const AppendArgs& args) {
                                 {args.rope.sin, "rope.sin"},
                                 {args.rope.positions, "rope.positions"},
                                 {cache.block_table, "cache.block_table"},
-                                args.advance ? none : lengths,
-                                {cache.k_scale.scale, kOfK.scale},
-                                {cache.k_scale.min, kOfK.min},
-                                {cache.v_scale.scale, kOfV.scale},
-                                {cache.v_scale.min, kOfV.min},
-                                {cache.k_channels.offset, "cache.k_channels.offset"},
-                                {cache.k_channels.scale, "cache.k_channels.scale"}};
+                                args.advance ? none : lengths};
   check_disjoint(outputs, inputs);
+  check_apart(outputs, cache);
 }
 
 void validate_dequantize(const PagedKv& cache, const TensorView& k_out, const TensorView& v_out) {

@@ -1,9 +1,11 @@
 // User errors of the cache operations, found before any work.
 #pragma once
 
+#include <span>
 #include <string_view>
 
 #include "halftone/cache.h"
+#include "plan/check_tensor.h"
 
 namespace halftone::planning {
 
@@ -27,6 +29,9 @@ struct Appended {
 void check_appended(const KvCacheSpec& spec, Device device, const Appended& tokens);
 /// Checks the offset and scale of a cache of such a spec, and their values on the CPU.
 void check_channels(const ChannelTensors& channels, const KvCacheSpec& spec, Device device);
+
+/// Throws InvalidArgument if an output overlaps the cache's scales, or the offset or scale of its channels.
+void check_apart(std::span<const NamedTensor> outputs, const PagedKv& cache);
 
 /// Checks everything about append() that shapes and addresses tell. The values of slots, lengths, table
 /// entries, positions and inputs are the backend's to check. Throws InvalidArgument or Unsupported.

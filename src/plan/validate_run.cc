@@ -325,14 +325,9 @@ void validate_run(const Plan::Impl& plan, const AttentionArgs& args, const Tenso
                                 {args.sinks, "sinks"},
                                 {cache.pages, "cache.pages"},
                                 {cache.block_table, "cache.block_table"},
-                                {cache.lengths, "cache.lengths"},
-                                {cache.k_scale.scale, "cache.k_scale.scale"},
-                                {cache.k_scale.min, "cache.k_scale.min"},
-                                {cache.v_scale.scale, "cache.v_scale.scale"},
-                                {cache.v_scale.min, "cache.v_scale.min"},
-                                {cache.k_channels.offset, "cache.k_channels.offset"},
-                                {cache.k_channels.scale, "cache.k_channels.scale"}};
+                                {cache.lengths, "cache.lengths"}};
   check_disjoint(outputs, inputs);
+  check_apart(outputs, cache);
   if (!host || !p.is_paged() || p.batch == 0) return;
   if (p.is_listed()) {
     check_listed_slots(args, schedule);

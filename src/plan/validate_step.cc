@@ -89,14 +89,9 @@ void check_new_tokens(const AttentionProblem& p, const AttentionArgs& args, std:
                                 {cache.block_table, "cache.block_table"},
                                 {tokens.advance ? none : cache.lengths, "cache.lengths"},
                                 {args.alibi_slopes, "alibi_slopes"},
-                                {args.sinks, "sinks"},
-                                {cache.k_scale.scale, "cache.k_scale.scale"},
-                                {cache.k_scale.min, "cache.k_scale.min"},
-                                {cache.v_scale.scale, "cache.v_scale.scale"},
-                                {cache.v_scale.min, "cache.v_scale.min"},
-                                {cache.k_channels.offset, "cache.k_channels.offset"},
-                                {cache.k_channels.scale, "cache.k_channels.scale"}};
+                                {args.sinks, "sinks"}};
   check_disjoint(outputs, inputs);
+  check_apart(outputs, cache);
 }
 
 }  // namespace halftone::planning

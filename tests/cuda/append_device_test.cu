@@ -76,6 +76,21 @@ TEST(DeviceAppend, TokensBeforeTheFirstRequestAreSkipped) {
   expect_equal_pages(cache.pages, device.pages, spec, 7);
 }
 
+/// The status after an append of `k`, as K and V, to these slots.
+int status_of_append(const Cache& cache, const Tensor& k, const Tensor& slots) {
+  const Tensor status = Tensor::of({1}, std::vector<std::int32_t>{0});
+  Uploads uploads;
+  AppendArgs args;
+  args.k = uploads.add(k.view());
+  args.v = uploads.add(k.view());
+  args.slot_mapping = uploads.add(slots.view());
+  args.status = uploads.add(status.view());
+  append(uploads.add(cache.view()), args);
+  check_cuda(cudaDeviceSynchronize());
+  download(args.status, status);
+  return status.as<std::int32_t>()[0];
+}
+
 /// The status after an append of `tokens` rows of ones, of which `token` has one `value`.
 int status_after(const char* format, DType input, std::int64_t tokens, std::int64_t token, float value,
                  bool padding) {
@@ -88,18 +103,7 @@ int status_after(const char* format, DType input, std::int64_t tokens, std::int6
   std::vector<std::int64_t> slot_of(static_cast<std::size_t>(tokens));
   for (std::size_t i = 0; i < slot_of.size(); ++i) slot_of[i] = static_cast<std::int64_t>(i);
   if (padding) slot_of[static_cast<std::size_t>(token)] = -1;
-  const Tensor slots = Tensor::of({tokens}, slot_of);
-  const Tensor status = Tensor::of({1}, std::vector<std::int32_t>{0});
-  Uploads uploads;
-  AppendArgs args;
-  args.k = uploads.add(k.view());
-  args.v = uploads.add(k.view());
-  args.slot_mapping = uploads.add(slots.view());
-  args.status = uploads.add(status.view());
-  append(uploads.add(cache.view()), args);
-  check_cuda(cudaDeviceSynchronize());
-  download(args.status, status);
-  return status.as<std::int32_t>()[0];
+  return status_of_append(cache, k, Tensor::of({tokens}, slot_of));
 }
 
 TEST(DeviceAppend, ValuesThatAreNotAcceptedSetTheStickyFlag) {
@@ -160,18 +164,9 @@ TEST(DeviceAppend, ChannelsBeyondTheirLimitsSetTheStickyFlag) {
   const auto status_with = [&](const Tensor& values, float value) {
     const float good = values.get(37);
     values.set(37, value);
-    const Tensor status = Tensor::of({1}, std::vector<std::int32_t>{0});
-    Uploads uploads;
-    AppendArgs args;
-    args.k = uploads.add(k.view());
-    args.v = uploads.add(k.view());
-    args.slot_mapping = uploads.add(slots.view());
-    args.status = uploads.add(status.view());
-    append(uploads.add(cache.view()), args);
-    check_cuda(cudaDeviceSynchronize());
-    download(args.status, status);
+    const int status = status_of_append(cache, k, slots);
     values.set(37, good);
-    return status.as<std::int32_t>()[0];
+    return status;
   };
   for (const float bad : {0.0f, -1.0f, NAN, INFINITY, 0x1p-17f}) {
     EXPECT_EQ(status_with(cache.k_channel_scale, bad), kStatusBadScale) << bad;

@@ -69,7 +69,7 @@ struct RowsEnd {
     float scale = 0.0f, lse = kMinus;
     float max = c.softmax.empty(r) ? kMinus : c.softmax.offset[r], sum = c.softmax.sum[r];
     if constexpr (Traits::kStaged) {
-      const float offset = offset_logit<4>(p, place_of(p, item, row), c.lane(), keep);
+      const float offset = offset_logit<4>(p, place(row), c.lane(), keep);
       if (max != kMinus) max += offset;  // of a row without keys it may be NaN
     }
     if (max != kMinus || sum != 0.0f) {

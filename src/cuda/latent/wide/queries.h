@@ -5,7 +5,7 @@
 
 #include "cuda/attention/rows.h"
 #include "cuda/device/wgmma.h"
-#include "cuda/latent/wide/traits.h"
+#include "cuda/latent/wide/walk.h"
 
 namespace halftone::cuda::wide {
 
@@ -137,18 +137,6 @@ struct Queries {
   }
 
  private:
-  static __device__ uint4 read(std::uint32_t at) {
-    uint4 x;
-    asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-                 : "r"(at)
-                 : "memory");
-    return x;
-  }
-  static __device__ void write(std::uint32_t at, const uint4& x) {
-    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
-                 : "memory");
-  }
   /// What was copied becomes f16 where it lies. False: a row needs a power of two.
   __device__ bool narrow_rows(const DeviceItem& item) {
     const int rows = own_rows(item.work, rank) - warp() * 16;
@@ -158,12 +146,12 @@ struct Queries {
     for (int column = 0; column < kQueryColumns; ++column, at += kColumnBytes) {
       uint4 x[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) x[i] = read(at + i * (4 * 128));
+      for (int i = 0; i < 4; ++i) x[i] = load_shared(at + i * (4 * 128));
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         x[i] = {narrow(x[i].x), narrow(x[i].y), narrow(x[i].z), narrow(x[i].w)};
         mosts[i] = larger(larger(larger(larger(mosts[i], x[i].x), x[i].y), x[i].z), x[i].w);
-        write(at + i * (4 * 128), x[i]);
+        store_shared(at + i * (4 * 128), x[i]);
       }
     }
     bool fits = true;
