@@ -28,15 +28,11 @@ struct PrefillTraits {
   static constexpr int kChunks = kDim / 64;  // of 64 dims: a row of 128 bytes, swizzled over 8 rows
   static constexpr int kComputeWarps = 4 * C.warpgroups;
   static constexpr int kThreads = 32 * kComputeWarps + 128;
-  // All of what a block gets: 168 registers for each of 384 threads, 128 of 512, or 96 of 640.
-  static constexpr int kAllRegisters = (C.warpgroups == 2   ? 168
-                                        : C.warpgroups == 3 ? 128
-                                                            : 96) *
-                                       (C.warpgroups + 1);
-  static constexpr int kOtherRegisters = C.warpgroups == 2                       ? 40
-                                         : C.warpgroups == 3 && C.head_dim == 64 ? 56
-                                                                                 : 32;
-  static constexpr int kComputeRegisters = (kAllRegisters - kOtherRegisters) / C.warpgroups / 8 * 8;
+  // All of what a block gets: 128 registers for each of 512 threads, or 168 for each of 384.
+  static constexpr int kOtherRegisters = C.warpgroups == 2 ? 40 : C.head_dim == 64 ? 56 : 32;
+  static constexpr int kComputeRegisters = C.warpgroups == 2 ? 232 : C.head_dim == 64 ? 152 : 160;
+  static_assert(kComputeRegisters * C.warpgroups + kOtherRegisters <=
+                (C.warpgroups == 2 ? 168 : 128) * (C.warpgroups + 1));
   static constexpr bool kCodes = C.keys == PrefillKeys::kCodes;
   static constexpr bool kStaged = C.keys != PrefillKeys::kGiven;
   static constexpr int kKeyChunks = kDim * (kCodes ? 1 : 2) / 128;  // a row of K is so many of 128 bytes
