@@ -106,7 +106,9 @@ def _halftone(shape: Shape, inputs: Inputs, name: str) -> Part:
     case, cpu = shape.case, inputs.device == "cpu"
     form, _, arithmetic = name.partition("@")
     form, _, rotation = form.partition("+")
-    fields = dict(arithmetic=arithmetic or "16-bit", format_k=form, format_v=form, scales=None, policy="reproducible")
+    fields: dict[str, Any] = dict(
+        arithmetic=arithmetic or "16-bit", format_k=form, format_v=form, scales=None, policy="reproducible"
+    )  # fmt: skip
     options: dict[str, Any] = dict(
         q_heads=case.q_heads, max_q_len=case.q_len, q_dtype="f32" if cpu else "bf16", causal=shape.causal,
         arithmetic=arithmetic or "16-bit",
@@ -115,13 +117,9 @@ def _halftone(shape: Shape, inputs: Inputs, name: str) -> Part:
     out = np.empty_like(q) if cpu else q.new_empty(q.shape)
     if form != "plain":
         granularity = ht.KVFormat(form).granularity
-        fields.update(
-            scales=None if granularity == "none" else granularity,
-            rotate_k=rotation == "rot",
-            rotate_v=rotation == "rot",
-        )
-        for part in (name for name in ("rotate_k", "rotate_v") if not fields[name]):
-            del fields[part]
+        fields["scales"] = None if granularity == "none" else granularity
+        if rotation:
+            fields.update(rotate_k=True, rotate_v=True)
         cache = Halftone.cache(inputs, form, rotation == "rot")
         step = ht.schedule(ht.plan(cache, **options), cache)
         return Part(lambda: ht.attend(q, cache, schedule=step, out=out), fields)
