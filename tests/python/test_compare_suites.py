@@ -155,7 +155,11 @@ def test_rows_of_stubbed_timings():
     present = {"halftone", "flash_attn 3", "flashinfer", "broken"}
     result = {"meta": {"suite": "prefill", "device": "a GPU", "bandwidth": 4e12, "halftone": "1", "timing": "median"},
               "peers": {"halftone": "1", "absent": "absent"}}  # fmt: skip
-    records.run([lambda: work_of(parts)], present, StubTimer([10.0, 20.0]), 4e12, result)
+    saved = []
+    save = lambda: saved.append(len(result["rows"]))  # noqa: E731
+    records.run([lambda: work_of(parts)] * 2, present, StubTimer([10.0, 20.0, 1.0, 1.0]), 4e12, result, save)
+    assert saved == [2, 4]
+    result = {**result, "rows": result["rows"][:2], "left_out": result["left_out"][:3]}
     ours, theirs = result["rows"]
     assert "peer" not in ours and theirs["peer"] == "flash_attn 3"
     assert (ours["us"], ours["mhz"], ours["difference"], theirs["error"]) == (10.0, 1500.0, 0.0, 0.5)

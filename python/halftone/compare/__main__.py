@@ -254,6 +254,13 @@ def measure_case(
     return {"name": case.name, **vars(case), "rows": rows}
 
 
+def _save(options: argparse.Namespace, result: dict[str, Any]) -> None:
+    if options.json:
+        with open(options.json, "w") as file:
+            json.dump(result, file, indent=1)
+            file.write("\n")
+
+
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     device = options.device or choose_device()
@@ -280,13 +287,11 @@ def main(arguments: list[str] | None = None) -> int:
         module: Any = prefill if options.suite == "prefill" else latent
         formats = (options.formats or module.FORMATS[kind]).split(",")
         peers, result["peers"] = probe(kind, module.PEERS)
-        records.run(module.works(chosen, device, formats), {peer.name for peer in peers}, timer, rate, result)
+        names = {peer.name for peer in peers}
+        records.run(module.works(chosen, device, formats), names, timer, rate, result, lambda: _save(options, result))
         print(records.table(result))
         own = [row for row in result["left_out"] if row["label"].startswith("halftone")]
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump(result, file, indent=1)
-            file.write("\n")
+    _save(options, result)
     if options.plot:
         with open(options.plot, "w") as file:
             file.write(report.plot(result))

@@ -94,8 +94,13 @@ def _figures(work: Work, part: Part, times: tuple[float, float | None], rate: fl
     return figures
 
 
-def run(works: Any, present: set[str], timer: Any, rate: float, result: dict[str, Any]) -> None:
-    """Measures what ``works`` yields (case by case, so that inputs of one are gone before the next) into ``result``."""
+def run(
+    works: Any, present: set[str], timer: Any, rate: float, result: dict[str, Any], save: Callable[[], None]
+) -> None:
+    """Measures what ``works`` yields (case by case, so that inputs of one are gone before the next) into ``result``.
+
+    ``save`` is called after each case, so that what was measured outlives an interruption.
+    """
     result.update(rows=[], left_out=[])
     for make in works:
         work = make()
@@ -103,6 +108,7 @@ def run(works: Any, present: set[str], timer: Any, rate: float, result: dict[str
         rows, left_out = measure(work, present, timer, rate)
         result["rows"] += [dict(suite=result["meta"]["suite"], case=work.name, **row) for row in rows]
         result["left_out"] += left_out
+        save()
 
 
 def table(result: dict[str, Any]) -> str:
