@@ -148,6 +148,8 @@ def _sdpa(backend: str) -> Callable[[Shape, Inputs], Part]:
         case, cpu = shape.case, inputs.device == "cpu"
         if cpu and backend == "cudnn":
             raise Refusal("is for CUDA")
+        if not cpu and backend == "flash":
+            raise Refusal("is FlashAttention-2 on CUDA: measured on the CPU only")
         if shape.causal and case.q_len != case.context:
             raise Refusal("its causal mask is aligned to the top left")
         tensors = [torch.from_numpy(t).bfloat16() if cpu else t for t in (inputs.q, inputs.k, inputs.v)]

@@ -111,25 +111,34 @@ def run(
         save()
 
 
+def _is_wide(row: dict[str, Any]) -> bool:
+    return bool(row.get("arithmetic", "16-bit") == "16-bit")
+
+
 def table(result: dict[str, Any]) -> str:
-    """For people: rows by case, with the time relative to the fastest peer's."""
+    """For people: rows by case, with the time relative to the fastest peer's of as wide operands."""
     meta = result["meta"]
     lines = [
         f"{meta['device']}: a large copy moves {meta['bandwidth'] / 1e9:.0f} GB/s. halftone {meta['halftone']}.",
-        f"time: {meta['timing']}. ratio: the fastest peer's time over it. error: relative, against double precision on",
-        "sampled rows; differs: the whole output, from the first line's.",
+        f"time: {meta['timing']}. ratio: the time of the fastest peer, of those with",
+        "16-bit operands or of those with narrower ones, over it. error: relative, against double precision on a few rows;",
+        "differs: the whole output, from the first line's.",
     ]
     reasons: dict[tuple[str, str], None] = {}
     for case in dict.fromkeys([row["case"] for row in result["rows"]] + [x["case"] for x in result["left_out"]]):
         rows = [row for row in result["rows"] if row["case"] == case]
-        best = min((row["us"] for row in rows if "peer" in row), default=None)
+        best = {
+            wide: min((row["us"] for row in rows if "peer" in row and _is_wide(row) == wide), default=None)
+            for wide in (True, False)
+        }
         lines += [
             "",
             case,
             f"  {'':40} {'us':>9} {'TFLOP/s':>8} {'GB/s':>6} {'MHz':>5} {'ratio':>6} {'error':>8} {'differs':>8}",
         ]
         for row in rows:
-            ratio = f"{best / row['us']:.2f}" if best is not None else "-"
+            fastest = best[_is_wide(row)]
+            ratio = f"{fastest / row['us']:.2f}" if fastest is not None else "-"
             mhz, gbs = (f"{row[key]:.0f}" if row.get(key) else "-" for key in ("mhz", "gbs"))
             lines.append(
                 f"  {row['label']:40} {row['us']:9.1f} {row['tflops']:8.1f} {gbs:>6} {mhz:>5} {ratio:>6} "
