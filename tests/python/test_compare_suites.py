@@ -174,6 +174,19 @@ def test_rows_of_stubbed_timings():
     assert "flashinfer bf16 was left out: has one head only" in text and "absent: absent" in text
 
 
+def test_ratios_are_those_of_operands_of_one_width():
+    row = dict(case="a case", tflops=1.0, mhz=None, error=0.0, difference=0.0)
+    rows = [
+        dict(row, label="ours", us=10.0, arithmetic="16-bit"), dict(row, label="ours fp8", us=5.0, arithmetic="fp8"),
+        dict(row, label="theirs", us=20.0, arithmetic="16-bit", peer="theirs"),
+        dict(row, label="theirs fp8", us=4.0, arithmetic="fp8", peer="theirs"),
+    ]  # fmt: skip
+    meta = {"device": "a GPU", "bandwidth": 4e12, "halftone": "1", "timing": "median"}
+    lines = records.table({"meta": meta, "peers": {}, "rows": rows, "left_out": []}).splitlines()
+    ratios = {line[:20].strip(): line.split()[-3] for line in lines if line.startswith("  ours")}
+    assert ratios == {"ours": "2.00", "ours fp8": "0.80"}
+
+
 def test_a_failure_of_our_own_is_an_exit_status(tmp_path, monkeypatch):
     def fail(*_):
         raise RuntimeError("wrong")
@@ -219,3 +232,16 @@ def test_the_clock_is_that_of_the_sms_that_ran():
     first[:3], last[:3] = (1000, 500), (19000, 10500)
     first[3] = (7, 7)  # ran before only
     assert clock.clock_of(first, last) == pytest.approx(1800.0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("suite", ["prefill", "mla"])
+def test_a_small_run_on_a_gpu(suite, tmp_path):
+    path = tmp_path / "rows.json"
+    arguments = ["--suite", suite, "--device", "cuda:0", "--smoke", "--seconds", "0.01", "--json", str(path)]
+    assert compare.main(arguments) == 0
+    rows = [row for row in json.loads(path.read_text())["rows"] if "peer" not in row]
+    assert rows and FIELDS[suite] <= set(rows[0])
+    for row in rows:
+        assert row["us"] > 0 and 300 < row["mhz"] < 3000
+        assert row["error"] < (0.005 if row.get("arithmetic", "16-bit") == "16-bit" else 0.2)

@@ -121,8 +121,8 @@ def table(result: dict[str, Any]) -> str:
     lines = [
         f"{meta['device']}: a large copy moves {meta['bandwidth'] / 1e9:.0f} GB/s. halftone {meta['halftone']}.",
         f"time: {meta['timing']}. ratio: the time of the fastest peer, of those with",
-        "16-bit operands or of those with narrower ones, over it. error: relative, against double precision on a few rows;",
-        "differs: the whole output, from the first line's.",
+        "16-bit operands or of those with narrower ones, over it. error: relative, against double precision on a few",
+        "rows; differs: the whole output, from the first line's.",
     ]
     reasons: dict[tuple[str, str], None] = {}
     for case in dict.fromkeys([row["case"] for row in result["rows"]] + [x["case"] for x in result["left_out"]]):
