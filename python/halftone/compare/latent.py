@@ -95,7 +95,8 @@ class Caches:
             self._cache = None
             self._cache = self._make(form, batch, context)
             self._key = (form, batch, context)
-        return self._cache
+        cache: ht.PagedKVCache = self._cache
+        return cache
 
     def _make(self, form: str, batch: int, context: int) -> ht.PagedKVCache:
         cpu = self.device == "cpu"
