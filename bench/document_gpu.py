@@ -175,19 +175,22 @@ def prefill_peers_8bit(rows):
 
 
 def mla_peers(rows):
-    shape = lambda r: (r["kind"].replace("_", " "), r["format"], r["q_heads"], f"{r['batch']} x {r['q_len']}",
+    shape = lambda r: (r["kind"].replace("_", " "), r["q_heads"], f"{r['batch']} x {r['q_len']}",
                        f"{r['top_k']} of {r['context']}" if r["top_k"] else r["context"])
-    kinds = list(dict.fromkeys(row["kind"] for row in rows))
-    order = lambda s: (kinds.index(s[0].replace(" ", "_")), -s[2], str(s[4]), s[1] != "fp8-g128-f32", s[3])
+    find = lambda key, form, peer: next((r for r in rows if shape(r) == key and r["format"] == form
+                                         and ("peer" in r) == peer), None)
+    figures = lambda r: [us(r), speed(r), f"{r['gbs']:.0f}"] if r else [""] * 3
+    kinds = list(dict.fromkeys(shape(row)[0] for row in rows))
+    order = lambda row: (kinds.index(shape(row)[0]), row["q_len"] > 1, -row["q_heads"], row["top_k"] or row["context"],
+                         row["batch"])
     lines = []
-    for key in sorted(dict.fromkeys(map(shape, rows)), key=order):
-        ours, theirs = (next((r for r in rows if shape(r) == key and ("peer" in r) == peer), None)
-                        for peer in (False, True))
-        cells = [f"{r['gbs']:.0f}" if r else "" for r in (ours, theirs)]
-        lines.append([*key, us(ours) if ours else "", speed(ours), cells[0], us(theirs) if theirs else "", speed(theirs),
-                      cells[1], ratio([ours], [theirs])])
-    return table(["kind", "format", "heads", "requests x queries", "keys", "halftone: us", "TFLOP/s @ MHz", "GB/s",
-                  "FlashMLA: us", "TFLOP/s @ MHz", "GB/s", "halftone / FlashMLA"], lines)
+    for theirs in sorted((row for row in rows if "peer" in row), key=order):
+        key, form = shape(theirs), theirs["format"]
+        ours, fp8 = find(key, form, False), find(key, "fp8-g128-f32", False) if form == "bf16" else None
+        lines.append([*key, form, *figures(ours), *figures(theirs), ratio([ours], [theirs]), us(fp8) if fp8 else ""])
+    figures_of = lambda name: [f"{name}: us", "TFLOP/s @ MHz", "GB/s"]
+    return table(["kind", "heads", "requests x queries", "keys", "format", *figures_of("halftone"),
+                  *figures_of("FlashMLA"), "halftone / FlashMLA", "halftone fp8-g128-f32: us"], lines)
 
 
 PAGES = {
