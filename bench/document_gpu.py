@@ -2,8 +2,8 @@
 """Writes the tables of docs/measured.md from bench/results/decode-h200.json, which `halftone bench --backend cuda
 --table all --json FILE` prints, and layer-h200.json (`--table layer`), those of docs/kernels/prefill.md from
 bench/results/prefill-h200.json (`--table prefill`), those beside other packages from *-compare-h200.json, which
-`python -m halftone.compare --suite prefill | mla --json FILE` prints: each between its `<!-- figures: NAME -->` and the next
-`<!-- end -->`. Results that are not there are left out."""
+`python -m halftone.compare --suite prefill | mla --json FILE` writes: each between its `<!-- figures: NAME -->` and the
+next `<!-- end -->`. Results that are not there are left out."""
 
 import json
 import pathlib
@@ -181,8 +181,8 @@ def mla_peers(rows):
                                          and ("peer" in r) == peer), None)
     figures = lambda r: [us(r), speed(r), f"{r['gbs']:.0f}"] if r else [""] * 3
     kinds = list(dict.fromkeys(shape(row)[0] for row in rows))
-    order = lambda row: (kinds.index(shape(row)[0]), row["q_len"] > 1, -row["q_heads"], row["top_k"] or row["context"],
-                         row["batch"])
+    order = lambda row: (kinds.index(shape(row)[0]), -row["q_heads"], row["top_k"] or row["context"], row["batch"],
+                         row["q_len"])
     lines = []
     for theirs in sorted((row for row in rows if "peer" in row), key=order):
         key, form = shape(theirs), theirs["format"]
