@@ -30,8 +30,7 @@ HT_HOST_DEVICE inline std::int64_t first_counted(std::int64_t kv_len, std::int64
 HT_HOST_DEVICE inline int8_row::Row int8_channel(std::uint32_t largest) { return int8_row::row_of(largest); }
 
 /// The same with codes of E4M3 (fp8_row::code_of). Where V has a symmetric static scale, x is its code, and
-/// the static scale multiplies O at the end: codes of E4M3 then stay what they are, unless the block's range
-/// makes small ones subnormal.
+/// the static scale multiplies O at the end: codes of E4M3, up to 448, then stay what they are.
 HT_HOST_DEVICE inline fp8_row::Row fp8_channel(std::uint32_t largest) { return fp8_row::row_of(largest); }
 
 }  // namespace halftone::value_block

@@ -235,6 +235,30 @@ VMap make_v_map(const MapKey& key, int lanes) {
   return map;
 }
 
+namespace {
+
+/// Fills `word` and `shuffle`.
+void find_words(QuadClass& quad) {
+  std::array<std::int32_t, 4> word{};
+  for (int i = 0; i < 4; ++i) {
+    std::array<std::int32_t, 16> at{};
+    for (int d = 0; d < 4; ++d) {
+      for (int t = 0; t < 4; ++t) at[4 * d + t] = quad.token[four_tokens(i)[t]] + quad.dim[d];
+    }
+    word[i] = *std::min_element(at.begin(), at.end());
+    std::array<std::uint8_t, 16> shuffle{};
+    for (int k = 0; k < 16; ++k) {
+      if (at[k] - word[i] >= 16) return;
+      shuffle[k] = static_cast<std::uint8_t>(at[k] - word[i]);
+    }
+    if (i > 0 && shuffle != quad.shuffle) return;
+    quad.shuffle = shuffle;
+  }
+  quad.word = word;
+}
+
+}  // namespace
+
 std::vector<QuadClass> make_v_quads(const MapKey& key) {
   const Element element = key.element;
   const int dim = key.dim;
@@ -251,7 +275,10 @@ std::vector<QuadClass> make_v_quads(const MapKey& key) {
     for (int d = 0; d < 4; ++d) quad.dim[d] = address(0, first + d) - base;
     auto at = std::find_if(classes.begin(), classes.end(),
                            [&](const QuadClass& c) { return c.token == quad.token && c.dim == quad.dim; });
-    if (at == classes.end()) at = classes.insert(classes.end(), quad);
+    if (at == classes.end()) {
+      find_words(quad);
+      at = classes.insert(classes.end(), quad);
+    }
     at->base.push_back(base);
     at->first_dim.push_back(first);
   }
