@@ -316,7 +316,7 @@ TEST_P(EightBit, NeedleIn128KTokens) {
     const Outputs outputs = run(p);
     const double logit = row.arithmetic == "fp8" ? 12 : 11.75;  // 11.75 lies between codes of E4M3: 11 and 12
     const double needle = std::exp(logit), all = needle + kTokens - 1;
-    EXPECT_NEAR(outputs.lse.get(0), std::log(all), 2e-5) << arithmetic;
+    EXPECT_NEAR(outputs.lse.get(0), std::log(all), 1e-4) << arithmetic;
     for (int d = 0; d < kDim; ++d) {
       const double value = 1 + d / 64.0,
                    rounded = row.arithmetic == "fp8" ? nearest_e4m3(value * 128) / 128 : value;

@@ -132,7 +132,8 @@ class FullInt8Source : public Int8Source {
   /// first_word() on.
   const float* decode_v(float* /*unused*/) {
     if (block_.begin(chunk_.begin)) {
-      decode_values(block_.find(finder_), block_.decoded());
+      const Chunk& chunk = block_.find(finder_);
+      decode_values(chunk, block_.decoded());
       block_.finish<Int8Channels>();
     }
     return block_.at(chunk_.begin);
@@ -186,7 +187,8 @@ class Fp8Source : public TileSource {
 
   const float* decode_v(float* /*unused*/) {
     if (block_.begin(chunk_.begin)) {
-      decode_values(block_.find(finder_), block_.decoded());
+      const Chunk& chunk = block_.find(finder_);
+      decode_values(chunk, block_.decoded());
       block_.finish<Fp8Channels>();
     }
     return block_.at(chunk_.begin);
