@@ -237,7 +237,7 @@ VMap make_v_map(const MapKey& key, int lanes) {
 
 namespace {
 
-/// Fills `word` and `shuffle`.
+/// Fills `word`, `second` and `shuffle`.
 void find_words(QuadClass& quad) {
   std::array<std::int32_t, 4> word{};
   for (int i = 0; i < 4; ++i) {
@@ -245,14 +245,18 @@ void find_words(QuadClass& quad) {
     for (int d = 0; d < 4; ++d) {
       for (int t = 0; t < 4; ++t) at[4 * d + t] = quad.token[four_tokens(i)[t]] + quad.dim[d];
     }
-    word[i] = *std::min_element(at.begin(), at.end());
+    std::array<std::int32_t, 16> sorted = at;
+    std::sort(sorted.begin(), sorted.end());
+    word[i] = sorted[0];
+    const std::int32_t second = sorted[8] - sorted[0];
     std::array<std::uint8_t, 16> shuffle{};
     for (int k = 0; k < 16; ++k) {
-      if (at[k] - word[i] >= 16) return;
-      shuffle[k] = static_cast<std::uint8_t>(at[k] - word[i]);
+      if (sorted[k] != word[i] + (k < 8 ? k : second + k - 8)) return;
+      shuffle[k] = static_cast<std::uint8_t>(std::find(sorted.begin(), sorted.end(), at[k]) - sorted.begin());
     }
-    if (i > 0 && shuffle != quad.shuffle) return;
+    if (i > 0 && (shuffle != quad.shuffle || second != quad.second)) return;
     quad.shuffle = shuffle;
+    quad.second = second;
   }
   quad.word = word;
 }

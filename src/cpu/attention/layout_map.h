@@ -143,9 +143,10 @@ struct QuadClass {
   std::array<std::int32_t, 4> dim;
   std::vector<std::int32_t> base;
   std::vector<std::int32_t> first_dim;
-  /// Where the 16 values of four_tokens(i) lie next to each other, [i] from the base, and in which order:
-  /// value t of dim d is the shuffle[4 d + t]-th. -1: they do not.
+  /// Where the 16 values of four_tokens(i) lie, two times eight next to each other: [i] from the base, and
+  /// `second` beyond that; value t of dim d is the shuffle[4 d + t]-th of them. -1: they lie otherwise.
   std::array<std::int32_t, 4> word{-1, -1, -1, -1};
+  std::int32_t second = 0;
   std::array<std::uint8_t, 16> shuffle{};
 };
 

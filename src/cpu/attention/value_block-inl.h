@@ -221,21 +221,29 @@ class ValueBlock {
     }
   }
 
-  /// Where 16 values, four tokens of four dims, lie together.
+  /// Where four tokens of four dims lie in two runs of eight values.
   void pack_words(const QuadClass& quads, std::int32_t* out) const {
     const F d;
+    const hn::Half<F> half;
     const hn::Rebind<std::int8_t, F> byte;
     const auto order = hn::LoadU(byte, reinterpret_cast<const std::int8_t*>(quads.shuffle.data()));  // NOLINT
-    const float* tiles = decoded();
-    for (std::size_t quad = 0; quad < quads.base.size(); ++quad) {
-      HWY_ALIGN float inverses[kMaxLanes];
-      for (int k = 0; k < 16; ++k) inverses[quads.shuffle[k]] = s_.v_inverse[quads.first_dim[quad] + k / 4];
-      const VF inverse = hn::Load(d, inverses);
-      std::int32_t* to = out + quads.first_dim[quad];
-      for (int i = 0; i < chunk_.tiles * 4; ++i, to += layer_.v_dim) {
-        const float* x = tiles + i / 4 * tile_floats() + quads.base[quad] + quads.word[i % 4];
-        const auto codes = hn::DemoteTo(byte, code_of(hn::LoadU(d, x), inverse));
-        hn::StoreU(hn::TableLookupBytes(codes, order), byte, reinterpret_cast<std::int8_t*>(to));
+    const int count = static_cast<int>(quads.base.size());
+    HWY_ALIGN float inverses[kMaxDim / 4 * kMaxLanes];  // in the order of the values
+    for (int quad = 0; quad < count; ++quad) {
+      const float* inverse = s_.v_inverse + quads.first_dim[quad];
+      for (int k = 0; k < 16; ++k) inverses[quad * kMaxLanes + quads.shuffle[k]] = inverse[k / 4];
+    }
+    const float* tile = decoded();
+    for (int i = 0; i < chunk_.tiles; ++i, tile += tile_floats(), out += 4 * layer_.v_dim) {
+      for (int quad = 0; quad < count; ++quad) {
+        const VF inverse = hn::Load(d, inverses + quad * kMaxLanes);
+        for (int w = 0; w < 4; ++w) {
+          const float* x = tile + quads.base[quad] + quads.word[w];
+          const VF values = hn::Combine(d, hn::LoadU(half, x + quads.second), hn::LoadU(half, x));
+          const auto codes = hn::TableLookupBytes(hn::DemoteTo(byte, code_of(values, inverse)), order);
+          std::int32_t* to = out + w * layer_.v_dim + quads.first_dim[quad];
+          hn::StoreU(codes, byte, reinterpret_cast<std::int8_t*>(to));
+        }
       }
     }
   }
