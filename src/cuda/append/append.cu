@@ -33,7 +33,6 @@ __global__ void __launch_bounds__(kWindowWarps<kScale> * 32, kPlain ? (kScale ==
 template <DType kType, bool kAsymmetric, AppendScale kScale, RowKind kKind>
 __global__ void __launch_bounds__(kRowThreads, 8)
     append_single_rows(const __grid_constant__ AppendParams params, const int first) {
-  begin_append(params);
   append_rows<AppendTraits<kType, kAsymmetric, kScale, kKind>>(params, params.parts[first + blockIdx.z]);
 }
 

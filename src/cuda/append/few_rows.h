@@ -42,15 +42,19 @@ __device__ __forceinline__ void append_row(const AppendParams& p, const AppendPa
   }
 }
 
-/// blockIdx.x: token, blockIdx.y: group of KV heads.
+/// blockIdx.x: token, blockIdx.y: group of KV heads. Begins the append, too.
 template <class Traits>
 __device__ __forceinline__ void append_rows(const AppendParams& p, const AppendPart& part) {
   RowLane lane(part);
   const int head =
       static_cast<int>(blockIdx.y * (blockDim.x >> part.segment_log2) + (threadIdx.x >> part.segment_log2));
   lane.live &= head < p.kv_heads;
-  append_row<Traits>(p, part, lane, blockIdx.x, head,
-                     [&] { return slot_of<warp_request_of>(p, blockIdx.x); });
+  const auto look_up = [&] { return slot_of<warp_request_of>(p, blockIdx.x); };
+  std::int64_t known = -1;
+  if (p.next_knows) let_next_kernel_start();
+  if (p.settled) known = look_up();
+  begin_append(p);
+  append_row<Traits>(p, part, lane, blockIdx.x, head, [&] { return p.settled ? known : look_up(); });
 }
 
 }  // namespace halftone::cuda

@@ -133,6 +133,8 @@ struct RowsLoader {
 #pragma unroll 1
     for (int index = 0; s.queue.has(index); ++index) {
       load_values(s.queue.items[index % ItemQueue::kCapacity], piece, policy);
+      __syncwarp();
+      if (lane == 0) barrier_arrive(shared_address(&s.queries_empty[index % 2]));
     }
   }
 };
@@ -154,7 +156,7 @@ __device__ inline void start_rows(const DecodeRowsParams& params, typename Decod
     init(s.values_full, 4);
     init(s.values_empty, 4);
     init(s.queries_full, Traits::kQueryWarps);
-    init(s.queries_empty, 4 * Traits::kTeams);
+    init(s.queries_empty, Traits::kItemReaders);
   }
   if (!p.cache_settled) wait_for_previous_kernel();
   s.queue.start(ItemQueue::fetch(p.list, blockIdx.x, lane), bounds_of(p), lane);
