@@ -30,10 +30,11 @@ __global__ void __launch_bounds__(kWindowWarps<kScale> * 32, kPlain ? (kScale ==
   }
 }
 
+/// The same of blockIdx.x: V, whose stores are more, then has as many multiprocessors as K.
 template <DType kType, bool kAsymmetric, AppendScale kScale, RowKind kKind>
 __global__ void __launch_bounds__(kRowThreads, 8)
     append_single_rows(const __grid_constant__ AppendParams params, const int first) {
-  append_rows<AppendTraits<kType, kAsymmetric, kScale, kKind>>(params, params.parts[first + blockIdx.z]);
+  append_rows<AppendTraits<kType, kAsymmetric, kScale, kKind>>(params, params.parts[first + blockIdx.x]);
 }
 
 enum class Variant : std::uint8_t { kWindows, kPlainWindows, kRows, kWholeRows };
@@ -82,7 +83,7 @@ const void* kernel_of(const KvFormat& format, Variant variant) {
 /// How an append of one part, or of two alike, is launched.
 struct AppendLaunch {
   const void* kernel;
-  dim3 grid;  // z: parts
+  dim3 grid;
   int threads;
 };
 
@@ -94,7 +95,7 @@ AppendLaunch launch_of(const AppendParams& params, const AppendPart& a, RowKind 
   const int lanes = std::min(params.kv_heads, rows) << a.segment_log2, row_warps = (lanes + 31) / 32;
   if (!meets && params.tokens * blocks(rows) * row_warps <= kFewWarps) {
     return {kernel_of(a.part.format, kind == RowKind::kAny ? Variant::kRows : Variant::kWholeRows),
-            dim3(static_cast<unsigned>(params.tokens), blocks(rows), parts), row_warps * 32};
+            dim3(parts, blocks(rows), static_cast<unsigned>(params.tokens)), row_warps * 32};
   }
   const std::int64_t units = (params.tokens + kWindow - 1) / kWindow << (a.segment_log2 - 3);
   const int warps = std::min(params.kv_heads, meets ? kMeetWarps : kAppendWarps);
