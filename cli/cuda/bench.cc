@@ -262,8 +262,7 @@ BenchRow Bench::Impl::attention(const BenchCase& setup) {
   const auto call = [&](int layer, Stream stream) {
     if (setup.with_schedule && layer == 0) schedule(plan, lengths, workspace, stream);
     const AttentionArgs& args = layers[static_cast<std::size_t>(layer)];
-    if (separate)
-      step->append_to(std::get<PagedKv>(args.kv), step->layer(layer), args.cache_settled, stream);
+    if (separate) step->append_to(std::get<PagedKv>(args.kv), step->layer(layer), args.cache_settled, stream);
     halftone::run(plan, args, workspace, stream);
   };
   if (prefill) {

@@ -122,8 +122,8 @@ TEST(DeviceAppendStep, AppendRightBeforeRun) {
   };
   for (const Kernel& kernel :
        {Kernel{"int4-g32", "", 1, 128}, Kernel{"int4-g32", "", 8, 128}, Kernel{"fp8", "", 12, 128},
-        Kernel{"int8-head", "", 12, 128}, Kernel{"int8-token", "", 1, 128}, Kernel{"bf16", "int4-g32", 2, 128},
-        Kernel{"bf16", "", 1, 64}, Kernel{"int4-g32", "bf16", 1, 128}}) {
+        Kernel{"int8-head", "", 12, 128}, Kernel{"int8-token", "", 1, 128},
+        Kernel{"bf16", "int4-g32", 2, 128}, Kernel{"bf16", "", 1, 64}, Kernel{"int4-g32", "bf16", 1, 128}}) {
     AttentionCase row;
     row.k_format = kernel.k;
     row.v_format = kernel.v;

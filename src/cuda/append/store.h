@@ -46,9 +46,9 @@ struct ChunkStore {
     }
   }
 
-  /// token() by all lanes of a warp, rows being theirs: what four neighbours have of V in 8 bits goes to 32 byte
-  /// sectors, one chunk after another, so that a store touches a quarter of the lines that it would if each lane
-  /// wrote its own chunk. `writes`: alike in four neighbours.
+  /// token() by all lanes of a warp, rows being theirs: what four neighbours have of V in 8 bits goes to 32
+  /// byte sectors, one chunk after another, so that a store touches a quarter of the lines that it would if
+  /// each lane wrote its own chunk. `writes`: alike in four neighbours.
   __device__ __forceinline__ void token_together(const Codes& codes, int place, std::uint8_t* tile,
                                                  bool writes) const {
     if constexpr (kBits == 8) {

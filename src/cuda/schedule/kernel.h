@@ -181,12 +181,6 @@ __device__ inline void build_queue_block(const ScheduleBuildParams& p, const Pas
   if (threadIdx.x == 0) seal(p, *s.header);
 }
 
-/// Of those that a thread takes, the first one. Neighbours are in different warps: they differ in what they do.
-__device__ inline int first_worker() {
-  static_assert(kScheduleThreads == 32 * 32);
-  return static_cast<int>(threadIdx.x % 32 * 32 + threadIdx.x / 32);
-}
-
 __device__ inline void build_schedule_block(const ScheduleBuildParams& p, const PassBuildParams& pass) {
   const planning::Schedule& s = pass.schedule;
   const planning::ScheduleParams& shape = s.params;
@@ -203,7 +197,7 @@ __device__ inline void build_schedule_block(const ScheduleBuildParams& p, const 
   }
   if (thread == 0) planning::divide_steps(s);
   __syncthreads();
-  for (int w = first_worker(); w <= shape.workers; w += kScheduleThreads) {
+  for (int w = thread; w <= shape.workers; w += kScheduleThreads) {
     if (w < shape.workers) pass.list.counts[w] = 0;
     if (w <= header.active) planning::locate_worker(s, w);
   }
@@ -218,7 +212,7 @@ __device__ inline void build_schedule_block(const ScheduleBuildParams& p, const 
   }
   __syncthreads();
   zero_arrivals(pass, slots_before);
-  for (int w = first_worker(); w < header.active; w += kScheduleThreads) list_items(s, pass.list, w);
+  for (int w = thread; w < header.active; w += kScheduleThreads) list_items(s, pass.list, w);
   if (thread == 0) {
     header.partials = static_cast<std::int32_t>(slots_before);
     seal(p, header);
