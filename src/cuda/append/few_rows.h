@@ -34,10 +34,16 @@ __device__ __forceinline__ void append_row(const AppendParams& p, const AppendPa
   typename Traits::Codes codes;
   codes.encode(params, rows.x[0]);
   const bool writes = lane.live && wanted;
+  if (!Traits::kTogether && !writes) return;
   const int place = static_cast<int>(slot % kTileTokens);
   std::uint8_t* at = tile_of(p, slot) + head * p.head_bytes;
-  typename Traits::Store(part, part.part.which, lane.chunk).token_together(codes, place, at, writes);
-  if (!writes) return;
+  const typename Traits::Store store(part, part.part.which, lane.chunk);
+  if constexpr (Traits::kTogether) {
+    store.token_together(codes, place, at, writes);
+    if (!writes) return;
+  } else {
+    store.token(codes, place, at);
+  }
   if (Traits::kScale == AppendScale::kRow && (lane.chunk & ((1 << Traits::group_log2(part)) - 1)) == 0) {
     typename Traits::Params(part, lane.chunk).token(params, place, at);
   }

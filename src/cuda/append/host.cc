@@ -131,7 +131,7 @@ void append_step(const AttentionArgs& args, const planning::Schedule& schedule, 
   const DeviceScope scope(cache.pages.device.index);
   AppendParams p = step_params(args, schedule);
   p.next_knows = true;
-  p.settled = args.cache_settled;
+  p.settled = args.cache_settled && p.slot_mapping == nullptr;  // which may be as new as K and V
   launch(cache, p, stream);
 }
 
