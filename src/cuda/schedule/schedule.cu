@@ -1,5 +1,3 @@
-#include "cuda/device/launch.h"
-#include "cuda/device/ptx.h"
 #include "cuda/schedule/kernel.h"
 #include "cuda/schedule/params.h"
 
@@ -8,8 +6,6 @@ namespace {
 
 __global__ void __launch_bounds__(kScheduleThreads, 1)
     build(const __grid_constant__ ScheduleBuildParams params) {
-  wait_for_previous_kernel();
-  let_next_kernel_start();
   const PassBuildParams& pass = params.passes[blockIdx.x];
   if (pass.schedule.params.queue_tokens > 0) {
     build_queue_block(params, pass);
@@ -22,8 +18,8 @@ __global__ void __launch_bounds__(kScheduleThreads, 1)
 
 int launch_schedule(const ScheduleBuildParams& params, void* stream) {
   const void* arguments[] = {&params};
-  return launch_early(reinterpret_cast<const void*>(&build), dim3(params.count), dim3(kScheduleThreads),
-                      arguments, stream);
+  return cudaLaunchKernel(reinterpret_cast<const void*>(&build), dim3(params.count), dim3(kScheduleThreads),
+                          const_cast<void**>(arguments), 0, static_cast<cudaStream_t>(stream));
 }
 
 }  // namespace halftone::cuda
