@@ -97,8 +97,6 @@ struct ValueConverter {
           barrier_arrive(shared_address(&s.empty[from.stage]));
         }
       }
-      __syncwarp();
-      if (lane == 0) barrier_arrive(shared_address(&s.queries_empty[index % 2]));
     }
   }
 };

@@ -133,8 +133,6 @@ struct RowsLoader {
 #pragma unroll 1
     for (int index = 0; s.queue.has(index); ++index) {
       load_values(s.queue.items[index % ItemQueue::kCapacity], piece, policy);
-      __syncwarp();
-      if (lane == 0) barrier_arrive(shared_address(&s.queries_empty[index % 2]));
     }
   }
 };
@@ -156,7 +154,7 @@ __device__ inline void start_rows(const DecodeRowsParams& params, typename Decod
     init(s.values_full, 4);
     init(s.values_empty, 4);
     init(s.queries_full, Traits::kQueryWarps);
-    init(s.queries_empty, Traits::kItemReaders);
+    init(s.queries_empty, 4 * Traits::kTeams);
   }
   if (!p.cache_settled) wait_for_previous_kernel();
   s.queue.start(ItemQueue::fetch(p.list, blockIdx.x, lane), bounds_of(p), lane);

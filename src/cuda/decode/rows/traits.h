@@ -30,11 +30,6 @@ struct DecodeRowsTraits {
   static constexpr int kQueryWarps = 2;
   static constexpr int kThreads = 512;
   static constexpr int kComputeThreads = 128 * kTeams;
-  // Warps that pass an item without its queries, which come for the item after the next only when all of
-  // these are done with it: those that compute and convert, and the one that loads V. So none of them is ever
-  // further behind the computing ones than that, however many items have no keys, and the queue keeps what
-  // they read.
-  static constexpr int kItemReaders = 4 * kTeams + 4 + 1;
   // Per thread; 128 for each of 512 at first.
   static constexpr int kComputeRegisters = 208, kConvertRegisters = 40, kOtherRegisters = 56;
   static_assert(kTeams * kComputeRegisters + kConvertRegisters + kOtherRegisters <= 512);
