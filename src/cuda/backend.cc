@@ -177,7 +177,9 @@ void run(const Plan::Impl& plan, const AttentionArgs& args, std::byte* workspace
       run_prefill(plan, args, parts, i, stream);
     } else if (plan.kernel(passes[i]).latent) {
       AttentionParams params = attention_params(plan, args, parts, i);
-      if (separate && i == 0) params.cache_settled = false;  // the kernel before it has just written there
+      if ((separate || args.new_tokens_late) && i == 0) {
+        params.cache_settled = false;  // the kernel before it has just written there
+      }
       launch(kernels[i], &params, plan, passes[i], stream);
     } else {
       advanced |= run_decode(kernels[i], plan, args, parts, i, fused, stream);
