@@ -38,6 +38,7 @@ struct ItemEnd {
   /// Adds up the states of the scores' warps and normalises O: a row is then the mean of V by P, with the LSE
   /// (base 2).
   __device__ void normalise(O& o, float2 (&lse)[kTiles]) const {
+    o.settle();
     float2 by[kTiles], unit[kTiles];
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
@@ -61,11 +62,7 @@ struct ItemEnd {
     }
     o.scale(by);
     o.scale(unit);
-    o.pair();
   }
-
-  /// First of the adjacent dims of m-tile `m` that the lane has.
-  __device__ unsigned dim(int m) const { return (O::kDimTiles * warp + m) * 16 + O::first_of_pair(lane); }
 
   /// One of the lane's rows of an n-tile: calls f(row of the item, LSE, index within x).
   template <class F>
@@ -102,7 +99,7 @@ struct ItemEnd {
       const std::int64_t row_at = place.token * p.out_token_stride + place.head * p.out_head_stride;
 #pragma unroll
       for (int m = 0; m < O::kDimTiles; ++m) {
-        write_pair(row_at + dim(m), o.x[m][n][i] * end.scale, o.x[m][n][2 + i] * end.scale);
+        write_pair(row_at + O::dim(m), o.x[m][n][i] * end.scale, o.x[m][n][2 + i] * end.scale);
       }
       if (once()) write_lse(place, end.lse);
     });
@@ -123,7 +120,7 @@ struct ItemEnd {
       const float* values = slot_row(slot, row);
 #pragma unroll
       for (int m = 0; m < O::kDimTiles; ++m) {
-        const float2 v = *reinterpret_cast<const float2*>(values + dim(m));
+        const float2 v = *reinterpret_cast<const float2*>(values + O::dim(m));
         o.x[m][n][i] = by.mix(v.x, o.x[m][n][i]);
         o.x[m][n][2 + i] = by.mix(v.y, o.x[m][n][2 + i]);
       }
@@ -136,7 +133,7 @@ struct ItemEnd {
       float* values = slot_row(slot, row);
 #pragma unroll
       for (int m = 0; m < O::kDimTiles; ++m) {
-        *reinterpret_cast<float2*>(values + dim(m)) = {o.x[m][n][i], o.x[m][n][2 + i]};
+        *reinterpret_cast<float2*>(values + O::dim(m)) = {o.x[m][n][i], o.x[m][n][2 + i]};
       }
       if (once()) *slot_state(slot, row) = {own, own == kMinus ? 0.0f : 1.0f};
     });

@@ -165,6 +165,8 @@ __device__ inline void latent_few_worker(const AttentionParams& params, int work
     } else {
       if constexpr (Traits::kOutputRegisters < Traits::kFirstRegisters) {
         shrink_registers<Traits::kOutputRegisters>();
+      } else if constexpr (Traits::kOutputRegisters > Traits::kFirstRegisters) {
+        grow_registers<Traits::kOutputRegisters>();
       }
       latent_output<C>(params, s);
     }

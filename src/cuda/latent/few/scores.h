@@ -1,6 +1,7 @@
 // S^T = K Q^T and the softmax of a tile of 16 or 32 tokens, by one warp.
 #pragma once
 
+#include "cuda/latent/few/codes.h"
 #include "cuda/latent/few/queries.h"
 
 namespace halftone::cuda {
@@ -32,9 +33,13 @@ struct Tile {
 #pragma unroll
       for (int m = 0; m < kTiles; ++m) {
         float above = 1.0f, below = 1.0f;
-        if constexpr (Traits::kScaled) {
+        if constexpr (Traits::kInteger) {
+          add_offsets(s, group, m, x[m]);
+        }
+        if constexpr (!Traits::kBf16) {
           above = scale(s, group, token(m)), below = scale(s, group, token(m) + 8);
         }
+        if constexpr (Traits::kInteger) above *= kIntegerUnit, below *= kIntegerUnit;
 #pragma unroll
         for (int n = 0; n < kRowTiles; ++n) {
 #pragma unroll
@@ -46,29 +51,59 @@ struct Tile {
 
   /// The scale of a token for a group of dims.
   __device__ float scale(const Shared& s, int group, unsigned token) const {
-    return reinterpret_cast<const float*>(&s.scales[stage][token])[group];
+    return few_scale<C>(s.scales[stage], group, token);
   }
 
  private:
-  /// The lane's 16 bytes of a chunk of its two tokens.
+  static constexpr int kPieceDims = Traits::kBf16 ? 8 : 16;         // of a lane
+  static constexpr int kPieceWords = kPieceDims * Traits::kBits / 32;  // of its codes
+
+  /// A lane's piece of its two tokens.
   struct Pair {
-    std::uint32_t above[4], below[4];
+    std::uint32_t above[kPieceWords], below[kPieceWords];
     __device__ Pair(const std::uint8_t* first, int row_bytes) {
-      const uint4 upper = *reinterpret_cast<const uint4*>(first);
-      const uint4 lower = *reinterpret_cast<const uint4*>(first + 8 * row_bytes);
-      above[0] = upper.x, above[1] = upper.y, above[2] = upper.z, above[3] = upper.w;
-      below[0] = lower.x, below[1] = lower.y, below[2] = lower.z, below[3] = lower.w;
+      const std::uint8_t* const second = first + 8 * row_bytes;
+      if constexpr (kPieceWords == 2) {
+        const uint2 upper = *reinterpret_cast<const uint2*>(first);
+        const uint2 lower = *reinterpret_cast<const uint2*>(second);
+        above[0] = upper.x, above[1] = upper.y, below[0] = lower.x, below[1] = lower.y;
+      } else {
+        const uint4 upper = *reinterpret_cast<const uint4*>(first);
+        const uint4 lower = *reinterpret_cast<const uint4*>(second);
+        above[0] = upper.x, above[1] = upper.y, above[2] = upper.z, above[3] = upper.w;
+        below[0] = lower.x, below[1] = lower.y, below[2] = lower.z, below[3] = lower.w;
+      }
     }
   };
 
+  /// The codes of two tokens for k-step `step` of a piece, in f16; integers as they are stored, without a
+  /// sign, in units of 2^-24.
+  static __device__ void step_of(const Pair& k, int step, std::uint32_t (&a)[4]) {
+    if constexpr (Traits::kBits == 4) {
+      const std::uint32_t above = k.above[step / 2] >> step % 2 * 8, below = k.below[step / 2] >> step % 2 * 8;
+      a[0] = above & 0x000f000fu, a[1] = below & 0x000f000fu;
+      a[2] = above & 0x00f000f0u, a[3] = below & 0x00f000f0u;
+    } else if constexpr (Traits::kInteger) {
+      a[0] = even_codes(k.above[step]), a[1] = even_codes(k.below[step]);
+      a[2] = even_codes(k.above[step] >> 8), a[3] = even_codes(k.below[step] >> 8);
+    } else {
+      a[0] = e4m3x2_to_f16x2(k.above[step]), a[1] = e4m3x2_to_f16x2(k.below[step]);
+      a[2] = e4m3x2_to_f16x2(k.above[step], true), a[3] = e4m3x2_to_f16x2(k.below[step], true);
+    }
+  }
+
   __device__ void multiply_group(const Shared& s, int group, Sums& sums) const {
-    constexpr int kPieceDims = Traits::kScaled ? 16 : 8, kPieces = Traits::kGroupDims / 4 / kPieceDims;
+    constexpr int kPieces = Traits::kGroupDims / 4 / kPieceDims;
     const unsigned g = lane() / 4, c = lane() % 4;
 #pragma unroll
     for (int j = 0; j < kPieces; ++j) {
-      const unsigned chunk = Traits::kRowChunks / Traits::kGroups * group + 4 * j + c;
+      const unsigned piece = Traits::kGroupDims / kPieceDims * group + 4 * j + c;
       const auto pair = [&](int m) {
-        return Pair(s.codes[stage] + code_place(token(m), chunk, Traits::kRowBytes), Traits::kRowBytes);
+        constexpr bool kPairs = kPieceWords == 2;
+        const unsigned chunk = kPairs ? piece / 2 : piece;
+        return Pair(s.codes[stage] + code_place<kPairs>(token(m), chunk, Traits::kRowPitch) +
+                        (kPairs ? piece % 2 * 8 : 0),
+                    Traits::kRowPitch);
       };
       const Pair first = pair(0), second = pair(kTiles - 1);
 #pragma unroll
@@ -76,24 +111,22 @@ struct Tile {
         uint4 q[kRowTiles];
 #pragma unroll
         for (int n = 0; n < kRowTiles; ++n) {
-          q[n] = *reinterpret_cast<const uint4*>(&s.queries[8 * n + g][chunk * kPieceDims + 8 * part]);
+          q[n] = *reinterpret_cast<const uint4*>(&s.queries[8 * n + g][piece * kPieceDims + 8 * part]);
         }
 #pragma unroll
         for (int step = 0; step < 2; ++step) {
 #pragma unroll
           for (int m = 0; m < kTiles; ++m) {
             const Pair& k = m == 0 ? first : second;
-            if constexpr (Traits::kScaled) {
-              const int word = 2 * part + step;
-              const std::uint32_t a[4] = {e4m3x2_to_f16x2(k.above[word]), e4m3x2_to_f16x2(k.below[word]),
-                                          e4m3x2_to_f16x2(k.above[word], true),
-                                          e4m3x2_to_f16x2(k.below[word], true)};
+            if constexpr (Traits::kBf16) {
+              multiply_pair(k.above, k.below, q, step, sums[m]);
+            } else {
+              std::uint32_t a[4];
+              step_of(k, 2 * part + step, a);
 #pragma unroll
               for (int n = 0; n < kRowTiles; ++n) {
                 mma_f16(sums[m][n], a, step == 0 ? q[n].x : q[n].z, step == 0 ? q[n].y : q[n].w);
               }
-            } else {
-              multiply_pair(k, q, step, sums[m]);
             }
           }
         }
@@ -101,11 +134,22 @@ struct Tile {
     }
   }
 
+  /// What integers lack: a min, or the sign, times the sum of Q's dims.
+  __device__ void add_offsets(const Shared& s, int group, int m, float (&x)[kRowTiles][4]) const {
+    const float above = few_offset<C>(s.scales[stage], group, token(m)),
+                below = few_offset<C>(s.scales[stage], group, token(m) + 8);
+#pragma unroll
+    for (int n = 0; n < kRowTiles; ++n) {
+      const float2 sum = *reinterpret_cast<const float2*>(&s.query_sums[group][8 * n + lane() % 4 * 2]);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) x[n][i] = fmaf(i % 2 == 0 ? sum.x : sum.y, i < 2 ? above : below, x[n][i]);
+    }
+  }
+
   /// One k-step of 16-bit values.
-  static __device__ void multiply_pair(const Pair& k, const uint4 (&q)[kRowTiles], int step,
-                                       float (&sums)[kRowTiles][4]) {
-    const std::uint32_t a[4] = {k.above[2 * step], k.below[2 * step], k.above[2 * step + 1],
-                                k.below[2 * step + 1]};
+  static __device__ void multiply_pair(const std::uint32_t (&above)[4], const std::uint32_t (&below)[4],
+                                       const uint4 (&q)[kRowTiles], int step, float (&sums)[kRowTiles][4]) {
+    const std::uint32_t a[4] = {above[2 * step], below[2 * step], above[2 * step + 1], below[2 * step + 1]};
 #pragma unroll
     for (int n = 0; n < kRowTiles; ++n) {
       mma_bf16(sums[n], a, step == 0 ? q[n].x : q[n].z, step == 0 ? q[n].y : q[n].w);
@@ -128,21 +172,25 @@ struct Tile {
       const unsigned chunk = 4 * i + c;
 #pragma unroll
       for (int m = 0; m < kTiles; ++m) {
-        const Pair k(s.rope[stage] + rope_place(token(m), chunk), 2 * Traits::kRope);
+        const std::uint8_t* const first = s.rope[stage] + rope_place(token(m), chunk);
+        const uint4 upper = *reinterpret_cast<const uint4*>(first);
+        const uint4 lower = *reinterpret_cast<const uint4*>(first + 8 * 2 * Traits::kRope);
+        const std::uint32_t above[4] = {upper.x, upper.y, upper.z, upper.w};
+        const std::uint32_t below[4] = {lower.x, lower.y, lower.z, lower.w};
         uint4 q[kRowTiles];
 #pragma unroll
         for (int n = 0; n < kRowTiles; ++n) {
           q[n] = *reinterpret_cast<const uint4*>(&s.rotary[0][8 * n + g][8 * chunk]);
         }
-        multiply_pair(k, q, 0, x[m]);
-        multiply_pair(k, q, 1, x[m]);
+        multiply_pair(above, below, q, 0, x[m]);
+        multiply_pair(above, below, q, 1, x[m]);
         if (!two_parts) continue;
 #pragma unroll
         for (int n = 0; n < kRowTiles; ++n) {
           q[n] = *reinterpret_cast<const uint4*>(&s.rotary[1][8 * n + g][8 * chunk]);
         }
-        multiply_pair(k, q, 0, x[m]);
-        multiply_pair(k, q, 1, x[m]);
+        multiply_pair(above, below, q, 0, x[m]);
+        multiply_pair(above, below, q, 1, x[m]);
       }
     }
   }
@@ -151,7 +199,7 @@ struct Tile {
 /// The softmax of a warp's tiles.
 ///
 /// P is stored once per group of V's dims, times its scale, in f16 and in units of 2^k of the row and the
-/// group; or, where V has no scales, once in bf16. Like a running maximum, the unit follows the largest
+/// group; or once, in f16, where the output's warps multiply with the scales, and in bf16 where V has none. Like a running maximum, the unit follows the largest
 /// product: it is raised so that this stands below 2^kFirstLog2 when one reaches 2^kLargestLog2. So every f32
 /// scale is served, and a token with a large scale and a small probability does not push others out of f16's
 /// range. The maximum itself only keeps fp32 in range. What another row needs changes no bit of a row.
@@ -340,9 +388,9 @@ struct TileSoftmax {
 
   static __device__ void load_scales(const Shared& s, const Tile<C>& tile, int m,
                                      float (&scales)[Traits::kScales][2]) {
-    if constexpr (Traits::kScaled) {
-      const float4 above = s.scales[tile.stage][tile.token(m)],
-                   below = s.scales[tile.stage][tile.token(m) + 8];
+    if constexpr (Traits::kScales == 4) {
+      const auto* const all = reinterpret_cast<const float4*>(s.scales[tile.stage]);
+      const float4 above = all[tile.token(m)], below = all[tile.token(m) + 8];
       scales[0][0] = above.x, scales[1][0] = above.y, scales[2][0] = above.z, scales[3][0] = above.w;
       scales[0][1] = below.x, scales[1][1] = below.y, scales[2][1] = below.z, scales[3][1] = below.w;
     } else {
@@ -363,7 +411,7 @@ struct TileSoftmax {
         for (int i = 0; i < 2; ++i) {
           const float first = x[n][2 * i] * scales[group][i] * power[group][n][0];
           const float second = x[n][2 * i + 1] * scales[group][i] * power[group][n][1];
-          words[group][n][i] = Traits::kScaled ? pack_f16x2(first, second) : pack_bf16x2(first, second);
+          words[group][n][i] = Traits::kBf16 ? pack_bf16x2(first, second) : pack_f16x2(first, second);
         }
       }
     }
@@ -385,7 +433,7 @@ struct TileSoftmax {
       }
     }
     low = __vmaxu2(low, high);
-    constexpr unsigned kLimit = Traits::kScaled ? (kLargestLog2 + 15) << 10 : (kLargestLog2 + 127) << 7;
+    constexpr unsigned kLimit = Traits::kBf16 ? (kLargestLog2 + 127) << 7 : (kLargestLog2 + 15) << 10;
     return (low & 0xffff) >= kLimit || low >> 16 >= kLimit;
   }
 
