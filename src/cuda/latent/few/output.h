@@ -204,13 +204,13 @@ struct Output {
       for (int half = 0; half < 2; ++half) add_offset(mins[2 * half], mins[2 * half + 1], prob[half]);
     }
     std::uint32_t factors[4];
-    if (scales.raise(few_scale<C>(from, warp, lane))) {
+    if (scales.raise(few_scale<C>(from, warp * 64 / Traits::kGroupDims, lane))) {
       float2 by[kTiles];
 #pragma unroll
       for (int n = 0; n < kTiles; ++n) by[n] = {scales.fall, scales.fall};
       scale(by, Traits::kBits != 4);  // mins are not in units of the scales
     }
-    scales.factors(few_scale<C>(from, warp, lane), lane, factors);
+    scales.factors(few_scale<C>(from, warp * 64 / Traits::kGroupDims, lane), lane, factors);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
 #pragma unroll

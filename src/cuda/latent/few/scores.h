@@ -26,7 +26,7 @@ struct Tile {
   /// with the scale: any f32 scale is exact.
   __device__ void multiply(const Shared& s, bool two_parts, Sums& x) const {
     multiply_rotary(s, two_parts, x);
-#pragma unroll(kTiles == 1 ? 2 : 1)  // registers
+#pragma unroll(kTiles * kRowTiles <= 2 ? 2 : 1)  // registers
     for (int group = 0; group < Traits::kGroups; ++group) {
       Sums sums = {};
       multiply_group(s, group, sums);

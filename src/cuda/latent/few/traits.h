@@ -31,7 +31,10 @@ struct LatentFewTraits {
   static constexpr int kGroups = kLatent / kGroupDims;
   // Either P is multiplied with the scales before it is stored, group by group, or its one copy by the
   // output's warps.
-  static constexpr int kScales = kCodes == LatentCodes::kFp8 ? kGroups : 1;  // copies of P
+#ifndef FP8_LATE
+#define FP8_LATE 0
+#endif
+  static constexpr int kScales = kCodes == LatentCodes::kFp8 && !FP8_LATE ? kGroups : 1;  // copies of P
   static constexpr bool kScaledLate = !kBf16 && kScales == 1;
   static constexpr int kBits = kBf16 ? 16 : kCodes == LatentCodes::kInt4 ? 4 : 8;  // of a code
   static constexpr int kRowBytes = kLatent * kBits / 8, kRowChunks = kRowBytes / 16;  // of codes
@@ -53,8 +56,8 @@ struct LatentFewTraits {
   static constexpr int kRows = C.rows, kRowTiles = kRows / 8;  // N of a product
   // Per thread. The block's warps share what they start with: 65,536 in units of 8 per thread.
   static constexpr int kFirstRegisters = 65536 / kThreads / 8 * 8;
-  static constexpr int kLoadRegisters = 32, kOutputRegisters = kTiles == 1 ? 80 : kScaledLate ? 136 : 128;
-  static constexpr int kScoreRegisters = kTiles == 1 ? 144 : kScaledLate ? 208 : 224;
+  static constexpr int kLoadRegisters = 32, kOutputRegisters = kTiles == 1 ? (kRows == 32 ? 112 : 80) : kScaledLate ? 136 : 128;
+  static constexpr int kScoreRegisters = kTiles == 1 ? (kRows == 32 ? 112 : 144) : kScaledLate ? 208 : 224;
   static_assert(kScoreWarps * kScoreRegisters + kOutputWarps * kOutputRegisters +
                     kLoadWarps * kLoadRegisters <=
                 kThreads / 32 * kFirstRegisters);
@@ -83,6 +86,7 @@ struct LatentFewTraits {
     float2 state[2][kScoreWarps][kRows];  // maximum, sum
     float factor[2][kRows];               // turns a raw product into a base-2 logit
     RowPlace places[2][kRows];
+    KeyRange unmasked[2];  // keys that all rows see
     Softcap softcap;
     std::uint64_t full[kStages], empty[kStages];        // stages: load -> scores, output -> load and scores
     std::uint64_t weighed[kSlots];                      // slots: scores -> output
