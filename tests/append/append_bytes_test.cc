@@ -136,9 +136,7 @@ TEST_P(AppendOnRunners, LatentCachesOfManyTokens) {
   for (const KvCacheSpec& spec : latent_specs()) {
     const RopePairing pairing =
         std::array{RopePairing::kNone, RopePairing::kHalf, RopePairing::kInterleaved}[seed % 3];
-    const DType input = seed % 7 == 0   ? DType::kFloat32
-                        : seed % 2 == 0 ? DType::kBFloat16
-                                        : DType::kFloat16;
+    const DType input = seed % 7 == 0 ? DType::kFloat32 : seed % 2 == 0 ? DType::kBFloat16 : DType::kFloat16;
     expect_same_pages(runner(), spec, seed, pairing, input, seed % 4 >= 2, many());
     ++seed;
   }

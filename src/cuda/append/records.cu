@@ -14,6 +14,7 @@ namespace {
 constexpr int kPieces = (kMaxSpanDims / kChunk + 31) / 32;  // chunks of the latent that a lane has
 constexpr int kRotarySegment = 3;                           // log2 of the lanes of a token's rotary dims
 constexpr int kManyTokens = 2;                              // of a warp
+constexpr int kTableLine = 32;  // entries of the block table that L2 reads at once
 static_assert(kRopeDims.back() <= kChunk << kRotarySegment && kManyTokens << kRotarySegment <= 32);
 
 __device__ __forceinline__ void store_param(DType dtype, std::uint8_t* at, float value) {
@@ -183,8 +184,7 @@ template <class Codes, bool kAsymmetric, int kTokens, bool kEarly>
 __global__ void __launch_bounds__(128) append_records(const __grid_constant__ AppendParams p) {
   begin_append(p);
   const int lane = threadIdx.x % 32, chunks = p.parts[0].part.dim / kChunk;
-  const std::int64_t first =
-      (std::int64_t{blockIdx.x} * (blockDim.x / 32) + threadIdx.x / 32) * kTokens;
+  const std::int64_t first = (std::int64_t{blockIdx.x} * (blockDim.x / 32) + threadIdx.x / 32) * kTokens;
   if (first >= p.tokens) return;
   const int segment = lane >> kRotarySegment, chunk = lane & ((1 << kRotarySegment) - 1);
   const bool rotary_lane = segment < kTokens && first + segment < p.tokens;
@@ -204,8 +204,12 @@ __global__ void __launch_bounds__(128) append_records(const __grid_constant__ Ap
   }
   std::int64_t slot;
   if constexpr (kTokens == 1) {
-    // In a decode step a request has the number of its token.
-    if (p.cu_seqlens != nullptr && first < p.batch) prefetch_to_l2(p.lengths + first);
+    if (p.cu_seqlens != nullptr && first < p.batch) {  // in a decode step a request has its token's number
+      if (lane == 0) prefetch_to_l2(p.lengths + first);
+      if (lane * kTableLine < p.table_width && p.table_width <= 32 * kTableLine) {
+        prefetch_to_l2(p.block_table + first * p.table_stride + lane * kTableLine);
+      }
+    }
     slot = slot_of<warp_request_of>(p, first);
   } else {
     slot = slot_of<request_of>(p, first + lane % kTokens);
@@ -227,9 +231,9 @@ int launch_append_records(const AppendParams& params, void* stream) {
   if (params.tokens == 0) return cudaSuccess;
   const bool early = loads_early(params.parts[0]) && loads_early(params.parts[1]);
   const bool few = params.tokens <= kFew || !early;
-  const void* kernel =
-      codec::with_codec(params.parts[0].part.format, [&]<DType kType, bool kAsymmetric>(
-                                                         codec::Codec<kType, kAsymmetric> codec) {
+  const void* kernel = codec::with_codec(
+      params.parts[0].part.format,
+      [&]<DType kType, bool kAsymmetric>(codec::Codec<kType, kAsymmetric> codec) {
         using Codes = ChunkCodes<decltype(codec), kType, false>;
         return reinterpret_cast<const void*>(!few    ? &append_records<Codes, kAsymmetric, kManyTokens, true>
                                              : early ? &append_records<Codes, kAsymmetric, 1, true>

@@ -19,8 +19,8 @@ namespace {
 constexpr int kFewRows = static_cast<int>(kLatentFewTable.size());
 
 CompiledKernel latent_few_kernel(int row) {
-  for (const auto slice : {latent_few_kernel_fp8, latent_few_kernel_apart, latent_few_kernel_integers,
-                           latent_few_kernel_bf16}) {
+  for (const auto slice :
+       {latent_few_kernel_fp8, latent_few_kernel_apart, latent_few_kernel_integers, latent_few_kernel_bf16}) {
     if (const CompiledKernel kernel = slice(row); kernel.function != nullptr) return kernel;
   }
   return {};

@@ -11,7 +11,9 @@ inline constexpr float kIntegerUnit = 0x1p24f;
 inline constexpr int kIntegerUnitLog2 = 24;
 
 /// Bytes 0 and 2 of a word of int8 codes, plus 128.
-__device__ inline std::uint32_t even_codes(std::uint32_t word) { return even_bytes<false>(word, 0x00800080u); }
+__device__ inline std::uint32_t even_codes(std::uint32_t word) {
+  return even_bytes<false>(word, 0x00800080u);
+}
 
 /// The scale of a token for a group of dims. `scales`: of a stage.
 template <LatentFewConfig C>
@@ -29,7 +31,8 @@ __device__ inline float few_scale(const std::uint8_t* scales, int group, unsigne
 template <LatentFewConfig C>
 __device__ inline std::uint16_t few_min(const std::uint8_t* scales, int group, unsigned token) {
   using Traits = LatentFewTraits<C>;
-  return reinterpret_cast<const std::uint16_t*>(scales + token * Traits::kScaleBytes)[Traits::kGroups + group];
+  return reinterpret_cast<const std::uint16_t*>(scales +
+                                                token * Traits::kScaleBytes)[Traits::kGroups + group];
 }
 
 /// What a code of 0, as integers are stored, stands for.

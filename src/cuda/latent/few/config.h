@@ -17,12 +17,6 @@ enum class LatentCodes : std::uint8_t {
   kBf16,      ///< 512 bf16: 1152 bytes
 };
 
-#ifndef T32
-#define T32 2
-#endif
-#ifndef FP8_LATE
-#define FP8_LATE 0
-#endif
 struct LatentFewConfig {
   LatentCodes codes;
   int rows;    ///< packed rows of a unit
@@ -32,8 +26,8 @@ struct LatentFewConfig {
 
 inline constexpr std::array kLatentFewTable{
     LatentFewConfig{LatentCodes::kFp8, 8, 8, 1},       LatentFewConfig{LatentCodes::kFp8, 16, 8, 1},
-    LatentFewConfig{LatentCodes::kFp8, 32, 6 + FP8_LATE, T32},      LatentFewConfig{LatentCodes::kFp8Apart, 8, 8, 1},
-    LatentFewConfig{LatentCodes::kFp8Apart, 16, 8, 1}, LatentFewConfig{LatentCodes::kFp8Apart, 32, 7, T32},
+    LatentFewConfig{LatentCodes::kFp8, 32, 7, 1},      LatentFewConfig{LatentCodes::kFp8Apart, 8, 8, 1},
+    LatentFewConfig{LatentCodes::kFp8Apart, 16, 8, 1}, LatentFewConfig{LatentCodes::kFp8Apart, 32, 7, 2},
     LatentFewConfig{LatentCodes::kInt8, 8, 8, 1},      LatentFewConfig{LatentCodes::kInt8, 16, 8, 1},
     LatentFewConfig{LatentCodes::kInt8, 32, 7, 2},     LatentFewConfig{LatentCodes::kInt4, 8, 12, 1},
     LatentFewConfig{LatentCodes::kInt4, 16, 12, 1},    LatentFewConfig{LatentCodes::kInt4, 32, 12, 2},

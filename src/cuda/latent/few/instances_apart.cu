@@ -2,6 +2,8 @@
 
 namespace halftone::cuda {
 
-CompiledKernel latent_few_kernel_apart(int row) { return find_latent_few_kernel<LatentCodes::kFp8Apart>(row); }
+CompiledKernel latent_few_kernel_apart(int row) {
+  return find_latent_few_kernel<LatentCodes::kFp8Apart>(row);
+}
 
 }  // namespace halftone::cuda

@@ -8,7 +8,7 @@ namespace halftone::cuda {
 /// V's scales of a warp's group of dims, by which it multiplies P: as powers of two apart, those of a block
 /// are below 1 in f16. Like a running maximum the unit only rises.
 template <LatentFewConfig C>
-struct LateScales {
+struct Scales {
   int unit;    // log2; O is in units of it, too
   float fall;  // of the last rise
 
@@ -37,17 +37,17 @@ struct LateScales {
 };
 
 /// A warp's 64 dims of O for all rows. Of an m-tile, 16 dims, a lane has first_of_pair() and the next dim:
-/// rows g and g + 8 of the product, but for bf16, where they are dims g and g + 8 until pair() exchanges them.
+/// rows g and g + 8 of the product, but for bf16, where they are dims g and g + 8 until pair() exchanges
+/// them.
 template <LatentFewConfig C>
 struct Output {
   using Traits = LatentFewTraits<C>;
   static constexpr int kTiles = Traits::kRowTiles, kDimTiles = Traits::kDim / Traits::kOutputWarps / 16;
-  static constexpr int kRise = 3;  // log2 of a tile's unit over O's before that is raised
   static constexpr int kOffsets = Traits::kInteger ? kTiles : 0;
   float x[kDimTiles][kTiles][4];
   float offset[kOffsets + 1][4];  // of integers: what all dims of x lack, the sign or V's mins times P
   int unit[kTiles];               // log2 of what row 8 n + lane / 4 is in units of
-  LateScales<C> scales;
+  Scales<C> scales;
 
   __device__ void clear() {
 #pragma unroll
@@ -87,11 +87,10 @@ struct Output {
   /// A block whose P is in a slot.
   __device__ void add(const typename Traits::Shared& s, int stage, int slot) {
     const unsigned warp = this->warp(), lane = static_cast<unsigned>(thread_index()) % 32;
-    const unsigned group = Traits::kScales > 1 ? warp / 2 : 0;
     std::uint32_t prob[2][kTiles][2];
-    load_prob(s, slot, 0, group, lane, prob[0]);
-    load_prob(s, slot, 1, group, lane, prob[1]);
-    to_unit(s.units[slot][group], lane, prob);
+    load_prob(s, slot, 0, lane, prob[0]);
+    load_prob(s, slot, 1, lane, prob[1]);
+    to_unit(s.units[slot], lane, prob);
     if constexpr (Traits::kApart) {
       if (is_rotary()) {
         to_bf16(prob);
@@ -99,7 +98,7 @@ struct Output {
         return;
       }
     }
-    if constexpr (Traits::kScaledLate) scale_late(s.scales[stage], prob, warp, lane);
+    if constexpr (Traits::kScaled) scale_prob(s.scales[stage], prob, warp, lane);
     if constexpr (Traits::kBf16) {
       add_bf16(shared_address(s.codes[stage]), Traits::kRowPitch, warp, prob, lane);
     } else {
@@ -115,10 +114,9 @@ struct Output {
   /// O in units of `unit`, all there is of it. Then every lane has pairs of adjacent dims: dim() and the next
   /// one.
   __device__ void settle() {
-    if constexpr (Traits::kScaledLate) {
-      const int late = is_rotary() || scales.unit == kNoUnit
-                           ? 0
-                           : scales.unit + (Traits::kInteger ? kIntegerUnitLog2 : 0);
+    if constexpr (Traits::kScaled) {
+      const int late =
+          is_rotary() || scales.unit == kNoUnit ? 0 : scales.unit + (Traits::kInteger ? kIntegerUnitLog2 : 0);
       constexpr bool kMins = Traits::kBits == 4;
       if constexpr (Traits::kInteger) add_offsets(kMins ? power_of_two(min(max(late, -126), 127)) : 1.0f);
 #pragma unroll
@@ -136,9 +134,9 @@ struct Output {
 
  private:
   /// P of 16 tokens as B fragments.
-  static __device__ void load_prob(const typename Traits::Shared& s, int slot, int half, unsigned group,
-                                   unsigned lane, std::uint32_t (&prob)[kTiles][2]) {
-    const std::uint32_t from = shared_address(s.prob[slot][half][group][0][0]) + lane * 16;
+  static __device__ void load_prob(const typename Traits::Shared& s, int slot, int half, unsigned lane,
+                                   std::uint32_t (&prob)[kTiles][2]) {
+    const std::uint32_t from = shared_address(s.prob[slot][half][0][0]) + lane * 16;
     if constexpr (kTiles == 1) {
       load_transposed(prob[0], from);
     } else {
@@ -162,11 +160,11 @@ struct Output {
       rise[n] = {own.x - unit[n], own.y - unit[n]};
       most = max(most, max(rise[n].x, rise[n].y));
     }
-    if (__any_sync(~0u, most > kRise)) {
+    if (__any_sync(~0u, most > 0)) {
       float2 by[kTiles];
 #pragma unroll
       for (int n = 0; n < kTiles; ++n) {
-        const int largest = max(rise[n].x, rise[n].y), raised = largest > kRise ? largest : 0;
+        const int raised = max(max(rise[n].x, rise[n].y), 0);
         unit[n] += raised, rise[n].x -= raised, rise[n].y -= raised;
         by[n] = of_columns(exp2_approx(static_cast<float>(-raised)), lane);
       }
@@ -195,11 +193,11 @@ struct Output {
 
  private:
   /// Multiplies P, of a block in the stage of `from`, with V's scales; what integers lack is added before.
-  __device__ void scale_late(const std::uint8_t* from, std::uint32_t (&prob)[2][kTiles][2], unsigned warp,
+  __device__ void scale_prob(const std::uint8_t* from, std::uint32_t (&prob)[2][kTiles][2], unsigned warp,
                              unsigned lane) {
     if constexpr (Traits::kBits == 4) {
       std::uint32_t mins[4];
-      LateScales<C>::pairs(few_min<C>(from, warp, lane), lane, mins);
+      Scales<C>::pairs(few_min<C>(from, warp, lane), lane, mins);
 #pragma unroll
       for (int half = 0; half < 2; ++half) add_offset(mins[2 * half], mins[2 * half + 1], prob[half]);
     }
@@ -226,7 +224,8 @@ struct Output {
     }
   }
   /// offset += P times what the tokens 2 c and 2 c + 1, and those eight later, of 16 lack in all dims.
-  __device__ void add_offset(std::uint32_t first, std::uint32_t second, const std::uint32_t (&prob)[kTiles][2]) {
+  __device__ void add_offset(std::uint32_t first, std::uint32_t second,
+                             const std::uint32_t (&prob)[kTiles][2]) {
     const std::uint32_t a[4] = {first, first, second, second};
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) mma_f16(offset[n], a, prob[n][0], prob[n][1]);
@@ -294,8 +293,8 @@ struct Output {
           multiply(x[chunk], a, prob[step]);
         } else {
           const std::uint32_t low = __byte_perm(first, 0, 0x3120), high = __byte_perm(second, 0, 0x3120);
-          const std::uint32_t a[4] = {e4m3x2_to_f16x2(low), e4m3x2_to_f16x2(low, true),
-                                      e4m3x2_to_f16x2(high), e4m3x2_to_f16x2(high, true)};
+          const std::uint32_t a[4] = {e4m3x2_to_f16x2(low), e4m3x2_to_f16x2(low, true), e4m3x2_to_f16x2(high),
+                                      e4m3x2_to_f16x2(high, true)};
           multiply(x[chunk], a, prob[step]);
         }
       }

@@ -26,7 +26,7 @@ struct Tile {
   /// with the scale: any f32 scale is exact.
   __device__ void multiply(const Shared& s, bool two_parts, Sums& x) const {
     multiply_rotary(s, two_parts, x);
-#pragma unroll(kTiles * kRowTiles <= 2 ? 2 : 1)  // registers
+#pragma unroll(kTiles* kRowTiles <= 2 ? 2 : 1)  // registers
     for (int group = 0; group < Traits::kGroups; ++group) {
       Sums sums = {};
       multiply_group(s, group, sums);
@@ -55,7 +55,7 @@ struct Tile {
   }
 
  private:
-  static constexpr int kPieceDims = Traits::kBf16 ? 8 : 16;         // of a lane
+  static constexpr int kPieceDims = Traits::kBf16 ? 8 : 16;            // of a lane
   static constexpr int kPieceWords = kPieceDims * Traits::kBits / 32;  // of its codes
 
   /// A lane's piece of its two tokens.
@@ -80,7 +80,8 @@ struct Tile {
   /// sign, in units of 2^-24.
   static __device__ void step_of(const Pair& k, int step, std::uint32_t (&a)[4]) {
     if constexpr (Traits::kBits == 4) {
-      const std::uint32_t above = k.above[step / 2] >> step % 2 * 8, below = k.below[step / 2] >> step % 2 * 8;
+      const std::uint32_t above = k.above[step / 2] >> step % 2 * 8,
+                          below = k.below[step / 2] >> step % 2 * 8;
       a[0] = above & 0x000f000fu, a[1] = below & 0x000f000fu;
       a[2] = above & 0x00f000f0u, a[3] = below & 0x00f000f0u;
     } else if constexpr (Traits::kInteger) {
@@ -198,23 +199,20 @@ struct Tile {
 
 /// The softmax of a warp's tiles.
 ///
-/// P is stored once per group of V's dims, times its scale, in f16 and in units of 2^k of the row and the
-/// group; or once, in f16, where the output's warps multiply with the scales, and in bf16 where V has none. Like a running maximum, the unit follows the largest
-/// product: it is raised so that this stands below 2^kFirstLog2 when one reaches 2^kLargestLog2. So every f32
-/// scale is served, and a token with a large scale and a small probability does not push others out of f16's
-/// range. The maximum itself only keeps fp32 in range. What another row needs changes no bit of a row.
+/// P is stored in 16 bits, in f16 but for bf16 records, in units of 2^max: a maximum that is raised, not when
+/// a logit is above it, but before P leaves f16's range, and then stands so far below the logit that P has
+/// bits for small ones, too. What another row needs changes no bit of a row.
 template <LatentFewConfig C>
 struct TileSoftmax {
   using Traits = LatentFewTraits<C>;
   using Shared = typename Traits::Shared;
   using Sums = typename Tile<C>::Sums;
   static constexpr int kRowTiles = Traits::kRowTiles, kTiles = Traits::kTiles;
-  static constexpr int kFirstLog2 = 8, kLargestLog2 = 12, kFinestLog2 = 126;
-  static constexpr float kFinest = 0x1p126f;
-  static constexpr float kMaxRise = 8.0f;  // of logits above `max` before it is raised
+  // Of a logit above `max`: after it was raised, and before it must be.
+  static constexpr float kFirst = 7.0f, kLargest = 15.0f;
 
-  // Rows 8 n + 2 c and the next one. `sum`: of the lane's tokens; `power`: one over the units of a group.
-  float max[kRowTiles][2], sum[kRowTiles][2], power[Traits::kScales][kRowTiles][2];
+  // Rows 8 n + 2 c and the next one. `sum`: of the lane's tokens.
+  float max[kRowTiles][2], sum[kRowTiles][2];
   unsigned stale;  // bit m: the units that the slot has of the m-th 16 tokens are not these
 
   static __device__ unsigned warp() { return static_cast<unsigned>(thread_index()) / 32; }
@@ -225,8 +223,6 @@ struct TileSoftmax {
 #pragma unroll
     for (int n = 0; n < kRowTiles; ++n) {
       max[n][0] = max[n][1] = kMinus, sum[n][0] = sum[n][1] = 0.0f;
-#pragma unroll
-      for (int group = 0; group < Traits::kScales; ++group) power[group][n][0] = power[group][n][1] = kFinest;
     }
   }
 
@@ -294,7 +290,7 @@ struct TileSoftmax {
       for (int i = 0; i < 2; ++i) {
         top[n][i] = fmaxf(x[0][n][i], x[0][n][2 + i]);
         if constexpr (kTiles == 2) top[n][i] = fmaxf(top[n][i], fmaxf(x[1][n][i], x[1][n][2 + i]));
-        raises |= top[n][i] > max[n][i] + kMaxRise;
+        raises |= top[n][i] > max[n][i] + kLargest;
       }
     }
     if (__any_sync(~0u, raises)) raise_max(top);
@@ -316,23 +312,22 @@ struct TileSoftmax {
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) {
       const unsigned half = tile.half + m;
-      Words words;
-      multiply(s, tile, m, x[m], words);
-      if (__any_sync(~0u, beyond(words))) {
-        raise_units(s, tile, m, x[m]);
-        multiply(s, tile, m, x[m], words);
+      std::uint32_t words[kRowTiles][2];  // tokens g and g + 8
+#pragma unroll
+      for (int n = 0; n < kRowTiles; ++n) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const float first = x[m][n][2 * i], second = x[m][n][2 * i + 1];
+          words[n][i] = Traits::kBf16 ? pack_bf16x2(first, second) : pack_f16x2(first, second);
+        }
       }
+      const std::uint32_t to = shared_address(s.prob[tile.slot][half][0][0]) + lane() * 16;
+      if constexpr (kRowTiles == 1) {
+        store_matrices(to, words[0][0], words[0][1]);
+      } else {
 #pragma unroll
-      for (int group = 0; group < Traits::kScales; ++group) {
-        const auto& w = words[group];
-        const std::uint32_t to = shared_address(s.prob[tile.slot][half][group][0][0]) + lane() * 16;
-        if constexpr (kRowTiles == 1) {
-          store_matrices(to, w[0][0], w[0][1]);
-        } else {
-#pragma unroll
-          for (int n = 0; n < kRowTiles; n += 2) {
-            store_matrices(to + n * 256, w[n][0], w[n][1], w[n + 1][0], w[n + 1][1]);
-          }
+        for (int n = 0; n < kRowTiles; n += 2) {
+          store_matrices(to + n * 256, words[n][0], words[n][1], words[n + 1][0], words[n + 1][1]);
         }
       }
       if (stale >> m & 1 && lane() < 4) store_units(s, tile.slot, half);
@@ -368,111 +363,23 @@ struct TileSoftmax {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         top[n][i] = largest(top[n][i]);
-        const bool raises = top[n][i] > max[n][i] + kMaxRise;
-        const float next = raises ? rintf(top[n][i]) : max[n][i];
+        const bool raises = top[n][i] > max[n][i] + kLargest;
+        const float next = raises ? rintf(top[n][i]) - kFirst : max[n][i];
         const bool none = max[n][i] == kMinus;  // so far
-        const float by = none || !raises ? 0.0f : next - max[n][i];
-        sum[n][i] *= exp2_approx(-by);
-        const float rise = exp2_approx(by);
+        sum[n][i] *= exp2_approx(none || !raises ? 0.0f : max[n][i] - next);
         max[n][i] = next;
-#pragma unroll
-        for (int group = 0; group < Traits::kScales; ++group) {
-          power[group][n][i] = fminf(power[group][n][i] * rise, kFinest);
-        }
       }
     }
   }
-
-  // P of 16 tokens times V's scale: [group][8 rows][tokens g, g + 8], rows 2 c and 2 c + 1.
-  using Words = std::uint32_t[Traits::kScales][kRowTiles][2];
-
-  static __device__ void load_scales(const Shared& s, const Tile<C>& tile, int m,
-                                     float (&scales)[Traits::kScales][2]) {
-    if constexpr (Traits::kScales == 4) {
-      const auto* const all = reinterpret_cast<const float4*>(s.scales[tile.stage]);
-      const float4 above = all[tile.token(m)], below = all[tile.token(m) + 8];
-      scales[0][0] = above.x, scales[1][0] = above.y, scales[2][0] = above.z, scales[3][0] = above.w;
-      scales[0][1] = below.x, scales[1][1] = below.y, scales[2][1] = below.z, scales[3][1] = below.w;
-    } else {
-      scales[0][0] = scales[0][1] = 1.0f;
-    }
-  }
-
-  /// Products in units.
-  __device__ void multiply(const Shared& s, const Tile<C>& tile, int m, const float (&x)[kRowTiles][4],
-                           Words& words) const {
-    float scales[Traits::kScales][2];
-    load_scales(s, tile, m, scales);
-#pragma unroll
-    for (int group = 0; group < Traits::kScales; ++group) {
-#pragma unroll
-      for (int n = 0; n < kRowTiles; ++n) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const float first = x[n][2 * i] * scales[group][i] * power[group][n][0];
-          const float second = x[n][2 * i + 1] * scales[group][i] * power[group][n][1];
-          words[group][n][i] = Traits::kBf16 ? pack_bf16x2(first, second) : pack_f16x2(first, second);
-        }
-      }
-    }
-  }
-
-  /// Whether one of the products is 2^kLargestLog2 or more.
-  static __device__ bool beyond(const Words& words) {
-    std::uint32_t low = 0, high = 0;
-#pragma unroll
-    for (int group = 0; group < Traits::kScales; ++group) {
-#pragma unroll
-      for (int n = 0; n < kRowTiles; ++n) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const std::uint32_t word = words[group][n][i] & 0x7fff7fffu;
-          std::uint32_t& most = i == 0 ? low : high;
-          most = __vmaxu2(most, word);
-        }
-      }
-    }
-    low = __vmaxu2(low, high);
-    constexpr unsigned kLimit = Traits::kBf16 ? (kLargestLog2 + 127) << 7 : (kLargestLog2 + 15) << 10;
-    return (low & 0xffff) >= kLimit || low >> 16 >= kLimit;
-  }
-
-  /// Units that hold the products.
-  __device__ void raise_units(const Shared& s, const Tile<C>& tile, int m, const float (&x)[kRowTiles][4]) {
-    stale = 3;
-    float scales[Traits::kScales][2];
-    load_scales(s, tile, m, scales);
-#pragma unroll
-    for (int group = 0; group < Traits::kScales; ++group) {
-#pragma unroll
-      for (int n = 0; n < kRowTiles; ++n) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const float most =
-              largest(fmaxf(fabsf(x[n][i] * scales[group][0]), fabsf(x[n][2 + i] * scales[group][1])));
-          const int most_log2 = static_cast<int>(__float_as_uint(most) >> 23) - 127;
-          float& own = power[group][n][i];
-          if (most_log2 + exponent(own) >= kLargestLog2) {
-            own = power_of_two(min(kFirstLog2 - 1 - most_log2, kFinestLog2));
-          }
-        }
-      }
-    }
-  }
-  static __device__ int exponent(float power) { return static_cast<int>(__float_as_uint(power) >> 23) - 127; }
 
   /// By lanes 0 to 3.
   __device__ void store_units(Shared& s, int slot, unsigned half) const {
 #pragma unroll
-    for (int group = 0; group < Traits::kScales; ++group) {
+    for (int n = 0; n < kRowTiles; ++n) {
 #pragma unroll
-      for (int n = 0; n < kRowTiles; ++n) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const bool none = max[n][i] == kMinus;
-          const int unit = none ? kNoUnit : __float2int_rn(max[n][i]) - exponent(power[group][n][i]);
-          reinterpret_cast<int*>(&s.units[slot][group][8 * n + 2 * lane() + i])[half] = unit;
-        }
+      for (int i = 0; i < 2; ++i) {
+        const int unit = max[n][i] == kMinus ? kNoUnit : __float2int_rn(max[n][i]);
+        reinterpret_cast<int*>(&s.units[slot][8 * n + 2 * lane() + i])[half] = unit;
       }
     }
   }

@@ -22,28 +22,21 @@ namespace halftone::cuda {
 template <LatentFewConfig C>
 struct LatentFewTraits {
   static constexpr LatentCodes kCodes = C.codes;
-  static constexpr int kDim = 512, kRope = 64;  // of V; the rotary dims
+  static constexpr int kDim = 512, kRope = 64;                      // of V; the rotary dims
   static constexpr bool kApart = kCodes == LatentCodes::kFp8Apart;  // scales behind the page's records
-  static constexpr bool kBf16 = kCodes == LatentCodes::kBf16;
+  static constexpr bool kBf16 = kCodes == LatentCodes::kBf16, kScaled = !kBf16;
   static constexpr bool kInteger = kCodes == LatentCodes::kInt8 || kCodes == LatentCodes::kInt4;
   static constexpr int kLatent = kApart ? kDim - kRope : kDim, kQueryDim = kLatent + kRope;
   static constexpr int kGroupDims = kCodes == LatentCodes::kFp8 || kBf16 ? 128 : 64;  // they share a scale
   static constexpr int kGroups = kLatent / kGroupDims;
-  // Either P is multiplied with the scales before it is stored, group by group, or its one copy by the
-  // output's warps.
-#ifndef FP8_LATE
-#define FP8_LATE 0
-#endif
-  static constexpr int kScales = kCodes == LatentCodes::kFp8 && !FP8_LATE ? kGroups : 1;  // copies of P
-  static constexpr bool kScaledLate = !kBf16 && kScales == 1;
-  static constexpr int kBits = kBf16 ? 16 : kCodes == LatentCodes::kInt4 ? 4 : 8;  // of a code
+  static constexpr int kBits = kBf16 ? 16 : kCodes == LatentCodes::kInt4 ? 4 : 8;     // of a code
   static constexpr int kRowBytes = kLatent * kBits / 8, kRowChunks = kRowBytes / 16;  // of codes
-  static constexpr int kRowPitch = kApart ? kDim : kRowBytes;                          // of Shared::codes
+  static constexpr int kRowPitch = kApart ? kDim : kRowBytes;                         // of Shared::codes
   // A token's scales, mins included.
-  static constexpr int kScaleBytes = kBf16                                ? 0
-                                     : kCodes == LatentCodes::kFp8        ? 4 * kGroups
-                                     : kApart                             ? 8
-                                     : 2 * kGroups * (kBits == 4 ? 2 : 1);
+  static constexpr int kScaleBytes = kBf16                         ? 0
+                                     : kCodes == LatentCodes::kFp8 ? 4 * kGroups
+                                     : kApart                      ? 8
+                                                                   : 2 * kGroups * (kBits == 4 ? 2 : 1);
   static constexpr int kTokens = 32;  // of a block: one for each lane
   static constexpr int kStages = C.stages, kSlots = 4;
   static constexpr int kTiles = C.tiles;          // of a warp of the scores: 16 tokens each
@@ -56,8 +49,9 @@ struct LatentFewTraits {
   static constexpr int kRows = C.rows, kRowTiles = kRows / 8;  // N of a product
   // Per thread. The block's warps share what they start with: 65,536 in units of 8 per thread.
   static constexpr int kFirstRegisters = 65536 / kThreads / 8 * 8;
-  static constexpr int kLoadRegisters = 32, kOutputRegisters = kTiles == 1 ? (kRows == 32 ? 112 : 80) : kScaledLate ? 136 : 128;
-  static constexpr int kScoreRegisters = kTiles == 1 ? (kRows == 32 ? 112 : 144) : kScaledLate ? 208 : 224;
+  static constexpr int kLoadRegisters = 32;
+  static constexpr int kOutputRegisters = kTiles == 2 ? kInteger ? 136 : 128 : kRows == 32 ? 112 : 80;
+  static constexpr int kScoreRegisters = kTiles == 2 ? kInteger ? 208 : 224 : kRows == 32 ? 112 : 144;
   static_assert(kScoreWarps * kScoreRegisters + kOutputWarps * kOutputRegisters +
                     kLoadWarps * kLoadRegisters <=
                 kThreads / 32 * kFirstRegisters);
@@ -76,12 +70,12 @@ struct LatentFewTraits {
     alignas(128) std::uint8_t codes[kStages][kTokens * kRowPitch];  // chunks of 16 bytes: code_place()
     alignas(128) std::uint8_t rope[kStages][kTokens * 2 * kRope];   // rope_place()
     alignas(16) std::uint8_t scales[kStages][kTokens * kScaleBytes + (kScaleBytes == 0 ? 16 : 0)];
-    // P, times V's scale where there are several, [16 tokens][group of dims][8 rows][8 tokens]: 8 rows of a token are 16 bytes.
-    alignas(128) uint4 prob[kSlots][2][kScales][kRowTiles][2][8];
-    int2 units[kSlots][kScales][kRows];  // log2 of what the halves of a block are stored in units of
-    alignas(16) std::uint16_t queries[kRows][kQueryPitch];  // f16 (K's type), in units of a power of two
+    // P, [16 tokens][8 rows][8 tokens]: 8 rows of a token are 16 bytes.
+    alignas(128) uint4 prob[kSlots][2][kRowTiles][2][8];
+    int2 units[kSlots][kRows];  // log2 of what the halves of a block are stored in units of
+    alignas(16) std::uint16_t queries[kRows][kQueryPitch];     // f16 (K's type), in units of a power of two
     alignas(16) std::uint16_t rotary[2][kRows][kRotaryPitch];  // bf16, likewise; what bf16 leaves of f16 rows
-    float query_sums[kInteger ? kGroups : 1][kRows];  // of the dims of a group, as they are stored
+    float query_sums[kInteger ? kGroups : 1][kRows];           // of the dims of a group, as they are stored
     // Of an item and the next one:
     float2 state[2][kScoreWarps][kRows];  // maximum, sum
     float factor[2][kRows];               // turns a raw product into a base-2 logit
