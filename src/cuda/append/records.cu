@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kPieces = (kMaxSpanDims / kChunk + 31) / 32;  // chunks of the latent that a lane has
 constexpr int kRotarySegment = 3;                           // log2 of the lanes of a token's rotary dims
-constexpr int kManyTokens = 2;                              // of a warp
+constexpr int kManyTokens = 4;                              // of a warp
 constexpr int kTableLine = 32;  // entries of the block table that L2 reads at once
 static_assert(kRopeDims.back() <= kChunk << kRotarySegment && kManyTokens << kRotarySegment <= 32);
 
