@@ -154,9 +154,9 @@ std::vector<Sweep> prefill_sweeps() {
   return sweeps;
 }
 
-/// Latent caches of 512 + 64 dims: lists of keys, all keys, prompts over lists, append.
+/// Latent caches of 512 + 64 dims (e8m0: 448 + 64): lists of keys, all keys, prompts over lists, append.
 std::vector<Sweep> latent_sweeps() {
-  constexpr std::string_view kFormats = "fp8-g128-f32,bf16,int8-g64,int4-g64";
+  constexpr std::string_view kFormats = "fp8-g128-f32,bf16,int8-g64,int4-g64,fp8-g64-e8m0";
   std::vector<Sweep> sweeps;
   const auto add = [&](Suite suite, std::string_view formats, int heads, int q_len, int top_k,
                        std::vector<std::string_view> requests) {
@@ -284,6 +284,9 @@ void expand(const Sweep& sweep, const BenchCase& shape, std::string_view formats
       for (BenchCase& c : with_appends(shape)) {
         c.shape.format = format;
         c.shape.policy = each;
+        if (c.shape.rope_dim != 0 && format.k.scale_dtype == DType::kFloat8E8M0) {  // all dims of K are V
+          c.shape.v_dim = c.shape.head_dim -= c.shape.rope_dim;
+        }
         cases.push_back(std::move(c));
       }
     }

@@ -37,7 +37,7 @@ Arithmetic parse_arithmetic_option(std::string_view text) {
 KvCacheSpec cache_spec(const ProblemShape& shape) {
   KvCacheSpec spec = shape.format.spec(shape.kv_heads, shape.head_dim, shape.v_dim, shape.page_size);
   spec.rope_dim = shape.rope_dim;
-  if (spec.is_latent()) spec.v_head_dim = shape.head_dim - shape.rope_dim;
+  if (spec.is_latent() && shape.v_dim == 0) spec.v_head_dim = shape.head_dim - shape.rope_dim;
   return spec;
 }
 

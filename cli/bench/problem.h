@@ -33,7 +33,7 @@ struct ProblemShape {
   int workers = 0;
   bool causal = true;
   bool plain = false;  ///< K and V are tensors in bf16, not pages of a cache
-  int rope_dim = 0;    ///< not 0: a latent cache, whose V is head_dim less so many dims
+  int rope_dim = 0;    ///< not 0: a latent cache, whose V is head_dim less so many dims unless v_dim is given
   int top_k = 0;       ///< not 0: each query attends to so many random keys of its request, from a list
 };
 

@@ -63,6 +63,10 @@ std::vector<Case> cases() {
   many_heads.q_heads = 128;
   AttentionProblem latent16 = latent;
   latent16.kv = KvCacheSpec::latent(parse_format("bf16"));
+  AttentionProblem latent8 = latent, latent4 = latent, rotary_v = latent;
+  latent8.kv = KvCacheSpec::latent(parse_format("int8-g64"));
+  latent4.kv = KvCacheSpec::latent(parse_format("int4-g64"));
+  rotary_v.kv = KvCacheSpec::latent(parse_format("fp8-g64-e8m0"), 448, 64, 64, true);
   return {
       {"one query, int4-g32", decode("int4-g32", "int4-g32")},
       {"four queries (drafts), int4-g32", drafts},
@@ -78,6 +82,9 @@ std::vector<Case> cases() {
       {"the same, 2048 listed keys", listed},
       {"the same, 128 heads", many_heads},
       {"latent bf16, 16 heads", latent16},
+      {"latent fp8-g64-e8m0, 16 heads", rotary_v},
+      {"latent int8-g64, 16 heads", latent8},
+      {"latent int4-g64, 16 heads", latent4},
   };
 }
 

@@ -119,8 +119,6 @@ TEST_P(AppendOnRunners, MixedFormatsAndF32Scales) {
   }
 }
 
-// Enough tokens for the kernels that take windows of them, with all that the plain ones leave out and
-// without.
 TEST_P(AppendOnRunners, LatentCaches) {
   std::uint64_t seed = 3000;
   for (const KvCacheSpec& spec : latent_specs()) {
@@ -132,6 +130,20 @@ TEST_P(AppendOnRunners, LatentCaches) {
   }
 }
 
+// So many that a warp has several.
+TEST_P(AppendOnRunners, LatentCachesOfManyTokens) {
+  std::uint64_t seed = 4000;
+  for (const KvCacheSpec& spec : latent_specs()) {
+    const RopePairing pairing =
+        std::array{RopePairing::kNone, RopePairing::kHalf, RopePairing::kInterleaved}[seed % 3];
+    const DType input = seed % 7 == 0 ? DType::kFloat32 : seed % 2 == 0 ? DType::kBFloat16 : DType::kFloat16;
+    expect_same_pages(runner(), spec, seed, pairing, input, seed % 4 >= 2, many());
+    ++seed;
+  }
+}
+
+// Enough tokens for the kernels that take windows of them, with all that the plain ones leave out and
+// without.
 TEST_P(AppendOnRunners, ManyTokens) {
   std::uint64_t seed = 2000;
   for (const NamedFormat& named : named_formats()) {

@@ -191,6 +191,12 @@ TEST(BenchTables, LatentCases) {
   }
   for (const char* kind : {"sparse_decode", "dense_decode", "sparse_prefill", "append"})
     EXPECT_NE(std::find(kinds.begin(), kinds.end(), kind), kinds.end()) << kind;
+  for (const BenchCase& c : cases_of("mla", "fp8-g64-e8m0")) {  // tokens of 584 bytes
+    const KvCacheSpec spec = cache_spec(c.shape);
+    EXPECT_EQ(spec.latent_dim(), 448);
+    EXPECT_EQ(spec.v_dim(), 512);
+    EXPECT_EQ(page_layout(spec).row_bytes, 576);
+  }
 }
 
 /// Attention alone, append() before it and attention that appends, of everything else alike.

@@ -14,10 +14,14 @@ namespace halftone::testing {
 namespace {
 
 constexpr int kAllHeads[] = {8, 16, 32, 64, 128};
+/// Formats whose kernels take 32 rows at most.
+constexpr const char* kFewFormats[] = {"int8-g64", "int4-g64", "fp8-g64-e8m0"};
 
-/// Two requests over records of 656 bytes (bf16: 1152), a query each with a list of 64 slots.
-AttentionCase listed_case(int heads, const char* format = "fp8-g128-f32") {
+/// Two requests over records of 656 bytes (bf16: 1152), a query each with a list of 64 slots. e8m0: records
+/// of 576 bytes, all of whose dims are V.
+AttentionCase listed_case(int heads, std::string_view format = "fp8-g128-f32") {
   AttentionCase row = latent_case({}, format);
+  if (format.ends_with("-e8m0")) row.head_dim = row.v_head_dim;
   row.name = std::string(format) + ", " + std::to_string(heads) + " heads";
   row.q_heads = heads;
   row.requests = uniform_requests(2, 1, 150);
@@ -114,6 +118,103 @@ TEST(DeviceLatentAttention, LongListsAgreeWithTheOracle) {
     const Outputs outputs = run_on_device(p);
     EXPECT_EQ(judge_device(p, outputs), "") << row.name;
     EXPECT_EQ(status_of(outputs), 0) << row.name;
+  }
+}
+
+/// Integers, and scales behind a page's records: lists, a second list, all keys; whatever changes logits and
+/// rows.
+TEST(DeviceLatentAttention, OtherFormatsAgreeWithTheOracle) {
+  int n = 0;
+  for (const char* format : kFewFormats) {
+    for (const int heads : {1, 8, 13, 16, 32, 48, 128}) {
+      for (const bool listed : {true, false}) {
+        AttentionCase row = listed_case(heads, format);
+        row.page_size = 16 << n % 5;
+        row.q_dtype = n % 2 == 0 ? DType::kBFloat16 : DType::kFloat16;
+        row.out_dtype = n % 3 == 0 ? DType::kFloat32 : row.q_dtype;
+        row.sinks = n % 3 == 1;
+        row.softcap = n % 4 == 2 ? 20.0F : 0.0F;
+        row.requests = {{1, 700}, {heads <= 16 ? 9 : 2, 100}, {1, 31}};
+        row.lists = {.top_k = listed ? 500 : 0, .counts = n % 4 >= 2};
+        if (listed && n % 4 == 0) row.lists.extra_top_k = 130, row.lists.extra_page_size = 16;
+        row.mask.causal = !listed;
+        if (!listed && n % 4 == 3) row.mask.window_left = 70;
+        row.seed = 900 + static_cast<std::uint64_t>(n++);
+        const Problem p = make_problem(row);
+        const Outputs outputs = run_on_device(p);
+        const std::string what = row.name + (listed ? ", listed" : ", dense");
+        EXPECT_EQ(judge_device(p, outputs), "") << what;
+        EXPECT_EQ(status_of(outputs), 0) << what;
+      }
+    }
+  }
+}
+
+/// What no list names and no token has, such as the byte beside e8m0 scales and a page's end, is no matter.
+TEST(DeviceLatentAttention, DeadBytesAreNotRead) {
+  for (const char* format : kFewFormats) {
+    AttentionCase row = listed_case(16, format);
+    row.requests = uniform_requests(2, 1, 150);
+    row.page_size = 64;
+    Problem p = make_problem(row);
+    const Outputs expected = run_on_device(p);
+    EXPECT_EQ(judge_device(p, expected), "") << row.name;
+    const KvCacheSpec spec = case_spec(row);
+    const PageLayout layout = page_layout(spec);
+    const auto pages = p.cache->pages.bytes();
+    const auto bytes = static_cast<std::size_t>(layout.page_bytes);
+    const bool apart = spec.k_format.scale_dtype == DType::kFloat8E8M0;
+    std::vector<std::uint8_t> poisoned(pages.size(), 0xff);
+    const auto keep = [&](std::size_t at, std::size_t count) {
+      std::copy_n(pages.begin() + static_cast<std::ptrdiff_t>(at), count,
+                  poisoned.begin() + static_cast<std::ptrdiff_t>(at));
+    };
+    for (const std::int32_t slot : p.indices.as<std::int32_t>()) {
+      if (slot < 0) continue;
+      const auto place = static_cast<std::size_t>(slot % row.page_size);
+      const std::size_t page = static_cast<std::size_t>(slot / row.page_size) * bytes;
+      const auto record = static_cast<std::size_t>(layout.row_bytes);
+      keep(page + place * record, record);
+      if (apart) keep(page + static_cast<std::size_t>(layout.k_param_offset) + place * 8, 7);
+    }
+    std::copy(poisoned.begin(), poisoned.end(), pages.begin());
+    const Outputs actual = run_on_device(p);
+    expect_same_bits(expected, actual, row.name);
+    EXPECT_EQ(status_of(actual), 0) << row.name;
+  }
+}
+
+/// Scales far apart, from group to group and from token to token, as foreign caches may have them.
+TEST(DeviceLatentAttention, ScalesFarApart) {
+  for (const int heads : {8, 16, 32}) {
+    AttentionCase row = listed_case(heads, "fp8-g64-e8m0");
+    row.page_size = 16;
+    Problem p = make_problem(row);
+    const PageLayout layout = page_layout(case_spec(row));
+    const auto pages = p.cache->pages.bytes();
+    Random random(17);
+    for (std::int64_t page = 0; page < p.cache->pages.shape()[0]; ++page) {
+      for (int token = 0; token < row.page_size; ++token) {
+        for (int group = 0; group < 7; ++group) {
+          // Groups differ by 2^100, tokens of a group by 2^12.
+          const std::int64_t exponent = (group == 2 ? 40 : group == 5 ? 100 : 118) + random.integer(-12, 0);
+          pages[static_cast<std::size_t>(page * layout.page_bytes + layout.k_param_offset + token * 8 +
+                                         group)] = static_cast<std::uint8_t>(exponent);
+        }
+      }
+    }
+    const Outputs outputs = run_on_device(p);
+    const Reference truth = make_reference(p);
+    for (std::int64_t first = 0; first < outputs.out.numel(); first += 64) {
+      double error = 0, norm = 0;
+      for (std::int64_t i = first; i < first + 64; ++i) {
+        const double exact = truth.out[static_cast<std::size_t>(i)];
+        error += std::pow(double{outputs.out.get(i)} - exact, 2), norm += exact * exact;
+      }
+      const bool rotary = first % 512 == 448;  // P is bf16 there
+      ASSERT_LE(std::sqrt(error), (rotary ? 6e-3 : 2e-3) * std::sqrt(norm))
+          << row.name << ", dims from " << first % 512 << " on";
+    }
   }
 }
 

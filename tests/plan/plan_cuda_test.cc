@@ -217,7 +217,9 @@ TEST(CudaPlan, PromptsOverPagesOf16BitsHavePrefill) {
 template <class Change>
 AttentionProblem latent_problem(std::string_view format, int heads, Change change) {
   AttentionProblem p = cuda_problem();
-  p.kv = KvCacheSpec::latent(parse_format(format));
+  const KvFormat f = parse_format(format);
+  const bool rotary_v = f.scale_dtype == DType::kFloat8E8M0;
+  p.kv = KvCacheSpec::latent(f, rotary_v ? 448 : 512, 64, 64, rotary_v);
   p.q_heads = heads;
   p.listed.top_k = 2048;
   change(p);
@@ -249,6 +251,11 @@ TEST(CudaPlan, LatentCachesHaveKernelsByHeads) {
     EXPECT_EQ(configs_of(latent_problem("bf16", heads, dense)), Names{bf16}) << heads;
     const auto half = [](AttentionProblem& p) { p.q_dtype = DType::kFloat16, p.out_dtype = DType::kFloat32; };
     EXPECT_EQ(configs_of(latent_problem("fp8-g128-f32", heads, half)), Names{fp8}) << heads;
+    for (const char* format : {"int8-g64", "int4-g64", "fp8-g64-e8m0"}) {  // 32 rows at a time
+      EXPECT_EQ(configs_of(latent_problem(format, heads, same)), Names{bf16}) << heads << " " << format;
+      EXPECT_EQ(configs_of(latent_problem(format, heads, dense)), Names{bf16}) << heads << " " << format;
+      EXPECT_EQ(configs_of(latent_problem(format, heads, half)), Names{bf16}) << heads << " " << format;
+    }
   }
   // A listed query is a request of its own; without lists queries share units.
   const auto drafts = [&](int queries, bool listed) {
@@ -288,6 +295,7 @@ TEST(CudaPlan, SecondListsAreForTheKernelsForFewHeads) {
   for (const int heads : {32, 64, 128}) {
     EXPECT_EQ(configs_of(latent_problem("fp8-g128-f32", heads, second)), Names{"sm90-latent-32"}) << heads;
     EXPECT_EQ(configs_of(latent_problem("bf16", heads, second)), Names{"sm90-latent-32"}) << heads;
+    EXPECT_EQ(configs_of(latent_problem("fp8-g64-e8m0", heads, second)), Names{"sm90-latent-32"}) << heads;
   }
 }
 
@@ -312,8 +320,17 @@ TEST(CudaPlan, SaysWhatKeepsLatentCachesOffTheGpu) {
           [](AttentionProblem& p) { p.q_dtype = DType::kFloat16; });
   refused("int8-head",
           {"kv.k_format is int8-head with 512 latent dims, 64 rotary ones and V of 512",
-           "fp8-g128-f32 and bf16", "or the CPU"},
+           "fp8-g128-f32, int8-g64, int4-g64 and bf16 with 512 latent dims", "fp8-g64-e8m0 with 448 and 64",
+           "or the CPU"},
           same);
+  refused("fp8-g64-e8m0", {"kv.k_format is fp8-g64-e8m0 with 512 latent dims, 64 rotary ones and V of 512"},
+          [](AttentionProblem& p) { p.kv = KvCacheSpec::latent(parse_format("fp8-g64-e8m0")); });
+  refused("int8-g64", {"listed.extra.k_format is int4-g64", "the first one, int8-g64"},
+          [](AttentionProblem& p) {
+            p.listed.extra_top_k = 7, p.listed.extra = KvCacheSpec::latent(parse_format("int4-g64"));
+          });
+  refused("int4-g64", {"q_dtype is f32", "latent caches in int4-g64", "Q in bf16 and f16"},
+          [](AttentionProblem& p) { p.q_dtype = DType::kFloat32; });
   refused(kFp8, {"kv.k_format is fp8-g128-f32 with 256 latent dims, 32 rotary ones and V of 256"},
           [](AttentionProblem& p) { p.kv = KvCacheSpec::latent(parse_format("fp8-g128-f32"), 256, 32); });
   refused("bf16", {"kv.k_format is bf16 with 448 latent dims, 64 rotary ones and V of 512"},

@@ -8,7 +8,11 @@ import halftone as ht
 
 pytestmark = pytest.mark.gpu
 Q_HEADS, KV_HEADS, LENGTHS = 8, 2, [65, 1, 1000, 64]
-LARGEST = {"fp8-g128-f32": "sm90-latent-128", "bf16": "sm90-latent-32"}  # kernels of latent attention
+# Kernels of latent attention.
+LARGEST = {
+    "fp8-g128-f32": "sm90-latent-128",
+    **dict.fromkeys(["bf16", "int8-g64", "int4-g64", "fp8-g64-e8m0"], "sm90-latent-32"),
+}
 FORMATS = ["bf16", "fp8", "int8-head", "int8-g32", "int4-g32", "int4-row"]
 
 
@@ -91,15 +95,16 @@ def test_any_problem_has_a_kernel(torch, name):
 
 
 @pytest.mark.parametrize("heads", [8, 128])
-@pytest.mark.parametrize("name", ["fp8-g128-f32", "bf16"])
+@pytest.mark.parametrize("name", LARGEST)
 def test_latent_caches_and_lists(torch, name, heads):
     """Two latent caches of the same bytes: the GPU agrees with the CPU on all keys and on listed ones."""
     generator = torch.Generator().manual_seed(7)
-    k = torch.randn(sum(LENGTHS), 1, 576, generator=generator).bfloat16()
-    q = torch.randn(len(LENGTHS), heads, 576, generator=generator).bfloat16()
+    apart = name.endswith("e8m0")  # the token of 584 bytes
+    spec = ht.KVCacheSpec.latent(name, 448, rotary_v=True) if apart else ht.KVCacheSpec.latent(name)
+    k = torch.randn(sum(LENGTHS), 1, spec.head_dim, generator=generator).bfloat16()
+    q = torch.randn(len(LENGTHS), heads, spec.head_dim, generator=generator).bfloat16()
     caches = []
     for device in ("cuda:0", "cpu"):
-        spec = ht.KVCacheSpec.latent(name)
         cache = ht.PagedKVCache(len(LENGTHS), 2048, spec=spec, framework="torch", device=device)
         cache.append(k.to(device), counts=LENGTHS)
         cache.check_status()

@@ -1,8 +1,5 @@
-// Append to a latent cache: a CTA has one token, a warp of it one group of the latent that shares a scale
-// (all of it, if it has none or one), the last warp the rotary dims. Every step is the one that
-// src/cpu/append.cc takes.
-
-#include <algorithm>
+// Append to a latent cache: a warp has a token, or four of many, and loads their rows before it knows their
+// slots. Every step is the one that src/cpu/append.cc takes.
 
 #include "cuda/append/params.h"
 #include "cuda/append/row.h"
@@ -10,34 +7,15 @@
 #include "cuda/device/launch.h"
 #include "format/codec.h"
 #include "format/head_dim.h"
-#include "format/rope.h"
 
 namespace halftone::cuda {
 namespace {
 
-constexpr int kPairs = kMaxSpanDims / 64;  // of dims, that a lane may hold
-constexpr int kMaxWarps = kMaxSpanDims / 32 + 1;
-
-/// Dims (d, d + 1) of a token's rotary dims after the embedding; `row` is the element offset of dim 0.
-__device__ __forceinline__ void rope_pair(const AppendParams& p, const AppendPart& part, std::int64_t row,
-                                          std::int64_t position, int d, float (&x)[2]) {
-  const int half = p.rope_half;
-  float rotated[2] = {x[0], x[1]};
-#pragma unroll
-  for (int j = 0; j < 2; ++j) {
-    if (d + j >= 2 * half) continue;
-    const int angle = p.pairing == RopePairing::kInterleaved ? (d + j) / 2 : (d + j) % half;
-    const rope::Pair pair = rope::pair_of(p.pairing, angle, half);
-    const bool is_first = d + j == pair.first;
-    const float other = load_input(part.input_type, part.input, row + (is_first ? pair.second : pair.first));
-    const rope::Rotated r =
-        rope::rotate_pair(is_first ? x[j] : other, is_first ? other : x[j],
-                          __ldg(p.cos + position * half + angle), __ldg(p.sin + position * half + angle));
-    rotated[j] = is_first ? r.first : r.second;
-  }
-  x[0] = rotated[0];
-  x[1] = rotated[1];
-}
+constexpr int kPieces = (kMaxSpanDims / kChunk + 31) / 32;  // chunks of the latent that a lane has
+constexpr int kRotarySegment = 3;                           // log2 of the lanes of a token's rotary dims
+constexpr int kManyTokens = 4;                              // of a warp
+constexpr int kTableLine = 32;  // entries of the block table that L2 reads at once
+static_assert(kRopeDims.back() <= kChunk << kRotarySegment && kManyTokens << kRotarySegment <= 32);
 
 __device__ __forceinline__ void store_param(DType dtype, std::uint8_t* at, float value) {
   if (dtype == DType::kFloat16) {
@@ -49,112 +27,222 @@ __device__ __forceinline__ void store_param(DType dtype, std::uint8_t* at, float
   }
 }
 
-/// Writes `width` dims of token `token`, the group `group` of a span, by a whole warp. `kMost`: pairs of dims
-/// that a lane holds at most. `place`: the token's place in the tile, which `before` others of its page
-/// precede.
-template <class Codec, int kMost, bool kRope>
-__device__ __forceinline__ void append_group(const AppendParams& p, const AppendPart& part,
-                                             std::int64_t token, int group, int width, std::uint8_t* tile,
-                                             int before, int place) {
-  using Code = typename Codec::Code;
-  const int lane = threadIdx.x % 32;
-  const std::int64_t row = token * part.token_stride + group * width;
-  float x[kMost][2];
-  codec::Range range;
-  bool good = true;
-#pragma unroll
-  for (int i = 0; i < kMost; ++i) {
-    const int d = 2 * (i * 32 + lane);
-    x[i][0] = x[i][1] = 0;
-    if (d >= width) continue;
-#pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      x[i][j] = load_input(part.input_type, part.input, row + d + j);
-      good = good && codec::ht_abs(x[i][j]) <= codec::kMaxInput;
-      range.include(x[i][j]);
-    }
-  }
-  if (!good) set_status(p, kStatusNonFinite);
-  if constexpr (kRope) {
-    if (p.pairing != RopePairing::kNone) {
-      const std::int64_t position = __ldg(p.positions + token);
-      const bool exists = position >= 0 && position < p.rope_rows;
-      if (!exists) set_status(p, kStatusBadPage);
-#pragma unroll
-      for (int i = 0; i < kMost; ++i) {
-        const int d = 2 * (i * 32 + lane);
-        if (exists && d < width) rope_pair(p, part, row, position, d, x[i]);
-      }
-    }
-  }
-  codec::Params params;
-  if (part.part.groups > 0) {
-#pragma unroll
-    for (int away = 16; away > 0; away /= 2) {
-      codec::Range other;
-      other.lo = __shfl_xor_sync(~0u, range.lo, away);
-      other.hi = __shfl_xor_sync(~0u, range.hi, away);
-      range.include(other);
-    }
-    params = codec::params_of(part.part.format, range);
-    if (lane == 0) {
-      const DType dtype = part.part.format.scale_dtype;
-      store_param(dtype, tile + part.part.scale_offset(before, place, group), params.scale);
-      if (part.part.format.asymmetric)
-        store_param(dtype, tile + part.part.min_offset(place, group), params.min);
-    }
-  }
-  const int bits = dtype_bits(part.part.format.dtype);
-  std::uint8_t* codes =
-      tile + part.part.data_offset + std::int64_t{place} * part.part.row_bytes + group * width * bits / 8;
-#pragma unroll
-  for (int i = 0; i < kMost; ++i) {
-    const int d = 2 * (i * 32 + lane);
-    if (d >= width) continue;
-    const Code low = Codec::encode(params, x[i][0]), high = Codec::encode(params, x[i][1]);
-    if constexpr (sizeof(Code) == 2) {
-      *reinterpret_cast<std::uint32_t*>(codes + 2 * d) = low | std::uint32_t{high} << 16;
-    } else if (bits == 8) {
-      *reinterpret_cast<std::uint16_t*>(codes + d) = static_cast<std::uint16_t>(low | high << 8);
-    } else {
-      codes[d / 2] = static_cast<std::uint8_t>(low | high << 4);
-    }
+/// A chunk's codes at `to`.
+template <class Codes>
+__device__ __forceinline__ void store_codes(const Codes& codes, std::uint8_t* to) {
+  if constexpr (Codes::kBits == 16) {
+    *reinterpret_cast<uint4*>(to) = {codes.words[0], codes.words[1], codes.words[2], codes.words[3]};
+  } else if constexpr (Codes::kBits == 8) {
+    *reinterpret_cast<uint2*>(to) = {codes.words[0], codes.words[1]};
+  } else {
+    *reinterpret_cast<std::uint32_t*>(to) = codes.words[0];
   }
 }
 
-/// blockIdx.x: token.
-template <class Codec>
-__global__ void __launch_bounds__(kMaxWarps * 32)
-    append_records(const __grid_constant__ AppendParams p, const int groups) {
-  begin_append(p);
-  const std::int64_t token = blockIdx.x, slot = slot_of<warp_request_of>(p, token);
-  if (slot < 0) return;
-  std::uint8_t* tile = tile_of(p, slot);
-  const int before = static_cast<int>(slot & ((1 << p.page_log2) - 1)) / kTileTokens;
-  const int place = static_cast<int>(slot % kTileTokens), group = static_cast<int>(threadIdx.x / 32);
-  const AppendPart &latent = p.parts[0], &rotary = p.parts[1];
-  if (group < groups) {
-    append_group<Codec, kPairs, false>(p, latent, token, group, latent.part.dim / groups, tile, before,
-                                       place);
+/// A chunk of an input that loads early, before it is needed.
+__device__ __forceinline__ uint4 load_early(const AppendPart& part, std::int64_t token, int chunk) {
+  return __ldg(reinterpret_cast<const uint4*>(static_cast<const std::uint16_t*>(part.input) +
+                                              token * part.token_stride + chunk * kChunk));
+}
+/// `kEarly`: `raw` has it.
+template <bool kEarly>
+__device__ __forceinline__ void to_floats(const AppendPart& part, const uint4& raw, std::int64_t token,
+                                          int chunk, float (&x)[kChunk]) {
+  if constexpr (kEarly) {
+    unpack(raw, part.input_type == DType::kBFloat16, x);
+  } else if (loads_early(part)) {
+    unpack(load_early(part, token, chunk), part.input_type == DType::kBFloat16, x);
   } else {
-    constexpr int kRotaryPairs = (kRopeDims.back() + 63) / 64;
-    append_group<codec::Codec<DType::kBFloat16>, kRotaryPairs, true>(p, rotary, token, 0, rotary.part.dim,
-                                                                     tile, before, place);
+    load_late(part, token * part.token_stride, chunk, x);
   }
+}
+
+/// The extent of a chunk, of magnitudes if `kAbsolute`. A NaN, which sets the status, does not count, nor
+/// does a value beyond what append accepts change that.
+template <bool kAbsolute>
+__device__ __forceinline__ codec::Range extent_of(const AppendParams& p, const float (&x)[kChunk]) {
+  const auto extent = [&](const auto& larger) {
+    codec::Range r{kAbsolute ? 0.0f : x[0], kAbsolute ? fabsf(x[0]) : x[0]};
+#pragma unroll
+    for (int i = 1; i < kChunk; ++i) {
+      if (!kAbsolute) r.lo = fminf(r.lo, x[i]);
+      r.hi = larger(r.hi, kAbsolute ? fabsf(x[i]) : x[i]);
+    }
+    return r;
+  };
+  codec::Range r = extent([](float a, float b) { return max_or_nan(a, b); });
+  if (!(r.hi <= codec::kMaxInput && (kAbsolute || r.lo >= -codec::kMaxInput))) {
+    set_status(p, kStatusNonFinite);
+    r = extent([](float a, float b) { return fmaxf(a, b); });
+  }
+  return r;
+}
+
+/// Where a token's record is: its tile, which `before` others of the page precede, and its place there.
+struct RecordPlace {
+  std::uint8_t* tile;
+  int before, place;
+
+  __device__ __forceinline__ RecordPlace(const AppendParams& p, std::int64_t slot)
+      : tile(tile_of(p, slot)),
+        before(static_cast<int>(slot & ((1 << p.page_log2) - 1)) / kTileTokens),
+        place(static_cast<int>(slot % kTileTokens)) {}
+  __device__ __forceinline__ std::uint8_t* codes(const page::Part& part) const {
+    return tile + part.data_offset + std::int64_t{place} * part.row_bytes;
+  }
+};
+
+/// The latent of a token, by a whole warp.
+template <class Codes, bool kAsymmetric, bool kEarly>
+__device__ __forceinline__ void append_latent(const AppendParams& p, std::int64_t token,
+                                              const RecordPlace& to, const uint4 (&raw)[kPieces]) {
+  const AppendPart& latent = p.parts[0];
+  const page::Part& part = latent.part;
+  const int lane = threadIdx.x % 32, chunks = part.dim / kChunk;
+  float x[kPieces][kChunk];
+  codec::Range range[kPieces];
+#pragma unroll
+  for (int i = 0; i < kPieces; ++i) {
+    const int chunk = i * 32 + lane;
+    if (!kAsymmetric) range[i].lo = range[i].hi = 0.0f;
+    if (chunk >= chunks) continue;
+    to_floats<kEarly>(latent, raw[i], token, chunk, x[i]);
+    range[i] = extent_of<!kAsymmetric>(p, x[i]);
+  }
+  const bool whole = part.groups == 1;  // one scale for all
+  if constexpr (Codes::kBits != 16) {
+    const auto add = [](codec::Range& r, float lo, float hi) {
+      if (kAsymmetric) r.lo = fminf(r.lo, lo);
+      r.hi = fmaxf(r.hi, hi);
+    };
+    if (whole) {
+#pragma unroll
+      for (int i = 1; i < kPieces; ++i) add(range[0], range[i].lo, range[i].hi);
+#pragma unroll
+      for (int i = 1; i < kPieces; ++i) range[i] = range[0];
+    }
+#pragma unroll
+    for (int i = 0; i < 5; ++i) {
+      if (i >= latent.group_log2) break;
+#pragma unroll
+      for (int j = 0; j < kPieces; ++j) {
+        add(range[j], kAsymmetric ? __shfl_xor_sync(~0u, range[j].lo, 1 << i) : 0.0f,
+            __shfl_xor_sync(~0u, range[j].hi, 1 << i));
+      }
+    }
+  }
+  std::uint8_t* const codes_at = to.codes(part);
+#pragma unroll
+  for (int i = 0; i < kPieces; ++i) {
+    const int chunk = i * 32 + lane;
+    if (chunk >= chunks) continue;
+    codec::Params params;
+    if constexpr (Codes::kBits != 16) {
+      params = codec::params_of(part.format, range[i]);
+      const int group = chunk >> latent.group_log2;
+      if (whole ? chunk == 0 : chunk == group << latent.group_log2) {
+        const DType type = part.format.scale_dtype;
+        store_param(type, to.tile + part.scale_offset(to.before, to.place, group), params.scale);
+        if (kAsymmetric) store_param(type, to.tile + part.min_offset(to.place, group), params.min);
+      }
+    }
+    Codes codes;
+    codes.encode(params, x[i]);
+    store_codes(codes, codes_at + chunk * Codes::kBits);
+  }
+}
+
+/// The rotary dims of a warp's tokens, a segment of lanes each; `slot`: that of the lane's, or -1.
+template <bool kEarly>
+__device__ __forceinline__ void append_rotary(const AppendParams& p, std::int64_t token, std::int64_t slot,
+                                              const uint4& raw) {
+  const AppendPart& rotary = p.parts[1];
+  RowLane lane(rotary.part.dim, kRotarySegment, threadIdx.x % 32);
+  lane.live &= slot >= 0;
+  float x[kChunk] = {};
+  std::int64_t position = -1;
+  if (lane.live) {
+    to_floats<kEarly>(rotary, raw, token, lane.chunk, x);
+    extent_of<true>(p, x);
+    if (p.pairing != RopePairing::kNone) {
+      position = __ldg(p.positions + token);
+      if (position < 0 || position >= p.rope_rows) {
+        set_status(p, kStatusBadPage);
+        position = -1;
+      }
+    }
+  }
+  if (p.pairing != RopePairing::kNone) rope_row(p, rotary, lane, token * rotary.token_stride, position, x);
+  if (!lane.live) return;
+  ChunkCodes<codec::Codec<DType::kBFloat16>, DType::kBFloat16, false> codes;
+  codes.encode({}, x);
+  store_codes(codes, RecordPlace(p, slot).codes(rotary.part) + lane.chunk * codes.kBits);
+}
+
+/// `kTokens`: of a warp. `kEarly`: all of the input loads early.
+template <class Codes, bool kAsymmetric, int kTokens, bool kEarly>
+__global__ void __launch_bounds__(128) append_records(const __grid_constant__ AppendParams p) {
+  begin_append(p);
+  const int lane = threadIdx.x % 32, chunks = p.parts[0].part.dim / kChunk;
+  const std::int64_t first = (std::int64_t{blockIdx.x} * (blockDim.x / 32) + threadIdx.x / 32) * kTokens;
+  if (first >= p.tokens) return;
+  const int segment = lane >> kRotarySegment, chunk = lane & ((1 << kRotarySegment) - 1);
+  const bool rotary_lane = segment < kTokens && first + segment < p.tokens;
+  uint4 latent[kTokens][kPieces], rotary{};
+  if constexpr (kEarly) {
+#pragma unroll
+    for (int t = 0; t < kTokens; ++t) {
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i) {
+        const bool exists = first + t < p.tokens && i * 32 + lane < chunks;
+        latent[t][i] = exists ? load_early(p.parts[0], first + t, i * 32 + lane) : uint4{};
+      }
+    }
+    if (rotary_lane && chunk < p.parts[1].part.dim / kChunk) {
+      rotary = load_early(p.parts[1], first + segment, chunk);
+    }
+  }
+  std::int64_t slot;
+  if constexpr (kTokens == 1) {
+    if (p.cu_seqlens != nullptr && first < p.batch) {  // in a decode step a request has its token's number
+      if (lane == 0) prefetch_to_l2(p.lengths + first);
+      if (lane * kTableLine < p.table_width && p.table_width <= 32 * kTableLine) {
+        prefetch_to_l2(p.block_table + first * p.table_stride + lane * kTableLine);
+      }
+    }
+    slot = slot_of<warp_request_of>(p, first);
+  } else {
+    slot = slot_of<request_of>(p, first + lane % kTokens);
+  }
+#pragma unroll
+  for (int t = 0; t < kTokens; ++t) {
+    const std::int64_t own = __shfl_sync(~0u, slot, t);
+    if (own < 0) continue;
+    append_latent<Codes, kAsymmetric, kEarly>(p, first + t, RecordPlace(p, own), latent[t]);
+  }
+  const std::int64_t own = __shfl_sync(~0u, slot, segment % kTokens);
+  append_rotary<kEarly>(p, first + segment, rotary_lane ? own : -1, rotary);
 }
 
 }  // namespace
 
 int launch_append_records(const AppendParams& params, void* stream) {
+  constexpr std::int64_t kFew = 2048;  // tokens whose warps are all under way at once
   if (params.tokens == 0) return cudaSuccess;
-  const page::Part& latent = params.parts[0].part;
-  const int groups = std::max(latent.groups, 1);
-  const void* kernel = codec::with_codec(latent.format, [](auto codec) {
-    return reinterpret_cast<const void*>(&append_records<decltype(codec)>);
-  });
-  const void* arguments[] = {&params, &groups};
-  return launch_early(kernel, dim3(static_cast<unsigned>(params.tokens)),
-                      dim3(static_cast<unsigned>(groups + 1) * 32), arguments, stream);
+  const bool early = loads_early(params.parts[0]) && loads_early(params.parts[1]);
+  const bool few = params.tokens <= kFew || !early;
+  const void* kernel = codec::with_codec(
+      params.parts[0].part.format,
+      [&]<DType kType, bool kAsymmetric>(codec::Codec<kType, kAsymmetric> codec) {
+        using Codes = ChunkCodes<decltype(codec), kType, false>;
+        return reinterpret_cast<const void*>(!few    ? &append_records<Codes, kAsymmetric, kManyTokens, true>
+                                             : early ? &append_records<Codes, kAsymmetric, 1, true>
+                                                     : &append_records<Codes, kAsymmetric, 1, false>);
+      });
+  const int threads = params.tokens <= kFew ? 32 : 128, tokens = threads / 32 * (few ? 1 : kManyTokens);
+  const void* arguments[] = {&params};
+  return launch_early(kernel, dim3(static_cast<unsigned>((params.tokens + tokens - 1) / tokens)),
+                      dim3(static_cast<unsigned>(threads)), arguments, stream);
 }
 
 }  // namespace halftone::cuda

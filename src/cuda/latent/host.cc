@@ -18,6 +18,14 @@ namespace {
 // Variants: rows of kLatentFewTable, then those of kLatentWideTable.
 constexpr int kFewRows = static_cast<int>(kLatentFewTable.size());
 
+CompiledKernel latent_few_kernel(int row) {
+  for (const auto slice :
+       {latent_few_kernel_fp8, latent_few_kernel_apart, latent_few_kernel_integers, latent_few_kernel_bf16}) {
+    if (const CompiledKernel kernel = slice(row); kernel.function != nullptr) return kernel;
+  }
+  return {};
+}
+
 }  // namespace
 
 int latent_variant(const AttentionProblem& problem, const planning::Kernel& kernel) {
@@ -61,8 +69,9 @@ void refuse_latent(const AttentionProblem& problem) {
       ErrorCode::kUnsupported,
       fmt::format(
           "kv.k_format is {} with {} latent dims, {} rotary ones and V of {}, but the CUDA backend "
-          "attends to latent caches in fp8-g128-f32 and bf16 with 512 latent dims, which are V, and 64 "
-          "rotary ones: use such a cache or the CPU.",
+          "attends to latent caches in fp8-g128-f32, int8-g64, int4-g64 and bf16 with 512 latent dims, which "
+          "are V, and 64 rotary ones, and in fp8-g64-e8m0 with 448 and 64, which all are V: use such a cache "
+          "or the CPU.",
           format_name(spec.k_format), spec.latent_dim(), spec.rope_dim, spec.v_dim()));
 }
 

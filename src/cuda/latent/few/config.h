@@ -10,8 +10,11 @@ namespace halftone::cuda {
 
 /// How a record of the latent cache is stored; its 64 rotary dims are bf16.
 enum class LatentCodes : std::uint8_t {
-  kFp8,   ///< 512 e4m3, 4 f32 scales: 656 bytes
-  kBf16,  ///< 512 bf16: 1152 bytes
+  kFp8,       ///< 512 e4m3, 4 f32 scales: 656 bytes
+  kFp8Apart,  ///< 448 e4m3: 576 bytes; 7 e8m0 scales behind the page's records. V is all of K
+  kInt8,      ///< 512 int8, 8 f16 scales: 656 bytes
+  kInt4,      ///< 512 unsigned int4, 8 f16 scales and mins: 416 bytes
+  kBf16,      ///< 512 bf16: 1152 bytes
 };
 
 struct LatentFewConfig {
@@ -22,19 +25,35 @@ struct LatentFewConfig {
 };
 
 inline constexpr std::array kLatentFewTable{
-    LatentFewConfig{LatentCodes::kFp8, 8, 8, 1},   LatentFewConfig{LatentCodes::kFp8, 16, 8, 1},
-    LatentFewConfig{LatentCodes::kFp8, 32, 6, 2},  LatentFewConfig{LatentCodes::kBf16, 8, 5, 1},
-    LatentFewConfig{LatentCodes::kBf16, 16, 5, 1}, LatentFewConfig{LatentCodes::kBf16, 32, 4, 2},
+    LatentFewConfig{LatentCodes::kFp8, 8, 8, 1},       LatentFewConfig{LatentCodes::kFp8, 16, 8, 1},
+    LatentFewConfig{LatentCodes::kFp8, 32, 7, 1},      LatentFewConfig{LatentCodes::kFp8Apart, 8, 8, 1},
+    LatentFewConfig{LatentCodes::kFp8Apart, 16, 8, 1}, LatentFewConfig{LatentCodes::kFp8Apart, 32, 7, 2},
+    LatentFewConfig{LatentCodes::kInt8, 8, 8, 1},      LatentFewConfig{LatentCodes::kInt8, 16, 8, 1},
+    LatentFewConfig{LatentCodes::kInt8, 32, 7, 2},     LatentFewConfig{LatentCodes::kInt4, 8, 12, 1},
+    LatentFewConfig{LatentCodes::kInt4, 16, 12, 1},    LatentFewConfig{LatentCodes::kInt4, 32, 12, 2},
+    LatentFewConfig{LatentCodes::kBf16, 8, 5, 1},      LatentFewConfig{LatentCodes::kBf16, 16, 5, 1},
+    LatentFewConfig{LatentCodes::kBf16, 32, 4, 2},
 };
 
 /// bf16 records are multiplied with queries in bf16.
-constexpr bool serves(LatentCodes codes, const KvFormat& f, DType q_type) {
+constexpr bool serves(LatentCodes codes, const KvCacheSpec& kv, DType q_type) {
+  const KvFormat& f = kv.k_format;
+  const bool whole = kv.latent_dim() == 512;  // beside the rotary dims, and all of V
+  const auto grouped = [&](DType type, int group, DType scale, bool asymmetric) {
+    return f.dtype == type && f.granularity == Granularity::kGroup && f.group_size == group &&
+           f.scale_dtype == scale && f.asymmetric == asymmetric;
+  };
   switch (codes) {
     case LatentCodes::kFp8:
-      return f.dtype == DType::kFloat8E4M3 && f.granularity == Granularity::kGroup && f.group_size == 128 &&
-             f.scale_dtype == DType::kFloat32;
+      return whole && grouped(DType::kFloat8E4M3, 128, DType::kFloat32, false);
+    case LatentCodes::kFp8Apart:
+      return kv.latent_dim() == 448 && grouped(DType::kFloat8E4M3, 64, DType::kFloat8E8M0, false);
+    case LatentCodes::kInt8:
+      return whole && grouped(DType::kInt8, 64, DType::kFloat16, false);
+    case LatentCodes::kInt4:
+      return whole && grouped(DType::kInt4, 64, DType::kFloat16, true);
     case LatentCodes::kBf16:
-      return f.dtype == DType::kBFloat16 && q_type == DType::kBFloat16;
+      return whole && f.dtype == DType::kBFloat16 && q_type == DType::kBFloat16;
   }
   return false;
 }
@@ -42,10 +61,10 @@ constexpr bool serves(LatentCodes codes, const KvFormat& f, DType q_type) {
 /// Row of the table that serves a valid latent cache in units of `rows` packed rows (0: of any number); -1 if
 /// there is none.
 constexpr int find_latent_few_row(const KvCacheSpec& kv, DType q_type, int rows) {
-  if (kv.rope_dim != 64 || kv.latent_dim() != 512 || kv.v_dim() != 512) return -1;
+  if (kv.rope_dim != 64 || kv.v_dim() != 512) return -1;
   for (std::size_t row = 0; row < kLatentFewTable.size(); ++row) {
     const LatentFewConfig& c = kLatentFewTable[row];
-    if ((rows == 0 || c.rows == rows) && serves(c.codes, kv.k_format, q_type)) return static_cast<int>(row);
+    if ((rows == 0 || c.rows == rows) && serves(c.codes, kv, q_type)) return static_cast<int>(row);
   }
   return -1;
 }

@@ -32,13 +32,16 @@ struct ItemEnd {
   const DeviceItem& item;
   int side;  // of what two items have side by side
   const unsigned warp = O::warp(), lane = thread_index() % 32;
+  const Slots<Traits::kDim> slots{p};
 
   __device__ int rows() const { return item.work.row_end - item.work.row_begin; }
 
   /// Adds up the states of the scores' warps and normalises O: a row is then the mean of V by P, with the LSE
   /// (base 2).
   __device__ void normalise(O& o, float2 (&lse)[kTiles]) const {
-    float2 by[kTiles], unit[kTiles];
+    o.settle();
+    float2 by[kTiles];
+    float rest[kTiles], own[kTiles];  // of a row: what O is multiplied with after `by`, log2; the LSE
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
       constexpr int kOwn = Traits::kScoreWarps / 4;  // of their states
@@ -56,16 +59,16 @@ struct ItemEnd {
       const float exponent = empty ? 0.0f : fmaxf(static_cast<float>(o.unit[n]) - max, -250.0f);
       const float first = rintf(exponent * 0.5f);
       by[n] = O::of_columns(empty ? 0.0f : exp2_approx(first) / sum, lane);
-      unit[n] = O::of_columns(exp2_approx(exponent - first), lane);
-      lse[n] = O::of_columns(empty ? kMinus : max + log2f(sum), lane);
+      rest[n] = exponent - first, own[n] = empty ? kMinus : max + log2f(sum);
     }
     o.scale(by);
-    o.scale(unit);
-    o.pair();
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+      by[n] = O::of_columns(exp2_approx(rest[n]), lane);
+      lse[n] = O::of_columns(own[n], lane);
+    }
+    o.scale(by);
   }
-
-  /// First of the adjacent dims of m-tile `m` that the lane has.
-  __device__ unsigned dim(int m) const { return (O::kDimTiles * warp + m) * 16 + O::first_of_pair(lane); }
 
   /// One of the lane's rows of an n-tile: calls f(row of the item, LSE, index within x).
   template <class F>
@@ -88,42 +91,32 @@ struct ItemEnd {
       *reinterpret_cast<float2*>(static_cast<float*>(p.out) + at) = {a, b};
     } else {
       *reinterpret_cast<std::uint32_t*>(static_cast<std::uint16_t*>(p.out) + at) =
-          p.out_type == DType::kBFloat16 ? pack_bf16x2(a, b) : pack_f16x2(a, b);
+          pack_16bit(p.out_type, a, b);
     }
-  }
-  __device__ void write_lse(const RowPlace& place, float lse) const {
-    if (p.lse != nullptr) p.lse[place.token * p.lse_token_stride + place.head * p.lse_head_stride] = lse;
   }
 
   __device__ void write(const O& o, const float2 (&lse)[kTiles]) const {
     for_rows(lse, [&](int row, float own, int n, int i) {
       const RowPlace place = s.places[side][row];
       const RowEnd end = row_end(p, place.head, own, own == kMinus ? 0.0f : 1.0f, true);
-      const std::int64_t row_at = place.token * p.out_token_stride + place.head * p.out_head_stride;
+      const std::int64_t row_at = out_element(p, place);
 #pragma unroll
       for (int m = 0; m < O::kDimTiles; ++m) {
-        write_pair(row_at + dim(m), o.x[m][n][i] * end.scale, o.x[m][n][2 + i] * end.scale);
+        write_pair(row_at + O::dim(m), o.x[m][n][i] * end.scale, o.x[m][n][2 + i] * end.scale);
       }
-      if (once()) write_lse(place, end.lse);
+      if (once()) write_lse(p, place, end.lse);
     });
   }
 
-  __device__ float* slot_row(int slot, int row) const {
-    return p.partial_out + (std::int64_t{slot} * p.schedule.params.row_block + row) * Traits::kDim;
-  }
-  __device__ float2* slot_state(int slot, int row) const {
-    return reinterpret_cast<float2*>(p.partial_state_log2) +
-           (std::int64_t{slot} * p.schedule.params.row_block + row);
-  }
   /// What the slot has comes before this item's part: state = merge(slot, state).
   __device__ void fold(O& o, float2 (&lse)[kTiles], int slot) const {
     all_output_warps<C>();  // the slot's state has been stored
     for_rows(lse, [&](int row, float own, int n, int i) {
-      const Fold by(slot_state(slot, row)->x, own);
-      const float* values = slot_row(slot, row);
+      const Fold by(slots.state(slot, row)->x, own);
+      const float* values = slots.values(slot, row);
 #pragma unroll
       for (int m = 0; m < O::kDimTiles; ++m) {
-        const float2 v = *reinterpret_cast<const float2*>(values + dim(m));
+        const float2 v = *reinterpret_cast<const float2*>(values + O::dim(m));
         o.x[m][n][i] = by.mix(v.x, o.x[m][n][i]);
         o.x[m][n][2 + i] = by.mix(v.y, o.x[m][n][2 + i]);
       }
@@ -133,29 +126,27 @@ struct ItemEnd {
   }
   __device__ void store(const O& o, const float2 (&lse)[kTiles], int slot) const {
     for_rows(lse, [&](int row, float own, int n, int i) {
-      float* values = slot_row(slot, row);
+      float* values = slots.values(slot, row);
 #pragma unroll
       for (int m = 0; m < O::kDimTiles; ++m) {
-        *reinterpret_cast<float2*>(values + dim(m)) = {o.x[m][n][i], o.x[m][n][2 + i]};
+        *reinterpret_cast<float2*>(values + O::dim(m)) = {o.x[m][n][i], o.x[m][n][2 + i]};
       }
-      if (once()) *slot_state(slot, row) = {own, own == kMinus ? 0.0f : 1.0f};
+      if (once()) *slots.state(slot, row) = {own, own == kMinus ? 0.0f : 1.0f};
     });
   }
 
   __device__ void write_piece(const RowPlace& place, const RowPiece& r, unsigned first) const {
     const RowEnd end = row_end(p, place.head, r.max, r.sum, true);
     if (lane >= RowPiece::kLanes) return;
-    const std::int64_t at = place.token * p.out_token_stride + place.head * p.out_head_stride + first +
-                            RowPiece::dim(0, static_cast<int>(lane));
+    const std::int64_t at = out_element(p, place) + first + RowPiece::dim(0, static_cast<int>(lane));
     write_pair(at, r.x[0].x * end.scale, r.x[0].y * end.scale);
     write_pair(at + 2, r.x[0].z * end.scale, r.x[0].w * end.scale);
-    if (lane == 0 && first == 0) write_lse(place, end.lse);
+    if (lane == 0 && first == 0) write_lse(p, place, end.lse);
   }
 
   /// Merges the pieces of the owners in `owners` (bits), a warp one at a time, and writes them.
   __device__ void merge(std::uint32_t owners, int count_of_owners) const {
     constexpr int kPieces = Traits::kDim / RowPiece::kDims;
-    const int stride = p.schedule.params.row_block, slot = item.first_slot;
     const int own = static_cast<int>(warp), pieces = rows() * kPieces;
     int owner = __ffs(owners) - 1, turn = own;
 #pragma unroll 1
@@ -169,8 +160,8 @@ struct ItemEnd {
       }
       turn += Traits::kOutputWarps;
       const int row = piece / kPieces, first = piece % kPieces * RowPiece::kDims;
-      const Parts parts{slot_state(slot, row), slot_row(slot, row) + first, stride, stride * Traits::kDim,
-                        item.parts};
+      Parts parts = slots.parts(item.first_slot, 1, item.parts, row);
+      parts.values += first;
       RowPiece r;
       if (p.schedule.params.absolute) {
         r.fold(parts, lane);
@@ -189,9 +180,7 @@ struct ItemEnd {
     all_output_warps<C>();  // the slot is stored
     if (thread_index() == Traits::kFirstOutput) {
       if (absolute) {
-        const bool complete = count_arrival(counters) == item.arrivals - 1;
-        if (complete) *counters = 0;
-        s.slices = complete;
+        s.slices = arrives_last(counters, item.arrivals);
       } else {
         s.slices = SharedMerge::arrive(counters, item.work.partial - item.first_slot, item.parts, last);
       }

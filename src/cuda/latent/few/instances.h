@@ -21,4 +21,14 @@ constexpr CompiledKernel latent_few_kernel_of() {
   return {reinterpret_cast<const void*>(&latent_few<Row>), sizeof(typename Traits::Shared), Traits::kThreads};
 }
 
+/// The kernel of a row if the slice of `kCodes` has it.
+template <LatentCodes... kCodes>
+CompiledKernel find_latent_few_kernel(int row) {
+  constexpr int kRows = static_cast<int>(kLatentFewTable.size());
+  return find_kernel<kRows>(row, [](auto index) -> CompiledKernel {
+    if constexpr (((kLatentFewTable[index].codes == kCodes) || ...)) return latent_few_kernel_of<index>();
+    return {};
+  });
+}
+
 }  // namespace halftone::cuda

@@ -30,7 +30,7 @@ template <LatentFewConfig C>
 __device__ inline void load_queries(const AttentionParams& p, const DeviceItem& item,
                                     typename LatentFewTraits<C>::Shared& s, int side, int warp) {
   constexpr int kWarps = LatentFewTraits<C>::kScoreWarps, kOwn = LatentFewTraits<C>::kRows / kWarps;
-  constexpr int kAtOnce = kOwn < 4 ? kOwn : 4;
+  constexpr int kAtOnce = kOwn < 4 || LatentFewTraits<C>::kScoreRegisters < 144 ? std::min(kOwn, 2) : 4;
 #pragma unroll 1
   for (int first = 0; first < kOwn; first += kAtOnce) {
     QueryRow<C> rows[kAtOnce];
@@ -78,12 +78,12 @@ __device__ inline void latent_scores(const AttentionParams& params, int worker,
       load_queries<C>(p, item, s, side, warp);
       all_score_warps<C>();
     }
-    const int end = item.work.kv_end, blocks = blocks_of(item.work);
-    const KeyRange unmasked = seen_by_all(p, item, s.places[side], end);
+    // What the loop reads anew each time it does not keep in registers. Every warp writes the same.
+    s.unmasked[side] = seen_by_all(p, item, s.places[side], item.work.kv_end);
     TileSoftmax<C> softmax;
     softmax.begin();
 #pragma unroll 1
-    for (int block = warp / Traits::kBlockWarps; block < blocks; block += Traits::kTurn) {
+    for (int block = warp / Traits::kBlockWarps; block < blocks_of(item.work); block += Traits::kTurn) {
       const std::uint32_t count = before + block;
       const int first = item.work.kv_begin + block * Traits::kTokens;
       Tile<C> tile;
@@ -97,9 +97,9 @@ __device__ inline void latent_scores(const AttentionParams& params, int worker,
       typename Tile<C>::Sums x;
       tile.multiply(s, p.q_type != DType::kBFloat16, x);
       softmax.to_logits(p, s, side, x);
-      const bool all_rows = unmasked.has(first, Traits::kTokens);
+      const bool all_rows = s.unmasked[side].has(first, Traits::kTokens);
       const bool all_live = *reinterpret_cast<const std::uint32_t*>(s.live[tile.stage]) == ~0u;
-      if (!all_rows || !all_live) softmax.mask(p, s, tile, side, first, end, all_rows, x);
+      if (!all_rows || !all_live) softmax.mask(p, s, tile, side, first, item.work.kv_end, all_rows, x);
       softmax.weigh(x);
       if (count >= Traits::kSlots) {
         const std::uint32_t last = count - Traits::kSlots;  // of the slot
@@ -112,7 +112,7 @@ __device__ inline void latent_scores(const AttentionParams& params, int worker,
     softmax.leave(s, side);
     __syncwarp();
     if (thread_index() % 32 == 0) barrier_arrive(shared_address(&s.stated[side]));
-    before += blocks;
+    before += blocks_of(item.work);
   }
 }
 
@@ -165,6 +165,8 @@ __device__ inline void latent_few_worker(const AttentionParams& params, int work
     } else {
       if constexpr (Traits::kOutputRegisters < Traits::kFirstRegisters) {
         shrink_registers<Traits::kOutputRegisters>();
+      } else if constexpr (Traits::kOutputRegisters > Traits::kFirstRegisters) {
+        grow_registers<Traits::kOutputRegisters>();
       }
       latent_output<C>(params, s);
     }

@@ -1,11 +1,15 @@
-// The compiled kernels of latent attention for few heads: what instances.cu defines and host code looks up.
+// The compiled kernels of latent attention for few heads: what the .cu files define and host code looks up.
 #pragma once
 
 #include "cuda/attention/host.h"
 
 namespace halftone::cuda {
 
-/// Of a row of kLatentFewTable.
-CompiledKernel latent_few_kernel(int row);
+/// The slices in which kLatentFewTable is compiled, one instances_*.cu each. They return null for rows of
+/// another slice.
+CompiledKernel latent_few_kernel_fp8(int row);
+CompiledKernel latent_few_kernel_apart(int row);
+CompiledKernel latent_few_kernel_integers(int row);
+CompiledKernel latent_few_kernel_bf16(int row);
 
 }  // namespace halftone::cuda

@@ -8,6 +8,12 @@
 
 namespace halftone::cuda {
 
+/// copy_async() of 8 bytes.
+__device__ inline void copy_async_8(std::uint32_t shared, const void* global, int bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared), "l"(global), "r"(bytes)
+               : "memory");
+}
+
 /// A load warp: eight tokens of each block. A lane is one token of four blocks, a round: where it is is asked
 /// for before the records of the round before are copied.
 template <LatentFewConfig C>
@@ -82,43 +88,65 @@ struct RecordLoader {
     return look_up(first, 0);
   }
 
-  /// Where the lane's token is; null if it does not count. `found`: of look_up(), `token`: in the request.
-  __device__ const std::uint8_t* locate(std::int32_t found, int token) const {
+  /// Where a token is.
+  struct Record {
+    const std::uint8_t* at = nullptr;  // null: it does not count
+    std::int32_t to_scales = 0;        // bytes, where they lie apart
+  };
+  /// Where the lane's token is. `found`: of look_up(), `token`: in the request.
+  __device__ Record locate(std::int32_t found, int token) const {
     if (p.listed.list.indices != nullptr) {
       if (found >= 0) return record_of(p.cache, found >> p.cache.page_log2, found);
-      if (found == -1 || p.listed.extra_list.indices == nullptr) return nullptr;
+      if (found == -1 || p.listed.extra_list.indices == nullptr) return {};
       const CacheView& second = p.listed.extra_cache;
       return record_of(second, (kSecond - found) >> second.page_log2, kSecond - found);
     }
-    return found == -1 ? nullptr : record_of(p.cache, found, token);
+    return found == -1 ? Record{} : record_of(p.cache, found, token);
   }
-  /// A record of a page; null if the cache does not have the page.
-  __device__ const std::uint8_t* record_of(const CacheView& cache, std::int32_t page, int slot) const {
-    if (!has_page(p, cache, page)) return nullptr;
-    const int within = (1 << cache.page_log2) - 1;
-    return cache.pages + page * cache.page_stride + (slot & within) * Traits::kRecordBytes;
+  /// A record of a page, if the cache has the page.
+  __device__ Record record_of(const CacheView& cache, std::int32_t page, int slot) const {
+    if (!has_page(p, cache, page)) return {};
+    const int tokens = 1 << cache.page_log2, within = slot & (tokens - 1);
+    Record record{cache.pages + page * cache.page_stride + within * Traits::kRecordBytes};
+    if constexpr (Traits::kApart) {
+      record.to_scales = (tokens - within) * Traits::kRecordBytes + within * Traits::kScaleBytes;
+    }
+    return record;
   }
 
-  /// The warp's records of a block, whose addresses the lanes from `first` on have. `kPlain`: all count and
-  /// lie within 64 GiB. A token that does not count becomes zeros.
+  /// The warp's records of a block, where the lanes from `first` on have them. `kPlain`: all count and lie
+  /// within 64 GiB. A token that does not count becomes zeros.
   template <bool kPlain>
-  __device__ void copy_records(const std::uint8_t* record, std::uint32_t live, int first, int stage) const {
+  __device__ void copy_records(const Record& record, std::uint32_t live, int first, int stage) const {
     const std::uint8_t* const pages = p.cache.pages;
-    const auto own = static_cast<std::uint64_t>(record - pages);
+    const auto own = static_cast<std::uint64_t>(record.at - pages);
     const auto own_chunk = static_cast<std::uint32_t>(own / 16);
     const auto from = [&](const std::uint8_t* base, unsigned t) {
       if constexpr (kPlain) return base + std::uint64_t{__shfl_sync(~0u, own_chunk, first + t)} * 16;
       return base + __shfl_sync(~0u, own, first + t);
     };
-    const auto bytes = [&](unsigned t) { return kPlain || (live >> t & 1) ? 16 : 0; };
+    const auto bytes = [&](unsigned t, int all = 16) { return kPlain || (live >> t & 1) ? all : 0; };
     const unsigned token = kOwn * warp();
-    const std::uint32_t codes = shared_address(s.codes[stage]) + token * Traits::kRowBytes + lane() * 16;
+    constexpr int kTogether = Traits::kRowChunks < 28 ? 32 / Traits::kRowChunks : 1;  // tokens of a copy
+    const std::uint32_t codes = shared_address(s.codes[stage]) + token * Traits::kRowPitch;
+    if constexpr (kTogether > 1) {
+      const unsigned chunk = lane() % Traits::kRowChunks, ahead = lane() / Traits::kRowChunks;
 #pragma unroll
-    for (unsigned t = 0; t < kOwn; ++t) {
-      const std::uint8_t* const row = from(pages + lane() * 16, t);
+      for (unsigned i = 0; i < kOwn / kTogether; ++i) {
+        const unsigned t = kTogether * i + ahead;
+        copy_async(codes + code_place<Traits::kBits == 4>(t, chunk, Traits::kRowPitch),
+                   from(pages + chunk * 16, t), bytes(t));
+      }
+    } else {
 #pragma unroll
-      for (int i = 0; i < Traits::kRowChunks / 32; ++i) {
-        copy_async((codes ^ code_place(t, 0, 0)) + t * Traits::kRowBytes + 512 * i, row + 512 * i, bytes(t));
+      for (unsigned t = 0; t < kOwn; ++t) {
+        const std::uint8_t* const row = from(pages + lane() * 16, t);
+#pragma unroll
+        for (int i = 0; i < (Traits::kRowChunks + 31) / 32; ++i) {
+          if (Traits::kRowChunks % 32 != 0 && lane() >= Traits::kRowChunks) continue;
+          copy_async(((codes + lane() * 16) ^ code_place(t, 0, 0)) + t * Traits::kRowPitch + 512 * i,
+                     row + 512 * i, bytes(t));
+        }
       }
     }
     const unsigned chunk = lane() % 8;
@@ -126,26 +154,38 @@ struct RecordLoader {
     for (unsigned i = 0; i < kOwn / 4; ++i) {
       const unsigned t = 4 * i + lane() / 8;
       copy_async(shared_address(s.rope[stage]) + rope_place(token + t, chunk),
-                 from(pages + Traits::kRowBytes + Traits::kScaleBytes + chunk * 16, t), bytes(t));
+                 from(pages + Traits::kRopeAt + chunk * 16, t), bytes(t));
     }
-    if constexpr (Traits::kScaled) {
-      const unsigned t = lane() % kOwn;
-      const std::uint8_t* const scales = from(pages + Traits::kRowBytes, t);
-      if (lane() < kOwn) copy_async(shared_address(&s.scales[stage][token + t]), scales, bytes(t));
+    if constexpr (Traits::kScaleBytes != 0) copy_scales(from, bytes, record, token, first, stage);
+  }
+  template <class From, class Bytes>
+  __device__ void copy_scales(const From& from, const Bytes& bytes, const Record& record, unsigned token,
+                              int first, int stage) const {
+    constexpr int kScaleBytes = Traits::kScaleBytes;
+    constexpr unsigned kChunks = Traits::kApart ? 1 : kScaleBytes / 16;
+    const unsigned t = lane() / kChunks % kOwn, chunk = lane() % kChunks;
+    const std::uint32_t to = shared_address(s.scales[stage]) + (token + t) * kScaleBytes + chunk * 16;
+    const std::uint8_t* at = from(p.cache.pages + (Traits::kApart ? 0 : Traits::kRowBytes) + chunk * 16, t);
+    if constexpr (Traits::kApart) {
+      at += __shfl_sync(~0u, record.to_scales, first + t);
+      if (lane() < kOwn) copy_async_8(to, at, bytes(t, 8));
+    } else {
+      if (lane() < kOwn * kChunks) copy_async(to, at, bytes(t));
     }
   }
 
   /// The warp's part of a block of the round.
-  __device__ void copy(const std::uint8_t* record, int block, int stage) const {
-    const bool near = record != nullptr && static_cast<std::uint64_t>(record - p.cache.pages) >> 36 == 0;
+  __device__ void copy(const Record& record, int block, int stage) const {
+    const bool exists = record.at != nullptr;
+    const bool near = exists && static_cast<std::uint64_t>(record.at - p.cache.pages) >> 36 == 0;
     const int first = block * kOwn;
-    const std::uint32_t live = __ballot_sync(~0u, record != nullptr) >> first & 0xff;
+    const std::uint32_t live = __ballot_sync(~0u, exists) >> first & 0xff;
     const bool plain = (__ballot_sync(~0u, near) >> first & 0xff) == 0xff;
     const std::uint32_t full = shared_address(&s.full[stage]);
     if (plain) {
       copy_records<true>(record, live, first, stage);
     } else {
-      copy_records<false>(record != nullptr ? record : p.cache.pages, live, first, stage);
+      copy_records<false>(exists ? record : Record{p.cache.pages}, live, first, stage);
     }
     copy_async_arrive(full);
     if (lane() == 0) {
@@ -162,7 +202,7 @@ struct RecordLoader {
     while (more) {
       const std::uint32_t first = before + round;
       const int count = min(blocks - round, kRound);
-      const std::uint8_t* record = locate(found, token_of(current().work, round));
+      const Record record = locate(found, token_of(current().work, round));
       more = find();
       if (more) found = look_up(current(), round);
 #pragma unroll 1

@@ -29,6 +29,35 @@ struct QueryRow {
   }
 };
 
+/// Eight dims in the order in which Tile takes integers apart; what is 16 times too large there is 16 times
+/// smaller here.
+template <int kBits>
+__device__ inline void order_query(std::uint32_t (&x)[4]) {
+  if constexpr (kBits == 8) {  // 0 2 | 1 3 | 4 6 | 5 7
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+      const std::uint32_t low = __byte_perm(x[i], x[i + 1], 0x5410);
+      x[i + 1] = __byte_perm(x[i], x[i + 1], 0x7632), x[i] = low;
+    }
+  } else {  // 0 4 | 1 5 | 2 6 | 3 7
+    constexpr std::uint32_t kSixteenth = 0x2c002c00;
+    const std::uint32_t a = __byte_perm(x[0], x[2], 0x5410), b = __byte_perm(x[0], x[2], 0x7632);
+    const std::uint32_t c = __byte_perm(x[1], x[3], 0x5410), d = __byte_perm(x[1], x[3], 0x7632);
+    x[0] = a, x[1] = mul_f16x2(b, kSixteenth), x[2] = c, x[3] = mul_f16x2(d, kSixteenth);
+  }
+}
+
+/// The sum of 64 dims, eight of which each of eight lanes has in f16.
+template <LatentFewConfig C>
+__device__ inline void store_query_sum(const std::uint32_t (&x)[4], float& to) {
+  float sum = 0.0f;
+#pragma unroll
+  for (const std::uint32_t word : x) sum += half_of(word, false, false) + half_of(word, true, false);
+#pragma unroll
+  for (int i = 1; i < 8; i *= 2) sum += __shfl_xor_sync(~0u, sum, i);
+  if (thread_index() % 8 == 0) to = sum;
+}
+
 /// Row `row` of an item by a warp: in units of a power of two, so that f16 holds what K's codes are
 /// multiplied with. Rows that the item does not have are zeros. `side`: of what two items have side by side.
 template <LatentFewConfig C>
@@ -36,7 +65,7 @@ __device__ inline void store_query(const AttentionParams& p, const QueryRow<C>& 
                                    typename LatentFewTraits<C>::Shared& s, int side, int row) {
   using Traits = LatentFewTraits<C>;
   const int lane = thread_index() % 32;
-  constexpr int kChunks = QueryRow<C>::kChunks, kLoads = QueryRow<C>::kLoads, kLatent = Traits::kDim / 8;
+  constexpr int kChunks = QueryRow<C>::kChunks, kLoads = QueryRow<C>::kLoads, kLatent = Traits::kLatent / 8;
   const bool bf16 = p.q_type == DType::kBFloat16;
   const auto& raw = query.raw;
   float largest = 0.0f;
@@ -69,8 +98,14 @@ __device__ inline void store_query(const AttentionParams& p, const QueryRow<C>& 
     std::uint32_t high[4];
 #pragma unroll
     for (int w = 0; w < 4; ++w) {
-      high[w] = Traits::kScaled && chunk < kLatent ? pack_f16x2(x[2 * w], x[2 * w + 1])
-                                                   : pack_bf16x2(x[2 * w], x[2 * w + 1]);
+      high[w] = !Traits::kBf16 && chunk < kLatent ? pack_f16x2(x[2 * w], x[2 * w + 1])
+                                                  : pack_bf16x2(x[2 * w], x[2 * w + 1]);
+    }
+    if constexpr (Traits::kInteger) {
+      if (chunk < kLatent) {
+        store_query_sum<C>(high, s.query_sums[chunk / 8][row]);
+        order_query<Traits::kBits>(high);
+      }
     }
     std::uint16_t* const to =
         chunk < kLatent ? &s.queries[row][chunk * 8] : &s.rotary[0][row][(chunk - kLatent) * 8];

@@ -1,6 +1,7 @@
 // S^T = K Q^T and the softmax of a tile of 16 or 32 tokens, by one warp.
 #pragma once
 
+#include "cuda/latent/few/codes.h"
 #include "cuda/latent/few/queries.h"
 
 namespace halftone::cuda {
@@ -25,16 +26,20 @@ struct Tile {
   /// with the scale: any f32 scale is exact.
   __device__ void multiply(const Shared& s, bool two_parts, Sums& x) const {
     multiply_rotary(s, two_parts, x);
-#pragma unroll(kTiles == 1 ? 2 : 1)  // registers
+#pragma unroll(kTiles* kRowTiles <= 2 ? 2 : 1)  // registers
     for (int group = 0; group < Traits::kGroups; ++group) {
       Sums sums = {};
       multiply_group(s, group, sums);
 #pragma unroll
       for (int m = 0; m < kTiles; ++m) {
         float above = 1.0f, below = 1.0f;
-        if constexpr (Traits::kScaled) {
+        if constexpr (Traits::kInteger) {
+          add_offsets(s, group, m, x[m]);
+        }
+        if constexpr (!Traits::kBf16) {
           above = scale(s, group, token(m)), below = scale(s, group, token(m) + 8);
         }
+        if constexpr (Traits::kInteger) above *= kIntegerUnit, below *= kIntegerUnit;
 #pragma unroll
         for (int n = 0; n < kRowTiles; ++n) {
 #pragma unroll
@@ -46,29 +51,60 @@ struct Tile {
 
   /// The scale of a token for a group of dims.
   __device__ float scale(const Shared& s, int group, unsigned token) const {
-    return reinterpret_cast<const float*>(&s.scales[stage][token])[group];
+    return few_scale<C>(s.scales[stage], group, token);
   }
 
  private:
-  /// The lane's 16 bytes of a chunk of its two tokens.
+  static constexpr int kPieceDims = Traits::kBf16 ? 8 : 16;            // of a lane
+  static constexpr int kPieceWords = kPieceDims * Traits::kBits / 32;  // of its codes
+
+  /// A lane's piece of its two tokens.
   struct Pair {
-    std::uint32_t above[4], below[4];
+    std::uint32_t above[kPieceWords], below[kPieceWords];
     __device__ Pair(const std::uint8_t* first, int row_bytes) {
-      const uint4 upper = *reinterpret_cast<const uint4*>(first);
-      const uint4 lower = *reinterpret_cast<const uint4*>(first + 8 * row_bytes);
-      above[0] = upper.x, above[1] = upper.y, above[2] = upper.z, above[3] = upper.w;
-      below[0] = lower.x, below[1] = lower.y, below[2] = lower.z, below[3] = lower.w;
+      const std::uint8_t* const second = first + 8 * row_bytes;
+      if constexpr (kPieceWords == 2) {
+        const uint2 upper = *reinterpret_cast<const uint2*>(first);
+        const uint2 lower = *reinterpret_cast<const uint2*>(second);
+        above[0] = upper.x, above[1] = upper.y, below[0] = lower.x, below[1] = lower.y;
+      } else {
+        const uint4 upper = *reinterpret_cast<const uint4*>(first);
+        const uint4 lower = *reinterpret_cast<const uint4*>(second);
+        above[0] = upper.x, above[1] = upper.y, above[2] = upper.z, above[3] = upper.w;
+        below[0] = lower.x, below[1] = lower.y, below[2] = lower.z, below[3] = lower.w;
+      }
     }
   };
 
+  /// The codes of two tokens for k-step `step` of a piece, in f16; integers as they are stored, without a
+  /// sign, in units of 2^-24.
+  static __device__ void step_of(const Pair& k, int step, std::uint32_t (&a)[4]) {
+    if constexpr (Traits::kBits == 4) {
+      const std::uint32_t above = k.above[step / 2] >> step % 2 * 8,
+                          below = k.below[step / 2] >> step % 2 * 8;
+      a[0] = above & 0x000f000fu, a[1] = below & 0x000f000fu;
+      a[2] = above & 0x00f000f0u, a[3] = below & 0x00f000f0u;
+    } else if constexpr (Traits::kInteger) {
+      a[0] = even_codes(k.above[step]), a[1] = even_codes(k.below[step]);
+      a[2] = even_codes(k.above[step] >> 8), a[3] = even_codes(k.below[step] >> 8);
+    } else {
+      a[0] = e4m3x2_to_f16x2(k.above[step]), a[1] = e4m3x2_to_f16x2(k.below[step]);
+      a[2] = e4m3x2_to_f16x2(k.above[step], true), a[3] = e4m3x2_to_f16x2(k.below[step], true);
+    }
+  }
+
   __device__ void multiply_group(const Shared& s, int group, Sums& sums) const {
-    constexpr int kPieceDims = Traits::kScaled ? 16 : 8, kPieces = Traits::kGroupDims / 4 / kPieceDims;
+    constexpr int kPieces = Traits::kGroupDims / 4 / kPieceDims;
     const unsigned g = lane() / 4, c = lane() % 4;
 #pragma unroll
     for (int j = 0; j < kPieces; ++j) {
-      const unsigned chunk = Traits::kRowChunks / Traits::kGroups * group + 4 * j + c;
+      const unsigned piece = Traits::kGroupDims / kPieceDims * group + 4 * j + c;
       const auto pair = [&](int m) {
-        return Pair(s.codes[stage] + code_place(token(m), chunk, Traits::kRowBytes), Traits::kRowBytes);
+        constexpr bool kPairs = kPieceWords == 2;
+        const unsigned chunk = kPairs ? piece / 2 : piece;
+        return Pair(s.codes[stage] + code_place<kPairs>(token(m), chunk, Traits::kRowPitch) +
+                        (kPairs ? piece % 2 * 8 : 0),
+                    Traits::kRowPitch);
       };
       const Pair first = pair(0), second = pair(kTiles - 1);
 #pragma unroll
@@ -76,24 +112,22 @@ struct Tile {
         uint4 q[kRowTiles];
 #pragma unroll
         for (int n = 0; n < kRowTiles; ++n) {
-          q[n] = *reinterpret_cast<const uint4*>(&s.queries[8 * n + g][chunk * kPieceDims + 8 * part]);
+          q[n] = *reinterpret_cast<const uint4*>(&s.queries[8 * n + g][piece * kPieceDims + 8 * part]);
         }
 #pragma unroll
         for (int step = 0; step < 2; ++step) {
 #pragma unroll
           for (int m = 0; m < kTiles; ++m) {
             const Pair& k = m == 0 ? first : second;
-            if constexpr (Traits::kScaled) {
-              const int word = 2 * part + step;
-              const std::uint32_t a[4] = {e4m3x2_to_f16x2(k.above[word]), e4m3x2_to_f16x2(k.below[word]),
-                                          e4m3x2_to_f16x2(k.above[word], true),
-                                          e4m3x2_to_f16x2(k.below[word], true)};
+            if constexpr (Traits::kBf16) {
+              multiply_pair(k.above, k.below, q, step, sums[m]);
+            } else {
+              std::uint32_t a[4];
+              step_of(k, 2 * part + step, a);
 #pragma unroll
               for (int n = 0; n < kRowTiles; ++n) {
                 mma_f16(sums[m][n], a, step == 0 ? q[n].x : q[n].z, step == 0 ? q[n].y : q[n].w);
               }
-            } else {
-              multiply_pair(k, q, step, sums[m]);
             }
           }
         }
@@ -101,11 +135,22 @@ struct Tile {
     }
   }
 
+  /// What integers lack: a min, or the sign, times the sum of Q's dims.
+  __device__ void add_offsets(const Shared& s, int group, int m, float (&x)[kRowTiles][4]) const {
+    const float above = few_offset<C>(s.scales[stage], group, token(m)),
+                below = few_offset<C>(s.scales[stage], group, token(m) + 8);
+#pragma unroll
+    for (int n = 0; n < kRowTiles; ++n) {
+      const float2 sum = *reinterpret_cast<const float2*>(&s.query_sums[group][8 * n + lane() % 4 * 2]);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) x[n][i] = fmaf(i % 2 == 0 ? sum.x : sum.y, i < 2 ? above : below, x[n][i]);
+    }
+  }
+
   /// One k-step of 16-bit values.
-  static __device__ void multiply_pair(const Pair& k, const uint4 (&q)[kRowTiles], int step,
-                                       float (&sums)[kRowTiles][4]) {
-    const std::uint32_t a[4] = {k.above[2 * step], k.below[2 * step], k.above[2 * step + 1],
-                                k.below[2 * step + 1]};
+  static __device__ void multiply_pair(const std::uint32_t (&above)[4], const std::uint32_t (&below)[4],
+                                       const uint4 (&q)[kRowTiles], int step, float (&sums)[kRowTiles][4]) {
+    const std::uint32_t a[4] = {above[2 * step], below[2 * step], above[2 * step + 1], below[2 * step + 1]};
 #pragma unroll
     for (int n = 0; n < kRowTiles; ++n) {
       mma_bf16(sums[n], a, step == 0 ? q[n].x : q[n].z, step == 0 ? q[n].y : q[n].w);
@@ -128,21 +173,25 @@ struct Tile {
       const unsigned chunk = 4 * i + c;
 #pragma unroll
       for (int m = 0; m < kTiles; ++m) {
-        const Pair k(s.rope[stage] + rope_place(token(m), chunk), 2 * Traits::kRope);
+        const std::uint8_t* const first = s.rope[stage] + rope_place(token(m), chunk);
+        const uint4 upper = *reinterpret_cast<const uint4*>(first);
+        const uint4 lower = *reinterpret_cast<const uint4*>(first + 8 * 2 * Traits::kRope);
+        const std::uint32_t above[4] = {upper.x, upper.y, upper.z, upper.w};
+        const std::uint32_t below[4] = {lower.x, lower.y, lower.z, lower.w};
         uint4 q[kRowTiles];
 #pragma unroll
         for (int n = 0; n < kRowTiles; ++n) {
           q[n] = *reinterpret_cast<const uint4*>(&s.rotary[0][8 * n + g][8 * chunk]);
         }
-        multiply_pair(k, q, 0, x[m]);
-        multiply_pair(k, q, 1, x[m]);
+        multiply_pair(above, below, q, 0, x[m]);
+        multiply_pair(above, below, q, 1, x[m]);
         if (!two_parts) continue;
 #pragma unroll
         for (int n = 0; n < kRowTiles; ++n) {
           q[n] = *reinterpret_cast<const uint4*>(&s.rotary[1][8 * n + g][8 * chunk]);
         }
-        multiply_pair(k, q, 0, x[m]);
-        multiply_pair(k, q, 1, x[m]);
+        multiply_pair(above, below, q, 0, x[m]);
+        multiply_pair(above, below, q, 1, x[m]);
       }
     }
   }
@@ -150,23 +199,20 @@ struct Tile {
 
 /// The softmax of a warp's tiles.
 ///
-/// P is stored once per group of V's dims, times its scale, in f16 and in units of 2^k of the row and the
-/// group; or, where V has no scales, once in bf16. Like a running maximum, the unit follows the largest
-/// product: it is raised so that this stands below 2^kFirstLog2 when one reaches 2^kLargestLog2. So every f32
-/// scale is served, and a token with a large scale and a small probability does not push others out of f16's
-/// range. The maximum itself only keeps fp32 in range. What another row needs changes no bit of a row.
+/// P is stored in 16 bits, in f16 but for bf16 records, in units of 2^max: a maximum that is raised, not when
+/// a logit is above it, but before P leaves f16's range, and then stands so far below the logit that P has
+/// bits for small ones, too. What another row needs changes no bit of a row.
 template <LatentFewConfig C>
 struct TileSoftmax {
   using Traits = LatentFewTraits<C>;
   using Shared = typename Traits::Shared;
   using Sums = typename Tile<C>::Sums;
   static constexpr int kRowTiles = Traits::kRowTiles, kTiles = Traits::kTiles;
-  static constexpr int kFirstLog2 = 8, kLargestLog2 = 12, kFinestLog2 = 126;
-  static constexpr float kFinest = 0x1p126f;
-  static constexpr float kMaxRise = 8.0f;  // of logits above `max` before it is raised
+  // Of a logit above `max`: after it was raised, and before it must be.
+  static constexpr float kFirst = 7.0f, kLargest = 15.0f;
 
-  // Rows 8 n + 2 c and the next one. `sum`: of the lane's tokens; `power`: one over the units of a group.
-  float max[kRowTiles][2], sum[kRowTiles][2], power[Traits::kScales][kRowTiles][2];
+  // Rows 8 n + 2 c and the next one. `sum`: of the lane's tokens.
+  float max[kRowTiles][2], sum[kRowTiles][2];
   unsigned stale;  // bit m: the units that the slot has of the m-th 16 tokens are not these
 
   static __device__ unsigned warp() { return static_cast<unsigned>(thread_index()) / 32; }
@@ -177,8 +223,6 @@ struct TileSoftmax {
 #pragma unroll
     for (int n = 0; n < kRowTiles; ++n) {
       max[n][0] = max[n][1] = kMinus, sum[n][0] = sum[n][1] = 0.0f;
-#pragma unroll
-      for (int group = 0; group < Traits::kScales; ++group) power[group][n][0] = power[group][n][1] = kFinest;
     }
   }
 
@@ -246,7 +290,7 @@ struct TileSoftmax {
       for (int i = 0; i < 2; ++i) {
         top[n][i] = fmaxf(x[0][n][i], x[0][n][2 + i]);
         if constexpr (kTiles == 2) top[n][i] = fmaxf(top[n][i], fmaxf(x[1][n][i], x[1][n][2 + i]));
-        raises |= top[n][i] > max[n][i] + kMaxRise;
+        raises |= top[n][i] > max[n][i] + kLargest;
       }
     }
     if (__any_sync(~0u, raises)) raise_max(top);
@@ -268,23 +312,22 @@ struct TileSoftmax {
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) {
       const unsigned half = tile.half + m;
-      Words words;
-      multiply(s, tile, m, x[m], words);
-      if (__any_sync(~0u, beyond(words))) {
-        raise_units(s, tile, m, x[m]);
-        multiply(s, tile, m, x[m], words);
+      std::uint32_t words[kRowTiles][2];  // tokens g and g + 8
+#pragma unroll
+      for (int n = 0; n < kRowTiles; ++n) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const float first = x[m][n][2 * i], second = x[m][n][2 * i + 1];
+          words[n][i] = Traits::kBf16 ? pack_bf16x2(first, second) : pack_f16x2(first, second);
+        }
       }
+      const std::uint32_t to = shared_address(s.prob[tile.slot][half][0][0]) + lane() * 16;
+      if constexpr (kRowTiles == 1) {
+        store_matrices(to, words[0][0], words[0][1]);
+      } else {
 #pragma unroll
-      for (int group = 0; group < Traits::kScales; ++group) {
-        const auto& w = words[group];
-        const std::uint32_t to = shared_address(s.prob[tile.slot][half][group][0][0]) + lane() * 16;
-        if constexpr (kRowTiles == 1) {
-          store_matrices(to, w[0][0], w[0][1]);
-        } else {
-#pragma unroll
-          for (int n = 0; n < kRowTiles; n += 2) {
-            store_matrices(to + n * 256, w[n][0], w[n][1], w[n + 1][0], w[n + 1][1]);
-          }
+        for (int n = 0; n < kRowTiles; n += 2) {
+          store_matrices(to + n * 256, words[n][0], words[n][1], words[n + 1][0], words[n + 1][1]);
         }
       }
       if (stale >> m & 1 && lane() < 4) store_units(s, tile.slot, half);
@@ -320,111 +363,23 @@ struct TileSoftmax {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         top[n][i] = largest(top[n][i]);
-        const bool raises = top[n][i] > max[n][i] + kMaxRise;
-        const float next = raises ? rintf(top[n][i]) : max[n][i];
+        const bool raises = top[n][i] > max[n][i] + kLargest;
+        const float next = raises ? rintf(top[n][i]) - kFirst : max[n][i];
         const bool none = max[n][i] == kMinus;  // so far
-        const float by = none || !raises ? 0.0f : next - max[n][i];
-        sum[n][i] *= exp2_approx(-by);
-        const float rise = exp2_approx(by);
+        sum[n][i] *= exp2_approx(none || !raises ? 0.0f : max[n][i] - next);
         max[n][i] = next;
-#pragma unroll
-        for (int group = 0; group < Traits::kScales; ++group) {
-          power[group][n][i] = fminf(power[group][n][i] * rise, kFinest);
-        }
       }
     }
   }
-
-  // P of 16 tokens times V's scale: [group][8 rows][tokens g, g + 8], rows 2 c and 2 c + 1.
-  using Words = std::uint32_t[Traits::kScales][kRowTiles][2];
-
-  static __device__ void load_scales(const Shared& s, const Tile<C>& tile, int m,
-                                     float (&scales)[Traits::kScales][2]) {
-    if constexpr (Traits::kScaled) {
-      const float4 above = s.scales[tile.stage][tile.token(m)],
-                   below = s.scales[tile.stage][tile.token(m) + 8];
-      scales[0][0] = above.x, scales[1][0] = above.y, scales[2][0] = above.z, scales[3][0] = above.w;
-      scales[0][1] = below.x, scales[1][1] = below.y, scales[2][1] = below.z, scales[3][1] = below.w;
-    } else {
-      scales[0][0] = scales[0][1] = 1.0f;
-    }
-  }
-
-  /// Products in units.
-  __device__ void multiply(const Shared& s, const Tile<C>& tile, int m, const float (&x)[kRowTiles][4],
-                           Words& words) const {
-    float scales[Traits::kScales][2];
-    load_scales(s, tile, m, scales);
-#pragma unroll
-    for (int group = 0; group < Traits::kScales; ++group) {
-#pragma unroll
-      for (int n = 0; n < kRowTiles; ++n) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const float first = x[n][2 * i] * scales[group][i] * power[group][n][0];
-          const float second = x[n][2 * i + 1] * scales[group][i] * power[group][n][1];
-          words[group][n][i] = Traits::kScaled ? pack_f16x2(first, second) : pack_bf16x2(first, second);
-        }
-      }
-    }
-  }
-
-  /// Whether one of the products is 2^kLargestLog2 or more.
-  static __device__ bool beyond(const Words& words) {
-    std::uint32_t low = 0, high = 0;
-#pragma unroll
-    for (int group = 0; group < Traits::kScales; ++group) {
-#pragma unroll
-      for (int n = 0; n < kRowTiles; ++n) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const std::uint32_t word = words[group][n][i] & 0x7fff7fffu;
-          std::uint32_t& most = i == 0 ? low : high;
-          most = __vmaxu2(most, word);
-        }
-      }
-    }
-    low = __vmaxu2(low, high);
-    constexpr unsigned kLimit = Traits::kScaled ? (kLargestLog2 + 15) << 10 : (kLargestLog2 + 127) << 7;
-    return (low & 0xffff) >= kLimit || low >> 16 >= kLimit;
-  }
-
-  /// Units that hold the products.
-  __device__ void raise_units(const Shared& s, const Tile<C>& tile, int m, const float (&x)[kRowTiles][4]) {
-    stale = 3;
-    float scales[Traits::kScales][2];
-    load_scales(s, tile, m, scales);
-#pragma unroll
-    for (int group = 0; group < Traits::kScales; ++group) {
-#pragma unroll
-      for (int n = 0; n < kRowTiles; ++n) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const float most =
-              largest(fmaxf(fabsf(x[n][i] * scales[group][0]), fabsf(x[n][2 + i] * scales[group][1])));
-          const int most_log2 = static_cast<int>(__float_as_uint(most) >> 23) - 127;
-          float& own = power[group][n][i];
-          if (most_log2 + exponent(own) >= kLargestLog2) {
-            own = power_of_two(min(kFirstLog2 - 1 - most_log2, kFinestLog2));
-          }
-        }
-      }
-    }
-  }
-  static __device__ int exponent(float power) { return static_cast<int>(__float_as_uint(power) >> 23) - 127; }
 
   /// By lanes 0 to 3.
   __device__ void store_units(Shared& s, int slot, unsigned half) const {
 #pragma unroll
-    for (int group = 0; group < Traits::kScales; ++group) {
+    for (int n = 0; n < kRowTiles; ++n) {
 #pragma unroll
-      for (int n = 0; n < kRowTiles; ++n) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const bool none = max[n][i] == kMinus;
-          const int unit = none ? kNoUnit : __float2int_rn(max[n][i]) - exponent(power[group][n][i]);
-          reinterpret_cast<int*>(&s.units[slot][group][8 * n + 2 * lane() + i])[half] = unit;
-        }
+      for (int i = 0; i < 2; ++i) {
+        const int unit = max[n][i] == kMinus ? kNoUnit : __float2int_rn(max[n][i]);
+        reinterpret_cast<int*>(&s.units[slot][8 * n + 2 * lane() + i])[half] = unit;
       }
     }
   }

@@ -21,12 +21,22 @@ namespace halftone::cuda {
 
 template <LatentFewConfig C>
 struct LatentFewTraits {
-  static constexpr int kDim = 512, kRope = 64, kQueryDim = kDim + kRope;
-  static constexpr bool kScaled = C.codes == LatentCodes::kFp8;
-  static constexpr int kGroups = 4, kGroupDims = kDim / kGroups;  // of dims; they share a scale
-  static constexpr int kScales = kScaled ? kGroups : 1;           // by which P is multiplied
-  static constexpr int kRowBytes = kScaled ? kDim : 2 * kDim, kRowChunks = kRowBytes / 16;  // of codes
-  static constexpr int kScaleBytes = kScaled ? 4 * kGroups : 0;
+  static constexpr LatentCodes kCodes = C.codes;
+  static constexpr int kDim = 512, kRope = 64;                      // of V; the rotary dims
+  static constexpr bool kApart = kCodes == LatentCodes::kFp8Apart;  // scales behind the page's records
+  static constexpr bool kBf16 = kCodes == LatentCodes::kBf16, kScaled = !kBf16;
+  static constexpr bool kInteger = kCodes == LatentCodes::kInt8 || kCodes == LatentCodes::kInt4;
+  static constexpr int kLatent = kApart ? kDim - kRope : kDim, kQueryDim = kLatent + kRope;
+  static constexpr int kGroupDims = kCodes == LatentCodes::kFp8 || kBf16 ? 128 : 64;  // they share a scale
+  static constexpr int kGroups = kLatent / kGroupDims;
+  static constexpr int kBits = kBf16 ? 16 : kCodes == LatentCodes::kInt4 ? 4 : 8;     // of a code
+  static constexpr int kRowBytes = kLatent * kBits / 8, kRowChunks = kRowBytes / 16;  // of codes
+  static constexpr int kRowPitch = kApart ? kDim : kRowBytes;                         // of Shared::codes
+  // A token's scales, mins included.
+  static constexpr int kScaleBytes = kBf16                         ? 0
+                                     : kCodes == LatentCodes::kFp8 ? 4 * kGroups
+                                     : kApart                      ? 8
+                                                                   : 2 * kGroups * (kBits == 4 ? 2 : 1);
   static constexpr int kTokens = 32;  // of a block: one for each lane
   static constexpr int kStages = C.stages, kSlots = 4;
   static constexpr int kTiles = C.tiles;          // of a warp of the scores: 16 tokens each
@@ -39,12 +49,14 @@ struct LatentFewTraits {
   static constexpr int kRows = C.rows, kRowTiles = kRows / 8;  // N of a product
   // Per thread. The block's warps share what they start with: 65,536 in units of 8 per thread.
   static constexpr int kFirstRegisters = 65536 / kThreads / 8 * 8;
-  static constexpr int kLoadRegisters = 32, kOutputRegisters = kTiles == 2 ? 128 : 80;
-  static constexpr int kScoreRegisters = kTiles == 2 ? 224 : 144;
+  static constexpr int kLoadRegisters = 32;
+  static constexpr int kOutputRegisters = kTiles == 2 ? kInteger ? 136 : 128 : kRows == 32 ? 112 : 80;
+  static constexpr int kScoreRegisters = kTiles == 2 ? kInteger ? 208 : 224 : kRows == 32 ? 112 : 144;
   static_assert(kScoreWarps * kScoreRegisters + kOutputWarps * kOutputRegisters +
                     kLoadWarps * kLoadRegisters <=
                 kThreads / 32 * kFirstRegisters);
-  static constexpr int kRecordBytes = kRowBytes + kScaleBytes + 2 * kRope;
+  static constexpr int kRopeAt = kRowBytes + (kApart ? 0 : kScaleBytes);  // of a record
+  static constexpr int kRecordBytes = kRopeAt + 2 * kRope;
   static_assert(kTiles == 1 || kTiles == 2);
   // Who waits for a phase of a barrier knows that the one before is over: a load warp's last block was four
   // blocks before and waited for the one a ring before that; a score warp's last tile waited for a slot.
@@ -52,21 +64,23 @@ struct LatentFewTraits {
 
   static constexpr int kMaxShared = 227 * 1024;
   // Elements more per row spread what a quarter of a warp reads at once over the banks.
-  static constexpr int kQueryPitch = kDim + (kScaled ? 8 : 32), kRotaryPitch = kRope + 32;
+  static constexpr int kQueryPitch = kDim + (kBf16 ? 32 : 8), kRotaryPitch = kRope + 32;
 
   struct Shared {
-    alignas(128) std::uint8_t codes[kStages][kTokens * kRowBytes];  // chunks of 16 bytes: code_place()
+    alignas(128) std::uint8_t codes[kStages][kTokens * kRowPitch];  // chunks of 16 bytes: code_place()
     alignas(128) std::uint8_t rope[kStages][kTokens * 2 * kRope];   // rope_place()
-    float4 scales[kStages][kScaled ? kTokens : 1];
-    // P times V's scale, [16 tokens][group of dims][8 rows][8 tokens]: 8 rows of a token are 16 bytes.
-    alignas(128) uint4 prob[kSlots][2][kScales][kRowTiles][2][8];
-    int2 units[kSlots][kScales][kRows];  // log2 of what the halves of a block are stored in units of
+    alignas(16) std::uint8_t scales[kStages][kTokens * kScaleBytes + (kScaleBytes == 0 ? 16 : 0)];
+    // P, [16 tokens][8 rows][8 tokens]: 8 rows of a token are 16 bytes.
+    alignas(128) uint4 prob[kSlots][2][kRowTiles][2][8];
+    int2 units[kSlots][kRows];  // log2 of what the halves of a block are stored in units of
     alignas(16) std::uint16_t queries[kRows][kQueryPitch];     // f16 (K's type), in units of a power of two
     alignas(16) std::uint16_t rotary[2][kRows][kRotaryPitch];  // bf16, likewise; what bf16 leaves of f16 rows
+    float query_sums[kInteger ? kGroups : 1][kRows];           // of the dims of a group, as they are stored
     // Of an item and the next one:
     float2 state[2][kScoreWarps][kRows];  // maximum, sum
     float factor[2][kRows];               // turns a raw product into a base-2 logit
     RowPlace places[2][kRows];
+    KeyRange unmasked[2];  // keys that all rows see
     Softcap softcap;
     std::uint64_t full[kStages], empty[kStages];        // stages: load -> scores, output -> load and scores
     std::uint64_t weighed[kSlots];                      // slots: scores -> output
@@ -78,14 +92,16 @@ struct LatentFewTraits {
   };
 };
 
-/// Byte of chunk `chunk` (16 bytes) of a token in Shared::codes: neither 4 adjacent chunks of 2 tokens nor
-/// one chunk of 8 tokens meet in a bank.
+/// Byte of chunk `chunk` (16 bytes) of a token whose codes take `row_bytes`: neither 4 adjacent chunks of 2
+/// tokens nor one chunk of 8 tokens meet in a bank. `kPairs`: nor do 2 adjacent chunks of 4 tokens instead.
+template <bool kPairs = false>
 __device__ inline unsigned code_place(unsigned token, unsigned chunk, unsigned row_bytes) {
-  return token * row_bytes + ((chunk ^ ((token & 1) << 2 | (token >> 1 & 3))) << 4);
+  const unsigned flip = kPairs ? (token & 3) << 1 | (token >> 2 & 1) : (token & 1) << 2 | (token >> 1 & 3);
+  return token * row_bytes + ((chunk ^ flip) << 4);
 }
-/// Likewise in Shared::rope, for 4 adjacent chunks of 2 tokens.
+/// Likewise in Shared::rope.
 __device__ inline unsigned rope_place(unsigned token, unsigned chunk) {
-  return token * 128 + ((chunk ^ (token & 1) << 2) << 4);
+  return code_place(token, chunk, 128);
 }
 
 /// Blocks of an item.
