@@ -32,7 +32,7 @@ struct Output {
   __device__ int warp() const { return int(thread / 32 % 4); }
   __device__ int lane() const { return int(thread % 32); }
 
-  __device__ const DeviceItem& item(int index) const { return s.queue.items[index % ItemQueue::kCapacity]; }
+  __device__ const DeviceItem& item(int index) const { return s.queue.items[index % Queue::kCapacity]; }
   __device__ int row(int r) const { return warp() * 16 + lane() / 4 + 8 * r; }
 
   __device__ void release(std::uint64_t& barrier) const {

@@ -5,7 +5,7 @@
 
 #include "cuda/attention/rows.h"
 #include "cuda/device/wgmma.h"
-#include "cuda/latent/wide/walk.h"
+#include "cuda/latent/wide/convert.h"
 
 namespace halftone::cuda::wide {
 

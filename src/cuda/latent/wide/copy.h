@@ -1,0 +1,201 @@
+// The warp that brings tokens: the walk over the steps of all items, from an entry of a list or of the block
+// table to a slot of the cache, and the copies of raw codes, rope parts and scales. Who dequantises them
+// (convert.h) neither waits for memory nor has copies under way, whose end its fences would wait for.
+#pragma once
+
+#include "cuda/attention/pages.h"
+#include "cuda/attention/rows.h"
+#include "cuda/device/ptx.h"
+#include "cuda/latent/wide/traits.h"
+
+namespace halftone::cuda::wide {
+
+/// What says where a token is: its slot of the cache, or the entry of the block table.
+using TokenId = std::int32_t;
+
+/// The token in a slot.
+__device__ inline const std::uint8_t* token_at(const CacheView& c, std::uint32_t slot) {
+  const std::int64_t padding = c.page_stride - (std::int64_t{kTokenBytes} << c.page_log2);
+  return c.pages + std::uint64_t{slot} * kTokenBytes + (slot >> c.page_log2) * padding;
+}
+
+/// How places of a list, or of a request, become slots.
+struct WalkLimits {
+  int entry_log2;     // places of an entry: of a list 1, of the block table a page
+  int entries;        // of the table; any number of a list
+  std::uint32_t ids;  // what an entry is below: slots, or pages
+  int place_mask;     // what a place adds to the slot of its entry
+
+  __device__ static WalkLimits of(const AttentionParams& p) {
+    const CacheView& c = p.cache;
+    if (p.listed.list.indices != nullptr) {
+      const std::int64_t slots = std::int64_t{c.num_pages} << c.page_log2;
+      return {0, INT32_MAX, static_cast<std::uint32_t>(slots < INT32_MAX ? slots : INT32_MAX), 0};
+    }
+    return {c.page_log2, c.table_width, static_cast<std::uint32_t>(c.num_pages), (1 << c.page_log2) - 1};
+  }
+};
+
+/// Round by round through the steps of the worker's items; a lane has a token.
+template <LatentWideConfig C>
+struct RoundCursor {
+  const AttentionParams& params;
+  Shared& s;
+  int rank, lane;
+  const WalkLimits limits;
+  const std::int32_t* entries = nullptr;  // of the item: its list, or its row of the block table
+  int index = -1;
+  int token = 0, end = -1;  // of the step, and of the item
+  int half;                 // of the step
+
+  __device__ RoundCursor(const AttentionParams& params, Shared& s, int rank, int lane)
+      : params(params), s(s), rank(rank), lane(lane), limits(WalkLimits::of(params)) {
+    half = C.blocks == 2 ? rank : 1;
+  }
+
+  __device__ bool listed() const { return params.listed.list.indices != nullptr; }
+  __device__ int place() const { return token + kRoundTokens * half + lane; }
+  __device__ bool begins_step() const { return C.blocks == 2 || half == 0; }
+
+  /// Goes on to the next round; false: there is none.
+  __device__ bool next() {
+    if constexpr (C.blocks == 1) {
+      half ^= 1;
+      if (half == 1) return true;
+    }
+    token += kBlockTokens;
+    if (token < end) return true;
+    ++index;
+    if (lane == 0) {  // who waits for an item extends the queue
+      while (s.queue.more && s.queue.count <= index) {
+        s.queue.produce(params.schedule, bounds_of(params), blockIdx.x / C.blocks);
+      }
+    }
+    __syncwarp();
+    if (!s.queue.has(index)) return false;
+    const DeviceItem& x = s.queue.items[index % Queue::kCapacity];
+    token = x.work.kv_begin;
+    end = end_of(x.work);
+    entries = listed() ? params.listed.list.indices + x.first_query * params.listed.list.stride
+                       : table_row(params.cache, x.work.request);
+    return true;
+  }
+  /// Without a token anything: a branch around the load would wait for it.
+  __device__ TokenId load_id() const {
+    const int at = place(), entry = at >> limits.entry_log2;
+    return __ldg(at < end && entry < limits.entries
+                     ? entries + entry
+                     : reinterpret_cast<const std::int32_t*>(params.schedule.header));
+  }
+  /// The slot of the round's token; -1: it is skipped. By all lanes.
+  __device__ int resolve(TokenId id) const {
+    const int at = place();
+    const bool has = at < end;
+    const bool found =
+        static_cast<std::uint32_t>(id) < limits.ids && at >> limits.entry_log2 < limits.entries;
+    if (__any_sync(~0u, has && !found)) {
+      if (has && !found && (id >= 0 || !listed())) has_page(params, -1);  // for the status
+    }
+    return has && found ? (id << limits.entry_log2) + (at & limits.place_mask) : -1;
+  }
+};
+
+/// Scales as f16. Those that f16 does not hold well lose a power of two, so that the largest one of the token
+/// is 64 to 128.
+struct KeptScales {
+  static constexpr float kLargest = 128.0f;             // times 448 is within f16
+  static constexpr float kSmallest = 6.103515625e-05f;  // normal in f16
+  uint2 pairs;
+  int exponent;  // what they have lost, base 2
+
+  __device__ explicit KeptScales(const float4& x) {
+    const float4 size = {fabsf(x.x), fabsf(x.y), fabsf(x.z), fabsf(x.w)};
+    const auto least_of = [](float y) { return y == 0.0f ? kLargest : y; };
+    const float most = fmaxf(fmaxf(size.x, size.y), fmaxf(size.z, size.w));
+    const float least =
+        fminf(fminf(least_of(size.x), least_of(size.y)), fminf(least_of(size.z), least_of(size.w)));
+    const bool fits = most <= kLargest && (least >= kSmallest || most == 0.0f);
+    exponent = fits ? 0 : max(static_cast<int>(__float_as_uint(most) >> 23) - 127 - 6, -100);
+    const float kept = power_of_two(-exponent);
+    pairs = {pack_f16x2(x.x * kept, x.y * kept), pack_f16x2(x.z * kept, x.w * kept)};
+  }
+};
+
+template <LatentWideConfig C>
+struct Copier {
+  const AttentionParams& params;
+  Shared& s;
+  int rank, lane;
+
+  __device__ void run() {
+    RoundCursor<C> cursor(params, s, rank, lane);
+    if (!cursor.next()) return;
+    TokenId id = cursor.load_id();
+    StepPlace at;
+    std::uint32_t parity = 0;  // of the round
+#pragma unroll 1
+    for (bool more = true; more; parity ^= 1) {
+      const int slot = cursor.resolve(id), half = cursor.half;
+      const std::uint32_t live = __ballot_sync(~0u, slot >= 0);
+      const std::uint8_t* const token = token_at(params.cache, max(slot, 0));
+      // Of a token that is skipped anything: a branch here would wait for the load.
+      const void* const anything = params.schedule.header;
+      float4 scales = __ldg(static_cast<const float4*>(slot >= 0 ? token + kScaleOffset : anything));
+      if (slot >= 0) prefetch(token);
+      const bool begins = cursor.begins_step();
+      more = cursor.next();
+      id = cursor.load_id();
+      if (begins) barrier_wait(shared_address(&s.rope_empty[at.third()]), at.third_parity() ^ 1);
+      copy_ropes(token, live, at.third(), half);
+      copy_codes(token, live, parity);
+      if (slot < 0) scales = {};
+      note(KeptScales(scales), live, s.notes[at.third()][half]);
+      if (C.blocks == 2 || half == 1) ++at.step;
+    }
+    copy_async_wait();
+  }
+
+ private:
+  __device__ const std::uint8_t* address_of(const std::uint8_t* token, int lane) const {
+    const auto mine = reinterpret_cast<unsigned long long>(token);
+    return reinterpret_cast<const std::uint8_t*>(__shfl_sync(~0u, mine, lane));
+  }
+  /// Brings a token to L2, beyond its first line.
+  __device__ void prefetch(const std::uint8_t* token) const {
+#pragma unroll
+    for (int byte = 0; byte < kTokenBytes; byte += 128) prefetch_to_l2(token + byte);
+  }
+  /// A token that is skipped becomes zeros.
+  __device__ void copy_ropes(const std::uint8_t* token, std::uint32_t live, int buffer, int half) const {
+    const std::uint32_t to = shared_address(s.rope[buffer] + kRoundTokens * half * 128);
+#pragma unroll
+    for (int i = 0; i < kRoundTokens; i += 4) {
+      const int from = i + lane / 8;
+      copy_async(to + place_in_column(from, lane % 8), address_of(token, from) + (kRopeOffset + lane % 8 * 16),
+                 live >> from & 1 ? 16 : 0);
+    }
+  }
+  __device__ void copy_codes(const std::uint8_t* token, std::uint32_t live, std::uint32_t parity) const {
+    const std::uint32_t to = shared_address(s.raw) + lane * 16;
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      barrier_wait(shared_address(&s.raw_empty[chunk]), parity ^ 1);
+#pragma unroll
+      for (int i = kChunkTokens * chunk; i < kChunkTokens * (chunk + 1); ++i) {
+        copy_async(to + i * kLatentDims, address_of(token, i) + lane * 16, live >> i & 1 ? 16 : 0);
+      }
+      copy_async_arrive(shared_address(&s.raw_full[chunk]));
+    }
+  }
+  /// What is known of the round's tokens beside their codes; the ring has room for it.
+  __device__ void note(const KeptScales& scales, std::uint32_t live, HalfNotes& notes) const {
+    *reinterpret_cast<uint2*>(s.scales[lane]) = scales.pairs;
+    notes.exponent[lane] = static_cast<std::int8_t>(scales.exponent);
+    const bool apart = __any_sync(~0u, scales.exponent != 0);
+    if (lane == 0) notes.live = live, notes.apart = apart;
+    __syncwarp();
+    if (lane < kChunks) barrier_arrive(shared_address(&s.raw_full[lane]));
+  }
+};
+
+}  // namespace halftone::cuda::wide
