@@ -8,7 +8,7 @@ import halftone as ht
 
 pytestmark = pytest.mark.gpu
 Q_HEADS, KV_HEADS, LENGTHS = 8, 2, [65, 1, 1000, 64]
-LARGEST = {"fp8-g128-f32": "sm90-latent-128", "bf16": "sm90-latent-32"}  # kernels of latent attention
+LARGEST = {"fp8-g128-f32": "sm90-latent-128", "bf16": "sm90-latent-128"}  # kernels of latent attention
 FORMATS = ["bf16", "fp8", "int8-head", "int8-g32", "int4-g32", "int4-row"]
 
 

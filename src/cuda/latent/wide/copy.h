@@ -1,6 +1,6 @@
-// The warp that brings tokens: the walk over the steps of all items, from an entry of a list or of the block
-// table to a slot of the cache, and the copies of raw codes, rope parts and scales. Who dequantises them
-// (convert.h) neither waits for memory nor has copies under way, whose end its fences would wait for.
+// The warps that bring tokens: the walk over the steps of all items, from an entry of a list or of the block
+// table to a slot of the cache, and the copies of latents or raw codes, rope parts and scales. Who passes
+// them on (pass.h) has no copies of its own under way, whose end its fences would wait for.
 #pragma once
 
 #include "cuda/attention/pages.h"
@@ -14,9 +14,10 @@ namespace halftone::cuda::wide {
 using TokenId = std::int32_t;
 
 /// The token in a slot.
+template <LatentWideConfig C>
 __device__ inline const std::uint8_t* token_at(const CacheView& c, std::uint32_t slot) {
-  const std::int64_t padding = c.page_stride - (std::int64_t{kTokenBytes} << c.page_log2);
-  return c.pages + std::uint64_t{slot} * kTokenBytes + (slot >> c.page_log2) * padding;
+  const std::int64_t padding = c.page_stride - (std::int64_t{kTokenBytes<C>} << c.page_log2);
+  return c.pages + std::uint64_t{slot} * kTokenBytes<C> + (slot >> c.page_log2) * padding;
 }
 
 /// How places of a list, or of a request, become slots.
@@ -41,15 +42,15 @@ template <LatentWideConfig C>
 struct RoundCursor {
   const AttentionParams& params;
   Shared& s;
-  int rank, lane;
+  int rank, warp, lane;
   const WalkLimits limits;
   const std::int32_t* entries = nullptr;  // of the item: its list, or its row of the block table
   int index = -1;
   int token = 0, end = -1;  // of the step, and of the item
   int half;                 // of the step
 
-  __device__ RoundCursor(const AttentionParams& params, Shared& s, int rank, int lane)
-      : params(params), s(s), rank(rank), lane(lane), limits(WalkLimits::of(params)) {
+  __device__ RoundCursor(const AttentionParams& params, Shared& s, int rank, int warp, int lane)
+      : params(params), s(s), rank(rank), warp(warp), lane(lane), limits(WalkLimits::of(params)) {
     half = C.blocks == 2 ? rank : 1;
   }
 
@@ -66,7 +67,7 @@ struct RoundCursor {
     token += kBlockTokens;
     if (token < end) return true;
     ++index;
-    if (lane == 0) {  // who waits for an item extends the queue
+    if (warp == 0 && lane == 0) {  // who waits for an item extends the queue
       while (s.queue.more && s.queue.count <= index) {
         s.queue.produce(params.schedule, bounds_of(params), blockIdx.x / C.blocks);
       }
@@ -125,10 +126,10 @@ template <LatentWideConfig C>
 struct Copier {
   const AttentionParams& params;
   Shared& s;
-  int rank, lane;
+  int rank, warp, lane;
 
   __device__ void run() {
-    RoundCursor<C> cursor(params, s, rank, lane);
+    RoundCursor<C> cursor(params, s, rank, warp, lane);
     if (!cursor.next()) return;
     TokenId id = cursor.load_id();
     StepPlace at;
@@ -137,52 +138,76 @@ struct Copier {
     for (bool more = true; more; parity ^= 1) {
       const int slot = cursor.resolve(id), half = cursor.half;
       const std::uint32_t live = __ballot_sync(~0u, slot >= 0);
-      const std::uint8_t* const token = token_at(params.cache, max(slot, 0));
-      // Of a token that is skipped anything: a branch here would wait for the load.
-      const void* const anything = params.schedule.header;
-      float4 scales = __ldg(static_cast<const float4*>(slot >= 0 ? token + kScaleOffset : anything));
-      if (slot >= 0) prefetch(token);
+      const std::uint8_t* const token = token_at<C>(params.cache, max(slot, 0));
+      float4 scales{};
+      if constexpr (kScaled<C>) {
+        // Of a token that is skipped anything: a branch here would wait for the load.
+        const void* const anything = params.schedule.header;
+        scales = __ldg(static_cast<const float4*>(slot >= 0 ? token + kScaleOffset : anything));
+      }
+      if (!kScaled<C> && slot >= 0 && lane % kCopiers<C> == warp) prefetch(token);
       const bool begins = cursor.begins_step();
       more = cursor.next();
       id = cursor.load_id();
       if (begins) barrier_wait(shared_address(&s.rope_empty[at.third()]), at.third_parity() ^ 1);
       copy_ropes(token, live, at.third(), half);
-      copy_codes(token, live, parity);
-      if (slot < 0) scales = {};
-      note(KeptScales(scales), live, s.notes[at.third()][half]);
+      if constexpr (kScaled<C>) {
+        copy_codes(token, live, parity);
+        if (slot < 0) scales = {};
+        note(KeptScales(scales), live, s.notes[at.third()][half]);
+      } else {
+        copy_latents(token, live, at, half);
+      }
       if (C.blocks == 2 || half == 1) ++at.step;
     }
     copy_async_wait();
   }
 
  private:
-  __device__ const std::uint8_t* address_of(const std::uint8_t* token, int lane) const {
+  /// Where tokens `first` + i * `step` of the round lie, and the byte of them. Before the copies: these would
+  /// each wait for the shuffle before it.
+  template <int kCount>
+  __device__ void addresses(const std::uint8_t* token, int first, int step, int byte,
+                            const std::uint8_t* (&to)[kCount]) const {
     const auto mine = reinterpret_cast<unsigned long long>(token);
-    return reinterpret_cast<const std::uint8_t*>(__shfl_sync(~0u, mine, lane));
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      to[i] = reinterpret_cast<const std::uint8_t*>(__shfl_sync(~0u, mine, first + i * step)) + byte;
+    }
   }
-  /// Brings a token to L2, beyond its first line.
+  /// Brings a token to L2.
   __device__ void prefetch(const std::uint8_t* token) const {
 #pragma unroll
-    for (int byte = 0; byte < kTokenBytes; byte += 128) prefetch_to_l2(token + byte);
+    for (int byte = 0; byte < kTokenBytes<C>; byte += 128) prefetch_to_l2(token + byte);
   }
   /// A token that is skipped becomes zeros.
   __device__ void copy_ropes(const std::uint8_t* token, std::uint32_t live, int buffer, int half) const {
-    const std::uint32_t to = shared_address(s.rope[buffer] + kRoundTokens * half * 128);
+    constexpr int kAtOnce = 4;
+    const std::uint32_t to = shared_address(s.rope[buffer] + kRoundTokens * half * 128) +
+                             place_in_column(lane / 8, lane % 8);  // rows 4 on differ in the swizzle
 #pragma unroll
-    for (int i = 0; i < kRoundTokens; i += 4) {
-      const int from = i + lane / 8;
-      copy_async(to + place_in_column(from, lane % 8), address_of(token, from) + (kRopeOffset + lane % 8 * 16),
-                 live >> from & 1 ? 16 : 0);
+    for (int base = 0; base < kRoundTokens; base += 4 * kAtOnce) {
+      if (kCopiers < C >> 1 && base / (4 * kAtOnce) != warp) continue;
+      const std::uint8_t* from[kAtOnce];
+      addresses(token, base + lane / 8, 4, kRopeOffset<C> + lane % 8 * 16, from);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int row = base + 4 * i;
+        copy_async((to ^ i % 2 * 4 * 16) + row * 128, from[i], live >> (row + lane / 8) & 1 ? 16 : 0);
+      }
     }
   }
   __device__ void copy_codes(const std::uint8_t* token, std::uint32_t live, std::uint32_t parity) const {
     const std::uint32_t to = shared_address(s.raw) + lane * 16;
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
+      const std::uint8_t* from[kChunkTokens];
+      addresses(token, kChunkTokens * chunk, 1, lane * 16, from);
       barrier_wait(shared_address(&s.raw_empty[chunk]), parity ^ 1);
 #pragma unroll
-      for (int i = kChunkTokens * chunk; i < kChunkTokens * (chunk + 1); ++i) {
-        copy_async(to + i * kLatentDims, address_of(token, i) + lane * 16, live >> i & 1 ? 16 : 0);
+      for (int i = 0; i < kChunkTokens; ++i) {
+        const int at = kChunkTokens * chunk + i;
+        copy_async(to + at * kLatentDims, from[i], live >> at & 1 ? 16 : 0);
       }
       copy_async_arrive(shared_address(&s.raw_full[chunk]));
     }
@@ -195,6 +220,41 @@ struct Copier {
     if (lane == 0) notes.live = live, notes.apart = apart;
     __syncwarp();
     if (lane < kChunks) barrier_arrive(shared_address(&s.raw_full[lane]));
+  }
+  /// Latents that stay as they are go to the stage.
+  __device__ void copy_latents(const std::uint8_t* token, std::uint32_t live, const StepPlace& at,
+                               int half) const {
+    constexpr int kMost = 6;  // tokens of a slice that are the warp's: every third, from `warp` on
+    // Eight lanes write the eight chunks of a column.
+    const int eight = lane / 16 * 16 + lane % 8 * 2 + lane / 8 % 2;
+    const std::uint32_t to =
+        shared_address(s.kv[at.stage()][kChunks * half]) + column_of(eight) * kGroupColumnBytes;
+    const std::uint32_t empty = shared_address(&s.kv_empty[at.stage()][2 * half]), parity = at.parity() ^ 1;
+    const std::uint32_t full = shared_address(&s.raw_full[2 * at.stage()]);
+    if (warp == 0 && lane == 0) s.notes[at.third()][half].live = live, s.notes[at.third()][half].apart = 0;
+#pragma unroll
+    for (int slice = 0; slice < 2; ++slice) {
+      const std::uint8_t* from[kMost];
+      addresses(token, 16 * slice + warp, kCopiers<C>, eight * 16, from);
+      barrier_wait(empty + slice * 8, parity);
+#pragma unroll
+      for (int k = 0; k < kMost; ++k) {
+        const int i = warp + kCopiers<C> * k;
+        if (k == kMost - 1 && i >= 16) break;
+        const std::uint32_t place =
+            to + (2 * slice + i / kGroupTokens) * kGroupBytes + place_in_column(i % kGroupTokens, lane % 8);
+        const int bytes = live >> (16 * slice + i) & 1 ? 16 : 0;
+        copy_async(place, from[k], bytes);
+        copy_async(place + kColumns / 2 * kGroupColumnBytes, from[k] + kLatentDims, bytes);
+      }
+      if (C.blocks == 2) arrive(full + slice * 8);
+    }
+    if (C.blocks == 1) arrive(full + half * 8);
+  }
+  /// When the warp's copies so far have arrived; notes are there.
+  __device__ void arrive(std::uint32_t barrier) const {
+    copy_async_arrive(barrier);
+    if (warp == 0 && lane == 0) barrier_arrive(barrier);
   }
 };
 

@@ -2,9 +2,9 @@
 #pragma once
 
 #include "cuda/attention/finish.h"
-#include "cuda/latent/wide/convert.h"
 #include "cuda/latent/wide/copy.h"
 #include "cuda/latent/wide/output.h"
+#include "cuda/latent/wide/pass.h"
 #include "cuda/latent/wide/scores.h"
 
 namespace halftone::cuda::wide {
@@ -15,13 +15,13 @@ __device__ inline void init_barriers(Shared& s) {
     barrier_init(shared_address(&barrier), arrivals);
   };
   for (int stage = 0; stage < kStages; ++stage) {
-    init(s.kv_full[stage], kConverters);
+    init(s.kv_full[stage], C.blocks == 2 ? 1 : kPassers<C>);
     for (std::uint64_t& barrier : s.kv_empty[stage]) init(barrier, 8 * C.blocks);
     for (std::uint64_t& barrier : s.p_full[stage]) init(barrier, 4);
   }
   for (std::uint64_t& barrier : s.rope_empty) init(barrier, 8 * C.blocks);
-  for (std::uint64_t& barrier : s.raw_full) init(barrier, 32 + 1);
-  for (std::uint64_t& barrier : s.raw_empty) init(barrier, kConverters);
+  for (std::uint64_t& barrier : s.raw_full) init(barrier, 32 * kCopiers<C> + 1);
+  for (std::uint64_t& barrier : s.raw_empty) init(barrier, kPassers<C>);
   init(s.state_full, 4);
   init(s.state_empty, 8);
   fence_async_shared();
@@ -46,11 +46,11 @@ __device__ inline void wide_worker(const AttentionParams& params, Shared& s) {
   }
   if (role == 0) {
     shrink_registers<kLoadRegisters>();
-    if (warp == 0) {
-      check_inputs(p, worker, lane);
-      Copier<C>{params, s, rank, lane}.run();
+    if (warp == 0) check_inputs(p, worker, lane);
+    if (warp < kCopiers<C>) {
+      Copier<C>{params, s, rank, warp, lane}.run();
     } else {
-      Converter<C>{s, rank, warp - 1, lane}.run();
+      Passer<C>{s, rank, warp - kCopiers<C>, lane}.run();
     }
   } else if (role == 1) {
     shrink_registers<kScoreRegisters>();

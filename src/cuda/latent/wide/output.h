@@ -74,8 +74,10 @@ struct Output {
       }
     }
     const std::uint64_t prob = swizzled_matrix(uniform(shared_address(s.rope[at.third()])));
-    const std::uint64_t v = swizzled_matrix(uniform(shared_address(s.kv[stage][4 * half()])), kColumnBytes);
-    constexpr DType kF16 = DType::kFloat16;
+    const std::uint64_t v =
+        swizzled_matrix(uniform(shared_address(s.kv[stage]) + kColumns / 2 * half() * kGroupColumnBytes),
+                        kGroupColumnBytes, kGroupBytes);
+    constexpr DType kType = kProducts<C>;
     wgmma_begin();
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) {
@@ -83,9 +85,9 @@ struct Output {
         barrier_wait(full + 8, at.step / 2 % 2);
         wgmma_begin();
       }
-      const std::uint64_t a = prob + slice * 2, b = v + slice * (16 * 128 / 16);
-      wgmma_add<kF16, kF16, true>(o[0], a, b);
-      wgmma_add<kF16, kF16, true>(o[1], a, b + 2 * (kColumnBytes / 16));
+      const std::uint64_t a = prob + slice * 2, b = v + slice * (kSliceBytes / 16);
+      wgmma_add<kType, kType, true>(o[0], a, b);
+      wgmma_add<kType, kType, true>(o[1], a, b + 2 * (kGroupColumnBytes / 16));
       wgmma_commit();
     }
     wgmma_wait<3>();

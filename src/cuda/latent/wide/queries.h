@@ -5,13 +5,13 @@
 
 #include "cuda/attention/rows.h"
 #include "cuda/device/wgmma.h"
-#include "cuda/latent/wide/convert.h"
+#include "cuda/latent/wide/pass.h"
 
 namespace halftone::cuda::wide {
 
 template <LatentWideConfig C>
 struct Queries {
-  static constexpr bool kNarrows = C.q_dtype == DType::kBFloat16;  // to f16, whose range is smaller
+  static constexpr bool kNarrows = C.q_dtype != kProducts<C>;  // to f16, whose range is smaller
   // Sizes of f16 numbers as integers: a row's largest element is to lie between them.
   static constexpr std::uint32_t kLeast = 5 << 10, kMost = 30 << 10;  // 2^-10, 2^15
   static constexpr int kLastColumn = kQueryColumns;

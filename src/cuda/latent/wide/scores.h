@@ -49,24 +49,26 @@ struct Scores {
   }
   template <bool kFirst>
   __device__ void multiply_latent(std::uint64_t k, std::uint64_t q, Logits& x) const {
-    constexpr DType kF16 = DType::kFloat16;
+    constexpr DType kType = kProducts<C>;
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
-      const std::uint64_t b = k + (Queries<C>::kLastColumn * (kColumnBytes / 16) + step * 2);
+      const std::uint64_t b = k + (Queries<C>::kLastColumn * (kGroupColumnBytes / 16) + step * 2);
       if (kFirst && step == 0) {
-        wgmma_first<kF16>(x, queries.last[0], b);
+        wgmma_first<kType>(x, queries.last[0], b);
       } else {
-        wgmma_add<kF16>(x, queries.last[step], b);
+        wgmma_add<kType>(x, queries.last[step], b);
       }
     }
 #pragma unroll
     for (int step = 0; step < 4 * kQueryColumns; ++step) {
-      const int along = step / 4 * (kColumnBytes / 16) + step % 4 * 2;
-      wgmma_add<kF16>(x, q + along, k + along);
+      const int column = step / 4, along = step % 4 * 2;
+      wgmma_add<kType>(x, q + (column * (kColumnBytes / 16) + along),
+                       k + (column * (kGroupColumnBytes / 16) + along));
     }
   }
   /// Whether a step has tokens that have lost a power of two; and which, of the lane's columns 8 j + 2 t + e.
   __device__ bool apart_tokens(int third) const {
+    if (!kScaled<C>) return false;
     return (s.notes[third][0].apart | s.notes[third][1].apart) != 0;
   }
   __device__ int exponent(int third, int j, int e) const {
@@ -88,7 +90,7 @@ struct Scores {
 
   __device__ void multiply(const StepPlace& at, Logits& x) const {
     const std::uint64_t rope = swizzled_matrix(uniform(shared_address(s.rope[at.third()])));
-    const std::uint64_t k = swizzled_matrix(uniform(shared_address(s.kv[at.stage()])));
+    const std::uint64_t k = swizzled_matrix(uniform(shared_address(s.kv[at.stage()])), 16, kGroupBytes);
     const std::uint64_t q = swizzled_matrix(uniform(shared_address(s.q)));
     wgmma_begin();
     if constexpr (kF16Rope) {  // f16 rope parts cannot lose the powers of two
@@ -182,6 +184,7 @@ struct Scores {
   /// up.
   __device__ void publish_half(Logits& x, const float (&factor)[2], const float (&to)[2], bool counts,
                                int half, const StepPlace& at) {
+    const auto pack = [](float a, float b) { return kScaled<C> ? pack_f16x2(a, b) : pack_bf16x2(a, b); };
     const std::uint32_t rows = shared_address(s.rope[at.third()]) + (warp() * 16 + lane() % 16) * 128;
 #pragma unroll
     for (int i = 0; i < kS / 2; ++i) {
@@ -192,8 +195,8 @@ struct Scores {
 #pragma unroll
     for (int j = 4 * half; j < 4 * half + 4; j += 2) {
       const float* y = x + 4 * j;
-      store_matrices(rows + ((j + lane() / 16) ^ lane() % 8) * 16, pack_f16x2(y[0], y[1]),
-                     pack_f16x2(y[2], y[3]), pack_f16x2(y[4], y[5]), pack_f16x2(y[6], y[7]));
+      store_matrices(rows + ((j + lane() / 16) ^ lane() % 8) * 16, pack(y[0], y[1]), pack(y[2], y[3]),
+                     pack(y[4], y[5]), pack(y[6], y[7]));
     }
     fence_async_shared();
     __syncwarp();

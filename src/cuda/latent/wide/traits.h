@@ -9,16 +9,29 @@ namespace halftone::cuda::wide {
 
 // A token: its latent, which is V and the first dims of K, and its rope part, the rest of K.
 inline constexpr int kLatentDims = 512, kRopeDims = 64;
-inline constexpr int kTokenBytes = 656, kScaleOffset = 512, kRopeOffset = 528;
+inline constexpr int kScaleOffset = 512;  // of fp8
+template <LatentWideConfig C>
+inline constexpr bool kScaled = C.latent == DType::kFloat8E4M3;
+template <LatentWideConfig C>
+inline constexpr int kRopeOffset = kScaled<C> ? kScaleOffset + 16 : 2 * kLatentDims;
+template <LatentWideConfig C>
+inline constexpr int kTokenBytes = kRopeOffset<C> + 2 * kRopeDims;
+/// What products of latent dims are made in.
+template <LatentWideConfig C>
+inline constexpr DType kProducts = kScaled<C> ? DType::kFloat16 : DType::kBFloat16;
 
 inline constexpr int kRows = 64;         // packed rows of a thread block: M of the products
 inline constexpr int kBlockTokens = 64;  // tokens of a step
 inline constexpr int kStages = 2;
 inline constexpr int kSlices = kBlockTokens / 16;  // of 16 tokens: a stage of V is freed slice by slice
 
-// Matrices lie in shared memory as columns of 64 16-bit elements: rows of 128 bytes, swizzled over 8 rows.
+// Matrices lie in shared memory as columns of 64 16-bit elements: rows of 128 bytes, swizzled over 8 rows. A
+// step's tokens lie in groups of 8 with all their columns, so that a block passes on as many as it likes as
+// one piece.
 inline constexpr int kColumns = kLatentDims / 64;
 inline constexpr int kColumnBytes = 64 * 128;
+inline constexpr int kGroupTokens = 8, kGroups = kBlockTokens / kGroupTokens;
+inline constexpr int kGroupColumnBytes = kGroupTokens * 128, kGroupBytes = kColumns * kGroupColumnBytes;
 // Columns of Q in shared memory; the last one and the rope part are A fragments in registers.
 inline constexpr int kQueryColumns = kColumns - 1;
 
@@ -40,12 +53,17 @@ inline constexpr int kLoadRegisters = 80, kScoreRegisters = 112, kOutputRegister
 static_assert(kLoadRegisters + kScoreRegisters + 2 * kOutputRegisters <= 512);
 inline constexpr int kScoreTeam = 0;  // their barriers among 128 threads
 inline constexpr int kOutputBarrier = kTeam + 1, kOutputThreads = 256;
-inline constexpr int kConverters = 3;  // warps of the first warpgroup; the other one copies
-inline constexpr int kConvertBarrier = kTeam + 2;
+// The first one's warps: of fp8 one copies, three dequantise; of bf16 three copy, one says what has arrived.
+template <LatentWideConfig C>
+inline constexpr int kCopiers = kScaled<C> ? 1 : 3;
+template <LatentWideConfig C>
+inline constexpr int kPassers = 4 - kCopiers<C>;
+inline constexpr int kPassBarrier = kTeam + 2;
 
 // Tokens come in rounds of 32, half of a step: two for a block alone, one for each block of a pair. A round's
 // raw codes fill the ring; chunk by chunk they are copied, converted and given back.
-inline constexpr int kRoundTokens = 32, kChunkTokens = 8, kChunks = kRoundTokens / kChunkTokens;
+inline constexpr int kRoundTokens = 32, kChunkTokens = kGroupTokens, kChunks = kRoundTokens / kChunkTokens;
+inline constexpr int kSliceBytes = 16 / kGroupTokens * kGroupBytes;
 static_assert(2 * kRoundTokens == kBlockTokens);
 
 /// What is said of half of a step's tokens.
@@ -67,15 +85,16 @@ using Queue = ItemQueueOf<12>;  // as many as there is room for
 
 struct Shared {
   alignas(1024) std::uint8_t q[kQueryColumns][kColumnBytes];
-  alignas(1024) std::uint8_t kv[kStages][kColumns][kColumnBytes];
+  alignas(1024) std::uint8_t kv[kStages][kGroups][kGroupBytes];
   alignas(1024) std::uint8_t rope[3][kColumnBytes];  // of a step's tokens; later its P
   alignas(16) std::uint8_t raw[kRoundTokens][kLatentDims];
   alignas(16) std::uint16_t scales[kRoundTokens][4];  // of the groups of these tokens, f16
   Queue queue;
   alignas(8) std::uint64_t kv_full[kStages], kv_empty[kStages][kSlices], rope_empty[3];
+  // Of fp8, of chunks; of bf16 full ones only, of stages two: of slices of a pair's half, or of halves.
   std::uint64_t raw_full[kChunks], raw_empty[kChunks];
   std::uint64_t p_full[2][2], state_full, state_empty;  // P: of half a step's tokens
-  HalfNotes notes[3][2];  // beside a step's rope parts: of its halves
+  HalfNotes notes[3][2];                                // beside a step's rope parts: of its halves
   // What O is scaled by before P of a step is added, and by warp of 16 rows whether it is.
   float rescale[2][kRows];
   std::uint8_t raised[2][4];

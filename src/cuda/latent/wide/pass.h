@@ -43,8 +43,9 @@ __device__ inline uint4 adapt_rope(const uint4& raw, int exponent) {
   return {adapt(raw.x), adapt(raw.y), adapt(raw.z), adapt(raw.w)};
 }
 
+/// From where a round's tokens arrive to the stage, and on to the other block.
 template <LatentWideConfig C>
-struct Converter {
+struct Passer {
   static constexpr bool kPair = C.blocks == 2;
   static constexpr int kSliceTokens = 16, kSliceChunks = kSliceTokens / kChunkTokens;
   Shared& s;
@@ -58,7 +59,9 @@ struct Converter {
       const int steps = steps_of(s.queue.items[index % Queue::kCapacity].work);
 #pragma unroll 1
       for (int left = steps; left > 0; --left, ++at.step) {
-        if constexpr (kPair) {
+        if constexpr (!kScaled<C>) {
+          take_step(at);
+        } else if constexpr (kPair) {
           convert_round(at, rank, parity);
           parity ^= 1;
         } else {
@@ -73,27 +76,39 @@ struct Converter {
   }
 
  private:
+  /// Latents arrive in the stage.
+  __device__ void take_step(const StepPlace& at) const {
+#pragma unroll
+    for (int part = 0; part < 2; ++part) {
+      barrier_wait(shared_address(&s.raw_full[2 * at.stage() + part]), at.parity());
+      if (kPair) pass_on(at, part);
+    }
+    if (kPair) return;
+    fence_async_shared();
+    if (lane == 0) barrier_arrive(shared_address(&s.kv_full[at.stage()]));
+  }
   __device__ void convert_round(const StepPlace& at, int half, std::uint32_t parity) const {
-    const std::uint32_t empty = shared_address(&s.kv_empty[at.stage()][2 * half]), stage_parity = at.parity() ^ 1;
+    const std::uint32_t empty = shared_address(&s.kv_empty[at.stage()][2 * half]),
+                        stage_parity = at.parity() ^ 1;
     const std::uint32_t raw = shared_address(s.raw) + lane * 16;
     const std::uint32_t scales = shared_address(s.scales) + lane / 8 * 2;
     const std::uint32_t to =
-        shared_address(s.kv[at.stage()][lane / 8 * 2]) + kRoundTokens * half * 128;
+        shared_address(s.kv[at.stage()][kChunks * half]) + lane / 8 * 2 * kGroupColumnBytes;
     int first = warp;  // of a chunk's tokens the warp's are this one and every third
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
       if (chunk % kSliceChunks == 0) barrier_wait(empty + chunk / kSliceChunks * 8, stage_parity);
       barrier_wait(shared_address(&s.raw_full[chunk]), parity);
       convert_chunk(raw + chunk * (kChunkTokens * kLatentDims), scales + chunk * (kChunkTokens * 8),
-                    to + chunk * (kChunkTokens * 128), first, shared_address(&s.raw_empty[chunk]));
-      first = first == kConverters - 1 ? 0 : first + 1;
+                    to + chunk * kGroupBytes, first, shared_address(&s.raw_empty[chunk]));
+      first = first == kPassers<C> - 1 ? 0 : first + 1;
       if (chunk == 0) adapt_ropes(at, half);
       if (kPair && (chunk + 1) % kSliceChunks == 0) pass_on(at, chunk / kSliceChunks);
     }
   }
   __device__ void convert_chunk(std::uint32_t raw, std::uint32_t scales, std::uint32_t to, int first,
                                 std::uint32_t empty) const {
-    static_assert(kChunkTokens == 8 && kConverters == 3);
+    static_assert(kChunkTokens == 8 && kPassers<C> == 3);
     const bool three = first < 2;
     uint4 codes[3];
     std::uint32_t scale[3];
@@ -111,7 +126,7 @@ struct Converter {
       const std::uint32_t at = to + place_in_column(first + 3 * i, lane % 8);
       const std::uint32_t both = __byte_perm(scale[i], 0, 0x1010);
       store_shared(at, dequantise(codes[i].x, codes[i].y, both));
-      store_shared(at + kColumnBytes, dequantise(codes[i].z, codes[i].w, both));
+      store_shared(at + kGroupColumnBytes, dequantise(codes[i].z, codes[i].w, both));
     }
   }
   /// Of the round, eight lanes a token: they arrived with its first codes.
@@ -120,7 +135,7 @@ struct Converter {
     if (C.q_dtype == DType::kBFloat16 && notes.apart == 0) return;
     const std::uint32_t ropes = shared_address(s.rope[at.third()] + kRoundTokens * half * 128);
 #pragma unroll 1
-    for (int i = 4 * warp; i < kRoundTokens; i += 4 * kConverters) {
+    for (int i = 4 * warp; i < kRoundTokens; i += 4 * kPassers<C>) {
       const int token = i + lane / 8;
       const std::uint32_t place = ropes + place_in_column(token, lane % 8);
       store_shared(place, adapt_rope<C.q_dtype>(load_shared(place), notes.exponent[token]));
@@ -129,32 +144,26 @@ struct Converter {
 
   /// What the block has written of a slice goes to the other block; with the first one rope parts and notes.
   __device__ void pass_on(const StepPlace& at, int slice) const {
-    constexpr int kLast = kConverters - 1;
     fence_async_shared();
-    asm volatile("bar.sync %0, %1;" ::"n"(kConvertBarrier), "n"(kConverters * 32) : "memory");
-    if (lane != 0) return;
+    if constexpr (kPassers < C >> 1) {
+      asm volatile("bar.sync %0, %1;" ::"n"(kPassBarrier), "n"(kPassers<C> * 32) : "memory");
+    }
+    if (warp != 0 || lane != 0) return;
     const std::uint32_t full = shared_address(&s.kv_full[at.stage()]);
     const std::uint32_t other = cluster_address(full, rank ^ 1);
     const auto copy = [&](const void* from, int bytes) {
       const std::uint32_t place = shared_address(from);
       cluster_copy(cluster_address(place, rank ^ 1), place, bytes, other);
     };
-    if (slice == 0 && warp == kLast) {
+    if (slice == 0) {
       copy(s.rope[at.third()] + kRoundTokens * rank * 128, kRoundTokens * 128);
       copy(&s.notes[at.third()][rank], sizeof(HalfNotes));
     }
-#pragma unroll 1
-    for (int column = warp; column < kColumns; column += kConverters) {
-      copy(s.kv[at.stage()][column] + (kRoundTokens * rank + kSliceTokens * slice) * 128, kSliceTokens * 128);
-    }
+    copy(s.kv[at.stage()][kChunks * rank + kSliceChunks * slice], kSliceBytes);
     cluster_copy_commit();
     if (slice == 0) return;
-    if (warp == kLast) {
-      cluster_copy_wait_read<1>();  // P will take the place of rope parts
-      barrier_expect_bytes(full, (kColumns + 1) * kRoundTokens * 128 + int(sizeof(HalfNotes)));
-    } else {
-      barrier_arrive(full);
-    }
+    cluster_copy_wait_read<1>();  // P will take the place of rope parts
+    barrier_expect_bytes(full, 2 * kSliceBytes + kRoundTokens * 128 + int(sizeof(HalfNotes)));
   }
 };
 
