@@ -38,7 +38,8 @@ struct WalkLimits {
 };
 
 /// Round by round through the steps of the worker's items; a lane has a token.
-template <LatentWideConfig C>
+/// Or, kByStep, step by step as the load warps of a single block take them.
+template <LatentWideConfig C, bool kByStep = false>
 struct RoundCursor {
   const AttentionParams& params;
   Shared& s;
@@ -55,18 +56,22 @@ struct RoundCursor {
   }
 
   __device__ bool listed() const { return params.listed.list.indices != nullptr; }
-  __device__ int place() const { return token + kRoundTokens * half + lane; }
+  __device__ bool at_step() const { return end >= 0; }
+  __device__ int place() const {
+    if constexpr (kByStep) return lane < 16 ? token + single_place(warp, lane) : INT32_MAX;
+    return token + kRoundTokens * half + lane;
+  }
   __device__ bool begins_step() const { return C.blocks == 2 || half == 0; }
 
   /// Goes on to the next round; false: there is none.
   __device__ bool next() {
-    if constexpr (C.blocks == 1) {
+    if constexpr (C.blocks == 1 && !kByStep) {
       half ^= 1;
       if (half == 1) return true;
     }
     token += kBlockTokens;
     if (token < end) return true;
-    ++index;
+    ++index, end = -1;
     if (warp == 0 && lane == 0) {  // who waits for an item extends the queue
       while (s.queue.more && s.queue.count <= index) {
         s.queue.produce(params.schedule, bounds_of(params), blockIdx.x / C.blocks);
@@ -74,7 +79,7 @@ struct RoundCursor {
     }
     __syncwarp();
     if (!s.queue.has(index)) return false;
-    const DeviceItem& x = s.queue.items[index % Queue::kCapacity];
+    const DeviceItem& x = s.queue.items[index % unsigned{Queue::kCapacity}];
     token = x.work.kv_begin;
     end = end_of(x.work);
     entries = listed() ? params.listed.list.indices + x.first_query * params.listed.list.stride
@@ -109,14 +114,19 @@ struct KeptScales {
   uint2 pairs;
   int exponent;  // what they have lost, base 2
 
+  /// What a token's scales lose, `least` being the smallest that is not 0.
+  static __device__ int exponent_of(float most, float least) {
+    if (most <= kLargest && (least >= kSmallest || most == 0.0f)) return 0;
+    return max(static_cast<int>(__float_as_uint(most) >> 23) - 127 - 6, -100);
+  }
+
   __device__ explicit KeptScales(const float4& x) {
     const float4 size = {fabsf(x.x), fabsf(x.y), fabsf(x.z), fabsf(x.w)};
     const auto least_of = [](float y) { return y == 0.0f ? kLargest : y; };
     const float most = fmaxf(fmaxf(size.x, size.y), fmaxf(size.z, size.w));
     const float least =
         fminf(fminf(least_of(size.x), least_of(size.y)), fminf(least_of(size.z), least_of(size.w)));
-    const bool fits = most <= kLargest && (least >= kSmallest || most == 0.0f);
-    exponent = fits ? 0 : max(static_cast<int>(__float_as_uint(most) >> 23) - 127 - 6, -100);
+    exponent = exponent_of(most, least);
     const float kept = power_of_two(-exponent);
     pairs = {pack_f16x2(x.x * kept, x.y * kept), pack_f16x2(x.z * kept, x.w * kept)};
   }
@@ -136,6 +146,8 @@ struct Copier {
     std::uint32_t parity = 0;  // of the round
 #pragma unroll 1
     for (bool more = true; more; parity ^= 1) {
+      asm volatile("" : "+r"(lane), "+r"(warp));  // what follows from them takes no registers
+      cursor.lane = lane;
       const int slot = cursor.resolve(id), half = cursor.half;
       const std::uint32_t live = __ballot_sync(~0u, slot >= 0);
       const std::uint8_t* const token = token_at<C>(params.cache, max(slot, 0));
@@ -183,17 +195,17 @@ struct Copier {
   /// A token that is skipped becomes zeros.
   __device__ void copy_ropes(const std::uint8_t* token, std::uint32_t live, int buffer, int half) const {
     constexpr int kAtOnce = 4;
-    const std::uint32_t to = shared_address(s.rope[buffer] + kRoundTokens * half * 128) +
-                             place_in_column(lane / 8, lane % 8);  // rows 4 on differ in the swizzle
+    const std::uint32_t to = shared_address(s.rope[buffer]) + place_in_column(lane / 8, lane % 8);
 #pragma unroll
     for (int base = 0; base < kRoundTokens; base += 4 * kAtOnce) {
-      if (kCopiers < C >> 1 && base / (4 * kAtOnce) != warp) continue;
+      if (1 < kCopiers<C> && base / (4 * kAtOnce) != warp) continue;
       const std::uint8_t* from[kAtOnce];
       addresses(token, base + lane / 8, 4, kRopeOffset<C> + lane % 8 * 16, from);
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        const int row = base + 4 * i;
-        copy_async((to ^ i % 2 * 4 * 16) + row * 128, from[i], live >> (row + lane / 8) & 1 ? 16 : 0);
+        const int token = base + 4 * i, row = kRoundTokens * half + token;
+        // Rows 4 on differ in the swizzle.
+        copy_async((to ^ i % 2 * 4 * 16) + row * 128, from[i], live >> (token + lane / 8) & 1 ? 16 : 0);
       }
     }
   }
@@ -227,22 +239,22 @@ struct Copier {
     constexpr int kMost = 6;  // tokens of a slice that are the warp's: every third, from `warp` on
     // Eight lanes write the eight chunks of a column.
     const int eight = lane / 16 * 16 + lane % 8 * 2 + lane / 8 % 2;
-    const std::uint32_t to =
-        shared_address(s.kv[at.stage()][kChunks * half]) + column_of(eight) * kGroupColumnBytes;
-    const std::uint32_t empty = shared_address(&s.kv_empty[at.stage()][2 * half]), parity = at.parity() ^ 1;
+    const std::uint32_t to = shared_address(s.kv[at.stage()]) + column_of(eight) * kGroupColumnBytes;
+    const std::uint32_t parity = at.parity() ^ 1;
     const std::uint32_t full = shared_address(&s.raw_full[2 * at.stage()]);
     if (warp == 0 && lane == 0) s.notes[at.third()][half].live = live, s.notes[at.third()][half].apart = 0;
 #pragma unroll
     for (int slice = 0; slice < 2; ++slice) {
       const std::uint8_t* from[kMost];
       addresses(token, 16 * slice + warp, kCopiers<C>, eight * 16, from);
-      barrier_wait(empty + slice * 8, parity);
+      const int group = kChunks * half + kSliceChunks * slice;
+      barrier_wait(shared_address(&s.kv_empty[at.stage()][group / kSliceChunks]), parity);
 #pragma unroll
       for (int k = 0; k < kMost; ++k) {
         const int i = warp + kCopiers<C> * k;
         if (k == kMost - 1 && i >= 16) break;
         const std::uint32_t place =
-            to + (2 * slice + i / kGroupTokens) * kGroupBytes + place_in_column(i % kGroupTokens, lane % 8);
+            to + (group + i / kGroupTokens) * kGroupBytes + place_in_column(i % kGroupTokens, lane % 8);
         const int bytes = live >> (16 * slice + i) & 1 ? 16 : 0;
         copy_async(place, from[k], bytes);
         copy_async(place + kColumns / 2 * kGroupColumnBytes, from[k] + kLatentDims, bytes);

@@ -3,6 +3,7 @@
 
 #include "cuda/attention/finish.h"
 #include "cuda/latent/wide/copy.h"
+#include "cuda/latent/wide/load_single.h"
 #include "cuda/latent/wide/output.h"
 #include "cuda/latent/wide/pass.h"
 #include "cuda/latent/wide/scores.h"
@@ -15,7 +16,7 @@ __device__ inline void init_barriers(Shared& s) {
     barrier_init(shared_address(&barrier), arrivals);
   };
   for (int stage = 0; stage < kStages; ++stage) {
-    init(s.kv_full[stage], C.blocks == 2 ? 1 : kPassers<C>);
+    init(s.kv_full[stage], kSingle<C> ? 4 : 1);
     for (std::uint64_t& barrier : s.kv_empty[stage]) init(barrier, 8 * C.blocks);
     for (std::uint64_t& barrier : s.p_full[stage]) init(barrier, 4);
   }
@@ -47,7 +48,9 @@ __device__ inline void wide_worker(const AttentionParams& params, Shared& s) {
   if (role == 0) {
     shrink_registers<kLoadRegisters>();
     if (warp == 0) check_inputs(p, worker, lane);
-    if (warp < kCopiers<C>) {
+    if constexpr (kSingle<C>) {
+      load_single<C>(params, s, warp, lane);
+    } else if (warp < kCopiers<C>) {
       Copier<C>{params, s, rank, warp, lane}.run();
     } else {
       Passer<C>{s, rank, warp - kCopiers<C>, lane}.run();

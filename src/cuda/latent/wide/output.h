@@ -32,7 +32,9 @@ struct Output {
   __device__ int warp() const { return int(thread / 32 % 4); }
   __device__ int lane() const { return int(thread % 32); }
 
-  __device__ const DeviceItem& item(int index) const { return s.queue.items[index % Queue::kCapacity]; }
+  __device__ const DeviceItem& item(int index) const {
+    return s.queue.items[index % unsigned{Queue::kCapacity}];
+  }
   __device__ int row(int r) const { return warp() * 16 + lane() / 4 + 8 * r; }
 
   __device__ void release(std::uint64_t& barrier) const {
@@ -155,6 +157,8 @@ struct Output {
     float2 before[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
+      locate();
+      asm volatile("" : "+r"(slot));  // computed anew for each row: registers are dear
       const std::int64_t at = slots.at(slot, kRows * rank + row(r));
       before[r] = slots.states()[at];
       const float merged = fmaxf(before[r].x, state[r].max);
@@ -177,7 +181,7 @@ struct Output {
     output_barrier();  // all have read the slot's states
   }
   __device__ void store_part(int slot, int rows, const RowState (&state)[2]) {
-    const PartSlots parts{p};
+    const PartSlots parts{slots};
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       locate();
@@ -243,10 +247,8 @@ struct Output {
         const bool keep = row(r) < rows;
         const RowPlace place = place_of(p, done, kRows * rank + (keep ? row(r) : 0));
         const RowEnd final_state = row_end(p, place.head, state[r].max, state[r].sum, keep);
-        write(r, place.token * p.out_token_stride + place.head * p.out_head_stride, final_state.scale, keep);
-        if (half() == 0 && keep && lane() % 4 == 0 && p.lse != nullptr) {
-          p.lse[place.token * p.lse_token_stride + place.head * p.lse_head_stride] = final_state.lse;
-        }
+        write(r, out_element(p, place), final_state.scale, keep);
+        if (half() == 0 && keep && lane() % 4 == 0) write_lse(p, place, final_state.lse);
       }
       return;
     }

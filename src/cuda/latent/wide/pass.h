@@ -47,7 +47,6 @@ __device__ inline uint4 adapt_rope(const uint4& raw, int exponent) {
 template <LatentWideConfig C>
 struct Passer {
   static constexpr bool kPair = C.blocks == 2;
-  static constexpr int kSliceTokens = 16, kSliceChunks = kSliceTokens / kChunkTokens;
   Shared& s;
   int rank, warp, lane;
 
@@ -56,20 +55,14 @@ struct Passer {
     std::uint32_t parity = 0;  // of the round
 #pragma unroll 1
     for (int index = 0; s.queue.has(index); ++index) {
-      const int steps = steps_of(s.queue.items[index % Queue::kCapacity].work);
+      const int steps = steps_of(s.queue.items[index % unsigned{Queue::kCapacity}].work);
 #pragma unroll 1
       for (int left = steps; left > 0; --left, ++at.step) {
         if constexpr (!kScaled<C>) {
           take_step(at);
-        } else if constexpr (kPair) {
+        } else {
           convert_round(at, rank, parity);
           parity ^= 1;
-        } else {
-#pragma unroll 1
-          for (int half = 0; half < 2; ++half, parity ^= 1) convert_round(at, half, parity);
-          fence_async_shared();
-          __syncwarp();
-          if (lane == 0) barrier_arrive(shared_address(&s.kv_full[at.stage()]));
         }
       }
     }
@@ -81,29 +74,29 @@ struct Passer {
 #pragma unroll
     for (int part = 0; part < 2; ++part) {
       barrier_wait(shared_address(&s.raw_full[2 * at.stage() + part]), at.parity());
-      if (kPair) pass_on(at, part);
+      if (kPair) pass_on(at, kSliceChunks * part, kSliceChunks);
     }
     if (kPair) return;
     fence_async_shared();
     if (lane == 0) barrier_arrive(shared_address(&s.kv_full[at.stage()]));
   }
   __device__ void convert_round(const StepPlace& at, int half, std::uint32_t parity) const {
-    const std::uint32_t empty = shared_address(&s.kv_empty[at.stage()][2 * half]),
-                        stage_parity = at.parity() ^ 1;
     const std::uint32_t raw = shared_address(s.raw) + lane * 16;
     const std::uint32_t scales = shared_address(s.scales) + lane / 8 * 2;
-    const std::uint32_t to =
-        shared_address(s.kv[at.stage()][kChunks * half]) + lane / 8 * 2 * kGroupColumnBytes;
+    const std::uint32_t to = shared_address(s.kv[at.stage()]) + lane / 8 * 2 * kGroupColumnBytes;
     int first = warp;  // of a chunk's tokens the warp's are this one and every third
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
-      if (chunk % kSliceChunks == 0) barrier_wait(empty + chunk / kSliceChunks * 8, stage_parity);
+      const int group = kChunks * half + chunk;
+      if (chunk % kSliceChunks == 0) {
+        barrier_wait(shared_address(&s.kv_empty[at.stage()][group / kSliceChunks]), at.parity() ^ 1);
+      }
       barrier_wait(shared_address(&s.raw_full[chunk]), parity);
       convert_chunk(raw + chunk * (kChunkTokens * kLatentDims), scales + chunk * (kChunkTokens * 8),
-                    to + chunk * kGroupBytes, first, shared_address(&s.raw_empty[chunk]));
+                    to + group * kGroupBytes, first, shared_address(&s.raw_empty[chunk]));
       first = first == kPassers<C> - 1 ? 0 : first + 1;
       if (chunk == 0) adapt_ropes(at, half);
-      if (kPair && (chunk + 1) % kSliceChunks == 0) pass_on(at, chunk / kSliceChunks);
+      if ((chunk + 1) % kPassChunks == 0) pass_on(at, chunk + 1 - kPassChunks, kPassChunks);
     }
   }
   __device__ void convert_chunk(std::uint32_t raw, std::uint32_t scales, std::uint32_t to, int first,
@@ -133,19 +126,19 @@ struct Passer {
   __device__ void adapt_ropes(const StepPlace& at, int half) const {
     const HalfNotes& notes = s.notes[at.third()][half];
     if (C.q_dtype == DType::kBFloat16 && notes.apart == 0) return;
-    const std::uint32_t ropes = shared_address(s.rope[at.third()] + kRoundTokens * half * 128);
+    const std::uint32_t ropes = shared_address(s.rope[at.third()]);
 #pragma unroll 1
     for (int i = 4 * warp; i < kRoundTokens; i += 4 * kPassers<C>) {
       const int token = i + lane / 8;
-      const std::uint32_t place = ropes + place_in_column(token, lane % 8);
+      const std::uint32_t place = ropes + place_in_column(kRoundTokens * half + token, lane % 8);
       store_shared(place, adapt_rope<C.q_dtype>(load_shared(place), notes.exponent[token]));
     }
   }
 
-  /// What the block has written of a slice goes to the other block; with the first one rope parts and notes.
-  __device__ void pass_on(const StepPlace& at, int slice) const {
+  /// Chunks that the block has written go to the other block; with the first ones rope parts and notes.
+  __device__ void pass_on(const StepPlace& at, int first, int chunks) const {
     fence_async_shared();
-    if constexpr (kPassers < C >> 1) {
+    if constexpr (1 < kPassers<C>) {
       asm volatile("bar.sync %0, %1;" ::"n"(kPassBarrier), "n"(kPassers<C> * 32) : "memory");
     }
     if (warp != 0 || lane != 0) return;
@@ -155,15 +148,16 @@ struct Passer {
       const std::uint32_t place = shared_address(from);
       cluster_copy(cluster_address(place, rank ^ 1), place, bytes, other);
     };
-    if (slice == 0) {
+    if (first == 0) {
       copy(s.rope[at.third()] + kRoundTokens * rank * 128, kRoundTokens * 128);
       copy(&s.notes[at.third()][rank], sizeof(HalfNotes));
+      cluster_copy_commit();
     }
-    copy(s.kv[at.stage()][kChunks * rank + kSliceChunks * slice], kSliceBytes);
+    copy(s.kv[at.stage()][kChunks * rank + first], chunks * kGroupBytes);
+    if (first + chunks < kChunks) return;
     cluster_copy_commit();
-    if (slice == 0) return;
     cluster_copy_wait_read<1>();  // P will take the place of rope parts
-    barrier_expect_bytes(full, 2 * kSliceBytes + kRoundTokens * 128 + int(sizeof(HalfNotes)));
+    barrier_expect_bytes(full, kChunks * (kGroupBytes + kGroupColumnBytes) + int(sizeof(HalfNotes)));
   }
 };
 

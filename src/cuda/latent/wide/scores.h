@@ -127,12 +127,12 @@ struct Scores {
   }
   __device__ void mask_skipped(Logits& x, int third) const {
     // Bits of the lane's columns 8 j + 2 t + e, of the lower j and of the upper ones.
-    const std::uint32_t live[2] = {s.notes[third][0].live >> lane() % 4 * 2,
-                                   s.notes[third][1].live >> lane() % 4 * 2};
+    const int t = lane() % 4, first = kSingle<C> ? t / 2 * 8 + t % 2 * 2 : 2 * t;
+    const std::uint32_t live[2] = {s.notes[third][0].live >> first, s.notes[third][1].live >> first};
 #pragma unroll
     for (int i = 0; i < kS; ++i) {
-      const int j = i / 4, e = i % 2;
-      if (!(live[j / 4] >> (j % 4 * 8 + e) & 1)) x[i] = kMinus;
+      const int j = i / 4 % 4, bit = (kSingle<C> ? j % 2 * 16 + j / 2 * 4 : j * 8) + i % 2;
+      if (!(live[i / 16] >> bit & 1)) x[i] = kMinus;
     }
   }
   __device__ void mask_unseen(Logits& x, const DeviceItem& item, int token) const {
@@ -263,7 +263,9 @@ struct Scores {
     if (lane() == 0) barrier_arrive(shared_address(&s.state_full));
   }
 
-  __device__ const DeviceItem& item(int index) const { return s.queue.items[index % Queue::kCapacity]; }
+  __device__ const DeviceItem& item(int index) const {
+    return s.queue.items[index % unsigned{Queue::kCapacity}];
+  }
 
   __device__ void run() {
     StepPlace at;

@@ -63,8 +63,15 @@ inline constexpr int kPassBarrier = kTeam + 2;
 // Tokens come in rounds of 32, half of a step: two for a block alone, one for each block of a pair. A round's
 // raw codes fill the ring; chunk by chunk they are copied, converted and given back.
 inline constexpr int kRoundTokens = 32, kChunkTokens = kGroupTokens, kChunks = kRoundTokens / kChunkTokens;
-inline constexpr int kSliceBytes = 16 / kGroupTokens * kGroupBytes;
+inline constexpr int kSliceChunks = 16 / kChunkTokens, kSliceBytes = kSliceChunks * kGroupBytes;
 static_assert(2 * kRoundTokens == kBlockTokens);
+
+inline constexpr int kPassChunks = 2;  // that a block passes on at a time
+/// Within a step, token `i` of the 16 of a load warp of a block that dequantises all tokens: four of each
+/// slice.
+__device__ constexpr int single_place(int warp, int i) { return i / 4 * 16 + warp * 4 + i % 4; }
+template <LatentWideConfig C>
+inline constexpr bool kSingle = kScaled<C>&& C.blocks == 1;
 
 /// What is said of half of a step's tokens.
 struct alignas(16) HalfNotes {
