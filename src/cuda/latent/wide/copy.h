@@ -157,7 +157,6 @@ struct Copier {
         const void* const anything = params.schedule.header;
         scales = __ldg(static_cast<const float4*>(slot >= 0 ? token + kScaleOffset : anything));
       }
-      if (!kScaled<C> && slot >= 0 && lane % kCopiers<C> == warp) prefetch(token);
       const bool begins = cursor.begins_step();
       more = cursor.next();
       id = cursor.load_id();
@@ -186,11 +185,6 @@ struct Copier {
     for (int i = 0; i < kCount; ++i) {
       to[i] = reinterpret_cast<const std::uint8_t*>(__shfl_sync(~0u, mine, first + i * step)) + byte;
     }
-  }
-  /// Brings a token to L2.
-  __device__ void prefetch(const std::uint8_t* token) const {
-#pragma unroll
-    for (int byte = 0; byte < kTokenBytes<C>; byte += 128) prefetch_to_l2(token + byte);
   }
   /// A token that is skipped becomes zeros.
   __device__ void copy_ropes(const std::uint8_t* token, std::uint32_t live, int buffer, int half) const {

@@ -179,7 +179,7 @@ struct SingleLoader {
     }
     adapt_ropes(at.third());
     fence_async_shared();
-    __syncwarp;
+    __syncwarp();
     if (lane == 0) barrier_arrive(shared_address(&s.kv_full[stage]));
     if (more) request_ropes({at.step + 1});
     copy_async_commit();
