@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Writes the tables of docs/measured.md from bench/results/decode-h200.json, which `halftone bench --backend cuda
 --table all --json FILE` prints, and layer-h200.json (`--table layer`), those of docs/kernels/prefill.md from
-bench/results/prefill-h200.json (`--table prefill`): each between its `<!-- figures: NAME -->` and the next
-`<!-- end -->`. Results that are not there are left out."""
+bench/results/prefill-h200.json (`--table prefill`), those beside other packages from *-compare-h200.json, which
+`python -m halftone.compare --suite prefill | mla --json FILE` writes: each between its `<!-- figures: NAME -->` and the
+next `<!-- end -->`. Results that are not there are left out."""
 
 import json
 import pathlib
@@ -133,10 +134,71 @@ def prefill(rows, device):
                  [[*s] + [c for p in places for c in cells.get((s, p), ("",) * len(columns))] for s in shapes_of])
 
 
+def speed(row):
+    return f"{row['tflops']:.0f} @ {row['mhz']:.0f}" if row and row["mhz"] else f"{row['tflops']:.0f}" if row else ""
+
+
+def ratio(ours, theirs):
+    """How many times as fast the best of ours is as the best of theirs."""
+    best = lambda rows: min((row["us"] for row in rows if row), default=None)
+    return f"{best(theirs) / best(ours):.2f}" if best(ours) and best(theirs) else ""
+
+
+def prefill_columns(rows, columns, ours, theirs):
+    """A line for each shape in which one of `ours` was measured; `columns`: header -> which rows stand there."""
+    lines = []
+    for shape in dict.fromkeys(map(prefill_shape, rows)):
+        own = [row for row in rows if prefill_shape(row) == shape]
+        cells = {name: next((row for row in own if chosen(row)), None) for name, chosen in columns.items()}
+        if any(cells[name] for name in ours):
+            lines.append([*shape, *map(speed, cells.values()),
+                          ratio([cells[name] for name in ours], [cells[name] for name in theirs])])
+    return table(["heads", "head_dim", "mask", "keys x batch", *columns, "halftone / best peer"], lines)
+
+
+def prefill_peers(rows):
+    bf16 = lambda row: row["arithmetic"] == "16-bit"
+    ours = {"tensors": lambda row: "peer" not in row and bf16(row) and row["format_k"] == "plain",
+            "bf16 pages": lambda row: "peer" not in row and bf16(row) and row["format_k"] == "bf16"}
+    theirs = {name: lambda row, peer=peer: row.get("peer") == peer and bf16(row)
+              for name, peer in (("FlashAttention-3", "flash_attn 3"), ("cuDNN", "torch SDPA cudnn"),
+                                 ("FlashInfer", "flashinfer")) if any(row.get("peer") == peer for row in rows)}
+    return prefill_columns(rows, {**ours, **theirs}, ["tensors"], list(theirs))
+
+
+def prefill_peers_8bit(rows):
+    own = lambda arithmetic: lambda row: "peer" not in row and row["arithmetic"] == arithmetic
+    ours = {name: own(name) for name in ("half_int8", "full_int8", "fp8") if any(own(name)(row) for row in rows)}
+    theirs = {"FlashAttention-3 fp8": lambda row: row.get("peer") == "flash_attn 3" and row["arithmetic"] == "fp8"}
+    beside = {"FlashAttention-3 bf16": lambda row: row.get("peer") == "flash_attn 3" and row["arithmetic"] == "16-bit"}
+    return prefill_columns(rows, {**ours, **theirs, **beside}, list(ours), list(theirs))
+
+
+def mla_peers(rows):
+    shape = lambda r: (r["kind"].replace("_", " "), r["q_heads"], f"{r['batch']} x {r['q_len']}",
+                       f"{r['top_k']} of {r['context']}" if r["top_k"] else r["context"])
+    find = lambda key, form, peer: next((r for r in rows if shape(r) == key and r["format"] == form
+                                         and ("peer" in r) == peer), None)
+    figures = lambda r: [us(r), speed(r), f"{r['gbs']:.0f}"] if r else [""] * 3
+    kinds = list(dict.fromkeys(shape(row)[0] for row in rows))
+    order = lambda row: (kinds.index(shape(row)[0]), -row["q_heads"], row["top_k"] or row["context"], row["batch"],
+                         row["q_len"])
+    lines = []
+    for theirs in sorted((row for row in rows if "peer" in row), key=order):
+        key, form = shape(theirs), theirs["format"]
+        ours, fp8 = find(key, form, False), find(key, "fp8-g128-f32", False) if form == "bf16" else None
+        lines.append([*key, form, *figures(ours), *figures(theirs), ratio([ours], [theirs]), us(fp8) if fp8 else ""])
+    figures_of = lambda name: [f"{name}: us", "TFLOP/s @ MHz", "GB/s"]
+    return table(["kind", "heads", "requests x queries", "keys", "format", *figures_of("halftone"),
+                  *figures_of("FlashMLA"), "halftone / FlashMLA", "halftone fp8-g128-f32: us"], lines)
+
+
 PAGES = {
     ("docs/measured.md", "decode-h200.json"): (headline, chain, speculative, shapes, geometry, mixed, policies, append),
     ("docs/measured.md", "layer-h200.json"): (layer,),
     ("docs/kernels/prefill.md", "prefill-h200.json"): (prefill,),
+    ("docs/measured.md", "prefill-compare-h200.json"): (prefill_peers, prefill_peers_8bit),
+    ("docs/measured.md", "mla-compare-h200.json"): (mla_peers,),
 }
 
 
@@ -144,7 +206,7 @@ def write_page(page, report, tables):
     text = page.read_text()
     for what in tables:
         own = what.__name__
-        rows = [row for row in report["rows"] if row["table"] == own and row.get("us")]
+        rows = [row for row in report["rows"] if row.get("table", own) == own and row.get("us")]
         mark = re.compile(rf"(<!-- figures: {what.__name__} -->\n).*?(<!-- end -->)", re.S)
         if not mark.search(text):
             raise SystemExit(f"{page} has no '<!-- figures: {what.__name__} -->'")

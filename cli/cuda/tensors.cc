@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <span>
 
 #include "cli/files/owned_cache.h"
@@ -15,6 +16,7 @@ namespace {
 using testing::Tensor;
 
 constexpr std::int64_t kPatternTokens = 256;  // of random K and V, repeated over a cache
+constexpr std::int64_t kPatternValues = std::int64_t{1} << 22;  // of random tensors, likewise
 constexpr std::int64_t kSpareMemory = std::int64_t{256} << 20;
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
@@ -40,7 +42,8 @@ OwnedCache page_pattern(const KvCacheSpec& spec) {
 }  // namespace
 
 DeviceBuffer device_activations(std::int64_t tokens, int heads, int dim, std::uint64_t seed) {
-  const Tensor pattern = random_activations(std::min<std::int64_t>(tokens, 4096), heads, dim, seed);
+  const std::int64_t pattern_tokens = std::clamp<std::int64_t>(kPatternValues / (heads * dim), 1, tokens);
+  const Tensor pattern = random_activations(pattern_tokens, heads, dim, seed);
   DeviceBuffer buffer(tokens * heads * dim * 2);
   fill_with(buffer.data(), buffer.bytes(), pattern.bytes());
   return buffer;

@@ -55,7 +55,7 @@ def test_a_small_run(tmp_path, capsys):
         (["--kv-heads", "2", "--smoke"], [cases.Case(1, 1, 8, 2, 128, 8192)]),
         (["--batch", "1,8", "--q-len", "3"], [cases.Case(b, 3, 8, 1, 128, 8192) for b in (1, 8)]),
         (["--smoke"], cases.SMOKE["cpu"]),
-        (["--suite", "prefill"], cases.SUITES["prefill", "cpu"]),
+        ([], cases.SHAPES["cpu"]),
     ],
 )
 def test_shape_options_replace_the_shapes(arguments, shapes):

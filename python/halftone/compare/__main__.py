@@ -19,12 +19,14 @@ except ImportError:
 
 import halftone as ht
 from halftone import _arrays
+from halftone._plan import _ARITHMETICS
 
-from . import cases, measure, report
+from . import cases, latent, measure, prefill, records, report
 from .oracle import relative_error
-from .peers import PEERS, Entry, Peer, Refusal, truth_of
+from .peers import PEERS, Entry, Peer, Refusal, line_of, truth_of
 
 _FORMATS = {"cuda": "bf16,fp8,int8-head,int8-g32,int4-g32,int4-g32+rot", "cpu": "bf16,int8-head,int8-g32,int4-g32+rot"}
+_SUITES = ("decode", "prefill", "mla")
 _SHAPE = {"q_len": 1, "q_heads": 8, "kv_heads": 1, "head_dim": 128, "context": 8192}
 
 
@@ -33,18 +35,27 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         prog="python -m halftone.compare",
         description="Measures halftone beside every other attention package that can be imported here.",
     )
-    parser.add_argument("--suite", choices=("decode", "prefill"), default="decode")
+    parser.add_argument("--suite", choices=_SUITES, default="decode")
     parser.add_argument("--device", help="cpu or cuda:<index>; default: a Hopper GPU if there is one")
     parser.add_argument(
-        "--formats", help="halftone's, comma-separated, +rot for rotated K and V, e.g. int8-head,int4-g32+rot"
+        "--formats",
+        help="halftone's, comma-separated, +rot for rotated K and V, e.g. int8-head,int4-g32+rot; in prefill "
+        "also plain (tensors) and @ARITHMETIC, e.g. plain@fp8; in mla those of latents, e.g. fp8-g128-f32,bf16",
     )
     shape = parser.add_argument_group("shape", "any of these takes the place of the suite's shapes")
     shape.add_argument("--batch", type=_counts, metavar="N,...", help="requests, comma-separated; default: 1")
     shape.add_argument("--context", type=_count, metavar="N", help="keys of each request; default: 8192")
-    shape.add_argument("--q-len", type=_count, metavar="N", help="queries of each request; default: 1")
+    shape.add_argument(
+        "--q-len", type=_count, metavar="N", help="queries of each request; default: 1, in prefill as many as keys"
+    )
     shape.add_argument("--q-heads", type=_count, metavar="N", help="default: 8")
-    shape.add_argument("--kv-heads", type=_count, metavar="N", help="default: 1")
-    shape.add_argument("--head-dim", type=_count, metavar="N", help="default: 128")
+    shape.add_argument("--kv-heads", type=_count, metavar="N", help="default: 1; not in mla")
+    shape.add_argument("--head-dim", type=_count, metavar="N", help="default: 128; not in mla")
+    shape.add_argument("--no-causal", action="store_true", help="prefill without a mask")
+    shape.add_argument("--kind", choices=latent.KINDS, help="of mla; default: sparse_decode")
+    shape.add_argument(
+        "--top-k", type=_count, metavar="N", help="places of a list, in mla but dense_decode; default: 2048"
+    )
     parser.add_argument("--seconds", type=_seconds, default=0.3, help="spent on timing one participant, about")
     parser.add_argument("--smoke", action="store_true", help="one small shape: does everything run?")
     parser.add_argument("--json", metavar="FILE", help="write every figure here")
@@ -76,7 +87,21 @@ def _seconds(text: str) -> float:
 
 def _check_together(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     """What can be known before anything is measured: a run may take minutes."""
+    foreign = {"mla": ("kv_heads", "head_dim", "no_causal", "plot"), "prefill": ("kind", "top_k", "plot"),
+               "decode": ("kind", "top_k", "no_causal")}  # fmt: skip
+    for name in foreign[options.suite]:
+        if getattr(options, name):
+            parser.error(f"--{name.replace('_', '-')} is not for --suite {options.suite}")
+    if options.kind == "dense_decode" and options.top_k:
+        parser.error("--top-k is not for --kind dense_decode, which sees all keys")
+    for name in [] if options.formats is None else options.formats.split(","):
+        try:
+            _check_format(options.suite, name)
+        except ht.Error as error:
+            parser.error(f"--formats {name}: {error}")
     case = dict(_SHAPE, **_given(options))
+    if options.suite == "prefill" and options.q_len is None:
+        case["q_len"] = case["context"]
     if case["q_heads"] % case["kv_heads"]:
         parser.error(f"--q-heads {case['q_heads']} is no multiple of --kv-heads {case['kv_heads']}")
     try:
@@ -103,6 +128,24 @@ def _check_together(parser: argparse.ArgumentParser, options: argparse.Namespace
             parser.error(f"--device {options.device} needs torch: pip install torch")
 
 
+def _check_format(suite: str, name: str) -> None:
+    """One of --formats. Raises InvalidArgumentError and UnsupportedError."""
+    form, at, arithmetic = name.partition("@") if suite == "prefill" else (name, "", "")
+    form, _, rotation = form.partition("+")
+    if not form:
+        raise ht.InvalidArgumentError("there is no format: name at least one, e.g. bf16.")
+    if rotation not in ("", "rot") or (rotation and (suite == "mla" or form == "plain")):
+        raise ht.InvalidArgumentError(f"+{rotation} is not for it: leave it out.")
+    if suite == "mla":
+        ht.KVCacheSpec.latent(form)
+    elif not (suite == "prefill" and form == "plain"):
+        ht.KVFormat(form)
+    if at and arithmetic not in _ARITHMETICS:
+        raise ht.InvalidArgumentError(
+            f"arithmetic is {arithmetic!r}, but must be one of {', '.join(_ARITHMETICS)}: use fp8."
+        )
+
+
 def choose_device() -> str:
     """A Hopper GPU if torch sees one and halftone can use it, else the CPU; says so where the two differ."""
     try:
@@ -125,18 +168,31 @@ def _given(options: argparse.Namespace) -> dict[str, int]:
     return {name: getattr(options, name) for name in _SHAPE if getattr(options, name) is not None}
 
 
-def choose_cases(options: argparse.Namespace, kind: str) -> list[cases.Case]:
-    """The suite's shapes (with --smoke: one small one), or one for each --batch if a shape option is given."""
+def choose_cases(options: argparse.Namespace, kind: str) -> list[Any]:
+    """The suite's shapes (with --smoke: small ones), or one for each --batch if a shape option is given."""
     given = _given(options)
-    if not given and options.batch is None:
-        return cases.SMOKE[kind] if options.smoke else cases.SUITES[options.suite, kind]
-    return [cases.Case(batch, **dict(_SHAPE, **given)) for batch in options.batch or [1]]
+    suite = {"decode": cases, "prefill": prefill, "mla": latent}[options.suite]
+    if not (given or options.batch or options.no_causal or options.kind or options.top_k):
+        return list(suite.SMOKE[kind] if options.smoke else suite.SHAPES[kind])
+    batches = options.batch or [1]
+    if options.suite == "mla":
+        chosen = options.kind or "sparse_decode"
+        top_k = 0 if chosen == "dense_decode" else options.top_k or 2048
+        q_len, q_heads, context = (given.get(name, _SHAPE[name]) for name in ("q_len", "q_heads", "context"))
+        return [latent.Shape(chosen, batch, q_len, q_heads, context, top_k) for batch in batches]
+    shape = dict(_SHAPE, **given)
+    if options.suite == "prefill":
+        shape["q_len"] = given.get("q_len", shape["context"])
+        return [prefill.Shape(cases.Case(batch, **shape), not options.no_causal) for batch in batches]
+    return [cases.Case(batch, **shape) for batch in batches]
 
 
-def probe(kind: str) -> tuple[list[Peer], dict[str, str]]:
-    """Who takes part, and a word on everyone."""
+def probe(kind: str, names: tuple[str, ...] | None = None) -> tuple[list[Peer], dict[str, str]]:
+    """Who takes part (of those of these names, or of all), and a word on everyone."""
     present, states = [], {}
     for peer in PEERS:
+        if names is not None and peer.name not in names:
+            continue
         if kind not in peer.devices:
             states[peer.name] = f"not for {kind}"
             continue
@@ -144,15 +200,10 @@ def probe(kind: str) -> tuple[list[Peer], dict[str, str]]:
             states[peer.name] = peer.version()
             present.append(peer)
         except ImportError as error:
-            states[peer.name] = "absent" if isinstance(error, ModuleNotFoundError) else f"absent ({_line(error)})"
+            states[peer.name] = "absent" if isinstance(error, ModuleNotFoundError) else f"absent ({line_of(error)})"
         except Exception as error:  # a package that is there but does not load must not stop the others
-            states[peer.name] = f"does not load ({_line(error)})"
+            states[peer.name] = f"does not load ({line_of(error)})"
     return present, states
-
-
-def _line(error: BaseException) -> str:
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0] if text else ''}"[:160]
 
 
 def _host(out: Any) -> NDArray[Any]:
@@ -198,40 +249,52 @@ def measure_case(
             except (Refusal, ht.UnsupportedError) as error:
                 rows.append({"label": label, "why": str(error)})
             except Exception as error:  # a peer's failure is a finding, not the end of the comparison
-                rows.append({"label": label, "why": f"failed: {_line(error)}"})
+                rows.append({"label": label, "why": f"failed: {line_of(error)}"})
             gc.collect()
     return {"name": case.name, **vars(case), "rows": rows}
+
+
+def _save(options: argparse.Namespace, result: dict[str, Any]) -> None:
+    if options.json:
+        with open(options.json, "w") as file:
+            json.dump(result, file, indent=1)
+            file.write("\n")
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     device = options.device or choose_device()
     kind = device.partition(":")[0]
-    formats = (options.formats or _FORMATS[kind]).split(",")
-    peers, states = probe(kind)
     timer = measure.Timer(device, options.seconds)
     rate = measure.bandwidth(device)
-    result: dict[str, Any] = {
-        "meta": {
-            "suite": options.suite, "device": measure.describe_device(device), "bandwidth": rate,
-            "halftone": ht.__version__, "date": datetime.date.today().isoformat(),
-            "timing": "median of single calls, caches flushed before each",
-        },
-        "peers": states,
-        "cases": [],
+    meta = {
+        "suite": options.suite, "device": measure.describe_device(device), "bandwidth": rate,
+        "halftone": ht.__version__, "date": datetime.date.today().isoformat(),
+        "timing": "median of single calls, caches flushed before each",
     }  # fmt: skip
-    for case in choose_cases(options, kind):
-        print(f"measuring {case.name}", file=sys.stderr, flush=True)
-        result["cases"].append(measure_case(case, device, peers, formats, timer, rate))
-    print(report.table(result))
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump(result, file, indent=1)
-            file.write("\n")
+    result: dict[str, Any] = {"meta": meta}
+    chosen = choose_cases(options, kind)
+    if options.suite == "decode":
+        formats = (options.formats or _FORMATS[kind]).split(",")
+        peers, result["peers"] = probe(kind)
+        result["cases"] = []
+        for case in chosen:
+            print(f"measuring {case.name}", file=sys.stderr, flush=True)
+            result["cases"].append(measure_case(case, device, peers, formats, timer, rate))
+        print(report.table(result))
+        own = [row for case in result["cases"] for row in case["rows"] if row["label"].startswith("halftone")]
+    else:
+        module: Any = prefill if options.suite == "prefill" else latent
+        formats = (options.formats or module.FORMATS[kind]).split(",")
+        peers, result["peers"] = probe(kind, module.PEERS)
+        names = {peer.name for peer in peers}
+        records.run(module.works(chosen, device, formats), names, timer, rate, result, lambda: _save(options, result))
+        print(records.table(result))
+        own = [row for row in result["left_out"] if row["label"].startswith("halftone")]
+    _save(options, result)
     if options.plot:
         with open(options.plot, "w") as file:
             file.write(report.plot(result))
-    own = (row for case in result["cases"] for row in case["rows"] if row["label"].startswith("halftone"))
     return 1 if any(row.get("why", "").startswith("failed") for row in own) else 0
 
 

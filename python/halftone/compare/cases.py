@@ -38,13 +38,11 @@ class Case:
         return 4.0 * self.batch * self.q_heads * self.head_dim * seen
 
 
-SUITES = {
+SHAPES = {
     # The shapes of the published decode comparisons, and a grouped-query one.
-    ("decode", "cuda"): [Case(b, 1, 8, 1, 128, 8192) for b in (32, 64, 128, 256, 512)]
+    "cuda": [Case(b, 1, 8, 1, 128, 8192) for b in (32, 64, 128, 256, 512)]
     + [Case(64, 1, 32, 8, 128, 8192), Case(64, 3, 16, 1, 128, 8192)],
-    ("decode", "cpu"): [Case(1, 1, 32, 8, 128, 4096), Case(4, 1, 32, 8, 128, 2048), Case(16, 1, 8, 1, 128, 4096)],
-    ("prefill", "cuda"): [Case(b, n, 16, 16, 128, n) for b, n in ((16, 1024), (4, 4096), (1, 16384))],
-    ("prefill", "cpu"): [Case(1, 256, 8, 2, 128, 256), Case(1, 1024, 8, 2, 128, 1024)],
+    "cpu": [Case(1, 1, 32, 8, 128, 4096), Case(4, 1, 32, 8, 128, 2048), Case(16, 1, 8, 1, 128, 4096)],
 }
 SMOKE = {
     "cuda": [Case(2, 1, 8, 1, 128, 512)],

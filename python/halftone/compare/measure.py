@@ -10,7 +10,12 @@ from typing import Any, Callable
 
 import numpy as np
 
+from .clock import Clock
+
 _FLUSH_BYTES = 256 << 20  # several times any cache
+_SETTLING = 0.04  # seconds of calls
+_SHORT = 5e-4  # seconds
+_HEAD_START = 12_000_000  # clocks of a GPU
 
 
 class Timer:
@@ -25,6 +30,7 @@ class Timer:
         self.device = device
         self.seconds = seconds
         self._flush: Any
+        self._clock: Clock | None = None
         if device != "cpu":
             import torch
 
@@ -45,6 +51,29 @@ class Timer:
     def median(self, call: Callable[[], object]) -> float:
         return statistics.median(self.times(call))
 
+    def settled(self, call: Callable[[], object]) -> tuple[float, float | None]:
+        """The median, and the SMs' clock in MHz (None on the CPU), after calls in which a GPU's clock settles."""
+        if self.device == "cpu":
+            return self.median(call), None
+        for _ in range(2):
+            call()
+        self._torch.cuda.synchronize(self.device)
+        begin = time.perf_counter()
+        while time.perf_counter() - begin < _SETTLING:
+            for _ in range(4):
+                self._flush.zero_()
+                call()
+            self._torch.cuda.synchronize(self.device)
+        first = max(statistics.median(self._once_cuda(call, 3)), 1e-7)
+        count = int(min(200, max(7, self.seconds / (first + 1e-4))))
+        if self._clock is None:
+            self._clock = Clock(self.device)
+        if first < _SHORT:  # a device that starts late never waits for the host between an event and the call's kernels
+            self._torch.cuda._sleep(_HEAD_START)
+        self._clock.mark()
+        times = self._once_cuda(call, count, self._clock.mark)
+        return statistics.median(times), self._clock.mhz()
+
     def _once(self, call: Callable[[], object], count: int) -> list[float]:
         result = []
         for _ in range(count):
@@ -54,7 +83,9 @@ class Timer:
             result.append(time.perf_counter() - begin)
         return result
 
-    def _once_cuda(self, call: Callable[[], object], count: int) -> list[float]:
+    def _once_cuda(
+        self, call: Callable[[], object], count: int, after: Callable[[], object] | None = None
+    ) -> list[float]:
         event = self._torch.cuda.Event
         pairs = [(event(enable_timing=True), event(enable_timing=True)) for _ in range(count)]
         for begin, end in pairs:
@@ -62,6 +93,8 @@ class Timer:
             begin.record()
             call()
             end.record()
+        if after is not None:
+            after()
         self._torch.cuda.synchronize(self.device)
         return [begin.elapsed_time(end) / 1e3 for begin, end in pairs]
 

@@ -68,6 +68,32 @@ def attention(
     return out.reshape(q_len, q_heads, v.shape[2]), lse.reshape(q_len, q_heads)
 
 
+def attention_rows(q: Any, k: Any, v: Any, visible: list[int]) -> NDArray[Any]:
+    """Some rows of one request; row i sees the first ``visible[i]`` keys.
+
+    Args:
+        q: [rows, q_heads, head_dim], NumPy or torch like ``k`` and ``v`` [kv_len, kv_heads, head_dim], which the
+            GPU that they are on multiplies.
+    """
+    x: Any
+    if isinstance(q, np.ndarray):
+        x = np
+        q, k, v = (t.astype(np.float64) for t in (q, k, v))
+        seen = np.arange(len(k)) < np.asarray(visible)[:, None]
+    else:
+        import torch
+
+        x = torch
+        q, k, v = (t.double() for t in (q, k, v))
+        seen = x.arange(len(k), device=q.device) < x.tensor(visible, device=q.device)[:, None]
+    rows, q_heads, dim = q.shape
+    grouped = q.reshape(rows, k.shape[1], -1, dim)
+    logits = x.einsum("ihgd,jhd->hgij", grouped, k) * dim**-0.5
+    weights = x.exp(logits - x.amax(logits, -1)[..., None]) * seen
+    out = x.einsum("hgij,jhd->ihgd", weights / weights.sum(-1)[..., None], v).reshape(rows, q_heads, -1)
+    return out if isinstance(out, np.ndarray) else out.cpu().numpy()
+
+
 def relative_error(actual: NDArray[Any], truth: NDArray[Any]) -> float:
     """The Frobenius norm of the difference over that of ``truth``; NaN where ``actual`` has one."""
     return float(np.linalg.norm(np.asarray(actual, np.float64) - truth)) / max(float(np.linalg.norm(truth)), 1e-300)

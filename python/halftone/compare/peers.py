@@ -20,6 +20,12 @@ class Refusal(Exception):
     """A participant cannot do a case; the text says why."""
 
 
+def line_of(error: BaseException) -> str:
+    """An error's type and the first line of its text."""
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0] if text else ''}"[:160]
+
+
 @dataclass
 class Entry:
     """One thing to time.
@@ -68,7 +74,7 @@ class Halftone(Peer):
     def _entry(self, inputs: Inputs, name: str) -> Entry:
         case, cpu = inputs.case, inputs.device == "cpu"
         text, _, rotation = name.partition("+")
-        cache = self._cache(inputs, text, rotation == "rot")
+        cache = self.cache(inputs, text, rotation == "rot")
         plan = ht.plan(
             cache, q_heads=case.q_heads, max_q_len=case.q_len, q_dtype="f32" if cpu else "bf16", causal=case.q_len > 1
         )
@@ -84,7 +90,7 @@ class Halftone(Peer):
         )
 
     @staticmethod
-    def _cache(inputs: Inputs, name: str, rotate: bool) -> ht.PagedKVCache:
+    def cache(inputs: Inputs, name: str, rotate: bool) -> ht.PagedKVCache:
         case, framework = inputs.case, "numpy" if inputs.device == "cpu" else "torch"
         form, scales = ht.KVFormat(name), {}
         if form.static_scale:
