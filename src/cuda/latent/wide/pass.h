@@ -1,5 +1,6 @@
-// The warps that dequantise tokens: from raw codes to the stage that is K of one product and V of the other.
-// Of a pair each block has half of a step's tokens and copies what it has written to the other block.
+// The warps behind those that copy (copy.h): raw codes become f16 in the stage that is K of one product and V
+// of the other; bf16 arrives there as it is. Of a pair each block has half of a step's tokens and passes them
+// on to the other block.
 #pragma once
 
 #include "cuda/device/cluster.h"

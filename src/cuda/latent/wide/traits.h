@@ -67,11 +67,13 @@ inline constexpr int kSliceChunks = 16 / kChunkTokens, kSliceBytes = kSliceChunk
 static_assert(2 * kRoundTokens == kBlockTokens);
 
 inline constexpr int kPassChunks = 2;  // that a block passes on at a time
+
 /// Within a step, token `i` of the 16 of a load warp of a block that dequantises all tokens: four of each
 /// slice.
 __device__ constexpr int single_place(int warp, int i) { return i / 4 * 16 + warp * 4 + i % 4; }
+/// A block alone that dequantises: load_single.h instead of copy.h and pass.h.
 template <LatentWideConfig C>
-inline constexpr bool kSingle = kScaled<C>&& C.blocks == 1;
+inline constexpr bool kSingle = C.blocks == 1 && kScaled<C>;
 
 /// What is said of half of a step's tokens.
 struct alignas(16) HalfNotes {
