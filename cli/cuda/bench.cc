@@ -89,10 +89,15 @@ struct StepTokens {
     return made;
   }
 
-  void append_to(PagedKv cache, const NewTokens& tokens, Stream stream) const {
+  void append_to(PagedKv cache, const NewTokens& tokens, bool settled, Stream stream) const {
     cache.lengths = before.view;
-    halftone::append(
-        cache, {.k = tokens.k, .v = tokens.v, .cu_seqlens = cu_seqlens.view, .status = status.view}, stream);
+    halftone::append(cache,
+                     {.k = tokens.k,
+                      .v = tokens.v,
+                      .cu_seqlens = cu_seqlens.view,
+                      .status = status.view,
+                      .cache_settled = settled},
+                     stream);
   }
 };
 
@@ -239,7 +244,8 @@ BenchRow Bench::Impl::attention(const BenchCase& setup) {
       args.indices = indices.view;
       if (shape.top_k == 0) args.lengths.kv_lengths = cache.lengths.view;
     }
-    args.cache_settled = i > 0 && !separate;
+    args.cache_settled = i > 0;
+    args.new_tokens_late = separate;
     if (fused) {
       args.append = step->layer(i);
       args.status = step->status.view;
@@ -256,7 +262,7 @@ BenchRow Bench::Impl::attention(const BenchCase& setup) {
   const auto call = [&](int layer, Stream stream) {
     if (setup.with_schedule && layer == 0) schedule(plan, lengths, workspace, stream);
     const AttentionArgs& args = layers[static_cast<std::size_t>(layer)];
-    if (separate) step->append_to(std::get<PagedKv>(args.kv), step->layer(layer), stream);
+    if (separate) step->append_to(std::get<PagedKv>(args.kv), step->layer(layer), args.cache_settled, stream);
     halftone::run(plan, args, workspace, stream);
   };
   if (prefill) {

@@ -15,7 +15,7 @@ namespace {
 
 using testing::Tensor;
 
-constexpr std::int64_t kPatternTokens = 256;  // of random K and V, repeated over a cache
+constexpr std::int64_t kPatternTokens = 256;                    // of random K and V, repeated over a cache
 constexpr std::int64_t kPatternValues = std::int64_t{1} << 22;  // of random tensors, likewise
 constexpr std::int64_t kSpareMemory = std::int64_t{256} << 20;
 

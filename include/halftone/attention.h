@@ -48,7 +48,7 @@ HALFTONE_API std::string_view arithmetic_name(Arithmetic arithmetic);
 HALFTONE_API Arithmetic parse_arithmetic(std::string_view name);
 
 /// Plain K and V tensors, as a problem describes them where there is no cache. CUDA: f16 and bf16 with Q
-/// alike, head_dim 64, 128 or 256 and V of as many dims (else Unsupported).
+/// alike, V of as many dims as K or 128 beside 192 (else Unsupported).
 struct KvTensors {
   DType dtype = DType::kBFloat16;  ///< of both: kFloat32, kFloat16 or kBFloat16
   int kv_heads = 0;                ///< >= 1
@@ -260,6 +260,11 @@ struct AttentionArgs {
   /// while that kernel ends (programmatic dependent launch). Breaking it gives wrong results. Q may come from
   /// the previous kernel, and so may K and V of new tokens: of the cache the promise is about older ones.
   bool cache_settled = false;
+  /// With cache_settled, and for a plan without `appends`: each request's last q_len tokens are left out of
+  /// the promise, which lets append() come right before. Where that append() has made its own promise
+  /// (AppendArgs::cache_settled), "the previous kernel" is the one before it. Kernels that cannot tell these
+  /// tokens from older ones wait as if nothing was promised.
+  bool new_tokens_late = false;
 };
 
 /// Computes attention, in one pass or two over the batch (PlanInfo::passes). `workspace` must hold a schedule

@@ -192,11 +192,11 @@ typedef struct halftone_append_args {
   const halftone_tensor* sin;          /* as cos */
   const halftone_tensor* positions;    /* int32 [T]: row of cos and sin of each appended token */
   const halftone_tensor*
-      status;       /* int32 [1], sticky: bit 0 bad table entry, bit 1 bad input, bit 3 bad static scale,
-                       bit 4 V beyond 2,048 where f16 scales are stored; CUDA needs it */
-  int32_t advance;  /* 0 or 1: with cu_seqlens, lengths[i] then grows by cu[i+1] - cu[i]. Once per step: of
-                       layers that share `lengths`, only the last one appended to may advance them */
-  int32_t reserved; /* 0 */
+      status;      /* int32 [1], sticky: bit 0 bad table entry, bit 1 bad input, bit 3 bad static scale,
+                      bit 4 V beyond 2,048 where f16 scales are stored; CUDA needs it */
+  int32_t advance; /* 0 or 1: with cu_seqlens, lengths[i] then grows by cu[i+1] - cu[i]. Once per step: of
+                      layers that share `lengths`, only the last one appended to may advance them */
+  int32_t cache_settled; /* 0 or 1: a promise, see AppendArgs in cache.h */
 } halftone_append_args;
 HALFTONE_API halftone_status halftone_append_args_init(halftone_append_args* args, size_t struct_size);
 
@@ -267,7 +267,7 @@ typedef enum halftone_arithmetic {
 } halftone_arithmetic;
 
 /* Plain K and V tensors, as a problem describes them where there is no cache. CUDA: F16 and BF16 with Q
- * alike, head_dim 64, 128 or 256 and V of as many dims (else UNSUPPORTED). */
+ * alike, V of as many dims as K or 128 beside 192 (else UNSUPPORTED). */
 typedef struct halftone_kv_tensors {
   size_t struct_size;
   uint32_t abi_version;
@@ -450,6 +450,8 @@ typedef struct halftone_attention_args {
   const halftone_tensor* extra_indices; /* int32 [total_q, extra_top_k]: slots of extra_cache */
   const halftone_paged_kv* extra_cache; /* exactly with problem.extra_top_k */
   const halftone_new_tokens* append;    /* exactly with problem.appends */
+  int32_t new_tokens_late; /* 0 or 1: what cache_settled leaves out, see AttentionArgs in attention.h */
+  int32_t reserved;        /* 0 */
 } halftone_attention_args;
 HALFTONE_API halftone_status halftone_attention_args_init(halftone_attention_args* args, size_t struct_size);
 

@@ -178,7 +178,6 @@ NewTokens to_cpp(const halftone_new_tokens* in, const Name& argument) {
 
 AppendArgs to_cpp(const halftone_append_args* in, const Name& argument) {
   const halftone_append_args c = read_struct(in, argument);
-  check_reserved(c.reserved, argument);
   AppendArgs args;
   args.k = to_cpp(c.k, argument("k"));
   args.v = to_cpp(c.v, argument("v"));
@@ -187,6 +186,7 @@ AppendArgs to_cpp(const halftone_append_args* in, const Name& argument) {
   args.rope = to_rope(c, argument);
   args.status = to_cpp(c.status, argument("status"));
   args.advance = to_bool(c.advance, argument("advance"));
+  args.cache_settled = to_bool(c.cache_settled, argument("cache_settled"));
   return args;
 }
 
@@ -273,6 +273,8 @@ AttentionArgs to_cpp(const halftone_attention_args* in, const Name& argument) {
   args.extra_indices = to_cpp(c.extra_indices, argument("extra_indices"));
   if (c.extra_cache != nullptr) args.extra_kv = to_cpp(c.extra_cache, argument("extra_cache"));
   if (c.append != nullptr) args.append = to_cpp(c.append, argument("append"));
+  check_reserved(c.reserved, argument);
+  args.new_tokens_late = to_bool(c.new_tokens_late, argument("new_tokens_late"));
   return args;
 }
 

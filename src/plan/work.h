@@ -261,6 +261,12 @@ HT_HOST_DEVICE constexpr std::int64_t share_begin(const ScheduleHeader& h, std::
   return worker * h.share + min_of(worker, h.extra);
 }
 
+/// The worker whose share has position `at`, less than total_steps.
+HT_HOST_DEVICE constexpr std::int32_t worker_at(const ScheduleHeader& h, std::int64_t at) {
+  const std::int64_t longer = h.extra * (h.share + 1);  // positions of the workers that have one more
+  return static_cast<std::int32_t>(at < longer ? at / (h.share + 1) : h.extra + (at - longer) / h.share);
+}
+
 /// Produces the items of one worker: `WorkCursor c(schedule, w); for (WorkItem i; c.next(i);) ...`
 class WorkCursor {
  public:
@@ -347,12 +353,7 @@ HT_HOST_DEVICE constexpr bool merge_item(const Schedule& s, std::int32_t worker,
   item.row_begin = walk.row_begin;
   item.row_end = walk.row_end;
   item.slot = after.slot - 1;
-  item.parts = 1;
-  if (s.params.absolute) {
-    item.parts += left;
-  } else {
-    for (std::int32_t w = worker + 1; share_begin(h, w) < cut + left; ++w) ++item.parts;
-  }
+  item.parts = 1 + (s.params.absolute ? left : worker_at(h, cut + left - 1) - worker);
   return true;
 }
 

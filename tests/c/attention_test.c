@@ -77,14 +77,16 @@ static void fill_cache(void) {
   for (i = 0; i < BATCH; ++i) CHECK(f.lengths[i] == 0);
   args.struct_size =
       offsetof(halftone_append_args, advance); /* of an older header: what follows is not read */
-  args.advance = args.reserved = 77;
+  args.advance = args.cache_settled = 77;
   CHECK_OK(halftone_append(&f.cache, &args, NULL));
   for (i = 0; i < BATCH; ++i) CHECK(f.lengths[i] == 0);
   args.struct_size = sizeof args;
-  args.reserved = 0;
   CHECK_ERROR(HALFTONE_INVALID_ARGUMENT, "args.advance is 77|0 (no) or 1",
               halftone_append(&f.cache, &args, NULL));
   args.advance = 1;
+  CHECK_ERROR(HALFTONE_INVALID_ARGUMENT, "args.cache_settled is 77|0 (no) or 1",
+              halftone_append(&f.cache, &args, NULL));
+  args.cache_settled = 1; /* a promise that changes nothing on the CPU */
   CHECK_OK(halftone_append(&f.cache, &args, NULL));
   for (i = 0; i < BATCH; ++i) CHECK(f.lengths[i] == kv_len[i]);
 

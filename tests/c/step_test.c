@@ -160,6 +160,15 @@ int main(void) {
     CHECK(memcmp(one.lengths, two.lengths, sizeof one.lengths) == 0);
     CHECK(memcmp(one.out, two.out, sizeof one.out) == 0);
   }
+  args.new_tokens_late = 5;
+  CHECK_ERROR(HALFTONE_INVALID_ARGUMENT, "args.new_tokens_late is 5|0 (no) or 1",
+              halftone_run(plan, &args, &workspace, NULL));
+  args.new_tokens_late = 1; /* what a promise leaves out; the CPU needs none */
+  args.reserved = 1;
+  CHECK_ERROR(HALFTONE_INVALID_ARGUMENT, "args.reserved is 1", halftone_run(plan, &args, &workspace, NULL));
+  args.reserved = 0;
+  CHECK_OK(halftone_run(plan, &args, &workspace, NULL));
+  CHECK(memcmp(one.out, two.out, sizeof one.out) == 0);
   CHECK_OK(halftone_plan_destroy(plan));
 
   problem.appends = 0;

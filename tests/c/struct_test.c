@@ -37,9 +37,11 @@ static void init_sets_header_and_defaults(void) {
   memset(&args, 0xff, sizeof args);
   CHECK_OK(halftone_attention_args_init(&args, sizeof args));
   CHECK(args.q == NULL && args.lengths == NULL && args.status == NULL);
+  CHECK(args.cache_settled == 0 && args.new_tokens_late == 0 && args.reserved == 0);
   memset(&append, 0xff, sizeof append);
   CHECK_OK(halftone_append_args_init(&append, sizeof append));
-  CHECK(append.k == NULL && append.rope_pairing == HALFTONE_ROPE_NONE && append.advance == 0);
+  CHECK(append.k == NULL && append.rope_pairing == HALFTONE_ROPE_NONE && append.advance == 0 &&
+        append.cache_settled == 0);
   memset(&cache, 0xff, sizeof cache);
   CHECK_OK(halftone_paged_kv_init(&cache, sizeof cache));
   CHECK(cache.spec == NULL && cache.table_mode == HALFTONE_BLOCK_TABLE_TRUSTED);

@@ -112,6 +112,88 @@ TEST(DeviceAppendStep, TokensOfAKernelThatStillRuns) {
   }
 }
 
+/// append() and then run(), each with its promise: what they read ahead is older than the projection before
+/// them, and the bits are those of a run() that appends. Formats of every family of kernels, one with scales
+/// for all heads and one that the universal kernel serves.
+TEST(DeviceAppendStep, AppendRightBeforeRun) {
+  struct Kernel {
+    const char *k, *v;
+    int queries, head_dim;
+  };
+  for (const Kernel& kernel :
+       {Kernel{"int4-g32", "", 1, 128}, Kernel{"int4-g32", "", 8, 128}, Kernel{"fp8", "", 12, 128},
+        Kernel{"int8-head", "", 12, 128}, Kernel{"int8-token", "", 1, 128},
+        Kernel{"bf16", "int4-g32", 2, 128}, Kernel{"bf16", "", 1, 64}, Kernel{"int4-g32", "bf16", 1, 128}}) {
+    AttentionCase row;
+    row.k_format = kernel.k;
+    row.v_format = kernel.v;
+    row.head_dim = kernel.head_dim;
+    row.mask.causal = true;
+    for (const int keys : {16, 130, 700, 2051, 9000}) row.requests.push_back({kernel.queries, keys});
+    row = appending(row);
+    SCOPED_TRACE(row.k_format + ":" + row.v_format + ", " + std::to_string(kernel.queries) + " queries");
+    const Problem p = make_problem(row);
+    const Plan fused = plan_on_device(p);
+    DeviceRun given(p, fused), late(p, fused);
+    given.schedule();
+    given.run();
+    const Outputs expected = given.outputs();
+
+    AttentionProblem problem = fused.problem();
+    problem.appends = false;
+    const Plan plan = halftone::plan(problem);
+    const DeviceMemory workspace(plan.workspace_bytes());
+    const TensorView space = TensorView::contiguous(
+        workspace.data(), DType::kUInt8, {static_cast<std::int64_t>(workspace.size())}, problem.device);
+    std::vector<std::int32_t> grown;
+    for (const Request& request : row.requests) grown.push_back(request.kv_len);
+    Uploads uploads;
+    AttentionArgs args = late.args;
+    args.append = {};
+    args.lengths.kv_lengths = uploads.add(Tensor::of({problem.batch}, grown).view());
+    args.cache_settled = args.new_tokens_late = true;
+    const NewTokens& tokens = late.args.append;
+    const AppendArgs append_args{.k = tokens.k,
+                                 .v = tokens.v,
+                                 .cu_seqlens = uploads.add(cumulative_queries(row).view()),
+                                 .rope = tokens.rope,
+                                 .status = late.args.status,
+                                 .cache_settled = true};
+    const TensorView from[] = {given.args.q, given.args.append.k, given.args.append.v};
+    const TensorView to[] = {late.args.q, tokens.k, tokens.v};
+    Copies copies{};
+    for (int i = 0; i < 3; ++i) {
+      copies.from[i] = static_cast<const std::uint16_t*>(from[i].data);
+      copies.to[i] = static_cast<std::uint16_t*>(to[i].data);
+      copies.count[i] = from[i].numel();
+    }
+    schedule(plan, args.lengths, space);
+    const auto& cache = std::get<PagedKv>(late.args.kv);
+    for (const long long clocks : {200'000LL, 20'000LL, 0LL}) {
+      late.clear();
+      late.write(cache.pages, p.cache->pages);
+      check_cuda(cudaDeviceSynchronize());
+      const CapturedGraph graph([&](cudaStream_t stream) {
+        for (int layer = 0; layer < 4; ++layer) {
+          for (int i = 0; i < 3; ++i) {
+            check_cuda(
+                cudaMemsetAsync(copies.to[i], 0xff, static_cast<std::size_t>(copies.count[i]) * 2, stream));
+          }
+          launch_projection(copies, clocks, stream);
+          append(cache, append_args, stream);
+          run(plan, args, space, stream);
+        }
+      });
+      graph.replay();
+      const Outputs actual = late.outputs();
+      EXPECT_EQ(actual.status.as<std::int32_t>()[0], 0) << clocks;
+      EXPECT_TRUE(same_bytes(expected.out, actual.out)) << clocks;
+      EXPECT_TRUE(same_bytes(expected.lse, actual.lse)) << clocks;
+      EXPECT_TRUE(same_bytes(pages_of(given, p), pages_of(late, p))) << clocks;
+    }
+  }
+}
+
 /// A request that has no room below max_kv_len: the status says so, its output is zeros and its length stays;
 /// the other requests get what they get without it.
 TEST(DeviceAppendStep, NoRoomForNewTokensSetsTheStatus) {

@@ -19,6 +19,19 @@ TEST(Schedule, RandomRaggedBatches) {
   }
 }
 
+TEST(Schedule, TheWorkerOfAPosition) {
+  for (std::uint64_t seed = 0; seed < 500; ++seed) {
+    SCOPED_TRACE(fmt::format("seed {}", seed));
+    const RandomCase c = random_case(seed);
+    const Built built(c.params, c.requests, c.slack);
+    const ScheduleHeader& header = *built->header;
+    for (std::int32_t w = 0; w < header.active; ++w) {
+      ASSERT_EQ(worker_at(header, share_begin(header, w)), w);
+      ASSERT_EQ(worker_at(header, share_begin(header, w + 1) - 1), w);
+    }
+  }
+}
+
 // Beside the intervals above, token by token: no (row, key) twice, and none missing that the mask shows.
 TEST(Schedule, EveryVisibleKeyOfEveryRowExactlyOnce) {
   for (std::uint64_t seed = 100000; seed < 100300; ++seed) {

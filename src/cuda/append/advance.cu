@@ -11,7 +11,8 @@ constexpr int kThreads = 128;
 
 /// A kernel of its own: append's CTAs read the lengths in no order that one of them could wait for.
 __global__ void __launch_bounds__(kThreads)
-    advance(std::int32_t* lengths, const std::int32_t* cu_seqlens, std::int32_t batch) {
+    advance(std::int32_t* lengths, const std::int32_t* cu_seqlens, std::int32_t batch, bool next_knows) {
+  if (next_knows) let_next_kernel_start();
   wait_for_previous_kernel();
   let_next_kernel_start();
   const auto i = static_cast<std::int32_t>(blockIdx.x * kThreads + threadIdx.x);
@@ -42,8 +43,9 @@ int launch_settle(std::int32_t* lengths, const std::int32_t* grown, const std::i
   return launch(reinterpret_cast<const void*>(&settle), arguments, batch, stream);
 }
 
-int launch_advance(std::int32_t* lengths, const std::int32_t* cu_seqlens, std::int32_t batch, void* stream) {
-  const void* arguments[] = {&lengths, &cu_seqlens, &batch};
+int launch_advance(std::int32_t* lengths, const std::int32_t* cu_seqlens, std::int32_t batch, bool next_knows,
+                   void* stream) {
+  const void* arguments[] = {&lengths, &cu_seqlens, &batch, &next_knows};
   return launch(reinterpret_cast<const void*>(&advance), arguments, batch, stream);
 }
 

@@ -30,11 +30,11 @@ __global__ void __launch_bounds__(kWindowWarps<kScale> * 32, kPlain ? (kScale ==
   }
 }
 
+/// The same of blockIdx.x: V, whose stores are more, then has as many multiprocessors as K.
 template <DType kType, bool kAsymmetric, AppendScale kScale, RowKind kKind>
 __global__ void __launch_bounds__(kRowThreads, 8)
     append_single_rows(const __grid_constant__ AppendParams params, const int first) {
-  begin_append(params);
-  append_rows<AppendTraits<kType, kAsymmetric, kScale, kKind>>(params, params.parts[first + blockIdx.z]);
+  append_rows<AppendTraits<kType, kAsymmetric, kScale, kKind>>(params, params.parts[first + blockIdx.x]);
 }
 
 enum class Variant : std::uint8_t { kWindows, kPlainWindows, kRows, kWholeRows };
@@ -83,9 +83,16 @@ const void* kernel_of(const KvFormat& format, Variant variant) {
 /// How an append of one part, or of two alike, is launched.
 struct AppendLaunch {
   const void* kernel;
-  dim3 grid;  // z: parts
+  dim3 grid;
   int threads;
+  int shared_bytes;
 };
+
+/// Shared memory that few rows ask for and do not use, where their CTAs begin before the kernel before them
+/// has ended: no more than four then wait on the first multiprocessors that it leaves, and share their
+/// stores.
+constexpr int kSpread = 45 * 1024;
+constexpr std::int64_t kSpreadBlocks = 256;  // at most: of more there is not room for all at once
 
 AppendLaunch launch_of(const AppendParams& params, const AppendPart& a, RowKind kind, unsigned parts) {
   constexpr std::int64_t kFewWarps = 1 << 11;  // of rows of one part: all of both are under way at once
@@ -94,13 +101,15 @@ AppendLaunch launch_of(const AppendParams& params, const AppendPart& a, RowKind 
   const auto blocks = [&](int heads) { return static_cast<unsigned>((params.kv_heads + heads - 1) / heads); };
   const int lanes = std::min(params.kv_heads, rows) << a.segment_log2, row_warps = (lanes + 31) / 32;
   if (!meets && params.tokens * blocks(rows) * row_warps <= kFewWarps) {
+    const bool spreads = params.settled && params.tokens * blocks(rows) * parts <= kSpreadBlocks;
     return {kernel_of(a.part.format, kind == RowKind::kAny ? Variant::kRows : Variant::kWholeRows),
-            dim3(static_cast<unsigned>(params.tokens), blocks(rows), parts), row_warps * 32};
+            dim3(parts, blocks(rows), static_cast<unsigned>(params.tokens)), row_warps * 32,
+            spreads ? kSpread : 0};
   }
   const std::int64_t units = (params.tokens + kWindow - 1) / kWindow << (a.segment_log2 - 3);
   const int warps = std::min(params.kv_heads, meets ? kMeetWarps : kAppendWarps);
   return {kernel_of(a.part.format, kind == RowKind::kPlain ? Variant::kPlainWindows : Variant::kWindows),
-          dim3(static_cast<unsigned>(units), meets ? 1 : blocks(warps * kWarpHeads), parts), warps * 32};
+          dim3(static_cast<unsigned>(units), meets ? 1 : blocks(warps * kWarpHeads), parts), warps * 32, 0};
 }
 
 }  // namespace
@@ -113,7 +122,8 @@ int launch_append(const AppendParams& params, void* stream) {
   const auto launch = [&](int first, RowKind kind, unsigned parts) {
     const AppendLaunch l = launch_of(params, params.parts[first], kind, parts);
     const void* arguments[] = {&params, &first};
-    return launch_early(l.kernel, l.grid, dim3(static_cast<unsigned>(l.threads)), arguments, stream);
+    return launch_early(l.kernel, l.grid, dim3(static_cast<unsigned>(l.threads)), arguments, stream,
+                        l.shared_bytes);
   };
   const AppendPart &k = params.parts[0], &v = params.parts[1];
   const RowKind of_k = kind_of(k), of_v = kind_of(v);

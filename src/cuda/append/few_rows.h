@@ -33,24 +33,35 @@ __device__ __forceinline__ void append_row(const AppendParams& p, const AppendPa
   }
   typename Traits::Codes codes;
   codes.encode(params, rows.x[0]);
-  if (!lane.live || !wanted) return;
+  const bool writes = lane.live && wanted;
+  if (!Traits::kTogether && !writes) return;
   const int place = static_cast<int>(slot % kTileTokens);
   std::uint8_t* at = tile_of(p, slot) + head * p.head_bytes;
-  typename Traits::Store(part, part.part.which, lane.chunk).token(codes, place, at);
+  const typename Traits::Store store(part, part.part.which, lane.chunk);
+  if constexpr (Traits::kTogether) {
+    store.token_together(codes, place, at, writes);
+    if (!writes) return;
+  } else {
+    store.token(codes, place, at);
+  }
   if (Traits::kScale == AppendScale::kRow && (lane.chunk & ((1 << Traits::group_log2(part)) - 1)) == 0) {
     typename Traits::Params(part, lane.chunk).token(params, place, at);
   }
 }
 
-/// blockIdx.x: token, blockIdx.y: group of KV heads.
+/// blockIdx.y: group of KV heads, blockIdx.z: token. Begins the append, too.
 template <class Traits>
 __device__ __forceinline__ void append_rows(const AppendParams& p, const AppendPart& part) {
   RowLane lane(part);
   const int head =
       static_cast<int>(blockIdx.y * (blockDim.x >> part.segment_log2) + (threadIdx.x >> part.segment_log2));
   lane.live &= head < p.kv_heads;
-  append_row<Traits>(p, part, lane, blockIdx.x, head,
-                     [&] { return slot_of<warp_request_of>(p, blockIdx.x); });
+  const auto look_up = [&] { return slot_of<warp_request_of>(p, blockIdx.z); };
+  std::int64_t known = -1;
+  if (p.next_knows) let_next_kernel_start();
+  if (p.settled) known = look_up();
+  begin_append(p);
+  append_row<Traits>(p, part, lane, blockIdx.z, head, [&] { return p.settled ? known : look_up(); });
 }
 
 }  // namespace halftone::cuda

@@ -102,10 +102,12 @@ void append(const PagedKv& cache, const AppendArgs& args, Stream stream) {
     p.lengths = pointer<std::int32_t>(cache.lengths);
     p.batch = static_cast<std::int32_t>(cache.lengths.shape[0]);
   }
+  p.next_knows = p.settled = args.cache_settled;
   const DeviceScope scope(cache.pages.device.index);
   launch(cache, p, stream);
   if (args.advance) {
-    check(launch_advance(static_cast<std::int32_t*>(cache.lengths.data), p.cu_seqlens, p.batch, stream),
+    check(launch_advance(static_cast<std::int32_t*>(cache.lengths.data), p.cu_seqlens, p.batch,
+                         args.cache_settled, stream),
           "append");
   }
 }
@@ -129,6 +131,7 @@ void append_step(const AttentionArgs& args, const planning::Schedule& schedule, 
   const DeviceScope scope(cache.pages.device.index);
   AppendParams p = step_params(args, schedule);
   p.next_knows = true;
+  p.settled = args.cache_settled && p.slot_mapping == nullptr;  // which may be as new as K and V
   launch(cache, p, stream);
 }
 

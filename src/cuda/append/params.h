@@ -61,6 +61,7 @@ struct AppendParams {
   const std::int32_t* positions;  // [tokens]
   std::int32_t* status;           // [1] or null: bits of format/status.h
   bool next_knows;                // the next kernel may begin before the previous one has ended
+  bool settled;                   // all but K and V may be read before that
 };
 
 /// True if a chunk is one 16-byte load that can be issued ahead of its use.
@@ -91,7 +92,8 @@ int launch_append_records(const AppendParams& params, void* stream);
 /// lengths[i] = grown[i] for every request that gets tokens, if the schedule has room for them.
 int launch_settle(std::int32_t* lengths, const std::int32_t* grown, const std::int32_t* cu_seqlens,
                   std::int32_t batch, void* stream);
-/// lengths[i] += cu_seqlens[i + 1] - cu_seqlens[i] for every request.
-int launch_advance(std::int32_t* lengths, const std::int32_t* cu_seqlens, std::int32_t batch, void* stream);
+/// lengths[i] += cu_seqlens[i + 1] - cu_seqlens[i] for every request. `next_knows`: as in AppendParams.
+int launch_advance(std::int32_t* lengths, const std::int32_t* cu_seqlens, std::int32_t batch, bool next_knows,
+                   void* stream);
 
 }  // namespace halftone::cuda

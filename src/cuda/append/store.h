@@ -46,6 +46,20 @@ struct ChunkStore {
     }
   }
 
+  /// token() by all lanes of a warp, rows being theirs: what four neighbours have of V in 8 bits goes to 32
+  /// byte sectors, one chunk after another, so that a store touches a quarter of the lines that it would if
+  /// each lane wrote its own chunk. `writes`: alike in four neighbours.
+  __device__ __forceinline__ void token_together(const Codes& codes, int place, std::uint8_t* tile,
+                                                 bool writes) const {
+    if constexpr (kBits == 8) {
+      if (!rows && !(kTails && part.dim % 32 != 0)) {
+        v_token_together(codes, place, tile, writes);
+        return;
+      }
+    }
+    if (writes) token(codes, place, tile);
+  }
+
   /// Writes tokens 2t, 2t + 1, 2t + 8 and 2t + 9 of a whole tile; no tail.
   __device__ __forceinline__ void four(const Codes (&codes)[4], int t, std::uint8_t* tile) const {
     if (rows) {
@@ -102,6 +116,29 @@ struct ChunkStore {
 #pragma unroll
         for (int d = 0; d < 4; ++d) {
           at[d / 2 * 8 + d % 2 * 2 + half] = static_cast<std::uint8_t>(codes.words[i] >> 8 * d);
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void v_token_together(const Codes& codes, int place, std::uint8_t* tile,
+                                                   bool writes) const {
+    if constexpr (kBits == 8) {
+      const int own = chunk % 4;  // of the chunks of a block of 32 dims, whose strings are 8 apart
+      std::uint8_t* at = tile + first + (place % 8 / 2 - own * 8) * step + place / 8 * 4;
+#pragma unroll
+      for (int i = 0; i < 4; ++i, at += 8 * step) {
+        const std::uint32_t low = __shfl_sync(~0u, codes.words[0], i, 4);
+        const std::uint32_t high = __shfl_sync(~0u, codes.words[1], i, 4);
+        if (!writes) continue;
+        if constexpr (kOrder == page::VOrder::kBytes) {
+          const std::uint32_t word = own / 2 == 0 ? low : high;
+          auto* const pairs = reinterpret_cast<std::uint16_t*>(at + own / 2 * 4 * step);
+          pairs[place % 2 + own % 2 * 4] = static_cast<std::uint16_t>(word >> own % 2 * 16);
+        } else {
+          const int to = own / 2 * 8 + own % 2 * 2 + place % 2;
+          at[to] = static_cast<std::uint8_t>(low >> own * 8);
+          at[4 * step + to] = static_cast<std::uint8_t>(high >> own * 8);
         }
       }
     }

@@ -36,6 +36,8 @@ struct AppendTraits {
   static constexpr int kDim = kDims;
   static constexpr bool kPlain = kKind == RowKind::kPlain, kAny = kKind == RowKind::kAny;
   static constexpr bool kQuantised = dtype_bits(kDType) != 16;
+  // Lanes store each other's chunks: not within attention, where stores are few and registers, too.
+  static constexpr bool kTogether = kDims == 0;
   using Codec = codec::Codec<kType, kAsymmetric>;
   using Codes = ChunkCodes<Codec, kType, !kAny && kScale == AppendScale::kRow>;
   using Store = ChunkStore<Codes, kType, kAny>;

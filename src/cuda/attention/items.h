@@ -57,10 +57,8 @@ class ItemCursor {
                            work.kv_head == start.kv_head &&
                            work.row_begin == start.block * schedule_.params.row_block;
     if (!continued) return worker_;
-    const std::int64_t first = planning::share_begin(*schedule_.header, worker_) - start.offset;
-    std::int32_t owner = worker_;
-    while (planning::share_begin(*schedule_.header, owner) > first) --owner;
-    return owner;
+    const planning::ScheduleHeader& header = *schedule_.header;
+    return planning::worker_at(header, planning::share_begin(header, worker_) - start.offset);
   }
 
   const planning::Schedule& schedule_;

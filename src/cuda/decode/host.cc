@@ -54,12 +54,13 @@ int find_table_row(const AttentionProblem& problem, int rows) {
 DecodeParams decode_params(const Plan::Impl& plan, const AttentionArgs& args,
                            const planning::Workspace& workspace, std::size_t index, bool fused) {
   DecodeParams p{attention_params(plan, args, workspace, index), false, fused, nullptr, {}};
-  if (!plan.problem.appends) return p;
+  if (!plan.problem.appends && !args.new_tokens_late) return p;
   if (plan.passes()[index].variant == kUniversalKernel) {  // which knows no new tokens
     if (index == 0) p.cache_settled = false;
     return p;
   }
   p.new_tokens_late = true;
+  if (!plan.problem.appends) return p;
   if (fused) p.append = step_params(args, p.schedule);
   if (index == 0 && args.append.advance) {
     p.lengths = static_cast<std::int32_t*>(std::get<PagedKv>(args.kv).lengths.data);
@@ -106,7 +107,9 @@ bool run_decode(const CompiledKernel& kernel, const Plan::Impl& plan, const Atte
   }
   DecodeRowsParams p{};
   p.attention = attention_params(plan, args, workspace, index);
-  if (plan.problem.appends) p.attention.cache_settled = false;  // the kernel before it writes there
+  if (plan.problem.appends || args.new_tokens_late) {
+    p.attention.cache_settled = false;  // the kernel before it writes there
+  }
   const auto& cache = std::get<PagedKv>(args.kv);
   p.run_tiles = std::min(kDecodeTable[static_cast<std::size_t>(pass.variant)].piece_tiles,
                          cache.spec.page_size / kTileTokens);

@@ -3,18 +3,21 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
+
 namespace halftone::cuda {
 
 /// Launches a kernel that may begin while the previous one of the stream ends: it has to wait for that one
 /// (wait_for_previous_kernel()) before it touches memory.
 inline cudaError_t launch_early(const void* kernel, dim3 grid, dim3 block, const void** arguments,
-                                void* stream) {
+                                void* stream, int shared_bytes = 0) {
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = block;
+  config.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes);
   config.stream = static_cast<cudaStream_t>(stream);
   config.attrs = &attribute;
   config.numAttrs = 1;
