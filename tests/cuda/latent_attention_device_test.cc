@@ -14,6 +14,7 @@ namespace halftone::testing {
 namespace {
 
 constexpr int kAllHeads[] = {8, 16, 32, 64, 128};
+constexpr const char* kFormats[] = {"fp8-g128-f32", "bf16"};
 /// Formats whose kernels take 32 rows at most.
 constexpr const char* kFewFormats[] = {"int8-g64", "int4-g64", "fp8-g64-e8m0"};
 
@@ -89,7 +90,7 @@ TEST(DeviceLatentAttention, ShapesOfServing) {
   constexpr std::pair<int, int> kShapes[] = {{1, 256}, {2, 32}, {74, 32}, {128, 32}, {128, 1}};
   int shape = 0;
   for (const int heads : kAllHeads) {
-    for (const char* format : {"fp8-g128-f32", "bf16"}) {
+    for (const char* format : kFormats) {
       for (const int page_size : {16, 32, 64, 128, 256}) {
         AttentionCase row = listed_case(heads, format);
         row.page_size = page_size;
@@ -109,15 +110,17 @@ TEST(DeviceLatentAttention, ShapesOfServing) {
 /// Long lists of different slots, a third of the places empty, with counts; and prompts with lists.
 TEST(DeviceLatentAttention, LongListsAgreeWithTheOracle) {
   for (const int heads : kAllHeads) {
-    AttentionCase row = listed_case(heads);
-    row.requests = {{1, 3000}, {heads <= 16 ? 20 : 2, 100}};
-    row.lists = {.top_k = heads <= 32 ? 2048 : 700, .counts = true};
-    row.out_dtype = DType::kBFloat16;
-    row.sinks = heads == 16 || heads == 128;
-    const Problem p = make_problem(row);
-    const Outputs outputs = run_on_device(p);
-    EXPECT_EQ(judge_device(p, outputs), "") << row.name;
-    EXPECT_EQ(status_of(outputs), 0) << row.name;
+    for (const char* format : kFormats) {
+      AttentionCase row = listed_case(heads, format);
+      row.requests = {{1, 3000}, {heads <= 16 ? 20 : 2, 100}};
+      row.lists = {.top_k = heads <= 32 ? 2048 : 700, .counts = true};
+      row.out_dtype = DType::kBFloat16;
+      row.sinks = heads == 16 || heads == 128;
+      const Problem p = make_problem(row);
+      const Outputs outputs = run_on_device(p);
+      EXPECT_EQ(judge_device(p, outputs), "") << row.name;
+      EXPECT_EQ(status_of(outputs), 0) << row.name;
+    }
   }
 }
 
@@ -222,7 +225,7 @@ TEST(DeviceLatentAttention, ScalesFarApart) {
 /// heads on.
 TEST(DeviceLatentAttention, SecondListsAgreeWithTheOracle) {
   for (const int heads : kAllHeads) {
-    for (const char* format : {"fp8-g128-f32", "bf16"}) {
+    for (const char* format : kFormats) {
       AttentionCase row = listed_case(heads, format);
       row.requests = {{1, 300}, {heads <= 16 ? 20 : 2, 100}};
       row.lists = {.top_k = 200, .counts = true, .extra_top_k = 130, .extra_page_size = 16};
@@ -239,7 +242,7 @@ TEST(DeviceLatentAttention, SecondListsAgreeWithTheOracle) {
 TEST(DeviceLatentAttention, DenseDraftsAgreeWithTheOracle) {
   for (const int heads : kAllHeads) {
     for (const int q_len : {1, 4, 16}) {
-      for (const char* format : {"fp8-g128-f32", "bf16"}) {
+      for (const char* format : kFormats) {
         AttentionCase row = listed_case(heads, format);
         row.lists = {};
         row.mask.causal = q_len != 4;
@@ -258,50 +261,55 @@ TEST(DeviceLatentAttention, DenseDraftsAgreeWithTheOracle) {
 TEST(DeviceLatentAttention, SlotsOutsideTheCacheAreNotRead) {
   constexpr std::size_t kBlock = 32U << 20;  // the driver maps memory in pieces that divide it
   for (const int heads : kAllHeads) {
-    AttentionCase row = listed_case(heads);
-    row.page_size = 16;
-    row.requests = uniform_requests(2, 1, 160);
-    const Problem p = make_problem(row);
-    const auto slots = static_cast<std::int32_t>(p.cache->pages.shape()[0] * row.page_size);
-    const std::int32_t bad[] = {INT_MAX, INT_MIN, slots, slots + 15, -2, INT_MAX - 63, slots - 1};
-    const auto list = p.indices.as<std::int32_t>();
-    for (std::size_t i = 0; i < std::size(bad) - 1; ++i) list[3 + 7 * i] = list[64 + 9 * i] = -1;
-    list[3 + 7 * 6] = list[64 + 9 * 6] = slots - 1;  // the last token, whose bytes are the last ones
-    std::memset(p.cache->pages.bytes().data() + p.cache->pages.bytes().size() - 656, 0, 656);
-    const Plan plan = plan_on_device(p);
-    const Outputs expected = run_on_device(p, plan);
-    EXPECT_EQ(status_of(expected), 0) << row.name;
-    for (std::size_t i = 0; i < std::size(bad); ++i) list[3 + 7 * i] = list[64 + 9 * i] = bad[i];
-    DeviceRun device(p, plan);
-    void* block = nullptr;
-    check_cuda(cudaMalloc(&block, kBlock));
-    const auto bytes = p.cache->pages.bytes();
-    auto* const pool = static_cast<std::uint8_t*>(block) + kBlock - bytes.size();
-    check_cuda(cudaMemcpy(pool, bytes.data(), bytes.size(), cudaMemcpyHostToDevice));
-    cache_of(device.args).pages.data = pool;
-    device.schedule();
-    device.run();
-    const Outputs actual = device.outputs();
-    EXPECT_EQ(status_of(actual), kStatusBadPage) << row.name;
-    expect_same_bits(expected, actual, row.name);
-    check_cuda(cudaFree(block));
+    for (const char* format : kFormats) {
+      AttentionCase row = listed_case(heads, format);
+      row.page_size = 16;
+      row.requests = uniform_requests(2, 1, 160);
+      const Problem p = make_problem(row);
+      const auto slots = static_cast<std::int32_t>(p.cache->pages.shape()[0] * row.page_size);
+      const std::int32_t bad[] = {INT_MAX, INT_MIN, slots, slots + 15, -2, INT_MAX - 63, slots - 1};
+      const auto list = p.indices.as<std::int32_t>();
+      for (std::size_t i = 0; i < std::size(bad) - 1; ++i) list[3 + 7 * i] = list[64 + 9 * i] = -1;
+      list[3 + 7 * 6] = list[64 + 9 * 6] = slots - 1;  // the last token, whose bytes are the last ones
+      const auto record = static_cast<std::size_t>(page_layout(case_spec(row)).row_bytes);
+      std::memset(p.cache->pages.bytes().data() + p.cache->pages.bytes().size() - record, 0, record);
+      const Plan plan = plan_on_device(p);
+      const Outputs expected = run_on_device(p, plan);
+      EXPECT_EQ(status_of(expected), 0) << row.name;
+      for (std::size_t i = 0; i < std::size(bad); ++i) list[3 + 7 * i] = list[64 + 9 * i] = bad[i];
+      DeviceRun device(p, plan);
+      void* block = nullptr;
+      check_cuda(cudaMalloc(&block, kBlock));
+      const auto bytes = p.cache->pages.bytes();
+      auto* const pool = static_cast<std::uint8_t*>(block) + kBlock - bytes.size();
+      check_cuda(cudaMemcpy(pool, bytes.data(), bytes.size(), cudaMemcpyHostToDevice));
+      cache_of(device.args).pages.data = pool;
+      device.schedule();
+      device.run();
+      const Outputs actual = device.outputs();
+      EXPECT_EQ(status_of(actual), kStatusBadPage) << row.name;
+      expect_same_bits(expected, actual, row.name);
+      check_cuda(cudaFree(block));
+    }
   }
 }
 
 /// Nothing listed, or nothing counted: zeros and an LSE of minus infinity.
 TEST(DeviceLatentAttention, QueriesThatListNothing) {
   for (const int heads : kAllHeads) {
-    Problem p = make_problem(listed_case(heads));
-    const auto list = p.indices.as<std::int32_t>();
-    std::fill(list.begin(), list.begin() + 64, -1);
-    Outputs outputs = run_on_device(p);
-    expect_empty_rows(p, outputs, 0, 1);
-    EXPECT_EQ(status_of(outputs), 0);
-    std::fill(list.begin(), list.begin() + 64, INT_MAX);
-    p.counts = Tensor::of({2}, std::vector<std::int32_t>{0, 64});
-    const Outputs counted = run_on_device(p);
-    EXPECT_EQ(status_of(counted), 0);
-    expect_same_bits(outputs, counted, p.row.name);
+    for (const char* format : kFormats) {
+      Problem p = make_problem(listed_case(heads, format));
+      const auto list = p.indices.as<std::int32_t>();
+      std::fill(list.begin(), list.begin() + 64, -1);
+      Outputs outputs = run_on_device(p);
+      expect_empty_rows(p, outputs, 0, 1);
+      EXPECT_EQ(status_of(outputs), 0);
+      std::fill(list.begin(), list.begin() + 64, INT_MAX);
+      p.counts = Tensor::of({2}, std::vector<std::int32_t>{0, 64});
+      const Outputs counted = run_on_device(p);
+      EXPECT_EQ(status_of(counted), 0);
+      expect_same_bits(outputs, counted, p.row.name);
+    }
   }
 }
 
@@ -351,7 +359,7 @@ TEST(DeviceLatentAttention, GraphsFollowListsAndCounts) {
 /// are.
 TEST(DeviceLatentAttention, BatchInvariantBitsAloneAndInCompany) {
   for (const int heads : kAllHeads) {
-    for (const char* format : {"fp8-g128-f32", "bf16"}) {
+    for (const char* format : kFormats) {
       AttentionCase row = listed_case(heads, format);
       row.policy = SplitPolicy::kBatchInvariant;
       const Problem p = repeated(make_problem(row), 2, 50);
@@ -397,33 +405,35 @@ TEST(DeviceLatentAttention, PoolsBeyond4GiB) {
   if (free < kBytes + (std::size_t{1} << 30)) GTEST_SKIP() << "needs 6 GiB of free memory";
   DeviceMemory memory(kBytes);
   for (const int heads : kAllHeads) {
-    for (const bool listed : {true, false}) {
-      AttentionCase row = listed_case(heads);
-      if (!listed) row.lists = {};
-      const Problem p = make_problem(row);
-      const Plan plan = plan_on_device(p);
-      const Outputs expected = run_on_device(p, plan);
-      const std::int64_t page_bytes = page_layout(case_spec(row)).page_bytes, pages = kBytes / page_bytes;
-      const auto bytes = p.cache->pages.bytes();
-      const std::int64_t first = pages - p.cache->pages.shape()[0];
-      ASSERT_GT(first * page_bytes, std::int64_t{UINT_MAX});
-      check_cuda(
-          cudaMemcpy(memory.data() + first * page_bytes, bytes.data(), bytes.size(), cudaMemcpyHostToDevice));
-      for (std::int32_t& page : p.cache->block_table.as<std::int32_t>())
-        page += static_cast<std::int32_t>(first);
-      if (listed) {
-        for (std::int32_t& slot : p.indices.as<std::int32_t>())
-          if (slot >= 0) slot += static_cast<std::int32_t>(first * row.page_size);
+    for (const char* format : kFormats) {
+      for (const bool listed : {true, false}) {
+        AttentionCase row = listed_case(heads, format);
+        if (!listed) row.lists = {};
+        const Problem p = make_problem(row);
+        const Plan plan = plan_on_device(p);
+        const Outputs expected = run_on_device(p, plan);
+        const std::int64_t page_bytes = page_layout(case_spec(row)).page_bytes, pages = kBytes / page_bytes;
+        const auto bytes = p.cache->pages.bytes();
+        const std::int64_t first = pages - p.cache->pages.shape()[0];
+        ASSERT_GT(first * page_bytes, std::int64_t{UINT_MAX});
+        check_cuda(cudaMemcpy(memory.data() + first * page_bytes, bytes.data(), bytes.size(),
+                              cudaMemcpyHostToDevice));
+        for (std::int32_t& page : p.cache->block_table.as<std::int32_t>())
+          page += static_cast<std::int32_t>(first);
+        if (listed) {
+          for (std::int32_t& slot : p.indices.as<std::int32_t>())
+            if (slot >= 0) slot += static_cast<std::int32_t>(first * row.page_size);
+        }
+        DeviceRun device(p, plan);
+        cache_of(device.args).pages =
+            TensorView::contiguous(memory.data(), DType::kUInt8, {pages, page_bytes}, p.problem.device);
+        cache_of(device.args).pages.device = {DeviceType::kCuda, 0};
+        device.schedule();
+        device.run();
+        const Outputs actual = device.outputs();
+        EXPECT_EQ(status_of(actual), 0);
+        expect_same_bits(expected, actual, row.name + (listed ? ", listed" : ", dense"));
       }
-      DeviceRun device(p, plan);
-      cache_of(device.args).pages =
-          TensorView::contiguous(memory.data(), DType::kUInt8, {pages, page_bytes}, p.problem.device);
-      cache_of(device.args).pages.device = {DeviceType::kCuda, 0};
-      device.schedule();
-      device.run();
-      const Outputs actual = device.outputs();
-      EXPECT_EQ(status_of(actual), 0);
-      expect_same_bits(expected, actual, row.name + (listed ? ", listed" : ", dense"));
     }
   }
 }
@@ -431,16 +441,18 @@ TEST(DeviceLatentAttention, PoolsBeyond4GiB) {
 /// Parts of cut units are merged by whoever is there: no worker needs another one to run beside it.
 TEST(DeviceLatentAttention, MoreWorkersThanRunAtATime) {
   for (const int heads : {8, 64, 128}) {
-    const Problem few = make_problem(listed_case(heads));
-    const Outputs expected = run_on_device(few);
-    for (const int batch : {1, 128}) {
-      Problem many = repeated(few, batch, 512);
-      many.problem.workers = 1000;
-      const Plan plan = plan_on_device(many);
-      const std::string what = many.row.name + ", " + std::to_string(batch) + " queries, 1000 workers";
-      const Outputs first = run_on_device(many, plan);
-      expect_rows(expected, first, std::log(512), what);
-      expect_same_bits(first, run_on_device(many, plan), what + ", again");
+    for (const char* format : kFormats) {
+      const Problem few = make_problem(listed_case(heads, format));
+      const Outputs expected = run_on_device(few);
+      for (const int batch : {1, 128}) {
+        Problem many = repeated(few, batch, 512);
+        many.problem.workers = 1000;
+        const Plan plan = plan_on_device(many);
+        const std::string what = many.row.name + ", " + std::to_string(batch) + " queries, 1000 workers";
+        const Outputs first = run_on_device(many, plan);
+        expect_rows(expected, first, std::log(512), what);
+        expect_same_bits(first, run_on_device(many, plan), what + ", again");
+      }
     }
   }
 }

@@ -229,32 +229,29 @@ AttentionProblem latent_problem(std::string_view format, int heads, Change chang
 TEST(CudaPlan, LatentCachesHaveKernelsByHeads) {
   if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
   using Names = std::vector<std::string>;
-  struct Case {
-    int heads;
-    const char *fp8, *bf16;
-  };
   const auto same = [](AttentionProblem&) {};
   const auto dense = [](AttentionProblem& p) { p.listed = {}, p.mask.causal = true; };
-  for (const auto& [heads, fp8, bf16] : {Case{1, "sm90-latent-8", "sm90-latent-8"},
-                                         {8, "sm90-latent-8", "sm90-latent-8"},
-                                         {9, "sm90-latent-16", "sm90-latent-16"},
-                                         {16, "sm90-latent-16", "sm90-latent-16"},
-                                         {32, "sm90-latent-32", "sm90-latent-32"},
-                                         {33, "sm90-latent-64", "sm90-latent-32"},
-                                         {64, "sm90-latent-64", "sm90-latent-32"},
-                                         {65, "sm90-latent-128", "sm90-latent-32"},
-                                         {128, "sm90-latent-128", "sm90-latent-32"},
-                                         {200, "sm90-latent-128", "sm90-latent-32"}}) {
-    EXPECT_EQ(configs_of(latent_problem("fp8-g128-f32", heads, same)), Names{fp8}) << heads;
-    EXPECT_EQ(configs_of(latent_problem("fp8-g128-f32", heads, dense)), Names{fp8}) << heads;
-    EXPECT_EQ(configs_of(latent_problem("bf16", heads, same)), Names{bf16}) << heads;
-    EXPECT_EQ(configs_of(latent_problem("bf16", heads, dense)), Names{bf16}) << heads;
+  for (const auto& [heads, name] : {std::pair{1, "sm90-latent-8"},
+                                    {8, "sm90-latent-8"},
+                                    {9, "sm90-latent-16"},
+                                    {16, "sm90-latent-16"},
+                                    {32, "sm90-latent-32"},
+                                    {33, "sm90-latent-64"},
+                                    {64, "sm90-latent-64"},
+                                    {65, "sm90-latent-128"},
+                                    {128, "sm90-latent-128"},
+                                    {200, "sm90-latent-128"}}) {
+    for (const char* format : {"fp8-g128-f32", "bf16"}) {
+      EXPECT_EQ(configs_of(latent_problem(format, heads, same)), Names{name}) << heads << ", " << format;
+      EXPECT_EQ(configs_of(latent_problem(format, heads, dense)), Names{name}) << heads << ", " << format;
+    }
     const auto half = [](AttentionProblem& p) { p.q_dtype = DType::kFloat16, p.out_dtype = DType::kFloat32; };
-    EXPECT_EQ(configs_of(latent_problem("fp8-g128-f32", heads, half)), Names{fp8}) << heads;
+    EXPECT_EQ(configs_of(latent_problem("fp8-g128-f32", heads, half)), Names{name}) << heads;
+    const char* const few = heads > 32 ? "sm90-latent-32" : name;
     for (const char* format : {"int8-g64", "int4-g64", "fp8-g64-e8m0"}) {  // 32 rows at a time
-      EXPECT_EQ(configs_of(latent_problem(format, heads, same)), Names{bf16}) << heads << " " << format;
-      EXPECT_EQ(configs_of(latent_problem(format, heads, dense)), Names{bf16}) << heads << " " << format;
-      EXPECT_EQ(configs_of(latent_problem(format, heads, half)), Names{bf16}) << heads << " " << format;
+      EXPECT_EQ(configs_of(latent_problem(format, heads, same)), Names{few}) << heads << " " << format;
+      EXPECT_EQ(configs_of(latent_problem(format, heads, dense)), Names{few}) << heads << " " << format;
+      EXPECT_EQ(configs_of(latent_problem(format, heads, half)), Names{few}) << heads << " " << format;
     }
   }
   // A listed query is a request of its own; without lists queries share units.

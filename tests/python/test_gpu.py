@@ -10,8 +10,8 @@ pytestmark = pytest.mark.gpu
 Q_HEADS, KV_HEADS, LENGTHS = 8, 2, [65, 1, 1000, 64]
 # Kernels of latent attention.
 LARGEST = {
-    "fp8-g128-f32": "sm90-latent-128",
-    **dict.fromkeys(["bf16", "int8-g64", "int4-g64", "fp8-g64-e8m0"], "sm90-latent-32"),
+    **dict.fromkeys(["fp8-g128-f32", "bf16"], "sm90-latent-128"),
+    **dict.fromkeys(["int8-g64", "int4-g64", "fp8-g64-e8m0"], "sm90-latent-32"),
 }
 FORMATS = ["bf16", "fp8", "int8-head", "int8-g32", "int4-g32", "int4-row"]
 

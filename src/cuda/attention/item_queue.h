@@ -23,9 +23,10 @@ struct QueryBounds {
 };
 
 /// The worker's next items, in shared memory: the listed ones first, then what a cursor of the first load
-/// warp finds.
-struct ItemQueue {
-  static constexpr int kCapacity = 16;
+/// warp finds. It has room for kSlots.
+template <int kSlots>
+struct ItemQueueOf {
+  static constexpr int kCapacity = kSlots;
   static_assert(kListedItems < kCapacity);
   alignas(16) DeviceItem items[kCapacity];
   volatile int count;    // items queued so far; the last kCapacity are kept
@@ -81,5 +82,6 @@ struct ItemQueue {
     return true;
   }
 };
+using ItemQueue = ItemQueueOf<16>;
 
 }  // namespace halftone::cuda

@@ -24,9 +24,11 @@ inline constexpr std::uint64_t kNextBMatrix = kColumns * 16 * 2 / 16;
 
 /// Descriptor of a matrix whose rows of 128 bytes are swizzled over 8 rows, at shared address `place`.
 /// K-major: the rows are of M or N. MN-major: of k, and `chunk_bytes` lie between 64 columns and the next 64.
-__device__ inline std::uint64_t swizzled_matrix(std::uint32_t place, int chunk_bytes = 16) {
-  constexpr std::uint64_t kSwizzle128 = 1, kEightRows = 1024 / 16;
-  return kSwizzle128 << 62 | kEightRows << 32 | std::uint64_t(chunk_bytes / 16) << 16 |
+/// `group_bytes` lie between 8 rows and the next 8.
+__device__ inline std::uint64_t swizzled_matrix(std::uint32_t place, int chunk_bytes = 16,
+                                                int group_bytes = 1024) {
+  constexpr std::uint64_t kSwizzle128 = 1;
+  return kSwizzle128 << 62 | std::uint64_t(group_bytes / 16) << 32 | std::uint64_t(chunk_bytes / 16) << 16 |
          (place & 0x3ffffu) >> 4;
 }
 /// The half of that which depends on the place: a place `n` bytes on has n / 16 more.

@@ -14,11 +14,11 @@ inline constexpr std::array<planning::Kernel, 5> kLatentKernels{{
     {"sm90-latent-8", 8, 8, 64, 1024, 163840, "latent caches: up to 8 packed rows", false, 0, true},
     {"sm90-latent-16", 16, 16, 64, 1024, 163840, "likewise, up to 16", false, 0, true},
     {"sm90-latent-32", 32, 32, 64, 1024, 163840,
-     "likewise, up to 32; but for fp8-g128-f32 any number, 32 at a time", false, 0, true},
-    {"sm90-latent-64", 64, 64, 64, 1024, 122880, "fp8 latent caches: bound by matrix products", false, 0,
+     "likewise, up to 32; but for fp8-g128-f32 and bf16 any number, 32 at a time", false, 0, true},
+    {"sm90-latent-64", 64, 64, 64, 1024, 122880, "likewise, up to 64: bound by matrix products", false, 0,
      true},
-    {"sm90-latent-128", 0, 128, 64, 1024, 122880, "likewise, two CTAs that share what they dequantise", false,
-     0, true, 2},
+    {"sm90-latent-128", 0, 128, 64, 1024, 122880, "likewise, two CTAs that share the tokens they bring",
+     false, 0, true, 2},
 }};
 
 /// Which compiled kernel serves a latent cache in units of `kernel`, a row of kLatentKernels; -1: none.

@@ -1,12 +1,11 @@
 // The kernel of latent attention for many heads: roles.
 #pragma once
 
-#include <type_traits>
-
 #include "cuda/attention/finish.h"
-#include "cuda/latent/wide/load.h"
-#include "cuda/latent/wide/load_pair.h"
+#include "cuda/latent/wide/copy.h"
+#include "cuda/latent/wide/load_single.h"
 #include "cuda/latent/wide/output.h"
+#include "cuda/latent/wide/pass.h"
 #include "cuda/latent/wide/scores.h"
 
 namespace halftone::cuda::wide {
@@ -17,11 +16,13 @@ __device__ inline void init_barriers(Shared& s) {
     barrier_init(shared_address(&barrier), arrivals);
   };
   for (int stage = 0; stage < kStages; ++stage) {
-    init(s.kv_full[stage], 4);
+    init(s.kv_full[stage], kSingle<C> ? 4 : 1);
     for (std::uint64_t& barrier : s.kv_empty[stage]) init(barrier, 8 * C.blocks);
     for (std::uint64_t& barrier : s.p_full[stage]) init(barrier, 4);
   }
   for (std::uint64_t& barrier : s.rope_empty) init(barrier, 8 * C.blocks);
+  for (std::uint64_t& barrier : s.raw_full) init(barrier, 32 * kCopiers<C> + 1);
+  for (std::uint64_t& barrier : s.raw_empty) init(barrier, kPassers<C>);
   init(s.state_full, 4);
   init(s.state_empty, 8);
   fence_async_shared();
@@ -36,11 +37,8 @@ __device__ inline void wide_worker(const AttentionParams& params, Shared& s) {
   wait_for_previous_kernel();
   let_next_kernel_start();
   if (thread_index() / 32 == 0) {
-    s.queue.start(ItemQueue::fetch(p.list, worker, lane), bounds_of(p), lane);
-    if (lane == 0) {
-      init_barriers<C>(s);
-      s.limits = WalkLimits::of(p);
-    }
+    s.queue.start(Queue::fetch(p.list, worker, lane), bounds_of(p), lane);
+    if (lane == 0) init_barriers<C>(s);
   }
   if constexpr (C.blocks == 2) {
     cluster_barrier();
@@ -50,9 +48,13 @@ __device__ inline void wide_worker(const AttentionParams& params, Shared& s) {
   if (role == 0) {
     shrink_registers<kLoadRegisters>();
     if (warp == 0) check_inputs(p, worker, lane);
-    std::conditional_t<C.blocks == 2, PairLoader<C>, SingleLoader<C>> loader{
-        params, s, static_cast<unsigned>(thread_index()), rank};
-    run_loader<C>(params, s, loader);
+    if constexpr (kSingle<C>) {
+      load_single<C>(params, s, warp, lane);
+    } else if (warp < kCopiers<C>) {
+      Copier<C>{params, s, rank, warp, lane}.run();
+    } else {
+      Passer<C>{s, rank, warp - kCopiers<C>, lane}.run();
+    }
   } else if (role == 1) {
     shrink_registers<kScoreRegisters>();
     Scores<C>{params, s, rank}.run();

@@ -18,16 +18,13 @@ static_assert(sizeof(PartState) == sizeof(float2));
 
 /// In the slots of the workspace, which have room for fp32.
 struct PartSlots {
-  const AttentionParams& p;
+  Slots<kLatentDims> slots;
 
-  __device__ std::int64_t at(int slot, int row) const {
-    return std::int64_t{slot} * p.schedule.params.row_block + row;
-  }
   __device__ PartState* state(int slot, int row) const {
-    return reinterpret_cast<PartState*>(p.partial_state_log2) + at(slot, row);
+    return reinterpret_cast<PartState*>(slots.state(slot, row));
   }
   __device__ std::uint16_t* values(int slot, int row) const {
-    return reinterpret_cast<std::uint16_t*>(p.partial_out + at(slot, row) * kLatentDims);
+    return reinterpret_cast<std::uint16_t*>(slots.values(slot, row));
   }
 };
 
@@ -57,7 +54,7 @@ struct HalfRow {
   /// Of a unit's parts from `slot` on.
   __device__ void merge(const AttentionParams& p, int slot, int parts, int row, int half, int lane) {
     constexpr int kAtOnce = 16;
-    const PartSlots slots{p};
+    const PartSlots slots{{p}};
     const std::int64_t stride = std::int64_t{p.schedule.params.row_block} * kLatentDims * 2;  // to the next
 #pragma unroll 1
     for (int base = 0; base < parts; base += 32) {
@@ -92,8 +89,7 @@ struct HalfRow {
   /// To the caller's tensors.
   __device__ void write(const AttentionParams& p, const RowPlace& place, int half, int lane) const {
     const RowEnd end = row_end(p, place.head, max, sum, true);
-    const std::int64_t at = place.token * p.out_token_stride + place.head * p.out_head_stride +
-                            half * (kLatentDims / 2) + lane * 8;
+    const std::int64_t at = out_element(p, place) + half * (kLatentDims / 2) + lane * 8;
     if (p.out_type == DType::kFloat32) {
       float2* const to = reinterpret_cast<float2*>(static_cast<float*>(p.out) + at);
 #pragma unroll
@@ -108,9 +104,7 @@ struct HalfRow {
       std::uint16_t* const to = static_cast<std::uint16_t*>(p.out) + at;
       store_sixteen(to, w, (reinterpret_cast<std::uintptr_t>(to) & 15) == 0);
     }
-    if (half == 0 && lane == 0 && p.lse != nullptr) {
-      p.lse[place.token * p.lse_token_stride + place.head * p.lse_head_stride] = end.lse;
-    }
+    if (half == 0 && lane == 0) write_lse(p, place, end.lse);
   }
 
  private:

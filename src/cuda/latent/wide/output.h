@@ -32,7 +32,9 @@ struct Output {
   __device__ int warp() const { return int(thread / 32 % 4); }
   __device__ int lane() const { return int(thread % 32); }
 
-  __device__ const DeviceItem& item(int index) const { return s.queue.items[index % ItemQueue::kCapacity]; }
+  __device__ const DeviceItem& item(int index) const {
+    return s.queue.items[index % unsigned{Queue::kCapacity}];
+  }
   __device__ int row(int r) const { return warp() * 16 + lane() / 4 + 8 * r; }
 
   __device__ void release(std::uint64_t& barrier) const {
@@ -74,8 +76,10 @@ struct Output {
       }
     }
     const std::uint64_t prob = swizzled_matrix(uniform(shared_address(s.rope[at.third()])));
-    const std::uint64_t v = swizzled_matrix(uniform(shared_address(s.kv[stage][4 * half()])), kColumnBytes);
-    constexpr DType kF16 = DType::kFloat16;
+    const std::uint64_t v =
+        swizzled_matrix(uniform(shared_address(s.kv[stage]) + kColumns / 2 * half() * kGroupColumnBytes),
+                        kGroupColumnBytes, kGroupBytes);
+    constexpr DType kType = kProducts<C>;
     wgmma_begin();
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) {
@@ -83,9 +87,9 @@ struct Output {
         barrier_wait(full + 8, at.step / 2 % 2);
         wgmma_begin();
       }
-      const std::uint64_t a = prob + slice * 2, b = v + slice * (16 * 128 / 16);
-      wgmma_add<kF16, kF16, true>(o[0], a, b);
-      wgmma_add<kF16, kF16, true>(o[1], a, b + 2 * (kColumnBytes / 16));
+      const std::uint64_t a = prob + slice * 2, b = v + slice * (kSliceBytes / 16);
+      wgmma_add<kType, kType, true>(o[0], a, b);
+      wgmma_add<kType, kType, true>(o[1], a, b + 2 * (kGroupColumnBytes / 16));
       wgmma_commit();
     }
     wgmma_wait<3>();
@@ -153,6 +157,8 @@ struct Output {
     float2 before[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
+      locate();
+      asm volatile("" : "+r"(slot));  // computed anew for each row: registers are dear
       const std::int64_t at = slots.at(slot, kRows * rank + row(r));
       before[r] = slots.states()[at];
       const float merged = fmaxf(before[r].x, state[r].max);
@@ -175,7 +181,7 @@ struct Output {
     output_barrier();  // all have read the slot's states
   }
   __device__ void store_part(int slot, int rows, const RowState (&state)[2]) {
-    const PartSlots parts{p};
+    const PartSlots parts{slots};
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       locate();
@@ -241,10 +247,8 @@ struct Output {
         const bool keep = row(r) < rows;
         const RowPlace place = place_of(p, done, kRows * rank + (keep ? row(r) : 0));
         const RowEnd final_state = row_end(p, place.head, state[r].max, state[r].sum, keep);
-        write(r, place.token * p.out_token_stride + place.head * p.out_head_stride, final_state.scale, keep);
-        if (half() == 0 && keep && lane() % 4 == 0 && p.lse != nullptr) {
-          p.lse[place.token * p.lse_token_stride + place.head * p.lse_head_stride] = final_state.lse;
-        }
+        write(r, out_element(p, place), final_state.scale, keep);
+        if (half() == 0 && keep && lane() % 4 == 0) write_lse(p, place, final_state.lse);
       }
       return;
     }

@@ -5,13 +5,13 @@
 
 #include "cuda/attention/rows.h"
 #include "cuda/device/wgmma.h"
-#include "cuda/latent/wide/walk.h"
+#include "cuda/latent/wide/pass.h"
 
 namespace halftone::cuda::wide {
 
 template <LatentWideConfig C>
 struct Queries {
-  static constexpr bool kNarrows = C.q_dtype == DType::kBFloat16;  // to f16, whose range is smaller
+  static constexpr bool kNarrows = C.q_dtype != kProducts<C>;  // to f16, whose range is smaller
   // Sizes of f16 numbers as integers: a row's largest element is to lie between them.
   static constexpr std::uint32_t kLeast = 5 << 10, kMost = 30 << 10;  // 2^-10, 2^15
   static constexpr int kLastColumn = kQueryColumns;
@@ -56,13 +56,19 @@ struct Queries {
       const std::uint32_t to = shared_address(place(warp() * 16, own_eight()));
       const int rows_here = rows - warp() * 16;
       const bool two = staged(1);
-#pragma unroll 2
-      for (int i = 0; i < 16; ++i) {
-        const std::uint16_t* const row = row_at(i) + 8 * own_eight();
-        const std::uint32_t at = (to ^ i % 8 * 16) + i * 128;  // its swizzle
-        const int bytes = i < rows_here ? 16 : 0;
-        copy_async(at, row, bytes);
-        if (two) copy_async(at + 4 * kColumnBytes, row + 8 * 32, bytes);
+      constexpr int kAtOnce = 4;  // rows: their copies would each wait for the shuffle before it
+#pragma unroll 1
+      for (int base = 0; base < 16; base += kAtOnce) {
+        const std::uint16_t* row[kAtOnce];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) row[i] = row_at(base + i) + 8 * own_eight();
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          const std::uint32_t at = (to ^ (base + i) % 8 * 16) + (base + i) * 128;  // its swizzle
+          const int bytes = base + i < rows_here ? 16 : 0;
+          copy_async(at, row[i], bytes);
+          if (two) copy_async(at + 4 * kColumnBytes, row[i] + 8 * 32, bytes);
+        }
       }
       load_fragments<false>(
           from, [](const std::uint16_t* at) { return __ldg(reinterpret_cast<const unsigned*>(at)); });

@@ -49,38 +49,40 @@ struct Scores {
   }
   template <bool kFirst>
   __device__ void multiply_latent(std::uint64_t k, std::uint64_t q, Logits& x) const {
-    constexpr DType kF16 = DType::kFloat16;
+    constexpr DType kType = kProducts<C>;
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
-      const std::uint64_t b = k + (Queries<C>::kLastColumn * (kColumnBytes / 16) + step * 2);
+      const std::uint64_t b = k + (Queries<C>::kLastColumn * (kGroupColumnBytes / 16) + step * 2);
       if (kFirst && step == 0) {
-        wgmma_first<kF16>(x, queries.last[0], b);
+        wgmma_first<kType>(x, queries.last[0], b);
       } else {
-        wgmma_add<kF16>(x, queries.last[step], b);
+        wgmma_add<kType>(x, queries.last[step], b);
       }
     }
 #pragma unroll
     for (int step = 0; step < 4 * kQueryColumns; ++step) {
-      const int along = step / 4 * (kColumnBytes / 16) + step % 4 * 2;
-      wgmma_add<kF16>(x, q + along, k + along);
+      const int column = step / 4, along = step % 4 * 2;
+      wgmma_add<kType>(x, q + (column * (kColumnBytes / 16) + along),
+                       k + (column * (kGroupColumnBytes / 16) + along));
     }
   }
   /// Whether a step has tokens that have lost a power of two; and which, of the lane's columns 8 j + 2 t + e.
-  __device__ bool apart_tokens(int stage) const {
-    return (s.notes[stage].apart[0] | s.notes[stage].apart[1]) != 0;
+  __device__ bool apart_tokens(int third) const {
+    if (!kScaled<C>) return false;
+    return (s.notes[third][0].apart | s.notes[third][1].apart) != 0;
   }
-  __device__ int exponent(int stage, int j, int e) const {
-    return s.notes[stage].exponent[8 * j + lane() % 4 * 2 + e];
+  __device__ int exponent(int third, int j, int e) const {
+    return s.notes[third][j / 4].exponent[j % 4 * 8 + lane() % 4 * 2 + e];
   }
   /// Products of tokens that have lost a power of two get it back.
-  __device__ void restore(Logits& x, int stage) const {
+  __device__ void restore(Logits& x, int third) const {
 #pragma unroll
     for (int i = 0; i < kS; i += 4) {
       float(&four)[4] = reinterpret_cast<float(&)[4]>(x[i]);
       pin(four);  // four at a time: few registers are free
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        four[e] *= power_of_two(exponent(stage, i / 4, e % 2));
+        four[e] *= power_of_two(exponent(third, i / 4, e % 2));
       }
       pin(four);
     }
@@ -88,7 +90,7 @@ struct Scores {
 
   __device__ void multiply(const StepPlace& at, Logits& x) const {
     const std::uint64_t rope = swizzled_matrix(uniform(shared_address(s.rope[at.third()])));
-    const std::uint64_t k = swizzled_matrix(uniform(shared_address(s.kv[at.stage()])));
+    const std::uint64_t k = swizzled_matrix(uniform(shared_address(s.kv[at.stage()])), 16, kGroupBytes);
     const std::uint64_t q = swizzled_matrix(uniform(shared_address(s.q)));
     wgmma_begin();
     if constexpr (kF16Rope) {  // f16 rope parts cannot lose the powers of two
@@ -96,7 +98,7 @@ struct Scores {
       wgmma_commit();
       wgmma_wait<0>();
       pin(x);
-      if (apart_tokens(at.stage())) restore(x, at.stage());
+      if (apart_tokens(at.third())) restore(x, at.third());
       wgmma_begin();
       multiply_rope<false>(rope, x);
     } else {
@@ -123,22 +125,14 @@ struct Scores {
       pin(four);
     }
   }
-  /// Bits of the lane's columns 8 j + 2 t + e that are there, `low` and `high` of even and odd j or of the
-  /// lower and upper ones.
-  __device__ void mask_skipped(Logits& x, int stage) const {
-    const StepNotes& notes = s.notes[stage];
-    const int t = lane() % 4;
-    std::uint32_t low = notes.live[0] >> 2 * t, high = notes.live[1] >> 2 * t;
-    if constexpr (C.blocks == 1) {
-      const auto* const warps = reinterpret_cast<const std::uint16_t*>(notes.live);
-      low = warps[t / 2] >> t % 2 * 2, high = warps[2 + t / 2] >> t % 2 * 2;
-    }
+  __device__ void mask_skipped(Logits& x, int third) const {
+    // Bits of the lane's columns 8 j + 2 t + e, of the lower j and of the upper ones.
+    const int t = lane() % 4, first = kSingle<C> ? t / 2 * 8 + t % 2 * 2 : 2 * t;
+    const std::uint32_t live[2] = {s.notes[third][0].live >> first, s.notes[third][1].live >> first};
 #pragma unroll
     for (int i = 0; i < kS; ++i) {
-      const int j = i / 4, e = i % 2;
-      const bool lower = C.blocks == 2 ? j < 4 : j % 2 == 0;
-      const int bit = C.blocks == 2 ? j % 4 * 8 + e : j / 2 * 4 + e;
-      if (!((lower ? low : high) >> bit & 1)) x[i] = kMinus;
+      const int j = i / 4 % 4, bit = (kSingle<C> ? j % 2 * 16 + j / 2 * 4 : j * 8) + i % 2;
+      if (!(live[i / 16] >> bit & 1)) x[i] = kMinus;
     }
   }
   __device__ void mask_unseen(Logits& x, const DeviceItem& item, int token) const {
@@ -190,6 +184,7 @@ struct Scores {
   /// up.
   __device__ void publish_half(Logits& x, const float (&factor)[2], const float (&to)[2], bool counts,
                                int half, const StepPlace& at) {
+    const auto pack = [](float a, float b) { return kScaled<C> ? pack_f16x2(a, b) : pack_bf16x2(a, b); };
     const std::uint32_t rows = shared_address(s.rope[at.third()]) + (warp() * 16 + lane() % 16) * 128;
 #pragma unroll
     for (int i = 0; i < kS / 2; ++i) {
@@ -200,8 +195,8 @@ struct Scores {
 #pragma unroll
     for (int j = 4 * half; j < 4 * half + 4; j += 2) {
       const float* y = x + 4 * j;
-      store_matrices(rows + ((j + lane() / 16) ^ lane() % 8) * 16, pack_f16x2(y[0], y[1]),
-                     pack_f16x2(y[2], y[3]), pack_f16x2(y[4], y[5]), pack_f16x2(y[6], y[7]));
+      store_matrices(rows + ((j + lane() / 16) ^ lane() % 8) * 16, pack(y[0], y[1]), pack(y[2], y[3]),
+                     pack(y[4], y[5]), pack(y[6], y[7]));
     }
     fence_async_shared();
     __syncwarp();
@@ -225,7 +220,7 @@ struct Scores {
   }
   /// The same with tokens that have lost a power of two, of this or an earlier step: x are logits.
   __device__ void soften_apart(Logits& x, const StepPlace& at) {
-    const int stage = at.stage();
+    const int third = at.third();
     constexpr float kOne[2] = {1.0f, 1.0f};
     if (!apart) reference[0] = offset[0], reference[1] = offset[1];
     apart = true;
@@ -241,7 +236,7 @@ struct Scores {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         sum[e / 2] += exp2_approx(four[e] - offset[e / 2]);
-        four[e] += static_cast<float>(exponent(stage, i / 4, e % 2));
+        four[e] += static_cast<float>(exponent(third, i / 4, e % 2));
       }
       pin(four);
     }
@@ -268,7 +263,9 @@ struct Scores {
     if (lane() == 0) barrier_arrive(shared_address(&s.state_full));
   }
 
-  __device__ const DeviceItem& item(int index) const { return s.queue.items[index % ItemQueue::kCapacity]; }
+  __device__ const DeviceItem& item(int index) const {
+    return s.queue.items[index % unsigned{Queue::kCapacity}];
+  }
 
   __device__ void run() {
     StepPlace at;
@@ -284,12 +281,12 @@ struct Scores {
 #pragma unroll 1
       for (int left = steps_of(item(index).work); left > 0; --left, ++at.step) {
         queries.locate();
-        const int stage = at.stage();
+        const int third = at.third();
         Logits x;
-        barrier_wait(shared_address(&s.kv_full[stage]), at.parity());
+        barrier_wait(shared_address(&s.kv_full[at.stage()]), at.parity());
         multiply(at, x);
-        const uint4 notes = *reinterpret_cast<const uint4*>(s.notes[stage].live);
-        const bool tokens_apart = (notes.z | notes.w) != 0;
+        const bool tokens_apart = apart_tokens(third);
+        const bool all_live = (s.notes[third][0].live & s.notes[third][1].live) == ~0u;
         team_barrier(kScoreTeam);  // all warps have read Q, of the last step, and the rope part
         queries.locate();
         if (first && s.queue.count > index + 1) {
@@ -300,9 +297,9 @@ struct Scores {
         if (left == 1 && s.queue.has(index + 1)) queries.request(item(index + 1));
         const bool any_apart = apart || tokens_apart;
         const bool modified = any_apart || p.softcap > 0.0f || p.scale_log2 <= 0.0f;
-        if (!kF16Rope && tokens_apart) restore(x, stage);
+        if (!kF16Rope && tokens_apart) restore(x, third);
         if (modified) cap(x);
-        if ((notes.x & notes.y) != ~0u) mask_skipped(x, stage);
+        if (!all_live) mask_skipped(x, third);
         if (params.listed.list.indices == nullptr) {
           const planning::WorkItem& work = item(index).work;
           const int token = work.kv_begin + (steps_of(work) - left) * kBlockTokens;

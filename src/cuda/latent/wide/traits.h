@@ -9,16 +9,29 @@ namespace halftone::cuda::wide {
 
 // A token: its latent, which is V and the first dims of K, and its rope part, the rest of K.
 inline constexpr int kLatentDims = 512, kRopeDims = 64;
-inline constexpr int kTokenBytes = 656, kScaleOffset = 512, kRopeOffset = 528;
+inline constexpr int kScaleOffset = 512;  // of fp8
+template <LatentWideConfig C>
+inline constexpr bool kScaled = C.latent == DType::kFloat8E4M3;
+template <LatentWideConfig C>
+inline constexpr int kRopeOffset = kScaled<C> ? kScaleOffset + 16 : 2 * kLatentDims;
+template <LatentWideConfig C>
+inline constexpr int kTokenBytes = kRopeOffset<C> + 2 * kRopeDims;
+/// What products of latent dims are made in.
+template <LatentWideConfig C>
+inline constexpr DType kProducts = kScaled<C> ? DType::kFloat16 : DType::kBFloat16;
 
 inline constexpr int kRows = 64;         // packed rows of a thread block: M of the products
 inline constexpr int kBlockTokens = 64;  // tokens of a step
 inline constexpr int kStages = 2;
 inline constexpr int kSlices = kBlockTokens / 16;  // of 16 tokens: a stage of V is freed slice by slice
 
-// Matrices lie in shared memory as columns of 64 16-bit elements: rows of 128 bytes, swizzled over 8 rows.
+// Matrices lie in shared memory as columns of 64 16-bit elements: rows of 128 bytes, swizzled over 8 rows. A
+// step's tokens lie in groups of 8 with all their columns, so that a block passes on as many as it likes as
+// one piece.
 inline constexpr int kColumns = kLatentDims / 64;
 inline constexpr int kColumnBytes = 64 * 128;
+inline constexpr int kGroupTokens = 8, kGroups = kBlockTokens / kGroupTokens;
+inline constexpr int kGroupColumnBytes = kGroupTokens * 128, kGroupBytes = kColumns * kGroupColumnBytes;
 // Columns of Q in shared memory; the last one and the rope part are A fragments in registers.
 inline constexpr int kQueryColumns = kColumns - 1;
 
@@ -40,23 +53,35 @@ inline constexpr int kLoadRegisters = 80, kScoreRegisters = 112, kOutputRegister
 static_assert(kLoadRegisters + kScoreRegisters + 2 * kOutputRegisters <= 512);
 inline constexpr int kScoreTeam = 0;  // their barriers among 128 threads
 inline constexpr int kOutputBarrier = kTeam + 1, kOutputThreads = 256;
+// The first one's warps: of fp8 one copies, three dequantise; of bf16 three copy, one says what has arrived.
+template <LatentWideConfig C>
+inline constexpr int kCopiers = kScaled<C> ? 1 : 3;
+template <LatentWideConfig C>
+inline constexpr int kPassers = 4 - kCopiers<C>;
+inline constexpr int kPassBarrier = kTeam + 2;
 
-// A load warp's ring of raw codes, in units: of a pair 128 dims of four tokens, else a token.
-inline constexpr int kRingUnits = 8, kUnitBytes = 512;
+// Tokens come in rounds of 32, half of a step: two for a block alone, one for each block of a pair. A round's
+// raw codes fill the ring; chunk by chunk they are copied, converted and given back.
+inline constexpr int kRoundTokens = 32, kChunkTokens = kGroupTokens, kChunks = kRoundTokens / kChunkTokens;
+inline constexpr int kSliceChunks = 16 / kChunkTokens, kSliceBytes = kSliceChunks * kGroupBytes;
+static_assert(2 * kRoundTokens == kBlockTokens);
 
-/// Within a step: token `i` of the half that block `rank` of a pair has; and of the 16 that load warp `warp`
-/// has elsewhere, four of each slice.
-__device__ constexpr int pair_place(int rank, int i) { return rank * (kBlockTokens / 2) + i; }
+inline constexpr int kPassChunks = 2;  // that a block passes on at a time
+
+/// Within a step, token `i` of the 16 of a load warp of a block that dequantises all tokens: four of each
+/// slice.
 __device__ constexpr int single_place(int warp, int i) { return i / 4 * 16 + warp * 4 + i % 4; }
+/// A block alone that dequantises: load_single.h instead of copy.h and pass.h.
+template <LatentWideConfig C>
+inline constexpr bool kSingle = C.blocks == 1 && kScaled<C>;
 
-/// What a step's stage says of its tokens.
-struct StepNotes {
-  // Bits of tokens that are there. Of a pair a word of each half; else 16 bits of each load warp.
-  alignas(16) std::uint32_t live[2];
-  // Whether codes were scaled otherwise than by scales: likewise words, or 16 bits, that are not 0.
-  std::uint32_t apart[2];
-  std::int8_t exponent[kBlockTokens];  // base 2, what a token's values are then multiplied by
+/// What is said of half of a step's tokens.
+struct alignas(16) HalfNotes {
+  std::uint32_t live;                  // bits of tokens that are there
+  std::uint32_t apart;                 // whether codes were scaled otherwise than by scales
+  std::int8_t exponent[kRoundTokens];  // base 2, what a token's values are then multiplied by
 };
+static_assert(sizeof(HalfNotes) % 16 == 0);  // is copied to the other block
 
 /// What a row's sums are relative to.
 struct RowState {
@@ -65,42 +90,20 @@ struct RowState {
   float reference;  // of O
 };
 
-/// How places of a list, or of a request, become slots. Kept beside what is read often: reading parameters
-/// takes longer.
-struct WalkLimits {
-  int entry_log2;     // places of an entry: of a list 1, of the block table a page
-  int entries;        // of the table; any number of a list
-  std::uint32_t ids;  // what an entry is below: slots, or pages
-  int place_mask;     // what a place adds to the slot of its entry
-
-  __device__ static WalkLimits of(const AttentionParams& p) {
-    const CacheView& c = p.cache;
-    if (p.listed.list.indices != nullptr) {
-      const std::int64_t slots = std::int64_t{c.num_pages} << c.page_log2;
-      return {0, INT32_MAX, static_cast<std::uint32_t>(slots < INT32_MAX ? slots : INT32_MAX), 0};
-    }
-    return {c.page_log2, c.table_width, static_cast<std::uint32_t>(c.num_pages), (1 << c.page_log2) - 1};
-  }
-};
-
-/// Where the walk of a load warp is, whose registers are dear: written by all lanes alike, each of which
-/// reads its own.
-struct WalkItem {
-  const std::int32_t* entries;  // of the item: its list, or its row of the block table
-  int index;
-};
+using Queue = ItemQueueOf<12>;  // as many as there is room for
 
 struct Shared {
   alignas(1024) std::uint8_t q[kQueryColumns][kColumnBytes];
-  alignas(1024) std::uint8_t kv[kStages][kColumns][kColumnBytes];
+  alignas(1024) std::uint8_t kv[kStages][kGroups][kGroupBytes];
   alignas(1024) std::uint8_t rope[3][kColumnBytes];  // of a step's tokens; later its P
-  alignas(16) std::uint8_t raw[4][kRingUnits][kUnitBytes];
-  ItemQueue queue;
+  alignas(16) std::uint8_t raw[kRoundTokens][kLatentDims];
+  alignas(16) std::uint16_t scales[kRoundTokens][4];  // of the groups of these tokens, f16
+  Queue queue;
   alignas(8) std::uint64_t kv_full[kStages], kv_empty[kStages][kSlices], rope_empty[3];
+  // Of fp8, of chunks; of bf16 full ones only, of stages two: of slices of a pair's half, or of halves.
+  std::uint64_t raw_full[kChunks], raw_empty[kChunks];
   std::uint64_t p_full[2][2], state_full, state_empty;  // P: of half a step's tokens
-  StepNotes notes[kStages];
-  alignas(16) WalkLimits limits;
-  WalkItem walks[4];
+  HalfNotes notes[3][2];                                // beside a step's rope parts: of its halves
   // What O is scaled by before P of a step is added, and by warp of 16 rows whether it is.
   float rescale[2][kRows];
   std::uint8_t raised[2][4];

@@ -1,23 +1,29 @@
-// The warpgroup that brings tokens to a block that shares none: raw codes by cp.async, a token by a warp,
-// then as f16 to the stage that is K of one product and V of the other. Rope parts go to their places as they
-// are. Of each slice of 16 tokens a warp has four.
+// The warpgroup that brings tokens of fp8 to a block that shares none: raw codes by cp.async, a token by a
+// warp, then as f16 to the stage that is K of one product and V of the other. Rope parts go to their places
+// as they are. Of each slice of 16 tokens a warp has four. All four warps dequantise, since a block has twice
+// the tokens of one of a pair.
 #pragma once
 
-#include "cuda/latent/wide/walk.h"
+#include "cuda/latent/wide/copy.h"
+#include "cuda/latent/wide/pass.h"
 
 namespace halftone::cuda::wide {
 
+inline constexpr int kRingUnits = 8, kUnitTokens = 16;  // tokens of a warp: in the ring, of a step
+static_assert(4 * kRingUnits == kRoundTokens);
+
+__device__ inline void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kPending>
+__device__ inline void copy_async_wait_for() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
 template <LatentWideConfig C>
 struct SingleLoader {
-  static constexpr int kAhead = 1;
-  static constexpr int kUnits = 16, kSliceUnits = 4;
+  static constexpr int kUnits = kUnitTokens, kSliceUnits = 4;
   const AttentionParams& params;
   Shared& s;
-  unsigned thread;
-  int rank;
-
-  __device__ int warp() const { return int(thread / 32); }
-  __device__ int lane() const { return int(thread % 32); }
+  int warp, lane;
 
   int here = 0, next = 0;    // slots of the lane's token of this step and the next one; any if it is skipped
   std::uint32_t live = 0;    // of the warp's 16 tokens: bits of this step, then of the next one
@@ -31,15 +37,15 @@ struct SingleLoader {
     live = live >> 16 | __ballot_sync(~0u, slot >= 0) << 16;
   }
   __device__ const std::uint8_t* address_of(int slots, int token, int offset) const {
-    return token_at(params.cache, __shfl_sync(~0u, slots, token), offset);
+    return token_at<C>(params.cache, __shfl_sync(~0u, slots, token)) + offset;
   }
   __device__ std::uint32_t raw_place(int unit) const {
-    return shared_address(s.raw[warp()]) + unit % kRingUnits * kUnitBytes + lane() * 16;
+    return shared_address(s.raw[kRingUnits * warp]) + unit % kRingUnits * kLatentDims + lane * 16;
   }
   /// A token that is skipped becomes zeros.
   template <bool kNext>
   __device__ void request(int unit) const {
-    copy_async(raw_place(unit), address_of(kNext ? next : here, unit, lane() * 16),
+    copy_async(raw_place(unit), address_of(kNext ? next : here, unit, lane * 16),
                live >> (unit + 16 * kNext) & 1 ? 16 : 0);
   }
   /// Of the next step, once there is room.
@@ -47,23 +53,23 @@ struct SingleLoader {
     barrier_wait(shared_address(&s.rope_empty[at.third()]), at.third_parity() ^ 1);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int from = 4 * i + lane() / 8;
-      copy_async(rope_place(at.third(), i), address_of(next, from, kRopeOffset + lane() % 8 * 16),
+      const int from = 4 * i + lane / 8;
+      copy_async(rope_place(at.third(), i), address_of(next, from, kRopeOffset<C> + lane % 8 * 16),
                  live >> (16 + from) & 1 ? 16 : 0);
     }
   }
   /// Lane's chunk of the rope part of one of the warp's four tokens of a slice.
   __device__ std::uint32_t rope_place(int buffer, int slice) const {
     return shared_address(s.rope[buffer]) +
-           place_in_column(single_place(warp(), 4 * slice + lane() / 8), lane() % 8);
+           place_in_column(single_place(warp, 4 * slice + lane / 8), lane % 8);
   }
   /// Of the next step; of a token that is skipped anything: a branch here would wait for the load.
   __device__ void request_scales() {
     const auto* const anything = reinterpret_cast<const std::uint8_t*>(params.schedule.header);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      const int token = 8 * i + lane() / 4;
-      const std::uint8_t* const at = address_of(next, token, kScaleOffset + lane() % 4 * 4);
+      const int token = 8 * i + lane / 4;
+      const std::uint8_t* const at = address_of(next, token, kScaleOffset + lane % 4 * 4);
       raw_scale[i] = __ldg(reinterpret_cast<const float*>(live >> (16 + token) & 1 ? at : anything));
     }
   }
@@ -74,10 +80,9 @@ struct SingleLoader {
     bool fits = true;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      if (!(live >> (16 + 8 * i + lane() / 4) & 1)) raw_scale[i] = 0.0f;
+      if (!(live >> (16 + 8 * i + lane / 4) & 1)) raw_scale[i] = 0.0f;
       const float size = fabsf(raw_scale[i]);
-      fits =
-          fits && size <= Dequantiser::kLargestScale && (size >= Dequantiser::kSmallestScale || size == 0.0f);
+      fits = fits && size <= KeptScales::kLargest && (size >= KeptScales::kSmallest || size == 0.0f);
     }
     apart = __any_sync(~0u, !fits);
     exponents = 0;
@@ -94,7 +99,7 @@ struct SingleLoader {
     float least = size == 0.0f ? most : size;
     least = fminf(least, __shfl_xor_sync(~0u, least, 1));
     least = fminf(least, __shfl_xor_sync(~0u, least, 2));
-    const int exponent = Dequantiser::exponent_of(most, least);
+    const int exponent = KeptScales::exponent_of(most, least);
     raw_scale[i] *= power_of_two(-exponent);
     exponents |= (exponent & 0xff) << 8 * i;
   }
@@ -102,31 +107,32 @@ struct SingleLoader {
   __device__ int exponent_of(int i) const {
     return static_cast<std::int8_t>(__shfl_sync(~0u, exponents, i % 8 * 4) >> i / 8 * 8);
   }
-  /// What the stage says of the warp's tokens.
-  __device__ void note(int stage) const {
-    StepNotes& notes = s.notes[stage];
-    const int exponent = exponent_of(lane() % 16);
-    if (lane() < 16) notes.exponent[single_place(warp(), lane())] = static_cast<std::int8_t>(exponent);
-    if (lane() == 0) {
-      reinterpret_cast<std::uint16_t*>(notes.live)[warp()] = static_cast<std::uint16_t>(live);
-      reinterpret_cast<std::uint16_t*>(notes.apart)[warp()] = apart;
+  /// What is said of the warp's tokens. Bits of a slice's four go to the half that the slice lies in.
+  __device__ void note(int third) const {
+    const int exponent = exponent_of(lane % 16), place = single_place(warp, lane % 16);
+    HalfNotes& notes = s.notes[third][place / kRoundTokens];
+    if (lane < 16) notes.exponent[place % kRoundTokens] = static_cast<std::int8_t>(exponent);
+    if (lane < 2) {
+      HalfNotes& half = s.notes[third][lane];
+      reinterpret_cast<std::uint8_t*>(&half.live)[warp] = static_cast<std::uint8_t>(live >> 8 * lane);
+      reinterpret_cast<std::uint8_t*>(&half.apart)[warp] = apart;
     }
   }
 
   __device__ void store_unit(const uint4& raw, int unit, std::uint32_t place) const {
-    const std::uint32_t both = __shfl_sync(~0u, scales, unit % 8 * 4 + lane() / 8);
+    const std::uint32_t both = __shfl_sync(~0u, scales, unit % 8 * 4 + lane / 8);
     const std::uint32_t factor = __byte_perm(both, 0, unit < 8 ? 0x1010 : 0x3232);
-    const std::uint32_t at = (place ^ unit % 4 * 16) + unit % 4 * 128 + unit / 4 * (16 * 128);
-    store_shared(at, Dequantiser::codes(raw.x, raw.y, factor));
-    store_shared(at + kColumnBytes, Dequantiser::codes(raw.z, raw.w, factor));
+    const std::uint32_t at = (place ^ unit % 4 * 16) + unit % 4 * 128 + unit / 4 * kSliceBytes;
+    store_shared(at, dequantise(raw.x, raw.y, factor));
+    store_shared(at + kGroupColumnBytes, dequantise(raw.z, raw.w, factor));
   }
   __device__ void adapt_ropes(int buffer) const {
     if (C.q_dtype == DType::kBFloat16 && !apart) return;
 #pragma unroll 1
     for (int slice = 0; slice < kSlices; ++slice) {
-      const int own = exponent_of(4 * slice + lane() / 8);
+      const int own = exponent_of(4 * slice + lane / 8);
       const std::uint32_t at = rope_place(buffer, slice);
-      store_shared(at, Dequantiser::rope<C.q_dtype>(load_shared(at), own));
+      store_shared(at, adapt_rope<C.q_dtype>(load_shared(at), own));
     }
   }
 
@@ -146,11 +152,11 @@ struct SingleLoader {
   /// there is such a step.
   __device__ void fill(const StepPlace& at, bool more) {
     const int stage = at.stage();
-    const std::uint32_t place =
-        shared_address(s.kv[stage][lane() / 8 * 2]) + place_in_column(4 * warp(), lane() % 8);
+    const std::uint32_t place = shared_address(s.kv[stage][warp / 2]) + lane / 8 * 2 * kGroupColumnBytes +
+                                place_in_column(warp % 2 * 4, lane % 8);
     const std::uint32_t empty = shared_address(s.kv_empty[stage]), parity = at.parity() ^ 1;
     barrier_wait(empty, parity);  // before the stage's notes of its tokens are written, too
-    note(stage);
+    note(at.third());
     request_scales();
     copy_async_wait_for<kRingUnits - 1>();
     uint4 raw = load_shared(raw_place(0));
@@ -174,11 +180,39 @@ struct SingleLoader {
     adapt_ropes(at.third());
     fence_async_shared();
     __syncwarp();
-    if (lane() == 0) barrier_arrive(shared_address(&s.kv_full[stage]));
+    if (lane == 0) barrier_arrive(shared_address(&s.kv_full[stage]));
     if (more) request_ropes({at.step + 1});
     copy_async_commit();
     take_scales();
   }
 };
+
+/// Calls begin() for the first step, then fill() for each, one step behind the walk.
+template <LatentWideConfig C>
+__device__ inline void load_single(const AttentionParams& params, Shared& s, int warp, int lane) {
+  SingleLoader<C> loader{params, s, warp, lane};
+  RoundCursor<C, true> cursor(params, s, 0, warp, lane);
+  StepPlace at;
+  TokenId id = 0;  // of the step after those that are known
+  int left = 0;    // steps that are known, and not yet filled
+#pragma unroll 1
+  for (int lead = 2; lead > 0 || left > 0;) {
+    asm volatile("" : "+r"(loader.lane), "+r"(loader.warp));  // what follows from them takes no registers
+    cursor.lane = loader.lane, cursor.warp = loader.warp;
+    const bool known = cursor.at_step();
+    loader.shift(cursor.resolve(id));
+    left += known;
+    if (known || lead == 2) cursor.next();
+    id = cursor.load_id();
+    if (lead > 0) {
+      --lead;
+      if (lead == 0 && left > 0) loader.begin(at);
+      continue;
+    }
+    loader.fill(at, left > 1);
+    ++at.step, --left;
+  }
+  copy_async_wait();
+}
 
 }  // namespace halftone::cuda::wide

@@ -1,0 +1,267 @@
+// The warps that bring tokens: the walk over the steps of all items, from an entry of a list or of the block
+// table to a slot of the cache, and the copies of latents or raw codes, rope parts and scales. Who passes
+// them on (pass.h) has no copies of its own under way, whose end its fences would wait for.
+#pragma once
+
+#include "cuda/attention/pages.h"
+#include "cuda/attention/rows.h"
+#include "cuda/device/ptx.h"
+#include "cuda/latent/wide/traits.h"
+
+namespace halftone::cuda::wide {
+
+/// What says where a token is: its slot of the cache, or the entry of the block table.
+using TokenId = std::int32_t;
+
+/// The token in a slot.
+template <LatentWideConfig C>
+__device__ inline const std::uint8_t* token_at(const CacheView& c, std::uint32_t slot) {
+  const std::int64_t padding = c.page_stride - (std::int64_t{kTokenBytes<C>} << c.page_log2);
+  return c.pages + std::uint64_t{slot} * kTokenBytes<C> + (slot >> c.page_log2) * padding;
+}
+
+/// How places of a list, or of a request, become slots.
+struct WalkLimits {
+  int entry_log2;     // places of an entry: of a list 1, of the block table a page
+  int entries;        // of the table; any number of a list
+  std::uint32_t ids;  // what an entry is below: slots, or pages
+  int place_mask;     // what a place adds to the slot of its entry
+
+  __device__ static WalkLimits of(const AttentionParams& p) {
+    const CacheView& c = p.cache;
+    if (p.listed.list.indices != nullptr) {
+      const std::int64_t slots = std::int64_t{c.num_pages} << c.page_log2;
+      return {0, INT32_MAX, static_cast<std::uint32_t>(slots < INT32_MAX ? slots : INT32_MAX), 0};
+    }
+    return {c.page_log2, c.table_width, static_cast<std::uint32_t>(c.num_pages), (1 << c.page_log2) - 1};
+  }
+};
+
+/// Round by round through the steps of the worker's items; a lane has a token.
+/// Or, kByStep, step by step as the load warps of a single block take them.
+template <LatentWideConfig C, bool kByStep = false>
+struct RoundCursor {
+  const AttentionParams& params;
+  Shared& s;
+  int rank, warp, lane;
+  const WalkLimits limits;
+  const std::int32_t* entries = nullptr;  // of the item: its list, or its row of the block table
+  int index = -1;
+  int token = 0, end = -1;  // of the step, and of the item
+  int half;                 // of the step
+
+  __device__ RoundCursor(const AttentionParams& params, Shared& s, int rank, int warp, int lane)
+      : params(params), s(s), rank(rank), warp(warp), lane(lane), limits(WalkLimits::of(params)) {
+    half = C.blocks == 2 ? rank : 1;
+  }
+
+  __device__ bool listed() const { return params.listed.list.indices != nullptr; }
+  __device__ bool at_step() const { return end >= 0; }
+  __device__ int place() const {
+    if constexpr (kByStep) return lane < 16 ? token + single_place(warp, lane) : INT32_MAX;
+    return token + kRoundTokens * half + lane;
+  }
+  __device__ bool begins_step() const { return C.blocks == 2 || half == 0; }
+
+  /// Goes on to the next round; false: there is none.
+  __device__ bool next() {
+    if constexpr (C.blocks == 1 && !kByStep) {
+      half ^= 1;
+      if (half == 1) return true;
+    }
+    token += kBlockTokens;
+    if (token < end) return true;
+    ++index, end = -1;
+    if (warp == 0 && lane == 0) {  // who waits for an item extends the queue
+      while (s.queue.more && s.queue.count <= index) {
+        s.queue.produce(params.schedule, bounds_of(params), blockIdx.x / C.blocks);
+      }
+    }
+    __syncwarp();
+    if (!s.queue.has(index)) return false;
+    const DeviceItem& x = s.queue.items[index % unsigned{Queue::kCapacity}];
+    token = x.work.kv_begin;
+    end = end_of(x.work);
+    entries = listed() ? params.listed.list.indices + x.first_query * params.listed.list.stride
+                       : table_row(params.cache, x.work.request);
+    return true;
+  }
+  /// Without a token anything: a branch around the load would wait for it.
+  __device__ TokenId load_id() const {
+    const int at = place(), entry = at >> limits.entry_log2;
+    return __ldg(at < end && entry < limits.entries
+                     ? entries + entry
+                     : reinterpret_cast<const std::int32_t*>(params.schedule.header));
+  }
+  /// The slot of the round's token; -1: it is skipped. By all lanes.
+  __device__ int resolve(TokenId id) const {
+    const int at = place();
+    const bool has = at < end;
+    const bool found =
+        static_cast<std::uint32_t>(id) < limits.ids && at >> limits.entry_log2 < limits.entries;
+    if (__any_sync(~0u, has && !found)) {
+      if (has && !found && (id >= 0 || !listed())) has_page(params, -1);  // for the status
+    }
+    return has && found ? (id << limits.entry_log2) + (at & limits.place_mask) : -1;
+  }
+};
+
+/// Scales as f16. Those that f16 does not hold well lose a power of two, so that the largest one of the token
+/// is 64 to 128.
+struct KeptScales {
+  static constexpr float kLargest = 128.0f;             // times 448 is within f16
+  static constexpr float kSmallest = 6.103515625e-05f;  // normal in f16
+  uint2 pairs;
+  int exponent;  // what they have lost, base 2
+
+  /// What a token's scales lose, `least` being the smallest that is not 0.
+  static __device__ int exponent_of(float most, float least) {
+    if (most <= kLargest && (least >= kSmallest || most == 0.0f)) return 0;
+    return max(static_cast<int>(__float_as_uint(most) >> 23) - 127 - 6, -100);
+  }
+
+  __device__ explicit KeptScales(const float4& x) {
+    const float4 size = {fabsf(x.x), fabsf(x.y), fabsf(x.z), fabsf(x.w)};
+    const auto least_of = [](float y) { return y == 0.0f ? kLargest : y; };
+    const float most = fmaxf(fmaxf(size.x, size.y), fmaxf(size.z, size.w));
+    const float least =
+        fminf(fminf(least_of(size.x), least_of(size.y)), fminf(least_of(size.z), least_of(size.w)));
+    exponent = exponent_of(most, least);
+    const float kept = power_of_two(-exponent);
+    pairs = {pack_f16x2(x.x * kept, x.y * kept), pack_f16x2(x.z * kept, x.w * kept)};
+  }
+};
+
+template <LatentWideConfig C>
+struct Copier {
+  const AttentionParams& params;
+  Shared& s;
+  int rank, warp, lane;
+
+  __device__ void run() {
+    RoundCursor<C> cursor(params, s, rank, warp, lane);
+    if (!cursor.next()) return;
+    TokenId id = cursor.load_id();
+    StepPlace at;
+    std::uint32_t parity = 0;  // of the round
+#pragma unroll 1
+    for (bool more = true; more; parity ^= 1) {
+      asm volatile("" : "+r"(lane), "+r"(warp));  // what follows from them takes no registers
+      cursor.lane = lane;
+      const int slot = cursor.resolve(id), half = cursor.half;
+      const std::uint32_t live = __ballot_sync(~0u, slot >= 0);
+      const std::uint8_t* const token = token_at<C>(params.cache, max(slot, 0));
+      float4 scales{};
+      if constexpr (kScaled<C>) {
+        // Of a token that is skipped anything: a branch here would wait for the load.
+        const void* const anything = params.schedule.header;
+        scales = __ldg(static_cast<const float4*>(slot >= 0 ? token + kScaleOffset : anything));
+      }
+      const bool begins = cursor.begins_step();
+      more = cursor.next();
+      id = cursor.load_id();
+      if (begins) barrier_wait(shared_address(&s.rope_empty[at.third()]), at.third_parity() ^ 1);
+      copy_ropes(token, live, at.third(), half);
+      if constexpr (kScaled<C>) {
+        copy_codes(token, live, parity);
+        if (slot < 0) scales = {};
+        note(KeptScales(scales), live, s.notes[at.third()][half]);
+      } else {
+        copy_latents(token, live, at, half);
+      }
+      if (C.blocks == 2 || half == 1) ++at.step;
+    }
+    copy_async_wait();
+  }
+
+ private:
+  /// Where tokens `first` + i * `step` of the round lie, and the byte of them. Before the copies: these would
+  /// each wait for the shuffle before it.
+  template <int kCount>
+  __device__ void addresses(const std::uint8_t* token, int first, int step, int byte,
+                            const std::uint8_t* (&to)[kCount]) const {
+    const auto mine = reinterpret_cast<unsigned long long>(token);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      to[i] = reinterpret_cast<const std::uint8_t*>(__shfl_sync(~0u, mine, first + i * step)) + byte;
+    }
+  }
+  /// A token that is skipped becomes zeros.
+  __device__ void copy_ropes(const std::uint8_t* token, std::uint32_t live, int buffer, int half) const {
+    constexpr int kAtOnce = 4;
+    const std::uint32_t to = shared_address(s.rope[buffer]) + place_in_column(lane / 8, lane % 8);
+#pragma unroll
+    for (int base = 0; base < kRoundTokens; base += 4 * kAtOnce) {
+      if (1 < kCopiers<C> && base / (4 * kAtOnce) != warp) continue;
+      const std::uint8_t* from[kAtOnce];
+      addresses(token, base + lane / 8, 4, kRopeOffset<C> + lane % 8 * 16, from);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int token = base + 4 * i, row = kRoundTokens * half + token;
+        // Rows 4 on differ in the swizzle.
+        copy_async((to ^ i % 2 * 4 * 16) + row * 128, from[i], live >> (token + lane / 8) & 1 ? 16 : 0);
+      }
+    }
+  }
+  __device__ void copy_codes(const std::uint8_t* token, std::uint32_t live, std::uint32_t parity) const {
+    const std::uint32_t to = shared_address(s.raw) + lane * 16;
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      const std::uint8_t* from[kChunkTokens];
+      addresses(token, kChunkTokens * chunk, 1, lane * 16, from);
+      barrier_wait(shared_address(&s.raw_empty[chunk]), parity ^ 1);
+#pragma unroll
+      for (int i = 0; i < kChunkTokens; ++i) {
+        const int at = kChunkTokens * chunk + i;
+        copy_async(to + at * kLatentDims, from[i], live >> at & 1 ? 16 : 0);
+      }
+      copy_async_arrive(shared_address(&s.raw_full[chunk]));
+    }
+  }
+  /// What is known of the round's tokens beside their codes; the ring has room for it.
+  __device__ void note(const KeptScales& scales, std::uint32_t live, HalfNotes& notes) const {
+    *reinterpret_cast<uint2*>(s.scales[lane]) = scales.pairs;
+    notes.exponent[lane] = static_cast<std::int8_t>(scales.exponent);
+    const bool apart = __any_sync(~0u, scales.exponent != 0);
+    if (lane == 0) notes.live = live, notes.apart = apart;
+    __syncwarp();
+    if (lane < kChunks) barrier_arrive(shared_address(&s.raw_full[lane]));
+  }
+  /// Latents that stay as they are go to the stage.
+  __device__ void copy_latents(const std::uint8_t* token, std::uint32_t live, const StepPlace& at,
+                               int half) const {
+    constexpr int kMost = 6;  // tokens of a slice that are the warp's: every third, from `warp` on
+    // Eight lanes write the eight chunks of a column.
+    const int eight = lane / 16 * 16 + lane % 8 * 2 + lane / 8 % 2;
+    const std::uint32_t to = shared_address(s.kv[at.stage()]) + column_of(eight) * kGroupColumnBytes;
+    const std::uint32_t parity = at.parity() ^ 1;
+    const std::uint32_t full = shared_address(&s.raw_full[2 * at.stage()]);
+    if (warp == 0 && lane == 0) s.notes[at.third()][half].live = live, s.notes[at.third()][half].apart = 0;
+#pragma unroll
+    for (int slice = 0; slice < 2; ++slice) {
+      const std::uint8_t* from[kMost];
+      addresses(token, 16 * slice + warp, kCopiers<C>, eight * 16, from);
+      const int group = kChunks * half + kSliceChunks * slice;
+      barrier_wait(shared_address(&s.kv_empty[at.stage()][group / kSliceChunks]), parity);
+#pragma unroll
+      for (int k = 0; k < kMost; ++k) {
+        const int i = warp + kCopiers<C> * k;
+        if (k == kMost - 1 && i >= 16) break;
+        const std::uint32_t place =
+            to + (group + i / kGroupTokens) * kGroupBytes + place_in_column(i % kGroupTokens, lane % 8);
+        const int bytes = live >> (16 * slice + i) & 1 ? 16 : 0;
+        copy_async(place, from[k], bytes);
+        copy_async(place + kColumns / 2 * kGroupColumnBytes, from[k] + kLatentDims, bytes);
+      }
+      if (C.blocks == 2) arrive(full + slice * 8);
+    }
+    if (C.blocks == 1) arrive(full + half * 8);
+  }
+  /// When the warp's copies so far have arrived; notes are there.
+  __device__ void arrive(std::uint32_t barrier) const {
+    copy_async_arrive(barrier);
+    if (warp == 0 && lane == 0) barrier_arrive(barrier);
+  }
+};
+
+}  // namespace halftone::cuda::wide
