@@ -23,6 +23,20 @@ HT_HOST_DEVICE constexpr std::int64_t queue_items(const ScheduleHeader& h) {
   return h.units + std::int64_t{h.cut_units} * (h.cut_parts - 1);
 }
 
+/// Rows that go together: blocks are as equal as multiples of it allow.
+inline constexpr std::int32_t kQueueRows = 64;
+
+/// Sets the rows of row block `block` of a request that has so many packed rows and blocks. Were all blocks
+/// but the last one full, that one would keep a worker nearly as long as they do, whatever it lacks.
+HT_HOST_DEVICE constexpr void set_queue_rows(const ScheduleParams& p, std::int32_t rows, std::int32_t blocks,
+                                             std::int32_t block, WorkItem& item) {
+  const std::int32_t each = p.row_block % kQueueRows == 0 ? kQueueRows : p.row_block;
+  const std::int32_t groups = (rows + each - 1) / each, least = groups / blocks,
+                     more = groups - least * blocks;
+  item.row_begin = (least * block + min_of(block, more)) * each;
+  item.row_end = min_of(rows, item.row_begin + (least + (block < more ? 1 : 0)) * each);
+}
+
 /// Item `index` of a queue that has so many. Returns into how many parts its unit is cut; the unit's first
 /// slot is then that of `item` rounded down to a multiple of it. `fold` is never set.
 HT_HOST_DEVICE constexpr std::int32_t queue_item(const Schedule& s, std::int64_t index, WorkItem& item) {
@@ -53,8 +67,7 @@ HT_HOST_DEVICE constexpr std::int32_t queue_item(const Schedule& s, std::int64_t
   rest -= set * heads * blocks;
   heads = min_of(heads, all - item.kv_head);
   item.kv_head += rest % heads;
-  item.row_begin = (blocks - 1 - rest / heads) * s.params.row_block;
-  item.row_end = min_of(item.row_begin + s.params.row_block, queries * s.params.group);
+  set_queue_rows(s.params, queries * s.params.group, blocks, blocks - 1 - rest / heads, item);
   const KvRange range = visible_range(s.params, queries, keys, item.row_begin / s.params.group,
                                       (item.row_end - 1) / s.params.group);
   item.kv_begin = range.begin;

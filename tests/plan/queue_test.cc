@@ -56,6 +56,36 @@ std::vector<QueuedItem> all_items(const Built& built) {
 
 UnitKey unit_of(const WorkItem& item) { return {item.request, item.kv_head, item.row_begin}; }
 
+/// Where the row blocks of a request begin, and behind the last one where it ends: groups of 64 rows are
+/// dealt to as many blocks as hold them.
+std::vector<std::int32_t> block_rows(const ScheduleParams& p, std::int32_t rows) {
+  const std::int32_t each = p.row_block % 64 == 0 ? 64 : p.row_block;
+  std::vector<std::int32_t> sizes(static_cast<std::size_t>((rows + p.row_block - 1) / p.row_block));
+  for (std::int32_t first = 0, i = 0; first < rows; first += each, ++i) {
+    sizes[static_cast<std::size_t>(i) % sizes.size()] += each;
+  }
+  std::vector<std::int32_t> begins = {0};
+  for (const std::int32_t size : sizes) begins.push_back(std::min(rows, begins.back() + size));
+  return begins;
+}
+
+/// expected_units(), in these blocks.
+std::map<UnitKey, Unit> queue_units(const ScheduleParams& p, const std::vector<Request>& requests) {
+  std::map<UnitKey, Unit> units;
+  for (std::size_t r = 0; r < requests.size(); ++r) {
+    const std::int32_t rows = requests[r].q_len * p.group;
+    if (rows < p.min_rows || rows > p.max_rows || rows == 0) continue;
+    const std::vector<std::int32_t> begins = block_rows(p, rows);
+    for (std::size_t block = 0; block + 1 < begins.size(); ++block) {
+      const Unit unit = unit_of_rows(p, requests[r], begins[block], begins[block + 1]);
+      for (std::int32_t h = 0; h < p.kv_heads; ++h) {
+        units[{static_cast<std::int32_t>(r), h, begins[block]}] = unit;
+      }
+    }
+  }
+  return units;
+}
+
 /// The order in which units leave the queue, from its description.
 std::vector<UnitKey> expected_order(const ScheduleParams& p, const std::vector<Request>& requests) {
   std::vector<UnitKey> order;
@@ -64,9 +94,10 @@ std::vector<UnitKey> expected_order(const ScheduleParams& p, const std::vector<R
     if (rows < p.min_rows || rows > p.max_rows || rows == 0) continue;
     const std::int32_t together = std::clamp(p.queue_tokens / std::max(1, requests[r].kv_len), 1, p.kv_heads);
     for (std::int32_t first = 0; first < p.kv_heads; first += together) {
-      for (std::int32_t block = (rows - 1) / p.row_block; block >= 0; --block) {
+      const std::vector<std::int32_t> begins = block_rows(p, rows);
+      for (std::size_t block = begins.size() - 1; block-- > 0;) {
         for (std::int32_t h = first; h < std::min(p.kv_heads, first + together); ++h) {
-          order.emplace_back(static_cast<std::int32_t>(r), h, block * p.row_block);
+          order.emplace_back(static_cast<std::int32_t>(r), h, begins[block]);
         }
       }
     }
@@ -158,10 +189,9 @@ void check_items(const Built& built, const std::vector<Request>& requests,
 void check_queue(const ScheduleParams& params, const std::vector<Request>& requests, std::int32_t slack = 0) {
   const Built built(params, requests, slack);
   ASSERT_TRUE(built.guards_intact());
-  const std::map<UnitKey, Unit> units = expected_units(built->params, requests);
-  check_header(built, requests, units);
+  check_header(built, requests, expected_units(built->params, requests));  // steps are those of full blocks
   if (::testing::Test::HasFatalFailure()) return;
-  check_items(built, requests, units);
+  check_items(built, requests, queue_units(built->params, requests));
 }
 
 ScheduleParams queue_params(std::int32_t kv_heads, std::int32_t group, std::int32_t workers,
@@ -238,7 +268,8 @@ TEST(Queue, StagedKeysBeyondInt32) {
   EXPECT_EQ(built->header->total_kv, 3 * std::int64_t{kMaxTokens} + 5);
 }
 
-/// (KV head, first row) of all items of one request of 500 keys and three row blocks, two of 192 rows.
+/// (KV head, first row) of all items of one request of 500 keys and three row blocks, of 192, 128 and 80
+/// rows.
 std::vector<std::pair<int, int>> order_of(std::int32_t queue_tokens) {
   const Built built(queue_params(3, 1, 1000, queue_tokens), {{400, 500}});
   std::vector<std::pair<int, int>> order;
@@ -251,13 +282,21 @@ std::vector<std::pair<int, int>> order_of(std::int32_t queue_tokens) {
 
 TEST(Queue, LastRowBlocksFirstOfAsManyHeadsAsFit) {
   using Order = std::vector<std::pair<int, int>>;
-  const Order one_by_one = {{0, 384}, {0, 192}, {0, 0},   {1, 384}, {1, 192},
-                            {1, 0},   {2, 384}, {2, 192}, {2, 0}};
-  const Order pairs = {{0, 384}, {1, 384}, {0, 192}, {1, 192}, {0, 0}, {1, 0}, {2, 384}, {2, 192}, {2, 0}};
-  const Order all = {{0, 384}, {1, 384}, {2, 384}, {0, 192}, {1, 192}, {2, 192}, {0, 0}, {1, 0}, {2, 0}};
+  const Order one_by_one = {{0, 320}, {0, 192}, {0, 0},   {1, 320}, {1, 192},
+                            {1, 0},   {2, 320}, {2, 192}, {2, 0}};
+  const Order pairs = {{0, 320}, {1, 320}, {0, 192}, {1, 192}, {0, 0}, {1, 0}, {2, 320}, {2, 192}, {2, 0}};
+  const Order all = {{0, 320}, {1, 320}, {2, 320}, {0, 192}, {1, 192}, {2, 192}, {0, 0}, {1, 0}, {2, 0}};
   for (const std::int32_t tokens : {1, 500, 999}) EXPECT_EQ(order_of(tokens), one_by_one) << tokens;
   for (const std::int32_t tokens : {1000, 1499}) EXPECT_EQ(order_of(tokens), pairs) << tokens;
   for (const std::int32_t tokens : {1500, 100000, INT_MAX}) EXPECT_EQ(order_of(tokens), all) << tokens;
+}
+
+/// 1,024 rows are 16 groups of 64, which six blocks of up to three share.
+TEST(Queue, RowBlocksAreAsEqualAsGroupsAllow) {
+  const Built built(queue_params(1, 1, 1000), {{1024, 64}});
+  std::vector<int> rows;
+  for (const QueuedItem& item : all_items(built)) rows.push_back(item.work.row_end - item.work.row_begin);
+  EXPECT_EQ(rows, (std::vector<int>{128, 128, 192, 192, 192, 192}));
 }
 
 TEST(Queue, RequestsWithoutKeysHaveAnItemAndThoseWithoutQueriesNone) {

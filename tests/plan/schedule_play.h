@@ -201,6 +201,21 @@ struct Unit {
 
 using UnitKey = std::tuple<std::int32_t, std::int32_t, std::int32_t>;  // request, KV head, first row
 
+/// Rows of a request, with the keys that any of them sees.
+inline Unit unit_of_rows(const ScheduleParams& p, const Request& request, std::int32_t begin,
+                         std::int32_t end) {
+  Unit unit{begin, end, {0, 0}, {}, {}, 0, false};
+  for (std::int32_t row = begin; row < end; ++row) {
+    const KvRange seen = row_range(p, request, row);
+    if (seen.end == 0) continue;
+    unit.range = unit.range.end == 0
+                     ? seen
+                     : KvRange{std::min(unit.range.begin, seen.begin), std::max(unit.range.end, seen.end)};
+  }
+  unit.range.begin = unit.range.begin / 16 * 16;
+  return unit;
+}
+
 /// Units enumerated independently of the scheduler.
 inline std::map<UnitKey, Unit> expected_units(const ScheduleParams& p, const std::vector<Request>& requests) {
   std::map<UnitKey, Unit> units;
@@ -208,15 +223,7 @@ inline std::map<UnitKey, Unit> expected_units(const ScheduleParams& p, const std
     const std::int32_t rows = requests[r].q_len * p.group;
     if (rows < p.min_rows || rows > p.max_rows) continue;
     for (std::int32_t begin = 0; begin < rows; begin += p.row_block) {
-      Unit unit{begin, std::min(rows, begin + p.row_block), {0, 0}, {}, {}, 0, false};
-      for (std::int32_t row = begin; row < unit.row_end; ++row) {
-        const KvRange seen = row_range(p, requests[r], row);
-        if (seen.end == 0) continue;
-        unit.range = unit.range.end == 0 ? seen
-                                         : KvRange{std::min(unit.range.begin, seen.begin),
-                                                   std::max(unit.range.end, seen.end)};
-      }
-      unit.range.begin = unit.range.begin / 16 * 16;
+      const Unit unit = unit_of_rows(p, requests[r], begin, std::min(rows, begin + p.row_block));
       for (std::int32_t h = 0; h < p.kv_heads; ++h) units[{static_cast<std::int32_t>(r), h, begin}] = unit;
     }
   }

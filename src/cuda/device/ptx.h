@@ -247,6 +247,18 @@ __device__ inline float exp2_approx(float x) {
   return y;
 }
 
+__device__ inline float log2_approx(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ inline float reciprocal_approx(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 /// Two e4m3 codes (the low, or the `high` 16 bits of `codes`) to f16x2, exact.
 __device__ inline std::uint32_t e4m3x2_to_f16x2(std::uint32_t codes, bool high = false) {
   std::uint32_t y;

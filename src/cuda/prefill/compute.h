@@ -133,27 +133,30 @@ struct Consumer {
       pin(four);
     }
   }
-  /// Hides what rows do not see. Usually it lies behind their last key; each look at all logits takes time.
+  /// Of a lane's columns in a tile, 8 i and 8 i + 1, how many lie before key `end`, counted from the first.
+  static __device__ int columns_before(int end) {
+    const auto before = static_cast<std::uint32_t>(min(max(end, 0), C.kv_tile));
+    return before / 8 * 2 + min(before % 8, 2u);
+  }
+  /// Hides what rows do not see: a bit for each of the lane's columns.
   __device__ void mask(Logits& x, const Item& item, int token, std::uint32_t live) const {
+    static_assert(kS / 2 < 32);
     const int column = token + thread % 4 * 2;
-    int from[2], to[2];  // the rows' keys, counted from that column
+    std::uint32_t missing = 0;  // in tiles of 16 tokens that are not there
+    if (live != (1u << kTiles) - 1) {
+#pragma unroll 1
+      for (int i = 0; i < kTiles; ++i) missing |= (live >> i & 1) ? 0u : 0xfu << 4 * i;
+    }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const VisibleKeys seen(p, item.position[first_row() + 8 * r], item.item.work.kv_end);
-      from[r] = max(seen.from, column) - column;
-      to[r] = seen.count == 0 ? -1 : max(seen.last, column - 1) - column;
-    }
-    hide(x, [&](int key, int r) { return key > to[r]; });
-    if (from[0] > 0 || from[1] > 0) hide(x, [&](int key, int r) { return key < from[r]; });
-    if (live != (1u << kTiles) - 1)
-      hide(x, [&](int key, int) { return (live >> key / kTileTokens & 1) == 0; });
-  }
-  /// `hidden(key, r)`: of the lane's columns, counted from its first one, and row g + 8 r.
-  template <typename Hidden>
-  static __device__ void hide(Logits& x, const Hidden& hidden) {
+      const int end = seen.count == 0 ? 0 : seen.last + 1 - column;
+      const std::uint32_t hidden =
+          missing | ~((1u << columns_before(end)) - 1) | ((1u << columns_before(seen.from - column)) - 1);
 #pragma unroll
-    for (int i = 0; i < kS; ++i) {
-      if (hidden(i / 4 * 8 + i % 2, i / 2 % 2)) x[i] = kMinus;
+      for (int i = 0; i < kS / 2; ++i) {
+        if (hidden >> i & 1) x[i / 2 * 4 + 2 * r + i % 2] = kMinus;
+      }
     }
   }
 

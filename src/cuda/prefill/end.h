@@ -60,35 +60,44 @@ struct RowsEnd {
     if (!Traits::kStaged || c.p.v.static_scale == nullptr) return 1.0f;
     return value_unit(c.p.v.static_scale, c.p.v.static_min, item.work.kv_head * c.p.v.static_stride);
   }
-  /// What O of rows g and g + 8 is multiplied by; writes the LSE. As row_end(), whose exact division costs
-  /// short prompts 3%.
-  __device__ float finish_row(int r) const {
+  /// What O of rows g and g + 8 is multiplied by; writes the LSE. As row_end(), whose exact division and
+  /// logarithm cost short prompts some percent.
+  __device__ void finish_rows(float (&scale)[2]) const {
     const AttentionParams& p = c.p;
-    const int row = c.first_row() + 8 * r;
-    const bool keep = row < item.work.row_end - item.work.row_begin;
-    float scale = 0.0f, lse = kMinus;
-    float max = c.softmax.empty(r) ? kMinus : c.softmax.offset[r], sum = c.softmax.sum[r];
-    if constexpr (Traits::kStaged) {
-      const float offset = offset_logit<4>(p, place(row), c.lane(), keep);
-      if (max != kMinus) max += offset;  // of a row without keys it may be NaN
-    }
-    if (max != kMinus || sum != 0.0f) {
-      float weight = 1.0f;
-      if (p.sinks != nullptr && keep) {
-        const float sink = p.sinks[place(row).head] * kLog2e, merged = fmaxf(max, sink);
-        weight = exp2_approx(max - merged);
-        sum = sum * weight + exp2_approx(sink - merged);
-        max = merged;
+    const int rows = item.work.row_end - item.work.row_begin;
+    float max[2], sum[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int row = c.first_row() + 8 * r;
+      max[r] = c.softmax.empty(r) ? kMinus : c.softmax.offset[r];
+      sum[r] = c.softmax.sum[r];
+      scale[r] = 1.0f;
+      if constexpr (Traits::kStaged) {
+        if (p.channels.offset != nullptr) {
+          const float offset = offset_logit<4>(p, place(row), c.lane(), row < rows);
+          if (max[r] != kMinus) max[r] += offset;  // of a row without keys it may be NaN
+        }
       }
-      scale = __fdividef(weight, sum) * value_scale();
-      lse = (max + log2f(sum)) * kLn2;
+      if (p.sinks != nullptr && row < rows && sum[r] != 0.0f) {
+        const float sink = p.sinks[place(row).head] * kLog2e, merged = fmaxf(max[r], sink);
+        scale[r] = exp2_approx(max[r] - merged);
+        sum[r] = sum[r] * scale[r] + exp2_approx(sink - merged);
+        max[r] = merged;
+      }
+      scale[r] *= sum[r] == 0.0f ? 0.0f : reciprocal_approx(sum[r]) * value_scale();
     }
-    if (p.lse != nullptr && keep && c.lane() % 4 == 0) write_lse(p, place(row), lse);
-    if (p.rotate_v) {
+    if (p.lse != nullptr && c.lane() % 4 < 2) {  // the first two lanes of four a row each
+      const int r = c.lane() % 2, row = c.first_row() + 8 * r;
+      const float own = r == 0 ? sum[0] : sum[1];
+      const float lse = ((r == 0 ? max[0] : max[1]) + log2_approx(own)) * kLn2;
+      if (row < rows) write_lse(p, place(row), own == 0.0f ? kMinus : lse);
+    }
+    if (!p.rotate_v) return;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
       rotate_fragment<C.head_dim>(c.o, r, c.lane());
-      scale *= hadamard::factor(hadamard::block_size(C.head_dim));
+      scale[r] *= hadamard::factor(hadamard::block_size(C.head_dim));
     }
-    return scale;
   }
   __device__ std::uint32_t pack(float a, float b) const { return pack_16bit(c.p.out_type, a, b); }
 
@@ -96,10 +105,21 @@ struct RowsEnd {
   __device__ void write() const {
     const AttentionParams& p = c.p;
     const int rows = item.work.row_end - item.work.row_begin;
-    const float scale[2] = {finish_row(0), finish_row(1)};
-    if constexpr (Traits::kStagesOutput) {
-      if (params.out_boxes && 64 * (c.group() + 1) <= rows) return write_box(scale);
+    float scale[2];
+    finish_rows(scale);
+    if (Traits::kStagesOutput && params.out_boxes && 64 * (c.group() + 1) <= rows) {
+      if (p.out_type == DType::kBFloat16) {
+        write_box<DType::kBFloat16>(scale);
+      } else {
+        write_box<DType::kFloat16>(scale);
+      }
+    } else {
+      write_rows(scale);
     }
+  }
+  __device__ void write_rows(const float (&scale)[2]) const {
+    const AttentionParams& p = c.p;
+    const int rows = item.work.row_end - item.work.row_begin;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int row = c.first_row() + 8 * r;
@@ -109,7 +129,7 @@ struct RowsEnd {
 #pragma unroll
         for (int j = 0; j < C.head_dim / 8; ++j) {
           if (!keep) continue;
-          float* to = static_cast<float*>(p.out) + out + 8 * j + c.lane() % 4 * 2;
+          float* to = static_cast<float*>(p.out) + out + 8 * j + thread_index() % 4 * 2;
           *reinterpret_cast<float2*>(to) = {c.o[4 * j + 2 * r] * scale[r], c.o[4 * j + 2 * r + 1] * scale[r]};
         }
       } else {
@@ -120,8 +140,10 @@ struct RowsEnd {
 
   /// All 64 rows by a tensor copy from where the queries were, which goes on beside the next item. A warp
   /// writes where only its own queries lay.
+  template <DType kType>
   __device__ void write_box(const float (&scale)[2]) const {
-    const int group = c.group(), lane = c.lane(), heads = c.p.schedule.params.group;
+    const auto pack = [](float a, float b) { return pack_16bit(kType, a, b); };
+    const int group = c.group(), lane = c.lane();
     std::uint8_t* const out = c.s.q[buffer][group];
     const std::uint32_t to = shared_address(out) + (c.warp() * 16 + lane % 16) * 128;
 #pragma unroll
@@ -132,13 +154,13 @@ struct RowsEnd {
                      pack(x[2] * scale[1], x[3] * scale[1]), pack(x[4] * scale[0], x[5] * scale[0]),
                      pack(x[6] * scale[1], x[7] * scale[1]));
     }
+    const int head = item.work.kv_head * c.p.schedule.params.group, query = whole.tiles[group].query;
     fence_async_shared();
     team_barrier(group);
     if (c.thread % 128 != 0) return;
 #pragma unroll
     for (int chunk = 0; chunk < Traits::kChunks; ++chunk) {
-      tensor_store(params.out, shared_address(out) + chunk * (64 * 128), chunk * 64,
-                   item.work.kv_head * heads, item.first_query + (item.work.row_begin + 64 * group) / heads);
+      tensor_store(params.out, shared_address(out) + chunk * (64 * 128), chunk * 64, head, query);
     }
     tensor_store_commit();
   }
@@ -149,8 +171,9 @@ struct RowsEnd {
 
   /// Neighbours exchange halves of 16 dims, so that four lanes write 32 bytes together.
   __device__ void write_16bit(std::uint16_t* row, int r, float scale, bool keep) const {
-    const bool odd = c.lane() & 1;
-    std::uint16_t* to = row + (c.lane() & 2) * 2 + (odd ? 8 : 0);
+    const int lane = thread_index() % 4;  // anew: registers are few
+    const bool odd = lane & 1;
+    std::uint16_t* to = row + (lane & 2) * 2 + (odd ? 8 : 0);
 #pragma unroll
     for (int j = 0; j < C.head_dim / 8; j += 2) {
       const float* x = c.o + 4 * j + 2 * r;

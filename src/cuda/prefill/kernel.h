@@ -30,9 +30,7 @@ struct RowsLoop {
   PackedRingPlace<C.stages> ring = {};
   int left = -1;  // tiles of the item that are still to come, or the number of the one at hand
 
-  __device__ bool modified() const {
-    return p.softcap > 0.0f || p.alibi_slopes != nullptr || p.scale_log2 < 0.0f;
-  }
+  __device__ bool modified() const { return modifies_logits(p); }
   /// What the softmax multiplies logits of row g + 8 r by; of given keys the same for all rows.
   __device__ float row_factor(int r) const { return modified() ? 1.0f : c.factor(r); }
   /// Worked out anew, to keep no register.
@@ -45,10 +43,10 @@ struct RowsLoop {
     barrier_wait(shared_address(&barrier), ring.parity());
   }
 
-  /// Passes tiles of `tokens` tokens that the rows do not see.
-  __device__ void skip(int tokens) {
+  /// Passes tiles that the rows do not see.
+  __device__ void skip(int tiles) {
 #pragma unroll 1
-    for (; tokens > 0; tokens -= kTile, ring.advance()) {
+    for (; tiles > 0; --tiles, ring.advance()) {
       wait(s.k_full[ring.stage()]);
       c.release(s.k_empty[ring.stage()]);
       wait(s.v_full[ring.stage()]);
@@ -76,7 +74,7 @@ struct RowsLoop {
   __device__ void prepare(const Products& products, Logits& x, std::uint32_t live) {
     c.take(products, x, ring.stage(), Traits::kCodes || live & kScaledTile);
     const Item& item = current();
-    const TileRange& tiles = item.tiles[c.group()];
+    const GroupTiles& tiles = item.tiles[c.group()];
     const int at = token();
     if (modified()) c.cap_and_bias(x, item, at);
     if (at < tiles.unmasked_first || at >= tiles.unmasked_end || (live & kAllLive) != kAllLive) {
@@ -90,17 +88,16 @@ struct RowsLoop {
     left = -1;
     const Item* const item = items.next();
     if (item == nullptr) return false;
-    const TileRange& tiles = item->tiles[c.group()];
+    const GroupTiles& tiles = item->tiles[c.group()];
     const int buffer = items.index % kBuffers;
     c.queries = swizzled_word(shared_address(s.q[buffer][c.group()]));
-    left = (tiles.end - tiles.first) / kTile - 1;
-    const int plain = modified() ? 0 : (tiles.plain_end - tiles.unmasked_first) / kTile;
-    own() = {(tiles.unmasked_first - tiles.first) / kTile,
-             static_cast<std::uint32_t>(max(plain, 0)),
-             (buffer * C.warpgroups + c.group()) * Traits::kQueryBytes,
+    left = tiles.last;
+    own() = {tiles.plain,
+             tiles.plain_count,
              tiles.first,
+             tiles.alive,
+             (buffer * C.warpgroups + c.group()) * Traits::kQueryBytes,
              items.index,
-             min(item->item.keys - (tiles.end - kTile), kTile),
              OwnTiles::kFirst};
     __syncwarp();
     barrier_wait(shared_address(&s.q_full[buffer][c.group()]), items.index / kBuffers % 2);
@@ -112,8 +109,7 @@ struct RowsLoop {
   /// Begins Q K^T of the first tile that the rows see. Where they see none, it is of whatever there is.
   __device__ void begin_scores(Products& products) {
     if (left >= 0) {
-      const Item& item = current();
-      skip(item.item.work.kv_begin + tiles_of<kTile>(item.item.work) * kTile - item.tiles[c.group()].end);
+      skip(current().tiles[c.group()].before);
       wait(s.k_full[ring.stage()]);
     }
     wgmma_begin();
@@ -194,11 +190,11 @@ struct RowsLoop {
 
   /// When O is complete: passes the tiles of an item that are left.
   __device__ void leave(const Item& item) {
-    const TileRange& tiles = item.tiles[c.group()];
-    if (tiles.first == tiles.end) return;
+    const GroupTiles& tiles = item.tiles[c.group()];
+    if (tiles.last < 0) return;
     c.release(s.v_empty[ring.stage()]);
     ring.advance();
-    skip(tiles.first - item.item.work.kv_begin);
+    skip(tiles.after);
   }
   __device__ const Item& item_of(int index) const { return s.items[index % Traits::kItems]; }
   /// Writes the rows of an item.
@@ -237,7 +233,7 @@ struct RowsLoop {
         attend(products);
       } else {  // before the next item is taken: it may have to wait for warpgroups that wait for these
                 // stages
-        skip(tiles_of<kTile>(current().item.work) * kTile);
+        skip(current().tiles[c.group()].before);
       }
       done = own().item;
       items.index = done + 1;

@@ -52,24 +52,41 @@ __device__ inline void limit_item(const PrefillParams& p, DeviceItem& item) {
   if (p.attention.status != nullptr) atomicOr(p.attention.status, kStatusBadKeys);
 }
 
-/// `position`: of the item's rows.
+/// Whether logits are more than products times a factor.
+__device__ inline bool modifies_logits(const AttentionParams& p) {
+  return p.softcap > 0.0f || p.alibi_slopes != nullptr || p.scale_log2 < 0.0f;
+}
+
+/// `position`: of the item's rows. Fills `tiles` piece by piece: registers are few.
 template <int kTile>
-__device__ inline TileRange tiles_seen(const AttentionParams& p, const DeviceItem& item, const int* position,
-                                       int group) {
+__device__ inline void find_tiles(const AttentionParams& p, const DeviceItem& item, const int* position,
+                                  int group, volatile GroupTiles& tiles) {
   const planning::WorkItem& work = item.work;
-  const int rows = work.row_end - work.row_begin, zero = work.kv_begin;
-  if (64 * group >= rows) return {zero, zero, zero, zero, zero};
-  const int first = position[64 * group], last = position[min(64 * group + 63, rows - 1)];
+  const int rows = work.row_end - work.row_begin, zero = work.kv_begin, row = 64 * group;
+  const int all = tiles_of<kTile>(work);
+  tiles.before = all;
+  tiles.last = -1;
+  tiles.after = 0;
+  if (row >= rows) return;
+  const int first = position[row], last = position[min(row + 63, rows - 1)];
   const int begin = max(zero, first - p.window_left) - zero;
   const int end = min(work.kv_end, last + p.causal_right + 1) - zero;
-  if (begin >= end) return {zero, zero, zero, zero, zero};
+  if (begin >= end) return;
+  const int from = begin / kTile, behind = (end + kTile - 1) / kTile;
+  tiles.before = all - behind;
+  tiles.last = behind - from - 1;
+  tiles.after = from;
+  tiles.first = zero + from * kTile;
+  tiles.alive = min(item.keys - (zero + (behind - 1) * kTile), kTile);
   const int inner_begin = max(zero, last - p.window_left) - zero;
   const int inner_end = max(zero, min(work.kv_end, first + p.causal_right + 1)) - zero;
-  const int whole_first = (inner_begin + kTile - 1) / kTile * kTile, whole_end = inner_end / kTile * kTile;
+  const int whole_first = (inner_begin + kTile - 1) / kTile, whole_end = inner_end / kTile;
+  tiles.unmasked_first = zero + whole_first * kTile;
+  tiles.unmasked_end = zero + whole_end * kTile;
   // The first row sees none of the tile behind, if that is where its keys end.
-  const int plain_end = whole_end == inner_end ? whole_end - kTile : whole_end;
-  return {zero + begin / kTile * kTile, zero + (end + kTile - 1) / kTile * kTile, zero + whole_first,
-          zero + whole_end, zero + plain_end};
+  const int plain = whole_end - (whole_end * kTile == inner_end ? 1 : 0) - whole_first;
+  tiles.plain = whole_first - from;
+  tiles.plain_count = modifies_logits(p) ? 0 : max(plain, 0);
 }
 
 /// The warp that takes items from the queue for the block.
@@ -97,13 +114,14 @@ struct ItemTaker {
     for (int row = lane(); row < Traits::kRows; row += 32) {
       const RowPlace place = place_of(p, item.item, min(row, last));
       item.position[row] = place.position;
+      if (row % 64 == 0) item.tiles[row / 64].query = static_cast<int>(place.token);
       if constexpr (Traits::kKeepsSlopes) {
         if (p.alibi_slopes != nullptr) item.slope[row] = p.alibi_slopes[place.head] * kLog2e;
       }
     }
     __syncwarp();
     if (lane() < C.warpgroups) {
-      item.tiles[lane()] = tiles_seen<C.kv_tile>(p, item.item, item.position, lane());
+      find_tiles<C.kv_tile>(p, item.item, item.position, lane(), item.tiles[lane()]);
     }
   }
   __device__ void run() const {

@@ -7,10 +7,18 @@
 
 namespace halftone::cuda {
 
-/// The tiles that a warpgroup's rows see, as the tokens that they begin with: [first, end), and those of them
-/// that all rows see whole: [unmasked_first, unmasked_end). Before plain_end no row sees its first key.
-struct TileRange {
-  int first, end, unmasked_first, unmasked_end, plain_end;
+/// An item as a warpgroup passes it, from the last tile to the first. Of the tiles that its rows see the
+/// first one is number 0.
+struct alignas(16) GroupTiles {
+  int before;                        // tiles that come before those that the rows see
+  int last;                          // number of the one that comes first; -1: they see none
+  int after;                         // tiles that come after them
+  int first;                         // token of number 0
+  int unmasked_first, unmasked_end;  // tokens: all rows see the tiles between them whole
+  int plain;                         // the first tile whose products need nothing but their scales
+  std::uint32_t plain_count;         // how many there are
+  int alive;                         // tokens of the last tile that the request has
+  int query;                         // of Q and O, the token of the first row
 };
 
 template <PrefillConfig C>
@@ -42,20 +50,19 @@ struct PrefillTraits {
   /// An item, and what follows from it for its rows.
   struct alignas(16) Item {
     DeviceItem item;  // row_end < 0: no more
-    TileRange tiles[C.warpgroups];
+    GroupTiles tiles[C.warpgroups];
     int position[kRows];  // RowPlace
     float
         slope[kKeepsSlopes ? kRows : 1];  // likewise, in base 2; never empty: nvcc would pad the item wrongly
   };
 
-  /// The item of a warp. Its rows see tiles that are numbered from the first one on.
+  /// The item of a warp.
   struct alignas(8) OwnTiles {
-    int plain;                  // the first tile whose products need nothing but their scales
-    std::uint32_t plain_count;  // how many there are
+    int plain;                  // GroupTiles
+    std::uint32_t plain_count;  // likewise
+    int first, alive;           // likewise
     int queries;                // where they lie in Shared::q
-    int first;                  // token of tile 0
     int item;                   // its number
-    int alive;                  // tokens of the last tile that the request has
     int step;                   // the tile at hand is the first, or has raised an offset
     enum : int { kUsual, kFirst, kRaised };
   };
