@@ -115,7 +115,8 @@ def layer(rows):
 
 def prefill_shape(row):
     keys = f"{row['context']} x {row['batch']}"
-    return (f"{row['q_heads']}/{row['kv_heads']}", row["head_dim"], "causal" if row["causal"] else "none",
+    dims = f"{row['head_dim']}, {row['v_head_dim']} of V" if row.get("v_head_dim") else row["head_dim"]
+    return (f"{row['q_heads']}/{row['kv_heads']}", dims, "causal" if row["causal"] else "none",
             keys if row["q_len"] == row["context"] else f"last {row['q_len']} of {keys}")
 
 

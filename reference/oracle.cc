@@ -104,12 +104,25 @@ class RowBlock {
         top = x > top ? x : top;
       }
       Real sum = sink ? std::exp(static_cast<Real>(p_.sinks[row.head]) - top) : Real{0};
-      for (std::int64_t j = row.begin; j < row.end; ++j) {
-        logit[j] = std::exp(logit[j] - top);
-        sum += logit[j];
+      for (std::int64_t j = row.begin; j < row.end; ++j) sum += std::exp(logit[j] - top);
+      if (p_.weight_tokens != 0) {
+        code_weights(row, logit, top);
+      } else {
+        for (std::int64_t j = row.begin; j < row.end; ++j) logit[j] = std::exp(logit[j] - top);
       }
       row_lse = top + std::log(sum);
       row.inverse_sum = Real{1} / sum;
+    }
+  }
+
+  /// Logits become weights with codes of 8 bits.
+  void code_weights(const Row& row, Real* logit, Real top) const {
+    for (std::int64_t j = row.begin; j < row.end;) {
+      const std::int64_t end = std::min(row.end, (j / p_.weight_tokens + 1) * p_.weight_tokens);
+      Real near = -std::numeric_limits<Real>::infinity();
+      for (std::int64_t i = j; i < end; ++i) near = logit[i] > near ? logit[i] : near;
+      const Real unit = std::exp(near - top) / 255;
+      for (; j < end; ++j) logit[j] = std::nearbyint(255 * std::exp(logit[j] - near)) * unit;
     }
   }
 
@@ -264,27 +277,86 @@ float round_to(DType dtype, float x) {
   return static_cast<float>(rounded);
 }
 
-std::vector<double> int8_rows(std::span<const float> x, int dim) {
-  const auto width = static_cast<std::size_t>(dim);
-  std::vector<double> result(x.size());
-  for (std::size_t row = 0; row < x.size(); row += width) {
-    float absmax = 0;
-    bool finite = true;
-    for (const float value : x.subspan(row, width)) {
-      absmax = std::max(absmax, std::abs(value));
-      finite = finite && std::isfinite(value);
-    }
-    const float inverse = 127.0F / absmax, scale = absmax / 127.0F;
-    for (std::size_t i = row; i < row + width; ++i) {
-      if (!finite) {
-        result[i] = std::numeric_limits<double>::quiet_NaN();
-      } else if (std::isfinite(inverse)) {
-        const float scaled = x[i] * inverse;
-        result[i] = static_cast<double>(std::nearbyint(scaled)) * static_cast<double>(scale);
+namespace {
+
+/// The largest magnitude; NaN if a value is not finite.
+float magnitude(const std::vector<float>& x) {
+  float largest = 0;
+  for (const float value : x) {
+    if (!std::isfinite(value)) return std::numeric_limits<float>::quiet_NaN();
+    largest = std::max(largest, std::abs(value));
+  }
+  return largest;
+}
+
+std::vector<double> int8_row(const std::vector<float>& x) {
+  const float absmax = magnitude(x), inverse = 127.0F / absmax, scale = absmax / 127.0F;
+  std::vector<double> result(x.size(), std::isnan(absmax) ? std::numeric_limits<double>::quiet_NaN() : 0.0);
+  for (std::size_t i = 0; std::isfinite(inverse) && i < x.size(); ++i) {
+    const float scaled = x[i] * inverse;
+    result[i] = static_cast<double>(std::nearbyint(scaled)) * static_cast<double>(scale);
+  }
+  return result;
+}
+
+std::vector<double> e4m3_row(const std::vector<float>& x) {
+  const float absmax = magnitude(x);
+  std::vector<double> result(x.size(), std::isnan(absmax) ? std::numeric_limits<double>::quiet_NaN() : 0.0);
+  if (!(absmax > 0)) return result;
+  int power = -126;
+  while (std::ldexp(static_cast<double>(absmax), -power) > 448) ++power;
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    const double value = std::ldexp(static_cast<double>(x[i]), -power);
+    int exponent = 0;
+    std::frexp(value, &exponent);
+    const int unit = std::max(exponent - 4, -9);  // four significant bits, subnormals in steps of 2^-9
+    result[i] = std::ldexp(std::nearbyint(std::ldexp(value, -unit)), unit + power);
+  }
+  return result;
+}
+
+template <class Rule>
+std::vector<double> rows_by(std::span<const float> x, int dim, const Rule& rule) {
+  std::vector<double> result;
+  for (std::size_t at = 0; at < x.size(); at += static_cast<std::size_t>(dim)) {
+    const std::span<const float> row = x.subspan(at, static_cast<std::size_t>(dim));
+    const std::vector<double> made = rule({row.begin(), row.end()});
+    result.insert(result.end(), made.begin(), made.end());
+  }
+  return result;
+}
+
+template <class Rule>
+std::vector<double> blocks_by(std::span<const float> v, std::int64_t channels, std::int64_t first,
+                              const Rule& rule) {
+  constexpr std::int64_t kBlock = 128;
+  const std::int64_t tokens = static_cast<std::int64_t>(v.size()) / channels;
+  std::vector<double> result(v.size());
+  for (std::int64_t block = 0; block < tokens; block += kBlock) {
+    const std::int64_t begin = std::max(block, first), end = std::min(block + kBlock, tokens);
+    for (std::int64_t c = 0; c < channels; ++c) {
+      std::vector<float> column;
+      for (std::int64_t t = begin; t < end; ++t)
+        column.push_back(v[static_cast<std::size_t>(t * channels + c)]);
+      const std::vector<double> made = rule(column);
+      for (std::int64_t t = begin; t < end; ++t) {
+        result[static_cast<std::size_t>(t * channels + c)] = made[static_cast<std::size_t>(t - begin)];
       }
     }
   }
   return result;
+}
+
+}  // namespace
+
+std::vector<double> int8_rows(std::span<const float> x, int dim) { return rows_by(x, dim, int8_row); }
+std::vector<double> e4m3_rows(std::span<const float> x, int dim) { return rows_by(x, dim, e4m3_row); }
+
+std::vector<double> int8_blocks(std::span<const float> v, std::int64_t channels, std::int64_t first) {
+  return blocks_by(v, channels, first, int8_row);
+}
+std::vector<double> e4m3_blocks(std::span<const float> v, std::int64_t channels, std::int64_t first) {
+  return blocks_by(v, channels, first, e4m3_row);
 }
 
 double rounding_step(DType dtype, double a) {

@@ -41,6 +41,10 @@ struct OracleParams {
   /// [q_len]: the keys of each query, in the order and as often as listed, in place of kv_len and the mask.
   /// Empty: all keys.
   std::span<const std::vector<std::int64_t>> lists;
+  /// Not 0: weights become codes rint(255 * exp(x - m)), m the largest logit that the row sees among the
+  /// request's tokens [i * weight_tokens, (i + 1) * weight_tokens), times exp(m - max) / 255; their sum and
+  /// the LSE are those of exact weights.
+  int weight_tokens = 0;
 
   int v_dim() const { return v_head_dim == 0 ? head_dim : v_head_dim; }
 };
@@ -78,6 +82,15 @@ float round_to(DType dtype, float x);
 /// both quotients in fp32. A row of zeros, or of values so small that 127 / absmax is infinite, becomes
 /// zeros; one that holds an infinity or a NaN becomes NaNs.
 std::vector<double> int8_rows(std::span<const float> x, int dim);
+
+/// The same with codes of E4M3, as Arithmetic::kFp8 has them: the scale is the smallest power of two from
+/// 2^-126 on that leaves magnitudes of at most 448, and codes are the nearest to x / scale, ties to even.
+std::vector<double> e4m3_rows(std::span<const float> x, int dim);
+
+/// What Arithmetic::kFullInt8 and kFp8 make of V, one request's [tokens, channels]: each channel of a block
+/// of 128 tokens is a row of the rules above. Tokens before `first` do not count: they become zeros.
+std::vector<double> int8_blocks(std::span<const float> v, std::int64_t channels, std::int64_t first);
+std::vector<double> e4m3_blocks(std::span<const float> v, std::int64_t channels, std::int64_t first);
 
 /// One rounding step of `dtype` for a value of magnitude `a`, as in the rule above.
 double rounding_step(DType dtype, double a);

@@ -271,15 +271,15 @@ void add_shape_rows(std::vector<AttentionCase>& rows) {
 }
 
 /// Arithmetic below 16 bits: K that it takes as stored and K that it quantises, rotated and not.
-void add_arithmetic_rows(std::vector<AttentionCase>& rows) {
-  int n = 0;
+void add_arithmetic_rows(std::vector<AttentionCase>& rows, const std::string& arithmetic, int& n) {
+  const int last = arithmetic == "half_int8" ? 128 : 0;  // others: one head_dim per format
   for (const std::string& format : format_texts()) {
-    for (const int dim : {kDims[rows.size() % kDims.size()], 128}) {
-      if (!fits(format, dim)) continue;
+    for (const int dim : {kDims[rows.size() % kDims.size()], last}) {
+      if (dim == 0 || !fits(format, dim)) continue;
       ++n;
       const auto i = static_cast<std::size_t>(n);
       AttentionCase row;
-      row.arithmetic = "half_int8";
+      row.arithmetic = arithmetic;
       row.k_format = format;
       row.v_format = fits(format_texts()[i * 5 % format_texts().size()], dim)
                          ? format_texts()[i * 5 % format_texts().size()]
@@ -302,7 +302,8 @@ void add_arithmetic_rows(std::vector<AttentionCase>& rows) {
       row.data = n % 4 == 2 ? Data::kOutlierChannels : n % 4 == 3 ? Data::kSinkToken : Data::kNormal;
       row.cu_q = n % 2 == 0;
       row.seed = 5000 + i;
-      row.name = "arithmetic-half-int8-" + format + "-d" + std::to_string(dim) + "-" + std::to_string(n);
+      row.name =
+          "arithmetic-" + arithmetic + "-" + format + "-d" + std::to_string(dim) + "-" + std::to_string(n);
       if (n % 4 == 0) row.plain = kFloats[i / 4 % 3];
       if (row.plain) row.name += "-plain", row.rotate_k = row.rotate_v = false;
       rows.push_back(row);
@@ -348,7 +349,9 @@ std::vector<AttentionCase> attention_cases() {
   add_mixed_rows(rows);
   add_plain_rows(rows);
   add_shape_rows(rows);
-  add_arithmetic_rows(rows);
+  int number = 0;
+  for (const char* arithmetic : {"half_int8", "full_int8", "fp8"})
+    add_arithmetic_rows(rows, arithmetic, number);
   add_latent_rows(rows);
   add_step_rows(rows);
   add_channel_rows(rows);
@@ -448,6 +451,8 @@ AttentionCase random_case(std::uint64_t seed) {
          .slots = random.chance(0.3)});
   }
   if (random.chance(0.2)) treat_channels(row, random);
+  if (row.arithmetic != "16-bit" && random.chance(0.7))
+    row.arithmetic = random.chance(0.5) ? "full_int8" : "fp8";
   return row;
 }
 

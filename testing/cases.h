@@ -166,13 +166,15 @@ AttentionArgs arguments(const Problem& problem, const Outputs& outputs);
 /// was written.
 Outputs run_problem(const Problem& problem, const std::function<void(AttentionProblem&)>& change = {});
 
-/// Truth and yardstick on the dequantised cache (or on the plain tensors), in half_int8 on what that makes of
-/// them; `rounds_v`: its V rounded to the type of Q, as on the CPU.
+/// Truth and yardstick on the dequantised cache (or on the plain tensors), in arithmetic below 16 bits on
+/// what that makes of them (docs/arithmetic.md); `on_cpu`: where CPU and GPU differ, what the CPU makes of V
+/// and P.
 struct Reference {
   std::vector<double> out, lse;
   std::vector<float> plain_out, plain_lse;
+  double out_slack = 0;  ///< a weight of 8 bits (full_int8) is one step off where a logit's last bits decide
 };
-Reference make_reference(const Problem& problem, bool rounds_v = true);
+Reference make_reference(const Problem& problem, bool on_cpu = true);
 
 /// The tolerance rule of oracle.h for output and LSE: empty when kept, else a sentence.
 /// `lse_slack` widens the LSE's limit, relative to max(1, |LSE|); `out_slack` the output's, absolutely.

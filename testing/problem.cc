@@ -109,11 +109,11 @@ void fill_by_tiling(Problem& p, Random& random) {
   }
 }
 
-/// Whether a K is used as it is stored by arithmetic with integers of 8 bits.
-bool has_int8_rows(const KvCacheSpec& spec) {
+/// Whether a K is used as it is stored by arithmetic with codes of this type: one scale for all dims.
+bool has_rows(const KvCacheSpec& spec, DType codes) {
   const KvFormat& k = spec.k_format;
   const bool one_scale = k.granularity != Granularity::kGroup || k.group_size == spec.head_dim;
-  return k.dtype == DType::kInt8 && !k.asymmetric && one_scale;
+  return k.dtype == codes && !k.asymmetric && one_scale;
 }
 
 void require(bool condition, const char* what) {
@@ -321,10 +321,57 @@ Operands exact_operands(const Problem& p) {
   return result;
 }
 
-/// Q and K in the basis of the pages as integers times scales; V, if wanted, rounded there to 16 bits. Dots
-/// are those of that basis; V comes back from it.
-Operands half_int8_operands(const Problem& p, bool rounds_v) {
-  const bool paged = p.cache != nullptr;
+/// Blocks of V by the rule of kFullInt8 or kFp8, request by request.
+void make_blocks(const Problem& p, std::vector<double>& v) {
+  const auto rule = p.problem.arithmetic == Arithmetic::kFp8 ? e4m3_blocks : int8_blocks;
+  const std::int64_t channels = std::int64_t{p.row.kv_heads} * p.problem.v_dim();
+  const std::vector<float> given = narrowed(v);
+  std::size_t at = 0;
+  for (const Request& r : p.row.requests) {
+    const int left = p.row.mask.window_left;
+    const std::int64_t first = left < 0 ? 0 : std::max(0, r.kv_len - r.q_len - left);
+    const auto count = static_cast<std::size_t>(r.kv_len * channels);
+    const std::vector<double> made = rule(std::span(given).subspan(at, count), channels, first);
+    std::copy(made.begin(), made.end(), v.begin() + static_cast<std::ptrdiff_t>(at));
+    at += count;
+  }
+}
+
+/// Divides (or multiplies) V by the static scales that kFp8 leaves to the end.
+void scale_values(const Problem& p, std::vector<double>& v, bool back) {
+  if (p.cache == nullptr || !p.cache->spec.v_format.static_scale() || p.cache->spec.v_format.asymmetric)
+    return;
+  const std::int64_t dim = p.problem.v_dim(), heads = p.row.kv_heads;
+  const bool per_head = p.cache->spec.v_format.granularity == Granularity::kHead;
+  for (std::size_t i = 0; i < v.size(); ++i) {
+    const std::int64_t head = static_cast<std::int64_t>(i) / dim % heads;
+    const double scale = p.cache->v_scale.get(per_head ? head : 0);
+    v[i] = back ? v[i] * scale : v[i] / scale;
+  }
+}
+
+/// V as the arithmetic takes it, on the CPU in the basis in which it is stored, on a GPU in the caller's.
+void make_values(const Problem& p, bool on_cpu, std::vector<double>& v) {
+  const bool rotated = p.row.rotate_v;
+  if (p.problem.arithmetic == Arithmetic::kHalfInt8) {
+    const DType type = p.row.q_dtype == DType::kFloat16 ? DType::kFloat16 : DType::kBFloat16;
+    for (double& x : v) x = on_cpu ? round_to(type, static_cast<float>(x)) : x;
+    if (rotated) rotate_rows(v, p.problem.v_dim());
+    return;
+  }
+  const bool fp8 = p.problem.arithmetic == Arithmetic::kFp8;
+  if (fp8) scale_values(p, v, false);
+  if (rotated && !on_cpu) rotate_rows(v, p.problem.v_dim());
+  make_blocks(p, v);
+  if (rotated && on_cpu) rotate_rows(v, p.problem.v_dim());
+  if (fp8) scale_values(p, v, true);
+}
+
+/// Arithmetic below 16 bits: Q and K in the basis of the pages as codes times scales, dots are those of that
+/// basis; V comes back from it.
+Operands coded_operands(const Problem& p, bool on_cpu) {
+  const bool paged = p.cache != nullptr, fp8 = p.problem.arithmetic == Arithmetic::kFp8;
+  const auto rows = fp8 ? e4m3_rows : int8_rows;
   ExactValues values = paged ? stored_values(p.row.step.appends ? stepped_cache(p) : p.cache->clone())
                              : ExactValues{widened(p.k.to_floats()), widened(p.v.to_floats())};
   std::vector<float> q = p.q.to_floats();
@@ -332,24 +379,30 @@ Operands half_int8_operands(const Problem& p, bool rounds_v) {
        row += static_cast<std::size_t>(p.row.head_dim)) {
     hadamard::rotate(&q[row], p.row.head_dim);
   }
-  if (!paged || !has_int8_rows(p.cache->spec)) values.k = int8_rows(narrowed(values.k), p.row.head_dim);
-  const DType type = p.row.q_dtype == DType::kFloat16 ? DType::kFloat16 : DType::kBFloat16;
-  for (double& x : values.v) x = rounds_v ? round_to(type, static_cast<float>(x)) : x;
-  if (p.row.rotate_v) rotate_rows(values.v, p.problem.v_dim());
-  return {int8_rows(q, p.row.head_dim), std::move(values.k), std::move(values.v)};
+  if (!paged || !has_rows(p.cache->spec, fp8 ? DType::kFloat8E4M3 : DType::kInt8)) {
+    values.k = rows(narrowed(values.k), p.row.head_dim);
+  }
+  make_values(p, on_cpu, values.v);
+  return {rows(q, p.row.head_dim), std::move(values.k), std::move(values.v)};
 }
 
 }  // namespace
 
-Reference make_reference(const Problem& p, bool rounds_v) {
+Reference make_reference(const Problem& p, bool on_cpu) {
   Reference reference;
   const Operands exact =
-      p.problem.arithmetic == Arithmetic::kHalfInt8 ? half_int8_operands(p, rounds_v) : exact_operands(p);
+      p.problem.arithmetic == Arithmetic::k16Bit ? exact_operands(p) : coded_operands(p, on_cpu);
   const std::vector<float> q = narrowed(exact.q), k = narrowed(exact.k), v = narrowed(exact.v);
+  if (p.problem.arithmetic == Arithmetic::kFullInt8) {
+    for (const double x : exact.v) {
+      if (std::isfinite(x)) reference.out_slack = std::max(reference.out_slack, std::abs(x) / 255);
+    }
+  }
   const std::vector<std::vector<std::int64_t>> lists = listed_tokens(p);
   std::int64_t q_token = 0, kv_token = 0;
   for (const Request& r : p.row.requests) {
     OracleParams o = oracle_params(p, r);
+    if (p.problem.arithmetic == Arithmetic::kFullInt8) o.weight_tokens = on_cpu ? 64 : 128;
     if (!lists.empty()) {
       o.lists =
           std::span(lists).subspan(static_cast<std::size_t>(q_token), static_cast<std::size_t>(r.q_len));
@@ -375,8 +428,9 @@ std::string judge(const Problem& p, const Reference& reference, const Outputs& o
                   double out_slack) {
   const std::vector<float> out = outputs.out.to_floats();
   const std::int64_t rows = p.total_q() * p.row.q_heads;
-  const Verdict verdict = judge_output(rows, p.problem.v_dim(), reference.out.data(),
-                                       reference.plain_out.data(), out.data(), p.row.out_dtype, out_slack);
+  const Verdict verdict =
+      judge_output(rows, p.problem.v_dim(), reference.out.data(), reference.plain_out.data(), out.data(),
+                   p.row.out_dtype, out_slack + reference.out_slack);
   if (!verdict.ok) return "out: " + verdict.sentence;
   if (!p.row.lse) return {};
   const std::vector<float> lse = outputs.lse.to_floats();

@@ -144,6 +144,15 @@ std::vector<Sweep> prefill_sweeps() {
       }
     }
     add("bf16", {32, 8}, 128, 0, {"4096x4", "16384x1"}).plain = plain;
+    for (const auto& [head_dim, v_head_dim] : {std::pair{80, 0}, {96, 0}, {192, 0}, {192, 128}}) {
+      const int heads = v_head_dim == 0 ? kHidden / head_dim : kHidden / v_head_dim;
+      for (const bool causal : {false, true}) {
+        Sweep& sweep = add("bf16", {heads, heads}, head_dim, 0, {"4096x4", "16384x1"});
+        sweep.v_head_dim = v_head_dim;
+        sweep.plain = plain;
+        sweep.causal = causal;
+      }
+    }
   }
   add("bf16", {32, 8}, 128, 2048, {"32768x1"});
   for (const bool causal : {false, true}) {
@@ -342,6 +351,7 @@ void expand(const Sweep& sweep, std::string_view formats, SplitPolicy policy, st
     c.shape.kv_heads = heads.kv;
     for (const int head_dim : sweep.head_dims) {
       c.shape.head_dim = head_dim;
+      c.shape.v_dim = sweep.v_head_dim;
       for (const int page_size : sweep.page_sizes) {
         c.shape.page_size = page_size;
         for (const std::string_view requests : sweep.requests) {

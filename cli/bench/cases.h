@@ -39,6 +39,7 @@ struct Sweep {
   Arithmetic arithmetic = Arithmetic::k16Bit;
   int rope_dim = 0;  ///< see ProblemShape
   int top_k = 0;
+  int v_head_dim = 0;  ///< 0: head_dim
 };
 
 /// A case of suite kLayer in each of its ways to append, any other one as it is.

@@ -259,6 +259,7 @@ void add_shape_options(CLI::App* command, Options& options, CLI::Option* table) 
       ->check(between(1, 65536))
       ->capture_default_str();
   shape_option(command->add_option("--head-dim", shape.head_dim, "Head dimension"))->capture_default_str();
+  shape_option(command->add_option("--v-head-dim", shape.v_dim, "Head dimension of V (default: --head-dim)"));
   shape_option(command->add_option("--page-size", shape.page_size, "Tokens per page"))->capture_default_str();
   shape_option(command->add_flag("--plain", shape.plain, "Prefill: K and V are tensors in bf16, not pages"));
   shape_option(command->add_flag("--no-causal", options.full, "Prefill: every query sees every key"));

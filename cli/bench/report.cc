@@ -54,6 +54,7 @@ Json row_json(const BenchRow& r) {
     figure("tflops", r.gflops / 1e3);
     row["mhz"] = r.mhz > 0 ? Json(r.mhz) : Json();
   }
+  if (s.v_dim != 0 && s.v_dim != s.head_dim) row["v_head_dim"] = s.v_dim;
   if (!r.setup.table.empty()) row["table"] = r.setup.table;
   if (!r.setup.mixed.empty()) row["lengths"] = requests_text(r.setup.mixed);
   if (r.setup.suite == Suite::kLayer) row["append"] = layer_append_text(r.setup.append);
@@ -104,7 +105,12 @@ const std::vector<Column>& shape_columns() {
       {"suite", [](const BenchRow& r) { return std::string(suite_text(r.setup.suite)); }},
       {"query heads", [](const BenchRow& r) { return std::to_string(r.setup.shape.q_heads); }},
       {"KV heads", [](const BenchRow& r) { return std::to_string(r.setup.shape.kv_heads); }},
-      {"head_dim", [](const BenchRow& r) { return std::to_string(r.setup.shape.head_dim); }},
+      {"head_dim",
+       [](const BenchRow& r) {
+         const ProblemShape& s = r.setup.shape;
+         return s.v_dim == 0 || s.v_dim == s.head_dim ? std::to_string(s.head_dim)
+                                                      : fmt::format("{}, {} of V", s.head_dim, s.v_dim);
+       }},
       {"page size",
        [](const BenchRow& r) { return r.setup.shape.plain ? "-" : std::to_string(r.setup.shape.page_size); }},
       {"mask", [](const BenchRow& r) { return std::string(r.setup.shape.causal ? "causal" : "none"); }},
@@ -121,7 +127,9 @@ nlohmann::ordered_json bench_json(nlohmann::ordered_json head, const std::vector
   head["notes"] =
       "us: median of one call, of a chain per layer; bytes: least traffic of one call; GB = 10^9 bytes; "
       "ceiling: plain reads of as many bytes (append on CUDA: a copy) measured in the same run; cold: no "
-      "cache level holds what a call reads; tflops: 4 x (query, visible key) pairs x head_dim x query heads; "
+      "cache level holds what a call reads; tflops: 2 x (query, visible key) pairs x (head_dim + dims of V, "
+      "v_head_dim "
+      "where it differs) x query heads; "
       "mhz: clock of "
       "the SMs during the timed calls of prefill, which begin after 40 ms of calls; null figures: not "
       "measured, or "

@@ -48,7 +48,7 @@ HALFTONE_API std::string_view arithmetic_name(Arithmetic arithmetic);
 HALFTONE_API Arithmetic parse_arithmetic(std::string_view name);
 
 /// Plain K and V tensors, as a problem describes them where there is no cache. CUDA: f16 and bf16 with Q
-/// alike, head_dim 64, 128 or 256 and V of as many dims (else Unsupported).
+/// alike, V of as many dims as K or 128 beside 192 (else Unsupported).
 struct KvTensors {
   DType dtype = DType::kBFloat16;  ///< of both: kFloat32, kFloat16 or kBFloat16
   int kv_heads = 0;                ///< >= 1

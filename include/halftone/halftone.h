@@ -267,7 +267,7 @@ typedef enum halftone_arithmetic {
 } halftone_arithmetic;
 
 /* Plain K and V tensors, as a problem describes them where there is no cache. CUDA: F16 and BF16 with Q
- * alike, head_dim 64, 128 or 256 and V of as many dims (else UNSUPPORTED). */
+ * alike, V of as many dims as K or 128 beside 192 (else UNSUPPORTED). */
 typedef struct halftone_kv_tensors {
   size_t struct_size;
   uint32_t abi_version;

@@ -190,7 +190,7 @@ class KVCacheSpec:
 class KVTensors:
     """K and V as plain arrays instead of a cache, for :func:`plan`.
 
-    The CPU takes all of them; CUDA takes "f16" and "bf16" with Q alike, at head_dim 64, 128 or 256 of K and V alike.
+    The CPU takes all of them; CUDA takes "f16" and "bf16" with Q alike, V of as many dims as K or 128 beside 192.
 
     Args:
         kv_heads: KV heads, at least 1.

@@ -22,22 +22,16 @@ namespace {
 /// Tokens that are gathered one by one have kernels for 16-bit operands, and for fewer rows at a time.
 int variant(const AttentionProblem& problem, const planning::Kernel& kernel) {
   const bool gathered = is_gathered(problem);
-  if (problem.arithmetic > (gathered ? Arithmetic::k16Bit : Arithmetic::kHalfInt8)) return -1;
+  if (gathered && problem.arithmetic != Arithmetic::k16Bit) return -1;
   return gathered && kernel.row_block > kGatheredRows ? -1 : 0;
 }
 
-/// Only an arithmetic is refused.
+/// Only an arithmetic is refused, and only there.
 void refuse(const AttentionProblem& problem) {
-  if (is_gathered(problem)) {
-    throw Error(ErrorCode::kUnsupported,
-                fmt::format("arithmetic is {}, but over {} the CPU backend serves 16-bit: use that.",
-                            arithmetic_name(problem.arithmetic),
-                            problem.is_listed() ? "listed keys" : "a latent cache"));
-  }
-  throw Error(
-      ErrorCode::kUnsupported,
-      fmt::format("arithmetic is {}, but the CPU backend serves 16-bit and half_int8: use one of these.",
-                  arithmetic_name(problem.arithmetic)));
+  throw Error(ErrorCode::kUnsupported,
+              fmt::format("arithmetic is {}, but over {} the CPU backend serves 16-bit: use that.",
+                          arithmetic_name(problem.arithmetic),
+                          problem.is_listed() ? "listed keys" : "a latent cache"));
 }
 
 }  // namespace

@@ -140,8 +140,8 @@ void refuse(const AttentionProblem& p) {
   throw Error(
       ErrorCode::kUnsupported,
       fmt::format("kv is K and V tensors in {} with head_dim {} and {} of V, q_dtype is {}, but the CUDA "
-                  "backend takes tensors in bf16 and f16 with Q alike, head_dim 64, 128 or 256 and V of as "
-                  "many dims: convert them, append them to a cache or use the CPU.",
+                  "backend takes tensors in bf16 and f16 with Q alike, V of as many dims as K or 128 beside "
+                  "192: convert them, append them to a cache or use the CPU.",
                   dtype_name(std::get<KvTensors>(p.kv).dtype), p.head_dim(), p.v_dim(),
                   dtype_name(p.q_dtype)));
 }

@@ -55,6 +55,8 @@ TEST(Listed, PlanRefuses) {
   });
   refuses(kUnsupported, {"arithmetic is half_int8", "listed keys", "serves 16-bit"},
           [](auto& p) { p.arithmetic = Arithmetic::kHalfInt8; });
+  refuses(kUnsupported, {"arithmetic is full_int8", "listed keys", "serves 16-bit"},
+          [](auto& p) { p.arithmetic = Arithmetic::kFullInt8; });
   refuses(kUnsupported, {"arithmetic is fp8", "a latent cache", "serves 16-bit"}, [](auto& p) {
     p.listed = {};
     p.arithmetic = Arithmetic::kFp8;

@@ -1,7 +1,9 @@
-// Problems as prefill on a GPU takes them: Q, K and V of one 16-bit dtype and one head_dim, in plain tensors
-// or in pages. The CPU takes them, too.
+// Problems as prefill on a GPU takes them: Q, K and V of one 16-bit dtype, in plain tensors or in pages. The
+// CPU takes them, too.
 #pragma once
 
+#include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -10,17 +12,18 @@
 namespace halftone::testing {
 
 inline constexpr DType kPrefillTypes[] = {DType::kBFloat16, DType::kFloat16};
-inline constexpr int kPrefillDims[] = {64, 128, 256};
+inline constexpr int kPrefillDims[] = {64, 80, 96, 128, 192, 256};
 
-/// Causal, two heads over two.
-inline AttentionCase prefill_case(DType dtype, int head_dim, bool plain,
-                                  const std::vector<Request>& requests) {
+/// Causal, two heads over two. `v_head_dim` 0: head_dim.
+inline AttentionCase prefill_case(DType dtype, int head_dim, bool plain, const std::vector<Request>& requests,
+                                  int v_head_dim = 0) {
   AttentionCase row;
   row.name = std::string(dtype_name(dtype)) + ", head_dim " + std::to_string(head_dim) +
-             (plain ? ", plain" : ", pages");
+             (v_head_dim == 0 ? "" : " and " + std::to_string(v_head_dim)) + (plain ? ", plain" : ", pages");
   row.requests = requests;
   row.q_heads = row.kv_heads = 2;
   row.head_dim = head_dim;
+  row.v_head_dim = v_head_dim;
   row.k_format = dtype == DType::kFloat16 ? "fp16" : "bf16";
   if (plain) row.plain = dtype;
   row.q_dtype = row.out_dtype = dtype;
@@ -37,15 +40,22 @@ inline std::vector<Request> edge_requests() {
           {193, 192}, {100, 30}, {1, 300}, {1, 1},    {0, 50},   {40, 0},   {0, 0},     {5, 417}};
 }
 
-/// The rows of every dtype and head_dim, plain and in pages.
+/// The rows of every dtype and head_dim, plain and in pages; of head_dims whose kernels differ from others by
+/// numbers alone, to save time, either. Also K of 192 dims with V of 128.
 inline std::vector<AttentionCase> prefill_cases(const std::vector<Request>& requests) {
   std::vector<AttentionCase> rows;
   for (const DType dtype : kPrefillTypes) {
-    for (const int head_dim : kPrefillDims) {
-      for (const bool plain : {true, false}) {
-        rows.push_back(prefill_case(dtype, head_dim, plain, requests));
-      }
+    const auto add = [&](int head_dim, bool plain, int v_head_dim = 0) {
+      rows.push_back(prefill_case(dtype, head_dim, plain, requests, v_head_dim));
+    };
+    const bool f16 = dtype == DType::kFloat16;
+    for (const int head_dim : {64, 128, 256}) {
+      for (const bool plain : {true, false}) add(head_dim, plain);
     }
+    add(80, f16);
+    add(96, !f16);
+    add(192, f16);
+    for (const bool plain : {true, false}) add(192, plain, 128);
   }
   return rows;
 }
@@ -55,6 +65,12 @@ inline std::vector<std::int64_t> first_tokens(const AttentionCase& row) {
   std::vector<std::int64_t> first = {0};
   for (const Request& r : row.requests) first.push_back(first.back() + r.kv_len);
   return first;
+}
+
+/// Sets tokens [begin, end) of a tensor to NaN.
+inline void poison_rows(const Tensor& x, std::int64_t begin, std::int64_t end) {
+  const std::int64_t row = x.shape()[1] * x.shape()[2];
+  for (std::int64_t e = begin * row; e < end * row; ++e) x.set(e, std::numeric_limits<float>::quiet_NaN());
 }
 
 /// Rows [begin, end) of a tensor.

@@ -127,12 +127,11 @@ TEST_P(Prefill, KeysOfOtherRequestsNeverMatter) {
       const Outputs clean = run(p);
       ASSERT_EQ(judge(p, clean), "") << row.name;
       const std::vector<std::int64_t> first = first_tokens(row);
-      const std::int64_t width = row.kv_heads * row.head_dim;
       for (const std::size_t poisoned : {0U, 2U}) {  // neighbours; then every other request's own keys, too
         for (std::size_t i = 0; i < requests.size(); ++i) {
           if (poisoned == 0 ? requests[i].q_len != 0 : i % 4 != 1) continue;
-          for (std::int64_t e = first[i] * width; e < first[i + 1] * width; ++e)
-            p.k.set(e, kNan), p.v.set(e, kNan);
+          poison_rows(p.k, first[i], first[i + 1]);
+          poison_rows(p.v, first[i], first[i + 1]);
         }
         const Outputs outputs = run(p);
         for (std::size_t i = 0; i < requests.size(); ++i) {

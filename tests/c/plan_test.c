@@ -83,6 +83,15 @@ static void over_tensors(void) {
   tensors.v_head_dim = 64;
   problem.kv = NULL;
   problem.kv_tensors = &tensors;
+  for (problem.arithmetic = HALFTONE_ARITHMETIC_FULL_INT8; problem.arithmetic <= HALFTONE_ARITHMETIC_FP8;
+       ++problem.arithmetic) {
+    CHECK_OK(halftone_plan_create(&problem, &plan));
+    CHECK_OK(halftone_attention_problem_init(&back, sizeof back));
+    CHECK_OK(halftone_plan_get_problem(plan, &back));
+    CHECK(back.arithmetic == problem.arithmetic);
+    CHECK_OK(halftone_plan_destroy(plan));
+  }
+  problem.arithmetic = HALFTONE_ARITHMETIC_HALF_INT8;
   CHECK_OK(halftone_plan_create(&problem, &plan));
   CHECK_OK(halftone_attention_problem_init(&back, sizeof back));
   CHECK_OK(halftone_plan_get_problem(plan, &back));

@@ -123,6 +123,7 @@ TEST(BenchTables, HoldTheShapesTheyAreNamedFor) {
 TEST(BenchTables, PrefillIsTensorsAndPagesOfEqualWork) {
   const std::vector<BenchCase> cases = cases_of("prefill");
   std::set<std::tuple<bool, int, bool, int>> grid;
+  std::set<std::tuple<bool, int, int, bool, int>> between;
   std::set<std::string> codes;
   std::size_t half_int8 = 0;
   for (const BenchCase& c : cases) {
@@ -143,13 +144,20 @@ TEST(BenchTables, PrefillIsTensorsAndPagesOfEqualWork) {
     EXPECT_EQ(s.batch * s.context, 16384);
     if (s.format.name != "bf16") codes.insert(s.format.name);
     if (s.q_heads != s.kv_heads) continue;
-    EXPECT_EQ(s.q_heads * s.head_dim, 2048);
+    const int v_dim = to_problem(s).v_dim();
+    EXPECT_EQ(s.q_heads, 2048 / v_dim);
+    if (s.head_dim % 64 != 0 || s.head_dim == 192) {
+      between.insert({s.plain, s.head_dim, v_dim, s.causal, s.context});
+      continue;
+    }
     grid.insert({s.plain, s.head_dim, s.causal, s.context});
   }
   EXPECT_EQ(grid.size(), 2U * 3 * 2 * 3);  // place, head_dim, mask, length
+  EXPECT_EQ(between.size(), 2U * 4 * 2 * 2);
   EXPECT_EQ(codes, (std::set<std::string>{"fp8", "int4-g32", "int8-head"}));
-  EXPECT_EQ(half_int8, 2U * 2 * 4);                                          // head_dim, mask, length
-  EXPECT_EQ(cases.size(), grid.size() + 2 * 2 + 3 * 2 * 3 + 3 + half_int8);  // grouped heads, codes, chunks
+  EXPECT_EQ(half_int8, 2U * 2 * 4);  // head_dim, mask, length
+  EXPECT_EQ(cases.size(), grid.size() + between.size() + 2 * 2 + 3 * 2 * 3 + 3 +
+                              half_int8);  // grouped heads, codes, chunks
   for (const BenchCase& c : cases_of("prefill", "fp8")) {
     EXPECT_FALSE(c.shape.plain) << "tensors have no such format";
   }

@@ -79,8 +79,25 @@ TEST_F(EvalTest, ArithmeticIsThatOfTheRun) {
   EXPECT_LT(error(lower, "bf16"), 0.1);
   EXPECT_LT(error(lower, "int8-head"), 2 * error(exact, "int8-head"));
   EXPECT_LT(error(lower, "int4-g32"), 1.2 * error(exact, "int4-g32"));
-  const Result text = run({"eval", capture, "--formats", "bf16", "--arithmetic", "half_int8"});
-  EXPECT_NE(text.out.find("arithmetic half_int8"), std::string::npos) << text.out;
+  for (const char* arithmetic : {"half_int8", "full_int8", "fp8"}) {
+    const Result text = run({"eval", capture, "--formats", "bf16", "--arithmetic", arithmetic});
+    EXPECT_NE(text.out.find(std::string("arithmetic ") + arithmetic), std::string::npos) << text.out;
+  }
+}
+
+/// V's codes add to the error; those of E4M3 have three bits of mantissa.
+TEST_F(EvalTest, FullInt8AndFp8AddTheErrorOfV) {
+  const std::string capture = write_capture(1);
+  const auto error = [&](const char* arithmetic) {
+    const json report = evaluate({capture, "--formats", "bf16", "--arithmetic", arithmetic});
+    EXPECT_EQ(report["options"]["arithmetic"], arithmetic);
+    return find_format(report, "bf16")["error_worst"].get<double>();
+  };
+  const double half = error("half_int8"), full = error("full_int8"), fp8 = error("fp8");
+  EXPECT_GT(full, half);
+  EXPECT_LT(full, 3 * half);
+  EXPECT_GT(fp8, full);
+  EXPECT_LT(fp8, 0.15);
 }
 
 TEST_F(EvalTest, SizesAreExact) {

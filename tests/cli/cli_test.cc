@@ -362,6 +362,11 @@ TEST_F(CliTest, ExplainShowsPlanScheduleAndFloor) {
   EXPECT_NE(result.out.find("4.2 MiB of cache and 48.0 KiB of Q and O"), std::string::npos) << result.out;
   EXPECT_NE(result.out.find("At 10.0 GB/s that takes at least 441.7 us."), std::string::npos) << result.out;
   EXPECT_EQ(run({"explain", "--batch", "0"}).code, 0);
+  for (const char* arithmetic : {"full_int8", "fp8"}) {
+    const Result lower = run({"explain", "--batch", "1", "--arithmetic", arithmetic});
+    EXPECT_EQ(lower.code, 0) << lower.err;
+    EXPECT_NE(lower.out.find(arithmetic), std::string::npos) << lower.out;
+  }
 }
 
 TEST_F(CliTest, BenchWritesOneRowPerCase) {

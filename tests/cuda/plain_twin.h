@@ -19,7 +19,7 @@ inline Problem plain_without(const Problem& p, std::size_t request, std::int64_t
     std::vector<float> values = floats_of_rows(x, 0, first[request] + begin);
     const std::vector<float> rest = floats_of_rows(x, first[request] + end, first.back());
     values.insert(values.end(), rest.begin(), rest.end());
-    return Tensor::of(dtype, {first.back() - (end - begin), row.kv_heads, row.head_dim}, values);
+    return Tensor::of(dtype, {first.back() - (end - begin), row.kv_heads, x.shape()[2]}, values);
   };
   row.requests[request].kv_len -= static_cast<int>(end - begin);
   Problem twin = make_problem(row);

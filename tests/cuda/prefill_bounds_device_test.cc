@@ -147,7 +147,7 @@ Problem with_first_tokens(const Problem& p, std::int64_t rows) {
   Problem twin = make_problem(row);
   twin.q = p.q.clone();
   twin.k = Tensor::of(*row.plain, {rows, row.kv_heads, row.head_dim}, floats_of_rows(p.k, 0, rows));
-  twin.v = Tensor::of(*row.plain, {rows, row.kv_heads, row.head_dim}, floats_of_rows(p.v, 0, rows));
+  twin.v = Tensor::of(*row.plain, {rows, row.kv_heads, p.v.shape()[2]}, floats_of_rows(p.v, 0, rows));
   return twin;
 }
 
@@ -159,14 +159,15 @@ TEST_F(DevicePrefillBounds, MoreKeysThanRows) {
     const Problem p = make_problem(row);
     if (!has_prefill(p)) continue;
     const Plan plan = plan_on_device(p);
-    const std::int64_t all = p.k.shape()[0], width = row.kv_heads * row.head_dim;
+    const std::int64_t all = p.k.shape()[0];
     for (const std::int64_t rows : {0, 1, 50, 99, 100, 101, 195, 200, 201, 280, 599}) {
       SCOPED_TRACE(row.name + ", " + std::to_string(rows) + " rows");
       const Problem twin = with_first_tokens(p, rows);
       DeviceRun device(p, plan);
       KvTensorViews& kv = tensors_of(device.args);
       const Tensor k = p.k.clone(), v = p.v.clone();
-      for (std::int64_t e = rows * width; e < all * width; ++e) k.set(e, kNan), v.set(e, kNan);
+      poison_rows(k, rows, all);
+      poison_rows(v, rows, all);
       device.write(kv.k, k);
       device.write(kv.v, v);
       kv.k.shape[0] = kv.v.shape[0] = rows;

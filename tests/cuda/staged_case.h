@@ -20,4 +20,10 @@ inline AttentionCase staged_case(const std::string& k_format, const std::string&
   return row;
 }
 
+/// Whether rows of `head_dim` values have whole groups of the format.
+inline bool has_whole_groups(const std::string& format, int head_dim) {
+  const KvFormat f = parse_format(format);
+  return f.granularity != Granularity::kGroup || head_dim % f.group_size == 0;
+}
+
 }  // namespace halftone::testing

@@ -11,9 +11,11 @@
 #include <set>
 #include <vector>
 
+#include "format/fp8_row.h"
 #include "format/hadamard.h"
 #include "format/head_dim.h"
 #include "format/rope.h"
+#include "format/value_block.h"
 #include "reference/random.h"
 
 namespace halftone {
@@ -407,6 +409,34 @@ TEST(RopeTest, PairsAndAnglesFollowTheDefinition) {
     EXPECT_EQ(x[6], 7.0f) << "dims beyond rotary_dim pass";
     EXPECT_EQ(x[7], 8.0f);
   }
+}
+
+TEST(Fp8Row, ScaleIsTheSmallestPowerOfTwoThatFits) {
+  for (int exponent = -149; exponent <= 127; ++exponent) {
+    for (const double mantissa : {1.0, 1.25, 1.75, 1.7500001192092896, 1.875, 1.9999998807907104}) {
+      const auto absmax = static_cast<float>(std::ldexp(mantissa, exponent));
+      if (!(absmax > 0)) continue;
+      const fp8_row::Row row = fp8_row::row_of(codec::bits_of(absmax));
+      int power = 0;
+      ASSERT_EQ(std::frexp(row.scale, &power), 0.5F) << absmax;
+      ASSERT_EQ(row.scale * row.inverse, 1.0F) << absmax;
+      ASSERT_LE(absmax / row.scale, 448.0F) << absmax;
+      ASSERT_TRUE(row.scale == 0x1p-126F || absmax / (row.scale / 2) > 448.0F) << absmax;
+      ASSERT_EQ(fp8_row::code_of(row, -absmax), codec::e4m3_from_f32(-absmax / row.scale)) << absmax;
+    }
+  }
+  EXPECT_EQ(fp8_row::row_of(0).scale, 1.0F);
+  EXPECT_TRUE(std::isnan(fp8_row::row_of(0x7f800000U).scale));
+  EXPECT_EQ(fp8_row::code_of(fp8_row::row_of(0x7fc00000U), std::numeric_limits<float>::infinity()), 0);
+}
+
+TEST(ValueBlock, CountedTokensBeginAtTheFirstQuerysWindow) {
+  EXPECT_EQ(value_block::first_counted(300, 10, -1), 0);
+  EXPECT_EQ(value_block::first_counted(300, 10, 0), 290);
+  EXPECT_EQ(value_block::first_counted(300, 10, 40), 250);
+  EXPECT_EQ(value_block::first_counted(300, 10, 290), 0);
+  EXPECT_EQ(value_block::first_counted(5, 10, 3), 0);
+  EXPECT_EQ(value_block::first_counted(1 << 30, 1, (1LL << 31) - 1), 0);
 }
 
 }  // namespace

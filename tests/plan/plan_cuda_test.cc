@@ -180,19 +180,23 @@ TEST(CudaPlan, AttendsToPlainTensorsOf16Bits) {
   if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
   int served = 0;
   for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
-    for (const int head_dim : {64, 128, 256}) {
+    for (const auto& [head_dim, v_head_dim] :
+         {std::pair{64, 0}, {80, 0}, {96, 96}, {128, 0}, {192, 128}, {192, 0}, {256, 256}}) {
       for (const DType out : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
         for (const int max_q_len : {1, 100}) {
-          const AttentionProblem p = plain_problem([&](AttentionProblem& x, KvTensors& kv) {
-            x.q_dtype = kv.dtype = dtype;
-            x.out_dtype = out;
-            x.max_q_len = max_q_len;
-            kv.head_dim = head_dim;
-          });
+          const AttentionProblem p =
+              plain_problem([&, dim = head_dim, v_dim = v_head_dim](AttentionProblem& x, KvTensors& kv) {
+                x.q_dtype = kv.dtype = dtype;
+                x.out_dtype = out;
+                x.max_q_len = max_q_len;
+                kv.head_dim = dim;
+                kv.v_head_dim = v_dim;
+              });
           try {
             const std::vector<std::string> names = configs_of(p);
             ASSERT_EQ(names.size(), 1U) << "plain tensors have no kernel for few rows";
-            EXPECT_EQ(names[0], head_dim == 256 ? "sm90-prefill-128" : "sm90-prefill-192");
+            const bool wide = p.v_dim() > 128;
+            EXPECT_EQ(names[0], wide ? "sm90-prefill-128" : "sm90-prefill-192") << head_dim;
             ++served;
           } catch (const Error& error) {  // a build of one head_dim
             EXPECT_EQ(error.code(), kUnsupported);
@@ -210,15 +214,19 @@ TEST(CudaPlan, SaysWhatKeepsPlainTensorsOffTheGpu) {
   const auto refused = [](std::string_view is, auto change) {
     expect_error(kUnsupported,
                  {"kv is K and V tensors in", is, "takes tensors in bf16 and f16 with Q alike",
-                  "head_dim 64, 128 or 256 and V of as many dims", "append them to a cache or use the CPU"},
+                  "V of as many dims as K or 128 beside 192", "append them to a cache or use the CPU"},
                  [&] { plan(plain_problem(change)); });
   };
   refused("tensors in f32 with head_dim 128 and 128 of V, q_dtype is bf16",
           [](AttentionProblem&, KvTensors& kv) { kv.dtype = DType::kFloat32; });
   refused("tensors in f32 with head_dim 128 and 128 of V, q_dtype is f32",
           [](AttentionProblem& p, KvTensors& kv) { p.q_dtype = kv.dtype = DType::kFloat32; });
-  refused("tensors in bf16 with head_dim 96 and 96 of V",
-          [](AttentionProblem&, KvTensors& kv) { kv.head_dim = 96; });
+  refused("tensors in f32 with head_dim 96 and 96 of V",
+          [](AttentionProblem&, KvTensors& kv) { kv.head_dim = 96, kv.dtype = DType::kFloat32; });
+  refused("tensors in bf16 with head_dim 192 and 96 of V",
+          [](AttentionProblem&, KvTensors& kv) { kv.head_dim = 192, kv.v_head_dim = 96; });
+  refused("tensors in bf16 with head_dim 128 and 192 of V",
+          [](AttentionProblem&, KvTensors& kv) { kv.v_head_dim = 192; });
   refused("tensors in bf16 with head_dim 128 and 64 of V",
           [](AttentionProblem&, KvTensors& kv) { kv.v_head_dim = 64; });
   refused("head_dim 128 and 128 of V, q_dtype is f16",

@@ -79,13 +79,18 @@ TEST(StagedPlan, StagesWhatPrefillCannotReadAsItIs) {
 TEST(StagedPlan, StagedBytesOfAKey) {
   if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
   int served = 0;
-  for (const auto& [head_dim, bytes, code_bytes] :
-       {std::array{64, 260, 0}, {128, 516, 388}, {256, 1028, 772}}) {
+  for (const auto& [head_dim, bytes, code_bytes] : {std::array{64, 260, 0},
+                                                    {80, 324, 0},
+                                                    {96, 388, 0},
+                                                    {128, 516, 388},
+                                                    {192, 772, 0},
+                                                    {256, 1028, 772}}) {
     AttentionProblem p = prompt_problem([](AttentionProblem&) {});
     spec_of(p).head_dim = head_dim;
     if (configs_of(p).back() == "sm90-universal") continue;  // a build of other head_dims
     ++served;
     EXPECT_EQ(staged_of(p).bytes, staged_of(p).keys * 8 * bytes);
+    EXPECT_EQ(configs_of(p).back(), head_dim > 128 ? "sm90-prefill-128" : "sm90-prefill-192");
     p.arithmetic = Arithmetic::kHalfInt8;
     if (code_bytes > 0) {
       EXPECT_EQ(staged_of(p).bytes, staged_of(p).keys * 8 * code_bytes);

@@ -151,8 +151,34 @@ def test_half_int8_is_attention_over_the_integers(rng):
     assert "half_int8" in ht.plan(
         ht.KVTensors(KV_HEADS, DIM), q_heads=Q_HEADS, batch=1, max_kv_len=9, arithmetic="half_int8"
     ).describe()
-    with pytest.raises(ht.UnsupportedError, match="arithmetic is fp8"):
-        ht.attend(q, k=k, v=v, arithmetic="fp8")
+
+
+def test_full_int8_takes_values_that_are_integers_as_they_are(rng):
+    """Equal logits: weights are exact, and so are values that are integers times a scale in each channel of a block."""
+    q, k = np.zeros((5, Q_HEADS, DIM), np.float32), normal(rng, 300, KV_HEADS, DIM)
+    v = np.rint(rng.uniform(-127, 127, (300, KV_HEADS, DIM))).astype(np.float32)
+    v[[0, 128, 256]] = 127
+    v *= 2.0 ** -rng.integers(0, 9, DIM)
+    exact = ht.attend(q, k=k, v=v.astype(np.float32))
+    full = ht.attend(q, k=k, v=v.astype(np.float32), arithmetic="full_int8")
+    np.testing.assert_allclose(full, exact, rtol=1e-5, atol=1e-5)
+    v[0, 0, 0] *= 1000
+    assert np.abs(ht.attend(q, k=k, v=v, arithmetic="full_int8") - ht.attend(q, k=k, v=v))[:, 0, 0].max() > 0.01
+
+
+def test_fp8_is_attention_over_e4m3(rng):
+    """Sixteenths up to 15 / 16 have four significant bits: E4M3 holds them, so the 16-bit result."""
+    q, k, v = (rng.integers(-15, 16, (200, heads, DIM)) / 16 for heads in (Q_HEADS, KV_HEADS, KV_HEADS))
+    q, k, v = (x.astype(np.float16) for x in (q, k, v))
+    exact = ht.attend(q, k=k, v=v, out_dtype="f32")
+    np.testing.assert_allclose(ht.attend(q, k=k, v=v, out_dtype="f32", arithmetic="fp8"), exact, atol=2e-5)
+    rounded = ht.attend(q, k=k, v=v * np.float16(1.03), out_dtype="f32", arithmetic="fp8")
+    assert 1e-4 < np.abs(rounded - 1.03 * exact).max() < 0.1
+    for name in ("full_int8", "fp8"):
+        spec = ht.KVTensors(KV_HEADS, DIM)
+        assert name in ht.plan(spec, q_heads=Q_HEADS, batch=1, max_kv_len=9, arithmetic=name).describe()
+    with pytest.raises(ht.InvalidArgumentError, match="full_int8, fp8"):
+        ht.attend(q, k=k, v=v, arithmetic="int8")
 
 
 def test_a_plan_over_plain_tensors(rng):

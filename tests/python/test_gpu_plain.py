@@ -14,25 +14,26 @@ def torch():
     return pytest.importorskip("torch")
 
 
-def plain(torch, dtype, dim, q_lens, kv_lens, seed=11):
+def plain(torch, dtype, dim, q_lens, kv_lens, seed=11, v_dim=None):
     """q, k and v of requests one after another, and where they begin."""
     generator = torch.Generator().manual_seed(seed)
     shapes = ((sum(q_lens), Q_HEADS), (sum(kv_lens), KV_HEADS), (sum(kv_lens), KV_HEADS))
-    q, k, v = (torch.randn(*shape, dim, generator=generator).to(dtype).cuda() for shape in shapes)
+    dims = (dim, dim, v_dim or dim)
+    q, k, v = (torch.randn(*s, d, generator=generator).to(dtype).cuda() for s, d in zip(shapes, dims))
     cu_q, cu_kv = (torch.tensor([0, *lens], dtype=torch.int32).cumsum(0).int().cuda() for lens in (q_lens, kv_lens))
     return q, k, v, cu_q, cu_kv
 
 
-@pytest.mark.parametrize("dim", [64, 128, 256])
+@pytest.mark.parametrize("dim, v_dim", [(64, 64), (80, 80), (96, 96), (128, 128), (192, 192), (192, 128), (256, 256)])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_plain_tensors(torch, dtype, dim):
+def test_plain_tensors(torch, dtype, dim, v_dim):
     q_lens, kv_lens = [130, 1, 0, 65], [200, 77, 9, 65]
-    q, k, v, cu_q, cu_kv = plain(torch, getattr(torch, dtype), dim, q_lens, kv_lens)
+    q, k, v, cu_q, cu_kv = plain(torch, getattr(torch, dtype), dim, q_lens, kv_lens, v_dim=v_dim)
     lens = dict(cu_q=cu_q, cu_kv=cu_kv)
     truth = [x.float().cpu().numpy() for x in (q, k, v)]
     for options in (dict(causal=True), dict(), dict(causal=True, window_left=50, softcap=20.0)):
         out, lse = ht.attend(q, k=k, v=v, lse=True, out_dtype="f32", **lens, **options)
-        assert out.is_cuda and out.dtype == torch.float32 and out.shape == q.shape
+        assert out.is_cuda and out.dtype == torch.float32 and out.shape == (*q.shape[:2], v_dim)
         # P is rounded to the dtype of V.
         check(out.cpu().numpy(), None, *truth, q_lens, kv_lens, slack=2**-6, **options)
         same, _ = ht.attend(q, k=k, v=v, lse=True, out_dtype="f32", **lens, **options)
@@ -59,8 +60,8 @@ def test_what_plain_tensors_must_be(torch):
         ht.attend(q.float(), k=k, v=v)
     with pytest.raises(ht.UnsupportedError, match="^kv is K and V tensors in f32 .* use the CPU"):
         ht.attend(q.float(), k=k.float(), v=v.float())
-    with pytest.raises(ht.UnsupportedError, match="with head_dim 96 and 96 of V"):
-        ht.attend(q[..., :96], k=k[..., :96], v=v[..., :96])
+    with pytest.raises(ht.UnsupportedError, match="with head_dim 96 and 64 of V"):
+        ht.attend(q[..., :96], k=k[..., :96], v=v[..., :64])
     shifted = torch.zeros(k.numel() + 1, dtype=k.dtype, device="cuda")[1:].view_as(k)
     with pytest.raises(ht.InvalidArgumentError, match="^k starts 2 bytes past a multiple of 16"):
         ht.attend(q, k=shifted, v=v)

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "cpu/attention/code_output-inl.h"
 #include "cpu/attention/item-inl.h"
 
 #if defined(HALFTONE_CPU_BLOCKED_INL_H) == defined(HWY_TARGET_TOGGLE)
@@ -94,11 +95,12 @@ HWY_NOINLINE void output_columns(const OutputArgs& a, int column) {
 }
 
 /// One item, a chunk at a time: K as values, scores, softmax, V as values, output. A Source decodes the
-/// chunks: `find(begin)` the next one, `decode_k(out)` to [token][width()], `decode_v(out)`; where V is a
-/// piece of K the last does nothing. `chunk()` says which tokens it has, `excluded(t)` which of them do not
-/// count. With kCodes Q and K are integers with a scale per row: `begin_queries(rows)`, then `take_query(r,
-/// rows)` with row r in Scratch::row; `k_scale(t)`; with kBytes decode_k() keeps the bytes for itself, and
-/// `score_bytes_of<C>(t, column, rows, scores)` multiplies them.
+/// chunks: `find(begin)` the next one, `decode_k(out)` to [token][width()], `decode_v(out)` to there or a
+/// place of its own, which it returns. `chunk()` says which tokens it has, `excluded(t)` which of them do not
+/// count; `out_scale()` multiplies the rows at the end. With kCodes Q and K are codes with a scale per row:
+/// `begin_queries(rows)`, then `take_query(r, rows)` with row r in Scratch::row; `k_scale(t)`; with kBytes
+/// decode_k() keeps the bytes for itself, and `score_bytes_of<C>(t, column, rows, scores)` multiplies them.
+/// With kRoundsWeights V are codes in CodeScratch, and so is P.
 template <class Source>
 class BlockedItem {
  public:
@@ -130,7 +132,9 @@ class BlockedItem {
       begin += source_.chunk().tiles * kTileTokens;
     }
     for (int r = 0; r < item_.rows; ++r) {
-      for (int d = 0; d < layer_.v_dim; ++d) s_.out[r * layer_.v_dim + d] = s_.acc[d * rows_ + r];
+      for (int d = 0; d < layer_.v_dim; ++d) {
+        s_.out[r * layer_.v_dim + d] = s_.acc[d * rows_ + r] * source_.out_scale();
+      }
     }
     mark_nan(item_, s_);
   }
@@ -155,21 +159,47 @@ class BlockedItem {
     source_.decode_k(s_.decoded);
     for (int column = 0; column < rows_;) column += score_columns(chunk, column);
     const bool partial = common_.partial(chunk);
+    if constexpr (Source::kRoundsWeights) {
+      for (int column = 0; column < rows_; column += kLanes) softmax_codes(chunk, partial, column);
+      add_codes(chunk, source_.decode_v(s_.decoded));
+      return;
+    }
     for (int column = 0; column < rows_; column += kLanes) softmax(chunk, partial, column);
 
-    source_.decode_v(s_.decoded);
+    const float* const v = source_.decode_v(s_.decoded);
     const int tile_floats = source_.tile_floats();
-    const bool select = partial && source_.may_hold_nan() && !all_finite(chunk.tiles * tile_floats);
+    const bool select = partial && source_.may_hold_nan() && !all_finite(v, chunk.tiles * tile_floats);
     for (const QuadClass& quads : source_.quads()) {
-      const OutputArgs args{&quads, s_.decoded, tile_floats, chunk.tiles, s_.scores, s_.alpha, rows_, s_.acc};
+      const OutputArgs args{&quads, v, tile_floats, chunk.tiles, s_.scores, s_.alpha, rows_, s_.acc};
       for (int column = 0; column < rows_;) column += output_columns_of(args, select, column);
     }
   }
 
+  void add_codes(const Chunk& chunk, const float* v) {
+    if constexpr (Source::kRoundsWeights) {
+      const CodeScratch& s = s_.codes;
+      const std::int32_t* const words = s.v_codes + source_.first_word() * layer_.v_dim;
+      const CodeOutputArgs args{&source_.quads(), v,         words, layer_.v_dim,
+                                chunk.tiles,      s_.scores, s.p,   s_.alpha,
+                                s.factor,         s.v_scale, rows_, s_.acc};
+      for (int column = 0; column < rows_;) {
+        const int vectors = vectors_at(column);
+        const auto output = vectors == 4 ? output_codes<4> : vectors == 2 ? output_codes<2> : output_codes<1>;
+        output(args, column);
+        column += vectors * kLanes;
+      }
+    }
+  }
+
+  /// How many vectors of rows kernels take from `column` on.
+  int vectors_at(int column) const {
+    const int left = (rows_ - column) / kLanes;
+    return left >= 4 && kAccumulators >= 16 ? 4 : left >= 2 ? 2 : 1;
+  }
+
   /// S^T for the next vectors of rows; returns how many rows that were.
   int score_columns(const Chunk& chunk, int column) {
-    const int left = (rows_ - column) / kLanes;
-    const int vectors = left >= 4 && kAccumulators >= 16 ? 4 : left >= 2 ? 2 : 1;
+    const int vectors = vectors_at(column);
     const auto score = vectors == 4   ? &BlockedItem::score_vectors<4>
                        : vectors == 2 ? &BlockedItem::score_vectors<2>
                                       : &BlockedItem::score_vectors<1>;
@@ -191,25 +221,17 @@ class BlockedItem {
   }
 
   int output_columns_of(const OutputArgs& args, bool select, int column) const {
-    const int left = (rows_ - column) / kLanes;
-    if (select) {
-      output_columns<1, true>(args, column);
-      return kLanes;
-    }
-    if (left >= 4 && kAccumulators >= 16) {
-      output_columns<4, false>(args, column);
-      return 4 * kLanes;
-    }
-    if (left >= 2) {
-      output_columns<2, false>(args, column);
-      return 2 * kLanes;
-    }
-    output_columns<1, false>(args, column);
-    return kLanes;
+    const int vectors = select ? 1 : vectors_at(column);
+    const auto output = select         ? output_columns<1, true>
+                        : vectors == 4 ? output_columns<4, false>
+                        : vectors == 2 ? output_columns<2, false>
+                                       : output_columns<1, false>;
+    output(args, column);
+    return vectors * kLanes;
   }
 
-  /// Online softmax of kLanes rows over the chunk; leaves p in scores and the accumulators' factor in alpha.
-  void softmax(const Chunk& chunk, bool partial, int column) {
+  /// Scores of kLanes rows become logits; returns the largest of them and `max`.
+  VF make_logits(const Chunk& chunk, bool partial, int column, VF max) {
     const F d;
     const I di;
     float* scores = s_.scores + column;
@@ -218,12 +240,9 @@ class BlockedItem {
     const VI begin = hn::LoadU(di, begin_ + column);
     const VI end = hn::LoadU(di, end_ + column);
     VF q_scale = hn::Zero(d);
-    if constexpr (Source::kCodes) q_scale = hn::Load(d, s_.int8.q_scale + column);
+    if constexpr (Source::kCodes) q_scale = hn::Load(d, s_.codes.q_scale + column);
     const VF minus_infinity = hn::Set(d, planning::kMinusInfinity);
-    const int tokens = chunk.tiles * kTileTokens;
-    const VF before = hn::LoadU(d, s_.max + column);
-    VF max = before;
-    for (int t = 0; t < tokens; ++t) {
+    for (int t = 0; t < chunk.tiles * kTileTokens; ++t) {
       const VI token = hn::Set(di, chunk.begin + t);
       VF x = hn::LoadU(d, scores + t * rows_);
       if constexpr (Source::kCodes) x = hn::Mul(x, hn::Mul(q_scale, hn::Set(d, source_.k_scale(t))));
@@ -235,9 +254,23 @@ class BlockedItem {
       max = hn::IfThenElse(hn::Gt(x, max), x, max);  // a NaN is never a maximum
       hn::StoreU(x, d, scores + t * rows_);
     }
-    const VF shift = hn::IfThenZeroElse(hn::Eq(max, minus_infinity), max);
+    return max;
+  }
+
+  /// A maximum, or 0 where there is none.
+  static HWY_INLINE VF shift_of(VF max) {
+    return hn::IfThenZeroElse(hn::Eq(max, hn::Set(F(), planning::kMinusInfinity)), max);
+  }
+
+  /// Online softmax of kLanes rows over the chunk; leaves p in scores and the accumulators' factor in alpha.
+  void softmax(const Chunk& chunk, bool partial, int column) {
+    const F d;
+    float* scores = s_.scores + column;
+    const VF before = hn::LoadU(d, s_.max + column);
+    const VF max = make_logits(chunk, partial, column, before);
+    const VF shift = shift_of(max);
     VF sum = hn::Zero(d);
-    for (int t = 0; t < tokens; ++t) {
+    for (int t = 0; t < chunk.tiles * kTileTokens; ++t) {
       const VF p = exp_nonpositive(hn::Sub(hn::LoadU(d, scores + t * rows_), shift));
       sum = hn::Add(sum, p);
       hn::StoreU(p, d, scores + t * rows_);
@@ -248,12 +281,45 @@ class BlockedItem {
     hn::StoreU(hn::MulAdd(hn::LoadU(d, s_.sum + column), alpha, sum), d, s_.sum + column);
   }
 
-  bool all_finite(int count) const {
+  /// The same with codes for p, relative to the largest logit of the chunk: in scores, or with kBytes as
+  /// dwords of four_tokens(). The sum is that of p before it is rounded.
+  void softmax_codes(const Chunk& chunk, bool partial, int column) {
+    const F d;
+    float* scores = s_.scores + column;
+    const VF before = hn::LoadU(d, s_.max + column);
+    const VF near = make_logits(chunk, partial, column, hn::Set(d, planning::kMinusInfinity));
+    const VF max = hn::IfThenElse(hn::Gt(near, before), near, before);
+    const VF near_shift = shift_of(near), shift = shift_of(max), levels = hn::Set(d, kWeightLevels);
+    VF sum = hn::Zero(d);
+    for (int i = 0; i < chunk.tiles * 4; ++i) {
+      VF code[4];
+      for (int t = 0; t < 4; ++t) {
+        float* const at = scores + (i / 4 * kTileTokens + four_tokens(i % 4)[t]) * rows_;
+        const VF p = exp_nonpositive(hn::Sub(hn::LoadU(d, at), near_shift));
+        sum = hn::Add(sum, p);
+        code[t] = hn::Mul(p, levels);
+        if constexpr (!Source::kBytes) hn::StoreU(hn::Round(code[t]), d, at);
+      }
+      if constexpr (Source::kBytes) {
+        const VI low = hn::Or(hn::NearestInt(code[0]), hn::ShiftLeft<8>(hn::NearestInt(code[1])));
+        const VI high = hn::Or(hn::NearestInt(code[2]), hn::ShiftLeft<8>(hn::NearestInt(code[3])));
+        hn::Store(hn::Or(low, hn::ShiftLeft<16>(high)), I(), s_.codes.p + i * rows_ + column);
+      }
+    }
+    const VF alpha = exp_nonpositive(hn::Sub(before, shift)), weight = exp_nonpositive(hn::Sub(near, shift));
+    hn::StoreU(alpha, d, s_.alpha + column);
+    hn::StoreU(hn::Mul(weight, hn::Set(d, 1 / kWeightLevels)), d, s_.codes.factor + column);
+    hn::StoreU(max, d, s_.max + column);
+    const VF kept = hn::Mul(hn::LoadU(d, s_.sum + column), alpha);
+    hn::StoreU(hn::MulAdd(sum, weight, kept), d, s_.sum + column);
+  }
+
+  static bool all_finite(const float* x, int count) {
     const F d;
     VF worst = hn::Zero(d);
     for (int i = 0; i < count; i += kLanes) {  // x - x is 0 or NaN
-      const VF x = hn::LoadU(d, s_.decoded + i);
-      worst = hn::Add(worst, hn::Sub(x, x));
+      const VF value = hn::LoadU(d, x + i);
+      worst = hn::Add(worst, hn::Sub(value, value));
     }
     return hn::AllTrue(d, hn::Eq(worst, hn::Zero(d)));
   }

@@ -63,6 +63,7 @@ class TokenSource {
  public:
   static constexpr bool kCodes = false;
   static constexpr bool kBytes = false;
+  static constexpr bool kRoundsWeights = false;
 
   TokenSource(const Layer& layer, const Item& item, Scratch& scratch)
       : layer_(layer), item_(item), s_(scratch), gather_(*layer.gather) {
@@ -94,9 +95,11 @@ class TokenSource {
   }
 
   void decode_k(float* out) const { decode(KvPart::kK, width(), out); }
-  void decode_v(float* out) const {
+  const float* decode_v(float* out) const {
     if (!gather_.v_in_k) decode(KvPart::kV, layer_.v_dim, out);
+    return out;
   }
+  static float out_scale() { return 1.0f; }
 
  private:
   /// The tile of a token, its place in the page in `within`; null if it does not count.

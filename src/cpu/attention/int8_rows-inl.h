@@ -1,5 +1,5 @@
-// Blocked path, Arithmetic::kHalfInt8: rows of Q and K as integers of 8 bits with one scale each
-// (format/int8_row.h).
+// Blocked path, Arithmetic::kHalfInt8 and kFullInt8: rows of Q and K as integers of 8 bits with one scale
+// each (format/int8_row.h).
 //
 // Their dots are exact either way. In fp32: a sum of 256 products of codes stays below 2^24. On AVX-512 with
 // VNNI, where four products of bytes are one lane's step: K is biased to unsigned bytes, which sums begin by
@@ -24,16 +24,22 @@ HWY_BEFORE_NAMESPACE();
 namespace halftone::cpu {
 namespace HWY_NAMESPACE {
 
-/// Scale and inverse of a row of `width` values, whole vectors.
-HWY_INLINE int8_row::Row int8_row_of(const float* x, int width) {
-  const F d;
+/// Magnitudes as the bits of an fp32: integers order them, infinities and NaNs come last.
+HWY_INLINE VI magnitude_bits(VF x) { return hn::And(hn::BitCast(I(), x), hn::Set(I(), 0x7fffffff)); }
+
+/// The largest of `width` values, whole vectors.
+HWY_INLINE std::uint32_t largest_bits(const float* x, int width) {
   const I di;
   VI largest = hn::Zero(di);
   for (int i = 0; i < width; i += kLanes) {
-    const VI bits = hn::And(hn::BitCast(di, hn::LoadU(d, x + i)), hn::Set(di, 0x7fffffff));
-    largest = hn::Max(largest, bits);
+    largest = hn::Max(largest, magnitude_bits(hn::LoadU(F(), x + i)));
   }
-  return int8_row::row_of(static_cast<std::uint32_t>(hn::GetLane(hn::MaxOfLanes(di, largest))));
+  return static_cast<std::uint32_t>(hn::GetLane(hn::MaxOfLanes(di, largest)));
+}
+
+/// Scale and inverse of a row of `width` values, whole vectors.
+HWY_INLINE int8_row::Row int8_row_of(const float* x, int width) {
+  return int8_row::row_of(largest_bits(x, width));
 }
 
 /// Replaces a row by its codes, in fp32, and returns its scale. Without a finite one, codes are zeros.

@@ -67,10 +67,11 @@ struct Layer {
   std::int64_t page_stride = 0;
   const float* slopes = nullptr;  // [q_heads] or null
   Side k, v;
-  bool half_int8 = false;  ///< Arithmetic::kHalfInt8
-  bool int8_k = false;     ///< and K's codes are used as they are, with one scale per token
-  /// And V is rounded to this 16-bit type; kFloat32: it has it.
+  Arithmetic arithmetic = Arithmetic::k16Bit;
+  bool stored_k = false;  ///< other arithmetic: K's codes are used as they are, with one scale per token
+  /// kHalfInt8: V is rounded to this 16-bit type; kFloat32: it has it.
   DType v_type = DType::kFloat32;
+  bool bare_v = false;  ///< kFp8: V's static scale is left to the rows' end
   const LayerMaps* maps = nullptr;
   const Gather* gather = nullptr;  ///< latent caches and listed keys: tokens one by one
 };
@@ -142,14 +143,21 @@ struct alignas(64) ByteScratch {
   bool finite_offsets;                             ///< all of v_offset's
 };
 
-/// Working memory of the blocked path where Q and K are integers of 8 bits: see int8_rows-inl.h.
-struct alignas(64) Int8Scratch {
+/// Working memory of the blocked path where operands have 8 bits: see int8_rows-inl.h, fp8_rows-inl.h and
+/// value_block-inl.h.
+struct alignas(64) CodeScratch {
   static constexpr int kMaxWidth = kMaxDim + 2 * kMaxLanes;
   std::int32_t q[kMaxRows * kMaxWidth / 4];    ///< codes, [column][rows]
   std::int32_t q_start[kMaxRows];              ///< where sums begin
   std::uint8_t k[kBlockedTokens * kMaxWidth];  ///< codes, biased, [token][width]
   float q_scale[kMaxRows];                     ///< of a row
   float k_scale[kBlockedTokens];               ///< of a token whose K is quantised here
+  float v[kChunkTokens * kMaxDim];             ///< the block of V, tiles as decoded: codes, or code * scale
+  std::int32_t v_codes[kChunkTokens / 4 * kMaxDim];  ///< or four codes each, [four tokens][dim]
+  float v_scale[kMaxDim];                            ///< of a channel
+  float v_inverse[kMaxDim];
+  std::int32_t p[kBlockedTokens / 4 * kMaxRows];  ///< four weights each, [four tokens][rows]
+  float factor[kMaxRows];                         ///< of a row's weights in this chunk
 };
 
 /// Working memory of one thread, all parts 64-byte aligned. Floats unless stated.
@@ -176,7 +184,7 @@ struct alignas(64) Scratch {
   float v_min[kChunkTokens * kMaxGroups];
   union {  // an item takes one of the two paths
     ByteScratch bytes;
-    Int8Scratch int8;
+    CodeScratch codes;
   };
   std::uint8_t k_tail[kTileTokens * kMaxDim * 4];  ///< plain tensors: the last, partial tile
   std::uint8_t v_tail[kTileTokens * kMaxDim * 4];

@@ -235,6 +235,34 @@ VMap make_v_map(const MapKey& key, int lanes) {
   return map;
 }
 
+namespace {
+
+/// Fills `word`, `second` and `shuffle`.
+void find_words(QuadClass& quad) {
+  std::array<std::int32_t, 4> word{};
+  for (int i = 0; i < 4; ++i) {
+    std::array<std::int32_t, 16> at{};
+    for (int d = 0; d < 4; ++d) {
+      for (int t = 0; t < 4; ++t) at[4 * d + t] = quad.token[four_tokens(i)[t]] + quad.dim[d];
+    }
+    std::array<std::int32_t, 16> sorted = at;
+    std::sort(sorted.begin(), sorted.end());
+    word[i] = sorted[0];
+    const std::int32_t second = sorted[8] - sorted[0];
+    std::array<std::uint8_t, 16> shuffle{};
+    for (int k = 0; k < 16; ++k) {
+      if (sorted[k] != word[i] + (k < 8 ? k : second + k - 8)) return;
+      shuffle[k] = static_cast<std::uint8_t>(std::find(sorted.begin(), sorted.end(), at[k]) - sorted.begin());
+    }
+    if (i > 0 && (shuffle != quad.shuffle || second != quad.second)) return;
+    quad.shuffle = shuffle;
+    quad.second = second;
+  }
+  quad.word = word;
+}
+
+}  // namespace
+
 std::vector<QuadClass> make_v_quads(const MapKey& key) {
   const Element element = key.element;
   const int dim = key.dim;
@@ -251,7 +279,10 @@ std::vector<QuadClass> make_v_quads(const MapKey& key) {
     for (int d = 0; d < 4; ++d) quad.dim[d] = address(0, first + d) - base;
     auto at = std::find_if(classes.begin(), classes.end(),
                            [&](const QuadClass& c) { return c.token == quad.token && c.dim == quad.dim; });
-    if (at == classes.end()) at = classes.insert(classes.end(), quad);
+    if (at == classes.end()) {
+      find_words(quad);
+      at = classes.insert(classes.end(), quad);
+    }
     at->base.push_back(base);
     at->first_dim.push_back(first);
   }

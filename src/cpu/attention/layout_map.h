@@ -143,7 +143,16 @@ struct QuadClass {
   std::array<std::int32_t, 4> dim;
   std::vector<std::int32_t> base;
   std::vector<std::int32_t> first_dim;
+  /// Where the 16 values of four_tokens(i) lie, two times eight next to each other: [i] from the base, and
+  /// `second` beyond that; value t of dim d is the shuffle[4 d + t]-th of them. -1: they lie otherwise.
+  std::array<std::int32_t, 4> word{-1, -1, -1, -1};
+  std::int32_t second = 0;
+  std::array<std::uint8_t, 16> shuffle{};
 };
+
+/// The tokens of a tile whose codes kernels of 8-bit operands multiply at a time: those which a packed 8-bit
+/// V keeps together.
+constexpr std::array<int, 4> four_tokens(int i) { return {2 * i, 2 * i + 1, 2 * i + 8, 2 * i + 9}; }
 
 /// K or V of a layer as far as its maps depend on it. group_size 0: one scale for all dims of a token.
 struct MapKey {

@@ -69,11 +69,13 @@ MapKey map_key(const Side& s) { return {s.element, s.dim, s.group_size}; }
 
 /// How the operands are taken (docs/arithmetic.md).
 void set_arithmetic(const AttentionProblem& problem, Layer& l) {
-  l.half_int8 = problem.arithmetic == Arithmetic::kHalfInt8;
-  if (!l.half_int8) return;
-  l.int8_k = l.k.element == Element::kI8 && l.k.groups == 1;
+  l.arithmetic = problem.arithmetic;
+  if (l.arithmetic == Arithmetic::k16Bit) return;
+  const bool fp8 = l.arithmetic == Arithmetic::kFp8;
+  l.stored_k = l.k.element == (fp8 ? Element::kE4M3 : Element::kI8) && l.k.groups == 1;
+  l.bare_v = fp8 && l.v.static_scale != nullptr && !l.v.has_min;
   const bool f16 = problem.q_dtype == DType::kFloat16;
-  if (l.v.element != (f16 ? Element::kF16 : Element::kBF16)) {
+  if (l.arithmetic == Arithmetic::kHalfInt8 && l.v.element != (f16 ? Element::kF16 : Element::kBF16)) {
     l.v_type = f16 ? DType::kFloat16 : DType::kBFloat16;
   }
 }
@@ -131,7 +133,7 @@ class Runner {
       const Item item = item_of(work);
       if (layer_.gather != nullptr) {
         gathered_item(layer_, item, scratch);
-      } else if (item.q_len * layer_.group <= kDirectRows && !layer_.half_int8) {
+      } else if (item.q_len * layer_.group <= kDirectRows && layer_.arithmetic == Arithmetic::k16Bit) {
         direct_item(layer_, item, scratch);
       } else {
         blocked_item(layer_, item, scratch);
@@ -313,7 +315,7 @@ void in_parallel(int count, const First& first, const Second& second, const Inte
     std::rethrow_exception(failure);
   } catch (const std::bad_alloc&) {
     throw Error(ErrorCode::kResourceExhausted,
-                "run needs half a MiB of memory per thread, but it is not free: use fewer OpenMP threads.");
+                "run needs 0.6 MiB of memory per thread, but it is not free: use fewer OpenMP threads.");
   }
 }
 

@@ -68,7 +68,7 @@ class Prefetcher {
   int left_ = 0;
 };
 
-/// Finds chunks. Reads no block-table entry outside the item's range.
+/// Finds chunks. Reads no block-table entry outside their range.
 class TileFinder {
  public:
   TileFinder(const Layer& layer, const Item& item, Scratch& scratch)
@@ -78,9 +78,14 @@ class TileFinder {
 
   /// The chunk that begins at `begin`: to the next multiple of `tokens` or the item's end.
   void find(int begin, Chunk& chunk, int tokens = kChunkTokens) const {
+    find_range(begin, std::min(item_.kv_end, begin / tokens * tokens + tokens), chunk);
+  }
+
+  /// Tokens [begin, end) of the request, a chunk at most.
+  void find_range(int begin, int end, Chunk& chunk) const {
     chunk.begin = begin;
-    chunk.end = std::min(item_.kv_end, begin / tokens * tokens + tokens);
-    chunk.tiles = (chunk.end - begin + kTileTokens - 1) / kTileTokens;
+    chunk.end = end;
+    chunk.tiles = (end - begin + kTileTokens - 1) / kTileTokens;
     chunk.excluded = false;
     for (int i = 0; i < chunk.tiles; ++i) {
       if (layer_.paged) {

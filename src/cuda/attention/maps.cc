@@ -35,6 +35,10 @@ CUtensorMapDataType map_type(DType dtype) {
   return dtype == DType::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
 }
 
+CUtensorMapSwizzle swizzle_of(int row_bytes) {
+  return row_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B;
+}
+
 /// Sizes, strides in bytes from the second dim on, and boxes, innermost first.
 template <std::size_t kRank>
 struct Boxes {
@@ -72,7 +76,7 @@ bool has_boxes(const TensorView& t) {
   return aligned_to_16(t.data) && fits(0) && fits(1);
 }
 
-CUtensorMap tensor_map(const TensorView& t, const void* somewhere, int heads, int tokens) {
+CUtensorMap tensor_map(const TensorView& t, const void* somewhere, int heads, int tokens, int row_bytes) {
   const bool empty = t.numel() == 0;
   const int bytes = dtype_bits(t.dtype) / 8;
   const auto size = [](std::int64_t n) { return static_cast<cuuint64_t>(std::max<std::int64_t>(1, n)); };
@@ -82,21 +86,21 @@ CUtensorMap tensor_map(const TensorView& t, const void* somewhere, int heads, in
   const Boxes<3> boxes{empty ? somewhere : t.data,
                        {size(t.shape[2]), size(t.shape[1]), size(t.shape[0])},
                        {stride(1), stride(0)},
-                       {static_cast<cuuint32_t>(128 / bytes), static_cast<cuuint32_t>(heads),
+                       {static_cast<cuuint32_t>(row_bytes / bytes), static_cast<cuuint32_t>(heads),
                         static_cast<cuuint32_t>(tokens)}};
-  return boxes.map(t.dtype);
+  return boxes.map(t.dtype, swizzle_of(row_bytes));
 }
 
 CUtensorMap page_map(const PagedKv& cache, const PageLayout& layout, std::int64_t offset, int dim,
-                     DType dtype) {
+                     DType dtype, int row_bytes) {
   const auto bytes = [](std::int64_t n) { return static_cast<cuuint64_t>(n); };
   const Boxes<5> boxes{static_cast<const std::uint8_t*>(cache.pages.data) + offset,
                        {bytes(dim), kTileTokens, bytes(cache.spec.page_size / kTileTokens),
                         bytes(cache.spec.kv_heads), bytes(std::max<std::int64_t>(1, cache.pages.shape[0]))},
                        {bytes(dim) * 2, bytes(layout.tile_bytes), bytes(layout.head_bytes),
                         bytes(cache.pages.shape[0] <= 1 ? layout.page_bytes : cache.pages.strides[0])},
-                       {64, kTileTokens, 1, 1, 1}};
-  return boxes.map(dtype);
+                       {static_cast<cuuint32_t>(row_bytes / 2), kTileTokens, 1, 1, 1}};
+  return boxes.map(dtype, swizzle_of(row_bytes));
 }
 
 CUtensorMap page_code_map(const PagedKv& cache, const PageLayout& layout, const void* somewhere, int tiles) {

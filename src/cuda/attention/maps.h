@@ -13,14 +13,16 @@ void require_tensor_maps();
 /// Whether boxes of [tokens][heads][dim] can be copied: they lie at multiples of 16 bytes.
 bool has_boxes(const TensorView& t);
 
-/// [tokens][heads][dim], of 8 or 16 bits: boxes of 128 bytes of dims, `heads` heads and `tokens` tokens. What
-/// a tensor without elements points to, `somewhere`, is never read.
-CUtensorMap tensor_map(const TensorView& t, const void* somewhere, int heads, int tokens);
+/// [tokens][heads][dim], of 8 or 16 bits: boxes of `row_bytes` (128 or 64) of dims, `heads` heads and
+/// `tokens` tokens, swizzled over a row. What a tensor without elements points to, `somewhere`, is never
+/// read.
+CUtensorMap tensor_map(const TensorView& t, const void* somewhere, int heads, int tokens,
+                       int row_bytes = 128);
 
-/// 16-bit K or V of pages, [pages][heads][tiles][tokens][dim]: boxes of 64 dims of a tile. `offset`: of the
-/// part within a tile.
+/// 16-bit K or V of pages, [pages][heads][tiles][tokens][dim]: such boxes of a tile. `offset`: of the part
+/// within a tile.
 CUtensorMap page_map(const PagedKv& cache, const PageLayout& layout, std::int64_t offset, int dim,
-                     DType dtype);
+                     DType dtype, int row_bytes);
 
 /// K of pages in codes of 8 bits, [pages][heads][tiles][rows of 64 bytes], swizzled over the whole box: of
 /// `tiles` tiles 16 rows, which are the tokens' codes of 64 dims (format/page.h). Where there are no pages

@@ -26,13 +26,21 @@ struct RunningSoftmax {
   __device__ bool empty(int r) const { return offset[r] == kEmpty; }
 };
 
+/// swizzled_matrix_of() of rows of so many bytes, swizzled over as many.
+template <int kRowBytes>
+__device__ inline std::uint64_t rows_matrix_of(std::uint32_t word) {
+  if constexpr (kRowBytes == 128) return swizzled_matrix_of(word);
+  constexpr std::uint64_t kSwizzle64 = 2, kEightRows = 512 / 16;
+  return kSwizzle64 << 62 | kEightRows << 32 | word;
+}
+
 template <PrefillConfig C>
 struct Consumer {
   using Traits = PrefillTraits<C>;
   using Item = typename Traits::Item;
-  static constexpr int kS = C.kv_tile / 2, kO = C.head_dim / 2;  // registers of a lane
+  static constexpr int kS = C.kv_tile / 2, kO = C.value_dim / 2;  // registers of a lane
   static constexpr int kTiles = C.kv_tile / kTileTokens;
-  static constexpr int kSteps = Traits::kKeyChunks * 4;  // of Q K^T, 32 bytes of a row each
+  static constexpr int kSteps = C.head_dim / (Traits::kCodes ? 32 : 16);  // of Q K^T, 32 bytes of a row each
   static constexpr DType kOperand = Traits::kCodes ? DType::kInt8 : C.dtype;
   using Product = std::conditional_t<Traits::kCodes, std::int32_t, float>;
   using Products = Product[kS];  // of Q K^T
@@ -61,14 +69,15 @@ struct Consumer {
 
   /// S = Q K^T of a stage.
   __device__ void begin_scores(int stage, Products& x) const {
-    const std::uint64_t q = swizzled_matrix_of(uniform(queries));
-    const std::uint64_t k = swizzled_matrix_of(
+    constexpr int kRow = Traits::kRowBytes, kChunkSteps = kRow / 32;
+    const std::uint64_t q = rows_matrix_of<kRow>(uniform(queries));
+    const std::uint64_t k = rows_matrix_of<kRow>(
         uniform(swizzled_word(shared_address(s.k)) + stage * (Traits::kKeyTileBytes / 16)));
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int chunk = step / 4, within = step % 4 * 2;
-      const std::uint64_t a = q + (chunk * (64 * 128 / 16) + within);
-      const std::uint64_t b = k + (chunk * (C.kv_tile * 128 / 16) + within);
+      const int chunk = step / kChunkSteps, within = step % kChunkSteps * 2;
+      const std::uint64_t a = q + (chunk * (64 * kRow / 16) + within);
+      const std::uint64_t b = k + (chunk * (C.kv_tile * kRow / 16) + within);
       if (step == 0) {
         wgmma_first<kOperand>(x, a, b);
       } else {
@@ -79,11 +88,12 @@ struct Consumer {
   }
   /// O += P V of a stage.
   __device__ void begin_output(int stage, const Probabilities& prob) {
-    const std::uint64_t v = swizzled_matrix_of(
-        uniform(swizzled_word(shared_address(s.v), C.kv_tile * 128) + stage * (Traits::kTileBytes / 16)));
+    constexpr int kRow = Traits::kRowBytes;
+    const std::uint64_t v = rows_matrix_of<kRow>(uniform(
+        swizzled_word(shared_address(s.v), C.kv_tile * kRow) + stage * (Traits::kValueTileBytes / 16)));
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
-      wgmma_add<C.dtype, C.dtype, true>(o, prob[i], v + i * (16 * 128 / 16));
+      wgmma_add<C.dtype, C.dtype, true>(o, prob[i], v + i * (16 * kRow / 16));
     }
     wgmma_commit();
   }
@@ -162,22 +172,25 @@ struct Consumer {
 
   /// S = Q K^T of a stage once more, of this warp's rows: other warps need not agree to mma.
   __device__ void repeat_scores(int stage, Products& x) const {
+    constexpr int kRow = Traits::kRowBytes, kChunkSteps = kRow / 32;
     const std::uint32_t at = thread_index();  // read anew: nothing of this is worked out ahead
     const std::uint32_t matrix = at % 32 / 8, row = at % 8;
     const std::uint32_t q =
-        shared_address(s.q) + s.own[at / 32].queries + (at / 32 % 4 * 16 + matrix % 2 * 8 + row) * 128;
-    const std::uint32_t k = shared_address(s.k[stage]) + (matrix / 2 * 8 + row) * 128;
+        shared_address(s.q) + s.own[at / 32].queries + (at / 32 % 4 * 16 + matrix % 2 * 8 + row) * kRow;
+    const std::uint32_t k = shared_address(s.k[stage]) + (matrix / 2 * 8 + row) * kRow;
 #pragma unroll
     for (int i = 0; i < kS; ++i) x[i] = 0;
 #pragma unroll 1
     for (int step = 0; step < kSteps; ++step) {
-      const int chunk = step / 4, piece = step % 4 * 2;
+      const int chunk = step / kChunkSteps, piece = step % kChunkSteps * 2;
       std::uint32_t a[4];
-      load_matrices(q + chunk * (64 * 128) + ((piece + matrix / 2) ^ row) * 16, a);
+      load_matrices(q + chunk * (64 * kRow) + Traits::Place::piece(row, piece + matrix / 2), a);
 #pragma unroll
       for (int i = 0; i < kTiles; ++i) {
         std::uint32_t b[4];
-        load_matrices(k + chunk * (C.kv_tile * 128) + i * (16 * 128) + ((piece + matrix % 2) ^ row) * 16, b);
+        load_matrices(
+            k + chunk * (C.kv_tile * kRow) + i * (16 * kRow) + Traits::Place::piece(row, piece + matrix % 2),
+            b);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           Product(&to)[4] = reinterpret_cast<Product(&)[4]>(x[8 * i + 4 * half]);
@@ -284,12 +297,14 @@ struct Consumer {
   }
   /// Zeroes V of tokens that the request does not have: P is 0 there, but 0 times what lies there may be NaN.
   __device__ void clear_dead(int stage, int alive) {
+    constexpr int kPieces = Traits::Place::kPieces;
     uint4* rows = reinterpret_cast<uint4*>(s.v[stage]);
 #pragma unroll 1
-    for (int chunk = 0; chunk < Traits::kChunks; ++chunk) {
+    for (int chunk = 0; chunk < Traits::kValueChunks; ++chunk) {
 #pragma unroll 1
-      for (int i = max(alive, 0) * 8 + static_cast<int>(thread % 128); i < C.kv_tile * 8; i += 128) {
-        rows[chunk * (C.kv_tile * 8) + i] = uint4{};
+      for (int i = max(alive, 0) * kPieces + static_cast<int>(thread % 128); i < C.kv_tile * kPieces;
+           i += 128) {
+        rows[chunk * (C.kv_tile * kPieces) + i] = uint4{};
       }
     }
     fence_async_shared();

@@ -20,26 +20,44 @@ enum class PrefillKeys : std::uint8_t {
 struct PrefillConfig {
   PrefillKeys keys;
   DType dtype;     ///< of V and the operands of P V; of given keys also of Q and K
-  int head_dim;    ///< of Q, K, V and O
+  int head_dim;    ///< of Q and K
+  int value_dim;   ///< of V and O
   int warpgroups;  ///< that compute
   int kv_tile;     ///< tokens of a step: what registers hold of S beside O and P
   int stages;      ///< tiles of K, and of V, in shared memory
+  /// Where shared memory has room for two items' queries, the next item's are there before its turn, and O
+  /// leaves by way of those that are done with.
+  int query_buffers;
+  /// Dims lie in shared memory in chunks of so many bytes, 128 or 64, over which they are swizzled. 64 where
+  /// less of the last chunk is then left over.
+  int row_bytes = 128;
 };
 
 constexpr int rows_of(const PrefillConfig& c) { return 64 * c.warpgroups; }
 
 inline constexpr std::array kPrefillTable{
-    PrefillConfig{PrefillKeys::kGiven, DType::kBFloat16, 64, 3, 96, 4},
-    PrefillConfig{PrefillKeys::kGiven, DType::kFloat16, 64, 3, 96, 4},
-    PrefillConfig{PrefillKeys::kGiven, DType::kBFloat16, 128, 3, 80, 3},
-    PrefillConfig{PrefillKeys::kGiven, DType::kFloat16, 128, 3, 80, 3},
-    PrefillConfig{PrefillKeys::kGiven, DType::kBFloat16, 256, 2, 80, 2},
-    PrefillConfig{PrefillKeys::kGiven, DType::kFloat16, 256, 2, 80, 2},
-    PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 64, 3, 96, 4},
-    PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 128, 3, 80, 3},
-    PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 256, 2, 80, 2},
-    PrefillConfig{PrefillKeys::kCodes, DType::kFloat16, 128, 3, 80, 4},
-    PrefillConfig{PrefillKeys::kCodes, DType::kFloat16, 256, 2, 80, 2},
+    PrefillConfig{PrefillKeys::kGiven, DType::kBFloat16, 64, 64, 3, 96, 4, 2},
+    PrefillConfig{PrefillKeys::kGiven, DType::kFloat16, 64, 64, 3, 96, 4, 2},
+    PrefillConfig{PrefillKeys::kGiven, DType::kBFloat16, 80, 80, 3, 96, 4, 2, 64},
+    PrefillConfig{PrefillKeys::kGiven, DType::kFloat16, 80, 80, 3, 96, 4, 2, 64},
+    PrefillConfig{PrefillKeys::kGiven, DType::kBFloat16, 96, 96, 3, 96, 4, 2, 64},
+    PrefillConfig{PrefillKeys::kGiven, DType::kFloat16, 96, 96, 3, 96, 4, 2, 64},
+    PrefillConfig{PrefillKeys::kGiven, DType::kBFloat16, 128, 128, 3, 80, 3, 2},
+    PrefillConfig{PrefillKeys::kGiven, DType::kFloat16, 128, 128, 3, 80, 3, 2},
+    PrefillConfig{PrefillKeys::kGiven, DType::kBFloat16, 192, 128, 3, 80, 3, 1},
+    PrefillConfig{PrefillKeys::kGiven, DType::kFloat16, 192, 128, 3, 80, 3, 1},
+    PrefillConfig{PrefillKeys::kGiven, DType::kBFloat16, 192, 192, 2, 96, 2, 1},
+    PrefillConfig{PrefillKeys::kGiven, DType::kFloat16, 192, 192, 2, 96, 2, 1},
+    PrefillConfig{PrefillKeys::kGiven, DType::kBFloat16, 256, 256, 2, 80, 2, 1},
+    PrefillConfig{PrefillKeys::kGiven, DType::kFloat16, 256, 256, 2, 80, 2, 1},
+    PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 64, 64, 3, 96, 4, 2},
+    PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 80, 80, 3, 96, 4, 2, 64},
+    PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 96, 96, 3, 96, 4, 2, 64},
+    PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 128, 128, 3, 80, 3, 2},
+    PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 192, 192, 2, 96, 2, 1},
+    PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 256, 256, 2, 80, 2, 1},
+    PrefillConfig{PrefillKeys::kCodes, DType::kFloat16, 128, 128, 3, 80, 4, 2},
+    PrefillConfig{PrefillKeys::kCodes, DType::kFloat16, 256, 256, 2, 80, 2, 1},
 };
 
 constexpr bool is_built(const PrefillConfig& c) {

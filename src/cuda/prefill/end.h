@@ -95,8 +95,8 @@ struct RowsEnd {
     if (!p.rotate_v) return;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      rotate_fragment<C.head_dim>(c.o, r, c.lane());
-      scale[r] *= hadamard::factor(hadamard::block_size(C.head_dim));
+      rotate_fragment<C.value_dim>(c.o, r, c.lane());
+      scale[r] *= hadamard::factor(hadamard::block_size(C.value_dim));
     }
   }
   __device__ std::uint32_t pack(float a, float b) const { return pack_16bit(c.p.out_type, a, b); }
@@ -127,7 +127,7 @@ struct RowsEnd {
       const std::int64_t out = out_element(p, place(keep ? row : 0));
       if (p.out_type == DType::kFloat32) {
 #pragma unroll
-        for (int j = 0; j < C.head_dim / 8; ++j) {
+        for (int j = 0; j < C.value_dim / 8; ++j) {
           if (!keep) continue;
           float* to = static_cast<float*>(p.out) + out + 8 * j + thread_index() % 4 * 2;
           *reinterpret_cast<float2*>(to) = {c.o[4 * j + 2 * r] * scale[r], c.o[4 * j + 2 * r + 1] * scale[r]};
@@ -145,12 +145,13 @@ struct RowsEnd {
     const auto pack = [](float a, float b) { return pack_16bit(kType, a, b); };
     const int group = c.group(), lane = c.lane();
     std::uint8_t* const out = c.s.q[buffer][group];
-    const std::uint32_t to = shared_address(out) + (c.warp() * 16 + lane % 16) * 128;
+    constexpr int kRow = Traits::kRowBytes, kPieces = Traits::Place::kPieces;
+    const std::uint32_t to = shared_address(out) + (c.warp() * 16 + lane % 16) * kRow;
 #pragma unroll
-    for (int j = 0; j < C.head_dim / 8; j += 2) {
+    for (int j = 0; j < C.value_dim / 8; j += 2) {
       const float* x = c.o + 4 * j;
-      const int place = (j % 8 + lane / 16) ^ lane % 8;
-      store_matrices(to + j / 8 * (64 * 128) + place * 16, pack(x[0] * scale[0], x[1] * scale[0]),
+      const int place = Traits::Place::piece(lane % 8, j % kPieces + lane / 16);
+      store_matrices(to + j / kPieces * (64 * kRow) + place, pack(x[0] * scale[0], x[1] * scale[0]),
                      pack(x[2] * scale[1], x[3] * scale[1]), pack(x[4] * scale[0], x[5] * scale[0]),
                      pack(x[6] * scale[1], x[7] * scale[1]));
     }
@@ -159,8 +160,9 @@ struct RowsEnd {
     team_barrier(group);
     if (c.thread % 128 != 0) return;
 #pragma unroll
-    for (int chunk = 0; chunk < Traits::kChunks; ++chunk) {
-      tensor_store(params.out, shared_address(out) + chunk * (64 * 128), chunk * 64, head, query);
+    for (int chunk = 0; chunk < Traits::kValueChunks; ++chunk) {
+      tensor_store(params.out, shared_address(out) + chunk * (64 * kRow), chunk * Traits::kChunkDims, head,
+                   query);
     }
     tensor_store_commit();
   }
@@ -175,7 +177,7 @@ struct RowsEnd {
     const bool odd = lane & 1;
     std::uint16_t* to = row + (lane & 2) * 2 + (odd ? 8 : 0);
 #pragma unroll
-    for (int j = 0; j < C.head_dim / 8; j += 2) {
+    for (int j = 0; j < C.value_dim / 8; j += 2) {
       const float* x = c.o + 4 * j + 2 * r;
       const std::uint32_t low = pack(x[0] * scale, x[1] * scale), high = pack(x[4] * scale, x[5] * scale);
       const std::uint32_t got = __shfl_xor_sync(~0u, odd ? low : high, 1);
@@ -187,7 +189,7 @@ struct RowsEnd {
   /// parts, in the order of their keys, and writes them.
   __device__ void store_part() const {
     const AttentionParams& p = c.p;
-    const Slots<C.head_dim> slots{p};
+    const Slots<C.value_dim> slots{p};
     const int rows = item.work.row_end - item.work.row_begin, t = c.lane() % 4;
     const float scale = value_scale();
 #pragma unroll
@@ -196,7 +198,7 @@ struct RowsEnd {
       if (row >= rows) continue;
       float* to = slots.values(item.work.partial, row) + 2 * t;
 #pragma unroll
-      for (int j = 0; j < C.head_dim / 8; ++j) {
+      for (int j = 0; j < C.value_dim / 8; ++j) {
         *reinterpret_cast<float2*>(to + 8 * j) = {c.o[4 * j + 2 * r] * scale, c.o[4 * j + 2 * r + 1] * scale};
       }
       if (t == 0) {
@@ -212,14 +214,14 @@ struct RowsEnd {
     }
     if (!team_any(c.group(), last)) return;
     __threadfence();
-    using State = Row<C.head_dim, 32>;
+    using State = Row<C.value_dim, 32>;
 #pragma unroll 1
     for (int i = c.warp(); i < 64; i += 4) {
       const int row = 64 * c.group() + i;
       if (row >= rows) break;
       State state;
       state.template add<2>(slots.parts(item.first_slot, 1, item.parts, row), c.lane());
-      write_row<C.head_dim, true>(p, place(row), state, c.lane(), true);
+      write_row<C.value_dim, true>(p, place(row), state, c.lane(), true);
     }
   }
 

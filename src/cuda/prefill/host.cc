@@ -103,14 +103,15 @@ struct StagedRows {
 constexpr int key_bytes(PrefillKeys keys) { return keys == PrefillKeys::kCodes ? 1 : 2; }
 
 StagedRows staged_rows(const Plan::Impl& plan, const planning::Pass& pass, std::byte* at) {
-  const std::int64_t dim = plan.problem.head_dim(), heads = pass.staged.heads, keys = pass.staged.keys;
+  const std::int64_t dim = plan.problem.head_dim(), v_dim = plan.problem.v_dim();
+  const std::int64_t heads = pass.staged.heads, keys = pass.staged.keys;
   const PrefillKeys as = kPrefillTable[pass.variant].keys;
   std::byte* const v = at + keys * heads * dim * key_bytes(as);
-  const auto rows = [&](std::byte* data, DType dtype) {
-    return TensorView::contiguous(data, dtype, {keys, heads, dim}, plan.problem.device);
+  const auto rows = [&](std::byte* data, DType dtype, std::int64_t dims) {
+    return TensorView::contiguous(data, dtype, {keys, heads, dims}, plan.problem.device);
   };
-  return {rows(at, as == PrefillKeys::kCodes ? DType::kInt8 : DType::kFloat16), rows(v, DType::kFloat16),
-          reinterpret_cast<float*>(v + keys * heads * dim * 2)};
+  return {rows(at, as == PrefillKeys::kCodes ? DType::kInt8 : DType::kFloat16, dim),
+          rows(v, DType::kFloat16, v_dim), reinterpret_cast<float*>(v + keys * heads * v_dim * 2)};
 }
 
 /// Fills them: of every request of the pass its keys, one request after the other. Tokens of missing pages
@@ -165,21 +166,22 @@ PrefillParams prefill_params(const Plan::Impl& plan, const AttentionArgs& args,
     return 64 % group == 0 && dtype_bits(t.dtype) == 16 && has_boxes(t) && t.numel() > 0;
   };
   p.q_boxes = boxes(args.q), p.out_boxes = boxes(args.out);
-  if (p.q_boxes) p.q = tensor_map(args.q, nullptr, group, 64 / group);
-  if (p.out_boxes) p.out = tensor_map(args.out, nullptr, group, 64 / group);
+  if (p.q_boxes) p.q = tensor_map(args.q, nullptr, group, 64 / group, config.row_bytes);
+  if (p.out_boxes) p.out = tensor_map(args.out, nullptr, group, 64 / group, config.row_bytes);
   const auto rows = [&](const TensorView& k, const TensorView& v) {
     const void* const somewhere = workspace.passes[index].schedule.header;
     p.kv_tokens = k.shape[0];
-    p.k = tensor_map(k, somewhere, 1, config.kv_tile);
-    p.v = tensor_map(v, somewhere, 1, config.kv_tile);
+    p.k = tensor_map(k, somewhere, 1, config.kv_tile, config.row_bytes);
+    p.v = tensor_map(v, somewhere, 1, config.kv_tile, config.row_bytes);
   };
   if (pass.staged.keys > 0) {
     rows(staged.k, staged.v);
     p.key_scales = staged.key_scales;
     p.attention.rotate_v = false;  // staged values are in the caller's basis
   } else if (const auto* const cache = std::get_if<PagedKv>(&args.kv)) {
-    p.k = page_map(*cache, plan.layout, 0, config.head_dim, config.dtype);
-    p.v = page_map(*cache, plan.layout, plan.layout.v_data_offset, config.head_dim, config.dtype);
+    p.k = page_map(*cache, plan.layout, 0, config.head_dim, config.dtype, config.row_bytes);
+    p.v = page_map(*cache, plan.layout, plan.layout.v_data_offset, config.value_dim, config.dtype,
+                   config.row_bytes);
   } else {
     const auto& tensors = std::get<KvTensorViews>(args.kv);
     rows(tensors.k, tensors.v);
@@ -218,11 +220,10 @@ int prefill_variant(const AttentionProblem& problem, const planning::Kernel& ker
   if (problem.arithmetic != Arithmetic::k16Bit && problem.arithmetic != Arithmetic::kHalfInt8) return -1;
   const PrefillKeys keys = keys_of(problem);
   const DType dtype = operand_dtype(problem);
-  if (problem.v_dim() != problem.head_dim()) return -1;
   for (std::size_t row = 0; row < kPrefillTable.size(); ++row) {
     const PrefillConfig& c = kPrefillTable[row];
     if (is_built(c) && c.keys == keys && c.dtype == dtype && c.head_dim == problem.head_dim() &&
-        rows_of(c) == kernel.row_block) {
+        c.value_dim == problem.v_dim() && rows_of(c) == kernel.row_block) {
       return static_cast<int>(row);
     }
   }

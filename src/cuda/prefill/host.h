@@ -11,12 +11,12 @@ namespace halftone::cuda {
 /// Keys and values that may be in use at a time: what L2 keeps of them beside Q and O.
 inline constexpr std::int64_t kL2Share = 40'000'000;
 
-/// What one CTA of a prefill kernel takes, by head_dim.
+/// What one CTA of a prefill kernel takes, by the dims of V.
 inline constexpr std::array<planning::Kernel, 2> kPrefillKernels{{
-    {"sm90-prefill-192", 0, 192, 128, 4096, 0, "prompts, bound by matrix products; head_dim 64 and 128",
+    {"sm90-prefill-192", 0, 192, 128, 4096, 0, "prompts, bound by matrix products; V of 64 to 128 dims",
      false, kL2Share},
-    {"sm90-prefill-128", 0, 128, 128, 4096, 0, "prompts, bound by matrix products; head_dim 256", false,
-     kL2Share},
+    {"sm90-prefill-128", 0, 128, 128, 4096, 0, "prompts, bound by matrix products; V of 192 or 256 dims",
+     false, kL2Share},
 }};
 
 /// Packed rows of a request up to which no cache is staged for it.

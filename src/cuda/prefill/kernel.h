@@ -20,9 +20,9 @@ struct RowsLoop {
   static constexpr std::uint32_t kPlainLive = kAllLive | (Traits::kCodes ? kScaledTile : 0);
   static constexpr int kBuffers = Traits::kQueryBuffers;
   /// An item is taken beside the last P V of the item before, and its first Q K^T runs beside the end of
-  /// that.
+  /// that, where registers allow it.
   static constexpr bool kTakesAhead = kBuffers == 2;
-  static constexpr bool kBeginsAhead = kTakesAhead && !Traits::kCodes;  // registers
+  static constexpr bool kBeginsAhead = kTakesAhead && !Traits::kCodes && C.head_dim != 96;  // registers
   const PrefillParams& params;
   typename Traits::Shared& s;
   const AttentionParams& p = params.attention;

@@ -194,18 +194,20 @@ struct TileLoader {
   template <bool kValues>
   __device__ void load(const CUtensorMap& map, std::uint32_t to, std::uint32_t barrier, int token) const {
     constexpr bool kOfCodes = Traits::kCodes && !kValues;
+    constexpr int kRow = Traits::kRowBytes;
+    constexpr int kChunks = kValues ? Traits::kValueChunks : Traits::kKeyChunks;
     if (in_rows()) {
-      if (lane < (kOfCodes ? Traits::kKeyChunks : Traits::kChunks)) {
-        tensor_load(to + lane * (C.kv_tile * 128), map, barrier, lane * (kOfCodes ? 128 : 64),
-                    item.work.kv_head, first_key + token);
+      if (lane < kChunks) {
+        tensor_load(to + lane * (C.kv_tile * kRow), map, barrier,
+                    lane * (kOfCodes ? 128 : Traits::kChunkDims), item.work.kv_head, first_key + token);
       }
     } else if (lane < kTiles) {
       const int mask = (1 << p.attention.cache.page_log2) / kTileTokens - 1;
       const int place = (token / kTileTokens + lane) & mask;
 #pragma unroll
-      for (int chunk = 0; chunk < Traits::kChunks; ++chunk) {
-        tensor_load(to + chunk * (C.kv_tile * 128) + lane * (kTileTokens * 128), map, barrier, chunk * 64, 0,
-                    place, item.work.kv_head, page);
+      for (int chunk = 0; chunk < kChunks; ++chunk) {
+        tensor_load(to + chunk * (C.kv_tile * kRow) + lane * (kTileTokens * kRow), map, barrier,
+                    chunk * Traits::kChunkDims, 0, place, item.work.kv_head, page);
       }
     }
   }
@@ -270,7 +272,7 @@ __device__ inline void load_tiles(const PrefillParams& p, typename PrefillTraits
       }
       if (lane == 0) {
         if (!kValues) s.live[ring.stage] = live;
-        barrier_expect_bytes(full, kValues ? Traits::kTileBytes : Traits::kKeyTileBytes);
+        barrier_expect_bytes(full, kValues ? Traits::kValueTileBytes : Traits::kKeyTileBytes);
       }
       __syncwarp();
       loader.template load<kValues>(kValues ? p.v : p.k,
@@ -289,8 +291,8 @@ template <PrefillConfig C>
 struct QueryLoader {
   using Traits = PrefillTraits<C>;
   static constexpr int kPieces = Traits::kDim / 8;
-  static constexpr int kStep = 32 / kPieces;  // rows at a time
-  static_assert(32 % kPieces == 0);
+  static constexpr int kStep = 32 / kPieces;  // rows at a time; lanes may be left
+  static_assert(kStep > 0);
   const PrefillParams& params;
   typename Traits::Shared& s;
   int lane;
@@ -301,21 +303,23 @@ struct QueryLoader {
     const int heads = params.attention.schedule.params.group;
     if (lane == 0) barrier_expect_bytes(full, Traits::kQueryBytes);
     if (lane >= Traits::kChunks) return;
-    tensor_load(shared_address(s.q[buffer][group]) + lane * (64 * 128), params.q, full, lane * 64,
-                item.work.kv_head * heads, item.first_query + (item.work.row_begin + 64 * group) / heads);
+    tensor_load(shared_address(s.q[buffer][group]) + lane * (64 * Traits::kRowBytes), params.q, full,
+                lane * Traits::kChunkDims, item.work.kv_head * heads,
+                item.first_query + (item.work.row_begin + 64 * group) / heads);
   }
   /// By rows.
   __device__ void copy_rows(const DeviceItem& item, int buffer, int group) const {
     const AttentionParams& p = params.attention;
     const int piece = lane % kPieces, rows = item.work.row_end - item.work.row_begin;
-    std::uint8_t* to = s.q[buffer][group] + piece / 8 * (64 * 128);
+    using Place = typename Traits::Place;
+    std::uint8_t* to = s.q[buffer][group] + piece / Place::kPieces * (64 * Traits::kRowBytes);
 #pragma unroll 1
-    for (int i = lane / kPieces; i < 64; i += kStep) {
+    for (int i = lane < kStep * kPieces ? lane / kPieces : 64; i < 64; i += kStep) {
       const bool has = 64 * group + i < rows;
       const RowPlace place = place_of(p, item, has ? 64 * group + i : 0);
       const auto* from = static_cast<const std::uint16_t*>(p.q) + piece * 8 +
                          (has ? place.token * p.q_token_stride + place.head * p.q_head_stride : 0);
-      std::uint8_t* at = to + i * 128 + ((piece % 8) ^ (i % 8)) * 16;
+      std::uint8_t* at = to + i * Traits::kRowBytes + Place::piece(i % 8, piece % Place::kPieces);
       if (p.q_aligned) {
         copy_async(shared_address(at), from, has ? 16 : 0);
       } else {

@@ -9,16 +9,18 @@
 
 namespace halftone::cuda {
 
-/// A warp's 16 rows of Q where they lie: chunks of 64 16-bit values, swizzled over 128 bytes. A row is of two
-/// lanes, 16 apart. A few registers suffice: the products of the item before may still be under way.
+/// A warp's 16 rows of Q where they lie: chunks of 16-bit values, swizzled over a row of them. A row is of
+/// two lanes, 16 apart. A few registers suffice: the products of the item before may still be under way.
 template <PrefillConfig C, bool kBFloat16>
 struct QueryRow {
+  using Place = typename PrefillTraits<C>::Place;
   static constexpr int kPieces = C.head_dim / 8;  // of a row, 16 bytes each
   std::uint8_t* row;
-  int swizzle, half;  // which lane of the two
+  int index, half;  // of the row, and which lane of the two
 
   __device__ uint4& piece(int i) const {
-    return *reinterpret_cast<uint4*>(row + i / 8 * (64 * 128) + (i % 8 ^ swizzle) * 16);
+    return *reinterpret_cast<uint4*>(row + i / Place::kPieces * (64 * PrefillTraits<C>::kRowBytes) +
+                                     Place::piece(index, i % Place::kPieces));
   }
   static __device__ float value(std::uint32_t word, int i) { return half_of(word, i, kBFloat16); }
 
@@ -87,7 +89,7 @@ struct QueryRow {
 template <PrefillConfig C>
 __device__ inline void scale_queries(Consumer<C>& c, std::uint8_t* queries) {
   const int row = c.warp() * 16 + c.lane() % 16, half = c.lane() / 16;
-  std::uint8_t* const at = queries + row * 128;
+  std::uint8_t* const at = queries + row * PrefillTraits<C>::kRowBytes;
   float scale = 1.0f;
   if (c.p.q_type == DType::kBFloat16) {
     scale = QueryRow<C, true>{at, row % 8, half}();

@@ -21,11 +21,27 @@ struct alignas(16) GroupTiles {
   int query;                         // of Q and O, the token of the first row
 };
 
+/// Where 16 bytes of a row lie as tensor copies swizzle them, and wgmma reads them.
+template <int kRowBytes>
+struct SwizzledPlace {
+  static_assert(kRowBytes == 128 || kRowBytes == 64);
+  static constexpr int kPieces = kRowBytes / 16;  // of a row
+
+  /// Of a chunk's row `row`, counted from a multiple of 8; bytes from that row's.
+  __device__ static int piece(int row, int piece) {
+    return (piece ^ (kRowBytes == 128 ? row % 8 : row / 2 % 4)) * 16;
+  }
+};
+
 template <PrefillConfig C>
 struct PrefillTraits {
   static constexpr int kDim = C.head_dim;
   static constexpr int kRows = rows_of(C);
-  static constexpr int kChunks = kDim / 64;  // of 64 dims: a row of 128 bytes, swizzled over 8 rows
+  // Rows lie in chunks of so many bytes and dims. Dims that the last one has too many are not read.
+  static constexpr int kRowBytes = C.row_bytes, kChunkDims = kRowBytes / 2;
+  static constexpr int kChunks = (kDim + kChunkDims - 1) / kChunkDims;
+  static constexpr int kValueChunks = (C.value_dim + kChunkDims - 1) / kChunkDims;
+  using Place = SwizzledPlace<kRowBytes>;
   static constexpr int kComputeWarps = 4 * C.warpgroups;
   static constexpr int kThreads = 32 * kComputeWarps + 128;
   // All of what a block gets: 128 registers for each of 512 threads, or 168 for each of 384.
@@ -35,14 +51,15 @@ struct PrefillTraits {
                 (C.warpgroups == 2 ? 168 : 128) * (C.warpgroups + 1));
   static constexpr bool kCodes = C.keys == PrefillKeys::kCodes;
   static constexpr bool kStaged = C.keys != PrefillKeys::kGiven;
-  static constexpr int kKeyChunks = kDim * (kCodes ? 1 : 2) / 128;  // a row of K is so many of 128 bytes
-  static constexpr int kKeyTileBytes = C.kv_tile * kKeyChunks * 128, kTileBytes = C.kv_tile * kDim * 2;
-  static constexpr int kQueryBytes = 64 * kDim * 2;  // of a warpgroup
+  static constexpr int kKeyChunks = kCodes ? kDim / 128 : kChunks;
+  static_assert(!kCodes || (kDim % 128 == 0 && kRowBytes == 128));
+  static constexpr int kKeyTileBytes = C.kv_tile * kKeyChunks * kRowBytes;
+  static constexpr int kValueTileBytes = C.kv_tile * kValueChunks * kRowBytes;
+  static constexpr int kQueryBytes = 64 * kChunks * kRowBytes;  // of a warpgroup
   static constexpr int kItems = 2;
-  // Where shared memory has room for two items' queries, the next item's are there before its turn, and O
-  // leaves by way of those that are done with.
-  static constexpr int kQueryBuffers = C.head_dim < 256 ? 2 : 1;
+  static constexpr int kQueryBuffers = C.query_buffers;
   static constexpr bool kStagesOutput = kQueryBuffers == 2;
+  static_assert(kValueChunks <= kChunks);  // O lies where the queries lay
   // Before an item's first tile that a warpgroup sees it passes those that only the others see.
   static_assert(kQueryBuffers == 1 || (64 * (C.warpgroups - 1) + C.kv_tile - 1) / C.kv_tile < C.stages);
   static constexpr bool kKeepsSlopes = C.head_dim < 256;  // shared memory
@@ -68,10 +85,10 @@ struct PrefillTraits {
   };
 
   struct Shared {
-    // [chunk][row][64, of codes 128], later O.
+    // [chunk][row][kChunkDims, of codes 128], later O.
     alignas(1024) std::uint8_t q[kQueryBuffers][C.warpgroups][kQueryBytes];
-    alignas(1024) std::uint8_t k[C.stages][kKeyTileBytes];  // [chunk][token][64, of codes 128]
-    alignas(1024) std::uint8_t v[C.stages][kTileBytes];
+    alignas(1024) std::uint8_t k[C.stages][kKeyTileBytes];  // [chunk][token][kChunkDims, ...]
+    alignas(1024) std::uint8_t v[C.stages][kValueTileBytes];
     Item items[kItems];
     alignas(8) std::uint64_t k_full[C.stages], k_empty[C.stages], v_full[C.stages], v_empty[C.stages];
     std::uint64_t q_full[kQueryBuffers][C.warpgroups], q_empty[kQueryBuffers][C.warpgroups];

@@ -1,0 +1,207 @@
+// Blocked path: tiles of K and V for arithmetic in 8 bits (docs/arithmetic.md).
+
+#include <algorithm>
+#include <array>
+
+#include "cpu/attention/fp8_rows-inl.h"
+#include "cpu/attention/int8_rows-inl.h"
+#include "cpu/attention/tile_source-inl.h"
+#include "cpu/attention/value_block-inl.h"
+
+#if defined(HALFTONE_CPU_CODE_SOURCES_INL_H) == defined(HWY_TARGET_TOGGLE)
+#ifdef HALFTONE_CPU_CODE_SOURCES_INL_H
+#undef HALFTONE_CPU_CODE_SOURCES_INL_H
+#else
+#define HALFTONE_CPU_CODE_SOURCES_INL_H
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace halftone::cpu {
+namespace HWY_NAMESPACE {
+
+/// Scales that leave codes as they are: of a tile, and what lookups read beyond.
+constexpr auto kOnes = [] {
+  std::array<float, kTileTokens + kMaxLanes> ones{};
+  ones.fill(1.0f);
+  return ones;
+}();
+
+/// The same tiles for arithmetic in 8 bits: Q and K become integers.
+class Int8Source : public TileSource {
+ public:
+  static constexpr bool kCodes = true;
+  static constexpr bool kBytes = kByteKernels;
+
+  Int8Source(const Layer& layer, const Item& item, Scratch& scratch)
+      : TileSource(layer, item, scratch),
+        width_(kBytes && layer.stored_k ? layer.head_dim : TileSource::width()),
+        k_scale_(layer.stored_k ? scratch.k_scale : scratch.codes.k_scale) {}
+
+  int width() const { return width_; }
+  float k_scale(int token) const { return k_scale_[token]; }
+
+  void begin_queries(int rows) const {
+    std::fill_n(s_.codes.q_scale, rows, 0.0f);
+    if constexpr (!kBytes) return;
+    std::fill_n(s_.codes.q, width_ / 4 * rows, 0);
+    std::fill_n(s_.codes.q_start, rows, 0);
+  }
+
+  void take_query(int r, int rows) const {
+    CodeScratch& s = s_.codes;
+    s.q_scale[r] = make_int8_codes(s_.row, layer_.head_dim);
+#if HWY_TARGET == HWY_AVX3_DL
+    const auto& dims = layer_.stored_k ? layer_.maps->k_columns.dims : layer_.maps->k.dims;
+    s.q_start[r] = pack_int8_codes(s_.row, dims.data(), width_ / 4, rows, s.q + r);
+#else
+    (void)rows;
+#endif
+  }
+
+  void decode_k(float* out) const {
+    if (!layer_.stored_k) {
+      TileSource::decode_k(out);
+      quantize(out);
+      return;
+    }
+    const int params = kTileTokens * layer_.k.groups;
+    for (int i = 0; i < chunk_.tiles; ++i) {
+      const Tile& tile = chunk_.tile[i];
+      float* min = s_.k_min + i * params;
+      load_tile_params(layer_.k, tile.k_params, s_.k_scale + i * params, min);
+#if HWY_TARGET == HWY_AVX3_DL
+      copy_int8_codes(layer_.maps->k_columns, tile, width_, s_.codes.k + i * kTileTokens * width_);
+#else
+      kDecodeK[static_cast<int>(layer_.k.element)](layer_.k, layer_.maps->k, tile, kOnes.data(), min,
+                                                   out + i * kTileTokens * width_);
+#endif
+    }
+  }
+
+#if HWY_TARGET == HWY_AVX3_DL
+  template <int C>
+  HWY_INLINE void score_bytes_of(int token, int column, int rows, float* scores) const {
+    const CodeScratch& s = s_.codes;
+    score_bytes<C>(s.k + token * width_, width_, s.q + column, s.q_start + column, rows, scores);
+  }
+#endif
+
+ private:
+  /// Values of K become codes, with their scales.
+  void quantize(float* x) const {
+    clear_padding(layer_.maps->k, chunk_.tiles * kTileTokens, x);
+    for (int t = 0; t < chunk_.tiles * kTileTokens; ++t, x += width_) {
+#if HWY_TARGET == HWY_AVX3_DL
+      s_.codes.k_scale[t] = store_int8_codes(x, width_, s_.codes.k + t * width_);
+#else
+      s_.codes.k_scale[t] = make_int8_codes(x, width_);
+#endif
+    }
+  }
+
+  const int width_;             ///< elements of K from token to token
+  const float* const k_scale_;  ///< [token of the chunk]
+};
+
+/// Arithmetic::kHalfInt8: V may be rounded to 16 bits.
+class HalfInt8Source : public Int8Source {
+ public:
+  using Int8Source::Int8Source;
+
+  bool may_hold_nan() const { return rounds() || TileSource::may_hold_nan(); }
+
+  const float* decode_v(float* out) const {
+    TileSource::decode_v(out);
+    if (rounds()) round_values(layer_.v_type, chunk_.tiles * tile_floats(), out);
+    return out;
+  }
+
+ private:
+  bool rounds() const { return layer_.v_type != DType::kFloat32; }
+};
+
+/// Arithmetic::kFullInt8: V in blocks of integers, which weights of 8 bits multiply.
+class FullInt8Source : public Int8Source {
+ public:
+  static constexpr bool kRoundsWeights = true;
+
+  FullInt8Source(const Layer& layer, const Item& item, Scratch& scratch)
+      : Int8Source(layer, item, scratch), block_(layer, item, scratch) {}
+
+  /// Where the block's codes of the chunk begin: fp32, or with kBytes dwords in CodeScratch::v_codes, from
+  /// first_word() on.
+  const float* decode_v(float* /*unused*/) {
+    if (block_.begin(chunk_.begin)) {
+      const Chunk& chunk = block_.find(finder_);
+      decode_values(chunk, block_.decoded());
+      block_.finish<Int8Channels>();
+    }
+    return block_.at(chunk_.begin);
+  }
+  int first_word() const { return block_.first_word(chunk_.begin); }
+
+ private:
+  ValueBlock block_;
+};
+
+/// Arithmetic::kFp8: Q and K as codes of E4M3, V in blocks of such.
+class Fp8Source : public TileSource {
+ public:
+  static constexpr bool kCodes = true;
+
+  Fp8Source(const Layer& layer, const Item& item, Scratch& scratch)
+      : TileSource(layer, item, scratch),
+        k_scale_(layer.stored_k ? scratch.k_scale : scratch.codes.k_scale),
+        block_(layer, item, scratch) {
+    if (!layer.bare_v) return;
+    std::fill_n(s_.v_scale, kChunkTokens, code_unit(layer.v.element));
+    out_scale_ = layer.v.static_scale[layer.v.static_per_head ? item.kv_head : 0];
+  }
+
+  static bool may_hold_nan() { return true; }
+  float k_scale(int token) const { return k_scale_[token]; }
+  float out_scale() const { return out_scale_; }
+  void begin_queries(int rows) const { std::fill_n(s_.codes.q_scale, rows, 0.0f); }
+  void take_query(int r, int /*rows*/) const {
+    s_.codes.q_scale[r] = make_fp8_codes(s_.row, layer_.head_dim);
+  }
+
+  /// Codes that are used as they are come out code_unit() times too small, and their scales as much larger.
+  void decode_k(float* out) const {
+    if (!layer_.stored_k) {
+      TileSource::decode_k(out);
+      clear_padding(layer_.maps->k, chunk_.tiles * kTileTokens, out);
+      for (int t = 0; t < chunk_.tiles * kTileTokens; ++t, out += width()) {
+        s_.codes.k_scale[t] = make_fp8_codes(out, width());
+      }
+      return;
+    }
+    for (int i = 0; i < chunk_.tiles; ++i) {
+      const Tile& tile = chunk_.tile[i];
+      float* min = s_.k_min + i * kTileTokens;
+      load_tile_params(layer_.k, tile.k_params, s_.k_scale + i * kTileTokens, min);
+      kDecodeK[static_cast<int>(layer_.k.element)](layer_.k, layer_.maps->k, tile, kOnes.data(), min,
+                                                   out + i * kTileTokens * width());
+    }
+  }
+
+  const float* decode_v(float* /*unused*/) {
+    if (block_.begin(chunk_.begin)) {
+      const Chunk& chunk = block_.find(finder_);
+      decode_values(chunk, block_.decoded());
+      block_.finish<Fp8Channels>();
+    }
+    return block_.at(chunk_.begin);
+  }
+
+ private:
+  const float* const k_scale_;  ///< [token of the chunk]
+  float out_scale_ = 1;
+  ValueBlock block_;
+};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace halftone::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // HALFTONE_CPU_CODE_SOURCES_INL_H
