@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <utility>
 
 #include "cli/terminal/terminal.h"
 #include "cli/terminal/text.h"
@@ -74,18 +75,32 @@ std::vector<std::int64_t> kv_lengths(const BenchCase& setup) {
   return lengths;
 }
 
+std::vector<std::int64_t> q_lengths(const BenchCase& setup) {
+  std::vector<std::int64_t> lengths(static_cast<std::size_t>(setup.shape.batch), setup.shape.q_len);
+  auto next = lengths.begin();
+  for (const RequestGroup& g : setup.mixed) {
+    if (g.q_len > 0) std::fill_n(next, g.count, g.q_len);
+    next += g.count;
+  }
+  return lengths;
+}
+
 std::vector<RequestGroup> parse_requests(std::string_view text, std::string_view option) {
   std::vector<RequestGroup> groups;
   std::int64_t requests = 0;
   for (const std::string& part : split(text, ',')) {
-    const std::size_t cross = part.find('x');
+    const std::size_t slash = part.find('/'), cross = part.find('x');
+    const std::size_t begin = slash == std::string::npos ? 0 : slash + 1;
+    const std::string_view all = part;
     RequestGroup group;
-    if (cross == std::string::npos ||
-        !parse_number(std::string_view(part).substr(0, cross), 1, kMaxContext, group.context) ||
-        !parse_number(std::string_view(part).substr(cross + 1), 1, kMaxBatch, group.count)) {
+    if (cross == std::string::npos || cross < begin ||
+        (begin > 0 && !parse_number(all.substr(0, slash), 1, kMaxContext, group.q_len)) ||
+        !parse_number(all.substr(begin, cross - begin), 1, kMaxContext, group.context) ||
+        !parse_number(all.substr(cross + 1), 1, kMaxBatch, group.count)) {
       throw UsageError(
-          fmt::format("{} has '{}', but a group of requests is CONTEXTxCOUNT with a context of 1 to {} and a "
-                      "count of 1 to {}: use, for example, 131072x1,4096x31.",
+          fmt::format("{} has '{}', but a group of requests is CONTEXTxCOUNT or QUERIES/CONTEXTxCOUNT with "
+                      "queries and a context of 1 to {} and a count of 1 to {}: use, for example, "
+                      "131072x1,4096x31.",
                       option, printable(part), kMaxContext, kMaxBatch));
     }
     requests += group.count;
@@ -101,7 +116,8 @@ std::vector<RequestGroup> parse_requests(std::string_view text, std::string_view
 std::string requests_text(const std::vector<RequestGroup>& groups) {
   std::string text;
   for (const RequestGroup& g : groups) {
-    text += fmt::format("{}{}x{}", text.empty() ? "" : ",", g.context, g.count);
+    text += fmt::format("{}{}{}x{}", text.empty() ? "" : ",", g.q_len > 0 ? fmt::format("{}/", g.q_len) : "",
+                        g.context, g.count);
   }
   return text;
 }
@@ -151,6 +167,34 @@ std::vector<Sweep> prefill_sweeps() {
       sweep.arithmetic = Arithmetic::kHalfInt8;
     }
   }
+  return sweeps;
+}
+
+/// Chunks and drafts of 48 to 256 packed rows over long contexts, between decode and prefill; and a step with
+/// prompts beside single queries, and each of the two alone.
+std::vector<Sweep> step_sweeps() {
+  constexpr std::string_view kFormats = "bf16,fp8,int8-head,int4-g32";
+  std::vector<Sweep> sweeps;
+  for (const Sweep::Heads heads : {Sweep::Heads{32, 8}, Sweep::Heads{16, 1}}) {
+    for (const int rows : {48, 64, 96, 128, 192, 256}) {
+      sweeps.push_back({"chunks",
+                        Suite::kPrefill,
+                        kFormats,
+                        {heads},
+                        {128},
+                        {64},
+                        rows * heads.kv / heads.q,
+                        {"8192x1", "32768x1", "131072x1", "8192x8", "32768x8", "131072x8"}});
+    }
+  }
+  sweeps.push_back({"steps",
+                    Suite::kPrefill,
+                    kFormats,
+                    {{32, 8}},
+                    {128},
+                    {64},
+                    1,
+                    {"2048/2048x8,1/8192x64", "2048/2048x8", "1/8192x64"}});
   return sweeps;
 }
 
@@ -252,6 +296,7 @@ std::vector<Sweep> make_sweeps() {
       {"append", kAppend, kDecodeFormats, {{32, 8}}, {128}, {64}, 1, {"8192x32", "8192x256"}},
   };
   for (Sweep& sweep : prefill_sweeps()) sweeps.push_back(std::move(sweep));
+  for (Sweep& sweep : step_sweeps()) sweeps.push_back(std::move(sweep));
   for (Sweep& sweep : latent_sweeps()) sweeps.push_back(std::move(sweep));
   return sweeps;
 }
@@ -313,8 +358,7 @@ void expand(const Sweep& sweep, std::string_view formats, SplitPolicy policy, st
       for (const int page_size : sweep.page_sizes) {
         c.shape.page_size = page_size;
         for (const std::string_view requests : sweep.requests) {
-          set_requests(c, parse_requests(requests, "the table"));
-          c.shape.q_len = sweep.q_len > 0 ? sweep.q_len : c.shape.context;
+          set_requests(c, parse_requests(requests, "the table"), sweep.q_len);
           expand(sweep, c, formats, policy, cases);
         }
       }
@@ -324,14 +368,19 @@ void expand(const Sweep& sweep, std::string_view formats, SplitPolicy policy, st
 
 }  // namespace
 
-void set_requests(BenchCase& setup, const std::vector<RequestGroup>& groups) {
-  setup.shape.batch = 0;
-  setup.shape.context = 0;
+void set_requests(BenchCase& setup, std::vector<RequestGroup> groups, int q_len) {
+  setup.shape.batch = setup.shape.context = setup.shape.q_len = 0;
   for (const RequestGroup& g : groups) {
     setup.shape.batch += g.count;
     setup.shape.context = std::max(setup.shape.context, g.context);
   }
-  setup.mixed = groups.size() > 1 ? groups : std::vector<RequestGroup>{};
+  const int others = q_len > 0 ? q_len : setup.shape.context;
+  const bool own = std::ranges::any_of(groups, [](const RequestGroup& g) { return g.q_len > 0; });
+  for (RequestGroup& g : groups) {
+    if (own && g.q_len == 0) g.q_len = others;
+    setup.shape.q_len = std::max(setup.shape.q_len, own ? g.q_len : others);
+  }
+  setup.mixed = groups.size() > 1 ? std::move(groups) : std::vector<RequestGroup>{};
 }
 
 std::vector<BenchCase> table_cases(std::string_view tables, std::string_view formats, SplitPolicy policy) {

@@ -9,12 +9,14 @@
 
 namespace halftone::cli {
 
-/// "131072x1,4096x31": groups of CONTEXTxCOUNT. Throws UsageError naming `option`.
+/// "131072x1,4096x31": groups of CONTEXTxCOUNT, or of QUERIES/CONTEXTxCOUNT. Throws UsageError naming
+/// `option`.
 std::vector<RequestGroup> parse_requests(std::string_view text, std::string_view option);
 std::string requests_text(const std::vector<RequestGroup>& groups);
 
-/// Sets the batch, the context and, for more than one group, `mixed`.
-void set_requests(BenchCase& setup, const std::vector<RequestGroup>& groups);
+/// Sets the batch, the context, the queries and, for more than one group, `mixed`. Groups that state no
+/// queries have `q_len` of them (0: as many as the longest context).
+void set_requests(BenchCase& setup, std::vector<RequestGroup> groups, int q_len);
 
 /// Cases that share their formats and shapes; the expansion takes every combination.
 struct Sweep {

@@ -71,12 +71,21 @@ void check_suite(const Options& options, Suite suite) {
 
 /// Refuses what does not exist on any backend before the first measurement.
 void check_case(const BenchCase& setup) {
-  for (const std::int64_t context : kv_lengths(setup)) {
-    if (setup.shape.q_len > context) {
-      throw UsageError(fmt::format(
-          "--q-len is {}, but {} is {}: queries are the last tokens of the context.", setup.shape.q_len,
-          setup.mixed.empty() ? "--context" : "a context of --contexts-mix", context));
-    }
+  const std::vector<std::int64_t> contexts = kv_lengths(setup), queries = q_lengths(setup);
+  const bool own = std::ranges::any_of(setup.mixed, [](const RequestGroup& g) { return g.q_len > 0; });
+  for (std::size_t i = 0; i < contexts.size(); ++i) {
+    if (queries[i] <= contexts[i]) continue;
+    throw UsageError(fmt::format("{} {}, but {} is {}: queries are the last tokens of the context.",
+                                 own ? "queries of a group of --contexts-mix are" : "--q-len is", queries[i],
+                                 setup.mixed.empty() ? "--context" : "a context of --contexts-mix",
+                                 contexts[i]));
+  }
+  if (own && (setup.suite == Suite::kAppend || setup.suite == Suite::kLayer)) {
+    throw UsageError(
+        fmt::format("--contexts-mix is {}, but groups with queries of their own are for --suite decode and "
+                    "prefill: leave "
+                    "the queries out.",
+                    requests_text(setup.mixed)));
   }
   if (!setup.shape.plain) page_layout(cache_spec(setup.shape));
   if (setup.suite != Suite::kAppend) halftone::plan(to_problem(setup.shape));
@@ -107,8 +116,7 @@ std::vector<BenchCase> make_cases(const Options& options) {
         c.chain = options.chain;
         c.with_schedule = options.with_schedule;
         c.shape.format = std::move(format);
-        set_requests(c, groups);
-        c.shape.q_len = options.q_len > 0 ? options.q_len : prefill ? c.shape.context : 1;
+        set_requests(c, groups, options.q_len > 0 || prefill ? options.q_len : 1);
         c.shape.policy = policy;
         c.shape.causal = !options.full;
         for (BenchCase& each : with_appends(c)) cases.push_back(std::move(each));
@@ -235,9 +243,10 @@ void add_shape_options(CLI::App* command, Options& options, CLI::Option* table) 
   CLI::Option* context = shape_option(command->add_option(
       "--context", options.context, "Keys of a request, comma-separated (8192; prefill: 2048)"));
   context->type_name("N,...")->delimiter(',')->check(between(1, 1 << 24));
-  shape_option(command->add_option("--contexts-mix", options.mix,
-                                   "CUDA: one batch of different lengths, CONTEXTxCOUNT comma-separated"))
-      ->type_name("NxM,...")
+  shape_option(
+      command->add_option("--contexts-mix", options.mix,
+                          "CUDA: one batch of different lengths, [QUERIES/]CONTEXTxCOUNT comma-separated"))
+      ->type_name("[Q/]NxM,...")
       ->excludes(batch)
       ->excludes(context);
   shape_option(command->add_option("--q-len", options.q_len,

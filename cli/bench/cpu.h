@@ -24,12 +24,13 @@ std::string_view layer_append_text(LayerAppend append);
 struct RequestGroup {
   int context = 0;
   int count = 0;
+  int q_len = 0;  ///< queries of each; 0: as many as the case's others
   friend bool operator==(const RequestGroup&, const RequestGroup&) = default;
 };
 
 struct BenchCase {
   Suite suite = Suite::kDecode;
-  ProblemShape shape;               ///< context: the longest request's, batch: all requests
+  ProblemShape shape;               ///< context and q_len: the longest request's, batch: all requests
   std::vector<RequestGroup> mixed;  ///< requests of different lengths; empty: all as long as the context
   int chain = 1;                    ///< CUDA: layers with caches of their own in one graph
   LayerAppend append = LayerAppend::kNone;
@@ -40,8 +41,9 @@ struct BenchCase {
 /// What a case over a latent cache does: "sparse_decode", "dense_decode", "sparse_prefill" or "append".
 std::string_view kind_text(const BenchCase& setup);
 
-/// Keys of each request [batch].
+/// Keys, and queries, of each request [batch].
 std::vector<std::int64_t> kv_lengths(const BenchCase& setup);
+std::vector<std::int64_t> q_lengths(const BenchCase& setup);
 
 struct BenchRow {
   BenchCase setup;

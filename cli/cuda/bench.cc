@@ -205,7 +205,8 @@ BenchRow Bench::Impl::attention(const BenchCase& setup) {
   problem.appends = fused;
   const Plan plan = halftone::plan(problem);
   const std::vector<std::int64_t> tokens = kv_lengths(setup);
-  const Floor floor = floor_of(problem, std::vector<std::int64_t>(tokens.size(), shape.q_len), tokens);
+  const std::vector<std::int64_t> q_tokens = q_lengths(setup);
+  const Floor floor = floor_of(problem, q_tokens, tokens);
   BenchRow row;
   row.setup = setup;
   row.bytes = floor.bytes();
@@ -220,7 +221,8 @@ BenchRow Bench::Impl::attention(const BenchCase& setup) {
   const DeviceCache cache =
       plain == nullptr ? make_cache(cache_spec(shape), tokens, setup.chain, floor.io_bytes + 256, device)
                        : DeviceCache();
-  const std::int64_t queries = std::int64_t{shape.batch} * shape.q_len;
+  const std::int64_t queries = std::accumulate(q_tokens.begin(), q_tokens.end(), std::int64_t{0});
+  const DeviceTensor cu_q = device_sums(q_tokens, device);
   DeviceTensor indices;
   if (shape.top_k > 0)
     indices = DeviceTensor(Tensor::of({queries, shape.top_k}, random_lists(shape, cache.slots)), device);
@@ -244,6 +246,7 @@ BenchRow Bench::Impl::attention(const BenchCase& setup) {
       args.indices = indices.view;
       if (shape.top_k == 0) args.lengths.kv_lengths = cache.lengths.view;
     }
+    if (!setup.mixed.empty()) args.lengths.cu_q = cu_q.view;
     args.cache_settled = i > 0;
     args.new_tokens_late = separate;
     if (fused) {

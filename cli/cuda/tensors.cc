@@ -106,18 +106,22 @@ DeviceCache make_cache(const KvCacheSpec& spec, const std::vector<std::int64_t>&
   return cache;
 }
 
+DeviceTensor device_sums(const std::vector<std::int64_t>& tokens, Device device) {
+  Tensor cu(DType::kInt32, {static_cast<std::int64_t>(tokens.size()) + 1});
+  const std::span<std::int32_t> sums = cu.as<std::int32_t>();  // of as many tokens as fit into memory
+  sums[0] = 0;
+  for (std::size_t r = 0; r < tokens.size(); ++r)
+    sums[r + 1] = sums[r] + static_cast<std::int32_t>(tokens[r]);
+  return {cu, device};
+}
+
 DeviceTensors make_tensors(const KvTensors& shape, const std::vector<std::int64_t>& tokens, int layers,
                            Device device) {
   DeviceTensors made;
   const std::int64_t total = std::accumulate(tokens.begin(), tokens.end(), std::int64_t{0});
   made.k = device_activations(layers * total, shape.kv_heads, shape.head_dim, 1);
   made.v = device_activations(layers * total, shape.kv_heads, shape.v_dim(), 2);
-  Tensor cu_kv(DType::kInt32, {static_cast<std::int64_t>(tokens.size()) + 1});
-  const std::span<std::int32_t> sums = cu_kv.as<std::int32_t>();  // of as many tokens as fit into memory
-  sums[0] = 0;
-  for (std::size_t r = 0; r < tokens.size(); ++r)
-    sums[r + 1] = sums[r] + static_cast<std::int32_t>(tokens[r]);
-  made.cu_kv = DeviceTensor(cu_kv, device);
+  made.cu_kv = device_sums(tokens, device);
   made.first.k = TensorView::contiguous(made.k.data(), DType::kBFloat16,
                                         {total, shape.kv_heads, shape.head_dim}, device);
   made.first.v =

@@ -59,6 +59,9 @@ struct DeviceTensors {
   }
 };
 
+/// int32 [n + 1]: sums of the lengths before each request, and of all.
+DeviceTensor device_sums(const std::vector<std::int64_t>& tokens, Device device);
+
 DeviceTensors make_tensors(const KvTensors& shape, const std::vector<std::int64_t>& tokens, int layers,
                            Device device);
 

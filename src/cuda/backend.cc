@@ -74,24 +74,32 @@ static_assert(planning::is_consistent(kKernels));
 
 bool is_prefill(const planning::Kernel& kernel) { return kernel.queue_bytes > 0; }
 
-/// Whether a unit of decode holds the packed rows of one query.
-bool has_unit_for_a_query(const AttentionProblem& problem) {
-  return std::ranges::any_of(kDecodeKernels, [&](const planning::Kernel& kernel) {
-    return problem.q_heads / problem.kv_heads() <= kernel.max_rows && decode_variant(problem, kernel) >= 0;
-  });
+/// Packed rows of the largest unit of decode that serves the problem; 0: none does.
+int largest_decode_unit(const AttentionProblem& problem) {
+  int rows = 0;
+  for (const planning::Kernel& kernel : kDecodeKernels) {
+    if (decode_variant(problem, kernel) >= 0) rows = std::max(rows, kernel.max_rows);
+  }
+  return rows;
+}
+
+/// Whether prefill could serve the problem, but should not.
+bool leaves_to_decode(const AttentionProblem& problem) {
+  if (!problem.is_paged() || problem.arithmetic != Arithmetic::k16Bit) return false;
+  const std::int64_t group = problem.q_heads / problem.kv_heads();
+  const int unit = largest_decode_unit(problem);
+  const bool staged = prefill_staged_bytes(problem) > 0;
+  // Where bounds decide nothing, prefill would serve single queries, too: a cache is not staged for a token.
+  if (problem.policy == SplitPolicy::kBatchInvariant) return staged && group > unit;
+  if (staged && group * problem.max_q_len <= kUnstagedRows) return true;
+  return unit > 0 && problem.max_kv_len >= kComparedKeys && decode_is_faster(problem, unit);
 }
 
 int variant(const AttentionProblem& problem, const planning::Kernel& kernel) {
   if (problem.is_latent()) return kernel.latent ? latent_variant(problem, kernel) : -1;
   if (kernel.latent || problem.is_listed()) return -1;
   if (!is_prefill(kernel)) return decode_variant(problem, kernel);
-  // Where bounds decide nothing, prefill would serve single queries, too: a cache is not staged for a token,
-  // unless its arithmetic has no other kernel.
-  if (problem.arithmetic == Arithmetic::k16Bit && problem.policy == SplitPolicy::kBatchInvariant &&
-      prefill_staged_bytes(problem) > 0 && !has_unit_for_a_query(problem)) {
-    return -1;
-  }
-  return prefill_variant(problem, kernel);
+  return leaves_to_decode(problem) ? -1 : prefill_variant(problem, kernel);
 }
 
 /// What K and V of a problem are, for a sentence.

@@ -9,7 +9,8 @@
 namespace halftone::planning {
 namespace {
 
-/// The smallest unit that holds `rows` packed rows, else the largest; index -1 if no row serves the problem.
+/// The smallest unit that holds `rows` packed rows, else one of the fewest that do; index -1 if no row serves
+/// the problem.
 Choice choose_kernel(const Backend& backend, const AttentionProblem& problem, std::int64_t rows) {
   Choice choice;
   choice.index = choice.variant = -1;
@@ -20,6 +21,21 @@ Choice choose_kernel(const Backend& backend, const AttentionProblem& problem, st
     choice.index = i;
     choice.variant = variant;
     if (rows <= backend.kernels[i].max_rows) break;
+  }
+  if (choice.index < 0) return choice;
+  // In several units: the smallest of which there are no more, since fewer rows of the last one are padding.
+  const auto units = [&](const Kernel& kernel) {
+    return rows / kernel.row_block + (rows % kernel.row_block > 0 ? 1 : 0);
+  };
+  const Kernel& largest = backend.kernels[choice.index];
+  if (largest.universal || largest.max_rows == 0 || rows <= largest.max_rows) return choice;
+  for (int i = 0; i < choice.index; ++i) {
+    if (units(backend.kernels[i]) > units(largest)) continue;
+    const int variant = backend.variant(problem, backend.kernels[i]);
+    if (variant < 0) continue;
+    choice.index = i;
+    choice.variant = variant;
+    break;
   }
   return choice;
 }

@@ -1,5 +1,6 @@
 // Which cases `halftone bench` makes of its options and tables, and what it reports; no GPU needed.
 #include <algorithm>
+#include <array>
 #include <functional>
 #include <set>
 #include <tuple>
@@ -41,21 +42,40 @@ TEST(BenchRequests, TextAndBack) {
   EXPECT_EQ(groups, (std::vector<RequestGroup>{{131072, 1}, {4096, 31}}));
   EXPECT_EQ(requests_text(groups), "131072x1,4096x31");
   BenchCase c;
-  set_requests(c, groups);
+  set_requests(c, groups, 3);
   EXPECT_EQ(c.shape.batch, 32);
+  EXPECT_EQ(c.shape.q_len, 3);
+  EXPECT_EQ(q_lengths(c), std::vector<std::int64_t>(32, 3));
   EXPECT_EQ(c.shape.context, 131072);
   const std::vector<std::int64_t> lengths = kv_lengths(c);
   ASSERT_EQ(lengths.size(), 32U);
   EXPECT_EQ(lengths.front(), 131072);
   EXPECT_EQ(std::count(lengths.begin(), lengths.end(), 4096), 31);
-  set_requests(c, {{512, 3}});  // one group is no mixture
+  set_requests(c, {{512, 3}}, 0);  // one group is no mixture
   EXPECT_TRUE(c.mixed.empty());
+  EXPECT_EQ(c.shape.q_len, 512);
   EXPECT_EQ(kv_lengths(c), (std::vector<std::int64_t>{512, 512, 512}));
 }
 
+TEST(BenchRequests, GroupsWithQueriesOfTheirOwn) {
+  const std::vector<RequestGroup> groups = parse_requests("64/2048x2,4096x1", "--contexts-mix");
+  EXPECT_EQ(groups, (std::vector<RequestGroup>{{2048, 2, 64}, {4096, 1, 0}}));
+  BenchCase c;
+  set_requests(c, groups, 1);
+  EXPECT_EQ(c.shape.q_len, 64);
+  EXPECT_EQ(q_lengths(c), (std::vector<std::int64_t>{64, 64, 1}));
+  EXPECT_EQ(kv_lengths(c), (std::vector<std::int64_t>{2048, 2048, 4096}));
+  EXPECT_EQ(requests_text(c.mixed), "64/2048x2,1/4096x1");
+  EXPECT_EQ(parse_requests(requests_text(c.mixed), "--contexts-mix"), c.mixed);
+  set_requests(c, {{2048, 2, 64}}, 1);  // alone, too
+  EXPECT_EQ(q_lengths(c), (std::vector<std::int64_t>{64, 64}));
+}
+
 TEST(BenchRequests, RefusesWhatIsNoGroup) {
-  for (const char* text : {"", "4096", "x", "4096x", "x4", "0x1", "1x0", "-1x1", "4096x1,", "4096x1x1",
-                           "16777217x1", "1x1048577", "99999999999x1", "4096 x1"}) {
+  for (const char* text :
+       {"",     "4096",    "x",        "4096x",      "x4",        "0x1",           "1x0",
+        "-1x1", "4096x1,", "4096x1x1", "16777217x1", "1x1048577", "99999999999x1", "4096 x1",
+        "/1x1", "0/1x1",   "1/x1",     "x/1",        "1x1/2",     "1/2/3x1",       "16777217/1x1"}) {
     const std::string sentence = usage_error([&] { parse_requests(text, "--contexts-mix"); });
     EXPECT_NE(sentence.find("--contexts-mix has '"), std::string::npos) << text << ": " << sentence;
     EXPECT_NE(sentence.find("CONTEXTxCOUNT"), std::string::npos) << text;
@@ -168,11 +188,48 @@ TEST(BenchTables, EveryCaseIsAProblemOfTheLibrary) {
   for (const BenchCase& c : cases_of("all")) {
     SCOPED_TRACE(c.table + " " + c.shape.format.name);
     EXPECT_FALSE(c.table.empty());
-    for (const std::int64_t length : kv_lengths(c)) EXPECT_GE(length, c.shape.q_len);
+    const std::vector<std::int64_t> keys = kv_lengths(c), queries = q_lengths(c);
+    ASSERT_EQ(keys.size(), queries.size());
+    for (std::size_t r = 0; r < keys.size(); ++r) EXPECT_GE(keys[r], queries[r]);
     EXPECT_NO_THROW(page_layout(cache_spec(c.shape)));
     if (c.suite == Suite::kAppend) continue;
     EXPECT_NO_THROW(halftone::plan(to_problem(c.shape)));
   }
+}
+
+/// 48 to 256 packed rows of a KV head, over every context, in few and in many requests.
+TEST(BenchTables, ChunksAreBetweenDraftsAndPrompts) {
+  std::set<std::tuple<int, int, int, int>> grid;
+  for (const BenchCase& c : cases_of("chunks", "bf16")) {
+    const ProblemShape& s = c.shape;
+    EXPECT_LT(s.q_len, s.context);
+    EXPECT_TRUE(s.causal && !s.plain);
+    grid.insert({s.q_heads / s.kv_heads, s.q_len * s.q_heads / s.kv_heads, s.context, s.batch});
+  }
+  EXPECT_EQ(grid.size(), 2U * 6 * 3 * 2);
+  for (const int group : {4, 16}) {
+    for (const int rows : {48, 64, 96, 128, 192, 256}) {
+      for (const int context : {8192, 32768, 131072}) {
+        EXPECT_TRUE(grid.contains({group, rows, context, 1}) && grid.contains({group, rows, context, 8}));
+      }
+    }
+  }
+  EXPECT_EQ(cases_of("chunks").size(), grid.size() * 4);  // formats
+}
+
+/// A mixed step and the requests of each kind alone: of the same work together.
+TEST(BenchTables, StepsStandBesideTheirParts) {
+  const std::vector<BenchCase> cases = cases_of("steps", "bf16");
+  ASSERT_EQ(cases.size(), 3U);
+  std::array<double, 3> flops{};
+  for (std::size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(cases[i].mixed.empty(), i > 0);
+    flops[i] = floor_of(to_problem(cases[i].shape), q_lengths(cases[i]), kv_lengths(cases[i])).flops;
+  }
+  EXPECT_EQ(flops[0], flops[1] + flops[2]);
+  EXPECT_EQ(cases[1].shape.q_len, 2048);
+  EXPECT_EQ(cases[2].shape.q_len, 1);
+  EXPECT_EQ(requests_text(cases[0].mixed), "2048/2048x8,1/8192x64");
 }
 
 /// Each query reads the keys of its own list, whatever the context, and every kind is there.
@@ -216,7 +273,7 @@ TEST(BenchTables, NamesAndFormats) {
   EXPECT_EQ(cases_of("headline,chain").size(), cases_of("headline").size() + cases_of("chain").size());
   std::size_t total = 0;
   for (const char* name : {"headline", "chain", "speculative", "shapes", "mixed", "policies", "geometry",
-                           "append", "layer", "prefill", "mla"}) {
+                           "append", "layer", "prefill", "chunks", "steps", "mla"}) {
     EXPECT_NE(table_names().find(name), std::string::npos);
     total += cases_of(name).size();
   }
@@ -351,6 +408,10 @@ TEST_F(BenchCommand, OptionErrors) {
   expect_failure(run({"bench", "--contexts-mix", "4096x2", "--batch", "3"}), 2, "excludes");
   expect_failure(run({"bench", "--contexts-mix", "4096x2,2x1", "--q-len", "3"}), 2,
                  "a context of --contexts-mix is 2");
+  expect_failure(run({"bench", "--contexts-mix", "4096x2,3/2x1"}), 2,
+                 "queries of a group of --contexts-mix are 3, but a context of --contexts-mix is 2");
+  expect_failure(run({"bench", "--suite", "append", "--contexts-mix", "4096x2,3/64x1"}), 2,
+                 "groups with queries of their own are for --suite decode and prefill");
   expect_failure(run({"bench", "--suite", "append", "--chain", "2"}), 2, "--chain is for attention");
   expect_failure(run({"bench", "--suite", "append", "--with-schedule"}), 2,
                  "--with-schedule is for attention");

@@ -97,6 +97,7 @@ TEST(CudaPlan, ShortRequestsHaveAPassOfTheirOwn) {
   if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
   const auto configs = [](int max_q_len, SplitPolicy policy) {
     AttentionProblem p = cuda_problem();
+    p.max_kv_len = 2048;  // too few for estimates to be compared
     p.max_q_len = max_q_len;
     p.policy = policy;
     return configs_of(p);
@@ -118,6 +119,52 @@ TEST(CudaPlan, ShortRequestsHaveAPassOfTheirOwn) {
   EXPECT_EQ(configs(2, kBatchInvariant), Names{"sm90-decode-8"});
   for (const int max_q_len : {3, 13, 40, 41, 1000}) {
     EXPECT_EQ(configs(max_q_len, kBatchInvariant), staged) << "the bound decides nothing";
+  }
+}
+
+/// The kernel of the longest requests: 32 query heads over 8, packed rows of a KV head.
+std::string kernel_of(std::string_view format, int rows, int batch, int keys,
+                      SplitPolicy policy = SplitPolicy::kReproducible) {
+  AttentionProblem p = cuda_problem();
+  spec_of(p).k_format = spec_of(p).v_format = parse_format(format);
+  p.q_heads = 32;
+  spec_of(p).kv_heads = 8;
+  p.max_q_len = rows / 4;
+  p.batch = batch;
+  p.max_kv_len = keys;
+  p.policy = policy;
+  return configs_of(p).back();
+}
+
+TEST(CudaPlan, ChunksOverManyKeysHaveTheKernelThatReadsThemSooner) {
+  if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
+  if (configs_of(cuda_problem()).back() == "sm90-universal") GTEST_SKIP() << "a build of other head_dims";
+  const std::string prefill = "sm90-prefill-192";
+  // 16 bits: few units are cut into many parts, whose merging takes longer than reading keys twice.
+  EXPECT_EQ(kernel_of("bf16", 64, 1, 8192), "sm90-decode-32");
+  EXPECT_EQ(kernel_of("bf16", 96, 1, 32768), "sm90-decode-48");
+  EXPECT_EQ(kernel_of("bf16", 192, 1, 8192), "sm90-decode-48");
+  EXPECT_EQ(kernel_of("bf16", 192, 1, 32768), prefill);
+  EXPECT_EQ(kernel_of("bf16", 64, 8, 8192), prefill);
+  EXPECT_EQ(kernel_of("bf16", 64, 1, 131072), prefill);
+  EXPECT_EQ(kernel_of("bf16", 64, 8, 131072), prefill);
+  // Codes: staging them takes as long as decode takes for a few hundred rows.
+  for (const char* format : {"int8-head", "fp8", "int4-g32"}) {
+    for (const int batch : {1, 8}) {
+      for (const int keys : {8192, 131072}) {
+        EXPECT_NE(kernel_of(format, 192, batch, keys), prefill) << format << " " << batch << " " << keys;
+        EXPECT_EQ(kernel_of(format, 2048, batch, keys), prefill) << format << " " << batch << " " << keys;
+      }
+    }
+  }
+  EXPECT_EQ(kernel_of("int8-head", 256, 8, 131072), "sm90-decode-64");
+  // Of units of which there are as many, the smallest.
+  EXPECT_EQ(kernel_of("fp8", 96, 1, 8192), "sm90-decode-48");
+  EXPECT_EQ(kernel_of("fp8", 128, 1, 8192), "sm90-decode-64");
+  // Bounds decide nothing where bits may not depend on them.
+  for (const int keys : {2048, 8192, 131072}) {
+    EXPECT_EQ(kernel_of("int8-head", 192, 1, keys, SplitPolicy::kBatchInvariant), prefill);
+    EXPECT_EQ(kernel_of("bf16", 64, 1, keys, SplitPolicy::kBatchInvariant), prefill);
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <utility>
 #include <variant>
@@ -190,15 +191,35 @@ PrefillParams prefill_params(const Plan::Impl& plan, const AttentionArgs& args,
 
 }  // namespace
 
+bool decode_is_faster(const AttentionProblem& problem, int unit) {
+  const auto& spec = std::get<KvCacheSpec>(problem.kv);
+  const std::int64_t rows = std::int64_t{problem.max_q_len} * (problem.q_heads / problem.kv_heads());
+  const std::int64_t heads = std::int64_t{problem.batch} * problem.kv_heads();
+  std::int64_t keys = problem.max_kv_len;
+  if (problem.mask.window_left >= 0) {
+    keys = std::min(keys, std::int64_t{problem.mask.window_left} + problem.max_q_len);
+  }
+  const auto blocks = [](std::int64_t count, std::int64_t size) { return (count + size - 1) / size; };
+  // Nanoseconds of a key of a head at head_dim 128, and microseconds of what all keys share, on an H200: both
+  // kinds read keys once per block of rows; prefill is bound by its products where a block has many rows.
+  const bool wide = dtype_bits(spec.k_format.dtype) == 16;
+  const double scale = static_cast<double>(heads * keys) * problem.head_dim() / 128.0 * 1e-3;
+  const double decode = 14 + scale * (wide ? 0.134 : 0.11) * static_cast<double>(blocks(rows, unit));
+  const std::int64_t most = problem.head_dim() > 128 ? 128 : 192, units = blocks(rows, most);
+  const double each = std::max(0.122, 0.00085 * static_cast<double>(rows) / static_cast<double>(units));
+  constexpr std::int64_t kWorkers = 132, kStep = 128;
+  const std::int64_t parts =  // of a unit, which the last one to arrive merges
+      std::clamp<std::int64_t>(kWorkers / std::max<std::int64_t>(heads * units, 1), 1, blocks(keys, kStep));
+  const bool staged = keys_of(problem) != PrefillKeys::kGiven;
+  const double prefill = 28 + 2 * static_cast<double>(parts) + (staged ? 20 : 0) +
+                         scale * (each * static_cast<double>(units) + (staged ? 0.33 : 0));
+  return decode < prefill;
+}
+
 int prefill_variant(const AttentionProblem& problem, const planning::Kernel& kernel) {
   if (problem.arithmetic != Arithmetic::k16Bit && problem.arithmetic != Arithmetic::kHalfInt8) return -1;
   const PrefillKeys keys = keys_of(problem);
   const DType dtype = operand_dtype(problem);
-  const std::int64_t group = problem.q_heads / problem.kv_heads();
-  if (keys == PrefillKeys::kScaled && problem.policy != SplitPolicy::kBatchInvariant &&
-      group * problem.max_q_len <= kUnstagedRows) {
-    return -1;
-  }
   for (std::size_t row = 0; row < kPrefillTable.size(); ++row) {
     const PrefillConfig& c = kPrefillTable[row];
     if (is_built(c) && c.keys == keys && c.dtype == dtype && c.head_dim == problem.head_dim() &&

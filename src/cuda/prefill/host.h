@@ -19,9 +19,15 @@ inline constexpr std::array<planning::Kernel, 2> kPrefillKernels{{
      false, kL2Share},
 }};
 
-/// Packed rows of a request up to which decode's kernels, which read a quantised cache as often as they have
-/// blocks of 64 rows, take no longer than dequantising it once for the prefill kernel.
+/// Packed rows of a request up to which no cache is staged for it.
 inline constexpr std::int64_t kUnstagedRows = 160;
+/// Keys of a request from which on the plan compares estimates: below, kernels begin and end for as long as
+/// they read.
+inline constexpr std::int64_t kComparedKeys = 4096;
+
+/// Whether decode, in units of `unit` packed rows, is estimated to take less time than prefill for requests
+/// at the bounds of a problem with pages.
+bool decode_is_faster(const AttentionProblem& problem, int unit);
 
 /// Row of kPrefillTable that serves the problem in units of `kernel`; -1: none.
 int prefill_variant(const AttentionProblem& problem, const planning::Kernel& kernel);
