@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes the tables of docs/measured.md from bench/results/decode-h200.json, which `halftone bench --backend cuda
 --table all --json FILE` prints, and layer-h200.json (`--table layer`), those of docs/kernels/prefill.md from
-bench/results/prefill-h200.json (`--table prefill`), those beside other packages from *-compare-h200.json, which
+bench/results/prefill-h200.json (`--table prefill`), mla-h200.json (`--table mla`), those beside other packages from *-compare-h200.json, which
 `python -m halftone.compare --suite prefill | mla --json FILE` writes: each between its `<!-- figures: NAME -->` and the
 next `<!-- end -->`. Results that are not there are left out."""
 
@@ -194,10 +194,23 @@ def mla_peers(rows):
                   *figures_of("FlashMLA"), "halftone / FlashMLA", "halftone fp8-g128-f32: us"], lines)
 
 
+def mla(rows):
+    shape = lambda r: (r["kind"].replace("_", " "), r["q_heads"] if r["kind"] != "append" else "",
+                       f"{r['batch']} x {r['q_len']}", f"{r['top_k']} of {r['context']}" if r["top_k"] else
+                       r["context"] if r["kind"] != "append" else "")
+    formats = names(rows)
+    figure = lambda r: f"{us(r)}, {r['tflops']:.0f} TF" if r["tflops"] and r["q_heads"] > 32 else (
+        f"{us(r)}, {share(r)}" if r["ceiling_gbs"] else us(r))
+    cells = {(shape(r), name(r)): figure(r) for r in rows}
+    return table(["kind", "heads", "requests x queries", "keys", *formats],
+                 [[*k] + [cells.get((k, f), "") for f in formats] for k in dict.fromkeys(map(shape, rows))])
+
+
 PAGES = {
     ("docs/measured.md", "decode-h200.json"): (headline, chain, speculative, shapes, geometry, mixed, policies, append),
     ("docs/measured.md", "layer-h200.json"): (layer,),
     ("docs/kernels/prefill.md", "prefill-h200.json"): (prefill,),
+    ("docs/measured.md", "mla-h200.json"): (mla,),
     ("docs/measured.md", "prefill-compare-h200.json"): (prefill_peers, prefill_peers_8bit),
     ("docs/measured.md", "mla-compare-h200.json"): (mla_peers,),
 }
