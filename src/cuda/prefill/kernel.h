@@ -22,7 +22,7 @@ struct RowsLoop {
   /// An item is taken beside the last P V of the item before, and its first Q K^T runs beside the end of
   /// that, where registers allow it.
   static constexpr bool kTakesAhead = kBuffers == 2;
-  static constexpr bool kBeginsAhead = kTakesAhead && !Traits::kCodes && C.head_dim != 96;  // registers
+  static constexpr bool kBeginsAhead = kTakesAhead && !Traits::kCodes && C.row_bytes == 128;  // registers
   const PrefillParams& params;
   typename Traits::Shared& s;
   const AttentionParams& p = params.attention;
