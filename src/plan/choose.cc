@@ -9,9 +9,10 @@
 namespace halftone::planning {
 namespace {
 
-/// The smallest unit that holds `rows` packed rows, else one of the fewest that do; index -1 if no row serves
-/// the problem.
-Choice choose_kernel(const Backend& backend, const AttentionProblem& problem, std::int64_t rows) {
+/// The smallest unit that holds `rows` packed rows, else the largest one, or, `by_bounds`, one of the fewest
+/// that do; index -1 if no row serves the problem.
+Choice choose_kernel(const Backend& backend, const AttentionProblem& problem, std::int64_t rows,
+                     bool by_bounds) {
   Choice choice;
   choice.index = choice.variant = -1;
   for (int i = 0; i < static_cast<int>(backend.kernels.size()); ++i) {
@@ -28,7 +29,7 @@ Choice choose_kernel(const Backend& backend, const AttentionProblem& problem, st
     return rows / kernel.row_block + (rows % kernel.row_block > 0 ? 1 : 0);
   };
   const Kernel& largest = backend.kernels[choice.index];
-  if (largest.universal || largest.max_rows == 0 || rows <= largest.max_rows) return choice;
+  if (!by_bounds || largest.universal || largest.max_rows == 0 || rows <= largest.max_rows) return choice;
   for (int i = 0; i < choice.index; ++i) {
     if (units(backend.kernels[i]) > units(largest)) continue;
     const int variant = backend.variant(problem, backend.kernels[i]);
@@ -60,7 +61,8 @@ std::vector<Choice> choose_kernels(const Backend& backend, const AttentionProble
   const std::int64_t rows = group * queries;
   // Then bits depend on the kernel, which a request must have whatever the others' lengths and bounds are.
   const bool by_request = !backend.rows_share_bits && problem.policy == SplitPolicy::kBatchInvariant;
-  Choice few = choose_kernel(backend, problem, group), many = choose_kernel(backend, problem, rows);
+  Choice few = choose_kernel(backend, problem, group, false);
+  Choice many = choose_kernel(backend, problem, rows, !by_request);
   if (many.index < 0) return {};
   const Kernel &few_rows = backend.kernels[few.index], &many_rows = backend.kernels[many.index];
   const std::string plural = rows == 1 ? "" : "s";
@@ -73,11 +75,12 @@ std::vector<Choice> choose_kernels(const Backend& backend, const AttentionProble
     few.reason = fit(fmt::format("batch_invariant: {} per KV head", query_heads(group)), group, few_rows);
     return {std::move(few)};
   }
-  if (few.index == many.index || (!by_request && rows <= many_rows.max_rows)) {
+  const bool few_holds_one = group <= few_rows.max_rows;
+  if (few.index == many.index || (!by_request && (rows <= many_rows.max_rows || !few_holds_one))) {
     many.reason = fit(bound, rows, many_rows);
     return {std::move(many)};
   }
-  if (by_request) many = choose_kernel(backend, problem, INT64_MAX);
+  if (by_request) many = choose_kernel(backend, problem, INT64_MAX, false);
   few.max_rows = few_rows.max_rows;
   few.reason = fmt::format("requests of at most {} packed rows per KV head (queries x {})", few.max_rows,
                            query_heads(group));

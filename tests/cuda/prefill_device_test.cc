@@ -39,9 +39,12 @@ class DevicePrefill : public ::testing::Test {
 
 TEST_F(DevicePrefill, EveryOptionAtTheEdges) {
   std::size_t n = 0;
-  for (const AttentionCase& listed : prefill_cases(edge_requests())) {
+  const std::vector<AttentionCase> rows = prefill_cases(edge_requests());
+  for (const AttentionCase& listed : rows) {
+    const std::size_t shape = n % (rows.size() / 2), dtype = n / (rows.size() / 2);
     for (std::size_t i = 0; i < options().size(); ++i) {
-      if (i > 1 && (n / 2 + n + i) % 2 == 0) continue;  // half of the rows, plain ones and ones in pages
+      // Half of the rows, plain ones and ones in pages: each of both dtypes what the other one leaves out.
+      if (i > 1 && (shape / 2 + shape + dtype + i) % 2 == 0) continue;
       const Option& option = options()[i];
       AttentionCase row = listed;
       option.set(row);

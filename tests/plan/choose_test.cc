@@ -128,6 +128,28 @@ TEST(ChooseKernels, AmongTheRowsThatServeTheProblem) {
   }
 }
 
+/// Rows that take several units: the bounds choose the smallest of which there are no more, unless a
+/// request's bits may not depend on them.
+TEST(ChooseKernels, SeveralUnits) {
+  static constexpr std::array<planning::Kernel, 3> kTable{{{"rows-32", 32, 32, 64, 1024, 0, "few"},
+                                                           {"rows-48", 48, 48, 64, 1024, 0, "more"},
+                                                           {"rows-64", 64, 64, 64, 1024, 0, "many"}}};
+  planning::Backend backend{};
+  backend.kernels = kTable;
+  backend.rows_share_bits = false;
+  backend.variant = [](const auto&, const planning::Kernel&) { return 0; };
+  constexpr auto kFree = SplitPolicy::kReproducible, kByRequest = SplitPolicy::kBatchInvariant;
+  EXPECT_EQ(choices(backend, 80, 1, kFree), Names{"rows-48 0-"});
+  EXPECT_EQ(choices(backend, 80, 2, kFree), Names{"rows-64 0-"}) << "no pass that serves nobody";
+  EXPECT_EQ(choices(backend, 20, 4, kFree), (Names{"rows-32 0-32", "rows-48 33-"}));
+  for (const int q_len : {1, 2, 3, 5}) {
+    EXPECT_EQ(choices(backend, 80, q_len, kByRequest), Names{"rows-64 0-"}) << q_len;
+  }
+  for (const int q_len : {2, 3, 4, 5}) {
+    EXPECT_EQ(choices(backend, 20, q_len, kByRequest), (Names{"rows-32 0-32", "rows-64 33-"})) << q_len;
+  }
+}
+
 /// Whether rows of these limits, 0 for none, make a consistent table; `universal` adds that row.
 bool consistent(const std::vector<int>& limits, bool universal = false) {
   std::vector<planning::Kernel> table;

@@ -193,11 +193,12 @@ PrefillParams prefill_params(const Plan::Impl& plan, const AttentionArgs& args,
 
 bool decode_is_faster(const AttentionProblem& problem, int unit) {
   const auto& spec = std::get<KvCacheSpec>(problem.kv);
-  const std::int64_t rows = std::int64_t{problem.max_q_len} * (problem.q_heads / problem.kv_heads());
+  const std::int64_t rows =
+      std::max<std::int64_t>(problem.max_q_len, 1) * (problem.q_heads / problem.kv_heads());
   const std::int64_t heads = std::int64_t{problem.batch} * problem.kv_heads();
   std::int64_t keys = problem.max_kv_len;
   if (problem.mask.window_left >= 0) {
-    keys = std::min(keys, std::int64_t{problem.mask.window_left} + problem.max_q_len);
+    keys = std::clamp<std::int64_t>(std::int64_t{problem.mask.window_left} + problem.max_q_len, 1, keys);
   }
   const auto blocks = [](std::int64_t count, std::int64_t size) { return (count + size - 1) / size; };
   // Nanoseconds of a key of a head at head_dim 128, and microseconds of what all keys share, on an H200: both

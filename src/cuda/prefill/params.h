@@ -16,7 +16,7 @@ struct PrefillParams {
   CUtensorMap q;            // [token][head][dim], where q_boxes
   CUtensorMap k, v;         // [token][head][dim], or [page][head][tile][token][dim]
   CUtensorMap out;          // [token][head][dim], where out_boxes
-  bool q_boxes;             // 64 packed rows are whole tokens of a KV head's query heads: one box per 64 dims
+  bool q_boxes;             // 64 packed rows are whole tokens of a KV head's query heads: a box per chunk
   bool out_boxes;           // likewise
 };
 
