@@ -256,6 +256,28 @@ TEST(DeviceLatentAttention, DenseDraftsAgreeWithTheOracle) {
   }
 }
 
+/// Elements beyond the range of f16 among others, in rows that bring a power of two back; and a block of a
+/// pair, or of 64 rows, that has none of an item's rows.
+TEST(DeviceLatentAttention, LargeQueries) {
+  for (const int heads : kAllHeads) {
+    for (const bool listed : {true, false}) {
+      AttentionCase row = listed_case(heads);
+      if (!listed) {
+        row.lists = {};
+        row.mask.causal = true;
+        row.requests = {{3, 200}, {1, 70}, {3, 90}, {2, 64}};
+        row.workers = 2;
+      }
+      row.scale = 0x1p-11f / std::sqrt(576.0f);
+      const Problem p = make_problem(row);
+      for (std::int64_t i = 0; i < p.q.numel(); ++i) p.q.set(i, p.q.get(i) * 2048.0f);
+      p.q.set(576 * (heads / 2) + 100, 40000.0f);
+      p.q.set(576 * (heads - 1) + 500, -65536.0f);
+      EXPECT_EQ(judge_device(p, run_on_device(p)), "") << row.name << (listed ? ", lists" : ", dense");
+    }
+  }
+}
+
 /// Slots that the cache lacks are skipped like -1, and the status says so. The pool ends where its allocation
 /// does: reading on would fault.
 TEST(DeviceLatentAttention, SlotsOutsideTheCacheAreNotRead) {

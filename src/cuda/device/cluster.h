@@ -29,13 +29,6 @@ __device__ inline void cluster_arrive(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-/// Stores 4 bytes in another block's shared memory; its barrier counts them.
-__device__ inline void cluster_store(std::uint32_t address, std::uint32_t x, std::uint32_t barrier) {
-  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(address),
-               "r"(x), "r"(barrier)
-               : "memory");
-}
-
 /// Copies `bytes` (a multiple of 16) from `shared`, in this block's shared memory, to another block's; its
 /// barrier counts them. What the calling warp wrote there a fence_async_shared() has made visible.
 __device__ inline void cluster_copy(std::uint32_t address, std::uint32_t shared, int bytes,

@@ -58,8 +58,8 @@ struct LatentFewTraits {
   static constexpr int kRopeAt = kRowBytes + (kApart ? 0 : kScaleBytes);  // of a record
   static constexpr int kRecordBytes = kRopeAt + 2 * kRope;
   static_assert(kTiles == 1 || kTiles == 2);
-  // Who waits for a phase of a barrier knows that the one before is over: a load warp's last block was four
-  // blocks before and waited for the one a ring before that; a score warp's last tile waited for a slot.
+  // Who waits for a phase of a barrier knows that the one before is over: a load warp has a
+  // part of every block, in order; a score warp's last tile waited for a slot.
   static_assert(2 * kStages >= kTurn + kSlots);
 
   static constexpr int kMaxShared = 227 * 1024;

@@ -137,7 +137,8 @@ struct Queries {
     copy_async_wait();
     __syncwarp();  // the warp's rows are there
     if constexpr (kNarrows) {
-      if (!narrow_rows(item)) scale_rows(item);
+      // A block without rows has brought none: what lies there is no query.
+      if (own_rows(item.work, rank) > 0 && !narrow_rows(item)) scale_rows(item);
     }
     fence_async_shared();
   }
@@ -168,7 +169,8 @@ struct Queries {
       fits = fits && largest(mosts[i]) <= kMost;
       if (largest(mosts[i]) >= kLeast || row >= rows) some |= 1u << row;
     }
-    fits = fits && __reduce_or_sync(~0u, some) == 0xffffu;
+    const bool none_small = __reduce_or_sync(~0u, some) == 0xffffu;  // by all lanes, whatever their rows have
+    fits = fits && none_small;
     std::uint32_t most = 0, narrowed[4][4];
 #pragma unroll
     for (int step = 0; step < 4; ++step) {

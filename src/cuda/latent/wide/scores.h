@@ -289,7 +289,7 @@ struct Scores {
         const bool all_live = (s.notes[third][0].live & s.notes[third][1].live) == ~0u;
         team_barrier(kScoreTeam);  // all warps have read Q, of the last step, and the rope part
         queries.locate();
-        if (first && s.queue.count > index + 1) {
+        if (first && __shfl_sync(~0u, s.queue.count, 0) > index + 1) {
           __threadfence_block();
           queries.prefetch(item(index + 1));
         }
