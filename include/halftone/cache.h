@@ -213,9 +213,10 @@ struct AppendArgs {
   /// tokens count once for each layer and land in the wrong slots.
   bool advance = false;
   /// A promise, of use in a chain of layers on a CUDA stream: what wrote all that this call reads, except k
-  /// and v, and its status had ended before the previous kernel of the stream began. append() then looks up its slots while
-  /// that kernel ends, and the next kernel of the stream may begin as early as this one: what it reads before
-  /// it waits (AttentionArgs::new_tokens_late) must have been there before that previous kernel, too.
+  /// and v, and its status had ended before the previous kernel of the stream began. append() then looks up
+  /// its slots while that kernel ends, and the next kernel of the stream may begin as early as this one: what
+  /// it reads before it waits (AttentionArgs::new_tokens_late) must have been there before that previous
+  /// kernel, too.
   bool cache_settled = false;
 };
 
