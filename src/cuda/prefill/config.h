@@ -52,7 +52,7 @@ inline constexpr std::array kPrefillTable{
     PrefillConfig{PrefillKeys::kGiven, DType::kFloat16, 256, 256, 2, 80, 2, 1},
     PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 64, 64, 3, 96, 4, 2},
     PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 80, 80, 3, 96, 4, 2, 64},
-    PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 96, 96, 3, 96, 4, 2, 64},
+    PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 96, 96, 3, 80, 4, 2, 64},
     PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 128, 128, 3, 80, 3, 2},
     PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 192, 192, 2, 96, 2, 1},
     PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 256, 256, 2, 80, 2, 1},
