@@ -126,7 +126,7 @@ def plan(
             same bits) or "batch_invariant" (a request's bits do not depend on its neighbours, nor on the bounds).
         arithmetic: in what precision the two products take their operands: "16-bit" (nothing is rounded that Q, K and V
             do not already have rounded), "half_int8" (Q and K as 8-bit integers with a scale per row: SageAttention,
-            arXiv:2410.02367), "full_int8" (P and V as well) or "fp8" (all of them in E4M3: FlashAttention-3,
+            arXiv:2410.02367), "full_int8" (P and V as well) or "fp8" (in E4M3, P where a backend rounds it: FlashAttention-3,
             arXiv:2407.08608). A lower one never comes of itself; what a backend does not serve raises UnsupportedError.
         workers: 0 for one per SM or CPU thread; else 1 to 65536.
         max_total_kv: upper bound of all requests' keys, in tokens, those of shared pages counted for each request; 0

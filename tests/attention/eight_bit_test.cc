@@ -12,7 +12,12 @@
 namespace halftone::testing {
 namespace {
 
-class EightBit : public OnRunners {};
+class EightBit : public OnRunners {
+ protected:
+  void SetUp() override {
+    if (runner().name() != std::string_view("cpu")) GTEST_SKIP() << "these arithmetics are the CPU's";
+  }
+};
 HALFTONE_ON_EVERY_RUNNER(EightBit);
 
 constexpr int kBlock = 128;

@@ -138,6 +138,8 @@ def _check_format(suite: str, name: str) -> None:
         raise ht.InvalidArgumentError(f"+{rotation} is not for it: leave it out.")
     if suite == "mla":
         ht.KVCacheSpec.latent(form)
+        if form.endswith("-e8m0"):
+            raise ht.InvalidArgumentError("its scales lie behind the records, which peers read whole: use another one.")
     elif not (suite == "prefill" and form == "plain"):
         ht.KVFormat(form)
     if at and arithmetic not in _ARITHMETICS:
@@ -265,6 +267,10 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     device = options.device or choose_device()
     kind = device.partition(":")[0]
+    if kind == "cuda":  # events and clocks are the current device's
+        import torch
+
+        torch.cuda.set_device(device)
     timer = measure.Timer(device, options.seconds)
     rate = measure.bandwidth(device)
     meta = {

@@ -200,7 +200,9 @@ def _flash_mla(shape: Shape, cache: ht.PagedKVCache, q: Any, lists: Any, read: f
     fields: dict[str, Any] = {"policy": None}
     queries, heads = q, shape.q_heads
     if shape.top_k and shape.q_heads not in _HEADS:
-        heads = next(h for h in _HEADS if h > shape.q_heads)
+        heads = next((h for h in _HEADS if h > shape.q_heads), 0)
+        if not heads:
+            raise Refusal(f"has up to {_HEADS[-1]} heads")
         queries = q.new_zeros(q.shape[0], heads, _DIM)
         queries[:, : shape.q_heads] = q
         fields["padded_to"] = heads

@@ -97,7 +97,7 @@ def _figures(work: Work, part: Part, times: tuple[float, float | None], rate: fl
 def run(
     works: Any, present: set[str], timer: Any, rate: float, result: dict[str, Any], save: Callable[[], None]
 ) -> None:
-    """Measures what ``works`` yields (case by case, so that inputs of one are gone before the next) into ``result``.
+    """Measures what ``works`` yields, case by case, so that inputs of one are gone before the next, into ``result``.
 
     ``save`` is called after each case, so that what was measured outlives an interruption.
     """
@@ -109,6 +109,7 @@ def run(
         result["rows"] += [dict(suite=result["meta"]["suite"], case=work.name, **row) for row in rows]
         result["left_out"] += left_out
         save()
+        work = None
 
 
 def _is_wide(row: dict[str, Any]) -> bool:
