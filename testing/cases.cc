@@ -302,8 +302,9 @@ void add_arithmetic_rows(std::vector<AttentionCase>& rows, const std::string& ar
       row.data = n % 4 == 2 ? Data::kOutlierChannels : n % 4 == 3 ? Data::kSinkToken : Data::kNormal;
       row.cu_q = n % 2 == 0;
       row.seed = 5000 + i;
-      row.name =
-          "arithmetic-" + arithmetic + "-" + format + "-d" + std::to_string(dim) + "-" + std::to_string(n);
+      row.name = "arithmetic-";
+      row.name.append(arithmetic).append("-").append(format).append("-d").append(std::to_string(dim));
+      row.name.append("-").append(std::to_string(n));
       if (n % 4 == 0) row.plain = kFloats[i / 4 % 3];
       if (row.plain) row.name += "-plain", row.rotate_k = row.rotate_v = false;
       rows.push_back(row);

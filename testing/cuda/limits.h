@@ -61,8 +61,8 @@ inline double lse_slack(const Problem& p, const PlanInfo& plan) {
 /// P is rounded to 16 bits before it weighs V: half a step of the largest |v|, which an output that averages
 /// many values cannot show in its own magnitude. Decode rounds to f16, prefill to the dtype of V, the kernels
 /// of latent attention to bf16 over bf16 and over rotary dims that are V; their lists may be of a few keys,
-/// which leave the whole step, and a step of P times V's scale. Staged V is rounded to f16, too, and weights
-/// are as far off as their logits.
+/// which leave the whole step; P times V's scale is a second one, the scale a third if it has more bits than
+/// f16. Staged V is rounded to f16, too, and weights are as far off as their logits.
 inline double out_slack(const Problem& p, const PlanInfo& plan) {
   double largest = 0;
   for (const float v : p.v.to_floats()) largest = std::max(largest, std::abs(static_cast<double>(v)));
@@ -70,8 +70,9 @@ inline double out_slack(const Problem& p, const PlanInfo& plan) {
   const auto* const spec = std::get_if<KvCacheSpec>(&p.problem.kv);
   if (spec != nullptr && spec->is_latent()) {
     const bool bf16 = spec->k_format.dtype == DType::kBFloat16 || spec->v_dim() > spec->latent_dim();
-    const bool f32 = spec->k_format.scale_dtype == DType::kFloat32;  // a third rounding, of the scale
-    return largest * (bf16 ? 0x1p-8 : rounds_codes(plan) ? 0x1p-9 : f32 ? 0x1.8p-11 : 0x1p-11);
+    const DType scales = spec->k_format.scale_dtype;  // e8m0: powers of two, whose products are exact
+    const double steps = scales == DType::kFloat8E8M0 ? 1 : scales == DType::kFloat32 ? 3 : 2;
+    return largest * (bf16 ? 0x1p-8 : rounds_codes(plan) ? 0x1p-9 : steps * 0x1p-11);
   }
   const bool bf16 = plan.config.starts_with("sm90-prefill") && p.problem.q_dtype == DType::kBFloat16;
   return std::ldexp(largest, bf16 ? -9 : -12) +
