@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "reference/oracle.h"
+#include "tests/attention/coded_arithmetic.h"
 #include "tests/attention/select.h"
 #include "tests/misuse/adversarial.h"
 #include "tests/on_runners.h"
@@ -12,7 +13,7 @@
 namespace halftone::testing {
 namespace {
 
-class EightBit : public OnRunners {
+class EightBit : public CodedArithmetic {
  protected:
   void SetUp() override {
     if (runner().name() != std::string_view("cpu")) GTEST_SKIP() << "these arithmetics are the CPU's";
@@ -189,25 +190,8 @@ TEST_P(EightBit, WeightsAreCodesOfTheirChunk) {
   }
 }
 
-/// An infinity or a NaN in a row of Q reaches that row alone.
 TEST_P(EightBit, NanInAQueryReachesItsRowAlone) {
-  for (const AttentionCase& row : cases({{70, 200}, {5, 40}})) {
-    for (const float bad : {kNan, kInf, -kInf}) {
-      const Problem p = make_problem(row);
-      if (!serves(p)) continue;
-      const Outputs clean = run(p);
-      const std::int64_t victim = 33 * row.q_heads + 2;
-      p.q.set(victim * row.head_dim + 7, bad);
-      const Outputs outputs = run(p);
-      for (std::int64_t i = 0; i < p.total_q() * row.q_heads; ++i) {
-        ASSERT_EQ(std::isnan(outputs.lse.get(i)), i == victim) << row.name;
-        ASSERT_EQ(std::isnan(outputs.out.get(i * row.head_dim)), i == victim) << row.name;
-        if (i == victim) continue;
-        const float slack = runner().name() == "cpu" ? 0.0F : 1e-5F;
-        ASSERT_NEAR(outputs.lse.get(i), clean.lse.get(i), slack) << row.name;
-      }
-    }
-  }
+  expect_nan_in_a_query_reaches_its_row_alone(cases({{70, 200}, {5, 40}}));
 }
 
 /// One in K reaches the rows that see the token; one in V a channel of the rows that see any of its block.

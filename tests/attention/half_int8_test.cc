@@ -5,6 +5,7 @@
 
 #include "format/hadamard.h"
 #include "halftone/error.h"
+#include "tests/attention/coded_arithmetic.h"
 #include "tests/attention/select.h"
 #include "tests/misuse/adversarial.h"
 #include "tests/on_runners.h"
@@ -12,7 +13,7 @@
 namespace halftone::testing {
 namespace {
 
-class HalfInt8 : public OnRunners {};
+class HalfInt8 : public CodedArithmetic {};
 HALFTONE_ON_EVERY_RUNNER(HalfInt8);
 
 AttentionCase half_case(const std::string& format) {
@@ -154,26 +155,8 @@ TEST_P(HalfInt8, ZeroAndTinyRowsGiveEqualWeights) {
   }
 }
 
-/// An infinity or a NaN in a row of Q reaches that row alone.
 TEST_P(HalfInt8, NanInAQueryReachesItsRowAlone) {
-  for (const AttentionCase& row : prompt_cases({{70, 100}, {5, 40}})) {
-    for (const float bad : {kNan, kInf, -kInf}) {
-      const Problem p = make_problem(row);
-      if (!serves(p)) continue;
-      const Outputs clean = run(p);
-      const std::int64_t victim = 33 * row.q_heads + 2;
-      p.q.set(victim * row.head_dim + 7, bad);
-      const Outputs outputs = run(p);
-      for (std::int64_t i = 0; i < p.total_q() * row.q_heads; ++i) {
-        ASSERT_EQ(std::isnan(outputs.lse.get(i)), i == victim) << row.name;
-        ASSERT_EQ(std::isnan(outputs.out.get(i * row.head_dim)), i == victim) << row.name;
-        if (i == victim) continue;
-        // On a GPU it makes rows beside it take other offsets.
-        const float slack = runner().name() == "cpu" ? 0.0F : 1e-5F;
-        ASSERT_NEAR(outputs.lse.get(i), clean.lse.get(i), slack) << row.name;
-      }
-    }
-  }
+  expect_nan_in_a_query_reaches_its_row_alone(prompt_cases({{70, 100}, {5, 40}}));
 }
 
 /// One in a row of K, or in its scale, reaches the rows that see the token.
