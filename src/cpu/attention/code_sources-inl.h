@@ -130,14 +130,7 @@ class FullInt8Source : public Int8Source {
 
   /// Where the block's codes of the chunk begin: fp32, or with kBytes dwords in CodeScratch::v_codes, from
   /// first_word() on.
-  const float* decode_v(float* /*unused*/) {
-    if (block_.begin(chunk_.begin)) {
-      const Chunk& chunk = block_.find(finder_);
-      decode_values(chunk, block_.decoded());
-      block_.finish<Int8Channels>();
-    }
-    return block_.at(chunk_.begin);
-  }
+  const float* decode_v(float* /*unused*/) { return coded_values<Int8Channels>(block_); }
   int first_word() const { return block_.first_word(chunk_.begin); }
 
  private:
@@ -185,14 +178,7 @@ class Fp8Source : public TileSource {
     }
   }
 
-  const float* decode_v(float* /*unused*/) {
-    if (block_.begin(chunk_.begin)) {
-      const Chunk& chunk = block_.find(finder_);
-      decode_values(chunk, block_.decoded());
-      block_.finish<Fp8Channels>();
-    }
-    return block_.at(chunk_.begin);
-  }
+  const float* decode_v(float* /*unused*/) { return coded_values<Fp8Channels>(block_); }
 
  private:
   const float* const k_scale_;  ///< [token of the chunk]

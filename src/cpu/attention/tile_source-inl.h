@@ -154,6 +154,16 @@ class TileSource {
                                                    out + i * tile_floats());
     }
   }
+  /// Where the chunk's codes of V begin in its block, whose channels are coded when the block begins.
+  template <class Channels, class Block>
+  const float* coded_values(Block& block) const {
+    if (block.begin(chunk_.begin)) {
+      const Chunk& found = block.find(finder_);  // first: it says where the decoded values begin
+      decode_values(found, block.decoded());
+      block.template finish<Channels>();
+    }
+    return block.at(chunk_.begin);
+  }
 
   const Layer& layer_;
   Scratch& s_;

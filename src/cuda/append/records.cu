@@ -4,6 +4,7 @@
 #include "cuda/append/params.h"
 #include "cuda/append/row.h"
 #include "cuda/append/slots.h"
+#include "cuda/append/store.h"
 #include "cuda/device/launch.h"
 #include "format/codec.h"
 #include "format/head_dim.h"
@@ -24,18 +25,6 @@ __device__ __forceinline__ void store_param(DType dtype, std::uint8_t* at, float
     *at = codec::e8m0_from_f32(value);
   } else {
     *reinterpret_cast<float*>(at) = value;
-  }
-}
-
-/// A chunk's codes at `to`.
-template <class Codes>
-__device__ __forceinline__ void store_codes(const Codes& codes, std::uint8_t* to) {
-  if constexpr (Codes::kBits == 16) {
-    *reinterpret_cast<uint4*>(to) = {codes.words[0], codes.words[1], codes.words[2], codes.words[3]};
-  } else if constexpr (Codes::kBits == 8) {
-    *reinterpret_cast<uint2*>(to) = {codes.words[0], codes.words[1]};
-  } else {
-    *reinterpret_cast<std::uint32_t*>(to) = codes.words[0];
   }
 }
 

@@ -6,6 +6,18 @@
 
 namespace halftone::cuda {
 
+/// The codes of a chunk where those of a token are adjacent.
+template <class Codes>
+__device__ __forceinline__ void store_codes(const Codes& codes, std::uint8_t* to) {
+  if constexpr (Codes::kBits == 16) {
+    *reinterpret_cast<uint4*>(to) = {codes.words[0], codes.words[1], codes.words[2], codes.words[3]};
+  } else if constexpr (Codes::kBits == 8) {
+    *reinterpret_cast<uint2*>(to) = {codes.words[0], codes.words[1]};
+  } else {
+    *reinterpret_cast<std::uint32_t*>(to) = codes.words[0];
+  }
+}
+
 /// Where a lane's chunk lies in the tiles of a part, and how to write it. `kTails`: there may be a last block
 /// of 16 dims.
 template <class Codes, DType kType, bool kTails>
@@ -40,7 +52,7 @@ struct ChunkStore {
     if (tail()) {
       elements(codes, place, tile + part.data_offset);
     } else if (rows) {
-      row(codes, tile + first + place * token_bytes);
+      store_codes(codes, tile + first + place * token_bytes);
     } else {
       v_token(codes, place, tile);
     }
@@ -65,23 +77,13 @@ struct ChunkStore {
     if (rows) {
       std::uint8_t* at = tile + first + 2 * t * token_bytes;
 #pragma unroll
-      for (int k = 0; k < 4; ++k) row(codes[k], at + (k % 2 + k / 2 * 8) * token_bytes);
+      for (int k = 0; k < 4; ++k) store_codes(codes[k], at + (k % 2 + k / 2 * 8) * token_bytes);
     } else {
       v_four(codes, tile + first + t * step);
     }
   }
 
  private:
-  static __device__ __forceinline__ void row(const Codes& codes, std::uint8_t* at) {
-    if constexpr (kBits == 16) {
-      *reinterpret_cast<uint4*>(at) = {codes.words[0], codes.words[1], codes.words[2], codes.words[3]};
-    } else if constexpr (kBits == 8) {
-      *reinterpret_cast<uint2*>(at) = {codes.words[0], codes.words[1]};
-    } else {
-      *reinterpret_cast<std::uint32_t*>(at) = codes.words[0];
-    }
-  }
-
   __device__ __forceinline__ void v_four(const Codes (&codes)[4], std::uint8_t* at) const {
     if constexpr (kBits != 16) {
 #pragma unroll
