@@ -94,28 +94,54 @@ HWY_NOINLINE void output_columns(const OutputArgs& a, int column) {
   }
 }
 
-/// One item, a chunk at a time: K as values, scores, softmax, V as values, output. A Source decodes the
-/// chunks: `find(begin)` the next one, `decode_k(out)` to [token][width()], `decode_v(out)` to there or a
-/// place of its own, which it returns. `chunk()` says which tokens it has, `excluded(t)` which of them do not
-/// count; `out_scale()` multiplies the rows at the end. With kCodes Q and K are codes with a scale per row:
-/// `begin_queries(rows)`, then `take_query(r, rows)` with row r in Scratch::row; `k_scale(t)`; with kBytes
-/// decode_k() keeps the bytes for itself, and `score_bytes_of<C>(t, column, rows, scores)` multiplies them.
-/// With kRoundsWeights V are codes in CodeScratch, and so is P.
+/// Every head_dim is a multiple of it.
+inline constexpr int kTransposed = 16;
+
+/// One item, a chunk at a time: K and V as values, then per strip of rows scores, softmax, output. A Source
+/// decodes the chunks: `find(begin)` the next one, `decode_k(out)` to [token][width()], `decode_v(out)` to
+/// there or a place of its own, which it returns. `chunk()` says which tokens it has, `excluded(t)` which of
+/// them do not count; `out_scale()` multiplies the rows at the end. With kCodes Q and K are codes with a
+/// scale per row: `begin_queries(rows)`, then `take_query(strip, r)` with row r of the item in Scratch::row;
+/// `k_scale(t)`; with kBytes decode_k() keeps the bytes for itself, and `score_bytes_of<C>(strip, t, column,
+/// scores)` multiplies them. With kRoundsWeights V are codes in CodeScratch, and so is P.
 template <class Source>
 class BlockedItem {
  public:
   BlockedItem(const Layer& layer, const Item& item, Scratch& scratch)
-      : layer_(layer),
-        item_(item),
-        s_(scratch),
-        source_(layer, item, scratch),
-        transform_(layer),
-        rows_((item.rows + kLanes - 1) / kLanes * kLanes) {}
+      : layer_(layer), item_(item), s_(scratch), source_(layer, item, scratch), transform_(layer) {}
 
   void run() {
-    common_ = load_views(layer_, item_, s_);
-    for (int r = item_.rows; r < rows_; ++r) s_.view[r] = {0, 0, 0, 0};
-    for (int r = 0; r < rows_; ++r) {
+    const int rows = (item_.rows + kLanes - 1) / kLanes * kLanes;
+    begin_rows(rows);
+    load_queries(rows);
+    std::fill_n(s_.acc, layer_.v_dim * rows, 0.0f);
+
+    for (int begin = item_.kv_begin; begin < item_.kv_end;) {
+      source_.find(begin);
+      attend(source_.chunk());
+      begin += source_.chunk().tiles * kTileTokens;
+    }
+    for (int i = 0; i < strips_; ++i) store_rows(strip_[i]);
+    mark_nan(item_, s_);
+  }
+
+ private:
+  /// Views and states of `rows` rows, those of the item and padding, and the strips that they fall into.
+  void begin_rows(int rows) {
+    for (int first = 0; first < rows; first += kStripRows) {
+      const int count = std::min(item_.rows - first, kStripRows);
+      Strip& strip = strip_[strips_++];
+      strip.first = first;
+      strip.rows = std::min(rows - first, kStripRows);
+      strip.common = load_views(layer_, item_, first, count, s_);
+      strip.begin = INT32_MAX;
+      for (int r = first; r < first + count; ++r) {
+        strip.begin = std::min(strip.begin, s_.view[r].begin);
+        strip.end = std::max(strip.end, s_.view[r].end);
+      }
+    }
+    for (int r = item_.rows; r < rows; ++r) s_.view[r] = {0, 0, 0, 0};
+    for (int r = 0; r < rows; ++r) {
       begin_[r] = s_.view[r].begin;
       end_[r] = std::min(s_.view[r].end, item_.kv_end);
       position_[r] = s_.view[r].position;
@@ -123,67 +149,89 @@ class BlockedItem {
       s_.max[r] = planning::kMinusInfinity;
       s_.sum[r] = 0;
     }
-    std::fill_n(s_.acc, layer_.v_dim * rows_, 0.0f);
-    load_queries();
-
-    for (int begin = item_.kv_begin; begin < item_.kv_end;) {
-      source_.find(begin);
-      attend(source_.chunk());
-      begin += source_.chunk().tiles * kTileTokens;
-    }
-    for (int r = 0; r < item_.rows; ++r) {
-      for (int d = 0; d < layer_.v_dim; ++d) {
-        s_.out[r * layer_.v_dim + d] = s_.acc[d * rows_ + r] * source_.out_scale();
-      }
-    }
-    mark_nan(item_, s_);
   }
 
- private:
-  /// Q^T, [dim in the order of the K map][rows].
-  void load_queries() {
+  /// Q^T, per strip [dim in the order of the K map][rows].
+  void load_queries(int rows) {
     const int width = source_.width();
-    if constexpr (!Source::kBytes) std::fill_n(s_.q, width * rows_, 0.0f);
-    if constexpr (Source::kCodes) source_.begin_queries(rows_);
+    if constexpr (!Source::kBytes) std::fill_n(s_.q, width * rows, 0.0f);
+    if constexpr (Source::kCodes) source_.begin_queries(rows);
     for (int r = 0; r < item_.rows; ++r) {
+      const Strip& strip = strip_[r / kStripRows];
       load_query(layer_, item_, r, s_.row);
-      if constexpr (Source::kCodes) source_.take_query(r, rows_);
+      if constexpr (Source::kCodes) source_.take_query(strip, r);
       if constexpr (Source::kBytes) continue;
+      float* const q = s_.q + strip.first * width + (r - strip.first);
       for (int i = 0; i < width; ++i) {
-        if (const int dim = source_.dim(i); dim >= 0) s_.q[i * rows_ + r] = s_.row[dim];
+        if (const int dim = source_.dim(i); dim >= 0) q[i * strip.rows] = s_.row[dim];
+      }
+    }
+  }
+
+  /// O^T of a strip as rows, not divided by the sum.
+  void store_rows(const Strip& strip) {
+    const float* const acc = s_.acc + strip.first * layer_.v_dim;
+    float* const out = s_.out + strip.first * layer_.v_dim;
+    const int count = std::min(item_.rows - strip.first, strip.rows);
+    const float scale = source_.out_scale();
+    for (int first = 0; first < layer_.v_dim; first += kTransposed) {  // v_dim is a multiple of it
+      for (int r = 0; r < count; ++r) {
+        for (int d = first; d < first + kTransposed; ++d) {
+          out[r * layer_.v_dim + d] = acc[d * strip.rows + r] * scale;
+        }
       }
     }
   }
 
   void attend(const Chunk& chunk) {
     source_.decode_k(s_.decoded);
-    for (int column = 0; column < rows_;) column += score_columns(chunk, column);
-    const bool partial = common_.partial(chunk);
-    if constexpr (Source::kRoundsWeights) {
-      for (int column = 0; column < rows_; column += kLanes) softmax_codes(chunk, partial, column);
-      add_codes(chunk, source_.decode_v(s_.decoded));
-      return;
-    }
-    for (int column = 0; column < rows_; column += kLanes) softmax(chunk, partial, column);
-
-    const float* const v = source_.decode_v(s_.decoded);
-    const int tile_floats = source_.tile_floats();
-    const bool select = partial && source_.may_hold_nan() && !all_finite(v, chunk.tiles * tile_floats);
-    for (const QuadClass& quads : source_.quads()) {
-      const OutputArgs args{&quads, v, tile_floats, chunk.tiles, s_.scores, s_.alpha, rows_, s_.acc};
-      for (int column = 0; column < rows_;) column += output_columns_of(args, select, column);
+    const float* const v = source_.decode_v(s_.decoded_v);
+    bool finite = false, checked = false;
+    for (int i = 0; i < strips_; ++i) {
+      const Strip& strip = strip_[i];
+      if (chunk.begin >= strip.end || chunk.end <= strip.begin) continue;  // no row of it sees the chunk
+      for (int column = 0; column < strip.rows;) column += score_columns(strip, chunk, column);
+      const bool partial = strip.common.partial(chunk);
+      if constexpr (Source::kRoundsWeights) {
+        for (int column = 0; column < strip.rows; column += kLanes)
+          softmax_codes(strip, chunk, partial, column);
+        add_codes(strip, chunk, v);
+      } else {
+        for (int column = 0; column < strip.rows; column += kLanes) softmax(strip, chunk, partial, column);
+        const int floats = source_.tile_floats();
+        if (partial && source_.may_hold_nan() && !checked) {
+          finite = all_finite(v, chunk.tiles * floats);
+          checked = true;
+        }
+        const bool select = partial && source_.may_hold_nan() && !finite;
+        for (const QuadClass& quads : source_.quads()) {
+          const OutputArgs args{&quads,   v,          floats,
+                                chunk.tiles, s_.scores, s_.alpha + strip.first,
+                                strip.rows,  s_.acc + strip.first * layer_.v_dim};
+          for (int column = 0; column < strip.rows;) column += output_columns_of(args, select, column);
+        }
+      }
     }
   }
 
-  void add_codes(const Chunk& chunk, const float* v) {
+  void add_codes(const Strip& strip, const Chunk& chunk, const float* v) {
     if constexpr (Source::kRoundsWeights) {
       const CodeScratch& s = s_.codes;
       const std::int32_t* const words = s.v_codes + source_.first_word() * layer_.v_dim;
-      const CodeOutputArgs args{&source_.quads(), v,         words, layer_.v_dim,
-                                chunk.tiles,      s_.scores, s.p,   s_.alpha,
-                                s.factor,         s.v_scale, rows_, s_.acc};
-      for (int column = 0; column < rows_;) {
-        const int vectors = vectors_at(column);
+      const CodeOutputArgs args{&source_.quads(),
+                                v,
+                                words,
+                                layer_.v_dim,
+                                chunk.tiles,
+                                s_.scores,
+                                s.p,
+                                s_.alpha + strip.first,
+                                s.factor,
+                                s.v_scale,
+                                strip.rows,
+                                s_.acc + strip.first * layer_.v_dim};
+      for (int column = 0; column < strip.rows;) {
+        const int vectors = vectors_at(strip, column);
         const auto output = vectors == 4 ? output_codes<4> : vectors == 2 ? output_codes<2> : output_codes<1>;
         output(args, column);
         column += vectors * kLanes;
@@ -191,37 +239,39 @@ class BlockedItem {
     }
   }
 
-  /// How many vectors of rows kernels take from `column` on.
-  int vectors_at(int column) const {
-    const int left = (rows_ - column) / kLanes;
-    return left >= 4 && kAccumulators >= 16 ? 4 : left >= 2 ? 2 : 1;
+  /// How many vectors of rows kernels take from `column` of a strip on.
+  static int vectors_at(const Strip& strip, int column) {
+    return vectors_of((strip.rows - column) / kLanes);
   }
+  static int vectors_of(int left) { return left >= 4 && kAccumulators >= 16 ? 4 : left >= 2 ? 2 : 1; }
 
   /// S^T for the next vectors of rows; returns how many rows that were.
-  int score_columns(const Chunk& chunk, int column) {
-    const int vectors = vectors_at(column);
+  int score_columns(const Strip& strip, const Chunk& chunk, int column) {
+    const int vectors = vectors_at(strip, column);
     const auto score = vectors == 4   ? &BlockedItem::score_vectors<4>
                        : vectors == 2 ? &BlockedItem::score_vectors<2>
                                       : &BlockedItem::score_vectors<1>;
-    (this->*score)(chunk, column);
+    (this->*score)(strip, chunk, column);
     return kLanes * vectors;
   }
 
   template <int C>
-  void score_vectors(const Chunk& chunk, int column) {
+  void score_vectors(const Strip& strip, const Chunk& chunk, int column) {
     const int width = source_.width();
     for (int t = 0; t < chunk.tiles * kTileTokens; t += 4) {
-      float* scores = s_.scores + t * rows_ + column;
+      float* scores = s_.scores + t * strip.rows + column;
       if constexpr (Source::kBytes) {
-        source_.template score_bytes_of<C>(t, column, rows_, scores);
+        source_.template score_bytes_of<C>(strip, t, column, scores);
       } else {
-        score_block<C>(s_.decoded + t * width, width, width, s_.q + column, rows_, scores);
+        const float* q = s_.q + strip.first * width + column;
+        score_block<C>(s_.decoded + t * width, width, width, q, strip.rows, scores);
       }
     }
   }
 
   int output_columns_of(const OutputArgs& args, bool select, int column) const {
-    const int vectors = select ? 1 : vectors_at(column);
+    const int left = (args.rows - column) / kLanes;
+    const int vectors = select ? 1 : vectors_of(left);
     const auto output = select         ? output_columns<1, true>
                         : vectors == 4 ? output_columns<4, false>
                         : vectors == 2 ? output_columns<2, false>
@@ -231,20 +281,21 @@ class BlockedItem {
   }
 
   /// Scores of kLanes rows become logits; returns the largest of them and `max`.
-  VF make_logits(const Chunk& chunk, bool partial, int column, VF max) {
+  VF make_logits(const Strip& strip, const Chunk& chunk, bool partial, int column, VF max) {
     const F d;
     const I di;
     float* scores = s_.scores + column;
-    const VF slope = hn::LoadU(d, slope_ + column);
-    const VI position = hn::LoadU(di, position_ + column);
-    const VI begin = hn::LoadU(di, begin_ + column);
-    const VI end = hn::LoadU(di, end_ + column);
+    const int row = strip.first + column;
+    const VF slope = hn::LoadU(d, slope_ + row);
+    const VI position = hn::LoadU(di, position_ + row);
+    const VI begin = hn::LoadU(di, begin_ + row);
+    const VI end = hn::LoadU(di, end_ + row);
     VF q_scale = hn::Zero(d);
-    if constexpr (Source::kCodes) q_scale = hn::Load(d, s_.codes.q_scale + column);
+    if constexpr (Source::kCodes) q_scale = hn::Load(d, s_.codes.q_scale + row);
     const VF minus_infinity = hn::Set(d, planning::kMinusInfinity);
     for (int t = 0; t < chunk.tiles * kTileTokens; ++t) {
       const VI token = hn::Set(di, chunk.begin + t);
-      VF x = hn::LoadU(d, scores + t * rows_);
+      VF x = hn::LoadU(d, scores + t * strip.rows);
       if constexpr (Source::kCodes) x = hn::Mul(x, hn::Mul(q_scale, hn::Set(d, source_.k_scale(t))));
       x = transform_.apply(x, slope, position, token);
       if (partial) {
@@ -252,7 +303,7 @@ class BlockedItem {
         if (source_.excluded(t)) x = minus_infinity;
       }
       max = hn::IfThenElse(hn::Gt(x, max), x, max);  // a NaN is never a maximum
-      hn::StoreU(x, d, scores + t * rows_);
+      hn::StoreU(x, d, scores + t * strip.rows);
     }
     return max;
   }
@@ -263,38 +314,40 @@ class BlockedItem {
   }
 
   /// Online softmax of kLanes rows over the chunk; leaves p in scores and the accumulators' factor in alpha.
-  void softmax(const Chunk& chunk, bool partial, int column) {
+  void softmax(const Strip& strip, const Chunk& chunk, bool partial, int column) {
     const F d;
     float* scores = s_.scores + column;
-    const VF before = hn::LoadU(d, s_.max + column);
-    const VF max = make_logits(chunk, partial, column, before);
+    const int row = strip.first + column;
+    const VF before = hn::LoadU(d, s_.max + row);
+    const VF max = make_logits(strip, chunk, partial, column, before);
     const VF shift = shift_of(max);
     VF sum = hn::Zero(d);
     for (int t = 0; t < chunk.tiles * kTileTokens; ++t) {
-      const VF p = exp_nonpositive(hn::Sub(hn::LoadU(d, scores + t * rows_), shift));
+      const VF p = exp_nonpositive(hn::Sub(hn::LoadU(d, scores + t * strip.rows), shift));
       sum = hn::Add(sum, p);
-      hn::StoreU(p, d, scores + t * rows_);
+      hn::StoreU(p, d, scores + t * strip.rows);
     }
     const VF alpha = exp_nonpositive(hn::Sub(before, shift));
-    hn::StoreU(alpha, d, s_.alpha + column);
-    hn::StoreU(max, d, s_.max + column);
-    hn::StoreU(hn::MulAdd(hn::LoadU(d, s_.sum + column), alpha, sum), d, s_.sum + column);
+    hn::StoreU(alpha, d, s_.alpha + row);
+    hn::StoreU(max, d, s_.max + row);
+    hn::StoreU(hn::MulAdd(hn::LoadU(d, s_.sum + row), alpha, sum), d, s_.sum + row);
   }
 
   /// The same with codes for p, relative to the largest logit of the chunk: in scores, or with kBytes as
   /// dwords of four_tokens(). The sum is that of p before it is rounded.
-  void softmax_codes(const Chunk& chunk, bool partial, int column) {
+  void softmax_codes(const Strip& strip, const Chunk& chunk, bool partial, int column) {
     const F d;
     float* scores = s_.scores + column;
-    const VF before = hn::LoadU(d, s_.max + column);
-    const VF near = make_logits(chunk, partial, column, hn::Set(d, planning::kMinusInfinity));
+    const int row = strip.first + column;
+    const VF before = hn::LoadU(d, s_.max + row);
+    const VF near = make_logits(strip, chunk, partial, column, hn::Set(d, planning::kMinusInfinity));
     const VF max = hn::IfThenElse(hn::Gt(near, before), near, before);
     const VF near_shift = shift_of(near), shift = shift_of(max), levels = hn::Set(d, kWeightLevels);
     VF sum = hn::Zero(d);
     for (int i = 0; i < chunk.tiles * 4; ++i) {
       VF code[4];
       for (int t = 0; t < 4; ++t) {
-        float* const at = scores + (i / 4 * kTileTokens + four_tokens(i % 4)[t]) * rows_;
+        float* const at = scores + (i / 4 * kTileTokens + four_tokens(i % 4)[t]) * strip.rows;
         const VF p = exp_nonpositive(hn::Sub(hn::LoadU(d, at), near_shift));
         sum = hn::Add(sum, p);
         code[t] = hn::Mul(p, levels);
@@ -303,15 +356,15 @@ class BlockedItem {
       if constexpr (Source::kBytes) {
         const VI low = hn::Or(hn::NearestInt(code[0]), hn::ShiftLeft<8>(hn::NearestInt(code[1])));
         const VI high = hn::Or(hn::NearestInt(code[2]), hn::ShiftLeft<8>(hn::NearestInt(code[3])));
-        hn::Store(hn::Or(low, hn::ShiftLeft<16>(high)), I(), s_.codes.p + i * rows_ + column);
+        hn::Store(hn::Or(low, hn::ShiftLeft<16>(high)), I(), s_.codes.p + i * strip.rows + column);
       }
     }
     const VF alpha = exp_nonpositive(hn::Sub(before, shift)), weight = exp_nonpositive(hn::Sub(near, shift));
-    hn::StoreU(alpha, d, s_.alpha + column);
+    hn::StoreU(alpha, d, s_.alpha + row);
     hn::StoreU(hn::Mul(weight, hn::Set(d, 1 / kWeightLevels)), d, s_.codes.factor + column);
-    hn::StoreU(max, d, s_.max + column);
-    const VF kept = hn::Mul(hn::LoadU(d, s_.sum + column), alpha);
-    hn::StoreU(hn::MulAdd(sum, weight, kept), d, s_.sum + column);
+    hn::StoreU(max, d, s_.max + row);
+    const VF kept = hn::Mul(hn::LoadU(d, s_.sum + row), alpha);
+    hn::StoreU(hn::MulAdd(sum, weight, kept), d, s_.sum + row);
   }
 
   static bool all_finite(const float* x, int count) {
@@ -329,8 +382,8 @@ class BlockedItem {
   Scratch& s_;
   Source source_;
   const ScoreTransform transform_;
-  const int rows_;  ///< padded to whole vectors
-  CommonView common_;
+  Strip strip_[kMaxRows / kStripRows];
+  int strips_ = 0;
   std::int32_t begin_[kMaxRows];
   std::int32_t end_[kMaxRows];
   std::int32_t position_[kMaxRows];

@@ -47,14 +47,13 @@ class Int8Source : public TileSource {
     std::fill_n(s_.codes.q_start, rows, 0);
   }
 
-  void take_query(int r, int rows) const {
+  void take_query([[maybe_unused]] const Strip& strip, int r) const {
     CodeScratch& s = s_.codes;
     s.q_scale[r] = make_int8_codes(s_.row, layer_.head_dim);
 #if HWY_TARGET == HWY_AVX3_DL
     const auto& dims = layer_.stored_k ? layer_.maps->k_columns.dims : layer_.maps->k.dims;
-    s.q_start[r] = pack_int8_codes(s_.row, dims.data(), width_ / 4, rows, s.q + r);
-#else
-    (void)rows;
+    std::int32_t* const q = s.q + strip.first * (width_ / 4) + (r - strip.first);
+    s.q_start[r] = pack_int8_codes(s_.row, dims.data(), width_ / 4, strip.rows, q);
 #endif
   }
 
@@ -80,9 +79,10 @@ class Int8Source : public TileSource {
 
 #if HWY_TARGET == HWY_AVX3_DL
   template <int C>
-  HWY_INLINE void score_bytes_of(int token, int column, int rows, float* scores) const {
+  HWY_INLINE void score_bytes_of(const Strip& strip, int token, int column, float* scores) const {
     const CodeScratch& s = s_.codes;
-    score_bytes<C>(s.k + token * width_, width_, s.q + column, s.q_start + column, rows, scores);
+    score_bytes<C>(s.k + token * width_, width_, s.q + strip.first * (width_ / 4) + column,
+                   s.q_start + strip.first + column, strip.rows, scores);
   }
 #endif
 
@@ -155,7 +155,7 @@ class Fp8Source : public TileSource {
   float k_scale(int token) const { return k_scale_[token]; }
   float out_scale() const { return out_scale_; }
   void begin_queries(int rows) const { std::fill_n(s_.codes.q_scale, rows, 0.0f); }
-  void take_query(int r, int /*rows*/) const {
+  void take_query(const Strip& /*strip*/, int r) const {
     s_.codes.q_scale[r] = make_fp8_codes(s_.row, layer_.head_dim);
   }
 

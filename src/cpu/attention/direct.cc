@@ -51,7 +51,7 @@ class DirectItem {
         transform_(layer) {}
 
   void run() {
-    common_ = load_views(layer_, item_, s_);
+    common_ = load_views(layer_, item_, 0, item_.rows, s_);
     fill_static(layer_.k, item_.kv_head, s_.k_scale, s_.k_min);
     fill_static(layer_.v, item_.kv_head, s_.v_scale, s_.v_min);
     std::fill_n(s_.max, item_.rows, planning::kMinusInfinity);

@@ -96,7 +96,8 @@ class TokenSource {
 
   void decode_k(float* out) const { decode(KvPart::kK, width(), out); }
   const float* decode_v(float* out) const {
-    if (!gather_.v_in_k) decode(KvPart::kV, layer_.v_dim, out);
+    if (gather_.v_in_k) return s_.decoded;  // where decode_k() left it
+    decode(KvPart::kV, layer_.v_dim, out);
     return out;
   }
   static float out_scale() { return 1.0f; }

@@ -51,15 +51,26 @@ struct CommonView {
   }
 };
 
-HWY_INLINE CommonView load_views(const Layer& layer, const Item& item, Scratch& scratch) {
+/// Of rows [first, first + count) of the item, whose views it fills in.
+HWY_INLINE CommonView load_views(const Layer& layer, const Item& item, int first, int count,
+                                 Scratch& scratch) {
   CommonView common;
-  for (int r = 0; r < item.rows; ++r) {
+  for (int r = first; r < first + count; ++r) {
     scratch.view[r] = row_view(layer, item, r);
     common.begin = std::max(common.begin, scratch.view[r].begin);
     common.end = std::min({common.end, scratch.view[r].end, item.kv_end});
   }
   return common;
 }
+
+/// Rows of an item that go through a chunk together.
+struct Strip {
+  int first = 0;  ///< row of the item, a multiple of kStripRows
+  int rows = 0;   ///< padded to whole vectors
+  int begin = 0;  ///< keys [begin, end) are seen by some row
+  int end = 0;
+  CommonView common;
+};
 
 /// Rows are done: a row that read a NaN has it in its sum, and must not look empty.
 HWY_INLINE void mark_nan(const Item& item, Scratch& scratch) {

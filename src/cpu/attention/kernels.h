@@ -11,10 +11,11 @@ namespace halftone::cpu {
 
 /// Every row has the same kv_tile and split_tokens, so that a request's bits do not depend on which row its
 /// batch led to.
-inline constexpr std::array<planning::Kernel, 3> kAttentionKernels{{
+inline constexpr std::array<planning::Kernel, 4> kAttentionKernels{{
     {"cpu-decode", 16, 16, 64, 1024, 0, "one or a few queries per request; bound by reading the cache"},
     {"cpu-speculative", 64, 32, 64, 1024, 0, "drafts of several queries, or many query heads per KV head"},
-    {"cpu-prefill", 0, 64, 64, 1024, 0, "prompts; bound by arithmetic"},
+    {"cpu-chunk", 1024, 64, 64, 1024, 0, "chunks of prompts: units enough for many threads"},
+    {"cpu-prefill", 0, 256, 64, 1024, 0, "prompts; bound by arithmetic"},
 }};
 static_assert(planning::is_consistent(kAttentionKernels));
 

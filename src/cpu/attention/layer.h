@@ -17,7 +17,8 @@ inline constexpr int kChunkTokens = 128;
 /// The blocked path takes half of it at a time: it keeps decoded values.
 inline constexpr int kBlockedTokens = 64;
 inline constexpr int kChunkTiles = kChunkTokens / kTileTokens;
-inline constexpr int kMaxRows = 64;  ///< packed rows of a unit
+inline constexpr int kMaxRows = 256;   ///< packed rows of a unit
+inline constexpr int kStripRows = 64;  ///< of the blocked path, which has that many in hand at a time
 inline constexpr int kMaxDim = 256;
 inline constexpr int kMaxGroups = 8;  ///< scales per token and head: 256 / 32
 /// Requests of up to this many packed rows take the direct path, which reads codes where they lie; others
@@ -147,7 +148,7 @@ struct alignas(64) ByteScratch {
 /// value_block-inl.h.
 struct alignas(64) CodeScratch {
   static constexpr int kMaxWidth = kMaxDim + 2 * kMaxLanes;
-  std::int32_t q[kMaxRows * kMaxWidth / 4];    ///< codes, [column][rows]
+  std::int32_t q[kMaxRows * kMaxWidth / 4];    ///< codes, per strip [column][rows]
   std::int32_t q_start[kMaxRows];              ///< where sums begin
   std::uint8_t k[kBlockedTokens * kMaxWidth];  ///< codes, biased, [token][width]
   float q_scale[kMaxRows];                     ///< of a row
@@ -156,8 +157,8 @@ struct alignas(64) CodeScratch {
   std::int32_t v_codes[kChunkTokens / 4 * kMaxDim];  ///< or four codes each, [four tokens][dim]
   float v_scale[kMaxDim];                            ///< of a channel
   float v_inverse[kMaxDim];
-  std::int32_t p[kBlockedTokens / 4 * kMaxRows];  ///< four weights each, [four tokens][rows]
-  float factor[kMaxRows];                         ///< of a row's weights in this chunk
+  std::int32_t p[kBlockedTokens / 4 * kStripRows];  ///< four weights each, [four tokens][rows]
+  float factor[kStripRows];                         ///< of a row's weights in this chunk
 };
 
 /// Working memory of one thread, all parts 64-byte aligned. Floats unless stated.
@@ -171,9 +172,10 @@ struct alignas(64) Scratch {
   RowView view[kMaxRows];
   float alpha[kMaxRows];  ///< factor of a row's accumulators in this chunk
   float q[kMaxRows * (kMaxDim + 2 * kMaxLanes)];
-  float scores[kMaxRows * kChunkTokens];
-  float acc[kMaxRows * kMaxDim];  ///< direct: 16 rows x 4 partial sums per dim; blocked: [v_dim][rows]
-  float decoded[kBlockedTokens * (kMaxDim + 2 * kMaxLanes)];  ///< blocked: one chunk of K, then of V
+  float scores[kStripRows * kBlockedTokens];  ///< direct: [rows][kChunkTokens]
+  float acc[kMaxRows * kMaxDim];  ///< direct: 4 partial sums per dim; blocked: per strip [v_dim][rows]
+  float decoded[kBlockedTokens * (kMaxDim + 2 * kMaxLanes)];  ///< blocked: one chunk of K
+  float decoded_v[kBlockedTokens * kMaxDim];
   float pattern[kChunkTiles * 16 * kMaxLanes];  ///< p of four rows, spread over the lanes of V's steps
   float scale_pattern[kChunkTiles * 16 * kMaxLanes];
   float min_pattern[kChunkTiles * 8 * kMaxLanes];
