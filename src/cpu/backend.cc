@@ -19,11 +19,15 @@ namespace halftone::cpu {
 
 namespace {
 
-/// Tokens that are gathered one by one have kernels for 16-bit operands, and for fewer rows at a time.
+/// Tokens that are gathered one by one have kernels for 16-bit operands, and for fewer rows at a time. Of the
+/// two rows without a limit the bound of the problem's rows chooses one.
 int variant(const AttentionProblem& problem, const planning::Kernel& kernel) {
   const bool gathered = is_gathered(problem);
   if (gathered && problem.arithmetic != Arithmetic::k16Bit) return -1;
-  return gathered && kernel.row_block > kGatheredRows ? -1 : 0;
+  if (gathered) return kernel.row_block > kGatheredRows ? -1 : 0;
+  if (kernel.row_block < kStripRows) return 0;
+  const std::int64_t rows = std::int64_t{problem.q_heads / problem.kv_heads()} * problem.max_q_len;
+  return (kernel.row_block > kStripRows) == (rows > kChunkRows) ? 0 : -1;
 }
 
 /// Only an arithmetic is refused, and only there.

@@ -43,8 +43,8 @@ TEST(Passes, LongAndShortRequestsHavePassesOfTheirOwn) {
   for (const SplitPolicy policy : {SplitPolicy::kReproducible, SplitPolicy::kBatchInvariant}) {
     EXPECT_EQ(kernels(4, 1, policy), (Kernels{{"cpu-decode"}, 4}));
     EXPECT_EQ(kernels(4, 16, policy), (Kernels{{"cpu-speculative"}, 64}));
-    EXPECT_EQ(kernels(4, 17, policy), (Kernels{{"cpu-decode", "cpu-prefill"}, 16}));
-    EXPECT_EQ(kernels(17, 4, policy), (Kernels{{"cpu-speculative", "cpu-prefill"}, 64}));
+    EXPECT_EQ(kernels(4, 17, policy), (Kernels{{"cpu-decode", "cpu-chunk"}, 16}));
+    EXPECT_EQ(kernels(17, 4, policy), (Kernels{{"cpu-speculative", "cpu-chunk"}, 64}));
     EXPECT_EQ(kernels(65, 100, policy), (Kernels{{"cpu-prefill"}, 6500}));
   }
 }
@@ -247,7 +247,7 @@ TEST(Passes, AreDescribed) {
         "pass       2 of 2: requests of 17 to 4000 packed rows\nconfig     cpu-prefill (",
         "reason     the other requests, of up to 4000 packed rows per request and KV head (max_q_len 1000 x "
         "4 "
-        "query heads), 64 at a time\n"}) {
+        "query heads), 256 at a time\n"}) {
     EXPECT_NE(text.find(part), std::string::npos) << part << " is not in\n" << text;
   }
   EXPECT_EQ(plan(decode_problem()).describe().find("pass  "), std::string::npos);
@@ -258,7 +258,7 @@ TEST(Passes, AreDescribed) {
   view.kv_lengths = TensorView::contiguous(kv_lengths.data(), DType::kInt32, {4});
   const std::string explained = planning::explain(plan(p), view);
   for (const char* part : {"\nPass 1 of 2, cpu-decode:\n16 units, ",
-                           "\nPass 2 of 2, cpu-prefill:\n504 units, ", "1005 queries, 2400 keys, "}) {
+                           "\nPass 2 of 2, cpu-prefill:\n128 units, ", "1005 queries, 2400 keys, "}) {
     EXPECT_NE(explained.find(part), std::string::npos) << part << " is not in\n" << explained;
   }
 }

@@ -212,8 +212,9 @@ TEST(Plan, ChoosesTheRowByPackedRows) {
   EXPECT_EQ(config(16, 1), "cpu-decode");
   EXPECT_EQ(config(17, 1), "cpu-speculative");
   EXPECT_EQ(config(8, 8), "cpu-speculative");
-  EXPECT_EQ(config(5, 13), "cpu-prefill");
-  EXPECT_EQ(config(128, 1), "cpu-prefill");
+  EXPECT_EQ(config(5, 13), "cpu-chunk");
+  EXPECT_EQ(config(128, 8), "cpu-chunk");
+  EXPECT_EQ(config(5, 205), "cpu-prefill");
   AttentionProblem p = decode_problem();
   p.max_q_len = 3;
   EXPECT_EQ(plan(p).info().reason,

@@ -81,10 +81,10 @@ def test_a_plan_for_prompts_has_a_pass_for_single_tokens(rng):
     plan = ht.plan(cache, q_heads=Q_HEADS, q_dtype="f32", max_q_len=100, causal=True)
     group = Q_HEADS // KV_HEADS
     short, long = plan.info["passes"]
-    assert (short["config"], long["config"]) == ("cpu-decode", "cpu-prefill") and plan.info["config"] == "cpu-prefill"
+    assert (short["config"], long["config"]) == ("cpu-decode", "cpu-chunk") and plan.info["config"] == "cpu-chunk"
     assert (short["min_rows"], short["max_rows"], long["min_rows"], long["max_rows"]) == (1, 16, 17, 100 * group)
     assert type(plan.info["passes"]) is list and type(short) is dict and type(short["reason"]) is str
-    assert repr(plan) == "Plan(cpu-decode + cpu-prefill, batch=3, device=cpu)"
+    assert repr(plan) == "Plan(cpu-decode + cpu-chunk, batch=3, device=cpu)"
     assert "pass       2 of 2" in plan.describe()
     q = normal(rng, 102, Q_HEADS, DIM)
     step = ht.schedule(plan, cache, cu_q=np.array([0, 1, 101, 102], np.int32))

@@ -101,31 +101,38 @@ inline constexpr int kTransposed = 16;
 /// decodes the chunks: `find(begin)` the next one, `decode_k(out)` to [token][width()], `decode_v(out)` to
 /// there or a place of its own, which it returns. `chunk()` says which tokens it has, `excluded(t)` which of
 /// them do not count; `out_scale()` multiplies the rows at the end. With kCodes Q and K are codes with a
-/// scale per row: `begin_queries(rows)`, then `take_query(strip, r)` with row r of the item in Scratch::row;
-/// `k_scale(t)`; with kBytes decode_k() keeps the bytes for itself, and `score_bytes_of<C>(strip, t, column,
-/// scores)` multiplies them. With kRoundsWeights V are codes in CodeScratch, and so is P.
+/// scale per row, `k_scale(t)`; with kBytes they are narrower than fp32: decode_k() keeps them for itself,
+/// and `score_bytes_of<C>(strip, t, column, scores)` multiplies them. Either takes up Q: `begin_queries(rows)`,
+/// then `take_query(strip, r)` with row r of the item in Scratch::row. With kRoundsWeights V are codes in
+/// CodeScratch, and so is P.
 template <class Source>
 class BlockedItem {
  public:
   BlockedItem(const Layer& layer, const Item& item, Scratch& scratch)
       : layer_(layer), item_(item), s_(scratch), source_(layer, item, scratch), transform_(layer) {}
 
-  void run() {
+  /// False if the source refused: another one must begin again.
+  bool run() {
     const int rows = (item_.rows + kLanes - 1) / kLanes * kLanes;
     begin_rows(rows);
     load_queries(rows);
+    if (source_.refused()) return false;
     std::fill_n(s_.acc, layer_.v_dim * rows, 0.0f);
 
     for (int begin = item_.kv_begin; begin < item_.kv_end;) {
       source_.find(begin);
       attend(source_.chunk());
+      if (source_.refused()) return false;
       begin += source_.chunk().tiles * kTileTokens;
     }
     for (int i = 0; i < strips_; ++i) store_rows(strip_[i]);
     mark_nan(item_, s_);
+    return true;
   }
 
  private:
+  static constexpr bool kOwnQueries = Source::kCodes || Source::kBytes;
+
   /// Views and states of `rows` rows, those of the item and padding, and the strips that they fall into.
   void begin_rows(int rows) {
     for (int first = 0; first < rows; first += kStripRows) {
@@ -155,11 +162,11 @@ class BlockedItem {
   void load_queries(int rows) {
     const int width = source_.width();
     if constexpr (!Source::kBytes) std::fill_n(s_.q, width * rows, 0.0f);
-    if constexpr (Source::kCodes) source_.begin_queries(rows);
+    if constexpr (kOwnQueries) source_.begin_queries(rows);
     for (int r = 0; r < item_.rows; ++r) {
       const Strip& strip = strip_[r / kStripRows];
       load_query(layer_, item_, r, s_.row);
-      if constexpr (Source::kCodes) source_.take_query(strip, r);
+      if constexpr (kOwnQueries) source_.take_query(strip, r);
       if constexpr (Source::kBytes) continue;
       float* const q = s_.q + strip.first * width + (r - strip.first);
       for (int i = 0; i < width; ++i) {

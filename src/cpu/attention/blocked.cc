@@ -8,6 +8,7 @@
 #define HWY_TARGET_INCLUDE "cpu/attention/blocked.cc"
 #include "hwy/foreach_target.h"
 //
+#include "cpu/attention/bf16_pairs-inl.h"
 #include "cpu/attention/blocked-inl.h"
 #include "cpu/attention/code_sources-inl.h"
 #include "cpu/attention/kernels.h"
@@ -31,6 +32,9 @@ void Blocked(const Layer& layer, const Item& item, Scratch& scratch) {
       BlockedItem<Fp8Source>(layer, item, scratch).run();
       return;
     default:
+#if HWY_TARGET == HWY_AVX3_DL
+      if (PairSource::serves(layer) && BlockedItem<PairSource>(layer, item, scratch).run()) return;
+#endif
       BlockedItem<TileSource>(layer, item, scratch).run();
   }
 }

@@ -101,6 +101,7 @@ class TokenSource {
     return out;
   }
   static float out_scale() { return 1.0f; }
+  static bool refused() { return false; }
 
  private:
   /// The tile of a token, its place in the page in `within`; null if it does not count.

@@ -14,10 +14,13 @@ namespace halftone::cpu {
 inline constexpr std::array<planning::Kernel, 4> kAttentionKernels{{
     {"cpu-decode", 16, 16, 64, 1024, 0, "one or a few queries per request; bound by reading the cache"},
     {"cpu-speculative", 64, 32, 64, 1024, 0, "drafts of several queries, or many query heads per KV head"},
-    {"cpu-chunk", 1024, 64, 64, 1024, 0, "chunks of prompts: units enough for many threads"},
-    {"cpu-prefill", 0, 256, 64, 1024, 0, "prompts; bound by arithmetic"},
+    {"cpu-chunk", 0, kStripRows, 64, 1024, 0, "chunks of prompts, up to 1024 rows: units for many threads"},
+    {"cpu-prefill", 0, kMaxRows, 64, 1024, 0, "prompts; bound by arithmetic"},
 }};
 static_assert(planning::is_consistent(kAttentionKernels));
+/// Up to so many packed rows per request small units keep more threads busy; beyond, large ones share what
+/// bringing K and V to operands costs.
+inline constexpr std::int64_t kChunkRows = 1024;
 
 /// Few rows: reads the codes where they lie. item.rows <= kDirectRows.
 void direct_item(const Layer& layer, const Item& item, Scratch& scratch);

@@ -315,7 +315,7 @@ void in_parallel(int count, const First& first, const Second& second, const Inte
     std::rethrow_exception(failure);
   } catch (const std::bad_alloc&) {
     throw Error(ErrorCode::kResourceExhausted,
-                "run needs 0.6 MiB of memory per thread, but it is not free: use fewer OpenMP threads.");
+                "run needs 1.3 MiB of memory per thread, but it is not free: use fewer OpenMP threads.");
   }
 }
 

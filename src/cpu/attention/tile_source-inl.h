@@ -141,6 +141,7 @@ class TileSource {
     return out;
   }
   static float out_scale() { return 1.0f; }
+  static bool refused() { return false; }
 
  protected:
   /// V of any tiles of the request as values.

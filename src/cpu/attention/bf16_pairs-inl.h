@@ -1,0 +1,141 @@
+// Blocked path: Q and K in bf16 as they are, on AVX-512 with BF16, where one instruction multiplies two dims
+// of each lane.
+//
+// It is a chain of two fused multiply-adds, the upper half of a dword first, so that dims in their order give
+// the bits of score_block(). But it takes subnormal numbers for zeros: items that meet one are begun again
+// in fp32.
+
+#include <bit>
+#include <cstring>
+
+#include "cpu/attention/tile_source-inl.h"
+
+#if defined(HALFTONE_CPU_BF16_PAIRS_INL_H) == defined(HWY_TARGET_TOGGLE)
+#ifdef HALFTONE_CPU_BF16_PAIRS_INL_H
+#undef HALFTONE_CPU_BF16_PAIRS_INL_H
+#else
+#define HALFTONE_CPU_BF16_PAIRS_INL_H
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace halftone::cpu {
+namespace HWY_NAMESPACE {
+
+#if HWY_TARGET == HWY_AVX3_DL
+
+/// Adds to each lane the product of the upper halves, then that of the lower ones.
+HWY_INLINE VF add_pair_products(VF sum, VI a, VI b) {
+  asm("vdpbf16ps %2, %1, %0" : "+v"(sum.raw) : "v"(a.raw), "v"(b.raw));
+  return sum;
+}
+
+/// Whether this processor has the instruction, and rounds and orders its sums as we need it.
+HWY_NOINLINE bool has_pair_products() {
+  if (__builtin_cpu_supports("avx512bf16") == 0) return false;
+  const VF large = hn::Set(F(), 0x1p24f);
+  const auto pair = [](float upper, float lower) HWY_ATTR {
+    return hn::Set(I(), static_cast<std::int32_t>((std::bit_cast<std::uint32_t>(upper) & 0xffff0000u) |
+                                                  std::bit_cast<std::uint32_t>(lower) >> 16));
+  };
+  // 2^24 + 1 rounds to 2^24: twice, and before 2^24 is taken away.
+  const VF twice = add_pair_products(large, pair(1.0f, 1.0f), pair(1.0f, 1.0f));
+  const VF order = add_pair_products(large, pair(1.0f, -0x1p24f), pair(1.0f, 1.0f));
+  return hn::GetLane(twice) == 0x1p24f && hn::GetLane(order) == 0.0f;
+}
+
+/// Four tokens of K against C vectors of rows, in pairs of dims.
+template <int C>
+HWY_INLINE void score_pairs(const float* k, int pairs, const float* q, int rows, float* scores) {
+  const F d;
+  const I di;
+  VF acc[4][C];
+  HALFTONE_UNROLL
+  for (int i = 0; i < 4 * C; ++i) acc[i / C][i % C] = hn::Zero(d);
+  for (int i = 0; i < pairs; ++i) {
+    VI query[C];
+    HALFTONE_UNROLL
+    for (int c = 0; c < C; ++c) query[c] = hn::BitCast(di, hn::Load(d, q + i * rows + c * kLanes));
+    HALFTONE_UNROLL
+    for (int t = 0; t < 4; ++t) {
+      const VI x = hn::BitCast(di, hn::Set(d, k[t * pairs + i]));
+      HALFTONE_UNROLL
+      for (int c = 0; c < C; ++c) acc[t][c] = add_pair_products(acc[t][c], x, query[c]);
+    }
+  }
+  HALFTONE_UNROLL
+  for (int i = 0; i < 4 * C; ++i) hn::Store(acc[i / C][i % C], d, scores + i / C * rows + i % C * kLanes);
+}
+
+/// Tiles whose K is bf16, for rows of Q that are. Pairs of dims lie in dwords, the first one above.
+class PairSource : public TileSource {
+ public:
+  static constexpr bool kBytes = true;
+
+  using TileSource::TileSource;
+
+  static bool serves(const Layer& layer) {
+    static const bool has = has_pair_products();
+    return has && layer.k.element == Element::kBF16 && layer.args->q.dtype == DType::kBFloat16 &&
+           !layer.rotate_k && layer.channels.scale == nullptr;
+  }
+
+  bool refused() const { return refused_; }
+
+  void begin_queries(int rows) const { std::fill_n(s_.q, pairs() * rows, 0.0f); }
+
+  void take_query(const Strip& strip, int r) {
+    float* q = s_.q + strip.first * pairs() + (r - strip.first);
+    for (int i = 0; i < pairs(); ++i, q += strip.rows) {
+      const auto first = std::bit_cast<std::uint32_t>(s_.row[2 * i]),
+                 second = std::bit_cast<std::uint32_t>(s_.row[2 * i + 1]);
+      refused_ |= subnormal(first) || subnormal(second);
+      *q = std::bit_cast<float>(first | second >> 16);
+    }
+  }
+
+  void decode_k(float* out) {
+    const I di;
+    const VI upper = hn::Set(di, 0x7f800000), lower = hn::Set(di, 0x7f80), zero = hn::Zero(di);
+    auto flushed = hn::Ne(zero, zero);
+    for (int i = 0; i < chunk_.tiles; ++i) {
+      const Tile& tile = chunk_.tile[i];
+      for (int t = 0; t < kTileTokens; ++t, out += pairs()) {
+        const std::uint8_t* row = tile.k + t * tile.k_stride;
+        for (int at = 0; at < pairs(); at += kLanes) {
+          // head_dim 80 ends in the middle of a vector.
+          const auto mask = hn::FirstN(di, static_cast<std::size_t>(pairs() - at));
+          const VI x{_mm512_maskz_loadu_epi32(mask.raw, row + at * 4)};
+          const VI magnitude = hn::And(x, hn::Set(di, 0x7fff7fff));
+          const auto below = [&](VI exponent, VI mantissa) HWY_ATTR {
+            return hn::And(hn::Eq(hn::And(magnitude, exponent), zero),
+                           hn::Ne(hn::And(magnitude, mantissa), zero));
+          };
+          flushed = hn::Or(flushed, below(upper, hn::Set(di, 0x7f0000)));
+          flushed = hn::Or(flushed, below(lower, hn::Set(di, 0x7f)));
+          _mm512_mask_storeu_ps(out + at, mask.raw, _mm512_castsi512_ps(_mm512_rol_epi32(x.raw, 16)));
+        }
+      }
+    }
+    refused_ |= !hn::AllFalse(di, flushed);
+  }
+
+  template <int C>
+  HWY_INLINE void score_bytes_of(const Strip& strip, int token, int column, float* scores) const {
+    score_pairs<C>(s_.decoded + token * pairs(), pairs(), s_.q + strip.first * pairs() + column, strip.rows,
+                   scores);
+  }
+
+ private:
+  int pairs() const { return layer_.head_dim / 2; }
+  static bool subnormal(std::uint32_t x) { return (x & 0x7f800000u) == 0 && (x & 0x7fffffffu) != 0; }
+
+  bool refused_ = false;  ///< a subnormal number was met
+};
+
+#endif  // HWY_TARGET == HWY_AVX3_DL
+
+}  // namespace HWY_NAMESPACE
+}  // namespace halftone::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // HALFTONE_CPU_BF16_PAIRS_INL_H
