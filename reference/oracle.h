@@ -54,6 +54,9 @@ struct OracleParams {
 struct OracleResult {
   std::vector<double> out;
   std::vector<double> lse;
+  /// [q_len, q_heads], with weight_tokens: the weight that a row's codes may be off by, one step for each that
+  /// lies as near a half as fp32 may be off; relative to the sum of the weights.
+  std::vector<double> unsure;
 };
 OracleResult attention_oracle(const OracleParams& params, const float* q, const float* k, const float* v);
 OracleResult attention_oracle(const OracleParams& params, const double* q, const double* k, const double* v);
@@ -104,9 +107,10 @@ struct Verdict {
   std::string sentence;    ///< why, empty when ok
 };
 
-/// truth, plain and actual: [rows, dim]; `actual` widened from `dtype`. `slack` is added to the limit.
+/// truth, plain and actual: [rows, dim]; `actual` widened from `dtype`. `slack` is added to the limit, and
+/// `row_slack` [rows], or none, to that of its row: P leaves it out.
 Verdict judge_output(std::int64_t rows, int dim, const double* truth, const float* plain, const float* actual,
-                     DType dtype, double slack = 0);
+                     DType dtype, double slack = 0, std::span<const double> row_slack = {});
 
 /// truth, plain and actual: [rows]. `slack` widens the limit, relative to max(1, |LSE|).
 Verdict judge_lse(std::int64_t rows, const double* truth, const float* plain, const float* actual,

@@ -172,7 +172,10 @@ Outputs run_problem(const Problem& problem, const std::function<void(AttentionPr
 struct Reference {
   std::vector<double> out, lse;
   std::vector<float> plain_out, plain_lse;
-  double out_slack = 0;  ///< a weight of 8 bits (full_int8) is one step off where a logit's last bits decide
+  /// A weight of 8 bits (full_int8) is one step off where a logit's last bits decide: on the CPU the weights
+  /// of each row, [rows], for which this may be so, elsewhere of any.
+  std::vector<double> row_slack;
+  double out_slack = 0;
 };
 Reference make_reference(const Problem& problem, bool on_cpu = true);
 

@@ -393,11 +393,12 @@ Reference make_reference(const Problem& p, bool on_cpu) {
   const Operands exact =
       p.problem.arithmetic == Arithmetic::k16Bit ? exact_operands(p) : coded_operands(p, on_cpu);
   const std::vector<float> q = narrowed(exact.q), k = narrowed(exact.k), v = narrowed(exact.v);
-  if (p.problem.arithmetic == Arithmetic::kFullInt8) {
-    for (const double x : exact.v) {
-      if (std::isfinite(x)) reference.out_slack = std::max(reference.out_slack, std::abs(x) / 255);
-    }
+  const bool codes = p.problem.arithmetic == Arithmetic::kFullInt8;
+  double largest_v = 0;
+  for (const double x : exact.v) {
+    if (codes && std::isfinite(x)) largest_v = std::max(largest_v, std::abs(x));
   }
+  if (!on_cpu) reference.out_slack = largest_v / 255;
   const std::vector<std::vector<std::int64_t>> lists = listed_tokens(p);
   std::int64_t q_token = 0, kv_token = 0;
   for (const Request& r : p.row.requests) {
@@ -416,6 +417,9 @@ Reference make_reference(const Problem& p, bool on_cpu) {
         attention_plain_fp32(o, q.data() + at_q, k.data() + at_k, v.data() + at_v, p.row.out_dtype);
     reference.out.insert(reference.out.end(), truth.out.begin(), truth.out.end());
     reference.lse.insert(reference.lse.end(), truth.lse.begin(), truth.lse.end());
+    for (const double unsure : truth.unsure) {
+      if (codes && on_cpu) reference.row_slack.push_back(unsure * largest_v);
+    }
     reference.plain_out.insert(reference.plain_out.end(), plain.out.begin(), plain.out.end());
     reference.plain_lse.insert(reference.plain_lse.end(), plain.lse.begin(), plain.lse.end());
     q_token += r.q_len;
@@ -430,7 +434,7 @@ std::string judge(const Problem& p, const Reference& reference, const Outputs& o
   const std::int64_t rows = p.total_q() * p.row.q_heads;
   const Verdict verdict =
       judge_output(rows, p.problem.v_dim(), reference.out.data(), reference.plain_out.data(), out.data(),
-                   p.row.out_dtype, out_slack + reference.out_slack);
+                   p.row.out_dtype, out_slack + reference.out_slack, reference.row_slack);
   if (!verdict.ok) return "out: " + verdict.sentence;
   if (!p.row.lse) return {};
   const std::vector<float> lse = outputs.lse.to_floats();

@@ -314,8 +314,16 @@ TEST_F(ChannelErrorTest, Problems) {
   std::get<KvCacheSpec>(p.kv).offset_k = false;
   EXPECT_NO_THROW((void)plan(p));
   p.softcap = 0;
-  p.arithmetic = Arithmetic::kHalfInt8;
-  expect_error(kUnsupported, {"arithmetic is half_int8", "kv.scale_k is true"}, [&] { (void)plan(p); });
+  for (const Arithmetic arithmetic : {Arithmetic::kHalfInt8, Arithmetic::kFullInt8, Arithmetic::kFp8}) {
+    p.arithmetic = arithmetic;
+    const std::string is = "arithmetic is " + std::string(arithmetic_name(arithmetic));
+    for (const bool offset : {false, true}) {
+      std::get<KvCacheSpec>(p.kv).offset_k = offset;
+      const std::string what = offset ? "kv.offset_k is true" : "kv.scale_k is true";
+      expect_error(kUnsupported, {is, what, "use 16-bit"}, [&] { (void)plan(p); });
+    }
+  }
+  std::get<KvCacheSpec>(p.kv).offset_k = false;
   p.arithmetic = Arithmetic::k16Bit;
   p.listed = {.top_k = 8, .extra_top_k = 8, .extra = std::get<KvCacheSpec>(p.kv)};
   expect_error(kUnsupported, {"listed.extra_top_k is 8", "kv.scale_k is true"}, [&] { (void)plan(p); });

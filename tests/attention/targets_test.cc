@@ -5,6 +5,9 @@
 // Before any Highway header, so that HWY_TARGETS are those of the kernels.
 #include <hwy/highway.h>
 
+#include <algorithm>
+#include <cmath>
+
 #include "tests/misuse/adversarial.h"
 
 namespace halftone::testing {
@@ -55,6 +58,57 @@ TEST_P(Targets, RandomProblems) {
   for (std::uint64_t seed = 10000; seed < (kSanitized ? 10010 : 10060); ++seed) {
     const Problem p = make_problem(random_case(seed));
     EXPECT_EQ(judge(p, make_reference(p), run_problem(p)), "") << "random_case(" << seed << ")";
+  }
+}
+
+/// Values of an asymmetric K or V that are rounded to codes or to 16 bits must be rounded once before: where
+/// one falls on the other side, the output is off by a step of those.
+TEST_P(Targets, CodesOfAsymmetricValues) {
+  const ForcedTarget forced(GetParam());
+  int n = 0;
+  for (const char* arithmetic : {"half_int8", "full_int8", "fp8"}) {
+    for (const char* format : {"int8-token-asym-f32", "int4-g32"}) {
+      for (const DType q_dtype : {DType::kFloat16, DType::kFloat32}) {
+        AttentionCase row;
+        row.arithmetic = arithmetic;
+        row.k_format = format;
+        row.q_dtype = q_dtype;
+        row.out_dtype = DType::kFloat32;
+        row.requests = {{5, 300}, {1, 900}};
+        row.seed = static_cast<std::uint64_t>(700 + n++);
+        const Problem p = make_problem(row);
+        EXPECT_EQ(judge(p, make_reference(p), run_problem(p)), "") << arithmetic << ", " << format;
+      }
+    }
+  }
+  for (const std::uint64_t seed : {60U, 138U}) {
+    const Problem p = make_problem(random_case(seed));
+    EXPECT_EQ(judge(p, make_reference(p), run_problem(p)), "") << "random_case(" << seed << ")";
+  }
+}
+
+/// Products of a subnormal number and a large one are as large as others, in Q and in K; instructions that
+/// take the one for a zero are not enough.
+TEST_P(Targets, SubnormalNumbersCount) {
+  const ForcedTarget forced(GetParam());
+  for (const bool in_q : {false, true}) {
+    AttentionCase row;
+    row.plain = DType::kBFloat16;
+    row.requests = {{70, 200}, {300, 300}};
+    row.mask.causal = true;
+    row.out_dtype = DType::kFloat32;
+    const Problem p = make_problem(row);
+    const auto times = [](const Tensor& x, float factor, std::int64_t step) {
+      for (std::int64_t i = 0; i < x.numel(); i += step) x.set(i, x.get(i) * factor);
+    };
+    times(p.q, in_q ? 0x1p-127F : 0x1p124F, 1);
+    times(p.k, in_q ? 0x1p124F : 0x1p-127F, 1);
+    EXPECT_EQ(judge(p, make_reference(p), run_problem(p)), "") << (in_q ? "in Q" : "in K");
+    const Outputs outputs = run_problem(p);
+    double spread = 0;  // of the logits: the LSE is not that of zeros
+    for (std::int64_t i = 0; i < row.q_heads; ++i)
+      spread = std::max(spread, std::abs(outputs.lse.get(i) - std::log(131.0)));
+    EXPECT_GT(spread, 1e-3) << (in_q ? "in Q" : "in K");
   }
 }
 

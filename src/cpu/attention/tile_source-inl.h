@@ -2,6 +2,7 @@
 
 #include "cpu/attention/item-inl.h"
 #include "cpu/attention/pv-inl.h"
+#include "format/codec.h"
 
 #if defined(HALFTONE_CPU_TILE_SOURCE_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef HALFTONE_CPU_TILE_SOURCE_INL_H
@@ -13,6 +14,22 @@
 HWY_BEFORE_NAMESPACE();
 namespace halftone::cpu {
 namespace HWY_NAMESPACE {
+
+/// A value of an asymmetric format, code * scale + min, rounded once as in dequantize(): codes of 8 bits, and
+/// values rounded to 16, are made of it.
+HWY_INLINE VF affine_value(VF code, VF scale, VF min) {
+#if HWY_NATIVE_FMA
+  return hn::MulAdd(code, scale, min);
+#else
+  const F d;
+  HWY_ALIGN float x[kMaxLanes], scales[kMaxLanes], mins[kMaxLanes];
+  hn::Store(code, d, x);
+  hn::Store(scale, d, scales);
+  hn::Store(min, d, mins);
+  for (int i = 0; i < kLanes; ++i) x[i] = codec::ht_fma(x[i], scales[i], mins[i]);
+  return hn::Load(d, x);
+#endif
+}
 
 /// K of one tile as values, [token][width] in the order of the map.
 template <Element kElement>
@@ -43,7 +60,7 @@ HWY_NOINLINE void decode_k(const Side& side, const KMap& map, const Tile& tile, 
             VF x = value[plane];
             if constexpr (P > 1) x = hn::Mul(x, hn::Set(d, plane_unit(plane)));
             if constexpr (asymmetric(kElement)) {
-              x = hn::MulAdd(x, scales, mins);
+              x = affine_value(x, scales, mins);
             } else if constexpr (!row_order(kElement)) {
               x = hn::Mul(x, scales);
             }
@@ -86,7 +103,7 @@ HWY_NOINLINE void decode_v(const Side& side, const VMap& map, const Tile& tile, 
         for (int plane = 0; plane < P; ++plane) {
           VF x = value[plane];
           if constexpr (P > 1) x = hn::Mul(x, hn::Set(d, plane_unit(plane)));
-          x = asymmetric(kElement) ? hn::MulAdd(x, scales, mins) : hn::Mul(x, scales);
+          x = asymmetric(kElement) ? affine_value(x, scales, mins) : hn::Mul(x, scales);
           hn::StoreU(x, d, out + byte + plane * (kTileTokens * side.dim / 2));
         }
       }
