@@ -409,7 +409,8 @@ Verdict judge_output(std::int64_t rows, int dim, const double* truth, const floa
       continue;
     }
     if (a > 0) verdict.error = std::max(verdict.error, e / a);
-    const double limit = a > 0 ? 2 * verdict.plain_error * a + rounding_step(dtype, a) + slack + slack_of(r) : 0;
+    const double limit =
+        a > 0 ? 2 * verdict.plain_error * a + rounding_step(dtype, a) + slack + slack_of(r) : 0;
     if (e > limit && verdict.ok) {
       verdict.ok = false;
       verdict.row = r;

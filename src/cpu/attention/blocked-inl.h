@@ -102,9 +102,9 @@ inline constexpr int kTransposed = 16;
 /// there or a place of its own, which it returns. `chunk()` says which tokens it has, `excluded(t)` which of
 /// them do not count; `out_scale()` multiplies the rows at the end. With kCodes Q and K are codes with a
 /// scale per row, `k_scale(t)`; with kBytes they are narrower than fp32: decode_k() keeps them for itself,
-/// and `score_bytes_of<C>(strip, t, column, scores)` multiplies them. Either takes up Q: `begin_queries(rows)`,
-/// then `take_query(strip, r)` with row r of the item in Scratch::row. With kRoundsWeights V are codes in
-/// CodeScratch, and so is P.
+/// and `score_bytes_of<C>(strip, t, column, scores)` multiplies them. Either takes up Q:
+/// `begin_queries(rows)`, then `take_query(strip, r)` with row r of the item in Scratch::row. With
+/// kRoundsWeights V are codes in CodeScratch, and so is P.
 template <class Source>
 class BlockedItem {
  public:
@@ -212,9 +212,10 @@ class BlockedItem {
         }
         const bool select = partial && source_.may_hold_nan() && !finite;
         for (const QuadClass& quads : source_.quads()) {
-          const OutputArgs args{&quads,   v,          floats,
-                                chunk.tiles, s_.scores, s_.alpha + strip.first,
-                                strip.rows,  s_.acc + strip.first * layer_.v_dim};
+          const OutputArgs args{&quads,     v,
+                                floats,     chunk.tiles,
+                                s_.scores,  s_.alpha + strip.first,
+                                strip.rows, s_.acc + strip.first * layer_.v_dim};
           for (int column = 0; column < strip.rows;) column += output_columns_of(args, select, column);
         }
       }
@@ -225,18 +226,9 @@ class BlockedItem {
     if constexpr (Source::kRoundsWeights) {
       const CodeScratch& s = s_.codes;
       const std::int32_t* const words = s.v_codes + source_.first_word() * layer_.v_dim;
-      const CodeOutputArgs args{&source_.quads(),
-                                v,
-                                words,
-                                layer_.v_dim,
-                                chunk.tiles,
-                                s_.scores,
-                                s.p,
-                                s_.alpha + strip.first,
-                                s.factor,
-                                s.v_scale,
-                                strip.rows,
-                                s_.acc + strip.first * layer_.v_dim};
+      const CodeOutputArgs args{&source_.quads(), v,         words,      layer_.v_dim,
+                                chunk.tiles,      s_.scores, s.p,        s_.alpha + strip.first,
+                                s.factor,         s.v_scale, strip.rows, s_.acc + strip.first * layer_.v_dim};
       for (int column = 0; column < strip.rows;) {
         const int vectors = vectors_at(strip, column);
         const auto output = vectors == 4 ? output_codes<4> : vectors == 2 ? output_codes<2> : output_codes<1>;
@@ -247,9 +239,7 @@ class BlockedItem {
   }
 
   /// How many vectors of rows kernels take from `column` of a strip on.
-  static int vectors_at(const Strip& strip, int column) {
-    return vectors_of((strip.rows - column) / kLanes);
-  }
+  static int vectors_at(const Strip& strip, int column) { return vectors_of((strip.rows - column) / kLanes); }
   static int vectors_of(int left) { return left >= 4 && kAccumulators >= 16 ? 4 : left >= 2 ? 2 : 1; }
 
   /// S^T for the next vectors of rows; returns how many rows that were.
