@@ -315,8 +315,12 @@ typedef struct halftone_attention_problem {
   const halftone_cache_spec* extra; /* that cache's; exactly with extra_top_k */
   int32_t appends;  /* 1: halftone_run() appends the step's new tokens, see halftone_new_tokens. kv_lengths
                        then say what the cache holds before the step; request i has kv_lengths[i] + q_len
-                       keys, which max_kv_len and max_total_kv bound. A cache only, without lists */
+                       keys, which max_kv_len, max_total_kv and max_prompt_kv bound. A cache only, without
+                       lists */
   int32_t reserved; /* 0 */
+  int64_t max_prompt_kv; /* upper bound of the keys of all requests of more than one query; default 0:
+                            max_total_kv, in whose place it sizes staged_bytes where no single query is
+                            staged; keys beyond it are left out there, too */
 } halftone_attention_problem;
 HALFTONE_API halftone_status halftone_attention_problem_init(halftone_attention_problem* problem,
                                                              size_t struct_size);
