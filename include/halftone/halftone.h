@@ -446,7 +446,8 @@ typedef struct halftone_attention_args {
   const halftone_tensor* status;        /* optional int32 [1], sticky: bit 0 = a bad block-table entry or, on
                                            CUDA, a length beyond the table; bit 2 = more queries than rows of
                                            q; bit 3 = a bad static scale; bit 5 = more keys than rows of k
-                                           and v, or than problem.max_total_kv (all CUDA) */
+                                           and v, or than problem.max_total_kv or max_prompt_kv (all
+                                           CUDA) */
   const halftone_tensor* indices;       /* int32 [total_q, top_k], exactly with problem.top_k: slots of the
                                            cache, page * page_size + offset; negative ones name nothing. The
                                            cache needs no block_table and no lengths. A slot beyond it sets
