@@ -73,6 +73,15 @@ AttentionProblem to_problem(const ProblemShape& shape) {
   return problem;
 }
 
+void state_totals(AttentionProblem& problem, const std::vector<std::int64_t>& q_lengths,
+                  const std::vector<std::int64_t>& kv_lengths) {
+  problem.max_total_kv = problem.max_prompt_kv = 0;
+  for (std::size_t r = 0; r < kv_lengths.size(); ++r) {
+    problem.max_total_kv += kv_lengths[r];
+    if (q_lengths[r] > 1) problem.max_prompt_kv += kv_lengths[r];
+  }
+}
+
 Floor floor_of(const AttentionProblem& problem, const std::vector<std::int64_t>& q_lengths,
                const std::vector<std::int64_t>& kv_lengths) {
   Floor floor;

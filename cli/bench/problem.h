@@ -42,6 +42,11 @@ KvCacheSpec cache_spec(const ProblemShape& shape);
 /// bf16 Q and O, no LSE.
 AttentionProblem to_problem(const ProblemShape& shape);
 
+/// States how many keys the requests have together, and those of more than one query, as whoever forms a
+/// batch knows.
+void state_totals(AttentionProblem& problem, const std::vector<std::int64_t>& q_lengths,
+                  const std::vector<std::int64_t>& kv_lengths);
+
 /// int32 [total_q, top_k]: for each query random ones of its request's slots.
 std::vector<std::int32_t> random_lists(const ProblemShape& shape,
                                        const std::vector<std::vector<std::int32_t>>& slots);

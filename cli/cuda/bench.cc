@@ -203,9 +203,10 @@ BenchRow Bench::Impl::attention(const BenchCase& setup) {
   problem.device = device;
   const bool separate = setup.append == LayerAppend::kSeparate, fused = setup.append == LayerAppend::kFused;
   problem.appends = fused;
-  const Plan plan = halftone::plan(problem);
   const std::vector<std::int64_t> tokens = kv_lengths(setup);
   const std::vector<std::int64_t> q_tokens = q_lengths(setup);
+  if (setup.suite == Suite::kPrefill && !problem.is_listed()) state_totals(problem, q_tokens, tokens);
+  const Plan plan = halftone::plan(problem);
   const Floor floor = floor_of(problem, q_tokens, tokens);
   BenchRow row;
   row.setup = setup;

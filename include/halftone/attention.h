@@ -29,7 +29,7 @@ enum class SplitPolicy : std::uint8_t {
   kFast,            ///< balanced; work may move between workers at run time
   kReproducible,    ///< balanced; the same plan, lengths and input give the same bits
   kBatchInvariant,  ///< splits at absolute positions: a request's bits do not depend on its neighbours, nor
-                    ///< on max_q_len, max_kv_len and max_total_kv
+                    ///< on max_q_len, max_kv_len, max_total_kv and max_prompt_kv
 };
 
 /// In what precision the two matrix products, Q K^T and P V, take their operands. The caller's choice: a
@@ -81,11 +81,15 @@ struct AttentionProblem {
   /// Upper bound of all requests' keys, each counted where it is shared; 0: batch * max_kv_len. It sizes
   /// PassInfo::staged_bytes; unused with lists.
   std::int64_t max_total_kv = 0;
+  /// Upper bound of the keys of all requests of more than one query, each counted where it is shared; 0:
+  /// max_total_kv, in whose place it sizes PassInfo::staged_bytes where no single query is staged. Prompts
+  /// beside many single queries are staged faster, in less workspace. Unused with lists.
+  std::int64_t max_prompt_kv = 0;
   ListedKeys listed{};  ///< a cache only, without mask and ALiBi
   /// run() appends: every query brings K and V of its token (AttentionArgs::append), the last keys of its
   /// request. kv_lengths then say what the cache holds before the step, and schedule() counts the new tokens
-  /// itself: request i has kv_lengths[i] + q_len keys, which max_kv_len and max_total_kv bound. A cache only,
-  /// without lists (else Unsupported).
+  /// itself: request i has kv_lengths[i] + q_len keys, which max_kv_len, max_total_kv and max_prompt_kv
+  /// bound. A cache only, without lists (else Unsupported).
   bool appends = false;
   DType q_dtype = DType::kBFloat16;    ///< kFloat32, kFloat16 or kBFloat16
   DType out_dtype = DType::kBFloat16;  ///< kFloat32, kFloat16 or kBFloat16
@@ -132,8 +136,9 @@ struct PassInfo {
   bool fuses_append = false;  ///< the kernel appends. CUDA: unless every pass of a plan with `appends` does,
                               ///< run() launches append's kernel before them
   std::int64_t staged_bytes = 0;  ///< of the workspace, for K and V that run() dequantises before the kernel
-                                  ///< reads them: max_total_kv keys of as many KV heads as fit into 512 MiB
-                                  ///< (at least one), then of the next ones; 0: it reads them where they are
+                                  ///< reads them: max_prompt_kv keys (max_total_kv, if single queries are
+                                  ///< staged, too) of as many KV heads as fit into 512 MiB, at least one,
+                                  ///< then of the next ones; 0: it reads them where they are
 };
 
 /// What a plan decided; `describe()` prints it. Fields that PassInfo has, too, are those of the last pass,
@@ -251,9 +256,10 @@ struct AttentionArgs {
   /// Optional int32 [1], sticky. Bit 0: a block-table entry or a listed slot was out of bounds (kClamped; on
   /// CUDA always), or, on CUDA, a length beyond the table: those tokens were left out. Bit 2 (CUDA): the
   /// schedule has more queries than q has rows. Bit 3 (CUDA): a static scale of the cache is not finite and
-  /// positive. Bit 5 (CUDA): the schedule has more keys than k and v have rows, or than max_total_kv. Where
-  /// run() appends also what AppendArgs::status says, and bit 0 (CUDA) for a request whose new tokens do not
-  /// fit below max_kv_len: none is written, its outputs are zeros, its length stays.
+  /// positive. Bit 5 (CUDA): the schedule has more keys than k and v have rows, or stages more than
+  /// max_total_kv or max_prompt_kv. Where run() appends also what AppendArgs::status says, and bit 0 (CUDA)
+  /// for a request whose new tokens do not fit below max_kv_len: none is written, its outputs are zeros, its
+  /// length stays.
   TensorView status{};
   /// A promise, of use in a chain of layers on a CUDA stream: what wrote the cache, its block table, the
   /// status and the schedule had ended before the previous kernel of the stream began. run() then reads them

@@ -315,8 +315,12 @@ typedef struct halftone_attention_problem {
   const halftone_cache_spec* extra; /* that cache's; exactly with extra_top_k */
   int32_t appends;  /* 1: halftone_run() appends the step's new tokens, see halftone_new_tokens. kv_lengths
                        then say what the cache holds before the step; request i has kv_lengths[i] + q_len
-                       keys, which max_kv_len and max_total_kv bound. A cache only, without lists */
+                       keys, which max_kv_len, max_total_kv and max_prompt_kv bound. A cache only, without
+                       lists */
   int32_t reserved; /* 0 */
+  int64_t max_prompt_kv; /* upper bound of the keys of all requests of more than one query; default 0:
+                            max_total_kv, in whose place it sizes staged_bytes where no single query is
+                            staged; keys beyond it are left out there, too */
 } halftone_attention_problem;
 HALFTONE_API halftone_status halftone_attention_problem_init(halftone_attention_problem* problem,
                                                              size_t struct_size);
@@ -442,7 +446,8 @@ typedef struct halftone_attention_args {
   const halftone_tensor* status;        /* optional int32 [1], sticky: bit 0 = a bad block-table entry or, on
                                            CUDA, a length beyond the table; bit 2 = more queries than rows of
                                            q; bit 3 = a bad static scale; bit 5 = more keys than rows of k
-                                           and v, or than problem.max_total_kv (all CUDA) */
+                                           and v, or than problem.max_total_kv or max_prompt_kv (all
+                                           CUDA) */
   const halftone_tensor* indices;       /* int32 [total_q, top_k], exactly with problem.top_k: slots of the
                                            cache, page * page_size + offset; negative ones name nothing. The
                                            cache needs no block_table and no lengths. A slot beyond it sets

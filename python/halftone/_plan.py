@@ -97,6 +97,7 @@ def plan(
     arithmetic: str = "16-bit",
     workers: int = 0,
     max_total_kv: int = 0,
+    max_prompt_kv: int = 0,
     appends: bool = False,
     top_k: int = 0,
     extra: KVCacheSpec | None = None,
@@ -132,11 +133,14 @@ def plan(
         max_total_kv: upper bound of all requests' keys, in tokens, those of shared pages counted for each request; 0
             means ``batch * max_kv_len``. On CUDA it bounds ``info["staged_bytes"]``, the part of the workspace into
             which prompts over quantised caches dequantise K and V; what is beyond it is left out.
+        max_prompt_kv: the same of the requests that have more than one query; 0 means ``max_total_kv``. Where single
+            queries stand beside prompts, it bounds ``info["staged_bytes"]`` in the other's place: stating it saves time
+            as well as memory.
         appends: :func:`attend` is given the ``k`` and ``v`` of every query's token and appends them. The lengths of a
-            schedule are then those before the step, which counts the new tokens itself; ``max_kv_len`` and
-            ``max_total_kv`` bound the sum.
+            schedule are then those before the step, which counts the new tokens itself; ``max_kv_len``,
+            ``max_total_kv`` and ``max_prompt_kv`` bound the sum.
         top_k: above 0: each query attends to the keys of a list of so many places, see :func:`attend_listed`; without
-            mask and ALiBi. ``max_kv_len`` and ``max_total_kv`` are then of no use.
+            mask and ALiBi. The bounds of keys are then of no use.
         extra, extra_top_k: spec of a second cache and places of a second list, over it.
 
     Raises:
@@ -179,6 +183,7 @@ def plan(
         "arithmetic": _check.choice(arithmetic, "arithmetic", _ARITHMETICS),
         "workers": _check.integer(workers, "workers"),
         "max_total_kv": _check.integer(max_total_kv, "max_total_kv", 64),
+        "max_prompt_kv": _check.integer(max_prompt_kv, "max_prompt_kv", 64),
         "appends": _check.flag(appends, "appends"),
         "top_k": _check.integer(top_k, "top_k"),
         "extra_top_k": _check.integer(extra_top_k, "extra_top_k"),

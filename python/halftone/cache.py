@@ -47,7 +47,7 @@ class PagedKVCache(Appending):
         status: int32 [1], sticky flags on CUDA: bit 0 a bad block-table entry or length, bit 1 non-finite input to
             append, bit 2 more queries than rows of q, bit 3 a bad static scale, bit 4 V beyond 2,048 where f16 scales
             are stored, bit 5 more keys than rows of plain k and v (for a call that was given this word) or, of
-            prompts, than the ``max_total_kv`` of :func:`plan`.
+            prompts, than the ``max_total_kv`` or ``max_prompt_kv`` of :func:`plan`.
     """
 
     def __init__(

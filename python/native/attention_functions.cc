@@ -45,6 +45,7 @@ AttentionProblem to_problem(const std::variant<KvCacheSpec, KvTensors>& kv, cons
   p.max_q_len = option<int>(options, "max_q_len");
   p.max_kv_len = option<int>(options, "max_kv_len");
   p.max_total_kv = option<std::int64_t>(options, "max_total_kv");
+  p.max_prompt_kv = option<std::int64_t>(options, "max_prompt_kv");
   p.q_dtype = float_option(options, "q_dtype");
   p.out_dtype = float_option(options, "out_dtype");
   p.mask.causal = option<bool>(options, "causal");

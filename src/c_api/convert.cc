@@ -216,6 +216,7 @@ AttentionProblem to_cpp(const halftone_attention_problem* in, const Name& argume
   problem.max_q_len = c.max_q_len;
   problem.max_kv_len = c.max_kv_len;
   problem.max_total_kv = c.max_total_kv;
+  problem.max_prompt_kv = c.max_prompt_kv;
   problem.q_dtype = to_dtype(c.q_dtype, argument("q_dtype"));
   problem.out_dtype = to_dtype(c.out_dtype, argument("out_dtype"));
   problem.mask.causal = to_bool(c.causal, argument("causal"));
@@ -317,6 +318,7 @@ halftone_attention_problem to_c(const AttentionProblem& problem) {
   c.q_heads = problem.q_heads;
   c.max_kv_len = problem.max_kv_len;
   c.max_total_kv = problem.max_total_kv;
+  c.max_prompt_kv = problem.max_prompt_kv;
   c.max_q_len = problem.max_q_len;
   c.device_type = static_cast<std::int32_t>(problem.device.type);
   c.device_index = problem.device.index;

@@ -18,7 +18,7 @@ inline constexpr std::int32_t kStatusBadScale = 8;
 /// that over the root of the block).
 inline constexpr std::int32_t kStatusLargeV = 16;
 /// run (CUDA): the schedule has more keys than k and v have rows, or requests of many queries more than the
-/// plan's max_total_kv; the tokens beyond were left out.
+/// plan's max_total_kv or max_prompt_kv; the tokens beyond were left out.
 inline constexpr std::int32_t kStatusBadKeys = 32;
 
 /// Values of V up to which attention on CUDA takes stored f16 scales: it multiplies probabilities and scales

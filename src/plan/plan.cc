@@ -71,7 +71,7 @@ std::uint64_t fingerprint(const AttentionProblem& p, int workers) {
                       workers}) {
     f.add(static_cast<std::uint64_t>(static_cast<std::int64_t>(x)));
   }
-  f.add(static_cast<std::uint64_t>(p.max_total_kv));
+  f.add(static_cast<std::uint64_t>(p.max_total_kv)).add(static_cast<std::uint64_t>(p.max_prompt_kv));
   f.add(std::uint64_t{p.kv.index()});
   std::visit([&f](const auto& place) { add_place(f, place); }, p.kv);
   f.add(static_cast<std::uint64_t>(p.listed.top_k)).add(static_cast<std::uint64_t>(p.listed.extra_top_k));
@@ -129,19 +129,30 @@ ScheduleParams schedule_params(const AttentionProblem& p, const Kernel& kernel, 
 /// What the staged keys and values of a round may take.
 constexpr std::int64_t kStagedBytes = std::int64_t{1} << 29;
 
+/// Keys of the requests that a pass of at least `min_rows` packed rows serves, at the bounds.
+std::int64_t max_staged_keys(const AttentionProblem& problem, std::int32_t min_rows) {
+  const bool prompts_alone = min_rows > problem.q_heads / problem.kv_heads();
+  if (prompts_alone && problem.max_prompt_kv != 0) return problem.max_prompt_kv;
+  if (problem.max_total_kv != 0) return problem.max_total_kv;
+  return std::max<std::int64_t>(1, std::int64_t{problem.batch} * problem.max_kv_len);
+}
+
 /// As many heads at a time as fit into that and divide all, so that the rounds have one schedule; at least
 /// one.
-Staged stage_keys(const AttentionProblem& problem, const Kernel& kernel, int key_bytes) {
+Staged stage_keys(const AttentionProblem& problem, const Kernel& kernel, std::int32_t min_rows,
+                  int key_bytes) {
   Staged staged;
   const int all = problem.kv_heads();
-  const std::int64_t most = std::int64_t{problem.batch} * problem.max_kv_len;
-  staged.keys = std::max<std::int64_t>(1, problem.max_total_kv != 0 ? problem.max_total_kv : most);
+  staged.keys = max_staged_keys(problem, min_rows);
   if (staged.keys > INT32_MAX) {
     throw Error(
         ErrorCode::kResourceExhausted,
-        fmt::format("max_total_kv is {} with batch * max_kv_len = {}, but {} reads at most {} dequantised "
-                    "keys: give it the largest sum of a batch's lengths, up to that.",
-                    problem.max_total_kv, most, kernel.name, INT32_MAX));
+        fmt::format(
+            "max_total_kv is {} and max_prompt_kv {} with batch * max_kv_len = {}, but {} reads at "
+            "most {} dequantised keys: give the largest sum of a batch's lengths, or of its prompts', "
+            "up to that.",
+            problem.max_total_kv, problem.max_prompt_kv, std::int64_t{problem.batch} * problem.max_kv_len,
+            kernel.name, INT32_MAX));
   }
   staged.heads = all;
   while (staged.heads > 1 &&
@@ -161,7 +172,7 @@ Pass make_pass(const AttentionProblem& problem, const Backend& backend, const Ch
   pass.schedule = schedule_params(problem, kernel, choice, workers);
   const int key_bytes = backend.staged_bytes == nullptr ? 0 : backend.staged_bytes(problem, kernel);
   if (key_bytes != 0) {
-    pass.staged = stage_keys(problem, kernel, key_bytes);
+    pass.staged = stage_keys(problem, kernel, choice.min_rows, key_bytes);
     pass.schedule.kv_heads = pass.staged.heads;
     pass.schedule.queue_tokens =
         static_cast<std::int32_t>(std::max<std::int64_t>(1, kernel.queue_bytes / key_bytes));

@@ -69,6 +69,11 @@ void check_bounds(const AttentionProblem& p) {
     invalid("max_total_kv is {}, but must be 1 to batch * max_kv_len = {}, or 0 for that: use 0.",
             p.max_total_kv, most);
   }
+  const std::int64_t of_all = p.max_total_kv != 0 ? p.max_total_kv : most;
+  if (p.max_prompt_kv < 0 || p.max_prompt_kv > of_all) {
+    invalid("max_prompt_kv is {}, but must be 1 to {} = {}, or 0 for that: use 0.", p.max_prompt_kv,
+            p.max_total_kv != 0 ? "max_total_kv" : "batch * max_kv_len", of_all);
+  }
   const std::int64_t group = p.q_heads / p.kv_heads();
   if (group * p.max_q_len > kMaxTokens) {
     invalid("max_q_len is {}, but with {} query heads per KV head must be at most {}: use that.", p.max_q_len,

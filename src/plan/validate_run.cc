@@ -61,13 +61,21 @@ void check_kv_lengths(const TensorView& t, std::int32_t max) {
 
 /// Of lengths that are valid each; lists have no keys of requests.
 void check_total(const AttentionProblem& p, const SequenceLengths& lengths) {
-  if (p.max_total_kv == 0 || p.batch == 0 || p.is_listed()) return;
-  const std::int64_t total = total_keys(p, lengths);
-  if (total > p.max_total_kv) {
+  const bool bounded = p.max_total_kv != 0 || p.max_prompt_kv != 0;
+  if (!bounded || p.batch == 0 || p.is_listed()) return;
+  const TotalKeys total = total_keys(p, lengths);
+  if (p.max_total_kv != 0 && total.all > p.max_total_kv) {
     fail(ErrorCode::kOutOfRange,
          "the requests have {} keys together, but the plan's max_total_kv is {}: plan with a larger "
          "max_total_kv.",
-         total, p.max_total_kv);
+         total.all, p.max_total_kv);
+  }
+  if (p.max_prompt_kv != 0 && total.prompts > p.max_prompt_kv) {
+    fail(
+        ErrorCode::kOutOfRange,
+        "the requests of more than one query have {} keys together, but the plan's max_prompt_kv is {}: plan "
+        "with a larger max_prompt_kv.",
+        total.prompts, p.max_prompt_kv);
   }
 }
 

@@ -30,11 +30,15 @@ void check_grown(const AttentionProblem& p, const SequenceLengths& lengths) {
   }
 }
 
-std::int64_t total_keys(const AttentionProblem& p, const SequenceLengths& lengths) {
-  if (given(lengths.cu_kv)) return values(lengths.cu_kv)[p.batch];
-  std::int64_t total = 0;
+TotalKeys total_keys(const AttentionProblem& p, const SequenceLengths& lengths) {
+  TotalKeys total;
   for (std::int32_t r = 0; r < p.batch; ++r) {
-    total += values(lengths.kv_lengths)[r] + (p.appends ? queries_of(p, lengths, r) : 0);
+    const std::int32_t queries = queries_of(p, lengths, r);
+    const std::int64_t keys = given(lengths.cu_kv)
+                                  ? values(lengths.cu_kv)[r + 1] - values(lengths.cu_kv)[r]
+                                  : std::int64_t{values(lengths.kv_lengths)[r]} + (p.appends ? queries : 0);
+    total.all += keys;
+    if (queries > 1) total.prompts += keys;
   }
   return total;
 }

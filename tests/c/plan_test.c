@@ -149,6 +149,29 @@ static void total_of_keys(void) {
   CHECK_OK(halftone_plan_destroy(plan));
 }
 
+/* The same of the bound of the prompts' keys. */
+static void keys_of_prompts(void) {
+  halftone_attention_problem problem = valid_problem(), back, older;
+  halftone_plan* plan = NULL;
+  problem.max_total_kv = 9000;
+  problem.max_prompt_kv = 9000;
+  CHECK_OK(halftone_plan_create(&problem, &plan));
+  CHECK_OK(halftone_attention_problem_init(&back, sizeof back));
+  CHECK(back.max_prompt_kv == 0);
+  CHECK_OK(halftone_plan_get_problem(plan, &back));
+  CHECK(back.max_prompt_kv == 9000);
+  CHECK_OK(halftone_plan_destroy(plan));
+  problem.max_prompt_kv = 9001;
+  CHECK_ERROR(HALFTONE_INVALID_ARGUMENT, "max_prompt_kv is 9001|max_total_kv = 9000",
+              halftone_plan_create(&problem, &plan));
+  older = problem;
+  older.struct_size = offsetof(halftone_attention_problem, max_prompt_kv);
+  CHECK_OK(halftone_plan_create(&older, &plan));
+  CHECK_OK(halftone_plan_get_problem(plan, &back));
+  CHECK(back.max_prompt_kv == 0 && back.max_total_kv == 9000);
+  CHECK_OK(halftone_plan_destroy(plan));
+}
+
 static void bad_problems(void) {
   halftone_attention_problem problem = valid_problem();
   halftone_plan* const untouched = (halftone_plan*)&problem;
@@ -324,6 +347,7 @@ int main(void) {
   over_tensors();
   passes();
   total_of_keys();
+  keys_of_prompts();
   bad_problems();
   stale_and_foreign_handles();
   one_last_error_per_thread();

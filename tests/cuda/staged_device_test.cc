@@ -306,6 +306,31 @@ TEST_F(DeviceStaged, MoreKeysThanTheBoundOfAll) {
   }
 }
 
+/// The bound of the prompts' keys, beside single queries whose keys are many more: one round of what are
+/// several without it, with the same bits. Keys of a prompt beyond it are left out.
+TEST_F(DeviceStaged, ABoundOfPromptsLeavesOutSingleQueries) {
+  AttentionCase row = many_heads("int8-static-head", "int8-static-head", 2);
+  row.requests = {{1, 500}, {70, 100}, {1, 2000}, {0, 40}, {33, 90}, {1, 0}};
+  row.policy = SplitPolicy::kBatchInvariant;
+  Problem p = in_rounds(row, 1);
+  if (!has_staged(p)) return;
+  EXPECT_EQ(staged_of(p).rounds, 4);
+  const Outputs expected = run_on_device(p);
+  p.problem.max_prompt_kv = 190;
+  EXPECT_EQ(staged_of(p).rounds, 1);
+  EXPECT_EQ(staged_of(p).keys, 190);
+  const Outputs outputs = run_on_device(p);
+  EXPECT_EQ(judge_device(p, outputs), "");
+  EXPECT_EQ(status_of(outputs), 0);
+  expect_same_bits(expected, outputs, "190 keys of prompts");
+  p.problem.max_prompt_kv = 189;
+  const Outputs fewer = run_on_device(p);
+  EXPECT_EQ(status_of(fewer), kStatusBadKeys);
+  for (const std::size_t r : {0, 1, 2, 5}) {  // all but the last prompt have all of their keys
+    EXPECT_EQ(request_bytes(p, fewer.out, r), request_bytes(p, expected.out, r)) << "request " << r;
+  }
+}
+
 /// The same bits alone, in company, under other bounds, on other workers.
 TEST_F(DeviceStaged, BatchInvariantBits) {
   AttentionCase row = staged_case("int8-head", "int8-head", built_dim(),
@@ -327,6 +352,7 @@ TEST_F(DeviceStaged, BatchInvariantBits) {
   }
   Problem bounded = select(p, {0, 1, 2, 3, 4, 5, 6}, false);
   bounded.problem.max_total_kv = 3000;
+  bounded.problem.max_prompt_kv = 2533;
   bounded.problem.workers = 3;
   expect_same_bits(all, run_on_device(bounded), "fewer staged keys, on three workers");
 }

@@ -169,6 +169,11 @@ TEST(StepBounds, CountTheNewTokens) {
   --tight.max_total_kv;
   expect_error(kOutOfRange, {"82 keys together", "max_total_kv is 81"}, schedules);
   tight.max_total_kv = 0;
+  tight.max_prompt_kv = 17 + 64;  // of two requests with more than one new token
+  EXPECT_NO_THROW(schedules());
+  --tight.max_prompt_kv;
+  expect_error(kOutOfRange, {"81 keys together", "max_prompt_kv is 80"}, schedules);
+  tight.max_prompt_kv = 0;
   tight.max_kv_len = 63;
   expect_error(kOutOfRange, {"kv_lengths[2] is 61 before 3 new tokens", "max_kv_len is 63"}, schedules);
   tight.max_kv_len = 64;

@@ -200,15 +200,77 @@ TEST(StagedPlan, StagedHeadsFitIntoTheirShare) {
   }
 }
 
+/// 8 prompts of 2,048 tokens beside 64 single queries over 8,192 keys: as much room as all of their keys
+/// would take, unless the caller says how many the prompts have. Then it is one round of all heads, as of the
+/// prompts alone, in less of a workspace.
+TEST(StagedPlan, PromptsBesideSingleQueries) {
+  if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
+  if (configs_of(cuda_problem()).back() == "sm90-universal") GTEST_SKIP() << "a build of other head_dims";
+  constexpr std::int64_t kPrompts = 8 * 2048, kAll = kPrompts + 64 * 8192;
+  for (const char* format : {"fp8", "int8-head", "int4-g32"}) {
+    for (const SplitPolicy policy : {SplitPolicy::kReproducible, SplitPolicy::kBatchInvariant}) {
+      const auto step = [&](std::int64_t max_total_kv, std::int64_t max_prompt_kv) {
+        return prompt_problem([&](AttentionProblem& x) {
+          spec_of(x).k_format = spec_of(x).v_format = parse_format(format);
+          x.batch = 72, x.max_q_len = 2048, x.max_kv_len = 8192;
+          x.policy = policy;
+          x.max_total_kv = max_total_kv, x.max_prompt_kv = max_prompt_kv;
+        });
+      };
+      SCOPED_TRACE(format);
+      const auto expect_staged = [&](const AttentionProblem& p, std::int64_t keys, int heads) {
+        const planning::Staged staged = staged_of(p);
+        EXPECT_EQ(staged.keys, keys);
+        EXPECT_EQ(staged.heads, heads);
+        EXPECT_EQ(staged.rounds, 8 / heads);
+        EXPECT_EQ(staged.bytes, keys * heads * 516);
+      };
+      ASSERT_EQ(configs_of(step(0, 0)).size(), 2U);
+      expect_staged(step(0, 0), 72 * 8192, 1);
+      expect_staged(step(kAll, 0), kAll, 1);
+      expect_staged(step(kAll, kPrompts), kPrompts, 8);
+      expect_staged(step(0, kPrompts), kPrompts, 8);
+      expect_staged(step(0, 1), 1, 8);
+      EXPECT_LT(plan(step(kAll, kPrompts)).info().workspace_bytes,
+                plan(step(kAll, 0)).info().workspace_bytes / 3);
+    }
+  }
+}
+
+/// Where the pass that stages serves single queries, too, their keys take room whatever the prompts have.
+TEST(StagedPlan, SingleQueriesThatAreStagedHaveRoom) {
+  if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
+  if (configs_of(cuda_problem()).back() == "sm90-universal") GTEST_SKIP() << "a build of other head_dims";
+  const auto expect_all = [](const AttentionProblem& p) {
+    SCOPED_TRACE(plan(p).describe());
+    EXPECT_EQ(configs_of(p), std::vector<std::string>{"sm90-prefill-192"});
+    EXPECT_EQ(staged_of(p).keys, p.max_total_kv != 0 ? p.max_total_kv : 4 * 8192);
+  };
+  for (const std::int64_t max_total_kv : {0, 20000}) {
+    const auto bounded = [&](AttentionProblem& p) {
+      p.max_total_kv = max_total_kv, p.max_prompt_kv = 700, p.max_q_len = 1000;
+    };
+    expect_all(half_int8_problem(bounded));
+    expect_all(prompt_problem([&](AttentionProblem& p) {
+      bounded(p);
+      spec_of(p).v_format = parse_format("fp16");  // decode has none
+    }));
+    expect_all(prompt_problem([&](AttentionProblem& p) {
+      bounded(p);
+      p.q_heads = 65, spec_of(p).kv_heads = 1;  // nor a unit of so many rows
+    }));
+  }
+}
+
 /// Keys that a pass cannot count are refused, not left out of the result.
 TEST(StagedPlan, RefusesMoreKeysThanItCounts) {
   if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
   if (configs_of(cuda_problem()).back() == "sm90-universal") GTEST_SKIP() << "a build of other head_dims";
   for (const std::int64_t max_total_kv : {std::int64_t{0}, std::int64_t{1} << 31}) {
-    const std::string given = fmt::format("max_total_kv is {} with", max_total_kv);
+    const std::string given = fmt::format("max_total_kv is {} and", max_total_kv);
     expect_error(ErrorCode::kResourceExhausted,
-                 {given, "batch * max_kv_len = 8589934592", "sm90-prefill-192 reads at most 2147483647",
-                  "the largest sum of a batch's lengths"},
+                 {given, "max_prompt_kv 0 with", "batch * max_kv_len = 8589934592",
+                  "sm90-prefill-192 reads at most 2147483647", "the largest sum of a batch's lengths"},
                  [&] {
                    plan(prompt_problem([&](AttentionProblem& p) {
                      p.batch = 1 << 20;

@@ -90,6 +90,41 @@ TEST(ValidateSchedule, TotalOfKeys) {
   }
 }
 
+/// The keys of requests of more than one query against max_prompt_kv: those of single queries and of requests
+/// without queries do not count.
+TEST(ValidateSchedule, KeysOfPrompts) {
+  for (const bool plain : {false, true}) {
+    AttentionProblem p = testing::attention_problem(plain ? plain_case() : paged_case());
+    struct Row {
+      std::vector<std::int32_t> cu_q;  // absent if empty: max_q_len, 3, of each
+      std::int64_t keys;
+    };
+    for (const Row& row : {Row{{0, 3, 4, 6}, 270}, Row{{0, 3, 4, 5}, 70}, Row{{0, 1, 4, 6}, 200},
+                           Row{{0, 0, 0, 2}, 200}, Row{{}, 270}}) {
+      const std::vector<std::int32_t> lengths = {70, 0, 200}, cu_kv = {0, 70, 70, 270};
+      const auto view_of = [](const std::vector<std::int32_t>& x) {
+        return TensorView::contiguous(const_cast<std::int32_t*>(x.data()), DType::kInt32,
+                                      {static_cast<std::int64_t>(x.size())});
+      };
+      SequenceLengths view;
+      if (!row.cu_q.empty()) view.cu_q = view_of(row.cu_q);
+      (plain ? view.cu_kv : view.kv_lengths) = view_of(plain ? cu_kv : lengths);
+      const auto build = [&](std::int64_t max_prompt_kv) {
+        p.max_prompt_kv = max_prompt_kv;
+        const Plan made = plan(p);
+        const Tensor workspace(DType::kUInt8, {made.info().workspace_bytes});
+        schedule(made, view, workspace.view());
+      };
+      SCOPED_TRACE(fmt::format("{} keys{}", row.keys, plain ? " of plain tensors" : ""));
+      EXPECT_NO_THROW(build(row.keys));
+      expect_error(kOutOfRange,
+                   {fmt::format("more than one query have {} keys together", row.keys),
+                    fmt::format("max_prompt_kv is {}", row.keys - 1), "plan with a larger max_prompt_kv"},
+                   [&] { build(row.keys - 1); });
+    }
+  }
+}
+
 TEST(ValidateSchedule, LengthTensors) {
   const Ready ready(paged_case());
   const auto refused = [&](std::initializer_list<std::string_view> fragments,

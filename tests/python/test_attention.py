@@ -102,6 +102,11 @@ def test_all_keys_have_a_bound(rng):
     ht.schedule(plan, cache)
     with pytest.raises(ht.OutOfRangeError, match="73 keys together, .* max_total_kv is 72"):
         ht.schedule(ht.plan(cache, q_heads=Q_HEADS, max_total_kv=72), cache)
+    mixed = {"q_heads": Q_HEADS, "max_q_len": 5}
+    cu_q = np.array([0, 1, 6], np.int32)
+    ht.schedule(ht.plan(cache, max_prompt_kv=10, **mixed), cache, cu_q=cu_q)
+    with pytest.raises(ht.OutOfRangeError, match="more than one query have 10 keys .* max_prompt_kv is 9"):
+        ht.schedule(ht.plan(cache, max_prompt_kv=9, **mixed), cache, cu_q=cu_q)
     many = ht.plan(cache.spec, q_heads=Q_HEADS, batch=2**20, max_kv_len=2**20, max_total_kv=2**40)
     assert many.options["max_total_kv"] == 2**40
 

@@ -65,6 +65,8 @@ def test_numbers(value, cache):
         ({"policy": ["fast"]}, "policy is"),
         ({"max_q_len": -1}, "max_q_len"),
         ({"max_total_kv": -1}, "max_total_kv is -1"),
+        ({"max_prompt_kv": -1}, "max_prompt_kv is -1"),
+        ({"max_prompt_kv": 2**63}, "max_prompt_kv is 9223372036854775808, .* 64 bits"),
         ({"max_total_kv": 1.5}, "max_total_kv is 1.5"),
         ({"max_total_kv": 2**63}, "max_total_kv is 9223372036854775808, .* 64 bits"),
     ],
