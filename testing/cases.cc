@@ -4,106 +4,13 @@
 #include <array>
 #include <stdexcept>
 
+#include "testing/case_options.h"
 #include "testing/channel_cases.h"
 #include "testing/latent_cases.h"
 #include "testing/step.h"
 
 namespace halftone::testing {
 namespace {
-
-constexpr std::array kDims = {64, 80, 96, 128, 192, 256};
-constexpr std::array kPages = {16, 32, 64, 128, 256};
-constexpr std::array kFloats = {DType::kFloat32, DType::kBFloat16, DType::kFloat16};
-constexpr std::array kPolicies = {SplitPolicy::kReproducible, SplitPolicy::kFast,
-                                  SplitPolicy::kBatchInvariant};
-constexpr std::array<Mask, 9> kMasks = {Mask{},
-                                        Mask{.causal = true},
-                                        Mask{.causal = true, .window_left = 32},
-                                        Mask{.window_left = 16, .window_right = 16},
-                                        Mask{.causal = true, .window_left = 0},
-                                        Mask{.window_right = 3},
-                                        Mask{.causal = true, .window_left = 200},
-                                        Mask{.window_left = 5},
-                                        Mask{.causal = true, .window_left = 70, .window_right = 4}};
-
-/// Every named format and general forms of each remaining combination of dtype, granularity and symmetry.
-const std::vector<std::string>& format_texts() {
-  static const std::vector<std::string> texts = {"bf16",
-                                                 "fp16",
-                                                 "fp8",
-                                                 "fp8-static-head",
-                                                 "fp8-token-head",
-                                                 "int8-tensor",
-                                                 "int8-token",
-                                                 "int8-head",
-                                                 "int8-g32",
-                                                 "int8-g64",
-                                                 "int8-g128",
-                                                 "int4-g32",
-                                                 "int4-g64",
-                                                 "int4-g128",
-                                                 "int4-row",
-                                                 "fp8-token",
-                                                 "fp8-g32",
-                                                 "fp8-g128-f32",
-                                                 "fp8-token-head-f32",
-                                                 "int8-tensor-asym",
-                                                 "int8-static-head",
-                                                 "int8-static-head-asym",
-                                                 "int8-token-asym-f32",
-                                                 "int8-token-head-asym",
-                                                 "int8-g32-asym",
-                                                 "int8-g64-f32",
-                                                 "int4-tensor",
-                                                 "int4-static-head-sym",
-                                                 "int4-token",
-                                                 "int4-token-sym-f32",
-                                                 "int4-token-head-sym",
-                                                 "int4-g64-f32",
-                                                 "int4-g32-sym"};
-  return texts;
-}
-
-/// Pairs that deployments use: K with more bits than V, and neighbours in size either way.
-struct FormatPair {
-  const char* k;
-  const char* v;
-};
-constexpr std::array kMixedPairs = {
-    FormatPair{"bf16", "fp8"},
-    FormatPair{"bf16", "int8-tensor"},
-    FormatPair{"bf16", "int8-head"},
-    FormatPair{"bf16", "int4-row"},
-    FormatPair{"bf16", "int4-g32"},
-    FormatPair{"bf16", "int4-g64"},
-    FormatPair{"fp8", "int8-static-head"},
-    FormatPair{"fp8", "int8-head"},
-    FormatPair{"fp8-static-head", "int4-row"},
-    FormatPair{"fp8-static-head", "int4-g32"},
-    FormatPair{"fp8", "int4-g64"},
-    FormatPair{"fp8-token-head", "int4-row"},
-    FormatPair{"fp8-token", "int4-g32"},
-    FormatPair{"int8-tensor", "fp8-static-head"},
-    FormatPair{"int8-static-head", "int8-token"},
-    FormatPair{"int8-static-head", "int4-token"},
-    FormatPair{"int8-tensor", "int4-g32"},
-    FormatPair{"int8-head", "fp8"},
-    FormatPair{"int8-head", "int8-static-head"},
-    FormatPair{"int8-token", "int4-row"},
-    FormatPair{"int8-head", "int4-g32"},
-    FormatPair{"int8-head", "int4-g64"},
-    FormatPair{"int8-g32", "int4-g32"},
-    FormatPair{"int4-row", "int8-head"},
-    FormatPair{"int4-row", "int4-g32"},
-    FormatPair{"int4-g32", "int8-token"},
-    FormatPair{"int4-g32", "int4-row"},
-};
-constexpr std::array kMixedDims = {64, 128};
-
-bool fits(const std::string& format, int dim) {
-  const int group = parse_format(format).group_size;
-  return group == 0 || dim % group == 0;
-}
 
 const std::vector<std::vector<Request>>& request_sets() {
   static const std::vector<std::vector<Request>> sets = {
@@ -319,6 +226,48 @@ std::size_t common_prefix(std::string_view a, std::string_view b) {
 
 }  // namespace
 
+const std::vector<std::string>& format_texts() {
+  static const std::vector<std::string> texts = {"bf16",
+                                                 "fp16",
+                                                 "fp8",
+                                                 "fp8-static-head",
+                                                 "fp8-token-head",
+                                                 "int8-tensor",
+                                                 "int8-token",
+                                                 "int8-head",
+                                                 "int8-g32",
+                                                 "int8-g64",
+                                                 "int8-g128",
+                                                 "int4-g32",
+                                                 "int4-g64",
+                                                 "int4-g128",
+                                                 "int4-row",
+                                                 "fp8-token",
+                                                 "fp8-g32",
+                                                 "fp8-g128-f32",
+                                                 "fp8-token-head-f32",
+                                                 "int8-tensor-asym",
+                                                 "int8-static-head",
+                                                 "int8-static-head-asym",
+                                                 "int8-token-asym-f32",
+                                                 "int8-token-head-asym",
+                                                 "int8-g32-asym",
+                                                 "int8-g64-f32",
+                                                 "int4-tensor",
+                                                 "int4-static-head-sym",
+                                                 "int4-token",
+                                                 "int4-token-sym-f32",
+                                                 "int4-token-head-sym",
+                                                 "int4-g64-f32",
+                                                 "int4-g32-sym"};
+  return texts;
+}
+
+bool fits(const std::string& format, int dim) {
+  const int group = parse_format(format).group_size;
+  return group == 0 || dim % group == 0;
+}
+
 AttentionCase latent_case(AttentionCase row, std::string_view format, int latent_dim, int rope_dim) {
   const KvCacheSpec spec = KvCacheSpec::latent(parse_format(format), latent_dim, rope_dim);
   row.k_format = format;
@@ -373,88 +322,6 @@ AttentionCase find_case(std::string_view name) {
   }
   throw std::out_of_range("no case is called \"" + std::string(name) + "\": the closest is \"" + closest +
                           "\"");
-}
-
-namespace {
-
-/// Single tokens beside prompts, and requests on both sides of where a kernel's packed rows end.
-void mix_lengths(AttentionCase& row, Random& random) {
-  const int group = row.q_heads / row.kv_heads;
-  for (Request& r : row.requests) {
-    const int fits = std::max(1, random.pick(std::array{8, 16, 48, 64}) / group);
-    r.q_len = random.pick(std::array{0, 1, 1, fits, fits + 1, 70});
-  }
-}
-
-}  // namespace
-
-AttentionCase random_case(std::uint64_t seed) {
-  Random random(seed * 2 + 1);
-  AttentionCase row;
-  row.name = "random-" + std::to_string(seed);
-  row.seed = seed;
-  const bool paged = random.chance(0.85);
-  const DType dtype = random.pick(kFloats);
-  if (!paged) row.plain = dtype;
-  row.head_dim = random.pick(kDims);
-  row.v_head_dim = random.chance(0.25) ? random.pick(kDims) : 0;
-  const int v_dim = row.v_head_dim == 0 ? row.head_dim : row.v_head_dim;
-  do {
-    row.k_format = random.pick(format_texts());
-  } while (!fits(row.k_format, row.head_dim));
-  row.v_format = row.k_format;
-  while (random.chance(0.3) || !fits(row.v_format, v_dim)) row.v_format = random.pick(format_texts());
-  if (!paged) row.k_format = row.v_format = dtype == DType::kFloat16 ? "fp16" : "bf16";
-  row.rotate_k = paged && random.chance(0.3);
-  row.rotate_v = paged && random.chance(0.3);
-  row.page_size = random.pick(kPages);
-  row.q_dtype = random.pick(kFloats);
-  row.out_dtype = random.pick(kFloats);
-  row.kv_heads = static_cast<int>(random.integer(1, 4));
-  row.q_heads =
-      row.kv_heads * static_cast<int>(random.chance(0.2) ? random.integer(1, 40) : random.integer(1, 8));
-  row.mask.causal = random.chance(0.5);
-  if (random.chance(0.3)) row.mask.window_left = static_cast<int>(random.integer(0, 150));
-  if (random.chance(0.2)) row.mask.window_right = static_cast<int>(random.integer(0, 100));
-  row.scale = random.chance(0.2) ? static_cast<float>(0.02 + 0.3 * random.uniform()) : 0.0F;
-  row.softcap = random.chance(0.2) ? static_cast<float>(5 + 45 * random.uniform()) : 0.0F;
-  row.alibi = random.chance(0.2);
-  row.sinks = random.chance(0.25);
-  row.lse = random.chance(0.8);
-  row.policy = random.pick(kPolicies);
-  row.workers = random.chance(0.5) ? static_cast<int>(random.integer(1, 40)) : 0;
-  row.table_mode = random.chance(0.3) ? BlockTableMode::kClamped : BlockTableMode::kTrusted;
-  row.data = random.pick(std::array{Data::kNormal, Data::kNormal, Data::kOutlierChannels, Data::kSinkToken});
-  row.slack = random.chance(0.3) ? static_cast<int>(random.integer(1, 500)) : 0;
-  row.cu_q = random.chance(0.5);
-  const int batch = static_cast<int>(random.integer(1, 7));
-  const int longest = random.chance(0.1) ? 1500 : 300;
-  for (const int kv_len : ragged_lengths(random, batch, 0, longest)) {
-    const double kind = random.uniform();
-    const int q_len = kind < 0.5 ? 1 : kind < 0.6 ? 0 : static_cast<int>(random.integer(1, 48));
-    row.requests.push_back({q_len, kv_len});
-  }
-  if (paged && random.chance(0.2)) {  // drawn last, so that the other cases do not depend on it
-    const FormatPair pair = random.pick(kMixedPairs);
-    row.head_dim = random.pick(kMixedDims);
-    row.v_head_dim = 0;
-    row.k_format = pair.k;
-    row.v_format = pair.v;
-  }
-  if (random.chance(0.2)) mix_lengths(row, random);  // likewise
-  if (random.chance(0.2)) row.arithmetic = "half_int8";
-  if (paged && random.chance(0.15)) make_latent_or_listed(row, random);
-  if (paged && row.lists.top_k == 0 && random.chance(0.2)) {
-    row = appending(
-        row,
-        {.dtype = random.pick(kFloats),
-         .rope = random.pick(std::array{RopePairing::kNone, RopePairing::kHalf, RopePairing::kInterleaved}),
-         .slots = random.chance(0.3)});
-  }
-  if (random.chance(0.2)) treat_channels(row, random);
-  if (row.arithmetic != "16-bit" && random.chance(0.7))
-    row.arithmetic = random.chance(0.5) ? "full_int8" : "fp8";
-  return row;
 }
 
 }  // namespace halftone::testing

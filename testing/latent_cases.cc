@@ -3,13 +3,12 @@
 #include <algorithm>
 #include <array>
 
+#include "testing/case_options.h"
+
 namespace halftone::testing {
 namespace {
 
-constexpr std::array kPages = {16, 32, 64, 128, 256};
 constexpr std::array kHalves = {DType::kBFloat16, DType::kFloat16};
-constexpr std::array kPolicies = {SplitPolicy::kReproducible, SplitPolicy::kFast,
-                                  SplitPolicy::kBatchInvariant};
 constexpr std::array kHeads = {8, 16, 32, 64, 128};
 struct NamedListing {
   Listing order;

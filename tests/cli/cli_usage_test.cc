@@ -184,5 +184,35 @@ TEST_F(CliTest, PackedFilesDoNotGoToStandardOutput) {
   expect_failure(lost, 2, "--html is './-', but would overwrite the input '-'");
 }
 
+/// Tables and options of `halftone bench` that name nothing, exclude each other or need another suite or
+/// backend.
+TEST_F(CliTest, OptionsOfBenchThatDoNotGoTogether) {
+  expect_failure(run({"bench", "--backend", "tpu"}), 2, "tpu");
+  expect_failure(run({"bench", "--table", "none"}), 2, "--table has 'none'");
+  expect_failure(run({"bench", "--table", "headline", "--batch", "3"}), 2, "--batch");
+  expect_failure(run({"bench", "--contexts-mix", "4096x2,64", "--backend", "cpu"}), 2,
+                 "--contexts-mix has '64'");
+  expect_failure(run({"bench", "--contexts-mix", "4096x2", "--batch", "3"}), 2, "excludes");
+  expect_failure(run({"bench", "--contexts-mix", "4096x2,2x1", "--q-len", "3"}), 2,
+                 "a context of --contexts-mix is 2");
+  expect_failure(run({"bench", "--contexts-mix", "4096x2,3/2x1"}), 2,
+                 "queries of a group of --contexts-mix are 3, but a context of --contexts-mix is 2");
+  expect_failure(run({"bench", "--suite", "append", "--contexts-mix", "4096x2,3/64x1"}), 2,
+                 "groups with queries of their own are for --suite decode and prefill");
+  expect_failure(run({"bench", "--suite", "append", "--chain", "2"}), 2, "--chain is for attention");
+  expect_failure(run({"bench", "--suite", "append", "--with-schedule"}), 2,
+                 "--with-schedule is for attention");
+  expect_failure(run({"bench", "--plain"}), 2, "--plain is for prefill, but --suite is decode");
+  expect_failure(run({"bench", "--suite", "append", "--no-causal"}), 2,
+                 "--no-causal is for prefill, but --suite is append");
+  expect_failure(run({"bench", "--suite", "prefill", "--plain", "--formats", "bf16,fp8"}), 2,
+                 "--formats has fp8, but --plain is for tensors in bf16");
+  expect_failure(run({"bench", "--table", "prefill", "--plain"}), 2, "excludes");
+  expect_failure(run({"bench", "--backend", "cpu", "--chain", "2"}), 2,
+                 "a chain of 2 layers is measured on CUDA only");
+  expect_failure(run({"bench", "--backend", "cpu", "--contexts-mix", "4096x2,64x1"}), 2, "4096x2,64x1");
+  expect_failure(run({"bench", "--backend", "cpu", "--with-schedule"}), 2, "measured on CUDA only");
+}
+
 }  // namespace
 }  // namespace halftone::cli

@@ -33,7 +33,24 @@ __global__ void project(Copies copies, long long clocks) {
   }
 }
 
-void launch_projection(const Copies& copies, long long clocks, cudaStream_t stream) {
+/// From the step's Q, K and V of one run into those of another.
+Copies copies_of_inputs(const DeviceRun& from, const DeviceRun& to) {
+  const TensorView sources[] = {from.args.q, from.args.append.k, from.args.append.v};
+  const TensorView targets[] = {to.args.q, to.args.append.k, to.args.append.v};
+  Copies copies{};
+  for (int i = 0; i < 3; ++i) {
+    copies.from[i] = static_cast<const std::uint16_t*>(sources[i].data);
+    copies.to[i] = static_cast<std::uint16_t*>(targets[i].data);
+    copies.count[i] = sources[i].numel();
+  }
+  return copies;
+}
+
+/// Q, K and V become NaN, and what they are to be `clocks` later, while the next kernel may have begun.
+void project_late(const Copies& copies, long long clocks, cudaStream_t stream) {
+  for (int i = 0; i < 3; ++i) {
+    check_cuda(cudaMemsetAsync(copies.to[i], 0xff, static_cast<std::size_t>(copies.count[i]) * 2, stream));
+  }
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
@@ -46,6 +63,23 @@ void launch_projection(const Copies& copies, long long clocks, cudaStream_t stre
   check_cuda(cudaLaunchKernelEx(&config, project, copies, clocks));
 }
 
+/// What a step is tried with: formats, the queries of each request and the head_dim.
+struct Step {
+  const char *k, *v;
+  int queries, head_dim;
+};
+
+AttentionCase case_of(const Step& step) {
+  AttentionCase row;
+  row.name = std::string(step.k) + ":" + step.v + ", " + std::to_string(step.queries) + " queries";
+  row.k_format = step.k;
+  row.v_format = step.v;
+  row.head_dim = step.head_dim;
+  row.mask.causal = true;
+  for (const int keys : {16, 130, 700, 2051, 9000}) row.requests.push_back({step.queries, keys});
+  return appending(row);
+}
+
 Tensor pages_of(const DeviceRun& device, const Problem& p) {
   Tensor pages = p.cache->pages.clone();
   device.read(std::get<PagedKv>(device.args.kv).pages, pages);
@@ -55,22 +89,12 @@ Tensor pages_of(const DeviceRun& device, const Problem& p) {
 /// The table's kernels of one warp, of two row groups, of warpgroups and of mixed formats; a graph of four
 /// layers over one cache, each behind a projection that gives it Q, K and V late and had NaN there before.
 TEST(DeviceAppendStep, TokensOfAKernelThatStillRuns) {
-  struct Kernel {
-    const char *k, *v;
-    int queries, head_dim;
-  };
-  for (const Kernel& kernel :
-       {Kernel{"int4-g32", "", 1, 128}, Kernel{"int4-g32", "", 2, 128}, Kernel{"int4-g32", "", 8, 128},
-        Kernel{"fp8", "", 12, 128}, Kernel{"int8-head", "", 2, 128}, Kernel{"int8-g32", "", 8, 128},
-        Kernel{"bf16", "int4-g32", 2, 128}, Kernel{"bf16", "", 1, 64}, Kernel{"int4-row", "", 3, 256}}) {
-    AttentionCase row;
-    row.k_format = kernel.k;
-    row.v_format = kernel.v;
-    row.head_dim = kernel.head_dim;
-    row.mask.causal = true;
-    for (const int keys : {16, 130, 700, 2051, 9000}) row.requests.push_back({kernel.queries, keys});
-    row = appending(row);
-    SCOPED_TRACE(row.k_format + ", " + std::to_string(kernel.queries) + " queries");
+  for (const Step& step :
+       {Step{"int4-g32", "", 1, 128}, Step{"int4-g32", "", 2, 128}, Step{"int4-g32", "", 8, 128},
+        Step{"fp8", "", 12, 128}, Step{"int8-head", "", 2, 128}, Step{"int8-g32", "", 8, 128},
+        Step{"bf16", "int4-g32", 2, 128}, Step{"bf16", "", 1, 64}, Step{"int4-row", "", 3, 256}}) {
+    const AttentionCase row = case_of(step);
+    SCOPED_TRACE(row.name);
     const Problem p = make_problem(row);
     const Plan plan = plan_on_device(p);
     ASSERT_TRUE(plan.info().fuses_append);
@@ -78,14 +102,7 @@ TEST(DeviceAppendStep, TokensOfAKernelThatStillRuns) {
     given.schedule();
     given.run();
     const Outputs expected = given.outputs();
-    const TensorView from[] = {given.args.q, given.args.append.k, given.args.append.v};
-    const TensorView to[] = {late.args.q, late.args.append.k, late.args.append.v};
-    Copies copies{};
-    for (int i = 0; i < 3; ++i) {
-      copies.from[i] = static_cast<const std::uint16_t*>(from[i].data);
-      copies.to[i] = static_cast<std::uint16_t*>(to[i].data);
-      copies.count[i] = from[i].numel();
-    }
+    const Copies copies = copies_of_inputs(given, late);
     late.args.cache_settled = true;
     late.args.append.advance = true;
     late.schedule();
@@ -95,11 +112,7 @@ TEST(DeviceAppendStep, TokensOfAKernelThatStillRuns) {
       check_cuda(cudaDeviceSynchronize());
       const CapturedGraph graph([&](cudaStream_t stream) {
         for (int layer = 0; layer < 4; ++layer) {
-          for (int i = 0; i < 3; ++i) {
-            check_cuda(
-                cudaMemsetAsync(copies.to[i], 0xff, static_cast<std::size_t>(copies.count[i]) * 2, stream));
-          }
-          launch_projection(copies, clocks, stream);
+          project_late(copies, clocks, stream);
           late.run(stream);
         }
       });
@@ -116,22 +129,12 @@ TEST(DeviceAppendStep, TokensOfAKernelThatStillRuns) {
 /// them, and the bits are those of a run() that appends. Formats of every family of kernels, one with scales
 /// for all heads and one that the universal kernel serves.
 TEST(DeviceAppendStep, AppendRightBeforeRun) {
-  struct Kernel {
-    const char *k, *v;
-    int queries, head_dim;
-  };
-  for (const Kernel& kernel :
-       {Kernel{"int4-g32", "", 1, 128}, Kernel{"int4-g32", "", 8, 128}, Kernel{"fp8", "", 12, 128},
-        Kernel{"int8-head", "", 12, 128}, Kernel{"int8-token", "", 1, 128},
-        Kernel{"bf16", "int4-g32", 2, 128}, Kernel{"bf16", "", 1, 64}, Kernel{"int4-g32", "bf16", 1, 128}}) {
-    AttentionCase row;
-    row.k_format = kernel.k;
-    row.v_format = kernel.v;
-    row.head_dim = kernel.head_dim;
-    row.mask.causal = true;
-    for (const int keys : {16, 130, 700, 2051, 9000}) row.requests.push_back({kernel.queries, keys});
-    row = appending(row);
-    SCOPED_TRACE(row.k_format + ":" + row.v_format + ", " + std::to_string(kernel.queries) + " queries");
+  for (const Step& step :
+       {Step{"int4-g32", "", 1, 128}, Step{"int4-g32", "", 8, 128}, Step{"fp8", "", 12, 128},
+        Step{"int8-head", "", 12, 128}, Step{"int8-token", "", 1, 128}, Step{"bf16", "int4-g32", 2, 128},
+        Step{"bf16", "", 1, 64}, Step{"int4-g32", "bf16", 1, 128}}) {
+    const AttentionCase row = case_of(step);
+    SCOPED_TRACE(row.name);
     const Problem p = make_problem(row);
     const Plan fused = plan_on_device(p);
     DeviceRun given(p, fused), late(p, fused);
@@ -159,14 +162,7 @@ TEST(DeviceAppendStep, AppendRightBeforeRun) {
                                  .rope = tokens.rope,
                                  .status = late.args.status,
                                  .cache_settled = true};
-    const TensorView from[] = {given.args.q, given.args.append.k, given.args.append.v};
-    const TensorView to[] = {late.args.q, tokens.k, tokens.v};
-    Copies copies{};
-    for (int i = 0; i < 3; ++i) {
-      copies.from[i] = static_cast<const std::uint16_t*>(from[i].data);
-      copies.to[i] = static_cast<std::uint16_t*>(to[i].data);
-      copies.count[i] = from[i].numel();
-    }
+    const Copies copies = copies_of_inputs(given, late);
     schedule(plan, args.lengths, space);
     const auto& cache = std::get<PagedKv>(late.args.kv);
     for (const long long clocks : {200'000LL, 20'000LL, 0LL}) {
@@ -175,11 +171,7 @@ TEST(DeviceAppendStep, AppendRightBeforeRun) {
       check_cuda(cudaDeviceSynchronize());
       const CapturedGraph graph([&](cudaStream_t stream) {
         for (int layer = 0; layer < 4; ++layer) {
-          for (int i = 0; i < 3; ++i) {
-            check_cuda(
-                cudaMemsetAsync(copies.to[i], 0xff, static_cast<std::size_t>(copies.count[i]) * 2, stream));
-          }
-          launch_projection(copies, clocks, stream);
+          project_late(copies, clocks, stream);
           append(cache, append_args, stream);
           run(plan, args, space, stream);
         }

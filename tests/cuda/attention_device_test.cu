@@ -1,60 +1,18 @@
-// Decode attention on the GPU against the double oracle: the shared case table and random problems.
+// Decode attention on the GPU against the double oracle: the shared case table.
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <limits>
 #include <optional>
 #include <string>
 
-#include "tests/cuda/device_problem.h"
+#include "tests/cuda/agreement.h"
 
 namespace halftone::testing {
 namespace {
 
-void expect_agrees(const AttentionCase& row) {
-  SCOPED_TRACE(row.name);
-  const Problem p = make_problem(row);
-  const Outputs outputs = run_on_device(p);
-  EXPECT_EQ(judge_device(p, outputs), "");
-  EXPECT_EQ(outputs.status.as<std::int32_t>()[0], 0);
-}
-
-bool is_mixed(const AttentionCase& row) { return !row.v_format.empty() && row.v_format != row.k_format; }
-
-/// How many problems of which kind a test has run.
-struct Counts {
-  int table = 0, universal = 0, mixed_in_table = 0, plain = 0, latent = 0;
-
-  /// The row on pages and, if that is the universal kernel's, as the table takes it; over plain tensors, over
-  /// a latent cache or with lists, if that is served.
-  void run(const AttentionCase& row) {
-    if (row.plain && cuda_runner().serves(make_problem(row))) {
-      expect_agrees(row);
-      ++plain;
-    }
-    AttentionCase own = for_device(row);
-    if (own.rope_dim != 0 || own.lists.top_k != 0) {
-      if (cuda_runner().serves(make_problem(own))) {
-        expect_agrees(own);
-        ++latent;
-      }
-      return;
-    }
-    if (is_universal(make_problem(own))) {
-      expect_agrees(own);
-      ++universal;
-      own = for_table(row);
-    }
-    expect_agrees(own);
-    if (is_universal(make_problem(own))) return;
-    ++table;
-    mixed_in_table += is_mixed(own) ? 1 : 0;
-  }
-};
-
 TEST(DeviceAttention, CaseTable) {
-  Counts counts;
+  RowCounts counts;
   for (const AttentionCase& row : attention_cases()) counts.run(row);
   RecordProperty("table", counts.table);
   RecordProperty("universal", counts.universal);
@@ -125,31 +83,6 @@ TEST(DeviceAttention, ManyRows) {
         expect_agrees(row);
       }
     }
-  }
-}
-
-TEST(DeviceAttention, RandomProblems) {
-  const char* wanted = std::getenv("HALFTONE_FUZZ_CASES");
-  const char* first = std::getenv("HALFTONE_FUZZ_SEED");
-  const std::uint64_t count = wanted ? std::strtoull(wanted, nullptr, 10) : 2000;
-  const std::uint64_t begin = first ? std::strtoull(first, nullptr, 10) : 0;
-  Counts counts;
-  for (std::uint64_t seed = begin; seed < begin + count && !HasFailure(); ++seed) {
-    SCOPED_TRACE("repeat with HALFTONE_FUZZ_SEED=" + std::to_string(seed) + " HALFTONE_FUZZ_CASES=1");
-    counts.run(random_case(seed));
-  }
-  RecordProperty("table", counts.table);
-  RecordProperty("universal", counts.universal);
-  RecordProperty("mixed_in_table", counts.mixed_in_table);
-  RecordProperty("plain", counts.plain);
-  RecordProperty("latent", counts.latent);
-  if (count >= 1000) {
-    const int cases = static_cast<int>(count);
-    EXPECT_GE(counts.table * 10, cases * 6);
-    EXPECT_GE(counts.universal * 10, cases * 4);
-    EXPECT_GE(counts.latent, 1);
-    EXPECT_GE(counts.mixed_in_table * 20, cases);
-    EXPECT_GE(counts.plain * 200, cases);
   }
 }
 

@@ -4,11 +4,12 @@
 #include <climits>
 #include <cmath>
 #include <cstring>
-#include <memory>
 #include <utility>
 
 #include "format/status.h"
+#include "tests/cuda/agreement.h"
 #include "tests/cuda/bounds_checks.h"
+#include "tests/cuda/repeated_problem.h"
 
 namespace halftone::testing {
 namespace {
@@ -30,58 +31,6 @@ AttentionCase listed_case(int heads, std::string_view format = "fp8-g128-f32") {
   row.out_dtype = DType::kFloat32;
   row.seed = 70 + static_cast<std::uint64_t>(heads);
   return row;
-}
-
-/// Rows of `x`, which has `rows` of them, over and over.
-Tensor repeated_rows(const Tensor& x, std::int64_t rows) {
-  std::vector<std::int64_t> shape = x.shape();
-  const std::size_t row = x.bytes().size() / static_cast<std::size_t>(shape[0]);
-  const auto have = static_cast<std::size_t>(shape[0]);
-  shape[0] = rows;
-  Tensor y(x.dtype(), shape);
-  for (std::size_t i = 0; i < static_cast<std::size_t>(rows); ++i) {
-    std::memcpy(y.bytes().data() + i * row, x.bytes().data() + i % have * row, row);
-  }
-  return y;
-}
-
-/// The problem with its queries over and over, `batch` of them, and each list `times` times in a row: the
-/// output is the same, and the LSE larger by log(times).
-Problem repeated(const Problem& p, int batch, int times) {
-  Problem many;
-  many.row = p.row;
-  many.problem = p.problem;
-  many.problem.batch = batch;
-  many.row.requests = uniform_requests(batch, 1, p.row.requests[0].kv_len);
-  many.cache = std::make_unique<Cache>(p.cache->clone());
-  many.q = repeated_rows(p.q, batch);
-  const std::int64_t top_k = p.indices.shape()[1];
-  many.problem.listed.top_k = many.row.lists.top_k = static_cast<int>(top_k) * times;
-  const Tensor lists = repeated_rows(p.indices, batch);
-  many.indices = Tensor(DType::kInt32, {batch, top_k * times});
-  for (std::int64_t i = 0; i < many.indices.numel(); ++i) {
-    const std::int64_t query = i / (top_k * times);
-    many.indices.as<std::int32_t>()[static_cast<std::size_t>(i)] =
-        lists.as<std::int32_t>()[static_cast<std::size_t>(query * top_k + i % top_k)];
-  }
-  return many;
-}
-
-/// Whether every row of `many` is that of `few` with the same query, but for rounding.
-void expect_rows(const Outputs& few, const Outputs& many, double more_lse, const std::string& what) {
-  const std::int64_t out = few.out.numel(), lse = few.lse.numel();
-  double largest = 0, worst = 0, worst_lse = 0;
-  for (std::int64_t i = 0; i < out; ++i) largest = std::max(largest, std::abs(double{few.out.get(i)}));
-  for (std::int64_t i = 0; i < many.out.numel(); ++i) {
-    const double error = std::abs(double{many.out.get(i)} - few.out.get(i % out));
-    worst = error <= worst ? worst : error;  // NaN counts
-  }
-  for (std::int64_t i = 0; i < many.lse.numel(); ++i) {
-    const double error = std::abs(double{many.lse.get(i)} - few.lse.get(i % lse) - more_lse);
-    worst_lse = error <= worst_lse ? worst_lse : error;
-  }
-  EXPECT_LE(worst, 2e-3 * largest) << what;
-  EXPECT_LE(worst_lse, 1e-3) << what << ", LSE";
 }
 
 /// Heads, lengths of lists, batches and pages as they are served. The short list is judged by the oracle;
@@ -107,8 +56,10 @@ TEST(DeviceLatentAttention, ShapesOfServing) {
   }
 }
 
-/// Long lists of different slots, a third of the places empty, with counts; and prompts with lists.
-TEST(DeviceLatentAttention, LongListsAgreeWithTheOracle) {
+/// Long lists of different slots, a third of the places empty, with counts; prompts with lists; and a second
+/// list over a second cache with pages of its own, one softmax over both, in parts of 32 rows from 33 heads
+/// on.
+TEST(DeviceLatentAttention, ListsAgreeWithTheOracle) {
   for (const int heads : kAllHeads) {
     for (const char* format : kFormats) {
       AttentionCase row = listed_case(heads, format);
@@ -116,10 +67,12 @@ TEST(DeviceLatentAttention, LongListsAgreeWithTheOracle) {
       row.lists = {.top_k = heads <= 32 ? 2048 : 700, .counts = true};
       row.out_dtype = DType::kBFloat16;
       row.sinks = heads == 16 || heads == 128;
-      const Problem p = make_problem(row);
-      const Outputs outputs = run_on_device(p);
-      EXPECT_EQ(judge_device(p, outputs), "") << row.name;
-      EXPECT_EQ(status_of(outputs), 0) << row.name;
+      expect_agrees(row);
+      row.name += ", two lists";
+      row.requests[0].kv_len = 300;
+      row.lists = {.top_k = 200, .counts = true, .extra_top_k = 130, .extra_page_size = 16};
+      row.out_dtype = DType::kFloat32;
+      expect_agrees(row);
     }
   }
 }
@@ -143,11 +96,8 @@ TEST(DeviceLatentAttention, OtherFormatsAgreeWithTheOracle) {
         row.mask.causal = !listed;
         if (!listed && n % 4 == 3) row.mask.window_left = 70;
         row.seed = 900 + static_cast<std::uint64_t>(n++);
-        const Problem p = make_problem(row);
-        const Outputs outputs = run_on_device(p);
-        const std::string what = row.name + (listed ? ", listed" : ", dense");
-        EXPECT_EQ(judge_device(p, outputs), "") << what;
-        EXPECT_EQ(status_of(outputs), 0) << what;
+        row.name += listed ? ", listed" : ", dense";
+        expect_agrees(row);
       }
     }
   }
@@ -221,23 +171,6 @@ TEST(DeviceLatentAttention, ScalesFarApart) {
   }
 }
 
-/// A second list over a second cache, with pages of its own: one softmax over both, parts of 32 rows from 33
-/// heads on.
-TEST(DeviceLatentAttention, SecondListsAgreeWithTheOracle) {
-  for (const int heads : kAllHeads) {
-    for (const char* format : kFormats) {
-      AttentionCase row = listed_case(heads, format);
-      row.requests = {{1, 300}, {heads <= 16 ? 20 : 2, 100}};
-      row.lists = {.top_k = 200, .counts = true, .extra_top_k = 130, .extra_page_size = 16};
-      row.sinks = heads == 16 || heads == 128;
-      const Problem p = make_problem(row);
-      const Outputs outputs = run_on_device(p);
-      EXPECT_EQ(judge_device(p, outputs), "") << row.name;
-      EXPECT_EQ(status_of(outputs), 0) << row.name;
-    }
-  }
-}
-
 /// Without lists, by the block table: several queries of a request in one unit and in many.
 TEST(DeviceLatentAttention, DenseDraftsAgreeWithTheOracle) {
   for (const int heads : kAllHeads) {
@@ -249,8 +182,8 @@ TEST(DeviceLatentAttention, DenseDraftsAgreeWithTheOracle) {
         if (q_len == 16) row.mask.window_left = 70;
         row.requests = {{q_len, heads * q_len > 512 ? 90 : 300}, {1, 63}, {q_len, q_len}, {0, 9}};
         row.page_size = 32;
-        const Problem p = make_problem(row);
-        EXPECT_EQ(judge_device(p, run_on_device(p)), "") << row.name << ", " << q_len << " queries";
+        row.name += ", " + std::to_string(q_len) + " queries";
+        expect_agrees(row);
       }
     }
   }

@@ -1,0 +1,63 @@
+// Random problems on the GPU against the double oracle, in ranges of seeds that are tests of their own.
+//
+// HALFTONE_FUZZ_CASES problems (2000) from HALFTONE_FUZZ_SEED (0) on.
+// ctest: 4 parts
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "tests/cuda/agreement.h"
+
+namespace halftone::testing {
+namespace {
+
+constexpr std::uint64_t kRangeLength = 250;
+
+struct SeedRange {
+  std::uint64_t begin, end;
+};
+
+std::vector<SeedRange> seed_ranges() {
+  const char* wanted = std::getenv("HALFTONE_FUZZ_CASES");
+  const char* first = std::getenv("HALFTONE_FUZZ_SEED");
+  const std::uint64_t begin = first ? std::strtoull(first, nullptr, 10) : 0;
+  const std::uint64_t end = begin + (wanted ? std::strtoull(wanted, nullptr, 10) : 2000);
+  std::vector<SeedRange> ranges;
+  for (std::uint64_t at = begin; at < end; at += kRangeLength)
+    ranges.push_back({at, std::min(at + kRangeLength, end)});
+  return ranges;
+}
+
+std::string range_name(const ::testing::TestParamInfo<SeedRange>& info) {
+  return std::to_string(info.param.begin) + "_to_" + std::to_string(info.param.end - 1);
+}
+
+class DeviceRandomProblems : public ::testing::TestWithParam<SeedRange> {};
+
+TEST_P(DeviceRandomProblems, AgreeWithTheOracle) {
+  const auto [begin, end] = GetParam();
+  RowCounts counts;
+  for (std::uint64_t seed = begin; seed < end && !HasFailure(); ++seed) {
+    SCOPED_TRACE("repeat with HALFTONE_FUZZ_SEED=" + std::to_string(seed) + " HALFTONE_FUZZ_CASES=1");
+    counts.run(random_case(seed));
+  }
+  RecordProperty("table", counts.table);
+  RecordProperty("universal", counts.universal);
+  RecordProperty("mixed_in_table", counts.mixed_in_table);
+  RecordProperty("plain", counts.plain);
+  RecordProperty("latent", counts.latent);
+  if (end - begin == kRangeLength && !HasFailure()) {  // every kind is among them
+    const int cases = static_cast<int>(kRangeLength);
+    EXPECT_GE(counts.table * 10, cases * 5);
+    EXPECT_GE(counts.universal * 10, cases * 3);
+    EXPECT_GE(counts.mixed_in_table * 100, cases);
+    EXPECT_GE(counts.plain + counts.latent, 1);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, DeviceRandomProblems, ::testing::ValuesIn(seed_ranges()), range_name);
+
+}  // namespace
+}  // namespace halftone::testing
