@@ -112,6 +112,24 @@ TEST_P(Targets, SubnormalNumbersCount) {
   }
 }
 
+/// Nor are subnormal products of normal numbers zeros: `scale` may make any logit of them.
+TEST_P(Targets, SubnormalProductsCount) {
+  const ForcedTarget forced(GetParam());
+  for (const float unit : {0x1p-64F, 0x1p-60F}) {
+    AttentionCase row;
+    row.plain = DType::kBFloat16;
+    row.requests = {{70, 200}, {300, 300}};
+    row.mask.causal = true;
+    row.out_dtype = DType::kFloat32;
+    row.scale = 0.125F / (unit * unit);
+    const Problem p = make_problem(row);
+    for (const Tensor* x : {&p.q, &p.k}) {
+      for (std::int64_t i = 0; i < x->numel(); ++i) x->set(i, x->get(i) * unit);
+    }
+    EXPECT_EQ(judge(p, make_reference(p), run_problem(p)), "") << unit;
+  }
+}
+
 /// Appended bytes and dequantised values are the same everywhere.
 TEST_P(Targets, SameBytesInTheCache) {
   for (const std::string& format : typical_formats()) {

@@ -2,8 +2,8 @@
 // of each lane.
 //
 // It is a chain of two fused multiply-adds, the upper half of a dword first, so that dims in their order give
-// the bits of score_block(). But it takes subnormal numbers for zeros: items that meet one are begun again
-// in fp32.
+// the bits of score_block(). But it makes zeros of subnormal numbers, its sums among them: items with numbers
+// so small that a sum may be one are begun again in fp32.
 
 #include <bit>
 #include <cstring>
@@ -42,6 +42,10 @@ HWY_NOINLINE bool has_pair_products() {
   const VF order = add_pair_products(large, pair(1.0f, -0x1p24f), pair(1.0f, 1.0f));
   return hn::GetLane(twice) == 0x1p24f && hn::GetLane(order) == 0.0f;
 }
+
+/// bf16 from 2^-56 on are multiples of 2^-63, so that their products, and all sums of those however they are
+/// rounded, are multiples of 2^-126: none is subnormal. The upper half of the least one's dword.
+inline constexpr std::int32_t kLeastFactor = 0x2380;
 
 /// Four tokens of K against C vectors of rows, in pairs of dims.
 template <int C>
@@ -88,15 +92,15 @@ class PairSource : public TileSource {
     for (int i = 0; i < pairs(); ++i, q += strip.rows) {
       const auto first = std::bit_cast<std::uint32_t>(s_.row[2 * i]),
                  second = std::bit_cast<std::uint32_t>(s_.row[2 * i + 1]);
-      refused_ |= subnormal(first) || subnormal(second);
+      refused_ |= too_small(first) || too_small(second);
       *q = std::bit_cast<float>(first | second >> 16);
     }
   }
 
   void decode_k(float* out) {
     const I di;
-    const VI upper = hn::Set(di, 0x7f800000), lower = hn::Set(di, 0x7f80), zero = hn::Zero(di);
-    auto flushed = hn::Ne(zero, zero);
+    const VI zero = hn::Zero(di);
+    auto small = hn::Ne(zero, zero);
     for (int i = 0; i < chunk_.tiles; ++i) {
       const Tile& tile = chunk_.tile[i];
       for (int t = 0; t < kTileTokens; ++t, out += pairs()) {
@@ -105,18 +109,17 @@ class PairSource : public TileSource {
           // head_dim 80 ends in the middle of a vector.
           const auto mask = hn::FirstN(di, static_cast<std::size_t>(pairs() - at));
           const VI x{_mm512_maskz_loadu_epi32(mask.raw, row + at * 4)};
-          const VI magnitude = hn::And(x, hn::Set(di, 0x7fff7fff));
-          const auto below = [&](VI exponent, VI mantissa) HWY_ATTR {
-            return hn::And(hn::Eq(hn::And(magnitude, exponent), zero),
-                           hn::Ne(hn::And(magnitude, mantissa), zero));
+          const auto below = [&](std::int32_t magnitude, std::int32_t least) HWY_ATTR {
+            const VI half = hn::And(x, hn::Set(di, magnitude));
+            return hn::And(hn::Ne(half, zero), hn::Lt(half, hn::Set(di, least)));
           };
-          flushed = hn::Or(flushed, below(upper, hn::Set(di, 0x7f0000)));
-          flushed = hn::Or(flushed, below(lower, hn::Set(di, 0x7f)));
+          small = hn::Or(small, below(0x7fff0000, kLeastFactor << 16));
+          small = hn::Or(small, below(0x7fff, kLeastFactor));
           _mm512_mask_storeu_ps(out + at, mask.raw, _mm512_castsi512_ps(_mm512_rol_epi32(x.raw, 16)));
         }
       }
     }
-    refused_ |= !hn::AllFalse(di, flushed);
+    refused_ |= !hn::AllFalse(di, small);
   }
 
   template <int C>
@@ -127,9 +130,12 @@ class PairSource : public TileSource {
 
  private:
   int pairs() const { return layer_.head_dim / 2; }
-  static bool subnormal(std::uint32_t x) { return (x & 0x7f800000u) == 0 && (x & 0x7fffffffu) != 0; }
+  static bool too_small(std::uint32_t x) {
+    const std::uint32_t magnitude = x & 0x7fffffffu;
+    return magnitude != 0 && magnitude < std::uint32_t{kLeastFactor} << 16;
+  }
 
-  bool refused_ = false;  ///< a subnormal number was met
+  bool refused_ = false;  ///< a number below the least factor was met
 };
 
 #endif  // HWY_TARGET == HWY_AVX3_DL

@@ -13,13 +13,13 @@
 
 namespace halftone::cpu {
 
-/// Packed rows and tokens of a chunk: with the widest K they take the same memory as kMaxRows rows and
-/// kBlockedTokens tokens of kMaxDim dims.
+/// Packed rows and tokens of a chunk: with the widest K they take no more memory than kStripRows rows
+/// and kBlockedTokens tokens of kMaxDim dims.
 inline constexpr int kGatheredRows = 32;
 inline constexpr int kGatheredTokens = 32;
-static_assert(kGatheredRows * kMaxSpanDims <= kMaxRows * kMaxDim);
+static_assert(kGatheredRows * kMaxSpanDims <= kStripRows * kMaxDim);
 static_assert(kGatheredTokens * kMaxRowDims <= kBlockedTokens * (kMaxDim + 2 * kMaxLanes));
-static_assert(kGatheredRows * kMaxRowDims <= kMaxRows * (kMaxDim + 2 * kMaxLanes));
+static_assert(kGatheredRows * kMaxRowDims <= kStripRows * (kMaxDim + 2 * kMaxLanes));
 
 /// A cache and, if keys are listed, the lists of its slots.
 struct GatherCache {
