@@ -2,12 +2,13 @@
 // of each lane.
 //
 // It is a chain of two fused multiply-adds, the upper half of a dword first, so that dims in their order give
-// the bits of score_block(). But it makes zeros of subnormal numbers, its sums among them: items with numbers
-// so small that a sum may be one are begun again in fp32.
+// the bits of SingleProducts. But it makes zeros of subnormal numbers, its sums among them: items with
+// numbers so small that a sum may be one are begun again in fp32.
 
 #include <bit>
 #include <cstring>
 
+#include "cpu/attention/blocked-inl.h"
 #include "cpu/attention/tile_source-inl.h"
 
 #if defined(HALFTONE_CPU_BF16_PAIRS_INL_H) == defined(HWY_TARGET_TOGGLE)
@@ -47,28 +48,13 @@ HWY_NOINLINE bool has_pair_products() {
 /// rounded, are multiples of 2^-126: none is subnormal. The upper half of the least one's dword.
 inline constexpr std::int32_t kLeastFactor = 0x2380;
 
-/// Four tokens of K against C vectors of rows, in pairs of dims.
-template <int C>
-HWY_INLINE void score_pairs(const float* k, int pairs, const float* q, int rows, float* scores) {
-  const F d;
-  const I di;
-  VF acc[4][C];
-  HALFTONE_UNROLL
-  for (int i = 0; i < 4 * C; ++i) acc[i / C][i % C] = hn::Zero(d);
-  for (int i = 0; i < pairs; ++i) {
-    VI query[C];
-    HALFTONE_UNROLL
-    for (int c = 0; c < C; ++c) query[c] = hn::BitCast(di, hn::Load(d, q + i * rows + c * kLanes));
-    HALFTONE_UNROLL
-    for (int t = 0; t < 4; ++t) {
-      const VI x = hn::BitCast(di, hn::Set(d, k[t * pairs + i]));
-      HALFTONE_UNROLL
-      for (int c = 0; c < C; ++c) acc[t][c] = add_pair_products(acc[t][c], x, query[c]);
-    }
+/// Two dims of each lane at a time.
+struct PairProducts {
+  static HWY_INLINE VF add(VF sum, VF a, VF b) {
+    const I di;
+    return add_pair_products(sum, hn::BitCast(di, a), hn::BitCast(di, b));
   }
-  HALFTONE_UNROLL
-  for (int i = 0; i < 4 * C; ++i) hn::Store(acc[i / C][i % C], d, scores + i / C * rows + i % C * kLanes);
-}
+};
 
 /// Tiles whose K is bf16, for rows of Q that are. Pairs of dims lie in dwords, the first one above.
 class PairSource : public TileSource {
@@ -124,8 +110,8 @@ class PairSource : public TileSource {
 
   template <int C>
   HWY_INLINE void score_bytes_of(const Strip& strip, int token, int column, float* scores) const {
-    score_pairs<C>(s_.decoded + token * pairs(), pairs(), s_.q + strip.first * pairs() + column, strip.rows,
-                   scores);
+    score_block<C, PairProducts>(s_.decoded + token * pairs(), pairs(), pairs(),
+                                 s_.q + strip.first * pairs() + column, strip.rows, scores);
   }
 
  private:

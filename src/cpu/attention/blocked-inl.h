@@ -18,8 +18,13 @@ HWY_BEFORE_NAMESPACE();
 namespace halftone::cpu {
 namespace HWY_NAMESPACE {
 
-/// Four tokens of decoded K against C vectors of rows.
-template <int C>
+/// A dim of each lane at a time.
+struct SingleProducts {
+  static HWY_INLINE VF add(VF sum, VF a, VF b) { return hn::MulAdd(a, b, sum); }
+};
+
+/// Four tokens of decoded K against C vectors of rows, `width` Products.
+template <int C, class Products = SingleProducts>
 HWY_INLINE void score_block(const float* k, std::ptrdiff_t k_stride, int width, const float* q, int rows,
                             float* scores) {
   const F d;
@@ -34,7 +39,7 @@ HWY_INLINE void score_block(const float* k, std::ptrdiff_t k_stride, int width, 
     for (int t = 0; t < 4; ++t) {
       const VF x = hn::Set(d, k[t * k_stride + i]);
       HALFTONE_UNROLL
-      for (int c = 0; c < C; ++c) acc[t][c] = hn::MulAdd(x, query[c], acc[t][c]);
+      for (int c = 0; c < C; ++c) acc[t][c] = Products::add(acc[t][c], x, query[c]);
     }
   }
   HALFTONE_UNROLL
