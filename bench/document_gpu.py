@@ -128,11 +128,19 @@ def prefill_figures(row, multiprocessors):
 
 def prefill(rows, device):
     columns = ("us", "TFLOP/s", "MHz", "of its bound")
+    rows = [row for row in rows if row["arithmetic"] == "16-bit"]
     cells = {(prefill_shape(r), r["format_k"]): prefill_figures(r, device["multiprocessors"]) for r in rows}
     shapes_of = dict.fromkeys(prefill_shape(r) for r in rows if r["format_k"] in ("plain", "bf16"))
     places = {"plain": "tensors", "bf16": "pages"}
     return table(["heads", "head_dim", "mask", "keys x batch"] + [f"{p}: {c}" for p in places.values() for c in columns],
                  [[*s] + [c for p in places for c in cells.get((s, p), ("",) * len(columns))] for s in shapes_of])
+
+
+def prefill_codes(rows):
+    of_codes = lambda r: r["arithmetic"] != "16-bit" or r["format_k"] not in ("plain", "bf16")
+    return table(["heads", "head_dim", "mask", "keys x batch", "cache", "arithmetic", "us", "TFLOP/s", "MHz"],
+                 [[*prefill_shape(r), name(r), r["arithmetic"], us(r), f"{r['tflops']:.0f}", f"{r['mhz']:.0f}"]
+                  for r in rows if of_codes(r)])
 
 
 def speed(row):
@@ -168,8 +176,10 @@ def prefill_peers(rows):
 
 
 def prefill_peers_8bit(rows):
-    own = lambda arithmetic: lambda row: "peer" not in row and row["arithmetic"] == arithmetic
-    ours = {name: own(name) for name in ("half_int8", "full_int8", "fp8") if any(own(name)(row) for row in rows)}
+    kinds = dict.fromkeys((row["arithmetic"], name(row)) for row in rows
+                          if "peer" not in row and row["arithmetic"] != "16-bit")
+    own = lambda kind: lambda row: "peer" not in row and (row["arithmetic"], name(row)) == kind
+    ours = {f"{kind[0]}, {kind[1]}": own(kind) for kind in kinds}
     theirs = {"FlashAttention-3 fp8": lambda row: row.get("peer") == "flash_attn 3" and row["arithmetic"] == "fp8"}
     beside = {"FlashAttention-3 bf16": lambda row: row.get("peer") == "flash_attn 3" and row["arithmetic"] == "16-bit"}
     return prefill_columns(rows, {**ours, **theirs, **beside}, list(ours), list(theirs))
@@ -209,7 +219,7 @@ def mla(rows):
 PAGES = {
     ("docs/measured.md", "decode-h200.json"): (headline, chain, speculative, shapes, geometry, mixed, policies, append),
     ("docs/measured.md", "layer-h200.json"): (layer,),
-    ("docs/kernels/prefill.md", "prefill-h200.json"): (prefill,),
+    ("docs/kernels/prefill.md", "prefill-h200.json"): (prefill, prefill_codes),
     ("docs/measured.md", "mla-h200.json"): (mla,),
     ("docs/measured.md", "prefill-compare-h200.json"): (prefill_peers, prefill_peers_8bit),
     ("docs/measured.md", "mla-compare-h200.json"): (mla_peers,),
@@ -220,7 +230,8 @@ def write_page(page, report, tables):
     text = page.read_text()
     for what in tables:
         own = what.__name__
-        rows = [row for row in report["rows"] if row.get("table", own) == own and row.get("us")]
+        of = own.split("_")[0]  # prefill_codes: of the rows of prefill
+        rows = [row for row in report["rows"] if row.get("table", of) == of and row.get("us")]
         mark = re.compile(rf"(<!-- figures: {what.__name__} -->\n).*?(<!-- end -->)", re.S)
         if not mark.search(text):
             raise SystemExit(f"{page} has no '<!-- figures: {what.__name__} -->'")

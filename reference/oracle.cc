@@ -79,7 +79,7 @@ class RowBlock {
     }
   }
 
-  /// Turns logits into exp(logit - max) and writes the LSE, and with codes what of them is unsure.
+  /// Turns logits into exp(logit - max) and writes the LSE, and what of the weights is unsure.
   void softmax(Real* lse, Real* unsure) {
     const Real scale = p_.scale != 0 ? static_cast<Real>(p_.scale)
                                      : static_cast<Real>(1.0 / std::sqrt(static_cast<double>(p_.head_dim)));
@@ -109,7 +109,12 @@ class RowBlock {
         const Real off = code_weights(row, logit, top, slope);
         unsure[row.query * p_.q_heads + row.head] = off / sum;
       } else {
-        for (std::int64_t j = row.begin; j < row.end; ++j) logit[j] = std::exp(logit[j] - top);
+        Real squares = 0;
+        for (std::int64_t j = row.begin; j < row.end; ++j) {
+          logit[j] = std::exp(logit[j] - top);
+          squares += logit[j] * logit[j];
+        }
+        unsure[row.query * p_.q_heads + row.head] = std::sqrt(squares) / sum;
       }
       row_lse = top + std::log(sum);
       row.inverse_sum = Real{1} / sum;

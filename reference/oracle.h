@@ -54,8 +54,9 @@ struct OracleParams {
 struct OracleResult {
   std::vector<double> out;
   std::vector<double> lse;
-  /// [q_len, q_heads], with weight_tokens: the weight that a row's codes may be off by, one step for each
-  /// that lies as near a half as fp32 may be off; relative to the sum of the weights.
+  /// [q_len, q_heads], relative to the sum of the weights: how independent errors of the weights add up, the
+  /// root of the sum of their squares; with weight_tokens the weight that a row's codes may be off by, one
+  /// step for each that lies as near a half as fp32 may be off.
   std::vector<double> unsure;
 };
 OracleResult attention_oracle(const OracleParams& params, const float* q, const float* k, const float* v);

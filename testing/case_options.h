@@ -11,6 +11,7 @@
 namespace halftone::testing {
 
 inline constexpr std::array kDims = {64, 80, 96, 128, 192, 256};
+inline constexpr int kWideDim = 512;  ///< also one; in rows of its own, behind those of the others
 inline constexpr std::array kPages = {16, 32, 64, 128, 256};
 inline constexpr std::array kFloats = {DType::kFloat32, DType::kBFloat16, DType::kFloat16};
 inline constexpr std::array kPolicies = {SplitPolicy::kReproducible, SplitPolicy::kFast,

@@ -26,47 +26,51 @@ const std::vector<std::vector<Request>>& request_sets() {
 
 constexpr std::array<std::array<int, 2>, 6> kHeads = {{{8, 2}, {4, 4}, {6, 2}, {4, 1}, {5, 5}, {16, 2}}};
 
-/// Walks through formats and head dims; every other option runs in a cycle of its own length.
+/// Row `n` of `format` and `dim`: every other option runs in a cycle of its own length.
+AttentionCase format_row(const std::string& format, int dim, int n) {
+  const auto i = static_cast<std::size_t>(n);
+  AttentionCase row;
+  row.k_format = format;
+  row.head_dim = dim;
+  const std::string& other = format_texts()[i * 7 % format_texts().size()];
+  row.v_head_dim = n % 4 == 0 ? kDims[i * 5 % kDims.size()] : 0;
+  const int v_dim = row.v_head_dim == 0 ? dim : row.v_head_dim;
+  row.v_format = n % 3 == 0 && fits(other, v_dim) ? other : format;
+  if (!fits(row.v_format, v_dim)) row.v_head_dim = 0;
+  row.page_size = kPages[i % kPages.size()];
+  row.mask = kMasks[i % kMasks.size()];
+  row.q_dtype = kFloats[i % 3];
+  row.out_dtype = kFloats[i / 3 % 3];
+  row.requests = request_sets()[i / 2 % request_sets().size()];
+  row.q_heads = kHeads[i / 3 % kHeads.size()][0];
+  row.kv_heads = kHeads[i / 3 % kHeads.size()][1];
+  row.policy = kPolicies[i / 4 % 3];
+  row.workers = n % 5 == 0 ? 7 : n % 5 == 1 ? 1 : 0;
+  row.softcap = n % 4 == 1 ? 20.0F : 0.0F;
+  row.alibi = n % 5 == 2;
+  row.sinks = n % 3 == 1;
+  row.scale = n % 6 == 3 ? 0.2F : 0.0F;
+  row.lse = n % 8 != 5;
+  row.rotate_k = n % 5 >= 3;
+  row.rotate_v = n % 7 >= 5;
+  row.data = n % 4 == 2 ? Data::kOutlierChannels : n % 4 == 3 ? Data::kSinkToken : Data::kNormal;
+  row.slack = n % 3 == 0 ? 77 : 0;
+  row.cu_q = n % 2 == 0;
+  row.table_mode = n % 4 == 3 ? BlockTableMode::kClamped : BlockTableMode::kTrusted;
+  row.seed = i;
+  row.name = "format-" + format + "-d" + std::to_string(dim);
+  return row;
+}
+
+/// Walks through formats and head dims.
 void add_format_rows(std::vector<AttentionCase>& rows) {
   int n = 0;
   for (const std::string& format : format_texts()) {
     for (const int dim : kDims) {
-      if (!fits(format, dim)) continue;
-      ++n;
-      const auto i = static_cast<std::size_t>(n);
-      AttentionCase row;
-      row.k_format = format;
-      row.head_dim = dim;
-      const std::string& other = format_texts()[i * 7 % format_texts().size()];
-      row.v_head_dim = n % 4 == 0 ? kDims[i * 5 % kDims.size()] : 0;
-      const int v_dim = row.v_head_dim == 0 ? dim : row.v_head_dim;
-      row.v_format = n % 3 == 0 && fits(other, v_dim) ? other : format;
-      if (!fits(row.v_format, v_dim)) row.v_head_dim = 0;
-      row.page_size = kPages[i % kPages.size()];
-      row.mask = kMasks[i % kMasks.size()];
-      row.q_dtype = kFloats[i % 3];
-      row.out_dtype = kFloats[i / 3 % 3];
-      row.requests = request_sets()[i / 2 % request_sets().size()];
-      row.q_heads = kHeads[i / 3 % kHeads.size()][0];
-      row.kv_heads = kHeads[i / 3 % kHeads.size()][1];
-      row.policy = kPolicies[i / 4 % 3];
-      row.workers = n % 5 == 0 ? 7 : n % 5 == 1 ? 1 : 0;
-      row.softcap = n % 4 == 1 ? 20.0F : 0.0F;
-      row.alibi = n % 5 == 2;
-      row.sinks = n % 3 == 1;
-      row.scale = n % 6 == 3 ? 0.2F : 0.0F;
-      row.lse = n % 8 != 5;
-      row.rotate_k = n % 5 >= 3;
-      row.rotate_v = n % 7 >= 5;
-      row.data = n % 4 == 2 ? Data::kOutlierChannels : n % 4 == 3 ? Data::kSinkToken : Data::kNormal;
-      row.slack = n % 3 == 0 ? 77 : 0;
-      row.cu_q = n % 2 == 0;
-      row.table_mode = n % 4 == 3 ? BlockTableMode::kClamped : BlockTableMode::kTrusted;
-      row.seed = i;
-      row.name = "format-" + format + "-d" + std::to_string(dim);
-      rows.push_back(row);
+      if (fits(format, dim)) rows.push_back(format_row(format, dim, ++n));
     }
   }
+  for (const std::string& format : format_texts()) rows.push_back(format_row(format, kWideDim, ++n));
 }
 
 /// Every option in a cycle of its own length.
@@ -103,32 +107,34 @@ void add_mixed_rows(std::vector<AttentionCase>& rows) {
   }
 }
 
+AttentionCase plain_row(DType dtype, int dim, int n) {
+  const auto i = static_cast<std::size_t>(n);
+  AttentionCase row;
+  row.plain = dtype;
+  row.k_format = dtype == DType::kFloat16 ? "fp16" : "bf16";
+  row.head_dim = dim;
+  row.v_head_dim = n % 3 == 0 ? kDims[i * 5 % kDims.size()] : 0;
+  row.mask = kMasks[i * 2 % kMasks.size()];
+  row.q_dtype = kFloats[i / 2 % 3];
+  row.out_dtype = kFloats[i % 3];
+  row.requests = request_sets()[i % request_sets().size()];
+  row.q_heads = kHeads[i % kHeads.size()][0];
+  row.kv_heads = kHeads[i % kHeads.size()][1];
+  row.policy = kPolicies[i % 3];
+  row.softcap = n % 4 == 2 ? 15.0F : 0.0F;
+  row.alibi = n % 4 == 3;
+  row.sinks = n % 3 == 2;
+  row.seed = 1000 + i;
+  row.name = "plain-" + std::string(dtype_name(dtype)) + "-d" + std::to_string(dim);
+  return row;
+}
+
 void add_plain_rows(std::vector<AttentionCase>& rows) {
   int n = 0;
   for (const DType dtype : kFloats) {
-    for (const int dim : kDims) {
-      ++n;
-      const auto i = static_cast<std::size_t>(n);
-      AttentionCase row;
-      row.plain = dtype;
-      row.k_format = dtype == DType::kFloat16 ? "fp16" : "bf16";
-      row.head_dim = dim;
-      row.v_head_dim = n % 3 == 0 ? kDims[i * 5 % kDims.size()] : 0;
-      row.mask = kMasks[i * 2 % kMasks.size()];
-      row.q_dtype = kFloats[i / 2 % 3];
-      row.out_dtype = kFloats[i % 3];
-      row.requests = request_sets()[i % request_sets().size()];
-      row.q_heads = kHeads[i % kHeads.size()][0];
-      row.kv_heads = kHeads[i % kHeads.size()][1];
-      row.policy = kPolicies[i % 3];
-      row.softcap = n % 4 == 2 ? 15.0F : 0.0F;
-      row.alibi = n % 4 == 3;
-      row.sinks = n % 3 == 2;
-      row.seed = 1000 + i;
-      row.name = "plain-" + std::string(dtype_name(dtype)) + "-d" + std::to_string(dim);
-      rows.push_back(row);
-    }
+    for (const int dim : kDims) rows.push_back(plain_row(dtype, dim, ++n));
   }
+  for (const DType dtype : kFloats) rows.push_back(plain_row(dtype, kWideDim, ++n));
 }
 
 void add_shape_rows(std::vector<AttentionCase>& rows) {

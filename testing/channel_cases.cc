@@ -9,7 +9,7 @@ void add_channel_rows(std::vector<AttentionCase>& rows) {
   constexpr std::array kFormats = {"fp8",       "fp8-static-head", "fp8-token-head", "int8-tensor",
                                    "int8-head", "int8-token",      "int8-g32",       "int8-token-asym-f32",
                                    "int4-g32",  "int4-g64",        "int4-row",       "int4-token-sym-f32"};
-  constexpr std::array kDims = {128, 64, 256, 96, 192, 80};
+  constexpr std::array kDims = {128, 64, 256, 96, 192, 80, 512};
   const std::vector<std::vector<Request>> requests = {{{1, 15}, {1, 64}, {1, 200}, {1, 1025}},
                                                       {{1, 37}, {5, 64}, {0, 10}, {3, 0}, {17, 130}},
                                                       {{70, 70}, {33, 100}}};

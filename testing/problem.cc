@@ -353,6 +353,9 @@ void scale_values(const Problem& p, std::vector<double>& v, bool back) {
 /// V as the arithmetic takes it, on the CPU in the basis in which it is stored, on a GPU in the caller's.
 void make_values(const Problem& p, bool on_cpu, std::vector<double>& v) {
   const bool rotated = p.row.rotate_v;
+  // What has a static scale stays the code that it is, wherever.
+  on_cpu |= p.problem.arithmetic == Arithmetic::kFp8 && p.cache != nullptr &&
+            p.cache->spec.v_format.dtype == DType::kFloat8E4M3 && p.cache->spec.v_format.static_scale();
   if (p.problem.arithmetic == Arithmetic::kHalfInt8) {
     const DType type = p.row.q_dtype == DType::kFloat16 ? DType::kFloat16 : DType::kBFloat16;
     for (double& x : v) x = on_cpu ? round_to(type, static_cast<float>(x)) : x;
@@ -394,11 +397,12 @@ Reference make_reference(const Problem& p, bool on_cpu) {
       p.problem.arithmetic == Arithmetic::k16Bit ? exact_operands(p) : coded_operands(p, on_cpu);
   const std::vector<float> q = narrowed(exact.q), k = narrowed(exact.k), v = narrowed(exact.v);
   const bool codes = p.problem.arithmetic == Arithmetic::kFullInt8;
+  const bool rounded = p.problem.arithmetic == Arithmetic::kFp8 && !on_cpu;
   double largest_v = 0;
   for (const double x : exact.v) {
-    if (codes && std::isfinite(x)) largest_v = std::max(largest_v, std::abs(x));
+    if (std::isfinite(x)) largest_v = std::max(largest_v, std::abs(x));
   }
-  if (!on_cpu) reference.out_slack = largest_v / 255;
+  if (codes && !on_cpu) reference.out_slack = largest_v / 255;
   const std::vector<std::vector<std::int64_t>> lists = listed_tokens(p);
   std::int64_t q_token = 0, kv_token = 0;
   for (const Request& r : p.row.requests) {
@@ -419,6 +423,7 @@ Reference make_reference(const Problem& p, bool on_cpu) {
     reference.lse.insert(reference.lse.end(), truth.lse.begin(), truth.lse.end());
     for (const double unsure : truth.unsure) {
       if (codes && on_cpu) reference.row_slack.push_back(unsure * largest_v);
+      if (rounded) reference.row_slack.push_back((0x1.4p-4 * unsure + 0x1p-16 * r.kv_len) * largest_v);
     }
     reference.plain_out.insert(reference.plain_out.end(), plain.out.begin(), plain.out.end());
     reference.plain_lse.insert(reference.plain_lse.end(), plain.lse.begin(), plain.lse.end());

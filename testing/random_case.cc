@@ -86,6 +86,7 @@ AttentionCase random_case(std::uint64_t seed) {
   if (random.chance(0.2)) treat_channels(row, random);
   if (row.arithmetic != "16-bit" && random.chance(0.7))
     row.arithmetic = random.chance(0.5) ? "full_int8" : "fp8";
+  if (row.rope_dim == 0 && random.chance(0.12)) row.head_dim = kWideDim;  // which groups of any size divide
   return row;
 }
 

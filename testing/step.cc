@@ -113,7 +113,7 @@ void add_step_rows(std::vector<AttentionCase>& rows) {
   constexpr std::array kFormats = {"bf16",       "fp8",           "fp8-static-head", "int8-head",
                                    "int8-token", "int4-row",      "int4-g32",        "int8-tensor",
                                    "fp16",       "int8-g32-asym", "fp8-token-head",  "int4-g64-f32"};
-  constexpr std::array kDims = {128, 64, 256, 80};
+  constexpr std::array kDims = {128, 64, 256, 80, 512};
   constexpr std::array kTypes = {DType::kBFloat16, DType::kFloat16, DType::kFloat32};
   constexpr std::array kPolicies = {SplitPolicy::kReproducible, SplitPolicy::kFast,
                                     SplitPolicy::kBatchInvariant};

@@ -161,11 +161,14 @@ std::vector<Sweep> prefill_sweeps() {
   add("int8-head,int4-g32", {32, 8}, 128, 2048, {"32768x1"});
   for (const bool causal : {false, true}) {  // the shapes in which half-INT8 attention was published
     for (const int head_dim : {128, 256}) {
-      Sweep& sweep =
-          add("int8-head", {kHidden / head_dim, 1}, head_dim, 0, {"1024x32", "4096x8", "16384x2", "32768x1"});
+      Sweep& sweep = add("int8-head,int8-tensor", {kHidden / head_dim, 1}, head_dim, 0,
+                         {"1024x32", "4096x8", "16384x2", "32768x1"});
       sweep.causal = causal;
       sweep.arithmetic = Arithmetic::kHalfInt8;
     }
+    Sweep& sweep = add("fp8", {16, 16}, 128, 0, {"1024x16", "4096x4", "16384x1"});
+    sweep.causal = causal;
+    sweep.arithmetic = Arithmetic::kFp8;
   }
   return sweeps;
 }

@@ -52,7 +52,7 @@ HALFTONE_API Arithmetic parse_arithmetic(std::string_view name);
 struct KvTensors {
   DType dtype = DType::kBFloat16;  ///< of both: kFloat32, kFloat16 or kBFloat16
   int kv_heads = 0;                ///< >= 1
-  int head_dim = 0;                ///< of K (and Q): 64, 80, 96, 128, 192 or 256
+  int head_dim = 0;                ///< of K (and Q): 64, 80, 96, 128, 192, 256 or 512
   int v_head_dim = 0;              ///< of V (and O): the same choices; 0 means head_dim
 
   friend constexpr bool operator==(const KvTensors&, const KvTensors&) = default;

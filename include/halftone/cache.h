@@ -46,8 +46,8 @@ struct KvCacheSpec {
   KvFormat k_format{};
   KvFormat v_format{};
   int kv_heads = 0;       ///< >= 1; of a latent cache 1
-  int head_dim = 0;       ///< of K (and Q): 64, 80, 96, 128, 192 or 256; latent: v_head_dim + rope_dim, or
-                          ///< v_head_dim, which then has the rotary dims, too
+  int head_dim = 0;       ///< of K (and Q): 64, 80, 96, 128, 192, 256 or 512; latent: v_head_dim + rope_dim
+                          ///< or v_head_dim, which then has the rotary dims, too
   int v_head_dim = 0;     ///< of V (and O): the same choices; 0 means head_dim; latent: 256 or 512
   int page_size = 64;     ///< tokens per page: 16, 32, 64, 128 or 256
   bool rotate_k = false;  ///< store K after a block Hadamard rotation; attention rotates Q alike

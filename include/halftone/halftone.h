@@ -92,7 +92,7 @@ typedef struct halftone_cache_spec {
   int32_t kv_heads;                   /* >= 1; latent: 1 */
   const halftone_kv_format* k_format; /* NULL: bf16 */
   const halftone_kv_format* v_format; /* NULL: as k_format */
-  int32_t head_dim;                   /* of K and Q: 64, 80, 96, 128, 192 or 256; latent: both below */
+  int32_t head_dim;                   /* of K and Q: 64, 80, 96, 128, 192, 256 or 512; latent: both below */
   int32_t v_head_dim;                 /* of V and O: as head_dim, default 0 means that; latent: 256 or 512 */
   int32_t page_size;                  /* tokens per page: 16, 32, 64 (default), 128 or 256 */
   int32_t rotate_k;                   /* 1: store K Hadamard-rotated in blocks; attention rotates Q alike */
@@ -273,7 +273,7 @@ typedef struct halftone_kv_tensors {
   uint32_t abi_version;
   int32_t dtype;      /* of both: F32, F16 or BF16 (default) */
   int32_t kv_heads;   /* >= 1 */
-  int32_t head_dim;   /* of K and Q: 64, 80, 96, 128, 192 or 256 */
+  int32_t head_dim;   /* of K and Q: 64, 80, 96, 128, 192, 256 or 512 */
   int32_t v_head_dim; /* of V and O: the same choices; default 0 means head_dim */
   int32_t reserved;   /* 0 */
 } halftone_kv_tensors;

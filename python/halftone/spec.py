@@ -44,7 +44,7 @@ class KVCacheSpec:
 
     Args:
         kv_heads: KV heads, at least 1.
-        head_dim: dims of K and Q: 64, 80, 96, 128, 192 or 256.
+        head_dim: dims of K and Q: 64, 80, 96, 128, 192, 256 or 512.
         k_format: format of K, a :class:`KVFormat` or its name.
         v_format: format of V; None means ``k_format``.
         v_head_dim: dims of V and of the output; None means ``head_dim``.
@@ -194,7 +194,7 @@ class KVTensors:
 
     Args:
         kv_heads: KV heads, at least 1.
-        head_dim: dims of K and Q: 64, 80, 96, 128, 192 or 256.
+        head_dim: dims of K and Q: 64, 80, 96, 128, 192, 256 or 512.
         dtype: of K and V: "f32", "f16" or "bf16".
         v_head_dim: dims of V and of the output; None means ``head_dim``.
 

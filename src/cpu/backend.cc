@@ -47,7 +47,7 @@ const planning::Backend& backend() {
       .variant = variant,
       .refuse = refuse,
       .workers = [](Device) { return std::clamp(omp_get_max_threads(), 1, planning::kMaxWorkers); },
-      .staged_bytes = nullptr,
+      .staged_key = nullptr,
       .fuses_append = nullptr,
       .extra_bytes = [](int, std::int64_t) { return std::int64_t{0}; },
       .schedule =

@@ -88,7 +88,7 @@ bool leaves_to_decode(const AttentionProblem& problem) {
   if (!problem.is_paged() || problem.arithmetic != Arithmetic::k16Bit) return false;
   const std::int64_t group = problem.q_heads / problem.kv_heads();
   const int unit = largest_decode_unit(problem);
-  const bool staged = prefill_staged_bytes(problem) > 0;
+  const bool staged = prefill_staged_key(problem).bytes > 0;
   // Where bounds decide nothing, prefill would serve single queries, too: a cache is not staged for a token.
   if (problem.policy == SplitPolicy::kBatchInvariant) return staged && group > unit;
   if (staged && group * problem.max_q_len <= kUnstagedRows) return true;
@@ -121,21 +121,24 @@ void refuse(const AttentionProblem& p) {
                             "store K and V apart: use a latent cache or the CPU.",
                             p.listed.top_k));
   }
-  if (p.arithmetic == Arithmetic::kHalfInt8) {
+  if (p.arithmetic == Arithmetic::kHalfInt8 || p.arithmetic == Arithmetic::kFp8) {
+    const bool fp8 = p.arithmetic == Arithmetic::kFp8;
     throw Error(
         ErrorCode::kUnsupported,
         fmt::format(
-            "arithmetic is half_int8 and kv is {} with head_dim {} and {} of V, q_dtype is {}, but the "
-            "CUDA backend serves half_int8 over caches without rotate_k, V in fp16 or quantised with "
-            "scales that are static or in f16, head_dim 128 or 256 and V of as many dims, Q in bf16 or "
-            "f16: use 16-bit, or the CPU.",
-            kv_text(p), p.head_dim(), p.v_dim(), dtype_name(p.q_dtype)));
+            "arithmetic is {0} and kv is {1} with head_dim {2} and {3} of V, q_dtype is {4}, but the "
+            "CUDA backend serves {0} over caches without rotate_k, V in {5}, head_dim {6} and V of as "
+            "many dims, Q in bf16 or f16: use 16-bit, or the CPU.",
+            arithmetic_name(p.arithmetic), kv_text(p), p.head_dim(), p.v_dim(), dtype_name(p.q_dtype),
+            fp8 ? "fp8 with a static scale" : "fp16 or quantised with scales that are static or in f16",
+            fp8 ? "128" : "128 or 256"));
   }
   if (p.arithmetic != Arithmetic::k16Bit) {
-    throw Error(ErrorCode::kUnsupported,
-                fmt::format("arithmetic is {}, but the CUDA backend serves 16-bit and half_int8: use one of "
-                            "these.",
-                            arithmetic_name(p.arithmetic)));
+    throw Error(
+        ErrorCode::kUnsupported,
+        fmt::format("arithmetic is {}, but the CUDA backend serves 16-bit, half_int8 and fp8: use one of "
+                    "these.",
+                    arithmetic_name(p.arithmetic)));
   }
   throw Error(
       ErrorCode::kUnsupported,
@@ -146,8 +149,8 @@ void refuse(const AttentionProblem& p) {
                   dtype_name(p.q_dtype)));
 }
 
-int staged_bytes(const AttentionProblem& problem, const planning::Kernel& kernel) {
-  return is_prefill(kernel) ? prefill_staged_bytes(problem) : 0;
+planning::StagedKey staged_key(const AttentionProblem& problem, const planning::Kernel& kernel) {
+  return is_prefill(kernel) ? prefill_staged_key(problem) : planning::StagedKey{};
 }
 
 std::int64_t extra_bytes(int workers, std::int64_t partials) {
@@ -184,11 +187,8 @@ void run(const Plan::Impl& plan, const AttentionArgs& args, std::byte* workspace
     if (is_prefill(plan.kernel(passes[i]))) {
       run_prefill(plan, args, parts, i, stream);
     } else if (plan.kernel(passes[i]).latent) {
-      AttentionParams params = attention_params(plan, args, parts, i);
-      if ((separate || args.new_tokens_late) && i == 0) {
-        params.cache_settled = false;  // the kernel before it has just written there
-      }
-      launch(kernels[i], &params, plan, passes[i], stream);
+      const bool late = (separate || args.new_tokens_late) && i == 0;
+      run_latent(kernels[i], plan, args, parts, i, late, stream);
     } else {
       advanced |= run_decode(kernels[i], plan, args, parts, i, fused, stream);
     }
@@ -204,7 +204,7 @@ const planning::Backend& backend() {
                                               .variant = variant,
                                               .refuse = refuse,
                                               .workers = workers,
-                                              .staged_bytes = staged_bytes,
+                                              .staged_key = staged_key,
                                               .fuses_append = fuses_append,
                                               .extra_bytes = extra_bytes,
                                               .schedule = schedule,

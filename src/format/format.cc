@@ -268,7 +268,7 @@ void check_head_dim(std::int64_t value, std::string_view argument) {
         of_k ? fmt::format(", pad with zeros and set scale to 1/sqrt({})", value) : " and pad with zeros";
   }
   refuse(ErrorCode::kInvalidArgument,
-         fmt::format("{} is {}, but must be 64, 80, 96, 128, 192 or 256: {}.", argument, value, remedy));
+         fmt::format("{} is {}, but must be 64, 80, 96, 128, 192, 256 or 512: {}.", argument, value, remedy));
 }
 
 std::span<const NamedFormat> named_formats() { return kNamedFormats; }

@@ -23,8 +23,10 @@ HT_HOST_DEVICE constexpr float factor(int block) {
       return 0.125f;
     case 128:
       return 0.08838834764831844055f;
+    case 256:
+      return 0.0625f;
     default:
-      return 0.0625f;  // 256
+      return 0.04419417382415922028f;  // 512
   }
 }
 

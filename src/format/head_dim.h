@@ -11,7 +11,7 @@
 
 namespace halftone {
 
-inline constexpr std::array<int, 6> kHeadDims = {64, 80, 96, 128, 192, 256};
+inline constexpr std::array<int, 7> kHeadDims = {64, 80, 96, 128, 192, 256, 512};
 inline constexpr std::array<int, 2> kLatentDims = {256, 512};  ///< of V
 inline constexpr std::array<int, 2> kRopeDims = {32, 64};      ///< beside a latent
 inline constexpr std::array<int, 5> kPageSizes = {16, 32, 64, 128, 256};

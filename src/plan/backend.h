@@ -12,6 +12,12 @@
 
 namespace halftone::planning {
 
+/// What is staged of a key and KV head.
+struct StagedKey {
+  int bytes = 0;
+  int tokens = 1;  ///< keys of a request begin at multiples of so many, a power of two
+};
+
 /// Arguments are already validated (plan/validate.h). Functions throw halftone::Error.
 struct Backend {
   std::span<const Kernel> kernels;
@@ -23,9 +29,9 @@ struct Backend {
   void (*refuse)(const AttentionProblem& problem);
   /// Workers of a plan that leaves their number open. Throws Unsupported if the device does not work.
   int (*workers)(Device device);
-  /// Bytes per key and KV head that run() writes into the workspace before this kernel reads K and V there;
-  /// 0: it reads them where they are. Null: no kernel needs that.
-  int (*staged_bytes)(const AttentionProblem& problem, const Kernel& kernel);
+  /// What run() writes into the workspace before this kernel reads K and V there; no bytes: it reads them
+  /// where they are. Null: no kernel needs that.
+  StagedKey (*staged_key)(const AttentionProblem& problem, const Kernel& kernel);
   /// Whether this kernel also writes the new tokens of the requests that it serves
   /// (AttentionProblem::appends). Null: none does, and run() appends before the first pass.
   bool (*fuses_append)(const AttentionProblem& problem, const Kernel& kernel);

@@ -140,10 +140,14 @@ std::int64_t max_staged_keys(const AttentionProblem& problem, std::int32_t min_r
 /// As many heads at a time as fit into that and divide all, so that the rounds have one schedule; at least
 /// one.
 Staged stage_keys(const AttentionProblem& problem, const Kernel& kernel, std::int32_t min_rows,
-                  int key_bytes) {
+                  const StagedKey& key) {
   Staged staged;
   const int all = problem.kv_heads();
   staged.keys = max_staged_keys(problem, min_rows);
+  if (key.tokens > 1) {
+    staged.keys += (key.tokens - 1) * std::min<std::int64_t>(problem.batch, staged.keys);
+    staged.keys = (staged.keys + key.tokens - 1) / key.tokens * key.tokens;
+  }
   if (staged.keys > INT32_MAX) {
     throw Error(
         ErrorCode::kResourceExhausted,
@@ -156,11 +160,11 @@ Staged stage_keys(const AttentionProblem& problem, const Kernel& kernel, std::in
   }
   staged.heads = all;
   while (staged.heads > 1 &&
-         (all % staged.heads != 0 || staged.keys * staged.heads * key_bytes > kStagedBytes)) {
+         (all % staged.heads != 0 || staged.keys * staged.heads * key.bytes > kStagedBytes)) {
     --staged.heads;
   }
   staged.rounds = all / staged.heads;
-  staged.bytes = staged.keys * staged.heads * key_bytes;
+  staged.bytes = staged.keys * staged.heads * key.bytes;
   return staged;
 }
 
@@ -170,12 +174,13 @@ Pass make_pass(const AttentionProblem& problem, const Backend& backend, const Ch
   pass.kernel_index = choice.index;
   pass.variant = choice.variant;
   pass.schedule = schedule_params(problem, kernel, choice, workers);
-  const int key_bytes = backend.staged_bytes == nullptr ? 0 : backend.staged_bytes(problem, kernel);
-  if (key_bytes != 0) {
-    pass.staged = stage_keys(problem, kernel, choice.min_rows, key_bytes);
+  const StagedKey key = backend.staged_key == nullptr ? StagedKey{} : backend.staged_key(problem, kernel);
+  if (key.bytes != 0) {
+    pass.staged = stage_keys(problem, kernel, choice.min_rows, key);
     pass.schedule.kv_heads = pass.staged.heads;
+    pass.schedule.staged_tokens = key.tokens;
     pass.schedule.queue_tokens =
-        static_cast<std::int32_t>(std::max<std::int64_t>(1, kernel.queue_bytes / key_bytes));
+        static_cast<std::int32_t>(std::max<std::int64_t>(1, kernel.queue_bytes / key.bytes));
   }
   pass.partials = max_partials(pass.schedule);
   pass.backend_bytes = backend.extra_bytes(pass.schedule.workers, pass.partials);

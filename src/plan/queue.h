@@ -118,11 +118,18 @@ constexpr std::int64_t max_queue_partials(const ScheduleParams& p, std::int64_t 
   return parts < kQueueSlotsPerWorker * p.workers ? parts : kQueueSlotsPerWorker * p.workers;
 }
 
-/// Where a request's staged keys begin, after `before` of earlier requests. Returns their number.
-HT_HOST_DEVICE constexpr std::int32_t stage_request(const Schedule& s, std::int32_t request,
-                                                    std::int32_t queries, std::int64_t before) {
+/// Rows that the staged keys of a request take, which the pass serves if it has queries.
+HT_HOST_DEVICE constexpr std::int64_t staged_rows(const ScheduleParams& p, std::int32_t queries,
+                                                  std::int32_t keys) {
+  const std::int64_t each = p.staged_tokens;
+  return queries > 0 ? (keys + each - 1) & -each : 0;
+}
+
+/// Sets where a request's staged keys begin, after `before` rows of earlier requests, and their number.
+HT_HOST_DEVICE constexpr void stage_request(const Schedule& s, std::int32_t request, std::int32_t queries,
+                                            std::int64_t before) {
   s.cu_kv[request] = before < INT32_MAX ? static_cast<std::int32_t>(before) : INT32_MAX;
-  return s.staged[request] = queries > 0 ? s.kv_lengths[request] : 0;
+  s.staged[request] = queries > 0 ? s.kv_lengths[request] : 0;
 }
 
 /// All of it, serially. Before: as for build_schedule().
@@ -134,7 +141,10 @@ HT_HOST_DEVICE constexpr void build_queue(const Schedule& s, std::uint64_t plan_
   std::int64_t steps = 0, units = 0, staged = 0;
   for (std::int32_t r = 0; r < s.params.batch; ++r) {
     const std::int32_t queries = served_queries(s, r);
-    if (s.staged != nullptr) staged += stage_request(s, r, queries, staged);
+    if (s.staged != nullptr) {
+      stage_request(s, r, queries, staged);
+      staged += staged_rows(s.params, queries, s.kv_lengths[r]);
+    }
     h.total_kv += s.kv_lengths[r];
     s.first_step[r] = units;
     steps += head_steps(s.params, queries, s.kv_lengths[r]) * s.params.kv_heads;

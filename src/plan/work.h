@@ -53,6 +53,7 @@ struct ScheduleParams {
   // Requests of other numbers of packed rows are another pass's: here they have no units.
   std::int32_t min_rows = 0;
   std::int32_t max_rows = INT32_MAX;
+  std::int32_t staged_tokens = 1;  ///< staged keys of a request begin at multiples of it, a power of two
 };
 
 /// Product of non-negative numbers, at most INT64_MAX.

@@ -35,7 +35,9 @@ inline bool multiplies_bytes(const Problem& p, const PlanInfo& plan) {
 
 /// Staged K is rounded to f16: of each product in a logit up to 2^-11 of it, which add up to a quarter of
 /// 2^-11 |q| |k| at most, as they are independent. Of codes one may differ by one where K is asymmetric,
-/// which takes two roundings to dequantise. Digits of Q leave 2^-16 of a row's largest value.
+/// which takes two roundings to dequantise. Codes of E4M3 with a power of 2^8 for a scale lose up to 2^-11 of
+/// a row's largest value where E4M3 is subnormal, and their sums keep some 13 bits. Digits of Q leave 2^-16
+/// of a row's largest value.
 inline double logit_slack(const Problem& p, const PlanInfo& plan) {
   if (plan.staged_bytes == 0 && !multiplies_bytes(p, plan)) return 0;
   const int dim = p.row.head_dim;
@@ -45,6 +47,9 @@ inline double logit_slack(const Problem& p, const PlanInfo& plan) {
     return asymmetric ? scale * largest_norm(p.q, 1) * largest_norm(p.k, 1) / 127 : 0;
   }
   const double most = scale * largest_norm(p.q, dim) * largest_norm(p.k, dim);
+  if (p.problem.arithmetic == Arithmetic::kFp8) {
+    return std::ldexp(most, -12) + std::ldexp(scale * largest_norm(p.q, dim) * largest_norm(p.k, 1), -11);
+  }
   if (plan.staged_bytes > 0) return std::ldexp(most, -13);
   return std::ldexp(most, -16);
 }
@@ -62,10 +67,12 @@ inline double lse_slack(const Problem& p, const PlanInfo& plan) {
 /// many values cannot show in its own magnitude. Decode rounds to f16, prefill to the dtype of V, the kernels
 /// of latent attention to bf16 over bf16 and over rotary dims that are V; their lists may be of a few keys,
 /// which leave the whole step; P times V's scale is a second one, the scale a third if it has more bits than
-/// f16. Staged V is rounded to f16, too, and weights are as far off as their logits.
+/// f16. Staged V is rounded to f16, or to E4M3 down to 2^-11 of the largest, and weights are as far off as
+/// their logits.
 inline double out_slack(const Problem& p, const PlanInfo& plan) {
   double largest = 0;
   for (const float v : p.v.to_floats()) largest = std::max(largest, std::abs(static_cast<double>(v)));
+  if (p.problem.arithmetic == Arithmetic::kFp8) return largest * (0x1p-10 + logit_slack(p, plan));
   if (plan.staged_bytes > 0) return largest * (0x1p-12 + 0x1p-11 + logit_slack(p, plan));
   const auto* const spec = std::get_if<KvCacheSpec>(&p.problem.kv);
   if (spec != nullptr && spec->is_latent()) {

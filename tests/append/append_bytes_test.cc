@@ -90,7 +90,7 @@ void expect_same_pages(const Runner& runner, const KvCacheSpec& spec, std::uint6
 TEST_P(AppendOnRunners, SameBytesAsInParts) {
   std::uint64_t seed = 1;
   for (const NamedFormat& named : named_formats()) {
-    for (const int dim : {64, 80, 96, 128, 192, 256}) {
+    for (const int dim : {64, 80, 96, 128, 192, 256, 512}) {
       for (const bool rotate : {false, true}) {
         KvCacheSpec spec{named.format, named.format, 3, dim, 0, 32, rotate, rotate};
         try {
@@ -147,7 +147,7 @@ TEST_P(AppendOnRunners, LatentCachesOfManyTokens) {
 TEST_P(AppendOnRunners, ManyTokens) {
   std::uint64_t seed = 2000;
   for (const NamedFormat& named : named_formats()) {
-    for (const int dim : {64, 80, 96, 128, 192, 256}) {
+    for (const int dim : {64, 80, 96, 128, 192, 256, 512}) {
       for (const RopePairing pairing : {RopePairing::kNone, RopePairing::kHalf}) {
         const int heads = dim == 128 ? 11 : 2;
         KvCacheSpec spec{named.format, named.format, heads, dim, 0, 32, false, seed % 4 == 3};

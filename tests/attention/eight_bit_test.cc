@@ -78,7 +78,7 @@ std::vector<double> fp8_values(std::span<const float> x) {
 TEST_P(EightBit, OneKeyShowsTheOperands) {
   for (const char* arithmetic : {"full_int8", "fp8"}) {
     for (const char* format : {"bf16", "fp16", "int8-g32", "int4-g32", "fp8"}) {
-      for (const int head_dim : {64, 80, 128, 256}) {
+      for (const int head_dim : {64, 80, 128, 256, 512}) {
         AttentionCase row = case_of(arithmetic, format);
         if (head_dim % 32 != 0 && row.k_format.find("g32") != std::string::npos) continue;
         row.requests = {{1, 1}, {1, 1}, {1, 1}, {1, 1}};

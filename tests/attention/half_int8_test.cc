@@ -71,7 +71,7 @@ TEST_P(HalfInt8, TheLogitOfOneKeyIsExact) {
   for (const char* format : {"bf16", "fp16", "fp8", "fp8-token-head", "int8-token", "int8-head", "int8-g32",
                              "int8-token-head-asym", "int4-g32", "int4-row"}) {
     for (const bool rotated : {false, true}) {
-      for (const int head_dim : {64, 80, 96, 128, 192, 256}) {
+      for (const int head_dim : {64, 80, 96, 128, 192, 256, 512}) {
         AttentionCase row = half_case(format);
         if (head_dim % 32 != 0 && row.k_format.find("g32") != std::string::npos) continue;
         row.head_dim = head_dim;

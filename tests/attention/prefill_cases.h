@@ -12,7 +12,7 @@
 namespace halftone::testing {
 
 inline constexpr DType kPrefillTypes[] = {DType::kBFloat16, DType::kFloat16};
-inline constexpr int kPrefillDims[] = {64, 80, 96, 128, 192, 256};
+inline constexpr int kPrefillDims[] = {64, 80, 96, 128, 192, 256, 512};
 
 /// Causal, two heads over two. `v_head_dim` 0: head_dim.
 inline AttentionCase prefill_case(DType dtype, int head_dim, bool plain, const std::vector<Request>& requests,
@@ -49,7 +49,7 @@ inline std::vector<AttentionCase> prefill_cases(const std::vector<Request>& requ
       rows.push_back(prefill_case(dtype, head_dim, plain, requests, v_head_dim));
     };
     const bool f16 = dtype == DType::kFloat16;
-    for (const int head_dim : {64, 128, 256}) {
+    for (const int head_dim : {64, 128, 256, 512}) {
       for (const bool plain : {true, false}) add(head_dim, plain);
     }
     add(80, f16);

@@ -125,7 +125,7 @@ TEST(BenchTables, PrefillIsTensorsAndPagesOfEqualWork) {
   std::set<std::tuple<bool, int, bool, int>> grid;
   std::set<std::tuple<bool, int, int, bool, int>> between;
   std::set<std::string> codes;
-  std::size_t half_int8 = 0;
+  std::size_t half_int8 = 0, fp8 = 0;
   for (const BenchCase& c : cases) {
     const ProblemShape& s = c.shape;
     EXPECT_EQ(c.suite, Suite::kPrefill);
@@ -134,7 +134,13 @@ TEST(BenchTables, PrefillIsTensorsAndPagesOfEqualWork) {
     if (s.arithmetic == Arithmetic::kHalfInt8) {
       ++half_int8;
       EXPECT_EQ(std::pair(s.batch * s.context, s.q_heads * s.head_dim), std::pair(32768, 2048));
-      EXPECT_EQ(std::pair(s.format.name, s.kv_heads), std::pair(std::string("int8-head"), 1));
+      EXPECT_TRUE(s.format.name == "int8-head" || s.format.name == "int8-tensor") << s.format.name;
+      EXPECT_EQ(s.kv_heads, 1);
+      continue;
+    }
+    if (s.arithmetic == Arithmetic::kFp8) {
+      ++fp8;
+      EXPECT_EQ(std::tuple(s.batch * s.context, s.q_heads, s.head_dim), std::tuple(16384, 16, 128));
       continue;
     }
     if (s.q_len != s.context) {  // a chunk of a long prompt
@@ -155,9 +161,10 @@ TEST(BenchTables, PrefillIsTensorsAndPagesOfEqualWork) {
   EXPECT_EQ(grid.size(), 2U * 3 * 2 * 3);  // place, head_dim, mask, length
   EXPECT_EQ(between.size(), 2U * 4 * 2 * 2);
   EXPECT_EQ(codes, (std::set<std::string>{"fp8", "int4-g32", "int8-head"}));
-  EXPECT_EQ(half_int8, 2U * 2 * 4);  // head_dim, mask, length
-  EXPECT_EQ(cases.size(), grid.size() + between.size() + 2 * 2 + 3 * 2 * 3 + 3 +
-                              half_int8);  // grouped heads, codes, chunks
+  EXPECT_EQ(half_int8, 2U * 2 * 2 * 4);  // format, head_dim, mask, length
+  EXPECT_EQ(fp8, 2U * 3);                // mask, length
+  EXPECT_EQ(cases.size(), grid.size() + between.size() + 2 * 2 + 3 * 2 * 3 + 3 + half_int8 +
+                              fp8);  // grouped heads, codes, chunks
   for (const BenchCase& c : cases_of("prefill", "fp8")) {
     EXPECT_FALSE(c.shape.plain) << "tensors have no such format";
   }
@@ -337,8 +344,8 @@ TEST(BenchReport, PrefillHasFlopsAndAClockInsteadOfACeiling) {
   EXPECT_DOUBLE_EQ(rows[0]["tflops"], 654.321);
   EXPECT_DOUBLE_EQ(rows[0]["mhz"], 1755.4);
   EXPECT_TRUE(rows[0]["ceiling_gbs"].is_null());
-  EXPECT_EQ(rows[1]["format_k"], "int8-head");
-  EXPECT_EQ(rows[1]["arithmetic"], "half_int8");
+  EXPECT_EQ(rows[1]["format_k"], "fp8");
+  EXPECT_EQ(rows[1]["arithmetic"], "fp8");
   EXPECT_EQ(rows[1]["page_size"], 64);
   EXPECT_EQ(rows[1]["causal"], true);
   EXPECT_TRUE(rows[1]["mhz"].is_null());

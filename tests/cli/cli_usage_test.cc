@@ -106,7 +106,7 @@ TEST_F(CliTest, HeadDimsThatNoFormatHasAreAnError) {
     std::vector<std::string> arguments = {"formats", "--head-dim", "100"};
     if (*json != 0) arguments.emplace_back(json);
     expect_failure(run(arguments), 1,
-                   "head_dim is 100, but must be 64, 80, 96, 128, 192 or 256: use 128, pad");
+                   "head_dim is 100, but must be 64, 80, 96, 128, 192, 256 or 512: use 128, pad");
   }
   const Result partial = run({"formats", "--head-dim", "80"});  // groups of 32 do not fit, others do
   EXPECT_EQ(partial.code, 0);

@@ -104,8 +104,8 @@ TEST(KernelMatrix, TextShowsEveryTable) {
            "fake-many        9 and more        many rows\n",
            "fake-rotated     9 and more        many rows of rotated keys\n",
            "lack the kernel of their rows meet the next larger one that they have,\n",
-           "int8-head        universal  universal  universal         32  universal  universal\n",
-           "int8-g64         universal          -          -          8  universal  universal\n",
+           "int8-head        universal  universal  universal         32  universal  universal  universal\n",
+           "int8-g64         universal          -          -          8  universal  universal  universal\n",
            "int8-head  int4-g32, int4-g64, int4-g128, int4-row\n",
            "This build has no absent backend: configure it with -DHALFTONE_CUDA=ON",
        }) {

@@ -20,16 +20,31 @@ inline bool is_mixed(const AttentionCase& row) {
   return !row.v_format.empty() && row.v_format != row.k_format;
 }
 
+/// The row as the kernels of 8-bit arithmetic take it.
+inline AttentionCase for_codes(AttentionCase row) {
+  row.plain.reset();
+  row.head_dim = 128;
+  row.v_head_dim = 0;
+  row.rotate_k = false;
+  if (row.arithmetic == "fp8") row.v_format = "fp8-static-head";
+  if (row.q_dtype == DType::kFloat32) row.q_dtype = DType::kBFloat16;
+  return row;
+}
+
 /// Rows of any kind against the oracle, and how many problems of which kind they were.
 struct RowCounts {
-  int table = 0, universal = 0, mixed_in_table = 0, plain = 0, latent = 0;
+  int table = 0, universal = 0, mixed_in_table = 0, plain = 0, latent = 0, coded = 0;
 
-  /// The row on pages and, if that is the universal kernel's, as the table takes it; over plain tensors, over
-  /// a latent cache or with lists, if that is served.
+  /// The row on pages and, if that is the universal kernel's, as the table takes it; in its own arithmetic,
+  /// over plain tensors, over a latent cache or with lists, if that is served.
   void run(const AttentionCase& row) {
     if (row.plain && cuda_runner().serves(make_problem(row))) {
       expect_agrees(row);
       ++plain;
+    }
+    if (row.arithmetic != "16-bit" && cuda_runner().serves(make_problem(for_codes(row)))) {
+      expect_agrees(for_codes(row));
+      ++coded;
     }
     AttentionCase own = for_device(row);
     if (own.rope_dim != 0 || own.lists.top_k != 0) {

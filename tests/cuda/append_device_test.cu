@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <utility>
 
 #include "format/status.h"
 #include "halftone/error.h"
@@ -91,15 +92,15 @@ int status_of_append(const Cache& cache, const Tensor& k, const Tensor& slots) {
   return status.as<std::int32_t>()[0];
 }
 
-/// The status after an append of `tokens` rows of ones, of which `token` has one `value`.
-int status_after(const char* format, DType input, std::int64_t tokens, std::int64_t token, float value,
-                 bool padding) {
-  const KvCacheSpec spec{parse_format(format), parse_format(format), 1, 64, 0, 16};
+/// The status after an append of `tokens` rows of `dim` ones, of which `token` has one `value`.
+int status_after(const char* format, int dim, DType input, std::int64_t tokens, std::int64_t token,
+                 float value, bool padding) {
+  const KvCacheSpec spec{parse_format(format), parse_format(format), 1, dim, 0, 16};
   Random random(3);
   const Cache cache(spec, std::vector<int>{static_cast<int>(tokens)}, random);
-  std::vector<float> values(static_cast<std::size_t>(tokens) * 64, 1.0f);
-  values[static_cast<std::size_t>(token) * 64 + 37] = value;
-  const Tensor k = Tensor::of(input, {tokens, 1, 64}, values);
+  std::vector<float> values(static_cast<std::size_t>(tokens * dim), 1.0f);
+  values[static_cast<std::size_t>((token + 1) * dim - 27)] = value;
+  const Tensor k = Tensor::of(input, {tokens, 1, dim}, values);
   std::vector<std::int64_t> slot_of(static_cast<std::size_t>(tokens));
   for (std::size_t i = 0; i < slot_of.size(); ++i) slot_of[i] = static_cast<std::int64_t>(i);
   if (padding) slot_of[static_cast<std::size_t>(token)] = -1;
@@ -110,13 +111,13 @@ TEST(DeviceAppend, ValuesThatAreNotAcceptedSetTheStickyFlag) {
   for (const char* format : {"bf16", "fp8-token-head", "int8-head", "int8-token", "int4-row"}) {
     for (const DType input : {DType::kFloat32, DType::kBFloat16}) {
       const std::int32_t large = parse_format(format).dynamic_scale() ? kStatusLargeV : 0;  // V is K here
-      for (const std::int64_t tokens : {2, 2100}) {
+      for (const auto& [dim, tokens] : {std::pair<int, std::int64_t>{64, 2}, {64, 2100}, {512, 20}}) {
         for (const float value : {NAN, -INFINITY, 0x1.02p100f, -0x1.02p100f}) {
           SCOPED_TRACE(::testing::Message() << format << ", " << tokens << " tokens, " << value);
-          EXPECT_EQ(status_after(format, input, tokens, tokens - 1, value, false), kStatusNonFinite);
-          EXPECT_EQ(status_after(format, input, tokens, tokens - 1, value, true), 0);
+          EXPECT_EQ(status_after(format, dim, input, tokens, tokens - 1, value, false), kStatusNonFinite);
+          EXPECT_EQ(status_after(format, dim, input, tokens, tokens - 1, value, true), 0);
         }
-        EXPECT_EQ(status_after(format, input, tokens, 1, -0x1p100f, false), large);
+        EXPECT_EQ(status_after(format, dim, input, tokens, 1, -0x1p100f, false), large);
       }
     }
   }

@@ -8,6 +8,11 @@
 
 namespace halftone::testing {
 
+/// Prompts, the ends of some, requests of a few rows, single queries, and empty requests.
+inline std::vector<Request> mixed_requests() {
+  return {{100, 130}, {1, 70}, {81, 200}, {0, 20}, {65, 30}, {40, 0}, {3, 5}, {0, 0}, {16, 97}, {192, 193}};
+}
+
 struct Option {
   const char* name;
   std::function<void(AttentionCase&)> set;

@@ -290,6 +290,7 @@ TEST(DeviceSchedule, QueuesOfRandomRaggedBatches) {
     c.params.queue_tokens = seed % 3 == 0 ? 1 : 2000;
     if (seed % 2 == 0) c.params.step_log2 = 4;
     if (seed % 4 != 0) c.params.absolute = false;
+    c.params.staged_tokens = seed % 5 == 0 ? 16 : 1;
     const Built host(c.params, c.requests, c.slack);
     cut += host->header->cut_units > 0 ? 1 : 0;
     absolute += c.params.absolute ? 1 : 0;

@@ -30,7 +30,12 @@ bool is_built(int head_dim) {
 }
 
 /// For tests of one head_dim: 128, or the one that a smaller build has.
-int built_dim() { return is_built(128) ? 128 : is_built(64) ? 64 : 256; }
+int built_dim() {
+  for (const int head_dim : {128, 64, 256}) {
+    if (is_built(head_dim)) return head_dim;
+  }
+  return 512;
+}
 
 constexpr int kDims = static_cast<int>(std::size(kPrefillDims));
 
@@ -56,11 +61,6 @@ class DeviceStaged : public ::testing::Test {
  private:
   int served_ = 0;
 };
-
-/// Prompts, the ends of some, requests of a few rows for the other pass, and empty ones.
-std::vector<Request> mixed_requests() {
-  return {{100, 130}, {1, 70}, {81, 200}, {0, 20}, {65, 30}, {40, 0}, {3, 5}, {0, 0}, {16, 97}, {192, 193}};
-}
 
 TEST_F(DeviceStaged, FormatsOfEveryKind) {
   int n = 0;

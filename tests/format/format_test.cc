@@ -170,17 +170,26 @@ TEST(FormatTest, PartialGroupsNameTheNearestThatWorks) {
 
 TEST(FormatTest, OtherHeadDimsNameTheNextLarger) {
   const auto refused = [](int dim, const std::string& remedy) {
-    expect_error(
-        ErrorCode::kInvalidArgument,
-        {"head_dim is " + std::to_string(dim) + ", but must be 64, 80, 96, 128, 192 or 256: " + remedy + "."},
-        [&] { check_format({kBFloat16}, dim, "k_format"); });
+    expect_error(ErrorCode::kInvalidArgument,
+                 {"head_dim is " + std::to_string(dim) +
+                  ", but must be 64, 80, 96, 128, 192, 256 or 512: " + remedy + "."},
+                 [&] { check_format({kBFloat16}, dim, "k_format"); });
   };
-  for (const auto& [dim, larger] : std::vector<std::pair<int, int>>{
-           {1, 64}, {59, 64}, {65, 80}, {72, 80}, {81, 96}, {100, 128}, {112, 128}, {129, 192}, {255, 256}}) {
+  for (const auto& [dim, larger] : std::vector<std::pair<int, int>>{{1, 64},
+                                                                    {59, 64},
+                                                                    {65, 80},
+                                                                    {72, 80},
+                                                                    {81, 96},
+                                                                    {100, 128},
+                                                                    {112, 128},
+                                                                    {129, 192},
+                                                                    {255, 256},
+                                                                    {257, 512},
+                                                                    {511, 512}}) {
     refused(dim, "use " + std::to_string(larger) + ", pad with zeros and set scale to 1/sqrt(" +
                      std::to_string(dim) + ")");
   }
-  for (const int dim : {257, 512, 576, std::numeric_limits<int>::max()}) {
+  for (const int dim : {513, 576, std::numeric_limits<int>::max()}) {
     refused(dim, "larger heads are not supported");
   }
   for (const int dim : {0, -1, std::numeric_limits<int>::min()}) refused(dim, "use 64");
@@ -249,7 +258,7 @@ TEST(LayoutTest, EveryFieldIsChecked) {
   refused([](KvCacheSpec& s) { s.kv_heads = 0; }, {"kv_heads is 0"});
   refused([](KvCacheSpec& s) { s.kv_heads = -8; }, {"kv_heads is -8"});
   refused([](KvCacheSpec& s) { s.head_dim = 59; }, {"head_dim is 59", "use 64"});
-  refused([](KvCacheSpec& s) { s.v_head_dim = 257; }, {"v_head_dim is 257", "256: larger"});
+  refused([](KvCacheSpec& s) { s.v_head_dim = 513; }, {"v_head_dim is 513", "512: larger"});
   refused([](KvCacheSpec& s) { s.v_head_dim = -64; }, {"v_head_dim is -64"});
   refused([](KvCacheSpec& s) { s.page_size = 48; }, {"page_size is 48", "use 64"});
   refused([](KvCacheSpec& s) { s.page_size = 0; }, {"page_size is 0", "use 16"});

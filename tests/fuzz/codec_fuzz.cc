@@ -86,7 +86,7 @@ KvFormat format_from(fuzz::Input& in) {
 }
 
 KvCacheSpec spec_from(fuzz::Input& in) {
-  constexpr std::array<int, 6> kHeadDims = {64, 80, 96, 128, 192, 256};
+  constexpr std::array<int, 7> kHeadDims = {64, 80, 96, 128, 192, 256, 512};
   constexpr std::array<int, 5> kPageSizes = {16, 32, 64, 128, 256};
   KvCacheSpec spec;
   spec.k_format = format_from(in);

@@ -18,7 +18,7 @@ void check_accepted(const KvFormat& format) {
   const std::string name = format_name(format);
   require(parse_format(name) == format, "format_name is inverted by parse_format");
   require(name.size() < 40, "names are short");
-  for (const int dim : {64, 80, 96, 128, 192, 256}) {
+  for (const int dim : {64, 80, 96, 128, 192, 256, 512}) {
     if (!fuzz::accepted([&] { check_format(format, dim, "format"); })) continue;
     KvCacheSpec spec;
     spec.k_format = spec.v_format = format;

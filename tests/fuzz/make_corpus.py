@@ -10,7 +10,7 @@ import struct
 
 CORPUS = pathlib.Path(__file__).parent / "corpus"
 
-DIMS = [64, 80, 96, 128, 192, 256]
+DIMS = [64, 80, 96, 128, 192, 256, 512]
 PAGES = [16, 32, 64, 128, 256]
 NAMES = ("bf16 fp16 fp8 fp8-static-head fp8-token-head int8-tensor int8-token int8-head int8-g32 int8-g64 int8-g128 "
          "int4-g32 int4-g64 int4-g128 int4-row").split()
@@ -194,6 +194,7 @@ TARGETS = {
         "int4-row-rotated": codec(k="int4-row", v="int4-row", rotate=(1, 1), page=256, slots=(255, 256, 511, -1)),
         "int4-exchange": codec(k="int4-row", v="int4-g64", dim=256, slots=(1, 2)),
         "rope": codec(k="bf16", v="fp16", dim=96, v_dim=64, rope=48, dtype=2),
+        "wide-rotated": codec(k="int4-row", v="int8-token", dim=512, rotate=(1, 1), slots=(70, 3)),
         "same-slot-twice": codec(slots=(9, 9)),
         "non-finite": codec(heads=1, dim=64, v_dim=64, v="fp16", slots=(3,), raw=struct.pack("<3I", 0x7F800000, 1, 0)),
         "denormals": codec(k="int8-g32", v="int8-g128", heads=1, slots=(3,), raw=struct.pack("<4I", 1, 0x80000001, 7, 0x7FFFFF)),

@@ -33,7 +33,7 @@ AttentionProblem problem_from(fuzz::Input& in) {
   const auto integer = [&](std::int32_t low, std::int32_t high) {
     return in.rare() ? in.take<std::int32_t>() : in.range(low, high);
   };
-  constexpr std::array<int, 6> kHeadDims = {64, 80, 96, 128, 192, 256};
+  constexpr std::array<int, 7> kHeadDims = {64, 80, 96, 128, 192, 256, 512};
   constexpr std::array<int, 5> kPageSizes = {16, 32, 64, 128, 256};
   constexpr std::array<DType, 3> kFloats = {DType::kBFloat16, DType::kFloat32, DType::kFloat16};
   AttentionProblem p;

@@ -97,6 +97,9 @@ CASES = [
     Case("int8-token-offset", INT8_TOKEN, INT8_TOKEN, 80, heads=3, channels=(True, False)),
     Case("int4-g32-rope-channels-rotated", INT4_G32, INT4_G32, 64, rotate=(True, True), rope="half", half=32,
          input_dtype="bf16", channels=(True, True)),
+    Case("int8-head-int4-g32-512", INT8_HEAD, INT4_G32, 512, heads=1, rotate=(True, False), rope="half", half=256,
+         input_dtype="bf16"),
+    Case("int4-row-fp8-token-512", INT4_ROW, FP8_TOKEN_F32, 512, rotate=(False, True)),
 ]
 
 

@@ -22,7 +22,7 @@ KvCacheSpec small_spec() {
 }
 
 TEST(Shapes, UnsupportedHeadDimNamesTheNearest) {
-  const std::pair<int, const char*> dims[] = {{1, "64"}, {7, "64"}, {59, "64"}, {257, "256"}};
+  const std::pair<int, const char*> dims[] = {{1, "64"}, {7, "64"}, {59, "64"}, {257, "512"}, {513, "512"}};
   for (const auto& [dim, nearest] : dims) {
     for (const bool paged : {true, false}) {
       AttentionProblem p = small_problem();

@@ -106,6 +106,7 @@ TEST(DecodeTable, EveryNamedFormatHasKernels) {
     for (const int dim : kDecodeDims) {
       if (!has_dim(dim) || dim % std::max(named.format.group_size, 1) != 0) continue;
       for (const int rows : {8, 16}) {
+        if (dim > 256 && rows > 8 && !named.format.quantised()) continue;  // prefill's
         KvCacheSpec kv = spec_of("bf16", "bf16", dim);
         kv.k_format = kv.v_format = named.format;
         EXPECT_GE(find_row(kv, rows), 0) << named.name << " at head_dim " << dim << ", " << rows << " rows";

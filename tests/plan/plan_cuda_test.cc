@@ -48,14 +48,13 @@ TEST(CudaPlan, HasAKernelForEveryPagedProblem) {
 TEST(CudaPlan, RefusesAnArithmeticThatNoKernelHas) {
   if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
   for (const bool paged : {true, false}) {
-    for (const auto& [arithmetic, is] : {std::pair{Arithmetic::kFullInt8, "arithmetic is full_int8"},
-                                         {Arithmetic::kFp8, "arithmetic is fp8"}}) {
-      AttentionProblem p = cuda_problem();
-      if (!paged) p.kv = KvTensors{DType::kBFloat16, 8, 128};
-      p.arithmetic = arithmetic;
-      expect_error(kUnsupported, {is, "CUDA backend serves 16-bit and half_int8: use one of these"},
-                   [&] { plan(p); });
-    }
+    AttentionProblem p = cuda_problem();
+    if (!paged) p.kv = KvTensors{DType::kBFloat16, 8, 128};
+    p.arithmetic = Arithmetic::kFullInt8;
+    expect_error(
+        kUnsupported,
+        {"arithmetic is full_int8", "CUDA backend serves 16-bit, half_int8 and fp8: use one of these"},
+        [&] { plan(p); });
   }
 }
 
@@ -181,7 +180,7 @@ TEST(CudaPlan, AttendsToPlainTensorsOf16Bits) {
   int served = 0;
   for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
     for (const auto& [head_dim, v_head_dim] :
-         {std::pair{64, 0}, {80, 0}, {96, 96}, {128, 0}, {192, 128}, {192, 0}, {256, 256}}) {
+         {std::pair{64, 0}, {80, 0}, {96, 96}, {128, 0}, {192, 128}, {192, 0}, {256, 256}, {512, 0}}) {
       for (const DType out : {DType::kBFloat16, DType::kFloat16, DType::kFloat32}) {
         for (const int max_q_len : {1, 100}) {
           const AttentionProblem p =
@@ -195,8 +194,10 @@ TEST(CudaPlan, AttendsToPlainTensorsOf16Bits) {
           try {
             const std::vector<std::string> names = configs_of(p);
             ASSERT_EQ(names.size(), 1U) << "plain tensors have no kernel for few rows";
-            const bool wide = p.v_dim() > 128;
-            EXPECT_EQ(names[0], wide ? "sm90-prefill-128" : "sm90-prefill-192") << head_dim;
+            EXPECT_EQ(names[0], p.v_dim() > 256   ? "sm90-prefill-64"
+                                : p.v_dim() > 128 ? "sm90-prefill-128"
+                                                  : "sm90-prefill-192")
+                << head_dim;
             ++served;
           } catch (const Error& error) {  // a build of one head_dim
             EXPECT_EQ(error.code(), kUnsupported);

@@ -84,13 +84,16 @@ TEST(StagedPlan, StagedBytesOfAKey) {
                                                     {96, 388, 0},
                                                     {128, 516, 388},
                                                     {192, 772, 0},
-                                                    {256, 1028, 772}}) {
+                                                    {256, 1028, 772},
+                                                    {512, 2052, 0}}) {
     AttentionProblem p = prompt_problem([](AttentionProblem&) {});
     spec_of(p).head_dim = head_dim;
     if (configs_of(p).back() == "sm90-universal") continue;  // a build of other head_dims
     ++served;
-    EXPECT_EQ(staged_of(p).bytes, staged_of(p).keys * 8 * bytes);
-    EXPECT_EQ(configs_of(p).back(), head_dim > 128 ? "sm90-prefill-128" : "sm90-prefill-192");
+    EXPECT_EQ(staged_of(p).bytes, staged_of(p).keys * staged_of(p).heads * bytes);
+    EXPECT_EQ(configs_of(p).back(), head_dim > 256   ? "sm90-prefill-64"
+                                    : head_dim > 128 ? "sm90-prefill-128"
+                                                     : "sm90-prefill-192");
     p.arithmetic = Arithmetic::kHalfInt8;
     if (code_bytes > 0) {
       EXPECT_EQ(staged_of(p).bytes, staged_of(p).keys * 8 * code_bytes);
@@ -311,6 +314,60 @@ TEST(StagedPlan, SaysWhatKeepsHalfInt8OffTheGpu) {
   refused("and V in bf16", [](auto& p) { spec_of(p).v_format = parse_format("bf16"); });
   refused("and V in int4-g32-f32", [](auto& p) { spec_of(p).v_format = parse_format("int4-g32-f32"); });
   refused("head_dim 64 and 64 of V", [](auto& p) { spec_of(p).head_dim = 64; });
+  refused("head_dim 128 and 64 of V", [](auto& p) { spec_of(p).v_head_dim = 64; });
+  refused("q_dtype is f32", [](auto& p) { p.q_dtype = DType::kFloat32; });
+}
+
+/// The pages of cuda_problem() in fp8, in that arithmetic, after `change`.
+AttentionProblem fp8_problem(auto change) {
+  AttentionProblem p = cuda_problem();
+  p.arithmetic = Arithmetic::kFp8;
+  spec_of(p).k_format = spec_of(p).v_format = parse_format("fp8");
+  change(p);
+  return p;
+}
+
+/// K in any format and any number of rows; V lies in tiles of 16 keys, which begin with those of a request.
+TEST(StagedPlan, Fp8StagesTilesOfKeys) {
+  if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
+  if (configs_of(cuda_problem()).back() == "sm90-universal") GTEST_SKIP() << "a build of other head_dims";
+  for (const char* k : {"fp8", "fp8-token-head", "int8-head", "int4-g32", "bf16"}) {
+    for (const char* v : {"fp8", "fp8-static-head"}) {
+      for (const int max_q_len : {1, 1000}) {
+        for (const std::int64_t max_total_kv : {0, 20001}) {
+          const AttentionProblem p = fp8_problem([&](AttentionProblem& x) {
+            spec_of(x).k_format = parse_format(k);
+            spec_of(x).v_format = parse_format(v);
+            spec_of(x).rotate_v = max_q_len == 1;
+            x.max_q_len = max_q_len, x.max_total_kv = max_total_kv;
+          });
+          SCOPED_TRACE(std::string(k) + ":" + v);
+          EXPECT_EQ(configs_of(p), std::vector<std::string>{"sm90-prefill-192"});
+          // Each of four requests may leave 15 places.
+          const std::int64_t keys = ((max_total_kv != 0 ? max_total_kv : 4 * 8192) + 4 * 15 + 15) / 16 * 16;
+          EXPECT_EQ(staged_of(p).keys, keys);
+          EXPECT_EQ(staged_of(p).bytes, keys * staged_of(p).heads * (128 + 4 + 128));
+        }
+      }
+    }
+  }
+}
+
+TEST(StagedPlan, SaysWhatKeepsFp8OffTheGpu) {
+  if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
+  const auto refused = [](std::string_view is, auto change) {
+    expect_error(
+        ErrorCode::kUnsupported,
+        {"arithmetic is fp8 and kv is", is, "over caches without rotate_k, V in fp8 with a static scale",
+         "head_dim 128", "Q in bf16 or f16: use 16-bit, or the CPU"},
+        [&] { plan(fp8_problem(change)); });
+  };
+  refused("tensors in bf16 with head_dim 128", [](auto& p) { p.kv = KvTensors{DType::kBFloat16, 8, 128}; });
+  refused("with rotate_k", [](auto& p) { spec_of(p).rotate_k = true; });
+  for (const char* v : {"fp8-token-head", "bf16", "int8-tensor"}) {
+    refused(std::string("and V in ") + v, [&](auto& p) { spec_of(p).v_format = parse_format(v); });
+  }
+  refused("head_dim 256 and 256 of V", [](auto& p) { spec_of(p).head_dim = 256; });
   refused("head_dim 128 and 64 of V", [](auto& p) { spec_of(p).v_head_dim = 64; });
   refused("q_dtype is f32", [](auto& p) { p.q_dtype = DType::kFloat32; });
 }

@@ -37,10 +37,10 @@ const std::vector<Refusal>& refusals() {
       {"HeadDim1", kInvalidArgument, [](auto& p) { spec_of(p).head_dim = 1; }, {"head_dim is 1", "64"}},
       {"HeadDim7", kInvalidArgument, [](auto& p) { spec_of(p).head_dim = 7; }, {"head_dim is 7", "64"}},
       {"HeadDim59", kInvalidArgument, [](auto& p) { spec_of(p).head_dim = 59; }, {"head_dim is 59", "64"}},
-      {"HeadDim257",
+      {"HeadDim513",
        kInvalidArgument,
-       [](auto& p) { spec_of(p).head_dim = 257; },
-       {"head_dim is 257", "256"}},
+       [](auto& p) { spec_of(p).head_dim = 513; },
+       {"head_dim is 513", "512"}},
       {"PlainHeadDim59",
        kInvalidArgument,
        [](auto& p) {

@@ -24,7 +24,9 @@ def plain(torch, dtype, dim, q_lens, kv_lens, seed=11, v_dim=None):
     return q, k, v, cu_q, cu_kv
 
 
-@pytest.mark.parametrize("dim, v_dim", [(64, 64), (80, 80), (96, 96), (128, 128), (192, 192), (192, 128), (256, 256)])
+@pytest.mark.parametrize(
+    "dim, v_dim", [(64, 64), (80, 80), (96, 96), (128, 128), (192, 192), (192, 128), (256, 256), (512, 512)]
+)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_plain_tensors(torch, dtype, dim, v_dim):
     q_lens, kv_lens = [130, 1, 0, 65], [200, 77, 9, 65]

@@ -19,7 +19,7 @@ PEERS = ("halftone", "flash_attn 3", "torch SDPA cudnn", "torch SDPA flash", "fl
          "flash_attn 4", "sageattention")  # fmt: skip
 # What halftone reads and how it multiplies: a format of K and V, or "plain" tensors, and "@" an arithmetic.
 FORMATS = {
-    "cuda": "plain,bf16,plain@fp8,plain@full_int8,int8-head@half_int8",
+    "cuda": "plain,bf16,int8-head@half_int8,int8-tensor@half_int8,fp8@fp8",
     "cpu": "plain,bf16,int8-head@half_int8",
 }
 _SAMPLES = 8  # rows of a request that are held against double precision

@@ -1,7 +1,7 @@
 // Blocked path, Arithmetic::kHalfInt8 and kFullInt8: rows of Q and K as integers of 8 bits with one scale
 // each (format/int8_row.h).
 //
-// Their dots are exact either way. In fp32: a sum of 256 products of codes stays below 2^24. On AVX-512 with
+// Their dots are exact either way. In fp32: a sum of 512 products of codes stays below 2^24. On AVX-512 with
 // VNNI, where four products of bytes are one lane's step: K is biased to unsigned bytes, which sums begin by
 // taking back, and lanes are rows as in all of the blocked path.
 

@@ -19,8 +19,8 @@ inline constexpr int kBlockedTokens = 64;
 inline constexpr int kChunkTiles = kChunkTokens / kTileTokens;
 inline constexpr int kMaxRows = 256;   ///< packed rows of a unit
 inline constexpr int kStripRows = 64;  ///< of the blocked path, which has that many in hand at a time
-inline constexpr int kMaxDim = 256;
-inline constexpr int kMaxGroups = 8;  ///< scales per token and head: 256 / 32
+inline constexpr int kMaxDim = kHeadDims.back();
+inline constexpr int kMaxGroups = kMaxDim / 32;  ///< scales per token and head
 /// Requests of up to this many packed rows take the direct path, which reads codes where they lie; others
 /// decode each chunk to fp32 first. Counted per request, so that a row's bits do not depend on how rows are
 /// blocked.

@@ -139,7 +139,9 @@ class TileFinder {
     stride = bytes;
   }
 
-  alignas(64) static constexpr std::uint8_t kZeros[20 * 1024] = {};  // a tile of 256 dims, 16 bits, and slack
+  // K and V of a tile of kMaxDim dims in 16 bits, or with their params in fewer, and what is read beyond
+  // them.
+  alignas(64) static constexpr std::uint8_t kZeros[4 * kTileTokens * kMaxDim + 4 * 1024] = {};
 
   const Layer& layer_;
   const Item& item_;

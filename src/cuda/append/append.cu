@@ -30,6 +30,16 @@ __global__ void __launch_bounds__(kWindowWarps<kScale> * 32, kPlain ? (kScale ==
   }
 }
 
+/// The same of wide rows.
+template <DType kType, bool kAsymmetric, AppendScale kScale>
+__global__ void __launch_bounds__(kWindowWarps<kScale> * 32, kScale == AppendScale::kToken ? 1 : 2)
+    append_wide_windows(const __grid_constant__ AppendParams params, const int first) {
+  __shared__ AppendShared shared;
+  begin_append(params);
+  using Traits = AppendTraits<kType, kAsymmetric, kScale, RowKind::kAny>;
+  Appender<Traits, KvPart::kK, 2>(params, params.parts[first + blockIdx.z], shared).run();
+}
+
 /// The same of blockIdx.x: V, whose stores are more, then has as many multiprocessors as K.
 template <DType kType, bool kAsymmetric, AppendScale kScale, RowKind kKind>
 __global__ void __launch_bounds__(kRowThreads, 8)
@@ -37,10 +47,12 @@ __global__ void __launch_bounds__(kRowThreads, 8)
   append_rows<AppendTraits<kType, kAsymmetric, kScale, kKind>>(params, params.parts[first + blockIdx.x]);
 }
 
-enum class Variant : std::uint8_t { kWindows, kPlainWindows, kRows, kWholeRows };
+enum class Variant : std::uint8_t { kWindows, kPlainWindows, kWideWindows, kRows, kWholeRows };
 
 template <DType kType, bool kAsymmetric, AppendScale kScale>
 const void* kernel_of(Variant variant) {
+  if (variant == Variant::kWideWindows)
+    return reinterpret_cast<const void*>(&append_wide_windows<kType, kAsymmetric, kScale>);
   if constexpr (kScale != AppendScale::kToken) {
     if (variant == Variant::kRows)
       return reinterpret_cast<const void*>(&append_single_rows<kType, kAsymmetric, kScale, RowKind::kAny>);
@@ -96,11 +108,11 @@ constexpr std::int64_t kSpreadBlocks = 256;  // at most: of more there is not ro
 
 AppendLaunch launch_of(const AppendParams& params, const AppendPart& a, RowKind kind, unsigned parts) {
   constexpr std::int64_t kFewWarps = 1 << 11;  // of rows of one part: all of both are under way at once
-  const bool meets = a.part.format.granularity == Granularity::kToken;
+  const bool meets = a.part.format.granularity == Granularity::kToken, wide = is_wide(a.part.dim);
   const int rows = kRowThreads >> a.segment_log2;  // of a CTA that takes rows
   const auto blocks = [&](int heads) { return static_cast<unsigned>((params.kv_heads + heads - 1) / heads); };
   const int lanes = std::min(params.kv_heads, rows) << a.segment_log2, row_warps = (lanes + 31) / 32;
-  if (!meets && params.tokens * blocks(rows) * row_warps <= kFewWarps) {
+  if (!meets && !wide && params.tokens * blocks(rows) * row_warps <= kFewWarps) {
     const bool spreads = params.settled && params.tokens * blocks(rows) * parts <= kSpreadBlocks;
     return {kernel_of(a.part.format, kind == RowKind::kAny ? Variant::kRows : Variant::kWholeRows),
             dim3(parts, blocks(rows), static_cast<unsigned>(params.tokens)), row_warps * 32,
@@ -108,7 +120,9 @@ AppendLaunch launch_of(const AppendParams& params, const AppendPart& a, RowKind 
   }
   const std::int64_t units = (params.tokens + kWindow - 1) / kWindow << (a.segment_log2 - 3);
   const int warps = std::min(params.kv_heads, meets ? kMeetWarps : kAppendWarps);
-  return {kernel_of(a.part.format, kind == RowKind::kPlain ? Variant::kPlainWindows : Variant::kWindows),
+  return {kernel_of(a.part.format, wide                      ? Variant::kWideWindows
+                                   : kind == RowKind::kPlain ? Variant::kPlainWindows
+                                                             : Variant::kWindows),
           dim3(static_cast<unsigned>(units), meets ? 1 : blocks(warps * kWarpHeads), parts), warps * 32, 0};
 }
 

@@ -34,7 +34,9 @@ AppendPart append_part(const page::Part& part, const TensorView& input, const St
       a.part.rotated ? std::sqrt(static_cast<float>(hadamard::block_size(a.part.dim))) : 1.0F;
   a.largest = limited ? kMaxScaledV / spread : codec::kMaxInput;
   a.segment_log2 = a.part.dim <= 64 ? 3 : a.part.dim <= 128 ? 4 : 5;
-  a.group_log2 = a.part.groups > 1 ? log2_of(a.part.format.group_size / kChunk) : a.segment_log2;
+  a.group_log2 = a.part.groups > 1     ? log2_of(a.part.format.group_size / kChunk)
+                 : is_wide(a.part.dim) ? a.segment_log2 + 1
+                                       : a.segment_log2;
   if (a.part.groups > 0) {
     const auto first = a.part.scale_offset(0, 0);
     a.scale_first = static_cast<std::int32_t>(first);

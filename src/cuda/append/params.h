@@ -18,7 +18,7 @@ inline constexpr int kMaxBlocks = kHeadDims.back() / 32;  // of 32 dims
 struct AppendPart {
   page::Part part;
   std::int32_t segment_log2;  // a row fills 1 << segment_log2 lanes, idle ones included
-  std::int32_t group_log2;    // 1 << group_log2 lanes share a scale
+  std::int32_t group_log2;    // 1 << group_log2 chunks of 8 dims share a scale
   // Packed formats: the first string of a block of 32 dims, in bytes from the tile, and from there to the
   // next string. Not of a last block of 16.
   std::int32_t block_first[kMaxBlocks], block_step[kMaxBlocks];

@@ -1,6 +1,7 @@
-// Rows of an append, each a token of a KV head, from global memory to codes in registers. A lane holds 8
-// consecutive dims (a chunk), a row fills 8, 16 or 32 lanes (a segment). Every step is the one that
-// src/cpu/append.cc takes, so that both backends write the same bytes.
+// Rows of an append, each a token of a KV head, from global memory to values in registers, as the codec gets
+// them. A lane holds 8 consecutive dims (a chunk) of a row, or of both halves of a wide one, a row fills 8,
+// 16 or 32 lanes (a segment). Every step is the one that src/cpu/append.cc takes, so that both backends write
+// the same bytes.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -107,7 +108,9 @@ __device__ __forceinline__ void load_angles(const float* at, bool aligned, float
 }
 
 /// rope::rotate() of a row in the table's row `position`; -1 leaves it as it is. All lanes take part. `row`:
-/// element offset of the input, where dims are read whose partner lies across lanes at no fixed distance.
+/// element offset of the input, where dims are read whose partner lies across lanes at no fixed distance, or
+/// `kWide`, in the other half.
+template <bool kWide = false>
 __device__ __forceinline__ void rope_row(const AppendParams& p, const AppendPart& part, const RowLane& lane,
                                          std::int64_t row, std::int64_t position, float (&x)[kChunk]) {
   const int half = p.rope_half, first = lane.chunk * kChunk;
@@ -123,7 +126,7 @@ __device__ __forceinline__ void rope_row(const AppendParams& p, const AppendPart
       x[2 * i] = r.first;
       x[2 * i + 1] = r.second;
     }
-  } else if (half % kChunk == 0) {
+  } else if (!kWide && half % kChunk == 0) {
     const bool second = first >= half, rotary = first < 2 * half;
     const int away = half / kChunk;
     const int from = lane.segment_first + lane.chunk + (rotary ? second ? -away : away : 0);
@@ -197,19 +200,28 @@ __device__ __forceinline__ float max_or_nan(float a, float b) {
   return larger;
 }
 
-/// Rows of a lane, tokens first + away(k), on their way to the codec. `kDim`: of all rows, or 0.
-template <int kRows, RowKind kKind, int kDim = 0>
+/// Rows of a lane, tokens first + away(k), on their way to the codec. `kDim`: of all rows, or 0. Chunk
+/// k * kHalves + h is that of row k and, of wide rows, half h.
+template <int kRows, RowKind kKind, int kDim = 0, int kHalves = 1>
 struct Rows {
   static constexpr bool kPlain = kKind == RowKind::kPlain, kAny = kKind == RowKind::kAny;
+  static constexpr int kChunks = kRows * kHalves;
+  static_assert(kAny || kHalves == 1);
   std::int64_t first;
   std::int32_t position[kRows];  // for RoPE
   const std::uint16_t* from;     // chunk of row 0 in an input that loads early
   unsigned exist;                // rows that are tokens, a bit each
-  uint4 raw[kRows];              // chunks that load early
-  float x[kRows][kChunk];
+  uint4 raw[kChunks];            // chunks that load early
+  float x[kChunks][kChunk];
 
   static constexpr int kEnd = kRows == 1 ? 1 : 10;  // above away(k)
   static __device__ constexpr int away(int k) { return k % 2 + k / 2 * 8; }
+  /// The chunk of its row.
+  static __device__ __forceinline__ int chunk_of(const RowLane& lane, int c) {
+    return lane.chunk + c % kHalves * kHalfChunks;
+  }
+  /// Bit of the row of chunk c.
+  static __device__ __forceinline__ bool wants(unsigned rows, int c) { return rows >> c / kHalves & 1; }
 
   /// Issues what can be loaded before the slots are known.
   __device__ __forceinline__ void load(const AppendParams& p, const AppendPart& part, const RowLane& lane,
@@ -241,17 +253,17 @@ struct Rows {
     const auto offset = [&](int k) { return input_offset(part, first + away(k), head); };
     if (kAny && !loads_early(part)) {
 #pragma unroll
-      for (int k = 0; k < kRows; ++k) {
+      for (int c = 0; c < kChunks; ++c) {
 #pragma unroll
-        for (int i = 0; i < kChunk; ++i) x[k][i] = 0.0f;
-        if (lane.live && (wanted >> k & 1)) load_late(part, offset(k), lane.chunk, x[k]);
+        for (int i = 0; i < kChunk; ++i) x[c][i] = 0.0f;
+        if (lane.live && wants(wanted, c)) load_late(part, offset(c / kHalves), chunk_of(lane, c), x[c]);
       }
     } else if (part.input_type == DType::kBFloat16) {
 #pragma unroll
-      for (int k = 0; k < kRows; ++k) unpack(raw[k], true, x[k]);
+      for (int c = 0; c < kChunks; ++c) unpack(raw[c], true, x[c]);
     } else {
 #pragma unroll
-      for (int k = 0; k < kRows; ++k) unpack(raw[k], false, x[k]);
+      for (int c = 0; c < kChunks; ++c) unpack(raw[c], false, x[c]);
     }
     if (kPlain) return;
     check(p, part, wanted);
@@ -262,7 +274,12 @@ struct Rows {
         if (mine && !exists) set_status(p, kStatusBadPage);
         const std::int64_t row = mine && exists && lane.live ? position[k] : -1;
         if constexpr (kAny) {
-          rope_row(p, part, lane, offset(k), row, x[k]);
+#pragma unroll
+          for (int h = 0; h < kHalves; ++h) {
+            RowLane of = lane;
+            of.chunk = chunk_of(lane, h);
+            rope_row<kHalves == 2>(p, part, of, offset(k), row, x[k * kHalves + h]);
+          }
         } else {
           rope_whole_row(p, lane, row, x[k]);
         }
@@ -271,24 +288,32 @@ struct Rows {
     if (part.channels.any() && lane.live) treat_channels(p, part, lane, head, wanted);
     if (part.part.rotated) {
 #pragma unroll
-      for (int k = 0; k < kRows; ++k)
-        rotate_row(kDim > 0 ? kDim : part.part.dim, x[k], lane.segment_first + lane.chunk);
+      for (int k = 0; k < kRows; ++k) {
+        if constexpr (kHalves == 2) {
+          rotate_halves(x[2 * k], x[2 * k + 1], lane.chunk);
+        } else {
+          rotate_row(kDim > 0 ? kDim : part.part.dim, x[k], lane.segment_first + lane.chunk);
+        }
+      }
     }
   }
 
   /// Takes off the channels' offset and scale.
   __device__ __forceinline__ void treat_channels(const AppendParams& p, const AppendPart& part,
                                                  const RowLane& lane, int head, unsigned wanted) {
-    const std::int64_t first_channel = std::int64_t{head} * part.part.dim + lane.chunk * kChunk;
     bool good = true;
 #pragma unroll
-    for (int i = 0; i < kChunk; ++i) {
-      const float offset = part.channels.offset_at(first_channel + i);
-      const float inverse = part.channels.inverse_at(first_channel + i);
+    for (int j = 0; j < kHalves * kChunk; ++j) {
+      const int h = j / kChunk, i = j % kChunk;
+      const std::int64_t channel = std::int64_t{head} * part.part.dim + chunk_of(lane, h) * kChunk + i;
+      const float offset = part.channels.offset_at(channel);
+      const float inverse = part.channels.inverse_at(channel);
       good =
           good && Channels::is_offset(offset) && Channels::is_scale(inverse);  // its limits are each other's
 #pragma unroll
-      for (int k = 0; k < kRows; ++k) x[k][i] = codec::ht_mul(codec::ht_sub(x[k][i], offset), inverse);
+      for (int c = h; c < kChunks; c += kHalves) {
+        x[c][i] = codec::ht_mul(codec::ht_sub(x[c][i], offset), inverse);
+      }
     }
     if (!good && wanted != 0) set_status(p, kStatusBadScale);
   }
@@ -297,11 +322,11 @@ struct Rows {
   __device__ __forceinline__ void check(const AppendParams& p, const AppendPart& part,
                                         unsigned wanted) const {
 #pragma unroll
-    for (int k = 0; k < kRows; ++k) {
-      float largest = fabsf(x[k][0]);
+    for (int c = 0; c < kChunks; ++c) {
+      float largest = fabsf(x[c][0]);
 #pragma unroll
-      for (int i = 1; i < kChunk; ++i) largest = max_or_nan(largest, fabsf(x[k][i]));
-      if (!(largest <= part.largest) && (wanted >> k & 1)) report_value(p, largest);
+      for (int i = 1; i < kChunk; ++i) largest = max_or_nan(largest, fabsf(x[c][i]));
+      if (!(largest <= part.largest) && wants(wanted, c)) report_value(p, largest);
     }
   }
 
@@ -309,20 +334,20 @@ struct Rows {
   /// of values as they came in.
   template <bool kAbsolute, bool kChecks>
   __device__ __forceinline__ void extents(const AppendParams& p, const AppendPart& part, unsigned wanted,
-                                          codec::Range (&r)[kRows]) const {
+                                          codec::Range (&r)[kChunks]) const {
     chunk_extents<kAbsolute, kChecks>(r);
     if (!kChecks) return;
     bool any = false;
 #pragma unroll
-    for (int k = 0; k < kRows; ++k) {
-      const bool good = r[k].hi <= part.largest && (kAbsolute || r[k].lo >= -part.largest);
-      any |= !good && (wanted >> k & 1);
+    for (int c = 0; c < kChunks; ++c) {
+      const bool good = r[c].hi <= part.largest && (kAbsolute || r[c].lo >= -part.largest);
+      any |= !good && wants(wanted, c);
     }
     if (any) {
 #pragma unroll
-      for (int k = 0; k < kRows; ++k) {
-        const float largest = kAbsolute ? r[k].hi : max_or_nan(r[k].hi, -r[k].lo);
-        if (!(largest <= part.largest) && (wanted >> k & 1)) report_value(p, largest);
+      for (int c = 0; c < kChunks; ++c) {
+        const float largest = kAbsolute ? r[c].hi : max_or_nan(r[c].hi, -r[c].lo);
+        if (!(largest <= part.largest) && wants(wanted, c)) report_value(p, largest);
       }
       chunk_extents<kAbsolute, false>(r);
     }
@@ -332,119 +357,55 @@ struct Rows {
   __device__ __forceinline__ void load_chunks(const AppendPart& part, const RowLane& lane) {
     const bool early = lane.live && (!kAny || loads_early(part));
 #pragma unroll
-    for (int k = 0; k < kRows; ++k) {
-      const auto* at = reinterpret_cast<const uint4*>(from + away(k) * part.token_stride);
-      raw[k] = early && (exist >> k & 1) ? __ldg(at) : uint4{};
+    for (int c = 0; c < kChunks; ++c) {
+      const auto* at = reinterpret_cast<const uint4*>(from + away(c / kHalves) * part.token_stride +
+                                                      c % kHalves * kHalfDims);
+      raw[c] = early && wants(exist, c) ? __ldg(at) : uint4{};
     }
   }
 
   /// `kNan`: the upper end is NaN if a value is.
   template <bool kAbsolute, bool kNan>
-  __device__ __forceinline__ void chunk_extents(codec::Range (&r)[kRows]) const {
+  __device__ __forceinline__ void chunk_extents(codec::Range (&r)[kChunks]) const {
     const auto larger = [](float a, float b) { return kNan ? max_or_nan(a, b) : fmaxf(a, b); };
 #pragma unroll
-    for (int k = 0; k < kRows; ++k) {
-      r[k].lo = kAbsolute ? 0.0f : x[k][0];
-      r[k].hi = kAbsolute ? fabsf(x[k][0]) : x[k][0];
+    for (int c = 0; c < kChunks; ++c) {
+      r[c].lo = kAbsolute ? 0.0f : x[c][0];
+      r[c].hi = kAbsolute ? fabsf(x[c][0]) : x[c][0];
 #pragma unroll
       for (int i = 1; i < kChunk; ++i) {
-        if (!kAbsolute) r[k].lo = fminf(r[k].lo, x[k][i]);
-        r[k].hi = larger(r[k].hi, kAbsolute ? fabsf(x[k][i]) : x[k][i]);
+        if (!kAbsolute) r[c].lo = fminf(r[c].lo, x[c][i]);
+        r[c].hi = larger(r[c].hi, kAbsolute ? fabsf(x[c][i]) : x[c][i]);
       }
     }
   }
 };
 
-/// Extents of groups of 1 << `lanes_log2` lanes from those of each lane's chunks. The chunks of idle lanes
-/// are zero.
-template <bool kAbsolute, int kRows>
-__device__ __forceinline__ void group_extents(const RowLane& lane, int lanes_log2, codec::Range (&r)[kRows]) {
+/// Extents of groups of 1 << `chunks_log2` chunks from those of each lane's. The chunks of idle lanes are
+/// zero.
+template <bool kAbsolute, int kHalves = 1, int kChunks>
+__device__ __forceinline__ void group_extents(const RowLane& lane, int chunks_log2,
+                                              codec::Range (&r)[kChunks]) {
   if (!kAbsolute && !lane.live) {
 #pragma unroll
-    for (int k = 0; k < kRows; ++k) r[k] = {};
+    for (int k = 0; k < kChunks; ++k) r[k] = {};
+  }
+  if (kHalves == 2 && 1 << chunks_log2 > kHalfChunks) {
+#pragma unroll
+    for (int k = 0; k < kChunks; k += 2) {
+      const codec::Range both{fminf(r[k].lo, r[k + 1].lo), fmaxf(r[k].hi, r[k + 1].hi)};
+      r[k] = r[k + 1] = both;
+    }
   }
 #pragma unroll
   for (int i = 0; i < 5; ++i) {
-    if (i >= lanes_log2) break;
+    if (i >= chunks_log2) break;
 #pragma unroll
-    for (int k = 0; k < kRows; ++k) {
+    for (int k = 0; k < kChunks; ++k) {
       if (!kAbsolute) r[k].lo = fminf(r[k].lo, __shfl_xor_sync(~0u, r[k].lo, 1 << i));
       r[k].hi = fmaxf(r[k].hi, __shfl_xor_sync(~0u, r[k].hi, 1 << i));
     }
   }
 }
-
-/// The codes of a chunk, packed in the order of dims: 4, 2 or 1 words. `kF16`: scales are computed ones in
-/// f16.
-template <class Codec, DType kType, bool kF16>
-struct ChunkCodes {
-  static constexpr int kBits = dtype_bits(kType);
-  std::uint32_t words[kBits / 4];
-
-  __device__ __forceinline__ void encode(const codec::Params& params, const float (&x)[kChunk]) {
-    if constexpr (kType == DType::kFloat8E4M3) {
-      encode_e4m3(params, x);
-    } else if constexpr (kType == DType::kInt4) {
-      encode_int4(params, x);
-    } else {
-      std::uint32_t code[kChunk];
-#pragma unroll
-      for (int i = 0; i < kChunk; ++i) {
-        if constexpr (kType == DType::kInt8) {
-          code[i] = quantise(params, x[i]);
-        } else {
-          code[i] = Codec::encode(params, x[i]);
-        }
-      }
-      pack(code);
-    }
-  }
-
- private:
-  /// Codec::encode(), two values at a time.
-  __device__ __forceinline__ void encode_e4m3(const codec::Params& params, const float (&x)[kChunk]) {
-    std::uint16_t pairs[kChunk / 2];
-#pragma unroll
-    for (int i = 0; i < kChunk / 2; ++i) {
-      asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;"
-          : "=h"(pairs[i])
-          : "f"(codec::ht_mul(x[2 * i + 1], params.inverse)), "f"(codec::ht_mul(x[2 * i], params.inverse)));
-    }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) words[i] = pairs[2 * i] | std::uint32_t{pairs[2 * i + 1]} << 16;
-  }
-
-  /// An integer code, in the low bits.
-  static __device__ __forceinline__ std::uint32_t quantise(const codec::Params& params, float x) {
-    if constexpr (kF16 && Codec::kUnsigned) {
-      return Codec::quantise_saturating(params, x);
-    } else {
-      return static_cast<std::uint32_t>(Codec::quantise(params, x));
-    }
-  }
-
-  /// Codec::encode() as one sum of shifted numbers, in which all biases are one constant.
-  __device__ __forceinline__ void encode_int4(const codec::Params& params, const float (&x)[kChunk]) {
-    words[0] = 0;
-#pragma unroll
-    for (int i = kChunk - 1; i >= 0; --i) {
-      words[0] = words[0] * 16 + quantise(params, x[i]);
-    }
-    words[0] += Codec::kBias * 0x11111111u;
-  }
-
-  __device__ __forceinline__ void pack(const std::uint32_t (&code)[kChunk]) {
-    if constexpr (kBits == 16) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) words[i] = __byte_perm(code[2 * i], code[2 * i + 1], 0x5410);
-    } else {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        words[i] = __byte_perm(__byte_perm(code[4 * i], code[4 * i + 1], 0x0040),
-                               __byte_perm(code[4 * i + 2], code[4 * i + 3], 0x0040), 0x5410);
-      }
-    }
-  }
-};
 
 }  // namespace halftone::cuda

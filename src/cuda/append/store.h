@@ -1,6 +1,7 @@
 // Codes of an append, from a lane's registers to the tile.
 #pragma once
 
+#include "cuda/append/codes.h"
 #include "cuda/append/row.h"
 #include "format/page.h"
 

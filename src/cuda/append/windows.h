@@ -71,10 +71,11 @@ struct AppendShared {
 };
 
 /// K or V of a window. blockIdx.x: window and part of it, blockIdx.y: group of KV heads. Plain appends have
-/// an appender for K and one for V, the others one for both.
-template <class Traits, KvPart kWhich = KvPart::kK>
+/// an appender for K and one for V, the others one for both. `kHalves`: 2 for wide rows.
+template <class Traits, KvPart kWhich = KvPart::kK, int kHalves = 1>
 struct Appender {
   using Codes = typename Traits::Codes;
+  static constexpr int kChunks = kLaneTokens * kHalves;  // of a lane
   static constexpr bool kMeets = Traits::kScale == AppendScale::kToken;
 
   const AppendParams& p;
@@ -82,7 +83,7 @@ struct Appender {
   AppendShared& s;
   RowLane lane;
   int t, warp, warps;
-  Rows<kLaneTokens, Traits::kKind> rows;
+  Rows<kLaneTokens, Traits::kKind, 0, kHalves> rows;
 
   __device__ __forceinline__ Appender(const AppendParams& params, const AppendPart& of, AppendShared& shared)
       : p(params), part(of), s(shared), lane(of), warp(threadIdx.x / 32), warps(blockDim.x / 32) {}
@@ -129,10 +130,10 @@ struct Appender {
     std::uint8_t* tile;         // of KV head 0, if they fill one
   };
   struct LaneParams {
-    codec::Params of[kLaneTokens];
+    codec::Params of[kChunks];
   };
   struct LaneRanges {
-    codec::Range of[kLaneTokens];
+    codec::Range of[kChunks];
   };
 
   __device__ __forceinline__ Window find_window(std::int64_t first) {
@@ -168,13 +169,13 @@ struct Appender {
       params.of[0] = codec::static_params(given.x, given.y);
       if (Traits::kQuantised) check_given(p, params.of[0], wanted != 0);
 #pragma unroll
-      for (int k = 1; k < kLaneTokens; ++k) params.of[k] = params.of[0];
+      for (int c = 1; c < kChunks; ++c) params.of[c] = params.of[0];
     } else {
       LaneRanges ranges;
       rows.template extents<!Traits::kAsymmetric, Traits::kPlain>(p, part, wanted, ranges.of);
-      group_extents<!Traits::kAsymmetric>(lane, part.group_log2, ranges.of);
+      group_extents<!Traits::kAsymmetric, kHalves>(lane, part.group_log2, ranges.of);
 #pragma unroll
-      for (int k = 0; k < kLaneTokens; ++k) params.of[k] = Traits::params_of(part, ranges.of[k]);
+      for (int c = 0; c < kChunks; ++c) params.of[c] = Traits::params_of(part, ranges.of[c]);
     }
     return params;
   }
@@ -194,11 +195,11 @@ struct Appender {
         if (step == 0) {
           LaneRanges more;
           rows.template extents<!Traits::kAsymmetric, false>(p, part, target.wanted, more.of);
-          group_extents<!Traits::kAsymmetric>(lane, part.segment_log2, more.of);
+          group_extents<!Traits::kAsymmetric, kHalves>(lane, part.group_log2, more.of);
 #pragma unroll
-          for (int k = 0; k < kLaneTokens; ++k) {
-            ranges.of[k].lo = fminf(ranges.of[k].lo, more.of[k].lo);
-            ranges.of[k].hi = fmaxf(ranges.of[k].hi, more.of[k].hi);
+          for (int c = 0; c < kChunks; ++c) {
+            ranges.of[c].lo = fminf(ranges.of[c].lo, more.of[c].lo);
+            ranges.of[c].hi = fmaxf(ranges.of[c].hi, more.of[c].hi);
           }
         } else {
           write(params, head, target);
@@ -207,7 +208,7 @@ struct Appender {
       if (step == 0) {
         meet(ranges);
 #pragma unroll
-        for (int k = 0; k < kLaneTokens; ++k) params.of[k] = Traits::params_of(part, ranges.of[k]);
+        for (int c = 0; c < kChunks; ++c) params.of[c] = Traits::params_of(part, ranges.of[c]);
       }
     }
   }
@@ -218,35 +219,50 @@ struct Appender {
     if (lane.chunk == 0) {
 #pragma unroll
       for (int k = 0; k < kLaneTokens; ++k) {
-        s.low[warp][token_of(k)] = ranges.of[k].lo;
-        s.high[warp][token_of(k)] = ranges.of[k].hi;
+        s.low[warp][token_of(k)] = ranges.of[k * kHalves].lo;
+        s.high[warp][token_of(k)] = ranges.of[k * kHalves].hi;
       }
     }
     __syncthreads();
 #pragma unroll 1
     for (int w = 0; w < warps; ++w) {
 #pragma unroll
-      for (int k = 0; k < kLaneTokens; ++k) {
-        ranges.of[k].lo = fminf(ranges.of[k].lo, s.low[w][token_of(k)]);
-        ranges.of[k].hi = fmaxf(ranges.of[k].hi, s.high[w][token_of(k)]);
+      for (int c = 0; c < kChunks; ++c) {
+        ranges.of[c].lo = fminf(ranges.of[c].lo, s.low[w][token_of(c / kHalves)]);
+        ranges.of[c].hi = fmaxf(ranges.of[c].hi, s.high[w][token_of(c / kHalves)]);
       }
     }
   }
 
-  /// Codes and params of the wanted tokens, of a whole tile or each on its own.
-  __device__ __forceinline__ void write(LaneParams params, int head, const Target& target) const {
-    const typename Traits::Store store(part, Traits::kPlain ? kWhich : part.part.which, lane.chunk);
-    Codes codes[kLaneTokens];
+  /// Codes and params of the wanted tokens.
+  __device__ __forceinline__ void write(const LaneParams& params, int head, const Target& target) const {
 #pragma unroll
-    for (int k = 0; k < kLaneTokens; ++k) codes[k].encode(params.of[k], rows.x[k]);
-    if (!lane.live) return;
+    for (int h = 0; h < kHalves; ++h) {
+      codec::Params of[kLaneTokens];
+      Codes codes[kLaneTokens];
+#pragma unroll
+      for (int k = 0; k < kLaneTokens; ++k) {
+        of[k] = params.of[k * kHalves + h];
+        codes[k].encode(of[k], rows.x[k * kHalves + h]);
+      }
+      if (lane.live) write_chunks(lane.chunk + h * kHalfChunks, codes, of, head, target);
+    }
+  }
+
+  /// A chunk of the lane's tokens, of a whole tile or each on its own.
+  __device__ __forceinline__ void write_chunks(int chunk, Codes (&codes)[kLaneTokens],
+                                               codec::Params (&params)[kLaneTokens], int head,
+                                               const Target& target) const {
+    const typename Traits::Store store(part, Traits::kPlain ? kWhich : part.part.which, chunk);
+    const bool stores_params =
+        Traits::kScale != AppendScale::kGiven && (chunk & ((1 << part.group_log2) - 1)) == 0;
     if (target.tile != nullptr && (Traits::kPlain || !store.tail())) {
       std::uint8_t* at = target.tile + head * p.head_bytes;
       store.four(codes, t, at);
-      if (!stores_params()) return;
-      const typename Traits::Params param_store(part, lane.chunk);
+      if (!stores_params) return;
+      const typename Traits::Params param_store(part, chunk);
 #pragma unroll
-      for (int k = 0; k < kLaneTokens; ++k) param_store.token(params.of[k], token_of(k), at);
+      for (int k = 0; k < kLaneTokens; ++k) param_store.token(params[k], token_of(k), at);
       return;
     }
 #pragma unroll 1
@@ -256,19 +272,14 @@ struct Appender {
         const int place = static_cast<int>(slot % kTileTokens);
         std::uint8_t* at = tile_of(p, slot) + head * p.head_bytes;
         store.token(codes[0], place, at);
-        if (stores_params()) typename Traits::Params(part, lane.chunk).token(params.of[0], place, at);
+        if (stores_params) typename Traits::Params(part, chunk).token(params[0], place, at);
       }
 #pragma unroll
       for (int next = 0; next + 1 < kLaneTokens; ++next) {
         codes[next] = codes[next + 1];
-        params.of[next] = params.of[next + 1];
+        params[next] = params[next + 1];
       }
     }
-  }
-
-  __device__ __forceinline__ bool stores_params() const {
-    return Traits::kScale != AppendScale::kGiven && lane.live &&
-           (lane.chunk & ((1 << part.group_log2) - 1)) == 0;
   }
 };
 

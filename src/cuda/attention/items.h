@@ -13,7 +13,8 @@ struct alignas(16) DeviceItem {
   std::int32_t first_slot;   // of the unit, if it is cut and its slots are to be merged; else -1
   std::int32_t parts;        // slots of the cut unit
   std::int32_t arrivals;     // items that store a part of the cut unit
-  std::int32_t unused[2];    // a size that divides into 16-byte loads
+  std::int32_t present;      // of prefill: keys of the request that K and V have
+  std::int32_t unused;       // a size that divides into 16-byte loads
 };
 static_assert(sizeof(DeviceItem) == 64);
 

@@ -103,6 +103,19 @@ CUtensorMap page_map(const PagedKv& cache, const PageLayout& layout, std::int64_
   return boxes.map(dtype, swizzle_of(row_bytes));
 }
 
+CUtensorMap latent_page_map(const PagedKv& cache, const PageLayout& layout, const void* somewhere,
+                            DType dtype, int tokens) {
+  const auto bytes = [](std::int64_t n) { return static_cast<cuuint64_t>(n); };
+  const bool empty = cache.pages.shape[0] == 0;
+  const Boxes<3> boxes{empty ? somewhere : cache.pages.data,
+                       {bytes(cache.spec.head_dim), bytes(cache.spec.page_size),
+                        bytes(std::max<std::int64_t>(1, cache.pages.shape[0]))},
+                       {bytes(layout.row_bytes),
+                        bytes(cache.pages.shape[0] <= 1 ? layout.page_bytes : cache.pages.strides[0])},
+                       {64, static_cast<cuuint32_t>(tokens), 1}};
+  return boxes.map(dtype);
+}
+
 CUtensorMap page_code_map(const PagedKv& cache, const PageLayout& layout, const void* somewhere, int tiles) {
   const auto bytes = [](std::int64_t n) { return static_cast<cuuint64_t>(n); };
   const bool empty = cache.pages.shape[0] == 0;

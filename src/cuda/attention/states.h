@@ -132,8 +132,8 @@ struct Slots {
 /// Bit c of a mask is class c.
 inline constexpr int kRowClasses = kArrivalCounters;
 
-/// The classes of warp `warp` of `warps`, a divisor of their number unless there is one group for each warp:
-/// the warp's groups are `warp`, `warp` + `warps`, ...
+/// The classes of warp `warp` of `warps`, a divisor of their number unless there are no more groups than
+/// classes: the warp's groups are `warp`, `warp` + `warps`, ...
 __device__ inline std::uint32_t classes_of(int warp, int warps, int groups) {
   std::uint32_t mask = 0;
   for (int c = warp; c < min(kRowClasses, groups); c += warps) mask |= 1u << c;

@@ -79,12 +79,14 @@ __device__ inline void begin_appends(const DecodeParams& p, typename DecodeTrait
 /// A warp that has nothing else to do.
 template <DecodeConfig C>
 __device__ inline void append_worker(const DecodeParams& p, typename DecodeTraits<C>::Shared& s, int warp) {
-  if (!appends(C) || !p.appends) return;
+  if constexpr (appends(C)) {
+    if (!p.appends) return;
 #pragma unroll 1
-  for (int index = 0;; ++index) {
-    while (s.queue.count <= index && s.queue.more) __nanosleep(200);
-    if (!s.queue.has(index)) return;
-    append_item<C>(p.append, s, index, warp);
+    for (int index = 0;; ++index) {
+      while (s.queue.count <= index && s.queue.more) __nanosleep(200);
+      if (!s.queue.has(index)) return;
+      append_item<C>(p.append, s, index, warp);
+    }
   }
 }
 

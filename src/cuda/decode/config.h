@@ -57,8 +57,10 @@ constexpr int rows_of(const DecodeConfig& c) { return 8 * c.row_tiles * c.row_gr
 
 constexpr int team_warps(const DecodeConfig& c) { return c.family == Family::kWarp ? c.row_groups : 4; }
 
-/// Whether a kernel writes new tokens: its code for that knows blocks of 32 dims only.
-constexpr bool appends(const DecodeConfig& c) { return c.family != Family::kRows && c.head_dim % 32 == 0; }
+/// Whether a kernel writes new tokens: its code for that knows blocks of 32 dims only, and a chunk of a row.
+constexpr bool appends(const DecodeConfig& c) {
+  return c.family != Family::kRows && c.head_dim % 32 == 0 && c.head_dim <= 256;
+}
 
 constexpr bool is_integer(DType t) { return t == DType::kInt8 || t == DType::kInt4; }
 
@@ -118,7 +120,7 @@ inline constexpr std::array kMixedPairs{
     PartPair{parts::kInt8G32, parts::kInt4G32},      // 26.5, 71.2
 };
 
-inline constexpr std::array<int, 6> kDecodeDims{64, 80, 96, 128, 192, 256};
+inline constexpr std::array<int, 7> kDecodeDims{64, 80, 96, 128, 192, 256, 512};
 inline constexpr std::array<int, 2> kMixedDims{64, 128};
 
 /// Bytes of a tile with f16 scales, which decide how many tiles a copy brings.
@@ -148,6 +150,8 @@ inline constexpr std::array<RowShape, 3> kWideRowShapes{{
     {1, 2, 4},  // 53.3, 171
     {1, 4, 2},  // 95.5, 319
 }};
+/// Four warps have all registers that they can use; 16 rows of 16 bits do not fit into shared memory.
+inline constexpr std::array<RowShape, 2> kWidestRowShapes{{{1, 1, 4}, {1, 2, 2}}};
 inline constexpr std::array<RowShape, 2> kMixedRowShapes{{{1, 1, 8}, {2, 1, 8}}};
 
 /// A piece of about 4 to 8 KB, and as many in flight as are useful and fit.
@@ -160,6 +164,12 @@ constexpr DecodeConfig make_decode_config(const PartConfig& k, const PartConfig&
   if (shape.family == Family::kWarpgroup) {  // a tile for each warp
     const int stages = bytes > 4608 ? 2 : bytes > 3072 ? 3 : 4;
     return {k, v, head_dim, shape.row_tiles, 1, shape.teams, 4, stages, shape.family};
+  }
+  if (head_dim > 256) {  // what shared memory leaves room for
+    const bool four_bits = bytes <= 12000, eight_bits = !four_bits && bytes <= 20000;
+    const int teams = four_bits || shape.row_groups > 1 ? shape.teams : eight_bits ? 3 : 2;
+    const int stages = four_bits ? 3 : 2;
+    return {k, v, head_dim, shape.row_tiles, shape.row_groups, teams, 1, stages, shape.family};
   }
   const bool one_warp = shape.row_tiles == 1 && shape.row_groups == 1 && head_dim <= 128;
   const int piece_tiles = one_warp && bytes <= 1536 ? 4 : bytes <= 4352 ? 2 : 1;
@@ -200,6 +210,9 @@ constexpr bool is_built(const DecodeConfig& c) {
 #endif
   if (!groups_fit(c.k, c.head_dim) || !groups_fit(c.v, c.head_dim)) return false;
   if (c.head_dim == 80 && rows_of(c) > 16) return false;
+  if (c.head_dim > 256) {
+    if (dtype_bits(c.k.dtype) == 16 && rows_of(c) > 8) return false;  // shared memory
+  }
   if (c.k == c.v && in_rows_family(c.k, c.head_dim) && rows_of(c) > 16) return c.family == Family::kRows;
   const bool warpgroups = c.k == c.v && in_warpgroup_family(c.k, c.head_dim, rows_of(c));
   return c.family == (warpgroups ? Family::kWarpgroup : Family::kWarp);
@@ -223,6 +236,9 @@ constexpr auto make_decode_table() {
     for (const int dim : kDecodeDims) {
       if (dim <= 128) {
         for (const RowShape& shape : kRowShapes) table[row++] = make_decode_config(part, part, dim, shape);
+      } else if (dim > 256) {
+        for (const RowShape& shape : kWidestRowShapes)
+          table[row++] = make_decode_config(part, part, dim, shape);
       } else {
         for (const RowShape& shape : kWideRowShapes)
           table[row++] = make_decode_config(part, part, dim, shape);

@@ -8,20 +8,24 @@
 
 #include "cuda/decode/traits.h"
 #include "cuda/device/fragments.h"
+#include "cuda/device/lanes.h"
 #include "cuda/device/ptx.h"
 #include "format/hadamard.h"
 
 namespace halftone::cuda {
 
 /// Brings an item's rows: in the basis in which K is stored, scaled by a power of two per row so that f16
-/// holds them. A lane has 8 consecutive dims of a row, which are one lane's share of a block of K.
+/// holds them. A lane has 8 consecutive dims of a row, or of each half of a wide one, which are one lane's
+/// share of a block of K.
 template <DecodeConfig C>
 struct QueryLoader {
   using Traits = DecodeTraits<C>;
   using K = KReader<C.k.dtype, Traits::kDim>;
   static constexpr bool kBf16 = C.k.dtype == DType::kBFloat16;
-  static constexpr int kChunks = Traits::kDim / 8;  // of a row
+  static constexpr int kHalves = is_wide(Traits::kDim) ? 2 : 1;
+  static constexpr int kChunks = Traits::kDim / 8 / kHalves;  // of a row or a half
   static constexpr int kSegment = std::bit_ceil(static_cast<unsigned>(kChunks));
+  using Raw = uint4[kHalves];
   static constexpr int kLaneRows = 32 / kSegment;  // rows of one load of a warp
   static constexpr int kBatch = Traits::kRows >= 32             ? 3
                                 : Traits::kRows / kLaneRows > 3 ? 2
@@ -35,23 +39,29 @@ struct QueryLoader {
 #pragma unroll 1
     for (int base = warp * kBatch * kLaneRows; base < Traits::kRows;
          base += Traits::kQueryWarps * kBatch * kLaneRows) {
-      uint4 raw[kBatch];
+      Raw raw[kBatch];
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
         const int row = base + i * kLaneRows + lane / kSegment;
-        raw[i] = {};
+#pragma unroll
+        for (int h = 0; h < kHalves; ++h) raw[i][h] = {};
         if (row < rows && chunk < kChunks) {
           const RowPlace place = place_of(p, item, row);
-          raw[i] = load_eight(static_cast<const std::uint16_t*>(p.q) + place.token * p.q_token_stride +
-                                  place.head * p.q_head_stride + chunk * 8,
-                              p.q_aligned);
+#pragma unroll
+          for (int h = 0; h < kHalves; ++h) {
+            raw[i][h] = load_eight(static_cast<const std::uint16_t*>(p.q) + place.token * p.q_token_stride +
+                                       place.head * p.q_head_stride + (chunk + h * kHalfChunks) * 8,
+                                   p.q_aligned);
+          }
         }
       }
 #pragma unroll 1
       for (int i = 0; i < kBatch; ++i) {
         store(p, item, raw[0], queries, base + i * kLaneRows + lane / kSegment, chunk);
 #pragma unroll
-        for (int j = 1; j < kBatch; ++j) raw[j - 1] = raw[j];
+        for (int j = 0; j < (kBatch - 1) * kHalves; ++j) {
+          raw[j / kHalves][j % kHalves] = raw[j / kHalves + 1][j % kHalves];
+        }
       }
     }
   }
@@ -99,26 +109,26 @@ struct QueryLoader {
     return chunk < kGroups ? sum : 0.0f;
   }
 
-  /// One lane's 8 dims of a row; all lanes take part.
-  static __device__ void store(const AttentionParams& p, const DeviceItem& item, const uint4& raw,
+  /// A lane's dims of a row; all lanes take part.
+  static __device__ void store(const AttentionParams& p, const DeviceItem& item, const Raw& raw,
                                typename Traits::Queries& queries, int row, int chunk) {
-    const std::uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
-    float x[8];
+    float x[kHalves][8];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      x[2 * i] = low_half(words[i], p.q_type == DType::kBFloat16);
-      x[2 * i + 1] = high_half(words[i], p.q_type == DType::kBFloat16);
-    }
-    if (p.channels.scale != nullptr && chunk < kChunks) {
-      const float* const scale = p.channels.scale + (item.work.kv_head * Traits::kDim + chunk * 8);
+    for (int h = 0; h < kHalves; ++h) {
+      const std::uint32_t words[4] = {raw[h].x, raw[h].y, raw[h].z, raw[h].w};
 #pragma unroll
-      for (int i = 0; i < 8; ++i) x[i] *= __ldg(scale + i);
-    }
-    if (p.rotate_k) {
-      rotate_lanes<8, Traits::kDim>(x, chunk);
+      for (int i = 0; i < 4; ++i) {
+        x[h][2 * i] = low_half(words[i], p.q_type == DType::kBFloat16);
+        x[h][2 * i + 1] = high_half(words[i], p.q_type == DType::kBFloat16);
+      }
+      if (p.channels.scale != nullptr && chunk < kChunks) {
+        const float* const scale =
+            p.channels.scale + (item.work.kv_head * Traits::kDim + (chunk + h * kHalfChunks) * 8);
 #pragma unroll
-      for (int i = 0; i < 8; ++i) x[i] *= hadamard::factor(hadamard::block_size(Traits::kDim));
+        for (int i = 0; i < 8; ++i) x[h][i] *= __ldg(scale + i);
+      }
     }
+    if (p.rotate_k) rotate(x, chunk);
     // Raw products are in units of the static scale and, for integers, of 2^-24.
     const float k_static = static_scale(p.k, item);
     float factor = p.scale_log2 * k_static;
@@ -127,7 +137,7 @@ struct QueryLoader {
     if constexpr (!kBf16) {
       float largest = 0.0f;
 #pragma unroll
-      for (int i = 0; i < 8; ++i) largest = fmaxf(largest, fabsf(x[i]));
+      for (int i = 0; i < 8 * kHalves; ++i) largest = fmaxf(largest, fabsf(x[i / 8][i % 8]));
 #pragma unroll 1
       for (int i = kSegment / 2; i > 0; i /= 2) largest = fmaxf(largest, __shfl_xor_sync(~0u, largest, i));
       // Exponent bits of the largest value: 2^exponent, and its inverse, for every finite and normal one.
@@ -140,13 +150,43 @@ struct QueryLoader {
         K::kScaleLog2 == 24 && !(Traits::kWarpgroups && C.k.mode == ScaleMode::kBlock);
     factor *= kCodeUnits ? 0x1p24f : 1.0f;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) x[i] *= unit;
+    for (int h = 0; h < kHalves; ++h) {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) x[h][i] *= unit;
+      store_chunk(p, x[h], queries, row, chunk, chunk + h * kHalfChunks);
+    }
+    if (row >= Traits::kRows || chunk != 0) return;
+    queries.factor[row] = factor;
+    RowPlace place = place_of(p, item, row);
+    if (p.alibi_slopes != nullptr && row < item.work.row_end - item.work.row_begin) {
+      place.slope = p.alibi_slopes[place.head] * kLog2e;
+    }
+    queries.places[row] = place;
+  }
+
+  static __device__ void rotate(float (&x)[kHalves][8], int chunk) {
+#pragma unroll
+    for (int h = 0; h < kHalves; ++h) rotate_lanes<8, Traits::kDim>(x[h], chunk);
+#pragma unroll
+    for (int i = 0; i < 8 * (kHalves - 1); ++i) {
+      const float a = x[0][i], b = x[kHalves - 1][i];
+      x[0][i] = a + b, x[kHalves - 1][i] = a - b;
+    }
+#pragma unroll
+    for (int i = 0; i < 8 * kHalves; ++i) {
+      x[i / 8][i % 8] *= hadamard::factor(hadamard::block_size(Traits::kDim));
+    }
+  }
+
+  /// Chunk `chunk` of a row, in the units of its fragments, of lane `own` of the row.
+  static __device__ void store_chunk(const AttentionParams& p, const float (&x)[8],
+                                     typename Traits::Queries& queries, int row, int own, int chunk) {
     float sum = ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
     sum += __shfl_xor_sync(~0u, sum, 1);
     sum += __shfl_xor_sync(~0u, sum, 2);
     float group_sum = 0.0f;
     if constexpr (Traits::kWarpgroups) group_sum = sum_of_group(sum, chunk);
-    if (row >= Traits::kRows || chunk >= kChunks) return;
+    if (row >= Traits::kRows || own >= kChunks) return;
     const int block = chunk / 4, t = chunk % 4;
     const bool half = is_half_block(block, Traits::kDim);  // the chunk is two lanes' share
     std::uint32_t high[4], low[4];
@@ -172,14 +212,6 @@ struct QueryLoader {
       if (chunk == 0) queries.totals[row] = group_sum;
     }
     if (t == 0) queries.sums[row][block] = sum;
-    if (chunk == 0) {
-      queries.factor[row] = factor;
-      RowPlace place = place_of(p, item, row);
-      if (p.alibi_slopes != nullptr && row < item.work.row_end - item.work.row_begin) {
-        place.slope = p.alibi_slopes[place.head] * kLog2e;
-      }
-      queries.places[row] = place;
-    }
   }
 };
 

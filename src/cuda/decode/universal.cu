@@ -6,7 +6,8 @@ namespace halftone::cuda {
 namespace {
 
 static_assert(kUniversalRow.row_block == kAnyRows);
-static_assert(any_shared_bytes(128, 128) <= 227 * 1024 && any_shared_bytes(256, 256) <= 227 * 1024);
+static_assert(any_shared_bytes(128, 128) <= 227 * 1024 && any_shared_bytes(256, 256) <= 227 * 1024 &&
+              any_shared_bytes(512, 512) <= 227 * 1024);
 
 template <int kVDim>
 __global__ void __launch_bounds__(32 * AnyTraits<kVDim>::kWarps, 1)

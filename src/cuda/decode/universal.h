@@ -25,13 +25,16 @@ template <int kVDim>
 struct AnyTraits {
   static constexpr int kDim = kVDim;
   static constexpr int kQuads = (kDim + 127) / 128;
-  static constexpr int kWarps = kDim > 128 ? 8 : kAnyMaxWarps;  // at most
+  static constexpr int kWarps = kDim > 256 ? 6 : kDim > 128 ? 8 : kAnyMaxWarps;  // at most
   static constexpr int kRowLanes = 32;
   static constexpr bool kAnyOutput = true;
 };
 
 /// Warps that the tiles of a problem leave room for.
-constexpr int any_warps(int head_dim, int v_dim) { return head_dim > 128 || v_dim > 128 ? 8 : kAnyMaxWarps; }
+constexpr int any_warps(int head_dim, int v_dim) {
+  const int dim = head_dim > v_dim ? head_dim : v_dim;
+  return dim > 256 ? 6 : dim > 128 ? 8 : kAnyMaxWarps;
+}
 
 /// Floats from a row of a tile to the next.
 HT_HOST_DEVICE constexpr int any_tile_stride(int head_dim, int v_dim) {
@@ -85,29 +88,31 @@ __device__ inline void unpack_tile(const page::Part& part, const float* static_s
                                    const ChunkPlace* places, const std::uint8_t* tile, int first, int last,
                                    float* rows, int stride, int lane) {
   using Load = ChunkLoad<kType, kAsymmetric>;
-  const int lanes = lanes_of(part.dim), chunk = lane & (lanes - 1);
-  if (chunk >= part.dim / kChunk) return;
-  const Load load(places[chunk]);
-  const int group = part.groups > 1 ? chunk * kChunk / part.format.group_size : 0;
+  const int lanes = lanes_of(part.dim);
 #pragma unroll 1
-  for (int t = lane / lanes; t < 4; t += 32 / lanes) {
-    typename Load::Codes codes[kLaneRows];
-    codec::Params params[kLaneRows];
-    load.load(tile + part.data_offset, t, codes);
-    if constexpr (Load::kBits != 16) {
-      load_params<kAsymmetric>(part, static_scale, static_min, tile, t, group, params);
-    }
+  for (int chunk = lane & (lanes - 1); chunk < part.dim / kChunk; chunk += lanes) {
+    const Load load(places[chunk]);
+    const int group = part.groups > 1 ? chunk * kChunk / part.format.group_size : 0;
+#pragma unroll 1
+    for (int t = lane / lanes; t < 4; t += 32 / lanes) {
+      typename Load::Codes codes[kLaneRows];
+      codec::Params params[kLaneRows];
+      load.load(tile + part.data_offset, t, codes);
+      if constexpr (Load::kBits != 16) {
+        load_params<kAsymmetric>(part, static_scale, static_min, tile, t, group, params);
+      }
 #pragma unroll
-    for (int k = 0; k < kLaneRows; ++k) {
-      const int token = lane_token(t, k);
-      float x[kChunk];
-      codes[k].decode(params[k], x);
-      const bool seen = token >= first && token < last;
+      for (int k = 0; k < kLaneRows; ++k) {
+        const int token = lane_token(t, k);
+        float x[kChunk];
+        codes[k].decode(params[k], x);
+        const bool seen = token >= first && token < last;
 #pragma unroll
-      for (int i = 0; i < kChunk; ++i) x[i] = seen ? x[i] : 0.0f;
-      float4* to = reinterpret_cast<float4*>(rows + token * stride + chunk * kChunk);
-      to[0] = {x[0], x[1], x[2], x[3]};
-      to[1] = {x[4], x[5], x[6], x[7]};
+        for (int i = 0; i < kChunk; ++i) x[i] = seen ? x[i] : 0.0f;
+        float4* to = reinterpret_cast<float4*>(rows + token * stride + chunk * kChunk);
+        to[0] = {x[0], x[1], x[2], x[3]};
+        to[1] = {x[4], x[5], x[6], x[7]};
+      }
     }
   }
 }

@@ -28,6 +28,7 @@ DequantizeParams dequantize_params(const PagedKv& cache, const PageLayout& layou
   if (part.which == KvPart::kK) p.channels = channels_of(cache.k_channels);
   p.out = out.data;
   p.rows = out.shape[0];
+  p.row_tokens = 1;
   p.row_stride = out.strides[0];
   p.head_stride = out.strides[1];
   p.out_type = out.dtype;

@@ -37,7 +37,9 @@ __device__ __forceinline__ void place_requests(const DequantizeParams& p, std::i
   const int warp = threadIdx.x / 32;
   const std::int64_t request = first + threadIdx.x;
   const std::int64_t length = request < p.batch ? max(__ldg(p.lengths + request), 0) : 0;
-  std::int64_t rows = scan_warp(length), tiles = scan_warp((length + kTileTokens - 1) / kTileTokens);
+  const std::int64_t each = p.row_tokens;
+  std::int64_t rows = scan_warp((length + each - 1) & -each),
+               tiles = scan_warp((length + kTileTokens - 1) / kTileTokens);
   __syncthreads();  // the readers of the requests before are done
   if (threadIdx.x % 32 == 31) s.warp_rows[warp] = rows, s.warp_tiles[warp] = tiles;
   __syncthreads();
@@ -57,16 +59,33 @@ __device__ __forceinline__ int request_at(const DequantizeShared& s, std::int64_
   return low;
 }
 
-/// Where rows go: to the caller's tensor, in his basis.
+/// A lane's chunks of a row, one of each half.
+template <int kHalves>
+using RowChunks = float[kHalves][kChunk];
+
+template <int kHalves>
+__device__ __forceinline__ void rotate_chunks(int dim, RowChunks<kHalves>& x) {
+  if constexpr (kHalves == 2) {
+    rotate_halves(x[0], x[1]);
+  } else {
+    rotate_row(dim, x[0]);
+  }
+}
+
+/// Where rows go: to the caller's tensor, in his basis. One with take_tile() and zero_tile()
+/// takes whole tiles instead.
 struct RowsOut {
   const DequantizeParams& p;
 
-  /// Of all lanes that have the row; `live` ones have a chunk of it. `row` < 0: it is not wanted.
-  template <class Codes>
-  __device__ __forceinline__ void take(const Codes&, const codec::Params&, float (&x)[kChunk],
+  /// Of all lanes that have the row; `live` ones have chunk `chunk` of its halves. `row` < 0: it is not
+  /// wanted.
+  template <int kHalves, class Codes>
+  __device__ __forceinline__ void take(const Codes (&)[kHalves], const codec::Params&, RowChunks<kHalves>& x,
                                        std::int64_t row, int head, int chunk, bool live) const {
-    if (p.part.rotated) rotate_row(p.part.dim, x);
-    if (live && row >= 0) store(row, head, chunk, x);
+    if (p.part.rotated) rotate_chunks<kHalves>(p.part.dim, x);
+    if (!live || row < 0) return;
+#pragma unroll
+    for (int h = 0; h < kHalves; ++h) store(row, head, chunk + h * kHalfChunks, x[h]);
   }
   __device__ __forceinline__ void store(std::int64_t row, int head, int chunk,
                                         const float (&x)[kChunk]) const {
@@ -86,20 +105,23 @@ struct RowsOut {
 
 /// The same of a K whose channels are treated.
 struct ChannelRowsOut : RowsOut {
-  template <class Codes>
-  __device__ __forceinline__ void take(const Codes&, const codec::Params&, float (&x)[kChunk],
+  template <int kHalves, class Codes>
+  __device__ __forceinline__ void take(const Codes (&)[kHalves], const codec::Params&, RowChunks<kHalves>& x,
                                        std::int64_t row, int head, int chunk, bool live) const {
-    if (p.part.rotated) rotate_row(p.part.dim, x);
+    if (p.part.rotated) rotate_chunks<kHalves>(p.part.dim, x);
     if (!live || row < 0) return;
-    const std::int64_t first = std::int64_t{head} * p.part.dim + chunk * kChunk;
 #pragma unroll
-    for (int i = 0; i < kChunk; ++i) x[i] = p.channels.restored(x[i], first + i);
-    store(row, head, chunk, x);
+    for (int h = 0; h < kHalves; ++h, chunk += kHalfChunks) {
+      const std::int64_t first = std::int64_t{head} * p.part.dim + chunk * kChunk;
+#pragma unroll
+      for (int i = 0; i < kChunk; ++i) x[h][i] = p.channels.restored(x[h][i], first + i);
+      store(row, head, chunk, x[h]);
+    }
   }
 };
 
-/// `kRecords`: of a latent cache, whose tile is 16 records.
-template <DType kType, bool kAsymmetric, bool kRecords, class Out = RowsOut>
+/// `kRecords`: of a latent cache, whose tile is 16 records. `kHalves`: 2 for wide rows of others.
+template <DType kType, bool kAsymmetric, bool kRecords, class Out = RowsOut, int kHalves = 1>
 struct Dequantizer {
   using Load = ChunkLoad<kType, kAsymmetric>;
   static constexpr bool kQuantised = Load::kBits != 16;
@@ -108,10 +130,9 @@ struct Dequantizer {
   DequantizeShared& s;
   Out out;
   int lanes;  // of a row, idle ones included
-  int chunk;  // this lane's 8 dims of a row
+  int chunk;  // this lane's 8 dims of a row, or of its first half
   bool live;  // false: beyond the row's dims
-  Load place;
-  int group;
+  ChunkPlace place[kHalves];
 
   __device__ __forceinline__ Dequantizer(const DequantizeParams& params, DequantizeShared& shared, Out rows)
       : p(params),
@@ -119,9 +140,10 @@ struct Dequantizer {
         out(rows),
         lanes(lanes_of(p.part.dim)),
         chunk(threadIdx.x % 32 & (lanes - 1)),
-        live(chunk < p.part.dim / kChunk),
-        place(p.part, chunk),
-        group(p.part.groups > 1 ? chunk * kChunk / p.part.format.group_size : 0) {}
+        live(chunk < p.part.dim / kChunk) {
+#pragma unroll
+    for (int h = 0; h < kHalves; ++h) place[h] = ChunkPlace(p.part, chunk + h * kHalfChunks, Load::kBits);
+  }
 
   __device__ __forceinline__ void run() {
     const std::int64_t step = std::int64_t{gridDim.x} * kDequantizeWarps;
@@ -151,7 +173,8 @@ struct Dequantizer {
     const std::int64_t skipped = at > 0 ? s.rows[at - 1] : 0;
     const std::int64_t index = tile - (at > 0 ? s.tiles[at - 1] : 0), position = index * kTileTokens;
     row += skipped + position;
-    const std::int64_t left = min(s.rows[at] - skipped - position, p.rows - row);
+    const std::int64_t length = max(__ldg(p.lengths + first + at), 0);
+    const std::int64_t left = min(length - position, p.rows - row);
     const int count = static_cast<int>(min(left, std::int64_t{kTileTokens}));
     if (count <= 0) return false;
     const std::int64_t entry = position >> p.page_log2;
@@ -164,6 +187,8 @@ struct Dequantizer {
       const std::uint8_t* bytes = p.pages + page * p.page_stride + page::tile_offset(p.layout, head, offset);
       if constexpr (kRecords) {
         read_records(bytes, offset / kTileTokens, row, count);
+      } else if constexpr (requires { out.take_tile(bytes, row, count, head); }) {
+        out.take_tile(bytes, row, count, head);
       } else {
         read(bytes, row, count, head);
       }
@@ -176,25 +201,43 @@ struct Dequantizer {
 #pragma unroll 1
     for (int first = 0; first < 4 && 2 * first < count; first += together) {
       const int t = first + own;
-      typename Load::Codes codes[kLaneRows] = {};
-      codec::Params params[kLaneRows] = {};
+      typename Load::Codes codes[kHalves][kLaneRows] = {};
+      codec::Params params[kHalves][kLaneRows] = {};
       if (live) {
-        place.load(tile + p.part.data_offset, t, codes);
-        if (kQuantised) {
+#pragma unroll
+        for (int h = 0; h < kHalves; ++h) {
+          Load(place[h]).load(tile + p.part.data_offset, t, codes[h]);
+          if (!kQuantised) continue;
           const std::int64_t at = std::int64_t{head} * p.static_stride;
-          load_params<kAsymmetric>(p.part, p.static_scale + at, p.static_min + at, tile, t, group, params);
+          load_params<kAsymmetric>(p.part, p.static_scale + at, p.static_min + at, tile, t,
+                                   group_of(chunk + h * kHalfChunks), params[h]);
         }
       }
 #pragma unroll 1
       for (int k = 0; k < kLaneRows; ++k) {
-        float x[kChunk];
-        codes[0].decode(params[0], x);
-        const int token = lane_token(t, k);
-        out.take(codes[0], params[0], x, token < count ? row + token : -1, head, chunk, live);
+        float x[kHalves][kChunk];
+        typename Load::Codes own_codes[kHalves];
 #pragma unroll
-        for (int i = 0; i + 1 < kLaneRows; ++i) codes[i] = codes[i + 1], params[i] = params[i + 1];
+        for (int h = 0; h < kHalves; ++h) {
+          own_codes[h] = codes[h][0];
+          own_codes[h].decode(params[h][0], x[h]);
+        }
+        const int token = lane_token(t, k);
+        out.template take<kHalves>(own_codes, params[0][0], x, token < count ? row + token : -1, head, chunk,
+                                   live);
+#pragma unroll
+        for (int h = 0; h < kHalves; ++h) {
+#pragma unroll
+          for (int i = 0; i + 1 < kLaneRows; ++i) {
+            codes[h][i] = codes[h][i + 1], params[h][i] = params[h][i + 1];
+          }
+        }
       }
     }
+  }
+
+  __device__ __forceinline__ int group_of(int of) const {
+    return p.part.groups > 1 ? of * kChunk / p.part.format.group_size : 0;
   }
 
   __device__ __forceinline__ void read_records(const std::uint8_t* tile, int before, std::int64_t row,
@@ -224,6 +267,14 @@ struct Dequantizer {
   }
 
   __device__ __forceinline__ void zero(std::int64_t row, int count, int head) {
+    if constexpr (requires { out.zero_tile(row, head); }) {
+      out.zero_tile(row, head);
+      return;
+    } else {
+      zero_rows(row, count, head);
+    }
+  }
+  __device__ __forceinline__ void zero_rows(std::int64_t row, int count, int head) {
     const int chunks = p.part.dim / kChunk;
 #pragma unroll 1
     for (int i = threadIdx.x % 32; i < count * chunks; i += 32) {

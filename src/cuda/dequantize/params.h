@@ -28,6 +28,7 @@ struct DequantizeParams {
   Channels channels;           // of K
   void* out;                   // [rows, kv_heads, the span's dims], strides below, in elements
   std::int64_t rows;
+  std::int32_t row_tokens;  // a request's rows begin at multiples of it, a power of two
   std::int64_t row_stride, head_stride;
   DType out_type;
   bool aligned;      // rows of `out` begin at multiples of 16 bytes

@@ -57,6 +57,7 @@ struct ChunkPlace {
   int token_step;  // to the next token; of packed V to the next t
   int piece_step;
 
+  ChunkPlace() = default;
   /// `bits`: of an element of the part.
   __device__ __forceinline__ ChunkPlace(const page::Part& part, int chunk, int bits) {
     const int d = chunk * kChunk;

@@ -1,6 +1,8 @@
 // A cluster of thread blocks: who one is, and what one block writes and signals in another's shared memory.
 #pragma once
 
+#include <cuda.h>
+
 #include <cstdint>
 
 namespace halftone::cuda {
@@ -44,6 +46,17 @@ __device__ inline void cluster_copy_commit() { asm volatile("cp.async.bulk.commi
 template <int kPending>
 __device__ inline void cluster_copy_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+
+/// tensor_load() (tma.h) to the same places of the blocks of which `blocks` has bits; the barrier of each of
+/// them counts all bytes.
+__device__ inline void tensor_load_to(std::uint16_t blocks, std::uint32_t shared, const CUtensorMap& map,
+                                      std::uint32_t barrier, int x, int y, int z) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+      "[%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(shared),
+      "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "h"(blocks)
+      : "memory");
 }
 
 }  // namespace halftone::cuda

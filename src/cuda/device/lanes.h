@@ -4,5 +4,10 @@
 namespace halftone::cuda {
 
 inline constexpr int kChunk = 8;  // consecutive dims that a lane holds
+// Chunks of a warp. Rows of more have two halves: lane l holds chunk l of each, and they are called wide.
+inline constexpr int kHalfChunks = 32;
+inline constexpr int kHalfDims = kHalfChunks * kChunk;
+
+constexpr bool is_wide(int dim) { return dim > kHalfDims; }
 
 }  // namespace halftone::cuda

@@ -143,6 +143,13 @@ __device__ inline void bulk_load(std::uint32_t shared, const void* global, int b
       : "memory");
 }
 
+__device__ inline void bulk_load(std::uint32_t shared, const void* global, int bytes, std::uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
+      "l"(global), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+
 /// Copies 16 bytes from global to shared memory beside the thread's work; `bytes` < 16 leaves zeros behind
 /// them.
 __device__ inline void copy_async(std::uint32_t shared, const void* global, int bytes) {
@@ -206,6 +213,15 @@ __device__ inline void mma_s8(std::int32_t (&d)[4], const std::uint32_t (&a)[4],
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+/// The same of e4m3 and sums in fp32.
+__device__ inline void mma_e4m3(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0,
+                                std::uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 /// Four 8x8 matrices of 16-bit elements, transposed: lane l has the address of row l % 8 of matrix l / 8.
 __device__ inline void load_transposed(std::uint32_t (&x)[4], std::uint32_t shared) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -239,6 +255,21 @@ __device__ inline std::uint32_t transpose8x8(std::uint32_t x) {
   std::uint32_t y;
   asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
   return y;
+}
+
+/// Lane t of each four lanes has row t of a 4 x 4 matrix; it gets column t.
+__device__ inline void transpose_quad(std::uint32_t (&w)[4], int lane) {
+  const bool odd = lane & 1, upper = lane & 2;
+#pragma unroll
+  for (int e = 0; e < 4; e += 2) {
+    const std::uint32_t got = __shfl_xor_sync(~0u, odd ? w[e] : w[e + 1], 1);
+    (odd ? w[e] : w[e + 1]) = got;
+  }
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {
+    const std::uint32_t got = __shfl_xor_sync(~0u, upper ? w[e] : w[e + 2], 2);
+    (upper ? w[e] : w[e + 2]) = got;
+  }
 }
 
 __device__ inline float exp2_approx(float x) {
@@ -279,6 +310,16 @@ __device__ inline std::uint32_t pack_f16x2(float low, float high) {
 __device__ inline std::uint32_t pack_bf16x2(float low, float high) {
   std::uint32_t y;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+  return y;
+}
+
+/// Four codes of e4m3, the first one in the low byte; what exceeds 448 becomes that.
+__device__ inline std::uint32_t pack_e4m3x4(float a, float b, float c, float d) {
+  std::uint32_t y;
+  asm("{\n .reg .b16 low, high;\n cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n"
+      " cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n mov.b32 %0, {low, high};\n}"
+      : "=r"(y)
+      : "f"(a), "f"(b), "f"(c), "f"(d));
   return y;
 }
 

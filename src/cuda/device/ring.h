@@ -25,12 +25,15 @@ struct RingPlace {
 /// The same in one register, for kernels that are short of them.
 template <int kStages>
 struct PackedRingPlace {
-  int place = 0;  // stages passed, modulo two rounds
+  static constexpr std::uint32_t kParity = 1u << 31, kLast = kStages - 1;
+  std::uint32_t place = 0;  // the stage and, above, the parity
 
-  __device__ std::uint32_t parity() const { return place >= kStages; }
-  __device__ int stage() const { return place >= kStages ? place - kStages : place; }
-  __device__ PackedRingPlace previous() const { return {place == 0 ? 2 * kStages - 1 : place - 1}; }
-  __device__ void advance() { place = place == 2 * kStages - 1 ? 0 : place + 1; }
+  __device__ std::uint32_t parity() const { return place >> 31; }
+  __device__ int stage() const { return static_cast<int>(place & ~kParity); }
+  __device__ PackedRingPlace previous() const {
+    return {stage() == 0 ? place + (kParity + kLast) : place - 1};
+  }
+  __device__ void advance() { place = stage() == kLast ? place + (kParity - kLast) : place + 1; }
 };
 
 }  // namespace halftone::cuda

@@ -7,9 +7,8 @@
 
 namespace halftone::cuda {
 
-/// hadamard::rotate() with its stages in the same order.
-__device__ __forceinline__ void rotate_row(int dim, float (&x)[kChunk], int lane = threadIdx.x) {
-  const int block = hadamard::block_size(dim);
+/// The stages of hadamard::rotate() within blocks of up to a warp's chunks, in the same order.
+__device__ __forceinline__ void rotate_stages(int block, float (&x)[kChunk], int lane) {
 #pragma unroll
   for (int h = 1; h < kChunk; h *= 2) {
 #pragma unroll
@@ -28,9 +27,29 @@ __device__ __forceinline__ void rotate_row(int dim, float (&x)[kChunk], int lane
       x[i] = codec::ht_fma(x[i], sign, __shfl_xor_sync(~0u, x[i], h));
     }
   }
+}
+
+/// hadamard::rotate().
+__device__ __forceinline__ void rotate_row(int dim, float (&x)[kChunk], int lane = threadIdx.x) {
+  const int block = hadamard::block_size(dim);
+  rotate_stages(block, x, lane);
   const float factor = hadamard::factor(block);
 #pragma unroll
   for (int i = 0; i < kChunk; ++i) x[i] = codec::ht_mul(x[i], factor);
+}
+
+/// Of a wide row, whose halves are one block.
+__device__ __forceinline__ void rotate_halves(float (&low)[kChunk], float (&high)[kChunk],
+                                              int lane = threadIdx.x) {
+  rotate_stages(kHalfDims, low, lane);
+  rotate_stages(kHalfDims, high, lane);
+  constexpr float kFactor = hadamard::factor(2 * kHalfDims);
+#pragma unroll
+  for (int i = 0; i < kChunk; ++i) {
+    const float a = low[i], b = high[i];
+    low[i] = codec::ht_mul(codec::ht_add(a, b), kFactor);
+    high[i] = codec::ht_mul(codec::ht_sub(a, b), kFactor);
+  }
 }
 
 }  // namespace halftone::cuda

@@ -86,7 +86,12 @@ __device__ inline void store_transposed(std::uint32_t address, std::uint32_t a, 
 __device__ inline void team_barrier(int team) {
   asm volatile("bar.sync %0, 128;" ::"r"(kTeam + team) : "memory");
 }
-/// The same; true if `value` is, of any thread.
+/// Barrier `place` among `kTeams` of them.
+template <int kTeams>
+__device__ inline void teams_barrier(int place) {
+  asm volatile("bar.sync %0, %1;" ::"r"(kTeam + place), "n"(128 * kTeams) : "memory");
+}
+/// team_barrier(); true if `value` is, of any thread.
 __device__ inline bool team_any(int team, bool value) {
   std::uint32_t any;
   asm volatile(

@@ -2,8 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <variant>
 
+#include "cuda/attention/maps.h"
+#include "cuda/latent/dense/config.h"
+#include "cuda/latent/dense/kernels.h"
+#include "cuda/latent/dense/params.h"
 #include "cuda/latent/few/config.h"
 #include "cuda/latent/few/kernels.h"
 #include "cuda/latent/wide/config.h"
@@ -15,8 +20,11 @@
 namespace halftone::cuda {
 namespace {
 
-// Variants: rows of kLatentFewTable, then those of kLatentWideTable.
+// Variants: rows of kLatentFewTable, then those of kLatentWideTable, then of kLatentDenseTable.
 constexpr int kFewRows = static_cast<int>(kLatentFewTable.size());
+constexpr int kDenseFirst = kFewRows + static_cast<int>(kLatentWideTable.size());
+
+bool is_dense(const planning::Pass& pass) { return pass.variant >= kDenseFirst; }
 
 CompiledKernel latent_few_kernel(int row) {
   for (const auto slice :
@@ -24,6 +32,24 @@ CompiledKernel latent_few_kernel(int row) {
     if (const CompiledKernel kernel = slice(row); kernel.function != nullptr) return kernel;
   }
   return {};
+}
+
+LatentDenseParams dense_params(const AttentionParams& attention, const Plan::Impl& plan,
+                               const AttentionArgs& args) {
+  const auto& cache = std::get<PagedKv>(args.kv);
+  const int group = attention.schedule.params.group;
+  constexpr int kRows = 64;  // of a thread block
+  LatentDenseParams p{};
+  p.attention = attention;
+  p.box_tokens = std::min(static_cast<int>(cache.spec.page_size), 32);
+  p.kv =
+      latent_page_map(cache, plan.layout, attention.schedule.header, cache.spec.k_format.dtype, p.box_tokens);
+  p.q_boxes = (kRows % group == 0 || group % kRows == 0) && has_boxes(args.q) && args.q.numel() > 0;
+  if (p.q_boxes) {
+    const int heads = std::min(group, kRows);
+    p.q = tensor_map(args.q, nullptr, heads, kRows / heads);
+  }
+  return p;
 }
 
 }  // namespace
@@ -38,6 +64,10 @@ int latent_variant(const AttentionProblem& problem, const planning::Kernel& kern
     return -1;
   if (few >= 0) return few;
   if (second) return -1;  // the kernels for few heads take more, 32 at a time
+  if (!problem.is_listed()) {
+    const int dense = find_latent_dense_row(spec, problem.q_dtype, kernel.row_block);
+    if (dense >= 0) return kDenseFirst + dense;
+  }
   const int wide = find_latent_wide_row(spec, problem.q_dtype, kernel.row_block);
   return wide < 0 ? -1 : kFewRows + wide;
 }
@@ -77,11 +107,25 @@ void refuse_latent(const AttentionProblem& problem) {
 
 CompiledKernel latent_kernel(const Plan::Impl&, const planning::Pass& pass, const AttentionArgs& args) {
   check_out(args);
-  const bool wide = pass.variant >= kFewRows;
-  const CompiledKernel kernel =
-      wide ? latent_wide_kernel(pass.variant - kFewRows) : latent_few_kernel(pass.variant);
+  if (is_dense(pass)) require_tensor_maps();
+  const CompiledKernel kernel = is_dense(pass)             ? latent_dense_kernel(pass.variant - kDenseFirst)
+                                : pass.variant >= kFewRows ? latent_wide_kernel(pass.variant - kFewRows)
+                                                           : latent_few_kernel(pass.variant);
   require_built(kernel, "latent", pass.variant);
   return kernel;
+}
+
+void run_latent(const CompiledKernel& kernel, const Plan::Impl& plan, const AttentionArgs& args,
+                const planning::Workspace& workspace, std::size_t index, bool late, Stream stream) {
+  const planning::Pass& pass = plan.passes()[index];
+  AttentionParams params = attention_params(plan, args, workspace, index);
+  if (late) params.cache_settled = false;
+  if (is_dense(pass)) {
+    const LatentDenseParams dense = dense_params(params, plan, args);
+    launch(kernel, &dense, plan, pass, stream);
+  } else {
+    launch(kernel, &params, plan, pass, stream);
+  }
 }
 
 }  // namespace halftone::cuda

@@ -31,4 +31,8 @@ int latent_variant(const AttentionProblem& problem, const planning::Kernel& kern
 /// InvalidArgument for outputs that it cannot write.
 CompiledKernel latent_kernel(const Plan::Impl& plan, const planning::Pass& pass, const AttentionArgs& args);
 
+/// Runs it. `late`: the kernel before it has just written to the cache.
+void run_latent(const CompiledKernel& kernel, const Plan::Impl& plan, const AttentionArgs& args,
+                const planning::Workspace& workspace, std::size_t index, bool late, Stream stream);
+
 }  // namespace halftone::cuda

@@ -16,8 +16,14 @@ namespace halftone::cuda {
 template <PrefillConfig C>
 struct RunningSoftmax {
   // P of f16 begins near the middle of its range, whose lower end is near.
-  static constexpr float kFirstLog2 = C.dtype == DType::kFloat16 ? 7.0f : 0.0f;
-  static constexpr float kLargestSum = C.dtype == DType::kFloat16 ? 32768.0f : 4096.0f;  // of a lane and tile
+  // E4M3 of weights below 2^-16 of the largest is 0, and none can be 7 times the first maximum.
+  static constexpr bool kE4m3 = C.dtype == DType::kFloat8E4M3;
+  static constexpr float kFirstLog2 = kE4m3 ? 6.0f : C.dtype == DType::kFloat16 ? 7.0f : 0.0f;
+  static constexpr float kLargest = 448.0f;  // that E4M3 holds
+  static constexpr float kLargestSum =       // of a lane and tile
+      kE4m3                        ? kLargest
+      : C.dtype == DType::kFloat16 ? 32768.0f
+                                   : 4096.0f;
   static constexpr float kMostRaised = 127.0f;       // log2: nothing of O is left
   static constexpr float kEmpty = -3.402823466e38f;  // finite, so that masked logits give P = 0
   float offset[2] = {kEmpty, kEmpty};
@@ -38,14 +44,16 @@ template <PrefillConfig C>
 struct Consumer {
   using Traits = PrefillTraits<C>;
   using Item = typename Traits::Item;
-  static constexpr int kS = C.kv_tile / 2, kO = C.value_dim / 2;  // registers of a lane
+  static constexpr int kValueDim = C.value_dim / C.shares;      // of the warpgroup
+  static constexpr int kS = C.kv_tile / 2, kO = kValueDim / 2;  // registers of a lane
   static constexpr int kTiles = C.kv_tile / kTileTokens;
   static constexpr int kSteps = C.head_dim / (Traits::kCodes ? 32 : 16);  // of Q K^T, 32 bytes of a row each
-  static constexpr DType kOperand = Traits::kCodes ? DType::kInt8 : C.dtype;
-  using Product = std::conditional_t<Traits::kCodes, std::int32_t, float>;
+  static constexpr bool kE4m3 = Traits::kE4m3;
+  static constexpr DType kOperand = Traits::kCodes && !kE4m3 ? DType::kInt8 : C.dtype;
+  using Product = std::conditional_t<kOperand == DType::kInt8, std::int32_t, float>;
   using Products = Product[kS];  // of Q K^T
   using Logits = float[kS];
-  using Probabilities = std::uint32_t[kTiles][4];
+  using Probabilities = std::uint32_t[kE4m3 ? kTiles / 2 : kTiles][4];
 
   const AttentionParams& p;
   typename Traits::Shared& s;
@@ -58,8 +66,17 @@ struct Consumer {
   __device__ int group() const { return thread / 128; }
   __device__ int warp() const { return thread / 32 % 4; }
   __device__ int lane() const { return thread % 32; }
-  /// Of the lane, the first of two packed rows, 8 apart.
-  __device__ int first_row() const { return thread / 32 * 16 + thread % 32 / 4; }
+  /// Which 64 rows of the item are the warpgroup's, and which part of the dims of V.
+  __device__ int rows_index() const { return C.shares == 1 ? group() : thread / (128 * C.shares); }
+  __device__ int share() const { return C.shares == 1 ? 0 : thread / 128 % C.shares; }
+  /// Of thread `of`, the first of two packed rows, 8 apart.
+  static __device__ int first_row(std::uint32_t of) {
+    const std::uint32_t warp = C.shares == 1 ? of / 32 : of / (128 * C.shares) * 4 + of / 32 % 4;
+    return warp * 16 + of % 32 / 4;
+  }
+  __device__ int first_row() const { return first_row(thread); }
+  /// Where the warp keeps something for its rows apart from those that share them.
+  __device__ int own_row() const { return thread / 32 * 16 + thread % 32 / 4; }
 
   __device__ void begin() {
 #pragma unroll
@@ -67,10 +84,14 @@ struct Consumer {
     softmax = {};
   }
 
+  /// Of one buffer it follows from the thread, to keep no register.
+  __device__ std::uint32_t query_word() const {
+    return kE4m3 ? swizzled_word(shared_address(s.q[0][group()])) : queries;
+  }
   /// S = Q K^T of a stage.
   __device__ void begin_scores(int stage, Products& x) const {
     constexpr int kRow = Traits::kRowBytes, kChunkSteps = kRow / 32;
-    const std::uint64_t q = rows_matrix_of<kRow>(uniform(queries));
+    const std::uint64_t q = rows_matrix_of<kRow>(uniform(query_word()));
     const std::uint64_t k = rows_matrix_of<kRow>(
         uniform(swizzled_word(shared_address(s.k)) + stage * (Traits::kKeyTileBytes / 16)));
 #pragma unroll
@@ -88,9 +109,24 @@ struct Consumer {
   }
   /// O += P V of a stage.
   __device__ void begin_output(int stage, const Probabilities& prob) {
+    if constexpr (kE4m3) {
+      constexpr int kStep = 2 * kTileTokens * C.value_dim;  // bytes
+      static_assert(kStep % 16 == 0);
+      const std::uint64_t v = b_matrix<C.value_dim>(0) + uniform((shared_address(s.v) & 0x3ffffu) / 16 +
+                                                                 stage * (Traits::kValueTileBytes / 16));
+#pragma unroll
+      for (int i = 0; i < kTiles / 2; ++i) wgmma_add<C.dtype, C.dtype>(o, prob[i], v + i * (kStep / 16));
+      wgmma_commit();
+      return;
+    } else {
+      begin_wide_output(stage, prob);
+    }
+  }
+  __device__ void begin_wide_output(int stage, const Probabilities& prob) {
     constexpr int kRow = Traits::kRowBytes;
     const std::uint64_t v = rows_matrix_of<kRow>(uniform(
-        swizzled_word(shared_address(s.v), C.kv_tile * kRow) + stage * (Traits::kValueTileBytes / 16)));
+        swizzled_word(shared_address(s.v), C.kv_tile * kRow) + stage * (Traits::kValueTileBytes / 16) +
+        share() * (Traits::kValueTileBytes / C.shares / 16)));
 #pragma unroll
     for (int i = 0; i < kTiles; ++i) {
       wgmma_add<C.dtype, C.dtype, true>(o, prob[i], v + i * (16 * kRow / 16));
@@ -108,13 +144,16 @@ struct Consumer {
 #pragma unroll
     for (int i = 0; i < kS; ++i) x[i] = static_cast<float>(products[i]);
     if constexpr (Traits::kStaged) {
-      if (!scaled) return;
+      if (scaled) multiply_by_keys(x, stage);
+    }
+  }
+  /// By the scale of each key.
+  __device__ void multiply_by_keys(Logits& x, int stage) const {
 #pragma unroll
-      for (int i = 0; i < kS / 4; ++i) {
-        const float2 scale = *reinterpret_cast<const float2*>(s.key_scales[stage] + 8 * i + thread % 4 * 2);
+    for (int i = 0; i < kS / 4; ++i) {
+      const float2 scale = *reinterpret_cast<const float2*>(s.key_scales[stage] + 8 * i + thread % 4 * 2);
 #pragma unroll
-        for (int e = 0; e < 4; ++e) x[4 * i + e] *= e % 2 ? scale.y : scale.x;
-      }
+      for (int e = 0; e < 4; ++e) x[4 * i + e] *= e % 2 ? scale.y : scale.x;
     }
   }
 
@@ -194,7 +233,9 @@ struct Consumer {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           Product(&to)[4] = reinterpret_cast<Product(&)[4]>(x[8 * i + 4 * half]);
-          if constexpr (Traits::kCodes) {
+          if constexpr (kOperand == DType::kFloat8E4M3) {
+            mma_e4m3(to, a, b[2 * half], b[2 * half + 1]);
+          } else if constexpr (kOperand == DType::kInt8) {
             mma_s8(to, a, b[2 * half], b[2 * half + 1]);
           } else if constexpr (C.dtype == DType::kBFloat16) {
             mma_bf16(to, a, b[2 * half], b[2 * half + 1]);
@@ -228,7 +269,7 @@ struct Consumer {
         softmax.sum[r] *= exp2_approx(-up);
         raised = true;
       }
-      if (thread % 4 == 0) s.raised_log2[first_row() + 8 * r] = static_cast<std::int8_t>(up);
+      if (thread % 4 == 0) s.raised_log2[own_row() + 8 * r] = static_cast<std::int8_t>(up);
     }
     if (__any_sync(~0u, raised) && thread % 32 == 0) s.own[thread / 32].step = Traits::OwnTiles::kRaised;
     __syncwarp();
@@ -237,11 +278,49 @@ struct Consumer {
   __device__ void rescale_output() {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float rescale = exp2_approx(-static_cast<float>(s.raised_log2[first_row() + 8 * r]));
+      const float rescale = exp2_approx(-static_cast<float>(s.raised_log2[own_row() + 8 * r]));
 #pragma unroll
       for (int i = 0; i < kO / 2; ++i) o[i / 2 * 4 + 2 * r + i % 2] *= rescale;
+      if constexpr (kE4m3) {
+        if (!s.own[thread / 32].promoted) continue;
+#pragma unroll 1
+        for (int i = 0; i < kO / 4; ++i) {
+          float4& part = s.promoted[group()][i][thread % 128];
+          (r == 0 ? part.x : part.z) *= rescale;
+          (r == 0 ? part.y : part.w) *= rescale;
+        }
+      }
     }
     __syncwarp();
+  }
+  /// E4M3 products are added up with some 13 bits: O moves on before what a tile adds is lost to it.
+  __device__ void promote() {
+    const bool more = s.own[thread / 32].promoted;
+#pragma unroll
+    for (int i = 0; i < kO / 4; ++i) {
+      float(&four)[4] = reinterpret_cast<float(&)[4]>(o[4 * i]);
+      pin(four);  // one after the other: registers are few
+      float4& part = s.promoted[group()][i][thread % 128];
+      const float4 sum = more ? part : float4{};
+      part = {sum.x + four[0], sum.y + four[1], sum.z + four[2], sum.w + four[3]};
+      four[0] = four[1] = four[2] = four[3] = 0.0f;
+      pin(four);
+    }
+    __syncwarp();
+    s.own[thread / 32].promoted = true;
+    __syncwarp();
+  }
+  /// O becomes the sum of all tiles.
+  __device__ void collect() {
+    if (!s.own[thread / 32].promoted) return;
+#pragma unroll
+    for (int i = 0; i < kO / 4; ++i) {
+      float(&four)[4] = reinterpret_cast<float(&)[4]>(o[4 * i]);
+      pin(four);
+      const float4 part = s.promoted[group()][i][thread % 128];
+      four[0] += part.x, four[1] += part.y, four[2] += part.z, four[3] += part.w;
+      pin(four);
+    }
   }
   /// P, not yet rounded; `sum`: of the lane's columns.
   __device__ void exponentiate(Logits& x, const float (&factor)[2], float (&sum)[2]) const {
@@ -253,15 +332,33 @@ struct Consumer {
       sum[r] += x[i];
     }
   }
-  /// The same, from the products of a tile without mask or modifiers; of codes, scales and exponents of one
-  /// logit beside the exponential of another.
-  __device__ void exponentiate_plain(const Products& products, int stage, Logits& x, float (&sum)[2]) const {
-    const float row[2] = {factor(0), factor(1)};
+  /// The same, from the products of a tile without mask or modifiers.
+  __device__ void exponentiate_plain(Products& products, int stage, Logits& x, float (&sum)[2]) const {
+    const bool scaled = Traits::kCodes && s.live[stage] & kScaledTile;
+    if constexpr (kE4m3) {  // fewer registers than with scales of its own
+      if (scaled) multiply_by_keys(products, stage);
+      exponentiate_plain<false>(products, stage, x, sum, scaled);
+    } else if (scaled) {
+      exponentiate_plain<Traits::kCodes>(products, stage, x, sum, true);
+    } else {
+      exponentiate_plain<false>(products, stage, x, sum, false);
+    }
+  }
+  /// `kScaled`: each key has a scale; scales and exponents of one logit then come beside the exponential of
+  /// another.
+  template <bool kScaled>
+  __device__ void exponentiate_plain(const Products& products, int stage, Logits& x, float (&sum)[2],
+                                     bool scaled) const {
+    float row[2] = {factor(0), factor(1)};
+    if constexpr (Traits::kCodes && !kScaled) {
+      const float all = scaled ? 1.0f : s.key_scales[stage][0];
+      row[0] *= all, row[1] *= all;
+    }
     sum[0] = sum[1] = 0.0f;
 #pragma unroll
     for (int i = 0; i < kS / 4; ++i) {
       float2 key = {1.0f, 1.0f};
-      if constexpr (Traits::kCodes) {
+      if constexpr (kScaled) {
         key = *reinterpret_cast<const float2*>(s.key_scales[stage] + 8 * i + thread % 4 * 2);
       }
 #pragma unroll
@@ -279,32 +376,53 @@ struct Consumer {
     return __any_sync(~0u, !(sum[0] <= kLargest && sum[1] <= kLargest));
   }
   /// The same of the item's own rows: those of another request, whose results nobody wants, must not change
-  /// their bits.
-  __device__ bool exceeds(const float (&sum)[2], const Item& item) const {
-    constexpr float kLargest = RunningSoftmax<C>::kLargestSum;
-    const std::uint32_t at = thread_index();  // anew: registers are few
-    const int first = at / 32 * 16 + at % 32 / 4;
+  /// their bits. `x`: P, of which E4M3 may hold each though their sum is large.
+  __device__ bool exceeds(const float (&sum)[2], const Logits& x, const Item& item) const {
+    float most[2] = {sum[0], sum[1]}, limit = RunningSoftmax<C>::kLargestSum;
+    if constexpr (kE4m3) {
+      most[0] = x[0], most[1] = x[2], limit = RunningSoftmax<C>::kLargest;
+#pragma unroll
+      for (int i = 0; i < kS; ++i) most[i / 2 % 2] = fmaxf(most[i / 2 % 2], x[i]);
+#pragma unroll
+      for (int r = 0; r < 2; ++r) most[r] = sum[r] < HUGE_VALF ? most[r] : sum[r];  // fmaxf() hides a NaN
+    }
+    const int first = first_row(thread_index());  // anew: registers are few
     const int left = item.item.work.row_end - item.item.work.row_begin - first;
-    return __any_sync(~0u, (left > 0 && !(sum[0] <= kLargest)) || (left > 8 && !(sum[1] <= kLargest)));
+    return __any_sync(~0u, (left > 0 && !(most[0] <= limit)) || (left > 8 && !(most[1] <= limit)));
   }
   __device__ void add(const float (&sum)[2]) { softmax.sum[0] += sum[0], softmax.sum[1] += sum[1]; }
   __device__ static void round(const Logits& x, Probabilities& prob) {
+    if constexpr (kE4m3) {
 #pragma unroll
-    for (int i = 0; i < kS / 2; ++i) {
-      prob[i / 4][i % 4] = C.dtype == DType::kBFloat16 ? pack_bf16x2(x[2 * i], x[2 * i + 1])
-                                                       : pack_f16x2(x[2 * i], x[2 * i + 1]);
+      for (int i = 0; i < kS / 4; ++i) {  // a row's four columns of a tile of 16 tokens: value_tiles.h
+        const float* own = x + i / 2 * 8 + i % 2 * 2;
+        prob[i / 4][i % 4] = pack_e4m3x4(own[0], own[1], own[4], own[5]);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kS / 2; ++i) {
+        prob[i / 4][i % 4] = C.dtype == DType::kBFloat16 ? pack_bf16x2(x[2 * i], x[2 * i + 1])
+                                                         : pack_f16x2(x[2 * i], x[2 * i + 1]);
+      }
     }
   }
   /// Zeroes V of tokens that the request does not have: P is 0 there, but 0 times what lies there may be NaN.
   __device__ void clear_dead(int stage, int alive) {
     constexpr int kPieces = Traits::Place::kPieces;
     uint4* rows = reinterpret_cast<uint4*>(s.v[stage]);
+    if constexpr (kE4m3) {  // whole tiles of 16 tokens; staged ones end with zeros
+      const int first = (max(alive, 0) + kTileTokens - 1) / kTileTokens * C.value_dim;
 #pragma unroll 1
-    for (int chunk = 0; chunk < Traits::kValueChunks; ++chunk) {
+      for (int i = first + static_cast<int>(thread % 128); i < kTiles * C.value_dim; i += 128)
+        rows[i] = uint4{};
+    } else {
 #pragma unroll 1
-      for (int i = max(alive, 0) * kPieces + static_cast<int>(thread % 128); i < C.kv_tile * kPieces;
-           i += 128) {
-        rows[chunk * (C.kv_tile * kPieces) + i] = uint4{};
+      for (int chunk = 0; chunk < Traits::kValueChunks; ++chunk) {
+#pragma unroll 1
+        for (int i = max(alive, 0) * kPieces + static_cast<int>(thread % 128); i < C.kv_tile * kPieces;
+             i += 128) {
+          rows[chunk * (C.kv_tile * kPieces) + i] = uint4{};
+        }
       }
     }
     fence_async_shared();
@@ -316,5 +434,15 @@ struct Consumer {
     if (lane() == 0) barrier_arrive(shared_address(&barrier));
   }
 };
+
+/// A barrier among the warpgroups that have the same rows.
+template <PrefillConfig C>
+__device__ inline void shared_rows_barrier(const Consumer<C>& c) {
+  if constexpr (C.shares == 1) {
+    team_barrier(c.group());
+  } else {
+    teams_barrier<C.shares>(C.warpgroups + c.rows_index());
+  }
+}
 
 }  // namespace halftone::cuda

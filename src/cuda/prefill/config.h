@@ -12,11 +12,11 @@ namespace halftone::cuda {
 enum class PrefillKeys : std::uint8_t {
   kGiven,   ///< K as the caller has it, and Q, both of the type of V
   kScaled,  ///< f16 with a scale per key, staged; Q becomes f16 with a scale per row
-  kCodes,   ///< 8-bit integers with a scale per key, staged; Q becomes such codes with a scale per row
+  kCodes,   ///< codes of 8 bits with a scale per key, staged: integers, beside V in E4M3 such; so Q, per row
 };
 
-/// One kernel. The packed query rows of a unit are M of the products, 64 for each warpgroup; tokens are N of
-/// Q K^T and k of P V.
+/// One kernel. The packed query rows of a unit are M of the products, 64 for each warpgroup or for those that
+/// share rows; tokens are N of Q K^T and k of P V.
 struct PrefillConfig {
   PrefillKeys keys;
   DType dtype;     ///< of V and the operands of P V; of given keys also of Q and K
@@ -31,9 +31,13 @@ struct PrefillConfig {
   /// Dims lie in shared memory in chunks of so many bytes, 128 or 64, over which they are swizzled. 64 where
   /// less of the last chunk is then left over.
   int row_bytes = 128;
+  /// Warpgroups that have the same 64 rows, where registers of one do not hold their O: each has its part of
+  /// the dims of V, and computes P for itself.
+  int shares = 1;
 };
 
-constexpr int rows_of(const PrefillConfig& c) { return 64 * c.warpgroups; }
+constexpr int row_groups(const PrefillConfig& c) { return c.warpgroups / c.shares; }
+constexpr int rows_of(const PrefillConfig& c) { return 64 * row_groups(c); }
 
 inline constexpr std::array kPrefillTable{
     PrefillConfig{PrefillKeys::kGiven, DType::kBFloat16, 64, 64, 3, 96, 4, 2},
@@ -50,14 +54,18 @@ inline constexpr std::array kPrefillTable{
     PrefillConfig{PrefillKeys::kGiven, DType::kFloat16, 192, 192, 2, 96, 2, 1},
     PrefillConfig{PrefillKeys::kGiven, DType::kBFloat16, 256, 256, 2, 80, 2, 1},
     PrefillConfig{PrefillKeys::kGiven, DType::kFloat16, 256, 256, 2, 80, 2, 1},
+    PrefillConfig{PrefillKeys::kGiven, DType::kBFloat16, 512, 512, 2, 32, 2, 1, 128, 2},
+    PrefillConfig{PrefillKeys::kGiven, DType::kFloat16, 512, 512, 2, 32, 2, 1, 128, 2},
     PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 64, 64, 3, 96, 4, 2},
     PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 80, 80, 3, 96, 4, 2, 64},
     PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 96, 96, 3, 80, 4, 2, 64},
     PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 128, 128, 3, 80, 3, 2},
     PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 192, 192, 2, 96, 2, 1},
     PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 256, 256, 2, 80, 2, 1},
+    PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 512, 512, 2, 32, 2, 1, 128, 2},
     PrefillConfig{PrefillKeys::kCodes, DType::kFloat16, 128, 128, 3, 80, 4, 2},
     PrefillConfig{PrefillKeys::kCodes, DType::kFloat16, 256, 256, 2, 80, 2, 1},
+    PrefillConfig{PrefillKeys::kCodes, DType::kFloat8E4M3, 128, 128, 3, 96, 3, 1},
 };
 
 constexpr bool is_built(const PrefillConfig& c) {

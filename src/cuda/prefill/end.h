@@ -42,6 +42,7 @@ __device__ inline void rotate_fragment(float (&o)[kO], int r, int lane) {
 template <PrefillConfig C>
 struct RowsEnd {
   using Traits = PrefillTraits<C>;
+  static constexpr int kDims = Consumer<C>::kValueDim;
   const PrefillParams& params;
   Consumer<C>& c;
   const typename Traits::Item& whole;
@@ -49,6 +50,8 @@ struct RowsEnd {
 
   const DeviceItem& item = whole.item;
 
+  /// Of O, of the warpgroup's.
+  __device__ int first_dim() const { return c.share() * kDims; }
   /// place_of() without its division.
   __device__ RowPlace place(int row) const {
     const int query = whole.position[row] - item.keys + item.queries, group = c.p.schedule.params.group;
@@ -86,17 +89,19 @@ struct RowsEnd {
       }
       scale[r] *= sum[r] == 0.0f ? 0.0f : reciprocal_approx(sum[r]) * value_scale();
     }
-    if (p.lse != nullptr && c.lane() % 4 < 2) {  // the first two lanes of four a row each
+    if (p.lse != nullptr && c.share() == 0 && c.lane() % 4 < 2) {  // the first two lanes of four a row each
       const int r = c.lane() % 2, row = c.first_row() + 8 * r;
       const float own = r == 0 ? sum[0] : sum[1];
       const float lse = ((r == 0 ? max[0] : max[1]) + log2_approx(own)) * kLn2;
       if (row < rows) write_lse(p, place(row), own == 0.0f ? kMinus : lse);
     }
-    if (!p.rotate_v) return;
+    if constexpr (C.shares == 1) {  // else the plan asks for none (prefill_variant())
+      if (!p.rotate_v) return;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      rotate_fragment<C.value_dim>(c.o, r, c.lane());
-      scale[r] *= hadamard::factor(hadamard::block_size(C.value_dim));
+      for (int r = 0; r < 2; ++r) {
+        rotate_fragment<C.value_dim>(c.o, r, c.lane());
+        scale[r] *= hadamard::factor(hadamard::block_size(C.value_dim));
+      }
     }
   }
   __device__ std::uint32_t pack(float a, float b) const { return pack_16bit(c.p.out_type, a, b); }
@@ -124,10 +129,10 @@ struct RowsEnd {
     for (int r = 0; r < 2; ++r) {
       const int row = c.first_row() + 8 * r;
       const bool keep = row < rows;
-      const std::int64_t out = out_element(p, place(keep ? row : 0));
+      const std::int64_t out = out_element(p, place(keep ? row : 0)) + first_dim();
       if (p.out_type == DType::kFloat32) {
 #pragma unroll
-        for (int j = 0; j < C.value_dim / 8; ++j) {
+        for (int j = 0; j < kDims / 8; ++j) {
           if (!keep) continue;
           float* to = static_cast<float*>(p.out) + out + 8 * j + thread_index() % 4 * 2;
           *reinterpret_cast<float2*>(to) = {c.o[4 * j + 2 * r] * scale[r], c.o[4 * j + 2 * r + 1] * scale[r]};
@@ -177,7 +182,7 @@ struct RowsEnd {
     const bool odd = lane & 1;
     std::uint16_t* to = row + (lane & 2) * 2 + (odd ? 8 : 0);
 #pragma unroll
-    for (int j = 0; j < C.value_dim / 8; j += 2) {
+    for (int j = 0; j < kDims / 8; j += 2) {
       const float* x = c.o + 4 * j + 2 * r;
       const std::uint32_t low = pack(x[0] * scale, x[1] * scale), high = pack(x[4] * scale, x[5] * scale);
       const std::uint32_t got = __shfl_xor_sync(~0u, odd ? low : high, 1);
@@ -185,8 +190,9 @@ struct RowsEnd {
     }
   }
 
-  /// Stores the rows in the item's slot; the last warpgroup to arrive with these rows of the unit merges all
-  /// parts, in the order of their keys, and writes them.
+  /// Stores the rows in the item's slot (the states of warpgroups that share rows are the same); the last
+  /// warpgroup to arrive with these rows of the unit merges all parts, in the order of their keys, and writes
+  /// them.
   __device__ void store_part() const {
     const AttentionParams& p = c.p;
     const Slots<C.value_dim> slots{p};
@@ -196,12 +202,12 @@ struct RowsEnd {
     for (int r = 0; r < 2; ++r) {
       const int row = c.first_row() + 8 * r;
       if (row >= rows) continue;
-      float* to = slots.values(item.work.partial, row) + 2 * t;
+      float* to = slots.values(item.work.partial, row) + first_dim() + 2 * t;
 #pragma unroll
-      for (int j = 0; j < C.value_dim / 8; ++j) {
+      for (int j = 0; j < kDims / 8; ++j) {
         *reinterpret_cast<float2*>(to + 8 * j) = {c.o[4 * j + 2 * r] * scale, c.o[4 * j + 2 * r + 1] * scale};
       }
-      if (t == 0) {
+      if (t == 0 && c.share() == 0) {
         *slots.state(item.work.partial, row) = {c.softmax.empty(r) ? kMinus : c.softmax.offset[r],
                                                 c.softmax.sum[r]};
       }
@@ -209,15 +215,15 @@ struct RowsEnd {
     team_barrier(c.group());
     bool last = false;
     if (c.warp() == 0 && c.lane() == 0) {
-      last = arrives_last(p.arrivals + std::int64_t{item.first_slot} * kArrivalCounters + c.group(),
-                          item.arrivals);
+      last = arrives_last(p.arrivals + std::int64_t{item.first_slot} * kArrivalCounters + c.rows_index(),
+                          item.arrivals * C.shares);
     }
     if (!team_any(c.group(), last)) return;
     __threadfence();
     using State = Row<C.value_dim, 32>;
 #pragma unroll 1
     for (int i = c.warp(); i < 64; i += 4) {
-      const int row = 64 * c.group() + i;
+      const int row = 64 * c.rows_index() + i;
       if (row >= rows) break;
       State state;
       state.template add<2>(slots.parts(item.first_slot, 1, item.parts, row), c.lane());

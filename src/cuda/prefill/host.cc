@@ -22,7 +22,7 @@ namespace {
 /// What the kernel reads as K of a cache: the pages themselves where they hold values of Q's type, else rows
 /// that are staged.
 PrefillKeys keys_of(const AttentionProblem& problem) {
-  if (problem.arithmetic == Arithmetic::kHalfInt8) return PrefillKeys::kCodes;
+  if (problem.arithmetic != Arithmetic::k16Bit) return PrefillKeys::kCodes;
   const auto* const spec = std::get_if<KvCacheSpec>(&problem.kv);
   if (spec == nullptr) return PrefillKeys::kGiven;
   const bool as_q = spec->k_format.dtype == problem.q_dtype && spec->v_format.dtype == problem.q_dtype;
@@ -30,12 +30,14 @@ PrefillKeys keys_of(const AttentionProblem& problem) {
 }
 
 /// Whether K and V of a cache can be staged. V has to fit into f16, with a scale per head at most: beside
-/// stored scales of f16 it does, up to what AppendArgs::status reports.
+/// stored scales of f16 it does, up to what AppendArgs::status reports. V in E4M3 is the cache's own, with a
+/// static scale: one that changed from token to token would have to go into P, whose range is small.
 bool can_stage(const AttentionProblem& problem, PrefillKeys keys) {
   const auto* const spec = std::get_if<KvCacheSpec>(&problem.kv);
   if (spec == nullptr || problem.is_latent() || dtype_bits(problem.q_dtype) != 16) return false;
   if (keys == PrefillKeys::kCodes && spec->rotate_k) return false;
   const KvFormat& v = spec->v_format;
+  if (problem.arithmetic == Arithmetic::kFp8) return v.dtype == DType::kFloat8E4M3 && v.static_scale();
   if (dtype_bits(v.dtype) == 16) return v.dtype == DType::kFloat16;
   return v.static_scale() || v.scale_dtype == DType::kFloat16;
 }
@@ -43,10 +45,17 @@ bool can_stage(const AttentionProblem& problem, PrefillKeys keys) {
 /// The type of V and of the operands of P V; kUInt8: the kernel cannot read them.
 DType operand_dtype(const AttentionProblem& problem) {
   const PrefillKeys keys = keys_of(problem);
-  if (keys != PrefillKeys::kGiven) return can_stage(problem, keys) ? DType::kFloat16 : DType::kUInt8;
+  if (keys != PrefillKeys::kGiven && !can_stage(problem, keys)) return DType::kUInt8;
+  if (problem.arithmetic == Arithmetic::kFp8) return DType::kFloat8E4M3;
+  if (keys != PrefillKeys::kGiven) return DType::kFloat16;
   const auto* const tensors = std::get_if<KvTensors>(&problem.kv);
   const DType dtype = tensors != nullptr ? tensors->dtype : problem.q_dtype;
   return problem.is_latent() || dtype != problem.q_dtype ? DType::kUInt8 : dtype;
+}
+
+bool rotates_v(const AttentionProblem& problem) {
+  const auto* const spec = std::get_if<KvCacheSpec>(&problem.kv);
+  return spec != nullptr && spec->rotate_v;
 }
 
 /// `count` heads of a tensor [tokens][heads][dim] from `first` on.
@@ -94,24 +103,34 @@ AttentionArgs round_args(const Plan::Impl& plan, const planning::Pass& pass, Att
   return args;
 }
 
-/// What a round stages: K and V, [keys, heads, dim], and a scale for each key, [heads, keys].
+/// What a round stages: K and V, [keys, heads, dim], and a scale for each key, [heads, keys]; V in E4M3 in
+/// tiles of 16 keys, [heads, keys / 16].
 struct StagedRows {
   TensorView k, v;
   float* key_scales;
 };
 
-constexpr int key_bytes(PrefillKeys keys) { return keys == PrefillKeys::kCodes ? 1 : 2; }
+constexpr int bytes_of(DType t) { return dtype_bits(t) / 8; }
+
+/// Of the K that a kernel stages.
+DType key_dtype(PrefillKeys keys, DType operand) {
+  if (keys != PrefillKeys::kCodes) return DType::kFloat16;
+  return operand == DType::kFloat8E4M3 ? operand : DType::kInt8;
+}
 
 StagedRows staged_rows(const Plan::Impl& plan, const planning::Pass& pass, std::byte* at) {
-  const std::int64_t dim = plan.problem.head_dim(), v_dim = plan.problem.v_dim();
   const std::int64_t heads = pass.staged.heads, keys = pass.staged.keys;
-  const PrefillKeys as = kPrefillTable[pass.variant].keys;
-  std::byte* const v = at + keys * heads * dim * key_bytes(as);
-  const auto rows = [&](std::byte* data, DType dtype, std::int64_t dims) {
+  const PrefillConfig& config = kPrefillTable[pass.variant];
+  const auto rows = [&](DType dtype, std::int64_t dims) {
+    std::byte* const data = at;
+    at += keys * heads * dims * bytes_of(dtype);
     return TensorView::contiguous(data, dtype, {keys, heads, dims}, plan.problem.device);
   };
-  return {rows(at, as == PrefillKeys::kCodes ? DType::kInt8 : DType::kFloat16, dim),
-          rows(v, DType::kFloat16, v_dim), reinterpret_cast<float*>(v + keys * heads * v_dim * 2)};
+  StagedRows staged{};
+  staged.k = rows(key_dtype(config.keys, config.dtype), config.head_dim);
+  staged.v = rows(config.dtype, config.value_dim);
+  staged.key_scales = reinterpret_cast<float*>(at);
+  return staged;
 }
 
 /// Fills them: of every request of the pass its keys, one request after the other. Tokens of missing pages
@@ -123,16 +142,23 @@ void stage(const Plan::Impl& plan, const planning::Pass& pass, const PagedKv& ca
     p.rows = dequantize_params(cache, plan.layout, page::part_of(cache.spec, plan.layout, which), scale, out);
     p.rows.lengths = lengths;
     p.rows.batch = plan.problem.batch;
+    p.rows.row_tokens = pass.schedule.staged_tokens;
     p.rows.clears_rest = false;
     return p;
   };
   StageParams k = params(KvPart::kK, cache.k_scale, staged.k),
               v = params(KvPart::kV, cache.v_scale, staged.v);
   const KvFormat& format = cache.spec.k_format;
+  const PrefillConfig& config = kPrefillTable[pass.variant];
+  const bool e4m3 = config.dtype == DType::kFloat8E4M3;
   k.scales = staged.key_scales;
-  k.as = kPrefillTable[pass.variant].keys == PrefillKeys::kCodes ? StagedAs::kCodes : StagedAs::kKeys;
-  k.has_codes = format.dtype == DType::kInt8 && !format.asymmetric && k.rows.part.groups <= 1;
-  v.as = StagedAs::kValues;
+  if (config.keys == PrefillKeys::kCodes) {
+    k.as = e4m3 ? StagedAs::kE4m3Codes : StagedAs::kCodes;
+    k.has_codes = format.dtype == staged.k.dtype && !format.asymmetric && k.rows.part.groups <= 1;
+  } else {
+    k.as = StagedAs::kKeys;
+  }
+  v.as = e4m3 ? StagedAs::kE4m3Values : StagedAs::kValues;
   check(launch_stage(k, stream), "run");
   check(launch_stage(v, stream), "run");
 }
@@ -172,12 +198,15 @@ PrefillParams prefill_params(const Plan::Impl& plan, const AttentionArgs& args,
     const void* const somewhere = workspace.passes[index].schedule.header;
     p.kv_tokens = k.shape[0];
     p.k = tensor_map(k, somewhere, 1, config.kv_tile, config.row_bytes);
-    p.v = tensor_map(v, somewhere, 1, config.kv_tile, config.row_bytes);
+    if (config.dtype != DType::kFloat8E4M3)
+      p.v = tensor_map(v, somewhere, 1, config.kv_tile, config.row_bytes);
   };
   if (pass.staged.keys > 0) {
     rows(staged.k, staged.v);
     p.key_scales = staged.key_scales;
-    p.attention.rotate_v = false;  // staged values are in the caller's basis
+    p.value_tiles = pointer<std::uint8_t>(staged.v);
+    // Staged values are in the caller's basis, codes in that of the cache.
+    p.attention.rotate_v &= config.dtype == DType::kFloat8E4M3;
   } else if (const auto* const cache = std::get_if<PagedKv>(&args.kv)) {
     p.k = page_map(*cache, plan.layout, 0, config.head_dim, config.dtype, config.row_bytes);
     p.v = page_map(*cache, plan.layout, plan.layout.v_data_offset, config.value_dim, config.dtype,
@@ -206,7 +235,8 @@ bool decode_is_faster(const AttentionProblem& problem, int unit) {
   const bool wide = dtype_bits(spec.k_format.dtype) == 16;
   const double scale = static_cast<double>(heads * keys) * problem.head_dim() / 128.0 * 1e-3;
   const double decode = 14 + scale * (wide ? 0.134 : 0.11) * static_cast<double>(blocks(rows, unit));
-  const std::int64_t most = problem.head_dim() > 128 ? 128 : 192, units = blocks(rows, most);
+  const std::int64_t most = problem.head_dim() > 256 ? 64 : problem.head_dim() > 128 ? 128 : 192;
+  const std::int64_t units = blocks(rows, most);
   const double each = std::max(0.122, 0.00085 * static_cast<double>(rows) / static_cast<double>(units));
   constexpr std::int64_t kWorkers = 132, kStep = 128;
   const std::int64_t parts =  // of a unit, which the last one to arrive merges
@@ -218,11 +248,13 @@ bool decode_is_faster(const AttentionProblem& problem, int unit) {
 }
 
 int prefill_variant(const AttentionProblem& problem, const planning::Kernel& kernel) {
-  if (problem.arithmetic != Arithmetic::k16Bit && problem.arithmetic != Arithmetic::kHalfInt8) return -1;
+  if (problem.arithmetic == Arithmetic::kFullInt8) return -1;
   const PrefillKeys keys = keys_of(problem);
   const DType dtype = operand_dtype(problem);
   for (std::size_t row = 0; row < kPrefillTable.size(); ++row) {
     const PrefillConfig& c = kPrefillTable[row];
+    if (c.shares > 1 && keys == PrefillKeys::kGiven && rotates_v(problem))
+      continue;  // no warpgroup has all dims
     if (is_built(c) && c.keys == keys && c.dtype == dtype && c.head_dim == problem.head_dim() &&
         c.value_dim == problem.v_dim() && rows_of(c) == kernel.row_block) {
       return static_cast<int>(row);
@@ -231,10 +263,13 @@ int prefill_variant(const AttentionProblem& problem, const planning::Kernel& ker
   return -1;
 }
 
-int prefill_staged_bytes(const AttentionProblem& problem) {
+planning::StagedKey prefill_staged_key(const AttentionProblem& problem) {
   const PrefillKeys keys = keys_of(problem);
-  if (keys == PrefillKeys::kGiven) return 0;
-  return problem.head_dim() * key_bytes(keys) + problem.v_dim() * 2 + 4;
+  if (keys == PrefillKeys::kGiven) return {};
+  const DType operand = operand_dtype(problem);
+  const int rows = problem.head_dim() * bytes_of(key_dtype(keys, operand)) + 4;
+  if (operand != DType::kFloat8E4M3) return {rows + problem.v_dim() * 2};
+  return {rows + problem.v_dim(), kTileTokens};
 }
 
 void check_prefill(const Plan::Impl& plan, const planning::Pass& pass, const AttentionArgs& args) {

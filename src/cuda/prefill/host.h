@@ -12,11 +12,13 @@ namespace halftone::cuda {
 inline constexpr std::int64_t kL2Share = 40'000'000;
 
 /// What one CTA of a prefill kernel takes, by the dims of V.
-inline constexpr std::array<planning::Kernel, 2> kPrefillKernels{{
+inline constexpr std::array<planning::Kernel, 3> kPrefillKernels{{
     {"sm90-prefill-192", 0, 192, 128, 4096, 0, "prompts, bound by matrix products; V of 64 to 128 dims",
      false, kL2Share},
     {"sm90-prefill-128", 0, 128, 128, 4096, 0, "prompts, bound by matrix products; V of 192 or 256 dims",
      false, kL2Share},
+    {"sm90-prefill-64", 0, 64, 128, 4096, 0, "prompts, bound by matrix products; V of 512 dims", false,
+     kL2Share},
 }};
 
 /// Packed rows of a request up to which no cache is staged for it.
@@ -32,8 +34,8 @@ bool decode_is_faster(const AttentionProblem& problem, int unit);
 /// Row of kPrefillTable that serves the problem in units of `kernel`; -1: none.
 int prefill_variant(const AttentionProblem& problem, const planning::Kernel& kernel);
 
-/// Bytes of a key's K, its scale and V, if the kernel reads them from the workspace; else 0.
-int prefill_staged_bytes(const AttentionProblem& problem);
+/// A key's K, its scale and V, if the kernel reads them from the workspace; else no bytes.
+planning::StagedKey prefill_staged_key(const AttentionProblem& problem);
 
 /// Throws InvalidArgument for tensors that the kernel of the pass cannot read or write, DeviceError if the
 /// driver lacks tensor maps, Internal if the kernel is not in this build.

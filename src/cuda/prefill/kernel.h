@@ -16,12 +16,14 @@ struct RowsLoop {
   using OwnTiles = typename Traits::OwnTiles;
   static constexpr int kTile = C.kv_tile;
   static constexpr std::uint32_t kAllLive = (1u << kTile / kTileTokens) - 1;
-  /// Of a tile whose products may need nothing but their scales: `live` of Shared.
-  static constexpr std::uint32_t kPlainLive = kAllLive | (Traits::kCodes ? kScaledTile : 0);
+  /// Bits of Shared::live that such a tile may have whose products need nothing but their scales.
+  static constexpr std::uint32_t kMayHave = Traits::kCodes ? kScaledTile : 0;
+  static constexpr int kPromoted = 16;  // tiles of E4M3 products
   static constexpr int kBuffers = Traits::kQueryBuffers;
   /// An item is taken beside the last P V of the item before, and its first Q K^T runs beside the end of
   /// that, where registers allow it.
   static constexpr bool kTakesAhead = kBuffers == 2;
+  static_assert(!kTakesAhead || !Traits::kE4m3);  // of whose O a part is that of the item at hand
   static constexpr bool kBeginsAhead = kTakesAhead && !Traits::kCodes && C.row_bytes == 128;  // registers
   const PrefillParams& params;
   typename Traits::Shared& s;
@@ -68,13 +70,13 @@ struct RowsLoop {
   __device__ bool is_plain() const {
     const auto& tiles = own();
     const bool plain = static_cast<std::uint32_t>(left - tiles.plain) < tiles.plain_count;
-    return plain && s.live[ring.stage()] == kPlainLive;
+    return plain && (s.live[ring.stage()] & ~kMayHave) == kAllLive;
   }
   /// The products of the tile at hand become logits as the softmax takes them. `live`: of Shared.
   __device__ void prepare(const Products& products, Logits& x, std::uint32_t live) {
     c.take(products, x, ring.stage(), Traits::kCodes || live & kScaledTile);
     const Item& item = current();
-    const GroupTiles& tiles = item.tiles[c.group()];
+    const GroupTiles& tiles = item.tiles[c.rows_index()];
     const int at = token();
     if (modified()) c.cap_and_bias(x, item, at);
     if (at < tiles.unmasked_first || at >= tiles.unmasked_end || (live & kAllLive) != kAllLive) {
@@ -88,28 +90,29 @@ struct RowsLoop {
     left = -1;
     const Item* const item = items.next();
     if (item == nullptr) return false;
-    const GroupTiles& tiles = item->tiles[c.group()];
+    const GroupTiles& tiles = item->tiles[c.rows_index()];
     const int buffer = items.index % kBuffers;
-    c.queries = swizzled_word(shared_address(s.q[buffer][c.group()]));
+    c.queries = swizzled_word(shared_address(s.q[buffer][c.rows_index()]));
     left = tiles.last;
     own() = {tiles.plain,
              tiles.plain_count,
              tiles.first,
              tiles.alive,
-             (buffer * C.warpgroups + c.group()) * Traits::kQueryBytes,
+             (buffer * Traits::kRowGroups + c.rows_index()) * Traits::kQueryBytes,
              items.index,
-             OwnTiles::kFirst};
+             OwnTiles::kFirst,
+             false};
     __syncwarp();
-    barrier_wait(shared_address(&s.q_full[buffer][c.group()]), items.index / kBuffers % 2);
+    barrier_wait(shared_address(&s.q_full[buffer][c.rows_index()]), items.index / kBuffers % 2);
     if constexpr (Traits::kStaged) {
-      if (left >= 0) scale_queries(c, s.q[buffer][c.group()]);
+      if (left >= 0) scale_queries(c, s.q[buffer][c.rows_index()]);
     }
     return true;
   }
   /// Begins Q K^T of the first tile that the rows see. Where they see none, it is of whatever there is.
   __device__ void begin_scores(Products& products) {
     if (left >= 0) {
-      skip(current().tiles[c.group()].before);
+      skip(current().tiles[c.rows_index()].before);
       wait(s.k_full[ring.stage()]);
     }
     wgmma_begin();
@@ -118,28 +121,9 @@ struct RowsLoop {
   /// All products with the queries of item `index` are complete.
   __device__ void release_queries(int index) {
     RowsEnd<C>::drain(c);
-    c.release(s.q_empty[index % kBuffers][c.group()]);
+    c.release(s.q_empty[index % kBuffers][c.rows_index()]);
   }
 
-  /// P, not yet rounded, of a tile, O taking in the one before at the same time.
-  __device__ bool attend_tile(Products& products, Logits& x, bool plain) {
-    float sum[2];
-    if (plain) {
-      c.exponentiate_plain(products, ring.stage(), x, sum);
-      if (!c.exceeds(sum) || !c.exceeds(sum, current())) {
-        c.add(sum);
-        return true;
-      }
-      wgmma_wait<0>();
-      c.repeat_scores(ring.stage(), products);
-    }
-    prepare(products, x, s.live[ring.stage()]);
-    const float factor[2] = {row_factor(0), row_factor(1)};
-    c.raise(x, factor);
-    c.exponentiate(x, factor, sum);
-    c.add(sum);
-    return false;
-  }
   /// After a tile that is the item's first or has raised offsets.
   __device__ void settle() {
     const int step = own().step;
@@ -153,6 +137,33 @@ struct RowsLoop {
     own().step = OwnTiles::kUsual;
     __syncwarp();
   }
+  /// P of a tile, as soon as O has taken in the one before.
+  __device__ void attend_tile(Products& products, typename Consumer<C>::Probabilities& prob, bool plain) {
+    Logits x;
+    float sum[2];
+    if (plain) {
+      c.exponentiate_plain(products, ring.stage(), x, sum);
+      if (!c.exceeds(sum) || !c.exceeds(sum, x, current())) {
+        c.add(sum);
+        c.release(s.k_empty[ring.stage()]);
+        wgmma_wait<0>();
+        c.release(s.v_empty[stage_before()]);
+        c.round(x, prob);
+        return;
+      }
+      wgmma_wait<0>();
+      c.repeat_scores(ring.stage(), products);
+    }
+    prepare(products, x, s.live[ring.stage()]);
+    const float factor[2] = {row_factor(0), row_factor(1)};
+    c.raise(x, factor);
+    c.exponentiate(x, factor, sum);
+    c.add(sum);
+    c.release(s.k_empty[ring.stage()]);
+    wgmma_wait<0>();
+    settle();
+    c.round(x, prob);
+  }
   /// The tiles of the item that the rows see, of which there are some, from the last one on; Q K^T of that is
   /// complete. Leaves P V of the first one under way.
   __device__ void attend(Products& products) {
@@ -160,16 +171,10 @@ struct RowsLoop {
     bool plain = false;
 #pragma unroll 1
     while (true) {
-      Logits x;
-      const bool usual = attend_tile(products, x, plain);
-      c.release(s.k_empty[ring.stage()]);
-      wgmma_wait<0>();
-      if (usual) {
-        c.release(s.v_empty[stage_before()]);
-      } else {
-        settle();
+      attend_tile(products, prob, plain);
+      if constexpr (Traits::kE4m3) {
+        if (left % kPromoted == kPromoted - 1) c.promote();
       }
-      c.round(x, prob);
       if (--left < 0) break;
       const PackedRingPlace<C.stages> before = ring;
       ring.advance();
@@ -190,7 +195,7 @@ struct RowsLoop {
 
   /// When O is complete: passes the tiles of an item that are left.
   __device__ void leave(const Item& item) {
-    const GroupTiles& tiles = item.tiles[c.group()];
+    const GroupTiles& tiles = item.tiles[c.rows_index()];
     if (tiles.last < 0) return;
     c.release(s.v_empty[ring.stage()]);
     ring.advance();
@@ -199,7 +204,8 @@ struct RowsLoop {
   __device__ const Item& item_of(int index) const { return s.items[index % Traits::kItems]; }
   /// Writes the rows of an item.
   __device__ void finish(const Item& item, int index) {
-    if (64 * c.group() < item.item.work.row_end - item.item.work.row_begin) {
+    if (64 * c.rows_index() < item.item.work.row_end - item.item.work.row_begin) {
+      if constexpr (Traits::kE4m3) c.collect();
       RowsEnd<C>{params, c, item, index % kBuffers}();
     }
     __syncwarp();
@@ -233,7 +239,7 @@ struct RowsLoop {
         attend(products);
       } else {  // before the next item is taken: it may have to wait for warpgroups that wait for these
                 // stages
-        skip(current().tiles[c.group()].before);
+        skip(current().tiles[c.rows_index()].before);
       }
       done = own().item;
       items.index = done + 1;
@@ -256,7 +262,7 @@ __device__ inline void init_barriers(typename PrefillTraits<C>::Shared& s) {
   init(s.v_empty, Traits::kComputeWarps);
   for (int i = 0; i < Traits::kQueryBuffers; ++i) {
     init(s.q_full[i], 1);
-    init(s.q_empty[i], 4);
+    init(s.q_empty[i], 4 * C.shares);
   }
   init(s.item_full, 1);
   init(s.item_empty, Traits::kComputeWarps + 3);
@@ -280,7 +286,7 @@ __device__ inline void prefetch_schedule(const PrefillParams& p, int thread) {
   fetch(s.kv_lengths, batch * 4);
   fetch(s.cu_kv, batch * 4);
   if (thread == 0) prefetch_map(p.k);
-  if (thread == 32) prefetch_map(p.v);
+  if (thread == 32 && p.value_tiles == nullptr) prefetch_map(p.v);
   if (thread == 64 && p.q_boxes) prefetch_map(p.q);
   if (thread == 96 && p.out_boxes) prefetch_map(p.out);
 }

@@ -47,6 +47,8 @@ __device__ inline void limit_item(const PrefillParams& p, DeviceItem& item) {
   const std::int32_t* const cu_kv = p.attention.schedule.cu_kv;
   if (cu_kv == nullptr) return;
   const std::int64_t first = cu_kv[work.request], left = first < 0 ? 0 : p.kv_tokens - first;
+  if (left >= item.keys) return;
+  item.present = left < 0 ? 0 : static_cast<std::int32_t>(left);
   if (left >= work.kv_end) return;
   work.kv_end = left < work.kv_begin ? work.kv_begin : static_cast<std::int32_t>(left);
   if (p.attention.status != nullptr) atomicOr(p.attention.status, kStatusBadKeys);
@@ -77,7 +79,7 @@ __device__ inline void find_tiles(const AttentionParams& p, const DeviceItem& it
   tiles.last = behind - from - 1;
   tiles.after = from;
   tiles.first = zero + from * kTile;
-  tiles.alive = min(item.keys - (zero + (behind - 1) * kTile), kTile);
+  tiles.alive = min(item.present - (zero + (behind - 1) * kTile), kTile);
   const int inner_begin = max(zero, last - p.window_left) - zero;
   const int inner_end = max(zero, min(work.kv_end, first + p.causal_right + 1)) - zero;
   const int whole_first = (inner_begin + kTile - 1) / kTile, whole_end = inner_end / kTile;
@@ -96,14 +98,21 @@ struct ItemTaker {
   const PrefillParams& params;
   typename Traits::Shared& s;
 
-  __device__ static int lane() { return thread_index() % 32; }  // read anew: registers are few
+  // Read anew: registers are few.
+  __device__ static int lane() { return thread_index() % 32; }
+  __device__ static std::uint32_t grid_size() {
+    std::uint32_t size;
+    asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(size));
+    return size;
+  }
   __device__ void fill(std::int64_t index, DeviceItem& item) const {
     const planning::Schedule& schedule = params.attention.schedule;
     item.parts = item.arrivals = planning::queue_item(schedule, index, item.work);
+    if constexpr (Traits::kE4m3) asm volatile("" ::: "memory");  // the item is read anew: registers are few
     item.first_slot = item.parts == 1 ? -1 : item.work.partial / item.parts * item.parts;
     item.first_query = schedule.cu_q[item.work.request];
     item.queries = planning::q_length(schedule, item.work.request);
-    item.keys = schedule.kv_lengths[item.work.request];
+    item.keys = item.present = schedule.kv_lengths[item.work.request];
     limit_item(params, item);
   }
   /// By all lanes, what follows from the item.
@@ -120,7 +129,7 @@ struct ItemTaker {
       }
     }
     __syncwarp();
-    if (lane() < C.warpgroups) {
+    if (lane() < Traits::kRowGroups) {
       find_tiles<C.kv_tile>(p, item.item, item.position, lane(), item.tiles[lane()]);
     }
   }
@@ -143,10 +152,10 @@ struct ItemTaker {
       __syncwarp();
       if (lane() == 0) barrier_arrive(shared_address(&s.item_full[place.stage()]));
       if (!more) break;
-      next = gridDim.x + __shfl_sync(~0u, lane() == 0 ? atomicAdd(&params.taken[0], 1) : 0, 0);
+      next = grid_size() + __shfl_sync(~0u, lane() == 0 ? atomicAdd(&params.taken[0], 1) : 0, 0);
     }
     // The last worker leaves the counters as it found them.
-    if (lane() == 0 && count_arrival(&params.taken[1]) == static_cast<int>(gridDim.x) - 1) {
+    if (lane() == 0 && count_arrival(&params.taken[1]) == static_cast<int>(grid_size()) - 1) {
       params.taken[0] = params.taken[1] = 0;
     }
   }
@@ -191,6 +200,16 @@ struct TileLoader {
     if (!has) page = -1;
     return __ballot_sync(~0u, has);
   }
+  /// What a tile of V brings: of E4M3 only the tiles of 16 tokens that the request has.
+  __device__ int value_bytes(int token) const {
+    if constexpr (!Traits::kE4m3) return Traits::kValueTileBytes;
+    return min(item.present - token + kTileTokens - 1, C.kv_tile) / kTileTokens * (kTileTokens * C.value_dim);
+  }
+  __device__ void copy_values(std::uint32_t to, std::uint32_t barrier, int token) const {
+    const std::int64_t tile =
+        item.work.kv_head * (p.kv_tokens / kTileTokens) + (first_key + token) / kTileTokens;
+    bulk_load(to, p.value_tiles + tile * (kTileTokens * C.value_dim), value_bytes(token), barrier);
+  }
   template <bool kValues>
   __device__ void load(const CUtensorMap& map, std::uint32_t to, std::uint32_t barrier, int token) const {
     constexpr bool kOfCodes = Traits::kCodes && !kValues;
@@ -213,27 +232,32 @@ struct TileLoader {
   }
 };
 
-/// Scales of a tile's keys, asked for a tile ahead, a lane every 32nd.
+/// Scales of a tile's keys, asked for a tile ahead, a lane every 32nd; and of its values in E4M3, a lane
+/// each.
 template <PrefillConfig C>
 struct KeyScales {
+  using Traits = PrefillTraits<C>;
   static constexpr int kEach = (C.kv_tile + 31) / 32;
   float scale[kEach];
+  int count;  // of the tile's keys, less the lane
 
   __device__ void look_up(const PrefillParams& p, const DeviceItem& item, int first_key, int token,
                           int lane) {
     if (token < item.work.kv_begin) return;
     const float* const from = p.key_scales + item.work.kv_head * p.kv_tokens;
+    count = min(item.work.kv_end - token, C.kv_tile) - lane;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
       const int own = token + lane + 32 * i;
-      scale[i] = own < item.work.kv_end ? from[first_key + own] : 1.0f;
+      scale[i] = 32 * i < count ? from[first_key + own] : 1.0f;
     }
   }
-  /// kScaledTile if one of them is not 1.
+  /// kScaledTile, if it holds.
   __device__ std::uint32_t mark() const {
+    const float usual = Traits::kCodes ? __shfl_sync(~0u, scale[0], 0) : 1.0f;
     bool scaled = false;
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) scaled |= scale[i] != 1.0f;
+    for (int i = 0; i < kEach; ++i) scaled |= 32 * i < count && scale[i] != usual;
     return __any_sync(~0u, scaled) ? kScaledTile : 0;
   }
   __device__ void store(float* to, int lane) const {
@@ -272,11 +296,15 @@ __device__ inline void load_tiles(const PrefillParams& p, typename PrefillTraits
       }
       if (lane == 0) {
         if (!kValues) s.live[ring.stage] = live;
-        barrier_expect_bytes(full, kValues ? Traits::kValueTileBytes : Traits::kKeyTileBytes);
+        barrier_expect_bytes(full, kValues ? loader.value_bytes(token) : Traits::kKeyTileBytes);
       }
       __syncwarp();
-      loader.template load<kValues>(kValues ? p.v : p.k,
-                                    shared_address(kValues ? s.v[ring.stage] : s.k[ring.stage]), full, token);
+      if constexpr (kValues && Traits::kE4m3) {
+        if (lane == 0) loader.copy_values(shared_address(s.v[ring.stage]), full, token);
+      } else {
+        loader.template load<kValues>(
+            kValues ? p.v : p.k, shared_address(kValues ? s.v[ring.stage] : s.k[ring.stage]), full, token);
+      }
       loader.look_up(token - C.kv_tile);
       if constexpr (kScales) scales.look_up(p, *item, loader.first_key, token - C.kv_tile, lane);
     }
@@ -286,13 +314,14 @@ __device__ inline void load_tiles(const PrefillParams& p, typename PrefillTraits
   }
 }
 
-/// Queries of each warpgroup's 64 rows, in the chunks and the swizzle of tensor copies.
+/// Queries of each 64 rows, in the chunks and the swizzle of tensor copies.
 template <PrefillConfig C>
 struct QueryLoader {
   using Traits = PrefillTraits<C>;
   static constexpr int kPieces = Traits::kDim / 8;
-  static constexpr int kStep = 32 / kPieces;  // rows at a time; lanes may be left
-  static_assert(kStep > 0);
+  static constexpr int kAcross = kPieces < 32 ? kPieces : 32;  // at a time, a lane each
+  static constexpr int kStep = 32 / kAcross;                   // rows at a time; lanes may be left
+  static_assert(kPieces % kAcross == 0);
   const PrefillParams& params;
   typename Traits::Shared& s;
   int lane;
@@ -307,14 +336,25 @@ struct QueryLoader {
                 lane * Traits::kChunkDims, item.work.kv_head * heads,
                 item.first_query + (item.work.row_begin + 64 * group) / heads);
   }
-  /// By rows.
+  /// By rows, of long ones a part at a time.
   __device__ void copy_rows(const DeviceItem& item, int buffer, int group) const {
+#pragma unroll 1
+    for (int first = 0; first < kPieces; first += kAcross) {
+      copy_parts(item, buffer, group, first + lane % kAcross);
+    }
+    copy_async_wait();
+    fence_async_shared();
+    __syncwarp();
+    if (lane == 0) barrier_arrive(shared_address(&s.q_full[buffer][group]));
+  }
+  /// Piece `piece` of the lane's rows.
+  __device__ void copy_parts(const DeviceItem& item, int buffer, int group, int piece) const {
     const AttentionParams& p = params.attention;
-    const int piece = lane % kPieces, rows = item.work.row_end - item.work.row_begin;
+    const int rows = item.work.row_end - item.work.row_begin;
     using Place = typename Traits::Place;
     std::uint8_t* to = s.q[buffer][group] + piece / Place::kPieces * (64 * Traits::kRowBytes);
 #pragma unroll 1
-    for (int i = lane < kStep * kPieces ? lane / kPieces : 64; i < 64; i += kStep) {
+    for (int i = lane < kStep * kAcross ? lane / kAcross : 64; i < 64; i += kStep) {
       const bool has = 64 * group + i < rows;
       const RowPlace place = place_of(p, item, has ? 64 * group + i : 0);
       const auto* from = static_cast<const std::uint16_t*>(p.q) + piece * 8 +
@@ -326,10 +366,6 @@ struct QueryLoader {
         *reinterpret_cast<uint4*>(at) = has ? load_eight(from, false) : uint4{};
       }
     }
-    copy_async_wait();
-    fence_async_shared();
-    __syncwarp();
-    if (lane == 0) barrier_arrive(shared_address(&s.q_full[buffer][group]));
   }
   __device__ void run() const {
     check_inputs(params.attention, blockIdx.x, lane);
@@ -337,7 +373,7 @@ struct QueryLoader {
 #pragma unroll 1
     while (const auto* const item = items.next()) {
 #pragma unroll 1
-      for (int group = 0; group < C.warpgroups; ++group) {
+      for (int group = 0; group < Traits::kRowGroups; ++group) {
         const int buffer = items.index % Traits::kQueryBuffers;
         barrier_wait(shared_address(&s.q_empty[buffer][group]), items.index / Traits::kQueryBuffers % 2 ^ 1);
         if (params.q_boxes) {

@@ -13,11 +13,12 @@ struct PrefillParams {
   std::int32_t* taken;      // [2] items of the queue, and workers that have none left; 0 between launches
   std::int64_t kv_tokens;   // rows of those tensors
   const float* key_scales;  // of staged keys: [kv_heads][kv_tokens]
-  CUtensorMap q;            // [token][head][dim], where q_boxes
-  CUtensorMap k, v;         // [token][head][dim], or [page][head][tile][token][dim]
-  CUtensorMap out;          // [token][head][dim], where out_boxes
-  bool q_boxes;             // 64 packed rows are whole tokens of a KV head's query heads: a box per chunk
-  bool out_boxes;           // likewise
+  const std::uint8_t* value_tiles;  // of staged V in E4M3: value_tiles.h, [kv_heads][kv_tokens / 16]
+  CUtensorMap q;                    // [token][head][dim], where q_boxes
+  CUtensorMap k, v;                 // [token][head][dim], or [page][head][tile][token][dim]
+  CUtensorMap out;                  // [token][head][dim], where out_boxes
+  bool q_boxes;    // 64 packed rows are whole tokens of a KV head's query heads: a box per chunk
+  bool out_boxes;  // likewise
 };
 
 }  // namespace halftone::cuda

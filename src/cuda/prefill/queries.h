@@ -5,6 +5,7 @@
 #include "cuda/device/range.h"
 #include "cuda/device/values.h"
 #include "cuda/prefill/compute.h"
+#include "format/fp8_row.h"
 #include "format/int8_row.h"
 
 namespace halftone::cuda {
@@ -47,7 +48,7 @@ struct QueryRow {
     }
   }
   /// Codes of four values.
-  static __device__ std::uint32_t codes(std::uint32_t low, std::uint32_t high, float inverse) {
+  static __device__ std::uint32_t int8_codes(std::uint32_t low, std::uint32_t high, float inverse) {
     constexpr float kRound = 12582912.0f;  // adds to 1.5 * 2^23: rounds, and leaves the code in the low byte
     const auto code = [&](std::uint32_t w, int i) {
       return __float_as_uint(__fadd_rn(__fmul_rn(value(w, i), inverse), kRound));
@@ -55,8 +56,15 @@ struct QueryRow {
     return __byte_perm(__byte_perm(code(low, 0), code(low, 1), 0x0040),
                        __byte_perm(code(high, 0), code(high, 1), 0x0040), 0x5410);
   }
+  static __device__ std::uint32_t e4m3_codes(std::uint32_t low, std::uint32_t high, float inverse) {
+    return pack_e4m3x4(value(low, 0) * inverse, value(low, 1) * inverse, value(high, 0) * inverse,
+                       value(high, 1) * inverse);
+  }
   /// A chunk's 64 values at a time become half a chunk: they lie where values lay that have been read.
   __device__ void to_codes(float inverse) const {
+    const auto codes = [&](std::uint32_t low, std::uint32_t high) {
+      return PrefillTraits<C>::kE4m3 ? e4m3_codes(low, high, inverse) : int8_codes(low, high, inverse);
+    };
 #pragma unroll 1
     for (int chunk = 0; chunk < C.head_dim / 64; ++chunk) {
       uint4 x[4];
@@ -66,15 +74,21 @@ struct QueryRow {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const uint4 &a = x[2 * i], &b = x[2 * i + 1];
-        piece(4 * chunk + 2 * half + i) = {codes(a.x, a.y, inverse), codes(a.z, a.w, inverse),
-                                           codes(b.x, b.y, inverse), codes(b.z, b.w, inverse)};
+        piece(4 * chunk + 2 * half + i) = {codes(a.x, a.y), codes(a.z, a.w), codes(b.x, b.y),
+                                           codes(b.z, b.w)};
       }
     }
   }
   /// The scale of the row, which becomes f16 or codes.
   __device__ float operator()() const {
     if constexpr (C.keys == PrefillKeys::kCodes) {
-      const int8_row::Row as = int8_row::row_of(largest());
+      using As = std::conditional_t<PrefillTraits<C>::kE4m3, fp8_row::Row, int8_row::Row>;
+      As as;
+      if constexpr (PrefillTraits<C>::kE4m3) {
+        as = fp8_row::row_of(largest());
+      } else {
+        as = int8_row::row_of(largest());
+      }
       to_codes(as.inverse);
       return as.scale;
     } else {
@@ -85,9 +99,11 @@ struct QueryRow {
   }
 };
 
-/// The queries of an item, `queries` of the warpgroup, as the products with staged keys take them.
+/// The queries of an item, `queries` of the warpgroup, as the products with staged keys take them. Where
+/// several share them, by the first.
 template <PrefillConfig C>
 __device__ inline void scale_queries(Consumer<C>& c, std::uint8_t* queries) {
+  if (c.share() > 0) return shared_rows_barrier(c);
   const int row = c.warp() * 16 + c.lane() % 16, half = c.lane() / 16;
   std::uint8_t* const at = queries + row * PrefillTraits<C>::kRowBytes;
   float scale = 1.0f;
@@ -98,9 +114,9 @@ __device__ inline void scale_queries(Consumer<C>& c, std::uint8_t* queries) {
   }
   const float factor = scale * c.p.scale_log2;
   // Not 0, as of a row of zeros: masked logits stay infinite.
-  c.s.query_factors[c.group() * 64 + row] = factor == 0.0f ? 0x1p-126f : factor;
+  c.s.query_factors[c.rows_index() * 64 + row] = factor == 0.0f ? 0x1p-126f : factor;
   fence_async_shared();
-  team_barrier(c.group());
+  shared_rows_barrier(c);
 }
 
 }  // namespace halftone::cuda

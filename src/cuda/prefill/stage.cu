@@ -3,32 +3,41 @@
 #include "cuda/dequantize/kernel.h"
 #include "cuda/dequantize/launch.h"
 #include "cuda/device/range.h"
+#include "cuda/prefill/value_tiles.h"
 #include "format/int8_row.h"
 
 namespace halftone::cuda {
 namespace {
 
-constexpr int kCtas = 3;  // of an SM
+template <int kHalves>
+constexpr int kCtas = kHalves == 2 ? 2 : 3;  // of an SM
 
-/// kCodes: of K as codes.
+/// kCodes: of K as codes, of integers or of E4M3.
 template <bool kCodes>
 struct StagedOut {
   const StageParams& p;
 
-  /// Of all lanes that have the row; `live` ones have a chunk of it. `row` < 0: it is not wanted.
-  template <class Codes>
-  __device__ __forceinline__ void take(const Codes& codes, const codec::Params& params, float (&x)[kChunk],
-                                       std::int64_t row, int head, int chunk, bool live) const {
+  /// Of all lanes that have the row; `live` ones have chunk `chunk` of its halves. `row` < 0: it is not
+  /// wanted.
+  template <int kHalves, class Codes>
+  __device__ __forceinline__ void take(const Codes (&codes)[kHalves], const codec::Params& params,
+                                       RowChunks<kHalves>& x, std::int64_t row, int head, int chunk,
+                                       bool live) const {
     const page::Part& part = p.rows.part;
     if constexpr (kCodes) {
       uint2 bytes;
       float scale = params.scale;
+      static_assert(kHalves == 1);
       if (p.has_codes) {
-        if constexpr (Codes::kBits == 8) bytes = {codes.words[0], codes.words[1]};
+        if constexpr (Codes::kBits == 8) bytes = {codes[0].words[0], codes[0].words[1]};
       } else {
-        const int8_row::Row as = int8_row::row_of(largest(x));
-        scale = as.scale;
-        bytes = to_codes(x, as.inverse);
+        const bool e4m3 = p.as == StagedAs::kE4m3Codes;
+        const std::uint32_t most = largest<1>(x);
+        scale = e4m3 ? e4m3_scale(most) : int8_row::row_of(most).scale;
+        const float inverse = e4m3 ? 1.0f / scale : int8_row::row_of(most).inverse;
+#pragma unroll
+        for (int i = 0; i < kChunk; ++i) x[0][i] *= inverse;
+        bytes = e4m3 ? to_e4m3(x[0]) : to_codes(x[0]);
       }
       if (live && row >= 0) {
         auto* const out = static_cast<std::uint8_t*>(p.rows.out);
@@ -37,20 +46,28 @@ struct StagedOut {
       }
       return;
     }
-    if (part.rotated) rotate_row(part.dim, x);
+    if (part.rotated) rotate_chunks<kHalves>(part.dim, x);
     if (p.rows.channels.scale != nullptr && live) {
-      const float* const scale = p.rows.channels.scale + (std::int64_t{head} * part.dim + chunk * kChunk);
 #pragma unroll
-      for (int i = 0; i < kChunk; ++i) x[i] *= scale[i];
+      for (int h = 0; h < kHalves; ++h) {
+        const float* const scale =
+            p.rows.channels.scale + (std::int64_t{head} * part.dim + (chunk + h * kHalfChunks) * kChunk);
+#pragma unroll
+        for (int i = 0; i < kChunk; ++i) x[h][i] *= scale[i];
+      }
     }
     if (p.as == StagedAs::kKeys) {
-      const float scale = f16_scale(largest(x));
-      divide(x, scale);
+      const float scale = f16_scale(largest<kHalves>(x));
+      divide<kHalves>(x, scale);
       if (chunk == 0 && row >= 0) p.scales[head * p.rows.rows + row] = scale;
     } else if (part.format.static_scale()) {
-      divide(x, value_unit(p.rows.static_scale, p.rows.static_min, head * p.rows.static_stride));
+      divide<kHalves>(x, value_unit(p.rows.static_scale, p.rows.static_min, head * p.rows.static_stride));
     }
-    if (live && row >= 0) store_values(DType::kFloat16, p.rows.out, place(row, head, chunk), x);
+    if (!live || row < 0) return;
+#pragma unroll
+    for (int h = 0; h < kHalves; ++h) {
+      store_values(DType::kFloat16, p.rows.out, place(row, head, chunk + h * kHalfChunks), x[h]);
+    }
   }
   __device__ __forceinline__ void zero(std::int64_t row, int head, int chunk) const {
     if constexpr (kCodes) {
@@ -67,51 +84,72 @@ struct StagedOut {
     return row * p.rows.row_stride + head * p.rows.head_stride + chunk * kChunk;
   }
   /// Bits of the largest magnitude, over the lanes of a row.
-  __device__ __forceinline__ std::uint32_t largest(const float (&x)[kChunk]) const {
+  template <int kHalves>
+  __device__ __forceinline__ std::uint32_t largest(const RowChunks<kHalves>& x) const {
     std::uint32_t most = 0;
 #pragma unroll
-    for (int i = 0; i < kChunk; ++i) most = max(most, magnitude_bits(x[i]));
+    for (int i = 0; i < kHalves * kChunk; ++i) most = max(most, magnitude_bits(x[i / kChunk][i % kChunk]));
     for (int i = lanes_of(p.rows.part.dim) / 2; i > 0; i /= 2) {
       most = max(most, __shfl_xor_sync(~0u, most, i));
     }
     return most;
   }
-  static __device__ __forceinline__ void divide(float (&x)[kChunk], float by) {
+  template <int kHalves>
+  static __device__ __forceinline__ void divide(RowChunks<kHalves>& x, float by) {
     if (by == 1.0f) return;
     const float inverse = 1.0f / by;
 #pragma unroll
-    for (int i = 0; i < kChunk; ++i) x[i] *= inverse;
+    for (int i = 0; i < kHalves * kChunk; ++i) x[i / kChunk][i % kChunk] *= inverse;
   }
-  static __device__ __forceinline__ uint2 to_codes(const float (&x)[kChunk], float inverse) {
+  static __device__ __forceinline__ uint2 to_e4m3(const float (&x)[kChunk]) {
+    return {pack_e4m3x4(x[0], x[1], x[2], x[3]), pack_e4m3x4(x[4], x[5], x[6], x[7])};
+  }
+  static __device__ __forceinline__ uint2 to_codes(const float (&x)[kChunk]) {
     std::uint32_t word[2] = {};
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) {
-      const int code = __float2int_rn(x[i] * inverse);
+      const int code = __float2int_rn(x[i]);
       word[i / 4] |= (static_cast<std::uint32_t>(code) & 0xffu) << 8 * (i % 4);
     }
     return {word[0], word[1]};
   }
 };
 
-template <DType kType, bool kAsymmetric, bool kCodes>
-__global__ void __launch_bounds__(kDequantizeWarps * 32, kCtas)
+template <DType kType, bool kAsymmetric, bool kCodes, int kHalves>
+__global__ void __launch_bounds__(kDequantizeWarps * 32, kCtas<kHalves>)
     stage(const __grid_constant__ StageParams params) {
   __shared__ DequantizeShared shared;
-  Dequantizer<kType, kAsymmetric, false, StagedOut<kCodes>>(params.rows, shared, {params}).run();
+  Dequantizer<kType, kAsymmetric, false, StagedOut<kCodes>, kHalves>(params.rows, shared, {params}).run();
 }
 
-template <bool kCodes, DType kType, bool kAsymmetric>
+template <int kDim>
+__global__ void __launch_bounds__(kDequantizeWarps * 32, kCtas<1>)
+    stage_values(const __grid_constant__ StageParams params) {
+  __shared__ DequantizeShared shared;
+  Dequantizer<DType::kFloat8E4M3, false, false, ValueTiles<kDim>>(params.rows, shared, {params}).run();
+}
+
+template <bool kCodes, int kHalves, DType kType, bool kAsymmetric>
 const void* kernel_of(codec::Codec<kType, kAsymmetric>) {
-  return reinterpret_cast<const void*>(&stage<kType, kAsymmetric, kCodes>);
+  return reinterpret_cast<const void*>(&stage<kType, kAsymmetric, kCodes, kHalves>);
+}
+template <bool kCodes, int kHalves>
+int launch(const StageParams& params, void* stream) {
+  const void* kernel = codec::with_codec(params.rows.part.format,
+                                         [](auto codec) { return kernel_of<kCodes, kHalves>(codec); });
+  return launch_over_tiles(kernel, params.rows, &params, kCtas<kHalves>, stream);
 }
 
 }  // namespace
 
 int launch_stage(const StageParams& params, void* stream) {
-  const void* kernel = codec::with_codec(params.rows.part.format, [&](auto codec) {
-    return params.as == StagedAs::kCodes ? kernel_of<true>(codec) : kernel_of<false>(codec);
-  });
-  return launch_over_tiles(kernel, params.rows, &params, kCtas, stream);
+  if (params.as == StagedAs::kE4m3Values) {
+    return launch_over_tiles(reinterpret_cast<const void*>(&stage_values<128>), params.rows, &params,
+                             kCtas<1>, stream);
+  }
+  if (params.as == StagedAs::kCodes || params.as == StagedAs::kE4m3Codes)
+    return launch<true, 1>(params, stream);
+  return is_wide(params.rows.part.dim) ? launch<false, 2>(params, stream) : launch<false, 1>(params, stream);
 }
 
 }  // namespace halftone::cuda

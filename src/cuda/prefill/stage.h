@@ -11,13 +11,15 @@ enum class StagedAs : std::uint8_t {
             ///< scale, where f16 would not hold it
   kCodes,   ///< K in 8-bit integers with a scale per key, in the basis in which the cache stores it: those of
             ///< the cache where it has such, else those of int8_row.h
+  kE4m3Codes,   ///< the same in E4M3; else with e4m3_scale() per key
+  kE4m3Values,  ///< V's codes of E4M3 as the cache stores them, in tiles of 16 tokens (value_tiles.h)
 };
 
 struct StageParams {
   DequantizeParams rows;  // out: [rows, kv_heads, dim], of codes a byte each
   float* scales;          // of K: [kv_heads, rows]
   StagedAs as;
-  bool has_codes;  // the cache's own codes and scales are taken
+  bool has_codes;  // of K: the cache's own codes and scales are taken
 };
 
 /// cudaError_t as int.

@@ -7,8 +7,8 @@
 
 namespace halftone::cuda {
 
-/// An item as a warpgroup passes it, from the last tile to the first. Of the tiles that its rows see the
-/// first one is number 0.
+/// An item as a warpgroup, or those that share its rows, pass it, from the last tile to the first. Of the
+/// tiles that its rows see the first one is number 0.
 struct alignas(16) GroupTiles {
   int before;                        // tiles that come before those that the rows see
   int last;                          // number of the one that comes first; -1: they see none
@@ -36,7 +36,8 @@ struct SwizzledPlace {
 template <PrefillConfig C>
 struct PrefillTraits {
   static constexpr int kDim = C.head_dim;
-  static constexpr int kRows = rows_of(C);
+  static constexpr int kRows = rows_of(C), kRowGroups = row_groups(C);
+  static_assert(C.shares == 1 || (C.warpgroups % C.shares == 0 && C.value_dim % (C.shares * 64) == 0));
   // Rows lie in chunks of so many bytes and dims. Dims that the last one has too many are not read.
   static constexpr int kRowBytes = C.row_bytes, kChunkDims = kRowBytes / 2;
   static constexpr int kChunks = (kDim + kChunkDims - 1) / kChunkDims;
@@ -51,14 +52,17 @@ struct PrefillTraits {
                 (C.warpgroups == 2 ? 168 : 128) * (C.warpgroups + 1));
   static constexpr bool kCodes = C.keys == PrefillKeys::kCodes;
   static constexpr bool kStaged = C.keys != PrefillKeys::kGiven;
+  static constexpr bool kE4m3 = C.dtype == DType::kFloat8E4M3;  // both products
+  static_assert(!kE4m3 || (kCodes && C.value_dim == kDim && C.kv_tile % 32 == 0));
   static constexpr int kKeyChunks = kCodes ? kDim / 128 : kChunks;
   static_assert(!kCodes || (kDim % 128 == 0 && kRowBytes == 128));
   static constexpr int kKeyTileBytes = C.kv_tile * kKeyChunks * kRowBytes;
-  static constexpr int kValueTileBytes = C.kv_tile * kValueChunks * kRowBytes;
-  static constexpr int kQueryBytes = 64 * kChunks * kRowBytes;  // of a warpgroup
+  static constexpr int kValueTileBytes = C.kv_tile * (kE4m3 ? C.value_dim : kValueChunks * kRowBytes);
+  static constexpr int kQueryBytes = 64 * kChunks * kRowBytes;  // of 64 rows
   static constexpr int kItems = 2;
   static constexpr int kQueryBuffers = C.query_buffers;
   static constexpr bool kStagesOutput = kQueryBuffers == 2;
+  static_assert(C.shares == 1 || !kStagesOutput);
   static_assert(kValueChunks <= kChunks);  // O lies where the queries lay
   // Before an item's first tile that a warpgroup sees it passes those that only the others see.
   static_assert(kQueryBuffers == 1 || (64 * (C.warpgroups - 1) + C.kv_tile - 1) / C.kv_tile < C.stages);
@@ -67,7 +71,7 @@ struct PrefillTraits {
   /// An item, and what follows from it for its rows.
   struct alignas(16) Item {
     DeviceItem item;  // row_end < 0: no more
-    GroupTiles tiles[C.warpgroups];
+    GroupTiles tiles[kRowGroups];
     int position[kRows];  // RowPlace
     float
         slope[kKeepsSlopes ? kRows : 1];  // likewise, in base 2; never empty: nvcc would pad the item wrongly
@@ -81,31 +85,34 @@ struct PrefillTraits {
     int queries;                // where they lie in Shared::q
     int item;                   // its number
     int step;                   // the tile at hand is the first, or has raised an offset
+    bool promoted;              // Shared::promoted has a part of O
     enum : int { kUsual, kFirst, kRaised };
   };
 
   struct Shared {
     // [chunk][row][kChunkDims, of codes 128], later O.
-    alignas(1024) std::uint8_t q[kQueryBuffers][C.warpgroups][kQueryBytes];
-    alignas(1024) std::uint8_t k[C.stages][kKeyTileBytes];  // [chunk][token][kChunkDims, ...]
-    alignas(1024) std::uint8_t v[C.stages][kValueTileBytes];
+    alignas(1024) std::uint8_t q[kQueryBuffers][kRowGroups][kQueryBytes];
+    alignas(1024) std::uint8_t k[C.stages][kKeyTileBytes];    // [chunk][token][kChunkDims, ...]
+    alignas(1024) std::uint8_t v[C.stages][kValueTileBytes];  // likewise; of E4M3 as value_tiles.h has it
+    // Of E4M3 products, whose sums keep few bits: O of earlier tiles, a thread's own four values each.
+    float4 promoted[kE4m3 ? C.warpgroups : 0][C.value_dim / 8][128];
     Item items[kItems];
     alignas(8) std::uint64_t k_full[C.stages], k_empty[C.stages], v_full[C.stages], v_empty[C.stages];
-    std::uint64_t q_full[kQueryBuffers][C.warpgroups], q_empty[kQueryBuffers][C.warpgroups];
+    std::uint64_t q_full[kQueryBuffers][kRowGroups], q_empty[kQueryBuffers][kRowGroups];
     std::uint64_t item_full[kItems], item_empty[kItems];
     std::uint32_t live[C.stages];  // bit i: tile i of 16 tokens is there; kScaledTile
     alignas(8) float key_scales[kStaged ? C.stages : 0][C.kv_tile];
-    // What need not be kept in registers, which are dear: the tiles of a warp; of the packed rows by how
-    // much an offset was raised.
+    // What need not be kept in registers, which are dear: the tiles of a warp; of its rows by how much an
+    // offset was raised.
     OwnTiles own[kComputeWarps];
-    std::int8_t raised_log2[kRows];
+    std::int8_t raised_log2[16 * kComputeWarps];
     float query_factors[kStaged ? kRows : 0];  // and what their products are multiplied by
   };
   static constexpr int kMaxShared = 227 * 1024;
   static_assert(sizeof(Shared) <= kMaxShared);
 };
 
-/// Bit of Shared::live: a key of the tile has a scale other than 1.
+/// Bit of Shared::live: a key of the tile has a scale other than 1, of codes other than the first one.
 inline constexpr std::uint32_t kScaledTile = 1u << 31;
 
 /// Roles of the warps behind the compute warps.

@@ -100,7 +100,7 @@ __device__ inline bool all_alike(long long own_least, long long own_most) {
 __device__ inline planning::BatchTotals place_requests(const ScheduleBuildParams& p,
                                                        const planning::Schedule& s) {
   const planning::ScheduleParams& shape = s.params;
-  std::int64_t before[5] = {};  // steps, units, queries, keys and staged keys
+  std::int64_t before[5] = {};  // steps, units, queries, keys and staged rows
   long long least = INT64_MAX, most = 0;
   const int listed = p.top_k == 0 || p.cu_q == nullptr ? shape.batch : p.cu_q[p.requests];
   for (int base = 0; base < shape.batch; base += kScheduleThreads) {
@@ -119,7 +119,7 @@ __device__ inline planning::BatchTotals place_requests(const ScheduleBuildParams
       sums[1] = std::int64_t{planning::row_blocks(shape, queries)} * shape.kv_heads;
       sums[2] = length.x;
       sums[3] = s.kv_lengths[r] = length.y;
-      sums[4] = queries > 0 ? length.y : 0;
+      sums[4] = planning::staged_rows(shape, queries, length.y);
     }
     exclusive_sums(sums, totals);
     if (r < shape.batch) {

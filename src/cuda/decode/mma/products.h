@@ -17,8 +17,6 @@ __device__ inline void Warp<C>::scores(const AttentionParams& p, const std::uint
   const std::uint8_t* mins = scales + kTileTokens * groups * 2;
   const std::uint32_t flip = Side::kAsymmetric ? 0u : 0x00800080u;
   constexpr bool kPerBlock = C.k.mode == ScaleMode::kBlock;
-  K k;
-  k.load(tile, lane);
 #pragma unroll
   for (int n = 0; n < N; ++n) {
 #pragma unroll
@@ -37,49 +35,57 @@ __device__ inline void Warp<C>::scores(const AttentionParams& p, const std::uint
     Side::load_blocks(scales, g, low);
     Side::load_blocks(scales, g + 8, high);
   }
+  constexpr int kPartBlocks = kBlocks / kKeyParts;
+  K k;
+#pragma unroll 1
+  for (int part = 0; part < kKeyParts; ++part) {
+    k.load(tile + part * (kTileTokens * kPartBlocks * 4 * dtype_bits(C.k.dtype)), lane);
 #pragma unroll
-  for (int b = 0; b < kBlocks; ++b) {
-    float dot[N][4];
-#pragma unroll
-    for (int n = 0; n < N; ++n) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if constexpr (kBlockBias) {
-          dot[n][i] = bias[n][i % 2] * block_sums[(n * 8 + i % 2) * kBlocks + b];
-        } else {
-          dot[n][i] = kPerBlock ? 0.0f : kTwoSums && b % 2 == 1 ? odd[n][i] : x[n][i];
-        }
-      }
-    }
-    if constexpr (kPerBlock && kScales == 1) {
-      low[0] = Side::load(scales, g * groups + Side::group_of(b));
-      high[0] = Side::load(scales, (g + 8) * groups + Side::group_of(b));
-    }
-#pragma unroll
-    for (int step = 0; step < 2; ++step) {
-      if (step == 1 && is_half_block(b, Traits::kDim)) continue;
-      std::uint32_t a[4];
-      k.fragment(b, step, flip, a);
+    for (int of_part = 0; of_part < kPartBlocks; ++of_part) {
+      const int b = part * kPartBlocks + of_part;
+      float dot[N][4];
 #pragma unroll
       for (int n = 0; n < N; ++n) {
-        if (b < kHeldBlocks) {
-          multiply_k(dot[n], a, q[b % kHeldBlocks][step][n][0], q[b % kHeldBlocks][step][n][1]);
-        } else {
-          const uint4 v = q_high[(n * kBlocks + b) * 32];
-          multiply_k(dot[n], a, step == 0 ? v.x : v.z, step == 0 ? v.y : v.w);
-        }
-        if (low_part) {
-          const uint4 v = q_high[((Traits::kRows / 8 + n) * kBlocks + b) * 32];
-          multiply_k(dot[n], a, step == 0 ? v.x : v.z, step == 0 ? v.y : v.w);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          if constexpr (kBlockBias) {
+            dot[n][i] = bias[n][i % 2] * block_sums[(n * 8 + i % 2) * kBlocks + b];
+          } else {
+            dot[n][i] = kPerBlock ? 0.0f : kTwoSums && b % 2 == 1 ? odd[n][i] : x[n][i];
+          }
         }
       }
-    }
+      if constexpr (kPerBlock && kScales == 1) {
+        low[0] = Side::load(scales, g * groups + Side::group_of(b));
+        high[0] = Side::load(scales, (g + 8) * groups + Side::group_of(b));
+      }
 #pragma unroll
-    for (int n = 0; n < N; ++n) {
+      for (int step = 0; step < 2; ++step) {
+        if (step == 1 && is_half_block(b, Traits::kDim)) continue;
+        std::uint32_t a[4];
+        k.fragment(of_part, step, flip, a);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        float& sum = kTwoSums && b % 2 == 1 ? odd[n][i] : x[n][i];
-        sum = kPerBlock ? fmaf(i < 2 ? low[b % kScales] : high[b % kScales], dot[n][i], sum) : dot[n][i];
+        for (int n = 0; n < N; ++n) {
+          if (kHeldBlocks > 0 && b < kHeldBlocks) {
+            constexpr int kHeld = kHeldBlocks > 0 ? kHeldBlocks : 1;
+            multiply_k(dot[n], a, q[b % kHeld][step][n][0], q[b % kHeld][step][n][1]);
+          } else {
+            const uint4 v = q_high[(n * kBlocks + b) * 32];
+            multiply_k(dot[n], a, step == 0 ? v.x : v.z, step == 0 ? v.y : v.w);
+          }
+          if (low_part) {
+            const uint4 v = q_high[((Traits::kRows / 8 + n) * kBlocks + b) * 32];
+            multiply_k(dot[n], a, step == 0 ? v.x : v.z, step == 0 ? v.y : v.w);
+          }
+        }
+      }
+#pragma unroll
+      for (int n = 0; n < N; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          float& sum = kTwoSums && b % 2 == 1 ? odd[n][i] : x[n][i];
+          sum = kPerBlock ? fmaf(i < 2 ? low[b % kScales] : high[b % kScales], dot[n][i], sum) : dot[n][i];
+        }
       }
     }
   }
@@ -104,7 +110,8 @@ __device__ inline void Warp<C>::scores(const AttentionParams& p, const std::uint
   }
   if constexpr (kPerBlock) {
     if (Side::kAsymmetric) {  // S += mins * sums of Q: one k-step over groups, 4 (i / 2) + t in register i
-      constexpr int kSteps = kBlocks / C.k.group_blocks <= 4 ? 1 : 2;  // of 4 groups
+      constexpr int kSteps = (kBlocks / C.k.group_blocks + 3) / 4;  // of 4 groups
+      static_assert(kSteps <= kSumSteps);
       std::uint32_t a[kSteps][2];
 #pragma unroll
       for (int i = 0; i < 2 * kSteps;
@@ -179,7 +186,8 @@ __device__ inline void Warp<C>::rescale(float (&x)[Traits::kStepTiles][N][4], bo
         const float weight = raised == kMinus ? 1.0f : exp2_approx(max[n][c] - raised);
         max[n][c] = raised;
         sum[n][c] *= weight;
-        extra[n][c] *= weight;
+#pragma unroll
+        for (int i = 0; i < kExtraRows; ++i) extra[n][2 * i + c] *= weight;
 #pragma unroll
         for (int group = 0; group < (kOffsetPerGroup ? kVGroups : 0); ++group) {
           offset[group][n][c] *= weight;
@@ -290,6 +298,10 @@ __device__ inline void Warp<C>::accumulate(const AttentionParams& p, const std::
         for (int n = 0; n < N; ++n) {
           if constexpr (kOffsetPerGroup) {
             mma_f16(offset[group][n], a, weighted[n][0], weighted[n][1]);
+          } else if constexpr (kExtraRows == 2) {
+            const std::uint32_t behind = g + 8 == group ? kMinusOffset : 0u;
+            const std::uint32_t rows[4] = {minus_c, behind, minus_c, behind};
+            mma_f16(extra[n], rows, weighted[n][0], weighted[n][1]);
           } else {
             mma_f16_upper(extra[n], minus_c, minus_c, weighted[n][0], weighted[n][1]);
           }
@@ -299,16 +311,21 @@ __device__ inline void Warp<C>::accumulate(const AttentionParams& p, const std::
   }
   if constexpr (kVBias && C.v.mode != ScaleMode::kStatic) {
     if (Side::kAsymmetric) {  // and what a token adds to all dims of a group is min + c * scale
-      std::uint32_t a[2];
+      std::uint32_t a[2 * kExtraRows];
 #pragma unroll
-      for (int half = 0; half < 2;
-           ++half) {  // rows beyond the groups repeat the last one, and nobody reads them
-        const int at = min(g, groups - 1) * kTileTokens + 2 * t + 8 * half;
-        a[half] =
-            fma_f16x2(Side::load_pair(scales, at), kMinusOffset ^ 0x80008000u, Side::load_pair(mins, at));
+      for (int i = 0; i < 2 * kExtraRows; ++i) {  // rows beyond the groups repeat the last one, unread
+        const int half = i / kExtraRows, row = g + i % kExtraRows * 8;
+        const int at = min(row, groups - 1) * kTileTokens + 2 * t + 8 * half;
+        a[i] = fma_f16x2(Side::load_pair(scales, at), kMinusOffset ^ 0x80008000u, Side::load_pair(mins, at));
       }
 #pragma unroll
-      for (int n = 0; n < N; ++n) mma_f16_upper(extra[n], a[0], a[1], prob[n][0], prob[n][1]);
+      for (int n = 0; n < N; ++n) {
+        if constexpr (kExtraRows == 2) {
+          mma_f16(extra[n], a, prob[n][0], prob[n][1]);
+        } else {
+          mma_f16_upper(extra[n], a[0], a[1], prob[n][0], prob[n][1]);
+        }
+      }
     }
   }
 }

@@ -15,7 +15,9 @@ namespace halftone::cuda {
 template <DecodeConfig C>
 struct Warp {
   using Traits = DecodeTraits<C>;
-  using K = KReader<C.k.dtype, Traits::kDim>;
+  // Packed K of many dims is read in parts of 128, one after the other: all of it would take the registers.
+  static constexpr int kKeyParts = Traits::kDim > 256 && dtype_bits(C.k.dtype) < 16 ? Traits::kDim / 128 : 1;
+  using K = KReader<C.k.dtype, Traits::kDim / kKeyParts>;
   using V = VReader<C.v.dtype, Traits::kDim>;
   static constexpr int kBlocks = Traits::kBlocks;
   static constexpr int N = C.row_tiles;
@@ -32,24 +34,26 @@ struct Warp {
   static constexpr bool kHoldsHalf =
       (N == 2 && (kSplitP || (C.k.dtype == DType::kInt8 && C.v.dtype == DType::kFloat8E4M3))) ||
       (kBlocks == 8 && C.k.dtype == DType::kInt8);
-  static constexpr int kHeldBlocks = kHoldsHalf ? kBlocks / 2 : kBlocks;
-  std::uint32_t q[kHeldBlocks][2][N][2];
+  static constexpr int kHeldBlocks = Traits::kDim > 256 ? 0 : kHoldsHalf ? kBlocks / 2 : kBlocks;
+  std::uint32_t q[kHeldBlocks > 0 ? kHeldBlocks : 1][2][N][2];
   const uint4* q_high;  // [row tile][block][32]; the low parts are kRows / 8 row tiles further
   float bias[N][2];     // what an accumulator of K starts from; with kBlockBias, per unit of the sums of Q
-  const float* block_sums;      // q_sums of column 2t
-  std::uint32_t q_sums[2][N];   // B fragment of the product with K's mins
-  float total[N][2];            // sum of Q over all dims
-  float factor[N][2];           // raw product -> base-2 logit; not negative
-  float max[N][2];              // of columns 2t, 2t + 1
-  float sum[N][2];              // this lane's share
-  float out[kBlocks][2][N][4];  // O^T
+  const float* block_sums;                               // q_sums of column 2t
+  static constexpr int kSumSteps = kBlocks > 8 ? 4 : 2;  // of 4 groups
+  std::uint32_t q_sums[kSumSteps][N];                    // B fragments of the product with K's mins
+  float total[N][2];                                     // sum of Q over all dims
+  float factor[N][2];                                    // raw product -> base-2 logit; not negative
+  float max[N][2];                                       // of columns 2t, 2t + 1
+  float sum[N][2];                                       // this lane's share
+  float out[kBlocks][2][N][4];                           // O^T
   // What V's codes stand too high by, P * scale * offset: per group on its own where registers allow it
-  // (every row of a product with constant A), else row g of `extra` has group g. And row g: P * min of group
-  // g.
+  // (every row of a product with constant A), else row g of `extra` has group g, and row g + 8, where there
+  // are so many, group g + 8. And that row: P * min of the group.
   static constexpr int kVGroups = C.v.mode == ScaleMode::kBlock ? kBlocks / C.v.group_blocks : 1;
   static constexpr bool kOffsetPerGroup = kVBias && N == 1 && Traits::kDim <= 128;
   float offset[kOffsetPerGroup ? kVGroups : 1][N][4];
-  float extra[N][2];
+  static constexpr int kExtraRows = kVGroups > 8 ? 2 : 1;  // of a lane
+  float extra[N][2 * kExtraRows];
   int lane, g, t;
   int team, first_row;  // of the unit's rows: this warp's first
 
@@ -107,7 +111,7 @@ __device__ inline void Warp<C>::begin(const AttentionParams& p, const DeviceItem
     }
     if constexpr (C.k.mode == ScaleMode::kBlock) {  // group 4 i + t, split into f16 high and low parts
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
+      for (int i = 0; i < kSumSteps; ++i) {
         float value = 0.0f;
         for (int b = 0; b < kBlocks; ++b) {
           if (Side::group_of(b) == 4 * i + t) value += queries.sums[first_row + n * 8 + g][b];
@@ -117,7 +121,7 @@ __device__ inline void Warp<C>::begin(const AttentionParams& p, const DeviceItem
       }
     }
 #pragma unroll
-    for (int i = 0; i < 2; ++i) extra[n][i] = 0.0f;
+    for (int i = 0; i < 2 * kExtraRows; ++i) extra[n][i] = 0.0f;
 #pragma unroll
     for (int group = 0; group < (kOffsetPerGroup ? kVGroups : 0); ++group) {
 #pragma unroll
@@ -154,7 +158,9 @@ __device__ inline void Warp<C>::end(const AttentionParams& p, const DeviceItem& 
         float shift = 0.0f;
         if constexpr (kVBias) {
           const int group = C.v.mode == ScaleMode::kBlock ? Side::group_of(b) : 0;
-          if (!kOffsetPerGroup || Side::kAsymmetric) shift = __shfl_sync(~0u, extra[n][c], group * 4 + t);
+          if (!kOffsetPerGroup || Side::kAsymmetric) {
+            shift = __shfl_sync(~0u, extra[n][group / 8 * 2 + c], group % 8 * 4 + t);
+          }
           if constexpr (kOffsetPerGroup) shift += offset[group][n][c];
           shift *= v_static;
         }

@@ -60,7 +60,7 @@ __device__ inline void wide_worker(const AttentionParams& params, Shared& s) {
     Scores<C>{params, s, rank}.run();
   } else {
     grow_registers<kOutputRegisters>();
-    Output<C>{params, s, rank}.run();
+    Output<C>{{params, s, rank}}.run();
   }
   if constexpr (C.blocks == 2) cluster_barrier();  // the other block writes here
 }

@@ -52,7 +52,7 @@ inline constexpr int kThreads = 512;
 inline constexpr int kLoadRegisters = 80, kScoreRegisters = 112, kOutputRegisters = 160;
 static_assert(kLoadRegisters + kScoreRegisters + 2 * kOutputRegisters <= 512);
 inline constexpr int kScoreTeam = 0;  // their barriers among 128 threads
-inline constexpr int kOutputBarrier = kTeam + 1, kOutputThreads = 256;
+inline constexpr int kOutputBarrier = kTeam + 1;
 // The first one's warps: of fp8 one copies, three dequantise; of bf16 three copy, one says what has arrived.
 template <LatentWideConfig C>
 inline constexpr int kCopiers = kScaled<C> ? 1 : 3;
@@ -113,21 +113,6 @@ struct Shared {
 };
 inline constexpr int kMaxShared = 227 * 1024;
 static_assert(sizeof(Shared) <= kMaxShared);
-
-/// Lane t of each four lanes has row t of a 4 x 4 matrix; it gets column t.
-__device__ inline void transpose_quad(std::uint32_t (&w)[4], int lane) {
-  const bool odd = lane & 1, upper = lane & 2;
-#pragma unroll
-  for (int e = 0; e < 4; e += 2) {
-    const std::uint32_t got = __shfl_xor_sync(~0u, odd ? w[e] : w[e + 1], 1);
-    (odd ? w[e] : w[e + 1]) = got;
-  }
-#pragma unroll
-  for (int e = 0; e < 2; ++e) {
-    const std::uint32_t got = __shfl_xor_sync(~0u, upper ? w[e] : w[e + 2], 2);
-    (upper ? w[e] : w[e + 2]) = got;
-  }
-}
 
 /// Of exponents within those of normal numbers.
 __device__ inline float power_of_two(int exponent) {

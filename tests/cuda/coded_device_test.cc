@@ -1,5 +1,6 @@
-// Half-INT8 arithmetic on the GPU against the double oracle of its integers: formats whose codes are K's own
-// and such as become codes, every option, any number of rows, rounds, and what lies in the workspace before.
+// Arithmetic of 8 bits on the GPU against the double oracle of its codes: formats whose codes are K's own and
+// such as become codes, every option, any number of rows, rounds, and what lies in the workspace before.
+// ctest: 4 parts
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -20,8 +21,12 @@ namespace {
 constexpr int kDims[] = {128, 256};
 
 /// Runs rows and counts those that had a kernel, so that no test passes for want of one.
-class DeviceHalfInt8 : public ::testing::Test {
+class DeviceCoded : public ::testing::TestWithParam<const char*> {
  protected:
+  bool fp8() const { return std::string_view(GetParam()) == "fp8"; }
+  /// Whose codes of K are taken as they are, and V that each arithmetic has.
+  const char* own_format() const { return fp8() ? "fp8-token-head" : "int8-head"; }
+  const char* value_format() const { return fp8() ? "fp8-static-head" : "int8-head"; }
   bool serves(const Problem& p) {
     const bool has = cuda_runner().serves(p);
     served_ += has ? 1 : 0;
@@ -35,42 +40,37 @@ class DeviceHalfInt8 : public ::testing::Test {
     EXPECT_EQ(judge_device(p, outputs), "");
     EXPECT_EQ(status_of(outputs), 0);
   }
+  /// Causal, four query heads over two KV heads.
+  AttentionCase coded_case(const std::string& k_format, const std::string& v_format, int head_dim,
+                           DType q_dtype, const std::vector<Request>& requests) const {
+    AttentionCase row = prefill_case(q_dtype, head_dim, false, requests);
+    row.q_heads = 4;
+    row.k_format = k_format;
+    row.v_format = v_format;
+    row.arithmetic = GetParam();
+    row.name = "K " + k_format + ", V " + v_format + ", head_dim " + std::to_string(head_dim) + ", Q " +
+               std::string(dtype_name(q_dtype));
+    return row;
+  }
   void TearDown() override {
     const Problem p = make_problem(for_table(decode_case("int8-head")));
     if (is_universal(p)) GTEST_SKIP() << "a build of head_dim 64";
-    EXPECT_GT(served_, 0) << "no kernel of half-INT8 is in this build";
+    EXPECT_GT(served_, 0) << "no kernel of " << GetParam() << " is in this build";
   }
 
  private:
   int served_ = 0;
 };
 
-/// Prompts, the ends of some, a few rows, single queries, and empty requests.
-std::vector<Request> mixed_requests() {
-  return {{100, 130}, {1, 70}, {81, 200}, {0, 20}, {65, 30}, {40, 0}, {3, 5}, {0, 0}, {16, 97}, {192, 193}};
-}
-
-/// Causal, four query heads over two KV heads.
-AttentionCase half_case(const std::string& k_format, const std::string& v_format, int head_dim, DType q_dtype,
-                        const std::vector<Request>& requests) {
-  AttentionCase row = prefill_case(q_dtype, head_dim, false, requests);
-  row.q_heads = 4;
-  row.k_format = k_format;
-  row.v_format = v_format;
-  row.arithmetic = "half_int8";
-  row.name = "K " + k_format + ", V " + v_format + ", head_dim " + std::to_string(head_dim) + ", Q " +
-             std::string(dtype_name(q_dtype));
-  return row;
-}
-
-TEST_F(DeviceHalfInt8, Formats) {
+TEST_P(DeviceCoded, Formats) {
   int n = 0;
   for (const char* k : {"int8-head", "int8-tensor", "int8-token", "int8-static-head", "int8-token-head-f32",
                         "int8-g64", "int8-g128", "int8-token-head-asym", "int8-tensor-asym", "int4-g32",
                         "int4-row", "fp8", "fp8-token-head", "bf16", "fp16"}) {
-    for (const char* v : {"int8-head", "int4-g32", "fp8", "fp16", "int8-static-head-asym"}) {
+    for (const char* v :
+         {"int8-head", "int4-g32", "fp8", "fp16", "int8-static-head-asym", "fp8-static-head"}) {
       for (const int head_dim : kDims) {
-        AttentionCase row = half_case(k, v, head_dim, kPrefillTypes[n++ % 2], mixed_requests());
+        AttentionCase row = coded_case(k, v, head_dim, kPrefillTypes[n++ % 2], mixed_requests());
         row.rotate_v = n % 3 == 0;
         row.data = n % 4 == 0 ? Data::kOutlierChannels : Data::kNormal;
         expect_agrees(row);
@@ -79,14 +79,14 @@ TEST_F(DeviceHalfInt8, Formats) {
   }
 }
 
-TEST_F(DeviceHalfInt8, EveryOption) {
-  constexpr std::pair<const char*, const char*> kFormats[] = {{"int8-head", "int8-head"},
-                                                              {"int4-g32", "fp8"}};
+TEST_P(DeviceCoded, EveryOption) {
+  const std::pair<const char*, const char*> formats[] = {
+      {own_format(), value_format()}, {"int4-g32", "fp8"}, {"fp8", "fp8-static-head"}};
   int n = 0;
   for (const Option& option : options()) {
-    for (const auto& [k, v] : kFormats) {
+    for (const auto& [k, v] : formats) {
       for (const int head_dim : kDims) {
-        AttentionCase row = half_case(k, v, head_dim, kPrefillTypes[n++ % 2], mixed_requests());
+        AttentionCase row = coded_case(k, v, head_dim, kPrefillTypes[n++ % 2], mixed_requests());
         option.set(row);
         row.name += std::string(", ") + option.name;
         expect_agrees(row);
@@ -96,12 +96,13 @@ TEST_F(DeviceHalfInt8, EveryOption) {
 }
 
 /// Query heads per KV head, in boxes of whole queries or row by row; pages of every size.
-TEST_F(DeviceHalfInt8, GroupsAndPages) {
+TEST_P(DeviceCoded, GroupsAndPages) {
   int n = 0;
   for (const int group : {1, 3, 4, 5, 16, 65}) {
     for (const int head_dim : kDims) {
-      AttentionCase row = half_case("int8-head", "int4-g32", head_dim, kPrefillTypes[n++ % 2],
-                                    {{170 / group + 3, 150}, {1, 100}, {2, 0}, {0, 9}, {85 / group, 260}});
+      AttentionCase row =
+          coded_case("int8-head", fp8() ? "fp8" : "int4-g32", head_dim, kPrefillTypes[n++ % 2],
+                     {{170 / group + 3, 150}, {1, 100}, {2, 0}, {0, 9}, {85 / group, 260}});
       row.q_heads = row.kv_heads * group;
       row.page_size = 16 << n % 5;
       row.table_mode = n % 2 == 0 ? BlockTableMode::kClamped : BlockTableMode::kTrusted;
@@ -114,13 +115,13 @@ TEST_F(DeviceHalfInt8, GroupsAndPages) {
 }
 
 /// A few rows have no other kernel; under every policy.
-TEST_F(DeviceHalfInt8, AnyNumberOfRows) {
+TEST_P(DeviceCoded, AnyNumberOfRows) {
   for (const SplitPolicy policy :
        {SplitPolicy::kFast, SplitPolicy::kReproducible, SplitPolicy::kBatchInvariant}) {
     for (const int queries : {1, 2, 7, 33}) {
       for (const int head_dim : kDims) {
         AttentionCase row =
-            half_case("int8-token", "int8-head", head_dim, DType::kBFloat16, {{queries, 2500}, {1, 40}});
+            coded_case("int8-token", value_format(), head_dim, DType::kBFloat16, {{queries, 2500}, {1, 40}});
         row.policy = policy;
         row.name += ", " + std::to_string(queries) + " queries";
         expect_agrees(row);
@@ -130,11 +131,11 @@ TEST_F(DeviceHalfInt8, AnyNumberOfRows) {
 }
 
 /// A few heads at a time: with batch_invariant the bits of all heads at once.
-TEST_F(DeviceHalfInt8, Rounds) {
+TEST_P(DeviceCoded, Rounds) {
   for (const char* k : {"int8-static-head", "int4-g32"}) {
     for (const int heads : {1, 2}) {
-      AttentionCase row = half_case(k, "int8-static-head", 128, DType::kBFloat16,
-                                    {{200, 230}, {90, 300}, {70, 60}, {1, 170}});
+      AttentionCase row = coded_case(k, fp8() ? "fp8-static-head" : "int8-static-head", 128, DType::kBFloat16,
+                                     {{200, 230}, {90, 300}, {70, 60}, {1, 170}});
       row.kv_heads = 4;
       row.q_heads = 8;
       row.alibi = row.sinks = true;
@@ -143,7 +144,7 @@ TEST_F(DeviceHalfInt8, Rounds) {
       const Problem once = make_problem(row);
       if (!serves(once)) continue;
       Problem p = make_problem(row);
-      const std::int64_t key_bytes = 3 * row.head_dim + 4;
+      const std::int64_t key_bytes = (fp8() ? 2 : 3) * row.head_dim + 4;
       p.problem.max_kv_len = static_cast<int>((std::int64_t{1} << 29) / (2 * heads * key_bytes) / 4 + 1);
       const Plan plan = plan_on_device(p);
       EXPECT_EQ(planning::require_plan(plan).passes().back().staged.rounds, 4 / heads);
@@ -155,10 +156,10 @@ TEST_F(DeviceHalfInt8, Rounds) {
 }
 
 /// What the workspace holds before, and pages behind live bytes, are never part of a result.
-TEST_F(DeviceHalfInt8, PoisonedMemory) {
-  for (const char* k : {"int8-head", "int8-tensor", "int4-g32", "bf16"}) {
+TEST_P(DeviceCoded, PoisonedMemory) {
+  for (const char* k : {"int8-head", "int8-tensor", "int4-g32", "bf16", "fp8"}) {
     for (const int head_dim : kDims) {
-      Problem p = make_problem(half_case(k, "int8-head", head_dim, DType::kBFloat16, mixed_requests()));
+      Problem p = make_problem(coded_case(k, value_format(), head_dim, DType::kBFloat16, mixed_requests()));
       if (!serves(p)) continue;
       const Plan plan = plan_on_device(p);
       const Outputs expected = run_on_device(p, plan);
@@ -174,11 +175,11 @@ TEST_F(DeviceHalfInt8, PoisonedMemory) {
 }
 
 /// Entries that name no page: their tokens are left out.
-TEST_F(DeviceHalfInt8, BadPagesAreLeftOut) {
+TEST_P(DeviceCoded, BadPagesAreLeftOut) {
   for (const int head_dim : kDims) {
     for (const int column : {0, 2, 5}) {
-      AttentionCase row =
-          half_case("int8-head", "int8-head", head_dim, DType::kFloat16, {{70, 100}, {150, 333}, {40, 0}});
+      AttentionCase row = coded_case("int8-head", value_format(), head_dim, DType::kFloat16,
+                                     {{70, 100}, {150, 333}, {40, 0}});
       row.mask = {};
       SCOPED_TRACE(row.name + ", page " + std::to_string(column));
       const Problem p = make_problem(row);
@@ -188,16 +189,18 @@ TEST_F(DeviceHalfInt8, BadPagesAreLeftOut) {
       const Outputs outputs = run_on_device(p);
       EXPECT_EQ(outputs.status.as<std::int32_t>()[0], kStatusBadPage);
       // The twin's K is what f16 holds of K: its codes may differ by one.
-      EXPECT_EQ(judge(twin, make_reference(twin, false), outputs, 0x1p-9, 0x1p-6), "");
+      EXPECT_EQ(
+          judge(twin, make_reference(twin, false), outputs, fp8() ? 0x1p-5 : 0x1p-9, fp8() ? 0x1p-4 : 0x1p-6),
+          "");
     }
   }
 }
 
 /// The same bits alone, in company and on other workers.
-TEST_F(DeviceHalfInt8, BatchInvariantBits) {
+TEST_P(DeviceCoded, BatchInvariantBits) {
   for (const int head_dim : kDims) {
-    AttentionCase row = half_case("int8-head", "int8-head", head_dim, DType::kBFloat16,
-                                  {{120, 300}, {1, 90}, {90, 2000}, {0, 50}, {200, 150}, {7, 0}});
+    AttentionCase row = coded_case("int8-head", value_format(), head_dim, DType::kBFloat16,
+                                   {{120, 300}, {1, 90}, {90, 2000}, {0, 50}, {200, 150}, {7, 0}});
     row.policy = SplitPolicy::kBatchInvariant;
     const Problem p = make_problem(row);
     if (!serves(p)) continue;
@@ -214,6 +217,25 @@ TEST_F(DeviceHalfInt8, BatchInvariantBits) {
     expect_same_bits(all, run_on_device(few), "on three workers");
   }
 }
+
+/// Sums of E4M3 products keep some 13 bits: what a tile adds to O would be lost, or rounded down each time,
+/// once O is a few thousand times as large.
+TEST_P(DeviceCoded, LongContextsKeepTheirSums) {
+  AttentionCase row = coded_case("fp8", "fp8", 128, DType::kBFloat16, {{40, 100'000}});
+  row.q_heads = row.kv_heads = 1;
+  row.data = Data::kConstant;
+  const Problem p = make_problem(row);
+  if (!serves(p)) return;
+  const Reference reference = make_reference(p, false);
+  const Outputs outputs = run_on_device(p);
+  const std::vector<float> out = outputs.out.to_floats();
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    ASSERT_NEAR(out[i], reference.out[i], 0.005 * std::abs(reference.out[i])) << "element " << i;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(, DeviceCoded, ::testing::Values("half_int8", "fp8"),
+                         [](const auto& info) { return info.param; });
 
 }  // namespace
 }  // namespace halftone::testing

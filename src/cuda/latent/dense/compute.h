@@ -1,0 +1,226 @@
+// A compute warpgroup: S and P of every other step, and O += P V of all steps, half of the dims. While one
+// exponentiates, the other one multiplies. What keeps them apart is an order that differs: the first one adds
+// the other's step to O before its own S, the second one after it, while it exponentiates.
+#pragma once
+
+#include "cuda/device/cluster.h"
+#include "cuda/latent/dense/scores.h"
+#include "cuda/latent/wide/end.h"
+
+namespace halftone::cuda::dense {
+
+struct ComputeTraits {
+  using Shared = dense::Shared;
+  static constexpr int kFirstThread = 0, kBarrier = kOutputBarrier;
+  static constexpr bool kNatural = true;
+};
+
+template <LatentDenseConfig C>
+struct Compute : wide::OutputEnd<ComputeTraits> {
+  using Sums = float[2 * kHalf];    // O as one product takes it
+  float offset[2];                  // of rows g and g + 8: what O is relative to
+  float own_offset[2], own_sum[2];  // what the sum of the lane's probabilities is relative to
+  int seen_begin, seen_end;         // tokens between them every row of the block sees
+  QueryFragments fragments;
+
+  __device__ Sums& sums() { return reinterpret_cast<Sums&>(o); }
+
+  __device__ void begin(const DeviceItem& item) {
+#pragma unroll
+    for (int i = 0; i < kHalf; ++i) o[0][i] = o[1][i] = 0.0f;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) offset[r] = own_offset[r] = kEmpty, own_sum[r] = 0.0f;
+    const int rows = own_rows(item.work, rank);
+    seen_begin = 0, seen_end = INT32_MAX;
+    if (rows == 0) return;
+    const int first = place_of(p, item, kRows * rank).position;
+    const int last = place_of(p, item, kRows * rank + rows - 1).position;
+    seen_begin = last - p.window_left;
+    seen_end = min(first + p.causal_right + 1, item.work.kv_end);
+  }
+
+  /// What the warpgroup has read of a step's V goes back, in both blocks of a pair.
+  __device__ void release_half(int stage) const {
+    __syncwarp();
+    const std::uint32_t own = shared_address(&s.kv_empty[stage][half()]);
+    if (lane() == 0) barrier_arrive(own);
+    if (C.blocks == 2 && lane() == 1) cluster_arrive(cluster_address(own, rank ^ 1));
+  }
+  /// O becomes relative to what P of a stage is relative to. None of its products is under way.
+  __device__ void follow(int stage) {
+    const float to[2] = {s.offset[stage][row(0)], s.offset[stage][row(1)]};
+    if (!__any_sync(~0u, to[0] != offset[0] || to[1] != offset[1])) return;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float factor = exp2_approx(offset[r] - to[r]);  // 0 of an empty row, whose sums are 0
+      offset[r] = to[r];
+#pragma unroll
+      for (int i = 0; i < kHalf / 4; ++i) {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) o[0][4 * i + 2 * r + e] *= factor, o[1][4 * i + 2 * r + e] *= factor;
+      }
+    }
+  }
+  __device__ std::uint64_t values(int stage) const {
+    return swizzled_matrix(uniform(shared_address(s.kv[stage][kHalfColumns * half()])), kColumnBytes);
+  }
+  static constexpr int kTileBytes = kTileTokens * 128;  // of a column
+
+  /// Begins O += P V of the other warpgroup's step.
+  __device__ void begin_other(const StepPlace& at) {
+    const int stage = at.stage();
+    barrier_wait(shared_address(&s.p_full[stage]), at.parity());
+    follow(stage);
+    const std::uint64_t prob = swizzled_matrix(uniform(shared_address(s.kv[stage][kRopeColumn])));
+    const std::uint64_t v = values(stage);
+    pin(sums());
+    wgmma_begin();
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      wgmma_add<C.dtype, C.dtype, true>(sums(), prob + 2 * tile, v + tile * (kTileBytes / 16));
+    }
+    wgmma_commit();
+  }
+  __device__ void end_products(int stage) {
+    wgmma_wait<0>();
+    pin(sums());
+    release_half(stage);
+  }
+  __device__ void add_own(int stage, const Probabilities& prob) {
+    follow(stage);
+    const std::uint64_t v = values(stage);
+    pin(sums());
+    wgmma_begin();
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+      wgmma_add<C.dtype, C.dtype, true>(sums(), prob[tile], v + tile * (kTileBytes / 16));
+    }
+    wgmma_commit();
+    end_products(stage);
+  }
+
+  /// Zeroes V of tokens that the item does not have: P is 0 there, but 0 times what lies there may be NaN.
+  __device__ void clear_behind(int stage, int alive) const {
+#pragma unroll 1
+    for (int column = 0; column < kRopeColumn; ++column) {
+      uint4* const rows = reinterpret_cast<uint4*>(s.kv[stage][column]);
+#pragma unroll 1
+      for (int i = alive * 8 + static_cast<int>(thread % 128); i < kBlockTokens * 8; i += 128) {
+        rows[i] = uint4{};
+      }
+    }
+  }
+
+  /// A step of the warpgroup's own and, unless it begins the item, the other one's before it.
+  __device__ void take(const DeviceItem& item, const StepPlace& at, bool last_own) {
+    const bool begins = at.step == at.first;
+    if (!begins && half() == 0) {
+      begin_other(at.before());
+      end_products(at.before().stage());
+    }
+    if (begins || half() == 0) {
+      take<false>(item, at, last_own);
+    } else {
+      take<true>(item, at, last_own);
+    }
+  }
+  /// kOther: the other one's step is added while this one is exponentiated.
+  template <bool kOther>
+  __device__ void take(const DeviceItem& item, const StepPlace& at, bool last_own) {
+    const int stage = at.stage();
+    Logits x;
+    multiply<C.dtype>(s, at, fragments, x);
+    if (last_own) release(s.q_empty);
+    team_barrier(half());  // all warps have read the rope part
+    locate();
+    if constexpr (kOther) begin_other(at.before());
+    const int token = first_token(item.work) + static_cast<int>(at.step - at.first) * kBlockTokens;
+    const bool modified = p.softcap > 0.0f || p.scale_log2 <= 0.0f;
+    if (modified) cap(p, x);
+    const std::uint32_t live = s.live[stage];
+    if (live != (1u << kTiles) - 1) mask_missing(x, live);
+    if (token < seen_begin || token + kBlockTokens > seen_end) {
+      mask_unseen(p, item, kRows * rank, own_rows(item.work, rank), token, warp(), lane(), x);
+    }
+    const int alive = wide::end_of(item.work) - token;
+    if (alive < kBlockTokens) clear_behind(stage, max(alive, 0));
+    const float factor = modified ? 1.0f : p.scale_log2;
+    float to[2] = {offset[0], offset[1]};
+    raise(x, factor, to);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      own_sum[r] *= exp2_approx(own_offset[r] - to[r]);
+      own_offset[r] = to[r];
+      if (lane() % 4 == 0) s.offset[stage][row(r)] = to[r];
+    }
+    Probabilities prob;
+    exponentiate(x, factor, to, own_sum,
+                 shared_address(s.kv[stage][kRopeColumn]) + (warp() * 16 + lane() % 16) * 128, lane(), prob);
+    fence_async_shared();
+    if (alive < kBlockTokens) team_barrier(half());  // what other warps have zeroed is V, too
+    release(s.p_full[stage]);
+    if constexpr (kOther) end_products(stage ^ 1);
+    add_own(stage, prob);
+  }
+
+  /// The state of the rows, whose sums both warpgroups have a share of.
+  __device__ void merge_sums(wide::RowState (&state)[2]) {
+    locate();
+    OwnSum(&sums)[kStages][kRows] = s.sums[s.item_index[thread / 32] % 2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      own_sum[r] += __shfl_xor_sync(~0u, own_sum[r], 1);
+      own_sum[r] += __shfl_xor_sync(~0u, own_sum[r], 2);
+      if (lane() % 4 == 0) sums[half()][row(r)] = {own_offset[r], own_sum[r]};
+    }
+    output_barrier();
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const OwnSum a = sums[0][row(r)], b = sums[1][row(r)];
+      const bool empty = offset[r] == kEmpty;
+      // In an order that does not matter: which warpgroup has which step is an accident.
+      const float sum = __fadd_rn(__fmul_rn(a.sum, exp2_approx(a.offset - offset[r])),
+                                  __fmul_rn(b.sum, exp2_approx(b.offset - offset[r])));
+      const float max = empty ? kMinus : offset[r];
+      state[r] = {max, empty ? 0.0f : sum, max};
+    }
+  }
+
+  __device__ void run() {
+    StepPlace at;
+    locate();
+    int index = 0;
+#pragma unroll 1
+    for (; s.queue.has(index); ++index) {
+      __syncwarp();
+      s.item_index[thread / 32] = index;
+      __syncwarp();
+      const DeviceItem* const now = &item(index);
+      begin(*now);
+      barrier_wait(shared_address(&s.q_full), index % 2);
+      at.first = at.step;
+      load_query_fragments(s, warp(), lane(), fragments);
+      const std::uint32_t end = at.step + steps_of(now->work);
+      // Without a step of its own the warpgroup needs no queries.
+      if (end - at.step == 1 && at.stage() != half()) release(s.q_empty);
+#pragma unroll 1
+      for (; at.step < end; ++at.step) {
+        if (at.stage() == half()) take(*now, at, at.step + kStages >= end);
+      }
+      if ((end - 1) % kStages != static_cast<std::uint32_t>(half())) {
+        begin_other({end - 1, at.first});
+        end_products((end - 1) % kStages);
+      }
+      s.next_step[thread / 32] = end;
+      wide::RowState state[2];
+      merge_sums(state);
+      finish(item(s.item_index[thread / 32]), state);
+      locate();
+      index = s.item_index[thread / 32];
+      at.step = s.next_step[thread / 32];
+      if (thread == 0) s.queue.current = index;  // the other warpgroup may be an item behind
+    }
+  }
+};
+
+}  // namespace halftone::cuda::dense

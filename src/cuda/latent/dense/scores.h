@@ -1,0 +1,129 @@
+// Logits and probabilities of a step: S = Q K^T and its softmax, by the warpgroup whose step it is.
+#pragma once
+
+#include "cuda/attention/logits.h"
+#include "cuda/device/wgmma.h"
+#include "cuda/latent/dense/traits.h"
+
+namespace halftone::cuda::dense {
+
+inline constexpr int kS = kBlockTokens / 2;  // registers of a lane
+using Logits = float[kS];
+/// P as A fragments, of 16 tokens each.
+using Probabilities = std::uint32_t[kTiles][4];
+// What logits are relative to, the offset, moves only where a logit is so much larger: most steps rescale
+// nothing. The first one puts P near 1.
+inline constexpr float kLargestLog2 = 15.0f;
+inline constexpr float kEmpty = -3.402823466e38f;  // finite, so that masked logits give P = 0
+
+/// Columns of Q as fragments, the last ones in the order that S takes them in.
+using QueryFragments = std::uint32_t[kFragmentColumns][4][4];
+inline constexpr int kFirstFragment = kAllColumns - kFragmentColumns;
+
+/// By a warp: those of its rows.
+__device__ inline void load_query_fragments(const Shared& s, int warp, int lane, QueryFragments& q) {
+  const int row = warp * 16 + lane % 16;
+#pragma unroll
+  for (int i = 0; i < kFragmentColumns; ++i) {
+    const std::uint32_t column = shared_address(s.q[column_at(kFirstFragment + i)]);
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      load_matrices(column + place_in_column(row, 2 * step + lane / 16), q[i][step]);
+    }
+  }
+}
+
+/// S of a step as its columns arrive.
+template <DType kType>
+__device__ inline void multiply(Shared& s, const StepPlace& at, const QueryFragments& fragments, Logits& x) {
+  const int stage = at.stage();
+  const std::uint64_t q = swizzled_matrix(uniform(shared_address(s.q)));
+  const std::uint64_t k = swizzled_matrix(uniform(shared_address(s.kv[stage])));
+#pragma unroll
+  for (int i = 0; i < kAllColumns; ++i) {
+    if (i % kPieceColumns == 0 && i / kPieceColumns < kPieces) {
+      barrier_wait(shared_address(&s.kv_full[stage][piece_of(i)]), at.parity());
+      wgmma_begin();
+    }
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      const int place = column_at(i) * (kColumnBytes / 16) + step * 2;  // in descriptors
+      if (i == 0 && step == 0) {
+        wgmma_first<kType>(x, q + place, k + place);
+      } else if (i < kFirstFragment) {
+        wgmma_add<kType>(x, q + place, k + place);
+      } else {
+        wgmma_add<kType>(x, fragments[i < kFirstFragment ? 0 : i - kFirstFragment][step], k + place);
+      }
+    }
+    wgmma_commit();
+  }
+  wgmma_wait<0>();
+  pin(x);
+}
+
+/// Softcap, and a factor that is not positive, which the exponent does not take.
+__device__ inline void cap(const AttentionParams& p, Logits& x) {
+  const Softcap softcap(p);
+#pragma unroll
+  for (int i = 0; i < kS; ++i) {
+    x[i] *= p.scale_log2;
+    if (p.softcap > 0.0f) x[i] = softcap(x[i]);
+  }
+}
+__device__ inline void mask_missing(Logits& x, std::uint32_t live) {
+#pragma unroll
+  for (int i = 0; i < kS; ++i) {
+    if (!(live >> i / 8 & 1)) x[i] = kMinus;
+  }
+}
+/// Keys from `token` on. `first_row`: of the block's in the item; rows that the item lacks take its last
+/// one's.
+__device__ inline void mask_unseen(const AttentionParams& p, const DeviceItem& item, int first_row, int rows,
+                                   int token, int warp, int lane, Logits& x) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int row = first_row + min(warp * 16 + lane / 4 + 8 * r, max(rows, 1) - 1);
+    const VisibleKeys seen(p, place_of(p, item, row).position, item.work.kv_end);
+#pragma unroll
+    for (int i = 0; i < kS / 2; ++i) {
+      if (!seen.has(token + i / 2 * 8 + lane % 4 * 2 + i % 2)) x[i / 2 * 4 + 2 * r + i % 2] = kMinus;
+    }
+  }
+}
+
+/// Raises the offsets of rows whose logits, times `factor`, ask for it.
+__device__ inline void raise(const Logits& x, float factor, float (&offset)[2]) {
+  float most[2] = {x[0], x[2]};
+#pragma unroll
+  for (int i = 0; i < kS; ++i) most[i / 2 % 2] = fmaxf(most[i / 2 % 2], x[i]);
+  const bool exceeds =
+      fmaf(most[0], factor, -offset[0]) > kLargestLog2 || fmaf(most[1], factor, -offset[1]) > kLargestLog2;
+  if (!__any_sync(~0u, exceeds)) return;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 1));
+    most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 2));
+    if (fmaf(most[r], factor, -offset[r]) > kLargestLog2) offset[r] = most[r] * factor;
+  }
+}
+
+/// P of a step, to shared memory and as fragments; adds it up.
+__device__ inline void exponentiate(Logits& x, float factor, const float (&offset)[2], float (&sum)[2],
+                                    std::uint32_t rows, int lane, Probabilities& prob) {
+#pragma unroll
+  for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+    for (int i = 8 * tile; i < 8 * tile + 8; ++i) {
+      x[i] = exp2_approx(fmaf(x[i], factor, -offset[i / 2 % 2]));
+      sum[i / 2 % 2] += x[i];
+    }
+    const float* y = x + 8 * tile;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) prob[tile][i] = pack_bf16x2(y[2 * i], y[2 * i + 1]);
+    store_matrices(rows + ((2 * tile + lane / 16) ^ lane % 8) * 16, prob[tile][0], prob[tile][1],
+                   prob[tile][2], prob[tile][3]);
+  }
+}
+
+}  // namespace halftone::cuda::dense

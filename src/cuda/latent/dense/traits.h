@@ -1,0 +1,89 @@
+// What follows from a row of the table: threads, registers, shared memory.
+#pragma once
+
+#include "cuda/latent/dense/config.h"
+#include "cuda/latent/dense/params.h"
+#include "cuda/latent/wide/traits.h"
+
+namespace halftone::cuda::dense {
+
+using wide::kBlockTokens;
+using wide::kColumnBytes;
+using wide::kLatentDims;
+using wide::kRopeDims;
+using wide::kRows;
+using wide::own_rows;
+using wide::place_in_column;
+using wide::Queue;
+
+// Columns of 64 dims, of a step's tokens or of Q's rows: 64 rows of 128 bytes, swizzled over 8 rows. Those of
+// V come in two halves, of which each compute warpgroup takes one; the rope part comes last.
+inline constexpr int kHalfColumns = 4, kRopeColumn = 2 * kHalfColumns, kAllColumns = kRopeColumn + 1;
+static_assert(kRopeColumn * 64 == kLatentDims && kRopeDims == 64);
+inline constexpr int kTokenBytes = 2 * (kLatentDims + kRopeDims);
+inline constexpr int kStages = 2;  // as many as compute warpgroups: each has the steps of one
+inline constexpr int kTileTokens = 16, kTiles = kBlockTokens / kTileTokens;
+
+// Columns come and S takes them in this order: the second half of V, the first one, the rope part. A barrier
+// counts some of them at a time, the last one the rope part, too.
+__device__ constexpr int column_at(int i) {
+  return i < 2 * kHalfColumns ? (i + kHalfColumns) % 8 : kRopeColumn;
+}
+inline constexpr int kPieceColumns = 4, kPieces = 2 * kHalfColumns / kPieceColumns;
+__device__ constexpr int piece_of(int i) {
+  return i / kPieceColumns < kPieces ? i / kPieceColumns : kPieces - 1;
+}
+static_assert(kHalfColumns % kPieceColumns == 0);
+
+// So many columns of Q, the last ones in that order, are A fragments in registers, which spares shared memory
+// their reads.
+inline constexpr int kFragmentColumns = 2;
+
+// Two warpgroups that compute, then one of which a warp brings tokens and one queries.
+inline constexpr int kThreads = 384, kComputeThreads = 256;
+inline constexpr int kLoadRegisters = 40, kComputeRegisters = 232;
+static_assert(kLoadRegisters + 2 * kComputeRegisters <= 3 * 168);
+inline constexpr int kOutputBarrier = kTeam + 2;  // behind those of the warpgroups
+
+/// What a warpgroup knows of a row: the sum of the probabilities of its own steps, relative to `offset`.
+struct OwnSum {
+  float offset, sum;
+};
+
+struct Shared {
+  alignas(1024) std::uint8_t q[kAllColumns][kColumnBytes];
+  alignas(1024) std::uint8_t kv[kStages][kAllColumns][kColumnBytes];  // the rope part is later P
+  Queue queue;
+  alignas(8) std::uint64_t kv_full[kStages][kPieces], kv_empty[kStages][2];  // empty: halves of V
+  std::uint64_t p_full[kStages], q_full, q_empty;
+  std::uint32_t live[kStages];     // bit i: tokens from 16 i on are there
+  float offset[kStages][kRows];    // what P of a stage is relative to
+  OwnSum sums[2][kStages][kRows];  // by items' parity and warpgroups
+  int item_index[8];               // of a compute warp, whose registers are dear
+  std::uint32_t next_step[8];      // likewise, while it ends an item
+  std::uint32_t merges;            // of a cut unit, bits of the parts whose rows this block merges
+};
+static_assert(sizeof(Shared) <= wide::kMaxShared);
+
+/// Where an item's steps begin, at a multiple of their tokens.
+__device__ inline int first_token(const planning::WorkItem& work) {
+  return work.kv_begin & ~(kBlockTokens - 1);
+}
+/// Steps of an item. One without keys takes one, too, in which no token is there.
+__device__ inline int steps_of(const planning::WorkItem& work) {
+  const int steps = (wide::end_of(work) - first_token(work) + kBlockTokens - 1) / kBlockTokens;
+  return steps < 1 ? 1 : steps;
+}
+
+/// A place in the sequence of steps, and in its item.
+struct StepPlace {
+  std::uint32_t step = 0;
+  std::uint32_t first = 0;  // step of the item
+
+  __device__ int stage() const { return step % kStages; }
+  __device__ std::uint32_t parity() const { return step / kStages % 2; }
+  /// The one before, of the same item.
+  __device__ StepPlace before() const { return {step - 1, first}; }
+};
+
+}  // namespace halftone::cuda::dense
