@@ -1,7 +1,6 @@
 // FBGEMM gen_ai INT4 rows in and out of native pages.
 #include <fmt/format.h>
 
-#include <array>
 #include <cstring>
 
 #include "cpu/element.h"
@@ -18,9 +17,11 @@ namespace halftone {
 namespace {
 
 // A row's scales must dequantise to finite values: a constant group may have scale 0.
-void check_row(const codec::FbgemmScaleShift* params, int groups, std::int64_t token, std::int64_t head) {
+void check_row(const std::uint8_t* row, int groups, std::int64_t token, std::int64_t head) {
   for (int g = 0; g < groups; ++g) {
-    const float scale = codec::f32_from_f16(params[g].scale), shift = codec::f32_from_f16(params[g].shift);
+    codec::FbgemmScaleShift params;
+    std::memcpy(&params, row + sizeof(params) * g, sizeof(params));
+    const float scale = codec::f32_from_f16(params.scale), shift = codec::f32_from_f16(params.shift);
     if (scale >= 0 && codec::is_finite(scale) && codec::is_finite(shift)) continue;
     throw Error(
         ErrorCode::kInvalidArgument,
@@ -56,9 +57,7 @@ void import_fbgemm_int4(const PagedKv& cache, KvPart which, const TensorView& ro
   const std::vector<std::int64_t> of_token = cpu::explicit_slots(cache, slots, true);
   for (std::int64_t t = 0; t < rows.shape[0]; ++t) {
     for (std::int64_t head = 0; head < rows.shape[1]; ++head) {
-      std::array<codec::FbgemmScaleShift, 8> params;
-      std::memcpy(params.data(), cpu::row_at(rows, t, head), sizeof(params[0]) * groups);
-      check_row(params.data(), groups, t, head);
+      check_row(static_cast<const std::uint8_t*>(cpu::row_at(rows, t, head)), groups, t, head);
     }
   }
   for_each_row(cache, which, rows, of_token,

@@ -194,6 +194,7 @@ TARGETS = {
         "int4-row-rotated": codec(k="int4-row", v="int4-row", rotate=(1, 1), page=256, slots=(255, 256, 511, -1)),
         "int4-exchange": codec(k="int4-row", v="int4-g64", dim=256, slots=(1, 2)),
         "rope": codec(k="bf16", v="fp16", dim=96, v_dim=64, rope=48, dtype=2),
+        "exchange-wide": codec(k="int4-g32", v="int4-row", dim=512, slots=(1, 2)),
         "wide-rotated": codec(k="int4-row", v="int8-token", dim=512, rotate=(1, 1), slots=(70, 3)),
         "same-slot-twice": codec(slots=(9, 9)),
         "non-finite": codec(heads=1, dim=64, v_dim=64, v="fp16", slots=(3,), raw=struct.pack("<3I", 0x7F800000, 1, 0)),

@@ -1,6 +1,7 @@
 // The operations on caches misused: every tensor of append, dequantize, calibrate, the FBGEMM rows and merge
 // at a misaligned address, with a wrong dtype, rank or device, over another tensor, and through views with
 // gaps.
+#include <algorithm>
 #include <cstring>
 
 #include "tests/append/cache_support.h"
@@ -332,6 +333,31 @@ TEST(CacheOperations, ViewsWithGapsGiveTheSameBits) {
     import_fbgemm_int4(again.view(), part, wide_view, slots.view());
   }
   EXPECT_TRUE(same_bytes(cache.pages, again.pages));
+}
+
+TEST(CacheOperations, RowsOfEveryHeadDimCrossAsTheSameBytes) {
+  Random random(53);
+  for (const int dim : kHeadDims) {
+    for (const char* name : {"int4-row", "int4-g32", "int4-g64", "int4-g128"}) {
+      const KvFormat format = parse_format(name);
+      if (format.group_size != 0 && dim % format.group_size != 0) continue;
+      const int groups = format.group_size == 0 ? 1 : dim / format.group_size;
+      const KvCacheSpec spec{format, format, kHeads, dim, 0, 16};
+      Cache cache(spec, std::vector<int>{20}, random);
+      cache.append(std::vector<int>{20}, random_values(random, 20, kHeads, dim),
+                   random_values(random, 20, kHeads, dim));
+      const Tensor slots = Tensor::of({20}, cache.slots());
+      Cache other = cache.clone();
+      std::ranges::fill(other.pages.bytes(), std::uint8_t{0xa5});
+      for (const KvPart part : {KvPart::kK, KvPart::kV}) {
+        const Tensor rows(DType::kUInt8, {20, kHeads, 4 * groups + dim / 2}), back = rows.clone();
+        export_fbgemm_int4(cache.view(), part, slots.view(), rows.view());
+        import_fbgemm_int4(other.view(), part, rows.view(), slots.view());
+        export_fbgemm_int4(other.view(), part, slots.view(), back.view());
+        EXPECT_TRUE(same_bytes(rows, back)) << name << ", head_dim " << dim;
+      }
+    }
+  }
 }
 
 /// One token for each of very many requests, which share pages: the bytes of the same tokens by slots.
