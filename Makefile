@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-gpu test-integrations cuda wheel bench asan tsan fuzz format format-check tidy install clean
+.PHONY: help demo test test-gpu test-integrations cuda emulated wheel bench asan tsan fuzz format format-check tidy install clean
 
 JOBS ?= $(shell nproc)
 PREFIX ?= /usr/local
@@ -63,9 +63,14 @@ cuda: ## compile the CUDA backend, its tests and the command (needs nvcc, not a 
 	@$(if $(NVCC),,echo "make cuda: no nvcc on PATH or in /usr/local/cuda/bin; install the CUDA toolkit 12.8 or newer, or set CUDACXX" >&2; exit 1)
 	@$(setup) build test python
 	@mkdir -p build
-	@$(call configure,cuda,$(cuda_options) $(package) -DHALFTONE_TORCH_PYTHON=$(TORCH_PYTHON))
+	@$(call configure,cuda,$(cuda_options) $(package) -DHALFTONE_TORCH_PYTHON=$(TORCH_PYTHON) -DHALFTONE_EMULATE=$(if $(GPU),OFF,ON))
 	@$(call compile,cuda,halftone_cuda)
 	@scripts/kernel_sizes.sh build/cuda
+
+emulated: ## run tests of the CUDA backend on an emulator of the GPU (needs nvcc; GPU= on a machine that has one)
+	@$(MAKE) --no-print-directory cuda
+	@$(call compile,cuda,halftone_emulated)
+	@scripts/ctest.sh build/cuda -L emulated
 
 test-gpu: ## run the tests that need an NVIDIA GPU
 	@$(if $(wildcard /dev/nvidia0),,echo "make test-gpu: this machine has no NVIDIA GPU (no /dev/nvidia0)" >&2; exit 1)

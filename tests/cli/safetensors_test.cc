@@ -7,9 +7,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <chrono>
 #include <csignal>
 #include <cstring>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 
@@ -371,12 +371,11 @@ TEST_F(SafetensorsTest, HundredThousandTensors) {
     header += tensor("tensor." + at, "U8", "[1]", "[" + at + "," + next + "]");
   }
   store(file_of(header + "}", count));
-  const auto start = std::chrono::steady_clock::now();
+  const std::clock_t start = std::clock();  // of the processor: other work does not count
   const SafetensorsReader reader(path());
   EXPECT_EQ(reader.tensors().size(), static_cast<std::size_t>(count));
   for (int i = 0; i < count; ++i) ASSERT_NE(reader.find("tensor." + std::to_string(i)), nullptr);
-  EXPECT_LT(std::chrono::steady_clock::now() - start,
-            std::chrono::seconds(10));  // linear: tenths of a second
+  EXPECT_LT(std::clock() - start, 10 * CLOCKS_PER_SEC);  // linear: tenths of a second
 }
 
 TEST_F(SafetensorsTest, EntriesAreBounded) {
