@@ -10,29 +10,14 @@
 #include "tests/cuda/adversarial_device.h"
 #include "tests/cuda/agreement.h"
 #include "tests/cuda/bounds_checks.h"
+#include "tests/cuda/latent_device.h"
 #include "tests/cuda/repeated_problem.h"
 
 namespace halftone::testing {
 namespace {
 
-constexpr int kAllHeads[] = {8, 16, 32, 64, 128};
-constexpr const char* kFormats[] = {"fp8-g128-f32", "bf16"};
 /// Formats whose kernels take 32 rows at most.
 constexpr const char* kFewFormats[] = {"int8-g64", "int4-g64", "fp8-g64-e8m0"};
-
-/// Two requests over records of 656 bytes (bf16: 1152), a query each with a list of 64 slots. e8m0: records
-/// of 576 bytes, all of whose dims are V.
-AttentionCase listed_case(int heads, std::string_view format = "fp8-g128-f32") {
-  AttentionCase row = latent_case({}, format);
-  if (format.ends_with("-e8m0")) row.head_dim = row.v_head_dim;
-  row.name = std::string(format) + ", " + std::to_string(heads) + " heads";
-  row.q_heads = heads;
-  row.requests = uniform_requests(2, 1, 150);
-  row.lists.top_k = 64;
-  row.out_dtype = DType::kFloat32;
-  row.seed = 70 + static_cast<std::uint64_t>(heads);
-  return row;
-}
 
 /// Heads, lengths of lists, batches and pages as they are served. The short list is judged by the oracle;
 /// what repeats it must agree with it.
@@ -168,128 +153,6 @@ TEST(DeviceLatentAttention, ScalesFarApart) {
       const bool rotary = first % 512 == 448;  // P is bf16 there
       ASSERT_LE(std::sqrt(error), (rotary ? 6e-3 : 2e-3) * std::sqrt(norm))
           << row.name << ", dims from " << first % 512 << " on";
-    }
-  }
-}
-
-/// Without lists, by the block table: several queries of a request in one unit and in many.
-TEST(DeviceLatentAttention, DenseDraftsAgreeWithTheOracle) {
-  for (const int heads : kAllHeads) {
-    for (const int q_len : {1, 4, 16}) {
-      for (const char* format : kFormats) {
-        AttentionCase row = listed_case(heads, format);
-        row.lists = {};
-        row.mask.causal = q_len != 4;
-        if (q_len == 16) row.mask.window_left = 70;
-        row.requests = {{q_len, heads * q_len > 512 ? 90 : 300}, {1, 63}, {q_len, q_len}, {0, 9}};
-        row.page_size = 32;
-        row.name += ", " + std::to_string(q_len) + " queries";
-        expect_agrees(row);
-      }
-    }
-  }
-}
-
-/// Pages of bf16 of every size; requests that end anywhere in a step of 64 tokens, in a page or at its end;
-/// several steps, cut or not, of either parity. What lies behind a request is NaN.
-TEST(DeviceLatentAttention, DenseStepsAndPages) {
-  int n = 0;
-  for (const int heads : {33, 64, 96, 128, 160}) {
-    for (const int page_size : {16, 32, 64, 128, 256}) {
-      for (const bool together : {true, false}) {
-        AttentionCase row = listed_case(heads, "bf16");
-        row.lists = {};
-        row.page_size = page_size;
-        row.requests = {{1, 1},   {2, 15},  {1, 16},  {3, 63}, {1, 64},  {1, 65},
-                        {0, 129}, {2, 127}, {1, 130}, {1, 0},  {1, 257}, {2, 449}};
-        if (together) row.requests = {{1, 2500}, {1, 190}};
-        row.mask.causal = n % 2 == 0;
-        if (n % 3 == 1) row.mask.window_left = 90;
-        row.sinks = n % 4 == 1;
-        row.softcap = n % 5 == 2 ? 20.0F : 0.0F;
-        row.out_dtype = n % 3 == 0 ? DType::kFloat32 : DType::kBFloat16;
-        constexpr SplitPolicy kPolicies[] = {SplitPolicy::kFast, SplitPolicy::kReproducible,
-                                             SplitPolicy::kBatchInvariant};
-        row.policy = kPolicies[n / 2 % 3];
-        row.workers = n % 2 == 1 ? 3 : 0;
-        row.seed = 1200 + static_cast<std::uint64_t>(n++);
-        row.name += ", pages of " + std::to_string(page_size) + ", " + std::to_string(n);
-        SCOPED_TRACE(row.name);
-        Problem p = make_problem(row);
-        p.cache = refilled(p, {0xFF});
-        const Outputs outputs = run_on_device(p);
-        EXPECT_EQ(judge_device(p, outputs), "");
-        EXPECT_EQ(status_of(outputs), 0);
-      }
-    }
-  }
-}
-
-/// Logits that grow from step to step, so that every step raises what the ones before are relative to.
-TEST(DeviceLatentAttention, DenseLogitsThatGrow) {
-  for (const int heads : {64, 128}) {
-    for (const bool falls : {true, false}) {
-      AttentionCase row = listed_case(heads, "bf16");
-      row.lists = {};
-      row.requests = {{2, 700}};
-      Problem p = make_problem(row);
-      for (std::int64_t t = 0; t < 700; ++t) {
-        const float size = 0.003F * static_cast<float>(falls ? 700 - t : t);
-        for (std::int64_t d = 0; d < 576; ++d) p.k.set(t * 576 + d, size * p.k.get(t * 576 + d) + size);
-      }
-      for (std::int64_t i = 0; i < p.q.numel(); ++i) p.q.set(i, std::abs(p.q.get(i)));
-      p.cache = refilled(p, {0xFF});
-      EXPECT_EQ(judge_device(p, run_on_device(p)), "") << row.name << (falls ? ", falling" : "");
-    }
-  }
-}
-
-/// The last pages of a request are missing: as if it were so much shorter.
-TEST(DeviceLatentAttention, DensePagesThatAreMissing) {
-  for (const int heads : {64, 128}) {
-    for (const int page_size : {16, 32, 128}) {
-      for (const std::int32_t bad : {-1, INT_MAX, 1 << 20}) {
-        AttentionCase row = listed_case(heads, "bf16");
-        row.lists = {};
-        row.page_size = page_size;
-        row.requests = {{1, 300}, {1, 300}};
-        row.table_mode = BlockTableMode::kTrusted;
-        const Problem p = make_problem(row);
-        const Plan plan = plan_on_device(p);
-        DeviceRun twin(p, plan);
-        const std::int32_t lengths[] = {300, 256};
-        check_cuda(cudaMemcpy(twin.args.lengths.kv_lengths.data, lengths, 8, cudaMemcpyHostToDevice));
-        twin.schedule();
-        twin.run();
-        const Outputs expected = twin.outputs();
-        const auto table = p.cache->block_table.as<std::int32_t>();
-        const auto width = static_cast<std::size_t>(p.cache->block_table.shape()[1]);
-        for (int column = 256 / page_size; column * page_size < 300; ++column) {
-          table[width + static_cast<std::size_t>(column)] = bad;
-        }
-        const Outputs outputs = run_on_device(p, plan);
-        EXPECT_EQ(status_of(outputs), kStatusBadPage) << row.name;
-        expect_rows(expected, outputs, 0.0, row.name + ", pages of " + std::to_string(page_size));
-      }
-    }
-  }
-}
-
-/// A request's bits come from it alone, whichever steps its worker took before.
-TEST(DeviceLatentAttention, DenseBatchInvariantBits) {
-  for (const int heads : {64, 128}) {
-    for (const int keys : {150, 2000}) {
-      AttentionCase row = listed_case(heads, "bf16");
-      row.lists = {};
-      row.policy = SplitPolicy::kBatchInvariant;
-      row.requests = {{1, 65}, {1, keys}, {2, 33}, {1, keys}, {1, 1}, {1, 190}};
-      Problem p = make_problem(row);
-      const Outputs expected = run_on_device(p);
-      EXPECT_EQ(judge_device(p, expected), "") << row.name;
-      for (const int workers : {1, 3, 5}) {
-        p.problem.workers = workers;
-        expect_same_bits(expected, run_on_device(p), row.name + ", " + std::to_string(workers) + " workers");
-      }
     }
   }
 }
