@@ -33,7 +33,7 @@ configure = cmake --preset $(1) $(2) >build/configure-$(1).log 2>&1 || { cat bui
 compile = cmake --build build/$(1) -j $(JOBS) $(if $(2),--target $(2))
 python = -DHALFTONE_PYTHON=$(CURDIR)/build/venv/bin/python
 package = -DHALFTONE_PYTHON_PACKAGE=ON -DHALFTONE_GLIBC=2.28
-cuda_options = -DCMAKE_CUDA_COMPILER=$(NVCC) $(python)
+cuda_options = -DCMAKE_CUDA_COMPILER=$(NVCC) $(python) -DHALFTONE_EMULATE=$(if $(GPU),OFF,ON)
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -63,7 +63,7 @@ cuda: ## compile the CUDA backend, its tests and the command (needs nvcc, not a 
 	@$(if $(NVCC),,echo "make cuda: no nvcc on PATH or in /usr/local/cuda/bin; install the CUDA toolkit 12.8 or newer, or set CUDACXX" >&2; exit 1)
 	@$(setup) build test python
 	@mkdir -p build
-	@$(call configure,cuda,$(cuda_options) $(package) -DHALFTONE_TORCH_PYTHON=$(TORCH_PYTHON) -DHALFTONE_EMULATE=$(if $(GPU),OFF,ON))
+	@$(call configure,cuda,$(cuda_options) $(package) -DHALFTONE_TORCH_PYTHON=$(TORCH_PYTHON))
 	@$(call compile,cuda,halftone_cuda)
 	@scripts/kernel_sizes.sh build/cuda
 

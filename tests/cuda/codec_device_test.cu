@@ -56,6 +56,7 @@ __global__ void compare_all_inputs(Mismatch* wrong) {
 TEST(CodecDeviceTest, ConversionInstructionsEqualTheDefinitionOnAllInputs) {
   const DeviceArray<Mismatch> wrong(std::vector<Mismatch>{{0, 0, 0}});
   compare_all_inputs<<<1024, 256>>>(wrong.get());
+  ASSERT_EQ(cudaGetLastError(), cudaSuccess);
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   const Mismatch m = wrong.to_host()[0];
   EXPECT_EQ(m.f16, 0u);
@@ -80,6 +81,7 @@ __global__ void compare_divisions(unsigned long long* wrong) {
 TEST(CodecDeviceTest, ScalesAndInversesNeedNoDivision) {
   const DeviceArray<unsigned long long> wrong(std::vector<unsigned long long>{0});
   compare_divisions<<<1024, 256>>>(wrong.get());
+  ASSERT_EQ(cudaGetLastError(), cudaSuccess);
   ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
   EXPECT_EQ(wrong.to_host()[0], 0u);
 }

@@ -196,6 +196,38 @@ TEST_P(DeviceCoded, BadPagesAreLeftOut) {
   }
 }
 
+/// More keys than max_total_kv: those beyond are read nowhere, and rows that a causal mask keeps from them
+/// have the bits of a run with room for all.
+TEST_P(DeviceCoded, CausalKeysBeyondTheBoundOfAll) {
+  constexpr int kStart = 16;  // tokens of a request begin at a multiple of it, in some workspaces
+  for (const int head_dim : kDims) {
+    AttentionCase row = coded_case(own_format(), value_format(), head_dim, DType::kBFloat16,
+                                   {{70, 100}, {200, 300}, {90, 90}});
+    Problem p = make_problem(row);
+    if (!serves(p)) continue;
+    const Outputs expected = run_on_device(p);
+    const std::vector<std::int64_t> first = first_tokens(row);
+    for (const std::int64_t most : {17, 101, 133, 262, 415}) {
+      SCOPED_TRACE(row.name + ", " + std::to_string(most) + " keys");
+      p.problem.max_total_kv = most;
+      const Outputs outputs = run_on_device(p);
+      EXPECT_EQ(status_of(outputs), kStatusBadKeys);
+      std::int64_t query = 0;
+      for (std::size_t r = 0; r < row.requests.size(); ++r) {
+        const Request& request = row.requests[r];
+        for (int q = 0; q < request.q_len; ++q, ++query) {
+          const std::int64_t last = first[r] + request.kv_len - request.q_len + q;
+          if (last + kStart * static_cast<std::int64_t>(r) >= most) continue;
+          for (std::int64_t i = query * row.q_heads * head_dim; i < (query + 1) * row.q_heads * head_dim;
+               ++i) {
+            ASSERT_EQ(outputs.out.get(i), expected.out.get(i)) << "query " << q << " of request " << r;
+          }
+        }
+      }
+    }
+  }
+}
+
 /// The same bits alone, in company and on other workers.
 TEST_P(DeviceCoded, BatchInvariantBits) {
   for (const int head_dim : kDims) {

@@ -312,6 +312,7 @@ Outcome run_clock(Warp& w, const Instruction& i, Mask m) {
 }
 
 bool decode_move(const Statement& s, Operands& o, Instruction& to) {
+  if (s.operands.size() > 3 || s.parts.size() != 2) return false;
   const bool packs = s.operands.size() == 3;
   const bool unpacks = packs && s.text.find('{') < s.text.find(',');
   const Text half = s.type().ends_with("64") ? "b32" : "b16";
@@ -376,7 +377,6 @@ Run integer_handler(Text name, const Statement& s) {
 bool decode_arithmetic(const Statement& s, Operands& o, Instruction& to) {
   const Text name = s.parts[0];
   if (name == "setp") {
-    to.run = nullptr;
     if (s.type() == "f32") {
       to.run = comparison<float>(s.parts[1]);
     } else if (s.type() == "f64") {
@@ -407,7 +407,7 @@ bool decode_arithmetic(const Statement& s, Operands& o, Instruction& to) {
     to.run = run_max_pairs;
     return true;
   }
-  if (!is_integer(s.type()) || s.has("sync")) return false;
+  if (!is_integer(s.type()) || !s.only({"lo", "hi", "wide", "l", "r", "wrap", "shiftamt"})) return false;
   if ((name == "mul" || name == "mad") && s.has("wide")) {
     to.run = s.type() == "u16"   ? run_mul_wide<std::uint16_t, std::uint32_t>
              : s.type() == "s16" ? run_mul_wide<std::int16_t, std::int32_t>

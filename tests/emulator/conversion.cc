@@ -101,6 +101,11 @@ Outcome run_f16x2_of_e4m3x2(Warp& w, const Instruction& i, Mask m) {
 }
 
 Run handler(const Statement& s, Text d, Text a) {
+  const bool whole = s.only({"rni", "rzi", "rpi", "rmi"}, 2) && s.parts.size() == 4;  // rounds to an integer
+  if (d == "e4m3x2" ? !s.only({"rn", "satfinite"}, 2)
+                    : !whole && !s.only({"rn"}, 2) && s.opcode != "cvt.sat.f32.f32") {
+    return nullptr;
+  }
   if (d == "f16x2" && a == "f32") return run_narrow_pair<F16, 16>;
   if (d == "bf16x2" && a == "f32") return run_narrow_pair<Bf16, 16>;
   if (d == "e4m3x2" && a == "f32") return run_narrow_pair<E4m3, 8>;
@@ -124,7 +129,7 @@ Run handler(const Statement& s, Text d, Text a) {
     with_integer(a, [&]<class S>() { found = run_between<double, S>; });
   } else if (d == "f32" && is_integer(a)) {
     with_integer(a, [&]<class S>() { found = run_between<float, S>; });
-  } else if (is_integer(d) && a == "f32") {
+  } else if (is_integer(d) && a == "f32" && whole) {
     with_integer(d, [&]<class D>() { found = to_integer<D>(s); });
   } else if (is_integer(d) && is_integer(a)) {
     with_integer(d, [&]<class D>() { with_integer(a, [&]<class S>() { found = run_between<D, S>; }); });
@@ -155,7 +160,7 @@ bool decode_conversion(const Statement& s, Operands& o, Instruction& to) {
     o.read(s.operands[1], s.type());
     return true;
   }
-  if (s.parts[0] != "cvt") return false;
+  if (s.parts[0] != "cvt" || s.parts.size() < 3) return false;
   const Text d = s.parts[s.parts.size() - 2], a = s.parts.back();
   to.run = handler(s, d, a);
   if (to.run == nullptr) return false;

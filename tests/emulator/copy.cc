@@ -90,6 +90,12 @@ bool decode_barrier(const Statement& s, Operands& o, Instruction& to) {
 
 // --- cp.async: to, from, size, bytes that exist ---
 
+void begin(Warp& w, const Instruction& i, Copy::Kind kind, int lane, std::function<void()> work) {
+  const int group =
+      kind == Copy::kCounted ? 0 : w.groups_begun.at(kind - Copy::kAsync).at(static_cast<std::size_t>(lane));
+  w.block->cluster->copies.push_back({kind, &w, lane, group, &i, std::move(work)});
+}
+
 Outcome run_copy_async(Warp& w, const Instruction& i, Mask m) {
   const auto size = static_cast<std::size_t>(w.word(i, 2, first_lane(m)));
   each(m, [&](int lane) {
@@ -97,37 +103,54 @@ Outcome run_copy_async(Warp& w, const Instruction& i, Mask m) {
         static_cast<std::uint32_t>(w.word(i, 0, lane) + static_cast<std::uint64_t>(i.immediate & 0xffffffff));
     const std::uint64_t from = w.word(i, 1, lane) + static_cast<std::uint64_t>(i.immediate >> 32);
     const auto present = static_cast<std::size_t>(i.operands.size() > 3 ? w.word(i, 3, lane) : size);
+    if (present > size) throw Fault("cp.async of more bytes than it copies");
     if (to % size != 0 || from % size != 0) throw Fault("cp.async to or from what is not aligned");
     std::uint8_t* d = shared_bytes(*w.block, to, size);
     const std::uint8_t* a = present == 0 ? nullptr : global_bytes(from, present);
-    w.block->cluster->copies.push_back({&w, [=] {
-                                          std::memset(d, 0, size);
-                                          if (present != 0) std::memcpy(d, a, present);
-                                        }});
+    begin(w, i, Copy::kAsync, lane, [=] {
+      std::memset(d, 0, size);
+      if (present != 0) std::memcpy(d, a, present);
+    });
   });
   return Outcome::kNext;
 }
 
-/// All copies of the warp: those of other lanes end early, which they may.
-Outcome run_finish_own(Warp& w, const Instruction&, Mask) {
+/// Finishes the lane's copies of this kind whose groups are not among its last `pending`; `open`: those of no
+/// group yet as well.
+void finish_groups(Warp& w, Copy::Kind kind, int lane, int pending, bool open) {
   std::deque<Copy>& copies = w.block->cluster->copies;
+  const int begun = w.groups_begun.at(kind - Copy::kAsync).at(static_cast<std::size_t>(lane));
   for (std::size_t n = 0; n < copies.size();) {
-    if (copies[n].owner != &w) {
+    const Copy& c = copies[n];
+    if (c.warp != &w || c.kind != kind || c.lane != lane || (!open && c.group >= begun - pending)) {
       ++n;
       continue;
     }
     const Copy copy = std::move(copies[n]);
     copies.erase(copies.begin() + static_cast<std::ptrdiff_t>(n));
-    copy.finish();
+    finish(copy);
   }
+}
+
+template <Copy::Kind kKind>
+Outcome run_commit(Warp& w, const Instruction&, Mask m) {
+  each(m, [&](int lane) { ++w.groups_begun.at(kKind - Copy::kAsync).at(static_cast<std::size_t>(lane)); });
   return Outcome::kNext;
 }
-Outcome run_nothing(Warp&, const Instruction&, Mask) { return Outcome::kNext; }
+/// The immediate: how many groups may still run; -1: none, and no copy outside of a group.
+template <Copy::Kind kKind>
+Outcome run_wait(Warp& w, const Instruction& i, Mask m) {
+  const bool all = i.immediate < 0;
+  each(m, [&](int lane) { finish_groups(w, kKind, lane, all ? 0 : static_cast<int>(i.immediate), all); });
+  return Outcome::kNext;
+}
 
-/// Arrives behind the copies so far: they are finished first.
+/// Arrives behind the lane's copies so far: they are finished first.
 Outcome run_arrive_behind(Warp& w, const Instruction& i, Mask m) {
-  run_finish_own(w, i, m);
-  each(m, [&](int lane) { arrive(*w.block, address_of(w, i, 0, lane) & kOffsetMask, 1, 0); });
+  each(m, [&](int lane) {
+    finish_groups(w, Copy::kAsync, lane, 0, true);
+    arrive(*w.block, address_of(w, i, 0, lane) & kOffsetMask, 1, 0);
+  });
   return Outcome::kNext;
 }
 
@@ -150,11 +173,10 @@ Outcome run_bulk(Warp& w, const Instruction& i, Mask m) {
     Block& counts = cluster.block_of(barrier, *w.block);
     if (&counts != &cluster.block_of(to, *w.block))
       throw Fault("a bulk copy whose barrier is in another block than its data");
-    cluster.copies.push_back({nullptr, [=, &counts] {
-                                std::memcpy(d, a, bytes);
-                                complete_bytes(counts, barrier & kOffsetMask,
-                                               static_cast<std::int64_t>(bytes));
-                              }});
+    begin(w, i, Copy::kCounted, lane, [=, &counts] {
+      std::memcpy(d, a, bytes);
+      complete_bytes(counts, barrier & kOffsetMask, static_cast<std::int64_t>(bytes));
+    });
   });
   return Outcome::kNext;
 }
@@ -180,10 +202,10 @@ Outcome run_tensor_load(Warp& w, const Instruction& i, Mask m) {
       const std::uint32_t offset = to & kOffsetMask;
       const std::uint32_t bytes = map.box_bytes();
       shared_bytes(target, offset, bytes);
-      cluster.copies.push_back({nullptr, [=, &target] {
-                                  map.copy(at, target.shared(), offset, TensorMap::kLoad);
-                                  complete_bytes(target, barrier & kOffsetMask, bytes);
-                                }});
+      begin(w, i, Copy::kCounted, lane, [=, &target] {
+        map.copy(at, target.shared(), offset, TensorMap::kLoad);
+        complete_bytes(target, barrier & kOffsetMask, bytes);
+      });
     }
   });
   return Outcome::kNext;
@@ -200,8 +222,8 @@ Outcome run_tensor_store(Warp& w, const Instruction& i, Mask m) {
     const auto from = static_cast<std::uint32_t>(w.word(i, 1 + rank, lane));
     if (from % 128 != 0) throw Fault("a tensor copy from what is not 128-byte aligned");
     shared_bytes(*w.block, from, map.box_bytes());
-    w.block->cluster->copies.push_back(
-        {&w, [=, block = w.block] { map.copy(at, block->shared(), from & kOffsetMask, TensorMap::kStore); }});
+    begin(w, i, Copy::kBulk, lane,
+          [=, block = w.block] { map.copy(at, block->shared(), from & kOffsetMask, TensorMap::kStore); });
   });
   return Outcome::kNext;
 }
@@ -220,9 +242,14 @@ std::vector<Text> inside(Text operand) {
 }
 
 bool decode_bulk(const Statement& s, Operands& o, Instruction& to) {
-  if (s.has("commit_group")) return to.run = run_nothing, true;
-  if (s.has("wait_group")) return to.run = run_finish_own, true;
+  if (s.has("commit_group")) return to.run = run_commit<Copy::kBulk>, true;
+  if (s.has("wait_group")) {
+    to.immediate = o.integer(s.operands[0]);
+    to.run = run_wait<Copy::kBulk>;
+    return true;
+  }
   if (!s.has("tensor")) {
+    if (s.has("multicast::cluster") || !s.has("mbarrier::complete_tx::bytes")) return false;
     for (std::size_t n = 0; n < 4; ++n) {
       if (n == 2) {
         o.read(s.operands[n], "b32");
@@ -235,6 +262,7 @@ bool decode_bulk(const Statement& s, Operands& o, Instruction& to) {
     return s.parts[3] == "shared::cluster";
   }
   const bool loads = s.has("mbarrier::complete_tx::bytes");
+  if (!s.has("tile")) return false;
   const std::vector<Text> map = inside(s.operands[loads ? 1 : 0]);
   if (loads) o.address(s.operands[0]);
   o.read(map[0], "b64");
@@ -271,15 +299,18 @@ bool decode_copy(const Statement& s, Operands& o, Instruction& to) {
     return true;
   }
   if (s.opcode.starts_with("cp.async.bulk")) return decode_bulk(s, o, to);
-  if (s.opcode == "cp.async.wait_all" || s.opcode == "cp.async.wait_group")
-    return to.run = run_finish_own, true;
-  if (s.opcode == "cp.async.commit_group") return to.run = run_nothing, true;
+  if (s.opcode == "cp.async.wait_all" || s.opcode == "cp.async.wait_group") {
+    to.immediate = s.operands.empty() ? -1 : o.integer(s.operands[0]);
+    to.run = run_wait<Copy::kAsync>;
+    return true;
+  }
+  if (s.opcode == "cp.async.commit_group") return to.run = run_commit<Copy::kAsync>, true;
   if (s.opcode.starts_with("cp.async.mbarrier.arrive.noinc")) {
     o.address(s.operands[0]);
     to.run = run_arrive_behind;
     return true;
   }
-  if (s.opcode.starts_with("cp.async.c")) {
+  if (s.opcode == "cp.async.cg.shared.global" || s.opcode == "cp.async.ca.shared.global") {
     o.address(s.operands[0]);
     const std::int64_t first = to.immediate;
     to.immediate = 0;

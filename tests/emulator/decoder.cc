@@ -37,8 +37,8 @@ std::vector<Text> split(Text s, char separator) {
 }
 
 /// Operands between commas and bars, vectors flattened; what brackets hold stays together.
-std::vector<Text> operands_of(Text s) {
-  std::vector<Text> found;
+OperandTexts operands_of(Text s) {
+  OperandTexts found;
   int depth = 0;
   std::size_t begin = 0;
   const auto take = [&](std::size_t end) {
@@ -105,7 +105,12 @@ class Decoder : public Operands {
 
   // --- Operands ---
 
-  void write(Text name) override { add(name, true, ""); }
+  void write(Text name) override {
+    if (name != "_" && name.front() != '%' && !declared(name)) {
+      throw std::runtime_error("written, but no register: " + std::string(name));
+    }
+    add(name, true, "");
+  }
   void update(Text name) override { add(name, false, ""); }
   void read(Text name, Text type) override { add(name, false, type); }
 
@@ -138,6 +143,11 @@ class Decoder : public Operands {
     int id;
     bool wide;
   };
+  bool declared(Text name) const {
+    return std::ranges::any_of(scopes_, [&](int scope) {
+      return registers_of_.contains(std::to_string(scope) + ":" + std::string(name));
+    });
+  }
   Found find(Text name, Text type) {
     for (auto scope = scopes_.rbegin(); scope != scopes_.rend(); ++scope) {
       const auto known = registers_of_.find(std::to_string(*scope) + ":" + std::string(name));
@@ -174,8 +184,13 @@ class Decoder : public Operands {
     if (const auto shared = shared_.find(name); shared != shared_.end()) {
       return preset(Preset::kConstant, shared->second, bits_of_type(type) == 64);
     }
-    // The dynamic array begins behind the static ones; the only name left.
-    return preset(Preset::kConstant, program_.static_shared, bits_of_type(type) == 64);
+    if (const auto dynamic = program_.dynamic_shared.find(std::string(name));
+        dynamic != program_.dynamic_shared.end()) {
+      const std::uint32_t align = dynamic->second;  // it begins behind the static arrays
+      program_.static_shared = (program_.static_shared + align - 1) / align * align;
+      return preset(Preset::kConstant, program_.static_shared, bits_of_type(type) == 64);
+    }
+    throw std::runtime_error("unknown name " + std::string(name));
   }
   Found preset(Preset::Source source, std::uint64_t value, bool wide) {
     return {registers_.preset(source, value, wide), wide};
@@ -210,10 +225,9 @@ class Decoder : public Operands {
       align = std::max(align, bytes);
       offset = (offset + align - 1) / align * align;
       params_[std::string(name)] = offset;
-      program_.params.push_back(offset);
       offset += bytes * count;
+      program_.params.push_back({params_.at(std::string(name)), bytes * count});
     }
-    program_.params.push_back(offset);
   }
 
   void body(Text text) {
@@ -328,12 +342,20 @@ class Decoder : public Operands {
       leaders_.push_back(here());
       return;
     }
-    for (const auto decode_some : {decode_arithmetic, decode_floats, decode_conversion, decode_memory,
-                                   decode_warp, decode_matrix, decode_wgmma, decode_copy}) {
-      if (decode_some(parsed, *this, to)) return;
+    try {
+      if (decoded(parsed, to)) return;
+    } catch (const std::out_of_range&) {  // it has fewer operands than the instruction of that name
     }
     throw std::runtime_error(program_.path + ":" + std::to_string(line_) + ": the emulator does not know " +
                              std::string(parsed.text));
+  }
+
+  bool decoded(const Statement& parsed, Instruction& to) {
+    for (const auto decode_some : {decode_arithmetic, decode_floats, decode_conversion, decode_memory,
+                                   decode_warp, decode_matrix, decode_wgmma, decode_copy}) {
+      if (decode_some(parsed, *this, to)) return true;
+    }
+    return false;
   }
 
   Program& program_;

@@ -178,9 +178,6 @@ $wait:
 )");
   EXPECT_NE(text.find("every warp waits"), std::string::npos) << text;
   EXPECT_NE(text.find("mbarrier.try_wait"), std::string::npos) << text;
-  EXPECT_NE(fault("	setp.lt.s32 	%p1, %r1, 32;\n	@%p1 bra 	$end;\n	bar.sync 	0;\n$end:\n")
-                .find("every warp waits"),
-            std::string::npos);
 }
 
 TEST_F(Emulator, BarriersAreCounted) {
@@ -215,7 +212,7 @@ TEST_F(Emulator, ABlockDoesNotEndBeforeItsCopies) {
 	add.s32 	%r3, %r2, 256;
 	mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], 256;
 )" + copies + "$end:\n")
-                .find("ended while a copy"),
+                .find("ended before a copy that it did not wait for"),
             std::string::npos);
 }
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 
 #include "tests/emulator/machine.h"
 #include "tests/emulator/statement.h"
@@ -32,21 +33,24 @@ Outcome run_float(Warp& w, const Instruction& i, Mask m) {
 float flushed(float x) { return std::fabs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x; }
 
 // A number and NaN give the number; .NaN gives NaN. Of zeros the sign counts.
-using Min = decltype([]<class T>(T a, T b) { return std::fmin(a, b); });
+using Min = decltype([]<class T>(T a, T b) { return a == b ? (std::signbit(a) ? a : b) : std::fmin(a, b); });
 using Max = decltype([]<class T>(T a, T b) { return a == b ? (std::signbit(a) ? b : a) : std::fmax(a, b); });
 using MaxOrNan = decltype([]<class T>(T a, T b) {
-  return std::isnan(a) || std::isnan(b) ? a + b : std::fmax(a, b);
+  return std::isnan(a) || std::isnan(b) ? a + b : Max{}(a, b);
 });
+/// .sat: within [0, 1], NaN 0.
+using MulSaturated = decltype([]<class T>(T a, T b) { return a * b > 0 ? std::fmin(a * b, T{1}) : T{0}; });
 using Add = decltype([]<class T>(T a, T b) { return a + b; });
 using Sub = decltype([]<class T>(T a, T b) { return a - b; });
 using Mul = decltype([]<class T>(T a, T b) { return a * b; });
 using Div = decltype([]<class T>(T a, T b) { return a / b; });
 using Fma = decltype([]<class T>(T a, T b, T c) { return std::fma(a, b, c); });
-/// .rm: towards minus infinity. A product and a sum are exact enough in the wider type to see on which side.
+/// .rm: towards minus infinity. The product is exact in fp64, and what the sum loses there is known.
 using FmaDown = decltype([](float a, float b, float c) {
-  const float x = std::fma(a, b, c);
-  const long double exact = static_cast<long double>(a) * b + c;
-  return x > exact ? std::nextafter(x, -std::numeric_limits<float>::infinity()) : x;
+  const double product = static_cast<double>(a) * b, sum = product + c, added = sum - product;
+  const double lost = (product - (sum - added)) + (c - added);
+  const auto x = static_cast<float>(sum);
+  return x > sum || (x == sum && lost < 0) ? std::nextafter(x, -std::numeric_limits<float>::infinity()) : x;
 });
 using Neg = decltype([]<class T>(T a) { return -a; });
 using Abs = decltype([]<class T>(T a) { return std::fabs(a); });
@@ -66,7 +70,10 @@ Run float_handler(const Statement& s) {
   if (name == "mul") return run_float<T, 2, Mul>;
   if (name == "div") return run_float<T, 2, Div>;
   if (name == "fma" && s.has("rm")) return sizeof(T) == 4 ? run_float<float, 3, FmaDown> : nullptr;
-  if (s.has("rm") || s.has("rp") || s.has("rz")) return nullptr;
+  if (name == "mul" && s.has("sat")) return s.only({"rn", "sat"}) ? run_float<T, 2, MulSaturated> : nullptr;
+  const bool flushes = name == "ex2" || name == "lg2" || name == "rcp";
+  if (flushes ? !s.only({"rn", "approx", "ftz"}) : !s.only({"rn", "approx", "NaN"})) return nullptr;
+  if (s.has("NaN") && name != "max") return nullptr;
   if (name == "fma") return run_float<T, 3, Fma>;
   if (name == "neg") return run_float<T, 1, Neg>;
   if (name == "abs") return run_float<T, 1, Abs>;
@@ -96,15 +103,15 @@ using AddDouble = decltype([](double a, double b, double) { return a + b; });
 using SubDouble = decltype([](double a, double b, double) { return a - b; });
 using MulDouble = decltype([](double a, double b, double) { return a * b; });
 using FmaDouble = decltype([](double a, double b, double c) { return std::fma(a, b, c); });
-using MinDouble = decltype([](double a, double b, double) { return std::fmin(a, b); });
-using MaxDouble = decltype([](double a, double b, double) { return std::fmax(a, b); });
+using MinDouble = decltype([](double a, double b, double) { return Min{}(a, b); });
+using MaxDouble = decltype([](double a, double b, double) { return Max{}(a, b); });
 /// The larger magnitude, with the product of the signs.
 using MaxMagnitude = decltype([](double a, double b, double) {
   const double x = std::fmax(std::fabs(a), std::fabs(b));
   return std::signbit(a) != std::signbit(b) ? -x : x;
 });
 
-/// Pairs, each half by itself. Their sums and products are exact in fp64: one rounding.
+/// Pairs, each half by itself, in fp64: sums and products are exact there, and with bf16 in fp32 as well.
 template <class Type, class Op>
 Outcome run_pair(Warp& w, const Instruction& i, Mask m) {
   const auto count = i.operands.size();
@@ -123,11 +130,14 @@ Outcome run_pair(Warp& w, const Instruction& i, Mask m) {
 }
 
 template <class Type>
-Run pair_handler(Text name, bool magnitudes) {
+Run pair_handler(const Statement& s) {
+  const Text name = s.parts[0];
+  const bool magnitudes = s.opcode == "max.xorsign.abs.f16x2" || s.opcode == "max.xorsign.abs.bf16x2";
+  if (!magnitudes && !s.only({"rn"})) return nullptr;
   if (name == "add") return run_pair<Type, AddDouble>;
   if (name == "sub") return run_pair<Type, SubDouble>;
   if (name == "mul") return run_pair<Type, MulDouble>;
-  if (name == "fma") return run_pair<Type, FmaDouble>;
+  if (name == "fma" && std::is_same_v<Type, Half>) return run_pair<Type, FmaDouble>;
   if (name == "min") return run_pair<Type, MinDouble>;
   if (name == "max") return magnitudes ? run_pair<Type, MaxMagnitude> : run_pair<Type, MaxDouble>;
   return nullptr;
@@ -143,9 +153,9 @@ bool decode_floats(const Statement& s, Operands& o, Instruction& to) {
   } else if (s.type() == "f64") {
     to.run = float_handler<double>(s);
   } else if (s.type() == "f16x2") {
-    to.run = pair_handler<Half>(name, s.has("xorsign"));
+    to.run = pair_handler<Half>(s);
   } else if (s.type() == "bf16x2") {
-    to.run = pair_handler<Brain>(name, s.has("xorsign"));
+    to.run = pair_handler<Brain>(s);
   }
   if (to.run == nullptr) return false;
   o.write(s.operands[0]);

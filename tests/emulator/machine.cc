@@ -6,7 +6,7 @@
 namespace halftone::emulator {
 namespace {
 
-constexpr std::uint64_t kPoison = 0x7fbadbad7fbadbad;  // NaN in fp32 and bf16
+constexpr std::uint64_t kPoison = 0x7fff7fff7fff7fff;  // NaN in fp32, bf16, f16 and e4m3's upper codes
 constexpr int kSlice = 400;                            // instructions of a warp in a row, at most
 
 }  // namespace
@@ -29,13 +29,14 @@ void Memory::remove(const void* begin) {
 }
 
 bool Memory::holds(std::uint64_t address, std::size_t bytes) const {
-  if (address >= begin_ && address + bytes <= end_) return true;
+  const auto within = [&] { return address >= begin_ && address < end_ && bytes <= end_ - address; };
+  if (within()) return true;
   auto next = ends_.upper_bound(address);
   if (next == ends_.begin()) return false;
   --next;
   begin_ = next->first;
   end_ = next->second;
-  return address + bytes <= end_;
+  return within();
 }
 
 std::uint8_t* global_bytes(std::uint64_t address, std::size_t bytes) {
@@ -128,7 +129,7 @@ void Machine::run() {
         }
       }
       // Copies end early, late, and when nothing else can go on.
-      advanced |= finish_copies(*cluster, !advanced);
+      advanced |= finish_some(*cluster, !advanced);
       progress |= advanced;
     }
     std::erase_if(running, [&](std::unique_ptr<Cluster>& cluster) {
@@ -137,10 +138,10 @@ void Machine::run() {
           if (warp.live != 0) return false;
         }
       }
-      for (const Copy& copy : cluster->copies) {
-        if (copy.owner == nullptr) throw Fault("a block ended while a copy into its shared memory ran");
+      if (!cluster->copies.empty()) {
+        throw Fault("a block ended before a copy that it did not wait for: " +
+                    std::string(cluster->copies.front().by->text));
       }
-      finish_copies(*cluster, true);
       progress = true;
       return true;
     });
@@ -246,8 +247,11 @@ bool choose(Warp& warp) {
 
 bool Machine::advance(Warp& warp, int budget) {
   for (Group& group : warp.groups) group.stuck = false;
-  // In turn, too: a group that polls must not keep the others from what it polls for.
-  if (warp.groups.size() > 1) std::ranges::rotate(warp.groups, warp.groups.begin() + 1);
+  // Any may begin: a group that polls must not keep the others from what it polls for.
+  if (warp.groups.size() > 1) {
+    std::ranges::rotate(warp.groups,
+                        warp.groups.begin() + static_cast<std::ptrdiff_t>(random_() % warp.groups.size()));
+  }
   bool progress = false;
   while (budget > 0 && warp.live != 0) {
     if (warp.groups.front().stuck && !choose(warp)) break;
@@ -323,17 +327,26 @@ bool Machine::execute(Warp& warp) {
   return go_on(group.at + 1);
 }
 
-bool Machine::finish_copies(Cluster& cluster, bool all) {
+void finish(const Copy& copy) {
+  try {
+    copy.finish();
+  } catch (const Fault& fault) {
+    throw Fault(std::string(fault.what()) + ": line " + std::to_string(copy.by->line) + ": " +
+                std::string(copy.by->text));
+  }
+}
+
+/// Of those that a barrier counts; what a warp waits for ends there.
+bool Machine::finish_some(Cluster& cluster, bool all) {
   bool any = false;
-  // What a barrier counts ends by itself; what a warp waits for ends there, or here with the block.
   for (std::size_t n = 0; n < cluster.copies.size();) {
-    if (cluster.copies[n].owner != nullptr ? !all : !all && random_() % 2 == 0) {
+    if (cluster.copies[n].kind != Copy::kCounted || (!all && random_() % 2 == 0)) {
       ++n;
       continue;
     }
     const Copy copy = std::move(cluster.copies[n]);
     cluster.copies.erase(cluster.copies.begin() + static_cast<std::ptrdiff_t>(n));
-    copy.finish();
+    finish(copy);
     any = true;
   }
   return any;

@@ -43,7 +43,7 @@ struct Lanes {
     if constexpr (sizeof(T) >= 4) {
       words[lane] = std::bit_cast<Word>(x);
     } else {
-      words[lane] = static_cast<std::make_unsigned_t<T>>(x);
+      words[lane] = static_cast<std::uint32_t>(static_cast<std::int32_t>(x));  // signed ones extend
     }
   }
 };
@@ -63,6 +63,7 @@ struct Warp {
   Mask live = kAllLanes;
   bool at_barrier = false;  ///< of the block; its lanes are counted
   std::uint32_t barrier_phase = 0, cluster_phase = 0;
+  std::array<std::array<int, kLanes>, 2> groups_begun{};  ///< of copies: of cp.async, of bulk copies
 
   std::uint8_t* registers() { return reinterpret_cast<std::uint8_t*>(file.data()); }
   template <class T>
@@ -130,7 +131,12 @@ struct Block {
 
 /// A copy that runs beside the warps: done when it likes, at the latest when someone waits for it.
 struct Copy {
-  const Warp* owner = nullptr;  ///< whose waiting ends it; null: a barrier tells
+  enum Kind : std::uint8_t { kCounted, kAsync, kBulk };  ///< a barrier tells; cp.async; bulk copies in groups
+
+  Kind kind = kCounted;
+  const Warp* warp = nullptr;
+  int lane = 0, group = 0;  ///< whose waiting ends it, if no barrier tells
+  const Instruction* by = nullptr;
   std::function<void()> finish;
 };
 
@@ -186,13 +192,15 @@ class Machine {
   void start_warp(Warp& warp);
   bool advance(Warp& warp, int budget);
   bool execute(Warp& warp);
-  bool finish_copies(Cluster& cluster, bool all);
+  bool finish_some(Cluster& cluster, bool all);
   std::string deadlock(const Cluster& cluster) const;
 
   int processors_;
   std::mt19937_64 random_;
-  std::vector<std::uint64_t> initial_;  // registers of lane 0 to 31 before the first instruction
 };
+
+/// Does what a copy does; a fault names the instruction that began it.
+void finish(const Copy& copy);
 
 /// Address of `bytes` bytes of shared memory of the warp's block, or of one of its cluster; throws Fault.
 std::uint8_t* shared_bytes(Block& block, std::uint32_t address, std::size_t bytes);

@@ -31,6 +31,18 @@ std::size_t behind_body(std::string_view text, std::size_t from) {
   throw std::runtime_error("a kernel of PTX has no end");
 }
 
+/// ".extern .shared .align N .b8 name[];": N by name.
+std::unordered_map<std::string, std::uint32_t> dynamic_arrays(const std::string& text) {
+  std::unordered_map<std::string, std::uint32_t> found;
+  constexpr std::string_view kBegin = ".extern .shared .align ";
+  for (std::size_t at = text.find(kBegin); at != std::string::npos; at = text.find(kBegin, at + 1)) {
+    const std::size_t end = text.find('[', at), name = text.rfind(' ', end) + 1;
+    found[text.substr(name, end - name)] =
+        static_cast<std::uint32_t>(std::stoul(text.substr(at + kBegin.size())));
+  }
+  return found;
+}
+
 }  // namespace
 
 Library::Library(const std::string& folder) {
@@ -47,20 +59,21 @@ Library::Library(const std::string& folder) {
 }
 
 const Program& Library::kernel(const std::string& name) {
-  std::unique_ptr<Program>& program = programs_[name];
-  if (program == nullptr) {
-    const auto place = places_.find(name);
-    if (place == places_.end()) throw std::runtime_error("no kernel of PTX is called " + name);
-    program = std::make_unique<Program>();
-    const std::string text = read_file(place->second.path);
-    program->name = name;
-    program->path = place->second.path;
-    program->text = text.substr(place->second.begin, place->second.end - place->second.begin);
-    const auto lines =
-        std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(place->second.begin), '\n');
-    decode(*program, static_cast<std::uint32_t>(lines) + 1);
-  }
-  return *program;
+  const auto known = programs_.find(name);
+  if (known != programs_.end()) return *known->second;
+  const auto place = places_.find(name);
+  if (place == places_.end()) throw std::runtime_error("no kernel of PTX is called " + name);
+  const auto& [path, begin, end] = place->second;
+  const std::string text = read_file(path);
+  auto program = std::make_unique<Program>();
+  program->name = name;
+  program->path = path;
+  program->text = text.substr(begin, end - begin);
+  program->dynamic_shared = dynamic_arrays(text);
+  decode(*program, static_cast<std::uint32_t>(
+                       std::count(text.begin(), text.begin() + static_cast<std::ptrdiff_t>(begin), '\n')) +
+                       1);
+  return *programs_.emplace(name, std::move(program)).first->second;
 }
 
 }  // namespace halftone::emulator

@@ -55,9 +55,14 @@ struct Program {
   std::string text;
   std::vector<Instruction> code;
   std::vector<Preset> presets;
-  std::uint32_t register_bytes = 0;   ///< of a warp
-  std::vector<std::uint32_t> params;  ///< where each begins; the last one: their bytes
-  std::uint32_t static_shared = 0;    ///< bytes of shared memory beside what the launch asks for
+  std::uint32_t register_bytes = 0;  ///< of a warp
+  struct Param {
+    std::uint32_t offset, bytes;
+  };
+  std::vector<Param> params;
+  std::unordered_map<std::string, std::uint32_t>
+      dynamic_shared;               ///< alignment of arrays that the launch sizes
+  std::uint32_t static_shared = 0;  ///< bytes of shared memory beside what the launch asks for
 };
 
 /// The kernels of all PTX files in a folder and those below it, decoded when first asked for.

@@ -5,6 +5,8 @@
 #include <cuda_runtime_api.h>
 #include <sys/mman.h>
 
+#include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -67,7 +69,7 @@ void execute(Call& call) {
     machine.run();
   } catch (const std::exception& error) {
     std::fprintf(stderr, "emulator: %s: %s\n", call.name.c_str(), error.what());
-    s.error = s.last = cudaErrorIllegalAddress;
+    s.error = cudaErrorIllegalAddress;
   }
 }
 
@@ -106,6 +108,7 @@ cudaError_t launch(const void* kernel, dim3 grid, dim3 block, void** arguments, 
   call->name = name->second;
   Launch& l = call->launch;
   try {
+    const std::lock_guard lock(s.mutex);
     l.program = &library().kernel(call->name);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "emulator: %s\n", error.what());
@@ -115,17 +118,16 @@ cudaError_t launch(const void* kernel, dim3 grid, dim3 block, void** arguments, 
   l.block = size_of(block);
   l.cluster = cluster;
   l.shared_bytes = static_cast<std::uint32_t>(shared);
-  const std::vector<std::uint32_t>& places = l.program->params;
-  l.params.resize(places.back() / 8 + 1);
-  for (std::size_t n = 0; n + 1 < places.size(); ++n) {
-    std::memcpy(reinterpret_cast<std::uint8_t*>(l.params.data()) + places[n], arguments[n],
-                places[n + 1] - places[n]);
+  for (const Program::Param& param : l.program->params) {
+    l.params.resize(std::max(l.params.size(), std::size_t{(param.offset + param.bytes + 7) / 8}));
+  }
+  for (std::size_t n = 0; n < l.program->params.size(); ++n) {
+    const auto& [offset, bytes] = l.program->params[n];
+    std::memcpy(reinterpret_cast<std::uint8_t*>(l.params.data()) + offset, arguments[n], bytes);
   }
   return remembered(enqueue(stream, [call] { execute(*call); }));
 }
 
-/// Bytes as the kernel declares them, padding of the next parameter included, may exceed an argument: its own
-/// alignment keeps that within 16 bytes of memory that the caller owns.
 CUresult encode_tiled(CUtensorMap* to, CUtensorMapDataType type, cuuint32_t rank, void* base,
                       const cuuint64_t* dims, const cuuint64_t* strides, const cuuint32_t* box,
                       const cuuint32_t*, CUtensorMapInterleave, CUtensorMapSwizzle swizzle,
@@ -153,6 +155,8 @@ CUresult encode_tiled(CUtensorMap* to, CUtensorMapDataType type, cuuint32_t rank
   std::memcpy(static_cast<void*>(to), &map, sizeof map);
   return CUDA_SUCCESS;
 }
+
+constexpr std::size_t kGuard = 4096;  // bytes behind an allocation that are in none
 
 struct Configuration {
   dim3 grid, block;
@@ -240,7 +244,7 @@ cudaError_t cudaFree(void* p) {
   const auto found = state().allocations.find(p);
   if (found == state().allocations.end()) return remembered(cudaErrorInvalidValue);
   memory().remove(p);
-  munmap(p, found->second);
+  munmap(p, found->second + kGuard);
   state().allocations.erase(found);
   return state().error;
 }

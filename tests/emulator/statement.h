@@ -1,7 +1,9 @@
 // Statements of PTX and their operands: what the decoders of instructions see.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <initializer_list>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -11,12 +13,17 @@
 
 namespace halftone::emulator {
 
+/// Operands of a statement; asking for one that it lacks throws.
+struct OperandTexts : std::vector<std::string_view> {
+  std::string_view operator[](std::size_t n) const { return at(n); }
+};
+
 /// "[@guard] opcode operands;" cut up. Vectors {a, b} are flattened.
 struct Statement {
   std::string_view text;
   std::string_view opcode;
   std::vector<std::string_view> parts;  ///< of the opcode, between dots
-  std::vector<std::string_view> operands;
+  OperandTexts operands;
 
   bool has(std::string_view part) const {
     for (const std::string_view p : parts) {
@@ -25,6 +32,14 @@ struct Statement {
     return false;
   }
   std::string_view type() const { return parts.back(); }
+  /// Whether all that stands between the name and the last `types` parts is one of these: what a handler does
+  /// not know it must not ignore.
+  bool only(std::initializer_list<std::string_view> known, std::size_t types = 1) const {
+    for (std::size_t n = 1; n + types < parts.size(); ++n) {
+      if (std::find(known.begin(), known.end(), parts[n]) == known.end()) return false;
+    }
+    return true;
+  }
 };
 
 /// Gives the operands of one instruction their registers.

@@ -43,6 +43,7 @@ inline std::uint32_t e4m3_of(float x) {
 /// Calls use.template operator()<T>() for u32, s64, f32, b16, ...; of another type it returns false.
 template <class Use>
 bool with_integer(std::string_view type, Use&& use) {
+  if (type.front() != 's' && type.front() != 'u' && type.front() != 'b') return false;
   const bool is_signed = type.front() == 's';
   const std::string_view bits = type.substr(1);
   if (bits == "8")

@@ -72,7 +72,7 @@ template <class T, class Op>
 Outcome run_reduction(Warp& w, const Instruction& i, Mask m) {
   const auto d = w.lanes<T>(i, 0), a = w.lanes<T>(i, 1);
   T x = a[first_lane(m)];
-  each(m, [&](int lane) { x = Op{}(x, a[lane]); });
+  each(m & (m - 1), [&](int lane) { x = Op{}(x, a[lane]); });
   each(m, [&](int lane) { d.set(lane, x); });
   return Outcome::kNext;
 }
@@ -80,7 +80,6 @@ template <class T>
 Run reduction(const Statement& s) {
   if (s.has("max")) return run_reduction<T, decltype([](T a, T b) { return std::max(a, b); })>;
   if (s.has("min")) return run_reduction<T, decltype([](T a, T b) { return std::min(a, b); })>;
-  if (s.has("add")) return run_reduction<T, decltype([](T a, T b) { return static_cast<T>(a + b); })>;
   if (s.has("or")) return run_reduction<T, decltype([](T a, T b) { return static_cast<T>(a | b); })>;
   if (s.has("and")) return run_reduction<T, decltype([](T a, T b) { return static_cast<T>(a & b); })>;
   return nullptr;

@@ -350,7 +350,8 @@ TEST(CacheOperations, RowsOfEveryHeadDimCrossAsTheSameBytes) {
       Cache other = cache.clone();
       std::ranges::fill(other.pages.bytes(), std::uint8_t{0xa5});
       for (const KvPart part : {KvPart::kK, KvPart::kV}) {
-        const Tensor rows(DType::kUInt8, {20, kHeads, 4 * groups + dim / 2}), back = rows.clone();
+        const Tensor rows(DType::kUInt8, {20, kHeads, 4 * groups + dim / 2}),
+            back(DType::kUInt8, rows.shape());
         export_fbgemm_int4(cache.view(), part, slots.view(), rows.view());
         import_fbgemm_int4(other.view(), part, rows.view(), slots.view());
         export_fbgemm_int4(other.view(), part, slots.view(), back.view());
