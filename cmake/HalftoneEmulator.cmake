@@ -48,10 +48,18 @@ function(halftone_emulate program filter)
   set_property(TEST ${program} APPEND PROPERTY ENVIRONMENT "OMP_NUM_THREADS=1")
 endfunction()
 
-# What takes some seconds each: every kernel family, and with it every kind of instruction.
+# Every kernel family, in cases that take some seconds each.
 halftone_emulate(emulator_test "*")
 halftone_emulate(append_device_test_emulated "*")
+halftone_emulate(attention_device_test_emulated "*MixedFormats:*ExtremeWindows:*.BatchInvariant:*GraphReplay*")
+halftone_emulate(coded_device_test_emulated "*CausalKeys*:*GroupsAndPages*:*BadPages*:*BatchInvariant*")
 halftone_emulate(codec_device_test_emulated "*Groups*:*Rope*")
 halftone_emulate(dequantize_device_test_emulated "*")
+halftone_emulate(latent_attention_device_test_emulated
+  "*Lists*:*OtherFormats*:*DeadBytes*:*ScalesFarApart:*Large*:*SlotsOutside*:*QueriesThat*:*MoreQueries*:*Graphs*")
+halftone_emulate(latent_dense_device_test_emulated "*DensePages*:*DenseBatchInvariant*")
 halftone_emulate(merge_device_test_emulated "*")
+halftone_emulate(prefill_bounds_device_test_emulated "*Refused:*NoKeys*:*RowsBehind*:*WildFirstKeys")
 halftone_emulate(schedule_device_test_emulated "*")
+halftone_emulate(staged_device_test_emulated
+  "*Groups:*PagesOfEverySize:*BadScales*:*TablesThat*:*BitsOfPlain*:*ABoundOfPrompts*:*BatchInvariant*")

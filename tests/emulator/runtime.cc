@@ -227,8 +227,8 @@ cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return s
 
 cudaError_t cudaMalloc(void** p, std::size_t bytes) {
   if (bytes == 0) return *p = nullptr, cudaSuccess;
-  void* memory_of =
-      mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* memory_of = mmap(nullptr, bytes + kGuard, PROT_READ | PROT_WRITE,
+                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory_of == MAP_FAILED) return remembered(cudaErrorMemoryAllocation);
   constexpr std::size_t kPoisoned = std::size_t{64} << 20;
   if (bytes <= kPoisoned) std::memset(memory_of, 0xa5, bytes);
