@@ -216,8 +216,7 @@ Outcome run_setp(Warp& w, const Instruction& i, Mask m) {
   const auto a = w.lanes<T>(i, 1), b = w.lanes<T>(i, 2);
   Mask found = 0;
   for (int l = 0; l < kLanes; ++l) found |= static_cast<Mask>(Op{}(a[l], b[l])) << l;
-  Mask& d = w.predicate(i, 0);
-  d = (d & ~m) | (found & m);
+  w.set_predicate(i, 0, m, found);
   return Outcome::kNext;
 }
 template <class T, template <class> class Op>
@@ -251,13 +250,11 @@ Run comparison(Text how) {
 template <class Op>
 Outcome run_predicates(Warp& w, const Instruction& i, Mask m) {
   const Mask a = w.predicate(i, 1), b = i.operands.size() > 2 ? w.predicate(i, 2) : 0;
-  Mask& d = w.predicate(i, 0);
-  d = (d & ~m) | (Op{}(a, b) & m);
+  w.set_predicate(i, 0, m, Op{}(a, b));
   return Outcome::kNext;
 }
 Outcome run_constant_predicate(Warp& w, const Instruction& i, Mask m) {
-  Mask& d = w.predicate(i, 0);
-  d = i.immediate != 0 ? d | m : d & ~m;
+  w.set_predicate(i, 0, m, i.immediate != 0 ? m : 0);
   return Outcome::kNext;
 }
 template <class T>

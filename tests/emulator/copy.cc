@@ -56,8 +56,7 @@ Outcome run_test(Warp& w, const Instruction& i, Mask m) {
     done |= static_cast<Mask>(passed) << lane;
   });
   if (kWaits && done != m) return Outcome::kWait;
-  Mask& p = w.predicate(i, 0);
-  p = (p & ~m) | done;
+  w.set_predicate(i, 0, m, done);
   return Outcome::kNext;
 }
 
@@ -118,18 +117,10 @@ Outcome run_copy_async(Warp& w, const Instruction& i, Mask m) {
 /// Finishes the lane's copies of this kind whose groups are not among its last `pending`; `open`: those of no
 /// group yet as well.
 void finish_groups(Warp& w, Copy::Kind kind, int lane, int pending, bool open) {
-  std::deque<Copy>& copies = w.block->cluster->copies;
   const int begun = w.groups_begun.at(kind - Copy::kAsync).at(static_cast<std::size_t>(lane));
-  for (std::size_t n = 0; n < copies.size();) {
-    const Copy& c = copies[n];
-    if (c.warp != &w || c.kind != kind || c.lane != lane || (!open && c.group >= begun - pending)) {
-      ++n;
-      continue;
-    }
-    const Copy copy = std::move(copies[n]);
-    copies.erase(copies.begin() + static_cast<std::ptrdiff_t>(n));
-    finish(copy);
-  }
+  w.block->cluster->finish([&](const Copy& c) {
+    return c.warp == &w && c.kind == kind && c.lane == lane && (open || c.group < begun - pending);
+  });
 }
 
 template <Copy::Kind kKind>

@@ -128,8 +128,11 @@ void Machine::run() {
           if (warp.live != 0) advanced |= advance(warp, 1 + static_cast<int>(random_() % kSlice));
         }
       }
-      // Copies end early, late, and when nothing else can go on.
-      advanced |= finish_some(*cluster, !advanced);
+      // Copies that a barrier counts end early, late, and when nothing else can go on; what a warp waits for
+      // ends there.
+      const bool all = !advanced;
+      advanced |= cluster->finish(
+          [&](const Copy& copy) { return copy.kind == Copy::kCounted && (all || random_() % 2 != 0); });
       progress |= advanced;
     }
     std::erase_if(running, [&](std::unique_ptr<Cluster>& cluster) {
@@ -327,30 +330,27 @@ bool Machine::execute(Warp& warp) {
   return go_on(group.at + 1);
 }
 
-void finish(const Copy& copy) {
-  try {
-    copy.finish();
-  } catch (const Fault& fault) {
-    throw Fault(std::string(fault.what()) + ": line " + std::to_string(copy.by->line) + ": " +
-                std::string(copy.by->text));
-  }
-}
-
-/// Of those that a barrier counts; what a warp waits for ends there.
-bool Machine::finish_some(Cluster& cluster, bool all) {
+bool Cluster::finish(const std::function<bool(const Copy&)>& which) {
   bool any = false;
-  for (std::size_t n = 0; n < cluster.copies.size();) {
-    if (cluster.copies[n].kind != Copy::kCounted || (!all && random_() % 2 == 0)) {
+  for (std::size_t n = 0; n < copies.size();) {
+    if (!which(copies[n])) {
       ++n;
       continue;
     }
-    const Copy copy = std::move(cluster.copies[n]);
-    cluster.copies.erase(cluster.copies.begin() + static_cast<std::ptrdiff_t>(n));
-    finish(copy);
+    const Copy copy = std::move(copies[n]);
+    copies.erase(copies.begin() + static_cast<std::ptrdiff_t>(n));
     any = true;
+    try {
+      copy.finish();
+    } catch (const Fault& fault) {
+      throw Fault(std::string(fault.what()) + ": line " + std::to_string(copy.by->line) + ": " +
+                  std::string(copy.by->text));
+    }
   }
   return any;
 }
+
+Outcome run_nothing(Warp&, const Instruction&, Mask) { return Outcome::kNext; }
 
 std::string Machine::deadlock(const Cluster& cluster) const {
   std::string text;

@@ -73,8 +73,13 @@ struct Warp {
   }
   /// Predicates are masks.
   Mask& predicate(std::uint32_t place) { return *reinterpret_cast<Mask*>(registers() + place); }
-  Mask& predicate(const Instruction& i, int operand) {
+  Mask predicate(const Instruction& i, int operand) {
     return predicate(i.operands[static_cast<std::size_t>(operand)]);
+  }
+  /// Of these lanes; those of the others stay.
+  void set_predicate(const Instruction& i, int operand, Mask lanes, Mask values) {
+    Mask& p = predicate(i.operands[static_cast<std::size_t>(operand)]);
+    p = (p & ~lanes) | (values & lanes);
   }
   /// Operand of 32 or 64 bits, zero-extended.
   std::uint64_t word(const Instruction& i, int operand, int lane) {
@@ -146,6 +151,9 @@ struct Cluster {
   std::deque<Copy> copies;
   ThreadBarrier barrier;
 
+  /// Finishes the copies that `which` picks; true if there were any. A fault names the instruction that began
+  /// the copy.
+  bool finish(const std::function<bool(const Copy&)>& which);
   /// The block and the offset of an address of shared::cluster: rank + 1 in the highest byte, or 0 for `own`.
   Block& block_of(std::uint32_t address, Block& own);
 };
@@ -192,15 +200,14 @@ class Machine {
   void start_warp(Warp& warp);
   bool advance(Warp& warp, int budget);
   bool execute(Warp& warp);
-  bool finish_some(Cluster& cluster, bool all);
   std::string deadlock(const Cluster& cluster) const;
 
   int processors_;
   std::mt19937_64 random_;
 };
 
-/// Does what a copy does; a fault names the instruction that began it.
-void finish(const Copy& copy);
+/// Of hints, fences (memory is in order here), and what only brings lanes together.
+Outcome run_nothing(Warp& warp, const Instruction& i, Mask lanes);
 
 /// Address of `bytes` bytes of shared memory of the warp's block, or of one of its cluster; throws Fault.
 std::uint8_t* shared_bytes(Block& block, std::uint32_t address, std::size_t bytes);

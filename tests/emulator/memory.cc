@@ -152,9 +152,6 @@ bool decode_atomic(const Statement& s, Operands& o, Instruction& to) {
   return true;
 }
 
-/// Hints and fences: memory is in order here.
-Outcome run_nothing(Warp&, const Instruction&, Mask) { return Outcome::kNext; }
-
 Outcome run_policy(Warp& w, const Instruction& i, Mask m) {
   each(m, [&](int lane) { w.set_word(i, 0, lane, 0); });
   return Outcome::kNext;

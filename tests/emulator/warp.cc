@@ -33,10 +33,7 @@ Outcome run_shuffle(Warp& w, const Instruction& i, Mask m) {
     result[lane] = (m >> from & 1) != 0 ? a[from] : 0xdeadbeefu;
   });
   each(m, [&](int lane) { d.set(lane, result[lane]); });
-  if (values == 2 && i.operands[1] != kNone) {
-    Mask& p = w.predicate(i, 1);
-    p = (p & ~m) | (inside & m);
-  }
+  if (values == 2 && i.operands[1] != kNone) w.set_predicate(i, 1, m, inside);
   return Outcome::kNext;
 }
 
@@ -63,8 +60,7 @@ template <bool kAll>
 Outcome run_vote(Warp& w, const Instruction& i, Mask m) {
   const Mask votes = w.predicate(i, 1) & m;
   const bool result = kAll ? votes == m : votes != 0;
-  Mask& d = w.predicate(i, 0);
-  d = result ? d | m : d & ~m;
+  w.set_predicate(i, 0, m, result ? m : 0);
   return Outcome::kNext;
 }
 
@@ -84,8 +80,6 @@ Run reduction(const Statement& s) {
   if (s.has("and")) return run_reduction<T, decltype([](T a, T b) { return static_cast<T>(a & b); })>;
   return nullptr;
 }
-
-Outcome run_gathering(Warp&, const Instruction&, Mask) { return Outcome::kNext; }
 
 // --- Barriers of the block: a warp counts as 32 threads ---
 
@@ -133,8 +127,7 @@ Outcome run_bar_or(Warp& w, const Instruction& i, Mask m) {
   }
   if (barrier.phase == w.barrier_phase) return Outcome::kWait;
   w.at_barrier = false;
-  Mask& q = w.predicate(i, 0);
-  q = barrier.result ? q | m : q & ~m;
+  w.set_predicate(i, 0, m, barrier.result ? m : 0);
   return Outcome::kNext;
 }
 
@@ -177,7 +170,7 @@ bool decode_warp(const Statement& s, Operands& o, Instruction& to) {
   }
   if (s.opcode == "bar.warp.sync") {
     o.read(s.operands[0], "b32");
-    to.run = run_gathering;
+    to.run = run_nothing;
     to.member_mask = 0;
     return true;
   }

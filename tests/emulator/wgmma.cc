@@ -165,8 +165,6 @@ Outcome run_wgmma(Warp& w, const Instruction& i, Mask) {
   return Outcome::kNext;
 }
 
-Outcome run_order(Warp&, const Instruction&, Mask) { return Outcome::kNext; }
-
 Element element_of(std::string_view type) {
   return type == "f16"    ? Element::kF16
          : type == "bf16" ? Element::kBf16
@@ -181,7 +179,7 @@ bool decode_wgmma(const Statement& s, Operands& o, Instruction& to) {
   if (s.parts[0] != "wgmma") return false;
   to.together = true;
   if (!s.has("mma_async")) {
-    to.run = run_order;
+    to.run = run_nothing;
     return s.has("fence") || s.has("commit_group") || s.has("wait_group");
   }
   // wgmma.mma_async.sync.aligned.m64nNkK.d.a.b
