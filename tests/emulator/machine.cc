@@ -105,7 +105,7 @@ Block& Cluster::block_of(std::uint32_t address, Block& own) {
 // --- A launch ---
 
 Machine::Machine(const Launch& l, int processors, std::uint64_t seed)
-    : launch(l), processors_(processors), random_(seed) {
+    : launch(l), processors_(processors), random_(seed), copy_rounds_(random_() % 2 != 0 ? 2 : 16) {
   if (launch.threads() % kLanes != 0) throw Fault("a block of no whole number of warps");
 }
 
@@ -132,7 +132,7 @@ void Machine::run() {
       // ends there.
       const bool all = !advanced;
       advanced |= cluster->finish(
-          [&](const Copy& copy) { return copy.kind == Copy::kCounted && (all || random_() % 2 != 0); });
+          [&](const Copy& copy) { return copy.kind == Copy::kCounted && (all || random_() % copy_rounds_ == 0); });
       progress |= advanced;
     }
     std::erase_if(running, [&](std::unique_ptr<Cluster>& cluster) {

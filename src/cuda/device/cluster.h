@@ -32,7 +32,8 @@ __device__ inline void cluster_arrive(std::uint32_t barrier) {
 }
 
 /// Copies `bytes` (a multiple of 16) from `shared`, in this block's shared memory, to another block's; its
-/// barrier counts them. What the calling warp wrote there a fence_async_shared() has made visible.
+/// barrier counts them. What the calling warp wrote there a fence_async_shared() has made visible. That
+/// barrier alone tells when the copy ends: what it reads is written again only after word from that block.
 __device__ inline void cluster_copy(std::uint32_t address, std::uint32_t shared, int bytes,
                                     std::uint32_t barrier) {
   asm volatile(
@@ -40,12 +41,6 @@ __device__ inline void cluster_copy(std::uint32_t address, std::uint32_t shared,
           address),
       "r"(shared), "r"(bytes), "r"(barrier)
       : "memory");
-}
-__device__ inline void cluster_copy_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-/// Until what the thread copied before its last kPending commits may be overwritten.
-template <int kPending>
-__device__ inline void cluster_copy_wait_read() {
-  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
 /// tensor_load() (tma.h) to the same places of the blocks of which `blocks` has bits; the barrier of each of

@@ -19,6 +19,7 @@ __device__ inline void init_barriers(Shared& s) {
     init(s.kv_full[stage], kSingle<C> ? 4 : 1);
     for (std::uint64_t& barrier : s.kv_empty[stage]) init(barrier, 8 * C.blocks);
     for (std::uint64_t& barrier : s.p_full[stage]) init(barrier, 4);
+    init(s.rope_copied[stage], 1);
   }
   for (std::uint64_t& barrier : s.rope_empty) init(barrier, 8 * C.blocks);
   for (std::uint64_t& barrier : s.raw_full) init(barrier, 32 * kCopiers<C> + 1);
@@ -31,6 +32,7 @@ __device__ inline void init_barriers(Shared& s) {
 /// A thread block of a worker, which is a cluster.
 template <LatentWideConfig C>
 __device__ inline void wide_worker(const AttentionParams& params, Shared& s) {
+  static_assert(kLoadRegisters<C> + kScoreRegisters<C> + 2 * kOutputRegisters <= 512);
   const AttentionParams& p = params;
   const int warp = thread_index() / 32 % 4, lane = thread_index() % 32, role = thread_index() / 128;
   const int worker = static_cast<int>(blockIdx.x) / C.blocks, rank = C.blocks == 1 ? 0 : cluster_rank();
@@ -46,7 +48,7 @@ __device__ inline void wide_worker(const AttentionParams& params, Shared& s) {
     __syncthreads();
   }
   if (role == 0) {
-    shrink_registers<kLoadRegisters>();
+    shrink_registers<kLoadRegisters<C>>();
     if (warp == 0) check_inputs(p, worker, lane);
     if constexpr (kSingle<C>) {
       load_single<C>(params, s, warp, lane);
@@ -56,7 +58,7 @@ __device__ inline void wide_worker(const AttentionParams& params, Shared& s) {
       Passer<C>{s, rank, warp - kCopiers<C>, lane}.run();
     }
   } else if (role == 1) {
-    shrink_registers<kScoreRegisters>();
+    shrink_registers<kScoreRegisters<C>>();
     Scores<C>{params, s, rank}.run();
   } else {
     grow_registers<kOutputRegisters>();

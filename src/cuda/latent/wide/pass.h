@@ -152,12 +152,9 @@ struct Passer {
     if (first == 0) {
       copy(s.rope[at.third()] + kRoundTokens * rank * 128, kRoundTokens * 128);
       copy(&s.notes[at.third()][rank], sizeof(HalfNotes));
-      cluster_copy_commit();
     }
     copy(s.kv[at.stage()][kChunks * rank + first], chunks * kGroupBytes);
     if (first + chunks < kChunks) return;
-    cluster_copy_commit();
-    cluster_copy_wait_read<1>();  // P will take the place of rope parts
     barrier_expect_bytes(full, kChunks * (kGroupBytes + kGroupColumnBytes) + int(sizeof(HalfNotes)));
   }
 };

@@ -267,6 +267,14 @@ struct Scores {
     return s.queue.items[index % unsigned{Queue::kCapacity}];
   }
 
+  /// A step's rope parts are complete here, so the other block's half of them has been read there, where P
+  /// may take its place: nothing but the barrier of the copy's destination tells.
+  __device__ void tell_copied(const StepPlace& at) const {
+    if (queries.thread == 0) {
+      cluster_arrive(cluster_address(shared_address(&s.rope_copied[at.stage()]), rank ^ 1));
+    }
+  }
+
   __device__ void run() {
     StepPlace at;
     queries.locate();
@@ -284,6 +292,7 @@ struct Scores {
         const int third = at.third();
         Logits x;
         barrier_wait(shared_address(&s.kv_full[at.stage()]), at.parity());
+        if (C.blocks == 2) tell_copied(at);
         multiply(at, x);
         const bool tokens_apart = apart_tokens(third);
         const bool all_live = (s.notes[third][0].live & s.notes[third][1].live) == ~0u;
@@ -305,6 +314,7 @@ struct Scores {
           const int token = work.kv_begin + (steps_of(work) - left) * kBlockTokens;
           if (!sees_all(item(index), token)) mask_unseen(x, item(index), token);
         }
+        if (C.blocks == 2) barrier_wait(shared_address(&s.rope_copied[at.stage()]), at.parity());
         if (any_apart) {
           soften_apart(x, at);
         } else {

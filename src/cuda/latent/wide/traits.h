@@ -49,8 +49,11 @@ __device__ constexpr int place_in_column(int row, int chunk) { return row * 128 
 
 // Roles: a warpgroup that dequantises tokens, one for logits and softmax, two for half of O each.
 inline constexpr int kThreads = 512;
-inline constexpr int kLoadRegisters = 80, kScoreRegisters = 112, kOutputRegisters = 160;
-static_assert(kLoadRegisters + kScoreRegisters + 2 * kOutputRegisters <= 512);
+template <LatentWideConfig C>  // a block alone dequantises twice as many tokens; scores of a pair wait for more
+inline constexpr int kLoadRegisters = C.blocks == 1 ? 80 : 72;
+template <LatentWideConfig C>
+inline constexpr int kScoreRegisters = C.blocks == 1 ? 112 : 120;
+inline constexpr int kOutputRegisters = 160;
 inline constexpr int kScoreTeam = 0;  // their barriers among 128 threads
 inline constexpr int kOutputBarrier = kTeam + 1;
 // The first one's warps: of fp8 one copies, three dequantise; of bf16 three copy, one says what has arrived.
@@ -103,6 +106,7 @@ struct Shared {
   // Of fp8, of chunks; of bf16 full ones only, of stages two: of slices of a pair's half, or of halves.
   std::uint64_t raw_full[kChunks], raw_empty[kChunks];
   std::uint64_t p_full[2][2], state_full, state_empty;  // P: of half a step's tokens
+  std::uint64_t rope_copied[kStages];                   // of a pair: the other block has this one's half
   HalfNotes notes[3][2];                                // beside a step's rope parts: of its halves
   // What O is scaled by before P of a step is added, and by warp of 16 rows whether it is.
   float rescale[2][kRows];
