@@ -5,10 +5,10 @@ set -euo pipefail
 
 total=0
 echo "device code, KiB:"
-for object in "$1"/CMakeFiles/halftone_objects.dir/src/cuda/*/*.cu.o; do
+while IFS= read -r object; do
   bytes="$(size -A "$object" | awk '$1 == ".nv_fatbin" { sum += $2 } END { print sum + 0 }')"
   name="${object#*/src/cuda/}"
   printf '  %-26s %7d\n' "${name%.cu.o}" $((bytes / 1024))
   total=$((total + bytes))
-done
+done < <(find "$1/CMakeFiles/halftone_objects.dir/src/cuda" -name '*.cu.o' | sort)
 printf '  %-26s %7d\n' total $((total / 1024))

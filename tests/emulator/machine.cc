@@ -131,8 +131,9 @@ void Machine::run() {
       // Copies that a barrier counts end early, late, and when nothing else can go on; what a warp waits for
       // ends there.
       const bool all = !advanced;
-      advanced |= cluster->finish(
-          [&](const Copy& copy) { return copy.kind == Copy::kCounted && (all || random_() % copy_rounds_ == 0); });
+      advanced |= cluster->finish([&](const Copy& copy) {
+        return copy.kind == Copy::kCounted && (all || random_() % copy_rounds_ == 0);
+      });
       progress |= advanced;
     }
     std::erase_if(running, [&](std::unique_ptr<Cluster>& cluster) {

@@ -204,7 +204,7 @@ class Machine {
 
   int processors_;
   std::mt19937_64 random_;
-  std::uint64_t copy_rounds_;  ///< that a copy which a barrier counts takes on average
+  std::uint64_t copy_rounds_;  ///< that a copy which a barrier counts takes, on average at most
 };
 
 /// Of hints, fences (memory is in order here), and what only brings lanes together.

@@ -267,8 +267,8 @@ struct Scores {
     return s.queue.items[index % unsigned{Queue::kCapacity}];
   }
 
-  /// A step's rope parts are complete here, so the other block's half of them has been read there, where P
-  /// may take its place: nothing but the barrier of the copy's destination tells.
+  /// The step's rope parts are complete here: the copy of the other block's half has ended, and there P may
+  /// take the place of what it read.
   __device__ void tell_copied(const StepPlace& at) const {
     if (queries.thread == 0) {
       cluster_arrive(cluster_address(shared_address(&s.rope_copied[at.stage()]), rank ^ 1));

@@ -49,7 +49,8 @@ __device__ constexpr int place_in_column(int row, int chunk) { return row * 128 
 
 // Roles: a warpgroup that dequantises tokens, one for logits and softmax, two for half of O each.
 inline constexpr int kThreads = 512;
-template <LatentWideConfig C>  // a block alone dequantises twice as many tokens; scores of a pair wait for more
+// A block alone brings twice as many tokens; the scores of a pair have more barriers.
+template <LatentWideConfig C>
 inline constexpr int kLoadRegisters = C.blocks == 1 ? 80 : 72;
 template <LatentWideConfig C>
 inline constexpr int kScoreRegisters = C.blocks == 1 ? 112 : 120;
@@ -106,8 +107,9 @@ struct Shared {
   // Of fp8, of chunks; of bf16 full ones only, of stages two: of slices of a pair's half, or of halves.
   std::uint64_t raw_full[kChunks], raw_empty[kChunks];
   std::uint64_t p_full[2][2], state_full, state_empty;  // P: of half a step's tokens
-  std::uint64_t rope_copied[kStages];                   // of a pair: the other block has this one's half
-  HalfNotes notes[3][2];                                // beside a step's rope parts: of its halves
+  // Of a pair: the other block has this one's half of a step's rope parts. In phases of kv_full.
+  std::uint64_t rope_copied[kStages];
+  HalfNotes notes[3][2];  // beside a step's rope parts: of its halves
   // What O is scaled by before P of a step is added, and by warp of 16 rows whether it is.
   float rescale[2][kRows];
   std::uint8_t raised[2][4];
