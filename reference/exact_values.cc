@@ -1,6 +1,5 @@
 // Reads a cache in double precision. Where an element lies comes from format/page.h, whose orders are proven
 // by their own tests; what its bits mean is spelt out here once more.
-#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -46,21 +45,28 @@ double code_value(const KvFormat& format, const std::uint8_t* byte, int nibble) 
   }
 }
 
-/// The orthonormal Sylvester-Hadamard matrix on each block of the largest power of two that divides the dim:
-/// element (i, j) of a block is (-1)^popcount(i & j) / sqrt(block).
+/// x = H x of Sylvester's matrix: H of 2 n is (H, H; H, -H) of n, so halves become those of their sum and
+/// difference.
+void multiply_sylvester(double* x, int size) {
+  const int half = size / 2;
+  if (half == 0) return;
+  for (int i = 0; i < half; ++i) {
+    const double a = x[i], b = x[i + half];
+    x[i] = a + b;
+    x[i + half] = a - b;
+  }
+  multiply_sylvester(x, half);
+  multiply_sylvester(x + half, half);
+}
+
+/// The orthonormal matrix on each block of the largest power of two that divides the dim.
 void rotate(double* x, int dim) {
   const int block = dim & -dim;
-  std::vector<double> rotated(static_cast<std::size_t>(dim));
-  for (int i = 0; i < dim; ++i) {
-    const int first = i / block * block;
-    double sum = 0;
-    for (int j = 0; j < block; ++j) {
-      const bool negative = std::popcount(static_cast<unsigned>((i - first) & j)) % 2 != 0;
-      sum += negative ? -x[first + j] : x[first + j];
-    }
-    rotated[static_cast<std::size_t>(i)] = sum / std::sqrt(static_cast<double>(block));
+  const double root = std::sqrt(static_cast<double>(block));
+  for (int first = 0; first < dim; first += block) {
+    multiply_sylvester(x + first, block);
+    for (int i = first; i < first + block; ++i) x[i] /= root;
   }
-  std::copy(rotated.begin(), rotated.end(), x);
 }
 
 // One span of K or V: its values go to values[(token * heads + head) * row + d].

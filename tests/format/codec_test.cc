@@ -16,6 +16,7 @@
 #include "format/head_dim.h"
 #include "format/rope.h"
 #include "format/value_block.h"
+#include "reference/cache.h"
 #include "reference/random.h"
 
 namespace halftone {
@@ -371,6 +372,8 @@ TEST(HadamardTest, IsTheBlockDiagonalSylvesterMatrix) {
     for (float& v : x) v = random.normal();
     std::vector<float> y = x;
     hadamard::rotate(y.data(), dim);
+    std::vector<double> exact(x.begin(), x.end());
+    testing::rotate_rows(exact, dim);
     double norm_x = 0, norm_y = 0;
     for (int i = 0; i < dim; ++i) {
       double expected = 0;
@@ -381,6 +384,7 @@ TEST(HadamardTest, IsTheBlockDiagonalSylvesterMatrix) {
       }
       expected /= std::sqrt(static_cast<double>(block));
       ASSERT_NEAR(y[static_cast<std::size_t>(i)], expected, 2e-6) << dim << " " << i;
+      ASSERT_NEAR(exact[static_cast<std::size_t>(i)], expected, 1e-13) << dim << " " << i;
       norm_x += x[static_cast<std::size_t>(i)] * x[static_cast<std::size_t>(i)];
       norm_y += y[static_cast<std::size_t>(i)] * y[static_cast<std::size_t>(i)];
     }
