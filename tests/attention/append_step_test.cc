@@ -1,5 +1,7 @@
 // Attention that appends: the bytes of append(), the bits of append() and then run(), for rows of the case
 // table, on every backend.
+//
+// ctest: 2 parts
 #include <gtest/gtest.h>
 
 #include <array>

@@ -1,5 +1,7 @@
 // Attention against the double-precision oracle on the dequantised cache: the whole case table and random
 // problems.
+//
+// ctest: 3 parts
 #include "halftone/attention.h"
 
 #include <gtest/gtest.h>

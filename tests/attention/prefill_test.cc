@@ -1,5 +1,7 @@
 // Prompts of 16 bits on every backend: where tensors lie, what lies beside them and who is in the batch must
 // not matter.
+//
+// ctest: 2 parts
 #include <cmath>
 #include <limits>
 #include <utility>

@@ -1,6 +1,8 @@
 // Every instruction set that this machine has, not only the best one: accuracy, and bits that do not depend
 // on how work is divided. Highway's dispatch is forced from outside; nothing else of the library's inside is
 // used.
+//
+// ctest: 3 parts
 #include "cpu/targets.h"
 // Before any Highway header, so that HWY_TARGETS are those of the kernels.
 #include <hwy/highway.h>
