@@ -259,12 +259,19 @@ class BlockedItem {
 #if HWY_TARGET == HWY_AVX3_DL
     if constexpr (Source::kBf16Weights) {
       for (const QuadClass& quads : source_.quads()) {
-        const PairOutputArgs args{&quads,      s_.codes.v_pairs, kTileTokens / 2 * layer_.v_dim,
-                                  chunk.tiles, s_.scores,        s_.alpha + strip.first,
-                                  strip.rows,  s_.acc + strip.first * layer_.v_dim};
+        const PairOutputArgs args{&quads,
+                                  s_.codes.v_pairs,
+                                  kTileTokens / 2 * layer_.v_dim,
+                                  chunk.tiles,
+                                  s_.scores,
+                                  s_.alpha + strip.first,
+                                  strip.rows,
+                                  s_.acc + strip.first * layer_.v_dim};
         for (int column = 0; column < strip.rows;) {
           const int vectors = vectors_at(strip, column);
-          const auto output = vectors == 4 ? output_pairs<4> : vectors == 2 ? output_pairs<2> : output_pairs<1>;
+          const auto output = vectors == 4   ? output_pairs<4>
+                              : vectors == 2 ? output_pairs<2>
+                                             : output_pairs<1>;
           output(args, column);
           column += vectors * kLanes;
         }
@@ -346,8 +353,8 @@ class BlockedItem {
     return hn::IfThenZeroElse(hn::Eq(max, hn::Set(F(), planning::kMinusInfinity)), max);
   }
 
-  /// Online softmax of kLanes rows over the chunk; leaves p in scores, where the source has in_pairs() as dwords
-  /// of two tokens, and the accumulators' factor in alpha.
+  /// Online softmax of kLanes rows over the chunk; leaves p in scores, where the source has in_pairs() as
+  /// dwords of two tokens, and the accumulators' factor in alpha.
   void softmax(const Strip& strip, const Chunk& chunk, bool partial, int column) {
     const F d;
     float* scores = s_.scores + column;

@@ -170,8 +170,8 @@ struct MapKey {
 KMap make_k_map(const MapKey& key, int lanes);
 VMap make_v_map(const MapKey& key, int lanes);
 std::vector<QuadClass> make_v_quads(const MapKey& key);
-/// Per 32 values of a decoded V tile the `pair` of all of them, 1 or 2. Empty in row order, or if they are not
-/// those of whole pairs.
+/// Per 32 values of a decoded V tile the `pair` of all of them, 1 or 2. Empty in row order, or if they are
+/// not those of whole pairs.
 std::vector<std::uint8_t> make_v_pairs(const MapKey& key, const std::vector<QuadClass>& quads);
 KColumns make_k_columns(const MapKey& key);
 VBytes make_v_bytes(const MapKey& key);

@@ -48,7 +48,8 @@ class PairPacker {
 
   /// Whether all are finite and none is so small that a sum might be subnormal.
   bool fit() const {
-    const auto least = _mm512_set1_epi16(static_cast<short>(kLeastFactor - 1)), infinity = _mm512_set1_epi16(0x7f80);
+    const auto least = _mm512_set1_epi16(static_cast<short>(kLeastFactor - 1)),
+               infinity = _mm512_set1_epi16(0x7f80);
     return _mm512_cmplt_epu16_mask(least_, least) == 0 && _mm512_cmpge_epu16_mask(most_, infinity) == 0;
   }
 
