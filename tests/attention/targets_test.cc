@@ -172,6 +172,7 @@ TEST_P(Targets, PairsOfWeightsHaveTheBitsOfFp32) {
                                      "int8-token-asym-f32", "int4-g32", "int4-row"}) {
       ++n;
       if (head_dim % 32 != 0 && format == "int4-g32") continue;
+      if (kSanitized && n % 5 != 0) continue;
       AttentionCase row = half_int8_case();
       row.head_dim = head_dim;
       row.mask = masks[(n + n / 9) % 3];
@@ -198,8 +199,9 @@ TEST_P(Targets, PairsOfSmallWeightsAndValues) {
   for (const float unit : {1.0F, 0x1p-40F, 0x1p-52F, 0x1p-60F, 0x1p-100F, 0x1p-130F, 0x1p120F}) {
     for (const int step : {1, 7, 10000}) {  // in all places, some, few
       for (const float scale : {0.0F, 4.0F, 60.0F}) {
+        if (++n % 5 != 0 && kSanitized) continue;
         AttentionCase row = half_int8_case();
-        row.plain = ++n % 2 == 0 ? DType::kBFloat16 : DType::kFloat32;
+        row.plain = n % 2 == 0 ? DType::kBFloat16 : DType::kFloat32;
         row.mask.causal = step != 7;
         row.scale = scale;
         const Problem p = make_problem(row);
