@@ -42,6 +42,38 @@ std::string target_name(const ::testing::TestParamInfo<std::int64_t>& info) {
   return hwy::TargetName(info.param);
 }
 
+/// Which have fused multiply-adds, so that half_int8 has the same bits on all of them.
+bool has_fma(std::int64_t target) { return (target & (HWY_AVX2 | HWY_AVX3 | HWY_AVX3_DL)) != 0; }
+
+/// Equal bits, or NaN in both.
+void expect_same_values(const Tensor& a, const Tensor& b, const std::string& what) {
+  std::int64_t different = 0;
+  for (std::int64_t i = 0; i < a.numel(); ++i) {
+    const float x = a.get(i), y = b.get(i);
+    const bool same = std::isnan(x) ? std::isnan(y) : x == y && std::signbit(x) == std::signbit(y);
+    different += same ? 0 : 1;
+  }
+  EXPECT_EQ(different, 0) << what;
+}
+
+/// The outputs on `target`, which are those of the best one.
+Outputs expect_bits_of_the_best(std::int64_t target, const Problem& p, const std::string& what) {
+  const Outputs best = run_problem(p);
+  const ForcedTarget forced(target);
+  Outputs here = run_problem(p);
+  expect_same_values(best.out, here.out, what + ": out");
+  expect_same_values(best.lse, here.lse, what + ": lse");
+  return here;
+}
+
+AttentionCase half_int8_case() {
+  AttentionCase row;
+  row.arithmetic = "half_int8";
+  row.out_dtype = DType::kFloat32;
+  row.requests = {{20, 200}, {70, 70}, {1, 129}, {5, 64}};
+  return row;
+}
+
 class Targets : public ::testing::TestWithParam<std::int64_t> {};
 
 /// Every third row of the case table, every format among them.
@@ -129,6 +161,81 @@ TEST_P(Targets, SubnormalProductsCount) {
       for (std::int64_t i = 0; i < x->numel(); ++i) x->set(i, x->get(i) * unit);
     }
     EXPECT_EQ(judge(p, make_reference(p), run_problem(p)), "") << unit;
+  }
+}
+
+/// Weights in bf16 and V in bf16, in pairs of tokens where there is an instruction for them.
+TEST_P(Targets, PairsOfWeightsHaveTheBitsOfFp32) {
+  if (!has_fma(GetParam())) GTEST_SKIP() << "no fused multiply-adds";
+  const Mask masks[] = {{}, {.causal = true}, {.causal = true, .window_left = 50}};
+  int n = 0;
+  for (const int head_dim : {64, 80, 96, 128, 192, 256, 512}) {
+    for (const std::string format : {"plain bf16", "plain f32", "bf16", "fp16", "fp8-token-head", "int8-head",
+                                     "int8-token-asym-f32", "int4-g32", "int4-row"}) {
+      ++n;
+      if (head_dim % 32 != 0 && format == "int4-g32") continue;
+      if (kSanitized && n % 5 != 0) continue;
+      AttentionCase row = half_int8_case();
+      row.head_dim = head_dim;
+      row.mask = masks[(n + n / 9) % 3];
+      row.q_dtype = n % 2 == 0 ? DType::kFloat32 : DType::kBFloat16;
+      if (format.starts_with("plain")) {
+        row.plain = format == "plain f32" ? DType::kFloat32 : DType::kBFloat16;
+      } else {
+        row.k_format = format;
+      }
+      const std::string what = format + ", head_dim " + std::to_string(head_dim);
+      const Problem p = make_problem(row);
+      const Outputs here = expect_bits_of_the_best(GetParam(), p, what);
+      if (head_dim <= 96) {
+        EXPECT_EQ(judge(p, make_reference(p), here), "") << what;
+      }
+    }
+  }
+}
+
+/// A V so small, or sums so small beside later ones, that pairs would lose them.
+TEST_P(Targets, PairsOfSmallWeightsAndValues) {
+  if (!has_fma(GetParam())) GTEST_SKIP() << "no fused multiply-adds";
+  int n = 0;
+  for (const float unit : {1.0F, 0x1p-40F, 0x1p-52F, 0x1p-60F, 0x1p-100F, 0x1p-130F, 0x1p120F}) {
+    for (const int step : {1, 7, 10000}) {  // in all places, some, few
+      for (const float scale : {0.0F, 4.0F, 60.0F}) {
+        if (++n % 5 != 0 && kSanitized) continue;
+        AttentionCase row = half_int8_case();
+        row.plain = n % 2 == 0 ? DType::kBFloat16 : DType::kFloat32;
+        row.mask.causal = step != 7;
+        row.scale = scale;
+        const Problem p = make_problem(row);
+        for (std::int64_t i = 0; i < p.v.numel(); i += step) p.v.set(i, p.v.get(i) * unit);
+        expect_bits_of_the_best(GetParam(), p, std::to_string(unit) + ", " + std::to_string(scale));
+      }
+    }
+  }
+}
+
+/// Nor do a NaN and an infinity of V reach rows that do not see their token.
+TEST_P(Targets, PairsAndValuesThatAreNoNumbers) {
+  if (!has_fma(GetParam())) GTEST_SKIP() << "no fused multiply-adds";
+  for (const float bad : {kNan, kInf, -kInf}) {
+    for (const int token : {3, 40, 64, 199}) {
+      AttentionCase row = half_int8_case();
+      row.plain = DType::kBFloat16;
+      row.requests = {{200, 200}, {30, 90}};
+      row.mask.causal = true;
+      const Problem p = make_problem(row);
+      const Outputs clean = run_problem(p);
+      const std::int64_t dim = row.head_dim, heads = row.q_heads;
+      p.v.set(std::int64_t{token} * row.kv_heads * dim + 5, bad);
+      const Outputs here = expect_bits_of_the_best(GetParam(), p, "token " + std::to_string(token));
+      for (std::int64_t query = 0; query < 230; ++query) {
+        const std::int64_t at = query * heads * dim + 5;
+        const bool sees = query >= token && query < 200;
+        ASSERT_EQ(std::isfinite(here.out.get(at)), !sees) << "query " << query << ", token " << token;
+        ASSERT_TRUE(sees || here.out.get(at) == clean.out.get(at)) << "query " << query;
+        ASSERT_EQ(here.out.get(at + 1), clean.out.get(at + 1)) << "query " << query;
+      }
+    }
   }
 }
 

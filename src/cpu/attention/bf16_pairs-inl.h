@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "cpu/attention/blocked-inl.h"
+#include "cpu/attention/pair_products-inl.h"
 #include "cpu/attention/tile_source-inl.h"
 
 #if defined(HALFTONE_CPU_BF16_PAIRS_INL_H) == defined(HWY_TARGET_TOGGLE)
@@ -23,30 +24,6 @@ namespace halftone::cpu {
 namespace HWY_NAMESPACE {
 
 #if HWY_TARGET == HWY_AVX3_DL
-
-/// Adds to each lane the product of the upper halves, then that of the lower ones.
-HWY_INLINE VF add_pair_products(VF sum, VI a, VI b) {
-  asm("vdpbf16ps %2, %1, %0" : "+v"(sum.raw) : "v"(a.raw), "v"(b.raw));
-  return sum;
-}
-
-/// Whether this processor has the instruction, and rounds and orders its sums as we need it.
-HWY_NOINLINE bool has_pair_products() {
-  if (__builtin_cpu_supports("avx512bf16") == 0) return false;
-  const VF large = hn::Set(F(), 0x1p24f);
-  const auto pair = [](float upper, float lower) HWY_ATTR {
-    return hn::Set(I(), static_cast<std::int32_t>((std::bit_cast<std::uint32_t>(upper) & 0xffff0000u) |
-                                                  std::bit_cast<std::uint32_t>(lower) >> 16));
-  };
-  // 2^24 + 1 rounds to 2^24: twice, and before 2^24 is taken away.
-  const VF twice = add_pair_products(large, pair(1.0f, 1.0f), pair(1.0f, 1.0f));
-  const VF order = add_pair_products(large, pair(1.0f, -0x1p24f), pair(1.0f, 1.0f));
-  return hn::GetLane(twice) == 0x1p24f && hn::GetLane(order) == 0.0f;
-}
-
-/// bf16 from 2^-56 on are multiples of 2^-63, so that their products, and all sums of those however they are
-/// rounded, are multiples of 2^-126: none is subnormal. The upper half of the least one's dword.
-inline constexpr std::int32_t kLeastFactor = 0x2380;
 
 /// Two dims of each lane at a time.
 struct PairProducts {

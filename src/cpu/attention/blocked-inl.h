@@ -2,10 +2,12 @@
 // Where the values come from is a Source's matter: tiles as they lie, or tokens one by one.
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "cpu/attention/code_output-inl.h"
 #include "cpu/attention/item-inl.h"
+#include "cpu/attention/pair_output-inl.h"
 
 #if defined(HALFTONE_CPU_BLOCKED_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef HALFTONE_CPU_BLOCKED_INL_H
@@ -57,8 +59,9 @@ struct OutputArgs {
   float* out;  // [v_dim][rows]
 };
 
-/// Four dims of O^T, C vectors of rows. kSelect as in pv-inl.h.
-template <int C, bool kSelect>
+/// Four dims of O^T, C vectors of rows. kSelect as in pv-inl.h; kBf16: P are values of bf16, and sums may not
+/// become subnormal.
+template <int C, bool kSelect, bool kBf16>
 HWY_INLINE void output_block(const OutputArgs& a, int quad, int column) {
   const F d;
   VF acc[4][C];
@@ -67,6 +70,7 @@ HWY_INLINE void output_block(const OutputArgs& a, int quad, int column) {
   for (int i = 0; i < 4 * C; ++i) {
     acc[i / C][i % C] = hn::Mul(hn::Load(d, out + i / C * a.rows + i % C * kLanes),
                                 hn::Load(d, a.alpha + column + i % C * kLanes));
+    if constexpr (kBf16) acc[i / C][i % C] = without_traces(acc[i / C][i % C]);
   }
   const std::ptrdiff_t dim1 = a.quads->dim[1], dim2 = a.quads->dim[2], dim3 = a.quads->dim[3];
   const float* p = a.p + column;
@@ -92,10 +96,10 @@ HWY_INLINE void output_block(const OutputArgs& a, int quad, int column) {
 }
 
 /// All quads of a class for C vectors of rows.
-template <int C, bool kSelect>
+template <int C, bool kSelect, bool kBf16>
 HWY_NOINLINE void output_columns(const OutputArgs& a, int column) {
   for (int quad = 0; quad < static_cast<int>(a.quads->base.size()); ++quad) {
-    output_block<C, kSelect>(a, quad, column);
+    output_block<C, kSelect, kBf16>(a, quad, column);
   }
 }
 
@@ -109,7 +113,8 @@ inline constexpr int kTransposed = 16;
 /// scale per row, `k_scale(t)`; with kBytes they are narrower than fp32: decode_k() keeps them for itself,
 /// and `score_bytes_of<C>(strip, t, column, scores)` multiplies them. Either takes up Q:
 /// `begin_queries(rows)`, then `take_query(strip, r)` with row r of the item in Scratch::row. With
-/// kRoundsWeights V are codes in CodeScratch, and so is P.
+/// kRoundsWeights V are codes in CodeScratch, and so is P. With kBf16Weights P and V are values of bf16, and
+/// while in_pairs() is true V of the chunk lies in CodeScratch::v_pairs as well.
 template <class Source>
 class BlockedItem {
  public:
@@ -189,7 +194,10 @@ class BlockedItem {
     for (int first = 0; first < layer_.v_dim; first += kTransposed) {  // v_dim is a multiple of it
       for (int r = 0; r < count; ++r) {
         for (int d = first; d < first + kTransposed; ++d) {
-          out[r * layer_.v_dim + d] = acc[d * strip.rows + r] * scale;
+          float x = acc[d * strip.rows + r];
+          // As before a next chunk, so that bits do not depend on what else the strip sees.
+          if (Source::kBf16Weights && std::abs(x) < kLeastSum) x = 0;
+          out[r * layer_.v_dim + d] = x * scale;
         }
       }
     }
@@ -210,6 +218,10 @@ class BlockedItem {
         add_codes(strip, chunk, v);
       } else {
         for (int column = 0; column < strip.rows; column += kLanes) softmax(strip, chunk, partial, column);
+        if (source_.in_pairs()) {
+          add_pairs(strip, chunk);
+          continue;
+        }
         const int floats = source_.tile_floats();
         if (partial && source_.may_hold_nan() && !checked) {
           finite = all_finite(v, chunk.tiles * floats);
@@ -243,6 +255,31 @@ class BlockedItem {
     }
   }
 
+  void add_pairs([[maybe_unused]] const Strip& strip, [[maybe_unused]] const Chunk& chunk) {
+#if HWY_TARGET == HWY_AVX3_DL
+    if constexpr (Source::kBf16Weights) {
+      for (const QuadClass& quads : source_.quads()) {
+        const PairOutputArgs args{&quads,
+                                  s_.codes.v_pairs,
+                                  kTileTokens / 2 * layer_.v_dim,
+                                  chunk.tiles,
+                                  s_.scores,
+                                  s_.alpha + strip.first,
+                                  strip.rows,
+                                  s_.acc + strip.first * layer_.v_dim};
+        for (int column = 0; column < strip.rows;) {
+          const int vectors = vectors_at(strip, column);
+          const auto output = vectors == 4   ? output_pairs<4>
+                              : vectors == 2 ? output_pairs<2>
+                                             : output_pairs<1>;
+          output(args, column);
+          column += vectors * kLanes;
+        }
+      }
+    }
+#endif
+  }
+
   /// How many vectors of rows kernels take from `column` of a strip on.
   static int vectors_at(const Strip& strip, int column) { return vectors_of((strip.rows - column) / kLanes); }
   static int vectors_of(int left) { return left >= 4 && kAccumulators >= 16 ? 4 : left >= 2 ? 2 : 1; }
@@ -274,10 +311,11 @@ class BlockedItem {
   int output_columns_of(const OutputArgs& args, bool select, int column) const {
     const int left = (args.rows - column) / kLanes;
     const int vectors = select ? 1 : vectors_of(left);
-    const auto output = select         ? output_columns<1, true>
-                        : vectors == 4 ? output_columns<4, false>
-                        : vectors == 2 ? output_columns<2, false>
-                                       : output_columns<1, false>;
+    constexpr bool kBf16 = Source::kBf16Weights;
+    const auto output = select         ? output_columns<1, true, kBf16>
+                        : vectors == 4 ? output_columns<4, false, kBf16>
+                        : vectors == 2 ? output_columns<2, false, kBf16>
+                                       : output_columns<1, false, kBf16>;
     output(args, column);
     return vectors * kLanes;
   }
@@ -315,7 +353,8 @@ class BlockedItem {
     return hn::IfThenZeroElse(hn::Eq(max, hn::Set(F(), planning::kMinusInfinity)), max);
   }
 
-  /// Online softmax of kLanes rows over the chunk; leaves p in scores and the accumulators' factor in alpha.
+  /// Online softmax of kLanes rows over the chunk; leaves p in scores, where the source has in_pairs() as
+  /// dwords of two tokens, and the accumulators' factor in alpha.
   void softmax(const Strip& strip, const Chunk& chunk, bool partial, int column) {
     const F d;
     float* scores = s_.scores + column;
@@ -324,10 +363,21 @@ class BlockedItem {
     const VF max = make_logits(strip, chunk, partial, column, before);
     const VF shift = shift_of(max);
     VF sum = hn::Zero(d);
-    for (int t = 0; t < chunk.tiles * kTileTokens; ++t) {
+    const auto weigh = [&](int t) HWY_ATTR {
       const VF p = exp_nonpositive(hn::Sub(hn::LoadU(d, scores + t * strip.rows), shift));
       sum = hn::Add(sum, p);
-      hn::StoreU(p, d, scores + t * strip.rows);
+      return Source::kBf16Weights ? bf16_weight(p) : p;
+    };
+    const int tokens = chunk.tiles * kTileTokens;
+    if (source_.in_pairs()) {
+      const hn::RebindToUnsigned<F> word;
+      for (int t = 0; t < tokens; t += 2) {
+        const VF first = weigh(t), second = weigh(t + 1);
+        const auto low = hn::BitCast(d, hn::ShiftRight<16>(hn::BitCast(word, second)));
+        hn::StoreU(hn::Or(first, low), d, scores + t / 2 * strip.rows);
+      }
+    } else {
+      for (int t = 0; t < tokens; ++t) hn::StoreU(weigh(t), d, scores + t * strip.rows);
     }
     const VF alpha = exp_nonpositive(hn::Sub(before, shift));
     hn::StoreU(alpha, d, s_.alpha + row);

@@ -23,7 +23,11 @@ namespace {
 void Blocked(const Layer& layer, const Item& item, Scratch& scratch) {
   switch (layer.arithmetic) {
     case Arithmetic::kHalfInt8:
-      BlockedItem<HalfInt8Source>(layer, item, scratch).run();
+      if (layer.bf16_weights) {
+        BlockedItem<HalfBf16Source>(layer, item, scratch).run();
+      } else {
+        BlockedItem<HalfInt8Source>(layer, item, scratch).run();
+      }
       return;
     case Arithmetic::kFullInt8:
       BlockedItem<FullInt8Source>(layer, item, scratch).run();

@@ -120,6 +120,45 @@ class HalfInt8Source : public Int8Source {
   bool rounds() const { return layer_.v_type != DType::kFloat32; }
 };
 
+/// The same where that type is bf16, to which P is rounded as well.
+class HalfBf16Source : public HalfInt8Source {
+ public:
+  static constexpr bool kBf16Weights = true;
+
+  using HalfInt8Source::HalfInt8Source;
+
+#if HWY_TARGET == HWY_AVX3_DL
+  const float* decode_v(float* out) {
+    HalfInt8Source::decode_v(out);
+    in_pairs_ = pack_pairs(out);
+    return out;
+  }
+
+  /// Whether CodeScratch::v_pairs has the chunk's V, for pair products.
+  bool in_pairs() const { return in_pairs_; }
+
+ private:
+  bool pack_pairs(const float* x) const {
+    static const bool has = has_pair_products();
+    const bool rows = row_order(layer_.v.element);
+    const std::vector<std::uint8_t>& blocks = layer_.maps->v_pairs;
+    if (!has || (!rows && blocks.empty())) return false;
+    PairPacker packer;
+    std::int32_t* out = s_.codes.v_pairs;
+    for (int i = 0; i < chunk_.tiles; ++i, x += tile_floats(), out += tile_floats() / 2) {
+      if (rows) {
+        packer.pack_rows(x, layer_.v_dim, out);
+      } else {
+        packer.pack_blocks(x, blocks, out);
+      }
+    }
+    return packer.fit();
+  }
+
+  bool in_pairs_ = false;
+#endif
+};
+
 /// Arithmetic::kFullInt8: V in blocks of integers, which weights of 8 bits multiply.
 class FullInt8Source : public Int8Source {
  public:

@@ -64,6 +64,7 @@ class TokenSource {
   static constexpr bool kCodes = false;
   static constexpr bool kBytes = false;
   static constexpr bool kRoundsWeights = false;
+  static constexpr bool kBf16Weights = false;
 
   TokenSource(const Layer& layer, const Item& item, Scratch& scratch)
       : layer_(layer), item_(item), s_(scratch), gather_(*layer.gather) {
@@ -102,6 +103,7 @@ class TokenSource {
   }
   static float out_scale() { return 1.0f; }
   static bool refused() { return false; }
+  static bool in_pairs() { return false; }
 
  private:
   /// The tile of a token, its place in the page in `within`; null if it does not count.

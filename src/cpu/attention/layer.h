@@ -72,7 +72,8 @@ struct Layer {
   bool stored_k = false;  ///< other arithmetic: K's codes are used as they are, with one scale per token
   /// kHalfInt8: V is rounded to this 16-bit type; kFloat32: it has it.
   DType v_type = DType::kFloat32;
-  bool bare_v = false;  ///< kFp8: V's static scale is left to the rows' end
+  bool bf16_weights = false;  ///< kHalfInt8: that type is bf16, and P's as well
+  bool bare_v = false;        ///< kFp8: V's static scale is left to the rows' end
   const LayerMaps* maps = nullptr;
   const Gather* gather = nullptr;  ///< latent caches and listed keys: tokens one by one
 };
@@ -154,8 +155,11 @@ struct alignas(64) CodeScratch {
   float q_scale[kMaxRows];                     ///< of a row
   float k_scale[kBlockedTokens];               ///< of a token whose K is quantised here
   float v[kChunkTokens * kMaxDim];             ///< the block of V, tiles as decoded: codes, or code * scale
-  std::int32_t v_codes[kChunkTokens / 4 * kMaxDim];  ///< or four codes each, [four tokens][dim]
-  float v_scale[kMaxDim];                            ///< of a channel
+  union {
+    std::int32_t v_codes[kChunkTokens / 4 * kMaxDim];    ///< or four codes each, [four tokens][dim]
+    std::int32_t v_pairs[kBlockedTokens / 2 * kMaxDim];  ///< a chunk in bf16: see pair_output-inl.h
+  };
+  float v_scale[kMaxDim];  ///< of a channel
   float v_inverse[kMaxDim];
   std::int32_t p[kBlockedTokens / 4 * kStripRows];  ///< four weights each, [four tokens][rows]
   float factor[kStripRows];                         ///< of a row's weights in this chunk

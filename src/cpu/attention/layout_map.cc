@@ -261,6 +261,16 @@ void find_words(QuadClass& quad) {
   quad.word = word;
 }
 
+/// Fills `pair`. Their first tokens' places must be those that pair_at() takes.
+void find_pair(QuadClass& quad) {
+  const std::int32_t pair = quad.token[1];
+  const auto is_first = [&](std::int32_t at) { return at >= 0 && at % (2 * pair) < pair; };
+  for (int t = 0; t < kTileTokens; t += 2) {
+    if (pair <= 0 || quad.token[t + 1] - quad.token[t] != pair || quad.token[t] % (2 * pair) != 0) return;
+  }
+  if (std::ranges::all_of(quad.dim, is_first)) quad.pair = pair;
+}
+
 }  // namespace
 
 std::vector<QuadClass> make_v_quads(const MapKey& key) {
@@ -281,12 +291,31 @@ std::vector<QuadClass> make_v_quads(const MapKey& key) {
                            [&](const QuadClass& c) { return c.token == quad.token && c.dim == quad.dim; });
     if (at == classes.end()) {
       find_words(quad);
+      find_pair(quad);
       at = classes.insert(classes.end(), quad);
     }
     at->base.push_back(base);
     at->first_dim.push_back(first);
   }
   return classes;
+}
+
+std::vector<std::uint8_t> make_v_pairs(const MapKey& key, const std::vector<QuadClass>& quads) {
+  constexpr int kValues = 32;
+  if (row_order(key.element)) return {};
+  std::vector<std::uint8_t> pairs(static_cast<std::size_t>(kTileTokens * key.dim / kValues));
+  for (const QuadClass& q : quads) {
+    if (q.pair != 1 && q.pair != 2) return {};
+    for (const std::int32_t base : q.base) {
+      if (base % (2 * q.pair) != 0) return {};
+      for (int i = 0; i < 4 * kTileTokens; ++i) {
+        std::uint8_t& pair = pairs[static_cast<std::size_t>(base + q.token[i / 4] + q.dim[i % 4]) / kValues];
+        if (pair != 0 && pair != q.pair) return {};
+        pair = static_cast<std::uint8_t>(q.pair);
+      }
+    }
+  }
+  return pairs;
 }
 
 KColumns make_k_columns(const MapKey& key) {
@@ -392,9 +421,10 @@ const LayerMaps& layer_maps(const MapKey& k, const MapKey& v, int lanes) {
   const auto key = std::make_tuple(k, v, lanes);
   auto at = all.find(key);
   if (at == all.end()) {
-    at = all.emplace(key, LayerMaps{make_k_map(k, lanes), make_v_map(v, lanes), make_v_quads(v),
-                                    make_k_columns(k), make_v_bytes(v)})
-             .first;
+    LayerMaps maps{make_k_map(k, lanes), make_v_map(v, lanes), make_v_quads(v),
+                   make_k_columns(k),    make_v_bytes(v),      {}};
+    maps.v_pairs = make_v_pairs(v, maps.v_quads);
+    at = all.emplace(key, std::move(maps)).first;
   }
   return at->second;
 }

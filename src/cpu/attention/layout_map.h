@@ -143,11 +143,15 @@ struct QuadClass {
   std::array<std::int32_t, 4> dim;
   std::vector<std::int32_t> base;
   std::vector<std::int32_t> first_dim;
+  std::int32_t pair = 0;  ///< distance of tokens 2 i and 2 i + 1; 0: it is not the same everywhere
   /// Where the 16 values of four_tokens(i) lie, two times eight next to each other: [i] from the base, and
   /// `second` beyond that; value t of dim d is the shuffle[4 d + t]-th of them. -1: they lie otherwise.
   std::array<std::int32_t, 4> word{-1, -1, -1, -1};
   std::int32_t second = 0;
   std::array<std::uint8_t, 16> shuffle{};
+
+  /// Where a dword of tokens 2 i and 2 i + 1 lies, if each takes the place of two values; `at`: of the first.
+  std::int32_t pair_at(std::int32_t at) const { return at / (2 * pair) * pair + at % pair; }
 };
 
 /// The tokens of a tile whose codes kernels of 8-bit operands multiply at a time: those which a packed 8-bit
@@ -166,6 +170,9 @@ struct MapKey {
 KMap make_k_map(const MapKey& key, int lanes);
 VMap make_v_map(const MapKey& key, int lanes);
 std::vector<QuadClass> make_v_quads(const MapKey& key);
+/// Per 32 values of a decoded V tile the `pair` of all of them, 1 or 2. Empty in row order, or if they are
+/// not those of whole pairs.
+std::vector<std::uint8_t> make_v_pairs(const MapKey& key, const std::vector<QuadClass>& quads);
 KColumns make_k_columns(const MapKey& key);
 VBytes make_v_bytes(const MapKey& key);
 
@@ -177,6 +184,7 @@ struct LayerMaps {
   std::vector<QuadClass> v_quads;
   KColumns k_columns;
   VBytes v_bytes;
+  std::vector<std::uint8_t> v_pairs;
 };
 const LayerMaps& layer_maps(const MapKey& k, const MapKey& v, int lanes);
 

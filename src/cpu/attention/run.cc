@@ -75,6 +75,7 @@ void set_arithmetic(const AttentionProblem& problem, Layer& l) {
   l.stored_k = l.k.element == (fp8 ? Element::kE4M3 : Element::kI8) && l.k.groups == 1;
   l.bare_v = fp8 && l.v.static_scale != nullptr && !l.v.has_min;
   const bool f16 = problem.q_dtype == DType::kFloat16;
+  l.bf16_weights = l.arithmetic == Arithmetic::kHalfInt8 && !f16;
   if (l.arithmetic == Arithmetic::kHalfInt8 && l.v.element != (f16 ? Element::kF16 : Element::kBF16)) {
     l.v_type = f16 ? DType::kFloat16 : DType::kBFloat16;
   }

@@ -126,6 +126,7 @@ class TileSource {
   static constexpr bool kCodes = false;
   static constexpr bool kBytes = false;
   static constexpr bool kRoundsWeights = false;
+  static constexpr bool kBf16Weights = false;
 
   TileSource(const Layer& layer, const Item& item, Scratch& scratch)
       : layer_(layer), s_(scratch), finder_(layer, item, scratch) {
@@ -159,6 +160,7 @@ class TileSource {
   }
   static float out_scale() { return 1.0f; }
   static bool refused() { return false; }
+  static bool in_pairs() { return false; }
 
  protected:
   /// V of any tiles of the request as values.

@@ -1,0 +1,136 @@
+// Blocked path, Arithmetic::kHalfInt8 with V in bf16, on AVX-512 with BF16: pairs of tokens of P and V, the
+// first one in the upper half of a dword, so that sums take tokens in their order: the bits of fp32.
+
+#include "cpu/attention/layer.h"
+#include "cpu/attention/pair_products-inl.h"
+#include "cpu/attention/vec-inl.h"
+
+#if defined(HALFTONE_CPU_PAIR_OUTPUT_INL_H) == defined(HWY_TARGET_TOGGLE)
+#ifdef HALFTONE_CPU_PAIR_OUTPUT_INL_H
+#undef HALFTONE_CPU_PAIR_OUTPUT_INL_H
+#else
+#define HALFTONE_CPU_PAIR_OUTPUT_INL_H
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace halftone::cpu {
+namespace HWY_NAMESPACE {
+
+#if HWY_TARGET == HWY_AVX3_DL
+
+/// Packs values of V that are those of bf16, and finds out whether pair products may take them.
+class PairPacker {
+ public:
+  // Written out: compilers give a constructor of their own no instruction set.
+  HWY_INLINE PairPacker() : most_(_mm512_setzero_si512()), least_(_mm512_set1_epi16(-1)) {}
+
+  /// A tile in row order.
+  void pack_rows(const float* x, int dim, std::int32_t* out) {
+    for (int t = 0; t < kTileTokens; t += 2, x += 2 * dim, out += dim) {
+      for (int d = 0; d < dim; d += kLanes) {
+        const __m512i first = _mm512_loadu_si512(x + d), second = _mm512_loadu_si512(x + dim + d);
+        // The upper halves of both.
+        store(_mm512_mask_blend_epi16(kUpper, _mm512_srli_epi32(second, 16), first), out + d);
+      }
+    }
+  }
+
+  /// A tile in the order of packed codes (LayerMaps::v_pairs).
+  void pack_blocks(const float* x, const std::vector<std::uint8_t>& pairs, std::int32_t* out) {
+    const __m512i near = order(1), far = order(2);
+    for (const std::uint8_t distance : pairs) {
+      const __m512i low = _mm512_loadu_si512(x), high = _mm512_loadu_si512(x + kLanes);
+      store(_mm512_permutex2var_epi16(low, distance == 1 ? near : far, high), out);
+      x += 2 * kLanes;
+      out += kLanes;
+    }
+  }
+
+  /// Whether all are finite and none is so small that a sum might be subnormal.
+  bool fit() const {
+    const auto least = _mm512_set1_epi16(static_cast<short>(kLeastFactor - 1)),
+               infinity = _mm512_set1_epi16(0x7f80);
+    return _mm512_cmplt_epu16_mask(least_, least) == 0 && _mm512_cmpge_epu16_mask(most_, infinity) == 0;
+  }
+
+ private:
+  static constexpr __mmask32 kUpper = 0xaaaaaaaa;
+
+  /// Which words of 32 values make dwords of pairs whose tokens lie `distance` apart.
+  static __m512i order(int distance) {
+    alignas(64) std::uint16_t words[32];
+    for (int i = 0; i < 16; ++i) {
+      const int first = i / distance * 2 * distance + i % distance;
+      words[2 * i + 1] = static_cast<std::uint16_t>(2 * first + 1);
+      words[2 * i] = static_cast<std::uint16_t>(2 * (first + distance) + 1);
+    }
+    return _mm512_load_si512(words);
+  }
+
+  HWY_INLINE void store(__m512i pairs, std::int32_t* out) {
+    const __m512i magnitude = _mm512_and_si512(pairs, _mm512_set1_epi16(0x7fff));
+    most_ = _mm512_max_epu16(most_, magnitude);
+    least_ = _mm512_min_epu16(least_, _mm512_sub_epi16(magnitude, _mm512_set1_epi16(1)));
+    _mm512_storeu_si512(out, pairs);
+  }
+
+  __m512i most_;   ///< magnitudes
+  __m512i least_;  ///< likewise, less 1: zeros are the largest
+};
+
+struct PairOutputArgs {
+  const QuadClass* quads;
+  const std::int32_t* v;  ///< pairs of the chunk, tiles at 8 * v_dim
+  int tile_words;
+  int tiles;
+  const float* p;      // [token pair][rows], dwords
+  const float* alpha;  // [rows]
+  int rows;
+  float* out;  // [v_dim][rows]
+};
+
+/// All quads of a class for C vectors of rows.
+template <int C>
+HWY_NOINLINE void output_pairs(const PairOutputArgs& a, int column) {
+  const F d;
+  const I di;
+  std::ptrdiff_t pair[kTileTokens / 2];
+  for (int i = 0; i < kTileTokens / 2; ++i) pair[i] = a.quads->pair_at(a.quads->token[2 * i]);
+  const std::ptrdiff_t dim1 = a.quads->pair_at(a.quads->dim[1]), dim2 = a.quads->pair_at(a.quads->dim[2]),
+                       dim3 = a.quads->pair_at(a.quads->dim[3]);
+  for (std::size_t quad = 0; quad < a.quads->base.size(); ++quad) {
+    VF acc[4][C];
+    float* out = a.out + a.quads->first_dim[quad] * a.rows + column;
+    HALFTONE_UNROLL
+    for (int i = 0; i < 4 * C; ++i) {
+      acc[i / C][i % C] = without_traces(hn::Mul(hn::Load(d, out + i / C * a.rows + i % C * kLanes),
+                                                 hn::Load(d, a.alpha + column + i % C * kLanes)));
+    }
+    const std::int32_t* base = a.v + a.quads->pair_at(a.quads->base[quad]);
+    const float* p = a.p + column;
+    for (int tile = 0; tile < a.tiles; ++tile, base += a.tile_words) {
+      for (int t = 0; t < kTileTokens / 2; ++t, p += a.rows) {
+        const std::int32_t* at = base + pair[t];
+        VI weight[C];
+        HALFTONE_UNROLL
+        for (int c = 0; c < C; ++c) weight[c] = hn::BitCast(di, hn::Load(d, p + c * kLanes));
+        const VI value[4] = {hn::Set(di, at[0]), hn::Set(di, at[dim1]), hn::Set(di, at[dim2]),
+                             hn::Set(di, at[dim3])};
+        HALFTONE_UNROLL
+        for (int i = 0; i < 4 * C; ++i) {
+          acc[i / C][i % C] = add_pair_products(acc[i / C][i % C], weight[i % C], value[i / C]);
+        }
+      }
+    }
+    HALFTONE_UNROLL
+    for (int i = 0; i < 4 * C; ++i) hn::Store(acc[i / C][i % C], d, out + i / C * a.rows + i % C * kLanes);
+  }
+}
+
+#endif  // HWY_TARGET == HWY_AVX3_DL
+
+}  // namespace HWY_NAMESPACE
+}  // namespace halftone::cpu
+HWY_AFTER_NAMESPACE();
+
+#endif  // HALFTONE_CPU_PAIR_OUTPUT_INL_H
