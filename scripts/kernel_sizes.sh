@@ -3,6 +3,7 @@
 # a file per format of V, one per group of mixed pairs, and one for the universal kernel.
 set -euo pipefail
 
+objects="$(find "$1/CMakeFiles/halftone_objects.dir/src/cuda" -name '*.cu.o' | sort)"
 total=0
 echo "device code, KiB:"
 while IFS= read -r object; do
@@ -10,5 +11,5 @@ while IFS= read -r object; do
   name="${object#*/src/cuda/}"
   printf '  %-26s %7d\n' "${name%.cu.o}" $((bytes / 1024))
   total=$((total + bytes))
-done < <(find "$1/CMakeFiles/halftone_objects.dir/src/cuda" -name '*.cu.o' | sort)
+done <<<"$objects"
 printf '  %-26s %7d\n' total $((total / 1024))

@@ -43,7 +43,7 @@ std::string target_name(const ::testing::TestParamInfo<std::int64_t>& info) {
 }
 
 /// Which have fused multiply-adds, so that half_int8 has the same bits on all of them.
-bool has_fma(std::int64_t target) { return (target & (HWY_AVX2 | HWY_AVX3 | HWY_AVX3_DL)) != 0; }
+bool has_fma(std::int64_t target) { return (target & (HWY_NEON | HWY_AVX2 | HWY_AVX3 | HWY_AVX3_DL)) != 0; }
 
 /// Equal bits, or NaN in both.
 void expect_same_values(const Tensor& a, const Tensor& b, const std::string& what) {
@@ -208,9 +208,23 @@ TEST_P(Targets, PairsOfSmallWeightsAndValues) {
         row.scale = scale;
         const Problem p = make_problem(row);
         for (std::int64_t i = 0; i < p.v.numel(); i += step) p.v.set(i, p.v.get(i) * unit);
-        expect_bits_of_the_best(GetParam(), p, std::to_string(unit) + ", " + std::to_string(scale));
+        expect_bits_of_the_best(GetParam(), p, "case " + std::to_string(n));
       }
     }
+  }
+}
+
+/// Sums that shrink while V adds nothing to them: what becomes subnormal must not count on any target.
+TEST_P(Targets, PairsOfVanishingSums) {
+  if (!has_fma(GetParam())) GTEST_SKIP() << "no fused multiply-adds";
+  for (const float scale : {1.0F, 2.0F, 4.0F, 8.0F}) {
+    AttentionCase row = half_int8_case();
+    row.plain = DType::kBFloat16;
+    row.scale = scale;
+    const Problem p = make_problem(row);
+    const std::int64_t token = std::int64_t{row.kv_heads} * row.head_dim;
+    for (std::int64_t i = 0; i < p.v.numel(); ++i) p.v.set(i, i / token < 64 ? p.v.get(i) * 0x1p-50F : 0.0F);
+    expect_bits_of_the_best(GetParam(), p, "scale " + std::to_string(scale));
   }
 }
 
@@ -237,6 +251,26 @@ TEST_P(Targets, PairsAndValuesThatAreNoNumbers) {
       }
     }
   }
+}
+
+/// Where the token's weight is rounded to 0, a row sees nothing of it, whatever its neighbours see.
+TEST_P(Targets, PairsAndInfinitiesOfNoWeight) {
+  if (!has_fma(GetParam())) GTEST_SKIP() << "no fused multiply-adds";
+  AttentionCase row = half_int8_case();
+  row.plain = DType::kBFloat16;
+  row.requests = {{40, 256}};
+  row.scale = 20.0F;
+  const Problem p = make_problem(row);
+  const Outputs clean = run_problem(p);
+  p.v.set(std::int64_t{100} * row.kv_heads * row.head_dim + 5, kInf);
+  const Outputs here = expect_bits_of_the_best(GetParam(), p, "an infinity");
+  int untouched = 0;
+  for (std::int64_t query = 0; query < 40; ++query) {
+    const std::int64_t at = query * row.q_heads * row.head_dim + 5;
+    untouched += std::isfinite(here.out.get(at)) ? 1 : 0;
+    ASSERT_TRUE(std::isinf(here.out.get(at)) || here.out.get(at) == clean.out.get(at)) << "query " << query;
+  }
+  EXPECT_GT(untouched, 10);
 }
 
 /// Appended bytes and dequantised values are the same everywhere.

@@ -223,11 +223,13 @@ class BlockedItem {
           continue;
         }
         const int floats = source_.tile_floats();
-        if (partial && source_.may_hold_nan() && !checked) {
+        // Weights that are rounded to 0 must not depend on what else the strip sees, either.
+        const bool selects = (partial || Source::kBf16Weights) && source_.may_hold_nan();
+        if (selects && !checked) {
           finite = all_finite(v, chunk.tiles * floats);
           checked = true;
         }
-        const bool select = partial && source_.may_hold_nan() && !finite;
+        const bool select = selects && !finite;
         for (const QuadClass& quads : source_.quads()) {
           const OutputArgs args{&quads,     v,
                                 floats,     chunk.tiles,

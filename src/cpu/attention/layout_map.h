@@ -143,7 +143,7 @@ struct QuadClass {
   std::array<std::int32_t, 4> dim;
   std::vector<std::int32_t> base;
   std::vector<std::int32_t> first_dim;
-  std::int32_t pair = 0;  ///< distance of tokens 2 i and 2 i + 1; 0: it is not the same everywhere
+  std::int32_t pair = 0;  ///< distance of tokens 2 i and 2 i + 1; 0: pair_at() does not hold
   /// Where the 16 values of four_tokens(i) lie, two times eight next to each other: [i] from the base, and
   /// `second` beyond that; value t of dim d is the shuffle[4 d + t]-th of them. -1: they lie otherwise.
   std::array<std::int32_t, 4> word{-1, -1, -1, -1};
