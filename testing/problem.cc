@@ -403,9 +403,9 @@ Reference make_reference(const Problem& p, bool on_cpu) {
     if (std::isfinite(x)) largest_v = std::max(largest_v, std::abs(x));
   }
   if (codes && !on_cpu) reference.out_slack = largest_v / 255;
-  const bool bf16_weights =
-      p.problem.arithmetic == Arithmetic::kHalfInt8 && on_cpu && p.row.q_dtype != DType::kFloat16;
-  if (bf16_weights) reference.out_slack = std::ldexp(largest_v, -9);
+  if (p.problem.arithmetic == Arithmetic::kHalfInt8 && on_cpu && p.row.q_dtype != DType::kFloat16) {
+    reference.out_slack = std::ldexp(largest_v, -9);
+  }
   const std::vector<std::vector<std::int64_t>> lists = listed_tokens(p);
   std::int64_t q_token = 0, kv_token = 0;
   for (const Request& r : p.row.requests) {

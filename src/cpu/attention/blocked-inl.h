@@ -48,61 +48,6 @@ HWY_INLINE void score_block(const float* k, std::ptrdiff_t k_stride, int width, 
   for (int i = 0; i < 4 * C; ++i) hn::Store(acc[i / C][i % C], d, scores + i / C * rows + i % C * kLanes);
 }
 
-struct OutputArgs {
-  const QuadClass* quads;
-  const float* v;  ///< decoded chunk, tiles at tile_floats
-  int tile_floats;
-  int tiles;
-  const float* p;      // [token][rows]
-  const float* alpha;  // [rows]
-  int rows;
-  float* out;  // [v_dim][rows]
-};
-
-/// Four dims of O^T, C vectors of rows. kSelect as in pv-inl.h; kBf16: P are values of bf16, and sums may not
-/// become subnormal.
-template <int C, bool kSelect, bool kBf16>
-HWY_INLINE void output_block(const OutputArgs& a, int quad, int column) {
-  const F d;
-  VF acc[4][C];
-  float* out = a.out + a.quads->first_dim[quad] * a.rows + column;
-  HALFTONE_UNROLL
-  for (int i = 0; i < 4 * C; ++i) {
-    acc[i / C][i % C] = hn::Mul(hn::Load(d, out + i / C * a.rows + i % C * kLanes),
-                                hn::Load(d, a.alpha + column + i % C * kLanes));
-    if constexpr (kBf16) acc[i / C][i % C] = without_traces(acc[i / C][i % C]);
-  }
-  const std::ptrdiff_t dim1 = a.quads->dim[1], dim2 = a.quads->dim[2], dim3 = a.quads->dim[3];
-  const float* p = a.p + column;
-  for (int tile = 0; tile < a.tiles; ++tile) {
-    const float* base = a.v + tile * a.tile_floats + a.quads->base[quad];
-    for (int t = 0; t < kTileTokens; ++t, p += a.rows) {
-      const float* at = base + a.quads->token[t];
-      VF weight[C];
-      HALFTONE_UNROLL
-      for (int c = 0; c < C; ++c) weight[c] = hn::Load(d, p + c * kLanes);
-      const VF value[4] = {hn::Set(d, at[0]), hn::Set(d, at[dim1]), hn::Set(d, at[dim2]),
-                           hn::Set(d, at[dim3])};
-      HALFTONE_UNROLL
-      for (int i = 0; i < 4 * C; ++i) {
-        VF v = value[i / C];
-        if constexpr (kSelect) v = hn::IfThenElseZero(hn::Ne(weight[i % C], hn::Zero(d)), v);
-        acc[i / C][i % C] = hn::MulAdd(v, weight[i % C], acc[i / C][i % C]);
-      }
-    }
-  }
-  HALFTONE_UNROLL
-  for (int i = 0; i < 4 * C; ++i) hn::Store(acc[i / C][i % C], d, out + i / C * a.rows + i % C * kLanes);
-}
-
-/// All quads of a class for C vectors of rows.
-template <int C, bool kSelect, bool kBf16>
-HWY_NOINLINE void output_columns(const OutputArgs& a, int column) {
-  for (int quad = 0; quad < static_cast<int>(a.quads->base.size()); ++quad) {
-    output_block<C, kSelect, kBf16>(a, quad, column);
-  }
-}
-
 /// Every head_dim is a multiple of it.
 inline constexpr int kTransposed = 16;
 
@@ -113,8 +58,8 @@ inline constexpr int kTransposed = 16;
 /// scale per row, `k_scale(t)`; with kBytes they are narrower than fp32: decode_k() keeps them for itself,
 /// and `score_bytes_of<C>(strip, t, column, scores)` multiplies them. Either takes up Q:
 /// `begin_queries(rows)`, then `take_query(strip, r)` with row r of the item in Scratch::row. With
-/// kRoundsWeights V are codes in CodeScratch, and so is P. With kBf16Weights P and V are values of bf16, and
-/// while in_pairs() is true V of the chunk lies in CodeScratch::v_pairs as well.
+/// kRoundsWeights V are codes in CodeScratch, and so is P. With kBf16Weights P and V are values of bf16;
+/// of a chunk with in_pairs() decode_v() gives dwords of two tokens (pair_output-inl.h).
 template <class Source>
 class BlockedItem {
  public:
@@ -218,10 +163,6 @@ class BlockedItem {
         add_codes(strip, chunk, v);
       } else {
         for (int column = 0; column < strip.rows; column += kLanes) softmax(strip, chunk, partial, column);
-        if (source_.in_pairs()) {
-          add_pairs(strip, chunk);
-          continue;
-        }
         const int floats = source_.tile_floats();
         // Weights that are rounded to 0 must not depend on what else the strip sees, either.
         const bool selects = (partial || Source::kBf16Weights) && source_.may_hold_nan();
@@ -257,31 +198,6 @@ class BlockedItem {
     }
   }
 
-  void add_pairs([[maybe_unused]] const Strip& strip, [[maybe_unused]] const Chunk& chunk) {
-#if HWY_TARGET == HWY_AVX3_DL
-    if constexpr (Source::kBf16Weights) {
-      for (const QuadClass& quads : source_.quads()) {
-        const PairOutputArgs args{&quads,
-                                  s_.codes.v_pairs,
-                                  kTileTokens / 2 * layer_.v_dim,
-                                  chunk.tiles,
-                                  s_.scores,
-                                  s_.alpha + strip.first,
-                                  strip.rows,
-                                  s_.acc + strip.first * layer_.v_dim};
-        for (int column = 0; column < strip.rows;) {
-          const int vectors = vectors_at(strip, column);
-          const auto output = vectors == 4   ? output_pairs<4>
-                              : vectors == 2 ? output_pairs<2>
-                                             : output_pairs<1>;
-          output(args, column);
-          column += vectors * kLanes;
-        }
-      }
-    }
-#endif
-  }
-
   /// How many vectors of rows kernels take from `column` of a strip on.
   static int vectors_at(const Strip& strip, int column) { return vectors_of((strip.rows - column) / kLanes); }
   static int vectors_of(int left) { return left >= 4 && kAccumulators >= 16 ? 4 : left >= 2 ? 2 : 1; }
@@ -314,10 +230,15 @@ class BlockedItem {
     const int left = (args.rows - column) / kLanes;
     const int vectors = select ? 1 : vectors_of(left);
     constexpr bool kBf16 = Source::kBf16Weights;
-    const auto output = select         ? output_columns<1, true, kBf16>
-                        : vectors == 4 ? output_columns<4, false, kBf16>
-                        : vectors == 2 ? output_columns<2, false, kBf16>
-                                       : output_columns<1, false, kBf16>;
+    auto output = select         ? output_columns<1, true, kBf16>
+                  : vectors == 4 ? output_columns<4, false, kBf16>
+                  : vectors == 2 ? output_columns<2, false, kBf16>
+                                 : output_columns<1, false, kBf16>;
+#if HWY_TARGET == HWY_AVX3_DL
+    if (source_.in_pairs()) {
+      output = vectors == 4 ? output_pairs<4> : vectors == 2 ? output_pairs<2> : output_pairs<1>;
+    }
+#endif
     output(args, column);
     return vectors * kLanes;
   }

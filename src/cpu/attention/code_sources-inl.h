@@ -131,11 +131,13 @@ class HalfBf16Source : public HalfInt8Source {
   const float* decode_v(float* out) {
     HalfInt8Source::decode_v(out);
     in_pairs_ = pack_pairs(out);
-    return out;
+    return in_pairs_ ? s_.codes.v_pairs : out;
   }
 
-  /// Whether CodeScratch::v_pairs has the chunk's V, for pair products.
+  /// Whether V of the chunk are pairs, which are finite.
   bool in_pairs() const { return in_pairs_; }
+  int tile_floats() const { return HalfInt8Source::tile_floats() / (in_pairs_ ? 2 : 1); }
+  bool may_hold_nan() const { return !in_pairs_ && HalfInt8Source::may_hold_nan(); }
 
  private:
   bool pack_pairs(const float* x) const {
@@ -143,9 +145,10 @@ class HalfBf16Source : public HalfInt8Source {
     const bool rows = row_order(layer_.v.element);
     const std::vector<std::uint8_t>& blocks = layer_.maps->v_pairs;
     if (!has || (!rows && blocks.empty())) return false;
+    const int floats = HalfInt8Source::tile_floats();
     PairPacker packer;
-    std::int32_t* out = s_.codes.v_pairs;
-    for (int i = 0; i < chunk_.tiles; ++i, x += tile_floats(), out += tile_floats() / 2) {
+    float* out = s_.codes.v_pairs;
+    for (int i = 0; i < chunk_.tiles; ++i, x += floats, out += floats / 2) {
       if (rows) {
         packer.pack_rows(x, layer_.v_dim, out);
       } else {

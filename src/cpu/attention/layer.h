@@ -156,8 +156,8 @@ struct alignas(64) CodeScratch {
   float k_scale[kBlockedTokens];               ///< of a token whose K is quantised here
   float v[kChunkTokens * kMaxDim];             ///< the block of V, tiles as decoded: codes, or code * scale
   union {
-    std::int32_t v_codes[kChunkTokens / 4 * kMaxDim];    ///< or four codes each, [four tokens][dim]
-    std::int32_t v_pairs[kBlockedTokens / 2 * kMaxDim];  ///< a chunk in bf16: see pair_output-inl.h
+    std::int32_t v_codes[kChunkTokens / 4 * kMaxDim];  ///< or four codes each, [four tokens][dim]
+    float v_pairs[kBlockedTokens / 2 * kMaxDim];       ///< a chunk in bf16: see pair_output-inl.h
   };
   float v_scale[kMaxDim];  ///< of a channel
   float v_inverse[kMaxDim];

@@ -1,9 +1,8 @@
 // Blocked path, Arithmetic::kHalfInt8 with V in bf16, on AVX-512 with BF16: pairs of tokens of P and V, the
 // first one in the upper half of a dword, so that sums take tokens in their order: the bits of fp32.
 
-#include "cpu/attention/layer.h"
 #include "cpu/attention/pair_products-inl.h"
-#include "cpu/attention/vec-inl.h"
+#include "cpu/attention/value_output-inl.h"
 
 #if defined(HALFTONE_CPU_PAIR_OUTPUT_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef HALFTONE_CPU_PAIR_OUTPUT_INL_H
@@ -25,7 +24,7 @@ class PairPacker {
   HWY_INLINE PairPacker() : most_(_mm512_setzero_si512()), least_(_mm512_set1_epi16(-1)) {}
 
   /// A tile in row order.
-  void pack_rows(const float* x, int dim, std::int32_t* out) {
+  void pack_rows(const float* x, int dim, float* out) {
     for (int t = 0; t < kTileTokens; t += 2, x += 2 * dim, out += dim) {
       for (int d = 0; d < dim; d += kLanes) {
         const __m512i first = _mm512_loadu_si512(x + d), second = _mm512_loadu_si512(x + dim + d);
@@ -36,7 +35,7 @@ class PairPacker {
   }
 
   /// A tile in the order of packed codes (LayerMaps::v_pairs).
-  void pack_blocks(const float* x, const std::vector<std::uint8_t>& pairs, std::int32_t* out) {
+  void pack_blocks(const float* x, const std::vector<std::uint8_t>& pairs, float* out) {
     const __m512i near = order(1), far = order(2);
     for (const std::uint8_t distance : pairs) {
       const __m512i low = _mm512_loadu_si512(x), high = _mm512_loadu_si512(x + kLanes);
@@ -67,31 +66,20 @@ class PairPacker {
     return _mm512_load_si512(words);
   }
 
-  HWY_INLINE void store(__m512i pairs, std::int32_t* out) {
+  HWY_INLINE void store(__m512i pairs, float* out) {
     const __m512i magnitude = _mm512_and_si512(pairs, _mm512_set1_epi16(0x7fff));
     most_ = _mm512_max_epu16(most_, magnitude);
     least_ = _mm512_min_epu16(least_, _mm512_sub_epi16(magnitude, _mm512_set1_epi16(1)));
-    _mm512_storeu_si512(out, pairs);
+    _mm512_storeu_ps(out, _mm512_castsi512_ps(pairs));
   }
 
   __m512i most_;   ///< magnitudes
   __m512i least_;  ///< likewise, less 1: zeros are the largest
 };
 
-struct PairOutputArgs {
-  const QuadClass* quads;
-  const std::int32_t* v;  ///< pairs of the chunk, tiles at 8 * v_dim
-  int tile_words;
-  int tiles;
-  const float* p;      // [token pair][rows], dwords
-  const float* alpha;  // [rows]
-  int rows;
-  float* out;  // [v_dim][rows]
-};
-
-/// All quads of a class for C vectors of rows.
+/// output_columns() of pairs: V and P are dwords of two tokens, in half as many places.
 template <int C>
-HWY_NOINLINE void output_pairs(const PairOutputArgs& a, int column) {
+HWY_NOINLINE void output_pairs(const OutputArgs& a, int column) {
   const F d;
   const I di;
   std::ptrdiff_t pair[kTileTokens / 2];
@@ -106,19 +94,20 @@ HWY_NOINLINE void output_pairs(const PairOutputArgs& a, int column) {
       acc[i / C][i % C] = without_traces(hn::Mul(hn::Load(d, out + i / C * a.rows + i % C * kLanes),
                                                  hn::Load(d, a.alpha + column + i % C * kLanes)));
     }
-    const std::int32_t* base = a.v + a.quads->pair_at(a.quads->base[quad]);
+    const float* base = a.v + a.quads->pair_at(a.quads->base[quad]);
     const float* p = a.p + column;
-    for (int tile = 0; tile < a.tiles; ++tile, base += a.tile_words) {
+    for (int tile = 0; tile < a.tiles; ++tile, base += a.tile_floats) {
       for (int t = 0; t < kTileTokens / 2; ++t, p += a.rows) {
-        const std::int32_t* at = base + pair[t];
+        const float* at = base + pair[t];
         VI weight[C];
         HALFTONE_UNROLL
         for (int c = 0; c < C; ++c) weight[c] = hn::BitCast(di, hn::Load(d, p + c * kLanes));
-        const VI value[4] = {hn::Set(di, at[0]), hn::Set(di, at[dim1]), hn::Set(di, at[dim2]),
-                             hn::Set(di, at[dim3])};
+        const VF value[4] = {hn::Set(d, at[0]), hn::Set(d, at[dim1]), hn::Set(d, at[dim2]),
+                             hn::Set(d, at[dim3])};
         HALFTONE_UNROLL
         for (int i = 0; i < 4 * C; ++i) {
-          acc[i / C][i % C] = add_pair_products(acc[i / C][i % C], weight[i % C], value[i / C]);
+          acc[i / C][i % C] =
+              add_pair_products(acc[i / C][i % C], weight[i % C], hn::BitCast(di, value[i / C]));
         }
       }
     }
