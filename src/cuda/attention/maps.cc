@@ -104,15 +104,17 @@ CUtensorMap page_map(const PagedKv& cache, const PageLayout& layout, std::int64_
 }
 
 CUtensorMap latent_page_map(const PagedKv& cache, const PageLayout& layout, const void* somewhere,
-                            DType dtype, int tokens) {
+                            DType dtype, int tokens, int columns) {
+  constexpr int kDims = 64, kTokens = 8;
   const auto bytes = [](std::int64_t n) { return static_cast<cuuint64_t>(n); };
   const bool empty = cache.pages.shape[0] == 0;
-  const Boxes<3> boxes{empty ? somewhere : cache.pages.data,
-                       {bytes(cache.spec.head_dim), bytes(cache.spec.page_size),
-                        bytes(std::max<std::int64_t>(1, cache.pages.shape[0]))},
-                       {bytes(layout.row_bytes),
-                        bytes(cache.pages.shape[0] <= 1 ? layout.page_bytes : cache.pages.strides[0])},
-                       {64, static_cast<cuuint32_t>(tokens), 1}};
+  const Boxes<5> boxes{
+      empty ? somewhere : cache.pages.data,
+      {kDims, kTokens, bytes(cache.spec.head_dim / kDims), bytes(cache.spec.page_size / kTokens),
+       bytes(std::max<std::int64_t>(1, cache.pages.shape[0]))},
+      {bytes(layout.row_bytes), 2 * kDims, bytes(kTokens * layout.row_bytes),
+       bytes(cache.pages.shape[0] <= 1 ? layout.page_bytes : cache.pages.strides[0])},
+      {kDims, kTokens, static_cast<cuuint32_t>(columns), static_cast<cuuint32_t>(tokens / kTokens), 1}};
   return boxes.map(dtype);
 }
 

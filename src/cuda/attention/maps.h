@@ -24,10 +24,11 @@ CUtensorMap tensor_map(const TensorView& t, const void* somewhere, int heads, in
 CUtensorMap page_map(const PagedKv& cache, const PageLayout& layout, std::int64_t offset, int dim,
                      DType dtype, int row_bytes);
 
-/// 16-bit latent tokens of pages, [pages][tokens][dim]: boxes of 64 dims and `tokens` tokens, swizzled over a
-/// row. Where there are no pages nothing is read, and `somewhere` is any address on the device.
+/// 16-bit latent tokens of pages as [pages][groups of 8 tokens][columns of 64 dims][tokens][dims]: boxes of
+/// `tokens` tokens and `columns` columns of one page, swizzled over a row. Where there are no pages nothing
+/// is read, and `somewhere` is any address on the device.
 CUtensorMap latent_page_map(const PagedKv& cache, const PageLayout& layout, const void* somewhere,
-                            DType dtype, int tokens);
+                            DType dtype, int tokens, int columns);
 
 /// K of pages in codes of 8 bits, [pages][heads][tiles][rows of 64 bytes], swizzled over the whole box: of
 /// `tiles` tiles 16 rows, which are the tokens' codes of 64 dims (format/page.h). Where there are no pages

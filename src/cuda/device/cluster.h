@@ -46,11 +46,11 @@ __device__ inline void cluster_copy(std::uint32_t address, std::uint32_t shared,
 /// tensor_load() (tma.h) to the same places of the blocks of which `blocks` has bits; the barrier of each of
 /// them counts all bytes.
 __device__ inline void tensor_load_to(std::uint16_t blocks, std::uint32_t shared, const CUtensorMap& map,
-                                      std::uint32_t barrier, int x, int y, int z) {
+                                      std::uint32_t barrier, int x, int y, int z, int u, int v) {
   asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
-      "[%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(shared),
-      "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "h"(blocks)
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+      "[%0], [%1, {%3, %4, %5, %6, %7}], [%2], %8;" ::"r"(shared),
+      "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(u), "r"(v), "h"(blocks)
       : "memory");
 }
 

@@ -34,16 +34,22 @@ CompiledKernel latent_few_kernel(int row) {
   return {};
 }
 
-LatentDenseParams dense_params(const AttentionParams& attention, const Plan::Impl& plan,
+LatentDenseParams dense_params(const AttentionParams& attention, const Plan::Impl& plan, int row,
                                const AttentionArgs& args) {
   const auto& cache = std::get<PagedKv>(args.kv);
   const int group = attention.schedule.params.group;
   constexpr int kRows = 64;  // of a thread block
   LatentDenseParams p{};
   p.attention = attention;
-  p.box_tokens = std::min(static_cast<int>(cache.spec.page_size), 32);
-  p.kv =
-      latent_page_map(cache, plan.layout, attention.schedule.header, cache.spec.k_format.dtype, p.box_tokens);
+  constexpr int kStepTokens = 64, kHalfColumns = 4;
+  p.box_tokens =
+      std::min(static_cast<int>(cache.spec.page_size), kStepTokens / kLatentDenseTable[row].blocks);
+  const auto map = [&](int columns) {
+    return latent_page_map(cache, plan.layout, attention.schedule.header, cache.spec.k_format.dtype,
+                           p.box_tokens, columns);
+  };
+  p.latent = map(kHalfColumns);
+  p.rope = map(1);
   p.q_boxes = (kRows % group == 0 || group % kRows == 0) && has_boxes(args.q) && args.q.numel() > 0;
   if (p.q_boxes) {
     const int heads = std::min(group, kRows);
@@ -121,7 +127,7 @@ void run_latent(const CompiledKernel& kernel, const Plan::Impl& plan, const Atte
   AttentionParams params = attention_params(plan, args, workspace, index);
   if (late) params.cache_settled = false;
   if (is_dense(pass)) {
-    const LatentDenseParams dense = dense_params(params, plan, args);
+    const LatentDenseParams dense = dense_params(params, plan, pass.variant - kDenseFirst, args);
     launch(kernel, &dense, plan, pass, stream);
   } else {
     launch(kernel, &params, plan, pass, stream);

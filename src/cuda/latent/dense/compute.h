@@ -62,16 +62,16 @@ struct Compute : wide::OutputEnd<ComputeTraits> {
     }
   }
   __device__ std::uint64_t values(int stage) const {
-    return swizzled_matrix(uniform(shared_address(s.kv[stage][kHalfColumns * half()])), kColumnBytes);
+    return swizzled_matrix(uniform(shared_address(s.kv[stage].half[half()])), kGroupColumnBytes, kGroupBytes);
   }
-  static constexpr int kTileBytes = kTileTokens * 128;  // of a column
+  static constexpr int kTileBytes = kTileTokens / kGroupTokens * kGroupBytes;  // of half of V
 
   /// Begins O += P V of the other warpgroup's step.
   __device__ void begin_other(const StepPlace& at) {
     const int stage = at.stage();
     barrier_wait(shared_address(&s.p_full[stage]), at.parity());
     follow(stage);
-    const std::uint64_t prob = swizzled_matrix(uniform(shared_address(s.kv[stage][kRopeColumn])));
+    const std::uint64_t prob = swizzled_matrix(uniform(shared_address(s.kv[stage].rope)));
     const std::uint64_t v = values(stage);
     pin(sums());
     wgmma_begin();
@@ -101,13 +101,13 @@ struct Compute : wide::OutputEnd<ComputeTraits> {
 
   /// Zeroes V of tokens that the item does not have: P is 0 there, but 0 times what lies there may be NaN.
   __device__ void clear_behind(int stage, int alive) const {
+    constexpr int kPieces = kRopeColumn * 8;  // of a token, 16 bytes each
 #pragma unroll 1
-    for (int column = 0; column < kRopeColumn; ++column) {
-      uint4* const rows = reinterpret_cast<uint4*>(s.kv[stage][column]);
-#pragma unroll 1
-      for (int i = alive * 8 + static_cast<int>(thread % 128); i < kBlockTokens * 8; i += 128) {
-        rows[i] = uint4{};
-      }
+    for (int i = alive * kPieces + static_cast<int>(thread % 128); i < kBlockTokens * kPieces; i += 128) {
+      const int token = i / kPieces, column = i % kPieces / 8;
+      const int place = column_in_stage(column) + token / kGroupTokens * kGroupBytes;
+      *reinterpret_cast<uint4*>(s.kv[stage].half[0][0] + place + token % kGroupTokens * 128 + i % 8 * 16) =
+          uint4{};
     }
   }
 
@@ -154,8 +154,8 @@ struct Compute : wide::OutputEnd<ComputeTraits> {
       if (lane() % 4 == 0) s.offset[stage][row(r)] = to[r];
     }
     Probabilities prob;
-    exponentiate(x, factor, to, own_sum,
-                 shared_address(s.kv[stage][kRopeColumn]) + (warp() * 16 + lane() % 16) * 128, lane(), prob);
+    exponentiate(x, factor, to, own_sum, shared_address(s.kv[stage].rope) + (warp() * 16 + lane() % 16) * 128,
+                 lane(), prob);
     fence_async_shared();
     if (alive < kBlockTokens) team_barrier(half());  // what other warps have zeroed is V, too
     release(s.p_full[stage]);

@@ -28,8 +28,9 @@ __device__ inline void dense_worker(const LatentDenseParams& params, Shared& s) 
   const int warp = thread_index() / 32, lane = thread_index() % 32;
   const int worker = static_cast<int>(blockIdx.x) / C.blocks, rank = C.blocks == 1 ? 0 : cluster_rank();
   if (warp == kComputeThreads / 32) {
-    if (lane == 0) prefetch_map(params.kv);
-    if (lane == 1 && params.q_boxes) prefetch_map(params.q);
+    if (lane == 0) prefetch_map(params.latent);
+    if (lane == 1) prefetch_map(params.rope);
+    if (lane == 2 && params.q_boxes) prefetch_map(params.q);
   }
   wait_for_previous_kernel();
   let_next_kernel_start();
@@ -44,9 +45,10 @@ __device__ inline void dense_worker(const LatentDenseParams& params, Shared& s) 
   }
   if (warp >= kComputeThreads / 32) {
     shrink_registers<kLoadRegisters>();
-    if (warp == kComputeThreads / 32) {
-      TokenLoader<C>{params, s, rank, lane}.run();
-    } else if (warp == kComputeThreads / 32 + 1) {
+    const int role = warp - kComputeThreads / 32;
+    if (role < 2) {
+      TokenLoader<C>::run(params, s);
+    } else if (role == 2) {
       check_inputs(p, worker, lane);
       QueryLoader<C>{params, s, rank, lane}.run();
     }

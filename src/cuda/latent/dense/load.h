@@ -14,103 +14,112 @@ __device__ inline void prefetch_bytes_to_l2(const void* from, int bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
 
-/// Brings the steps of all items. Of a pair each block brings 32 tokens of a step, to both.
+/// *from, or `otherwise` without a load. Unlike a branch around it, it is waited for only where it is used.
+__device__ inline std::int32_t load_if(bool wanted, const std::int32_t* from, std::int32_t otherwise) {
+  std::int32_t x;
+  asm volatile("{\n .reg .pred p;\n setp.ne.u32 p, %2, 0;\n mov.b32 %0, %3;\n @p ld.global.b32 %0, [%1];\n}"
+               : "=&r"(x)
+               : "l"(from), "r"(static_cast<std::uint32_t>(wanted)), "r"(otherwise)
+               : "memory");
+  return x;
+}
+
+/// A warp that brings one half of the steps of all items, the one of the first columns with the rope part. Of
+/// a pair each block brings 32 tokens of a step, to both. What a copy needs is worked out before the wait for
+/// its place: between the end of a step and the next one there is nothing else to do.
 template <LatentDenseConfig C>
 struct TokenLoader {
   static constexpr bool kPair = C.blocks == 2;
   static constexpr int kOwnTiles = kTiles / C.blocks;
   const LatentDenseParams& params;
   Shared& s;
-  int rank, lane;
+  int half, rank, lane;
   const AttentionParams& p = params.attention;
 
-  /// A lane's tile of 16 tokens of a step: its page, unless the lane has none or the item none of its tokens.
-  struct Tile {
-    std::int32_t page;
-    bool wanted;
-  };
-
-  __device__ Tile look_up(const planning::WorkItem& work, const std::int32_t* table, int token) const {
-    const int own = token + lane * kTileTokens, end = wide::end_of(work);
-    const bool wanted =
-        lane < kTiles && own < end && own + kTileTokens > work.kv_begin && work.kv_begin < end;
-    return {wanted ? page_entry(p.cache, table, own >> p.cache.page_log2) : -1, wanted};
+  __device__ bool first() const { return half == 1; }
+  __device__ int tile() const { return lane % kTiles; }
+  /// First token of the box that has the lane's tile of 16 tokens.
+  __device__ int box(int token) const { return token + (tile() * kTileTokens & -params.box_tokens); }
+  /// Whether the item has tokens of that box.
+  __device__ bool wanted(const planning::WorkItem& work, int token) const {
+    const int end = wide::end_of(work), first = box(token);
+    return first < end && first + params.box_tokens > work.kv_begin && work.kv_begin < end;
   }
-  __device__ bool exists(const Tile& tile) const {
-    return static_cast<std::uint32_t>(tile.page) < static_cast<std::uint32_t>(p.cache.num_pages);
+  /// Its page, which is none where the item has none of its tokens.
+  __device__ std::int32_t look_up(const planning::WorkItem& work, const std::int32_t* table,
+                                  int token) const {
+    const int entry = box(token) >> p.cache.page_log2;
+    return load_if(wanted(work, token) && entry < p.cache.table_width, table + entry, -1);
   }
-  /// Brings the block's own tokens to L2.
-  __device__ void prefetch(const Tile& tile, int token) const {
-    if (lane / kOwnTiles != rank || !exists(tile)) return;
-    const int place = (token + lane * kTileTokens) & ((1 << p.cache.page_log2) - 1);
-    prefetch_bytes_to_l2(p.cache.pages + tile.page * p.cache.page_stride + place * kTokenBytes,
-                         kTileTokens * kTokenBytes);
+  /// Brings the lane's box to L2. A block alone is better off without: then it is memory that limits.
+  __device__ void prefetch(std::int32_t page, int token) const {
+    if (static_cast<std::uint32_t>(page) >= static_cast<std::uint32_t>(p.cache.num_pages)) return;
+    const int place = (token + tile() * kTileTokens) & ((1 << p.cache.page_log2) - 1);
+    prefetch_bytes_to_l2(p.cache.pages + page * p.cache.page_stride + place * kTokenBytes,
+                         params.box_tokens * kTokenBytes);
   }
-  /// The step at `token`, half by half as they are free. Tokens of pages that are not there are read outside
-  /// the tensor, which gives zeros.
-  __device__ void load(std::int32_t page, std::uint32_t live, int token, const StepPlace& at) const {
-    const int stage = at.stage(), log2 = params.box_tokens == kTileTokens ? 0 : 1;  // tiles of a box
-    const int boxes_log2 = (kPair ? 1 : 2) - log2, column = lane >> boxes_log2;
-    const int tile = kOwnTiles * rank + ((lane & ((1 << boxes_log2) - 1)) << log2);
-    // Of the tiles of a box, which share a page, one may have no token of the item.
-    const std::int32_t own = max(__shfl_sync(~0u, page, tile), __shfl_sync(~0u, page, tile + log2));
-    const int place = (token + tile * kTileTokens) & ((1 << p.cache.page_log2) - 1);
-#pragma unroll 1
-    for (int i = 0; i < 2; ++i) {
-      // The rope part's place is free when both halves are.
-      barrier_wait(shared_address(&s.kv_empty[stage][i ^ 1]), at.parity() ^ 1);
-      const int columns = kHalfColumns + i, place_in_order = kHalfColumns * i + column;
-      std::uint64_t* const full = s.kv_full[stage];
-      if (lane == 0) {
-        if (i == 0) s.live[stage] = live;
-#pragma unroll
-        for (int piece = 0; piece < kPieces / 2; ++piece) {
-          const bool last = i == 1 && piece == kPieces / 2 - 1;
-          barrier_expect_bytes(shared_address(full + kPieces / 2 * i + piece),
-                               (kPieceColumns + last) * kColumnBytes);
-        }
-      }
-      __syncwarp();
-      if (column < columns) {
-        const int to = column_at(place_in_order);
-        const std::uint32_t shared = shared_address(s.kv[stage][to]) + tile * (kTileTokens * 128);
-        const std::uint32_t barrier = shared_address(full + piece_of(place_in_order));
-        if constexpr (kPair) {
-          tensor_load_to(3, shared, params.kv, barrier, to * 64, place, own);
-        } else {
-          tensor_load(shared, params.kv, barrier, to * 64, place, own);
-        }
-      }
+  __device__ void copy(std::uint32_t to, const CUtensorMap& map, std::uint32_t barrier, int column, int group,
+                       std::int32_t page) const {
+    if constexpr (kPair) {
+      tensor_load_to(3, to, map, barrier, 0, 0, column, group, page);
+    } else {
+      tensor_load(to, map, barrier, 0, 0, column, group, page);
     }
   }
 
-  __device__ void run() const {
+  /// The steps of an item. Tokens of pages that are not there are read outside the tensor, which gives zeros.
+  __device__ void take(const planning::WorkItem& work, StepPlace& at) const {
+    const std::int32_t* const table = table_row(p.cache, work.request);
+    // Whether a box that the block brings begins with the lane's tile.
+    const bool brings = lane < kTiles && lane / kOwnTiles == rank && box(0) == lane * kTileTokens;
+    const int page_mask = ((1 << p.cache.page_log2) - 1) / kGroupTokens;
+    int token = first_token(work);
+    std::int32_t page = look_up(work, table, token), next = look_up(work, table, token + kBlockTokens);
+#pragma unroll 1
+    do {
+      const std::int32_t behind = look_up(work, table, token + 2 * kBlockTokens);
+      const bool has = wanted(work, token) && has_page(p, page);
+      const std::uint32_t live = __ballot_sync(~0u, has) & ((1u << kTiles) - 1);
+      const std::int32_t from = has ? page : -1;
+      const int stage = at.stage(), group = (token + tile() * kTileTokens) / kGroupTokens & page_mask;
+      const std::uint32_t full = shared_address(&s.kv_full[stage][first() ? 0 : 1]);
+      const std::uint32_t to =
+          shared_address(s.kv[stage].half[half]) + tile() * (kTileTokens / kGroupTokens * kGroupBytes);
+      const std::uint32_t rope = shared_address(s.kv[stage].rope) + tile() * (kTileTokens * 128);
+      // The rope part's place is free when both halves are.
+      if (!first()) barrier_wait(shared_address(&s.kv_empty[stage][1]), at.parity() ^ 1);
+      barrier_wait(shared_address(&s.kv_empty[stage][half]), at.parity() ^ 1);
+      if (lane == 0) {
+        if (first()) s.live[stage] = live;
+        barrier_expect_bytes(full, kGroups * kGroupBytes + (first() ? 0 : kColumnBytes));
+      }
+      __syncwarp();
+      if (brings) {
+        copy(to, params.latent, full, half * kHalfColumns, group, from);
+        if (!first()) copy(rope, params.rope, full, kRopeColumn, group, from);
+      }
+      if (kPair && first() && brings) prefetch(next, token + kBlockTokens);
+      page = next, next = behind;
+      ++at.step, token += kBlockTokens;
+    } while (token < wide::end_of(work));
+  }
+
+  static __device__ void run(const LatentDenseParams& params, Shared& s) {
+    const AttentionParams& p = params.attention;
     StepPlace at;
-    const int worker = static_cast<int>(blockIdx.x) / C.blocks;
 #pragma unroll 1
     for (int index = 0;; ++index) {
-      if (lane == 0) {  // who waits for an item extends the queue
+      if (thread_index() == kComputeThreads) {  // one of those who wait for an item extends the queue
         while (s.queue.more && s.queue.count <= index) {
-          s.queue.produce(p.schedule, bounds_of(p), worker);
+          s.queue.produce(p.schedule, bounds_of(p), static_cast<int>(blockIdx.x) / C.blocks);
         }
       }
       __syncwarp();
       if (!s.queue.has(index)) return;
-      const planning::WorkItem& work = s.queue.items[index % unsigned{Queue::kCapacity}].work;
-      const std::int32_t* const table = table_row(p.cache, work.request);
-      int token = first_token(work);
-      Tile next = look_up(work, table, token), behind = look_up(work, table, token + kBlockTokens);
-      at.first = at.step;
-#pragma unroll 1
-      for (int left = steps_of(work); left > 0; --left, ++at.step, token += kBlockTokens) {
-        const Tile tile = next;
-        next = behind;
-        behind = look_up(work, table, token + 2 * kBlockTokens);
-        const bool has = tile.wanted && has_page(p, tile.page);
-        const std::uint32_t live = __ballot_sync(~0u, has);
-        prefetch(next, token + kBlockTokens);
-        load(has ? tile.page : -1, live, token, at);
-      }
+      const int rank = kPair ? cluster_rank() : 0, lane = thread_index() % 32;
+      const int half = thread_index() / 32 == kComputeThreads / 32;
+      TokenLoader{params, s, half, rank, lane}.take(s.queue.items[index % unsigned{Queue::kCapacity}].work,
+                                                    at);
     }
   }
 };

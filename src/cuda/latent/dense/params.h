@@ -9,10 +9,11 @@ namespace halftone::cuda {
 
 struct LatentDenseParams {
   AttentionParams attention;
-  CUtensorMap kv;  // [page][token][dim]: boxes of 64 dims and box_tokens
-  CUtensorMap q;   // [token][head][dim], where q_boxes: boxes of 64 packed rows
-  int box_tokens;  // 16 or 32
-  bool q_boxes;    // 64 packed rows of a unit are whole tokens, or a part of one
+  CUtensorMap latent;  // [page][8 tokens][64 dims][token][dim]: boxes of box_tokens and half of the latent
+  CUtensorMap rope;    // the same: boxes of box_tokens and the rope part
+  CUtensorMap q;       // [token][head][dim], where q_boxes: boxes of 64 packed rows
+  int box_tokens;      // 16, 32 or 64: no more than a page has, or a block brings of a step
+  bool q_boxes;        // 64 packed rows of a unit are whole tokens, or a part of one
 };
 
 }  // namespace halftone::cuda

@@ -38,22 +38,24 @@ template <DType kType>
 __device__ inline void multiply(Shared& s, const StepPlace& at, const QueryFragments& fragments, Logits& x) {
   const int stage = at.stage();
   const std::uint64_t q = swizzled_matrix(uniform(shared_address(s.q)));
-  const std::uint64_t k = swizzled_matrix(uniform(shared_address(s.kv[stage])));
+  const std::uint32_t k = uniform(shared_address(&s.kv[stage]));
 #pragma unroll
   for (int i = 0; i < kAllColumns; ++i) {
-    if (i % kPieceColumns == 0 && i / kPieceColumns < kPieces) {
-      barrier_wait(shared_address(&s.kv_full[stage][piece_of(i)]), at.parity());
+    if (i == 0 || i == kHalfColumns) {
+      barrier_wait(shared_address(&s.kv_full[stage][i / kHalfColumns]), at.parity());
       wgmma_begin();
     }
+    const int column = column_at(i);
+    const std::uint64_t keys = swizzled_matrix(k, 16, group_stride(column)) + column_in_stage(column) / 16;
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
-      const int place = column_at(i) * (kColumnBytes / 16) + step * 2;  // in descriptors
+      const std::uint64_t rows = q + column * (kColumnBytes / 16) + step * 2;
       if (i == 0 && step == 0) {
-        wgmma_first<kType>(x, q + place, k + place);
+        wgmma_first<kType>(x, rows, keys);
       } else if (i < kFirstFragment) {
-        wgmma_add<kType>(x, q + place, k + place);
+        wgmma_add<kType>(x, rows, keys + step * 2);
       } else {
-        wgmma_add<kType>(x, fragments[i < kFirstFragment ? 0 : i - kFirstFragment][step], k + place);
+        wgmma_add<kType>(x, fragments[i < kFirstFragment ? 0 : i - kFirstFragment][step], keys + step * 2);
       }
     }
     wgmma_commit();

@@ -17,23 +17,37 @@ using wide::place_in_column;
 using wide::Queue;
 
 // Columns of 64 dims, of a step's tokens or of Q's rows: 64 rows of 128 bytes, swizzled over 8 rows. Those of
-// V come in two halves, of which each compute warpgroup takes one; the rope part comes last.
+// V are two halves, of which each compute warpgroup takes one; the rope part comes last.
 inline constexpr int kHalfColumns = 4, kRopeColumn = 2 * kHalfColumns, kAllColumns = kRopeColumn + 1;
 static_assert(kRopeColumn * 64 == kLatentDims && kRopeDims == 64);
 inline constexpr int kTokenBytes = 2 * (kLatentDims + kRopeDims);
 inline constexpr int kStages = 2;  // as many as compute warpgroups: each has the steps of one
 inline constexpr int kTileTokens = 16, kTiles = kBlockTokens / kTileTokens;
 
-// Columns come and S takes them in this order: the second half of V, the first one, the rope part. A barrier
-// counts some of them at a time, the last one the rope part, too.
+// Columns come and S takes them in this order: the second half of V, the first one, the rope part.
 __device__ constexpr int column_at(int i) {
   return i < 2 * kHalfColumns ? (i + kHalfColumns) % 8 : kRopeColumn;
 }
-inline constexpr int kPieceColumns = 4, kPieces = 2 * kHalfColumns / kPieceColumns;
-__device__ constexpr int piece_of(int i) {
-  return i / kPieceColumns < kPieces ? i / kPieceColumns : kPieces - 1;
+
+// Half of V of a step: groups of 8 tokens with all its columns, so that one tensor copy brings a box of
+// tokens as it lies here.
+inline constexpr int kGroupTokens = 8, kGroups = kBlockTokens / kGroupTokens;
+inline constexpr int kGroupColumnBytes = kGroupTokens * 128, kGroupBytes = kHalfColumns * kGroupColumnBytes;
+struct Stage {
+  std::uint8_t half[2][kGroups][kGroupBytes];
+  std::uint8_t rope[kColumnBytes];  // later P
+};
+static_assert(sizeof(Stage) == kAllColumns * kColumnBytes);
+/// Byte of a column's first token.
+__device__ constexpr int column_in_stage(int column) {
+  return column == kRopeColumn
+             ? kRopeColumn * kColumnBytes
+             : column / kHalfColumns * (kGroups * kGroupBytes) + column % kHalfColumns * kGroupColumnBytes;
 }
-static_assert(kHalfColumns % kPieceColumns == 0);
+/// From 8 tokens of a column to the next 8.
+__device__ constexpr int group_stride(int column) {
+  return column == kRopeColumn ? kGroupColumnBytes : kGroupBytes;
+}
 
 // So many columns of Q, the last ones in that order, are A fragments in registers, which spares shared memory
 // their reads.
@@ -52,9 +66,9 @@ struct OwnSum {
 
 struct Shared {
   alignas(1024) std::uint8_t q[kAllColumns][kColumnBytes];
-  alignas(1024) std::uint8_t kv[kStages][kAllColumns][kColumnBytes];  // the rope part is later P
+  alignas(1024) Stage kv[kStages];
   Queue queue;
-  alignas(8) std::uint64_t kv_full[kStages][kPieces], kv_empty[kStages][2];  // empty: halves of V
+  alignas(8) std::uint64_t kv_full[kStages][2], kv_empty[kStages][2];  // halves as they come, halves of V
   std::uint64_t p_full[kStages], q_full, q_empty;
   std::uint32_t live[kStages];     // bit i: tokens from 16 i on are there
   float offset[kStages][kRows];    // what P of a stage is relative to
