@@ -16,14 +16,14 @@ namespace halftone::cuda {
 template <PrefillConfig C>
 struct RunningSoftmax {
   // P of f16 begins near the middle of its range, whose lower end is near.
-  // E4M3 of weights below 2^-16 of the largest is 0, and none can be 7 times the first maximum.
+  // E4M3 of weights below 2^-16 of the largest is 0; sums of more than it holds are lowered.
   static constexpr bool kE4m3 = C.dtype == DType::kFloat8E4M3;
   static constexpr float kFirstLog2 = kE4m3 ? 6.0f : C.dtype == DType::kFloat16 ? 7.0f : 0.0f;
-  static constexpr float kLargest = 448.0f;  // that E4M3 holds
-  static constexpr float kLargestSum =       // of a lane and tile
-      kE4m3                        ? kLargest
+  static constexpr float kLargestSum =  // of a lane and tile; of E4M3 what it holds
+      kE4m3                        ? 448.0f
       : C.dtype == DType::kFloat16 ? 32768.0f
                                    : 4096.0f;
+  static constexpr int kLoweredLog2 = 7;             // where E4M3 puts a larger one: [2^7, 2^8)
   static constexpr float kMostRaised = 127.0f;       // log2: nothing of O is left
   static constexpr float kEmpty = -3.402823466e38f;  // finite, so that masked logits give P = 0
   float offset[2] = {kEmpty, kEmpty};
@@ -375,20 +375,37 @@ struct Consumer {
     constexpr float kLargest = RunningSoftmax<C>::kLargestSum;
     return __any_sync(~0u, !(sum[0] <= kLargest && sum[1] <= kLargest));
   }
-  /// The same of the item's own rows: those of another request, whose results nobody wants, must not change
-  /// their bits. `x`: P, of which E4M3 may hold each though their sum is large.
-  __device__ bool exceeds(const float (&sum)[2], const Logits& x, const Item& item) const {
-    float most[2] = {sum[0], sum[1]}, limit = RunningSoftmax<C>::kLargestSum;
-    if constexpr (kE4m3) {
-      most[0] = x[0], most[1] = x[2], limit = RunningSoftmax<C>::kLargest;
-#pragma unroll
-      for (int i = 0; i < kS; ++i) most[i / 2 % 2] = fmaxf(most[i / 2 % 2], x[i]);
-#pragma unroll
-      for (int r = 0; r < 2; ++r) most[r] = sum[r] < HUGE_VALF ? most[r] : sum[r];  // fmaxf() hides a NaN
-    }
+  /// Whether Q K^T must be looked at again, for the item's own rows: those of another request, whose results
+  /// nobody wants, must not change their bits. Of E4M3, where P of a finite sum can be lowered.
+  __device__ static bool must_repeat(const float (&sum)[2], const Item& item) {
+    const auto beyond = [](float x) {
+      return kE4m3 ? !(x < HUGE_VALF) : !(x <= RunningSoftmax<C>::kLargestSum);
+    };
     const int first = first_row(thread_index());  // anew: registers are few
     const int left = item.item.work.row_end - item.item.work.row_begin - first;
-    return __any_sync(~0u, (left > 0 && !(most[0] <= limit)) || (left > 8 && !(most[1] <= limit)));
+    return __any_sync(~0u, (left > 0 && beyond(sum[0])) || (left > 8 && beyond(sum[1])));
+  }
+  /// Lowers P of rows whose sums are more than E4M3 holds by powers of two, and the sum and O with it: as if
+  /// their offsets had been larger, without rounding.
+  __device__ void lower(Logits& x, float (&sum)[2]) {
+    using Softmax = RunningSoftmax<C>;
+    float scale[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float most = fmaxf(sum[r], __shfl_xor_sync(~0u, sum[r], 1));
+      most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+      const int log2 = static_cast<int>(__float_as_uint(most) >> 23) - 127;
+      const int up = most > Softmax::kLargestSum ? log2 - Softmax::kLoweredLog2 : 0;
+      scale[r] = __uint_as_float(static_cast<std::uint32_t>(127 - up) << 23);
+      softmax.offset[r] += static_cast<float>(up);
+      softmax.sum[r] *= scale[r], sum[r] *= scale[r];
+      if (thread % 4 == 0) s.raised_log2[own_row() + 8 * r] = static_cast<std::int8_t>(up);
+    }
+#pragma unroll
+    for (int i = 0; i < kS; ++i) x[i] *= scale[i / 2 % 2];
+    __syncwarp();
+    wgmma_wait<0>();  // O has taken in the tile before
+    rescale_output();
   }
   __device__ void add(const float (&sum)[2]) { softmax.sum[0] += sum[0], softmax.sum[1] += sum[1]; }
   __device__ static void round(const Logits& x, Probabilities& prob) {

@@ -143,7 +143,11 @@ struct RowsLoop {
     float sum[2];
     if (plain) {
       c.exponentiate_plain(products, ring.stage(), x, sum);
-      if (!c.exceeds(sum) || !c.exceeds(sum, x, current())) {
+      const bool exceeds = c.exceeds(sum);
+      if (!exceeds || !c.must_repeat(sum, current())) {
+        if constexpr (Traits::kE4m3) {
+          if (exceeds) c.lower(x, sum);
+        }
         c.add(sum);
         c.release(s.k_empty[ring.stage()]);
         wgmma_wait<0>();
