@@ -46,6 +46,12 @@ std::string target_name(const ::testing::TestParamInfo<std::int64_t>& info) {
 /// Which have fused multiply-adds, so that half_int8 has the same bits on all of them.
 bool has_fma(std::int64_t target) { return (target & (HWY_NEON | HWY_AVX2 | HWY_AVX3 | HWY_AVX3_DL)) != 0; }
 
+/// Whether its vectors are as long as those of the best one.
+bool has_lanes_of_the_best(std::int64_t target) {
+  constexpr std::int64_t kLong = HWY_AVX3 | HWY_AVX3_DL;
+  return ((target & kLong) != 0) == ((targets().front() & kLong) != 0);
+}
+
 /// Equal bits, or NaN in both.
 void expect_same_values(const Tensor& a, const Tensor& b, const std::string& what) {
   std::int64_t different = 0;
@@ -57,11 +63,15 @@ void expect_same_values(const Tensor& a, const Tensor& b, const std::string& wha
   EXPECT_EQ(different, 0) << what;
 }
 
+Outputs run_on(std::int64_t target, const Problem& p) {
+  const ForcedTarget forced(target);
+  return run_problem(p);
+}
+
 /// The outputs on `target`, which are those of the best one.
 Outputs expect_bits_of_the_best(std::int64_t target, const Problem& p, const std::string& what) {
   const Outputs best = run_problem(p);
-  const ForcedTarget forced(target);
-  Outputs here = run_problem(p);
+  Outputs here = run_on(target, p);
   expect_same_values(best.out, here.out, what + ": out");
   expect_same_values(best.lse, here.lse, what + ": lse");
   return here;
@@ -72,6 +82,16 @@ AttentionCase half_int8_case() {
   row.arithmetic = "half_int8";
   row.out_dtype = DType::kFloat32;
   row.requests = {{20, 200}, {70, 70}, {1, 129}, {5, 64}};
+  return row;
+}
+
+/// Requests of more rows than the direct path takes.
+AttentionCase key_pairs_case() {
+  AttentionCase row;
+  row.out_dtype = DType::kFloat32;
+  row.q_heads = 4;
+  row.kv_heads = 1;
+  row.requests = {{20, 130}, {70, 70}};
   return row;
 }
 
@@ -162,6 +182,89 @@ TEST_P(Targets, SubnormalProductsCount) {
       for (std::int64_t i = 0; i < x->numel(); ++i) x->set(i, x->get(i) * unit);
     }
     EXPECT_EQ(judge(p, make_reference(p), run_problem(p)), "") << unit;
+  }
+}
+
+/// A bf16 Q and K as values of bf16 or as codes, in pairs of dims where there is an instruction for them.
+TEST_P(Targets, PairsOfKeysHaveTheBitsOfFp32) {
+  if (!has_fma(GetParam())) GTEST_SKIP() << "no fused multiply-adds";
+  const Mask masks[] = {{}, {.causal = true}, {.causal = true, .window_left = 50}};
+  int n = 0;
+  for (const int head_dim : {64, 80, 96, 128, 192, 256, 512}) {
+    for (const std::string format :
+         {"plain", "bf16", "int8-tensor", "int8-static-head", "int8-token-f32", "int8-head", "fp8",
+          "fp8-token-head", "int4-token-sym", "int8-head+offset"}) {
+      ++n;
+      if (kSanitized && n % 5 != 0) continue;
+      AttentionCase row = key_pairs_case();
+      row.head_dim = head_dim;
+      row.mask = masks[(n + n / 9) % 3];
+      if (n % 4 == 0 && !format.ends_with("+offset")) row.softcap = 20.0F;
+      row.alibi = n % 5 == 0;
+      row.offset_k = format.ends_with("+offset");
+      row.k_format = format.substr(0, format.find('+'));
+      if (format == "plain") {
+        row.k_format = "bf16";
+        row.plain = DType::kBFloat16;
+      }
+      const std::string what = format + ", head_dim " + std::to_string(head_dim);
+      const Problem p = make_problem(row);
+      // The order of dims of 4 bits is that of the lanes.
+      const bool same = !format.starts_with("int4") || has_lanes_of_the_best(GetParam());
+      const Outputs here = same ? expect_bits_of_the_best(GetParam(), p, what) : run_on(GetParam(), p);
+      if (head_dim <= 96) {
+        EXPECT_EQ(judge(p, make_reference(p), here), "") << what;
+      }
+    }
+  }
+}
+
+/// A Q that is so large that its sums with codes would overflow, or so small that pairs would lose it, beside
+/// scales that make ordinary logits of them.
+TEST_P(Targets, OddQueriesMeetOddScales) {
+  if (!has_fma(GetParam())) GTEST_SKIP() << "no fused multiply-adds";
+  for (const std::string format : {"int8-token-head-f32", "int8-tensor", "fp8-token-head-f32", "fp8"}) {
+    for (const int exponent : {-127, -116, -60, -40, 60, 100, 110, 121}) {
+      AttentionCase row = key_pairs_case();
+      row.head_dim = 64;
+      row.k_format = format;
+      const float unit = std::ldexp(1.0F, exponent);
+      const float other = std::ldexp(1.0F, std::clamp(-exponent, -88, 90));
+      row.scale = std::ldexp(0.125F, -exponent) / other;
+      Problem p = make_problem(row);
+      for (std::int64_t i = 0; i < p.q.numel(); ++i) p.q.set(i, p.q.get(i) * unit);
+      for (std::int64_t i = 0; i < p.k.numel(); ++i) p.k.set(i, p.k.get(i) * other);
+      p.cache->calibrate(p.k, p.v);
+      p.cache = refilled(p, {0xFF});
+      const std::string what = format + ", Q of 2^" + std::to_string(exponent);
+      const Outputs here = expect_bits_of_the_best(GetParam(), p, what);
+      EXPECT_EQ(judge(p, make_reference(p), here), "") << what;
+    }
+  }
+}
+
+/// Of a row that is too large or too small, or no number, its neighbours see nothing.
+TEST_P(Targets, OddQueriesAndTheirNeighbours) {
+  const ForcedTarget forced(GetParam());
+  for (const std::string format : {"int8-head", "fp8-token-head", "bf16"}) {
+    AttentionCase row = key_pairs_case();
+    row.k_format = format;
+    const Problem p = make_problem(row);
+    const Outputs clean = run_problem(p);
+    for (const float odd : {0x1p-130F, 0x1p-70F, 0x1p115F, 0x1p127F, kInf, -kInf, kNan}) {
+      const std::int64_t dim = row.head_dim, at = (std::int64_t{3} * row.q_heads + 1) * dim;
+      const float before = p.q.get(at + 7);
+      p.q.set(at + 7, odd);
+      const Outputs here = run_problem(p);
+      p.q.set(at + 7, before);
+      std::int64_t different = 0;
+      for (std::int64_t i = 0; i < here.out.numel(); ++i) {
+        const bool own = i >= at && i < at + dim;
+        ASSERT_TRUE(!own || std::isfinite(odd) || std::isnan(here.out.get(i))) << format << ", " << odd;
+        different += !own && here.out.get(i) != clean.out.get(i) ? 1 : 0;
+      }
+      EXPECT_EQ(different, 0) << format << ", " << odd;
+    }
   }
 }
 

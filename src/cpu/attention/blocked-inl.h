@@ -55,8 +55,8 @@ inline constexpr int kTransposed = 16;
 /// decodes the chunks: `find(begin)` the next one, `decode_k(out)` to [token][width()], `decode_v(out)` to
 /// there or a place of its own, which it returns. `chunk()` says which tokens it has, `excluded(t)` which of
 /// them do not count; `out_scale()` multiplies the rows at the end. With kCodes Q and K are codes with a
-/// scale per row, `k_scale(t)`; with kBytes they are narrower than fp32: decode_k() keeps them for itself,
-/// and `score_bytes_of<C>(strip, t, column, scores)` multiplies them. Either takes up Q:
+/// scale per row, `scaled(dot, q_scale, t)`; with kBytes they are narrower than fp32: decode_k() keeps them
+/// for itself, and `score_bytes_of<C>(strip, t, column, scores)` multiplies them. Either takes up Q:
 /// `begin_queries(rows)`, then `take_query(strip, r)` with row r of the item in Scratch::row. With
 /// kRoundsWeights V are codes in CodeScratch, and so is P. With kBf16Weights P and V are values of bf16;
 /// of a chunk with in_pairs() decode_v() gives dwords of two tokens (pair_output-inl.h).
@@ -259,7 +259,7 @@ class BlockedItem {
     for (int t = 0; t < chunk.tiles * kTileTokens; ++t) {
       const VI token = hn::Set(di, chunk.begin + t);
       VF x = hn::LoadU(d, scores + t * strip.rows);
-      if constexpr (Source::kCodes) x = hn::Mul(x, hn::Mul(q_scale, hn::Set(d, source_.k_scale(t))));
+      if constexpr (Source::kCodes) x = source_.scaled(x, q_scale, t);
       x = transform_.apply(x, slope, position, token);
       if (partial) {
         x = hn::IfThenElse(visible(token, begin, end), x, minus_infinity);

@@ -8,10 +8,11 @@
 #define HWY_TARGET_INCLUDE "cpu/attention/blocked.cc"
 #include "hwy/foreach_target.h"
 //
-#include "cpu/attention/bf16_pairs-inl.h"
 #include "cpu/attention/blocked-inl.h"
 #include "cpu/attention/code_sources-inl.h"
+#include "cpu/attention/coded_keys-inl.h"
 #include "cpu/attention/kernels.h"
+#include "cpu/attention/key_pairs-inl.h"
 #include "cpu/attention/tile_source-inl.h"
 #include "hwy/highway.h"
 
@@ -19,6 +20,15 @@ HWY_BEFORE_NAMESPACE();
 namespace halftone::cpu {
 namespace HWY_NAMESPACE {
 namespace {
+
+/// In 16 bits: in pairs where both are values of bf16, unless one of them is too small for that.
+template <class Source>
+void run_values(const Layer& layer, const Item& item, Scratch& scratch) {
+#if HWY_TARGET == HWY_AVX3_DL
+  if (takes_key_pairs(layer) && BlockedItem<KeyPairs<Source>>(layer, item, scratch).run()) return;
+#endif
+  BlockedItem<Source>(layer, item, scratch).run();
+}
 
 void Blocked(const Layer& layer, const Item& item, Scratch& scratch) {
   switch (layer.arithmetic) {
@@ -36,10 +46,11 @@ void Blocked(const Layer& layer, const Item& item, Scratch& scratch) {
       BlockedItem<Fp8Source>(layer, item, scratch).run();
       return;
     default:
-#if HWY_TARGET == HWY_AVX3_DL
-      if (PairSource::serves(layer) && BlockedItem<PairSource>(layer, item, scratch).run()) return;
-#endif
-      BlockedItem<TileSource>(layer, item, scratch).run();
+      if (layer.stored_k) {
+        run_values<CodedKeys>(layer, item, scratch);
+      } else {
+        run_values<TileSource>(layer, item, scratch);
+      }
   }
 }
 

@@ -1,7 +1,6 @@
 // Blocked path: tiles of K and V for arithmetic in 8 bits (docs/arithmetic.md).
 
 #include <algorithm>
-#include <array>
 
 #include "cpu/attention/fp8_rows-inl.h"
 #include "cpu/attention/int8_rows-inl.h"
@@ -19,13 +18,6 @@ HWY_BEFORE_NAMESPACE();
 namespace halftone::cpu {
 namespace HWY_NAMESPACE {
 
-/// Scales that leave codes as they are: of a tile, and what lookups read beyond.
-constexpr auto kOnes = [] {
-  std::array<float, kTileTokens + kMaxLanes> ones{};
-  ones.fill(1.0f);
-  return ones;
-}();
-
 /// The same tiles for arithmetic in 8 bits: Q and K become integers.
 class Int8Source : public TileSource {
  public:
@@ -38,7 +30,9 @@ class Int8Source : public TileSource {
         k_scale_(layer.stored_k ? scratch.k_scale : scratch.codes.k_scale) {}
 
   int width() const { return width_; }
-  float k_scale(int token) const { return k_scale_[token]; }
+  HWY_INLINE VF scaled(VF dot, VF q_scale, int token) const {
+    return hn::Mul(dot, hn::Mul(q_scale, hn::Set(F(), k_scale_[token])));
+  }
 
   void begin_queries(int rows) const {
     std::fill_n(s_.codes.q_scale, rows, 0.0f);
@@ -63,18 +57,15 @@ class Int8Source : public TileSource {
       quantize(out);
       return;
     }
-    const int params = kTileTokens * layer_.k.groups;
+#if HWY_TARGET == HWY_AVX3_DL
     for (int i = 0; i < chunk_.tiles; ++i) {
       const Tile& tile = chunk_.tile[i];
-      float* min = s_.k_min + i * params;
-      load_tile_params(layer_.k, tile.k_params, s_.k_scale + i * params, min);
-#if HWY_TARGET == HWY_AVX3_DL
+      load_tile_params(layer_.k, tile.k_params, s_.k_scale + i * kTileTokens, s_.k_min);
       copy_int8_codes(layer_.maps->k_columns, tile, width_, s_.codes.k + i * kTileTokens * width_);
-#else
-      kDecodeK[static_cast<int>(layer_.k.element)](layer_.k, layer_.maps->k, tile, kOnes.data(), min,
-                                                   out + i * kTileTokens * width_);
-#endif
     }
+#else
+    decode_codes(out);
+#endif
   }
 
 #if HWY_TARGET == HWY_AVX3_DL
@@ -194,29 +185,24 @@ class Fp8Source : public TileSource {
   }
 
   static bool may_hold_nan() { return true; }
-  float k_scale(int token) const { return k_scale_[token]; }
+  HWY_INLINE VF scaled(VF dot, VF q_scale, int token) const {
+    return hn::Mul(dot, hn::Mul(q_scale, hn::Set(F(), k_scale_[token])));
+  }
   float out_scale() const { return out_scale_; }
   void begin_queries(int rows) const { std::fill_n(s_.codes.q_scale, rows, 0.0f); }
   void take_query(const Strip& /*strip*/, int r) const {
     s_.codes.q_scale[r] = make_fp8_codes(s_.row, layer_.head_dim);
   }
 
-  /// Codes that are used as they are come out code_unit() times too small, and their scales as much larger.
   void decode_k(float* out) const {
-    if (!layer_.stored_k) {
-      TileSource::decode_k(out);
-      clear_padding(layer_.maps->k, chunk_.tiles * kTileTokens, out);
-      for (int t = 0; t < chunk_.tiles * kTileTokens; ++t, out += width()) {
-        s_.codes.k_scale[t] = make_fp8_codes(out, width());
-      }
+    if (layer_.stored_k) {
+      decode_codes(out);
       return;
     }
-    for (int i = 0; i < chunk_.tiles; ++i) {
-      const Tile& tile = chunk_.tile[i];
-      float* min = s_.k_min + i * kTileTokens;
-      load_tile_params(layer_.k, tile.k_params, s_.k_scale + i * kTileTokens, min);
-      kDecodeK[static_cast<int>(layer_.k.element)](layer_.k, layer_.maps->k, tile, kOnes.data(), min,
-                                                   out + i * kTileTokens * width());
+    TileSource::decode_k(out);
+    clear_padding(layer_.maps->k, chunk_.tiles * kTileTokens, out);
+    for (int t = 0; t < chunk_.tiles * kTileTokens; ++t, out += width()) {
+      s_.codes.k_scale[t] = make_fp8_codes(out, width());
     }
   }
 

@@ -69,7 +69,8 @@ struct Layer {
   const float* slopes = nullptr;  // [q_heads] or null
   Side k, v;
   Arithmetic arithmetic = Arithmetic::k16Bit;
-  bool stored_k = false;  ///< other arithmetic: K's codes are used as they are, with one scale per token
+  bool bf16_q = false;    ///< k16Bit: rows of Q, as K meets them, are values of bf16
+  bool stored_k = false;  ///< blocked path: K's codes are used as they are, with one scale per token
   /// kHalfInt8: V is rounded to this 16-bit type; kFloat32: it has it.
   DType v_type = DType::kFloat32;
   bool bf16_weights = false;  ///< kHalfInt8: that type is bf16, and P's as well

@@ -17,7 +17,7 @@ namespace HWY_NAMESPACE {
 
 #if HWY_TARGET == HWY_AVX3_DL
 
-/// Packs values of V that are those of bf16, and finds out whether pair products may take them.
+/// Packs values that are those of bf16, and finds out whether pair products may take them.
 class PairPacker {
  public:
   // Written out: compilers give a constructor of their own no instruction set.
@@ -45,12 +45,30 @@ class PairPacker {
     }
   }
 
-  /// Whether all are finite and none is so small that a sum might be subnormal.
-  bool fit() const {
-    const auto least = _mm512_set1_epi16(static_cast<short>(kLeastFactor - 1)),
-               infinity = _mm512_set1_epi16(0x7f80);
-    return _mm512_cmplt_epu16_mask(least_, least) == 0 && _mm512_cmpge_epu16_mask(most_, infinity) == 0;
+  /// Values of which 2 i and 2 i + 1 are pairs, a multiple of 32; `out` may be `x`.
+  void pack_neighbours(const float* x, int count, float* out) {
+    const __m512i near = order(1);
+    for (int i = 0; i < count; i += 2 * kLanes) {
+      const __m512i low = _mm512_loadu_si512(x + i), high = _mm512_loadu_si512(x + i + kLanes);
+      store(_mm512_permutex2var_epi16(low, near, high), out + i / 2);
+    }
   }
+
+  /// A row of `pairs` pairs that are bf16 already. Writes whole vectors.
+  void pack_bf16(const std::uint8_t* row, int pairs, float* out) {
+    for (int i = 0; i < pairs; i += kLanes) {
+      const __mmask16 mask = hn::FirstN(I(), static_cast<std::size_t>(pairs - i)).raw;
+      store(_mm512_rol_epi32(_mm512_maskz_loadu_epi32(mask, row + i * 4), 16), out + i);
+    }
+  }
+
+  /// Whether one is so small that a sum might be subnormal.
+  bool too_small() const {
+    return _mm512_cmplt_epu16_mask(least_, _mm512_set1_epi16(static_cast<short>(kLeastFactor - 1))) != 0;
+  }
+
+  /// Whether all are finite and none too_small().
+  bool fit() const { return !too_small() && _mm512_cmpge_epu16_mask(most_, _mm512_set1_epi16(0x7f80)) == 0; }
 
  private:
   static constexpr __mmask32 kUpper = 0xaaaaaaaa;

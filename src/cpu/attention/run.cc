@@ -70,7 +70,11 @@ MapKey map_key(const Side& s) { return {s.element, s.dim, s.group_size}; }
 /// How the operands are taken (docs/arithmetic.md).
 void set_arithmetic(const AttentionProblem& problem, Layer& l) {
   l.arithmetic = problem.arithmetic;
-  if (l.arithmetic == Arithmetic::k16Bit) return;
+  if (l.arithmetic == Arithmetic::k16Bit) {
+    l.bf16_q = problem.q_dtype == DType::kBFloat16 && !l.rotate_k && l.channels.scale == nullptr;
+    l.stored_k = l.bf16_q && !row_order(l.k.element) && !l.k.has_min && l.k.groups == 1;
+    return;
+  }
   const bool fp8 = l.arithmetic == Arithmetic::kFp8;
   l.stored_k = l.k.element == (fp8 ? Element::kE4M3 : Element::kI8) && l.k.groups == 1;
   l.bare_v = fp8 && l.v.static_scale != nullptr && !l.v.has_min;

@@ -1,5 +1,7 @@
 // Blocked path: tiles of K and V, as they lie in pages or tensors, as values.
 
+#include <array>
+
 #include "cpu/attention/item-inl.h"
 #include "cpu/attention/pv-inl.h"
 #include "format/codec.h"
@@ -120,6 +122,13 @@ constexpr DecodeV kDecodeV[kElements] = {
     decode_v<Element::kF32>, decode_v<Element::kF16>, decode_v<Element::kBF16>, decode_v<Element::kE4M3>,
     decode_v<Element::kI8>,  decode_v<Element::kI4>,  decode_v<Element::kU8>,   decode_v<Element::kU4>};
 
+/// Scales that leave codes as they are: of a tile, and what lookups read beyond.
+constexpr auto kOnes = [] {
+  std::array<float, kTileTokens + kMaxLanes> ones{};
+  ones.fill(1.0f);
+  return ones;
+}();
+
 /// The tiles of a request, as they lie in pages or tensors.
 class TileSource {
  public:
@@ -163,6 +172,16 @@ class TileSource {
   static bool in_pairs() { return false; }
 
  protected:
+  /// Codes of a K with one symmetric scale per token, which stays in Scratch::k_scale. Where codes come out
+  /// code_unit() times too small, it is as much larger.
+  void decode_codes(float* out) const {
+    for (int i = 0; i < chunk_.tiles; ++i) {
+      const Tile& tile = chunk_.tile[i];
+      load_tile_params(layer_.k, tile.k_params, s_.k_scale + i * kTileTokens, s_.k_min);
+      kDecodeK[static_cast<int>(layer_.k.element)](layer_.k, layer_.maps->k, tile, kOnes.data(), s_.k_min,
+                                                   out + i * kTileTokens * width());
+    }
+  }
   /// V of any tiles of the request as values.
   void decode_values(const Chunk& chunk, float* out) const {
     const int params = kTileTokens * layer_.v.groups;
