@@ -20,23 +20,28 @@ struct Compute : wide::OutputEnd<ComputeTraits> {
   using Sums = float[2 * kHalf];    // O as one product takes it
   float offset[2];                  // of rows g and g + 8: what O is relative to
   float own_offset[2], own_sum[2];  // what the sum of the lane's probabilities is relative to
-  int seen_begin, seen_end;         // tokens between them every row of the block sees
+  // The steps that need no mask: all rows see all their tokens, as far as those are there.
+  std::uint32_t plain_first, plain_steps;
   QueryFragments fragments;
 
   __device__ Sums& sums() { return reinterpret_cast<Sums&>(o); }
 
-  __device__ void begin(const DeviceItem& item) {
+  __device__ void begin(const DeviceItem& item, std::uint32_t step) {
 #pragma unroll
     for (int i = 0; i < kHalf; ++i) o[0][i] = o[1][i] = 0.0f;
 #pragma unroll
     for (int r = 0; r < 2; ++r) offset[r] = own_offset[r] = kEmpty, own_sum[r] = 0.0f;
-    const int rows = own_rows(item.work, rank);
-    seen_begin = 0, seen_end = INT32_MAX;
-    if (rows == 0) return;
-    const int first = place_of(p, item, kRows * rank).position;
-    const int last = place_of(p, item, kRows * rank + rows - 1).position;
-    seen_begin = last - p.window_left;
-    seen_end = min(first + p.causal_right + 1, item.work.kv_end);
+    const int rows = own_rows(item.work, rank), token = first_token(item.work);
+    int seen_begin = 0, seen_end = wide::end_of(item.work);  // tokens between them every row sees
+    if (rows > 0) {
+      const int first = place_of(p, item, kRows * rank).position;
+      const int last = place_of(p, item, kRows * rank + rows - 1).position;
+      seen_begin = last - p.window_left;
+      seen_end = min(first + p.causal_right + 1, seen_end);
+    }
+    const int skipped = (max(seen_begin, token) - token + kBlockTokens - 1) / kBlockTokens;
+    plain_first = step + skipped;
+    plain_steps = max((max(seen_end, token) - token) / kBlockTokens - skipped, 0);
   }
 
   /// What the warpgroup has read of a step's V goes back, in both blocks of a pair.
@@ -49,6 +54,9 @@ struct Compute : wide::OutputEnd<ComputeTraits> {
   /// O becomes relative to what P of a stage is relative to. None of its products is under way.
   __device__ void follow(int stage) {
     const float to[2] = {s.offset[stage][row(0)], s.offset[stage][row(1)]};
+    follow(to);
+  }
+  __device__ void follow(const float (&to)[2]) {
     if (!__any_sync(~0u, to[0] != offset[0] || to[1] != offset[1])) return;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -69,7 +77,7 @@ struct Compute : wide::OutputEnd<ComputeTraits> {
   /// Begins O += P V of the other warpgroup's step.
   __device__ void begin_other(const StepPlace& at) {
     const int stage = at.stage();
-    barrier_wait(shared_address(&s.p_full[stage]), at.parity());
+    barrier_wait(shared_address(&s.p_full[stage][0]), at.parity());
     follow(stage);
     const std::uint64_t prob = swizzled_matrix(uniform(shared_address(s.kv[stage].rope)));
     const std::uint64_t v = values(stage);
@@ -77,6 +85,11 @@ struct Compute : wide::OutputEnd<ComputeTraits> {
     wgmma_begin();
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
+      if (tile == kTiles / 2) {
+        wgmma_commit();
+        barrier_wait(shared_address(&s.p_full[stage][1]), at.parity());
+        wgmma_begin();
+      }
       wgmma_add<C.dtype, C.dtype, true>(sums(), prob + 2 * tile, v + tile * (kTileBytes / 16));
     }
     wgmma_commit();
@@ -86,8 +99,8 @@ struct Compute : wide::OutputEnd<ComputeTraits> {
     pin(sums());
     release_half(stage);
   }
-  __device__ void add_own(int stage, const Probabilities& prob) {
-    follow(stage);
+  __device__ void add_own(int stage, const float (&to)[2], const Probabilities& prob) {
+    follow(to);
     const std::uint64_t v = values(stage);
     pin(sums());
     wgmma_begin();
@@ -134,16 +147,18 @@ struct Compute : wide::OutputEnd<ComputeTraits> {
     team_barrier(half());  // all warps have read the rope part
     locate();
     if constexpr (kOther) begin_other(at.before());
-    const int token = first_token(item.work) + static_cast<int>(at.step - at.first) * kBlockTokens;
     const bool modified = p.softcap > 0.0f || p.scale_log2 <= 0.0f;
     if (modified) cap(p, x);
     const std::uint32_t live = s.live[stage];
-    if (live != (1u << kTiles) - 1) mask_missing(x, live);
-    if (token < seen_begin || token + kBlockTokens > seen_end) {
+    bool cleared = false;
+    if (live != (1u << kTiles) - 1 || at.step - plain_first >= plain_steps) {
+      mask_missing(x, live);
+      const int token = first_token(item.work) + static_cast<int>(at.step - at.first) * kBlockTokens;
       mask_unseen(p, item, kRows * rank, own_rows(item.work, rank), token, warp(), lane(), x);
+      const int alive = wide::end_of(item.work) - token;
+      cleared = alive < kBlockTokens;
+      if (cleared) clear_behind(stage, max(alive, 0));
     }
-    const int alive = wide::end_of(item.work) - token;
-    if (alive < kBlockTokens) clear_behind(stage, max(alive, 0));
     const float factor = modified ? 1.0f : p.scale_log2;
     float to[2] = {offset[0], offset[1]};
     raise(x, factor, to);
@@ -154,13 +169,16 @@ struct Compute : wide::OutputEnd<ComputeTraits> {
       if (lane() % 4 == 0) s.offset[stage][row(r)] = to[r];
     }
     Probabilities prob;
-    exponentiate(x, factor, to, own_sum, shared_address(s.kv[stage].rope) + (warp() * 16 + lane() % 16) * 128,
-                 lane(), prob);
-    fence_async_shared();
-    if (alive < kBlockTokens) team_barrier(half());  // what other warps have zeroed is V, too
-    release(s.p_full[stage]);
+    const std::uint32_t rows = shared_address(s.kv[stage].rope) + (warp() * 16 + lane() % 16) * 128;
+#pragma unroll
+    for (int part = 0; part < 2; ++part) {
+      exponentiate(x, factor, to, own_sum, rows, lane(), prob, part * (kTiles / 2));
+      fence_async_shared();
+      if (cleared) team_barrier(half());  // what other warps have zeroed is V, too
+      release(s.p_full[stage][part]);
+    }
     if constexpr (kOther) end_products(stage ^ 1);
-    add_own(stage, prob);
+    add_own(stage, to, prob);
   }
 
   /// The state of the rows, whose sums both warpgroups have a share of.
@@ -196,7 +214,7 @@ struct Compute : wide::OutputEnd<ComputeTraits> {
       s.item_index[thread / 32] = index;
       __syncwarp();
       const DeviceItem* const now = &item(index);
-      begin(*now);
+      begin(*now, at.step);
       barrier_wait(shared_address(&s.q_full), index % 2);
       at.first = at.step;
       load_query_fragments(s, warp(), lane(), fragments);

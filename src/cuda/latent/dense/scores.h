@@ -96,9 +96,13 @@ __device__ inline void mask_unseen(const AttentionParams& p, const DeviceItem& i
 
 /// Raises the offsets of rows whose logits, times `factor`, ask for it.
 __device__ inline void raise(const Logits& x, float factor, float (&offset)[2]) {
-  float most[2] = {x[0], x[2]};
+  float even[2] = {x[0], x[2]}, odd[2] = {x[1], x[3]};  // two chains of a row: shorter ones
 #pragma unroll
-  for (int i = 0; i < kS; ++i) most[i / 2 % 2] = fmaxf(most[i / 2 % 2], x[i]);
+  for (int i = 4; i < kS; i += 2) {
+    const int r = i / 2 % 2;
+    even[r] = fmaxf(even[r], x[i]), odd[r] = fmaxf(odd[r], x[i + 1]);
+  }
+  float most[2] = {fmaxf(even[0], odd[0]), fmaxf(even[1], odd[1])};
   const bool exceeds =
       fmaf(most[0], factor, -offset[0]) > kLargestLog2 || fmaf(most[1], factor, -offset[1]) > kLargestLog2;
   if (!__any_sync(~0u, exceeds)) return;
@@ -110,11 +114,11 @@ __device__ inline void raise(const Logits& x, float factor, float (&offset)[2]) 
   }
 }
 
-/// P of a step, to shared memory and as fragments; adds it up.
+/// P of half of a step's tokens, from tile `first` on, to shared memory and as fragments; adds it up.
 __device__ inline void exponentiate(Logits& x, float factor, const float (&offset)[2], float (&sum)[2],
-                                    std::uint32_t rows, int lane, Probabilities& prob) {
+                                    std::uint32_t rows, int lane, Probabilities& prob, int first) {
 #pragma unroll
-  for (int tile = 0; tile < kTiles; ++tile) {
+  for (int tile = first; tile < first + kTiles / 2; ++tile) {
 #pragma unroll
     for (int i = 8 * tile; i < 8 * tile + 8; ++i) {
       x[i] = exp2_approx(fmaf(x[i], factor, -offset[i / 2 % 2]));
