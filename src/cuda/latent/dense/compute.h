@@ -77,7 +77,7 @@ struct Compute : wide::OutputEnd<ComputeTraits> {
   /// Begins O += P V of the other warpgroup's step.
   __device__ void begin_other(const StepPlace& at) {
     const int stage = at.stage();
-    barrier_wait(shared_address(&s.p_full[stage][0]), at.parity());
+    barrier_wait(shared_address(&s.p_full[stage]), at.parity());
     follow(stage);
     const std::uint64_t prob = swizzled_matrix(uniform(shared_address(s.kv[stage].rope)));
     const std::uint64_t v = values(stage);
@@ -85,11 +85,6 @@ struct Compute : wide::OutputEnd<ComputeTraits> {
     wgmma_begin();
 #pragma unroll
     for (int tile = 0; tile < kTiles; ++tile) {
-      if (tile == kTiles / 2) {
-        wgmma_commit();
-        barrier_wait(shared_address(&s.p_full[stage][1]), at.parity());
-        wgmma_begin();
-      }
       wgmma_add<C.dtype, C.dtype, true>(sums(), prob + 2 * tile, v + tile * (kTileBytes / 16));
     }
     wgmma_commit();
@@ -169,14 +164,11 @@ struct Compute : wide::OutputEnd<ComputeTraits> {
       if (lane() % 4 == 0) s.offset[stage][row(r)] = to[r];
     }
     Probabilities prob;
-    const std::uint32_t rows = shared_address(s.kv[stage].rope) + (warp() * 16 + lane() % 16) * 128;
-#pragma unroll
-    for (int part = 0; part < 2; ++part) {
-      exponentiate(x, factor, to, own_sum, rows, lane(), prob, part * (kTiles / 2));
-      fence_async_shared();
-      if (cleared) team_barrier(half());  // what other warps have zeroed is V, too
-      release(s.p_full[stage][part]);
-    }
+    exponentiate(x, factor, to, own_sum, shared_address(s.kv[stage].rope) + (warp() * 16 + lane() % 16) * 128,
+                 lane(), prob);
+    fence_async_shared();
+    if (cleared) team_barrier(half());  // what other warps have zeroed is V, too
+    release(s.p_full[stage]);
     if constexpr (kOther) end_products(stage ^ 1);
     add_own(stage, to, prob);
   }

@@ -14,7 +14,7 @@ __device__ inline void init_barriers(Shared& s) {
   for (int stage = 0; stage < kStages; ++stage) {
     for (std::uint64_t& barrier : s.kv_full[stage]) init(barrier, 1);
     for (std::uint64_t& barrier : s.kv_empty[stage]) init(barrier, 4 * C.blocks);
-    for (std::uint64_t& barrier : s.p_full[stage]) init(barrier, 4);
+    init(s.p_full[stage], 4);
   }
   init(s.q_full, 1);
   init(s.q_empty, kComputeThreads / 32);

@@ -114,11 +114,11 @@ __device__ inline void raise(const Logits& x, float factor, float (&offset)[2]) 
   }
 }
 
-/// P of half of a step's tokens, from tile `first` on, to shared memory and as fragments; adds it up.
+/// P of a step, to shared memory and as fragments; adds it up.
 __device__ inline void exponentiate(Logits& x, float factor, const float (&offset)[2], float (&sum)[2],
-                                    std::uint32_t rows, int lane, Probabilities& prob, int first) {
+                                    std::uint32_t rows, int lane, Probabilities& prob) {
 #pragma unroll
-  for (int tile = first; tile < first + kTiles / 2; ++tile) {
+  for (int tile = 0; tile < kTiles; ++tile) {
 #pragma unroll
     for (int i = 8 * tile; i < 8 * tile + 8; ++i) {
       x[i] = exp2_approx(fmaf(x[i], factor, -offset[i / 2 % 2]));

@@ -69,13 +69,13 @@ struct Shared {
   alignas(1024) Stage kv[kStages];
   Queue queue;
   alignas(8) std::uint64_t kv_full[kStages][2], kv_empty[kStages][2];  // halves as they come, halves of V
-  std::uint64_t p_full[kStages][2], q_full, q_empty;                   // P: of half a step's tokens
-  std::uint32_t live[kStages];                                         // bit i: tokens from 16 i on are there
-  float offset[kStages][kRows];                                        // what P of a stage is relative to
-  OwnSum sums[2][kStages][kRows];                                      // by items' parity and warpgroups
-  int item_index[8];           // of a compute warp, whose registers are dear
-  std::uint32_t next_step[8];  // likewise, while it ends an item
-  std::uint32_t merges;        // of a cut unit, bits of the parts whose rows this block merges
+  std::uint64_t p_full[kStages], q_full, q_empty;
+  std::uint32_t live[kStages];     // bit i: tokens from 16 i on are there
+  float offset[kStages][kRows];    // what P of a stage is relative to
+  OwnSum sums[2][kStages][kRows];  // by items' parity and warpgroups
+  int item_index[8];               // of a compute warp, whose registers are dear
+  std::uint32_t next_step[8];      // likewise, while it ends an item
+  std::uint32_t merges;            // of a cut unit, bits of the parts whose rows this block merges
 };
 static_assert(sizeof(Shared) <= wide::kMaxShared);
 
