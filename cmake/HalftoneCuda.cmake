@@ -18,7 +18,7 @@ set(cuda "$<COMPILE_LANGUAGE:CUDA>")
 target_compile_options(halftone_compile INTERFACE
   "$<${cuda}:SHELL:-gencode arch=compute_90a,code=sm_90a>"
   "$<${cuda}:SHELL:--expt-relaxed-constexpr --extended-lambda>"
-  # Kernels of one role differ little: compressed they take a sixth, in the library, the wheel and every test program.
+  # Kernels of one role differ little: compressed they take an eighth, in the library, the wheel and every test program.
   # Drivers before 550.54 (CUDA 12.4) cannot read it.
   "$<${cuda}:--compress-mode=size>"
   "$<${cuda}:-Xcompiler=-Wall,-Wextra,-ffp-contract=off>"

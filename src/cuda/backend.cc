@@ -43,6 +43,16 @@ int workers(Device on) {
                 fmt::format("device.index is {}, but there are {} CUDA devices: use 0 to {}.", device, count,
                             count - 1));
   }
+  constexpr int kDecompresses = 12040;  // the first that reads device code as it is stored: CUDA 12.4
+  int driver = 0;
+  check(cudaDriverGetVersion(&driver), "cudaDriverGetVersion");
+  if (driver < kDecompresses) {
+    throw Error(
+        ErrorCode::kUnsupported,
+        fmt::format("device is cuda:{}, but its driver is for CUDA {}.{} and the kernels need one for "
+                    "12.4 or later: install driver 550.54 or newer, or use the CPU.",
+                    device, driver / 1000, driver % 1000 / 10));
+  }
   int major = 0, minor = 0, processors = 0;
   check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), "cudaDeviceGetAttribute");
   check(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "cudaDeviceGetAttribute");

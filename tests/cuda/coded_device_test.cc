@@ -266,6 +266,26 @@ TEST_P(DeviceCoded, LongContextsKeepTheirSums) {
   }
 }
 
+/// Keys are walked from the last to the first: logits that rise that way, by powers of two that E4M3 holds,
+/// that a float holds and that none does, tile after tile, beside rows whose logits fall.
+TEST_P(DeviceCoded, LogitsThatRise) {
+  for (const float step : {4.0F, 30.0F, 140.0F}) {  // base 2, of 96 keys
+    AttentionCase row = coded_case("fp8", value_format(), 128, DType::kBFloat16, {{70, 2000}, {5, 300}});
+    row.q_heads = row.kv_heads = 1;
+    Problem p = make_problem(row);
+    if (!serves(p)) continue;
+    const float log2 = 128.0F / std::sqrt(128.0F) * 1.442695F;  // of a logit, where all dims are 1
+    const std::int64_t tokens = p.k.shape()[0];
+    for (std::int64_t i = 0; i < p.k.numel(); ++i) {
+      const std::int64_t left = tokens - i / 128;
+      p.k.set(i, static_cast<float>(left) / 96.0F * step / log2);
+    }
+    for (std::int64_t i = 0; i < p.q.numel(); ++i) p.q.set(i, i / 128 % 3 == 0 ? -1.0F : 1.0F);
+    p.cache = refilled(p, {0xFF});
+    EXPECT_EQ(judge_device(p, run_on_device(p)), "") << row.name << ", steps of " << step;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(, DeviceCoded, ::testing::Values("half_int8", "fp8"),
                          [](const auto& info) { return info.param; });
 

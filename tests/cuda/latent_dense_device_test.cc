@@ -115,6 +115,33 @@ TEST(DeviceLatentAttention, DensePagesThatAreMissing) {
   }
 }
 
+/// Pages that the window has passed may be gone, also those that share a step with its first tokens.
+TEST(DeviceLatentAttention, DensePagesBeforeAWindow) {
+  for (const int heads : {64, 128}) {
+    for (const int page_size : {16, 32}) {
+      AttentionCase row = listed_case(heads, "bf16");
+      row.lists = {};
+      row.page_size = page_size;
+      row.requests = {{1, 700}, {2, 333}, {1, 191}};
+      row.mask.causal = true;
+      row.mask.window_left = 90;
+      const Problem p = make_problem(row);
+      const Outputs expected = run_on_device(p);
+      const auto table = p.cache->block_table.as<std::int32_t>();
+      const auto width = static_cast<std::size_t>(p.cache->block_table.shape()[1]);
+      for (std::size_t i = 0; i < row.requests.size(); ++i) {
+        const auto [q_len, kv_len] = row.requests[i];
+        for (int page = 0; (page + 1) * page_size <= kv_len - q_len - 90; ++page) {
+          table[i * width + static_cast<std::size_t>(page)] = -1;
+        }
+      }
+      const Outputs outputs = run_on_device(p);
+      EXPECT_EQ(status_of(outputs), 0) << row.name;
+      expect_same_bits(expected, outputs, row.name + ", pages of " + std::to_string(page_size));
+    }
+  }
+}
+
 /// A request's bits come from it alone, whichever steps its worker took before.
 TEST(DeviceLatentAttention, DenseBatchInvariantBits) {
   for (const int heads : {64, 128}) {

@@ -1,5 +1,6 @@
-// Blocked path, Arithmetic::kHalfInt8 with V in bf16, on AVX-512 with BF16: pairs of tokens of P and V, the
-// first one in the upper half of a dword, so that sums take tokens in their order: the bits of fp32.
+// Blocked path on AVX-512 with BF16: packing values to pairs; and Arithmetic::kHalfInt8 with V in bf16, pairs
+// of tokens of P and V, the first one in the upper half of a dword, so that sums take tokens in their order:
+// the bits of fp32.
 
 #include "cpu/attention/pair_products-inl.h"
 #include "cpu/attention/value_output-inl.h"

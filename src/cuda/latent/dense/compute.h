@@ -114,8 +114,8 @@ struct Compute : wide::OutputEnd<ComputeTraits> {
     for (int i = alive * kPieces + static_cast<int>(thread % 128); i < kBlockTokens * kPieces; i += 128) {
       const int token = i / kPieces, column = i % kPieces / 8;
       const int place = column_in_stage(column) + token / kGroupTokens * kGroupBytes;
-      *reinterpret_cast<uint4*>(s.kv[stage].half[0][0] + place + token % kGroupTokens * 128 + i % 8 * 16) =
-          uint4{};
+      auto* const bytes = reinterpret_cast<std::uint8_t*>(&s.kv[stage]);
+      *reinterpret_cast<uint4*>(bytes + place + token % kGroupTokens * 128 + i % 8 * 16) = uint4{};
     }
   }
 

@@ -78,8 +78,8 @@ struct TokenLoader {
 #pragma unroll 1
     do {
       const std::int32_t behind = look_up(work, table, token + 2 * kBlockTokens);
-      const bool has = wanted(work, token) && has_page(p, page);
-      const std::uint32_t live = __ballot_sync(~0u, has) & ((1u << kTiles) - 1);
+      const bool has = lane < kTiles && wanted(work, token) && has_page(p, page);
+      const std::uint32_t live = __ballot_sync(~0u, has);
       const std::int32_t from = has ? page : -1;
       const int stage = at.stage(), group = (token + tile() * kTileTokens) / kGroupTokens & page_mask;
       const std::uint32_t full = shared_address(&s.kv_full[stage][first() ? 0 : 1]);

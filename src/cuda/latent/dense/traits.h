@@ -9,6 +9,9 @@ namespace halftone::cuda::dense {
 
 using wide::kBlockTokens;
 using wide::kColumnBytes;
+using wide::kGroupColumnBytes;
+using wide::kGroups;
+using wide::kGroupTokens;
 using wide::kLatentDims;
 using wide::kRopeDims;
 using wide::kRows;
@@ -31,8 +34,7 @@ __device__ constexpr int column_at(int i) {
 
 // Half of V of a step: groups of 8 tokens with all its columns, so that one tensor copy brings a box of
 // tokens as it lies here.
-inline constexpr int kGroupTokens = 8, kGroups = kBlockTokens / kGroupTokens;
-inline constexpr int kGroupColumnBytes = kGroupTokens * 128, kGroupBytes = kHalfColumns * kGroupColumnBytes;
+inline constexpr int kGroupBytes = kHalfColumns * kGroupColumnBytes;
 struct Stage {
   std::uint8_t half[2][kGroups][kGroupBytes];
   std::uint8_t rope[kColumnBytes];  // later P
@@ -53,7 +55,7 @@ __device__ constexpr int group_stride(int column) {
 // their reads.
 inline constexpr int kFragmentColumns = 2;
 
-// Two warpgroups that compute, then one of which a warp brings tokens and one queries.
+// Two warpgroups that compute, then one of which two warps bring tokens and one queries.
 inline constexpr int kThreads = 384, kComputeThreads = 256;
 inline constexpr int kLoadRegisters = 40, kComputeRegisters = 232;
 static_assert(kLoadRegisters + 2 * kComputeRegisters <= 3 * 168);
@@ -79,7 +81,8 @@ struct Shared {
 };
 static_assert(sizeof(Shared) <= wide::kMaxShared);
 
-/// Where an item's steps begin, at a multiple of their tokens.
+/// Where an item's steps begin, at a multiple of their tokens. Those before the item's are in no row's
+/// window.
 __device__ inline int first_token(const planning::WorkItem& work) {
   return work.kv_begin & ~(kBlockTokens - 1);
 }
