@@ -39,6 +39,14 @@ CUtensorMapSwizzle swizzle_of(int row_bytes) {
   return row_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B;
 }
 
+cuuint64_t bytes(std::int64_t n) { return static_cast<cuuint64_t>(n); }
+/// Pages of a map, which has one at least.
+cuuint64_t page_count(const PagedKv& cache) { return bytes(std::max<std::int64_t>(1, cache.pages.shape[0])); }
+/// Of one page the stride says nothing.
+cuuint64_t page_stride(const PagedKv& cache, const PageLayout& layout) {
+  return bytes(cache.pages.shape[0] <= 1 ? layout.page_bytes : cache.pages.strides[0]);
+}
+
 /// Sizes, strides in bytes from the second dim on, and boxes, innermost first.
 template <std::size_t kRank>
 struct Boxes {
@@ -78,56 +86,51 @@ bool has_boxes(const TensorView& t) {
 
 CUtensorMap tensor_map(const TensorView& t, const void* somewhere, int heads, int tokens, int row_bytes) {
   const bool empty = t.numel() == 0;
-  const int bytes = dtype_bits(t.dtype) / 8;
+  const int element = dtype_bits(t.dtype) / 8;
   const auto size = [](std::int64_t n) { return static_cast<cuuint64_t>(std::max<std::int64_t>(1, n)); };
   const auto stride = [&](int dim) {  // of a dim of one element it says nothing
-    return static_cast<cuuint64_t>(empty || t.shape[dim] <= 1 ? 16 : t.strides[dim] * bytes);
+    return static_cast<cuuint64_t>(empty || t.shape[dim] <= 1 ? 16 : t.strides[dim] * element);
   };
   const Boxes<3> boxes{empty ? somewhere : t.data,
                        {size(t.shape[2]), size(t.shape[1]), size(t.shape[0])},
                        {stride(1), stride(0)},
-                       {static_cast<cuuint32_t>(row_bytes / bytes), static_cast<cuuint32_t>(heads),
+                       {static_cast<cuuint32_t>(row_bytes / element), static_cast<cuuint32_t>(heads),
                         static_cast<cuuint32_t>(tokens)}};
   return boxes.map(t.dtype, swizzle_of(row_bytes));
 }
 
 CUtensorMap page_map(const PagedKv& cache, const PageLayout& layout, std::int64_t offset, int dim,
                      DType dtype, int row_bytes) {
-  const auto bytes = [](std::int64_t n) { return static_cast<cuuint64_t>(n); };
-  const Boxes<5> boxes{static_cast<const std::uint8_t*>(cache.pages.data) + offset,
-                       {bytes(dim), kTileTokens, bytes(cache.spec.page_size / kTileTokens),
-                        bytes(cache.spec.kv_heads), bytes(std::max<std::int64_t>(1, cache.pages.shape[0]))},
-                       {bytes(dim) * 2, bytes(layout.tile_bytes), bytes(layout.head_bytes),
-                        bytes(cache.pages.shape[0] <= 1 ? layout.page_bytes : cache.pages.strides[0])},
-                       {static_cast<cuuint32_t>(row_bytes / 2), kTileTokens, 1, 1, 1}};
+  const Boxes<5> boxes{
+      static_cast<const std::uint8_t*>(cache.pages.data) + offset,
+      {bytes(dim), kTileTokens, bytes(cache.spec.page_size / kTileTokens), bytes(cache.spec.kv_heads),
+       page_count(cache)},
+      {bytes(dim) * 2, bytes(layout.tile_bytes), bytes(layout.head_bytes), page_stride(cache, layout)},
+      {static_cast<cuuint32_t>(row_bytes / 2), kTileTokens, 1, 1, 1}};
   return boxes.map(dtype, swizzle_of(row_bytes));
 }
 
 CUtensorMap latent_page_map(const PagedKv& cache, const PageLayout& layout, const void* somewhere,
                             DType dtype, int tokens, int columns) {
   constexpr int kDims = 64, kTokens = 8;
-  const auto bytes = [](std::int64_t n) { return static_cast<cuuint64_t>(n); };
   const bool empty = cache.pages.shape[0] == 0;
   const Boxes<5> boxes{
       empty ? somewhere : cache.pages.data,
       {kDims, kTokens, bytes(cache.spec.head_dim / kDims), bytes(cache.spec.page_size / kTokens),
-       bytes(std::max<std::int64_t>(1, cache.pages.shape[0]))},
-      {bytes(layout.row_bytes), 2 * kDims, bytes(kTokens * layout.row_bytes),
-       bytes(cache.pages.shape[0] <= 1 ? layout.page_bytes : cache.pages.strides[0])},
+       page_count(cache)},
+      {bytes(layout.row_bytes), 2 * kDims, bytes(kTokens * layout.row_bytes), page_stride(cache, layout)},
       {kDims, kTokens, static_cast<cuuint32_t>(columns), static_cast<cuuint32_t>(tokens / kTokens), 1}};
   return boxes.map(dtype);
 }
 
 CUtensorMap page_code_map(const PagedKv& cache, const PageLayout& layout, const void* somewhere, int tiles) {
-  const auto bytes = [](std::int64_t n) { return static_cast<cuuint64_t>(n); };
   const bool empty = cache.pages.shape[0] == 0;
   constexpr int kRow = 64;  // bytes
   const Boxes<5> boxes{
       empty ? somewhere : cache.pages.data,
       {kRow, bytes(cache.spec.head_dim * kTileTokens / kRow), bytes(cache.spec.page_size / kTileTokens),
-       bytes(cache.spec.kv_heads), bytes(std::max<std::int64_t>(1, cache.pages.shape[0]))},
-      {kRow, bytes(layout.tile_bytes), bytes(layout.head_bytes),
-       bytes(cache.pages.shape[0] <= 1 ? layout.page_bytes : cache.pages.strides[0])},
+       bytes(cache.spec.kv_heads), page_count(cache)},
+      {kRow, bytes(layout.tile_bytes), bytes(layout.head_bytes), page_stride(cache, layout)},
       {kRow, kTileTokens, static_cast<cuuint32_t>(tiles), 1, 1}};
   return boxes.map(DType::kUInt8, CU_TENSOR_MAP_SWIZZLE_64B);
 }

@@ -41,14 +41,13 @@ LatentDenseParams dense_params(const AttentionParams& attention, const Plan::Imp
   constexpr int kRows = 64;  // of a thread block
   LatentDenseParams p{};
   p.attention = attention;
-  constexpr int kStepTokens = 64, kHalfColumns = 4;
   p.box_tokens =
-      std::min(static_cast<int>(cache.spec.page_size), kStepTokens / kLatentDenseTable[row].blocks);
+      std::min(static_cast<int>(cache.spec.page_size), kLatentDenseTokens / kLatentDenseTable[row].blocks);
   const auto map = [&](int columns) {
     return latent_page_map(cache, plan.layout, attention.schedule.header, cache.spec.k_format.dtype,
                            p.box_tokens, columns);
   };
-  p.latent = map(kHalfColumns);
+  p.latent = map(kLatentDenseHalfColumns);
   p.rope = map(1);
   p.q_boxes = (kRows % group == 0 || group % kRows == 0) && has_boxes(args.q) && args.q.numel() > 0;
   if (p.q_boxes) {

@@ -16,6 +16,9 @@ struct LatentDenseConfig {
 
 constexpr int rows_of(const LatentDenseConfig& c) { return 64 * c.blocks; }
 
+// Of a step, whose latent comes in two halves: tokens, and columns of 64 dims of a half.
+inline constexpr int kLatentDenseTokens = 64, kLatentDenseHalfColumns = 4;
+
 inline constexpr std::array kLatentDenseTable{
     LatentDenseConfig{DType::kBFloat16, 1},
     LatentDenseConfig{DType::kBFloat16, 2},

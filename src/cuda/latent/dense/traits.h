@@ -21,8 +21,9 @@ using wide::Queue;
 
 // Columns of 64 dims, of a step's tokens or of Q's rows: 64 rows of 128 bytes, swizzled over 8 rows. Those of
 // V are two halves, of which each compute warpgroup takes one; the rope part comes last.
-inline constexpr int kHalfColumns = 4, kRopeColumn = 2 * kHalfColumns, kAllColumns = kRopeColumn + 1;
-static_assert(kRopeColumn * 64 == kLatentDims && kRopeDims == 64);
+inline constexpr int kHalfColumns = kLatentDenseHalfColumns, kRopeColumn = 2 * kHalfColumns;
+inline constexpr int kAllColumns = kRopeColumn + 1;
+static_assert(kRopeColumn * 64 == kLatentDims && kRopeDims == 64 && kBlockTokens == kLatentDenseTokens);
 inline constexpr int kTokenBytes = 2 * (kLatentDims + kRopeDims);
 inline constexpr int kStages = 2;  // as many as compute warpgroups: each has the steps of one
 inline constexpr int kTileTokens = 16, kTiles = kBlockTokens / kTileTokens;
