@@ -88,7 +88,7 @@ struct Scores {
     }
   }
 
-  __device__ void multiply(const StepPlace& at, Logits& x) const {
+  __device__ void multiply(const StepPlace& at, Logits& x, bool tokens_apart) const {
     const std::uint64_t rope = swizzled_matrix(uniform(shared_address(s.rope[at.third()])));
     const std::uint64_t k = swizzled_matrix(uniform(shared_address(s.kv[at.stage()])), 16, kGroupBytes);
     const std::uint64_t q = swizzled_matrix(uniform(shared_address(s.q)));
@@ -98,7 +98,7 @@ struct Scores {
       wgmma_commit();
       wgmma_wait<0>();
       pin(x);
-      if (apart_tokens(at.third())) restore(x, at.third());
+      if (tokens_apart) restore(x, at.third());
       wgmma_begin();
       multiply_rope<false>(rope, x);
     } else {
@@ -293,9 +293,10 @@ struct Scores {
         Logits x;
         barrier_wait(shared_address(&s.kv_full[at.stage()]), at.parity());
         if (C.blocks == 2) tell_copied(at);
-        multiply(at, x);
+        // Read before the products, beside which shared memory answers late.
         const bool tokens_apart = apart_tokens(third);
         const bool all_live = (s.notes[third][0].live & s.notes[third][1].live) == ~0u;
+        multiply(at, x, tokens_apart);
         team_barrier(kScoreTeam);  // all warps have read Q, of the last step, and the rope part
         queries.locate();
         if (first && __shfl_sync(~0u, s.queue.count, 0) > index + 1) {
