@@ -192,6 +192,9 @@ struct Scores {
       y = exp2_approx(fmaf(y, factor[i / 2 % 2], -to[i / 2 % 2]));
       if (counts) sum[i / 2 % 2] += y;
     }
+    if (C.blocks == 2 && half == 0) {  // the other block has what P takes the place of
+      barrier_wait(shared_address(&s.rope_copied[at.stage()]), at.parity());
+    }
 #pragma unroll
     for (int j = 4 * half; j < 4 * half + 4; j += 2) {
       const float* y = x + 4 * j;
@@ -315,7 +318,6 @@ struct Scores {
           const int token = work.kv_begin + (steps_of(work) - left) * kBlockTokens;
           if (!sees_all(item(index), token)) mask_unseen(x, item(index), token);
         }
-        if (C.blocks == 2) barrier_wait(shared_address(&s.rope_copied[at.stage()]), at.parity());
         if (any_apart) {
           soften_apart(x, at);
         } else {
