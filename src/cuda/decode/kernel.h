@@ -170,6 +170,7 @@ __device__ inline void decode_worker(const DecodeParams& p, int worker, typename
       if (thread < 32) check_inputs(p, worker, thread);
     }
   } else {
+    init_rings<C>(s, warp, thread_index() % 32);
     if constexpr (Traits::kWarps > 4) grow_registers<Traits::kComputeRegisters>();
     if constexpr (Traits::kWarpgroups) {
       compute_warpgroups<C>(p, s);

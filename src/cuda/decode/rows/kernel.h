@@ -47,6 +47,7 @@ __device__ inline void decode_rows_worker(const DecodeRowsParams& params,
   const AttentionParams& p = params.attention;
   const int warp = thread_index() / 32, lane = thread_index() % 32;
   if (warp == Traits::kLoadWarp) start_rows<C>(params, s, lane);
+  if (warp < Traits::kConvertWarp) init_rows<C>(s, warp, lane);
   if (warp >= Traits::kQueryWarp) prefetch_inputs(p, blockIdx.x, thread_index() - 32 * Traits::kQueryWarp);
   __syncthreads();
   if (warp >= Traits::kLoadWarp) {

@@ -34,10 +34,8 @@ __device__ inline void dense_worker(const LatentDenseParams& params, Shared& s) 
   }
   wait_for_previous_kernel();
   let_next_kernel_start();
-  if (warp == 0) {
-    s.queue.start(Queue::fetch(p.list, worker, lane), bounds_of(p), lane);
-    if (lane == 0) init_barriers<C>(s);
-  }
+  if (warp == 0) s.queue.start(Queue::fetch(p.list, worker, lane), bounds_of(p), lane);
+  if (warp == 1 && lane == 0) init_barriers<C>(s);  // one after the other, while the list is on its way
   if constexpr (C.blocks == 2) {
     cluster_barrier();
   } else {

@@ -180,19 +180,18 @@ __device__ inline void latent_few_worker(const AttentionParams& params, int work
   const std::int32_t found = loader.look_ahead(worker);
   if (warp == 0) {
     s.queue.start(listed, bounds_of(p), lane);
-  } else if (warp == 1) {
-    if (lane < Traits::kStages) {
-      barrier_init(shared_address(&s.full[lane]), Traits::kLoadWarps * (32 + 1));
-      barrier_init(shared_address(&s.empty[lane]), Traits::kOutputWarps);
-    }
+  } else if (warp == 1) {  // barriers that one warp initialises follow one another
+    if (lane < Traits::kStages) barrier_init(shared_address(&s.full[lane]), Traits::kLoadWarps * (32 + 1));
+    if (lane < Traits::kLoadWarps) s.reading[lane] = 0;
+  } else if (warp == 2) {
+    if (lane < Traits::kStages) barrier_init(shared_address(&s.empty[lane]), Traits::kOutputWarps);
+    if (lane == 0) s.softcap = Softcap(p);
+  } else if (warp == 3) {
     if (lane < Traits::kSlots) barrier_init(shared_address(&s.weighed[lane]), Traits::kBlockWarps);
     if (lane < 2) {
       barrier_init(shared_address(&s.stated[lane]), Traits::kScoreWarps);
       barrier_init(shared_address(&s.taken[lane]), 1);
     }
-    if (lane < Traits::kLoadWarps) s.reading[lane] = 0;
-  } else if (warp == 2) {
-    if (lane == 0) s.softcap = Softcap(p);
   }
   hardware_barrier_wait<kLoadBarrier, 32 * Traits::kLoadWarps>();
   hardware_barrier_arrive<kReadyBarrier, Traits::kThreads>();
