@@ -19,6 +19,7 @@ __device__ inline void init_barriers(Shared& s) {
     init(s.kv_full[stage], kSingle<C> ? 4 : 1);
     for (std::uint64_t& barrier : s.kv_empty[stage]) init(barrier, 8 * C.blocks);
     for (std::uint64_t& barrier : s.p_full[stage]) init(barrier, 4);
+    for (std::uint64_t& barrier : s.converted[stage]) init(barrier, kPassers<C>);
     init(s.rope_copied[stage], 1);
   }
   for (std::uint64_t& barrier : s.rope_empty) init(barrier, 8 * C.blocks);

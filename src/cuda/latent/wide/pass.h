@@ -85,6 +85,7 @@ struct Passer {
     const std::uint32_t raw = shared_address(s.raw) + lane * 16;
     const std::uint32_t scales = shared_address(s.scales) + lane / 8 * 2;
     const std::uint32_t to = shared_address(s.kv[at.stage()]) + lane / 8 * 2 * kGroupColumnBytes;
+    bool adapts = false;
     int first = warp;  // of a chunk's tokens the warp's are this one and every third
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
@@ -93,10 +94,11 @@ struct Passer {
         barrier_wait(shared_address(&s.kv_empty[at.stage()][group / kSliceChunks]), at.parity() ^ 1);
       }
       barrier_wait(shared_address(&s.raw_full[chunk]), parity);
+      if (chunk == 0) adapts = C.q_dtype == DType::kFloat16 || s.notes[at.third()][half].apart != 0;
       convert_chunk(raw + chunk * (kChunkTokens * kLatentDims), scales + chunk * (kChunkTokens * 8),
                     to + group * kGroupBytes, first, shared_address(&s.raw_empty[chunk]));
       first = first == kPassers<C> - 1 ? 0 : first + 1;
-      if (chunk == 0) adapt_ropes(at, half);
+      if (chunk == 0 && adapts) adapt_ropes(at, half);
       if ((chunk + 1) % kPassChunks == 0) pass_on(at, chunk + 1 - kPassChunks, kPassChunks);
     }
   }
@@ -126,7 +128,6 @@ struct Passer {
   /// Of the round, eight lanes a token: they arrived with its first codes.
   __device__ void adapt_ropes(const StepPlace& at, int half) const {
     const HalfNotes& notes = s.notes[at.third()][half];
-    if (C.q_dtype == DType::kBFloat16 && notes.apart == 0) return;
     const std::uint32_t ropes = shared_address(s.rope[at.third()]);
 #pragma unroll 1
     for (int i = 4 * warp; i < kRoundTokens; i += 4 * kPassers<C>) {
@@ -139,10 +140,15 @@ struct Passer {
   /// Chunks that the block has written go to the other block; with the first ones rope parts and notes.
   __device__ void pass_on(const StepPlace& at, int first, int chunks) const {
     fence_async_shared();
-    if constexpr (1 < kPassers<C>) {
-      asm volatile("bar.sync %0, %1;" ::"n"(kPassBarrier), "n"(kPassers<C> * 32) : "memory");
+    if constexpr (1 < kPassers<C>) {  // one of the warps waits for the others
+      const int part = first / kPassChunks;
+      const std::uint32_t converted = shared_address(&s.converted[at.stage()][part]);
+      __syncwarp();
+      if (lane == 0) barrier_arrive(converted);
+      if (warp != kPassers<C> - 1 - part) return;
+      barrier_wait(converted, at.parity());
     }
-    if (warp != 0 || lane != 0) return;
+    if (lane != 0) return;
     const std::uint32_t full = shared_address(&s.kv_full[at.stage()]);
     const std::uint32_t other = cluster_address(full, rank ^ 1);
     const auto copy = [&](const void* from, int bytes) {

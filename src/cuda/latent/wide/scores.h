@@ -88,7 +88,7 @@ struct Scores {
     }
   }
 
-  __device__ void multiply(const StepPlace& at, Logits& x) const {
+  __device__ void multiply(const StepPlace& at, Logits& x, bool tokens_apart) const {
     const std::uint64_t rope = swizzled_matrix(uniform(shared_address(s.rope[at.third()])));
     const std::uint64_t k = swizzled_matrix(uniform(shared_address(s.kv[at.stage()])), 16, kGroupBytes);
     const std::uint64_t q = swizzled_matrix(uniform(shared_address(s.q)));
@@ -98,7 +98,7 @@ struct Scores {
       wgmma_commit();
       wgmma_wait<0>();
       pin(x);
-      if (apart_tokens(at.third())) restore(x, at.third());
+      if (tokens_apart) restore(x, at.third());
       wgmma_begin();
       multiply_rope<false>(rope, x);
     } else {
@@ -191,6 +191,9 @@ struct Scores {
       float& y = x[kS / 2 * half + i];
       y = exp2_approx(fmaf(y, factor[i / 2 % 2], -to[i / 2 % 2]));
       if (counts) sum[i / 2 % 2] += y;
+    }
+    if (C.blocks == 2 && half == 0) {  // the other block has what P takes the place of
+      barrier_wait(shared_address(&s.rope_copied[at.stage()]), at.parity());
     }
 #pragma unroll
     for (int j = 4 * half; j < 4 * half + 4; j += 2) {
@@ -293,9 +296,10 @@ struct Scores {
         Logits x;
         barrier_wait(shared_address(&s.kv_full[at.stage()]), at.parity());
         if (C.blocks == 2) tell_copied(at);
-        multiply(at, x);
+        // Read before the products, beside which shared memory answers late.
         const bool tokens_apart = apart_tokens(third);
         const bool all_live = (s.notes[third][0].live & s.notes[third][1].live) == ~0u;
+        multiply(at, x, tokens_apart);
         team_barrier(kScoreTeam);  // all warps have read Q, of the last step, and the rope part
         queries.locate();
         if (first && __shfl_sync(~0u, s.queue.count, 0) > index + 1) {
@@ -314,7 +318,6 @@ struct Scores {
           const int token = work.kv_begin + (steps_of(work) - left) * kBlockTokens;
           if (!sees_all(item(index), token)) mask_unseen(x, item(index), token);
         }
-        if (C.blocks == 2) barrier_wait(shared_address(&s.rope_copied[at.stage()]), at.parity());
         if (any_apart) {
           soften_apart(x, at);
         } else {

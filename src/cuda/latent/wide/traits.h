@@ -62,7 +62,6 @@ template <LatentWideConfig C>
 inline constexpr int kCopiers = kScaled<C> ? 1 : 3;
 template <LatentWideConfig C>
 inline constexpr int kPassers = 4 - kCopiers<C>;
-inline constexpr int kPassBarrier = kTeam + 2;
 
 // Tokens come in rounds of 32, half of a step: two for a block alone, one for each block of a pair. A round's
 // raw codes fill the ring; chunk by chunk they are copied, converted and given back.
@@ -107,6 +106,8 @@ struct Shared {
   // Of fp8, of chunks; of bf16 full ones only, of stages two: of slices of a pair's half, or of halves.
   std::uint64_t raw_full[kChunks], raw_empty[kChunks];
   std::uint64_t p_full[2][2], state_full, state_empty;  // P: of half a step's tokens
+  // Half of the block's tokens are converted, by all warps. One for each stage: a warp may be a step behind.
+  std::uint64_t converted[kStages][kChunks / kPassChunks];
   // Of a pair: the other block has this one's half of a step's rope parts. In phases of kv_full.
   std::uint64_t rope_copied[kStages];
   HalfNotes notes[3][2];  // beside a step's rope parts: of its halves
