@@ -19,7 +19,7 @@ from typing import Iterator
 HOUSE = """
 tests/**             bench/** cli/** testing/** reference src/** include/halftone
 bench/**             testing reference src/** include/halftone
-cli/**               testing reference src/** include/halftone
+cli/**               reference src/** include/halftone
 python/native        src/** include/halftone
 python/portable
 

@@ -63,6 +63,8 @@ std::vector<Case> cases() {
   many_heads.q_heads = 128;
   AttentionProblem latent16 = latent;
   latent16.kv = KvCacheSpec::latent(parse_format("bf16"));
+  AttentionProblem more_heads = latent16;
+  more_heads.q_heads = 32;
   AttentionProblem latent8 = latent, latent4 = latent, rotary_v = latent;
   latent8.kv = KvCacheSpec::latent(parse_format("int8-g64"));
   latent4.kv = KvCacheSpec::latent(parse_format("int4-g64"));
@@ -82,6 +84,7 @@ std::vector<Case> cases() {
       {"the same, 2048 listed keys", listed},
       {"the same, 128 heads", many_heads},
       {"latent bf16, 16 heads", latent16},
+      {"the same, 32 heads", more_heads},
       {"latent fp8-g64-e8m0, 16 heads", rotary_v},
       {"latent int8-g64, 16 heads", latent8},
       {"latent int4-g64, 16 heads", latent4},

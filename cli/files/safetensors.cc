@@ -73,7 +73,10 @@ SafetensorsReader::SafetensorsReader(std::string path) : path_(std::move(path)) 
                               S_ISDIR(status.st_mode) ? "a directory" : "a FIFO, socket or device"));
     }
     const auto size = static_cast<std::uint64_t>(status.st_size);
-    if (size < 8) corrupt(path_, fmt::format("has {} bytes, but a safetensors file has at least 10", size));
+    if (size < 8) {
+      corrupt(path_,
+              fmt::format("has {} bytes, but a safetensors file has at least 10: it is cut short", size));
+    }
     std::array<std::byte, 8> prefix{};
     read_at(0, prefix);
     const std::uint64_t length = read_le64(prefix);

@@ -86,7 +86,7 @@ TEST(DeviceLatentAttention, DenseLogitsThatGrow) {
 
 /// The last pages of a request are missing: as if it were so much shorter.
 TEST(DeviceLatentAttention, DensePagesThatAreMissing) {
-  for (const int heads : {64, 128}) {
+  for (const int heads : {32, 64, 128}) {
     for (const int page_size : {16, 32, 128}) {
       for (const std::int32_t bad : {-1, INT_MAX, 1 << 20}) {
         AttentionCase row = listed_case(heads, "bf16");
@@ -116,9 +116,34 @@ TEST(DeviceLatentAttention, DensePagesThatAreMissing) {
   }
 }
 
+/// 17 to 32 packed rows in units of 64, of which the rest is padding: drafts, masks and ends of requests
+/// within a step. What lies behind a request is NaN.
+TEST(DeviceLatentAttention, DensePagesOfFewRows) {
+  int n = 0;
+  for (const auto& [heads, q_len] : {std::pair{32, 1}, {16, 2}, {8, 3}}) {
+    AttentionCase row = listed_case(heads, "bf16");
+    row.lists = {};
+    row.page_size = 16 << n;
+    row.requests = {{q_len, 210}, {1, 64}, {q_len, q_len}, {1, 0}, {0, 9}, {q_len, 127}};
+    row.mask.causal = n != 1;
+    if (n < 2) row.mask.window_left = 90;
+    row.sinks = n == 2;
+    row.workers = n == 1 ? 3 : 0;
+    row.name += ", " + std::to_string(q_len) + " queries";
+    Problem p = make_problem(row);
+    p.cache = refilled(p, {0xFF});
+    const Plan plan = plan_on_device(p);
+    EXPECT_EQ(plan.info().config, "sm90-latent-64") << row.name;
+    const Outputs outputs = run_on_device(p, plan);
+    EXPECT_EQ(judge_device(p, outputs), "") << row.name;
+    EXPECT_EQ(status_of(outputs), 0) << row.name;
+    ++n;
+  }
+}
+
 /// Pages that the window has passed may be gone, also those that share a step with its first tokens.
 TEST(DeviceLatentAttention, DensePagesBeforeAWindow) {
-  for (const int heads : {64, 128}) {
+  for (const int heads : {32, 64, 128}) {
     for (const int page_size : {16, 32}) {
       AttentionCase row = listed_case(heads, "bf16");
       row.lists = {};

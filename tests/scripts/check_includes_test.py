@@ -27,7 +27,7 @@ SOUND = {
     "src/api.cc": '#include "cpu/run.h"\n#include "cuda/decode/decode.h"\n',
     "reference/oracle.h": '#include "halftone/types.h"\n',
     "testing/cases.h": '#include "reference/oracle.h"\n#include <halftone/cache.h>\n',
-    "cli/cuda/read.cu": '#include "testing/cases.h"\n#include "cuda/device/ptx.h"\n',
+    "cli/cuda/read.cu": '#include "reference/oracle.h"\n#include "cuda/device/ptx.h"\n',
     "cli/text.h": "",
     "python/native/convert.cc": '#include "convert.h"\n#include "cpu/run.h"\n',
     "python/native/convert.h": "",
@@ -71,6 +71,7 @@ class CheckIncludesTest(unittest.TestCase):
             "testing/cases.cc": "cli/text.h",
             "cli/main.cc": "tests/tools.h",
             # beside
+            "cli/eval/run.cc": "testing/cases.h",
             "src/cpu/merge.cc": "cuda/device/ptx.h",
             "src/cuda/merge.cu": "cpu/run.h",
             "src/cuda/prefill/load.h": "cuda/decode/decode.h",

@@ -151,7 +151,11 @@ inline constexpr std::array<RowShape, 3> kWideRowShapes{{
     {1, 4, 2},  // 95.5, 319
 }};
 /// Four warps have all registers that they can use; 16 rows of 16 bits do not fit into shared memory.
-inline constexpr std::array<RowShape, 2> kWidestRowShapes{{{1, 1, 4}, {1, 2, 2}}};
+inline constexpr std::array<RowShape, 2> kWidestRowShapes{{
+    {1, 1, 4},  // of int8-head at head_dim 512: 82.5, 271
+    {1, 2, 2},  // 111.6 at batch 32
+}};
+/// Figures of 8 rows: docs/measured.md, Decode; 16 have none.
 inline constexpr std::array<RowShape, 2> kMixedRowShapes{{{1, 1, 8}, {2, 1, 8}}};
 
 /// A piece of about 4 to 8 KB, and as many in flight as are useful and fit.

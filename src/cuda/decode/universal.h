@@ -15,52 +15,53 @@
 
 namespace halftone::cuda {
 
-inline constexpr int kAnyRows = 8;  // packed rows of a unit
-inline constexpr int kAnyMaxWarps = 12;
-inline constexpr int kAnyPad = 4;  // floats: spreads the rows of a tile over the banks
-inline constexpr int kAnyQueryStride = kHeadDims.back() + kAnyPad;
+inline constexpr int kUniversalUnitRows = 8;  // packed rows of a unit
+inline constexpr int kUniversalMaxWarps = 12;
+inline constexpr int kUniversalPad = 4;  // floats: spreads the rows of a tile over the banks
+inline constexpr int kUniversalQueryStride = kHeadDims.back() + kUniversalPad;
 
 /// What attention/finish.h needs to know.
 template <int kVDim>
-struct AnyTraits {
+struct UniversalTraits {
   static constexpr int kDim = kVDim;
   static constexpr int kQuads = (kDim + 127) / 128;
-  static constexpr int kWarps = kDim > 256 ? 6 : kDim > 128 ? 8 : kAnyMaxWarps;  // at most
+  static constexpr int kWarps = kDim > 256 ? 6 : kDim > 128 ? 8 : kUniversalMaxWarps;  // at most
   static constexpr int kRowLanes = 32;
   static constexpr bool kAnyOutput = true;
 };
 
 /// Warps that the tiles of a problem leave room for.
-constexpr int any_warps(int head_dim, int v_dim) {
+constexpr int universal_warps(int head_dim, int v_dim) {
   const int dim = head_dim > v_dim ? head_dim : v_dim;
-  return dim > 256 ? 6 : dim > 128 ? 8 : kAnyMaxWarps;
+  return dim > 256 ? 6 : dim > 128 ? 8 : kUniversalMaxWarps;
 }
 
 /// Floats from a row of a tile to the next.
-HT_HOST_DEVICE constexpr int any_tile_stride(int head_dim, int v_dim) {
-  return (head_dim > v_dim ? head_dim : v_dim) + kAnyPad;
+HT_HOST_DEVICE constexpr int universal_tile_stride(int head_dim, int v_dim) {
+  return (head_dim > v_dim ? head_dim : v_dim) + kUniversalPad;
 }
 
-struct AnyShared {
+struct UniversalShared {
   ItemQueue queue;
   alignas(16) ChunkPlace places[2][kHeadDims.back() / kChunk];  // of K and V
-  RowPlace rows[kAnyRows];
-  float2 states[kAnyMaxWarps][kAnyRows];  // maximum (base 2), sum
-  alignas(16) float queries[kAnyRows][kAnyQueryStride];
-  alignas(16) float probabilities[kAnyMaxWarps][kTileTokens][kAnyRows + kAnyPad];
-  // A tile of each warp follows, [kTileTokens][any_tile_stride()]: K, then V; its rows of O in the end.
+  RowPlace rows[kUniversalUnitRows];
+  float2 states[kUniversalMaxWarps][kUniversalUnitRows];  // maximum (base 2), sum
+  alignas(16) float queries[kUniversalUnitRows][kUniversalQueryStride];
+  alignas(16) float probabilities[kUniversalMaxWarps][kTileTokens][kUniversalUnitRows + kUniversalPad];
+  // A tile of each warp follows, [kTileTokens][universal_tile_stride()]: K, then V; its rows of O in the end.
   __device__ float* tile(int warp, int stride) {
     return reinterpret_cast<float*>(this + 1) + warp * (kTileTokens * stride);
   }
 };
-static_assert(sizeof(AnyShared) % 16 == 0 && kAnyRows <= kTileTokens);
+static_assert(sizeof(UniversalShared) % 16 == 0 && kUniversalUnitRows <= kTileTokens);
 
-constexpr int any_shared_bytes(int head_dim, int v_dim) {
-  return static_cast<int>(sizeof(AnyShared)) +
-         any_warps(head_dim, v_dim) * kTileTokens * any_tile_stride(head_dim, v_dim) * int{sizeof(float)};
+constexpr int universal_shared_bytes(int head_dim, int v_dim) {
+  return static_cast<int>(sizeof(UniversalShared)) + universal_warps(head_dim, v_dim) * kTileTokens *
+                                                         universal_tile_stride(head_dim, v_dim) *
+                                                         int{sizeof(float)};
 }
 
-__device__ inline int any_block_warps() { return static_cast<int>(blockDim.x) / 32; }
+__device__ inline int universal_block_warps() { return static_cast<int>(blockDim.x) / 32; }
 
 /// hadamard::rotate() by a warp, in shared memory.
 __device__ inline void rotate_shared(float* x, int dim, int lane) {
@@ -120,22 +121,22 @@ __device__ inline void unpack_tile(const page::Part& part, const float* static_s
 /// An item as one warp sees it: lane l has the logits of token l % 16 of a tile with rows 2 i + l / 16, and
 /// the dims 4 l + 128 j + 0..3 of all rows of O.
 template <int kVDim>
-struct AnyWarp {
-  using Traits = AnyTraits<kVDim>;
+struct UniversalWarp {
+  using Traits = UniversalTraits<kVDim>;
   using Dims = Row<kVDim, Traits::kRowLanes>;
-  static constexpr int kPairs = kAnyRows / 2;
+  static constexpr int kPairs = kUniversalUnitRows / 2;
 
   const AttentionParams& p;
-  AnyShared& s;
+  UniversalShared& s;
   float max[kPairs], sum[kPairs];
-  float4 out[kAnyRows][Traits::kQuads];
+  float4 out[kUniversalUnitRows][Traits::kQuads];
 
   /// All tiles of the item that are this warp's.
   __device__ void attend(const DeviceItem& item) {
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) max[i] = kMinus, sum[i] = 0.0f;
 #pragma unroll
-    for (int r = 0; r < kAnyRows; ++r) {
+    for (int r = 0; r < kUniversalUnitRows; ++r) {
 #pragma unroll
       for (int j = 0; j < Traits::kQuads; ++j) out[r][j] = {};
     }
@@ -144,7 +145,7 @@ struct AnyWarp {
     const std::uint8_t* at = find(work, token);
 #pragma unroll 1
     while (token < work.kv_end) {
-      const int next_token = token + any_block_warps() * kTileTokens;
+      const int next_token = token + universal_block_warps() * kTileTokens;
       const std::uint8_t* next = find(work, next_token);
       for (int i = thread_index() % 32 * 128; next != nullptr && i < p.cache.tile_bytes; i += 32 * 128) {
         prefetch_to_l2(next + i);
@@ -159,7 +160,7 @@ struct AnyWarp {
  private:
   // Read and computed anew wherever they are asked for: registers are scarce.
   static __device__ int lane() { return thread_index() % 32; }
-  __device__ int stride() const { return any_tile_stride(p.parts[0].dim, kVDim); }
+  __device__ int stride() const { return universal_tile_stride(p.parts[0].dim, kVDim); }
   __device__ float* tile() const { return s.tile(thread_index() / 32, stride()); }  // floats of K, then of V
 
   /// The tile of token `token`; null beyond the item and where the table has no page.
@@ -228,7 +229,7 @@ struct AnyWarp {
       const float4 high = *reinterpret_cast<const float4*>(key + d + 4);
 #pragma unroll
       for (int i = 0; i < kPairs; ++i) {
-        const float4* q = reinterpret_cast<const float4*>(query + 2 * i * kAnyQueryStride + d);
+        const float4* q = reinterpret_cast<const float4*>(query + 2 * i * kUniversalQueryStride + d);
         x[i] = dot(low, q[0], x[i]);
         odd[i] = dot(high, q[1], odd[i]);
       }
@@ -290,7 +291,7 @@ struct AnyWarp {
       }
       const float4* quads = reinterpret_cast<const float4*>(s.probabilities[thread_index() / 32][t]);
 #pragma unroll
-      for (int r = 0; r < kAnyRows; r += 4) {
+      for (int r = 0; r < kUniversalUnitRows; r += 4) {
         const float4 w = quads[r / 4];
 #pragma unroll
         for (int j = 0; j < Traits::kQuads; ++j) {
@@ -316,7 +317,7 @@ struct AnyWarp {
     float* rows = tile() + lane() * 4;
     const int step = stride();
 #pragma unroll
-    for (int r = 0; r < kAnyRows; ++r) {
+    for (int r = 0; r < kUniversalUnitRows; ++r) {
 #pragma unroll
       for (int j = 0; j < Traits::kQuads; ++j) {
         if (Dims::has(j, lane())) *reinterpret_cast<float4*>(rows + r * step + j * 128) = out[r][j];
@@ -326,12 +327,12 @@ struct AnyWarp {
 };
 
 /// Brings the rows of an item, in the basis in which K is stored; rows that it does not have are zeros.
-__device__ inline void load_queries(const AttentionParams& p, const DeviceItem& item, AnyShared& s, int warp,
-                                    int warps) {
+__device__ inline void load_queries(const AttentionParams& p, const DeviceItem& item, UniversalShared& s,
+                                    int warp, int warps) {
   const int lane = thread_index() % 32;
   const int dim = p.parts[0].dim, rows = item.work.row_end - item.work.row_begin;
 #pragma unroll 1
-  for (int row = warp; row < kAnyRows; row += warps) {
+  for (int row = warp; row < kUniversalUnitRows; row += warps) {
     RowPlace place = place_of(p, item, row);
     float* query = s.queries[row];
     const std::int64_t at = place.token * p.q_token_stride + place.head * p.q_head_stride;
@@ -348,9 +349,9 @@ __device__ inline void load_queries(const AttentionParams& p, const DeviceItem& 
 
 /// One worker of the schedule: a thread block.
 template <int kVDim>
-__device__ inline void decode_any_worker(const AttentionParams& p, AnyShared& s) {
-  using Traits = AnyTraits<kVDim>;
-  const int warps = any_block_warps(), worker = static_cast<int>(blockIdx.x);
+__device__ inline void universal_worker(const AttentionParams& p, UniversalShared& s) {
+  using Traits = UniversalTraits<kVDim>;
+  const int warps = universal_block_warps(), worker = static_cast<int>(blockIdx.x);
   for (int i = thread_index(); i < 2 * kHeadDims.back() / kChunk; i += static_cast<int>(blockDim.x)) {
     const int chunk = i / 2;
     const page::Part& part = p.parts[i % 2];
@@ -377,11 +378,12 @@ __device__ inline void decode_any_worker(const AttentionParams& p, AnyShared& s)
     const DeviceItem& item = s.queue.items[index % ItemQueue::kCapacity];
     load_queries(p, item, s, thread_index() / 32, warps);
     __syncthreads();
-    AnyWarp<kVDim>{p, s}.attend(item);
+    UniversalWarp<kVDim>{p, s}.attend(item);
     __syncthreads();
     const auto states_of = [&](int row) -> Parts {
-      const int stride = any_tile_stride(p.parts[0].dim, kVDim);
-      return {&s.states[0][row], s.tile(0, stride) + row * stride, kAnyRows, kTileTokens * stride, warps};
+      const int stride = universal_tile_stride(p.parts[0].dim, kVDim);
+      return {&s.states[0][row], s.tile(0, stride) + row * stride, kUniversalUnitRows, kTileTokens * stride,
+              warps};
     };
     finish_item<Traits, 1>(p, item, states_of, thread_index() / 32, warps, thread_index() % 32);
   }

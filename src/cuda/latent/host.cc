@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <variant>
 
 #include "cuda/attention/maps.h"
@@ -26,6 +27,19 @@ constexpr int kDenseFirst = kFewRows + static_cast<int>(kLatentWideTable.size())
 
 bool is_dense(const planning::Pass& pass) { return pass.variant >= kDenseFirst; }
 
+constexpr int kDenseRows = 64;  // packed rows of a thread block over pages of bf16
+
+/// Whether the kernel for 64 rows takes the 17 to 32 of this problem, although half of its rows are then
+/// padding: over pages of bf16 it reads faster, as long as tensor copies bring Q, whole tokens at a time.
+/// Where requests may have more rows the kernel for 32 remains, and so it does in batch-invariant problems,
+/// whose requests have the same kernel under every bound.
+bool goes_to_dense_rows(const AttentionProblem& problem) {
+  if (problem.is_listed() || problem.policy == SplitPolicy::kBatchInvariant) return false;
+  const std::int64_t group = problem.q_heads / problem.kv_heads();
+  return kDenseRows % group == 0 && group * problem.max_q_len <= kDenseRows &&
+         find_latent_dense_row(std::get<KvCacheSpec>(problem.kv), problem.q_dtype, kDenseRows) >= 0;
+}
+
 CompiledKernel latent_few_kernel(int row) {
   for (const auto slice :
        {latent_few_kernel_fp8, latent_few_kernel_apart, latent_few_kernel_integers, latent_few_kernel_bf16}) {
@@ -38,7 +52,6 @@ LatentDenseParams dense_params(const AttentionParams& attention, const Plan::Imp
                                const AttentionArgs& args) {
   const auto& cache = std::get<PagedKv>(args.kv);
   const int group = attention.schedule.params.group;
-  constexpr int kRows = 64;  // of a thread block
   LatentDenseParams p{};
   p.attention = attention;
   p.box_tokens =
@@ -49,10 +62,10 @@ LatentDenseParams dense_params(const AttentionParams& attention, const Plan::Imp
   };
   p.latent = map(kLatentDenseHalfColumns);
   p.rope = map(1);
-  p.q_boxes = (kRows % group == 0 || group % kRows == 0) && has_boxes(args.q) && args.q.numel() > 0;
+  p.q_boxes = (kDenseRows % group == 0 || group % kDenseRows == 0) && has_boxes(args.q) && args.q.numel() > 0;
   if (p.q_boxes) {
-    const int heads = std::min(group, kRows);
-    p.q = tensor_map(args.q, nullptr, heads, kRows / heads);
+    const int heads = std::min(group, kDenseRows);
+    p.q = tensor_map(args.q, nullptr, heads, kDenseRows / heads);
   }
   return p;
 }
@@ -67,7 +80,7 @@ int latent_variant(const AttentionProblem& problem, const planning::Kernel& kern
   const bool second = problem.listed.extra_top_k != 0;
   if (second && find_latent_few_row(problem.listed.extra, problem.q_dtype, kernel.row_block) != few)
     return -1;
-  if (few >= 0) return few;
+  if (few >= 0) return kernel.row_block == kDenseRows / 2 && goes_to_dense_rows(problem) ? -1 : few;
   if (second) return -1;  // the kernels for few heads take more, 32 at a time
   if (!problem.is_listed()) {
     const int dense = find_latent_dense_row(spec, problem.q_dtype, kernel.row_block);

@@ -19,6 +19,7 @@ constexpr int rows_of(const LatentDenseConfig& c) { return 64 * c.blocks; }
 // Of a step, whose latent comes in two halves: tokens, and columns of 64 dims of a half.
 inline constexpr int kLatentDenseTokens = 64, kLatentDenseHalfColumns = 4;
 
+/// Figures: docs/kernels/latent-wide.md, Measured; of 17 to 32 rows latent.md.
 inline constexpr std::array kLatentDenseTable{
     LatentDenseConfig{DType::kBFloat16, 1},
     LatentDenseConfig{DType::kBFloat16, 2},
