@@ -34,7 +34,7 @@ TEST(DeviceLatentAttention, DenseDraftsAgreeWithTheOracle) {
 /// several steps, cut or not, of either parity. What lies behind a request is NaN.
 TEST(DeviceLatentAttention, DenseStepsAndPages) {
   int n = 0;
-  for (const int heads : {33, 64, 96, 128, 160}) {
+  for (const int heads : {33, 64, 96, 128, 160, 24, 32}) {
     for (const int page_size : {16, 32, 64, 128, 256}) {
       for (const bool together : {true, false}) {
         AttentionCase row = listed_case(heads, "bf16");

@@ -88,10 +88,11 @@ struct Loader {
 };
 
 /// By the compute warps, some of the rings' barriers each: those that one warp initialises follow one
-/// another, 60 to 80 clocks each.
+/// another, 60 to 80 clocks each. The load warps wait for them, and compute warps for each other's.
 template <DecodeConfig C>
 __device__ inline void init_rings(typename DecodeTraits<C>::Shared& s, int warp, int lane) {
   using Traits = DecodeTraits<C>;
+  static_assert(C.teams * C.stages <= 32 * Traits::kWarps);
   const int i = lane * Traits::kWarps + warp, team = i / C.stages, stage = i % C.stages;
   if (team < C.teams) {
     barrier_init(shared_address(&s.full[team][stage]), 1);

@@ -60,9 +60,9 @@ __device__ inline bool barrier_passed(std::uint32_t barrier, std::uint32_t parit
 
 /// The hardware barriers of a block. 0 is that of all threads.
 enum Barrier : int {
-  kComputeReady = 1,  // the compute warps wait for the first load warp's setup
-  kFinishReady,       // so do the finish warps
-  kLoadReady,         // and the other load warp
+  kComputeReady = 1,  // the compute warps wait for the first load warp's setup, and for each other's
+  kFinishReady,       // the finish warps wait for the first load warp's
+  kLoadReady,         // both load warps wait for that of the compute warps
   kCompute,           // among the compute warps
   kStates,            // the finish warps wait for the states of an item
   kTeam,              // among the warps of team 0, and the next ones of the other teams

@@ -27,7 +27,7 @@ constexpr int kDenseFirst = kFewRows + static_cast<int>(kLatentWideTable.size())
 
 bool is_dense(const planning::Pass& pass) { return pass.variant >= kDenseFirst; }
 
-constexpr int kDenseRows = 64;  // packed rows of a thread block over pages of bf16
+constexpr int kDenseRows = rows_of(kLatentDenseTable.front());  // packed rows of a thread block
 
 /// Whether the kernel for 64 rows takes the 17 to 32 of this problem, although half of its rows are then
 /// padding: over pages of bf16 it reads faster, as long as tensor copies bring Q, whole tokens at a time.

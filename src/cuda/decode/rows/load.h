@@ -139,20 +139,21 @@ struct RowsLoader {
   }
 };
 
-/// By the compute warps, `kind` of barriers each, before the block's first barrier: those that one warp
-/// initialises follow one another, 60 to 80 clocks each.
+/// By the compute warps, a kind of barriers each, before the block's first barrier: those that one warp
+/// initialises follow one another.
 template <DecodeConfig C>
-__device__ inline void init_rows(typename DecodeRowsTraits<C>::Shared& s, int kind, int lane) {
+__device__ inline void init_rows(typename DecodeRowsTraits<C>::Shared& s, int warp, int lane) {
   using Traits = DecodeRowsTraits<C>;
+  static_assert(Traits::kConvertWarp >= 6);
   const auto init = [&](auto& barriers, int arrivals) {
     if (lane < static_cast<int>(std::size(barriers))) barrier_init(shared_address(&barriers[lane]), arrivals);
   };
-  if (kind == 0) init(s.full, 2);   // the load warps
-  if (kind == 1) init(s.empty, 8);  // the compute warps of the piece, and those that convert
-  if (kind == 2) init(s.values_full, 4);
-  if (kind == 3) init(s.values_empty, 4);
-  if (kind == 4) init(s.queries_full, Traits::kQueryWarps);
-  if (kind == 5) init(s.queries_empty, 4 * Traits::kTeams);
+  if (warp == 0) init(s.full, 2);   // the load warps
+  if (warp == 1) init(s.empty, 8);  // the compute warps of the piece, and those that convert
+  if (warp == 2) init(s.values_full, 4);
+  if (warp == 3) init(s.values_empty, 4);
+  if (warp == 4) init(s.queries_full, Traits::kQueryWarps);
+  if (warp == 5) init(s.queries_empty, 4 * Traits::kTeams);
   fence_async_shared();
 }
 
