@@ -88,7 +88,7 @@ struct Loader {
 };
 
 /// By the compute warps, some of the rings' barriers each: those that one warp initialises follow one
-/// another, 60 to 80 clocks each. The load warps wait for them, and compute warps for each other's.
+/// another, some 55 clocks each. The load warps wait for them, and compute warps for each other's.
 template <DecodeConfig C>
 __device__ inline void init_rings(typename DecodeTraits<C>::Shared& s, int warp, int lane) {
   using Traits = DecodeTraits<C>;

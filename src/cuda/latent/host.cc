@@ -29,14 +29,18 @@ bool is_dense(const planning::Pass& pass) { return pass.variant >= kDenseFirst; 
 
 constexpr int kDenseRows = rows_of(kLatentDenseTable.front());  // packed rows of a thread block
 
+/// Whether boxes of kDenseRows packed rows are whole tokens or a part of one, so that tensor copies can bring
+/// Q.
+bool has_query_boxes(int group) { return kDenseRows % group == 0 || group % kDenseRows == 0; }
+
 /// Whether the kernel for 64 rows takes the 17 to 32 of this problem, although half of its rows are then
 /// padding: over pages of bf16 it reads faster, as long as tensor copies bring Q, whole tokens at a time.
 /// Where requests may have more rows the kernel for 32 remains, and so it does in batch-invariant problems,
 /// whose requests have the same kernel under every bound.
 bool goes_to_dense_rows(const AttentionProblem& problem) {
   if (problem.is_listed() || problem.policy == SplitPolicy::kBatchInvariant) return false;
-  const std::int64_t group = problem.q_heads / problem.kv_heads();
-  return kDenseRows % group == 0 && group * problem.max_q_len <= kDenseRows &&
+  const int group = problem.q_heads / problem.kv_heads();
+  return has_query_boxes(group) && std::int64_t{group} * problem.max_q_len <= kDenseRows &&
          find_latent_dense_row(std::get<KvCacheSpec>(problem.kv), problem.q_dtype, kDenseRows) >= 0;
 }
 
@@ -62,7 +66,7 @@ LatentDenseParams dense_params(const AttentionParams& attention, const Plan::Imp
   };
   p.latent = map(kLatentDenseHalfColumns);
   p.rope = map(1);
-  p.q_boxes = (kDenseRows % group == 0 || group % kDenseRows == 0) && has_boxes(args.q) && args.q.numel() > 0;
+  p.q_boxes = has_query_boxes(group) && has_boxes(args.q) && args.q.numel() > 0;
   if (p.q_boxes) {
     const int heads = std::min(group, kDenseRows);
     p.q = tensor_map(args.q, nullptr, heads, kDenseRows / heads);

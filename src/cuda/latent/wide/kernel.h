@@ -10,8 +10,7 @@
 
 namespace halftone::cuda::wide {
 
-/// By a thread each of four warps, every fourth barrier: those that one warp initialises follow one another,
-/// 60 to 80 clocks each.
+/// By a thread each of four warps, every fourth barrier: those that one warp initialises follow one another.
 template <LatentWideConfig C>
 __device__ inline void init_barriers(Shared& s, int warp) {
   int turn = 0;
