@@ -7,9 +7,9 @@
 #include <variant>
 
 #include "cuda/attention/maps.h"
-#include "cuda/latent/dense/config.h"
-#include "cuda/latent/dense/kernels.h"
-#include "cuda/latent/dense/params.h"
+#include "cuda/latent/bf16/config.h"
+#include "cuda/latent/bf16/kernels.h"
+#include "cuda/latent/bf16/params.h"
 #include "cuda/latent/few/config.h"
 #include "cuda/latent/few/kernels.h"
 #include "cuda/latent/wide/config.h"
@@ -21,27 +21,30 @@
 namespace halftone::cuda {
 namespace {
 
-// Variants: rows of kLatentFewTable, then those of kLatentWideTable, then of kLatentDenseTable.
+// Variants: rows of kLatentFewTable, then those of kLatentWideTable, then of kLatentBf16Table.
 constexpr int kFewRows = static_cast<int>(kLatentFewTable.size());
-constexpr int kDenseFirst = kFewRows + static_cast<int>(kLatentWideTable.size());
+constexpr int kBf16First = kFewRows + static_cast<int>(kLatentWideTable.size());
 
-bool is_dense(const planning::Pass& pass) { return pass.variant >= kDenseFirst; }
+bool is_bf16(const planning::Pass& pass) { return pass.variant >= kBf16First; }
 
-constexpr int kDenseRows = rows_of(kLatentDenseTable.front());  // packed rows of a thread block
+constexpr int kBf16Rows = rows_of(kLatentBf16Table.front());  // packed rows of a thread block
 
-/// Whether boxes of kDenseRows packed rows are whole tokens or a part of one, so that tensor copies can bring
+/// Queries of a request whose lists hardly meet. Those of more have tokens in common, which L2 has then.
+constexpr int kFewQueries = 16;
+
+/// Whether boxes of kBf16Rows packed rows are whole tokens or a part of one, so that tensor copies can bring
 /// Q.
-bool has_query_boxes(int group) { return kDenseRows % group == 0 || group % kDenseRows == 0; }
+bool has_query_boxes(int group) { return kBf16Rows % group == 0 || group % kBf16Rows == 0; }
 
 /// Whether the kernel for 64 rows takes the 17 to 32 of this problem, although half of its rows are then
 /// padding: over pages of bf16 it reads faster, as long as tensor copies bring Q, whole tokens at a time.
 /// Where requests may have more rows the kernel for 32 remains, and so it does in batch-invariant problems,
 /// whose requests have the same kernel under every bound.
-bool goes_to_dense_rows(const AttentionProblem& problem) {
+bool goes_to_bf16_rows(const AttentionProblem& problem) {
   if (problem.is_listed() || problem.policy == SplitPolicy::kBatchInvariant) return false;
   const int group = problem.q_heads / problem.kv_heads();
-  return has_query_boxes(group) && std::int64_t{group} * problem.max_q_len <= kDenseRows &&
-         find_latent_dense_row(std::get<KvCacheSpec>(problem.kv), problem.q_dtype, kDenseRows) >= 0;
+  return has_query_boxes(group) && std::int64_t{group} * problem.max_q_len <= kBf16Rows &&
+         find_latent_bf16_row(std::get<KvCacheSpec>(problem.kv), problem.q_dtype, kBf16Rows, false) >= 0;
 }
 
 CompiledKernel latent_few_kernel(int row) {
@@ -52,24 +55,27 @@ CompiledKernel latent_few_kernel(int row) {
   return {};
 }
 
-LatentDenseParams dense_params(const AttentionParams& attention, const Plan::Impl& plan, int row,
-                               const AttentionArgs& args) {
+LatentBf16Params bf16_params(const AttentionParams& attention, const Plan::Impl& plan, int row,
+                             const AttentionArgs& args) {
   const auto& cache = std::get<PagedKv>(args.kv);
   const int group = attention.schedule.params.group;
-  LatentDenseParams p{};
+  LatentBf16Params p{};
   p.attention = attention;
+  p.ahead = plan.problem.max_q_len <= kFewQueries;
   p.box_tokens =
-      std::min(static_cast<int>(cache.spec.page_size), kLatentDenseTokens / kLatentDenseTable[row].blocks);
+      std::min(static_cast<int>(cache.spec.page_size), kLatentBf16Tokens / kLatentBf16Table[row].blocks);
   const auto map = [&](int columns) {
     return latent_page_map(cache, plan.layout, attention.schedule.header, cache.spec.k_format.dtype,
                            p.box_tokens, columns);
   };
-  p.latent = map(kLatentDenseHalfColumns);
-  p.rope = map(1);
+  if (!kLatentBf16Table[row].listed) {
+    p.latent = map(kLatentBf16HalfColumns);
+    p.rope = map(1);
+  }
   p.q_boxes = has_query_boxes(group) && has_boxes(args.q) && args.q.numel() > 0;
   if (p.q_boxes) {
-    const int heads = std::min(group, kDenseRows);
-    p.q = tensor_map(args.q, nullptr, heads, kDenseRows / heads);
+    const int heads = std::min(group, kBf16Rows);
+    p.q = tensor_map(args.q, nullptr, heads, kBf16Rows / heads);
   }
   return p;
 }
@@ -84,12 +90,10 @@ int latent_variant(const AttentionProblem& problem, const planning::Kernel& kern
   const bool second = problem.listed.extra_top_k != 0;
   if (second && find_latent_few_row(problem.listed.extra, problem.q_dtype, kernel.row_block) != few)
     return -1;
-  if (few >= 0) return kernel.row_block == kDenseRows / 2 && goes_to_dense_rows(problem) ? -1 : few;
+  if (few >= 0) return kernel.row_block == kBf16Rows / 2 && goes_to_bf16_rows(problem) ? -1 : few;
   if (second) return -1;  // the kernels for few heads take more, 32 at a time
-  if (!problem.is_listed()) {
-    const int dense = find_latent_dense_row(spec, problem.q_dtype, kernel.row_block);
-    if (dense >= 0) return kDenseFirst + dense;
-  }
+  const int bf16 = find_latent_bf16_row(spec, problem.q_dtype, kernel.row_block, problem.is_listed());
+  if (bf16 >= 0) return kBf16First + bf16;
   const int wide = find_latent_wide_row(spec, problem.q_dtype, kernel.row_block);
   return wide < 0 ? -1 : kFewRows + wide;
 }
@@ -129,8 +133,8 @@ void refuse_latent(const AttentionProblem& problem) {
 
 CompiledKernel latent_kernel(const Plan::Impl&, const planning::Pass& pass, const AttentionArgs& args) {
   check_out(args);
-  if (is_dense(pass)) require_tensor_maps();
-  const CompiledKernel kernel = is_dense(pass)             ? latent_dense_kernel(pass.variant - kDenseFirst)
+  if (is_bf16(pass)) require_tensor_maps();
+  const CompiledKernel kernel = is_bf16(pass)              ? latent_bf16_kernel(pass.variant - kBf16First)
                                 : pass.variant >= kFewRows ? latent_wide_kernel(pass.variant - kFewRows)
                                                            : latent_few_kernel(pass.variant);
   require_built(kernel, "latent", pass.variant);
@@ -142,9 +146,9 @@ void run_latent(const CompiledKernel& kernel, const Plan::Impl& plan, const Atte
   const planning::Pass& pass = plan.passes()[index];
   AttentionParams params = attention_params(plan, args, workspace, index);
   if (late) params.cache_settled = false;
-  if (is_dense(pass)) {
-    const LatentDenseParams dense = dense_params(params, plan, pass.variant - kDenseFirst, args);
-    launch(kernel, &dense, plan, pass, stream);
+  if (is_bf16(pass)) {
+    const LatentBf16Params own = bf16_params(params, plan, pass.variant - kBf16First, args);
+    launch(kernel, &own, plan, pass, stream);
   } else {
     launch(kernel, &params, plan, pass, stream);
   }

@@ -1,5 +1,5 @@
 // The warps that bring tokens: the walk over the steps of all items, from an entry of a list or of the block
-// table to a slot of the cache, and the copies of latents or raw codes, rope parts and scales. Who passes
+// table to a slot of the cache, and the copies of raw codes, rope parts and scales. Who passes
 // them on (pass.h) has no copies of its own under way, whose end its fences would wait for.
 #pragma once
 
@@ -16,8 +16,8 @@ using TokenId = std::int32_t;
 /// The token in a slot.
 template <LatentWideConfig C>
 __device__ inline const std::uint8_t* token_at(const CacheView& c, std::uint32_t slot) {
-  const std::int64_t padding = c.page_stride - (std::int64_t{kTokenBytes<C>} << c.page_log2);
-  return c.pages + std::uint64_t{slot} * kTokenBytes<C> + (slot >> c.page_log2) * padding;
+  const std::int64_t padding = c.page_stride - (std::int64_t{kTokenBytes} << c.page_log2);
+  return c.pages + std::uint64_t{slot} * kTokenBytes + (slot >> c.page_log2) * padding;
 }
 
 /// How places of a list, or of a request, become slots.
@@ -37,9 +37,9 @@ struct WalkLimits {
   }
 };
 
-/// Round by round through the steps of the worker's items; a lane has a token.
-/// Or, kByStep, step by step as the load warps of a single block take them.
-template <LatentWideConfig C, bool kByStep = false>
+/// Step by step through the worker's items; a lane has a token: of a pair of those that the block brings, of
+/// a single block of the warp's.
+template <LatentWideConfig C>
 struct RoundCursor {
   const AttentionParams& params;
   Shared& s;
@@ -48,27 +48,19 @@ struct RoundCursor {
   const std::int32_t* entries = nullptr;  // of the item: its list, or its row of the block table
   int index = -1;
   int token = 0, end = -1;  // of the step, and of the item
-  int half;                 // of the step
 
   __device__ RoundCursor(const AttentionParams& params, Shared& s, int rank, int warp, int lane)
-      : params(params), s(s), rank(rank), warp(warp), lane(lane), limits(WalkLimits::of(params)) {
-    half = C.blocks == 2 ? rank : 1;
-  }
+      : params(params), s(s), rank(rank), warp(warp), lane(lane), limits(WalkLimits::of(params)) {}
 
   __device__ bool listed() const { return params.listed.list.indices != nullptr; }
   __device__ bool at_step() const { return end >= 0; }
   __device__ int place() const {
-    if constexpr (kByStep) return lane < 16 ? token + single_place(warp, lane) : INT32_MAX;
-    return token + kRoundTokens * half + lane;
+    if constexpr (kSingle<C>) return lane < 16 ? token + single_place(warp, lane) : INT32_MAX;
+    return token + kRoundTokens * rank + lane;
   }
-  __device__ bool begins_step() const { return C.blocks == 2 || half == 0; }
 
-  /// Goes on to the next round; false: there is none.
+  /// Goes on to the next step; false: there is none.
   __device__ bool next() {
-    if constexpr (C.blocks == 1 && !kByStep) {
-      half ^= 1;
-      if (half == 1) return true;
-    }
     token += kBlockTokens;
     if (token < end) return true;
     ++index, end = -1;
@@ -93,7 +85,7 @@ struct RoundCursor {
                      ? entries + entry
                      : reinterpret_cast<const std::int32_t*>(params.schedule.header));
   }
-  /// The slot of the round's token; -1: it is skipped. By all lanes.
+  /// The slot of the lane's token; -1: it is skipped. By all lanes.
   __device__ int resolve(TokenId id) const {
     const int at = place();
     const bool has = at < end;
@@ -145,31 +137,22 @@ struct Copier {
     StepPlace at;
     std::uint32_t parity = 0;  // of the round
 #pragma unroll 1
-    for (bool more = true; more; parity ^= 1) {
+    for (bool more = true; more; parity ^= 1, ++at.step) {
       asm volatile("" : "+r"(lane), "+r"(warp));  // what follows from them takes no registers
       cursor.lane = lane;
-      const int slot = cursor.resolve(id), half = cursor.half;
+      const int slot = cursor.resolve(id);
       const std::uint32_t live = __ballot_sync(~0u, slot >= 0);
       const std::uint8_t* const token = token_at<C>(params.cache, max(slot, 0));
-      float4 scales{};
-      if constexpr (kScaled<C>) {
-        // Of a token that is skipped anything: a branch here would wait for the load.
-        const void* const anything = params.schedule.header;
-        scales = __ldg(static_cast<const float4*>(slot >= 0 ? token + kScaleOffset : anything));
-      }
-      const bool begins = cursor.begins_step();
+      // Of a token that is skipped anything: a branch here would wait for the load.
+      const void* const anything = params.schedule.header;
+      float4 scales = __ldg(static_cast<const float4*>(slot >= 0 ? token + kScaleOffset : anything));
       more = cursor.next();
       id = cursor.load_id();
-      if (begins) barrier_wait(shared_address(&s.rope_empty[at.third()]), at.third_parity() ^ 1);
-      copy_ropes(token, live, at.third(), half);
-      if constexpr (kScaled<C>) {
-        copy_codes(token, live, parity);
-        if (slot < 0) scales = {};
-        note(KeptScales(scales), live, s.notes[at.third()][half]);
-      } else {
-        copy_latents(token, live, at, half);
-      }
-      if (C.blocks == 2 || half == 1) ++at.step;
+      barrier_wait(shared_address(&s.rope_empty[at.third()]), at.third_parity() ^ 1);
+      copy_ropes(token, live, at.third());
+      copy_codes(token, live, parity);
+      if (slot < 0) scales = {};
+      note(KeptScales(scales), live, s.notes[at.third()][rank]);
     }
     copy_async_wait();
   }
@@ -187,17 +170,16 @@ struct Copier {
     }
   }
   /// A token that is skipped becomes zeros.
-  __device__ void copy_ropes(const std::uint8_t* token, std::uint32_t live, int buffer, int half) const {
+  __device__ void copy_ropes(const std::uint8_t* token, std::uint32_t live, int buffer) const {
     constexpr int kAtOnce = 4;
     const std::uint32_t to = shared_address(s.rope[buffer]) + place_in_column(lane / 8, lane % 8);
 #pragma unroll
     for (int base = 0; base < kRoundTokens; base += 4 * kAtOnce) {
-      if (1 < kCopiers<C> && base / (4 * kAtOnce) != warp) continue;
       const std::uint8_t* from[kAtOnce];
-      addresses(token, base + lane / 8, 4, kRopeOffset<C> + lane % 8 * 16, from);
+      addresses(token, base + lane / 8, 4, kRopeOffset + lane % 8 * 16, from);
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        const int token = base + 4 * i, row = kRoundTokens * half + token;
+        const int token = base + 4 * i, row = kRoundTokens * rank + token;
         // Rows 4 on differ in the swizzle.
         copy_async((to ^ i % 2 * 4 * 16) + row * 128, from[i], live >> (token + lane / 8) & 1 ? 16 : 0);
       }
@@ -226,41 +208,6 @@ struct Copier {
     if (lane == 0) notes.live = live, notes.apart = apart;
     __syncwarp();
     if (lane < kChunks) barrier_arrive(shared_address(&s.raw_full[lane]));
-  }
-  /// Latents that stay as they are go to the stage.
-  __device__ void copy_latents(const std::uint8_t* token, std::uint32_t live, const StepPlace& at,
-                               int half) const {
-    constexpr int kMost = 6;  // tokens of a slice that are the warp's: every third, from `warp` on
-    // Eight lanes write the eight chunks of a column.
-    const int eight = lane / 16 * 16 + lane % 8 * 2 + lane / 8 % 2;
-    const std::uint32_t to = shared_address(s.kv[at.stage()]) + column_of(eight) * kGroupColumnBytes;
-    const std::uint32_t parity = at.parity() ^ 1;
-    const std::uint32_t full = shared_address(&s.raw_full[2 * at.stage()]);
-    if (warp == 0 && lane == 0) s.notes[at.third()][half].live = live, s.notes[at.third()][half].apart = 0;
-#pragma unroll
-    for (int slice = 0; slice < 2; ++slice) {
-      const std::uint8_t* from[kMost];
-      addresses(token, 16 * slice + warp, kCopiers<C>, eight * 16, from);
-      const int group = kChunks * half + kSliceChunks * slice;
-      barrier_wait(shared_address(&s.kv_empty[at.stage()][group / kSliceChunks]), parity);
-#pragma unroll
-      for (int k = 0; k < kMost; ++k) {
-        const int i = warp + kCopiers<C> * k;
-        if (k == kMost - 1 && i >= 16) break;
-        const std::uint32_t place =
-            to + (group + i / kGroupTokens) * kGroupBytes + place_in_column(i % kGroupTokens, lane % 8);
-        const int bytes = live >> (16 * slice + i) & 1 ? 16 : 0;
-        copy_async(place, from[k], bytes);
-        copy_async(place + kColumns / 2 * kGroupColumnBytes, from[k] + kLatentDims, bytes);
-      }
-      if (C.blocks == 2) arrive(full + slice * 8);
-    }
-    if (C.blocks == 1) arrive(full + half * 8);
-  }
-  /// When the warp's copies so far have arrived; notes are there.
-  __device__ void arrive(std::uint32_t barrier) const {
-    copy_async_arrive(barrier);
-    if (warp == 0 && lane == 0) barrier_arrive(barrier);
   }
 };
 

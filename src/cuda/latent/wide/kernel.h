@@ -21,12 +21,12 @@ __device__ inline void init_barriers(Shared& s, int warp) {
     init(s.kv_full[stage], kSingle<C> ? 4 : 1);
     for (std::uint64_t& barrier : s.kv_empty[stage]) init(barrier, 8 * C.blocks);
     for (std::uint64_t& barrier : s.p_full[stage]) init(barrier, 4);
-    for (std::uint64_t& barrier : s.converted[stage]) init(barrier, kPassers<C>);
+    for (std::uint64_t& barrier : s.converted[stage]) init(barrier, kPassers);
     init(s.rope_copied[stage], 1);
   }
   for (std::uint64_t& barrier : s.rope_empty) init(barrier, 8 * C.blocks);
-  for (std::uint64_t& barrier : s.raw_full) init(barrier, 32 * kCopiers<C> + 1);
-  for (std::uint64_t& barrier : s.raw_empty) init(barrier, kPassers<C>);
+  for (std::uint64_t& barrier : s.raw_full) init(barrier, 32 * kCopiers + 1);
+  for (std::uint64_t& barrier : s.raw_empty) init(barrier, kPassers);
   init(s.state_full, 4);
   init(s.state_empty, 8);
   fence_async_shared();
@@ -53,10 +53,10 @@ __device__ inline void wide_worker(const AttentionParams& params, Shared& s) {
     if (warp == 0) check_inputs(p, worker, lane);
     if constexpr (kSingle<C>) {
       load_single<C>(params, s, warp, lane);
-    } else if (warp < kCopiers<C>) {
+    } else if (warp < kCopiers) {
       Copier<C>{params, s, rank, warp, lane}.run();
     } else {
-      Passer<C>{s, rank, warp - kCopiers<C>, lane}.run();
+      Passer<C>{s, rank, warp - kCopiers, lane}.run();
     }
   } else if (role == 1) {
     shrink_registers<kScoreRegisters<C>>();

@@ -54,7 +54,7 @@ struct SingleLoader {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int from = 4 * i + lane / 8;
-      copy_async(rope_place(at.third(), i), address_of(next, from, kRopeOffset<C> + lane % 8 * 16),
+      copy_async(rope_place(at.third(), i), address_of(next, from, kRopeOffset + lane % 8 * 16),
                  live >> (16 + from) & 1 ? 16 : 0);
     }
   }
@@ -191,7 +191,7 @@ struct SingleLoader {
 template <LatentWideConfig C>
 __device__ inline void load_single(const AttentionParams& params, Shared& s, int warp, int lane) {
   SingleLoader<C> loader{params, s, warp, lane};
-  RoundCursor<C, true> cursor(params, s, 0, warp, lane);
+  RoundCursor<C> cursor(params, s, 0, warp, lane);
   StepPlace at;
   TokenId id = 0;  // of the step after those that are known
   int left = 0;    // steps that are known, and not yet filled

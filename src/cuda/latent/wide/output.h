@@ -53,7 +53,7 @@ struct Output : OutputEnd<OutputTraits> {
     const std::uint64_t v =
         swizzled_matrix(uniform(shared_address(s.kv[stage]) + kColumns / 2 * half() * kGroupColumnBytes),
                         kGroupColumnBytes, kGroupBytes);
-    constexpr DType kType = kProducts<C>;
+    constexpr DType kType = kProducts;
     wgmma_begin();
 #pragma unroll
     for (int slice = 0; slice < kSlices; ++slice) {

@@ -1,6 +1,5 @@
-// The warps behind those that copy (copy.h): raw codes become f16 in the stage that is K of one product and V
-// of the other; bf16 arrives there as it is. Of a pair each block has half of a step's tokens and passes them
-// on to the other block.
+// The warps of a pair behind the one that copies (copy.h): raw codes become f16 in the stage that is K of one
+// product and V of the other. Each block has half of a step's tokens and passes them on to the other one.
 #pragma once
 
 #include "cuda/device/cluster.h"
@@ -47,7 +46,6 @@ __device__ inline uint4 adapt_rope(const uint4& raw, int exponent) {
 /// From where a round's tokens arrive to the stage, and on to the other block.
 template <LatentWideConfig C>
 struct Passer {
-  static constexpr bool kPair = C.blocks == 2;
   Shared& s;
   int rank, warp, lane;
 
@@ -59,29 +57,14 @@ struct Passer {
       const int steps = steps_of(s.queue.items[index % unsigned{Queue::kCapacity}].work);
 #pragma unroll 1
       for (int left = steps; left > 0; --left, ++at.step) {
-        if constexpr (!kScaled<C>) {
-          take_step(at);
-        } else {
-          convert_round(at, rank, parity);
-          parity ^= 1;
-        }
+        convert_round(at, parity);
+        parity ^= 1;
       }
     }
   }
 
  private:
-  /// Latents arrive in the stage.
-  __device__ void take_step(const StepPlace& at) const {
-#pragma unroll
-    for (int part = 0; part < 2; ++part) {
-      barrier_wait(shared_address(&s.raw_full[2 * at.stage() + part]), at.parity());
-      if (kPair) pass_on(at, kSliceChunks * part, kSliceChunks);
-    }
-    if (kPair) return;
-    fence_async_shared();
-    if (lane == 0) barrier_arrive(shared_address(&s.kv_full[at.stage()]));
-  }
-  __device__ void convert_round(const StepPlace& at, int half, std::uint32_t parity) const {
+  __device__ void convert_round(const StepPlace& at, std::uint32_t parity) const {
     const std::uint32_t raw = shared_address(s.raw) + lane * 16;
     const std::uint32_t scales = shared_address(s.scales) + lane / 8 * 2;
     const std::uint32_t to = shared_address(s.kv[at.stage()]) + lane / 8 * 2 * kGroupColumnBytes;
@@ -89,22 +72,22 @@ struct Passer {
     int first = warp;  // of a chunk's tokens the warp's are this one and every third
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
-      const int group = kChunks * half + chunk;
+      const int group = kChunks * rank + chunk;
       if (chunk % kSliceChunks == 0) {
         barrier_wait(shared_address(&s.kv_empty[at.stage()][group / kSliceChunks]), at.parity() ^ 1);
       }
       barrier_wait(shared_address(&s.raw_full[chunk]), parity);
-      if (chunk == 0) adapts = C.q_dtype == DType::kFloat16 || s.notes[at.third()][half].apart != 0;
+      if (chunk == 0) adapts = C.q_dtype == DType::kFloat16 || s.notes[at.third()][rank].apart != 0;
       convert_chunk(raw + chunk * (kChunkTokens * kLatentDims), scales + chunk * (kChunkTokens * 8),
                     to + group * kGroupBytes, first, shared_address(&s.raw_empty[chunk]));
-      first = first == kPassers<C> - 1 ? 0 : first + 1;
-      if (chunk == 0 && adapts) adapt_ropes(at, half);
+      first = first == kPassers - 1 ? 0 : first + 1;
+      if (chunk == 0 && adapts) adapt_ropes(at);
       if ((chunk + 1) % kPassChunks == 0) pass_on(at, chunk + 1 - kPassChunks, kPassChunks);
     }
   }
   __device__ void convert_chunk(std::uint32_t raw, std::uint32_t scales, std::uint32_t to, int first,
                                 std::uint32_t empty) const {
-    static_assert(kChunkTokens == 8 && kPassers<C> == 3);
+    static_assert(kChunkTokens == 8 && kPassers == 3);
     const bool three = first < 2;
     uint4 codes[3];
     std::uint32_t scale[3];
@@ -126,13 +109,13 @@ struct Passer {
     }
   }
   /// Of the round, eight lanes a token: they arrived with its first codes.
-  __device__ void adapt_ropes(const StepPlace& at, int half) const {
-    const HalfNotes& notes = s.notes[at.third()][half];
+  __device__ void adapt_ropes(const StepPlace& at) const {
+    const HalfNotes& notes = s.notes[at.third()][rank];
     const std::uint32_t ropes = shared_address(s.rope[at.third()]);
 #pragma unroll 1
-    for (int i = 4 * warp; i < kRoundTokens; i += 4 * kPassers<C>) {
+    for (int i = 4 * warp; i < kRoundTokens; i += 4 * kPassers) {
       const int token = i + lane / 8;
-      const std::uint32_t place = ropes + place_in_column(kRoundTokens * half + token, lane % 8);
+      const std::uint32_t place = ropes + place_in_column(kRoundTokens * rank + token, lane % 8);
       store_shared(place, adapt_rope<C.q_dtype>(load_shared(place), notes.exponent[token]));
     }
   }
@@ -140,14 +123,12 @@ struct Passer {
   /// Chunks that the block has written go to the other block; with the first ones rope parts and notes.
   __device__ void pass_on(const StepPlace& at, int first, int chunks) const {
     fence_async_shared();
-    if constexpr (1 < kPassers<C>) {  // one of the warps waits for the others
-      const int part = first / kPassChunks;
-      const std::uint32_t converted = shared_address(&s.converted[at.stage()][part]);
-      __syncwarp();
-      if (lane == 0) barrier_arrive(converted);
-      if (warp != kPassers<C> - 1 - part) return;
-      barrier_wait(converted, at.parity());
-    }
+    const int part = first / kPassChunks;  // for which one of the warps waits for the others
+    const std::uint32_t converted = shared_address(&s.converted[at.stage()][part]);
+    __syncwarp();
+    if (lane == 0) barrier_arrive(converted);
+    if (warp != kPassers - 1 - part) return;
+    barrier_wait(converted, at.parity());
     if (lane != 0) return;
     const std::uint32_t full = shared_address(&s.kv_full[at.stage()]);
     const std::uint32_t other = cluster_address(full, rank ^ 1);

@@ -11,7 +11,7 @@ namespace halftone::cuda::wide {
 
 template <LatentWideConfig C>
 struct Queries {
-  static constexpr bool kNarrows = C.q_dtype != kProducts<C>;  // to f16, whose range is smaller
+  static constexpr bool kNarrows = C.q_dtype != kProducts;  // to f16, whose range is smaller
   // Sizes of f16 numbers as integers: a row's largest element is to lie between them.
   static constexpr std::uint32_t kLeast = 5 << 10, kMost = 30 << 10;  // 2^-10, 2^15
   static constexpr int kLastColumn = kQueryColumns;

@@ -49,7 +49,7 @@ struct Scores {
   }
   template <bool kFirst>
   __device__ void multiply_latent(std::uint64_t k, std::uint64_t q, Logits& x) const {
-    constexpr DType kType = kProducts<C>;
+    constexpr DType kType = kProducts;
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
       const std::uint64_t b = k + (Queries<C>::kLastColumn * (kGroupColumnBytes / 16) + step * 2);
@@ -68,7 +68,6 @@ struct Scores {
   }
   /// Whether a step has tokens that have lost a power of two; and which, of the lane's columns 8 j + 2 t + e.
   __device__ bool apart_tokens(int third) const {
-    if (!kScaled<C>) return false;
     return (s.notes[third][0].apart | s.notes[third][1].apart) != 0;
   }
   __device__ int exponent(int third, int j, int e) const {
@@ -184,7 +183,6 @@ struct Scores {
   /// up.
   __device__ void publish_half(Logits& x, const float (&factor)[2], const float (&to)[2], bool counts,
                                int half, const StepPlace& at) {
-    const auto pack = [](float a, float b) { return kScaled<C> ? pack_f16x2(a, b) : pack_bf16x2(a, b); };
     const std::uint32_t rows = shared_address(s.rope[at.third()]) + (warp() * 16 + lane() % 16) * 128;
 #pragma unroll
     for (int i = 0; i < kS / 2; ++i) {
@@ -198,8 +196,8 @@ struct Scores {
 #pragma unroll
     for (int j = 4 * half; j < 4 * half + 4; j += 2) {
       const float* y = x + 4 * j;
-      store_matrices(rows + ((j + lane() / 16) ^ lane() % 8) * 16, pack(y[0], y[1]), pack(y[2], y[3]),
-                     pack(y[4], y[5]), pack(y[6], y[7]));
+      store_matrices(rows + ((j + lane() / 16) ^ lane() % 8) * 16, pack_f16x2(y[0], y[1]),
+                     pack_f16x2(y[2], y[3]), pack_f16x2(y[4], y[5]), pack_f16x2(y[6], y[7]));
     }
     fence_async_shared();
     __syncwarp();

@@ -9,16 +9,9 @@ namespace halftone::cuda::wide {
 
 // A token: its latent, which is V and the first dims of K, and its rope part, the rest of K.
 inline constexpr int kLatentDims = 512, kRopeDims = 64;
-inline constexpr int kScaleOffset = 512;  // of fp8
-template <LatentWideConfig C>
-inline constexpr bool kScaled = C.latent == DType::kFloat8E4M3;
-template <LatentWideConfig C>
-inline constexpr int kRopeOffset = kScaled<C> ? kScaleOffset + 16 : 2 * kLatentDims;
-template <LatentWideConfig C>
-inline constexpr int kTokenBytes = kRopeOffset<C> + 2 * kRopeDims;
-/// What products of latent dims are made in.
-template <LatentWideConfig C>
-inline constexpr DType kProducts = kScaled<C> ? DType::kFloat16 : DType::kBFloat16;
+inline constexpr int kScaleOffset = 512, kRopeOffset = kScaleOffset + 16;
+inline constexpr int kTokenBytes = kRopeOffset + 2 * kRopeDims;
+inline constexpr DType kProducts = DType::kFloat16;  // what products of latent dims are made in
 
 inline constexpr int kRows = 64;         // packed rows of a thread block: M of the products
 inline constexpr int kBlockTokens = 64;  // tokens of a step
@@ -57,11 +50,8 @@ inline constexpr int kScoreRegisters = C.blocks == 1 ? 112 : 120;
 inline constexpr int kOutputRegisters = 160;
 inline constexpr int kScoreTeam = 0;  // their barriers among 128 threads
 inline constexpr int kOutputBarrier = kTeam + 1;
-// The first one's warps: of fp8 one copies, three dequantise; of bf16 three copy, one says what has arrived.
-template <LatentWideConfig C>
-inline constexpr int kCopiers = kScaled<C> ? 1 : 3;
-template <LatentWideConfig C>
-inline constexpr int kPassers = 4 - kCopiers<C>;
+// The first one's warps, in a pair: one copies, three dequantise.
+inline constexpr int kCopiers = 1, kPassers = 4 - kCopiers;
 
 // Tokens come in rounds of 32, half of a step: two for a block alone, one for each block of a pair. A round's
 // raw codes fill the ring; chunk by chunk they are copied, converted and given back.
@@ -74,9 +64,9 @@ inline constexpr int kPassChunks = 2;  // that a block passes on at a time
 /// Within a step, token `i` of the 16 of a load warp of a block that dequantises all tokens: four of each
 /// slice.
 __device__ constexpr int single_place(int warp, int i) { return i / 4 * 16 + warp * 4 + i % 4; }
-/// A block alone that dequantises: load_single.h instead of copy.h and pass.h.
+/// A block alone: load_single.h instead of copy.h and pass.h.
 template <LatentWideConfig C>
-inline constexpr bool kSingle = C.blocks == 1 && kScaled<C>;
+inline constexpr bool kSingle = C.blocks == 1;
 
 /// What is said of half of a step's tokens.
 struct alignas(16) HalfNotes {
@@ -103,7 +93,6 @@ struct Shared {
   alignas(16) std::uint16_t scales[kRoundTokens][4];  // of the groups of these tokens, f16
   Queue queue;
   alignas(8) std::uint64_t kv_full[kStages], kv_empty[kStages][kSlices], rope_empty[3];
-  // Of fp8, of chunks; of bf16 full ones only, of stages two: of slices of a pair's half, or of halves.
   std::uint64_t raw_full[kChunks], raw_empty[kChunks];
   std::uint64_t p_full[2][2], state_full, state_empty;  // P: of half a step's tokens
   // Half of the block's tokens are converted, by all warps. One for each stage: a warp may be a step behind.

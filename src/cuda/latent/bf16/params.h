@@ -1,4 +1,4 @@
-// What a kernel of dense latent attention receives.
+// What a kernel of latent attention for many heads over bf16 receives.
 #pragma once
 
 #include <cuda.h>
@@ -7,8 +7,9 @@
 
 namespace halftone::cuda {
 
-struct LatentDenseParams {
+struct LatentBf16Params {
   AttentionParams attention;
+  bool ahead;  // whether tokens of lists come to L2 a step ahead: worth it where nobody read them lately
   CUtensorMap latent;  // [page][8 tokens][64 dims][token][dim]: boxes of box_tokens and half of the latent
   CUtensorMap rope;    // the same: boxes of box_tokens and the rope part
   CUtensorMap q;       // [token][head][dim], where q_boxes: boxes of 64 packed rows

@@ -2,12 +2,11 @@
 #pragma once
 
 #include "cuda/attention/pages.h"
-#include "cuda/attention/rows.h"
 #include "cuda/device/cluster.h"
 #include "cuda/device/tma.h"
-#include "cuda/latent/dense/traits.h"
+#include "cuda/latent/bf16/traits.h"
 
-namespace halftone::cuda::dense {
+namespace halftone::cuda::bf16 {
 
 /// Brings `bytes` to L2; these and the address are multiples of 16.
 __device__ inline void prefetch_bytes_to_l2(const void* from, int bytes) {
@@ -24,14 +23,28 @@ __device__ inline std::int32_t load_if(bool wanted, const std::int32_t* from, st
   return x;
 }
 
+/// Whether there is an item `index`. Of the warps that bring tokens, who wait for one, the first extends the
+/// queue.
+template <LatentBf16Config C>
+__device__ inline bool has_item(const LatentBf16Params& params, Shared& s, int index) {
+  const AttentionParams& p = params.attention;
+  if (thread_index() == kComputeThreads) {
+    while (s.queue.more && s.queue.count <= index) {
+      s.queue.produce(p.schedule, bounds_of(p), static_cast<int>(blockIdx.x) / C.blocks);
+    }
+  }
+  __syncwarp();
+  return s.queue.has(index);
+}
+
 /// A warp that brings one half of the steps of all items, the one of the first columns with the rope part. Of
 /// a pair each block brings 32 tokens of a step, to both. What a copy needs is worked out before the wait for
 /// its place: between the end of a step and the next one there is nothing else to do.
-template <LatentDenseConfig C>
+template <LatentBf16Config C>
 struct TokenLoader {
   static constexpr bool kPair = C.blocks == 2;
   static constexpr int kOwnTiles = kTiles / C.blocks;
-  const LatentDenseParams& params;
+  const LatentBf16Params& params;
   Shared& s;
   int half, rank, lane;
   const AttentionParams& p = params.attention;
@@ -73,7 +86,7 @@ struct TokenLoader {
     // Whether a box that the block brings begins with the lane's tile.
     const bool brings = lane < kTiles && lane / kOwnTiles == rank && box(0) == lane * kTileTokens;
     const int page_mask = ((1 << p.cache.page_log2) - 1) / kGroupTokens;
-    int token = first_token(work);
+    int token = first_token<C>(work);
     std::int32_t page = look_up(work, table, token), next = look_up(work, table, token + kBlockTokens);
 #pragma unroll 1
     do {
@@ -90,7 +103,7 @@ struct TokenLoader {
       if (!first()) barrier_wait(shared_address(&s.kv_empty[stage][1]), at.parity() ^ 1);
       barrier_wait(shared_address(&s.kv_empty[stage][half]), at.parity() ^ 1);
       if (lane == 0) {
-        if (first()) s.live[stage] = live;
+        if (first()) *reinterpret_cast<std::uint32_t*>(s.live[stage]) = live;
         barrier_expect_bytes(full, kGroups * kGroupBytes + (first() ? 0 : kColumnBytes));
       }
       __syncwarp();
@@ -104,18 +117,10 @@ struct TokenLoader {
     } while (token < wide::end_of(work));
   }
 
-  static __device__ void run(const LatentDenseParams& params, Shared& s) {
-    const AttentionParams& p = params.attention;
+  static __device__ void run(const LatentBf16Params& params, Shared& s) {
     StepPlace at;
 #pragma unroll 1
-    for (int index = 0;; ++index) {
-      if (thread_index() == kComputeThreads) {  // one of those who wait for an item extends the queue
-        while (s.queue.more && s.queue.count <= index) {
-          s.queue.produce(p.schedule, bounds_of(p), static_cast<int>(blockIdx.x) / C.blocks);
-        }
-      }
-      __syncwarp();
-      if (!s.queue.has(index)) return;
+    for (int index = 0; has_item<C>(params, s, index); ++index) {
       const int rank = kPair ? cluster_rank() : 0, lane = thread_index() % 32;
       const int half = thread_index() / 32 == kComputeThreads / 32;
       TokenLoader{params, s, half, rank, lane}.take(s.queue.items[index % unsigned{Queue::kCapacity}].work,
@@ -124,62 +129,4 @@ struct TokenLoader {
   }
 };
 
-/// Brings the rows of all items.
-template <LatentDenseConfig C>
-struct QueryLoader {
-  const LatentDenseParams& params;
-  Shared& s;
-  int rank, lane;
-  const AttentionParams& p = params.attention;
-
-  /// By tensor copies, rows of other requests among them, whose results are not written.
-  __device__ void copy_boxes(const DeviceItem& item) const {
-    const int group = p.schedule.params.group, row = item.work.row_begin + kRows * rank;
-    const std::uint32_t full = shared_address(&s.q_full);
-    if (lane == 0) barrier_expect_bytes(full, kAllColumns * kColumnBytes);
-    __syncwarp();
-    if (lane < kAllColumns) {
-      tensor_load(shared_address(s.q[lane]), params.q, full, lane * 64, row % group,
-                  item.first_query + row / group);
-    }
-  }
-  /// Row by row; those that the item lacks become zeros.
-  __device__ void copy_rows(const DeviceItem& item) const {
-    constexpr int kPieces = kAllColumns * 8;  // of a row, 16 bytes each
-    const int rows = own_rows(item.work, rank);
-#pragma unroll 1
-    for (int i = lane; i < kRows * kPieces; i += 32) {
-      const int row = i / kPieces, piece = i % kPieces;
-      const bool has = row < rows;
-      const RowPlace place = place_of(p, item, has ? kRows * rank + row : 0);
-      const auto* const from = static_cast<const std::uint16_t*>(p.q) +
-                               (has ? place.token * p.q_token_stride + place.head * p.q_head_stride : 0) +
-                               8 * piece;
-      std::uint8_t* const to = s.q[piece / 8] + place_in_column(row, piece % 8);
-      if (p.q_aligned) {
-        copy_async(shared_address(to), from, has ? 16 : 0);
-      } else {
-        *reinterpret_cast<uint4*>(to) = has ? load_eight(from, false) : uint4{};
-      }
-    }
-    copy_async_wait();
-    fence_async_shared();
-    __syncwarp();
-    if (lane == 0) barrier_arrive(shared_address(&s.q_full));
-  }
-
-  __device__ void run() const {
-#pragma unroll 1
-    for (int index = 0; s.queue.has(index); ++index) {
-      const DeviceItem& item = s.queue.items[index % unsigned{Queue::kCapacity}];
-      barrier_wait(shared_address(&s.q_empty), index % 2 ^ 1);
-      if (params.q_boxes && own_rows(item.work, rank) > 0) {
-        copy_boxes(item);
-      } else {
-        copy_rows(item);
-      }
-    }
-  }
-};
-
-}  // namespace halftone::cuda::dense
+}  // namespace halftone::cuda::bf16

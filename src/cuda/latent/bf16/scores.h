@@ -3,9 +3,9 @@
 
 #include "cuda/attention/logits.h"
 #include "cuda/device/wgmma.h"
-#include "cuda/latent/dense/traits.h"
+#include "cuda/latent/bf16/traits.h"
 
-namespace halftone::cuda::dense {
+namespace halftone::cuda::bf16 {
 
 inline constexpr int kS = kBlockTokens / 2;  // registers of a lane
 using Logits = float[kS];
@@ -33,16 +33,19 @@ __device__ inline void load_query_fragments(const Shared& s, int warp, int lane,
   }
 }
 
-/// S of a step as its columns arrive.
-template <DType kType>
-__device__ inline void multiply(Shared& s, const StepPlace& at, const QueryFragments& fragments, Logits& x) {
+/// S of a step as its columns arrive. Returns which tokens are there.
+template <LatentBf16Config C>
+__device__ inline uint2 multiply(Shared& s, const StepPlace& at, const QueryFragments& fragments, Logits& x) {
   const int stage = at.stage();
   const std::uint64_t q = swizzled_matrix(uniform(shared_address(s.q)));
   const std::uint32_t k = uniform(shared_address(&s.kv[stage]));
+  uint2 live;
 #pragma unroll
   for (int i = 0; i < kAllColumns; ++i) {
     if (i == 0 || i == kHalfColumns) {
       barrier_wait(shared_address(&s.kv_full[stage][i / kHalfColumns]), at.parity());
+      if (C.listed) fence_async_shared();                                 // no tensor copy brought them
+      if (i == 0) live = *reinterpret_cast<const uint2*>(s.live[stage]);  // while shared memory answers soon
       wgmma_begin();
     }
     const int column = column_at(i);
@@ -51,17 +54,18 @@ __device__ inline void multiply(Shared& s, const StepPlace& at, const QueryFragm
     for (int step = 0; step < 4; ++step) {
       const std::uint64_t rows = q + column * (kColumnBytes / 16) + step * 2;
       if (i == 0 && step == 0) {
-        wgmma_first<kType>(x, rows, keys);
+        wgmma_first<C.dtype>(x, rows, keys);
       } else if (i < kFirstFragment) {
-        wgmma_add<kType>(x, rows, keys + step * 2);
+        wgmma_add<C.dtype>(x, rows, keys + step * 2);
       } else {
-        wgmma_add<kType>(x, fragments[i < kFirstFragment ? 0 : i - kFirstFragment][step], keys + step * 2);
+        wgmma_add<C.dtype>(x, fragments[i < kFirstFragment ? 0 : i - kFirstFragment][step], keys + step * 2);
       }
     }
     wgmma_commit();
   }
   wgmma_wait<0>();
   pin(x);
+  return live;
 }
 
 /// Softcap, and a factor that is not positive, which the exponent does not take.
@@ -77,6 +81,14 @@ __device__ inline void mask_missing(Logits& x, std::uint32_t live) {
 #pragma unroll
   for (int i = 0; i < kS; ++i) {
     if (!(live >> i / 8 & 1)) x[i] = kMinus;
+  }
+}
+/// Tokens of a list, a bit each.
+__device__ inline void mask_skipped(Logits& x, const uint2& live, int lane) {
+  const std::uint32_t bits[2] = {live.x >> lane % 4 * 2, live.y >> lane % 4 * 2};
+#pragma unroll
+  for (int i = 0; i < kS; ++i) {
+    if (!(bits[i / 16] >> (i / 4 % 4 * 8 + i % 2) & 1)) x[i] = kMinus;
   }
 }
 /// Keys from `token` on. `first_row`: of the block's in the item; rows that the item lacks take its last
@@ -132,4 +144,4 @@ __device__ inline void exponentiate(Logits& x, float factor, const float (&offse
   }
 }
 
-}  // namespace halftone::cuda::dense
+}  // namespace halftone::cuda::bf16

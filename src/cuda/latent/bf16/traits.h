@@ -1,11 +1,11 @@
 // What follows from a row of the table: threads, registers, shared memory.
 #pragma once
 
-#include "cuda/latent/dense/config.h"
-#include "cuda/latent/dense/params.h"
+#include "cuda/latent/bf16/config.h"
+#include "cuda/latent/bf16/params.h"
 #include "cuda/latent/wide/traits.h"
 
-namespace halftone::cuda::dense {
+namespace halftone::cuda::bf16 {
 
 using wide::kBlockTokens;
 using wide::kColumnBytes;
@@ -21,9 +21,9 @@ using wide::Queue;
 
 // Columns of 64 dims, of a step's tokens or of Q's rows: 64 rows of 128 bytes, swizzled over 8 rows. Those of
 // V are two halves, of which each compute warpgroup takes one; the rope part comes last.
-inline constexpr int kHalfColumns = kLatentDenseHalfColumns, kRopeColumn = 2 * kHalfColumns;
+inline constexpr int kHalfColumns = kLatentBf16HalfColumns, kRopeColumn = 2 * kHalfColumns;
 inline constexpr int kAllColumns = kRopeColumn + 1;
-static_assert(kRopeColumn * 64 == kLatentDims && kRopeDims == 64 && kBlockTokens == kLatentDenseTokens);
+static_assert(kRopeColumn * 64 == kLatentDims && kRopeDims == 64 && kBlockTokens == kLatentBf16Tokens);
 inline constexpr int kTokenBytes = 2 * (kLatentDims + kRopeDims);
 inline constexpr int kStages = 2;  // as many as compute warpgroups: each has the steps of one
 inline constexpr int kTileTokens = 16, kTiles = kBlockTokens / kTileTokens;
@@ -73,7 +73,8 @@ struct Shared {
   Queue queue;
   alignas(8) std::uint64_t kv_full[kStages][2], kv_empty[kStages][2];  // halves as they come, halves of V
   std::uint64_t p_full[kStages], q_full, q_empty;
-  std::uint32_t live[kStages];     // bit i: tokens from 16 i on are there
+  // Of pages bit i of the first word: tokens from 16 i on are there. Of lists 16 tokens' bits each.
+  alignas(8) std::uint16_t live[kStages][kTiles];
   float offset[kStages][kRows];    // what P of a stage is relative to
   OwnSum sums[2][kStages][kRows];  // by items' parity and warpgroups
   int item_index[8];               // of a compute warp, whose registers are dear
@@ -82,14 +83,20 @@ struct Shared {
 };
 static_assert(sizeof(Shared) <= wide::kMaxShared);
 
-/// Where an item's steps begin, at a multiple of their tokens. Those before the item's are in no row's
-/// window.
+/// Whether tokens that one block of a pair brings go to both.
+template <LatentBf16Config C>
+inline constexpr bool kSharesTokens = C.blocks == 2 && !C.listed;
+
+/// Where an item's steps begin: of pages at a multiple of their tokens. Those before the item's are in no
+/// row's window.
+template <LatentBf16Config C>
 __device__ inline int first_token(const planning::WorkItem& work) {
-  return work.kv_begin & ~(kBlockTokens - 1);
+  return C.listed ? work.kv_begin : work.kv_begin & ~(kBlockTokens - 1);
 }
 /// Steps of an item. One without keys takes one, too, in which no token is there.
+template <LatentBf16Config C>
 __device__ inline int steps_of(const planning::WorkItem& work) {
-  const int steps = (wide::end_of(work) - first_token(work) + kBlockTokens - 1) / kBlockTokens;
+  const int steps = (wide::end_of(work) - first_token<C>(work) + kBlockTokens - 1) / kBlockTokens;
   return steps < 1 ? 1 : steps;
 }
 
@@ -104,4 +111,4 @@ struct StepPlace {
   __device__ StepPlace before() const { return {step - 1, first}; }
 };
 
-}  // namespace halftone::cuda::dense
+}  // namespace halftone::cuda::bf16

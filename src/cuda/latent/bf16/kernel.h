@@ -1,19 +1,23 @@
-// The kernel of dense latent attention: roles.
+// The kernel of latent attention for many heads over bf16: roles.
 #pragma once
 
-#include "cuda/latent/dense/compute.h"
-#include "cuda/latent/dense/load.h"
+#include "cuda/latent/bf16/compute.h"
+#include "cuda/latent/bf16/lists.h"
+#include "cuda/latent/bf16/load.h"
+#include "cuda/latent/bf16/queries.h"
 
-namespace halftone::cuda::dense {
+namespace halftone::cuda::bf16 {
 
-template <LatentDenseConfig C>
+template <LatentBf16Config C>
 __device__ inline void init_barriers(Shared& s) {
   const auto init = [](std::uint64_t& barrier, int arrivals) {
     barrier_init(shared_address(&barrier), arrivals);
   };
   for (int stage = 0; stage < kStages; ++stage) {
-    for (std::uint64_t& barrier : s.kv_full[stage]) init(barrier, 1);
-    for (std::uint64_t& barrier : s.kv_empty[stage]) init(barrier, 4 * C.blocks);
+    // Of lists every lane that copies counts, and with the first columns who says which tokens are there.
+    init(s.kv_full[stage][0], C.listed ? 128 + ListLoader<C>::kWarps : 1);
+    init(s.kv_full[stage][1], C.listed ? 128 : 1);
+    for (std::uint64_t& barrier : s.kv_empty[stage]) init(barrier, kSharesTokens<C> ? 8 : 4);
     init(s.p_full[stage], 4);
   }
   init(s.q_full, 1);
@@ -22,14 +26,14 @@ __device__ inline void init_barriers(Shared& s) {
 }
 
 /// A thread block of a worker, which is a cluster.
-template <LatentDenseConfig C>
-__device__ inline void dense_worker(const LatentDenseParams& params, Shared& s) {
+template <LatentBf16Config C>
+__device__ inline void bf16_worker(const LatentBf16Params& params, Shared& s) {
   const AttentionParams& p = params.attention;
   const int warp = thread_index() / 32, lane = thread_index() % 32;
   const int worker = static_cast<int>(blockIdx.x) / C.blocks, rank = C.blocks == 1 ? 0 : cluster_rank();
   if (warp == kComputeThreads / 32) {
-    if (lane == 0) prefetch_map(params.latent);
-    if (lane == 1) prefetch_map(params.rope);
+    if (!C.listed && lane == 0) prefetch_map(params.latent);
+    if (!C.listed && lane == 1) prefetch_map(params.rope);
     if (lane == 2 && params.q_boxes) prefetch_map(params.q);
   }
   wait_for_previous_kernel();
@@ -44,11 +48,13 @@ __device__ inline void dense_worker(const LatentDenseParams& params, Shared& s) 
   if (warp >= kComputeThreads / 32) {
     shrink_registers<kLoadRegisters>();
     const int role = warp - kComputeThreads / 32;
-    if (role < 2) {
+    if (role == 2) check_inputs(p, worker, lane);
+    if constexpr (C.listed) {
+      ListLoader<C>::run(params, s, rank);
+    } else if (role < 2) {
       TokenLoader<C>::run(params, s);
     } else if (role == 2) {
-      check_inputs(p, worker, lane);
-      QueryLoader<C>{params, s, rank, lane}.run();
+      QueryLoader{params, s, rank, lane}.run();
     }
   } else {
     grow_registers<kComputeRegisters>();
@@ -57,4 +63,4 @@ __device__ inline void dense_worker(const LatentDenseParams& params, Shared& s) 
   if constexpr (C.blocks == 2) cluster_barrier();  // the other block writes here
 }
 
-}  // namespace halftone::cuda::dense
+}  // namespace halftone::cuda::bf16

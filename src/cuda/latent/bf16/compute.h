@@ -4,18 +4,18 @@
 #pragma once
 
 #include "cuda/device/cluster.h"
-#include "cuda/latent/dense/scores.h"
+#include "cuda/latent/bf16/scores.h"
 #include "cuda/latent/wide/end.h"
 
-namespace halftone::cuda::dense {
+namespace halftone::cuda::bf16 {
 
 struct ComputeTraits {
-  using Shared = dense::Shared;
+  using Shared = bf16::Shared;
   static constexpr int kFirstThread = 0, kBarrier = kOutputBarrier;
   static constexpr bool kNatural = true;
 };
 
-template <LatentDenseConfig C>
+template <LatentBf16Config C>
 struct Compute : wide::OutputEnd<ComputeTraits> {
   using Sums = float[2 * kHalf];    // O as one product takes it
   float offset[2];                  // of rows g and g + 8: what O is relative to
@@ -31,7 +31,8 @@ struct Compute : wide::OutputEnd<ComputeTraits> {
     for (int i = 0; i < kHalf; ++i) o[0][i] = o[1][i] = 0.0f;
 #pragma unroll
     for (int r = 0; r < 2; ++r) offset[r] = own_offset[r] = kEmpty, own_sum[r] = 0.0f;
-    const int rows = own_rows(item.work, rank), token = first_token(item.work);
+    if constexpr (C.listed) return;
+    const int rows = own_rows(item.work, rank), token = first_token<C>(item.work);
     int seen_begin = 0, seen_end = wide::end_of(item.work);  // tokens between them every row sees
     if (rows > 0) {
       const int first = place_of(p, item, kRows * rank).position;
@@ -44,12 +45,12 @@ struct Compute : wide::OutputEnd<ComputeTraits> {
     plain_steps = max((max(seen_end, token) - token) / kBlockTokens - skipped, 0);
   }
 
-  /// What the warpgroup has read of a step's V goes back, in both blocks of a pair.
+  /// What the warpgroup has read of a step's V goes back, in all blocks that bring it.
   __device__ void release_half(int stage) const {
     __syncwarp();
     const std::uint32_t own = shared_address(&s.kv_empty[stage][half()]);
     if (lane() == 0) barrier_arrive(own);
-    if (C.blocks == 2 && lane() == 1) cluster_arrive(cluster_address(own, rank ^ 1));
+    if (kSharesTokens<C> && lane() == 1) cluster_arrive(cluster_address(own, rank ^ 1));
   }
   /// O becomes relative to what P of a stage is relative to. None of its products is under way.
   __device__ void follow(int stage) {
@@ -119,6 +120,22 @@ struct Compute : wide::OutputEnd<ComputeTraits> {
     }
   }
 
+  /// Masks what is not there, or some row does not see. Whether V has been cleared for that.
+  __device__ bool mask(const DeviceItem& item, const StepPlace& at, const uint2& live, Logits& x) {
+    if constexpr (C.listed) {  // V of tokens that are skipped is zero
+      if ((live.x & live.y) != ~0u) mask_skipped(x, live, lane());
+      return false;
+    }
+    if (live.x == (1u << kTiles) - 1 && at.step - plain_first < plain_steps) return false;
+    mask_missing(x, live.x);
+    const int token = first_token<C>(item.work) + static_cast<int>(at.step - at.first) * kBlockTokens;
+    mask_unseen(p, item, kRows * rank, own_rows(item.work, rank), token, warp(), lane(), x);
+    const int alive = wide::end_of(item.work) - token;
+    if (alive >= kBlockTokens) return false;
+    clear_behind(at.stage(), max(alive, 0));
+    return true;
+  }
+
   /// A step of the warpgroup's own and, unless it begins the item, the other one's before it.
   __device__ void take(const DeviceItem& item, const StepPlace& at, bool last_own) {
     const bool begins = at.step == at.first;
@@ -137,23 +154,14 @@ struct Compute : wide::OutputEnd<ComputeTraits> {
   __device__ void take(const DeviceItem& item, const StepPlace& at, bool last_own) {
     const int stage = at.stage();
     Logits x;
-    multiply<C.dtype>(s, at, fragments, x);
+    const uint2 live = multiply<C>(s, at, fragments, x);
     if (last_own) release(s.q_empty);
     team_barrier(half());  // all warps have read the rope part
     locate();
     if constexpr (kOther) begin_other(at.before());
     const bool modified = p.softcap > 0.0f || p.scale_log2 <= 0.0f;
     if (modified) cap(p, x);
-    const std::uint32_t live = s.live[stage];
-    bool cleared = false;
-    if (live != (1u << kTiles) - 1 || at.step - plain_first >= plain_steps) {
-      mask_missing(x, live);
-      const int token = first_token(item.work) + static_cast<int>(at.step - at.first) * kBlockTokens;
-      mask_unseen(p, item, kRows * rank, own_rows(item.work, rank), token, warp(), lane(), x);
-      const int alive = wide::end_of(item.work) - token;
-      cleared = alive < kBlockTokens;
-      if (cleared) clear_behind(stage, max(alive, 0));
-    }
+    const bool cleared = mask(item, at, live, x);
     const float factor = modified ? 1.0f : p.scale_log2;
     float to[2] = {offset[0], offset[1]};
     raise(x, factor, to);
@@ -210,7 +218,7 @@ struct Compute : wide::OutputEnd<ComputeTraits> {
       barrier_wait(shared_address(&s.q_full), index % 2);
       at.first = at.step;
       load_query_fragments(s, warp(), lane(), fragments);
-      const std::uint32_t end = at.step + steps_of(now->work);
+      const std::uint32_t end = at.step + steps_of<C>(now->work);
       // Without a step of its own the warpgroup needs no queries.
       if (end - at.step == 1 && at.stage() != half()) release(s.q_empty);
 #pragma unroll 1
@@ -233,4 +241,4 @@ struct Compute : wide::OutputEnd<ComputeTraits> {
   }
 };
 
-}  // namespace halftone::cuda::dense
+}  // namespace halftone::cuda::bf16

@@ -1,0 +1,42 @@
+// The kernels of latent attention for many heads over bf16 that are built: a row each.
+#pragma once
+
+#include <array>
+
+#include "halftone/cache.h"
+
+namespace halftone::cuda {
+
+/// 512 latent dims, which are V, and 64 rotary ones, of 1152 bytes a token. Q has the same type.
+struct LatentBf16Config {
+  DType dtype;
+  int blocks;   ///< thread blocks of a cluster, for 64 packed rows each, which take the same tokens
+  bool listed;  ///< tokens come by lists, each on its own; else pages do
+};
+
+constexpr int rows_of(const LatentBf16Config& c) { return 64 * c.blocks; }
+
+// Of a step, whose latent comes in two halves: tokens, and columns of 64 dims of a half.
+inline constexpr int kLatentBf16Tokens = 64, kLatentBf16HalfColumns = 4;
+
+/// Figures: docs/kernels/latent-wide.md, Measured; of 17 to 32 rows latent.md.
+inline constexpr std::array kLatentBf16Table{
+    LatentBf16Config{DType::kBFloat16, 1, false},
+    LatentBf16Config{DType::kBFloat16, 2, false},
+    LatentBf16Config{DType::kBFloat16, 1, true},
+    LatentBf16Config{DType::kBFloat16, 2, true},
+};
+
+/// Row of the table that serves a valid latent cache in units of `rows` packed rows; -1 if there is none.
+constexpr int find_latent_bf16_row(const KvCacheSpec& kv, DType q_type, int rows, bool listed) {
+  if (kv.rope_dim != 64 || kv.latent_dim() != 512 || kv.v_dim() != 512) return -1;
+  for (std::size_t row = 0; row < kLatentBf16Table.size(); ++row) {
+    const LatentBf16Config& c = kLatentBf16Table[row];
+    if (rows_of(c) == rows && c.listed == listed && c.dtype == q_type && c.dtype == kv.k_format.dtype) {
+      return static_cast<int>(row);
+    }
+  }
+  return -1;
+}
+
+}  // namespace halftone::cuda
