@@ -51,7 +51,7 @@ endfunction()
 # Every kernel family, in cases that take some seconds each.
 halftone_emulate(emulator_test "*")
 halftone_emulate(append_device_test_emulated "*")
-halftone_emulate(attention_device_test_emulated "*MixedFormats:*ExtremeWindows:*.BatchInvariant:*GraphReplay*")
+halftone_emulate(attention_device_test_emulated "*MixedFormats:*ExtremeWindows:*.BatchInvariant:*GraphReplay*:*ManyRowsOfAnySize")
 halftone_emulate(coded_device_test_emulated "*CausalKeys*:*GroupsAndPages*:*BadPages*:*BatchInvariant*:*LogitsThatRise*")
 halftone_emulate(codec_device_test_emulated "*Groups*:*Rope*")
 halftone_emulate(dequantize_device_test_emulated "*")

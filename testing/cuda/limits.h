@@ -27,19 +27,18 @@ inline double largest_norm(const Tensor& rows, int dim) {
   return std::sqrt(largest);
 }
 
-/// Kernels of decode whose products take integers of 8 bits as they are, and Q in digits of as many.
-inline bool multiplies_bytes(const Problem& p, const PlanInfo& plan) {
+/// Kernels of decode to which codes of 4 bits are values rounded to f16, as staged ones are.
+inline bool rounds_values(const Problem& p, const PlanInfo& plan) {
   const auto* const spec = std::get_if<KvCacheSpec>(&p.problem.kv);
-  return plan.config == "sm90-decode-64" && spec != nullptr && spec->k_format.dtype == DType::kInt8;
+  return plan.config == "sm90-decode-64" && spec != nullptr && spec->k_format.dtype == DType::kInt4;
 }
 
-/// Staged K is rounded to f16: of each product in a logit up to 2^-11 of it, which add up to a quarter of
-/// 2^-11 |q| |k| at most, as they are independent. Of codes one may differ by one where K is asymmetric,
-/// which takes two roundings to dequantise. Codes of E4M3 with a power of 2^8 for a scale lose up to 2^-11 of
-/// a row's largest value where E4M3 is subnormal, and their sums keep some 13 bits. Digits of Q leave 2^-16
-/// of a row's largest value.
+/// Staged K, like values of 4 bits, is rounded to f16: of each product in a logit up to 2^-11 of it, which
+/// add up to a quarter of 2^-11 |q| |k| at most, as they are independent. Of codes one may differ by one
+/// where K is asymmetric, which takes two roundings to dequantise. Codes of E4M3 with a power of 2^8 for a
+/// scale lose up to 2^-11 of a row's largest value where E4M3 is subnormal, and their sums keep some 13 bits.
 inline double logit_slack(const Problem& p, const PlanInfo& plan) {
-  if (plan.staged_bytes == 0 && !multiplies_bytes(p, plan)) return 0;
+  if (plan.staged_bytes == 0 && !rounds_values(p, plan)) return 0;
   const int dim = p.row.head_dim;
   const double scale = p.row.scale == 0 ? 1 / std::sqrt(dim) : std::abs(static_cast<double>(p.row.scale));
   if (p.problem.arithmetic == Arithmetic::kHalfInt8) {
@@ -50,8 +49,7 @@ inline double logit_slack(const Problem& p, const PlanInfo& plan) {
   if (p.problem.arithmetic == Arithmetic::kFp8) {
     return std::ldexp(most, -12) + std::ldexp(scale * largest_norm(p.q, dim) * largest_norm(p.k, 1), -11);
   }
-  if (plan.staged_bytes > 0) return std::ldexp(most, -13);
-  return std::ldexp(most, -16);
+  return std::ldexp(most, -13);
 }
 
 /// The kernels of latent attention for many heads round scales, and products of codes with them, to f16:
@@ -83,7 +81,7 @@ inline double out_slack(const Problem& p, const PlanInfo& plan) {
   }
   const bool bf16 = plan.config.starts_with("sm90-prefill") && p.problem.q_dtype == DType::kBFloat16;
   return std::ldexp(largest, bf16 ? -9 : -12) +
-         (multiplies_bytes(p, plan) ? largest * logit_slack(p, plan) : 0);
+         (rounds_values(p, plan) ? largest * (0x1p-12 + logit_slack(p, plan)) : 0);
 }
 
 /// The universal kernel computes in fp32 and converts between base 2 and e: a few roundings of the LSE.

@@ -91,8 +91,9 @@ Tensor pages_of(const DeviceRun& device, const Problem& p) {
 TEST(DeviceAppendStep, TokensOfAKernelThatStillRuns) {
   for (const Step& step :
        {Step{"int4-g32", "", 1, 128}, Step{"int4-g32", "", 2, 128}, Step{"int4-g32", "", 8, 128},
-        Step{"fp8", "", 12, 128}, Step{"int8-head", "", 2, 128}, Step{"int8-g32", "", 8, 128},
-        Step{"bf16", "int4-g32", 2, 128}, Step{"bf16", "", 1, 64}, Step{"int4-row", "", 3, 256}}) {
+        Step{"bf16", "", 12, 128}, Step{"fp8", "", 4, 128}, Step{"int8-head", "", 2, 128},
+        Step{"int8-g32", "", 8, 128}, Step{"bf16", "int4-g32", 2, 128}, Step{"bf16", "", 1, 64},
+        Step{"int4-row", "", 3, 256}}) {
     const AttentionCase row = case_of(step);
     SCOPED_TRACE(row.name);
     const Problem p = make_problem(row);

@@ -2,10 +2,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <optional>
 #include <string>
 
+#include "tests/cuda/adversarial_device.h"
 #include "tests/cuda/agreement.h"
 
 namespace halftone::testing {
@@ -49,6 +51,7 @@ TEST(DeviceAttention, ManyRows) {
     float softcap;
     bool alibi, rotated;
     DType q_dtype;
+    bool channels = false;
   };
   const Variant variants[] = {
       {"plain", {}, 0, false, false, DType::kBFloat16},
@@ -56,12 +59,14 @@ TEST(DeviceAttention, ManyRows) {
       {"window", {.causal = true, .window_left = 100, .window_right = -1}, 0, false, false, DType::kBFloat16},
       {"biased", {.causal = true}, 20, true, false, DType::kBFloat16},
       {"rotated", {.causal = true}, 0, false, true, DType::kFloat16},
+      {"channels", {.causal = true}, 0, false, false, DType::kBFloat16, true},
   };
   int seed = 5000;
   for (const char* format : {"bf16", "fp16", "fp8", "fp8-token", "int8-tensor", "int8-head", "int8-token",
                              "int4-token", "int4-row", "int4-g32", "int4-g64"}) {
     for (const auto& [q_heads, q_len] : {std::pair{8, 3}, {16, 2}, {16, 3}, {11, 5}, {32, 2}}) {
       for (const Variant& variant : variants) {
+        if (variant.channels && !parse_format(format).quantised()) continue;
         AttentionCase row;
         row.name = std::string(format) + ", " + std::to_string(q_heads) + " x " + std::to_string(q_len) +
                    " rows, " + variant.name;
@@ -76,12 +81,45 @@ TEST(DeviceAttention, ManyRows) {
         row.softcap = variant.softcap;
         row.alibi = variant.alibi;
         row.rotate_k = row.rotate_v = variant.rotated;
+        row.offset_k = row.scale_k = variant.channels;
         row.q_dtype = variant.q_dtype;
         row.out_dtype = DType::kFloat16;
         row.workers = seed % 3 * 7;
         row.seed = static_cast<std::uint64_t>(seed++);
         expect_agrees(row);
       }
+    }
+  }
+}
+
+/// Rows of Q that are zero, tiny and large beside others, and tokens of K that f16 does not hold.
+TEST(DeviceAttention, ManyRowsOfAnySize) {
+  int seed = 5600;
+  for (const char* format : {"fp8", "int8-head", "int4-row", "int4-g32", "int4-g64"}) {
+    for (const bool rotated : {false, true}) {
+      AttentionCase row;
+      row.name = std::string(format) + (rotated ? ", rotated" : "");
+      row.requests = {{3, 300}, {3, 70}};
+      row.q_heads = 16;
+      row.kv_heads = 1;
+      row.k_format = format;
+      row.mask.causal = true;
+      row.rotate_k = rotated;
+      row.seed = static_cast<std::uint64_t>(seed++);
+      SCOPED_TRACE(row.name);
+      const bool large = row.k_format.starts_with("int4") && !rotated;
+      Problem p = make_problem(row);
+      for (std::int64_t i = 0; i < p.q.numel(); ++i) {
+        constexpr float kSizes[] = {1.0F, 0.0F, 1e-30F, 1e-3F, 30.0F};
+        p.q.set(i, kSizes[i / 128 % 5] * (large ? 1e-4F : 1.0F) * p.q.get(i));
+      }
+      for (std::int64_t i = 0; large && i < p.k.numel(); ++i) {
+        if (i / 128 % 3 == 0) p.k.set(i, 3e4F * std::abs(p.k.get(i)));
+      }
+      p.cache = refilled(p, {0xFF});
+      const Outputs outputs = run_on_device(p);
+      EXPECT_EQ(judge_device(p, outputs), "");
+      EXPECT_EQ(status_of(outputs), 0);
     }
   }
 }

@@ -12,7 +12,7 @@
 namespace halftone::emulator {
 namespace {
 
-enum class Element : std::uint8_t { kF16, kBf16, kE4m3, kS8, kU8 };
+enum class Element : std::uint8_t { kF16, kBf16, kE4m3, kS8 };
 
 constexpr int bytes_of(Element e) { return e == Element::kF16 || e == Element::kBf16 ? 2 : 1; }
 
@@ -34,8 +34,7 @@ void widen(Element e, const std::uint8_t* from, int bytes, float* to) {
     to[n] = e == Element::kF16    ? f32_of_f16(half)
             : e == Element::kBf16 ? f32_of_bf16(half)
             : e == Element::kE4m3 ? e4m3_values()[from[n]]
-            : e == Element::kS8   ? static_cast<float>(static_cast<std::int8_t>(from[n]))
-                                  : static_cast<float>(from[n]);
+                                  : static_cast<float>(static_cast<std::int8_t>(from[n]));
   }
 }
 
@@ -169,8 +168,7 @@ Element element_of(std::string_view type) {
   return type == "f16"    ? Element::kF16
          : type == "bf16" ? Element::kBf16
          : type == "e4m3" ? Element::kE4m3
-         : type == "s8"   ? Element::kS8
-                          : Element::kU8;
+                          : Element::kS8;
 }
 
 }  // namespace

@@ -83,21 +83,27 @@ TEST(DecodeTable, ManyRowsAreServedByWarpgroups) {
     const int row = find_row(spec_of(format, format, 128), rows);
     return row < 0 ? Family::kWarp : kDecodeTable[static_cast<std::size_t>(row)].family;
   };
-  for (const char* format : {"bf16", "fp16", "fp8", "fp8-token", "int4-row", "int4-g32", "int4-g64"}) {
+  for (const char* format : {"bf16", "fp16"}) {
     EXPECT_EQ(family(format, 16), Family::kWarp) << format;
+    EXPECT_EQ(family(format, 32), Family::kWarpgroup) << format;
     EXPECT_EQ(family(format, 48), Family::kWarpgroup) << format;
+    EXPECT_EQ(find_row(spec_of(format, format, 128), 64), -1) << format;
   }
-  EXPECT_EQ(family("int4-row", 64), Family::kWarpgroup);
-  // Units of 64 rows hold what is between 16 and that, too.
-  for (const char* format : {"int8-tensor", "int8-head", "int8-token"}) {
+  // Units of 64 rows hold what is between 16, or 32, and that, too.
+  for (const char* format : {"fp8", "fp8-token", "int8-tensor", "int8-head", "int8-token"}) {
     EXPECT_EQ(family(format, 16), Family::kWarp) << format;
     EXPECT_EQ(find_row(spec_of(format, format, 128), 32), -1) << format;
     EXPECT_EQ(find_row(spec_of(format, format, 128), 48), -1) << format;
     EXPECT_EQ(family(format, 64), Family::kRows) << format;
   }
+  for (const char* format : {"int4-token", "int4-row", "int4-g32", "int4-g64"}) {
+    EXPECT_EQ(family(format, 16), Family::kWarp) << format;
+    EXPECT_EQ(family(format, 32), Family::kWarpgroup) << format;
+    EXPECT_EQ(find_row(spec_of(format, format, 128), 48), -1) << format;
+    EXPECT_EQ(family(format, 64), Family::kRows) << format;
+  }
   EXPECT_EQ(find_row(spec_of("fp8", "int8-head", 128), 64), -1);
   EXPECT_EQ(find_row(spec_of("int8-head", "int8-head", 64), 64), -1);
-  EXPECT_EQ(find_row(spec_of("int4-g32", "int4-g32", 128), 64), -1);
   EXPECT_EQ(family("int8-g32", 32), Family::kWarp);
 }
 

@@ -158,8 +158,9 @@ TEST(CudaPlan, ChunksOverManyKeysHaveTheKernelThatReadsThemSooner) {
   }
   EXPECT_EQ(kernel_of("int8-head", 256, 8, 131072), "sm90-decode-64");
   // Of units of which there are as many, the smallest.
-  EXPECT_EQ(kernel_of("fp8", 96, 1, 8192), "sm90-decode-48");
-  EXPECT_EQ(kernel_of("fp8", 128, 1, 8192), "sm90-decode-64");
+  EXPECT_EQ(kernel_of("int4-g32", 32, 1, 8192), "sm90-decode-32");
+  EXPECT_EQ(kernel_of("int4-g32", 96, 1, 8192), "sm90-decode-64");
+  EXPECT_EQ(kernel_of("fp8", 96, 1, 8192), "sm90-decode-64");
   // Bounds decide nothing where bits may not depend on them.
   for (const int keys : {2048, 8192, 131072}) {
     EXPECT_EQ(kernel_of("int8-head", 192, 1, keys, SplitPolicy::kBatchInvariant), prefill);

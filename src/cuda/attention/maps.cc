@@ -19,7 +19,7 @@ decltype(&cuTensorMapEncodeTiled) find_encoder() {
   check(status, "cudaGetDriverEntryPointByVersion");
   if (found != cudaDriverEntryPointSuccess || function == nullptr) {
     throw Error(ErrorCode::kDeviceError,
-                "the driver has no cuTensorMapEncodeTiled, which prefill and decode of many rows need: use a "
+                "the driver has no cuTensorMapEncodeTiled, which prefill and latent attention need: use a "
                 "driver of CUDA 12 or later.");
   }
   return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function);
@@ -121,18 +121,6 @@ CUtensorMap latent_page_map(const PagedKv& cache, const PageLayout& layout, cons
       {bytes(layout.row_bytes), 2 * kDims, bytes(kTokens * layout.row_bytes), page_stride(cache, layout)},
       {kDims, kTokens, static_cast<cuuint32_t>(columns), static_cast<cuuint32_t>(tokens / kTokens), 1}};
   return boxes.map(dtype);
-}
-
-CUtensorMap page_code_map(const PagedKv& cache, const PageLayout& layout, const void* somewhere, int tiles) {
-  const bool empty = cache.pages.shape[0] == 0;
-  constexpr int kRow = 64;  // bytes
-  const Boxes<5> boxes{
-      empty ? somewhere : cache.pages.data,
-      {kRow, bytes(cache.spec.head_dim * kTileTokens / kRow), bytes(cache.spec.page_size / kTileTokens),
-       bytes(cache.spec.kv_heads), page_count(cache)},
-      {kRow, bytes(layout.tile_bytes), bytes(layout.head_bytes), page_stride(cache, layout)},
-      {kRow, kTileTokens, static_cast<cuuint32_t>(tiles), 1, 1}};
-  return boxes.map(DType::kUInt8, CU_TENSOR_MAP_SWIZZLE_64B);
 }
 
 }  // namespace halftone::cuda

@@ -30,9 +30,4 @@ CUtensorMap page_map(const PagedKv& cache, const PageLayout& layout, std::int64_
 CUtensorMap latent_page_map(const PagedKv& cache, const PageLayout& layout, const void* somewhere,
                             DType dtype, int tokens, int columns);
 
-/// K of pages in codes of 8 bits, [pages][heads][tiles][rows of 64 bytes], swizzled over the whole box: of
-/// `tiles` tiles 16 rows, which are the tokens' codes of 64 dims (format/page.h). Where there are no pages
-/// nothing is read, and `somewhere` is any address on the device.
-CUtensorMap page_code_map(const PagedKv& cache, const PageLayout& layout, const void* somewhere, int tiles);
-
 }  // namespace halftone::cuda

@@ -135,13 +135,12 @@ struct RowShape {
   Family family = Family::kWarp;
 };
 /// Figures: int8-head, and int4-g32, with as many query heads over one.
-inline constexpr std::array<RowShape, 7> kRowShapes{{
+inline constexpr std::array<RowShape, 6> kRowShapes{{
     {1, 1, 8},                      // 29.7, 82.5; 23.4, 58.9
     {2, 1, 8},                      // 33.2, 87.2; 31.0, 76.3
-    {4, 1, 2, Family::kWarpgroup},  // 36.0, 97.0; 36.0, 103
-    {6, 1, 2, Family::kWarpgroup},  // 39.7, 110; 41.4, 116
-    {8, 1, 2, Family::kWarpgroup},  // 48.6, 125; not for groups
-    {8, 1, 2, Family::kRows},       // 32.4 to 40.4 of int8-head, 48 rows (decode-rows.md); not for others
+    {4, 1, 2, Family::kWarpgroup},  // 36.0, 103 of int4-g32
+    {6, 1, 2, Family::kWarpgroup},  // not for codes
+    {8, 1, 2, Family::kRows},       // decode-rows.md, of 48 rows
     {2, 2, 4},                      // 31.8, 93.3 of int8-head at head_dim 64
 }};
 /// Beyond head_dim 128 the accumulators of 16 rows do not fit into registers.
@@ -163,7 +162,7 @@ constexpr DecodeConfig make_decode_config(const PartConfig& k, const PartConfig&
                                           const RowShape& shape) {
   const int bytes = typical_tile_bytes(k, head_dim) + typical_tile_bytes(v, head_dim);
   if (shape.family == Family::kRows) {
-    return {k, v, head_dim, shape.row_tiles, 1, shape.teams, 4, 5, shape.family};
+    return {k, v, head_dim, shape.row_tiles, 1, shape.teams, 4, bytes > 2560 ? 4 : 6, shape.family};
   }
   if (shape.family == Family::kWarpgroup) {  // a tile for each warp
     const int stages = bytes > 4608 ? 2 : bytes > 3072 ? 3 : 4;
@@ -192,17 +191,18 @@ constexpr bool groups_fit(const PartConfig& part, int head_dim) {
   return head_dim > dims && head_dim % dims == 0;
 }
 
-/// Whether more than 16 packed rows of the part beside itself are M of wgmma. Not of e4m3, whose products
-/// wgmma adds up with 13 bits (docs/kernels/decode-rows.md).
-constexpr bool in_rows_family(const PartConfig& part, int head_dim) {
-  return head_dim == 128 && part.dtype == DType::kInt8 && part.mode != ScaleMode::kBlock;
+/// Whether `rows` packed rows of the part beside itself are M of wgmma. Up to 32 of 4 bits are faster as N.
+constexpr bool in_rows_family(const PartConfig& part, int head_dim, int rows) {
+  if (head_dim != 128) return false;
+  return dtype_bits(part.dtype) == 4
+             ? rows > 32
+             : dtype_bits(part.dtype) == 8 && part.mode != ScaleMode::kBlock && rows > 16;
 }
 /// Whether the kernels with tokens as M of wgmma serve the part beside itself in units of `rows` packed rows.
 constexpr bool in_warpgroup_family(const PartConfig& part, int head_dim, int rows) {
   if (head_dim != 128 || rows < 32) return false;
   if (dtype_bits(part.dtype) == 16) return rows <= 48;  // shared memory
-  if (part.mode != ScaleMode::kBlock) return true;
-  return part.dtype == DType::kInt4 && part.group_blocks < 4 && rows <= 48;  // registers
+  return part.dtype == DType::kInt4 && rows <= 32;
 }
 
 /// Rows that do not exist, or that no register budget serves without spills, are left out, and with mma
@@ -217,7 +217,7 @@ constexpr bool is_built(const DecodeConfig& c) {
   if (c.head_dim > 256) {
     if (dtype_bits(c.k.dtype) == 16 && rows_of(c) > 8) return false;  // shared memory
   }
-  if (c.k == c.v && in_rows_family(c.k, c.head_dim) && rows_of(c) > 16) return c.family == Family::kRows;
+  if (c.k == c.v && in_rows_family(c.k, c.head_dim, rows_of(c))) return c.family == Family::kRows;
   const bool warpgroups = c.k == c.v && in_warpgroup_family(c.k, c.head_dim, rows_of(c));
   return c.family == (warpgroups ? Family::kWarpgroup : Family::kWarp);
 }

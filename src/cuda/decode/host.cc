@@ -2,15 +2,12 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <array>
 #include <variant>
 
 #include "cuda/append/host.h"
-#include "cuda/attention/maps.h"
 #include "cuda/decode/config.h"
 #include "cuda/decode/kernels.h"
-#include "cuda/decode/rows/params.h"
 #include "halftone/error.h"
 #include "plan/plan.h"
 
@@ -44,9 +41,7 @@ int find_table_row(const AttentionProblem& problem, int rows) {
   const auto& kv = std::get<KvCacheSpec>(problem.kv);
   if (kv.v_dim() != kv.head_dim) return -1;
   if (problem.q_dtype == DType::kFloat32 || problem.out_dtype == DType::kFloat32) return -1;
-  const int row = find_row(kv, rows);
-  // The kernels whose queries become digits of 8 bits know no channels.
-  return has_rows_as_m(row) && (kv.offset_k || kv.scale_k) ? -1 : row;
+  return find_row(kv, rows);
 }
 
 /// Of the pass `index` of the plan. `fused`: its kernel writes the new tokens; else, where the problem
@@ -93,7 +88,6 @@ CompiledKernel decode_kernel(const Plan::Impl& plan, const planning::Pass& pass,
   const CompiledKernel kernel =
       universal ? universal_kernel(problem.head_dim(), problem.v_dim()) : compiled_kernels()[pass.variant];
   require_built(kernel, "decode", pass.variant);
-  if (has_rows_as_m(pass.variant)) require_tensor_maps();
   return kernel;
 }
 
@@ -105,15 +99,9 @@ bool run_decode(const CompiledKernel& kernel, const Plan::Impl& plan, const Atte
     launch(kernel, &params, plan, pass, stream);
     return params.lengths != nullptr;
   }
-  DecodeRowsParams p{};
-  p.attention = attention_params(plan, args, workspace, index);
-  if (plan.problem.appends || args.new_tokens_late) {
-    p.attention.cache_settled = false;  // the kernel before it writes there
-  }
-  const auto& cache = std::get<PagedKv>(args.kv);
-  p.run_tiles = std::min(kDecodeTable[static_cast<std::size_t>(pass.variant)].piece_tiles,
-                         cache.spec.page_size / kTileTokens);
-  p.k = page_code_map(cache, plan.layout, p.attention.schedule.header, p.run_tiles);
+  AttentionParams p = attention_params(plan, args, workspace, index);
+  if (plan.problem.appends || args.new_tokens_late)
+    p.cache_settled = false;  // the kernel before it writes there
   launch(kernel, &p, plan, pass, stream);
   return false;
 }

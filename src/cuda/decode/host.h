@@ -39,8 +39,8 @@ bool decode_appends(const AttentionProblem& problem, int variant);
 /// Whether it can those of a call.
 bool decode_appends(const AppendParams& step);
 
-/// The kernel of a pass whose variant is one of these. Throws if it is not in this build, InvalidArgument for
-/// outputs that it cannot write, and DeviceError if the driver lacks what it needs.
+/// The kernel of a pass whose variant is one of these. Throws if it is not in this build, and InvalidArgument
+/// for outputs that it cannot write.
 CompiledKernel decode_kernel(const Plan::Impl& plan, const planning::Pass& pass, const AttentionArgs& args);
 
 /// Launches it, for pass `index` of the plan. `fused`: it writes the new tokens; else, where the problem

@@ -1,4 +1,4 @@
-// Decode attention for up to 64 packed query rows of a KV head: persistent CTAs, one per worker of the
+// Decode attention for up to 48 packed query rows of a KV head: persistent CTAs, one per worker of the
 // schedule.
 //
 // The warps of a CTA have three roles:
@@ -46,7 +46,7 @@ struct DecodeTraits {
                        kComputeRegisters = kComputeFinishes ? 224
                                            : kLargeFinish   ? 208
                                                             : 216;
-  static constexpr bool kScarce = kWarpgroups && (kRows == 64 || C.k.mode == ScaleMode::kBlock);  // registers
+  static constexpr bool kScarce = kWarpgroups && C.k.mode == ScaleMode::kBlock;  // registers
   // At the end of an item: lanes of a row, and parts that the compute warps and the finish warps read
   // together.
   static constexpr int kRowLanes = kDim != 64 && kDim != 128 ? 32 : kComputeFinishes && !kScarce ? 8 : 16;

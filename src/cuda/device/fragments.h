@@ -49,14 +49,8 @@ __device__ inline void load_string(const std::uint8_t* part, int index, int coun
 
 /// Two f16 denormals from the even (or, after a shift by 8, odd) bytes of a word of int8 codes. `flip` is
 /// 0x00800080 for two's complement codes, which then stand as q + 128, and 0 for unsigned ones.
-///
-/// kFused: one instruction with `flip` in a register, where the compiler would take two with constants.
-template <bool kFused>
 __device__ inline std::uint32_t even_bytes(std::uint32_t word, std::uint32_t flip) {
-  if constexpr (!kFused) return (word & 0x00ff00ffu) ^ flip;
-  std::uint32_t y;
-  asm("lop3.b32 %0, %1, 0x00ff00ff, %2, 0x6a;" : "=r"(y) : "r"(word), "r"(flip));
-  return y;
+  return (word & 0x00ff00ffu) ^ flip;
 }
 
 /// Two bytes of half a block, from byte `first` on, to where a whole block's masks find them.
@@ -68,7 +62,7 @@ __device__ inline std::uint32_t spread_bytes(std::uint32_t word, int first) {
 /// q_dim(step, slot): which of the lane's 8 dims stands at k = 2t, 2t+1, 2t+8, 2t+9 (slot 0..3) of a step.
 /// half_dim(slot): which of its 4 dims in half a block.
 /// q_shift(slot): the element there is 2^shift too large.
-template <DType kType, int kDim, bool kFused = false>
+template <DType kType, int kDim>
 struct KTile {
   static constexpr int kBytes = kDim * dtype_bits(kType) / 32;  // per string
   static constexpr int kWords = (kBytes + 3) / 4;
@@ -101,8 +95,8 @@ struct KTile {
       a[2] = x & 0x00f000f0u, a[3] = y & 0x00f000f0u;
     } else if constexpr (kType == DType::kInt8) {
       const std::uint32_t x = low[2 * block + step], y = high[2 * block + step];
-      a[0] = even_bytes<kFused>(x, flip), a[1] = even_bytes<kFused>(y, flip);
-      a[2] = even_bytes<kFused>(x >> 8, flip), a[3] = even_bytes<kFused>(y >> 8, flip);
+      a[0] = even_bytes(x, flip), a[1] = even_bytes(y, flip);
+      a[2] = even_bytes(x >> 8, flip), a[3] = even_bytes(y >> 8, flip);
     } else {
       const std::uint32_t x = low[2 * block + step], y = high[2 * block + step];
       a[0] = e4m3x2_to_f16x2(x), a[1] = e4m3x2_to_f16x2(y);
@@ -148,7 +142,7 @@ struct KRows {
 /// V of a tile: the A-fragments of the two m-tiles of each block of 32 dims. Of m-tile j, row g is dim 4g +
 /// 2j of the block and row g + 8 is dim 4g + 2j + 1, which is 2^kOddShift too large. Of half a block they are
 /// dims 2g and 2g + 1.
-template <DType kType, int kDim, bool kFused = false>
+template <DType kType, int kDim>
 struct VTile {
   static constexpr int kWords = kDim * dtype_bits(kType) / 64;
   static constexpr int kScaleLog2 = kType == DType::kFloat8E4M3 ? 0 : 24;
@@ -171,8 +165,8 @@ struct VTile {
       a[2] = y & 0x000f000fu, a[3] = y & 0x00f000f0u;
     } else if constexpr (kType == DType::kInt8) {
       const std::uint32_t x = words[4 * block + 2 * j], y = words[4 * block + 2 * j + 1];
-      a[0] = even_bytes<kFused>(x, flip), a[1] = even_bytes<kFused>(x >> 8, flip);
-      a[2] = even_bytes<kFused>(y, flip), a[3] = even_bytes<kFused>(y >> 8, flip);
+      a[0] = even_bytes(x, flip), a[1] = even_bytes(x >> 8, flip);
+      a[2] = even_bytes(y, flip), a[3] = even_bytes(y >> 8, flip);
     } else {
       const std::uint32_t x = words[4 * block + 2 * j], y = words[4 * block + 2 * j + 1];
       a[0] = e4m3x2_to_f16x2(x), a[1] = e4m3x2_to_f16x2(x, true);

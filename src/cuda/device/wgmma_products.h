@@ -10,18 +10,16 @@
 
 namespace halftone::cuda {
 
-constexpr bool is_byte_integer(DType t) { return t == DType::kInt8 || t == DType::kUInt8; }
-
 /// Whether wgmma multiplies A and B of these types where B has this many columns.
 constexpr bool wgmma_exists(DType a, DType b, int columns) {
   if (columns % 8 != 0 || columns < 8 || columns > 256) return false;
-  if (is_byte_integer(a)) return b == DType::kInt8 && (columns % 16 == 0 || columns == 8 || columns == 24);
+  if (a == DType::kInt8) return b == a && (columns % 16 == 0 || columns == 8 || columns == 24);
   return a == b && (a == DType::kFloat16 || a == DType::kBFloat16 || a == DType::kFloat8E4M3);
 }
 
 namespace wgmma_text {
 inline constexpr char kF16[] = "k16.f32.f16.f16", kBf16[] = "k16.f32.bf16.bf16";
-inline constexpr char kE4m3[] = "k32.f32.e4m3.e4m3", kS8[] = "k32.s32.s8.s8", kU8[] = "k32.s32.u8.s8";
+inline constexpr char kE4m3[] = "k32.f32.e4m3.e4m3", kS8[] = "k32.s32.s8.s8";
 // What follows scale-d: signs; of 16-bit types, too, whether A (in shared memory) and B are MN-major.
 inline constexpr char kNone[] = "", kSigns[] = ", 1, 1";
 inline constexpr char kRs[] = ", 1, 1, 0", kRsMnMajor[] = ", 1, 1, 1";
@@ -31,12 +29,11 @@ inline constexpr char kSs[] = ", 1, 1, 0, 0", kSsMnMajor[] = ", 1, 1, 0, 1";
 /// The text of a product before and after its operands.
 template <DType kA, DType kB, bool kMnMajorB, class Sum, int kColumns, class A>
 struct WgmmaText {
-  static_assert(
-      wgmma_exists(kA, kB, kColumns),
-      "wgmma has no such product: A and B are both float16, bfloat16 or float8 e4m3 and N is a "
-      "multiple of 8 up to 256, or A is int8 or uint8, B is int8 and N is 8, 24 or a multiple of 16.");
+  static_assert(wgmma_exists(kA, kB, kColumns),
+                "wgmma has no such product: A and B are both float16, bfloat16 or float8 e4m3 and N is a "
+                "multiple of 8 up to 256, or both are int8 and N is 8, 24 or a multiple of 16.");
   static_assert(!kMnMajorB || dtype_bits(kA) == 16, "wgmma takes B of 8-bit elements K-major only.");
-  static_assert(std::is_same_v<Sum, std::conditional_t<is_byte_integer(kA), std::int32_t, float>>,
+  static_assert(std::is_same_v<Sum, std::conditional_t<kA == DType::kInt8, std::int32_t, float>>,
                 "wgmma adds products of integers in std::int32_t, others in float.");
   static constexpr bool kRegisters = std::is_same_v<A, std::uint32_t[4]>;
   static_assert(kRegisters || std::is_same_v<A, std::uint64_t>,
@@ -44,9 +41,8 @@ struct WgmmaText {
   static constexpr const char* kTypes = kA == DType::kFloat16    ? wgmma_text::kF16
                                         : kA == DType::kBFloat16 ? wgmma_text::kBf16
                                         : kA == DType::kInt8     ? wgmma_text::kS8
-                                        : kA == DType::kUInt8    ? wgmma_text::kU8
                                                                  : wgmma_text::kE4m3;
-  static constexpr const char* kFlags = is_byte_integer(kA)   ? wgmma_text::kNone
+  static constexpr const char* kFlags = kA == DType::kInt8    ? wgmma_text::kNone
                                         : dtype_bits(kA) == 8 ? wgmma_text::kSigns
                                         : kRegisters ? (kMnMajorB ? wgmma_text::kRsMnMajor : wgmma_text::kRs)
                                                      : (kMnMajorB ? wgmma_text::kSsMnMajor : wgmma_text::kSs);

@@ -19,8 +19,8 @@ inline constexpr std::array<planning::Kernel, 5> kLatentKernels{{
      "likewise, up to 32; but for fp8-g128-f32 and bf16 any number, 32 at a time", false, 0, true},
     {"sm90-latent-64", 64, 64, 64, 1024, 122880,
      "likewise, up to 64: bound by matrix products; over pages of bf16 mostly from 17 on", false, 0, true},
-    {"sm90-latent-128", 0, 128, 64, 1024, 262144, "likewise, two CTAs that share the tokens they bring",
-     false, 0, true, 2},
+    {"sm90-latent-128", 0, 128, 64, 1024, 262144, "likewise, two CTAs that take the same tokens", false, 0,
+     true, 2},
 }};
 // Where an item begins, the kernels take it for granted that only a unit's first part, cut by its rows'
 // windows, may do so within a step of 64 tokens.

@@ -2,11 +2,9 @@
 #pragma once
 
 #include <cfloat>
-#include <type_traits>
 
 #include "cuda/attention/logits.h"
 #include "cuda/decode/rows/traits.h"
-#include "cuda/decode/side.h"
 #include "cuda/device/wgmma.h"
 
 namespace halftone::cuda {
@@ -17,7 +15,7 @@ struct RowsTeam {
   using Shared = typename Traits::Shared;
   using Queries = typename Traits::Queries;
   static constexpr int kS = Traits::kPieceTokens / 2, kO = Traits::kDim / 2;  // registers of a lane
-  static constexpr int kSteps = Traits::kDim / 32;                            // of Q K^T
+  static constexpr int kSteps = Traits::kDim / 16;                            // of Q K^T
   static constexpr int kTiles = C.piece_tiles;
   using Probabilities = std::uint32_t[kTiles][4];
   static constexpr float kNone = -FLT_MAX;  // finite, so that masked logits give P = 0
@@ -26,7 +24,8 @@ struct RowsTeam {
   Shared& s;
   const unsigned thread;  // of the compute warps
   float o[kO];
-  float max[2], sum[2];  // of rows g and g + 8; of the lane's columns
+  float max[2], sum[2];           // of rows g and g + 8; of the lane's columns
+  std::uint32_t rows[kSteps][4];  // of the item's Q, which spares shared memory their reads
 
   __device__ int lane() const { return thread % 32; }
   __device__ int warp() const { return thread / 32 % 4; }
@@ -34,61 +33,58 @@ struct RowsTeam {
   /// Of the lane, the first of two rows, 8 apart.
   __device__ int first_row() const { return warp() * 16 + lane() / 4; }
 
-  __device__ void begin() {
+  __device__ void begin(const Queries& queries) {
+    const int row = warp() * 16 + lane() % 16;
+    const std::uint32_t from = shared_address(queries.parts[0]) + row * 128;
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      load_matrices(from + i / 4 * Traits::kHalfBytes + ((i % 4 * 2 + lane() / 16) ^ row % 8) * 16, rows[i]);
+    }
 #pragma unroll
     for (int i = 0; i < kO; ++i) o[i] = 0.0f;
 #pragma unroll
     for (int r = 0; r < 2; ++r) max[r] = kNone, sum[r] = 0.0f;
   }
 
-  /// K of a piece, whose rows of 64 bytes are swizzled over 8 rows: the 32 bytes of step i.
-  static __device__ std::uint64_t keys(std::uint64_t k, int i) {
-    return k + (i / 2 * (Traits::kKeyBytes / 2 / 16) + i % 2 * 2);
-  }
-  static __device__ std::uint64_t key_matrix(std::uint32_t place) {
-    constexpr std::uint64_t kSwizzle64 = 2, kEightRows = 512 / 16;
-    return kSwizzle64 << 62 | kEightRows << 32 | (place & 0x3ffffu) >> 4;
-  }
-
-  /// x = a digit of Q times K.
-  template <DType kType, int kDigit>
-  __device__ void multiply(const Queries& queries, std::uint64_t k, std::int32_t (&x)[kS]) const {
-    const std::uint64_t q = swizzled_matrix(shared_address(queries.digits[kDigit]));
+  /// x = Q K^T, kBoth: of what f16 leaves of Q, too. O is complete afterwards, too.
+  template <bool kBoth>
+  __device__ void multiply(int stage, const Queries& queries, float (&x)[kS]) {
+    const std::uint64_t k = swizzled_matrix(shared_address(s.keys[stage]));
+    const std::uint64_t rest = swizzled_matrix(shared_address(queries.parts[1]));
+    wgmma_begin();
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
+      const int place = i / 4 * (Traits::kHalfBytes / 16) + i % 4 * 2;
       if (i == 0) {
-        wgmma_first<kType, DType::kInt8>(x, q, keys(k, i));
+        wgmma_first<DType::kFloat16>(x, rows[i], k + place);
       } else {
-        wgmma_add<kType, DType::kInt8>(x, q + 2 * i, keys(k, i));
+        wgmma_add<DType::kFloat16>(x, rows[i], k + place);
       }
+      if constexpr (kBoth) wgmma_add<DType::kFloat16>(x, rest + place, k + place);
     }
-  }
-
-  /// Products of a piece. O is complete afterwards, too.
-  __device__ void scores(int stage, const Queries& queries, float (&x)[kS]) {
-    const std::uint64_t k = key_matrix(shared_address(s.k[stage]));
-    std::int32_t high[kS], low[kS];
-    wgmma_begin();
-    multiply<DType::kInt8, 0>(queries, k, high);
-    multiply<DType::kUInt8, 1>(queries, k, low);
     wgmma_commit();
     wgmma_wait();
-    pin(high), pin(low), pin(o);
-#pragma unroll
-    for (int i = 0; i < kS; ++i) x[i] = static_cast<float>(high[i] * 256 + low[i]);
+    pin(x), pin(o);
   }
 
-  /// Products times K's scales.
+  /// Products times K's scales, which of 4 bits few pieces have.
   __device__ void scale(int stage, float (&x)[kS]) const {
-    if constexpr (Traits::kScaledK) {
+    if constexpr (Traits::kScaledLogits) {
+#pragma unroll
+      for (int i = 0; i < kS / 4; ++i) scale(stage, i, x);
+    } else if constexpr (Traits::kFourBits) {
+      const std::uint16_t scaled = *reinterpret_cast<const std::uint16_t*>(s.keys_scaled[stage]);
+      if (scaled == 0) return;
 #pragma unroll
       for (int i = 0; i < kS / 4; ++i) {
-        const std::uint8_t* plane = s.v[stage][i / 2] + kTileTokens * Traits::kDim;
-        const std::uint32_t pair = Part<C.k>::load_pair(plane, lane() % 4 * 2 + i % 2 * 8);
-        const float2 scale = __half22float2(reinterpret_cast<const __half2&>(pair));
-        x[4 * i] *= scale.x, x[4 * i + 1] *= scale.y, x[4 * i + 2] *= scale.x, x[4 * i + 3] *= scale.y;
+        if (scaled >> (i / (kS / 8) * 8) & 1) scale(stage, i, x);
       }
     }
+  }
+  /// Of tokens 8 i to 8 i + 7.
+  __device__ void scale(int stage, int i, float (&x)[kS]) const {
+    const float2 scale = *reinterpret_cast<const float2*>(&s.key_scales[stage][8 * i + lane() % 4 * 2]);
+    x[4 * i] *= scale.x, x[4 * i + 1] *= scale.y, x[4 * i + 2] *= scale.x, x[4 * i + 3] *= scale.y;
   }
 
   /// Scaled products become base-2 logits, with softcap, ALiBi and mask. Tiles that are not in `live` have no
@@ -181,7 +177,7 @@ struct RowsTeam {
 
   /// Begins O += P V.
   __device__ void accumulate(int stage, const Probabilities& prob) {
-    const std::uint64_t v = swizzled_matrix(shared_address(s.values[stage]), Traits::kPieceTokens * 128);
+    const std::uint64_t v = swizzled_matrix(shared_address(s.values[stage]), Traits::kHalfBytes);
     pin(o);
     wgmma_begin();
 #pragma unroll
@@ -211,14 +207,18 @@ struct RowsTeam {
       const unsigned uniforms = uniform((first + i) * 2 + (&queries != s.queries)), piece = uniforms / 2;
       const Queries& operands = s.queries[uniforms % 2];
       const int token = range.first + i * Traits::kPieceTokens;
-      const PiecePlace<Traits::kStages> from(piece);
-      const PiecePlace<Traits::kValueStages> to(piece);
-      barrier_wait(shared_address(&s.full[from.stage]), from.parity);
-      const std::uint32_t live = s.live[from.stage];
+      const PiecePlace<Traits::kKeyStages> keys(piece);
+      const PiecePlace<Traits::kValueStages> values(piece);
+      barrier_wait(shared_address(&s.keys_full[keys.stage]), keys.parity);
+      const std::uint32_t live = s.key_live[keys.stage];
       float x[kS];
-      scores(from.stage, operands, x);
-      if (!idle) scale(from.stage, x);
-      arrive(s.empty[from.stage]);
+      if (has_rest(p)) {
+        multiply<true>(keys.stage, operands, x);
+      } else {
+        multiply<false>(keys.stage, operands, x);
+      }
+      if (!idle) scale(keys.stage, x);
+      arrive(s.keys_empty[keys.stage]);
       if (i >= Traits::kTeams) arrive(s.values_empty[(piece - Traits::kTeams) % Traits::kValueStages]);
       Probabilities prob;
       if (idle) {  // products of zeros, which the compiler does not know
@@ -234,8 +234,8 @@ struct RowsTeam {
           softmax(x, factors, prob);
         }
       }
-      barrier_wait(shared_address(&s.values_full[to.stage]), to.parity);
-      accumulate(to.stage, prob);
+      barrier_wait(shared_address(&s.values_full[values.stage]), values.parity);
+      accumulate(values.stage, prob);
     }
     wgmma_wait();
     pin(o);

@@ -44,7 +44,7 @@ struct RowsEnd {
   const AttentionParams& p;
   typename Traits::Shared& s;
   const DeviceItem& item;
-  const typename Traits::Queries& queries;
+  typename Traits::Queries& queries;  // whose matrices nobody reads any more, once all have come here
 
   const int thread;
 
@@ -69,7 +69,7 @@ struct RowsEnd {
 #pragma unroll
       for (int i = 0; i < Share::kQuads; ++i) {
         const float* o = team.o + 8 * i + 2 * r;
-        s.exchange[own][i][of_team] = {o[0], o[1], o[4], o[5]};
+        queries.exchange[own][i][of_team] = {o[0], o[1], o[4], o[5]};
       }
       s.exchange_state[own][of_team] = {max[r], sum[r]};
     };
@@ -81,6 +81,7 @@ struct RowsEnd {
       }
       share.max = max[r], share.sum = sum[r];
     };
+    hardware_barrier_wait<kCompute, Traits::kComputeThreads>();  // no product reads Q any more
     if (own == 0) {
       put(1), keep(0);
     } else {
@@ -89,10 +90,9 @@ struct RowsEnd {
     hardware_barrier_wait<kCompute, Traits::kComputeThreads>();
     Share other;
 #pragma unroll
-    for (int i = 0; i < Share::kQuads; ++i) other.x[i] = s.exchange[1 - own][i][of_team];
+    for (int i = 0; i < Share::kQuads; ++i) other.x[i] = queries.exchange[1 - own][i][of_team];
     const float2 state = s.exchange_state[1 - own][of_team];
     other.max = state.x, other.sum = state.y;
-    hardware_barrier_wait<kCompute, Traits::kComputeThreads>();  // before anything is put there again
     share.add(other, own == 1);
     if (p.v.static_scale == nullptr) return;
     const float v_scale = queries.value_scale;
@@ -145,7 +145,9 @@ struct RowsEnd {
     const int rows = item.work.row_end - item.work.row_begin, t = lane() % 4;
     const bool keep = row() < rows;
     const RowPlace place = place_of(p, item, keep ? row() : 0);
-    auto [scale, lse] = row_end(p, place.head, share.max, share.sum, keep);
+    const float offset = offset_logit<4>(p, place, lane(), keep);  // of a row without keys it may be NaN
+    const float max = share.max == kMinus ? kMinus : share.max + offset;
+    auto [scale, lse] = row_end(p, place.head, max, share.sum, keep);
     if (p.rotate_v) {
       rotate_quad<Traits::kDim>(share.x, t);
       scale *= hadamard::factor(hadamard::block_size(Traits::kDim));

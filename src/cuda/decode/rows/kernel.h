@@ -20,17 +20,17 @@ __device__ inline void compute_rows(const AttentionParams& p, typename DecodeRow
 #pragma unroll 1
   for (int index = 0; s.queue.has(index); ++index) {
     const DeviceItem& item = s.queue.items[index % ItemQueue::kCapacity];
-    const typename Traits::Queries& queries = s.queries[index % 2];
+    typename Traits::Queries& queries = s.queries[index % 2];
     if (index == 0) {
-      RowsQueries<C, 4>{p, thread_index() / 32, 4 * Traits::kTeams, thread_index() % 32}.bring(item,
-                                                                                               s.queries[0]);
+      RowsQueries<C>{p, thread_index() / 32, 4 * Traits::kTeams, thread_index() % 32}.bring(
+          item, s.queries[0], 0, Traits::kRows);
       fence_async_shared();
       hardware_barrier_wait<kCompute, Traits::kComputeThreads>();
     } else {
-      // Of a buffer that the query warps have filled for item 1, 2, 3 ...
+      // Of a buffer that other warps have filled for item 1, 2, 3 ...
       barrier_wait(shared_address(&s.queries_full[index % 2]), (index - 1) / 2 & 1);
     }
-    team.begin();
+    team.begin(queries);
     team.attend(item, queries, piece);
     piece += PieceRange<Traits::kPieceTokens>(item.work).count;
     RowsEnd<C>{p, s, item, queries, thread_index()}(team);
@@ -41,27 +41,25 @@ __device__ inline void compute_rows(const AttentionParams& p, typename DecodeRow
 
 /// One worker of the schedule: a thread block.
 template <DecodeConfig C>
-__device__ inline void decode_rows_worker(const DecodeRowsParams& params,
-                                          typename DecodeRowsTraits<C>::Shared& s) {
+__device__ inline void decode_rows_worker(const AttentionParams& p, typename DecodeRowsTraits<C>::Shared& s) {
   using Traits = DecodeRowsTraits<C>;
-  const AttentionParams& p = params.attention;
   const int warp = thread_index() / 32, lane = thread_index() % 32;
-  if (warp == Traits::kLoadWarp) start_rows<C>(params, s, lane);
-  if (warp < Traits::kConvertWarp) init_rows<C>(s, warp, lane);
-  if (warp >= Traits::kQueryWarp) prefetch_inputs(p, blockIdx.x, thread_index() - 32 * Traits::kQueryWarp);
+  if (warp == Traits::kLoadWarp) start_rows<C>(p, s, lane);
+  if (warp < Traits::kValueWarp) init_rows<C>(s, warp, lane);
+  if (warp >= Traits::kKeyWarp) prefetch_inputs(p, blockIdx.x, thread_index() - 32 * Traits::kKeyWarp);
   __syncthreads();
   if (warp >= Traits::kLoadWarp) {
     shrink_registers<Traits::kOtherRegisters>();
     if (warp == Traits::kLoadWarp) {
-      RowsLoader<C>{params, s, lane}.run_keys();
-    } else if (warp < Traits::kQueryWarp) {
-      RowsLoader<C>{params, s, lane}.run_values();
+      RowsLoader<C>{p, s, lane}.run();
+    } else if (warp == Traits::kQueryWarp) {
+      bring_queries<C>(p, s, lane);
     } else {
-      bring_queries<C>(p, s, warp - Traits::kQueryWarp, lane);
+      RowsConverter<C>{s, warp - Traits::kKeyWarp, lane}.run_keys();
     }
-  } else if (warp >= Traits::kConvertWarp) {
+  } else if (warp >= Traits::kValueWarp) {
     shrink_registers<Traits::kConvertRegisters>();
-    ValueConverter<C>{p, s, warp - Traits::kConvertWarp, lane}.run();
+    RowsConverter<C>{s, warp - Traits::kValueWarp, lane}.run_values(p);
   } else {
     grow_registers<Traits::kComputeRegisters>();
     compute_rows<C>(p, s);

@@ -1,4 +1,4 @@
-// The loading roles: a warp copies K of the worker's pieces, and finds its items, another one copies V.
+// The loading role: a warp copies the worker's pieces, and finds its items.
 #pragma once
 
 #include <iterator>
@@ -6,7 +6,6 @@
 #include "cuda/attention/pages.h"
 #include "cuda/decode/rows/traits.h"
 #include "cuda/device/ptx.h"
-#include "cuda/device/tma.h"
 
 namespace halftone::cuda {
 
@@ -34,60 +33,23 @@ struct TableWindow {
   }
 };
 
+/// The warp that loads.
 template <DecodeConfig C>
 struct RowsLoader {
   using Traits = DecodeRowsTraits<C>;
-  const DecodeRowsParams& params;
+  const AttentionParams& p;
   typename Traits::Shared& s;
   int lane;
 
-  /// K of an item: lane 2 i + h brings half h of the i-th run of tiles of a piece. `piece`: of all of the
-  /// worker.
-  __device__ void load_keys(const DeviceItem& item, unsigned& piece) const {
-    const CacheView& c = params.attention.cache;
-    const PieceRange<Traits::kPieceTokens> range(item.work);
-    const int half = lane % 2, tile = lane / 2 * params.run_tiles, head = item.work.kv_head;
-    const int place_mask = (1 << c.page_log2) / kTileTokens - 1, tiles = params.run_tiles;
-    const int bytes = tiles * (kTileTokens * 64), first = range.first / kTileTokens + tile;
-    const bool copies = tile < C.piece_tiles;
-    const std::uint32_t to =
-        shared_address(s.k[0]) + half * (Traits::kKeyBytes / 2) + tile * (kTileTokens * 64);
-    TableWindow window(c, item.work, range.first, lane);
-#pragma unroll 1
-    for (int i = 0; i < range.count; ++i, ++piece) {
-      if (i % 8 == 0) window.advance();
-      std::int32_t page = -1;  // of the run, all of whose tiles within the item have it
-#pragma unroll
-      for (int j = 0; j < C.piece_tiles; ++j) {
-        const std::int32_t own =
-            __shfl_sync(~0u, window.page, i % 8 * C.piece_tiles + (tile + j) % C.piece_tiles);
-        if (j < tiles && own != -1) page = own;
-      }
-      const bool has = copies && static_cast<std::uint32_t>(page) < static_cast<std::uint32_t>(c.num_pages);
-      const int count = __popc(__ballot_sync(~0u, has));
-      const PiecePlace<Traits::kStages> at(piece);
-      const std::uint32_t full = shared_address(&s.full[at.stage]);
-      barrier_wait(shared_address(&s.empty[at.stage]), at.empty_parity());
-      if (lane == 0) barrier_expect_bytes(full, count * bytes);
-      __syncwarp();
-      if (has) {
-        tensor_load(to + at.stage * Traits::kKeyBytes, params.k, full, 0, half * kTileTokens,
-                    first + i * C.piece_tiles & place_mask, head, page);
-      }
-      __syncwarp();
-    }
-  }
-
-  /// V of an item, with the params of K and V: a lane for each tile of a piece.
-  __device__ void load_values(const DeviceItem& item, unsigned& piece, std::uint64_t policy) const {
-    const AttentionParams& p = params.attention;
+  /// Tiles of an item: a lane for each of a piece. `piece`: of all of the worker.
+  __device__ void load(const DeviceItem& item, unsigned& piece, std::uint64_t policy) const {
     const CacheView& c = p.cache;
     const PieceRange<Traits::kPieceTokens> range(item.work);
     const int tile = lane % C.piece_tiles, first = range.first / kTileTokens + tile;
     const int place_mask = (1 << c.page_log2) / kTileTokens - 1;
     const int begin = item.work.kv_begin, end = item.work.kv_end;
-    const std::uint8_t* const from = page_head(c, 0, item.work.kv_head) + c.v_data_offset;
-    const std::uint32_t to = shared_address(s.v[0][tile]);
+    const std::uint8_t* const from = page_head(c, 0, item.work.kv_head);
+    const std::uint32_t to = shared_address(s.tiles[0][tile]);
     TableWindow window(c, item.work, range.first, lane);
 #pragma unroll 1
     for (int i = 0; i < range.count; ++i, ++piece) {
@@ -102,39 +64,30 @@ struct RowsLoader {
       barrier_wait(shared_address(&s.empty[at.stage]), at.empty_parity());
       if (lane == 0) {
         s.live[at.stage] = live;
-        barrier_expect_bytes(full, __popc(live) * Traits::kValueTileBytes);
+        barrier_expect_bytes(full, __popc(live) * Traits::kTileBytes);
       }
       __syncwarp();
       if (has) {
-        bulk_load(to + at.stage * (C.piece_tiles * Traits::kValueTileBytes), source, Traits::kValueTileBytes,
-                  full, policy);
+        bulk_load(to + at.stage * (C.piece_tiles * Traits::kTileBytes), source, Traits::kTileBytes, full,
+                  policy);
       }
       __syncwarp();
     }
   }
 
-  /// Finds item `index`, if the list lacks it.
-  __device__ void produce(int index) const {
-    if (lane == 0) {
-      while (s.queue.count <= index && s.queue.more) {
-        s.queue.produce(params.attention.schedule, bounds_of(params.attention), blockIdx.x);
-      }
-    }
-    __syncwarp();
-  }
-  __device__ void run_keys() const {
-    unsigned piece = 0;
-#pragma unroll 1
-    for (int index = 0; produce(index), s.queue.has(index); ++index) {
-      load_keys(s.queue.items[index % ItemQueue::kCapacity], piece);
-    }
-  }
-  __device__ void run_values() const {
+  __device__ void run() const {
     const std::uint64_t policy = evict_first_policy();
     unsigned piece = 0;
 #pragma unroll 1
-    for (int index = 0; s.queue.has(index); ++index) {
-      load_values(s.queue.items[index % ItemQueue::kCapacity], piece, policy);
+    for (int index = 0;; ++index) {
+      if (lane == 0) {  // finds the item, if the list lacks it
+        while (s.queue.count <= index && s.queue.more) {
+          s.queue.produce(p.schedule, bounds_of(p), blockIdx.x);
+        }
+      }
+      __syncwarp();
+      if (!s.queue.has(index)) return;
+      load(s.queue.items[index % ItemQueue::kCapacity], piece, policy);
     }
   }
 };
@@ -144,27 +97,27 @@ struct RowsLoader {
 template <DecodeConfig C>
 __device__ inline void init_rows(typename DecodeRowsTraits<C>::Shared& s, int warp, int lane) {
   using Traits = DecodeRowsTraits<C>;
-  static_assert(Traits::kConvertWarp >= 6);
+  static_assert(Traits::kValueWarp >= 8);
   const auto init = [&](auto& barriers, int arrivals) {
     if (lane < static_cast<int>(std::size(barriers))) barrier_init(shared_address(&barriers[lane]), arrivals);
   };
-  if (warp == 0) init(s.full, 2);   // the load warps
-  if (warp == 1) init(s.empty, 8);  // the compute warps of the piece, and those that convert
-  if (warp == 2) init(s.values_full, 4);
-  if (warp == 3) init(s.values_empty, 4);
-  if (warp == 4) init(s.queries_full, Traits::kQueryWarps);
-  if (warp == 5) init(s.queries_empty, 4 * Traits::kTeams);
+  if (warp == 0) init(s.full, 1);
+  if (warp == 1) init(s.empty, 4 + Traits::kKeyWarps);
+  if (warp == 2) init(s.keys_full, Traits::kKeyWarps);
+  if (warp == 3) init(s.keys_empty, 4);  // the warps of a team
+  if (warp == 4) init(s.values_full, 4);
+  if (warp == 5) init(s.values_empty, 4);
+  if (warp == 6) init(s.queries_full, 1 + 4);  // the query warp and those that convert V
+  if (warp == 7) init(s.queries_empty, 4 * Traits::kTeams);
   fence_async_shared();
 }
 
-/// By the first load warp, before the block's first barrier.
+/// By the load warp, before the block's first barrier.
 template <DecodeConfig C>
-__device__ inline void start_rows(const DecodeRowsParams& params, typename DecodeRowsTraits<C>::Shared& s,
+__device__ inline void start_rows(const AttentionParams& p, typename DecodeRowsTraits<C>::Shared& s,
                                   int lane) {
-  const AttentionParams& p = params.attention;
   if (!p.cache_settled) wait_for_previous_kernel();
   s.queue.start(ItemQueue::fetch(p.list, blockIdx.x, lane), bounds_of(p), lane);
-  if (lane == 0) prefetch_map(params.k);
 }
 
 }  // namespace halftone::cuda

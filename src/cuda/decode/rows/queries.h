@@ -1,5 +1,4 @@
-// The role that brings queries: digits of 8 bits of the next item's rows, in the order in which K lies in its
-// page.
+// The role that brings queries: the next item's rows in f16, each in units of a power of two.
 #pragma once
 
 #include "cuda/attention/finish.h"
@@ -9,20 +8,14 @@
 
 namespace halftone::cuda {
 
-/// Brings rows, kBatch loads at a time: rotated, scaled, cut into digits. A lane has 8 consecutive dims of a
-/// row, which K has side by side, too.
-template <DecodeConfig C, int kBatch>
+/// Brings rows, kBatch pairs at a time: rotated and scaled. A lane has 8 consecutive dims of a row.
+template <DecodeConfig C, int kBatch = 4>
 struct RowsQueries {
   using Traits = DecodeRowsTraits<C>;
   static constexpr int kRowLanes = Traits::kDim / 8, kLaneRows = 32 / kRowLanes;
   static constexpr float kNaN = __builtin_nanf("");
   const AttentionParams& p;
   int warp, warps, lane;  // of those that bring an item's rows
-
-  struct Digits {
-    uint2 digit[Traits::kDigits];
-    float unit;  // of the lowest one's last place; NaN: a value of the row is no finite number
-  };
 
   /// Of two rows, over the lanes of each.
   static __device__ void find_largest(const float (&x)[2][8], float (&largest)[2]) {
@@ -36,25 +29,19 @@ struct RowsQueries {
     }
     largest[0] = __uint_as_float(bits[0]), largest[1] = __uint_as_float(bits[1]);
   }
-  /// 16 bits, of which the row's largest value uses nearly all.
-  static __device__ Digits cut(const float (&x)[8], float largest) {
-    const float bounded = fmaxf(largest, 0x1p-100f), inverse = 32000.0f * __frcp_rn(bounded);
-    Digits d;
-    std::uint32_t pairs[4];  // low bytes of two values, high bytes of two values
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {  // an integer in the low bits of 1.5 * 2^23 + it
-      pairs[i] = __byte_perm(__float_as_uint(fmaf(x[2 * i], inverse, 0x1.8p23f)),
-                             __float_as_uint(fmaf(x[2 * i + 1], inverse, 0x1.8p23f)), 0x5140);
-    }
-    d.digit[0] = {__byte_perm(pairs[0], pairs[1], 0x7632), __byte_perm(pairs[2], pairs[3], 0x7632)};
-    d.digit[1] = {__byte_perm(pairs[0], pairs[1], 0x5410), __byte_perm(pairs[2], pairs[3], 0x5410)};
-    d.unit = largest < __builtin_huge_valf() ? bounded * (1.0f / 32000.0f) : kNaN;
-    return d;
+  /// The power of two that takes a row's largest value to 2^13 or more, and what undoes it; the latter NaN: a
+  /// value of the row is no finite number.
+  static __device__ float2 powers(float largest) {
+    const auto exponent = max(static_cast<int>(__float_as_uint(largest) >> 23), 127 - 100);
+    return {__uint_as_float(static_cast<std::uint32_t>(2 * 127 + 13 - exponent) << 23),
+            largest < __builtin_huge_valf() ? __uint_as_float(static_cast<std::uint32_t>(exponent - 13) << 23)
+                                            : kNaN};
   }
 
-  /// A lane's 8 dims of two rows, `row` and kLaneRows more; all lanes take part. `factor`: of all rows.
+  /// A lane's 8 dims of two rows, `row` and kLaneRows more; all lanes take part. `factor`: of all rows;
+  /// `scale`: of these dims of K, or null.
   __device__ void store(const uint4 (&raw)[2], typename Traits::Queries& queries, int row, int piece,
-                        float factor) const {
+                        float factor, const float* scale) const {
     float x[2][8];
     const bool bf16 = p.q_type == DType::kBFloat16;
 #pragma unroll
@@ -62,6 +49,10 @@ struct RowsQueries {
       const std::uint32_t words[4] = {raw[r].x, raw[r].y, raw[r].z, raw[r].w};
 #pragma unroll
       for (int i = 0; i < 8; ++i) x[r][i] = half_of(words[i / 2], i % 2, bf16);
+      if (scale != nullptr) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) x[r][i] *= __ldg(scale + i);
+      }
       if (p.rotate_k) {
         rotate_lanes<8, Traits::kDim>(x[r], piece);
 #pragma unroll
@@ -74,28 +65,57 @@ struct RowsQueries {
     }
     float largest[2];
     find_largest(x, largest);
-    // K's halves are blocks of 64 dims; of these lane t of four has 8 dims of the first 32 and of the others.
-    const int block = piece / 4, chunk = block / 2 * 4 + piece % 4;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int own = row + r * kLaneRows;
-      const Digits d = cut(x[r], largest[r]);
-      const int place = own * 128 + (chunk ^ own % 8) * 16 + block % 2 * 8;
+      const float2 power = powers(largest[r]);
+      const int place = piece / 8 * Traits::kHalfBytes + own * 128 + (piece % 8 ^ own % 8) * 16;
+      std::uint32_t high[4];
+      float a[4], b[4];
 #pragma unroll
-      for (int i = 0; i < Traits::kDigits; ++i) {
-        *reinterpret_cast<uint2*>(queries.digits[i] + place) = d.digit[i];
+      for (int i = 0; i < 4; ++i) {  // dims in the order of K's
+        a[i] = x[r][Traits::kFourBits ? i : 2 * i] * power.x;
+        b[i] = x[r][Traits::kFourBits ? i + 4 : 2 * i + 1] * power.x;
+        high[i] = pack_f16x2(a[i], b[i]);
       }
-      if (piece == 0) queries.factor[own] = fabsf(factor) * d.unit;
+      *reinterpret_cast<uint4*>(queries.parts[0] + place) = {high[0], high[1], high[2], high[3]};
+      if (has_rest(p)) {
+        std::uint32_t low[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const float2 rounded = unpack_f16x2(high[i]);
+          low[i] = pack_f16x2(a[i] - rounded.x, b[i] - rounded.y);
+        }
+        *reinterpret_cast<uint4*>(queries.parts[1] + place) = {low[0], low[1], low[2], low[3]};
+      }
+      if (piece == 0) queries.factor[own] = fabsf(factor) * power.y;
     }
   }
 
-  /// The rows of an item; those that it lacks are zeros.
-  __device__ void bring(const DeviceItem& item, typename Traits::Queries& queries) const {
+  /// Every kLaneRows-th row from `row` on, of kBatch, which the item lacks.
+  __device__ void clear(typename Traits::Queries& queries, int row, int piece) const {
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i, row += kLaneRows) {
+      const int place = piece / 8 * Traits::kHalfBytes + row * 128 + (piece % 8 ^ row % 8) * 16;
+      *reinterpret_cast<uint4*>(queries.parts[0] + place) = uint4{};
+      *reinterpret_cast<uint4*>(queries.parts[1] + place) = uint4{};
+      if (piece == 0) queries.factor[row] = queries.slope[row] = 0.0f, queries.position[row] = 0;
+    }
+  }
+  /// Rows [first, end) of an item; those that it lacks are zeros.
+  __device__ void bring(const DeviceItem& item, typename Traits::Queries& queries, int first, int end) const {
     constexpr int kWarpRows = kBatch * kLaneRows;
     const unsigned piece = lane % kRowLanes, half = lane / kRowLanes;
     const int rows = item.work.row_end - item.work.row_begin;
+    const float* const scale = p.channels.scale == nullptr
+                                   ? nullptr
+                                   : p.channels.scale + item.work.kv_head * Traits::kDim + piece * 8;
 #pragma unroll 1
-    for (int base = warp * kWarpRows; base < Traits::kRows; base += warps * kWarpRows) {
+    for (int base = first + warp * kWarpRows; base < end; base += warps * kWarpRows) {
+      if (base >= rows) {
+        clear(queries, base + half, piece);
+        continue;
+      }
       const int own = base + lane % kWarpRows;  // whose place the lane works out
       const RowPlace place = place_of(p, item, min(own, max(rows, 1) - 1));
       const std::int64_t offset = place.token * p.q_token_stride + place.head * p.q_head_stride;
@@ -120,28 +140,35 @@ struct RowsQueries {
       }
 #pragma unroll 1
       for (int i = 0; i < kBatch; i += 2) {
-        store({raw[0], raw[1]}, queries, base + i * kLaneRows + half, piece, factor);
+        store({raw[0], raw[1]}, queries, base + i * kLaneRows + half, piece, factor, scale);
         if constexpr (kBatch > 2) raw[0] = raw[2], raw[1] = raw[3];
       }
     }
   }
 };
 
-/// A query warp: the rows of all items but the first, which the compute warps bring while they wait for keys.
+/// A share of the rows of item `index`, once those of the item before the last one are not needed any more.
+template <DecodeConfig C, int kBatch>
+__device__ inline void bring_share(const AttentionParams& p, typename DecodeRowsTraits<C>::Shared& s,
+                                   const RowsQueries<C, kBatch>& queries, int index, int first, int end) {
+  wait_for_previous_kernel();
+  barrier_wait(shared_address(&s.queries_empty[index % 2]), index / 2 & 1 ^ 1);
+  queries.bring(s.queue.items[index % ItemQueue::kCapacity], s.queries[index % 2], first, end);
+  fence_async_shared();
+  __syncwarp();
+  if (queries.lane == 0) barrier_arrive(shared_address(&s.queries_full[index % 2]));
+}
+
+/// The query warp: the first rows of all items but the first, which the compute warps bring while they wait
+/// for keys. The other rows are brought by the warps that convert V, between items.
 template <DecodeConfig C>
 __device__ inline void bring_queries(const AttentionParams& p, typename DecodeRowsTraits<C>::Shared& s,
-                                     int warp, int lane) {
-  using Traits = DecodeRowsTraits<C>;
+                                     int lane) {
   wait_for_previous_kernel();
-  if (warp == 0) check_inputs(p, blockIdx.x, lane);
-  const RowsQueries<C, 2> queries{p, warp, Traits::kQueryWarps, lane};
+  check_inputs(p, blockIdx.x, lane);
 #pragma unroll 1
   for (int index = 1; s.queue.has(index); ++index) {
-    barrier_wait(shared_address(&s.queries_empty[index % 2]), index / 2 & 1 ^ 1);
-    queries.bring(s.queue.items[index % ItemQueue::kCapacity], s.queries[index % 2]);
-    fence_async_shared();
-    __syncwarp();
-    if (lane == 0) barrier_arrive(shared_address(&s.queries_full[index % 2]));
+    bring_share(p, s, RowsQueries<C>{p, 0, 1, lane}, index, 0, DecodeRowsTraits<C>::kQueryRows);
   }
 }
 

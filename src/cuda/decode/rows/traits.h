@@ -1,18 +1,19 @@
 // Decode with packed query rows as M of the products and tokens as N: 17 to 64 rows of a KV head over codes
-// of 8 bits at head_dim 128. What follows from a row of the table: roles, registers, shared memory.
+// of 8 and 4 bits at head_dim 128. What follows from a row of the table: roles, registers, shared memory.
 //
 // The warps of a CTA have four roles:
 //   compute  two warpgroups, each with all 64 rows: of an item's pieces of 64 tokens one takes the even ones,
-//            the other the odd ones. Q K^T with K as it lies in its page, P in registers
-//   convert  a warpgroup: V of a piece becomes f16 in shared memory, a tile for each warp
-//   load     two warps: copies of K, and of V
-//   queries  two warps: digits of the next item's Q
+//            the other the odd ones. P in registers
+//   convert  six warps: K and V of a piece become f16 in shared memory, V a tile for each of four warps, K
+//            two tiles for each of two
+//   load     a warp: bulk copies of whole tiles
+//   queries  a warp, and between items those that convert V: the next item's Q in f16
 // docs/kernels/decode-rows.md derives the bounds.
 #pragma once
 
 #include "cuda/attention/item_queue.h"
+#include "cuda/attention/params.h"
 #include "cuda/decode/config.h"
-#include "cuda/decode/rows/params.h"
 #include "cuda/device/ring.h"
 
 namespace halftone::cuda {
@@ -23,56 +24,84 @@ struct DecodeRowsTraits {
   static constexpr int kDim = C.head_dim;
   static constexpr int kRows = rows_of(C);
   static_assert(kRows == 64);
-  static constexpr int kTeams = 2;        // compute warpgroups
-  static constexpr int kConvertWarp = 8;  // the first of four
+  static constexpr int kTeams = 2;      // compute warpgroups
+  static constexpr int kValueWarp = 8;  // the first of four that convert V
   static constexpr int kLoadWarp = 12;
-  static constexpr int kQueryWarp = 14;
-  static constexpr int kQueryWarps = 2;
+  static constexpr int kQueryWarp = 13;
+  static constexpr int kKeyWarp = 14, kKeyWarps = 2;  // that convert K
+  static constexpr int kQueryRows = 32;  // that the query warp brings; the warps that convert V the others
   static constexpr int kThreads = 512;
   static constexpr int kComputeThreads = 128 * kTeams;
   // Per thread; 128 for each of 512 at first.
-  static constexpr int kComputeRegisters = 208, kConvertRegisters = 40, kOtherRegisters = 56;
+  static constexpr int kComputeRegisters = 192, kConvertRegisters = 64, kOtherRegisters = 64;
   static_assert(kTeams * kComputeRegisters + kConvertRegisters + kOtherRegisters <= 512);
 
   static constexpr int kPieceTokens = C.piece_tiles * kTileTokens;
-  static constexpr int kStages = C.stages;  // of packed pieces
-  static constexpr int kValueStages = 3;    // of V in f16
+  static constexpr int kStages = C.stages;                // of packed pieces
+  static constexpr int kKeyStages = 2, kValueStages = 3;  // of K and V in f16
 
-  static constexpr bool kScaledK = C.k.mode == ScaleMode::kToken, kScaledV = C.v.mode == ScaleMode::kToken;
-  static constexpr int kDigits = 2;  // of Q, 8 bits each: a signed high and an unsigned low one
+  static_assert(C.k == C.v);
+  static constexpr int kBits = dtype_bits(C.k.dtype);
+  // Scales of K per token of 8 bits multiply logits, others and those of V codes. Codes of 4 bits have mins.
+  static constexpr bool kFourBits = kBits == 4, kScaled = C.k.mode != ScaleMode::kStatic;
+  static_assert(kFourBits == C.k.asymmetric && (kFourBits || C.k.mode != ScaleMode::kBlock));
+  static constexpr bool kScaledLogits = kScaled && !kFourBits;
+  static constexpr int kBlocks = kDim / 32;
+  static constexpr int kGroups = C.k.mode == ScaleMode::kBlock ? kBlocks / C.k.group_blocks : 1;
+  static constexpr int group_of(int block) { return block / (kBlocks / kGroups); }
   // A row's offset is raised when a lane's sum of P in a piece passes kLargestSum, and then so that the
   // largest P is 2^kFirstLog2.
   static constexpr float kLargestSum = 32768.0f;
-  static constexpr int kFirstLog2 = 10;
+  static constexpr int kFirstLog2 = 7;
 
-  static constexpr int kKeyBytes = kPieceTokens * kDim;
-  static constexpr int kValueTileBytes = kTileTokens * (kDim + (kScaledK ? 2 : 0) + (kScaledV ? 2 : 0));
+  // Of a tile: codes of K, or of V, then a plane of scales of K, one of its mins, likewise of V.
+  static constexpr int kPartBytes = kTileTokens * kDim * kBits / 8;
+  static constexpr int kPlaneBytes = kScaled ? kTileTokens * kGroups * 2 : 0;
+  static constexpr int kParamBytes = kPlaneBytes * (kFourBits ? 2 : 1);
+  static constexpr int kKeyParams = 2 * kPartBytes, kValueParams = kKeyParams + kParamBytes;
+  static constexpr int kTileBytes = kValueParams + kParamBytes;
+
+  // Matrices in f16 lie as [half of the dims][row or token][64 dims], rows of 128 bytes swizzled over 8.
+  static constexpr int kHalfBytes = 64 * 128, kMatrixBytes = 2 * kHalfBytes;
+  static_assert(kRows == 64 && kPieceTokens == 64 && kDim == 128);
 
   /// An item's rows.
-  struct Queries {
-    alignas(1024) std::uint8_t digits[kDigits][kRows * kDim];  // [row][k], 128 bytes swizzled
-    float factor[kRows];                                       // turns products into base-2 logits
-    int position[kRows];                                       // RowPlace
-    float slope[kRows];                                        // likewise
-    float value_scale;                                         // a static one
+  struct alignas(1024) Queries {
+    union {
+      std::uint8_t parts[2][kMatrixBytes];  // f16 of Q, and where that is not exact what it leaves
+      float4 exchange[kTeams][8][128];      // at the end of the item: of the warpgroups
+    };
+    float factor[kRows];  // turns products into base-2 logits
+    int position[kRows];  // RowPlace
+    float slope[kRows];   // likewise
+    float value_scale;    // a static one
   };
 
   struct Shared {
-    alignas(1024) std::uint8_t k[kStages][kKeyBytes];                          // [half][token][64], swizzled
-    alignas(1024) std::uint8_t values[kValueStages][kPieceTokens * kDim * 2];  // [half][token][64], swizzled
-    Queries queries[2];                                                        // item i's are at i % 2
-    alignas(128) std::uint8_t v[kStages][C.piece_tiles][kValueTileBytes];      // with the params of K and V
-    float4 exchange[kTeams][8][128];  // of the warpgroups at the end of an item
+    alignas(1024) std::uint8_t keys[kKeyStages][kMatrixBytes];
+    alignas(1024) std::uint8_t values[kValueStages][kMatrixBytes];
+    Queries queries[2];  // item i's are at i % 2
+    alignas(128) std::uint8_t tiles[kStages][C.piece_tiles][kTileBytes];
+    float key_scales[kKeyStages][kScaledLogits || kFourBits ? kPieceTokens : 1];
     float2 exchange_state[kTeams][128];
     std::uint64_t full[kStages], empty[kStages];
+    std::uint64_t keys_full[kKeyStages], keys_empty[kKeyStages];
     std::uint64_t values_full[kValueStages], values_empty[kValueStages];
     std::uint64_t queries_full[2], queries_empty[2];
-    std::uint32_t live[kStages];  // bit i: tile i is there
+    std::uint32_t live[kStages];         // bit i: tile i is there
+    std::uint32_t key_live[kKeyStages];  // likewise
+    alignas(
+        2) bool keys_scaled[kKeyStages][kKeyWarps];  // of 4 bits, half of a piece's tokens: key_scales count
     ItemQueue queue;
   };
   static constexpr int kMaxShared = 227 * 1024;
   static_assert(sizeof(Shared) <= kMaxShared);
 };
+
+/// A rotated row has fp32 values, as has one with the scale of K's channels: f16 leaves a rest.
+__device__ inline bool has_rest(const AttentionParams& p) {
+  return p.rotate_k || p.channels.scale != nullptr;
+}
 
 /// Pieces of an item begin at multiples of their size. [first token, one past the last piece).
 template <int kPieceTokens>

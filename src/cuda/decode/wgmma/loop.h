@@ -74,21 +74,9 @@ struct TeamItem {
     const std::uint32_t place =
         shared_address(team.prob(s, buffer)) +
         2 * (warp * 16 * kColumns + matrix_place<kColumns>(matrix % 2 * 8, matrix / 2 * 8 + lane % 8));
-    float2 scales{1.0f, 1.0f};  // of tokens g, g + 8
-    if constexpr (Team<C>::kScalesP) {
-      using Side = Part<C.v>;
-      const std::uint8_t* plane = tile(piece, warp) + p.cache.v_param_offset;
-      scales = {Side::load(plane, team.g()), Side::load(plane, team.g() + 8)};
-      if (piece.boundary) {
-        const int live = alive(piece, warp);
-        if (team.g() >= live) scales.x = 0.0f;
-        if (team.g() + 8 >= live) scales.y = 0.0f;
-      }
-    }
     const float* factors = s.queries[0].factor;
-    const bool exceeds = piece.special
-                             ? team.template probabilities<true>(factors, x, scales, place, partial)
-                             : team.template probabilities<false>(factors, x, scales, place, partial);
+    const bool exceeds = piece.special ? team.template probabilities<true>(factors, x, place, partial)
+                                       : team.template probabilities<false>(factors, x, place, partial);
     fence_async_shared();
     return exceeds;
   }
@@ -181,7 +169,7 @@ __device__ inline void compute_warpgroups(const AttentionParams& p, typename Dec
     hardware_barrier_wait<kCompute, Traits::kComputeThreads>();
     team.begin();
     TeamItem<C>{p, s, item, team, seen_by_all(p, item, queries.places, item.work.kv_end)}.run(ring);
-    team.end(p, item, s);
+    team.end(s);
     hardware_barrier_wait<kCompute, Traits::kComputeThreads>();
     finish_item<Traits, Traits::kPartsOfCompute>(p, item, TeamStates<C>{s}, warp, Traits::kWarps,
                                                  team.lane());

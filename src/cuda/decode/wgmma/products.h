@@ -18,20 +18,13 @@ __device__ inline void Team<C>::begin_scores(const Queries& queries, const std::
     k.load(tile, lane());
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
-      k.fragment(i / 2, i % 2, kFlip, a[i]);
+      k.fragment(i / 2, i % 2, 0, a[i]);
       pin(a[i]);
     }
-    std::uint32_t offset[4] = {};
-    offset[0] = offset[1] = t() == 0 ? 0x80808080u : 0u;  // -128, as a denormal
-    pin(offset);
     wgmma_begin();
-    if constexpr (kSigned) {
-      wgmma_first<kQType>(x, offset, b_matrix<kColumns>(shared_address(queries.group_sums)));
-    } else {
-      wgmma_first<kQType>(x, a[0], q);
-    }
+    wgmma_first<kQType>(x, a[0], q);
 #pragma unroll
-    for (int i = kSigned ? 0 : 1; i < kSteps; ++i) wgmma_add<kQType>(x, a[i], q + i * kNext);
+    for (int i = 1; i < kSteps; ++i) wgmma_add<kQType>(x, a[i], q + i * kNext);
     wgmma_commit();
   }
 }
@@ -88,7 +81,7 @@ __device__ inline void Team<C>::add_groups(K& k, const std::uint8_t* scales, std
                                            std::uint64_t sums, float (&x)[kSums]) const {
   using Side = Part<C.k>;
   constexpr int kStepsOfGroup = kSteps / kGroups;
-  constexpr int kSets = kStepsOfGroup == 2 && kTiles <= 6 ? 2 : 1;  // groups in a batch: registers decide
+  constexpr int kSets = kStepsOfGroup == 2 ? 2 : 1;  // groups in a batch: registers decide
 #pragma unroll
   for (int first = 0; first < kGroups; first += kSets) {
     const bool with_mins = kFirst && first == 0;
@@ -96,7 +89,7 @@ __device__ inline void Team<C>::add_groups(K& k, const std::uint8_t* scales, std
 #pragma unroll
     for (int i = 0; i < kSets * kStepsOfGroup; ++i) {
       const int step = first * kStepsOfGroup + i;
-      k.fragment(step / 2, step % 2, kFlip, a[i]);
+      k.fragment(step / 2, step % 2, 0, a[i]);
       pin(a[i]);
     }
     if (with_mins) {  // lane t has those of group t, which meet both parts of its sum
@@ -165,12 +158,11 @@ __device__ inline void Team<C>::modify(const AttentionParams& p, const Queries& 
   }
 }
 
-/// Probabilities of a tile: their sums per column, and P (times `scales` of tokens g, g + 8) at `place` of
-/// shared memory, this lane's part of a B matrix. True if one is beyond kLargest, or two come close.
-/// kLogits: x are logits, else raw products.
+/// Probabilities of a tile: their sums per column, and P at `place` of shared memory, this lane's part of a B
+/// matrix. True if one is beyond kLargest, or two come close. kLogits: x are logits, else raw products.
 template <DecodeConfig C>
 template <bool kLogits>
-__device__ inline bool Team<C>::probabilities(const float* factors, const float (&x)[kSums], float2 scales,
+__device__ inline bool Team<C>::probabilities(const float* factors, const float (&x)[kSums],
                                               std::uint32_t place, float (&partial)[kTiles][2]) const {
   bool exceeds = false;
 #pragma unroll
@@ -189,9 +181,6 @@ __device__ inline bool Team<C>::probabilities(const float* factors, const float 
       for (int c = 0; c < 2; ++c) {
         partial[n][c] = value[c] + value[2 + c];
         exceeds |= partial[n][c] > kLargest;
-      }
-      if constexpr (kScalesP) {
-        value[0] *= scales.x, value[1] *= scales.x, value[2] *= scales.y, value[3] *= scales.y;
       }
 #pragma unroll
       for (int i = 0; i < 2; ++i) {

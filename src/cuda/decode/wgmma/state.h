@@ -13,30 +13,27 @@
 
 namespace halftone::cuda {
 
-/// A block of 32 dims of V in one tile: A fragments of its two m-tiles over the tile's tokens.
+/// A block of 32 dims of V in one tile, in codes of 4 bits: A fragments of its two m-tiles over the tile's
+/// tokens. Scale and min enter the fragment, which then holds values: the blocks of a product differ in
+/// scale.
 template <PartConfig P>
 struct VBlock {
-  // Scale and min enter the fragment, which then holds values: the blocks of a product differ in scale.
-  static constexpr bool kHoldsValues = P.dtype == DType::kInt4;
-  static constexpr float kUnit = P.dtype == DType::kInt8 ? 0x1p24f : 1.0f;  // of the elements of a fragment
-  VTile<P.dtype, 32, true> codes;
+  static_assert(P.dtype == DType::kInt4);
+  VTile<P.dtype, 32> codes;
   std::uint32_t scale[2], min[2];  // of tokens 2t + 8p, 2t + 8p + 1
 
   __device__ void load(int groups, const std::uint8_t* data, const std::uint8_t* params, int block,
                        int lane) {
     using Side = Part<P>;
-    if constexpr (kHoldsValues) {  // two blocks share a chunk of a lane's string
-      const uint2 v = *reinterpret_cast<const uint2*>(data + (block / 2 * 32 + lane) * 16 + block % 2 * 8);
-      codes.words[0] = v.x, codes.words[1] = v.y;
-      const int group = P.mode == ScaleMode::kBlock ? Side::group_of(block) : 0;
+    // Two blocks share a chunk of a lane's string.
+    const uint2 v = *reinterpret_cast<const uint2*>(data + (block / 2 * 32 + lane) * 16 + block % 2 * 8);
+    codes.words[0] = v.x, codes.words[1] = v.y;
+    const int group = P.mode == ScaleMode::kBlock ? Side::group_of(block) : 0;
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const int at = group * kTileTokens + lane % 4 * 2 + 8 * i;
-        scale[i] = Side::load_pair(params, at);
-        min[i] = Side::load_pair(params, at + groups * kTileTokens);
-      }
-    } else {
-      codes.load(data + block * 512, lane);
+    for (int i = 0; i < 2; ++i) {
+      const int at = group * kTileTokens + lane % 4 * 2 + 8 * i;
+      scale[i] = Side::load_pair(params, at);
+      min[i] = Side::load_pair(params, at + groups * kTileTokens);
     }
   }
   /// What stands for tokens from `alive` on becomes zero.
@@ -44,26 +41,18 @@ struct VBlock {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const bool first = 2 * t + 8 * i < alive, second = 2 * t + 8 * i + 1 < alive;
-      if constexpr (kHoldsValues) {
-        const std::uint32_t mask = (first ? 0xffffu : 0u) | (second ? 0xffff0000u : 0u);
-        scale[i] &= mask, min[i] &= mask;
-      } else if constexpr (P.dtype == DType::kFloat8E4M3) {
-        const std::uint32_t mask = (first ? 0x00ff00ffu : 0u) | (second ? 0xff00ff00u : 0u);
-        codes.words[i] &= mask, codes.words[2 + i] &= mask;
-      }
+      const std::uint32_t mask = (first ? 0xffffu : 0u) | (second ? 0xffff0000u : 0u);
+      scale[i] &= mask, min[i] &= mask;
     }
   }
   __device__ void fragment(int j, std::uint32_t (&a)[4]) const {
-    codes.fragment(0, j, 0x00800080u * (P.dtype == DType::kInt8), a);
+    codes.fragment(0, j, 0, a);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      if constexpr (P.dtype == DType::kInt8) a[i] = add_f16x2(a[i], 0x80808080u);  // -128, as a denormal
-      if constexpr (kHoldsValues) {  // 1024 + q (or 16 q) -> q -> value
-        const std::uint32_t raised = a[i] | 0x64006400u;
-        const std::uint32_t q = i % 2 == 0 ? add_f16x2(raised, 0xe400e400u)                // - 1024
-                                           : fma_f16x2(raised, 0x2c002c00u, 0xd400d400u);  // / 16 - 64
-        a[i] = fma_f16x2(q, scale[i / 2], min[i / 2]);
-      }
+    for (int i = 0; i < 4; ++i) {  // 1024 + q (or 16 q) -> q -> value
+      const std::uint32_t raised = a[i] | 0x64006400u;
+      const std::uint32_t q = i % 2 == 0 ? add_f16x2(raised, 0xe400e400u)                // - 1024
+                                         : fma_f16x2(raised, 0x2c002c00u, 0xd400d400u);  // / 16 - 64
+      a[i] = fma_f16x2(q, scale[i / 2], min[i / 2]);
     }
   }
 };
@@ -71,8 +60,6 @@ struct VBlock {
 /// 16-bit V: token rows, whose pairs are woven by byte permutes.
 template <DType kType>
 struct VRowBlock {
-  static constexpr bool kHoldsValues = false;
-  static constexpr float kUnit = 1.0f;
   uint2 even[2], odd[2];  // of tokens 2t + 8p, 2t + 8p + 1: the lane's four dims
 
   __device__ void load(int, const std::uint8_t* data, const std::uint8_t*, int block, int lane) {
@@ -106,11 +93,10 @@ struct Team {
   using Traits = DecodeTraits<C>;
   using Shared = typename Traits::Shared;
   using Queries = typename Traits::Queries;
-  using K = std::conditional_t<dtype_bits(C.k.dtype) == 16, KReader<C.k.dtype, Traits::kDim>,
-                               KTile<C.k.dtype, Traits::kDim, true>>;
+  using K = KReader<C.k.dtype, Traits::kDim>;
   using V = std::conditional_t<dtype_bits(C.v.dtype) == 16, VRowBlock<C.v.dtype>, VBlock<C.v>>;
   static_assert(Traits::kDim == 128 && C.piece_tiles == 4);
-  static_assert(!is_integer(C.k.dtype) || C.k.asymmetric == (C.k.dtype == DType::kInt4));
+  static_assert(C.k == C.v && C.k.asymmetric == (C.k.dtype == DType::kInt4));
   static constexpr int kBlocks = Traits::kBlocks;
   static constexpr int kSteps = 2 * kBlocks;  // of 16 dims
   static constexpr int kTiles = C.row_tiles;
@@ -121,11 +107,8 @@ struct Team {
   static constexpr int kProbBytes = (kSplitP ? 2 : 1) * kProbPart;  // P of a piece
   static constexpr DType kQType = C.k.dtype == DType::kBFloat16 ? DType::kBFloat16 : DType::kFloat16;
   static constexpr DType kPType = kSplitP ? DType::kBFloat16 : DType::kFloat16;
-  static constexpr bool kSigned = C.k.dtype == DType::kInt8;  // K's codes stand as q + 128
-  static constexpr std::uint32_t kFlip = kSigned ? 0x00800080u : 0u;
   static constexpr std::uint64_t kNext = kNextBMatrix<kColumns>;
   static constexpr int kGroups = C.k.mode == ScaleMode::kBlock ? kBlocks / C.k.group_blocks : 1;
-  static constexpr bool kScalesP = C.v.mode == ScaleMode::kToken && !V::kHoldsValues;
 
   float max[kTiles][2];  // base 2, of columns 2t, 2t + 1; kNone before the first key
   float sum[kTiles][2];  // this lane's share
@@ -169,8 +152,8 @@ struct Team {
   __device__ void modify(const AttentionParams& p, const Queries& queries, int first, int end,
                          float (&x)[kSums]) const;
   template <bool kLogits>
-  __device__ bool probabilities(const float* factors, const float (&x)[kSums], float2 scales,
-                                std::uint32_t place, float (&partial)[kTiles][2]) const;
+  __device__ bool probabilities(const float* factors, const float (&x)[kSums], std::uint32_t place,
+                                float (&partial)[kTiles][2]) const;
   template <bool kLogits>
   __device__ void raise(const float* factors, const float (&x)[kSums], Shared& s);
   using VFragments = std::uint32_t[4][2][4];
@@ -182,12 +165,12 @@ struct Team {
     pin(out[0]);
     pin(out[1]);
   }
-  __device__ void end(const AttentionParams& p, const DeviceItem& item, Shared& s);
+  __device__ void end(Shared& s);
 };
 
-/// Puts the team's state into shared memory, in real units.
+/// Puts the team's state into shared memory.
 template <DecodeConfig C>
-__device__ inline void Team<C>::end(const AttentionParams& p, const DeviceItem& item, Shared& s) {
+__device__ inline void Team<C>::end(Shared& s) {
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) {
 #pragma unroll
@@ -200,18 +183,13 @@ __device__ inline void Team<C>::end(const AttentionParams& p, const DeviceItem& 
     }
   }
   team_barrier(team());  // and nobody needs P any more
-  const float v_static = static_scale(p.v, item);
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) {
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
       const int row = n * 8 + 2 * t() + c;
-      float4 x;  // V::kUnit on its own: v_static may be large
-      x.x = out[0][4 * n + c] * V::kUnit * v_static;
-      x.y = out[0][4 * n + 2 + c] * V::kUnit * v_static;
-      x.z = out[1][4 * n + c] * V::kUnit * v_static;
-      x.w = out[1][4 * n + 2 + c] * V::kUnit * v_static;
-      *reinterpret_cast<float4*>(&s.out[team()][row][warp() * 32 + g() * 4]) = x;
+      *reinterpret_cast<float4*>(&s.out[team()][row][warp() * 32 + g() * 4]) = {
+          out[0][4 * n + c], out[0][4 * n + 2 + c], out[1][4 * n + c], out[1][4 * n + 2 + c]};
       if (g() == 0 && warp() == 0) {
         const auto& shares = s.exchange[team()];
         s.state[team()][row] = {max[n][c] == kNone ? kMinus : max[n][c],

@@ -40,7 +40,7 @@ __device__ inline void bf16_worker(const LatentBf16Params& params, Shared& s) {
   let_next_kernel_start();
   if (warp == 0) s.queue.start(Queue::fetch(p.list, worker, lane), bounds_of(p), lane);
   if (warp == 1 && lane == 0) init_barriers<C>(s);  // one after the other, while the list is on its way
-  if constexpr (C.blocks == 2) {
+  if constexpr (kSharesTokens<C>) {
     cluster_barrier();
   } else {
     __syncthreads();
@@ -60,7 +60,7 @@ __device__ inline void bf16_worker(const LatentBf16Params& params, Shared& s) {
     grow_registers<kComputeRegisters>();
     Compute<C>{{p, s, rank}}.run();
   }
-  if constexpr (C.blocks == 2) cluster_barrier();  // the other block writes here
+  if constexpr (kSharesTokens<C>) cluster_barrier();  // the other block writes here
 }
 
 }  // namespace halftone::cuda::bf16

@@ -1,4 +1,4 @@
-// The warps that bring tokens and queries, by tensor copies: no warp spends instructions on a token.
+// The warps that bring tokens of pages, by tensor copies: no warp spends instructions on a token.
 #pragma once
 
 #include "cuda/attention/pages.h"

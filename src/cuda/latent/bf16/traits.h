@@ -56,7 +56,7 @@ __device__ constexpr int group_stride(int column) {
 // their reads.
 inline constexpr int kFragmentColumns = 2;
 
-// Two warpgroups that compute, then one of which two warps bring tokens and one queries.
+// Two warpgroups that compute, then one that brings queries and tokens: of pages two warps do, of lists all.
 inline constexpr int kThreads = 384, kComputeThreads = 256;
 inline constexpr int kLoadRegisters = 40, kComputeRegisters = 232;
 static_assert(kLoadRegisters + 2 * kComputeRegisters <= 3 * 168);

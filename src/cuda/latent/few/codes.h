@@ -11,9 +11,7 @@ inline constexpr float kIntegerUnit = 0x1p24f;
 inline constexpr int kIntegerUnitLog2 = 24;
 
 /// Bytes 0 and 2 of a word of int8 codes, plus 128.
-__device__ inline std::uint32_t even_codes(std::uint32_t word) {
-  return even_bytes<false>(word, 0x00800080u);
-}
+__device__ inline std::uint32_t even_codes(std::uint32_t word) { return even_bytes(word, 0x00800080u); }
 
 /// The scale of a token for a group of dims. `scales`: of a stage.
 template <LatentFewConfig C>

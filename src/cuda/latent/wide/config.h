@@ -1,4 +1,4 @@
-// The kernels of latent attention for many heads that are built: a row each.
+// The kernels of latent attention for many heads over fp8 that are built: a row each.
 #pragma once
 
 #include <array>
