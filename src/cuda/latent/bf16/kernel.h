@@ -20,7 +20,7 @@ __device__ inline void init_barriers(Shared& s) {
     for (std::uint64_t& barrier : s.kv_empty[stage]) init(barrier, kSharesTokens<C> ? 8 : 4);
     init(s.p_full[stage], 4);
   }
-  init(s.q_full, 1);
+  init(s.q_full, C.listed ? ListLoader<C>::kWarps : 1);
   init(s.q_empty, kComputeThreads / 32);
   fence_async_shared();
 }

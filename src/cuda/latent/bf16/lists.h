@@ -10,7 +10,7 @@
 
 namespace halftone::cuda::bf16 {
 
-/// One of four warps, each of which brings 16 tokens of a step; the last one brings queries, too.
+/// One of four warps, each of which brings 16 tokens of a step, and a share of the queries.
 template <LatentBf16Config C>
 struct ListLoader {
   static constexpr int kWarps = 4, kOwn = kTileTokens / 4;  // tokens of a lane
@@ -114,7 +114,7 @@ struct ListLoader {
     std::int32_t ids[kOwn];
     const std::uint8_t* from[kOwn];
     load(ids);
-    if (warp == kWarps - 1) QueryLoader{params, s, rank, lane}.bring(index);
+    QueryLoader{params, s, rank, lane, warp, kWarps}.bring(index);
     std::uint32_t live = resolve(ids, from);
 #pragma unroll 1
     for (; steps > 0; --steps, ++at.step) {

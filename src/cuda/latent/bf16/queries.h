@@ -7,11 +7,12 @@
 
 namespace halftone::cuda::bf16 {
 
-/// A warp that brings the rows of items.
+/// The rows of items, by a warp or several.
 struct QueryLoader {
   const LatentBf16Params& params;
   Shared& s;
   int rank, lane;
+  int warp = 0, warps = 1;  // of those that bring an item's rows, each of which arrives at q_full
   const AttentionParams& p = params.attention;
 
   /// By tensor copies, rows of other requests among them, whose results are not written.
@@ -30,7 +31,7 @@ struct QueryLoader {
     constexpr int kPieces = kAllColumns * 8;  // of a row, 16 bytes each
     const int rows = own_rows(item.work, rank);
 #pragma unroll 1
-    for (int i = lane; i < kRows * kPieces; i += 32) {
+    for (int i = 32 * warp + lane; i < kRows * kPieces; i += 32 * warps) {
       const int row = i / kPieces, piece = i % kPieces;
       const bool has = row < rows;
       const RowPlace place = place_of(p, item, has ? kRows * rank + row : 0);
@@ -54,10 +55,12 @@ struct QueryLoader {
   __device__ void bring(int index) const {
     const DeviceItem& item = s.queue.items[index % unsigned{Queue::kCapacity}];
     barrier_wait(shared_address(&s.q_empty), index % 2 ^ 1);
-    if (params.q_boxes && own_rows(item.work, rank) > 0) {
-      copy_boxes(item);
-    } else {
+    if (!params.q_boxes || own_rows(item.work, rank) == 0) {
       copy_rows(item);
+    } else if (warp == warps - 1) {
+      copy_boxes(item);
+    } else if (lane == 0) {
+      barrier_arrive(shared_address(&s.q_full));
     }
   }
   __device__ void run() const {
