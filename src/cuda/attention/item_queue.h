@@ -73,6 +73,11 @@ struct ItemQueueOf {
     if (found) count = at + 1;
     more = found;
   }
+  /// By one thread: queues items until `index` is there, or there are no more.
+  __device__ void extend(int index, const planning::Schedule& schedule, const QueryBounds& bounds,
+                         int worker) {
+    while (more && count <= index) produce(schedule, bounds, worker);
+  }
   /// Whether item `index` exists, once that is known.
   __device__ bool has(int index) const {
     while (count <= index) {

@@ -14,6 +14,12 @@ __device__ inline const std::int32_t* table_row(const CacheView& c, std::int32_t
   return c.block_table + request * c.table_stride;
 }
 
+/// What the slots that a list may name are below.
+__device__ inline std::uint32_t slot_end(const CacheView& c) {
+  const std::int64_t slots = std::int64_t{c.num_pages} << c.page_log2;
+  return static_cast<std::uint32_t>(slots < INT32_MAX ? slots : INT32_MAX);
+}
+
 /// Whether the cache has the page; if not, its tokens are left out and the status says so.
 __device__ inline bool has_page(const AttentionParams& p, const CacheView& cache, std::int32_t page) {
   if (static_cast<std::uint32_t>(page) < static_cast<std::uint32_t>(cache.num_pages)) return true;

@@ -371,7 +371,7 @@ __device__ inline void universal_worker(const AttentionParams& p, UniversalShare
     __syncthreads();  // the item before is finished
     if (thread_index() == 0) {
       s.queue.current = index;
-      while (s.queue.count <= index && s.queue.more) s.queue.produce(p.schedule, bounds_of(p), worker);
+      s.queue.extend(index, p.schedule, bounds_of(p), worker);
     }
     __syncthreads();
     if (!s.queue.has(index)) return;

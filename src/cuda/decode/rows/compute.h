@@ -212,7 +212,7 @@ struct RowsTeam {
       barrier_wait(shared_address(&s.keys_full[keys.stage]), keys.parity);
       const std::uint32_t live = s.key_live[keys.stage];
       float x[kS];
-      if (has_rest(p)) {
+      if (needs_low_part<C>(p)) {
         multiply<true>(keys.stage, operands, x);
       } else {
         multiply<false>(keys.stage, operands, x);

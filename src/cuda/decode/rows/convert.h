@@ -284,7 +284,8 @@ struct RowsConverter {
   __device__ void run_values(const AttentionParams& p) {
     const auto bring = [&](int index) {
       if (index > 0) {
-        bring_share(p, s, RowsQueries<C, 2>{p, warp, 4, lane}, index, Traits::kQueryRows, Traits::kRows);
+        bring_share(p, s, RowsQueries<C, 2>{p, warp, Traits::kValueWarps, lane}, index, Traits::kQueryRows,
+                    Traits::kRows);
       }
       asm volatile("" : "+r"(warp), "+r"(lane));  // what follows from them takes no registers meanwhile
     };

@@ -80,11 +80,7 @@ struct RowsLoader {
     unsigned piece = 0;
 #pragma unroll 1
     for (int index = 0;; ++index) {
-      if (lane == 0) {  // finds the item, if the list lacks it
-        while (s.queue.count <= index && s.queue.more) {
-          s.queue.produce(p.schedule, bounds_of(p), blockIdx.x);
-        }
-      }
+      if (lane == 0) s.queue.extend(index, p.schedule, bounds_of(p), blockIdx.x);
       __syncwarp();
       if (!s.queue.has(index)) return;
       load(s.queue.items[index % ItemQueue::kCapacity], piece, policy);
@@ -102,12 +98,12 @@ __device__ inline void init_rows(typename DecodeRowsTraits<C>::Shared& s, int wa
     if (lane < static_cast<int>(std::size(barriers))) barrier_init(shared_address(&barriers[lane]), arrivals);
   };
   if (warp == 0) init(s.full, 1);
-  if (warp == 1) init(s.empty, 4 + Traits::kKeyWarps);
+  if (warp == 1) init(s.empty, Traits::kValueWarps + Traits::kKeyWarps);
   if (warp == 2) init(s.keys_full, Traits::kKeyWarps);
   if (warp == 3) init(s.keys_empty, 4);  // the warps of a team
-  if (warp == 4) init(s.values_full, 4);
-  if (warp == 5) init(s.values_empty, 4);
-  if (warp == 6) init(s.queries_full, 1 + 4);  // the query warp and those that convert V
+  if (warp == 4) init(s.values_full, Traits::kValueWarps);
+  if (warp == 5) init(s.values_empty, 4);  // likewise
+  if (warp == 6) init(s.queries_full, 1 + Traits::kValueWarps);
   if (warp == 7) init(s.queries_empty, 4 * Traits::kTeams);
   fence_async_shared();
 }

@@ -79,7 +79,7 @@ struct RowsQueries {
         high[i] = pack_f16x2(a[i], b[i]);
       }
       *reinterpret_cast<uint4*>(queries.parts[0] + place) = {high[0], high[1], high[2], high[3]};
-      if (has_rest(p)) {
+      if (needs_low_part<C>(p)) {
         std::uint32_t low[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {

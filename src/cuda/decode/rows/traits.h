@@ -13,8 +13,7 @@
 
 #include "cuda/attention/item_queue.h"
 #include "cuda/attention/params.h"
-#include "cuda/decode/config.h"
-#include "cuda/device/ring.h"
+#include "cuda/decode/traits.h"
 
 namespace halftone::cuda {
 
@@ -24,8 +23,8 @@ struct DecodeRowsTraits {
   static constexpr int kDim = C.head_dim;
   static constexpr int kRows = rows_of(C);
   static_assert(kRows == 64);
-  static constexpr int kTeams = 2;      // compute warpgroups
-  static constexpr int kValueWarp = 8;  // the first of four that convert V
+  static constexpr int kTeams = 2;                       // compute warpgroups
+  static constexpr int kValueWarp = 8, kValueWarps = 4;  // that convert V
   static constexpr int kLoadWarp = 12;
   static constexpr int kQueryWarp = 13;
   static constexpr int kKeyWarp = 14, kKeyWarps = 2;  // that convert K
@@ -90,18 +89,13 @@ struct DecodeRowsTraits {
     std::uint64_t queries_full[2], queries_empty[2];
     std::uint32_t live[kStages];         // bit i: tile i is there
     std::uint32_t key_live[kKeyStages];  // likewise
-    alignas(
-        2) bool keys_scaled[kKeyStages][kKeyWarps];  // of 4 bits, half of a piece's tokens: key_scales count
+    // Of 4 bits, of each key warp's half of a piece: whether key_scales count.
+    alignas(2) bool keys_scaled[kKeyStages][kKeyWarps];
     ItemQueue queue;
   };
   static constexpr int kMaxShared = 227 * 1024;
   static_assert(sizeof(Shared) <= kMaxShared);
 };
-
-/// A rotated row has fp32 values, as has one with the scale of K's channels: f16 leaves a rest.
-__device__ inline bool has_rest(const AttentionParams& p) {
-  return p.rotate_k || p.channels.scale != nullptr;
-}
 
 /// Pieces of an item begin at multiples of their size. [first token, one past the last piece).
 template <int kPieceTokens>

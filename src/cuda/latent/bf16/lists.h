@@ -130,9 +130,7 @@ struct ListLoader {
   __device__ void forget() { asm volatile("" : "+r"(lane), "+r"(warp)); }
 
   static __device__ void run(const LatentBf16Params& params, Shared& s, int rank) {
-    const CacheView& c = params.attention.cache;
-    const std::int64_t slots = std::int64_t{c.num_pages} << c.page_log2;
-    const auto end = static_cast<std::uint32_t>(slots < INT32_MAX ? slots : INT32_MAX);
+    const std::uint32_t end = slot_end(params.attention.cache);
     StepPlace at;
 #pragma unroll 1
     for (int index = 0; has_item<C>(params, s, index); ++index) {

@@ -29,9 +29,7 @@ template <LatentBf16Config C>
 __device__ inline bool has_item(const LatentBf16Params& params, Shared& s, int index) {
   const AttentionParams& p = params.attention;
   if (thread_index() == kComputeThreads) {
-    while (s.queue.more && s.queue.count <= index) {
-      s.queue.produce(p.schedule, bounds_of(p), static_cast<int>(blockIdx.x) / C.blocks);
-    }
+    s.queue.extend(index, p.schedule, bounds_of(p), static_cast<int>(blockIdx.x) / C.blocks);
   }
   __syncwarp();
   return s.queue.has(index);

@@ -30,8 +30,7 @@ struct WalkLimits {
   __device__ static WalkLimits of(const AttentionParams& p) {
     const CacheView& c = p.cache;
     if (p.listed.list.indices != nullptr) {
-      const std::int64_t slots = std::int64_t{c.num_pages} << c.page_log2;
-      return {0, INT32_MAX, static_cast<std::uint32_t>(slots < INT32_MAX ? slots : INT32_MAX), 0};
+      return {0, INT32_MAX, slot_end(c), 0};
     }
     return {c.page_log2, c.table_width, static_cast<std::uint32_t>(c.num_pages), (1 << c.page_log2) - 1};
   }
@@ -65,9 +64,7 @@ struct RoundCursor {
     if (token < end) return true;
     ++index, end = -1;
     if (warp == 0 && lane == 0) {  // who waits for an item extends the queue
-      while (s.queue.more && s.queue.count <= index) {
-        s.queue.produce(params.schedule, bounds_of(params), blockIdx.x / C.blocks);
-      }
+      s.queue.extend(index, params.schedule, bounds_of(params), blockIdx.x / C.blocks);
     }
     __syncwarp();
     if (!s.queue.has(index)) return false;
