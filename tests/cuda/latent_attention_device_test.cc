@@ -6,6 +6,7 @@
 #include <cstring>
 #include <utility>
 
+#include "format/codec.h"
 #include "format/status.h"
 #include "tests/cuda/adversarial_device.h"
 #include "tests/cuda/agreement.h"
@@ -16,8 +17,8 @@
 namespace halftone::testing {
 namespace {
 
-/// Formats whose kernels take 32 rows at most.
-constexpr const char* kFewFormats[] = {"int8-g64", "int4-g64", "fp8-g64-e8m0"};
+/// Integers, and scales behind a page's records.
+constexpr const char* kOtherFormats[] = {"int8-g64", "int4-g64", "fp8-g64-e8m0"};
 
 /// Heads, lengths of lists, batches and pages as they are served. The short list is judged by the oracle;
 /// what repeats it must agree with it.
@@ -63,11 +64,10 @@ TEST(DeviceLatentAttention, ListsAgreeWithTheOracle) {
   }
 }
 
-/// Integers, and scales behind a page's records: lists, a second list, all keys; whatever changes logits and
-/// rows.
+/// Lists, a second list, all keys; whatever changes logits and rows.
 TEST(DeviceLatentAttention, OtherFormatsAgreeWithTheOracle) {
   int n = 0;
-  for (const char* format : kFewFormats) {
+  for (const char* format : kOtherFormats) {
     for (const int heads : {1, 8, 13, 16, 32, 48, 128}) {
       for (const bool listed : {true, false}) {
         AttentionCase row = listed_case(heads, format);
@@ -91,7 +91,7 @@ TEST(DeviceLatentAttention, OtherFormatsAgreeWithTheOracle) {
 
 /// What no list names and no token has, such as the byte beside e8m0 scales and a page's end, is no matter.
 TEST(DeviceLatentAttention, DeadBytesAreNotRead) {
-  for (const char* format : kFewFormats) {
+  for (const char* format : kOtherFormats) {
     AttentionCase row = listed_case(16, format);
     row.requests = uniform_requests(2, 1, 150);
     row.page_size = 64;
@@ -123,9 +123,26 @@ TEST(DeviceLatentAttention, DeadBytesAreNotRead) {
   }
 }
 
-/// Scales far apart, from group to group and from token to token, as foreign caches may have them.
+/// Whether every 64 dims of each row are as close to the oracle as `bound` of the first of them, a part of
+/// their norm.
+template <class Bound>
+void expect_close(const Problem& p, const Outputs& outputs, const Bound& bound, const std::string& name) {
+  const Reference truth = make_reference(p);
+  for (std::int64_t first = 0; first < outputs.out.numel(); first += 64) {
+    double error = 0, norm = 0;
+    for (std::int64_t i = first; i < first + 64; ++i) {
+      const double exact = truth.out[static_cast<std::size_t>(i)];
+      error += std::pow(double{outputs.out.get(i)} - exact, 2), norm += exact * exact;
+    }
+    const int dims = static_cast<int>(first % 512);
+    ASSERT_LE(std::sqrt(error), bound(dims) * std::sqrt(norm)) << name << ", dims from " << dims << " on";
+  }
+}
+
+/// Scales far apart, from group to group and from token to token, as foreign caches may have them. Kernels
+/// for many heads have a power of two for all groups of a token.
 TEST(DeviceLatentAttention, ScalesFarApart) {
-  for (const int heads : {8, 16, 32}) {
+  for (const int heads : kAllHeads) {
     AttentionCase row = listed_case(heads, "fp8-g64-e8m0");
     row.page_size = 16;
     Problem p = make_problem(row);
@@ -135,24 +152,62 @@ TEST(DeviceLatentAttention, ScalesFarApart) {
     for (std::int64_t page = 0; page < p.cache->pages.shape()[0]; ++page) {
       for (int token = 0; token < row.page_size; ++token) {
         for (int group = 0; group < 7; ++group) {
-          // Groups differ by 2^100, tokens of a group by 2^12.
-          const std::int64_t exponent = (group == 2 ? 40 : group == 5 ? 100 : 118) + random.integer(-12, 0);
+          // Groups differ by 2^90 or, of many heads, 2^6; tokens of a group by 2^12.
+          const std::int64_t least = heads <= 32 ? 40 : 112, less = heads <= 32 ? 100 : 114;
+          const std::int64_t exponent = (group == 2   ? least
+                                         : group == 5 ? less
+                                                      : 118) +
+                                        random.integer(-12, 0);
           pages[static_cast<std::size_t>(page * layout.page_bytes + layout.k_param_offset + token * 8 +
                                          group)] = static_cast<std::uint8_t>(exponent);
         }
       }
     }
-    const Outputs outputs = run_on_device(p);
-    const Reference truth = make_reference(p);
-    for (std::int64_t first = 0; first < outputs.out.numel(); first += 64) {
-      double error = 0, norm = 0;
-      for (std::int64_t i = first; i < first + 64; ++i) {
-        const double exact = truth.out[static_cast<std::size_t>(i)];
-        error += std::pow(double{outputs.out.get(i)} - exact, 2), norm += exact * exact;
+    // P of the rotary dims is bf16.
+    expect_close(
+        p, run_on_device(p), [](int dims) { return dims == 448 ? 6e-3 : 2e-3; }, row.name);
+  }
+}
+
+/// f16 scales and mins up to the largest ones, and tiny ones, in V: Q has zeros where K has them.
+TEST(DeviceLatentAttention, IntegersOfAnySize) {
+  const auto check = [](const AttentionCase& row, float extreme) {
+    const Problem p = make_problem(row);
+    const KvCacheSpec spec = case_spec(row);
+    const PageLayout layout = page_layout(spec);
+    const auto pages = p.cache->pages.bytes();
+    const bool four_bits = spec.k_format.dtype == DType::kInt4;
+    const std::size_t scales = four_bits ? 256 : 512;  // of a record; mins follow
+    const auto put = [&](std::size_t at, float x) {
+      const std::uint16_t bits = codec::f16_from_f32(x);
+      std::memcpy(pages.data() + at, &bits, sizeof bits);
+    };
+    Random random(23);
+    for (std::int64_t token = 0; token < p.cache->pages.shape()[0] * row.page_size; ++token) {
+      const auto record = static_cast<std::size_t>(token / row.page_size * layout.page_bytes +
+                                                   token % row.page_size * layout.row_bytes);
+      for (const std::size_t group : {1U, 6U}) {
+        const bool all = group == 1;  // else a few tokens
+        const float size = all || random.integer(0, 9) == 0 ? extreme : 1.0F;
+        const std::size_t at = record + scales + 2 * group;
+        put(at, size * static_cast<float>(random.integer(1, 64)) / 64.0F);
+        if (four_bits) put(at + 16, random.integer(0, 1) == 0 ? size : -size);
       }
-      const bool rotary = first % 512 == 448;  // P is bf16 there
-      ASSERT_LE(std::sqrt(error), (rotary ? 6e-3 : 2e-3) * std::sqrt(norm))
-          << row.name << ", dims from " << first % 512 << " on";
+    }
+    for (std::int64_t i = 0; i < p.q.numel(); ++i) {
+      const std::int64_t group = i % 576 / 64;
+      if (group == 1 || group == 6) p.q.set(i, 0.0F);
+    }
+    expect_close(
+        p, run_on_device(p), [](int) { return 4e-3; }, row.name + ", " + std::to_string(extreme));
+  };
+  for (const int heads : {8, 64, 128}) {
+    for (const char* format : {"int8-g64", "int4-g64"}) {
+      for (const float extreme : {61000.0F, 0x1p-22F}) {
+        AttentionCase row = listed_case(heads, format);
+        row.page_size = 16;
+        check(row, extreme);
+      }
     }
   }
 }

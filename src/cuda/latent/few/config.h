@@ -4,18 +4,9 @@
 
 #include <array>
 
-#include "halftone/cache.h"
+#include "cuda/latent/records.h"
 
 namespace halftone::cuda {
-
-/// How a record of the latent cache is stored; its 64 rotary dims are bf16.
-enum class LatentCodes : std::uint8_t {
-  kFp8,       ///< 512 e4m3, 4 f32 scales: 656 bytes
-  kFp8Apart,  ///< 448 e4m3: 576 bytes; 7 e8m0 scales behind the page's records. V is all of K
-  kInt8,      ///< 512 int8, 8 f16 scales: 656 bytes
-  kInt4,      ///< 512 unsigned int4, 8 f16 scales and mins: 416 bytes
-  kBf16,      ///< 512 bf16: 1152 bytes
-};
 
 struct LatentFewConfig {
   LatentCodes codes;
@@ -36,33 +27,9 @@ inline constexpr std::array kLatentFewTable{
     LatentFewConfig{LatentCodes::kBf16, 32, 4, 2},
 };
 
-/// bf16 records are multiplied with queries in bf16.
-constexpr bool serves(LatentCodes codes, const KvCacheSpec& kv, DType q_type) {
-  const KvFormat& f = kv.k_format;
-  const bool whole = kv.latent_dim() == 512;  // beside the rotary dims, and all of V
-  const auto grouped = [&](DType type, int group, DType scale, bool asymmetric) {
-    return f.dtype == type && f.granularity == Granularity::kGroup && f.group_size == group &&
-           f.scale_dtype == scale && f.asymmetric == asymmetric;
-  };
-  switch (codes) {
-    case LatentCodes::kFp8:
-      return whole && grouped(DType::kFloat8E4M3, 128, DType::kFloat32, false);
-    case LatentCodes::kFp8Apart:
-      return kv.latent_dim() == 448 && grouped(DType::kFloat8E4M3, 64, DType::kFloat8E8M0, false);
-    case LatentCodes::kInt8:
-      return whole && grouped(DType::kInt8, 64, DType::kFloat16, false);
-    case LatentCodes::kInt4:
-      return whole && grouped(DType::kInt4, 64, DType::kFloat16, true);
-    case LatentCodes::kBf16:
-      return whole && f.dtype == DType::kBFloat16 && q_type == DType::kBFloat16;
-  }
-  return false;
-}
-
 /// Row of the table that serves a valid latent cache in units of `rows` packed rows (0: of any number); -1 if
 /// there is none.
 constexpr int find_latent_few_row(const KvCacheSpec& kv, DType q_type, int rows) {
-  if (kv.rope_dim != 64 || kv.v_dim() != 512) return -1;
   for (std::size_t row = 0; row < kLatentFewTable.size(); ++row) {
     const LatentFewConfig& c = kLatentFewTable[row];
     if ((rows == 0 || c.rows == rows) && serves(c.codes, kv, q_type)) return static_cast<int>(row);

@@ -21,22 +21,16 @@ namespace halftone::cuda {
 
 template <LatentFewConfig C>
 struct LatentFewTraits {
+  using Record = LatentRecord<C.codes>;
   static constexpr LatentCodes kCodes = C.codes;
-  static constexpr int kDim = 512, kRope = 64;                      // of V; the rotary dims
-  static constexpr bool kApart = kCodes == LatentCodes::kFp8Apart;  // scales behind the page's records
-  static constexpr bool kBf16 = kCodes == LatentCodes::kBf16, kScaled = !kBf16;
-  static constexpr bool kInteger = kCodes == LatentCodes::kInt8 || kCodes == LatentCodes::kInt4;
-  static constexpr int kLatent = kApart ? kDim - kRope : kDim, kQueryDim = kLatent + kRope;
-  static constexpr int kGroupDims = kCodes == LatentCodes::kFp8 || kBf16 ? 128 : 64;  // they share a scale
-  static constexpr int kGroups = kLatent / kGroupDims;
-  static constexpr int kBits = kBf16 ? 16 : kCodes == LatentCodes::kInt4 ? 4 : 8;     // of a code
-  static constexpr int kRowBytes = kLatent * kBits / 8, kRowChunks = kRowBytes / 16;  // of codes
-  static constexpr int kRowPitch = kApart ? kDim : kRowBytes;                         // of Shared::codes
-  // A token's scales, mins included.
-  static constexpr int kScaleBytes = kBf16                         ? 0
-                                     : kCodes == LatentCodes::kFp8 ? 4 * kGroups
-                                     : kApart                      ? 8
-                                                                   : 2 * kGroups * (kBits == 4 ? 2 : 1);
+  static constexpr bool kApart = Record::kApart, kInteger = Record::kInteger;
+  static constexpr bool kBf16 = Record::kBf16, kScaled = !kBf16;
+  static constexpr int kDim = Record::kDim, kRope = Record::kRope, kLatent = Record::kLatent;
+  static constexpr int kQueryDim = Record::kKeyDim;
+  static constexpr int kGroupDims = Record::kGroupDims, kGroups = Record::kGroups, kBits = Record::kBits;
+  static constexpr int kRowBytes = Record::kRowBytes, kRowChunks = kRowBytes / 16;  // of codes
+  static constexpr int kRowPitch = kApart ? kDim : kRowBytes;                       // of Shared::codes
+  static constexpr int kScaleBytes = Record::kScaleBytes;
   static constexpr int kTokens = 32;  // of a block: one for each lane
   static constexpr int kStages = C.stages, kSlots = 4;
   static constexpr int kTiles = C.tiles;          // of a warp of the scores: 16 tokens each
@@ -55,8 +49,7 @@ struct LatentFewTraits {
   static_assert(kScoreWarps * kScoreRegisters + kOutputWarps * kOutputRegisters +
                     kLoadWarps * kLoadRegisters <=
                 kThreads / 32 * kFirstRegisters);
-  static constexpr int kRopeAt = kRowBytes + (kApart ? 0 : kScaleBytes);  // of a record
-  static constexpr int kRecordBytes = kRopeAt + 2 * kRope;
+  static constexpr int kRopeAt = Record::kRopeAt, kRecordBytes = Record::kRecordBytes;
   static_assert(kTiles == 1 || kTiles == 2);
   // Who waits for a phase of a barrier knows that the one before is over: a load warp has a
   // part of every block, in order; a score warp's last tile waited for a slot.

@@ -6,7 +6,7 @@
 #include "cuda/attention/pages.h"
 #include "cuda/attention/rows.h"
 #include "cuda/device/ptx.h"
-#include "cuda/latent/wide/traits.h"
+#include "cuda/latent/wide/codes.h"
 
 namespace halftone::cuda::wide {
 
@@ -16,8 +16,15 @@ using TokenId = std::int32_t;
 /// The token in a slot.
 template <LatentWideConfig C>
 __device__ inline const std::uint8_t* token_at(const CacheView& c, std::uint32_t slot) {
-  const std::int64_t padding = c.page_stride - (std::int64_t{kTokenBytes} << c.page_log2);
-  return c.pages + std::uint64_t{slot} * kTokenBytes + (slot >> c.page_log2) * padding;
+  const std::int64_t padding = c.page_stride - (std::int64_t{Record<C>::kRecordBytes} << c.page_log2);
+  return c.pages + std::uint64_t{slot} * Record<C>::kRecordBytes + (slot >> c.page_log2) * padding;
+}
+
+/// Where the scales of the token in a slot are, in a page of scales apart.
+__device__ inline const std::uint8_t* scales_apart(const CacheView& c, std::uint32_t slot) {
+  const std::uint32_t place = slot & ((1u << c.page_log2) - 1);
+  return c.pages + (slot >> c.page_log2) * c.page_stride + c.k_param_offset +
+         place * LatentRecord<LatentCodes::kFp8Apart>::kScaleBytes;
 }
 
 /// How places of a list, or of a request, become slots.
@@ -43,13 +50,12 @@ struct RoundCursor {
   const AttentionParams& params;
   Shared& s;
   int rank, warp, lane;
-  const WalkLimits limits;
   const std::int32_t* entries = nullptr;  // of the item: its list, or its row of the block table
   int index = -1;
   int token = 0, end = -1;  // of the step, and of the item
 
   __device__ RoundCursor(const AttentionParams& params, Shared& s, int rank, int warp, int lane)
-      : params(params), s(s), rank(rank), warp(warp), lane(lane), limits(WalkLimits::of(params)) {}
+      : params(params), s(s), rank(rank), warp(warp), lane(lane) {}
 
   __device__ bool listed() const { return params.listed.list.indices != nullptr; }
   __device__ bool at_step() const { return end >= 0; }
@@ -77,6 +83,7 @@ struct RoundCursor {
   }
   /// Without a token anything: a branch around the load would wait for it.
   __device__ TokenId load_id() const {
+    const WalkLimits limits = WalkLimits::of(params);
     const int at = place(), entry = at >> limits.entry_log2;
     return __ldg(at < end && entry < limits.entries
                      ? entries + entry
@@ -84,6 +91,7 @@ struct RoundCursor {
   }
   /// The slot of the lane's token; -1: it is skipped. By all lanes.
   __device__ int resolve(TokenId id) const {
+    const WalkLimits limits = WalkLimits::of(params);
     const int at = place();
     const bool has = at < end;
     const bool found =
@@ -95,34 +103,10 @@ struct RoundCursor {
   }
 };
 
-/// Scales as f16. Those that f16 does not hold well lose a power of two, so that the largest one of the token
-/// is 64 to 128.
-struct KeptScales {
-  static constexpr float kLargest = 128.0f;             // times 448 is within f16
-  static constexpr float kSmallest = 6.103515625e-05f;  // normal in f16
-  uint2 pairs;
-  int exponent;  // what they have lost, base 2
-
-  /// What a token's scales lose, `least` being the smallest that is not 0.
-  static __device__ int exponent_of(float most, float least) {
-    if (most <= kLargest && (least >= kSmallest || most == 0.0f)) return 0;
-    return max(static_cast<int>(__float_as_uint(most) >> 23) - 127 - 6, -100);
-  }
-
-  __device__ explicit KeptScales(const float4& x) {
-    const float4 size = {fabsf(x.x), fabsf(x.y), fabsf(x.z), fabsf(x.w)};
-    const auto least_of = [](float y) { return y == 0.0f ? kLargest : y; };
-    const float most = fmaxf(fmaxf(size.x, size.y), fmaxf(size.z, size.w));
-    const float least =
-        fminf(fminf(least_of(size.x), least_of(size.y)), fminf(least_of(size.z), least_of(size.w)));
-    exponent = exponent_of(most, least);
-    const float kept = power_of_two(-exponent);
-    pairs = {pack_f16x2(x.x * kept, x.y * kept), pack_f16x2(x.z * kept, x.w * kept)};
-  }
-};
-
 template <LatentWideConfig C>
 struct Copier {
+  using Kept = KeptScales<C.codes>;
+  using RawScales = typename Kept::Raw;
   const AttentionParams& params;
   Shared& s;
   int rank, warp, lane;
@@ -140,16 +124,14 @@ struct Copier {
       const int slot = cursor.resolve(id);
       const std::uint32_t live = __ballot_sync(~0u, slot >= 0);
       const std::uint8_t* const token = token_at<C>(params.cache, max(slot, 0));
-      // Of a token that is skipped anything: a branch here would wait for the load.
-      const void* const anything = params.schedule.header;
-      float4 scales = __ldg(static_cast<const float4*>(slot >= 0 ? token + kScaleOffset : anything));
+      RawScales scales = load_scales(token, slot);
       more = cursor.next();
       id = cursor.load_id();
       barrier_wait(shared_address(&s.rope_empty[at.third()]), at.third_parity() ^ 1);
       copy_ropes(token, live, at.third());
       copy_codes(token, live, parity);
-      if (slot < 0) scales = {};
-      note(KeptScales(scales), live, s.notes[at.third()][rank]);
+      if (slot < 0) scales = skipped_scales();
+      note(scales, live, s.notes[at.third()][rank]);
     }
     copy_async_wait();
   }
@@ -173,7 +155,7 @@ struct Copier {
 #pragma unroll
     for (int base = 0; base < kRoundTokens; base += 4 * kAtOnce) {
       const std::uint8_t* from[kAtOnce];
-      addresses(token, base + lane / 8, 4, kRopeOffset + lane % 8 * 16, from);
+      addresses(token, base + lane / 8, 4, Record<C>::kRopeAt + lane % 8 * 16, from);
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const int token = base + 4 * i, row = kRoundTokens * rank + token;
@@ -183,25 +165,59 @@ struct Copier {
     }
   }
   __device__ void copy_codes(const std::uint8_t* token, std::uint32_t live, std::uint32_t parity) const {
+    constexpr int kBytes = Sixteen<C.codes>::kTokenBytes;
+    constexpr int kLanes = kBytes / 16, kAtOnce = 32 / kLanes;  // of a token; tokens of a copy
     const std::uint32_t to = shared_address(s.raw) + lane * 16;
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
-      const std::uint8_t* from[kChunkTokens];
-      addresses(token, kChunkTokens * chunk, 1, lane * 16, from);
+      const std::uint8_t* from[kChunkTokens / kAtOnce];
+      addresses(token, kChunkTokens * chunk + lane / kLanes, kAtOnce, lane % kLanes * 16, from);
       barrier_wait(shared_address(&s.raw_empty[chunk]), parity ^ 1);
 #pragma unroll
-      for (int i = 0; i < kChunkTokens; ++i) {
+      for (int i = 0; i < kChunkTokens; i += kAtOnce) {
         const int at = kChunkTokens * chunk + i;
-        copy_async(to + at * kLatentDims, from[i], live >> at & 1 ? 16 : 0);
+        copy_async(to + at * kBytes, from[i / kAtOnce], live >> (at + lane / kLanes) & 1 ? 16 : 0);
       }
       copy_async_arrive(shared_address(&s.raw_full[chunk]));
     }
   }
+  /// Without a token anything: a branch here would wait for the loads.
+  __device__ RawScales load_scales(const std::uint8_t* token, int slot) const {
+    static_assert(sizeof(RawScales) <= sizeof(planning::ScheduleHeader));
+    const void* const anything = params.schedule.header;
+    RawScales scales;
+    if constexpr (Record<C>::kApart) {
+      const void* const own = scales_apart(params.cache, max(slot, 0));
+      const uint2 x = __ldg(static_cast<const uint2*>(slot >= 0 ? own : anything));
+      scales.x[0] = x.x, scales.x[1] = x.y;
+    } else {
+      const void* const own = token + Record<C>::kScalesAt;
+      const auto* const at = static_cast<const uint4*>(slot >= 0 ? own : anything);
+#pragma unroll
+      for (int i = 0; i < Record<C>::kScaleBytes / 16; ++i) {
+        const uint4 x = __ldg(at + i);
+        scales.x[4 * i] = x.x, scales.x[4 * i + 1] = x.y, scales.x[4 * i + 2] = x.z,
+                     scales.x[4 * i + 3] = x.w;
+      }
+    }
+    return scales;
+  }
+  /// They need no power of two.
+  static __device__ RawScales skipped_scales() {
+    RawScales scales{};
+    if (Kept::kPowers) scales.x[0] = scales.x[1] = Kept::kOnePowers;
+    return scales;
+  }
   /// What is known of the round's tokens beside their codes; the ring has room for it.
-  __device__ void note(const KeptScales& scales, std::uint32_t live, HalfNotes& notes) const {
-    *reinterpret_cast<uint2*>(s.scales[lane]) = scales.pairs;
-    notes.exponent[lane] = static_cast<std::int8_t>(scales.exponent);
-    const bool apart = __any_sync(~0u, scales.exponent != 0);
+  __device__ void note(const RawScales& raw, std::uint32_t live, HalfNotes& notes) const {
+    const typename Kept::Token token = Kept::of_token(raw);
+    auto* const to = reinterpret_cast<std::uint32_t*>(scales_of<C>(s) + lane * kTokenScales<C>);
+#pragma unroll
+    for (int i = 0; i < kTokenScales<C> / 2; i += 2) {
+      *reinterpret_cast<uint2*>(to + i) = {token.words[i], token.words[i + 1]};
+    }
+    notes.exponent[lane] = static_cast<std::int8_t>(token.exponent);
+    const bool apart = __any_sync(~0u, token.exponent != 0);
     if (lane == 0) notes.live = live, notes.apart = apart;
     __syncwarp();
     if (lane < kChunks) barrier_arrive(shared_address(&s.raw_full[lane]));

@@ -137,6 +137,7 @@ struct OutputEnd {
       most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
       most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
       const int power = power_for(most * mean), at = kRows * rank + row(r);
+      asm volatile("" : "+r"(slot));  // widened here, not before: registers are dear
       write_narrow(r, parts.values(slot, at), mean * power_of_two(-power), keep, false);
       if (!keep || lane() % 4 != 0) continue;
       PartState* const to = parts.state(slot, at);

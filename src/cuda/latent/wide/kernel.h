@@ -1,4 +1,4 @@
-// The kernel of latent attention for many heads over fp8: roles.
+// The kernel of latent attention for many heads over codes: roles.
 #pragma once
 
 #include "cuda/attention/finish.h"

@@ -1,4 +1,4 @@
-// The warpgroup that brings tokens of fp8 to a block that shares none: raw codes by cp.async, a token by a
+// The warpgroup that brings tokens of codes to a block that shares none: raw codes by cp.async, a token by a
 // warp, then as f16 to the stage that is K of one product and V of the other. Rope parts go to their places
 // as they are. Of each slice of 16 tokens a warp has four. All four warps dequantise, since a block has twice
 // the tokens of one of a pair.
@@ -12,6 +12,11 @@ namespace halftone::cuda::wide {
 inline constexpr int kRingUnits = 8, kUnitTokens = 16;  // tokens of a warp: in the ring, of a step
 static_assert(4 * kRingUnits == kRoundTokens);
 
+/// 8 bytes, or zeros if `bytes` is 0.
+__device__ inline void copy_async_8(std::uint32_t shared, const void* global, int bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared), "l"(global), "r"(bytes)
+               : "memory");
+}
 __device__ inline void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int kPending>
 __device__ inline void copy_async_wait_for() {
@@ -20,17 +25,20 @@ __device__ inline void copy_async_wait_for() {
 
 template <LatentWideConfig C>
 struct SingleLoader {
+  using Codes = Sixteen<C.codes>;
+  using Kept = KeptScales<C.codes>;
   static constexpr int kUnits = kUnitTokens, kSliceUnits = 4;
   const AttentionParams& params;
   Shared& s;
   int warp, lane;
 
-  int here = 0, next = 0;    // slots of the lane's token of this step and the next one; any if it is skipped
-  std::uint32_t live = 0;    // of the warp's 16 tokens: bits of this step, then of the next one
-  float raw_scale[2] = {};   // of the next step: of token lane / 4, and of that + 8, group lane % 4
-  std::uint32_t scales = 0;  // the two, f16
-  std::uint32_t exponents = 0;  // what these tokens' scales have lost, base 2: a byte each
-  bool apart = false;           // whether any token's have
+  int here = 0, next = 0;  // slots of the lane's token of this step and the next one; any if it is skipped
+  std::uint32_t live = 0;  // of the warp's 16 tokens: bits of this step, then of the next one
+  // Of the next step, of token lane / 4, and of that + 8: the lane's scales, and mins. f32: one, of group
+  // lane % 4; f16 and e8m0: of two groups, from 2 (lane % 4) on.
+  std::uint32_t raw_scale[2] = {}, raw_min[2] = {};
+  std::uint32_t scale[2] = {}, min[2] = {};  // kept ones; of f32 both tokens' in scale[0]
+  std::uint32_t exponents = 0;               // what these tokens' scales have lost, base 2: a byte each
 
   __device__ void shift(int slot) {
     here = next, next = max(slot, 0);
@@ -40,13 +48,19 @@ struct SingleLoader {
     return token_at<C>(params.cache, __shfl_sync(~0u, slots, token)) + offset;
   }
   __device__ std::uint32_t raw_place(int unit) const {
-    return shared_address(s.raw[kRingUnits * warp]) + unit % kRingUnits * kLatentDims + lane * 16;
+    return shared_address(s.raw) + (kRingUnits * warp + unit % kRingUnits) * Codes::kTokenBytes +
+           lane * Codes::kBytes;
   }
   /// A token that is skipped becomes zeros.
   template <bool kNext>
   __device__ void request(int unit) const {
-    copy_async(raw_place(unit), address_of(kNext ? next : here, unit, lane * 16),
-               live >> (unit + 16 * kNext) & 1 ? 16 : 0);
+    const std::uint8_t* const from = address_of(kNext ? next : here, unit, lane * Codes::kBytes);
+    const int bytes = live >> (unit + 16 * kNext) & 1 ? Codes::kBytes : 0;
+    if constexpr (Codes::kBytes == 16) {
+      copy_async(raw_place(unit), from, bytes);
+    } else {
+      copy_async_8(raw_place(unit), from, bytes);
+    }
   }
   /// Of the next step, once there is room.
   __device__ void request_ropes(const StepPlace& at) const {
@@ -54,7 +68,7 @@ struct SingleLoader {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int from = 4 * i + lane / 8;
-      copy_async(rope_place(at.third(), i), address_of(next, from, kRopeOffset + lane % 8 * 16),
+      copy_async(rope_place(at.third(), i), address_of(next, from, Record<C>::kRopeAt + lane % 8 * 16),
                  live >> (16 + from) & 1 ? 16 : 0);
     }
   }
@@ -69,70 +83,102 @@ struct SingleLoader {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int token = 8 * i + lane / 4;
-      const std::uint8_t* const at = address_of(next, token, kScaleOffset + lane % 4 * 4);
-      raw_scale[i] = __ldg(reinterpret_cast<const float*>(live >> (16 + token) & 1 ? at : anything));
+      const bool has = live >> (16 + token) & 1;
+      if constexpr (Record<C>::kApart) {
+        const std::uint8_t* const own =
+            scales_apart(params.cache, __shfl_sync(~0u, next, token)) + lane % 4 * 2;
+        raw_scale[i] = __ldg(reinterpret_cast<const std::uint16_t*>(has ? own : anything));
+      } else {
+        const std::uint8_t* const own = address_of(next, token, Record<C>::kScalesAt + lane % 4 * 4);
+        const auto* const at = reinterpret_cast<const std::uint32_t*>(has ? own : anything);
+        raw_scale[i] = __ldg(at);
+        if constexpr (Kept::kMins) raw_min[i] = __ldg(at + Record<C>::kGroups / 2);
+      }
     }
   }
 
   /// Scales of the next step as f16. Those that f16 does not hold well lose a power of two, the token's own,
   /// with which the products are multiplied later.
   __device__ void take_scales() {
-    bool fits = true;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      if (!(live >> (16 + 8 * i + lane / 4) & 1)) raw_scale[i] = 0.0f;
-      const float size = fabsf(raw_scale[i]);
-      fits = fits && size <= KeptScales::kLargest && (size >= KeptScales::kSmallest || size == 0.0f);
+      if (!(live >> (16 + 8 * i + lane / 4) & 1))
+        raw_scale[i] = Kept::kPowers ? Kept::kOnePowers : 0, raw_min[i] = 0;
     }
-    apart = __any_sync(~0u, !fits);
     exponents = 0;
-    if (apart) {
+    if (__any_sync(~0u, own_sizes(0).exponent() != 0 || own_sizes(1).exponent() != 0)) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) take_exponent(i);
+      for (int i = 0; i < 2; ++i) {
+        typename Kept::Sizes sizes = own_sizes(i);
+        sizes.share();
+        const int exponent = sizes.exponent();
+        exponents |= (exponent & 0xff) << 8 * i;
+        if constexpr (!Kept::kPowers) raw_scale[i] = Kept::reduced(raw_scale[i], exponent);
+        if constexpr (Kept::kMins) raw_min[i] = Kept::reduced(raw_min[i], exponent);
+      }
     }
-    scales = pack_f16x2(raw_scale[0], raw_scale[1]);
+    if constexpr (Kept::kPowers) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        scale[i] = Kept::powers(raw_scale[i], static_cast<std::int8_t>(exponents >> 8 * i));
+      }
+    } else if constexpr (Kept::kFloats) {
+      scale[0] = pack_f16x2(__uint_as_float(raw_scale[0]), __uint_as_float(raw_scale[1]));
+    } else {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) scale[i] = Kept::kept(raw_scale[i]), min[i] = raw_min[i];
+    }
   }
-  __device__ void take_exponent(int i) {
-    const float size = fabsf(raw_scale[i]);
-    float most = fmaxf(size, __shfl_xor_sync(~0u, size, 1));
-    most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-    float least = size == 0.0f ? most : size;
-    least = fminf(least, __shfl_xor_sync(~0u, least, 1));
-    least = fminf(least, __shfl_xor_sync(~0u, least, 2));
-    const int exponent = KeptScales::exponent_of(most, least);
-    raw_scale[i] *= power_of_two(-exponent);
-    exponents |= (exponent & 0xff) << 8 * i;
+  __device__ typename Kept::Sizes own_sizes(int i) const {
+    typename Kept::Sizes sizes;
+    if constexpr (Kept::kFloats) {
+      sizes.add(__uint_as_float(raw_scale[i]));
+    } else if constexpr (Kept::kPowers) {
+      sizes.add_power(raw_scale[i]);
+      if (lane % 4 < 3) sizes.add_power(raw_scale[i] >> 8);  // there are seven
+    } else {
+      sizes.add_pair(raw_scale[i], raw_min[i]);
+    }
+    return sizes;
   }
+  /// Whether any token's have.
+  __device__ bool apart() const { return __any_sync(~0u, exponents != 0); }
   /// Of the warp's token i.
   __device__ int exponent_of(int i) const {
     return static_cast<std::int8_t>(__shfl_sync(~0u, exponents, i % 8 * 4) >> i / 8 * 8);
   }
   /// What is said of the warp's tokens. Bits of a slice's four go to the half that the slice lies in.
   __device__ void note(int third) const {
+    const bool any = apart();
     const int exponent = exponent_of(lane % 16), place = single_place(warp, lane % 16);
     HalfNotes& notes = s.notes[third][place / kRoundTokens];
     if (lane < 16) notes.exponent[place % kRoundTokens] = static_cast<std::int8_t>(exponent);
     if (lane < 2) {
       HalfNotes& half = s.notes[third][lane];
       reinterpret_cast<std::uint8_t*>(&half.live)[warp] = static_cast<std::uint8_t>(live >> 8 * lane);
-      reinterpret_cast<std::uint8_t*>(&half.apart)[warp] = apart;
+      reinterpret_cast<std::uint8_t*>(&half.apart)[warp] = any;
     }
   }
 
-  __device__ void store_unit(const uint4& raw, int unit, std::uint32_t place) const {
-    const std::uint32_t both = __shfl_sync(~0u, scales, unit % 8 * 4 + lane / 8);
-    const std::uint32_t factor = __byte_perm(both, 0, unit < 8 ? 0x1010 : 0x3232);
+  /// Of the lane's dims of a token, twice.
+  __device__ std::uint32_t own_scale(const std::uint32_t (&of)[2], int unit) const {
+    const bool upper = Kept::kFloats ? unit >= 8 : lane / 4 % 2 != 0;
+    const std::uint32_t both = __shfl_sync(~0u, of[Kept::kFloats ? 0 : unit / 8], unit % 8 * 4 + lane / 8);
+    return __byte_perm(both, 0, upper ? 0x3232 : 0x1010);
+  }
+  __device__ void store_unit(const Codes& raw, int unit, std::uint32_t place) const {
+    const std::uint32_t own = own_scale(scale, unit), least = Kept::kMins ? own_scale(min, unit) : 0;
     const std::uint32_t at = (place ^ unit % 4 * 16) + unit % 4 * 128 + unit / 4 * kSliceBytes;
-    store_shared(at, dequantise(raw.x, raw.y, factor));
-    store_shared(at + kGroupColumnBytes, dequantise(raw.z, raw.w, factor));
+    const uint4 low = raw.eight(false, own, least), high = raw.eight(true, own, least);
+    if (Codes::has(lane)) store_shared(at, low), store_shared(at + kGroupColumnBytes, high);
   }
   __device__ void adapt_ropes(int buffer) const {
-    if (C.q_dtype == DType::kBFloat16 && !apart) return;
+    if (C.q_dtype == DType::kBFloat16 && !apart()) return;
 #pragma unroll 1
     for (int slice = 0; slice < kSlices; ++slice) {
       const int own = exponent_of(4 * slice + lane / 8);
       const std::uint32_t at = rope_place(buffer, slice);
-      store_shared(at, adapt_rope<C.q_dtype>(load_shared(at), own));
+      store_shared(at, adapt_rope<C.q_dtype>(load_shared_16_bytes(at), own));
     }
   }
 
@@ -159,7 +205,7 @@ struct SingleLoader {
     note(at.third());
     request_scales();
     copy_async_wait_for<kRingUnits - 1>();
-    uint4 raw = load_shared(raw_place(0));
+    Codes raw = Codes::load(raw_place(0));
 #pragma unroll
     for (int unit = 0; unit < kUnits; ++unit) {
       if (unit + kRingUnits < kUnits) {
@@ -169,15 +215,22 @@ struct SingleLoader {
       }
       if (unit + 1 < kUnits) copy_async_commit();
       if (unit > 0 && unit % kSliceUnits == 0) barrier_wait(empty + unit / kSliceUnits * 8, parity);
-      uint4 following{};
+      Codes following{};
       if (unit + 1 < kUnits) {
         copy_async_wait_for<kRingUnits - 1>();
-        following = load_shared(raw_place(unit + 1));
+        following = Codes::load(raw_place(unit + 1));
       }
       store_unit(raw, unit, place);
       raw = following;
     }
-    adapt_ropes(at.third());
+    if constexpr (kRotaryV<C>) {
+#pragma unroll 1
+      for (int i = lane / 8; i < kUnits; i += 4) {
+        narrow_rope(s, at, single_place(warp, i), lane % 8, exponent_of(i));
+      }
+    } else {
+      adapt_ropes(at.third());
+    }
     fence_async_shared();
     __syncwarp();
     if (lane == 0) barrier_arrive(shared_address(&s.kv_full[stage]));

@@ -42,7 +42,8 @@ struct Output : OutputEnd<OutputTraits> {
     const std::uint32_t full = shared_address(s.p_full[parity]);
     barrier_wait(full, at.step / 2 % 2);
     if (s.raised[parity][warp()]) {
-      const float rescale[2] = {s.rescale[parity][row(0)], s.rescale[parity][row(1)]};
+      const float rescale[2] = {power_of_biased(s.rescale[parity][row(0)]),
+                                power_of_biased(s.rescale[parity][row(1)])};
 #pragma unroll
       for (int i = 0; i < kHalf; ++i) {
         o[0][i] *= rescale[i / 2 % 2];

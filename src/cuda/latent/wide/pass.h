@@ -3,34 +3,10 @@
 #pragma once
 
 #include "cuda/device/cluster.h"
-#include "cuda/device/ptx.h"
-#include "cuda/latent/wide/traits.h"
+#include "cuda/latent/wide/codes.h"
 
 namespace halftone::cuda::wide {
 
-__device__ inline uint4 load_shared(std::uint32_t at) {
-  uint4 x;
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-               : "r"(at)
-               : "memory");
-  return x;
-}
-__device__ inline std::uint32_t load_shared_16(std::uint32_t at) {
-  std::uint16_t x;
-  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(x) : "r"(at) : "memory");
-  return x;
-}
-__device__ inline void store_shared(std::uint32_t at, const uint4& x) {
-  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
-               : "memory");
-}
-
-/// Eight codes, with a scale twice.
-__device__ inline uint4 dequantise(std::uint32_t a, std::uint32_t b, std::uint32_t scale) {
-  return {mul_f16x2(e4m3x2_to_f16x2(a), scale), mul_f16x2(e4m3x2_to_f16x2(a, true), scale),
-          mul_f16x2(e4m3x2_to_f16x2(b), scale), mul_f16x2(e4m3x2_to_f16x2(b, true), scale)};
-}
 /// 8 elements of a rope part where they cannot stay as they are: of f16 queries, and of tokens that lost a
 /// power of two. f16 has no room for that: there products get it back before the rope part is added.
 template <DType kQuery>
@@ -43,9 +19,25 @@ __device__ inline uint4 adapt_rope(const uint4& raw, int exponent) {
   return {adapt(raw.x), adapt(raw.y), adapt(raw.z), adapt(raw.w)};
 }
 
+/// 8 dims of the rope part of a step's token, from `8 eight` on, become f16 in the stage, as the last dims of
+/// the latent do.
+__device__ inline void narrow_rope(Shared& s, const StepPlace& at, int token, int eight, int exponent) {
+  const float factor = power_of_two(-exponent);
+  const auto two = [&](std::uint32_t x) {
+    return pack_f16x2(__uint_as_float(x << 16) * factor, __uint_as_float(x & 0xffff0000u) * factor);
+  };
+  const uint4 raw = load_shared_16_bytes(shared_address(s.rope[at.third()]) + place_in_column(token, eight));
+  const int place = (kLatentDims - kRopeDims) / 8 + eight;
+  const std::uint32_t group = shared_address(s.kv[at.stage()][token / kGroupTokens]);
+  store_shared(
+      group + column_of(place) * kGroupColumnBytes + place_in_column(token % kGroupTokens, chunk_of(place)),
+      {two(raw.x), two(raw.y), two(raw.z), two(raw.w)});
+}
+
 /// From where a round's tokens arrive to the stage, and on to the other block.
 template <LatentWideConfig C>
 struct Passer {
+  using Codes = Sixteen<C.codes>;
   Shared& s;
   int rank, warp, lane;
 
@@ -64,9 +56,12 @@ struct Passer {
   }
 
  private:
+  static constexpr int kRawStep = Codes::kTokenBytes,
+                       kScaleStep = 2 * kTokenScales<C>;  // from token to token
+
   __device__ void convert_round(const StepPlace& at, std::uint32_t parity) const {
-    const std::uint32_t raw = shared_address(s.raw) + lane * 16;
-    const std::uint32_t scales = shared_address(s.scales) + lane / 8 * 2;
+    const std::uint32_t raw = shared_address(s.raw) + lane * Codes::kBytes;
+    const std::uint32_t scales = shared_address(scales_of<C>(s)) + lane / (Record<C>::kGroupDims / 16) * 2;
     const std::uint32_t to = shared_address(s.kv[at.stage()]) + lane / 8 * 2 * kGroupColumnBytes;
     bool adapts = false;
     int first = warp;  // of a chunk's tokens the warp's are this one and every third
@@ -77,8 +72,11 @@ struct Passer {
         barrier_wait(shared_address(&s.kv_empty[at.stage()][group / kSliceChunks]), at.parity() ^ 1);
       }
       barrier_wait(shared_address(&s.raw_full[chunk]), parity);
-      if (chunk == 0) adapts = C.q_dtype == DType::kFloat16 || s.notes[at.third()][rank].apart != 0;
-      convert_chunk(raw + chunk * (kChunkTokens * kLatentDims), scales + chunk * (kChunkTokens * 8),
+      if (chunk == 0 && !kRotaryV<C>) {
+        adapts = C.q_dtype == DType::kFloat16 || s.notes[at.third()][rank].apart != 0;
+      }
+      if (kRotaryV<C> && chunk % kSliceChunks == 0) convert_ropes(at, chunk / kSliceChunks);
+      convert_chunk(raw + chunk * (kChunkTokens * kRawStep), scales + chunk * (kChunkTokens * kScaleStep),
                     to + group * kGroupBytes, first, shared_address(&s.raw_empty[chunk]));
       first = first == kPassers - 1 ? 0 : first + 1;
       if (chunk == 0 && adapts) adapt_ropes(at);
@@ -89,23 +87,27 @@ struct Passer {
                                 std::uint32_t empty) const {
     static_assert(kChunkTokens == 8 && kPassers == 3);
     const bool three = first < 2;
-    uint4 codes[3];
-    std::uint32_t scale[3];
+    Codes codes[3];
+    std::uint32_t scale[3], min[3];
 #pragma unroll
     for (int i = 0; i < 3; ++i) {
       if (i == 2 && !three) break;
-      codes[i] = load_shared(raw + (first + 3 * i) * kLatentDims);
-      scale[i] = load_shared_16(scales + (first + 3 * i) * 8);
+      codes[i] = Codes::load(raw + (first + 3 * i) * kRawStep);
+      const std::uint32_t from = scales + (first + 3 * i) * kScaleStep;
+      scale[i] = load_shared_16_bits(from);
+      min[i] = Record<C>::kBits == 4 ? load_shared_16_bits(from + 2 * Record<C>::kGroups) : 0;
     }
     __syncwarp();
     if (lane == 0) barrier_arrive(empty);
 #pragma unroll
     for (int i = 0; i < 3; ++i) {
       if (i == 2 && !three) break;
+      if (!Codes::has(lane)) break;
       const std::uint32_t at = to + place_in_column(first + 3 * i, lane % 8);
-      const std::uint32_t both = __byte_perm(scale[i], 0, 0x1010);
-      store_shared(at, dequantise(codes[i].x, codes[i].y, both));
-      store_shared(at + kGroupColumnBytes, dequantise(codes[i].z, codes[i].w, both));
+      const std::uint32_t scale_twice = __byte_perm(scale[i], 0, 0x1010);
+      const std::uint32_t min_twice = __byte_perm(min[i], 0, 0x1010);
+      store_shared(at, codes[i].eight(false, scale_twice, min_twice));
+      store_shared(at + kGroupColumnBytes, codes[i].eight(true, scale_twice, min_twice));
     }
   }
   /// Of the round, eight lanes a token: they arrived with its first codes.
@@ -116,7 +118,20 @@ struct Passer {
     for (int i = 4 * warp; i < kRoundTokens; i += 4 * kPassers) {
       const int token = i + lane / 8;
       const std::uint32_t place = ropes + place_in_column(kRoundTokens * rank + token, lane % 8);
-      store_shared(place, adapt_rope<C.q_dtype>(load_shared(place), notes.exponent[token]));
+      store_shared(place, adapt_rope<C.q_dtype>(load_shared_16_bytes(place), notes.exponent[token]));
+    }
+  }
+
+  /// Rope parts that are V, too, of a slice of the block's tokens, 8 dims a lane, four tokens a turn.
+  __device__ void convert_ropes(const StepPlace& at, int slice) const {
+    int lane = this->lane;
+    asm volatile("" : "+r"(lane));  // what follows from it takes no registers elsewhere
+    const HalfNotes& notes = s.notes[at.third()][rank];
+#pragma unroll 1
+    for (int turn = (warp + slice) % kPassers; turn < 4; turn += kPassers) {
+      // Lanes of two tokens write to other banks than those of the tokens 4 on.
+      const int i = slice * 16 + turn / 2 * 8 + turn % 2 * 2 + lane / 16 + lane / 8 % 2 * 4;
+      narrow_rope(s, at, kRoundTokens * rank + i, lane % 8, notes.exponent[i]);
     }
   }
 
@@ -137,12 +152,13 @@ struct Passer {
       cluster_copy(cluster_address(place, rank ^ 1), place, bytes, other);
     };
     if (first == 0) {
-      copy(s.rope[at.third()] + kRoundTokens * rank * 128, kRoundTokens * 128);
+      if (kPassesRopes<C>) copy(s.rope[at.third()] + kRoundTokens * rank * 128, kRoundTokens * 128);
       copy(&s.notes[at.third()][rank], sizeof(HalfNotes));
     }
     copy(s.kv[at.stage()][kChunks * rank + first], chunks * kGroupBytes);
     if (first + chunks < kChunks) return;
-    barrier_expect_bytes(full, kChunks * (kGroupBytes + kGroupColumnBytes) + int(sizeof(HalfNotes)));
+    constexpr int kGroupTotal = kGroupBytes + (kPassesRopes<C> ? kGroupColumnBytes : 0);
+    barrier_expect_bytes(full, kChunks * kGroupTotal + int(sizeof(HalfNotes)));
   }
 };
 

@@ -15,13 +15,14 @@ struct Queries {
   // Sizes of f16 numbers as integers: a row's largest element is to lie between them.
   static constexpr std::uint32_t kLeast = 5 << 10, kMost = 30 << 10;  // 2^-10, 2^15
   static constexpr int kLastColumn = kQueryColumns;
+  static constexpr int kDims = Record<C>::kKeyDim;
 
   const AttentionParams& p;
   Shared& s;
   int rank;
   unsigned thread;           // of the warpgroup; read anew now and then, to free its register
   std::uint32_t last[4][4];  // the last column of the latent part, f16
-  std::uint32_t rope[4][4];  // bf16, or f16 with f16 queries
+  std::uint32_t rope[4][4];  // bf16, or f16 with f16 queries; not with kRotaryV
   float factor[2];           // of rows g and g + 8: what turns a product into a base-2 logit
 
   __device__ void locate() { thread = thread_index() - 128; }
@@ -87,7 +88,7 @@ struct Queries {
   }
   /// Brings an item's rows to L2.
   __device__ void prefetch(const DeviceItem& item) const {
-    constexpr int kLine = 128, kLines = (kLatentDims + kRopeDims) * 2 / kLine + 1;  // that a row touches
+    constexpr int kLine = 128, kLines = kDims * 2 / kLine + 1;  // that a row touches
     static_assert(kLines <= 16);
     const int rows = own_rows(item.work, rank), line = lane() % 16;
     if (rows == 0) return;
@@ -96,7 +97,7 @@ struct Queries {
 #pragma unroll 1
     for (int i = 0; i < 16; i += 2) {
       const auto* const row = reinterpret_cast<const std::uint8_t*>(__shfl_sync(~0u, mine, i + lane() / 16));
-      const int byte = min(line * kLine, (kLatentDims + kRopeDims) * 2 - 1);
+      const int byte = min(line * kLine, kDims * 2 - 1);
       if (line < kLines) prefetch_to_l2(row + byte);
     }
   }
@@ -111,7 +112,7 @@ struct Queries {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           last[step][2 * half + r] = load(from + dim_of(kLastColumn, 2 * step + half));
-          rope[step][2 * half + r] = load(from + kLatentDims + 16 * step + 8 * half);
+          if (!kRotaryV<C>) rope[step][2 * half + r] = load(from + kLatentDims + 16 * step + 8 * half);
           if (kSome)
             asm volatile("" : "+l"(from), "+r"(last[step][2 * half + r]), "+r"(rope[step][2 * half + r]));
         }
@@ -153,7 +154,7 @@ struct Queries {
     for (int column = 0; column < kQueryColumns; ++column, at += kColumnBytes) {
       uint4 x[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) x[i] = load_shared(at + i * (4 * 128));
+      for (int i = 0; i < 4; ++i) x[i] = load_shared_16_bytes(at + i * (4 * 128));
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         x[i] = {narrow(x[i].x), narrow(x[i].y), narrow(x[i].z), narrow(x[i].w)};
@@ -195,7 +196,7 @@ struct Queries {
   __device__ float scale_row(const std::uint16_t* from, int row) const {
     float most = 0.0f;
 #pragma unroll 1
-    for (int i = lane(); i < kLatentDims + kRopeDims; i += 32) {
+    for (int i = lane(); i < kDims; i += 32) {
       const float x = fabsf(__uint_as_float(std::uint32_t{__ldg(from + i)} << 16));
       if (x < __builtin_huge_valf()) most = fmaxf(most, x);
     }
@@ -238,6 +239,7 @@ struct Queries {
 #pragma unroll
         for (int i = r; i < 4; i += 2) {
           last[step][i] = narrow(last[step][i], scale[r]);
+          if (kRotaryV<C>) continue;
           const std::uint32_t x = rope[step][i];
           rope[step][i] =
               pack_bf16x2(__uint_as_float(x << 16) * scale[r], __uint_as_float(x & 0xffff0000u) * scale[r]);

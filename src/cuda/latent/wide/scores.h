@@ -34,7 +34,7 @@ struct Scores {
     apart = false;
   }
 
-  static constexpr bool kF16Rope = C.q_dtype == DType::kFloat16;
+  static constexpr bool kF16Rope = C.q_dtype == DType::kFloat16 && !kRotaryV<C>;
 
   template <bool kFirst>
   __device__ void multiply_rope(std::uint64_t rope, Logits& x) const {
@@ -92,7 +92,9 @@ struct Scores {
     const std::uint64_t k = swizzled_matrix(uniform(shared_address(s.kv[at.stage()])), 16, kGroupBytes);
     const std::uint64_t q = swizzled_matrix(uniform(shared_address(s.q)));
     wgmma_begin();
-    if constexpr (kF16Rope) {  // f16 rope parts cannot lose the powers of two
+    if constexpr (kRotaryV<C>) {
+      multiply_latent<true>(k, q, x);
+    } else if constexpr (kF16Rope) {  // f16 rope parts cannot lose the powers of two
       multiply_latent<true>(k, q, x);
       wgmma_commit();
       wgmma_wait<0>();
@@ -156,7 +158,8 @@ struct Scores {
     return __any_sync(~0u, fmaf(most[0], factor[0], -to[0]) > kLargestLog2 ||
                                fmaf(most[1], factor[1], -to[1]) > kLargestLog2);
   }
-  /// Raises offsets of rows of which that is so. `rescale`: what sums relative to them are multiplied by.
+  /// Raises offsets of rows of which that is so, to integers. `rescale`: what sums relative to them are
+  /// multiplied by, a power of two or 0.
   __device__ void raise(const float (&factor)[2], float (&most)[2], float (&to)[2],
                         float (&rescale)[2]) const {
 #pragma unroll
@@ -165,7 +168,7 @@ struct Scores {
       most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 2));
       rescale[r] = 1.0f;
       if (fmaf(most[r], factor[r], -to[r]) > kLargestLog2) {
-        const float raised = fmaf(most[r], factor[r], -kFirstLog2);
+        const float raised = ceilf(fmaf(most[r], factor[r], -kFirstLog2));
         rescale[r] = exp2_approx(to[r] - raised);  // 0 of an empty row, whose sums are 0
         to[r] = raised;
       }
@@ -175,8 +178,8 @@ struct Scores {
   __device__ void publish_rescale(int parity, bool raised, const float (&rescale)[2]) const {
     if (lane() == 0) s.raised[parity][warp()] = raised;
     if (raised && lane() % 4 == 0) {
-      s.rescale[parity][warp() * 16 + lane() / 4] = rescale[0];
-      s.rescale[parity][warp() * 16 + lane() / 4 + 8] = rescale[1];
+      s.rescale[parity][warp() * 16 + lane() / 4] = biased_exponent(rescale[0]);
+      s.rescale[parity][warp() * 16 + lane() / 4 + 8] = biased_exponent(rescale[1]);
     }
   }
   /// P of half of the tokens, where O takes it up while the other half is still to come. `counts`: adds it
@@ -190,7 +193,7 @@ struct Scores {
       y = exp2_approx(fmaf(y, factor[i / 2 % 2], -to[i / 2 % 2]));
       if (counts) sum[i / 2 % 2] += y;
     }
-    if (C.blocks == 2 && half == 0) {  // the other block has what P takes the place of
+    if (kPassesRopes<C> && half == 0) {  // the other block has what P takes the place of
       barrier_wait(shared_address(&s.rope_copied[at.stage()]), at.parity());
     }
 #pragma unroll
@@ -241,6 +244,7 @@ struct Scores {
       }
       pin(four);
     }
+    __syncwarp();  // sums first: what follows needs registers
     const bool raised = exceeds(x, kOne, reference, most);
     if (raised) raise(kOne, most, reference, rescale);
     publish_rescale(at.step % 2, raised, rescale);
@@ -293,7 +297,7 @@ struct Scores {
         const int third = at.third();
         Logits x;
         barrier_wait(shared_address(&s.kv_full[at.stage()]), at.parity());
-        if (C.blocks == 2) tell_copied(at);
+        if (kPassesRopes<C>) tell_copied(at);
         // Read before the products, beside which shared memory answers late.
         const bool tokens_apart = apart_tokens(third);
         const bool all_live = (s.notes[third][0].live & s.notes[third][1].live) == ~0u;

@@ -7,11 +7,14 @@
 
 namespace halftone::cuda::wide {
 
-// A token: its latent, which is V and the first dims of K, and its rope part, the rest of K.
-inline constexpr int kLatentDims = 512, kRopeDims = 64;
-inline constexpr int kScaleOffset = 512, kRopeOffset = kScaleOffset + 16;
-inline constexpr int kTokenBytes = kRopeOffset + 2 * kRopeDims;
-inline constexpr DType kProducts = DType::kFloat16;  // what products of latent dims are made in
+// A token: its latent, which is V and the first dims of K, and its rope part, the rest of K. Or all of K is
+// V (kRotaryV): then its 512 dims are treated alike.
+template <LatentWideConfig C>
+using Record = LatentRecord<C.codes>;
+template <LatentWideConfig C>
+inline constexpr bool kRotaryV = Record<C>::kApart;
+inline constexpr int kLatentDims = 512, kRopeDims = 64;  // of V; the rope part
+inline constexpr DType kProducts = DType::kFloat16;      // what products of latent dims are made in
 
 inline constexpr int kRows = 64;         // packed rows of a thread block: M of the products
 inline constexpr int kBlockTokens = 64;  // tokens of a step
@@ -42,11 +45,11 @@ __device__ constexpr int place_in_column(int row, int chunk) { return row * 128 
 
 // Roles: a warpgroup that dequantises tokens, one for logits and softmax, two for half of O each.
 inline constexpr int kThreads = 512;
-// A block alone brings twice as many tokens; the scores of a pair have more barriers.
+// The scores of rope parts have fragments of their own.
 template <LatentWideConfig C>
-inline constexpr int kLoadRegisters = C.blocks == 1 ? 80 : 72;
+inline constexpr int kLoadRegisters = kRotaryV<C> ? 80 : 72;
 template <LatentWideConfig C>
-inline constexpr int kScoreRegisters = C.blocks == 1 ? 112 : 120;
+inline constexpr int kScoreRegisters = 512 - 2 * 160 - kLoadRegisters<C>;
 inline constexpr int kOutputRegisters = 160;
 inline constexpr int kScoreTeam = 0;  // their barriers among 128 threads
 inline constexpr int kOutputBarrier = kTeam + 1;
@@ -64,6 +67,9 @@ inline constexpr int kPassChunks = 2;  // that a block passes on at a time
 /// Within a step, token `i` of the 16 of a load warp of a block that dequantises all tokens: four of each
 /// slice.
 __device__ constexpr int single_place(int warp, int i) { return i / 4 * 16 + warp * 4 + i % 4; }
+/// Whether blocks of a pair pass on rope parts, whose place P takes.
+template <LatentWideConfig C>
+inline constexpr bool kPassesRopes = C.blocks == 2 && !kRotaryV<C>;
 /// A block alone: load_single.h instead of copy.h and pass.h.
 template <LatentWideConfig C>
 inline constexpr bool kSingle = C.blocks == 1;
@@ -88,9 +94,9 @@ using Queue = ItemQueueOf<12>;  // as many as there is room for
 struct Shared {
   alignas(1024) std::uint8_t q[kQueryColumns][kColumnBytes];
   alignas(1024) std::uint8_t kv[kStages][kGroups][kGroupBytes];
-  alignas(1024) std::uint8_t rope[3][kColumnBytes];  // of a step's tokens; later its P
-  alignas(16) std::uint8_t raw[kRoundTokens][kLatentDims];
-  alignas(16) std::uint16_t scales[kRoundTokens][4];  // of the groups of these tokens, f16
+  alignas(1024) std::uint8_t rope[3][kColumnBytes];         // of a step's tokens; later its P
+  alignas(16) std::uint8_t raw[kRoundTokens][kLatentDims];  // of 4 bits half of it
+  alignas(16) std::uint16_t scales[kRoundTokens][8];        // scales_of()
   Queue queue;
   alignas(8) std::uint64_t kv_full[kStages], kv_empty[kStages][kSlices], rope_empty[3];
   std::uint64_t raw_full[kChunks], raw_empty[kChunks];
@@ -100,8 +106,9 @@ struct Shared {
   // Of a pair: the other block has this one's half of a step's rope parts. In phases of kv_full.
   std::uint64_t rope_copied[kStages];
   HalfNotes notes[3][2];  // beside a step's rope parts: of its halves
-  // What O is scaled by before P of a step is added, and by warp of 16 rows whether it is.
-  float rescale[2][kRows];
+  // What O is scaled by before P of a step is added, a biased_exponent(), and by warp of 16
+  // rows whether it is.
+  std::uint8_t rescale[2][kRows];
   std::uint8_t raised[2][4];
   RowState state[kRows];
   int item_index[8];     // of a warp that adds up O, whose registers are dear
@@ -110,9 +117,27 @@ struct Shared {
 inline constexpr int kMaxShared = 227 * 1024;
 static_assert(sizeof(Shared) <= kMaxShared);
 
+/// f16 of a round's tokens, kTokenScales of each: of its groups, an even number, then their mins. With these
+/// they are too many for a place of their own.
+template <LatentWideConfig C>
+inline constexpr int kTokenScales = (Record<C>::kGroups + 1) / 2 * 2 * (Record<C>::kBits == 4 ? 2 : 1);
+template <LatentWideConfig C>
+__device__ inline std::uint16_t* scales_of(Shared& s) {
+  if constexpr (Record<C>::kBits != 4) return s.scales[0];
+  return reinterpret_cast<std::uint16_t*>(s.raw[kRoundTokens / 2]);
+}
+
 /// Of exponents within those of normal numbers.
 __device__ inline float power_of_two(int exponent) {
   return __uint_as_float(static_cast<std::uint32_t>(127 + exponent) << 23);
+}
+
+/// A power of two up to its last bits, or 0, as a byte, and back.
+__device__ inline std::uint8_t biased_exponent(float x) {
+  return static_cast<std::uint8_t>((__float_as_uint(x) + (1u << 22)) >> 23);
+}
+__device__ inline float power_of_biased(std::uint8_t exponent) {
+  return __uint_as_float(std::uint32_t{exponent} << 23);
 }
 
 /// Where the keys of an item end; it has none if it has no rows.
