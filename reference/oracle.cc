@@ -6,7 +6,7 @@
 #include <limits>
 #include <sstream>
 
-namespace halftone::testing {
+namespace halftone::reference {
 namespace {
 
 constexpr int kRowBlock = 32;  // rows that share a converted block of keys
@@ -451,4 +451,4 @@ Verdict judge_lse(std::int64_t rows, const double* truth, const float* plain, co
   return verdict;
 }
 
-}  // namespace halftone::testing
+}  // namespace halftone::reference

@@ -12,10 +12,14 @@
 #include "testing/step.h"
 
 namespace halftone::testing {
+
+using reference::judge_lse;
+using reference::judge_output;
+
 namespace {
 
-OracleParams oracle_params(const Problem& p, const Request& request) {
-  OracleParams o;
+reference::OracleParams oracle_params(const Problem& p, const Request& request) {
+  reference::OracleParams o;
   o.q_len = request.q_len;
   o.kv_len = request.kv_len;
   o.q_heads = p.row.q_heads;
@@ -221,7 +225,8 @@ Problem make_problem(const AttentionCase& row, Fill fill) {
                                             p.problem.v_dim());
   }
   if (const auto* spec = std::get_if<KvCacheSpec>(&p.problem.kv)) {
-    p.cache = std::make_unique<Cache>(*spec, capacities, random, CacheOptions{.table_mode = row.table_mode});
+    p.cache = std::make_unique<Cache>(*spec, capacities, random,
+                                      reference::CacheOptions{.table_mode = row.table_mode});
     if (fill == Fill::kAppend) {
       fill_by_append(p, random);
     } else {
@@ -314,7 +319,7 @@ Operands exact_operands(const Problem& p) {
   Operands result{widened(p.q.to_floats()), {}, {}};
   for (const Cache* cache : {p.cache.get(), p.extra.get()}) {
     if (cache == nullptr) continue;
-    const Dequantised d = dequantised(p.row.step.appends ? stepped_cache(p) : cache->clone());
+    const reference::Dequantised d = dequantised(p.row.step.appends ? stepped_cache(p) : cache->clone());
     for (const float x : d.k.to_floats()) result.k.push_back(x);
     for (const float x : d.v.to_floats()) result.v.push_back(x);
   }
@@ -323,7 +328,8 @@ Operands exact_operands(const Problem& p) {
 
 /// Blocks of V by the rule of kFullInt8 or kFp8, request by request.
 void make_blocks(const Problem& p, std::vector<double>& v) {
-  const auto rule = p.problem.arithmetic == Arithmetic::kFp8 ? e4m3_blocks : int8_blocks;
+  const auto rule =
+      p.problem.arithmetic == Arithmetic::kFp8 ? reference::e4m3_blocks : reference::int8_blocks;
   const std::int64_t channels = std::int64_t{p.row.kv_heads} * p.problem.v_dim();
   const std::vector<float> given = narrowed(v);
   std::size_t at = 0;
@@ -358,15 +364,15 @@ void make_values(const Problem& p, bool on_cpu, std::vector<double>& v) {
             p.cache->spec.v_format.dtype == DType::kFloat8E4M3 && p.cache->spec.v_format.static_scale();
   if (p.problem.arithmetic == Arithmetic::kHalfInt8) {
     const DType type = p.row.q_dtype == DType::kFloat16 ? DType::kFloat16 : DType::kBFloat16;
-    for (double& x : v) x = on_cpu ? round_to(type, static_cast<float>(x)) : x;
-    if (rotated) rotate_rows(v, p.problem.v_dim());
+    for (double& x : v) x = on_cpu ? reference::round_to(type, static_cast<float>(x)) : x;
+    if (rotated) reference::rotate_rows(v, p.problem.v_dim());
     return;
   }
   const bool fp8 = p.problem.arithmetic == Arithmetic::kFp8;
   if (fp8) scale_values(p, v, false);
-  if (rotated && !on_cpu) rotate_rows(v, p.problem.v_dim());
+  if (rotated && !on_cpu) reference::rotate_rows(v, p.problem.v_dim());
   make_blocks(p, v);
-  if (rotated && on_cpu) rotate_rows(v, p.problem.v_dim());
+  if (rotated && on_cpu) reference::rotate_rows(v, p.problem.v_dim());
   if (fp8) scale_values(p, v, true);
 }
 
@@ -374,9 +380,10 @@ void make_values(const Problem& p, bool on_cpu, std::vector<double>& v) {
 /// basis; V comes back from it.
 Operands coded_operands(const Problem& p, bool on_cpu) {
   const bool paged = p.cache != nullptr, fp8 = p.problem.arithmetic == Arithmetic::kFp8;
-  const auto rows = fp8 ? e4m3_rows : int8_rows;
-  ExactValues values = paged ? stored_values(p.row.step.appends ? stepped_cache(p) : p.cache->clone())
-                             : ExactValues{widened(p.k.to_floats()), widened(p.v.to_floats())};
+  const auto rows = fp8 ? reference::e4m3_rows : reference::int8_rows;
+  reference::ExactValues values =
+      paged ? stored_values(p.row.step.appends ? stepped_cache(p) : p.cache->clone())
+            : reference::ExactValues{widened(p.k.to_floats()), widened(p.v.to_floats())};
   std::vector<float> q = p.q.to_floats();
   for (std::size_t row = 0; p.row.rotate_k && row < q.size();
        row += static_cast<std::size_t>(p.row.head_dim)) {
@@ -409,7 +416,7 @@ Reference make_reference(const Problem& p, bool on_cpu) {
   const std::vector<std::vector<std::int64_t>> lists = listed_tokens(p);
   std::int64_t q_token = 0, kv_token = 0;
   for (const Request& r : p.row.requests) {
-    OracleParams o = oracle_params(p, r);
+    reference::OracleParams o = oracle_params(p, r);
     if (p.problem.arithmetic == Arithmetic::kFullInt8) o.weight_tokens = on_cpu ? 64 : 128;
     if (!lists.empty()) {
       o.lists =
@@ -418,9 +425,9 @@ Reference make_reference(const Problem& p, bool on_cpu) {
     }
     const std::int64_t at_q = q_token * o.q_heads * o.head_dim;
     const std::int64_t at_k = kv_token * o.kv_heads * o.head_dim, at_v = kv_token * o.kv_heads * o.v_dim();
-    const OracleResult truth =
+    const reference::OracleResult truth =
         attention_oracle(o, exact.q.data() + at_q, exact.k.data() + at_k, exact.v.data() + at_v);
-    const PlainResult plain =
+    const reference::PlainResult plain =
         attention_plain_fp32(o, q.data() + at_q, k.data() + at_k, v.data() + at_v, p.row.out_dtype);
     reference.out.insert(reference.out.end(), truth.out.begin(), truth.out.end());
     reference.lse.insert(reference.lse.end(), truth.lse.begin(), truth.lse.end());
@@ -440,7 +447,7 @@ std::string judge(const Problem& p, const Reference& reference, const Outputs& o
                   double out_slack) {
   const std::vector<float> out = outputs.out.to_floats();
   const std::int64_t rows = p.total_q() * p.row.q_heads;
-  const Verdict verdict =
+  const reference::Verdict verdict =
       judge_output(rows, p.problem.v_dim(), reference.out.data(), reference.plain_out.data(), out.data(),
                    p.row.out_dtype, out_slack + reference.out_slack, reference.row_slack);
   if (!verdict.ok) return "out: " + verdict.sentence;

@@ -81,7 +81,7 @@ TEST(AppendStep, RowsOfTheTableEqualAppendAndRun) {
     for (AttentionCase row : attention_cases()) {
       if (row.plain || row.lists.top_k != 0) continue;
       ++n;
-      if (n % (kSanitized ? 8 : 2) != 0 && !row.step.appends) continue;
+      if (n % (reference::kSanitized ? 8 : 2) != 0 && !row.step.appends) continue;
       if (!row.step.appends) row = appending(row, {.slots = n % 3 == 0});
       row.policy = kPolicies[static_cast<std::size_t>(n) % kPolicies.size()];
       expect_same(*runner, row);
@@ -137,7 +137,7 @@ TEST(AppendStep, TwoPasses) {
 
 TEST(AppendStep, RandomProblems) {
   for (const Runner* runner : runners()) {
-    for (std::uint64_t seed = 60000; seed < (kSanitized ? 60010 : 60150); ++seed) {
+    for (std::uint64_t seed = 60000; seed < (reference::kSanitized ? 60010 : 60150); ++seed) {
       AttentionCase row = random_case(seed);
       if (row.plain || row.lists.top_k != 0) continue;
       if (!row.step.appends) row = appending(row);

@@ -112,7 +112,8 @@ TEST(Merge, SixteenBitParts) {
             largest = std::max(largest, std::abs(double{part.get(row * dim + d)}));
         }
         const double limit =
-            1.01 * (rounding_step(dtype, largest) + rounding_step(out_dtype, largest)) + 1e-6;
+            1.01 * (reference::rounding_step(dtype, largest) + reference::rounding_step(out_dtype, largest)) +
+            1e-6;
         for (int d = 0; d < dim; ++d) {
           const std::int64_t i = row * dim + d;
           ASSERT_NEAR(out.get(i), parts.reference.out[static_cast<std::size_t>(i)], limit);

@@ -165,7 +165,7 @@ TEST_P(SplitCounts, RepeatedRunsStayWithinTolerance) {
   for (const AttentionCase& row : policy_cases(GetParam())) {
     const Problem p = make_problem(row);
     const Reference reference = make_reference(p);
-    for (int repeat = 0; repeat < (kSanitized ? 2 : 5); ++repeat) {
+    for (int repeat = 0; repeat < (reference::kSanitized ? 2 : 5); ++repeat) {
       const ThreadCount guard(1 + repeat);
       EXPECT_EQ(judge(p, reference, run_problem(p)), "") << row.k_format;
     }

@@ -95,7 +95,8 @@ void expect_close(const Merge& m, const Outputs& expected, const Outputs& actual
         largest = std::max(largest, std::abs(double{m.parts[part].get(i)}));
       }
       const double x = expected.out.get(i);
-      ASSERT_NEAR(x, actual.out.get(i), limit * largest + 2 * rounding_step(m.out.dtype(), std::abs(x)))
+      ASSERT_NEAR(x, actual.out.get(i),
+                  limit * largest + 2 * reference::rounding_step(m.out.dtype(), std::abs(x)))
           << "element " << i;
     }
   }
@@ -171,7 +172,7 @@ TEST(DeviceMerge, StridedOrUnalignedAndWithoutLse) {
         ASSERT_TRUE(std::isnan(wide.get(i))) << i;
       } else {
         const float x = expected.out.get(at);
-        ASSERT_NEAR(wide.get(i), x, 1e-5 + 2 * rounding_step(DType::kBFloat16, std::abs(x))) << i;
+        ASSERT_NEAR(wide.get(i), x, 1e-5 + 2 * reference::rounding_step(DType::kBFloat16, std::abs(x))) << i;
       }
     }
   }

@@ -73,7 +73,7 @@ TEST_P(NumericsOnRunners, ZeroGroupsGiveZeros) {
     for (AttentionCase row : both_kinds(format)) {
       row.data = Data::kZero;
       const Problem p = make_problem(row);
-      const Dequantised d = dequantised(*p.cache);
+      const reference::Dequantised d = dequantised(*p.cache);
       for (const float x : d.k.as<float>()) ASSERT_EQ(x, 0.0F) << format;
       for (const float x : d.v.as<float>()) ASSERT_EQ(x, 0.0F) << format;
       const Outputs outputs = run(p);
@@ -96,7 +96,7 @@ TEST_P(NumericsOnRunners, ZeroGroupsAmongOthers) {
         }
         p.cache->calibrate(p.k, p.v);
         p.cache = refilled(p, {0xFF});
-        const Dequantised d = dequantised(*p.cache);
+        const reference::Dequantised d = dequantised(*p.cache);
         for (const float x : d.k.as<float>()) ASSERT_TRUE(std::isfinite(x)) << format;
         const Outputs outputs = run(p);
         expect_finite(outputs, format);
