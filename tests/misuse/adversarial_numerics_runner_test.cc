@@ -165,6 +165,22 @@ TEST_P(NumericsOnRunners, RowsMaskedOutByTheWindow) {
   }
 }
 
+TEST_P(NumericsOnRunners, ExtremeWindows) {
+  for (const int window : {0, 1, 1 << 30, std::numeric_limits<int>::max()}) {
+    for (const bool causal : {false, true}) {
+      for (AttentionCase row : both_kinds("int8-head")) {
+        row.requests = {{1, 100}, {7, 5}, {3, 300}};
+        row.cu_q = true;
+        row.mask = {.causal = causal, .window_left = window, .window_right = window};
+        const Problem p = make_problem(row);
+        const Outputs outputs = run(p);
+        EXPECT_EQ(judge(p, outputs), "") << "window " << window;
+        EXPECT_EQ(outputs.status.as<std::int32_t>()[0], 0) << "window " << window;
+      }
+    }
+  }
+}
+
 /// Same shapes, plan and schedule, another static scale: the new result.
 TEST_P(NumericsOnRunners, NewStaticScaleGivesTheNewResult) {
   for (AttentionCase row : both_kinds("int8-tensor")) {
