@@ -2,10 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <optional>
 #include <string>
 
-#include "tests/attention/select.h"
 #include "tests/cuda/adversarial_device.h"
 #include "tests/cuda/agreement.h"
 
@@ -145,71 +143,6 @@ TEST(DeviceAttention, ShortAndLongItems) {
         }
       }
     }
-  }
-}
-
-/// The same bits from repeated launches, on whatever SMs the blocks land.
-TEST(DeviceAttention, RepeatsBits) {
-  for (const char* name : {"format-int4-g32-d128", "format-int8-head-d128", "format-fp8-d128",
-                           "format-bf16-d128", "format-int8-g64-f32-d128"}) {
-    for (const int q_len : {1, 12}) {
-      AttentionCase row = for_table(find_case(name));
-      for (const int workers : {0, 9}) {  // 9: a unit of several workers, the last of which has other items
-        row.workers = workers;
-        row.requests = {{q_len, 5000}, {q_len, 33}, {q_len, 12000}, {q_len, 2000}};
-        const Problem p = make_problem(row, Fill::kTiled);
-        const Plan plan = plan_on_device(p);
-        const Outputs first = run_on_device(p, plan);
-        for (int i = 0; i < 5; ++i) {
-          const Outputs again = run_on_device(p, plan);
-          EXPECT_TRUE(same_bytes(first.out, again.out)) << name << ", " << workers;
-          EXPECT_TRUE(same_bytes(first.lse, again.lse)) << name << ", " << workers;
-        }
-      }
-    }
-  }
-}
-
-/// With batch_invariant the same bits from any number of workers, whether a split is its worker's only item
-/// or one of many.
-TEST(DeviceAttention, BatchInvariantForAnyWorkers) {
-  for (const char* format : {"int4-g32", "int8-head", "fp8", "bf16", "int8-g32-f32"}) {
-    for (const int head_dim : {64, 96, 128, 256}) {
-      for (const int q_len : {1, 2, 6}) {
-        AttentionCase row;
-        row.k_format = format;
-        row.head_dim = head_dim;
-        row.q_heads = 8;
-        row.kv_heads = 1;
-        row.policy = SplitPolicy::kBatchInvariant;
-        row.requests = {{q_len, 13000}, {q_len, 4100}, {q_len, 7}, {q_len, 30000}};
-        std::optional<Outputs> expected;
-        for (const int workers : {1, 2, 3, 17, 133}) {
-          row.workers = workers;
-          const Problem p = make_problem(row, Fill::kTiled);
-          const Plan plan = plan_on_device(p);
-          if (!expected) expected = run_on_device(p, plan);
-          const Outputs actual = run_on_device(p, plan);
-          EXPECT_TRUE(same_bytes(expected->out, actual.out) && same_bytes(expected->lse, actual.lse))
-              << format << ", head_dim " << head_dim << ", q_len " << q_len << ", " << workers << " workers";
-        }
-      }
-    }
-  }
-}
-
-/// A request's bits do not depend on its neighbours.
-TEST(DeviceAttention, BatchInvariant) {
-  for (const char* format : {"int4-g32", "int8-head", "fp8", "bf16", "int8-g64-f32"}) {
-    AttentionCase row;
-    row.k_format = format;
-    row.policy = SplitPolicy::kBatchInvariant;
-    row.requests = {{1, 9000}, {3, 4100}, {1, 7}, {1, 20000}};
-    row.cu_q = true;
-    const Problem batch = make_problem(row, Fill::kTiled), alone = select(batch, {0}, true);
-    EXPECT_EQ(request_bytes(alone, run_on_device(alone).out, 0),
-              request_bytes(batch, run_on_device(batch).out, 0))
-        << format;
   }
 }
 
