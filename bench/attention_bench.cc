@@ -136,7 +136,7 @@ double visible_pairs(const AttentionCase& row) {
 void run_case(benchmark::State& state, const AttentionCase& row, bool prefill) {
   const testing::Problem p = testing::make_problem(row, testing::Fill::kTiled);
   const Plan plan = halftone::plan(p.problem);
-  const testing::Tensor workspace(DType::kUInt8, {static_cast<std::int64_t>(plan.workspace_bytes())});
+  const reference::Tensor workspace(DType::kUInt8, {static_cast<std::int64_t>(plan.workspace_bytes())});
   const testing::Outputs outputs = testing::make_outputs(p);
   const AttentionArgs args = testing::arguments(p, outputs);
   schedule(plan, args.lengths, workspace.view());

@@ -24,9 +24,10 @@ target_include_directories(halftone_emulator PRIVATE "${PROJECT_SOURCE_DIR}")
 target_compile_definitions(halftone_emulator PRIVATE HALFTONE_EMULATOR_PTX="${PROJECT_BINARY_DIR}/ptx")
 target_compile_options(halftone_emulator PRIVATE -O2 -march=native -ffp-contract=off)  # it runs where it is built
 
-# Every device test program has its twin, NAME_emulated.
+# Every device test program and every test on all backends has its twin, NAME_emulated.
 file(GLOB sources CONFIGURE_DEPENDS tests/cuda/*_test.cu tests/cuda/*_test.cc)
-foreach(source IN LISTS sources)
+get_property(on_runners GLOBAL PROPERTY halftone_cuda_tests)
+foreach(source IN LISTS sources on_runners)
   get_filename_component(name "${source}" NAME_WE)
   set(emulated ${name}_emulated)
   add_executable(${emulated} EXCLUDE_FROM_ALL $<TARGET_OBJECTS:${name}> $<TARGET_OBJECTS:halftone_emulator>)
@@ -50,8 +51,9 @@ endfunction()
 
 # Every kernel family, in cases that take some seconds each.
 halftone_emulate(emulator_test "*")
+halftone_emulate(adversarial_numerics_runner_test_emulated "*ExtremeWindows/cuda")
 halftone_emulate(append_device_test_emulated "*")
-halftone_emulate(attention_device_test_emulated "*MixedFormats:*ExtremeWindows:*.BatchInvariant:*GraphReplay*:*ManyRowsOfAnySize")
+halftone_emulate(attention_device_test_emulated "*MixedFormats:*GraphReplay*:*ManyRowsOfAnySize")
 halftone_emulate(coded_device_test_emulated "*CausalKeys*:*GroupsAndPages*:*BadPages*:*BatchInvariant*:*LogitsThatRise*")
 halftone_emulate(codec_device_test_emulated "*Groups*:*Rope*")
 halftone_emulate(dequantize_device_test_emulated "*")
@@ -59,6 +61,8 @@ halftone_emulate(latent_attention_device_test_emulated
   "*Lists*:*OtherFormats*:*DeadBytes*:*ScalesFarApart:*Large*:*SlotsOutside*:*QueriesThat*:*MoreQueries*:*Graphs*")
 halftone_emulate(latent_dense_device_test_emulated "*DensePages*:*DenseBatchInvariant*")
 halftone_emulate(merge_device_test_emulated "*")
+halftone_emulate(merge_test_emulated "*/cuda")
+halftone_emulate(policy_test_emulated "*ALongRequest*/cuda:*DoNotDependOnBounds/cuda")
 halftone_emulate(prefill_bounds_device_test_emulated "*Refused:*NoKeys*:*RowsBehind*:*WildFirstKeys")
 halftone_emulate(schedule_device_test_emulated "*")
 halftone_emulate(staged_device_test_emulated

@@ -4,7 +4,7 @@
 #include <climits>
 #include <numeric>
 
-namespace halftone::testing {
+namespace halftone::reference {
 
 Cache::Cache(const KvCacheSpec& cache_spec, std::span<const int> capacities, Random& random,
              const CacheOptions& options)
@@ -144,4 +144,4 @@ Dequantised dequantised(const Cache& cache) {
   return d;
 }
 
-}  // namespace halftone::testing
+}  // namespace halftone::reference

@@ -9,7 +9,7 @@
 #include "reference/random.h"
 #include "reference/tensor.h"
 
-namespace halftone::testing {
+namespace halftone::reference {
 
 struct CacheOptions {
   BlockTableMode table_mode = BlockTableMode::kTrusted;
@@ -78,4 +78,4 @@ ExactValues stored_values(const Cache& cache);
 /// The rotation of K, Q and V in double, which is its own inverse, of rows of `dim` values.
 void rotate_rows(std::vector<double>& rows, int dim);
 
-}  // namespace halftone::testing
+}  // namespace halftone::reference

@@ -7,7 +7,7 @@
 #include "format/part.h"
 #include "reference/cache.h"
 
-namespace halftone::testing {
+namespace halftone::reference {
 namespace {
 
 double e4m3_value(std::uint8_t bits) {
@@ -138,4 +138,4 @@ void rotate_rows(std::vector<double>& rows, int dim) {
   for (std::size_t row = 0; row < rows.size(); row += static_cast<std::size_t>(dim)) rotate(&rows[row], dim);
 }
 
-}  // namespace halftone::testing
+}  // namespace halftone::reference

@@ -20,7 +20,7 @@
 
 #include "halftone/types.h"
 
-namespace halftone::testing {
+namespace halftone::reference {
 
 /// One request with every option, as defined in halftone/attention.h. Arrays are contiguous: q [q_len,
 /// q_heads, head_dim], k [kv_len, kv_heads, head_dim], v [kv_len, kv_heads, v_dim].
@@ -117,4 +117,4 @@ Verdict judge_output(std::int64_t rows, int dim, const double* truth, const floa
 Verdict judge_lse(std::int64_t rows, const double* truth, const float* plain, const float* actual,
                   double slack = 0);
 
-}  // namespace halftone::testing
+}  // namespace halftone::reference

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <numbers>
 
-namespace halftone::testing {
+namespace halftone::reference {
 
 Random::Random(std::uint64_t seed) {
   for (std::uint64_t& s : state_) {
@@ -83,4 +83,4 @@ std::vector<int> ragged_lengths(Random& random, int count, int low, int high) {
   return lengths;
 }
 
-}  // namespace halftone::testing
+}  // namespace halftone::reference

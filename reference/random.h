@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-namespace halftone::testing {
+namespace halftone::reference {
 
 /// xoshiro256** (Blackman and Vigna, arXiv:1805.01407), seeded by splitmix64.
 class Random {
@@ -53,4 +53,4 @@ void fill(Random& random, Data data, std::span<float> x, int heads, int dim);
 /// `count` lengths in [low, high], with the extremes drawn more often than others.
 std::vector<int> ragged_lengths(Random& random, int count, int low, int high);
 
-}  // namespace halftone::testing
+}  // namespace halftone::reference

@@ -2,7 +2,7 @@
 // process.
 #pragma once
 
-namespace halftone::testing {
+namespace halftone::reference {
 
 #if defined(__SANITIZE_ADDRESS__)
 #define HALFTONE_ASAN 1
@@ -33,4 +33,4 @@ inline constexpr bool kThreadSanitizer = false;
 
 inline constexpr bool kSanitized = kAddressSanitizer || kThreadSanitizer;
 
-}  // namespace halftone::testing
+}  // namespace halftone::reference

@@ -14,7 +14,7 @@
 #include <sanitizer/asan_interface.h>
 #endif
 
-namespace halftone::testing {
+namespace halftone::reference {
 namespace {
 
 constexpr std::size_t kAlignment = 256;
@@ -165,4 +165,4 @@ float from_bits16(DType dtype, std::uint16_t bits) {
   return sign * std::ldexp(static_cast<float>(mantissa + 1024), exponent - 25);
 }
 
-}  // namespace halftone::testing
+}  // namespace halftone::reference

@@ -10,7 +10,7 @@
 
 #include "halftone/types.h"
 
-namespace halftone::testing {
+namespace halftone::reference {
 
 class Tensor {
  public:
@@ -68,4 +68,4 @@ bool same_bytes(const Tensor& a, const Tensor& b);
 std::uint16_t to_bits16(DType dtype, float x);
 float from_bits16(DType dtype, std::uint16_t bits);
 
-}  // namespace halftone::testing
+}  // namespace halftone::reference

@@ -17,6 +17,11 @@
 
 namespace halftone::testing {
 
+using reference::Cache;
+using reference::Data;
+using reference::Random;
+using reference::Tensor;
+
 struct Request {
   int q_len = 1;
   int kv_len = 0;

@@ -82,7 +82,7 @@ void fill_lists(Problem& p, Random& random) {
   const std::vector<std::int64_t> all = p.cache->slots();
   if (want.extra_top_k != 0) {
     p.extra = std::make_unique<Cache>(p.problem.listed.extra, std::vector<int>{kExtraTokens}, random,
-                                      CacheOptions{.table_mode = p.row.table_mode});
+                                      reference::CacheOptions{.table_mode = p.row.table_mode});
     const KvCacheSpec& spec = p.extra->spec;
     const auto values = [&](int dim) {
       std::vector<float> x(static_cast<std::size_t>(kExtraTokens) * spec.kv_heads * dim);

@@ -90,6 +90,12 @@ AppendArgs Place::add(const AppendArgs& host) {
   return placed;
 }
 
+std::vector<TensorView> Place::add(const std::vector<Tensor>& host) {
+  std::vector<TensorView> placed;
+  for (const Tensor& t : host) placed.push_back(add(t.view()));
+  return placed;
+}
+
 Plan Runner::plan(AttentionProblem problem) const {
   problem.device = device();
   return halftone::plan(problem);
@@ -135,6 +141,17 @@ void Runner::dequantize(const Cache& cache, const Tensor& k_out, const Tensor& v
   there->read(v, v_out);
   require(cache.guards_intact(), "the cache");
   require(k_out.guards_intact() && v_out.guards_intact(), "an output");
+}
+
+void Runner::merge(const std::vector<Tensor>& parts, const std::vector<Tensor>& part_lse, const Tensor& out,
+                   const Tensor& lse) const {
+  const std::unique_ptr<Place> there = place();
+  const TensorView placed_out = there->add(out.view()), placed_lse = there->add(lse.view());
+  halftone::merge(there->add(parts), there->add(part_lse), placed_out, placed_lse);
+  there->finish();
+  there->read(placed_out, out);
+  there->read(placed_lse, lse);
+  require(out.guards_intact() && lse.guards_intact(), "an output");
 }
 
 PlacedRun::PlacedRun(const Runner& runner, const Problem& p, const Plan& plan, int fill)

@@ -26,6 +26,7 @@ class Place {
   AttentionArgs add(const AttentionArgs& host);
   AppendArgs add(const AppendArgs& host);
   Rope add(const Rope& host);
+  std::vector<TensorView> add(const std::vector<Tensor>& host);
 
   /// Overwrites `placed`, as add() gave it, with the bytes of `host`.
   virtual void write(const TensorView& placed, const Tensor& host) const = 0;
@@ -66,6 +67,9 @@ class Runner {
   void append(const Cache& cache, const AppendArgs& args, const Tensor& status = {}) const;
   /// dequantize() of the host's tensors; absent outputs stay absent.
   void dequantize(const Cache& cache, const Tensor& k_out, const Tensor& v_out) const;
+  /// merge() of the host's tensors; an absent `lse` stays absent.
+  void merge(const std::vector<Tensor>& parts, const std::vector<Tensor>& part_lse, const Tensor& out,
+             const Tensor& lse) const;
 };
 
 /// Those that this machine can run: the CPU first, then, in CUDA builds, a GPU of compute capability 9.0.

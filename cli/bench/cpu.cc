@@ -21,7 +21,7 @@
 namespace halftone::cli {
 namespace {
 
-using testing::Tensor;
+using reference::Tensor;
 using Clock = std::chrono::steady_clock;
 
 constexpr std::int64_t kUnknownCache = std::int64_t{64} << 20;  // assumed when the system does not tell
@@ -36,9 +36,9 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-Tensor random_activations(testing::Random& random, std::int64_t tokens, int heads, int dim) {
+Tensor random_activations(reference::Random& random, std::int64_t tokens, int heads, int dim) {
   std::vector<float> values(static_cast<std::size_t>(tokens * heads * dim));
-  testing::fill(random, testing::Data::kOutlierChannels, values, heads, dim);
+  reference::fill(random, reference::Data::kOutlierChannels, values, heads, dim);
   return Tensor::of(DType::kBFloat16, {tokens, heads, dim}, values);
 }
 
@@ -60,7 +60,7 @@ std::int64_t copies_for(std::int64_t bytes) {
 }
 
 /// A cache whose requests are full: a random stretch of pages, repeated, in shuffled order.
-OwnedCache full_cache(const ProblemShape& shape, std::int64_t copies, testing::Random& random) {
+OwnedCache full_cache(const ProblemShape& shape, std::int64_t copies, reference::Random& random) {
   const KvCacheSpec spec = cache_spec(shape);
   const std::int64_t request_pages = (shape.context + spec.page_size - 1) / spec.page_size;
   require_memory(copies * shape.batch * request_pages * page_layout(spec).page_bytes);
@@ -93,7 +93,7 @@ OwnedCache full_cache(const ProblemShape& shape, std::int64_t copies, testing::R
 }
 
 /// A tensor [tokens, heads, dim] of a random stretch, repeated.
-Tensor repeated_activations(testing::Random& random, std::int64_t tokens, int heads, int dim) {
+Tensor repeated_activations(reference::Random& random, std::int64_t tokens, int heads, int dim) {
   const Tensor pattern = random_activations(random, std::min<std::int64_t>(tokens, 512), heads, dim);
   Tensor all(DType::kBFloat16, {tokens, heads, dim});
   const std::span<const std::uint8_t> from = pattern.bytes();
@@ -110,7 +110,7 @@ Tensor repeated_activations(testing::Random& random, std::int64_t tokens, int he
 /// What a case attends over: `copies` caches, or K and V in tensors.
 class Keys {
  public:
-  Keys(const ProblemShape& shape, std::int64_t copies, testing::Random& random) : shape_(shape) {
+  Keys(const ProblemShape& shape, std::int64_t copies, reference::Random& random) : shape_(shape) {
     if (!shape.plain) {
       cache_.emplace(full_cache(shape, copies, random));
       if (shape.top_k > 0) make_lists(copies);
@@ -187,7 +187,7 @@ double time_calls(const std::function<void(std::int64_t)>& call, std::int64_t co
 struct StepTokens {
   Tensor k, v, before, cu_seqlens;
 
-  StepTokens(const ProblemShape& shape, testing::Random& random)
+  StepTokens(const ProblemShape& shape, reference::Random& random)
       : before(DType::kInt32, {shape.batch}), cu_seqlens(DType::kInt32, {shape.batch + 1}) {
     const KvCacheSpec spec = cache_spec(shape);
     const std::int64_t tokens = std::int64_t{shape.batch} * shape.q_len;
@@ -223,7 +223,7 @@ BenchRow time_attention(const BenchCase& setup, int repeats) {
   const std::int64_t copies = copies_for(floor.cache_bytes);
   row.copies = static_cast<int>(copies);
   row.cold = copies * floor.cache_bytes > 2 * last_level_cache();
-  testing::Random random(1);
+  reference::Random random(1);
   const Keys keys(shape, copies, random);
   const std::int64_t queries = std::int64_t{shape.batch} * shape.q_len;
   const Tensor q = random_activations(random, queries, shape.q_heads, shape.head_dim);
@@ -267,7 +267,7 @@ BenchRow time_append(const BenchCase& setup, int repeats) {
   row.cold = copies * row.bytes > 2 * last_level_cache();
   const std::int64_t offset = (shape.context - shape.q_len) % spec.page_size;
   require_memory(2 * copies * row.bytes);
-  testing::Random random(1);
+  reference::Random random(1);
   const Tensor k = random_activations(random, tokens, spec.kv_heads, spec.head_dim);
   const Tensor v = random_activations(random, tokens, spec.kv_heads, spec.v_dim());
   OwnedCache cache(spec, static_cast<int>(shape.batch * copies), offset + shape.q_len);

@@ -43,7 +43,7 @@ KvCacheSpec cache_spec(const ProblemShape& shape) {
 
 std::vector<std::int32_t> random_lists(const ProblemShape& shape,
                                        const std::vector<std::vector<std::int32_t>>& slots) {
-  testing::Random random(5);
+  reference::Random random(5);
   std::vector<std::int32_t> lists;
   lists.reserve(slots.size() * static_cast<std::size_t>(shape.q_len) * static_cast<std::size_t>(shape.top_k));
   for (const std::vector<std::int32_t>& own : slots) {

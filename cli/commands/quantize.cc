@@ -122,8 +122,8 @@ void dequantize_file(const DequantizeOptions& options, Terminal& terminal) {
     for (const PackedLayer& layer : layers) {
       progress.step(layer.label);
       const OwnedCache cache = load_packed_layer(file, layer);
-      const testing::Tensor k(dtype, {layer.tokens, layer.spec.kv_heads, layer.spec.head_dim});
-      const testing::Tensor v(dtype, {layer.tokens, layer.spec.kv_heads, layer.spec.v_dim()});
+      const reference::Tensor k(dtype, {layer.tokens, layer.spec.kv_heads, layer.spec.head_dim});
+      const reference::Tensor v(dtype, {layer.tokens, layer.spec.kv_heads, layer.spec.v_dim()});
       halftone::dequantize(cache.view(), k.view(), v.view());
       writer.write(std::as_bytes(k.bytes()));
       writer.write(std::as_bytes(v.bytes()));

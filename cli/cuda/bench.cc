@@ -25,7 +25,7 @@
 namespace halftone::cli::cuda {
 namespace {
 
-using testing::Tensor;
+using reference::Tensor;
 
 /// A run that writes nothing, or NaN, must not pass for a fast one.
 void require_written(const DeviceBuffer& out) {

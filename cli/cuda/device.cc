@@ -80,7 +80,7 @@ DeviceBuffer& DeviceBuffer::operator=(DeviceBuffer&& other) noexcept {
 
 DeviceBuffer::~DeviceBuffer() { cudaFree(data_); }
 
-DeviceTensor::DeviceTensor(const testing::Tensor& host, Device device) {
+DeviceTensor::DeviceTensor(const reference::Tensor& host, Device device) {
   if (!host.present()) return;
   memory = DeviceBuffer(static_cast<std::int64_t>(host.bytes().size()));
   check(cudaMemcpy(memory.data(), host.bytes().data(), host.bytes().size(), cudaMemcpyHostToDevice),

@@ -34,7 +34,7 @@ class DeviceBuffer {
 /// The bytes of a host tensor on the device, with a view of the same shape. Absent stays absent.
 struct DeviceTensor {
   DeviceTensor() = default;
-  DeviceTensor(const testing::Tensor& host, Device device);
+  DeviceTensor(const reference::Tensor& host, Device device);
   DeviceBuffer memory;
   TensorView view;
 };

@@ -13,7 +13,7 @@
 namespace halftone::cli::cuda {
 namespace {
 
-using testing::Tensor;
+using reference::Tensor;
 
 constexpr std::int64_t kPatternTokens = 256;                    // of random K and V, repeated over a cache
 constexpr std::int64_t kPatternValues = std::int64_t{1} << 22;  // of random tensors, likewise
@@ -22,9 +22,9 @@ constexpr std::int64_t kSpareMemory = std::int64_t{256} << 20;
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 Tensor random_activations(std::int64_t tokens, int heads, int dim, std::uint64_t seed) {
-  testing::Random random(seed);
+  reference::Random random(seed);
   std::vector<float> values(static_cast<std::size_t>(tokens * heads * dim));
-  testing::fill(random, testing::Data::kOutlierChannels, values, heads, dim);
+  reference::fill(random, reference::Data::kOutlierChannels, values, heads, dim);
   return Tensor::of(DType::kBFloat16, {tokens, heads, dim}, values);
 }
 

@@ -20,7 +20,7 @@ template <class T>
 std::vector<T> permutation(std::int64_t n) {
   std::vector<T> order(static_cast<std::size_t>(n));
   std::iota(order.begin(), order.end(), T{0});
-  testing::Random random(3);
+  reference::Random random(3);
   random.shuffle(order);
   return order;
 }

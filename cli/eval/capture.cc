@@ -188,11 +188,11 @@ std::vector<CapturedLayer> find_layers(const SafetensorsReader& file, AxisOrder 
   return layers;
 }
 
-testing::Tensor load_tensor(const SafetensorsReader& file, const TensorInfo& tensor, AxisOrder order,
-                            std::int64_t first, std::int64_t count) {
+reference::Tensor load_tensor(const SafetensorsReader& file, const TensorInfo& tensor, AxisOrder order,
+                              std::int64_t first, std::int64_t count) {
   const Shape shape = shape_of(file, tensor, order);
   const auto row = static_cast<std::size_t>(shape.dim * dtype_bits(*tensor.dtype) / 8);
-  testing::Tensor result(*tensor.dtype, {count, shape.heads, shape.dim});
+  reference::Tensor result(*tensor.dtype, {count, shape.heads, shape.dim});
   const std::span<std::byte> out = std::as_writable_bytes(result.bytes());
   if (order == AxisOrder::kTokensHeadsDim) {
     file.read(tensor, static_cast<std::uint64_t>(first * shape.heads) * row, out);
@@ -214,13 +214,13 @@ KeysAndValues load_keys_and_values(const SafetensorsReader& file, const Captured
   KeysAndValues kv{load_tensor(file, *layer.k, order, 0, count),
                    load_tensor(file, *layer.v, order, 0, count)};
   if (kv.k.dtype() == kv.v.dtype()) return kv;
-  for (testing::Tensor* tensor : {&kv.k, &kv.v}) {
-    *tensor = testing::Tensor::of(DType::kFloat32, tensor->shape(), tensor->to_floats());
+  for (reference::Tensor* tensor : {&kv.k, &kv.v}) {
+    *tensor = reference::Tensor::of(DType::kFloat32, tensor->shape(), tensor->to_floats());
   }
   return kv;
 }
 
-std::vector<float> to_finite_floats(const testing::Tensor& tensor, std::string_view name) {
+std::vector<float> to_finite_floats(const reference::Tensor& tensor, std::string_view name) {
   std::vector<float> values = tensor.to_floats();
   const auto bad = std::find_if(values.begin(), values.end(), [](float x) { return !std::isfinite(x); });
   if (bad != values.end()) {

@@ -56,18 +56,18 @@ std::string_view naming_help();
 std::vector<CapturedLayer> find_layers(const SafetensorsReader& file, AxisOrder order, bool need_q);
 
 /// Tokens [first, first + count) of a tensor as [count, heads, dim] in the file's dtype.
-testing::Tensor load_tensor(const SafetensorsReader& file, const TensorInfo& tensor, AxisOrder order,
-                            std::int64_t first, std::int64_t count);
+reference::Tensor load_tensor(const SafetensorsReader& file, const TensorInfo& tensor, AxisOrder order,
+                              std::int64_t first, std::int64_t count);
 
 /// K and V of the first `count` tokens. Where their dtypes differ both are widened to f32, which changes no
 /// value: append takes one dtype for the two.
 struct KeysAndValues {
-  testing::Tensor k, v;
+  reference::Tensor k, v;
 };
 KeysAndValues load_keys_and_values(const SafetensorsReader& file, const CapturedLayer& layer, AxisOrder order,
                                    std::int64_t count);
 
 /// load_tensor, widened to f32. Throws InvalidArgument when a value is NaN or infinite.
-std::vector<float> to_finite_floats(const testing::Tensor& tensor, std::string_view name);
+std::vector<float> to_finite_floats(const reference::Tensor& tensor, std::string_view name);
 
 }  // namespace halftone::cli

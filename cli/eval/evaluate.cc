@@ -16,14 +16,14 @@
 namespace halftone::cli {
 namespace {
 
-using testing::Tensor;
+using reference::Tensor;
 
 /// A layer in memory, with the truth about it.
 struct LoadedLayer {
   CapturedLayer shape;  ///< tokens and queries after --tokens and --max-queries
   Tensor q, k, v;       ///< [tokens, heads, dim]
   std::vector<float> k_values, v_values;
-  testing::OracleResult truth;
+  reference::OracleResult truth;
 };
 
 double elapsed_us(std::chrono::steady_clock::time_point start) {
@@ -57,7 +57,7 @@ LoadedLayer load_layer(const SafetensorsReader& file, const CapturedLayer& captu
   const std::vector<float> q_values = to_finite_floats(layer.q, captured.q->name);
   layer.k_values = to_finite_floats(layer.k, captured.k->name);
   layer.v_values = to_finite_floats(layer.v, captured.v->name);
-  testing::OracleParams params;
+  reference::OracleParams params;
   params.q_len = layer.shape.queries;
   params.kv_len = layer.shape.tokens;
   params.q_heads = layer.shape.q_heads;
@@ -69,7 +69,7 @@ LoadedLayer load_layer(const SafetensorsReader& file, const CapturedLayer& captu
   params.scale = static_cast<double>(static_cast<float>(options.scale));
   params.softcap = static_cast<double>(static_cast<float>(options.softcap));
   layer.truth =
-      testing::attention_oracle(params, q_values.data(), layer.k_values.data(), layer.v_values.data());
+      reference::attention_oracle(params, q_values.data(), layer.k_values.data(), layer.v_values.data());
   return layer;
 }
 
@@ -90,7 +90,7 @@ LayerReport describe_layer(const LoadedLayer& layer, const EvalOptions& options)
   std::vector<float> rounded;
   rounded.reserve(layer.truth.out.size());
   for (const double x : layer.truth.out) {
-    rounded.push_back(testing::round_to(DType::kBFloat16, static_cast<float>(x)));
+    rounded.push_back(reference::round_to(DType::kBFloat16, static_cast<float>(x)));
   }
   report.bf16_rounding =
       compare_output(layer.truth.out, rounded, layer.shape.q_heads, layer.shape.v_dim).relative;

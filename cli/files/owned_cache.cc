@@ -5,9 +5,9 @@
 namespace halftone::cli {
 namespace {
 
-testing::Tensor floats(const std::vector<float>& values) {
+reference::Tensor floats(const std::vector<float>& values) {
   if (values.empty()) return {};
-  return testing::Tensor::of(DType::kFloat32, {static_cast<std::int64_t>(values.size())}, values);
+  return reference::Tensor::of(DType::kFloat32, {static_cast<std::int64_t>(values.size())}, values);
 }
 
 }  // namespace
@@ -15,12 +15,12 @@ testing::Tensor floats(const std::vector<float>& values) {
 OwnedCache::OwnedCache(const KvCacheSpec& cache_spec, int batch, std::int64_t tokens) : spec(cache_spec) {
   const PageLayout layout = page_layout(spec);
   const std::int64_t per_request = (tokens + spec.page_size - 1) / spec.page_size;
-  pages = testing::Tensor(DType::kUInt8, {batch * per_request, layout.page_bytes});
+  pages = reference::Tensor(DType::kUInt8, {batch * per_request, layout.page_bytes});
   pages.fill_bytes(0);
-  block_table = testing::Tensor(DType::kInt32, {batch, per_request});
+  block_table = reference::Tensor(DType::kInt32, {batch, per_request});
   const std::span<std::int32_t> entries = block_table.as<std::int32_t>();
   std::iota(entries.begin(), entries.end(), 0);
-  lengths = testing::Tensor(DType::kInt32, {batch});
+  lengths = reference::Tensor(DType::kInt32, {batch});
   lengths.fill_bytes(0);
 }
 
@@ -46,8 +46,8 @@ void OwnedCache::calibrate(const TensorView& k, const TensorView& v, const Tenso
 
 void OwnedCache::set_channels(const std::vector<float>& offset, const std::vector<float>& scale) {
   const auto tensor = [&](const std::vector<float>& values) {
-    if (values.empty()) return testing::Tensor{};
-    return testing::Tensor::of(DType::kFloat32, {spec.kv_heads, spec.head_dim}, values);
+    if (values.empty()) return reference::Tensor{};
+    return reference::Tensor::of(DType::kFloat32, {spec.kv_heads, spec.head_dim}, values);
   };
   k_offset = tensor(offset);
   k_channel_scale = tensor(scale);
@@ -64,7 +64,7 @@ void OwnedCache::set_scales(const StaticScales& scales) {
 }
 
 StaticScales OwnedCache::scales() const {
-  const auto values = [](const testing::Tensor& tensor) {
+  const auto values = [](const reference::Tensor& tensor) {
     return tensor.present() ? tensor.to_floats() : std::vector<float>();
   };
   return {values(k_scale), values(k_min),    values(v_scale),
@@ -90,7 +90,7 @@ PagedKv OwnedCache::view() const {
   cache.pages = pages.view();
   cache.block_table = block_table.view();
   cache.lengths = lengths.view();
-  const auto optional = [](const testing::Tensor& tensor) {
+  const auto optional = [](const reference::Tensor& tensor) {
     return tensor.present() ? tensor.view() : TensorView{};
   };
   cache.k_scale = {optional(k_scale), optional(k_min)};

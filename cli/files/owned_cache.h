@@ -20,11 +20,11 @@ struct StaticScales {
 
 struct OwnedCache {
   KvCacheSpec spec;
-  testing::Tensor pages;                           ///< uint8 [num_pages, page_bytes], zero at first
-  testing::Tensor block_table;                     ///< int32 [batch, pages per request]
-  testing::Tensor lengths;                         ///< int32 [batch]
-  testing::Tensor k_scale, k_min, v_scale, v_min;  ///< f32, present when the format needs them
-  testing::Tensor k_offset, k_channel_scale;  ///< f32 [kv_heads, head_dim], present with the spec's flags
+  reference::Tensor pages;                           ///< uint8 [num_pages, page_bytes], zero at first
+  reference::Tensor block_table;                     ///< int32 [batch, pages per request]
+  reference::Tensor lengths;                         ///< int32 [batch]
+  reference::Tensor k_scale, k_min, v_scale, v_min;  ///< f32, present when the format needs them
+  reference::Tensor k_offset, k_channel_scale;  ///< f32 [kv_heads, head_dim], present with the spec's flags
 
   /// Pages for `batch` requests of up to `tokens` tokens each; lengths are 0. Request i owns pages
   /// [i * n, (i + 1) * n), n pages per request.

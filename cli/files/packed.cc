@@ -22,13 +22,13 @@ namespace {
 struct ScaleTensor {
   const char* name;
   std::vector<std::int64_t> shape;
-  testing::Tensor OwnedCache::*member;
+  reference::Tensor OwnedCache::*member;
 };
 
 std::vector<ScaleTensor> scale_tensors(const KvCacheSpec& spec) {
   std::vector<ScaleTensor> tensors;
-  const auto add = [&](const KvFormat& format, const char* scale, testing::Tensor OwnedCache::*scale_member,
-                       const char* min, testing::Tensor OwnedCache::*min_member) {
+  const auto add = [&](const KvFormat& format, const char* scale, reference::Tensor OwnedCache::*scale_member,
+                       const char* min, reference::Tensor OwnedCache::*min_member) {
     if (!format.static_scale()) return;
     const std::int64_t values = format.granularity == Granularity::kHead ? spec.kv_heads : 1;
     tensors.push_back({scale, {values}, scale_member});
@@ -159,7 +159,7 @@ void declare_packed_layer(const std::string& label, const KvCacheSpec& spec, std
 }
 
 void write_packed_layer(SafetensorsWriter& writer, const OwnedCache& cache) {
-  const auto write = [&](const testing::Tensor& tensor) { writer.write(std::as_bytes(tensor.bytes())); };
+  const auto write = [&](const reference::Tensor& tensor) { writer.write(std::as_bytes(tensor.bytes())); };
   write(cache.pages);
   write(cache.lengths);
   for (const ScaleTensor& t : scale_tensors(cache.spec)) write(cache.*t.member);
@@ -191,7 +191,7 @@ OwnedCache load_packed_layer(const SafetensorsReader& file, const PackedLayer& l
   file.read(*layer.pages, 0, std::as_writable_bytes(cache.pages.bytes()));
   cache.lengths.as<std::int32_t>()[0] = static_cast<std::int32_t>(layer.tokens);
   for (const ScaleTensor& t : scale_tensors(layer.spec)) {
-    testing::Tensor values(DType::kFloat32, t.shape);
+    reference::Tensor values(DType::kFloat32, t.shape);
     const std::string name = full_name(layer.label, t.name);
     file.read(*file.find(name), 0, std::as_writable_bytes(values.bytes()));
     const bool scale = name.ends_with("_scale");

@@ -40,7 +40,7 @@ int rotary_half(const KvCacheSpec& spec, std::uint64_t seed) {
 /// pages.
 void expect_same_pages(const Runner& runner, const KvCacheSpec& spec, std::uint64_t seed, RopePairing pairing,
                        DType input, bool by_slots, int scale = 1) {
-  if (kSanitized && seed % 5 != 0) return;
+  if (reference::kSanitized && seed % 5 != 0) return;
   Random random(seed);
   const std::vector<int> capacities = {70 * scale, 33 * scale, 5 * scale};
   Cache cache(spec, capacities, random);

@@ -355,9 +355,9 @@ TEST_F(DequantizeTest, HalfAndStridedOutputsRoundTheF32Values) {
     for (int row = 0; row < kTokens * kHeads; ++row) {
       for (int d = 0; d < kDim; ++d) {
         ASSERT_EQ(fused.get(row * 2 * kDim + d),
-                  from_bits16(dtype, to_bits16(dtype, k_out_.get(row * kDim + d))));
+                  reference::from_bits16(dtype, reference::to_bits16(dtype, k_out_.get(row * kDim + d))));
         ASSERT_EQ(fused.get(row * 2 * kDim + kDim + d),
-                  from_bits16(dtype, to_bits16(dtype, v_out_.get(row * kDim + d))));
+                  reference::from_bits16(dtype, reference::to_bits16(dtype, v_out_.get(row * kDim + d))));
       }
     }
   }
@@ -370,7 +370,7 @@ TEST_F(DequantizeTest, GarbageBehindTheLiveTokensDoesNotMatter) {
   zeroed.lengths.fill_bytes(0);
   append(zeroed.view(), args_);
   zeroed.lengths = cache_.lengths.clone();
-  const Dequantised clean = dequantised(zeroed);
+  const reference::Dequantised clean = dequantised(zeroed);
   EXPECT_TRUE(same_bytes(clean.k, k_out_));
   EXPECT_TRUE(same_bytes(clean.v, v_out_));
 }

@@ -104,7 +104,7 @@ TEST(AppendTest, RandomCachesRoundTripWithinTheirBounds) {
     const Tensor v = random_values(random, tokens, spec.kv_heads, spec.v_dim());
     cache.calibrate(k, v);
     cache.append(counts, k, v);
-    const Dequantised back = dequantised(cache);
+    const reference::Dequantised back = dequantised(cache);
     expect_within_bound(spec.k_format, spec.rotate_k, k, back.k);
     expect_within_bound(spec.v_format, spec.rotate_v, v, back.v);
     ASSERT_TRUE(cache.guards_intact());
@@ -268,7 +268,7 @@ TEST(AppendTest, RopeMatchesTheDoublePrecisionFormula) {
       args.rope = tables.rope(pairing);
       append(cache.view(), args);
       cache.lengths.as<std::int32_t>()[0] = tokens;
-      const Dequantised back = dequantised(cache);
+      const reference::Dequantised back = dequantised(cache);
       for (int t = 0; t < tokens; ++t) {
         const int position = tables.positions.as<std::int32_t>()[static_cast<std::size_t>(t)];
         for (int h = 0; h < 2; ++h) {
@@ -341,7 +341,7 @@ TEST(AppendTest, ZeroGroupsAndOutliersDecodeFinite) {
       Cache cache(spec, std::vector<int>{8}, random);
       cache.calibrate(k, k);
       cache.append(std::vector<int>{8}, k, k);
-      const Dequantised back = dequantised(cache);
+      const reference::Dequantised back = dequantised(cache);
       for (std::int64_t i = 0; i < back.k.numel(); ++i) {
         ASSERT_TRUE(std::isfinite(back.k.get(i)) && std::isfinite(back.v.get(i))) << named.name;
         ASSERT_TRUE(outlier != 0 || back.k.get(i) == 0.0f) << named.name;

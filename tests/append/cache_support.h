@@ -14,6 +14,11 @@
 
 namespace halftone::testing {
 
+using reference::Cache;
+using reference::Data;
+using reference::Random;
+using reference::Tensor;
+
 inline KvFormat random_format(Random& random, int dim) {
   for (;;) {
     KvFormat f;

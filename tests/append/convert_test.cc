@@ -96,7 +96,7 @@ TEST(FbgemmTest, ExportedRowsDecodeToWhatAppendStored) {
     cache.append(std::vector<int>{20}, k, v);
     const Tensor rows(DType::kUInt8, {20, 2, c.bytes});
     export_fbgemm_int4(cache.view(), KvPart::kK, slots_of(cache.slots()).view(), rows.view());
-    const Dequantised back = dequantised(cache);
+    const reference::Dequantised back = dequantised(cache);
     for (int row = 0; row < 40; ++row) {
       const std::uint8_t* bytes = rows.bytes().data() + row * c.bytes;
       for (int d = 0; d < c.dim; ++d) {

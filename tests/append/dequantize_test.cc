@@ -54,7 +54,7 @@ std::string describe(const KvCacheSpec& spec) {
 }
 
 void expect_same_rows(const Runner& runner, const KvCacheSpec& spec, std::uint64_t seed, DType type) {
-  if (kSanitized && seed % 5 != 0) return;
+  if (reference::kSanitized && seed % 5 != 0) return;
   const Cache cache = make_cache(spec, kLengths, seed);
   const Rows expected = one_by_one(cache, type), actual = read(runner, cache, type);
   for (const auto& [name, a, b] :

@@ -67,8 +67,8 @@ TEST(LatentAppendTest, RandomCachesRoundTripWithinTheirBounds) {
     Cache cache(spec, counts, random);
     const Tensor k = random_values(random, tokens, 1, spec.head_dim);
     cache.append(counts, k, Tensor{});
-    const Dequantised back = dequantised(cache);
-    const ExactValues exact = exact_values(cache);
+    const reference::Dequantised back = dequantised(cache);
+    const reference::ExactValues exact = exact_values(cache);
     const int group = spec.k_format.group_size != 0 ? spec.k_format.group_size : spec.latent_dim();
     const std::vector<float> x = k.to_floats(), y = back.k.to_floats(), v = back.v.to_floats();
     for (int t = 0; t < tokens; ++t) {
@@ -211,7 +211,7 @@ TEST(LatentAppendTest, EitherOutputAloneAndHalfStridedOnes) {
   const std::vector<int> counts = {70, 3};
   Cache cache(spec, counts, random);
   cache.append(counts, random_values(random, 73, 1, 576), Tensor{});
-  const Dequantised both = dequantised(cache);
+  const reference::Dequantised both = dequantised(cache);
   const Tensor k(DType::kBFloat16, {73, 2, 600}), v(DType::kFloat32, {73, 1, 512});
   dequantize(cache.view(), {}, v.view());
   EXPECT_TRUE(same_bytes(v, both.v));
@@ -223,8 +223,8 @@ TEST(LatentAppendTest, EitherOutputAloneAndHalfStridedOnes) {
     for (int d = 0; d < 1200; ++d) {
       const float got = k.get(t * 1200 + d);
       if (d < 576) {
-        const float want =
-            from_bits16(DType::kBFloat16, to_bits16(DType::kBFloat16, both.k.get(t * 576 + d)));
+        const float want = reference::from_bits16(
+            DType::kBFloat16, reference::to_bits16(DType::kBFloat16, both.k.get(t * 576 + d)));
         ASSERT_EQ(got, want) << t << " " << d;
       } else {
         ASSERT_TRUE(std::isnan(got)) << t << " " << d;

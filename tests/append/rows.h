@@ -11,6 +11,11 @@
 
 namespace halftone::testing {
 
+using reference::Cache;
+using reference::Data;
+using reference::Random;
+using reference::Tensor;
+
 inline constexpr int kHeads = 3;
 inline const std::vector<int> kLengths = {70, 0, 33, 5, 16, 1};
 

@@ -2,18 +2,15 @@
 // table, on every backend.
 //
 // ctest: 2 parts
-#include <gtest/gtest.h>
-
 #include <array>
 #include <memory>
 #include <string>
 #include <variant>
 #include <vector>
 
-#include "halftone/error.h"
 #include "reference/sanitizer.h"
-#include "testing/runner.h"
 #include "testing/step.h"
+#include "tests/on_runners.h"
 
 namespace halftone::testing {
 namespace {
@@ -57,93 +54,83 @@ After in_one_call(const Runner& runner, const AttentionCase& row, bool advance) 
   return after;
 }
 
-void expect_same(const Runner& runner, const AttentionCase& row) {
-  SCOPED_TRACE(std::string(runner.name()) + ", " + row.name);
-  AttentionProblem problem = attention_problem(row);
-  problem.device = runner.device();
-  try {
-    (void)plan(problem);
-  } catch (const Error& error) {
-    ASSERT_EQ(error.code(), ErrorCode::kUnsupported) << error.what();
-    return;
+class AppendStep : public OnRunners {
+ protected:
+  /// Where the backend serves the row.
+  void expect_same(const AttentionCase& row) {
+    SCOPED_TRACE(row.name);
+    if (!serves(make_problem(row))) return;
+    const After two = in_two_calls(runner(), row), one = in_one_call(runner(), row, true);
+    EXPECT_TRUE(same_bytes(two.pages, one.pages));
+    EXPECT_TRUE(same_bytes(two.lengths, one.lengths));
+    EXPECT_TRUE(same_bytes(two.outputs.out, one.outputs.out));
+    EXPECT_TRUE(!row.lse || same_bytes(two.outputs.lse, one.outputs.lse));
+    EXPECT_TRUE(same_bytes(two.outputs.status, one.outputs.status));
   }
-  const After two = in_two_calls(runner, row), one = in_one_call(runner, row, true);
-  EXPECT_TRUE(same_bytes(two.pages, one.pages));
-  EXPECT_TRUE(same_bytes(two.lengths, one.lengths));
-  EXPECT_TRUE(same_bytes(two.outputs.out, one.outputs.out));
-  EXPECT_TRUE(!row.lse || same_bytes(two.outputs.lse, one.outputs.lse));
-  EXPECT_TRUE(same_bytes(two.outputs.status, one.outputs.status));
-}
+};
+HALFTONE_ON_EVERY_RUNNER(AppendStep);
 
-TEST(AppendStep, RowsOfTheTableEqualAppendAndRun) {
-  for (const Runner* runner : runners()) {
-    int n = 0;
-    for (AttentionCase row : attention_cases()) {
-      if (row.plain || row.lists.top_k != 0) continue;
-      ++n;
-      if (n % (kSanitized ? 8 : 2) != 0 && !row.step.appends) continue;
-      if (!row.step.appends) row = appending(row, {.slots = n % 3 == 0});
-      row.policy = kPolicies[static_cast<std::size_t>(n) % kPolicies.size()];
-      expect_same(*runner, row);
-      if (HasFailure()) return;
-    }
-    EXPECT_GT(n, 300);
+TEST_P(AppendStep, RowsOfTheTableEqualAppendAndRun) {
+  int n = 0;
+  for (AttentionCase row : attention_cases()) {
+    if (row.plain || row.lists.top_k != 0) continue;
+    ++n;
+    if (n % (reference::kSanitized ? 8 : 2) != 0 && !row.step.appends) continue;
+    if (!row.step.appends) row = appending(row, {.slots = n % 3 == 0});
+    row.policy = kPolicies[static_cast<std::size_t>(n) % kPolicies.size()];
+    expect_same(row);
+    if (HasFailure()) return;
   }
+  EXPECT_GT(n, 300);
 }
 
 /// Formats whose bytes are written by different code, with every number of queries that one launch is for.
-TEST(AppendStep, EveryNumberOfQueriesAndPolicy) {
-  for (const Runner* runner : runners()) {
-    int n = 0;
-    for (const char* format : {"bf16", "fp8", "int8-head", "int8-token", "int4-g32", "int4-row"}) {
-      for (int queries = 1; queries <= 16; ++queries) {
-        AttentionCase row;
-        row.name = std::string(format) + ", " + std::to_string(queries) + " queries";
-        // New tokens in one tile, across tiles, across pages and across the splits of a long request.
-        row.requests = {{queries, 16}, {queries, 21}, {queries, 64 + (queries + 1) / 2}, {queries, 1030}};
-        row.k_format = format;
-        row.mask.causal = queries % 2 == 0;
-        row.workers = runner->device().type == DeviceType::kCpu ? 6 : 0;
-        row.seed = static_cast<std::uint64_t>(queries);
-        for (const SplitPolicy policy : kPolicies) {
-          if (n++ % 2 != 0 && std::string(format) != "int8-head") continue;
-          row.policy = policy;
-          expect_same(*runner, appending(row));
-          if (HasFailure()) return;
-        }
+TEST_P(AppendStep, EveryNumberOfQueriesAndPolicy) {
+  int n = 0;
+  for (const char* format : {"bf16", "fp8", "int8-head", "int8-token", "int4-g32", "int4-row"}) {
+    for (int queries = 1; queries <= 16; ++queries) {
+      AttentionCase row;
+      row.name = std::string(format) + ", " + std::to_string(queries) + " queries";
+      // New tokens in one tile, across tiles, across pages and across the splits of a long request.
+      row.requests = {{queries, 16}, {queries, 21}, {queries, 64 + (queries + 1) / 2}, {queries, 1030}};
+      row.k_format = format;
+      row.mask.causal = queries % 2 == 0;
+      row.workers = runner().device().type == DeviceType::kCpu ? 6 : 0;
+      row.seed = static_cast<std::uint64_t>(queries);
+      for (const SplitPolicy policy : kPolicies) {
+        if (n++ % 2 != 0 && std::string(format) != "int8-head") continue;
+        row.policy = policy;
+        expect_same(appending(row));
+        if (HasFailure()) return;
       }
     }
   }
 }
 
 /// Prompts and single tokens in one batch, each in its pass.
-TEST(AppendStep, TwoPasses) {
-  for (const Runner* runner : runners()) {
-    for (const char* format : {"bf16", "int8-head", "int4-g32"}) {
-      for (const SplitPolicy policy : kPolicies) {
-        AttentionCase row;
-        row.name = std::string("passes of ") + format;
-        row.requests = {{1, 700}, {300, 500}, {1, 1}, {16, 16}, {0, 9}, {2, 65}};
-        row.k_format = format;
-        row.mask.causal = true;
-        row.policy = policy;
-        row = appending(row);
-        ASSERT_EQ(runner->plan(attention_problem(row)).info().passes.size(), 2U);
-        expect_same(*runner, row);
-      }
+TEST_P(AppendStep, TwoPasses) {
+  for (const char* format : {"bf16", "int8-head", "int4-g32"}) {
+    for (const SplitPolicy policy : kPolicies) {
+      AttentionCase row;
+      row.name = std::string("passes of ") + format;
+      row.requests = {{1, 700}, {300, 500}, {1, 1}, {16, 16}, {0, 9}, {2, 65}};
+      row.k_format = format;
+      row.mask.causal = true;
+      row.policy = policy;
+      row = appending(row);
+      ASSERT_EQ(runner().plan(attention_problem(row)).info().passes.size(), 2U);
+      expect_same(row);
     }
   }
 }
 
-TEST(AppendStep, RandomProblems) {
-  for (const Runner* runner : runners()) {
-    for (std::uint64_t seed = 60000; seed < (kSanitized ? 60010 : 60150); ++seed) {
-      AttentionCase row = random_case(seed);
-      if (row.plain || row.lists.top_k != 0) continue;
-      if (!row.step.appends) row = appending(row);
-      expect_same(*runner, row);
-      if (HasFailure()) return;
-    }
+TEST_P(AppendStep, RandomProblems) {
+  for (std::uint64_t seed = 60000; seed < (reference::kSanitized ? 60010 : 60150); ++seed) {
+    AttentionCase row = random_case(seed);
+    if (row.plain || row.lists.top_k != 0) continue;
+    if (!row.step.appends) row = appending(row);
+    expect_same(row);
+    if (HasFailure()) return;
   }
 }
 
@@ -221,12 +208,10 @@ class EngineSteps {
   std::vector<Problem> layers_;
 };
 
-TEST(AppendStep, StepsOfAnEngine) {
-  for (const Runner* runner : runners()) {
-    for (const int advancing : {0, EngineSteps::kLayers - 1, EngineSteps::kLayers}) {
-      SCOPED_TRACE(std::string(runner->name()) + ", advanced by " + std::to_string(advancing));
-      EngineSteps(*runner).expect_each_token_in_its_place(advancing);
-    }
+TEST_P(AppendStep, StepsOfAnEngine) {
+  for (const int advancing : {0, EngineSteps::kLayers - 1, EngineSteps::kLayers}) {
+    SCOPED_TRACE("advanced by " + std::to_string(advancing));
+    EngineSteps(runner()).expect_each_token_in_its_place(advancing);
   }
 }
 

@@ -62,8 +62,8 @@ void expect_rounded(const Tensor& actual, const std::vector<double>& exact, bool
 /// The oracle works on what the pages hold, so that must be what was appended and what dequantize() returns.
 void expect_cache_holds_input(const Problem& p) {
   if (!p.cache || p.k.numel() == 0) return;
-  const Dequantised d = dequantised(*p.cache);
-  const ExactValues exact = exact_values(*p.cache);
+  const reference::Dequantised d = dequantised(*p.cache);
+  const reference::ExactValues exact = exact_values(*p.cache);
   expect_rounded(d.k, exact.k, p.row.rotate_k);
   expect_rounded(d.v, exact.v, p.row.rotate_v);
   const double rotary = p.row.rope_dim != 0 ? storage_error_limit({}) : 0;  // bf16
@@ -99,7 +99,7 @@ INSTANTIATE_TEST_SUITE_P(Cases, AttentionTable, ::testing::ValuesIn(attention_ca
 TEST(Attention, RandomProblems) {
   const char* wanted = std::getenv("HALFTONE_FUZZ_CASES");
   const char* first = std::getenv("HALFTONE_FUZZ_SEED");
-  const std::uint64_t count = wanted ? std::strtoull(wanted, nullptr, 10) : kSanitized ? 60 : 400;
+  const std::uint64_t count = wanted ? std::strtoull(wanted, nullptr, 10) : reference::kSanitized ? 60 : 400;
   const std::uint64_t begin = first ? std::strtoull(first, nullptr, 10) : 0;
   for (std::uint64_t seed = begin; seed < begin + count; ++seed) {
     SCOPED_TRACE("repeat with HALFTONE_FUZZ_SEED=" + std::to_string(seed) + " HALFTONE_FUZZ_CASES=1");
@@ -136,7 +136,7 @@ TEST(Attention, PagedBf16EqualsPlainTensors) {
     row.plain = DType::kBFloat16;
     Problem plain = make_problem(row);
     plain.q = paged.q.clone();
-    const Dequantised d = dequantised(*paged.cache);
+    const reference::Dequantised d = dequantised(*paged.cache);
     plain.k = Tensor::of(DType::kBFloat16, d.k.shape(), d.k.to_floats());
     plain.v = Tensor::of(DType::kBFloat16, d.v.shape(), d.v.to_floats());
     const Reference reference = make_reference(plain);

@@ -47,7 +47,7 @@ TEST(Concurrency, EightThreadsWithOwnWorkspaces) {
       const Plan plan = halftone::plan(p.problem);
       std::atomic<int> wrong = 0;
       at_once(8, [&](int) {
-        for (int repeat = 0; repeat < (kSanitized ? 2 : 20); ++repeat) {
+        for (int repeat = 0; repeat < (reference::kSanitized ? 2 : 20); ++repeat) {
           const Tensor workspace(DType::kUInt8, {static_cast<std::int64_t>(plan.workspace_bytes())});
           const Outputs outputs = make_outputs(p);
           const AttentionArgs args = arguments(p, outputs);
@@ -76,7 +76,7 @@ TEST(Concurrency, OneWorkspaceServesOneCallAtATime) {
   std::atomic<int> wrong = 0, refused = 0;
   for (int round = 0; round < 100 && refused == 0; ++round) {
     at_once(4, [&](int t) {
-      for (int repeat = 0; repeat < (kSanitized ? 3 : 20); ++repeat) {
+      for (int repeat = 0; repeat < (reference::kSanitized ? 3 : 20); ++repeat) {
         const Outputs outputs = make_outputs(p);
         const AttentionArgs args = arguments(p, outputs);
         try {
@@ -186,7 +186,7 @@ TEST(Concurrency, AppendWhileReading) {
   const std::int32_t page = cache.block_table.as<std::int32_t>()[4];
   std::atomic<int> wrong = 0;
   at_once(4, [&](int t) {
-    for (int repeat = 0; repeat < (kSanitized ? 3 : 30); ++repeat) {
+    for (int repeat = 0; repeat < (reference::kSanitized ? 3 : 30); ++repeat) {
       if (t == 0) {
         const Tensor slot = Tensor::of({1}, std::vector<std::int64_t>{page * std::int64_t{16} + repeat % 16});
         AppendArgs args;
@@ -236,7 +236,7 @@ TEST(Concurrency, ThousandRepeatsUnderMemoryPressure) {
     }
   });
   int wrong = 0;
-  for (int repeat = 0; repeat < (kSanitized ? 50 : 1000); ++repeat) {
+  for (int repeat = 0; repeat < (reference::kSanitized ? 50 : 1000); ++repeat) {
     const Outputs outputs = run_problem(p);
     wrong += !same_bytes(outputs.out, expected.out) || !same_bytes(outputs.lse, expected.lse);
   }

@@ -89,12 +89,12 @@ TEST_P(EightBit, OneKeyShowsTheOperands) {
         if (!serves(p)) continue;
         const Outputs outputs = run(p);
         const bool fp8 = row.arithmetic == "fp8";
-        const ExactValues stored = stored_values(*p.cache);
+        const reference::ExactValues stored = stored_values(*p.cache);
         const std::vector<float> q = p.q.to_floats(), k(stored.k.begin(), stored.k.end());
         const auto dim = static_cast<std::size_t>(head_dim);
         const auto values = [&](const std::vector<float>& x, std::size_t at) {
           const std::span<const float> part = std::span(x).subspan(at, dim);
-          return fp8 ? fp8_values(part) : int8_rows(part, head_dim);
+          return fp8 ? fp8_values(part) : reference::int8_rows(part, head_dim);
         };
         for (int r = 0; r < 4 * row.q_heads; ++r) {
           const auto head = static_cast<std::size_t>(r / (row.q_heads / row.kv_heads));
@@ -164,7 +164,7 @@ TEST_P(EightBit, WeightsAreCodesOfTheirChunk) {
     const int keys = row.requests[i].kv_len;
     const std::vector<float> given(stored.begin() + first * channels,
                                    stored.begin() + (first + keys) * channels);
-    const std::vector<double> v = int8_blocks(given, channels, 0);
+    const std::vector<double> v = reference::int8_blocks(given, channels, 0);
     for (int head = 0; head < row.q_heads; ++head) {
       const double slope = p.alibi_slopes.get(head);
       std::vector<double> sums(static_cast<std::size_t>(row.head_dim));

@@ -93,8 +93,8 @@ TEST_P(Interrupt, Append) {
 
 TEST_P(Interrupt, Conversions) {
   const Problem p = problem_to_end();
-  const Dequantised expected = dequantised(*p.cache);
-  const Dequantised actual{expected.k.clone(), expected.v.clone()};
+  const reference::Dequantised expected = dequantised(*p.cache);
+  const reference::Dequantised actual{expected.k.clone(), expected.v.clone()};
   expect_interrupted("dequantize", [&] { dequantize(p.cache->view(), actual.k.view(), actual.v.view()); });
   dequantize(p.cache->view(), actual.k.view(), actual.v.view());
   EXPECT_TRUE(same_bytes(actual.k, expected.k) && same_bytes(actual.v, expected.v));

@@ -1,7 +1,6 @@
-// Merging partial results over disjoint keys gives attention over all of them.
-#include <gtest/gtest.h>
-
+// Merging partial results over disjoint keys gives attention over all of them, on every backend.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <initializer_list>
 #include <limits>
@@ -10,13 +9,16 @@
 
 #include "halftone/attention.h"
 #include "halftone/error.h"
-#include "testing/cases.h"
 #include "tests/expect_error.h"
+#include "tests/on_runners.h"
 
 namespace halftone::testing {
 namespace {
 
+using reference::rounding_step;
+
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr std::array kTypes = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
 
 /// A request over plain f32 K and V, cut into parts at `cuts`.
 struct Parts {
@@ -59,51 +61,113 @@ Parts cut(const std::vector<int>& cuts, int kv_len, int q_len, DType part_dtype,
   return parts;
 }
 
-std::vector<TensorView> views(const std::vector<Tensor>& tensors) {
-  std::vector<TensorView> result;
-  for (const Tensor& t : tensors) result.push_back(t.view());
-  return result;
+/// Parts of a merge and its outputs, which begin as NaN.
+struct Merge {
+  std::vector<Tensor> parts, part_lse;
+  Tensor out, lse;
+};
+
+/// `lse` draws the LSE of a (part, row and head); values of empty parts are NaN.
+template <class Lse>
+Merge make_merge(Random& random, int count, const std::vector<std::int64_t>& shape, bool mixed, DType out,
+                 Lse&& lse) {
+  Merge m{{}, {}, Tensor(out, shape), Tensor(DType::kFloat32, {shape[0], shape[1]})};
+  const std::int64_t pairs = shape[0] * shape[1];
+  for (int i = 0; i < count; ++i) {
+    std::vector<float> values(static_cast<std::size_t>(pairs * shape[2])),
+        lses(static_cast<std::size_t>(pairs));
+    for (float& x : values) x = random.normal();
+    for (std::size_t j = 0; j < lses.size(); ++j) {
+      lses[j] = lse(i, j);
+      if (lses[j] != -kInfinity) continue;
+      const auto at = values.begin() + static_cast<std::ptrdiff_t>(j) * shape[2];
+      std::fill_n(at, shape[2], std::numeric_limits<float>::quiet_NaN());
+    }
+    m.parts.push_back(Tensor::of(mixed ? random.pick(kTypes) : DType::kFloat32, shape, values));
+    m.part_lse.push_back(Tensor::of(DType::kFloat32, {shape[0], shape[1]}, lses));
+  }
+  return m;
 }
 
-TEST(Merge, TwoPartsEqualOneShot) {
-  for (const int at : {1, 16, 64, 100, 333, 499}) {
-    const Parts parts = cut({at}, 500, 3, DType::kFloat32, static_cast<std::uint64_t>(at));
-    const Outputs merged = make_outputs(parts.whole);
-    halftone::merge(views(parts.out), views(parts.lse), merged.out.view(), merged.lse.view());
-    EXPECT_EQ(judge(parts.whole, parts.reference, merged), "") << "cut at " << at;
-    EXPECT_TRUE(merged.out.guards_intact() && merged.lse.guards_intact());
+/// The outputs against the definition in double.
+void expect_merged(const Merge& m) {
+  const double limit = 1.25e-6 * (1 + static_cast<double>(m.parts.size()) / 128);
+  const std::int64_t dim = m.out.shape()[2];
+  for (std::int64_t pair = 0; pair < m.lse.numel(); ++pair) {
+    double top = -INFINITY, sum = 0;
+    for (const Tensor& lse : m.part_lse) top = std::max(top, double{lse.get(pair)});
+    std::vector<double> weights;
+    for (const Tensor& lse : m.part_lse) {
+      weights.push_back(top == -INFINITY ? 0 : std::exp(lse.get(pair) - top));
+      sum += weights.back();
+    }
+    if (sum == 0) {
+      ASSERT_EQ(m.lse.get(pair), -kInfinity) << "LSE " << pair;
+    } else {
+      const double lse = top + std::log(sum);
+      ASSERT_NEAR(m.lse.get(pair), lse, limit * std::max(1.0, std::abs(lse))) << "LSE " << pair;
+    }
+    for (std::int64_t i = pair * dim; i < (pair + 1) * dim; ++i) {
+      double x = 0, largest = 0;
+      for (std::size_t part = 0; part < m.parts.size(); ++part) {
+        if (m.part_lse[part].get(pair) == -kInfinity) continue;
+        x += weights[part] / sum * m.parts[part].get(i);
+        largest = std::max(largest, std::abs(double{m.parts[part].get(i)}));
+      }
+      ASSERT_NEAR(m.out.get(i), x, limit * largest + 2 * rounding_step(m.out.dtype(), std::abs(x)))
+          << "element " << i;
+    }
   }
 }
 
-TEST(Merge, ManyPartsSomeOfThemEmpty) {
+class MergeOnRunners : public OnRunners {
+ protected:
+  void merge(const Merge& m) const { runner().merge(m.parts, m.part_lse, m.out, m.lse); }
+
+  /// A merge of `parts` keeps the rule of the oracle; exponentials of a GPU are approximate.
+  void expect_whole(const Parts& parts) const {
+    const Outputs merged = make_outputs(parts.whole);
+    runner().merge(parts.out, parts.lse, merged.out, merged.lse);
+    const double slack = runner().device().type == DeviceType::kCpu ? 0 : 4e-6;
+    EXPECT_EQ(testing::judge(parts.whole, parts.reference, merged, slack, slack), "");
+  }
+};
+HALFTONE_ON_EVERY_RUNNER(MergeOnRunners);
+
+TEST_P(MergeOnRunners, TwoPartsEqualOneShot) {
+  for (const int at : {1, 16, 64, 100, 333, 499}) {
+    SCOPED_TRACE("cut at " + std::to_string(at));
+    expect_whole(cut({at}, 500, 3, DType::kFloat32, static_cast<std::uint64_t>(at)));
+  }
+}
+
+TEST_P(MergeOnRunners, ManyPartsSomeOfThemEmpty) {
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
     Random random(seed);
     std::vector<int> cuts;
     for (std::int64_t n = random.integer(0, 40); n > 0; --n)
       cuts.push_back(static_cast<int>(random.integer(0, 300)));
     std::sort(cuts.begin(), cuts.end());
-    const Parts parts = cut(cuts, 300, 2, DType::kFloat32, 100 + seed);
-    const Outputs merged = make_outputs(parts.whole);
-    halftone::merge(views(parts.out), views(parts.lse), merged.out.view(), merged.lse.view());
-    EXPECT_EQ(judge(parts.whole, parts.reference, merged), "") << "seed " << seed;
+    expect_whole(cut(cuts, 300, 2, DType::kFloat32, 100 + seed));
   }
 }
 
-TEST(Merge, LseMayBeAbsent) {
+TEST_P(MergeOnRunners, LseMayBeAbsent) {
   const Parts parts = cut({7}, 40, 1, DType::kFloat32, 3);
   const Outputs with = make_outputs(parts.whole), without = make_outputs(parts.whole);
-  halftone::merge(views(parts.out), views(parts.lse), with.out.view(), with.lse.view());
-  halftone::merge(views(parts.out), views(parts.lse), without.out.view(), TensorView{});
+  runner().merge(parts.out, parts.lse, with.out, with.lse);
+  runner().merge(parts.out, parts.lse, without.out, {});
   EXPECT_TRUE(same_bytes(with.out, without.out));
 }
 
-TEST(Merge, SixteenBitParts) {
+/// The parts are rounded once, the result once more; weights sum to one.
+TEST_P(MergeOnRunners, SixteenBitParts) {
   for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
     const Parts parts = cut({50, 120}, 200, 4, dtype, 4);
-    for (const DType out_dtype : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+    for (const DType out_dtype : kTypes) {
       const Tensor out(out_dtype, parts.whole.q.shape());
-      halftone::merge(views(parts.out), views(parts.lse), out.view(), TensorView{});
-      // The parts are rounded once, the result once more; weights sum to one.
+      runner().merge(parts.out, parts.lse, out, {});
       const int dim = parts.whole.row.head_dim;
       for (std::int64_t row = 0; row < out.numel() / dim; ++row) {
         double largest = 0;
@@ -122,46 +186,78 @@ TEST(Merge, SixteenBitParts) {
   }
 }
 
-TEST(Merge, AllPartsEmpty) {
-  const std::vector<Tensor> out = [] {
-    std::vector<Tensor> parts;
-    for (int i = 0; i < 3; ++i) parts.emplace_back(DType::kFloat32, std::vector<std::int64_t>{2, 3, 64});
-    return parts;  // bytes 0xFF: NaN
-  }();
-  const std::vector<float> empty(6, -kInfinity);
-  std::vector<Tensor> lse;
-  for (int i = 0; i < 3; ++i) lse.push_back(Tensor::of(DType::kFloat32, {2, 3}, empty));
-  const Tensor merged(DType::kFloat32, {2, 3, 64}), merged_lse(DType::kFloat32, {2, 3});
-  halftone::merge(views(out), views(lse), merged.view(), merged_lse.view());
-  for (const float x : merged.as<float>()) ASSERT_EQ(x, 0.0F);
-  for (const float x : merged_lse.as<float>()) ASSERT_EQ(x, -kInfinity);
+TEST_P(MergeOnRunners, AnyNumberOfPartsOfAnyDim) {
+  Random random(1);
+  for (const int count : {1, 2, 3, 32, 33, 512}) {
+    for (const std::int64_t dim : {1, 7, 64, 80, 128, 256, 2056}) {
+      if (count > 33 && dim > 128) continue;
+      for (const DType type : kTypes) {
+        SCOPED_TRACE(std::to_string(count) + " parts of dim " + std::to_string(dim));
+        const Merge m = make_merge(random, count, {5, 3, dim}, dim % 3 != 0, type, [&](int, std::size_t) {
+          return random.chance(0.2) ? -kInfinity : 20 * random.normal();
+        });
+        merge(m);
+        expect_merged(m);
+      }
+    }
+  }
+}
+
+TEST_P(MergeOnRunners, ManyRows) {
+  Random random(2);
+  const Merge m = make_merge(random, 4, {700, 9, 128}, true, DType::kBFloat16,
+                             [&](int, std::size_t) { return 3 * random.normal(); });
+  merge(m);
+  expect_merged(m);
+}
+
+/// exp(0) is exact, and every other operation is that of the CPU.
+TEST_P(MergeOnRunners, EqualLseGivesTheBitsOfTheCpu) {
+  Random random(3);
+  for (const int count : {1, 5, 64}) {
+    const Merge m =
+        make_merge(random, count, {4, 8, 128}, true, DType::kFloat32, [&](int part, std::size_t pair) {
+          return part > 0 && random.chance(0.3) ? -kInfinity : static_cast<float>(pair) - 7.5F;
+        });
+    const Tensor expected(DType::kFloat32, {4, 8, 128});
+    runners()[0]->merge(m.parts, m.part_lse, expected, {});
+    merge(m);
+    EXPECT_TRUE(same_bytes(expected, m.out)) << count;
+  }
+}
+
+TEST_P(MergeOnRunners, AllPartsEmpty) {
+  Random random(4);
+  for (const DType type : kTypes) {
+    const Merge m =
+        make_merge(random, 3, {2, 3, 64}, true, type, [](int, std::size_t) { return -kInfinity; });
+    merge(m);
+    for (std::int64_t i = 0; i < m.out.numel(); ++i) ASSERT_EQ(m.out.get(i), 0.0F);
+    for (const float x : m.lse.as<float>()) ASSERT_EQ(x, -kInfinity);
+  }
 }
 
 /// A part with LSE -inf contributes nothing, whatever its values are.
-TEST(Merge, NanInAnEmptyPartIsIgnored) {
-  const Parts parts = cut({20}, 40, 1, DType::kFloat32, 5);
+TEST_P(MergeOnRunners, NanInAnEmptyPartIsIgnored) {
+  Parts parts = cut({20}, 40, 1, DType::kFloat32, 5);
   const Outputs expected = make_outputs(parts.whole), actual = make_outputs(parts.whole);
-  halftone::merge(views(parts.out), views(parts.lse), expected.out.view(), expected.lse.view());
-  const Tensor nan(DType::kFloat32, parts.whole.q.shape());
-  const std::vector<float> values(static_cast<std::size_t>(parts.whole.row.q_heads), -kInfinity);
-  const Tensor empty = Tensor::of(DType::kFloat32, {1, parts.whole.row.q_heads}, values);
-  halftone::merge({parts.out[0].view(), nan.view(), parts.out[1].view()},
-                  {parts.lse[0].view(), empty.view(), parts.lse[1].view()}, actual.out.view(),
-                  actual.lse.view());
+  runner().merge(parts.out, parts.lse, expected.out, expected.lse);
+  parts.out.emplace(parts.out.begin() + 1, DType::kFloat32, parts.whole.q.shape());  // bytes 0xFF: NaN
+  const std::vector<float> empty(static_cast<std::size_t>(parts.whole.row.q_heads), -kInfinity);
+  parts.lse.insert(parts.lse.begin() + 1, Tensor::of(DType::kFloat32, {1, parts.whole.row.q_heads}, empty));
+  runner().merge(parts.out, parts.lse, actual.out, actual.lse);
   EXPECT_TRUE(same_bytes(expected.out, actual.out));
   EXPECT_TRUE(same_bytes(expected.lse, actual.lse));
 }
 
-TEST(Merge, ExtremeLseValues) {
-  const auto merge_two = [](float lse_a, float lse_b) {
-    const std::vector<float> a = {1}, b = {3};
-    const Tensor out_a = Tensor::of(DType::kFloat32, {1, 1, 1}, a),
-                 out_b = Tensor::of(DType::kFloat32, {1, 1, 1}, b);
-    const Tensor la = Tensor::of(DType::kFloat32, {1, 1}, std::vector<float>{lse_a});
-    const Tensor lb = Tensor::of(DType::kFloat32, {1, 1}, std::vector<float>{lse_b});
-    const Tensor out(DType::kFloat32, {1, 1, 1}), lse(DType::kFloat32, {1, 1});
-    halftone::merge({out_a.view(), out_b.view()}, {la.view(), lb.view()}, out.view(), lse.view());
-    return std::pair{out.get(0), lse.get(0)};
+TEST_P(MergeOnRunners, ExtremeLseValues) {
+  const auto merge_two = [&](float lse_a, float lse_b) {
+    Random random(0);
+    const Merge m = make_merge(random, 2, {1, 1, 1}, false, DType::kFloat32,
+                               [&](int part, std::size_t) { return part == 0 ? lse_a : lse_b; });
+    m.parts[0].set(0, 1), m.parts[1].set(0, 3);
+    merge(m);
+    return std::pair{m.out.get(0), m.lse.get(0)};
   };
   EXPECT_EQ(merge_two(1e30F, 1e30F), (std::pair{2.0F, 1e30F}));
   EXPECT_EQ(merge_two(-1e30F, 1e30F), (std::pair{3.0F, 1e30F}));
@@ -170,23 +266,48 @@ TEST(Merge, ExtremeLseValues) {
   const auto [out, lse] = merge_two(0.0F, 0.0F);
   EXPECT_EQ(out, 2.0F);
   EXPECT_NEAR(lse, std::log(2.0F), 1e-6);
+
+  constexpr std::array<float, 4> kExtremes = {1e30F, -1e30F, -65504.0F, 200.0F};
+  Random random(5);
+  const Merge far =
+      make_merge(random, 2, {4, 4, 64}, false, DType::kFloat32,
+                 [&](int part, std::size_t pair) { return kExtremes[part == 0 ? pair / 4 : pair % 4]; });
+  merge(far);
+  expect_merged(far);
 }
 
-TEST(Merge, StridedViews) {
-  const Parts parts = cut({20}, 40, 3, DType::kFloat32, 6);
-  const Outputs expected = make_outputs(parts.whole);
-  halftone::merge(views(parts.out), views(parts.lse), expected.out.view(), expected.lse.view());
-  const std::int64_t rows = 3, heads = parts.whole.row.q_heads, dim = parts.whole.row.head_dim;
-  // The result lives inside a wider tensor.
-  const Tensor wide(DType::kFloat32, {rows, heads, dim + 32});
-  TensorView view = wide.view();
-  view.shape[2] = dim;
-  halftone::merge(views(parts.out), views(parts.lse), view, TensorView{});
-  for (std::int64_t r = 0; r < rows * heads; ++r) {
-    for (std::int64_t d = 0; d < dim; ++d)
-      ASSERT_EQ(wide.get(r * (dim + 32) + d), expected.out.get(r * dim + d));
-    for (std::int64_t d = dim; d < dim + 32; ++d) ASSERT_TRUE(std::isnan(wide.get(r * (dim + 32) + d)));
+/// The result lies inside of a wider tensor, at any alignment of its elements.
+TEST_P(MergeOnRunners, StridedOrUnaligned) {
+  Random random(6);
+  for (const DType type : kTypes) {
+    const Merge m =
+        make_merge(random, 3, {6, 4, 64}, true, type, [&](int, std::size_t) { return random.normal(); });
+    merge(m);
+    for (const int offset : {0, 1, 8}) {
+      const Tensor wide(type, {6, 4, 80});
+      const std::unique_ptr<Place> place = runner().place();
+      const TensorView base = place->add(wide.view());
+      TensorView out = base;
+      out.shape[2] = 64;
+      out.data = static_cast<std::uint8_t*>(base.data) + offset * dtype_bits(type) / 8;
+      halftone::merge(place->add(m.parts), place->add(m.part_lse), out, {});
+      place->finish();
+      place->read(base, wide);
+      for (std::int64_t i = 0; i < wide.numel(); ++i) {
+        const std::int64_t d = i % 80 - offset;
+        if (d < 0 || d >= 64) {
+          ASSERT_TRUE(std::isnan(wide.get(i))) << i;
+        } else {
+          ASSERT_EQ(wide.get(i), m.out.get(i / 80 * 64 + d)) << i;
+        }
+      }
+    }
   }
+}
+
+TEST_P(MergeOnRunners, NoRows) {
+  Random random(7);
+  merge(make_merge(random, 2, {0, 4, 64}, false, DType::kFloat32, [](int, std::size_t) { return 0.0F; }));
 }
 
 TEST(Merge, Refusals) {

@@ -16,6 +16,13 @@
 namespace halftone::testing {
 namespace {
 
+using reference::from_bits16;
+using reference::OracleParams;
+using reference::OracleResult;
+using reference::PlainResult;
+using reference::round_to;
+using reference::to_bits16;
+
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 /// The definition, key by key: no ranges, no blocks.
@@ -219,7 +226,7 @@ TEST(Judge, FindsErrorsMadeOnPurpose) {
   const std::vector<double> truth = {1, 2, 0, 0};
   const std::vector<float> plain = {1, 2, 0, 0};
   const auto ok = [&](std::vector<float> actual, DType dtype) {
-    return judge_output(2, 2, truth.data(), plain.data(), actual.data(), dtype).ok;
+    return reference::judge_output(2, 2, truth.data(), plain.data(), actual.data(), dtype).ok;
   };
   EXPECT_TRUE(ok({1, 2, 0, 0}, DType::kFloat32));
   EXPECT_FALSE(ok({1.000001F, 2, 0, 0}, DType::kFloat32));
@@ -231,7 +238,7 @@ TEST(Judge, FindsErrorsMadeOnPurpose) {
   const std::vector<double> lse = {3, -kInfinity};
   const std::vector<float> plain_lse = {3, -INFINITY};
   const auto lse_ok = [&](std::vector<float> actual) {
-    return judge_lse(2, lse.data(), plain_lse.data(), actual.data()).ok;
+    return reference::judge_lse(2, lse.data(), plain_lse.data(), actual.data()).ok;
   };
   EXPECT_TRUE(lse_ok({3, -INFINITY}));
   EXPECT_FALSE(lse_ok({3.00001F, -INFINITY}));
@@ -242,7 +249,7 @@ TEST(Judge, FindsErrorsMadeOnPurpose) {
 TEST(TensorGuards, StrayWritesAreFound) {
   Tensor t(DType::kFloat32, {3});
   EXPECT_TRUE(t.guards_intact());
-  if (kAddressSanitizer) GTEST_SKIP() << "AddressSanitizer ends the process at the stray write";
+  if (reference::kAddressSanitizer) GTEST_SKIP() << "AddressSanitizer ends the process at the stray write";
   t.bytes().data()[12] = 7;
   EXPECT_FALSE(t.guards_intact());
 }

@@ -40,7 +40,7 @@ HALFTONE_ON_EVERY_RUNNER(Passes);
 /// A request alone, among single tokens, and beside a prompt of 4,096 tokens; under the batch's bounds and
 /// its own.
 TEST_P(Passes, BatchInvariantBitsDoNotDependOnLongNeighbours) {
-  const int prompt = kSanitized ? 500 : 4096;
+  const int prompt = reference::kSanitized ? 500 : 4096;
   for (const char* format : {"int8-head", "bf16", "int4-g32"}) {
     const int most = short_queries(format);
     const Problem p = make_problem(mixed_case(

@@ -102,7 +102,7 @@ TEST_P(Targets, CaseTable) {
   const ForcedTarget forced(GetParam());
   int n = 0;
   for (const AttentionCase& row : attention_cases()) {
-    if (n++ % (kSanitized ? 12 : 3) != 0) continue;
+    if (n++ % (reference::kSanitized ? 12 : 3) != 0) continue;
     const Problem p = make_problem(row);
     EXPECT_EQ(judge(p, make_reference(p), run_problem(p)), "") << row.name;
   }
@@ -110,7 +110,7 @@ TEST_P(Targets, CaseTable) {
 
 TEST_P(Targets, RandomProblems) {
   const ForcedTarget forced(GetParam());
-  for (std::uint64_t seed = 10000; seed < (kSanitized ? 10010 : 10060); ++seed) {
+  for (std::uint64_t seed = 10000; seed < (reference::kSanitized ? 10010 : 10060); ++seed) {
     const Problem p = make_problem(random_case(seed));
     EXPECT_EQ(judge(p, make_reference(p), run_problem(p)), "") << "random_case(" << seed << ")";
   }
@@ -195,7 +195,7 @@ TEST_P(Targets, PairsOfKeysHaveTheBitsOfFp32) {
          {"plain", "bf16", "int8-tensor", "int8-static-head", "int8-token-f32", "int8-head", "fp8",
           "fp8-token-head", "int4-token-sym", "int8-head+offset"}) {
       ++n;
-      if (kSanitized && n % 5 != 0) continue;
+      if (reference::kSanitized && n % 5 != 0) continue;
       AttentionCase row = key_pairs_case();
       row.head_dim = head_dim;
       row.mask = masks[(n + n / 9) % 3];
@@ -278,7 +278,7 @@ TEST_P(Targets, PairsOfWeightsHaveTheBitsOfFp32) {
                                      "int8-token-asym-f32", "int4-g32", "int4-row"}) {
       ++n;
       if (head_dim % 32 != 0 && format == "int4-g32") continue;
-      if (kSanitized && n % 5 != 0) continue;
+      if (reference::kSanitized && n % 5 != 0) continue;
       AttentionCase row = half_int8_case();
       row.head_dim = head_dim;
       row.mask = masks[(n + n / 9) % 3];
@@ -305,7 +305,7 @@ TEST_P(Targets, PairsOfSmallWeightsAndValues) {
   for (const float unit : {1.0F, 0x1p-40F, 0x1p-52F, 0x1p-60F, 0x1p-100F, 0x1p-130F, 0x1p120F}) {
     for (const int step : {1, 7, 10000}) {  // in all places, some, few
       for (const float scale : {0.0F, 4.0F, 60.0F}) {
-        if (++n % 5 != 0 && kSanitized) continue;
+        if (++n % 5 != 0 && reference::kSanitized) continue;
         AttentionCase row = half_int8_case();
         row.plain = n % 2 == 0 ? DType::kBFloat16 : DType::kFloat32;
         row.mask.causal = step != 7;
@@ -393,10 +393,10 @@ TEST_P(Targets, SameBytesInTheCache) {
     row.k_format = format;
     row.rotate_k = row.rotate_v = true;
     const Problem best = make_problem(row);
-    const Dequantised expected = dequantised(*best.cache);
+    const reference::Dequantised expected = dequantised(*best.cache);
     const ForcedTarget forced(GetParam());
     const Problem here = make_problem(row);
-    const Dequantised actual = dequantised(*here.cache);
+    const reference::Dequantised actual = dequantised(*here.cache);
     EXPECT_TRUE(same_bytes(best.cache->pages, here.cache->pages)) << format;
     EXPECT_TRUE(same_bytes(expected.k, actual.k) && same_bytes(expected.v, actual.v)) << format;
   }

@@ -19,7 +19,7 @@ namespace {
 /// Every call that may open a parallel region, with enough work to open it.
 struct Calls {
   Outputs attended;
-  Dequantised values;
+  reference::Dequantised values;
   StaticScaleValues scales;
   Tensor pages, merged;
 };
@@ -85,7 +85,7 @@ TEST(Fork, SameBitsAfterCallsOnManyThreads) {
 
 /// A child's own threads, and a child of a thread that never made a call.
 TEST(Fork, FromAndIntoOtherThreads) {
-  if (kThreadSanitizer)
+  if (reference::kThreadSanitizer)
     GTEST_SKIP() << "its OpenMP tool (archer) crashes in a child of a thread without a region";
   omp_set_num_threads(4);
   const Problem p = problem_for_threads();

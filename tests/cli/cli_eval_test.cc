@@ -11,7 +11,7 @@ namespace halftone::cli {
 namespace {
 
 using nlohmann::json;
-using testing::Tensor;
+using reference::Tensor;
 
 const json& find_format(const json& report, const std::string& name) {
   for (const json& f : report.at("formats")) {
@@ -148,13 +148,13 @@ double snr(std::span<const float> x, std::span<const float> y) {
 
 Expected expect_figures(const Tensor& q, const Tensor& k, const Tensor& v, const KvCacheSpec& spec) {
   const int tokens = static_cast<int>(k.shape()[0]);
-  testing::Random random(3);
-  testing::Cache cache(spec, std::vector<int>{tokens}, random);
+  reference::Random random(3);
+  reference::Cache cache(spec, std::vector<int>{tokens}, random);
   cache.calibrate(k, v);
   cache.append(std::vector<int>{tokens}, k, v);
   const Tensor k_back(DType::kFloat32, k.shape()), v_back(DType::kFloat32, v.shape());
   dequantize(cache.view(), k_back.view(), v_back.view());
-  testing::OracleParams params;
+  reference::OracleParams params;
   params.q_len = q.shape()[0];
   params.kv_len = tokens;
   params.q_heads = static_cast<int>(q.shape()[1]);
@@ -162,8 +162,8 @@ Expected expect_figures(const Tensor& q, const Tensor& k, const Tensor& v, const
   params.head_dim = spec.head_dim;
   params.causal = true;
   const std::vector<float> qf = q.to_floats(), kf = k.to_floats(), vf = v.to_floats();
-  const testing::OracleResult truth = attention_oracle(params, qf.data(), kf.data(), vf.data());
-  const testing::OracleResult stored =
+  const reference::OracleResult truth = attention_oracle(params, qf.data(), kf.data(), vf.data());
+  const reference::OracleResult stored =
       attention_oracle(params, qf.data(), k_back.as<float>().data(), v_back.as<float>().data());
   Expected e;
   e.k_snr = snr(kf, k_back.as<float>());

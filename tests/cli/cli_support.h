@@ -45,7 +45,7 @@ inline std::size_t count_of(const std::string& text, const std::string& piece) {
 /// One tensor of a capture.
 struct Capture {
   std::string name;
-  testing::Tensor tensor;
+  reference::Tensor tensor;
 };
 
 inline void write_file(const std::string& path, const std::vector<Capture>& tensors,
@@ -57,11 +57,11 @@ inline void write_file(const std::string& path, const std::vector<Capture>& tens
   writer.commit();
 }
 
-inline testing::Tensor activations(testing::Random& random, testing::Data data, DType dtype,
-                                   std::int64_t tokens, int heads, int dim) {
+inline reference::Tensor activations(reference::Random& random, reference::Data data, DType dtype,
+                                     std::int64_t tokens, int heads, int dim) {
   std::vector<float> values(static_cast<std::size_t>(tokens * heads * dim));
-  testing::fill(random, data, values, heads, dim);
-  return testing::Tensor::of(dtype, {tokens, heads, dim}, values);
+  reference::fill(random, data, values, heads, dim);
+  return reference::Tensor::of(dtype, {tokens, heads, dim}, values);
 }
 
 class CliTest : public ::testing::Test {
@@ -84,16 +84,16 @@ class CliTest : public ::testing::Test {
 
   /// q, k and v of `layers` layers with outlier channels in K.
   static std::vector<Capture> capture(int layers, DType dtype = DType::kBFloat16, int tokens = kTokens) {
-    testing::Random random(7);
+    reference::Random random(7);
     std::vector<Capture> tensors;
     for (int i = 0; i < layers; ++i) {
       const std::string prefix = "layers." + std::to_string(i) + ".";
       tensors.push_back(
-          {prefix + "q", activations(random, testing::Data::kNormal, dtype, tokens, kQHeads, kDim)});
-      tensors.push_back({prefix + "k", activations(random, testing::Data::kOutlierChannels, dtype, tokens,
+          {prefix + "q", activations(random, reference::Data::kNormal, dtype, tokens, kQHeads, kDim)});
+      tensors.push_back({prefix + "k", activations(random, reference::Data::kOutlierChannels, dtype, tokens,
                                                    kKvHeads, kDim)});
       tensors.push_back(
-          {prefix + "v", activations(random, testing::Data::kNormal, dtype, tokens, kKvHeads, kDim)});
+          {prefix + "v", activations(random, reference::Data::kNormal, dtype, tokens, kKvHeads, kDim)});
     }
     return tensors;
   }

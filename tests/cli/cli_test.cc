@@ -16,7 +16,7 @@ namespace halftone::cli {
 namespace {
 
 using nlohmann::json;
-using testing::Tensor;
+using reference::Tensor;
 
 /// Runs the installed binary with its streams redirected; returns its wait status. `interrupt_after` in ms,
 /// or -1.
@@ -76,15 +76,15 @@ TEST_F(CliTest, QuantizeThenDequantizeEqualsTheLibrary) {
     const FormatChoice choice = parse_choice(format, "format");
     for (int layer = 0; layer < 2; ++layer) {
       const auto at = static_cast<std::size_t>(3 * layer);
-      testing::Random random(5);
-      testing::Cache cache(choice.spec(kKvHeads, kDim, kDim, 32), std::vector<int>{kTokens}, random);
+      reference::Random random(5);
+      reference::Cache cache(choice.spec(kKvHeads, kDim, kDim, 32), std::vector<int>{kTokens}, random);
       cache.calibrate(tensors[at + 1].tensor, tensors[at + 2].tensor);
       cache.append(std::vector<int>{kTokens}, tensors[at + 1].tensor, tensors[at + 2].tensor);
       const Tensor k(dtype, tensors[at + 1].tensor.shape()), v(dtype, tensors[at + 2].tensor.shape());
       dequantize(cache.view(), k.view(), v.view());
       const std::string prefix = "layers." + std::to_string(layer) + ".";
-      EXPECT_TRUE(testing::same_bytes(tensor_of(out, prefix + "k"), k)) << format;
-      EXPECT_TRUE(testing::same_bytes(tensor_of(out, prefix + "v"), v)) << format;
+      EXPECT_TRUE(reference::same_bytes(tensor_of(out, prefix + "k"), k)) << format;
+      EXPECT_TRUE(reference::same_bytes(tensor_of(out, prefix + "v"), v)) << format;
     }
   }
 }

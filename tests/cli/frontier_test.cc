@@ -27,7 +27,7 @@ std::vector<Frontier::Total> all_totals(const Layers& layers) {
 }
 
 /// Costs are multiples of 1/64: their sums are exact, whatever the order.
-Layers random_layers(testing::Random& random) {
+Layers random_layers(reference::Random& random) {
   Layers layers(static_cast<std::size_t>(random.integer(1, 5)));
   for (std::vector<LayerOption>& layer : layers) {
     layer.resize(static_cast<std::size_t>(random.integer(1, 5)));
@@ -39,7 +39,7 @@ Layers random_layers(testing::Random& random) {
 }
 
 TEST(FrontierTest, AgreesWithAllCombinations) {
-  testing::Random random(11);
+  reference::Random random(11);
   for (int round = 0; round < 300; ++round) {
     const Layers layers = random_layers(random);
     const std::vector<Frontier::Total> all = all_totals(layers);
@@ -70,7 +70,7 @@ TEST(FrontierTest, AgreesWithAllCombinations) {
 }
 
 TEST(FrontierTest, OptionsMakeTheTotal) {
-  testing::Random random(12);
+  reference::Random random(12);
   for (int round = 0; round < 300; ++round) {
     const Layers layers = random_layers(random);
     const Frontier frontier(layers);
@@ -108,7 +108,7 @@ TEST(FrontierTest, InfiniteCostsAreNeverChosen) {
 
 // As many layers and formats as the largest models have, with sizes as of 8 KV heads of 128.
 TEST(FrontierTest, ManyLayersAreNoTrouble) {
-  testing::Random random(13);
+  reference::Random random(13);
   Layers layers(128);
   for (std::vector<LayerOption>& layer : layers) {
     for (const std::int64_t bytes :

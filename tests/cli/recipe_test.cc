@@ -43,11 +43,11 @@ class RecipeTest : public CliTest {
 
   /// The layers of a capture of one hard layer (outliers in K) and easy ones.
   void write_uneven_capture(int layers) {
-    testing::Random random(3);
+    reference::Random random(3);
     std::vector<Capture> tensors = capture(layers, DType::kFloat32);
     for (int i = 1; i < layers; ++i) {
       tensors[static_cast<std::size_t>(3 * i + 1)].tensor =
-          activations(random, testing::Data::kNormal, DType::kFloat32, kTokens, kKvHeads, kDim);
+          activations(random, reference::Data::kNormal, DType::kFloat32, kTokens, kKvHeads, kDim);
     }
     write_file(path("capture.safetensors"), tensors);
   }

@@ -323,7 +323,7 @@ TEST_F(SafetensorsTest, NotRegularFiles) {
 }
 
 TEST_F(SafetensorsTest, ChecksBeforeItAllocates) {
-  if (testing::kSanitized) GTEST_SKIP() << "sanitizers need the address space that this test takes away";
+  if (reference::kSanitized) GTEST_SKIP() << "sanitizers need the address space that this test takes away";
   // Under 64 MiB more address space than now, every lie about a size must still give its typed error.
   const pid_t child = ::fork();
   if (child == 0) {

@@ -187,40 +187,5 @@ TEST(DeviceAppendStep, AppendRightBeforeRun) {
   }
 }
 
-/// A request that has no room below max_kv_len: the status says so, its output is zeros and its length stays;
-/// the other requests get what they get without it.
-TEST(DeviceAppendStep, NoRoomForNewTokensSetsTheStatus) {
-  AttentionCase row;
-  row.k_format = "int4-g32";
-  row.mask.causal = true;
-  row.requests = {{1, 300}, {1, 640}, {1, 128}};
-  row = appending(row);
-  const Problem p = make_problem(row);
-  const Plan plan = plan_on_device(p);
-  ASSERT_TRUE(plan.info().fuses_append);
-  DeviceRun good(p, plan), bad(p, plan);
-  good.schedule();
-  good.run();
-  const Outputs expected = good.outputs();
-  EXPECT_EQ(expected.status.as<std::int32_t>()[0], 0);
-  const auto& cache = std::get<PagedKv>(bad.args.kv);
-  auto* const lengths = static_cast<std::int32_t*>(cache.lengths.data);
-  const std::int32_t too_long = plan.problem().max_kv_len;  // and one more
-  check_cuda(cudaMemcpy(lengths, &too_long, sizeof too_long, cudaMemcpyHostToDevice));
-  bad.args.lengths.kv_lengths = cache.lengths;
-  bad.args.append.advance = true;
-  bad.schedule();
-  bad.run();
-  const Outputs actual = bad.outputs();
-  EXPECT_EQ(actual.status.as<std::int32_t>()[0], 1);
-  const std::size_t request = expected.out.bytes().size() / row.requests.size();
-  for (std::size_t i = 0; i < expected.out.bytes().size(); ++i) {
-    ASSERT_EQ(actual.out.bytes()[i], i < request ? 0 : expected.out.bytes()[i]) << i;
-  }
-  std::vector<std::int32_t> after(row.requests.size());
-  check_cuda(cudaMemcpy(after.data(), lengths, after.size() * 4, cudaMemcpyDeviceToHost));
-  EXPECT_EQ(after, (std::vector<std::int32_t>{too_long, 640, 128}));
-}
-
 }  // namespace
 }  // namespace halftone::testing

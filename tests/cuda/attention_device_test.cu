@@ -1,10 +1,7 @@
 // Decode attention on the GPU against the double oracle: the shared case table.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cmath>
-#include <limits>
-#include <optional>
 #include <string>
 
 #include "tests/cuda/adversarial_device.h"
@@ -124,20 +121,6 @@ TEST(DeviceAttention, ManyRowsOfAnySize) {
   }
 }
 
-TEST(DeviceAttention, ExtremeWindows) {
-  for (const int window : {0, 1, 1 << 30, std::numeric_limits<int>::max()}) {
-    for (const bool causal : {false, true}) {
-      AttentionCase row;
-      row.k_format = "int8-head";
-      row.requests = {{1, 100}, {7, 5}, {3, 300}};
-      row.cu_q = true;
-      row.mask = {.causal = causal, .window_left = window, .window_right = window};
-      row.name = "window " + std::to_string(window);
-      expect_agrees(for_table(row));
-    }
-  }
-}
-
 /// Items of a worker that come in short and in long pieces, in any order, with odd numbers of short ones, and
 /// a window that begins inside of a tile's page.
 TEST(DeviceAttention, ShortAndLongItems) {
@@ -160,91 +143,6 @@ TEST(DeviceAttention, ShortAndLongItems) {
         }
       }
     }
-  }
-}
-
-/// The same bits from repeated launches, on whatever SMs the blocks land.
-TEST(DeviceAttention, RepeatsBits) {
-  for (const char* name : {"format-int4-g32-d128", "format-int8-head-d128", "format-fp8-d128",
-                           "format-bf16-d128", "format-int8-g64-f32-d128"}) {
-    for (const int q_len : {1, 12}) {
-      AttentionCase row = for_table(find_case(name));
-      for (const int workers : {0, 9}) {  // 9: a unit of several workers, the last of which has other items
-        row.workers = workers;
-        row.requests = {{q_len, 5000}, {q_len, 33}, {q_len, 12000}, {q_len, 2000}};
-        const Problem p = make_problem(row, Fill::kTiled);
-        const Plan plan = plan_on_device(p);
-        const Outputs first = run_on_device(p, plan);
-        for (int i = 0; i < 5; ++i) {
-          const Outputs again = run_on_device(p, plan);
-          EXPECT_TRUE(same_bytes(first.out, again.out)) << name << ", " << workers;
-          EXPECT_TRUE(same_bytes(first.lse, again.lse)) << name << ", " << workers;
-        }
-      }
-    }
-  }
-}
-
-/// With batch_invariant the same bits from any number of workers, whether a split is its worker's only item
-/// or one of many.
-TEST(DeviceAttention, BatchInvariantForAnyWorkers) {
-  for (const char* format : {"int4-g32", "int8-head", "fp8", "bf16", "int8-g32-f32"}) {
-    for (const int head_dim : {64, 96, 128, 256}) {
-      for (const int q_len : {1, 2, 6}) {
-        AttentionCase row;
-        row.k_format = format;
-        row.head_dim = head_dim;
-        row.q_heads = 8;
-        row.kv_heads = 1;
-        row.policy = SplitPolicy::kBatchInvariant;
-        row.requests = {{q_len, 13000}, {q_len, 4100}, {q_len, 7}, {q_len, 30000}};
-        std::optional<Outputs> expected;
-        for (const int workers : {1, 2, 3, 17, 133}) {
-          row.workers = workers;
-          const Problem p = make_problem(row, Fill::kTiled);
-          const Plan plan = plan_on_device(p);
-          if (!expected) expected = run_on_device(p, plan);
-          const Outputs actual = run_on_device(p, plan);
-          EXPECT_TRUE(same_bytes(expected->out, actual.out) && same_bytes(expected->lse, actual.lse))
-              << format << ", head_dim " << head_dim << ", q_len " << q_len << ", " << workers << " workers";
-        }
-      }
-    }
-  }
-}
-
-/// A request's bits do not depend on its neighbours.
-TEST(DeviceAttention, BatchInvariant) {
-  for (const char* format : {"int4-g32", "int8-head", "fp8", "bf16", "int8-g64-f32"}) {
-    AttentionCase row;
-    row.k_format = format;
-    row.policy = SplitPolicy::kBatchInvariant;
-    row.requests = {{1, 9000}};
-    const Problem alone = make_problem(row, Fill::kTiled);
-    const Outputs expected = run_on_device(alone, plan_on_device(alone));
-    row.requests = {{1, 9000}, {3, 4100}, {1, 7}, {1, 20000}};
-    row.cu_q = true;
-    Problem batch = make_problem(row, Fill::kTiled);
-    // The first request sees the same queries and the same pages as before.
-    const auto q = alone.q.bytes();
-    std::copy(q.begin(), q.end(), batch.q.bytes().begin());
-    const KvCacheSpec& spec = alone.cache->spec;
-    const std::size_t page_bytes = static_cast<std::size_t>(page_layout(spec).page_bytes);
-    const auto from = alone.cache->block_table.as<std::int32_t>(),
-               to = batch.cache->block_table.as<std::int32_t>();
-    for (int i = 0; i * spec.page_size < 9000; ++i) {
-      std::copy_n(alone.cache->pages.bytes().data() + from[i] * page_bytes, page_bytes,
-                  batch.cache->pages.bytes().data() + to[i] * page_bytes);
-    }
-    const std::pair<const Tensor*, const Tensor*> scales[] = {{&alone.cache->k_scale, &batch.cache->k_scale},
-                                                              {&alone.cache->v_scale, &batch.cache->v_scale}};
-    for (const auto& [source, target] : scales) {
-      if (!source->present()) continue;
-      std::copy(source->bytes().begin(), source->bytes().end(), target->bytes().begin());
-    }
-    const Outputs actual = run_on_device(batch, plan_on_device(batch));
-    const auto a = expected.out.bytes(), b = actual.out.bytes();
-    EXPECT_TRUE(std::equal(a.begin(), a.end(), b.begin())) << format;
   }
 }
 

@@ -115,7 +115,7 @@ __global__ void run_groups(KvFormat format, const float* x, int groups, GroupRes
 }
 
 std::vector<float> group_values(int groups) {
-  testing::Random random(5);
+  reference::Random random(5);
   std::vector<float> x(static_cast<std::size_t>(groups) * kGroupSize);
   for (int g = 0; g < groups; ++g) {
     const float magnitude = std::ldexp(1.0f, static_cast<int>(random.integer(-40, 40)));
@@ -166,7 +166,7 @@ __global__ void transform(RopePairing pairing, float* x, const float* cos, const
 
 TEST(CodecDeviceTest, RopeAndHadamardHaveTheSameBits) {
   constexpr int kRows = 512;
-  testing::Random random(6);
+  reference::Random random(6);
   for (const int dim : kHeadDims) {
     for (const RopePairing pairing : {RopePairing::kNone, RopePairing::kHalf, RopePairing::kInterleaved}) {
       std::vector<float> x(static_cast<std::size_t>(kRows * dim)), cos(static_cast<std::size_t>(dim / 2)),

@@ -150,7 +150,7 @@ TEST(DeviceConcurrency, CurrentDeviceStays) {
   const Outputs expected = run_on_device(p);
   const DeviceRun device(p, plan_on_device(p));
   Uploads uploads;
-  const Dequantised rows = dequantised(*p.cache);
+  const reference::Dequantised rows = dequantised(*p.cache);
   const TensorView k = uploads.add(rows.k.view()), v = uploads.add(rows.v.view());
   const std::vector<std::int64_t> slots(static_cast<std::size_t>(rows.k.shape()[0]), -1);
   const Tensor slot_mapping = Tensor::of({rows.k.shape()[0]}, slots);

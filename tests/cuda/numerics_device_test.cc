@@ -39,32 +39,6 @@ TEST(DeviceNumerics, DeadBytesNeverMatter) {
   EXPECT_GT(universal, 50);
 }
 
-/// A workspace's bytes before do not matter; one byte less than stated is refused.
-TEST(DeviceTensors, Workspace) {
-  for (const SplitPolicy policy :
-       {SplitPolicy::kFast, SplitPolicy::kReproducible, SplitPolicy::kBatchInvariant}) {
-    AttentionCase row = decode_case("int4-g32");
-    row.policy = policy;
-    row.requests = {{1, 30000}, {2, 300}, {1, 0}};
-    const Problem p = make_problem(row);
-    const Plan plan = plan_on_device(p);
-    const Outputs expected = run_on_device(p, plan);
-    for (const int fill : {0x00, 0x7F, 0x3C}) {
-      const DeviceRun device(p, plan, fill);
-      device.schedule();
-      device.run();
-      expect_same_bits(expected, device.outputs(), "workspace of " + std::to_string(fill));
-    }
-    const DeviceRun device(p, plan);
-    TensorView space = device.space();
-    space.shape[0] -= 1;
-    expect_error(kResourceExhausted, {"workspace"}, [&] { schedule(plan, device.args.lengths, space); });
-    device.schedule();
-    expect_error(kResourceExhausted, {"workspace"}, [&] { run(plan, device.args, space); });
-    EXPECT_TRUE(untouched(device.outputs().out));
-  }
-}
-
 /// Q at any element alignment and stride, O at multiples of 8 bytes: the same bits, gaps left alone.
 TEST(DeviceTensors, StridedAndUnalignedViews) {
   for (const int dim : {80, 128}) {

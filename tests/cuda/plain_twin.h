@@ -14,7 +14,7 @@ inline Problem plain_without(const Problem& p, std::size_t request, std::int64_t
   row.plain = dtype;
   row.k_format = row.v_format = dtype == DType::kFloat16 ? "fp16" : "bf16";
   const std::vector<std::int64_t> first = first_tokens(row);
-  const Dequantised d = dequantised(*p.cache);
+  const reference::Dequantised d = dequantised(*p.cache);
   const auto shorter = [&](const Tensor& x) {
     std::vector<float> values = floats_of_rows(x, 0, first[request] + begin);
     const std::vector<float> rest = floats_of_rows(x, first[request] + end, first.back());

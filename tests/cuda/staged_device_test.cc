@@ -291,7 +291,7 @@ TEST_F(DeviceStaged, MoreKeysThanTheBoundOfAll) {
         row.requests[r].kv_len = static_cast<int>(left);
       }
       Problem twin = make_problem(row);
-      const Dequantised d = dequantised(*p.cache);
+      const reference::Dequantised d = dequantised(*p.cache);
       const std::vector<std::int64_t> shape = {most, row.kv_heads, row.head_dim};
       twin.q = p.q.clone();
       twin.k = Tensor::of(DType::kFloat16, shape, floats_of_rows(d.k, 0, most));

@@ -165,7 +165,7 @@ void set_logits(Problem& p, const std::function<float(std::int64_t)>& level) {
     for (std::int64_t i = first[r] * width; i < first[r + 1] * width; ++i) {
       const float x = root * level(i / width - first[r]);
       // What every operand holds: 8 bits.
-      p.k.set(i, i % row.head_dim == 0 ? round_to(DType::kBFloat16, x) : 0.0F);
+      p.k.set(i, i % row.head_dim == 0 ? reference::round_to(DType::kBFloat16, x) : 0.0F);
     }
   }
   if (!row.plain) refill(p);

@@ -22,7 +22,7 @@
 namespace halftone {
 namespace {
 
-using testing::Random;
+using reference::Random;
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
@@ -373,7 +373,7 @@ TEST(HadamardTest, IsTheBlockDiagonalSylvesterMatrix) {
     std::vector<float> y = x;
     hadamard::rotate(y.data(), dim);
     std::vector<double> exact(x.begin(), x.end());
-    testing::rotate_rows(exact, dim);
+    reference::rotate_rows(exact, dim);
     double norm_x = 0, norm_y = 0;
     for (int i = 0; i < dim; ++i) {
       double expected = 0;

@@ -18,8 +18,8 @@
 namespace halftone {
 namespace {
 
-using testing::Random;
-using testing::Tensor;
+using reference::Random;
+using reference::Tensor;
 
 constexpr std::array kCacheDTypes = {DType::kBFloat16, DType::kFloat16, DType::kFloat8E4M3, DType::kInt8,
                                      DType::kInt4};

@@ -14,7 +14,7 @@
 namespace halftone {
 namespace {
 
-using testing::Tensor;
+using reference::Tensor;
 
 constexpr std::uint8_t kCanary = 0xA5;
 

@@ -16,7 +16,7 @@
 namespace halftone {
 namespace {
 
-using testing::Tensor;
+using reference::Tensor;
 
 constexpr std::uint8_t kCanary = 0xA5;
 constexpr std::int64_t kTableRows = 11;
@@ -157,7 +157,7 @@ TEST(LatentGoldenTest, Fp8G64E8m0IsThePageOf584ByteTokens) {
   for (int d = 384; d < 448; ++d) ASSERT_EQ(token[d], d % 2 == 0 ? 0x76 : 0xf6) << d;  // +-224, the tie down
   for (int d = 0; d < 64; ++d) {
     EXPECT_EQ(token[448 + 2 * d] | token[449 + 2 * d] << 8,
-              testing::to_bits16(DType::kBFloat16, x[static_cast<std::size_t>(448 + d)]));
+              reference::to_bits16(DType::kBFloat16, x[static_cast<std::size_t>(448 + d)]));
   }
   const std::array<std::uint8_t, 8> scales = {127, 126, 125, 124, 123, 122, 122, kCanary};
   EXPECT_EQ(std::memcmp(page + 64 * 576 + 37 * 8, scales.data(), sizeof scales), 0);

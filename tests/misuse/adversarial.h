@@ -189,7 +189,7 @@ inline std::int64_t live_columns(const Problem& p, std::int64_t request) {
 
 /// A table_case() with the values `d` of its cache as plain K and V, without tokens 16 to 31 of request 0 and
 /// the last one of request 2: without mask, window or ALiBi, excluding keys is the same as not having them.
-inline Problem without_two_pages(const AttentionCase& row, const Dequantised& d) {
+inline Problem without_two_pages(const AttentionCase& row, const reference::Dequantised& d) {
   Problem twin = make_problem(row);
   twin.row.plain = DType::kFloat32;
   twin.row.requests = {{1, 54}, {1, 33}, {1, 128}, {1, 0}};

@@ -295,7 +295,7 @@ TEST(Api, StreamOnTheCpu) {
   expect_error(kInvalidArgument, {"stream"},
                [&] { run(ready.plan, ready.args, ready.workspace.view(), &anything); });
   EXPECT_TRUE(untouched(ready.outputs.out));
-  const Dequantised d = dequantised(*p.cache);
+  const reference::Dequantised d = dequantised(*p.cache);
   expect_error(kInvalidArgument, {"stream"},
                [&] { dequantize(p.cache->view(), d.k.view(), d.v.view(), &anything); });
   AttentionProblem device = p.problem;

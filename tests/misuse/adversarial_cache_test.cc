@@ -408,7 +408,7 @@ TEST(CacheOperations, PagesSharedByTwoSequencesReadAlike) {
   for (std::size_t c = 0; c < 2; ++c) {
     cache.block_table.as<std::int32_t>()[columns + c] = cache.block_table.as<std::int32_t>()[c];
   }
-  const Dequantised d = dequantised(cache);
+  const reference::Dequantised d = dequantised(cache);
   EXPECT_EQ(row_bytes(d.k, 0, 32), row_bytes(d.k, 40, 72));
   EXPECT_EQ(row_bytes(d.v, 0, 32), row_bytes(d.v, 40, 72));
   EXPECT_NE(row_bytes(d.k, 32, 40), row_bytes(d.k, 72, 80));

@@ -99,7 +99,7 @@ TEST_P(MixedLengths, BatchBeyondSixteenBits) {
     const Outputs expected = run(source);
     ASSERT_EQ(judge(source, expected), "");
     for (const SplitPolicy policy : {SplitPolicy::kBatchInvariant, SplitPolicy::kReproducible}) {
-      for (const int batch : {65536, kSanitized ? 65537 : 100000}) {
+      for (const int batch : {65536, reference::kSanitized ? 65537 : 100000}) {
         Problem p = repeated(source, batch);
         p.problem.policy = policy;
         const Outputs actual = run(p);
@@ -134,7 +134,7 @@ TEST_P(MixedLengths, Boundaries) {
       const PlanInfo info = runner().plan(bounds).info();
       for (const int boundary :
            {16, info.kv_tile, 2 * info.kv_tile, page, 3 * page, info.split_tokens, 2 * info.split_tokens}) {
-        if (boundary == 0 || boundary > (kSanitized ? 1024 : 5000)) continue;
+        if (boundary == 0 || boundary > (reference::kSanitized ? 1024 : 5000)) continue;
         for (int d = -1; d <= 1; ++d) row.requests.push_back({1, boundary + d});
       }
       const Problem p = make_problem(row);
@@ -241,7 +241,7 @@ TEST(Lengths, OneWorkspaceFromOneTokenTo128K) {
   row.head_dim = 64;
   row.k_format = "int8-head";
   row.workers = 9;
-  row.requests = {{1, kSanitized ? 8192 : 131072}, {1, 300}};
+  row.requests = {{1, reference::kSanitized ? 8192 : 131072}, {1, 300}};
   for (const SplitPolicy policy : {SplitPolicy::kReproducible, SplitPolicy::kBatchInvariant}) {
     row.policy = policy;
     const Problem p = make_problem(row);
@@ -282,7 +282,7 @@ TEST(Lengths, ByteOffsetsBeyond4GiB) {
     expect_same_bits(compact, outputs, format);
 
     // Appending and reading back address the same way.
-    const Dequantised near = dequantised(*p.cache);
+    const reference::Dequantised near = dequantised(*p.cache);
     const Tensor far_k(DType::kFloat32, near.k.shape()), far_v(DType::kFloat32, near.v.shape());
     dequantize(cache_of(args), far_k.view(), far_v.view());
     EXPECT_TRUE(same_bytes(near.k, far_k) && same_bytes(near.v, far_v)) << format;

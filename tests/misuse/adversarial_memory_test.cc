@@ -1,5 +1,6 @@
 // Memory: alignment, strides, aliasing, workspaces, and what a refusal must leave alone.
 #include "tests/misuse/adversarial.h"
+#include "tests/on_runners.h"
 
 namespace halftone::testing {
 namespace {
@@ -124,46 +125,60 @@ TEST(Memory, MisalignedWorkspace) {
   EXPECT_TRUE(untouched(ready.outputs.out));
 }
 
-TEST(Memory, WorkspaceOneByteShort) {
+TEST(Memory, WorkspaceAbsentOrLarger) {
   const Problem p = make_problem(full());
   const Prepared ready(p);
-  const auto size = static_cast<std::int64_t>(ready.plan.workspace_bytes());
-  const Tensor workspace(DType::kUInt8, {size - 1});
-  const std::string needed = std::to_string(size), given = std::to_string(size - 1);
-  expect_error(kResourceExhausted, {"workspace", given, needed},
-               [&] { schedule(ready.plan, p.lengths(), workspace.view()); });
-  expect_error(kResourceExhausted, {"workspace", given, needed},
-               [&] { run(ready.plan, ready.args, workspace.view()); });
-  EXPECT_TRUE(untouched(workspace) && untouched(ready.outputs.out));
   expect_error(kInvalidArgument, {"workspace"}, [&] { run(ready.plan, ready.args, TensorView{}); });
   expect_error(kInvalidArgument, {"workspace"}, [&] { schedule(ready.plan, p.lengths(), TensorView{}); });
+  const Tensor larger(DType::kUInt8, {static_cast<std::int64_t>(ready.plan.workspace_bytes()) + 1000});
+  schedule(ready.plan, p.lengths(), larger.view());
+  run(ready.plan, ready.args, larger.view());
+  expect_same_bits(run_problem(p), ready.outputs, "a larger workspace");
 }
 
-/// The stated size is enough (run_problem gives exactly that, with guards), and more is fine.
-TEST(Memory, WorkspaceContentsDoNotMatter) {
-  for (const SplitPolicy policy :
-       {SplitPolicy::kFast, SplitPolicy::kReproducible, SplitPolicy::kBatchInvariant}) {
-    AttentionCase row = full("int4-g32");
-    row.policy = policy;
-    row.workers = 9;
-    row.requests = {{1, 700}, {2, 300}, {1, 0}};
-    const Problem p = make_problem(row);
-    const Plan plan = halftone::plan(p.problem);
-    const auto size = static_cast<std::int64_t>(plan.workspace_bytes());
-    Outputs expected;
-    for (const int fill : {0xFF, 0x00, 0x7F, 0x3C}) {
-      const Tensor workspace(DType::kUInt8, {size + (fill == 0x7F ? 1000 : 0)});
-      workspace.fill_bytes(static_cast<std::uint8_t>(fill));
-      Outputs outputs = make_outputs(p);
-      schedule(plan, p.lengths(), workspace.view());
-      run(plan, arguments(p, outputs), workspace.view());
-      if (!expected.out.present()) {
-        expected = std::move(outputs);
-        EXPECT_EQ(judge(p, make_reference(p), expected), "");
-      } else if (policy == SplitPolicy::kFast) {
-        EXPECT_EQ(judge(p, make_reference(p), outputs), "");
-      } else {
-        expect_same_bits(expected, outputs, "workspace of " + std::to_string(fill));
+class Workspaces : public OnRunners {};
+HALFTONE_ON_EVERY_RUNNER(Workspaces);
+
+TEST_P(Workspaces, OneByteShort) {
+  const Problem p = make_problem(full());
+  const Plan plan = runner().plan(p);
+  const PlacedRun calls(runner(), p, plan);
+  const auto size = static_cast<std::int64_t>(plan.workspace_bytes());
+  TensorView space = calls.space();
+  space.shape[0] = size - 1;
+  const std::string needed = std::to_string(size), given = std::to_string(size - 1);
+  expect_error(kResourceExhausted, {"workspace", given, needed},
+               [&] { schedule(plan, calls.args.lengths, space); });
+  expect_error(kResourceExhausted, {"workspace", given, needed},
+               [&] { halftone::run(plan, calls.args, space); });
+  const Tensor workspace(DType::kUInt8, {size});
+  calls.read(calls.space(), workspace);
+  EXPECT_TRUE(untouched(workspace) && untouched(calls.outputs().out));
+}
+
+/// The stated size is enough (run() gives exactly that, with guards), whatever it holds.
+TEST_P(Workspaces, ContentsDoNotMatter) {
+  AttentionCase few = full("int4-g32"), many = table_case("int4-g32", DType::kFloat16);
+  few.workers = 9;
+  few.requests = {{1, 700}, {2, 300}, {1, 0}};
+  many.requests = {{1, 30000}, {2, 300}, {1, 0}};
+  for (AttentionCase row : {few, many}) {
+    for (const SplitPolicy policy :
+         {SplitPolicy::kFast, SplitPolicy::kReproducible, SplitPolicy::kBatchInvariant}) {
+      row.policy = policy;
+      const Problem p = make_problem(row);
+      const Plan plan = runner().plan(p);
+      const Outputs expected = runner().run(p, plan);
+      EXPECT_EQ(judge(p, expected), "");
+      for (const int fill : {0x00, 0x7F, 0x3C}) {
+        const PlacedRun calls(runner(), p, plan, fill);
+        calls.schedule();
+        calls.run();
+        if (policy == SplitPolicy::kFast && runner().checks_values()) {  // the CPU's bits may differ
+          EXPECT_EQ(judge(p, calls.outputs()), "");
+        } else {
+          expect_same_bits(expected, calls.outputs(), "workspace of " + std::to_string(fill));
+        }
       }
     }
   }

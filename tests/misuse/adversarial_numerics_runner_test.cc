@@ -73,7 +73,7 @@ TEST_P(NumericsOnRunners, ZeroGroupsGiveZeros) {
     for (AttentionCase row : both_kinds(format)) {
       row.data = Data::kZero;
       const Problem p = make_problem(row);
-      const Dequantised d = dequantised(*p.cache);
+      const reference::Dequantised d = dequantised(*p.cache);
       for (const float x : d.k.as<float>()) ASSERT_EQ(x, 0.0F) << format;
       for (const float x : d.v.as<float>()) ASSERT_EQ(x, 0.0F) << format;
       const Outputs outputs = run(p);
@@ -96,7 +96,7 @@ TEST_P(NumericsOnRunners, ZeroGroupsAmongOthers) {
         }
         p.cache->calibrate(p.k, p.v);
         p.cache = refilled(p, {0xFF});
-        const Dequantised d = dequantised(*p.cache);
+        const reference::Dequantised d = dequantised(*p.cache);
         for (const float x : d.k.as<float>()) ASSERT_TRUE(std::isfinite(x)) << format;
         const Outputs outputs = run(p);
         expect_finite(outputs, format);
@@ -161,6 +161,22 @@ TEST_P(NumericsOnRunners, RowsMaskedOutByTheWindow) {
       const Outputs outputs = run(p);
       EXPECT_EQ(judge(p, outputs), "") << format;
       expect_empty_rows(p, outputs, 0, 16);
+    }
+  }
+}
+
+TEST_P(NumericsOnRunners, ExtremeWindows) {
+  for (const int window : {0, 1, 1 << 30, std::numeric_limits<int>::max()}) {
+    for (const bool causal : {false, true}) {
+      for (AttentionCase row : both_kinds("int8-head")) {
+        row.requests = {{1, 100}, {7, 5}, {3, 300}};
+        row.cu_q = true;
+        row.mask = {.causal = causal, .window_left = window, .window_right = window};
+        const Problem p = make_problem(row);
+        const Outputs outputs = run(p);
+        EXPECT_EQ(judge(p, outputs), "") << "window " << window;
+        EXPECT_EQ(outputs.status.as<std::int32_t>()[0], 0) << "window " << window;
+      }
     }
   }
 }

@@ -242,14 +242,8 @@ TEST(Numerics, BadScaleAndSoftcapAreRefused) {
   }
 }
 
-/// Windows and sinks at the ends of their types.
+/// Sinks at the ends of their type, and a softcap near 0.
 TEST(Numerics, ExtremeOptions) {
-  for (const int window : {0, 1, 1 << 30, std::numeric_limits<int>::max()}) {
-    AttentionCase row = small("int8-head");
-    row.mask = {.causal = true, .window_left = window, .window_right = window};
-    const Problem p = make_problem(row);
-    EXPECT_EQ(judge(p, make_reference(p), run_problem(p)), "") << "window " << window;
-  }
   for (const float sink : {-1e30F, -100.0F, 0.0F, 100.0F, 1e30F}) {
     AttentionCase row = small("int8-head");
     row.sinks = true;

@@ -8,6 +8,7 @@
 
 #include "testing/runner.h"
 #include "testing/step.h"
+#include "tests/misuse/adversarial.h"
 #include "tests/misuse/ready_to_run.h"
 #include "tests/on_runners.h"
 
@@ -208,28 +209,48 @@ TEST_P(Steps, BadEntriesDropTheirTokens) {
   }
 }
 
-/// Where nobody checks lengths: tokens for which the bounds have no room are not written, and the row is
-/// empty.
+/// Where nobody checks lengths: tokens for which the bounds have no room are not written, and their rows are
+/// empty; the other requests get what they get without them. Of the second case a GPU's kernels of attention
+/// write the tokens.
 TEST_P(Steps, TokensWithoutRoomAreLeftOut) {
-  const Problem p = make_problem(step_case());
-  AttentionProblem problem = p.problem;
-  problem.max_kv_len = 63;  // request 2 has 61 before its 3
-  if (runner().checks_values()) {
-    EXPECT_THROW(runner().run(p, runner().plan(problem)), Error);
-    return;
+  AttentionCase fused;
+  fused.k_format = "int4-g32";
+  fused.mask.causal = true;
+  fused.requests = {{1, 640}, {1, 128}, {1, 300}};
+  for (AttentionCase row : {step_case(), appending(fused)}) {
+    for (const int workers : {0, 1}) {
+      row.workers = workers;
+      const Problem p = make_problem(row);
+      const Plan plan = runner().plan(p);
+      PlacedRun placed(runner(), p, plan);
+      const TensorView cached = std::get<PagedKv>(placed.args.kv).lengths;
+      const Tensor lengths = p.cache->lengths.clone();
+      const std::int32_t too_long = plan.problem().max_kv_len - row.requests[2].q_len + 1;
+      lengths.as<std::int32_t>()[2] = too_long;
+      placed.write(cached, lengths);
+      placed.args.lengths.kv_lengths = cached;
+      placed.args.append.advance = true;
+      if (runner().checks_values()) {
+        EXPECT_THROW(placed.schedule(), Error);
+        continue;
+      }
+      EXPECT_TRUE(plan.info().fuses_append);
+      placed.schedule();
+      placed.run();
+      const Outputs want = run(p), got = placed.outputs();
+      EXPECT_EQ(want.status.as<std::int32_t>()[0], 0);
+      EXPECT_EQ(got.status.as<std::int32_t>()[0], 1);
+      const std::int64_t healthy = p.total_q() - row.requests[2].q_len;
+      for (const std::uint8_t byte : row_bytes(got.out, healthy, p.total_q())) ASSERT_EQ(byte, 0);
+      if (workers == 1) {  // several may cut the others elsewhere
+        EXPECT_EQ(row_bytes(got.out, 0, healthy), row_bytes(want.out, 0, healthy));
+      }
+      placed.read(cached, lengths);
+      const auto after = lengths.as<std::int32_t>();
+      EXPECT_EQ((std::array{after[0], after[1], after[2]}),
+                (std::array{row.requests[0].kv_len, row.requests[1].kv_len, too_long}));
+    }
   }
-  PlacedRun placed(runner(), p, runner().plan(problem));
-  placed.args.append.advance = true;
-  placed.schedule();
-  placed.run();
-  const Outputs got = placed.outputs();
-  EXPECT_EQ(got.status.as<std::int32_t>()[0], 1);
-  const std::vector<float> out = got.out.to_floats();
-  for (std::size_t i = out.size() / 2; i < out.size(); ++i) ASSERT_EQ(out[i], 0);
-  const Tensor lengths = p.cache->lengths.clone();
-  placed.read(std::get<PagedKv>(placed.args.kv).lengths, lengths);
-  const auto after = lengths.as<std::int32_t>();
-  EXPECT_EQ((std::array{after[0], after[1], after[2]}), (std::array{17, 1, 61}));
 }
 
 /// What append() reports of a value, run() reports.

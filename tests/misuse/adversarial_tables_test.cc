@@ -40,7 +40,7 @@ TEST_P(Tables, BadLiveEntryIsExcludedWhenClamped) {
       AttentionCase row = table_case(format, out);
       row.table_mode = BlockTableMode::kClamped;
       const Problem p = make_problem(row);
-      const Dequantised d = dequantised(*p.cache);
+      const reference::Dequantised d = dequantised(*p.cache);
       const Outputs clean = run(p);
       entry(p, 0, 1) = bad;  // tokens 16 to 31 of request 0
       entry(p, 2, 8) = bad;  // the last token of request 2

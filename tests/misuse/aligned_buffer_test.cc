@@ -43,7 +43,7 @@ TEST(AlignedBuffer, ViewsItsBeginning) {
 
 TEST(AlignedBuffer, RefusesImpossibleSizes) {
   expect_error(kInvalidArgument, {"bytes is -1", "0 or more"}, [] { AlignedBuffer(-1); });
-  if (kSanitized) GTEST_SKIP() << "sanitizers end a process that asks for so much memory";
+  if (reference::kSanitized) GTEST_SKIP() << "sanitizers end a process that asks for so much memory";
   expect_error(kResourceExhausted, {"bytes is", "host memory"}, [] { AlignedBuffer(INT64_MAX - 4096); });
 }
 

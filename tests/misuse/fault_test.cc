@@ -169,7 +169,7 @@ TEST(Fault, Append) {
 
 TEST(Fault, DequantizeAndCalibrate) {
   const Problem p = make_problem(row_of("int8-tensor", "int4-g32"));
-  const Dequantised expected = dequantised(*p.cache);
+  const reference::Dequantised expected = dequantised(*p.cache);
   const Tensor k = Tensor(DType::kFloat32, expected.k.shape()),
                v = Tensor(DType::kFloat32, expected.v.shape());
   fail_in_turn("dequantize", [&] { dequantize(p.cache->view(), k.view(), v.view()); });

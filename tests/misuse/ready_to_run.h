@@ -15,10 +15,10 @@
 
 namespace halftone::ready_to_run {
 
+using reference::Tensor;
 using testing::AttentionCase;
 using testing::Outputs;
 using testing::Problem;
-using testing::Tensor;
 
 inline AttentionCase paged_case() {
   AttentionCase row;

@@ -36,7 +36,7 @@ void expect_schedule_error(ErrorCode code, std::initializer_list<std::string_vie
   change(lengths);
   const Tensor before = ready.workspace.clone();
   expect_error(code, fragments, [&] { schedule(ready.made, lengths.view(), ready.workspace.view()); });
-  EXPECT_TRUE(testing::same_bytes(before, ready.workspace));
+  EXPECT_TRUE(reference::same_bytes(before, ready.workspace));
 }
 
 TEST(ValidateSchedule, Lengths) {
@@ -77,7 +77,7 @@ TEST(ValidateSchedule, TotalOfKeys) {
       try {
         schedule(made, view, workspace.view());
       } catch (...) {
-        EXPECT_TRUE(testing::same_bytes(before, workspace));
+        EXPECT_TRUE(reference::same_bytes(before, workspace));
         throw;
       }
     };

@@ -19,12 +19,13 @@ constexpr int rows_of(const LatentBf16Config& c) { return 64 * c.blocks; }
 // Of a step, whose latent comes in two halves: tokens, and columns of 64 dims of a half.
 inline constexpr int kLatentBf16Tokens = 64, kLatentBf16HalfColumns = 4;
 
-/// Figures: docs/kernels/latent-wide.md, Measured; of 17 to 32 rows latent.md.
+/// Beside a row: us of 128 requests of 8,192 keys on an H200, of lists those of 256 queries with 2,048 keys
+/// on an H100 (docs/kernels/latent-wide.md, Measured; of 17 to 32 rows latent.md).
 inline constexpr std::array kLatentBf16Table{
-    LatentBf16Config{DType::kBFloat16, 1, false},
-    LatentBf16Config{DType::kBFloat16, 2, false},
-    LatentBf16Config{DType::kBFloat16, 1, true},
-    LatentBf16Config{DType::kBFloat16, 2, true},
+    LatentBf16Config{DType::kBFloat16, 1, false},  // 301
+    LatentBf16Config{DType::kBFloat16, 2, false},  // 431
+    LatentBf16Config{DType::kBFloat16, 1, true},   // 235
+    LatentBf16Config{DType::kBFloat16, 2, true},   // 280
 };
 
 /// Row of the table that serves a valid latent cache in units of `rows` packed rows; -1 if there is none.
