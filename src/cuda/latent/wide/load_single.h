@@ -39,6 +39,7 @@ struct SingleLoader {
   std::uint32_t raw_scale[2] = {}, raw_min[2] = {};
   std::uint32_t scale[2] = {}, min[2] = {};  // kept ones; of f32 both tokens' in scale[0]
   std::uint32_t exponents = 0;               // what these tokens' scales have lost, base 2: a byte each
+  bool apart = false;                        // whether any token's have
 
   __device__ void shift(int slot) {
     here = next, next = max(slot, 0);
@@ -105,8 +106,9 @@ struct SingleLoader {
       if (!(live >> (16 + 8 * i + lane / 4) & 1))
         raw_scale[i] = Kept::kPowers ? Kept::kOnePowers : 0, raw_min[i] = 0;
     }
+    apart = __any_sync(~0u, own_sizes(0).exponent() != 0 || own_sizes(1).exponent() != 0);
     exponents = 0;
-    if (__any_sync(~0u, own_sizes(0).exponent() != 0 || own_sizes(1).exponent() != 0)) {
+    if (apart) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         typename Kept::Sizes sizes = own_sizes(i);
@@ -141,22 +143,19 @@ struct SingleLoader {
     }
     return sizes;
   }
-  /// Whether any token's have.
-  __device__ bool apart() const { return __any_sync(~0u, exponents != 0); }
   /// Of the warp's token i.
   __device__ int exponent_of(int i) const {
     return static_cast<std::int8_t>(__shfl_sync(~0u, exponents, i % 8 * 4) >> i / 8 * 8);
   }
   /// What is said of the warp's tokens. Bits of a slice's four go to the half that the slice lies in.
   __device__ void note(int third) const {
-    const bool any = apart();
     const int exponent = exponent_of(lane % 16), place = single_place(warp, lane % 16);
     HalfNotes& notes = s.notes[third][place / kRoundTokens];
     if (lane < 16) notes.exponent[place % kRoundTokens] = static_cast<std::int8_t>(exponent);
     if (lane < 2) {
       HalfNotes& half = s.notes[third][lane];
       reinterpret_cast<std::uint8_t*>(&half.live)[warp] = static_cast<std::uint8_t>(live >> 8 * lane);
-      reinterpret_cast<std::uint8_t*>(&half.apart)[warp] = any;
+      reinterpret_cast<std::uint8_t*>(&half.apart)[warp] = apart;
     }
   }
 
@@ -169,11 +168,12 @@ struct SingleLoader {
   __device__ void store_unit(const Codes& raw, int unit, std::uint32_t place) const {
     const std::uint32_t own = own_scale(scale, unit), least = Kept::kMins ? own_scale(min, unit) : 0;
     const std::uint32_t at = (place ^ unit % 4 * 16) + unit % 4 * 128 + unit / 4 * kSliceBytes;
-    const uint4 low = raw.eight(false, own, least), high = raw.eight(true, own, least);
-    if (Codes::has(lane)) store_shared(at, low), store_shared(at + kGroupColumnBytes, high);
+    if (!Codes::has(lane)) return;
+    store_shared(at, raw.eight(false, own, least));
+    store_shared(at + kGroupColumnBytes, raw.eight(true, own, least));
   }
   __device__ void adapt_ropes(int buffer) const {
-    if (C.q_dtype == DType::kBFloat16 && !apart()) return;
+    if (C.q_dtype == DType::kBFloat16 && !apart) return;
 #pragma unroll 1
     for (int slice = 0; slice < kSlices; ++slice) {
       const int own = exponent_of(4 * slice + lane / 8);
