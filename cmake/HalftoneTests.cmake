@@ -10,9 +10,6 @@ target_link_libraries(halftone_test_base INTERFACE
 set(halftone_cli_if_built $<TARGET_NAME_IF_EXISTS:halftone_cli>)
 target_compile_definitions(halftone_test_base INTERFACE
   HALFTONE_SOURCE_DIR="${PROJECT_SOURCE_DIR}" HALFTONE_VERSION="${PROJECT_VERSION}")
-if(TARGET halftone_command)
-  target_compile_definitions(halftone_test_base INTERFACE HALFTONE_CLI_PATH="$<TARGET_FILE:halftone_command>")
-endif()
 
 set(halftone_test_environment
   "GTEST_OUTPUT=xml:${PROJECT_BINARY_DIR}/test-results/" "OMP_WAIT_POLICY=passive")
@@ -35,6 +32,7 @@ endfunction()
 # GoogleTest sources, labelled with their folder; in CUDA builds those that run on every backend are tests of the GPU, too.
 # One with a line `// ctest: N parts` is N tests, each with a share of its cases and all of the time limit.
 function(halftone_add_gtests)
+  halftone_for_cuda(${ARGN})
   foreach(source IN LISTS ARGN)
     get_filename_component(name "${source}" NAME_WE)
     get_filename_component(folder "${source}" DIRECTORY)
@@ -47,6 +45,10 @@ function(halftone_add_gtests)
     endif()
     if(HALFTONE_SANITIZE STREQUAL "address")  # coverage is for the fuzzers
       target_compile_options(${name} PRIVATE -fno-sanitize=fuzzer-no-link)
+    endif()
+    if(folder STREQUAL "cli" AND TARGET halftone_command)
+      set_property(SOURCE "${source}" APPEND PROPERTY
+        COMPILE_DEFINITIONS HALFTONE_CLI_PATH="$<TARGET_FILE:halftone_command>")
     endif()
     set(tests ${name})
     file(STRINGS "${source}" parts REGEX "^// ctest: [0-9]+ parts$")
