@@ -62,7 +62,7 @@ test-integrations: ## the tests with torch and transformers, in an environment o
 cuda: ## compile the CUDA backend, its tests and the command (needs nvcc, not a GPU)
 	@$(if $(NVCC),,echo "make cuda: no nvcc on PATH or in /usr/local/cuda/bin; install the CUDA toolkit 12.8 or newer, or set CUDACXX" >&2; exit 1)
 	@$(setup) build test python
-	@mkdir -p build
+	@scripts/share_objects.sh build/release build/cuda
 	@$(call configure,cuda,$(cuda_options) $(package) -DHALFTONE_TORCH_PYTHON=$(TORCH_PYTHON))
 	@$(call compile,cuda,halftone_cuda)
 	@scripts/kernel_sizes.sh build/cuda

@@ -10,9 +10,6 @@ target_link_libraries(halftone_test_base INTERFACE
 set(halftone_cli_if_built $<TARGET_NAME_IF_EXISTS:halftone_cli>)
 target_compile_definitions(halftone_test_base INTERFACE
   HALFTONE_SOURCE_DIR="${PROJECT_SOURCE_DIR}" HALFTONE_VERSION="${PROJECT_VERSION}")
-if(TARGET halftone_command)
-  target_compile_definitions(halftone_test_base INTERFACE HALFTONE_CLI_PATH="$<TARGET_FILE:halftone_command>")
-endif()
 
 set(halftone_test_environment
   "GTEST_OUTPUT=xml:${PROJECT_BINARY_DIR}/test-results/" "OMP_WAIT_POLICY=passive")
@@ -35,6 +32,7 @@ endfunction()
 # GoogleTest sources, labelled with their folder; in CUDA builds those that run on every backend are tests of the GPU, too.
 # One with a line `// ctest: N parts` is N tests, each with a share of its cases and all of the time limit.
 function(halftone_add_gtests)
+  halftone_for_cuda(${ARGN})
   foreach(source IN LISTS ARGN)
     get_filename_component(name "${source}" NAME_WE)
     get_filename_component(folder "${source}" DIRECTORY)
@@ -42,11 +40,26 @@ function(halftone_add_gtests)
     add_executable(${name} "${source}")
     target_link_libraries(${name} PRIVATE ${halftone_cli_if_built} halftone_test_base GTest::gtest_main)
     # Under sanitizers these spend their time in loops of their own: ten times of it without optimisation.
-    if(NOT (HALFTONE_SANITIZE AND "${source}" MATCHES "/tests/(append|attention|misuse|plan)/"))
+    set(speed cold)
+    if(HALFTONE_SANITIZE AND "${source}" MATCHES "/tests/(append|attention|misuse|plan)/")
+      set(speed hot)
+    else()
       target_link_libraries(${name} PRIVATE halftone_cold)
+    endif()
+    # A third of the time that these take is such headers. Other builds do without: an include that is missing fails there.
+    if(HALFTONE_SANITIZE AND precompiled_${speed})
+      target_precompile_headers(${name} REUSE_FROM ${precompiled_${speed}})
+    elseif(HALFTONE_SANITIZE)
+      target_precompile_headers(${name} PRIVATE
+        <gtest/gtest.h> <fmt/format.h> <algorithm> <array> <cmath> <functional> <map> <optional> <span> <string> <variant> <vector>)
+      set(precompiled_${speed} ${name})
     endif()
     if(HALFTONE_SANITIZE STREQUAL "address")  # coverage is for the fuzzers
       target_compile_options(${name} PRIVATE -fno-sanitize=fuzzer-no-link)
+    endif()
+    if(folder STREQUAL "cli" AND TARGET halftone_command)
+      set_property(SOURCE "${source}" APPEND PROPERTY
+        COMPILE_DEFINITIONS HALFTONE_CLI_PATH="$<TARGET_FILE:halftone_command>")
     endif()
     set(tests ${name})
     file(STRINGS "${source}" parts REGEX "^// ctest: [0-9]+ parts$")
