@@ -58,7 +58,7 @@ halftone_emulate(coded_device_test_emulated "*CausalKeys*:*GroupsAndPages*:*BadP
 halftone_emulate(codec_device_test_emulated "*Groups*:*Rope*")
 halftone_emulate(dequantize_device_test_emulated "*")
 halftone_emulate(latent_attention_device_test_emulated
-  "*Lists*:*OtherFormats*:*DeadBytes*:*ScalesFarApart:*Large*:*SlotsOutside*:*QueriesThat*:*MoreQueries*:*Graphs*")
+  "*Lists*:*FormatsAgree*:*DeadBytes*:*ScalesFarApart:*Large*:*SlotsOutside*:*QueriesThat*:*MoreQueries*:*Graphs*")
 halftone_emulate(latent_dense_device_test_emulated "*DensePages*:*DenseBatchInvariant*")
 halftone_emulate(merge_device_test_emulated "*")
 halftone_emulate(merge_test_emulated "*/cuda")

@@ -103,6 +103,19 @@ void add_list_rows(std::vector<AttentionCase>& rows) {
       add(row, std::string(listing.name) + "-" + std::to_string(top_k));
     }
   }
+  for (const char* format : {"int8-g64", "int4-g64", "fp8-g64-e8m0"}) {
+    for (const int heads : {48, 128}) {
+      AttentionCase row = varied(++n, format);
+      row.q_heads = heads;
+      row.q_dtype = row.out_dtype = DType::kBFloat16;
+      row.requests = {{2, 300}, {1, 150}, {1, 40}};
+      row.lists = {.top_k = heads == 48 ? 200 : 130, .counts = heads == 48};
+      add(row, std::string(format) + "-bf16-h" + std::to_string(heads));
+      row.lists = {};
+      row.mask.causal = true;
+      add(row, std::string(format) + "-bf16-all-h" + std::to_string(heads));
+    }
+  }
   AttentionCase prefill = varied(++n, "fp8-g128-f32");
   prefill.q_heads = 16;
   prefill.requests = {{90, 300}, {41, 41}};

@@ -17,9 +17,6 @@
 namespace halftone::testing {
 namespace {
 
-/// Integers, and scales behind a page's records.
-constexpr const char* kOtherFormats[] = {"int8-g64", "int4-g64", "fp8-g64-e8m0"};
-
 /// Heads, lengths of lists, batches and pages as they are served. The short list is judged by the oracle;
 /// what repeats it must agree with it.
 TEST(DeviceLatentAttention, ShapesOfServing) {
@@ -65,17 +62,18 @@ TEST(DeviceLatentAttention, ListsAgreeWithTheOracle) {
 }
 
 /// Lists, a second list, all keys; whatever changes logits and rows.
-TEST(DeviceLatentAttention, OtherFormatsAgreeWithTheOracle) {
-  int n = 0;
-  for (const char* format : kOtherFormats) {
-    for (const int heads : {1, 8, 13, 16, 32, 48, 128}) {
+TEST(DeviceLatentAttention, FormatsAgreeWithTheOracle) {
+  for (const char* format : kAllFormats) {
+    int n = 0;
+    for (const int heads : {1, 13, 16, 48, 64, 128}) {
       for (const bool listed : {true, false}) {
         AttentionCase row = listed_case(heads, format);
         row.page_size = 16 << n % 5;
-        row.q_dtype = n % 2 == 0 ? DType::kBFloat16 : DType::kFloat16;
-        row.out_dtype = n % 3 == 0 ? DType::kFloat32 : row.q_dtype;
-        row.sinks = n % 3 == 1;
-        row.softcap = n % 4 == 2 ? 20.0F : 0.0F;
+        // Kernels for many heads take f16 of fp8-g128-f32 alone.
+        row.q_dtype = n % 6 == 2 && format != std::string("bf16") ? DType::kFloat16 : DType::kBFloat16;
+        row.out_dtype = n % 5 < 2 ? DType::kFloat32 : row.q_dtype;
+        row.sinks = n % 4 >= 2;
+        row.softcap = n % 5 == 2 ? 20.0F : 0.0F;
         row.requests = {{1, 700}, {heads <= 16 ? 9 : 2, 100}, {1, 31}};
         row.lists = {.top_k = listed ? 500 : 0, .counts = n % 4 >= 2};
         if (listed && n % 4 == 0) row.lists.extra_top_k = 130, row.lists.extra_page_size = 16;
@@ -91,8 +89,8 @@ TEST(DeviceLatentAttention, OtherFormatsAgreeWithTheOracle) {
 
 /// What no list names and no token has, such as the byte beside e8m0 scales and a page's end, is no matter.
 TEST(DeviceLatentAttention, DeadBytesAreNotRead) {
-  for (const char* format : kOtherFormats) {
-    AttentionCase row = listed_case(16, format);
+  const auto check = [](int heads, const char* format) {
+    AttentionCase row = listed_case(heads, format);
     row.requests = uniform_requests(2, 1, 150);
     row.page_size = 64;
     Problem p = make_problem(row);
@@ -120,6 +118,9 @@ TEST(DeviceLatentAttention, DeadBytesAreNotRead) {
     const Outputs actual = run_on_device(p);
     expect_same_bits(expected, actual, row.name);
     EXPECT_EQ(status_of(actual), 0) << row.name;
+  };
+  for (const int heads : {16, 64, 128}) {
+    for (const char* format : kAllFormats) check(heads, format);
   }
 }
 
@@ -139,33 +140,44 @@ void expect_close(const Problem& p, const Outputs& outputs, const Bound& bound, 
   }
 }
 
-/// Scales far apart, from group to group and from token to token, as foreign caches may have them. Kernels
-/// for many heads have a power of two for all groups of a token.
+/// e8m0 scales far apart, from group to group and from token to token, as foreign caches may have them. Many
+/// heads have a power of two for all groups of a token, and rope parts in f16 with them.
 TEST(DeviceLatentAttention, ScalesFarApart) {
-  for (const int heads : kAllHeads) {
-    AttentionCase row = listed_case(heads, "fp8-g64-e8m0");
-    row.page_size = 16;
-    Problem p = make_problem(row);
+  struct Sizes {
+    int two, five, rest;  // log2 of scales of groups 2, 5 and the others, at most
+    bool few;             // for few heads only
+  };
+  const auto check = [](const AttentionCase& row, const Sizes& sizes) {
+    const Problem p = make_problem(row);
     const PageLayout layout = page_layout(case_spec(row));
     const auto pages = p.cache->pages.bytes();
     Random random(17);
     for (std::int64_t page = 0; page < p.cache->pages.shape()[0]; ++page) {
       for (int token = 0; token < row.page_size; ++token) {
-        for (int group = 0; group < 7; ++group) {
-          // Groups differ by 2^90 or, of many heads, 2^6; tokens of a group by 2^12.
-          const std::int64_t least = heads <= 32 ? 40 : 112, less = heads <= 32 ? 100 : 114;
-          const std::int64_t exponent = (group == 2   ? least
-                                         : group == 5 ? less
-                                                      : 118) +
-                                        random.integer(-12, 0);
+        for (int group = 0; group < 7; ++group) {  // those of different tokens differ by 2^12
+          const int most = group == 2 ? sizes.two : group == 5 ? sizes.five : sizes.rest;
           pages[static_cast<std::size_t>(page * layout.page_bytes + layout.k_param_offset + token * 8 +
-                                         group)] = static_cast<std::uint8_t>(exponent);
+                                         group)] =
+              static_cast<std::uint8_t>(127 + most + random.integer(-12, 0));
         }
       }
     }
-    // P of the rotary dims is bf16.
+    if (sizes.two > 0) {  // V alone has values so large
+      for (std::int64_t i = 0; i < p.q.numel(); ++i) {
+        if (i % 512 / 64 == 2) p.q.set(i, 0.0F);
+      }
+    }
+    // P of the rotary dims is bf16, or these dims are f16.
     expect_close(
-        p, run_on_device(p), [](int dims) { return dims == 448 ? 6e-3 : 2e-3; }, row.name);
+        p, run_on_device(p), [](int dims) { return dims == 448 ? 6e-3 : 2e-3; },
+        row.name + ", 2^" + std::to_string(sizes.two));
+  };
+  for (const int heads : kAllHeads) {
+    for (const Sizes& sizes : {Sizes{-87, -27, -9, true}, {-13, -11, -9, false}, {12, 0, -4, false}}) {
+      AttentionCase row = listed_case(heads, "fp8-g64-e8m0");
+      row.page_size = 16;
+      if (heads <= 32 || !sizes.few) check(row, sizes);
+    }
   }
 }
 
@@ -239,7 +251,7 @@ TEST(DeviceLatentAttention, LargeQueries) {
 TEST(DeviceLatentAttention, SlotsOutsideTheCacheAreNotRead) {
   constexpr std::size_t kBlock = 32U << 20;  // the driver maps memory in pieces that divide it
   for (const int heads : kAllHeads) {
-    for (const char* format : kFormats) {
+    for (const char* format : kAllFormats) {
       AttentionCase row = listed_case(heads, format);
       row.page_size = 16;
       row.requests = uniform_requests(2, 1, 160);
@@ -275,7 +287,7 @@ TEST(DeviceLatentAttention, SlotsOutsideTheCacheAreNotRead) {
 /// Nothing listed, or nothing counted: zeros and an LSE of minus infinity.
 TEST(DeviceLatentAttention, QueriesThatListNothing) {
   for (const int heads : kAllHeads) {
-    for (const char* format : kFormats) {
+    for (const char* format : kAllFormats) {
       Problem p = make_problem(listed_case(heads, format));
       const auto list = p.indices.as<std::int32_t>();
       std::fill(list.begin(), list.begin() + 64, -1);
@@ -383,7 +395,7 @@ TEST(DeviceLatentAttention, PoolsBeyond4GiB) {
   if (free < kBytes + (std::size_t{1} << 30)) GTEST_SKIP() << "needs 6 GiB of free memory";
   DeviceMemory memory(kBytes);
   for (const int heads : kAllHeads) {
-    for (const char* format : kFormats) {
+    for (const char* format : kAllFormats) {
       for (const bool listed : {true, false}) {
         AttentionCase row = listed_case(heads, format);
         if (!listed) row.lists = {};

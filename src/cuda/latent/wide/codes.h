@@ -44,11 +44,9 @@ struct Sixteen : Words<LatentRecord<kCodes>::kBits / 2> {
   using Raw = Words<LatentRecord<kCodes>::kBits / 2>;
   static constexpr int kBytes = sizeof(Raw), kTokenBytes = 32 * kBytes;  // of a lane, of a token in the ring
 
-  /// Whether a lane has codes: where they are fewer, the last ones have what follows them.
-  static __device__ bool has(int lane) {
-    constexpr int kLanes = LatentRecord<kCodes>::kLatent / 16;
-    return kLanes == 32 || lane < kLanes;
-  }
+  /// Whether all lanes have codes. Where they are fewer, the last ones have what follows them.
+  static constexpr bool kAll = LatentRecord<kCodes>::kLatent == 512;
+  static __device__ bool has(int lane) { return kAll || lane < LatentRecord<kCodes>::kLatent / 16; }
 
   static __device__ Sixteen load(std::uint32_t at) { return {wide::load_shared<kBytes / 4>(at)}; }
   /// The first, or the `upper`, eight. `scale` and `min` are kept ones (KeptScales), twice.
@@ -56,7 +54,7 @@ struct Sixteen : Words<LatentRecord<kCodes>::kBits / 2> {
     if constexpr (kCodes == LatentCodes::kInt4) {
       // The even dims' nibbles and the odd ones' as bytes; with zeros between, denormals of f16.
       const std::uint32_t word = this->x[upper], even = word & 0x0f0f0f0fu, odd = word >> 4 & 0x0f0f0f0fu;
-      const auto two = [&](std::uint32_t choice) {  // from byte i of both: choice 0x8i4i is their sign, 0
+      const auto two = [&](std::uint32_t choice) {  // byte i of each, and above it the byte's sign: 0
         std::uint32_t x;
         asm("prmt.b32 %0, %1, %2, %3;" : "=r"(x) : "r"(even), "r"(odd), "r"(choice));
         constexpr std::uint32_t kUnit = 0x78007800u;  // 2^15
@@ -93,26 +91,25 @@ struct KeptScales {
   static constexpr bool kPowers = kCodes == LatentCodes::kFp8Apart;  // e8m0: bytes
   static constexpr int kPairs = (LatentRecord<kCodes>::kGroups + 1) / 2;
   static constexpr std::uint32_t kOnePowers = 0x7f7f7f7fu;  // e8m0 of 1
-  // log2 of e4m3's largest scale, times 448 within f16; of its smallest one, normal in f16 or, of powers of
-  // two, which stay exact below, such that 2^-24 is 2^-11 of a group's largest value; what else is kept of
-  // the largest one, and how much a token may gain, since its rope part gains it, too.
-  static constexpr int kLargest = 7, kSmallest = kPowers ? -20 : -14, kReduced = 6, kGain = kPowers ? 8 : 100;
+  // e4m3: log2 of the largest scale, times 448 within f16, and of the smallest one of f32, normal in f16;
+  // what is left of a larger one.
+  static constexpr int kLargest = 7, kSmallest = -14, kReduced = 6;
 
-  /// What decides about a token, of its scales: of e4m3 the largest and smallest that are not 0, or their
-  /// logarithms; else the log2 of what is to be lost, below 1 if nothing.
+  /// What decides about a token, of its scales: of f32 the largest and smallest that are not 0, else the log2
+  /// of what is to be lost, below 1 if nothing. Powers of two may be small: down to 2^-24 they are exact, and
+  /// what their products lose is 2^-25 at most. A token does not gain any, since its rope part would, too.
   struct Sizes {
     float most = 0.0f, least = 128.0f;
-    int most_log2 = -128, least_log2 = kLargest;
     int excess = 0;
 
     __device__ void add(float scale) {
       const float size = fabsf(scale);
       most = fmaxf(most, size), least = fminf(least, size == 0.0f ? 128.0f : size);
     }
-    /// One e8m0 scale. 2^-100, the least that is ever written, may stand for zeros.
-    __device__ void add_power(std::uint32_t e) {
-      const int log2 = static_cast<int>(e & 0xff) - 127;
-      most_log2 = ::max(most_log2, log2), least_log2 = min(least_log2, log2 <= -100 ? kLargest : log2);
+    /// An e8m0 scale, in the low byte.
+    __device__ void add_power(std::uint32_t x) {
+      const int log2 = static_cast<int>(x & 0xff) - 127;
+      excess = ::max(excess, log2 > kLargest ? log2 - kReduced : 0);
     }
     /// Two f16 scales, and mins.
     __device__ void add_pair(std::uint32_t scales, std::uint32_t mins) {
@@ -127,9 +124,6 @@ struct KeptScales {
         if constexpr (kFloats) {
           most = fmaxf(most, __shfl_xor_sync(~0u, most, i));
           least = fminf(least, __shfl_xor_sync(~0u, least, i));
-        } else if constexpr (kPowers) {
-          most_log2 = ::max(most_log2, __shfl_xor_sync(~0u, most_log2, i));
-          least_log2 = min(least_log2, __shfl_xor_sync(~0u, least_log2, i));
         } else {
           excess = ::max(excess, __shfl_xor_sync(~0u, excess, i));
         }
@@ -139,11 +133,7 @@ struct KeptScales {
     __device__ int exponent() const {
       if constexpr (kFloats) {
         if (most <= 128.0f && (least >= power_of_two(kSmallest) || most == 0.0f)) return 0;
-        return ::max(static_cast<int>(__float_as_uint(most) >> 23) - 127 - kReduced, -kGain);
-      }
-      if constexpr (kPowers) {
-        const bool fits = most_log2 <= kLargest && least_log2 >= kSmallest;
-        return fits ? 0 : ::max(most_log2 - kReduced, -kGain);
+        return ::max(static_cast<int>(__float_as_uint(most) >> 23) - 127 - kReduced, -100);
       }
       return excess;
     }
@@ -185,21 +175,19 @@ struct KeptScales {
       } else if constexpr (kPowers) {
         token.words[i] = powers(raw.x[i / 2] >> 16 * (i % 2), token.exponent);
       } else {
-        token.words[i] = kept(reduced(raw.x[i], token.exponent));
-        if constexpr (kMins) token.words[kPairs + i] = reduced(raw.x[kPairs + i], token.exponent);
+        token.words[i] = kept_scales(raw.x[i], token.exponent);
+        if constexpr (kMins) token.words[kPairs + i] = kept_mins(raw.x[kPairs + i], token.exponent);
       }
     }
     return token;
   }
 
-  /// A scale, or two f16 ones or mins, without a power of two.
-  static __device__ std::uint32_t reduced(std::uint32_t x, int exponent) {
-    if constexpr (kFloats) return __float_as_uint(__uint_as_float(x) * power_of_two(-exponent));
-    return mul_f16x2(x, f16_power(-exponent));
+  /// Two f16 scales, or mins, without a power of two.
+  static __device__ std::uint32_t kept_scales(std::uint32_t scales, int exponent) {
+    return mul_f16x2(scales, f16_power((kMins ? 9 : 0) - exponent));
   }
-  /// Two f16 scales as they are multiplied.
-  static __device__ std::uint32_t kept(std::uint32_t scales) {
-    return kMins ? mul_f16x2(scales, f16_power(9)) : scales;
+  static __device__ std::uint32_t kept_mins(std::uint32_t mins, int exponent) {
+    return mul_f16x2(mins, f16_power(-exponent));
   }
   /// f16 of two e8m0 scales without a power of two.
   static __device__ std::uint32_t powers(std::uint32_t two, int exponent) {

@@ -205,7 +205,7 @@ struct Copier {
   /// They need no power of two.
   static __device__ RawScales skipped_scales() {
     RawScales scales{};
-    if (Kept::kPowers) scales.x[0] = scales.x[1] = Kept::kOnePowers;
+    if constexpr (Kept::kPowers) scales.x[0] = scales.x[1] = Kept::kOnePowers;
     return scales;
   }
   /// What is known of the round's tokens beside their codes; the ring has room for it.

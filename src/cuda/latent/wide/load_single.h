@@ -1,7 +1,7 @@
 // The warpgroup that brings tokens of codes to a block that shares none: raw codes by cp.async, a token by a
 // warp, then as f16 to the stage that is K of one product and V of the other. Rope parts go to their places
-// as they are. Of each slice of 16 tokens a warp has four. All four warps dequantise, since a block has twice
-// the tokens of one of a pair.
+// as they are, and from there to the stage, too, if they are V. Of each slice of 16 tokens a warp has four.
+// All four warps dequantise, since a block has twice the tokens of one of a pair.
 #pragma once
 
 #include "cuda/latent/wide/copy.h"
@@ -108,27 +108,30 @@ struct SingleLoader {
     }
     apart = __any_sync(~0u, own_sizes(0).exponent() != 0 || own_sizes(1).exponent() != 0);
     exponents = 0;
-    if (apart) {
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        typename Kept::Sizes sizes = own_sizes(i);
-        sizes.share();
-        const int exponent = sizes.exponent();
-        exponents |= (exponent & 0xff) << 8 * i;
-        if constexpr (!Kept::kPowers) raw_scale[i] = Kept::reduced(raw_scale[i], exponent);
-        if constexpr (Kept::kMins) raw_min[i] = Kept::reduced(raw_min[i], exponent);
+    for (int i = 0; i < 2; ++i) {
+      if (!apart) {
+        keep(i, 0);
+        continue;
       }
+      typename Kept::Sizes sizes = own_sizes(i);
+      sizes.share();
+      exponents |= (sizes.exponent() & 0xff) << 8 * i;
+      keep(i, sizes.exponent());
     }
-    if constexpr (Kept::kPowers) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        scale[i] = Kept::powers(raw_scale[i], static_cast<std::int8_t>(exponents >> 8 * i));
-      }
-    } else if constexpr (Kept::kFloats) {
+    if constexpr (Kept::kFloats) {
       scale[0] = pack_f16x2(__uint_as_float(raw_scale[0]), __uint_as_float(raw_scale[1]));
+    }
+  }
+  __device__ void keep(int i, int exponent) {
+    if constexpr (Kept::kFloats) {
+      if (exponent == 0) return;
+      raw_scale[i] = __float_as_uint(__uint_as_float(raw_scale[i]) * power_of_two(-exponent));
+    } else if constexpr (Kept::kPowers) {
+      scale[i] = Kept::powers(raw_scale[i], exponent);
     } else {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) scale[i] = Kept::kept(raw_scale[i]), min[i] = raw_min[i];
+      scale[i] = Kept::kept_scales(raw_scale[i], exponent);
+      if constexpr (Kept::kMins) min[i] = Kept::kept_mins(raw_min[i], exponent);
     }
   }
   __device__ typename Kept::Sizes own_sizes(int i) const {
@@ -166,11 +169,15 @@ struct SingleLoader {
     return __byte_perm(both, 0, upper ? 0x3232 : 0x1010);
   }
   __device__ void store_unit(const Codes& raw, int unit, std::uint32_t place) const {
-    const std::uint32_t own = own_scale(scale, unit), least = Kept::kMins ? own_scale(min, unit) : 0;
+    const std::uint32_t own = own_scale(scale, unit), own_min = Kept::kMins ? own_scale(min, unit) : 0;
     const std::uint32_t at = (place ^ unit % 4 * 16) + unit % 4 * 128 + unit / 4 * kSliceBytes;
-    if (!Codes::has(lane)) return;
-    store_shared(at, raw.eight(false, own, least));
-    store_shared(at + kGroupColumnBytes, raw.eight(true, own, least));
+    if constexpr (Codes::kAll) {
+      store_shared(at, raw.eight(false, own, own_min));
+      store_shared(at + kGroupColumnBytes, raw.eight(true, own, own_min));
+    } else {  // no branch but round the stores
+      const uint4 low = raw.eight(false, own, own_min), high = raw.eight(true, own, own_min);
+      if (Codes::has(lane)) store_shared(at, low), store_shared(at + kGroupColumnBytes, high);
+    }
   }
   __device__ void adapt_ropes(int buffer) const {
     if (C.q_dtype == DType::kBFloat16 && !apart) return;

@@ -112,9 +112,11 @@ struct Queries {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           last[step][2 * half + r] = load(from + dim_of(kLastColumn, 2 * step + half));
-          if (!kRotaryV<C>) rope[step][2 * half + r] = load(from + kLatentDims + 16 * step + 8 * half);
-          if (kSome)
-            asm volatile("" : "+l"(from), "+r"(last[step][2 * half + r]), "+r"(rope[step][2 * half + r]));
+          if (kSome) asm volatile("" : "+l"(from), "+r"(last[step][2 * half + r]));
+          if constexpr (!kRotaryV<C>) {
+            rope[step][2 * half + r] = load(from + kLatentDims + 16 * step + 8 * half);
+            if (kSome) asm volatile("" : "+l"(from), "+r"(rope[step][2 * half + r]));
+          }
         }
       }
     }

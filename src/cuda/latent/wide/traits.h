@@ -45,9 +45,10 @@ __device__ constexpr int place_in_column(int row, int chunk) { return row * 128 
 
 // Roles: a warpgroup that dequantises tokens, one for logits and softmax, two for half of O each.
 inline constexpr int kThreads = 512;
-// The scores of rope parts have fragments of their own.
+// With kRotaryV the scores have no fragments of rope parts, and loads more to do; of integers a block alone
+// has more scales in registers.
 template <LatentWideConfig C>
-inline constexpr int kLoadRegisters = kRotaryV<C> ? 80 : 72;
+inline constexpr int kLoadRegisters = kRotaryV<C> || (C.blocks == 1 && Record<C>::kInteger) ? 80 : 72;
 template <LatentWideConfig C>
 inline constexpr int kScoreRegisters = 512 - 2 * 160 - kLoadRegisters<C>;
 inline constexpr int kOutputRegisters = 160;
