@@ -61,6 +61,7 @@ std::vector<Case> cases() {
   listed.listed.top_k = 2048;
   AttentionProblem many_heads = listed;
   many_heads.q_heads = 128;
+  many_heads.batch = 8;
   AttentionProblem latent16 = latent;
   latent16.kv = KvCacheSpec::latent(parse_format("bf16"));
   AttentionProblem more_heads = latent16;
@@ -82,7 +83,7 @@ std::vector<Case> cases() {
       {"plain tensors in bf16, no cache", plain},
       {"latent fp8-g128-f32, 16 heads", latent},
       {"the same, 2048 listed keys", listed},
-      {"the same, 128 heads", many_heads},
+      {"the same, 128 heads, 8 requests", many_heads},
       {"latent bf16, 16 heads", latent16},
       {"the same, 32 heads", more_heads},
       {"latent fp8-g64-e8m0, 16 heads", rotary_v},

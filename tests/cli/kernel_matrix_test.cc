@@ -64,7 +64,7 @@ TEST(KernelMatrix, SaysWhatTheTablesSay) {
       {"name": "fake-universal", "rows": "any, 8 at a time", "use": "the rest"}])"));
   EXPECT_EQ(fake["cases"]["K int8-head, V int4-g32"], "fake-8");
   EXPECT_EQ(fake["cases"]["latent bf16, 16 heads"], "fake-latent-16");
-  EXPECT_EQ(fake["cases"]["the same, 128 heads"], "fake-latent");
+  EXPECT_EQ(fake["cases"]["the same, 128 heads, 8 requests"], "fake-latent");
   EXPECT_EQ(fake["cases"]["four queries (drafts), int4-g32"], "fake-universal");
   EXPECT_EQ(fake["cases"]["Q and O in f32, int4-g32"], "fake-universal");
   EXPECT_TRUE(fake["cases"]["plain tensors in bf16, no cache"].is_null());

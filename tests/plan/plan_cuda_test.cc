@@ -262,7 +262,8 @@ TEST(CudaPlan, PromptsOverPagesOf16BitsHavePrefill) {
   EXPECT_NE(last([](auto& p) { spec_of(p).v_head_dim = 64; }), "sm90-prefill-192");
 }
 
-/// Decode of a latent cache by `heads` query heads, with lists of 2,048 keys, after `change`.
+/// Decode of 64 requests over a latent cache by `heads` query heads, with lists of 2,048 keys, after
+/// `change`.
 template <class Change>
 AttentionProblem latent_problem(std::string_view format, int heads, Change change) {
   AttentionProblem p = cuda_problem();
@@ -270,6 +271,7 @@ AttentionProblem latent_problem(std::string_view format, int heads, Change chang
   const bool rotary_v = f.scale_dtype == DType::kFloat8E8M0;
   p.kv = KvCacheSpec::latent(f, rotary_v ? 448 : 512, 64, 64, rotary_v);
   p.q_heads = heads;
+  p.batch = 64;
   p.listed.top_k = 2048;
   change(p);
   return p;
@@ -349,6 +351,52 @@ TEST(CudaPlan, FewRowsOverPagesOf16BitsHaveTheKernelForMore) {
   EXPECT_EQ(configs(32, 1, invariant), Names{"sm90-latent-32"});
   EXPECT_EQ(configs(32, 16, invariant), (Names{"sm90-latent-32", "sm90-latent-128"}));
   EXPECT_EQ(configs(16, 2, invariant), (Names{"sm90-latent-16", "sm90-latent-128"}));
+}
+
+/// Up to eight units of 32 rows, the kernel for these takes the rows of those for more: it begins sooner.
+TEST(CudaPlan, SmallLatentProblemsHaveTheKernelForFewHeads) {
+  if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
+  using Names = std::vector<std::string>;
+  const auto configs = [](std::string_view format, int heads, int batch, int keys, auto change) {
+    return configs_of(latent_problem(format, heads, [&](AttentionProblem& p) {
+      p.batch = batch;
+      p.listed.top_k = keys;
+      change(p);
+    }));
+  };
+  const auto listed = [](AttentionProblem&) {};
+  const auto dense = [](AttentionProblem& p) {
+    p.max_kv_len = p.listed.top_k;
+    p.listed = {};
+    p.mask.causal = true;
+  };
+  const Names few{"sm90-latent-32"}, many{"sm90-latent-64"}, most{"sm90-latent-128"};
+  for (const char* format : {"fp8-g128-f32", "int8-g64", "int4-g64", "fp8-g64-e8m0"}) {
+    for (const auto& change : {0, 1}) {
+      const auto of = [&](int heads, int batch, int keys) {
+        return change == 0 ? configs(format, heads, batch, keys, listed)
+                           : configs(format, heads, batch, keys, dense);
+      };
+      EXPECT_EQ(of(64, 4, 2048), few) << format;
+      EXPECT_EQ(of(64, 5, 2048), many) << format;
+      EXPECT_EQ(of(64, 4, 8192), few) << format;
+      EXPECT_EQ(of(64, 4, 8193), many) << format;
+      EXPECT_EQ(of(64, 4, 1023), many) << format;
+      EXPECT_EQ(of(128, 2, 2048), few) << format;
+      EXPECT_EQ(of(128, 3, 2048), most) << format;
+      EXPECT_EQ(of(33, 4, 2048), few) << format;
+    }
+  }
+  EXPECT_EQ(configs("fp8-g128-f32", 64, 2, 2048, [](auto& p) { p.max_q_len = 2; }), few);
+  EXPECT_EQ(configs("fp8-g128-f32", 64, 2, 2048, [](auto& p) { p.max_q_len = 3; }), many);
+  EXPECT_EQ(configs("fp8-g128-f32", 64, 1, 2048, [](auto& p) { p.policy = SplitPolicy::kBatchInvariant; }),
+            many);
+  EXPECT_EQ(configs("bf16", 64, 1, 2048, listed), many);
+  EXPECT_EQ(configs("bf16", 64, 1, 2048, dense), many);
+  EXPECT_EQ(configs("bf16", 40, 4, 2048, listed), many);
+  EXPECT_EQ(configs("bf16", 40, 4, 2048, dense), few);
+  EXPECT_EQ(configs("bf16", 40, 5, 2048, dense), many);
+  EXPECT_EQ(configs("fp8-g128-f32", 16, 1, 2048, [&](auto& p) { dense(p), p.max_q_len = 4; }), many);
 }
 
 /// A worker of the pair's kernel is two multiprocessors: its schedule has half as many.

@@ -47,6 +47,24 @@ bool goes_to_bf16_rows(const AttentionProblem& problem) {
          find_latent_bf16_row(std::get<KvCacheSpec>(problem.kv), problem.q_dtype, kBf16Rows, false) >= 0;
 }
 
+/// Whether the kernel for few heads takes the rows of one for many, 32 at a time, since the problem is so
+/// small that who begins sooner is done sooner: up to eight units of 1,024 keys and more, but not of so many
+/// that products count. With fewer keys either takes about as long. bf16 only where no tensor copies bring Q:
+/// else its own kernel begins as soon. Figures: docs/kernels/latent-wide.md, Formats. In batch-invariant
+/// problems requests have the same kernel under every bound.
+bool goes_to_few_rows(const AttentionProblem& problem, bool bf16) {
+  constexpr std::int64_t kUnits = 8, kFewestKeys = 1024, kMostKeys = 65536;  // keys: of a unit, of all units
+  const bool listed = problem.is_listed();
+  const int group = problem.q_heads / problem.kv_heads();
+  if (problem.policy == SplitPolicy::kBatchInvariant) return false;
+  if (bf16 && (listed || has_query_boxes(group))) return false;
+  if (!listed && problem.max_q_len > 1) return false;  // drafts: requests of fewer queries would be a pass
+  const std::int64_t requests = std::int64_t{problem.batch} * problem.max_q_len;
+  const std::int64_t units = requests * ((group + kBf16Rows / 2 - 1) / (kBf16Rows / 2));
+  const std::int64_t keys = listed ? problem.listed.top_k : problem.max_kv_len;
+  return units <= kUnits && keys >= kFewestKeys && units * keys <= kMostKeys;
+}
+
 CompiledKernel latent_few_kernel(int row) {
   for (const auto slice :
        {latent_few_kernel_fp8, latent_few_kernel_apart, latent_few_kernel_integers, latent_few_kernel_bf16}) {
@@ -93,6 +111,7 @@ int latent_variant(const AttentionProblem& problem, const planning::Kernel& kern
   if (few >= 0) return kernel.row_block == kBf16Rows / 2 && goes_to_bf16_rows(problem) ? -1 : few;
   if (second) return -1;  // the kernels for few heads take more, 32 at a time
   const int bf16 = find_latent_bf16_row(spec, problem.q_dtype, kernel.row_block, problem.is_listed());
+  if (goes_to_few_rows(problem, bf16 >= 0)) return -1;
   if (bf16 >= 0) return kBf16First + bf16;
   const int wide = find_latent_wide_row(spec, problem.q_dtype, kernel.row_block);
   return wide < 0 ? -1 : kFewRows + wide;
