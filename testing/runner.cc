@@ -92,6 +92,7 @@ AppendArgs Place::add(const AppendArgs& host) {
 
 std::vector<TensorView> Place::add(const std::vector<Tensor>& host) {
   std::vector<TensorView> placed;
+  placed.reserve(host.size());
   for (const Tensor& t : host) placed.push_back(add(t.view()));
   return placed;
 }
