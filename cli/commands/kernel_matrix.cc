@@ -66,6 +66,7 @@ std::vector<Case> cases() {
   latent16.kv = KvCacheSpec::latent(parse_format("bf16"));
   AttentionProblem more_heads = latent16;
   more_heads.q_heads = 32;
+  more_heads.batch = 8;
   AttentionProblem latent8 = latent, latent4 = latent, rotary_v = latent;
   latent8.kv = KvCacheSpec::latent(parse_format("int8-g64"));
   latent4.kv = KvCacheSpec::latent(parse_format("int4-g64"));
@@ -85,7 +86,7 @@ std::vector<Case> cases() {
       {"the same, 2048 listed keys", listed},
       {"the same, 128 heads, 8 requests", many_heads},
       {"latent bf16, 16 heads", latent16},
-      {"the same, 32 heads", more_heads},
+      {"the same, 32 heads, 8 requests", more_heads},
       {"latent fp8-g64-e8m0, 16 heads", rotary_v},
       {"latent int8-g64, 16 heads", latent8},
       {"latent int4-g64, 16 heads", latent4},

@@ -353,8 +353,8 @@ TEST(CudaPlan, FewRowsOverPagesOf16BitsHaveTheKernelForMore) {
   EXPECT_EQ(configs(16, 2, invariant), (Names{"sm90-latent-16", "sm90-latent-128"}));
 }
 
-/// Up to eight units of 32 rows, the kernel for these takes the rows of those for more: it begins sooner.
-TEST(CudaPlan, SmallLatentProblemsHaveTheKernelForFewHeads) {
+/// Up to eight units of fewer rows: their kernel takes the rows of those for more, since it begins sooner.
+TEST(CudaPlan, SmallLatentProblemsHaveTheKernelForFewerRows) {
   if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
   using Names = std::vector<std::string>;
   const auto configs = [](std::string_view format, int heads, int batch, int keys, auto change) {
@@ -370,33 +370,41 @@ TEST(CudaPlan, SmallLatentProblemsHaveTheKernelForFewHeads) {
     p.listed = {};
     p.mask.causal = true;
   };
-  const Names few{"sm90-latent-32"}, many{"sm90-latent-64"}, most{"sm90-latent-128"};
+  const Names l16{"sm90-latent-16"}, l32{"sm90-latent-32"}, l64{"sm90-latent-64"}, l128{"sm90-latent-128"};
   for (const char* format : {"fp8-g128-f32", "int8-g64", "int4-g64", "fp8-g64-e8m0"}) {
-    for (const auto& change : {0, 1}) {
+    for (const bool lists : {true, false}) {
       const auto of = [&](int heads, int batch, int keys) {
-        return change == 0 ? configs(format, heads, batch, keys, listed)
-                           : configs(format, heads, batch, keys, dense);
+        return lists ? configs(format, heads, batch, keys, listed)
+                     : configs(format, heads, batch, keys, dense);
       };
-      EXPECT_EQ(of(64, 4, 2048), few) << format;
-      EXPECT_EQ(of(64, 5, 2048), many) << format;
-      EXPECT_EQ(of(64, 4, 8192), few) << format;
-      EXPECT_EQ(of(64, 4, 8193), many) << format;
-      EXPECT_EQ(of(64, 4, 1023), many) << format;
-      EXPECT_EQ(of(128, 2, 2048), few) << format;
-      EXPECT_EQ(of(128, 3, 2048), most) << format;
-      EXPECT_EQ(of(33, 4, 2048), few) << format;
+      EXPECT_EQ(of(32, 4, 2048), l16) << format;
+      EXPECT_EQ(of(32, 5, 2048), l32) << format;
+      EXPECT_EQ(of(64, 2, 2048), l16) << format;
+      EXPECT_EQ(of(64, 3, 2048), l32) << format;
+      EXPECT_EQ(of(64, 4, 2048), l32) << format;
+      EXPECT_EQ(of(64, 5, 2048), l64) << format;
+      EXPECT_EQ(of(64, 4, 8192), l32) << format;
+      EXPECT_EQ(of(64, 4, 8193), l64) << format;
+      EXPECT_EQ(of(64, 4, 1023), l64) << format;
+      EXPECT_EQ(of(128, 1, 8192), l16) << format;
+      EXPECT_EQ(of(128, 2, 2048), l32) << format;
+      EXPECT_EQ(of(128, 3, 2048), l128) << format;
     }
   }
-  EXPECT_EQ(configs("fp8-g128-f32", 64, 2, 2048, [](auto& p) { p.max_q_len = 2; }), few);
-  EXPECT_EQ(configs("fp8-g128-f32", 64, 2, 2048, [](auto& p) { p.max_q_len = 3; }), many);
+  EXPECT_EQ(configs("fp8-g128-f32", 64, 2, 2048, [](auto& p) { p.max_q_len = 2; }), l32);
+  EXPECT_EQ(configs("fp8-g128-f32", 64, 2, 2048, [](auto& p) { p.max_q_len = 3; }), l64);
   EXPECT_EQ(configs("fp8-g128-f32", 64, 1, 2048, [](auto& p) { p.policy = SplitPolicy::kBatchInvariant; }),
-            many);
-  EXPECT_EQ(configs("bf16", 64, 1, 2048, listed), many);
-  EXPECT_EQ(configs("bf16", 64, 1, 2048, dense), many);
-  EXPECT_EQ(configs("bf16", 40, 4, 2048, listed), many);
-  EXPECT_EQ(configs("bf16", 40, 4, 2048, dense), few);
-  EXPECT_EQ(configs("bf16", 40, 5, 2048, dense), many);
-  EXPECT_EQ(configs("fp8-g128-f32", 16, 1, 2048, [&](auto& p) { dense(p), p.max_q_len = 4; }), many);
+            l64);
+  EXPECT_EQ(configs("bf16", 64, 2, 2048, listed), l16);
+  EXPECT_EQ(configs("bf16", 64, 3, 2048, listed), l64);
+  EXPECT_EQ(configs("bf16", 64, 2, 2048, dense), l16);
+  EXPECT_EQ(configs("bf16", 64, 3, 2048, dense), l64);
+  EXPECT_EQ(configs("bf16", 32, 4, 2048, dense), l16);
+  EXPECT_EQ(configs("bf16", 32, 5, 2048, dense), l64);
+  EXPECT_EQ(configs("bf16", 40, 4, 2048, listed), l64);
+  EXPECT_EQ(configs("bf16", 40, 4, 2048, dense), l32);
+  EXPECT_EQ(configs("bf16", 40, 5, 2048, dense), l64);
+  EXPECT_EQ(configs("fp8-g128-f32", 16, 1, 2048, [&](auto& p) { dense(p), p.max_q_len = 4; }), l64);
 }
 
 /// A worker of the pair's kernel is two multiprocessors: its schedule has half as many.

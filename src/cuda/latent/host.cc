@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <climits>
 #include <cstdint>
 #include <variant>
 
@@ -47,22 +48,27 @@ bool goes_to_bf16_rows(const AttentionProblem& problem) {
          find_latent_bf16_row(std::get<KvCacheSpec>(problem.kv), problem.q_dtype, kBf16Rows, false) >= 0;
 }
 
-/// Whether the kernel for few heads takes the rows of one for many, 32 at a time, since the problem is so
-/// small that who begins sooner is done sooner: up to eight units of 1,024 keys and more, but not of so many
-/// that products count. With fewer keys either takes about as long. bf16 only where no tensor copies bring Q:
-/// else its own kernel begins as soon. Figures: docs/kernels/latent-wide.md, Formats. In batch-invariant
-/// problems requests have the same kernel under every bound.
-bool goes_to_few_rows(const AttentionProblem& problem, bool bf16) {
+/// Packed rows of the largest kernel that a problem goes to. One of fewer rows, which then takes them that
+/// many at a time, begins sooner, and is done sooner as long as it has up to eight units of 1,024 keys and
+/// more, but not of so many that products count; with fewer keys either takes about as long. Of bf16 the
+/// kernels for many heads begin sooner than `sm90-latent-32` where tensor copies or several warps bring Q.
+/// Figures: docs/kernels/latent-wide.md, Formats. In batch-invariant problems requests have the same kernel
+/// under every bound.
+int largest_rows(const AttentionProblem& problem, bool bf16) {
   constexpr std::int64_t kUnits = 8, kFewestKeys = 1024, kMostKeys = 65536;  // keys: of a unit, of all units
+  constexpr int kAny = INT_MAX;
   const bool listed = problem.is_listed();
   const int group = problem.q_heads / problem.kv_heads();
-  if (problem.policy == SplitPolicy::kBatchInvariant) return false;
-  if (bf16 && (listed || has_query_boxes(group))) return false;
-  if (!listed && problem.max_q_len > 1) return false;  // drafts: requests of fewer queries would be a pass
-  const std::int64_t requests = std::int64_t{problem.batch} * problem.max_q_len;
-  const std::int64_t units = requests * ((group + kBf16Rows / 2 - 1) / (kBf16Rows / 2));
   const std::int64_t keys = listed ? problem.listed.top_k : problem.max_kv_len;
-  return units <= kUnits && keys >= kFewestKeys && units * keys <= kMostKeys;
+  if (problem.policy == SplitPolicy::kBatchInvariant || keys < kFewestKeys) return kAny;
+  if (!listed && problem.max_q_len > 1) return kAny;  // drafts: requests of fewer queries would be a pass
+  const std::int64_t requests = std::int64_t{problem.batch} * problem.max_q_len;
+  for (const int rows : {16, 32}) {
+    if (rows == 32 && bf16 && (listed || has_query_boxes(group))) continue;
+    const std::int64_t units = requests * ((group + rows - 1) / rows);
+    if (units <= kUnits && units * keys <= kMostKeys) return rows;
+  }
+  return kAny;
 }
 
 CompiledKernel latent_few_kernel(int row) {
@@ -104,14 +110,14 @@ int latent_variant(const AttentionProblem& problem, const planning::Kernel& kern
   const auto& spec = std::get<KvCacheSpec>(problem.kv);
   if (problem.arithmetic != Arithmetic::k16Bit || problem.q_dtype == DType::kFloat32) return -1;
   if (problem.alibi) return -1;
+  const int bf16 = find_latent_bf16_row(spec, problem.q_dtype, kernel.row_block, problem.is_listed());
+  if (kernel.row_block > largest_rows(problem, spec.k_format.dtype == DType::kBFloat16)) return -1;
   const int few = find_latent_few_row(spec, problem.q_dtype, kernel.row_block);
   const bool second = problem.listed.extra_top_k != 0;
   if (second && find_latent_few_row(problem.listed.extra, problem.q_dtype, kernel.row_block) != few)
     return -1;
   if (few >= 0) return kernel.row_block == kBf16Rows / 2 && goes_to_bf16_rows(problem) ? -1 : few;
   if (second) return -1;  // the kernels for few heads take more, 32 at a time
-  const int bf16 = find_latent_bf16_row(spec, problem.q_dtype, kernel.row_block, problem.is_listed());
-  if (goes_to_few_rows(problem, bf16 >= 0)) return -1;
   if (bf16 >= 0) return kBf16First + bf16;
   const int wide = find_latent_wide_row(spec, problem.q_dtype, kernel.row_block);
   return wide < 0 ? -1 : kFewRows + wide;

@@ -14,9 +14,10 @@ namespace halftone::cuda {
 /// two requests of 8,192 keys for each of 64 pairs stay whole, which takes 4% less than to cut them for 66.
 inline constexpr std::array<planning::Kernel, 5> kLatentKernels{{
     {"sm90-latent-8", 8, 8, 64, 1024, 163840, "latent caches: up to 8 packed rows", false, 0, true},
-    {"sm90-latent-16", 16, 16, 64, 1024, 163840, "likewise, up to 16", false, 0, true},
+    {"sm90-latent-16", 16, 16, 64, 1024, 163840, "likewise, up to 16; of small problems any number", false, 0,
+     true},
     {"sm90-latent-32", 32, 32, 64, 1024, 163840,
-     "likewise, up to 32; of small problems, second lists and most Q in f16 any number", false, 0, true},
+     "likewise, up to 32; of second lists, small problems and most Q in f16 any number", false, 0, true},
     {"sm90-latent-64", 64, 64, 64, 1024, 122880,
      "likewise, up to 64: bound by matrix products; over pages of bf16 mostly from 17 on", false, 0, true},
     {"sm90-latent-128", 0, 128, 64, 1024, 262144, "likewise, two CTAs that take the same tokens", false, 0,
