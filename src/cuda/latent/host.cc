@@ -63,6 +63,7 @@ int largest_rows(const AttentionProblem& problem, bool bf16) {
   if (problem.policy == SplitPolicy::kBatchInvariant || keys < kFewestKeys) return kAny;
   if (!listed && problem.max_q_len > 1) return kAny;  // drafts: requests of fewer queries would be a pass
   const std::int64_t requests = std::int64_t{problem.batch} * problem.max_q_len;
+  if (requests > kUnits) return kAny;
   for (const int rows : {16, 32}) {
     if (rows == 32 && bf16 && (listed || has_query_boxes(group))) continue;
     const std::int64_t units = requests * ((group + rows - 1) / rows);
