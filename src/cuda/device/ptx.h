@@ -156,6 +156,11 @@ __device__ inline void copy_async(std::uint32_t shared, const void* global, int 
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes)
                : "memory");
 }
+/// The same of 8 bytes.
+__device__ inline void copy_async_8(std::uint32_t shared, const void* global, int bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared), "l"(global), "r"(bytes)
+               : "memory");
+}
 /// Until the thread's copies have arrived.
 __device__ inline void copy_async_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
@@ -288,6 +293,11 @@ __device__ inline float reciprocal_approx(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
+}
+
+/// 2^exponent, from -126 to 127.
+__device__ inline float power_of_two(int exponent) {
+  return __uint_as_float(static_cast<std::uint32_t>(exponent + 127) << 23);
 }
 
 /// Two e4m3 codes (the low, or the `high` 16 bits of `codes`) to f16x2, exact.

@@ -54,9 +54,10 @@ bool goes_to_bf16_rows(const AttentionProblem& problem) {
 /// kernels for many heads begin sooner than `sm90-latent-32` where tensor copies or several warps bring Q.
 /// Figures: docs/kernels/latent-wide.md, Formats. In batch-invariant problems requests have the same kernel
 /// under every bound.
-int largest_rows(const AttentionProblem& problem, bool bf16) {
+int largest_rows(const AttentionProblem& problem) {
   constexpr std::int64_t kUnits = 8, kFewestKeys = 1024, kMostKeys = 65536;  // keys: of a unit, of all units
   constexpr int kAny = INT_MAX;
+  const bool bf16 = std::get<KvCacheSpec>(problem.kv).k_format.dtype == DType::kBFloat16;
   const bool listed = problem.is_listed();
   const int group = problem.q_heads / problem.kv_heads();
   const std::int64_t keys = listed ? problem.listed.top_k : problem.max_kv_len;
@@ -111,14 +112,14 @@ int latent_variant(const AttentionProblem& problem, const planning::Kernel& kern
   const auto& spec = std::get<KvCacheSpec>(problem.kv);
   if (problem.arithmetic != Arithmetic::k16Bit || problem.q_dtype == DType::kFloat32) return -1;
   if (problem.alibi) return -1;
-  const int bf16 = find_latent_bf16_row(spec, problem.q_dtype, kernel.row_block, problem.is_listed());
-  if (kernel.row_block > largest_rows(problem, spec.k_format.dtype == DType::kBFloat16)) return -1;
+  if (kernel.row_block > largest_rows(problem)) return -1;
   const int few = find_latent_few_row(spec, problem.q_dtype, kernel.row_block);
   const bool second = problem.listed.extra_top_k != 0;
   if (second && find_latent_few_row(problem.listed.extra, problem.q_dtype, kernel.row_block) != few)
     return -1;
   if (few >= 0) return kernel.row_block == kBf16Rows / 2 && goes_to_bf16_rows(problem) ? -1 : few;
   if (second) return -1;  // the kernels for few heads take more, 32 at a time
+  const int bf16 = find_latent_bf16_row(spec, problem.q_dtype, kernel.row_block, problem.is_listed());
   if (bf16 >= 0) return kBf16First + bf16;
   const int wide = find_latent_wide_row(spec, problem.q_dtype, kernel.row_block);
   return wide < 0 ? -1 : kFewRows + wide;

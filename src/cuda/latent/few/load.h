@@ -8,12 +8,6 @@
 
 namespace halftone::cuda {
 
-/// copy_async() of 8 bytes.
-__device__ inline void copy_async_8(std::uint32_t shared, const void* global, int bytes) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared), "l"(global), "r"(bytes)
-               : "memory");
-}
-
 /// A load warp: eight tokens of each block. A lane is one token of four blocks, a round: where it is is asked
 /// for before the records of the round before are copied.
 template <LatentFewConfig C>

@@ -105,9 +105,4 @@ __device__ inline int blocks_of(const planning::WorkItem& work) {
 /// Log2 of a unit that is none: nothing has been stored in it.
 inline constexpr int kNoUnit = -(1 << 28);
 
-/// 2^exponent, from -126 to 127.
-__device__ inline float power_of_two(int exponent) {
-  return __uint_as_float(static_cast<unsigned>(exponent + 127) << 23);
-}
-
 }  // namespace halftone::cuda

@@ -12,11 +12,6 @@ namespace halftone::cuda::wide {
 inline constexpr int kRingUnits = 8, kUnitTokens = 16;  // tokens of a warp: in the ring, of a step
 static_assert(4 * kRingUnits == kRoundTokens);
 
-/// 8 bytes, or zeros if `bytes` is 0.
-__device__ inline void copy_async_8(std::uint32_t shared, const void* global, int bytes) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared), "l"(global), "r"(bytes)
-               : "memory");
-}
 __device__ inline void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int kPending>
 __device__ inline void copy_async_wait_for() {

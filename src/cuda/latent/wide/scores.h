@@ -244,7 +244,6 @@ struct Scores {
       }
       pin(four);
     }
-    __syncwarp();  // sums first: what follows needs registers
     const bool raised = exceeds(x, kOne, reference, most);
     if (raised) raise(kOne, most, reference, rescale);
     publish_rescale(at.step % 2, raised, rescale);

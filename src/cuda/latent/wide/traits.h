@@ -128,11 +128,6 @@ __device__ inline std::uint16_t* scales_of(Shared& s) {
   return reinterpret_cast<std::uint16_t*>(s.raw[kRoundTokens / 2]);
 }
 
-/// Of exponents within those of normal numbers.
-__device__ inline float power_of_two(int exponent) {
-  return __uint_as_float(static_cast<std::uint32_t>(127 + exponent) << 23);
-}
-
 /// A power of two up to its last bits, or 0, as a byte, and back.
 __device__ inline std::uint8_t biased_exponent(float x) {
   return static_cast<std::uint8_t>((__float_as_uint(x) + (1u << 22)) >> 23);

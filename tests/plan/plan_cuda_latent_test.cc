@@ -1,0 +1,243 @@
+// plan() for a GPU over latent caches: which kernel serves what, and what none does. None of it needs a GPU.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "halftone/attention.h"
+#include "halftone/format.h"
+#include "plan/backend.h"
+#include "plan/plan.h"
+#include "tests/expect_error.h"
+#include "tests/plan/cuda_problem.h"
+
+namespace halftone {
+namespace {
+
+using enum ErrorCode;
+
+/// Decode of 64 requests over a latent cache by `heads` query heads, with lists of 2,048 keys, after
+/// `change`.
+template <class Change>
+AttentionProblem latent_problem(std::string_view format, int heads, Change change) {
+  AttentionProblem p = cuda_problem();
+  const KvFormat f = parse_format(format);
+  const bool rotary_v = f.scale_dtype == DType::kFloat8E8M0;
+  p.kv = KvCacheSpec::latent(f, rotary_v ? 448 : 512, 64, 64, rotary_v);
+  p.q_heads = heads;
+  p.batch = 64;
+  p.listed.top_k = 2048;
+  change(p);
+  return p;
+}
+
+TEST(CudaLatentPlan, LatentCachesHaveKernelsByHeads) {
+  if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
+  using Names = std::vector<std::string>;
+  const auto same = [](AttentionProblem&) {};
+  const auto dense = [](AttentionProblem& p) { p.listed = {}, p.mask.causal = true; };
+  for (const auto& [heads, name] : {std::pair{1, "sm90-latent-8"},
+                                    {8, "sm90-latent-8"},
+                                    {9, "sm90-latent-16"},
+                                    {16, "sm90-latent-16"},
+                                    {32, "sm90-latent-32"},
+                                    {33, "sm90-latent-64"},
+                                    {64, "sm90-latent-64"},
+                                    {65, "sm90-latent-128"},
+                                    {128, "sm90-latent-128"},
+                                    {200, "sm90-latent-128"}}) {
+    for (const char* format : {"fp8-g128-f32", "bf16"}) {
+      EXPECT_EQ(configs_of(latent_problem(format, heads, same)), Names{name}) << heads << ", " << format;
+      const char* const by_table = heads == 32 && format == std::string("bf16") ? "sm90-latent-64" : name;
+      EXPECT_EQ(configs_of(latent_problem(format, heads, dense)), Names{by_table}) << heads << ", " << format;
+    }
+    const auto half = [](AttentionProblem& p) { p.q_dtype = DType::kFloat16, p.out_dtype = DType::kFloat32; };
+    EXPECT_EQ(configs_of(latent_problem("fp8-g128-f32", heads, half)), Names{name}) << heads;
+    const char* const few = heads > 32 ? "sm90-latent-32" : name;
+    for (const char* format : {"int8-g64", "int4-g64", "fp8-g64-e8m0"}) {
+      EXPECT_EQ(configs_of(latent_problem(format, heads, same)), Names{name}) << heads << " " << format;
+      EXPECT_EQ(configs_of(latent_problem(format, heads, dense)), Names{name}) << heads << " " << format;
+      // 32 rows at a time.
+      EXPECT_EQ(configs_of(latent_problem(format, heads, half)), Names{few}) << heads << " " << format;
+    }
+  }
+  // A listed query is a request of its own; without lists queries share units.
+  const auto drafts = [&](int queries, bool listed) {
+    return configs_of(latent_problem("fp8-g128-f32", 16, [&](AttentionProblem& p) {
+      p.max_q_len = queries;
+      if (!listed) dense(p);
+    }));
+  };
+  EXPECT_EQ(drafts(4, true), Names{"sm90-latent-16"});
+  EXPECT_EQ(drafts(2, false), Names{"sm90-latent-32"});
+  EXPECT_EQ(drafts(4, false), Names{"sm90-latent-64"});
+  EXPECT_EQ(drafts(16, false), (Names{"sm90-latent-16", "sm90-latent-128"}));
+}
+
+/// Over pages of bf16 the kernel for 64 rows takes 17 to 32 where tensor copies bring their queries.
+TEST(CudaLatentPlan, FewRowsOverPagesOf16BitsHaveTheKernelForMore) {
+  if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
+  using Names = std::vector<std::string>;
+  const auto configs = [](int heads, int queries, auto change) {
+    return configs_of(latent_problem("bf16", heads, [&](AttentionProblem& p) {
+      p.listed = {};
+      p.max_q_len = queries;
+      p.mask.causal = true;
+      change(p);
+    }));
+  };
+  const auto same = [](AttentionProblem&) {};
+  for (const auto& [heads, queries] : {std::pair{32, 1}, {16, 2}, {8, 3}, {8, 4}, {1, 17}, {1, 32}}) {
+    EXPECT_EQ(configs(heads, queries, same), Names{"sm90-latent-64"}) << heads << " x " << queries;
+  }
+  for (const auto& [heads, queries] : {std::pair{17, 1}, {24, 1}, {31, 1}, {12, 2}, {10, 3}}) {
+    EXPECT_EQ(configs(heads, queries, same), Names{"sm90-latent-32"}) << heads << " x " << queries;
+  }
+  EXPECT_EQ(configs(16, 1, same), Names{"sm90-latent-16"});
+  EXPECT_EQ(configs(8, 2, same), Names{"sm90-latent-16"});
+  EXPECT_EQ(configs(1, 8, same), Names{"sm90-latent-8"});
+  EXPECT_EQ(configs(32, 2, same), Names{"sm90-latent-64"});
+  EXPECT_EQ(configs(32, 16, same), (Names{"sm90-latent-32", "sm90-latent-128"}));
+  EXPECT_EQ(configs(8, 16, same), (Names{"sm90-latent-8", "sm90-latent-128"}));
+  EXPECT_EQ(configs(32, 1, [](auto& p) { p.mask = {}, p.listed.top_k = 2048; }), Names{"sm90-latent-32"});
+  // A request has the same kernel under every bound.
+  const auto invariant = [](auto& p) { p.policy = SplitPolicy::kBatchInvariant; };
+  EXPECT_EQ(configs(32, 1, invariant), Names{"sm90-latent-32"});
+  EXPECT_EQ(configs(32, 16, invariant), (Names{"sm90-latent-32", "sm90-latent-128"}));
+  EXPECT_EQ(configs(16, 2, invariant), (Names{"sm90-latent-16", "sm90-latent-128"}));
+}
+
+/// Up to eight units of fewer rows: their kernel takes the rows of those for more, since it begins sooner.
+TEST(CudaLatentPlan, SmallLatentProblemsHaveTheKernelForFewerRows) {
+  if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
+  using Names = std::vector<std::string>;
+  const auto configs = [](std::string_view format, int heads, int batch, int keys, auto change) {
+    return configs_of(latent_problem(format, heads, [&](AttentionProblem& p) {
+      p.batch = batch;
+      p.listed.top_k = keys;
+      change(p);
+    }));
+  };
+  const auto listed = [](AttentionProblem&) {};
+  const auto dense = [](AttentionProblem& p) {
+    p.max_kv_len = p.listed.top_k;
+    p.listed = {};
+    p.mask.causal = true;
+  };
+  const Names l16{"sm90-latent-16"}, l32{"sm90-latent-32"}, l64{"sm90-latent-64"}, l128{"sm90-latent-128"};
+  struct Row {
+    int heads, batch, keys;
+    const Names& names;
+  };
+  for (const char* format : {"fp8-g128-f32", "int8-g64", "int4-g64", "fp8-g64-e8m0"}) {
+    for (const auto& [heads, batch, keys, names] : {Row{32, 4, 2048, l16},
+                                                    {32, 5, 2048, l32},
+                                                    {64, 2, 2048, l16},
+                                                    {64, 3, 2048, l32},
+                                                    {64, 4, 2048, l32},
+                                                    {64, 5, 2048, l64},
+                                                    {64, 4, 8192, l32},
+                                                    {64, 4, 8193, l64},
+                                                    {64, 4, 1023, l64},
+                                                    {128, 1, 8192, l16},
+                                                    {128, 2, 2048, l32},
+                                                    {128, 3, 2048, l128}}) {
+      const std::string of =
+          std::string(format) + ", " + std::to_string(heads) + " heads, " + std::to_string(batch) + " x ";
+      EXPECT_EQ(configs(format, heads, batch, keys, listed), names) << of << keys;
+      EXPECT_EQ(configs(format, heads, batch, keys, dense), names) << of << keys;
+    }
+  }
+  EXPECT_EQ(configs("fp8-g128-f32", 64, 2, 2048, [](auto& p) { p.max_q_len = 2; }), l32);
+  EXPECT_EQ(configs("fp8-g128-f32", 64, 2, 2048, [](auto& p) { p.max_q_len = 3; }), l64);
+  EXPECT_EQ(configs("fp8-g128-f32", 64, 1, 2048, [](auto& p) { p.policy = SplitPolicy::kBatchInvariant; }),
+            l64);
+  EXPECT_EQ(configs("bf16", 64, 2, 2048, listed), l16);
+  EXPECT_EQ(configs("bf16", 64, 3, 2048, listed), l64);
+  EXPECT_EQ(configs("bf16", 64, 2, 2048, dense), l16);
+  EXPECT_EQ(configs("bf16", 64, 3, 2048, dense), l64);
+  EXPECT_EQ(configs("bf16", 32, 4, 2048, dense), l16);
+  EXPECT_EQ(configs("bf16", 32, 5, 2048, dense), l64);
+  EXPECT_EQ(configs("bf16", 40, 4, 2048, listed), l64);
+  EXPECT_EQ(configs("bf16", 40, 4, 2048, dense), l32);
+  EXPECT_EQ(configs("bf16", 40, 5, 2048, dense), l64);
+  EXPECT_EQ(configs("fp8-g128-f32", 16, 1, 2048, [&](auto& p) { dense(p), p.max_q_len = 4; }), l64);
+}
+
+/// A worker of the pair's kernel is two multiprocessors: its schedule has half as many.
+TEST(CudaLatentPlan, PairsOfWorkersShareUnits) {
+  if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
+  const auto workers = [](int heads, int given) {
+    const Plan made =
+        plan(latent_problem("fp8-g128-f32", heads, [&](AttentionProblem& p) { p.workers = given; }));
+    EXPECT_EQ(made.info().workers, given);
+    return made.impl()->passes()[0].schedule.workers;
+  };
+  EXPECT_EQ(workers(64, 132), 132);
+  EXPECT_EQ(workers(128, 132), 66);
+  EXPECT_EQ(workers(128, 7), 3);
+  EXPECT_EQ(workers(128, 1), 1);
+}
+
+/// A second list is for the kernels for few heads, whatever the number of heads.
+TEST(CudaLatentPlan, SecondListsAreForTheKernelsForFewHeads) {
+  if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
+  using Names = std::vector<std::string>;
+  const auto second = [](AttentionProblem& p) { p.listed.extra_top_k = 7, p.listed.extra = spec_of(p); };
+  EXPECT_EQ(configs_of(latent_problem("fp8-g128-f32", 8, second)), Names{"sm90-latent-8"});
+  EXPECT_EQ(configs_of(latent_problem("fp8-g128-f32", 16, second)), Names{"sm90-latent-16"});
+  for (const int heads : {32, 64, 128}) {
+    EXPECT_EQ(configs_of(latent_problem("fp8-g128-f32", heads, second)), Names{"sm90-latent-32"}) << heads;
+    EXPECT_EQ(configs_of(latent_problem("bf16", heads, second)), Names{"sm90-latent-32"}) << heads;
+    EXPECT_EQ(configs_of(latent_problem("fp8-g64-e8m0", heads, second)), Names{"sm90-latent-32"}) << heads;
+  }
+}
+
+TEST(CudaLatentPlan, SaysWhatKeepsLatentCachesOffTheGpu) {
+  if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
+  const auto refused = [](std::string_view format, std::initializer_list<std::string_view> words,
+                          auto change) {
+    expect_error(kUnsupported, words, [&] { plan(latent_problem(format, 16, change)); });
+  };
+  constexpr std::string_view kFp8 = "fp8-g128-f32";
+  const auto same = [](AttentionProblem&) {};
+  refused(kFp8,
+          {"listed.extra.k_format is bf16", "the first one, fp8-g128-f32", "merge() the two", "the CPU"},
+          [](AttentionProblem& p) {
+            p.listed.extra_top_k = 7, p.listed.extra = KvCacheSpec::latent(parse_format("bf16"));
+          });
+  refused(kFp8, {"alibi is set", "latent caches", "use the CPU"},
+          [](AttentionProblem& p) { p.listed = {}, p.alibi = true; });
+  refused(kFp8, {"q_dtype is f32", "latent caches in fp8-g128-f32", "Q in bf16 and f16", "convert Q"},
+          [](AttentionProblem& p) { p.q_dtype = DType::kFloat32; });
+  refused("bf16", {"q_dtype is f16", "latent caches in bf16", "Q in bf16:", "convert Q"},
+          [](AttentionProblem& p) { p.q_dtype = DType::kFloat16; });
+  refused("int8-head",
+          {"kv.k_format is int8-head with 512 latent dims, 64 rotary ones and V of 512",
+           "fp8-g128-f32, int8-g64, int4-g64 and bf16 with 512 latent dims", "fp8-g64-e8m0 with 448 and 64",
+           "or the CPU"},
+          same);
+  refused("fp8-g64-e8m0", {"kv.k_format is fp8-g64-e8m0 with 512 latent dims, 64 rotary ones and V of 512"},
+          [](AttentionProblem& p) { p.kv = KvCacheSpec::latent(parse_format("fp8-g64-e8m0")); });
+  refused("int8-g64", {"listed.extra.k_format is int4-g64", "the first one, int8-g64"},
+          [](AttentionProblem& p) {
+            p.listed.extra_top_k = 7, p.listed.extra = KvCacheSpec::latent(parse_format("int4-g64"));
+          });
+  refused("int4-g64", {"q_dtype is f32", "latent caches in int4-g64", "Q in bf16 and f16"},
+          [](AttentionProblem& p) { p.q_dtype = DType::kFloat32; });
+  refused(kFp8, {"kv.k_format is fp8-g128-f32 with 256 latent dims, 32 rotary ones and V of 256"},
+          [](AttentionProblem& p) { p.kv = KvCacheSpec::latent(parse_format("fp8-g128-f32"), 256, 32); });
+  refused("bf16", {"kv.k_format is bf16 with 448 latent dims, 64 rotary ones and V of 512"},
+          [](AttentionProblem& p) { p.kv = KvCacheSpec::latent(parse_format("bf16"), 448, 64, 64, true); });
+  expect_error(kUnsupported, {"listed.top_k is 2048", "caches that store K and V apart", "or the CPU"}, [] {
+    AttentionProblem p = cuda_problem();
+    p.listed.top_k = 2048;
+    plan(p);
+  });
+}
+
+}  // namespace
+}  // namespace halftone
