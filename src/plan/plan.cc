@@ -120,6 +120,7 @@ ScheduleParams schedule_params(const AttentionProblem& p, const Kernel& kernel, 
   s.absolute = absolute;
   s.unit_cost = absolute ? 0 : unit_cost(p, kernel);
   s.queue_tokens = queue_tokens(p, kernel);
+  s.queue_heads = least_queue_heads(s);
   s.min_rows = choice.min_rows;
   s.max_rows = choice.max_rows;
   s.max_steps = max_unit_steps(s);

@@ -3,13 +3,15 @@
 //
 // Order: requests as they come; of a request as many heads at a time as have queue_tokens keys together, so
 // that what all workers read at a time fits into a cache they share; of these heads, the last row blocks
-// first, which with a causal mask are the longest. What remains at the end is then short.
+// first, which with a causal mask are the longest. What remains at the end is then short. Where a mask makes
+// units differ, only those that are nearly as long begin together and stay together, and read a key at about
+// the same time. Nearly all that run are such if there are at least queue_heads heads at a time.
 //
-// Where the units of a request are alike, or all are few, that would leave workers idle at the end: the last
-// units are cut into equally many parts, at multiples of the step from the unit's first key. Every part
-// stores its state in a slot of its own; the last part to arrive merges them, in the order of their keys.
-// What a queue computes depends on lengths and workers only, not on who takes what. With `absolute` no unit
-// is cut, so that a request's bits do not depend on the others.
+// Where the units of a request are nearly alike, or all are few, that would leave workers idle at the end:
+// the last units are cut into equally many parts, at multiples of the step from the unit's first key. Every
+// part stores its state in a slot of its own; the last part to arrive merges them, in the order of their
+// keys. What a queue computes depends on lengths and workers only, not on who takes what. With `absolute` no
+// unit is cut, so that a request's bits do not depend on the others.
 #pragma once
 
 #include "plan/work.h"
@@ -21,6 +23,17 @@ inline constexpr std::int64_t kQueueSlotsPerWorker = 2;
 
 HT_HOST_DEVICE constexpr std::int64_t queue_items(const ScheduleHeader& h) {
   return h.units + std::int64_t{h.cut_units} * (h.cut_parts - 1);
+}
+
+/// Whether a mask can make the units of a request differ.
+HT_HOST_DEVICE constexpr bool has_mask(const ScheduleParams& p) {
+  return p.window_left >= 0 || p.window_right >= 0;
+}
+
+/// ScheduleParams::queue_heads.
+constexpr std::int32_t least_queue_heads(const ScheduleParams& p) {
+  constexpr std::int32_t kSharers = 8;  // workers
+  return has_mask(p) ? max_of(1, p.workers / kSharers) : 1;
 }
 
 /// Rows that go together: blocks are as equal as multiples of it allow.
@@ -61,7 +74,7 @@ HT_HOST_DEVICE constexpr std::int32_t queue_item(const Schedule& s, std::int64_t
   const std::int32_t queries = q_length(s, low), keys = s.kv_lengths[low];
   const std::int32_t blocks = row_blocks(s.params, queries), all = s.params.kv_heads;
   auto rest = static_cast<std::int32_t>(unit - s.first_step[low]);
-  std::int32_t heads = max_of(1, min_of(all, s.params.queue_tokens / max_of(1, keys)));
+  std::int32_t heads = min_of(all, max_of(s.params.queue_heads, s.params.queue_tokens / max_of(1, keys)));
   const std::int32_t set = rest / (heads * blocks);
   item.kv_head = set * heads;
   rest -= set * heads * blocks;
@@ -86,6 +99,7 @@ HT_HOST_DEVICE constexpr std::int32_t queue_item(const Schedule& s, std::int64_t
 /// Decides what is cut, from the totals of the batch.
 HT_HOST_DEVICE constexpr void begin_queue(const Schedule& s, std::int64_t units, std::int64_t steps) {
   ScheduleHeader& h = *s.header;
+  constexpr std::int64_t kAlike = 4;  // what is hidden of a unit's keys is a part as small as that
   const std::int64_t workers = s.params.workers;
   h.units = units;
   h.total_steps = steps;
@@ -93,13 +107,15 @@ HT_HOST_DEVICE constexpr void begin_queue(const Schedule& s, std::int64_t units,
   h.extra = h.active = h.unit_cost = h.partials = h.cut_units = 0;
   h.cut_parts = 1;
   if (units == 0 || s.params.absolute) return;
-  const bool alike = s.params.window_left < 0 && s.params.window_right < 0;  // the units of a request
+  const std::int64_t length = steps / units > 0 ? steps / units : 1;
+  // A causal mask hides at most as many keys as there are queries.
+  const std::int64_t hidden = s.params.max_q_len >> s.params.step_log2;
+  const bool alike = !has_mask(s.params) || (s.params.window_left < 0 && hidden <= length / kAlike);
   // Where they differ and are many, the short ones at the end even out what workers have.
   if (!alike && units >= 2 * workers) return;
   const std::int64_t cut = alike ? units % workers : units;
   if (cut == 0) return;
   constexpr std::int64_t kUnitCost = 2, kPartCost = 4;  // steps that beginning and ending one takes
-  const std::int64_t length = steps / units > 0 ? steps / units : 1;
   std::int64_t best = INT64_MAX;
   for (std::int32_t parts = 1; parts <= length && parts * cut <= kQueueSlotsPerWorker * workers; ++parts) {
     const std::int64_t rounds = (cut * parts + workers - 1) / workers;

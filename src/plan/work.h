@@ -43,13 +43,14 @@ struct ScheduleParams {
   std::int32_t workers;    ///< >= 1
   std::int32_t max_q_len;
   std::int32_t max_kv_len;
-  std::int32_t max_steps;     ///< of one unit, at the bounds
-  std::int32_t window_left;   ///< -1 or at most kMaxTokens - 1
-  std::int32_t window_right;  ///< likewise; 0 when causal
-  std::int32_t unit_cost;     ///< of beginning a unit, in steps; 0 if `absolute`
-  bool absolute;              ///< every step is an item: batch-invariant splits
-  std::int32_t queue_tokens;  ///< 0: workers share the line; else they take units from a queue
-                              ///< (plan/queue.h), those of as many heads at a time as have so many keys
+  std::int32_t max_steps;        ///< of one unit, at the bounds
+  std::int32_t window_left;      ///< -1 or at most kMaxTokens - 1
+  std::int32_t window_right;     ///< likewise; 0 when causal
+  std::int32_t unit_cost;        ///< of beginning a unit, in steps; 0 if `absolute`
+  bool absolute;                 ///< every step is an item: batch-invariant splits
+  std::int32_t queue_tokens;     ///< 0: workers share the line; else they take units from a queue
+                                 ///< (plan/queue.h), those of as many heads at a time as have so many keys
+  std::int32_t queue_heads = 1;  ///< and at least so many
   // Requests of other numbers of packed rows are another pass's: here they have no units.
   std::int32_t min_rows = 0;
   std::int32_t max_rows = INT32_MAX;

@@ -21,6 +21,7 @@ RandomCase queue_case(std::uint64_t seed) {
   std::mt19937_64 random(seed);
   constexpr std::int32_t kTokens[] = {1, 100, 1000, 3000, 50000, INT_MAX};
   c.params.queue_tokens = kTokens[random() % std::size(kTokens)];
+  c.params.queue_heads = 1 + static_cast<std::int32_t>(random() % 3);
   c.params.unit_cost = 0;
   if (random() % 4 != 0) c.params.absolute = false;
   if (random() % 2 == 0) c.params.step_log2 = 4;
@@ -92,7 +93,8 @@ std::vector<UnitKey> expected_order(const ScheduleParams& p, const std::vector<R
   for (std::size_t r = 0; r < requests.size(); ++r) {
     const std::int32_t rows = requests[r].q_len * p.group;
     if (rows < p.min_rows || rows > p.max_rows || rows == 0) continue;
-    const std::int32_t together = std::clamp(p.queue_tokens / std::max(1, requests[r].kv_len), 1, p.kv_heads);
+    const std::int32_t together =
+        std::min(p.kv_heads, std::max(p.queue_heads, p.queue_tokens / std::max(1, requests[r].kv_len)));
     for (std::int32_t first = 0; first < p.kv_heads; first += together) {
       const std::vector<std::int32_t> begins = block_rows(p, rows);
       for (std::size_t block = begins.size() - 1; block-- > 0;) {
@@ -272,8 +274,10 @@ TEST(Queue, StagedKeysBeyondInt32) {
 
 /// (KV head, first row) of all items of one request of 500 keys and three row blocks, of 192, 128 and 80
 /// rows.
-std::vector<std::pair<int, int>> order_of(std::int32_t queue_tokens) {
-  const Built built(queue_params(3, 1, 1000, queue_tokens), {{400, 500}});
+std::vector<std::pair<int, int>> order_of(std::int32_t queue_tokens, std::int32_t queue_heads = 1) {
+  ScheduleParams params = queue_params(3, 1, 1000, queue_tokens);
+  params.queue_heads = queue_heads;
+  const Built built(params, {{400, 500}});
   std::vector<std::pair<int, int>> order;
   for (const QueuedItem& item : all_items(built)) {
     const std::pair unit{item.work.kv_head, item.work.row_begin};
@@ -291,6 +295,34 @@ TEST(Queue, LastRowBlocksFirstOfAsManyHeadsAsFit) {
   for (const std::int32_t tokens : {1, 500, 999}) EXPECT_EQ(order_of(tokens), one_by_one) << tokens;
   for (const std::int32_t tokens : {1000, 1499}) EXPECT_EQ(order_of(tokens), pairs) << tokens;
   for (const std::int32_t tokens : {1500, 100000, INT_MAX}) EXPECT_EQ(order_of(tokens), all) << tokens;
+  EXPECT_EQ(order_of(1, 2), pairs);
+  for (const int heads : {3, 4, INT_MAX}) EXPECT_EQ(order_of(1, heads), all) << heads;
+  EXPECT_EQ(order_of(1000, 1), pairs);
+}
+
+TEST(Queue, WhereUnitsDifferEightWorkersHaveAHead) {
+  ScheduleParams params = queue_params(3, 1, 132);
+  EXPECT_EQ(least_queue_heads(params), 1);
+  params.window_right = 0;
+  EXPECT_EQ(least_queue_heads(params), 16);
+  params.window_right = -1, params.window_left = 100;
+  EXPECT_EQ(least_queue_heads(params), 16);
+  params.workers = 7;
+  EXPECT_EQ(least_queue_heads(params), 1);
+}
+
+/// The last chunk of a long prompt: 40 units for 16 workers, which would be busy for three rounds instead of
+/// two and a half.
+TEST(Queue, UnitsThatAMaskLeavesNearlyAlikeAreCut) {
+  ScheduleParams params = queue_params(10, 1, 16);
+  params.window_right = 0;
+  params.max_q_len = 768;
+  const auto cut_units = [&](std::int32_t keys) { return Built(params, {{768, keys}})->header->cut_units; };
+  EXPECT_EQ(cut_units(3000), 0) << "a quarter of the mean is less than what may be hidden";
+  EXPECT_EQ(cut_units(32768), 40 % 16);
+  check_queue(params, {{768, 32768}});
+  params.window_left = 20000;
+  EXPECT_EQ(cut_units(32768), 0);
 }
 
 /// 1,024 rows are 16 groups of 64, which six blocks of up to three share.

@@ -355,17 +355,18 @@ struct Consumer {
     return __any_sync(~0u, !(sum[0] <= kLargest && sum[1] <= kLargest));
   }
   /// Whether Q K^T must be looked at again, for the item's own rows: those of another request, whose results
-  /// nobody wants, must not change their bits. Of E4M3, where P of a finite sum can be lowered.
+  /// nobody wants, must not change their bits. A finite sum can be lowered, where the type of P is.
   __device__ static bool must_repeat(const float (&sum)[2], const Item& item) {
     const auto beyond = [](float x) {
-      return kE4m3 ? !(x < HUGE_VALF) : !(x <= RunningSoftmax<C>::kLargestSum);
+      using Softmax = RunningSoftmax<C>;
+      return Softmax::kLowers ? !(x < HUGE_VALF) : !(x <= Softmax::kLargestSum);
     };
     const int first = first_row(thread_index());  // anew: registers are few
     const int left = item.item.work.row_end - item.item.work.row_begin - first;
     return __any_sync(~0u, (left > 0 && beyond(sum[0])) || (left > 8 && beyond(sum[1])));
   }
-  /// Lowers P of rows whose sums are more than E4M3 holds by powers of two, and the sum and O with it: as if
-  /// their offsets had been larger, without rounding.
+  /// Lowers P of rows whose sums are more than its type takes by powers of two, and the sum and O with it: as
+  /// if their offsets had been larger, without rounding.
   __device__ void lower(Logits& x, float (&sum)[2]) {
     using Softmax = RunningSoftmax<C>;
     float scale[2];

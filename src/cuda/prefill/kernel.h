@@ -145,7 +145,7 @@ struct RowsLoop {
       c.exponentiate_plain(products, ring.stage(), x, sum);
       const bool exceeds = c.exceeds(sum);
       if (!exceeds || !c.must_repeat(sum, current())) {
-        if constexpr (Traits::kE4m3) {
+        if constexpr (RunningSoftmax<C>::kLowers) {
           if (exceeds) c.lower(x, sum);
         }
         c.add(sum);

@@ -6,19 +6,21 @@
 namespace halftone::cuda {
 
 /// The state of a lane's rows g and g + 8: base-2 logits minus `offset` are the exponents of P. The offset is
-/// the maximum of the first tile. Maxima of plain tiles are not looked for: only one whose P add up to so
-/// much that P may have left the range in which its type and O keep their precision raises the offset.
+/// the maximum of the first tile. Maxima of plain tiles are not looked for: only one whose P add up to more
+/// than the type of P takes well raises the offset.
 template <PrefillConfig C>
 struct RunningSoftmax {
-  // P of f16 begins near the middle of its range, whose lower end is near.
-  // E4M3 of weights below 2^-16 of the largest is 0; sums of more than it holds are lowered.
+  // P of f16 begins near the middle of its range, whose lower end is near. E4M3 of weights below 2^-16 of the
+  // largest is 0. In both, sums of more than they hold are lowered. bf16 has the range of floats: what binds
+  // there is O, whose sums of P V must not overflow.
   static constexpr bool kE4m3 = C.dtype == DType::kFloat8E4M3;
+  static constexpr bool kLowers = C.dtype != DType::kBFloat16;
   static constexpr float kFirstLog2 = kE4m3 ? 6.0f : C.dtype == DType::kFloat16 ? 7.0f : 0.0f;
-  static constexpr float kLargestSum =  // of a lane and tile; of E4M3 what it holds
+  static constexpr float kLargestSum =  // of a lane and tile
       kE4m3                        ? 448.0f
       : C.dtype == DType::kFloat16 ? 32768.0f
-                                   : 4096.0f;
-  static constexpr int kLoweredLog2 = 7;             // where E4M3 puts a larger one: [2^7, 2^8)
+                                   : 0x1p32f;
+  static constexpr int kLoweredLog2 = 7;             // where a larger one is put: [2^7, 2^8)
   static constexpr float kMostRaised = 127.0f;       // log2: nothing of O is left
   static constexpr float kEmpty = -3.402823466e38f;  // finite, so that masked logits give P = 0
   float offset[2] = {kEmpty, kEmpty};
