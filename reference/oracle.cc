@@ -1,199 +1,29 @@
 #include "reference/oracle.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <limits>
 #include <sstream>
 
+#include "reference/row_block.h"
+
 namespace halftone::reference {
 namespace {
-
-constexpr int kRowBlock = 32;  // rows that share a converted block of keys
-constexpr int kKeyBlock = 64;
-
-/// One task: up to kRowBlock rows of one KV head.
-template <class Real>
-class RowBlock {
- public:
-  explicit RowBlock(const OracleParams& p) : p_(p), logits_(static_cast<std::size_t>(kRowBlock * p.kv_len)) {
-    keys_.resize(static_cast<std::size_t>(p.head_dim * kKeyBlock));
-    queries_.resize(static_cast<std::size_t>(p.head_dim * kRowBlock));
-    sums_.resize(static_cast<std::size_t>(p.v_dim() * kRowBlock));
-    values_.resize(static_cast<std::size_t>(p.v_dim()));
-  }
-
-  template <class In>
-  void compute(int kv_head, std::int64_t first_row, std::int64_t rows, const In* q, const In* k, const In* v,
-               Real* out, Real* lse, Real* unsure) {
-    kv_head_ = kv_head;
-    rows_ = static_cast<int>(rows);
-    const int group = p_.q_heads / p_.kv_heads;
-    begin_ = p_.kv_len;
-    end_ = 0;
-    for (int r = 0; r < rows_; ++r) {
-      Row& row = row_[r];
-      row.query = (first_row + r) / group;
-      row.head = kv_head * group + static_cast<int>((first_row + r) % group);
-      const VisibleKeys keys = visible_keys(p_, row.query);
-      row.begin = keys.begin;
-      row.end = keys.end;
-      if (row.begin < row.end) {
-        begin_ = std::min(begin_, row.begin);
-        end_ = std::max(end_, row.end);
-      }
-      const In* source = q + (row.query * p_.q_heads + row.head) * p_.head_dim;
-      for (int d = 0; d < p_.head_dim; ++d) queries_[r * p_.head_dim + d] = static_cast<Real>(source[d]);
-    }
-    scores(k);
-    softmax(lse, unsure);
-    weighted_sum(v, out);
-  }
-
- private:
-  struct Row {
-    std::int64_t query, begin, end;
-    int head;
-    Real inverse_sum;
-  };
-
-  /// logits_[r][j] = q_r . k_j over the union of the rows' ranges, the sum over dims in index order.
-  template <class In>
-  void scores(const In* k) {
-    for (std::int64_t j0 = begin_; j0 < end_; j0 += kKeyBlock) {
-      const int n = static_cast<int>(std::min<std::int64_t>(kKeyBlock, end_ - j0));
-      for (int j = 0; j < n; ++j) {
-        const In* source = k + ((j0 + j) * p_.kv_heads + kv_head_) * p_.head_dim;
-        for (int d = 0; d < p_.head_dim; ++d) keys_[d * kKeyBlock + j] = static_cast<Real>(source[d]);
-      }
-      for (int r = 0; r < rows_; ++r) {
-        if (row_[r].end <= j0 || row_[r].begin >= j0 + n) continue;
-        Real sum[kKeyBlock] = {};
-        const Real* query = &queries_[r * p_.head_dim];
-        for (int d = 0; d < p_.head_dim; ++d) {
-          const Real* key = &keys_[d * kKeyBlock];
-          for (int j = 0; j < kKeyBlock; ++j) sum[j] += query[d] * key[j];
-        }
-        std::copy_n(sum, n, &logits_[r * p_.kv_len + j0]);
-      }
-    }
-  }
-
-  /// Turns logits into exp(logit - max) and writes the LSE, and what of the weights is unsure.
-  void softmax(Real* lse, Real* unsure) {
-    const Real scale = p_.scale != 0 ? static_cast<Real>(p_.scale)
-                                     : static_cast<Real>(1.0 / std::sqrt(static_cast<double>(p_.head_dim)));
-    const Real softcap = static_cast<Real>(p_.softcap);
-    for (int r = 0; r < rows_; ++r) {
-      Row& row = row_[r];
-      Real* logit = &logits_[r * p_.kv_len];
-      Real& row_lse = lse[row.query * p_.q_heads + row.head];
-      if (row.begin == row.end) {
-        row_lse = -std::numeric_limits<Real>::infinity();
-        continue;
-      }
-      const Real slope = p_.alibi_slopes.empty() ? Real{0} : static_cast<Real>(p_.alibi_slopes[row.head]);
-      const Real position = static_cast<Real>(row.query + p_.kv_len - p_.q_len);
-      const bool sink = !p_.sinks.empty();
-      Real top = sink ? static_cast<Real>(p_.sinks[row.head]) : -std::numeric_limits<Real>::infinity();
-      for (std::int64_t j = row.begin; j < row.end; ++j) {
-        Real x = logit[j] * scale;
-        if (softcap > 0) x = softcap * std::tanh(x / softcap);
-        if (slope != 0) x -= slope * std::abs(position - static_cast<Real>(j));
-        logit[j] = x;
-        top = x > top ? x : top;
-      }
-      Real sum = sink ? std::exp(static_cast<Real>(p_.sinks[row.head]) - top) : Real{0};
-      for (std::int64_t j = row.begin; j < row.end; ++j) sum += std::exp(logit[j] - top);
-      if (p_.weight_tokens != 0) {
-        const Real off = code_weights(row, logit, top, slope);
-        unsure[row.query * p_.q_heads + row.head] = off / sum;
-      } else {
-        Real squares = 0;
-        for (std::int64_t j = row.begin; j < row.end; ++j) {
-          logit[j] = std::exp(logit[j] - top);
-          squares += logit[j] * logit[j];
-        }
-        unsure[row.query * p_.q_heads + row.head] = std::sqrt(squares) / sum;
-      }
-      row_lse = top + std::log(sum);
-      row.inverse_sum = Real{1} / sum;
-    }
-  }
-
-  /// Logits become weights with codes of 8 bits. Returns what of their sum hangs on the last bits of fp32: a
-  /// logit is a few roundings of its parts, at most 2^-20 of them, off, and so is the largest one beside it.
-  Real code_weights(const Row& row, Real* logit, Real top, Real slope) const {
-    const Real position = static_cast<Real>(row.query + p_.kv_len - p_.q_len);
-    Real unsure = 0;
-    for (std::int64_t j = row.begin; j < row.end;) {
-      const std::int64_t end = std::min(row.end, (j / p_.weight_tokens + 1) * p_.weight_tokens);
-      Real near = -std::numeric_limits<Real>::infinity(), parts = 0;
-      for (std::int64_t i = j; i < end; ++i) {
-        near = logit[i] > near ? logit[i] : near;
-        const Real alibi = slope * std::abs(position - static_cast<Real>(i));
-        parts = std::max(parts, std::abs(logit[i]) + 2 * std::abs(alibi));
-      }
-      const Real unit = std::exp(near - top) / 255, rounding = (1 + 2 * parts) * static_cast<Real>(0x1p-20);
-      for (; j < end; ++j) {
-        const Real code = 255 * std::exp(logit[j] - near);
-        if (std::abs(code - std::floor(code) - Real{0.5}) <= code * rounding) unsure += unit;
-        logit[j] = std::nearbyint(code) * unit;
-      }
-    }
-    return unsure;
-  }
-
-  template <class In>
-  void weighted_sum(const In* v, Real* out) {
-    const int dim = p_.v_dim();
-    std::fill(sums_.begin(), sums_.end(), Real{0});
-    for (std::int64_t j = begin_; j < end_; ++j) {
-      const In* source = v + (j * p_.kv_heads + kv_head_) * dim;
-      for (int d = 0; d < dim; ++d) values_[d] = static_cast<Real>(source[d]);
-      for (int r = 0; r < rows_; ++r) {
-        if (j < row_[r].begin || j >= row_[r].end) continue;
-        const Real weight = logits_[r * p_.kv_len + j];
-        const Real* value = values_.data();
-        Real* sum = &sums_[r * dim];
-        for (int d = 0; d < dim; ++d) sum[d] += weight * value[d];
-      }
-    }
-    for (int r = 0; r < rows_; ++r) {
-      const Row& row = row_[r];
-      Real* target = out + (row.query * p_.q_heads + row.head) * dim;
-      for (int d = 0; d < dim; ++d) {
-        target[d] = row.begin == row.end ? Real{0} : sums_[r * dim + d] * row.inverse_sum;
-      }
-    }
-  }
-
-  const OracleParams& p_;
-  int kv_head_ = 0;
-  int rows_ = 0;
-  std::int64_t begin_ = 0, end_ = 0;
-  Row row_[kRowBlock];
-  std::vector<Real> logits_;   // [kRowBlock, kv_len]
-  std::vector<Real> keys_;     // [head_dim, kKeyBlock]
-  std::vector<Real> queries_;  // [kRowBlock, head_dim]
-  std::vector<Real> sums_;     // [kRowBlock, v_dim]
-  std::vector<Real> values_;   // [v_dim]
-};
 
 template <class Real, class In>
 void attention(const OracleParams& p, const In* q, const In* k, const In* v, Real* out, Real* lse,
                Real* unsure) {
   const std::int64_t rows = p.q_len * (p.q_heads / p.kv_heads);
-  const std::int64_t blocks = (rows + kRowBlock - 1) / kRowBlock;
+  const std::int64_t blocks = (rows + loops::kRowBlock - 1) / loops::kRowBlock;
   const std::int64_t tasks = blocks * p.kv_heads;
 #pragma omp parallel if (rows * p.kv_heads * p.kv_len > 4096)
   {
-    RowBlock<Real> block(p);
+    loops::RowBlock<Real> block(p);
 #pragma omp for schedule(dynamic)
     for (std::int64_t task = 0; task < tasks; ++task) {
-      const std::int64_t first = task % blocks * kRowBlock;
-      block.compute(static_cast<int>(task / blocks), first, std::min<std::int64_t>(kRowBlock, rows - first),
-                    q, k, v, out, lse, unsure);
+      const std::int64_t first = task % blocks * loops::kRowBlock;
+      block.compute(static_cast<int>(task / blocks), first,
+                    std::min<std::int64_t>(loops::kRowBlock, rows - first), q, k, v, out, lse, unsure);
     }
   }
 }
@@ -283,20 +113,6 @@ PlainResult attention_plain_fp32(const OracleParams& params, const float* q, con
   attention(params, q, k, v, result.out, result.lse, unsure);
   for (float& x : result.out) x = round_to(out_dtype, x);
   return result;
-}
-
-float round_to(DType dtype, float x) {
-  if (dtype == DType::kFloat32 || !std::isfinite(x) || x == 0) return x;
-  const int precision = dtype == DType::kBFloat16 ? 8 : 11;   // significant bits
-  const int lowest = dtype == DType::kBFloat16 ? -133 : -24;  // exponent of the smallest subnormal
-  const double limit = dtype == DType::kBFloat16 ? std::ldexp(255.0, 120) : 65504.0;
-  int exponent = 0;
-  std::frexp(static_cast<double>(x), &exponent);
-  const int unit = std::max(exponent - precision, lowest);
-  // nearbyint rounds ties to even in the default mode; the scaled value is exact in double.
-  const double rounded = std::ldexp(std::nearbyint(std::ldexp(static_cast<double>(x), -unit)), unit);
-  if (std::abs(rounded) > limit) return std::copysign(std::numeric_limits<float>::infinity(), x);
-  return static_cast<float>(rounded);
 }
 
 double rounding_step(DType dtype, double a) {

@@ -1,8 +1,8 @@
 #include "reference/random.h"
 
-#include <bit>
-#include <cmath>
-#include <numbers>
+#include <algorithm>
+
+#include "reference/normals.h"
 
 namespace halftone::reference {
 
@@ -16,24 +16,16 @@ Random::Random(std::uint64_t seed) {
   }
 }
 
-std::uint64_t Random::next() {
-  const std::uint64_t result = std::rotl(state_[1] * 5, 7) * 9;
-  const std::uint64_t t = state_[1] << 17;
-  state_[2] ^= state_[0];
-  state_[3] ^= state_[1];
-  state_[1] ^= state_[2];
-  state_[0] ^= state_[3];
-  state_[2] ^= t;
-  state_[3] = std::rotl(state_[3], 45);
-  return result;
-}
+std::uint64_t Random::next() { return loops::xoshiro(state_); }
 
-double Random::uniform() { return static_cast<double>(next() >> 11) * 0x1.0p-53; }
+double Random::uniform() { return loops::uniform(next()); }
 
 float Random::normal() {
-  const double radius = std::sqrt(-2 * std::log(1 - uniform()));
-  return static_cast<float>(radius * std::cos(2 * std::numbers::pi * uniform()));
+  const double a = uniform();
+  return loops::normal(a, uniform());
 }
+
+void Random::normals(std::span<float> x) { loops::normals(state_, x.data(), x.size()); }
 
 std::int64_t Random::integer(std::int64_t low, std::int64_t high) {
   const auto range = static_cast<std::uint64_t>(high - low) + 1;
@@ -52,25 +44,27 @@ void fill(Random& random, Data data, std::span<float> x, int heads, int dim) {
     offset[i] = static_cast<float>((random.chance(0.5) ? 1 : -1) * (10 + 30 * random.uniform()));
   }
   if (data == Data::kSinkToken) {
-    for (float& d : direction) d = random.normal();
+    random.normals(direction);
   }
   const float constant = random.normal();
-  for (std::size_t i = 0; i < x.size(); ++i) {
-    switch (data) {
-      case Data::kNormal:
-      case Data::kOutlierChannels:
-        x[i] = gain[i % row] * random.normal() + offset[i % row];
-        break;
-      case Data::kSinkToken:
-        x[i] = i / row < 4 ? 0.05F * random.normal() + 0.5F * direction[i % row] : random.normal();
-        break;
-      case Data::kConstant:
-        x[i] = constant;
-        break;
-      case Data::kZero:
-        x[i] = 0;
-        break;
+  switch (data) {
+    case Data::kNormal:
+    case Data::kOutlierChannels:
+      random.normals(x);
+      loops::scale_rows(x.data(), x.size(), gain.data(), offset.data(), row);
+      break;
+    case Data::kSinkToken: {
+      random.normals(x);
+      const std::size_t aligned = std::min(x.size(), 4 * row);
+      for (std::size_t i = 0; i < aligned; ++i) x[i] = 0.05F * x[i] + 0.5F * direction[i % row];
+      break;
     }
+    case Data::kConstant:
+      std::fill(x.begin(), x.end(), constant);
+      break;
+    case Data::kZero:
+      std::fill(x.begin(), x.end(), 0.0F);
+      break;
   }
 }
 

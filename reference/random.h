@@ -15,6 +15,7 @@ class Random {
   std::uint64_t next();
   double uniform();                                           ///< [0, 1)
   float normal();                                             ///< mean 0, deviation 1
+  void normals(std::span<float> x);                           ///< x[i] = normal(), faster
   std::int64_t integer(std::int64_t low, std::int64_t high);  ///< [low, high]
   bool chance(double probability) { return uniform() < probability; }
   template <class T, std::size_t N>

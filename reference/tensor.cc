@@ -1,13 +1,10 @@
 #include "reference/tensor.h"
 
 #include <algorithm>
-#include <bit>
-#include <cmath>
 #include <cstring>
-#include <limits>
 #include <new>
 
-#include "reference/oracle.h"
+#include "reference/arrays.h"
 #include "reference/sanitizer.h"
 
 #ifdef HALFTONE_ASAN
@@ -55,7 +52,12 @@ Tensor::Tensor(DType dtype, std::vector<std::int64_t> shape, std::size_t misalig
 
 Tensor Tensor::of(DType dtype, std::vector<std::int64_t> shape, std::span<const float> values) {
   Tensor t(dtype, std::move(shape));
-  for (std::int64_t i = 0; i < t.numel(); ++i) t.set(i, values[static_cast<std::size_t>(i)]);
+  const auto count = static_cast<std::size_t>(t.numel());
+  if (dtype == DType::kFloat32) {
+    std::copy_n(values.begin(), count, t.as<float>().begin());
+  } else {
+    loops::to_bits16(dtype, values.data(), count, t.as<std::uint16_t>().data());
+  }
   return t;
 }
 
@@ -117,7 +119,11 @@ void Tensor::set(std::int64_t i, float x) const {
 
 std::vector<float> Tensor::to_floats() const {
   std::vector<float> values(static_cast<std::size_t>(numel()));
-  for (std::int64_t i = 0; i < numel(); ++i) values[static_cast<std::size_t>(i)] = get(i);
+  if (dtype_ == DType::kFloat32) {
+    std::copy_n(as<float>().begin(), values.size(), values.begin());
+  } else {
+    loops::from_bits16(dtype_, as<std::uint16_t>().data(), values.size(), values.data());
+  }
   return values;
 }
 
@@ -133,36 +139,7 @@ bool Tensor::guards_intact() const {
 
 bool same_bytes(const Tensor& a, const Tensor& b) {
   return a.bytes().size() == b.bytes().size() &&
-         std::equal(a.bytes().begin(), a.bytes().end(), b.bytes().begin());
-}
-
-std::uint16_t to_bits16(DType dtype, float x) {
-  const float y = round_to(dtype, x);
-  const auto bits = std::bit_cast<std::uint32_t>(y);
-  if (dtype == DType::kBFloat16) {
-    return static_cast<std::uint16_t>(std::isnan(y) ? (bits >> 16) | 0x40 : bits >> 16);
-  }
-  const auto sign = static_cast<std::uint16_t>(bits >> 16 & 0x8000);
-  if (std::isnan(y)) return sign | 0x7E00;
-  if (std::isinf(y)) return sign | 0x7C00;
-  int exponent = 0;
-  const double fraction = std::frexp(std::abs(static_cast<double>(y)), &exponent);  // in [0.5, 1)
-  if (y == 0) return sign;
-  if (exponent < -13) return sign | static_cast<std::uint16_t>(std::ldexp(fraction, exponent + 24));
-  const auto mantissa = static_cast<std::uint16_t>(std::ldexp(fraction, 11));  // in [1024, 2048)
-  return static_cast<std::uint16_t>(sign | ((exponent + 14) << 10) | (mantissa & 0x3FF));
-}
-
-float from_bits16(DType dtype, std::uint16_t bits) {
-  if (dtype == DType::kBFloat16) return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
-  const int exponent = bits >> 10 & 31;
-  const int mantissa = bits & 0x3FF;
-  const float sign = bits >> 15 ? -1.0F : 1.0F;
-  if (exponent == 31) {
-    return mantissa ? std::numeric_limits<float>::quiet_NaN() : sign * std::numeric_limits<float>::infinity();
-  }
-  if (exponent == 0) return sign * std::ldexp(static_cast<float>(mantissa), -24);
-  return sign * std::ldexp(static_cast<float>(mantissa + 1024), exponent - 25);
+         (a.bytes().empty() || std::memcmp(a.bytes().data(), b.bytes().data(), a.bytes().size()) == 0);
 }
 
 }  // namespace halftone::reference

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "format/hadamard.h"
+#include "reference/arrays.h"
 #include "testing/cases.h"
 #include "testing/lists.h"
 
@@ -44,11 +45,15 @@ struct Operands {
   std::vector<double> q, k, v;
 };
 
-std::vector<double> widened(const std::vector<float>& x) { return {x.begin(), x.end()}; }
+std::vector<double> widened(const std::vector<float>& x) {
+  std::vector<double> result(x.size());
+  reference::loops::convert(x.data(), x.size(), result.data());
+  return result;
+}
 
 std::vector<float> narrowed(const std::vector<double>& x) {
   std::vector<float> result(x.size());
-  std::transform(x.begin(), x.end(), result.begin(), [](double e) { return static_cast<float>(e); });
+  reference::loops::convert(x.data(), x.size(), result.data());
   return result;
 }
 
@@ -58,8 +63,9 @@ Operands exact_operands(const Problem& p) {
   for (const Cache* cache : {p.cache.get(), p.extra.get()}) {
     if (cache == nullptr) continue;
     const reference::Dequantised d = dequantised(p.row.step.appends ? stepped_cache(p) : cache->clone());
-    for (const float x : d.k.to_floats()) result.k.push_back(x);
-    for (const float x : d.v.to_floats()) result.v.push_back(x);
+    const std::vector<double> k = widened(d.k.to_floats()), v = widened(d.v.to_floats());
+    result.k.insert(result.k.end(), k.begin(), k.end());
+    result.v.insert(result.v.end(), v.begin(), v.end());
   }
   return result;
 }
@@ -143,10 +149,7 @@ Reference make_reference(const Problem& p, bool on_cpu) {
   const std::vector<float> q = narrowed(exact.q), k = narrowed(exact.k), v = narrowed(exact.v);
   const bool codes = p.problem.arithmetic == Arithmetic::kFullInt8;
   const bool rounded = p.problem.arithmetic == Arithmetic::kFp8 && !on_cpu;
-  double largest_v = 0;
-  for (const double x : exact.v) {
-    if (std::isfinite(x)) largest_v = std::max(largest_v, std::abs(x));
-  }
+  const double largest_v = reference::loops::largest_magnitude(exact.v.data(), exact.v.size());
   if (codes && !on_cpu) reference.out_slack = largest_v / 255;
   if (p.problem.arithmetic == Arithmetic::kHalfInt8 && on_cpu && p.row.q_dtype != DType::kFloat16) {
     reference.out_slack = std::ldexp(largest_v, -9);

@@ -26,8 +26,9 @@ Data companion(Data data) { return data == Data::kConstant || data == Data::kZer
 Tensor first_dims(const Tensor& k, int count) {
   const std::int64_t rows = k.shape()[0] * k.shape()[1], dim = k.shape()[2];
   std::vector<float> values;
-  for (std::int64_t e = 0; e < rows * dim; ++e) {
-    if (e % dim < count) values.push_back(k.get(e));
+  const std::vector<float> all = k.to_floats();
+  for (std::int64_t row = 0; row < rows; ++row) {
+    values.insert(values.end(), all.begin() + row * dim, all.begin() + row * dim + count);
   }
   return Tensor::of(k.dtype(), {k.shape()[0], k.shape()[1], count}, values);
 }
@@ -44,15 +45,14 @@ void fill_by_append(Problem& p, Random& random) {
   if (p.k.numel() == 0) return;
   const std::int64_t k_row = std::int64_t{kv_heads} * p.row.head_dim;
   const std::int64_t v_row = std::int64_t{kv_heads} * p.cache->spec.v_dim();
+  const std::vector<float> all_k = p.k.to_floats(), all_v = p.v.to_floats();
   for (int step = 0; step < 2; ++step) {
     std::vector<float> k, v;
     std::int64_t token = 0;
     for (std::size_t i = 0; i < p.row.requests.size(); ++i) {
-      const std::int64_t first = token + (step == 0 ? 0 : counts[0][i]);
-      for (std::int64_t e = first * k_row; e < (first + counts[step][i]) * k_row; ++e)
-        k.push_back(p.k.get(e));
-      for (std::int64_t e = first * v_row; e < (first + counts[step][i]) * v_row; ++e)
-        v.push_back(p.v.get(e));
+      const std::int64_t first = token + (step == 0 ? 0 : counts[0][i]), end = first + counts[step][i];
+      k.insert(k.end(), all_k.begin() + first * k_row, all_k.begin() + end * k_row);
+      v.insert(v.end(), all_v.begin() + first * v_row, all_v.begin() + end * v_row);
       token += p.row.requests[i].kv_len;
     }
     const std::int64_t tokens = static_cast<std::int64_t>(k.size()) / k_row;
