@@ -1,5 +1,7 @@
 // Reads a cache in double precision. Where an element lies comes from format/page.h, whose orders are proven
 // by their own tests; what its bits mean is spelt out here once more.
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -10,12 +12,22 @@
 namespace halftone::reference {
 namespace {
 
-double e4m3_value(std::uint8_t bits) {
+double compute_e4m3(std::uint8_t bits) {
   const int exponent = bits >> 3 & 15, mantissa = bits & 7;
   const double sign = bits >> 7 ? -1.0 : 1.0;
   if (exponent == 15 && mantissa == 7) return std::numeric_limits<double>::quiet_NaN();
   if (exponent == 0) return sign * std::ldexp(mantissa, -9);
   return sign * std::ldexp(8 + mantissa, exponent - 10);
+}
+
+double e4m3_value(std::uint8_t bits) {
+  static const std::array<double, 256> values = [] {
+    std::array<double, 256> all{};
+    for (int b = 0; b < 256; ++b)
+      all[static_cast<std::size_t>(b)] = compute_e4m3(static_cast<std::uint8_t>(b));
+    return all;
+  }();
+  return values[bits];
 }
 
 double scalar(const std::uint8_t* bytes, DType dtype) {
@@ -77,6 +89,8 @@ void read_span(const Cache& cache, const std::vector<std::int64_t>& slots, const
   const bool k = which == KvPart::kK;
   const Tensor& scales = k ? cache.k_scale : cache.v_scale;
   const Tensor& mins = k ? cache.k_min : cache.v_min;
+  const int groups = part.format.static_scale() ? 1 : std::max(1, part.groups);
+  const int group_dim = part.dim / groups;
   std::vector<page::Place> places;
   for (int t = 0; t < kTileTokens; ++t) {
     for (int d = 0; d < part.dim; ++d) places.push_back(part.place(t, d));
@@ -86,19 +100,21 @@ void read_span(const Cache& cache, const std::vector<std::int64_t>& slots, const
     for (int head = 0; head < spec.kv_heads; ++head, values += row) {
       const std::uint8_t* tile = cache.pages.bytes().data() + slot / spec.page_size * layout.page_bytes +
                                  page::tile_offset(layout, head, within);
-      for (int d = 0; d < part.dim; ++d) {
-        const page::Place place = places[static_cast<std::size_t>(t * part.dim + d)];
+      for (int group = 0; group < groups; ++group) {
         double scale = 1, min = 0;
         if (part.format.static_scale()) {
           const int at = part.format.granularity == Granularity::kTensor ? 0 : head;
           scale = scales.get(at);
           if (part.format.asymmetric) min = mins.get(at);
         } else if (part.groups > 0) {
-          const int group = d / (part.dim / part.groups);
           scale = scalar(tile + part.scale_offset(within / kTileTokens, t, group), part.format.scale_dtype);
           if (part.format.asymmetric) min = scalar(tile + part.min_offset(t, group), part.format.scale_dtype);
         }
-        values[d] = code_value(part.format, tile + part.data_offset + place.byte, place.nibble) * scale + min;
+        for (int d = group * group_dim; d < (group + 1) * group_dim; ++d) {
+          const page::Place place = places[static_cast<std::size_t>(t * part.dim + d)];
+          const std::uint8_t* byte = tile + part.data_offset + place.byte;
+          values[d] = code_value(part.format, byte, place.nibble) * scale + min;
+        }
       }
       if (part.rotated && rotates_back) rotate(values, part.dim);
       for (int d = 0; k && rotates_back && d < part.dim; ++d) {

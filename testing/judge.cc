@@ -45,9 +45,15 @@ struct Operands {
   std::vector<double> q, k, v;
 };
 
+void add_widened(const std::vector<float>& x, std::vector<double>& to) {
+  const std::size_t count = to.size();
+  to.resize(count + x.size());
+  reference::loops::convert(x.data(), x.size(), to.data() + count);
+}
+
 std::vector<double> widened(const std::vector<float>& x) {
-  std::vector<double> result(x.size());
-  reference::loops::convert(x.data(), x.size(), result.data());
+  std::vector<double> result;
+  add_widened(x, result);
   return result;
 }
 
@@ -63,9 +69,8 @@ Operands exact_operands(const Problem& p) {
   for (const Cache* cache : {p.cache.get(), p.extra.get()}) {
     if (cache == nullptr) continue;
     const reference::Dequantised d = dequantised(p.row.step.appends ? stepped_cache(p) : cache->clone());
-    const std::vector<double> k = widened(d.k.to_floats()), v = widened(d.v.to_floats());
-    result.k.insert(result.k.end(), k.begin(), k.end());
-    result.v.insert(result.v.end(), v.begin(), v.end());
+    add_widened(d.k.to_floats(), result.k);
+    add_widened(d.v.to_floats(), result.v);
   }
   return result;
 }

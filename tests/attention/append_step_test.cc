@@ -25,14 +25,13 @@ struct After {
 };
 
 /// append(), then run() of a plan that does not.
-After in_two_calls(const Runner& runner, const AttentionCase& row) {
-  Problem p = make_problem(row);
-  const Tensor cu = cumulative_queries(row);
+After in_two_calls(const Runner& runner, Problem p) {
+  const Tensor cu = cumulative_queries(p.row);
   Tensor status(DType::kInt32, {1});
   status.fill_bytes(0);
   runner.append(*p.cache, append_args(p, cu, status), status);
-  for (std::size_t i = 0; i < row.requests.size(); ++i) {
-    p.cache->lengths.as<std::int32_t>()[i] = row.requests[i].kv_len;
+  for (std::size_t i = 0; i < p.row.requests.size(); ++i) {
+    p.cache->lengths.as<std::int32_t>()[i] = p.row.requests[i].kv_len;
   }
   p.row.step = {};
   p.problem.appends = false;
@@ -41,8 +40,7 @@ After in_two_calls(const Runner& runner, const AttentionCase& row) {
   return after;
 }
 
-After in_one_call(const Runner& runner, const AttentionCase& row, bool advance) {
-  const Problem p = make_problem(row);
+After in_one_call(const Runner& runner, const Problem& p, bool advance) {
   PlacedRun placed(runner, p);
   placed.args.append.advance = advance;
   placed.schedule();
@@ -59,8 +57,12 @@ class AppendStep : public OnRunners {
   /// Where the backend serves the row.
   void expect_same(const AttentionCase& row) {
     SCOPED_TRACE(row.name);
-    if (!serves(make_problem(row))) return;
-    const After two = in_two_calls(runner(), row), one = in_one_call(runner(), row, true);
+    Problem p = make_problem(row);
+    if (!serves(p)) return;
+    auto before = std::make_unique<Cache>(p.cache->clone());
+    const After one = in_one_call(runner(), p, true);
+    p.cache = std::move(before);
+    const After two = in_two_calls(runner(), std::move(p));
     EXPECT_TRUE(same_bytes(two.pages, one.pages));
     EXPECT_TRUE(same_bytes(two.lengths, one.lengths));
     EXPECT_TRUE(same_bytes(two.outputs.out, one.outputs.out));

@@ -10,6 +10,7 @@
 #include <initializer_list>
 #include <limits>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -86,8 +87,11 @@ inline std::unique_ptr<Cache> refilled(const Problem& p, std::initializer_list<s
     counts.push_back(n);
     n = 0;
   }
-  for (std::size_t i = 0; i < cache->pages.bytes().size(); ++i) {
-    cache->pages.bytes()[i] = pattern.begin()[i % pattern.size()];
+  const std::span<std::uint8_t> bytes = cache->pages.bytes();
+  if (pattern.size() == 1) {
+    cache->pages.fill_bytes(*pattern.begin());
+  } else {
+    for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = pattern.begin()[i % pattern.size()];
   }
   cache->append(counts, p.k, p.v);
   return cache;
