@@ -179,14 +179,13 @@ void RowBlock<Real>::weighted_sum(const In* v, Real* out) {
   }
 }
 
-#define HALFTONE_ROW_BLOCK(Real, In)                                                                      \
-  template void RowBlock<Real>::compute(int, std::int64_t, std::int64_t, const In*, const In*, const In*, \
-                                        Real*, Real*, Real*)
 template class RowBlock<float>;
 template class RowBlock<double>;
-HALFTONE_ROW_BLOCK(float, float);
-HALFTONE_ROW_BLOCK(double, float);
-HALFTONE_ROW_BLOCK(double, double);
-#undef HALFTONE_ROW_BLOCK
+template void RowBlock<float>::compute(int, std::int64_t, std::int64_t, const float*, const float*,
+                                       const float*, float*, float*, float*);
+template void RowBlock<double>::compute(int, std::int64_t, std::int64_t, const float*, const float*,
+                                        const float*, double*, double*, double*);
+template void RowBlock<double>::compute(int, std::int64_t, std::int64_t, const double*, const double*,
+                                        const double*, double*, double*, double*);
 
 }  // namespace halftone::reference::loops
