@@ -6,6 +6,11 @@
 
 namespace halftone::cuda {
 
+/// Whether logits are more than scaled products, wherever their keys are.
+__device__ inline bool caps_or_biases(const AttentionParams& p) {
+  return p.softcap > 0.0f || p.alibi_slopes != nullptr;
+}
+
 /// softcap * tanh(x / softcap) for base-2 logits; only where p.softcap > 0.
 struct Softcap {
   float cap, inverse;  // cap in base 2; 2 log2(e) / cap

@@ -60,6 +60,14 @@ __device__ inline float offset_logit(const AttentionParams& p, const RowPlace& p
   return sum * p.scale_log2;
 }
 
+/// row_end() of a state that lacks offset_logit(), which `kLanes` neighbours work out.
+template <int kLanes>
+__device__ inline RowEnd row_end_with_offset(const AttentionParams& p, const RowPlace& place, float max,
+                                             float sum, int lane, bool exists) {
+  const float offset = offset_logit<kLanes>(p, place, lane, exists);  // of a row without keys it may be NaN
+  return row_end(p, place.head, max == kMinus ? kMinus : max + offset, sum, exists);
+}
+
 /// Divides by the sum (with the sink), rotates back, and writes O and the LSE of a row, or only O's dims from
 /// `first_dim` on; the LSE goes with dim 0. O is bf16 or f16 with rows that begin at multiples of 8 bytes, or
 /// anything with `kAnyOutput`.
@@ -67,10 +75,7 @@ template <int kDim, bool kAnyOutput, class Row>
 __device__ inline void write_row(const AttentionParams& p, const RowPlace& place, const Row& r, int lane,
                                  bool keep, int first_dim = 0) {
   constexpr int kQuads = Row::kQuads;
-  const float offset =
-      offset_logit<Row::kLanes>(p, place, lane, keep);  // of a row without keys it may be NaN
-  const float max = r.max == kMinus ? kMinus : r.max + offset;
-  auto [scale, lse] = row_end(p, place.head, max, r.sum, keep);
+  auto [scale, lse] = row_end_with_offset<Row::kLanes>(p, place, r.max, r.sum, lane, keep);
   float x[kQuads][4];
 #pragma unroll
   for (int j = 0; j < kQuads; ++j) {

@@ -27,17 +27,26 @@ __device__ inline RowPlace place_of(const AttentionParams& p, const DeviceItem& 
           query + item.keys - item.queries, 0.0f};
 }
 
+/// The slope of ALiBi of a head, base 2: 0 without.
+__device__ inline float slope_of(const AttentionParams& p, int head) {
+  return p.alibi_slopes == nullptr ? 0.0f : p.alibi_slopes[head] * kLog2e;
+}
+
 /// Keys from `begin` up to `end`.
 struct KeyRange {
   int begin, end;
   __device__ bool has(int key, int count) const { return key >= begin && key + count <= end; }
 };
 
-/// The keys before `end` that every row of an item sees: pieces within need no mask.
+/// The keys before `end` that rows at positions from `first` to `last` all see: pieces within need no mask.
+__device__ inline KeyRange seen_by_all(const AttentionParams& p, int first, int last, int end) {
+  return {last - p.window_left, min(end, first + p.causal_right + 1)};
+}
+/// Likewise of every row of an item.
 __device__ inline KeyRange seen_by_all(const AttentionParams& p, const DeviceItem& item,
                                        const RowPlace* places, int end) {
   const int last_row = max(item.work.row_end - item.work.row_begin, 1) - 1;
-  return {places[last_row].position - p.window_left, min(end, places[0].position + p.causal_right + 1)};
+  return seen_by_all(p, places[0].position, places[last_row].position, end);
 }
 
 __device__ inline QueryBounds bounds_of(const AttentionParams& p) {

@@ -10,6 +10,41 @@ __device__ inline float weight_log2(float max, float merged) {
   return max == kMinus ? 0.0f : exp2_approx(max - merged);
 }
 
+/// Two states, the first one of the keys before: the maximum of both, and what each is multiplied with.
+struct MergedStates {
+  float max, first, second;
+
+  __device__ MergedStates(float first_max, float second_max)
+      : max(fmaxf(first_max, second_max)),
+        first(weight_log2(first_max, max)),
+        second(weight_log2(second_max, max)) {}
+
+  /// Of their sums or rows; the second one is in the fused operation.
+  __device__ float mix(float a, float b) const { return fmaf(b, second, a * first); }
+  __device__ float4 mix(const float4& a, const float4& b) const {
+    return {mix(a.x, b.x), mix(a.y, b.y), mix(a.z, b.z), mix(a.w, b.w)};
+  }
+};
+
+/// The states of up to 32 parts with rows that are means, one in each lane: their weights, and that of what
+/// (max, sum) has so far, which becomes the state of all.
+struct PartWeights {
+  float own, before;
+
+  __device__ PartWeights(float lse, float& max, float& sum) {
+    float top = lse;
+#pragma unroll
+    for (int i = 16; i > 0; i /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, i));
+    top = fmaxf(top, max);
+    own = weight_log2(lse, top), before = weight_log2(max, top);
+    float total = own;
+#pragma unroll
+    for (int i = 16; i > 0; i /= 2) total += __shfl_xor_sync(~0u, total, i);
+    max = top;
+    sum = fmaf(sum, before, total);
+  }
+};
+
 /// Softmax states and unnormalised rows of O, a part at a time: of the teams in shared memory, or of partial
 /// slots in the workspace. Strides are in elements, from part to part.
 struct Parts {
@@ -65,13 +100,12 @@ struct Row {
       chunk.load(parts, first, lane);
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
-        const float merged = fmaxf(max, chunk.state[i].x);
-        const float own = weight_log2(max, merged), w = weight_log2(chunk.state[i].x, merged);
-        max = merged;
-        sum = fmaf(chunk.state[i].y, w, sum * own);
+        const MergedStates both(max, chunk.state[i].x);
+        max = both.max;
+        sum = both.mix(sum, chunk.state[i].y);
 #pragma unroll
         for (int j = 0; j < kQuads; ++j) {
-          if (has(j, lane)) x[j] = mix(x[j], own, chunk.x[i][j], w);
+          if (has(j, lane)) x[j] = both.mix(x[j], chunk.x[i][j]);
         }
       }
     }
@@ -80,21 +114,13 @@ struct Row {
   __device__ void put_behind(const Parts& part, int lane) {
     Chunk<1> chunk;
     chunk.load(part, 0, lane);
-    const float merged = fmaxf(chunk.state[0].x, max);
-    const float w = weight_log2(chunk.state[0].x, merged), own = weight_log2(max, merged);
-    max = merged;
-    sum = fmaf(sum, own, chunk.state[0].y * w);
+    const MergedStates both(chunk.state[0].x, max);
+    max = both.max;
+    sum = both.mix(chunk.state[0].y, sum);
 #pragma unroll
     for (int j = 0; j < kQuads; ++j) {
-      if (has(j, lane)) x[j] = mix(chunk.x[0][j], w, x[j], own);
+      if (has(j, lane)) x[j] = both.mix(chunk.x[0][j], x[j]);
     }
-  }
-
- private:
-  /// a * wa + b * wb, the latter in the fused operation.
-  static __device__ float4 mix(const float4& a, float wa, const float4& b, float wb) {
-    return {fmaf(b.x, wb, a.x * wa), fmaf(b.y, wb, a.y * wa), fmaf(b.z, wb, a.z * wa),
-            fmaf(b.w, wb, a.w * wa)};
   }
 };
 

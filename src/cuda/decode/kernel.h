@@ -106,7 +106,7 @@ __device__ inline void compute_worker(const AttentionParams& p, typename DecodeT
   Warp<C> w;
   w.lane = thread % 32, w.g = w.lane / 4, w.t = w.lane % 4;
   w.team = warp / C.row_groups, w.first_row = warp % C.row_groups * Traits::kWarpRows;
-  const bool modified = p.softcap > 0.0f || p.alibi_slopes != nullptr;
+  const bool modified = caps_or_biases(p);
   PieceReader<C> reader{s, w.team, w.lane, shared_address(s.full[w.team])};
   hardware_barrier_wait<kComputeReady, Traits::kComputeThreads + 32>();
   if constexpr (Traits::kComputeFinishes) {

@@ -10,6 +10,7 @@
 #include "cuda/device/fragments.h"
 #include "cuda/device/lanes.h"
 #include "cuda/device/ptx.h"
+#include "cuda/device/reduce.h"
 #include "format/hadamard.h"
 
 namespace halftone::cuda {
@@ -103,8 +104,7 @@ struct QueryLoader {
   static __device__ float sum_of_group(float sum, int chunk) {
     constexpr int kBlocksOfGroup = C.k.mode == ScaleMode::kBlock ? C.k.group_blocks : Traits::kBlocks;
     constexpr int kGroups = Traits::kBlocks / kBlocksOfGroup;
-#pragma unroll
-    for (int i = 4; i < 4 * kBlocksOfGroup; i *= 2) sum += __shfl_xor_sync(~0u, sum, i);
+    sum = sum_of_lanes<4, 4 * kBlocksOfGroup>(sum);
     sum = __shfl_sync(~0u, sum, min(chunk, kGroups - 1) * kBlocksOfGroup * 4, kSegment);
     return chunk < kGroups ? sum : 0.0f;
   }
@@ -158,9 +158,7 @@ struct QueryLoader {
     if (row >= Traits::kRows || chunk != 0) return;
     queries.factor[row] = factor;
     RowPlace place = place_of(p, item, row);
-    if (p.alibi_slopes != nullptr && row < item.work.row_end - item.work.row_begin) {
-      place.slope = p.alibi_slopes[place.head] * kLog2e;
-    }
+    if (row < item.work.row_end - item.work.row_begin) place.slope = slope_of(p, place.head);
     queries.places[row] = place;
   }
 
@@ -182,8 +180,7 @@ struct QueryLoader {
   static __device__ void store_chunk(const AttentionParams& p, const float (&x)[8],
                                      typename Traits::Queries& queries, int row, int own, int chunk) {
     float sum = ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
-    sum += __shfl_xor_sync(~0u, sum, 1);
-    sum += __shfl_xor_sync(~0u, sum, 2);
+    sum = sum_of_lanes<1, 4>(sum);
     float group_sum = 0.0f;
     if constexpr (Traits::kWarpgroups) group_sum = sum_of_group(sum, chunk);
     if (row >= Traits::kRows || own >= kChunks) return;

@@ -10,6 +10,7 @@
 #include "cuda/attention/logits.h"
 #include "cuda/attention/pages.h"
 #include "cuda/device/chunk.h"
+#include "cuda/device/reduce.h"
 #include "format/head_dim.h"
 #include "format/status.h"
 
@@ -239,10 +240,7 @@ struct UniversalWarp {
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
       x[i] = logit(s.rows[2 * i + half], (x[i] + odd[i]) * p.scale_log2, token + at, end);
-      float top = x[i];
-#pragma unroll
-      for (int shift = 1; shift < 16; shift *= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, shift));
-      raised[i] = fmaxf(max[i], top);
+      raised[i] = fmaxf(max[i], largest_of_lanes<1, 16>(x[i]));
       rises |= raised[i] > max[i];
     }
     if (__any_sync(~0u, rises)) rescale(raised);
@@ -309,8 +307,7 @@ struct UniversalWarp {
   __device__ void leave() {
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
-#pragma unroll
-      for (int shift = 1; shift < 16; shift *= 2) sum[i] += __shfl_xor_sync(~0u, sum[i], shift);
+      sum[i] = sum_of_lanes<1, 16>(sum[i]);
       if (lane() % 16 == 0) s.states[thread_index() / 32][2 * i + lane() / 16] = {max[i], sum[i]};
     }
     __syncwarp();
@@ -342,7 +339,7 @@ __device__ inline void load_queries(const AttentionParams& p, const DeviceItem& 
       query[d] = p.channels.folded(query[d], item.work.kv_head * dim + d);
     }
     if (p.rotate_k) rotate_shared(query, dim, lane);
-    if (p.alibi_slopes != nullptr && row < rows) place.slope = p.alibi_slopes[place.head] * kLog2e;
+    if (row < rows) place.slope = slope_of(p, place.head);
     if (lane == 0) s.rows[row] = place;
   }
 }

@@ -12,6 +12,10 @@ struct RingPlace {
   int stage = 0;
   std::uint32_t parity = 0;  // of the phase that ends when the stage is full
 
+  /// The place of what comes `index`-th, from 0: for who counts that anyway.
+  static __device__ RingPlace of(std::uint32_t index) {
+    return {static_cast<int>(index % kStages), index / kStages % 2};
+  }
   /// Of the phase that ends when it is empty again. A fresh barrier has passed it: the first round finds all
   /// stages empty.
   __device__ std::uint32_t empty_parity() const { return parity ^ 1; }

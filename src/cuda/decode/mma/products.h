@@ -3,6 +3,7 @@
 
 #include "cuda/attention/logits.h"
 #include "cuda/decode/mma/state.h"
+#include "cuda/device/reduce.h"
 
 namespace halftone::cuda {
 
@@ -179,8 +180,7 @@ __device__ inline void Warp<C>::rescale(float (&x)[Traits::kStepTiles][N][4], bo
     for (int n = 0; n < N; ++n) {
 #pragma unroll
       for (int c = 0; c < 2; ++c) {
-#pragma unroll
-        for (int i = 4; i < 32; i *= 2) top[n][c] = fmaxf(top[n][c], __shfl_xor_sync(~0u, top[n][c], i));
+        top[n][c] = largest_of_lanes<4, 32>(top[n][c]);
         // Only where it is needed, so that a row never depends on the rows beside it.
         const float raised = top[n][c] > max[n][c] + kLargest ? top[n][c] - kFirst : max[n][c];
         const float weight = raised == kMinus ? 1.0f : exp2_approx(max[n][c] - raised);

@@ -8,6 +8,7 @@
 #include "cuda/decode/traits.h"
 #include "cuda/device/fragments.h"
 #include "cuda/device/ptx.h"
+#include "cuda/device/reduce.h"
 
 namespace halftone::cuda {
 
@@ -151,8 +152,7 @@ __device__ inline void Warp<C>::end(const AttentionParams& p, const DeviceItem& 
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
       const int row = first_row + n * 8 + 2 * t + c;
-#pragma unroll
-      for (int i = 4; i < 32; i *= 2) sum[n][c] += __shfl_xor_sync(~0u, sum[n][c], i);
+      sum[n][c] = sum_of_lanes<4, 32>(sum[n][c]);
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) {
         float shift = 0.0f;

@@ -5,6 +5,7 @@
 
 #include "cuda/attention/logits.h"
 #include "cuda/decode/rows/traits.h"
+#include "cuda/device/reduce.h"
 #include "cuda/device/wgmma.h"
 
 namespace halftone::cuda {
@@ -154,8 +155,7 @@ struct RowsTeam {
       float top = kMinus;
 #pragma unroll
       for (int i = 0; i < kS / 4; ++i) top = fmaxf(top, fmaxf(x[4 * i + 2 * r], x[4 * i + 2 * r + 1]));
-      top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
-      top = fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+      top = largest_of_lanes<1, 4>(top);
       const float raised = fmaf(top, factor[r], -static_cast<float>(Traits::kFirstLog2));
       if (!(lanes >> (lane() & ~3) & 0xf) || !(raised > max[r])) continue;
       const float weight = exp2_approx(max[r] - raised);
@@ -197,9 +197,10 @@ struct RowsTeam {
     const PieceRange<Traits::kPieceTokens> range(item.work);
     const int rows = item.work.row_end - item.work.row_begin;
     const bool idle = warp() * 16 >= rows;  // of the warp: none of its rows is there
-    const bool modified = p.softcap > 0.0f || p.alibi_slopes != nullptr;
-    const KeyRange unmasked{::max(queries.position[::max(rows, 1) - 1] - p.window_left, item.work.kv_begin),
-                            min(item.work.kv_end, queries.position[0] + p.causal_right + 1)};
+    const bool modified = caps_or_biases(p);
+    KeyRange unmasked =
+        seen_by_all(p, queries.position[0], queries.position[::max(rows, 1) - 1], item.work.kv_end);
+    unmasked.begin = ::max(unmasked.begin, item.work.kv_begin);
     constexpr std::uint32_t kAll = (1u << kTiles) - 1;
 #pragma unroll 1
     for (int i = team(); i < range.count; i += Traits::kTeams) {
@@ -207,8 +208,8 @@ struct RowsTeam {
       const unsigned uniforms = uniform((first + i) * 2 + (&queries != s.queries)), piece = uniforms / 2;
       const Queries& operands = s.queries[uniforms % 2];
       const int token = range.first + i * Traits::kPieceTokens;
-      const PiecePlace<Traits::kKeyStages> keys(piece);
-      const PiecePlace<Traits::kValueStages> values(piece);
+      const auto keys = RingPlace<Traits::kKeyStages>::of(piece);
+      const auto values = RingPlace<Traits::kValueStages>::of(piece);
       barrier_wait(shared_address(&s.keys_full[keys.stage]), keys.parity);
       const std::uint32_t live = s.key_live[keys.stage];
       float x[kS];

@@ -270,8 +270,8 @@ struct RowsConverter {
   __device__ void run_keys() const {
     const auto nothing = [](int) {};
     for_pieces(nothing, [&](unsigned piece, int) {
-      const PiecePlace<Traits::kStages> from(piece);
-      const PiecePlace<Traits::kKeyStages> to(piece);
+      const auto from = RingPlace<Traits::kStages>::of(piece);
+      const auto to = RingPlace<Traits::kKeyStages>::of(piece);
       barrier_wait(shared_address(&s.full[from.stage]), from.parity);
       barrier_wait(shared_address(&s.keys_empty[to.stage]), to.empty_parity());
       if (warp == 0 && lane == 0) s.key_live[to.stage] = s.live[from.stage];
@@ -290,8 +290,8 @@ struct RowsConverter {
       asm volatile("" : "+r"(warp), "+r"(lane));  // what follows from them takes no registers meanwhile
     };
     for_pieces(bring, [&](unsigned piece, int left) {
-      const PiecePlace<Traits::kStages> from(piece);
-      const PiecePlace<Traits::kValueStages> to(piece);
+      const auto from = RingPlace<Traits::kStages>::of(piece);
+      const auto to = RingPlace<Traits::kValueStages>::of(piece);
       barrier_wait(shared_address(&s.full[from.stage]), from.parity);
       barrier_wait(shared_address(&s.values_empty[to.stage]), to.empty_parity());
       const std::uint8_t* tile = s.tiles[from.stage][warp];

@@ -5,6 +5,7 @@
 #include "cuda/attention/output.h"
 #include "cuda/attention/states.h"
 #include "cuda/decode/rows/compute.h"
+#include "cuda/device/reduce.h"
 
 namespace halftone::cuda {
 
@@ -18,21 +19,11 @@ struct RowShare {
 
   /// this = merge(this, other), or, with `before`, merge(other, this).
   __device__ void add(const RowShare& other, bool before = false) {
-    const float merged = fmaxf(max, other.max);
-    const float own = weight_log2(max, merged), weight = weight_log2(other.max, merged);
-    max = merged;
-    sum = before ? fmaf(sum, own, other.sum * weight) : fmaf(other.sum, weight, sum * own);
+    const MergedStates both = before ? MergedStates(other.max, max) : MergedStates(max, other.max);
+    max = both.max;
+    sum = before ? both.mix(other.sum, sum) : both.mix(sum, other.sum);
 #pragma unroll
-    for (int i = 0; i < kQuads; ++i) {
-      x[i] = before ? mix(other.x[i], weight, x[i], own) : mix(x[i], own, other.x[i], weight);
-    }
-  }
-
- private:
-  /// a * wa + b * wb, the latter in the fused operation.
-  static __device__ float4 mix(const float4& a, float wa, const float4& b, float wb) {
-    return {fmaf(b.x, wb, a.x * wa), fmaf(b.y, wb, a.y * wa), fmaf(b.z, wb, a.z * wa),
-            fmaf(b.w, wb, a.w * wa)};
+    for (int i = 0; i < kQuads; ++i) x[i] = before ? both.mix(other.x[i], x[i]) : both.mix(x[i], other.x[i]);
   }
 };
 
@@ -62,8 +53,7 @@ struct RowsEnd {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       max[r] = team.max[r] == RowsTeam<C>::kNone ? kMinus : team.max[r];
-      sum[r] = team.sum[r] + __shfl_xor_sync(~0u, team.sum[r], 1);
-      sum[r] += __shfl_xor_sync(~0u, sum[r], 2);
+      sum[r] = sum_of_lanes<1, 4>(team.sum[r]);
     }
     const auto put = [&](int r) {  // row g + 8 r
 #pragma unroll
@@ -145,28 +135,23 @@ struct RowsEnd {
     const int rows = item.work.row_end - item.work.row_begin, t = lane() % 4;
     const bool keep = row() < rows;
     const RowPlace place = place_of(p, item, keep ? row() : 0);
-    const float offset = offset_logit<4>(p, place, lane(), keep);  // of a row without keys it may be NaN
-    const float max = share.max == kMinus ? kMinus : share.max + offset;
-    auto [scale, lse] = row_end(p, place.head, max, share.sum, keep);
+    auto [scale, lse] = row_end_with_offset<4>(p, place, share.max, share.sum, lane(), keep);
     if (p.rotate_v) {
       rotate_quad<Traits::kDim>(share.x, t);
       scale *= hadamard::factor(hadamard::block_size(Traits::kDim));
     }
-    const bool bf16 = p.out_type == DType::kBFloat16, odd = t & 1;
-    std::uint16_t* const to = static_cast<std::uint16_t*>(p.out) + place.token * p.out_token_stride +
-                              place.head * p.out_head_stride + (t & 2) * 2 + (odd ? 8 : 0);
+    const bool odd = t & 1;
+    std::uint16_t* const to =
+        static_cast<std::uint16_t*>(p.out) + out_element(p, place) + (t & 2) * 2 + (odd ? 8 : 0);
 #pragma unroll
     for (int i = 0; i < Share::kQuads; ++i) {  // neighbours exchange halves of 16 dims
       const float a = share.x[i].x * scale, b = share.x[i].y * scale;
       const float c = share.x[i].z * scale, d = share.x[i].w * scale;
-      const std::uint32_t low = bf16 ? pack_bf16x2(a, b) : pack_f16x2(a, b);
-      const std::uint32_t high = bf16 ? pack_bf16x2(c, d) : pack_f16x2(c, d);
+      const std::uint32_t low = pack_16bit(p.out_type, a, b), high = pack_16bit(p.out_type, c, d);
       const std::uint32_t got = __shfl_xor_sync(~0u, odd ? low : high, 1);
       if (keep) *reinterpret_cast<uint2*>(to + 16 * i) = odd ? uint2{got, high} : uint2{low, got};
     }
-    if (keep && t == 0 && p.lse != nullptr) {
-      p.lse[place.token * p.lse_token_stride + place.head * p.lse_head_stride] = lse;
-    }
+    if (keep && t == 0) write_lse(p, place, lse);
   }
 
   /// Rotates a row of a quad: dims 16 i + 2t + e and, in z and w, 8 more.

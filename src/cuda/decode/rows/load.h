@@ -59,7 +59,7 @@ struct RowsLoader {
       const bool has = lane < C.piece_tiles && token >= begin && token < end && has_page(p, page);
       const std::uint32_t live = __ballot_sync(~0u, has);
       const std::uint8_t* const source = from + page * c.page_stride + (place & place_mask) * c.tile_bytes;
-      const PiecePlace<Traits::kStages> at(piece);
+      const auto at = RingPlace<Traits::kStages>::of(piece);
       const std::uint32_t full = shared_address(&s.full[at.stage]);
       barrier_wait(shared_address(&s.empty[at.stage]), at.empty_parity());
       if (lane == 0) {

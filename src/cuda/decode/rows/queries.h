@@ -135,8 +135,7 @@ struct RowsQueries {
       }
       if (lane < kWarpRows) {
         queries.position[own] = place.position;
-        queries.slope[own] =
-            p.alibi_slopes != nullptr && own < rows ? p.alibi_slopes[place.head] * kLog2e : 0.0f;
+        queries.slope[own] = own < rows ? slope_of(p, place.head) : 0.0f;
       }
 #pragma unroll 1
       for (int i = 0; i < kBatch; i += 2) {

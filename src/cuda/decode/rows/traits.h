@@ -106,14 +106,4 @@ struct PieceRange {
         count(work.kv_begin < work.kv_end ? (work.kv_end - first + kPieceTokens - 1) / kPieceTokens : 0) {}
 };
 
-/// Piece `index` of all that a worker takes, in a ring of kStages.
-template <int kStages>
-struct PiecePlace {
-  int stage;
-  std::uint32_t parity;  // of the phase that ends when the stage is full
-  __device__ explicit PiecePlace(unsigned index)
-      : stage(static_cast<int>(index % kStages)), parity(index / kStages & 1) {}
-  __device__ std::uint32_t empty_parity() const { return parity ^ 1; }
-};
-
 }  // namespace halftone::cuda

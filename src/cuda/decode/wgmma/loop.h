@@ -37,7 +37,7 @@ struct TeamItem {
     constexpr std::uint32_t kAll = (1u << C.piece_tiles) - 1;
     const std::uint32_t live = s.live[team.team()][stage];
     const bool boundary = !unmasked.has(token, Traits::kPieceTokens) || live != kAll;
-    return {token, stage, live, boundary, boundary || p.softcap > 0.0f || p.alibi_slopes != nullptr};
+    return {token, stage, live, boundary, boundary || caps_or_biases(p)};
   }
   __device__ const std::uint8_t* tile(const TeamPiece& piece, int i) const {
     return s.ring[team.team()][piece.stage] + i * p.cache.tile_bytes;

@@ -4,6 +4,7 @@
 
 #include "cuda/attention/logits.h"
 #include "cuda/decode/wgmma/state.h"
+#include "cuda/device/reduce.h"
 
 namespace halftone::cuda {
 
@@ -209,9 +210,7 @@ __device__ inline void Team<C>::raise(const float* factors, const float (&x)[kSu
     float top[2];
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
-      top[c] = fmaxf(x[4 * n + c], x[4 * n + 2 + c]);
-#pragma unroll
-      for (int i = 4; i < 32; i *= 2) top[c] = fmaxf(top[c], __shfl_xor_sync(~0u, top[c], i));
+      top[c] = largest_of_lanes<4, 32>(fmaxf(x[4 * n + c], x[4 * n + 2 + c]));
     }
     if (g() == 0) *reinterpret_cast<float2*>(&s.exchange[team()][warp()][n * 8 + 2 * t()]) = {top[0], top[1]};
   }

@@ -9,6 +9,7 @@
 #include "cuda/decode/side.h"
 #include "cuda/decode/traits.h"
 #include "cuda/device/fragments.h"
+#include "cuda/device/reduce.h"
 #include "cuda/device/wgmma.h"
 
 namespace halftone::cuda {
@@ -175,8 +176,7 @@ __device__ inline void Team<C>::end(Shared& s) {
   for (int n = 0; n < kTiles; ++n) {
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
-#pragma unroll
-      for (int i = 4; i < 32; i *= 2) sum[n][c] += __shfl_xor_sync(~0u, sum[n][c], i);
+      sum[n][c] = sum_of_lanes<4, 32>(sum[n][c]);
     }
     if (g() == 0) {
       *reinterpret_cast<float2*>(&s.exchange[team()][warp()][n * 8 + 2 * t()]) = {sum[n][0], sum[n][1]};

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/device/cluster.h"
+#include "cuda/device/reduce.h"
 #include "cuda/latent/bf16/scores.h"
 #include "cuda/latent/wide/end.h"
 
@@ -32,17 +33,11 @@ struct Compute : wide::OutputEnd<ComputeTraits> {
 #pragma unroll
     for (int r = 0; r < 2; ++r) offset[r] = own_offset[r] = kEmpty, own_sum[r] = 0.0f;
     if constexpr (C.listed) return;
-    const int rows = own_rows(item.work, rank), token = first_token<C>(item.work);
-    int seen_begin = 0, seen_end = wide::end_of(item.work);  // tokens between them every row sees
-    if (rows > 0) {
-      const int first = place_of(p, item, kRows * rank).position;
-      const int last = place_of(p, item, kRows * rank + rows - 1).position;
-      seen_begin = last - p.window_left;
-      seen_end = min(first + p.causal_right + 1, seen_end);
-    }
-    const int skipped = (max(seen_begin, token) - token + kBlockTokens - 1) / kBlockTokens;
+    const int token = first_token<C>(item.work);
+    const KeyRange seen = wide::seen_by_own(p, item, rank, wide::end_of(item.work));
+    const int skipped = (max(seen.begin, token) - token + kBlockTokens - 1) / kBlockTokens;
     plain_first = step + skipped;
-    plain_steps = max((max(seen_end, token) - token) / kBlockTokens - skipped, 0);
+    plain_steps = max((max(seen.end, token) - token) / kBlockTokens - skipped, 0);
   }
 
   /// What the warpgroup has read of a step's V goes back, in all blocks that bring it.
@@ -187,8 +182,7 @@ struct Compute : wide::OutputEnd<ComputeTraits> {
     OwnSum(&sums)[kStages][kRows] = s.sums[s.item_index[thread / 32] % 2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      own_sum[r] += __shfl_xor_sync(~0u, own_sum[r], 1);
-      own_sum[r] += __shfl_xor_sync(~0u, own_sum[r], 2);
+      own_sum[r] = sum_of_lanes<1, 4>(own_sum[r]);
       if (lane() % 4 == 0) sums[half()][row(r)] = {own_offset[r], own_sum[r]};
     }
     output_barrier();

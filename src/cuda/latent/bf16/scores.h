@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/attention/logits.h"
+#include "cuda/device/reduce.h"
 #include "cuda/device/wgmma.h"
 #include "cuda/latent/bf16/traits.h"
 
@@ -120,8 +121,7 @@ __device__ inline void raise(const Logits& x, float factor, float (&offset)[2]) 
   if (!__any_sync(~0u, exceeds)) return;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 1));
-    most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 2));
+    most[r] = largest_of_lanes<1, 4>(most[r]);
     if (fmaf(most[r], factor, -offset[r]) > kLargestLog2) offset[r] = most[r] * factor;
   }
 }

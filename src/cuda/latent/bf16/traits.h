@@ -1,6 +1,7 @@
 // What follows from a row of the table: threads, registers, shared memory.
 #pragma once
 
+#include "cuda/device/ring.h"
 #include "cuda/latent/bf16/config.h"
 #include "cuda/latent/bf16/params.h"
 #include "cuda/latent/wide/traits.h"
@@ -105,8 +106,8 @@ struct StepPlace {
   std::uint32_t step = 0;
   std::uint32_t first = 0;  // step of the item
 
-  __device__ int stage() const { return step % kStages; }
-  __device__ std::uint32_t parity() const { return step / kStages % 2; }
+  __device__ int stage() const { return RingPlace<kStages>::of(step).stage; }
+  __device__ std::uint32_t parity() const { return RingPlace<kStages>::of(step).parity; }
   /// The one before, of the same item.
   __device__ StepPlace before() const { return {step - 1, first}; }
 };

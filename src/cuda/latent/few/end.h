@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/attention/output.h"
+#include "cuda/device/reduce.h"
 #include "cuda/latent/few/merge.h"
 #include "cuda/latent/few/output.h"
 
@@ -47,13 +48,10 @@ struct ItemEnd {
       constexpr int kOwn = Traits::kScoreWarps / 4;  // of their states
       const unsigned row = 8 * n + lane / 4, first_state = lane % 4 * kOwn;
       const float2 a = s.state[side][first_state][row], b = s.state[side][first_state + kOwn - 1][row];
-      float max = fmaxf(a.x, b.x);
-      max = fmaxf(max, __shfl_xor_sync(~0u, max, 1));
-      max = fmaxf(max, __shfl_xor_sync(~0u, max, 2));
+      const float max = largest_of_lanes<1, 4>(fmaxf(a.x, b.x));
       float sum = a.y * weight_log2(a.x, max);
       if constexpr (kOwn == 2) sum += b.y * weight_log2(b.x, max);
-      sum += __shfl_xor_sync(~0u, sum, 1);
-      sum += __shfl_xor_sync(~0u, sum, 2);
+      sum = sum_of_lanes<1, 4>(sum);
       const bool empty = max == kMinus && sum == 0.0f;
       // In two steps: their product may be beyond f32.
       const float exponent = empty ? 0.0f : fmaxf(static_cast<float>(o.unit[n]) - max, -250.0f);

@@ -57,16 +57,8 @@ struct RowPiece : Row<64, 16> {
       const float own = lane < count ? parts.states[(base + lane) * parts.state_stride].x : kMinus;
       float4 v[kAtOnce];
       load(values, parts.value_stride, half, count, v);
-      float top = own;
-#pragma unroll
-      for (int i = 16; i > 0; i /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, i));
-      top = fmaxf(top, max);
-      const float weight = weight_log2(own, top), before = weight_log2(max, top);
-      float total = weight;
-#pragma unroll
-      for (int i = 16; i > 0; i /= 2) total += __shfl_xor_sync(~0u, total, i);
-      max = top;
-      sum = fmaf(sum, before, total);
+      const PartWeights weights(own, max, sum);
+      const float weight = weights.own, before = weights.before;
       x[0] = {x[0].x * before, x[0].y * before, x[0].z * before, x[0].w * before};
       add(v, weight, half);
 #pragma unroll 1

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/device/ptx.h"
+#include "cuda/device/reduce.h"
 #include "cuda/device/values.h"
 #include "cuda/latent/few/traits.h"
 
@@ -53,8 +54,7 @@ __device__ inline void store_query_sum(const std::uint32_t (&x)[4], float& to) {
   float sum = 0.0f;
 #pragma unroll
   for (const std::uint32_t word : x) sum += half_of(word, false, false) + half_of(word, true, false);
-#pragma unroll
-  for (int i = 1; i < 8; i *= 2) sum += __shfl_xor_sync(~0u, sum, i);
+  sum = sum_of_lanes<1, 8>(sum);
   if (thread_index() % 8 == 0) to = sum;
 }
 

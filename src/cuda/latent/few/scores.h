@@ -1,6 +1,7 @@
 // S^T = K Q^T and the softmax of a tile of 16 or 32 tokens, by one warp.
 #pragma once
 
+#include "cuda/device/reduce.h"
 #include "cuda/latent/few/codes.h"
 #include "cuda/latent/few/queries.h"
 
@@ -341,28 +342,20 @@ struct TileSoftmax {
     for (int n = 0; n < kRowTiles; ++n) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        float total = sum[n][i];
-#pragma unroll
-        for (int shift = 4; shift < 32; shift *= 2) total += __shfl_xor_sync(~0u, total, shift);
+        const float total = sum_of_lanes<4, 32>(sum[n][i]);
         if (lane() < 4) s.state[side][warp()][8 * n + 2 * lane() + i] = {max[n][i], total};
       }
     }
   }
 
  private:
-  /// The largest of the values that the lanes of a row have.
-  static __device__ float largest(float x) {
-#pragma unroll
-    for (int shift = 4; shift < 32; shift *= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, shift));
-    return x;
-  }
   __device__ void raise_max(float (&top)[kRowTiles][2]) {
     stale = 3;
 #pragma unroll
     for (int n = 0; n < kRowTiles; ++n) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        top[n][i] = largest(top[n][i]);
+        top[n][i] = largest_of_lanes<4, 32>(top[n][i]);
         const bool raises = top[n][i] > max[n][i] + kLargest;
         const float next = raises ? rintf(top[n][i]) - kFirst : max[n][i];
         const bool none = max[n][i] == kMinus;  // so far

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "cuda/attention/finish.h"
+#include "cuda/device/reduce.h"
 #include "cuda/device/wgmma.h"
 #include "cuda/latent/few/merge.h"
 #include "cuda/latent/wide/merge.h"
@@ -134,8 +135,7 @@ struct OutputEnd {
           most = fmaxf(most, fmaxf(fabsf(o[0][i + 2 * r + e]), fabsf(o[1][i + 2 * r + e])));
         }
       }
-      most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
-      most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+      most = largest_of_lanes<1, 4>(most);
       const int power = power_for(most * mean), at = kRows * rank + row(r);
       asm volatile("" : "+r"(slot));  // widened here, not before: registers are dear
       write_narrow(r, parts.values(slot, at), mean * power_of_two(-power), keep, false);

@@ -64,19 +64,10 @@ struct HalfRow {
       const PartState own = lane < count ? *slots.state(slot + base + lane, row) : PartState{kMinus, 0};
       uint4 v[kAtOnce];
       load(values, stride, count, v);
-      float top = own.lse;
+      const PartWeights weights(own.lse, max, sum);
 #pragma unroll
-      for (int i = 16; i > 0; i /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, i));
-      top = fmaxf(top, max);
-      const float weight = weight_log2(own.lse, top), before = weight_log2(max, top);
-      float total = weight;
-#pragma unroll
-      for (int i = 16; i > 0; i /= 2) total += __shfl_xor_sync(~0u, total, i);
-      max = top;
-      sum = fmaf(sum, before, total);
-#pragma unroll
-      for (float& y : x) y *= before;
-      const float factor = weight * power_of_two(own.power(half));
+      for (float& y : x) y *= weights.before;
+      const float factor = weights.own * power_of_two(own.power(half));
       add(v, factor, 0);
 #pragma unroll 1
       for (int first = kAtOnce; first < count; first += kAtOnce) {
@@ -99,7 +90,7 @@ struct HalfRow {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float a = x[2 * i] * end.scale, b = x[2 * i + 1] * end.scale;
-        w[i] = p.out_type == DType::kBFloat16 ? pack_bf16x2(a, b) : pack_f16x2(a, b);
+        w[i] = pack_16bit(p.out_type, a, b);
       }
       std::uint16_t* const to = static_cast<std::uint16_t*>(p.out) + at;
       store_sixteen(to, w, (reinterpret_cast<std::uintptr_t>(to) & 15) == 0);

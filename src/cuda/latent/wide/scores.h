@@ -3,7 +3,10 @@
 // lost a power of two: their P gets it back.
 #pragma once
 
+#include <climits>
+
 #include "cuda/attention/logits.h"
+#include "cuda/device/reduce.h"
 #include "cuda/latent/wide/queries.h"
 
 namespace halftone::cuda::wide {
@@ -164,8 +167,7 @@ struct Scores {
                         float (&rescale)[2]) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 1));
-      most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 2));
+      most[r] = largest_of_lanes<1, 4>(most[r]);
       rescale[r] = 1.0f;
       if (fmaf(most[r], factor[r], -to[r]) > kLargestLog2) {
         const float raised = ceilf(fmaf(most[r], factor[r], -kFirstLog2));
@@ -255,8 +257,7 @@ struct Scores {
     barrier_wait(shared_address(&s.state_empty), index % 2 ^ 1);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      sum[r] += __shfl_xor_sync(~0u, sum[r], 1);
-      sum[r] += __shfl_xor_sync(~0u, sum[r], 2);
+      sum[r] = sum_of_lanes<1, 4>(sum[r]);
       if (lane() % 4 == 0) {
         const bool empty = offset[r] == kEmpty;
         s.state[warp() * 16 + lane() / 4 + 8 * r] = {empty ? kMinus : offset[r], sum[r],
@@ -317,7 +318,8 @@ struct Scores {
         if (params.listed.list.indices == nullptr) {
           const planning::WorkItem& work = item(index).work;
           const int token = work.kv_begin + (steps_of(work) - left) * kBlockTokens;
-          if (!sees_all(item(index), token)) mask_unseen(x, item(index), token);
+          const KeyRange seen = seen_by_own(p, item(index), rank, INT_MAX);
+          if (!seen.has(token, kBlockTokens)) mask_unseen(x, item(index), token);
         }
         if (any_apart) {
           soften_apart(x, at);
@@ -329,15 +331,6 @@ struct Scores {
       publish_state(index);
       if (!s.queue.has(index + 1)) break;
     }
-  }
-
-  /// Whether every row of the block sees all tokens of a step.
-  __device__ bool sees_all(const DeviceItem& item, int token) const {
-    const int rows = own_rows(item.work, rank);
-    if (rows == 0) return true;
-    const int first = place_of(p, item, kRows * rank).position;
-    const int last = place_of(p, item, kRows * rank + rows - 1).position;
-    return token >= last - p.window_left && token + kBlockTokens <= first + p.causal_right + 1;
   }
 };
 

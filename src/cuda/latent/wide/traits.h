@@ -3,6 +3,8 @@
 
 #include "cuda/attention/item_queue.h"
 #include "cuda/attention/params.h"
+#include "cuda/attention/rows.h"
+#include "cuda/device/ring.h"
 #include "cuda/latent/wide/config.h"
 
 namespace halftone::cuda::wide {
@@ -152,15 +154,24 @@ __device__ inline int own_rows(const planning::WorkItem& work, int rank) {
   return rows < 0 ? 0 : rows > kRows ? kRows : rows;
 }
 
+/// The tokens before `end` that all of these rows see.
+__device__ inline KeyRange seen_by_own(const AttentionParams& p, const DeviceItem& item, int rank, int end) {
+  const int rows = own_rows(item.work, rank);
+  if (rows == 0) return {0, end};
+  const int first = place_of(p, item, kRows * rank).position;
+  const int last = place_of(p, item, kRows * rank + rows - 1).position;
+  return seen_by_all(p, first, last, end);
+}
+
 /// A place in the sequence of steps: which stage and which of three rope buffers, and of barriers which
 /// phase.
 struct StepPlace {
   std::uint32_t step = 0;
 
-  __device__ int stage() const { return step % kStages; }
-  __device__ std::uint32_t parity() const { return step / kStages % 2; }
-  __device__ int third() const { return step % 3; }
-  __device__ std::uint32_t third_parity() const { return step / 3 % 2; }
+  __device__ int stage() const { return RingPlace<kStages>::of(step).stage; }
+  __device__ std::uint32_t parity() const { return RingPlace<kStages>::of(step).parity; }
+  __device__ int third() const { return RingPlace<3>::of(step).stage; }
+  __device__ std::uint32_t third_parity() const { return RingPlace<3>::of(step).parity; }
 };
 
 }  // namespace halftone::cuda::wide
