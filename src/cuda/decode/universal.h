@@ -235,11 +235,18 @@ struct UniversalWarp {
         odd[i] = dot(high, q[1], odd[i]);
       }
     }
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) x[i] += odd[i];
+    const auto position = [&](int row) { return s.rows[2 * row + half].position; };
+    const auto slope = [&](int row) { return s.rows[2 * row + half].slope; };
+    cap_logits<OneKey>(
+        p, ExactSoftcap(p), [&](int) { return p.scale_log2; }, x);
+    bias_logits<OneKey>(position, slope, token + at, x);  // without ALiBi slopes are 0
+    mask_unseen<OneKey>(p, position, token + at, end, x);
     float raised[kPairs];
     bool rises = false;
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
-      x[i] = logit(s.rows[2 * i + half], (x[i] + odd[i]) * p.scale_log2, token + at, end);
       raised[i] = fmaxf(max[i], largest_of_lanes<1, 16>(x[i]));
       rises |= raised[i] > max[i];
     }
@@ -250,12 +257,6 @@ struct UniversalWarp {
       sum[i] += probability;
       s.probabilities[thread_index() / 32][at][2 * i + half] = probability;
     }
-  }
-
-  /// A scaled product as a base-2 logit.
-  __device__ float logit(const RowPlace& place, float x, int key, int end) const {
-    if (p.softcap > 0.0f) x = Softcap::exact(p, x);
-    return VisibleKeys(p, place.position, end).has(key) ? biased(place, x, key) : kMinus;
   }
 
   __device__ void rescale(const float (&raised)[kPairs]) {

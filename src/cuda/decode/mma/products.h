@@ -136,23 +136,12 @@ __device__ inline void Warp<C>::scores(const AttentionParams& p, const std::uint
 template <DecodeConfig C>
 __device__ inline void Warp<C>::modify(const AttentionParams& p, const typename Traits::Queries& queries,
                                        int token, int end, float (&x)[N][4]) const {
-  const Softcap softcap(p);
-#pragma unroll
-  for (int n = 0; n < N; ++n) {
-#pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      const RowPlace place = queries.places[first_row + n * 8 + 2 * t + c];
-      const VisibleKeys visible(p, place.position, end);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int key = token + g + 8 * half;
-        float& logit = x[n][2 * half + c];
-        logit *= factor[n][c];
-        if (p.softcap > 0.0f) logit = softcap(logit);
-        logit = visible.has(key) ? biased(place, logit, key) : kMinus;
-      }
-    }
-  }
+  using Layout = KeysAsM<N>;
+  const auto place = [&](int row) -> const RowPlace& {
+    return queries.places[first_row + 2 * t + Layout::offset(row)];
+  };
+  const auto own_factor = [&](int row) { return factor[row / 2][row % 2]; };
+  modify_logits<Layout>(p, Softcap(p), own_factor, place, token + g, end, flat(x));
 }
 
 /// Raises the maxima if a probability would pass 2^kLargestLog2, then turns logits into probabilities.

@@ -92,43 +92,16 @@ struct RowsTeam {
   /// keys.
   __device__ void modify(const Queries& queries, int token, int end, std::uint32_t live,
                          float (&x)[kS]) const {
-    const int row = first_row(), column = lane() % 4 * 2;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float factor = queries.factor[row + 8 * r];
-      const int position = queries.position[row + 8 * r];
-      const VisibleKeys visible(p, position, end);
-#pragma unroll
-      for (int i = 0; i < kS / 4; ++i) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) x[4 * i + 2 * r + e] *= factor;
-      }
-      if (p.softcap > 0.0f) {
-        const Softcap softcap(p);
-#pragma unroll
-        for (int i = 0; i < kS / 4; ++i) {
-#pragma unroll
-          for (int e = 0; e < 2; ++e) x[4 * i + 2 * r + e] = softcap(x[4 * i + 2 * r + e]);
-        }
-      }
-      if (p.alibi_slopes != nullptr) {
-        const float slope = queries.slope[row + 8 * r];
-#pragma unroll
-        for (int i = 0; i < kS / 4; ++i) {
-#pragma unroll
-          for (int e = 0; e < 2; ++e)
-            x[4 * i + 2 * r + e] -= slope * abs(position - (token + 8 * i + column + e));
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < kS / 4; ++i) {
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const bool has = live >> (i / 2) & 1 && visible.has(token + 8 * i + column + e);
-          if (!has) x[4 * i + 2 * r + e] = kMinus;
-        }
-      }
+    const int row = first_row(), key = token + lane() % 4 * 2;
+    const auto position = [&](int r) { return queries.position[row + 8 * r]; };
+    cap_logits<RowsAsM>(
+        p, Softcap(p), [&](int r) { return queries.factor[row + 8 * r]; }, x);
+    if (p.alibi_slopes != nullptr) {
+      bias_logits<RowsAsM>(
+          position, [&](int r) { return queries.slope[row + 8 * r]; }, key, x);
     }
+    mask_unseen<RowsAsM>(p, position, key, end, x);
+    mask_missing<RowsAsM>(live, x);
   }
 
   /// P of a piece and its sums. Logits are x times `factor`.

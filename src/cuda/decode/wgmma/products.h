@@ -133,30 +133,11 @@ __device__ inline void Team<C>::add_groups(K& k, const std::uint8_t* scales, std
 template <DecodeConfig C>
 __device__ inline void Team<C>::modify(const AttentionParams& p, const Queries& queries, int first, int end,
                                        float (&x)[kSums]) const {
-  const auto column = [&](int i) { return i / 4 * 8 + 2 * t() + i % 2; };
-  const auto key = [&](int i) { return first + g() + i % 4 / 2 * 8; };
-#pragma unroll
-  for (int i = 0; i < kSums; ++i) x[i] *= queries.factor[column(i)];
-  if (p.softcap > 0.0f) {
-    const Softcap softcap(p);
-#pragma unroll
-    for (int i = 0; i < kSums; ++i) x[i] = softcap(x[i]);
-  }
-  if (p.alibi_slopes != nullptr) {
-#pragma unroll
-    for (int i = 0; i < kSums; ++i) x[i] = biased(queries.places[column(i)], x[i], key(i));
-  }
-#pragma unroll
-  for (int n = 0; n < kTiles; ++n) {
-#pragma unroll
-    for (int c = 0; c < 2; ++c) {
-      const VisibleKeys visible(p, queries.places[n * 8 + 2 * t() + c].position, end);
-#pragma unroll
-      for (int i = 4 * n + c; i < 4 * n + 4; i += 2) {
-        if (!visible.has(key(i))) x[i] = kMinus;
-      }
-    }
-  }
+  using Layout = KeysAsM<kTiles>;
+  const auto column = [&](int row) { return 2 * t() + Layout::offset(row); };
+  const auto place = [&](int row) -> const RowPlace& { return queries.places[column(row)]; };
+  const auto factor = [&](int row) { return queries.factor[column(row)]; };
+  modify_logits<Layout>(p, Softcap(p), factor, place, first + g(), end, x);
 }
 
 /// Probabilities of a tile: their sums per column, and P at `place` of shared memory, this lane's part of a B

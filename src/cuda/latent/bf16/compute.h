@@ -122,9 +122,9 @@ struct Compute : wide::OutputEnd<ComputeTraits> {
       return false;
     }
     if (live.x == (1u << kTiles) - 1 && at.step - plain_first < plain_steps) return false;
-    mask_missing(x, live.x);
+    mask_missing<RowsAsM>(live.x, x);
     const int token = first_token<C>(item.work) + static_cast<int>(at.step - at.first) * kBlockTokens;
-    mask_unseen(p, item, kRows * rank, own_rows(item.work, rank), token, warp(), lane(), x);
+    wide::mask_unseen_by_own(p, item, rank, token, warp(), lane(), x);
     const int alive = wide::end_of(item.work) - token;
     if (alive >= kBlockTokens) return false;
     clear_behind(at.stage(), max(alive, 0));

@@ -71,18 +71,8 @@ __device__ inline uint2 multiply(Shared& s, const StepPlace& at, const QueryFrag
 
 /// Softcap, and a factor that is not positive, which the exponent does not take.
 __device__ inline void cap(const AttentionParams& p, Logits& x) {
-  const Softcap softcap(p);
-#pragma unroll
-  for (int i = 0; i < kS; ++i) {
-    x[i] *= p.scale_log2;
-    if (p.softcap > 0.0f) x[i] = softcap(x[i]);
-  }
-}
-__device__ inline void mask_missing(Logits& x, std::uint32_t live) {
-#pragma unroll
-  for (int i = 0; i < kS; ++i) {
-    if (!(live >> i / 8 & 1)) x[i] = kMinus;
-  }
+  cap_logits<RowsAsM>(
+      p, Softcap(p), [&](int) { return p.scale_log2; }, x);
 }
 /// Tokens of a list, a bit each.
 __device__ inline void mask_skipped(Logits& x, const uint2& live, int lane) {
@@ -92,21 +82,6 @@ __device__ inline void mask_skipped(Logits& x, const uint2& live, int lane) {
     if (!(bits[i / 16] >> (i / 4 % 4 * 8 + i % 2) & 1)) x[i] = kMinus;
   }
 }
-/// Keys from `token` on. `first_row`: of the block's in the item; rows that the item lacks take its last
-/// one's.
-__device__ inline void mask_unseen(const AttentionParams& p, const DeviceItem& item, int first_row, int rows,
-                                   int token, int warp, int lane, Logits& x) {
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int row = first_row + min(warp * 16 + lane / 4 + 8 * r, max(rows, 1) - 1);
-    const VisibleKeys seen(p, place_of(p, item, row).position, item.work.kv_end);
-#pragma unroll
-    for (int i = 0; i < kS / 2; ++i) {
-      if (!seen.has(token + i / 2 * 8 + lane % 4 * 2 + i % 2)) x[i / 2 * 4 + 2 * r + i % 2] = kMinus;
-    }
-  }
-}
-
 /// Raises the offsets of rows whose logits, times `factor`, ask for it.
 __device__ inline void raise(const Logits& x, float factor, float (&offset)[2]) {
   float even[2] = {x[0], x[2]}, odd[2] = {x[1], x[3]};  // two chains of a row: shorter ones

@@ -209,6 +209,7 @@ struct TileSoftmax {
   using Shared = typename Traits::Shared;
   using Sums = typename Tile<C>::Sums;
   static constexpr int kRowTiles = Traits::kRowTiles, kTiles = Traits::kTiles;
+  using Layout = KeysAsM<kRowTiles>;
   // Of a logit above `max`: after it was raised, and before it must be.
   static constexpr float kFirst = 7.0f, kLargest = 15.0f;
 
@@ -230,25 +231,13 @@ struct TileSoftmax {
   /// What brings raw products to logits; keys that a row does not see have none.
   __device__ void to_logits(const AttentionParams& p, const Shared& s, int side, Sums& x) const {
     const unsigned c = lane() % 4;
+    float2 factors[kRowTiles];
 #pragma unroll
     for (int n = 0; n < kRowTiles; ++n) {
-      const float2 factor = *reinterpret_cast<const float2*>(&s.factor[side][8 * n + 2 * c]);
-#pragma unroll
-      for (int m = 0; m < kTiles; ++m) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) x[m][n][i] *= i % 2 == 0 ? factor.x : factor.y;
-      }
+      factors[n] = *reinterpret_cast<const float2*>(&s.factor[side][8 * n + 2 * c]);
     }
-    if (p.softcap > 0.0f) {
-#pragma unroll
-      for (int n = 0; n < kRowTiles; ++n) {
-#pragma unroll
-        for (int m = 0; m < kTiles; ++m) {
-#pragma unroll
-          for (int i = 0; i < 4; ++i) x[m][n][i] = s.softcap(x[m][n][i]);
-        }
-      }
-    }
+    const auto factor = [&](int row) { return row % 2 == 0 ? factors[row / 2].x : factors[row / 2].y; };
+    cap_logits<Layout>(p, s.softcap, factor, flat(x));
   }
   /// `first`: the block's first token, `end`: the item's.
   __device__ void mask(const AttentionParams& p, const Shared& s, const Tile<C>& tile, int side, int first,
@@ -266,19 +255,8 @@ struct TileSoftmax {
       }
     }
     if (all_rows) return;
-#pragma unroll
-    for (int n = 0; n < kRowTiles; ++n) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const VisibleKeys visible(p, s.places[side][8 * n + 2 * c + i].position, end);
-#pragma unroll
-        for (int m = 0; m < kTiles; ++m) {
-          const int token = first + static_cast<int>(tile.token(m));
-          if (!visible.has(token)) x[m][n][i] = kMinus;
-          if (!visible.has(token + 8)) x[m][n][2 + i] = kMinus;
-        }
-      }
-    }
+    const auto position = [&](int row) { return s.places[side][2 * c + Layout::offset(row)].position; };
+    mask_unseen<Layout>(p, position, first + static_cast<int>(tile.token(0)), end, flat(x));
   }
 
   /// From logits to probabilities.

@@ -121,11 +121,8 @@ struct Scores {
     for (int i = 0; i < kS; i += 4) {
       float(&four)[4] = reinterpret_cast<float(&)[4]>(x[i]);
       pin(four);
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        four[e] *= queries.factor[e / 2];
-        if (p.softcap > 0.0f) four[e] = softcap(four[e]);
-      }
+      cap_logits<RowsAsM>(
+          p, softcap, [&](int row) { return queries.factor[row]; }, four);
       pin(four);
     }
   }
@@ -137,18 +134,6 @@ struct Scores {
     for (int i = 0; i < kS; ++i) {
       const int j = i / 4 % 4, bit = (kSingle<C> ? j % 2 * 16 + j / 2 * 4 : j * 8) + i % 2;
       if (!(live[i / 16] >> bit & 1)) x[i] = kMinus;
-    }
-  }
-  __device__ void mask_unseen(Logits& x, const DeviceItem& item, int token) const {
-    const int rows = own_rows(item.work, rank);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int row = kRows * rank + min(warp() * 16 + lane() / 4 + 8 * r, max(rows, 1) - 1);
-      const VisibleKeys seen(p, place_of(p, item, row).position, item.work.kv_end);
-#pragma unroll
-      for (int i = 0; i < kS / 2; ++i) {
-        if (!seen.has(token + i / 2 * 8 + lane() % 4 * 2 + i % 2)) x[i / 2 * 4 + 2 * r + i % 2] = kMinus;
-      }
     }
   }
 
@@ -319,7 +304,9 @@ struct Scores {
           const planning::WorkItem& work = item(index).work;
           const int token = work.kv_begin + (steps_of(work) - left) * kBlockTokens;
           const KeyRange seen = seen_by_own(p, item(index), rank, INT_MAX);
-          if (!seen.has(token, kBlockTokens)) mask_unseen(x, item(index), token);
+          if (!seen.has(token, kBlockTokens)) {
+            mask_unseen_by_own(p, item(index), rank, token, warp(), lane(), x);
+          }
         }
         if (any_apart) {
           soften_apart(x, at);

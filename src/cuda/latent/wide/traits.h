@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/attention/item_queue.h"
+#include "cuda/attention/logits.h"
 #include "cuda/attention/params.h"
 #include "cuda/attention/rows.h"
 #include "cuda/device/ring.h"
@@ -161,6 +162,18 @@ __device__ inline KeyRange seen_by_own(const AttentionParams& p, const DeviceIte
   const int first = place_of(p, item, kRows * rank).position;
   const int last = place_of(p, item, kRows * rank + rows - 1).position;
   return seen_by_all(p, first, last, end);
+}
+
+/// Tokens from `token` on that these rows do not see have no logit. Rows that the item lacks take its last
+/// one's place.
+template <int kCount>
+__device__ inline void mask_unseen_by_own(const AttentionParams& p, const DeviceItem& item, int rank,
+                                          int token, int warp, int lane, float (&x)[kCount]) {
+  const int rows = own_rows(item.work, rank);
+  const auto position = [&](int r) {
+    return place_of(p, item, kRows * rank + min(warp * 16 + lane / 4 + 8 * r, max(rows, 1) - 1)).position;
+  };
+  mask_unseen<RowsAsM>(p, position, token + lane % 4 * 2, item.work.kv_end, x);
 }
 
 /// A place in the sequence of steps: which stage and which of three rope buffers, and of barriers which
