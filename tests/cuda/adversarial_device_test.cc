@@ -1,5 +1,4 @@
 // Tables and lengths on the GPU: in graphs, beyond bounds that the host cannot see, and at far addresses.
-#include <climits>
 #include <optional>
 
 #include "tests/cuda/adversarial_device.h"
@@ -28,18 +27,6 @@ TEST(DeviceTables, TableChangedBetweenReplays) {
     expect_same_bits(run_on_device(p), after, "after");
     EXPECT_FALSE(same_bytes(before.out, after.out));
   }
-}
-
-/// Lengths that lie on the device cannot be refused: they are limited to the plan's bounds.
-TEST(DeviceLengths, OutsideTheBounds) {
-  const Problem p = make_problem(decode_case("int4-g32"));
-  const Outputs expected = run_on_device(p);
-  DeviceRun device(p, plan_on_device(p));
-  const std::vector<std::int32_t> lengths = {70, 33, INT_MAX, -5};  // the bound is 129
-  check_cuda(cudaMemcpy(device.args.lengths.kv_lengths.data, lengths.data(), 16, cudaMemcpyHostToDevice));
-  device.schedule();
-  device.run();
-  expect_same_bits(expected, device.outputs(), "limited");
 }
 
 /// Pages far apart, appended and read there: byte offsets beyond 2^31 and 2^32 give the bits of near ones.

@@ -179,6 +179,14 @@ inline AttentionCase table_case(const std::string& format, DType out_dtype) {
   return row;
 }
 
+/// Few rows per KV head, and so many that a warpgroup of a GPU takes them.
+inline std::vector<AttentionCase> few_and_many_rows(const std::string& format) {
+  std::vector<AttentionCase> rows(2, table_case(format, DType::kFloat16));
+  rows[1].q_heads = 32;
+  rows[1].out_dtype = DType::kBFloat16;
+  return rows;
+}
+
 /// Of p's block table.
 inline std::int32_t& entry(const Problem& p, std::int64_t request, std::int64_t column) {
   const std::int64_t columns = p.cache->block_table.shape()[1];

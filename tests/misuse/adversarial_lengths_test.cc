@@ -1,6 +1,9 @@
 // Lengths: empty requests, boundaries, lengths beyond bounds and tables, and addresses beyond 2^32.
 #include <sys/mman.h>
 
+#include <climits>
+
+#include "format/status.h"
 #include "tests/misuse/adversarial.h"
 #include "tests/on_runners.h"
 
@@ -143,29 +146,76 @@ TEST_P(MixedLengths, Boundaries) {
   }
 }
 
-TEST(Lengths, BeyondTheTable) {
-  AttentionCase row = mixed();
-  row.page_size = 16;
-  row.slack = 10000;
-  const Problem p = make_problem(row);
-  const Prepared ready(p);
-  const std::int64_t columns = p.cache->block_table.shape()[1];
-  const std::string tokens = std::to_string(columns * 16 + 1);
-  p.cache->lengths.as<std::int32_t>()[1] = static_cast<std::int32_t>(columns * 16 + 1);
-  schedule(ready.plan, p.lengths(), ready.workspace.view());
-  ready.refuses(kOutOfRange, {"kv_lengths[1]", tokens, std::to_string(columns)}, [](AttentionArgs&) {});
-  expect_error(kOutOfRange, {"lengths[1]", tokens}, [&] { (void)dequantised(*p.cache); });
+/// Lengths beyond the block table's width are refused where they can be read. Elsewhere tokens there do not
+/// exist, whoever's pages lie behind the row.
+TEST_P(MixedLengths, BeyondTheTable) {
+  for (const std::string& format : formats_of_runners()) {
+    for (AttentionCase row : few_and_many_rows(format)) {
+      for (const BlockTableMode mode : {BlockTableMode::kTrusted, BlockTableMode::kClamped}) {
+        row.requests = {{1, 70}, {1, 33}, {1, 0}, {1, 129}};
+        row.table_mode = mode;
+        const Problem p = make_problem(row);
+        const Plan plan = runner().plan(p);
+        PlacedRun calls(runner(), p, plan);
+        cache_of(calls.args).block_table.shape[1] = 3;  // of 16 tokens
+        calls.schedule();
+        if (runner().checks_values()) {
+          expect_error(kOutOfRange, {"kv_lengths[0]", "70", "3"}, [&] { calls.run(); });
+          EXPECT_TRUE(untouched(calls.outputs().out));
+          continue;
+        }
+        calls.run();
+        const Outputs outputs = calls.outputs();
+        EXPECT_EQ(outputs.status.as<std::int32_t>()[0], kStatusBadPage) << format;
+
+        const PlacedRun twin(runner(), p, plan);
+        twin.write(twin.args.lengths.kv_lengths, Tensor::of({4}, std::vector<std::int32_t>{48, 33, 0, 48}));
+        twin.schedule();
+        twin.run();
+        const Outputs expected = twin.outputs();
+        for (std::int64_t i = 0; i < expected.out.numel(); ++i) {
+          ASSERT_NEAR(outputs.out.get(i), expected.out.get(i), 1e-2F) << format << ", element " << i;
+        }
+        for (std::int64_t i = 0; i < expected.lse.numel(); ++i) {
+          const float want = expected.lse.get(i), have = outputs.lse.get(i);
+          ASSERT_TRUE(want == have || std::abs(want - have) < 1e-3F) << format << ", LSE " << i;
+        }
+      }
+    }
+  }
 }
 
-TEST(Lengths, BeyondThePlansBounds) {
-  const Problem p = make_problem(mixed());
-  const Prepared ready(p);
+/// Lengths outside the plan's bounds are refused where they can be read, else limited to them.
+TEST_P(MixedLengths, BeyondThePlansBounds) {
+  const Problem p = make_problem(table_case("int4-g32", DType::kFloat16));
+  const Outputs expected = run(p);
+  const PlacedRun calls(runner(), p);
   const int bound = p.problem.max_kv_len;
-  for (const int length : {bound + 1, std::numeric_limits<int>::max(), -1, std::numeric_limits<int>::min()}) {
-    p.cache->lengths.as<std::int32_t>()[2] = length;
-    expect_error(kOutOfRange, {"kv_lengths[2]", std::to_string(length), std::to_string(bound)},
-                 [&] { schedule(ready.plan, p.lengths(), ready.workspace.view()); });
+  const auto set = [&](int third, int fourth) {
+    calls.write(calls.args.lengths.kv_lengths,
+                Tensor::of({4}, std::vector<std::int32_t>{70, 33, third, fourth}));
+  };
+  if (runner().checks_values()) {
+    for (const int length : {bound + 1, INT_MAX, -1, INT_MIN}) {
+      set(length, 0);
+      expect_error(kOutOfRange, {"kv_lengths[2]", std::to_string(length), std::to_string(bound)},
+                   [&] { calls.schedule(); });
+    }
+    return;
   }
+  set(INT_MAX, -5);
+  calls.schedule();
+  calls.run();
+  expect_same_bits(expected, calls.outputs(), "limited");
+}
+
+/// As attention does.
+TEST(Lengths, DequantizeBeyondTheTable) {
+  const Problem p = make_problem(mixed());
+  const std::int64_t columns = p.cache->block_table.shape()[1];
+  const auto beyond = static_cast<std::int32_t>(columns * p.row.page_size + 1);
+  p.cache->lengths.as<std::int32_t>()[1] = beyond;
+  expect_error(kOutOfRange, {"lengths[1]", std::to_string(beyond)}, [&] { (void)dequantised(*p.cache); });
 }
 
 TEST(Lengths, CumulativeLengthsThatDecrease) {

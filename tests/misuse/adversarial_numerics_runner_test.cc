@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <memory>
+#include <string_view>
+#include <tuple>
 
 #include "format/status.h"
 #include "tests/misuse/adversarial.h"
@@ -204,6 +207,55 @@ TEST_P(NumericsOnRunners, NewStaticScaleGivesTheNewResult) {
   }
 }
 
+/// Static scales that are none are refused by name, or reported, by attention and by append.
+TEST_P(NumericsOnRunners, BadStaticScales) {
+  for (const char* format : {"int8-static-head", "fp8", "int4-static-head-sym", "int8-tensor"}) {
+    for (const int q_len : {1, 4, 12}) {
+      AttentionCase row = table_case(format, DType::kFloat16);
+      row.requests = uniform_requests(2, q_len, 70);
+      const Problem p = make_problem(row);
+      const PlacedRun calls(runner(), p);
+      calls.schedule();
+      const PagedKv& cache = cache_of(calls.args);
+      const Tensor cu = Tensor::of({3}, std::vector<std::int32_t>{0, 1, 1});
+      AppendArgs host;
+      host.k = p.k.view(), host.v = p.v.view();
+      host.k.shape[0] = host.v.shape[0] = 1;
+      host.cu_seqlens = cu.view();
+      const std::unique_ptr<Place> place = runner().place();
+      AppendArgs args = place->add(host);
+      args.status = calls.args.status;
+      calls.write(cache.lengths, Tensor::of({2}, std::vector<std::int32_t>{0, 0}));
+      const auto expect_found = [&](std::string_view bad) {
+        for (const bool appends : {false, true}) {
+          SCOPED_TRACE(::testing::Message() << format << ", " << q_len << " queries, " << appends);
+          const auto call = [&] { appends ? append(cache, args) : calls.run(); };
+          if (!bad.empty() && runner().checks_values()) {
+            expect_error(ErrorCode::kInvalidArgument, {bad}, call);
+            continue;
+          }
+          calls.write(args.status, Tensor::of({1}, std::vector<std::int32_t>{0}));
+          call();
+          EXPECT_EQ(calls.outputs().status.as<std::int32_t>()[0], bad.empty() ? 0 : kStatusBadScale);
+        }
+      };
+      for (const auto& [name, host_scale, scale] :
+           {std::tuple{"k_scale", &p.cache->k_scale, &cache.k_scale.scale},
+            std::tuple{"v_scale", &p.cache->v_scale, &cache.v_scale.scale}}) {
+        const Tensor good = host_scale->clone();
+        for (const float bad : {kNan, kInf, 0.0F, -1.0F, 1e-40F}) {
+          const Tensor values = good.clone();
+          values.set(values.numel() - 1, bad);
+          calls.write(*scale, values);
+          expect_found(name);
+        }
+        calls.write(*scale, good);
+      }
+      expect_found("");
+    }
+  }
+}
+
 /// Logits of exactly +-65504, alone and mixed.
 TEST_P(NumericsOnRunners, ExtremeLogits) {
   for (const int pattern : {0, 1, 2}) {
@@ -255,6 +307,39 @@ TEST_P(NumericsOnRunners, LargeScalesOfV) {
       const Outputs outputs = run(p);
       expect_finite(outputs, format);
       EXPECT_EQ(judge(p, outputs), "") << format << ", " << q_len << " queries";
+    }
+  }
+}
+
+/// A key with half of the probability, and 20,000 that share the other half: P times a stored scale of V is
+/// far below one in f16, and must not be lost.
+TEST_P(NumericsOnRunners, ManySmallProbabilities) {
+  constexpr int kKeys = reference::kSanitized ? 2000 : 20000;
+  for (const char* format :
+       {"fp8-token-head", "int8-token", "int8-g64", "int4-g32", "int4-row", "fp8", "fp16"}) {
+    for (const int q_len : {1, 2, 6}) {
+      AttentionCase row = table_case(format, DType::kBFloat16);
+      row.q_heads = 8, row.kv_heads = 1;
+      row.requests = {{q_len, kKeys}};
+      Problem p = make_problem(row);
+      Random random(3);
+      for (std::int64_t i = 0; i < p.q.numel(); ++i) p.q.set(i, i % 128 == 0 ? 1.0F : 0.0F);
+      const float sink = std::log(static_cast<float>(kKeys)) * std::sqrt(128.0F);
+      for (std::int64_t i = 0; i < p.k.numel(); ++i) p.k.set(i, i == 0 ? sink : 0.0F);
+      for (std::int64_t t = 0; t < kKeys; ++t) {
+        const double size = t == 0 ? 0.0 : 0.02 + 0.04 * random.uniform();
+        for (std::int64_t d = 0; d < 128; ++d) {
+          p.v.set(t * 128 + d, static_cast<float>(size * (0.5 + 0.5 * random.uniform())));
+        }
+      }
+      p.cache->calibrate(p.k, p.v);
+      p.cache = refilled(p, {0xFF});
+      const Outputs outputs = run(p);
+      const Reference truth = make_reference(p);
+      for (std::int64_t i = 0; i < outputs.out.numel(); ++i) {
+        const double want = truth.out[static_cast<std::size_t>(i)];
+        ASSERT_NEAR(outputs.out.get(i), want, 0.01 * want) << format << ", " << q_len << " queries";
+      }
     }
   }
 }

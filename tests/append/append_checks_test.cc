@@ -1,0 +1,193 @@
+// What append makes of input that it does not take: refused by name where values are checked before any work,
+// else left out and reported in the status word.
+#include <cmath>
+#include <string>
+#include <utility>
+
+#include "format/status.h"
+#include "halftone/error.h"
+#include "testing/cases.h"
+#include "tests/append/cache_support.h"
+#include "tests/expect_error.h"
+#include "tests/on_runners.h"
+
+namespace halftone::testing {
+namespace {
+
+using enum ErrorCode;
+
+class AppendChecks : public OnRunners {
+ protected:
+  /// append() refuses `args` with `words`, and changes no byte, or sets the bits `reported` of the status.
+  void expect_reported(const Cache& cache, AppendArgs args, std::int32_t reported, ErrorCode code,
+                       const std::vector<std::string>& words) const {
+    const Tensor status = Tensor::of({1}, std::vector<std::int32_t>{0});
+    args.status = status.view();
+    if (runner().checks_values()) {
+      const Tensor before = cache.pages.clone();
+      expect_error(code, words, [&] { runner().append(cache, args, status); });
+      EXPECT_TRUE(same_bytes(before, cache.pages)) << "a refusal wrote to the pages";
+    } else {
+      EXPECT_EQ(status_after(cache, args), reported);
+    }
+  }
+  std::int32_t status_after(const Cache& cache, AppendArgs args) const {
+    const Tensor status = Tensor::of({1}, std::vector<std::int32_t>{0});
+    args.status = status.view();
+    runner().append(cache, args, status);
+    return status.as<std::int32_t>()[0];
+  }
+  /// P of a GPU's kernels is f16, times stored scales of V.
+  std::int32_t large_v(const KvFormat& format) const {
+    return !runner().checks_values() && format.dynamic_scale() ? kStatusLargeV : 0;
+  }
+};
+HALFTONE_ON_EVERY_RUNNER(AppendChecks);
+
+/// cu_seqlens begins at 5: tokens before belong to no request. Many requests of 0 to 2 tokens, so that a
+/// token's request must be searched for.
+TEST_P(AppendChecks, TokensBeforeTheFirstRequest) {
+  constexpr int kBefore = 5, kRequests = 1500;
+  const KvCacheSpec spec{parse_format("int8-head"), parse_format("int4-g32"), 2, 64, 0, 16};
+  Random random(7);
+  Cache cache(spec, std::vector<int>(kRequests, 2), random);
+  std::vector<std::int32_t> ends{kBefore};
+  for (int r = 0; r < kRequests; ++r) ends.push_back(ends.back() + r % 3);
+  const std::int64_t tokens = ends.back();
+  std::vector<float> values(static_cast<std::size_t>(tokens * 2 * 64));
+  fill(random, Data::kNormal, values, 2, 64);
+  const Tensor k = Tensor::of(DType::kFloat32, {tokens, 2, 64}, values);
+  cache.calibrate(k, k);
+  for (int r = 0; r < kRequests; ++r) cache.lengths.as<std::int32_t>()[r] = 0;
+  const Tensor cu = Tensor::of({kRequests + 1}, ends);
+  for (std::int32_t& end : ends) end -= kBefore;
+  const Tensor cu_of_requests = Tensor::of({kRequests + 1}, ends);
+  const Cache without = cache.clone();
+  AppendArgs args;
+  args.k = args.v = rows(k.view(), kBefore, tokens - kBefore);
+  args.cu_seqlens = cu_of_requests.view();
+  append(without.view(), args);
+  args.k = args.v = k.view();
+  args.cu_seqlens = cu.view();
+  expect_reported(cache, args, 0, kInvalidArgument, {"cu_seqlens[0] is 5"});
+  if (runner().checks_values()) return;
+  EXPECT_TRUE(same_bytes(without.pages, cache.pages));
+}
+
+/// Rows of ones, of which one has a value that is not finite, or is too large, or as large as may be.
+TEST_P(AppendChecks, ValuesThatAreNotFinite) {
+  for (const char* name : {"bf16", "fp8-token-head", "int8-head", "int8-token", "int4-row"}) {
+    const KvFormat format = parse_format(name);
+    for (const DType input : {DType::kFloat32, DType::kBFloat16}) {
+      for (const auto& [dim, tokens] : {std::pair<int, std::int64_t>{64, 2}, {64, 2100}, {512, 20}}) {
+        Random random(3);
+        const Cache cache({format, format, 1, dim, 0, 16}, std::vector<int>{static_cast<int>(tokens)},
+                          random);
+        const Tensor k = Tensor::of(input, {tokens, 1, dim},
+                                    std::vector<float>(static_cast<std::size_t>(tokens * dim), 1.0F));
+        std::vector<std::int64_t> all(static_cast<std::size_t>(tokens));
+        for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<std::int64_t>(i);
+        const Tensor slots = Tensor::of({tokens}, all);
+        all.back() = -1;
+        const Tensor padded = Tensor::of({tokens}, all);
+        const AppendArgs args = by_slots(k, k, slots, {});
+        for (const float value : {NAN, -INFINITY, 0x1.02p100F, -0x1.02p100F}) {
+          SCOPED_TRACE(::testing::Message() << name << ", " << tokens << " tokens, " << value);
+          k.set(tokens * dim - 27, value);
+          expect_reported(
+              cache, args, kStatusNonFinite, kInvalidArgument,
+              {"k[" + std::to_string(tokens - 1) + ", 0, " + std::to_string(dim - 27) + "]", "finite"});
+          EXPECT_EQ(status_after(cache, by_slots(k, k, padded, {})), 0) << "of no token";
+        }
+        k.set(tokens * dim - 27, 1.0F);
+        k.set(2 * dim - 27, -0x1p100F);
+        EXPECT_EQ(status_after(cache, args), large_v(format)) << name << ", " << tokens << " tokens";
+      }
+    }
+  }
+}
+
+/// Which values of V attention could not use with stored f16 scales.
+TEST_P(AppendChecks, LargeValuesOfV) {
+  for (const char* format : {"int4-g32", "int4-row", "int8-g64", "fp8-token-head", "int8-head", "bf16"}) {
+    for (const int tokens : {1, 300}) {
+      for (const float size : {2000.0F, 1e5F}) {
+        AttentionCase row;
+        row.k_format = format;
+        row.page_size = 16;
+        row.requests = {{1, tokens}};
+        Problem p = make_problem(row);
+        for (std::int64_t i = 0; i < p.v.numel(); ++i) p.v.set(i, i % 2 == 0 ? size : -size);
+        p.cache->calibrate(p.k, p.v);
+        for (std::int32_t& n : p.cache->lengths.as<std::int32_t>()) n = 0;
+        const Tensor cu = Tensor::of({2}, std::vector<std::int32_t>{0, tokens});
+        AppendArgs args;
+        args.k = p.k.view(), args.v = p.v.view(), args.cu_seqlens = cu.view();
+        EXPECT_EQ(status_after(*p.cache, args), size > kMaxScaledV ? large_v(p.cache->spec.v_format) : 0)
+            << format << ", " << tokens;
+      }
+    }
+  }
+}
+
+TEST_P(AppendChecks, LatentsPositionsAndPages) {
+  const KvCacheSpec spec = KvCacheSpec::latent(parse_format("fp8-g128-f32"), 512, 64, 16);
+  Random random(9);
+  Cache cache(spec, std::vector<int>{20}, random);
+  constexpr int kTokens = 4;
+  const Tensor cu = Tensor::of({2}, std::vector<std::int32_t>{0, kTokens});
+  const RopeTables tables(random, kTokens, 32);
+  AppendArgs args;
+  args.cu_seqlens = cu.view();
+  for (const int dim : {0, 300, 511, 512, 575}) {
+    for (const float value : {NAN, INFINITY, -0x1.02p100F}) {
+      SCOPED_TRACE(::testing::Message() << dim << " " << value);
+      const Tensor k = random_values(random, kTokens, 1, 576);
+      k.set(2 * 576 + dim, value);
+      args.k = k.view();
+      expect_reported(cache, args, kStatusNonFinite, kInvalidArgument,
+                      {"k[2, 0, " + std::to_string(dim) + "]"});
+    }
+  }
+  const Tensor k = random_values(random, kTokens, 1, 576);
+  args.k = k.view();
+  args.rope = tables.rope(RopePairing::kHalf);
+  EXPECT_EQ(status_after(cache, args), 0);
+  tables.positions.as<std::int32_t>()[3] = 64;
+  expect_reported(cache, args, kStatusBadPage, kOutOfRange, {"rope.positions[3] is 64", "0 to 63"});
+  args.rope = {};
+  cache.block_table.as<std::int32_t>()[0] = -5;
+  const Tensor before = cache.pages.clone();
+  expect_reported(cache, args, kStatusBadPage, kOutOfRange, {"cache.block_table[0, 0] is -5"});
+  EXPECT_TRUE(same_bytes(before, cache.pages)) << "nothing was written";
+}
+
+TEST_P(AppendChecks, ChannelsBeyondTheirLimits) {
+  constexpr int kTokens = 3;
+  KvCacheSpec spec{parse_format("int8-head"), parse_format("int8-head"), 1, 64, 0, 16};
+  spec.offset_k = spec.scale_k = true;
+  Random random(5);
+  Cache cache(spec, std::vector<int>{kTokens}, random);
+  const Tensor k = Tensor::of(DType::kFloat32, {kTokens, 1, 64}, std::vector<float>(kTokens * 64, 1.0F));
+  cache.calibrate(k, k);
+  const Tensor slots = Tensor::of({kTokens}, std::vector<std::int64_t>{0, 1, 2});
+  const AppendArgs args = by_slots(k, k, slots, {});
+  const auto expect_bad = [&](const Tensor& values, float bad, const std::string& name) {
+    SCOPED_TRACE(::testing::Message() << name << " " << bad);
+    const float good = values.get(37);
+    values.set(37, bad);
+    expect_reported(cache, args, kStatusBadScale, kInvalidArgument, {name + "[0, 37] is"});
+    values.set(37, good);
+  };
+  for (const float bad : {0.0F, -1.0F, NAN, INFINITY, 0x1p-17F}) {
+    expect_bad(cache.k_channel_scale, bad, "cache.k_channels.scale");
+  }
+  for (const float bad : {NAN, INFINITY, 0x1.1p100F}) {
+    expect_bad(cache.k_offset, bad, "cache.k_channels.offset");
+  }
+  cache.k_offset.set(37, 3.0F);
+  EXPECT_EQ(status_after(cache, args), 0);
+}
+
+}  // namespace
+}  // namespace halftone::testing
