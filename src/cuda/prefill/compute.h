@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "cuda/attention/logits.h"
+#include "cuda/device/reduce.h"
 #include "cuda/device/wgmma.h"
 #include "cuda/prefill/load.h"
 #include "cuda/prefill/softmax.h"
@@ -140,7 +141,7 @@ struct Consumer {
     if (p.alibi_slopes == nullptr) return 0.0f;
     if constexpr (Traits::kKeepsSlopes) return item.slope[row];
     const int last = item.item.work.row_end - item.item.work.row_begin - 1;
-    return p.alibi_slopes[place_of(p, item.item, min(row, last)).head] * kLog2e;
+    return cuda::slope_of(p, place_of(p, item.item, min(row, last)).head);
   }
   /// Products become base-2 logits, capped and biased: four at a time, since few registers are free.
   __device__ void cap_and_bias(Logits& x, const Item& item, int token) const {
@@ -236,8 +237,7 @@ struct Consumer {
     using Softmax = RunningSoftmax<C>;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 1));
-      most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 2));
+      most[r] = largest_of_lanes<1, 4>(most[r]);
       float up = 0.0f;
       const float offset = fmaf(most[r], factor[r], -Softmax::kFirstLog2);
       if (softmax.empty(r)) {  // O and the sum are 0
@@ -372,8 +372,7 @@ struct Consumer {
     float scale[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float most = fmaxf(sum[r], __shfl_xor_sync(~0u, sum[r], 1));
-      most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+      const float most = largest_of_lanes<1, 4>(sum[r]);
       const int log2 = static_cast<int>(__float_as_uint(most) >> 23) - 127;
       const int up = most > Softmax::kLargestSum ? log2 - Softmax::kLoweredLog2 : 0;
       scale[r] = __uint_as_float(static_cast<std::uint32_t>(127 - up) << 23);

@@ -234,8 +234,7 @@ struct RowsEnd {
   __device__ void operator()() const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      c.softmax.sum[r] += __shfl_xor_sync(~0u, c.softmax.sum[r], 1);
-      c.softmax.sum[r] += __shfl_xor_sync(~0u, c.softmax.sum[r], 2);
+      c.softmax.sum[r] = sum_of_lanes<1, 4>(c.softmax.sum[r]);
     }
     if (item.work.partial < 0) {
       write();

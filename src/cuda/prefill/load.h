@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/attention/finish.h"
+#include "cuda/attention/logits.h"
 #include "cuda/attention/pages.h"
 #include "cuda/attention/rows.h"
 #include "cuda/device/tma.h"
@@ -56,7 +57,7 @@ __device__ inline void limit_item(const PrefillParams& p, DeviceItem& item) {
 
 /// Whether logits are more than products times a factor.
 __device__ inline bool modifies_logits(const AttentionParams& p) {
-  return p.softcap > 0.0f || p.alibi_slopes != nullptr || p.scale_log2 < 0.0f;
+  return caps_or_biases(p) || p.scale_log2 < 0.0f;
 }
 
 /// `position`: of the item's rows. Fills `tiles` piece by piece: registers are few.
@@ -80,8 +81,8 @@ __device__ inline void find_tiles(const AttentionParams& p, const DeviceItem& it
   tiles.after = from;
   tiles.first = zero + from * kTile;
   tiles.alive = min(item.present - (zero + (behind - 1) * kTile), kTile);
-  const int inner_begin = max(zero, last - p.window_left) - zero;
-  const int inner_end = max(zero, min(work.kv_end, first + p.causal_right + 1)) - zero;
+  const KeyRange inner = seen_by_all(p, first, last, work.kv_end);
+  const int inner_begin = max(zero, inner.begin) - zero, inner_end = max(zero, inner.end) - zero;
   const int whole_first = (inner_begin + kTile - 1) / kTile, whole_end = inner_end / kTile;
   tiles.unmasked_first = zero + whole_first * kTile;
   tiles.unmasked_end = zero + whole_end * kTile;
