@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "testing/cases.h"
+#include "testing/cuda/limits.h"
 
 namespace halftone::testing {
 
@@ -50,28 +51,45 @@ inline Problem repeated(const Problem& p, int batch, int times) {
   return many;
 }
 
-inline std::vector<double> values_of(const Tensor& x) {
-  const std::vector<float> values = x.to_floats();
-  return {values.begin(), values.end()};
+/// Whether the outputs of a repeated() problem, which a plan says it serves like `info`, are what the
+/// reference of the few says, by the limits of that kernel.
+inline void expect_repeated(const Problem& few, const Reference& exact, const Problem& many,
+                            const PlanInfo& info, const Outputs& outputs, const std::string& what) {
+  const auto queries = static_cast<std::size_t>(few.total_q());
+  const auto batch = static_cast<std::size_t>(many.total_q());
+  const auto repeat = [&](const auto& x) {
+    auto y = x;
+    y.resize(x.size() / queries * batch);
+    for (std::size_t i = x.size(); i < y.size(); ++i) y[i] = y[i - x.size()];
+    return y;
+  };
+  Reference all = exact;
+  all.out = repeat(exact.out), all.plain_out = repeat(exact.plain_out);
+  all.lse = repeat(exact.lse), all.plain_lse = repeat(exact.plain_lse);
+  if (!exact.row_slack.empty()) all.row_slack = repeat(exact.row_slack);
+  const double more = std::log(many.problem.listed.top_k / few.problem.listed.top_k);
+  for (double& x : all.lse) x += more;
+  for (float& x : all.plain_lse) x += static_cast<float>(more);
+  EXPECT_EQ(judge(many, all, outputs, lse_slack(few, info), out_slack(few, info)), "") << what;
 }
 
-/// Whether every row of `many` is that of `out` and `lse` with the same query, but for rounding: up to
-/// `limit` of the largest output.
-inline void expect_rows(const std::vector<double>& out, const std::vector<double>& lse, const Outputs& many,
-                        double more_lse, const std::string& what, double limit = 2e-3) {
-  const auto worst = [](const std::vector<double>& expected, const Tensor& actual, double more) {
-    double result = 0;
-    for (std::int64_t i = 0; i < actual.numel(); ++i) {
-      const double wanted = expected[static_cast<std::size_t>(i) % expected.size()] + more;
-      const double error = std::abs(double{actual.get(i)} - wanted);
-      result = error <= result ? result : error;  // NaN counts
-    }
-    return result;
-  };
-  double largest = 0;
-  for (const double x : out) largest = std::max(largest, std::abs(x));
-  EXPECT_LE(worst(out, many.out, 0), limit * largest) << what;
-  EXPECT_LE(worst(lse, many.lse, more_lse), 1e-3) << what << ", LSE";
+/// Whether every row of `many` is that of `few` with the same query, but for rounding: up to `limit` of the
+/// largest output.
+inline void expect_rows(const Outputs& few, const Outputs& many, double more_lse, const std::string& what,
+                        double limit = 2e-3) {
+  const std::int64_t out = few.out.numel(), lse = few.lse.numel();
+  double largest = 0, worst = 0, worst_lse = 0;
+  for (std::int64_t i = 0; i < out; ++i) largest = std::max(largest, std::abs(double{few.out.get(i)}));
+  for (std::int64_t i = 0; i < many.out.numel(); ++i) {
+    const double error = std::abs(double{many.out.get(i)} - few.out.get(i % out));
+    worst = error <= worst ? worst : error;  // NaN counts
+  }
+  for (std::int64_t i = 0; i < many.lse.numel(); ++i) {
+    const double error = std::abs(double{many.lse.get(i)} - few.lse.get(i % lse) - more_lse);
+    worst_lse = error <= worst_lse ? worst_lse : error;
+  }
+  EXPECT_LE(worst, limit * largest) << what;
+  EXPECT_LE(worst_lse, 1e-3) << what << ", LSE";
 }
 
 }  // namespace halftone::testing
