@@ -179,7 +179,7 @@ struct Reference {
   std::vector<float> plain_out, plain_lse;
   /// A weight of 8 bits (full_int8) is one step off where a logit's last bits decide: on the CPU the weights
   /// of each row, [rows], for which this may be so, elsewhere of any. On a GPU fp8 rounds weights to E4M3: by
-  /// up to 2^-4 of each, which add up as independent errors do, or by 2^-16 of the largest. Weights in bf16
+  /// up to 2^-4 of each, which add up as independent errors do, or by 2^-15 of the largest. Weights in bf16
   /// (half_int8 on the CPU) are off by half a step of the largest |v|, like those of CUDA's prompts.
   std::vector<double> row_slack;
   double out_slack = 0;

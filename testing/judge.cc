@@ -179,7 +179,7 @@ Reference make_reference(const Problem& p, bool on_cpu) {
     reference.lse.insert(reference.lse.end(), truth.lse.begin(), truth.lse.end());
     for (const double unsure : truth.unsure) {
       if (codes && on_cpu) reference.row_slack.push_back(unsure * largest_v);
-      if (rounded) reference.row_slack.push_back((0x1.4p-4 * unsure + 0x1p-16 * r.kv_len) * largest_v);
+      if (rounded) reference.row_slack.push_back((0x1.4p-4 * unsure + 0x1p-15 * r.kv_len) * largest_v);
     }
     reference.plain_out.insert(reference.plain_out.end(), plain.out.begin(), plain.out.end());
     reference.plain_lse.insert(reference.plain_lse.end(), plain.lse.begin(), plain.lse.end());

@@ -24,7 +24,7 @@ struct Kernel {
   std::string_view use;       ///< what it is made for
   bool universal = false;     ///< for what no other row serves
   /// 0: workers share a line of units (plan/work.h). Else units wait in a queue (plan/queue.h), of as many
-  /// heads at a time as have so many bytes of K and V.
+  /// heads at a time as have so many bytes of K and V, or with a mask of more.
   std::int64_t queue_bytes = 0;
   bool latent = false;        ///< made for latent caches, which no other row serves
   std::int32_t together = 1;  ///< of the plan's workers that share each unit: to the schedule they are one

@@ -4,8 +4,8 @@
 // Order: requests as they come; of a request as many heads at a time as have queue_tokens keys together, so
 // that what all workers read at a time fits into a cache they share; of these heads, the last row blocks
 // first, which with a causal mask are the longest. What remains at the end is then short. Where a mask makes
-// units differ, only those that are nearly as long begin together and stay together, and read a key at about
-// the same time. Nearly all that run are such if there are at least queue_heads heads at a time.
+// units differ, there are at least queue_heads heads at a time: those that run together are then nearly
+// equally long, and read the same keys at about the same time.
 //
 // Where the units of a request are nearly alike, or all are few, that would leave workers idle at the end:
 // the last units are cut into equally many parts, at multiples of the step from the unit's first key. Every

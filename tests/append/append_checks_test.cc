@@ -83,24 +83,26 @@ TEST_P(AppendChecks, ValuesThatAreNotFinite) {
         Random random(3);
         const Cache cache({format, format, 1, dim, 0, 16}, std::vector<int>{static_cast<int>(tokens)},
                           random);
-        const Tensor k = Tensor::of(input, {tokens, 1, dim},
-                                    std::vector<float>(static_cast<std::size_t>(tokens * dim), 1.0F));
+        const std::vector<float> ones(static_cast<std::size_t>(tokens * dim), 1.0F);
+        const Tensor k = Tensor::of(input, {tokens, 1, dim}, ones);
+        const Tensor v = Tensor::of(input, {tokens, 1, dim}, ones);
         std::vector<std::int64_t> all(static_cast<std::size_t>(tokens));
         for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<std::int64_t>(i);
         const Tensor slots = Tensor::of({tokens}, all);
         all.back() = -1;
         const Tensor padded = Tensor::of({tokens}, all);
-        const AppendArgs args = by_slots(k, k, slots, {});
-        for (const float value : {NAN, -INFINITY, 0x1.02p100F, -0x1.02p100F}) {
-          SCOPED_TRACE(::testing::Message() << name << ", " << tokens << " tokens, " << value);
-          k.set(tokens * dim - 27, value);
-          expect_reported(
-              cache, args, kStatusNonFinite, kInvalidArgument,
-              {"k[" + std::to_string(tokens - 1) + ", 0, " + std::to_string(dim - 27) + "]", "finite"});
-          EXPECT_EQ(status_after(cache, by_slots(k, k, padded, {})), 0) << "of no token";
+        const AppendArgs args = by_slots(k, v, slots, {});
+        const std::string place = "[" + std::to_string(tokens - 1) + ", 0, " + std::to_string(dim - 27) + "]";
+        for (const auto& [spoiled, what] : {std::pair{&k, "k"}, {&v, "v"}}) {
+          for (const float value : {NAN, -INFINITY, 0x1.02p100F, -0x1.02p100F}) {
+            SCOPED_TRACE(::testing::Message() << name << ", " << tokens << " tokens, " << what << value);
+            spoiled->set(tokens * dim - 27, value);
+            expect_reported(cache, args, kStatusNonFinite, kInvalidArgument, {what + place, "finite"});
+            EXPECT_EQ(status_after(cache, by_slots(k, v, padded, {})), 0) << "of no token";
+          }
+          spoiled->set(tokens * dim - 27, 1.0F);
+          spoiled->set(2 * dim - 27, -0x1p100F);
         }
-        k.set(tokens * dim - 27, 1.0F);
-        k.set(2 * dim - 27, -0x1p100F);
         EXPECT_EQ(status_after(cache, args), large_v(format)) << name << ", " << tokens << " tokens";
       }
     }

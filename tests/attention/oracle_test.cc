@@ -67,6 +67,16 @@ OracleResult naive(const OracleParams& p, const std::vector<float>& q, const std
   return result;
 }
 
+TEST(Random, NormalsAreThoseOfTheCLibrary) {
+  Random one_by_one(3), together(3);
+  std::vector<float> x(1'000'003);
+  together.normals(x);
+  std::int64_t different = 0;
+  for (const float value : x) different += value != one_by_one.normal() ? 1 : 0;
+  EXPECT_EQ(different, 0);
+  EXPECT_EQ(one_by_one.next(), together.next());
+}
+
 std::vector<float> normals(Random& random, std::int64_t n) {
   std::vector<float> x(static_cast<std::size_t>(n));
   fill(random, Data::kNormal, x, 1, 1);

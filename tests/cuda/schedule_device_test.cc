@@ -288,6 +288,7 @@ TEST(DeviceSchedule, QueuesOfRandomRaggedBatches) {
     RandomCase c = schedule_play::random_case(seed);
     c.params.unit_cost = 0;
     c.params.queue_tokens = seed % 3 == 0 ? 1 : 2000;
+    c.params.queue_heads = static_cast<std::int32_t>(1 + seed % 7 / 3);
     if (seed % 2 == 0) c.params.step_log2 = 4;
     if (seed % 4 != 0) c.params.absolute = false;
     c.params.staged_tokens = seed % 5 == 0 ? 16 : 1;
@@ -323,6 +324,16 @@ TEST(DeviceSchedule, QueuesOfLargeAndEqualBatches) {
       }
     }
   }
+}
+
+/// Units that a causal mask leaves nearly alike, of which the last ones are cut.
+TEST(DeviceSchedule, ALastChunk) {
+  ScheduleParams params = make_params(10, 1, 192, 7, 16, false);
+  params.queue_tokens = 100'000;
+  params.window_right = 0;
+  const std::vector<schedule_play::Request> requests{{768, 32768}};
+  EXPECT_GT(Built(params, requests)->header->cut_units, 0);
+  expect_same_schedule(params, requests, 0, {});
 }
 
 /// A line for short requests beside a queue for the others, in one launch.

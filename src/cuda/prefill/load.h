@@ -126,7 +126,7 @@ struct ItemTaker {
       item.position[row] = place.position;
       if (row % 64 == 0) item.tiles[row / 64].query = static_cast<int>(place.token);
       if constexpr (Traits::kKeepsSlopes) {
-        if (p.alibi_slopes != nullptr) item.slope[row] = p.alibi_slopes[place.head] * kLog2e;
+        if (p.alibi_slopes != nullptr) item.slope[row] = slope_of(p, place.head);
       }
     }
     __syncwarp();

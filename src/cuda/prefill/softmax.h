@@ -11,15 +11,15 @@ namespace halftone::cuda {
 template <PrefillConfig C>
 struct RunningSoftmax {
   // P of f16 begins near the middle of its range, whose lower end is near. E4M3 of weights below 2^-15 of the
-  // largest is 0. In both, sums of more than they hold are lowered. bf16 has the range of floats: what binds
-  // there is O, whose sums of P V must not overflow.
+  // largest is 0. In both, sums of more than they hold are lowered. bf16 has the range of floats, and begins
+  // so low that few rows ever reach the limit, which is that of O: sums of P V with V up to 2^100.
   static constexpr bool kE4m3 = C.dtype == DType::kFloat8E4M3;
   static constexpr bool kLowers = C.dtype != DType::kBFloat16;
-  static constexpr float kFirstLog2 = kE4m3 ? 5.0f : C.dtype == DType::kFloat16 ? 7.0f : 0.0f;
+  static constexpr float kFirstLog2 = kE4m3 ? 5.0f : C.dtype == DType::kFloat16 ? 7.0f : -16.0f;
   static constexpr float kLargestSum =  // of a lane and tile
       kE4m3                        ? 448.0f
       : C.dtype == DType::kFloat16 ? 32768.0f
-                                   : 0x1p32f;
+                                   : 4096.0f;
   static constexpr int kLoweredLog2 = kE4m3 ? 6 : 7;  // where a larger one is put: [2^6, 2^7) or twice that
   static constexpr float kMostRaised = 127.0f;        // log2: nothing of O is left
   static constexpr float kEmpty = -3.402823466e38f;   // finite, so that masked logits give P = 0
