@@ -99,7 +99,6 @@ HT_HOST_DEVICE constexpr std::int32_t queue_item(const Schedule& s, std::int64_t
 /// Decides what is cut, from the totals of the batch.
 HT_HOST_DEVICE constexpr void begin_queue(const Schedule& s, std::int64_t units, std::int64_t steps) {
   ScheduleHeader& h = *s.header;
-  constexpr std::int64_t kAlike = 4;  // what is hidden of a unit's keys is a part as small as that
   const std::int64_t workers = s.params.workers;
   h.units = units;
   h.total_steps = steps;
@@ -108,7 +107,8 @@ HT_HOST_DEVICE constexpr void begin_queue(const Schedule& s, std::int64_t units,
   h.cut_parts = 1;
   if (units == 0 || s.params.absolute) return;
   const std::int64_t length = steps / units > 0 ? steps / units : 1;
-  // A causal mask hides at most as many keys as there are queries.
+  // A causal mask hides at most as many keys as there are queries, of nearly alike units a small part.
+  constexpr std::int64_t kAlike = 4;
   const std::int64_t hidden = s.params.max_q_len >> s.params.step_log2;
   const bool alike = !has_mask(s.params) || (s.params.window_left < 0 && hidden <= length / kAlike);
   // Where they differ and are many, the short ones at the end even out what workers have.

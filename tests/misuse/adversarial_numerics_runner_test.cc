@@ -209,7 +209,8 @@ TEST_P(NumericsOnRunners, NewStaticScaleGivesTheNewResult) {
 
 /// Static scales that are none are refused by name, or reported, by attention and by append.
 TEST_P(NumericsOnRunners, BadStaticScales) {
-  for (const char* format : {"int8-static-head", "fp8", "int4-static-head-sym", "int8-tensor"}) {
+  for (const char* format : {"int8-static-head", "fp8", "fp8-static-head", "int4-static-head-sym",
+                             "int8-tensor", "int8-tensor-asym"}) {
     for (const int q_len : {1, 4, 12}) {
       AttentionCase row = table_case(format, DType::kFloat16);
       row.requests = uniform_requests(2, q_len, 70);

@@ -183,6 +183,26 @@ TEST(Numerics, ExtremeMagnitudes) {
   }
 }
 
+/// In every typical format; AppendChecks has the limits, and the status where values cannot be looked at.
+TEST(Numerics, NonFiniteInputToAppendIsRefused) {
+  for (const std::string& format : typical_formats()) {
+    for (const float bad : {kNan, kInf, -kInf}) {
+      for (const bool in_k : {true, false}) {
+        const Problem p = make_problem(small(format));
+        const Tensor before = p.cache->pages.clone();
+        std::vector<int> counts;
+        for (std::int32_t& n : p.cache->lengths.as<std::int32_t>()) {
+          counts.push_back(n);
+          n = 0;
+        }
+        (in_k ? p.k : p.v).set(777, bad);
+        expect_error(kInvalidArgument, {in_k ? "k[" : "v["}, [&] { p.cache->append(counts, p.k, p.v); });
+        EXPECT_TRUE(same_bytes(before, p.cache->pages)) << format;
+      }
+    }
+  }
+}
+
 TEST(Numerics, BadStaticScalesAndMinsAreRefused) {
   for (const char* format : {"int8-tensor", "fp8-static-head", "int4-static-head-sym", "int8-tensor-asym"}) {
     for (const float bad : {0.0F, -1.0F, kNan, kInf}) {

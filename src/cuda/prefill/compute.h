@@ -375,7 +375,7 @@ struct Consumer {
       const float most = largest_of_lanes<1, 4>(sum[r]);
       const int log2 = static_cast<int>(__float_as_uint(most) >> 23) - 127;
       const int up = most > Softmax::kLargestSum ? log2 - Softmax::kLoweredLog2 : 0;
-      scale[r] = __uint_as_float(static_cast<std::uint32_t>(127 - up) << 23);
+      scale[r] = power_of_two(-up);
       softmax.offset[r] += static_cast<float>(up);
       softmax.sum[r] *= scale[r], sum[r] *= scale[r];
       if (thread % 4 == 0) s.raised_log2[own_row() + 8 * r] = static_cast<std::int8_t>(up);

@@ -6,8 +6,8 @@
 namespace halftone::cuda {
 
 /// The state of a lane's rows g and g + 8: base-2 logits minus `offset` are the exponents of P. The offset is
-/// the maximum of the first tile. Maxima of plain tiles are not looked for: only one whose P add up to more
-/// than the type of P takes well raises the offset.
+/// the maximum of the first tile less kFirstLog2. Maxima of plain tiles are not looked for: only one whose P
+/// add up to more than the type of P takes well raises the offset.
 template <PrefillConfig C>
 struct RunningSoftmax {
   // P of f16 begins near the middle of its range, whose lower end is near. E4M3 of weights below 2^-15 of the
