@@ -166,9 +166,12 @@ std::vector<Sweep> prefill_sweeps() {
       sweep.causal = causal;
       sweep.arithmetic = Arithmetic::kHalfInt8;
     }
-    Sweep& sweep = add("fp8", {16, 16}, 128, 0, {"1024x16", "4096x4", "16384x1"});
-    sweep.causal = causal;
-    sweep.arithmetic = Arithmetic::kFp8;
+    for (const int head_dim : {128, 256}) {
+      const int heads = kHidden / head_dim;
+      Sweep& sweep = add("fp8", {heads, heads}, head_dim, 0, {"1024x16", "4096x4", "16384x1"});
+      sweep.causal = causal;
+      sweep.arithmetic = Arithmetic::kFp8;
+    }
   }
   return sweeps;
 }

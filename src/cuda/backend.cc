@@ -137,11 +137,10 @@ void refuse(const AttentionProblem& p) {
         ErrorCode::kUnsupported,
         fmt::format(
             "arithmetic is {0} and kv is {1} with head_dim {2} and {3} of V, q_dtype is {4}, but the "
-            "CUDA backend serves {0} over caches without rotate_k, V in {5}, head_dim {6} and V of as "
-            "many dims, Q in bf16 or f16: use 16-bit, or the CPU.",
+            "CUDA backend serves {0} over caches without rotate_k, V in {5}, head_dim 128 or 256 and V of "
+            "as many dims, Q in bf16 or f16: use 16-bit, or the CPU.",
             arithmetic_name(p.arithmetic), kv_text(p), p.head_dim(), p.v_dim(), dtype_name(p.q_dtype),
-            fp8 ? "fp8 with a static scale" : "fp16 or quantised with scales that are static or in f16",
-            fp8 ? "128" : "128 or 256"));
+            fp8 ? "fp8 with a static scale" : "fp16 or quantised with scales that are static or in f16"));
   }
   if (p.arithmetic != Arithmetic::k16Bit) {
     throw Error(
@@ -163,8 +162,9 @@ planning::StagedKey staged_key(const AttentionProblem& problem, const planning::
   return is_prefill(kernel) ? prefill_staged_key(problem) : planning::StagedKey{};
 }
 
-std::int64_t extra_bytes(int workers, std::int64_t partials) {
-  return backend_parts(planning::Carver(nullptr), workers, partials).bytes;
+std::int64_t extra_bytes(const planning::Kernel& kernel, const planning::Pass& pass) {
+  const std::int64_t sums = is_prefill(kernel) ? prefill_sums(pass.variant) : 0;
+  return backend_parts(planning::Carver(nullptr), pass, sums).bytes;
 }
 
 /// Whether the kernel of a pass writes new tokens itself, rows of K and V permitting.

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <bit>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -114,6 +115,24 @@ TEST_F(Emulator, NumbersRoundAsPtxSays) {
   EXPECT_EQ(out[0], (0xb800u | 0u << 16) ^ ~0u);       // e4m3 of -1 and 0, bf16 of 0, -1
   EXPECT_EQ(out[1], (0xb638u | 0x3f80u << 16) ^ ~0u);  // -0.875 is the nearest code to -0.9
   EXPECT_EQ(out[20], (0x385au | 0x41a0u << 16) ^ 1u);  // 1 and 20
+}
+
+/// Four threads each add to the same four floats.
+TEST_F(Emulator, FourFloatsAreAddedAtATime) {
+  for (std::uint32_t i = 0; i < kThreads; ++i)
+    out_[i] = std::bit_cast<std::uint32_t>(1.0f + static_cast<float>(i));
+  const auto& out = run(R"(
+	shr.u32 	%r2, %r1, 2;
+	mul.wide.u32 	%rd3, %r2, 16;
+	add.s64 	%rd4, %rd2, %rd3;
+	mov.f32 	%f1, 0f3FC00000;
+	mov.f32 	%f2, 0f40000000;
+	red.relaxed.gpu.global.add.v4.f32 	[%rd4], {%f1, %f2, %f2, %f1};
+)");
+  for (std::uint32_t i = 0; i < kThreads; ++i) {
+    const float added = i % 4 == 0 || i % 4 == 3 ? 6.0f : 8.0f;
+    EXPECT_EQ(std::bit_cast<float>(out[i]), 1.0f + static_cast<float>(i) + added) << i;
+  }
 }
 
 TEST_F(Emulator, BlocksMeetAtBarriers) {

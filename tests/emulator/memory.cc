@@ -140,8 +140,27 @@ Run atomic_of(const Statement& s, bool result) {
   return nullptr;
 }
 
+/// red.add of four floats.
+Outcome run_add_floats(Warp& w, const Instruction& i, Mask m) {
+  each(m, [&](int lane) {
+    std::uint8_t* place = at<kGlobal>(w, i, 0, lane, 4 * sizeof(float));
+    float x[4];
+    std::memcpy(x, place, sizeof x);
+    for (int n = 0; n < 4; ++n)
+      x[n] += std::bit_cast<float>(static_cast<std::uint32_t>(w.word(i, 1 + n, lane)));
+    std::memcpy(place, x, sizeof x);
+  });
+  return Outcome::kNext;
+}
+
 bool decode_atomic(const Statement& s, Operands& o, Instruction& to) {
   const bool result = s.parts[0] == "atom";
+  if (!result && s.type() == "f32" && s.has("add") && s.has("v4") && space_of(s) == kGlobal) {
+    to.run = run_add_floats;
+    o.address(s.operands[0]);
+    for (std::size_t n = 1; n <= 4; ++n) o.read(s.operands[n], "b32");
+    return true;
+  }
   if (space_of(s) == kGeneric || !is_integer(s.type()) || s.type().ends_with("16")) return false;
   with_integer(s.type(), [&]<class T>() { to.run = atomic_of<T>(s, result); });
   if (to.run == nullptr) return false;

@@ -19,6 +19,13 @@ __device__ inline int thread_index() {
   return x;
 }
 
+/// Read where it is asked for, like the thread's.
+__device__ inline std::uint32_t block_index() {
+  std::uint32_t x;
+  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(x));
+  return x;
+}
+
 __device__ inline void barrier_init(std::uint32_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
 }
@@ -110,6 +117,12 @@ __device__ inline int read_arrivals(const int* counter) {
   return x;
 }
 
+/// Adds to four floats, and does not wait for it.
+__device__ inline void add_to(float4* to, const float4& x) {
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x.x), "f"(x.y),
+               "f"(x.z), "f"(x.w)
+               : "memory");
+}
 /// atomicOr() without the instructions that first join those of a warp: for what hardly ever happens.
 __device__ inline void set_bits(int* word, int bits) {
   asm volatile("red.relaxed.gpu.global.or.b32 [%0], %1;" ::"l"(word), "r"(bits) : "memory");

@@ -260,46 +260,8 @@ struct Consumer {
       const float rescale = exp2_approx(-static_cast<float>(s.raised_log2[own_row() + 8 * r]));
 #pragma unroll
       for (int i = 0; i < kO / 2; ++i) o[i / 2 * 4 + 2 * r + i % 2] *= rescale;
-      if constexpr (kE4m3) {
-        if (!s.own[thread / 32].promoted) continue;
-#pragma unroll 1
-        for (int i = 0; i < kO / 4; ++i) {
-          float4& part = s.promoted[group()][i][thread % 128];
-          (r == 0 ? part.x : part.z) *= rescale;
-          (r == 0 ? part.y : part.w) *= rescale;
-        }
-      }
     }
     __syncwarp();
-  }
-  /// E4M3 products are added up with some 13 bits: O moves on before what a tile adds is lost to it.
-  __device__ void promote() {
-    const bool more = s.own[thread / 32].promoted;
-#pragma unroll
-    for (int i = 0; i < kO / 4; ++i) {
-      float(&four)[4] = reinterpret_cast<float(&)[4]>(o[4 * i]);
-      pin(four);  // one after the other: registers are few
-      float4& part = s.promoted[group()][i][thread % 128];
-      const float4 sum = more ? part : float4{};
-      part = {sum.x + four[0], sum.y + four[1], sum.z + four[2], sum.w + four[3]};
-      four[0] = four[1] = four[2] = four[3] = 0.0f;
-      pin(four);
-    }
-    __syncwarp();
-    s.own[thread / 32].promoted = true;
-    __syncwarp();
-  }
-  /// O becomes the sum of all tiles.
-  __device__ void collect() {
-    if (!s.own[thread / 32].promoted) return;
-#pragma unroll
-    for (int i = 0; i < kO / 4; ++i) {
-      float(&four)[4] = reinterpret_cast<float(&)[4]>(o[4 * i]);
-      pin(four);
-      const float4 part = s.promoted[group()][i][thread % 128];
-      four[0] += part.x, four[1] += part.y, four[2] += part.z, four[3] += part.w;
-      pin(four);
-    }
   }
   /// P, not yet rounded; `sum`: of the lane's columns.
   __device__ void exponentiate(Logits& x, const float (&factor)[2], float (&sum)[2]) const {

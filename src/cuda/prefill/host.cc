@@ -186,7 +186,9 @@ PrefillParams prefill_params(const Plan::Impl& plan, const AttentionArgs& args,
   const PrefillConfig& config = kPrefillTable[pass.variant];
   PrefillParams p{};
   p.attention = attention_params(plan, args, workspace, index);
-  p.taken = backend_parts(pass, workspace.passes[index]).taken;
+  const BackendParts parts = backend_parts(pass, workspace.passes[index], prefill_sums(pass.variant));
+  p.taken = parts.taken;
+  p.promoted = reinterpret_cast<float4*>(parts.sums);
   const int group = pass.schedule.group;
   const auto boxes = [&](const TensorView& t) {
     return 64 % group == 0 && dtype_bits(t.dtype) == 16 && has_boxes(t) && t.numel() > 0;
@@ -270,6 +272,11 @@ planning::StagedKey prefill_staged_key(const AttentionProblem& problem) {
   const int rows = problem.head_dim() * bytes_of(key_dtype(keys, operand)) + 4;
   if (operand != DType::kFloat8E4M3) return {rows + problem.v_dim() * 2};
   return {rows + problem.v_dim(), kTileTokens};
+}
+
+std::int64_t prefill_sums(int variant) {
+  const PrefillConfig& c = kPrefillTable[variant];
+  return c.dtype == DType::kFloat8E4M3 ? rows_of(c) * c.value_dim : 0;
 }
 
 void check_prefill(const Plan::Impl& plan, const planning::Pass& pass, const AttentionArgs& args) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/prefill/end.h"
+#include "cuda/prefill/promote.h"
 #include "cuda/prefill/queries.h"
 
 namespace halftone::cuda {
@@ -57,10 +58,11 @@ struct RowsLoop {
   }
   __device__ OwnTiles& own() const { return s.own[c.thread / 32]; }
   /// The item at hand; looked up anew, to keep no register.
-  __device__ const Item& current() const {
+  __device__ int item_index() const {
     const volatile int& index = own().item;
-    return item_of(index);
+    return index;
   }
+  __device__ const Item& current() const { return item_of(item_index()); }
   __device__ int token() const {
     const volatile int& first = own().first;
     return first + left * kTile;
@@ -82,6 +84,13 @@ struct RowsLoop {
     if (at < tiles.unmasked_first || at >= tiles.unmasked_end || (live & kAllLive) != kAllLive) {
       c.mask(x, item, at, live & kAllLive);
     }
+  }
+
+  /// O moves to the sums of earlier tiles.
+  __device__ void promote() {
+    PromotedSums<C>{params, c}.add(own().promoted);
+    own().promoted = true;
+    __syncwarp();
   }
 
   /// Takes the next item, if there is one: notes which tiles the rows see and waits for its queries.
@@ -177,7 +186,7 @@ struct RowsLoop {
     while (true) {
       attend_tile(products, prob, plain);
       if constexpr (Traits::kE4m3) {
-        if (left % kPromoted == kPromoted - 1) c.promote();
+        if (static_cast<std::uint32_t>(left) % kPromoted == kPromoted - 1) promote();
       }
       if (--left < 0) break;
       const PackedRingPlace<C.stages> before = ring;
@@ -209,7 +218,9 @@ struct RowsLoop {
   /// Writes the rows of an item.
   __device__ void finish(const Item& item, int index) {
     if (64 * c.rows_index() < item.item.work.row_end - item.item.work.row_begin) {
-      if constexpr (Traits::kE4m3) c.collect();
+      if constexpr (Traits::kE4m3) {
+        if (own().promoted) PromotedSums<C>{params, c}.collect();
+      }
       RowsEnd<C>{params, c, item, index % kBuffers}();
     }
     __syncwarp();
@@ -217,11 +228,13 @@ struct RowsLoop {
   }
 
   __device__ void run() {
-    ItemReader<C> items{s};
     Products products;
-    int done = -1;  // the item whose O is to be finished
+    own().item = -1;
+    __syncwarp();
 #pragma unroll 1
     while (true) {
+      const int done = item_index();  // the item whose O is to be finished
+      ItemReader<C> items{s, done + 1};
       bool more = true;
       if (kTakesAhead) more = take(items);
       wgmma_wait();
@@ -245,9 +258,7 @@ struct RowsLoop {
                 // stages
         skip(current().tiles[c.rows_index()].before);
       }
-      done = own().item;
-      items.index = done + 1;
-      if (kBuffers == 1) release_queries(done);
+      if (kBuffers == 1) release_queries(item_index());
     }
     wgmma_wait();
     RowsEnd<C>::drain(c);

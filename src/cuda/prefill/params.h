@@ -14,11 +14,14 @@ struct PrefillParams {
   std::int64_t kv_tokens;   // rows of those tensors
   const float* key_scales;  // of staged keys: [kv_heads][kv_tokens]
   const std::uint8_t* value_tiles;  // of staged V in E4M3: value_tiles.h, [kv_heads][kv_tokens / 16]
-  CUtensorMap q;                    // [token][head][dim], where q_boxes
-  CUtensorMap k, v;                 // [token][head][dim], or [page][head][tile][token][dim]
-  CUtensorMap out;                  // [token][head][dim], where out_boxes
-  bool q_boxes;    // 64 packed rows are whole tokens of a KV head's query heads: a box per chunk
-  bool out_boxes;  // likewise
+  /// Of E4M3 products, whose sums keep few bits: O of earlier tiles, a thread's own four values each,
+  /// [worker][warpgroup][value_dim / 8][128].
+  float4* promoted;
+  CUtensorMap q;     // [token][head][dim], where q_boxes
+  CUtensorMap k, v;  // [token][head][dim], or [page][head][tile][token][dim]
+  CUtensorMap out;   // [token][head][dim], where out_boxes
+  bool q_boxes;      // 64 packed rows are whole tokens of a KV head's query heads: a box per chunk
+  bool out_boxes;    // likewise
 };
 
 }  // namespace halftone::cuda

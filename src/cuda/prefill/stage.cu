@@ -144,8 +144,9 @@ int launch(const StageParams& params, void* stream) {
 
 int launch_stage(const StageParams& params, void* stream) {
   if (params.as == StagedAs::kE4m3Values) {
-    return launch_over_tiles(reinterpret_cast<const void*>(&stage_values<128>), params.rows, &params,
-                             kCtas<1>, stream);
+    const bool wide = params.rows.part.dim == 256;  // else 128: prefill_variant()
+    return launch_over_tiles(reinterpret_cast<const void*>(wide ? &stage_values<256> : &stage_values<128>),
+                             params.rows, &params, kCtas<1>, stream);
   }
   if (params.as == StagedAs::kCodes || params.as == StagedAs::kE4m3Codes)
     return launch<true, 1>(params, stream);

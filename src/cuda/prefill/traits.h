@@ -85,7 +85,7 @@ struct PrefillTraits {
     int queries;                // where they lie in Shared::q
     int item;                   // its number
     int step;                   // the tile at hand is the first, or has raised an offset
-    bool promoted;              // Shared::promoted has a part of O
+    bool promoted;              // PrefillParams::promoted has a part of O
     enum : int { kUsual, kFirst, kRaised };
   };
 
@@ -94,8 +94,6 @@ struct PrefillTraits {
     alignas(1024) std::uint8_t q[kQueryBuffers][kRowGroups][kQueryBytes];
     alignas(1024) std::uint8_t k[C.stages][kKeyTileBytes];    // [chunk][token][kChunkDims, ...]
     alignas(1024) std::uint8_t v[C.stages][kValueTileBytes];  // likewise; of E4M3 as value_tiles.h has it
-    // Of E4M3 products, whose sums keep few bits: O of earlier tiles, a thread's own four values each.
-    float4 promoted[kE4m3 ? C.warpgroups : 0][C.value_dim / 8][128];
     Item items[kItems];
     alignas(8) std::uint64_t k_full[C.stages], k_empty[C.stages], v_full[C.stages], v_empty[C.stages];
     std::uint64_t q_full[kQueryBuffers][kRowGroups], q_empty[kQueryBuffers][kRowGroups];
@@ -107,6 +105,7 @@ struct PrefillTraits {
     OwnTiles own[kComputeWarps];
     std::int8_t raised_log2[16 * kComputeWarps];
     float query_factors[kStaged ? kRows : 0];  // and what their products are multiplied by
+    float promoted_offset[kE4m3 ? kRows : 0];  // what PrefillParams::promoted is relative to
   };
   static constexpr int kMaxShared = 227 * 1024;
   static_assert(sizeof(Shared) <= kMaxShared);
