@@ -23,7 +23,7 @@ struct DequantizeShared {
 
 __device__ __forceinline__ std::int64_t scan_warp(std::int64_t x) {
   const int lane = threadIdx.x % 32;
-#pragma unroll
+#pragma unroll 1  // once for many requests: code is dearer
   for (int i = 1; i < 32; i *= 2) {
     const std::int64_t before = __shfl_up_sync(~0u, x, i);
     if (lane >= i) x += before;
@@ -43,6 +43,7 @@ __device__ __forceinline__ void place_requests(const DequantizeParams& p, std::i
   __syncthreads();  // the readers of the requests before are done
   if (threadIdx.x % 32 == 31) s.warp_rows[warp] = rows, s.warp_tiles[warp] = tiles;
   __syncthreads();
+#pragma unroll 1
   for (int w = 0; w < warp; ++w) rows += s.warp_rows[w], tiles += s.warp_tiles[w];
   s.rows[threadIdx.x] = rows;
   s.tiles[threadIdx.x] = tiles;

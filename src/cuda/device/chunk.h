@@ -19,6 +19,32 @@ __device__ __forceinline__ int lanes_of(int dim) { return dim <= 64 ? 8 : dim <=
 /// Row k of the lane with tokens 2t, 2t + 1, 2t + 8 and 2t + 9.
 __device__ __forceinline__ int lane_token(int t, int k) { return 2 * t + k % 2 + k / 2 * 8; }
 
+/// The values of adjacent codes, packed from the lowest bits on.
+template <DType kType, bool kAsymmetric, int kCount>
+__device__ __forceinline__ void decode_codes(const std::uint32_t* words, const codec::Params& params,
+                                             float (&x)[kCount]) {
+  constexpr int kBits = dtype_bits(kType);
+  if constexpr (kBits == 16) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) x[i] = half_of(words[i / 2], i % 2, kType == DType::kBFloat16);
+  } else if constexpr (kType == DType::kFloat8E4M3) {
+#pragma unroll
+    for (int i = 0; i < kCount; i += 2) {  // f16 holds every e4m3 value
+      const std::uint32_t pair = e4m3x2_to_f16x2(words[i / 4] >> 8 * (i % 4));
+      x[i] = codec::ht_mul(half_of(pair, false, false), params.scale);
+      x[i + 1] = codec::ht_mul(half_of(pair, true, false), params.scale);
+    }
+  } else {
+    using Codec = codec::Codec<kType, kAsymmetric>;
+    constexpr int kPerWord = 32 / kBits;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const std::uint32_t code = words[i / kPerWord] >> kBits * (i % kPerWord) & ((1u << kBits) - 1);
+      x[i] = Codec::decode(params, static_cast<typename Codec::Code>(code));
+    }
+  }
+}
+
 /// The codes of a chunk, packed in the order of dims.
 template <DType kType, bool kAsymmetric>
 struct Chunk {
@@ -26,25 +52,7 @@ struct Chunk {
   std::uint32_t words[kBits / 4];
 
   __device__ __forceinline__ void decode(const codec::Params& params, float (&x)[kChunk]) const {
-    if constexpr (kBits == 16) {
-#pragma unroll
-      for (int i = 0; i < kChunk; ++i) x[i] = half_of(words[i / 2], i % 2, kType == DType::kBFloat16);
-    } else if constexpr (kType == DType::kFloat8E4M3) {
-#pragma unroll
-      for (int i = 0; i < kChunk; i += 2) {  // f16 holds every e4m3 value
-        const std::uint32_t pair = e4m3x2_to_f16x2(words[i / 4] >> 8 * (i % 4));
-        x[i] = codec::ht_mul(half_of(pair, false, false), params.scale);
-        x[i + 1] = codec::ht_mul(half_of(pair, true, false), params.scale);
-      }
-    } else {
-      using Codec = codec::Codec<kType, kAsymmetric>;
-      constexpr int kPerWord = 32 / kBits;
-#pragma unroll
-      for (int i = 0; i < kChunk; ++i) {
-        const std::uint32_t code = words[i / kPerWord] >> kBits * (i % kPerWord) & ((1u << kBits) - 1);
-        x[i] = Codec::decode(params, static_cast<typename Codec::Code>(code));
-      }
-    }
+    decode_codes<kType, kAsymmetric>(words, params, x);
   }
 };
 

@@ -17,6 +17,9 @@ __device__ inline float f16_scale(std::uint32_t largest) {
   return fminf(fmaxf(power, 0x1p-126f), 0x1p126f);
 }
 
+/// 1 / x of a power of two between 2^-126 and 2^126, which is exact.
+__device__ inline float inverse_power(float x) { return __uint_as_float(0x7f000000u - __float_as_uint(x)); }
+
 /// The same before it becomes E4M3: of the powers of 2^8 the one that leaves the largest magnitude between
 /// 1.75 and 448, so that most rows have the same one. A power of two changes codes only where E4M3 is
 /// subnormal, by up to 2^-10.8 of the largest magnitude. NaN if that is none.

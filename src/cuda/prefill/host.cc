@@ -158,6 +158,7 @@ void stage(const Plan::Impl& plan, const planning::Pass& pass, const PagedKv& ca
   } else {
     k.as = StagedAs::kKeys;
   }
+  v.second = true;
   v.as = e4m3 ? StagedAs::kE4m3Values : StagedAs::kValues;
   check(launch_stage(k, stream), "run");
   check(launch_stage(v, stream), "run");

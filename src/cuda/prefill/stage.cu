@@ -3,6 +3,7 @@
 #include "cuda/dequantize/kernel.h"
 #include "cuda/dequantize/launch.h"
 #include "cuda/device/range.h"
+#include "cuda/prefill/stage_tiles.h"
 #include "cuda/prefill/value_tiles.h"
 #include "format/int8_row.h"
 
@@ -11,6 +12,16 @@ namespace {
 
 template <int kHalves>
 constexpr int kCtas = kHalves == 2 ? 2 : 3;  // of an SM
+
+/// What a kernel does between the one before it and the next one. The second of two that stage does not touch
+/// what the first one writes, and begins when the first one has begun; it ends after it.
+template <class Work>
+__device__ __forceinline__ void stage_beside(const StageParams& params, const Work& work) {
+  if (!params.second) wait_for_previous_kernel();
+  let_next_kernel_start();
+  work();
+  if (params.second) wait_for_previous_kernel();
+}
 
 /// kCodes: of K as codes, of integers or of E4M3.
 template <bool kCodes>
@@ -115,18 +126,44 @@ struct StagedOut {
   }
 };
 
+/// Whole tiles, as K or V.
+template <DType kType, bool kAsymmetric, bool kCodes, int kDim>
+struct StagedTiles : StagedOut<kCodes> {
+  __device__ __forceinline__ void take_tile(const std::uint8_t* tile, std::int64_t row, int count,
+                                            int head) const {
+    const TileStager<kType, kAsymmetric, kDim> stager{this->p, tile, row, count, head};
+    if constexpr (kCodes) {
+      stager.copy_keys();
+    } else if (this->p.as == StagedAs::kKeys) {
+      stager.convert_keys();
+    } else {
+      stager.convert_values();
+    }
+  }
+};
+
 template <DType kType, bool kAsymmetric, bool kCodes, int kHalves>
 __global__ void __launch_bounds__(kDequantizeWarps * 32, kCtas<kHalves>)
     stage(const __grid_constant__ StageParams params) {
   __shared__ DequantizeShared shared;
-  Dequantizer<kType, kAsymmetric, false, StagedOut<kCodes>, kHalves>(params.rows, shared, {params}).run();
+  using Work = Dequantizer<kType, kAsymmetric, false, StagedOut<kCodes>, kHalves>;
+  stage_beside(params, [&] { Work(params.rows, shared, {params}).run(); });
 }
 
-template <int kDim>
+template <DType kType, bool kAsymmetric, bool kCodes, int kDim>
+__global__ void __launch_bounds__(kDequantizeWarps * 32, kCtas<1>)
+    stage_tiles(const __grid_constant__ StageParams params) {
+  __shared__ DequantizeShared shared;
+  using Out = StagedTiles<kType, kAsymmetric, kCodes, kDim>;
+  using Work = Dequantizer<kType, kAsymmetric, false, Out>;
+  stage_beside(params, [&] { Work(params.rows, shared, Out{{params}}).run(); });
+}
+
 __global__ void __launch_bounds__(kDequantizeWarps * 32, kCtas<1>)
     stage_values(const __grid_constant__ StageParams params) {
   __shared__ DequantizeShared shared;
-  Dequantizer<DType::kFloat8E4M3, false, false, ValueTiles<kDim>>(params.rows, shared, {params}).run();
+  using Work = Dequantizer<DType::kFloat8E4M3, false, false, ValueTiles>;
+  stage_beside(params, [&] { Work(params.rows, shared, {params}).run(); });
 }
 
 template <bool kCodes, int kHalves, DType kType, bool kAsymmetric>
@@ -137,16 +174,40 @@ template <bool kCodes, int kHalves>
 int launch(const StageParams& params, void* stream) {
   const void* kernel = codec::with_codec(params.rows.part.format,
                                          [](auto codec) { return kernel_of<kCodes, kHalves>(codec); });
-  return launch_over_tiles(kernel, params.rows, &params, kCtas<kHalves>, stream);
+  return launch_over_tiles(kernel, params.rows, &params, kCtas<kHalves>, stream, true);
 }
 
 }  // namespace
 
+/// The kernel that stages whole tiles of such codes; null: none.
+const void* tiles_kernel_of(const StageParams& params) {
+  const page::Part& part = params.rows.part;
+  const bool codes = params.as == StagedAs::kCodes || params.as == StagedAs::kE4m3Codes;
+  if (part.dim != 128 || part.rotated || params.rows.channels.scale != nullptr) return nullptr;
+  if (!part.format.static_scale() && part.format.scale_dtype != DType::kFloat16) return nullptr;
+  if (codes && !params.has_codes) return nullptr;
+  const auto kernel = [&]<DType kType, bool kAsymmetric>() {
+    if constexpr (dtype_bits(kType) == 8) {
+      if (codes) return reinterpret_cast<const void*>(&stage_tiles<kType, kAsymmetric, true, 128>);
+    }
+    return reinterpret_cast<const void*>(&stage_tiles<kType, kAsymmetric, false, 128>);
+  };
+  const KvFormat& format = part.format;
+  if (format.dtype == DType::kFloat8E4M3) return kernel.template operator()<DType::kFloat8E4M3, false>();
+  if (format.dtype == DType::kInt8 && !format.asymmetric)
+    return kernel.template operator()<DType::kInt8, false>();
+  if (format.dtype == DType::kInt4 && format.asymmetric)
+    return kernel.template operator()<DType::kInt4, true>();
+  return nullptr;
+}
+
 int launch_stage(const StageParams& params, void* stream) {
+  if (const void* const kernel = tiles_kernel_of(params);
+      kernel != nullptr && params.as != StagedAs::kE4m3Values)
+    return launch_over_tiles(kernel, params.rows, &params, kCtas<1>, stream, true);
   if (params.as == StagedAs::kE4m3Values) {
-    const bool wide = params.rows.part.dim == 256;  // else 128: prefill_variant()
-    return launch_over_tiles(reinterpret_cast<const void*>(wide ? &stage_values<256> : &stage_values<128>),
-                             params.rows, &params, kCtas<1>, stream);
+    return launch_over_tiles(reinterpret_cast<const void*>(&stage_values), params.rows, &params, kCtas<1>,
+                             stream, true);
   }
   if (params.as == StagedAs::kCodes || params.as == StagedAs::kE4m3Codes)
     return launch<true, 1>(params, stream);

@@ -20,6 +20,7 @@ struct StageParams {
   float* scales;          // of K: [kv_heads, rows]
   StagedAs as;
   bool has_codes;  // of K: the cache's own codes and scales are taken
+  bool second;     // V, right after K
 };
 
 /// cudaError_t as int.

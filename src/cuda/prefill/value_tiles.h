@@ -8,43 +8,44 @@
 
 namespace halftone::cuda {
 
-template <int kDim>
+/// Of rows of a multiple of 128 dims, so many at a time.
 struct ValueTiles {
-  static constexpr int kTileBytes = kDim * kTileTokens;
+  static constexpr int kDims = 128;
 
   const StageParams& p;
 
   __device__ __forceinline__ static int lane() { return threadIdx.x % 32; }
   __device__ __forceinline__ uint4* out(std::int64_t row, int head) const {
     const std::int64_t tile = head * (p.rows.rows / kTileTokens) + row / kTileTokens;
-    return reinterpret_cast<uint4*>(static_cast<std::uint8_t*>(p.rows.out) + tile * kTileBytes);
+    return static_cast<uint4*>(p.rows.out) + tile * p.rows.part.dim;
   }
   /// A tile whose page is missing.
   __device__ __forceinline__ void zero_tile(std::int64_t row, int head) const {
-    for (int dim = lane(); dim < kDim; dim += 32) out(row, head)[dim] = {};
+    for (int dim = lane(); dim < p.rows.part.dim; dim += 32) out(row, head)[dim] = {};
   }
   /// Lane (g, t) of a page's string has the codes of its four tokens of four dims of a block: a quad trades
   /// them for all tokens of a dim each.
   __device__ __forceinline__ void take_tile(const std::uint8_t* tile, std::int64_t row, int count,
                                             int head) const {
     const page::Part& part = p.rows.part;
-    const int g = lane() / 4, t = lane() % 4;
     std::uint32_t keep = 0;  // of the tokens that there are
 #pragma unroll
-    for (int k = 0; k < kLaneRows; ++k) keep |= lane_token(t, k) < count ? 0xffu << 8 * k : 0;
-    uint4 string[kDim / 32];
+    for (int k = 0; k < kLaneRows; ++k) keep |= lane_token(lane() % 4, k) < count ? 0xffu << 8 * k : 0;
+    const auto* from = reinterpret_cast<const uint4*>(tile + part.data_offset) + lane();
+    uint4* to = out(row, head) + lane();
+#pragma unroll 1
+    for (int first = 0; first < part.dim; first += kDims, from += kDims, to += kDims) {
+      uint4 string[kDims / 32];  // 16 bytes of a lane's string for each block of 32 dims
 #pragma unroll
-    for (int b = 0; b < kDim / 32; ++b) {
-      const std::int64_t at = part.data_offset + part.place(2 * t, 32 * b + 4 * g).byte;
-      string[b] = __ldg(reinterpret_cast<const uint4*>(tile + at));
-    }
+      for (int b = 0; b < kDims / 32; ++b) string[b] = __ldg(from + 32 * b);
 #pragma unroll
-    for (int b = 0; b < kDim / 32; ++b) {
-      const uint4& w = string[b];
-      std::uint32_t dims[4] = {__byte_perm(w.x, w.y, 0x5410) & keep, __byte_perm(w.x, w.y, 0x7632) & keep,
-                               __byte_perm(w.z, w.w, 0x5410) & keep, __byte_perm(w.z, w.w, 0x7632) & keep};
-      transpose_quad(dims, lane());
-      out(row, head)[32 * b + 4 * g + t] = {dims[0], dims[1], dims[2], dims[3]};
+      for (int b = 0; b < kDims / 32; ++b) {
+        const uint4& w = string[b];
+        std::uint32_t dims[4] = {__byte_perm(w.x, w.y, 0x5410) & keep, __byte_perm(w.x, w.y, 0x7632) & keep,
+                                 __byte_perm(w.z, w.w, 0x5410) & keep, __byte_perm(w.z, w.w, 0x7632) & keep};
+        transpose_quad(dims, lane());
+        to[32 * b] = {dims[0], dims[1], dims[2], dims[3]};
+      }
     }
   }
 };
