@@ -253,26 +253,29 @@ TEST_P(DeviceCoded, BatchInvariantBits) {
 /// Sums of E4M3 products keep some 13 bits: what a tile adds to O would be lost, or rounded down each time,
 /// once O is a few thousand times as large.
 TEST_P(DeviceCoded, LongContextsKeepTheirSums) {
-  AttentionCase row = coded_case("fp8", "fp8", 128, DType::kBFloat16, {{40, 100'000}});
-  row.q_heads = row.kv_heads = 1;
-  row.data = Data::kConstant;
-  Problem p = make_problem(row);
-  if (!serves(p)) return;
-  const Reference reference = make_reference(p, false);
-  for (const int workers : {0, 1}) {  // one cuts nothing
-    p.problem.workers = workers;
-    const std::vector<float> out = run_on_device(p).out.to_floats();
-    for (std::size_t i = 0; i < out.size(); ++i) {
-      ASSERT_NEAR(out[i], reference.out[i], 0.005 * std::abs(reference.out[i])) << "element " << i;
+  for (const int head_dim : kDims) {
+    AttentionCase row = coded_case("fp8", "fp8", head_dim, DType::kBFloat16, {{40, 100'000}});
+    row.q_heads = row.kv_heads = 1;
+    row.data = Data::kConstant;
+    Problem p = make_problem(row);
+    if (!serves(p)) continue;
+    const Reference reference = make_reference(p, false);
+    for (const int workers : {0, 1}) {  // one cuts nothing
+      p.problem.workers = workers;
+      const std::vector<float> out = run_on_device(p).out.to_floats();
+      for (std::size_t i = 0; i < out.size(); ++i) {
+        ASSERT_NEAR(out[i], reference.out[i], 0.005 * std::abs(reference.out[i])) << "element " << i;
+      }
     }
   }
 }
 
 /// Keys are walked from the last to the first: logits that rise that way, by powers of two that E4M3 holds,
-/// that a float holds and that none does, tile after tile, beside rows whose logits fall.
+/// that a float holds and that none does, tile after tile, beside rows whose logits fall. O of E4M3 moves on
+/// twice, the second time with offsets that are a little larger, or much.
 TEST_P(DeviceCoded, LogitsThatRise) {
-  for (const float step : {4.0F, 30.0F, 140.0F}) {  // base 2, of 96 keys
-    AttentionCase row = coded_case("fp8", value_format(), 128, DType::kBFloat16, {{70, 2000}, {5, 300}});
+  for (const float step : {0.5F, 4.0F, 30.0F, 140.0F}) {  // base 2, of 96 keys
+    AttentionCase row = coded_case("fp8", value_format(), 128, DType::kBFloat16, {{40, 3300}, {5, 300}});
     row.q_heads = row.kv_heads = 1;
     Problem p = make_problem(row);
     if (!serves(p)) continue;
@@ -285,7 +288,7 @@ TEST_P(DeviceCoded, LogitsThatRise) {
     for (std::int64_t i = 0; i < p.q.numel(); ++i) p.q.set(i, i / 128 % 3 == 0 ? -1.0F : 1.0F);
     p.cache = refilled(p, {0xFF});
     EXPECT_EQ(judge_device(p, run_on_device(p)), "") << row.name << ", steps of " << step;
-    p.problem.policy = SplitPolicy::kBatchInvariant;  // O of E4M3 has moved on once, since no unit is cut
+    p.problem.policy = SplitPolicy::kBatchInvariant;  // no unit is cut
     EXPECT_EQ(judge_device(p, run_on_device(p)), "") << row.name << ", steps of " << step << ", not cut";
   }
 }
