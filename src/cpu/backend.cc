@@ -49,7 +49,8 @@ const planning::Backend& backend() {
       .workers = [](Device) { return std::clamp(omp_get_max_threads(), 1, planning::kMaxWorkers); },
       .staged_key = nullptr,
       .fuses_append = nullptr,
-      .extra_bytes = [](const planning::Kernel&, const planning::Pass&) { return std::int64_t{0}; },
+      .extra_bytes = [](int, std::int64_t) { return std::int64_t{0}; },
+      .scratch_bytes = nullptr,
       .schedule =
           [](const Plan::Impl& plan, const SequenceLengths& lengths, std::byte* workspace, Stream) {
             planning::fill_schedules(plan, lengths, planning::carve_workspace(plan, workspace));

@@ -162,9 +162,12 @@ planning::StagedKey staged_key(const AttentionProblem& problem, const planning::
   return is_prefill(kernel) ? prefill_staged_key(problem) : planning::StagedKey{};
 }
 
-std::int64_t extra_bytes(const planning::Kernel& kernel, const planning::Pass& pass) {
-  const std::int64_t sums = is_prefill(kernel) ? prefill_sums(pass.variant) : 0;
-  return backend_parts(planning::Carver(nullptr), pass, sums).bytes;
+std::int64_t extra_bytes(int workers, std::int64_t partials) {
+  return backend_parts(planning::Carver(nullptr), workers, partials).bytes;
+}
+
+std::int64_t scratch_bytes(const planning::Kernel& kernel, int variant) {
+  return is_prefill(kernel) ? prefill_scratch_bytes(variant) : 0;
 }
 
 /// Whether the kernel of a pass writes new tokens itself, rows of K and V permitting.
@@ -217,6 +220,7 @@ const planning::Backend& backend() {
                                               .staged_key = staged_key,
                                               .fuses_append = fuses_append,
                                               .extra_bytes = extra_bytes,
+                                              .scratch_bytes = scratch_bytes,
                                               .schedule = schedule,
                                               .run = run,
                                               .merge = merge,

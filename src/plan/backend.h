@@ -18,8 +18,6 @@ struct StagedKey {
   int tokens = 1;  ///< keys of a request begin at multiples of so many, a power of two
 };
 
-struct Pass;
-
 /// Arguments are already validated (plan/validate.h). Functions throw halftone::Error.
 struct Backend {
   std::span<const Kernel> kernels;
@@ -38,7 +36,10 @@ struct Backend {
   /// (AttentionProblem::appends). Null: none does, and run() appends before the first pass.
   bool (*fuses_append)(const AttentionProblem& problem, const Kernel& kernel);
   /// Bytes that the backend keeps in a workspace beside the schedule and the partial results.
-  std::int64_t (*extra_bytes)(const Kernel& kernel, const Pass& pass);
+  std::int64_t (*extra_bytes)(int workers, std::int64_t partials);
+  /// Bytes that a worker of this kernel, as variant() has it, works with while run() lasts. Null: no kernel
+  /// does.
+  std::int64_t (*scratch_bytes)(const Kernel& kernel, int variant);
 
   void (*schedule)(const Plan::Impl& plan, const SequenceLengths& lengths, std::byte* workspace,
                    Stream stream);

@@ -103,13 +103,11 @@ std::string explain_schedule(const Schedule& s) {
 std::string explain(const Plan& plan, const SequenceLengths& lengths) {
   const Plan::Impl& impl = require_plan(plan);
   validate_lengths(impl, lengths);
-  // Schedules are a small part of a workspace: only that part is needed here.
-  WorkspaceParams params = impl.workspace;
-  for (Pass& pass : params.passes) pass.partials = 0;
-  std::vector<std::byte> memory(static_cast<std::size_t>(carve_workspace(params, nullptr).bytes) +
-                                kWorkspaceAlignment);
+  // Schedules are a small part of a workspace, and its first: only that part is needed here.
+  const auto bytes = static_cast<std::size_t>(carve_workspace(impl.workspace, nullptr).schedule_bytes);
+  std::vector<std::byte> memory(bytes + kWorkspaceAlignment);
   const auto rest = reinterpret_cast<std::uintptr_t>(memory.data()) % kWorkspaceAlignment;
-  const Workspace workspace = carve_workspace(params, memory.data() + (kWorkspaceAlignment - rest));
+  const Workspace workspace = carve_workspace(impl.workspace, memory.data() + (kWorkspaceAlignment - rest));
   fill_schedules(impl, lengths, workspace);
 
   std::string text = plan.describe();

@@ -184,7 +184,9 @@ Pass make_pass(const AttentionProblem& problem, const Backend& backend, const Ch
         static_cast<std::int32_t>(std::max<std::int64_t>(1, kernel.queue_bytes / key.bytes));
   }
   pass.partials = max_partials(pass.schedule);
-  pass.backend_bytes = backend.extra_bytes(kernel, pass);
+  pass.backend_bytes = backend.extra_bytes(pass.schedule.workers, pass.partials);
+  if (backend.scratch_bytes != nullptr)
+    pass.scratch_bytes = pass.schedule.workers * backend.scratch_bytes(kernel, pass.variant);
   return pass;
 }
 

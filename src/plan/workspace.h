@@ -31,6 +31,7 @@ struct Pass {
   Staged staged{};
   std::int64_t partials = 0;       ///< slots
   std::int64_t backend_bytes = 0;  ///< what the device's backend keeps beside the schedule
+  std::int64_t scratch_bytes = 0;  ///< what its workers work with while run() lasts
   int kernel_index = 0;            ///< row of Backend::kernels
   int variant = 0;                 ///< what Backend::variant says of it
 };
@@ -55,7 +56,7 @@ struct PassWorkspace {
 
 struct Workspace {
   std::array<PassWorkspace, kMaxPasses> passes{};
-  std::byte* staged = nullptr;  // the most that a pass has of it
+  std::byte *staged = nullptr, *scratch = nullptr;  // the most that a pass has of it
   std::int64_t schedule_bytes = 0;
   std::int64_t bytes = 0;
 };
@@ -102,13 +103,14 @@ inline PassWorkspace carve_pass(const Pass& p, Carver& carver) {
 inline Workspace carve_workspace(const WorkspaceParams& p, std::byte* base) {
   Carver carver(base);
   Workspace w;
-  std::int64_t rows = 0, staged = 0;  // of partial results; bytes
+  std::int64_t rows = 0, staged = 0, scratch = 0;  // of partial results; bytes
   for (int i = 0; i < p.count; ++i) {
     const Pass& pass = p.passes[i];
     w.passes[i] = carve_pass(pass, carver);
     const std::int64_t own = saturating_product(pass.partials, pass.schedule.row_block);
     rows = own > rows ? own : rows;
     staged = pass.staged.bytes > staged ? pass.staged.bytes : staged;
+    scratch = pass.scratch_bytes > scratch ? pass.scratch_bytes : scratch;
   }
   const std::int64_t batch = p.passes[0].schedule.batch;
   auto* const cu_q = carver.take<std::int32_t>(batch + 1);
@@ -119,6 +121,7 @@ inline Workspace carve_workspace(const WorkspaceParams& p, std::byte* base) {
   auto* const partial_out = carver.take<float>(saturating_product(rows, p.v_dim));
   auto* const partial_state = carver.take<float>(saturating_product(rows, 2));
   if (staged > 0) w.staged = carver.take<std::byte>(staged);
+  if (scratch > 0) w.scratch = carver.take<std::byte>(scratch);
   w.bytes = carver.bytes();
   for (int i = 0; i < p.count; ++i) {
     PassWorkspace& pass = w.passes[i];

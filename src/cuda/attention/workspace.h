@@ -10,26 +10,21 @@ struct BackendParts {  // of a pass
   ItemList list;
   std::int32_t* arrivals;  // [partials, kArrivalCounters]
   std::int32_t* taken;     // [2] of a queue: items, and workers that have none left; 0 between launches
-  float* sums;             // [workers, sums]
   std::int64_t bytes;
 };
 
-/// `sums`: floats that a worker of the pass keeps, last of all.
-inline BackendParts backend_parts(planning::Carver carver, const planning::Pass& pass, std::int64_t sums) {
-  const std::int64_t workers = pass.schedule.workers;
+inline BackendParts backend_parts(planning::Carver carver, int workers, std::int64_t partials) {
   BackendParts parts{};
-  parts.list.items = carver.take<DeviceItem>(workers * kListedItems);
+  parts.list.items = carver.take<DeviceItem>(std::int64_t{workers} * kListedItems);
   parts.list.counts = carver.take<std::int32_t>(workers);
-  parts.arrivals = carver.take<std::int32_t>(pass.partials * kArrivalCounters);
+  parts.arrivals = carver.take<std::int32_t>(partials * kArrivalCounters);
   parts.taken = carver.take<std::int32_t>(2);
-  if (sums > 0) parts.sums = carver.take<float>(workers * sums);
   parts.bytes = carver.bytes();
   return parts;
 }
 
-inline BackendParts backend_parts(const planning::Pass& pass, const planning::PassWorkspace& workspace,
-                                  std::int64_t sums = 0) {
-  return backend_parts(planning::Carver(workspace.backend), pass, sums);
+inline BackendParts backend_parts(const planning::Pass& pass, const planning::PassWorkspace& workspace) {
+  return backend_parts(planning::Carver(workspace.backend), pass.schedule.workers, pass.partials);
 }
 
 }  // namespace halftone::cuda

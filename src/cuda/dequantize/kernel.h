@@ -73,8 +73,8 @@ __device__ __forceinline__ void rotate_chunks(int dim, RowChunks<kHalves>& x) {
   }
 }
 
-/// Where rows go: to the caller's tensor, in his basis. One with take_tile() and zero_tile()
-/// takes whole tiles instead.
+/// Where rows go: to the caller's tensor, in his basis. One with take_tile() takes whole tiles instead, with
+/// zero_tile() also those that are missing.
 struct RowsOut {
   const DequantizeParams& p;
 

@@ -10,8 +10,7 @@
 
 namespace halftone::cuda {
 
-/// `argument`: the kernel's one argument; `ctas`: of an SM; `early`: it waits for the kernel before by
-/// itself. cudaError_t as int.
+/// `argument`: the kernel's one argument; `ctas`: of an SM; `early`: launch_early(). cudaError_t as int.
 inline int launch_over_tiles(const void* kernel, const DequantizeParams& params, const void* argument,
                              int ctas, void* stream, bool early = false) {
   if (params.rows == 0) return cudaSuccess;

@@ -8,7 +8,7 @@
 namespace halftone::cuda {
 
 /// Launches a kernel that may begin while the previous one of the stream ends: it has to wait for that one
-/// (wait_for_previous_kernel()) before it touches memory.
+/// (wait_for_previous_kernel()) before it touches memory that that one writes, or reads what it overwrites.
 inline cudaError_t launch_early(const void* kernel, dim3 grid, dim3 block, const void** arguments,
                                 void* stream, int shared_bytes = 0) {
   cudaLaunchAttribute attribute{};

@@ -8,6 +8,9 @@ namespace halftone::cuda {
 /// Of a magnitude: integers order them, and infinities and NaNs are the largest.
 __device__ inline std::uint32_t magnitude_bits(float x) { return __float_as_uint(x) & 0x7fffffffu; }
 
+/// 1 / x of a power of two between 2^-126 and 2^126, which is exact.
+__device__ inline float inverse_power(float x) { return __uint_as_float(0x7f000000u - __float_as_uint(x)); }
+
 /// A power of two by which a row, the bits of whose largest magnitude are `largest`, is divided before it
 /// becomes f16: 1 where f16 holds it with its small values, too.
 __device__ inline float f16_scale(std::uint32_t largest) {
@@ -16,9 +19,6 @@ __device__ inline float f16_scale(std::uint32_t largest) {
   const float power = __uint_as_float(largest & 0x7f800000u);
   return fminf(fmaxf(power, 0x1p-126f), 0x1p126f);
 }
-
-/// 1 / x of a power of two between 2^-126 and 2^126, which is exact.
-__device__ inline float inverse_power(float x) { return __uint_as_float(0x7f000000u - __float_as_uint(x)); }
 
 /// The same before it becomes E4M3: of the powers of 2^8 the one that leaves the largest magnitude between
 /// 1.75 and 448, so that most rows have the same one. A power of two changes codes only where E4M3 is

@@ -40,8 +40,8 @@ constexpr int row_groups(const PrefillConfig& c) { return c.warpgroups / c.share
 constexpr int rows_of(const PrefillConfig& c) { return 64 * row_groups(c); }
 
 /// Beside a row: TFLOP/s without a mask, causal, of 16,384 keys (4 x 4k: of four requests of 4,096) on an
-/// H200; docs/kernels/prefill-measured.md has more. f16 is not timed apart from bf16. Staged keys are those of
-/// int8-head (beside V in E4M3: fp8), staging included.
+/// H200; docs/kernels/prefill-measured.md has more. f16 is not timed apart from bf16. Staged keys are those
+/// of int8-head (beside V in E4M3: fp8), staging included.
 inline constexpr std::array kPrefillTable{
     PrefillConfig{PrefillKeys::kGiven, DType::kBFloat16, 64, 64, 3, 96, 4, 2},  // 538, 517
     PrefillConfig{PrefillKeys::kGiven, DType::kFloat16, 64, 64, 3, 96, 4, 2},

@@ -187,9 +187,8 @@ PrefillParams prefill_params(const Plan::Impl& plan, const AttentionArgs& args,
   const PrefillConfig& config = kPrefillTable[pass.variant];
   PrefillParams p{};
   p.attention = attention_params(plan, args, workspace, index);
-  const BackendParts parts = backend_parts(pass, workspace.passes[index], prefill_sums(pass.variant));
-  p.taken = parts.taken;
-  p.promoted = reinterpret_cast<float4*>(parts.sums);
+  p.taken = backend_parts(pass, workspace.passes[index]).taken;
+  p.promoted = reinterpret_cast<float4*>(workspace.scratch);
   const int group = pass.schedule.group;
   const auto boxes = [&](const TensorView& t) {
     return 64 % group == 0 && dtype_bits(t.dtype) == 16 && has_boxes(t) && t.numel() > 0;
@@ -275,9 +274,9 @@ planning::StagedKey prefill_staged_key(const AttentionProblem& problem) {
   return {rows + problem.v_dim(), kTileTokens};
 }
 
-std::int64_t prefill_sums(int variant) {
+std::int64_t prefill_scratch_bytes(int variant) {
   const PrefillConfig& c = kPrefillTable[variant];
-  return c.dtype == DType::kFloat8E4M3 ? rows_of(c) * c.value_dim : 0;
+  return c.dtype == DType::kFloat8E4M3 ? rows_of(c) * c.value_dim * std::int64_t{sizeof(float)} : 0;
 }
 
 void check_prefill(const Plan::Impl& plan, const planning::Pass& pass, const AttentionArgs& args) {

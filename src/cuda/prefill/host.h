@@ -37,8 +37,8 @@ int prefill_variant(const AttentionProblem& problem, const planning::Kernel& ker
 /// A key's K, its scale and V, if the kernel reads them from the workspace; else no bytes.
 planning::StagedKey prefill_staged_key(const AttentionProblem& problem);
 
-/// Floats that a worker keeps in the workspace: sums of its rows of O, where products keep few bits.
-std::int64_t prefill_sums(int variant);
+/// What a worker has in the workspace while it runs: fp32 sums of O, where products keep few bits.
+std::int64_t prefill_scratch_bytes(int variant);
 
 /// Throws InvalidArgument for tensors that the kernel of the pass cannot read or write, DeviceError if the
 /// driver lacks tensor maps, Internal if the kernel is not in this build.

@@ -8,7 +8,8 @@
 namespace halftone::cuda {
 
 /// Of a warp: a thread's own values of O, in PrefillParams::promoted. What has moved stays relative to the
-/// offsets of the first time, so that rows which are raised or lowered need not look at it.
+/// offsets of the first time, so that rows which are raised or lowered need not look at it, until an offset
+/// is so much larger that what moves, raised to be relative to the first, might no longer be finite.
 template <PrefillConfig C>
 struct PromotedSums {
   static constexpr int kFours = Consumer<C>::kO / 4;

@@ -13,8 +13,10 @@ namespace {
 template <int kHalves>
 constexpr int kCtas = kHalves == 2 ? 2 : 3;  // of an SM
 
-/// What a kernel does between the one before it and the next one. The second of two that stage does not touch
-/// what the first one writes, and begins when the first one has begun; it ends after it.
+/// What a kernel does between the one before it and the next one. The second of two that stage begins only
+/// when every block of the first has seen the end of the kernel before both, since these wait before they let
+/// it start: so it may read what that one wrote, and write where that one read. What the first one writes it
+/// does not touch. It ends after it, so that who waits for it has waited for both.
 template <class Work>
 __device__ __forceinline__ void stage_beside(const StageParams& params, const Work& work) {
   if (!params.second) wait_for_previous_kernel();
@@ -127,11 +129,11 @@ struct StagedOut {
 };
 
 /// Whole tiles, as K or V.
-template <DType kType, bool kAsymmetric, bool kCodes, int kDim>
+template <DType kType, bool kAsymmetric, bool kCodes>
 struct StagedTiles : StagedOut<kCodes> {
   __device__ __forceinline__ void take_tile(const std::uint8_t* tile, std::int64_t row, int count,
                                             int head) const {
-    const TileStager<kType, kAsymmetric, kDim> stager{this->p, tile, row, count, head};
+    const TileStager<kType, kAsymmetric> stager{this->p, tile, row, count, head};
     if constexpr (kCodes) {
       stager.copy_keys();
     } else if (this->p.as == StagedAs::kKeys) {
@@ -150,11 +152,11 @@ __global__ void __launch_bounds__(kDequantizeWarps * 32, kCtas<kHalves>)
   stage_beside(params, [&] { Work(params.rows, shared, {params}).run(); });
 }
 
-template <DType kType, bool kAsymmetric, bool kCodes, int kDim>
+template <DType kType, bool kAsymmetric, bool kCodes>
 __global__ void __launch_bounds__(kDequantizeWarps * 32, kCtas<1>)
     stage_tiles(const __grid_constant__ StageParams params) {
   __shared__ DequantizeShared shared;
-  using Out = StagedTiles<kType, kAsymmetric, kCodes, kDim>;
+  using Out = StagedTiles<kType, kAsymmetric, kCodes>;
   using Work = Dequantizer<kType, kAsymmetric, false, Out>;
   stage_beside(params, [&] { Work(params.rows, shared, Out{{params}}).run(); });
 }
@@ -177,20 +179,18 @@ int launch(const StageParams& params, void* stream) {
   return launch_over_tiles(kernel, params.rows, &params, kCtas<kHalves>, stream, true);
 }
 
-}  // namespace
-
-/// The kernel that stages whole tiles of such codes; null: none.
+/// The kernel that stages whole tiles of K or V in f16, or of K's own codes; null: none.
 const void* tiles_kernel_of(const StageParams& params) {
   const page::Part& part = params.rows.part;
   const bool codes = params.as == StagedAs::kCodes || params.as == StagedAs::kE4m3Codes;
-  if (part.dim != 128 || part.rotated || params.rows.channels.scale != nullptr) return nullptr;
+  if (part.dim != kTileDims || part.rotated || params.rows.channels.scale != nullptr) return nullptr;
   if (!part.format.static_scale() && part.format.scale_dtype != DType::kFloat16) return nullptr;
   if (codes && !params.has_codes) return nullptr;
   const auto kernel = [&]<DType kType, bool kAsymmetric>() {
     if constexpr (dtype_bits(kType) == 8) {
-      if (codes) return reinterpret_cast<const void*>(&stage_tiles<kType, kAsymmetric, true, 128>);
+      if (codes) return reinterpret_cast<const void*>(&stage_tiles<kType, kAsymmetric, true>);
     }
-    return reinterpret_cast<const void*>(&stage_tiles<kType, kAsymmetric, false, 128>);
+    return reinterpret_cast<const void*>(&stage_tiles<kType, kAsymmetric, false>);
   };
   const KvFormat& format = part.format;
   if (format.dtype == DType::kFloat8E4M3) return kernel.template operator()<DType::kFloat8E4M3, false>();
@@ -201,14 +201,14 @@ const void* tiles_kernel_of(const StageParams& params) {
   return nullptr;
 }
 
+}  // namespace
+
 int launch_stage(const StageParams& params, void* stream) {
-  if (const void* const kernel = tiles_kernel_of(params);
-      kernel != nullptr && params.as != StagedAs::kE4m3Values)
+  const auto launch_tiles = [&](const void* kernel) {
     return launch_over_tiles(kernel, params.rows, &params, kCtas<1>, stream, true);
-  if (params.as == StagedAs::kE4m3Values) {
-    return launch_over_tiles(reinterpret_cast<const void*>(&stage_values), params.rows, &params, kCtas<1>,
-                             stream, true);
-  }
+  };
+  if (params.as == StagedAs::kE4m3Values) return launch_tiles(reinterpret_cast<const void*>(&stage_values));
+  if (const void* const kernel = tiles_kernel_of(params); kernel != nullptr) return launch_tiles(kernel);
   if (params.as == StagedAs::kCodes || params.as == StagedAs::kE4m3Codes)
     return launch<true, 1>(params, stream);
   return is_wide(params.rows.part.dim) ? launch<false, 2>(params, stream) : launch<false, 1>(params, stream);

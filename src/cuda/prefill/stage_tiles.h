@@ -1,6 +1,6 @@
 // Staging of whole tiles of 16 tokens in the order in which a page packs them: a lane reads strings 16 bytes
-// at a time and turns each piece into what it becomes. For codes of 8 and 4 bits in rows of a multiple of 128
-// dims, neither rotated nor with scales of channels, whose own scales are static or in f16.
+// at a time and turns each piece into what it becomes. For codes of 8 and 4 bits in rows of 128 dims, neither
+// rotated nor with scales of channels, whose own scales are static or in f16.
 #pragma once
 
 #include "cuda/device/chunk.h"
@@ -10,19 +10,22 @@
 
 namespace halftone::cuda {
 
-template <DType kType, bool kAsymmetric, int kDim>
+inline constexpr int kTileDims = 128;
+
+template <DType kType, bool kAsymmetric>
 struct TileStager {
+  static constexpr int kDim = kTileDims;
   static constexpr int kBits = dtype_bits(kType);
-  static constexpr int kPieces =
-      kDim * kBits / 512;  // of 16 bytes of a lane's string of K; V has twice as many
+  static constexpr int kPieces = kDim * kBits / 512;    // of 16 bytes, of a string of K; V has twice as many
   static constexpr int kBlocks = 128 / kBits / kChunk;  // of 32 dims in a piece of K; of V half as many
-  static_assert(kDim % 128 == 0 && (kBits == 8 || kBits == 4));
+  static_assert(kBits == 8 || kBits == 4);
   using Codes = Chunk<kType, kAsymmetric>;
 
   const StageParams& p;
   const std::uint8_t* tile;
   std::int64_t row;  // of the first token
-  int count, head;   // of its tokens that are wanted
+  int count;         // of its tokens that are wanted
+  int head;
   const page::Part& part = p.rows.part;
 
   __device__ static int lane() { return threadIdx.x % 32; }
