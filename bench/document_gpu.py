@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Writes the tables of docs/measured.md from bench/results/decode-h200.json, which `halftone bench --backend cuda
 --table all --json FILE` prints, and layer-h200.json (`--table layer`), those of docs/kernels/prefill-measured.md from
-bench/results/prefill-h100.json (`--table prefill`), mla-h200.json (`--table mla`), those beside other packages from *-compare-h200.json, which
+bench/results/prefill-h100.json (`--table prefill`), mla-h200.json (`--table mla`), those beside other packages
+from prefill-compare-h100.json and mla-compare-h200.json, which
 `python -m halftone.compare --suite prefill | mla --json FILE` writes: each between its `<!-- figures: NAME -->` and the
 next `<!-- end -->`. Results that are not there are left out."""
 
@@ -221,7 +222,7 @@ PAGES = {
     ("docs/measured.md", "layer-h200.json"): (layer,),
     ("docs/kernels/prefill-measured.md", "prefill-h100.json"): (prefill, prefill_codes),
     ("docs/measured.md", "mla-h200.json"): (mla,),
-    ("docs/measured.md", "prefill-compare-h200.json"): (prefill_peers, prefill_peers_8bit),
+    ("docs/measured.md", "prefill-compare-h100.json"): (prefill_peers, prefill_peers_8bit),
     ("docs/measured.md", "mla-compare-h200.json"): (mla_peers,),
 }
 
