@@ -140,7 +140,8 @@ TEST(BenchTables, PrefillIsTensorsAndPagesOfEqualWork) {
     }
     if (s.arithmetic == Arithmetic::kFp8) {
       ++fp8;
-      EXPECT_EQ(std::tuple(s.batch * s.context, s.q_heads, s.head_dim), std::tuple(16384, 16, 128));
+      EXPECT_EQ(std::pair(s.batch * s.context, s.q_heads * s.head_dim), std::pair(16384, 2048));
+      EXPECT_EQ(s.kv_heads, s.q_heads);
       continue;
     }
     if (s.q_len != s.context) {  // a chunk of a long prompt
@@ -162,7 +163,7 @@ TEST(BenchTables, PrefillIsTensorsAndPagesOfEqualWork) {
   EXPECT_EQ(between.size(), 2U * 4 * 2 * 2);
   EXPECT_EQ(codes, (std::set<std::string>{"fp8", "int4-g32", "int8-head"}));
   EXPECT_EQ(half_int8, 2U * 2 * 2 * 4);  // format, head_dim, mask, length
-  EXPECT_EQ(fp8, 2U * 3);                // mask, length
+  EXPECT_EQ(fp8, 2U * 2 * 3);            // head_dim, mask, length
   EXPECT_EQ(cases.size(), grid.size() + between.size() + 2 * 2 + 3 * 2 * 3 + 3 + half_int8 +
                               fp8);  // grouped heads, codes, chunks
   for (const BenchCase& c : cases_of("prefill", "fp8")) {
