@@ -53,7 +53,7 @@ __device__ __forceinline__ void place_requests(const DequantizeParams& p, std::i
 /// The request at hand that tile `tile` of them belongs to.
 __device__ __forceinline__ int request_at(const DequantizeShared& s, std::int64_t tile) {
   int low = 0;  // as many requests as end at or before the tile
-#pragma unroll
+#pragma unroll 1
   for (int step = kRequests / 2; step > 0; step /= 2) {
     if (s.tiles[low + step - 1] <= tile) low += step;
   }
