@@ -45,6 +45,16 @@ __device__ __forceinline__ void decode_codes(const std::uint32_t* words, const c
   }
 }
 
+/// Of 16 bytes of a string of V in 8 bits, whose words hold 2 dims of two tokens and alternate between the
+/// pairs of tokens: the four codes of the lane's token k.
+template <DType kType>
+__device__ __forceinline__ std::uint32_t value_bytes(const uint4& w, int k) {
+  constexpr bool kBytes = page::v_order(kType) == page::VOrder::kBytes;
+  constexpr unsigned kFirst = kBytes ? 0x5410 : 0x6420, kSecond = kBytes ? 0x7632 : 0x7531;
+  const unsigned places = k % 2 == 0 ? kFirst : kSecond;
+  return k < 2 ? __byte_perm(w.x, w.z, places) : __byte_perm(w.y, w.w, places);
+}
+
 /// The codes of a chunk, packed in the order of dims.
 template <DType kType, bool kAsymmetric>
 struct Chunk {
@@ -148,10 +158,8 @@ struct ChunkLoad : ChunkPlace {
     }
   }
 
-  /// 8-bit V: a word holds 2 dims of two tokens; words alternate between the pairs of tokens.
+  /// 8-bit V.
   __device__ __forceinline__ void load_bytes(const std::uint8_t* at, Codes (&codes)[kLaneRows]) const {
-    constexpr bool kBytes = page::v_order(kType) == page::VOrder::kBytes;
-    constexpr unsigned kFirst = kBytes ? 0x5410 : 0x6420, kSecond = kBytes ? 0x7632 : 0x7531;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       uint4 w;
@@ -162,10 +170,8 @@ struct ChunkLoad : ChunkPlace {
       } else {
         w = read<uint4>(at + half * piece_step);
       }
-      codes[0].words[half] = __byte_perm(w.x, w.z, kFirst);
-      codes[1].words[half] = __byte_perm(w.x, w.z, kSecond);
-      codes[2].words[half] = __byte_perm(w.y, w.w, kFirst);
-      codes[3].words[half] = __byte_perm(w.y, w.w, kSecond);
+#pragma unroll
+      for (int k = 0; k < kLaneRows; ++k) codes[k].words[half] = value_bytes<kType>(w, k);
     }
   }
 };

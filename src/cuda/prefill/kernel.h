@@ -57,7 +57,7 @@ struct RowsLoop {
     }
   }
   __device__ OwnTiles& own() const { return s.own[c.thread / 32]; }
-  /// The item at hand; looked up anew, to keep no register.
+  /// Number of the item at hand, -1 before the first; looked up anew, to keep no register.
   __device__ int item_index() const {
     const volatile int& index = own().item;
     return index;

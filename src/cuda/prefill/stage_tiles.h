@@ -172,9 +172,7 @@ struct TileStager {
   __device__ static void decode(const uint4& w, int block, int k, const codec::Params& of, float (&x)[4]) {
     std::uint32_t codes;
     if constexpr (kBits == 8) {
-      constexpr bool kBytes = page::v_order(kType) == page::VOrder::kBytes;
-      const unsigned places = kBytes ? (k % 2 == 0 ? 0x5410 : 0x7632) : (k % 2 == 0 ? 0x6420 : 0x7531);
-      codes = k < 2 ? __byte_perm(w.x, w.z, places) : __byte_perm(w.y, w.w, places);
+      codes = value_bytes<kType>(w, k);
     } else {
       const std::uint32_t pair = block == 0 ? (k < 2 ? w.x : w.y) : (k < 2 ? w.z : w.w);
       codes = k % 2 == 0 ? pair & 0xffffu : pair >> 16;
