@@ -58,13 +58,14 @@ std::vector<QueuedItem> all_items(const Built& built) {
 UnitKey unit_of(const WorkItem& item) { return {item.request, item.kv_head, item.row_begin}; }
 
 /// Where the row blocks of a request begin, and behind the last one where it ends: groups of 64 rows are
-/// dealt to as many blocks as hold them.
+/// dealt to as many blocks as hold them, with a mask from the last one on.
 std::vector<std::int32_t> block_rows(const ScheduleParams& p, std::int32_t rows) {
   const std::int32_t each = p.row_block % 64 == 0 ? 64 : p.row_block;
   std::vector<std::int32_t> sizes(static_cast<std::size_t>((rows + p.row_block - 1) / p.row_block));
   for (std::int32_t first = 0, i = 0; first < rows; first += each, ++i) {
     sizes[static_cast<std::size_t>(i) % sizes.size()] += each;
   }
+  if (p.window_left >= 0 || p.window_right >= 0) std::reverse(sizes.begin(), sizes.end());
   std::vector<std::int32_t> begins = {0};
   for (const std::int32_t size : sizes) begins.push_back(std::min(rows, begins.back() + size));
   return begins;
@@ -327,10 +328,16 @@ TEST(Queue, UnitsThatAMaskLeavesNearlyAlikeAreCut) {
 
 /// 1,024 rows are 16 groups of 64, which six blocks of up to three share.
 TEST(Queue, RowBlocksAreAsEqualAsGroupsAllow) {
-  const Built built(queue_params(1, 1, 1000), {{1024, 64}});
-  std::vector<int> rows;
-  for (const QueuedItem& item : all_items(built)) rows.push_back(item.work.row_end - item.work.row_begin);
-  EXPECT_EQ(rows, (std::vector<int>{128, 128, 192, 192, 192, 192}));
+  ScheduleParams params = queue_params(1, 1, 1000);
+  const auto rows = [&] {  // of the blocks, the last one first
+    std::vector<int> all;
+    const Built built(params, {{1024, 64}});
+    for (const QueuedItem& item : all_items(built)) all.push_back(item.work.row_end - item.work.row_begin);
+    return all;
+  };
+  EXPECT_EQ(rows(), (std::vector<int>{128, 128, 192, 192, 192, 192}));
+  params.window_right = 0;
+  EXPECT_EQ(rows(), (std::vector<int>{192, 192, 192, 192, 128, 128}));
 }
 
 TEST(Queue, RequestsWithoutKeysHaveAnItemAndThoseWithoutQueriesNone) {

@@ -280,6 +280,7 @@ __device__ inline void init_barriers(typename PrefillTraits<C>::Shared& s) {
     init(s.q_empty[i], 4 * C.shares);
   }
   init(s.item_full, 1);
+  barrier_init(shared_address(&s.take_next), 1);
   init(s.item_empty, Traits::kComputeWarps + 3);
   fence_async_shared();
 }

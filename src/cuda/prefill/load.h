@@ -153,6 +153,7 @@ struct ItemTaker {
       __syncwarp();
       if (lane() == 0) barrier_arrive(shared_address(&s.item_full[place.stage()]));
       if (!more) break;
+      barrier_wait(shared_address(&s.take_next), place.index % 2);
       next = grid_size() + __shfl_sync(~0u, lane() == 0 ? atomicAdd(&params.taken[0], 1) : 0, 0);
     }
     // The last worker leaves the counters as it found them.
@@ -269,7 +270,7 @@ struct KeyScales {
   }
 };
 
-/// A warp that brings K, or V, of all items.
+/// A warp that brings K, or V, of all items. That of K has the next item taken when few tiles are left.
 template <PrefillConfig C, bool kValues>
 __device__ inline void load_tiles(const PrefillParams& p, typename PrefillTraits<C>::Shared& s, int lane) {
   using Traits = PrefillTraits<C>;
@@ -282,6 +283,11 @@ __device__ inline void load_tiles(const PrefillParams& p, typename PrefillTraits
     TileLoader<C> loader{p, *item, lane};
     [[maybe_unused]] KeyScales<C> scales;
     int token = item->work.kv_begin + (tiles_of<C.kv_tile>(item->work) - 1) * C.kv_tile;
+    constexpr int kAhead = Traits::kTakenAhead * C.kv_tile;
+    const auto take_next = [&] {
+      if (!kValues && lane == 0) barrier_arrive(shared_address(&s.take_next));
+    };
+    if (token < item->work.kv_begin + kAhead) take_next();
     loader.begin(token);
     if constexpr (kScales) scales.look_up(p, *item, loader.first_key, token, lane);
 #pragma unroll 1
@@ -308,6 +314,7 @@ __device__ inline void load_tiles(const PrefillParams& p, typename PrefillTraits
       }
       loader.look_up(token - C.kv_tile);
       if constexpr (kScales) scales.look_up(p, *item, loader.first_key, token - C.kv_tile, lane);
+      if (token == item->work.kv_begin + kAhead) take_next();
     }
     __syncwarp();  // all lanes have read the item
     if (lane == 0) items.release();

@@ -60,6 +60,9 @@ struct PrefillTraits {
   static constexpr int kValueTileBytes = C.kv_tile * (kE4m3 ? C.value_dim : kValueChunks * kRowBytes);
   static constexpr int kQueryBytes = 64 * kChunks * kRowBytes;  // of 64 rows
   static constexpr int kItems = 2;
+  /// The next item is taken when so many tiles of K are still to be brought: no earlier, since what a worker
+  /// has taken no other can begin; with two buffers of queries, which are there early, not much later.
+  static constexpr int kTakenAhead = C.query_buffers == 2 ? 5 : 1;
   static constexpr int kQueryBuffers = C.query_buffers;
   static constexpr bool kStagesOutput = kQueryBuffers == 2;
   static_assert(C.shares == 1 || !kStagesOutput);
@@ -97,7 +100,7 @@ struct PrefillTraits {
     Item items[kItems];
     alignas(8) std::uint64_t k_full[C.stages], k_empty[C.stages], v_full[C.stages], v_empty[C.stages];
     std::uint64_t q_full[kQueryBuffers][kRowGroups], q_empty[kQueryBuffers][kRowGroups];
-    std::uint64_t item_full[kItems], item_empty[kItems];
+    std::uint64_t item_full[kItems], item_empty[kItems], take_next;
     std::uint32_t live[C.stages];  // bit i: tile i of 16 tokens is there; kScaledTile
     alignas(8) float key_scales[kStaged ? C.stages : 0][C.kv_tile];
     // What need not be kept in registers, which are dear: the tiles of a warp; of its rows by how much an
