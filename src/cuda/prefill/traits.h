@@ -60,9 +60,10 @@ struct PrefillTraits {
   static constexpr int kValueTileBytes = C.kv_tile * (kE4m3 ? C.value_dim : kValueChunks * kRowBytes);
   static constexpr int kQueryBytes = 64 * kChunks * kRowBytes;  // of 64 rows
   static constexpr int kItems = 2;
-  /// The next item is taken when so many tiles of K are still to be brought: no earlier, since what a worker
-  /// has taken no other can begin; with two buffers of queries, which are there early, not much later.
-  static constexpr int kTakenAhead = C.query_buffers == 2 ? 5 : 1;
+  /// The next item is taken when so many tiles of K are still to be brought. Earlier would be worse, since
+  /// what a worker has taken no other can begin; later, too, with two buffers of queries, which come in time
+  /// only then. Tiles of 64 dims take half as long.
+  static constexpr int kTakenAhead = C.query_buffers == 1 ? 1 : C.head_dim == 64 ? 9 : 5;
   static constexpr int kQueryBuffers = C.query_buffers;
   static constexpr bool kStagesOutput = kQueryBuffers == 2;
   static_assert(C.shares == 1 || !kStagesOutput);
