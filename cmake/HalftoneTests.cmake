@@ -93,7 +93,8 @@ if(HALFTONE_BUILD_TESTS)
   if(NOT TARGET halftone_cli)
     list(FILTER sources EXCLUDE REGEX "/tests/cli/")
   endif()
-  if(HALFTONE_SANITIZE STREQUAL "thread")  # where threads meet: plans are made by one, and instruction sets share them
+  # Where threads meet: of plans one test makes them in several, and instruction sets differ in none of it.
+  if(HALFTONE_SANITIZE STREQUAL "thread")
     list(FILTER sources INCLUDE REGEX "/tests/((append|attention)/|plan/plan_test)")
     list(FILTER sources EXCLUDE REGEX "/tests/attention/targets_test")
   endif()

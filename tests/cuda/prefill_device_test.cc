@@ -108,6 +108,21 @@ TEST_F(DevicePrefill, EveryLengthAroundTheEdges) {
   }
 }
 
+/// Windows of many tiles, some of which the rows of only one warpgroup see, ahead of the tiles of others and
+/// behind them; the next item is taken while such tiles are still on their way.
+TEST_F(DevicePrefill, WindowsOfManyTiles) {
+  for (AttentionCase row : prefill_cases({{400, 1500}, {300, 1300}, {70, 1250}})) {
+    row.q_heads = row.kv_heads = 1;
+    for (const int window : {600, 1100}) {
+      for (const int workers : {1, 3}) {
+        row.mask.window_left = window;
+        row.workers = workers;
+        expect_agrees(row);
+      }
+    }
+  }
+}
+
 /// The shapes of FlashAttention's own tests: all but the longest in one batch.
 TEST_F(DevicePrefill, ShapesOfFlashAttentionsTests) {
   const std::vector<Request> shapes = {{1, 239},   {3, 799},   {127, 512}, {127, 513}, {113, 203},

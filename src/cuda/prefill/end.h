@@ -150,7 +150,7 @@ struct RowsEnd {
       } else if constexpr (!Traits::kE4m3) {
         write_16bit(halves, r, scale[r], keep,
                     [bf16](float a, float b) { return bf16 ? pack_bf16x2(a, b) : pack_f16x2(a, b); });
-      } else if (bf16) {  // two copies, 2% of a short call
+      } else if (bf16) {  // the code twice: short calls take 2% less
         write_16bit(halves, r, scale[r], keep, [](float a, float b) { return pack_bf16x2(a, b); });
       } else {
         write_16bit(halves, r, scale[r], keep, [](float a, float b) { return pack_f16x2(a, b); });

@@ -60,15 +60,16 @@ struct PrefillTraits {
   static constexpr int kValueTileBytes = C.kv_tile * (kE4m3 ? C.value_dim : kValueChunks * kRowBytes);
   static constexpr int kQueryBytes = 64 * kChunks * kRowBytes;  // of 64 rows
   static constexpr int kItems = 2;
-  /// The next item is taken when so many tiles of K are still to be brought. Earlier would be worse, since
-  /// what a worker has taken no other can begin; later, too, with two buffers of queries, which come in time
-  /// only then. Tiles of 64 dims take half as long.
+  /// The next item is taken when so many tiles of K are still to be brought. Much earlier is worse where
+  /// items differ, since what a worker has taken no other can begin; later, too, with two buffers of queries,
+  /// which then come too late. At 64 dims, whose tiles take half as long, nine suit calls without a mask.
   static constexpr int kTakenAhead = C.query_buffers == 1 ? 1 : C.head_dim == 64 ? 9 : 5;
   static constexpr int kQueryBuffers = C.query_buffers;
   static constexpr bool kStagesOutput = kQueryBuffers == 2;
   static_assert(C.shares == 1 || !kStagesOutput);
   static_assert(kValueChunks <= kChunks);  // O lies where the queries lay
-  // Before an item's first tile that a warpgroup sees it passes those that only the others see.
+  // Before an item's first tile that a warpgroup sees it passes those that only the others see. As many at
+  // most come after its last one; until it has the next item, it holds them.
   static_assert(kQueryBuffers == 1 || (64 * (C.warpgroups - 1) + C.kv_tile - 1) / C.kv_tile < C.stages);
   static constexpr bool kKeepsSlopes = C.head_dim < 256;  // shared memory
 
