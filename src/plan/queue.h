@@ -40,18 +40,15 @@ constexpr std::int32_t least_queue_heads(const ScheduleParams& p) {
 inline constexpr std::int32_t kQueueRows = 64;
 
 /// Sets the rows of row block `block` of a request that has so many packed rows and blocks. Were all blocks
-/// but the last one full, that one would keep a worker nearly as long as they do, whatever it lacks. With a
-/// mask the first blocks have fewer rows than the others: causal, these see the fewest keys, too.
+/// but the last one full, that one would keep a worker nearly as long as they do, whatever it lacks. The
+/// first blocks have fewer rows than the others: they are taken last and, causal, see the fewest keys.
 HT_HOST_DEVICE constexpr void set_queue_rows(const ScheduleParams& p, std::int32_t rows, std::int32_t blocks,
                                              std::int32_t block, WorkItem& item) {
   const std::int32_t each = p.row_block % kQueueRows == 0 ? kQueueRows : p.row_block;
-  const std::int32_t groups = (rows + each - 1) / each, least = groups / blocks,
-                     more = groups - least * blocks, first_longer = has_mask(p) ? blocks - more : 0;
-  const auto groups_before = [&](std::int32_t which) {
-    return which * least + min_of(more, max_of(0, which - first_longer));
-  };
-  item.row_begin = groups_before(block) * each;
-  item.row_end = min_of(rows, groups_before(block + 1) * each);
+  const std::int32_t groups = (rows + each - 1) / each, least = groups / blocks;
+  const std::int32_t shorter = blocks - (groups - least * blocks);
+  item.row_begin = (block * least + max_of(0, block - shorter)) * each;
+  item.row_end = min_of(rows, item.row_begin + (block < shorter ? least : least + 1) * each);
 }
 
 /// Item `index` of a queue that has so many. Returns into how many parts its unit is cut; the unit's first

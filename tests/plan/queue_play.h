@@ -56,14 +56,14 @@ inline std::vector<QueuedItem> all_items(const Built& built) {
 inline UnitKey unit_of(const WorkItem& item) { return {item.request, item.kv_head, item.row_begin}; }
 
 /// Where the row blocks of a request begin, and behind the last one where it ends: groups of 64 rows are
-/// dealt to as many blocks as hold them, with a mask from the last one on.
+/// dealt to as many blocks as hold them, from the last one on.
 inline std::vector<std::int32_t> block_rows(const ScheduleParams& p, std::int32_t rows) {
   const std::int32_t each = p.row_block % 64 == 0 ? 64 : p.row_block;
   std::vector<std::int32_t> sizes(static_cast<std::size_t>((rows + p.row_block - 1) / p.row_block));
   for (std::int32_t first = 0, i = 0; first < rows; first += each, ++i) {
     sizes[static_cast<std::size_t>(i) % sizes.size()] += each;
   }
-  if (p.window_left >= 0 || p.window_right >= 0) std::reverse(sizes.begin(), sizes.end());
+  std::reverse(sizes.begin(), sizes.end());
   std::vector<std::int32_t> begins = {0};
   for (const std::int32_t size : sizes) begins.push_back(std::min(rows, begins.back() + size));
   return begins;

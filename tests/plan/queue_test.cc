@@ -81,7 +81,7 @@ TEST(Queue, StagedKeysBeyondInt32) {
   EXPECT_EQ(built->header->total_kv, 3 * std::int64_t{kMaxTokens} + 5);
 }
 
-/// (KV head, first row) of all items of one request of 500 keys and three row blocks, of 192, 128 and 80
+/// (KV head, first row) of all items of one request of 500 keys and three row blocks, of 128, 128 and 144
 /// rows.
 std::vector<std::pair<int, int>> order_of(std::int32_t queue_tokens, std::int32_t queue_heads = 1) {
   ScheduleParams params = queue_params(3, 1, 1000, queue_tokens);
@@ -97,10 +97,10 @@ std::vector<std::pair<int, int>> order_of(std::int32_t queue_tokens, std::int32_
 
 TEST(Queue, LastRowBlocksFirstOfAsManyHeadsAsFit) {
   using Order = std::vector<std::pair<int, int>>;
-  const Order one_by_one = {{0, 320}, {0, 192}, {0, 0},   {1, 320}, {1, 192},
-                            {1, 0},   {2, 320}, {2, 192}, {2, 0}};
-  const Order pairs = {{0, 320}, {1, 320}, {0, 192}, {1, 192}, {0, 0}, {1, 0}, {2, 320}, {2, 192}, {2, 0}};
-  const Order all = {{0, 320}, {1, 320}, {2, 320}, {0, 192}, {1, 192}, {2, 192}, {0, 0}, {1, 0}, {2, 0}};
+  const Order one_by_one = {{0, 256}, {0, 128}, {0, 0},   {1, 256}, {1, 128},
+                            {1, 0},   {2, 256}, {2, 128}, {2, 0}};
+  const Order pairs = {{0, 256}, {1, 256}, {0, 128}, {1, 128}, {0, 0}, {1, 0}, {2, 256}, {2, 128}, {2, 0}};
+  const Order all = {{0, 256}, {1, 256}, {2, 256}, {0, 128}, {1, 128}, {2, 128}, {0, 0}, {1, 0}, {2, 0}};
   for (const std::int32_t tokens : {1, 500, 999}) EXPECT_EQ(order_of(tokens), one_by_one) << tokens;
   for (const std::int32_t tokens : {1000, 1499}) EXPECT_EQ(order_of(tokens), pairs) << tokens;
   for (const std::int32_t tokens : {1500, 100000, INT_MAX}) EXPECT_EQ(order_of(tokens), all) << tokens;
@@ -136,16 +136,10 @@ TEST(Queue, UnitsThatAMaskLeavesNearlyAlikeAreCut) {
 
 /// 1,024 rows are 16 groups of 64, which six blocks of up to three share.
 TEST(Queue, RowBlocksAreAsEqualAsGroupsAllow) {
-  ScheduleParams params = queue_params(1, 1, 1000);
-  const auto rows = [&] {  // of the blocks, the last one first
-    std::vector<int> all;
-    const Built built(params, {{1024, 64}});
-    for (const QueuedItem& item : all_items(built)) all.push_back(item.work.row_end - item.work.row_begin);
-    return all;
-  };
-  EXPECT_EQ(rows(), (std::vector<int>{128, 128, 192, 192, 192, 192}));
-  params.window_right = 0;
-  EXPECT_EQ(rows(), (std::vector<int>{192, 192, 192, 192, 128, 128}));
+  const Built built(queue_params(1, 1, 1000), {{1024, 64}});
+  std::vector<int> rows;  // of the blocks, the last one first
+  for (const QueuedItem& item : all_items(built)) rows.push_back(item.work.row_end - item.work.row_begin);
+  EXPECT_EQ(rows, (std::vector<int>{192, 192, 192, 192, 128, 128}));
 }
 
 TEST(Queue, RequestsWithoutKeysHaveAnItemAndThoseWithoutQueriesNone) {
