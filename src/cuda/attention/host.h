@@ -2,32 +2,12 @@
 #pragma once
 
 #include <string_view>
-#include <type_traits>
-#include <utility>
 
+#include "cuda/attention/compiled_kernel.h"
 #include "cuda/attention/params.h"
 #include "plan/plan.h"
 
 namespace halftone::cuda {
-
-/// A compiled kernel. Null when this build lacks it.
-struct CompiledKernel {
-  const void* function = nullptr;
-  int shared_bytes = 0;
-  int threads = 0;
-  int cluster = 1;  ///< blocks of a worker
-};
-
-/// `kernel_of(row)` with the row as a std::integral_constant, of a table of kRows rows.
-template <int kRows, class KernelOf>
-CompiledKernel find_kernel(int row, const KernelOf& kernel_of) {
-  return [&]<int... kRow>(std::integer_sequence<int, kRow...>) {
-    CompiledKernel found;
-    ((row == kRow ? (found = kernel_of(std::integral_constant<int, kRow>{}), 0) : 0), ...);
-    return found;
-  }
-  (std::make_integer_sequence<int, kRows>{});
-}
 
 /// Throws Internal if this build lacks the kernel, which is `family`'s variant `variant`.
 void require_built(const CompiledKernel& kernel, std::string_view family, int variant);

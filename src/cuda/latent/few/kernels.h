@@ -1,7 +1,7 @@
 // The compiled kernels of latent attention for few heads: what the .cu files define and host code looks up.
 #pragma once
 
-#include "cuda/attention/host.h"
+#include "cuda/attention/compiled_kernel.h"
 
 namespace halftone::cuda {
 

@@ -1,7 +1,7 @@
 // The compiled kernels of latent attention for many heads.
 #pragma once
 
-#include "cuda/attention/host.h"
+#include "cuda/attention/compiled_kernel.h"
 
 namespace halftone::cuda {
 
