@@ -15,7 +15,8 @@ namespace halftone::planning {
 /// What is staged of a key and KV head.
 struct StagedKey {
   int bytes = 0;
-  int tokens = 1;  ///< keys of a request begin at multiples of so many, a power of two
+  int read_bytes = 0;  ///< what the kernel reads of it, staged or not
+  int tokens = 1;      ///< keys of a request begin at multiples of so many, a power of two
 };
 
 /// Arguments are already validated (plan/validate.h). Functions throw halftone::Error.

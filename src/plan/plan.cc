@@ -181,7 +181,7 @@ Pass make_pass(const AttentionProblem& problem, const Backend& backend, const Ch
     pass.schedule.kv_heads = pass.staged.heads;
     pass.schedule.staged_tokens = key.tokens;
     pass.schedule.queue_tokens =
-        static_cast<std::int32_t>(std::max<std::int64_t>(1, kernel.queue_bytes / key.bytes));
+        static_cast<std::int32_t>(std::max<std::int64_t>(1, kernel.queue_bytes / key.read_bytes));
   }
   pass.partials = max_partials(pass.schedule);
   pass.backend_bytes = backend.extra_bytes(pass.schedule.workers, pass.partials);

@@ -110,6 +110,17 @@ CUtensorMap page_map(const PagedKv& cache, const PageLayout& layout, std::int64_
   return boxes.map(dtype, swizzle_of(row_bytes));
 }
 
+CUtensorMap code_page_map(const PagedKv& cache, const PageLayout& layout, int dim, int tiles) {
+  constexpr int kDims = 64;
+  const Boxes<5> boxes{
+      cache.pages.data,
+      {kDims, bytes(dim / kDims * kTileTokens), bytes(cache.spec.page_size / kTileTokens),
+       bytes(cache.spec.kv_heads), page_count(cache)},
+      {kDims, bytes(layout.tile_bytes), bytes(layout.head_bytes), page_stride(cache, layout)},
+      {kDims, kTileTokens, static_cast<cuuint32_t>(tiles), 1, 1}};
+  return boxes.map(DType::kUInt8, CU_TENSOR_MAP_SWIZZLE_64B);
+}
+
 CUtensorMap latent_page_map(const PagedKv& cache, const PageLayout& layout, const void* somewhere,
                             DType dtype, int tokens, int columns) {
   constexpr int kDims = 64, kTokens = 8;

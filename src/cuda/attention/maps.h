@@ -24,6 +24,11 @@ CUtensorMap tensor_map(const TensorView& t, const void* somewhere, int heads, in
 CUtensorMap page_map(const PagedKv& cache, const PageLayout& layout, std::int64_t offset, int dim,
                      DType dtype, int row_bytes);
 
+/// K of pages in codes of 8 bits, which lie there in chunks of 64 dims (format/page.h),
+/// [pages][heads][tiles][chunks and tokens][dims]: boxes of a chunk's tokens of `tiles` tiles, swizzled over
+/// 64 bytes.
+CUtensorMap code_page_map(const PagedKv& cache, const PageLayout& layout, int dim, int tiles);
+
 /// 16-bit latent tokens of pages as [pages][groups of 8 tokens][columns of 64 dims][tokens][dims]: boxes of
 /// `tokens` tokens and `columns` columns of one page, swizzled over a row. Where there are no pages nothing
 /// is read, and `somewhere` is any address on the device.

@@ -64,21 +64,23 @@ struct Consumer {
     softmax = {};
   }
 
-  /// Of one buffer it follows from the thread, to keep no register.
+  /// Looked up anew beside E4M3, to keep no register.
   __device__ std::uint32_t query_word() const {
-    return kE4m3 ? swizzled_word(shared_address(s.q[0][group()])) : queries;
+    if constexpr (!kE4m3) return queries;
+    const volatile int& at = s.own[thread / 32].queries;
+    return swizzled_word(shared_address(s.q) + at);
   }
   /// S = Q K^T of a stage.
   __device__ void begin_scores(int stage, Products& x) const {
-    constexpr int kRow = Traits::kRowBytes, kChunkSteps = kRow / 32;
+    constexpr int kRow = Traits::kRowBytes, kKeyRow = Traits::kKeyRowBytes;
     const std::uint64_t q = rows_matrix_of<kRow>(uniform(query_word()));
-    const std::uint64_t k = rows_matrix_of<kRow>(
+    const std::uint64_t k = rows_matrix_of<kKeyRow>(
         uniform(swizzled_word(shared_address(s.k)) + stage * (Traits::kKeyTileBytes / 16)));
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int chunk = step / kChunkSteps, within = step % kChunkSteps * 2;
-      const std::uint64_t a = q + (chunk * (64 * kRow / 16) + within);
-      const std::uint64_t b = k + (chunk * (C.kv_tile * kRow / 16) + within);
+      const int at = 32 * step;  // bytes of a row
+      const std::uint64_t a = q + (at / kRow * (64 * kRow / 16) + at % kRow / 16);
+      const std::uint64_t b = k + (at / kKeyRow * (C.kv_tile * kKeyRow / 16) + at % kKeyRow / 16);
       if (step == 0) {
         wgmma_first<kOperand>(x, a, b);
       } else {
@@ -192,24 +194,25 @@ struct Consumer {
   /// S = Q K^T of a stage once more, of this warp's rows: other warps need not agree to mma.
   __device__ void repeat_scores(int stage, Products& x) const {
     constexpr int kRow = Traits::kRowBytes, kChunkSteps = kRow / 32;
+    constexpr int kKeyRow = Traits::kKeyRowBytes, kKeyChunkSteps = kKeyRow / 32;
     const std::uint32_t at = thread_index();  // read anew: nothing of this is worked out ahead
     const std::uint32_t matrix = at % 32 / 8, row = at % 8;
     const std::uint32_t q =
         shared_address(s.q) + s.own[at / 32].queries + (at / 32 % 4 * 16 + matrix % 2 * 8 + row) * kRow;
-    const std::uint32_t k = shared_address(s.k[stage]) + (matrix / 2 * 8 + row) * kRow;
+    const std::uint32_t k = shared_address(s.k[stage]) + (matrix / 2 * 8 + row) * kKeyRow;
 #pragma unroll
     for (int i = 0; i < kS; ++i) x[i] = 0;
 #pragma unroll 1
     for (int step = 0; step < kSteps; ++step) {
-      const int chunk = step / kChunkSteps, piece = step % kChunkSteps * 2;
+      const int piece = step % kChunkSteps * 2, key_piece = step % kKeyChunkSteps * 2;
+      const std::uint32_t keys = k + step / kKeyChunkSteps * (C.kv_tile * kKeyRow) +
+                                 Traits::KeyPlace::piece(row, key_piece + matrix % 2);
       std::uint32_t a[4];
-      load_matrices(q + chunk * (64 * kRow) + Traits::Place::piece(row, piece + matrix / 2), a);
+      load_matrices(q + step / kChunkSteps * (64 * kRow) + Traits::Place::piece(row, piece + matrix / 2), a);
 #pragma unroll
       for (int i = 0; i < kTiles; ++i) {
         std::uint32_t b[4];
-        load_matrices(
-            k + chunk * (C.kv_tile * kRow) + i * (16 * kRow) + Traits::Place::piece(row, piece + matrix % 2),
-            b);
+        load_matrices(keys + i * (16 * kKeyRow), b);
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           Product(&to)[4] = reinterpret_cast<Product(&)[4]>(x[8 * i + 4 * half]);

@@ -36,6 +36,12 @@ struct PrefillConfig {
   int shares = 1;
 };
 
+/// Of a chunk of K. Codes of E4M3 lie in shared memory as a page has them: chunks of 64 dims, in the order of
+/// code_chunk() (stage.h).
+constexpr int key_row_bytes(const PrefillConfig& c) {
+  return c.dtype == DType::kFloat8E4M3 ? 64 : c.row_bytes;
+}
+
 constexpr int row_groups(const PrefillConfig& c) { return c.warpgroups / c.shares; }
 constexpr int rows_of(const PrefillConfig& c) { return 64 * row_groups(c); }
 
@@ -68,7 +74,7 @@ inline constexpr std::array kPrefillTable{
     PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 512, 512, 2, 32, 2, 1, 128, 2},  // 4 x 4k: -, 332
     PrefillConfig{PrefillKeys::kCodes, DType::kFloat16, 128, 128, 3, 80, 4, 2},           // 736, 726
     PrefillConfig{PrefillKeys::kCodes, DType::kFloat16, 256, 256, 2, 80, 2, 1},           // 901, 923
-    PrefillConfig{PrefillKeys::kCodes, DType::kFloat8E4M3, 128, 128, 3, 96, 3, 1},        // 902, 833
+    PrefillConfig{PrefillKeys::kCodes, DType::kFloat8E4M3, 128, 128, 3, 96, 3, 2},        // 902, 833
     PrefillConfig{PrefillKeys::kCodes, DType::kFloat8E4M3, 256, 256, 2, 96, 3, 1},  // an H100: 1088, 932
 };
 

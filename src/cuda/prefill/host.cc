@@ -104,18 +104,30 @@ AttentionArgs round_args(const Plan::Impl& plan, const planning::Pass& pass, Att
 }
 
 /// What a round stages: K and V, [keys, heads, dim], and a scale for each key, [heads, keys]; V in E4M3 in
-/// tiles of 16 keys, [heads, keys / 16].
+/// tiles of 16 keys, [heads, keys / 16]. Of K that is read in its pages nothing but scales.
 struct StagedRows {
   TensorView k, v;
-  float* key_scales;
+  float* key_scales;  // null: static ones, which the kernel reads itself
 };
 
 constexpr int bytes_of(DType t) { return dtype_bits(t) / 8; }
 
-/// Of the K that a kernel stages.
+/// Of the K that a kernel does not read as given.
 DType key_dtype(PrefillKeys keys, DType operand) {
   if (keys != PrefillKeys::kCodes) return DType::kFloat16;
   return operand == DType::kFloat8E4M3 ? operand : DType::kInt8;
+}
+
+/// Whether K of a cache is codes with one scale for all dims of a token and head, or fewer.
+bool has_codes(const KvCacheSpec& spec, DType codes) {
+  const KvFormat& k = spec.k_format;
+  return k.dtype == codes && !k.asymmetric && k.params_per_token(spec.head_dim) <= 1;
+}
+
+/// Whether the kernel reads K in its pages: codes of E4M3 that are multiplied as they are. Integers are
+/// staged even so: their tiles of 80 keys take more copies of less each, which costs more than staging does.
+bool reads_code_pages(const KvCacheSpec& spec, DType operand) {
+  return operand == DType::kFloat8E4M3 && has_codes(spec, operand);
 }
 
 StagedRows staged_rows(const Plan::Impl& plan, const planning::Pass& pass, std::byte* at) {
@@ -126,10 +138,12 @@ StagedRows staged_rows(const Plan::Impl& plan, const planning::Pass& pass, std::
     at += keys * heads * dims * bytes_of(dtype);
     return TensorView::contiguous(data, dtype, {keys, heads, dims}, plan.problem.device);
   };
+  const auto& spec = std::get<KvCacheSpec>(plan.problem.kv);
+  const bool in_pages = reads_code_pages(spec, config.dtype);
   StagedRows staged{};
-  staged.k = rows(key_dtype(config.keys, config.dtype), config.head_dim);
+  if (!in_pages) staged.k = rows(key_dtype(config.keys, config.dtype), config.head_dim);
   staged.v = rows(config.dtype, config.value_dim);
-  staged.key_scales = reinterpret_cast<float*>(at);
+  if (!in_pages || !spec.k_format.static_scale()) staged.key_scales = reinterpret_cast<float*>(at);
   return staged;
 }
 
@@ -140,6 +154,7 @@ void stage(const Plan::Impl& plan, const planning::Pass& pass, const PagedKv& ca
   const auto params = [&](KvPart which, const StaticScale& scale, const TensorView& out) {
     StageParams p{};
     p.rows = dequantize_params(cache, plan.layout, page::part_of(cache.spec, plan.layout, which), scale, out);
+    p.rows.rows = pass.staged.keys;
     p.rows.lengths = lengths;
     p.rows.batch = plan.problem.batch;
     p.rows.row_tokens = pass.schedule.staged_tokens;
@@ -148,19 +163,20 @@ void stage(const Plan::Impl& plan, const planning::Pass& pass, const PagedKv& ca
   };
   StageParams k = params(KvPart::kK, cache.k_scale, staged.k),
               v = params(KvPart::kV, cache.v_scale, staged.v);
-  const KvFormat& format = cache.spec.k_format;
   const PrefillConfig& config = kPrefillTable[pass.variant];
   const bool e4m3 = config.dtype == DType::kFloat8E4M3;
   k.scales = staged.key_scales;
-  if (config.keys == PrefillKeys::kCodes) {
+  if (staged.k.data == nullptr) {
+    k.as = StagedAs::kScales;
+  } else if (config.keys == PrefillKeys::kCodes) {
     k.as = e4m3 ? StagedAs::kE4m3Codes : StagedAs::kCodes;
-    k.has_codes = format.dtype == staged.k.dtype && !format.asymmetric && k.rows.part.groups <= 1;
+    k.has_codes = has_codes(cache.spec, staged.k.dtype);
   } else {
     k.as = StagedAs::kKeys;
   }
-  v.second = true;
+  v.second = staged.key_scales != nullptr;
   v.as = e4m3 ? StagedAs::kE4m3Values : StagedAs::kValues;
-  check(launch_stage(k, stream), "run");
+  if (staged.key_scales != nullptr) check(launch_stage(k, stream), "run");
   check(launch_stage(v, stream), "run");
 }
 
@@ -196,26 +212,35 @@ PrefillParams prefill_params(const Plan::Impl& plan, const AttentionArgs& args,
   p.q_boxes = boxes(args.q), p.out_boxes = boxes(args.out);
   if (p.q_boxes) p.q = tensor_map(args.q, nullptr, group, 64 / group, config.row_bytes);
   if (p.out_boxes) p.out = tensor_map(args.out, nullptr, group, 64 / group, config.row_bytes);
-  const auto rows = [&](const TensorView& k, const TensorView& v) {
+  const auto rows = [&](const TensorView& t, int row_bytes) {
     const void* const somewhere = workspace.passes[index].schedule.header;
-    p.kv_tokens = k.shape[0];
-    p.k = tensor_map(k, somewhere, 1, config.kv_tile, config.row_bytes);
-    if (config.dtype != DType::kFloat8E4M3)
-      p.v = tensor_map(v, somewhere, 1, config.kv_tile, config.row_bytes);
+    return tensor_map(t, somewhere, 1, config.kv_tile, row_bytes);
   };
+  const auto* const cache = std::get_if<PagedKv>(&args.kv);
   if (pass.staged.keys > 0) {
-    rows(staged.k, staged.v);
+    p.code_pages = staged.k.data == nullptr;
+    if (p.code_pages) {
+      p.k = code_page_map(*cache, plan.layout, config.head_dim, 1);
+      if (cache->spec.page_size > kTileTokens)
+        p.k_pairs = code_page_map(*cache, plan.layout, config.head_dim, 2);
+    } else {
+      p.k = rows(staged.k, key_row_bytes(config));
+    }
+    if (config.dtype != DType::kFloat8E4M3) p.v = rows(staged.v, config.row_bytes);
+    p.kv_tokens = pass.staged.keys;
     p.key_scales = staged.key_scales;
     p.value_tiles = pointer<std::uint8_t>(staged.v);
     // Staged values are in the caller's basis, codes in that of the cache.
     p.attention.rotate_v &= config.dtype == DType::kFloat8E4M3;
-  } else if (const auto* const cache = std::get_if<PagedKv>(&args.kv)) {
+  } else if (cache != nullptr) {
     p.k = page_map(*cache, plan.layout, 0, config.head_dim, config.dtype, config.row_bytes);
     p.v = page_map(*cache, plan.layout, plan.layout.v_data_offset, config.value_dim, config.dtype,
                    config.row_bytes);
   } else {
     const auto& tensors = std::get<KvTensorViews>(args.kv);
-    rows(tensors.k, tensors.v);
+    p.k = rows(tensors.k, config.row_bytes);
+    p.v = rows(tensors.v, config.row_bytes);
+    p.kv_tokens = tensors.k.shape[0];
   }
   return p;
 }
@@ -267,11 +292,15 @@ int prefill_variant(const AttentionProblem& problem, const planning::Kernel& ker
 
 planning::StagedKey prefill_staged_key(const AttentionProblem& problem) {
   const PrefillKeys keys = keys_of(problem);
-  if (keys == PrefillKeys::kGiven) return {};
+  if (keys == PrefillKeys::kGiven || !problem.is_paged()) return {};
   const DType operand = operand_dtype(problem);
-  const int rows = problem.head_dim() * bytes_of(key_dtype(keys, operand)) + 4;
-  if (operand != DType::kFloat8E4M3) return {rows + problem.v_dim() * 2};
-  return {rows + problem.v_dim(), kTileTokens};
+  const auto& spec = std::get<KvCacheSpec>(problem.kv);
+  const int k = problem.head_dim() * bytes_of(key_dtype(keys, operand));
+  const int v = problem.v_dim() * bytes_of(operand), scale = sizeof(float);
+  planning::StagedKey key{k + scale + v, k + scale + v};
+  if (reads_code_pages(spec, operand)) key.bytes = v + (spec.k_format.static_scale() ? 0 : scale);
+  if (operand == DType::kFloat8E4M3) key.tokens = kTileTokens;
+  return key;
 }
 
 std::int64_t prefill_scratch_bytes(int variant) {

@@ -24,7 +24,6 @@ struct RowsLoop {
   /// An item is taken beside the last P V of the item before, and its first Q K^T runs beside the end of
   /// that, where registers allow it.
   static constexpr bool kTakesAhead = kBuffers == 2;
-  static_assert(!kTakesAhead || !Traits::kE4m3);  // of whose O a part is that of the item at hand
   static constexpr bool kBeginsAhead = kTakesAhead && !Traits::kCodes && C.row_bytes == 128;  // registers
   const PrefillParams& params;
   typename Traits::Shared& s;
@@ -88,8 +87,9 @@ struct RowsLoop {
 
   /// O moves to the sums of earlier tiles.
   __device__ void promote() {
-    PromotedSums<C>{params, c}.add(own().promoted);
-    own().promoted = true;
+    bool& promoted = own().promoted[own().item % Traits::kItems];
+    PromotedSums<C>{params, c}.add(promoted);
+    promoted = true;
     __syncwarp();
   }
 
@@ -110,7 +110,8 @@ struct RowsLoop {
              (buffer * Traits::kRowGroups + c.rows_index()) * Traits::kQueryBytes,
              items.index,
              OwnTiles::kFirst,
-             false};
+             {own().promoted[0], own().promoted[1]}};
+    own().promoted[items.index % Traits::kItems] = false;
     __syncwarp();
     barrier_wait(shared_address(&s.q_full[buffer][c.rows_index()]), items.index / kBuffers % 2);
     if constexpr (Traits::kStaged) {
@@ -219,7 +220,7 @@ struct RowsLoop {
   __device__ void finish(const Item& item, int index) {
     if (64 * c.rows_index() < item.item.work.row_end - item.item.work.row_begin) {
       if constexpr (Traits::kE4m3) {
-        if (own().promoted) PromotedSums<C>{params, c}.collect();
+        if (own().promoted[index % Traits::kItems]) PromotedSums<C>{params, c}.collect();
       }
       RowsEnd<C>{params, c, item, index % kBuffers}();
     }
@@ -271,7 +272,7 @@ __device__ inline void init_barriers(typename PrefillTraits<C>::Shared& s) {
   const auto init = [](auto& barriers, int arrivals) {
     for (auto& barrier : barriers) barrier_init(shared_address(&barrier), arrivals);
   };
-  init(s.k_full, 1);
+  init(s.k_full, 2);  // its copies, and what is known of it
   init(s.v_full, 1);
   init(s.k_empty, Traits::kComputeWarps);
   init(s.v_empty, Traits::kComputeWarps);

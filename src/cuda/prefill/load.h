@@ -176,11 +176,17 @@ struct TileLoader {
   const std::int32_t* table = nullptr;  // of the request
   std::int32_t page = 0;                // of the lane's tile of 16 tokens
 
-  __device__ bool in_rows() const { return p.attention.schedule.cu_kv != nullptr; }
+  /// Whether K, or V, are rows of tensors.
+  template <bool kValues>
+  __device__ bool in_rows() const {
+    if (Traits::kE4m3 && !kValues && p.code_pages) return false;
+    return has_rows();
+  }
+  __device__ bool has_rows() const { return p.attention.schedule.cu_kv != nullptr; }
   __device__ bool has_table() const { return p.attention.cache.page_log2 > 0; }  // one without columns, too
 
   __device__ void begin(int token) {
-    if (in_rows()) first_key = p.attention.schedule.cu_kv[item.work.request];
+    if (has_rows()) first_key = p.attention.schedule.cu_kv[item.work.request];
     if (!has_table()) return;
     table = table_row(p.attention.cache, item.work.request);
     look_up(token);
@@ -212,30 +218,58 @@ struct TileLoader {
         item.work.kv_head * (p.kv_tokens / kTileTokens) + (first_key + token) / kTileTokens;
     bulk_load(to, p.value_tiles + tile * (kTileTokens * C.value_dim), value_bytes(token), barrier);
   }
+  /// What a lane copies of a tile in pages.
+  struct PageBox {
+    int tile;   // of 16 tokens; kTiles and up: none
+    int place;  // of that in its page
+    std::int32_t page;
+    bool pair;
+  };
+  /// A copy takes its time, however little it brings: of codes, two tiles in one page are one.
   template <bool kValues>
-  __device__ void load(const CUtensorMap& map, std::uint32_t to, std::uint32_t barrier, int token) const {
-    constexpr bool kOfCodes = Traits::kCodes && !kValues;
-    constexpr int kRow = Traits::kRowBytes;
-    constexpr int kChunks = kValues ? Traits::kValueChunks : Traits::kKeyChunks;
-    if (in_rows()) {
-      if (lane < kChunks) {
-        tensor_load(to + lane * (C.kv_tile * kRow), map, barrier,
-                    lane * (kOfCodes ? 128 : Traits::kChunkDims), item.work.kv_head, first_key + token);
+  __device__ PageBox box_at(int token) const {
+    const int in_page = (1 << p.attention.cache.page_log2) / kTileTokens, first = token / kTileTokens;
+    PageBox box{lane, (first + lane) & (in_page - 1), page, false};
+    if constexpr (Traits::kE4m3 && !kValues) {
+      if (in_page > 1) {
+        const int odd = first % 2;  // then the first one is alone
+        box.tile = max(2 * lane - odd, 0);
+        box.place = (first + box.tile) & (in_page - 1);
+        box.pair = lane >= odd && box.tile + 1 < kTiles;
       }
-    } else if (lane < kTiles) {
-      const int mask = (1 << p.attention.cache.page_log2) / kTileTokens - 1;
-      const int place = (token / kTileTokens + lane) & mask;
+      box.page = __shfl_sync(~0u, page, box.tile % 32);
+    }
+    return box;
+  }
+
+  /// `box`: of the lane, where the tile is in pages.
+  template <bool kValues>
+  __device__ void load(std::uint32_t to, std::uint32_t barrier, int token, const PageBox& box) const {
+    constexpr int kRow = kValues ? Traits::kRowBytes : Traits::kKeyRowBytes;
+    constexpr int kChunks = kValues ? Traits::kValueChunks : Traits::kKeyChunks;
+    constexpr int kChunkDims = kValues ? Traits::kChunkDims : Traits::kKeyChunkDims;
+    if (in_rows<kValues>()) {
+      if (lane < kChunks) {
+        tensor_load(to + lane * (C.kv_tile * kRow), kValues ? p.v : p.k, barrier, lane * kChunkDims,
+                    item.work.kv_head, first_key + token);
+      }
+      return;
+    }
+    if (box.tile >= kTiles) return;
+    const CUtensorMap& map = box.pair ? p.k_pairs : kValues ? p.v : p.k;
 #pragma unroll
-      for (int chunk = 0; chunk < kChunks; ++chunk) {
-        tensor_load(to + chunk * (C.kv_tile * kRow) + lane * (kTileTokens * kRow), map, barrier,
-                    chunk * Traits::kChunkDims, 0, place, item.work.kv_head, page);
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      const std::uint32_t at = to + chunk * (C.kv_tile * kRow) + box.tile * (kTileTokens * kRow);
+      if constexpr (Traits::kE4m3 && !kValues) {
+        tensor_load(at, map, barrier, 0, chunk * kTileTokens, box.place, item.work.kv_head, box.page);
+      } else {
+        tensor_load(at, map, barrier, chunk * kChunkDims, 0, box.place, item.work.kv_head, box.page);
       }
     }
   }
 };
 
-/// Scales of a tile's keys, asked for a tile ahead, a lane every 32nd; and of its values in E4M3, a lane
-/// each.
+/// Scales of a tile's keys, asked for a tile ahead, a lane every 32nd.
 template <PrefillConfig C>
 struct KeyScales {
   using Traits = PrefillTraits<C>;
@@ -243,9 +277,17 @@ struct KeyScales {
   float scale[kEach];
   int count;  // of the tile's keys, less the lane
 
+  /// Of all tiles of an item, if there is one for all keys of the head.
+  __device__ void begin(const PrefillParams& p, const DeviceItem& item) {
+    if (!Traits::kE4m3 || p.key_scales != nullptr) return;
+    const ParamView& k = p.attention.k;
+    count = 0;
+    for (float& x : scale) x = k.static_scale[item.work.kv_head * k.static_stride];
+  }
   __device__ void look_up(const PrefillParams& p, const DeviceItem& item, int first_key, int token,
                           int lane) {
     if (token < item.work.kv_begin) return;
+    if (Traits::kE4m3 && p.key_scales == nullptr) return;
     const float* const from = p.key_scales + item.work.kv_head * p.kv_tokens;
     count = min(item.work.kv_end - token, C.kv_tile) - lane;
 #pragma unroll
@@ -289,28 +331,33 @@ __device__ inline void load_tiles(const PrefillParams& p, typename PrefillTraits
     };
     if (token < item->work.kv_begin + kAhead) take_next();
     loader.begin(token);
-    if constexpr (kScales) scales.look_up(p, *item, loader.first_key, token, lane);
+    if constexpr (kScales) {
+      scales.begin(p, *item);
+      scales.look_up(p, *item, loader.first_key, token, lane);
+    }
 #pragma unroll 1
     for (; token >= item->work.kv_begin; token -= C.kv_tile, ring.advance()) {
       std::uint32_t live = loader.check(token);
       if constexpr (kScales) live |= scales.mark();
+      const auto box = loader.template box_at<kValues>(token);
       const std::uint32_t full = shared_address(kValues ? &s.v_full[ring.stage] : &s.k_full[ring.stage]);
       barrier_wait(shared_address(kValues ? &s.v_empty[ring.stage] : &s.k_empty[ring.stage]),
                    ring.empty_parity());
-      if constexpr (kScales) {
-        scales.store(s.key_scales[ring.stage], lane);
-        __syncwarp();
-      }
       if (lane == 0) {
-        if (!kValues) s.live[ring.stage] = live;
         barrier_expect_bytes(full, kValues ? loader.value_bytes(token) : Traits::kKeyTileBytes);
       }
       __syncwarp();
       if constexpr (kValues && Traits::kE4m3) {
         if (lane == 0) loader.copy_values(shared_address(s.v[ring.stage]), full, token);
       } else {
-        loader.template load<kValues>(
-            kValues ? p.v : p.k, shared_address(kValues ? s.v[ring.stage] : s.k[ring.stage]), full, token);
+        const auto& stage = kValues ? s.v[ring.stage] : s.k[ring.stage];
+        loader.template load<kValues>(shared_address(stage), full, token, box);
+      }
+      if constexpr (!kValues) {  // what is known of the tile, beside its copies
+        if constexpr (kScales) scales.store(s.key_scales[ring.stage], lane);
+        if (lane == 0) s.live[ring.stage] = live;
+        __syncwarp();
+        if (lane == 0) barrier_arrive(full);
       }
       loader.look_up(token - C.kv_tile);
       if constexpr (kScales) scales.look_up(p, *item, loader.first_key, token - C.kv_tile, lane);

@@ -7,21 +7,25 @@
 
 namespace halftone::cuda {
 
-/// K and V are rows of tensors where attention.schedule has cu_kv, plain or staged ones, else pages.
+/// K and V are rows of tensors where attention.schedule has cu_kv, plain or staged ones, else pages. K in
+/// E4M3 may be in pages beside staged V.
 struct PrefillParams {
   AttentionParams attention;
   std::int32_t* taken;      // [2] items of the queue, and workers that have none left; 0 between launches
   std::int64_t kv_tokens;   // rows of those tensors
-  const float* key_scales;  // of staged keys: [kv_heads][kv_tokens]
+  const float* key_scales;  // of staged keys: [kv_heads][kv_tokens]; null: attention.k's static ones
   const std::uint8_t* value_tiles;  // of staged V in E4M3: value_tiles.h, [kv_heads][kv_tokens / 16]
   /// Of E4M3 products, whose sums keep few bits: O of earlier tiles, a thread's own four values each,
   /// [worker][warpgroup][value_dim / 8][128].
   float4* promoted;
-  CUtensorMap q;     // [token][head][dim], where q_boxes
-  CUtensorMap k, v;  // [token][head][dim], or [page][head][tile][token][dim]
-  CUtensorMap out;   // [token][head][dim], where out_boxes
-  bool q_boxes;      // 64 packed rows are whole tokens of a KV head's query heads: a box per chunk
-  bool out_boxes;    // likewise
+  CUtensorMap q;  // [token][head][dim], where q_boxes
+  CUtensorMap k,
+      v;  // [token][head][dim], or [page][head][tile][token][dim]; of codes in pages code_page_map()
+  CUtensorMap k_pairs;  // the same in boxes of two tiles, where pages have as many
+  CUtensorMap out;      // [token][head][dim], where out_boxes
+  bool q_boxes;         // 64 packed rows are whole tokens of a KV head's query heads: a box per chunk
+  bool out_boxes;       // likewise
+  bool code_pages;      // K is read in its pages, as codes
 };
 
 }  // namespace halftone::cuda

@@ -60,20 +60,23 @@ struct QueryRow {
     return pack_e4m3x4(value(low, 0) * inverse, value(low, 1) * inverse, value(high, 0) * inverse,
                        value(high, 1) * inverse);
   }
-  /// A chunk's 64 values at a time become half a chunk: they lie where values lay that have been read.
+  /// A chunk's 64 values at a time become half a chunk, those of E4M3 in the order of K's (code_chunk()):
+  /// they lie where values lay that have been read.
   __device__ void to_codes(float inverse) const {
     const auto codes = [&](std::uint32_t low, std::uint32_t high) {
       return PrefillTraits<C>::kE4m3 ? e4m3_codes(low, high, inverse) : int8_codes(low, high, inverse);
     };
+    constexpr bool kApart = PrefillTraits<C>::kE4m3;
 #pragma unroll 1
     for (int chunk = 0; chunk < C.head_dim / 64; ++chunk) {
       uint4 x[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) x[i] = piece(8 * chunk + 4 * half + i);
+      for (int i = 0; i < 4; ++i)
+        x[i] = piece(8 * chunk + (kApart ? 2 * half + i % 2 + i / 2 * 4 : 4 * half + i));
       __syncwarp();
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const uint4 &a = x[2 * i], &b = x[2 * i + 1];
+        const uint4 &a = x[kApart ? i : 2 * i], &b = x[kApart ? i + 2 : 2 * i + 1];
         piece(4 * chunk + 2 * half + i) = {codes(a.x, a.y), codes(a.z, a.w), codes(b.x, b.y),
                                            codes(b.z, b.w)};
       }

@@ -54,7 +54,7 @@ struct StagedOut {
       }
       if (live && row >= 0) {
         auto* const out = static_cast<std::uint8_t*>(p.rows.out);
-        *reinterpret_cast<uint2*>(out + place(row, head, chunk)) = bytes;
+        *reinterpret_cast<uint2*>(out + code_place(row, head, chunk)) = bytes;
         if (chunk == 0) p.scales[head * p.rows.rows + row] = scale;
       }
       return;
@@ -84,7 +84,7 @@ struct StagedOut {
   }
   __device__ __forceinline__ void zero(std::int64_t row, int head, int chunk) const {
     if constexpr (kCodes) {
-      *reinterpret_cast<uint2*>(static_cast<std::uint8_t*>(p.rows.out) + place(row, head, chunk)) = {};
+      *reinterpret_cast<uint2*>(static_cast<std::uint8_t*>(p.rows.out) + code_place(row, head, chunk)) = {};
     } else {
       const float none[kChunk] = {};
       store_values(DType::kFloat16, p.rows.out, place(row, head, chunk), none);
@@ -93,6 +93,9 @@ struct StagedOut {
   }
 
  private:
+  __device__ __forceinline__ std::int64_t code_place(std::int64_t row, int head, int chunk) const {
+    return place(row, head, p.as == StagedAs::kE4m3Codes ? code_chunk(chunk) : chunk);
+  }
   __device__ __forceinline__ std::int64_t place(std::int64_t row, int head, int chunk) const {
     return row * p.rows.row_stride + head * p.rows.head_stride + chunk * kChunk;
   }
@@ -144,6 +147,28 @@ struct StagedTiles : StagedOut<kCodes> {
   }
 };
 
+/// A token's one scale of K, by a lane each.
+struct StagedScales {
+  const StageParams& p;
+
+  __device__ __forceinline__ void take_tile(const std::uint8_t* tile, std::int64_t row, int count,
+                                            int head) const {
+    const int token = threadIdx.x % 32;
+    const page::Part& part = p.rows.part;
+    if (token < count) {
+      out(row + token, head) = load_param(part.format.scale_dtype, tile + part.scale_offset(token, 0));
+    }
+  }
+  __device__ __forceinline__ void zero(std::int64_t row, int head, int chunk) const {
+    if (chunk == 0) out(row, head) = 1.0f;
+  }
+
+ private:
+  __device__ __forceinline__ float& out(std::int64_t row, int head) const {
+    return p.scales[head * p.rows.rows + row];
+  }
+};
+
 template <DType kType, bool kAsymmetric, bool kCodes, int kHalves>
 __global__ void __launch_bounds__(kDequantizeWarps * 32, kCtas<kHalves>)
     stage(const __grid_constant__ StageParams params) {
@@ -168,6 +193,13 @@ __global__ void __launch_bounds__(kDequantizeWarps * 32, kCtas<1>)
   stage_beside(params, [&] { Work(params.rows, shared, {params}).run(); });
 }
 
+__global__ void __launch_bounds__(kDequantizeWarps * 32, kCtas<1>)
+    stage_scales(const __grid_constant__ StageParams params) {
+  __shared__ DequantizeShared shared;
+  using Work = Dequantizer<DType::kFloat8E4M3, false, false, StagedScales>;
+  stage_beside(params, [&] { Work(params.rows, shared, {params}).run(); });
+}
+
 template <bool kCodes, int kHalves, DType kType, bool kAsymmetric>
 const void* kernel_of(codec::Codec<kType, kAsymmetric>) {
   return reinterpret_cast<const void*>(&stage<kType, kAsymmetric, kCodes, kHalves>);
@@ -179,15 +211,18 @@ int launch(const StageParams& params, void* stream) {
   return launch_over_tiles(kernel, params.rows, &params, kCtas<kHalves>, stream, true);
 }
 
-/// The kernel that stages whole tiles of K or V in f16, or of K's own codes; null: none.
+/// The kernel that stages whole tiles: of K or V in f16, or of what is not dequantised; null: none.
 const void* tiles_kernel_of(const StageParams& params) {
+  if (params.as == StagedAs::kE4m3Values) return reinterpret_cast<const void*>(&stage_values);
+  if (params.as == StagedAs::kScales) return reinterpret_cast<const void*>(&stage_scales);
+  if (params.as == StagedAs::kE4m3Codes) return nullptr;
   const page::Part& part = params.rows.part;
-  const bool codes = params.as == StagedAs::kCodes || params.as == StagedAs::kE4m3Codes;
+  const bool codes = params.as == StagedAs::kCodes;
   if (part.dim != kTileDims || part.rotated || params.rows.channels.scale != nullptr) return nullptr;
   if (!part.format.static_scale() && part.format.scale_dtype != DType::kFloat16) return nullptr;
   if (codes && !params.has_codes) return nullptr;
   const auto kernel = [&]<DType kType, bool kAsymmetric>() {
-    if constexpr (dtype_bits(kType) == 8) {
+    if constexpr (kType == DType::kInt8) {
       if (codes) return reinterpret_cast<const void*>(&stage_tiles<kType, kAsymmetric, true>);
     }
     return reinterpret_cast<const void*>(&stage_tiles<kType, kAsymmetric, false>);
@@ -204,11 +239,9 @@ const void* tiles_kernel_of(const StageParams& params) {
 }  // namespace
 
 int launch_stage(const StageParams& params, void* stream) {
-  const auto launch_tiles = [&](const void* kernel) {
+  if (const void* const kernel = tiles_kernel_of(params); kernel != nullptr) {
     return launch_over_tiles(kernel, params.rows, &params, kCtas<1>, stream, true);
-  };
-  if (params.as == StagedAs::kE4m3Values) return launch_tiles(reinterpret_cast<const void*>(&stage_values));
-  if (const void* const kernel = tiles_kernel_of(params); kernel != nullptr) return launch_tiles(kernel);
+  }
   if (params.as == StagedAs::kCodes || params.as == StagedAs::kE4m3Codes)
     return launch<true, 1>(params, stream);
   return is_wide(params.rows.part.dim) ? launch<false, 2>(params, stream) : launch<false, 1>(params, stream);

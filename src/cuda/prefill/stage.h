@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/dequantize/params.h"
+#include "format/host_device.h"
 
 namespace halftone::cuda {
 
@@ -11,7 +12,8 @@ enum class StagedAs : std::uint8_t {
             ///< scale, where f16 would not hold it
   kCodes,   ///< K in 8-bit integers with a scale per key, in the basis in which the cache stores it: those of
             ///< the cache where it has such, else those of int8_row.h
-  kE4m3Codes,   ///< the same in E4M3; else with e4m3_scale() per key
+  kE4m3Codes,   ///< K in E4M3 with e4m3_scale() per key, likewise, in the order of code_chunk()
+  kScales,      ///< the scale per key that the cache stores beside codes which are read where they are
   kE4m3Values,  ///< V's codes of E4M3 as the cache stores them, in tiles of 16 tokens (value_tiles.h)
 };
 
@@ -19,9 +21,16 @@ struct StageParams {
   DequantizeParams rows;  // out: [rows, kv_heads, dim], of codes a byte each
   float* scales;          // of K: [kv_heads, rows]
   StagedAs as;
-  bool has_codes;  // of K: the cache's own codes and scales are taken
+  bool has_codes;  // of K as integers: the cache's own codes and scales are taken
   bool second;     // V, right after K
 };
+
+/// A page has codes of 8 bits of K in this order: of each 64 dims, chunks of 8 of the first 32 and of the
+/// last 32 take turns (format/page.h). Where chunk `chunk` of a row lies.
+HT_HOST_DEVICE constexpr int code_chunk(int chunk) {
+  const int within = chunk % 8;
+  return chunk - within + within % 4 * 2 + within / 4;
+}
 
 /// cudaError_t as int.
 int launch_stage(const StageParams& params, void* stream);

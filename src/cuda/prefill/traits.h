@@ -54,9 +54,12 @@ struct PrefillTraits {
   static constexpr bool kStaged = C.keys != PrefillKeys::kGiven;
   static constexpr bool kE4m3 = C.dtype == DType::kFloat8E4M3;  // both products
   static_assert(!kE4m3 || (kCodes && C.value_dim == kDim && C.kv_tile % 32 == 0));
-  static constexpr int kKeyChunks = kCodes ? kDim / 128 : kChunks;
+  static constexpr int kKeyRowBytes = key_row_bytes(C);
+  static constexpr int kKeyChunks = kCodes ? kDim / kKeyRowBytes : kChunks;
+  static constexpr int kKeyChunkDims = kCodes ? kKeyRowBytes : kChunkDims;
+  using KeyPlace = SwizzledPlace<kKeyRowBytes>;
   static_assert(!kCodes || (kDim % 128 == 0 && kRowBytes == 128));
-  static constexpr int kKeyTileBytes = C.kv_tile * kKeyChunks * kRowBytes;
+  static constexpr int kKeyTileBytes = C.kv_tile * kKeyChunks * kKeyRowBytes;
   static constexpr int kValueTileBytes = C.kv_tile * (kE4m3 ? C.value_dim : kValueChunks * kRowBytes);
   static constexpr int kQueryBytes = 64 * kChunks * kRowBytes;  // of 64 rows
   static constexpr int kItems = 2;
@@ -90,14 +93,14 @@ struct PrefillTraits {
     int queries;                // where they lie in Shared::q
     int item;                   // its number
     int step;                   // the tile at hand is the first, or has raised an offset
-    bool promoted;              // PrefillParams::promoted has a part of O
+    bool promoted[kItems];      // of an item: PrefillParams::promoted has a part of O
     enum : int { kUsual, kFirst, kRaised };
   };
 
   struct Shared {
     // [chunk][row][kChunkDims, of codes 128], later O.
     alignas(1024) std::uint8_t q[kQueryBuffers][kRowGroups][kQueryBytes];
-    alignas(1024) std::uint8_t k[C.stages][kKeyTileBytes];    // [chunk][token][kChunkDims, ...]
+    alignas(1024) std::uint8_t k[C.stages][kKeyTileBytes];    // [chunk][token][kKeyChunkDims]
     alignas(1024) std::uint8_t v[C.stages][kValueTileBytes];  // likewise; of E4M3 as value_tiles.h has it
     Item items[kItems];
     alignas(8) std::uint64_t k_full[C.stages], k_empty[C.stages], v_full[C.stages], v_empty[C.stages];
