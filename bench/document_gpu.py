@@ -26,7 +26,8 @@ def name(row):
 
 
 def share(row):
-    return f"{100 * row['gbs'] / row['ceiling_gbs']:.0f}%"
+    part = row["gather_us"] / row["us"] if row.get("gather_us") else row["gbs"] / row["ceiling_gbs"]
+    return f"{100 * part:.0f}%"
 
 
 def us(row):
@@ -206,9 +207,11 @@ def mla_peers(rows):
 
 
 def mla(rows):
+    second = lambda r: f", {r['extra_top_k']} of a second cache" if r.get("extra_top_k") else ""
+    keys = lambda r: f"{r['top_k']} of {r['context']}{second(r)}" if r["top_k"] else r["context"]
+    calls = lambda r: f", each of {r['chain']} in a graph" if r["chain"] > 1 else ""
     shape = lambda r: (r["kind"].replace("_", " "), r["q_heads"] if r["kind"] != "append" else "",
-                       f"{r['batch']} x {r['q_len']}", f"{r['top_k']} of {r['context']}" if r["top_k"] else
-                       r["context"] if r["kind"] != "append" else "")
+                       f"{r['batch']} x {r['q_len']}{calls(r)}", keys(r) if r["kind"] != "append" else "")
     formats = names(rows)
     figure = lambda r: f"{us(r)}, {r['tflops']:.0f} TF" if r["tflops"] and r["q_heads"] > 32 else (
         f"{us(r)}, {share(r)}" if r["ceiling_gbs"] else us(r))

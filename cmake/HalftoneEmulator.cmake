@@ -1,7 +1,7 @@
 # The kernels where there is no GPU: device tests linked with tests/emulator/ in place of the CUDA run-time library. It
 # interprets the PTX that nvcc leaves in the folder ptx/ of the build, one folder for each source.
 
-file(GLOB_RECURSE sources CONFIGURE_DEPENDS src/*.cu tests/cuda/*.cu)
+file(GLOB_RECURSE sources CONFIGURE_DEPENDS src/*.cu cli/*.cu tests/cuda/*.cu)
 file(GLOB_RECURSE kept RELATIVE "${PROJECT_BINARY_DIR}/ptx" "${PROJECT_BINARY_DIR}/ptx/*.ptx")
 foreach(ptx IN LISTS kept)  # of sources that are no more: their kernels must not be found
   get_filename_component(name "${ptx}" DIRECTORY)
@@ -58,6 +58,7 @@ halftone_emulate(coded_device_test_emulated
   "*CausalKeys*:*GroupsAndPages*:*BadPages*:*BatchInvariant*:*LogitsThatRise*:*LongContexts*:*SumsOf*fp8")
 halftone_emulate(codec_device_test_emulated "*Groups*:*Rope*")
 halftone_emulate(dequantize_device_test_emulated "*")
+halftone_emulate(gather_device_test_emulated "*")
 halftone_emulate(latent_attention_device_test_emulated
   "*Lists*:*FormatsAgree*:*DeadBytes*:*ScalesFarApart:*Large*:*SlotsOutside*:*QueriesThat*:*MoreQueries*:*Graphs*")
 halftone_emulate(latent_dense_device_test_emulated "*DensePages*:*DenseBatchInvariant*")

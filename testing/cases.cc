@@ -6,6 +6,7 @@
 
 #include "testing/case_options.h"
 #include "testing/channel_cases.h"
+#include "testing/flashmla_cases.h"
 #include "testing/latent_cases.h"
 #include "testing/step.h"
 
@@ -311,6 +312,7 @@ std::vector<AttentionCase> attention_cases() {
   add_latent_rows(rows);
   add_step_rows(rows);
   add_channel_rows(rows);
+  add_flashmla_rows(rows);
   return rows;
 }
 

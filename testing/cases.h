@@ -34,7 +34,8 @@ enum class Listing : std::uint8_t {
   kPageBorder,  ///< first and last tokens of pages
   kRepeated,    ///< few tokens, again and again
   kDescending,
-  kNothing,  ///< every place -1
+  kNothing,      ///< every place -1
+  kSomeNothing,  ///< like kAll, but a quarter of the queries lists nothing
 };
 
 /// Lists of keys of a row; `top_k` 0: none.
@@ -45,6 +46,7 @@ struct CaseLists {
   int extra_top_k = 0;            ///< of a second list, over a cache of its own
   std::string extra_format = "";  ///< empty: k_format
   int extra_page_size = 64;
+  int extra_tokens = 150;  ///< of that cache
 };
 
 /// What a row's run() appends: the last q_len tokens of each request.

@@ -7,13 +7,15 @@
 namespace halftone::testing {
 namespace {
 
-constexpr int kExtraTokens = 150;
-
 /// A list of `top_k` places over `slots`.
 std::vector<std::int32_t> draw_list(Random& random, Listing order, int top_k, int page_size,
                                     std::vector<std::int64_t> slots) {
   std::vector<std::int32_t> list(static_cast<std::size_t>(top_k), -1);
   if (slots.empty() || order == Listing::kNothing) return list;
+  if (order == Listing::kSomeNothing) {
+    if (random.chance(0.25)) return list;
+    order = Listing::kAll;
+  }
   if (order == Listing::kPageBorder) {
     std::erase_if(slots, [&](std::int64_t s) { return s % page_size > 0 && s % page_size < page_size - 1; });
     if (slots.empty()) return list;
@@ -79,19 +81,20 @@ KvCacheSpec extra_spec(const AttentionCase& row) {
 
 void fill_lists(Problem& p, Random& random) {
   const CaseLists& want = p.row.lists;
+  const int extra_tokens = want.extra_tokens;
   const std::vector<std::int64_t> all = p.cache->slots();
   if (want.extra_top_k != 0) {
-    p.extra = std::make_unique<Cache>(p.problem.listed.extra, std::vector<int>{kExtraTokens}, random,
+    p.extra = std::make_unique<Cache>(p.problem.listed.extra, std::vector<int>{extra_tokens}, random,
                                       reference::CacheOptions{.table_mode = p.row.table_mode});
     const KvCacheSpec& spec = p.extra->spec;
     const auto values = [&](int dim) {
-      std::vector<float> x(static_cast<std::size_t>(kExtraTokens) * spec.kv_heads * dim);
+      std::vector<float> x(static_cast<std::size_t>(extra_tokens) * spec.kv_heads * dim);
       fill(random, Data::kNormal, x, spec.kv_heads, dim);
-      return Tensor::of(DType::kFloat32, {kExtraTokens, spec.kv_heads, dim}, x);
+      return Tensor::of(DType::kFloat32, {extra_tokens, spec.kv_heads, dim}, x);
     };
     const Tensor k = values(spec.head_dim), v = values(spec.v_dim());
     p.extra->calibrate(k, v);
-    p.extra->append(std::vector<int>{kExtraTokens}, k, v);
+    p.extra->append(std::vector<int>{extra_tokens}, k, v);
   }
   Lists first, second;
   std::size_t token = 0;

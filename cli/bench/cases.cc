@@ -60,8 +60,9 @@ std::vector<BenchCase> with_appends(const BenchCase& setup) {
 
 std::string_view kind_text(const BenchCase& setup) {
   if (setup.suite == Suite::kAppend) return "append";
-  if (setup.shape.top_k == 0) return "dense_decode";
-  return setup.suite == Suite::kPrefill ? "sparse_prefill" : "sparse_decode";
+  const bool sparse = setup.shape.top_k > 0;
+  if (setup.suite == Suite::kPrefill) return sparse ? "sparse_prefill" : "dense_prefill";
+  return sparse ? "sparse_decode" : "dense_decode";
 }
 
 std::vector<std::int64_t> kv_lengths(const BenchCase& setup) {
@@ -204,31 +205,35 @@ std::vector<Sweep> step_sweeps() {
   return sweeps;
 }
 
-/// Latent caches of 512 + 64 dims (e8m0: 448 + 64): lists of keys, all keys, prompts over lists, append.
+/// Latent caches of 512 + 64 dims (e8m0: 448 + 64): lists of keys, small batches of them also back to back,
+/// second and long lists, all keys, prompts over lists, append.
 std::vector<Sweep> latent_sweeps() {
-  constexpr std::string_view kFormats = "fp8-g128-f32,bf16,int8-g64,int4-g64,fp8-g64-e8m0";
   std::vector<Sweep> sweeps;
   const auto add = [&](Suite suite, std::string_view formats, int heads, int q_len, int top_k,
-                       std::vector<std::string_view> requests) {
+                       std::vector<std::string_view> requests) -> Sweep& {
     Sweep s{"mla", suite, formats, {{heads, 1}}, {576}, {64}, q_len, std::move(requests)};
     s.rope_dim = 64;
     s.top_k = top_k;
     sweeps.push_back(std::move(s));
+    return sweeps.back();
   };
   for (const int heads : {128, 64}) {
     for (const int top_k : {2048, 16384}) {
-      add(Suite::kDecode, kFormats, heads, 2, top_k, {"32768x2", "32768x128"});
+      add(Suite::kDecode, kLatentFormats, heads, 2, top_k, {"32768x2", "32768x128"});
     }
   }
   for (const int heads : {32, 16, 8}) {
     for (const int q_len : {1, 2})
-      add(Suite::kDecode, kFormats, heads, q_len, 2048, {"32768x8", "32768x128"});
+      add(Suite::kDecode, kLatentFormats, heads, q_len, 2048, {"32768x8", "32768x128"});
   }
+  for (const int heads : {16, 8}) add(Suite::kDecode, kLatentFormats, heads, 1, 2048, {"32768x8"}).chain = 16;
+  add(Suite::kDecode, kLatentFormats, 64, 1, 512, {"32768x128"}).extra_top_k = 128;
+  add(Suite::kDecode, kLatentFormats, 64, 1, 65536, {"131072x2"});
   for (const int heads : {128, 64, 32, 16})
-    add(Suite::kDecode, kFormats, heads, 1, 0, {"4096x128", "8192x128"});
+    add(Suite::kDecode, kLatentFormats, heads, 1, 0, {"4096x128", "8192x128"});
   add(Suite::kPrefill, "fp8-g128-f32,bf16", 128, 4096, 2048, {"8192x1"});
-  add(Suite::kAppend, kFormats, 128, 1, 0, {"8192x128"});
-  add(Suite::kAppend, kFormats, 128, 8192, 0, {"8192x8"});
+  add(Suite::kAppend, kLatentFormats, 128, 1, 0, {"8192x128"});
+  add(Suite::kAppend, kLatentFormats, 128, 8192, 0, {"8192x8"});
   return sweeps;
 }
 
@@ -335,9 +340,7 @@ void expand(const Sweep& sweep, const BenchCase& shape, std::string_view formats
       for (BenchCase& c : with_appends(shape)) {
         c.shape.format = format;
         c.shape.policy = each;
-        if (c.shape.rope_dim != 0 && format.k.scale_dtype == DType::kFloat8E8M0) {  // all dims of K are V
-          c.shape.v_dim = c.shape.head_dim -= c.shape.rope_dim;
-        }
+        fit_latent(c.shape);
         cases.push_back(std::move(c));
       }
     }
@@ -355,6 +358,7 @@ void expand(const Sweep& sweep, std::string_view formats, SplitPolicy policy, st
   c.shape.arithmetic = sweep.arithmetic;
   c.shape.rope_dim = sweep.rope_dim;
   c.shape.top_k = sweep.top_k;
+  c.shape.extra_top_k = sweep.extra_top_k;
   for (const Sweep::Heads heads : sweep.heads) {
     c.shape.q_heads = heads.q;
     c.shape.kv_heads = heads.kv;

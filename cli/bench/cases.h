@@ -9,6 +9,9 @@
 
 namespace halftone::cli {
 
+/// Latents of 512 + 64 dims that CUDA has kernels for, as --formats takes them.
+inline constexpr std::string_view kLatentFormats = "fp8-g128-f32,bf16,int8-g64,int4-g64,fp8-g64-e8m0";
+
 /// "131072x1,4096x31": groups of CONTEXTxCOUNT, or of QUERIES/CONTEXTxCOUNT. Throws UsageError naming
 /// `option`.
 std::vector<RequestGroup> parse_requests(std::string_view text, std::string_view option);
@@ -38,7 +41,7 @@ struct Sweep {
   bool causal = true;
   Arithmetic arithmetic = Arithmetic::k16Bit;
   int rope_dim = 0;  ///< see ProblemShape
-  int top_k = 0;
+  int top_k = 0, extra_top_k = 0;
   int v_head_dim = 0;  ///< 0: head_dim
 };
 

@@ -17,6 +17,7 @@
 #include "cli/host/host.h"
 #include "cli/terminal/text.h"
 #include "halftone/error.h"
+#include "plan/listed.h"
 #ifdef HALFTONE_WITH_CUDA
 #include "cli/cuda/bench.h"
 #endif
@@ -25,18 +26,19 @@ namespace halftone::cli {
 namespace {
 
 constexpr const char* kDefaultFormats = "bf16,fp8,int8-head,int4-g32";
+constexpr int kLatentDim = 512, kRopeDim = 64;  // of --latent
 
 struct Options {
   std::string suite = "decode";
   std::string backend = "auto";
-  std::string formats;  ///< empty: kDefaultFormats, or the table's own
+  std::string formats;  ///< empty: kDefaultFormats, kLatentFormats or the table's own
   std::string policy = "reproducible", arithmetic = "16-bit";
   std::string tables, mix;
   std::vector<int> batch, context;
   int q_len = 0;
   ProblemShape shape;
   int chain = 1;
-  bool with_schedule = false, full = false;
+  bool with_schedule = false, full = false, latent = false;
   int threads = 0, repeat = 0;
   std::string json;
 };
@@ -64,9 +66,24 @@ void check_suite(const Options& options, Suite suite) {
     if (options.with_schedule) refuse("--with-schedule", "attention");
     if (options.arithmetic != "16-bit") refuse("--arithmetic", "attention");
   }
+  const bool appends = suite == Suite::kAppend || suite == Suite::kLayer;
+  if (appends && options.shape.top_k > 0) refuse("--top-k", "decode and prefill");
   if (suite == Suite::kPrefill) return;
   if (options.shape.plain) refuse("--plain", "prefill");
   if (options.full) refuse("--no-causal", "prefill");
+}
+
+/// Refuses lists of what has none here.
+void check_lists(const ProblemShape& shape, bool latent) {
+  if (shape.top_k > 0 && !latent) {
+    throw UsageError(fmt::format(
+        "--top-k is {}, but lists are measured over latent caches: add --latent, or leave it out.",
+        shape.top_k));
+  }
+  if (shape.extra_top_k > 0 && shape.top_k == 0) {
+    throw UsageError(fmt::format("--extra-top-k is {}, but a second list needs a first one: add --top-k.",
+                                 shape.extra_top_k));
+  }
 }
 
 /// Refuses what does not exist on any backend before the first measurement.
@@ -100,7 +117,10 @@ std::vector<BenchCase> make_cases(const Options& options) {
   } else {
     const Suite suite = parse_suite(options.suite);
     check_suite(options, suite);
-    const std::string_view formats = options.shape.plain ? "bf16" : kDefaultFormats;
+    check_lists(options.shape, options.latent);
+    const std::string_view formats = options.shape.plain ? "bf16"
+                                     : options.latent    ? kLatentFormats
+                                                         : kDefaultFormats;
     const bool prefill = suite == Suite::kPrefill;
     for (const auto& groups : make_requests(options, prefill)) {
       for (FormatChoice& format :
@@ -113,9 +133,15 @@ std::vector<BenchCase> make_cases(const Options& options) {
         BenchCase c;
         c.suite = suite;
         c.shape = options.shape;
+        if (options.latent) {
+          c.shape.kv_heads = 1;
+          c.shape.head_dim = kLatentDim + kRopeDim;
+          c.shape.rope_dim = kRopeDim;
+        }
         c.chain = options.chain;
         c.with_schedule = options.with_schedule;
         c.shape.format = std::move(format);
+        fit_latent(c.shape);
         set_requests(c, groups, options.q_len > 0 || prefill ? options.q_len : 1);
         c.shape.policy = policy;
         c.shape.causal = !options.full;
@@ -141,16 +167,15 @@ std::optional<int> choose_device(const std::string& backend) {
                                                    fmt::join(choice.missing, "; ")));
 }
 
-void check_cpu_cases(const std::vector<BenchCase>& cases) {
-  const auto refuse = [](std::string_view what) {
-    throw UsageError(fmt::format(
-        "{} measured on CUDA only, but this run is on the CPU: leave it out, or use --backend cuda.", what));
-  };
-  for (const BenchCase& c : cases) {
-    if (c.chain > 1 && c.suite != Suite::kLayer) refuse(fmt::format("a chain of {} layers is", c.chain));
-    if (!c.mixed.empty()) refuse(fmt::format("the mixture {} is", requests_text(c.mixed)));
-    if (c.with_schedule) refuse("schedule with run is");
-  }
+/// Why a case cannot be measured on the CPU, or "".
+std::string cuda_only(const BenchCase& c) {
+  std::string what;
+  if (c.chain > 1 && c.suite != Suite::kLayer) what = fmt::format("a chain of {} layers is", c.chain);
+  if (!c.mixed.empty()) what = fmt::format("the mixture {} is", requests_text(c.mixed));
+  if (c.with_schedule) what = "schedule with run is";
+  if (what.empty()) return what;
+  return fmt::format(
+      "{} measured on CUDA only, but this run is on the CPU: leave it out, or use --backend cuda.", what);
 }
 
 /// Rows of all cases. What a backend or its memory cannot do is a row that says so, unless nothing else runs.
@@ -184,12 +209,17 @@ struct Measured {  // NOLINT(bugprone-exception-escape): moving a json throws no
 };
 
 Measured run_on_cpu(const std::vector<BenchCase>& cases, int repeat, Terminal& terminal) {
-  check_cpu_cases(cases);
+  if (std::ranges::none_of(cases, [](const BenchCase& c) { return cuda_only(c).empty(); })) {
+    throw UsageError(cuda_only(cases.front()));
+  }
   Measured m;
   Progress progress(terminal, static_cast<std::int64_t>(cases.size()) + 2);
   progress.step("read bandwidth");
   double ceiling = measure_read_bandwidth();
-  m.rows = run_all(cases, progress, [&](const BenchCase& c) { return run_case(c, repeat); });
+  m.rows = run_all(cases, progress, [&](const BenchCase& c) {
+    if (const std::string why = cuda_only(c); !why.empty()) throw Error(ErrorCode::kUnsupported, why);
+    return run_case(c, repeat);
+  });
   progress.step("read bandwidth");  // again: other load on the machine moves it
   ceiling = std::max(ceiling, measure_read_bandwidth());
   for (BenchRow& row : m.rows) row.ceiling_gbs = ceiling;
@@ -255,13 +285,28 @@ void add_shape_options(CLI::App* command, Options& options, CLI::Option* table) 
   shape_option(command->add_option("--q-heads", shape.q_heads, "Query heads"))
       ->check(between(1, 65536))
       ->capture_default_str();
-  shape_option(command->add_option("--kv-heads", shape.kv_heads, "KV heads"))
-      ->check(between(1, 65536))
-      ->capture_default_str();
-  shape_option(command->add_option("--head-dim", shape.head_dim, "Head dimension"))->capture_default_str();
-  shape_option(command->add_option("--v-head-dim", shape.v_dim, "Head dimension of V (default: --head-dim)"));
+  CLI::Option* kv_heads = shape_option(command->add_option("--kv-heads", shape.kv_heads, "KV heads"));
+  kv_heads->check(between(1, 65536))->capture_default_str();
+  CLI::Option* head_dim = shape_option(command->add_option("--head-dim", shape.head_dim, "Head dimension"));
+  head_dim->capture_default_str();
+  CLI::Option* v_head_dim = shape_option(
+      command->add_option("--v-head-dim", shape.v_dim, "Head dimension of V (default: --head-dim)"));
   shape_option(command->add_option("--page-size", shape.page_size, "Tokens per page"))->capture_default_str();
-  shape_option(command->add_flag("--plain", shape.plain, "Prefill: K and V are tensors in bf16, not pages"));
+  CLI::Option* plain = shape_option(
+      command->add_flag("--plain", shape.plain, "Prefill: K and V are tensors in bf16, not pages"));
+  shape_option(
+      command->add_flag("--latent", options.latent,
+                        "K and V are one latent of 512 + 64 dims, which all query heads share (MLA)"))
+      ->excludes(kv_heads)
+      ->excludes(head_dim)
+      ->excludes(v_head_dim)
+      ->excludes(plain);
+  shape_option(command->add_option("--top-k", shape.top_k,
+                                   "With --latent: every query reads so many random keys, from a list"))
+      ->check(between(1, planning::kMaxListed));
+  shape_option(command->add_option("--extra-top-k", shape.extra_top_k,
+                                   "With --top-k: and so many of a second cache, from a second list"))
+      ->check(between(1, planning::kMaxListed));
   shape_option(command->add_flag("--no-causal", options.full, "Prefill: every query sees every key"));
   shape_option(command->add_option("--chain", options.chain,
                                    "CUDA: layers with caches of their own in one graph; time per layer"))
@@ -280,7 +325,8 @@ void add_bench(CLI::App& app, Terminal& terminal) {
       "that\n"
       "the call needs. The ceiling is what plain reads reach in the same run: of memory on the CPU, of as "
       "many\n"
-      "bytes on a GPU (append: a copy; prefill, which arithmetic bounds: none). Prefill on a GPU is timed\n"
+      "bytes on a GPU (append: a copy; decode with --top-k: a gather, which only reads the listed records,\n"
+      "by its time; prefill, which arithmetic bounds: none). Prefill on a GPU is timed\n"
       "after 40 ms of calls, so that clocks have settled; MHz is what the SMs counted during the timed "
       "ones.\n\n"
       "Examples:\n"
@@ -290,6 +336,7 @@ void add_bench(CLI::App& app, Terminal& terminal) {
       "  halftone bench --suite prefill --plain --no-causal --q-heads 16 --kv-heads 16\n"
       "  halftone bench --suite append --q-len 64\n"
       "  halftone bench --suite layer --formats int8-head --batch 1,8\n"
+      "  halftone bench --latent --q-heads 16 --top-k 512 --extra-top-k 128\n"
       "  halftone bench --backend cuda --table headline,speculative --json decode.json\n"
       "  halftone bench --backend cuda --contexts-mix 131072x1,4096x31 --with-schedule\n");
   command->add_option("--backend", options->backend, "auto (CUDA where it works), cpu or cuda")
@@ -302,9 +349,10 @@ void add_bench(CLI::App& app, Terminal& terminal) {
                        fmt::format("The project's own tables, comma-separated: {} or all", table_names()))
           ->type_name("NAME,...");
   command
-      ->add_option("-f,--formats", options->formats,
-                   fmt::format("Comma-separated formats, K:V and +rot allowed ({}; --table: its own)",
-                               kDefaultFormats))
+      ->add_option(
+          "-f,--formats", options->formats,
+          fmt::format("Comma-separated formats, K:V and +rot allowed ({}; --latent, --table: their own)",
+                      kDefaultFormats))
       ->type_name("FORMATS");
   add_shape_options(command, *options, table);
   command->add_option("--policy", options->policy, "fast, reproducible or batch_invariant")

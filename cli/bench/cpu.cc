@@ -113,7 +113,11 @@ class Keys {
   Keys(const ProblemShape& shape, std::int64_t copies, reference::Random& random) : shape_(shape) {
     if (!shape.plain) {
       cache_.emplace(full_cache(shape, copies, random));
-      if (shape.top_k > 0) make_lists(copies);
+      if (shape.top_k > 0) indices_ = lists_of(*cache_, shape.top_k, copies, kFirstLists);
+      if (shape.extra_top_k > 0) {
+        extra_.emplace(full_cache(shape, copies, random));
+        extra_indices_ = lists_of(*extra_, shape.extra_top_k, copies, kSecondLists);
+      }
       return;
     }
     const std::int64_t tokens = std::int64_t{shape.batch} * shape.context;
@@ -132,12 +136,21 @@ class Keys {
       return token_range(whole, copy * rows, rows);
     };
     if (cache_) {
-      PagedKv cache = cache_->view();
-      cache.block_table = part(cache.block_table, shape_.batch);
-      cache.lengths = part(cache.lengths, shape_.batch);
+      const auto part_of = [&](const OwnedCache& whole) {
+        PagedKv cache = whole.view();
+        cache.block_table = part(cache.block_table, shape_.batch);
+        cache.lengths = part(cache.lengths, shape_.batch);
+        return cache;
+      };
+      const PagedKv cache = part_of(*cache_);
       args.kv = cache;
+      const std::int64_t queries = std::int64_t{shape_.batch} * shape_.q_len;
+      if (extra_) {
+        args.extra_kv = part_of(*extra_);
+        args.extra_indices = part(extra_indices_.view(), queries);
+      }
       if (shape_.top_k > 0) {
-        args.indices = part(indices_.view(), std::int64_t{shape_.batch} * shape_.q_len);
+        args.indices = part(indices_.view(), queries);
         return;
       }
       args.lengths.kv_lengths = cache.lengths;
@@ -149,23 +162,25 @@ class Keys {
   }
 
  private:
-  void make_lists(std::int64_t copies) {
-    const int page_size = cache_->spec.page_size;
-    const std::int64_t width = cache_->block_table.shape()[1];
+  Tensor lists_of(const OwnedCache& cache, int top_k, std::int64_t copies, std::uint64_t seed) const {
+    const int page_size = cache.spec.page_size;
+    const std::int64_t width = cache.block_table.shape()[1];
     std::vector<std::vector<std::int32_t>> slots(static_cast<std::size_t>(copies * shape_.batch));
     for (std::size_t r = 0; r < slots.size(); ++r) {
       for (int t = 0; t < shape_.context; ++t) {
         const std::size_t entry =
             r * static_cast<std::size_t>(width) + static_cast<std::size_t>(t / page_size);
-        slots[r].push_back(cache_->block_table.as<std::int32_t>()[entry] * page_size + t % page_size);
+        slots[r].push_back(cache.block_table.as<std::int32_t>()[entry] * page_size + t % page_size);
       }
     }
-    indices_ = Tensor::of({copies * shape_.batch * shape_.q_len, shape_.top_k}, random_lists(shape_, slots));
+    const std::vector<std::int64_t> q_lengths(slots.size(), shape_.q_len);
+    return Tensor::of({copies * shape_.batch * shape_.q_len, top_k},
+                      random_lists(top_k, q_lengths, slots, seed));
   }
 
   const ProblemShape& shape_;
-  std::optional<OwnedCache> cache_;
-  Tensor k_, v_, cu_kv_, indices_;
+  std::optional<OwnedCache> cache_, extra_;
+  Tensor k_, v_, cu_kv_, indices_, extra_indices_;
 };
 
 /// Calls `call(copy)` in turn over the copies and returns the median time.
@@ -324,6 +339,10 @@ double measure_read_bandwidth() {
     sink = sink + sum;
   }
   return best;
+}
+
+double share_of_ceiling(const BenchRow& row) {
+  return row.gather_us > 0 ? row.gather_us / row.us : row.gbs / row.ceiling_gbs;
 }
 
 BenchRow run_case(const BenchCase& setup, int repeats) {

@@ -38,7 +38,8 @@ struct BenchCase {
   std::string table;           ///< the named table that the case is from, or empty
 };
 
-/// What a case over a latent cache does: "sparse_decode", "dense_decode", "sparse_prefill" or "append".
+/// What a case over a latent cache does: "sparse_decode", "dense_decode", "sparse_prefill", "dense_prefill"
+/// or "append".
 std::string_view kind_text(const BenchCase& setup);
 
 /// Keys, and queries, of each request [batch].
@@ -53,14 +54,20 @@ struct BenchRow {
   double gbs = 0;           ///< bytes / us
   double ceiling_gbs = 0;   ///< what plain reading (append on CUDA: copying) reaches; prefill on CUDA: none
   std::string ceiling;      ///< CUDA: how the ceiling was reached
-  double gflops = 0;        ///< attention only
-  double mhz = 0;           ///< prefill on CUDA: clock of the SMs during the timed calls
-  std::string kernel;       ///< attention: that of the longest requests
-  std::string arithmetic;   ///< CUDA: of the products
+  double gather_us = 0;  ///< sparse decode on CUDA: of a kernel that only reads the listed records, as `us`;
+                         ///< the ceiling is its rate
+  double gflops = 0;     ///< attention only
+  double mhz = 0;        ///< prefill on CUDA: clock of the SMs during the timed calls
+  std::string kernel;    ///< attention: that of the longest requests
+  std::string arithmetic;  ///< CUDA: of the products
   int repeats = 0;
   int copies = 0;     ///< distinct caches that the calls go through in turn
   bool cold = false;  ///< every call reads a cache that no cache level holds
 };
+
+/// How much of the ceiling a row has reached, which it has: of the gather, which reads no Q and writes no O,
+/// by time.
+double share_of_ceiling(const BenchRow& row);
 
 /// Tokens that an append case brings, 16-bit K and V of them, and what append() reads and writes for them.
 struct AppendTraffic {

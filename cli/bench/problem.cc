@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <variant>
 
 #include "cli/terminal/terminal.h"
@@ -41,14 +42,20 @@ KvCacheSpec cache_spec(const ProblemShape& shape) {
   return spec;
 }
 
-std::vector<std::int32_t> random_lists(const ProblemShape& shape,
-                                       const std::vector<std::vector<std::int32_t>>& slots) {
-  reference::Random random(5);
+void fit_latent(ProblemShape& shape) {
+  if (shape.rope_dim == 0 || shape.format.k.scale_dtype != DType::kFloat8E8M0) return;
+  shape.v_dim = shape.head_dim -= shape.rope_dim;
+}
+
+std::vector<std::int32_t> random_lists(int top_k, const std::vector<std::int64_t>& q_lengths,
+                                       const std::vector<std::vector<std::int32_t>>& slots,
+                                       std::uint64_t seed) {
+  reference::Random random(seed);
+  const std::int64_t queries = std::accumulate(q_lengths.begin(), q_lengths.end(), std::int64_t{0});
   std::vector<std::int32_t> lists;
-  lists.reserve(slots.size() * static_cast<std::size_t>(shape.q_len) * static_cast<std::size_t>(shape.top_k));
-  for (const std::vector<std::int32_t>& own : slots) {
-    for (std::int64_t i = 0; i < std::int64_t{shape.q_len} * shape.top_k; ++i)
-      lists.push_back(random.pick(own));
+  lists.reserve(static_cast<std::size_t>(queries * top_k));
+  for (std::size_t r = 0; r < slots.size(); ++r) {
+    for (std::int64_t i = 0; i < q_lengths[r] * top_k; ++i) lists.push_back(random.pick(slots[r]));
   }
   return lists;
 }
@@ -66,6 +73,10 @@ AttentionProblem to_problem(const ProblemShape& shape) {
   problem.max_kv_len = shape.context;
   problem.mask.causal = shape.causal && shape.top_k == 0;
   problem.listed.top_k = shape.top_k;
+  if (shape.extra_top_k > 0) {
+    problem.listed.extra_top_k = shape.extra_top_k;
+    problem.listed.extra = cache_spec(shape);
+  }
   problem.mask.window_left = shape.window;
   problem.policy = shape.policy;
   problem.arithmetic = shape.arithmetic;
@@ -94,7 +105,7 @@ Floor floor_of(const AttentionProblem& problem, const std::vector<std::int64_t>&
     if (q == 0) continue;
     floor.io_bytes += q * problem.q_heads * dims * 2;
     if (problem.is_listed()) {  // every query reads its own keys
-      const std::int64_t listed = q * problem.listed.top_k;
+      const std::int64_t listed = q * (problem.listed.top_k + problem.listed.extra_top_k);
       floor.io_bytes += listed * 4;
       floor.cache_bytes += std::llround(static_cast<double>(listed) * per_token);
       floor.flops += 2.0 * static_cast<double>(listed) * problem.q_heads * static_cast<double>(dims);

@@ -35,6 +35,7 @@ struct ProblemShape {
   bool plain = false;  ///< K and V are tensors in bf16, not pages of a cache
   int rope_dim = 0;    ///< not 0: a latent cache, whose V is head_dim less so many dims unless v_dim is given
   int top_k = 0;       ///< not 0: each query attends to so many random keys of its request, from a list
+  int extra_top_k = 0;  ///< and to so many of a second cache like the first one, from a second list
 };
 
 KvCacheSpec cache_spec(const ProblemShape& shape);
@@ -48,8 +49,13 @@ void state_totals(AttentionProblem& problem, const std::vector<std::int64_t>& q_
                   const std::vector<std::int64_t>& kv_lengths);
 
 /// int32 [total_q, top_k]: for each query random ones of its request's slots.
-std::vector<std::int32_t> random_lists(const ProblemShape& shape,
-                                       const std::vector<std::vector<std::int32_t>>& slots);
+std::vector<std::int32_t> random_lists(int top_k, const std::vector<std::int64_t>& q_lengths,
+                                       const std::vector<std::vector<std::int32_t>>& slots,
+                                       std::uint64_t seed);
+inline constexpr std::uint64_t kFirstLists = 5, kSecondLists = 7;  // seeds
+
+/// Where scales are e8m0, V is all of a latent cache's K: its latent then has rope_dim less.
+void fit_latent(ProblemShape& shape);
 
 /// The least that attention must do, whatever the kernel.
 struct Floor {

@@ -46,6 +46,9 @@ Json row_json(const BenchRow& r) {
   if (latent) {
     row["kind"] = kind_text(r.setup);
     row["top_k"] = s.top_k > 0 ? Json(s.top_k) : Json();
+    if (s.extra_top_k > 0) row["extra_top_k"] = s.extra_top_k;
+    if (kind_text(r.setup) == "sparse_decode")
+      row["gather_us"] = r.gather_us > 0 ? Json(r.gather_us) : Json();
     figure("tflops", r.gflops / 1e3);
     row["mhz"] = r.mhz > 0 ? Json(r.mhz) : Json();
   } else if (r.setup.suite == Suite::kPrefill) {
@@ -79,6 +82,7 @@ std::string note(const BenchRow& r) {
   if (!r.setup.mixed.empty()) add(requests_text(r.setup.mixed));
   if (r.setup.shape.rope_dim != 0) add(std::string(kind_text(r.setup)));
   if (r.setup.shape.top_k > 0) add(fmt::format("top_k {}", r.setup.shape.top_k));
+  if (r.setup.shape.extra_top_k > 0) add(fmt::format("{} of a second cache", r.setup.shape.extra_top_k));
   if (r.setup.suite == Suite::kLayer) add(fmt::format("append {}", layer_append_text(r.setup.append)));
   if (r.setup.chain > 1) add(fmt::format("per layer of {}", r.setup.chain));
   if (r.setup.with_schedule) add("with schedule");
@@ -126,7 +130,9 @@ const std::vector<Column>& shape_columns() {
 nlohmann::ordered_json bench_json(nlohmann::ordered_json head, const std::vector<BenchRow>& rows) {
   head["notes"] =
       "us: median of one call, of a chain per layer; bytes: least traffic of one call; GB = 10^9 bytes; "
-      "ceiling: plain reads of as many bytes (append on CUDA: a copy) measured in the same run; cold: no "
+      "ceiling: plain reads of as many bytes (append on CUDA: a copy; sparse decode on CUDA: a gather, "
+      "which only reads the listed records, in gather_us, and of which a row reaches gather_us / us) "
+      "measured in the same run; cold: no "
       "cache level holds what a call reads; tflops: 2 x (query, visible key) pairs x (head_dim + dims of V, "
       "v_head_dim "
       "where it differs) x query heads; "
@@ -155,6 +161,7 @@ void print_bench(Terminal& terminal, const std::string& engine, const std::vecto
       std::ranges::any_of(rows, [](const BenchRow& r) { return r.setup.suite != Suite::kAppend; });
   const bool memory =
       std::ranges::any_of(rows, [](const BenchRow& r) { return r.setup.suite != Suite::kPrefill; });
+  const bool gather = std::ranges::any_of(rows, [](const BenchRow& r) { return r.gather_us > 0; });
   const bool clock = std::ranges::any_of(rows, [](const BenchRow& r) { return r.mhz > 0; });
   Table table;
   table.column("format", Table::Align::kLeft);
@@ -162,6 +169,7 @@ void print_bench(Terminal& terminal, const std::string& engine, const std::vecto
   for (const char* name : {"batch", "context", "q_len", "time"}) table.column(name);
   if (memory) {
     for (const char* name : {"bytes", "GB/s", "ceiling", "of it"}) table.column(name);
+    if (gather) table.column("gather");
   }
   if (flops) table.column(memory ? "GFLOP/s" : "TFLOP/s");
   if (clock) table.column("MHz");
@@ -178,7 +186,8 @@ void print_bench(Terminal& terminal, const std::string& engine, const std::vecto
       figure(true, human_bytes(static_cast<double>(r.bytes)));
       figure(true, fmt::format("{:.1f}", r.gbs));
       figure(r.ceiling_gbs > 0, fmt::format("{:.1f}", r.ceiling_gbs));
-      figure(r.ceiling_gbs > 0, fmt::format("{:.0f}%", 100 * r.gbs / r.ceiling_gbs));
+      figure(r.ceiling_gbs > 0, fmt::format("{:.0f}%", 100 * share_of_ceiling(r)));
+      if (gather) figure(r.gather_us > 0, human_time(r.gather_us));
     }
     if (flops) {
       figure(r.setup.suite != Suite::kAppend, memory ? fmt::format("{:.1f}", r.gflops) : teraflops(r.gflops));

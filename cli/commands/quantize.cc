@@ -56,7 +56,7 @@ void quantize(const QuantizeOptions& options, Terminal& terminal) {
   check_page_size(options.page_size, "--page-size");
   check_files(options.in, options.out);
   const SafetensorsReader file(options.in);
-  const std::vector<CapturedLayer> layers = find_layers(file, order, false);
+  const std::vector<CapturedLayer> layers = find_layers(file, order, CapturedParts::kKv);
   std::vector<TensorDeclaration> tensors;
   std::map<std::string, std::string> metadata = {{"halftone_version", HALFTONE_VERSION}};
   const auto spec_of = [&](const CapturedLayer& layer) {

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "cli/cuda/device.h"
+#include "cli/cuda/lists.h"
 #include "cli/cuda/read_kernels.h"
 #include "cli/cuda/tensors.h"
 #include "cli/host/host.h"
@@ -101,10 +102,34 @@ struct StepTokens {
   }
 };
 
+/// The rate of the fastest of several kernels, and which one that is.
 struct Ceiling {
   double gbs = 0;
+  double us = 0;  ///< of a layer
   std::string name;
 };
+
+/// Of `count` kernels that read `bytes` of each layer in the microseconds that `us_of` measures with so many
+/// calls. Where reads are long, a few calls show which kernels are in question, and only these are measured
+/// in full.
+Ceiling fastest(int count, const char* (*name)(int), std::int64_t bytes, int layers, int repeats,
+                const std::function<double(int kernel, int calls)>& us_of) {
+  constexpr int kTrials = 5;
+  constexpr std::size_t kFinalists = 3;
+  constexpr std::int64_t kLong = std::int64_t{1} << 30;
+  std::vector<std::pair<double, int>> order;
+  for (int kernel = 0; kernel < count; ++kernel) {
+    order.emplace_back(layers * bytes > kLong ? us_of(kernel, kTrials) : 0.0, kernel);
+  }
+  std::ranges::sort(order);
+  if (layers * bytes > kLong) order.resize(std::min(order.size(), kFinalists));
+  Ceiling best;
+  for (const auto& [trial_us, kernel] : order) {
+    const double us = us_of(kernel, repeats);
+    if (best.us == 0 || us < best.us) best = {static_cast<double>(bytes) / us / 1e3, us, name(kernel)};
+  }
+  return best;
+}
 
 }  // namespace
 
@@ -149,6 +174,7 @@ struct Bench::Impl {
 
   const Ceiling& read_ceiling(const std::uint8_t* data, std::int64_t bytes, std::int64_t layer_stride,
                               int layers);
+  Ceiling gather_ceiling(const DeviceCache& cache, const DeviceLists& lists, int layers);
   const Ceiling& copy_ceiling(std::int64_t bytes);
   BenchRow attention(const BenchCase& setup);
   BenchRow append(const BenchCase& setup);
@@ -158,27 +184,24 @@ const Ceiling& Bench::Impl::read_ceiling(const std::uint8_t* data, std::int64_t 
                                          std::int64_t layer_stride, int layers) {
   Ceiling& best = reads[{bytes, layers}];
   if (best.gbs > 0) return best;
-  const auto us_of = [&](int kernel, int calls) {
+  best = fastest(read_kernel_count(), read_kernel_name, bytes, layers, repeats, [&](int kernel, int calls) {
     return time_layers(layers, calls, [&](int layer, Stream stream) {
       check(launch_read(kernel, data + layer * layer_stride, bytes, sink.data(), stream), "a read kernel");
     });
-  };
-  // Where reads are long, a few calls show which kernels are in question, and only these are measured in
-  // full.
-  constexpr int kTrials = 5;
-  constexpr std::size_t kFinalists = 3;
-  constexpr std::int64_t kLong = std::int64_t{1} << 30;
-  std::vector<std::pair<double, int>> order;
-  for (int kernel = 0; kernel < read_kernel_count(); ++kernel) {
-    order.emplace_back(layers * bytes > kLong ? us_of(kernel, kTrials) : 0.0, kernel);
-  }
-  std::ranges::sort(order);
-  if (layers * bytes > kLong) order.resize(std::min(order.size(), kFinalists));
-  for (const auto& [trial_us, kernel] : order) {
-    const double gbs = static_cast<double>(bytes) / us_of(kernel, repeats) / 1e3;
-    if (gbs > best.gbs) best = {gbs, read_kernel_name(kernel)};
-  }
+  });
   return best;
+}
+
+Ceiling Bench::Impl::gather_ceiling(const DeviceCache& cache, const DeviceLists& lists, int layers) {
+  const Gather first = gather_of(cache, lists, 0);
+  const std::int64_t bytes =
+      (first.first.places + first.second.places) * (first.record_bytes + first.apart_bytes);
+  return fastest(
+      gather_kernel_count(), gather_kernel_name, bytes, layers, repeats, [&](int kernel, int calls) {
+        return time_layers(layers, calls, [&](int layer, Stream stream) {
+          check(launch_gather(kernel, gather_of(cache, lists, layer), sink.data(), stream), "a gather");
+        });
+      });
 }
 
 const Ceiling& Bench::Impl::copy_ceiling(std::int64_t bytes) {
@@ -193,7 +216,8 @@ const Ceiling& Bench::Impl::copy_ceiling(std::int64_t bytes) {
                           static_cast<cudaStream_t>(stream)),
           "cudaMemcpyAsync");
   });
-  ceiling = {static_cast<double>(bytes) / us / 1e3, "cudaMemcpyAsync that reads and writes as many bytes"};
+  ceiling = {static_cast<double>(bytes) / us / 1e3, us,
+             "cudaMemcpyAsync that reads and writes as many bytes"};
   return ceiling;
 }
 
@@ -224,9 +248,8 @@ BenchRow Bench::Impl::attention(const BenchCase& setup) {
                        : DeviceCache();
   const std::int64_t queries = std::accumulate(q_tokens.begin(), q_tokens.end(), std::int64_t{0});
   const DeviceTensor cu_q = device_sums(q_tokens, device);
-  DeviceTensor indices;
-  if (shape.top_k > 0)
-    indices = DeviceTensor(Tensor::of({queries, shape.top_k}, random_lists(shape, cache.slots)), device);
+  const DeviceLists lists =
+      shape.top_k > 0 ? make_lists(shape, q_tokens, tokens, setup.chain, cache, device) : DeviceLists();
   const std::int64_t out_bytes = queries * shape.q_heads * problem.v_dim() * 2;
   const std::int64_t q_bytes = queries * shape.q_heads * shape.head_dim * 2;
   const DeviceBuffer q = device_activations(setup.chain * queries, shape.q_heads, shape.head_dim, 4);
@@ -244,8 +267,11 @@ BenchRow Bench::Impl::attention(const BenchCase& setup) {
       args.lengths.cu_kv = tensors.cu_kv.view;
     } else {
       args.kv = cache.layer(i);
-      args.indices = indices.view;
-      if (shape.top_k == 0) args.lengths.kv_lengths = cache.lengths.view;
+      if (shape.top_k > 0) {
+        lists.give(args, i);
+      } else {
+        args.lengths.kv_lengths = cache.lengths.view;
+      }
     }
     if (!setup.mixed.empty()) args.lengths.cu_q = cu_q.view;
     args.cache_settled = i > 0;
@@ -280,10 +306,13 @@ BenchRow Bench::Impl::attention(const BenchCase& setup) {
   if (step) require_clean(step->status);
   row.gflops = floor.flops / row.us / 1e3;
   if (prefill) return row;
-  const Ceiling& ceiling =
-      read_ceiling(cache.pages.data(), row.bytes, cache.num_pages * cache.layout.page_bytes, setup.chain);
+  const Ceiling ceiling = shape.top_k > 0
+                              ? gather_ceiling(cache, lists, setup.chain)
+                              : read_ceiling(cache.pages.data(), row.bytes,
+                                             cache.num_pages * cache.layout.page_bytes, setup.chain);
   row.ceiling_gbs = ceiling.gbs;
   row.ceiling = ceiling.name;
+  if (shape.top_k > 0) row.gather_us = ceiling.us;
   return row;
 }
 

@@ -12,6 +12,8 @@ namespace {
 
 namespace ptx = halftone::cuda;
 
+constexpr int kGatherThreads = 256;  // of a block
+
 __device__ uint4 load16(const uint4* p) {
   uint4 x;
   asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -39,7 +41,72 @@ __global__ void __launch_bounds__(1024)
 #pragma unroll
     for (int k = 0; k < kInFlight; ++k) sum += x[k].x ^ x[k].y ^ x[k].z ^ x[k].w;
   }
-  if (sum == 0x9e3779b9U) *sink = sum;
+  if (sum == kSinkMark) *sink = sum;
+}
+
+/// Where a record and what its token has apart lie; null: nowhere.
+struct Place {
+  const uint4* record = nullptr;
+  const uint2* apart = nullptr;
+};
+
+__device__ std::int32_t slot_at(const Gather& gather, std::int64_t place) {
+  const GatherList &first = gather.first, &second = gather.second;
+  if (place < first.places) return __ldg(first.slots + place);
+  place -= first.places;
+  return place < second.places ? __ldg(second.slots + place) : -1;
+}
+
+__device__ Place place_of(const Gather& gather, std::int64_t place, std::int32_t slot) {
+  if (slot < 0) return {};
+  const std::uint8_t* const pages = place < gather.first.places ? gather.first.pages : gather.second.pages;
+  const int number = slot / gather.page_size, offset = slot % gather.page_size;
+  const std::uint8_t* const page = pages + number * gather.page_bytes;
+  return {reinterpret_cast<const uint4*>(page + offset * gather.record_bytes),
+          reinterpret_cast<const uint2*>(page + gather.page_size * gather.record_bytes +
+                                         offset * gather.apart_bytes)};
+}
+
+/// A warp reads kRecords records at a time, all of their words under way at once, a lane every 32nd word of
+/// each; the next slots are read meanwhile. Where there is nothing to read a load has another one's address,
+/// since the compiler waits for what loads under a condition bring: that of the record's last word or,
+/// without a record, that of the sink.
+template <int kRounds, int kRecords>
+__global__ void __launch_bounds__(kGatherThreads) gather_records(const Gather gather, std::uint32_t* sink) {
+  const int lane = static_cast<int>(threadIdx.x % 32), last = gather.record_bytes / 16 - 1;
+  const std::int64_t places = gather.first.places + gather.second.places;
+  const std::int64_t warp = (std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / 32;
+  const std::int64_t step = std::int64_t{gridDim.x} * blockDim.x / 32 * kRecords;
+  const auto own_slot = [&](std::int64_t place) { return lane < kRecords ? slot_at(gather, place) : -1; };
+  std::uint32_t sum = 0;
+  std::int64_t place = warp * kRecords + lane;  // whose slot this lane reads
+  std::int32_t slot = own_slot(place);
+  for (; place - lane < places; place += step) {
+    const Place own = place_of(gather, place, slot);
+    uint4 x[kRecords][kRounds];
+#pragma unroll
+    for (int r = 0; r < kRecords; ++r) {
+      const auto* const record = reinterpret_cast<const uint4*>(
+          __shfl_sync(~0U, reinterpret_cast<unsigned long long>(own.record), r));
+#pragma unroll
+      for (int i = 0; i < kRounds; ++i) {
+        x[r][i] = load16(record == nullptr ? reinterpret_cast<const uint4*>(sink)
+                                           : record + min(32 * i + lane, last));
+      }
+    }
+    slot = own_slot(place + step);
+#pragma unroll 1
+    for (int i = 0; own.apart != nullptr && i < gather.apart_bytes / 8; ++i) {
+      const uint2 apart = __ldg(own.apart + i);
+      sum += apart.x ^ apart.y;
+    }
+#pragma unroll
+    for (int r = 0; r < kRecords; ++r) {
+#pragma unroll
+      for (int i = 0; i < kRounds; ++i) sum += x[r][i].x ^ x[r][i].y ^ x[r][i].z ^ x[r][i].w;
+    }
+    if (sum == kSinkMark) *sink = sum;
+  }
 }
 
 /// One thread of a block copies its share into a ring in shared memory that nobody reads. kNear: the blocks
@@ -113,6 +180,35 @@ void by_bulk_copies(const Words& words, cudaStream_t stream) {
       words.data, words.count);
 }
 
+/// kBlocksPerSm 0: as many blocks as read every record at once.
+template <int kRecords, int kBlocksPerSm>
+void gather_by(const Gather& gather, std::uint32_t* sink, cudaStream_t stream) {
+  constexpr std::int64_t kRound = kRecords * kGatherThreads / 32;
+  const std::int64_t places = gather.first.places + gather.second.places;
+  const std::int64_t rounds = std::max<std::int64_t>(1, (places + kRound - 1) / kRound);
+  const auto blocks = static_cast<unsigned>(
+      kBlocksPerSm == 0 ? rounds : std::min<std::int64_t>(rounds, kBlocksPerSm * multiprocessors()));
+  const auto kernel = gather.record_bytes <= 512    ? gather_records<1, kRecords>
+                      : gather.record_bytes <= 1024 ? gather_records<2, kRecords>
+                                                    : gather_records<3, kRecords>;
+  kernel<<<blocks, kGatherThreads, 0, stream>>>(gather, sink);
+}
+
+struct GatherKernel {
+  const char* name;
+  void (*launch)(const Gather&, std::uint32_t*, cudaStream_t);
+};
+
+constexpr std::array kGathers{
+    GatherKernel{"gather: 1 record per warp", gather_by<1, 0>},
+    GatherKernel{"gather: 2 records per warp", gather_by<2, 0>},
+    GatherKernel{"gather: 4 records per warp", gather_by<4, 0>},
+    GatherKernel{"gather: 8 records per warp", gather_by<8, 0>},
+    GatherKernel{"gather: 2 records at a time per warp, 48 warps per SM", gather_by<2, 6>},
+    GatherKernel{"gather: 4 records at a time per warp, 32 warps per SM", gather_by<4, 4>},
+    GatherKernel{"gather: 8 records at a time per warp, 16 warps per SM", gather_by<8, 2>},
+};
+
 struct Kernel {
   const char* name;
   void (*launch)(const Words&, cudaStream_t);
@@ -149,6 +245,17 @@ const char* read_kernel_name(int kernel) { return kKernels[static_cast<std::size
 
 int launch_read(int kernel, const void* data, std::int64_t bytes, void* sink, Stream stream) {
   kKernels[static_cast<std::size_t>(kernel)].launch(words_of(data, bytes, sink),
+                                                    static_cast<cudaStream_t>(stream));
+  return cudaGetLastError();
+}
+
+int gather_kernel_count() { return static_cast<int>(kGathers.size()); }
+
+const char* gather_kernel_name(int kernel) { return kGathers[static_cast<std::size_t>(kernel)].name; }
+
+int launch_gather(int kernel, const Gather& gather, void* sink, Stream stream) {
+  if (gather.record_bytes > kMaxRecordBytes) return cudaErrorInvalidValue;
+  kGathers[static_cast<std::size_t>(kernel)].launch(gather, static_cast<std::uint32_t*>(sink),
                                                     static_cast<cudaStream_t>(stream));
   return cudaGetLastError();
 }

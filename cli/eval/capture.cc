@@ -71,7 +71,7 @@ std::string tensor_list(const SafetensorsReader& file) {
 
 void check_layer(const SafetensorsReader& file, AxisOrder order, CapturedLayer& layer) {
   const Shape k = shape_of(file, *layer.k, order);
-  const Shape v = shape_of(file, *layer.v, order);
+  const Shape v = layer.v == nullptr ? Shape{k.tokens, k.heads, 0} : shape_of(file, *layer.v, order);
   if (k.tokens != v.tokens || k.heads != v.heads) {
     refuse(file, fmt::format("'{}' has shape {} and '{}' has {}, but tokens and heads must agree{}.",
                              printable(layer.k->name), layer.k->shape_text(), printable(layer.v->name),
@@ -150,7 +150,8 @@ std::string_view naming_help() {
          "[heads, tokens, dim] needs --layout htd, because the two cannot be told apart safely.\n";
 }
 
-std::vector<CapturedLayer> find_layers(const SafetensorsReader& file, AxisOrder order, bool need_q) {
+std::vector<CapturedLayer> find_layers(const SafetensorsReader& file, AxisOrder order, CapturedParts parts) {
+  const bool need_q = parts != CapturedParts::kKv, need_v = parts != CapturedParts::kQk;
   const auto less = [](const std::string& a, const std::string& b) { return natural_less(a, b); };
   std::map<std::string, CapturedLayer, decltype(less)> found(less);
   for (const TensorInfo& tensor : file.tensors()) {
@@ -159,14 +160,15 @@ std::vector<CapturedLayer> find_layers(const SafetensorsReader& file, AxisOrder 
     const std::string part = dot == std::string::npos ? tensor.name : tensor.name.substr(dot + 1);
     if (part == "q" && need_q) found[label].q = &tensor;
     if (part == "k") found[label].k = &tensor;
-    if (part == "v") found[label].v = &tensor;
+    if (part == "v" && need_v) found[label].v = &tensor;
   }
   if (found.empty()) {
     const bool weights = std::any_of(file.tensors().begin(), file.tensors().end(),
                                      [](const TensorInfo& t) { return t.name.ends_with(".weight"); });
     const bool packed = std::any_of(file.tensors().begin(), file.tensors().end(),
                                     [](const TensorInfo& t) { return t.name.ends_with(".pages"); });
-    refuse(file, fmt::format("it holds {}, but no layers.<i>.q, .k and .v{}.", tensor_list(file),
+    refuse(file, fmt::format("it holds {}, but no layers.<i>.q, .k{}{}.", tensor_list(file),
+                             need_v ? " and .v" : "",
                              weights  ? ": these are weights; capture the activations that enter attention"
                              : packed ? ": this is a packed cache; run `halftone dequantize` first"
                                       : ": rename the captured tensors"));
@@ -175,12 +177,15 @@ std::vector<CapturedLayer> find_layers(const SafetensorsReader& file, AxisOrder 
   for (auto& [label, layer] : found) {
     layer.label = label;
     const char* missing = layer.k == nullptr             ? "k"
-                          : layer.v == nullptr           ? "v"
+                          : need_v && layer.v == nullptr ? "v"
                           : need_q && layer.q == nullptr ? "q"
                                                          : nullptr;
     if (missing != nullptr) {
       refuse(file, fmt::format("it lacks '{}{}{}': save {} of every layer.", printable(label),
-                               label.empty() ? "" : ".", missing, need_q ? "q, k and v" : "k and v"));
+                               label.empty() ? "" : ".", missing,
+                               !need_q  ? "k and v"
+                               : need_v ? "q, k and v"
+                                        : "q and k"));
     }
     check_layer(file, order, layer);
     layers.push_back(layer);

@@ -24,13 +24,13 @@ struct CapturedLayer {
   std::string label;              ///< "layers.0", or "" for plain q, k, v
   const TensorInfo* q = nullptr;  ///< null when q was not asked for
   const TensorInfo* k = nullptr;
-  const TensorInfo* v = nullptr;
-  std::int64_t tokens = 0;   ///< keys
-  std::int64_t queries = 0;  ///< the last `queries` of the tokens ask
+  const TensorInfo* v = nullptr;  ///< likewise
+  std::int64_t tokens = 0;        ///< keys
+  std::int64_t queries = 0;       ///< the last `queries` of the tokens ask
   int q_heads = 0;
   int kv_heads = 0;
   int head_dim = 0;
-  int v_dim = 0;
+  int v_dim = 0;                ///< 0 when v was not asked for
   bool half_precision = false;  ///< q is F16
 
   /// The number at the end of the label, 0 of plain q, k, v; -1 when there is none.
@@ -52,8 +52,15 @@ LayerAttention attention_of(const SafetensorsReader& file, const CapturedLayer& 
 /// How tensors must be named; for help texts.
 std::string_view naming_help();
 
+/// The tensors of a layer that a command reads.
+enum class CapturedParts {
+  kKv,
+  kQkv,
+  kQk,  ///< of a latent, whose V is a part of k
+};
+
 /// Layers in natural order. Throws InvalidArgument naming the tensor that is missing or does not fit.
-std::vector<CapturedLayer> find_layers(const SafetensorsReader& file, AxisOrder order, bool need_q);
+std::vector<CapturedLayer> find_layers(const SafetensorsReader& file, AxisOrder order, CapturedParts parts);
 
 /// Tokens [first, first + count) of a tensor as [count, heads, dim] in the file's dtype.
 reference::Tensor load_tensor(const SafetensorsReader& file, const TensorInfo& tensor, AxisOrder order,

@@ -4,13 +4,14 @@
 #include <fmt/ranges.h>
 #include <omp.h>
 #include <CLI/CLI.hpp>
-#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cmath>
 
 #include "cli/bench/problem.h"
 #include "cli/commands/command.h"
+#include "cli/eval/json.h"
+#include "cli/eval/latent.h"
 #include "cli/eval/options.h"
 #include "cli/files/outputs.h"
 #include "cli/host/host.h"
@@ -25,7 +26,7 @@ namespace {
 struct CommandLine : EvalLine {
   std::string arithmetic = "16-bit";
   std::string json, html;
-  bool per_layer = false;
+  bool per_layer = false, latent = false;
   ExtraOptions extras;
 };
 
@@ -158,15 +159,6 @@ void run_eval(CommandLine& line, Terminal& terminal) {
   }
 }
 
-nlohmann::ordered_json number_or_text(double value) {
-  return std::isfinite(value) ? nlohmann::ordered_json(value) : nlohmann::ordered_json(short_number(value));
-}
-
-nlohmann::ordered_json snr_json(double value) {
-  const bool exact = std::isinf(value) && value > 0;
-  return exact ? nlohmann::ordered_json(nullptr) : number_or_text(value);
-}
-
 nlohmann::ordered_json layer_json(const LayerResult& r) {
   nlohmann::ordered_json heads = nlohmann::ordered_json::array();
   for (const double error : r.output.head_relative) heads.push_back(number_or_text(error));
@@ -182,6 +174,44 @@ nlohmann::ordered_json layer_json(const LayerResult& r) {
           {"head_error", std::move(heads)}};
 }
 
+/// Refuses options that say nothing about latents, and formats that no latent has.
+void check_latent_line(const CLI::App& command, const CommandLine& line) {
+  const auto refuse = [&](std::initializer_list<const char*> names, const char* why) {
+    for (const char* name : names) {
+      const CLI::Option& option = *command.get_option(name);
+      if (option.count() == 0) continue;
+      const std::string value =
+          option.results().empty() ? "" : " is '" + printable(option.results()[0]) + "'";
+      throw UsageError(fmt::format("{}{}, but {}: leave out one of the two.", name, value, why));
+    }
+  };
+  refuse({"--html", "--per-layer", "--max-error", "--arithmetic", "--recipe", "--memory", "--model-layers",
+          "--bench", "--quality"},
+         "--latent prints one table, in 16-bit arithmetic, and --json");
+  if (line.file.empty()) refuse({"--layers", "--layout"}, "--latent without a file generates its layers");
+  for (const FormatChoice& f : line.options.formats) {
+    if (f.k == f.v && !f.rotate_k && !f.rotate_v && !f.channels) continue;
+    throw UsageError(
+        fmt::format("--formats has '{}', but a latent has one format, without +rot and +chan: use {}.",
+                    f.name, format_name(f.k)));
+  }
+}
+
+void run_latent(CommandLine& line, const CLI::App& command, Terminal& terminal) {
+  finish_capture_options(line);
+  check_latent_line(command, line);
+  check_page_size(line.options.page_size, "--page-size");
+  if (line.file.empty() && command.get_option("--max-queries")->count() == 0)
+    line.options.max_queries = kLatentQueries;
+  check_outputs({"the input", line.file}, {{"--json", line.json}});
+  const LatentReport report = evaluate_latents(line.file, line.options, terminal);
+  if (!line.json.empty()) {
+    write_output(terminal, line.json,
+                 to_json(report).dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+  }
+  if (line.json != "-") print_latents(terminal, report);
+}
+
 constexpr const char* kFooterExamples =
     "\nWhat it does:\n"
     "  For every format: quantise k and v into a paged cache, run causal attention over it, and compare the "
@@ -195,11 +225,18 @@ constexpr const char* kFooterExamples =
     "  LSE error      shift of the log-sum-exp, i.e. of attention weights between splits; nats\n"
     "  A FORMAT is a name from `halftone formats`, K:V when they differ, with +rot for a Hadamard "
     "rotation.\n\n"
+    "Latents (--latent):\n"
+    "  Formats of latent (MLA) caches, on layers.<i>.q and layers.<i>.k [tokens, 1, dim] of the file: the "
+    "latent, then\n"
+    "  its rotary dims. V is the latent; of 512 or 256 dims in all it is the whole. Without a file q and k "
+    "are\n"
+    "  generated: N(0, 1), and the same with outlier channels, one in 32 offset by +-10 to 40.\n\n"
     "Examples:\n"
     "  halftone eval capture.safetensors\n"
     "  halftone eval capture.safetensors --html report.html --max-error 0.05\n"
     "  halftone eval capture.safetensors --formats bf16,int8-head,int4-g32+rot:int8-head --per-layer\n"
-    "  halftone eval capture.safetensors --json - | jq '.formats[] | [.name, .error_worst]'\n";
+    "  halftone eval capture.safetensors --json - | jq '.formats[] | [.name, .error_worst]'\n"
+    "  halftone eval --latent\n";
 
 }  // namespace
 
@@ -277,6 +314,9 @@ void add_eval(CLI::App& app, Terminal& terminal) {
   command->add_option("--html", line->html, "Write a self-contained page with plots (- for stdout)")
       ->type_name("FILE");
   command->add_option("--json", line->json, "Write all figures as JSON (- for stdout)")->type_name("FILE");
+  command->get_option("file")->required(false);  // of --latent
+  command->add_flag("--latent", line->latent,
+                    "Measure formats of latent (MLA) caches, without a file on generated latents");
   command->add_flag("--per-layer", line->per_layer, "Print a table of every layer as well");
   command->add_option("--layers", options.layers, "Use these layers only, counted from 0: 0,3,7")
       ->type_name("N,...")
@@ -288,7 +328,12 @@ void add_eval(CLI::App& app, Terminal& terminal) {
   command->add_option("--recipe", line->extras.recipe, "Measure a recipe of `halftone recipe`, too")
       ->type_name("FILE");
   add_extra_options(*command, line->extras);
-  command->callback([line, &terminal] { run_eval(*line, terminal); });
+  command->callback([line, command, &terminal] {
+    if (line->latent) return run_latent(*line, *command, terminal);
+    if (line->file.empty())
+      throw UsageError("file is missing: name a capture, or use --latent; see `halftone eval --help`.");
+    run_eval(*line, terminal);
+  });
 }
 
 }  // namespace halftone::cli

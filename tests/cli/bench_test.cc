@@ -240,30 +240,6 @@ TEST(BenchTables, StepsStandBesideTheirParts) {
   EXPECT_EQ(requests_text(cases[0].mixed), "2048/2048x8,1/8192x64");
 }
 
-/// Each query reads the keys of its own list, whatever the context, and every kind is there.
-TEST(BenchTables, LatentCases) {
-  std::vector<std::string_view> kinds;
-  for (const BenchCase& c : cases_of("mla", "fp8-g128-f32")) {
-    kinds.push_back(kind_text(c));
-    EXPECT_EQ(bytes_per_token(cache_spec(c.shape)), 656);
-    if (c.shape.top_k == 0) continue;
-    const AttentionProblem problem = to_problem(c.shape);
-    const auto requests = static_cast<std::size_t>(c.shape.batch);
-    const Floor floor = floor_of(problem, std::vector<std::int64_t>(requests, c.shape.q_len), kv_lengths(c));
-    const std::int64_t keys = std::int64_t{c.shape.batch} * c.shape.q_len * c.shape.top_k;
-    EXPECT_EQ(floor.cache_bytes, keys * 656);
-    EXPECT_EQ(floor.flops, 2.0 * static_cast<double>(keys) * c.shape.q_heads * (576 + 512));
-  }
-  for (const char* kind : {"sparse_decode", "dense_decode", "sparse_prefill", "append"})
-    EXPECT_NE(std::find(kinds.begin(), kinds.end(), kind), kinds.end()) << kind;
-  for (const BenchCase& c : cases_of("mla", "fp8-g64-e8m0")) {  // tokens of 584 bytes
-    const KvCacheSpec spec = cache_spec(c.shape);
-    EXPECT_EQ(spec.latent_dim(), 448);
-    EXPECT_EQ(spec.v_dim(), 512);
-    EXPECT_EQ(page_layout(spec).row_bytes, 576);
-  }
-}
-
 /// Attention alone, append() before it and attention that appends, of everything else alike.
 TEST(BenchTables, LayersInEachWayToAppend) {
   const std::vector<BenchCase> cases = cases_of("layer");

@@ -40,5 +40,26 @@ TEST(DeviceBench, MixedLengthsAndAppend) {
   EXPECT_GT(append["rows"][0]["ceiling_gbs"], append["rows"][0]["gbs"]);
 }
 
+TEST(DeviceBench, ListsBesideAGatherOfTheirRecords) {
+  for (const char* chain : {"1", "4"}) {
+    const json all = bench({"--latent", "--batch", "4", "--context", "4096", "--q-heads", "16", "--top-k",
+                            "512", "--extra-top-k", "128", "--chain", chain});
+    ASSERT_EQ(all["rows"].size(), 5U);
+    for (const json& row : all["rows"]) {
+      SCOPED_TRACE(row["format_k"]);
+      EXPECT_EQ(row["kind"], "sparse_decode");
+      EXPECT_EQ(row["chain"], std::stoi(chain));
+      EXPECT_GT(row["gather_us"], 0.5);
+      EXPECT_LT(row["gather_us"], row["us"]);
+      EXPECT_EQ(row["ceiling"].get<std::string>().rfind("gather: ", 0), 0U);
+    }
+    const json& fp8 = all["rows"][0];
+    EXPECT_DOUBLE_EQ(fp8["ceiling_gbs"].get<double>() * fp8["gather_us"].get<double>(),
+                     4 * (512 + 128) * 656 / 1e3);
+  }
+  const json dense = bench({"--latent", "--formats", "bf16", "--batch", "4", "--context", "4096"});
+  EXPECT_FALSE(dense["rows"][0].contains("gather_us"));
+}
+
 }  // namespace
 }  // namespace halftone::cli

@@ -11,6 +11,7 @@
 #include "halftone/format.h"
 #include "plan/backend.h"
 #include "plan/plan.h"
+#include "testing/cases.h"
 #include "tests/expect_error.h"
 #include "tests/plan/cuda_problem.h"
 
@@ -237,6 +238,22 @@ TEST(CudaLatentPlan, SaysWhatKeepsLatentCachesOffTheGpu) {
     p.listed.top_k = 2048;
     plan(p);
   });
+}
+
+/// So that the rows of the case table that have FlashMLA's shapes are tests of its kernels' counterparts.
+TEST(CudaLatentPlan, ShapesOfFlashMlaHaveKernels) {
+  if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
+  int rows = 0;
+  for (const testing::AttentionCase& row : testing::attention_cases()) {
+    if (!row.name.starts_with("flashmla-")) continue;
+    ++rows;
+    AttentionProblem p = testing::attention_problem(row);
+    p.device = {DeviceType::kCuda, 0};
+    p.workers = 132;
+    for (const std::string& config : configs_of(p))
+      EXPECT_TRUE(config.starts_with("sm90-latent-")) << row.name << ": " << config;
+  }
+  EXPECT_GT(rows, 100);
 }
 
 }  // namespace

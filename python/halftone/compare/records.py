@@ -89,7 +89,7 @@ def _figures(work: Work, part: Part, times: tuple[float, float | None], rate: fl
     figures: dict[str, Any] = {"us": seconds * 1e6, "tflops": work.flops / seconds / 1e12, "mhz": mhz}
     if part.read_bytes:
         figures["gbs"] = part.read_bytes / seconds / 1e9
-        # A copy's rate bounds contiguous reads. What bounds a gather, `halftone bench --table mla` measures.
+        # A copy's rate bounds contiguous reads. Gathers are timed by `halftone bench --table mla`.
         figures["ceiling_gbs"] = None if work.fields.get("top_k") else rate / 1e9
     return figures
 
