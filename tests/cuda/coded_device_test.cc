@@ -101,7 +101,7 @@ TEST_P(DeviceCoded, GroupsAndPages) {
   for (const int group : {1, 3, 4, 5, 16, 65}) {
     for (const int head_dim : kDims) {
       AttentionCase row =
-          coded_case("int8-head", fp8() ? "fp8" : "int4-g32", head_dim, kPrefillTypes[n++ % 2],
+          coded_case(own_format(), fp8() ? "fp8" : "int4-g32", head_dim, kPrefillTypes[n++ % 2],
                      {{170 / group + 3, 150}, {1, 100}, {2, 0}, {0, 9}, {85 / group, 260}});
       row.q_heads = row.kv_heads * group;
       row.page_size = 16 << n % 5;
@@ -132,7 +132,7 @@ TEST_P(DeviceCoded, AnyNumberOfRows) {
 
 /// A few heads at a time: with batch_invariant the bits of all heads at once.
 TEST_P(DeviceCoded, Rounds) {
-  for (const char* k : {"int8-static-head", "int4-g32"}) {
+  for (const std::string k : {"int8-static-head", "int4-g32", "fp8-static-head"}) {
     for (const int heads : {1, 2}) {
       AttentionCase row = coded_case(k, fp8() ? "fp8-static-head" : "int8-static-head", 128, DType::kBFloat16,
                                      {{200, 230}, {90, 300}, {70, 60}, {1, 170}});
@@ -144,7 +144,9 @@ TEST_P(DeviceCoded, Rounds) {
       const Problem once = make_problem(row);
       if (!serves(once)) continue;
       Problem p = make_problem(row);
-      const std::int64_t key_bytes = (fp8() ? 2 : 3) * row.head_dim + 4;
+      const bool k_in_pages = fp8() && k == "fp8-static-head";
+      const std::int64_t key_bytes =
+          k_in_pages ? row.head_dim : std::int64_t{fp8() ? 2 : 3} * row.head_dim + 4;
       p.problem.max_kv_len = static_cast<int>((std::int64_t{1} << 29) / (2 * heads * key_bytes) / 4 + 1);
       const Plan plan = plan_on_device(p);
       EXPECT_EQ(planning::require_plan(plan).passes().back().staged.rounds, 4 / heads);
@@ -177,9 +179,10 @@ TEST_P(DeviceCoded, PoisonedMemory) {
 /// Entries that name no page: their tokens are left out.
 TEST_P(DeviceCoded, BadPagesAreLeftOut) {
   for (const int head_dim : kDims) {
-    for (const int column : {0, 2, 5}) {
-      AttentionCase row = coded_case("int8-head", value_format(), head_dim, DType::kFloat16,
-                                     {{70, 100}, {150, 333}, {40, 0}});
+    for (const auto& [k, column] :
+         {std::pair{own_format(), 0}, {own_format(), 2}, {own_format(), 5}, {"bf16", 2}}) {
+      AttentionCase row =
+          coded_case(k, value_format(), head_dim, DType::kFloat16, {{70, 100}, {150, 333}, {40, 0}});
       row.mask = {};
       SCOPED_TRACE(row.name + ", page " + std::to_string(column));
       const Problem p = make_problem(row);
@@ -231,7 +234,7 @@ TEST_P(DeviceCoded, CausalKeysBeyondTheBoundOfAll) {
 /// The same bits alone, in company and on other workers.
 TEST_P(DeviceCoded, BatchInvariantBits) {
   for (const int head_dim : kDims) {
-    AttentionCase row = coded_case("int8-head", value_format(), head_dim, DType::kBFloat16,
+    AttentionCase row = coded_case(own_format(), value_format(), head_dim, DType::kBFloat16,
                                    {{120, 300}, {1, 90}, {90, 2000}, {0, 50}, {200, 150}, {7, 0}});
     row.policy = SplitPolicy::kBatchInvariant;
     const Problem p = make_problem(row);

@@ -154,7 +154,7 @@ void stage(const Plan::Impl& plan, const planning::Pass& pass, const PagedKv& ca
   const auto params = [&](KvPart which, const StaticScale& scale, const TensorView& out) {
     StageParams p{};
     p.rows = dequantize_params(cache, plan.layout, page::part_of(cache.spec, plan.layout, which), scale, out);
-    p.rows.rows = pass.staged.keys;
+    p.rows.rows = pass.staged.keys;  // also where only scales are wanted
     p.rows.lengths = lengths;
     p.rows.batch = plan.problem.batch;
     p.rows.row_tokens = pass.schedule.staged_tokens;

@@ -18,9 +18,8 @@ struct PrefillParams {
   /// Of E4M3 products, whose sums keep few bits: O of earlier tiles, a thread's own four values each,
   /// [worker][warpgroup][value_dim / 8][128].
   float4* promoted;
-  CUtensorMap q;  // [token][head][dim], where q_boxes
-  CUtensorMap k,
-      v;  // [token][head][dim], or [page][head][tile][token][dim]; of codes in pages code_page_map()
+  CUtensorMap q;        // [token][head][dim], where q_boxes
+  CUtensorMap k, v;     // [token][head][dim], or [page][head][tile][token][dim], or code_page_map()
   CUtensorMap k_pairs;  // the same in boxes of two tiles, where pages have as many
   CUtensorMap out;      // [token][head][dim], where out_boxes
   bool q_boxes;         // 64 packed rows are whole tokens of a KV head's query heads: a box per chunk

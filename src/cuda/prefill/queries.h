@@ -71,8 +71,9 @@ struct QueryRow {
     for (int chunk = 0; chunk < C.head_dim / 64; ++chunk) {
       uint4 x[4];
 #pragma unroll
-      for (int i = 0; i < 4; ++i)
+      for (int i = 0; i < 4; ++i) {
         x[i] = piece(8 * chunk + (kApart ? 2 * half + i % 2 + i / 2 * 4 : 4 * half + i));
+      }
       __syncwarp();
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
