@@ -172,9 +172,9 @@ struct TileLoader {
   const PrefillParams& p;
   const DeviceItem& item;
   int lane;
-  int first_key = 0;                    // of the request's rows
-  const std::int32_t* table = nullptr;  // of the request
-  std::int32_t page = 0;                // of the lane's tile of 16 tokens
+  int first_key = 0;                     // of the request's rows
+  const std::int32_t* table = nullptr;   // of the request
+  std::int32_t page = 0, next_page = 0;  // of the lane's tile of 16 tokens, here and in the tile behind
 
   /// Whether K, or V, are rows of tensors.
   template <bool kValues>
@@ -189,16 +189,19 @@ struct TileLoader {
     if (has_rows()) first_key = p.attention.schedule.cu_kv[item.work.request];
     if (!has_table()) return;
     table = table_row(p.attention.cache, item.work.request);
-    look_up(token);
+    page = look_up(token);
+    next_page = look_up(token - C.kv_tile);
   }
-  /// Of the tile at `token`: asked for a tile ahead, since it takes long.
-  __device__ void look_up(int token) {
+  /// To the tile at `token`. Pages are asked for two tiles ahead, so that nothing waits for them.
+  __device__ void advance(int token) {
+    if (!has_table()) return;
+    page = next_page;
+    next_page = look_up(token - C.kv_tile);
+  }
+  __device__ std::int32_t look_up(int token) const {
     const int own = token + lane * kTileTokens;
-    if (!has_table() || token < item.work.kv_begin) return;
-    page = -1;
-    if (lane < kTiles && own < item.work.kv_end) {
-      page = page_entry(p.attention.cache, table, own >> p.attention.cache.page_log2);
-    }
+    if (token < item.work.kv_begin || lane >= kTiles || own >= item.work.kv_end) return -1;
+    return page_entry(p.attention.cache, table, own >> p.attention.cache.page_log2);
   }
   /// Which tiles of 16 tokens are there. Others are read outside the tensor, which gives zeros.
   __device__ std::uint32_t check(int token) {
@@ -338,7 +341,6 @@ __device__ inline void load_tiles(const PrefillParams& p, typename PrefillTraits
 #pragma unroll 1
     for (; token >= item->work.kv_begin; token -= C.kv_tile, ring.advance()) {
       std::uint32_t live = loader.check(token);
-      if constexpr (kScales) live |= scales.mark();
       const auto box = loader.template box_at<kValues>(token);
       const std::uint32_t full = shared_address(kValues ? &s.v_full[ring.stage] : &s.k_full[ring.stage]);
       barrier_wait(shared_address(kValues ? &s.v_empty[ring.stage] : &s.k_empty[ring.stage]),
@@ -354,12 +356,15 @@ __device__ inline void load_tiles(const PrefillParams& p, typename PrefillTraits
         loader.template load<kValues>(shared_address(stage), full, token, box);
       }
       if constexpr (!kValues) {  // what is known of the tile, beside its copies
-        if constexpr (kScales) scales.store(s.key_scales[ring.stage], lane);
+        if constexpr (kScales) {
+          live |= scales.mark();
+          scales.store(s.key_scales[ring.stage], lane);
+        }
         if (lane == 0) s.live[ring.stage] = live;
         __syncwarp();
         if (lane == 0) barrier_arrive(full);
       }
-      loader.look_up(token - C.kv_tile);
+      loader.advance(token - C.kv_tile);
       if constexpr (kScales) scales.look_up(p, *item, loader.first_key, token - C.kv_tile, lane);
       if (token == item->work.kv_begin + kAhead) take_next();
     }
