@@ -26,7 +26,6 @@ namespace halftone::cli {
 namespace {
 
 constexpr const char* kDefaultFormats = "bf16,fp8,int8-head,int4-g32";
-constexpr int kLatentDim = 512, kRopeDim = 64;  // of --latent
 
 struct Options {
   std::string suite = "decode";
@@ -71,19 +70,6 @@ void check_suite(const Options& options, Suite suite) {
   if (suite == Suite::kPrefill) return;
   if (options.shape.plain) refuse("--plain", "prefill");
   if (options.full) refuse("--no-causal", "prefill");
-}
-
-/// Refuses lists of what has none here.
-void check_lists(const ProblemShape& shape, bool latent) {
-  if (shape.top_k > 0 && !latent) {
-    throw UsageError(fmt::format(
-        "--top-k is {}, but lists are measured over latent caches: add --latent, or leave it out.",
-        shape.top_k));
-  }
-  if (shape.extra_top_k > 0 && shape.top_k == 0) {
-    throw UsageError(fmt::format("--extra-top-k is {}, but a second list needs a first one: add --top-k.",
-                                 shape.extra_top_k));
-  }
 }
 
 /// Refuses what does not exist on any backend before the first measurement.
@@ -133,15 +119,10 @@ std::vector<BenchCase> make_cases(const Options& options) {
         BenchCase c;
         c.suite = suite;
         c.shape = options.shape;
-        if (options.latent) {
-          c.shape.kv_heads = 1;
-          c.shape.head_dim = kLatentDim + kRopeDim;
-          c.shape.rope_dim = kRopeDim;
-        }
         c.chain = options.chain;
         c.with_schedule = options.with_schedule;
         c.shape.format = std::move(format);
-        fit_latent(c.shape);
+        if (options.latent) make_latent(c.shape, "--formats");
         set_requests(c, groups, options.q_len > 0 || prefill ? options.q_len : 1);
         c.shape.policy = policy;
         c.shape.causal = !options.full;

@@ -14,6 +14,11 @@
 #include "reference/random.h"
 
 namespace halftone::cli {
+namespace {
+
+constexpr int kLatentDim = 512, kRopeDim = 64;  // of --latent
+
+}  // namespace
 
 SplitPolicy parse_policy(std::string_view text) {
   for (const SplitPolicy policy :
@@ -40,6 +45,26 @@ KvCacheSpec cache_spec(const ProblemShape& shape) {
   spec.rope_dim = shape.rope_dim;
   if (spec.is_latent() && shape.v_dim == 0) spec.v_head_dim = shape.head_dim - shape.rope_dim;
   return spec;
+}
+
+void make_latent(ProblemShape& shape, std::string_view option) {
+  check_latent_format(shape.format, option);
+  shape.kv_heads = 1;
+  shape.head_dim = kLatentDim + kRopeDim;
+  shape.rope_dim = kRopeDim;
+  fit_latent(shape);
+}
+
+void check_lists(const ProblemShape& shape, bool latent) {
+  if (shape.top_k > 0 && !latent) {
+    throw UsageError(
+        fmt::format("--top-k is {}, but lists are taken over latent caches: add --latent, or leave it out.",
+                    shape.top_k));
+  }
+  if (shape.extra_top_k > 0 && shape.top_k == 0) {
+    throw UsageError(fmt::format("--extra-top-k is {}, but a second list needs a first one: add --top-k.",
+                                 shape.extra_top_k));
+  }
 }
 
 void fit_latent(ProblemShape& shape) {

@@ -54,6 +54,13 @@ std::vector<std::int32_t> random_lists(int top_k, const std::vector<std::int64_t
                                        std::uint64_t seed);
 inline constexpr std::uint64_t kFirstLists = 5, kSecondLists = 7;  // seeds
 
+/// Gives the shape a latent cache as --latent means it. Throws UsageError, naming `option`, where its format
+/// is none of a latent.
+void make_latent(ProblemShape& shape, std::string_view option);
+
+/// Refuses --top-k and --extra-top-k without what they need. Throws UsageError.
+void check_lists(const ProblemShape& shape, bool latent);
+
 /// Where scales are e8m0, V is all of a latent cache's K: its latent then has rope_dim less.
 void fit_latent(ProblemShape& shape);
 

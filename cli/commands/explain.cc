@@ -6,14 +6,18 @@
 #include "cli/bench/problem.h"
 #include "cli/commands/command.h"
 #include "cli/terminal/text.h"
+#include "plan/listed.h"
 #include "plan/plan.h"
 
 namespace halftone::cli {
 namespace {
 
+constexpr std::string_view kDefaultFormat = "int8-head", kDefaultLatent = "fp8-g128-f32";
+
 struct Options {
   ProblemShape shape;
-  std::string format = "int8-head";
+  std::string format;  ///< empty: kDefaultFormat or kDefaultLatent
+  bool latent = false;
   std::string policy = "reproducible", arithmetic = "16-bit";
   std::vector<int> lengths, q_lengths;
   double bandwidth = 0;  ///< GB/s
@@ -42,7 +46,10 @@ void print_floor(Terminal& terminal, const Floor& floor, double bandwidth) {
 
 void run_explain(Options& options, Terminal& terminal) {
   ProblemShape& shape = options.shape;
-  shape.format = parse_choice(options.format, "--format");
+  const std::string_view default_format = options.latent ? kDefaultLatent : kDefaultFormat;
+  shape.format = parse_choice(options.format.empty() ? default_format : options.format, "--format");
+  check_lists(shape, options.latent);
+  if (options.latent) make_latent(shape, "--format");
   shape.policy = parse_policy(options.policy);
   shape.arithmetic = parse_arithmetic_option(options.arithmetic);
   check_page_size(shape.page_size, "--page-size");
@@ -67,7 +74,9 @@ void run_explain(Options& options, Terminal& terminal) {
   const std::vector<std::int32_t> cu_q = cumulative(q), kv32(kv.begin(), kv.end());
   SequenceLengths lengths;
   lengths.cu_q = TensorView::contiguous(cu_q.data(), DType::kInt32, {shape.batch + 1});
-  lengths.kv_lengths = TensorView::contiguous(kv32.data(), DType::kInt32, {shape.batch});
+  if (!problem.is_listed()) {
+    lengths.kv_lengths = TensorView::contiguous(kv32.data(), DType::kInt32, {shape.batch});
+  }
   std::string text = planning::explain(plan, lengths);
   while (text.ends_with('\n')) text.pop_back();
   fmt::print(terminal.out, "{}\n", text);
@@ -82,15 +91,22 @@ void add_explain(CLI::App& app, Terminal& terminal) {
   auto options = std::make_shared<Options>();
   ProblemShape& shape = options->shape;
   command->footer(
-      "Attention is causal, Q and O are bf16. The floor is what any kernel must move and compute.\n\n"
+      "Attention is causal, Q and O are bf16; with --top-k a query attends to its list in place of its "
+      "request's\n"
+      "keys, and the schedule shares out the places of the lists. The floor is what any kernel must move and "
+      "compute.\n\n"
       "Examples:\n"
       "  halftone explain --batch 8 --context 8192 --format int4-g32 --bandwidth 40\n"
       "  halftone explain --lengths 100,8000,31 --format int8-head --workers 16   how a ragged batch is "
       "shared out\n"
-      "  halftone explain --q-len 1024 --context 1024 --batch 1                  prefill\n");
-  command->add_option("-f,--format", options->format, "Format of K and V, or K:V")
-      ->type_name("FORMAT")
-      ->capture_default_str();
+      "  halftone explain --q-len 1024 --context 1024 --batch 1                  prefill\n"
+      "  halftone explain --latent --q-heads 128 --batch 128                     latent attention (MLA)\n"
+      "  halftone explain --latent --q-heads 64 --top-k 2048                     the same, sparse\n");
+  command
+      ->add_option(
+          "-f,--format", options->format,
+          fmt::format("Format of K and V, or K:V ({}; --latent: {})", kDefaultFormat, kDefaultLatent))
+      ->type_name("FORMAT");
   command->add_option("--batch", shape.batch, "Requests")->check(between(0, 1 << 20))->capture_default_str();
   command->add_option("--context", shape.context, "Keys of a request")
       ->check(between(1, 1 << 30))
@@ -109,12 +125,29 @@ void add_explain(CLI::App& app, Terminal& terminal) {
       ->delimiter(',')
       ->check(between(0, 1 << 24));
   command->add_option("--q-heads", shape.q_heads, "Query heads")->capture_default_str();
-  command->add_option("--kv-heads", shape.kv_heads, "KV heads")->capture_default_str();
-  command->add_option("--head-dim", shape.head_dim, "Head dimension")->capture_default_str();
-  command->add_option("--v-head-dim", shape.v_dim, "Head dimension of V (default: --head-dim)");
+  CLI::Option* kv_heads = command->add_option("--kv-heads", shape.kv_heads, "KV heads");
+  kv_heads->capture_default_str();
+  CLI::Option* head_dim = command->add_option("--head-dim", shape.head_dim, "Head dimension");
+  head_dim->capture_default_str();
+  CLI::Option* v_head_dim =
+      command->add_option("--v-head-dim", shape.v_dim, "Head dimension of V (default: --head-dim)");
   command->add_option("--page-size", shape.page_size, "Tokens per page")->capture_default_str();
+  command
+      ->add_flag("--latent", options->latent,
+                 "K and V are one latent of 512 + 64 dims, which all query heads share (MLA)")
+      ->excludes(kv_heads)
+      ->excludes(head_dim)
+      ->excludes(v_head_dim);
+  CLI::Option* top_k = command->add_option("--top-k", shape.top_k,
+                                           "With --latent: every query reads so many keys, from a list");
+  top_k->check(between(1, planning::kMaxListed));
+  command
+      ->add_option("--extra-top-k", shape.extra_top_k,
+                   "With --top-k: and so many of a second cache, from a second list")
+      ->check(between(1, planning::kMaxListed));
   command->add_option("--window", shape.window, "Sliding window: keys to the left")
-      ->check(between(0, 1 << 30));
+      ->check(between(0, 1 << 30))
+      ->excludes(top_k);
   command->add_option("--policy", options->policy, "fast, reproducible or batch_invariant")
       ->type_name("NAME")
       ->capture_default_str();

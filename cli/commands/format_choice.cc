@@ -106,6 +106,12 @@ std::string choice_name(const KvFormat& k, bool rotate_k, const KvFormat& v, boo
   return alike ? name(k, rotate_k, channels) : name(k, rotate_k, channels) + ":" + name(v, rotate_v, false);
 }
 
+void check_latent_format(const FormatChoice& choice, std::string_view option) {
+  if (choice.k == choice.v && !choice.rotate_k && !choice.rotate_v && !choice.channels) return;
+  throw UsageError(fmt::format("{} has '{}', but a latent has one format, without +rot and +chan: use {}.",
+                               option, choice.name, format_name(choice.k)));
+}
+
 void check_page_size(int page_size, std::string_view option) {
   for (const int choice : {16, 32, 64, 128, 256}) {
     if (page_size == choice) return;

@@ -36,6 +36,9 @@ std::vector<FormatChoice> default_choices();
 std::string choice_name(const KvFormat& k, bool rotate_k, const KvFormat& v, bool rotate_v,
                         bool channels = false);
 
+/// Refuses what a latent does not have, two formats, +rot and +chan. Throws UsageError naming `option`.
+void check_latent_format(const FormatChoice& choice, std::string_view option);
+
 /// Checks a page size; throws UsageError naming `option`.
 void check_page_size(int page_size, std::string_view option);
 

@@ -189,12 +189,7 @@ void check_latent_line(const CLI::App& command, const CommandLine& line) {
           "--bench", "--quality"},
          "--latent prints one table, in 16-bit arithmetic, and --json");
   if (line.file.empty()) refuse({"--layers", "--layout"}, "--latent without a file generates its layers");
-  for (const FormatChoice& f : line.options.formats) {
-    if (f.k == f.v && !f.rotate_k && !f.rotate_v && !f.channels) continue;
-    throw UsageError(
-        fmt::format("--formats has '{}', but a latent has one format, without +rot and +chan: use {}.",
-                    f.name, format_name(f.k)));
-  }
+  for (const FormatChoice& f : line.options.formats) check_latent_format(f, "--formats");
 }
 
 void run_latent(CommandLine& line, const CLI::App& command, Terminal& terminal) {

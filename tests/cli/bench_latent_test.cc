@@ -146,7 +146,7 @@ TEST_F(BenchLatentCommand, KindsWithoutLists) {
 
 TEST_F(BenchLatentCommand, RefusesListsThatCannotBe) {
   expect_failure(run({"bench", "--top-k", "64"}), 2,
-                 "--top-k is 64, but lists are measured over latent caches: ");
+                 "--top-k is 64, but lists are taken over latent caches: ");
   expect_failure(run(arguments({"--extra-top-k", "64"})), 2,
                  "--extra-top-k is 64, but a second list needs a first one: add --top-k");
   for (const char* option : {"--top-k", "--extra-top-k"}) {

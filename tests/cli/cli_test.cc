@@ -352,23 +352,6 @@ TEST_F(CliTest, DoctorSaysWhichBackendAndWhy) {
   }
 }
 
-TEST_F(CliTest, ExplainShowsPlanScheduleAndFloor) {
-  const Result result = run(
-      {"explain", "--lengths", "100,2000,0", "--format", "int8-head", "--workers", "4", "--bandwidth", "10"});
-  ASSERT_EQ(result.code, 0) << result.err;
-  EXPECT_NE(result.out.find("batch 3"), std::string::npos);
-  EXPECT_NE(result.out.find("4 workers"), std::string::npos) << result.out;
-  // 2100 keys of 8 heads, 2 x 130 bytes each = 4.2 MiB; Q and O of 3 queries: 3 x 32 x 256 x 2 bytes.
-  EXPECT_NE(result.out.find("4.2 MiB of cache and 48.0 KiB of Q and O"), std::string::npos) << result.out;
-  EXPECT_NE(result.out.find("At 10.0 GB/s that takes at least 441.7 us."), std::string::npos) << result.out;
-  EXPECT_EQ(run({"explain", "--batch", "0"}).code, 0);
-  for (const char* arithmetic : {"full_int8", "fp8"}) {
-    const Result lower = run({"explain", "--batch", "1", "--arithmetic", arithmetic});
-    EXPECT_EQ(lower.code, 0) << lower.err;
-    EXPECT_NE(lower.out.find(arithmetic), std::string::npos) << lower.out;
-  }
-}
-
 TEST_F(CliTest, BenchWritesOneRowPerCase) {
   const Result result = run({"bench",
                              "--backend",
