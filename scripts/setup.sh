@@ -7,7 +7,8 @@
 #   integrations  torch, transformers and pytest (a virtual environment of their own)
 #   bench  Google Benchmark
 #   clang  clang with its sanitizer and OpenMP run-times
-#   format, tidy  clang-format and python3, clang-tidy
+#   format clang-format and python3
+#   tidy   clang-tidy (into the virtual environment)
 # As root on Debian or Ubuntu it installs; otherwise it prints the command that is missing and fails.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -24,7 +25,7 @@ for group in "$@"; do
     bench)  packages+=(libbenchmark-dev) ;;
     clang)  packages+=(clang libclang-rt-dev libomp-dev) ;;
     format) packages+=(clang-format python3) ;;
-    tidy)   packages+=(clang-tidy) ;;
+    tidy)   requirements+=(tidy) ;;
     *) echo "setup.sh: unknown group '$group'" >&2; exit 2 ;;
   esac
 done
@@ -66,6 +67,10 @@ for name in $(printf '%s\n' "${requirements[@]}" | awk '!seen[$0]++'); do
   [[ -x "$venv/bin/python" ]] || { echo "setup: creating $venv"; python3 -m venv "$venv"; }
   echo "setup: installing $file into $venv"
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes \
-    --only-binary :all: "${into[@]}" -r "$file"
+    --only-binary :all: "${into[@]}" -r "$file" || {
+    echo "setup: pip cannot install $file (above is why). Its first lines name the machines that it is for. Without a" >&2
+    echo "  package index, name a folder that holds its wheels: PIP_NO_INDEX=1 PIP_FIND_LINKS=FOLDER make ..." >&2
+    exit 1
+  }
   printf '%s' "$sum" >"$stamp"
 done

@@ -183,7 +183,7 @@ std::vector<BenchRow> run_all(const std::vector<BenchCase>& cases, Progress& pro
   return rows;
 }
 
-struct Measured {  // NOLINT(bugprone-exception-escape): moving a json throws nothing
+struct Measured {
   std::vector<BenchRow> rows;
   std::string engine;
   nlohmann::ordered_json head;

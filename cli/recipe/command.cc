@@ -88,6 +88,7 @@ int choose(const Frontier& frontier, const CommandLine& line, double error, std:
 Recipe make_recipe(const EvalReport& report, const std::vector<int>& options) {
   Recipe recipe;
   std::vector<CapturedLayer> shapes;
+  shapes.reserve(report.layers.size());
   for (const LayerReport& layer : report.layers) shapes.push_back(layer.shape);
   const std::vector<int> numbers = layer_numbers(shapes);
   for (std::size_t l = 0; l < shapes.size(); ++l) {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "cli/host/host.h"
 #include "cli/report/extras.h"
@@ -233,8 +234,8 @@ std::string heat_maps(const EvalReport& report) {
 }
 
 std::string channel_plots(const EvalReport& report) {
-  std::vector<std::size_t> order;
-  for (std::size_t l = 0; l < report.layers.size(); ++l) order.push_back(l);
+  std::vector<std::size_t> order(report.layers.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
   if (order.size() > kMaxChannelPlots) {
     std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
       return report.layers[a].k_channels.outlier_ratio > report.layers[b].k_channels.outlier_ratio;

@@ -209,6 +209,7 @@ std::string plot_error_against_bytes(const EvalReport& report, const RecipeRepor
              false);
 
   std::vector<Point> at;
+  at.reserve(report.formats.size());
   for (const FormatResult& f : report.formats) at.push_back({x(f.bytes_per_token), height(f.error_worst)});
   svg.polyline(pareto_line(report, x, at), "pareto");
 

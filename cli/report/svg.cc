@@ -110,8 +110,8 @@ std::vector<double> Axis::ticks(int count) const {
                       : rough / power < 3.5 ? 2 * power
                       : rough / power < 7.5 ? 5 * power
                                             : 10 * power;
-  for (double value = std::ceil(low_ / step) * step; value <= high_ + step * 1e-9; value += step)
-    ticks.push_back(value);
+  const double first = std::ceil(low_ / step);
+  for (int i = 0; (first + i) * step <= high_ + step * 1e-9; ++i) ticks.push_back((first + i) * step);
   return ticks;
 }
 

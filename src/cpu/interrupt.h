@@ -68,7 +68,7 @@ class Interruption {
 
   /// At the end of a region: throws Interrupted if it ended early.
   void check() const {
-    if (stopped()) throw Interrupted();
+    if (stopped()) throw Interrupted();  // NOLINT(bugprone-std-exception-baseclass): it is no error
   }
 
  private:

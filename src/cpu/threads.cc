@@ -44,7 +44,7 @@ int startable(int count) {
         done.wait(false);
       });
     }
-  } catch (const std::exception&) {  // a limit of processes or of memory
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): a limit of processes or of memory
   }
   done = true;
   done.notify_all();

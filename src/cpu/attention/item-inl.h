@@ -1,6 +1,7 @@
 // What both paths do at the start of an item.
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "cpu/attention/tiles.h"
@@ -75,7 +76,7 @@ struct Strip {
 /// Rows are done: a row that read a NaN has it in its sum, and must not look empty.
 HWY_INLINE void mark_nan(const Item& item, Scratch& scratch) {
   for (int r = 0; r < item.rows; ++r) {
-    if (scratch.sum[r] != scratch.sum[r]) scratch.max[r] = scratch.sum[r];
+    if (std::isnan(scratch.sum[r])) scratch.max[r] = scratch.sum[r];
   }
 }
 

@@ -163,8 +163,7 @@ struct MapKey {
   Element element;
   int dim;
   int group_size;
-  // clang-tidy 14 takes the comparison with 0 that this implies for a null pointer.
-  friend constexpr auto operator<=>(const MapKey&, const MapKey&) = default;  // NOLINT(modernize-use-nullptr)
+  friend constexpr auto operator<=>(const MapKey&, const MapKey&) = default;
 };
 
 KMap make_k_map(const MapKey& key, int lanes);

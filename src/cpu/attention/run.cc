@@ -279,9 +279,9 @@ class Runner {
 
 /// This thread's scratch, kept for its next call.
 Scratch& thread_scratch() {
-  thread_local const std::unique_ptr<Scratch> scratch(new Scratch);
+  thread_local const auto scratch = std::make_unique_for_overwrite<Scratch>();
   scratch->excluded = false;
-  return *scratch;  // NOLINT(clang-analyzer-cplusplus.NewDelete): it lives as long as the thread
+  return *scratch;
 }
 
 /// Calls `body(i, scratch)` for i in [0, count) on up to `count` threads, then again with `second` unless

@@ -226,7 +226,7 @@ class ValueBlock {
     const F d;
     const hn::Half<F> half;
     const hn::Rebind<std::int8_t, F> byte;
-    const auto order = hn::LoadU(byte, reinterpret_cast<const std::int8_t*>(quads.shuffle.data()));  // NOLINT
+    const auto order = hn::LoadU(byte, reinterpret_cast<const std::int8_t*>(quads.shuffle.data()));
     const int count = static_cast<int>(quads.base.size());
     HWY_ALIGN float inverses[kMaxDim / 4 * kMaxLanes];  // in the order of the values
     for (int quad = 0; quad < count; ++quad) {
