@@ -71,6 +71,17 @@ class DeviceRun : public PlacedRun {
 inline Outputs run_on_device(const Problem& p, const Plan& plan) { return cuda_runner().run(p, plan); }
 inline Outputs run_on_device(const Problem& p) { return cuda_runner().run(p); }
 
+/// The problem's outputs over pages that lie elsewhere on device 0.
+inline Outputs run_over(const Problem& p, const Plan& plan, void* pages, std::int64_t count) {
+  DeviceRun device(p, plan);
+  TensorView& view = cache_of(device.args).pages;
+  view.data = pages;
+  view.shape[0] = count;
+  device.schedule();
+  device.run();
+  return device.outputs();
+}
+
 inline std::int32_t status_of(const Outputs& outputs) { return outputs.status.as<std::int32_t>()[0]; }
 
 /// judge() with the limits of the kernel that serves the problem.
