@@ -1,7 +1,10 @@
 // What the runners share, and that of the CPU.
 #include "testing/runner.h"
 
+#include <sys/mman.h>
+
 #include <cstring>
+#include <span>
 #include <stdexcept>
 #include <variant>
 
@@ -18,8 +21,18 @@ void require(bool condition, const char* what) {
 /// The host's own memory.
 class HostPlace final : public Place {
  public:
+  ~HostPlace() override {
+    for (const std::span<std::byte> room : reserved_) ::munmap(room.data(), room.size());
+  }
   using Place::add;
   TensorView add(const TensorView& host) override { return host; }
+  void* reserve(std::size_t bytes) override {  // addresses: what is not written takes no memory
+    void* const room =
+        ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (room == MAP_FAILED) return nullptr;
+    reserved_.emplace_back(static_cast<std::byte*>(room), bytes);
+    return room;
+  }
   void write(const TensorView& placed, const Tensor& host) const override {
     std::memmove(placed.data, host.bytes().data(), host.bytes().size());
   }
@@ -27,6 +40,9 @@ class HostPlace final : public Place {
   void read(const TensorView& placed, const Tensor& host) const override {
     if (placed.present()) std::memmove(host.bytes().data(), placed.data, host.bytes().size());
   }
+
+ private:
+  std::vector<std::span<std::byte>> reserved_;
 };
 
 class CpuRunner final : public Runner {

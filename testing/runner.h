@@ -2,6 +2,7 @@
 // a GPU.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -27,6 +28,9 @@ class Place {
   AppendArgs add(const AppendArgs& host);
   Rope add(const Rope& host);
   std::vector<TensorView> add(const std::vector<Tensor>& host);
+
+  /// Room for so many bytes, which may hold anything; null where the backend has not so many.
+  virtual void* reserve(std::size_t bytes) = 0;
 
   /// Overwrites `placed`, as add() gave it, with the bytes of `host`.
   virtual void write(const TensorView& placed, const Tensor& host) const = 0;

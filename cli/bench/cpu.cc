@@ -11,7 +11,7 @@
 #include <optional>
 #include <span>
 
-#include "cli/eval/metrics.h"
+#include "cli/figures/metrics.h"
 #include "cli/files/owned_cache.h"
 #include "cli/host/host.h"
 #include "cli/terminal/text.h"

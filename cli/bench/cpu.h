@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/bench/problem.h"
+#include "cli/options/problem.h"
 
 namespace halftone::cli {
 

@@ -1,7 +1,7 @@
 // The halftone command: one function per subcommand adds it to the parser.
 #pragma once
 
-#include "cli/commands/validators.h"
+#include "cli/options/validators.h"
 #include "cli/terminal/terminal.h"
 
 namespace CLI {

@@ -3,8 +3,8 @@
 #include <fmt/ostream.h>
 #include <CLI/CLI.hpp>
 
-#include "cli/bench/problem.h"
 #include "cli/commands/command.h"
+#include "cli/options/problem.h"
 #include "cli/terminal/text.h"
 #include "plan/listed.h"
 #include "plan/plan.h"

@@ -4,7 +4,7 @@
 #include <CLI/CLI.hpp>
 
 #include "cli/commands/command.h"
-#include "cli/commands/format_choice.h"
+#include "cli/options/format_choice.h"
 #include "cli/terminal/table.h"
 #include "cli/terminal/text.h"
 #include "halftone/error.h"

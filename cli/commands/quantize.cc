@@ -4,10 +4,10 @@
 #include <CLI/CLI.hpp>
 
 #include "cli/commands/command.h"
-#include "cli/commands/format_choice.h"
 #include "cli/eval/capture.h"
 #include "cli/files/outputs.h"
 #include "cli/files/packed.h"
+#include "cli/options/format_choice.h"
 #include "cli/terminal/text.h"
 #include "halftone/error.h"
 

@@ -9,7 +9,7 @@
 
 #include "cli/cuda/clock_kernel.h"
 #include "cli/cuda/read_kernels.h"
-#include "cli/eval/metrics.h"
+#include "cli/figures/metrics.h"
 #include "halftone/error.h"
 
 namespace halftone::cli::cuda {

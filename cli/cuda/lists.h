@@ -4,9 +4,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "cli/bench/problem.h"
 #include "cli/cuda/read_kernels.h"
 #include "cli/cuda/tensors.h"
+#include "cli/options/problem.h"
 
 namespace halftone::cli::cuda {
 

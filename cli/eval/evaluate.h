@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "cli/commands/format_choice.h"
 #include "cli/eval/capture.h"
-#include "cli/eval/metrics.h"
+#include "cli/figures/metrics.h"
 #include "cli/files/owned_cache.h"
+#include "cli/options/format_choice.h"
 #include "cli/terminal/terminal.h"
 #include "halftone/attention.h"
 

@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "cli/eval/json.h"
 #include "cli/eval/latent.h"
+#include "cli/figures/json.h"
 #include "cli/host/host.h"
 #include "cli/terminal/table.h"
 #include "cli/terminal/text.h"

@@ -3,7 +3,7 @@
 #include <omp.h>
 #include <CLI/CLI.hpp>
 
-#include "cli/commands/validators.h"
+#include "cli/options/validators.h"
 
 namespace halftone::cli {
 

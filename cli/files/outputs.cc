@@ -6,7 +6,7 @@
 #include <filesystem>
 #include <system_error>
 
-#include "cli/terminal/terminal.h"
+#include "cli/files/atomic_file.h"
 #include "cli/terminal/text.h"
 
 namespace halftone::cli {
@@ -45,6 +45,14 @@ void check_outputs(const NamedFile& input, const std::vector<NamedFile>& outputs
                                    printable(other.path)));
     }
     taken.push_back(output);
+  }
+}
+
+void write_output(Terminal& terminal, const std::string& path, std::string_view text) {
+  if (path == "-") {
+    terminal.out << text;
+  } else {
+    write_text(path, text);
   }
 }
 

@@ -3,8 +3,8 @@
 
 #include <vector>
 
-#include "cli/commands/format_choice.h"
 #include "cli/eval/capture.h"
+#include "cli/options/format_choice.h"
 
 namespace halftone::cli {
 

@@ -6,10 +6,29 @@
 
 #include <cmath>
 
+#include "cli/figures/json.h"
 #include "cli/terminal/table.h"
 #include "cli/terminal/text.h"
 
 namespace halftone::cli {
+
+double RecipeReport::bytes_per_token() const {
+  double sum = 0;
+  for (const LayerResult& layer : layers) sum += layer.bytes_per_token;
+  return sum;
+}
+
+double RecipeReport::error() const {
+  double squares = 0;
+  for (const LayerResult& layer : layers) squares += layer.output.relative * layer.output.relative;
+  return std::sqrt(squares / static_cast<double>(layers.size()));
+}
+
+double RecipeReport::error_worst() const {
+  double worst = 0;
+  for (const LayerResult& layer : layers) worst = std::max(worst, layer.output.relative);
+  return worst;
+}
 
 RecipeReport read_recipe(const std::string& path, const std::vector<CapturedLayer>& layers) {
   RecipeReport report;
@@ -57,18 +76,15 @@ void print_recipe(Terminal& terminal, const RecipeReport& report) {
 }
 
 nlohmann::ordered_json to_json(const RecipeReport& report) {
-  const auto number = [](double value) {
-    return std::isfinite(value) ? nlohmann::ordered_json(value) : nlohmann::ordered_json(short_number(value));
-  };
   nlohmann::ordered_json json = {{"bytes_per_token", report.bytes_per_token()},
-                                 {"error", number(report.error())},
-                                 {"error_worst", number(report.error_worst())},
+                                 {"error", number_or_text(report.error())},
+                                 {"error_worst", number_or_text(report.error_worst())},
                                  {"layers", nlohmann::ordered_json::array()}};
   for (std::size_t i = 0; i < report.numbers.size(); ++i) {
     json["layers"].push_back({{"layer", report.numbers[i]},
                               {"name", report.recipe.layers.at(report.numbers[i]).stored.choice.name},
                               {"bytes_per_token", report.layers[i].bytes_per_token},
-                              {"error", number(report.layers[i].output.relative)}});
+                              {"error", number_or_text(report.layers[i].output.relative)}});
   }
   return json;
 }

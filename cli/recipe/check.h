@@ -1,9 +1,24 @@
 // What a recipe costs on a capture: that it was made from, or another one.
 #pragma once
 
-#include "cli/report/extras.h"
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "cli/recipe/recipe.h"
 
 namespace halftone::cli {
+
+/// A recipe as measured on the capture.
+struct RecipeReport {
+  Recipe recipe;
+  std::vector<int> numbers;         ///< of the capture's layers
+  std::vector<LayerResult> layers;  ///< of the capture
+  std::string sentence;             ///< what it is good for, a sentence a line
+  double bytes_per_token() const;   ///< of the capture's layers together
+  double error() const;             ///< root mean square
+  double error_worst() const;
+};
 
 /// Reads a recipe for these layers, which are not measured yet. Throws InvalidArgument.
 RecipeReport read_recipe(const std::string& path, const std::vector<CapturedLayer>& layers);

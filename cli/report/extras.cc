@@ -10,8 +10,8 @@
 #include <iterator>
 #include <tuple>
 
-#include "cli/commands/validators.h"
 #include "cli/host/host.h"
+#include "cli/options/validators.h"
 #include "cli/terminal/text.h"
 #include "halftone/error.h"
 
@@ -104,24 +104,6 @@ void read_quality(const std::string& path, ReportExtras& extras) {
 }
 
 }  // namespace
-
-double RecipeReport::bytes_per_token() const {
-  double sum = 0;
-  for (const LayerResult& layer : layers) sum += layer.bytes_per_token;
-  return sum;
-}
-
-double RecipeReport::error() const {
-  double squares = 0;
-  for (const LayerResult& layer : layers) squares += layer.output.relative * layer.output.relative;
-  return std::sqrt(squares / static_cast<double>(layers.size()));
-}
-
-double RecipeReport::error_worst() const {
-  double worst = 0;
-  for (const LayerResult& layer : layers) worst = std::max(worst, layer.output.relative);
-  return worst;
-}
 
 void add_extra_options(CLI::App& command, ExtraOptions& options) {
   command

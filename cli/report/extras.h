@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "cli/eval/evaluate.h"
-#include "cli/recipe/recipe.h"
+#include "cli/recipe/check.h"
 
 namespace CLI {
 class App;
@@ -29,17 +29,6 @@ void add_extra_options(CLI::App& command, ExtraOptions& options);
 struct Quality {
   double kl = 0;  ///< mean divergence of the distributions of the next token, nats
   double perplexity = 0;
-};
-
-/// A recipe as measured on the capture.
-struct RecipeReport {
-  Recipe recipe;
-  std::vector<int> numbers;         ///< of the capture's layers
-  std::vector<LayerResult> layers;  ///< of the capture
-  std::string sentence;             ///< what it is good for, a sentence a line
-  double bytes_per_token() const;   ///< of the capture's layers together
-  double error() const;             ///< root mean square
-  double error_worst() const;
 };
 
 struct ReportExtras {

@@ -6,7 +6,6 @@
 #include <cstdlib>
 #include <iostream>
 
-#include "cli/files/atomic_file.h"
 #include "cli/terminal/text.h"
 
 namespace halftone::cli {
@@ -54,14 +53,6 @@ void Progress::step(std::string_view what) {
              std::string(static_cast<std::size_t>(kWidth - filled), '.'), done_, steps_, printable(what, 40),
              rest);
   terminal_.err << std::flush;
-}
-
-void write_output(Terminal& terminal, const std::string& path, std::string_view text) {
-  if (path == "-") {
-    terminal.out << text;
-  } else {
-    write_text(path, text);
-  }
 }
 
 }  // namespace halftone::cli

@@ -57,7 +57,4 @@ class Progress {
   Clock::time_point drawn_{};
 };
 
-/// Writes `text` to the file `path`, or to the terminal's stdout when `path` is "-".
-void write_output(Terminal& terminal, const std::string& path, std::string_view text);
-
 }  // namespace halftone::cli

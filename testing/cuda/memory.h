@@ -70,6 +70,15 @@ class Uploads final : public Place {
     device.device = {DeviceType::kCuda, 0};
     return device;
   }
+  void* reserve(std::size_t bytes) override {
+    try {
+      memory_.emplace_back(bytes);
+    } catch (const std::runtime_error&) {
+      (void)cudaGetLastError();
+      return nullptr;
+    }
+    return memory_.back().data();
+  }
   void write(const TensorView& placed, const Tensor& host) const override {
     check_cuda(cudaMemcpy(placed.data, host.bytes().data(), host.bytes().size(), cudaMemcpyHostToDevice));
     check_cuda(cudaDeviceSynchronize());  // streams that do not wait for the default one may use it now

@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "cli/commands/format_choice.h"
 #include "cli/files/packed.h"
+#include "cli/options/format_choice.h"
 #include "cli/recipe/recipe.h"
 #include "cli/terminal/terminal.h"
 #include "tests/cli/cli_support.h"

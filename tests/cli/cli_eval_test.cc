@@ -2,7 +2,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "cli/commands/format_choice.h"
+#include "cli/options/format_choice.h"
 #include "reference/cache.h"
 #include "reference/oracle.h"
 #include "tests/cli/cli_support.h"

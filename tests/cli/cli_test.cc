@@ -7,8 +7,8 @@
 #include <cstring>
 #include <thread>
 
-#include "cli/commands/format_choice.h"
 #include "cli/files/packed.h"
+#include "cli/options/format_choice.h"
 #include "reference/cache.h"
 #include "tests/cli/cli_support.h"
 

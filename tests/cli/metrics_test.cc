@@ -1,5 +1,5 @@
 // Distances between tensors: by hand, and with values that are not finite.
-#include "cli/eval/metrics.h"
+#include "cli/figures/metrics.h"
 
 #include <gtest/gtest.h>
 

@@ -6,10 +6,11 @@
 #include <cstdint>
 #include <string>
 
-#include "cuda/decode/config.h"
 #include "testing/cuda/limits.h"
 #include "testing/cuda/memory.h"
 #include "testing/runners.h"
+#include "tests/device_rows.h"
+#include "tests/kv_of.h"
 
 namespace halftone::testing {
 
@@ -50,34 +51,6 @@ inline Plan plan_on_device(const Problem& p) { return cuda_runner().plan(p); }
 /// Whether a problem is for the universal kernel.
 inline bool is_universal(const Problem& p) { return plan_on_device(p).info().config == kUniversalConfig; }
 
-/// The row on pages and in 16-bit arithmetic, which the backend takes in any format.
-inline AttentionCase for_device(AttentionCase row) {
-  row.plain.reset();
-  row.arithmetic = "16-bit";
-  return row;
-}
-
-/// The row as the kernels of the table take it: 16-bit Q and O, V of K's head_dim and, if the table lacks the
-/// pair, in K's format; a named format, if it lacks that.
-inline AttentionCase for_table(AttentionCase row) {
-  row = for_device(row);
-  if (row.q_dtype == DType::kFloat32) row.q_dtype = DType::kBFloat16;
-  if (row.out_dtype == DType::kFloat32) row.out_dtype = DType::kFloat16;
-  row.v_head_dim = 0;
-  const auto served = [&] {
-    return cuda::find_row(std::get<KvCacheSpec>(attention_problem(row).kv), 0) >= 0;
-  };
-  if (!row.v_format.empty() && !served()) row.v_format.clear();
-  const auto formats = named_formats();
-  for (std::size_t i = 0; i < formats.size() && !served(); ++i) {
-    const NamedFormat& named = formats[(row.seed + i) % formats.size()];
-    if (row.head_dim % std::max(named.format.group_size, 1) != 0) continue;
-    row.k_format = named.name;
-    if (!named.format.quantised()) row.offset_k = row.scale_k = false;
-  }
-  return row;
-}
-
 /// A problem's tensors and a workspace on device 0, for any number of calls on streams.
 class DeviceRun : public PlacedRun {
  public:
@@ -97,6 +70,17 @@ class DeviceRun : public PlacedRun {
 
 inline Outputs run_on_device(const Problem& p, const Plan& plan) { return cuda_runner().run(p, plan); }
 inline Outputs run_on_device(const Problem& p) { return cuda_runner().run(p); }
+
+/// The problem's outputs over pages that lie elsewhere on device 0.
+inline Outputs run_over(const Problem& p, const Plan& plan, void* pages, std::int64_t count) {
+  DeviceRun device(p, plan);
+  TensorView& view = cache_of(device.args).pages;
+  view.data = pages;
+  view.shape[0] = count;
+  device.schedule();
+  device.run();
+  return device.outputs();
+}
 
 inline std::int32_t status_of(const Outputs& outputs) { return outputs.status.as<std::int32_t>()[0]; }
 

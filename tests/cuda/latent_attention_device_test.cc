@@ -267,16 +267,12 @@ TEST(DeviceLatentAttention, SlotsOutsideTheCacheAreNotRead) {
       const Outputs expected = run_on_device(p, plan);
       EXPECT_EQ(status_of(expected), 0) << row.name;
       for (std::size_t i = 0; i < std::size(bad); ++i) list[3 + 7 * i] = list[64 + 9 * i] = bad[i];
-      DeviceRun device(p, plan);
       void* block = nullptr;
       check_cuda(cudaMalloc(&block, kBlock));
       const auto bytes = p.cache->pages.bytes();
       auto* const pool = static_cast<std::uint8_t*>(block) + kBlock - bytes.size();
       check_cuda(cudaMemcpy(pool, bytes.data(), bytes.size(), cudaMemcpyHostToDevice));
-      cache_of(device.args).pages.data = pool;
-      device.schedule();
-      device.run();
-      const Outputs actual = device.outputs();
+      const Outputs actual = run_over(p, plan, pool, p.cache->pages.shape()[0]);
       EXPECT_EQ(status_of(actual), kStatusBadPage) << row.name;
       expect_same_bits(expected, actual, row.name);
       check_cuda(cudaFree(block));
@@ -414,13 +410,7 @@ TEST(DeviceLatentAttention, PoolsBeyond4GiB) {
           for (std::int32_t& slot : p.indices.as<std::int32_t>())
             if (slot >= 0) slot += static_cast<std::int32_t>(first * row.page_size);
         }
-        DeviceRun device(p, plan);
-        cache_of(device.args).pages =
-            TensorView::contiguous(memory.data(), DType::kUInt8, {pages, page_bytes}, p.problem.device);
-        cache_of(device.args).pages.device = {DeviceType::kCuda, 0};
-        device.schedule();
-        device.run();
-        const Outputs actual = device.outputs();
+        const Outputs actual = run_over(p, plan, memory.data(), pages);
         EXPECT_EQ(status_of(actual), 0);
         expect_same_bits(expected, actual, row.name + (listed ? ", listed" : ", dense"));
       }

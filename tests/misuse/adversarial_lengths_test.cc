@@ -1,7 +1,6 @@
 // Lengths: empty requests, boundaries, lengths beyond bounds and tables, and addresses beyond 2^32.
-#include <sys/mman.h>
-
 #include <climits>
+#include <memory>
 
 #include "format/status.h"
 #include "tests/misuse/adversarial.h"
@@ -306,37 +305,49 @@ TEST(Lengths, OneWorkspaceFromOneTokenTo128K) {
   }
 }
 
-/// Pages far apart: byte offsets beyond 2^31 and 2^32 give the bits of a compact copy.
-TEST(Lengths, ByteOffsetsBeyond4GiB) {
+/// Pages far apart, appended, read and read back there: byte offsets beyond 2^31 and 2^32 give what near ones
+/// do.
+TEST_P(MixedLengths, ByteOffsetsBeyond4GiB) {
   for (const char* format : {"bf16", "int8-head", "int4-g32"}) {
-    AttentionCase row = mixed(format);
-    row.requests = {{1, 200}, {1, 100}};
-    const Problem p = make_problem(row);
-    const Outputs compact = run_problem(p);
-    const std::int64_t count = p.cache->pages.shape()[0], bytes = p.cache->pages.shape()[1];
-    const std::int64_t stride = std::int64_t{900} << 20;
-    const auto size = static_cast<std::size_t>(stride * (count - 1) + bytes);
-    ASSERT_GT(stride * (count - 1), std::int64_t{1} << 32);
-    void* memory =
-        mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (memory == MAP_FAILED) GTEST_SKIP() << "this machine gives no " << size << " bytes of address space";
-    for (std::int64_t i = 0; i < count; ++i) {
-      std::copy_n(p.cache->pages.bytes().begin() + i * bytes, bytes,
-                  static_cast<std::uint8_t*>(memory) + i * stride);
-    }
-    const Outputs outputs = make_outputs(p);
-    AttentionArgs args = arguments(p, outputs);
-    cache_of(args).pages.data = memory;
-    cache_of(args).pages.strides[0] = stride;
-    attend(p.problem, args);
-    expect_same_bits(compact, outputs, format);
+    for (AttentionCase row : both_kinds(format)) {
+      row.requests = {{1, 200}, {1, 100}};
+      row.page_size = 64;
+      const Problem p = make_problem(row);
+      const Outputs near = run(p);
+      const std::int64_t count = p.cache->pages.shape()[0], stride = std::int64_t{900} << 20;
+      ASSERT_GT(stride * (count - 2), std::int64_t{1} << 32);
+      const std::unique_ptr<Place> place = runner().place();
+      void* const memory = place->reserve(static_cast<std::size_t>(stride * count));
+      if (memory == nullptr) GTEST_SKIP() << runner().name() << " has no " << stride * count << " bytes";
+      PlacedRun calls(runner(), p);
+      PagedKv& far = cache_of(calls.args);
+      far.pages.data = memory;
+      far.pages.strides[0] = stride;
 
-    // Appending and reading back address the same way.
-    const reference::Dequantised near = dequantised(*p.cache);
-    const Tensor far_k(DType::kFloat32, near.k.shape()), far_v(DType::kFloat32, near.v.shape());
-    dequantize(cache_of(args), far_k.view(), far_v.view());
-    EXPECT_TRUE(same_bytes(near.k, far_k) && same_bytes(near.v, far_v)) << format;
-    munmap(memory, size);
+      const std::vector<std::int64_t> slots = p.cache->slots();
+      const Tensor slot_mapping = Tensor::of({static_cast<std::int64_t>(slots.size())}, slots);
+      AppendArgs tokens;
+      tokens.k = p.k.view();
+      tokens.v = p.v.view();
+      tokens.slot_mapping = slot_mapping.view();
+      tokens = place->add(tokens);
+      tokens.status = calls.args.status;
+      append(far, tokens);
+      calls.schedule();
+      calls.run();
+      const Outputs outputs = calls.outputs();
+      EXPECT_EQ(outputs.status.as<std::int32_t>()[0], 0) << format;
+      expect_same_bits(near, outputs, format);
+
+      const reference::Dequantised expected = dequantised(*p.cache);
+      const Tensor k(DType::kFloat32, expected.k.shape()), v(DType::kFloat32, expected.v.shape());
+      const TensorView far_k = place->add(k.view()), far_v = place->add(v.view());
+      dequantize(far, far_k, far_v);
+      place->finish();
+      place->read(far_k, k);
+      place->read(far_v, v);
+      EXPECT_TRUE(same_bytes(expected.k, k) && same_bytes(expected.v, v)) << format;
+    }
   }
 }
 

@@ -1,4 +1,11 @@
 // Memory: alignment, strides, aliasing, workspaces, and what a refusal must leave alone.
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
 #include "tests/misuse/adversarial.h"
 #include "tests/on_runners.h"
 
@@ -184,46 +191,84 @@ TEST_P(Workspaces, ContentsDoNotMatter) {
   }
 }
 
-/// q, k and v inside a fused tensor, out inside a wider one, heads before tokens: the same bits.
-TEST(Memory, StridedViews) {
+class Tensors : public OnRunners {};
+HALFTONE_ON_EVERY_RUNNER(Tensors);
+
+/// x [tokens, heads, dim] where a backend finds it, inside a larger tensor whose other elements are NaN.
+struct Inside {
+  Inside(Place& place, const Tensor& x, std::int64_t first, std::int64_t gap, bool heads_first)
+      : shape(x.shape()),
+        memory(x.dtype(), {first + x.shape()[0] * x.shape()[1] * (x.shape()[2] + gap)}),
+        view(x.view()),
+        begin(first) {
+    const std::int64_t width = x.shape()[2] + gap;
+    view.strides[0] = heads_first ? width : x.shape()[1] * width;
+    view.strides[1] = heads_first ? x.shape()[0] * width : width;
+    for (std::int64_t i = 0; i < x.numel(); ++i) memory.set(at(i), x.get(i));
+    placed = place.add(memory.view());
+    view.data = static_cast<std::uint8_t*>(placed.data) + first * dtype_bits(x.dtype()) / 8;
+    view.device = placed.device;
+  }
+
+  /// Position in `memory` of element i of x.
+  std::int64_t at(std::int64_t i) const {
+    const std::int64_t heads = shape[1], dim = shape[2];
+    return begin + i / (heads * dim) * view.strides[0] + i / dim % heads * view.strides[1] + i % dim;
+  }
+
+  std::vector<std::int64_t> shape;
+  Tensor memory;
+  TensorView placed, view;
+  std::int64_t begin;
+};
+
+/// Over a cache, and over K and V as tensors of each type.
+std::vector<AttentionCase> strided_cases() {
+  std::vector<AttentionCase> rows(2, table_case("int8-head", DType::kFloat16));
+  rows[0].head_dim = 80;
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
-    AttentionCase row = full_plain();
-    row.plain = row.q_dtype = row.out_dtype = dtype;
+    rows.push_back(full_plain());
+    rows.back().plain = rows.back().q_dtype = rows.back().out_dtype = dtype;
+  }
+  return rows;
+}
+
+/// Q at any element alignment and stride, K, V and O at those that the backend takes, heads before tokens:
+/// the same bits, gaps left alone.
+TEST_P(Tensors, StridedViews) {
+  const bool on_gpu = runner().device().type == DeviceType::kCuda;
+  for (const AttentionCase& row : strided_cases()) {
     const Problem p = make_problem(row);
-    const Outputs expected = run_problem(p);
-    const auto padded = [](const Tensor& t, std::int64_t gap, bool heads_first) {
-      const std::int64_t n = t.shape()[0], h = t.shape()[1], d = t.shape()[2];
-      auto memory = std::make_unique<Tensor>(t.dtype(), std::vector<std::int64_t>{n * h, d + gap});
-      TensorView view = memory->view();
-      view.rank = 3;
-      view.shape = {n, h, d};
-      view.strides = heads_first ? std::array<std::int64_t, 5>{d + gap, n * (d + gap), 1}
-                                 : std::array<std::int64_t, 5>{h * (d + gap), d + gap, 1};
-      for (std::int64_t i = 0; i < t.numel(); ++i) {
-        memory->set(i / (h * d) * view.strides[0] + i / d % h * view.strides[1] + i % d, t.get(i));
-      }
-      return std::pair{std::move(memory), view};
-    };
-    for (const std::int64_t gap : {0, 3, 64}) {
-      for (const bool heads_first : {false, true}) {
-        const Outputs actual = make_outputs(p);
-        AttentionArgs args = arguments(p, actual);
-        const auto q = padded(p.q, gap, heads_first), k = padded(p.k, gap, heads_first),
-                   v = padded(p.v, gap, heads_first), out = padded(actual.out, gap, heads_first);
-        args.q = q.second;
-        args.kv = KvTensorViews{k.second, v.second};
-        args.out = out.second;
-        attend(p.problem, args);
-        const std::int64_t heads = row.q_heads, dim = row.head_dim;
+    if (!serves(p)) continue;
+    const Plan plan = runner().plan(p);
+    const Outputs expected = runner().run(p, plan);
+    for (const std::int64_t gap : {0, 3, 8, 64}) {
+      for (const auto& [shift, heads_first] :
+           {std::pair{0, false}, {1, false}, {4, false}, {0, true}, {4, true}}) {
+        const std::unique_ptr<Place> place = runner().place();
+        const auto inside = [&](const Tensor& x, int bytes) {  // of which a GPU takes multiples
+          const std::int64_t unit = on_gpu ? std::max(8 * bytes / dtype_bits(x.dtype()), 1) : 1;
+          return Inside(*place, x, shift / unit * unit, gap / unit * unit, heads_first);
+        };
+        const PlacedRun calls(runner(), p, plan);
+        AttentionArgs args = calls.args;
+        const Inside q = inside(p.q, 1), out = inside(make_outputs(p).out, 8);
+        args.q = q.view;
+        args.out = out.view;
+        std::optional<Inside> k, v;
+        if (row.plain) tensors_of(args) = {k.emplace(inside(p.k, 16)).view, v.emplace(inside(p.v, 16)).view};
+        schedule(plan, args.lengths, calls.space());
+        halftone::run(plan, args, calls.space());
+        place->finish();
+        place->read(out.placed, out.memory);
+        const std::string what = "gap " + std::to_string(gap) + ", shift " + std::to_string(shift);
         for (std::int64_t i = 0; i < expected.out.numel(); ++i) {
-          const std::int64_t at =
-              i / (heads * dim) * args.out.strides[0] + i / dim % heads * args.out.strides[1] + i % dim;
-          ASSERT_EQ(expected.out.get(i), out.first->get(at)) << "gap " << gap << ", element " << i;
+          ASSERT_EQ(expected.out.get(i), out.memory.get(out.at(i))) << what << ", element " << i;
         }
         std::int64_t untouched_elements = 0;
-        for (std::int64_t i = 0; i < out.first->numel(); ++i)
-          untouched_elements += std::isnan(out.first->get(i));
-        EXPECT_EQ(untouched_elements, out.first->numel() - expected.out.numel()) << "a gap was written";
+        for (const float x : out.memory.to_floats()) untouched_elements += std::isnan(x) ? 1 : 0;
+        EXPECT_EQ(untouched_elements, out.memory.numel() - expected.out.numel())
+            << what << ": a gap was written";
       }
     }
   }

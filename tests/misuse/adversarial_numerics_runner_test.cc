@@ -8,6 +8,8 @@
 #include <tuple>
 
 #include "format/status.h"
+#include "testing/cuda/limits.h"
+#include "tests/device_rows.h"
 #include "tests/misuse/adversarial.h"
 #include "tests/on_runners.h"
 
@@ -30,6 +32,38 @@ HALFTONE_ON_EVERY_RUNNER(NumericsOnRunners);
 
 void expect_finite(const Outputs& outputs, const std::string& what) {
   for (const float x : outputs.out.to_floats()) ASSERT_TRUE(std::isfinite(x)) << what;
+}
+
+/// Unused pages, slots, scales and mins: zeros, NaN, infinities of each format, noise. Same bits. A GPU takes
+/// rows with its universal kernel and with those of its table.
+TEST_P(NumericsOnRunners, DeadBytesNeverMatter) {
+  int ran = 0, universal = 0;
+  for (const AttentionCase& listed : attention_cases()) {
+    const bool dims = listed.head_dim == 128 || listed.head_dim == 80;
+    const bool wanted = on_cpu() ? dims && listed.name.starts_with("format-")
+                                 : listed.requests.size() > 1 && (dims || listed.name.starts_with("mixed-"));
+    if (!wanted || listed.plain || listed.lists.top_k != 0 || listed.step.appends)
+      continue;  // not one cache of all tokens
+    const std::vector<AttentionCase> rows =
+        on_cpu() ? std::vector{listed} : std::vector{for_device(listed), for_table(listed)};
+    for (const AttentionCase& row : rows) {
+      Problem p = make_problem(row);
+      const Plan plan = runner().plan(p);
+      universal += plan.info().config == kUniversalConfig ? 1 : 0;
+      ++ran;
+      p.cache = refilled(p, {0x00});
+      const Outputs clean = runner().run(p, plan);
+      const std::initializer_list<std::uint8_t> patterns[] = {
+          {0xFF},       {0x7F, 0x7F}, {0x00, 0x7C},
+          {0x80, 0x7F}, {0x80, 0xFF}, {0x12, 0xFC, 0xC0, 0x7F, 0x81, 0x55, 0x7E}};
+      for (const auto& pattern : patterns) {
+        p.cache = refilled(p, pattern);
+        expect_same_bits(clean, runner().run(p, plan), row.name);
+      }
+    }
+  }
+  EXPECT_GT(ran - universal, on_cpu() ? 10 : 50);
+  EXPECT_GE(universal, on_cpu() ? 0 : 50);
 }
 
 /// A NaN scale or 16-bit value of one live token reaches the rows that see it and no other.

@@ -18,23 +18,6 @@ AttentionCase small(const std::string& format) {
   return row;
 }
 
-/// Unused pages, slots, scales and mins: zeros, NaN, infinities of each format, noise. Same bits.
-TEST(Numerics, DeadBytesNeverMatter) {
-  for (const AttentionCase& row : attention_cases()) {
-    if (row.plain || row.name.find("format-") != 0 || (row.head_dim != 128 && row.head_dim != 80)) continue;
-    Problem p = make_problem(row);
-    p.cache = refilled(p, {0x00});
-    const Outputs clean = run_problem(p);
-    const std::initializer_list<std::uint8_t> patterns[] = {
-        {0xFF},       {0x7F, 0x7F}, {0x00, 0x7C},
-        {0x80, 0x7F}, {0x80, 0xFF}, {0x12, 0xFC, 0xC0, 0x7F, 0x81, 0x55, 0x7E}};
-    for (const auto& pattern : patterns) {
-      p.cache = refilled(p, pattern);
-      expect_same_bits(clean, run_problem(p), row.name);
-    }
-  }
-}
-
 Problem plain_problem(DType dtype, bool causal) {
   AttentionCase row;
   row.plain = dtype;

@@ -216,10 +216,7 @@ class DirectItem {
       scale_sums(offset_sums(block), layer_.v.groups, block.rows, alpha);
     }
     float* p = s_.scores + block.first * kChunkTokens;
-    for (int i = 0; !layer_.v.has_min && layer_.v.groups == 1 && i < block.rows * chunk.tiles; ++i) {
-      const int t = i % chunk.tiles * kTileTokens, at = i / chunk.tiles * kChunkTokens + t;
-      scale_weights(p + at, s_.v_scale + t, p + at);
-    }
+    if (!layer_.v.has_min && layer_.v.groups == 1) scale_groups(0, chunk, block, p, p);
     RowBlock part = block;  // with sums of its own, in memory that only the blocked path uses
     part.acc = s_.decoded;
     float* out = part.acc + block.rows * acc_width();
@@ -405,14 +402,12 @@ class DirectItem {
   }
 
   void gather_output(const RowBlock& block) {
+    float* out = s_.out + block.first * layer_.v_dim;
 #if HWY_TARGET == HWY_AVX3_DL
-    if (v_bytes_) {
-      float* out = s_.out + block.first * layer_.v_dim;
-      gather_bytes(layer_.v, layer_.maps->v_bytes, block.rows, block.acc, offset_sums(block), out);
-      return;
-    }
+    if (v_bytes_)
+      return gather_bytes(layer_.v, layer_.maps->v_bytes, block.rows, block.acc, offset_sums(block), out);
 #endif
-    gather_lanes(layer_.v, v_map_, block.rows, block.acc, s_.out + block.first * layer_.v_dim);
+    gather_lanes(layer_.v, v_map_, block.rows, block.acc, out);
   }
 
   const Layer& layer_;

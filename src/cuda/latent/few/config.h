@@ -4,7 +4,7 @@
 
 #include <array>
 
-#include "cuda/latent/records.h"
+#include "cuda/attention/latent_records.h"
 
 namespace halftone::cuda {
 

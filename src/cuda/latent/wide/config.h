@@ -3,7 +3,7 @@
 
 #include <array>
 
-#include "cuda/latent/records.h"
+#include "cuda/attention/latent_records.h"
 
 namespace halftone::cuda {
 

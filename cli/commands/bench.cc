@@ -14,6 +14,7 @@
 #include "cli/bench/cpu.h"
 #include "cli/bench/report.h"
 #include "cli/commands/command.h"
+#include "cli/files/outputs.h"
 #include "cli/host/host.h"
 #include "cli/terminal/text.h"
 #include "halftone/error.h"

@@ -14,6 +14,7 @@
 #include "cli/recipe/candidates.h"
 #include "cli/recipe/check.h"
 #include "cli/recipe/frontier.h"
+#include "cli/report/extras.h"
 #include "cli/terminal/text.h"
 #include "halftone/error.h"
 

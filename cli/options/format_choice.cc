@@ -1,4 +1,4 @@
-#include "cli/commands/format_choice.h"
+#include "cli/options/format_choice.h"
 
 #include <fmt/format.h>
 

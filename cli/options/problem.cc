@@ -1,4 +1,4 @@
-#include "cli/bench/problem.h"
+#include "cli/options/problem.h"
 
 #include <fmt/format.h>
 

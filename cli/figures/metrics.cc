@@ -1,4 +1,4 @@
-#include "cli/eval/metrics.h"
+#include "cli/figures/metrics.h"
 
 #include <algorithm>
 #include <cmath>

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "cli/commands/format_choice.h"
+#include "cli/options/format_choice.h"
 #include "halftone/attention.h"
 
 namespace halftone::cli {

@@ -1,4 +1,4 @@
-#include "cli/commands/validators.h"
+#include "cli/options/validators.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
