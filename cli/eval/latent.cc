@@ -54,7 +54,7 @@ std::vector<Source> captured_sources(const SafetensorsReader& file, const EvalOp
           ErrorCode::kInvalidArgument,
           fmt::format("file '{}': tensor '{}' has shape {}, but a latent has 1 head and 512 + 64, 512 + "
                       "32, 256 + 64, 256 + 32, 448 + 64 or 192 + 64 dims: capture it with its rotary "
-                      "dims at the end, or leave out --latent.",
+                      "dims at the end.",
                       printable(file.path()), printable(layer.k->name), layer.k->shape_text()));
     }
     layer.v_dim = spec->v_dim();

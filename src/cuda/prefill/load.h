@@ -179,8 +179,7 @@ struct TileLoader {
   /// Whether K, or V, are rows of tensors.
   template <bool kValues>
   __device__ bool in_rows() const {
-    if (Traits::kE4m3 && !kValues && p.code_pages) return false;
-    return has_rows();
+    return has_rows() && !(Traits::kE4m3 && !kValues && p.code_pages);
   }
   __device__ bool has_rows() const { return p.attention.schedule.cu_kv != nullptr; }
   __device__ bool has_table() const { return p.attention.cache.page_log2 > 0; }  // one without columns, too
@@ -289,8 +288,7 @@ struct KeyScales {
   }
   __device__ void look_up(const PrefillParams& p, const DeviceItem& item, int first_key, int token,
                           int lane) {
-    if (token < item.work.kv_begin) return;
-    if (Traits::kE4m3 && p.key_scales == nullptr) return;
+    if (token < item.work.kv_begin || (Traits::kE4m3 && p.key_scales == nullptr)) return;
     const float* const from = p.key_scales + item.work.kv_head * p.kv_tokens;
     count = min(item.work.kv_end - token, C.kv_tile) - lane;
 #pragma unroll
