@@ -111,9 +111,16 @@ std::optional<Error> refusal(const Source& source, const KvFormat& format) {
 /// Throws if one of the formats fits no source.
 void check_formats(const std::vector<FormatChoice>& formats, const std::vector<Source>& sources) {
   for (const FormatChoice& choice : formats) {
-    const bool fits = std::any_of(sources.begin(), sources.end(),
-                                  [&](const Source& source) { return !refusal(source, choice.k); });
-    if (!fits) throw Error(*refusal(sources.front(), choice.k));
+    std::optional<Error> first;
+    for (const Source& source : sources) {
+      std::optional<Error> refused = refusal(source, choice.k);
+      if (!refused) {
+        first.reset();
+        break;
+      }
+      if (!first) first = std::move(refused);
+    }
+    if (first) throw Error(*first);
   }
 }
 

@@ -246,7 +246,8 @@ TEST_P(Tensors, StridedViews) {
       for (const auto& [shift, heads_first] :
            {std::pair{0, false}, {1, false}, {4, false}, {0, true}, {4, true}}) {
         const std::unique_ptr<Place> place = runner().place();
-        const auto inside = [&](const Tensor& x, int bytes) {  // of which a GPU takes multiples
+        const auto inside = [&, shift = shift, heads_first = heads_first](const Tensor& x, int bytes) {
+          // `bytes`: of which a GPU takes multiples
           const std::int64_t unit = on_gpu ? std::max(8 * bytes / dtype_bits(x.dtype()), 1) : 1;
           return Inside(*place, x, shift / unit * unit, gap / unit * unit, heads_first);
         };
