@@ -337,12 +337,8 @@ void add_bench(CLI::App& app, Terminal& terminal) {
                       kDefaultFormats))
       ->type_name("FORMATS");
   add_shape_options(command, *options, table);
-  command->add_option("--policy", options->policy, "fast, reproducible or batch_invariant")
-      ->type_name("NAME")
-      ->capture_default_str();
-  command->add_option("--arithmetic", options->arithmetic, "16-bit, half_int8, full_int8 or fp8")
-      ->type_name("NAME")
-      ->capture_default_str();
+  add_policy_option(*command, options->policy);
+  add_arithmetic_option(*command, options->arithmetic);
   command->add_flag("--with-schedule", options->with_schedule, "CUDA: schedule() is part of the timed call");
   command->add_option("--threads", options->threads, "CPU threads (default: OMP_NUM_THREADS or all)")
       ->check(between(1, 1024));

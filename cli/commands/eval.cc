@@ -239,9 +239,7 @@ void add_eval(CLI::App& app, Terminal& terminal) {
   command->add_option("--layers", options.layers, "Use these layers only, counted from 0: 0,3,7")
       ->type_name("N,...")
       ->delimiter(',');
-  command->add_option("--arithmetic", line->arithmetic, "16-bit, half_int8, full_int8 or fp8")
-      ->type_name("NAME")
-      ->capture_default_str();
+  add_arithmetic_option(*command, line->arithmetic);
   command->add_option("--page-size", options.page_size, "Tokens per page")->capture_default_str();
   command->add_option("--recipe", line->extras.recipe, "Measure a recipe of `halftone recipe`, too")
       ->type_name("FILE");

@@ -148,12 +148,8 @@ void add_explain(CLI::App& app, Terminal& terminal) {
   command->add_option("--window", shape.window, "Sliding window: keys to the left")
       ->check(between(0, 1 << 30))
       ->excludes(top_k);
-  command->add_option("--policy", options->policy, "fast, reproducible or batch_invariant")
-      ->type_name("NAME")
-      ->capture_default_str();
-  command->add_option("--arithmetic", options->arithmetic, "16-bit, half_int8, full_int8 or fp8")
-      ->type_name("NAME")
-      ->capture_default_str();
+  add_policy_option(*command, options->policy);
+  add_arithmetic_option(*command, options->arithmetic);
   command->add_option("--workers", shape.workers, "Workers (default: one per thread)")
       ->check(between(1, 65536));
   command->add_option("--bandwidth", options->bandwidth, "Memory bandwidth in GB/s")->check(positive());

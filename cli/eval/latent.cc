@@ -98,29 +98,22 @@ LoadedLayer generate(const Source& source, const EvalOptions& options) {
   return complete_layer(std::move(layer), options);
 }
 
-/// What page_layout() says against the format for a source.
-std::optional<Error> refusal(const Source& source, const KvFormat& format) {
+/// Whether page_layout() takes the format for a source.
+bool accepts(const Source& source, const KvFormat& format) {
   try {
     page_layout(with_format(source.spec, format));
-    return std::nullopt;
-  } catch (const Error& error) {
-    return error;
+    return true;
+  } catch (const Error&) {
+    return false;
   }
 }
 
 /// Throws if one of the formats fits no source.
 void check_formats(const std::vector<FormatChoice>& formats, const std::vector<Source>& sources) {
   for (const FormatChoice& choice : formats) {
-    std::optional<Error> first;
-    for (const Source& source : sources) {
-      std::optional<Error> refused = refusal(source, choice.k);
-      if (!refused) {
-        first.reset();
-        break;
-      }
-      if (!first) first = std::move(refused);
-    }
-    if (first) throw Error(*first);
+    const bool fits = std::any_of(sources.begin(), sources.end(),
+                                  [&](const Source& source) { return accepts(source, choice.k); });
+    if (!fits) page_layout(with_format(sources.front().spec, choice.k));  // throws why
   }
 }
 
@@ -164,7 +157,7 @@ LatentLayer measure_formats(const LoadedLayer& layer, const Source& source, cons
   result.bf16_rounding = bf16_rounding(layer);
   for (const FormatChoice& choice : report.options.formats) {
     progress.step(layer.shape.name() + ": " + choice.name);
-    if (refusal(source, choice.k)) {
+    if (!accepts(source, choice.k)) {
       std::string text =
           fmt::format("{} with {} + {} dims", choice.name, source.spec.latent_dim(), source.spec.rope_dim);
       if (std::ranges::find(report.skipped, text) == report.skipped.end())
