@@ -22,21 +22,24 @@ struct BatchTotals {
   bool alike;
 };
 
-/// Workers that share the line: all, or up to one in 16 less where units of equal length then are cut into
-/// equally many parts, so that no worker has parts of two, or stay whole: if what the idle workers could do
-/// takes no longer than what cutting costs each one, a unit more and the merging of two.
+/// Workers that share the line: all, or fewer where units of equal length then are cut into equally many
+/// parts, so that no worker has parts of two, or stay whole. One in 16 less, or with even_parts more, if what
+/// the idle ones could do takes no longer than what cutting costs each worker, a unit more and the merging of
+/// two.
 HT_HOST_DEVICE constexpr std::int64_t workers_for(const ScheduleParams& p, const BatchTotals& batch) {
   const std::int64_t workers = p.workers;
+  const bool counts = batch.alike && p.unit_cost > 0;
+  const std::int64_t line = batch.steps + batch.units * p.unit_cost;
+  const auto pays = [&](std::int64_t w) {
+    return counts && line / w * (workers - w) / workers <= 2 * p.unit_cost;
+  };
   if (batch.units > 0 && batch.units <= workers) {
     const std::int64_t idle = workers % batch.units;
-    return idle * 16 <= workers ? workers - idle : workers;
+    const bool even = idle * 16 <= workers || (p.even_parts && pays(workers - idle));
+    return even ? workers - idle : workers;
   }
-  if (batch.alike && p.unit_cost > 0) {
-    const std::int64_t line = batch.steps + batch.units * p.unit_cost;
-    for (std::int64_t w = workers; (workers - w) * 16 <= workers && w > 0; --w) {
-      if (batch.units % w != 0) continue;
-      return line / w * (workers - w) / workers <= 2 * p.unit_cost ? w : workers;
-    }
+  for (std::int64_t w = workers; counts && (workers - w) * 16 <= workers && w > 0; --w) {
+    if (batch.units % w == 0) return pays(w) ? w : workers;
   }
   return workers;
 }
@@ -66,7 +69,7 @@ HT_HOST_DEVICE constexpr void divide_steps(const Schedule& s) {
 HT_HOST_DEVICE constexpr void locate_worker(const Schedule& s, std::int32_t worker) {
   const std::int64_t at = share_begin(*s.header, worker);
   if (worker >= s.header->active) {
-    s.starts[worker] = {s.params.batch, 0, 0, 0, 0, 0, 0};
+    s.starts[worker] = {at, s.params.batch, 0, 0, 0, 0, 0, 0, 0, 0};
     return;
   }
   std::int32_t low = 0, high = s.params.batch;  // first_step[low] <= at < first_step[high]
@@ -89,8 +92,17 @@ HT_HOST_DEVICE constexpr void locate_worker(const Schedule& s, std::int32_t work
   }
   for (; rest >= cost + walk.steps; walk.next(s.params)) rest -= cost + walk.steps;
   const auto position = static_cast<std::int32_t>(rest);  // within the unit
-  s.starts[worker] = {low,        head, walk.block, max_of(0, position - cost), max_of(0, cost - position),
-                      walk.steps, 0};
+  const std::int64_t first = at - position + cost;        // of the unit's steps
+  s.starts[worker] = {at,
+                      low,
+                      head,
+                      walk.block,
+                      max_of(0, position - cost),
+                      max_of(0, cost - position),
+                      walk.steps,
+                      worker_at(*s.header, first),
+                      worker_at(*s.header, first + walk.steps - 1),
+                      0};
 }
 
 /// Slots that a worker uses: those of the unit that it continues, then one for a unit that it begins.
@@ -98,7 +110,7 @@ HT_HOST_DEVICE constexpr std::int32_t slots_of(const Schedule& s, std::int32_t w
   const ScheduleHeader& h = *s.header;
   if (worker >= h.active || s.params.max_steps <= 1) return 0;
   const WorkerStart& start = s.starts[worker];
-  const std::int64_t begin = share_begin(h, worker), end = share_begin(h, worker + 1);
+  const std::int64_t begin = share_begin(s, worker), end = share_begin(s, worker + 1);
   std::int64_t continued = start.offset > 0 ? start.steps - start.offset : 0;
   if (continued > end - begin) continued = end - begin;
   if (s.params.absolute) return static_cast<std::int32_t>(continued) + (begin + continued < end ? 1 : 0);

@@ -33,9 +33,9 @@ std::string worker_line(const Schedule& s, std::int32_t worker) {
   MergeItem merge{};
   const bool merges = merge_item(s, worker, merge);
   return fmt::format("  {:>6}  {:>10} {:>8} {:>12} {:>9} {:>7}  {}/{}:{} to {}/{}:{}\n", worker,
-                     share_begin(*s.header, worker + 1) - share_begin(*s.header, worker), items, tokens,
-                     partials, merges ? merge.parts : 0, first.request, first.kv_head, first.kv_begin,
-                     last.request, last.kv_head, last.kv_end);
+                     share_begin(s, worker + 1) - share_begin(s, worker), items, tokens, partials,
+                     merges ? merge.parts : 0, first.request, first.kv_head, first.kv_begin, last.request,
+                     last.kv_head, last.kv_end);
 }
 
 /// The first units, one line each; a column is a slice of the longest of them, its mark the worker that reads

@@ -119,6 +119,7 @@ ScheduleParams schedule_params(const AttentionProblem& p, const Kernel& kernel, 
   s.window_right = p.mask.causal ? 0 : window(p.mask.window_right);
   s.absolute = absolute;
   s.unit_cost = absolute ? 0 : unit_cost(p, kernel);
+  s.even_parts = kernel.latent;  // whose items take as long to begin and to end as several steps
   s.queue_tokens = queue_tokens(p, kernel);
   s.queue_heads = least_queue_heads(s);
   s.min_rows = choice.min_rows;
@@ -222,12 +223,11 @@ void describe_longest(PlanInfo& info) {
 
 void check_resources(const Plan::Impl& plan, const ScheduleParams& s) {
   constexpr std::int64_t kMaxBytes = std::int64_t{1} << 46;
-  if (max_positions(s) >= INT64_MAX / 2) {
-    throw Error(
-        ErrorCode::kResourceExhausted,
-        fmt::format("batch {} with max_q_len {} and max_kv_len {} allows more than 2^62 steps of work, but a "
-                    "schedule counts them in 63 bits: use smaller bounds.",
-                    s.batch, s.max_q_len, s.max_kv_len));
+  if (saturating_product(max_positions(s), s.workers) >= INT64_MAX / 2) {
+    throw Error(ErrorCode::kResourceExhausted,
+                fmt::format("batch {} with max_q_len {} and max_kv_len {} allows {} steps of work, but times "
+                            "the {} workers they must be fewer than 2^62: use smaller bounds.",
+                            s.batch, s.max_q_len, s.max_kv_len, max_positions(s), s.workers));
   }
   if (s.queue_tokens > 0 && max_units(s) > INT32_MAX) {
     throw Error(

@@ -9,10 +9,11 @@
 //
 // All units, ordered by (request, KV head, row block), are laid end to end on a line of positions: unit_cost
 // positions for what it costs to begin one, then one for each of its steps, in KV order. The active workers
-// share the line in contiguous pieces that differ by at most one position (stream-K, arXiv:2301.03598), and a
-// worker takes the steps whose positions are its own; build.h says when a worker stays idle. What a worker
-// takes from one unit is its part. A cut unit has parts in several workers; they go through partial slots and
-// are merged afterwards, in KV order:
+// share the line in contiguous pieces that differ by at most one position (stream-K, arXiv:2301.03598), the
+// longer ones spread evenly, so that equal units of equally many workers begin where pieces do. A worker
+// takes the steps whose positions are its own; build.h says when a worker stays idle. What a worker takes
+// from one unit is its part. A cut unit has parts in several workers; they go through partial slots and are
+// merged afterwards, in KV order:
 // - With tiles (`absolute` false) a part is one item and, if the unit is cut, one slot.
 // - With splits (`absolute` true) every split is an item that starts from an empty state, and the unit's
 //   result is the left fold of its splits, ((s0 + s1) + s2) + ..., so that its bits do not depend on where
@@ -48,6 +49,7 @@ struct ScheduleParams {
   std::int32_t window_right;     ///< likewise; 0 when causal
   std::int32_t unit_cost;        ///< of beginning a unit, in steps; 0 if `absolute`
   bool absolute;                 ///< every step is an item: batch-invariant splits
+  bool even_parts = false;       ///< workers rather stay idle than have parts of two units, where it pays
   std::int32_t queue_tokens;     ///< 0: workers share the line; else they take units from a queue
                                  ///< (plan/queue.h), those of as many heads at a time as have so many keys
   std::int32_t queue_heads = 1;  ///< and at least so many
@@ -70,7 +72,7 @@ struct ScheduleHeader {
   std::uint64_t magic;
   std::uint64_t plan_id;
   std::int64_t total_steps;  ///< positions: steps, and what beginning the units costs
-  std::int64_t share;        ///< positions of a worker; the first `extra` workers have one more
+  std::int64_t share;        ///< positions of a worker; `extra` workers have one more
   std::int32_t extra;
   std::int32_t active;     ///< workers that have a share
   std::int32_t unit_cost;  ///< as far as this batch is the better for it
@@ -85,13 +87,15 @@ struct ScheduleHeader {
 
 /// Where a worker's share begins.
 struct WorkerStart {
+  std::int64_t position;  ///< the first one of the share
   std::int32_t request;
   std::int32_t kv_head;
-  std::int32_t block;   ///< row block
-  std::int32_t offset;  ///< step within the unit; > 0 when an earlier worker began it
-  std::int32_t before;  ///< positions of the share before that step
-  std::int32_t steps;   ///< of the unit
-  std::int32_t slot;    ///< the worker's first partial slot
+  std::int32_t block;        ///< row block
+  std::int32_t offset;       ///< step within the unit; > 0 when an earlier worker began it
+  std::int32_t before;       ///< positions of the share before that step
+  std::int32_t steps;        ///< of the unit
+  std::int32_t first, last;  ///< workers that have its first and last step
+  std::int32_t slot;         ///< the worker's first partial slot
 };
 
 /// A schedule: written by build_schedule(), read by everything else. All pointers point into one workspace,
@@ -260,22 +264,23 @@ HT_HOST_DEVICE constexpr std::int32_t served_queries(const Schedule& s, std::int
 /// First position of a worker's share; share_begin(h, w + 1) is its end.
 HT_HOST_DEVICE constexpr std::int64_t share_begin(const ScheduleHeader& h, std::int32_t worker) {
   if (worker >= h.active) return h.total_steps;
-  return worker * h.share + min_of(worker, h.extra);
+  return worker * h.share + std::int64_t{worker} * h.extra / h.active;
+}
+/// The same as the schedule has it, without a division.
+HT_HOST_DEVICE constexpr std::int64_t share_begin(const Schedule& s, std::int32_t worker) {
+  return worker >= s.header->active ? s.header->total_steps : s.starts[worker].position;
 }
 
 /// The worker whose share has position `at`, less than total_steps.
 HT_HOST_DEVICE constexpr std::int32_t worker_at(const ScheduleHeader& h, std::int64_t at) {
-  const std::int64_t longer = h.extra * (h.share + 1);  // positions of the workers that have one more
-  return static_cast<std::int32_t>(at < longer ? at / (h.share + 1) : h.extra + (at - longer) / h.share);
+  return static_cast<std::int32_t>(((at + 1) * h.active - 1) / h.total_steps);
 }
 
 /// Produces the items of one worker: `WorkCursor c(schedule, w); for (WorkItem i; c.next(i);) ...`
 class WorkCursor {
  public:
   HT_HOST_DEVICE constexpr WorkCursor(const Schedule& s, std::int32_t worker)
-      : s_(s),
-        walk_(s.params),
-        remaining_(share_begin(*s.header, worker + 1) - share_begin(*s.header, worker)) {
+      : s_(s), walk_(s.params), remaining_(share_begin(s, worker + 1) - share_begin(s, worker)) {
     if (remaining_ == 0) return;
     const WorkerStart& start = s.starts[worker];
     remaining_ -= start.before;
@@ -344,8 +349,8 @@ HT_HOST_DEVICE constexpr bool merge_item(const Schedule& s, std::int32_t worker,
   const ScheduleHeader& h = *s.header;
   if (worker + 1 >= h.active) return false;
   const WorkerStart& after = s.starts[worker + 1];
-  const std::int64_t cut = share_begin(h, worker + 1);
-  if (after.offset == 0 || cut - after.offset < share_begin(h, worker)) return false;
+  const std::int64_t cut = share_begin(s, worker + 1);
+  if (after.offset == 0 || cut - after.offset < share_begin(s, worker)) return false;
   BlockWalk walk(s.params);
   walk.request(s.params, q_length(s, after.request), s.kv_lengths[after.request]);
   walk.seek(s.params, after.block);
@@ -355,7 +360,7 @@ HT_HOST_DEVICE constexpr bool merge_item(const Schedule& s, std::int32_t worker,
   item.row_begin = walk.row_begin;
   item.row_end = walk.row_end;
   item.slot = after.slot - 1;
-  item.parts = 1 + (s.params.absolute ? left : worker_at(h, cut + left - 1) - worker);
+  item.parts = 1 + (s.params.absolute ? left : after.last - worker);
   return true;
 }
 

@@ -114,7 +114,8 @@ auto fields(const ScheduleHeader& h) {
 /// What a queue has beyond that.
 auto queue_fields(const ScheduleHeader& h) { return std::tuple(fields(h), h.cut_units, h.cut_parts); }
 auto fields(const WorkerStart& s) {
-  return std::tuple(s.request, s.kv_head, s.block, s.offset, s.before, s.steps, s.slot);
+  return std::tuple(s.position, s.request, s.kv_head, s.block, s.offset, s.before, s.steps, s.first, s.last,
+                    s.slot);
 }
 auto fields(const DeviceItem& i) {
   const WorkItem& w = i.work;

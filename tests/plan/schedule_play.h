@@ -128,6 +128,7 @@ inline RandomCase random_case(std::uint64_t seed) {
       make_params(integer(1, 4), pick({1, 2, 3, 4, 5, 7, 8, 16, 33, 128}), pick({1, 3, 8, 16, 32, 64, 128}),
                   integer(4, 8), pick({1, 2, 3, 4, 8, 17, 40, 133, 1000}), integer(0, 1) == 1);
   if (!c.params.absolute) c.params.unit_cost = pick({0, 0, 1, 3, 7, 40});
+  c.params.even_parts = pick({0, 1}) == 1;
   if (integer(0, 2) == 0) c.params.window_left = pick({0, 1, 15, 16, 17, 63, 64, 100, 4096});
   if (integer(0, 2) == 0) c.params.window_right = pick({0, 0, 0, 1, 16, 63, 4096});
   const std::int32_t longest_q = pick({1, 1, 4, 40}), longest_kv = pick({0, 1, 70, 300, 3000});
@@ -261,7 +262,12 @@ class Player {
       ASSERT_LE(most_ - least_, 1) << "unequal shares";
     }
     const std::int64_t wanted = std::min<std::int64_t>(total, s_.params.workers);
-    ASSERT_GE(std::int64_t{s_.header->active} * 16, wanted * 15) << "idle workers";
+    const std::int64_t active = s_.header->active;
+    if (!s_.params.even_parts) {
+      ASSERT_GE(active * 16, wanted * 15) << "idle workers";
+    } else if (active * 16 < wanted * 15) {  // no more than cutting units for all workers would cost
+      ASSERT_LE(total / active - total / wanted, 2 * s_.params.unit_cost + 1) << "idle workers";
+    }
     for (std::int32_t w = 0; w < s_.params.workers; ++w) {
       MergeItem merge{};
       if (merge_item(s_, w, merge)) play_merge(merge);

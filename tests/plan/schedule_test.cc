@@ -167,8 +167,38 @@ TEST(Schedule, FewEqualUnitsAreCutAlike) {
     EXPECT_EQ(item.kv_end - item.kv_begin, 2048);
     EXPECT_FALSE(cursor.next(item));
   }
-  // 5 units would leave 3 of 8 workers idle: all 8 share them.
-  EXPECT_EQ(Built(make_params(1, 8, 16, 6, 8, false), std::vector<Request>(5, {1, 8192}))->header->active, 8);
+  // 5 units would leave 3 of 8 workers idle: all 8 share them, unless cutting them costs more than that.
+  ScheduleParams params = make_params(1, 8, 16, 6, 8, false);
+  params.unit_cost = 16;
+  EXPECT_EQ(Built(params, std::vector<Request>(5, {1, 2048}))->header->active, 8);
+  params.even_parts = true;
+  EXPECT_EQ(Built(params, std::vector<Request>(5, {1, 8192}))->header->active, 8);
+  EXPECT_EQ(Built(params, std::vector<Request>(5, {1, 2048}))->header->active, 5);
+}
+
+// Whatever the steps divide by: no worker has parts of two units where each unit has equally many workers.
+TEST(Schedule, EqualUnitsBeginWhereSharesDo) {
+  constexpr std::int32_t kStep = 64;
+  std::int32_t cut = 0;
+  for (std::int32_t units = 1; units <= 132; ++units) {
+    for (const std::int32_t steps : {1, 3, 32, 45, 129}) {
+      ScheduleParams params = make_params(1, 8, 16, 6, 132, false);
+      params.unit_cost = 4;
+      params.even_parts = steps % 2 == 0;
+      const Built built(params, std::vector<Request>(static_cast<std::size_t>(units), {1, steps * kStep}));
+      const std::int32_t active = built->header->active;
+      if (built->header->unit_cost != 0 || active % units != 0) continue;  // parts are not equal
+      cut += active > units ? 1 : 0;
+      for (std::int32_t w = 0; w < active; ++w) {
+        WorkCursor cursor(*built, w);
+        WorkItem item{};
+        ASSERT_TRUE(cursor.next(item));
+        ASSERT_EQ(item.request, w / (active / units)) << units << " units of " << steps << " steps";
+        ASSERT_FALSE(cursor.next(item)) << units << " units of " << steps << " steps";
+      }
+    }
+  }
+  EXPECT_GT(cut, 100);
 }
 
 // More equal units than workers: whole ones for each, if few workers stay idle for it and cutting costs more.

@@ -58,8 +58,7 @@ class ItemCursor {
                            work.kv_head == start.kv_head &&
                            work.row_begin == start.block * schedule_.params.row_block;
     if (!continued) return worker_;
-    const planning::ScheduleHeader& header = *schedule_.header;
-    return planning::worker_at(header, planning::share_begin(header, worker_) - start.offset);
+    return start.first;
   }
 
   const planning::Schedule& schedule_;
