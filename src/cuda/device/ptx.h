@@ -41,6 +41,15 @@ __device__ inline void barrier_expect_bytes(std::uint32_t barrier, int bytes) {
                : "memory");
 }
 
+/// The same, if `wanted`, without a branch.
+__device__ inline void barrier_expect_bytes_if(bool wanted, std::uint32_t barrier, int bytes) {
+  asm volatile(
+      "{\n .reg .pred p;\n setp.ne.b32 p, %2, 0;\n"
+      " @p mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;\n}" ::"r"(barrier),
+      "r"(bytes), "r"(static_cast<int>(wanted))
+      : "memory");
+}
+
 __device__ inline void barrier_wait(std::uint32_t barrier, std::uint32_t parity) {
   asm volatile(
       "{\n .reg .pred done;\n"

@@ -32,6 +32,18 @@ __device__ inline void tensor_load(std::uint32_t shared, const CUtensorMap& map,
       : "memory");
 }
 
+/// The same, if `wanted`: without a branch, behind which the compiler no longer takes values of all lanes for
+/// uniform ones.
+__device__ inline void tensor_load_if(bool wanted, std::uint32_t shared, const CUtensorMap& map,
+                                      std::uint32_t barrier, int x, int y, int z) {
+  asm volatile(
+      "{\n .reg .pred p;\n setp.ne.b32 p, %6, 0;\n"
+      " @p cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, "
+      "%4, %5}], [%2];\n}" ::"r"(shared),
+      "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(static_cast<int>(wanted))
+      : "memory");
+}
+
 /// Copies a box from shared memory; what lies outside the tensor is not written. Complete, as far as shared
 /// memory is concerned, after tensor_store_commit() and tensor_store_wait() of the same thread.
 __device__ inline void tensor_store(const CUtensorMap& map, std::uint32_t shared, int x, int y, int z) {

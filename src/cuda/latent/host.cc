@@ -15,6 +15,7 @@
 #include "cuda/latent/few/kernels.h"
 #include "cuda/latent/wide/config.h"
 #include "cuda/latent/wide/kernels.h"
+#include "cuda/latent/wide/params.h"
 #include "halftone/error.h"
 #include "halftone/format.h"
 #include "plan/plan.h"
@@ -28,14 +29,15 @@ constexpr int kBf16First = kFewRows + static_cast<int>(kLatentWideTable.size());
 
 bool is_bf16(const planning::Pass& pass) { return pass.variant >= kBf16First; }
 
-constexpr int kBf16Rows = rows_of(kLatentBf16Table.front());  // packed rows of a thread block
+constexpr int kBlockRows = rows_of(kLatentBf16Table.front());  // packed rows of a thread block
+static_assert(rows_of(kLatentWideTable.front()) == kBlockRows);
 
 /// Queries of a request whose lists hardly meet. Those of more have tokens in common, which L2 has then.
 constexpr int kFewQueries = 16;
 
-/// Whether boxes of kBf16Rows packed rows are whole tokens or a part of one, so that tensor copies can bring
+/// Whether boxes of kBlockRows packed rows are whole tokens or a part of one, so that tensor copies can bring
 /// Q.
-bool has_query_boxes(int group) { return kBf16Rows % group == 0 || group % kBf16Rows == 0; }
+bool has_query_boxes(int group) { return kBlockRows % group == 0 || group % kBlockRows == 0; }
 
 /// Whether the kernel for 64 rows takes the 17 to 32 of this problem, although half of its rows are then
 /// padding: over pages of bf16 it reads faster, as long as tensor copies bring Q, whole tokens at a time.
@@ -44,8 +46,8 @@ bool has_query_boxes(int group) { return kBf16Rows % group == 0 || group % kBf16
 bool goes_to_bf16_rows(const AttentionProblem& problem) {
   if (problem.is_listed() || problem.policy == SplitPolicy::kBatchInvariant) return false;
   const int group = problem.q_heads / problem.kv_heads();
-  return has_query_boxes(group) && std::int64_t{group} * problem.max_q_len <= kBf16Rows &&
-         find_latent_bf16_row(std::get<KvCacheSpec>(problem.kv), problem.q_dtype, kBf16Rows, false) >= 0;
+  return has_query_boxes(group) && std::int64_t{group} * problem.max_q_len <= kBlockRows &&
+         find_latent_bf16_row(std::get<KvCacheSpec>(problem.kv), problem.q_dtype, kBlockRows, false) >= 0;
 }
 
 /// Packed rows of the largest kernel that a problem goes to. One of fewer rows, which then takes them that
@@ -81,6 +83,14 @@ CompiledKernel latent_few_kernel(int row) {
   return {};
 }
 
+/// Whether a block's queries come by tensor copies; then `map` is theirs.
+bool bring_query_boxes(int group, const TensorView& q, CUtensorMap& map) {
+  if (!has_query_boxes(group) || !has_boxes(q) || q.numel() == 0) return false;
+  const int heads = std::min(group, kBlockRows);
+  map = tensor_map(q, nullptr, heads, kBlockRows / heads);
+  return true;
+}
+
 LatentBf16Params bf16_params(const AttentionParams& attention, const Plan::Impl& plan, int row,
                              const AttentionArgs& args) {
   const auto& cache = std::get<PagedKv>(args.kv);
@@ -98,11 +108,14 @@ LatentBf16Params bf16_params(const AttentionParams& attention, const Plan::Impl&
     p.latent = map(kLatentBf16HalfColumns);
     p.rope = map(1);
   }
-  p.q_boxes = has_query_boxes(group) && has_boxes(args.q) && args.q.numel() > 0;
-  if (p.q_boxes) {
-    const int heads = std::min(group, kBf16Rows);
-    p.q = tensor_map(args.q, nullptr, heads, kBf16Rows / heads);
-  }
+  p.q_boxes = bring_query_boxes(group, args.q, p.q);
+  return p;
+}
+
+LatentWideParams wide_params(const AttentionParams& attention, const AttentionArgs& args) {
+  LatentWideParams p{};
+  p.attention = attention;
+  p.q_boxes = bring_query_boxes(attention.schedule.params.group, args.q, p.q);
   return p;
 }
 
@@ -117,7 +130,7 @@ int latent_variant(const AttentionProblem& problem, const planning::Kernel& kern
   const bool second = problem.listed.extra_top_k != 0;
   if (second && find_latent_few_row(problem.listed.extra, problem.q_dtype, kernel.row_block) != few)
     return -1;
-  if (few >= 0) return kernel.row_block == kBf16Rows / 2 && goes_to_bf16_rows(problem) ? -1 : few;
+  if (few >= 0) return kernel.row_block == kBlockRows / 2 && goes_to_bf16_rows(problem) ? -1 : few;
   if (second) return -1;  // the kernels for few heads take more, 32 at a time
   const int bf16 = find_latent_bf16_row(spec, problem.q_dtype, kernel.row_block, problem.is_listed());
   if (bf16 >= 0) return kBf16First + bf16;
@@ -160,7 +173,7 @@ void refuse_latent(const AttentionProblem& problem) {
 
 CompiledKernel latent_kernel(const Plan::Impl&, const planning::Pass& pass, const AttentionArgs& args) {
   check_out(args);
-  if (is_bf16(pass)) require_tensor_maps();
+  if (pass.variant >= kFewRows) require_tensor_maps();
   const CompiledKernel kernel = is_bf16(pass)              ? latent_bf16_kernel(pass.variant - kBf16First)
                                 : pass.variant >= kFewRows ? latent_wide_kernel(pass.variant - kFewRows)
                                                            : latent_few_kernel(pass.variant);
@@ -175,6 +188,9 @@ void run_latent(const CompiledKernel& kernel, const Plan::Impl& plan, const Atte
   if (late) params.cache_settled = false;
   if (is_bf16(pass)) {
     const LatentBf16Params own = bf16_params(params, plan, pass.variant - kBf16First, args);
+    launch(kernel, &own, plan, pass, stream);
+  } else if (pass.variant >= kFewRows) {
+    const LatentWideParams own = wide_params(params, args);
     launch(kernel, &own, plan, pass, stream);
   } else {
     launch(kernel, &params, plan, pass, stream);

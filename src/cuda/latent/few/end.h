@@ -145,18 +145,18 @@ struct ItemEnd {
   /// Merges the pieces of the owners in `owners` (bits), a warp one at a time, and writes them.
   __device__ void merge(std::uint32_t owners, int count_of_owners) const {
     constexpr int kPieces = Traits::kDim / RowPiece::kDims;
-    const int own = static_cast<int>(warp), pieces = rows() * kPieces;
-    int owner = __ffs(owners) - 1, turn = own;
+    const int pieces = rows() * kPieces;
+    int piece = 0, end = 0;
 #pragma unroll 1
     while (true) {
-      const int piece = owner + turn * count_of_owners;
-      if (piece >= pieces) {
-        owners &= owners - 1;
+      if (piece >= end) {
         if (owners == 0) return;
-        owner = __ffs(owners) - 1, turn = (own + owner) % Traits::kOutputWarps;
+        const int owner = __ffs(owners) - 1;
+        owners &= owners - 1;
+        piece = pieces * owner / count_of_owners + static_cast<int>(warp);
+        end = pieces * (owner + 1) / count_of_owners;
         continue;
       }
-      turn += Traits::kOutputWarps;
       const int row = piece / kPieces, first = piece % kPieces * RowPiece::kDims;
       Parts parts = slots.parts(item.first_slot, 1, item.parts, row);
       parts.values += first;
@@ -167,6 +167,7 @@ struct ItemEnd {
         r.weigh(parts, lane);
       }
       write_piece(s.places[side][row], r, first);
+      piece += Traits::kOutputWarps;
     }
   }
 

@@ -197,13 +197,14 @@ struct RecordLoader {
       const std::uint32_t first = before + round;
       const int count = min(blocks - round, kRound);
       const Record record = locate(found, token_of(current().work, round));
-      more = find();
-      if (more) found = look_up(current(), round);
 #pragma unroll 1
       for (int block = 0; block < count; ++block) {
         const int stage = (first + block) % Traits::kStages;
         barrier_wait(shared_address(&s.empty[stage]), (first + block) / Traits::kStages & 1 ^ 1);
         copy(record, block, stage);
+        if (block > 0) continue;
+        more = find();  // not sooner: the first records are waited for
+        if (more) found = look_up(current(), round);
       }
     }
   }

@@ -99,7 +99,7 @@ struct RowPiece : Row<64, 16> {
 /// A unit's first counter has the number of parts that are there in its low half and, in its high half, a bit
 /// for each that left its pieces. The second one counts who is done: the last one clears both.
 struct SharedMerge {
-  static constexpr int kOwners = 15;
+  static constexpr int kOwners = 16;
   static constexpr long long kPatience = 1 << 16;  // clocks
 
   /// Bits of the owners whose pieces this part merges. By one thread, after the part's stores.

@@ -49,6 +49,10 @@ struct OutputEnd {
   __device__ int dim(int i, int j) const {
     return 256 * half() + 128 * i + (Traits::kNatural ? 8 * j : dim_of(j / 8, j % 8)) + lane() % 4 * 2;
   }
+  /// Which j of dim() the 8 dims from 8 e on are, of the 32 from 16 chunk on.
+  __device__ static constexpr int eight_of(int chunk, int e) {
+    return Traits::kNatural ? 2 * chunk + e : e % 2 * 8 + chunk + e / 2;
+  }
   /// A row to the caller's tensor.
   __device__ void write(int r, std::int64_t at, float scale, bool keep) const {
     if (p.out_type == DType::kFloat32) {
@@ -78,8 +82,7 @@ struct OutputEnd {
         std::uint32_t w[4];  // of the 8 dims from 8 e on
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-          const int eight = Traits::kNatural ? 2 * chunk + e : e % 2 * 8 + chunk + e / 2;
-          const float* x = o[i] + 4 * eight + 2 * r;
+          const float* x = o[i] + 4 * eight_of(chunk, e) + 2 * r;
           const float a = x[0] * scale, b = x[1] * scale;
           w[e] = bf16 ? pack_bf16x2(a, b) : pack_f16x2(a, b);
         }
@@ -116,6 +119,7 @@ struct OutputEnd {
           y[1] = fmaf(y[1], own, x.y * w);
           pin(y);  // few at a time: registers are dear
         }
+        if (Traits::kNatural) __syncwarp();
       }
     }
     output_barrier();  // all have read the slot's states
@@ -125,7 +129,8 @@ struct OutputEnd {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       locate();
-      const bool keep = row(r) < rows, empty = state[r].max == kMinus || state[r].sum == 0.0f;
+      if (warp() * 16 + 8 * r >= rows) break;
+      const bool empty = state[r].max == kMinus || state[r].sum == 0.0f;
       const float mean = empty ? 0.0f : 1.0f / state[r].sum;
       float most = 0.0f;
 #pragma unroll
@@ -136,11 +141,24 @@ struct OutputEnd {
         }
       }
       most = largest_of_lanes<1, 4>(most);
-      const int power = power_for(most * mean), at = kRows * rank + row(r);
+      const int power = power_for(most * mean);
+      const float scale = mean * power_of_two(-power);
       asm volatile("" : "+r"(slot));  // widened here, not before: registers are dear
-      write_narrow(r, parts.values(slot, at), mean * power_of_two(-power), keep, false);
-      if (!keep || lane() % 4 != 0) continue;
-      PartState* const to = parts.state(slot, at);
+      uint4* const values =
+          parts.piece(slot, kRows * rank, (2 * warp() + r) * PartSlots::kLanePieces + 8 * half(), lane());
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        std::uint32_t w[4];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          const float* x = o[i / 4] + 4 * eight_of(i % 4 * 2, e) + 2 * r;
+          w[e] = pack_f16x2(x[0] * scale, x[1] * scale);
+        }
+        values[32 * i] = {w[0], w[1], w[2], w[3]};
+        __syncwarp();  // one after the other: registers are dear
+      }
+      if (lane() % 4 != 0) continue;
+      PartState* const to = parts.state(slot, kRows * rank + row(r));
       reinterpret_cast<std::int16_t*>(&to->powers)[half()] = static_cast<std::int16_t>(power);
       if (half() == 0) to->lse = empty ? kMinus : state[r].max + log2f(state[r].sum);
     }
@@ -211,7 +229,7 @@ struct OutputEnd {
       if (s.merges != 0) merge_splits(cut);
       return;
     }
-    const int pieces = 2 * own_rows(cut.work, rank);
+    const int pieces = (own_rows(cut.work, rank) + 7) / 8 * PartSlots::kLanePieces;
 #pragma unroll 1
     for (std::uint32_t left = s.merges; left != 0; left &= left - 1) {
       const int owner = __ffs(left) - 1;
@@ -220,15 +238,46 @@ struct OutputEnd {
     output_barrier();  // all have read what they merge
     if (thread == 0) SharedMerge::leave(counters, cut.parts);
   }
-  /// Halves of rows, a warp one at a time.
+  /// A warp one at a time.
   __device__ void merge_pieces(const DeviceItem& cut, int first, int last) const {
+    const PartSlots parts{slots};
+    const int rows = own_rows(cut.work, rank);
 #pragma unroll 1
-    for (int i = first + half() * 4 + warp(); i < last; i += 8) {
-      const int row = kRows * rank + i / 2;
-      HalfRow merged;
-      merged.merge(p, cut.first_slot, cut.parts, row, i % 2, lane());
-      merged.write(p, place_of(p, cut, row), i % 2, lane());
+    for (int index = first + half() * 4 + warp(); index < last; index += 8) {
+      const int row = index / PartSlots::kLanePieces * 8 + lane() / 4,
+                within = index % PartSlots::kLanePieces;
+      MergedPiece piece;
+      piece.merge(parts, cut.first_slot, cut.parts, kRows * rank + row, within / 8,
+                  parts.piece(cut.first_slot, kRows * rank, index, lane()), lane());
+      write_piece(piece, cut, min(row, rows - 1), within, row < rows);
     }
+  }
+  /// To the caller's tensors. `within`: of the row's pieces; by all lanes.
+  __device__ void write_piece(const MergedPiece& piece, const DeviceItem& cut, int row, int within,
+                              bool keep) const {
+    const RowPlace place = place_of(p, cut, kRows * rank + row);
+    const RowEnd end = row_end(p, place.head, piece.max, piece.sum, true);
+    const std::int64_t at = out_element(p, place) + 32 * within;
+    if (p.out_type == DType::kFloat32) {
+      float* const to = static_cast<float*>(p.out) + at + lane() % 4 * 2;
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        if (keep) {
+          *reinterpret_cast<float2*>(to + 8 * e) = {piece.x[2 * e] * end.scale,
+                                                    piece.x[2 * e + 1] * end.scale};
+        }
+      }
+    } else {
+      std::uint32_t w[4];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        w[e] = pack_16bit(p.out_type, piece.x[2 * e] * end.scale, piece.x[2 * e + 1] * end.scale);
+      }
+      transpose_quad(w, lane());
+      std::uint16_t* const to = static_cast<std::uint16_t*>(p.out) + at + lane() % 4 * 8;
+      if (keep) store_sixteen(to, w, (reinterpret_cast<std::uintptr_t>(to) & 15) == 0);
+    }
+    if (keep && within == 0 && lane() % 4 == 0) write_lse(p, place, end.lse);
   }
   /// All rows, left to right.
   __device__ void merge_splits(const DeviceItem& cut) const {

@@ -6,7 +6,7 @@ namespace {
 
 template <int Row>
 __global__ void __launch_bounds__(wide::kThreads, 1)
-    latent_wide(const __grid_constant__ AttentionParams params) {
+    latent_wide(const __grid_constant__ LatentWideParams params) {
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   wide::wide_worker<kLatentWideTable[Row]>(params, *reinterpret_cast<wide::Shared*>(shared_bytes));
 }

@@ -27,6 +27,7 @@ __device__ inline void init_barriers(Shared& s, int warp) {
   for (std::uint64_t& barrier : s.rope_empty) init(barrier, 8 * C.blocks);
   for (std::uint64_t& barrier : s.raw_full) init(barrier, 32 * kCopiers + 1);
   for (std::uint64_t& barrier : s.raw_empty) init(barrier, kPassers);
+  init(s.q_full, 1);
   init(s.state_full, 4);
   init(s.state_empty, 8);
   fence_async_shared();
@@ -34,13 +35,19 @@ __device__ inline void init_barriers(Shared& s, int warp) {
 
 /// A thread block of a worker, which is a cluster.
 template <LatentWideConfig C>
-__device__ inline void wide_worker(const AttentionParams& params, Shared& s) {
+__device__ inline void wide_worker(const LatentWideParams& params, Shared& s) {
   static_assert(kLoadRegisters<C> + kScoreRegisters<C> + 2 * kOutputRegisters <= 512);
-  const AttentionParams& p = params;
+  const AttentionParams& p = params.attention;
   const int warp = thread_index() / 32 % 4, lane = thread_index() % 32, role = thread_index() / 128;
   const int worker = static_cast<int>(blockIdx.x) / C.blocks, rank = C.blocks == 1 ? 0 : cluster_rank();
   wait_for_previous_kernel();
   let_next_kernel_start();
+  TokenId ahead = 0;
+  if constexpr (!kSingle<C>) {
+    if (role == 0 && warp < kCopiers) {
+      ahead = RoundCursor<C>(p, s, rank, warp, lane).load_first_id(worker);
+    }
+  }
   if (thread_index() < 32) s.queue.start(Queue::fetch(p.list, worker, lane), bounds_of(p), lane);
   if (role == 1 && lane == 0) init_barriers<C>(s, warp);
   if constexpr (C.blocks == 2) {
@@ -50,20 +57,20 @@ __device__ inline void wide_worker(const AttentionParams& params, Shared& s) {
   }
   if (role == 0) {
     shrink_registers<kLoadRegisters<C>>();
-    if (warp == 0) check_inputs(p, worker, lane);
+    if (warp == 3) check_inputs(p, worker, lane);  // of a pair, has nothing to convert yet
     if constexpr (kSingle<C>) {
-      load_single<C>(params, s, warp, lane);
+      load_single<C>(p, s, warp, lane);
     } else if (warp < kCopiers) {
-      Copier<C>{params, s, rank, warp, lane}.run();
+      Copier<C>{p, s, rank, warp, lane}.run(ahead);
     } else {
       Passer<C>{s, rank, warp - kCopiers, lane}.run();
     }
   } else if (role == 1) {
     shrink_registers<kScoreRegisters<C>>();
-    Scores<C>{params, s, rank}.run();
+    Scores<C>{p, s, rank, {params, s, rank}}.run();
   } else {
     grow_registers<kOutputRegisters>();
-    Output<C>{{params, s, rank}}.run();
+    Output<C>{{p, s, rank}}.run();
   }
   if constexpr (C.blocks == 2) cluster_barrier();  // the other block writes here
 }

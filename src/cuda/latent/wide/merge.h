@@ -4,6 +4,7 @@
 
 #include "cuda/attention/output.h"
 #include "cuda/attention/states.h"
+#include "cuda/device/reduce.h"
 #include "cuda/latent/wide/traits.h"
 
 namespace halftone::cuda::wide {
@@ -16,15 +17,18 @@ struct PartState {
 };
 static_assert(sizeof(PartState) == sizeof(float2));
 
-/// In the slots of the workspace, which have room for fp32.
+/// In the slots of the workspace, which have room for fp32. Values lie in pieces of 32 dims of 8 rows, 16
+/// bytes a lane, as the lanes of a warp hold them: neither who stores nor who merges asks another lane.
 struct PartSlots {
+  static constexpr int kLanePieces = kLatentDims / 32;  // of 8 rows
   Slots<kLatentDims> slots;
 
   __device__ PartState* state(int slot, int row) const {
     return reinterpret_cast<PartState*>(slots.state(slot, row));
   }
-  __device__ std::uint16_t* values(int slot, int row) const {
-    return reinterpret_cast<std::uint16_t*>(slots.values(slot, row));
+  /// Of the rows from `first_row` on.
+  __device__ uint4* piece(int slot, int first_row, int index, int lane) const {
+    return reinterpret_cast<uint4*>(slots.values(slot, first_row)) + 32 * index + lane;
   }
 };
 
@@ -46,79 +50,54 @@ __device__ inline void store_sixteen(void* at, const std::uint32_t (&w)[4], bool
   }
 }
 
-/// Half of the dims of a row over the lanes of a warp, 8 each.
-struct HalfRow {
+/// A piece of a unit's parts: of lane (g, t) 8 dims of row g.
+struct MergedPiece {
   float x[8] = {};
-  float max = kMinus, sum = 0.0f;
+  float max = kMinus, sum = 0.0f;  // of the row
 
-  /// Of a unit's parts from `slot` on.
-  __device__ void merge(const AttentionParams& p, int slot, int parts, int row, int half, int lane) {
-    constexpr int kAtOnce = 16;
-    const PartSlots slots{{p}};
-    const std::int64_t stride = std::int64_t{p.schedule.params.row_block} * kLatentDims * 2;  // to the next
+  /// `half`: of the dims, `from`: of the first slot, `row`: the lane's.
+  __device__ void merge(const PartSlots& slots, int slot, int parts, int row, int half, const uint4* from,
+                        int lane) {
+    constexpr int kAtOnce = 16, kOwn = kAtOnce / 4;  // parts whose states a lane has
+    const std::int64_t stride =                      // to the next part
+        std::int64_t{slots.slots.p.schedule.params.row_block} * kLatentDims * sizeof(float) / sizeof(uint4);
 #pragma unroll 1
-    for (int base = 0; base < parts; base += 32) {
-      const int count = min(parts - base, 32);
-      const std::uint16_t* const values =
-          slots.values(slot + base, row) + half * (kLatentDims / 2) + lane * 8;
-      const PartState own = lane < count ? *slots.state(slot + base + lane, row) : PartState{kMinus, 0};
+    for (int base = 0; base < parts; base += kAtOnce, from += kAtOnce * stride) {
+      const int count = min(parts - base, kAtOnce);
+      PartState own[kOwn];
+#pragma unroll
+      for (int k = 0; k < kOwn; ++k) {
+        const int part = 4 * k + lane % 4;
+        own[k] = part < count ? *slots.state(slot + base + part, row) : PartState{kMinus, 0};
+      }
       uint4 v[kAtOnce];
-      load(values, stride, count, v);
-      const PartWeights weights(own.lse, max, sum);
 #pragma unroll
-      for (float& y : x) y *= weights.before;
-      const float factor = weights.own * power_of_two(own.power(half));
-      add(v, factor, 0);
-#pragma unroll 1
-      for (int first = kAtOnce; first < count; first += kAtOnce) {
-        load(values + first * stride, stride, count - first, v);
-        add(v, factor, first);
+      for (int i = 0; i < kAtOnce; ++i) v[i] = i < count ? from[i * stride] : uint4{};
+      float top = kMinus, total = 0.0f, factor[kOwn];
+#pragma unroll
+      for (int k = 0; k < kOwn; ++k) top = fmaxf(top, own[k].lse);
+      top = fmaxf(largest_of_lanes<1, 4>(top), max);
+#pragma unroll
+      for (int k = 0; k < kOwn; ++k) {
+        const float weight = weight_log2(own[k].lse, top);
+        total += weight;
+        factor[k] = weight * power_of_two(own[k].power(half));
       }
-    }
-  }
-
-  /// To the caller's tensors.
-  __device__ void write(const AttentionParams& p, const RowPlace& place, int half, int lane) const {
-    const RowEnd end = row_end(p, place.head, max, sum, true);
-    const std::int64_t at = out_element(p, place) + half * (kLatentDims / 2) + lane * 8;
-    if (p.out_type == DType::kFloat32) {
-      float2* const to = reinterpret_cast<float2*>(static_cast<float*>(p.out) + at);
+      const float before = weight_log2(max, top);
+      sum = fmaf(sum, before, sum_of_lanes<1, 4>(total));
+      max = top;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) to[i] = {x[2 * i] * end.scale, x[2 * i + 1] * end.scale};
-    } else {
-      std::uint32_t w[4];
+      for (float& y : x) y *= before;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float a = x[2 * i] * end.scale, b = x[2 * i + 1] * end.scale;
-        w[i] = pack_16bit(p.out_type, a, b);
-      }
-      std::uint16_t* const to = static_cast<std::uint16_t*>(p.out) + at;
-      store_sixteen(to, w, (reinterpret_cast<std::uintptr_t>(to) & 15) == 0);
-    }
-    if (half == 0 && lane == 0) write_lse(p, place, end.lse);
-  }
-
- private:
-  template <int kAtOnce>
-  static __device__ void load(const std::uint16_t* values, std::int64_t stride, int count,
-                              uint4 (&v)[kAtOnce]) {
+      for (int i = 0; i < kAtOnce; ++i) {
+        const float w = __shfl_sync(~0u, factor[i / 4], (lane & ~3) + i % 4);
+        const std::uint32_t words[4] = {v[i].x, v[i].y, v[i].z, v[i].w};
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      v[i] = {};
-      if (i < count) v[i] = *reinterpret_cast<const uint4*>(values + i * stride);
-    }
-  }
-  template <int kAtOnce>
-  __device__ void add(const uint4 (&v)[kAtOnce], float factor, int first) {
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const float w = __shfl_sync(~0u, factor, min(first + i, 31));  // of no part: 0, or of v = 0
-      const std::uint32_t words[4] = {v[i].x, v[i].y, v[i].z, v[i].w};
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        const float2 y = unpack_f16x2(words[k]);
-        x[2 * k] = fmaf(y.x, w, x[2 * k]);
-        x[2 * k + 1] = fmaf(y.y, w, x[2 * k + 1]);
+        for (int k = 0; k < 4; ++k) {
+          const float2 y = unpack_f16x2(words[k]);
+          x[2 * k] = fmaf(y.x, w, x[2 * k]);
+          x[2 * k + 1] = fmaf(y.y, w, x[2 * k + 1]);
+        }
       }
     }
   }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/attention/rows.h"
+#include "cuda/device/tma.h"
 #include "cuda/device/wgmma.h"
 #include "cuda/latent/wide/pass.h"
 
@@ -17,9 +18,10 @@ struct Queries {
   static constexpr int kLastColumn = kQueryColumns;
   static constexpr int kDims = Record<C>::kKeyDim;
 
-  const AttentionParams& p;
+  const LatentWideParams& params;
   Shared& s;
   int rank;
+  const AttentionParams& p = params.attention;
   unsigned thread;           // of the warpgroup; read anew now and then, to free its register
   std::uint32_t last[4][4];  // the last column of the latent part, f16
   std::uint32_t rope[4][4];  // bf16, or f16 with f16 queries; not with kRotaryV
@@ -46,14 +48,16 @@ struct Queries {
   /// zeros or repeat its last one.
   __device__ void request(const DeviceItem& item) {
     const int rows = own_rows(item.work, rank);
+    if (params.q_boxes) copy_boxes(item);  // also of a block without rows: the barrier counts items
     if (rows == 0) return;
     const auto mine =
         reinterpret_cast<unsigned long long>(row_of(item, min(warp() * 16 + lane() % 16, rows - 1)));
     const auto row_at = [&](int i) {
       return reinterpret_cast<const std::uint16_t*>(__shfl_sync(~0u, mine, i));
     };
-    const std::uint16_t* from[2] = {row_at(lane() / 4), row_at(lane() / 4 + 8)};
-    if (p.q_aligned) {
+    if (params.q_boxes) {
+      copy_column(rows - warp() * 16, row_at);
+    } else if (p.q_aligned) {
       const std::uint32_t to = shared_address(place(warp() * 16, own_eight()));
       const int rows_here = rows - warp() * 16;
       const bool two = staged(1);
@@ -71,11 +75,7 @@ struct Queries {
           if (two) copy_async(at + 4 * kColumnBytes, row[i] + 8 * 32, bytes);
         }
       }
-      load_fragments<false>(
-          from, [](const std::uint16_t* at) { return __ldg(reinterpret_cast<const unsigned*>(at)); });
     } else {
-      load_fragments<true>(from,
-                           [](const std::uint16_t* at) { return __ldg(at) | unsigned{__ldg(at + 1)} << 16; });
 #pragma unroll 1
       for (int i = 0; i < 32; ++i) {
         const std::uint16_t* const row = row_at(i / 2);
@@ -84,6 +84,38 @@ struct Queries {
         *reinterpret_cast<uint4*>(place(warp() * 16 + i / 2, eight)) =
             warp() * 16 + i / 2 < rows ? load_eight(row + 8 * eight, false) : uint4{};
       }
+    }
+    const std::uint16_t* from[2] = {row_at(lane() / 4), row_at(lane() / 4 + 8)};
+    if (p.q_aligned) {
+      load_fragments<false>(
+          from, [](const std::uint16_t* at) { return __ldg(reinterpret_cast<const unsigned*>(at)); });
+    } else {
+      load_fragments<true>(from,
+                           [](const std::uint16_t* at) { return __ldg(at) | unsigned{__ldg(at + 1)} << 16; });
+    }
+  }
+  /// All columns but the last one in shared memory, dims as they are, by tensor copies: rows of other
+  /// requests among them, whose results are not written.
+  __device__ void copy_boxes(const DeviceItem& item) const {
+    constexpr int kBoxes = kQueryColumns - 1;
+    const std::uint32_t full = shared_address(&s.q_full);
+    const int group = p.schedule.params.group, row = item.work.row_begin + kRows * rank;
+    const int head = row % group, token = item.first_query + row / group;
+    barrier_expect_bytes_if(thread == 0, full, kBoxes * kColumnBytes);
+#pragma unroll
+    for (int column = 0; column < kBoxes; ++column) {
+      tensor_load_if(thread == 0, shared_address(s.q[column]), params.q, full, 64 * column, head, token);
+    }
+  }
+  /// The warp's rows of that column, of whose dims the boxes would bring as many that are fragments.
+  template <class RowAt>
+  __device__ void copy_column(int rows, const RowAt& row_at) const {
+    constexpr int kColumn = kQueryColumns - 1;
+    const std::uint32_t to = shared_address(s.q[kColumn] + warp() * 16 * 128);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = lane() / 8 + 4 * i, chunk = lane() % 8;
+      copy_async(to + place_in_column(row, chunk), row_at(row) + dim_of(kColumn, chunk), row < rows ? 16 : 0);
     }
   }
   /// Brings an item's rows to L2.
@@ -125,6 +157,12 @@ struct Queries {
   static __device__ std::uint32_t narrow(std::uint32_t x, float scale = 1.0f) {
     return pack_f16x2(__uint_as_float(x << 16) * scale, __uint_as_float(x & 0xffff0000u) * scale);
   }
+  /// Eight elements; `most` becomes the largest of them by size, with any sign.
+  static __device__ void narrow(uint4& x, std::uint32_t& most) {
+    if constexpr (!kNarrows) return;
+    x = {narrow(x.x), narrow(x.y), narrow(x.z), narrow(x.w)};
+    most = larger(larger(larger(larger(most, x.x), x.y), x.z), x.w);
+  }
   /// The larger ones by size, with any sign.
   static __device__ std::uint32_t larger(std::uint32_t a, std::uint32_t b) {
     std::uint32_t y;
@@ -134,42 +172,76 @@ struct Queries {
   /// The size of the larger of two.
   static __device__ std::uint32_t largest(std::uint32_t x) { return max(x & 0x7fffu, x >> 16 & 0x7fffu); }
 
-  /// Until the rows are there. The warpgroup's barrier must follow.
-  __device__ void complete(const DeviceItem& item) {
+  /// Until the rows of item `index` are there. The warpgroup's barrier must follow.
+  __device__ void complete(const DeviceItem& item, int index) {
     factor[0] = factor[1] = p.scale_log2;
+    if (params.q_boxes) barrier_wait(shared_address(&s.q_full), index % 2);
     copy_async_wait();
     __syncwarp();  // the warp's rows are there
-    if constexpr (kNarrows) {
-      // A block without rows has brought none: what lies there is no query.
-      if (own_rows(item.work, rank) > 0 && !narrow_rows(item)) scale_rows(item);
+    // A block without rows may have brought none: what lies there is no query.
+    if (own_rows(item.work, rank) > 0) {
+      const bool fits = arrange_rows(item);
+      if (kNarrows && !fits) scale_rows(item);
     }
     fence_async_shared();
   }
 
  private:
-  /// What was copied becomes f16 where it lies. False: a row needs a power of two.
-  __device__ bool narrow_rows(const DeviceItem& item) {
+  /// What was copied becomes f16 in the order of column_of(): of each two columns, 8 rows at a time. False: a
+  /// row needs a power of two.
+  __device__ bool arrange_rows(const DeviceItem& item) {
     const int rows = own_rows(item.work, rank) - warp() * 16;
+    const int piece = lane() % 8;  // of a row, 16 bytes, as they lie
     std::uint32_t at = shared_address(s.q[0] + warp() * 16 * 128) + lane() * 16;
     std::uint32_t mosts[4] = {};  // of rows lane / 8 + 4 i
-#pragma unroll 1
-    for (int column = 0; column < kQueryColumns; ++column, at += kColumnBytes) {
-      uint4 x[4];
+    // Where a lane's two pieces of row lane / 8, or of the row 4 on, go to. Boxes have dims as they are:
+    // piece m of the first column is eight m, whose place is column m % 2, chunk m / 2; of the second, chunk
+    // 4 + m / 2. Lanes of odd pieces begin with the second one, so that eight lanes write eight chunks.
+    int to[2][2];
+    const bool odd = params.q_boxes && (piece ^ lane() / 8) & 1;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) x[i] = load_shared_16_bytes(at + i * (4 * 128));
+    for (int i = 0; i < 2; ++i) {
+      const int row = lane() / 8 + 4 * i, eight = piece ^ row;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        x[i] = {narrow(x[i].x), narrow(x[i].y), narrow(x[i].z), narrow(x[i].w)};
-        mosts[i] = larger(larger(larger(larger(mosts[i], x[i].x), x[i].y), x[i].z), x[i].w);
-        store_shared(at + i * (4 * 128), x[i]);
+      for (int k = 0; k < 2; ++k) {
+        to[i][k] = params.q_boxes ? eight % 2 * kColumnBytes + (((odd ^ k) * 4 + eight / 2) ^ row) * 16
+                                  : k * kColumnBytes + piece * 16;
+        to[i][k] += 4 * i * 128 - piece * 16;
       }
     }
+#pragma unroll 1
+    for (int column = 0; column < kQueryColumns - 1; column += 2, at += 2 * kColumnBytes) {
+#pragma unroll
+      for (int eights = 0; eights < 2; ++eights) {
+        const std::uint32_t from = at + eights * (8 * 128);
+        uint4 x[2][2];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          x[i / 2][i % 2] = load_shared_16_bytes(from + i / 2 * (4 * 128) + i % 2 * kColumnBytes);
+        }
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          narrow(x[i][0], mosts[2 * eights + i]);
+          narrow(x[i][1], mosts[2 * eights + i]);
+          store_shared(from + to[i][0], odd ? x[i][1] : x[i][0]);
+          store_shared(from + to[i][1], odd ? x[i][0] : x[i][1]);
+        }
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < (kNarrows ? 4 : 0); ++i) {
+      uint4 x = load_shared_16_bytes(at + i * (4 * 128));
+      narrow(x, mosts[i]);
+      store_shared(at + i * (4 * 128), x);
+    }
+    if (!kNarrows) return true;
     bool fits = true;
     std::uint32_t some = 0;  // rows with an element that is not small
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int row = lane() / 8 + 4 * i;
-      fits = fits && largest(mosts[i]) <= kMost;
+      fits = fits && (row >= rows || largest(mosts[i]) <= kMost);
       if (largest(mosts[i]) >= kLeast || row >= rows) some |= 1u << row;
     }
     const bool none_small = __reduce_or_sync(~0u, some) == 0xffffu;  // by all lanes, whatever their rows have

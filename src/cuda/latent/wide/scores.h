@@ -20,11 +20,10 @@ struct Scores {
   static constexpr float kEmpty = -3.402823466e38f;  // finite, so that masked logits give P = 0
   using Logits = float[kS];
 
-  const AttentionParams& params;
+  const AttentionParams& p;
   Shared& s;
   int rank;
-  const AttentionParams& p = params;
-  Queries<C> queries{p, s, rank};
+  Queries<C> queries;
   float offset[2], reference[2], sum[2];  // of rows g and g + 8; sum: of the lane's columns
   bool apart;                             // of the item: reference is not offset
 
@@ -272,7 +271,7 @@ struct Scores {
     queries.request(item(0));
 #pragma unroll 1
     for (int index = 0;; ++index) {
-      queries.complete(item(index));
+      queries.complete(item(index), index);
       team_barrier(kScoreTeam);
       begin();
       bool first = true;
@@ -300,7 +299,7 @@ struct Scores {
         if (!kF16Rope && tokens_apart) restore(x, third);
         if (modified) cap(x);
         if (!all_live) mask_skipped(x, third);
-        if (params.listed.list.indices == nullptr) {
+        if (p.listed.list.indices == nullptr) {
           const planning::WorkItem& work = item(index).work;
           const int token = work.kv_begin + (steps_of(work) - left) * kBlockTokens;
           const KeyRange seen = seen_by_own(p, item(index), rank, INT_MAX);

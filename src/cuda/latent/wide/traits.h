@@ -3,10 +3,10 @@
 
 #include "cuda/attention/item_queue.h"
 #include "cuda/attention/logits.h"
-#include "cuda/attention/params.h"
 #include "cuda/attention/rows.h"
 #include "cuda/device/ring.h"
 #include "cuda/latent/wide/config.h"
+#include "cuda/latent/wide/params.h"
 
 namespace halftone::cuda::wide {
 
@@ -105,6 +105,7 @@ struct Shared {
   alignas(8) std::uint64_t kv_full[kStages], kv_empty[kStages][kSlices], rope_empty[3];
   std::uint64_t raw_full[kChunks], raw_empty[kChunks];
   std::uint64_t p_full[2][2], state_full, state_empty;  // P: of half a step's tokens
+  std::uint64_t q_full;                                 // boxes of an item's queries
   // Half of the block's tokens are converted, by all warps. One for each stage: a warp may be a step behind.
   std::uint64_t converted[kStages][kChunks / kPassChunks];
   // Of a pair: the other block has this one's half of a step's rope parts. In phases of kv_full.
