@@ -1,6 +1,7 @@
 # Tests, fuzzers and benchmarks: one executable per file, named after it.
 
 find_package(Threads REQUIRED)
+find_program(HALFTONE_LLD ld.lld)
 enable_testing()
 
 # What test, fuzz and benchmark code may rely on.
@@ -30,7 +31,8 @@ function(halftone_register_test name)
 endfunction()
 
 # GoogleTest sources, labelled with their folder; in CUDA builds those that run on every backend are tests of the GPU, too.
-# One with a line `// ctest: N parts` is N tests, each with a share of its cases and all of the time limit.
+# One with a line `// ctest: N parts` is N tests, each with a share of its cases and all of the time limit. One with a line
+# `// sanitizers: optimised` has loops of its own that take longer without than the compiler takes for them.
 function(halftone_add_gtests)
   halftone_for_cuda(${ARGN})
   foreach(source IN LISTS ARGN)
@@ -39,23 +41,19 @@ function(halftone_add_gtests)
     get_filename_component(folder "${folder}" NAME)
     add_executable(${name} "${source}")
     target_link_libraries(${name} PRIVATE ${halftone_cli_if_built} halftone_test_base GTest::gtest_main)
-    # Under sanitizers these spend their time in loops of their own: ten times of it without optimisation.
     set(speed cold)
-    if(HALFTONE_SANITIZE AND "${source}" MATCHES "/tests/(append|attention|misuse|plan)/")
+    file(STRINGS "${source}" optimised REGEX "^// sanitizers: optimised$")
+    if(HALFTONE_SANITIZE AND optimised)
       set(speed hot)
     else()
       target_link_libraries(${name} PRIVATE halftone_cold)
     endif()
-    # A third of the time that these take is such headers. Other builds do without: an include that is missing fails there.
-    if(HALFTONE_SANITIZE AND precompiled_${speed})
-      target_precompile_headers(${name} REUSE_FROM ${precompiled_${speed}})
-    elseif(HALFTONE_SANITIZE)
-      target_precompile_headers(${name} PRIVATE
-        <gtest/gtest.h> <fmt/format.h> <algorithm> <array> <cmath> <functional> <map> <optional> <span> <string> <variant> <vector>)
-      set(precompiled_${speed} ${name})
-    endif()
     if(HALFTONE_SANITIZE STREQUAL "address")  # coverage is for the fuzzers
       target_compile_options(${name} PRIVATE -fno-sanitize=fuzzer-no-link)
+    endif()
+    halftone_precompile(tests_${speed} tests ${name} "${source}")
+    if(HALFTONE_SANITIZE AND HALFTONE_LLD AND folder STREQUAL "cli")  # programs of 90 MiB, for which ld takes seconds
+      target_link_options(${name} PRIVATE -fuse-ld=lld)
     endif()
     if(folder STREQUAL "cli" AND TARGET halftone_command)
       set_property(SOURCE "${source}" APPEND PROPERTY

@@ -10,13 +10,21 @@ results="$build/integration-results"
 rm -rf "$results"
 mkdir -p "$results"
 export HALFTONE_PYTHON_LIBRARY="$build/lib/libhalftone_python.so" HALFTONE_COMMAND="$build/bin/halftone"
-status=0
+# Both at once: the tests of one keep a single core busy.
+pids=()
 for version in newest oldest; do
   path="$PWD/python"
   [[ $version == oldest ]] && path="$PWD/$venv/oldest:$path"
-  echo "integrations: the $version transformers"
   PYTHONPATH="$path" "$venv/bin/python" -m pytest -q -p no:cacheprovider --rootdir "$PWD" tests/integrations \
-    "--junitxml=$results/$version.xml" || status=1
+    "--junitxml=$results/$version.xml" >"$results/$version.log" 2>&1 &
+  pids+=($!)
+done
+status=0
+for version in newest oldest; do
+  wait "${pids[0]}" || status=1
+  pids=("${pids[@]:1}")
+  echo "integrations: the $version transformers"
+  cat "$results/$version.log"
 done
 python3 scripts/count_tests.py "$results" || status=1
 exit "$status"

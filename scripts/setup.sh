@@ -6,7 +6,7 @@
 #   wheel  what builds and checks the package's wheel (likewise)
 #   integrations  torch, transformers and pytest (a virtual environment of their own)
 #   bench  Google Benchmark
-#   clang  clang with its sanitizer and OpenMP run-times
+#   clang  clang with its sanitizer and OpenMP run-times and lld
 #   format clang-format and python3
 #   tidy   clang-tidy (into the virtual environment)
 # As root on Debian or Ubuntu it installs; otherwise it prints the command that is missing and fails.
@@ -23,7 +23,7 @@ for group in "$@"; do
     wheel)  requirements+=(test python wheel) ;;
     integrations) requirements+=(integrations integrations-oldest) ;;
     bench)  packages+=(libbenchmark-dev) ;;
-    clang)  packages+=(clang libclang-rt-dev libomp-dev) ;;
+    clang)  packages+=(clang libclang-rt-dev libomp-dev lld) ;;
     format) packages+=(clang-format python3) ;;
     tidy)   requirements+=(tidy) ;;
     *) echo "setup.sh: unknown group '$group'" >&2; exit 2 ;;
@@ -66,7 +66,7 @@ for name in $(printf '%s\n' "${requirements[@]}" | awk '!seen[$0]++'); do
   [[ -f "$stamp" && "$(<"$stamp")" == "$sum" ]] && continue
   [[ -x "$venv/bin/python" ]] || { echo "setup: creating $venv"; python3 -m venv "$venv"; }
   echo "setup: installing $file into $venv"
-  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes \
+  "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-compile --no-deps --require-hashes \
     --only-binary :all: "${into[@]}" -r "$file" || {
     echo "setup: pip cannot install $file (above is why). Its first lines name the machines that it is for. Without a" >&2
     echo "  package index, name a folder that holds its wheels: PIP_NO_INDEX=1 PIP_FIND_LINKS=FOLDER make ..." >&2

@@ -1,7 +1,6 @@
 #include "cli/bench/report.h"
 
 #include <fmt/format.h>
-#include <fmt/ostream.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -146,17 +145,17 @@ nlohmann::ordered_json bench_json(nlohmann::ordered_json head, const std::vector
 }
 
 void print_bench(Terminal& terminal, const std::string& engine, const std::vector<BenchRow>& rows) {
-  fmt::print(terminal.out, "{}", engine);
+  print(terminal.out, "{}", engine);
   std::vector<const Column*> varying;
   for (const Column& column : shape_columns()) {
     const std::string first = column.text(rows.front());
     if (std::ranges::all_of(rows, [&](const BenchRow& r) { return column.text(r) == first; })) {
-      fmt::print(terminal.out, ", {} {}", column.name, first);
+      print(terminal.out, ", {} {}", column.name, first);
     } else {
       varying.push_back(&column);
     }
   }
-  fmt::print(terminal.out, "\n\n");
+  print(terminal.out, "\n\n");
   const bool flops =
       std::ranges::any_of(rows, [](const BenchRow& r) { return r.setup.suite != Suite::kAppend; });
   const bool memory =

@@ -1,7 +1,6 @@
 #include "cli/commands/command.h"
 
 #include <fmt/format.h>
-#include <fmt/ostream.h>
 #include <fmt/ranges.h>
 #include <CLI/CLI.hpp>
 
@@ -45,7 +44,7 @@ class HelpFormatter : public CLI::Formatter {
 };
 
 int report(Terminal& terminal, std::string_view sentence, int code) {
-  fmt::print(terminal.err, "halftone: error: {}\n", sentence);
+  print(terminal.err, "halftone: error: {}\n", sentence);
   return code;
 }
 

@@ -1,6 +1,5 @@
 // `halftone doctor`: what this machine offers, which backend is used and why.
 #include <fmt/format.h>
-#include <fmt/ostream.h>
 #include <fmt/ranges.h>
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
@@ -47,9 +46,9 @@ nlohmann::ordered_json to_json(const CpuInfo& cpu, const GpuInfo& gpu, const Bac
   return json;
 }
 
-void print(Terminal& terminal, const CpuInfo& cpu, const GpuInfo& gpu, const BackendChoice& choice) {
+void print_machine(Terminal& terminal, const CpuInfo& cpu, const GpuInfo& gpu, const BackendChoice& choice) {
   const auto line = [&](std::string_view key, const std::string& value) {
-    fmt::print(terminal.out, "{}{}\n", terminal.dim(fmt::format("{:<14}", key)), value);
+    print(terminal.out, "{}{}\n", terminal.dim(fmt::format("{:<14}", key)), value);
   };
   const std::string commit = build_commit();
   line("halftone", fmt::format("{}{}, built with {}", HALFTONE_VERSION,
@@ -107,7 +106,7 @@ void add_doctor(CLI::App& app, Terminal& terminal) {
       terminal.out << to_json(cpu, gpu, choice).dump(2, ' ', false, nlohmann::json::error_handler_t::replace)
                    << '\n';
     } else {
-      print(terminal, cpu, gpu, choice);
+      print_machine(terminal, cpu, gpu, choice);
     }
   });
 }

@@ -1,6 +1,5 @@
 // `halftone eval`: options and the table on the terminal.
 #include <fmt/format.h>
-#include <fmt/ostream.h>
 #include <fmt/ranges.h>
 #include <omp.h>
 #include <CLI/CLI.hpp>
@@ -105,30 +104,28 @@ std::string arithmetic_text(const EvalReport& report) {
 
 void print_text(Terminal& terminal, const EvalReport& report, const CommandLine& line) {
   const CapturedLayer& shape = report.layers.front().shape;
-  fmt::print(terminal.out,
-             "{}: {} layer{}, {} tokens, {} queries, {} query heads over {} KV heads, head_dim {}\n\n",
-             printable(report.file), report.layers.size(), report.layers.size() == 1 ? "" : "s", shape.tokens,
-             shape.queries, shape.q_heads, shape.kv_heads, shape.head_dim);
+  print(terminal.out,
+        "{}: {} layer{}, {} tokens, {} queries, {} query heads over {} KV heads, head_dim {}\n\n",
+        printable(report.file), report.layers.size(), report.layers.size() == 1 ? "" : "s", shape.tokens,
+        shape.queries, shape.q_heads, shape.kv_heads, shape.head_dim);
   print_summary(terminal, report);
   if (line.per_layer) print_layers(terminal, report);
-  fmt::print(
-      terminal.out,
-      "\nBytes: K and V of one token and layer. Errors: against double precision on the captured values; "
-      "output\n"
-      "error is relative (Frobenius), the worst layer counts; rounding the output to bf16 alone costs {}.\n"
-      "Times: causal attention of all layers on this CPU, {}, fp32 output{}. * nothing is smaller and\n"
-      "more exact.\n\n",
-      percent(report.bf16_rounding), thread_count(omp_get_max_threads()), arithmetic_text(report));
+  print(terminal.out,
+        "\nBytes: K and V of one token and layer. Errors: against double precision on the captured values; "
+        "output\n"
+        "error is relative (Frobenius), the worst layer counts; rounding the output to bf16 alone costs {}.\n"
+        "Times: causal attention of all layers on this CPU, {}, fp32 output{}. * nothing is smaller and\n"
+        "more exact.\n\n",
+        percent(report.bf16_rounding), thread_count(omp_get_max_threads()), arithmetic_text(report));
   const bool broken = std::any_of(report.formats.begin(), report.formats.end(),
                                   [](const FormatResult& f) { return !std::isfinite(f.error_worst); });
-  if (broken) fmt::print(terminal.out, "inf: an output holds NaN or infinity.\n\n");
+  if (broken) print(terminal.out, "inf: an output holds NaN or infinity.\n\n");
   if (!report.skipped.empty()) {
-    fmt::print(terminal.out, "Left out, because they do not fit head_dim {}: {}.\n\n", shape.head_dim,
-               fmt::join(report.skipped, ", "));
+    print(terminal.out, "Left out, because they do not fit head_dim {}: {}.\n\n", shape.head_dim,
+          fmt::join(report.skipped, ", "));
   }
-  fmt::print(terminal.out, "{}\n", terminal.bold(report.conclusion.sentence));
-  if (!line.html.empty() && line.html != "-")
-    fmt::print(terminal.out, "Wrote {}.\n", printable(line.html, 4096));
+  print(terminal.out, "{}\n", terminal.bold(report.conclusion.sentence));
+  if (!line.html.empty() && line.html != "-") print(terminal.out, "Wrote {}.\n", printable(line.html, 4096));
 }
 
 void run_eval(CommandLine& line, Terminal& terminal) {
@@ -154,7 +151,7 @@ void run_eval(CommandLine& line, Terminal& terminal) {
   if (line.json == "-" || line.html == "-") return;
   print_text(terminal, report, line);
   if (has_recipe) {
-    fmt::print(terminal.out, "\n");
+    print(terminal.out, "\n");
     print_recipe(terminal, *extras.recipe);
   }
 }

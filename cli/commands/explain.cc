@@ -1,6 +1,5 @@
 // `halftone explain`: the plan for a problem, and the least time that it can take.
 #include <fmt/format.h>
-#include <fmt/ostream.h>
 #include <CLI/CLI.hpp>
 
 #include "cli/commands/command.h"
@@ -31,16 +30,16 @@ std::vector<std::int32_t> cumulative(const std::vector<std::int64_t>& lengths) {
 }
 
 void print_floor(Terminal& terminal, const Floor& floor, double bandwidth) {
-  fmt::print(
-      terminal.out, "\nFloor: {} of cache and {} of Q and O must move; {:.3g} GFLOP, {:.1f} FLOP per byte.\n",
-      human_bytes(static_cast<double>(floor.cache_bytes)), human_bytes(static_cast<double>(floor.io_bytes)),
-      floor.flops / 1e9, floor.flops / static_cast<double>(std::max<std::int64_t>(1, floor.bytes())));
+  print(terminal.out,
+        "\nFloor: {} of cache and {} of Q and O must move; {:.3g} GFLOP, {:.1f} FLOP per byte.\n",
+        human_bytes(static_cast<double>(floor.cache_bytes)), human_bytes(static_cast<double>(floor.io_bytes)),
+        floor.flops / 1e9, floor.flops / static_cast<double>(std::max<std::int64_t>(1, floor.bytes())));
   if (bandwidth > 0) {
-    fmt::print(terminal.out, "At {} GB/s that takes at least {}.\n", short_number(bandwidth),
-               human_time(static_cast<double>(floor.bytes()) / bandwidth / 1e3));
+    print(terminal.out, "At {} GB/s that takes at least {}.\n", short_number(bandwidth),
+          human_time(static_cast<double>(floor.bytes()) / bandwidth / 1e3));
   } else {
-    fmt::print(terminal.out,
-               "Give --bandwidth in GB/s to turn it into a time (`halftone bench` measures yours).\n");
+    print(terminal.out,
+          "Give --bandwidth in GB/s to turn it into a time (`halftone bench` measures yours).\n");
   }
 }
 
@@ -79,7 +78,7 @@ void run_explain(Options& options, Terminal& terminal) {
   }
   std::string text = planning::explain(plan, lengths);
   while (text.ends_with('\n')) text.pop_back();
-  fmt::print(terminal.out, "{}\n", text);
+  print(terminal.out, "{}\n", text);
   print_floor(terminal, floor_of(problem, q, kv), options.bandwidth);
 }
 

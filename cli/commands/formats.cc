@@ -1,6 +1,5 @@
 // `halftone formats`: every named format and what it costs.
 #include <fmt/format.h>
-#include <fmt/ostream.h>
 #include <CLI/CLI.hpp>
 
 #include "cli/commands/command.h"
@@ -64,11 +63,10 @@ void run(Terminal& terminal, const Options& options) {
     terminal.out << json.dump(2) << '\n';
     return;
   }
-  fmt::print(terminal.out,
-             "Bytes per token and layer: K and V, {} KV heads, head_dim {}, scales included.\n\n",
-             options.kv_heads, options.head_dim);
+  print(terminal.out, "Bytes per token and layer: K and V, {} KV heads, head_dim {}, scales included.\n\n",
+        options.kv_heads, options.head_dim);
   table.print(terminal);
-  fmt::print(
+  print(
       terminal.out,
       "\nK and V may differ (--formats int8-head:int4-g32); +rot stores K or V after a Hadamard rotation.\n"
       "+chan stores K less an offset and divided by a scale per channel, calibrated on a capture.\n"

@@ -1,7 +1,6 @@
 #include "cli/commands/kernel_matrix.h"
 
 #include <fmt/format.h>
-#include <fmt/ostream.h>
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
@@ -161,11 +160,10 @@ std::string chosen(const NamedBackend& b, const AttentionProblem& problem) {
 }
 
 void print_formats(Terminal& terminal, const NamedBackend& b) {
-  fmt::print(
-      terminal.out,
-      "\n{}, K and V in one format (Q in f16 over fp16, else bf16): most packed rows that share a read of "
-      "the cache, by head_dim.\n\n",
-      b.name);
+  print(terminal.out,
+        "\n{}, K and V in one format (Q in f16 over fp16, else bf16): most packed rows that share a read of "
+        "the cache, by head_dim.\n\n",
+        b.name);
   Table table;
   table.column("format", Table::Align::kLeft);
   for (const int dim : kHeadDims) table.column(fmt::format("{}", dim));
@@ -178,7 +176,7 @@ void print_formats(Terminal& terminal, const NamedBackend& b) {
     table.row(cells);
   }
   table.print(terminal);
-  fmt::print(terminal.out, "\n{}, K and V in different formats at head_dim {}:\n\n", b.name, kPairDim);
+  print(terminal.out, "\n{}, K and V in different formats at head_dim {}:\n\n", b.name, kPairDim);
   Table pairs;
   pairs.column("K", Table::Align::kLeft);
   pairs.column("V", Table::Align::kLeft);
@@ -244,8 +242,7 @@ void print_kernel_matrix(Terminal& terminal, const std::vector<NamedBackend>& ba
   for (const Case& c : cases()) row(c.name, [&](const NamedBackend& b) { return chosen(b, c.problem); });
   table.print(terminal);
 
-  fmt::print(terminal.out,
-             "\nKernels, by packed rows (queries of a request times query heads of a KV head):\n\n");
+  print(terminal.out, "\nKernels, by packed rows (queries of a request times query heads of a KV head):\n\n");
   Table kernels;
   for (const char* heading : {"kernel", "rows", "made for"}) kernels.column(heading, Table::Align::kLeft);
   for (const NamedBackend& b : backends) {
@@ -255,17 +252,15 @@ void print_kernel_matrix(Terminal& terminal, const std::vector<NamedBackend>& ba
     }
   }
   kernels.print(terminal);
-  fmt::print(
-      terminal.out,
-      "\nFormats, dims and types that lack the kernel of their rows meet the next larger one that they "
-      "have,\nelse their largest, as many rows at a time as it holds.\n");
+  print(terminal.out,
+        "\nFormats, dims and types that lack the kernel of their rows meet the next larger one that they "
+        "have,\nelse their largest, as many rows at a time as it holds.\n");
   for (const NamedBackend& b : backends) {
     if (b.built() && has_universal(*b.backend)) print_formats(terminal, b);
     if (!b.built()) {
-      fmt::print(
-          terminal.out,
-          "\nThis build has no {} backend: configure it with -DHALFTONE_CUDA=ON, as `make cuda` does.\n",
-          b.name);
+      print(terminal.out,
+            "\nThis build has no {} backend: configure it with -DHALFTONE_CUDA=ON, as `make cuda` does.\n",
+            b.name);
     }
   }
 }

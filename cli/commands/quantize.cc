@@ -1,6 +1,5 @@
 // `halftone quantize` and `halftone dequantize`: captures to packed caches and back.
 #include <fmt/format.h>
-#include <fmt/ostream.h>
 #include <CLI/CLI.hpp>
 
 #include "cli/commands/command.h"
@@ -83,10 +82,10 @@ void quantize(const QuantizeOptions& options, Terminal& terminal) {
     }
   }
   writer.commit();
-  fmt::print(terminal.out, "Wrote {}: {} layer{} as {}, K and V {} -> {} ({:.2f}x smaller).\n",
-             printable(options.out, 4096), layers.size(), layers.size() == 1 ? "" : "s",
-             choice_name(choice.k, choice.rotate_k, choice.v, choice.rotate_v, choice.channels),
-             human_bytes(bytes_in), human_bytes(bytes_out), bytes_in / bytes_out);
+  print(terminal.out, "Wrote {}: {} layer{} as {}, K and V {} -> {} ({:.2f}x smaller).\n",
+        printable(options.out, 4096), layers.size(), layers.size() == 1 ? "" : "s",
+        choice_name(choice.k, choice.rotate_k, choice.v, choice.rotate_v, choice.channels),
+        human_bytes(bytes_in), human_bytes(bytes_out), bytes_in / bytes_out);
 }
 
 struct DequantizeOptions {
@@ -130,8 +129,8 @@ void dequantize_file(const DequantizeOptions& options, Terminal& terminal) {
     }
   }
   writer.commit();
-  fmt::print(terminal.out, "Wrote {}: k and v of {} layer{} as {}.\n", printable(options.out, 4096),
-             layers.size(), layers.size() == 1 ? "" : "s", dtype_name(dtype));
+  print(terminal.out, "Wrote {}: k and v of {} layer{} as {}.\n", printable(options.out, 4096), layers.size(),
+        layers.size() == 1 ? "" : "s", dtype_name(dtype));
 }
 
 }  // namespace

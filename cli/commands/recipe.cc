@@ -1,6 +1,5 @@
 // `halftone recipe`: formats for each layer, within a budget of bytes or of error.
 #include <fmt/format.h>
-#include <fmt/ostream.h>
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
@@ -172,7 +171,7 @@ void run_recipe(CommandLine& line, Terminal& terminal) {
   if (line.output == "-" || line.html == "-") return;
   print_recipe(terminal, *extras.recipe);
   for (const std::string& path : {line.output, line.html}) {
-    if (!path.empty()) fmt::print(terminal.out, "Wrote {}.\n", printable(path, 4096));
+    if (!path.empty()) print(terminal.out, "Wrote {}.\n", printable(path, 4096));
   }
 }
 

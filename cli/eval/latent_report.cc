@@ -1,6 +1,5 @@
 // What `halftone eval --latent` prints and writes.
 #include <fmt/format.h>
-#include <fmt/ostream.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -65,10 +64,9 @@ nlohmann::ordered_json to_json(const LatentReport& report) {
 
 void print_latents(Terminal& terminal, const LatentReport& report) {
   const CapturedLayer& shape = report.layers.front().shape;
-  fmt::print(
-      terminal.out, "{}: {} tokens, {} queries, {} query heads\n\n",
-      report.file.empty() ? fmt::format("generated latents, seed {}", kLatentSeed) : printable(report.file),
-      shape.tokens, shape.queries, shape.q_heads);
+  print(terminal.out, "{}: {} tokens, {} queries, {} query heads\n\n",
+        report.file.empty() ? fmt::format("generated latents, seed {}", kLatentSeed) : printable(report.file),
+        shape.tokens, shape.queries, shape.q_heads);
   Table table;
   table.column(report.file.empty() ? "data" : "layer", Table::Align::kLeft);
   table.column("dims", Table::Align::kLeft);
@@ -90,22 +88,21 @@ void print_latents(Terminal& terminal, const LatentReport& report) {
     }
   }
   table.print(terminal);
-  fmt::print(
-      terminal.out,
-      "\nDims: of the latent and, in bf16, rotary ones; V is the latent, of 512 or 256 dims in all the "
-      "whole.\n"
-      "Errors: against double precision on the values as given; output error is relative (Frobenius), "
-      "rounding\n"
-      "the output to bf16 alone costs {}. Ordinary channels: the same without outliers, dims of K whose\n"
-      "largest magnitude is more than {:g} times that of the median one; a layer has up to {}.\n",
-      percent(rounding), kOutlierRatio, outliers);
+  print(terminal.out,
+        "\nDims: of the latent and, in bf16, rotary ones; V is the latent, of 512 or 256 dims in all the "
+        "whole.\n"
+        "Errors: against double precision on the values as given; output error is relative (Frobenius), "
+        "rounding\n"
+        "the output to bf16 alone costs {}. Ordinary channels: the same without outliers, dims of K whose\n"
+        "largest magnitude is more than {:g} times that of the median one; a layer has up to {}.\n",
+        percent(rounding), kOutlierRatio, outliers);
   if (report.file.empty()) {
-    fmt::print(terminal.out,
-               "Data: q and k are N(0, 1); outliers: one dim of k in 32, at random, is offset by +-10 to 40, "
-               "with twice\nthe deviation.\n");
+    print(terminal.out,
+          "Data: q and k are N(0, 1); outliers: one dim of k in 32, at random, is offset by +-10 to 40, "
+          "with twice\nthe deviation.\n");
   }
   if (!report.skipped.empty())
-    fmt::print(terminal.out, "Left out, because they do not fit: {}.\n", fmt::join(report.skipped, ", "));
+    print(terminal.out, "Left out, because they do not fit: {}.\n", fmt::join(report.skipped, ", "));
 }
 
 }  // namespace halftone::cli

@@ -1,7 +1,6 @@
 #include "cli/recipe/check.h"
 
 #include <fmt/format.h>
-#include <fmt/ostream.h>
 #include <nlohmann/json.hpp>
 
 #include <cmath>
@@ -72,7 +71,7 @@ void print_recipe(Terminal& terminal, const RecipeReport& report) {
                fmt::format("{:.0f}", r.bytes_per_token), percent(r.output.relative)});
   }
   table.print(terminal);
-  fmt::print(terminal.out, "\n{}\n", terminal.bold(report.sentence));
+  print(terminal.out, "\n{}\n", terminal.bold(report.sentence));
 }
 
 nlohmann::ordered_json to_json(const RecipeReport& report) {

@@ -1,6 +1,6 @@
 #include "cli/terminal/terminal.h"
 
-#include <fmt/ostream.h>
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -32,6 +32,10 @@ std::string Terminal::styled(std::string_view text, const char* code) const {
   return colour ? fmt::format("\x1b[{}m{}\x1b[0m", code, text) : std::string(text);
 }
 
+void print_formatted(std::ostream& out, fmt::string_view format, fmt::format_args values) {
+  out << fmt::vformat(format, values);
+}
+
 Progress::Progress(Terminal& terminal, std::int64_t steps) : terminal_(terminal), steps_(steps) {}
 
 Progress::~Progress() {
@@ -49,9 +53,9 @@ void Progress::step(std::string_view what) {
   const double elapsed = std::chrono::duration<double>(now - start_).count();
   std::string rest;
   if (done_ > 0 && elapsed > 1) rest = fmt::format(", {:.0f} s left", elapsed / share * (1 - share));
-  fmt::print(terminal_.err, "\r\x1b[K[{}{}] {}/{} {}{}", std::string(static_cast<std::size_t>(filled), '#'),
-             std::string(static_cast<std::size_t>(kWidth - filled), '.'), done_, steps_, printable(what, 40),
-             rest);
+  print(terminal_.err, "\r\x1b[K[{}{}] {}/{} {}{}", std::string(static_cast<std::size_t>(filled), '#'),
+        std::string(static_cast<std::size_t>(kWidth - filled), '.'), done_, steps_, printable(what, 40),
+        rest);
   terminal_.err << std::flush;
 }
 

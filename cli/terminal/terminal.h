@@ -1,6 +1,8 @@
 // Where a command prints, and how: streams, colour, progress.
 #pragma once
 
+#include <fmt/core.h>
+
 #include <chrono>
 #include <cstdint>
 #include <iosfwd>
@@ -36,6 +38,14 @@ struct Terminal {
  private:
   std::string styled(std::string_view text, const char* code) const;
 };
+
+void print_formatted(std::ostream& out, fmt::string_view format, fmt::format_args values);
+
+/// Writes what fmt::format() returns. fmt::print() to a stream would compile all of that in each source.
+template <class... Values>
+void print(std::ostream& out, fmt::format_string<Values...> format, Values&&... values) {
+  print_formatted(out, format, fmt::make_format_args(values...));
+}
 
 /// A bar on stderr for long work; writes nothing when stderr is no terminal. Erases itself at the end.
 class Progress {

@@ -1,4 +1,6 @@
 // What append stores: round trips, equivalences that must hold bit for bit, RoPE, and the far ends of memory.
+//
+// sanitizers: optimised
 #include <gtest/gtest.h>
 #include <omp.h>
 #include <sys/mman.h>

@@ -1,5 +1,7 @@
 // Latent caches: what append stores and dequantize reads back, which bytes belong to whom, and every user
 // error.
+//
+// sanitizers: optimised
 #include <gtest/gtest.h>
 #include <omp.h>
 

@@ -2,6 +2,7 @@
 // problems.
 //
 // ctest: 3 parts
+// sanitizers: optimised
 #include "halftone/attention.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,7 @@
 // The queue's properties: every key of every unit exactly once, the order of the items, cuts and slots in
 // bounds, and what is left to do at the end short.
+//
+// sanitizers: optimised
 #include "plan/queue.h"
 
 #include <functional>

@@ -1,5 +1,7 @@
 // The scheduler's properties: every key exactly once, equal shares, partial slots in bounds and merged in KV
 // order.
+//
+// sanitizers: optimised
 #include "tests/plan/schedule_play.h"
 
 #include <chrono>

@@ -1,0 +1,3 @@
+// Likewise, for the tests.
+#include <gtest/gtest.h>
+#include "others.hxx"
