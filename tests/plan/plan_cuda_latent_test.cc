@@ -111,7 +111,7 @@ TEST(CudaLatentPlan, FewRowsOverPagesOf16BitsHaveTheKernelForMore) {
   EXPECT_EQ(configs(16, 2, invariant), (Names{"sm90-latent-16", "sm90-latent-128"}));
 }
 
-/// Up to eight units of fewer rows: their kernel takes the rows of those for more, since it begins sooner.
+/// Few units of fewer rows: their kernel takes the rows of those for more, since it begins sooner.
 TEST(CudaLatentPlan, SmallLatentProblemsHaveTheKernelForFewerRows) {
   if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
   using Names = std::vector<std::string>;
@@ -134,31 +134,34 @@ TEST(CudaLatentPlan, SmallLatentProblemsHaveTheKernelForFewerRows) {
     const Names& names;
   };
   for (const char* format : {"fp8-g128-f32", "int8-g64", "int4-g64", "fp8-g64-e8m0"}) {
-    for (const auto& [heads, batch, keys, names] : {Row{32, 4, 2048, l16},
-                                                    {32, 5, 2048, l32},
-                                                    {64, 2, 2048, l16},
-                                                    {64, 3, 2048, l32},
-                                                    {64, 4, 2048, l32},
-                                                    {64, 5, 2048, l64},
-                                                    {64, 4, 8192, l32},
-                                                    {64, 4, 8193, l64},
+    for (const auto& [heads, batch, keys, names] : {Row{32, 8, 2048, l16},
+                                                    {32, 9, 2048, l32},
+                                                    {64, 4, 2048, l16},
+                                                    {64, 5, 2048, l32},
+                                                    {64, 6, 2048, l32},
+                                                    {64, 7, 2048, l64},
+                                                    {64, 2, 8192, l16},
+                                                    {64, 2, 8193, l64},
                                                     {64, 4, 1023, l64},
                                                     {128, 1, 8192, l16},
-                                                    {128, 2, 2048, l32},
-                                                    {128, 3, 2048, l128}}) {
+                                                    {128, 2, 2048, l16},
+                                                    {128, 3, 2048, l32},
+                                                    {128, 4, 2048, l128}}) {
       const std::string of =
           std::string(format) + ", " + std::to_string(heads) + " heads, " + std::to_string(batch) + " x ";
       EXPECT_EQ(configs(format, heads, batch, keys, listed), names) << of << keys;
       EXPECT_EQ(configs(format, heads, batch, keys, dense), names) << of << keys;
     }
   }
-  EXPECT_EQ(configs("fp8-g128-f32", 64, 2, 2048, [](auto& p) { p.max_q_len = 2; }), l32);
-  EXPECT_EQ(configs("fp8-g128-f32", 64, 2, 2048, [](auto& p) { p.max_q_len = 3; }), l64);
+  EXPECT_EQ(configs("fp8-g128-f32", 64, 2, 2048, [](auto& p) { p.max_q_len = 2; }), l16);
+  EXPECT_EQ(configs("fp8-g128-f32", 64, 2, 2048, [](auto& p) { p.max_q_len = 3; }), l32);
+  EXPECT_EQ(configs("fp8-g128-f32", 64, 2, 2048, [](auto& p) { p.max_q_len = 4; }), l64);
   EXPECT_EQ(configs("fp8-g128-f32", 64, 1, 2048, [](auto& p) { p.policy = SplitPolicy::kBatchInvariant; }),
             l64);
   EXPECT_EQ(configs("bf16", 64, 2, 2048, listed), l16);
   EXPECT_EQ(configs("bf16", 64, 3, 2048, listed), l64);
   EXPECT_EQ(configs("bf16", 64, 2, 2048, dense), l16);
+  EXPECT_EQ(configs("bf16", 64, 2, 8192, dense), l64);
   EXPECT_EQ(configs("bf16", 64, 3, 2048, dense), l64);
   EXPECT_EQ(configs("bf16", 32, 4, 2048, dense), l16);
   EXPECT_EQ(configs("bf16", 32, 5, 2048, dense), l64);

@@ -51,13 +51,13 @@ bool goes_to_bf16_rows(const AttentionProblem& problem) {
 }
 
 /// Packed rows of the largest kernel that a problem goes to. One of fewer rows, which then takes them that
-/// many at a time, begins sooner, and is done sooner as long as it has up to eight units of 1,024 keys and
-/// more, but not of so many that products count; with fewer keys either takes about as long. Of bf16 the
-/// kernels for many heads begin sooner than `sm90-latent-32` where tensor copies or several warps bring Q.
-/// Figures: docs/kernels/latent-wide.md, Formats. In batch-invariant problems requests have the same kernel
-/// under every bound.
+/// many at a time, begins sooner, and is done sooner as long as it has few units of 1,024 keys and more, but
+/// not of so many that products count; with fewer keys either takes about as long. Of bf16 the kernels for
+/// many heads begin sooner than `sm90-latent-32` where tensor copies or several warps bring Q. Figures:
+/// docs/kernels/latent-wide.md, Formats. In batch-invariant problems requests have the same kernel under
+/// every bound.
 int largest_rows(const AttentionProblem& problem) {
-  constexpr std::int64_t kUnits = 8, kFewestKeys = 1024, kMostKeys = 65536;  // keys: of a unit, of all units
+  constexpr std::int64_t kFewestKeys = 1024;  // of a unit
   constexpr int kAny = INT_MAX;
   const bool bf16 = std::get<KvCacheSpec>(problem.kv).k_format.dtype == DType::kBFloat16;
   const bool listed = problem.is_listed();
@@ -66,11 +66,16 @@ int largest_rows(const AttentionProblem& problem) {
   if (problem.policy == SplitPolicy::kBatchInvariant || keys < kFewestKeys) return kAny;
   if (!listed && problem.max_q_len > 1) return kAny;  // drafts: requests of fewer queries would be a pass
   const std::int64_t requests = std::int64_t{problem.batch} * problem.max_q_len;
-  if (requests > kUnits) return kAny;
-  for (const int rows : {16, 32}) {
-    if (rows == 32 && bf16 && (listed || has_query_boxes(group))) continue;
-    const std::int64_t units = requests * ((group + rows - 1) / rows);
-    if (units <= kUnits && units * keys <= kMostKeys) return rows;
+  struct Limit {
+    int rows;
+    std::int64_t units, keys;  // keys: of all units
+  };
+  const Limit limits[] = {bf16 ? Limit{16, 8, 32768} : Limit{16, 16, 65536},
+                          bf16 ? Limit{32, 8, 65536} : Limit{32, 12, 32768}};
+  for (const Limit& most : limits) {
+    if (most.rows == 32 && bf16 && (listed || has_query_boxes(group))) continue;
+    const std::int64_t each = (group + most.rows - 1) / most.rows;  // units of a request
+    if (requests <= most.units / each && requests * each * keys <= most.keys) return most.rows;
   }
   return kAny;
 }

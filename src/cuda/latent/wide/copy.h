@@ -89,21 +89,6 @@ struct RoundCursor {
                      ? entries + entry
                      : reinterpret_cast<const std::int32_t*>(params.schedule.header));
   }
-  /// That of the worker's first step, before the queue is there. Whatever it is worth is found out then: here
-  /// it is only read within the caller's lists and tables.
-  __device__ TokenId load_first_id(int worker) const {
-    const WalkLimits limits = WalkLimits::of(params);
-    const DeviceItem& first = params.list.items[std::int64_t{worker} * kListedItems];
-    const int at = first.work.kv_begin + kRoundTokens * rank + lane, entry = at >> limits.entry_log2;
-    const bool has = params.list.counts[worker] > 0 && at < first.work.kv_end && entry < limits.entries;
-    const ListedParams& lists = params.listed;
-    const std::int32_t* from = reinterpret_cast<const std::int32_t*>(params.schedule.header);
-    if (has && !listed()) from = table_row(params.cache, first.work.request) + entry;
-    if (has && listed() && first.first_query < params.q_tokens) {
-      from = lists.list.indices + std::int64_t{first.first_query} * lists.list.stride + entry;
-    }
-    return __ldg(from);
-  }
   /// The slot of the lane's token; -1: it is skipped. By all lanes.
   __device__ int resolve(TokenId id) const {
     const WalkLimits limits = WalkLimits::of(params);
@@ -126,10 +111,10 @@ struct Copier {
   Shared& s;
   int rank, warp, lane;
 
-  /// `id`: of load_first_id().
-  __device__ void run(TokenId id) {
+  __device__ void run() {
     RoundCursor<C> cursor(params, s, rank, warp, lane);
     if (!cursor.next()) return;
+    TokenId id = cursor.load_id();
     StepPlace at;
     std::uint32_t parity = 0;  // of the round
 #pragma unroll 1

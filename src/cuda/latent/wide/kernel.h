@@ -42,12 +42,6 @@ __device__ inline void wide_worker(const LatentWideParams& params, Shared& s) {
   const int worker = static_cast<int>(blockIdx.x) / C.blocks, rank = C.blocks == 1 ? 0 : cluster_rank();
   wait_for_previous_kernel();
   let_next_kernel_start();
-  TokenId ahead = 0;
-  if constexpr (!kSingle<C>) {
-    if (role == 0 && warp < kCopiers) {
-      ahead = RoundCursor<C>(p, s, rank, warp, lane).load_first_id(worker);
-    }
-  }
   if (thread_index() < 32) s.queue.start(Queue::fetch(p.list, worker, lane), bounds_of(p), lane);
   if (role == 1 && lane == 0) init_barriers<C>(s, warp);
   if constexpr (C.blocks == 2) {
@@ -61,7 +55,7 @@ __device__ inline void wide_worker(const LatentWideParams& params, Shared& s) {
     if constexpr (kSingle<C>) {
       load_single<C>(p, s, warp, lane);
     } else if (warp < kCopiers) {
-      Copier<C>{p, s, rank, warp, lane}.run(ahead);
+      Copier<C>{p, s, rank, warp, lane}.run();
     } else {
       Passer<C>{s, rank, warp - kCopiers, lane}.run();
     }
