@@ -164,11 +164,11 @@ TEST(Plan, ExplainsAScheduleForGivenLengths) {
   SequenceLengths view;
   view.kv_lengths = TensorView::contiguous(lengths.data(), DType::kInt32, {3});
   const std::string text = planning::explain(plan(p), view);
-  // 10 + 1 + 2 tiles of 64 keys over 4 workers: 4, 3, 3 and 3. A column is 10 keys; a cut within it falls to
+  // 10 + 1 + 2 tiles of 64 keys over 4 workers: 3, 3, 3 and 4. A column is 10 keys; a cut within it falls to
   // the earlier worker.
   for (const std::string& part :
-       {std::string("3 units, 13 KV tiles over 4 of 4 workers"), std::string("768 keys, 3 partial results"),
-        "|" + std::string(26, '0') + std::string(19, '1') + std::string(19, '2') + "\n",
+       {std::string("3 units, 13 KV tiles over 4 of 4 workers"), std::string("768 keys, 4 partial results"),
+        "|" + std::string(20, '0') + std::string(19, '1') + std::string(19, '2') + std::string(6, '3') + "\n",
         std::string("(no keys: zeros)"), "|" + std::string(13, '3') + "\n"}) {
     EXPECT_NE(text.find(part), std::string::npos) << part << " is not in\n" << text;
   }
