@@ -54,8 +54,8 @@ bool goes_to_bf16_rows(const AttentionProblem& problem) {
 /// many at a time, begins sooner, and is done sooner as long as it has few units of 1,024 keys and more, but
 /// not of so many that products count; with fewer keys either takes about as long. Of bf16 the kernels for
 /// many heads begin sooner than `sm90-latent-32` where tensor copies or several warps bring Q. Figures:
-/// docs/kernels/latent-wide.md, Formats. In batch-invariant problems requests have the same kernel under
-/// every bound.
+/// docs/kernels/latent-wide-measured.md, Formats. In batch-invariant problems requests have the same kernel
+/// under every bound.
 int largest_rows(const AttentionProblem& problem) {
   constexpr std::int64_t kFewestKeys = 1024;  // of a unit
   constexpr int kAny = INT_MAX;

@@ -15,8 +15,8 @@ struct LatentWideConfig {
 
 constexpr int rows_of(const LatentWideConfig& c) { return 64 * c.blocks; }
 
-/// Beside a row: us of 256 queries with lists of 2,048 keys on an H200 (docs/kernels/latent-wide.md,
-/// Measured).
+/// Beside a row: us of 256 queries with lists of 2,048 keys on an H200
+/// (docs/kernels/latent-wide-measured.md).
 inline constexpr std::array kLatentWideTable{
     LatentWideConfig{LatentCodes::kFp8, DType::kBFloat16, 1},       // 192; H100: 203
     LatentWideConfig{LatentCodes::kFp8, DType::kBFloat16, 2},       // 324; H100: 331
