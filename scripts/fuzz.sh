@@ -30,7 +30,10 @@ run() {
 
 # As many at once as there are cores; each has one thread.
 jobs="${JOBS:-$(nproc)}"
+((jobs > 0)) || jobs=1
 fuzzers=()
+pids=()
+trap 'kill "${pids[@]}" 2>/dev/null; exit 130' INT TERM  # which jobs in the background ignore
 for fuzzer in "$build"/fuzzers/*_fuzz; do
   if [[ -x "$fuzzer" ]]; then fuzzers+=("$fuzzer"); fi
 done

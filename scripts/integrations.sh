@@ -12,6 +12,7 @@ mkdir -p "$results"
 export HALFTONE_PYTHON_LIBRARY="$build/lib/libhalftone_python.so" HALFTONE_COMMAND="$build/bin/halftone"
 # Both at once: the tests of one keep a single core busy.
 pids=()
+trap 'kill "${pids[@]}" 2>/dev/null; exit 130' INT TERM  # which jobs in the background ignore
 for version in newest oldest; do
   path="$PWD/python"
   [[ $version == oldest ]] && path="$PWD/$venv/oldest:$path"

@@ -23,9 +23,9 @@ struct BatchTotals {
 };
 
 /// Workers that share the line: all, or fewer where units of equal length then are cut into equally many
-/// parts, so that no worker has parts of two, or stay whole. One in 16 less, or with even_parts more, if what
-/// the idle ones could do takes no longer than what cutting costs each worker, a unit more and the merging of
-/// two.
+/// parts, so that no worker has parts of two, or stay whole. Of few units up to one worker in 16 stays idle
+/// for that; with even_parts more do, and of many units any, if what they could do takes no longer than what
+/// cutting costs each worker, a unit more and the merging of two.
 HT_HOST_DEVICE constexpr std::int64_t workers_for(const ScheduleParams& p, const BatchTotals& batch) {
   const std::int64_t workers = p.workers;
   const bool counts = batch.alike && p.unit_cost > 0;

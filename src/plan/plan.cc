@@ -223,11 +223,11 @@ void describe_longest(PlanInfo& info) {
 
 void check_resources(const Plan::Impl& plan, const ScheduleParams& s) {
   constexpr std::int64_t kMaxBytes = std::int64_t{1} << 46;
-  if (saturating_product(max_positions(s), s.workers) >= INT64_MAX / 2) {
+  if (saturating_product(max_positions(s), s.workers) >= std::int64_t{1} << 62) {
     throw Error(ErrorCode::kResourceExhausted,
-                fmt::format("batch {} with max_q_len {} and max_kv_len {} allows {} steps of work, but times "
-                            "the {} workers they must be fewer than 2^62: use smaller bounds.",
-                            s.batch, s.max_q_len, s.max_kv_len, max_positions(s), s.workers));
+                fmt::format("batch {} with max_q_len {} and max_kv_len {} allows so many steps of work that, "
+                            "times the {} workers, they do not stay below 2^62: use smaller bounds.",
+                            s.batch, s.max_q_len, s.max_kv_len, s.workers));
   }
   if (s.queue_tokens > 0 && max_units(s) > INT32_MAX) {
     throw Error(

@@ -183,7 +183,7 @@ TEST(Schedule, EqualUnitsBeginWhereSharesDo) {
   constexpr std::int32_t kStep = 64;
   std::int32_t cut = 0;
   for (std::int32_t units = 1; units <= 132; ++units) {
-    for (const std::int32_t steps : {1, 3, 32, 45, 129}) {
+    for (const std::int32_t steps : {1, 3, 32, 46, 45, 128, 129}) {
       ScheduleParams params = make_params(1, 8, 16, 6, 132, false);
       params.unit_cost = 4;
       params.even_parts = steps % 2 == 0;

@@ -9,7 +9,7 @@
 namespace halftone::cuda {
 
 /// A load warp: eight tokens of each block. A lane is one token of four blocks, a round: where it is is asked
-/// for before the records of the round before are copied.
+/// for as soon as the records of the round before's first block are.
 template <LatentFewConfig C>
 struct RecordLoader {
   using Traits = LatentFewTraits<C>;

@@ -79,7 +79,7 @@ struct LatentFewTraits {
     std::uint64_t weighed[kSlots];                      // slots: scores -> output
     std::uint64_t stated[2], taken[2];                  // items: scores -> output, output -> scores
     alignas(4) std::uint8_t live[kStages][kLoadWarps];  // bit t of byte w: token 8 w + t of the block counts
-    std::uint32_t slices;  // of a cut unit that this CTA merges: parts that left theirs, and bit 31
+    std::uint32_t slices;              // of a cut unit that this CTA merges: bits of the parts whose they are
     volatile int reading[kLoadWarps];  // the item that a load warp is at
     ItemQueue queue;
   };

@@ -1,7 +1,7 @@
 // The end of an item of the kernels that hold O in two warpgroups, 256 dims of all rows each: O and the LSE
 // go to the caller's tensors or, of a part of a cut unit, to its slot. With splits at absolute positions the
-// last part to arrive merges all; else the parts share the rows (SharedMerge), and none has to wait for
-// another.
+// last part to arrive merges all; else the parts share them, in pieces (SharedMerge), and none has to wait
+// for another.
 #pragma once
 
 #include "cuda/attention/finish.h"
@@ -119,7 +119,7 @@ struct OutputEnd {
           y[1] = fmaf(y[1], own, x.y * w);
           pin(y);  // few at a time: registers are dear
         }
-        if (Traits::kNatural) __syncwarp();
+        if (Traits::kNatural) __syncwarp();  // likewise
       }
     }
     output_barrier();  // all have read the slot's states

@@ -9,7 +9,7 @@
 
 namespace halftone::cuda::wide {
 
-struct PartState {
+struct alignas(8) PartState {
   float lse;             // base 2; kMinus: no key
   std::uint32_t powers;  // 16 bits of each half
 

@@ -1,6 +1,6 @@
 // The queries of a thread block: 64 packed rows, as f16 in the columns' order in shared memory and, the last
-// column and the rope part, as A fragments. A warp of the score warpgroup brings the rows that are its own in
-// the products.
+// column and the rope part, as A fragments. A warp of the score warpgroup arranges the rows that are its own
+// in the products, and brings what tensor copies do not.
 #pragma once
 
 #include "cuda/attention/rows.h"
@@ -45,7 +45,7 @@ struct Queries {
   __device__ bool staged(int i) const { return column_of(own_eight() + 32 * i) != kLastColumn; }
 
   /// Begins to bring the rows of an item; none of the old ones is needed any more. Rows that it lacks become
-  /// zeros or repeat its last one.
+  /// zeros, repeat its last one or are those of others.
   __device__ void request(const DeviceItem& item) {
     const int rows = own_rows(item.work, rank);
     if (params.q_boxes) copy_boxes(item);  // also of a block without rows: the barrier counts items
@@ -181,7 +181,9 @@ struct Queries {
     // A block without rows may have brought none: what lies there is no query.
     if (own_rows(item.work, rank) > 0) {
       const bool fits = arrange_rows(item);
-      if (kNarrows && !fits) scale_rows(item);
+      if constexpr (kNarrows) {
+        if (!fits) scale_rows(item);
+      }
     }
     fence_async_shared();
   }
@@ -190,6 +192,7 @@ struct Queries {
   /// What was copied becomes f16 in the order of column_of(): of each two columns, 8 rows at a time. False: a
   /// row needs a power of two.
   __device__ bool arrange_rows(const DeviceItem& item) {
+    if (!kNarrows && !params.q_boxes) return true;
     const int rows = own_rows(item.work, rank) - warp() * 16;
     const int piece = lane() % 8;  // of a row, 16 bytes, as they lie
     std::uint32_t at = shared_address(s.q[0] + warp() * 16 * 128) + lane() * 16;
