@@ -222,13 +222,19 @@ struct Inside {
   std::int64_t begin;
 };
 
-/// Over a cache, and over K and V as tensors of each type.
+/// Over a cache, over K and V as tensors of each type, and over latent caches with many heads.
 std::vector<AttentionCase> strided_cases() {
   std::vector<AttentionCase> rows(2, table_case("int8-head", DType::kFloat16));
   rows[0].head_dim = 80;
   for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
     rows.push_back(full_plain());
     rows.back().plain = rows.back().q_dtype = rows.back().out_dtype = dtype;
+  }
+  for (const char* format : {"fp8-g128-f32", "bf16"}) {
+    rows.push_back(latent_case({}, format));
+    rows.back().q_heads = 64;
+    rows.back().requests = {{1, 100}, {3, 70}};
+    rows.back().mask.causal = true;
   }
   return rows;
 }
