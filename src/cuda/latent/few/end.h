@@ -144,25 +144,30 @@ struct ItemEnd {
 
   /// Merges the pieces of the owners in `owners` (bits), a warp one at a time, and writes them.
   __device__ void merge(std::uint32_t owners, int count_of_owners) const {
-    constexpr int kPieces = Traits::kDim / RowPiece::kDims, kWarps = Traits::kOutputWarps;
+    constexpr int kPieces = Traits::kDim / RowPiece::kDims;
     const int pieces = rows() * kPieces;
+    int piece = 0, end = 0;
 #pragma unroll 1
-    for (; owners != 0; owners &= owners - 1) {
-      const int owner = __ffs(owners) - 1, end = pieces * (owner + 1) / count_of_owners;
-#pragma unroll 1
-      for (int piece = pieces * owner / count_of_owners + (static_cast<int>(warp) + owner) % kWarps;
-           piece < end; piece += kWarps) {
-        const int row = piece / kPieces, first = piece % kPieces * RowPiece::kDims;
-        Parts parts = slots.parts(item.first_slot, 1, item.parts, row);
-        parts.values += first;
-        RowPiece r;
-        if (p.schedule.params.absolute) {
-          r.fold(parts, lane);
-        } else {
-          r.weigh(parts, lane);
-        }
-        write_piece(s.places[side][row], r, first);
+    while (true) {
+      if (piece >= end) {
+        if (owners == 0) return;
+        const int owner = __ffs(owners) - 1;
+        owners &= owners - 1;
+        piece = pieces * owner / count_of_owners + static_cast<int>(warp);
+        end = pieces * (owner + 1) / count_of_owners;
+        continue;
       }
+      const int row = piece / kPieces, first = piece % kPieces * RowPiece::kDims;
+      Parts parts = slots.parts(item.first_slot, 1, item.parts, row);
+      parts.values += first;
+      RowPiece r;
+      if (p.schedule.params.absolute) {
+        r.fold(parts, lane);
+      } else {
+        r.weigh(parts, lane);
+      }
+      write_piece(s.places[side][row], r, first);
+      piece += Traits::kOutputWarps;
     }
   }
 
