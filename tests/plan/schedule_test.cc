@@ -171,6 +171,7 @@ TEST(Schedule, FewEqualUnitsAreCutAlike) {
   }
   // 5 units would leave 3 of 8 workers idle: all 8 share them, unless cutting them costs more than that.
   ScheduleParams params = make_params(1, 8, 16, 6, 8, false);
+  EXPECT_EQ(Built(params, std::vector<Request>(5, {1, 8192}))->header->active, 8);
   params.unit_cost = 16;
   EXPECT_EQ(Built(params, std::vector<Request>(5, {1, 2048}))->header->active, 8);
   params.even_parts = true;

@@ -27,6 +27,7 @@ namespace {
 constexpr int kFewRows = static_cast<int>(kLatentFewTable.size());
 constexpr int kBf16First = kFewRows + static_cast<int>(kLatentWideTable.size());
 
+bool is_few(const planning::Pass& pass) { return pass.variant < kFewRows; }
 bool is_bf16(const planning::Pass& pass) { return pass.variant >= kBf16First; }
 
 constexpr int kBlockRows = rows_of(kLatentBf16Table.front());  // packed rows of a thread block
@@ -178,10 +179,10 @@ void refuse_latent(const AttentionProblem& problem) {
 
 CompiledKernel latent_kernel(const Plan::Impl&, const planning::Pass& pass, const AttentionArgs& args) {
   check_out(args);
-  if (pass.variant >= kFewRows) require_tensor_maps();
-  const CompiledKernel kernel = is_bf16(pass)              ? latent_bf16_kernel(pass.variant - kBf16First)
-                                : pass.variant >= kFewRows ? latent_wide_kernel(pass.variant - kFewRows)
-                                                           : latent_few_kernel(pass.variant);
+  if (!is_few(pass)) require_tensor_maps();
+  const CompiledKernel kernel = is_few(pass)    ? latent_few_kernel(pass.variant)
+                                : is_bf16(pass) ? latent_bf16_kernel(pass.variant - kBf16First)
+                                                : latent_wide_kernel(pass.variant - kFewRows);
   require_built(kernel, "latent", pass.variant);
   return kernel;
 }
@@ -191,14 +192,14 @@ void run_latent(const CompiledKernel& kernel, const Plan::Impl& plan, const Atte
   const planning::Pass& pass = plan.passes()[index];
   AttentionParams params = attention_params(plan, args, workspace, index);
   if (late) params.cache_settled = false;
-  if (is_bf16(pass)) {
+  if (is_few(pass)) {
+    launch(kernel, &params, plan, pass, stream);
+  } else if (is_bf16(pass)) {
     const LatentBf16Params own = bf16_params(params, plan, pass.variant - kBf16First, args);
     launch(kernel, &own, plan, pass, stream);
-  } else if (pass.variant >= kFewRows) {
+  } else {
     const LatentWideParams own = wide_params(params, args);
     launch(kernel, &own, plan, pass, stream);
-  } else {
-    launch(kernel, &params, plan, pass, stream);
   }
 }
 

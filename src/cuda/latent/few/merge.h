@@ -93,8 +93,8 @@ struct RowPiece : Row<64, 16> {
 };
 
 /// The parts of a cut unit share its rows, in pieces, and each merges some: who comes too early and has other
-/// work leaves its pieces to the last one to arrive. Nobody must wait for that to be correct,
-/// so it does not matter which CTAs run at the same time.
+/// work leaves its pieces to the last one to arrive. Nobody must wait for that to be correct, so it does not
+/// matter which CTAs run at the same time.
 ///
 /// A unit's first counter has the number of parts that are there in its low half and, in its high half, a bit
 /// for each that left its pieces. The second one counts who is done: the last one clears both.

@@ -18,7 +18,7 @@ struct alignas(8) PartState {
 static_assert(sizeof(PartState) == sizeof(float2));
 
 /// In the slots of the workspace, which have room for fp32. Values lie in pieces of 32 dims of 8 rows, 16
-/// bytes a lane, as the lanes of a warp hold them: neither who stores nor who merges asks another lane.
+/// bytes a lane, as the lanes of a warp hold them: neither who stores nor who merges trades them.
 struct PartSlots {
   static constexpr int kLanePieces = kLatentDims / 32;  // of 8 rows
   Slots<kLatentDims> slots;
