@@ -1,5 +1,5 @@
 // The end of a warpgroup's rows: O and the LSE to the caller's tensors, or, of a part of a cut unit, to its
-// slot; the last part to arrive merges all.
+// slot; the last parts to arrive merge them.
 #pragma once
 
 #include "cuda/attention/output.h"
@@ -207,12 +207,9 @@ struct RowsEnd {
     }
   }
 
-  /// Stores the rows in the item's slot (the states of warpgroups that share rows are the same); the last
-  /// warpgroup to arrive with these rows of the unit merges all parts, in the order of their keys, and writes
-  /// them.
+  /// Stores the rows in the item's slot; the states of warpgroups that share rows are the same.
   __device__ void store_part() const {
-    const AttentionParams& p = c.p;
-    const Slots<C.value_dim> slots{p};
+    const Slots<C.value_dim> slots{c.p};
     const int rows = item.work.row_end - item.work.row_begin, t = c.lane() % 4;
     const float scale = value_scale();
 #pragma unroll
@@ -229,22 +226,43 @@ struct RowsEnd {
                                                 c.softmax.sum[r]};
       }
     }
-    team_barrier(c.group());
-    bool last = false;
-    if (c.warp() == 0 && c.lane() == 0) {
-      last = arrives_last(p.arrivals + std::int64_t{item.first_slot} * kArrivalCounters + c.rows_index(),
-                          item.arrivals * C.shares);
-    }
-    if (!team_any(c.group(), last)) return;
-    __threadfence();
-    using State = Row<C.value_dim, 32>;
+  }
+  /// Rows of parts, in the order of their keys.
+  __device__ void merge_rows(const Merge& merge) const {
+    // Several rows and parts are read together: what limits is how long L2 takes to answer.
+    constexpr int kRowLanes = C.value_dim == 64 || C.value_dim == 128 ? 16 : 32;
+    using State = Row<C.value_dim, kRowLanes>;
+    constexpr int kAtOnce = kRowLanes == 16 || C.warpgroups == 2 ? 4 : 2;
+    const Slots<C.value_dim> slots{c.p};
+    const int first = 64 * c.rows_index(), rows = item.work.row_end - item.work.row_begin - first;
 #pragma unroll 1
-    for (int i = c.warp(); i < 64; i += 4) {
-      const int row = 64 * c.rows_index() + i;
-      if (row >= rows) break;
+    for (int i = c.warp() * State::kGroup; i < min(rows, 64); i += 4 * State::kGroup) {
+      const int own = i + c.lane() / kRowLanes, row = first + min(own, rows - 1);
       State state;
-      state.template add<2>(slots.parts(item.first_slot, 1, item.parts, row), c.lane());
-      write_row<C.value_dim, true>(p, place(row), state, c.lane(), true);
+      state.template add<kAtOnce>(slots.parts(merge.first, merge.step, merge.count, row), c.lane());
+      if (merge.target < 0) {
+        write_row<C.value_dim, true>(c.p, place(row), state, c.lane(), own < rows);
+      } else {
+        slots.store(state, merge.target, row, c.lane(), own < rows);
+      }
+    }
+  }
+  /// The last warpgroup to arrive with these rows of a group of parts merges them, the last one of the unit's
+  /// groups those, and writes the rows.
+  __device__ void merge_parts() const {
+    Merge merge{-1, 0, 0, 0, 0, item.work.partial};
+#pragma unroll 1
+    while (merge.target >= 0) {
+      merge = next_merge(item, merge, false);
+      team_barrier(c.group());
+      bool last = false;
+      if (c.warp() == 0 && c.lane() == 0) {
+        last = arrives_last(
+            c.p.arrivals + std::int64_t{merge.counter} * kArrivalCounters + c.rows_index(), merge.arrivals);
+      }
+      if (!team_any(c.group(), last)) return;
+      __threadfence();
+      merge_rows(merge);
     }
   }
 
@@ -257,6 +275,8 @@ struct RowsEnd {
       write();
     } else {
       store_part();
+      if constexpr (C.shares > 1) shared_rows_barrier(c);
+      if (c.share() == 0) merge_parts();
     }
   }
 };

@@ -266,10 +266,11 @@ bool decode_is_faster(const AttentionProblem& problem, int unit) {
   const std::int64_t units = blocks(rows, most);
   const double each = std::max(0.122, 0.00085 * static_cast<double>(rows) / static_cast<double>(units));
   constexpr std::int64_t kWorkers = 132, kStep = 128;
-  const std::int64_t parts =  // of a unit, which the last one to arrive merges
+  const std::int64_t parts =  // of a unit
       std::clamp<std::int64_t>(kWorkers / std::max<std::int64_t>(heads * units, 1), 1, blocks(keys, kStep));
+  const int merging = parts == 1 ? 0 : parts <= 8 ? 4 : 10;  // more are merged in groups of 8 first
   const bool staged = keys_of(problem) != PrefillKeys::kGiven;
-  const double prefill = 28 + 2 * static_cast<double>(parts) + (staged ? 20 : 0) +
+  const double prefill = 28 + merging + (staged ? 20 : 0) +
                          scale * (each * static_cast<double>(units) + (staged ? 0.33 : 0));
   return decode < prefill;
 }
