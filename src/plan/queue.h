@@ -9,7 +9,7 @@
 //
 // Where the units of a request are nearly alike, or all are few, that would leave workers idle at the end:
 // the last units are cut into equally many parts, at multiples of the step from the unit's first key. Every
-// part stores its state in a slot of its own; the last part to arrive merges them, in the order of their
+// part stores its state in a slot of its own; the last parts to arrive merge them, in the order of their
 // keys. What a queue computes depends on lengths and workers only, not on who takes what. With `absolute` no
 // unit is cut, so that a request's bits do not depend on the others.
 #pragma once

@@ -155,7 +155,33 @@ planning::ScheduleHeader queue_header(const Plan& plan, const PlacedRun& placed)
   return header;
 }
 
-/// Few units: they are cut, and merged as if they were whole, with the same bits every time.
+/// Whether prefill cuts the units of a case; if so they are merged as if they were whole, with the same bits
+/// every time. `parts`: of each, 0: any number.
+bool cut_units_agree(const AttentionCase& row, std::int32_t parts = 0) {
+  SCOPED_TRACE(row.name);
+  const Problem p = make_problem(row);
+  if (!has_prefill(p)) return false;
+  const Plan plan = plan_on_device(p);
+  const DeviceRun device(p, plan);
+  device.schedule();
+  device.run();
+  const Outputs first = device.outputs();
+  EXPECT_EQ(judge_device(p, first), "");
+  const planning::ScheduleHeader header = queue_header(plan, device);
+  const bool narrow = row.mask.window_left >= 0 || row.workers > 0;  // too little for many parts
+  EXPECT_TRUE(header.cut_units > 0 || narrow) << header.units << " units";
+  if (parts > 0) EXPECT_EQ(header.cut_parts, parts);
+  for (int repeat = 0; repeat < 5; ++repeat) {
+    device.clear();
+    if (repeat == 3) device.schedule();
+    device.run();
+    const Outputs again = device.outputs();
+    EXPECT_TRUE(same_bytes(first.out, again.out));
+    EXPECT_TRUE(same_bytes(first.lse, again.lse) || !row.lse);
+  }
+  return true;
+}
+
 TEST_F(DevicePrefill, CutUnits) {
   const std::vector<std::vector<Request>> batches = {
       {{100, 2500}}, {{65, 3001}, {0, 0}, {20, 0}}, {{200, 1500}, {130, 900}}, {{200, 500}, {100, 3000}}};
@@ -171,28 +197,21 @@ TEST_F(DevicePrefill, CutUnits) {
         own.q_heads = own.kv_heads = batch.size() == 2 ? 2 : 1;
         option.set(own);
         own.name += std::string(", ") + option.name + ", " + std::to_string(batch[0].kv_len) + " keys";
-        SCOPED_TRACE(own.name);
-        const Problem p = make_problem(own);
-        if (!has_prefill(p)) continue;
-        ++served_;
-        const Plan plan = plan_on_device(p);
-        const DeviceRun device(p, plan);
-        device.schedule();
-        device.run();
-        const Outputs first = device.outputs();
-        EXPECT_EQ(judge_device(p, first), "");
-        const planning::ScheduleHeader header = queue_header(plan, device);
-        const bool narrow = own.mask.window_left >= 0 || own.workers > 0;  // too little for many parts
-        EXPECT_TRUE(header.cut_units > 0 || narrow) << header.units << " units";
-        for (int repeat = 0; repeat < 5; ++repeat) {
-          device.clear();
-          if (repeat == 3) device.schedule();
-          device.run();
-          const Outputs again = device.outputs();
-          EXPECT_TRUE(same_bytes(first.out, again.out));
-          EXPECT_TRUE(same_bytes(first.lse, again.lse) || !own.lse);
-        }
+        served_ += cut_units_agree(own) ? 1 : 0;
       }
+    }
+  }
+}
+
+/// Parts are merged in groups of 8: a group and a part alone, two and one, four and some.
+TEST_F(DevicePrefill, ManyParts) {
+  for (const std::int32_t parts : {8, 9, 17, 35}) {
+    for (AttentionCase row : prefill_cases({{100, parts * 128 - 70}})) {
+      row.q_heads = row.kv_heads = 1;
+      row.mask = {};
+      row.rotate_v = !row.plain.has_value() && row.v_head_dim == 0 && row.head_dim < 512;
+      row.name += ", " + std::to_string(parts) + " parts";
+      served_ += cut_units_agree(row, parts) ? 1 : 0;
     }
   }
 }

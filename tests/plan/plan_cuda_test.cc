@@ -139,10 +139,12 @@ TEST(CudaPlan, ChunksOverManyKeysHaveTheKernelThatReadsThemSooner) {
   if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
   if (configs_of(cuda_problem()).back() == "sm90-universal") GTEST_SKIP() << "a build of other head_dims";
   const std::string prefill = "sm90-prefill-192";
-  // 16 bits: few units are cut into many parts, whose merging takes longer than reading keys twice.
+  // 16 bits: few units are cut into many parts, whose merging takes longer than reading few keys twice.
   EXPECT_EQ(kernel_of("bf16", 64, 1, 8192), "sm90-decode-32");
-  EXPECT_EQ(kernel_of("bf16", 96, 1, 32768), "sm90-decode-48");
+  EXPECT_EQ(kernel_of("bf16", 128, 1, 8192), "sm90-decode-48");
   EXPECT_EQ(kernel_of("bf16", 192, 1, 8192), "sm90-decode-48");
+  EXPECT_EQ(kernel_of("bf16", 48, 1, 32768), "sm90-decode-48");
+  EXPECT_EQ(kernel_of("bf16", 128, 1, 32768), prefill);
   EXPECT_EQ(kernel_of("bf16", 192, 1, 32768), prefill);
   EXPECT_EQ(kernel_of("bf16", 64, 8, 8192), prefill);
   EXPECT_EQ(kernel_of("bf16", 64, 1, 131072), prefill);

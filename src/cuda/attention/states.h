@@ -188,10 +188,7 @@ __device__ inline std::uint32_t last_arrivals(const AttentionParams& p, int slot
   return mask;
 }
 
-/// Many parts are merged in groups of this size first, so that the work spreads over CTAs.
-inline constexpr int kMergeGroup = 8;
-
-/// Which parts a finish warp merges next, and where they go.
+/// Which parts are merged next, and where they go.
 struct Merge {
   int first;     // slot of the first part; -1: the teams' states of the item
   int step;      // between slots

@@ -227,9 +227,10 @@ struct RowsEnd {
       }
     }
   }
-  /// Rows of parts, in the order of their keys.
+  /// Merges the rows of parts, in the order of their keys.
   __device__ void merge_rows(const Merge& merge) const {
-    // Several rows and parts are read together: what limits is how long L2 takes to answer.
+    // What limits is how long L2 takes to answer, so as many rows and parts are read together as registers
+    // hold.
     constexpr int kRowLanes = C.value_dim == 64 || C.value_dim == 128 ? 16 : 32;
     using State = Row<C.value_dim, kRowLanes>;
     constexpr int kAtOnce = kRowLanes == 16 || C.warpgroups == 2 ? 4 : 2;
@@ -257,8 +258,8 @@ struct RowsEnd {
       team_barrier(c.group());
       bool last = false;
       if (c.warp() == 0 && c.lane() == 0) {
-        last = arrives_last(
-            c.p.arrivals + std::int64_t{merge.counter} * kArrivalCounters + c.rows_index(), merge.arrivals);
+        last = arrives_last(c.p.arrivals + std::int64_t{merge.counter} * kArrivalCounters + c.rows_index(),
+                            merge.arrivals);
       }
       if (!team_any(c.group(), last)) return;
       __threadfence();

@@ -257,8 +257,9 @@ bool decode_is_faster(const AttentionProblem& problem, int unit) {
     keys = std::clamp<std::int64_t>(std::int64_t{problem.mask.window_left} + problem.max_q_len, 1, keys);
   }
   const auto blocks = [](std::int64_t count, std::int64_t size) { return (count + size - 1) / size; };
-  // Nanoseconds of a key of a head at head_dim 128, and microseconds of what all keys share, on an H200: both
-  // kinds read keys once per block of rows; prefill is bound by its products where a block has many rows.
+  // Nanoseconds of a key of a head at head_dim 128 on an H200, and microseconds of what all keys share, of
+  // prefill on an H100: both kinds read keys once per block of rows; prefill is bound by its products where a
+  // block has many rows.
   const bool wide = dtype_bits(spec.k_format.dtype) == 16;
   const double scale = static_cast<double>(heads * keys) * problem.head_dim() / 128.0 * 1e-3;
   const double decode = 14 + scale * (wide ? 0.134 : 0.11) * static_cast<double>(blocks(rows, unit));
@@ -268,10 +269,11 @@ bool decode_is_faster(const AttentionProblem& problem, int unit) {
   constexpr std::int64_t kWorkers = 132, kStep = 128;
   const std::int64_t parts =  // of a unit
       std::clamp<std::int64_t>(kWorkers / std::max<std::int64_t>(heads * units, 1), 1, blocks(keys, kStep));
-  const int merging = parts == 1 ? 0 : parts <= 8 ? 4 : 10;  // more are merged in groups of 8 first
+  const double merging = parts == 1 ? 0 : parts <= kMergeGroup ? 5 : 12;
+  const double ends = 20 + 0.09 * static_cast<double>(rows) / static_cast<double>(units);
   const bool staged = keys_of(problem) != PrefillKeys::kGiven;
-  const double prefill = 28 + merging + (staged ? 20 : 0) +
-                         scale * (each * static_cast<double>(units) + (staged ? 0.33 : 0));
+  const double prefill =
+      ends + merging + (staged ? 20 : 0) + scale * (each * static_cast<double>(units) + (staged ? 0.33 : 0));
   return decode < prefill;
 }
 
