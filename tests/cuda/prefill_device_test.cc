@@ -155,18 +155,24 @@ planning::ScheduleHeader queue_header(const Plan& plan, const PlacedRun& placed)
   return header;
 }
 
-/// Whether prefill cuts the units of a case; if so they are merged as if they were whole, with the same bits
-/// every time. `parts`: of each, 0: any number.
+/// What a first run gives, which the oracle agrees with.
+Outputs first_outputs(const Problem& p, const DeviceRun& device) {
+  device.schedule();
+  device.run();
+  Outputs outputs = device.outputs();
+  EXPECT_EQ(judge_device(p, outputs), "");
+  return outputs;
+}
+
+/// Few units: they are cut, and merged as if they were whole, with the same bits every time. Whether prefill
+/// serves the case. `parts`: of a unit, 0: any number.
 bool cut_units_agree(const AttentionCase& row, std::int32_t parts = 0) {
   SCOPED_TRACE(row.name);
   const Problem p = make_problem(row);
   if (!has_prefill(p)) return false;
   const Plan plan = plan_on_device(p);
   const DeviceRun device(p, plan);
-  device.schedule();
-  device.run();
-  const Outputs first = device.outputs();
-  EXPECT_EQ(judge_device(p, first), "");
+  const Outputs first = first_outputs(p, device);
   const planning::ScheduleHeader header = queue_header(plan, device);
   const bool narrow = row.mask.window_left >= 0 || row.workers > 0;  // too little for many parts
   EXPECT_TRUE(header.cut_units > 0 || narrow) << header.units << " units";
@@ -227,10 +233,7 @@ TEST_F(DevicePrefill, BatchInvariantUnitsStayWhole) {
     ++served_;
     const Plan plan = plan_on_device(p);
     const DeviceRun device(p, plan);
-    device.schedule();
-    device.run();
-    const Outputs outputs = device.outputs();
-    EXPECT_EQ(judge_device(p, outputs), "");
+    const Outputs outputs = first_outputs(p, device);
     EXPECT_EQ(queue_header(plan, device).partials, 0);
     AttentionCase few = row;
     few.workers = 2;

@@ -144,6 +144,7 @@ TEST(CudaPlan, ChunksOverManyKeysHaveTheKernelThatReadsThemSooner) {
   EXPECT_EQ(kernel_of("bf16", 128, 1, 8192), "sm90-decode-48");
   EXPECT_EQ(kernel_of("bf16", 192, 1, 8192), "sm90-decode-48");
   EXPECT_EQ(kernel_of("bf16", 48, 1, 32768), "sm90-decode-48");
+  EXPECT_EQ(kernel_of("bf16", 96, 1, 32768), prefill);
   EXPECT_EQ(kernel_of("bf16", 128, 1, 32768), prefill);
   EXPECT_EQ(kernel_of("bf16", 192, 1, 32768), prefill);
   EXPECT_EQ(kernel_of("bf16", 64, 8, 8192), prefill);

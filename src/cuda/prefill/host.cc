@@ -265,12 +265,13 @@ bool decode_is_faster(const AttentionProblem& problem, int unit) {
   const double decode = 14 + scale * (wide ? 0.134 : 0.11) * static_cast<double>(blocks(rows, unit));
   const std::int64_t most = problem.head_dim() > 256 ? 64 : problem.head_dim() > 128 ? 128 : 192;
   const std::int64_t units = blocks(rows, most);
-  const double each = std::max(0.122, 0.00085 * static_cast<double>(rows) / static_cast<double>(units));
+  const double unit_rows = static_cast<double>(rows) / static_cast<double>(units);
+  const double each = std::max(0.122, 0.00085 * unit_rows);
   constexpr std::int64_t kWorkers = 132, kStep = 128;
   const std::int64_t parts =  // of a unit
       std::clamp<std::int64_t>(kWorkers / std::max<std::int64_t>(heads * units, 1), 1, blocks(keys, kStep));
   const double merging = parts == 1 ? 0 : parts <= kMergeGroup ? 5 : 12;
-  const double ends = 20 + 0.09 * static_cast<double>(rows) / static_cast<double>(units);
+  const double ends = 20 + 0.09 * unit_rows;
   const bool staged = keys_of(problem) != PrefillKeys::kGiven;
   const double prefill =
       ends + merging + (staged ? 20 : 0) + scale * (each * static_cast<double>(units) + (staged ? 0.33 : 0));
