@@ -12,6 +12,14 @@ set(halftone_cli_if_built $<TARGET_NAME_IF_EXISTS:halftone_cli>)
 target_compile_definitions(halftone_test_base INTERFACE
   HALFTONE_SOURCE_DIR="${PROJECT_SOURCE_DIR}" HALFTONE_VERSION="${PROJECT_VERSION}")
 
+if(HALFTONE_SANITIZE STREQUAL "address" AND CMAKE_SYSTEM_PROCESSOR STREQUAL "x86_64")
+  add_library(halftone_asan_ranges OBJECT tests/asan_ranges.cc)
+  target_compile_options(halftone_asan_ranges PRIVATE -O2 -fno-sanitize=all)
+  target_link_libraries(halftone_asan_ranges PRIVATE halftone_compile)
+  target_sources(halftone_test_base INTERFACE $<TARGET_OBJECTS:halftone_asan_ranges>)
+  target_link_options(halftone_test_base INTERFACE LINKER:--wrap=__asan_loadN,--wrap=__asan_storeN)
+endif()
+
 set(halftone_test_environment
   "GTEST_OUTPUT=xml:${PROJECT_BINARY_DIR}/test-results/" "OMP_WAIT_POLICY=passive")
 if(HALFTONE_SANITIZE STREQUAL "thread")

@@ -17,6 +17,7 @@
 #include "cuda/device/call.h"
 #include "cuda/latent/host.h"
 #include "cuda/merge/host.h"
+#include "cuda/prefill/estimate.h"
 #include "cuda/prefill/host.h"
 #include "cuda/schedule/host.h"
 #include "halftone/error.h"
@@ -101,8 +102,11 @@ bool leaves_to_decode(const AttentionProblem& problem) {
   const bool staged = prefill_staged_key(problem).bytes > 0;
   // Where bounds decide nothing, prefill would serve single queries, too: a cache is not staged for a token.
   if (problem.policy == SplitPolicy::kBatchInvariant) return staged && group > unit;
-  if (staged && group * problem.max_q_len <= kUnstagedRows) return true;
-  return unit > 0 && problem.max_kv_len >= kComparedKeys && decode_is_faster(problem, unit);
+  const bool few = group * problem.max_q_len <= kUnstagedRows;
+  if (staged && few) return true;
+  const bool packed = keys_of(problem) == PrefillKeys::kPacked;
+  const bool compared = problem.max_kv_len >= kComparedKeys || (packed && few);
+  return unit > 0 && compared && decode_is_faster(problem, unit);
 }
 
 int variant(const AttentionProblem& problem, const planning::Kernel& kernel) {

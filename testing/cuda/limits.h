@@ -27,10 +27,13 @@ inline double largest_norm(const Tensor& rows, int dim) {
   return std::sqrt(largest);
 }
 
-/// Kernels of decode to which codes of 4 bits are values rounded to f16, as staged ones are.
+inline bool is_prefill(const PlanInfo& plan) { return plan.config.starts_with("sm90-prefill"); }
+
+/// Kernels to which codes of 4 bits are values rounded to f16, as staged ones are.
 inline bool rounds_values(const Problem& p, const PlanInfo& plan) {
   const auto* const spec = std::get_if<KvCacheSpec>(&p.problem.kv);
-  return plan.config == "sm90-decode-64" && spec != nullptr && spec->k_format.dtype == DType::kInt4;
+  return (plan.config == "sm90-decode-64" || is_prefill(plan)) && spec != nullptr &&
+         spec->k_format.dtype == DType::kInt4;
 }
 
 /// Staged K, like values of 4 bits, is rounded to f16: of each product in a logit up to 2^-11 of it, which
@@ -79,7 +82,8 @@ inline double out_slack(const Problem& p, const PlanInfo& plan) {
     const double steps = scales == DType::kFloat8E8M0 ? 1 : scales == DType::kFloat32 ? 3 : 2;
     return largest * (bf16 ? 0x1p-8 : rounds_codes(plan) ? 0x1p-9 : steps * 0x1p-11);
   }
-  const bool bf16 = plan.config.starts_with("sm90-prefill") && p.problem.q_dtype == DType::kBFloat16;
+  const bool codes = spec != nullptr && dtype_bits(spec->v_format.dtype) < 16;  // read in their pages, as f16
+  const bool bf16 = is_prefill(plan) && p.problem.q_dtype == DType::kBFloat16 && !codes;
   return std::ldexp(largest, bf16 ? -9 : -12) +
          (rounds_values(p, plan) ? largest * (0x1p-12 + logit_slack(p, plan)) : 0);
 }

@@ -10,6 +10,23 @@
 
 namespace halftone::testing {
 
+/// The rows of the requests `chosen` of `x`, of which request i has [first[i], first[i + 1]).
+inline Tensor rows_of(const Tensor& x, const std::vector<std::int64_t>& first,
+                      const std::vector<std::size_t>& chosen) {
+  std::vector<std::int64_t> shape = x.shape();
+  shape[0] = 0;
+  for (const std::size_t i : chosen) shape[0] += first[i + 1] - first[i];
+  Tensor rows(x.dtype(), shape);
+  const std::int64_t row = shape[1] * shape[2] * dtype_bits(x.dtype()) / 8;
+  auto to = rows.bytes().begin();
+  for (const std::size_t i : chosen) {
+    const auto from = x.bytes().subspan(static_cast<std::size_t>(first[i] * row),
+                                        static_cast<std::size_t>((first[i + 1] - first[i]) * row));
+    to = std::copy(from.begin(), from.end(), to);
+  }
+  return rows;
+}
+
 /// The requests `chosen` of `p`, in that order, over copies of the same tensors.
 inline Problem select(const Problem& p, const std::vector<std::size_t>& chosen, bool own_bounds) {
   AttentionCase row = p.row;
@@ -26,24 +43,14 @@ inline Problem select(const Problem& p, const std::vector<std::size_t>& chosen, 
     first_kv.push_back(first_kv.back() + r.kv_len);
   }
   std::vector<std::int32_t> cu_q = {0}, cu_kv = {0}, table, lengths;
-  std::vector<float> q, k, v;
-  const auto copy_rows = [](const Tensor& x, std::int64_t begin, std::int64_t end, std::vector<float>& to) {
-    const std::int64_t row_size = x.shape()[1] * x.shape()[2];
-    for (std::int64_t e = begin * row_size; e < end * row_size; ++e) to.push_back(x.get(e));
-  };
   if (own_bounds) s.problem.max_q_len = s.problem.max_kv_len = 1;
   for (const std::size_t i : chosen) {
     const Request& r = p.row.requests[i];
     cu_q.push_back(cu_q.back() + r.q_len);
     cu_kv.push_back(cu_kv.back() + r.kv_len);
-    copy_rows(p.q, first_q[i], first_q[i + 1], q);
     if (own_bounds) {
       s.problem.max_q_len = std::max(s.problem.max_q_len, r.q_len);
       s.problem.max_kv_len = std::max(s.problem.max_kv_len, r.kv_len);
-    }
-    if (p.k.present()) {
-      copy_rows(p.k, first_kv[i], first_kv[i + 1], k);
-      copy_rows(p.v, first_kv[i], first_kv[i + 1], v);
     }
     if (p.row.plain) continue;
     const auto columns = static_cast<std::size_t>(p.cache->block_table.shape()[1]);
@@ -53,7 +60,7 @@ inline Problem select(const Problem& p, const std::vector<std::size_t>& chosen, 
   }
   const auto batch = static_cast<std::int64_t>(chosen.size());
   s.cu_q = Tensor::of({batch + 1}, cu_q);
-  s.q = Tensor::of(p.row.q_dtype, {cu_q.back(), row.q_heads, row.head_dim}, q);
+  s.q = rows_of(p.q, first_q, chosen);
   s.alibi_slopes = p.alibi_slopes.clone();
   s.sinks = p.sinks.clone();
   if (!p.row.plain) {
@@ -64,8 +71,8 @@ inline Problem select(const Problem& p, const std::vector<std::size_t>& chosen, 
     s.cu_kv = Tensor::of({batch + 1}, cu_kv);
   }
   if (p.k.present()) {
-    s.k = Tensor::of(p.k.dtype(), {cu_kv.back(), row.kv_heads, row.head_dim}, k);
-    s.v = Tensor::of(p.v.dtype(), {cu_kv.back(), row.kv_heads, p.problem.v_dim()}, v);
+    s.k = rows_of(p.k, first_kv, chosen);
+    s.v = rows_of(p.v, first_kv, chosen);
   }
   return s;
 }

@@ -88,10 +88,10 @@ inline std::unique_ptr<Cache> refilled(const Problem& p, std::initializer_list<s
     n = 0;
   }
   const std::span<std::uint8_t> bytes = cache->pages.bytes();
-  if (pattern.size() == 1) {
-    cache->pages.fill_bytes(*pattern.begin());
-  } else {
-    for (std::size_t i = 0; i < bytes.size(); ++i) bytes[i] = pattern.begin()[i % pattern.size()];
+  std::copy_n(pattern.begin(), std::min(pattern.size(), bytes.size()), bytes.begin());
+  for (std::size_t n = pattern.size(); n < bytes.size(); n *= 2) {
+    const std::span<std::uint8_t> behind = bytes.subspan(n);
+    std::copy_n(bytes.begin(), std::min(n, behind.size()), behind.begin());
   }
   cache->append(counts, p.k, p.v);
   return cache;

@@ -80,7 +80,13 @@ TEST(CudaPlan, TakesTheUniversalKernelWhereNoOtherServes) {
             "sm90-universal");
   EXPECT_EQ(config([](auto& p) { spec_of(p).v_head_dim = 64; }), "sm90-universal");
   EXPECT_EQ(config([](auto& p) { p.q_dtype = DType::kFloat32; }), "sm90-universal");
-  EXPECT_EQ(config([](auto& p) { p.out_dtype = DType::kFloat32; }), "sm90-universal");
+  EXPECT_EQ(config([](auto& p) {
+              spec_of(p).k_format = parse_format("int8-token-head-f32");
+              p.out_dtype = DType::kFloat32;
+            }),
+            "sm90-universal");
+  // Decode writes no O in f32, but prefill does, which reads these codes in their pages.
+  EXPECT_EQ(config([](auto& p) { p.out_dtype = DType::kFloat32; }), "sm90-prefill-128");
 
   AttentionProblem p = cuda_problem();
   spec_of(p).v_format = parse_format("bf16");
@@ -111,10 +117,11 @@ TEST(CudaPlan, ShortRequestsHaveAPassOfTheirOwn) {
   EXPECT_EQ(configs(12, kReproducible), Names{"sm90-decode-64"});
   EXPECT_EQ(configs(16, kReproducible), Names{"sm90-decode-64"});
   EXPECT_EQ(configs(17, kReproducible), both);
-  // Up to 160 packed rows: beyond, keys and values are dequantised for prefill's kernel.
+  // Up to 160 packed rows: beyond, prefill's kernel reads the codes, or what they are dequantised to.
   EXPECT_EQ(configs(40, kReproducible), both);
   const Names staged = {"sm90-decode-8", "sm90-prefill-192"};
-  EXPECT_EQ(configs(41, kReproducible), staged);
+  EXPECT_EQ(configs(41, kReproducible), (Names{"sm90-decode-8", "sm90-prefill-128"}));
+  EXPECT_EQ(configs(2000, kReproducible), staged);
   EXPECT_EQ(configs(2, kBatchInvariant), Names{"sm90-decode-8"});
   for (const int max_q_len : {3, 13, 40, 41, 1000}) {
     EXPECT_EQ(configs(max_q_len, kBatchInvariant), staged) << "the bound decides nothing";
@@ -150,16 +157,25 @@ TEST(CudaPlan, ChunksOverManyKeysHaveTheKernelThatReadsThemSooner) {
   EXPECT_EQ(kernel_of("bf16", 64, 8, 8192), prefill);
   EXPECT_EQ(kernel_of("bf16", 64, 1, 131072), prefill);
   EXPECT_EQ(kernel_of("bf16", 64, 8, 131072), prefill);
-  // Codes: staging them takes as long as decode takes for a few hundred rows.
+  // Codes: decode reads them once for 64 rows, prefill for 128, and staging them takes as long as prefill
+  // takes for about a thousand.
+  const std::string packed = "sm90-prefill-128";
   for (const char* format : {"int8-head", "fp8", "int4-g32"}) {
     for (const int batch : {1, 8}) {
       for (const int keys : {8192, 131072}) {
-        EXPECT_NE(kernel_of(format, 192, batch, keys), prefill) << format << " " << batch << " " << keys;
-        EXPECT_EQ(kernel_of(format, 2048, batch, keys), prefill) << format << " " << batch << " " << keys;
+        SCOPED_TRACE(std::string(format) + " " + std::to_string(batch) + " x " + std::to_string(keys));
+        EXPECT_EQ(kernel_of(format, 64, batch, keys), "sm90-decode-64");
+        if (batch * keys > 8192) {
+          EXPECT_EQ(kernel_of(format, 512, batch, keys), packed);
+        }
+        EXPECT_EQ(kernel_of(format, 8192, batch, keys), prefill);
+        EXPECT_EQ(kernel_of(format, 512, batch, keys, SplitPolicy::kBatchInvariant), prefill);
       }
     }
+    EXPECT_EQ(kernel_of(format, 128, 1, 8192), "sm90-decode-64");
+    EXPECT_EQ(kernel_of(format, 128, 8, 131072), packed);
+    EXPECT_EQ(kernel_of(format, 256, 8, 131072), packed);
   }
-  EXPECT_EQ(kernel_of("int8-head", 256, 8, 131072), "sm90-decode-64");
   // Of units of which there are as many, the smallest.
   EXPECT_EQ(kernel_of("int4-g32", 32, 1, 8192), "sm90-decode-32");
   EXPECT_EQ(kernel_of("int4-g32", 96, 1, 8192), "sm90-decode-64");

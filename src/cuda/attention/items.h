@@ -1,7 +1,7 @@
 // Work items as the kernels take them: with the lengths that they need and who merges a cut unit.
 #pragma once
 
-#include "plan/work.h"
+#include "plan/queue.h"
 
 namespace halftone::cuda {
 
@@ -69,8 +69,18 @@ class ItemCursor {
   std::int32_t worker_;
 };
 
+/// Item `index` of a queue that has so many.
+HT_HOST_DEVICE inline void find_queue_item(const planning::Schedule& schedule, std::int64_t index,
+                                           DeviceItem& item) {
+  item.parts = item.arrivals = planning::queue_item(schedule, index, item.work);
+  item.first_slot = item.parts == 1 ? -1 : item.work.partial / item.parts * item.parts;
+  item.first_query = schedule.cu_q[item.work.request];
+  item.queries = planning::q_length(schedule, item.work.request);
+  item.keys = item.present = schedule.kv_lengths[item.work.request];
+}
+
 /// Where a schedule's list lies: items[worker][kListedItems], counts[worker] (kListedItems + 1: there are
-/// more).
+/// more). Of a queue it holds each worker's first item.
 struct ItemList {
   DeviceItem* items;
   std::int32_t* counts;

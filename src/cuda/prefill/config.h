@@ -4,6 +4,7 @@
 
 #include <array>
 
+#include "cuda/attention/part_config.h"
 #include "halftone/attention.h"
 
 namespace halftone::cuda {
@@ -14,6 +15,8 @@ enum class PrefillKeys : std::uint8_t {
   kScaled,  ///< f16 with a scale per key, staged; Q becomes f16 with a scale per row
   kCodes,   ///< codes of 8 bits with a scale per key or head, integers or, beside V in E4M3, such; so Q, per
             ///< row. Staged, but for those of E4M3 that a page has
+  kPacked,  ///< codes in their pages, as V's, which warps beside those that load them turn into f16 in shared
+            ///< memory; Q becomes f16 with a scale per row
 };
 
 /// One kernel. The packed query rows of a unit are M of the products, 64 for each warpgroup or for those that
@@ -35,6 +38,8 @@ struct PrefillConfig {
   /// Warpgroups that have the same 64 rows, where registers of one do not hold their O: each has its part of
   /// the dims of V, and computes P for itself.
   int shares = 1;
+  PartConfig part = {};   ///< of packed K and V
+  int packed_stages = 0;  ///< tiles of packed K and V in shared memory
 };
 
 /// Of a chunk of K. Codes of E4M3 lie in shared memory as a page has them: chunks of 64 dims, in the order of
@@ -45,6 +50,12 @@ constexpr int key_row_bytes(const PrefillConfig& c) {
 
 constexpr int row_groups(const PrefillConfig& c) { return c.warpgroups / c.shares; }
 constexpr int rows_of(const PrefillConfig& c) { return 64 * row_groups(c); }
+
+/// Packed codes: two warpgroups, since others convert.
+constexpr PrefillConfig packed(const PartConfig& part) {
+  const int stages = dtype_bits(part.dtype) == 8 ? 3 : 4;
+  return {PrefillKeys::kPacked, DType::kFloat16, 128, 128, 2, 96, 2, 1, 128, 1, part, stages};
+}
 
 /// Beside a row: TFLOP/s without a mask, causal, of 16,384 keys (4 x 4k: of four requests of 4,096) on an
 /// H200; docs/kernels/prefill-measured.md has more. f16 is not timed apart from bf16. Staged keys are those
@@ -77,6 +88,15 @@ inline constexpr std::array kPrefillTable{
     PrefillConfig{PrefillKeys::kCodes, DType::kFloat16, 256, 256, 2, 80, 2, 1},           // 901, 923
     PrefillConfig{PrefillKeys::kCodes, DType::kFloat8E4M3, 128, 128, 3, 96, 3, 2},        // an H100: 891, 845
     PrefillConfig{PrefillKeys::kCodes, DType::kFloat8E4M3, 256, 256, 2, 96, 3, 1},        // an H100: 990, 994
+    // us of 128 and of 256 rows over 131,072 keys of 8 KV heads, an H100
+    // (docs/kernels/prefill-codes-measured.md)
+    packed(parts::kFp8),        // 167, 282
+    packed(parts::kFp8Token),   // 177, 300
+    packed(parts::kInt8),       // 168, 286
+    packed(parts::kInt8Token),  // 182, 312
+    packed(parts::kInt4Token),  // 183, 317
+    packed(parts::kInt4G32),    // 191, 331
+    packed(parts::kInt4G64),    // 185, 321
 };
 
 constexpr bool is_built(const PrefillConfig& c) {

@@ -231,9 +231,9 @@ struct RowsEnd {
   __device__ void merge_rows(const Merge& merge) const {
     // What limits is how long L2 takes to answer, so as many rows and parts are read together as registers
     // hold.
-    constexpr int kRowLanes = C.value_dim == 64 || C.value_dim == 128 ? 16 : 32;
+    constexpr int kRowLanes = Traits::kPacked ? 8 : C.value_dim == 64 || C.value_dim == 128 ? 16 : 32;
     using State = Row<C.value_dim, kRowLanes>;
-    constexpr int kAtOnce = kRowLanes == 16 || C.warpgroups == 2 ? 4 : 2;
+    constexpr int kAtOnce = kRowLanes <= 16 || C.warpgroups == 2 ? 4 : 2;
     const Slots<C.value_dim> slots{c.p};
     const int first = 64 * c.rows_index(), rows = item.work.row_end - item.work.row_begin - first;
 #pragma unroll 1

@@ -12,22 +12,13 @@
 #include "cuda/dequantize/host.h"
 #include "cuda/device/call.h"
 #include "cuda/prefill/config.h"
+#include "cuda/prefill/estimate.h"
 #include "cuda/prefill/kernels.h"
 #include "cuda/prefill/params.h"
 #include "cuda/prefill/stage.h"
 
 namespace halftone::cuda {
 namespace {
-
-/// What the kernel reads as K of a cache: the pages themselves where they hold values of Q's type, else rows
-/// that are staged.
-PrefillKeys keys_of(const AttentionProblem& problem) {
-  if (problem.arithmetic != Arithmetic::k16Bit) return PrefillKeys::kCodes;
-  const auto* const spec = std::get_if<KvCacheSpec>(&problem.kv);
-  if (spec == nullptr) return PrefillKeys::kGiven;
-  const bool as_q = spec->k_format.dtype == problem.q_dtype && spec->v_format.dtype == problem.q_dtype;
-  return as_q && !spec->rotate_k ? PrefillKeys::kGiven : PrefillKeys::kScaled;
-}
 
 /// Whether K and V of a cache can be staged. V has to fit into f16, with a scale per head at most: beside
 /// stored scales of f16 it does, up to what AppendArgs::status reports. V in E4M3 is the cache's own, with a
@@ -45,6 +36,7 @@ bool can_stage(const AttentionProblem& problem, PrefillKeys keys) {
 /// The type of V and of the operands of P V; kUInt8: the kernel cannot read them.
 DType operand_dtype(const AttentionProblem& problem) {
   const PrefillKeys keys = keys_of(problem);
+  if (keys == PrefillKeys::kPacked) return DType::kFloat16;
   if (keys != PrefillKeys::kGiven && !can_stage(problem, keys)) return DType::kUInt8;
   if (problem.arithmetic == Arithmetic::kFp8) return DType::kFloat8E4M3;
   if (keys != PrefillKeys::kGiven) return DType::kFloat16;
@@ -191,6 +183,7 @@ void check_rows(const TensorView& t, const char* name) {
 
 CompiledKernel compiled_kernel(int row) {
   const PrefillConfig& config = kPrefillTable[row];
+  if (config.keys == PrefillKeys::kPacked) return prefill_kernel_packed(row);
   if (config.keys != PrefillKeys::kGiven) return prefill_kernel_staged(row);
   return config.dtype == DType::kBFloat16 ? prefill_kernel_bf16(row) : prefill_kernel_f16(row);
 }
@@ -232,6 +225,7 @@ PrefillParams prefill_params(const Plan::Impl& plan, const AttentionArgs& args,
     p.value_tiles = pointer<std::uint8_t>(staged.v);
     // Staged values are in the caller's basis, codes in that of the cache.
     p.attention.rotate_v &= config.dtype == DType::kFloat8E4M3;
+  } else if (config.keys == PrefillKeys::kPacked) {  // no maps: whole tiles are copied
   } else if (cache != nullptr) {
     p.k = page_map(*cache, plan.layout, 0, config.head_dim, config.dtype, config.row_bytes);
     p.v = page_map(*cache, plan.layout, plan.layout.v_data_offset, config.value_dim, config.dtype,
@@ -247,37 +241,6 @@ PrefillParams prefill_params(const Plan::Impl& plan, const AttentionArgs& args,
 
 }  // namespace
 
-bool decode_is_faster(const AttentionProblem& problem, int unit) {
-  const auto& spec = std::get<KvCacheSpec>(problem.kv);
-  const std::int64_t rows =
-      std::max<std::int64_t>(problem.max_q_len, 1) * (problem.q_heads / problem.kv_heads());
-  const std::int64_t heads = std::int64_t{problem.batch} * problem.kv_heads();
-  std::int64_t keys = problem.max_kv_len;
-  if (problem.mask.window_left >= 0) {
-    keys = std::clamp<std::int64_t>(std::int64_t{problem.mask.window_left} + problem.max_q_len, 1, keys);
-  }
-  const auto blocks = [](std::int64_t count, std::int64_t size) { return (count + size - 1) / size; };
-  // Nanoseconds of a key of a head at head_dim 128 on an H200, and microseconds of what all keys share, of
-  // prefill on an H100: both kinds read keys once per block of rows; prefill is bound by its products where a
-  // block has many rows.
-  const bool wide = dtype_bits(spec.k_format.dtype) == 16;
-  const double scale = static_cast<double>(heads * keys) * problem.head_dim() / 128.0 * 1e-3;
-  const double decode = 14 + scale * (wide ? 0.134 : 0.11) * static_cast<double>(blocks(rows, unit));
-  const std::int64_t most = problem.head_dim() > 256 ? 64 : problem.head_dim() > 128 ? 128 : 192;
-  const std::int64_t units = blocks(rows, most);
-  const double unit_rows = static_cast<double>(rows) / static_cast<double>(units);
-  const double each = std::max(0.122, 0.00085 * unit_rows);
-  constexpr std::int64_t kWorkers = 132, kStep = 128;
-  const std::int64_t parts =  // of a unit
-      std::clamp<std::int64_t>(kWorkers / std::max<std::int64_t>(heads * units, 1), 1, blocks(keys, kStep));
-  const double merging = parts == 1 ? 0 : parts <= kMergeGroup ? 5 : 12;
-  const double ends = 20 + 0.09 * unit_rows;
-  const bool staged = keys_of(problem) != PrefillKeys::kGiven;
-  const double prefill =
-      ends + merging + (staged ? 20 : 0) + scale * (each * static_cast<double>(units) + (staged ? 0.33 : 0));
-  return decode < prefill;
-}
-
 int prefill_variant(const AttentionProblem& problem, const planning::Kernel& kernel) {
   if (problem.arithmetic == Arithmetic::kFullInt8) return -1;
   const PrefillKeys keys = keys_of(problem);
@@ -286,6 +249,7 @@ int prefill_variant(const AttentionProblem& problem, const planning::Kernel& ker
     const PrefillConfig& c = kPrefillTable[row];
     if (c.shares > 1 && keys == PrefillKeys::kGiven && rotates_v(problem))
       continue;  // no warpgroup has all dims
+    if (keys == PrefillKeys::kPacked && !reads_packed(c, std::get<KvCacheSpec>(problem.kv))) continue;
     if (is_built(c) && c.keys == keys && c.dtype == dtype && c.head_dim == problem.head_dim() &&
         c.value_dim == problem.v_dim() && rows_of(c) == kernel.row_block) {
       return static_cast<int>(row);
@@ -296,7 +260,7 @@ int prefill_variant(const AttentionProblem& problem, const planning::Kernel& ker
 
 planning::StagedKey prefill_staged_key(const AttentionProblem& problem) {
   const PrefillKeys keys = keys_of(problem);
-  if (keys == PrefillKeys::kGiven || !problem.is_paged()) return {};
+  if (keys == PrefillKeys::kGiven || keys == PrefillKeys::kPacked || !problem.is_paged()) return {};
   const DType operand = operand_dtype(problem);
   const auto& spec = std::get<KvCacheSpec>(problem.kv);
   const int k = problem.head_dim() * bytes_of(key_dtype(keys, operand));

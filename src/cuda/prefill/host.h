@@ -15,21 +15,17 @@ inline constexpr std::int64_t kL2Share = 40'000'000;
 inline constexpr std::array<planning::Kernel, 3> kPrefillKernels{{
     {"sm90-prefill-192", 0, 192, 128, 4096, 0, "prompts, bound by matrix products; V of 64 to 128 dims",
      false, kL2Share},
-    {"sm90-prefill-128", 0, 128, 128, 4096, 0, "prompts, bound by matrix products; V of 192 or 256 dims",
-     false, kL2Share},
+    {"sm90-prefill-128", 0, 128, 128, 4096, 0,
+     "prompts; V of 192 or 256 dims, or chunks over codes of 128 dims", false, kL2Share},
     {"sm90-prefill-64", 0, 64, 128, 4096, 0, "prompts, bound by matrix products; V of 512 dims", false,
      kL2Share},
 }};
 
 /// Packed rows of a request up to which no cache is staged for it.
 inline constexpr std::int64_t kUnstagedRows = 160;
-/// Keys of a request from which on the plan compares estimates: below, kernels begin and end for as long as
-/// they read.
+/// Keys of a request from which on the plan compares estimates for more rows than that, and for 16-bit pages:
+/// below, kernels begin and end for as long as they read.
 inline constexpr std::int64_t kComparedKeys = 4096;
-
-/// Whether decode, in units of `unit` packed rows, is estimated to take less time than prefill for requests
-/// at the bounds of a problem with pages.
-bool decode_is_faster(const AttentionProblem& problem, int unit);
 
 /// Row of kPrefillTable that serves the problem in units of `kernel`; -1: none.
 int prefill_variant(const AttentionProblem& problem, const planning::Kernel& kernel);

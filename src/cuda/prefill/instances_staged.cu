@@ -3,7 +3,9 @@
 namespace halftone::cuda {
 namespace {
 
-constexpr bool wanted(const PrefillConfig& c) { return c.keys != PrefillKeys::kGiven; }
+constexpr bool wanted(const PrefillConfig& c) {
+  return c.keys != PrefillKeys::kGiven && c.keys != PrefillKeys::kPacked;
+}
 
 }  // namespace
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/prefill/end.h"
+#include "cuda/prefill/packed.h"
 #include "cuda/prefill/promote.h"
 #include "cuda/prefill/queries.h"
 
@@ -18,7 +19,7 @@ struct RowsLoop {
   static constexpr int kTile = C.kv_tile;
   static constexpr std::uint32_t kAllLive = (1u << kTile / kTileTokens) - 1;
   /// Bits of Shared::live that such a tile may have whose products need nothing but their scales.
-  static constexpr std::uint32_t kMayHave = Traits::kCodes ? kScaledTile : 0;
+  static constexpr std::uint32_t kMayHave = Traits::kCodes || Traits::kScaledLogits ? kScaledTile : 0;
   static constexpr int kPromoted = 16;  // tiles of E4M3 products
   static constexpr int kBuffers = Traits::kQueryBuffers;
   /// An item is taken beside the last P V of the item before, and its first Q K^T runs beside the end of
@@ -67,11 +68,20 @@ struct RowsLoop {
     return first + left * kTile;
   }
 
+  /// Bits of Shared::live of the tile at hand.
+  __device__ std::uint32_t live() const {
+    std::uint32_t live = s.live[ring.stage()];
+    if constexpr (Traits::kFourBits) {
+      const bool scaled = *reinterpret_cast<const std::uint64_t*>(s.keys_scaled[ring.stage()]) != 0;
+      live |= scaled ? kScaledTile : 0;
+    }
+    return live;
+  }
   /// Whether the products of the tile at hand need nothing but their scales.
   __device__ bool is_plain() const {
     const auto& tiles = own();
     const bool plain = static_cast<std::uint32_t>(left - tiles.plain) < tiles.plain_count;
-    return plain && (s.live[ring.stage()] & ~kMayHave) == kAllLive;
+    return plain && (live() & ~kMayHave) == kAllLive;
   }
   /// The products of the tile at hand become logits as the softmax takes them. `live`: of Shared.
   __device__ void prepare(const Products& products, Logits& x, std::uint32_t live) {
@@ -115,7 +125,10 @@ struct RowsLoop {
     __syncwarp();
     barrier_wait(shared_address(&s.q_full[buffer][c.rows_index()]), items.index / kBuffers % 2);
     if constexpr (Traits::kStaged) {
-      if (left >= 0) scale_queries(c, s.q[buffer][c.rows_index()]);
+      if (left >= 0) scale_queries(c, s.q[buffer][c.rows_index()], item->item.work.kv_head);
+    }
+    if constexpr (Traits::kPacked) {
+      for (int r = 0; r < 2; ++r) c.factors[r] = s.query_factors[c.first_row() + 8 * r];
     }
     return true;
   }
@@ -139,7 +152,7 @@ struct RowsLoop {
     const int step = own().step;
     if (step == OwnTiles::kFirst) {
       wait(s.v_full[ring.stage()]);
-      if (own().alive < kTile) c.clear_dead(ring.stage(), own().alive);
+      if (!Traits::kPacked && own().alive < kTile) c.clear_dead(ring.stage(), own().alive);
     } else {
       c.release(s.v_empty[stage_before()]);
       if (step == OwnTiles::kRaised) c.rescale_output();
@@ -168,7 +181,7 @@ struct RowsLoop {
       wgmma_wait<0>();
       c.repeat_scores(ring.stage(), products);
     }
-    prepare(products, x, s.live[ring.stage()]);
+    prepare(products, x, live());
     const float factor[2] = {row_factor(0), row_factor(1)};
     c.raise(x, factor);
     c.exponentiate(x, factor, sum);
@@ -272,8 +285,15 @@ __device__ inline void init_barriers(typename PrefillTraits<C>::Shared& s) {
   const auto init = [](auto& barriers, int arrivals) {
     for (auto& barrier : barriers) barrier_init(shared_address(&barrier), arrivals);
   };
-  init(s.k_full, 2);  // its copies, and what is known of it
-  init(s.v_full, 1);
+  if constexpr (Traits::kPacked) {
+    init(s.packed_full, 1);
+    init(s.packed_empty, Traits::kTasks);
+    if constexpr (Traits::kFourBits) {
+      for (auto& scaled : s.keys_scaled) *reinterpret_cast<std::uint64_t*>(scaled) = 0;
+    }
+  }
+  init(s.k_full, Traits::kPacked ? Traits::kPackedTiles : 2);  // else its copies, and what is known of it
+  init(s.v_full, Traits::kPackedTiles);
   init(s.k_empty, Traits::kComputeWarps);
   init(s.v_empty, Traits::kComputeWarps);
   for (int i = 0; i < Traits::kQueryBuffers; ++i) {
@@ -282,12 +302,14 @@ __device__ inline void init_barriers(typename PrefillTraits<C>::Shared& s) {
   }
   init(s.item_full, 1);
   barrier_init(shared_address(&s.take_next), 1);
-  init(s.item_empty, Traits::kComputeWarps + 3);
+  // Who loads queries, and K and V, or packed tiles.
+  init(s.item_empty, Traits::kComputeWarps + (Traits::kPacked ? 2 : 3));
   fence_async_shared();
 }
 
 /// Brings the maps and what the first items are found by closer, all at once: to find them takes a chain of
 /// reads. By 128 threads.
+template <bool kPacked>
 __device__ inline void prefetch_schedule(const PrefillParams& p, int thread) {
   constexpr int kLine = 128;
   const planning::Schedule& s = p.attention.schedule;
@@ -302,8 +324,9 @@ __device__ inline void prefetch_schedule(const PrefillParams& p, int thread) {
   fetch(s.cu_q, (batch + 1) * 4);
   fetch(s.kv_lengths, batch * 4);
   fetch(s.cu_kv, batch * 4);
-  if (thread == 0) prefetch_map(p.k);
-  if (thread == 32 && p.value_tiles == nullptr) prefetch_map(p.v);
+  fetch(p.attention.list.items + std::int64_t{blockIdx.x} * kListedItems, sizeof(DeviceItem));
+  if (!kPacked && thread == 0) prefetch_map(p.k);
+  if (!kPacked && thread == 32 && p.value_tiles == nullptr) prefetch_map(p.v);
   if (thread == 64 && p.q_boxes) prefetch_map(p.q);
   if (thread == 96 && p.out_boxes) prefetch_map(p.out);
 }
@@ -314,17 +337,30 @@ __device__ inline void prefill_worker(const PrefillParams& p, typename PrefillTr
   using Traits = PrefillTraits<C>;
   const int warp = thread_index() / 32, lane = thread_index() % 32;
   if (thread_index() == 0) init_barriers<C>(s);
-  if (warp >= Traits::kComputeWarps) prefetch_schedule(p, thread_index() - 32 * Traits::kComputeWarps);
+  if (warp >= Traits::kComputeWarps && (!Traits::kPacked || warp < Traits::kComputeWarps + kConvert)) {
+    prefetch_schedule<Traits::kPacked>(p, thread_index() - 32 * Traits::kComputeWarps);
+  }
   __syncthreads();
   wait_for_previous_kernel();
   let_next_kernel_start();
   if (warp >= Traits::kComputeWarps) {
-    shrink_registers<Traits::kOtherRegisters>();
     const int role = warp - Traits::kComputeWarps;
+    if constexpr (Traits::kPacked) {
+      if (role >= kConvert) {
+        shrink_registers<Traits::kConvertRegisters>();
+        PackedConverter<C>{s, role - kConvert}.run();
+        return;
+      }
+    }
+    shrink_registers<Traits::kOtherRegisters>();
     if (role == kLoadKeys) {
-      load_tiles<C, false>(p, s, lane);
+      if constexpr (Traits::kPacked) {
+        load_packed<C>(p, s, lane);
+      } else {
+        load_tiles<C, false>(p, s, lane);
+      }
     } else if (role == kLoadValues) {
-      load_tiles<C, true>(p, s, lane);
+      if constexpr (!Traits::kPacked) load_tiles<C, true>(p, s, lane);
     } else if (role == kLoadQueries) {
       QueryLoader<C>{p, s, lane}.run();
     } else {

@@ -10,5 +10,6 @@ namespace halftone::cuda {
 CompiledKernel prefill_kernel_bf16(int row);
 CompiledKernel prefill_kernel_f16(int row);
 CompiledKernel prefill_kernel_staged(int row);
+CompiledKernel prefill_kernel_packed(int row);
 
 }  // namespace halftone::cuda

@@ -106,14 +106,8 @@ struct ItemTaker {
     asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(size));
     return size;
   }
-  __device__ void fill(std::int64_t index, DeviceItem& item) const {
-    const planning::Schedule& schedule = params.attention.schedule;
-    item.parts = item.arrivals = planning::queue_item(schedule, index, item.work);
-    if constexpr (Traits::kE4m3) asm volatile("" ::: "memory");  // the item is read anew: registers are few
-    item.first_slot = item.parts == 1 ? -1 : item.work.partial / item.parts * item.parts;
-    item.first_query = schedule.cu_q[item.work.request];
-    item.queries = planning::q_length(schedule, item.work.request);
-    item.keys = item.present = schedule.kv_lengths[item.work.request];
+  __device__ void find(std::int64_t index, DeviceItem& item) const {
+    find_queue_item(params.attention.schedule, index, item);
     limit_item(params, item);
   }
   /// By all lanes, what follows from the item.
@@ -134,20 +128,34 @@ struct ItemTaker {
       find_tiles<C.kv_tile>(p, item.item, item.position, lane(), item.tiles[lane()]);
     }
   }
+  /// The worker's first item, which the schedule lists: to find it takes a chain of reads. Whether there is
+  /// one.
+  __device__ bool take_first(DeviceItem& item) const {
+    const ItemList& list = params.attention.list;
+    const bool has = list.counts[blockIdx.x] > 0;
+    if (lane() < static_cast<int>(sizeof item / 4)) {
+      reinterpret_cast<std::int32_t*>(&item)[lane()] =
+          reinterpret_cast<const std::int32_t*>(list.items + std::int64_t{blockIdx.x} * kListedItems)[lane()];
+    }
+    __syncwarp();
+    if (has && lane() == 0) limit_item(params, item);
+    return has;
+  }
   __device__ void run() const {
     ItemReader<C> place{s};
+    std::uint32_t next = 0;
 #pragma unroll 1
-    for (std::uint32_t next = blockIdx.x;; place.advance()) {
+    for (;; place.advance()) {
       place.wait_empty();
       typename Traits::Item& item = s.items[place.stage()];
-      const bool more = next < planning::queue_items(*params.attention.schedule.header);
-      if (lane() == 0) {
-        if (more) {
-          fill(next, item.item);
-        } else {
-          item.item.work.row_end = -1;
-        }
+      bool more;
+      if (place.index == 0) {
+        more = take_first(item.item);
+      } else {
+        more = next < planning::queue_items(*params.attention.schedule.header);
+        if (more && lane() == 0) find(next, item.item);
       }
+      if (!more && lane() == 0) item.item.work.row_end = -1;
       __syncwarp();
       if (more) complete(item);
       __syncwarp();

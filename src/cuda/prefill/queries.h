@@ -44,7 +44,12 @@ struct QueryRow {
         return pack_f16x2(value(w, 0) * inverse, value(w, 1) * inverse);
       };
       const uint4 x = piece(i);
-      piece(i) = {scaled(x.x), scaled(x.y), scaled(x.z), scaled(x.w)};
+      uint4 y = {scaled(x.x), scaled(x.y), scaled(x.z), scaled(x.w)};
+      if constexpr (PrefillTraits<C>::kFourBits) {  // 0, 4, 1, 5, 2, 6, 3, 7, as dims of K
+        y = {__byte_perm(y.x, y.z, 0x5410), __byte_perm(y.x, y.z, 0x7632), __byte_perm(y.y, y.w, 0x5410),
+             __byte_perm(y.y, y.w, 0x7632)};
+      }
+      piece(i) = y;
     }
   }
   /// Codes of four values.
@@ -106,17 +111,20 @@ struct QueryRow {
 /// The queries of an item, `queries` of the warpgroup, as the products with staged keys take them. Where
 /// several share them, by the first.
 template <PrefillConfig C>
-__device__ inline void scale_queries(Consumer<C>& c, std::uint8_t* queries) {
+__device__ inline void scale_queries(Consumer<C>& c, std::uint8_t* queries, int kv_head) {
   if (c.share() > 0) return shared_rows_barrier(c);
   const int row = c.warp() * 16 + c.lane() % 16, half = c.lane() / 16;
   std::uint8_t* const at = queries + row * PrefillTraits<C>::kRowBytes;
   float scale = 1.0f;
   if (c.p.q_type == DType::kBFloat16) {
     scale = QueryRow<C, true>{at, row % 8, half}();
-  } else if constexpr (PrefillTraits<C>::kCodes) {
+  } else if constexpr (PrefillTraits<C>::kCodes || PrefillTraits<C>::kFourBits) {
     scale = QueryRow<C, false>{at, row % 8, half}();
   }
-  const float factor = scale * c.p.scale_log2;
+  float factor = scale * c.p.scale_log2;
+  if constexpr (PrefillTraits<C>::kPacked) {  // staged keys have it
+    if (c.p.k.static_scale != nullptr) factor *= c.p.k.static_scale[kv_head * c.p.k.static_stride];
+  }
   // Not 0, as of a row of zeros: masked logits stay infinite.
   c.s.query_factors[c.rows_index() * 64 + row] = factor == 0.0f ? 0x1p-126f : factor;
   fence_async_shared();

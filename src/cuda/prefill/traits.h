@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/attention/items.h"
+#include "cuda/attention/tile_converter.h"
 #include "cuda/device/ring.h"
 #include "cuda/prefill/config.h"
 
@@ -44,15 +45,26 @@ struct PrefillTraits {
   static constexpr int kValueChunks = (C.value_dim + kChunkDims - 1) / kChunkDims;
   using Place = SwizzledPlace<kRowBytes>;
   static constexpr int kComputeWarps = 4 * C.warpgroups;
-  static constexpr int kThreads = 32 * kComputeWarps + 128;
+  static constexpr bool kPacked = C.keys == PrefillKeys::kPacked;
+  static constexpr int kConvertWarps = kPacked ? 8 : 0;
+  static constexpr int kThreads = 32 * (kComputeWarps + 4 + kConvertWarps);
   // All of what a block gets: 128 registers for each of 512 threads, or 168 for each of 384.
-  static constexpr int kOtherRegisters = C.warpgroups == 2 ? 40 : C.head_dim == 64 ? 56 : 32;
-  static constexpr int kComputeRegisters = C.warpgroups == 2 ? 232 : C.head_dim == 64 ? 152 : 160;
-  static_assert(kComputeRegisters * C.warpgroups + kOtherRegisters <=
-                (C.warpgroups == 2 ? 168 : 128) * (C.warpgroups + 1));
+  static constexpr int kConvertRegisters = 48;
+  static constexpr int kOtherRegisters = kPacked ? 32 : C.warpgroups == 2 ? 40 : C.head_dim == 64 ? 56 : 32;
+  static constexpr int kComputeRegisters = kPacked             ? 176
+                                           : C.warpgroups == 2 ? 232
+                                           : C.head_dim == 64  ? 152
+                                                               : 160;
+  static_assert(kComputeRegisters * C.warpgroups + kOtherRegisters + kConvertWarps / 4 * kConvertRegisters <=
+                65536 / kThreads / 8 * 8 * (kThreads / 128));
   static constexpr bool kCodes = C.keys == PrefillKeys::kCodes;
   static constexpr bool kStaged = C.keys != PrefillKeys::kGiven;
   static constexpr bool kE4m3 = C.dtype == DType::kFloat8E4M3;  // both products
+  using Tile = PackedTile<kPacked ? C.part : parts::kFp8>;
+  // Of packed keys: each has a stored scale, or a few may.
+  static constexpr bool kScaledLogits = kPacked && Tile::kScaledLogits,
+                        kFourBits = kPacked && Tile::kFourBits;
+  static_assert(!kPacked || (C.kv_tile % 32 == 0 && kDim == Tile::kDim && C.value_dim == kDim));
   static_assert(!kE4m3 || (kCodes && C.value_dim == kDim && C.kv_tile % 32 == 0));
   static constexpr int kKeyRowBytes = key_row_bytes(C);
   static constexpr int kKeyChunks = kCodes ? kDim / kKeyRowBytes : kChunks;
@@ -63,6 +75,9 @@ struct PrefillTraits {
   static constexpr int kValueTileBytes = C.kv_tile * (kE4m3 ? C.value_dim : kValueChunks * kRowBytes);
   static constexpr int kQueryBytes = 64 * kChunks * kRowBytes;  // of 64 rows
   static constexpr int kItems = 2;
+  // Of a packed tile what a warp converts at a time: a tile of 16 tokens, of K or of V.
+  static constexpr int kPackedTiles = kPacked ? C.kv_tile / kTileTokens : 1, kTasks = 2 * kPackedTiles;
+  static_assert(kTasks >= kConvertWarps);  // each warp has one of every tile, so that it sees the end
   /// The next item is taken when so many tiles of K are still to be brought. Much earlier is worse where
   /// items differ, since what a worker has taken no other can begin; later, too, with two buffers of queries,
   /// which then come too late. At 64 dims, whose tiles take half as long, nine suit calls without a mask.
@@ -102,12 +117,18 @@ struct PrefillTraits {
     alignas(1024) std::uint8_t q[kQueryBuffers][kRowGroups][kQueryBytes];
     alignas(1024) std::uint8_t k[C.stages][kKeyTileBytes];    // [chunk][token][kKeyChunkDims]
     alignas(1024) std::uint8_t v[C.stages][kValueTileBytes];  // likewise; of E4M3 as value_tiles.h has it
+    alignas(128) std::uint8_t packed[C.packed_stages][kPackedTiles][Tile::kBytes];
     Item items[kItems];
     alignas(8) std::uint64_t k_full[C.stages], k_empty[C.stages], v_full[C.stages], v_empty[C.stages];
     std::uint64_t q_full[kQueryBuffers][kRowGroups], q_empty[kQueryBuffers][kRowGroups];
     std::uint64_t item_full[kItems], item_empty[kItems], take_next;
-    std::uint32_t live[C.stages];  // bit i: tile i of 16 tokens is there; kScaledTile
+    std::uint64_t packed_full[C.packed_stages], packed_empty[C.packed_stages];
+    std::uint32_t packed_live[C.packed_stages];  // as `live`
+    int packed_keys[C.packed_stages];            // of the request from the tile's first one on; kPackedEnd
+    std::uint32_t live[C.stages];                // bit i: tile i of 16 tokens is there; kScaledTile
     alignas(8) float key_scales[kStaged ? C.stages : 0][C.kv_tile];
+    // Of packed codes of 4 bits, of each 16 keys whether a scale counts.
+    alignas(8) bool keys_scaled[kFourBits ? C.stages : 0][8];
     // What need not be kept in registers, which are dear: the tiles of a warp; of its rows by how much an
     // offset was raised.
     OwnTiles own[kComputeWarps];
@@ -123,6 +144,6 @@ struct PrefillTraits {
 inline constexpr std::uint32_t kScaledTile = 1u << 31;
 
 /// Roles of the warps behind the compute warps.
-enum PrefillRole : int { kLoadKeys, kLoadValues, kLoadQueries, kTakeItems };
+enum PrefillRole : int { kLoadKeys, kLoadValues, kLoadQueries, kTakeItems, kConvert };
 
 }  // namespace halftone::cuda

@@ -178,6 +178,11 @@ __device__ inline void build_queue_block(const ScheduleBuildParams& p, const Pas
   }
   __syncthreads();
   zero_arrivals(pass, s.header->partials);
+  const std::int64_t items = planning::queue_items(*s.header);
+  for (int w = threadIdx.x; w < s.params.workers; w += kScheduleThreads) {
+    pass.list.counts[w] = w < items ? 1 : 0;
+    if (w < items) find_queue_item(s, w, pass.list.items[std::int64_t{w} * kListedItems]);
+  }
   if (threadIdx.x == 0) seal(p, *s.header);
 }
 

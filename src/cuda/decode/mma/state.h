@@ -4,7 +4,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "cuda/decode/side.h"
+#include "cuda/attention/side.h"
 #include "cuda/decode/traits.h"
 #include "cuda/device/fragments.h"
 #include "cuda/device/ptx.h"

@@ -70,10 +70,10 @@ struct RowsTeam {
 
   /// Products times K's scales, which of 4 bits few pieces have.
   __device__ void scale(int stage, float (&x)[kS]) const {
-    if constexpr (Traits::kScaledLogits) {
+    if constexpr (Traits::Tile::kScaledLogits) {
 #pragma unroll
       for (int i = 0; i < kS / 4; ++i) scale(stage, i, x);
-    } else if constexpr (Traits::kFourBits) {
+    } else if constexpr (Traits::Tile::kFourBits) {
       const std::uint16_t scaled = *reinterpret_cast<const std::uint16_t*>(s.keys_scaled[stage]);
       if (scaled == 0) return;
 #pragma unroll

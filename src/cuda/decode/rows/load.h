@@ -64,11 +64,11 @@ struct RowsLoader {
       barrier_wait(shared_address(&s.empty[at.stage]), at.empty_parity());
       if (lane == 0) {
         s.live[at.stage] = live;
-        barrier_expect_bytes(full, __popc(live) * Traits::kTileBytes);
+        barrier_expect_bytes(full, __popc(live) * Traits::Tile::kBytes);
       }
       __syncwarp();
       if (has) {
-        bulk_load(to + at.stage * (C.piece_tiles * Traits::kTileBytes), source, Traits::kTileBytes, full,
+        bulk_load(to + at.stage * (C.piece_tiles * Traits::Tile::kBytes), source, Traits::Tile::kBytes, full,
                   policy);
       }
       __syncwarp();

@@ -74,8 +74,8 @@ struct RowsQueries {
       float a[4], b[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {  // dims in the order of K's
-        a[i] = x[r][Traits::kFourBits ? i : 2 * i] * power.x;
-        b[i] = x[r][Traits::kFourBits ? i + 4 : 2 * i + 1] * power.x;
+        a[i] = x[r][Traits::Tile::kFourBits ? i : 2 * i] * power.x;
+        b[i] = x[r][Traits::Tile::kFourBits ? i + 4 : 2 * i + 1] * power.x;
         high[i] = pack_f16x2(a[i], b[i]);
       }
       *reinterpret_cast<uint4*>(queries.parts[0] + place) = {high[0], high[1], high[2], high[3]};

@@ -13,6 +13,7 @@
 
 #include "cuda/attention/item_queue.h"
 #include "cuda/attention/params.h"
+#include "cuda/attention/tile_converter.h"
 #include "cuda/decode/traits.h"
 
 namespace halftone::cuda {
@@ -40,25 +41,11 @@ struct DecodeRowsTraits {
   static constexpr int kKeyStages = 2, kValueStages = 3;  // of K and V in f16
 
   static_assert(C.k == C.v);
-  static constexpr int kBits = dtype_bits(C.k.dtype);
-  // Scales of K per token of 8 bits multiply logits, others and those of V codes. Codes of 4 bits have mins.
-  static constexpr bool kFourBits = kBits == 4, kScaled = C.k.mode != ScaleMode::kStatic;
-  static_assert(kFourBits == C.k.asymmetric && (kFourBits || C.k.mode != ScaleMode::kBlock));
-  static constexpr bool kScaledLogits = kScaled && !kFourBits;
-  static constexpr int kBlocks = kDim / 32;
-  static constexpr int kGroups = C.k.mode == ScaleMode::kBlock ? kBlocks / C.k.group_blocks : 1;
-  static constexpr int group_of(int block) { return block / (kBlocks / kGroups); }
+  using Tile = PackedTile<C.k>;
   // A row's offset is raised when a lane's sum of P in a piece passes kLargestSum, and then so that the
   // largest P is 2^kFirstLog2.
   static constexpr float kLargestSum = 32768.0f;
   static constexpr int kFirstLog2 = 7;
-
-  // Of a tile: codes of K, or of V, then a plane of scales of K, one of its mins, likewise of V.
-  static constexpr int kPartBytes = kTileTokens * kDim * kBits / 8;
-  static constexpr int kPlaneBytes = kScaled ? kTileTokens * kGroups * 2 : 0;
-  static constexpr int kParamBytes = kPlaneBytes * (kFourBits ? 2 : 1);
-  static constexpr int kKeyParams = 2 * kPartBytes, kValueParams = kKeyParams + kParamBytes;
-  static constexpr int kTileBytes = kValueParams + kParamBytes;
 
   // Matrices in f16 lie as [half of the dims][row or token][64 dims], rows of 128 bytes swizzled over 8.
   static constexpr int kHalfBytes = 64 * 128, kMatrixBytes = 2 * kHalfBytes;
@@ -80,8 +67,8 @@ struct DecodeRowsTraits {
     alignas(1024) std::uint8_t keys[kKeyStages][kMatrixBytes];
     alignas(1024) std::uint8_t values[kValueStages][kMatrixBytes];
     Queries queries[2];  // item i's are at i % 2
-    alignas(128) std::uint8_t tiles[kStages][C.piece_tiles][kTileBytes];
-    float key_scales[kKeyStages][kScaledLogits || kFourBits ? kPieceTokens : 1];
+    alignas(128) std::uint8_t tiles[kStages][C.piece_tiles][Tile::kBytes];
+    float key_scales[kKeyStages][Tile::kScaledLogits || Tile::kFourBits ? kPieceTokens : 1];
     float2 exchange_state[kTeams][128];
     std::uint64_t full[kStages], empty[kStages];
     std::uint64_t keys_full[kKeyStages], keys_empty[kKeyStages];

@@ -6,7 +6,7 @@
 #include <cfloat>
 #include <type_traits>
 
-#include "cuda/decode/side.h"
+#include "cuda/attention/side.h"
 #include "cuda/decode/traits.h"
 #include "cuda/device/fragments.h"
 #include "cuda/device/reduce.h"

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "cuda/decode/config.h"
+#include "cuda/attention/part_config.h"
 
 namespace halftone::cuda {
 

@@ -1,0 +1,20 @@
+// Which kernels read a cache: estimates of how long those that can would take.
+#pragma once
+
+#include "cuda/prefill/config.h"
+
+namespace halftone::cuda {
+
+/// Whether the kernel of a row reads K and V of a cache as packed codes.
+bool reads_packed(const PrefillConfig& c, const KvCacheSpec& spec);
+
+/// What prefill reads as K of a problem: the pages themselves where they hold values of Q's type; codes in
+/// their pages where it can, and where that is estimated to take less time than staging; else rows that are
+/// staged.
+PrefillKeys keys_of(const AttentionProblem& problem);
+
+/// Whether decode, in units of `unit` packed rows, is estimated to take less time than prefill for requests
+/// at the bounds of a problem with pages.
+bool decode_is_faster(const AttentionProblem& problem, int unit);
+
+}  // namespace halftone::cuda

@@ -1,0 +1,82 @@
+// What plans of prefill on a GPU have chosen, and their cut units.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include "plan/plan.h"
+#include "plan/validate.h"
+#include "tests/cuda/device_problem.h"
+#include "tests/cuda/staged_case.h"
+
+namespace halftone::testing {
+
+/// Whether prefill serves the requests of many rows: not in a build of other head_dims.
+inline bool has_prefill(const Problem& p) {
+  return cuda_runner().serves(p) && plan_on_device(p).info().config.starts_with("sm90-prefill");
+}
+
+/// Of the pass of the longest requests.
+inline planning::Staged staged_of(const Problem& p) {
+  const Plan plan = plan_on_device(p);
+  return planning::require_plan(plan).passes().back().staged;
+}
+
+/// Whether this build has kernels for staged keys of a head_dim.
+inline bool is_built(int head_dim) {
+  return staged_of(make_problem(staged_case("int8-token-asym", "fp16", head_dim, {{100, 1}}))).keys > 0;
+}
+
+/// Whether the kernel of the longest requests reads codes of K and V in their pages.
+inline bool reads_packed(const Problem& p) {
+  const Plan plan = plan_on_device(p);
+  const Plan::Impl& impl = planning::require_plan(plan);
+  const planning::Pass& last = impl.passes().back();
+  return !p.row.plain && dtype_bits(parse_format(p.row.k_format).dtype) < 16 && last.staged.keys == 0 &&
+         impl.kernel(last).name.starts_with("sm90-prefill");
+}
+
+/// Of the pass of the last rows of a plan.
+inline planning::ScheduleHeader queue_header(const Plan& plan, const PlacedRun& placed) {
+  const Plan::Impl& impl = planning::require_plan(plan);
+  const planning::Workspace workspace =
+      planning::carve_workspace(impl, static_cast<std::byte*>(placed.space().data));
+  planning::ScheduleHeader header;
+  check_cuda(cudaMemcpy(&header, workspace.passes[impl.passes().size() - 1].schedule.header, sizeof header,
+                        cudaMemcpyDeviceToHost));
+  return header;
+}
+
+/// What a first run gives, which the oracle agrees with.
+inline Outputs first_outputs(const Problem& p, const DeviceRun& device) {
+  device.schedule();
+  device.run();
+  Outputs outputs = device.outputs();
+  EXPECT_EQ(judge_device(p, outputs), "");
+  return outputs;
+}
+
+/// Few units: they are cut, and merged as if they were whole, with the same bits every time. Whether prefill
+/// serves the case. `parts`: of a unit, 0: any number.
+inline bool cut_units_agree(const AttentionCase& row, std::int32_t parts = 0) {
+  SCOPED_TRACE(row.name);
+  const Problem p = make_problem(row);
+  if (!has_prefill(p)) return false;
+  const Plan plan = plan_on_device(p);
+  const DeviceRun device(p, plan);
+  const Outputs first = first_outputs(p, device);
+  const planning::ScheduleHeader header = queue_header(plan, device);
+  const bool narrow = row.mask.window_left >= 0 || row.workers > 0;  // too little for many parts
+  EXPECT_TRUE(header.cut_units > 0 || narrow) << header.units << " units";
+  EXPECT_TRUE(parts == 0 || header.cut_parts == parts) << header.cut_parts << " parts";
+  for (int repeat = 0; repeat < 5; ++repeat) {
+    device.clear();
+    if (repeat == 3) device.schedule();
+    device.run();
+    const Outputs again = device.outputs();
+    EXPECT_TRUE(same_bytes(first.out, again.out));
+    EXPECT_TRUE(same_bytes(first.lse, again.lse) || !row.lse);
+  }
+  return true;
+}
+
+}  // namespace halftone::testing
