@@ -2,11 +2,16 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdint>
 #include <string>
+#include <utility>
+#include <variant>
 #include <vector>
 
+#include "format/status.h"
 #include "tests/attention/prefill_cases.h"
 #include "tests/cuda/adversarial_device.h"
+#include "tests/cuda/bounds_checks.h"
 #include "tests/cuda/prefill_options.h"
 #include "tests/cuda/prefill_plans.h"
 
@@ -26,7 +31,7 @@ class DevicePacked : public ::testing::Test {
  protected:
   /// Whether the problem's prompts are read as codes: not in a build of other head_dims.
   bool has_packed(const Problem& p) {
-    if (!is_built(128)) return false;
+    if (!has_packed_kernels()) return false;
     const bool has = reads_packed(p);
     EXPECT_TRUE(has) << p.row.name;
     served_ += has ? 1 : 0;
@@ -40,7 +45,9 @@ class DevicePacked : public ::testing::Test {
     EXPECT_EQ(judge_device(p, outputs), "");
     EXPECT_EQ(status_of(outputs), 0);
   }
-  void TearDown() override { EXPECT_TRUE(served_ > 0 || !is_built(128)) << "no kernel is in this build"; }
+  void TearDown() override {
+    EXPECT_TRUE(served_ > 0 || !has_packed_kernels()) << "no kernel is in this build";
+  }
 
  private:
   int served_ = 0;
@@ -73,7 +80,7 @@ TEST_F(DevicePacked, LengthsAtTheEdges) {
   }
 }
 
-/// Every page size, and tables that name no page or end early.
+/// Also tables in the mode that does not trust them.
 TEST_F(DevicePacked, PagesOfEverySize) {
   int n = 0;
   for (const int page_size : {16, 32, 64, 128, 256}) {
@@ -102,6 +109,7 @@ TEST_F(DevicePacked, Groups) {
 
 /// Few units: they are cut, and merged as if they were whole, with the same bits every time.
 TEST_F(DevicePacked, CutUnits) {
+  int n = 0;
   for (const char* format : kPackedFormats) {
     for (const std::vector<Request>& requests :
          {std::vector<Request>{{50, 2500}}, {{65, 3001}, {0, 0}, {20, 0}}, {{100, 500}, {50, 3000}}}) {
@@ -109,8 +117,66 @@ TEST_F(DevicePacked, CutUnits) {
       row.q_heads = 4 * row.kv_heads;
       row.mask.causal = requests.size() > 1;
       row.workers = 132;  // on any device
+      row.rotate_v = n % 2 == 1;
+      row.sinks = n % 3 == 1;
+      row.out_dtype = n % 4 == 3 ? DType::kFloat32 : row.out_dtype;
+      ++n;
       row.name += ", " + std::to_string(requests[0].kv_len) + " keys";
-      if (has_packed(make_problem(row))) cut_units_agree(row);
+      if (has_packed(make_problem(row))) {
+        EXPECT_TRUE(cut_units_agree(row));
+      }
+    }
+  }
+}
+
+/// Four and nine parts of a unit, merged with all that the end of a row has.
+TEST_F(DevicePacked, Parts) {
+  for (const int parts : {4, 9}) {
+    AttentionCase row = packed_case(parts == 4 ? "int4-g32" : "int8-head", {{100, parts * 128 - 30}});
+    row.kv_heads = 1, row.q_heads = 2;
+    row.mask = {};
+    row.workers = 132;
+    row.rotate_v = row.sinks = row.offset_k = true;
+    row.out_dtype = DType::kFloat32;
+    row.name += ", " + std::to_string(parts) + " parts";
+    SCOPED_TRACE(row.name);
+    if (has_packed(make_problem(row))) {
+      EXPECT_TRUE(cut_units_agree(row, parts));
+    }
+  }
+}
+
+/// Entries that name no page: their tokens are left out, in both modes of the table.
+TEST_F(DevicePacked, BadPagesAreLeftOut) {
+  for (const char* format : {"fp8", "int8-head", "int4-g32"}) {
+    for (const auto& [bad, column] : {std::pair{-1, 0}, {INT32_MIN, 2}, {INT32_MAX, 332 / 64}}) {
+      AttentionCase row = packed_case(format, {{70, 100}, {33, 90}, {150, 333}, {40, 0}}, DType::kFloat16);
+      row.mask = {};
+      row.q_heads = 8;
+      if (has_packed(make_problem(row))) expect_bad_page_is_left_out(row, column, bad);
+    }
+  }
+}
+
+/// Lengths beyond the table, and a table without columns and without an address.
+TEST_F(DevicePacked, TablesThatAreTooNarrow) {
+  for (const int columns : {0, 1, 3}) {
+    AttentionCase row = packed_case("int8-head", {{150, 333}}, DType::kFloat16);
+    row.mask = {};
+    const Problem p = make_problem(row);
+    if (!has_packed(p)) continue;
+    DeviceRun device(p, plan_on_device(p));
+    TensorView& table = std::get<PagedKv>(device.args.kv).block_table;
+    table.shape[1] = columns;
+    if (columns == 0) table.data = nullptr;
+    device.schedule();
+    device.run();
+    const Outputs outputs = device.outputs();
+    EXPECT_EQ(status_of(outputs), kStatusBadPage) << columns;
+    if (columns == 0) {
+      expect_empty_rows(p, outputs, 0, 150);
+    } else {
+      EXPECT_EQ(judge_device(plain_without(p, 0, 64 * columns, 333), outputs), "") << columns;
     }
   }
 }

@@ -5,6 +5,7 @@
 #include <variant>
 
 #include "cuda/attention/items.h"
+#include "plan/work.h"
 
 namespace halftone::cuda {
 namespace {
@@ -22,9 +23,9 @@ struct Bounds {
         rows(std::max<std::int64_t>(p.max_q_len, 1) * (p.q_heads / p.kv_heads())),
         keys(p.max_kv_len) {
     if (p.mask.window_left >= 0) {
-      keys = std::clamp<std::int64_t>(std::int64_t{p.mask.window_left} + p.max_q_len, 1, keys);
+      keys = std::min<std::int64_t>(keys, std::int64_t{p.mask.window_left} + p.max_q_len);
     }
-    scale = static_cast<double>(heads * keys) * p.head_dim() / 128.0 * 1e-3;
+    scale = static_cast<double>(heads) * static_cast<double>(keys) * p.head_dim() / 128.0 * 1e-3;
     const double hidden = 0.5 * static_cast<double>(std::min<std::int64_t>(p.max_q_len, keys));
     seen = p.mask.causal && keys > 0 ? 1 - hidden / static_cast<double>(keys) : 1;
   }
@@ -76,8 +77,9 @@ double given_us(const AttentionProblem& problem) {
   const Bounds b(problem);
   const std::int64_t units = blocks(b.rows, unit_rows(problem, PrefillKeys::kGiven));
   const double rows = static_cast<double>(b.rows) / static_cast<double>(units);
-  const std::int64_t parts =
-      std::clamp<std::int64_t>(kWorkers / std::max<std::int64_t>(b.heads * units, 1), 1, blocks(b.keys, 128));
+  const std::int64_t parts = std::clamp<std::int64_t>(
+      kWorkers / std::max<std::int64_t>(planning::saturating_product(b.heads, units), 1), 1,
+      std::max<std::int64_t>(blocks(b.keys, 128), 1));
   const double merging = parts == 1 ? 0 : parts <= kMergeGroup ? 5 : 12;
   return 17 + 0.09 * rows + merging + b.scale * std::max(0.122, 0.00085 * rows) * static_cast<double>(units);
 }
@@ -88,7 +90,7 @@ double codes_us(const AttentionProblem& problem, PrefillKeys keys) {
   const bool packed = keys == PrefillKeys::kPacked;
   const std::int64_t units = blocks(b.rows, unit_rows(problem, keys));
   const double rows = static_cast<double>(b.rows) / static_cast<double>(units);
-  const Share share(b.heads * units, b.keys);
+  const Share share(planning::saturating_product(b.heads, units), b.keys);
   const KvFormat& k = format_of_k(problem);
   // Of packed ones whatever the rows: two warpgroups wait for their conversion and for each other.
   const double key = !packed                    ? 0.08 * rows
