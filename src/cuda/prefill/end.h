@@ -66,7 +66,7 @@ struct RowsEnd {
     return {std::int64_t{item.first_query} + query,
             item.work.kv_head * group + item.work.row_begin + row - query * group, whole.position[row], 0.0f};
   }
-  /// Of staged values: what all of the head are divided by.
+  /// Of staged values, and of packed ones with a static scale: what all of the head are divided by.
   __device__ float value_scale() const {
     if (!Traits::kStaged || c.p.v.static_scale == nullptr) return 1.0f;
     return value_unit(c.p.v.static_scale, c.p.v.static_min, item.work.kv_head * c.p.v.static_stride);

@@ -1,5 +1,5 @@
-// Queries for the products with staged keys: they become f16, or codes, with a scale per row, in their place
-// in shared memory.
+// Queries for the products with staged and packed keys: they become f16, or codes, with a scale per row, in
+// their place in shared memory.
 #pragma once
 
 #include "cuda/device/range.h"
@@ -108,7 +108,7 @@ struct QueryRow {
   }
 };
 
-/// The queries of an item, `queries` of the warpgroup, as the products with staged keys take them. Where
+/// The queries of an item, `queries` of the warpgroup, as the products with such keys take them. Where
 /// several share them, by the first.
 template <PrefillConfig C>
 __device__ inline void scale_queries(Consumer<C>& c, std::uint8_t* queries, int kv_head) {

@@ -48,7 +48,8 @@ struct PrefillTraits {
   static constexpr bool kPacked = C.keys == PrefillKeys::kPacked;
   static constexpr int kConvertWarps = kPacked ? 8 : 0;
   static constexpr int kThreads = 32 * (kComputeWarps + 4 + kConvertWarps);
-  // All of what a block gets: 128 registers for each of 512 threads, or 168 for each of 384.
+  // All of what a block gets: 128 registers for each of 512 threads, 168 for each of 384, or 96 for each of
+  // 640.
   static constexpr int kConvertRegisters = 48;
   static constexpr int kOtherRegisters = kPacked ? 32 : C.warpgroups == 2 ? 40 : C.head_dim == 64 ? 56 : 32;
   static constexpr int kComputeRegisters = kPacked             ? 176
@@ -140,7 +141,8 @@ struct PrefillTraits {
   static_assert(sizeof(Shared) <= kMaxShared);
 };
 
-/// Bit of Shared::live: a key of the tile has a scale other than 1, of codes other than the first one.
+/// Bit of Shared::live: a key of the tile has a scale other than 1, of codes other than the first one, or, of
+/// packed codes with one per token, any.
 inline constexpr std::uint32_t kScaledTile = 1u << 31;
 
 /// Roles of the warps behind the compute warps.
