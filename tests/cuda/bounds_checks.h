@@ -79,4 +79,23 @@ void expect_replays(const DeviceRun& device, const Steps& steps, std::size_t cap
   }
 }
 
+/// A table of so few columns, 0: without an address, too, of a problem of one request in pages of 64 tokens:
+/// the keys beyond are left out, and the status says so.
+inline void expect_narrow_table_is_left_out(const Problem& p, int columns) {
+  const Request& request = p.row.requests[0];
+  DeviceRun device(p, plan_on_device(p));
+  TensorView& table = std::get<PagedKv>(device.args.kv).block_table;
+  table.shape[1] = columns;
+  if (columns == 0) table.data = nullptr;
+  device.schedule();
+  device.run();
+  const Outputs outputs = device.outputs();
+  EXPECT_EQ(status_of(outputs), kStatusBadPage) << columns;
+  if (columns == 0) {
+    expect_empty_rows(p, outputs, 0, request.q_len);
+  } else {
+    EXPECT_EQ(judge_device(plain_without(p, 0, 64 * columns, request.kv_len), outputs), "") << columns;
+  }
+}
+
 }  // namespace halftone::testing

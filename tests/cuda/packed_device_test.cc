@@ -1,7 +1,6 @@
 // Prompts over quantised caches whose codes prefill reads in their pages, against the double oracle.
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -164,20 +163,7 @@ TEST_F(DevicePacked, TablesThatAreTooNarrow) {
     AttentionCase row = packed_case("int8-head", {{150, 333}}, DType::kFloat16);
     row.mask = {};
     const Problem p = make_problem(row);
-    if (!has_packed(p)) continue;
-    DeviceRun device(p, plan_on_device(p));
-    TensorView& table = std::get<PagedKv>(device.args.kv).block_table;
-    table.shape[1] = columns;
-    if (columns == 0) table.data = nullptr;
-    device.schedule();
-    device.run();
-    const Outputs outputs = device.outputs();
-    EXPECT_EQ(status_of(outputs), kStatusBadPage) << columns;
-    if (columns == 0) {
-      expect_empty_rows(p, outputs, 0, 150);
-    } else {
-      EXPECT_EQ(judge_device(plain_without(p, 0, 64 * columns, 333), outputs), "") << columns;
-    }
+    if (has_packed(p)) expect_narrow_table_is_left_out(p, columns);
   }
 }
 
@@ -208,16 +194,7 @@ TEST_F(DevicePacked, LogitsThatRiseAndFall) {
       SCOPED_TRACE(row.name + ", " + std::to_string(step) + " per key");
       Problem p = make_problem(row);
       if (!has_packed(p)) continue;
-      const std::int64_t width = row.kv_heads * row.head_dim;
-      const std::vector<std::int64_t> first = first_tokens(row);
-      const float root = std::sqrt(static_cast<float>(row.head_dim));
-      for (std::int64_t e = 0; e < p.q.numel(); ++e) p.q.set(e, e % row.head_dim == 0 ? 1.0F : 0.0F);
-      for (std::size_t r = 0; r < row.requests.size(); ++r) {
-        for (std::int64_t e = first[r] * width; e < first[r + 1] * width; e += row.head_dim) {
-          p.k.set(e, step * root * static_cast<float>(e / width - first[r]));
-        }
-      }
-      p.cache = refilled(p, {0xFF});
+      set_linear_logits(p, step);
       EXPECT_EQ(judge_device(p, run_on_device(p)), "");
     }
   }

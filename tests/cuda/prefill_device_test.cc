@@ -2,7 +2,6 @@
 // row blocks and tiles, every way to pack rows, and cut units.
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <string>
 #include <vector>
 
@@ -201,17 +200,7 @@ TEST_F(DevicePrefill, LogitsThatRiseAndFall) {
       Problem p = make_problem(row);
       if (!has_prefill(p)) continue;
       ++served_;
-      // Dim 0 alone makes the logits: key t of a request has t steps.
-      const std::int64_t width = row.kv_heads * row.head_dim;
-      const std::vector<std::int64_t> first = first_tokens(row);
-      const float root = std::sqrt(static_cast<float>(row.head_dim));
-      for (std::int64_t e = 0; e < p.q.numel(); ++e) p.q.set(e, e % row.head_dim == 0 ? 1.0F : 0.0F);
-      for (std::size_t r = 0; r < row.requests.size(); ++r) {
-        for (std::int64_t e = first[r] * width; e < first[r + 1] * width; e += row.head_dim) {
-          p.k.set(e, step * root * static_cast<float>(e / width - first[r]));
-        }
-      }
-      if (!row.plain) p.cache = refilled(p, {0xFF});
+      set_linear_logits(p, step);
       EXPECT_EQ(judge_device(p, run_on_device(p)), "");
       p.problem.policy = SplitPolicy::kBatchInvariant;  // units are long then, since none is cut
       EXPECT_EQ(judge_device(p, run_on_device(p)), "") << "not cut";

@@ -1,10 +1,12 @@
 // Masks, options of the logits, types and data with which prefill is tested.
 #pragma once
 
+#include <cmath>
 #include <functional>
 #include <vector>
 
-#include "testing/cases.h"
+#include "tests/attention/prefill_cases.h"
+#include "tests/misuse/adversarial.h"
 
 namespace halftone::testing {
 
@@ -54,6 +56,21 @@ inline const std::vector<Option>& options() {
        }},
   };
   return all;
+}
+
+/// Dim 0 alone makes the logits: key t of a request has t steps.
+inline void set_linear_logits(Problem& p, float step) {
+  const AttentionCase& row = p.row;
+  const std::int64_t width = row.kv_heads * row.head_dim;
+  const std::vector<std::int64_t> first = first_tokens(row);
+  const float root = std::sqrt(static_cast<float>(row.head_dim));
+  for (std::int64_t e = 0; e < p.q.numel(); ++e) p.q.set(e, e % row.head_dim == 0 ? 1.0F : 0.0F);
+  for (std::size_t r = 0; r < row.requests.size(); ++r) {
+    for (std::int64_t e = first[r] * width; e < first[r + 1] * width; e += row.head_dim) {
+      p.k.set(e, step * root * static_cast<float>(e / width - first[r]));
+    }
+  }
+  if (!row.plain) p.cache = refilled(p, {0xFF});
 }
 
 }  // namespace halftone::testing

@@ -165,6 +165,7 @@ TEST(CudaPlan, ChunksOverManyKeysHaveTheKernelThatReadsThemSooner) {
       for (const int keys : {8192, 131072}) {
         SCOPED_TRACE(std::string(format) + " " + std::to_string(batch) + " x " + std::to_string(keys));
         EXPECT_EQ(kernel_of(format, 64, batch, keys), "sm90-decode-64");
+        EXPECT_NE(kernel_of(format, 192, batch, keys), prefill);
         if (batch * keys > 8192) {
           EXPECT_EQ(kernel_of(format, 512, batch, keys), packed);
         }
