@@ -16,14 +16,21 @@ namespace {
 /// Runs rows and counts those that had a kernel, so that no test passes for want of one.
 class DevicePrefill : public ::testing::Test {
  protected:
-  void expect_agrees(const AttentionCase& row) {
-    SCOPED_TRACE(row.name);
-    const Problem p = make_problem(row);
-    if (!has_prefill(p)) return;
-    ++served_;
-    const Outputs outputs = run_on_device(p);
-    EXPECT_EQ(judge_device(p, outputs), "");
-    EXPECT_EQ(outputs.status.as<std::int32_t>()[0], 0);
+  /// In every shape of its kernel.
+  void expect_agrees(const AttentionCase& listed) {
+    if (!has_prefill(make_problem(listed))) return;
+    for (const AttentionCase& row : shapes_of(listed)) {
+      SCOPED_TRACE(row.name);
+      const Problem p = make_problem(row);
+      ++served_;
+      const Outputs outputs = run_on_device(p);
+      EXPECT_EQ(judge_device(p, outputs), "");
+      EXPECT_EQ(outputs.status.as<std::int32_t>()[0], 0);
+    }
+  }
+  void expect_cut_units_agree(const AttentionCase& listed, std::int32_t parts = 0) {
+    if (!has_prefill(make_problem(listed))) return;
+    for (const AttentionCase& row : shapes_of(listed)) served_ += cut_units_agree(row, parts) ? 1 : 0;
   }
   void TearDown() override { EXPECT_GT(served_, 0) << "no kernel of prefill is in this build"; }
 
@@ -152,7 +159,7 @@ TEST_F(DevicePrefill, CutUnits) {
         own.q_heads = own.kv_heads = batch.size() == 2 ? 2 : 1;
         option.set(own);
         own.name += std::string(", ") + option.name + ", " + std::to_string(batch[0].kv_len) + " keys";
-        served_ += cut_units_agree(own) ? 1 : 0;
+        expect_cut_units_agree(own);
       }
     }
   }
@@ -167,7 +174,7 @@ TEST_F(DevicePrefill, ManyParts) {
       row.workers = 132;  // on any device
       row.rotate_v = !row.plain.has_value() && row.v_head_dim == 0 && row.head_dim < 512;
       row.name += ", " + std::to_string(parts) + " parts";
-      served_ += cut_units_agree(row, parts) ? 1 : 0;
+      expect_cut_units_agree(row, parts);
     }
   }
 }
@@ -193,17 +200,32 @@ TEST_F(DevicePrefill, BatchInvariantUnitsStayWhole) {
 
 /// Logits far apart, tile after tile: the offset of the exponents rises, falls behind or stays.
 TEST_F(DevicePrefill, LogitsThatRiseAndFall) {
-  for (AttentionCase row : prefill_cases({{100, 1500}, {64, 700}})) {
-    row.mask = {};
-    for (const float step : {0.02F, -0.02F, 0.1F, 0.3F, -0.3F}) {
-      SCOPED_TRACE(row.name + ", " + std::to_string(step) + " per key");
-      Problem p = make_problem(row);
-      if (!has_prefill(p)) continue;
-      ++served_;
-      set_linear_logits(p, step);
-      EXPECT_EQ(judge_device(p, run_on_device(p)), "");
-      p.problem.policy = SplitPolicy::kBatchInvariant;  // units are long then, since none is cut
-      EXPECT_EQ(judge_device(p, run_on_device(p)), "") << "not cut";
+  for (AttentionCase listed : prefill_cases({{100, 1500}, {64, 700}})) {
+    listed.mask = {};
+    if (!has_prefill(make_problem(listed))) continue;
+    for (const AttentionCase& row : shapes_of(listed)) {
+      for (const float step : {0.02F, -0.02F, 0.1F, 0.3F, -0.3F}) {
+        SCOPED_TRACE(row.name + ", " + std::to_string(step) + " per key");
+        Problem p = make_problem(row);
+        ++served_;
+        set_linear_logits(p, step);
+        EXPECT_EQ(judge_device(p, run_on_device(p)), "");
+        p.problem.workers = 1;  // units are long then, since none is cut
+        EXPECT_EQ(judge_device(p, run_on_device(p)), "") << "not cut";
+      }
+    }
+  }
+}
+
+/// The shapes that serve but chunks of some bounds, in little time.
+TEST_F(DevicePrefill, Chunks) {
+  for (const DType dtype : kPrefillTypes) {
+    AttentionCase row = prefill_case(dtype, 128, dtype == DType::kFloat16, mixed_requests());
+    row.q_heads = 6;
+    row.workers = 3;
+    for (const int window : {-1, 90}) {
+      row.mask.window_left = window;
+      expect_agrees(row);
     }
   }
 }

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <string>
+#include <vector>
 
 #include "cuda/prefill/config.h"
 #include "plan/plan.h"
@@ -43,6 +45,38 @@ inline bool reads_packed(const Problem& p) {
   const planning::Pass& last = impl.passes().back();
   return !p.row.plain && dtype_bits(parse_format(p.row.k_format).dtype) < 16 && last.staged.keys == 0 &&
          impl.kernel(last).name.starts_with("sm90-prefill");
+}
+
+/// Packed rows of a unit of the longest requests, if prefill serves them; else 0.
+inline int prefill_unit_of(const AttentionCase& row) {
+  const PlanInfo info = cuda_runner().plan(attention_problem(row)).info();
+  return info.config.starts_with("sm90-prefill") ? info.row_block : 0;
+}
+
+/// The row, which prefill serves, and, if another shape of its kernel is in the table, the row with wider
+/// bounds for which the plan takes that. Bounds decide nothing under batch_invariant.
+inline std::vector<AttentionCase> shapes_of(const AttentionCase& row) {
+  std::vector<AttentionCase> rows = {row};
+  const AttentionProblem problem = attention_problem(row);
+  const auto is_shape = [&](const cuda::PrefillConfig& c) {
+    return c.keys == cuda::PrefillKeys::kGiven && c.dtype == problem.q_dtype && cuda::is_built(c) &&
+           c.head_dim == problem.head_dim() && c.value_dim == problem.v_dim();
+  };
+  if (row.policy == SplitPolicy::kBatchInvariant ||
+      std::ranges::count_if(cuda::kPrefillTable, is_shape) < 2) {
+    return rows;
+  }
+  const int unit = prefill_unit_of(row);
+  AttentionCase wider = row;
+  for (wider.slack = row.slack; wider.slack < 8192; wider.slack += 32) {
+    const int other = prefill_unit_of(wider);
+    if (other == 0 || other == unit) continue;
+    wider.name += ", units of " + std::to_string(other);
+    rows.push_back(wider);
+    return rows;
+  }
+  ADD_FAILURE() << "no bounds make a plan take another shape: " << row.name;
+  return rows;
 }
 
 /// Of the pass of the last rows of a plan.

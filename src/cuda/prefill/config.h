@@ -69,6 +69,9 @@ inline constexpr std::array kPrefillTable{
     PrefillConfig{PrefillKeys::kGiven, DType::kFloat16, 96, 96, 3, 96, 4, 2, 64},
     PrefillConfig{PrefillKeys::kGiven, DType::kBFloat16, 128, 128, 3, 80, 3, 2},  // 731, 687
     PrefillConfig{PrefillKeys::kGiven, DType::kFloat16, 128, 128, 3, 80, 3, 2},
+    // Chunks of a few hundred rows: units of 192 fill them badly, or the SMs.
+    PrefillConfig{PrefillKeys::kGiven, DType::kBFloat16, 128, 128, 2, 112, 3, 1},  // an H100: 640 causal
+    PrefillConfig{PrefillKeys::kGiven, DType::kFloat16, 128, 128, 2, 112, 3, 1},
     PrefillConfig{PrefillKeys::kGiven, DType::kBFloat16, 192, 128, 3, 80, 3, 1},  // 756, 691
     PrefillConfig{PrefillKeys::kGiven, DType::kFloat16, 192, 128, 3, 80, 3, 1},
     PrefillConfig{PrefillKeys::kGiven, DType::kBFloat16, 192, 192, 2, 96, 2, 1},  // 735, 646

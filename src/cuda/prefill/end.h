@@ -1,11 +1,10 @@
-// The end of a warpgroup's rows: O and the LSE to the caller's tensors, or, of a part of a cut unit, to its
-// slot; the last parts to arrive merge them.
+// The end of a warpgroup's rows: O and the LSE to the caller's tensors, of a cut unit by the last part to
+// arrive.
 #pragma once
 
 #include "cuda/attention/output.h"
-#include "cuda/attention/states.h"
 #include "cuda/device/range.h"
-#include "cuda/prefill/compute.h"
+#include "cuda/prefill/parts.h"
 
 namespace halftone::cuda {
 
@@ -207,78 +206,12 @@ struct RowsEnd {
     }
   }
 
-  /// Stores the rows in the item's slot; the states of warpgroups that share rows are the same.
-  __device__ void store_part() const {
-    const Slots<C.value_dim> slots{c.p};
-    const int rows = item.work.row_end - item.work.row_begin, t = c.lane() % 4;
-    const float scale = value_scale();
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const int row = c.first_row() + 8 * r;
-      if (row >= rows) continue;
-      float* to = slots.values(item.work.partial, row) + first_dim() + 2 * t;
-#pragma unroll
-      for (int j = 0; j < kDims / 8; ++j) {
-        *reinterpret_cast<float2*>(to + 8 * j) = {c.o[4 * j + 2 * r] * scale, c.o[4 * j + 2 * r + 1] * scale};
-      }
-      if (t == 0 && c.share() == 0) {
-        *slots.state(item.work.partial, row) = {c.softmax.empty(r) ? kMinus : c.softmax.offset[r],
-                                                c.softmax.sum[r]};
-      }
-    }
-  }
-  /// Merges the rows of parts, in the order of their keys.
-  __device__ void merge_rows(const Merge& merge) const {
-    // What limits is how long L2 takes to answer, so as many rows and parts are read together as registers
-    // hold.
-    constexpr int kRowLanes = Traits::kPacked ? 8 : C.value_dim == 64 || C.value_dim == 128 ? 16 : 32;
-    using State = Row<C.value_dim, kRowLanes>;
-    constexpr int kAtOnce = kRowLanes <= 16 || C.warpgroups == 2 ? 4 : 2;
-    const Slots<C.value_dim> slots{c.p};
-    const int first = 64 * c.rows_index(), rows = item.work.row_end - item.work.row_begin - first;
-#pragma unroll 1
-    for (int i = c.warp() * State::kGroup; i < min(rows, 64); i += 4 * State::kGroup) {
-      const int own = i + c.lane() / kRowLanes, row = first + min(own, rows - 1);
-      State state;
-      state.template add<kAtOnce>(slots.parts(merge.first, merge.step, merge.count, row), c.lane());
-      if (merge.target < 0) {
-        write_row<C.value_dim, true>(c.p, place(row), state, c.lane(), own < rows);
-      } else {
-        slots.store(state, merge.target, row, c.lane(), own < rows);
-      }
-    }
-  }
-  /// The last warpgroup to arrive with these rows of a group of parts merges them, the last one of the unit's
-  /// groups those, and writes the rows.
-  __device__ void merge_parts() const {
-    Merge merge{-1, 0, 0, 0, 0, item.work.partial};
-#pragma unroll 1
-    while (merge.target >= 0) {
-      merge = next_merge(item, merge, false);
-      team_barrier(c.group());
-      bool last = false;
-      if (c.warp() == 0 && c.lane() == 0) {
-        last = arrives_last(c.p.arrivals + std::int64_t{merge.counter} * kArrivalCounters + c.rows_index(),
-                            merge.arrivals);
-      }
-      if (!team_any(c.group(), last)) return;
-      __threadfence();
-      merge_rows(merge);
-    }
-  }
-
   __device__ void operator()() const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       c.softmax.sum[r] = sum_of_lanes<1, 4>(c.softmax.sum[r]);
     }
-    if (item.work.partial < 0) {
-      write();
-    } else {
-      store_part();
-      if constexpr (C.shares > 1) shared_rows_barrier(c);
-      if (c.share() == 0) merge_parts();
-    }
+    if (item.work.partial < 0 || UnitParts<C>{c, item}.merge()) write();
   }
 };
 

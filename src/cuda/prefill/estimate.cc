@@ -35,18 +35,15 @@ const KvFormat& format_of_k(const AttentionProblem& problem) {
   return std::get<KvCacheSpec>(problem.kv).k_format;
 }
 
-// Figures are of head_dim 128: nanoseconds of a key, microseconds of what all keys share, on an H100; of
-// 16-bit pages a key's are an H200's.
+// Figures are of head_dim 128 on an H100: nanoseconds of a key, microseconds of what all keys share.
 constexpr std::int64_t kWorkers = 132;
 
 double decode_us(const AttentionProblem& problem, int unit) {
   const Bounds b(problem);
   const KvFormat& k = format_of_k(problem);
-  const double each = dtype_bits(k.dtype) == 16  ? 0.134
-                      : dtype_bits(k.dtype) == 4 ? 0.114
-                      : k.dynamic_scale()        ? 0.094
-                                                 : 0.077;
-  return 14 + b.scale * each * static_cast<double>(blocks(b.rows, unit));
+  const bool codes = dtype_bits(k.dtype) < 16;
+  const double each = !codes ? 0.134 : dtype_bits(k.dtype) == 4 ? 0.112 : k.dynamic_scale() ? 0.092 : 0.075;
+  return (codes ? 18.5 : 14) + b.scale * each * static_cast<double>(blocks(b.rows, unit));
 }
 
 /// What the busiest worker has of `units` units: how many items, of which the last ones may be parts, and how
@@ -67,46 +64,45 @@ struct Share {
   }
 };
 
-/// Packed rows of the largest unit over `keys`.
-std::int64_t unit_rows(const AttentionProblem& problem, PrefillKeys keys) {
-  return problem.head_dim() > 256 ? 64 : keys == PrefillKeys::kPacked || problem.head_dim() > 128 ? 128 : 192;
+/// What a kernel of prefill takes.
+struct Cost {
+  double key, key_and_row;  // of a unit
+  double begin;             // and end
+  double item;              // one beside others
+  double merge, groups;     // parts of a unit, up to a group of them or more
+};
+
+Cost cost_of(const AttentionProblem& problem, PrefillKeys keys, std::int64_t unit) {
+  if (keys == PrefillKeys::kGiven && unit <= 128) return {4.9, 0.053, 19, 9.4, 4, 7};
+  if (keys == PrefillKeys::kGiven) return {9.4, 0.0385, 19, 5.6, 4, 7};
+  if (keys != PrefillKeys::kPacked) return {9.35, 0.0334, 24.5, 5.3, 6, 10.5};
+  // Whatever the rows: two warpgroups wait for their conversion and for each other.
+  const KvFormat& k = format_of_k(problem);
+  return {dtype_bits(k.dtype) == 4 ? 18.2 : k.dynamic_scale() ? 16.7 : 14.8, 0, 20.5, 5.5, 8, 12.3};
 }
 
-/// Pages in 16 bits: each unit reads its keys, unless it has so many rows that products bind.
-double given_us(const AttentionProblem& problem) {
+/// A unit's keys take their time, but once memory takes longer.
+double prefill_us(const AttentionProblem& problem, PrefillKeys keys, std::int64_t unit) {
   const Bounds b(problem);
-  const std::int64_t units = blocks(b.rows, unit_rows(problem, PrefillKeys::kGiven));
-  const double rows = static_cast<double>(b.rows) / static_cast<double>(units);
-  const std::int64_t parts = std::clamp<std::int64_t>(
-      kWorkers / std::max<std::int64_t>(planning::saturating_product(b.heads, units), 1), 1,
-      std::max<std::int64_t>(blocks(b.keys, 128), 1));
-  const double merging = parts == 1 ? 0 : parts <= kMergeGroup ? 5 : 12;
-  return 17 + 0.09 * rows + merging + b.scale * std::max(0.122, 0.00085 * rows) * static_cast<double>(units);
-}
-
-/// Codes, staged or packed: a unit's keys take their time, whoever else reads them.
-double codes_us(const AttentionProblem& problem, PrefillKeys keys) {
-  const Bounds b(problem);
-  const bool packed = keys == PrefillKeys::kPacked;
-  const std::int64_t units = blocks(b.rows, unit_rows(problem, keys));
+  const std::int64_t units = blocks(b.rows, unit);
   const double rows = static_cast<double>(b.rows) / static_cast<double>(units);
   const Share share(planning::saturating_product(b.heads, units), b.keys);
-  const KvFormat& k = format_of_k(problem);
-  // Of packed ones whatever the rows: two warpgroups wait for their conversion and for each other.
-  const double key = !packed                    ? 0.08 * rows
-                     : dtype_bits(k.dtype) == 4 ? 18.3
-                     : k.dynamic_scale()        ? 16.4
-                                                : 13.6;
-  const double merging = share.parts == 1 ? 0 : share.parts <= kMergeGroup ? 13 : 20;
-  constexpr double kItem = 6;  // beginning and ending one beside others
-  const double dims = static_cast<double>(problem.head_dim()) / 128.0;
-  return 13 + 0.09 * rows + merging + kItem * std::max(share.items - 1, 0.0) +
-         share.units * static_cast<double>(b.keys) * 1e-3 * key * dims * b.seen +
-         (packed ? 0 : 5 + 0.3 * b.scale);
+  const Cost cost = cost_of(problem, keys, unit);
+  // Exponentials do not become fewer with the dims.
+  const double dims = static_cast<double>(problem.head_dim()) / 128.0, work = std::max(dims, 0.43 + dims / 2);
+  const double computing =
+      share.units * static_cast<double>(b.keys) * 1e-3 * (cost.key + cost.key_and_row * rows) * work * b.seen;
+  // Values of 16 bits are read once and, as units of the same keys do not keep step, partly again for each.
+  const double reading =
+      keys == PrefillKeys::kGiven ? b.scale * 0.176 * (1 + 0.2 * static_cast<double>(units - 1)) : 0;
+  const double staging = keys == PrefillKeys::kGiven || keys == PrefillKeys::kPacked ? 0 : 0.315 * b.scale;
+  const double merging = share.parts == 1 ? 0 : share.parts <= kMergeGroup ? cost.merge : cost.groups;
+  return cost.begin + staging + merging + cost.item * std::max(share.items - 1, 0.0) +
+         std::max(computing, reading);
 }
 
 double prefill_us(const AttentionProblem& problem, PrefillKeys keys) {
-  return keys == PrefillKeys::kGiven ? given_us(problem) : codes_us(problem, keys);
+  return prefill_us(problem, keys, prefill_unit(problem, keys));
 }
 
 /// Rotations of K and scales of its channels are undone by staging only, and bounds must not decide for
@@ -123,6 +119,18 @@ bool reads_packed(const PrefillConfig& c, const KvCacheSpec& spec) {
   return c.keys == PrefillKeys::kPacked && is_built(c) && c.head_dim == spec.head_dim &&
          spec.v_dim() == spec.head_dim && serves(c.part, spec.k_format, spec.head_dim) &&
          serves(c.part, spec.v_format, spec.head_dim);
+}
+
+std::int64_t prefill_unit(const AttentionProblem& problem, PrefillKeys keys) {
+  std::int64_t unit = 0;
+  for (const PrefillConfig& c : kPrefillTable) {
+    if (c.keys != keys || c.head_dim != problem.head_dim() || c.value_dim != problem.v_dim()) continue;
+    const bool decides = unit > 0 && problem.policy != SplitPolicy::kBatchInvariant;
+    if (unit == 0 || (decides && prefill_us(problem, keys, rows_of(c)) < prefill_us(problem, keys, unit))) {
+      unit = rows_of(c);
+    }
+  }
+  return std::max<std::int64_t>(unit, 64);
 }
 
 PrefillKeys keys_of(const AttentionProblem& problem) {

@@ -1,6 +1,8 @@
 // Which kernels read a cache: estimates of how long those that can would take.
 #pragma once
 
+#include <cstdint>
+
 #include "cuda/prefill/config.h"
 
 namespace halftone::cuda {
@@ -12,6 +14,10 @@ bool reads_packed(const PrefillConfig& c, const KvCacheSpec& spec);
 /// their pages where it can, and where that is estimated to take less time than staging; else rows that are
 /// staged.
 PrefillKeys keys_of(const AttentionProblem& problem);
+
+/// Packed rows of a unit of prefill over such keys: of several shapes the one that is estimated to take less
+/// time, but the table's first if the policy is batch_invariant, since then bounds must not decide.
+std::int64_t prefill_unit(const AttentionProblem& problem, PrefillKeys keys);
 
 /// Whether decode, in units of `unit` packed rows, is estimated to take less time than prefill for requests
 /// at the bounds of a problem with pages.

@@ -245,6 +245,7 @@ int prefill_variant(const AttentionProblem& problem, const planning::Kernel& ker
   if (problem.arithmetic == Arithmetic::kFullInt8) return -1;
   const PrefillKeys keys = keys_of(problem);
   const DType dtype = operand_dtype(problem);
+  if (kernel.row_block != prefill_unit(problem, keys)) return -1;
   for (std::size_t row = 0; row < kPrefillTable.size(); ++row) {
     const PrefillConfig& c = kPrefillTable[row];
     if (c.shares > 1 && keys == PrefillKeys::kGiven && rotates_v(problem))

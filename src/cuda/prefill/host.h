@@ -15,8 +15,8 @@ inline constexpr std::int64_t kL2Share = 40'000'000;
 inline constexpr std::array<planning::Kernel, 3> kPrefillKernels{{
     {"sm90-prefill-192", 0, 192, 128, 4096, 0, "prompts, bound by matrix products; V of 64 to 128 dims",
      false, kL2Share},
-    {"sm90-prefill-128", 0, 128, 128, 4096, 0,
-     "prompts; V of 192 or 256 dims, or chunks over codes of 128 dims", false, kL2Share},
+    {"sm90-prefill-128", 0, 128, 128, 4096, 0, "prompts; V of 192 or 256 dims, or chunks of 128 dims", false,
+     kL2Share},
     {"sm90-prefill-64", 0, 64, 128, 4096, 0, "prompts, bound by matrix products; V of 512 dims", false,
      kL2Share},
 }};

@@ -22,10 +22,9 @@ struct RowsLoop {
   static constexpr std::uint32_t kMayHave = Traits::kCodes || Traits::kScaledLogits ? kScaledTile : 0;
   static constexpr int kPromoted = 16;  // tiles of E4M3 products
   static constexpr int kBuffers = Traits::kQueryBuffers;
-  /// An item is taken beside the last P V of the item before, and its first Q K^T runs beside the end of
-  /// that, where registers allow it.
-  static constexpr bool kTakesAhead = kBuffers == 2;
-  static constexpr bool kBeginsAhead = kTakesAhead && !Traits::kCodes && C.row_bytes == 128;  // registers
+  /// The next item is taken beside the last P V of the one before: of 1,024 keys in E4M3 4% less. Of other
+  /// types that gains nothing.
+  static constexpr bool kTakesAhead = kBuffers == 2 && Traits::kE4m3;
   const PrefillParams& params;
   typename Traits::Shared& s;
   const AttentionParams& p = params.attention;
@@ -104,7 +103,9 @@ struct RowsLoop {
   }
 
   /// Takes the next item, if there is one: notes which tiles the rows see and waits for its queries.
-  __device__ bool take(ItemReader<C>& items) {
+  __device__ bool take() {
+    ItemReader<C> items{s, item_index() + 1};
+    __syncwarp();  // all lanes have read the number
     c.locate();
     left = -1;
     const Item* const item = items.next();
@@ -241,27 +242,16 @@ struct RowsLoop {
     if (c.lane() == 0) barrier_arrive(shared_address(&s.item_empty[index % Traits::kItems]));
   }
 
+  /// All items. The loop begins with what the first item needs: to lay there what ends an item, which that
+  /// one passes over, takes a call with cold caches 6 us more.
   __device__ void run() {
     Products products;
     own().item = -1;
     __syncwarp();
+    bool more = !kTakesAhead || take();
 #pragma unroll 1
-    while (true) {
-      const int done = item_index();  // the item whose O is to be finished
-      ItemReader<C> items{s, done + 1};
-      bool more = true;
-      if (kTakesAhead) more = take(items);
-      wgmma_wait();
-      pin(c.o);
-      if (done >= 0) {
-        leave(item_of(done));
-        if (!kBeginsAhead) finish(item_of(done), done);
-      }
-      if (!kTakesAhead) more = take(items);
-      if (!more && done < 0) return;
+    while (kTakesAhead ? more : take()) {
       begin_scores(products);
-      if (kBeginsAhead && done >= 0) finish(item_of(done), done);
-      if (!more) break;
       c.begin();
       wgmma_wait();
       pin(products);
@@ -272,9 +262,14 @@ struct RowsLoop {
                 // stages
         skip(current().tiles[c.rows_index()].before);
       }
-      if (kBuffers == 1) release_queries(item_index());
+      const int done = item_index();
+      if (kBuffers == 1) release_queries(done);
+      if (kTakesAhead) more = take();
+      wgmma_wait();
+      pin(c.o);
+      leave(item_of(done));
+      finish(item_of(done), done);
     }
-    wgmma_wait();
     RowsEnd<C>::drain(c);
   }
 };

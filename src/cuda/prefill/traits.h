@@ -88,8 +88,9 @@ struct PrefillTraits {
   static_assert(C.shares == 1 || !kStagesOutput);
   static_assert(kValueChunks <= kChunks);  // O lies where the queries lay
   // Before an item's first tile that a warpgroup sees it passes those that only the others see. As many at
-  // most come after its last one; until it has the next item, it holds them.
-  static_assert(kQueryBuffers == 1 || (64 * (C.warpgroups - 1) + C.kv_tile - 1) / C.kv_tile < C.stages);
+  // most come after its last one; where the next item is taken before they are passed, they wait for it.
+  static_assert(!kE4m3 || kQueryBuffers == 1 ||
+                (64 * (C.warpgroups - 1) + C.kv_tile - 1) / C.kv_tile < C.stages);
   static constexpr bool kKeepsSlopes = C.head_dim < 256;  // shared memory
 
   /// An item, and what follows from it for its rows.
