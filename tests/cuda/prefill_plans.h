@@ -53,7 +53,7 @@ inline int prefill_unit_of(const AttentionCase& row) {
   return info.config.starts_with("sm90-prefill") ? info.row_block : 0;
 }
 
-/// The row, which prefill serves, and, if another shape of its kernel is in the table, the row with wider
+/// The row, which prefill serves, and, if another shape of its kernel is in the table, the row with other
 /// bounds for which the plan takes that. Bounds decide nothing under batch_invariant.
 inline std::vector<AttentionCase> shapes_of(const AttentionCase& row) {
   std::vector<AttentionCase> rows = {row};
@@ -68,14 +68,15 @@ inline std::vector<AttentionCase> shapes_of(const AttentionCase& row) {
   }
   const int unit = prefill_unit_of(row);
   AttentionCase wider = row;
-  for (wider.slack = row.slack; wider.slack < 8192; wider.slack += 32) {
+  for (wider.slack = 0; wider.slack < 8192; wider.slack += 32) {
     const int other = prefill_unit_of(wider);
     if (other == 0 || other == unit) continue;
     wider.name += ", units of " + std::to_string(other);
     rows.push_back(wider);
     return rows;
   }
-  ADD_FAILURE() << "no bounds make a plan take another shape: " << row.name;
+  const bool any_do = row.q_heads / row.kv_heads < 128;
+  EXPECT_FALSE(any_do) << "no bounds make a plan take another shape: " << row.name;
   return rows;
 }
 
