@@ -1,6 +1,7 @@
 # Headers of others are a third of what it takes to compile a source that uses them: in the builds with sanitizers, sources
-# with the same flags read them once. Other builds do without, so that an include that is missing fails there, and because
-# GCC 12 then warns of more that is no fault. Nor is it done with ccache, which does more and cannot cache such objects.
+# with the same flags read them once. Other builds do without, so that an include that is missing in a test fails there
+# (elsewhere it does in the build for clang-tidy), and because GCC 12 then warns of more that is no fault. Nor is it done
+# with ccache, which does more and cannot cache such objects.
 
 # halftone_precompile(NAME HEADER LIKE SOURCES...): makes cmake/precompiled.gch/HEADER.hxx the first include of sources that
 # have the flags of the target LIKE, which are final; those with flags of their own are left out. Calls with one NAME share.

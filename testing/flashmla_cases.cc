@@ -56,7 +56,7 @@ std::string shape_text(int heads, int q_len, int kv_len) {
 
 /// A row as every kind of test has it.
 AttentionCase base_row(std::string_view format, int heads, int n) {
-  AttentionCase row = latent_case({}, format);
+  AttentionCase row = latent_case(AttentionCase(), format);
   if (format.ends_with("-e8m0")) row.head_dim = row.v_head_dim;  // 448 + 64 dims, which all are V
   row.q_heads = heads;
   row.policy = kPolicies[static_cast<std::size_t>(n % 7) % kPolicies.size()];

@@ -9,7 +9,7 @@ namespace halftone::testing {
 namespace {
 
 constexpr std::array kHalves = {DType::kBFloat16, DType::kFloat16};
-constexpr std::array kHeads = {8, 16, 32, 64, 128};
+constexpr std::array kLatentHeads = {8, 16, 32, 64, 128};
 struct NamedListing {
   Listing order;
   const char* name;
@@ -26,7 +26,7 @@ void make_rotary_v(AttentionCase& row) { row.head_dim = row.v_head_dim; }
 /// What rows vary in cycles of their own lengths.
 AttentionCase varied(int n, std::string_view format, int latent_dim = 512, int rope_dim = 64) {
   const auto i = static_cast<std::size_t>(n);
-  AttentionCase row = latent_case({}, format, latent_dim, rope_dim);
+  AttentionCase row = latent_case(AttentionCase(), format, latent_dim, rope_dim);
   if (format.ends_with("-e8m0")) make_rotary_v(row);
   row.page_size = kPages[i % kPages.size()];
   row.q_dtype = kHalves[i / 2 % kHalves.size()];
@@ -81,7 +81,7 @@ void add_list_rows(std::vector<AttentionCase>& rows) {
       add(row, format + "-h" + std::to_string(heads));
     }
   }
-  for (const int heads : kHeads) {
+  for (const int heads : kLatentHeads) {
     AttentionCase row = varied(++n, "fp8-g128-f32");
     row.q_heads = heads;
     row.requests = {{2, 700}, {2, 900}};
@@ -160,7 +160,7 @@ void make_latent_or_listed(AttentionCase& row, Random& random) {
                       random.pick(std::array{32, 64}));
     const bool divides = 448 % std::max(1, parse_format(row.k_format).group_size) == 0;
     if (divides && row.rope_dim == 64 && random.chance(0.3)) make_rotary_v(row);
-    row.q_heads = random.chance(0.7) ? random.pick(kHeads) : static_cast<int>(random.integer(1, 40));
+    row.q_heads = random.chance(0.7) ? random.pick(kLatentHeads) : static_cast<int>(random.integer(1, 40));
     row.data = Data::kNormal;
   }
   const int longest = row.q_heads > 32 ? 2 : row.q_heads > 8 ? 4 : 16;

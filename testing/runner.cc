@@ -14,7 +14,7 @@
 namespace halftone::testing {
 namespace {
 
-void require(bool condition, const char* what) {
+void require_intact(bool condition, const char* what) {
   if (!condition) throw std::logic_error(std::string("guard region written: ") + what);
 }
 
@@ -133,7 +133,7 @@ Outputs Runner::run(const Problem& p, const Plan& plan) const {
   once.schedule();
   once.run();
   Outputs outputs = once.outputs();
-  require(p.guards_intact(), "an input");
+  require_intact(p.guards_intact(), "an input");
   return outputs;
 }
 
@@ -146,7 +146,7 @@ void Runner::append(const Cache& cache, const AppendArgs& args, const Tensor& st
   there->read(pages.pages, cache.pages);
   there->read(pages.lengths, cache.lengths);
   if (status.present()) there->read(placed.status, status);
-  require(cache.guards_intact(), "the cache");
+  require_intact(cache.guards_intact(), "the cache");
 }
 
 void Runner::dequantize(const Cache& cache, const Tensor& k_out, const Tensor& v_out) const {
@@ -156,8 +156,8 @@ void Runner::dequantize(const Cache& cache, const Tensor& k_out, const Tensor& v
   there->finish();
   there->read(k, k_out);
   there->read(v, v_out);
-  require(cache.guards_intact(), "the cache");
-  require(k_out.guards_intact() && v_out.guards_intact(), "an output");
+  require_intact(cache.guards_intact(), "the cache");
+  require_intact(k_out.guards_intact() && v_out.guards_intact(), "an output");
 }
 
 void Runner::merge(const std::vector<Tensor>& parts, const std::vector<Tensor>& part_lse, const Tensor& out,
@@ -168,7 +168,7 @@ void Runner::merge(const std::vector<Tensor>& parts, const std::vector<Tensor>& 
   there->finish();
   there->read(placed_out, out);
   there->read(placed_lse, lse);
-  require(out.guards_intact() && lse.guards_intact(), "an output");
+  require_intact(out.guards_intact() && lse.guards_intact(), "an output");
 }
 
 PlacedRun::PlacedRun(const Runner& runner, const Problem& p, const Plan& plan, int fill)
@@ -194,9 +194,9 @@ Outputs PlacedRun::outputs() const {
   place_->read(args.out, host_.out);
   place_->read(args.lse, host_.lse);
   place_->read(args.status, host_.status);
-  require(workspace_.guards_intact(), "the workspace");
-  require(host_.out.guards_intact() && host_.lse.guards_intact() && host_.status.guards_intact(),
-          "an output");
+  require_intact(workspace_.guards_intact(), "the workspace");
+  require_intact(host_.out.guards_intact() && host_.lse.guards_intact() && host_.status.guards_intact(),
+                 "an output");
   return Outputs{host_.out.clone(), host_.lse.present() ? host_.lse.clone() : Tensor{}, host_.status.clone()};
 }
 

@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <omp.h>
-#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -243,16 +242,16 @@ void run_bench(const Options& options, Terminal& terminal) {
   if (options.json != "-") print_bench(terminal, m.engine, m.rows);
 }
 
-void add_shape_options(CLI::App* command, Options& options, CLI::Option* table) {
+void add_shape_options(Command command, Options& options, Option table) {
   ProblemShape& shape = options.shape;
-  const auto shape_option = [table](CLI::Option* option) { return option->excludes(table); };
+  const auto shape_option = [table](Option option) { return option->excludes(table); };
   shape_option(command->add_option("--suite", options.suite, "decode, prefill, append or layer"))
       ->type_name("NAME")
       ->capture_default_str();
-  CLI::Option* batch = shape_option(
+  const Option batch = shape_option(
       command->add_option("--batch", options.batch, "Requests, comma-separated (8; prefill: 1)"));
   batch->type_name("N,...")->delimiter(',')->check(between(1, 65536));
-  CLI::Option* context = shape_option(command->add_option(
+  const Option context = shape_option(command->add_option(
       "--context", options.context, "Keys of a request, comma-separated (8192; prefill: 2048)"));
   context->type_name("N,...")->delimiter(',')->check(between(1, 1 << 24));
   shape_option(
@@ -267,14 +266,14 @@ void add_shape_options(CLI::App* command, Options& options, CLI::Option* table) 
   shape_option(command->add_option("--q-heads", shape.q_heads, "Query heads"))
       ->check(between(1, 65536))
       ->capture_default_str();
-  CLI::Option* kv_heads = shape_option(command->add_option("--kv-heads", shape.kv_heads, "KV heads"));
+  const Option kv_heads = shape_option(command->add_option("--kv-heads", shape.kv_heads, "KV heads"));
   kv_heads->check(between(1, 65536))->capture_default_str();
-  CLI::Option* head_dim = shape_option(command->add_option("--head-dim", shape.head_dim, "Head dimension"));
+  const Option head_dim = shape_option(command->add_option("--head-dim", shape.head_dim, "Head dimension"));
   head_dim->capture_default_str();
-  CLI::Option* v_head_dim = shape_option(
+  const Option v_head_dim = shape_option(
       command->add_option("--v-head-dim", shape.v_dim, "Head dimension of V (default: --head-dim)"));
   shape_option(command->add_option("--page-size", shape.page_size, "Tokens per page"))->capture_default_str();
-  CLI::Option* plain = shape_option(
+  const Option plain = shape_option(
       command->add_flag("--plain", shape.plain, "Prefill: K and V are tensors in bf16, not pages"));
   shape_option(
       command->add_flag("--latent", options.latent,
@@ -298,8 +297,8 @@ void add_shape_options(CLI::App* command, Options& options, CLI::Option* table) 
 
 }  // namespace
 
-void add_bench(CLI::App& app, Terminal& terminal) {
-  CLI::App* command =
+void add_bench(Command app, Terminal& terminal) {
+  const Command command =
       app.add_subcommand("bench", "Time decode, prefill, append or a layer of all on this machine");
   auto options = std::make_shared<Options>();
   command->footer(
@@ -325,7 +324,7 @@ void add_bench(CLI::App& app, Terminal& terminal) {
       ->type_name("NAME")
       ->check(one_of({"auto", "cpu", "cuda"}))
       ->capture_default_str();
-  CLI::Option* table =
+  const Option table =
       command
           ->add_option("--table", options->tables,
                        fmt::format("The project's own tables, comma-separated: {} or all", table_names()))
@@ -337,8 +336,8 @@ void add_bench(CLI::App& app, Terminal& terminal) {
                       kDefaultFormats))
       ->type_name("FORMATS");
   add_shape_options(command, *options, table);
-  add_policy_option(*command, options->policy);
-  add_arithmetic_option(*command, options->arithmetic);
+  add_policy_option(command, options->policy);
+  add_arithmetic_option(command, options->arithmetic);
   command->add_flag("--with-schedule", options->with_schedule, "CUDA: schedule() is part of the timed call");
   command->add_option("--threads", options->threads, "CPU threads (default: OMP_NUM_THREADS or all)")
       ->check(between(1, 1024));

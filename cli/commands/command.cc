@@ -90,17 +90,18 @@ int run_command(int argc, const char* const* argv, Terminal terminal) {
   const auto formatter = std::make_shared<HelpFormatter>();
   formatter->column_width(30);
   app.formatter(formatter);
-  add_eval(app, terminal);
-  add_recipe(app, terminal);
-  add_formats(app, terminal);
-  add_quantize(app, terminal);
-  add_dequantize(app, terminal);
-  add_explain(app, terminal);
-  add_bench(app, terminal);
-  add_doctor(app, terminal);
-  for (CLI::App* command : app.get_subcommands({})) {
-    for (CLI::Option* option : command->get_options()) {
-      if (option->get_type_size() > 0) option->check(not_empty());
+  const Command command(&app);
+  add_eval(command, terminal);
+  add_recipe(command, terminal);
+  add_formats(command, terminal);
+  add_quantize(command, terminal);
+  add_dequantize(command, terminal);
+  add_explain(command, terminal);
+  add_bench(command, terminal);
+  add_doctor(command, terminal);
+  for (CLI::App* subcommand : app.get_subcommands({})) {
+    for (CLI::Option* option : subcommand->get_options()) {
+      if (option->get_type_size() > 0) Option(option)->check(not_empty());
     }
   }
   try {

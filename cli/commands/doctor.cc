@@ -1,7 +1,6 @@
 // `halftone doctor`: what this machine offers, which backend is used and why.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
 #include "cli/commands/command.h"
@@ -82,8 +81,8 @@ void print_machine(Terminal& terminal, const CpuInfo& cpu, const GpuInfo& gpu, c
 
 }  // namespace
 
-void add_doctor(CLI::App& app, Terminal& terminal) {
-  CLI::App* command =
+void add_doctor(Command app, Terminal& terminal) {
+  const Command command =
       app.add_subcommand("doctor", "Say what this machine offers, which backend is used and why");
   auto json = std::make_shared<bool>(false);
   command->add_flag("--json", *json, "Print JSON instead of text");

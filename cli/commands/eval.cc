@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <omp.h>
-#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -22,7 +21,7 @@
 namespace halftone::cli {
 namespace {
 
-struct CommandLine : EvalLine {
+struct EvalCommandLine : EvalLine {
   std::string arithmetic = "16-bit";
   std::string json, html;
   bool per_layer = false, latent = false;
@@ -102,7 +101,7 @@ std::string arithmetic_text(const EvalReport& report) {
   return fmt::format(", arithmetic {}", arithmetic_name(report.options.arithmetic));
 }
 
-void print_text(Terminal& terminal, const EvalReport& report, const CommandLine& line) {
+void print_text(Terminal& terminal, const EvalReport& report, const EvalCommandLine& line) {
   const CapturedLayer& shape = report.layers.front().shape;
   print(terminal.out,
         "{}: {} layer{}, {} tokens, {} queries, {} query heads over {} KV heads, head_dim {}\n\n",
@@ -128,7 +127,7 @@ void print_text(Terminal& terminal, const EvalReport& report, const CommandLine&
   if (!line.html.empty() && line.html != "-") print(terminal.out, "Wrote {}.\n", printable(line.html, 4096));
 }
 
-void run_eval(CommandLine& line, Terminal& terminal) {
+void run_eval(EvalCommandLine& line, Terminal& terminal) {
   finish_capture_options(line);
   line.options.arithmetic = parse_arithmetic_option(line.arithmetic);
   check_page_size(line.options.page_size, "--page-size");
@@ -157,10 +156,10 @@ void run_eval(CommandLine& line, Terminal& terminal) {
 }
 
 /// Refuses options that say nothing about latents, and formats that no latent has.
-void check_latent_line(const CLI::App& command, const CommandLine& line) {
+void check_latent_line(Command command, const EvalCommandLine& line) {
   const auto refuse = [&](std::initializer_list<const char*> names, const char* why) {
     for (const char* name : names) {
-      const CLI::Option& option = *command.get_option(name);
+      const Option option = command.get_option(name);
       if (option.count() == 0) continue;
       const std::string value =
           option.results().empty() ? "" : " is '" + printable(option.results()[0]) + "'";
@@ -174,7 +173,7 @@ void check_latent_line(const CLI::App& command, const CommandLine& line) {
   for (const FormatChoice& f : line.options.formats) check_latent_format(f, "--formats");
 }
 
-void run_latent(CommandLine& line, const CLI::App& command, Terminal& terminal) {
+void run_latent(EvalCommandLine& line, Command command, Terminal& terminal) {
   finish_capture_options(line);
   check_latent_line(command, line);
   check_page_size(line.options.page_size, "--page-size");
@@ -217,12 +216,12 @@ constexpr const char* kFooterExamples =
 
 }  // namespace
 
-void add_eval(CLI::App& app, Terminal& terminal) {
-  CLI::App* command = app.add_subcommand("eval", "Measure what each format costs on captured q, k and v");
-  auto line = std::make_shared<CommandLine>();
+void add_eval(Command app, Terminal& terminal) {
+  const Command command = app.add_subcommand("eval", "Measure what each format costs on captured q, k and v");
+  auto line = std::make_shared<EvalCommandLine>();
   EvalOptions& options = line->options;
   command->footer(std::string("Input:\n") + std::string(naming_help()) + kFooterExamples);
-  add_capture_options(*command, *line, "Comma-separated formats, K:V, +rot and +chan allowed (default: all)");
+  add_capture_options(command, *line, "Comma-separated formats, K:V, +rot and +chan allowed (default: all)");
   command->add_option("--max-error", options.max_error, "Output error that the conclusion tolerates")
       ->check(positive())
       ->capture_default_str();
@@ -236,13 +235,13 @@ void add_eval(CLI::App& app, Terminal& terminal) {
   command->add_option("--layers", options.layers, "Use these layers only, counted from 0: 0,3,7")
       ->type_name("N,...")
       ->delimiter(',');
-  add_arithmetic_option(*command, line->arithmetic);
+  add_arithmetic_option(command, line->arithmetic);
   command->add_option("--page-size", options.page_size, "Tokens per page")->capture_default_str();
   command->add_option("--recipe", line->extras.recipe, "Measure a recipe of `halftone recipe`, too")
       ->type_name("FILE");
-  add_extra_options(*command, line->extras);
+  add_extra_options(command, line->extras);
   command->callback([line, command, &terminal] {
-    if (line->latent) return run_latent(*line, *command, terminal);
+    if (line->latent) return run_latent(*line, command, terminal);
     if (line->file.empty())
       throw UsageError("file is missing: name a capture, or use --latent; see `halftone eval --help`.");
     run_eval(*line, terminal);

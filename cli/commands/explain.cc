@@ -1,6 +1,5 @@
 // `halftone explain`: the plan for a problem, and the least time that it can take.
 #include <fmt/format.h>
-#include <CLI/CLI.hpp>
 
 #include "cli/commands/command.h"
 #include "cli/options/problem.h"
@@ -13,7 +12,7 @@ namespace {
 
 constexpr std::string_view kDefaultFormat = "int8-head", kDefaultLatent = "fp8-g128-f32";
 
-struct Options {
+struct ExplainOptions {
   ProblemShape shape;
   std::string format;  ///< empty: kDefaultFormat or kDefaultLatent
   bool latent = false;
@@ -43,7 +42,7 @@ void print_floor(Terminal& terminal, const Floor& floor, double bandwidth) {
   }
 }
 
-void run_explain(Options& options, Terminal& terminal) {
+void run_explain(ExplainOptions& options, Terminal& terminal) {
   ProblemShape& shape = options.shape;
   const std::string_view default_format = options.latent ? kDefaultLatent : kDefaultFormat;
   shape.format = parse_choice(options.format.empty() ? default_format : options.format, "--format");
@@ -84,10 +83,10 @@ void run_explain(Options& options, Terminal& terminal) {
 
 }  // namespace
 
-void add_explain(CLI::App& app, Terminal& terminal) {
-  CLI::App* command =
+void add_explain(Command app, Terminal& terminal) {
+  const Command command =
       app.add_subcommand("explain", "Show the plan and schedule for a problem, and its floor");
-  auto options = std::make_shared<Options>();
+  auto options = std::make_shared<ExplainOptions>();
   ProblemShape& shape = options->shape;
   command->footer(
       "Attention is causal, Q and O are bf16; with --top-k a query attends to its list in place of its "
@@ -124,11 +123,11 @@ void add_explain(CLI::App& app, Terminal& terminal) {
       ->delimiter(',')
       ->check(between(0, 1 << 24));
   command->add_option("--q-heads", shape.q_heads, "Query heads")->capture_default_str();
-  CLI::Option* kv_heads = command->add_option("--kv-heads", shape.kv_heads, "KV heads");
+  const Option kv_heads = command->add_option("--kv-heads", shape.kv_heads, "KV heads");
   kv_heads->capture_default_str();
-  CLI::Option* head_dim = command->add_option("--head-dim", shape.head_dim, "Head dimension");
+  const Option head_dim = command->add_option("--head-dim", shape.head_dim, "Head dimension");
   head_dim->capture_default_str();
-  CLI::Option* v_head_dim =
+  const Option v_head_dim =
       command->add_option("--v-head-dim", shape.v_dim, "Head dimension of V (default: --head-dim)");
   command->add_option("--page-size", shape.page_size, "Tokens per page")->capture_default_str();
   command
@@ -137,7 +136,7 @@ void add_explain(CLI::App& app, Terminal& terminal) {
       ->excludes(kv_heads)
       ->excludes(head_dim)
       ->excludes(v_head_dim);
-  CLI::Option* top_k = command->add_option("--top-k", shape.top_k,
+  const Option top_k = command->add_option("--top-k", shape.top_k,
                                            "With --latent: every query reads so many keys, from a list");
   top_k->check(between(1, planning::kMaxListed));
   command
@@ -147,8 +146,8 @@ void add_explain(CLI::App& app, Terminal& terminal) {
   command->add_option("--window", shape.window, "Sliding window: keys to the left")
       ->check(between(0, 1 << 30))
       ->excludes(top_k);
-  add_policy_option(*command, options->policy);
-  add_arithmetic_option(*command, options->arithmetic);
+  add_policy_option(command, options->policy);
+  add_arithmetic_option(command, options->arithmetic);
   command->add_option("--workers", shape.workers, "Workers (default: one per thread)")
       ->check(between(1, 65536));
   command->add_option("--bandwidth", options->bandwidth, "Memory bandwidth in GB/s")->check(positive());

@@ -1,6 +1,5 @@
 // `halftone formats`: every named format and what it costs.
 #include <fmt/format.h>
-#include <CLI/CLI.hpp>
 
 #include "cli/commands/command.h"
 #include "cli/options/format_choice.h"
@@ -12,13 +11,13 @@
 namespace halftone::cli {
 namespace {
 
-struct Options {
+struct FormatsOptions {
   int head_dim = 128;
   int kv_heads = 8;
   bool json = false;
 };
 
-void run(Terminal& terminal, const Options& options) {
+void run_formats(Terminal& terminal, const FormatsOptions& options) {
   page_layout(
       parse_choice("bf16", "bf16").spec(options.kv_heads, options.head_dim, 0, 64));  // fits all or none
   nlohmann::ordered_json rows = nlohmann::ordered_json::array();
@@ -78,15 +77,15 @@ void run(Terminal& terminal, const Options& options) {
 
 }  // namespace
 
-void add_formats(CLI::App& app, Terminal& terminal) {
-  CLI::App* command = app.add_subcommand("formats", "List the KV-cache formats and what they cost");
-  auto options = std::make_shared<Options>();
+void add_formats(Command app, Terminal& terminal) {
+  const Command command = app.add_subcommand("formats", "List the KV-cache formats and what they cost");
+  auto options = std::make_shared<FormatsOptions>();
   command->add_option("--head-dim", options->head_dim, "Head dimension")->capture_default_str();
   command->add_option("--kv-heads", options->kv_heads, "KV heads of a layer")
       ->check(between(1, 65536))
       ->capture_default_str();
   command->add_flag("--json", options->json, "Print JSON instead of a table");
-  command->callback([options, &terminal] { run(terminal, *options); });
+  command->callback([options, &terminal] { run_formats(terminal, *options); });
 }
 
 }  // namespace halftone::cli

@@ -1,6 +1,5 @@
 // `halftone quantize` and `halftone dequantize`: captures to packed caches and back.
 #include <fmt/format.h>
-#include <CLI/CLI.hpp>
 
 #include "cli/commands/command.h"
 #include "cli/eval/capture.h"
@@ -135,8 +134,9 @@ void dequantize_file(const DequantizeOptions& options, Terminal& terminal) {
 
 }  // namespace
 
-void add_quantize(CLI::App& app, Terminal& terminal) {
-  CLI::App* command = app.add_subcommand("quantize", "Pack k and v of every layer into pages of a format");
+void add_quantize(Command app, Terminal& terminal) {
+  const Command command =
+      app.add_subcommand("quantize", "Pack k and v of every layer into pages of a format");
   auto options = std::make_shared<QuantizeOptions>();
   command->footer(
       std::string("Input:\n") + std::string(naming_help()) +
@@ -168,8 +168,8 @@ void add_quantize(CLI::App& app, Terminal& terminal) {
   command->callback([options, &terminal] { quantize(*options, terminal); });
 }
 
-void add_dequantize(CLI::App& app, Terminal& terminal) {
-  CLI::App* command = app.add_subcommand("dequantize", "Turn a packed cache back into k and v");
+void add_dequantize(Command app, Terminal& terminal) {
+  const Command command = app.add_subcommand("dequantize", "Turn a packed cache back into k and v");
   auto options = std::make_shared<DequantizeOptions>();
   command->footer(
       "Writes layers.<i>.k and layers.<i>.v [tokens, heads, dim], rotations undone.\n\n"

@@ -1,6 +1,5 @@
 // `halftone recipe`: formats for each layer, within a budget of bytes or of error.
 #include <fmt/format.h>
-#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -20,7 +19,7 @@
 namespace halftone::cli {
 namespace {
 
-struct CommandLine : EvalLine {
+struct RecipeLine : EvalLine {
   double bytes = 0;   ///< per token, in all layers; 0: not given
   std::string error;  ///< "2%" or "0.02"
   std::string output, html;
@@ -30,7 +29,7 @@ struct CommandLine : EvalLine {
 double parse_error(const std::string& text) {
   const bool percent_sign = text.ends_with('%');
   double value = 0;
-  const bool read = CLI::detail::lexical_cast(text.substr(0, text.size() - (percent_sign ? 1 : 0)), value);
+  const bool read = read_number(text.substr(0, text.size() - (percent_sign ? 1 : 0)), value);
   if (!read || !(value > 0) || !std::isfinite(value)) {
     throw UsageError(fmt::format("--error is '{}', but must be a number above 0: write it as 2% or 0.02.",
                                  printable(text)));
@@ -58,7 +57,7 @@ Frontier frontier_of(const EvalReport& report) {
 }
 
 /// Position of what was asked for on the frontier. Throws UsageError that names the nearest there is.
-int choose(const Frontier& frontier, const CommandLine& line, double error, std::size_t layers) {
+int choose(const Frontier& frontier, const RecipeLine& line, double error, std::size_t layers) {
   const std::vector<Frontier::Total>& totals = frontier.totals();
   if (totals.empty()) {
     throw Error(ErrorCode::kInvalidArgument,
@@ -121,7 +120,7 @@ std::string single_format(const EvalReport& report, double bytes) {
                      percent(best_error));
 }
 
-nlohmann::ordered_json about(const CommandLine& line, double error) {
+nlohmann::ordered_json about(const RecipeLine& line, double error) {
   nlohmann::ordered_json json = provenance();
   json["capture"] = line.file;
   if (line.bytes > 0) {
@@ -132,7 +131,7 @@ nlohmann::ordered_json about(const CommandLine& line, double error) {
   return json;
 }
 
-void run_recipe(CommandLine& line, Terminal& terminal) {
+void run_recipe(RecipeLine& line, Terminal& terminal) {
   if ((line.bytes > 0) == !line.error.empty()) {
     throw UsageError("one of --bytes-per-token and --error is needed, and only one: give a limit.");
   }
@@ -175,7 +174,7 @@ void run_recipe(CommandLine& line, Terminal& terminal) {
   }
 }
 
-constexpr const char* kFooter =
+constexpr const char* kRecipeFooter =
     "\nWhat it does:\n"
     "  Measures every candidate on every layer as `halftone eval` does, and takes for each layer the one "
     "that makes\n"
@@ -189,11 +188,12 @@ constexpr const char* kFooter =
 
 }  // namespace
 
-void add_recipe(CLI::App& app, Terminal& terminal) {
-  CLI::App* command = app.add_subcommand("recipe", "Choose formats for each layer within bytes or an error");
-  auto line = std::make_shared<CommandLine>();
-  command->footer(std::string("Input:\n") + std::string(naming_help()) + kFooter);
-  add_capture_options(*command, *line,
+void add_recipe(Command app, Terminal& terminal) {
+  const Command command =
+      app.add_subcommand("recipe", "Choose formats for each layer within bytes or an error");
+  auto line = std::make_shared<RecipeLine>();
+  command->footer(std::string("Input:\n") + std::string(naming_help()) + kRecipeFooter);
+  add_capture_options(command, *line,
                       "Comma-separated candidates, K:V and +rot allowed (default: those with fast kernels)");
   command->add_option("--bytes-per-token", line->bytes, "Most bytes of a token, in all layers of the capture")
       ->check(positive());
@@ -203,7 +203,7 @@ void add_recipe(CLI::App& app, Terminal& terminal) {
   command->add_option("--output", line->output, "Write the recipe as JSON (- for stdout)")->type_name("FILE");
   command->add_option("--html", line->html, "Write a self-contained page with plots (- for stdout)")
       ->type_name("FILE");
-  add_extra_options(*command, line->extras);
+  add_extra_options(command, line->extras);
   command->callback([line, &terminal] { run_recipe(*line, terminal); });
 }
 

@@ -1,13 +1,12 @@
 #include "cli/eval/options.h"
 
 #include <omp.h>
-#include <CLI/CLI.hpp>
 
 #include "cli/options/validators.h"
 
 namespace halftone::cli {
 
-void add_capture_options(CLI::App& command, EvalLine& line, const std::string& formats_help) {
+void add_capture_options(Command command, EvalLine& line, const std::string& formats_help) {
   EvalOptions& options = line.options;
   command.add_option("file", line.file, "Capture: q, k and v of one or more layers (.safetensors)")
       ->type_name("")

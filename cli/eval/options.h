@@ -4,10 +4,7 @@
 #include <string>
 
 #include "cli/eval/evaluate.h"
-
-namespace CLI {
-class App;
-}
+#include "cli/options/command_line.h"
 
 namespace halftone::cli {
 
@@ -20,7 +17,7 @@ struct EvalLine {
 };
 
 /// `line` must live as long as the parser.
-void add_capture_options(CLI::App& command, EvalLine& line, const std::string& formats_help);
+void add_capture_options(Command command, EvalLine& line, const std::string& formats_help);
 
 /// Reads what the texts say into `line.options` and sets the number of threads. Throws UsageError.
 void finish_capture_options(EvalLine& line);

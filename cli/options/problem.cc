@@ -1,7 +1,6 @@
 #include "cli/options/problem.h"
 
 #include <fmt/format.h>
-#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -21,13 +20,13 @@ constexpr int kLatentDim = 512, kRopeDim = 64;  // of --latent
 
 }  // namespace
 
-void add_policy_option(CLI::App& command, std::string& value) {
+void add_policy_option(Command command, std::string& value) {
   command.add_option("--policy", value, "fast, reproducible or batch_invariant")
       ->type_name("NAME")
       ->capture_default_str();
 }
 
-void add_arithmetic_option(CLI::App& command, std::string& value) {
+void add_arithmetic_option(Command command, std::string& value) {
   command.add_option("--arithmetic", value, "16-bit, half_int8, full_int8 or fp8")
       ->type_name("NAME")
       ->capture_default_str();

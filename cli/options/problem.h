@@ -6,19 +6,16 @@
 #include <string_view>
 #include <vector>
 
+#include "cli/options/command_line.h"
 #include "cli/options/format_choice.h"
 #include "halftone/attention.h"
-
-namespace CLI {
-class App;
-}
 
 namespace halftone::cli {
 
 /// --policy and --arithmetic, whose values the functions below read. What they set must live as long as the
 /// parser.
-void add_policy_option(CLI::App& command, std::string& value);
-void add_arithmetic_option(CLI::App& command, std::string& value);
+void add_policy_option(Command command, std::string& value);
+void add_arithmetic_option(Command command, std::string& value);
 
 /// "fast", "reproducible" or "batch_invariant"; throws UsageError.
 SplitPolicy parse_policy(std::string_view text);

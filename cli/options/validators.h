@@ -4,21 +4,19 @@
 #include <string>
 #include <vector>
 
-namespace CLI {
-class Validator;
-}
+#include "cli/options/command_line.h"
 
 namespace halftone::cli {
 
 /// A whole number of [low, high].
-CLI::Validator between(int low, int high);
+Check between(int low, int high);
 
 /// A number above 0 that fp32 holds.
-CLI::Validator positive();
+Check positive();
 
-CLI::Validator one_of(std::vector<std::string> choices);
+Check one_of(std::vector<std::string> choices);
 
 /// Anything but "", which a parser may otherwise read as 0 or as an option that was not given.
-CLI::Validator not_empty();
+Check not_empty();
 
 }  // namespace halftone::cli

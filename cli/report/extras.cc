@@ -1,7 +1,6 @@
 #include "cli/report/extras.h"
 
 #include <fmt/format.h>
-#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -18,36 +17,36 @@
 namespace halftone::cli {
 namespace {
 
-using Json = nlohmann::json;
+using Document = nlohmann::json;
 
 [[noreturn]] void refuse(const char* option, const std::string& path, const std::string& sentence) {
   throw Error(ErrorCode::kInvalidArgument,
               fmt::format("{} '{}': {}", option, printable(path, 4096), sentence));
 }
 
-Json read_json(const char* option, const std::string& path, const char* maker) {
+Document read_json(const char* option, const std::string& path, const char* maker) {
   std::ifstream file(path, std::ios::binary);
   const std::string text(std::istreambuf_iterator<char>(file), {});
   if (!file) refuse(option, path, "it cannot be read: name a file that is there.");
-  Json json = Json::parse(text, nullptr, false);
+  Document json = Document::parse(text, nullptr, false);
   if (!json.is_object() || !json.contains("rows") || !json["rows"].is_array()) {
     refuse(option, path, fmt::format("it is no JSON object with rows: name a file that `{}` wrote.", maker));
   }
   return json;
 }
 
-double number(const Json& row, const char* name) {
+double number(const Document& row, const char* name) {
   return row.contains(name) && row[name].is_number() ? row[name].get<double>() : std::nan("");
 }
 
-std::string text(const Json& row, const char* name) {
+std::string text(const Document& row, const char* name) {
   return row.contains(name) && row[name].is_string() ? row[name].get<std::string>() : "";
 }
 
-bool flag(const Json& row, const char* name) { return row.contains(name) && row[name] == true; }
+bool flag(const Document& row, const char* name) { return row.contains(name) && row[name] == true; }
 
 /// "int4-g32+rot:int8-head" of a row of `halftone bench --json`.
-std::string format_of(const Json& row) {
+std::string format_of(const Document& row) {
   const std::string k = text(row, "format_k") + (flag(row, "rotate_k") ? "+rot" : "");
   const std::string v = text(row, "format_v") + (flag(row, "rotate_v") ? "+rot" : "");
   return k == v ? k : k + ":" + v;
@@ -56,9 +55,9 @@ std::string format_of(const Json& row) {
 /// Decode of single queries at the capture's geometry. Of several shapes that with most formats counts, of
 /// these the one with most keys.
 void read_bench(const std::string& path, const CapturedLayer& shape, ReportExtras& extras) {
-  const Json json = read_json("--bench", path, "halftone bench --json");
+  const Document json = read_json("--bench", path, "halftone bench --json");
   std::map<std::pair<double, double>, std::map<std::string, double>> cases;
-  for (const Json& row : json["rows"]) {
+  for (const Document& row : json["rows"]) {
     const bool like = number(row, "head_dim") == shape.head_dim &&
                       number(row, "kv_heads") == shape.kv_heads && number(row, "q_heads") == shape.q_heads &&
                       number(row, "q_len") == 1;
@@ -81,7 +80,7 @@ void read_bench(const std::string& path, const CapturedLayer& shape, ReportExtra
            std::tuple(b.second.size(), b.first.first * b.first.second);
   });
   extras.step_us = best->second;
-  const Json device = json.value("device", Json::object());
+  const Document device = json.value("device", Document::object());
   const std::string name = text(device, "name");
   const std::string where = name.empty() ? text(device, "model") : name;
   extras.step_text =
@@ -90,8 +89,8 @@ void read_bench(const std::string& path, const CapturedLayer& shape, ReportExtra
 }
 
 void read_quality(const std::string& path, ReportExtras& extras) {
-  const Json json = read_json("--quality", path, "python -m halftone.recipe --json");
-  for (const Json& row : json["rows"]) {
+  const Document json = read_json("--quality", path, "python -m halftone.recipe --json");
+  for (const Document& row : json["rows"]) {
     const Quality quality{number(row, "kl"), number(row, "perplexity")};
     if (text(row, "name").empty() || !std::isfinite(quality.kl) || !std::isfinite(quality.perplexity)) {
       refuse("--quality", path, "a row lacks name, kl or perplexity: measure again.");
@@ -105,7 +104,7 @@ void read_quality(const std::string& path, ReportExtras& extras) {
 
 }  // namespace
 
-void add_extra_options(CLI::App& command, ExtraOptions& options) {
+void add_extra_options(Command command, ExtraOptions& options) {
   command
       .add_option(
           "--memory", options.memory,
@@ -131,7 +130,7 @@ double parse_memory(const std::string& text, const std::string& option) {
   const std::size_t end = std::min(text.find_first_not_of("0123456789."), text.size());
   const auto unit = units.find(text.substr(end));
   double value = 0;
-  const bool read = CLI::detail::lexical_cast(text.substr(0, end), value);
+  const bool read = read_number(text.substr(0, end), value);
   if (!read || unit == units.end() || !(value > 0)) {
     throw UsageError(fmt::format("{} is '{}', but must be a size above 0: write it as 80GB or 24GiB.", option,
                                  printable(text)));

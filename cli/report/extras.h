@@ -8,11 +8,8 @@
 #include <vector>
 
 #include "cli/eval/evaluate.h"
+#include "cli/options/command_line.h"
 #include "cli/recipe/check.h"
-
-namespace CLI {
-class App;
-}
 
 namespace halftone::cli {
 
@@ -23,7 +20,7 @@ struct ExtraOptions {
 };
 
 /// --memory, --model-layers, --bench, --quality; `options` must live as long as the parser.
-void add_extra_options(CLI::App& command, ExtraOptions& options);
+void add_extra_options(Command command, ExtraOptions& options);
 
 /// Of a model whose cache has a format, against the same model with its own cache.
 struct Quality {

@@ -7,7 +7,7 @@
 namespace halftone::cli {
 namespace {
 
-constexpr std::size_t kUnfoldedRows = 40;
+constexpr std::size_t kUnfoldedLayers = 40;
 
 /// The time of a decode step in all layers, or 0 when that of a layer's formats was not measured.
 double step_us(const RecipeReport& recipe, const ReportExtras& extras) {
@@ -40,7 +40,7 @@ std::string layer_rows(const RecipeReport& recipe, const ReportExtras& extras) {
     html += "</tr>\n";
   }
   html += "</table></div>\n";
-  if (recipe.numbers.size() <= kUnfoldedRows) return html;
+  if (recipe.numbers.size() <= kUnfoldedLayers) return html;
   return fmt::format("<details><summary>{} layers</summary>\n{}</details>\n", recipe.numbers.size(), html);
 }
 

@@ -28,8 +28,6 @@ static_assert(HALFTONE_INVALID_ARGUMENT == int(ErrorCode::kInvalidArgument) &&
 
 constexpr std::int32_t kDTypes = HALFTONE_DTYPE_E8M0 + 1;
 
-[[noreturn]] void invalid(const std::string& sentence) { throw Error(ErrorCode::kInvalidArgument, sentence); }
-
 void check_not_null(const void* pointer, const char* argument, const char* what) {
   if (pointer == nullptr)
     invalid(fmt::format("{} is NULL, but must point to {}: pass its address.", argument, what));

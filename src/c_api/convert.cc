@@ -38,8 +38,6 @@ static_assert(HALFTONE_ARITHMETIC_16BIT == int(Arithmetic::k16Bit) &&
               HALFTONE_ARITHMETIC_FP8 == int(Arithmetic::kFp8));
 static_assert(HALFTONE_MAX_RANK == TensorView::kMaxRank);
 
-[[noreturn]] void invalid(const std::string& sentence) { throw Error(ErrorCode::kInvalidArgument, sentence); }
-
 /// An enumerator of E, which counts from 0 to `last`.
 template <class E>
 E to_enum(std::int32_t value, E last, const Name& argument, const char* type) {
@@ -68,6 +66,8 @@ Rope to_rope(const CArgs& c, const Name& argument) {
 }
 
 }  // namespace
+
+void invalid(const std::string& sentence) { throw Error(ErrorCode::kInvalidArgument, sentence); }
 
 DType to_dtype(std::int32_t value, const Name& argument) {
   return to_enum(value, DType::kFloat8E8M0, argument, "halftone_dtype");

@@ -15,6 +15,9 @@
 
 namespace halftone::c_api {
 
+/// Throws InvalidArgument.
+[[noreturn]] void invalid(const std::string& sentence);
+
 // Scalars. Each throws InvalidArgument naming `argument`.
 DType to_dtype(std::int32_t value, const Name& argument);
 Device to_device(std::int32_t type, std::int32_t index, const Name& argument);

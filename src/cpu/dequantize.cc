@@ -23,7 +23,7 @@ namespace halftone::cpu {
 namespace {
 
 // Reading a span of all live tokens.
-struct PartJob {
+struct ReadJob {
   const PagedKv& cache;
   const PageLayout& layout;
   page::Part part;
@@ -34,8 +34,11 @@ struct PartJob {
   Interruption& interruption;
 };
 
-template <class Codec>
-void read_part(const PartJob& job) {
+using ReadSpan = void(const page::Part&, const page::PlaceTable*, const StaticScale&, const std::uint8_t*,
+                      int, int, float*);
+
+/// `read`: read_span() of the part's codec.
+void read_part(const ReadJob& job, ReadSpan* read) {
   const page::Part& part = job.part;
   const page::PlaceTable* table = page::table_of(part);
   const int heads = job.cache.spec.kv_heads;
@@ -50,7 +53,7 @@ void read_part(const PartJob& job) {
     for (int head = 0; head < heads; ++head) {
       if (slot != kNoSlot) {
         const std::uint8_t* tile = tile_of(job.cache, job.layout, slot, head);
-        read_span<Codec>(part, table, job.static_scale, tile, offset, head, x.data());
+        read(part, table, job.static_scale, tile, offset, head, x.data());
         if (part.rotated) hadamard::rotate(x.data(), part.dim);
         for (int d = 0; job.channels.any() && d < part.dim; ++d) {
           x[d] = job.channels.restored(x[d], std::int64_t{head} * part.dim + d);
@@ -86,9 +89,9 @@ void dequantize(const PagedKv& cache, const TensorView& k_out, const TensorView&
       if (first < 0) continue;
       const StaticScale& scale = of_k ? cache.k_scale : cache.v_scale;
       const Channels channels = of_k ? channels_of(cache.k_channels) : Channels{};
-      const PartJob job{cache, layout,   part,           dims_of(out, first, part.dim),
+      const ReadJob job{cache, layout,   part,           dims_of(out, first, part.dim),
                         scale, channels, slots.of_token, interruption};
-      codec::with_codec(part.format, [&](auto codec) { read_part<decltype(codec)>(job); });
+      codec::with_codec(part.format, [&](auto codec) { read_part(job, read_span<decltype(codec)>); });
       interruption.check();
     }
   }

@@ -21,14 +21,14 @@ void check_stream(Device device, Stream stream) {
   }
 }
 
-std::span<const std::int32_t> values(const TensorView& t) {
+std::span<const std::int32_t> entries_of(const TensorView& t) {
   return {static_cast<const std::int32_t*>(t.data), static_cast<std::size_t>(t.shape[0])};
 }
 
 /// cu[0] = 0, non-decreasing, no request longer than `max`.
 void check_cumulative(const TensorView& t, std::string_view name, std::int32_t max,
                       std::string_view max_name) {
-  const std::span<const std::int32_t> cu = values(t);
+  const std::span<const std::int32_t> cu = entries_of(t);
   if (cu[0] != 0) invalid("{}[0] is {}, but must be 0: start at the first token.", name, cu[0]);
   for (std::size_t i = 1; i < cu.size(); ++i) {
     if (cu[i] < cu[i - 1]) {
@@ -44,7 +44,7 @@ void check_cumulative(const TensorView& t, std::string_view name, std::int32_t m
 }
 
 void check_kv_lengths(const TensorView& t, std::int32_t max) {
-  const std::span<const std::int32_t> lengths = values(t);
+  const std::span<const std::int32_t> lengths = entries_of(t);
   for (std::size_t i = 0; i < lengths.size(); ++i) {
     if (lengths[i] < 0) {
       fail(ErrorCode::kOutOfRange,

@@ -9,11 +9,11 @@
 namespace halftone::planning {
 namespace {
 
-const std::int32_t* values(const TensorView& t) { return static_cast<const std::int32_t*>(t.data); }
+const std::int32_t* entries(const TensorView& t) { return static_cast<const std::int32_t*>(t.data); }
 
 std::int32_t queries_of(const AttentionProblem& p, const SequenceLengths& lengths, std::int32_t request) {
   if (!given(lengths.cu_q)) return p.max_q_len;
-  return values(lengths.cu_q)[request + 1] - values(lengths.cu_q)[request];
+  return entries(lengths.cu_q)[request + 1] - entries(lengths.cu_q)[request];
 }
 
 }  // namespace
@@ -21,7 +21,7 @@ std::int32_t queries_of(const AttentionProblem& p, const SequenceLengths& length
 void check_grown(const AttentionProblem& p, const SequenceLengths& lengths) {
   if (!p.appends) return;
   for (std::int32_t r = 0; r < p.batch; ++r) {
-    const std::int32_t length = values(lengths.kv_lengths)[r], added = queries_of(p, lengths, r);
+    const std::int32_t length = entries(lengths.kv_lengths)[r], added = queries_of(p, lengths, r);
     if (std::int64_t{length} + added <= p.max_kv_len) continue;
     fail(ErrorCode::kOutOfRange,
          "kv_lengths[{}] is {} before {} new tokens, but the plan's max_kv_len is {} with them: plan with a "
@@ -35,8 +35,8 @@ TotalKeys total_keys(const AttentionProblem& p, const SequenceLengths& lengths) 
   for (std::int32_t r = 0; r < p.batch; ++r) {
     const std::int32_t queries = queries_of(p, lengths, r);
     const std::int64_t keys = given(lengths.cu_kv)
-                                  ? values(lengths.cu_kv)[r + 1] - values(lengths.cu_kv)[r]
-                                  : std::int64_t{values(lengths.kv_lengths)[r]} + (p.appends ? queries : 0);
+                                  ? entries(lengths.cu_kv)[r + 1] - entries(lengths.cu_kv)[r]
+                                  : std::int64_t{entries(lengths.kv_lengths)[r]} + (p.appends ? queries : 0);
     total.all += keys;
     if (queries > 1) total.prompts += keys;
   }
