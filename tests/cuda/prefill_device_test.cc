@@ -89,7 +89,7 @@ TEST_F(DevicePrefill, Groups) {
 /// Every length around two tiles and two row blocks, in small batches.
 TEST_F(DevicePrefill, EveryLengthAroundTheEdges) {
   std::vector<std::vector<Request>> batches;
-  for (const int base : {64, 80, 96, 128, 160, 192, 256, 384}) {
+  for (const int base : {64, 80, 96, 112, 128, 160, 192, 224, 256, 384}) {
     std::vector<Request>& batch = batches.emplace_back();
     for (const int off : {-1, 0, 1}) {
       batch.push_back({base + off, base + off});
@@ -109,7 +109,7 @@ TEST_F(DevicePrefill, EveryLengthAroundTheEdges) {
 }
 
 /// Windows of many tiles, some of which the rows of only one warpgroup see, ahead of the tiles of others and
-/// behind them; the next item is taken while such tiles are still on their way.
+/// behind them.
 TEST_F(DevicePrefill, WindowsOfManyTiles) {
   for (AttentionCase row : prefill_cases({{400, 1500}, {300, 1300}, {70, 1250}})) {
     row.q_heads = row.kv_heads = 1;
@@ -165,9 +165,9 @@ TEST_F(DevicePrefill, CutUnits) {
   }
 }
 
-/// Parts are merged in groups of 8: a group and a part alone, two and one, four and some.
+/// Parts are merged in groups of 8: one, one and a part alone or two, two and a part alone, four and some.
 TEST_F(DevicePrefill, ManyParts) {
-  for (const std::int32_t parts : {8, 9, 17, 35}) {
+  for (const std::int32_t parts : {8, 9, 10, 17, 35}) {
     for (AttentionCase row : prefill_cases({{100, parts * 128 - 70}})) {
       row.q_heads = row.kv_heads = 1;
       row.mask = {};
@@ -176,6 +176,17 @@ TEST_F(DevicePrefill, ManyParts) {
       row.name += ", " + std::to_string(parts) + " parts";
       expect_cut_units_agree(row, parts);
     }
+  }
+}
+
+/// Groups of parts where two warpgroups have the same rows, of which one writes the states of both.
+TEST_F(DevicePrefill, GroupsOfSharedRows) {
+  for (const DType dtype : kPrefillTypes) {
+    AttentionCase row = prefill_case(dtype, 512, dtype == DType::kFloat16, {{64, 10 * 128 - 70}});
+    row.q_heads = row.kv_heads = 1;
+    row.mask = {};
+    row.workers = 132;
+    expect_cut_units_agree(row, 10);
   }
 }
 

@@ -146,7 +146,7 @@ TEST(CudaPlan, ChunksOverManyKeysHaveTheKernelThatReadsThemSooner) {
   if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
   if (configs_of(cuda_problem()).back() == "sm90-universal") GTEST_SKIP() << "a build of other head_dims";
   const std::string prefill = "sm90-prefill-192";
-  // 16 bits: to begin and end, prefill takes longer than decode takes to read few keys twice.
+  // 16 bits: prefill is estimated to begin and end for longer than decode reads few keys twice.
   EXPECT_EQ(kernel_of("bf16", 64, 1, 8192), "sm90-decode-32");
   EXPECT_EQ(kernel_of("bf16", 128, 1, 8192), prefill);
   EXPECT_EQ(kernel_of("bf16", 48, 1, 32768), "sm90-decode-48");

@@ -125,6 +125,7 @@ std::int64_t prefill_unit(const AttentionProblem& problem, PrefillKeys keys) {
   std::int64_t unit = 0;
   for (const PrefillConfig& c : kPrefillTable) {
     if (c.keys != keys || c.head_dim != problem.head_dim() || c.value_dim != problem.v_dim()) continue;
+    if (rows_of(c) == unit) continue;
     const bool decides = unit > 0 && problem.policy != SplitPolicy::kBatchInvariant;
     if (unit == 0 || (decides && prefill_us(problem, keys, rows_of(c)) < prefill_us(problem, keys, unit))) {
       unit = rows_of(c);

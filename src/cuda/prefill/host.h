@@ -11,7 +11,7 @@ namespace halftone::cuda {
 /// Keys and values that may be in use at a time: what L2 keeps of them beside Q and O.
 inline constexpr std::int64_t kL2Share = 40'000'000;
 
-/// What one CTA of a prefill kernel takes, by the dims of V.
+/// What one CTA of a prefill kernel takes, by the dims of V and by estimates for a plan's bounds.
 inline constexpr std::array<planning::Kernel, 3> kPrefillKernels{{
     {"sm90-prefill-192", 0, 192, 128, 4096, 0, "prompts, bound by matrix products; V of 64 to 128 dims",
      false, kL2Share},

@@ -22,9 +22,7 @@ struct RowsLoop {
   static constexpr std::uint32_t kMayHave = Traits::kCodes || Traits::kScaledLogits ? kScaledTile : 0;
   static constexpr int kPromoted = 16;  // tiles of E4M3 products
   static constexpr int kBuffers = Traits::kQueryBuffers;
-  /// The next item is taken beside the last P V of the one before: of 1,024 keys in E4M3 4% less. Of other
-  /// types that gains nothing.
-  static constexpr bool kTakesAhead = kBuffers == 2 && Traits::kE4m3;
+  static constexpr bool kTakesAhead = Traits::kTakesAhead;
   const PrefillParams& params;
   typename Traits::Shared& s;
   const AttentionParams& p = params.attention;

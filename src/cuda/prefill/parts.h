@@ -87,7 +87,7 @@ struct UnitParts {
         c.softmax.sum[r] = sum[r];
       }
     }
-    __syncwarp();  // all lanes have read what slots hold
+    shared_rows_barrier(c);  // all who have the rows have read what slots hold, before that is replaced
   }
 
   /// Stores the part. The last warpgroup to arrive with these rows of a group of parts merges them, the last

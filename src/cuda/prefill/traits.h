@@ -87,10 +87,12 @@ struct PrefillTraits {
   static constexpr bool kStagesOutput = kQueryBuffers == 2;
   static_assert(C.shares == 1 || !kStagesOutput);
   static_assert(kValueChunks <= kChunks);  // O lies where the queries lay
+  /// The next item is taken beside the last P V of the one before: of 1,024 keys in E4M3 3% less. Of other
+  /// types that gains nothing.
+  static constexpr bool kTakesAhead = kQueryBuffers == 2 && kE4m3;
   // Before an item's first tile that a warpgroup sees it passes those that only the others see. As many at
   // most come after its last one; where the next item is taken before they are passed, they wait for it.
-  static_assert(!kE4m3 || kQueryBuffers == 1 ||
-                (64 * (C.warpgroups - 1) + C.kv_tile - 1) / C.kv_tile < C.stages);
+  static_assert(!kTakesAhead || (64 * (C.warpgroups - 1) + C.kv_tile - 1) / C.kv_tile < C.stages);
   static constexpr bool kKeepsSlopes = C.head_dim < 256;  // shared memory
 
   /// An item, and what follows from it for its rows.
