@@ -69,6 +69,7 @@ TEST(CudaPlan, TakesTheUniversalKernelWhereNoOtherServes) {
   if (usual == "sm90-universal") GTEST_SKIP() << "this build has other head_dims";
   EXPECT_EQ(usual, "sm90-decode-8");
   EXPECT_EQ(config([](auto& p) { p.max_q_len = 16; }), "sm90-decode-64");
+  EXPECT_EQ(config([](auto& p) { p.max_q_len = 20; }), "sm90-prefill-128");
   // A pair has no units of more than 16 rows, but it has a kernel.
   EXPECT_EQ(config([](auto& p) {
               spec_of(p).k_format = parse_format("bf16");
@@ -150,6 +151,7 @@ TEST(CudaPlan, ChunksOverManyKeysHaveTheKernelThatReadsThemSooner) {
   EXPECT_EQ(kernel_of("bf16", 64, 1, 8192), "sm90-decode-32");
   EXPECT_EQ(kernel_of("bf16", 128, 1, 8192), prefill);
   EXPECT_EQ(kernel_of("bf16", 48, 1, 32768), "sm90-decode-48");
+  EXPECT_EQ(kernel_of("bf16", 96, 1, 32768), prefill);
   EXPECT_EQ(kernel_of("bf16", 128, 1, 32768), prefill);
   EXPECT_EQ(kernel_of("bf16", 192, 1, 32768), prefill);
   EXPECT_EQ(kernel_of("bf16", 64, 8, 8192), prefill);
@@ -157,6 +159,7 @@ TEST(CudaPlan, ChunksOverManyKeysHaveTheKernelThatReadsThemSooner) {
   EXPECT_EQ(kernel_of("bf16", 64, 8, 131072), prefill);
   // The unit of which there are as many as SMs are kept busy by, and whose rows are not padding.
   const std::string chunks = "sm90-prefill-128";
+  EXPECT_EQ(kernel_of("bf16", 192, 1, 8192), chunks);
   for (const int rows : {256, 512, 1024}) EXPECT_EQ(kernel_of("bf16", rows, 4, 32768), chunks) << rows;
   for (const int rows : {192, 384, 768, 1536, 8192}) {
     EXPECT_EQ(kernel_of("bf16", rows, 4, 32768), prefill) << rows;

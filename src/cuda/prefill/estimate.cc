@@ -70,12 +70,14 @@ struct Cost {
   double begin;             // and end
   double item;              // one beside others
   double merge, groups;     // parts of a unit, up to a group of them or more
+  double reading = 0;       // a thousand keys of a head, by memory
+  double staging = 0;       // likewise, before
 };
 
 Cost cost_of(const AttentionProblem& problem, PrefillKeys keys, std::int64_t unit) {
-  if (keys == PrefillKeys::kGiven && unit <= 128) return {4.9, 0.053, 19, 9.4, 4, 7};
-  if (keys == PrefillKeys::kGiven) return {9.4, 0.0385, 19, 5.6, 4, 7};
-  if (keys != PrefillKeys::kPacked) return {9.35, 0.0334, 24.5, 5.3, 6, 10.5};
+  if (keys == PrefillKeys::kGiven && unit <= 128) return {4.9, 0.053, 19, 9.4, 4, 7, 0.176};
+  if (keys == PrefillKeys::kGiven) return {9.4, 0.0385, 19, 5.6, 4, 7, 0.176};
+  if (keys != PrefillKeys::kPacked) return {9.35, 0.0334, 24.5, 5.3, 6, 10.5, 0, 0.315};
   // Whatever the rows: two warpgroups wait for their conversion and for each other.
   const KvFormat& k = format_of_k(problem);
   return {dtype_bits(k.dtype) == 4 ? 18.2 : k.dynamic_scale() ? 16.7 : 14.8, 0, 20.5, 5.5, 8, 12.3};
@@ -93,11 +95,9 @@ double prefill_us(const AttentionProblem& problem, PrefillKeys keys, std::int64_
   const double computing =
       share.units * static_cast<double>(b.keys) * 1e-3 * (cost.key + cost.key_and_row * rows) * work * b.seen;
   // Values of 16 bits are read once and, as units of the same keys do not keep step, partly again for each.
-  const double reading =
-      keys == PrefillKeys::kGiven ? b.scale * 0.176 * (1 + 0.2 * static_cast<double>(units - 1)) : 0;
-  const double staging = keys == PrefillKeys::kGiven || keys == PrefillKeys::kPacked ? 0 : 0.315 * b.scale;
+  const double reading = b.scale * cost.reading * (1 + 0.2 * static_cast<double>(units - 1));
   const double merging = share.parts == 1 ? 0 : share.parts <= kMergeGroup ? cost.merge : cost.groups;
-  return cost.begin + staging + merging + cost.item * std::max(share.items - 1, 0.0) +
+  return cost.begin + cost.staging * b.scale + merging + cost.item * std::max(share.items - 1, 0.0) +
          std::max(computing, reading);
 }
 
