@@ -58,9 +58,11 @@ inline int prefill_unit_of(const AttentionCase& row) {
 inline std::vector<AttentionCase> shapes_of(const AttentionCase& row) {
   std::vector<AttentionCase> rows = {row};
   const AttentionProblem problem = attention_problem(row);
+  const bool codes = problem.arithmetic == Arithmetic::kFp8;  // of which either way of V is a shape
   const auto is_shape = [&](const cuda::PrefillConfig& c) {
-    return c.keys == cuda::PrefillKeys::kGiven && c.dtype == problem.q_dtype && cuda::is_built(c) &&
-           c.head_dim == problem.head_dim() && c.value_dim == problem.v_dim();
+    if (c.dtype != (codes ? DType::kFloat8E4M3 : problem.q_dtype) || !cuda::is_built(c)) return false;
+    return (codes || c.keys == cuda::PrefillKeys::kGiven) && c.head_dim == problem.head_dim() &&
+           c.value_dim == problem.v_dim();
   };
   if (row.policy == SplitPolicy::kBatchInvariant ||
       std::ranges::count_if(cuda::kPrefillTable, is_shape) < 2) {

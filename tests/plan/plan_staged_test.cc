@@ -353,6 +353,7 @@ TEST(StagedPlan, Fp8StagesTilesOfKeys) {
       for (const int max_q_len : {1, 1000}) {
         for (const std::int64_t max_total_kv : {0, 20001}) {
           const AttentionProblem p = fp8_problem([&](AttentionProblem& x) {
+            x.policy = SplitPolicy::kBatchInvariant;  // V is turned over beforehand, whatever the bounds
             spec_of(x).k_format = parse_format(k);
             spec_of(x).v_format = parse_format(v);
             spec_of(x).rotate_v = max_q_len == 1;
@@ -371,6 +372,33 @@ TEST(StagedPlan, Fp8StagesTilesOfKeys) {
       }
     }
   }
+}
+
+/// Few rows leave V to a kernel that turns it over itself, where K's codes are multiplied as they are:
+/// nothing is staged but stored scales. Long prompts do not.
+TEST(StagedPlan, Fp8ReadsVInItsPages) {
+  if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
+  if (configs_of(cuda_problem()).back() == "sm90-universal") GTEST_SKIP() << "a build of other head_dims";
+  const auto problem = [](const char* k, int max_q_len) {
+    return fp8_problem([&](AttentionProblem& x) {
+      spec_of(x).k_format = parse_format(k);
+      x.max_q_len = max_q_len;
+    });
+  };
+  for (const int max_q_len : {1, 16, 64}) {
+    for (const char* k : {"fp8", "fp8-static-head", "fp8-token-head"}) {
+      const AttentionProblem p = problem(k, max_q_len);
+      SCOPED_TRACE(std::string(k) + " " + std::to_string(max_q_len));
+      EXPECT_EQ(configs_of(p), std::vector<std::string>{"sm90-prefill-128"});
+      const std::int64_t each = std::string_view(k) == "fp8-token-head" ? 4 : 0;
+      EXPECT_EQ(staged_of(p).bytes, staged_of(p).keys * staged_of(p).heads * each);
+      EXPECT_EQ(staged_of(p).keys > 0, each > 0);
+    }
+    EXPECT_GT(staged_of(problem("int8-head", max_q_len)).bytes, 128) << "K's codes are made";
+  }
+  EXPECT_EQ(configs_of(problem("fp8", 8192)), std::vector<std::string>{"sm90-prefill-192"});
+  const AttentionProblem wide = fp8_problem([](AttentionProblem& x) { spec_of(x).head_dim = 256; });
+  EXPECT_GT(staged_of(wide).keys, 0) << "no kernel of 256 dims does";
 }
 
 TEST(StagedPlan, SaysWhatKeepsFp8OffTheGpu) {

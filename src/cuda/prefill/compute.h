@@ -174,19 +174,21 @@ struct Consumer {
   }
   /// Hides what rows do not see: a bit for each of the lane's columns.
   __device__ void mask(Logits& x, const Item& item, int token, std::uint32_t live) const {
-    static_assert(kS / 2 < 32);
+    static_assert(kS / 2 < 64);
+    using Columns = std::conditional_t<(kS / 2 < 32), std::uint32_t, std::uint64_t>;
     const int column = token + thread % 4 * 2;
-    std::uint32_t missing = 0;  // in tiles of 16 tokens that are not there
+    Columns missing = 0;  // in tiles of 16 tokens that are not there
     if (live != (1u << kTiles) - 1) {
 #pragma unroll 1
-      for (int i = 0; i < kTiles; ++i) missing |= (live >> i & 1) ? 0u : 0xfu << 4 * i;
+      for (int i = 0; i < kTiles; ++i) missing |= (live >> i & 1) ? Columns{0} : Columns{0xf} << 4 * i;
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const VisibleKeys seen(p, item.position[first_row() + 8 * r], item.item.work.kv_end);
       const int end = seen.count == 0 ? 0 : seen.last + 1 - column;
-      const std::uint32_t hidden =
-          missing | ~((1u << columns_before(end)) - 1) | ((1u << columns_before(seen.from - column)) - 1);
+      constexpr Columns kOne = 1;
+      const Columns hidden =
+          missing | ~((kOne << columns_before(end)) - 1) | ((kOne << columns_before(seen.from - column)) - 1);
 #pragma unroll
       for (int i = 0; i < kS / 2; ++i) {
         if (hidden >> i & 1) x[i / 2 * 4 + 2 * r + i % 2] = kMinus;

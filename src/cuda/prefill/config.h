@@ -15,6 +15,7 @@ enum class PrefillKeys : std::uint8_t {
   kScaled,  ///< f16 with a scale per key, staged; Q becomes f16 with a scale per row
   kCodes,   ///< codes of 8 bits with a scale per key or head, integers or, beside V in E4M3, such; so Q, per
             ///< row. Staged, but for those of E4M3 that a page has
+  kCodePages,  ///< codes of E4M3 in their pages, as V's, which warps turn over in shared memory
   kPacked,  ///< codes in their pages, as V's, which warps beside those that load them turn into f16 in shared
             ///< memory; Q becomes f16 with a scale per row
 };
@@ -93,13 +94,14 @@ inline constexpr std::array kPrefillTable{
     PrefillConfig{PrefillKeys::kCodes, DType::kFloat8E4M3, 256, 256, 2, 96, 3, 1},        // an H100: 990, 994
     // us of 128 and of 256 rows over 131,072 keys of 8 KV heads, an H100
     // (docs/kernels/prefill-codes-measured.md)
-    packed(parts::kFp8),        // 167, 282
-    packed(parts::kFp8Token),   // 177, 300
-    packed(parts::kInt8),       // 168, 286
-    packed(parts::kInt8Token),  // 182, 312
-    packed(parts::kInt4Token),  // 183, 317
-    packed(parts::kInt4G32),    // 191, 331
-    packed(parts::kInt4G64),    // 185, 321
+    PrefillConfig{PrefillKeys::kCodePages, DType::kFloat8E4M3, 128, 128, 2, 128, 4, 1},  // 142, 200
+    packed(parts::kFp8),                                                                 // 167, 282
+    packed(parts::kFp8Token),                                                            // 177, 300
+    packed(parts::kInt8),                                                                // 168, 286
+    packed(parts::kInt8Token),                                                           // 182, 312
+    packed(parts::kInt4Token),                                                           // 183, 317
+    packed(parts::kInt4G32),                                                             // 191, 331
+    packed(parts::kInt4G64),                                                             // 185, 321
 };
 
 constexpr bool is_built(const PrefillConfig& c) {

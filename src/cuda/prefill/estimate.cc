@@ -77,6 +77,8 @@ struct Cost {
 Cost cost_of(const AttentionProblem& problem, PrefillKeys keys, std::int64_t unit) {
   if (keys == PrefillKeys::kGiven && unit <= 128) return {4.9, 0.053, 19, 9.4, 4, 7, 0.176};
   if (keys == PrefillKeys::kGiven) return {9.4, 0.0385, 19, 5.6, 4, 7, 0.176};
+  if (keys == PrefillKeys::kCodePages) return {10.9, 0, 16, 4, 4, 7, 0.112};
+  if (problem.arithmetic == Arithmetic::kFp8) return {13, 0, 24.5, 5.3, 6, 10.5, 0, 0.09};
   if (keys != PrefillKeys::kPacked) return {9.35, 0.0334, 24.5, 5.3, 6, 10.5, 0, 0.315};
   // Whatever the rows: two warpgroups wait for their conversion and for each other.
   const KvFormat& k = format_of_k(problem);
@@ -113,7 +115,23 @@ bool can_read_packed(const AttentionProblem& problem, const KvCacheSpec& spec) {
          std::ranges::any_of(kPrefillTable, [&](const PrefillConfig& c) { return reads_packed(c, spec); });
 }
 
+/// Where V of E4M3 is turned over: by the kernel, tile by tile, or beforehand. The kernel that does has units
+/// of fewer rows, so that long prompts take longer.
+bool can_turn(const AttentionProblem& problem, const KvCacheSpec& spec) {
+  if (problem.arithmetic != Arithmetic::kFp8 || problem.policy == SplitPolicy::kBatchInvariant) return false;
+  return has_codes(spec, DType::kFloat8E4M3) &&
+         std::ranges::any_of(kPrefillTable, [&](const PrefillConfig& c) {
+           return c.keys == PrefillKeys::kCodePages && is_built(c) && c.head_dim == spec.head_dim &&
+                  c.value_dim == spec.v_dim();
+         });
+}
+
 }  // namespace
+
+bool has_codes(const KvCacheSpec& spec, DType codes) {
+  const KvFormat& k = spec.k_format;
+  return k.dtype == codes && !k.asymmetric && k.params_per_token(spec.head_dim) <= 1;
+}
 
 bool reads_packed(const PrefillConfig& c, const KvCacheSpec& spec) {
   return c.keys == PrefillKeys::kPacked && is_built(c) && c.head_dim == spec.head_dim &&
@@ -135,8 +153,13 @@ std::int64_t prefill_unit(const AttentionProblem& problem, PrefillKeys keys) {
 }
 
 PrefillKeys keys_of(const AttentionProblem& problem) {
-  if (problem.arithmetic != Arithmetic::k16Bit) return PrefillKeys::kCodes;
   const auto* const spec = std::get_if<KvCacheSpec>(&problem.kv);
+  if (problem.arithmetic != Arithmetic::k16Bit) {
+    const bool turns =
+        spec != nullptr && can_turn(problem, *spec) &&
+        prefill_us(problem, PrefillKeys::kCodePages) < prefill_us(problem, PrefillKeys::kCodes);
+    return turns ? PrefillKeys::kCodePages : PrefillKeys::kCodes;
+  }
   if (spec == nullptr) return PrefillKeys::kGiven;
   const bool as_q = spec->k_format.dtype == problem.q_dtype && spec->v_format.dtype == problem.q_dtype;
   if (as_q && !spec->rotate_k) return PrefillKeys::kGiven;

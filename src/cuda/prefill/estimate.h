@@ -7,6 +7,9 @@
 
 namespace halftone::cuda {
 
+/// Whether K of a cache is codes with one scale for all dims of a token and head, or fewer.
+bool has_codes(const KvCacheSpec& spec, DType codes);
+
 /// Whether the kernel of a row reads K and V of a cache as packed codes.
 bool reads_packed(const PrefillConfig& c, const KvCacheSpec& spec);
 

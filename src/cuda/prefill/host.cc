@@ -23,10 +23,10 @@ namespace {
 /// Whether K and V of a cache can be staged. V has to fit into f16, with a scale per head at most: beside
 /// stored scales of f16 it does, up to what AppendArgs::status reports. V in E4M3 is the cache's own, with a
 /// static scale: one that changed from token to token would have to go into P, whose range is small.
-bool can_stage(const AttentionProblem& problem, PrefillKeys keys) {
+bool can_stage(const AttentionProblem& problem) {
   const auto* const spec = std::get_if<KvCacheSpec>(&problem.kv);
   if (spec == nullptr || problem.is_latent() || dtype_bits(problem.q_dtype) != 16) return false;
-  if (keys == PrefillKeys::kCodes && spec->rotate_k) return false;
+  if (problem.arithmetic != Arithmetic::k16Bit && spec->rotate_k) return false;
   const KvFormat& v = spec->v_format;
   if (problem.arithmetic == Arithmetic::kFp8) return v.dtype == DType::kFloat8E4M3 && v.static_scale();
   if (dtype_bits(v.dtype) == 16) return v.dtype == DType::kFloat16;
@@ -37,7 +37,7 @@ bool can_stage(const AttentionProblem& problem, PrefillKeys keys) {
 DType operand_dtype(const AttentionProblem& problem) {
   const PrefillKeys keys = keys_of(problem);
   if (keys == PrefillKeys::kPacked) return DType::kFloat16;
-  if (keys != PrefillKeys::kGiven && !can_stage(problem, keys)) return DType::kUInt8;
+  if (keys != PrefillKeys::kGiven && !can_stage(problem)) return DType::kUInt8;
   if (problem.arithmetic == Arithmetic::kFp8) return DType::kFloat8E4M3;
   if (keys != PrefillKeys::kGiven) return DType::kFloat16;
   const auto* const tensors = std::get_if<KvTensors>(&problem.kv);
@@ -96,7 +96,7 @@ AttentionArgs round_args(const Plan::Impl& plan, const planning::Pass& pass, Att
 }
 
 /// What a round stages: K and V, [keys, heads, dim], and a scale for each key, [heads, keys]; V in E4M3 in
-/// tiles of 16 keys, [heads, keys / 16]. Of K that is read in its pages nothing but scales.
+/// tiles of 16 keys, [heads, keys / 16]. Of K that is read in its pages nothing but scales; nor V, if it is.
 struct StagedRows {
   TensorView k, v;
   float* key_scales;  // null: static ones, which the kernel reads itself
@@ -108,12 +108,6 @@ constexpr int bytes_of(DType t) { return dtype_bits(t) / 8; }
 DType key_dtype(PrefillKeys keys, DType operand) {
   if (keys != PrefillKeys::kCodes) return DType::kFloat16;
   return operand == DType::kFloat8E4M3 ? operand : DType::kInt8;
-}
-
-/// Whether K of a cache is codes with one scale for all dims of a token and head, or fewer.
-bool has_codes(const KvCacheSpec& spec, DType codes) {
-  const KvFormat& k = spec.k_format;
-  return k.dtype == codes && !k.asymmetric && k.params_per_token(spec.head_dim) <= 1;
 }
 
 /// Whether the kernel reads K in its pages: codes of E4M3 that are multiplied as they are. Integers are
@@ -134,7 +128,7 @@ StagedRows staged_rows(const Plan::Impl& plan, const planning::Pass& pass, std::
   const bool in_pages = reads_code_pages(spec, config.dtype);
   StagedRows staged{};
   if (!in_pages) staged.k = rows(key_dtype(config.keys, config.dtype), config.head_dim);
-  staged.v = rows(config.dtype, config.value_dim);
+  if (config.keys != PrefillKeys::kCodePages) staged.v = rows(config.dtype, config.value_dim);
   if (!in_pages || !spec.k_format.static_scale()) staged.key_scales = reinterpret_cast<float*>(at);
   return staged;
 }
@@ -169,7 +163,7 @@ void stage(const Plan::Impl& plan, const planning::Pass& pass, const PagedKv& ca
   v.second = staged.key_scales != nullptr;
   v.as = e4m3 ? StagedAs::kE4m3Values : StagedAs::kValues;
   if (staged.key_scales != nullptr) check(launch_stage(k, stream), "run");
-  check(launch_stage(v, stream), "run");
+  if (staged.v.data != nullptr) check(launch_stage(v, stream), "run");
 }
 
 void check_rows(const TensorView& t, const char* name) {
@@ -210,22 +204,21 @@ PrefillParams prefill_params(const Plan::Impl& plan, const AttentionArgs& args,
     return tensor_map(t, somewhere, 1, config.kv_tile, row_bytes);
   };
   const auto* const cache = std::get_if<PagedKv>(&args.kv);
+  p.code_pages = config.keys == PrefillKeys::kCodePages || (pass.staged.keys > 0 && staged.k.data == nullptr);
+  if (p.code_pages) {
+    p.k = code_page_map(*cache, plan.layout, config.head_dim, 1);
+    if (cache->spec.page_size > kTileTokens)
+      p.k_pairs = code_page_map(*cache, plan.layout, config.head_dim, 2);
+  }
   if (pass.staged.keys > 0) {
-    p.code_pages = staged.k.data == nullptr;
-    if (p.code_pages) {
-      p.k = code_page_map(*cache, plan.layout, config.head_dim, 1);
-      if (cache->spec.page_size > kTileTokens)
-        p.k_pairs = code_page_map(*cache, plan.layout, config.head_dim, 2);
-    } else {
-      p.k = rows(staged.k, key_row_bytes(config));
-    }
+    if (!p.code_pages) p.k = rows(staged.k, key_row_bytes(config));
     if (config.dtype != DType::kFloat8E4M3) p.v = rows(staged.v, config.row_bytes);
     p.kv_tokens = pass.staged.keys;
     p.key_scales = staged.key_scales;
     p.value_tiles = pointer<std::uint8_t>(staged.v);
     // Staged values are in the caller's basis, codes in that of the cache.
     p.attention.rotate_v &= config.dtype == DType::kFloat8E4M3;
-  } else if (config.keys == PrefillKeys::kPacked) {  // no maps: whole tiles are copied
+  } else if (config.keys == PrefillKeys::kPacked || p.code_pages) {  // no other maps: tiles are copied
   } else if (cache != nullptr) {
     p.k = page_map(*cache, plan.layout, 0, config.head_dim, config.dtype, config.row_bytes);
     p.v = page_map(*cache, plan.layout, plan.layout.v_data_offset, config.value_dim, config.dtype,
@@ -267,7 +260,9 @@ planning::StagedKey prefill_staged_key(const AttentionProblem& problem) {
   const int k = problem.head_dim() * bytes_of(key_dtype(keys, operand));
   const int v = problem.v_dim() * bytes_of(operand), scale = sizeof(float);
   planning::StagedKey key{k + scale + v, k + scale + v};
-  if (reads_code_pages(spec, operand)) key.bytes = v + (spec.k_format.static_scale() ? 0 : scale);
+  if (reads_code_pages(spec, operand)) {
+    key.bytes = (keys == PrefillKeys::kCodePages ? 0 : v) + (spec.k_format.static_scale() ? 0 : scale);
+  }
   if (operand == DType::kFloat8E4M3) key.tokens = kTileTokens;
   return key;
 }

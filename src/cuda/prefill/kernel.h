@@ -5,6 +5,7 @@
 #include "cuda/prefill/packed.h"
 #include "cuda/prefill/promote.h"
 #include "cuda/prefill/queries.h"
+#include "cuda/prefill/turn.h"
 
 namespace halftone::cuda {
 
@@ -20,7 +21,7 @@ struct RowsLoop {
   static constexpr std::uint32_t kAllLive = (1u << kTile / kTileTokens) - 1;
   /// Bits of Shared::live that such a tile may have whose products need nothing but their scales.
   static constexpr std::uint32_t kMayHave = Traits::kCodes || Traits::kScaledLogits ? kScaledTile : 0;
-  static constexpr int kPromoted = 16;  // tiles of E4M3 products
+  static constexpr int kPromoted = 1536 / C.kv_tile;  // tiles of E4M3 products
   static constexpr int kBuffers = Traits::kQueryBuffers;
   static constexpr bool kTakesAhead = Traits::kTakesAhead;
   const PrefillParams& params;
@@ -286,7 +287,8 @@ __device__ inline void init_barriers(typename PrefillTraits<C>::Shared& s) {
     }
   }
   init(s.k_full, Traits::kPacked ? Traits::kPackedTiles : 2);  // else its copies, and what is known of it
-  init(s.v_full, Traits::kPackedTiles);
+  if constexpr (Traits::kTurns) init(s.v_arrived, 1);
+  init(s.v_full, Traits::kTurns ? Traits::kConvertWarps : Traits::kPackedTiles);
   init(s.k_empty, Traits::kComputeWarps);
   init(s.v_empty, Traits::kComputeWarps);
   for (int i = 0; i < Traits::kQueryBuffers; ++i) {
@@ -302,7 +304,7 @@ __device__ inline void init_barriers(typename PrefillTraits<C>::Shared& s) {
 
 /// Brings the maps and what the first items are found by closer, all at once: to find them takes a chain of
 /// reads. By 128 threads.
-template <bool kPacked>
+template <bool kKeyMap, bool kValueMap>
 __device__ inline void prefetch_schedule(const PrefillParams& p, int thread) {
   constexpr int kLine = 128;
   const planning::Schedule& s = p.attention.schedule;
@@ -318,8 +320,8 @@ __device__ inline void prefetch_schedule(const PrefillParams& p, int thread) {
   fetch(s.kv_lengths, batch * 4);
   fetch(s.cu_kv, batch * 4);
   fetch(p.attention.list.items + std::int64_t{blockIdx.x} * kListedItems, sizeof(DeviceItem));
-  if (!kPacked && thread == 0) prefetch_map(p.k);
-  if (!kPacked && thread == 32 && p.value_tiles == nullptr) prefetch_map(p.v);
+  if (kKeyMap && thread == 0) prefetch_map(p.k);
+  if (kValueMap && thread == 32 && p.value_tiles == nullptr) prefetch_map(p.v);
   if (thread == 64 && p.q_boxes) prefetch_map(p.q);
   if (thread == 96 && p.out_boxes) prefetch_map(p.out);
 }
@@ -330,18 +332,24 @@ __device__ inline void prefill_worker(const PrefillParams& p, typename PrefillTr
   using Traits = PrefillTraits<C>;
   const int warp = thread_index() / 32, lane = thread_index() % 32;
   if (thread_index() == 0) init_barriers<C>(s);
-  if (warp >= Traits::kComputeWarps && (!Traits::kPacked || warp < Traits::kComputeWarps + kConvert)) {
-    prefetch_schedule<Traits::kPacked>(p, thread_index() - 32 * Traits::kComputeWarps);
+  if (warp >= Traits::kComputeWarps &&
+      (Traits::kConvertWarps == 0 || warp < Traits::kComputeWarps + kConvert)) {
+    prefetch_schedule<!Traits::kPacked, !Traits::kPacked && !Traits::kTurns>(
+        p, thread_index() - 32 * Traits::kComputeWarps);
   }
   __syncthreads();
   wait_for_previous_kernel();
   let_next_kernel_start();
   if (warp >= Traits::kComputeWarps) {
     const int role = warp - Traits::kComputeWarps;
-    if constexpr (Traits::kPacked) {
+    if constexpr (Traits::kConvertWarps > 0) {
       if (role >= kConvert) {
         shrink_registers<Traits::kConvertRegisters>();
-        PackedConverter<C>{s, role - kConvert}.run();
+        if constexpr (Traits::kTurns) {
+          turn_values<C>(s, role - kConvert);
+        } else {
+          PackedConverter<C>{s, role - kConvert}.run();
+        }
         return;
       }
     }
@@ -353,7 +361,11 @@ __device__ inline void prefill_worker(const PrefillParams& p, typename PrefillTr
         load_tiles<C, false>(p, s, lane);
       }
     } else if (role == kLoadValues) {
-      if constexpr (!Traits::kPacked) load_tiles<C, true>(p, s, lane);
+      if constexpr (Traits::kTurns) {
+        load_value_codes<C>(p, s, lane);
+      } else if constexpr (!Traits::kPacked) {
+        load_tiles<C, true>(p, s, lane);
+      }
     } else if (role == kLoadQueries) {
       QueryLoader<C>{p, s, lane}.run();
     } else {

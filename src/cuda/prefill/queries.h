@@ -90,7 +90,7 @@ struct QueryRow {
   }
   /// The scale of the row, which becomes f16 or codes.
   __device__ float operator()() const {
-    if constexpr (C.keys == PrefillKeys::kCodes) {
+    if constexpr (PrefillTraits<C>::kCodes) {
       using As = std::conditional_t<PrefillTraits<C>::kE4m3, fp8_row::Row, int8_row::Row>;
       As as;
       if constexpr (PrefillTraits<C>::kE4m3) {

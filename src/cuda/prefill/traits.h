@@ -46,19 +46,21 @@ struct PrefillTraits {
   using Place = SwizzledPlace<kRowBytes>;
   static constexpr int kComputeWarps = 4 * C.warpgroups;
   static constexpr bool kPacked = C.keys == PrefillKeys::kPacked;
-  static constexpr int kConvertWarps = kPacked ? 8 : 0;
+  static constexpr bool kTurns = C.keys == PrefillKeys::kCodePages;
+  static constexpr int kConvertWarps = kPacked ? 8 : kTurns ? 4 : 0;
   static constexpr int kThreads = 32 * (kComputeWarps + 4 + kConvertWarps);
   // All of what a block gets: 128 registers for each of 512 threads, 168 for each of 384, or 96 for each of
   // 640.
-  static constexpr int kConvertRegisters = 48;
+  static constexpr int kConvertRegisters = kTurns ? 56 : 48;
   static constexpr int kOtherRegisters = kPacked ? 32 : C.warpgroups == 2 ? 40 : C.head_dim == 64 ? 56 : 32;
   static constexpr int kComputeRegisters = kPacked             ? 176
+                                           : kTurns            ? 208
                                            : C.warpgroups == 2 ? 232
                                            : C.head_dim == 64  ? 152
                                                                : 160;
   static_assert(kComputeRegisters * C.warpgroups + kOtherRegisters + kConvertWarps / 4 * kConvertRegisters <=
                 65536 / kThreads / 8 * 8 * (kThreads / 128));
-  static constexpr bool kCodes = C.keys == PrefillKeys::kCodes;
+  static constexpr bool kCodes = C.keys == PrefillKeys::kCodes || kTurns;
   static constexpr bool kStaged = C.keys != PrefillKeys::kGiven;
   static constexpr bool kE4m3 = C.dtype == DType::kFloat8E4M3;  // both products
   using Tile = PackedTile<kPacked ? C.part : parts::kFp8>;
@@ -78,7 +80,8 @@ struct PrefillTraits {
   static constexpr int kItems = 2;
   // Of a packed tile what a warp converts at a time: a tile of 16 tokens, of K or of V.
   static constexpr int kPackedTiles = kPacked ? C.kv_tile / kTileTokens : 1, kTasks = 2 * kPackedTiles;
-  static_assert(kTasks >= kConvertWarps);  // each warp has one of every tile, so that it sees the end
+  static_assert(!kPacked ||
+                kTasks >= kConvertWarps);  // each warp has one of every tile, so that it sees the end
   /// The next item is taken when so many tiles of K are still to be brought. Much earlier is worse where
   /// items differ, since what a worker has taken no other can begin; later, too, with two buffers of queries,
   /// which then come too late. At 64 dims, whose tiles take half as long, nine suit calls without a mask.
@@ -116,6 +119,12 @@ struct PrefillTraits {
     enum : int { kUsual, kFirst, kRaised };
   };
 
+  /// What is known of a tile of V that comes as a page has it.
+  struct ValueCodes {
+    std::uint32_t live;  // as Shared::live
+    int keys;            // of the request from the tile's first one on; kPackedEnd
+  };
+
   struct Shared {
     // [chunk][row][kChunkDims, of codes 128], later O.
     alignas(1024) std::uint8_t q[kQueryBuffers][kRowGroups][kQueryBytes];
@@ -125,6 +134,8 @@ struct PrefillTraits {
     Item items[kItems];
     alignas(8) std::uint64_t k_full[C.stages], k_empty[C.stages], v_full[C.stages], v_empty[C.stages];
     std::uint64_t q_full[kQueryBuffers][kRowGroups], q_empty[kQueryBuffers][kRowGroups];
+    std::uint64_t v_arrived[kTurns ? C.stages : 0];  // as a page has it
+    ValueCodes value_codes[kTurns ? C.stages : 0];
     std::uint64_t item_full[kItems], item_empty[kItems], take_next;
     std::uint64_t packed_full[C.packed_stages], packed_empty[C.packed_stages];
     std::uint32_t packed_live[C.packed_stages];  // as `live`
