@@ -41,7 +41,8 @@ inline bool rounds_values(const Problem& p, const PlanInfo& plan) {
 /// where K is asymmetric, which takes two roundings to dequantise. Codes of E4M3 with a power of 2^8 for a
 /// scale lose up to 2^-11 of a row's largest value where E4M3 is subnormal, and their sums keep some 13 bits.
 inline double logit_slack(const Problem& p, const PlanInfo& plan) {
-  if (plan.staged_bytes == 0 && !rounds_values(p, plan)) return 0;
+  const bool fp8 = p.problem.arithmetic == Arithmetic::kFp8;
+  if (plan.staged_bytes == 0 && !fp8 && !rounds_values(p, plan)) return 0;
   const int dim = p.row.head_dim;
   const double scale = p.row.scale == 0 ? 1 / std::sqrt(dim) : std::abs(static_cast<double>(p.row.scale));
   if (p.problem.arithmetic == Arithmetic::kHalfInt8) {
@@ -49,7 +50,7 @@ inline double logit_slack(const Problem& p, const PlanInfo& plan) {
     return asymmetric ? scale * largest_norm(p.q, 1) * largest_norm(p.k, 1) / 127 : 0;
   }
   const double most = scale * largest_norm(p.q, dim) * largest_norm(p.k, dim);
-  if (p.problem.arithmetic == Arithmetic::kFp8) {
+  if (fp8) {
     return std::ldexp(most, -12) + std::ldexp(scale * largest_norm(p.q, dim) * largest_norm(p.k, 1), -11);
   }
   return std::ldexp(most, -13);
