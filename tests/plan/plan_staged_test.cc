@@ -374,6 +374,12 @@ TEST(StagedPlan, Fp8StagesTilesOfKeys) {
   }
 }
 
+/// Keys of the heads that run at a time, in the pass of the longest requests.
+std::int32_t queue_tokens_of(const AttentionProblem& p) {
+  const Plan plan = halftone::plan(p);
+  return planning::require_plan(plan).passes().back().schedule.queue_tokens;
+}
+
 /// Few rows leave V to a kernel that turns it over itself, where K's codes are multiplied as they are:
 /// nothing is staged but stored scales. Long prompts do not.
 TEST(StagedPlan, Fp8ReadsVInItsPages) {
@@ -393,6 +399,11 @@ TEST(StagedPlan, Fp8ReadsVInItsPages) {
       const std::int64_t each = std::string_view(k) == "fp8-token-head" ? 4 : 0;
       EXPECT_EQ(staged_of(p).bytes, staged_of(p).keys * staged_of(p).heads * each);
       EXPECT_EQ(staged_of(p).keys > 0, each > 0);
+      if (each > 0) {  // a key is as much to read, whoever turns V over
+        AttentionProblem before = p;
+        before.policy = SplitPolicy::kBatchInvariant;
+        EXPECT_EQ(queue_tokens_of(p), queue_tokens_of(before));
+      }
     }
     EXPECT_GT(staged_of(problem("int8-head", max_q_len)).bytes, 128) << "K's codes are made";
   }

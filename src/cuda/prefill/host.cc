@@ -106,7 +106,7 @@ constexpr int bytes_of(DType t) { return dtype_bits(t) / 8; }
 
 /// Of the K that a kernel does not read as given.
 DType key_dtype(PrefillKeys keys, DType operand) {
-  if (keys != PrefillKeys::kCodes) return DType::kFloat16;
+  if (keys != PrefillKeys::kCodes && keys != PrefillKeys::kCodePages) return DType::kFloat16;
   return operand == DType::kFloat8E4M3 ? operand : DType::kInt8;
 }
 

@@ -8,7 +8,7 @@
 namespace halftone::cuda {
 
 /// K and V are rows of tensors where attention.schedule has cu_kv, plain or staged ones, else pages. K in
-/// E4M3 may be in pages beside staged V.
+/// E4M3 may be in pages beside staged V, and both beside staged scales.
 struct PrefillParams {
   AttentionParams attention;
   std::int32_t* taken;      // [2] items of the queue, and workers that have none left; 0 between launches
@@ -24,7 +24,7 @@ struct PrefillParams {
   CUtensorMap out;      // [token][head][dim], where out_boxes
   bool q_boxes;         // 64 packed rows are whole tokens of a KV head's query heads: a box per chunk
   bool out_boxes;       // likewise
-  bool code_pages;      // K is read in its pages, as codes
+  bool code_pages;      // K is read in its pages, as codes; so is V, where value_tiles is null
 };
 
 }  // namespace halftone::cuda
