@@ -4,8 +4,10 @@
 #include <cstdint>
 #include <string>
 #include <utility>
+#include <variant>
 #include <vector>
 
+#include "cuda/prefill/estimate.h"
 #include "format/status.h"
 #include "plan/plan.h"
 #include "plan/validate.h"
@@ -35,15 +37,16 @@ class DeviceCoded : public ::testing::TestWithParam<const char*> {
   }
   /// By every kernel that serves the row.
   void expect_agrees(const AttentionCase& row) {
-    const KvFormat k = parse_format(row.k_format);
-    const bool own = k.dtype == DType::kFloat8E4M3 && k.params_per_token(row.head_dim) <= 1;
-    const bool served = fp8() && own && cuda_runner().serves(make_problem(row));
-    for (const AttentionCase& shape : served ? shapes_of(row) : std::vector{row}) expect_agrees_once(shape);
-  }
-  void expect_agrees_once(const AttentionCase& row) {
-    SCOPED_TRACE(row.name);
     const Problem p = make_problem(row);
     if (!serves(p)) return;
+    expect_agrees(p);
+    if (!fp8() || !cuda::has_codes(std::get<KvCacheSpec>(p.problem.kv), DType::kFloat8E4M3)) return;
+    for (const AttentionCase& shape : shapes_of(row)) {
+      if (shape.name != row.name) expect_agrees(make_problem(shape));
+    }
+  }
+  void expect_agrees(const Problem& p) {
+    SCOPED_TRACE(p.row.name);
     const Outputs outputs = run_on_device(p);
     EXPECT_EQ(judge_device(p, outputs), "");
     EXPECT_EQ(status_of(outputs), 0);
@@ -291,18 +294,25 @@ TEST_P(DeviceCoded, SumsOfOneItemAfterTheOther) {
                                    {{200, 3400}, {9, 500}, {70, 2500}});
     Problem p = make_problem(row);
     if (!serves(p)) continue;
-    p.problem.workers = 2;
-    p.problem.policy = SplitPolicy::kBatchInvariant;  // no unit is cut
-    const Plan plan = plan_on_device(p);
-    DeviceRun device(p, plan, 0x7F);
-    device.schedule();
-    device.run();
-    const Outputs outputs = device.outputs();
-    EXPECT_EQ(judge_device(p, outputs), "") << row.name;
-    device.run();
-    expect_same_bits(outputs, device.outputs(), row.name + ", once more");
-    p.problem.workers = 0;
-    expect_same_bits(outputs, run_on_device(p), row.name + ", a worker for each");
+    for (const SplitPolicy policy : {SplitPolicy::kFast, SplitPolicy::kBatchInvariant}) {
+      p.problem.workers = 2;
+      p.problem.policy = policy;
+      const Plan plan = plan_on_device(p);
+      const bool turns = fp8() && head_dim == 128 && policy == SplitPolicy::kFast;  // V, in the kernel
+      if (turns) {
+        EXPECT_EQ(plan.info().row_block, 128);
+      }
+      DeviceRun device(p, plan, 0x7F);
+      device.schedule();
+      device.run();
+      const Outputs outputs = device.outputs();
+      EXPECT_EQ(judge_device(p, outputs), "") << row.name;
+      device.run();
+      expect_same_bits(outputs, device.outputs(), row.name + ", once more");
+      if (policy != SplitPolicy::kBatchInvariant) continue;  // else no unit is cut
+      p.problem.workers = 0;
+      expect_same_bits(outputs, run_on_device(p), row.name + ", a worker for each");
+    }
   }
 }
 

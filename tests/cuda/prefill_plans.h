@@ -38,13 +38,13 @@ inline bool is_built(int head_dim) {
   return staged_of(make_problem(staged_case("int8-token-asym", "fp16", head_dim, {{100, 1}}))).keys > 0;
 }
 
-/// Whether the kernel of the longest requests reads codes of K and V in their pages.
+/// Whether the kernel of the longest requests turns codes of K and V in their pages into values.
 inline bool reads_packed(const Problem& p) {
   const Plan plan = plan_on_device(p);
   const Plan::Impl& impl = planning::require_plan(plan);
   const planning::Pass& last = impl.passes().back();
-  return !p.row.plain && dtype_bits(parse_format(p.row.k_format).dtype) < 16 && last.staged.keys == 0 &&
-         impl.kernel(last).name.starts_with("sm90-prefill");
+  return impl.kernel(last).name.starts_with("sm90-prefill") &&
+         cuda::kPrefillTable[last.variant].keys == cuda::PrefillKeys::kPacked;
 }
 
 /// Packed rows of a unit of the longest requests, if prefill serves them; else 0.

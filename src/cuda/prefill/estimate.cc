@@ -107,22 +107,13 @@ double prefill_us(const AttentionProblem& problem, PrefillKeys keys) {
   return prefill_us(problem, keys, prefill_unit(problem, keys));
 }
 
-/// Rotations of K and scales of its channels are undone by staging only, and bounds must not decide for
-/// batch_invariant.
-bool can_read_packed(const AttentionProblem& problem, const KvCacheSpec& spec) {
-  if (spec.rotate_k || spec.scale_k || problem.policy == SplitPolicy::kBatchInvariant) return false;
-  return dtype_bits(problem.q_dtype) == 16 &&
-         std::ranges::any_of(kPrefillTable, [&](const PrefillConfig& c) { return reads_packed(c, spec); });
-}
-
-/// Where V of E4M3 is turned over: by the kernel, tile by tile, or beforehand. The kernel that does has units
-/// of fewer rows, so that long prompts take longer.
-bool can_turn(const AttentionProblem& problem, const KvCacheSpec& spec) {
-  if (problem.arithmetic != Arithmetic::kFp8 || problem.policy == SplitPolicy::kBatchInvariant) return false;
-  return has_codes(spec, DType::kFloat8E4M3) &&
-         std::ranges::any_of(kPrefillTable, [&](const PrefillConfig& c) {
-           return c.keys == PrefillKeys::kCodePages && is_built(c) && c.head_dim == spec.head_dim &&
-                  c.value_dim == spec.v_dim();
+/// Whether a kernel reads K and V as codes in their pages. Rotations of K are undone by staging only, so are,
+/// for values, scales of its channels; bounds must not decide for batch_invariant.
+bool can_read_packed(const AttentionProblem& problem, const KvCacheSpec& spec, PrefillKeys keys) {
+  if (spec.rotate_k || problem.policy == SplitPolicy::kBatchInvariant) return false;
+  if (keys == PrefillKeys::kPacked ? spec.scale_k : problem.arithmetic != Arithmetic::kFp8) return false;
+  return dtype_bits(problem.q_dtype) == 16 && std::ranges::any_of(kPrefillTable, [&](const PrefillConfig& c) {
+           return c.keys == keys && reads_packed(c, spec);
          });
 }
 
@@ -134,8 +125,9 @@ bool has_codes(const KvCacheSpec& spec, DType codes) {
 }
 
 bool reads_packed(const PrefillConfig& c, const KvCacheSpec& spec) {
-  return c.keys == PrefillKeys::kPacked && is_built(c) && c.head_dim == spec.head_dim &&
-         spec.v_dim() == spec.head_dim && serves(c.part, spec.k_format, spec.head_dim) &&
+  if (!is_built(c) || c.head_dim != spec.head_dim || c.value_dim != spec.v_dim()) return false;
+  if (c.keys == PrefillKeys::kCodePages) return has_codes(spec, c.dtype);
+  return c.keys == PrefillKeys::kPacked && serves(c.part, spec.k_format, spec.head_dim) &&
          serves(c.part, spec.v_format, spec.head_dim);
 }
 
@@ -154,18 +146,14 @@ std::int64_t prefill_unit(const AttentionProblem& problem, PrefillKeys keys) {
 
 PrefillKeys keys_of(const AttentionProblem& problem) {
   const auto* const spec = std::get_if<KvCacheSpec>(&problem.kv);
-  if (problem.arithmetic != Arithmetic::k16Bit) {
-    const bool turns =
-        spec != nullptr && can_turn(problem, *spec) &&
-        prefill_us(problem, PrefillKeys::kCodePages) < prefill_us(problem, PrefillKeys::kCodes);
-    return turns ? PrefillKeys::kCodePages : PrefillKeys::kCodes;
-  }
-  if (spec == nullptr) return PrefillKeys::kGiven;
+  const bool values = problem.arithmetic == Arithmetic::k16Bit;
+  if (spec == nullptr) return values ? PrefillKeys::kGiven : PrefillKeys::kCodes;
   const bool as_q = spec->k_format.dtype == problem.q_dtype && spec->v_format.dtype == problem.q_dtype;
-  if (as_q && !spec->rotate_k) return PrefillKeys::kGiven;
-  if (!can_read_packed(problem, *spec)) return PrefillKeys::kScaled;
-  const bool faster = prefill_us(problem, PrefillKeys::kPacked) < prefill_us(problem, PrefillKeys::kScaled);
-  return faster ? PrefillKeys::kPacked : PrefillKeys::kScaled;
+  if (values && as_q && !spec->rotate_k) return PrefillKeys::kGiven;
+  const PrefillKeys staged = values ? PrefillKeys::kScaled : PrefillKeys::kCodes;
+  const PrefillKeys packed = values ? PrefillKeys::kPacked : PrefillKeys::kCodePages;
+  if (!can_read_packed(problem, *spec, packed)) return staged;
+  return prefill_us(problem, packed) < prefill_us(problem, staged) ? packed : staged;
 }
 
 bool decode_is_faster(const AttentionProblem& problem, int unit) {

@@ -10,7 +10,7 @@ namespace halftone::cuda {
 /// Whether K of a cache is codes with one scale for all dims of a token and head, or fewer.
 bool has_codes(const KvCacheSpec& spec, DType codes);
 
-/// Whether the kernel of a row reads K and V of a cache as packed codes.
+/// Whether the kernel of a row reads K and V of a cache as codes in their pages.
 bool reads_packed(const PrefillConfig& c, const KvCacheSpec& spec);
 
 /// What prefill reads as K of a problem: the pages themselves where they hold values of Q's type; codes in

@@ -204,7 +204,7 @@ PrefillParams prefill_params(const Plan::Impl& plan, const AttentionArgs& args,
     return tensor_map(t, somewhere, 1, config.kv_tile, row_bytes);
   };
   const auto* const cache = std::get_if<PagedKv>(&args.kv);
-  p.code_pages = config.keys == PrefillKeys::kCodePages || (pass.staged.keys > 0 && staged.k.data == nullptr);
+  p.code_pages = cache != nullptr && reads_code_pages(cache->spec, config.dtype);
   if (p.code_pages) {
     p.k = code_page_map(*cache, plan.layout, config.head_dim, 1);
     if (cache->spec.page_size > kTileTokens)

@@ -152,7 +152,7 @@ struct RowsLoop {
     const int step = own().step;
     if (step == OwnTiles::kFirst) {
       wait(s.v_full[ring.stage()]);
-      if (!Traits::kPacked && own().alive < kTile) c.clear_dead(ring.stage(), own().alive);
+      if (Traits::kConvertWarps == 0 && own().alive < kTile) c.clear_dead(ring.stage(), own().alive);
     } else {
       c.release(s.v_empty[stage_before()]);
       if (step == OwnTiles::kRaised) c.rescale_output();
@@ -279,15 +279,14 @@ __device__ inline void init_barriers(typename PrefillTraits<C>::Shared& s) {
   const auto init = [](auto& barriers, int arrivals) {
     for (auto& barrier : barriers) barrier_init(shared_address(&barrier), arrivals);
   };
+  init(s.packed_full, 1);
   if constexpr (Traits::kPacked) {
-    init(s.packed_full, 1);
     init(s.packed_empty, Traits::kTasks);
     if constexpr (Traits::kFourBits) {
       for (auto& scaled : s.keys_scaled) *reinterpret_cast<std::uint64_t*>(scaled) = 0;
     }
   }
   init(s.k_full, Traits::kPacked ? Traits::kPackedTiles : 2);  // else its copies, and what is known of it
-  if constexpr (Traits::kTurns) init(s.v_arrived, 1);
   init(s.v_full, Traits::kTurns ? Traits::kConvertWarps : Traits::kPackedTiles);
   init(s.k_empty, Traits::kComputeWarps);
   init(s.v_empty, Traits::kComputeWarps);
@@ -362,7 +361,7 @@ __device__ inline void prefill_worker(const PrefillParams& p, typename PrefillTr
       }
     } else if (role == kLoadValues) {
       if constexpr (Traits::kTurns) {
-        load_value_codes<C>(p, s, lane);
+        load_packed<C>(p, s, lane);
       } else if constexpr (!Traits::kPacked) {
         load_tiles<C, true>(p, s, lane);
       }

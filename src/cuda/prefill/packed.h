@@ -1,5 +1,5 @@
 // The roles that bring K and V in codes: a warp copies whole tiles from their pages, others turn them into
-// f16 in shared memory.
+// f16 in shared memory, or turn V over (turn.h).
 #pragma once
 
 #include <climits>
@@ -11,23 +11,28 @@ namespace halftone::cuda {
 /// Shared::packed_keys behind the last tile.
 inline constexpr int kPackedEnd = INT_MIN;
 
-/// The warp that copies packed tiles of all items, a lane each, from the last one on. It has the next item
-/// taken when few are left.
+/// The warp that copies tiles of all items as pages have them, a lane each, from the last one on: K and V
+/// with their scales, or V's codes to where they are turned over. Of the former it has the next item taken
+/// when few are left.
 template <PrefillConfig C>
 __device__ inline void load_packed(const PrefillParams& p, typename PrefillTraits<C>::Shared& s, int lane) {
   using Traits = PrefillTraits<C>;
-  constexpr int kBytes = Traits::Tile::kBytes, kAhead = Traits::kTakenAhead * C.kv_tile;
+  constexpr bool kPacked = Traits::kPacked;
+  constexpr int kBytes = kPacked ? Traits::Tile::kBytes : kTileTokens * C.value_dim;
+  constexpr int kAhead = Traits::kTakenAhead * C.kv_tile;
   const CacheView& cache = p.attention.cache;
-  const int place_mask = (1 << cache.page_log2) / kTileTokens - 1;
+  const int place_mask = (1 << cache.page_log2) / kTileTokens - 1, offset = kPacked ? 0 : cache.v_data_offset;
+  std::uint64_t* const empty = kPacked ? s.packed_empty : s.v_empty;
+  std::uint8_t* const tiles = kPacked ? s.packed[0][0] : s.v[0];
   ItemReader<C> items{s};
-  RingPlace<C.packed_stages> ring;
+  RingPlace<Traits::kPackedStages> ring;
 #pragma unroll 1
   while (const auto* const next = items.next()) {
     const DeviceItem* const item = &next->item;
     TileLoader<C> loader{p, *item, lane};
     int token = item->work.kv_begin + (tiles_of<C.kv_tile>(item->work) - 1) * C.kv_tile;
     const auto take_next = [&] {
-      if (lane == 0) barrier_arrive(shared_address(&s.take_next));
+      if (kPacked && lane == 0) barrier_arrive(shared_address(&s.take_next));
     };
     if (token < item->work.kv_begin + kAhead) take_next();
     loader.begin(token);
@@ -35,15 +40,19 @@ __device__ inline void load_packed(const PrefillParams& p, typename PrefillTrait
     for (; token >= item->work.kv_begin; token -= C.kv_tile, ring.advance()) {
       const std::uint32_t live = loader.check(token), full = shared_address(&s.packed_full[ring.stage]);
       const std::uint8_t* const from = page_head(cache, loader.page, item->work.kv_head) +
-                                       ((token / kTileTokens + lane) & place_mask) * cache.tile_bytes;
-      barrier_wait(shared_address(&s.packed_empty[ring.stage]), ring.empty_parity());
+                                       ((token / kTileTokens + lane) & place_mask) * cache.tile_bytes +
+                                       offset;
+      barrier_wait(shared_address(&empty[ring.stage]), ring.empty_parity());
       if (lane == 0) {
         s.packed_live[ring.stage] = live;
         s.packed_keys[ring.stage] = item->present - token;
         barrier_expect_bytes(full, __popc(live) * kBytes);
       }
       __syncwarp();
-      if (live >> lane & 1) bulk_load(shared_address(s.packed[ring.stage][lane]), from, kBytes, full);
+      if (live >> lane & 1) {
+        std::uint8_t* const to = tiles + (ring.stage * (C.kv_tile / kTileTokens) + lane) * kBytes;
+        bulk_load(shared_address(to), from, kBytes, full);
+      }
       __syncwarp();
       loader.advance(token - C.kv_tile);
       if (token == item->work.kv_begin + kAhead) take_next();
@@ -52,7 +61,7 @@ __device__ inline void load_packed(const PrefillParams& p, typename PrefillTrait
     if (lane == 0) items.release();
     items.advance();
   }
-  barrier_wait(shared_address(&s.packed_empty[ring.stage]), ring.empty_parity());
+  barrier_wait(shared_address(&empty[ring.stage]), ring.empty_parity());
   if (lane == 0) {
     s.packed_keys[ring.stage] = kPackedEnd;
     barrier_arrive(shared_address(&s.packed_full[ring.stage]));

@@ -80,8 +80,10 @@ struct PrefillTraits {
   static constexpr int kItems = 2;
   // Of a packed tile what a warp converts at a time: a tile of 16 tokens, of K or of V.
   static constexpr int kPackedTiles = kPacked ? C.kv_tile / kTileTokens : 1, kTasks = 2 * kPackedTiles;
-  static_assert(!kPacked ||
-                kTasks >= kConvertWarps);  // each warp has one of every tile, so that it sees the end
+  // Tiles as pages have them: where V is turned over they come to where they stay.
+  static constexpr int kPackedStages = kTurns ? C.stages : C.packed_stages;
+  // Each warp has one of every tile, so that it sees the end.
+  static_assert(!kPacked || kTasks >= kConvertWarps);
   /// The next item is taken when so many tiles of K are still to be brought. Much earlier is worse where
   /// items differ, since what a worker has taken no other can begin; later, too, with two buffers of queries,
   /// which then come too late. At 64 dims, whose tiles take half as long, nine suit calls without a mask.
@@ -119,12 +121,6 @@ struct PrefillTraits {
     enum : int { kUsual, kFirst, kRaised };
   };
 
-  /// What is known of a tile of V that comes as a page has it.
-  struct ValueCodes {
-    std::uint32_t live;  // as Shared::live
-    int keys;            // of the request from the tile's first one on; kPackedEnd
-  };
-
   struct Shared {
     // [chunk][row][kChunkDims, of codes 128], later O.
     alignas(1024) std::uint8_t q[kQueryBuffers][kRowGroups][kQueryBytes];
@@ -134,13 +130,11 @@ struct PrefillTraits {
     Item items[kItems];
     alignas(8) std::uint64_t k_full[C.stages], k_empty[C.stages], v_full[C.stages], v_empty[C.stages];
     std::uint64_t q_full[kQueryBuffers][kRowGroups], q_empty[kQueryBuffers][kRowGroups];
-    std::uint64_t v_arrived[kTurns ? C.stages : 0];  // as a page has it
-    ValueCodes value_codes[kTurns ? C.stages : 0];
     std::uint64_t item_full[kItems], item_empty[kItems], take_next;
-    std::uint64_t packed_full[C.packed_stages], packed_empty[C.packed_stages];
-    std::uint32_t packed_live[C.packed_stages];  // as `live`
-    int packed_keys[C.packed_stages];            // of the request from the tile's first one on; kPackedEnd
-    std::uint32_t live[C.stages];                // bit i: tile i of 16 tokens is there; kScaledTile
+    std::uint64_t packed_full[kPackedStages], packed_empty[C.packed_stages];
+    std::uint32_t packed_live[kPackedStages];  // as `live`
+    int packed_keys[kPackedStages];            // of the request from the tile's first one on; kPackedEnd
+    std::uint32_t live[C.stages];              // bit i: tile i of 16 tokens is there; kScaledTile
     alignas(8) float key_scales[kStaged ? C.stages : 0][C.kv_tile];
     // Of packed codes of 4 bits, of each 16 keys whether a scale counts.
     alignas(8) bool keys_scaled[kFourBits ? C.stages : 0][8];

@@ -1,5 +1,6 @@
-// The role that brings V in E4M3 from its pages. wgmma takes B of 8 bits only with k, here the tokens, as the
-// inner dim, so what has come is turned over where it lies: a string of a page becomes 16 tokens of a dim.
+// The role that turns V in E4M3 over, of which tiles have come as pages have them: wgmma takes B of 8 bits
+// only with k, here the tokens, as the inner dim. Where a tile lies, a string of it becomes 16 tokens of a
+// dim.
 #pragma once
 
 #include "cuda/device/chunk.h"
@@ -55,47 +56,6 @@ struct ValueTurner {
   }
 };
 
-/// The warp that copies tiles of V as they lie.
-template <PrefillConfig C>
-__device__ inline void load_value_codes(const PrefillParams& p, typename PrefillTraits<C>::Shared& s,
-                                        int lane) {
-  constexpr int kBytes = kTileTokens * C.value_dim;
-  const CacheView& cache = p.attention.cache;
-  const int place_mask = (1 << cache.page_log2) / kTileTokens - 1;
-  ItemReader<C> items{s};
-  RingPlace<C.stages> ring;
-#pragma unroll 1
-  while (const auto* const next = items.next()) {
-    const DeviceItem* const item = &next->item;
-    TileLoader<C> loader{p, *item, lane};
-    int token = item->work.kv_begin + (tiles_of<C.kv_tile>(item->work) - 1) * C.kv_tile;
-    loader.begin(token);
-#pragma unroll 1
-    for (; token >= item->work.kv_begin; token -= C.kv_tile, ring.advance()) {
-      const std::uint32_t live = loader.check(token), arrived = shared_address(&s.v_arrived[ring.stage]);
-      const std::uint8_t* const from = page_head(cache, loader.page, item->work.kv_head) +
-                                       ((token / kTileTokens + lane) & place_mask) * cache.tile_bytes +
-                                       cache.v_data_offset;
-      barrier_wait(shared_address(&s.v_empty[ring.stage]), ring.empty_parity());
-      if (lane == 0) {
-        s.value_codes[ring.stage] = {live, item->present - token};
-        barrier_expect_bytes(arrived, __popc(live) * kBytes);
-      }
-      __syncwarp();
-      if (live >> lane & 1) bulk_load(shared_address(s.v[ring.stage] + lane * kBytes), from, kBytes, arrived);
-      loader.advance(token - C.kv_tile);
-    }
-    __syncwarp();  // all lanes have read the item
-    if (lane == 0) items.release();
-    items.advance();
-  }
-  barrier_wait(shared_address(&s.v_empty[ring.stage]), ring.empty_parity());
-  if (lane == 0) {
-    s.value_codes[ring.stage].keys = kPackedEnd;
-    barrier_arrive(shared_address(&s.v_arrived[ring.stage]));
-  }
-}
-
 /// The warps that turn tiles over, in turn.
 template <PrefillConfig C>
 __device__ inline void turn_values(typename PrefillTraits<C>::Shared& s, int warp) {
@@ -105,11 +65,12 @@ __device__ inline void turn_values(typename PrefillTraits<C>::Shared& s, int war
   RingPlace<C.stages> ring;
 #pragma unroll 1
   for (;; ring.advance()) {
-    barrier_wait(shared_address(&s.v_arrived[ring.stage]), ring.parity);
-    const auto [live, keys] = s.value_codes[ring.stage];
+    barrier_wait(shared_address(&s.packed_full[ring.stage]), ring.parity);
+    const std::uint32_t live = s.packed_live[ring.stage];
+    const int keys = s.packed_keys[ring.stage];
     if (keys == kPackedEnd) return;
 #pragma unroll 1
-    for (int i = warp; i * kTileTokens < min(keys, C.kv_tile); i += Traits::kConvertWarps) {
+    for (int i = warp; i < C.kv_tile / kTileTokens; i += Traits::kConvertWarps) {
       const std::uint32_t tile = ring.stage * Traits::kValueTileBytes + i * kBytes;
       const bool lives = live >> i & 1;
       const int alive = lives ? keys - i * kTileTokens : 0;
