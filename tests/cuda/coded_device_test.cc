@@ -63,6 +63,25 @@ class DeviceCoded : public ::testing::TestWithParam<const char*> {
                std::string(dtype_name(q_dtype));
     return row;
   }
+  /// Makes V of one sign, so that no part of a sum can be missing unseen.
+  static void lift_values(Problem& p, float sign = 1.0F) {
+    for (std::int64_t i = 0; i < p.v.numel(); ++i) p.v.set(i, sign * (0.3F + std::abs(p.v.get(i))));
+    p.cache = refilled(p, {0xFF});
+  }
+  /// Of such a V: no output is off by more than `most` of itself. Returns by how much of it they are too
+  /// small, on average.
+  static double expect_whole(const Problem& p, const Outputs& outputs, double most) {
+    const Reference reference = make_reference(p, false);
+    const std::vector<float> out = outputs.out.to_floats();
+    double lost = 0, worst = 0;
+    for (std::size_t i = 0; i < out.size(); ++i) {
+      const double off = 1 - static_cast<double>(out[i]) / reference.out[i];
+      lost += off;
+      if (!(std::abs(off) <= std::abs(worst))) worst = off;  // a NaN, too
+    }
+    EXPECT_LT(std::abs(worst), most) << p.row.name;
+    return lost / static_cast<double>(out.size());
+  }
   void TearDown() override {
     const Problem p = make_problem(for_table(decode_case("int8-head")));
     if (is_universal(p)) GTEST_SKIP() << "a build of head_dim 64";
@@ -286,6 +305,46 @@ TEST_P(DeviceCoded, LongContextsKeepTheirSums) {
   }
 }
 
+/// What sums of E4M3 products lose is towards 0: it adds up where all values of V have one sign, and only
+/// there.
+TEST_P(DeviceCoded, SumsOfOneSign) {
+  for (const int head_dim : kDims) {
+    for (const SplitPolicy policy : {SplitPolicy::kFast, SplitPolicy::kBatchInvariant}) {
+      AttentionCase row = coded_case("fp8", "fp8", head_dim, DType::kBFloat16, {{40, 12'000}});
+      row.q_heads = row.kv_heads = 1;
+      row.workers = 1;  // cuts nothing
+      row.policy = policy;
+      for (const float sign : {1.0F, -1.0F}) {
+        Problem p = make_problem(row);
+        if (!serves(p)) continue;
+        lift_values(p, sign);
+        const double lost = expect_whole(p, run_on_device(p), 0.035);
+        EXPECT_LT(lost, 0.028) << "head_dim " << head_dim;
+        EXPECT_GT(lost, -0.002) << "head_dim " << head_dim;
+      }
+    }
+  }
+}
+
+/// The keys that come first, which are the last ones, weigh most, as a recent past does: what they add to O
+/// must not make it lose the rest.
+TEST_P(DeviceCoded, SumsOfARecentPast) {
+  for (const int head_dim : kDims) {
+    for (const double slope : {1.0 / 1024, 1.0 / 256}) {  // base 2, of a key
+      AttentionCase row = coded_case("fp8", "fp8", head_dim, DType::kBFloat16, {{40, 12'000}});
+      row.q_heads = row.kv_heads = 1;
+      row.workers = 1;
+      row.alibi = true;
+      Problem p = make_problem(row);
+      if (!serves(p)) continue;
+      lift_values(p);
+      p.alibi_slopes.set(0, static_cast<float>(slope / 1.442695));
+      const double lost = expect_whole(p, run_on_device(p), 0.045);
+      EXPECT_LT(lost, 0.036) << "head_dim " << head_dim << ", slope " << slope;
+    }
+  }
+}
+
 /// A worker that has several items keeps the sums of each apart, those of all warpgroups in one place of the
 /// workspace after the other, whatever was there before. Requests without sums of earlier tiles lie between.
 TEST_P(DeviceCoded, SumsOfOneItemAfterTheOther) {
@@ -294,6 +353,7 @@ TEST_P(DeviceCoded, SumsOfOneItemAfterTheOther) {
                                    {{200, 3400}, {9, 500}, {70, 2500}});
     Problem p = make_problem(row);
     if (!serves(p)) continue;
+    lift_values(p);
     for (const SplitPolicy policy : {SplitPolicy::kFast, SplitPolicy::kBatchInvariant}) {
       p.problem.workers = 2;
       p.problem.policy = policy;
@@ -307,6 +367,7 @@ TEST_P(DeviceCoded, SumsOfOneItemAfterTheOther) {
       device.run();
       const Outputs outputs = device.outputs();
       EXPECT_EQ(judge_device(p, outputs), "") << row.name;
+      expect_whole(p, outputs, 0.04);
       device.run();
       expect_same_bits(outputs, device.outputs(), row.name + ", once more");
       if (policy != SplitPolicy::kBatchInvariant) continue;  // else no unit is cut
@@ -335,10 +396,13 @@ TEST_P(DeviceCoded, LogitsThatRise) {
         p.k.set(i, static_cast<float>(left) / 96.0F * step / log2);
       }
       for (std::int64_t i = 0; i < p.q.numel(); ++i) p.q.set(i, i / head_dim % 3 == 0 ? -1.0F : 1.0F);
-      p.cache = refilled(p, {0xFF});
-      EXPECT_EQ(judge_device(p, run_on_device(p)), "") << row.name << ", steps of " << step;
-      p.problem.policy = SplitPolicy::kBatchInvariant;  // no unit is cut
-      EXPECT_EQ(judge_device(p, run_on_device(p)), "") << row.name << ", steps of " << step << ", not cut";
+      lift_values(p);
+      for (const SplitPolicy policy : {SplitPolicy::kFast, SplitPolicy::kBatchInvariant}) {  // cut, and not
+        p.problem.policy = policy;
+        const Outputs outputs = run_on_device(p);
+        EXPECT_EQ(judge_device(p, outputs), "") << row.name << ", steps of " << step;
+        expect_whole(p, outputs, 0.07);  // a row may be of one key, whose P is rounded
+      }
     }
   }
 }

@@ -204,7 +204,7 @@ TEST(StagedPlan, StagedHeadsFitIntoTheirShare) {
 }
 
 /// What run() alone works with is no part of what schedule() fills: sums of O beside products of E4M3, in
-/// fp32, of the 192 rows of each worker.
+/// fp32, of the 192 rows of each worker. Three quarters of them are in shared memory.
 TEST(StagedPlan, SumsAreNoPartOfTheSchedule) {
   if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
   if (configs_of(cuda_problem()).back() == "sm90-universal") GTEST_SKIP() << "a build of other head_dims";
@@ -215,9 +215,11 @@ TEST(StagedPlan, SumsAreNoPartOfTheSchedule) {
     spec_of(x).k_format = spec_of(x).v_format = parse_format("fp8");
   });
   const PlanInfo info = plan(p).info();
-  constexpr std::int64_t kSums = std::int64_t{100} * 192 * 128 * 4;
+  constexpr std::int64_t kSums = std::int64_t{100} * 192 * 128 * 4 / 4;
   EXPECT_LE(info.schedule_bytes, std::int64_t{100} * (p.batch + 10000));
-  EXPECT_GE(info.workspace_bytes, info.schedule_bytes + info.staged_bytes + kSums);
+  const std::int64_t others = info.workspace_bytes - info.schedule_bytes - info.staged_bytes;
+  EXPECT_GE(others, kSums);
+  EXPECT_LE(others, kSums + kSums / 100);
 }
 
 /// 8 prompts of 2,048 tokens beside 64 single queries over 8,192 keys: as much room as all of their keys

@@ -126,11 +126,14 @@ __device__ inline int read_arrivals(const int* counter) {
   return x;
 }
 
-/// Adds to four floats, and does not wait for it.
-__device__ inline void add_to(float4* to, const float4& x) {
-  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(x.x), "f"(x.y),
-               "f"(x.z), "f"(x.w)
-               : "memory");
+/// Adds to four floats, or without `add` replaces them, and does not wait for it.
+__device__ inline void add_or_set(float4* to, const float4& x, bool add) {
+  asm volatile(
+      "{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %5, 0;\n\t"
+      "@p red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};\n\t"
+      "@!p st.relaxed.gpu.global.v4.f32 [%0], {%1, %2, %3, %4};\n\t}" ::"l"(to),
+      "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w), "r"(static_cast<int>(add))
+      : "memory");
 }
 /// atomicOr() without the instructions that first join those of a warp: for what hardly ever happens.
 __device__ inline void set_bits(int* word, int bits) {

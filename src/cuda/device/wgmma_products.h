@@ -140,7 +140,12 @@ struct WgmmaText {
 /// columns the fragment of mma. Begun by wgmma_begin(), complete after wgmma_wait().
 template <DType kA, DType kB = kA, bool kMnMajorB = false, class Sum, int kSums, class A>
 __device__ inline void wgmma_add(Sum (&d)[kSums], const A& a, std::uint64_t b) {
-  HALFTONE_PRODUCTS("+", "n"(1))  // "r"(x) instead of "n"(1) would decide at run time
+  HALFTONE_PRODUCTS("+", "n"(1))
+}
+/// d = a b, and if `add` d more, which is then at hand.
+template <DType kA, DType kB = kA, bool kMnMajorB = false, class Sum, int kSums, class A>
+__device__ inline void wgmma_add_if(bool add, Sum (&d)[kSums], const A& a, std::uint64_t b) {
+  HALFTONE_PRODUCTS("+", "r"(static_cast<int>(add)))
 }
 /// d = a b.
 template <DType kA, DType kB = kA, bool kMnMajorB = false, class Sum, int kSums, class A>

@@ -91,15 +91,17 @@ struct Consumer {
     }
     wgmma_commit();
   }
-  /// O += P V of a stage.
-  __device__ void begin_output(int stage, const Probabilities& prob) {
+  /// O += P V of a stage; of E4M3 `anew`: O = P V.
+  __device__ void begin_output(int stage, const Probabilities& prob, bool anew = false) {
     if constexpr (kE4m3) {
       constexpr int kStep = 2 * kTileTokens * C.value_dim;  // bytes
       static_assert(kStep % 16 == 0);
       const std::uint64_t v = b_matrix<C.value_dim>(0) + uniform((shared_address(s.v) & 0x3ffffu) / 16 +
                                                                  stage * (Traits::kValueTileBytes / 16));
 #pragma unroll
-      for (int i = 0; i < kTiles / 2; ++i) wgmma_add<C.dtype, C.dtype>(o, prob[i], v + i * (kStep / 16));
+      for (int i = 0; i < kTiles / 2; ++i) {
+        wgmma_add_if<C.dtype, C.dtype>(i > 0 || !anew, o, prob[i], v + i * (kStep / 16));
+      }
       wgmma_commit();
       return;
     } else {

@@ -41,6 +41,9 @@ struct PrefillConfig {
   int shares = 1;
   PartConfig part = {};   ///< of packed K and V
   int packed_stages = 0;  ///< tiles of packed K and V in shared memory
+  int promoted_keys = 0;  ///< of E4M3: after so many O moves to sums of earlier tiles (promote.h)
+  /// Of a lane's values of O, four together, how many have those sums in what shared memory is left.
+  int promoted_near = 0;
 };
 
 /// Of a chunk of K. Codes of E4M3 lie in shared memory as a page has them: chunks of 64 dims, in the order of
@@ -51,6 +54,26 @@ constexpr int key_row_bytes(const PrefillConfig& c) {
 
 constexpr int row_groups(const PrefillConfig& c) { return c.warpgroups / c.shares; }
 constexpr int rows_of(const PrefillConfig& c) { return 64 * row_groups(c); }
+/// How many have their sums in shared memory: those and head_dim / 32 where Q lay before it became codes.
+/// Those of the others are in the workspace.
+constexpr int near_sums(const PrefillConfig& c) {
+  return c.dtype == DType::kFloat8E4M3 ? c.promoted_near + c.head_dim / 32 : 0;
+}
+
+/// Both products in E4M3.
+constexpr PrefillConfig e4m3(PrefillKeys keys, int head_dim, int warpgroups, int kv_tile, int stages,
+                             int query_buffers, int promoted_keys, int promoted_near) {
+  return {.keys = keys,
+          .dtype = DType::kFloat8E4M3,
+          .head_dim = head_dim,
+          .value_dim = head_dim,
+          .warpgroups = warpgroups,
+          .kv_tile = kv_tile,
+          .stages = stages,
+          .query_buffers = query_buffers,
+          .promoted_keys = promoted_keys,
+          .promoted_near = promoted_near};
+}
 
 /// Packed codes: two warpgroups, since others convert.
 constexpr PrefillConfig packed(const PartConfig& part) {
@@ -90,18 +113,18 @@ inline constexpr std::array kPrefillTable{
     PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 512, 512, 2, 32, 2, 1, 128, 2},  // 4 x 4k: -, 332
     PrefillConfig{PrefillKeys::kCodes, DType::kFloat16, 128, 128, 3, 80, 4, 2},           // 736, 726
     PrefillConfig{PrefillKeys::kCodes, DType::kFloat16, 256, 256, 2, 80, 2, 1},           // 901, 923
-    PrefillConfig{PrefillKeys::kCodes, DType::kFloat8E4M3, 128, 128, 3, 96, 3, 2},        // an H100: 891, 845
-    PrefillConfig{PrefillKeys::kCodes, DType::kFloat8E4M3, 256, 256, 2, 96, 3, 1},        // an H100: 990, 994
+    e4m3(PrefillKeys::kCodes, 128, 3, 96, 3, 2, 1536, 8),                                 // an H100: 932, 923
+    e4m3(PrefillKeys::kCodes, 256, 2, 96, 3, 1, 1536, 3),  // an H100: 1020, 1088
     // us of 128 and of 256 rows over 131,072 keys of 8 KV heads, an H100
     // (docs/kernels/prefill-codes-measured.md)
-    PrefillConfig{PrefillKeys::kCodePages, DType::kFloat8E4M3, 128, 128, 2, 128, 4, 1},  // 142, 200
-    packed(parts::kFp8),                                                                 // 167, 282
-    packed(parts::kFp8Token),                                                            // 177, 300
-    packed(parts::kInt8),                                                                // 168, 286
-    packed(parts::kInt8Token),                                                           // 182, 312
-    packed(parts::kInt4Token),                                                           // 183, 317
-    packed(parts::kInt4G32),                                                             // 191, 331
-    packed(parts::kInt4G64),                                                             // 185, 321
+    e4m3(PrefillKeys::kCodePages, 128, 2, 128, 3, 1, 1024, 12),  // 118, 190
+    packed(parts::kFp8),                                         // 167, 282
+    packed(parts::kFp8Token),                                    // 177, 300
+    packed(parts::kInt8),                                        // 168, 286
+    packed(parts::kInt8Token),                                   // 182, 312
+    packed(parts::kInt4Token),                                   // 183, 317
+    packed(parts::kInt4G32),                                     // 191, 331
+    packed(parts::kInt4G64),                                     // 185, 321
 };
 
 constexpr bool is_built(const PrefillConfig& c) {

@@ -77,7 +77,7 @@ struct Cost {
 Cost cost_of(const AttentionProblem& problem, PrefillKeys keys, std::int64_t unit) {
   if (keys == PrefillKeys::kGiven && unit <= 128) return {4.9, 0.053, 19, 9.4, 4, 7, 0.176};
   if (keys == PrefillKeys::kGiven) return {9.4, 0.0385, 19, 5.6, 4, 7, 0.176};
-  if (keys == PrefillKeys::kCodePages) return {10.9, 0, 16, 4, 4, 7, 0.112};
+  if (keys == PrefillKeys::kCodePages) return {10.1, 0, 16, 5, 4, 7, 0.092};
   if (problem.arithmetic == Arithmetic::kFp8) return {13, 0, 24.5, 5.3, 6, 10.5, 0, 0.09};
   if (keys != PrefillKeys::kPacked) return {9.35, 0.0334, 24.5, 5.3, 6, 10.5, 0, 0.315};
   // Whatever the rows: two warpgroups wait for their conversion and for each other.

@@ -269,7 +269,9 @@ planning::StagedKey prefill_staged_key(const AttentionProblem& problem) {
 
 std::int64_t prefill_scratch_bytes(int variant) {
   const PrefillConfig& c = kPrefillTable[variant];
-  return c.dtype == DType::kFloat8E4M3 ? rows_of(c) * c.value_dim * std::int64_t{sizeof(float)} : 0;
+  if (c.dtype != DType::kFloat8E4M3) return 0;
+  const std::int64_t near = std::int64_t{4} * near_sums(c) * 128 * c.warpgroups;
+  return (std::int64_t{rows_of(c)} * c.value_dim - near) * std::int64_t{sizeof(float)};
 }
 
 void check_prefill(const Plan::Impl& plan, const planning::Pass& pass, const AttentionArgs& args) {

@@ -21,7 +21,7 @@ struct RowsLoop {
   static constexpr std::uint32_t kAllLive = (1u << kTile / kTileTokens) - 1;
   /// Bits of Shared::live that such a tile may have whose products need nothing but their scales.
   static constexpr std::uint32_t kMayHave = Traits::kCodes || Traits::kScaledLogits ? kScaledTile : 0;
-  static constexpr int kPromoted = 1536 / C.kv_tile;  // tiles of E4M3 products
+  static constexpr int kPromoted = C.promoted_keys / C.kv_tile;  // tiles of E4M3 products
   static constexpr int kBuffers = Traits::kQueryBuffers;
   static constexpr bool kTakesAhead = Traits::kTakesAhead;
   const PrefillParams& params;
@@ -95,8 +95,9 @@ struct RowsLoop {
 
   /// O moves to the sums of earlier tiles.
   __device__ void promote() {
-    bool& promoted = own().promoted[own().item % Traits::kItems];
-    PromotedSums<C>{params, c}.add(promoted);
+    const int item = own().item;
+    bool& promoted = own().promoted[item % Traits::kItems];
+    PromotedSums<C>{params, c, item}.add(promoted);
     promoted = true;
     __syncwarp();
   }
@@ -195,12 +196,13 @@ struct RowsLoop {
   /// complete. Leaves P V of the first one under way.
   __device__ void attend(Products& products) {
     typename Consumer<C>::Probabilities prob;
-    bool plain = false;
+    bool plain = false, moved = false;
 #pragma unroll 1
     while (true) {
       attend_tile(products, prob, plain);
       if constexpr (Traits::kE4m3) {
-        if (static_cast<std::uint32_t>(left) % kPromoted == kPromoted - 1) promote();
+        moved = static_cast<std::uint32_t>(left) % kPromoted == kPromoted - 1;
+        if (moved) promote();
       }
       if (--left < 0) break;
       const PackedRingPlace<C.stages> before = ring;
@@ -211,7 +213,7 @@ struct RowsLoop {
       c.begin_scores(ring.stage(), products);
       barrier_wait(shared_address(&s.v_full[before.stage()]), before.parity());
       wgmma_begin();
-      c.begin_output(before.stage(), prob);
+      c.begin_output(before.stage(), prob, moved);
       wgmma_wait<1>();
       pin(products);
     }
@@ -229,11 +231,15 @@ struct RowsLoop {
     skip(tiles.after);
   }
   __device__ const Item& item_of(int index) const { return s.items[index % Traits::kItems]; }
-  /// Writes the rows of an item.
-  __device__ void finish(const Item& item, int index) {
+  /// Writes the rows of an item. `promoted`: PromotedSums has a part of O, some of it where the queries lay,
+  /// which are only now released.
+  __device__ void finish(const Item& item, int index, bool promoted) {
     if (64 * c.rows_index() < item.item.work.row_end - item.item.work.row_begin) {
       if constexpr (Traits::kE4m3) {
-        if (own().promoted[index % Traits::kItems]) PromotedSums<C>{params, c}.collect();
+        if (promoted) {
+          PromotedSums<C>{params, c, index}.collect();
+          if (kBuffers == 1) release_queries(index);
+        }
       }
       RowsEnd<C>{params, c, item, index % kBuffers}();
     }
@@ -262,12 +268,13 @@ struct RowsLoop {
         skip(current().tiles[c.rows_index()].before);
       }
       const int done = item_index();
-      if (kBuffers == 1) release_queries(done);
+      const bool promoted = Traits::kE4m3 && own().promoted[done % Traits::kItems];
+      if (kBuffers == 1 && !promoted) release_queries(done);
       if (kTakesAhead) more = take();
       wgmma_wait();
       pin(c.o);
       leave(item_of(done));
-      finish(item_of(done), done);
+      finish(item_of(done), done, promoted);
     }
     RowsEnd<C>::drain(c);
   }

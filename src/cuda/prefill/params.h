@@ -15,8 +15,8 @@ struct PrefillParams {
   std::int64_t kv_tokens;   // rows of those tensors
   const float* key_scales;  // of staged keys: [kv_heads][kv_tokens]; null: attention.k's static ones
   const std::uint8_t* value_tiles;  // of staged V in E4M3: value_tiles.h, [kv_heads][kv_tokens / 16]
-  /// Of E4M3 products, whose sums keep few bits: O of earlier tiles, a thread's own four values each,
-  /// [worker][warpgroup][value_dim / 8][128].
+  /// Of E4M3 products, whose sums keep few bits: O of earlier tiles that has no place in shared memory,
+  /// [worker][warpgroup][value_dim / 8 - near_sums()][128], a thread's own four values each.
   float4* promoted;
   CUtensorMap q;        // [token][head][dim], where q_boxes
   CUtensorMap k, v;     // [token][head][dim], or [page][head][tile][token][dim], or code_page_map()

@@ -117,12 +117,12 @@ struct PrefillTraits {
     int queries;                // where they lie in Shared::q
     int item;                   // its number
     int step;                   // the tile at hand is the first, or has raised an offset
-    bool promoted[kItems];      // of an item: PrefillParams::promoted has a part of O
+    bool promoted[kItems];      // of an item: PromotedSums has a part of O
     enum : int { kUsual, kFirst, kRaised };
   };
 
   struct Shared {
-    // [chunk][row][kChunkDims, of codes 128], later O.
+    // [chunk][row][kChunkDims, of codes 128], later O; beside codes PromotedSums.
     alignas(1024) std::uint8_t q[kQueryBuffers][kRowGroups][kQueryBytes];
     alignas(1024) std::uint8_t k[C.stages][kKeyTileBytes];    // [chunk][token][kKeyChunkDims]
     alignas(1024) std::uint8_t v[C.stages][kValueTileBytes];  // likewise; of E4M3 as value_tiles.h has it
@@ -142,8 +142,9 @@ struct PrefillTraits {
     // offset was raised.
     OwnTiles own[kComputeWarps];
     std::int8_t raised_log2[16 * kComputeWarps];
-    float query_factors[kStaged ? kRows : 0];  // and what their products are multiplied by
-    float promoted_offset[kE4m3 ? kRows : 0];  // what PrefillParams::promoted is relative to
+    float query_factors[kStaged ? kRows : 0];              // and what their products are multiplied by
+    float promoted_offset[kE4m3 ? kRows : 0];              // what sums of earlier tiles are relative to
+    float4 promoted[C.promoted_near][32 * kComputeWarps];  // PromotedSums
   };
   static constexpr int kMaxShared = 227 * 1024;
   static_assert(sizeof(Shared) <= kMaxShared);
