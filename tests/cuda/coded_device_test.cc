@@ -77,9 +77,10 @@ class DeviceCoded : public ::testing::TestWithParam<const char*> {
     for (std::size_t i = 0; i < out.size(); ++i) {
       const double off = 1 - static_cast<double>(out[i]) / reference.out[i];
       lost += off;
-      if (!(std::abs(off) <= std::abs(worst))) worst = off;  // a NaN, too
+      worst = std::max(worst, std::abs(off));
     }
-    EXPECT_LT(std::abs(worst), most) << p.row.name;
+    EXPECT_LT(worst, most) << p.row.name;
+    EXPECT_FALSE(std::isnan(lost)) << p.row.name;
     return lost / static_cast<double>(out.size());
   }
   void TearDown() override {
@@ -283,8 +284,8 @@ TEST_P(DeviceCoded, BatchInvariantBits) {
   }
 }
 
-/// Sums of E4M3 products keep some 13 bits: what a tile adds to O would be lost, or rounded down each time,
-/// once O is a few thousand times as large.
+/// Sums of E4M3 products keep some 13 bits: what a tile adds to O would be lost, or rounded towards 0 each
+/// time, once O is a few thousand times as large.
 TEST_P(DeviceCoded, LongContextsKeepTheirSums) {
   for (const int head_dim : kDims) {
     if (head_dim != 128 && !fp8()) continue;
@@ -318,8 +319,9 @@ TEST_P(DeviceCoded, SumsOfOneSign) {
         Problem p = make_problem(row);
         if (!serves(p)) continue;
         lift_values(p, sign);
-        const double lost = expect_whole(p, run_on_device(p), 0.035);
-        EXPECT_LT(lost, 0.028) << "head_dim " << head_dim;
+        const bool turns = fp8() && head_dim == 128 && policy == SplitPolicy::kFast;  // V, in the kernel
+        const double lost = expect_whole(p, run_on_device(p), turns ? 0.026 : 0.035);
+        EXPECT_LT(lost, turns ? 0.018 : 0.028) << "head_dim " << head_dim;
         EXPECT_GT(lost, -0.002) << "head_dim " << head_dim;
       }
     }
@@ -345,12 +347,13 @@ TEST_P(DeviceCoded, SumsOfARecentPast) {
   }
 }
 
-/// A worker that has several items keeps the sums of each apart, those of all warpgroups in one place of the
-/// workspace after the other, whatever was there before. Requests without sums of earlier tiles lie between.
+/// A worker that has several items keeps the sums of each apart, in the same places after each other,
+/// whatever was there before. Requests without sums of earlier tiles lie between, and some whose first tile
+/// moves.
 TEST_P(DeviceCoded, SumsOfOneItemAfterTheOther) {
   for (const int head_dim : kDims) {
     AttentionCase row = coded_case(own_format(), value_format(), head_dim, DType::kBFloat16,
-                                   {{200, 3400}, {9, 500}, {70, 2500}});
+                                   {{200, 3400}, {9, 500}, {70, 2500}, {40, 1536}, {30, 1024}});
     Problem p = make_problem(row);
     if (!serves(p)) continue;
     lift_values(p);
@@ -379,7 +382,7 @@ TEST_P(DeviceCoded, SumsOfOneItemAfterTheOther) {
 
 /// Keys are walked from the last to the first: logits that rise that way, by powers of two that E4M3 holds,
 /// that a float holds and that none does, tile after tile, beside rows whose logits fall. O of E4M3 moves on
-/// twice, the second time with offsets that are a little larger, or much.
+/// twice or more, the second time with offsets that are a little larger, or much.
 TEST_P(DeviceCoded, LogitsThatRise) {
   for (const int head_dim : kDims) {
     for (const float step : {0.5F, 4.0F, 30.0F, 140.0F}) {  // base 2, of 96 keys

@@ -142,7 +142,7 @@ template <DType kA, DType kB = kA, bool kMnMajorB = false, class Sum, int kSums,
 __device__ inline void wgmma_add(Sum (&d)[kSums], const A& a, std::uint64_t b) {
   HALFTONE_PRODUCTS("+", "n"(1))
 }
-/// d = a b, and if `add` d more, which is then at hand.
+/// d = a b, plus d if `add`, which is decided at run time.
 template <DType kA, DType kB = kA, bool kMnMajorB = false, class Sum, int kSums, class A>
 __device__ inline void wgmma_add_if(bool add, Sum (&d)[kSums], const A& a, std::uint64_t b) {
   HALFTONE_PRODUCTS("+", "r"(static_cast<int>(add)))

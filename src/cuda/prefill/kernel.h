@@ -22,6 +22,7 @@ struct RowsLoop {
   /// Bits of Shared::live that such a tile may have whose products need nothing but their scales.
   static constexpr std::uint32_t kMayHave = Traits::kCodes || Traits::kScaledLogits ? kScaledTile : 0;
   static constexpr int kPromoted = C.promoted_keys / C.kv_tile;  // tiles of E4M3 products
+  static_assert(!Traits::kE4m3 || (C.promoted_keys % C.kv_tile == 0 && kPromoted > 1));  // the last stays
   static constexpr int kBuffers = Traits::kQueryBuffers;
   static constexpr bool kTakesAhead = Traits::kTakesAhead;
   const PrefillParams& params;
