@@ -68,10 +68,9 @@ class DeviceCoded : public ::testing::TestWithParam<const char*> {
     for (std::int64_t i = 0; i < p.v.numel(); ++i) p.v.set(i, sign * (0.3F + std::abs(p.v.get(i))));
     p.cache = refilled(p, {0xFF});
   }
-  /// Of such a V: no output is off by more than `most` of itself. Returns by how much of it they are too
-  /// small, on average.
-  static double expect_whole(const Problem& p, const Outputs& outputs, double most) {
-    const Reference reference = make_reference(p, false);
+  /// Of such a V, or a constant one: no output is off by more than `most` of itself. Returns by how much of
+  /// it they are too small, on average.
+  static double expect_whole(const Reference& reference, const Outputs& outputs, double most) {
     const std::vector<float> out = outputs.out.to_floats();
     double lost = 0, worst = 0;
     for (std::size_t i = 0; i < out.size(); ++i) {
@@ -79,9 +78,13 @@ class DeviceCoded : public ::testing::TestWithParam<const char*> {
       lost += off;
       worst = std::max(worst, std::abs(off));
     }
-    EXPECT_LT(worst, most) << p.row.name;
-    EXPECT_FALSE(std::isnan(lost)) << p.row.name;
+    EXPECT_LT(worst, most);
+    EXPECT_FALSE(std::isnan(lost));
     return lost / static_cast<double>(out.size());
+  }
+  /// Whether the plan of such a case reads V in its pages, and turns it over in the kernel.
+  bool turns_values(int head_dim, SplitPolicy policy) const {
+    return fp8() && head_dim == 128 && policy == SplitPolicy::kFast;
   }
   void TearDown() override {
     const Problem p = make_problem(for_table(decode_case("int8-head")));
@@ -298,10 +301,7 @@ TEST_P(DeviceCoded, LongContextsKeepTheirSums) {
     const Reference reference = make_reference(p, false);
     for (const int workers : {0, 1}) {  // one cuts nothing
       p.problem.workers = workers;
-      const std::vector<float> out = run_on_device(p).out.to_floats();
-      for (std::size_t i = 0; i < out.size(); ++i) {
-        ASSERT_NEAR(out[i], reference.out[i], 0.005 * std::abs(reference.out[i])) << "element " << i;
-      }
+      expect_whole(reference, run_on_device(p), 0.005);
     }
   }
 }
@@ -319,8 +319,8 @@ TEST_P(DeviceCoded, SumsOfOneSign) {
         Problem p = make_problem(row);
         if (!serves(p)) continue;
         lift_values(p, sign);
-        const bool turns = fp8() && head_dim == 128 && policy == SplitPolicy::kFast;  // V, in the kernel
-        const double lost = expect_whole(p, run_on_device(p), turns ? 0.026 : 0.035);
+        const bool turns = turns_values(head_dim, policy);
+        const double lost = expect_whole(make_reference(p, false), run_on_device(p), turns ? 0.026 : 0.035);
         EXPECT_LT(lost, turns ? 0.018 : 0.028) << "head_dim " << head_dim;
         EXPECT_GT(lost, -0.002) << "head_dim " << head_dim;
       }
@@ -341,7 +341,7 @@ TEST_P(DeviceCoded, SumsOfARecentPast) {
       if (!serves(p)) continue;
       lift_values(p);
       p.alibi_slopes.set(0, static_cast<float>(slope / 1.442695));
-      const double lost = expect_whole(p, run_on_device(p), 0.045);
+      const double lost = expect_whole(make_reference(p, false), run_on_device(p), 0.045);
       EXPECT_LT(lost, 0.036) << "head_dim " << head_dim << ", slope " << slope;
     }
   }
@@ -357,12 +357,13 @@ TEST_P(DeviceCoded, SumsOfOneItemAfterTheOther) {
     Problem p = make_problem(row);
     if (!serves(p)) continue;
     lift_values(p);
+    SCOPED_TRACE(row.name);
+    const Reference reference = make_reference(p, false);
     for (const SplitPolicy policy : {SplitPolicy::kFast, SplitPolicy::kBatchInvariant}) {
       p.problem.workers = 2;
       p.problem.policy = policy;
       const Plan plan = plan_on_device(p);
-      const bool turns = fp8() && head_dim == 128 && policy == SplitPolicy::kFast;  // V, in the kernel
-      if (turns) {
+      if (turns_values(head_dim, policy)) {
         EXPECT_EQ(plan.info().row_block, 128);
       }
       DeviceRun device(p, plan, 0x7F);
@@ -370,7 +371,7 @@ TEST_P(DeviceCoded, SumsOfOneItemAfterTheOther) {
       device.run();
       const Outputs outputs = device.outputs();
       EXPECT_EQ(judge_device(p, outputs), "") << row.name;
-      expect_whole(p, outputs, 0.04);
+      expect_whole(reference, outputs, 0.04);
       device.run();
       expect_same_bits(outputs, device.outputs(), row.name + ", once more");
       if (policy != SplitPolicy::kBatchInvariant) continue;  // else no unit is cut
@@ -400,11 +401,14 @@ TEST_P(DeviceCoded, LogitsThatRise) {
       }
       for (std::int64_t i = 0; i < p.q.numel(); ++i) p.q.set(i, i / head_dim % 3 == 0 ? -1.0F : 1.0F);
       lift_values(p);
-      for (const SplitPolicy policy : {SplitPolicy::kFast, SplitPolicy::kBatchInvariant}) {  // cut, and not
+      SCOPED_TRACE(row.name + ", steps of " + std::to_string(step));
+      const Reference reference = make_reference(p, false);
+      for (const SplitPolicy policy : {SplitPolicy::kReproducible, SplitPolicy::kFast,
+                                       SplitPolicy::kBatchInvariant}) {  // the last cuts none
         p.problem.policy = policy;
         const Outputs outputs = run_on_device(p);
-        EXPECT_EQ(judge_device(p, outputs), "") << row.name << ", steps of " << step;
-        expect_whole(p, outputs, 0.07);  // a row may be of one key, whose P is rounded
+        EXPECT_EQ(judge_device(p, outputs), "");
+        expect_whole(reference, outputs, 0.07);  // a row may be of one key, whose P is rounded
       }
     }
   }
