@@ -68,7 +68,7 @@ halftone_emulate(packed_device_test_emulated
   "*EveryFormat*:*Edges:*Groups:*PagesOfEverySize:*LargeKeys:*LogitsThat*:*BadPages*:*TooNarrow:*.Parts")
 halftone_emulate(policy_test_emulated "*ALongRequest*/cuda:*DoNotDependOnBounds/cuda")
 halftone_emulate(prefill_bounds_device_test_emulated "*Refused:*NoKeys*:*RowsBehind*:*WildFirstKeys")
-halftone_emulate(prefill_device_test_emulated "*Chunks:*GroupsOfSharedRows")
+halftone_emulate(prefill_device_test_emulated "*Chunks:*PartsOfSharedRows:*PartsOfBusyWorkers")
 halftone_emulate(schedule_device_test_emulated "*")
 halftone_emulate(staged_device_test_emulated
   "*Groups:*PagesOfEverySize:*BadScales*:*TablesThat*:*BitsOfPlain*:*ABoundOfPrompts*:*BatchInvariant*")

@@ -9,8 +9,8 @@
 //
 // Where the units of a request are nearly alike, or all are few, that would leave workers idle at the end:
 // the last units are cut into equally many parts, at multiples of the step from the unit's first key. Every
-// part stores its state in a slot of its own; the last parts to arrive merge them, in the order of their
-// keys. What a queue computes depends on lengths and workers only, not on who takes what. With `absolute` no
+// part stores its state in a slot of its own; who has one merges some rows of all, always in the same
+// order. What a queue computes depends on lengths and workers only, not on who takes what. With `absolute` no
 // unit is cut, so that a request's bits do not depend on the others.
 #pragma once
 
@@ -20,6 +20,9 @@ namespace halftone::planning {
 
 /// Slots per worker that the parts of cut units may take.
 inline constexpr std::int64_t kQueueSlotsPerWorker = 2;
+
+/// Parts of a unit at most: a backend may count them in 16 bits.
+inline constexpr std::int32_t kMostQueueParts = 4096;
 
 HT_HOST_DEVICE constexpr std::int64_t queue_items(const ScheduleHeader& h) {
   return h.units + std::int64_t{h.cut_units} * (h.cut_parts - 1);
@@ -118,7 +121,8 @@ HT_HOST_DEVICE constexpr void begin_queue(const Schedule& s, std::int64_t units,
   if (cut == 0) return;
   constexpr std::int64_t kUnitCost = 2, kPartCost = 4;  // steps that beginning and ending one takes
   std::int64_t best = INT64_MAX;
-  for (std::int32_t parts = 1; parts <= length && parts * cut <= kQueueSlotsPerWorker * workers; ++parts) {
+  const std::int64_t most = length < kMostQueueParts ? length : kMostQueueParts;
+  for (std::int32_t parts = 1; parts <= most && parts * cut <= kQueueSlotsPerWorker * workers; ++parts) {
     const std::int64_t rounds = (cut * parts + workers - 1) / workers;
     const std::int64_t cost = rounds * ((length + parts - 1) / parts + (parts > 1 ? kPartCost : kUnitCost));
     if (cost < best) best = cost, h.cut_parts = parts;

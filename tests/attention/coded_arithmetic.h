@@ -15,12 +15,12 @@ class CodedArithmetic : public OnRunners {
   /// 33 queries.
   void expect_nan_in_a_query_reaches_its_row_alone(const std::vector<AttentionCase>& rows) {
     for (const AttentionCase& row : rows) {
-      for (const float bad : {kNan, kInf, -kInf}) {
+      for (const float bad : {kNan, -kNan, kInf, -kInf}) {
         const Problem p = make_problem(row);
         if (!serves(p)) continue;
         const Outputs clean = run(p);
         const std::int64_t victim = 33 * row.q_heads + 2;
-        p.q.set(victim * row.head_dim + 7, bad);
+        p.q.set(victim * row.head_dim + (std::signbit(bad) ? 7 : row.head_dim - 9), bad);
         const Outputs outputs = run(p);
         for (std::int64_t i = 0; i < p.total_q() * row.q_heads; ++i) {
           ASSERT_EQ(std::isnan(outputs.lse.get(i)), i == victim) << row.name;

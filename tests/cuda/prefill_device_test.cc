@@ -165,9 +165,9 @@ TEST_F(DevicePrefill, CutUnits) {
   }
 }
 
-/// Parts are merged in groups of 8: one, one and a part alone or two, two and a part alone, four and some.
+/// Up to 8 parts are merged several rows at once, 16 share the rows, 32 are weighed together.
 TEST_F(DevicePrefill, ManyParts) {
-  for (const std::int32_t parts : {8, 9, 10, 17, 35}) {
+  for (const std::int32_t parts : {4, 8, 9, 17, 35}) {
     for (AttentionCase row : prefill_cases({{100, parts * 128 - 70}})) {
       row.q_heads = row.kv_heads = 1;
       row.mask = {};
@@ -179,14 +179,25 @@ TEST_F(DevicePrefill, ManyParts) {
   }
 }
 
-/// Groups of parts where two warpgroups have the same rows, of which one writes the states of both.
-TEST_F(DevicePrefill, GroupsOfSharedRows) {
+/// Parts where two warpgroups have the same rows, of which one writes the states of both.
+TEST_F(DevicePrefill, PartsOfSharedRows) {
   for (const DType dtype : kPrefillTypes) {
     AttentionCase row = prefill_case(dtype, 512, dtype == DType::kFloat16, {{64, 10 * 128 - 70}});
     row.q_heads = row.kv_heads = 1;
     row.mask = {};
     row.workers = 132;
     expect_cut_units_agree(row, 10);
+  }
+}
+
+/// Workers that have another part to do leave the merge of the first one to whoever comes last.
+TEST_F(DevicePrefill, PartsOfBusyWorkers) {
+  for (AttentionCase row : prefill_cases({{100, 24 * 128 - 70}})) {
+    if (row.head_dim != 128) continue;
+    row.q_heads = row.kv_heads = 2;
+    row.mask = {};
+    row.workers = 3;
+    expect_cut_units_agree(row, 3);
   }
 }
 

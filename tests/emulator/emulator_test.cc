@@ -117,6 +117,22 @@ TEST_F(Emulator, NumbersRoundAsPtxSays) {
   EXPECT_EQ(out[20], (0x385au | 0x41a0u << 16) ^ 1u);  // 1 and 20
 }
 
+/// Of each half: the larger magnitude, with the product of the signs, or a NaN.
+TEST_F(Emulator, MagnitudesOfPairs) {
+  const auto both = [&](const std::string& type, std::uint32_t a, std::uint32_t b) {
+    return run("	mov.u32 	%r2, " + std::to_string(a) + ";\n	mov.u32 	%r3, " +
+               std::to_string(b) + ";\n	max.NaN.xorsign.abs." + type +
+               " 	%r4, %r2, %r3;\n	st.global.u32 	[%rd1], %r4;\n")[0];
+  };
+  EXPECT_EQ(both("bf16x2", 0x3f80c000u, 0xbfc00001u), 0xbfc0c000u);  // 1 and -1.5, -2 and a subnormal
+  EXPECT_EQ(both("f16x2", 0x8000fc00u, 0x00003c00u), 0x8000fc00u);   // -0 and 0, -infinity and 1
+  for (const std::uint32_t nan : {0x7fc1u, 0xffc1u}) {
+    EXPECT_GT(both("bf16x2", nan, 0x7f80u) & 0x7fff, 0x7f80u);  // beside an infinity
+    EXPECT_GT(both("bf16x2", 0x0001u, nan) & 0x7fff, 0x7f80u);
+    EXPECT_GT(both("f16x2", 0x3c00u << 16, (nan | 0x7e00u) << 16) >> 16 & 0x7fff, 0x7c00u);
+  }
+}
+
 /// Four threads each add to the same four floats.
 TEST_F(Emulator, FourFloatsAreAddedAtATime) {
   for (std::uint32_t i = 0; i < kThreads; ++i)

@@ -110,6 +110,12 @@ using MaxMagnitude = decltype([](double a, double b, double) {
   const double x = std::fmax(std::fabs(a), std::fabs(b));
   return std::signbit(a) != std::signbit(b) ? -x : x;
 });
+/// The same, a NaN where one of them is none.
+using MaxMagnitudeOrNan = decltype([](double a, double b, double) {
+  const double x = std::fmax(std::fabs(a), std::fabs(b)), nan = std::fabs(a + b);
+  if (std::isnan(a) || std::isnan(b)) return nan;
+  return std::signbit(a) != std::signbit(b) ? -x : x;
+});
 
 /// Pairs, each half by itself, in fp64: sums and products are exact there, and with bf16 in fp32 as well.
 template <class Type, class Op>
@@ -133,6 +139,9 @@ template <class Type>
 Run pair_handler(const Statement& s) {
   const Text name = s.parts[0];
   const bool magnitudes = s.opcode == "max.xorsign.abs.f16x2" || s.opcode == "max.xorsign.abs.bf16x2";
+  if (s.opcode == "max.NaN.xorsign.abs.f16x2" || s.opcode == "max.NaN.xorsign.abs.bf16x2") {
+    return run_pair<Type, MaxMagnitudeOrNan>;
+  }
   if (!magnitudes && !s.only({"rn"})) return nullptr;
   if (name == "add") return run_pair<Type, AddDouble>;
   if (name == "sub") return run_pair<Type, SubDouble>;

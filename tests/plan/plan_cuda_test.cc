@@ -147,8 +147,10 @@ TEST(CudaPlan, ChunksOverManyKeysHaveTheKernelThatReadsThemSooner) {
   if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
   if (configs_of(cuda_problem()).back() == "sm90-universal") GTEST_SKIP() << "a build of other head_dims";
   const std::string prefill = "sm90-prefill-192";
-  // 16 bits: prefill is estimated to begin and end for longer than decode reads few keys twice.
-  EXPECT_EQ(kernel_of("bf16", 64, 1, 8192), "sm90-decode-32");
+  // 16 bits: prefill is estimated to begin and end for longer than decode reads few keys, but not twice.
+  EXPECT_EQ(kernel_of("bf16", 48, 1, 8192), "sm90-decode-48");
+  EXPECT_EQ(kernel_of("bf16", 64, 1, 4096), "sm90-decode-32");
+  EXPECT_EQ(kernel_of("bf16", 64, 1, 8192), prefill);
   EXPECT_EQ(kernel_of("bf16", 128, 1, 8192), prefill);
   EXPECT_EQ(kernel_of("bf16", 48, 1, 32768), "sm90-decode-48");
   EXPECT_EQ(kernel_of("bf16", 96, 1, 32768), prefill);
@@ -159,7 +161,7 @@ TEST(CudaPlan, ChunksOverManyKeysHaveTheKernelThatReadsThemSooner) {
   EXPECT_EQ(kernel_of("bf16", 64, 8, 131072), prefill);
   // The unit of which there are as many as SMs are kept busy by, and whose rows are not padding.
   const std::string chunks = "sm90-prefill-128";
-  EXPECT_EQ(kernel_of("bf16", 192, 1, 8192), chunks);
+  EXPECT_EQ(kernel_of("bf16", 192, 1, 8192), prefill);
   for (const int rows : {256, 512, 1024}) EXPECT_EQ(kernel_of("bf16", rows, 4, 32768), chunks) << rows;
   for (const int rows : {192, 384, 768, 1536, 8192}) {
     EXPECT_EQ(kernel_of("bf16", rows, 4, 32768), prefill) << rows;
@@ -180,14 +182,16 @@ TEST(CudaPlan, ChunksOverManyKeysHaveTheKernelThatReadsThemSooner) {
         EXPECT_EQ(kernel_of(format, 512, batch, keys, SplitPolicy::kBatchInvariant), prefill);
       }
     }
-    EXPECT_EQ(kernel_of(format, 128, 1, 8192), "sm90-decode-64");
     EXPECT_EQ(kernel_of(format, 128, 8, 131072), packed);
     EXPECT_EQ(kernel_of(format, 256, 8, 131072), packed);
   }
   // Of units of which there are as many, the smallest.
   EXPECT_EQ(kernel_of("int4-g32", 32, 1, 8192), "sm90-decode-32");
-  EXPECT_EQ(kernel_of("int4-g32", 96, 1, 8192), "sm90-decode-64");
-  EXPECT_EQ(kernel_of("fp8", 96, 1, 8192), "sm90-decode-64");
+  for (const int rows : {96, 128}) {
+    EXPECT_EQ(kernel_of("int4-g32", rows, 1, 8192), packed) << rows;
+    EXPECT_EQ(kernel_of("int8-head", rows, 1, 8192), "sm90-decode-64") << rows;
+    EXPECT_EQ(kernel_of("fp8", rows, 1, 8192), "sm90-decode-64") << rows;
+  }
   // Bounds decide nothing where bits may not depend on them.
   for (const int keys : {2048, 8192, 131072}) {
     EXPECT_EQ(kernel_of("int8-head", 192, 1, keys, SplitPolicy::kBatchInvariant), prefill);

@@ -38,13 +38,14 @@ __device__ inline void finish_item(const AttentionParams& p, const DeviceItem& i
         r.template add<kAtOnce>(slots.parts(merge.first, merge.step, merge.count, row), lane);
       }
       if (merge.target < 0) {
-        write_row<kDim, Traits::kAnyOutput>(p, place_of(p, item, row), r, lane, keep);
+        constexpr auto kStore = Traits::kAnyOutput ? RowStore::kAnything : RowStore::kHalves;
+        write_row<kDim, kStore>(p, place_of(p, item, row), r, lane, keep);
       } else {
         slots.store(r, merge.target, row, lane, keep);
       }
     }
     if (merge.target < 0 || item.first_slot < 0) return;
-    merge = next_merge(item, merge, p.schedule.params.absolute);
+    merge = next_merge(item, merge, kGroupsAtOnce, p.schedule.params.absolute);
     classes = last_arrivals(p, merge.counter, classes, merge.arrivals, lane);
   }
 }

@@ -21,8 +21,9 @@ static_assert(sizeof(DeviceItem) == 64);
 /// Arrival counters of a partial slot: one for each of the classes into which its rows fall.
 inline constexpr int kArrivalCounters = 8;
 
-/// More parts of a unit are merged in groups of this size first, so that the work spreads over CTAs.
-inline constexpr int kMergeGroup = 8;
+/// Parts of a unit are merged in groups of this size first, so that the work spreads over CTAs. Where rows
+/// are few, those of up to kGroupsAtOnce groups are not, since a second merge would take longer.
+inline constexpr int kMergeGroup = 8, kGroupsAtOnce = 3;
 
 /// Items of a worker that a schedule lists; further ones are found by the kernel with a WorkCursor.
 inline constexpr int kListedItems = 8;

@@ -68,14 +68,19 @@ __device__ inline RowEnd row_end_with_offset(const AttentionParams& p, const Row
   return row_end(p, place.head, max == kMinus ? kMinus : max + offset, sum, exists);
 }
 
-/// Divides by the sum (with the sink), rotates back, and writes O and the LSE of a row, or only O's dims from
-/// `first_dim` on; the LSE goes with dim 0. O is bf16 or f16 with rows that begin at multiples of 8 bytes, or
-/// anything with `kAnyOutput`.
-template <int kDim, bool kAnyOutput, class Row>
-__device__ inline void write_row(const AttentionParams& p, const RowPlace& place, const Row& r, int lane,
-                                 bool keep, int first_dim = 0) {
+/// What is known of O where a row is written.
+enum class RowStore {
+  kHalves,    ///< bf16 or f16, rows begin at multiples of 8 bytes
+  kPairs,     ///< f32, too
+  kAnything,  ///< rows may begin anywhere
+};
+
+/// Multiplies by `end.scale`, rotates back, and writes O and the LSE of a row.
+template <int kDim, RowStore kStore, class Row>
+__device__ inline void write_row(const AttentionParams& p, const RowPlace& place, const Row& r,
+                                 const RowEnd& end, int lane, bool keep) {
   constexpr int kQuads = Row::kQuads;
-  auto [scale, lse] = row_end_with_offset<Row::kLanes>(p, place, r.max, r.sum, lane, keep);
+  float scale = end.scale;
   float x[kQuads][4];
 #pragma unroll
   for (int j = 0; j < kQuads; ++j) {
@@ -96,23 +101,34 @@ __device__ inline void write_row(const AttentionParams& p, const RowPlace& place
     }
     scale *= hadamard::factor(kBlock);
   }
-  const std::int64_t out = out_element(p, place) + first_dim;
+  const std::int64_t out = out_element(p, place);
 #pragma unroll
   for (int j = 0; j < kQuads; ++j) {
     const float a = x[j][0] * scale, b = x[j][1] * scale, c = x[j][2] * scale, d = x[j][3] * scale;
     if (!keep || !Row::has(j, lane)) continue;
     const std::int64_t at = out + Row::dim(j, lane);
-    if constexpr (kAnyOutput) {
+    if constexpr (kStore == RowStore::kAnything) {
       store_value(p.out_type, p.out, at, a);
       store_value(p.out_type, p.out, at + 1, b);
       store_value(p.out_type, p.out, at + 2, c);
       store_value(p.out_type, p.out, at + 3, d);
+    } else if (kStore == RowStore::kPairs && p.out_type == DType::kFloat32) {
+      auto* const to = reinterpret_cast<float2*>(static_cast<float*>(p.out) + at);
+      to[0] = {a, b}, to[1] = {c, d};
     } else {
       *reinterpret_cast<uint2*>(static_cast<std::uint16_t*>(p.out) + at) = {pack_16bit(p.out_type, a, b),
                                                                             pack_16bit(p.out_type, c, d)};
     }
   }
-  if (keep && lane % Row::kLanes == 0 && first_dim == 0) write_lse(p, place, lse);
+  if (keep && lane % Row::kLanes == 0) write_lse(p, place, end.lse);
+}
+
+/// The same of a state that lacks offset_logit(): divides by the sum (with the sink).
+template <int kDim, RowStore kStore, class Row>
+__device__ inline void write_row(const AttentionParams& p, const RowPlace& place, const Row& r, int lane,
+                                 bool keep) {
+  const RowEnd end = row_end_with_offset<Row::kLanes>(p, place, r.max, r.sum, lane, keep);
+  write_row<kDim, kStore>(p, place, r, end, lane, keep);
 }
 
 }  // namespace halftone::cuda

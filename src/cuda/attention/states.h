@@ -3,6 +3,7 @@
 
 #include "cuda/attention/rows.h"
 #include "cuda/device/ptx.h"
+#include "cuda/device/reduce.h"
 
 namespace halftone::cuda {
 
@@ -26,22 +27,17 @@ struct MergedStates {
   }
 };
 
-/// The states of up to 32 parts with rows that are means, one in each lane: their weights, and that of what
-/// (max, sum) has so far, which becomes the state of all.
+/// The states (maximum, sum) of up to kLanes parts, one in each of as many lanes: their weights, and that of
+/// what (max, sum) has so far, which becomes the state of all. Of rows that are means a part's sum is 1.
+template <int kLanes>
 struct PartWeights {
   float own, before;
 
-  __device__ PartWeights(float lse, float& max, float& sum) {
-    float top = lse;
-#pragma unroll
-    for (int i = 16; i > 0; i /= 2) top = fmaxf(top, __shfl_xor_sync(~0u, top, i));
-    top = fmaxf(top, max);
-    own = weight_log2(lse, top), before = weight_log2(max, top);
-    float total = own;
-#pragma unroll
-    for (int i = 16; i > 0; i /= 2) total += __shfl_xor_sync(~0u, total, i);
+  __device__ PartWeights(const float2& part, float& max, float& sum) {
+    const float top = fmaxf(largest_of_lanes<1, kLanes>(part.x), max);
+    own = weight_log2(part.x, top), before = weight_log2(max, top);
     max = top;
-    sum = fmaf(sum, before, total);
+    sum = fmaf(sum, before, sum_of_lanes<1, kLanes>(own * part.y));
   }
 };
 
@@ -106,6 +102,50 @@ struct Row {
 #pragma unroll
         for (int j = 0; j < kQuads; ++j) {
           if (has(j, lane)) x[j] = both.mix(x[j], chunk.x[i][j]);
+        }
+      }
+    }
+  }
+  /// The same but for rounding: weights of kLanes parts are worked out side by side, beside the first reads.
+  template <int kAtOnce>
+  __device__ void weigh(const Parts& parts, int lane) {
+    const int own = lane % kLanes;
+#pragma unroll 1
+    for (int base = 0; base < parts.count; base += kLanes) {
+      const int count = min(parts.count - base, kLanes);
+      const float* const values = parts.values + base * parts.value_stride;
+      float2 state{kMinus, 0.0f};
+      if (own < count) state = parts.states[(base + own) * parts.state_stride];
+      float weight = 0.0f;
+#pragma unroll 1
+      for (int first = 0; first < count; first += kAtOnce) {
+        float4 v[kAtOnce][kQuads] = {};
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+#pragma unroll
+          for (int j = 0; j < kQuads; ++j) {
+            if (first + i >= count || !has(j, lane)) continue;
+            v[i][j] =
+                *reinterpret_cast<const float4*>(values + (first + i) * parts.value_stride + dim(j, lane));
+          }
+        }
+        if (first == 0) {
+          const PartWeights<kLanes> weights(state, max, sum);
+          weight = weights.own;
+#pragma unroll
+          for (float4& a : x) {
+            a = {a.x * weights.before, a.y * weights.before, a.z * weights.before, a.w * weights.before};
+          }
+        }
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          const float w = __shfl_sync(~0u, weight, (first + i) % kLanes, kLanes);  // of no part: v is 0
+#pragma unroll
+          for (int j = 0; j < kQuads; ++j) {
+            float4& a = x[j];
+            const float4& b = v[i][j];
+            a = {fmaf(b.x, w, a.x), fmaf(b.y, w, a.y), fmaf(b.z, w, a.z), fmaf(b.w, w, a.w)};
+          }
         }
       }
     }
@@ -198,10 +238,11 @@ struct Merge {
   int target;    // slot; -1: the output
 };
 
-/// The merge after `done` for an item that is a part of a cut unit.
-__device__ inline Merge next_merge(const DeviceItem& item, const Merge& done, bool absolute) {
+/// The merge after `done` for an item that is a part of a cut unit. Parts of up to `at_once` groups are
+/// merged together.
+__device__ inline Merge next_merge(const DeviceItem& item, const Merge& done, int at_once, bool absolute) {
   const int first = item.first_slot, groups = (item.parts + kMergeGroup - 1) / kMergeGroup;
-  if (absolute || groups == 1) return {first, 1, item.parts, item.arrivals, first, -1};
+  if (absolute || groups <= at_once) return {first, 1, item.parts, item.arrivals, first, -1};
   const int group = (item.work.partial - first) / kMergeGroup;
   const int members = min(kMergeGroup, item.parts - group * kMergeGroup);
   const int group_slot = first + group * kMergeGroup;

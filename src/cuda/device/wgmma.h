@@ -91,19 +91,16 @@ template <int kTeams>
 __device__ inline void teams_barrier(int place) {
   asm volatile("bar.sync %0, %1;" ::"r"(kTeam + place), "n"(128 * kTeams) : "memory");
 }
-/// teams_barrier(); true if `value` is, of any thread.
-template <int kTeams>
-__device__ inline bool teams_any(int place, bool value) {
+/// team_barrier(); true if `value` is, of any thread.
+__device__ inline bool team_any(int team, bool value) {
   std::uint32_t any;
   asm volatile(
-      "{\n .reg .pred p, q;\n setp.ne.u32 p, %1, 0;\n bar.red.or.pred q, %2, %3, p;\n selp.u32 %0, 1, 0, "
+      "{\n .reg .pred p, q;\n setp.ne.u32 p, %1, 0;\n bar.red.or.pred q, %2, 128, p;\n selp.u32 %0, 1, 0, "
       "q;\n}"
       : "=r"(any)
-      : "r"(static_cast<std::uint32_t>(value)), "r"(kTeam + place), "n"(128 * kTeams)
+      : "r"(static_cast<std::uint32_t>(value)), "r"(kTeam + team)
       : "memory");
   return any != 0;
 }
-/// team_barrier(); true if `value` is, of any thread.
-__device__ inline bool team_any(int team, bool value) { return teams_any<1>(team, value); }
 
 }  // namespace halftone::cuda

@@ -414,10 +414,5 @@ __device__ inline void shared_rows_barrier(const Consumer<C>& c) {
     teams_barrier<C.shares>(C.warpgroups + c.rows_index());
   }
 }
-/// shared_rows_barrier(); true if `value` is, of any of their threads.
-template <PrefillConfig C>
-__device__ inline bool shared_rows_any(const Consumer<C>& c, bool value) {
-  return teams_any<C.shares>(C.shares == 1 ? c.group() : C.warpgroups + c.rows_index(), value);
-}
 
 }  // namespace halftone::cuda

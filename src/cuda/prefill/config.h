@@ -60,6 +60,10 @@ constexpr int near_sums(const PrefillConfig& c) {
   return c.dtype == DType::kFloat8E4M3 ? c.promoted_near + c.head_dim / 32 : 0;
 }
 
+/// Up to so many parts of a unit are merged four rows at a time by a warp at value_dim 128, more of them a
+/// row at a time. Kernels of other dims, which are cut less often, have one form for all, of two rows.
+inline constexpr int kFewParts = 8;
+
 /// Both products in E4M3.
 constexpr PrefillConfig e4m3(PrefillKeys keys, int head_dim, int warpgroups, int kv_tile, int stages,
                              int query_buffers, int promoted_keys, int promoted_near) {

@@ -1,5 +1,4 @@
-// The end of a warpgroup's rows: O and the LSE to the caller's tensors, of a cut unit by the last part to
-// arrive.
+// The end of a warpgroup's rows: O and the LSE to the caller's tensors, of a cut unit some rows of all parts.
 #pragma once
 
 #include "cuda/attention/output.h"
@@ -53,7 +52,7 @@ struct RowsEnd {
   const PrefillParams& params;
   Consumer<C>& c;
   const typename Traits::Item& whole;
-  int buffer;  // of the item's queries, which are no longer needed
+  int index;  // of the item
 
   const DeviceItem& item = whole.item;
 
@@ -163,7 +162,7 @@ struct RowsEnd {
   __device__ void write_box(const float (&scale)[2]) const {
     const auto pack = [](float a, float b) { return pack_16bit(kType, a, b); };
     const int group = c.group(), lane = c.lane();
-    std::uint8_t* const out = c.s.q[buffer][group];
+    std::uint8_t* const out = c.s.q[index % Traits::kQueryBuffers][group];  // the queries are not needed now
     constexpr int kRow = Traits::kRowBytes, kPieces = Traits::Place::kPieces;
     const std::uint32_t to = shared_address(out) + (c.warp() * 16 + lane % 16) * kRow;
 #pragma unroll
@@ -206,12 +205,58 @@ struct RowsEnd {
     }
   }
 
+  /// Merges rows [first, end) of the warpgroup's in all parts of the unit, and writes them: a row over kLanes
+  /// lanes.
+  template <int kLanes>
+  __device__ void merge_rows(int first, int end) const {
+    using Merged = Row<C.value_dim, kLanes>;
+    // That a lane has under way; fewer where registers have something of the next item.
+    constexpr int kReads = Traits::kComputeRegisters > 200 ? 16 : Traits::kTakesAhead ? 8 : 12;
+    const AttentionParams& p = c.p;
+    const Slots<C.value_dim> slots{p};
+    first += (4 * c.share() + c.warp()) * Merged::kGroup;
+#pragma unroll 1
+    for (; first < end; first += 4 * C.shares * Merged::kGroup) {
+      const int own = first + c.lane() / kLanes, row = 64 * c.rows_index() + min(own, end - 1);
+      Merged r;
+      r.template weigh<(kReads > Merged::kQuads ? kReads / Merged::kQuads : 1)>(
+          slots.parts(item.first_slot, 1, item.parts, row), c.lane());
+      const RowPlace to = place(row);
+      RowEnd state = Traits::kStaged ? row_end_with_offset<kLanes>(p, to, r.max, r.sum, c.lane(), own < end)
+                                     : row_end(p, to.head, r.max, r.sum, own < end);
+      if (state.scale != 0.0f) state.scale *= value_scale();  // which may be none
+      write_row<C.value_dim, RowStore::kPairs>(p, to, r, state, c.lane(), own < end);
+    }
+  }
+  /// Stores the part, and merges what rows of all parts fall to it.
+  __device__ void merge() const {
+    const UnitParts<C> parts{c, item, index};
+    parts.store();
+    const int rows = min(64, item.work.row_end - item.work.row_begin - 64 * c.rows_index());
+    const int owners = parts.owners();
+#pragma unroll 1
+    for (std::uint32_t left = parts.arrive(); left != 0; left &= left - 1) {
+      const int owner = __ffs(left) - 1, first = rows * owner / owners, end = rows * (owner + 1) / owners;
+      if constexpr (C.value_dim != 128) {
+        merge_rows<16>(first, end);
+      } else if (item.parts <= kFewParts) {
+        merge_rows<8>(first, end);
+      } else {
+        merge_rows<32>(first, end);
+      }
+    }
+  }
+
   __device__ void operator()() const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       c.softmax.sum[r] = sum_of_lanes<1, 4>(c.softmax.sum[r]);
     }
-    if (item.work.partial < 0 || UnitParts<C>{c, item}.merge()) write();
+    if (item.work.partial < 0) {
+      write();
+    } else {
+      merge();
+    }
   }
 };
 

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <variant>
 
-#include "cuda/attention/items.h"
 #include "plan/work.h"
 
 namespace halftone::cuda {
@@ -69,20 +68,20 @@ struct Cost {
   double key, key_and_row;  // of a unit
   double begin;             // and end
   double item;              // one beside others
-  double merge, groups;     // parts of a unit, up to a group of them or more
+  double few, many;         // parts of a unit that are merged
   double reading = 0;       // a thousand keys of a head, by memory
   double staging = 0;       // likewise, before
 };
 
 Cost cost_of(const AttentionProblem& problem, PrefillKeys keys, std::int64_t unit) {
-  if (keys == PrefillKeys::kGiven && unit <= 128) return {4.9, 0.053, 19, 9.4, 4, 7, 0.176};
-  if (keys == PrefillKeys::kGiven) return {9.4, 0.0385, 19, 5.6, 4, 7, 0.176};
-  if (keys == PrefillKeys::kCodePages) return {10.1, 0, 16, 5, 4, 7, 0.092};
-  if (problem.arithmetic == Arithmetic::kFp8) return {13, 0, 24.5, 5.3, 6, 10.5, 0, 0.09};
-  if (keys != PrefillKeys::kPacked) return {9.35, 0.0334, 24.5, 5.3, 6, 10.5, 0, 0.315};
+  if (keys == PrefillKeys::kGiven && unit <= 128) return {4.9, 0.053, 19, 9.4, 4, 0.5, 0.176};
+  if (keys == PrefillKeys::kGiven) return {9.4, 0.0385, 19, 5.6, 4, 0.5, 0.176};
+  if (keys == PrefillKeys::kCodePages) return {10.1, 0, 16, 5, 6.5, 2, 0.092};
+  if (problem.arithmetic == Arithmetic::kFp8) return {13, 0, 24.5, 5.3, 7, 5, 0, 0.09};
+  if (keys != PrefillKeys::kPacked) return {9.35, 0.0334, 24.5, 5.3, 6, 4, 0, 0.315};
   // Whatever the rows: two warpgroups wait for their conversion and for each other.
   const KvFormat& k = format_of_k(problem);
-  return {dtype_bits(k.dtype) == 4 ? 18.2 : k.dynamic_scale() ? 16.7 : 14.8, 0, 20.5, 5.5, 8, 12.3};
+  return {dtype_bits(k.dtype) == 4 ? 18.2 : k.dynamic_scale() ? 16.7 : 14.8, 0, 20.5, 5.5, 7, 2};
 }
 
 /// A unit's keys take their time, but once memory takes longer.
@@ -98,7 +97,7 @@ double prefill_us(const AttentionProblem& problem, PrefillKeys keys, std::int64_
       share.units * static_cast<double>(b.keys) * 1e-3 * (cost.key + cost.key_and_row * rows) * work * b.seen;
   // Values of 16 bits are read once and, as units of the same keys do not keep step, partly again for each.
   const double reading = b.scale * cost.reading * (1 + 0.2 * static_cast<double>(units - 1));
-  const double merging = share.parts == 1 ? 0 : share.parts <= kMergeGroup ? cost.merge : cost.groups;
+  const double merging = share.parts == 1 ? 0 : share.parts <= kFewParts ? cost.few : cost.many;
   return cost.begin + cost.staging * b.scale + merging + cost.item * std::max(share.items - 1, 0.0) +
          std::max(computing, reading);
 }

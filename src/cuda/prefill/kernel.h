@@ -134,6 +134,20 @@ struct RowsLoop {
     }
     return true;
   }
+  /// The second warpgroup comes first: before the first tile that its rows see come so few that all find
+  /// room, so that it needs nothing of the first one.
+  __device__ void wait_for_turn() const {
+    if (!Traits::kTakesTurns || c.group() != 0) return;
+    const volatile int& begun = s.begun;
+    const int item = item_index();
+    while (begun < item) {
+    }
+  }
+  __device__ void pass_turn() const {
+    if (!Traits::kTakesTurns || c.thread != 128) return;
+    volatile int& begun = s.begun;
+    begun = item_index();
+  }
   /// Begins Q K^T of the first tile that the rows see. Where they see none, it is of whatever there is.
   __device__ void begin_scores(Products& products) {
     if (left >= 0) {
@@ -242,7 +256,7 @@ struct RowsLoop {
           if (kBuffers == 1) release_queries(index);
         }
       }
-      RowsEnd<C>{params, c, item, index % kBuffers}();
+      RowsEnd<C>{params, c, item, index}();
     }
     __syncwarp();
     if (c.lane() == 0) barrier_arrive(shared_address(&s.item_empty[index % Traits::kItems]));
@@ -257,10 +271,12 @@ struct RowsLoop {
     bool more = !kTakesAhead || take();
 #pragma unroll 1
     while (kTakesAhead ? more : take()) {
+      wait_for_turn();
       begin_scores(products);
       c.begin();
       wgmma_wait();
       pin(products);
+      pass_turn();
       if (kBuffers == 2 && own().item > 0) release_queries(own().item - 1);
       if (left >= 0) {
         attend(products);
@@ -338,7 +354,10 @@ template <PrefillConfig C>
 __device__ inline void prefill_worker(const PrefillParams& p, typename PrefillTraits<C>::Shared& s) {
   using Traits = PrefillTraits<C>;
   const int warp = thread_index() / 32, lane = thread_index() % 32;
-  if (thread_index() == 0) init_barriers<C>(s);
+  if (thread_index() == 0) {
+    init_barriers<C>(s);
+    s.begun = -1;
+  }
   if (warp >= Traits::kComputeWarps &&
       (Traits::kConvertWarps == 0 || warp < Traits::kComputeWarps + kConvert)) {
     prefetch_schedule<!Traits::kPacked, !Traits::kPacked && !Traits::kTurns>(

@@ -11,7 +11,7 @@
 namespace halftone::cuda {
 
 /// A warp's 16 rows of Q where they lie: chunks of 16-bit values, swizzled over a row of them. A row is of
-/// two lanes, 16 apart. A few registers suffice: the products of the item before may still be under way.
+/// two lanes, 16 apart.
 template <PrefillConfig C, bool kBFloat16>
 struct QueryRow {
   using Place = typename PrefillTraits<C>::Place;
@@ -25,17 +25,30 @@ struct QueryRow {
   }
   static __device__ float value(std::uint32_t word, int i) { return half_of(word, i, kBFloat16); }
 
-  /// Bits of the largest magnitude of the row, a NaN's if there is one.
-  __device__ std::uint32_t largest() const {
-    std::uint32_t most = 0;  // of even and odd values: integers order them
-#pragma unroll 4
-    for (int i = 0; i < kPieces / 2; ++i) {
-      const uint4 x = piece(half * (kPieces / 2) + i);
-      most = __vmaxu2(most, __vmaxu2(x.x & 0x7fff7fffu, x.y & 0x7fff7fffu));
-      most = __vmaxu2(most, __vmaxu2(x.z & 0x7fff7fffu, x.w & 0x7fff7fffu));
+  /// The larger magnitudes of two pairs, NaN where one is, with any sign.
+  static __device__ std::uint32_t larger(std::uint32_t a, std::uint32_t b) {
+    std::uint32_t y;
+    if constexpr (kBFloat16) {
+      asm("max.NaN.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+    } else {
+      asm("max.NaN.xorsign.abs.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
     }
-    most = max(most >> 16, most & 0xffffu);
-    return magnitude_bits(value(max(most, __shfl_xor_sync(~0u, most, 16)), 0));
+    return y;
+  }
+  static __device__ std::uint32_t larger(std::uint32_t most, const uint4& x) {
+    return larger(most, larger(larger(x.x, x.y), larger(x.z, x.w)));
+  }
+  /// Bits of the largest magnitude of the row, a NaN's if there is one. `pair`: larger() of the lane's
+  /// values.
+  static __device__ std::uint32_t largest(std::uint32_t pair) {
+    const std::uint32_t most = larger(pair, __shfl_xor_sync(~0u, pair, 16));
+    return magnitude_bits(value(max(most >> 16 & 0x7fffu, most & 0x7fffu), 0));
+  }
+  __device__ std::uint32_t largest() const {
+    std::uint32_t most = 0;
+#pragma unroll 4
+    for (int i = 0; i < kPieces / 2; ++i) most = larger(most, piece(half * (kPieces / 2) + i));
+    return largest(most);
   }
   __device__ void to_f16(float inverse) const {
 #pragma unroll 2
@@ -65,41 +78,41 @@ struct QueryRow {
     return pack_e4m3x4(value(low, 0) * inverse, value(low, 1) * inverse, value(high, 0) * inverse,
                        value(high, 1) * inverse);
   }
-  /// A chunk's 64 values at a time become half a chunk, those of E4M3 in the order of K's (code_chunk()):
-  /// they lie where values lay that have been read.
-  __device__ void to_codes(float inverse) const {
-    const auto codes = [&](std::uint32_t low, std::uint32_t high) {
-      return PrefillTraits<C>::kE4m3 ? e4m3_codes(low, high, inverse) : int8_codes(low, high, inverse);
-    };
-    constexpr bool kApart = PrefillTraits<C>::kE4m3;
-#pragma unroll 1
-    for (int chunk = 0; chunk < C.head_dim / 64; ++chunk) {
-      uint4 x[4];
+  /// The row becomes codes, those of E4M3 in the order of K's (code_chunk()), in the first half of its place.
+  /// Returns their scale.
+  __device__ float to_codes() const {
+    constexpr bool kE4m3 = PrefillTraits<C>::kE4m3;
+    uint4 x[kPieces / 2];
+    std::uint32_t most = 0;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        x[i] = piece(8 * chunk + (kApart ? 2 * half + i % 2 + i / 2 * 4 : 4 * half + i));
-      }
-      __syncwarp();
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const uint4 &a = x[kApart ? i : 2 * i], &b = x[kApart ? i + 2 : 2 * i + 1];
-        piece(4 * chunk + 2 * half + i) = {codes(a.x, a.y), codes(a.z, a.w), codes(b.x, b.y),
-                                           codes(b.z, b.w)};
-      }
+    for (int i = 0; i < kPieces / 2; ++i) {
+      x[i] = piece(i / 4 * 8 + (kE4m3 ? 2 * half + i % 2 + i % 4 / 2 * 4 : 4 * half + i % 4));
     }
+#pragma unroll
+    for (int i = 0; i < kPieces / 2; ++i) most = larger(most, x[i]);
+    std::conditional_t<kE4m3, fp8_row::Row, int8_row::Row> as;
+    if constexpr (kE4m3) {
+      as = fp8_row::row_of(largest(most));
+    } else {
+      as = int8_row::row_of(largest(most));
+    }
+    const auto codes = [&](std::uint32_t low, std::uint32_t high) {
+      return kE4m3 ? e4m3_codes(low, high, as.inverse) : int8_codes(low, high, as.inverse);
+    };
+    __syncwarp();  // other lanes have read what lay there
+#pragma unroll
+    for (int i = 0; i < kPieces / 4; ++i) {
+      const int from = i / 2 * 4 + (kE4m3 ? i % 2 : i % 2 * 2);
+      const uint4 &a = x[from], &b = x[from + (kE4m3 ? 2 : 1)];
+      piece(i / 2 * 4 + 2 * half + i % 2) = {codes(a.x, a.y), codes(a.z, a.w), codes(b.x, b.y),
+                                             codes(b.z, b.w)};
+    }
+    return as.scale;
   }
   /// The scale of the row, which becomes f16 or codes.
   __device__ float operator()() const {
     if constexpr (PrefillTraits<C>::kCodes) {
-      using As = std::conditional_t<PrefillTraits<C>::kE4m3, fp8_row::Row, int8_row::Row>;
-      As as;
-      if constexpr (PrefillTraits<C>::kE4m3) {
-        as = fp8_row::row_of(largest());
-      } else {
-        as = int8_row::row_of(largest());
-      }
-      to_codes(as.inverse);
-      return as.scale;
+      return to_codes();
     } else {
       const float scale = f16_scale(largest());
       to_f16(1.0f / scale);

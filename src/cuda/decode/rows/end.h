@@ -176,7 +176,7 @@ struct RowsEnd {
       __syncwarp();  // all lanes have read what the slot held
       store(next.target, share);
       if (item.first_slot < 0) return;
-      next = next_merge(item, next, p.schedule.params.absolute);
+      next = next_merge(item, next, 1, p.schedule.params.absolute);
       classes = last_arrivals(p, next.counter, classes, next.arrivals, lane());
       if (classes == 0) return;
       merge(next, share);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/attention/output.h"
+#include "cuda/attention/shared_merge.h"
 #include "cuda/device/reduce.h"
 #include "cuda/latent/few/merge.h"
 #include "cuda/latent/few/output.h"

@@ -1,4 +1,4 @@
-// The merge of the parts of a cut unit: who merges what, and how.
+// How the parts of a cut unit are merged.
 #pragma once
 
 #include "cuda/attention/states.h"
@@ -57,7 +57,7 @@ struct RowPiece : Row<64, 16> {
       const float own = lane < count ? parts.states[(base + lane) * parts.state_stride].x : kMinus;
       float4 v[kAtOnce];
       load(values, parts.value_stride, half, count, v);
-      const PartWeights weights(own, max, sum);
+      const PartWeights<32> weights({own, 1.0f}, max, sum);
       const float weight = weights.own, before = weights.before;
       x[0] = {x[0].x * before, x[0].y * before, x[0].z * before, x[0].w * before};
       add(v, weight, half);
@@ -89,35 +89,6 @@ struct RowPiece : Row<64, 16> {
       x[0].x = fmaf(v[i].x, w, x[0].x), x[0].y = fmaf(v[i].y, w, x[0].y);
       x[0].z = fmaf(v[i].z, w, x[0].z), x[0].w = fmaf(v[i].w, w, x[0].w);
     }
-  }
-};
-
-/// The parts of a cut unit share its rows, in pieces, and each merges some: who comes too early and has other
-/// work leaves its pieces to the last one to arrive. Nobody must wait for that to be correct, so it does not
-/// matter which CTAs run at the same time.
-///
-/// A unit's first counter has the number of parts that are there in its low half and, in its high half, a bit
-/// for each that left its pieces. The second one counts who is done: the last one clears both.
-struct SharedMerge {
-  static constexpr int kOwners = 16;
-  static constexpr long long kPatience = 1 << 16;  // clocks
-
-  /// Bits of the owners whose pieces this part merges. By one thread, after the part's stores.
-  static __device__ std::uint32_t arrive(std::int32_t* counters, int part, int parts, bool patient) {
-    const std::uint32_t own = part < kOwners ? 1u << part : 0u;
-    const auto here = static_cast<std::uint32_t>(count_arrival(counters));
-    if (static_cast<int>(here & 0xffff) == parts - 1) return own | here >> 16;
-    if (own == 0) return 0;
-    if (patient) {
-      const long long begin = clock64();
-      do {
-        if ((read_arrivals(counters) & 0xffff) == parts) return own;
-      } while (clock64() - begin < kPatience);
-    }
-    return (add_arrivals(counters, static_cast<int>(own << 16)) & 0xffff) == parts ? own : 0;
-  }
-  static __device__ void leave(std::int32_t* counters, int parts) {
-    if (atomicAdd(counters + 1, 1) == parts - 1) counters[0] = counters[1] = 0;
   }
 };
 

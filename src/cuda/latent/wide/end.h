@@ -5,9 +5,9 @@
 #pragma once
 
 #include "cuda/attention/finish.h"
+#include "cuda/attention/shared_merge.h"
 #include "cuda/device/reduce.h"
 #include "cuda/device/wgmma.h"
-#include "cuda/latent/few/merge.h"
 #include "cuda/latent/wide/merge.h"
 
 namespace halftone::cuda::wide {
@@ -288,9 +288,9 @@ struct OutputEnd {
       Row<kLatentDims, 32> state;
       state.template add<4>(slots.parts(cut.first_slot, 1, cut.parts, row), lane());
       if (p.out_type == DType::kFloat32) {
-        write_row<kLatentDims, true>(p, place_of(p, cut, row), state, lane(), true);
+        write_row<kLatentDims, RowStore::kAnything>(p, place_of(p, cut, row), state, lane(), true);
       } else {
-        write_row<kLatentDims, false>(p, place_of(p, cut, row), state, lane(), true);
+        write_row<kLatentDims, RowStore::kHalves>(p, place_of(p, cut, row), state, lane(), true);
       }
     }
   }
