@@ -25,7 +25,7 @@ SOUND = {
     "src/cuda/prefill/prefill.h": '#include "cuda/attention/item.h"\n',
     "src/cuda/latent/host.cc": '#include "cuda/latent/wide/end.h"\n#include "cuda/latent/host.h"\n',
     "src/cuda/latent/host.h": "",
-    "src/cuda/latent/wide/end.h": '#include "cuda/latent/few/merge.h"\n',
+    "src/cuda/latent/wide/end.h": '#include "cuda/attention/item.h"\n',
     "src/cuda/latent/few/merge.h": '#include "cuda/attention/item.h"\n',
     "src/cuda/attention/item.h": '#include "cuda/device/ptx.h"\n',
     "src/cuda/device/ptx.h": '#include "plan/work.h"\n',
@@ -83,6 +83,7 @@ class CheckIncludesTest(unittest.TestCase):
             "cli/terminal/text.cc": "cli/eval/measure.h",
             "src/cuda/latent/few/config.h": "cuda/latent/host.h",
             "src/cuda/latent/few/end.h": "cuda/latent/wide/end.h",
+            "src/cuda/latent/wide/merge.h": "cuda/latent/few/merge.h",
             # beside
             "cli/bench/cpu.cc": "cli/eval/measure.h",
             "cli/eval/run.cc": "testing/cases.h",

@@ -66,7 +66,7 @@ struct AttentionParams {
   float* lse;                 // [total_q, q_heads], natural log; null if not wanted
   const float* alibi_slopes;  // [q_heads] or null
   const float* sinks;         // [q_heads] or null, natural-log units
-  float* partial_out;  // [slots, row_block, v_dim], unnormalised; of decode/rows in an order of its own
+  float* partial_out;         // [slots, row_block, v_dim], unnormalised; of decode/rows in its own order
   float* partial_state_log2;  // [slots, row_block, 2]: maximum (base 2), sum
   std::int32_t* arrivals;     // [slots, kArrivalCounters], zero between launches
   std::int32_t* status;       // [1] or null
