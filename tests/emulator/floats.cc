@@ -110,11 +110,9 @@ using MaxMagnitude = decltype([](double a, double b, double) {
   const double x = std::fmax(std::fabs(a), std::fabs(b));
   return std::signbit(a) != std::signbit(b) ? -x : x;
 });
-/// The same, a NaN where one of them is none.
-using MaxMagnitudeOrNan = decltype([](double a, double b, double) {
-  const double x = std::fmax(std::fabs(a), std::fabs(b)), nan = std::fabs(a + b);
-  if (std::isnan(a) || std::isnan(b)) return nan;
-  return std::signbit(a) != std::signbit(b) ? -x : x;
+/// The same, a NaN where one of them is one.
+using MaxMagnitudeOrNan = decltype([](double a, double b, double c) {
+  return std::isnan(a) || std::isnan(b) ? std::fabs(a + b) : MaxMagnitude{}(a, b, c);
 });
 
 /// Pairs, each half by itself, in fp64: sums and products are exact there, and with bf16 in fp32 as well.
