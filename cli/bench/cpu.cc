@@ -224,6 +224,7 @@ BenchRow time_attention(const BenchCase& setup, int repeats) {
   const ProblemShape& shape = setup.shape;
   const bool separate = setup.append == LayerAppend::kSeparate, fused = setup.append == LayerAppend::kFused;
   AttentionProblem problem = to_problem(shape);
+  problem.min_q_len = shape.q_len;  // here a case has requests of one kind
   problem.appends = fused;
   const Plan plan = halftone::plan(problem);
   const auto requests = static_cast<std::size_t>(shape.batch);

@@ -67,7 +67,8 @@ void run_explain(ExplainOptions& options, Terminal& terminal) {
   if (!options.lengths.empty()) kv.assign(options.lengths.begin(), options.lengths.end());
   if (!options.q_lengths.empty()) q.assign(options.q_lengths.begin(), options.q_lengths.end());
 
-  const AttentionProblem problem = to_problem(shape);
+  AttentionProblem problem = to_problem(shape);
+  state_shortest(problem, q);
   const Plan plan = halftone::plan(problem);
   const std::vector<std::int32_t> cu_q = cumulative(q), kv32(kv.begin(), kv.end());
   SequenceLengths lengths;

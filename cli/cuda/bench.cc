@@ -229,6 +229,7 @@ BenchRow Bench::Impl::attention(const BenchCase& setup) {
   problem.appends = fused;
   const std::vector<std::int64_t> tokens = kv_lengths(setup);
   const std::vector<std::int64_t> q_tokens = q_lengths(setup);
+  state_shortest(problem, q_tokens);
   if (setup.suite == Suite::kPrefill && !problem.is_listed()) state_totals(problem, q_tokens, tokens);
   const Plan plan = halftone::plan(problem);
   const Floor floor = floor_of(problem, q_tokens, tokens);

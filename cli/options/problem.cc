@@ -121,6 +121,14 @@ AttentionProblem to_problem(const ProblemShape& shape) {
   return problem;
 }
 
+void state_shortest(AttentionProblem& problem, const std::vector<std::int64_t>& q_lengths) {
+  std::int64_t shortest = std::max(problem.max_q_len, 1);
+  for (const std::int64_t n : q_lengths) {
+    if (n > 0) shortest = std::min(shortest, n);
+  }
+  problem.min_q_len = static_cast<int>(shortest);
+}
+
 void state_totals(AttentionProblem& problem, const std::vector<std::int64_t>& q_lengths,
                   const std::vector<std::int64_t>& kv_lengths) {
   problem.max_total_kv = problem.max_prompt_kv = 0;

@@ -49,6 +49,9 @@ KvCacheSpec cache_spec(const ProblemShape& shape);
 /// bf16 Q and O, no LSE.
 AttentionProblem to_problem(const ProblemShape& shape);
 
+/// States how many queries the shortest of the requests that have any has.
+void state_shortest(AttentionProblem& problem, const std::vector<std::int64_t>& q_lengths);
+
 /// States how many keys the requests have together, and those of more than one query, as whoever forms a
 /// batch knows.
 void state_totals(AttentionProblem& problem, const std::vector<std::int64_t>& q_lengths,

@@ -29,7 +29,7 @@ enum class SplitPolicy : std::uint8_t {
   kFast,            ///< balanced; work may move between workers at run time
   kReproducible,    ///< balanced; the same plan, lengths and input give the same bits
   kBatchInvariant,  ///< splits at absolute positions: a request's bits do not depend on its neighbours, nor
-                    ///< on max_q_len, max_kv_len, max_total_kv and max_prompt_kv
+                    ///< on max_q_len, min_q_len, max_kv_len, max_total_kv and max_prompt_kv
 };
 
 /// In what precision the two matrix products, Q K^T and P V, take their operands. The caller's choice: a
@@ -78,6 +78,11 @@ struct AttentionProblem {
   std::variant<KvCacheSpec, KvTensors> kv{};  ///< where K and V lie: in the pages of a cache, or in tensors
   int max_q_len = 1;                          ///< upper bound of a request's queries
   int max_kv_len = 0;                         ///< upper bound of a request's keys; unused with lists
+  /// Queries of the shortest of the requests that have any, as the caller expects them: 1 to max_q_len (1 if
+  /// that is 0). A hint for the choice of kernels, not a limit: where no request is expected that a kernel
+  /// for few queries would serve sooner, run() does not launch one; requests of fewer queries, or none, are
+  /// served all the same, if maybe more slowly. Unused with lists and, on CUDA, with kBatchInvariant.
+  int min_q_len = 1;
   /// Upper bound of all requests' keys, each counted where it is shared; 0: batch * max_kv_len. It sizes
   /// PassInfo::staged_bytes; unused with lists.
   std::int64_t max_total_kv = 0;

@@ -313,11 +313,12 @@ typedef struct halftone_attention_problem {
                            see halftone_attention_args; up to 65,536; default 0: all keys */
   int32_t extra_top_k;  /* of a second list, over a second cache; default 0: none */
   const halftone_cache_spec* extra; /* that cache's; exactly with extra_top_k */
-  int32_t appends;  /* 1: halftone_run() appends the step's new tokens, see halftone_new_tokens. kv_lengths
-                       then say what the cache holds before the step; request i has kv_lengths[i] + q_len
-                       keys, which max_kv_len, max_total_kv and max_prompt_kv bound. A cache only, without
-                       lists */
-  int32_t reserved; /* 0 */
+  int32_t appends;   /* 1: halftone_run() appends the step's new tokens, see halftone_new_tokens. kv_lengths
+                        then say what the cache holds before the step; request i has kv_lengths[i] + q_len
+                        keys, which max_kv_len, max_total_kv and max_prompt_kv bound. A cache only, without
+                        lists */
+  int32_t min_q_len; /* expected queries of the shortest request that has any, 1 to max_q_len; default 1,
+                        which 0 means, too. A hint for the choice of kernels, not a limit */
   int64_t max_prompt_kv; /* upper bound of the keys of all requests of more than one query; default 0:
                             max_total_kv, in whose place it sizes staged_bytes where no single query is
                             staged; keys beyond it are left out there, too */

@@ -82,6 +82,7 @@ def plan(
     batch: int | None = None,
     max_kv_len: int | None = None,
     max_q_len: int = 1,
+    min_q_len: int = 1,
     device: str | None = None,
     q_dtype: str = "bf16",
     out_dtype: str | None = None,
@@ -115,6 +116,10 @@ def plan(
         batch: requests.
         max_kv_len: upper bound of a request's keys, in tokens.
         max_q_len: upper bound of a request's queries, in tokens.
+        min_q_len: queries of the shortest of the requests that have any, as you expect them, in tokens, from 1 to
+            ``max_q_len``. It is a hint for the choice of kernels, not a limit. Where no request is expected that a
+            kernel for few queries would serve sooner, none is launched; requests of fewer queries, or none, are served
+            all the same, if maybe more slowly. Of no use with lists and, on CUDA, with "batch_invariant".
         device: "cpu" or "cuda:<index>".
         q_dtype, out_dtype: "f32", "f16" or "bf16"; ``out_dtype`` None means ``q_dtype``. CUDA: f16 and bf16.
         causal, window_left, window_right: the mask; -1 means no limit.
@@ -168,6 +173,7 @@ def plan(
         "batch": _check.integer(batch, "batch"),
         "q_heads": _check.integer(q_heads, "q_heads"),
         "max_q_len": _check.integer(max_q_len, "max_q_len"),
+        "min_q_len": _check.integer(min_q_len, "min_q_len"),
         "max_kv_len": _check.integer(max_kv_len, "max_kv_len"),
         "q_dtype": q_dtype,
         "out_dtype": q_dtype if out_dtype is None else _check.choice(out_dtype, "out_dtype", _check.FLOATS),

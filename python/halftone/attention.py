@@ -345,8 +345,7 @@ def _schedule_for(
         if cu_kv is not None:
             raise InvalidArgumentError("cu_kv is given beside cache, which has lengths of its own: leave it out.")
         check_cache(cache)
-        longest = _longest(cu_q, total, cache.batch, cache.device)
-        made = plan(cache, max_q_len=longest, **common)
+        made = plan(cache, **_queries(cu_q, total, cache.batch, cache.device), **common)
         sequences = cache._sequences if options["appends"] and cache._layer else None
         lengths = cache.lengths if sequences is None else sequences.starts  # which layer 0 has advanced
         return _make_schedule(made, lengths, cu_q, None, q, workspace, stream)
@@ -363,25 +362,24 @@ def _schedule_for(
     dtype = _check.choice(_arrays.dtype_of(k), "k.dtype", _check.FLOATS)
     spec = KVTensors(int(k_shape[1]), int(k_shape[2]), dtype, int(v_shape[2]))
     device = _arrays.device_of(q)
-    bounds: dict[str, Any] = dict(
-        batch=batch, max_q_len=_longest(cu_q, total, batch, device), max_kv_len=int(k_shape[0])
-    )
+    bounds: dict[str, Any] = dict(batch=batch, max_kv_len=int(k_shape[0]), **_queries(cu_q, total, batch, device))
     made = plan(spec, device=device, **bounds, **common)
     return _make_schedule(made, None, cu_q, cu_kv, q, workspace, stream)
 
 
-def _longest(cu_q: Any, total: int, batch: int, device: str) -> int:
-    """An upper bound of a request's queries, without asking a device for lengths."""
+def _queries(cu_q: Any, total: int, batch: int, device: str) -> dict[str, int]:
+    """The bounds of a request's queries, as plan() takes them, without asking a device for lengths."""
     if cu_q is None:
         if batch and total % batch:
             raise InvalidArgumentError(
                 f"q has {total} rows for {batch} requests, but cu_q is None: give cu_q, or as many rows for each."
             )
-        return max(1, total // max(batch, 1))
+        each = max(1, total // max(batch, 1))
+        return {"max_q_len": each, "min_q_len": each}
     if device != "cpu":
-        return max(1, total)
+        return {"max_q_len": max(1, total)}
     cu = _arrays.to_list(cu_q)
-    return max([1, *(int(b) - int(a) for a, b in zip(cu, cu[1:]))])
+    return {"max_q_len": max([1, *(int(b) - int(a) for a, b in zip(cu, cu[1:]))])}
 
 
 def _make_schedule(

@@ -43,6 +43,7 @@ AttentionProblem to_problem(const std::variant<KvCacheSpec, KvTensors>& kv, cons
   p.batch = option<int>(options, "batch");
   p.q_heads = option<int>(options, "q_heads");
   p.max_q_len = option<int>(options, "max_q_len");
+  p.min_q_len = option<int>(options, "min_q_len");
   p.max_kv_len = option<int>(options, "max_kv_len");
   p.max_total_kv = option<std::int64_t>(options, "max_total_kv");
   p.max_prompt_kv = option<std::int64_t>(options, "max_prompt_kv");

@@ -234,7 +234,7 @@ AttentionProblem to_cpp(const halftone_attention_problem* in, const Name& argume
   problem.listed.top_k = c.top_k;
   problem.listed.extra_top_k = c.extra_top_k;
   if (c.extra != nullptr) problem.listed.extra = to_cpp(c.extra, argument("extra"));
-  check_reserved(c.reserved, argument);
+  if (c.min_q_len != 0) problem.min_q_len = c.min_q_len;
   problem.appends = to_bool(c.appends, argument("appends"));
   return problem;
 }
@@ -320,6 +320,7 @@ halftone_attention_problem to_c(const AttentionProblem& problem) {
   c.max_total_kv = problem.max_total_kv;
   c.max_prompt_kv = problem.max_prompt_kv;
   c.max_q_len = problem.max_q_len;
+  c.min_q_len = problem.min_q_len;
   c.device_type = static_cast<std::int32_t>(problem.device.type);
   c.device_index = problem.device.index;
   c.q_dtype = static_cast<std::int32_t>(problem.q_dtype);

@@ -87,7 +87,7 @@ struct StructTraits<halftone_attention_problem> {
                                    required_bytes(offsetof(halftone_attention_problem, max_q_len))};
   static halftone_attention_problem defaults() {
     auto value = zeroed<halftone_attention_problem>();
-    value.max_q_len = 1;
+    value.max_q_len = value.min_q_len = 1;
     value.q_dtype = value.out_dtype = HALFTONE_DTYPE_BF16;
     value.window_left = value.window_right = -1;
     value.policy = HALFTONE_SPLIT_REPRODUCIBLE;

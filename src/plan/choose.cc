@@ -80,6 +80,12 @@ std::vector<Choice> choose_kernels(const Backend& backend, const AttentionProble
     many.reason = fit(bound, rows, many_rows);
     return {std::move(many)};
   }
+  // Lists have returned above: their queries are scheduled one by one, which takes one kernel.
+  if (!by_request && group * problem.min_q_len > few_rows.max_rows) {
+    many.reason = fmt::format("{}; none of at most {} is expected (min_q_len {})",
+                              fit(bound, rows, many_rows), few_rows.max_rows, problem.min_q_len);
+    return {std::move(many)};
+  }
   if (by_request) many = choose_kernel(backend, problem, INT64_MAX, false);
   few.max_rows = few_rows.max_rows;
   few.reason = fmt::format("requests of at most {} packed rows per KV head (queries x {})", few.max_rows,

@@ -56,6 +56,7 @@ std::uint64_t fingerprint(const AttentionProblem& p, int workers) {
                       p.head_dim(),
                       p.v_dim(),
                       p.max_q_len,
+                      p.min_q_len,
                       p.max_kv_len,
                       static_cast<int>(p.q_dtype),
                       static_cast<int>(p.out_dtype),

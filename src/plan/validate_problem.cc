@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <variant>
 
@@ -63,6 +64,11 @@ void check_tensors(const KvTensors& tensors) {
 void check_bounds(const AttentionProblem& p) {
   check_range(p.batch, 0, kMaxBatch, "batch");
   check_range(p.max_q_len, 0, kMaxTokens, "max_q_len");
+  const int longest = std::max(p.max_q_len, 1);
+  if (p.min_q_len < 1 || p.min_q_len > longest) {
+    invalid("min_q_len is {}, but must be 1 to {} = {}: use {}.", p.min_q_len,
+            p.max_q_len < 1 ? "max(max_q_len, 1)" : "max_q_len", longest, p.min_q_len < 1 ? 1 : longest);
+  }
   check_range(p.max_kv_len, 0, kMaxTokens, "max_kv_len");
   const std::int64_t most = std::int64_t{p.batch} * p.max_kv_len;
   if (p.max_total_kv < 0 || p.max_total_kv > most) {

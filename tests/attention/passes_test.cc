@@ -93,6 +93,21 @@ TEST_P(Passes, MixedBatchesAreWithinTolerance) {
   }
 }
 
+/// Without a pass for the requests of few queries, of which there are some after all.
+TEST_P(Passes, RequestsShorterThanExpectedAreServed) {
+  for (const char* format : {"int8-head", "bf16"}) {
+    const int most = short_queries(format);
+    Problem p =
+        make_problem(mixed_case(format, SplitPolicy::kReproducible,
+                                {{1, 700}, {300, 300}, {most, 200}, {0, 40}, {most + 1, 200}, {1, 0}}));
+    ASSERT_EQ(runner().plan(p).info().passes.size(), 2U);
+    p.problem.min_q_len = most + 1;
+    const Plan plan = runner().plan(p);
+    EXPECT_EQ(plan.info().passes.size(), 1U) << plan.describe();
+    EXPECT_EQ(judge(p, runner().run(p, plan)), "") << format;
+  }
+}
+
 /// One plan and one workspace, whose steps are of prompts, of single tokens and of both; layers in a chain.
 TEST_P(Passes, OneWorkspaceServesEveryMixOfSteps) {
   const std::string format = "int8-head";

@@ -172,6 +172,40 @@ static void keys_of_prompts(void) {
   CHECK_OK(halftone_plan_destroy(plan));
 }
 
+/* The shortest request: 1 is the default, and what 0 means, of callers in whose struct the field was reserved
+ * or lies behind the end. */
+static void shortest_request(void) {
+  halftone_attention_problem problem = valid_problem(), back, older;
+  halftone_plan_info info;
+  halftone_plan* plan = NULL;
+  problem.max_q_len = 1000;
+  problem.min_q_len = 5;
+  CHECK_OK(halftone_plan_info_init(&info, sizeof info));
+  CHECK_OK(halftone_attention_problem_init(&back, sizeof back));
+  CHECK_OK(halftone_plan_create(&problem, &plan));
+  CHECK_OK(halftone_plan_get_problem(plan, &back));
+  CHECK(back.min_q_len == 5);
+  CHECK_OK(halftone_plan_get_info(plan, &info));
+  CHECK(info.passes == 1);
+  CHECK_OK(halftone_plan_destroy(plan));
+  older = problem;
+  older.struct_size = offsetof(halftone_attention_problem, appends);
+  problem.min_q_len = 0;
+  for (int i = 0; i < 2; ++i) {
+    CHECK_OK(halftone_plan_create(i == 0 ? &problem : &older, &plan));
+    CHECK_OK(halftone_plan_get_problem(plan, &back));
+    CHECK(back.min_q_len == 1);
+    CHECK_OK(halftone_plan_get_info(plan, &info));
+    CHECK(info.passes == 2);
+    CHECK_OK(halftone_plan_destroy(plan));
+  }
+  problem.min_q_len = -1;
+  CHECK_ERROR(HALFTONE_INVALID_ARGUMENT, "min_q_len is -1|1 to max_q_len = 1000",
+              halftone_plan_create(&problem, &plan));
+  problem.min_q_len = 1001;
+  CHECK_ERROR(HALFTONE_INVALID_ARGUMENT, "min_q_len is 1001|use 1000", halftone_plan_create(&problem, &plan));
+}
+
 static void bad_problems(void) {
   halftone_attention_problem problem = valid_problem();
   halftone_plan* const untouched = (halftone_plan*)&problem;
@@ -348,6 +382,7 @@ int main(void) {
   passes();
   total_of_keys();
   keys_of_prompts();
+  shortest_request();
   bad_problems();
   stale_and_foreign_handles();
   one_last_error_per_thread();

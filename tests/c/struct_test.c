@@ -27,6 +27,7 @@ static void init_sets_header_and_defaults(void) {
   CHECK_OK(halftone_attention_problem_init(&problem, sizeof problem));
   CHECK(problem.struct_size == sizeof problem && problem.abi_version == HALFTONE_ABI_VERSION);
   CHECK(problem.batch == 0 && problem.kv == NULL && problem.kv_tensors == NULL && problem.max_q_len == 1);
+  CHECK(problem.min_q_len == 1);
   CHECK(problem.window_left == -1 && problem.window_right == -1 && problem.causal == 0);
   CHECK(problem.q_dtype == HALFTONE_DTYPE_BF16 && problem.out_dtype == HALFTONE_DTYPE_BF16);
   CHECK(problem.policy == HALFTONE_SPLIT_REPRODUCIBLE && problem.scale == 0 && problem.workers == 0);

@@ -201,8 +201,25 @@ TEST(BenchTables, EveryCaseIsAProblemOfTheLibrary) {
     for (std::size_t r = 0; r < keys.size(); ++r) EXPECT_GE(keys[r], queries[r]);
     EXPECT_NO_THROW(page_layout(cache_spec(c.shape)));
     if (c.suite == Suite::kAppend) continue;
-    EXPECT_NO_THROW(halftone::plan(to_problem(c.shape)));
+    AttentionProblem problem = to_problem(c.shape);
+    state_shortest(problem, queries);
+    EXPECT_EQ(problem.min_q_len, std::ranges::min(queries));
+    EXPECT_NO_THROW(halftone::plan(problem));
   }
+}
+
+TEST(BenchTables, RequestsWithoutQueriesAreNotTheShortest) {
+  AttentionProblem problem;
+  problem.max_q_len = 9;
+  const auto shortest = [&](const std::vector<std::int64_t>& q_lengths) {
+    state_shortest(problem, q_lengths);
+    return problem.min_q_len;
+  };
+  EXPECT_EQ(shortest({9, 0, 4, 7}), 4);
+  EXPECT_EQ(shortest({9, 1}), 1);
+  EXPECT_EQ(shortest({0, 0}), 9);
+  problem.max_q_len = 0;
+  EXPECT_EQ(shortest({}), 1);
 }
 
 /// 48 to 256 packed rows of a KV head, over every context, in few and in many requests.

@@ -31,6 +31,17 @@ TEST_F(ExplainTest, PlanScheduleAndFloor) {
   }
 }
 
+/// A plan for chunks alone has no kernel for single queries.
+TEST_F(ExplainTest, TheShortestRequestIsStated) {
+  const auto with = [](const char* q_lengths) {
+    return run({"explain", "--lengths", "100,2000,0", "--q-lengths", q_lengths, "--workers", "4"});
+  };
+  expect_pieces(with("100,1,0"), {"pass       1 of 2", "cpu-decode"});
+  const Result chunks = with("100,64,0");
+  expect_pieces(chunks, {"none of at most 16 is expected (min_q_len 64)"});
+  EXPECT_EQ(chunks.out.find("cpu-decode"), std::string::npos) << chunks.out;
+}
+
 /// Two requests of 100 keys, 16 query heads: Q has 576 dims a head, O 512, both in bf16.
 TEST_F(ExplainTest, LatentCachesOfEveryFormat) {
   const std::vector<std::string> latent = {"explain", "--latent",  "--batch", "2",         "--context",

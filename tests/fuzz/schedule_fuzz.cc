@@ -63,7 +63,9 @@ AttentionProblem problem_from(fuzz::Input& in) {
   if (in.flag()) p.mask.window_right = integer(-1, 300);
   if (in.flag()) p.softcap = in.take<float>();
   if (in.flag()) p.scale = in.take<float>();
-  p.policy = static_cast<SplitPolicy>(in.take<std::uint8_t>() % 3);
+  const std::uint8_t how = in.take<std::uint8_t>();
+  p.policy = static_cast<SplitPolicy>(how % 3);
+  if (how >= 192) p.min_q_len = p.max_q_len;
   p.workers = integer(0, 200);
   return p;
 }

@@ -23,10 +23,11 @@ struct Kernels {
 };
 
 TEST(Passes, LongAndShortRequestsHavePassesOfTheirOwn) {
-  const auto kernels = [](int group, int q_len, SplitPolicy policy) {
+  const auto kernels = [](int group, int q_len, SplitPolicy policy, int min_q_len = 1) {
     AttentionProblem p = decode_problem();
     p.q_heads = p.kv_heads() * group;
     p.max_q_len = q_len;
+    p.min_q_len = min_q_len;
     p.policy = policy;
     const PlanInfo info = plan(p).info();
     Kernels found{{}, info.passes.front().max_rows};
@@ -46,6 +47,8 @@ TEST(Passes, LongAndShortRequestsHavePassesOfTheirOwn) {
     EXPECT_EQ(kernels(4, 17, policy), (Kernels{{"cpu-decode", "cpu-chunk"}, 16}));
     EXPECT_EQ(kernels(17, 4, policy), (Kernels{{"cpu-speculative", "cpu-chunk"}, 64}));
     EXPECT_EQ(kernels(65, 100, policy), (Kernels{{"cpu-prefill"}, 6500}));
+    EXPECT_EQ(kernels(4, 17, policy, 4), (Kernels{{"cpu-decode", "cpu-chunk"}, 16}));
+    EXPECT_EQ(kernels(4, 17, policy, 5), (Kernels{{"cpu-chunk"}, 68}));
   }
 }
 
@@ -64,10 +67,12 @@ planning::Backend backend_of_rows(int (*variant)(const AttentionProblem&, const 
 }
 
 /// "NAME min-max" of every pass.
-std::vector<std::string> choices(const planning::Backend& backend, int group, int q_len, SplitPolicy policy) {
+std::vector<std::string> choices(const planning::Backend& backend, int group, int q_len, SplitPolicy policy,
+                                 int min_q_len = 1) {
   AttentionProblem p = decode_problem();
   p.q_heads = p.kv_heads() * group;
   p.max_q_len = q_len;
+  p.min_q_len = min_q_len;
   p.policy = policy;
   std::vector<std::string> all;
   for (const planning::Choice& c : planning::choose_kernels(backend, p)) {
@@ -104,6 +109,34 @@ TEST(ChooseKernels, BatchInvariantGoesByTheRequest) {
   EXPECT_EQ(choices(backend, 9, 2, kPolicy), (Names{"rows-16 0-16", "rows-64 17-"}));
   for (const int q_len : {1, 2, 1000}) {
     EXPECT_EQ(choices(backend, 17, q_len, kPolicy), Names{"rows-64 0-"}) << q_len;
+  }
+}
+
+/// No pass for few rows where no request of so few is expected, unless bits depend on it; the other one then
+/// takes any number of rows.
+TEST(ChooseKernels, NoneThatNoRequestIsExpectedToNeed) {
+  const auto backend =
+      backend_of_rows([](const auto&, const planning::Kernel& k) { return k.universal ? -1 : 0; });
+  const Names both = {"rows-8 0-8", "rows-64 9-"};
+  for (const SplitPolicy policy : {SplitPolicy::kFast, SplitPolicy::kReproducible}) {
+    EXPECT_EQ(choices(backend, 4, 100, policy), both);
+    EXPECT_EQ(choices(backend, 4, 100, policy, 2), both) << "8 rows are still few";
+    EXPECT_EQ(choices(backend, 4, 100, policy, 3), Names{"rows-64 0-"});
+    EXPECT_EQ(choices(backend, 4, 100, policy, 100), Names{"rows-64 0-"});
+    EXPECT_EQ(choices(backend, 4, 4, policy, 4), Names{"rows-16 0-"}) << "one kernel for the bounds, as ever";
+    EXPECT_EQ(choices(backend, 17, 3, policy, 3), Names{"rows-64 0-"});
+  }
+  for (const int min_q_len : {1, 2, 3, 100}) {
+    EXPECT_EQ(choices(backend, 4, 100, SplitPolicy::kBatchInvariant, min_q_len), both) << min_q_len;
+  }
+  AttentionProblem lists = decode_problem();
+  lists.listed.top_k = 64;
+  lists.max_q_len = 100;
+  for (const int min_q_len : {1, 100}) {
+    lists.min_q_len = min_q_len;
+    const std::vector<planning::Choice> found = planning::choose_kernels(backend, lists);
+    ASSERT_EQ(found.size(), 1U);
+    EXPECT_EQ(found[0].index, 0) << "a query is scheduled as a request: 4 rows";
   }
 }
 
@@ -251,6 +284,14 @@ TEST(Passes, AreDescribed) {
     EXPECT_NE(text.find(part), std::string::npos) << part << " is not in\n" << text;
   }
   EXPECT_EQ(plan(decode_problem()).describe().find("pass  "), std::string::npos);
+  p.min_q_len = 5;
+  const std::string alone = plan(p).describe();
+  EXPECT_EQ(alone.find("pass  "), std::string::npos) << alone;
+  EXPECT_NE(alone.find("(max_q_len 1000 x 4 query heads), 256 at a time; none of at most 16 is expected "
+                       "(min_q_len 5)\n"),
+            std::string::npos)
+      << alone;
+  p.min_q_len = 1;
 
   std::vector<std::int32_t> kv_lengths = {100, 2000, 0, 300}, cu_q = {0, 1, 1001, 1001, 1005};
   SequenceLengths view;

@@ -129,6 +129,32 @@ TEST(CudaPlan, ShortRequestsHaveAPassOfTheirOwn) {
   }
 }
 
+/// A step of chunks alone launches no kernel for single queries.
+TEST(CudaPlan, NoPassForShortRequestsWhereNoneIsExpected) {
+  if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
+  if (configs_of(cuda_problem()).back() == "sm90-universal") GTEST_SKIP() << "a build of other head_dims";
+  using enum SplitPolicy;
+  for (const char* format : {"bf16", "fp8", "int8-head", "int4-g32"}) {
+    AttentionProblem p = cuda_problem();
+    spec_of(p).k_format = spec_of(p).v_format = parse_format(format);
+    p.q_heads = 32;
+    spec_of(p).kv_heads = 8;
+    p.batch = 8;
+    p.max_kv_len = 2048;
+    p.max_q_len = 64;
+    const std::vector<std::string> both = configs_of(p);
+    ASSERT_EQ(both.size(), 2U) << format;
+    p.min_q_len = 2;
+    EXPECT_EQ(configs_of(p), both) << "8 rows, which the kernel for few holds: " << format;
+    for (const int min_q_len : {3, 64}) {
+      p.min_q_len = min_q_len;
+      EXPECT_EQ(configs_of(p), std::vector{both.back()}) << format;
+    }
+    p.policy = kBatchInvariant;
+    EXPECT_EQ(configs_of(p).size(), 2U) << format;
+  }
+}
+
 /// The kernel of the longest requests: 32 query heads over 8, packed rows of a KV head.
 std::string kernel_of(std::string_view format, int rows, int batch, int keys,
                       SplitPolicy policy = SplitPolicy::kReproducible) {

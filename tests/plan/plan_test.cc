@@ -103,6 +103,7 @@ TEST(Plan, EqualProblemsShareSchedulesAndOthersDoNot) {
         x.kv = KvTensors{DType::kFloat32, 8, 128, 64};
       },
       [](auto& x) { x.max_q_len = 2; },
+      [](auto& x) { x.max_q_len = x.min_q_len = 2; },
       [](auto& x) { x.max_kv_len = 8193; },
       [](auto& x) { x.max_total_kv = 32768; },
       [](auto& x) { x.max_prompt_kv = 32768; },

@@ -94,6 +94,17 @@ def test_a_plan_for_prompts_has_a_pass_for_single_tokens(rng):
     assert [p["config"] for p in one.info["passes"]] == ["cpu-decode"] and repr(one).startswith("Plan(cpu-decode, ")
 
 
+def test_the_shortest_request_has_a_bound(rng):
+    cache, _, _ = filled_cache(rng, [40, 300, 7])
+    options = {"q_heads": Q_HEADS, "q_dtype": "f32", "causal": True, "max_q_len": 100}
+    plan = ht.plan(cache, min_q_len=100, **options)
+    assert plan.options["min_q_len"] == 100 and ht.plan(cache, **options).options["min_q_len"] == 1
+    assert len(plan.info["passes"]) == 1 and len(ht.plan(cache, **options).info["passes"]) == 2
+    q = normal(rng, 102, Q_HEADS, DIM)  # of requests that are shorter, too
+    out = ht.attend(q, cache, schedule=ht.schedule(plan, cache, cu_q=np.array([0, 1, 101, 102], np.int32)))
+    check(out, None, q, *cache.dequantize(), [1, 100, 1], [40, 300, 7], causal=True)
+
+
 def test_all_keys_have_a_bound(rng):
     cache, _, _ = filled_cache(rng, [63, 10])
     plan = ht.plan(cache, q_heads=Q_HEADS, max_total_kv=73)
@@ -255,6 +266,7 @@ def test_a_call_over_plain_tensors_on_a_device_reads_no_lengths(rng, monkeypatch
         ("cuda:1", 1, 9, 70),
         ("cuda:1", 2, 9, 70),
     ]
+    assert [b.get("min_q_len") for b in bounds] == [9, None]
 
 
 def test_merge_of_two_halves_is_the_whole(rng):

@@ -64,6 +64,8 @@ def test_numbers(value, cache):
         ({"device": "cuda:99999999999"}, "31 bits"),
         ({"policy": ["fast"]}, "policy is"),
         ({"max_q_len": -1}, "max_q_len"),
+        ({"min_q_len": 2}, "min_q_len is 2, .* max_q_len = 1"),
+        ({"min_q_len": 1.5}, "min_q_len is 1.5"),
         ({"max_total_kv": -1}, "max_total_kv is -1"),
         ({"max_prompt_kv": -1}, "max_prompt_kv is -1"),
         ({"max_prompt_kv": 2**63}, "max_prompt_kv is 9223372036854775808, .* 64 bits"),

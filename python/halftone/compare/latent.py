@@ -171,7 +171,8 @@ def _halftone(shape: Shape, cache: ht.PagedKVCache, q: Any, lists: Any, read: fl
     out = np.empty((*q.shape[:2], _V_DIM), np.float32) if cpu else q.new_empty((*q.shape[:2], _V_DIM))
     common: dict[str, Any] = dict(q_heads=shape.q_heads, q_dtype="f32" if cpu else "bf16")
     if lists is None:
-        plan = ht.plan(cache, max_q_len=shape.q_len, causal=shape.q_len > 1, **common)
+        queries = {"max_q_len": shape.q_len, "min_q_len": shape.q_len}
+        plan = ht.plan(cache, causal=shape.q_len > 1, **queries, **common)
         step = ht.schedule(plan, cache)
         return Part(lambda: ht.attend(q, cache, schedule=step, out=out), _policy(), read)
     plan = ht.plan(cache, batch=int(q.shape[0]), max_kv_len=0, top_k=shape.top_k, **common)

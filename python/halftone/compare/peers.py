@@ -76,8 +76,9 @@ class Halftone(Peer):
         text, _, rotation = name.partition("+")
         cache = self.cache(inputs, text, rotation == "rot")
         plan = ht.plan(
-            cache, q_heads=case.q_heads, max_q_len=case.q_len, q_dtype="f32" if cpu else "bf16", causal=case.q_len > 1
-        )
+            cache, q_heads=case.q_heads, max_q_len=case.q_len, min_q_len=case.q_len, q_dtype="f32" if cpu else "bf16",
+            causal=case.q_len > 1,
+        )  # fmt: skip
         step = ht.schedule(plan, cache)
         q = inputs.q.reshape(-1, case.q_heads, case.head_dim)
         out = np.empty_like(q) if cpu else q.new_empty(q.shape)

@@ -110,8 +110,8 @@ def _halftone(shape: Shape, inputs: Inputs, name: str) -> Part:
         arithmetic=arithmetic or "16-bit", format_k=form, format_v=form, scales=None, policy="reproducible"
     )  # fmt: skip
     options: dict[str, Any] = dict(
-        q_heads=case.q_heads, max_q_len=case.q_len, q_dtype="f32" if cpu else "bf16", causal=shape.causal,
-        arithmetic=arithmetic or "16-bit",
+        q_heads=case.q_heads, max_q_len=case.q_len, min_q_len=case.q_len, q_dtype="f32" if cpu else "bf16",
+        causal=shape.causal, arithmetic=arithmetic or "16-bit",
     )  # fmt: skip
     q = inputs.q.reshape(-1, case.q_heads, case.head_dim)
     out = np.empty_like(q) if cpu else q.new_empty(q.shape)
