@@ -41,6 +41,15 @@ Choice choose_kernel(const Backend& backend, const AttentionProblem& problem, st
   return choice;
 }
 
+/// Whether the kernel stages the keys of prompts, of which fewer are stated than of all requests. Alone it
+/// would have to find room for the keys of single queries, too.
+bool stages_prompts(const Backend& backend, const AttentionProblem& problem, const Kernel& kernel) {
+  if (backend.staged_key == nullptr || backend.staged_key(problem, kernel).bytes == 0) return false;
+  const std::int64_t all =
+      problem.max_total_kv != 0 ? problem.max_total_kv : std::int64_t{problem.batch} * problem.max_kv_len;
+  return problem.max_prompt_kv != 0 && problem.max_prompt_kv < all;
+}
+
 std::string query_heads(std::int64_t group) {
   return fmt::format("{} query head{}", group, group == 1 ? "" : "s");
 }
@@ -81,7 +90,8 @@ std::vector<Choice> choose_kernels(const Backend& backend, const AttentionProble
     return {std::move(many)};
   }
   // Lists have returned above: their queries are scheduled one by one, which takes one kernel.
-  if (!by_request && group * problem.min_q_len > few_rows.max_rows) {
+  if (!by_request && group * problem.min_q_len > few_rows.max_rows &&
+      !stages_prompts(backend, problem, many_rows)) {
     many.reason = fmt::format("{}; none of at most {} is expected (min_q_len {})",
                               fit(bound, rows, many_rows), few_rows.max_rows, problem.min_q_len);
     return {std::move(many)};

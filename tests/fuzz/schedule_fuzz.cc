@@ -65,7 +65,7 @@ AttentionProblem problem_from(fuzz::Input& in) {
   if (in.flag()) p.scale = in.take<float>();
   const std::uint8_t how = in.take<std::uint8_t>();
   p.policy = static_cast<SplitPolicy>(how % 3);
-  if (how >= 192) p.min_q_len = p.max_q_len;
+  if (how >= 192) p.min_q_len = std::max(p.max_q_len, 1);
   p.workers = integer(0, 200);
   return p;
 }

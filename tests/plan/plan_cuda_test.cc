@@ -173,9 +173,10 @@ TEST(CudaPlan, ChunksOverManyKeysHaveTheKernelThatReadsThemSooner) {
   if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
   if (configs_of(cuda_problem()).back() == "sm90-universal") GTEST_SKIP() << "a build of other head_dims";
   const std::string prefill = "sm90-prefill-192";
-  // 16 bits: prefill is estimated to begin and end for longer than decode reads few keys, but not twice.
+  // 16 bits: decode, up to the rows from which on it takes longer to read a key.
+  EXPECT_EQ(kernel_of("bf16", 32, 1, 8192), "sm90-decode-32");
   EXPECT_EQ(kernel_of("bf16", 48, 1, 8192), "sm90-decode-48");
-  EXPECT_EQ(kernel_of("bf16", 64, 1, 4096), "sm90-decode-32");
+  EXPECT_EQ(kernel_of("bf16", 64, 1, 4096), prefill);
   EXPECT_EQ(kernel_of("bf16", 64, 1, 8192), prefill);
   EXPECT_EQ(kernel_of("bf16", 128, 1, 8192), prefill);
   EXPECT_EQ(kernel_of("bf16", 48, 1, 32768), "sm90-decode-48");
@@ -188,6 +189,10 @@ TEST(CudaPlan, ChunksOverManyKeysHaveTheKernelThatReadsThemSooner) {
   // The unit of which there are as many as SMs are kept busy by, and whose rows are not padding.
   const std::string chunks = "sm90-prefill-128";
   EXPECT_EQ(kernel_of("bf16", 192, 1, 8192), prefill);
+  EXPECT_EQ(kernel_of("bf16", 256, 1, 8192), prefill);
+  EXPECT_EQ(kernel_of("bf16", 256, 8, 2048), prefill);
+  EXPECT_EQ(kernel_of("bf16", 512, 4, 2048), chunks);
+  EXPECT_EQ(kernel_of("bf16", 1024, 1, 8192), chunks);
   for (const int rows : {256, 512, 1024}) EXPECT_EQ(kernel_of("bf16", rows, 4, 32768), chunks) << rows;
   for (const int rows : {192, 384, 768, 1536, 8192}) {
     EXPECT_EQ(kernel_of("bf16", rows, 4, 32768), prefill) << rows;

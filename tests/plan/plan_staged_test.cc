@@ -255,6 +255,15 @@ TEST(StagedPlan, PromptsBesideSingleQueries) {
       expect_staged(step(0, 1), 1, 8);
       EXPECT_LT(plan(step(kAll, kPrompts)).info().workspace_bytes,
                 plan(step(kAll, 0)).info().workspace_bytes / 3);
+      // That no single queries are expected is a hint: it must not take the prompts' bound away.
+      AttentionProblem prompts = step(kAll, kPrompts);
+      prompts.min_q_len = 64;
+      EXPECT_EQ(configs_of(prompts).size(), 2U);
+      expect_staged(prompts, kPrompts, 8);
+      prompts = step(kPrompts, kPrompts);
+      prompts.min_q_len = 64;
+      EXPECT_EQ(configs_of(prompts).size(), policy == SplitPolicy::kBatchInvariant ? 2U : 1U);
+      expect_staged(prompts, kPrompts, 8);
     }
   }
 }

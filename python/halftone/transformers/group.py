@@ -49,6 +49,14 @@ class Step:
         return 1 << (max(self.q_length, 1) - 1).bit_length()
 
     @property
+    def shortest(self) -> int:
+        """A lower bound of the queries of the requests that have any, likewise one for many lengths."""
+        half = self.bound // 2
+        if self.cu_q is None:
+            return max(self.q_length, 1)
+        return half + 1 if all(count > half for count in self.counts if count) else 1
+
+    @property
     def is_decode(self) -> bool:
         """One token for every request."""
         return self.q_length == 1 and self.rows is None
@@ -116,8 +124,8 @@ class LayerGroup:
         """Attention of ``layer``: q [tokens, q_heads, head_dim] to [tokens, q_heads, v_head_dim]."""
         cache = self.cache.layer(self.layers.index(layer))
         made = plan(
-            cache, q_heads=q.shape[1], max_q_len=step.bound, q_dtype=dtype_name(q.dtype), sinks=sinks is not None,
-            **options,
+            cache, q_heads=q.shape[1], max_q_len=step.bound, min_q_len=step.shortest, q_dtype=dtype_name(q.dtype),
+            sinks=sinks is not None, **options,
         )  # fmt: skip
         out: Tensor = attend(q, cache, schedule=self._schedule(made, step), sinks=sinks)
         return out

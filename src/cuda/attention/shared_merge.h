@@ -17,13 +17,21 @@ struct SharedMerge {
   static constexpr int kOwners = 16;
   static constexpr long long kPatience = 1 << 16;  // clocks
 
-  /// Bits of the owners whose pieces this part merges. By one thread, after the part's stores.
-  static __device__ std::uint32_t arrive(std::int32_t* counters, int part, int parts, bool patient) {
+  /// How many of the parts own pieces: the first ones.
+  static __device__ int owners(int parts) { return parts < kOwners ? parts : kOwners; }
+  /// The first piece of an owner; the next one's is where its own end.
+  static __device__ int first_piece(int pieces, int owner, int owners) { return pieces * owner / owners; }
+
+  /// Bits of the owners whose pieces this part merges. By one thread, after the part's stores. `patient()`:
+  /// whether there is no other work, asked when the part has been counted.
+  template <class Function>
+  static __device__ std::uint32_t arrive(std::int32_t* counters, int part, int parts,
+                                         const Function& patient) {
     const std::uint32_t own = part < kOwners ? 1u << part : 0u;
     const auto here = static_cast<std::uint32_t>(count_arrival(counters));
     if (static_cast<int>(here & 0xffff) == parts - 1) return own | here >> 16;
     if (own == 0) return 0;
-    if (patient) {
+    if (patient()) {
       const long long begin = clock64();
       do {
         if ((read_arrivals(counters) & 0xffff) == parts) return own;

@@ -208,19 +208,18 @@ struct RowsEnd {
   /// Merges rows [first, end) of the warpgroup's in all parts of the unit, and writes them: a row over kLanes
   /// lanes.
   template <int kLanes>
-  __device__ void merge_rows(int first, int end) const {
+  __device__ void merge_rows(const UnitParts<C>& parts, int first, int end) const {
     using Merged = Row<C.value_dim, kLanes>;
     // That a lane has under way; fewer where registers have something of the next item.
     constexpr int kReads = Traits::kComputeRegisters > 200 ? 16 : Traits::kTakesAhead ? 8 : 12;
     const AttentionParams& p = c.p;
-    const Slots<C.value_dim> slots{p};
     first += (4 * c.share() + c.warp()) * Merged::kGroup;
 #pragma unroll 1
     for (; first < end; first += 4 * C.shares * Merged::kGroup) {
       const int own = first + c.lane() / kLanes, row = 64 * c.rows_index() + min(own, end - 1);
       Merged r;
       r.template weigh<(kReads > Merged::kQuads ? kReads / Merged::kQuads : 1)>(
-          slots.parts(item.first_slot, 1, item.parts, row), c.lane());
+          parts.slots.parts(item.first_slot, 1, item.parts, row), c.lane());
       const RowPlace to = place(row);
       RowEnd state = Traits::kStaged ? row_end_with_offset<kLanes>(p, to, r.max, r.sum, c.lane(), own < end)
                                      : row_end(p, to.head, r.max, r.sum, own < end);
@@ -233,16 +232,17 @@ struct RowsEnd {
     const UnitParts<C> parts{c, item, index};
     parts.store();
     const int rows = min(64, item.work.row_end - item.work.row_begin - 64 * c.rows_index());
-    const int owners = parts.owners();
+    const int owners = SharedMerge::owners(item.parts);
 #pragma unroll 1
     for (std::uint32_t left = parts.arrive(); left != 0; left &= left - 1) {
-      const int owner = __ffs(left) - 1, first = rows * owner / owners, end = rows * (owner + 1) / owners;
+      const int owner = __ffs(left) - 1, first = SharedMerge::first_piece(rows, owner, owners),
+                end = SharedMerge::first_piece(rows, owner + 1, owners);
       if constexpr (C.value_dim != 128) {
-        merge_rows<16>(first, end);
+        merge_rows<16>(parts, first, end);
       } else if (item.parts <= kFewParts) {
-        merge_rows<8>(first, end);
+        merge_rows<8>(parts, first, end);
       } else {
-        merge_rows<32>(first, end);
+        merge_rows<32>(parts, first, end);
       }
     }
   }

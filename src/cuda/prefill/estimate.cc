@@ -41,8 +41,14 @@ double decode_us(const AttentionProblem& problem, int unit) {
   const Bounds b(problem);
   const KvFormat& k = format_of_k(problem);
   const bool codes = dtype_bits(k.dtype) < 16;
-  const double each = !codes ? 0.134 : dtype_bits(k.dtype) == 4 ? 0.112 : k.dynamic_scale() ? 0.092 : 0.075;
-  return (codes ? 18.5 : 14) + b.scale * each * static_cast<double>(blocks(b.rows, unit));
+  const auto units = static_cast<double>(blocks(b.rows, unit));
+  // Over values of 16 bits each row of a unit beyond 32 takes time of its own.
+  const double beyond = std::max(static_cast<double>(b.rows) / units - 32, 0.0);
+  const double each = !codes                     ? 0.134 + 0.0035 * beyond
+                      : dtype_bits(k.dtype) == 4 ? 0.112
+                      : k.dynamic_scale()        ? 0.092
+                                                 : 0.075;
+  return (codes ? 18.5 : 14) + b.scale * each * units;
 }
 
 /// What the busiest worker has of `units` units: how many items, of which the last ones may be parts, and how
@@ -74,8 +80,8 @@ struct Cost {
 };
 
 Cost cost_of(const AttentionProblem& problem, PrefillKeys keys, std::int64_t unit) {
-  if (keys == PrefillKeys::kGiven && unit <= 128) return {4.9, 0.053, 19, 9.4, 4, 0.5, 0.176};
-  if (keys == PrefillKeys::kGiven) return {9.4, 0.0385, 19, 5.6, 4, 0.5, 0.176};
+  if (keys == PrefillKeys::kGiven && unit <= 128) return {5.4, 0.0544, 13.8, 8, 2.8, 0, 0.186};
+  if (keys == PrefillKeys::kGiven) return {7.2, 0.0585, 11.4, 3.8, 4.7, 2.3, 0.186};
   if (keys == PrefillKeys::kCodePages) return {10.1, 0, 16, 5, 6.5, 2, 0.092};
   if (problem.arithmetic == Arithmetic::kFp8) return {13, 0, 24.5, 5.3, 7, 5, 0, 0.09};
   if (keys != PrefillKeys::kPacked) return {9.35, 0.0334, 24.5, 5.3, 6, 4, 0, 0.315};

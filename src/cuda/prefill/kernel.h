@@ -111,6 +111,7 @@ struct RowsLoop {
     left = -1;
     const Item* const item = items.next();
     if (item == nullptr) return false;
+    items.wait_for_tiles();
     const GroupTiles& tiles = item->tiles[c.rows_index()];
     const int buffer = items.index % kBuffers;
     c.queries = swizzled_word(shared_address(s.q[buffer][c.rows_index()]));
@@ -297,17 +298,19 @@ struct RowsLoop {
   }
 };
 
+/// By one warp.
 template <PrefillConfig C>
-__device__ inline void init_barriers(typename PrefillTraits<C>::Shared& s) {
+__device__ inline void init_barriers(typename PrefillTraits<C>::Shared& s, int lane) {
   using Traits = PrefillTraits<C>;
-  const auto init = [](auto& barriers, int arrivals) {
-    for (auto& barrier : barriers) barrier_init(shared_address(&barrier), arrivals);
+  const auto init = [lane]<int kCount>(std::uint64_t(&barriers)[kCount], int arrivals) {
+    static_assert(kCount <= 32);
+    if (lane < kCount) barrier_init(shared_address(&barriers[lane]), arrivals);
   };
-  init(s.packed_full, 1);
+  if constexpr (Traits::kPackedStages > 0) init(s.packed_full, 1);
   if constexpr (Traits::kPacked) {
     init(s.packed_empty, Traits::kTasks);
     if constexpr (Traits::kFourBits) {
-      for (auto& scaled : s.keys_scaled) *reinterpret_cast<std::uint64_t*>(scaled) = 0;
+      if (lane < C.stages) *reinterpret_cast<std::uint64_t*>(s.keys_scaled[lane]) = 0;
     }
   }
   init(s.k_full, Traits::kPacked ? Traits::kPackedTiles : 2);  // else its copies, and what is known of it
@@ -319,9 +322,13 @@ __device__ inline void init_barriers(typename PrefillTraits<C>::Shared& s) {
     init(s.q_empty[i], 4 * C.shares);
   }
   init(s.item_full, 1);
-  barrier_init(shared_address(&s.take_next), 1);
   // Who loads queries, and K and V, or packed tiles.
   init(s.item_empty, Traits::kComputeWarps + (Traits::kPacked ? 2 : 3));
+  if (lane < Traits::kItems) barrier_init(shared_address(&s.items[lane].followed), 1);
+  if (lane == 0) {
+    barrier_init(shared_address(&s.take_next), 1);
+    s.begun = -1;
+  }
   fence_async_shared();
 }
 
@@ -343,6 +350,15 @@ __device__ inline void prefetch_schedule(const PrefillParams& p, int thread) {
   fetch(s.kv_lengths, batch * 4);
   fetch(s.cu_kv, batch * 4);
   fetch(p.attention.list.items + std::int64_t{blockIdx.x} * kListedItems, sizeof(DeviceItem));
+  fetch(p.attention.list.counts + blockIdx.x, sizeof(std::int32_t));
+  // Of the block table, whose rows nobody knows yet, each block brings other lines, unless it is large.
+  constexpr std::int64_t kLargeTable = 1 << 18;
+  const CacheView& cache = p.attention.cache;
+  const std::int64_t own = (std::int64_t{blockIdx.x} * 128 + thread) * kLine;
+  const std::int64_t table = ((batch - 1) * cache.table_stride + cache.table_width) * 4;
+  if (cache.table_width > 0 && own < table && table <= kLargeTable) {
+    prefetch_to_l2(reinterpret_cast<const char*>(cache.block_table) + own);
+  }
   if (kKeyMap && thread == 0) prefetch_map(p.k);
   if (kValueMap && thread == 32 && p.value_tiles == nullptr) prefetch_map(p.v);
   if (thread == 64 && p.q_boxes) prefetch_map(p.q);
@@ -354,10 +370,7 @@ template <PrefillConfig C>
 __device__ inline void prefill_worker(const PrefillParams& p, typename PrefillTraits<C>::Shared& s) {
   using Traits = PrefillTraits<C>;
   const int warp = thread_index() / 32, lane = thread_index() % 32;
-  if (thread_index() == 0) {
-    init_barriers<C>(s);
-    s.begun = -1;
-  }
+  if (warp == 0) init_barriers<C>(s, lane);
   if (warp >= Traits::kComputeWarps &&
       (Traits::kConvertWarps == 0 || warp < Traits::kComputeWarps + kConvert)) {
     prefetch_schedule<!Traits::kPacked, !Traits::kPacked && !Traits::kTurns>(

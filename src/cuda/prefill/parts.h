@@ -33,7 +33,6 @@ struct UnitParts {
       *slots.state(slot, row) = {c.softmax.empty(r) ? kMinus : c.softmax.offset[r], c.softmax.sum[r]};
     }
   }
-  __device__ int owners() const { return min(item.parts, SharedMerge::kOwners); }
   /// Bits of the owners whose rows are to be merged here, when the part is stored.
   __device__ std::uint32_t arrive() const {
     std::uint32_t& merges = c.s.merges[c.rows_index()];
@@ -42,8 +41,9 @@ struct UnitParts {
       static_assert(2 * Traits::kRowGroups <= kArrivalCounters);
       std::int32_t* const counters =
           c.p.arrivals + std::int64_t{item.first_slot} * kArrivalCounters + 2 * c.rows_index();
-      const bool last = ItemReader<C>{c.s, index + 1}.next() == nullptr;  // then there is time to wait
-      merges = SharedMerge::arrive(counters, item.work.partial - item.first_slot, item.parts, last);
+      merges = SharedMerge::arrive(counters, item.work.partial - item.first_slot, item.parts, [&] {
+        return ItemReader<C>{c.s, index + 1}.next() == nullptr;
+      });
       SharedMerge::leave(counters, item.parts);
     }
     shared_rows_barrier(c);

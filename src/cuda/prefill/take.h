@@ -17,7 +17,8 @@ __device__ inline int tiles_of(const planning::WorkItem& work) {
   return (work.kv_end - work.kv_begin + kTile - 1) / kTile;
 }
 
-/// The items as a role takes them from the ring in shared memory.
+/// The items as a role takes them from the ring in shared memory: those that load need no more than the item,
+/// and begin before what follows from it is worked out.
 template <PrefillConfig C>
 struct ItemReader {
   using Traits = PrefillTraits<C>;
@@ -33,6 +34,10 @@ struct ItemReader {
     barrier_wait(shared_address(&s.item_full[stage()]), index / Traits::kItems % 2);
     const typename Traits::Item& item = s.items[stage()];
     return item.item.work.row_end < 0 ? nullptr : &item;
+  }
+  /// Until tiles and positions of the item are there.
+  __device__ void wait_for_tiles() const {
+    barrier_wait(shared_address(&s.items[stage()].followed), index / Traits::kItems % 2);
   }
   __device__ void advance() { ++index; }
   /// By one lane of each warp that reads.
@@ -156,10 +161,11 @@ struct ItemTaker {
       }
       if (!more && lane() == 0) item.item.work.row_end = -1;
       __syncwarp();
-      if (more) complete(item);
-      __syncwarp();
       if (lane() == 0) barrier_arrive(shared_address(&s.item_full[place.stage()]));
       if (!more) break;
+      complete(item);
+      __syncwarp();
+      if (lane() == 0) barrier_arrive(shared_address(&item.followed));
       barrier_wait(shared_address(&s.take_next), place.index % 2);
       next = grid_size() + __shfl_sync(~0u, lane() == 0 ? atomicAdd(&params.taken[0], 1) : 0, 0);
     }

@@ -113,6 +113,7 @@ struct PrefillTraits {
     int position[kRows];  // RowPlace
     float
         slope[kKeepsSlopes ? kRows : 1];  // likewise, in base 2; never empty: nvcc would pad the item wrongly
+    std::uint64_t followed;               // a barrier: what follows from the item is there
   };
 
   /// The item of a warp.

@@ -154,8 +154,8 @@ struct ItemEnd {
         if (owners == 0) return;
         const int owner = __ffs(owners) - 1;
         owners &= owners - 1;
-        piece = pieces * owner / count_of_owners + static_cast<int>(warp);
-        end = pieces * (owner + 1) / count_of_owners;
+        piece = SharedMerge::first_piece(pieces, owner, count_of_owners) + static_cast<int>(warp);
+        end = SharedMerge::first_piece(pieces, owner + 1, count_of_owners);
         continue;
       }
       const int row = piece / kPieces, first = piece % kPieces * RowPiece::kDims;
@@ -176,13 +176,14 @@ struct ItemEnd {
   __device__ void merge_parts(bool last) const {
     std::int32_t* const counters = p.arrivals + std::int64_t{item.first_slot} * kArrivalCounters;
     const bool absolute = p.schedule.params.absolute;
-    const int owners = absolute ? 1 : min(item.parts, SharedMerge::kOwners);
+    const int owners = absolute ? 1 : SharedMerge::owners(item.parts);
     all_output_warps<C>();  // the slot is stored
     if (thread_index() == Traits::kFirstOutput) {
       if (absolute) {
         s.slices = arrives_last(counters, item.arrivals);
       } else {
-        s.slices = SharedMerge::arrive(counters, item.work.partial - item.first_slot, item.parts, last);
+        s.slices = SharedMerge::arrive(counters, item.work.partial - item.first_slot, item.parts,
+                                       [last] { return last; });
       }
     }
     all_output_warps<C>();

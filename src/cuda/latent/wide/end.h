@@ -212,7 +212,7 @@ struct OutputEnd {
     asm volatile("" : "+r"(own));  // not kept from the start: registers are dear
     std::int32_t* const counters = p.arrivals + std::int64_t{cut.first_slot} * kArrivalCounters + own;
     const bool absolute = p.schedule.params.absolute;
-    const int owners = absolute ? 1 : min(cut.parts, SharedMerge::kOwners);
+    const int owners = absolute ? 1 : SharedMerge::owners(cut.parts);
     output_barrier();  // the slot is stored
     if (thread == 0) {
       if (absolute) {
@@ -220,8 +220,9 @@ struct OutputEnd {
         if (complete) *counters = 0;
         s.merges = complete;
       } else {
-        const bool last = !s.queue.more && s.queue.count == s.item_index[0] + 1;
-        s.merges = SharedMerge::arrive(counters, cut.work.partial - cut.first_slot, cut.parts, last);
+        s.merges = SharedMerge::arrive(counters, cut.work.partial - cut.first_slot, cut.parts, [this] {
+          return !s.queue.more && s.queue.count == s.item_index[0] + 1;
+        });
       }
     }
     output_barrier();
@@ -233,7 +234,8 @@ struct OutputEnd {
 #pragma unroll 1
     for (std::uint32_t left = s.merges; left != 0; left &= left - 1) {
       const int owner = __ffs(left) - 1;
-      merge_pieces(cut, pieces * owner / owners, pieces * (owner + 1) / owners);
+      merge_pieces(cut, SharedMerge::first_piece(pieces, owner, owners),
+                   SharedMerge::first_piece(pieces, owner + 1, owners));
     }
     output_barrier();  // all have read what they merge
     if (thread == 0) SharedMerge::leave(counters, cut.parts);
