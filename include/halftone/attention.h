@@ -82,7 +82,7 @@ struct AttentionProblem {
   /// that is 0). A hint for the choice of kernels, not a limit: where no request is expected that a kernel
   /// for few queries would serve sooner, run() does not launch one; requests of fewer queries, or none, are
   /// served all the same, if maybe more slowly. Unused with lists and, on CUDA, with kBatchInvariant or where
-  /// prompts are staged and max_prompt_kv is less than max_total_kv.
+  /// prompts are staged and max_prompt_kv is stated and less than max_total_kv.
   int min_q_len = 1;
   /// Upper bound of all requests' keys, each counted where it is shared; 0: batch * max_kv_len. It sizes
   /// PassInfo::staged_bytes; unused with lists.

@@ -119,7 +119,8 @@ def plan(
         min_q_len: queries of the shortest of the requests that have any, as you expect them, in tokens, from 1 to
             ``max_q_len``. It is a hint for the choice of kernels, not a limit. Where no request is expected that a
             kernel for few queries would serve sooner, none is launched; requests of fewer queries, or none, are served
-            all the same, if maybe more slowly. Of no use with lists and, on CUDA, with "batch_invariant".
+            all the same, if maybe more slowly. Of no use with lists and, on CUDA, with "batch_invariant" or where
+            prompts are staged and ``max_prompt_kv`` is given and less than ``max_total_kv``.
         device: "cpu" or "cuda:<index>".
         q_dtype, out_dtype: "f32", "f16" or "bf16"; ``out_dtype`` None means ``q_dtype``. CUDA: f16 and bf16.
         causal, window_left, window_right: the mask; -1 means no limit.

@@ -90,8 +90,8 @@ std::vector<Choice> choose_kernels(const Backend& backend, const AttentionProble
     return {std::move(many)};
   }
   // Lists have returned above: their queries are scheduled one by one, which takes one kernel.
-  if (!by_request && group * problem.min_q_len > few_rows.max_rows &&
-      !stages_prompts(backend, problem, many_rows)) {
+  const bool expects_none = !by_request && group * problem.min_q_len > few_rows.max_rows;
+  if (expects_none && !stages_prompts(backend, problem, many_rows)) {
     many.reason = fmt::format("{}; none of at most {} is expected (min_q_len {})",
                               fit(bound, rows, many_rows), few_rows.max_rows, problem.min_q_len);
     return {std::move(many)};
@@ -100,6 +100,10 @@ std::vector<Choice> choose_kernels(const Backend& backend, const AttentionProble
   few.max_rows = few_rows.max_rows;
   few.reason = fmt::format("requests of at most {} packed rows per KV head (queries x {})", few.max_rows,
                            query_heads(group));
+  if (expects_none) {
+    few.reason += fmt::format("; none is expected (min_q_len {}), but max_prompt_kv counts prompts alone",
+                              problem.min_q_len);
+  }
   many.min_rows = few.max_rows + 1;
   many.reason =
       fit(fmt::format("the other requests, of up to {}", bound), INT64_MAX, backend.kernels[many.index]);

@@ -259,6 +259,9 @@ TEST(StagedPlan, PromptsBesideSingleQueries) {
       AttentionProblem prompts = step(kAll, kPrompts);
       prompts.min_q_len = 64;
       EXPECT_EQ(configs_of(prompts).size(), 2U);
+      const bool said =
+          plan(prompts).describe().find("max_prompt_kv counts prompts alone") != std::string::npos;
+      EXPECT_EQ(said, policy == SplitPolicy::kReproducible);
       expect_staged(prompts, kPrompts, 8);
       prompts = step(kPrompts, kPrompts);
       prompts.min_q_len = 64;

@@ -50,7 +50,7 @@ class Step:
 
     @property
     def shortest(self) -> int:
-        """A lower bound of the queries of the requests that have any, likewise one for many lengths."""
+        """What requests with queries have at least: 1, or more than half the bound, so that few plans are made."""
         half = self.bound // 2
         if self.cu_q is None:
             return max(self.q_length, 1)
