@@ -91,6 +91,7 @@ struct AttentionCase {
   BlockTableMode table_mode = BlockTableMode::kTrusted;
   Data data = Data::kNormal;  ///< of K; V and Q are normal except where K is constant or zero
   int slack = 0;              ///< added to max_q_len and max_kv_len
+  int key_slack = 0;          ///< added to max_kv_len alone
   bool cu_q = false;          ///< give cu_q even where all q_len are equal
   std::uint64_t seed = 1;
 };

@@ -127,7 +127,7 @@ AttentionProblem attention_problem(const AttentionCase& row) {
     equal = equal && r.q_len == row.requests.front().q_len;
   }
   a.max_q_len = std::max(1, a.max_q_len) + (equal && !row.cu_q ? 0 : row.slack);
-  a.max_kv_len = std::max(1, a.max_kv_len) + row.slack;
+  a.max_kv_len = std::max(1, a.max_kv_len) + row.slack + row.key_slack;
   if (row.lists.top_k != 0) a.listed.top_k = row.lists.top_k;
   if (row.lists.extra_top_k != 0) {
     a.listed.extra_top_k = row.lists.extra_top_k;

@@ -54,7 +54,8 @@ inline int prefill_unit_of(const AttentionCase& row) {
 }
 
 /// The row, which prefill serves, and, if another shape of its kernel is in the table, the row with other
-/// bounds for which the plan takes that. Bounds decide nothing under batch_invariant.
+/// bounds for which the plan takes that, or its first requests, of which it may where it takes one shape for
+/// all of them under any bounds. Bounds decide nothing under batch_invariant.
 inline std::vector<AttentionCase> shapes_of(const AttentionCase& row) {
   std::vector<AttentionCase> rows = {row};
   const AttentionProblem problem = attention_problem(row);
@@ -69,13 +70,25 @@ inline std::vector<AttentionCase> shapes_of(const AttentionCase& row) {
     return rows;
   }
   const int unit = prefill_unit_of(row);
-  AttentionCase wider = row;
-  for (wider.slack = 0; wider.slack < 8192; wider.slack += 32) {
-    const int other = prefill_unit_of(wider);
-    if (other == 0 || other == unit) continue;
-    wider.name += ", units of " + std::to_string(other);
-    rows.push_back(wider);
-    return rows;
+  const auto find = [&](AttentionCase wider, int step, int end) {
+    for (wider.slack = 0; wider.slack < end; wider.slack += step) {
+      const int other = prefill_unit_of(wider);
+      if (other == 0 || other == unit) continue;
+      wider.name += ", units of " + std::to_string(other);
+      rows.push_back(wider);
+      return true;
+    }
+    return false;
+  };
+  if (find(row, 32, 8192)) return rows;
+  AttentionCase other = row;
+  other.key_slack = 8192;
+  if (find(other, 1, 256)) return rows;
+  other = row;  // a window leaves no more keys
+  for (const std::size_t requests : {4, 2}) {
+    if (requests >= row.requests.size()) continue;
+    other.requests.resize(requests);
+    if (find(other, 32, 8192)) return rows;
   }
   const bool any_do = row.q_heads / row.kv_heads < 128;
   EXPECT_FALSE(any_do) << "no bounds make a plan take another shape: " << row.name;
