@@ -12,6 +12,11 @@
 
 namespace halftone::planning {
 
+/// Keys of all requests together at the bounds of a problem without lists.
+constexpr std::int64_t most_keys(const AttentionProblem& p) {
+  return p.max_total_kv != 0 ? p.max_total_kv : std::int64_t{p.batch} * p.max_kv_len;
+}
+
 /// What is staged of a key and KV head.
 struct StagedKey {
   int bytes = 0;

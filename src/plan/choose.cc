@@ -45,9 +45,7 @@ Choice choose_kernel(const Backend& backend, const AttentionProblem& problem, st
 /// would have to find room for the keys of single queries, too.
 bool stages_prompts(const Backend& backend, const AttentionProblem& problem, const Kernel& kernel) {
   if (backend.staged_key == nullptr || backend.staged_key(problem, kernel).bytes == 0) return false;
-  const std::int64_t all =
-      problem.max_total_kv != 0 ? problem.max_total_kv : std::int64_t{problem.batch} * problem.max_kv_len;
-  return problem.max_prompt_kv != 0 && problem.max_prompt_kv < all;
+  return problem.max_prompt_kv != 0 && problem.max_prompt_kv < most_keys(problem);
 }
 
 std::string query_heads(std::int64_t group) {

@@ -136,8 +136,7 @@ constexpr std::int64_t kStagedBytes = std::int64_t{1} << 29;
 std::int64_t max_staged_keys(const AttentionProblem& problem, std::int32_t min_rows) {
   const bool prompts_alone = min_rows > problem.q_heads / problem.kv_heads();
   if (prompts_alone && problem.max_prompt_kv != 0) return problem.max_prompt_kv;
-  if (problem.max_total_kv != 0) return problem.max_total_kv;
-  return std::max<std::int64_t>(1, std::int64_t{problem.batch} * problem.max_kv_len);
+  return std::max<std::int64_t>(1, most_keys(problem));
 }
 
 /// As many heads at a time as fit into that and divide all, so that the rounds have one schedule; at least

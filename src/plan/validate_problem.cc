@@ -5,6 +5,7 @@
 #include <variant>
 
 #include "format/head_dim.h"
+#include "plan/backend.h"
 #include "plan/fail.h"
 #include "plan/listed.h"
 #include "plan/validate.h"
@@ -75,7 +76,7 @@ void check_bounds(const AttentionProblem& p) {
     invalid("max_total_kv is {}, but must be 1 to batch * max_kv_len = {}, or 0 for that: use 0.",
             p.max_total_kv, most);
   }
-  const std::int64_t of_all = p.max_total_kv != 0 ? p.max_total_kv : most;
+  const std::int64_t of_all = most_keys(p);
   if (p.max_prompt_kv < 0 || p.max_prompt_kv > of_all) {
     invalid("max_prompt_kv is {}, but must be 1 to {} = {}, or 0 for that: use 0.", p.max_prompt_kv,
             p.max_total_kv != 0 ? "max_total_kv" : "batch * max_kv_len", of_all);
