@@ -14,7 +14,11 @@ namespace ptx = halftone::cuda;
 
 constexpr int kGatherThreads = 256;  // of a block
 
+/// kStay: the line takes its place in L2 like any other. Else it is the first to leave, and displaces no line
+/// that copies to shared memory brought there.
+template <bool kStay>
 __device__ uint4 load16(const uint4* p) {
+  if constexpr (kStay) return *p;
   uint4 x;
   asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
@@ -25,7 +29,7 @@ __device__ uint4 load16(const uint4* p) {
 /// Every thread has kInFlight loads under way; the grid covers `count` 16-byte words in as many rounds as it
 /// takes. kNear: a block's words of one round are adjacent; else each of a thread's loads is a stream of its
 /// own.
-template <int kInFlight, bool kNear>
+template <int kInFlight, bool kNear, bool kStay>
 __global__ void __launch_bounds__(1024)
     read_by_threads(const uint4* data, std::int64_t count, std::uint32_t* sink) {
   const std::int64_t threads = std::int64_t{gridDim.x} * blockDim.x;
@@ -36,7 +40,7 @@ __global__ void __launch_bounds__(1024)
     uint4 x[kInFlight];
 #pragma unroll
     for (int k = 0; k < kInFlight; ++k) {
-      x[k] = i + k * step < count ? load16(data + i + k * step) : uint4{};
+      x[k] = i + k * step < count ? load16<kStay>(data + i + k * step) : uint4{};
     }
 #pragma unroll
     for (int k = 0; k < kInFlight; ++k) sum += x[k].x ^ x[k].y ^ x[k].z ^ x[k].w;
@@ -90,8 +94,8 @@ __global__ void __launch_bounds__(kGatherThreads) gather_records(const Gather ga
           __shfl_sync(~0U, reinterpret_cast<unsigned long long>(own.record), r));
 #pragma unroll
       for (int i = 0; i < kRounds; ++i) {
-        x[r][i] = load16(record == nullptr ? reinterpret_cast<const uint4*>(sink)
-                                           : record + min(32 * i + lane, last));
+        x[r][i] = load16<false>(record == nullptr ? reinterpret_cast<const uint4*>(sink)
+                                                  : record + min(32 * i + lane, last));
       }
     }
     slot = own_slot(place + step);
@@ -162,13 +166,13 @@ struct Words {
 };
 
 /// kBlocksPerSm 0: as many blocks as one round needs.
-template <int kInFlight, int kThreads, int kBlocksPerSm, bool kNear>
+template <int kInFlight, int kThreads, int kBlocksPerSm, bool kNear, bool kStay = false>
 void by_threads(const Words& words, cudaStream_t stream) {
   constexpr std::int64_t kRound = std::int64_t{kInFlight} * kThreads;
   const std::int64_t rounds = std::max<std::int64_t>(1, (words.count + kRound - 1) / kRound);
   const std::int64_t blocks =
       kBlocksPerSm == 0 ? rounds : std::min<std::int64_t>(rounds, kBlocksPerSm * multiprocessors());
-  read_by_threads<kInFlight, kNear>
+  read_by_threads<kInFlight, kNear, kStay>
       <<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(words.data, words.count, words.sink);
 }
 
@@ -261,7 +265,8 @@ int launch_gather(int kernel, const Gather& gather, void* sink, Stream stream) {
 }
 
 int launch_flush(const void* data, std::int64_t bytes, void* sink, Stream stream) {
-  by_threads<4, 512, 4, kFar>(words_of(data, bytes, sink), static_cast<cudaStream_t>(stream));
+  constexpr bool kStay = true;
+  by_threads<4, 512, 4, kFar, kStay>(words_of(data, bytes, sink), static_cast<cudaStream_t>(stream));
   return cudaGetLastError();
 }
 
