@@ -17,7 +17,7 @@ __device__ inline std::uint32_t even_codes(std::uint32_t word) { return even_byt
 template <LatentFewConfig C>
 __device__ inline float few_scale(const std::uint8_t* scales, int group, unsigned token) {
   using Traits = LatentFewTraits<C>;
-  const std::uint8_t* const own = scales + token * Traits::kScaleBytes;
+  const std::uint8_t* const own = scales + token * Traits::kScalePitch;
   if constexpr (Traits::kApart) return codec::f32_from_e8m0(own[group]);
   if constexpr (Traits::kInteger) {
     return __half2float(__ushort_as_half(reinterpret_cast<const std::uint16_t*>(own)[group]));
@@ -30,7 +30,7 @@ template <LatentFewConfig C>
 __device__ inline std::uint16_t few_min(const std::uint8_t* scales, int group, unsigned token) {
   using Traits = LatentFewTraits<C>;
   return reinterpret_cast<const std::uint16_t*>(scales +
-                                                token * Traits::kScaleBytes)[Traits::kGroups + group];
+                                                token * Traits::kScalePitch)[Traits::kGroups + group];
 }
 
 /// What a code of 0, as integers are stored, stands for.

@@ -69,15 +69,14 @@ struct ItemEnd {
     o.scale(by);
   }
 
-  /// One of the lane's rows of an n-tile: calls f(row of the item, LSE, index within x).
+  /// Each of the lane's rows, whether the item has it or not: calls f(row, LSE, n-tile, index within x).
   template <class F>
   __device__ void for_rows(const float2 (&lse)[kTiles], const F& f) const {
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int row = static_cast<int>(8 * n + lane % 4 * 2 + i);
-        if (row < rows()) f(row, i == 0 ? lse[n].x : lse[n].y, n, i);
+        f(static_cast<int>(8 * n + lane % 4 * 2 + i), i == 0 ? lse[n].x : lse[n].y, n, i);
       }
     }
   }
@@ -94,16 +93,40 @@ struct ItemEnd {
     }
   }
 
+  /// A lane works out for one row what all of its dims need: code that runs once is slow.
   __device__ void write(const O& o, const float2 (&lse)[kTiles]) const {
-    for_rows(lse, [&](int row, float own, int n, int i) {
-      const RowPlace place = s.places[side][row];
+    float own = kMinus;
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+      const float even = __shfl_sync(~0u, lse[n].x, lane % 8 / 2),
+                  odd = __shfl_sync(~0u, lse[n].y, lane % 8 / 2);
+      if (lane / 8 == n) own = lane % 2 == 0 ? even : odd;
+    }
+    const bool floats = p.out_type == DType::kFloat32;
+    float scale = 0.0f;
+    std::uint64_t at = 0;
+    if (static_cast<int>(lane) < rows()) {
+      const RowPlace place = s.places[side][lane];
       const RowEnd end = row_end(p, place.head, own, own == kMinus ? 0.0f : 1.0f, true);
-      const std::int64_t row_at = out_element(p, place);
+      scale = end.scale;
+      at = reinterpret_cast<std::uint64_t>(p.out) + out_element(p, place) * (floats ? 4 : 2);
+      if (warp == 0) write_lse(p, place, end.lse);
+    }
+    __syncwarp();
+    for_rows(lse, [&](int row, float, int n, int i) {
+      const float by = __shfl_sync(~0u, scale, row);
+      const std::uint64_t to = __shfl_sync(~0u, at, row) + O::dim(0) * (floats ? 4 : 2);
+      if (row >= rows()) return;
 #pragma unroll
       for (int m = 0; m < O::kDimTiles; ++m) {
-        write_pair(row_at + O::dim(m), o.x[m][n][i] * end.scale, o.x[m][n][2 + i] * end.scale);
+        const unsigned beyond = O::dim(m) - O::dim(0);
+        const float a = o.x[m][n][i] * by, b = o.x[m][n][2 + i] * by;
+        if (floats) {
+          *reinterpret_cast<float2*>(to + beyond * 4) = {a, b};
+        } else {
+          *reinterpret_cast<std::uint32_t*>(to + beyond * 2) = pack_16bit(p.out_type, a, b);
+        }
       }
-      if (once()) write_lse(p, place, end.lse);
     });
   }
 
@@ -111,6 +134,7 @@ struct ItemEnd {
   __device__ void fold(O& o, float2 (&lse)[kTiles], int slot) const {
     all_output_warps<C>();  // the slot's state has been stored
     for_rows(lse, [&](int row, float own, int n, int i) {
+      if (row >= rows()) return;
       const Fold by(slots.state(slot, row)->x, own);
       const float* values = slots.values(slot, row);
 #pragma unroll
@@ -125,6 +149,7 @@ struct ItemEnd {
   }
   __device__ void store(const O& o, const float2 (&lse)[kTiles], int slot) const {
     for_rows(lse, [&](int row, float own, int n, int i) {
+      if (row >= rows()) return;
       float* values = slots.values(slot, row);
 #pragma unroll
       for (int m = 0; m < O::kDimTiles; ++m) {

@@ -49,11 +49,18 @@ __device__ inline void load_first_queries(const AttentionParams& p, int worker,
   if (p.list.counts[worker] == 0) return;
   DeviceItem item = p.list.items[std::int64_t{worker} * kListedItems];
   bounds_of(p).apply(item);
+  constexpr int kWarps = Traits::kFirstLoad / 32, kOwn = (Traits::kRows + kWarps - 1) / kWarps;
+  const int first = thread_index() / 32;
+  QueryRow<C> rows[kOwn];
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+    if (first + i * kWarps < Traits::kRows) rows[i].load(p, item, first + i * kWarps);
+  }
 #pragma unroll 1
-  for (int row = thread_index() / 32; row < Traits::kRows; row += Traits::kFirstLoad / 32) {
-    QueryRow<C> query;
-    query.load(p, item, row);
-    store_query<C>(p, query, s, 0, row);
+  for (int row = first; row < Traits::kRows; row += kWarps) {
+    store_query<C>(p, rows[0], s, 0, row);
+#pragma unroll
+    for (int i = 1; i < kOwn; ++i) rows[i - 1] = rows[i];
   }
 }
 
@@ -181,7 +188,9 @@ __device__ inline void latent_few_worker(const AttentionParams& params, int work
   if (warp == 0) {
     s.queue.start(listed, bounds_of(p), lane);
   } else if (warp == 1) {  // barriers that one warp initialises follow one another
-    if (lane < Traits::kStages) barrier_init(shared_address(&s.full[lane]), Traits::kLoadWarps * (32 + 1));
+    if (lane < Traits::kStages) {
+      barrier_init(shared_address(&s.full[lane]), Traits::kLoadWarps * (Traits::kWhole ? 1 : 32 + 1));
+    }
     if (lane < Traits::kLoadWarps) s.reading[lane] = 0;
   } else if (warp == 2) {
     if (lane < Traits::kStages) barrier_init(shared_address(&s.empty[lane]), Traits::kOutputWarps);
@@ -193,6 +202,7 @@ __device__ inline void latent_few_worker(const AttentionParams& params, int work
       barrier_init(shared_address(&s.taken[lane]), 1);
     }
   }
+  if constexpr (Traits::kWhole) fence_async_shared();
   hardware_barrier_wait<kLoadBarrier, 32 * Traits::kLoadWarps>();
   hardware_barrier_arrive<kReadyBarrier, Traits::kThreads>();
   shrink_registers<Traits::kLoadRegisters>();

@@ -128,8 +128,7 @@ struct RecordLoader {
 #pragma unroll
       for (unsigned i = 0; i < kOwn / kTogether; ++i) {
         const unsigned t = kTogether * i + ahead;
-        copy_async(codes + code_place<Traits::kBits == 4>(t, chunk, Traits::kRowPitch),
-                   from(pages + chunk * 16, t), bytes(t));
+        copy_async(codes + code_place<C>(t, chunk), from(pages + chunk * 16, t), bytes(t));
       }
     } else {
 #pragma unroll
@@ -138,7 +137,7 @@ struct RecordLoader {
 #pragma unroll
         for (int i = 0; i < (Traits::kRowChunks + 31) / 32; ++i) {
           if (Traits::kRowChunks % 32 != 0 && lane() >= Traits::kRowChunks) continue;
-          copy_async(((codes + lane() * 16) ^ code_place(t, 0, 0)) + t * Traits::kRowPitch + 512 * i,
+          copy_async(((codes + lane() * 16) ^ swizzled_place(t, 0, 0)) + t * Traits::kRowPitch + 512 * i,
                      row + 512 * i, bytes(t));
         }
       }
@@ -147,7 +146,7 @@ struct RecordLoader {
 #pragma unroll
     for (unsigned i = 0; i < kOwn / 4; ++i) {
       const unsigned t = 4 * i + lane() / 8;
-      copy_async(shared_address(s.rope[stage]) + rope_place(token + t, chunk),
+      copy_async(shared_address(s.rope[stage]) + rope_place<C>(token + t, chunk),
                  from(pages + Traits::kRopeAt + chunk * 16, t), bytes(t));
     }
     if constexpr (Traits::kScaleBytes != 0) copy_scales(from, bytes, record, token, first, stage);
@@ -168,8 +167,40 @@ struct RecordLoader {
     }
   }
 
+  /// The same of whole records by bulk copies: one of all of them where they lie side by side, else one of
+  /// each by its lane.
+  __device__ void copy_whole(const Record& record, int block, int stage) const {
+    constexpr int kBytes = Traits::kRecordBytes;
+    const bool own = static_cast<int>(lane()) / kOwn == block, exists = own && record.at != nullptr;
+    const std::uint32_t live = __ballot_sync(~0u, exists) >> block * kOwn;
+    const auto at = reinterpret_cast<std::uint64_t>(record.at);
+    const bool follows = at == __shfl_sync(~0u, at, block * kOwn) + lane() % kOwn * kBytes;
+    const bool together = __ballot_sync(~0u, exists && follows) >> block * kOwn == (1u << kOwn) - 1;
+    const std::uint32_t full = shared_address(&s.full[stage]);
+    std::uint8_t* const to = s.codes[stage] + kOwn * warp() * kBytes;
+    if (live != (1u << kOwn) - 1) {
+#pragma unroll 1
+      for (int t = 0; t < kOwn; ++t) {
+        if (live >> t & 1) continue;
+        for (unsigned i = lane(); i < kBytes / 16; i += 32) reinterpret_cast<uint4*>(to + t * kBytes)[i] = {};
+      }
+      fence_async_shared();  // bulk copies will follow there
+      __syncwarp();
+    }
+    if (lane() == 0) {
+      s.live[stage][warp()] = static_cast<std::uint8_t>(live);
+      barrier_expect_bytes(full, __popc(live) * kBytes);
+    }
+    __syncwarp();
+    if (together ? static_cast<int>(lane()) == block * kOwn : exists) {
+      bulk_load(shared_address(to) + lane() % kOwn * kBytes, record.at, together ? kOwn * kBytes : kBytes,
+                full);
+    }
+  }
+
   /// The warp's part of a block of the round.
   __device__ void copy(const Record& record, int block, int stage) const {
+    if constexpr (Traits::kWhole) return copy_whole(record, block, stage);
     const bool exists = record.at != nullptr;
     const bool near = exists && static_cast<std::uint64_t>(record.at - p.cache.pages) >> 36 == 0;
     const int first = block * kOwn;

@@ -94,11 +94,11 @@ struct Output {
     if constexpr (Traits::kApart) {
       if (is_rotary()) {
         to_bf16(prob);
-        add_bf16(shared_address(s.rope[stage]), 2 * Traits::kRope, 0, prob, lane);
+        add_bf16(shared_address(s.rope[stage]), Traits::kRopePitch, 0, prob, lane);
         return;
       }
     }
-    if constexpr (Traits::kScaled) scale_prob(s.scales[stage], prob, warp, lane);
+    if constexpr (Traits::kScaled) scale_prob(Traits::scales(s, stage), prob, warp, lane);
     if constexpr (Traits::kBf16) {
       add_bf16(shared_address(s.codes[stage]), Traits::kRowPitch, warp, prob, lane);
     } else {
@@ -275,7 +275,7 @@ struct Output {
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
       std::uint32_t words[4];  // two, or four, dims of two tokens
-      load_transposed(words, codes + code_place<kNibbles>(lane, kChunks * warp + chunk, Traits::kRowPitch));
+      load_transposed(words, codes + code_place<C>(lane, kChunks * warp + chunk));
 #pragma unroll
       for (int step = 0; step < 2; ++step) {
         const std::uint32_t first = words[2 * step], second = words[2 * step + 1];
@@ -316,7 +316,7 @@ struct Output {
         std::uint32_t a[4];
         const unsigned token = 16 * step + lane / 16 * 8 + lane % 8;
         const unsigned chunk = 2 * (kDimTiles * part + m) + lane / 8 % 2;
-        load_transposed(a, values + code_place(token, chunk, pitch));
+        load_transposed(a, values + swizzled_place(token, chunk, pitch));
 #pragma unroll
         for (int n = 0; n < kTiles; ++n) mma_bf16(x[m][n], a, prob[step][n][0], prob[step][n][1]);
       }

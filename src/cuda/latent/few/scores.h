@@ -7,21 +7,21 @@
 
 namespace halftone::cuda {
 
-/// A tile: tokens of a block in the ring. A lane (g, c) = (lane / 4, lane % 4) has of each 16 tokens g and
-/// g + 8, and of each 8 rows 2 c and 2 c + 1.
+/// A tile: tokens of a block in the ring. A lane (g, c) = (lane / 4, lane % 4) has of each 16 tokens
+/// t = token_of_row(g) and t + 8, and of each 8 rows 2 c and 2 c + 1.
 template <LatentFewConfig C>
 struct Tile {
   using Traits = LatentFewTraits<C>;
   using Shared = typename Traits::Shared;
   static constexpr int kRowTiles = Traits::kRowTiles, kTiles = Traits::kTiles;
-  using Sums = float[kTiles][kRowTiles][4];  // (g, 2c), (g, 2c + 1), (g + 8, 2c), (g + 8, 2c + 1)
+  using Sums = float[kTiles][kRowTiles][4];  // (t, 2c), (t, 2c + 1), (t + 8, 2c), (t + 8, 2c + 1)
 
   int stage, slot;
   unsigned half;  // its first 16 tokens of the block's
 
   static __device__ unsigned lane() { return static_cast<unsigned>(thread_index()) % 32; }
   /// The lane's first token.
-  __device__ unsigned token(int m) const { return (half + m) * 16 + lane() / 4; }
+  __device__ unsigned token(int m) const { return (half + m) * 16 + token_of_row<C>(lane() / 4); }
 
   /// Logits but for the factor of a row. A group of dims has its own accumulators until they are multiplied
   /// with the scale: any f32 scale is exact.
@@ -52,7 +52,7 @@ struct Tile {
 
   /// The scale of a token for a group of dims.
   __device__ float scale(const Shared& s, int group, unsigned token) const {
-    return few_scale<C>(s.scales[stage], group, token);
+    return few_scale<C>(Traits::scales(s, stage), group, token);
   }
 
  private:
@@ -103,8 +103,7 @@ struct Tile {
       const auto pair = [&](int m) {
         constexpr bool kPairs = kPieceWords == 2;
         const unsigned chunk = kPairs ? piece / 2 : piece;
-        return Pair(s.codes[stage] + code_place<kPairs>(token(m), chunk, Traits::kRowPitch) +
-                        (kPairs ? piece % 2 * 8 : 0),
+        return Pair(s.codes[stage] + code_place<C>(token(m), chunk) + (kPairs ? piece % 2 * 8 : 0),
                     Traits::kRowPitch);
       };
       const Pair first = pair(0), second = pair(kTiles - 1);
@@ -138,8 +137,8 @@ struct Tile {
 
   /// What integers lack: a min, or the sign, times the sum of Q's dims.
   __device__ void add_offsets(const Shared& s, int group, int m, float (&x)[kRowTiles][4]) const {
-    const float above = few_offset<C>(s.scales[stage], group, token(m)),
-                below = few_offset<C>(s.scales[stage], group, token(m) + 8);
+    const float above = few_offset<C>(Traits::scales(s, stage), group, token(m)),
+                below = few_offset<C>(Traits::scales(s, stage), group, token(m) + 8);
 #pragma unroll
     for (int n = 0; n < kRowTiles; ++n) {
       const float2 sum = *reinterpret_cast<const float2*>(&s.query_sums[group][8 * n + lane() % 4 * 2]);
@@ -174,9 +173,9 @@ struct Tile {
       const unsigned chunk = 4 * i + c;
 #pragma unroll
       for (int m = 0; m < kTiles; ++m) {
-        const std::uint8_t* const first = s.rope[stage] + rope_place(token(m), chunk);
+        const std::uint8_t* const first = Traits::ropes(s, stage) + rope_place<C>(token(m), chunk);
         const uint4 upper = *reinterpret_cast<const uint4*>(first);
-        const uint4 lower = *reinterpret_cast<const uint4*>(first + 8 * 2 * Traits::kRope);
+        const uint4 lower = *reinterpret_cast<const uint4*>(first + 8 * Traits::kRopePitch);
         const std::uint32_t above[4] = {upper.x, upper.y, upper.z, upper.w};
         const std::uint32_t below[4] = {lower.x, lower.y, lower.z, lower.w};
         uint4 q[kRowTiles];
@@ -291,7 +290,7 @@ struct TileSoftmax {
 #pragma unroll
     for (int m = 0; m < kTiles; ++m) {
       const unsigned half = tile.half + m;
-      std::uint32_t words[kRowTiles][2];  // tokens g and g + 8
+      std::uint32_t words[kRowTiles][2];  // tokens t and t + 8
 #pragma unroll
       for (int n = 0; n < kRowTiles; ++n) {
 #pragma unroll
@@ -300,7 +299,8 @@ struct TileSoftmax {
           words[n][i] = Traits::kBf16 ? pack_bf16x2(first, second) : pack_f16x2(first, second);
         }
       }
-      const std::uint32_t to = shared_address(s.prob[tile.slot][half][0][0]) + lane() * 16;
+      const std::uint32_t to =
+          shared_address(s.prob[tile.slot][half][0][0]) + (lane() / 8 * 8 + token_of_row<C>(lane() % 8)) * 16;
       if constexpr (kRowTiles == 1) {
         store_matrices(to, words[0][0], words[0][1]);
       } else {

@@ -29,8 +29,15 @@ struct LatentFewTraits {
   static constexpr int kQueryDim = Record::kKeyDim;
   static constexpr int kGroupDims = Record::kGroupDims, kGroups = Record::kGroups, kBits = Record::kBits;
   static constexpr int kRowBytes = Record::kRowBytes, kRowChunks = kRowBytes / 16;  // of codes
-  static constexpr int kRowPitch = kApart ? kDim : kRowBytes;                       // of Shared::codes
   static constexpr int kScaleBytes = Record::kScaleBytes;
+  static constexpr int kRopeAt = Record::kRopeAt, kRecordBytes = Record::kRecordBytes;
+  /// Whether records lie in shared memory as they do in the cache, all of it in Shared::codes, so that bulk
+  /// copies bring them: a chunk of 16 bytes of 8 tokens meets no bank twice then.
+  static constexpr bool kWhole = kRecordBytes % 128 == 16;
+  // Bytes from token to token in Shared.
+  static constexpr int kRowPitch = kWhole ? kRecordBytes : kApart ? kDim : kRowBytes;
+  static constexpr int kRopePitch = kWhole ? kRecordBytes : 2 * kRope;
+  static constexpr int kScalePitch = kWhole ? kRecordBytes : kScaleBytes;
   static constexpr int kTokens = 32;  // of a block: one for each lane
   static constexpr int kStages = C.stages, kSlots = 4;
   static constexpr int kTiles = C.tiles;          // of a warp of the scores: 16 tokens each
@@ -44,12 +51,15 @@ struct LatentFewTraits {
   // Per thread. The block's warps share what they start with: 65,536 in units of 8 per thread.
   static constexpr int kFirstRegisters = 65536 / kThreads / 8 * 8;
   static constexpr int kLoadRegisters = 32;
-  static constexpr int kOutputRegisters = kTiles == 2 ? kInteger ? 136 : 128 : kRows == 32 ? 112 : 80;
-  static constexpr int kScoreRegisters = kTiles == 2 ? kInteger ? 208 : 224 : kRows == 32 ? 112 : 144;
+  // What an output warp has more than 80, for whole rows of O beside their addresses, a score warp lacks.
+  static constexpr int kOutputExtra = kTiles == 1 && kRows < 32 && (kRows == 16 || kInteger) ? 8 : 0;
+  static constexpr int kOutputRegisters =
+      kTiles == 2 ? kInteger ? 136 : 128 : (kRows == 32 ? 112 : 80) + kOutputExtra;
+  static constexpr int kScoreRegisters =
+      kTiles == 2 ? kInteger ? 208 : 224 : (kRows == 32 ? 112 : 144) - kOutputExtra;
   static_assert(kScoreWarps * kScoreRegisters + kOutputWarps * kOutputRegisters +
                     kLoadWarps * kLoadRegisters <=
                 kThreads / 32 * kFirstRegisters);
-  static constexpr int kRopeAt = Record::kRopeAt, kRecordBytes = Record::kRecordBytes;
   static_assert(kTiles == 1 || kTiles == 2);
   // Who waits for a phase of a barrier knows that the one before is over: a load warp has a
   // part of every block, in order; a score warp's last tile waited for a slot.
@@ -61,8 +71,8 @@ struct LatentFewTraits {
 
   struct Shared {
     alignas(128) std::uint8_t codes[kStages][kTokens * kRowPitch];  // chunks of 16 bytes: code_place()
-    alignas(128) std::uint8_t rope[kStages][kTokens * 2 * kRope];   // rope_place()
-    alignas(16) std::uint8_t scales[kStages][kTokens * kScaleBytes + (kScaleBytes == 0 ? 16 : 0)];
+    alignas(128) std::uint8_t rope[kStages][kWhole ? 16 : kTokens * 2 * kRope];  // rope_place()
+    alignas(16) std::uint8_t scales[kStages][kWhole || kScaleBytes == 0 ? 16 : kTokens * kScaleBytes];
     // P, [16 tokens][8 rows][8 tokens]: 8 rows of a token are 16 bytes.
     alignas(128) uint4 prob[kSlots][2][kRowTiles][2][8];
     int2 units[kSlots][kRows];  // log2 of what the halves of a block are stored in units of
@@ -83,18 +93,40 @@ struct LatentFewTraits {
     volatile int reading[kLoadWarps];  // the item that a load warp is at
     ItemQueue queue;
   };
+  static __device__ const std::uint8_t* ropes(const Shared& s, int stage) {
+    return kWhole ? s.codes[stage] + kRopeAt : s.rope[stage];
+  }
+  static __device__ const std::uint8_t* scales(const Shared& s, int stage) {
+    return kWhole ? s.codes[stage] + Record::kScalesAt : s.scales[stage];
+  }
 };
 
-/// Byte of chunk `chunk` (16 bytes) of a token whose codes take `row_bytes`: neither 4 adjacent chunks of 2
-/// tokens nor one chunk of 8 tokens meet in a bank. `kPairs`: nor do 2 adjacent chunks of 4 tokens instead.
+/// Byte of chunk `chunk` (16 bytes) of a token, `pitch` bytes from token to token: neither 4 adjacent chunks
+/// of 2 tokens nor one chunk of 8 tokens meet in a bank. `kPairs`: nor do 2 adjacent chunks of 4 tokens
+/// instead.
 template <bool kPairs = false>
-__device__ inline unsigned code_place(unsigned token, unsigned chunk, unsigned row_bytes) {
+__device__ inline unsigned swizzled_place(unsigned token, unsigned chunk, unsigned pitch) {
   const unsigned flip = kPairs ? (token & 3) << 1 | (token >> 2 & 1) : (token & 1) << 2 | (token >> 1 & 3);
-  return token * row_bytes + ((chunk ^ flip) << 4);
+  return token * pitch + ((chunk ^ flip) << 4);
 }
-/// Likewise in Shared::rope.
+/// Of a token's codes. `kPairs`: two lanes share a chunk.
+template <LatentFewConfig C, bool kPairs = C.codes == LatentCodes::kInt4>
+__device__ inline unsigned code_place(unsigned token, unsigned chunk) {
+  constexpr unsigned kPitch = LatentFewTraits<C>::kRowPitch;
+  return LatentFewTraits<C>::kWhole ? token * kPitch + chunk * 16
+                                    : swizzled_place<kPairs>(token, chunk, kPitch);
+}
+/// Of its rotary dims.
+template <LatentFewConfig C>
 __device__ inline unsigned rope_place(unsigned token, unsigned chunk) {
-  return code_place(token, chunk, 128);
+  constexpr unsigned kPitch = LatentFewTraits<C>::kRopePitch;
+  return LatentFewTraits<C>::kWhole ? token * kPitch + chunk * 16 : swizzled_place(token, chunk, kPitch);
+}
+/// Of 8 tokens, the one that is row `row` of a product. Two adjacent rows read 4 adjacent chunks each at a
+/// time: whole records of tokens 4 apart do not meet in a bank then.
+template <LatentFewConfig C>
+__device__ constexpr unsigned token_of_row(unsigned row) {
+  return LatentFewTraits<C>::kWhole ? row >> 1 | (row & 1) << 2 : row;
 }
 
 /// Blocks of an item.
