@@ -50,12 +50,18 @@ inline KvCacheSpec random_spec(Random& random) {
 inline std::vector<KvCacheSpec> latent_specs() {
   std::vector<KvCacheSpec> all;
   std::size_t n = 0;
-  for (const char* format : {"fp8-g128-f32", "fp8-g32", "fp8-token-head", "int8-head", "int8-g64-asym-f32",
-                             "int8-token", "int4-g32", "int4-row", "int4-g128-sym-f32", "bf16", "fp16"}) {
+  for (const char* format :
+       {"fp8-g128-f32", "fp8-g32", "fp8-token-head", "int8-head", "int8-g64-asym-f32", "int8-g64",
+        "int8-token", "int4-g32", "int4-g64", "int4-row", "int4-g128-sym-f32", "bf16", "fp16"}) {
     for (const int dim : kLatentDims) {
       for (const int rope : kRopeDims) {
         all.push_back(KvCacheSpec::latent(parse_format(format), dim, rope, kPageSizes[n++ % 5]));
       }
+    }
+  }
+  for (const char* format : {"fp8-g64-e8m0", "int4-g64"}) {  // whose rotary dims are V, too
+    for (const int page_size : kPageSizes) {
+      all.push_back(KvCacheSpec::latent(parse_format(format), 448, 64, page_size, true));
     }
   }
   return all;
