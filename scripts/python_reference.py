@@ -21,7 +21,13 @@ SECTIONS = {
     "The cache": [ht.PagedKVCache, ht.LayeredKVCache, ht.Rope, ht.dequantize, cache_io.save, cache_io.load],
     "Formats of a model's layers": [ht.load_recipe, ht.Recipe, ht.RecipeLayer],
     "Attention": [ht.plan, ht.Plan, ht.schedule, ht.Schedule, ht.attend, ht.attend_listed, ht.merge],
-    "Scales and foreign rows": [ht.calibrate, ht.import_fbgemm_int4, ht.export_fbgemm_int4],
+    "Scales and foreign rows": [
+        ht.calibrate,
+        ht.import_fbgemm_int4,
+        ht.export_fbgemm_int4,
+        ht.import_flash_mla_lse,
+        ht.export_flash_mla_lse,
+    ],
 }
 # Modules that are read as text: heading, module, and its files with the names that they give.
 SOURCES = [

@@ -10,7 +10,15 @@ from ._plan import Plan, plan
 from ._recipe import Recipe, RecipeLayer, load_recipe
 from .attention import Schedule, attend, schedule
 from .cache import PagedKVCache, Rope
-from .convert import calibrate, calibrate_channels, dequantize, export_fbgemm_int4, import_fbgemm_int4
+from .convert import (
+    calibrate,
+    calibrate_channels,
+    dequantize,
+    export_fbgemm_int4,
+    export_flash_mla_lse,
+    import_fbgemm_int4,
+    import_flash_mla_lse,
+)
 from .errors import (
     CorruptFileError,
     DeviceError,
@@ -56,8 +64,10 @@ __all__ = [
     "calibrate_channels",
     "dequantize",
     "export_fbgemm_int4",
+    "export_flash_mla_lse",
     "has_cuda",
     "import_fbgemm_int4",
+    "import_flash_mla_lse",
     "load_recipe",
     "merge",
     "plan",

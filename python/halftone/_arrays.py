@@ -77,6 +77,11 @@ def copied(x: Any) -> Any:
     return None if x is None else ADAPTERS[type(x)].copied(x)
 
 
+def replaced(x: Any, old: float, new: float) -> Any:
+    """A new array: ``x`` of dtype f32 with ``new`` wherever it holds ``old``."""
+    return ADAPTERS[type(x)].replaced(x, old, new)
+
+
 def copy_rows(targets: Sequence[Any], copies: Sequence[tuple[int, int]]) -> None:
     """``x[to] = x[from]`` for every (from, to) and every x of ``targets``; torch's device is not waited for."""
     ADAPTERS[type(targets[0])].copy_rows(targets, copies)

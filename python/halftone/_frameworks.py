@@ -145,6 +145,11 @@ class Framework:
                 source, to = module.asarray(copies).T
                 target[to] = target[source]
 
+    def replaced(self, x: Any, old: float, new: float) -> Any:
+        """A new array: ``x`` of dtype f32 with ``new`` wherever it holds ``old``."""
+        with self.on_device(x):
+            return self.module.where(x == old, new, x)
+
     def copied(self, x: Any) -> Any:
         """A contiguous array of its own with the values of ``x``."""
         return x.copy() if hasattr(x, "copy") else _NUMPY.module.array(self.to_numpy(x))
@@ -225,6 +230,9 @@ class _Jax(Framework):
 
     def finish(self, result: Any) -> Any:
         return self.module.dlpack.from_dlpack(result)
+
+    def replaced(self, x: Any, old: float, new: float) -> Any:
+        return self.module.numpy.where(x == old, new, x)
 
     def to_numpy(self, x: Any) -> Any:
         return load("numpy").asarray(x)

@@ -1,4 +1,4 @@
-"""A cache read back, static scales from samples, and exchange with FBGEMM's INT4 rows."""
+"""A cache read back, static scales from samples, and exchange with FBGEMM's INT4 rows and FlashMLA's LSEs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from . import _arrays, _check, _native
 from .cache import PagedKVCache, check_cache
 from .errors import InvalidArgumentError
 from .format import KVFormat, as_format
+
+_INFINITY = float("inf")
 
 
 def dequantize(
@@ -168,6 +170,57 @@ def export_fbgemm_int4(cache: PagedKVCache, part: str, slots: Any, rows: Any = N
         rows = _arrays.empty_output(cache.pages, (count, spec.kv_heads, 4 * groups + dim // 2), "uint8")
     _exchange(cache, part, rows, slots, False)
     return rows
+
+
+def export_flash_mla_lse(lse: Any, q_len: int | None = None) -> Any:
+    """An LSE as FlashMLA's Hopper kernels return it, for callers of theirs that read it.
+
+    Both are natural logs. FlashMLA has +inf in a row that sees no key, where halftone has -inf; it has queries last in
+    decode; and it leaves attention sinks out, which halftone counts: of a plan with ``sinks`` the two differ otherwise.
+
+    Args:
+        lse: f32 [total_q, q_heads], as :func:`attend` returns it.
+        q_len: queries of each request, for the [batch, q_heads, q_len] of ``flash_mla_with_kvcache``; None means the
+            [total_q, q_heads] of ``flash_mla_sparse_fwd``.
+
+    Returns:
+        A new array of the same framework and device.
+
+    Raises:
+        InvalidArgumentError: shapes, dtypes, or queries that are no multiple of ``q_len``.
+    """
+    rows, heads = _check.shape(lse, "lse", 2, "total_q, q_heads")
+    if q_len is not None and (_check.integer(q_len, "q_len") < 1 or rows % q_len):
+        raise InvalidArgumentError(f"q_len is {q_len}, but must divide lse's {rows} rows: pass a request's queries.")
+    out = _with_empty_rows(lse, -_INFINITY, _INFINITY)
+    if q_len is None:
+        return out
+    return out.reshape(rows // q_len, q_len, heads).swapaxes(1, 2)
+
+
+def import_flash_mla_lse(lse: Any) -> Any:
+    """An LSE that FlashMLA returned as :func:`merge` takes it; the inverse of :func:`export_flash_mla_lse`.
+
+    Args:
+        lse: f32 [batch, q_heads, q_len] or [total_q, q_heads].
+
+    Returns:
+        f32 [total_q, q_heads], a new array of the same framework and device.
+
+    Raises:
+        InvalidArgumentError: shapes and dtypes.
+    """
+    if len(getattr(lse, "shape", ())) == 2:
+        return _with_empty_rows(lse, _INFINITY, -_INFINITY)
+    batch, heads, q_len = _check.shape(lse, "lse", 3, "batch, q_heads, q_len")
+    out = _with_empty_rows(lse, _INFINITY, -_INFINITY)
+    return out.swapaxes(1, 2).reshape(batch * q_len, heads)
+
+
+def _with_empty_rows(lse: Any, old: float, new: float) -> Any:
+    if _arrays.dtype_of(lse) != "f32":
+        raise InvalidArgumentError(f"lse has dtype {_arrays.dtype_of(lse)}, but must be f32: convert it.")
+    return _arrays.replaced(lse, old, new)
 
 
 def _check_part(part: str) -> None:

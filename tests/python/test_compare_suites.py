@@ -115,6 +115,7 @@ def test_a_small_run_of_mla(tmp_path, capsys):
     for row in result["rows"]:
         assert FIELDS["mla"] <= set(row) and "peer" not in row
         assert row["error"] < 1e-5 and row["us"] > 0 and row["gbs"] > 0
+        assert 0 < row["lse_error"] < 1e-5
         assert (row["ceiling_gbs"] is None) == (row["kind"] != "dense_decode")
     assert [row["kind"] for row in result["rows"][:3]] == list(latent.KINDS)
     assert "sparse_prefill" in capsys.readouterr().out
@@ -210,9 +211,11 @@ def test_peers_that_are_missing_are_named(tmp_path, monkeypatch, capsys):
 
 def test_rows_in_double_precision(rng):
     q, k, v = (rng.standard_normal(s).astype(np.float32) for s in ((6, 4, 8), (9, 2, 8), (9, 2, 8)))
-    expected, _ = oracle.attention(q, k, v, causal=True)
+    expected, expected_lse = oracle.attention(q, k, v, causal=True)
     rows = [0, 3, 5]
-    np.testing.assert_allclose(oracle.attention_rows(q[rows], k, v, [4, 7, 9]), expected[rows], rtol=1e-12)
+    out, lse = oracle.attention_rows(q[rows], k, v, [4, 7, 9])
+    np.testing.assert_allclose(out, expected[rows], rtol=1e-12)
+    np.testing.assert_allclose(lse, expected_lse[rows], rtol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["fp8-g128-f32", "bf16", "int4-g64"])
@@ -245,3 +248,4 @@ def test_a_small_run_on_a_gpu(suite, tmp_path):
     for row in rows:
         assert row["us"] > 0 and 300 < row["mhz"] < 3000
         assert row["error"] < (0.005 if row.get("arithmetic", "16-bit") == "16-bit" else 0.2)
+        assert row.get("lse_error", 0) < 0.01

@@ -4,6 +4,7 @@ import copy
 import json
 import os
 import pickle
+import re
 import subprocess
 
 import numpy as np
@@ -205,3 +206,54 @@ def test_errors(rng):
         ht.calibrate(k[..., :512].copy(), "fp8-g128-f32")
     with pytest.raises(ht.InvalidArgumentError, match="v is None"):
         ht.PagedKVCache(1, 10, kv_heads=1, head_dim=64).append(k[:1, :, :64].copy())
+
+
+def test_lses_as_flashmla_returns_them(rng):
+    cache, _ = filled(rng, (30, 40))
+    q = rng.standard_normal((6, 4, 576)).astype(np.float32)
+    slots = (cache.block_table[[0, 0, 0, 1, 1, 1], 0, None] * 64 + np.arange(8)).astype(np.int32)
+    slots[[0, 4]] = -1
+    parts, lses = zip(*(ht.attend_listed(q, cache, x, lse=True) for x in (slots, slots + (slots >= 0))))
+    lse = lses[0]
+    assert np.isneginf(lse[[0, 4]]).all() and np.isfinite(lse[[1, 2, 3, 5]]).all()
+    flat = ht.export_flash_mla_lse(lse)
+    assert flat.dtype == np.float32 and np.isposinf(flat[[0, 4]]).all()
+    np.testing.assert_array_equal(flat[[1, 2, 3, 5]], lse[[1, 2, 3, 5]])
+    decode = ht.export_flash_mla_lse(lse, q_len=3)
+    assert decode.shape == (2, 4, 3)
+    for row in range(6):
+        np.testing.assert_array_equal(decode[row // 3, :, row % 3], flat[row])
+    assert np.isneginf(lse[0]).all()  # the argument is as it was
+    for foreign in (flat, decode):
+        np.testing.assert_array_equal(ht.import_flash_mla_lse(foreign), lse)
+    merged = ht.merge(parts, [ht.import_flash_mla_lse(ht.export_flash_mla_lse(x, 2)) for x in lses])
+    np.testing.assert_array_equal(merged, ht.merge(parts, lses))
+    assert not merged[[0, 4]].any()
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax"])
+def test_lses_of_other_frameworks(framework):
+    module = pytest.importorskip(framework)
+    make = module.tensor if framework == "torch" else module.numpy.asarray
+    lse = make(np.array([[1.5, -np.inf], [-2.0, 3.0]], np.float32).tolist())
+    foreign = ht.export_flash_mla_lse(lse, 2)
+    assert type(foreign) is type(lse) and ht._arrays.dtype_of(foreign) == "f32"
+    assert foreign.tolist() == [[[1.5, -2.0], [np.inf, 3.0]]]
+    assert ht.import_flash_mla_lse(foreign).tolist() == lse.tolist()
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: ht.export_flash_mla_lse(np.zeros((6, 2), np.float32), 4), "q_len is 4, but must divide lse's 6 rows"),
+        (lambda: ht.export_flash_mla_lse(np.zeros((6, 2), np.float32), 0), "q_len is 0"),
+        (lambda: ht.export_flash_mla_lse(np.zeros((6, 2), np.float32), 1.5), "q_len is 1.5"),
+        (lambda: ht.export_flash_mla_lse(np.zeros((6, 2))), "lse has dtype float64, but must be f32"),
+        (lambda: ht.export_flash_mla_lse(np.zeros((1, 6, 2), np.float32)), "lse is of shape (1, 6, 2)"),
+        (lambda: ht.import_flash_mla_lse(np.zeros(6, np.float32)), "lse is of shape (6,)"),
+        (lambda: ht.import_flash_mla_lse(None), "lse is None"),
+    ],
+)
+def test_lses_that_are_refused(call, message):
+    with pytest.raises(ht.InvalidArgumentError, match="^" + re.escape(message)):
+        call()

@@ -146,9 +146,12 @@ def make_work(shape: Shape, form: str, caches: Caches) -> Work:
 
     def error(out: Any) -> float:
         out = out.reshape(total, shape.q_heads, _V_DIM)
-        return relative_error(np.stack([as_host(out[row]) for row in rows]), truth())
+        return relative_error(np.stack([as_host(out[row]) for row in rows]), truth()[0])
 
-    return Work(f"{shape.name}, {form}", fields, flops, parts, error)
+    def lse_error(lse: Any) -> float:
+        return float(np.abs(np.stack([as_host(lse[row]) for row in rows]) - truth()[1]).max())
+
+    return Work(f"{shape.name}, {form}", fields, flops, parts, error, lse_error)
 
 
 def _lists(shape: Shape, cache: ht.PagedKVCache) -> Any:
@@ -170,14 +173,18 @@ def _halftone(shape: Shape, cache: ht.PagedKVCache, q: Any, lists: Any, read: fl
     cpu = cache.device == "cpu"
     out = np.empty((*q.shape[:2], _V_DIM), np.float32) if cpu else q.new_empty((*q.shape[:2], _V_DIM))
     common: dict[str, Any] = dict(q_heads=shape.q_heads, q_dtype="f32" if cpu else "bf16")
-    if lists is None:
-        queries = {"max_q_len": shape.q_len, "min_q_len": shape.q_len}
-        plan = ht.plan(cache, causal=shape.q_len > 1, **queries, **common)
-        step = ht.schedule(plan, cache)
-        return Part(lambda: ht.attend(q, cache, schedule=step, out=out), _policy(), read)
-    plan = ht.plan(cache, batch=int(q.shape[0]), max_kv_len=0, top_k=shape.top_k, **common)
-    step = ht.schedule(plan, counts=_counts(shape, cache))
-    return Part(lambda: ht.attend_listed(q, cache, lists, schedule=step, out=out), _policy(), read)
+
+    def made(lse: bool) -> Callable[[], Any]:
+        if lists is None:
+            queries = {"max_q_len": shape.q_len, "min_q_len": shape.q_len}
+            plan = ht.plan(cache, causal=shape.q_len > 1, lse=lse, **queries, **common)
+            step = ht.schedule(plan, cache)
+            return lambda: ht.attend(q, cache, schedule=step, out=out)
+        plan = ht.plan(cache, batch=int(q.shape[0]), max_kv_len=0, top_k=shape.top_k, lse=lse, **common)
+        step = ht.schedule(plan, counts=_counts(shape, cache))
+        return lambda: ht.attend_listed(q, cache, lists, schedule=step, out=out)
+
+    return Part(made(False), _policy(), read, lambda: made(True)()[1])
 
 
 def _policy() -> dict[str, Any]:
@@ -210,30 +217,29 @@ def _flash_mla(shape: Shape, cache: ht.PagedKVCache, q: Any, lists: Any, read: f
     own = slice(0, shape.q_heads)
     if shape.kind == "sparse_prefill":
         kv, indices = cache.pages.view(torch.bfloat16).view(-1, 1, _DIM), lists[:, None]
-        return Part(lambda: flash_mla.flash_mla_sparse_fwd(queries, kv, indices, scale)[0][:, own], fields, read)
+        call = lambda: flash_mla.flash_mla_sparse_fwd(queries, kv, indices, scale)  # noqa: E731
+        return Part(
+            lambda: call()[0][:, own], fields, read, lambda: ht.import_flash_mla_lse(call()[2][:, own])
+        )
     batched, (meta, _) = queries.view(shape.batch, shape.q_len, heads, _DIM), flash_mla.get_mla_metadata()
     if shape.kind == "dense_decode":
-        kv = cache.pages.view(torch.bfloat16).view(-1, _PAGE, 1, _DIM)
-        return Part(
-            lambda: flash_mla.flash_mla_with_kvcache(
-                batched, kv, cache.block_table, cache.lengths, _V_DIM, meta, softmax_scale=scale, causal=shape.q_len > 1
-            )[0],
-            fields,
-            read,
-        )
-    records = cache.pages.view(torch.float8_e4m3fn).view(-1, _PAGE, 1, int(cache.spec.bytes_per_token))
-    indices = lists.view(shape.batch, shape.q_len, -1)
+        kv, lengths = cache.pages.view(torch.bfloat16).view(-1, _PAGE, 1, _DIM), (cache.block_table, cache.lengths)
+        more: dict[str, Any] = {"causal": shape.q_len > 1}
+    else:
+        kv = cache.pages.view(torch.float8_e4m3fn).view(-1, _PAGE, 1, int(cache.spec.bytes_per_token))
+        lengths, more = (None, None), {"is_fp8_kvcache": True, "indices": lists.view(shape.batch, shape.q_len, -1)}
+    decode = lambda: flash_mla.flash_mla_with_kvcache(  # noqa: E731
+        batched, kv, *lengths, _V_DIM, meta, softmax_scale=scale, **more
+    )
     return Part(
-        lambda: flash_mla.flash_mla_with_kvcache(
-            batched, records, None, None, _V_DIM, meta, softmax_scale=scale, is_fp8_kvcache=True, indices=indices
-        )[0][:, :, own],
-        fields,
-        read,
+        lambda: decode()[0][:, :, own], fields, read, lambda: ht.import_flash_mla_lse(decode()[1][:, own])
     )
 
 
-def _truth(shape: Shape, cache: ht.PagedKVCache, q: Any, lists: Any, rows: list[int]) -> NDArray[Any]:
-    """The outputs of these queries, in double precision on the values as the cache holds them."""
+def _truth(
+    shape: Shape, cache: ht.PagedKVCache, q: Any, lists: Any, rows: list[int]
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Outputs and LSEs of these queries, in double precision on the values as the cache holds them."""
     truths = []
     for row in rows:
         if lists is not None:
@@ -247,8 +253,9 @@ def _truth(shape: Shape, cache: ht.PagedKVCache, q: Any, lists: Any, rows: list[
             import torch
 
             k, v = (torch.from_numpy(x).to(cache.device) for x in (k, v))
-        truths.append(attention_rows(q[row][None], k, v, [len(slots)])[0])
-    return np.stack(truths)
+        out, lse = attention_rows(q[row][None], k, v, [len(slots)])
+        truths.append((out[0], lse[0]))
+    return np.stack([out for out, _ in truths]), np.stack([lse for _, lse in truths])
 
 
 def stored(cache: ht.PagedKVCache, slots: Any) -> tuple[Any, Any]:

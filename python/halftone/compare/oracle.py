@@ -68,12 +68,15 @@ def attention(
     return out.reshape(q_len, q_heads, v.shape[2]), lse.reshape(q_len, q_heads)
 
 
-def attention_rows(q: Any, k: Any, v: Any, visible: list[int]) -> NDArray[Any]:
+def attention_rows(q: Any, k: Any, v: Any, visible: list[int]) -> tuple[NDArray[Any], NDArray[Any]]:
     """Some rows of one request; row i sees the first ``visible[i]`` keys.
 
     Args:
         q: [rows, q_heads, head_dim], NumPy or torch like ``k`` and ``v`` [kv_len, kv_heads, head_dim], which the
             GPU that they are on multiplies.
+
+    Returns:
+        out, float64 [rows, q_heads, v_head_dim], and lse, float64 [rows, q_heads].
     """
     x: Any
     if isinstance(q, np.ndarray):
@@ -89,9 +92,12 @@ def attention_rows(q: Any, k: Any, v: Any, visible: list[int]) -> NDArray[Any]:
     rows, q_heads, dim = q.shape
     grouped = q.reshape(rows, k.shape[1], -1, dim)
     logits = x.einsum("ihgd,jhd->hgij", grouped, k) * dim**-0.5
-    weights = x.exp(logits - x.amax(logits, -1)[..., None]) * seen
-    out = x.einsum("hgij,jhd->ihgd", weights / weights.sum(-1)[..., None], v).reshape(rows, q_heads, -1)
-    return out if isinstance(out, np.ndarray) else out.cpu().numpy()
+    top = x.amax(logits, -1)
+    weights = x.exp(logits - top[..., None]) * seen
+    total = weights.sum(-1)
+    out = x.einsum("hgij,jhd->ihgd", weights / total[..., None], v).reshape(rows, q_heads, -1)
+    lse = (top + x.log(total)).reshape(q_heads, rows).T
+    return (out, lse) if isinstance(out, np.ndarray) else (out.cpu().numpy(), lse.cpu().numpy())
 
 
 def relative_error(actual: NDArray[Any], truth: NDArray[Any]) -> float:

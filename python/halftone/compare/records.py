@@ -24,6 +24,7 @@ class Part:
     call: Callable[[], Any]
     fields: dict[str, Any] = field(default_factory=dict)  # what its rows say beside the case's fields
     read_bytes: float = 0.0  # of K and V; 0: not what limits this suite
+    lse: Callable[[], Any] | None = None  # the LSE of the same call, f32 [total_q, q_heads], in halftone's convention
 
 
 @dataclass
@@ -31,7 +32,8 @@ class Work:
     """A case with its inputs.
 
     ``fields`` are those of all its rows, ``flops`` is what a call computes, ``parts`` makes the participants, by the
-    name of the peer ("halftone" for our own) and a label; ``error`` holds an output against double precision.
+    name of the peer ("halftone" for our own) and a label; ``error`` holds an output against double precision,
+    ``lse_error`` an LSE.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Work:
     flops: float
     parts: list[tuple[str, str, Callable[[], Part]]]
     error: Callable[[Any], float]
+    lse_error: Callable[[Any], float] | None = None
 
 
 def as_host(x: Any) -> NDArray[Any]:
@@ -71,6 +74,8 @@ def measure(
             if first is None:
                 first = out.clone() if hasattr(out, "clone") else out.copy()
             row["difference"] = difference(out, first)
+            if part.lse is not None and work.lse_error is not None:
+                row["lse_error"] = work.lse_error(part.lse())
             row.update(_figures(work, part, timer.settled(part.call), rate))
             if peer != "halftone":
                 row["peer"] = peer
