@@ -22,6 +22,8 @@ def table(header, rows):
 
 
 def name(row):
+    if row.get("format"):  # of a latent cache
+        return row["format"]
     return row["format_k"] if row["format_k"] == row["format_v"] else f"{row['format_k']}:{row['format_v']}"
 
 

@@ -57,7 +57,7 @@ struct BenchRow {
   double gather_us = 0;  ///< sparse decode on CUDA: of a kernel that only reads the listed records, as `us`;
                          ///< the ceiling is its rate
   double gflops = 0;     ///< attention only
-  double mhz = 0;        ///< prefill on CUDA: clock of the SMs during the timed calls
+  double mhz = 0;        ///< CUDA, prefill and latent caches: clock of the SMs during such calls
   std::string kernel;    ///< attention: that of the longest requests
   std::string arithmetic;  ///< CUDA: of the products
   int repeats = 0;

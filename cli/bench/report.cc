@@ -43,6 +43,7 @@ Json row_json(const BenchRow& r) {
                                                : Json(r.arithmetic);
   }
   if (latent) {
+    row["format"] = row["format_k"];  // of K and V in one; all rows have the other two
     row["kind"] = kind_text(r.setup);
     row["top_k"] = s.top_k > 0 ? Json(s.top_k) : Json();
     if (s.extra_top_k > 0) row["extra_top_k"] = s.extra_top_k;
@@ -136,7 +137,8 @@ nlohmann::ordered_json bench_json(nlohmann::ordered_json head, const std::vector
       "v_head_dim "
       "where it differs) x query heads; "
       "mhz: clock of "
-      "the SMs during the timed calls of prefill, which begin after 40 ms of calls; null figures: not "
+      "the SMs on CUDA, in prefill during the timed calls, which begin after 40 ms of calls, elsewhere over "
+      "latent caches during as many calls right behind them; null figures: not "
       "measured, or "
       "not run, see unsupported";
   head["rows"] = Json::array();

@@ -165,6 +165,9 @@ struct Bench::Impl {
   double time_layers(int layers, int calls, const std::function<void(int, Stream)>& call) {
     return over_layers(layers, call, [&](const auto& f) { return timer.median_us(calls, f); }) / layers;
   }
+  double clock_layers(int layers, const std::function<void(int, Stream)>& call) {
+    return over_layers(layers, call, [&](const auto& f) { return timer.clock(repeats, f); });
+  }
   Timer::Settled time_settled(int layers, const std::function<void(int, Stream)>& call) {
     Timer::Settled times =
         over_layers(layers, call, [&](const auto& f) { return timer.settled(repeats, f); });
@@ -302,6 +305,7 @@ BenchRow Bench::Impl::attention(const BenchCase& setup) {
     row.mhz = times.mhz;
   } else {
     row.us = time_layers(setup.chain, repeats, call);
+    if (shape.rope_dim != 0) row.mhz = clock_layers(setup.chain, call);
   }
   require_written(out);
   if (step) require_clean(step->status);
@@ -352,8 +356,9 @@ BenchRow Bench::Impl::append(const BenchCase& setup) {
   args.slot_mapping = device_slots.view;
   args.status = status.view;
   check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-  row.us = time_layers(1, repeats,
-                       [&](int /*layer*/, Stream stream) { halftone::append(cache.first, args, stream); });
+  const auto call = [&](int /*layer*/, Stream stream) { halftone::append(cache.first, args, stream); };
+  row.us = time_layers(1, repeats, call);
+  if (spec.is_latent()) row.mhz = clock_layers(1, call);
   require_clean(status);
   const Ceiling& ceiling = copy_ceiling(row.bytes);
   row.ceiling_gbs = ceiling.gbs;

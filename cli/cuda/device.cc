@@ -155,11 +155,15 @@ Timer::Settled Timer::settled(int repeats, const std::function<void(Stream)>& ca
   first.time(stream_, call);
   synchronize();
   const double calls = 1e3 * kSettle / std::max(first.us(), 1.0);
+  return with_clocks(static_cast<int>(calls), repeats, call);
+}
+
+Timer::Settled Timer::with_clocks(int before, int repeats, const std::function<void(Stream)>& call) {
   const DeviceBuffer memory(std::int64_t{2} * repeats * kMaxMarks *
                             static_cast<std::int64_t>(sizeof(ClockMark)));
   check(cudaMemset(memory.data(), 0, static_cast<std::size_t>(memory.bytes())), "cudaMemset");
   check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-  for (int i = 0; i < static_cast<int>(calls); ++i) call(stream_);
+  for (int i = 0; i < before; ++i) call(stream_);
   auto* mark = reinterpret_cast<ClockMark*>(memory.data());
   const auto place_marks = [&] {
     check(launch_clock_marks(mark, stream_), "a kernel that reads clocks");

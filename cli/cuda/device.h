@@ -78,6 +78,11 @@ class Timer {
   };
   Settled settled(int repeats, const std::function<void(Stream)>& call);
 
+  /// The clock alone, MHz, of calls as median_us() times them.
+  double clock(int repeats, const std::function<void(Stream)>& call) {
+    return with_clocks(0, repeats, call).mhz;
+  }
+
   /// Enqueues flushing reads for about `milliseconds`.
   void keep_busy(double milliseconds);
   void synchronize() const;
@@ -85,6 +90,8 @@ class Timer {
   std::int64_t flush_bytes() const { return flush_.bytes(); }
 
  private:
+  /// After `before` calls that are not counted.
+  Settled with_clocks(int before, int repeats, const std::function<void(Stream)>& call);
   void flush();
   Stream stream_ = nullptr;
   DeviceBuffer flush_;

@@ -80,18 +80,21 @@ TEST(BenchLatent, AGatherIsTheCeilingOfSparseDecode) {
   sparse.ceiling_gbs = dense.ceiling_gbs = 4000;
   sparse.ceiling = "gather: 4 records per warp";
   sparse.gather_us = 8.5;
+  sparse.mhz = 1605;
   EXPECT_DOUBLE_EQ(share_of_ceiling(sparse), 0.85);
   EXPECT_DOUBLE_EQ(share_of_ceiling(dense), 0.75);
   const json rows = bench_json({}, {sparse, dense})["rows"];
   EXPECT_EQ(rows[0]["gather_us"], 8.5);
   EXPECT_EQ(rows[0]["ceiling_gbs"], 4000);
   EXPECT_EQ(rows[0]["extra_top_k"], 128);
+  EXPECT_EQ(rows[0]["format"], "fp8-g128-f32");
+  EXPECT_EQ(rows[0]["mhz"], 1605);
   EXPECT_FALSE(rows[1].contains("gather_us"));
   EXPECT_FALSE(rows[1].contains("extra_top_k"));
   std::ostringstream out, err;
   Terminal terminal{out, err, false, false};
   print_bench(terminal, "CUDA on a GPU", {sparse, dense});
-  for (const char* text : {"gather", "8.5 us", "85%", "75%", "top_k 512, 128 of a second cache"}) {
+  for (const char* text : {"gather", "8.5 us", "85%", "1605", "75%", "top_k 512, 128 of a second cache"}) {
     EXPECT_NE(out.str().find(text), std::string::npos) << text << " is not in\n" << out.str();
   }
 }
@@ -119,7 +122,8 @@ TEST_F(BenchLatentCommand, EveryFormatWithBothLists) {
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const json& row = rows[i];
     const auto& [format, token] = formats[i];
-    EXPECT_EQ(row["format_k"], format);
+    for (const char* name : {"format", "format_k", "format_v"}) EXPECT_EQ(row[name], format);
+    EXPECT_TRUE(row["mhz"].is_null()) << "measured on CUDA only";
     EXPECT_EQ(row["suite"], "mla");
     EXPECT_EQ(row["kind"], "sparse_decode");
     EXPECT_EQ(row["top_k"], 24);

@@ -47,7 +47,10 @@ TEST(DeviceBench, ListsBesideAGatherOfTheirRecords) {
     ASSERT_EQ(all["rows"].size(), 5U);
     for (const json& row : all["rows"]) {
       SCOPED_TRACE(row["format_k"]);
+      EXPECT_EQ(row["format"], row["format_k"]);
       EXPECT_EQ(row["kind"], "sparse_decode");
+      EXPECT_GT(row["mhz"], 300);
+      EXPECT_LT(row["mhz"], 3000);
       EXPECT_EQ(row["chain"], std::stoi(chain));
       EXPECT_GT(row["gather_us"], 0.5);
       EXPECT_LT(row["gather_us"], row["us"]);
@@ -59,6 +62,9 @@ TEST(DeviceBench, ListsBesideAGatherOfTheirRecords) {
   }
   const json dense = bench({"--latent", "--formats", "bf16", "--batch", "4", "--context", "4096"});
   EXPECT_FALSE(dense["rows"][0].contains("gather_us"));
+  EXPECT_GT(dense["rows"][0]["mhz"], 300);
+  const json append = bench({"--latent", "--formats", "bf16", "--suite", "append", "--q-len", "64"});
+  EXPECT_GT(append["rows"][0]["mhz"], 300);
 }
 
 }  // namespace

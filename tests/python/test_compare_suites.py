@@ -23,6 +23,7 @@ from halftone.compare.cases import Case
         (["--suite", "mla", "--kind", "append"], "invalid choice: 'append'"),
         (["--suite", "mla", "--formats", "bf16,fp8"], "--formats fp8: k_format is fp8, but a latent cache"),
         (["--suite", "prefill", "--top-k", "9"], "--top-k is not for --suite prefill"),
+        (["--suite", "mla", "--gathers", "/nonexistent.json"], "/nonexistent.json is no JSON of halftone bench: "),
         (["--suite", "prefill", "--plot", "x.svg"], "--plot is not for --suite prefill"),
         (["--suite", "prefill", "--formats", "plain@int3"], "--formats plain@int3: arithmetic is 'int3'"),
         (["--suite", "prefill", "--formats", "int9"], "--formats int9: "),
@@ -119,6 +120,40 @@ def test_a_small_run_of_mla(tmp_path, capsys):
         assert (row["ceiling_gbs"] is None) == (row["kind"] != "dense_decode")
     assert [row["kind"] for row in result["rows"][:3]] == list(latent.KINDS)
     assert "sparse_prefill" in capsys.readouterr().out
+
+
+def bench_report(tmp_path, device, **fields):
+    row = {"format_k": "bf16", "batch": 2, "q_len": 1, "top_k": 32, "context": 256, "q_heads": 128, "chain": 1,
+           "gather_us": 2.0, "ceiling_gbs": 123.0}  # fmt: skip
+    path = tmp_path / "bench.json"
+    path.write_text(json.dumps({"device": {"name": device}, "rows": [dict(row, **fields)]}))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    "fields, ceiling",
+    [
+        ({}, 123.0), ({"format": "bf16", "format_k": ""}, 123.0), ({"top_k": 33}, None), ({"chain": 4}, None),
+        ({"extra_top_k": 8}, None), ({"gather_us": None}, None), ({"format": "fp8-g128-f32"}, None),
+    ],
+)  # fmt: skip
+def test_ceilings_of_lists_are_those_of_gathers(tmp_path, fields, ceiling):
+    report = bench_report(tmp_path, compare.measure.describe_device("cpu"), **fields)
+    code, result = small_run("mla", tmp_path, "--formats", "bf16", "--gathers", report)
+    assert code == 0
+    rates = {row["kind"]: row["ceiling_gbs"] for row in result["rows"]}
+    assert rates.pop("dense_decode") == result["meta"]["bandwidth"] / 1e9
+    assert rates == {"sparse_decode": ceiling, "sparse_prefill": None}
+
+
+def test_gathers_of_another_device_are_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit, match="--gathers: measured on another GPU, but this is "):
+        small_run("mla", tmp_path, "--gathers", bench_report(tmp_path, "another GPU"))
+    for text in ("{", "{}", "[]"):
+        (tmp_path / "other.json").write_text(text)
+        with pytest.raises(SystemExit):
+            small_run("mla", tmp_path, "--gathers", str(tmp_path / "other.json"))
+        assert "other.json is no JSON of halftone bench: " in capsys.readouterr().err
 
 
 class StubTimer:

@@ -56,6 +56,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     shape.add_argument(
         "--top-k", type=_count, metavar="N", help="places of a list, in mla but dense_decode; default: 2048"
     )
+    parser.add_argument(
+        "--gathers", type=latent.Gathers.load, metavar="FILE",
+        help="JSON of `halftone bench --table mla` on this device, in mla: how fast lists are only read",
+    )  # fmt: skip
     parser.add_argument("--seconds", type=_seconds, default=0.3, help="spent on timing one participant, about")
     parser.add_argument("--smoke", action="store_true", help="one small shape: does everything run?")
     parser.add_argument("--json", metavar="FILE", help="write every figure here")
@@ -87,8 +91,8 @@ def _seconds(text: str) -> float:
 
 def _check_together(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     """What can be known before anything is measured: a run may take minutes."""
-    foreign = {"mla": ("kv_heads", "head_dim", "no_causal", "plot"), "prefill": ("kind", "top_k", "plot"),
-               "decode": ("kind", "top_k", "no_causal")}  # fmt: skip
+    foreign = {"mla": ("kv_heads", "head_dim", "no_causal", "plot"), "prefill": ("kind", "top_k", "gathers", "plot"),
+               "decode": ("kind", "top_k", "gathers", "no_causal")}  # fmt: skip
     for name in foreign[options.suite]:
         if getattr(options, name):
             parser.error(f"--{name.replace('_', '-')} is not for --suite {options.suite}")
@@ -271,6 +275,8 @@ def main(arguments: list[str] | None = None) -> int:
         import torch
 
         torch.cuda.set_device(device)
+    if options.gathers and options.gathers.device != measure.describe_device(device):
+        sys.exit(f"--gathers: measured on {options.gathers.device}, but this is {measure.describe_device(device)}")
     timer = measure.Timer(device, options.seconds)
     rate = measure.bandwidth(device)
     meta = {
@@ -294,7 +300,9 @@ def main(arguments: list[str] | None = None) -> int:
         formats = (options.formats or module.FORMATS[kind]).split(",")
         peers, result["peers"] = probe(kind, module.PEERS)
         names = {peer.name for peer in peers}
-        records.run(module.works(chosen, device, formats), names, timer, rate, result, lambda: _save(options, result))
+        more = {"gathers": options.gathers} if options.suite == "mla" else {}
+        works = module.works(chosen, device, formats, **more)
+        records.run(works, names, timer, rate, result, lambda: _save(options, result))
         print(records.table(result))
         own = [row for row in result["left_out"] if row["label"].startswith("halftone")]
     _save(options, result)

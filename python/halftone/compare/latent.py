@@ -3,8 +3,10 @@ the pages that halftone wrote."""
 
 from __future__ import annotations
 
+import argparse
 import functools
 import importlib
+import json
 from dataclasses import dataclass
 from typing import Any, Callable, Iterator
 
@@ -14,7 +16,7 @@ from numpy.typing import NDArray
 import halftone as ht
 
 from .oracle import attention_rows, relative_error
-from .peers import Refusal
+from .peers import Refusal, line_of
 from .records import Part, Work, as_host
 
 PEERS = ("halftone", "flash_mla")
@@ -72,14 +74,45 @@ SMOKE = {
 }  # fmt: skip
 
 
-def works(shapes: list[Shape], device: str, formats: list[str]) -> Iterator[Callable[[], Work]]:
+@dataclass(frozen=True)
+class Gathers:
+    """What reading the records that lists name reached on ``device``, as `halftone bench --table mla` measured it."""
+
+    device: str
+    rates: dict[tuple[Any, ...], float]  # GB/s, by what a gather depends on
+
+    @staticmethod
+    def load(path: str) -> Gathers:
+        """From the JSON. Raises argparse.ArgumentTypeError."""
+        try:
+            with open(path) as file:
+                report = json.load(file)
+            rows = [row for row in report["rows"] if row.get("gather_us") and row["chain"] == 1]
+            rates = {
+                (row.get("format") or row["format_k"], row["batch"], row["q_len"], row["top_k"], row["context"]):
+                row["ceiling_gbs"] for row in rows if not row.get("extra_top_k")
+            }  # fmt: skip
+            return Gathers(report["device"]["name"], rates)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise argparse.ArgumentTypeError(f"{path} is no JSON of halftone bench: {line_of(error)}") from None
+
+    def of(self, shape: Shape, form: str) -> float | None:
+        """GB/s; None for what was not measured, such as prompts, whose queries share what they list."""
+        if shape.kind != "sparse_decode":
+            return None
+        return self.rates.get((form, shape.batch, shape.q_len, shape.top_k, shape.context))
+
+
+def works(
+    shapes: list[Shape], device: str, formats: list[str], gathers: Gathers | None = None
+) -> Iterator[Callable[[], Work]]:
     """A case for every shape and format: an FP8 cache and a BF16 one hold different values."""
     caches = Caches(device)
     for form in formats:
         for shape in sorted(
             shapes, key=lambda s: (KINDS.index(s.kind), s.batch, s.context)
         ):  # alike ones share a cache
-            yield lambda form=form, shape=shape: make_work(shape, form, caches)  # type: ignore[misc]
+            yield lambda form=form, shape=shape: make_work(shape, form, caches, gathers)  # type: ignore[misc]
 
 
 class Caches:
@@ -125,7 +158,7 @@ def normal(shape: tuple[int, ...], device: str, seed: int) -> Any:
     return x
 
 
-def make_work(shape: Shape, form: str, caches: Caches) -> Work:
+def make_work(shape: Shape, form: str, caches: Caches, gathers: Gathers | None = None) -> Work:
     device = caches.device
     cache = caches.get(form, shape.batch, shape.context)
     total = shape.batch * shape.q_len
@@ -151,7 +184,8 @@ def make_work(shape: Shape, form: str, caches: Caches) -> Work:
     def lse_error(lse: Any) -> float:
         return float(np.abs(np.stack([as_host(lse[row]) for row in rows]) - truth()[1]).max())
 
-    return Work(f"{shape.name}, {form}", fields, flops, parts, error, lse_error)
+    gather_gbs = None if gathers is None else gathers.of(shape, form)
+    return Work(f"{shape.name}, {form}", fields, flops, parts, error, lse_error, gather_gbs)
 
 
 def _lists(shape: Shape, cache: ht.PagedKVCache) -> Any:
@@ -176,7 +210,7 @@ def _halftone(shape: Shape, cache: ht.PagedKVCache, q: Any, lists: Any, read: fl
 
     def made(lse: bool) -> Callable[[], Any]:
         if lists is None:
-            queries = {"max_q_len": shape.q_len, "min_q_len": shape.q_len}
+            queries: dict[str, Any] = {"max_q_len": shape.q_len, "min_q_len": shape.q_len}
             plan = ht.plan(cache, causal=shape.q_len > 1, lse=lse, **queries, **common)
             step = ht.schedule(plan, cache)
             return lambda: ht.attend(q, cache, schedule=step, out=out)
@@ -217,10 +251,8 @@ def _flash_mla(shape: Shape, cache: ht.PagedKVCache, q: Any, lists: Any, read: f
     own = slice(0, shape.q_heads)
     if shape.kind == "sparse_prefill":
         kv, indices = cache.pages.view(torch.bfloat16).view(-1, 1, _DIM), lists[:, None]
-        call = lambda: flash_mla.flash_mla_sparse_fwd(queries, kv, indices, scale)  # noqa: E731
-        return Part(
-            lambda: call()[0][:, own], fields, read, lambda: ht.import_flash_mla_lse(call()[2][:, own])
-        )
+        call: Any = lambda: flash_mla.flash_mla_sparse_fwd(queries, kv, indices, scale)  # noqa: E731
+        return Part(lambda: call()[0][:, own], fields, read, lambda: ht.import_flash_mla_lse(call()[2][:, own]))
     batched, (meta, _) = queries.view(shape.batch, shape.q_len, heads, _DIM), flash_mla.get_mla_metadata()
     if shape.kind == "dense_decode":
         kv, lengths = cache.pages.view(torch.bfloat16).view(-1, _PAGE, 1, _DIM), (cache.block_table, cache.lengths)
@@ -228,12 +260,10 @@ def _flash_mla(shape: Shape, cache: ht.PagedKVCache, q: Any, lists: Any, read: f
     else:
         kv = cache.pages.view(torch.float8_e4m3fn).view(-1, _PAGE, 1, int(cache.spec.bytes_per_token))
         lengths, more = (None, None), {"is_fp8_kvcache": True, "indices": lists.view(shape.batch, shape.q_len, -1)}
-    decode = lambda: flash_mla.flash_mla_with_kvcache(  # noqa: E731
+    decode: Any = lambda: flash_mla.flash_mla_with_kvcache(  # noqa: E731
         batched, kv, *lengths, _V_DIM, meta, softmax_scale=scale, **more
     )
-    return Part(
-        lambda: decode()[0][:, :, own], fields, read, lambda: ht.import_flash_mla_lse(decode()[1][:, own])
-    )
+    return Part(lambda: decode()[0][:, :, own], fields, read, lambda: ht.import_flash_mla_lse(decode()[1][:, own]))
 
 
 def _truth(

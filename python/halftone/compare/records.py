@@ -33,7 +33,7 @@ class Work:
 
     ``fields`` are those of all its rows, ``flops`` is what a call computes, ``parts`` makes the participants, by the
     name of the peer ("halftone" for our own) and a label; ``error`` holds an output against double precision,
-    ``lse_error`` an LSE.
+    ``lse_error`` an LSE. ``gather_gbs``: GB/s that reading what lists name reaches, if that is known.
     """
 
     name: str
@@ -42,6 +42,7 @@ class Work:
     parts: list[tuple[str, str, Callable[[], Part]]]
     error: Callable[[Any], float]
     lse_error: Callable[[Any], float] | None = None
+    gather_gbs: float | None = None
 
 
 def as_host(x: Any) -> NDArray[Any]:
@@ -95,7 +96,7 @@ def _figures(work: Work, part: Part, times: tuple[float, float | None], rate: fl
     if part.read_bytes:
         figures["gbs"] = part.read_bytes / seconds / 1e9
         # A copy's rate bounds contiguous reads. Gathers are timed by `halftone bench --table mla`.
-        figures["ceiling_gbs"] = None if work.fields.get("top_k") else rate / 1e9
+        figures["ceiling_gbs"] = work.gather_gbs if work.fields.get("top_k") else rate / 1e9
     return figures
 
 

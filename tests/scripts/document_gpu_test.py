@@ -1,0 +1,46 @@
+#!/usr/bin/env python3
+"""Tests of bench/document_gpu.py on small records, as older and newer commands write them."""
+
+import pathlib
+import sys
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "bench"))
+
+import document_gpu
+
+
+def latent_row(form, **fields):
+    row = {"suite": "mla", "format_k": form, "format_v": form, "batch": 2, "context": 32768, "q_heads": 16, "q_len": 1,
+           "us": 10.0, "gbs": 1500.0, "ceiling_gbs": 3000.0, "kind": "sparse_decode", "top_k": 2048, "gather_us": 8.0,
+           "tflops": 20.0, "mhz": None, "chain": 1}
+    return {**row, **fields}
+
+
+class LatentTables(unittest.TestCase):
+    FORMATS = ("fp8-g128-f32", "bf16")
+
+    def test_a_row_for_each_shape_and_a_column_for_each_format(self):
+        lines = document_gpu.mla([latent_row(f, q_heads=h) for f in self.FORMATS for h in (16, 128)]).splitlines()
+        self.assertEqual(lines[0], "| kind | heads | requests x queries | keys | fp8-g128-f32 | bf16 |")
+        self.assertEqual(lines[2:], [
+            "| sparse decode | 16 | 2 x 1 | 2048 of 32768 | 10.0, 80% | 10.0, 80% |",
+            "| sparse decode | 128 | 2 x 1 | 2048 of 32768 | 10.0, 20 TF | 10.0, 20 TF |"])
+
+    def test_rows_with_one_format_and_a_clock_make_the_same_table(self):
+        older = [latent_row(f) for f in self.FORMATS]
+        newer = [latent_row(f, format=f, mhz=1605.0) for f in self.FORMATS]
+        alone = [{k: v for k, v in row.items() if k not in ("format_k", "format_v")} for row in newer]
+        for rows in (newer, alone):
+            self.assertEqual(document_gpu.mla(rows), document_gpu.mla(older))
+
+    def test_rows_beside_flashmla_may_have_the_rate_of_a_gather(self):
+        rows = [dict(latent_row("bf16", format="bf16", mhz=1605.0), **peer) for peer in ({}, {"peer": "flash_mla"})]
+        for ceiling in (None, 3000.0):
+            lines = document_gpu.mla_peers([dict(row, ceiling_gbs=ceiling) for row in rows]).splitlines()
+            self.assertEqual(len(lines), 3)
+            self.assertIn("| 10.0 | 20 @ 1605 | 1500 | 10.0 | 20 @ 1605 | 1500 | 1.00 |", lines[2])
+
+
+if __name__ == "__main__":
+    unittest.main()
