@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "reference/sanitizer.h"
 #include "testing/case_options.h"
 
 namespace halftone::testing {
@@ -10,6 +11,9 @@ namespace {
 
 constexpr std::array kHalves = {DType::kBFloat16, DType::kFloat16};
 constexpr std::array kLatentHeads = {8, 16, 32, 64, 128};
+/// What the GPU has kernels for, with 512 dims of V, 64 rotary ones and Q in bf16.
+constexpr std::array<std::string_view, 5> kServedFormats = {"fp8-g128-f32", "bf16", "int8-g64", "int4-g64",
+                                                            "fp8-g64-e8m0"};
 struct NamedListing {
   Listing order;
   const char* name;
@@ -137,6 +141,34 @@ void add_list_rows(std::vector<AttentionCase>& rows) {
   }
 }
 
+/// Every order of lists with every format that has no such row above, and with many heads, which have kernels
+/// of their own.
+void add_listing_rows(std::vector<AttentionCase>& rows) {
+  constexpr std::array kTopK = {1, 100, 256};  // the last one is more than the cache has
+  std::vector<AttentionCase> all;
+  int n = 200;
+  for (const NamedListing& listing : kListings) {
+    for (const std::string& format : latent_formats()) {
+      const auto add = [&](int heads) {
+        AttentionCase row = varied(++n, format);
+        row.q_heads = heads;
+        if (heads > 16) row.q_dtype = row.out_dtype = DType::kBFloat16;
+        row.lse = true;
+        row.requests = {{1, 200}, {3, 33}};
+        const int top_k = kTopK[static_cast<std::size_t>(n) % kTopK.size()];
+        row.lists = {.top_k = top_k, .order = listing.order, .counts = n % 4 == 0};
+        row.name = "listed-" + std::string(listing.name) + "-" + format + "-h" + std::to_string(heads) + "-" +
+                   std::to_string(top_k);
+        all.push_back(std::move(row));
+      };
+      if (format != "bf16" && format != "fp8-g128-f32") add(16);
+      if (std::ranges::find(kServedFormats, format) != kServedFormats.end()) add(64), add(128);
+    }
+  }
+  constexpr std::size_t kStep = reference::kSanitized ? 5 : 1;
+  for (std::size_t i = 0; i < all.size(); i += kStep) rows.push_back(std::move(all[i]));
+}
+
 }  // namespace
 
 const std::vector<std::string>& latent_formats() {
@@ -150,6 +182,7 @@ const std::vector<std::string>& latent_formats() {
 void add_latent_rows(std::vector<AttentionCase>& rows) {
   add_dense_rows(rows);
   add_list_rows(rows);
+  add_listing_rows(rows);
 }
 
 void make_latent_or_listed(AttentionCase& row, Random& random) {

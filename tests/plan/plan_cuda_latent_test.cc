@@ -1,6 +1,7 @@
 // plan() for a GPU over latent caches: which kernel serves what, and what none does. None of it needs a GPU.
 #include <gtest/gtest.h>
 
+#include <map>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -257,6 +258,24 @@ TEST(CudaLatentPlan, ShapesOfFlashMlaHaveKernels) {
       EXPECT_TRUE(config.starts_with("sm90-latent-")) << row.name << ": " << config;
   }
   EXPECT_GT(rows, 100);
+}
+
+/// So that the rows of the case table with every order of lists are tests of the kernels for many heads.
+TEST(CudaLatentPlan, OrdersOfListsHaveKernelsForManyHeads) {
+  if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
+  std::map<std::string, int> rows;
+  for (const testing::AttentionCase& row : testing::attention_cases()) {
+    const bool one = row.name.find("-h64-") != std::string::npos;
+    if (!row.name.starts_with("listed-") || (!one && row.name.find("-h128-") == std::string::npos)) continue;
+    AttentionProblem p = testing::attention_problem(row);
+    p.device = {DeviceType::kCuda, 0};
+    p.workers = 132;
+    const std::string config = one ? "sm90-latent-64" : "sm90-latent-128";
+    EXPECT_EQ(configs_of(p), std::vector{config}) << row.name;
+    ++rows[row.k_format + ", " + config];
+  }
+  EXPECT_EQ(rows.size(), 10U);
+  for (const auto& [what, count] : rows) EXPECT_GE(count, 6) << what;
 }
 
 }  // namespace
