@@ -141,6 +141,15 @@ void add_list_rows(std::vector<AttentionCase>& rows) {
   }
 }
 
+/// Turns a random row into one that the GPU has kernels for.
+void make_served(AttentionCase& row, Random& random) {
+  row = latent_case(row, random.pick(kServedFormats));
+  if (row.k_format.ends_with("-e8m0")) make_rotary_v(row);
+  const bool f16 = row.k_format != "bf16" && random.chance(0.3);
+  row.q_dtype = f16 ? DType::kFloat16 : DType::kBFloat16;
+  row.alibi = false;
+}
+
 /// Every order of lists with every format that has no such row above, and with many heads, which have kernels
 /// of their own.
 void add_listing_rows(std::vector<AttentionCase>& rows) {
@@ -187,12 +196,16 @@ void add_latent_rows(std::vector<AttentionCase>& rows) {
 
 void make_latent_or_listed(AttentionCase& row, Random& random) {
   row.arithmetic = "16-bit";  // no other is served
-  const bool latent = random.chance(0.7);
-  if (latent) {
+  const bool latent = random.chance(0.7), served = latent && random.chance(0.5);
+  if (served) {
+    make_served(row, random);
+  } else if (latent) {
     row = latent_case(row, random.pick(latent_formats()), random.pick(std::array{256, 512}),
                       random.pick(std::array{32, 64}));
     const bool divides = 448 % std::max(1, parse_format(row.k_format).group_size) == 0;
     if (divides && row.rope_dim == 64 && random.chance(0.3)) make_rotary_v(row);
+  }
+  if (latent) {
     row.q_heads = random.chance(0.7) ? random.pick(kLatentHeads) : static_cast<int>(random.integer(1, 40));
     row.data = Data::kNormal;
   }
@@ -207,7 +220,7 @@ void make_latent_or_listed(AttentionCase& row, Random& random) {
   if (!random.chance(0.4)) return;
   row.lists.extra_top_k = static_cast<int>(random.integer(1, 200));
   row.lists.extra_page_size = random.pick(kPages);
-  if (!latent || random.chance(0.5)) return;
+  if (!latent || served || random.chance(0.5)) return;
   do {
     row.lists.extra_format = random.pick(latent_formats());
   } while (row.head_dim == row.v_head_dim && parse_format(row.lists.extra_format).group_size == 128);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "halftone/attention.h"
+#include "halftone/error.h"
 #include "halftone/format.h"
 #include "plan/backend.h"
 #include "plan/plan.h"
@@ -276,6 +277,33 @@ TEST(CudaLatentPlan, OrdersOfListsHaveKernelsForManyHeads) {
   }
   EXPECT_EQ(rows.size(), 10U);
   for (const auto& [what, count] : rows) EXPECT_GE(count, 6) << what;
+}
+
+/// Half of the random rows over latent caches are such that the GPU has kernels for them.
+TEST(CudaLatentPlan, RandomRowsHaveKernels) {
+  if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
+  std::map<std::string, int> formats;
+  for (std::uint64_t begin = 0; begin < 2000; begin += 250) {
+    int latent = 0, served = 0;
+    for (std::uint64_t seed = begin; seed < begin + 250; ++seed) {
+      const testing::AttentionCase row = testing::random_case(seed);
+      if (row.rope_dim == 0) continue;
+      ++latent;
+      AttentionProblem p = testing::attention_problem(row);
+      p.device = {DeviceType::kCuda, 0};
+      if (p.workers == 0) p.workers = 132;
+      try {
+        for (const std::string& config : configs_of(p)) EXPECT_TRUE(config.starts_with("sm90-latent-"));
+        ++served;
+        ++formats[row.k_format];
+      } catch (const Error& error) {
+        ASSERT_EQ(error.code(), kUnsupported) << error.what();
+      }
+    }
+    EXPECT_GE(served, 5) << "of " << latent << " from seed " << begin << " on";
+    EXPECT_LT(served, latent) << "others are refused";
+  }
+  EXPECT_EQ(formats.size(), 5U);
 }
 
 }  // namespace
