@@ -52,16 +52,19 @@ endfunction()
 # Every kernel family, in cases that take some seconds each.
 halftone_emulate(emulator_test "*")
 halftone_emulate(adversarial_numerics_runner_test_emulated "*ExtremeWindows/cuda:*BadStaticScales/cuda")
+halftone_emulate(append_bytes_test_emulated "*Latent*/cuda")
 halftone_emulate(append_checks_test_emulated "*/cuda")
 halftone_emulate(attention_device_test_emulated "*MixedFormats:*GraphReplay*:*ManyRowsOfAnySize")
 halftone_emulate(coded_device_test_emulated
   "*CausalKeys*:*GroupsAndPages*:*BadPages*:*BatchInvariant*:*LogitsThatRise*:*LongContexts*:*SumsOf*fp8")
 halftone_emulate(codec_device_test_emulated "*Groups*:*Rope*")
 halftone_emulate(dequantize_device_test_emulated "*")
+halftone_emulate(dequantize_test_emulated "*Latent*/cuda")
 halftone_emulate(gather_device_test_emulated "*")
 halftone_emulate(latent_attention_device_test_emulated
-  "*Lists*:*FormatsAgree*:*DeadBytes*:*ScalesFarApart:*Large*:*SlotsOutside*:*QueriesThat*:*MoreQueries*:*Graphs*")
-halftone_emulate(latent_dense_device_test_emulated "*DensePages*:*DenseBatchInvariant*")
+  "*Lists*:*FormatsAgree*:*DeadBytes*:*SlotsOutside*:*QueriesThat*:*MoreQueries*:*Graphs*-*65536*")
+halftone_emulate(latent_dense_device_test_emulated "*DensePages*:*DenseBatchInvariant*:*Graphs*")
+halftone_emulate(latent_numbers_device_test_emulated "*ScalesFarApart:*Large*")
 halftone_emulate(merge_device_test_emulated "*")
 halftone_emulate(merge_test_emulated "*/cuda")
 halftone_emulate(packed_device_test_emulated

@@ -151,7 +151,7 @@ void make_served(AttentionCase& row, Random& random) {
 }
 
 /// Every order of lists with every format that has no such row above, and with many heads, which have kernels
-/// of their own.
+/// of their own; and the longest list.
 void add_listing_rows(std::vector<AttentionCase>& rows) {
   constexpr std::array kTopK = {1, 100, 256};  // the last one is more than the cache has
   std::vector<AttentionCase> all;
@@ -174,6 +174,12 @@ void add_listing_rows(std::vector<AttentionCase>& rows) {
       if (std::ranges::find(kServedFormats, format) != kServedFormats.end()) add(64), add(128);
     }
   }
+  AttentionCase longest = varied(++n, "fp8-g128-f32");
+  longest.name = "listed-65536-places";
+  longest.q_heads = 2;
+  longest.requests = {{1, 3000}};
+  longest.lists = {.top_k = 65536};
+  all.push_back(longest);
   constexpr std::size_t kStep = reference::kSanitized ? 5 : 1;
   for (std::size_t i = 0; i < all.size(); i += kStep) rows.push_back(std::move(all[i]));
 }

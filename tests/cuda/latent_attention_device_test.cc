@@ -5,7 +5,6 @@
 #include <cstring>
 #include <utility>
 
-#include "format/codec.h"
 #include "format/status.h"
 #include "tests/cuda/adversarial_device.h"
 #include "tests/cuda/agreement.h"
@@ -57,6 +56,25 @@ TEST(DeviceLatentAttention, ListsAgreeWithTheOracle) {
       row.lists = {.top_k = 200, .counts = true, .extra_top_k = 130, .extra_page_size = 16};
       row.out_dtype = DType::kFloat32;
       expect_agrees(row);
+    }
+  }
+}
+
+/// The longest lists that there are, of queries alone and beside others.
+TEST(DeviceLatentAttention, ListsOf65536Places) {
+  constexpr int kTimes = 1024;
+  for (const int heads : {8, 64, 128}) {
+    for (const char* format : kFormats) {
+      const AttentionCase row = listed_case(heads, format);
+      const Problem p = make_problem(row);
+      const Reference exact = make_reference(p, false);
+      for (const int batch : {1, 3}) {
+        const Problem many = repeated(p, batch, kTimes);
+        ASSERT_EQ(many.problem.listed.top_k, 65536);
+        const Plan plan = plan_on_device(many);
+        expect_repeated(p, exact, many, plan.info(), run_on_device(many, plan),
+                        row.name + ", " + std::to_string(batch) + " queries");
+      }
     }
   }
 }
@@ -121,128 +139,6 @@ TEST(DeviceLatentAttention, DeadBytesAreNotRead) {
   };
   for (const int heads : {16, 64, 128}) {
     for (const char* format : kAllFormats) check(heads, format);
-  }
-}
-
-/// Whether every 64 dims of each row are as close to the oracle as `bound` of the first of them, a part of
-/// their norm.
-template <class Bound>
-void expect_close(const Problem& p, const Outputs& outputs, const Bound& bound, const std::string& name) {
-  const Reference truth = make_reference(p);
-  for (std::int64_t first = 0; first < outputs.out.numel(); first += 64) {
-    double error = 0, norm = 0;
-    for (std::int64_t i = first; i < first + 64; ++i) {
-      const double exact = truth.out[static_cast<std::size_t>(i)];
-      error += std::pow(double{outputs.out.get(i)} - exact, 2), norm += exact * exact;
-    }
-    const int dims = static_cast<int>(first % 512);
-    ASSERT_LE(std::sqrt(error), bound(dims) * std::sqrt(norm)) << name << ", dims from " << dims << " on";
-  }
-}
-
-/// e8m0 scales far apart, from group to group and from token to token, as foreign caches may have them. Many
-/// heads have a power of two for all groups of a token, and rope parts in f16 with them.
-TEST(DeviceLatentAttention, ScalesFarApart) {
-  struct Sizes {
-    int two, five, rest;  // log2 of scales of groups 2, 5 and the others, at most
-    bool few;             // for few heads only
-  };
-  const auto check = [](const AttentionCase& row, const Sizes& sizes) {
-    const Problem p = make_problem(row);
-    const PageLayout layout = page_layout(case_spec(row));
-    const auto pages = p.cache->pages.bytes();
-    Random random(17);
-    for (std::int64_t page = 0; page < p.cache->pages.shape()[0]; ++page) {
-      for (int token = 0; token < row.page_size; ++token) {
-        for (int group = 0; group < 7; ++group) {  // those of different tokens differ by 2^12
-          const int most = group == 2 ? sizes.two : group == 5 ? sizes.five : sizes.rest;
-          pages[static_cast<std::size_t>(page * layout.page_bytes + layout.k_param_offset + token * 8 +
-                                         group)] =
-              static_cast<std::uint8_t>(127 + most + random.integer(-12, 0));
-        }
-      }
-    }
-    if (sizes.two > 0) {  // V alone has values so large
-      for (std::int64_t i = 0; i < p.q.numel(); ++i) {
-        if (i % 512 / 64 == 2) p.q.set(i, 0.0F);
-      }
-    }
-    // P of the rotary dims is bf16, or these dims are f16.
-    expect_close(
-        p, run_on_device(p), [](int dims) { return dims == 448 ? 6e-3 : 2e-3; },
-        row.name + ", 2^" + std::to_string(sizes.two));
-  };
-  for (const int heads : kAllHeads) {
-    for (const Sizes& sizes : {Sizes{-87, -27, -9, true}, {-13, -11, -9, false}, {12, 0, -4, false}}) {
-      AttentionCase row = listed_case(heads, "fp8-g64-e8m0");
-      row.page_size = 16;
-      if (heads <= 32 || !sizes.few) check(row, sizes);
-    }
-  }
-}
-
-/// f16 scales and mins up to the largest ones, and tiny ones, in V: Q has zeros where K has them.
-TEST(DeviceLatentAttention, IntegersOfAnySize) {
-  const auto check = [](const AttentionCase& row, float extreme) {
-    const Problem p = make_problem(row);
-    const KvCacheSpec spec = case_spec(row);
-    const PageLayout layout = page_layout(spec);
-    const auto pages = p.cache->pages.bytes();
-    const bool four_bits = spec.k_format.dtype == DType::kInt4;
-    const std::size_t scales = four_bits ? 256 : 512;  // of a record; mins follow
-    const auto put = [&](std::size_t at, float x) {
-      const std::uint16_t bits = codec::f16_from_f32(x);
-      std::memcpy(pages.data() + at, &bits, sizeof bits);
-    };
-    Random random(23);
-    for (std::int64_t token = 0; token < p.cache->pages.shape()[0] * row.page_size; ++token) {
-      const auto record = static_cast<std::size_t>(token / row.page_size * layout.page_bytes +
-                                                   token % row.page_size * layout.row_bytes);
-      for (const std::size_t group : {1U, 6U}) {
-        const bool all = group == 1;  // else a few tokens
-        const float size = all || random.integer(0, 9) == 0 ? extreme : 1.0F;
-        const std::size_t at = record + scales + 2 * group;
-        put(at, size * static_cast<float>(random.integer(1, 64)) / 64.0F);
-        if (four_bits) put(at + 16, random.integer(0, 1) == 0 ? size : -size);
-      }
-    }
-    for (std::int64_t i = 0; i < p.q.numel(); ++i) {
-      const std::int64_t group = i % 576 / 64;
-      if (group == 1 || group == 6) p.q.set(i, 0.0F);
-    }
-    expect_close(
-        p, run_on_device(p), [](int) { return 4e-3; }, row.name + ", " + std::to_string(extreme));
-  };
-  for (const int heads : {8, 64, 128}) {
-    for (const char* format : {"int8-g64", "int4-g64"}) {
-      for (const float extreme : {61000.0F, 0x1p-22F}) {
-        AttentionCase row = listed_case(heads, format);
-        row.page_size = 16;
-        check(row, extreme);
-      }
-    }
-  }
-}
-
-/// Elements beyond the range of f16 among others, in rows that bring a power of two back; and a block of a
-/// pair, or of 64 rows, that has none of an item's rows.
-TEST(DeviceLatentAttention, LargeQueries) {
-  for (const int heads : kAllHeads) {
-    for (const bool listed : {true, false}) {
-      AttentionCase row = listed_case(heads);
-      if (!listed) {
-        row.lists = {};
-        row.mask.causal = true;
-        row.requests = {{3, 200}, {1, 70}, {3, 90}, {2, 64}};
-        row.workers = 2;
-      }
-      row.scale = 0x1p-11f / std::sqrt(576.0f);
-      const Problem p = make_problem(row);
-      for (std::int64_t i = 0; i < p.q.numel(); ++i) p.q.set(i, p.q.get(i) * 2048.0f);
-      p.q.set(576 * (heads / 2) + 100, 40000.0f);
-      p.q.set(576 * (heads - 1) + 500, -65536.0f);
-      EXPECT_EQ(judge_device(p, run_on_device(p)), "") << row.name << (listed ? ", lists" : ", dense");
-    }
   }
 }
 

@@ -170,18 +170,59 @@ TEST(DeviceLatentAttention, DensePagesBeforeAWindow) {
 
 /// A request's bits come from it alone, whichever steps its worker took before.
 TEST(DeviceLatentAttention, DenseBatchInvariantBits) {
-  for (const int heads : {64, 128}) {
-    for (const int keys : {150, 2000}) {
-      AttentionCase row = listed_case(heads, "bf16");
+  for (const int heads : kAllHeads) {
+    for (const char* format : kFormats) {
+      for (const int keys : {150, 2000}) {
+        AttentionCase row = listed_case(heads, format);
+        row.lists = {};
+        row.policy = SplitPolicy::kBatchInvariant;
+        row.requests = {{1, 65}, {1, keys}, {2, 33}, {1, keys}, {1, 1}, {1, 190}};
+        Problem p = make_problem(row);
+        const Outputs expected = run_on_device(p);
+        EXPECT_EQ(judge_device(p, expected), "") << row.name;
+        for (const int workers : {1, 3, 5}) {
+          p.problem.workers = workers;
+          expect_same_bits(expected, run_on_device(p),
+                           row.name + ", " + std::to_string(workers) + " workers");
+        }
+      }
+    }
+  }
+}
+
+/// A graph reads lengths and the block table anew when it is replayed.
+TEST(DeviceLatentAttention, DenseGraphsFollowLengthsAndTables) {
+  for (const int heads : kAllHeads) {
+    for (const char* format : kFormats) {
+      AttentionCase row = listed_case(heads, format);
       row.lists = {};
-      row.policy = SplitPolicy::kBatchInvariant;
-      row.requests = {{1, 65}, {1, keys}, {2, 33}, {1, keys}, {1, 1}, {1, 190}};
-      Problem p = make_problem(row);
-      const Outputs expected = run_on_device(p);
-      EXPECT_EQ(judge_device(p, expected), "") << row.name;
-      for (const int workers : {1, 3, 5}) {
-        p.problem.workers = workers;
-        expect_same_bits(expected, run_on_device(p), row.name + ", " + std::to_string(workers) + " workers");
+      row.page_size = 32;
+      row.requests = {{1, 450}, {1, 320}};
+      const Problem p = make_problem(row);
+      const Plan plan = plan_on_device(p);
+      DeviceRun device(p, plan);
+      const CapturedGraph graph([&](cudaStream_t stream) {
+        device.schedule(stream);
+        device.run(stream);
+      });
+      const auto lengths = p.cache->lengths.as<std::int32_t>();
+      const auto table = p.cache->block_table.as<std::int32_t>();
+      const auto width = static_cast<std::size_t>(p.cache->block_table.shape()[1]);
+      Outputs before;
+      for (const auto& [first, second] : {std::pair{450, 320}, {1, 289}, {0, 64}, {350, 0}, {350, 320}}) {
+        lengths[0] = first, lengths[1] = second;
+        std::swap(table[0], table[width + 1]);  // pages that both have in all steps in which they have any
+        device.write(device.args.lengths.kv_lengths, p.cache->lengths);
+        device.write(cache_of(device.args).block_table, p.cache->block_table);
+        graph.replay();
+        const std::string step = row.name + ", " + std::to_string(first) + " and " + std::to_string(second);
+        const Outputs outputs = device.outputs();
+        expect_same_bits(run_on_device(p, plan), outputs, step);
+        EXPECT_EQ(status_of(outputs), 0) << step;
+        if (before.out.present()) {
+          EXPECT_FALSE(same_bytes(before.out, outputs.out)) << step;
+        }
+        before = device.outputs();
       }
     }
   }

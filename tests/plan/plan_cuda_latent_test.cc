@@ -245,6 +245,14 @@ TEST(CudaLatentPlan, SaysWhatKeepsLatentCachesOffTheGpu) {
   });
 }
 
+/// Names of the kernels of a row of the case table.
+std::vector<std::string> configs_on_gpu(const testing::AttentionCase& row) {
+  AttentionProblem p = testing::attention_problem(row);
+  p.device = {DeviceType::kCuda, 0};
+  if (p.workers == 0) p.workers = 132;
+  return configs_of(p);
+}
+
 /// So that the rows of the case table that have FlashMLA's shapes are tests of its kernels' counterparts.
 TEST(CudaLatentPlan, ShapesOfFlashMlaHaveKernels) {
   if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
@@ -252,31 +260,28 @@ TEST(CudaLatentPlan, ShapesOfFlashMlaHaveKernels) {
   for (const testing::AttentionCase& row : testing::attention_cases()) {
     if (!row.name.starts_with("flashmla-")) continue;
     ++rows;
-    AttentionProblem p = testing::attention_problem(row);
-    p.device = {DeviceType::kCuda, 0};
-    p.workers = 132;
-    for (const std::string& config : configs_of(p))
+    for (const std::string& config : configs_on_gpu(row))
       EXPECT_TRUE(config.starts_with("sm90-latent-")) << row.name << ": " << config;
   }
   EXPECT_GT(rows, 100);
 }
 
-/// So that the rows of the case table with every order of lists are tests of the kernels for many heads.
+/// So that the rows of the case table with every order of lists are tests of the kernels for many heads, and
+/// the one with the longest list is one of a kernel.
 TEST(CudaLatentPlan, OrdersOfListsHaveKernelsForManyHeads) {
   if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
   std::map<std::string, int> rows;
   for (const testing::AttentionCase& row : testing::attention_cases()) {
     const bool one = row.name.find("-h64-") != std::string::npos;
     if (!row.name.starts_with("listed-") || (!one && row.name.find("-h128-") == std::string::npos)) continue;
-    AttentionProblem p = testing::attention_problem(row);
-    p.device = {DeviceType::kCuda, 0};
-    p.workers = 132;
     const std::string config = one ? "sm90-latent-64" : "sm90-latent-128";
-    EXPECT_EQ(configs_of(p), std::vector{config}) << row.name;
+    EXPECT_EQ(configs_on_gpu(row), std::vector{config}) << row.name;
     ++rows[row.k_format + ", " + config];
   }
   EXPECT_EQ(rows.size(), 10U);
   for (const auto& [what, count] : rows) EXPECT_GE(count, 6) << what;
+  EXPECT_EQ(configs_on_gpu(testing::find_case("listed-65536-places")),
+            std::vector<std::string>{"sm90-latent-8"});
 }
 
 /// Half of the random rows over latent caches are such that the GPU has kernels for them.
@@ -289,11 +294,8 @@ TEST(CudaLatentPlan, RandomRowsHaveKernels) {
       const testing::AttentionCase row = testing::random_case(seed);
       if (row.rope_dim == 0) continue;
       ++latent;
-      AttentionProblem p = testing::attention_problem(row);
-      p.device = {DeviceType::kCuda, 0};
-      if (p.workers == 0) p.workers = 132;
       try {
-        for (const std::string& config : configs_of(p)) EXPECT_TRUE(config.starts_with("sm90-latent-"));
+        for (const std::string& config : configs_on_gpu(row)) EXPECT_TRUE(config.starts_with("sm90-latent-"));
         ++served;
         ++formats[row.k_format];
       } catch (const Error& error) {
