@@ -7,6 +7,7 @@
 
 #include "cpu/attention/code_output-inl.h"
 #include "cpu/attention/item-inl.h"
+#include "cpu/attention/key_products-inl.h"
 #include "cpu/attention/pair_output-inl.h"
 
 #if defined(HALFTONE_CPU_BLOCKED_INL_H) == defined(HWY_TARGET_TOGGLE)
@@ -19,34 +20,6 @@
 HWY_BEFORE_NAMESPACE();
 namespace halftone::cpu {
 namespace HWY_NAMESPACE {
-
-/// A dim of each lane at a time.
-struct SingleProducts {
-  static HWY_INLINE VF add(VF sum, VF a, VF b) { return hn::MulAdd(a, b, sum); }
-};
-
-/// Four tokens of decoded K against C vectors of rows, `width` Products.
-template <int C, class Products = SingleProducts>
-HWY_INLINE void score_block(const float* k, std::ptrdiff_t k_stride, int width, const float* q, int rows,
-                            float* scores) {
-  const F d;
-  VF acc[4][C];
-  HALFTONE_UNROLL
-  for (int i = 0; i < 4 * C; ++i) acc[i / C][i % C] = hn::Zero(d);
-  for (int i = 0; i < width; ++i) {
-    VF query[C];
-    HALFTONE_UNROLL
-    for (int c = 0; c < C; ++c) query[c] = hn::Load(d, q + i * rows + c * kLanes);
-    HALFTONE_UNROLL
-    for (int t = 0; t < 4; ++t) {
-      const VF x = hn::Set(d, k[t * k_stride + i]);
-      HALFTONE_UNROLL
-      for (int c = 0; c < C; ++c) acc[t][c] = Products::add(acc[t][c], x, query[c]);
-    }
-  }
-  HALFTONE_UNROLL
-  for (int i = 0; i < 4 * C; ++i) hn::Store(acc[i / C][i % C], d, scores + i / C * rows + i % C * kLanes);
-}
 
 /// Every head_dim is a multiple of it.
 inline constexpr int kTransposed = 16;
@@ -219,6 +192,8 @@ class BlockedItem {
       float* scores = s_.scores + t * strip.rows + column;
       if constexpr (Source::kBytes) {
         source_.template score_bytes_of<C>(strip, t, column, scores);
+      } else if constexpr (Source::kGroups) {
+        source_.template score_groups_of<C, SingleProducts>(strip, t, width, column, scores);
       } else {
         const float* q = s_.q + strip.first * width + column;
         score_block<C>(s_.decoded + t * width, width, width, q, strip.rows, scores);
@@ -256,6 +231,17 @@ class BlockedItem {
     VF q_scale = hn::Zero(d);
     if constexpr (Source::kCodes) q_scale = hn::Load(d, s_.codes.q_scale + row);
     const VF minus_infinity = hn::Set(d, planning::kMinusInfinity);
+    if (!partial && transform_.only_multiplies()) {  // as below, without what each token would ask
+      const VF scale = hn::Set(d, transform_.scale);
+      for (int t = 0; t < chunk.tiles * kTileTokens; ++t) {
+        VF x = hn::LoadU(d, scores + t * strip.rows);
+        if constexpr (Source::kCodes) x = source_.scaled(x, q_scale, t);
+        x = hn::Mul(x, scale);
+        max = larger(x, max);
+        hn::StoreU(x, d, scores + t * strip.rows);
+      }
+      return max;
+    }
     for (int t = 0; t < chunk.tiles * kTileTokens; ++t) {
       const VI token = hn::Set(di, chunk.begin + t);
       VF x = hn::LoadU(d, scores + t * strip.rows);
@@ -265,10 +251,19 @@ class BlockedItem {
         x = hn::IfThenElse(visible(token, begin, end), x, minus_infinity);
         if (source_.excluded(t)) x = minus_infinity;
       }
-      max = hn::IfThenElse(hn::Gt(x, max), x, max);  // a NaN is never a maximum
+      max = larger(x, max);
       hn::StoreU(x, d, scores + t * strip.rows);
     }
     return max;
+  }
+
+  /// `max`, or x if it is larger: a NaN is never a maximum.
+  static HWY_INLINE VF larger(VF x, VF max) {
+#if HWY_TARGET <= HWY_AVX3 && HWY_ARCH_X86
+    return hn::Max(x, max);  // of a NaN and a number the second one
+#else
+    return hn::IfThenElse(hn::Gt(x, max), x, max);
+#endif
   }
 
   /// A maximum, or 0 where there is none.

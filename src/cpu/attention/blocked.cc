@@ -13,6 +13,7 @@
 #include "cpu/attention/coded_keys-inl.h"
 #include "cpu/attention/kernels.h"
 #include "cpu/attention/key_pairs-inl.h"
+#include "cpu/attention/rotated_keys-inl.h"
 #include "cpu/attention/tile_source-inl.h"
 #include "hwy/highway.h"
 
@@ -46,13 +47,23 @@ void Blocked(const Layer& layer, const Item& item, Scratch& scratch) {
       BlockedItem<Fp8Source>(layer, item, scratch).run();
       return;
     default:
+#if HWY_TARGET == HWY_AVX3_DL
+      if (takes_digits(layer)) {
+        BlockedItem<RotatedKeys>(layer, item, scratch).run();
+        return;
+      }
+#endif
       if (layer.stored_k) {
         run_values<CodedKeys>(layer, item, scratch);
+      } else if (layer.grouped_k) {
+        run_values<GroupedKeys>(layer, item, scratch);
       } else {
         run_values<TileSource>(layer, item, scratch);
       }
   }
 }
+
+void Rotate(float* x, int dim) { rotate_row(x, dim); }
 
 int Lanes() { return kLanes; }
 
@@ -65,11 +76,14 @@ HWY_AFTER_NAMESPACE();
 namespace halftone::cpu {
 
 HWY_EXPORT(Blocked);
+HWY_EXPORT(Rotate);
 HWY_EXPORT(Lanes);
 
 void blocked_item(const Layer& layer, const Item& item, Scratch& scratch) {
   HWY_DYNAMIC_DISPATCH(Blocked)(layer, item, scratch);
 }
+
+void rotate_row(float* x, int dim) { HWY_DYNAMIC_DISPATCH(Rotate)(x, dim); }
 
 int vector_lanes() { return HWY_DYNAMIC_DISPATCH(Lanes)(); }
 

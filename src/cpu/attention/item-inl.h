@@ -4,10 +4,10 @@
 #include <cmath>
 #include <cstring>
 
+#include "cpu/attention/rotation-inl.h"
 #include "cpu/attention/tiles.h"
 #include "cpu/attention/vec-inl.h"
 #include "cpu/element.h"
-#include "format/hadamard.h"
 
 #if defined(HALFTONE_CPU_ITEM_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef HALFTONE_CPU_ITEM_INL_H
@@ -30,7 +30,7 @@ HWY_INLINE void load_query(const Layer& layer, const Item& item, int row, float*
     const std::int64_t first = std::int64_t{item.kv_head} * layer.head_dim;
     for (int d = 0; d < layer.head_dim; ++d) out[d] = layer.channels.folded(out[d], first + d);
   }
-  if (layer.rotate_k) hadamard::rotate(out, layer.head_dim);
+  if (layer.rotate_k) rotate_row(out, layer.head_dim);
 }
 
 /// Fills the params of a whole chunk with a static scale and min.

@@ -33,6 +33,9 @@ void blocked_item(const Layer& layer, const Item& item, Scratch& scratch);
 /// Of a layer with `gather`: decodes tokens one by one. item.rows <= kGatheredRows.
 void gathered_item(const Layer& layer, const Item& item, Scratch& scratch);
 
+/// hadamard::rotate(), in vectors.
+void rotate_row(float* x, int dim);
+
 /// fp32 lanes of a vector on the instruction set that these run on: what a layer's maps must be made for.
 int vector_lanes();
 

@@ -27,6 +27,7 @@ namespace HWY_NAMESPACE {
 
 /// Two dims of each lane at a time.
 struct PairProducts {
+  static constexpr int kDims = 2;
   static HWY_INLINE VF add(VF sum, VF a, VF b) {
     const I di;
     return add_pair_products(sum, hn::BitCast(di, a), hn::BitCast(di, b));
@@ -36,10 +37,10 @@ struct PairProducts {
 /// Whether Q and what a Base makes of K are values of bf16: codes are, of 8 bits or fewer.
 inline bool takes_key_pairs(const Layer& layer) {
   static const bool has = has_pair_products();
-  return has && layer.bf16_q && (layer.stored_k || layer.k.element == Element::kBF16);
+  return has && layer.bf16_q && (layer.stored_k || layer.grouped_k || layer.k.element == Element::kBF16);
 }
 
-/// The tiles of a Base, TileSource or CodedKeys, where takes_key_pairs(). Pairs of dims lie in dwords, the
+/// The tiles of a Base, TileSource, CodedKeys or GroupedKeys, where takes_key_pairs(). Pairs of dims lie in dwords, the
 /// first one above.
 template <class Base>
 class KeyPairs : public Base {
@@ -82,8 +83,12 @@ class KeyPairs : public Base {
 
   template <int C>
   HWY_INLINE void score_bytes_of(const Strip& strip, int token, int column, float* scores) const {
-    score_block<C, PairProducts>(this->s_.decoded + token * pairs(), pairs(), pairs(),
-                                 this->s_.q + strip.first * pairs() + column, strip.rows, scores);
+    if constexpr (Base::kGroups) {
+      this->template score_groups_of<C, PairProducts>(strip, token, pairs(), column, scores);
+    } else {
+      score_block<C, PairProducts>(this->s_.decoded + token * pairs(), pairs(), pairs(),
+                                   this->s_.q + strip.first * pairs() + column, strip.rows, scores);
+    }
   }
 
  private:

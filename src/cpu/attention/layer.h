@@ -71,6 +71,7 @@ struct Layer {
   Arithmetic arithmetic = Arithmetic::k16Bit;
   bool bf16_q = false;    ///< k16Bit: rows of Q, as K meets them, are values of bf16
   bool stored_k = false;  ///< blocked path: K's codes are used as they are, with one scale per token
+  bool grouped_k = false;  ///< k16Bit, blocked path: likewise, with a scale per group or with a min
   /// kHalfInt8: V is rounded to this 16-bit type; kFloat32: it has it.
   DType v_type = DType::kFloat32;
   bool bf16_weights = false;  ///< kHalfInt8: that type is bf16, and P's as well
@@ -154,6 +155,7 @@ struct alignas(64) CodeScratch {
   std::int32_t q_start[kMaxRows];              ///< where sums begin
   std::uint8_t k[kBlockedTokens * kMaxWidth];  ///< codes, biased, [token][width]
   float q_scale[kMaxRows];                     ///< of a row
+  float q_sums[kMaxRows * kMaxGroups];         ///< of Q over the dims of a group, per strip [group][rows]
   float k_scale[kBlockedTokens];               ///< of a token whose K is quantised here
   float v[kChunkTokens * kMaxDim];             ///< the block of V, tiles as decoded: codes, or code * scale
   union {

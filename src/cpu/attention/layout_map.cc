@@ -96,6 +96,25 @@ void append_slice(const Slice& slice, std::vector<KRun>& runs) {
   runs.push_back({slice.offset, slice.stride, 0, 1});
 }
 
+/// KMap::groups; padding goes with the column before it.
+std::vector<std::vector<KRange>> group_columns(const std::vector<std::int16_t>& dims, const MapKey& key) {
+  const auto of = [&](int column) { return key.group_size == 0 ? 0 : dims[column] / key.group_size; };
+  std::vector<std::vector<KRange>> groups(key.group_size == 0 ? 1 : key.dim / key.group_size);
+  int group = 0;
+  KRange range{0, 0};
+  for (int i = 0; i < static_cast<int>(dims.size()); ++i) {
+    const int next = dims[i] < 0 ? group : of(i);
+    if (next != group) {
+      if (range.count > 0) groups[group].push_back(range);
+      range = {i, 0};
+      group = next;
+    }
+    ++range.count;
+  }
+  groups[group].push_back(range);
+  return groups;
+}
+
 }  // namespace
 
 Element element_of(const KvFormat& f) {
@@ -139,6 +158,7 @@ KMap make_k_map(const MapKey& key, int lanes) {
     }
     map.segments.push_back(std::move(segment));
   }
+  map.groups = group_columns(map.dims, key);
   return map;
 }
 

@@ -49,12 +49,19 @@ struct KSegment {
   std::vector<KRun> runs;
 };
 
+/// Columns [first, first + count) of a decoded token, both multiples of four unless lanes are fewer.
+struct KRange {
+  int first;
+  int count;
+};
+
 struct KMap {
   int lanes = 0;
   int planes = 1;
   std::vector<KSegment> segments;  ///< one if the whole token shares a scale
   std::vector<std::int16_t>
       dims;  ///< [slice][plane][lane], slices in the order of segments and runs; -1: padding
+  std::vector<std::vector<KRange>> groups;  ///< where the dims of each scale group are among the columns
 
   int width() const { return static_cast<int>(dims.size()); }
 };

@@ -15,7 +15,6 @@
 #include "cpu/interrupt.h"
 #include "cpu/slots.h"
 #include "cpu/threads.h"
-#include "format/hadamard.h"
 #include "format/part.h"
 #include "format/status.h"
 #include "halftone/error.h"
@@ -72,7 +71,9 @@ void set_arithmetic(const AttentionProblem& problem, Layer& l) {
   l.arithmetic = problem.arithmetic;
   if (l.arithmetic == Arithmetic::k16Bit) {
     l.bf16_q = problem.q_dtype == DType::kBFloat16 && !l.rotate_k && l.channels.scale == nullptr;
-    l.stored_k = l.bf16_q && !row_order(l.k.element) && !l.k.has_min && l.k.groups == 1;
+    const bool codes = l.bf16_q && !row_order(l.k.element);
+    l.stored_k = codes && !l.k.has_min && l.k.groups == 1;
+    l.grouped_k = codes && !l.stored_k;
     return;
   }
   const bool fp8 = l.arithmetic == Arithmetic::kFp8;
@@ -263,7 +264,7 @@ class Runner {
                         : planning::finish_state(state);
       float* out = s.out + r * layer_.v_dim;
       for (int d = 0; d < layer_.v_dim; ++d) out[d] = planning::is_empty(state) ? 0.0f : out[d] * done.scale;
-      if (layer_.rotate_v) hadamard::rotate(out, layer_.v_dim);
+      if (layer_.rotate_v) rotate_row(out, layer_.v_dim);
       store_row(args_.out.dtype, out, layer_.v_dim, row_at(args_.out, token, head));
       if (!problem.lse) continue;
       const TensorView& lse = args_.lse;

@@ -122,9 +122,11 @@ constexpr DecodeV kDecodeV[kElements] = {
     decode_v<Element::kF32>, decode_v<Element::kF16>, decode_v<Element::kBF16>, decode_v<Element::kE4M3>,
     decode_v<Element::kI8>,  decode_v<Element::kI4>,  decode_v<Element::kU8>,   decode_v<Element::kU4>};
 
-/// Scales that leave codes as they are: of a tile, and what lookups read beyond.
-constexpr auto kOnes = [] {
-  std::array<float, kTileTokens + kMaxLanes> ones{};
+/// Params that leave codes as they are: of a tile, and what lookups read beyond.
+using TileParams = std::array<float, kTileTokens * kMaxGroups + kMaxLanes>;
+constexpr TileParams kZeroMins{};
+constexpr TileParams kOnes = [] {
+  TileParams ones{};
   ones.fill(1.0f);
   return ones;
 }();
@@ -134,6 +136,7 @@ class TileSource {
  public:
   static constexpr bool kCodes = false;
   static constexpr bool kBytes = false;
+  static constexpr bool kGroups = false;
   static constexpr bool kRoundsWeights = false;
   static constexpr bool kBf16Weights = false;
 
@@ -172,14 +175,15 @@ class TileSource {
   static bool in_pairs() { return false; }
 
  protected:
-  /// Codes of a K with one symmetric scale per token, which stays in Scratch::k_scale. Where codes come out
-  /// code_unit() times too small, it is as much larger.
+  /// Codes of K; the params stay in Scratch::k_scale and k_min, [token][group]. Where codes come out
+  /// code_unit() times too small, the scales are as much larger.
   void decode_codes(float* out) const {
+    const int params = kTileTokens * layer_.k.groups;
     for (int i = 0; i < chunk_.tiles; ++i) {
       const Tile& tile = chunk_.tile[i];
-      load_tile_params(layer_.k, tile.k_params, s_.k_scale + i * kTileTokens, s_.k_min);
-      kDecodeK[static_cast<int>(layer_.k.element)](layer_.k, layer_.maps->k, tile, kOnes.data(), s_.k_min,
-                                                   out + i * kTileTokens * width());
+      load_tile_params(layer_.k, tile.k_params, s_.k_scale + i * params, s_.k_min + i * params);
+      kDecodeK[static_cast<int>(layer_.k.element)](layer_.k, layer_.maps->k, tile, kOnes.data(),
+                                                   kZeroMins.data(), out + i * kTileTokens * width());
     }
   }
   /// V of any tiles of the request as values.

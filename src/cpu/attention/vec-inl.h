@@ -271,8 +271,9 @@ struct ScoreTransform {
   explicit HWY_INLINE ScoreTransform(const Layer& layer)
       : scale(layer.plan->scale), softcap(layer.plan->problem.softcap), alibi(layer.plan->problem.alibi) {}
 
+  HWY_INLINE bool only_multiplies() const { return softcap <= 0 && !alibi; }
   /// The order of logits is that of dots.
-  HWY_INLINE bool only_scales() const { return softcap <= 0 && !alibi && scale > 0; }
+  HWY_INLINE bool only_scales() const { return only_multiplies() && scale > 0; }
 
   HWY_INLINE VF apply(VF dot, VF slope, VI position, VI token) const {
     const F d;
