@@ -193,8 +193,10 @@ TEST_P(Targets, PairsOfKeysHaveTheBitsOfFp32) {
   for (const int head_dim : {64, 80, 96, 128, 192, 256, 512}) {
     for (const std::string format :
          {"plain", "bf16", "int8-tensor", "int8-static-head", "int8-token-f32", "int8-head", "fp8",
-          "fp8-token-head", "int4-token-sym", "int8-head+offset"}) {
+          "fp8-token-head", "int4-token-sym", "int8-head+offset", "int8-g32", "int8-token-asym-f32",
+          "fp8-g32", "int4-g32", "int4-row"}) {
       ++n;
+      if (head_dim % 32 != 0 && format.ends_with("g32")) continue;
       if (reference::kSanitized && n % 5 != 0) continue;
       AttentionCase row = key_pairs_case();
       row.head_dim = head_dim;
@@ -223,7 +225,8 @@ TEST_P(Targets, PairsOfKeysHaveTheBitsOfFp32) {
 /// scales that make ordinary logits of them.
 TEST_P(Targets, OddQueriesMeetOddScales) {
   if (!has_fma(GetParam())) GTEST_SKIP() << "no fused multiply-adds";
-  for (const std::string format : {"int8-token-head-f32", "int8-tensor", "fp8-token-head-f32", "fp8"}) {
+  for (const std::string format : {"int8-token-head-f32", "int8-tensor", "fp8-token-head-f32", "fp8",
+                                   "int8-g32-f32", "int8-token-asym-f32"}) {
     for (const int exponent : {-127, -116, -60, -40, 60, 100, 110, 121}) {
       AttentionCase row = key_pairs_case();
       row.head_dim = 64;
@@ -264,6 +267,49 @@ TEST_P(Targets, OddQueriesAndTheirNeighbours) {
         different += !own && here.out.get(i) != clean.out.get(i) ? 1 : 0;
       }
       EXPECT_EQ(different, 0) << format << ", " << odd;
+    }
+  }
+}
+
+/// A rotated Q against codes, as fixed-point numbers where there are products of bytes: as accurate as fp32,
+/// whatever the row holds beside numbers of ordinary size, and rows do not depend on each other.
+TEST_P(Targets, RotatedQueriesAreAsAccurate) {
+  const ForcedTarget forced(GetParam());
+  int n = 0;
+  for (const int head_dim : {64, 80, 128, 192, 256, 512}) {
+    for (const std::string format : {"int8-head", "int8-static-head", "int8-token-asym-f32", "int4-token-sym",
+                                     "int4-row", "int8-g128", "int4-g32"}) {
+      ++n;
+      if (head_dim % 128 != 0 && format == "int8-g128") continue;
+      if (head_dim % 32 != 0 && format == "int4-g32") continue;
+      if (reference::kSanitized && n % 5 != 0) continue;
+      AttentionCase row = key_pairs_case();
+      row.head_dim = head_dim;
+      row.k_format = format;
+      row.rotate_k = true;
+      row.rotate_v = n % 2 == 0;
+      row.mask.causal = n % 3 == 0;
+      const Problem p = make_problem(row);
+      const std::string what = format + ", head_dim " + std::to_string(head_dim);
+      const Outputs clean = run_problem(p);
+      EXPECT_EQ(judge(p, make_reference(p), clean), "") << what;
+      for (const float odd : {0x1p-130F, 0x1p-20F, 0x1p3F, 0x1p115F, kInf, kNan}) {
+        const std::int64_t at = (std::int64_t{3} * row.q_heads + 1) * head_dim;
+        const float before = p.q.get(at + 7);
+        p.q.set(at + 7, odd);
+        const Outputs here = run_problem(p);
+        if (std::abs(odd) <= 8.0F) {
+          EXPECT_EQ(judge(p, make_reference(p), here), "") << what << ", " << odd;
+        }
+        p.q.set(at + 7, before);
+        std::int64_t different = 0;
+        for (std::int64_t i = 0; i < here.out.numel(); ++i) {
+          const bool own = i >= at && i < at + head_dim;
+          ASSERT_TRUE(!own || std::isfinite(odd) || std::isnan(here.out.get(i))) << what << ", " << odd;
+          different += !own && here.out.get(i) != clean.out.get(i) ? 1 : 0;
+        }
+        EXPECT_EQ(different, 0) << what << ", " << odd;
+      }
     }
   }
 }

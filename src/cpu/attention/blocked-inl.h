@@ -30,8 +30,9 @@ inline constexpr int kTransposed = 16;
 /// them do not count; `out_scale()` multiplies the rows at the end. With kCodes Q and K are codes with a
 /// scale per row, `scaled(dot, q_scale, t)`; with kBytes they are narrower than fp32: decode_k() keeps them
 /// for itself, and `score_bytes_of<C>(strip, t, column, scores)` multiplies them. Either takes up Q:
-/// `begin_queries(rows)`, then `take_query(strip, r)` with row r of the item in Scratch::row. With
-/// kRoundsWeights V are codes in CodeScratch, and so is P. With kBf16Weights P and V are values of bf16;
+/// `begin_queries(rows)`, then `take_query(strip, r)` with row r of the item in Scratch::row, with kSums
+/// without the factor of its rotation. With kGroups `score_groups_of<C, Products>(...)` multiplies Q and K.
+/// With kRoundsWeights V are codes in CodeScratch, and so is P. With kBf16Weights P and V are values of bf16;
 /// of a chunk with in_pairs() decode_v() gives dwords of two tokens (pair_output-inl.h).
 template <class Source>
 class BlockedItem {
@@ -93,7 +94,7 @@ class BlockedItem {
     if constexpr (kOwnQueries) source_.begin_queries(rows);
     for (int r = 0; r < item_.rows; ++r) {
       const Strip& strip = strip_[r / kStripRows];
-      load_query(layer_, item_, r, s_.row);
+      load_query<!Source::kSums>(layer_, item_, r, s_.row);
       if constexpr (kOwnQueries) source_.take_query(strip, r);
       if constexpr (Source::kBytes) continue;
       float* const q = s_.q + strip.first * width + (r - strip.first);

@@ -64,6 +64,7 @@ class TokenSource {
   static constexpr bool kCodes = false;
   static constexpr bool kBytes = false;
   static constexpr bool kGroups = false;
+  static constexpr bool kSums = false;
   static constexpr bool kRoundsWeights = false;
   static constexpr bool kBf16Weights = false;
 

@@ -20,7 +20,9 @@ HWY_BEFORE_NAMESPACE();
 namespace halftone::cpu {
 namespace HWY_NAMESPACE {
 
-/// Row `row` of the item's Q in fp32, in the basis in which K is stored.
+/// Row `row` of the item's Q in fp32, in the basis in which K is stored; without kNormalises the factor of a
+/// rotation is left out.
+template <bool kNormalises = true>
 HWY_INLINE void load_query(const Layer& layer, const Item& item, int row, float* out) {
   const int packed = item.row_begin + row;
   const int head = item.kv_head * layer.group + packed % layer.group;
@@ -30,7 +32,12 @@ HWY_INLINE void load_query(const Layer& layer, const Item& item, int row, float*
     const std::int64_t first = std::int64_t{item.kv_head} * layer.head_dim;
     for (int d = 0; d < layer.head_dim; ++d) out[d] = layer.channels.folded(out[d], first + d);
   }
-  if (layer.rotate_k) rotate_row(out, layer.head_dim);
+  if (!layer.rotate_k) return;
+  if constexpr (kNormalises) {
+    rotate_row(out, layer.head_dim);
+  } else {
+    rotate_stages(out, layer.head_dim);
+  }
 }
 
 /// Fills the params of a whole chunk with a static scale and min.

@@ -40,8 +40,8 @@ inline bool takes_key_pairs(const Layer& layer) {
   return has && layer.bf16_q && (layer.stored_k || layer.grouped_k || layer.k.element == Element::kBF16);
 }
 
-/// The tiles of a Base, TileSource, CodedKeys or GroupedKeys, where takes_key_pairs(). Pairs of dims lie in dwords, the
-/// first one above.
+/// The tiles of a Base, TileSource, CodedKeys or GroupedKeys, where takes_key_pairs(). Pairs of dims lie in
+/// dwords, the first one above.
 template <class Base>
 class KeyPairs : public Base {
  public:

@@ -69,9 +69,10 @@ struct Layer {
   const float* slopes = nullptr;  // [q_heads] or null
   Side k, v;
   Arithmetic arithmetic = Arithmetic::k16Bit;
-  bool bf16_q = false;    ///< k16Bit: rows of Q, as K meets them, are values of bf16
-  bool stored_k = false;  ///< blocked path: K's codes are used as they are, with one scale per token
-  bool grouped_k = false;  ///< k16Bit, blocked path: likewise, with a scale per group or with a min
+  bool bf16_sums_q = false;  ///< k16Bit: rows of Q, as K meets them, are a rotation of values of bf16
+  bool bf16_q = false;       ///< k16Bit: rows of Q, as K meets them, are values of bf16
+  bool stored_k = false;     ///< blocked path: K's codes are used as they are, with one scale per token
+  bool grouped_k = false;    ///< k16Bit, blocked path: likewise, with a scale per group or with a min
   /// kHalfInt8: V is rounded to this 16-bit type; kFloat32: it has it.
   DType v_type = DType::kFloat32;
   bool bf16_weights = false;  ///< kHalfInt8: that type is bf16, and P's as well

@@ -1,10 +1,10 @@
 // Blocked path, 16 bits: a rotated Q against K as integer codes, on AVX-512 with VNNI.
 //
 // A rotation leaves numbers of Q that no 16 bits hold, so that pairs of bf16 (key_pairs-inl.h) cannot take
-// them. A row becomes fixed-point numbers of 24 bits instead, a power of two times its numbers, in three
-// signed digits of 8 bits, and codes unsigned bytes: one instruction multiplies four dims of each lane with a
-// digit, three do what takes four in fp32. Sums of digits are exact and meet in fp32 once per group. A
-// rotation spreads a row over its dims, so that one unit for all of them loses nothing.
+// them. Before its factor they are sums of the values of bf16 of a row: fixed-point numbers of 24 bits hold
+// these exactly unless the row has some that are far smaller than others. Such a number is three signed
+// digits of 8 bits, and codes are unsigned bytes: one instruction multiplies four dims of each lane with a
+// digit, three do what takes four in fp32. Sums of digits are exact and meet in fp32 once per group.
 
 #include <algorithm>
 #include <bit>
@@ -33,11 +33,11 @@ namespace HWY_NAMESPACE {
 inline constexpr int kQueryDigits = 3;
 
 /// What meeting in fp32 costs is small beside the products of so many dims, not of fewer.
-inline constexpr int kLeastDigitDims = 64;
+inline constexpr int kLeastDigitDims = 128;
 
 /// Whether RotatedKeys serves a layer.
 inline bool takes_digits(const Layer& layer) {
-  return layer.rotate_k && layer.k.element >= Element::kI8 &&
+  return layer.bf16_sums_q && layer.k.element >= Element::kI8 &&
          layer.head_dim >= kLeastDigitDims * layer.k.groups;
 }
 
@@ -101,6 +101,7 @@ class RotatedKeys : public TileSource {
  public:
   static constexpr bool kCodes = true;
   static constexpr bool kBytes = true;
+  static constexpr bool kSums = true;
 
   RotatedKeys(const Layer& layer, const Item& item, Scratch& scratch)
       : TileSource(layer, item, scratch),
@@ -127,8 +128,9 @@ class RotatedKeys : public TileSource {
       return;
     }
     const int exponent = exponent_of(largest);
-    s_.codes.q_scale[r] = std::ldexp(1.0f, 16 - exponent);
-    Digits digits{};
+    const float factor = hadamard::factor(hadamard::block_size(layer_.head_dim));
+    s_.codes.q_scale[r] = std::ldexp(factor, 16 - exponent);
+    Digits digits;
     make_digits(x, exponent, digits);
     float* const q = s_.q + strip.first * (dims / 4) * kQueryDigits + row;
     for (int i = 0; i < dims / 4; ++i) {
@@ -141,19 +143,19 @@ class RotatedKeys : public TileSource {
 
   void decode_k(float* out) const {
     decode_codes(out);
-    const hn::Rebind<std::uint8_t, F> byte;
-    const VI bias = hn::Set(I(), bias_);
+    // Added to a whole number, it leaves that and the bias in the low bits.
+    const VF low_bits = hn::Set(F(), 0x1.8p23f + static_cast<float>(bias_));
     const int count = chunk_.tiles * kTileTokens * width();
     for (int i = 0; i < count; i += kLanes) {
-      const VI code = hn::Add(hn::NearestInt(hn::Load(F(), out + i)), bias);
-      hn::Store(hn::DemoteTo(byte, code), byte, s_.codes.k + i);
+      const VI code = hn::BitCast(I(), hn::Add(hn::Load(F(), out + i), low_bits));
+      _mm_store_si128(reinterpret_cast<__m128i*>(s_.codes.k + i), _mm512_cvtepi32_epi8(code.raw));
     }
   }
 
   template <int C>
   HWY_INLINE void score_bytes_of(const Strip& strip, int token, int column, float* scores) const {
     constexpr int V = std::min(C, 2);
-    const auto score = one_scale_          ? score_digits<V, false, false>
+    const auto score = one_scale_         ? score_digits<V, false, false>
                        : layer_.k.has_min ? score_digits<V, true, true>
                                           : score_digits<V, true, false>;
     for (int at = column; at < column + C * kLanes; at += V * kLanes, scores += V * kLanes) {
@@ -171,7 +173,7 @@ class RotatedKeys : public TileSource {
   }
 
  private:
-  /// Of a row, and zeros.
+  /// Of a row, then zeros up to whole vectors of bytes.
   struct alignas(64) Digits {
     std::int8_t of[kQueryDigits][(CodeScratch::kMaxWidth + 63) / 64 * 64];
   };
@@ -183,12 +185,16 @@ class RotatedKeys : public TileSource {
   /// Of the power of two that makes `largest` a fixed-point number of at most 127 in each digit.
   static int exponent_of(std::uint32_t largest) {
     const int biased = std::max(1, static_cast<int>(largest >> 23));
-    const std::uint32_t mantissa = (largest & 0x7fffffu) | 0x800000u;  // twice the number before it is rounded
+    const std::uint32_t mantissa =
+        (largest & 0x7fffffu) | 0x800000u;  // twice the number before it is rounded
     return 22 - (biased - 127) - (mantissa > 0xfefefeu ? 1 : 0);
   }
 
   void make_digits(const float* x, int exponent, Digits& digits) const {
     const hn::Rebind<std::int8_t, F> byte;
+    for (int i = width(); i % (4 * kLanes) != 0; i += kLanes) {
+      for (auto& of : digits.of) hn::Store(hn::Zero(byte), byte, of + i);
+    }
     const VF factor = hn::Set(F(), std::ldexp(1.0f, std::min(exponent, 126)));
     const VF rest = hn::Set(F(), std::ldexp(1.0f, exponent - std::min(exponent, 126)));  // of subnormal rows
     for (int i = 0; i < width(); i += kLanes) {

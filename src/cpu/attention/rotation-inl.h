@@ -24,8 +24,8 @@ HWY_INLINE VF rotation_stage(VF x) {
   return hn::Add(other, hn::IfThenElse(upper, hn::Neg(x), x));
 }
 
-/// `x` [dim] in place; the block has whole vectors.
-HWY_INLINE void rotate_row(float* x, int dim) {
+/// The stages of a rotation of `x` [dim] in place, without its factor; the block has whole vectors.
+HWY_INLINE void rotate_stages(float* x, int dim) {
   const F d;
   const int block = hadamard::block_size(dim);
   for (int i = 0; i < dim; i += kLanes) {
@@ -45,7 +45,13 @@ HWY_INLINE void rotate_row(float* x, int dim) {
       }
     }
   }
-  const VF factor = hn::Set(d, hadamard::factor(block));
+}
+
+/// `x` [dim] in place.
+HWY_INLINE void rotate_row(float* x, int dim) {
+  const F d;
+  rotate_stages(x, dim);
+  const VF factor = hn::Set(d, hadamard::factor(hadamard::block_size(dim)));
   for (int i = 0; i < dim; i += kLanes) hn::StoreU(hn::Mul(hn::LoadU(d, x + i), factor), d, x + i);
 }
 

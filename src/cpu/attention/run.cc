@@ -70,7 +70,9 @@ MapKey map_key(const Side& s) { return {s.element, s.dim, s.group_size}; }
 void set_arithmetic(const AttentionProblem& problem, Layer& l) {
   l.arithmetic = problem.arithmetic;
   if (l.arithmetic == Arithmetic::k16Bit) {
-    l.bf16_q = problem.q_dtype == DType::kBFloat16 && !l.rotate_k && l.channels.scale == nullptr;
+    const bool bf16 = problem.q_dtype == DType::kBFloat16 && l.channels.scale == nullptr;
+    l.bf16_q = bf16 && !l.rotate_k;
+    l.bf16_sums_q = bf16 && l.rotate_k;
     const bool codes = l.bf16_q && !row_order(l.k.element);
     l.stored_k = codes && !l.k.has_min && l.k.groups == 1;
     l.grouped_k = codes && !l.stored_k;

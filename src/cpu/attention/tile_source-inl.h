@@ -137,6 +137,7 @@ class TileSource {
   static constexpr bool kCodes = false;
   static constexpr bool kBytes = false;
   static constexpr bool kGroups = false;
+  static constexpr bool kSums = false;
   static constexpr bool kRoundsWeights = false;
   static constexpr bool kBf16Weights = false;
 
