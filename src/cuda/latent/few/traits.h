@@ -32,8 +32,9 @@ struct LatentFewTraits {
   static constexpr int kScaleBytes = Record::kScaleBytes;
   static constexpr int kRopeAt = Record::kRopeAt, kRecordBytes = Record::kRecordBytes;
   /// Whether records lie in shared memory as they do in the cache, all of it in Shared::codes, so that bulk
-  /// copies bring them: a chunk of 16 bytes of 8 tokens meets no bank twice then.
-  static constexpr bool kWhole = kRecordBytes % 128 == 16;
+  /// copies bring them: a chunk of 16 bytes of 8 tokens meets no bank twice then. With 8 rows listed records,
+  /// which need a copy each, come sooner by lanes.
+  static constexpr bool kWhole = kRecordBytes % 128 == 16 && C.rows > 8;
   // Bytes from token to token in Shared.
   static constexpr int kRowPitch = kWhole ? kRecordBytes : kApart ? kDim : kRowBytes;
   static constexpr int kRopePitch = kWhole ? kRecordBytes : 2 * kRope;
