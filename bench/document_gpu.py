@@ -11,8 +11,8 @@ import pathlib
 import re
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-WANTED = {"bf16": (88, 95, 97), "fp8": (79, 93, 95), "int8-head": (79, 93, 95), "int4-g32": (72, 89, 92),
-          "int4-row": (69, 87, 90)}  # share of the ceiling at batch 32, 128, 512
+WANTED = {"bf16": (88, 95, 97), "fp8": (79, 92, 95), "int8-head": (79, 92, 95), "int4-g32": (72, 88, 91),
+          "int4-row": (69, 86, 90)}  # share of the ceiling at batch 32, 128, 512
 FLOP_PER_CLOCK = 4096  # of a Hopper SM's tensor cores, 16-bit operands
 
 
