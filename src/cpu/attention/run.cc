@@ -1,5 +1,7 @@
 #include "cpu/attention/run.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <exception>
 #include <limits>
@@ -323,7 +325,9 @@ void in_parallel(int count, const First& first, const Second& second, const Inte
     std::rethrow_exception(failure);
   } catch (const std::bad_alloc&) {
     throw Error(ErrorCode::kResourceExhausted,
-                "run needs 1.3 MiB of memory per thread, but it is not free: use fewer OpenMP threads.");
+                fmt::format("run needs {:.1f} MiB of memory per thread, but it is not free: use fewer OpenMP "
+                            "threads.",
+                            sizeof(Scratch) / 1048576.0));
   }
 }
 
