@@ -175,7 +175,8 @@ def export_fbgemm_int4(cache: PagedKVCache, part: str, slots: Any, rows: Any = N
 def export_flash_mla_lse(lse: Any, q_len: int | None = None) -> Any:
     """An LSE as FlashMLA's Hopper kernels return it, for callers of theirs that read it.
 
-    Both are natural logs. FlashMLA has +inf in a row that sees no key, where halftone has -inf; it has queries last in
+    Both are natural logs, as in FlashMLA's kernels of April 2026 (commit 9241ae3); where ``flash_mla_sparse_fwd`` is
+    documented to return logs of base 2, these are log2(e) times as large. FlashMLA has +inf in a row that sees no key, where halftone has -inf; it has queries last in
     decode; and it leaves attention sinks out, which halftone counts: of a plan with ``sinks`` the two differ otherwise.
 
     Args:

@@ -137,7 +137,7 @@ TEST(DeviceLatentAttention, DeadBytesAreNotRead) {
     expect_same_bits(expected, actual, row.name);
     EXPECT_EQ(status_of(actual), 0) << row.name;
   };
-  for (const int heads : {16, 64, 128}) {
+  for (const int heads : kAllHeads) {
     for (const char* format : kAllFormats) check(heads, format);
   }
 }

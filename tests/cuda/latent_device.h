@@ -11,7 +11,7 @@ namespace halftone::testing {
 
 inline constexpr int kAllHeads[] = {8, 16, 32, 64, 128};
 inline constexpr const char* kAllFormats[] = {"fp8-g128-f32", "bf16", "int8-g64", "int4-g64", "fp8-g64-e8m0"};
-inline constexpr const char* kFormats[] = {"fp8-g128-f32", "bf16"};  // one for each structure
+inline constexpr const char* kFormats[] = {"fp8-g128-f32", "bf16"};  // codes and none
 
 /// Two requests over records of 656 bytes (bf16: 1152), a query each with a list of 64 slots. e8m0: records
 /// of 576 bytes, all of whose dims are V.

@@ -142,7 +142,7 @@ TEST(DeviceLatentNumbers, IntegersOfAnySize) {
     expect_close(
         p, run_on_device(p), [](int) { return 4e-3; }, row.name + ", " + std::to_string(extreme));
   };
-  for (const int heads : {8, 64, 128}) {
+  for (const int heads : kAllHeads) {
     for (const char* format : {"int8-g64", "int4-g64"}) {
       for (const float extreme : {61000.0F, 0x1p-22F}) {
         AttentionCase row = listed_case(heads, format);

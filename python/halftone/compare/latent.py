@@ -88,10 +88,11 @@ class Gathers:
             with open(path) as file:
                 report = json.load(file)
             rows = [row for row in report["rows"] if row.get("gather_us") and row["chain"] == 1]
-            rates = {
-                (row.get("format") or row["format_k"], row["batch"], row["q_len"], row["top_k"], row["context"]):
-                row["ceiling_gbs"] for row in rows if not row.get("extra_top_k")
-            }  # fmt: skip
+            rates: dict[tuple[Any, ...], float] = {}
+            for row in rows:
+                if not row.get("extra_top_k"):
+                    key = (row.get("format") or row["format_k"], row["batch"], row["q_len"], row["top_k"], row["context"])
+                    rates[key] = max(rates.get(key, 0.0), row["ceiling_gbs"])
             return Gathers(report["device"]["name"], rates)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise argparse.ArgumentTypeError(f"{path} is no JSON of halftone bench: {line_of(error)}") from None

@@ -16,6 +16,7 @@
 #include "cpu/attention/int8_rows-inl.h"
 #include "cpu/attention/key_products-inl.h"
 #include "cpu/attention/tile_source-inl.h"
+#include "format/hadamard.h"
 
 #if defined(HALFTONE_CPU_ROTATED_KEYS_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef HALFTONE_CPU_ROTATED_KEYS_INL_H
@@ -35,11 +36,16 @@ inline constexpr int kQueryDigits = 3;
 /// What meeting in fp32 costs is small beside the products of so many dims, not of fewer.
 inline constexpr int kLeastDigitDims = 128;
 
-/// Whether RotatedKeys serves a layer.
+/// Whether RotatedKeys serves a layer. A row has one exponent, so its dims are rotated as one block: else
+/// those of a small block would lose digits to a large one.
 inline bool takes_digits(const Layer& layer) {
   return layer.bf16_sums_q && layer.k.element >= Element::kI8 &&
-         layer.head_dim >= kLeastDigitDims * layer.k.groups;
+         layer.head_dim >= kLeastDigitDims * layer.k.groups &&
+         hadamard::block_size(layer.head_dim) == layer.head_dim;
 }
+
+/// What a group's sums are multiplied with before they meet its scale and min, which may be far above 1.
+inline constexpr float kGroupUnit = 0x1p-16f;
 
 /// Four tokens of K, as rows of `width` bytes, against V vectors of rows. q: [dword][digit][rows];
 /// start: [group][digit][rows]. Digits after the first count 2^-8 each. With kScale as in score_groups().
@@ -85,6 +91,7 @@ HWY_INLINE void score_digits(const KeyGroups& groups, const std::uint8_t* k, int
         const VF low = hn::ConvertTo(d, acc[2][t][v]), middle = hn::ConvertTo(d, acc[1][t][v]);
         const VF high = hn::MulAdd(middle, hn::Set(d, 0x1p-8f), hn::ConvertTo(d, acc[0][t][v]));
         dots[v] = hn::MulAdd(low, hn::Set(d, 0x1p-16f), high);
+        if constexpr (kScale) dots[v] = hn::Mul(dots[v], hn::Set(d, kGroupUnit));
       }
       if constexpr (kScale) {
         add_group<V, kMin>(groups, t, g, rows, dots, scores);
@@ -129,7 +136,7 @@ class RotatedKeys : public TileSource {
     }
     const int exponent = exponent_of(largest);
     const float factor = hadamard::factor(hadamard::block_size(layer_.head_dim));
-    s_.codes.q_scale[r] = std::ldexp(factor, 16 - exponent);
+    s_.codes.q_scale[r] = std::ldexp(factor, (one_scale_ ? 16 : 32) - exponent);
     Digits digits;
     make_digits(x, exponent, digits);
     float* const q = s_.q + strip.first * (dims / 4) * kQueryDigits + row;
@@ -168,8 +175,8 @@ class RotatedKeys : public TileSource {
   }
 
   HWY_INLINE VF scaled(VF dot, VF q_scale, int token) const {
-    if (one_scale_) q_scale = hn::Mul(q_scale, hn::Set(F(), s_.k_scale[token]));
-    return hn::Mul(dot, q_scale);
+    const VF product = hn::Mul(dot, q_scale);  // first: it is far larger than the product of the two scales
+    return one_scale_ ? hn::Mul(product, hn::Set(F(), s_.k_scale[token])) : product;
   }
 
  private:
@@ -228,7 +235,7 @@ class RotatedKeys : public TileSource {
       std::int32_t* const start = starts() + at * kQueryDigits + row;
       for (int digit = 0; digit < kQueryDigits; ++digit) start[digit * strip.rows] = -bias_ * sum[digit];
       s_.codes.q_sums[at + row] =
-          static_cast<float>(std::int64_t{sum[0]} * 65536 + sum[1] * 256 + sum[2]) * 0x1p-16f;
+          static_cast<float>(std::int64_t{sum[0]} * 65536 + sum[1] * 256 + sum[2]) * 0x1p-16f * kGroupUnit;
     }
   }
 

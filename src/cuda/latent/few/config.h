@@ -15,8 +15,8 @@ struct LatentFewConfig {
   int tiles;   ///< of 16 tokens that a warp of S takes at a time: 1, or 2 by half as many warps
 };
 
-/// Beside a row: us of 128 queries with as many heads and lists of 2,048 keys on an H200 (docs/measured.md,
-/// Latent attention).
+/// Beside a row: us of 128 queries with as many heads and lists of 2,048 keys on an H200, those of 656
+/// bytes by lanes (docs/kernels/latent.md, Few heads: measured).
 inline constexpr std::array kLatentFewTable{
     LatentFewConfig{LatentCodes::kFp8, 8, 8, 1},        // 57.6
     LatentFewConfig{LatentCodes::kFp8, 16, 8, 1},       // 62.0

@@ -167,8 +167,8 @@ struct RecordLoader {
     }
   }
 
-  /// The same of whole records by bulk copies: one of all of them where they lie side by side, else one of
-  /// each by its lane.
+  /// The warp's part of a block of whole records, by bulk copies: one of all eight where they lie side by
+  /// side, else one of each by its lane.
   __device__ void copy_whole(const Record& record, int block, int stage) const {
     constexpr int kBytes = Traits::kRecordBytes;
     const bool own = static_cast<int>(lane()) / kOwn == block, exists = own && record.at != nullptr;
@@ -198,9 +198,8 @@ struct RecordLoader {
     }
   }
 
-  /// The warp's part of a block of the round.
-  __device__ void copy(const Record& record, int block, int stage) const {
-    if constexpr (Traits::kWhole) return copy_whole(record, block, stage);
+  /// The same by lanes, 16 bytes each.
+  __device__ void copy_by_lanes(const Record& record, int block, int stage) const {
     const bool exists = record.at != nullptr;
     const bool near = exists && static_cast<std::uint64_t>(record.at - p.cache.pages) >> 36 == 0;
     const int first = block * kOwn;
@@ -232,7 +231,11 @@ struct RecordLoader {
       for (int block = 0; block < count; ++block) {
         const int stage = (first + block) % Traits::kStages;
         barrier_wait(shared_address(&s.empty[stage]), (first + block) / Traits::kStages & 1 ^ 1);
-        copy(record, block, stage);
+        if constexpr (Traits::kWhole) {
+          copy_whole(record, block, stage);
+        } else {
+          copy_by_lanes(record, block, stage);
+        }
         if (block > 0) continue;
         more = find();  // not sooner: the first records are waited for
         if (more) found = look_up(current(), round);

@@ -1,7 +1,8 @@
 // Latent attention for few query rows of a record cache: persistent CTAs, one per worker of the schedule.
 //
 // The warps of a CTA have three roles, which run ahead of each other:
-//   load    four warps: the records of a block of 32 tokens, 16 bytes per lane, into a ring of stages
+//   load    four warps: the records of a block of 32 tokens, whole or 16 bytes per lane, into a ring of
+//           stages
 //   scores  eight warps, each alone with tiles of 16 tokens, or four with 32: S^T = K Q^T over all dims, the
 //   softmax, and
 //           P to a ring of slots
