@@ -141,10 +141,11 @@ void refuse(const AttentionProblem& p) {
         ErrorCode::kUnsupported,
         fmt::format(
             "arithmetic is {0} and kv is {1} with head_dim {2} and {3} of V, q_dtype is {4}, but the "
-            "CUDA backend serves {0} over caches without rotate_k, V in {5}, head_dim 128 or 256 and V of "
-            "as many dims, Q in bf16 or f16: use 16-bit, or the CPU.",
+            "CUDA backend serves {0} over {5}, head_dim 128 or 256 and V of as many dims, Q in bf16 or f16: "
+            "use 16-bit, or the CPU.",
             arithmetic_name(p.arithmetic), kv_text(p), p.head_dim(), p.v_dim(), dtype_name(p.q_dtype),
-            fp8 ? "fp8 with a static scale" : "fp16 or quantised with scales that are static or in f16"));
+            fp8 ? "caches without rotate_k, V in fp8 with a static scale"
+                : "tensors in bf16 and f16 and caches without rotate_k"));
   }
   if (p.arithmetic != Arithmetic::k16Bit) {
     throw Error(

@@ -132,9 +132,10 @@ ScheduleParams schedule_params(const AttentionProblem& p, const Kernel& kernel, 
 /// What the staged keys and values of a round may take.
 constexpr std::int64_t kStagedBytes = std::int64_t{1} << 29;
 
-/// Keys of the requests that a pass of at least `min_rows` packed rows serves, at the bounds.
+/// Keys of the requests that a pass of at least `min_rows` packed rows serves, at the bounds; of tensors all,
+/// which keep their places.
 std::int64_t max_staged_keys(const AttentionProblem& problem, std::int32_t min_rows) {
-  const bool prompts_alone = min_rows > problem.q_heads / problem.kv_heads();
+  const bool prompts_alone = problem.is_paged() && min_rows > problem.q_heads / problem.kv_heads();
   if (prompts_alone && problem.max_prompt_kv != 0) return problem.max_prompt_kv;
   return std::max<std::int64_t>(1, most_keys(problem));
 }
@@ -377,8 +378,9 @@ std::string Plan::describe() const {
     partials = std::max(partials, pass.max_partials);
     const planning::Staged& staged = plan.passes()[n].staged;
     if (staged.keys > 0) {
-      line("staged", fmt::format("K and V of {} KV head{} at a time, up to {} keys: {} bytes of workspace",
-                                 staged.heads, staged.heads == 1 ? "" : "s", staged.keys, staged.bytes));
+      line("staged", fmt::format("{} of {} KV head{} at a time, up to {} keys: {} bytes of workspace",
+                                 plan.problem.is_paged() ? "K and V" : "K", staged.heads,
+                                 staged.heads == 1 ? "" : "s", staged.keys, staged.bytes));
     }
   }
   for (std::size_t n = 0; n < i.passes.size(); ++n) {

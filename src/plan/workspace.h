@@ -84,15 +84,16 @@ class Carver {
   std::int64_t bytes_ = 0;
 };
 
-/// What a pass has for itself of the schedule part.
-inline PassWorkspace carve_pass(const Pass& p, Carver& carver) {
+/// What a pass has for itself of the schedule part. Staged keys of plain K and V lie where the tensors have
+/// them.
+inline PassWorkspace carve_pass(const Pass& p, bool plain, Carver& carver) {
   PassWorkspace w;
   w.schedule.params = p.schedule;
   w.schedule.header = carver.take<ScheduleHeader>(1);
   w.schedule.first_step = carver.take<std::int64_t>(std::int64_t{p.schedule.batch} + 1);
   w.schedule.starts = carver.take<WorkerStart>(std::int64_t{p.schedule.workers} + 1);
   if (p.backend_bytes > 0) w.backend = carver.take<std::byte>(p.backend_bytes);
-  if (p.staged.keys > 0) {
+  if (p.staged.keys > 0 && !plain) {
     w.schedule.cu_kv = carver.take<std::int32_t>(std::int64_t{p.schedule.batch} + 1);
     w.schedule.staged = carver.take<std::int32_t>(p.schedule.batch);
   }
@@ -106,7 +107,7 @@ inline Workspace carve_workspace(const WorkspaceParams& p, std::byte* base) {
   std::int64_t rows = 0, staged = 0, scratch = 0;  // of partial results; bytes
   for (int i = 0; i < p.count; ++i) {
     const Pass& pass = p.passes[i];
-    w.passes[i] = carve_pass(pass, carver);
+    w.passes[i] = carve_pass(pass, p.plain, carver);
     const std::int64_t own = saturating_product(pass.partials, pass.schedule.row_block);
     rows = own > rows ? own : rows;
     staged = pass.staged.bytes > staged ? pass.staged.bytes : staged;

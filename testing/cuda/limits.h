@@ -46,8 +46,10 @@ inline double logit_slack(const Problem& p, const PlanInfo& plan) {
   const int dim = p.row.head_dim;
   const double scale = p.row.scale == 0 ? 1 / std::sqrt(dim) : std::abs(static_cast<double>(p.row.scale));
   if (p.problem.arithmetic == Arithmetic::kHalfInt8) {
-    const bool asymmetric = std::get<KvCacheSpec>(p.problem.kv).k_format.asymmetric;
-    return asymmetric ? scale * largest_norm(p.q, 1) * largest_norm(p.k, 1) / 127 : 0;
+    const auto* const spec = std::get_if<KvCacheSpec>(&p.problem.kv);
+    return spec != nullptr && spec->k_format.asymmetric
+               ? scale * largest_norm(p.q, 1) * largest_norm(p.k, 1) / 127
+               : 0;
   }
   const double most = scale * largest_norm(p.q, dim) * largest_norm(p.k, dim);
   if (fp8) {
@@ -65,16 +67,25 @@ inline double lse_slack(const Problem& p, const PlanInfo& plan) {
   return rounds_codes(plan) ? 2e-3 : kLseSlack + logit_slack(p, plan);
 }
 
+/// Whether V beside K in codes is bf16: as it is given, or because f16 might not hold it.
+inline bool takes_bf16(const Problem& p) {
+  const auto* const spec = std::get_if<KvCacheSpec>(&p.problem.kv);
+  const DType v = spec != nullptr ? spec->v_format.dtype : *p.row.plain;
+  if (dtype_bits(v) == 16) return v == DType::kBFloat16;
+  return !spec->v_format.static_scale() && spec->v_format.scale_dtype != DType::kFloat16;
+}
+
 /// P is rounded to 16 bits before it weighs V: half a step of the largest |v|, which an output that averages
 /// many values cannot show in its own magnitude. Decode rounds to f16, prefill to the dtype of V, the kernels
 /// of latent attention to bf16 over bf16 and over rotary dims that are V; their lists may be of a few keys,
 /// which leave the whole step; P times V's scale is a second one, the scale a third if it has more bits than
-/// f16. Staged V is rounded to f16, or to E4M3 down to 2^-11 of the largest, and weights are as far off as
-/// their logits.
+/// f16. Staged V is rounded to f16 or bf16, or to E4M3 down to 2^-11 of the largest, and weights are as far
+/// off as their logits.
 inline double out_slack(const Problem& p, const PlanInfo& plan) {
   double largest = 0;
   for (const float v : p.v.to_floats()) largest = std::max(largest, std::abs(static_cast<double>(v)));
   if (p.problem.arithmetic == Arithmetic::kFp8) return largest * (0x1p-10 + logit_slack(p, plan));
+  if (plan.staged_bytes > 0 && takes_bf16(p)) return largest * (0x1p-9 + 0x1p-9 + logit_slack(p, plan));
   if (plan.staged_bytes > 0) return largest * (0x1p-12 + 0x1p-11 + logit_slack(p, plan));
   const auto* const spec = std::get_if<KvCacheSpec>(&p.problem.kv);
   if (spec != nullptr && spec->is_latent()) {

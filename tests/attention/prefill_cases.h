@@ -41,7 +41,7 @@ inline std::vector<Request> edge_requests() {
 }
 
 /// The rows of every dtype and head_dim, plain and in pages; of head_dims whose kernels differ from others by
-/// numbers alone, to save time, either. Also K of 192 dims with V of 128.
+/// numbers alone, to save time, either. Also K of 192 dims with V of 128, and tensors whose K becomes codes.
 inline std::vector<AttentionCase> prefill_cases(const std::vector<Request>& requests) {
   std::vector<AttentionCase> rows;
   for (const DType dtype : kPrefillTypes) {
@@ -56,6 +56,9 @@ inline std::vector<AttentionCase> prefill_cases(const std::vector<Request>& requ
     add(96, !f16);
     add(192, f16);
     for (const bool plain : {true, false}) add(192, plain, 128);
+    add(f16 ? 256 : 128, true);
+    rows.back().arithmetic = "half_int8";
+    rows.back().name += ", half_int8";
   }
   return rows;
 }

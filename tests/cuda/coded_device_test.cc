@@ -101,8 +101,8 @@ TEST_P(DeviceCoded, Formats) {
   for (const char* k : {"int8-head", "int8-tensor", "int8-token", "int8-static-head", "int8-token-head-f32",
                         "int8-g64", "int8-g128", "int8-token-head-asym", "int8-tensor-asym", "int4-g32",
                         "int4-row", "fp8", "fp8-token-head", "bf16", "fp16"}) {
-    for (const char* v :
-         {"int8-head", "int4-g32", "fp8", "fp16", "int8-static-head-asym", "fp8-static-head"}) {
+    for (const char* v : {"int8-head", "int4-g32", "fp8", "fp16", "int8-static-head-asym", "fp8-static-head",
+                          "bf16", "int8-token-head-f32", "fp8-g128-f32"}) {
       for (const int head_dim : kDims) {
         AttentionCase row = coded_case(k, v, head_dim, kPrefillTypes[n++ % 2], mixed_requests());
         row.rotate_v = n % 3 == 0;

@@ -65,7 +65,7 @@ inline std::vector<AttentionCase> shapes_of(const AttentionCase& row) {
     return (codes || c.keys == cuda::PrefillKeys::kGiven) && c.head_dim == problem.head_dim() &&
            c.value_dim == problem.v_dim();
   };
-  if (row.policy == SplitPolicy::kBatchInvariant ||
+  if (row.policy == SplitPolicy::kBatchInvariant || problem.arithmetic == Arithmetic::kHalfInt8 ||
       std::ranges::count_if(cuda::kPrefillTable, is_shape) < 2) {
     return rows;
   }

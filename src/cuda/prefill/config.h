@@ -116,7 +116,9 @@ inline constexpr std::array kPrefillTable{
     PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 256, 256, 2, 80, 2, 1},          // not timed
     PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 512, 512, 2, 32, 2, 1, 128, 2},  // 4 x 4k: -, 332
     PrefillConfig{PrefillKeys::kCodes, DType::kFloat16, 128, 128, 3, 80, 4, 2},           // 736, 726
+    PrefillConfig{PrefillKeys::kCodes, DType::kBFloat16, 128, 128, 3, 80, 4, 2},          // V of bf16 tensors
     PrefillConfig{PrefillKeys::kCodes, DType::kFloat16, 256, 256, 2, 80, 2, 1},           // 901, 923
+    PrefillConfig{PrefillKeys::kCodes, DType::kBFloat16, 256, 256, 2, 80, 2, 1},          // likewise
     e4m3(PrefillKeys::kCodes, 128, 3, 96, 3, 2, 1536, 8),                                 // an H100: 928, 906
     e4m3(PrefillKeys::kCodes, 256, 2, 96, 3, 1, 1536, 3),  // an H100: 1053, 985
     // us of 128 and of 256 rows over 131,072 keys of 8 KV heads, an H100

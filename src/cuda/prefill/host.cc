@@ -20,26 +20,34 @@
 namespace halftone::cuda {
 namespace {
 
-/// Whether K and V of a cache can be staged. V has to fit into f16, with a scale per head at most: beside
-/// stored scales of f16 it does, up to what AppendArgs::status reports. V in E4M3 is the cache's own, with a
-/// static scale: one that changed from token to token would have to go into P, whose range is small.
-bool can_stage(const AttentionProblem& problem) {
-  const auto* const spec = std::get_if<KvCacheSpec>(&problem.kv);
-  if (spec == nullptr || problem.is_latent() || dtype_bits(problem.q_dtype) != 16) return false;
-  if (problem.arithmetic != Arithmetic::k16Bit && spec->rotate_k) return false;
-  const KvFormat& v = spec->v_format;
-  if (problem.arithmetic == Arithmetic::kFp8) return v.dtype == DType::kFloat8E4M3 && v.static_scale();
-  if (dtype_bits(v.dtype) == 16) return v.dtype == DType::kFloat16;
-  return v.static_scale() || v.scale_dtype == DType::kFloat16;
+/// What V of a cache is as values of 16 bits. With a scale per head at most it fits into f16: beside stored
+/// scales of f16 it does, up to what AppendArgs::status reports.
+DType value_dtype(const KvFormat& v) {
+  if (dtype_bits(v.dtype) == 16) return v.dtype;
+  return v.static_scale() || v.scale_dtype == DType::kFloat16 ? DType::kFloat16 : DType::kBFloat16;
+}
+
+/// The type of V beside staged K; kUInt8: not served. V in E4M3 is the cache's own, with a static scale: one
+/// that changed from token to token would have to go into P, whose range is small.
+DType staged_dtype(const AttentionProblem& problem) {
+  constexpr DType kNone = DType::kUInt8;
+  if (problem.is_latent() || dtype_bits(problem.q_dtype) != 16) return kNone;
+  const bool fp8 = problem.arithmetic == Arithmetic::kFp8;
+  if (const auto* const tensors = std::get_if<KvTensors>(&problem.kv)) {
+    return fp8 || dtype_bits(tensors->dtype) != 16 ? kNone : tensors->dtype;
+  }
+  const auto& spec = std::get<KvCacheSpec>(problem.kv);
+  if (problem.arithmetic != Arithmetic::k16Bit && spec.rotate_k) return kNone;
+  const KvFormat& v = spec.v_format;
+  if (fp8) return v.dtype == DType::kFloat8E4M3 && v.static_scale() ? v.dtype : kNone;
+  return value_dtype(v);
 }
 
 /// The type of V and of the operands of P V; kUInt8: the kernel cannot read them.
 DType operand_dtype(const AttentionProblem& problem) {
   const PrefillKeys keys = keys_of(problem);
   if (keys == PrefillKeys::kPacked) return DType::kFloat16;
-  if (keys != PrefillKeys::kGiven && !can_stage(problem)) return DType::kUInt8;
-  if (problem.arithmetic == Arithmetic::kFp8) return DType::kFloat8E4M3;
-  if (keys != PrefillKeys::kGiven) return DType::kFloat16;
+  if (keys != PrefillKeys::kGiven) return staged_dtype(problem);
   const auto* const tensors = std::get_if<KvTensors>(&problem.kv);
   const DType dtype = tensors != nullptr ? tensors->dtype : problem.q_dtype;
   return problem.is_latent() || dtype != problem.q_dtype ? DType::kUInt8 : dtype;
@@ -86,7 +94,12 @@ AttentionArgs round_args(const Plan::Impl& plan, const planning::Pass& pass, Att
   if (pass.staged.rounds == 1) return args;
   const int kv_heads = pass.staged.heads, kv_first = round * kv_heads;
   const std::int64_t count = std::int64_t{kv_heads} * pass.schedule.group, first = round * count;
-  args.kv = heads_of(std::get<PagedKv>(args.kv), plan.layout, kv_first, kv_heads);
+  if (auto* const tensors = std::get_if<KvTensorViews>(&args.kv)) {
+    tensors->k = heads_of(tensors->k, kv_first, kv_heads);
+    tensors->v = heads_of(tensors->v, kv_first, kv_heads);
+  } else {
+    args.kv = heads_of(std::get<PagedKv>(args.kv), plan.layout, kv_first, kv_heads);
+  }
   args.q = heads_of(args.q, first, count);
   args.out = heads_of(args.out, first, count);
   advance(args.alibi_slopes, first);
@@ -96,10 +109,12 @@ AttentionArgs round_args(const Plan::Impl& plan, const planning::Pass& pass, Att
 }
 
 /// What a round stages: K and V, [keys, heads, dim], and a scale for each key, [heads, keys]; V in E4M3 in
-/// tiles of 16 keys, [heads, keys / 16]. Of K that is read in its pages nothing but scales; nor V, if it is.
+/// tiles of 16 keys, [heads, keys / 16]. Of K that is read in its pages nothing but scales; nor V, if it is,
+/// or if it is a tensor of the caller's.
 struct StagedRows {
   TensorView k, v;
   float* key_scales;  // null: static ones, which the kernel reads itself
+  std::int64_t keys;
 };
 
 constexpr int bytes_of(DType t) { return dtype_bits(t) / 8; }
@@ -116,21 +131,43 @@ bool reads_code_pages(const KvCacheSpec& spec, DType operand) {
   return operand == DType::kFloat8E4M3 && has_codes(spec, operand);
 }
 
-StagedRows staged_rows(const Plan::Impl& plan, const planning::Pass& pass, std::byte* at) {
-  const std::int64_t heads = pass.staged.heads, keys = pass.staged.keys;
+StagedRows staged_rows(const Plan::Impl& plan, const planning::Pass& pass, const AttentionArgs& args,
+                       std::byte* at) {
+  StagedRows staged{};
+  const auto* const tensors = std::get_if<KvTensorViews>(&args.kv);
+  // Of tensors the rows that there are: what lies beyond is no key, whatever lengths say.
+  staged.keys = tensors != nullptr ? std::min(pass.staged.keys, tensors->k.shape[0]) : pass.staged.keys;
   const PrefillConfig& config = kPrefillTable[pass.variant];
   const auto rows = [&](DType dtype, std::int64_t dims) {
     std::byte* const data = at;
-    at += keys * heads * dims * bytes_of(dtype);
-    return TensorView::contiguous(data, dtype, {keys, heads, dims}, plan.problem.device);
+    const std::int64_t heads = pass.staged.heads;
+    at += staged.keys * heads * dims * bytes_of(dtype);
+    return TensorView::contiguous(data, dtype, {staged.keys, heads, dims}, plan.problem.device);
   };
-  const auto& spec = std::get<KvCacheSpec>(plan.problem.kv);
-  const bool in_pages = reads_code_pages(spec, config.dtype);
-  StagedRows staged{};
+  const auto* const spec = std::get_if<KvCacheSpec>(&plan.problem.kv);
+  const bool in_pages = spec != nullptr && reads_code_pages(*spec, config.dtype);
   if (!in_pages) staged.k = rows(key_dtype(config.keys, config.dtype), config.head_dim);
-  if (config.keys != PrefillKeys::kCodePages) staged.v = rows(config.dtype, config.value_dim);
-  if (!in_pages || !spec.k_format.static_scale()) staged.key_scales = reinterpret_cast<float*>(at);
+  if (spec != nullptr && config.keys != PrefillKeys::kCodePages) {
+    staged.v = rows(config.dtype, config.value_dim);
+  }
+  if (!in_pages || !spec->k_format.static_scale()) staged.key_scales = reinterpret_cast<float*>(at);
   return staged;
+}
+
+/// Fills them with K of tensors, of all requests.
+void stage(const KvTensorViews& tensors, const planning::Schedule& schedule, const StagedRows& staged,
+           Stream stream) {
+  StageRowsParams p{};
+  p.rows = tensors.k.data;
+  p.type = tensors.k.dtype;
+  p.token_stride = tensors.k.strides[0], p.head_stride = tensors.k.strides[1];
+  p.tokens = staged.keys;
+  p.used = schedule.cu_kv + schedule.params.batch;
+  p.heads = static_cast<std::int32_t>(tensors.k.shape[1]);
+  p.dim = static_cast<std::int32_t>(tensors.k.shape[2]);
+  p.out = static_cast<std::uint8_t*>(staged.k.data);
+  p.scales = staged.key_scales;
+  check(launch_stage_rows(p, stream), "run");
 }
 
 /// Fills them: of every request of the pass its keys, one request after the other. Tokens of missing pages
@@ -140,7 +177,7 @@ void stage(const Plan::Impl& plan, const planning::Pass& pass, const PagedKv& ca
   const auto params = [&](KvPart which, const StaticScale& scale, const TensorView& out) {
     StageParams p{};
     p.rows = dequantize_params(cache, plan.layout, page::part_of(cache.spec, plan.layout, which), scale, out);
-    p.rows.rows = pass.staged.keys;  // also where only scales are wanted
+    p.rows.rows = staged.keys;  // also where only scales are wanted
     p.rows.lengths = lengths;
     p.rows.batch = plan.problem.batch;
     p.rows.row_tokens = pass.schedule.staged_tokens;
@@ -203,6 +240,7 @@ PrefillParams prefill_params(const Plan::Impl& plan, const AttentionArgs& args,
     const void* const somewhere = workspace.passes[index].schedule.header;
     return tensor_map(t, somewhere, 1, config.kv_tile, row_bytes);
   };
+  const auto* const tensors = std::get_if<KvTensorViews>(&args.kv);
   const auto* const cache = std::get_if<PagedKv>(&args.kv);
   p.code_pages = cache != nullptr && reads_code_pages(cache->spec, config.dtype);
   if (p.code_pages) {
@@ -212,8 +250,10 @@ PrefillParams prefill_params(const Plan::Impl& plan, const AttentionArgs& args,
   }
   if (pass.staged.keys > 0) {
     if (!p.code_pages) p.k = rows(staged.k, key_row_bytes(config));
-    if (config.dtype != DType::kFloat8E4M3) p.v = rows(staged.v, config.row_bytes);
-    p.kv_tokens = pass.staged.keys;
+    if (config.dtype != DType::kFloat8E4M3) {
+      p.v = rows(tensors != nullptr ? tensors->v : staged.v, config.row_bytes);
+    }
+    p.kv_tokens = staged.keys;
     p.key_scales = staged.key_scales;
     p.value_tiles = pointer<std::uint8_t>(staged.v);
     // Staged values are in the caller's basis, codes in that of the cache.
@@ -224,10 +264,9 @@ PrefillParams prefill_params(const Plan::Impl& plan, const AttentionArgs& args,
     p.v = page_map(*cache, plan.layout, plan.layout.v_data_offset, config.value_dim, config.dtype,
                    config.row_bytes);
   } else {
-    const auto& tensors = std::get<KvTensorViews>(args.kv);
-    p.k = rows(tensors.k, config.row_bytes);
-    p.v = rows(tensors.v, config.row_bytes);
-    p.kv_tokens = tensors.k.shape[0];
+    p.k = rows(tensors->k, config.row_bytes);
+    p.v = rows(tensors->v, config.row_bytes);
+    p.kv_tokens = tensors->k.shape[0];
   }
   return p;
 }
@@ -254,14 +293,14 @@ int prefill_variant(const AttentionProblem& problem, const planning::Kernel& ker
 
 planning::StagedKey prefill_staged_key(const AttentionProblem& problem) {
   const PrefillKeys keys = keys_of(problem);
-  if (keys == PrefillKeys::kGiven || keys == PrefillKeys::kPacked || !problem.is_paged()) return {};
+  if (keys == PrefillKeys::kGiven || keys == PrefillKeys::kPacked) return {};
   const DType operand = operand_dtype(problem);
-  const auto& spec = std::get<KvCacheSpec>(problem.kv);
+  const auto* const spec = std::get_if<KvCacheSpec>(&problem.kv);
   const int k = problem.head_dim() * bytes_of(key_dtype(keys, operand));
   const int v = problem.v_dim() * bytes_of(operand), scale = sizeof(float);
-  planning::StagedKey key{k + scale + v, k + scale + v};
-  if (reads_code_pages(spec, operand)) {
-    key.bytes = (keys == PrefillKeys::kCodePages ? 0 : v) + (spec.k_format.static_scale() ? 0 : scale);
+  planning::StagedKey key{k + scale + (spec != nullptr ? v : 0), k + scale + v};
+  if (spec != nullptr && reads_code_pages(*spec, operand)) {
+    key.bytes = (keys == PrefillKeys::kCodePages ? 0 : v) + (spec->k_format.static_scale() ? 0 : scale);
   }
   if (operand == DType::kFloat8E4M3) key.tokens = kTileTokens;
   return key;
@@ -292,8 +331,13 @@ void run_prefill(const Plan::Impl& plan, const AttentionArgs& args, const planni
     StagedRows staged{};
     if (pass.staged.keys > 0) {
       const DeviceScope scope(plan.problem.device.index);
-      staged = staged_rows(plan, pass, workspace.staged);
-      stage(plan, pass, std::get<PagedKv>(own.kv), workspace.passes[index].schedule.staged, staged, stream);
+      const planning::Schedule& schedule = workspace.passes[index].schedule;
+      staged = staged_rows(plan, pass, own, workspace.staged);
+      if (const auto* const cache = std::get_if<PagedKv>(&own.kv)) {
+        stage(plan, pass, *cache, schedule.staged, staged, stream);
+      } else {
+        stage(std::get<KvTensorViews>(own.kv), schedule, staged, stream);
+      }
     }
     const PrefillParams p = prefill_params(plan, own, workspace, index, staged);
     launch(compiled_kernel(pass.variant), &p, plan, pass, stream);

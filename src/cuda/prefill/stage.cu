@@ -3,6 +3,7 @@
 #include "cuda/dequantize/kernel.h"
 #include "cuda/dequantize/launch.h"
 #include "cuda/device/range.h"
+#include "cuda/prefill/codes.h"
 #include "cuda/prefill/stage_tiles.h"
 #include "cuda/prefill/value_tiles.h"
 #include "format/int8_row.h"
@@ -50,7 +51,7 @@ struct StagedOut {
         const float inverse = e4m3 ? 1.0f / scale : int8_row::row_of(most).inverse;
 #pragma unroll
         for (int i = 0; i < kChunk; ++i) x[0][i] *= inverse;
-        bytes = e4m3 ? to_e4m3(x[0]) : to_codes(x[0]);
+        bytes = e4m3 ? e4m3_codes(x[0]) : int8_codes(x[0]);
       }
       if (live && row >= 0) {
         auto* const out = static_cast<std::uint8_t*>(p.rows.out);
@@ -77,9 +78,10 @@ struct StagedOut {
       divide<kHalves>(x, value_unit(p.rows.static_scale, p.rows.static_min, head * p.rows.static_stride));
     }
     if (!live || row < 0) return;
+    const DType type = p.rows.out_type == DType::kBFloat16 ? DType::kBFloat16 : DType::kFloat16;
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) {
-      store_values(DType::kFloat16, p.rows.out, place(row, head, chunk + h * kHalfChunks), x[h]);
+      store_values(type, p.rows.out, place(row, head, chunk + h * kHalfChunks), x[h]);
     }
   }
   __device__ __forceinline__ void zero(std::int64_t row, int head, int chunk) const {
@@ -116,18 +118,6 @@ struct StagedOut {
     const float inverse = 1.0f / by;
 #pragma unroll
     for (int i = 0; i < kHalves * kChunk; ++i) x[i / kChunk][i % kChunk] *= inverse;
-  }
-  static __device__ __forceinline__ uint2 to_e4m3(const float (&x)[kChunk]) {
-    return {pack_e4m3x4(x[0], x[1], x[2], x[3]), pack_e4m3x4(x[4], x[5], x[6], x[7])};
-  }
-  static __device__ __forceinline__ uint2 to_codes(const float (&x)[kChunk]) {
-    std::uint32_t word[2] = {};
-#pragma unroll
-    for (int i = 0; i < kChunk; ++i) {
-      const int code = __float2int_rn(x[i]);
-      word[i / 4] |= (static_cast<std::uint32_t>(code) & 0xffu) << 8 * (i % 4);
-    }
-    return {word[0], word[1]};
   }
 };
 

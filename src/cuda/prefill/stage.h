@@ -7,7 +7,8 @@
 namespace halftone::cuda {
 
 enum class StagedAs : std::uint8_t {
-  kValues,  ///< V in f16; one with static scales divided by value_unit()
+  kValues,  ///< V in f16, or in bf16 where f16 might not hold it; one with static scales divided by
+            ///< value_unit()
   kKeys,    ///< K in f16, its channels' scale back but not their offset, each divided by a power of two, its
             ///< scale, where f16 would not hold it
   kCodes,   ///< K in 8-bit integers with a scale per key, in the basis in which the cache stores it: those of
@@ -34,5 +35,20 @@ HT_HOST_DEVICE constexpr int code_chunk(int chunk) {
 
 /// cudaError_t as int.
 int launch_stage(const StageParams& params, void* stream);
+
+/// K of tensors as StagedAs::kCodes has it.
+struct StageRowsParams {
+  const void* rows;                        // [tokens, heads, dim], rows at multiples of 16 bytes
+  std::int64_t token_stride, head_stride;  // elements
+  std::int64_t tokens;
+  const std::int32_t* used;  // how many of them are requests'
+  std::int32_t heads, dim;   // 128 or 256 dims
+  DType type;                // kFloat16 or kBFloat16
+  std::uint8_t* out;         // [tokens, heads, dim]
+  float* scales;             // [heads, tokens]
+};
+
+/// cudaError_t as int.
+int launch_stage_rows(const StageRowsParams& params, void* stream);
 
 }  // namespace halftone::cuda

@@ -103,6 +103,11 @@ __device__ inline planning::BatchTotals place_requests(const ScheduleBuildParams
   std::int64_t before[5] = {};  // steps, units, queries, keys and staged rows
   long long least = INT64_MAX, most = 0;
   const int listed = p.top_k == 0 || p.cu_q == nullptr ? shape.batch : p.cu_q[p.requests];
+  const bool plain = s.staged == nullptr && p.cu_kv != nullptr;
+  if (plain) {
+    if (threadIdx.x == 0) s.cu_kv[shape.batch] = 0;
+    __syncthreads();
+  }
   for (int base = 0; base < shape.batch; base += kScheduleThreads) {
     const int r = base + static_cast<int>(threadIdx.x);
     std::int64_t sums[5] = {}, totals[5];
@@ -126,8 +131,9 @@ __device__ inline planning::BatchTotals place_requests(const ScheduleBuildParams
       s.first_step[r] = shape.queue_tokens > 0 ? before[1] + sums[1] : before[0] + sums[0];
       if (s.staged != nullptr) {
         planning::stage_request(s, r, queries, before[4] + sums[4]);
-      } else if (p.cu_kv != nullptr) {
+      } else if (plain) {
         s.cu_kv[r] = p.cu_kv[r];
+        atomicMax(&s.cu_kv[shape.batch], p.cu_kv[r + 1]);  // whatever their order: no key lies behind
       }
       s.cu_q[r] = static_cast<std::int32_t>(before[2] + sums[2]);
     }

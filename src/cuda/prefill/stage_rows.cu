@@ -1,0 +1,99 @@
+// K of tensors as codes with a scale per key, into the workspace: a row is of 16 or 32 lanes.
+#include <algorithm>
+
+#include "cuda/device/launch.h"
+#include "cuda/device/ptx.h"
+#include "cuda/device/range.h"
+#include "cuda/prefill/codes.h"
+#include "cuda/prefill/stage.h"
+#include "format/int8_row.h"
+
+namespace halftone::cuda {
+namespace {
+
+constexpr int kThreads = 256, kCtas = 4;  // of an SM
+constexpr int kEach = 4;                  // rows of a lane that are on their way
+
+template <int kLanes>
+struct RowStager {
+  const StageRowsParams& p;
+  int chunk;  // of 8 dims
+
+  __device__ uint4 load(std::int64_t token, int head) const {
+    const std::int64_t at = token * p.token_stride + head * p.head_stride + 8 * chunk;
+    return __ldg(reinterpret_cast<const uint4*>(static_cast<const std::uint16_t*>(p.rows) + at));
+  }
+  __device__ void store(const uint4& row, std::int64_t token, int head, bool live) const {
+    const std::uint32_t words[] = {row.x, row.y, row.z, row.w};
+    float x[8];
+    std::uint32_t most = 0;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      x[i] = half_of(words[i / 2], i % 2, p.type == DType::kBFloat16);
+      most = max(most, magnitude_bits(x[i]));
+    }
+#pragma unroll
+    for (int i = kLanes / 2; i > 0; i /= 2) most = max(most, __shfl_xor_sync(~0u, most, i));
+    const int8_row::Row as = int8_row::row_of(most);
+#pragma unroll
+    for (float& v : x) v *= as.inverse;
+    if (!live) return;
+    const std::int64_t at = (token * p.heads + head) * (8 * kLanes) + 8 * chunk;
+    *reinterpret_cast<uint2*>(p.out + at) = int8_codes(x);
+    if (chunk == 0) p.scales[head * p.tokens + token] = as.scale;
+  }
+  __device__ void run() const {
+    const std::int64_t tokens = min(p.tokens, static_cast<std::int64_t>(*p.used));
+    const std::int64_t rows = tokens * p.heads, across = std::int64_t{gridDim.x} * (kThreads / kLanes);
+    const std::int64_t first = std::int64_t{blockIdx.x} * (kThreads / kLanes) + threadIdx.x / kLanes;
+    const std::int64_t tokens_across = across / p.heads;
+    const int heads_across = static_cast<int>(across % p.heads);
+    std::int64_t token = first / p.heads;
+    int head = static_cast<int>(first % p.heads);
+    // All lanes of a warp stay as long as its first row is one.
+#pragma unroll 1
+    for (std::int64_t row = first; row - threadIdx.x % 32 / kLanes < rows; row += kEach * across) {
+      uint4 x[kEach];
+      std::int64_t own_token[kEach];
+      int own_head[kEach];
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) {
+        own_token[i] = token, own_head[i] = head;
+        x[i] = row + i * across < rows ? load(token, head) : uint4{};
+        token += tokens_across, head += heads_across;
+        if (head >= p.heads) head -= p.heads, ++token;
+      }
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) store(x[i], own_token[i], own_head[i], row + i * across < rows);
+    }
+  }
+};
+
+template <int kLanes>
+__global__ void __launch_bounds__(kThreads, kCtas) stage_rows(const __grid_constant__ StageRowsParams p) {
+  wait_for_previous_kernel();
+  let_next_kernel_start();
+  RowStager<kLanes>{p, static_cast<int>(threadIdx.x % kLanes)}.run();
+}
+
+}  // namespace
+
+int launch_stage_rows(const StageRowsParams& p, void* stream) {
+  const std::int64_t rows = p.tokens * p.heads;
+  if (rows == 0) return cudaSuccess;
+  int device = 0, processors = 0;
+  cudaError_t status = cudaGetDevice(&device);
+  if (status == cudaSuccess) {
+    status = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  }
+  if (status != cudaSuccess) return status;
+  const int lanes = p.dim / 8;
+  const std::int64_t wanted = (rows * lanes + kEach * kThreads - 1) / (kEach * kThreads);
+  const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(wanted, processors * kCtas));
+  const void* const kernel = lanes == 16 ? reinterpret_cast<const void*>(&stage_rows<16>)
+                                         : reinterpret_cast<const void*>(&stage_rows<32>);
+  const void* argument = &p;
+  return launch_early(kernel, dim3(blocks), dim3(kThreads), &argument, stream);
+}
+
+}  // namespace halftone::cuda

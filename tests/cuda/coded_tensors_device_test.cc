@@ -1,0 +1,152 @@
+// K of plain tensors as codes on the GPU against the double oracle: every option, types of Q and of K and V
+// that differ, a few heads at a time, rows beyond those of the requests.
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "plan/plan.h"
+#include "plan/validate.h"
+#include "tests/cuda/adversarial_device.h"
+#include "tests/cuda/agreement.h"
+#include "tests/cuda/prefill_options.h"
+
+namespace halftone::testing {
+namespace {
+
+class DeviceCodedTensors : public ::testing::Test {
+ protected:
+  bool serves(const Problem& p) {
+    const bool has = cuda_runner().serves(p);
+    served_ += has ? 1 : 0;
+    return has;
+  }
+  void TearDown() override { EXPECT_GT(served_, 0) << "no kernel of half_int8 is in this build"; }
+  static AttentionCase coded_case(int head_dim, DType q_dtype, DType kv_dtype,
+                                  const std::vector<Request>& requests) {
+    AttentionCase row = prefill_case(q_dtype, head_dim, true, requests);
+    row.q_heads = 4;
+    row.plain = kv_dtype;
+    row.arithmetic = "half_int8";
+    row.name += ", K and V " + std::string(dtype_name(kv_dtype));
+    return row;
+  }
+
+ private:
+  int served_ = 0;
+};
+
+constexpr int kDims[] = {128, 256};
+
+TEST_F(DeviceCodedTensors, EveryOption) {
+  int n = 0;
+  for (const Option& option : options()) {
+    for (const int head_dim : kDims) {
+      for (const DType kv_dtype : kPrefillTypes) {
+        AttentionCase row = coded_case(head_dim, kPrefillTypes[n++ / 2 % 2], kv_dtype, mixed_requests());
+        row.q_heads = row.kv_heads * (1 + n % 5);
+        option.set(row);
+        row.name += std::string(", ") + option.name;
+        const Problem p = make_problem(row);
+        if (serves(p)) expect_agrees(row);
+      }
+    }
+  }
+}
+
+/// A few heads at a time: with batch_invariant the bits of all heads at once.
+TEST_F(DeviceCodedTensors, Rounds) {
+  for (const int head_dim : kDims) {
+    for (const int heads : {1, 2}) {
+      AttentionCase row = coded_case(head_dim, DType::kBFloat16, DType::kBFloat16,
+                                     {{200, 230}, {90, 300}, {70, 60}, {1, 170}});
+      row.kv_heads = 4;
+      row.q_heads = 8;
+      row.alibi = row.sinks = true;
+      row.policy = SplitPolicy::kBatchInvariant;
+      SCOPED_TRACE(row.name + ", " + std::to_string(heads) + " heads at a time");
+      const Problem once = make_problem(row);
+      if (!serves(once)) continue;
+      Problem p = make_problem(row);
+      const std::int64_t key_bytes = head_dim + 4;
+      p.problem.max_kv_len = static_cast<int>((std::int64_t{1} << 29) / (2 * heads * key_bytes) / 4 + 1);
+      const Plan plan = plan_on_device(p);
+      EXPECT_EQ(planning::require_plan(plan).passes().back().staged.rounds, 4 / heads);
+      const Outputs outputs = run_on_device(p, plan);
+      EXPECT_EQ(judge_device(once, outputs), "");
+      expect_same_bits(run_on_device(once), outputs, row.name);
+    }
+  }
+}
+
+/// A row of K with an infinity or a NaN has no scale: its key makes every row that sees it NaN, and no other.
+/// V that f16 does not hold is one of bf16.
+TEST_F(DeviceCodedTensors, InfinitiesAndLargeValues) {
+  for (const int head_dim : kDims) {
+    AttentionCase row = coded_case(head_dim, DType::kBFloat16, DType::kBFloat16, {{60, 200}, {70, 90}});
+    Problem p = make_problem(row);
+    if (!serves(p)) continue;
+    const std::int64_t width = std::int64_t{row.kv_heads} * head_dim;
+    for (std::int64_t i = 0; i < p.v.numel(); i += 7) p.v.set(i, 0x1p60F * p.v.get(i));
+    const Outputs finite = run_on_device(p);
+    EXPECT_EQ(judge_device(p, finite), "") << row.name;
+    constexpr std::int64_t kBad = 180;  // of the first request's keys; of the second one's heads 0 and 1
+    p.k.set(kBad * width + 5, std::numeric_limits<float>::infinity());
+    const Outputs outputs = run_on_device(p);
+    for (std::int64_t i = 0; i < outputs.out.numel(); ++i) {
+      const std::int64_t query = i / (row.q_heads * head_dim), head = i / head_dim % row.q_heads;
+      const bool sees = query < 60 && query + 140 >= kBad && head < row.q_heads / row.kv_heads;
+      if (sees) {
+        ASSERT_TRUE(std::isnan(outputs.out.get(i))) << row.name << ", query " << query;
+      } else {
+        ASSERT_EQ(outputs.out.get(i), finite.out.get(i)) << row.name << ", query " << query;
+      }
+    }
+  }
+}
+
+/// The workspace and what lies behind the last request are never part of a result.
+TEST_F(DeviceCodedTensors, PoisonedMemory) {
+  for (const int head_dim : kDims) {
+    for (const DType kv_dtype : kPrefillTypes) {
+      std::vector<Request> requests = mixed_requests();
+      requests.push_back({0, 100});
+      Problem p = make_problem(coded_case(head_dim, DType::kFloat16, kv_dtype, requests));
+      if (!serves(p)) continue;
+      const Plan plan = plan_on_device(p);
+      const Outputs expected = run_on_device(p, plan);
+      const std::vector<std::int64_t> first = first_tokens(p.row);
+      poison_rows(p.k, first[requests.size() - 1], first.back());
+      poison_rows(p.v, first[requests.size() - 1], first.back());
+      for (const int fill : {0x00, 0x7F, 0x7C, 0xFF}) {
+        const DeviceRun device(p, plan, fill);
+        device.schedule();
+        device.run();
+        expect_same_bits(expected, device.outputs(), p.row.name + ", bytes " + std::to_string(fill));
+      }
+    }
+  }
+}
+
+/// No fp8 over tensors, and no half_int8 of other dims: the message says what there is.
+TEST_F(DeviceCodedTensors, OthersAreRefused) {
+  AttentionCase row = coded_case(128, DType::kBFloat16, DType::kBFloat16, {{60, 200}});
+  EXPECT_TRUE(serves(make_problem(row)));
+  const auto refuses = [](const AttentionCase& refused, const char* word) {
+    expect_error(ErrorCode::kUnsupported,
+                 {"arithmetic is " + refused.arithmetic, word, "use 16-bit, or the CPU"},
+                 [&] { (void)plan_on_device(make_problem(refused)); });
+  };
+  row.arithmetic = "fp8";
+  refuses(row, "tensors in bf16");
+  row.arithmetic = "half_int8";
+  row.head_dim = 64;
+  refuses(row, "head_dim 64");
+  row.head_dim = 128;
+  row.plain = DType::kFloat32;
+  refuses(row, "tensors in f32");
+}
+
+}  // namespace
+}  // namespace halftone::testing
