@@ -25,7 +25,7 @@ target_compile_definitions(halftone_emulator PRIVATE HALFTONE_EMULATOR_PTX="${PR
 target_compile_options(halftone_emulator PRIVATE -O2 -march=native -ffp-contract=off)  # it runs where it is built
 
 # Every device test program and every test on all backends has its twin, NAME_emulated.
-file(GLOB sources CONFIGURE_DEPENDS tests/cuda/*_test.cu tests/cuda/*_test.cc)
+file(GLOB_RECURSE sources CONFIGURE_DEPENDS tests/cuda/*_test.cu tests/cuda/*_test.cc)
 get_property(on_runners GLOBAL PROPERTY halftone_cuda_tests)
 foreach(source IN LISTS sources on_runners)
   get_filename_component(name "${source}" NAME_WE)

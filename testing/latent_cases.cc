@@ -200,17 +200,10 @@ void add_latent_rows(std::vector<AttentionCase>& rows) {
   add_listing_rows(rows);
 }
 
-void make_latent_or_listed(AttentionCase& row, Random& random) {
-  row.arithmetic = "16-bit";  // no other is served
-  const bool latent = random.chance(0.7), served = latent && random.chance(0.5);
-  if (served) {
-    make_served(row, random);
-  } else if (latent) {
-    row = latent_case(row, random.pick(latent_formats()), random.pick(std::array{256, 512}),
-                      random.pick(std::array{32, 64}));
-    const bool divides = 448 % std::max(1, parse_format(row.k_format).group_size) == 0;
-    if (divides && row.rope_dim == 64 && random.chance(0.3)) make_rotary_v(row);
-  }
+namespace {
+
+/// What follows for a row that has the format of its cache: heads, queries, lists.
+void draw_lists(AttentionCase& row, Random& random, bool latent, bool served) {
   if (latent) {
     row.q_heads = random.chance(0.7) ? random.pick(kLatentHeads) : static_cast<int>(random.integer(1, 40));
     row.data = Data::kNormal;
@@ -230,6 +223,35 @@ void make_latent_or_listed(AttentionCase& row, Random& random) {
   do {
     row.lists.extra_format = random.pick(latent_formats());
   } while (row.head_dim == row.v_head_dim && parse_format(row.lists.extra_format).group_size == 128);
+}
+
+}  // namespace
+
+void make_latent_or_listed(AttentionCase& row, Random& random) {
+  row.arithmetic = "16-bit";  // no other is served
+  const bool latent = random.chance(0.7), served = latent && random.chance(0.5);
+  if (served) {
+    make_served(row, random);
+  } else if (latent) {
+    row = latent_case(row, random.pick(latent_formats()), random.pick(std::array{256, 512}),
+                      random.pick(std::array{32, 64}));
+    const bool divides = 448 % std::max(1, parse_format(row.k_format).group_size) == 0;
+    if (divides && row.rope_dim == 64 && random.chance(0.3)) make_rotary_v(row);
+  }
+  draw_lists(row, random, latent, served);
+}
+
+AttentionCase random_latent_case(std::uint64_t seed) {
+  Random random(seed);
+  AttentionCase row = random_case(seed);
+  row.plain.reset();
+  row.step = {};
+  row.lists = {};
+  row.offset_k = row.scale_k = false;
+  row.arithmetic = "16-bit";
+  make_served(row, random);
+  draw_lists(row, random, true, true);
+  return row;
 }
 
 }  // namespace halftone::testing

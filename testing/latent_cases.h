@@ -15,4 +15,7 @@ void add_latent_rows(std::vector<AttentionCase>& rows);
 /// Turns a random row over a cache into one over a latent cache, one over lists or both.
 void make_latent_or_listed(AttentionCase& row, Random& random);
 
+/// A random row over a latent cache, for which the GPU has a kernel.
+AttentionCase random_latent_case(std::uint64_t seed);
+
 }  // namespace halftone::testing

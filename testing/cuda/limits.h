@@ -27,6 +27,15 @@ inline double largest_norm(const Tensor& rows, int dim) {
   return std::sqrt(largest);
 }
 
+/// What no logit exceeds in magnitude.
+inline double largest_logit(const Problem& p) {
+  const int dim = p.row.head_dim;
+  const double scale = p.row.scale == 0 ? 1 / std::sqrt(dim) : std::abs(static_cast<double>(p.row.scale));
+  return scale * largest_norm(p.q, dim) * largest_norm(p.k, dim);
+}
+
+inline double largest_magnitude(const Tensor& x) { return largest_norm(x, 1); }
+
 inline bool is_prefill(const PlanInfo& plan) { return plan.config.starts_with("sm90-prefill"); }
 
 /// Kernels to which codes of 4 bits are values rounded to f16, as staged ones are.
@@ -51,7 +60,7 @@ inline double logit_slack(const Problem& p, const PlanInfo& plan) {
                ? scale * largest_norm(p.q, 1) * largest_norm(p.k, 1) / 127
                : 0;
   }
-  const double most = scale * largest_norm(p.q, dim) * largest_norm(p.k, dim);
+  const double most = largest_logit(p);
   if (fp8) {
     return std::ldexp(most, -12) + std::ldexp(scale * largest_norm(p.q, dim) * largest_norm(p.k, 1), -11);
   }
@@ -82,8 +91,7 @@ inline bool takes_bf16(const Problem& p) {
 /// f16. Staged V is rounded to f16 or bf16, or to E4M3 down to 2^-11 of the largest, and weights are as far
 /// off as their logits.
 inline double out_slack(const Problem& p, const PlanInfo& plan) {
-  double largest = 0;
-  for (const float v : p.v.to_floats()) largest = std::max(largest, std::abs(static_cast<double>(v)));
+  const double largest = largest_magnitude(p.v);
   if (p.problem.arithmetic == Arithmetic::kFp8) return largest * (0x1p-10 + logit_slack(p, plan));
   if (plan.staged_bytes > 0 && takes_bf16(p)) return largest * (0x1p-9 + 0x1p-9 + logit_slack(p, plan));
   if (plan.staged_bytes > 0) return largest * (0x1p-12 + 0x1p-11 + logit_slack(p, plan));
@@ -102,5 +110,9 @@ inline double out_slack(const Problem& p, const PlanInfo& plan) {
 
 /// The universal kernel computes in fp32 and converts between base 2 and e: a few roundings of the LSE.
 inline constexpr double kUniversalLseSlack = 0x1p-22;
+/// In base 2 a logit is rounded once more.
+inline double universal_out_slack(const Problem& p) {
+  return std::ldexp(largest_logit(p), -24) * largest_magnitude(p.v);
+}
 
 }  // namespace halftone::testing

@@ -68,6 +68,14 @@ class DeviceRun : public PlacedRun {
   }
 };
 
+/// schedule() and run(), captured.
+inline CapturedGraph captured_step(const DeviceRun& device) {
+  return CapturedGraph([&](cudaStream_t stream) {
+    device.schedule(stream);
+    device.run(stream);
+  });
+}
+
 inline Outputs run_on_device(const Problem& p, const Plan& plan) { return cuda_runner().run(p, plan); }
 inline Outputs run_on_device(const Problem& p) { return cuda_runner().run(p); }
 

@@ -210,29 +210,59 @@ TEST(DeviceLatentAttention, MoreQueriesThanRows) {
   }
 }
 
+/// Slots of the second list that its cache lacks: as those of the first.
+TEST(DeviceLatentAttention, SlotsOutsideTheSecondCacheAreNotRead) {
+  for (const int heads : kAllHeads) {
+    for (const char* format : kAllFormats) {
+      AttentionCase row = listed_case(heads, format);
+      row.lists.extra_top_k = 40;
+      row.lists.extra_page_size = 16;
+      const Problem p = make_problem(row);
+      const auto slots = static_cast<std::int32_t>(p.extra->pages.shape()[0] * row.lists.extra_page_size);
+      const std::int32_t bad[] = {INT_MAX, INT_MIN, slots, slots + 15, -2, INT_MAX - 63};
+      const auto list = p.extra_indices.as<std::int32_t>();
+      for (std::size_t i = 0; i < std::size(bad); ++i) list[3 + 6 * i] = list[40 + 5 * i] = -1;
+      const Plan plan = plan_on_device(p);
+      const Outputs expected = run_on_device(p, plan);
+      EXPECT_EQ(status_of(expected), 0) << row.name;
+      EXPECT_EQ(judge_device(p, expected), "") << row.name;
+      for (std::size_t i = 0; i < std::size(bad); ++i) list[3 + 6 * i] = list[40 + 5 * i] = bad[i];
+      const Outputs actual = run_on_device(p, plan);
+      EXPECT_EQ(status_of(actual), kStatusBadPage) << row.name;
+      expect_same_bits(expected, actual, row.name);
+    }
+  }
+}
+
 /// A graph reads lists and counts anew when it is replayed.
 TEST(DeviceLatentAttention, GraphsFollowListsAndCounts) {
+  int n = 0;
   for (const int heads : kAllHeads) {
-    AttentionCase row = listed_case(heads);
-    row.lists = {.top_k = 1000, .counts = true};
-    const Problem p = make_problem(row);
-    const Plan plan = plan_on_device(p);
-    DeviceRun device(p, plan);
-    const CapturedGraph graph([&](cudaStream_t stream) {
-      device.schedule(stream);
-      device.run(stream);
-    });
-    for (const std::int32_t count : {1000, 0, 333}) {
-      Random random(static_cast<std::uint64_t>(count) + 5);
-      const std::vector<std::int64_t> slots = p.cache->slots();
-      for (std::int32_t& slot : p.indices.as<std::int32_t>())
-        slot = random.chance(0.2) ? -1 : static_cast<std::int32_t>(random.pick(slots));
-      p.counts.as<std::int32_t>()[0] = count;
-      p.counts.as<std::int32_t>()[1] = 1000 - count;
-      device.write(device.args.indices, p.indices);
-      device.write(device.args.lengths.counts, p.counts);
-      graph.replay();
-      expect_same_bits(run_on_device(p, plan), device.outputs(), row.name + ", " + std::to_string(count));
+    for (const char* format : kAllFormats) {
+      AttentionCase row = listed_case(heads, format);
+      row.lists = {.top_k = 1000, .counts = true};
+      if (++n % 2 == 0) row.lists.extra_top_k = 70;
+      const Problem p = make_problem(row);
+      const Plan plan = plan_on_device(p);
+      DeviceRun device(p, plan);
+      const CapturedGraph graph = captured_step(device);
+      for (const std::int32_t count : {1000, 0, 333}) {
+        Random random(static_cast<std::uint64_t>(count) + 5);
+        const auto draw = [&](const Tensor& indices, const Cache& cache) {
+          const std::vector<std::int64_t> slots = cache.slots();
+          for (std::int32_t& slot : indices.as<std::int32_t>())
+            slot = random.chance(0.2) ? -1 : static_cast<std::int32_t>(random.pick(slots));
+        };
+        draw(p.indices, *p.cache);
+        if (p.extra != nullptr) draw(p.extra_indices, *p.extra);
+        p.counts.as<std::int32_t>()[0] = count;
+        p.counts.as<std::int32_t>()[1] = 1000 - count;
+        device.write(device.args.indices, p.indices);
+        if (p.extra != nullptr) device.write(device.args.extra_indices, p.extra_indices);
+        device.write(device.args.lengths.counts, p.counts);
+        graph.replay();
+        expect_same_bits(run_on_device(p, plan), device.outputs(), row.name + ", " + std::to_string(count));
+      }
     }
   }
 }
@@ -241,7 +271,7 @@ TEST(DeviceLatentAttention, GraphsFollowListsAndCounts) {
 /// are.
 TEST(DeviceLatentAttention, BatchInvariantBitsAloneAndInCompany) {
   for (const int heads : kAllHeads) {
-    for (const char* format : kFormats) {
+    for (const char* format : kAllFormats) {
       AttentionCase row = listed_case(heads, format);
       row.policy = SplitPolicy::kBatchInvariant;
       const Problem p = repeated(make_problem(row), 2, 50);

@@ -1,7 +1,8 @@
 // Random problems on the GPU against the double oracle, in ranges of seeds that are tests of their own.
 //
 // HALFTONE_FUZZ_CASES problems (2000) from HALFTONE_FUZZ_SEED (0) on; with HALFTONE_FUZZ_HEAD_DIM those of
-// them whose K or V has so many dims, latent caches apart.
+// them whose K or V has so many dims, latent caches apart. HALFTONE_FUZZ_LATENT_CASES (250) more over latent
+// caches alone.
 //
 // ctest: 4 parts
 #include <algorithm>
@@ -10,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "testing/latent_cases.h"
 #include "tests/cuda/agreement.h"
 
 namespace halftone::testing {
@@ -21,11 +23,11 @@ struct SeedRange {
   std::uint64_t begin, end;
 };
 
-std::vector<SeedRange> seed_ranges() {
-  const char* wanted = std::getenv("HALFTONE_FUZZ_CASES");
+std::vector<SeedRange> seed_ranges(const char* count, std::uint64_t usual) {
+  const char* wanted = std::getenv(count);
   const char* first = std::getenv("HALFTONE_FUZZ_SEED");
   const std::uint64_t begin = first ? std::strtoull(first, nullptr, 10) : 0;
-  const std::uint64_t end = begin + (wanted ? std::strtoull(wanted, nullptr, 10) : 2000);
+  const std::uint64_t end = begin + (wanted ? std::strtoull(wanted, nullptr, 10) : usual);
   std::vector<SeedRange> ranges;
   for (std::uint64_t at = begin; at < end; at += kRangeLength)
     ranges.push_back({at, std::min(at + kRangeLength, end)});
@@ -65,7 +67,22 @@ TEST_P(DeviceRandomProblems, AgreeWithTheOracle) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Seeds, DeviceRandomProblems, ::testing::ValuesIn(seed_ranges()), range_name);
+class DeviceRandomLatent : public ::testing::TestWithParam<SeedRange> {};
+
+TEST_P(DeviceRandomLatent, AgreeWithTheOracle) {
+  const auto [begin, end] = GetParam();
+  for (std::uint64_t seed = begin; seed < end && !HasFailure(); ++seed) {
+    SCOPED_TRACE("repeat with HALFTONE_FUZZ_SEED=" + std::to_string(seed) + " HALFTONE_FUZZ_LATENT_CASES=1");
+    const AttentionCase row = random_latent_case(seed);
+    ASSERT_NO_THROW((void)plan_on_device(make_problem(row)));
+    expect_agrees(row);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, DeviceRandomProblems,
+                         ::testing::ValuesIn(seed_ranges("HALFTONE_FUZZ_CASES", 2000)), range_name);
+INSTANTIATE_TEST_SUITE_P(Seeds, DeviceRandomLatent,
+                         ::testing::ValuesIn(seed_ranges("HALFTONE_FUZZ_LATENT_CASES", 250)), range_name);
 
 }  // namespace
 }  // namespace halftone::testing

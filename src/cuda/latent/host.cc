@@ -72,7 +72,7 @@ int largest_rows(const AttentionProblem& problem) {
     std::int64_t units, keys;  // keys: of all units
   };
   const Limit limits[] = {bf16 ? Limit{16, 8, 32768} : Limit{16, 16, 65536},
-                          bf16 ? Limit{32, 8, 65536} : Limit{32, 12, 32768}};
+                          bf16 ? Limit{32, 8, 65536} : Limit{32, 16, 32768}};
   for (const Limit& most : limits) {
     if (most.rows == 32 && bf16 && (listed || has_query_boxes(group))) continue;
     const std::int64_t each = (group + most.rows - 1) / most.rows;  // units of a request
