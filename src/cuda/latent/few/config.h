@@ -1,5 +1,5 @@
 // The kernels of latent attention for few query heads, as a table: a row per (format, packed rows). Plain
-// C++: host code chooses a row, instances.cu instantiates the rows.
+// C++: host code chooses a row, instances_{apart,bf16,fp8,integers}.cu instantiate the rows.
 #pragma once
 
 #include <array>
