@@ -34,7 +34,11 @@ inline double largest_logit(const Problem& p) {
   return scale * largest_norm(p.q, dim) * largest_norm(p.k, dim);
 }
 
-inline double largest_magnitude(const Tensor& x) { return largest_norm(x, 1); }
+/// The largest |v|, of the second list's cache, too.
+inline double largest_value(const Problem& p) {
+  const double own = largest_norm(p.v, 1);
+  return p.extra == nullptr ? own : std::max(own, largest_norm(dequantised(*p.extra).v, 1));
+}
 
 inline bool is_prefill(const PlanInfo& plan) { return plan.config.starts_with("sm90-prefill"); }
 
@@ -73,7 +77,8 @@ inline bool rounds_codes(const PlanInfo& plan) {
   return plan.config == "sm90-latent-64" || plan.config == "sm90-latent-128";
 }
 inline double lse_slack(const Problem& p, const PlanInfo& plan) {
-  return rounds_codes(plan) ? 2e-3 : kLseSlack + logit_slack(p, plan);
+  if (rounds_codes(plan)) return std::max(2e-3, std::ldexp(largest_logit(p), -14));
+  return kLseSlack + logit_slack(p, plan);
 }
 
 /// Whether V beside K in codes is bf16: as it is given, or because f16 might not hold it.
@@ -91,7 +96,7 @@ inline bool takes_bf16(const Problem& p) {
 /// f16. Staged V is rounded to f16 or bf16, or to E4M3 down to 2^-11 of the largest, and weights are as far
 /// off as their logits.
 inline double out_slack(const Problem& p, const PlanInfo& plan) {
-  const double largest = largest_magnitude(p.v);
+  const double largest = largest_value(p);
   if (p.problem.arithmetic == Arithmetic::kFp8) return largest * (0x1p-10 + logit_slack(p, plan));
   if (plan.staged_bytes > 0 && takes_bf16(p)) return largest * (0x1p-9 + 0x1p-9 + logit_slack(p, plan));
   if (plan.staged_bytes > 0) return largest * (0x1p-12 + 0x1p-11 + logit_slack(p, plan));
@@ -112,7 +117,7 @@ inline double out_slack(const Problem& p, const PlanInfo& plan) {
 inline constexpr double kUniversalLseSlack = 0x1p-22;
 /// In base 2 a logit is rounded once more.
 inline double universal_out_slack(const Problem& p) {
-  return std::ldexp(largest_logit(p), -24) * largest_magnitude(p.v);
+  return std::ldexp(largest_logit(p), -24) * largest_value(p);
 }
 
 }  // namespace halftone::testing

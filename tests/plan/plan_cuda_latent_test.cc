@@ -141,14 +141,16 @@ TEST(CudaLatentPlan, SmallLatentProblemsHaveTheKernelForFewerRows) {
                                                     {64, 4, 2048, l16},
                                                     {64, 5, 2048, l32},
                                                     {64, 6, 2048, l32},
-                                                    {64, 7, 2048, l64},
+                                                    {64, 8, 2048, l32},
+                                                    {64, 9, 2048, l64},
                                                     {64, 2, 8192, l16},
                                                     {64, 2, 8193, l64},
                                                     {64, 4, 1023, l64},
                                                     {128, 1, 8192, l16},
                                                     {128, 2, 2048, l16},
                                                     {128, 3, 2048, l32},
-                                                    {128, 4, 2048, l128}}) {
+                                                    {128, 4, 2048, l32},
+                                                    {128, 5, 2048, l128}}) {
       const std::string of =
           std::string(format) + ", " + std::to_string(heads) + " heads, " + std::to_string(batch) + " x ";
       EXPECT_EQ(configs(format, heads, batch, keys, listed), names) << of << keys;
@@ -157,7 +159,8 @@ TEST(CudaLatentPlan, SmallLatentProblemsHaveTheKernelForFewerRows) {
   }
   EXPECT_EQ(configs("fp8-g128-f32", 64, 2, 2048, [](auto& p) { p.max_q_len = 2; }), l16);
   EXPECT_EQ(configs("fp8-g128-f32", 64, 2, 2048, [](auto& p) { p.max_q_len = 3; }), l32);
-  EXPECT_EQ(configs("fp8-g128-f32", 64, 2, 2048, [](auto& p) { p.max_q_len = 4; }), l64);
+  EXPECT_EQ(configs("fp8-g128-f32", 64, 2, 2048, [](auto& p) { p.max_q_len = 4; }), l32);
+  EXPECT_EQ(configs("fp8-g128-f32", 64, 2, 2048, [](auto& p) { p.max_q_len = 5; }), l64);
   EXPECT_EQ(configs("fp8-g128-f32", 64, 1, 2048, [](auto& p) { p.policy = SplitPolicy::kBatchInvariant; }),
             l64);
   EXPECT_EQ(configs("bf16", 64, 2, 2048, listed), l16);

@@ -108,19 +108,19 @@ inline constexpr std::array kPrefillTable{
     PrefillConfig{PrefillKeys::kGiven, DType::kFloat16, 256, 256, 2, 80, 2, 1},
     PrefillConfig{PrefillKeys::kGiven, DType::kBFloat16, 512, 512, 2, 32, 2, 1, 128, 2},  // 4 x 4k: 416, 352
     PrefillConfig{PrefillKeys::kGiven, DType::kFloat16, 512, 512, 2, 32, 2, 1, 128, 2},
-    PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 64, 64, 3, 96, 4, 2},            // not timed
-    PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 80, 80, 3, 96, 4, 2, 64},        // 4 x 4k: -, 380
-    PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 96, 96, 3, 80, 4, 2, 64},        // 4 x 4k: -, 385
-    PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 128, 128, 3, 80, 3, 2},          // 687, 674
-    PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 192, 192, 2, 96, 2, 1},          // 4 x 4k: -, 475
-    PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 256, 256, 2, 80, 2, 1},          // not timed
+    PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 64, 64, 3, 96, 4, 2},  // 4 x 4k, an H100: 438, 393
+    PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 80, 80, 3, 96, 4, 2, 64},  // likewise: 479, 408
+    PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 96, 96, 3, 80, 4, 2, 64},  // likewise: 499, 463
+    PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 128, 128, 3, 80, 3, 2},    // 687, 674
+    PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 192, 192, 2, 96, 2, 1},    // likewise: 637, 531
+    PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 256, 256, 2, 80, 2, 1},    // likewise: 644, 556
     PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 512, 512, 2, 32, 2, 1, 128, 2},  // 4 x 4k: -, 332
     PrefillConfig{PrefillKeys::kCodes, DType::kFloat16, 128, 128, 3, 80, 4, 2},           // 736, 726
-    PrefillConfig{PrefillKeys::kCodes, DType::kBFloat16, 128, 128, 3, 80, 4, 2},          // V of bf16 tensors
+    PrefillConfig{PrefillKeys::kCodes, DType::kBFloat16, 128, 128, 3, 80, 4, 2},          // an H100: 718, 682
     PrefillConfig{PrefillKeys::kCodes, DType::kFloat16, 256, 256, 2, 80, 2, 1},           // 901, 923
-    PrefillConfig{PrefillKeys::kCodes, DType::kBFloat16, 256, 256, 2, 80, 2, 1},          // likewise
-    e4m3(PrefillKeys::kCodes, 128, 3, 96, 3, 2, 1536, 8),                                 // an H100: 928, 906
-    e4m3(PrefillKeys::kCodes, 256, 2, 96, 3, 1, 1536, 3),  // an H100: 1053, 985
+    PrefillConfig{PrefillKeys::kCodes, DType::kBFloat16, 256, 256, 2, 80, 2, 1},  // likewise: 965, 871
+    e4m3(PrefillKeys::kCodes, 128, 3, 96, 3, 2, 1536, 8),                         // an H100: 928, 906
+    e4m3(PrefillKeys::kCodes, 256, 2, 96, 3, 1, 1536, 3),                         // an H100: 1053, 985
     // us of 128 and of 256 rows over 131,072 keys of 8 KV heads, an H100
     // (docs/kernels/prefill-codes-measured.md)
     e4m3(PrefillKeys::kCodePages, 128, 2, 128, 3, 1, 1024, 12),  // 119, 191
