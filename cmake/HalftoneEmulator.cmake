@@ -39,6 +39,11 @@ add_executable(emulator_test EXCLUDE_FROM_ALL tests/emulator/emulator_test.cc $<
 target_link_libraries(emulator_test PRIVATE halftone_compile GTest::gtest_main Threads::Threads)
 target_include_directories(emulator_test PRIVATE "${PROJECT_SOURCE_DIR}")
 
+# Reads the PTX of the library, which it is linked with so that Ninja compiles that first.
+add_executable(instructions_test EXCLUDE_FROM_ALL tests/emulator/instructions_test.cc)
+target_link_libraries(instructions_test PRIVATE halftone_test_base GTest::gtest_main)
+target_compile_definitions(instructions_test PRIVATE HALFTONE_EMULATOR_PTX="${PROJECT_BINARY_DIR}/ptx")
+
 add_custom_target(halftone_emulated)
 
 # Tests of one of these programs, those that the filter names.
@@ -51,6 +56,7 @@ endfunction()
 
 # Every kernel family, in cases that take some seconds each.
 halftone_emulate(emulator_test "*")
+halftone_emulate(instructions_test "*")
 halftone_emulate(adversarial_numerics_runner_test_emulated "*ExtremeWindows/cuda:*BadStaticScales/cuda")
 halftone_emulate(append_bytes_test_emulated "*Latent*/cuda")
 halftone_emulate(append_checks_test_emulated "*/cuda")
