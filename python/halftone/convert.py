@@ -176,8 +176,9 @@ def export_flash_mla_lse(lse: Any, q_len: int | None = None) -> Any:
     """An LSE as FlashMLA's Hopper kernels return it, for callers of theirs that read it.
 
     Both are natural logs, as in FlashMLA's kernels of April 2026 (commit 9241ae3); where ``flash_mla_sparse_fwd`` is
-    documented to return logs of base 2, these are log2(e) times as large. FlashMLA has +inf in a row that sees no key, where halftone has -inf; it has queries last in
-    decode; and it leaves attention sinks out, which halftone counts: of a plan with ``sinks`` the two differ otherwise.
+    documented to return logs of base 2, these are log2(e) times as large. FlashMLA has +inf in a row that sees no key,
+    where halftone has -inf; it has queries last in decode; and it leaves attention sinks out, which halftone counts: of
+    a plan with ``sinks`` the two differ otherwise.
 
     Args:
         lse: f32 [total_q, q_heads], as :func:`attend` returns it.

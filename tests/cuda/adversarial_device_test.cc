@@ -10,10 +10,7 @@ TEST(DeviceTables, TableChangedBetweenReplays) {
   for (const char* format : {"int8-g64", "bf16"}) {
     const Problem p = make_problem(decode_case(format));
     const DeviceRun device(p, plan_on_device(p));
-    const CapturedGraph graph([&](cudaStream_t stream) {
-      device.schedule(stream);
-      device.run(stream);
-    });
+    const CapturedGraph graph = captured_step(device);
     graph.replay();
     const Outputs before = device.outputs();
     expect_same_bits(run_on_device(p), before, "before");

@@ -130,10 +130,7 @@ TEST(DeviceConcurrency, GraphsFollowTheLengths) {
         check_cuda(cudaDeviceSynchronize());
       };
       set_lengths({1, 1, 1});
-      const CapturedGraph graph([&](cudaStream_t stream) {
-        device.schedule(stream);
-        device.run(stream);
-      });
+      const CapturedGraph graph = captured_step(device);
       for (const std::array<std::int32_t, 3> lengths :
            {std::array{1, 1, 1}, std::array{131072, 4096, 100}, std::array{1, 0, 77}}) {
         set_lengths(lengths);
