@@ -169,9 +169,14 @@ std::vector<Sweep> prefill_sweeps() {
     }
     for (const int head_dim : {128, 256}) {
       const int heads = kHidden / head_dim;
-      Sweep& sweep = add("fp8", {heads, heads}, head_dim, 0, {"1024x16", "4096x4", "16384x1"});
-      sweep.causal = causal;
-      sweep.arithmetic = Arithmetic::kFp8;
+      for (const Arithmetic arithmetic : {Arithmetic::kHalfInt8, Arithmetic::kFp8}) {
+        const bool fp8 = arithmetic == Arithmetic::kFp8;  // over a cache, half_int8 over tensors
+        Sweep& sweep =
+            add(fp8 ? "fp8" : "bf16", {heads, heads}, head_dim, 0, {"1024x16", "4096x4", "16384x1"});
+        sweep.plain = !fp8;
+        sweep.causal = causal;
+        sweep.arithmetic = arithmetic;
+      }
     }
   }
   return sweeps;

@@ -125,23 +125,23 @@ TEST(BenchTables, PrefillIsTensorsAndPagesOfEqualWork) {
   std::set<std::tuple<bool, int, bool, int>> grid;
   std::set<std::tuple<bool, int, int, bool, int>> between;
   std::set<std::string> codes;
-  std::size_t half_int8 = 0, fp8 = 0;
+  std::size_t half_int8 = 0, coded_tensors = 0, fp8 = 0;
   for (const BenchCase& c : cases) {
     const ProblemShape& s = c.shape;
     EXPECT_EQ(c.suite, Suite::kPrefill);
     EXPECT_EQ(to_problem(s).is_paged(), !s.plain);
     EXPECT_EQ(to_problem(s).mask.causal, s.causal);
+    if (s.arithmetic == Arithmetic::kFp8 || (s.plain && s.arithmetic == Arithmetic::kHalfInt8)) {
+      ++(s.plain ? coded_tensors : fp8);
+      EXPECT_EQ(std::pair(s.batch * s.context, s.q_heads * s.head_dim), std::pair(16384, 2048));
+      EXPECT_EQ(s.kv_heads, s.q_heads);
+      continue;
+    }
     if (s.arithmetic == Arithmetic::kHalfInt8) {
       ++half_int8;
       EXPECT_EQ(std::pair(s.batch * s.context, s.q_heads * s.head_dim), std::pair(32768, 2048));
       EXPECT_TRUE(s.format.name == "int8-head" || s.format.name == "int8-tensor") << s.format.name;
       EXPECT_EQ(s.kv_heads, 1);
-      continue;
-    }
-    if (s.arithmetic == Arithmetic::kFp8) {
-      ++fp8;
-      EXPECT_EQ(std::pair(s.batch * s.context, s.q_heads * s.head_dim), std::pair(16384, 2048));
-      EXPECT_EQ(s.kv_heads, s.q_heads);
       continue;
     }
     if (s.q_len != s.context) {  // a chunk of a long prompt
@@ -164,7 +164,8 @@ TEST(BenchTables, PrefillIsTensorsAndPagesOfEqualWork) {
   EXPECT_EQ(codes, (std::set<std::string>{"fp8", "int4-g32", "int8-head"}));
   EXPECT_EQ(half_int8, 2U * 2 * 2 * 4);  // format, head_dim, mask, length
   EXPECT_EQ(fp8, 2U * 2 * 3);            // head_dim, mask, length
-  EXPECT_EQ(cases.size(), grid.size() + between.size() + 2 * 2 + 3 * 2 * 3 + 3 + half_int8 +
+  EXPECT_EQ(coded_tensors, fp8);
+  EXPECT_EQ(cases.size(), grid.size() + between.size() + 2 * 2 + 3 * 2 * 3 + 3 + half_int8 + coded_tensors +
                               fp8);  // grouped heads, codes, chunks
   for (const BenchCase& c : cases_of("prefill", "fp8")) {
     EXPECT_FALSE(c.shape.plain) << "tensors have no such format";
