@@ -48,7 +48,8 @@ HALFTONE_API std::string_view arithmetic_name(Arithmetic arithmetic);
 HALFTONE_API Arithmetic parse_arithmetic(std::string_view name);
 
 /// Plain K and V tensors, as a problem describes them where there is no cache. CUDA: f16 and bf16 with Q
-/// alike, V of as many dims as K or 128 beside 192 (else Unsupported).
+/// alike, V of as many dims as K or 128 beside 192; in half_int8 with Q of either type, K and V of 128 or of
+/// 256 dims (else Unsupported).
 struct KvTensors {
   DType dtype = DType::kBFloat16;  ///< of both: kFloat32, kFloat16 or kBFloat16
   int kv_heads = 0;                ///< >= 1
@@ -141,10 +142,11 @@ struct PassInfo {
   std::int64_t max_partials = 0;  ///< partial results that fit into the workspace
   bool fuses_append = false;  ///< the kernel appends. CUDA: unless every pass of a plan with `appends` does,
                               ///< run() launches append's kernel before them
-  std::int64_t staged_bytes = 0;  ///< of the workspace, for K and V that run() dequantises before the kernel
-                                  ///< reads them: max_prompt_kv keys (max_total_kv, if single queries are
-                                  ///< staged, too) of as many KV heads as fit into 512 MiB, at least one,
-                                  ///< then of the next ones; 0: it reads them where they are
+  std::int64_t staged_bytes = 0;  ///< of the workspace, for K and V that run() dequantises, or K of which it
+                                  ///< makes codes, before the kernel reads them: max_prompt_kv keys
+                                  ///< (max_total_kv, if single queries are staged, too, and of tensors) of as
+                                  ///< many KV heads as fit into 512 MiB, at least one, then of the next ones;
+                                  ///< 0: it reads them where they are
 };
 
 /// What a plan decided; `describe()` prints it. Fields that PassInfo has, too, are those of the last pass,
@@ -162,7 +164,7 @@ struct PlanInfo {
   std::int64_t max_partials = 0;    ///< partial results that fit into the workspace
   bool fuses_append = false;        ///< every pass's kernel appends. Else, where `appends` is set, run() does
                                     ///< so before them, on CUDA in a launch of its own
-  std::int64_t staged_bytes = 0;    ///< part of the workspace for dequantised K and V, see PassInfo
+  std::int64_t staged_bytes = 0;    ///< part of the workspace for staged K and V, see PassInfo
   std::int64_t schedule_bytes = 0;  ///< part of the workspace that schedule() fills
   std::int64_t workspace_bytes = 0;  ///< the whole workspace, 256-byte aligned parts
 };

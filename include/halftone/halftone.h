@@ -357,8 +357,8 @@ typedef struct halftone_plan_info {
   int32_t passes;           /* that halftone_run() makes over the batch: 1 or 2 */
   int32_t short_rows;       /* 0 with one pass */
   const char* short_config; /* likewise NULL; owned by the plan */
-  int64_t staged_bytes;     /* of the workspace, for K and V that halftone_run() dequantises before a kernel
-                               reads them; 0: it reads them where they are */
+  int64_t staged_bytes;     /* of the workspace, for K and V that halftone_run() dequantises, or K of which it
+                               makes codes, before a kernel reads them; 0: it reads them where they are */
   int32_t fuses_append;     /* 1: the attention kernels append. 0 with problem.appends: halftone_run() does so
                                before them, on CUDA in a launch of its own */
   int32_t reserved;         /* 0 */

@@ -132,10 +132,9 @@ ScheduleParams schedule_params(const AttentionProblem& p, const Kernel& kernel, 
 /// What the staged keys and values of a round may take.
 constexpr std::int64_t kStagedBytes = std::int64_t{1} << 29;
 
-/// Keys of the requests that a pass of at least `min_rows` packed rows serves, at the bounds; of tensors all,
-/// which keep their places.
+/// Keys of the requests that a pass of at least `min_rows` packed rows serves, at the bounds.
 std::int64_t max_staged_keys(const AttentionProblem& problem, std::int32_t min_rows) {
-  const bool prompts_alone = problem.is_paged() && min_rows > problem.q_heads / problem.kv_heads();
+  const bool prompts_alone = min_rows > problem.q_heads / problem.kv_heads();
   if (prompts_alone && problem.max_prompt_kv != 0) return problem.max_prompt_kv;
   return std::max<std::int64_t>(1, most_keys(problem));
 }
@@ -154,12 +153,11 @@ Staged stage_keys(const AttentionProblem& problem, const Kernel& kernel, std::in
   if (staged.keys > INT32_MAX) {
     throw Error(
         ErrorCode::kResourceExhausted,
-        fmt::format(
-            "max_total_kv is {} and max_prompt_kv {} with batch * max_kv_len = {}, but {} reads at "
-            "most {} dequantised keys: give the largest sum of a batch's lengths, or of its prompts', "
-            "up to that.",
-            problem.max_total_kv, problem.max_prompt_kv, std::int64_t{problem.batch} * problem.max_kv_len,
-            kernel.name, INT32_MAX));
+        fmt::format("max_total_kv is {} and max_prompt_kv {} with batch * max_kv_len = {}, but {} reads at "
+                    "most {} staged keys: give the largest sum of a batch's lengths, or of its prompts', "
+                    "up to that.",
+                    problem.max_total_kv, problem.max_prompt_kv,
+                    std::int64_t{problem.batch} * problem.max_kv_len, kernel.name, INT32_MAX));
   }
   staged.heads = all;
   while (staged.heads > 1 &&

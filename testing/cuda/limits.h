@@ -27,11 +27,13 @@ inline double largest_norm(const Tensor& rows, int dim) {
   return std::sqrt(largest);
 }
 
-/// What no logit exceeds in magnitude.
+/// What no logit exceeds in magnitude, of the second list's keys, too.
 inline double largest_logit(const Problem& p) {
   const int dim = p.row.head_dim;
   const double scale = p.row.scale == 0 ? 1 / std::sqrt(dim) : std::abs(static_cast<double>(p.row.scale));
-  return scale * largest_norm(p.q, dim) * largest_norm(p.k, dim);
+  double key = largest_norm(p.k, dim);
+  if (p.extra != nullptr) key = std::max(key, largest_norm(dequantised(*p.extra).k, dim));
+  return scale * largest_norm(p.q, dim) * key;
 }
 
 /// The largest |v|, of the second list's cache, too.
@@ -72,7 +74,8 @@ inline double logit_slack(const Problem& p, const PlanInfo& plan) {
 }
 
 /// The kernels of latent attention for many heads round scales, and products of codes with them, to f16:
-/// logits by 2^-11 of what each group of dims adds, V likewise. So they do parts of cut units.
+/// logits by 2^-11 of what each group of dims adds, V likewise. So they do parts of cut units. The groups'
+/// parts are independent: an eighth of 2^-11 of the largest logit, where that is more than usual.
 inline bool rounds_codes(const PlanInfo& plan) {
   return plan.config == "sm90-latent-64" || plan.config == "sm90-latent-128";
 }
@@ -83,6 +86,7 @@ inline double lse_slack(const Problem& p, const PlanInfo& plan) {
 
 /// Whether V beside K in codes is bf16: as it is given, or because f16 might not hold it.
 inline bool takes_bf16(const Problem& p) {
+  if (p.problem.arithmetic != Arithmetic::kHalfInt8) return false;
   const auto* const spec = std::get_if<KvCacheSpec>(&p.problem.kv);
   const DType v = spec != nullptr ? spec->v_format.dtype : *p.row.plain;
   if (dtype_bits(v) == 16) return v == DType::kBFloat16;
@@ -98,9 +102,13 @@ inline bool takes_bf16(const Problem& p) {
 inline double out_slack(const Problem& p, const PlanInfo& plan) {
   const double largest = largest_value(p);
   if (p.problem.arithmetic == Arithmetic::kFp8) return largest * (0x1p-10 + logit_slack(p, plan));
-  if (plan.staged_bytes > 0 && takes_bf16(p)) return largest * (0x1p-9 + 0x1p-9 + logit_slack(p, plan));
-  if (plan.staged_bytes > 0) return largest * (0x1p-12 + 0x1p-11 + logit_slack(p, plan));
   const auto* const spec = std::get_if<KvCacheSpec>(&p.problem.kv);
+  if (plan.staged_bytes > 0) {
+    const bool bf16 = takes_bf16(p);
+    const bool rounds_v = spec != nullptr && (dtype_bits(spec->v_format.dtype) < 16 || spec->rotate_v);
+    return largest *
+           ((bf16 ? 0x1p-9 : 0x1p-12) + (rounds_v ? bf16 ? 0x1p-9 : 0x1p-11 : 0.0) + logit_slack(p, plan));
+  }
   if (spec != nullptr && spec->is_latent()) {
     const bool bf16 = spec->k_format.dtype == DType::kBFloat16 || spec->v_dim() > spec->latent_dim();
     const DType scales = spec->k_format.scale_dtype;  // e8m0: powers of two, whose products are exact
@@ -115,9 +123,11 @@ inline double out_slack(const Problem& p, const PlanInfo& plan) {
 
 /// The universal kernel computes in fp32 and converts between base 2 and e: a few roundings of the LSE.
 inline constexpr double kUniversalLseSlack = 0x1p-22;
-/// In base 2 a logit is rounded once more.
+/// In base 2 a logit is rounded once more; a bound, as the largest logit is one itself.
 inline double universal_out_slack(const Problem& p) {
-  return std::ldexp(largest_logit(p), -24) * largest_value(p);
+  const double logits = std::min(std::ldexp(largest_logit(p), -24), 0x1p-16);
+  const double value = largest_value(p);
+  return std::isfinite(value) ? logits * value : 0;
 }
 
 }  // namespace halftone::testing

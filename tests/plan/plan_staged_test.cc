@@ -124,7 +124,7 @@ TEST(StagedPlan, HalfInt8HasThePrefillKernelForAnyRows) {
          {SplitPolicy::kFast, SplitPolicy::kReproducible, SplitPolicy::kBatchInvariant}) {
       for (const int max_q_len : {1, 3, 40, 1000}) {
         for (const char* k : {"int8-head", "int8-tensor", "int4-g32", "fp8", "bf16", "int8-token-head-f32"}) {
-          for (const char* v : {"int8-head", "int4-g32", "fp8-static-head", "fp16"}) {
+          for (const char* v : {"int8-head", "int4-g32", "fp8-static-head", "fp16", "bf16", "int4-g32-f32"}) {
             const AttentionProblem p = half_int8_problem([&, dim = head_dim](AttentionProblem& x) {
               spec_of(x).head_dim = dim;
               spec_of(x).k_format = parse_format(k);
@@ -136,6 +136,14 @@ TEST(StagedPlan, HalfInt8HasThePrefillKernelForAnyRows) {
             });
             EXPECT_EQ(configs_of(p), Names{config}) << k << ":" << v << ", " << max_q_len << " queries";
           }
+        }
+        for (const DType tensors : {DType::kBFloat16, DType::kFloat16}) {
+          const AttentionProblem p = half_int8_problem([&, dim = head_dim](AttentionProblem& x) {
+            x.kv = KvTensors{tensors, 8, dim};
+            x.max_q_len = max_q_len;
+            x.policy = policy;
+          });
+          EXPECT_EQ(configs_of(p), Names{config}) << dtype_name(tensors) << ", " << max_q_len << " queries";
         }
       }
     }
@@ -328,22 +336,28 @@ TEST(StagedPlan, DescribesWhatItStages) {
   has(text(65),
       "\nstaged     K and V of 1 KV head at a time, up to 532480 keys: 274759680 bytes of workspace\n");
   EXPECT_EQ(plan(cuda_problem()).describe().find("\nstaged"), std::string::npos);
+  AttentionProblem tensors = cuda_problem();
+  tensors.kv = KvTensors{DType::kBFloat16, 8, 128};
+  tensors.arithmetic = Arithmetic::kHalfInt8;
+  tensors.batch = 2;
+  tensors.max_kv_len = 1000;
+  has(plan(tensors).describe(),
+      "\nstaged     K of 8 KV heads at a time, up to 2000 keys: 2112000 bytes of workspace\n");
 }
 
 TEST(StagedPlan, SaysWhatKeepsHalfInt8OffTheGpu) {
   if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
   const auto refused = [](std::string_view is, auto change) {
-    expect_error(ErrorCode::kUnsupported,
-                 {"arithmetic is half_int8 and kv is", is, "over caches without rotate_k",
-                  "V in fp16 or quantised with scales that are static or in f16", "head_dim 128 or 256",
-                  "Q in bf16 or f16: use 16-bit, or the CPU"},
-                 [&] { plan(half_int8_problem(change)); });
+    expect_error(
+        ErrorCode::kUnsupported,
+        {"arithmetic is half_int8 and kv is", is, "over tensors in bf16 and f16 and caches without rotate_k",
+         "head_dim 128 or 256", "Q in bf16 or f16: use 16-bit, or the CPU"},
+        [&] { plan(half_int8_problem(change)); });
   };
-  refused("tensors in bf16 with head_dim 128", [](auto& p) { p.kv = KvTensors{DType::kBFloat16, 8, 128}; });
+  refused("tensors in f32 with head_dim 128", [](auto& p) { p.kv = KvTensors{DType::kFloat32, 8, 128}; });
+  refused("tensors in bf16 with head_dim 64", [](auto& p) { p.kv = KvTensors{DType::kBFloat16, 8, 64}; });
   refused("a cache of K in int8-head with rotate_k and V in int8-head",
           [](auto& p) { spec_of(p).rotate_k = true; });
-  refused("and V in bf16", [](auto& p) { spec_of(p).v_format = parse_format("bf16"); });
-  refused("and V in int4-g32-f32", [](auto& p) { spec_of(p).v_format = parse_format("int4-g32-f32"); });
   refused("head_dim 64 and 64 of V", [](auto& p) { spec_of(p).head_dim = 64; });
   refused("head_dim 128 and 64 of V", [](auto& p) { spec_of(p).v_head_dim = 64; });
   refused("q_dtype is f32", [](auto& p) { p.q_dtype = DType::kFloat32; });

@@ -88,7 +88,7 @@ struct StagedOut {
     if constexpr (kCodes) {
       *reinterpret_cast<uint2*>(static_cast<std::uint8_t*>(p.rows.out) + code_place(row, head, chunk)) = {};
     } else {
-      const float none[kChunk] = {};
+      const float none[kChunk] = {};  // zeros of bf16 as well
       store_values(DType::kFloat16, p.rows.out, place(row, head, chunk), none);
     }
     if (p.as != StagedAs::kValues && chunk == 0) p.scales[head * p.rows.rows + row] = 1.0f;

@@ -21,7 +21,7 @@ struct RowStager {
 
   __device__ uint4 load(std::int64_t token, int head) const {
     const std::int64_t at = token * p.token_stride + head * p.head_stride + 8 * chunk;
-    return __ldg(reinterpret_cast<const uint4*>(static_cast<const std::uint16_t*>(p.rows) + at));
+    return *reinterpret_cast<const uint4*>(static_cast<const std::uint16_t*>(p.rows) + at);
   }
   __device__ void store(const uint4& row, std::int64_t token, int head, bool live) const {
     const std::uint32_t words[] = {row.x, row.y, row.z, row.w};
