@@ -168,25 +168,13 @@ TEST_P(DeviceCoded, AnyNumberOfRows) {
 TEST_P(DeviceCoded, Rounds) {
   for (const std::string k : {"int8-static-head", "int4-g32", "fp8-static-head"}) {
     for (const int heads : {1, 2}) {
-      AttentionCase row = coded_case(k, fp8() ? "fp8-static-head" : "int8-static-head", 128, DType::kBFloat16,
-                                     {{200, 230}, {90, 300}, {70, 60}, {1, 170}});
-      row.kv_heads = 4;
-      row.q_heads = 8;
-      row.alibi = row.sinks = true;
-      row.policy = SplitPolicy::kBatchInvariant;
-      SCOPED_TRACE(row.name + ", " + std::to_string(heads) + " heads at a time");
-      const Problem once = make_problem(row);
-      if (!serves(once)) continue;
-      Problem p = make_problem(row);
+      const AttentionCase row = rounds_case(
+          coded_case(k, fp8() ? "fp8-static-head" : "int8-static-head", 128, DType::kBFloat16, {}), heads);
+      if (!serves(make_problem(row))) continue;
       const bool k_in_pages = fp8() && k == "fp8-static-head";
       const std::int64_t key_bytes =
           k_in_pages ? row.head_dim : std::int64_t{fp8() ? 2 : 3} * row.head_dim + 4;
-      p.problem.max_kv_len = static_cast<int>((std::int64_t{1} << 29) / (2 * heads * key_bytes) / 4 + 1);
-      const Plan plan = plan_on_device(p);
-      EXPECT_EQ(planning::require_plan(plan).passes().back().staged.rounds, 4 / heads);
-      const Outputs outputs = run_on_device(p, plan);
-      EXPECT_EQ(judge_device(once, outputs), "");
-      expect_same_bits(run_on_device(once), outputs, row.name);
+      expect_rounds(row, heads, key_bytes);
     }
   }
 }

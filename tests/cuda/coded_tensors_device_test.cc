@@ -6,11 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "plan/plan.h"
-#include "plan/validate.h"
 #include "tests/cuda/adversarial_device.h"
 #include "tests/cuda/agreement.h"
 #include "tests/cuda/prefill_options.h"
+#include "tests/cuda/prefill_plans.h"
 
 namespace halftone::testing {
 namespace {
@@ -59,23 +58,9 @@ TEST_F(DeviceCodedTensors, EveryOption) {
 TEST_F(DeviceCodedTensors, Rounds) {
   for (const int head_dim : kDims) {
     for (const int heads : {1, 2}) {
-      AttentionCase row = coded_case(head_dim, DType::kBFloat16, DType::kBFloat16,
-                                     {{200, 230}, {90, 300}, {70, 60}, {1, 170}});
-      row.kv_heads = 4;
-      row.q_heads = 8;
-      row.alibi = row.sinks = true;
-      row.policy = SplitPolicy::kBatchInvariant;
-      SCOPED_TRACE(row.name + ", " + std::to_string(heads) + " heads at a time");
-      const Problem once = make_problem(row);
-      if (!serves(once)) continue;
-      Problem p = make_problem(row);
-      const std::int64_t key_bytes = head_dim + 4;
-      p.problem.max_kv_len = static_cast<int>((std::int64_t{1} << 29) / (2 * heads * key_bytes) / 4 + 1);
-      const Plan plan = plan_on_device(p);
-      EXPECT_EQ(planning::require_plan(plan).passes().back().staged.rounds, 4 / heads);
-      const Outputs outputs = run_on_device(p, plan);
-      EXPECT_EQ(judge_device(once, outputs), "");
-      expect_same_bits(run_on_device(once), outputs, row.name);
+      const AttentionCase row =
+          rounds_case(coded_case(head_dim, DType::kBFloat16, DType::kBFloat16, {}), heads);
+      if (serves(make_problem(row))) expect_rounds(row, heads, head_dim + 4);
     }
   }
 }

@@ -106,6 +106,31 @@ inline planning::ScheduleHeader queue_header(const Plan& plan, const PlacedRun& 
   return header;
 }
 
+/// Four KV heads, of which keys and values are staged so many at a time as fit into 512 MiB.
+inline AttentionCase rounds_case(AttentionCase row, int heads) {
+  row.requests = {{200, 230}, {90, 300}, {70, 60}, {1, 170}};
+  row.kv_heads = 4;
+  row.q_heads = 8;
+  row.alibi = row.sinks = true;
+  row.policy = SplitPolicy::kBatchInvariant;
+  row.name += ", " + std::to_string(heads) + " heads at a time";
+  return row;
+}
+
+/// Such a case with a bound of keys that lets `heads` heads fit, each key of a head in `key_bytes`: it agrees
+/// with the oracle and has the bits of all heads at once.
+inline void expect_rounds(const AttentionCase& row, int heads, std::int64_t key_bytes) {
+  SCOPED_TRACE(row.name);
+  const Problem once = make_problem(row);
+  Problem p = make_problem(row);
+  p.problem.max_kv_len = static_cast<int>((std::int64_t{1} << 29) / (2 * heads * key_bytes) / 4 + 1);
+  const Plan plan = plan_on_device(p);
+  EXPECT_EQ(planning::require_plan(plan).passes().back().staged.rounds, 4 / heads);
+  const Outputs outputs = run_on_device(p, plan);
+  EXPECT_EQ(judge_device(once, outputs), "");
+  expect_same_bits(run_on_device(once), outputs, row.name);
+}
+
 /// What a first run gives, which the oracle agrees with.
 inline Outputs first_outputs(const Problem& p, const DeviceRun& device) {
   device.schedule();

@@ -1,6 +1,4 @@
 // K of tensors as codes with a scale per key, into the workspace: a row is of 16 or 32 lanes.
-#include <algorithm>
-
 #include "cuda/device/launch.h"
 #include "cuda/device/ptx.h"
 #include "cuda/device/range.h"
@@ -81,15 +79,10 @@ __global__ void __launch_bounds__(kThreads, kCtas) stage_rows(const __grid_const
 int launch_stage_rows(const StageRowsParams& p, void* stream) {
   const std::int64_t rows = p.tokens * p.heads;
   if (rows == 0) return cudaSuccess;
-  int device = 0, processors = 0;
-  cudaError_t status = cudaGetDevice(&device);
-  if (status == cudaSuccess) {
-    status = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-  }
-  if (status != cudaSuccess) return status;
   const int lanes = p.dim / 8;
   const std::int64_t wanted = (rows * lanes + kEach * kThreads - 1) / (kEach * kThreads);
-  const auto blocks = static_cast<unsigned>(std::min<std::int64_t>(wanted, processors * kCtas));
+  unsigned blocks = 0;
+  if (const cudaError_t status = limit_blocks(wanted, kCtas, blocks); status != cudaSuccess) return status;
   const void* const kernel = lanes == 16 ? reinterpret_cast<const void*>(&stage_rows<16>)
                                          : reinterpret_cast<const void*>(&stage_rows<32>);
   const void* argument = &p;
