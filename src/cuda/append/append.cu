@@ -49,17 +49,24 @@ __global__ void __launch_bounds__(kRowThreads, 8)
 
 enum class Variant : std::uint8_t { kWindows, kPlainWindows, kWideWindows, kRows, kWholeRows };
 
+/// Formats that no name of named_formats() stands for take rows of any kind: their append is correct, not fast.
+template <DType kType, bool kAsymmetric, AppendScale kScale>
+constexpr bool kNamed = kAsymmetric == (kType == DType::kInt4) &&
+                        !(kType == DType::kInt4 && kScale == AppendScale::kGiven);
+
 template <DType kType, bool kAsymmetric, AppendScale kScale>
 const void* kernel_of(Variant variant) {
   if (variant == Variant::kWideWindows)
     return reinterpret_cast<const void*>(&append_wide_windows<kType, kAsymmetric, kScale>);
   if constexpr (kScale != AppendScale::kToken) {
+    constexpr bool kFast = kNamed<kType, kAsymmetric, kScale>;
+    constexpr RowKind kWhole = kFast ? RowKind::kWhole : RowKind::kAny;
     if (variant == Variant::kRows)
       return reinterpret_cast<const void*>(&append_single_rows<kType, kAsymmetric, kScale, RowKind::kAny>);
     if (variant == Variant::kWholeRows)
-      return reinterpret_cast<const void*>(&append_single_rows<kType, kAsymmetric, kScale, RowKind::kWhole>);
+      return reinterpret_cast<const void*>(&append_single_rows<kType, kAsymmetric, kScale, kWhole>);
     if (variant == Variant::kPlainWindows)
-      return reinterpret_cast<const void*>(&append_windows<kType, kAsymmetric, kScale, true>);
+      return reinterpret_cast<const void*>(&append_windows<kType, kAsymmetric, kScale, kFast>);
   }
   return reinterpret_cast<const void*>(&append_windows<kType, kAsymmetric, kScale, false>);
 }

@@ -2,6 +2,9 @@
 // when only plans change.
 #pragma once
 
+#include <algorithm>
+#include <array>
+#include <type_traits>
 #include <utility>
 
 namespace halftone::cuda {
@@ -14,15 +17,24 @@ struct CompiledKernel {
   int cluster = 1;  ///< blocks of a worker
 };
 
-/// `kernel_of(row)` with the row as a std::integral_constant, of a table of kRows rows.
-template <int kRows, class KernelOf>
-CompiledKernel find_kernel(int row, const KernelOf& kernel_of) {
-  return [&]<int... kRow>(std::integer_sequence<int, kRow...>) {
+/// `kernel_of(row)` with the row of kTable as a std::integral_constant, null where Wanted{} does not want the row's
+/// configuration: of these nothing is instantiated, and host compilers take seconds for hundreds of branches.
+template <const auto& kTable, class Wanted, class KernelOf>
+CompiledKernel find_kernel(int row, Wanted /*wanted*/, KernelOf kernel_of) {
+  static constexpr int kCount = static_cast<int>(std::count_if(kTable.begin(), kTable.end(), Wanted{}));
+  static constexpr auto kRows = [] {
+    std::array<int, kCount> rows{};
+    for (int i = 0, found = 0; found < kCount; ++i) {
+      if (Wanted{}(kTable[i])) rows[found++] = i;
+    }
+    return rows;
+  }();
+  return [&]<int... kIndex>(std::integer_sequence<int, kIndex...>) {
     CompiledKernel found;
-    ((row == kRow ? (found = kernel_of(std::integral_constant<int, kRow>{}), 0) : 0), ...);
+    ((row == kRows[kIndex] ? (found = kernel_of(std::integral_constant<int, kRows[kIndex]>{}), 0) : 0), ...);
     return found;
   }
-  (std::make_integer_sequence<int, kRows>{});
+  (std::make_integer_sequence<int, kCount>{});
 }
 
 }  // namespace halftone::cuda

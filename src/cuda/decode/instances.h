@@ -24,29 +24,26 @@ __global__ void __launch_bounds__(DecodeRowsTraits<kDecodeTable[Row]>::kThreads,
   decode_rows_worker<kDecodeTable[Row]>(params, *reinterpret_cast<Shared*>(rows_shared_bytes));
 }
 
-template <int Row, class InSlice>
-constexpr CompiledKernel decode_kernel_of(InSlice in_slice) {
+template <int Row>
+constexpr CompiledKernel decode_kernel_of() {
   constexpr DecodeConfig kConfig = kDecodeTable[Row];
-  if constexpr (!is_built(kConfig) || !in_slice(kConfig)) {
-    return {};
-  } else if constexpr (kConfig.family == Family::kRows) {
+  if constexpr (kConfig.family == Family::kRows) {
     using Traits = DecodeRowsTraits<kConfig>;
     return {reinterpret_cast<const void*>(&decode_rows<Row>), sizeof(typename Traits::Shared),
             Traits::kThreads};
   } else {
-    static_assert(sizeof(typename DecodeTraits<kDecodeTable[Row]>::Shared) <=
-                  DecodeTraits<kDecodeTable[Row]>::kMaxShared);
-    return {reinterpret_cast<const void*>(&decode<Row>),
-            sizeof(typename DecodeTraits<kDecodeTable[Row]>::Shared),
-            DecodeTraits<kDecodeTable[Row]>::kThreads};
+    using Traits = DecodeTraits<kDecodeTable[Row]>;
+    static_assert(sizeof(typename Traits::Shared) <= Traits::kMaxShared);
+    return {reinterpret_cast<const void*>(&decode<Row>), sizeof(typename Traits::Shared), Traits::kThreads};
   }
 }
 
-/// The kernel of `row`, if `in_slice(its configuration)`.
+/// The kernel of `row`, if it is built and InSlice{} has its configuration.
 template <class InSlice>
-CompiledKernel find_decode_kernel(int row, InSlice in_slice) {
-  constexpr int kRows = static_cast<int>(kDecodeTable.size());
-  return find_kernel<kRows>(row, [&](auto index) { return decode_kernel_of<index>(in_slice); });
+CompiledKernel find_decode_kernel(int row, InSlice /*in_slice*/) {
+  return find_kernel<kDecodeTable>(
+      row, [](const DecodeConfig& c) { return is_built(c) && InSlice{}(c); },
+      [](auto index) { return decode_kernel_of<index>(); });
 }
 
 }  // namespace halftone::cuda

@@ -81,14 +81,6 @@ int largest_rows(const AttentionProblem& problem) {
   return kAny;
 }
 
-CompiledKernel latent_few_kernel(int row) {
-  for (const auto slice :
-       {latent_few_kernel_fp8, latent_few_kernel_apart, latent_few_kernel_integers, latent_few_kernel_bf16}) {
-    if (const CompiledKernel kernel = slice(row); kernel.function != nullptr) return kernel;
-  }
-  return {};
-}
-
 /// Whether a block's queries come by tensor copies; then `map` is theirs.
 bool bring_query_boxes(int group, const TensorView& q, CUtensorMap& map) {
   if (!has_query_boxes(group) || !has_boxes(q) || q.numel() == 0) return false;

@@ -14,22 +14,18 @@ __global__ void __launch_bounds__(PrefillTraits<kPrefillTable[Row]>::kThreads, 1
   prefill_worker<kPrefillTable[Row]>(params, *reinterpret_cast<Shared*>(shared_bytes));
 }
 
-template <int Row, bool (*kWanted)(const PrefillConfig&)>
+template <int Row>
 constexpr CompiledKernel prefill_kernel_of() {
-  constexpr PrefillConfig kConfig = kPrefillTable[Row];
-  if constexpr (is_built(kConfig) && kWanted(kConfig)) {
-    using Traits = PrefillTraits<kConfig>;
-    return {reinterpret_cast<const void*>(&prefill<Row>), sizeof(typename Traits::Shared), Traits::kThreads};
-  } else {
-    return {};
-  }
+  using Traits = PrefillTraits<kPrefillTable[Row]>;
+  return {reinterpret_cast<const void*>(&prefill<Row>), sizeof(typename Traits::Shared), Traits::kThreads};
 }
 
-/// The kernel of `row`, if it is one of those wanted.
+/// The kernel of `row`, if it is built and one of those wanted.
 template <bool (*kWanted)(const PrefillConfig&)>
 CompiledKernel find_prefill_kernel(int row) {
-  constexpr int kRows = static_cast<int>(kPrefillTable.size());
-  return find_kernel<kRows>(row, [](auto index) { return prefill_kernel_of<index, kWanted>(); });
+  return find_kernel<kPrefillTable>(
+      row, [](const PrefillConfig& c) { return is_built(c) && kWanted(c); },
+      [](auto index) { return prefill_kernel_of<index>(); });
 }
 
 }  // namespace halftone::cuda

@@ -14,11 +14,12 @@ __global__ void __launch_bounds__(bf16::kThreads, 1)
 }  // namespace
 
 CompiledKernel latent_bf16_kernel(int row) {
-  constexpr int kRows = static_cast<int>(kLatentBf16Table.size());
-  return find_kernel<kRows>(row, [](auto index) -> CompiledKernel {
-    return {reinterpret_cast<const void*>(&latent_bf16<index>), sizeof(bf16::Shared), bf16::kThreads,
-            kLatentBf16Table[index].blocks};
-  });
+  return find_kernel<kLatentBf16Table>(
+      row, [](const auto&) { return true; },
+      [](auto index) -> CompiledKernel {
+        return {reinterpret_cast<const void*>(&latent_bf16<index>), sizeof(bf16::Shared), bf16::kThreads,
+                kLatentBf16Table[index].blocks};
+      });
 }
 
 }  // namespace halftone::cuda

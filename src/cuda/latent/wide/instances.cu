@@ -14,11 +14,12 @@ __global__ void __launch_bounds__(wide::kThreads, 1)
 }  // namespace
 
 CompiledKernel latent_wide_kernel(int row) {
-  constexpr int kRows = static_cast<int>(kLatentWideTable.size());
-  return find_kernel<kRows>(row, [](auto index) -> CompiledKernel {
-    return {reinterpret_cast<const void*>(&latent_wide<index>), sizeof(wide::Shared), wide::kThreads,
-            kLatentWideTable[index].blocks};
-  });
+  return find_kernel<kLatentWideTable>(
+      row, [](const auto&) { return true; },
+      [](auto index) -> CompiledKernel {
+        return {reinterpret_cast<const void*>(&latent_wide<index>), sizeof(wide::Shared), wide::kThreads,
+                kLatentWideTable[index].blocks};
+      });
 }
 
 }  // namespace halftone::cuda
