@@ -1,10 +1,15 @@
 #!/usr/bin/env python3
-"""Writes the tables of docs/measured.md from bench/results/decode-h200.json, which `halftone bench --backend cuda
---table all --json FILE` prints, and layer-h200.json (`--table layer`), those of docs/kernels/prefill-measured.md and prefill-codes-measured.md
-from bench/results/prefill-h100.json (`--table prefill`), mla-h100.json (`--table mla`), those beside other packages
-from prefill-compare-h100.json and mla-compare-h100.json, which
-`python -m halftone.compare --suite prefill | mla --json FILE` writes: each between its `<!-- figures: NAME -->` and the
-next `<!-- end -->`. Results that are not there are left out."""
+"""Writes the tables of docs/measured.md, docs/kernels/prefill-measured.md and prefill-codes-measured.md from these files
+of bench/results:
+
+    decode-h200.json           halftone bench --backend cuda --table NAMES --json FILE, all tables but those below
+    layer-h200.json            the same with --table layer
+    mla-h200.json              the same with --table mla
+    prefill-h200.json          the same with --table prefill
+    mla-compare-h200.json      python -m halftone.compare --suite mla --json FILE: beside FlashMLA
+    prefill-compare-h100.json  python -m halftone.compare --suite prefill --json FILE: beside FlashAttention-3, cuDNN
+
+each between its `<!-- figures: NAME -->` and the next `<!-- end -->`. Results that are not there are left out."""
 
 import json
 import pathlib
@@ -225,11 +230,11 @@ def mla(rows):
 PAGES = {
     ("docs/measured.md", "decode-h200.json"): (headline, chain, speculative, shapes, geometry, mixed, policies, append),
     ("docs/measured.md", "layer-h200.json"): (layer,),
-    ("docs/kernels/prefill-measured.md", "prefill-h100.json"): (prefill,),
-    ("docs/kernels/prefill-codes-measured.md", "prefill-h100.json"): (prefill_codes,),
-    ("docs/measured.md", "mla-h100.json"): (mla,),
+    ("docs/kernels/prefill-measured.md", "prefill-h200.json"): (prefill,),
+    ("docs/kernels/prefill-codes-measured.md", "prefill-h200.json"): (prefill_codes,),
+    ("docs/measured.md", "mla-h200.json"): (mla,),
     ("docs/measured.md", "prefill-compare-h100.json"): (prefill_peers, prefill_peers_8bit),
-    ("docs/measured.md", "mla-compare-h100.json"): (mla_peers,),
+    ("docs/measured.md", "mla-compare-h200.json"): (mla_peers,),
 }
 
 
