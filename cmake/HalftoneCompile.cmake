@@ -46,19 +46,13 @@ endif()
 # multiply-add is wanted the code says so.
 target_compile_options(halftone_compile INTERFACE $<${host}:-ffp-contract=off>)
 
-# What CUDA adds to the commands of these sources: nothing, but where HALFTONE_WITH_CUDA is asked for and in folders cuda/.
-# The objects of the others are those of a build without it (scripts/share_objects.sh).
+# What CUDA adds to the commands of sources in folders cuda/ and of the list of backends. The objects of the others are
+# those of a build without it (scripts/share_objects.sh).
 function(halftone_for_cuda)
   if(HALFTONE_CUDA)
-    foreach(source IN LISTS ARGN)
-      file(STRINGS "${source}" asks REGEX "HALFTONE_WITH_CUDA")
-      if(asks)
-        set_property(SOURCE "${source}" APPEND PROPERTY COMPILE_DEFINITIONS HALFTONE_WITH_CUDA=1)
-      endif()
-      if(source MATCHES "/(src|testing|cli|tests)/cuda/.*\\.cc$")
-        set_property(SOURCE "${source}" APPEND PROPERTY COMPILE_OPTIONS -isystem "${CUDAToolkit_INCLUDE_DIRS}")
-      endif()
-    endforeach()
+    set_source_files_properties(src/backends.cc PROPERTIES COMPILE_DEFINITIONS HALFTONE_WITH_CUDA=1)
+    list(FILTER ARGN INCLUDE REGEX "/(src|testing|cli|tests)/cuda/.*\\.cc$")
+    set_property(SOURCE ${ARGN} APPEND PROPERTY COMPILE_OPTIONS -isystem "${CUDAToolkit_INCLUDE_DIRS}")
   endif()
 endfunction()
 

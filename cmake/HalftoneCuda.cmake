@@ -26,11 +26,3 @@ target_compile_options(halftone_compile INTERFACE
 if(HALFTONE_WERROR)
   target_compile_options(halftone_compile INTERFACE "$<${cuda}:-Werror=all-warnings>" "$<${cuda}:-Xcompiler=-Werror>")
 endif()
-
-file(GLOB_RECURSE headers CONFIGURE_DEPENDS include/*.h include/*.hpp src/*.h reference/*.h testing/*.h cli/*.h tests/*.h)
-foreach(header IN LISTS headers)  # halftone_for_cuda() looks at sources only
-  file(STRINGS "${header}" asks REGEX "HALFTONE_WITH_CUDA")
-  if(asks)
-    message(FATAL_ERROR "${header}: only a source can ask for HALFTONE_WITH_CUDA")
-  endif()
-endforeach()

@@ -10,11 +10,12 @@ function(halftone_together pattern)
   endif()
   list(FILTER ARGN INCLUDE REGEX "${pattern}")
   list(FILTER ARGN EXCLUDE REGEX "/cuda/|\\.cu$")  # which clang-tidy does not read
+  # What differs with CUDA: the objects of the others are shared with builds without it (scripts/share_objects.sh).
+  list(FILTER ARGN EXCLUDE REGEX "/without_cuda/|/src/backends\\.cc$")
   list(SORT ARGN ORDER DESCENDING)
   foreach(source IN LISTS ARGN)
-    # Sources that Highway reads once for each instruction set include themselves. Objects of those that ask for CUDA are
-    # not shared with builds without it (scripts/share_objects.sh).
-    file(STRINGS "${source}" alone REGEX "hwy/foreach_target\\.h|HALFTONE_WITH_CUDA")
+    # Sources that Highway reads once for each instruction set include themselves.
+    file(STRINGS "${source}" alone REGEX "hwy/foreach_target\\.h")
     if(alone)
       continue()
     endif()

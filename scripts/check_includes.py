@@ -27,12 +27,13 @@ cli/report           cli/recipe cli/eval cli/figures cli/options cli/files cli/h
 cli/recipe           cli/eval cli/figures cli/options cli/files cli/host cli/terminal src/** include/halftone
 cli/eval             cli/figures cli/options cli/files cli/host cli/terminal reference src/** include/halftone
 cli/cuda             cli/bench cli/figures cli/options cli/files cli/host cli/terminal reference src/** include/halftone
+cli/without_cuda     cli/bench include/halftone
 cli/bench            cli/figures cli/options cli/files cli/host cli/terminal reference src/** include/halftone
 
 cli/figures          cli/terminal
 cli/options          cli/terminal reference src/** include/halftone
 cli/files            cli/terminal reference include/halftone
-cli/host             src/cpu include/halftone
+cli/host             src/cpu src/plan include/halftone
 cli/terminal
 
 python/native        src/** include/halftone
@@ -40,6 +41,7 @@ python/portable
 
 testing/runners.cc   testing/** reference src/format include/halftone
 testing/cuda         testing reference src/format include/halftone
+testing/without_cuda testing reference src/format include/halftone
 testing              reference src/format include/halftone
 reference            src/format include/halftone
 

@@ -8,7 +8,7 @@ namespace halftone::testing {
 const Runner& cpu_runner();
 /// Of CUDA builds: device 0, whether or not there is one.
 const Runner& cuda_runner();
-/// Of CUDA builds: whether device 0 can run the library's kernels.
-bool has_cuda_runner();
+/// The same where device 0 can run the library's kernels, else, and in builds without CUDA, null.
+const Runner* usable_cuda_runner();
 
 }  // namespace halftone::testing

@@ -36,10 +36,10 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-Tensor random_activations(reference::Random& random, std::int64_t tokens, int heads, int dim) {
+Tensor random_activations(reference::Random& random, DType dtype, std::int64_t tokens, int heads, int dim) {
   std::vector<float> values(static_cast<std::size_t>(tokens * heads * dim));
   reference::fill(random, reference::Data::kOutlierChannels, values, heads, dim);
-  return Tensor::of(DType::kBFloat16, {tokens, heads, dim}, values);
+  return Tensor::of(dtype, {tokens, heads, dim}, values);
 }
 
 /// Refuses a case before it makes the machine swap or the kernel kill the process.
@@ -68,8 +68,8 @@ OwnedCache full_cache(const ProblemShape& shape, std::int64_t copies, reference:
   const std::int64_t pages = cache.pages.shape()[0], page_bytes = cache.pages.shape()[1];
   const std::int64_t source_pages = std::min<std::int64_t>(pages, std::max(1, 512 / spec.page_size));
   const std::int64_t tokens = source_pages * spec.page_size;
-  const Tensor k = random_activations(random, tokens, spec.kv_heads, spec.head_dim);
-  const Tensor v = random_activations(random, tokens, spec.kv_heads, spec.v_dim());
+  const Tensor k = random_activations(random, DType::kBFloat16, tokens, spec.kv_heads, spec.head_dim);
+  const Tensor v = random_activations(random, DType::kBFloat16, tokens, spec.kv_heads, spec.v_dim());
   cache.calibrate(k.view(), v.view());
   AppendArgs args;
   args.k = k.view();
@@ -93,9 +93,9 @@ OwnedCache full_cache(const ProblemShape& shape, std::int64_t copies, reference:
 }
 
 /// A tensor [tokens, heads, dim] of a random stretch, repeated.
-Tensor repeated_activations(reference::Random& random, std::int64_t tokens, int heads, int dim) {
-  const Tensor pattern = random_activations(random, std::min<std::int64_t>(tokens, 512), heads, dim);
-  Tensor all(DType::kBFloat16, {tokens, heads, dim});
+Tensor repeated_activations(reference::Random& random, DType dtype, std::int64_t tokens, int heads, int dim) {
+  const Tensor pattern = random_activations(random, dtype, std::min<std::int64_t>(tokens, 512), heads, dim);
+  Tensor all(dtype, {tokens, heads, dim});
   const std::span<const std::uint8_t> from = pattern.bytes();
   const std::span<std::uint8_t> to = all.bytes();
   const std::int64_t step = std::ssize(from), parts = (std::ssize(to) + step - 1) / step;
@@ -123,8 +123,8 @@ class Keys {
     const std::int64_t tokens = std::int64_t{shape.batch} * shape.context;
     const int v_dim = shape.v_dim == 0 ? shape.head_dim : shape.v_dim;
     require_memory(copies * tokens * shape.kv_heads * (shape.head_dim + v_dim) * 2);
-    k_ = repeated_activations(random, copies * tokens, shape.kv_heads, shape.head_dim);
-    v_ = repeated_activations(random, copies * tokens, shape.kv_heads, v_dim);
+    k_ = repeated_activations(random, shape.dtype, copies * tokens, shape.kv_heads, shape.head_dim);
+    v_ = repeated_activations(random, shape.dtype, copies * tokens, shape.kv_heads, v_dim);
     cu_kv_ = Tensor(DType::kInt32, {shape.batch + 1});
     for (int r = 0; r <= shape.batch; ++r) {
       cu_kv_.as<std::int32_t>()[static_cast<std::size_t>(r)] = r * shape.context;
@@ -206,8 +206,8 @@ struct StepTokens {
       : before(DType::kInt32, {shape.batch}), cu_seqlens(DType::kInt32, {shape.batch + 1}) {
     const KvCacheSpec spec = cache_spec(shape);
     const std::int64_t tokens = std::int64_t{shape.batch} * shape.q_len;
-    k = random_activations(random, tokens, spec.kv_heads, spec.head_dim);
-    if (!spec.is_latent()) v = random_activations(random, tokens, spec.kv_heads, spec.v_dim());
+    k = random_activations(random, shape.dtype, tokens, spec.kv_heads, spec.head_dim);
+    if (!spec.is_latent()) v = random_activations(random, shape.dtype, tokens, spec.kv_heads, spec.v_dim());
     std::ranges::fill(before.as<std::int32_t>(), shape.context - shape.q_len);
     for (int r = 0; r <= shape.batch; ++r)
       cu_seqlens.as<std::int32_t>()[static_cast<std::size_t>(r)] = r * shape.q_len;
@@ -242,8 +242,8 @@ BenchRow time_attention(const BenchCase& setup, int repeats) {
   reference::Random random(1);
   const Keys keys(shape, copies, random);
   const std::int64_t queries = std::int64_t{shape.batch} * shape.q_len;
-  const Tensor q = random_activations(random, queries, shape.q_heads, shape.head_dim);
-  const Tensor out(DType::kBFloat16, {queries, shape.q_heads, problem.v_dim()});
+  const Tensor q = random_activations(random, shape.dtype, queries, shape.q_heads, shape.head_dim);
+  const Tensor out(shape.dtype, {queries, shape.q_heads, problem.v_dim()});
   const Tensor workspace(DType::kUInt8,
                          {std::max<std::int64_t>(1, static_cast<std::int64_t>(plan.workspace_bytes()))});
   AttentionArgs args;
@@ -284,8 +284,8 @@ BenchRow time_append(const BenchCase& setup, int repeats) {
   const std::int64_t offset = (shape.context - shape.q_len) % spec.page_size;
   require_memory(2 * copies * row.bytes);
   reference::Random random(1);
-  const Tensor k = random_activations(random, tokens, spec.kv_heads, spec.head_dim);
-  const Tensor v = random_activations(random, tokens, spec.kv_heads, spec.v_dim());
+  const Tensor k = random_activations(random, shape.dtype, tokens, spec.kv_heads, spec.head_dim);
+  const Tensor v = random_activations(random, shape.dtype, tokens, spec.kv_heads, spec.v_dim());
   OwnedCache cache(spec, static_cast<int>(shape.batch * copies), offset + shape.q_len);
   cache.calibrate(k.view(), v.view());
   std::vector<Tensor> inputs;  // K and V of each copy

@@ -1,4 +1,4 @@
-// What `halftone bench` measures: cases, rows of figures, and the timing on the CPU (cli/cuda/bench.h has the
+// What `halftone bench` measures: cases, rows of figures, and the timing on the CPU (cli/bench/gpu.h has the
 // GPU's).
 #pragma once
 

@@ -28,6 +28,7 @@ Json row_json(const BenchRow& r) {
               {"kv_heads", s.kv_heads},
               {"head_dim", s.head_dim},
               {"q_len", s.q_len},
+              {"dtype", dtype_name(s.dtype)},
               {"page_size", s.plain ? Json() : Json(s.page_size)},
               {"policy", policy_text(s.policy)}};
   const bool ran = r.unsupported.empty();
@@ -177,7 +178,8 @@ void print_bench(Terminal& terminal, const std::string& engine, const std::vecto
   table.column("", Table::Align::kLeft);
   for (const BenchRow& r : rows) {
     const ProblemShape& s = r.setup.shape;
-    std::vector<std::string> cells = {s.plain ? "bf16 tensors" : s.format.name};
+    std::vector<std::string> cells = {s.plain ? fmt::format("{} tensors", dtype_name(s.dtype))
+                                              : s.format.name};
     for (const Column* column : varying) cells.push_back(column->text(r));
     for (const int value : {s.batch, s.context, s.q_len}) cells.push_back(std::to_string(value));
     const bool ran = r.unsupported.empty();

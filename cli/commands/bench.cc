@@ -11,6 +11,7 @@
 
 #include "cli/bench/cases.h"
 #include "cli/bench/cpu.h"
+#include "cli/bench/gpu.h"
 #include "cli/bench/report.h"
 #include "cli/commands/command.h"
 #include "cli/files/outputs.h"
@@ -18,9 +19,6 @@
 #include "cli/terminal/text.h"
 #include "halftone/error.h"
 #include "plan/listed.h"
-#ifdef HALFTONE_WITH_CUDA
-#include "cli/cuda/bench.h"
-#endif
 
 namespace halftone::cli {
 namespace {
@@ -31,7 +29,7 @@ struct Options {
   std::string suite = "decode";
   std::string backend = "auto";
   std::string formats;  ///< empty: kDefaultFormats, kLatentFormats or the table's own
-  std::string policy = "reproducible", arithmetic = "16-bit";
+  std::string policy = "reproducible", arithmetic = "16-bit", dtype = "bf16";
   std::string tables, mix;
   std::vector<int> batch, context;
   int q_len = 0;
@@ -112,13 +110,13 @@ std::vector<BenchCase> make_cases(const Options& options) {
       for (FormatChoice& format :
            parse_choices(options.formats.empty() ? formats : options.formats, "--formats")) {
         if (options.shape.plain && format.name != "bf16") {
-          throw UsageError(
-              fmt::format("--formats has {}, but --plain is for tensors in bf16: leave one of the two out.",
-                          format.name));
+          throw UsageError(fmt::format(
+              "--formats has {}, but --plain is for tensors: leave one of the two out.", format.name));
         }
         BenchCase c;
         c.suite = suite;
         c.shape = options.shape;
+        c.shape.dtype = options.dtype == "f16" ? DType::kFloat16 : DType::kBFloat16;
         c.chain = options.chain;
         c.with_schedule = options.with_schedule;
         c.shape.format = std::move(format);
@@ -209,25 +207,21 @@ Measured run_on_cpu(const std::vector<BenchCase>& cases, int repeat, Terminal& t
   return m;
 }
 
-#ifdef HALFTONE_WITH_CUDA
 Measured run_on_cuda(const std::vector<BenchCase>& cases, int device, int repeat, Terminal& terminal) {
   Measured m;
-  cuda::Bench bench(device, repeat);
+  const std::unique_ptr<GpuBench> bench = gpu_bench(device, repeat);
   Progress progress(terminal, static_cast<std::int64_t>(cases.size()));
-  m.rows = run_all(cases, progress, [&](const BenchCase& c) { return bench.run(c); });
+  m.rows = run_all(cases, progress, [&](const BenchCase& c) { return bench->run(c); });
   m.head = provenance();
   m.head["host"] = m.head["device"];
-  m.head["device"] = bench.describe();
+  m.head["device"] = bench->describe();
   m.engine = fmt::format("CUDA on {}", m.head["device"]["name"].get<std::string>());
   return m;
 }
-#endif
 
 Measured measure(const std::vector<BenchCase>& cases, const Options& options, Terminal& terminal) {
-  [[maybe_unused]] const std::optional<int> device = choose_device(options.backend);
-#ifdef HALFTONE_WITH_CUDA
+  const std::optional<int> device = choose_device(options.backend);
   if (device) return run_on_cuda(cases, *device, options.repeat, terminal);
-#endif
   return run_on_cpu(cases, options.repeat, terminal);
 }
 
@@ -273,8 +267,12 @@ void add_shape_options(Command command, Options& options, Option table) {
   const Option v_head_dim = shape_option(
       command->add_option("--v-head-dim", shape.v_dim, "Head dimension of V (default: --head-dim)"));
   shape_option(command->add_option("--page-size", shape.page_size, "Tokens per page"))->capture_default_str();
+  shape_option(command->add_option("--dtype", options.dtype, "Of Q, O, new tokens and --plain: bf16 or f16"))
+      ->type_name("NAME")
+      ->check(one_of({"bf16", "f16"}))
+      ->capture_default_str();
   const Option plain = shape_option(
-      command->add_flag("--plain", shape.plain, "Prefill: K and V are tensors in bf16, not pages"));
+      command->add_flag("--plain", shape.plain, "Prefill: K and V are tensors in --dtype, not pages"));
   shape_option(
       command->add_flag("--latent", options.latent,
                         "K and V are one latent of 512 + 64 dims, which all query heads share (MLA)"))

@@ -1,4 +1,4 @@
-#include "cli/cuda/bench.h"
+#include "cli/bench/gpu.h"
 
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
@@ -66,8 +66,8 @@ struct StepTokens {
       : shape(setup.shape), device(on), status(zero_status(on)) {
     const std::int64_t tokens = setup.chain * std::int64_t{shape.batch} * shape.q_len;
     const int v_dim = cache_spec(shape).v_dim();
-    k = device_activations(tokens, shape.kv_heads, shape.head_dim, 5);
-    v = device_activations(tokens, shape.kv_heads, v_dim, 6);
+    k = device_activations(shape.dtype, tokens, shape.kv_heads, shape.head_dim, 5);
+    v = device_activations(shape.dtype, tokens, shape.kv_heads, v_dim, 6);
     std::vector<std::int32_t> lengths, sums = {0};
     for (const std::int64_t context : contexts) {
       lengths.push_back(static_cast<std::int32_t>(context - shape.q_len));
@@ -81,7 +81,7 @@ struct StepTokens {
     const KvCacheSpec spec = cache_spec(shape);
     const std::int64_t tokens = std::int64_t{shape.batch} * shape.q_len;
     const auto part = [&](const DeviceBuffer& all, int dim) {
-      return TensorView::contiguous(all.data() + index * tokens * spec.kv_heads * dim * 2, DType::kBFloat16,
+      return TensorView::contiguous(all.data() + index * tokens * spec.kv_heads * dim * 2, shape.dtype,
                                     {tokens, spec.kv_heads, dim}, device);
     };
     NewTokens made;
@@ -131,9 +131,7 @@ Ceiling fastest(int count, const char* (*name)(int), std::int64_t bytes, int lay
   return best;
 }
 
-}  // namespace
-
-struct Bench::Impl {
+struct Bench final : GpuBench {
   struct Current {
     explicit Current(int index) { check(cudaSetDevice(index), "cudaSetDevice"); }
   };
@@ -146,7 +144,7 @@ struct Bench::Impl {
   std::map<std::pair<std::int64_t, int>, Ceiling> reads;  ///< by bytes of a layer and layers
   std::map<std::int64_t, Ceiling> copies;
 
-  Impl(int index, int requested)
+  Bench(int index, int requested)
       : device{DeviceType::kCuda, index},
         repeats(requested > 0 ? requested : Timer::kMinRepeats),
         current(index),
@@ -181,10 +179,12 @@ struct Bench::Impl {
   const Ceiling& copy_ceiling(std::int64_t bytes);
   BenchRow attention(const BenchCase& setup);
   BenchRow append(const BenchCase& setup);
+  BenchRow run(const BenchCase& setup) override;
+  nlohmann::ordered_json describe() override;
 };
 
-const Ceiling& Bench::Impl::read_ceiling(const std::uint8_t* data, std::int64_t bytes,
-                                         std::int64_t layer_stride, int layers) {
+const Ceiling& Bench::read_ceiling(const std::uint8_t* data, std::int64_t bytes, std::int64_t layer_stride,
+                                   int layers) {
   Ceiling& best = reads[{bytes, layers}];
   if (best.gbs > 0) return best;
   best = fastest(read_kernel_count(), read_kernel_name, bytes, layers, repeats, [&](int kernel, int calls) {
@@ -195,7 +195,7 @@ const Ceiling& Bench::Impl::read_ceiling(const std::uint8_t* data, std::int64_t 
   return best;
 }
 
-Ceiling Bench::Impl::gather_ceiling(const DeviceCache& cache, const DeviceLists& lists, int layers) {
+Ceiling Bench::gather_ceiling(const DeviceCache& cache, const DeviceLists& lists, int layers) {
   const Gather first = gather_of(cache, lists, 0);
   const std::int64_t bytes =
       (first.first.places + first.second.places) * (first.record_bytes + first.apart_bytes);
@@ -207,7 +207,7 @@ Ceiling Bench::Impl::gather_ceiling(const DeviceCache& cache, const DeviceLists&
       });
 }
 
-const Ceiling& Bench::Impl::copy_ceiling(std::int64_t bytes) {
+const Ceiling& Bench::copy_ceiling(std::int64_t bytes) {
   Ceiling& ceiling = copies[bytes];
   if (ceiling.gbs > 0) return ceiling;
   const std::int64_t half = std::max<std::int64_t>(bytes / 2, 1);
@@ -224,7 +224,7 @@ const Ceiling& Bench::Impl::copy_ceiling(std::int64_t bytes) {
   return ceiling;
 }
 
-BenchRow Bench::Impl::attention(const BenchCase& setup) {
+BenchRow Bench::attention(const BenchCase& setup) {
   const ProblemShape& shape = setup.shape;
   AttentionProblem problem = to_problem(shape);
   problem.device = device;
@@ -256,7 +256,8 @@ BenchRow Bench::Impl::attention(const BenchCase& setup) {
       shape.top_k > 0 ? make_lists(shape, q_tokens, tokens, setup.chain, cache, device) : DeviceLists();
   const std::int64_t out_bytes = queries * shape.q_heads * problem.v_dim() * 2;
   const std::int64_t q_bytes = queries * shape.q_heads * shape.head_dim * 2;
-  const DeviceBuffer q = device_activations(setup.chain * queries, shape.q_heads, shape.head_dim, 4);
+  const DeviceBuffer q =
+      device_activations(shape.dtype, setup.chain * queries, shape.q_heads, shape.head_dim, 4);
   const DeviceBuffer out(setup.chain * out_bytes);
   check(cudaMemset(out.data(), 0xff, static_cast<std::size_t>(out.bytes())), "cudaMemset");
   const DeviceBuffer space(static_cast<std::int64_t>(plan.workspace_bytes()));
@@ -285,9 +286,9 @@ BenchRow Bench::Impl::attention(const BenchCase& setup) {
       args.status = step->status.view;
       args.lengths.kv_lengths = step->before.view;
     }
-    args.q = TensorView::contiguous(q.data() + i * q_bytes, DType::kBFloat16,
+    args.q = TensorView::contiguous(q.data() + i * q_bytes, shape.dtype,
                                     {queries, shape.q_heads, shape.head_dim}, device);
-    args.out = TensorView::contiguous(out.data() + i * out_bytes, DType::kBFloat16,
+    args.out = TensorView::contiguous(out.data() + i * out_bytes, shape.dtype,
                                       {queries, shape.q_heads, problem.v_dim()}, device);
   }
   check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
@@ -323,7 +324,7 @@ BenchRow Bench::Impl::attention(const BenchCase& setup) {
 
 /// Appends q_len tokens to every request. As on the CPU, only the pages of these tokens exist; the first
 /// token stands where a context of this length ends in its page.
-BenchRow Bench::Impl::append(const BenchCase& setup) {
+BenchRow Bench::append(const BenchCase& setup) {
   const ProblemShape& shape = setup.shape;
   const KvCacheSpec spec = cache_spec(shape);
   const AppendTraffic traffic = append_traffic(setup);
@@ -335,8 +336,8 @@ BenchRow Bench::Impl::append(const BenchCase& setup) {
   const DeviceCache cache =
       make_cache(spec, std::vector<std::int64_t>(static_cast<std::size_t>(shape.batch), offset + shape.q_len),
                  1, traffic.in_bytes, device);
-  const DeviceBuffer k = device_activations(tokens, spec.kv_heads, spec.head_dim, 5);
-  const DeviceBuffer v = device_activations(tokens, spec.kv_heads, spec.v_dim(), 6);
+  const DeviceBuffer k = device_activations(shape.dtype, tokens, spec.kv_heads, spec.head_dim, 5);
+  const DeviceBuffer v = device_activations(shape.dtype, tokens, spec.kv_heads, spec.v_dim(), 6);
   const std::int64_t request_pages = cache.num_pages / shape.batch;
   const std::vector<std::int64_t> order = permutation<std::int64_t>(cache.num_pages);
   Tensor slots(DType::kInt64, {tokens});
@@ -348,10 +349,9 @@ BenchRow Bench::Impl::append(const BenchCase& setup) {
   }
   const DeviceTensor device_slots(slots, device), status = zero_status(device);
   AppendArgs args;
-  args.k = TensorView::contiguous(k.data(), DType::kBFloat16, {tokens, spec.kv_heads, spec.head_dim}, device);
+  args.k = TensorView::contiguous(k.data(), shape.dtype, {tokens, spec.kv_heads, spec.head_dim}, device);
   if (!spec.is_latent()) {
-    args.v =
-        TensorView::contiguous(v.data(), DType::kBFloat16, {tokens, spec.kv_heads, spec.v_dim()}, device);
+    args.v = TensorView::contiguous(v.data(), shape.dtype, {tokens, spec.kv_heads, spec.v_dim()}, device);
   }
   args.slot_mapping = device_slots.view;
   args.status = status.view;
@@ -366,20 +366,17 @@ BenchRow Bench::Impl::append(const BenchCase& setup) {
   return row;
 }
 
-Bench::Bench(int device, int repeats) : impl_(std::make_unique<Impl>(device, repeats)) {}
-Bench::~Bench() = default;
-
 BenchRow Bench::run(const BenchCase& setup) {
-  BenchRow row = setup.suite == Suite::kAppend ? impl_->append(setup) : impl_->attention(setup);
+  BenchRow row = setup.suite == Suite::kAppend ? append(setup) : attention(setup);
   row.gbs = static_cast<double>(row.bytes) / row.us / 1e3;
-  row.repeats = impl_->repeats;
+  row.repeats = repeats;
   row.copies = setup.chain;
   row.cold = true;
   return row;
 }
 
 nlohmann::ordered_json Bench::describe() {
-  const int index = impl_->device.index;
+  const int index = device.index;
   cudaDeviceProp properties{};
   check(cudaGetDeviceProperties(&properties, index), "cudaGetDeviceProperties");
   std::array<char, 32> bus{};
@@ -387,11 +384,11 @@ nlohmann::ordered_json Bench::describe() {
   int driver = 0, runtime = 0;
   check(cudaDriverGetVersion(&driver), "cudaDriverGetVersion");
   check(cudaRuntimeGetVersion(&runtime), "cudaRuntimeGetVersion");
-  const double empty = impl_->timer.median_us(
+  const double empty = timer.median_us(
       Timer::kMinRepeats, [](Stream stream) { check(launch_nothing(stream), "an empty kernel"); });
-  impl_->timer.keep_busy(30);
+  timer.keep_busy(30);
   const GpuClocks clocks = gpu_clocks(bus.data());
-  impl_->timer.synchronize();
+  timer.synchronize();
   const auto version = [](int v) { return fmt::format("{}.{}", v / 1000, v % 1000 / 10); };
   return {{"type", "cuda"},
           {"name", properties.name},
@@ -406,8 +403,17 @@ nlohmann::ordered_json Bench::describe() {
           {"sm_clock_max_mhz", clocks.sm_max},
           {"memory_clock_mhz", clocks.memory},
           {"memory_clock_max_mhz", clocks.memory_max},
-          {"flush_bytes", impl_->timer.flush_bytes()},
+          {"flush_bytes", timer.flush_bytes()},
           {"empty_kernel_us", empty}};
 }
 
+}  // namespace
 }  // namespace halftone::cli::cuda
+
+namespace halftone::cli {
+
+std::unique_ptr<GpuBench> gpu_bench(int device, int repeats) {
+  return std::make_unique<cuda::Bench>(device, repeats);
+}
+
+}  // namespace halftone::cli

@@ -21,19 +21,19 @@ constexpr std::int64_t kSpareMemory = std::int64_t{256} << 20;
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-Tensor random_activations(std::int64_t tokens, int heads, int dim, std::uint64_t seed) {
+Tensor random_activations(DType dtype, std::int64_t tokens, int heads, int dim, std::uint64_t seed) {
   reference::Random random(seed);
   std::vector<float> values(static_cast<std::size_t>(tokens * heads * dim));
   reference::fill(random, reference::Data::kOutlierChannels, values, heads, dim);
-  return Tensor::of(DType::kBFloat16, {tokens, heads, dim}, values);
+  return Tensor::of(dtype, {tokens, heads, dim}, values);
 }
 
 /// Pages of random tokens and the static scales that go with them.
 OwnedCache page_pattern(const KvCacheSpec& spec) {
   const std::int64_t tokens = std::max<std::int64_t>(kPatternTokens, spec.page_size);
   OwnedCache cache(spec, 1, tokens);
-  const Tensor k = random_activations(tokens, spec.kv_heads, spec.head_dim, 1);
-  const Tensor v = random_activations(tokens, spec.kv_heads, spec.v_dim(), 2);
+  const Tensor k = random_activations(DType::kBFloat16, tokens, spec.kv_heads, spec.head_dim, 1);
+  const Tensor v = random_activations(DType::kBFloat16, tokens, spec.kv_heads, spec.v_dim(), 2);
   cache.calibrate(k.view(), v.view());
   cache.append(0, k.view(), spec.is_latent() ? TensorView() : v.view());
   return cache;
@@ -41,9 +41,9 @@ OwnedCache page_pattern(const KvCacheSpec& spec) {
 
 }  // namespace
 
-DeviceBuffer device_activations(std::int64_t tokens, int heads, int dim, std::uint64_t seed) {
+DeviceBuffer device_activations(DType dtype, std::int64_t tokens, int heads, int dim, std::uint64_t seed) {
   const std::int64_t pattern_tokens = std::clamp<std::int64_t>(kPatternValues / (heads * dim), 1, tokens);
-  const Tensor pattern = random_activations(pattern_tokens, heads, dim, seed);
+  const Tensor pattern = random_activations(dtype, pattern_tokens, heads, dim, seed);
   DeviceBuffer buffer(tokens * heads * dim * 2);
   fill_with(buffer.data(), buffer.bytes(), pattern.bytes());
   return buffer;
@@ -119,13 +119,13 @@ DeviceTensors make_tensors(const KvTensors& shape, const std::vector<std::int64_
                            Device device) {
   DeviceTensors made;
   const std::int64_t total = std::accumulate(tokens.begin(), tokens.end(), std::int64_t{0});
-  made.k = device_activations(layers * total, shape.kv_heads, shape.head_dim, 1);
-  made.v = device_activations(layers * total, shape.kv_heads, shape.v_dim(), 2);
+  made.k = device_activations(shape.dtype, layers * total, shape.kv_heads, shape.head_dim, 1);
+  made.v = device_activations(shape.dtype, layers * total, shape.kv_heads, shape.v_dim(), 2);
   made.cu_kv = device_sums(tokens, device);
-  made.first.k = TensorView::contiguous(made.k.data(), DType::kBFloat16,
-                                        {total, shape.kv_heads, shape.head_dim}, device);
+  made.first.k =
+      TensorView::contiguous(made.k.data(), shape.dtype, {total, shape.kv_heads, shape.head_dim}, device);
   made.first.v =
-      TensorView::contiguous(made.v.data(), DType::kBFloat16, {total, shape.kv_heads, shape.v_dim()}, device);
+      TensorView::contiguous(made.v.data(), shape.dtype, {total, shape.kv_heads, shape.v_dim()}, device);
   return made;
 }
 

@@ -13,7 +13,7 @@
 namespace halftone::cli::cuda {
 
 /// `tokens` of bf16 [tokens, heads, dim], random and repeated.
-DeviceBuffer device_activations(std::int64_t tokens, int heads, int dim, std::uint64_t seed);
+DeviceBuffer device_activations(DType dtype, std::int64_t tokens, int heads, int dim, std::uint64_t seed);
 
 /// Numbers 0 to n - 1 in random order.
 template <class T>

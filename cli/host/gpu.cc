@@ -9,6 +9,7 @@
 #include <regex>
 
 #include "cli/host/host.h"
+#include "plan/backend.h"
 
 namespace halftone::cli {
 namespace {
@@ -79,9 +80,7 @@ void ask_driver(GpuInfo& info) {
 
 GpuInfo gpu_info() {
   GpuInfo info;
-#ifdef HALFTONE_WITH_CUDA
-  info.backend_built = true;
-#endif
+  info.backend_built = planning::find_backend(DeviceType::kCuda) != nullptr;
   std::ifstream version("/proc/driver/nvidia/version");
   std::string line;
   std::smatch match;

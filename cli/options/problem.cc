@@ -101,8 +101,9 @@ AttentionProblem to_problem(const ProblemShape& shape) {
   AttentionProblem problem;
   problem.batch = shape.batch;
   problem.q_heads = shape.q_heads;
+  problem.q_dtype = problem.out_dtype = shape.dtype;
   if (shape.plain) {
-    problem.kv = KvTensors{DType::kBFloat16, shape.kv_heads, shape.head_dim, shape.v_dim};
+    problem.kv = KvTensors{shape.dtype, shape.kv_heads, shape.head_dim, shape.v_dim};
   } else {
     problem.kv = cache_spec(shape);
   }

@@ -38,15 +38,16 @@ struct ProblemShape {
   int window = -1;
   int workers = 0;
   bool causal = true;
-  bool plain = false;  ///< K and V are tensors in bf16, not pages of a cache
-  int rope_dim = 0;    ///< not 0: a latent cache, whose V is head_dim less so many dims unless v_dim is given
-  int top_k = 0;       ///< not 0: each query attends to so many random keys of its request, from a list
+  DType dtype = DType::kBFloat16;  ///< of Q, O and new tokens, and of K and V that are tensors
+  bool plain = false;              ///< K and V are tensors, not pages of a cache
+  int rope_dim = 0;  ///< not 0: a latent cache, whose V is head_dim less so many dims unless v_dim is given
+  int top_k = 0;     ///< not 0: each query attends to so many random keys of its request, from a list
   int extra_top_k = 0;  ///< and to so many of a second cache like the first one, from a second list
 };
 
 KvCacheSpec cache_spec(const ProblemShape& shape);
 
-/// bf16 Q and O, no LSE.
+/// O as Q, no LSE.
 AttentionProblem to_problem(const ProblemShape& shape);
 
 /// States how many queries the shortest of the requests that have any has.

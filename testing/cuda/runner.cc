@@ -31,13 +31,13 @@ const Runner& cuda_runner() {
   return runner;
 }
 
-bool has_cuda_runner() {
+const Runner* usable_cuda_runner() {
   int count = 0, major = 0, minor = 0;
   const bool found = cudaGetDeviceCount(&count) == cudaSuccess && count > 0 &&
                      cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) == cudaSuccess &&
                      cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, 0) == cudaSuccess;
   (void)cudaGetLastError();
-  return found && major == 9 && minor == 0;
+  return found && major == 9 && minor == 0 ? &cuda_runner() : nullptr;
 }
 
 }  // namespace halftone::testing

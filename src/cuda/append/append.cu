@@ -49,7 +49,8 @@ __global__ void __launch_bounds__(kRowThreads, 8)
 
 enum class Variant : std::uint8_t { kWindows, kPlainWindows, kWideWindows, kRows, kWholeRows };
 
-/// Formats that no name of named_formats() stands for take rows of any kind: their append is correct, not fast.
+/// Formats that no name of named_formats() stands for take rows of any kind: their append is correct, not
+/// fast.
 template <DType kType, bool kAsymmetric, AppendScale kScale>
 constexpr bool kNamed = kAsymmetric == (kType == DType::kInt4) &&
                         !(kType == DType::kInt4 && kScale == AppendScale::kGiven);

@@ -17,8 +17,9 @@ struct CompiledKernel {
   int cluster = 1;  ///< blocks of a worker
 };
 
-/// `kernel_of(row)` with the row of kTable as a std::integral_constant, null where Wanted{} does not want the row's
-/// configuration: of these nothing is instantiated, and host compilers take seconds for hundreds of branches.
+/// `kernel_of(row)` with the row of kTable as a std::integral_constant, null where Wanted{} does not want the
+/// row's configuration: of these nothing is instantiated, and host compilers take seconds for hundreds of
+/// branches.
 template <const auto& kTable, class Wanted, class KernelOf>
 CompiledKernel find_kernel(int row, Wanted /*wanted*/, KernelOf kernel_of) {
   static constexpr int kCount = static_cast<int>(std::count_if(kTable.begin(), kTable.end(), Wanted{}));

@@ -1,0 +1,7 @@
+#include "testing/runners.h"
+
+namespace halftone::testing {
+
+const Runner* usable_cuda_runner() { return nullptr; }
+
+}  // namespace halftone::testing
