@@ -92,6 +92,25 @@ void make_blocks(const Problem& p, std::vector<double>& v) {
   }
 }
 
+/// V of tensors in kFp8 on a GPU: a power of two for all values of a request and head.
+void make_units(const Problem& p, std::vector<double>& v) {
+  const std::int64_t dim = p.problem.v_dim(), width = p.row.kv_heads * dim;
+  std::int64_t first = 0;
+  for (const Request& r : p.row.requests) {
+    for (std::int64_t head = 0; head < p.row.kv_heads && r.kv_len > 0; ++head) {
+      const auto at = [&](std::int64_t i) -> double& {
+        return v[static_cast<std::size_t>((first + i / dim) * width + head * dim + i % dim)];
+      };
+      std::vector<float> given(static_cast<std::size_t>(r.kv_len * dim));
+      for (std::size_t i = 0; i < given.size(); ++i)
+        given[i] = static_cast<float>(at(static_cast<std::int64_t>(i)));
+      const std::vector<double> made = reference::e4m3_rows(given, static_cast<int>(given.size()));
+      for (std::size_t i = 0; i < made.size(); ++i) at(static_cast<std::int64_t>(i)) = made[i];
+    }
+    first += r.kv_len;
+  }
+}
+
 /// Divides (or multiplies) V by the static scales that kFp8 leaves to the end.
 void scale_values(const Problem& p, std::vector<double>& v, bool back) {
   if (p.cache == nullptr || !p.cache->spec.v_format.static_scale() || p.cache->spec.v_format.asymmetric)
@@ -118,6 +137,7 @@ void make_values(const Problem& p, bool on_cpu, std::vector<double>& v) {
     return;
   }
   const bool fp8 = p.problem.arithmetic == Arithmetic::kFp8;
+  if (fp8 && !on_cpu && p.cache == nullptr) return make_units(p, v);
   if (fp8) scale_values(p, v, false);
   if (rotated && !on_cpu) reference::rotate_rows(v, p.problem.v_dim());
   make_blocks(p, v);

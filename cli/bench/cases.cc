@@ -169,14 +169,15 @@ std::vector<Sweep> prefill_sweeps() {
     }
     for (const int head_dim : {128, 256}) {
       const int heads = kHidden / head_dim;
-      for (const Arithmetic arithmetic : {Arithmetic::kHalfInt8, Arithmetic::kFp8}) {
-        const bool fp8 = arithmetic == Arithmetic::kFp8;  // over a cache, half_int8 over tensors
-        Sweep& sweep =
-            add(fp8 ? "fp8" : "bf16", {heads, heads}, head_dim, 0, {"1024x16", "4096x4", "16384x1"});
-        sweep.plain = !fp8;
+      const auto add_coded = [&](std::string_view format, Arithmetic arithmetic) {
+        Sweep& sweep = add(format, {heads, heads}, head_dim, 0, {"1024x16", "4096x4", "16384x1"});
+        sweep.plain = format == "bf16";
         sweep.causal = causal;
         sweep.arithmetic = arithmetic;
-      }
+      };
+      add_coded("bf16", Arithmetic::kHalfInt8);
+      add_coded("bf16", Arithmetic::kFp8);
+      add_coded("fp8", Arithmetic::kFp8);
     }
   }
   return sweeps;

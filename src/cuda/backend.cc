@@ -144,8 +144,8 @@ void refuse(const AttentionProblem& p) {
             "CUDA backend serves {0} over {5}, head_dim 128 or 256 and V of as many dims, Q in bf16 or f16: "
             "use 16-bit, or the CPU.",
             arithmetic_name(p.arithmetic), kv_text(p), p.head_dim(), p.v_dim(), dtype_name(p.q_dtype),
-            fp8 ? "caches without rotate_k, V in fp8 with a static scale"
-                : "tensors in bf16 and f16 and caches without rotate_k"));
+            fp8 ? "tensors in bf16 and f16 and caches with V in fp8 with a static scale"
+                : "tensors in bf16 and f16 and caches"));
   }
   if (p.arithmetic != Arithmetic::k16Bit) {
     throw Error(

@@ -20,8 +20,9 @@ constexpr std::int64_t most_keys(const AttentionProblem& p) {
 /// What is staged of a key and KV head.
 struct StagedKey {
   int bytes = 0;
-  int read_bytes = 0;  ///< what the kernel reads of it, staged or not
-  int tokens = 1;      ///< keys of a request begin at multiples of so many, a power of two
+  int read_bytes = 0;     ///< what the kernel reads of it, staged or not
+  int request_bytes = 0;  ///< of every request and KV head besides, and of one request more
+  int tokens = 1;         ///< keys of a request begin at multiples of so many, a power of two
 };
 
 /// Arguments are already validated (plan/validate.h). Functions throw halftone::Error.

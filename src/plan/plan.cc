@@ -159,13 +159,14 @@ Staged stage_keys(const AttentionProblem& problem, const Kernel& kernel, std::in
                     problem.max_total_kv, problem.max_prompt_kv,
                     std::int64_t{problem.batch} * problem.max_kv_len, kernel.name, INT32_MAX));
   }
+  const std::int64_t head_bytes =
+      staged.keys * key.bytes + (std::int64_t{problem.batch} + 1) * key.request_bytes;
   staged.heads = all;
-  while (staged.heads > 1 &&
-         (all % staged.heads != 0 || staged.keys * staged.heads * key.bytes > kStagedBytes)) {
+  while (staged.heads > 1 && (all % staged.heads != 0 || staged.heads * head_bytes > kStagedBytes)) {
     --staged.heads;
   }
   staged.rounds = all / staged.heads;
-  staged.bytes = staged.keys * staged.heads * key.bytes;
+  staged.bytes = staged.heads * head_bytes;
   return staged;
 }
 
@@ -376,9 +377,11 @@ std::string Plan::describe() const {
     partials = std::max(partials, pass.max_partials);
     const planning::Staged& staged = plan.passes()[n].staged;
     if (staged.keys > 0) {
-      line("staged", fmt::format("{} of {} KV head{} at a time, up to {} keys: {} bytes of workspace",
-                                 plan.problem.is_paged() ? "K and V" : "K", staged.heads,
-                                 staged.heads == 1 ? "" : "s", staged.keys, staged.bytes));
+      line("staged",
+           fmt::format(
+               "{} of {} KV head{} at a time, up to {} keys: {} bytes of workspace",
+               plan.problem.is_paged() || plan.problem.arithmetic == Arithmetic::kFp8 ? "K and V" : "K",
+               staged.heads, staged.heads == 1 ? "" : "s", staged.keys, staged.bytes));
     }
   }
   for (std::size_t n = 0; n < i.passes.size(); ++n) {

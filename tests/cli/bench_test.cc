@@ -164,7 +164,7 @@ TEST(BenchTables, PrefillIsTensorsAndPagesOfEqualWork) {
   EXPECT_EQ(codes, (std::set<std::string>{"fp8", "int4-g32", "int8-head"}));
   EXPECT_EQ(half_int8, 2U * 2 * 2 * 4);  // format, head_dim, mask, length
   EXPECT_EQ(fp8, 2U * 2 * 3);            // head_dim, mask, length
-  EXPECT_EQ(coded_tensors, fp8);
+  EXPECT_EQ(coded_tensors, 2 * fp8);     // arithmetic
   EXPECT_EQ(cases.size(), grid.size() + between.size() + 2 * 2 + 3 * 2 * 3 + 3 + half_int8 + coded_tensors +
                               fp8);  // grouped heads, codes, chunks
   for (const BenchCase& c : cases_of("prefill", "fp8")) {

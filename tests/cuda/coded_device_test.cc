@@ -105,6 +105,7 @@ TEST_P(DeviceCoded, Formats) {
                           "bf16", "int8-token-head-f32", "fp8-g128-f32"}) {
       for (const int head_dim : kDims) {
         AttentionCase row = coded_case(k, v, head_dim, kPrefillTypes[n++ % 2], mixed_requests());
+        row.rotate_k = n % 5 < 2;
         row.rotate_v = n % 3 == 0;
         row.data = n % 4 == 0 ? Data::kOutlierChannels : Data::kNormal;
         expect_agrees(row);
@@ -121,6 +122,7 @@ TEST_P(DeviceCoded, EveryOption) {
     for (const auto& [k, v] : formats) {
       for (const int head_dim : kDims) {
         AttentionCase row = coded_case(k, v, head_dim, kPrefillTypes[n++ % 2], mixed_requests());
+        row.rotate_k = n % 3 == 1;
         option.set(row);
         row.name += std::string(", ") + option.name;
         expect_agrees(row);

@@ -1,11 +1,12 @@
-// K of plain tensors as codes on the GPU against the double oracle: every option, types of Q and of K and V
-// that differ, a few heads at a time, rows beyond those of the requests.
+// K of plain tensors as codes on the GPU, and V in fp8, against the double oracle: every option, types of Q
+// and of K and V that differ, a few heads at a time, rows beyond those of the requests. ctest: 2 parts
 #include <cmath>
 #include <cstdint>
 #include <limits>
 #include <string>
 #include <vector>
 
+#include "tests/attention/select.h"
 #include "tests/cuda/adversarial_device.h"
 #include "tests/cuda/agreement.h"
 #include "tests/cuda/prefill_options.h"
@@ -14,20 +15,21 @@
 namespace halftone::testing {
 namespace {
 
-class DeviceCodedTensors : public ::testing::Test {
+class DeviceCodedTensors : public ::testing::TestWithParam<const char*> {
  protected:
+  static bool fp8() { return std::string_view(GetParam()) == "fp8"; }
   bool serves(const Problem& p) {
     const bool has = cuda_runner().serves(p);
     served_ += has ? 1 : 0;
     return has;
   }
-  void TearDown() override { EXPECT_GT(served_, 0) << "no kernel of half_int8 is in this build"; }
+  void TearDown() override { EXPECT_GT(served_, 0) << "no kernel of " << GetParam() << " is in this build"; }
   static AttentionCase coded_case(int head_dim, DType q_dtype, DType kv_dtype,
                                   const std::vector<Request>& requests) {
     AttentionCase row = prefill_case(q_dtype, head_dim, true, requests);
     row.q_heads = 4;
     row.plain = kv_dtype;
-    row.arithmetic = "half_int8";
+    row.arithmetic = GetParam();
     row.name += ", K and V " + std::string(dtype_name(kv_dtype));
     return row;
   }
@@ -38,7 +40,7 @@ class DeviceCodedTensors : public ::testing::Test {
 
 constexpr int kDims[] = {128, 256};
 
-TEST_F(DeviceCodedTensors, EveryOption) {
+TEST_P(DeviceCodedTensors, EveryOption) {
   int n = 0;
   for (const Option& option : options()) {
     for (const int head_dim : kDims) {
@@ -55,19 +57,19 @@ TEST_F(DeviceCodedTensors, EveryOption) {
 }
 
 /// A few heads at a time: with batch_invariant the bits of all heads at once.
-TEST_F(DeviceCodedTensors, Rounds) {
+TEST_P(DeviceCodedTensors, Rounds) {
   for (const int head_dim : kDims) {
     for (const int heads : {1, 2}) {
       const AttentionCase row =
           rounds_case(coded_case(head_dim, DType::kBFloat16, DType::kBFloat16, {}), heads);
-      if (serves(make_problem(row))) expect_rounds(row, heads, head_dim + 4);
+      if (serves(make_problem(row))) expect_rounds(row, heads, fp8() ? 2 * head_dim + 5 : head_dim + 4);
     }
   }
 }
 
 /// A row of K with an infinity or a NaN has no scale: its key makes every row that sees it NaN, and no other.
-/// V that f16 does not hold is one of bf16.
-TEST_F(DeviceCodedTensors, InfinitiesAndLargeValues) {
+/// V that f16 does not hold is one of bf16, or has a unit that does.
+TEST_P(DeviceCodedTensors, InfinitiesAndLargeValues) {
   for (const int head_dim : kDims) {
     AttentionCase row = coded_case(head_dim, DType::kBFloat16, DType::kBFloat16, {{60, 200}, {70, 90}});
     Problem p = make_problem(row);
@@ -92,7 +94,7 @@ TEST_F(DeviceCodedTensors, InfinitiesAndLargeValues) {
 }
 
 /// The workspace and what lies behind the last request are never part of a result.
-TEST_F(DeviceCodedTensors, PoisonedMemory) {
+TEST_P(DeviceCodedTensors, PoisonedMemory) {
   for (const int head_dim : kDims) {
     for (const DType kv_dtype : kPrefillTypes) {
       std::vector<Request> requests = mixed_requests();
@@ -114,8 +116,62 @@ TEST_F(DeviceCodedTensors, PoisonedMemory) {
   }
 }
 
-/// No fp8 over tensors, and no half_int8 of other dims: the message says what there is.
-TEST_F(DeviceCodedTensors, OthersAreRefused) {
+/// An infinity in V is NaN for rows that see it, and for none of other heads and requests.
+TEST_P(DeviceCodedTensors, InfinitiesInValues) {
+  for (const int head_dim : kDims) {
+    const AttentionCase row =
+        coded_case(head_dim, DType::kBFloat16, DType::kBFloat16, {{60, 200}, {70, 90}, {40, 700}});
+    Problem p = make_problem(row);
+    if (!serves(p)) continue;
+    const Outputs finite = run_on_device(p);
+    EXPECT_EQ(judge_device(p, finite), "") << row.name;
+    constexpr std::int64_t kBad = 180, kDim = 7;  // of the first request, in KV head 0
+    p.v.set(kBad * row.kv_heads * head_dim + kDim, -std::numeric_limits<float>::infinity());
+    const Outputs outputs = run_on_device(p);
+    for (std::int64_t i = 0; i < outputs.out.numel(); ++i) {
+      const std::int64_t query = i / (row.q_heads * head_dim), head = i / head_dim % row.q_heads;
+      const bool own = query < 60 && head < row.q_heads / row.kv_heads && i % head_dim == kDim;
+      if (own && query + 140 >= kBad) {
+        ASSERT_FALSE(std::isfinite(outputs.out.get(i))) << row.name << ", query " << query;
+      } else if (!own) {
+        ASSERT_EQ(outputs.out.get(i), finite.out.get(i)) << row.name << ", query " << query;
+      }
+    }
+  }
+}
+
+/// Requests of every length: none, whole tiles and runs, one more; V of one request thousands of times as
+/// large as that of the next. The bits of a request alone, which begins elsewhere.
+TEST_P(DeviceCodedTensors, RequestsHaveUnitsOfTheirOwn) {
+  for (const int head_dim : kDims) {
+    const std::vector<Request> requests = {{0, 0},  {3, 1},   {20, 16},  {1, 256}, {5, 0},  {30, 257},
+                                           {2, 17}, {9, 512}, {17, 513}, {0, 33},  {40, 40}};
+    AttentionCase row = coded_case(head_dim, DType::kBFloat16, DType::kBFloat16, requests);
+    row.policy = SplitPolicy::kBatchInvariant;
+    Problem p = make_problem(row);
+    if (!serves(p)) continue;
+    const std::int64_t width = std::int64_t{row.kv_heads} * head_dim;
+    std::int64_t key = 0;
+    for (std::size_t r = 0; r < requests.size(); ++r) {
+      for (std::int64_t i = key * width; i < (key + requests[r].kv_len) * width; ++i) {
+        p.v.set(i, std::ldexp(p.v.get(i), static_cast<int>(r) % 3 * 12 - 12));
+      }
+      key += requests[r].kv_len;
+    }
+    const Outputs outputs = run_on_device(p);
+    EXPECT_EQ(judge_device(p, outputs), "") << row.name;
+    for (std::size_t r = 0; r < requests.size(); ++r) {
+      if (requests[r].q_len == 0) continue;
+      const Problem alone = select(p, {r}, true);
+      const Outputs own = run_on_device(alone);
+      EXPECT_EQ(judge_device(alone, own), "") << row.name << ", " << requests[r].kv_len << " keys";
+      EXPECT_EQ(request_bytes(alone, own.out, 0), request_bytes(p, outputs.out, r)) << "request " << r;
+    }
+  }
+}
+
+/// None of other dims and types: the message says what there is.
+TEST_P(DeviceCodedTensors, OthersAreRefused) {
   AttentionCase row = coded_case(128, DType::kBFloat16, DType::kBFloat16, {{60, 200}});
   EXPECT_TRUE(serves(make_problem(row)));
   const auto refuses = [](const AttentionCase& refused, const char* word) {
@@ -123,15 +179,15 @@ TEST_F(DeviceCodedTensors, OthersAreRefused) {
                  {"arithmetic is " + refused.arithmetic, word, "use 16-bit, or the CPU"},
                  [&] { (void)plan_on_device(make_problem(refused)); });
   };
-  row.arithmetic = "fp8";
-  refuses(row, "tensors in bf16");
-  row.arithmetic = "half_int8";
   row.head_dim = 64;
   refuses(row, "head_dim 64");
   row.head_dim = 128;
   row.plain = DType::kFloat32;
   refuses(row, "tensors in f32");
 }
+
+INSTANTIATE_TEST_SUITE_P(, DeviceCodedTensors, ::testing::Values("half_int8", "fp8"),
+                         [](const auto& info) { return std::string(info.param); });
 
 }  // namespace
 }  // namespace halftone::testing

@@ -343,22 +343,23 @@ TEST(StagedPlan, DescribesWhatItStages) {
   tensors.max_kv_len = 1000;
   has(plan(tensors).describe(),
       "\nstaged     K of 8 KV heads at a time, up to 2000 keys: 2112000 bytes of workspace\n");
+  tensors.arithmetic = Arithmetic::kFp8;  // requests begin at multiples of 16 keys
+  has(plan(tensors).describe(),
+      "\nstaged     K and V of 8 KV heads at a time, up to 2032 keys: 4243200 bytes of workspace\n");
 }
 
 TEST(StagedPlan, SaysWhatKeepsHalfInt8OffTheGpu) {
   if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
   const auto refused = [](std::string_view is, auto change) {
-    expect_error(
-        ErrorCode::kUnsupported,
-        {"arithmetic is half_int8 and kv is", is, "over tensors in bf16 and f16 and caches without rotate_k",
-         "head_dim 128 or 256", "Q in bf16 or f16: use 16-bit, or the CPU"},
-        [&] { plan(half_int8_problem(change)); });
+    expect_error(ErrorCode::kUnsupported,
+                 {"arithmetic is half_int8 and kv is", is, "over tensors in bf16 and f16 and caches,",
+                  "head_dim 128 or 256", "Q in bf16 or f16: use 16-bit, or the CPU"},
+                 [&] { plan(half_int8_problem(change)); });
   };
   refused("tensors in f32 with head_dim 128", [](auto& p) { p.kv = KvTensors{DType::kFloat32, 8, 128}; });
   refused("tensors in bf16 with head_dim 64", [](auto& p) { p.kv = KvTensors{DType::kBFloat16, 8, 64}; });
-  refused("a cache of K in int8-head with rotate_k and V in int8-head",
-          [](auto& p) { spec_of(p).rotate_k = true; });
-  refused("head_dim 64 and 64 of V", [](auto& p) { spec_of(p).head_dim = 64; });
+  refused("a cache of K in int8-head with rotate_k and V in int8-head with head_dim 64 and 64 of V",
+          [](auto& p) { spec_of(p).rotate_k = true, spec_of(p).head_dim = 64; });
   refused("head_dim 128 and 64 of V", [](auto& p) { spec_of(p).v_head_dim = 64; });
   refused("q_dtype is f32", [](auto& p) { p.q_dtype = DType::kFloat32; });
 }
@@ -443,14 +444,14 @@ TEST(StagedPlan, Fp8ReadsVInItsPages) {
 TEST(StagedPlan, SaysWhatKeepsFp8OffTheGpu) {
   if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
   const auto refused = [](std::string_view is, auto change) {
-    expect_error(
-        ErrorCode::kUnsupported,
-        {"arithmetic is fp8 and kv is", is, "over caches without rotate_k, V in fp8 with a static scale",
-         "head_dim 128 or 256", "Q in bf16 or f16: use 16-bit, or the CPU"},
-        [&] { plan(fp8_problem(change)); });
+    expect_error(ErrorCode::kUnsupported,
+                 {"arithmetic is fp8 and kv is", is,
+                  "over tensors in bf16 and f16 and caches with V in fp8 with a static scale",
+                  "head_dim 128 or 256", "Q in bf16 or f16: use 16-bit, or the CPU"},
+                 [&] { plan(fp8_problem(change)); });
   };
-  refused("tensors in bf16 with head_dim 128", [](auto& p) { p.kv = KvTensors{DType::kBFloat16, 8, 128}; });
-  refused("with rotate_k", [](auto& p) { spec_of(p).rotate_k = true; });
+  refused("tensors in f32 with head_dim 128", [](auto& p) { p.kv = KvTensors{DType::kFloat32, 8, 128}; });
+  refused("tensors in bf16 with head_dim 64", [](auto& p) { p.kv = KvTensors{DType::kBFloat16, 8, 64}; });
   for (const char* v : {"fp8-token-head", "bf16", "int8-tensor"}) {
     refused(std::string("and V in ") + v, [&](auto& p) { spec_of(p).v_format = parse_format(v); });
   }

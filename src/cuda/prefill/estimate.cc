@@ -112,11 +112,13 @@ double prefill_us(const AttentionProblem& problem, PrefillKeys keys) {
   return prefill_us(problem, keys, prefill_unit(problem, keys));
 }
 
-/// Whether a kernel reads K and V as codes in their pages. Rotations of K are undone by staging only, so are,
-/// for values, scales of its channels; bounds must not decide for batch_invariant.
+/// Whether a kernel reads K and V as codes in their pages. For values, rotations of K and scales of its
+/// channels are undone by staging only; bounds must not decide for batch_invariant.
 bool can_read_packed(const AttentionProblem& problem, const KvCacheSpec& spec, PrefillKeys keys) {
-  if (spec.rotate_k || problem.policy == SplitPolicy::kBatchInvariant) return false;
-  if (keys == PrefillKeys::kPacked ? spec.scale_k : problem.arithmetic != Arithmetic::kFp8) return false;
+  if (problem.policy == SplitPolicy::kBatchInvariant) return false;
+  if (keys == PrefillKeys::kPacked ? spec.rotate_k || spec.scale_k : problem.arithmetic != Arithmetic::kFp8) {
+    return false;
+  }
   return dtype_bits(problem.q_dtype) == 16 && std::ranges::any_of(kPrefillTable, [&](const PrefillConfig& c) {
            return c.keys == keys && reads_packed(c, spec);
          });

@@ -16,6 +16,7 @@
 #include "cuda/prefill/kernels.h"
 #include "cuda/prefill/params.h"
 #include "cuda/prefill/stage.h"
+#include "cuda/prefill/stage_tensors.h"
 
 namespace halftone::cuda {
 namespace {
@@ -27,17 +28,17 @@ DType value_dtype(const KvFormat& v) {
   return v.static_scale() || v.scale_dtype == DType::kFloat16 ? DType::kFloat16 : DType::kBFloat16;
 }
 
-/// The type of V beside staged K; kUInt8: not served. V in E4M3 is the cache's own, with a static scale: one
-/// that changed from token to token would have to go into P, whose range is small.
+/// The type of V beside staged K; kUInt8: not served. V in E4M3 is the cache's own, with a static scale, or
+/// becomes such with one for all keys of a request: one that changed from token to token would have to go
+/// into P, whose range is small.
 DType staged_dtype(const AttentionProblem& problem) {
   constexpr DType kNone = DType::kUInt8;
   if (problem.is_latent() || dtype_bits(problem.q_dtype) != 16) return kNone;
   const bool fp8 = problem.arithmetic == Arithmetic::kFp8;
   if (const auto* const tensors = std::get_if<KvTensors>(&problem.kv)) {
-    return fp8 || dtype_bits(tensors->dtype) != 16 ? kNone : tensors->dtype;
+    return dtype_bits(tensors->dtype) != 16 ? kNone : fp8 ? DType::kFloat8E4M3 : tensors->dtype;
   }
   const auto& spec = std::get<KvCacheSpec>(problem.kv);
-  if (problem.arithmetic != Arithmetic::k16Bit && spec.rotate_k) return kNone;
   const KvFormat& v = spec.v_format;
   if (fp8) return v.dtype == DType::kFloat8E4M3 && v.static_scale() ? v.dtype : kNone;
   return value_dtype(v);
@@ -115,6 +116,9 @@ struct StagedRows {
   TensorView k, v;
   float* key_scales;  // null: static ones, which the kernel reads itself
   std::int64_t keys;
+  // Of tensors in E4M3, whose rows are not those of the caller's: stage_tensors.h.
+  std::int32_t *first, *present;
+  float *value_units, *run_maxima;
 };
 
 constexpr int bytes_of(DType t) { return dtype_bits(t) / 8; }
@@ -135,9 +139,11 @@ StagedRows staged_rows(const Plan::Impl& plan, const planning::Pass& pass, const
                        std::byte* at) {
   StagedRows staged{};
   const auto* const tensors = std::get_if<KvTensorViews>(&args.kv);
-  // Of tensors the rows that there are: what lies beyond is no key, whatever lengths say.
-  staged.keys = tensors != nullptr ? std::min(pass.staged.keys, tensors->k.shape[0]) : pass.staged.keys;
   const PrefillConfig& config = kPrefillTable[pass.variant];
+  const bool moved = tensors != nullptr && config.dtype == DType::kFloat8E4M3;
+  // Where rows are the caller's, those that there are: what lies beyond is no key, whatever lengths say.
+  staged.keys =
+      tensors != nullptr && !moved ? std::min(pass.staged.keys, tensors->k.shape[0]) : pass.staged.keys;
   const auto rows = [&](DType dtype, std::int64_t dims) {
     std::byte* const data = at;
     const std::int64_t heads = pass.staged.heads;
@@ -147,11 +153,40 @@ StagedRows staged_rows(const Plan::Impl& plan, const planning::Pass& pass, const
   const auto* const spec = std::get_if<KvCacheSpec>(&plan.problem.kv);
   const bool in_pages = spec != nullptr && reads_code_pages(*spec, config.dtype);
   if (!in_pages) staged.k = rows(key_dtype(config.keys, config.dtype), config.head_dim);
-  if (spec != nullptr && config.keys != PrefillKeys::kCodePages) {
+  if (moved || (spec != nullptr && config.keys != PrefillKeys::kCodePages)) {
     staged.v = rows(config.dtype, config.value_dim);
   }
   if (!in_pages || !spec->k_format.static_scale()) staged.key_scales = reinterpret_cast<float*>(at);
+  if (moved) {
+    const std::int64_t heads = pass.staged.heads, batch = plan.problem.batch;
+    staged.value_units = staged.key_scales + heads * staged.keys;
+    staged.first = reinterpret_cast<std::int32_t*>(staged.value_units + heads * batch);
+    staged.present = staged.first + batch + 1;
+    staged.run_maxima = reinterpret_cast<float*>(staged.present + batch);
+  }
   return staged;
+}
+
+/// Fills them with K and V of tensors in E4M3, of all requests. Of rows beyond those that are staged at the
+/// plan's bounds none is a key.
+void stage_moved(const KvTensorViews& tensors, const planning::Schedule& schedule, const StagedRows& staged,
+                 Stream stream) {
+  StageTensorsParams p{};
+  p.k = tensors.k.data, p.v = tensors.v.data;
+  p.k_token_stride = tensors.k.strides[0], p.k_head_stride = tensors.k.strides[1];
+  p.v_token_stride = tensors.v.strides[0], p.v_head_stride = tensors.v.strides[1];
+  p.tokens = std::min(tensors.k.shape[0], staged.keys);
+  p.cu_kv = schedule.cu_kv, p.kv_lengths = schedule.kv_lengths;
+  p.batch = schedule.params.batch;
+  p.heads = static_cast<std::int32_t>(tensors.k.shape[1]);
+  p.dim = static_cast<std::int32_t>(tensors.k.shape[2]);
+  p.type = tensors.k.dtype;
+  p.rows = staged.keys;
+  p.k_codes = static_cast<std::uint8_t*>(staged.k.data),
+  p.v_tiles = static_cast<std::uint8_t*>(staged.v.data);
+  p.k_scales = staged.key_scales, p.run_maxima = staged.run_maxima, p.v_units = staged.value_units;
+  p.first = staged.first, p.present = staged.present;
+  check(launch_stage_tensors(p, stream), "run");
 }
 
 /// Fills them with K of tensors, of all requests.
@@ -256,6 +291,9 @@ PrefillParams prefill_params(const Plan::Impl& plan, const AttentionArgs& args,
     p.kv_tokens = staged.keys;
     p.key_scales = staged.key_scales;
     p.value_tiles = pointer<std::uint8_t>(staged.v);
+    p.value_units = staged.value_units;
+    p.present = staged.present;
+    if (staged.first != nullptr) p.attention.schedule.cu_kv = staged.first;
     // Staged values are in the caller's basis, codes in that of the cache.
     p.attention.rotate_v &= config.dtype == DType::kFloat8E4M3;
   } else if (config.keys == PrefillKeys::kPacked || p.code_pages) {  // no other maps: tiles are copied
@@ -299,6 +337,11 @@ planning::StagedKey prefill_staged_key(const AttentionProblem& problem) {
   const int k = problem.head_dim() * bytes_of(key_dtype(keys, operand));
   const int v = problem.v_dim() * bytes_of(operand), scale = sizeof(float);
   planning::StagedKey key{k + scale + (spec != nullptr ? v : 0), k + scale + v};
+  if (spec == nullptr && operand == DType::kFloat8E4M3) {
+    constexpr int kRequest = 4 * sizeof(float);  // its first row and its keys; of a head the unit and a run
+    key.bytes += v + 1;                          // a byte is more than runs of 256 take
+    key.request_bytes = kRequest;
+  }
   if (spec != nullptr && reads_code_pages(*spec, operand)) {
     key.bytes = (keys == PrefillKeys::kCodePages ? 0 : v) + (spec->k_format.static_scale() ? 0 : scale);
   }
@@ -335,8 +378,10 @@ void run_prefill(const Plan::Impl& plan, const AttentionArgs& args, const planni
       staged = staged_rows(plan, pass, own, workspace.staged);
       if (const auto* const cache = std::get_if<PagedKv>(&own.kv)) {
         stage(plan, pass, *cache, schedule.staged, staged, stream);
+      } else if (const auto& tensors = std::get<KvTensorViews>(own.kv); staged.first != nullptr) {
+        stage_moved(tensors, schedule, staged, stream);
       } else {
-        stage(std::get<KvTensorViews>(own.kv), schedule, staged, stream);
+        stage(tensors, schedule, staged, stream);
       }
     }
     const PrefillParams p = prefill_params(plan, own, workspace, index, staged);

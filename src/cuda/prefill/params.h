@@ -7,14 +7,17 @@
 
 namespace halftone::cuda {
 
-/// K and V are rows of tensors where attention.schedule has cu_kv, plain or staged ones, else pages. K in
-/// E4M3 may be in pages beside staged V, and both beside staged scales.
+/// K and V are rows of tensors where attention.schedule has cu_kv, plain or staged ones, else pages. Of
+/// staged tensors in E4M3 cu_kv has the staged rows. K in E4M3 may be in pages beside staged V, and both
+/// beside staged scales.
 struct PrefillParams {
   AttentionParams attention;
   std::int32_t* taken;      // [2] items of the queue, and workers that have none left; 0 between launches
   std::int64_t kv_tokens;   // rows of those tensors
   const float* key_scales;  // of staged keys: [kv_heads][kv_tokens]; null: attention.k's static ones
   const std::uint8_t* value_tiles;  // of staged V in E4M3: value_tiles.h, [kv_heads][kv_tokens / 16]
+  const float* value_units;         // of V of tensors in E4M3: [batch][kv_heads] what O is multiplied by
+  const std::int32_t* present;      // likewise: [batch] keys that the tensors have; null: up to kv_tokens
   /// Of E4M3 products, whose sums keep few bits: O of earlier tiles that has no place in shared memory,
   /// [worker][warpgroup][value_dim / 8 - near_sums()][128], a thread's own four values each.
   float4* promoted;

@@ -2,10 +2,13 @@
 // their place in shared memory.
 #pragma once
 
+#include "cuda/attention/rows.h"
 #include "cuda/device/range.h"
 #include "cuda/device/values.h"
+#include "cuda/prefill/codes.h"
 #include "cuda/prefill/compute.h"
 #include "format/fp8_row.h"
+#include "format/hadamard.h"
 #include "format/int8_row.h"
 
 namespace halftone::cuda {
@@ -121,6 +124,96 @@ struct QueryRow {
   }
 };
 
+/// What QueryRow::to_codes() does, of a warp's rows, which are rotated as K is first, with the bits of
+/// hadamard::rotate(): eight rows at a time, four lanes each, since registers are few.
+template <PrefillConfig C>
+struct RotatedQueries {
+  static constexpr bool kE4m3 = PrefillTraits<C>::kE4m3;
+  static constexpr int kOwn = C.head_dim / 32;     // pieces of a lane
+  static constexpr int kLaneBits = kE4m3 ? 0 : 1;  // of a piece's number: from this on two say whose it is
+  static_assert(hadamard::block_size(C.head_dim) == C.head_dim && C.head_dim <= 256);
+  std::uint8_t* rows;  // 16 of them
+  int lane;
+
+  __device__ int number(int i) const {
+    const int of_lane = lane / 8 << kLaneBits;
+    return of_lane | (i & 1) << (kE4m3 ? 2 : 0) | i / 2 * 8;
+  }
+  /// Stage `bit` over the pieces' numbers.
+  template <int kBit>
+  __device__ __forceinline__ void turn(float (&x)[kOwn][8]) const {
+    constexpr bool kAcross = kBit == kLaneBits || kBit == kLaneBits + 1;
+    constexpr int kStep = 1 << (kBit < kLaneBits || kAcross ? 0 : kBit - 2);
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      if (!kAcross && (i & kStep) != 0) continue;
+#pragma unroll
+      for (int d = 0; d < 8; ++d) {
+        if constexpr (kAcross) {
+          constexpr int kMask = 8 << (kBit - kLaneBits);
+          const float other = __shfl_xor_sync(~0u, x[i][d], kMask);
+          x[i][d] = (lane & kMask) != 0 ? other - x[i][d] : x[i][d] + other;
+        } else {
+          const float a = x[i][d], b = x[i + kStep][d];
+          x[i][d] = a + b, x[i + kStep][d] = a - b;
+        }
+      }
+    }
+  }
+  /// Rotates the row of the lane's four. Returns the bits of its largest magnitude.
+  __device__ std::uint32_t load(const QueryRow<C, false>& row, bool bfloat16, float (&x)[kOwn][8]) const {
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      const uint4 piece = row.piece(number(i));
+      const std::uint32_t words[] = {piece.x, piece.y, piece.z, piece.w};
+#pragma unroll
+      for (int d = 0; d < 8; ++d) x[i][d] = half_of(words[d / 2], d % 2, bfloat16);
+      rotate_lanes<8, 8>(x[i], 0);
+    }
+    turn<0>(x), turn<1>(x), turn<2>(x), turn<3>(x);
+    if constexpr (C.head_dim == 256) turn<4>(x);
+    std::uint32_t most = 0;
+#pragma unroll
+    for (int i = 0; i < 8 * kOwn; ++i) {
+      x[i / 8][i % 8] *= hadamard::factor(C.head_dim);
+      most = max(most, magnitude_bits(x[i / 8][i % 8]));
+    }
+    most = max(most, __shfl_xor_sync(~0u, most, 8));
+    return max(most, __shfl_xor_sync(~0u, most, 16));
+  }
+  /// Returns the scale of row `lane` % 16.
+  __device__ float to_codes(bool bfloat16) const {
+    float scale = 1.0f;
+#pragma unroll 1
+    for (int first = 0; first < 16; first += 8) {
+      const int own = lane % 8;
+      const QueryRow<C, false> row{rows + (first + own) * PrefillTraits<C>::kRowBytes, own, 0};
+      float x[kOwn][8];
+      const std::uint32_t most = load(row, bfloat16, x);
+      std::conditional_t<kE4m3, fp8_row::Row, int8_row::Row> as;
+      if constexpr (kE4m3) {
+        as = fp8_row::row_of(most);
+      } else {
+        as = int8_row::row_of(most);
+      }
+      const auto codes = [&](float(&v)[8]) {
+#pragma unroll
+        for (float& y : v) y = __fmul_rn(y, as.inverse);
+        return kE4m3 ? e4m3_codes(v) : int8_codes(v);
+      };
+      __syncwarp();  // other lanes have read what lay there
+#pragma unroll
+      for (int i = 0; i < kOwn; i += 2) {  // two are 16 adjacent codes
+        const uint2 a = codes(x[i]), b = codes(x[i + 1]);
+        const int n = number(i);
+        row.piece(kE4m3 ? n / 8 * 4 + n % 4 : n / 2) = {a.x, a.y, b.x, b.y};
+      }
+      if (lane / 8 % 2 * 8 == first) scale = as.scale;
+    }
+    return scale;
+  }
+};
+
 /// The queries of an item, `queries` of the warpgroup, as the products with such keys take them. Where
 /// several share them, by the first.
 template <PrefillConfig C>
@@ -128,13 +221,20 @@ __device__ inline void scale_queries(Consumer<C>& c, std::uint8_t* queries, int 
   if (c.share() > 0) return shared_rows_barrier(c);
   const int row = c.warp() * 16 + c.lane() % 16, half = c.lane() / 16;
   std::uint8_t* const at = queries + row * PrefillTraits<C>::kRowBytes;
-  float scale = 1.0f;
-  if (c.p.q_type == DType::kBFloat16) {
-    scale = QueryRow<C, true>{at, row % 8, half}();
-  } else if constexpr (PrefillTraits<C>::kCodes || PrefillTraits<C>::kFourBits) {
-    scale = QueryRow<C, false>{at, row % 8, half}();
-  }
-  float factor = scale * c.p.scale_log2;
+  const auto scale = [&] {
+    if constexpr (PrefillTraits<C>::kCodes) {
+      if (c.p.rotate_k) {
+        std::uint8_t* const rows = queries + c.warp() * (16 * PrefillTraits<C>::kRowBytes);
+        return RotatedQueries<C>{rows, c.lane()}.to_codes(c.p.q_type == DType::kBFloat16);
+      }
+    }
+    if (c.p.q_type == DType::kBFloat16) return QueryRow<C, true>{at, row % 8, half}();
+    if constexpr (PrefillTraits<C>::kCodes || PrefillTraits<C>::kFourBits) {
+      return QueryRow<C, false>{at, row % 8, half}();
+    }
+    return 1.0f;
+  };
+  float factor = scale() * c.p.scale_log2;
   if constexpr (PrefillTraits<C>::kPacked) {  // staged keys have it
     if (c.p.k.static_scale != nullptr) factor *= c.p.k.static_scale[kv_head * c.p.k.static_stride];
   }

@@ -51,7 +51,10 @@ __device__ inline void limit_item(const PrefillParams& p, DeviceItem& item) {
   if (work.row_end == work.row_begin) work.kv_end = work.kv_begin;
   const std::int32_t* const cu_kv = p.attention.schedule.cu_kv;
   if (cu_kv == nullptr) return;
-  const std::int64_t first = cu_kv[work.request], left = first < 0 ? 0 : p.kv_tokens - first;
+  const std::int64_t first = cu_kv[work.request];
+  const std::int64_t left = p.present != nullptr ? p.present[work.request]
+                            : first < 0          ? 0
+                                                 : p.kv_tokens - first;
   if (left >= item.keys) return;
   item.present = left < 0 ? 0 : static_cast<std::int32_t>(left);
   if (left >= work.kv_end) return;

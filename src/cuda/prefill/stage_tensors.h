@@ -1,0 +1,46 @@
+// Tensors as codes of E4M3: what run() writes into the workspace before `fp8` prefill over plain K and V.
+#pragma once
+
+#include <cstdint>
+
+#include "format/host_device.h"
+#include "halftone/types.h"
+
+namespace halftone::cuda {
+
+/// V of a request and head has one power of two, for which its largest magnitude is looked for in runs of so
+/// many tokens.
+inline constexpr int kValueRun = 256;
+
+/// Where a request's runs begin among those of all, and of how many there is room for.
+HT_HOST_DEVICE constexpr std::int64_t first_run(std::int64_t first_token, std::int64_t request) {
+  return first_token / kValueRun + request;
+}
+HT_HOST_DEVICE constexpr std::int64_t value_runs(std::int64_t tokens, std::int64_t batch) {
+  return tokens / kValueRun + batch + 1;
+}
+
+/// A request's rows begin at multiples of 16 among the staged ones. Infinities become NaN.
+struct StageTensorsParams {
+  const void *k, *v;                           // [tokens, heads, dim], rows at multiples of 16 bytes
+  std::int64_t k_token_stride, k_head_stride;  // elements
+  std::int64_t v_token_stride, v_head_stride;
+  std::int64_t tokens;             // rows of k and v
+  const std::int32_t* cu_kv;       // [batch] first row of a request
+  const std::int32_t* kv_lengths;  // [batch]
+  std::int32_t batch, heads, dim;  // 128 or 256 dims
+  DType type;                      // kFloat16 or kBFloat16
+  std::int64_t rows;               // staged ones, a multiple of 16
+  std::uint8_t* k_codes;           // [rows, heads, dim] as StagedAs::kE4m3Codes
+  std::uint8_t* v_tiles;           // [heads, rows / 16, dim, 16] as value_tiles.h
+  float* k_scales;                 // [heads, rows]
+  float* run_maxima;               // [heads, value_runs(tokens, batch)] of finite magnitudes of V
+  float* v_units;                  // [batch, heads] what codes of V are multiplied by
+  std::int32_t* first;             // [batch + 1] where requests begin among the staged rows, and end
+  std::int32_t* present;           // [batch] their keys that k and v have
+};
+
+/// Two kernels. cudaError_t as int.
+int launch_stage_tensors(const StageTensorsParams& params, void* stream);
+
+}  // namespace halftone::cuda
