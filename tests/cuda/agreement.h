@@ -7,13 +7,19 @@
 
 namespace halftone::testing {
 
-/// The row on the GPU against the oracle.
-inline void expect_agrees(const AttentionCase& row) {
+/// The row on the GPU against the oracle; where the plan halves units of 16 packed rows, since its bounds are
+/// low, under higher ones, too.
+inline void expect_agrees(AttentionCase row) {
   SCOPED_TRACE(row.name);
-  const Problem p = make_problem(row);
-  const Outputs outputs = run_on_device(p);
-  EXPECT_EQ(judge_device(p, outputs), "");
-  EXPECT_EQ(status_of(outputs), 0);
+  for (const bool whole : {false, true}) {
+    const Problem p = make_problem(row);
+    const Outputs outputs = run_on_device(p);
+    EXPECT_EQ(judge_device(p, outputs), "") << (whole ? "in whole units" : "");
+    EXPECT_EQ(status_of(outputs), 0);
+    const std::int64_t rows = std::int64_t{row.q_heads} / row.kv_heads * p.problem.max_q_len;
+    if (rows <= 8 || rows > 16 || plan_on_device(p).info().config != "sm90-decode-8") break;
+    row.key_slack += 1 << 20;
+  }
 }
 
 inline bool is_mixed(const AttentionCase& row) {

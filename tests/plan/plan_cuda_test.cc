@@ -99,6 +99,42 @@ TEST(CudaPlan, TakesTheUniversalKernelWhereNoOtherServes) {
   EXPECT_NE(text.find("8 at a time; no other kernel has these formats"), std::string::npos) << text;
 }
 
+TEST(CudaPlan, UpTo16RowsAreTwoUnitsOfFewKeys) {
+  if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
+  struct Shape {
+    const char* format = "int8-head";
+    int head_dim = 128, group = 16, max_q_len = 1, kv_heads = 1, batch = 16, keys = 8192;
+    SplitPolicy policy = SplitPolicy::kReproducible;
+  };
+  const auto config = [](const Shape& s) {
+    AttentionProblem p = cuda_problem();
+    spec_of(p) =
+        KvCacheSpec::separate(parse_format(s.format), parse_format(s.format), s.kv_heads, s.head_dim);
+    p.q_heads = s.group * s.kv_heads;
+    p.max_q_len = s.max_q_len;
+    p.batch = s.batch;
+    p.max_kv_len = s.keys;
+    p.policy = s.policy;
+    return plan(p).info().config;
+  };
+  if (config({}) == "sm90-universal") GTEST_SKIP() << "this build has other head_dims";
+  const char *const eights = "sm90-decode-8", *const whole = "sm90-decode-16";
+  EXPECT_EQ(config({}), eights);
+  EXPECT_EQ(config({.group = 9}), eights);
+  EXPECT_EQ(config({.group = 4, .max_q_len = 4}), eights);
+  EXPECT_EQ(config({.policy = SplitPolicy::kFast}), eights);
+  EXPECT_EQ(config({.kv_heads = 4, .batch = 16, .keys = 1024}), eights);
+  EXPECT_EQ(config({.format = "int4-g32", .batch = 32}), eights);
+  EXPECT_EQ(config({.batch = 32}), whole) << "more than 40 MiB";
+  EXPECT_EQ(config({.kv_heads = 4, .batch = 17, .keys = 1024}), whole) << "more units than multiprocessors";
+  EXPECT_EQ(config({.policy = SplitPolicy::kBatchInvariant}), whole) << "bounds decide nothing";
+  EXPECT_EQ(config({.head_dim = 64, .batch = 8}), eights);
+  EXPECT_EQ(config({.head_dim = 64, .batch = 9}), whole);
+  EXPECT_EQ(config({.format = "bf16", .head_dim = 256, .batch = 4}), eights);
+  EXPECT_EQ(config({.format = "int4-g32", .head_dim = 256, .batch = 4}), whole);
+  EXPECT_EQ(config({.format = "fp8", .head_dim = 96, .batch = 4}), whole) << "not measured";
+}
+
 TEST(CudaPlan, ShortRequestsHaveAPassOfTheirOwn) {
   if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
   const auto configs = [](int max_q_len, SplitPolicy policy) {
@@ -113,7 +149,7 @@ TEST(CudaPlan, ShortRequestsHaveAPassOfTheirOwn) {
   if (configs(1, kFast) == Names{"sm90-universal"}) GTEST_SKIP() << "this build has other head_dims";
   const Names both = {"sm90-decode-8", "sm90-decode-64"};
   EXPECT_EQ(configs(2, kReproducible), Names{"sm90-decode-8"});
-  EXPECT_EQ(configs(4, kReproducible), Names{"sm90-decode-16"});
+  EXPECT_EQ(configs(4, kReproducible), Names{"sm90-decode-8"}) << "few keys: two units";
   EXPECT_EQ(configs(5, kReproducible), Names{"sm90-decode-64"});
   EXPECT_EQ(configs(12, kReproducible), Names{"sm90-decode-64"});
   EXPECT_EQ(configs(16, kReproducible), Names{"sm90-decode-64"});

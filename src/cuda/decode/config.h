@@ -114,7 +114,7 @@ inline constexpr std::array<RowShape, 2> kWidestRowShapes{{
 }};
 inline constexpr std::array<RowShape, 2> kMixedRowShapes{{
     {1, 1, 8},  // beside kMixedPairs
-    {2, 1, 8},  // not timed
+    {2, 1, 8},  // K int8-token, V int4-g32: 30.8, 76.8; 16 rows by {1, 1, 8} 31.4, 115
 }};
 
 /// A piece of about 4 to 8 KB, and as many in flight as are useful and fit.
