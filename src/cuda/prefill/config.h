@@ -86,28 +86,28 @@ constexpr PrefillConfig packed(const PartConfig& part) {
 }
 
 /// Beside a row: TFLOP/s without a mask, causal, of 16,384 keys (4 x 4k: of four requests of 4,096) on an
-/// H200; docs/kernels/prefill-measured.md has more. f16 is not timed apart from bf16. Staged keys are those
+/// H200; docs/kernels/prefill-measured.md has more. Given f16 is from a run of its own. Staged keys are those
 /// of int8-head (beside V in E4M3: fp8), staging included.
 inline constexpr std::array kPrefillTable{
-    PrefillConfig{PrefillKeys::kGiven, DType::kBFloat16, 64, 64, 3, 96, 4, 2},  // 538, 517
-    PrefillConfig{PrefillKeys::kGiven, DType::kFloat16, 64, 64, 3, 96, 4, 2},
+    PrefillConfig{PrefillKeys::kGiven, DType::kBFloat16, 64, 64, 3, 96, 4, 2},      // 538, 517
+    PrefillConfig{PrefillKeys::kGiven, DType::kFloat16, 64, 64, 3, 96, 4, 2},       // 535, 510
     PrefillConfig{PrefillKeys::kGiven, DType::kBFloat16, 80, 80, 3, 96, 4, 2, 64},  // 564, 599
-    PrefillConfig{PrefillKeys::kGiven, DType::kFloat16, 80, 80, 3, 96, 4, 2, 64},
+    PrefillConfig{PrefillKeys::kGiven, DType::kFloat16, 80, 80, 3, 96, 4, 2, 64},   // 545, 624
     PrefillConfig{PrefillKeys::kGiven, DType::kBFloat16, 96, 96, 3, 96, 4, 2, 64},  // 675, 606
-    PrefillConfig{PrefillKeys::kGiven, DType::kFloat16, 96, 96, 3, 96, 4, 2, 64},
-    PrefillConfig{PrefillKeys::kGiven, DType::kBFloat16, 128, 128, 3, 80, 3, 2},  // 731, 687
-    PrefillConfig{PrefillKeys::kGiven, DType::kFloat16, 128, 128, 3, 80, 3, 2},
-    // Chunks of a few hundred rows: units of 192 fill them badly, or the SMs.
+    PrefillConfig{PrefillKeys::kGiven, DType::kFloat16, 96, 96, 3, 96, 4, 2, 64},   // 626, 604
+    PrefillConfig{PrefillKeys::kGiven, DType::kBFloat16, 128, 128, 3, 80, 3, 2},    // 731, 687
+    PrefillConfig{PrefillKeys::kGiven, DType::kFloat16, 128, 128, 3, 80, 3, 2},     // 741, 793
+    // Chunks of a few hundred rows: units of 192 fill them badly, or the SMs. f16: 512 queries, 4,096 keys.
     PrefillConfig{PrefillKeys::kGiven, DType::kBFloat16, 128, 128, 2, 112, 3, 1},  // an H100: 640 causal
-    PrefillConfig{PrefillKeys::kGiven, DType::kFloat16, 128, 128, 2, 112, 3, 1},
-    PrefillConfig{PrefillKeys::kGiven, DType::kBFloat16, 192, 128, 3, 80, 3, 1},  // 756, 691
-    PrefillConfig{PrefillKeys::kGiven, DType::kFloat16, 192, 128, 3, 80, 3, 1},
-    PrefillConfig{PrefillKeys::kGiven, DType::kBFloat16, 192, 192, 2, 96, 2, 1},  // 735, 646
-    PrefillConfig{PrefillKeys::kGiven, DType::kFloat16, 192, 192, 2, 96, 2, 1},
-    PrefillConfig{PrefillKeys::kGiven, DType::kBFloat16, 256, 256, 2, 80, 2, 1},  // 786, 647
-    PrefillConfig{PrefillKeys::kGiven, DType::kFloat16, 256, 256, 2, 80, 2, 1},
+    PrefillConfig{PrefillKeys::kGiven, DType::kFloat16, 128, 128, 2, 112, 3, 1},   // 519; bf16 516
+    PrefillConfig{PrefillKeys::kGiven, DType::kBFloat16, 192, 128, 3, 80, 3, 1},   // 756, 691
+    PrefillConfig{PrefillKeys::kGiven, DType::kFloat16, 192, 128, 3, 80, 3, 1},    // 719, 681
+    PrefillConfig{PrefillKeys::kGiven, DType::kBFloat16, 192, 192, 2, 96, 2, 1},   // 735, 646
+    PrefillConfig{PrefillKeys::kGiven, DType::kFloat16, 192, 192, 2, 96, 2, 1},    // 727, 695
+    PrefillConfig{PrefillKeys::kGiven, DType::kBFloat16, 256, 256, 2, 80, 2, 1},   // 786, 647
+    PrefillConfig{PrefillKeys::kGiven, DType::kFloat16, 256, 256, 2, 80, 2, 1},    // 706, 797
     PrefillConfig{PrefillKeys::kGiven, DType::kBFloat16, 512, 512, 2, 32, 2, 1, 128, 2},  // 4 x 4k: 416, 352
-    PrefillConfig{PrefillKeys::kGiven, DType::kFloat16, 512, 512, 2, 32, 2, 1, 128, 2},
+    PrefillConfig{PrefillKeys::kGiven, DType::kFloat16, 512, 512, 2, 32, 2, 1, 128, 2},   // 4 x 4k: 382, 352
     PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 64, 64, 3, 96, 4, 2},  // 4 x 4k, an H100: 438, 393
     PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 80, 80, 3, 96, 4, 2, 64},  // likewise: 479, 408
     PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 96, 96, 3, 80, 4, 2, 64},  // likewise: 499, 463
