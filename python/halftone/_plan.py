@@ -138,7 +138,8 @@ def plan(
         workers: 0 for one per SM or CPU thread; else 1 to 65536.
         max_total_kv: upper bound of all requests' keys, in tokens, those of shared pages counted for each request; 0
             means ``batch * max_kv_len``. On CUDA it bounds ``info["staged_bytes"]``, the part of the workspace into
-            which prompts over quantised caches dequantise K and V; what is beyond it is left out.
+            which prompts over quantised caches dequantise K and V, and those in ``half_int8`` and ``fp8`` put codes;
+            what is beyond it is left out.
         max_prompt_kv: the same of the requests that have more than one query; 0 means ``max_total_kv``. Where single
             queries stand beside prompts, it bounds ``info["staged_bytes"]`` in the other's place: stating it saves time
             as well as memory.

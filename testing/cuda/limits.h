@@ -93,12 +93,18 @@ inline bool takes_bf16(const Problem& p) {
   return !spec->v_format.static_scale() && spec->v_format.scale_dtype != DType::kFloat16;
 }
 
+/// Twice as far as weights of many keys are off, in the mean, are those of few, which have all of the weight
+/// where logits are larger than those of rows of normal numbers.
+inline double weight_steps(const Problem& p) {
+  return largest_logit(p) > 2 * std::sqrt(p.row.head_dim) ? 2 : 1;
+}
+
 /// P is rounded to 16 bits before it weighs V: half a step of the largest |v|, which an output that averages
-/// many values cannot show in its own magnitude. Decode rounds to f16, prefill to the dtype of V, the kernels
-/// of latent attention to bf16 over bf16 and over rotary dims that are V; their lists may be of a few keys,
-/// which leave the whole step; P times V's scale is a second one, the scale a third if it has more bits than
-/// f16. Staged V is rounded to f16 or bf16, or to E4M3 down to 2^-11 of the largest, and weights are as far
-/// off as their logits.
+/// many values cannot show in its own magnitude, or the whole step. Decode rounds to f16, prefill to the
+/// dtype of V, the kernels of latent attention to bf16 over bf16 and over rotary dims that are V; their lists
+/// may be of a few keys, which leave the whole step; P times V's scale is a second one, the scale a third if
+/// it has more bits than f16. Staged V is rounded to f16 or bf16, or to E4M3 down to 2^-11 of the largest,
+/// and weights are as far off as their logits.
 inline double out_slack(const Problem& p, const PlanInfo& plan) {
   const double largest = largest_value(p);
   if (p.problem.arithmetic == Arithmetic::kFp8) return largest * (0x1p-10 + logit_slack(p, plan));
@@ -106,8 +112,8 @@ inline double out_slack(const Problem& p, const PlanInfo& plan) {
   if (plan.staged_bytes > 0) {
     const bool bf16 = takes_bf16(p);
     const bool rounds_v = spec != nullptr && (dtype_bits(spec->v_format.dtype) < 16 || spec->rotate_v);
-    return largest *
-           ((bf16 ? 0x1p-9 : 0x1p-12) + (rounds_v ? bf16 ? 0x1p-9 : 0x1p-11 : 0.0) + logit_slack(p, plan));
+    return largest * (weight_steps(p) * (bf16 ? 0x1p-9 : 0x1p-12) +
+                      (rounds_v ? bf16 ? 0x1p-9 : 0x1p-11 : 0.0) + logit_slack(p, plan));
   }
   if (spec != nullptr && spec->is_latent()) {
     const bool bf16 = spec->k_format.dtype == DType::kBFloat16 || spec->v_dim() > spec->latent_dim();
@@ -117,7 +123,7 @@ inline double out_slack(const Problem& p, const PlanInfo& plan) {
   }
   const bool codes = spec != nullptr && dtype_bits(spec->v_format.dtype) < 16;  // read in their pages, as f16
   const bool bf16 = is_prefill(plan) && p.problem.q_dtype == DType::kBFloat16 && !codes;
-  return std::ldexp(largest, bf16 ? -9 : -12) +
+  return weight_steps(p) * std::ldexp(largest, bf16 ? -9 : -12) +
          (rounds_values(p, plan) ? largest * (0x1p-12 + logit_slack(p, plan)) : 0);
 }
 

@@ -12,7 +12,8 @@ namespace halftone::cuda {
 
 /// What one CTA of the decode kernel takes. A format and head_dim may lack some of them.
 inline constexpr std::array<planning::Kernel, 5> kDecodeKernels{{
-    {"sm90-decode-8", 8, 8, 128, 4096, 163840, "up to 8 packed rows, read at the speed of memory"},
+    {"sm90-decode-8", 8, 8, 128, 4096, 163840,
+     "up to 8 packed rows, read at the speed of memory; of small caches up to 16"},
     {"sm90-decode-16", 16, 16, 128, 4096, 163840, "up to 16 packed rows"},
     {"sm90-decode-32", 32, 32, 128, 4096, 163840,
      "drafts, or many query heads per KV head; bound by arithmetic"},
