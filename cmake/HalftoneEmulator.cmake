@@ -60,10 +60,11 @@ halftone_emulate(instructions_test "*")
 halftone_emulate(adversarial_numerics_runner_test_emulated "*ExtremeWindows/cuda:*BadStaticScales/cuda")
 halftone_emulate(append_bytes_test_emulated "*Latent*/cuda")
 halftone_emulate(append_checks_test_emulated "*/cuda")
-halftone_emulate(attention_device_test_emulated "*MixedFormats:*GraphReplay*:*ManyRowsOfAnySize")
+halftone_emulate(attention_device_test_emulated
+  "*MixedFormats:*GraphReplay*:*ManyRowsOfAnySize:*RowsOfAUnit*")
 halftone_emulate(coded_device_test_emulated
   "*CausalKeys*:*GroupsAndPages*:*BadPages*:*BatchInvariant*:*LogitsThatRise*:*LongContexts*:*SumsOf*fp8")
-halftone_emulate(coded_tensors_device_test_emulated "*Infinities*:*PoisonedMemory")
+halftone_emulate(coded_tensors_device_test_emulated "*Infinities*:*PoisonedMemory*:*UnitsOfTheirOwn*:*Wild*")
 halftone_emulate(codec_device_test_emulated "*Groups*:*Rope*")
 halftone_emulate(dequantize_device_test_emulated "*")
 halftone_emulate(dequantize_test_emulated "*Latent*/cuda")

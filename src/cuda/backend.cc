@@ -119,6 +119,7 @@ bool halves_units(const AttentionProblem& problem) {
   constexpr std::int64_t kMostNarrowKeys = 1 << 16;  // of all heads, of 64 dims
   const auto* const spec = std::get_if<KvCacheSpec>(&problem.kv);
   if (spec == nullptr || problem.policy == SplitPolicy::kBatchInvariant) return false;
+  if (largest_decode_unit(problem) <= 8) return false;
   const std::int64_t rows = std::int64_t{problem.q_heads} / spec->kv_heads * problem.max_q_len;
   if (rows <= 8 || rows > 16 || std::int64_t{problem.batch} * spec->kv_heads > kMostUnits) return false;
   const std::int64_t keys = planning::most_keys(problem);
@@ -131,9 +132,8 @@ bool halves_units(const AttentionProblem& problem) {
 int variant(const AttentionProblem& problem, const planning::Kernel& kernel) {
   if (problem.is_latent()) return kernel.latent ? latent_variant(problem, kernel) : -1;
   if (kernel.latent || problem.is_listed()) return -1;
-  if (!is_prefill(kernel)) {
-    return kernel.row_block > 8 && halves_units(problem) ? -1 : decode_variant(problem, kernel);
-  }
+  if (kernel.row_block > 8 && halves_units(problem)) return -1;
+  if (!is_prefill(kernel)) return decode_variant(problem, kernel);
   return leaves_to_decode(problem) ? -1 : prefill_variant(problem, kernel);
 }
 

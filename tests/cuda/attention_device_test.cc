@@ -89,6 +89,44 @@ TEST(DeviceAttention, ManyRows) {
   }
 }
 
+/// The bits of a row come from it alone: what it is changes no other row of its unit, of any number of rows.
+TEST(DeviceAttention, RowsOfAUnitAreIndependent) {
+  int seed = 5500;
+  for (const char* format : {"bf16", "fp8", "int8-head", "int8-token", "int4-row", "int4-g32"}) {
+    for (const auto& [q_heads, q_len] : {std::pair{8, 1}, {16, 1}, {8, 3}, {16, 2}, {16, 3}, {32, 2}}) {
+      AttentionCase row;
+      row.name = std::string(format) + ", " + std::to_string(q_heads * q_len) + " rows";
+      row.requests = {{q_len, 700}, {q_len, 77}};
+      row.q_heads = q_heads;
+      row.kv_heads = 1;
+      row.k_format = format;
+      row.key_slack = 1 << 20;  // no halves of units
+      row.q_dtype = seed % 2 == 0 ? DType::kBFloat16 : DType::kFloat16;
+      row.out_dtype = DType::kFloat16;
+      row.seed = static_cast<std::uint64_t>(seed++);
+      SCOPED_TRACE(row.name);
+      Problem p = make_problem(row);
+      const Plan plan = plan_on_device(p);
+      const Outputs before = run_on_device(p, plan);
+      EXPECT_EQ(judge_device(p, before), "");
+      const std::int64_t dim = row.head_dim, changed = q_heads * q_len - 3;
+      for (const float size : {30.0F, 0.0F}) {
+        for (std::int64_t i = changed * dim; i < (changed + 1) * dim; ++i)
+          p.q.set(i, size * (0.1F + p.q.get(i)));
+        const Outputs after = run_on_device(p, plan);
+        for (std::int64_t i = 0; i < after.out.numel(); ++i) {
+          if (i / dim == changed) continue;
+          ASSERT_EQ(after.out.get(i), before.out.get(i)) << "row " << i / dim;
+        }
+        for (std::int64_t i = 0; i < after.lse.numel(); ++i) {
+          if (i == changed) continue;
+          ASSERT_EQ(after.lse.get(i), before.lse.get(i)) << "row " << i;
+        }
+      }
+    }
+  }
+}
+
 /// Rows of Q that are zero, tiny and large beside others, and tokens of K that f16 does not hold.
 TEST(DeviceAttention, ManyRowsOfAnySize) {
   int seed = 5600;

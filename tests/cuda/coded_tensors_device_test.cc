@@ -1,11 +1,14 @@
 // K of plain tensors as codes on the GPU, and V in fp8, against the double oracle: every option, types of Q
-// and of K and V that differ, a few heads at a time, rows beyond those of the requests. ctest: 2 parts
+// and of K and V that differ, a few heads at a time, rows beyond those of the requests.
+//
+// ctest: 2 parts
 #include <cmath>
 #include <cstdint>
 #include <limits>
 #include <string>
 #include <vector>
 
+#include "format/status.h"
 #include "tests/attention/select.h"
 #include "tests/cuda/adversarial_device.h"
 #include "tests/cuda/agreement.h"
@@ -166,6 +169,34 @@ TEST_P(DeviceCodedTensors, RequestsHaveUnitsOfTheirOwn) {
       const Outputs own = run_on_device(alone);
       EXPECT_EQ(judge_device(alone, own), "") << row.name << ", " << requests[r].kv_len << " keys";
       EXPECT_EQ(request_bytes(alone, own.out, 0), request_bytes(p, outputs.out, r)) << "request " << r;
+    }
+  }
+}
+
+/// First keys that lie before the tensors, behind them or anywhere: such keys are left out, and nothing else
+/// is read or written.
+TEST_P(DeviceCodedTensors, WildFirstKeys) {
+  for (const int head_dim : kDims) {
+    AttentionCase row =
+        coded_case(head_dim, DType::kBFloat16, DType::kFloat16, {{70, 100}, {33, 90}, {40, 700}});
+    row.mask = {};
+    const Problem p = make_problem(row);
+    if (!serves(p)) continue;
+    const Plan plan = plan_on_device(p);
+    for (const std::vector<std::int32_t>& cu_kv : {std::vector<std::int32_t>{-50, 50, 140, 260},
+                                                   {300, 400, 490, 890},
+                                                   {0, INT32_MAX, 190, 310},
+                                                   {0, 800, 50, 750},
+                                                   {INT32_MIN, INT32_MAX, INT32_MIN, INT32_MAX},
+                                                   {1 << 30, (1 << 30) + 100, (1 << 30) + 190, 1 << 30}}) {
+      DeviceRun device(p, plan);
+      device.write(device.args.lengths.cu_kv, Tensor::of({4}, cu_kv));
+      device.schedule();
+      device.run();
+      const Outputs outputs = device.outputs();  // checks the guards
+      EXPECT_EQ(status_of(outputs) & ~kStatusBadKeys, 0) << row.name;
+      for (const float x : outputs.out.to_floats())
+        ASSERT_TRUE(std::isfinite(x)) << row.name << ", " << cu_kv[0];
     }
   }
 }

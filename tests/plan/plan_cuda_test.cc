@@ -125,6 +125,11 @@ TEST(CudaPlan, UpTo16RowsAreTwoUnitsOfFewKeys) {
   EXPECT_EQ(config({.policy = SplitPolicy::kFast}), eights);
   EXPECT_EQ(config({.kv_heads = 4, .batch = 16, .keys = 1024}), eights);
   EXPECT_EQ(config({.format = "int4-g32", .batch = 32}), eights);
+  for (const char* format : {"bf16", "int8-head"}) {  // prefill could read either where it lies
+    EXPECT_EQ(config({.format = format, .keys = 1024}), eights);
+    EXPECT_EQ(config({.format = format, .group = 4, .max_q_len = 4, .kv_heads = 8, .batch = 4, .keys = 1024}),
+              eights);
+  }
   EXPECT_EQ(config({.batch = 32}), whole) << "more than 40 MiB";
   EXPECT_EQ(config({.kv_heads = 4, .batch = 17, .keys = 1024}), whole) << "more units than multiprocessors";
   EXPECT_EQ(config({.policy = SplitPolicy::kBatchInvariant}), whole) << "bounds decide nothing";

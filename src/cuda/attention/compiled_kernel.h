@@ -23,7 +23,7 @@ struct CompiledKernel {
 template <const auto& kTable, class Wanted, class KernelOf>
 CompiledKernel find_kernel(int row, Wanted /*wanted*/, KernelOf kernel_of) {
   static constexpr int kCount = static_cast<int>(std::count_if(kTable.begin(), kTable.end(), Wanted{}));
-  static constexpr auto kRows = [] {
+  [[maybe_unused]] static constexpr auto kRows = [] {  // of no rows no use
     std::array<int, kCount> rows{};
     for (int i = 0, found = 0; found < kCount; ++i) {
       if (Wanted{}(kTable[i])) rows[found++] = i;

@@ -1,7 +1,5 @@
 #include "cuda/prefill/stage_tensors.h"
 
-#include <algorithm>
-
 #include "cuda/device/launch.h"
 #include "cuda/device/ptx.h"
 #include "cuda/device/range.h"
@@ -22,7 +20,7 @@ __device__ std::int32_t present_keys(const StageTensorsParams& p, int request) {
   return static_cast<std::int32_t>(min(std::int64_t{p.kv_lengths[request]}, p.tokens - first));
 }
 
-/// The last request, of those before `count`, that begins at or before `at`; begin(0) does.
+/// The last request, of those before `count`, that begins at or before `at`, or request 0.
 template <class Begin>
 __device__ int find_request(int count, std::int64_t at, const Begin& begin) {
   int low = 0, high = count;
@@ -83,11 +81,12 @@ __device__ void place_requests(const StageTensorsParams& p, MeasureShared& s) {
   }
 }
 
-/// blockIdx.x: a run; blockIdx.y: a head.
+/// blockIdx.x: a run of a head.
 template <int kLanes, bool kBFloat16>
 __device__ void measure_run(const StageTensorsParams& p, MeasureShared& s) {
-  const std::int64_t run = blockIdx.x;
-  const int head = static_cast<int>(blockIdx.y);
+  const auto runs = static_cast<std::uint32_t>(value_runs(p.tokens, p.batch));
+  const std::int64_t run = blockIdx.x % runs;
+  const int head = static_cast<int>(blockIdx.x / runs);
   const int request = find_request(p.batch, run, [&](int r) { return first_run(max(p.cu_kv[r], 0), r); });
   const std::int64_t first = max(p.cu_kv[request], 0), own = (run - first_run(first, request)) * kValueRun;
   // Before the first request, as where cu_kv[0] is not 0, there is none.
@@ -115,7 +114,7 @@ __device__ void measure_run(const StageTensorsParams& p, MeasureShared& s) {
   __syncthreads();
   if (threadIdx.x == 0) {
     for (const std::uint32_t bits : s.most) most = max(most, bits);
-    p.run_maxima[head * value_runs(p.tokens, p.batch) + run] = __uint_as_float(most);
+    p.run_maxima[std::int64_t{head} * runs + run] = __uint_as_float(most);
   }
 }
 
@@ -124,7 +123,7 @@ __global__ void __launch_bounds__(kThreads) measure_values(const __grid_constant
   __shared__ MeasureShared shared;
   wait_for_previous_kernel();
   let_next_kernel_start();
-  if (blockIdx.x == 0 && blockIdx.y == 0) place_requests(p, shared);
+  if (blockIdx.x == 0) place_requests(p, shared);
   if (p.type == DType::kBFloat16) {
     measure_run<kLanes, true>(p, shared);
   } else {
@@ -135,7 +134,7 @@ __global__ void __launch_bounds__(kThreads) measure_values(const __grid_constant
 /// What a warp knows of the request whose tiles it stages.
 struct TensorTile {
   const StageTensorsParams& p;
-  int head, request;
+  int head;
   std::int64_t row;    // the tile's first staged one
   std::int64_t token;  // and that one's in the tensors
   int count;           // of its tokens that there are
@@ -231,11 +230,7 @@ __device__ void stage_item(const StageTensorsParams& p, std::int64_t first_row, 
       unit = value_row(p, request, head);
     }
     const std::int64_t own = row - p.first[request];
-    const TensorTile tile{p,
-                          head,
-                          request,
-                          row,
-                          p.cu_kv[request] + own,
+    const TensorTile tile{p, head, row, p.cu_kv[request] + own,
                           static_cast<int>(min(p.present[request] - own, std::int64_t{kTileTokens}))};
     if (own == 0 && threadIdx.x % 32 == 0) p.v_units[request * p.heads + head] = unit.scale;
     tile.stage_keys<kLanes, kBFloat16>();
@@ -265,10 +260,9 @@ __global__ void __launch_bounds__(kThreads, kCtas)
 }  // namespace
 
 int launch_stage_tensors(const StageTensorsParams& p, void* stream) {
-  if (p.batch == 0 || p.heads == 0) return cudaSuccess;
   const bool narrow = p.dim == 128;
   const void* argument = &p;
-  const dim3 runs(static_cast<unsigned>(value_runs(p.tokens, p.batch)), static_cast<unsigned>(p.heads));
+  const dim3 runs(static_cast<unsigned>(value_runs(p.tokens, p.batch) * p.heads));
   const void* const measure = narrow ? reinterpret_cast<const void*>(&measure_values<16>)
                                      : reinterpret_cast<const void*>(&measure_values<32>);
   cudaError_t status = launch_early(measure, runs, dim3(kThreads), &argument, stream);
