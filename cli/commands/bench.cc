@@ -111,7 +111,8 @@ std::vector<BenchCase> make_cases(const Options& options) {
            parse_choices(options.formats.empty() ? formats : options.formats, "--formats")) {
         if (options.shape.plain && format.name != "bf16") {
           throw UsageError(fmt::format(
-              "--formats has {}, but --plain is for tensors: leave one of the two out.", format.name));
+              "--formats has {}, but --plain is for tensors in bf16 or f16: leave one of the two out.",
+              format.name));
         }
         BenchCase c;
         c.suite = suite;

@@ -380,6 +380,9 @@ TEST_F(BenchCommand, PrefillOverTensorsAndWithoutAMask) {
     EXPECT_NEAR(pairs(causal), 2 * (16 * 48 + 16 * 17 / 2), 1e-6);
     EXPECT_NEAR(pairs(all), 2 * 16 * 64, 1e-6);
     EXPECT_EQ(all["kernel"], "cpu-speculative");
+    EXPECT_EQ(all["dtype"], "bf16");
+    full.insert(full.end(), {"--dtype", "f16"});
+    EXPECT_EQ(row(full)["dtype"], "f16");
   }
 }
 

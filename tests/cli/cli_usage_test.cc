@@ -208,6 +208,7 @@ TEST_F(CliTest, OptionsOfBenchThatDoNotGoTogether) {
   expect_failure(run({"bench", "--suite", "prefill", "--plain", "--formats", "bf16,fp8"}), 2,
                  "--formats has fp8, but --plain is for tensors in bf16");
   expect_failure(run({"bench", "--table", "prefill", "--plain"}), 2, "excludes");
+  expect_failure(run({"bench", "--dtype", "f32"}), 2, "--dtype");
   expect_failure(run({"bench", "--backend", "cpu", "--chain", "2"}), 2,
                  "a chain of 2 layers is measured on CUDA only");
   expect_failure(run({"bench", "--backend", "cpu", "--contexts-mix", "4096x2,64x1"}), 2, "4096x2,64x1");
