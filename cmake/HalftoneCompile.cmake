@@ -46,11 +46,10 @@ endif()
 # multiply-add is wanted the code says so.
 target_compile_options(halftone_compile INTERFACE $<${host}:-ffp-contract=off>)
 
-# What CUDA adds to the commands of sources in folders cuda/ and of the list of backends. The objects of the others are
-# those of a build without it (scripts/share_objects.sh).
+# What CUDA adds to the commands of sources in folders cuda/. The objects of the others are those of a build without it
+# (scripts/share_objects.sh).
 function(halftone_for_cuda)
   if(HALFTONE_CUDA)
-    set_source_files_properties(src/backends.cc PROPERTIES COMPILE_DEFINITIONS HALFTONE_WITH_CUDA=1)
     list(FILTER ARGN INCLUDE REGEX "/(src|testing|cli|tests)/cuda/.*\\.cc$")
     set_property(SOURCE ${ARGN} APPEND PROPERTY COMPILE_OPTIONS -isystem "${CUDAToolkit_INCLUDE_DIRS}")
   endif()

@@ -119,14 +119,13 @@ bool halves_units(const AttentionProblem& problem) {
   constexpr std::int64_t kMostNarrowKeys = 1 << 16;  // of all heads, of 64 dims
   const auto* const spec = std::get_if<KvCacheSpec>(&problem.kv);
   if (spec == nullptr || problem.policy == SplitPolicy::kBatchInvariant) return false;
-  if (largest_decode_unit(problem) <= 8) return false;
   const std::int64_t rows = std::int64_t{problem.q_heads} / spec->kv_heads * problem.max_q_len;
   if (rows <= 8 || rows > 16 || std::int64_t{problem.batch} * spec->kv_heads > kMostUnits) return false;
   const std::int64_t keys = planning::most_keys(problem);
   if (static_cast<double>(keys) * bytes_per_token(*spec) > kMostBytes) return false;
   const bool narrow = spec->head_dim == 64 && keys * spec->kv_heads <= kMostNarrowKeys;
   const bool wide = spec->head_dim == 256 && dtype_bits(spec->k_format.dtype) >= 8;
-  return narrow || spec->head_dim == 128 || wide;
+  return (narrow || spec->head_dim == 128 || wide) && largest_decode_unit(problem) > 8;
 }
 
 int variant(const AttentionProblem& problem, const planning::Kernel& kernel) {

@@ -4,8 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "format/status.h"
 #include "tests/cuda/adversarial_device.h"
@@ -95,6 +97,28 @@ inline void expect_narrow_table_is_left_out(const Problem& p, int columns) {
     expect_empty_rows(p, outputs, 0, request.q_len);
   } else {
     EXPECT_EQ(judge_device(plain_without(p, 0, 64 * columns, request.kv_len), outputs), "") << columns;
+  }
+}
+
+/// Three requests over tensors: first keys that lie before these, behind them or anywhere are left out, and
+/// nothing else is read or written.
+inline void expect_wild_first_keys_are_left_out(const Problem& p) {
+  const Plan plan = plan_on_device(p);
+  for (const std::vector<std::int32_t>& cu_kv : {std::vector<std::int32_t>{-50, 50, 140, 260},
+                                                 {300, 400, 490, 890},
+                                                 {0, INT32_MAX, 190, 310},
+                                                 {0, 100, 50, 170},
+                                                 {0, 800, 50, 750},
+                                                 {INT32_MIN, INT32_MAX, INT32_MIN, INT32_MAX},
+                                                 {1 << 30, (1 << 30) + 100, (1 << 30) + 190, 1 << 30}}) {
+    DeviceRun device(p, plan);
+    device.write(device.args.lengths.cu_kv, Tensor::of({4}, cu_kv));
+    device.schedule();
+    device.run();
+    const Outputs outputs = device.outputs();  // checks the guards
+    EXPECT_EQ(status_of(outputs) & ~kStatusBadKeys, 0) << p.row.name;
+    for (const float x : outputs.out.to_floats())
+      ASSERT_TRUE(std::isfinite(x)) << p.row.name << ", " << cu_kv[0];
   }
 }
 

@@ -1,6 +1,5 @@
 // What prefill's caller may get wrong, or change between replays: addresses, lengths and tables.
 #include <algorithm>
-#include <cmath>
 #include <list>
 #include <string>
 #include <utility>
@@ -213,22 +212,7 @@ TEST_F(DevicePrefillBounds, WildFirstKeys) {
   for (AttentionCase row : cases_of(true, {{70, 100}, {33, 90}, {40, 120}})) {
     row.mask = {};
     const Problem p = make_problem(row);
-    if (!has_prefill(p)) continue;
-    const Plan plan = plan_on_device(p);
-    for (const std::vector<std::int32_t>& cu_kv : {std::vector<std::int32_t>{-50, 50, 140, 260},
-                                                   {0, INT32_MAX, 190, 310},
-                                                   {0, 100, 50, 170},
-                                                   {INT32_MIN, INT32_MAX, INT32_MIN, INT32_MAX},
-                                                   {1 << 30, (1 << 30) + 100, (1 << 30) + 190, 1 << 30}}) {
-      DeviceRun device(p, plan);
-      device.write(device.args.lengths.cu_kv, Tensor::of({4}, cu_kv));
-      device.schedule();
-      device.run();
-      const Outputs outputs = device.outputs();  // checks the guards
-      EXPECT_EQ(status_of(outputs) & ~kStatusBadKeys, 0) << row.name;
-      for (const float x : outputs.out.to_floats())
-        ASSERT_TRUE(std::isfinite(x)) << row.name << ", " << cu_kv[0];
-    }
+    if (has_prefill(p)) expect_wild_first_keys_are_left_out(p);
   }
 }
 

@@ -1,10 +1,29 @@
-// Eight values of a row of K as codes of 8 bits.
+// Eight values of a row as codes of 8 bits.
 #pragma once
 
+#include "cuda/device/range.h"
 #include "cuda/device/values.h"
 #include "format/codec.h"
 
 namespace halftone::cuda {
+
+/// Eight elements of 16 bits.
+__device__ __forceinline__ void unpack(const uint4& piece, bool bf16, float (&x)[8]) {
+  const std::uint32_t words[] = {piece.x, piece.y, piece.z, piece.w};
+#pragma unroll
+  for (int i = 0; i < 8; ++i) x[i] = half_of(words[i / 2], i % 2, bf16);
+}
+
+/// Bits of the largest magnitude of a row of which each of kLanes adjacent lanes has eight values.
+template <int kLanes>
+__device__ __forceinline__ std::uint32_t largest_of_row(const float (&x)[8]) {
+  std::uint32_t most = 0;
+#pragma unroll
+  for (const float v : x) most = max(most, magnitude_bits(v));
+#pragma unroll
+  for (int i = kLanes / 2; i > 0; i /= 2) most = max(most, __shfl_xor_sync(~0u, most, i));
+  return most;
+}
 
 /// Values that are multiples of the row's scale already, ties to even.
 __device__ inline uint2 int8_codes(const float (&x)[8]) {

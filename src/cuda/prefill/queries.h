@@ -164,10 +164,7 @@ struct RotatedQueries {
   __device__ std::uint32_t load(const QueryRow<C, false>& row, bool bfloat16, float (&x)[kOwn][8]) const {
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
-      const uint4 piece = row.piece(number(i));
-      const std::uint32_t words[] = {piece.x, piece.y, piece.z, piece.w};
-#pragma unroll
-      for (int d = 0; d < 8; ++d) x[i][d] = half_of(words[d / 2], d % 2, bfloat16);
+      unpack(row.piece(number(i)), bfloat16, x[i]);
       rotate_lanes<8, 8>(x[i], 0);
     }
     turn<0>(x), turn<1>(x), turn<2>(x), turn<3>(x);

@@ -22,17 +22,9 @@ struct RowStager {
     return *reinterpret_cast<const uint4*>(static_cast<const std::uint16_t*>(p.rows) + at);
   }
   __device__ void store(const uint4& row, std::int64_t token, int head, bool live) const {
-    const std::uint32_t words[] = {row.x, row.y, row.z, row.w};
     float x[8];
-    std::uint32_t most = 0;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      x[i] = half_of(words[i / 2], i % 2, p.type == DType::kBFloat16);
-      most = max(most, magnitude_bits(x[i]));
-    }
-#pragma unroll
-    for (int i = kLanes / 2; i > 0; i /= 2) most = max(most, __shfl_xor_sync(~0u, most, i));
-    const int8_row::Row as = int8_row::row_of(most);
+    unpack(row, p.type == DType::kBFloat16, x);
+    const int8_row::Row as = int8_row::row_of(largest_of_row<kLanes>(x));
 #pragma unroll
     for (float& v : x) v *= as.inverse;
     if (!live) return;

@@ -156,19 +156,9 @@ struct TensorTile {
       }
 #pragma unroll
       for (int i = 0; i < kEach; ++i) {
-        const std::uint32_t words[] = {x[i].x, x[i].y, x[i].z, x[i].w};
         float v[8];
-        std::uint32_t most = 0;
-#pragma unroll
-        for (int d = 0; d < 8; ++d) {
-          v[d] = half_of(words[d / 2], d % 2, kBFloat16);
-          most = max(most, magnitude_bits(v[d]));
-        }
-#pragma unroll
-        for (int step = kLanes / 2; step > 0; step /= 2) {
-          most = max(most, __shfl_xor_sync(~0u, most, step));
-        }
-        const float scale = e4m3_scale(most), inverse = 1.0f / scale;
+        unpack(x[i], kBFloat16, v);
+        const float scale = e4m3_scale(largest_of_row<kLanes>(v)), inverse = 1.0f / scale;
 #pragma unroll
         for (float& y : v) y *= inverse;
         const std::int64_t at = row + first + i * kRows;
