@@ -1,4 +1,4 @@
-"""The comparison's suites for the record, prefill and mla: their options, a small run each on the CPU, rows, peers."""
+"""The comparison's suites for the record, prefill, chunks and mla: their options, a small run each on the CPU, rows, peers."""
 
 import json
 import sys
@@ -9,8 +9,8 @@ import pytest
 
 import halftone as ht
 from halftone.compare import __main__ as compare
-from halftone.compare import clock, latent, oracle, peers, prefill, records
-from halftone.compare.cases import Case
+from halftone.compare import chunks, clock, latent, oracle, peers, prefill, records
+from halftone.compare.cases import Case, make_inputs
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,9 @@ from halftone.compare.cases import Case
         (["--suite", "prefill", "--formats", "int9"], "--formats int9: "),
         (["--suite", "prefill", "--formats", "plain+rot"], "--formats plain+rot: +rot is not for it"),
         (["--suite", "prefill", "--formats", ""], "--formats : there is no format: name at least one"),
+        (["--suite", "chunks", "--no-causal"], "--no-causal is not for --suite chunks"),
+        (["--suite", "chunks", "--plot", "x.svg"], "--plot is not for --suite chunks"),
+        (["--suite", "chunks", "--formats", "fp8@int3"], "--formats fp8@int3: arithmetic is 'int3'"),
         (["--formats", "int8-head@half_int8"], "--formats int8-head@half_int8: "),
         (["--no-causal"], "--no-causal is not for --suite decode"),
         (["--suite", "speed"], "invalid choice: 'speed'"),
@@ -49,6 +52,12 @@ def test_options_are_checked_before_anything_is_measured(arguments, message, cap
         (["--suite", "prefill", "--context", "64"], [prefill.Shape(Case(1, 64, 8, 1, 128, 64), True)]),
         (["--suite", "prefill", "--context", "64", "--q-len", "9", "--batch", "2,3", "--no-causal"],
          [prefill.Shape(Case(b, 9, 8, 1, 128, 64), False) for b in (2, 3)]),
+        (["--suite", "chunks"], chunks.SHAPES["cpu"]),
+        (["--suite", "chunks", "--smoke"], chunks.SMOKE["cpu"]),
+        (["--suite", "chunks", "--context", "64"], [prefill.Shape(Case(1, 16, 8, 1, 128, 64), True)]),
+        (["--suite", "chunks", "--context", "9"], [prefill.Shape(Case(1, 9, 8, 1, 128, 9), True)]),
+        (["--suite", "chunks", "--q-len", "3", "--q-heads", "16", "--batch", "2,3"],
+         [prefill.Shape(Case(b, 3, 16, 1, 128, 8192), True) for b in (2, 3)]),
         (["--suite", "mla"], latent.SHAPES["cpu"]),
         (["--suite", "mla", "--q-heads", "16"], [latent.Shape("sparse_decode", 1, 1, 16, 8192, 2048)]),
         (["--suite", "mla", "--kind", "dense_decode", "--batch", "2", "--q-len", "3"],
@@ -70,6 +79,16 @@ def test_the_suites_have_the_shapes_of_the_published_figures():
     assert sparse >= {(h, b, 2048) for h in (8, 16, 32) for b in (8, 128)}
 
 
+def test_the_chunks_are_drafts_and_pieces_of_prompts():
+    cases = [s.case for s in chunks.SHAPES["cuda"]]
+    assert len(cases) == len(set(cases)) == 25
+    assert all(s.causal for s in chunks.SHAPES["cuda"]) and all(c.context % peers.PAGE == 0 for c in cases)
+    drafts = [c for c in cases if c.q_len == 3]
+    assert len(drafts) == 8 and {c.tokens for c in drafts} == {2**18}
+    rows = {(c.q_heads, c.kv_heads, c.q_len * c.q_heads // c.kv_heads) for c in cases} - {(8, 8, 128)}
+    assert rows == {(16, 1, n) for n in (48, 128, 192, 256)} | {(32, 8, n) for n in (128, 256, 512, 1024)}
+
+
 def test_what_is_counted():
     shape = prefill.Shape(Case(2, 3, 4, 1, 64, 5), True)
     assert shape.flops == 4 * 2 * 4 * 64 * (3 + 4 + 5)
@@ -84,6 +103,9 @@ FIELDS = {
     "mla": {"suite", "format", "kind", "q_heads", "batch", "q_len", "top_k", "context", "us", "tflops", "gbs",
             "ceiling_gbs", "mhz"},
 }  # fmt: skip
+
+
+FIELDS["chunks"] = FIELDS["prefill"]
 
 
 def small_run(suite, tmp_path, *more):
@@ -108,6 +130,87 @@ def test_a_small_run_of_prefill(tmp_path, capsys):
     assert result["peers"]["flash_attn 3"] == "not for cpu"
     text = capsys.readouterr().out
     assert "halftone int8-head@half_int8" in text and "2 queries" not in text
+
+
+def test_a_small_run_of_chunks(tmp_path, capsys):
+    code, result = small_run("chunks", tmp_path)
+    assert code == 0 and not result["left_out"]
+    assert [row["label"] for row in result["rows"]] == ["halftone bf16", "halftone int8-head"] * 2
+    for row in result["rows"]:
+        assert FIELDS["chunks"] <= set(row) and "peer" not in row
+        assert row["suite"] == "chunks" and row["causal"] and row["q_len"] < row["context"]
+        assert row["page_size"] == peers.PAGE and row["us"] > 0 and row["error"] < 0.03
+    assert result["peers"] == {"halftone": ht.__version__, "flash_attn 3": "not for cpu"}
+    assert "3 queries, causal" in capsys.readouterr().out
+
+
+class Tensor(np.ndarray):
+    """Enough of a tensor for a participant: eight bits keep the values of 16."""
+
+    def to(self, dtype):
+        return self.copy()
+
+
+class FlashAttention3:
+    """A stand-in for flash_attn_interface that holds its arguments against each other and computes in fp64."""
+
+    __version__ = "3.0.0"
+
+    def __init__(self):
+        self.planned = []
+
+    def get_scheduler_metadata(self, *sizes, **options):
+        self.planned.append((sizes[:6], options))
+        return len(self.planned) - 1
+
+    def flash_attn_with_kvcache(self, q, k, v, cache_seqlens, causal, num_splits, scheduler_metadata, page_table=None,
+                                **descales):  # fmt: skip
+        sizes, options = self.planned[scheduler_metadata]
+        assert sizes == (len(q), q.shape[1], cache_seqlens[0], q.shape[2], k.shape[2], q.shape[3])
+        assert options["page_size"] == (None if page_table is None else k.shape[1])
+        assert options["causal"] == causal and options["num_splits"] == num_splits == 0
+        assert all(x.shape == (len(q), k.shape[2]) and (x == 1).all() for x in descales.values())
+        outs = []
+        for i, length in enumerate(cache_seqlens):
+            keys, values = (x[i] if page_table is None else np.concatenate(x[page_table[i]]) for x in (k, v))
+            outs.append(oracle.attention(q[i], keys[:length], values[:length], causal=causal)[0])
+        return np.stack(outs)
+
+
+def test_chunks_beside_flash_attention_3(monkeypatch):
+    module = FlashAttention3()
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", module)
+    torch = types.SimpleNamespace(
+        int32=np.int32, float8_e4m3fn="e4m3",
+        full=lambda shape, value, dtype, device: np.full(shape, value, dtype),
+        ones=lambda *shape, device: np.ones(shape), arange=lambda n, dtype, device: np.arange(n, dtype=dtype),
+    )  # fmt: skip
+    monkeypatch.setitem(sys.modules, "torch", torch)
+
+    def tensors(case, device):
+        inputs = make_inputs(case, device)
+        return type(inputs)(case, device, *(x.view(Tensor) for x in (inputs.q, inputs.k, inputs.v)))
+
+    monkeypatch.setattr(prefill, "make_inputs", tensors)
+    assert compare.probe("cuda", chunks.PEERS)[1]["flash_attn 3"] == "3.0.0"
+    shapes = [prefill.Shape(Case(2, 3, 4, 2, 64, context), True) for context in (192, 200)]
+    works = chunks.works(shapes, "cpu", ["bf16"])
+    result = {"meta": {"suite": "chunks"}}
+    records.run(works, {"flash_attn 3"}, StubTimer([1.0] * 6), 4e12, result, lambda: None)
+    whole = [row for row in result["rows"] if row["context"] == 192]
+    assert [(row["label"], row["arithmetic"], row["format_k"], row["scales"], row.get("page_size")) for row in whole] == [
+        ("flash_attn 3 bf16 tensors", "16-bit", "plain", None, None),
+        ("flash_attn 3 bf16 pages", "16-bit", "bf16", None, peers.PAGE),
+        ("flash_attn 3 fp8 tensors", "fp8", "plain", "tensor", None),
+        ("flash_attn 3 fp8 pages", "fp8", "fp8", "tensor", peers.PAGE),
+    ]  # fmt: skip
+    for row in result["rows"]:
+        assert FIELDS["chunks"] <= set(row) and row["peer"] == "flash_attn 3"
+        assert row["error"] < 1e-6 and row["difference"] < 1e-6
+    assert len(module.planned) == len(result["rows"]) == 6  # once for each, not in every call
+    assert {(x["label"], x["why"]) for x in result["left_out"]} == {
+        (f"flash_attn 3 {form} pages", "is measured with whole pages only") for form in ("bf16", "fp8")
+    }
 
 
 def test_a_small_run_of_mla(tmp_path, capsys):
@@ -241,7 +344,8 @@ def test_peers_that_are_missing_are_named(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "flash_mla", types.SimpleNamespace(__version__="1.0.0"))
     assert compare.probe("cuda", latent.PEERS)[1]["flash_mla"] == "1.0.0"
     assert set(compare.probe("cuda", prefill.PEERS)[1]) == set(prefill.PEERS)
-    assert set(prefill._MAKERS) | {"halftone"} == set(prefill.PEERS)
+    for suite in (prefill, chunks):
+        assert set(suite._MAKERS) | {"halftone"} == set(suite.PEERS)
 
 
 def test_rows_in_double_precision(rng):
@@ -273,7 +377,7 @@ def test_the_clock_is_that_of_the_sms_that_ran():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("suite", ["prefill", "mla"])
+@pytest.mark.parametrize("suite", ["prefill", "chunks", "mla"])
 def test_a_small_run_on_a_gpu(suite, tmp_path):
     path = tmp_path / "rows.json"
     arguments = ["--suite", suite, "--device", "cuda:0", "--smoke", "--seconds", "0.01", "--json", str(path)]

@@ -21,12 +21,13 @@ import halftone as ht
 from halftone import _arrays
 from halftone._plan import _ARITHMETICS
 
-from . import cases, latent, measure, prefill, records, report
+from . import cases, chunks, latent, measure, prefill, records, report
 from .oracle import relative_error
 from .peers import PEERS, Entry, Peer, Refusal, line_of, truth_of
 
 _FORMATS = {"cuda": "bf16,fp8,int8-head,int8-g32,int4-g32,int4-g32+rot", "cpu": "bf16,int8-head,int8-g32,int4-g32+rot"}
-_SUITES = ("decode", "prefill", "mla")
+_SUITES: dict[str, Any] = {"decode": cases, "prefill": prefill, "chunks": chunks, "mla": latent}
+_PLAIN = ("prefill", "chunks")  # suites with plain tensors and other arithmetics
 _SHAPE = {"q_len": 1, "q_heads": 8, "kv_heads": 1, "head_dim": 128, "context": 8192}
 
 
@@ -35,19 +36,25 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         prog="python -m halftone.compare",
         description="Measures halftone beside every other attention package that can be imported here.",
     )
-    parser.add_argument("--suite", choices=_SUITES, default="decode")
+    parser.add_argument(
+        "--suite", choices=tuple(_SUITES), default="decode",
+        help="decode (the default): single queries and drafts; prefill: prompts; chunks: drafts and chunks of a few rows "
+        "over many keys, beside FlashAttention-3 over tensors and pages; mla: latent caches",
+    )  # fmt: skip
     parser.add_argument("--device", help="cpu or cuda:<index>; default: a Hopper GPU if there is one")
     parser.add_argument(
         "--formats",
         help="halftone's, comma-separated, +rot for rotated K and V, e.g. int8-head,int4-g32+rot; in prefill "
-        "also plain (tensors) and @ARITHMETIC, e.g. plain@fp8; in mla those of latents, e.g. fp8-g128-f32,bf16",
+        "and chunks also plain (tensors) and @ARITHMETIC, e.g. plain@fp8; in mla those of latents, e.g. "
+        "fp8-g128-f32,bf16",
     )
     shape = parser.add_argument_group("shape", "any of these takes the place of the suite's shapes")
     shape.add_argument("--batch", type=_counts, metavar="N,...", help="requests, comma-separated; default: 1")
     shape.add_argument("--context", type=_count, metavar="N", help="keys of each request; default: 8192")
     shape.add_argument(
-        "--q-len", type=_count, metavar="N", help="queries of each request; default: 1, in prefill as many as keys"
-    )
+        "--q-len", type=_count, metavar="N",
+        help=f"queries of each request; default: 1, in prefill as many as keys, in chunks {chunks.Q_LEN}",
+    )  # fmt: skip
     shape.add_argument("--q-heads", type=_count, metavar="N", help="default: 8")
     shape.add_argument("--kv-heads", type=_count, metavar="N", help="default: 1; not in mla")
     shape.add_argument("--head-dim", type=_count, metavar="N", help="default: 128; not in mla")
@@ -92,6 +99,7 @@ def _seconds(text: str) -> float:
 def _check_together(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     """What can be known before anything is measured: a run may take minutes."""
     foreign = {"mla": ("kv_heads", "head_dim", "no_causal", "plot"), "prefill": ("kind", "top_k", "gathers", "plot"),
+               "chunks": ("kind", "top_k", "gathers", "no_causal", "plot"),
                "decode": ("kind", "top_k", "gathers", "no_causal")}  # fmt: skip
     for name in foreign[options.suite]:
         if getattr(options, name):
@@ -103,9 +111,7 @@ def _check_together(parser: argparse.ArgumentParser, options: argparse.Namespace
             _check_format(options.suite, name)
         except ht.Error as error:
             parser.error(f"--formats {name}: {error}")
-    case = dict(_SHAPE, **_given(options))
-    if options.suite == "prefill" and options.q_len is None:
-        case["q_len"] = case["context"]
+    case = _shape_of(options)
     if case["q_heads"] % case["kv_heads"]:
         parser.error(f"--q-heads {case['q_heads']} is no multiple of --kv-heads {case['kv_heads']}")
     try:
@@ -134,7 +140,7 @@ def _check_together(parser: argparse.ArgumentParser, options: argparse.Namespace
 
 def _check_format(suite: str, name: str) -> None:
     """One of --formats. Raises InvalidArgumentError and UnsupportedError."""
-    form, at, arithmetic = name.partition("@") if suite == "prefill" else (name, "", "")
+    form, at, arithmetic = name.partition("@") if suite in _PLAIN else (name, "", "")
     form, _, rotation = form.partition("+")
     if not form:
         raise ht.InvalidArgumentError("there is no format: name at least one, e.g. bf16.")
@@ -144,7 +150,7 @@ def _check_format(suite: str, name: str) -> None:
         ht.KVCacheSpec.latent(form)
         if form.endswith("-e8m0"):
             raise ht.InvalidArgumentError("its scales lie behind the records, which peers read whole: use another one.")
-    elif not (suite == "prefill" and form == "plain"):
+    elif not (suite in _PLAIN and form == "plain"):
         ht.KVFormat(form)
     if at and arithmetic not in _ARITHMETICS:
         raise ht.InvalidArgumentError(
@@ -174,21 +180,28 @@ def _given(options: argparse.Namespace) -> dict[str, int]:
     return {name: getattr(options, name) for name in _SHAPE if getattr(options, name) is not None}
 
 
+def _shape_of(options: argparse.Namespace) -> dict[str, int]:
+    """The shape that the options name, with the suite's defaults for the others."""
+    shape = dict(_SHAPE, **_given(options))
+    if options.q_len is None and options.suite in _PLAIN:
+        keys = shape["context"]
+        shape["q_len"] = keys if options.suite == "prefill" else min(chunks.Q_LEN, keys)
+    return shape
+
+
 def choose_cases(options: argparse.Namespace, kind: str) -> list[Any]:
     """The suite's shapes (with --smoke: small ones), or one for each --batch if a shape option is given."""
-    given = _given(options)
-    suite = {"decode": cases, "prefill": prefill, "mla": latent}[options.suite]
-    if not (given or options.batch or options.no_causal or options.kind or options.top_k):
+    suite = _SUITES[options.suite]
+    if not (_given(options) or options.batch or options.no_causal or options.kind or options.top_k):
         return list(suite.SMOKE[kind] if options.smoke else suite.SHAPES[kind])
     batches = options.batch or [1]
+    shape = _shape_of(options)
     if options.suite == "mla":
         chosen = options.kind or "sparse_decode"
         top_k = 0 if chosen == "dense_decode" else options.top_k or 2048
-        q_len, q_heads, context = (given.get(name, _SHAPE[name]) for name in ("q_len", "q_heads", "context"))
+        q_len, q_heads, context = (shape[name] for name in ("q_len", "q_heads", "context"))
         return [latent.Shape(chosen, batch, q_len, q_heads, context, top_k) for batch in batches]
-    shape = dict(_SHAPE, **given)
-    if options.suite == "prefill":
-        shape["q_len"] = given.get("q_len", shape["context"])
+    if options.suite in _PLAIN:
         return [prefill.Shape(cases.Case(batch, **shape), not options.no_causal) for batch in batches]
     return [cases.Case(batch, **shape) for batch in batches]
 
@@ -296,7 +309,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(report.table(result))
         own = [row for case in result["cases"] for row in case["rows"] if row["label"].startswith("halftone")]
     else:
-        module: Any = prefill if options.suite == "prefill" else latent
+        module = _SUITES[options.suite]
         formats = (options.formats or module.FORMATS[kind]).split(",")
         peers, result["peers"] = probe(kind, module.PEERS)
         names = {peer.name for peer in peers}

@@ -16,6 +16,9 @@ from .cases import Inputs
 from .oracle import attention
 
 
+PAGE = 64  # tokens of a page, of halftone's and of its peers'
+
+
 class Refusal(Exception):
     """A participant cannot do a case; the text says why."""
 
@@ -65,6 +68,15 @@ def _bf16_bytes(inputs: Inputs) -> float:
     return 2.0 * 2 * case.tokens * case.kv_heads * case.head_dim
 
 
+def rounded_to_e4m3(inputs: Inputs) -> tuple[list[Any], dict[str, Any]]:
+    """Q, K and V, and FlashAttention-3's scales of them: 1, as e4m3 takes values up to a few dozen as they are."""
+    import torch
+
+    ones = torch.ones(inputs.case.batch, inputs.case.kv_heads, device=inputs.device)
+    tensors = [x.to(torch.float8_e4m3fn) for x in (inputs.q, inputs.k, inputs.v)]
+    return tensors, {f"{name}_descale": ones for name in "qkv"}
+
+
 class Halftone(Peer):
     name, package, devices = "halftone", "halftone", ("cuda", "cpu")
 
@@ -102,8 +114,8 @@ class Halftone(Peer):
                     if values is not None:
                         scales[key] = ht._arrays.make(framework, values.tolist(), "f32", inputs.device)
         cache = ht.PagedKVCache(
-            case.batch, case.context, kv_heads=case.kv_heads, head_dim=case.head_dim, k_format=form, rotate_k=rotate,
-            rotate_v=rotate, framework=framework, device=inputs.device, **scales,
+            case.batch, case.context, kv_heads=case.kv_heads, head_dim=case.head_dim, k_format=form, page_size=PAGE,
+            rotate_k=rotate, rotate_v=rotate, framework=framework, device=inputs.device, **scales,
         )  # fmt: skip
         flat = (-1, case.kv_heads, case.head_dim)
         cache.append(inputs.k.reshape(flat), inputs.v.reshape(flat), [case.context] * case.batch)
@@ -183,9 +195,7 @@ class FlashAttention(Peer):
 
         entries = [Entry(f"{self.name} bf16", with_cache(q, k, v), _bf16_bytes(inputs))]
         if self.generation == 3:
-            eight = [t.to(torch.float8_e4m3fn) for t in (q, k, v)]
-            ones = torch.ones(case.batch, case.kv_heads, device=inputs.device)
-            scales = {f"{n}_descale": ones for n in "qkv"}
+            eight, scales = rounded_to_e4m3(inputs)
             entries.append(Entry(f"{self.name} fp8", with_cache(*eight, **scales), _bf16_bytes(inputs) / 2))
         return entries
 
@@ -197,7 +207,7 @@ class FlashInfer(Peer):
         flashinfer: Any = importlib.import_module("flashinfer")
         import torch
 
-        case, page = inputs.case, 64
+        case, page = inputs.case, PAGE
         if case.q_len != 1 or case.context % page:
             raise Refusal("is measured in decode with whole pages only")
         per_request = case.context // page

@@ -12,14 +12,14 @@ import halftone as ht
 
 from .cases import Case, Inputs, make_inputs
 from .oracle import attention_rows
-from .peers import Halftone, Refusal
+from .peers import Halftone, Refusal, rounded_to_e4m3
 from .records import Part, Work
 
 PEERS = ("halftone", "flash_attn 3", "torch SDPA cudnn", "torch SDPA flash", "flashinfer", "flash_attn 2",
          "flash_attn 4", "sageattention")  # fmt: skip
 # What halftone reads and how it multiplies: a format of K and V, or "plain" tensors, and "@" an arithmetic.
 FORMATS = {
-    "cuda": "plain,bf16,int8-head@half_int8,int8-tensor@half_int8,fp8@fp8",
+    "cuda": "plain,plain@half_int8,plain@fp8,bf16,int8-head@half_int8,int8-tensor@half_int8,fp8@fp8",
     "cpu": "plain,bf16,int8-head@half_int8",
 }
 _SAMPLES = 8  # rows of a request that are held against double precision
@@ -27,7 +27,7 @@ _SAMPLES = 8  # rows of a request that are held against double precision
 
 @dataclass(frozen=True)
 class Shape:
-    """Prompts of ``batch`` requests alike."""
+    """Prompts, or chunks of them, of ``batch`` requests alike."""
 
     case: Case
     causal: bool
@@ -42,6 +42,10 @@ class Shape:
         case = self.case
         seen = case.q_len * case.context - (case.q_len * (case.q_len - 1) / 2 if self.causal else 0)
         return 4.0 * case.batch * case.q_heads * case.head_dim * seen
+
+
+# Who takes part beside halftone: name of the peer -> label -> what makes its part of a case.
+Makers = dict[str, dict[str, Callable[[Shape, Inputs], Part]]]
 
 
 def _shapes(q_heads: int, kv_heads: int, head_dim: int, requests: str, masks: tuple[bool, ...]) -> list[Shape]:
@@ -66,11 +70,15 @@ SMOKE = {"cuda": _shapes(4, 2, 128, "256x2", (False, True)), "cpu": _shapes(4, 2
 
 
 def works(shapes: list[Shape], device: str, formats: list[str]) -> Iterator[Callable[[], Work]]:
+    return make_works(shapes, device, formats, _MAKERS)
+
+
+def make_works(shapes: list[Shape], device: str, formats: list[str], makers: Makers) -> Iterator[Callable[[], Work]]:
     for shape in shapes:
-        yield lambda shape=shape: make_work(shape, device, formats)  # type: ignore[misc]
+        yield lambda shape=shape: _make_work(shape, device, formats, makers)  # type: ignore[misc]
 
 
-def make_work(shape: Shape, device: str, formats: list[str]) -> Work:
+def _make_work(shape: Shape, device: str, formats: list[str], makers: Makers) -> Work:
     inputs, case = make_inputs(shape.case, device), shape.case
     fields = dict(
         head_dim=case.head_dim, q_heads=case.q_heads, kv_heads=case.kv_heads, causal=shape.causal, q_len=case.q_len,
@@ -80,8 +88,8 @@ def make_work(shape: Shape, device: str, formats: list[str]) -> Work:
         ("halftone", f"halftone {name}", lambda name=name: _halftone(shape, inputs, name))  # type: ignore[misc]
         for name in formats
     ]
-    for peer, makers in _MAKERS.items():
-        for label, maker in makers.items():
+    for peer, labels in makers.items():
+        for label, maker in labels.items():
             parts.append((peer, f"{peer} {label}", lambda maker=maker: maker(shape, inputs)))  # type: ignore[misc]
     return Work(shape.name, fields, shape.flops, parts, lambda out: _error(shape, inputs, out))
 
@@ -121,6 +129,7 @@ def _halftone(shape: Shape, inputs: Inputs, name: str) -> Part:
         if rotation:
             fields.update(rotate_k=True, rotate_v=True)
         cache = Halftone.cache(inputs, form, rotation == "rot")
+        fields["page_size"] = cache.spec.page_size
         step = ht.schedule(ht.plan(cache, **options), cache)
         return Part(lambda: ht.attend(q, cache, schedule=step, out=out), fields)
     k, v = (x.reshape(-1, case.kv_heads, case.head_dim) for x in (inputs.k, inputs.v))
@@ -134,7 +143,7 @@ def _halftone(shape: Shape, inputs: Inputs, name: str) -> Part:
     return Part(lambda: ht.attend(q, k=k, v=v, schedule=step, out=out), fields)
 
 
-def _plain(arithmetic: str = "16-bit") -> dict[str, Any]:
+def plain_fields(arithmetic: str = "16-bit") -> dict[str, Any]:
     """The fields of rows over plain tensors."""
     scales = "tensor" if arithmetic == "fp8" else None
     return dict(arithmetic=arithmetic, format_k="plain", format_v="plain", scales=scales, policy=None)
@@ -165,27 +174,21 @@ def _sdpa(backend: str) -> Callable[[Shape, Inputs], Part]:
                 out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=shape.causal, enable_gqa=gqa)
             return out.transpose(1, 2)
 
-        return Part(call, _plain())
+        return Part(call, plain_fields())
 
     return make
 
 
 def _flash(package: str, eight_bits: bool = False) -> Callable[[Shape, Inputs], Part]:
     def make(shape: Shape, inputs: Inputs) -> Part:
-        import torch
-
         function = importlib.import_module(package).flash_attn_func
-        tensors, scales = [inputs.q, inputs.k, inputs.v], {}
-        if eight_bits:  # values up to a few dozen: e4m3 takes them without a scale
-            tensors = [t.to(torch.float8_e4m3fn) for t in tensors]
-            ones = torch.ones(shape.case.batch, shape.case.kv_heads, device=inputs.device)
-            scales = {f"{name}_descale": ones for name in "qkv"}
+        tensors, scales = rounded_to_e4m3(inputs) if eight_bits else ([inputs.q, inputs.k, inputs.v], {})
 
         def call() -> Any:
             out = function(*tensors, causal=shape.causal, **scales)
             return out[0] if isinstance(out, tuple) else out
 
-        return Part(call, _plain("fp8" if eight_bits else "16-bit"))
+        return Part(call, plain_fields("fp8" if eight_bits else "16-bit"))
 
     return make
 
@@ -203,7 +206,7 @@ def _flashinfer(shape: Shape, inputs: Inputs) -> Part:
         q_data_type=torch.bfloat16, kv_data_type=torch.bfloat16,
     )  # fmt: skip
     q, k, v = (x.reshape(-1, *x.shape[2:]) for x in (inputs.q, inputs.k, inputs.v))
-    return Part(lambda: wrapper.run(q, k, v), _plain())
+    return Part(lambda: wrapper.run(q, k, v), plain_fields())
 
 
 def _sage(shape: Shape, inputs: Inputs) -> Part:
@@ -211,11 +214,11 @@ def _sage(shape: Shape, inputs: Inputs) -> Part:
     if shape.causal and shape.case.q_len != shape.case.context:
         raise Refusal("its causal mask is aligned to the top left")
     q, k, v = inputs.q, inputs.k, inputs.v
-    fields = dict(_plain("half_int8"), scales="block")
+    fields = dict(plain_fields("half_int8"), scales="block")
     return Part(lambda: function(q, k, v, tensor_layout="NHD", is_causal=shape.causal), fields)
 
 
-_MAKERS: dict[str, dict[str, Callable[[Shape, Inputs], Part]]] = {
+_MAKERS: Makers = {
     "flash_attn 3": {
         "bf16": _flash("flash_attn_interface"), "fp8": _flash("flash_attn_interface", eight_bits=True),
     },

@@ -1,5 +1,5 @@
-"""Suites whose rows are for the record: prefill and mla. Every participant of a case gets the same inputs, its output
-is held against double precision and against the first one's, and its row says at which clock it was measured."""
+"""Suites whose rows are for the record: prefill, chunks and mla. Every participant of a case gets the same inputs, its
+output is held against double precision and against the first one's, and its row says at which clock it was measured."""
 
 from __future__ import annotations
 
