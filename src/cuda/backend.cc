@@ -13,6 +13,7 @@
 #include "cuda/attention/host.h"
 #include "cuda/attention/workspace.h"
 #include "cuda/decode/host.h"
+#include "cuda/decode/unit.h"
 #include "cuda/dequantize/host.h"
 #include "cuda/device/call.h"
 #include "cuda/latent/host.h"
@@ -97,8 +98,9 @@ int largest_decode_unit(const AttentionProblem& problem) {
 /// Whether prefill could serve the problem, but should not.
 bool leaves_to_decode(const AttentionProblem& problem) {
   if (!problem.is_paged() || problem.arithmetic != Arithmetic::k16Bit) return false;
+  const int unit = std::min(largest_decode_unit(problem), largest_unit(problem));
+  if (unit == 8 && largest_unit(problem) == 8) return true;
   const std::int64_t group = problem.q_heads / problem.kv_heads();
-  const int unit = largest_decode_unit(problem);
   const bool staged = prefill_staged_key(problem).bytes > 0;
   // Where bounds decide nothing, prefill would serve single queries, too: a cache is not staged for a token.
   if (problem.policy == SplitPolicy::kBatchInvariant) return staged && group > unit;
@@ -109,30 +111,12 @@ bool leaves_to_decode(const AttentionProblem& problem) {
   return unit > 0 && compared && decode_is_faster(problem, unit);
 }
 
-/// Whether decode takes up to 16 packed rows in two units of 8 rather than in one of 16: they begin and end
-/// sooner, and K and V come from L2 the second time, as long as all of them fit and the units of all requests
-/// run at once. Of 4 bits with 256 dims the larger unit is faster even so. Figures:
-/// docs/kernels/decode-measured.md, 9 to 16 rows.
-bool halves_units(const AttentionProblem& problem) {
-  constexpr double kMostBytes = 40 << 20;            // of K and V
-  constexpr std::int64_t kMostUnits = 66;            // of 16 rows: half of a GPU's multiprocessors
-  constexpr std::int64_t kMostNarrowKeys = 1 << 16;  // of all heads, of 64 dims
-  const auto* const spec = std::get_if<KvCacheSpec>(&problem.kv);
-  if (spec == nullptr || problem.policy == SplitPolicy::kBatchInvariant) return false;
-  const std::int64_t rows = std::int64_t{problem.q_heads} / spec->kv_heads * problem.max_q_len;
-  if (rows <= 8 || rows > 16 || std::int64_t{problem.batch} * spec->kv_heads > kMostUnits) return false;
-  const std::int64_t keys = planning::most_keys(problem);
-  if (static_cast<double>(keys) * bytes_per_token(*spec) > kMostBytes) return false;
-  const bool narrow = spec->head_dim == 64 && keys * spec->kv_heads <= kMostNarrowKeys;
-  const bool wide = spec->head_dim == 256 && dtype_bits(spec->k_format.dtype) >= 8;
-  return (narrow || spec->head_dim == 128 || wide) && largest_decode_unit(problem) > 8;
-}
-
 int variant(const AttentionProblem& problem, const planning::Kernel& kernel) {
   if (problem.is_latent()) return kernel.latent ? latent_variant(problem, kernel) : -1;
   if (kernel.latent || problem.is_listed()) return -1;
-  if (kernel.row_block > 8 && halves_units(problem)) return -1;
-  if (!is_prefill(kernel)) return decode_variant(problem, kernel);
+  if (!is_prefill(kernel)) {
+    return kernel.row_block > largest_unit(problem) ? -1 : decode_variant(problem, kernel);
+  }
   return leaves_to_decode(problem) ? -1 : prefill_variant(problem, kernel);
 }
 
@@ -191,8 +175,10 @@ std::int64_t extra_bytes(int workers, std::int64_t partials) {
   return backend_parts(planning::Carver(nullptr), workers, partials).bytes;
 }
 
-std::int64_t scratch_bytes(const planning::Kernel& kernel, int variant) {
-  return is_prefill(kernel) ? prefill_scratch_bytes(variant) : 0;
+std::int64_t scratch_bytes(const AttentionProblem& problem, const planning::Kernel& kernel, int variant,
+                           int workers) {
+  if (is_prefill(kernel)) return workers * prefill_scratch_bytes(variant);
+  return kernel.latent ? latent_scratch_bytes(problem, variant) : 0;
 }
 
 /// Whether the kernel of a pass writes new tokens itself, rows of K and V permitting.

@@ -44,9 +44,10 @@ struct Backend {
   bool (*fuses_append)(const AttentionProblem& problem, const Kernel& kernel);
   /// Bytes that the backend keeps in a workspace beside the schedule and the partial results.
   std::int64_t (*extra_bytes)(int workers, std::int64_t partials);
-  /// Bytes that a worker of this kernel, as variant() has it, works with while run() lasts. Null: no kernel
-  /// does.
-  std::int64_t (*scratch_bytes)(const Kernel& kernel, int variant);
+  /// Bytes of the workspace that `workers` of this kernel, as variant() has it, work with while run() lasts.
+  /// Null: no kernel does.
+  std::int64_t (*scratch_bytes)(const AttentionProblem& problem, const Kernel& kernel, int variant,
+                                int workers);
 
   void (*schedule)(const Plan::Impl& plan, const SequenceLengths& lengths, std::byte* workspace,
                    Stream stream);

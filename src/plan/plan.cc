@@ -186,8 +186,9 @@ Pass make_pass(const AttentionProblem& problem, const Backend& backend, const Ch
   }
   pass.partials = max_partials(pass.schedule);
   pass.backend_bytes = backend.extra_bytes(pass.schedule.workers, pass.partials);
-  if (backend.scratch_bytes != nullptr)
-    pass.scratch_bytes = pass.schedule.workers * backend.scratch_bytes(kernel, pass.variant);
+  if (backend.scratch_bytes != nullptr) {
+    pass.scratch_bytes = backend.scratch_bytes(problem, kernel, pass.variant, pass.schedule.workers);
+  }
   return pass;
 }
 

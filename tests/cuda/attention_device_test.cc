@@ -100,7 +100,7 @@ TEST(DeviceAttention, RowsOfAUnitAreIndependent) {
       row.q_heads = q_heads;
       row.kv_heads = 1;
       row.k_format = format;
-      row.key_slack = 1 << 20;  // no halves of units
+      row.key_slack = 1 << 20;  // no units of 8
       row.q_dtype = seed % 2 == 0 ? DType::kBFloat16 : DType::kFloat16;
       row.out_dtype = DType::kFloat16;
       row.seed = static_cast<std::uint64_t>(seed++);
@@ -127,6 +127,33 @@ TEST(DeviceAttention, RowsOfAUnitAreIndependent) {
   }
 }
 
+/// Several units of 32 rows, of formats and dims that have them, and of 16 where those do not.
+TEST(DeviceAttention, UnitsOf32Rows) {
+  int seed = 5700;
+  for (const auto& [format, head_dim] : {std::pair{"fp8", 64},
+                                         {"fp8-token", 96},
+                                         {"fp8", 192},
+                                         {"fp8-token", 256},
+                                         {"int8-g32", 128},
+                                         {"int8-g64", 128},
+                                         {"int8-head", 256},
+                                         {"int4-g32", 64}}) {
+    for (const bool plain : {true, false}) {
+      AttentionCase row;
+      row.name = std::string(format) + ", head_dim " + std::to_string(head_dim);
+      row.requests = {{3, 300}, {3, 77}, {2, 64}, {1, 1}};
+      row.q_heads = 32;
+      row.kv_heads = 1;
+      row.head_dim = head_dim;
+      row.k_format = format;
+      row.mask.causal = true;
+      if (!plain) row.mask.window_left = 50, row.softcap = 20, row.alibi = true;
+      row.seed = static_cast<std::uint64_t>(seed++);
+      expect_agrees(row);
+    }
+  }
+}
+
 /// Rows of Q that are zero, tiny and large beside others, and tokens of K that f16 does not hold.
 TEST(DeviceAttention, ManyRowsOfAnySize) {
   int seed = 5600;
@@ -138,6 +165,7 @@ TEST(DeviceAttention, ManyRowsOfAnySize) {
       row.q_heads = 16;
       row.kv_heads = 1;
       row.k_format = format;
+      row.key_slack = 1 << 20;  // no units of 8
       row.mask.causal = true;
       row.rotate_k = rotated;
       row.seed = static_cast<std::uint64_t>(seed++);

@@ -83,28 +83,39 @@ TEST(DecodeTable, ManyRowsAreServedByWarpgroups) {
     const int row = find_row(spec_of(format, format, 128), rows);
     return row < 0 ? Family::kWarp : kDecodeTable[static_cast<std::size_t>(row)].family;
   };
-  for (const char* format : {"bf16", "fp16"}) {
-    EXPECT_EQ(family(format, 16), Family::kWarp) << format;
-    EXPECT_EQ(family(format, 32), Family::kWarpgroup) << format;
-    EXPECT_EQ(family(format, 48), Family::kWarpgroup) << format;
-    EXPECT_EQ(find_row(spec_of(format, format, 128), 64), -1) << format;
+  for (const char* format : {"bf16", "fp16"}) {  // prefill's
+    EXPECT_GE(find_row(spec_of(format, format, 128), 16), 0) << format;
+    for (const int rows : {32, 64}) EXPECT_EQ(find_row(spec_of(format, format, 128), rows), -1) << format;
   }
   // Units of 64 rows hold what is between 16, or 32, and that, too.
   for (const char* format : {"fp8", "fp8-token", "int8-tensor", "int8-head", "int8-token"}) {
     EXPECT_EQ(family(format, 16), Family::kWarp) << format;
     EXPECT_EQ(find_row(spec_of(format, format, 128), 32), -1) << format;
-    EXPECT_EQ(find_row(spec_of(format, format, 128), 48), -1) << format;
     EXPECT_EQ(family(format, 64), Family::kRows) << format;
   }
   for (const char* format : {"int4-token", "int4-row", "int4-g32", "int4-g64"}) {
     EXPECT_EQ(family(format, 16), Family::kWarp) << format;
     EXPECT_EQ(family(format, 32), Family::kWarpgroup) << format;
-    EXPECT_EQ(find_row(spec_of(format, format, 128), 48), -1) << format;
     EXPECT_EQ(family(format, 64), Family::kRows) << format;
   }
   EXPECT_EQ(find_row(spec_of("fp8", "int8-head", 128), 64), -1);
   EXPECT_EQ(find_row(spec_of("int8-head", "int8-head", 64), 64), -1);
-  EXPECT_EQ(family("int8-g32", 32), Family::kWarp);
+}
+
+/// Units of 32 rows of mma, where they are faster than two of 16.
+TEST(DecodeTable, FewFormatsHaveUnitsOf32Rows) {
+  const auto has = [](const char* format, int dim) {
+    return find_row(spec_of(format, format, dim), 32) >= 0;
+  };
+  for (const int dim : {64, 96, 192, 256}) {
+    if (!has_dim(dim)) continue;
+    for (const char* format : {"fp8", "fp8-token"}) EXPECT_TRUE(has(format, dim)) << format << ", " << dim;
+    for (const char* format : {"bf16", "int8-head", "int8-token", "int4-row", "int4-g32"}) {
+      EXPECT_FALSE(has(format, dim)) << format << ", " << dim;
+    }
+  }
+  if (!has_dim(128)) return;
+  for (const char* format : {"int8-g32", "int8-g64"}) EXPECT_TRUE(has(format, 128)) << format;
 }
 
 TEST(DecodeTable, EveryNamedFormatHasKernels) {
@@ -112,7 +123,7 @@ TEST(DecodeTable, EveryNamedFormatHasKernels) {
     for (const int dim : kDecodeDims) {
       if (!has_dim(dim) || dim % std::max(named.format.group_size, 1) != 0) continue;
       for (const int rows : {8, 16}) {
-        if (dim > 256 && rows > 8 && !named.format.quantised()) continue;  // prefill's
+        if (dim > 128 && rows > 8 && !named.format.quantised()) continue;  // prefill's
         KvCacheSpec kv = spec_of("bf16", "bf16", dim);
         kv.k_format = kv.v_format = named.format;
         EXPECT_GE(find_row(kv, rows), 0) << named.name << " at head_dim " << dim << ", " << rows << " rows";
@@ -143,7 +154,7 @@ TEST(DecodeTable, AGroupAsWideAsTheHeadIsATokensScale) {
   for (const int dim : {64, 128}) {
     if (!has_dim(dim)) continue;
     const std::string wide = "int4-g" + std::to_string(dim);
-    for (const int rows : {8, 16, 32, 48, 64}) {
+    for (const int rows : {8, 16, 32, 64}) {
       EXPECT_EQ(find_row(spec_of(wide.c_str(), wide.c_str(), dim), rows),
                 find_row(spec_of("int4-row", "int4-row", dim), rows));
     }

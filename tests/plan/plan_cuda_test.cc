@@ -99,45 +99,94 @@ TEST(CudaPlan, TakesTheUniversalKernelWhereNoOtherServes) {
   EXPECT_NE(text.find("8 at a time; no other kernel has these formats"), std::string::npos) << text;
 }
 
+struct UnitShape {
+  const char* format = "int8-head";
+  int head_dim = 128, group = 16, max_q_len = 1, kv_heads = 1, batch = 16, keys = 8192;
+  SplitPolicy policy = SplitPolicy::kReproducible;
+};
+
+/// The kernel of requests that are all of max_q_len queries.
+std::string config_of(const UnitShape& s) {
+  AttentionProblem p = cuda_problem();
+  spec_of(p) = KvCacheSpec::separate(parse_format(s.format), parse_format(s.format), s.kv_heads, s.head_dim);
+  p.q_heads = s.group * s.kv_heads;
+  p.max_q_len = p.min_q_len = s.max_q_len;
+  p.batch = s.batch;
+  p.max_kv_len = s.keys;
+  p.policy = s.policy;
+  return plan(p).info().config;
+}
+
 TEST(CudaPlan, UpTo16RowsAreTwoUnitsOfFewKeys) {
   if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
-  struct Shape {
-    const char* format = "int8-head";
-    int head_dim = 128, group = 16, max_q_len = 1, kv_heads = 1, batch = 16, keys = 8192;
-    SplitPolicy policy = SplitPolicy::kReproducible;
-  };
-  const auto config = [](const Shape& s) {
-    AttentionProblem p = cuda_problem();
-    spec_of(p) =
-        KvCacheSpec::separate(parse_format(s.format), parse_format(s.format), s.kv_heads, s.head_dim);
-    p.q_heads = s.group * s.kv_heads;
-    p.max_q_len = s.max_q_len;
-    p.batch = s.batch;
-    p.max_kv_len = s.keys;
-    p.policy = s.policy;
-    return plan(p).info().config;
-  };
-  if (config({}) == "sm90-universal") GTEST_SKIP() << "this build has other head_dims";
+  if (config_of({}) == "sm90-universal") GTEST_SKIP() << "this build has other head_dims";
   const char *const eights = "sm90-decode-8", *const whole = "sm90-decode-16";
-  EXPECT_EQ(config({}), eights);
-  EXPECT_EQ(config({.group = 9}), eights);
-  EXPECT_EQ(config({.group = 4, .max_q_len = 4}), eights);
-  EXPECT_EQ(config({.policy = SplitPolicy::kFast}), eights);
-  EXPECT_EQ(config({.kv_heads = 4, .batch = 16, .keys = 1024}), eights);
-  EXPECT_EQ(config({.format = "int4-g32", .batch = 32}), eights);
+  EXPECT_EQ(config_of({}), eights);
+  EXPECT_EQ(config_of({.group = 9}), eights);
+  EXPECT_EQ(config_of({.group = 4, .max_q_len = 4}), eights);
+  EXPECT_EQ(config_of({.policy = SplitPolicy::kFast}), eights);
+  EXPECT_EQ(config_of({.kv_heads = 4, .batch = 16, .keys = 1024}), eights);
+  EXPECT_EQ(config_of({.format = "int4-g32", .batch = 32}), eights);
   for (const char* format : {"bf16", "int8-head"}) {  // prefill could read either where it lies
-    EXPECT_EQ(config({.format = format, .keys = 1024}), eights);
-    EXPECT_EQ(config({.format = format, .group = 4, .max_q_len = 4, .kv_heads = 8, .batch = 4, .keys = 1024}),
-              eights);
+    EXPECT_EQ(config_of({.format = format, .keys = 1024}), eights);
+    EXPECT_EQ(
+        config_of({.format = format, .group = 4, .max_q_len = 4, .kv_heads = 8, .batch = 4, .keys = 1024}),
+        eights);
   }
-  EXPECT_EQ(config({.batch = 32}), whole) << "more than 40 MiB";
-  EXPECT_EQ(config({.kv_heads = 4, .batch = 17, .keys = 1024}), whole) << "more units than multiprocessors";
-  EXPECT_EQ(config({.policy = SplitPolicy::kBatchInvariant}), whole) << "bounds decide nothing";
-  EXPECT_EQ(config({.head_dim = 64, .batch = 8}), eights);
-  EXPECT_EQ(config({.head_dim = 64, .batch = 9}), whole);
-  EXPECT_EQ(config({.format = "bf16", .head_dim = 256, .batch = 4}), eights);
-  EXPECT_EQ(config({.format = "int4-g32", .head_dim = 256, .batch = 4}), whole);
-  EXPECT_EQ(config({.format = "fp8", .head_dim = 96, .batch = 4}), whole) << "not measured";
+  EXPECT_EQ(config_of({.batch = 32}), whole) << "more than 40 MiB";
+  EXPECT_EQ(config_of({.kv_heads = 4, .batch = 17, .keys = 1024}), whole)
+      << "more units than multiprocessors";
+  EXPECT_EQ(config_of({.policy = SplitPolicy::kBatchInvariant}), whole) << "bounds decide nothing";
+  EXPECT_EQ(config_of({.head_dim = 64, .batch = 8}), eights);
+  EXPECT_EQ(config_of({.head_dim = 64, .batch = 11}), whole);
+  EXPECT_EQ(config_of({.format = "fp8", .head_dim = 96, .batch = 4}), eights);
+  EXPECT_EQ(config_of({.format = "fp8", .head_dim = 256, .batch = 4}), eights);
+  EXPECT_EQ(config_of({.format = "int4-g32", .head_dim = 256, .batch = 4}), whole);
+  EXPECT_EQ(config_of({.format = "bf16", .head_dim = 256, .batch = 4}), "sm90-prefill-128");
+}
+
+/// Units in which 17 to 64 rows of codes are taken.
+TEST(CudaPlan, ManyRowsAreUnitsOfFewWhereTheseAreFaster) {
+  if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
+  if (config_of({}) == "sm90-universal") GTEST_SKIP() << "this build has other head_dims";
+  const std::string d8 = "sm90-decode-8", d16 = "sm90-decode-16", d32 = "sm90-decode-32",
+                    d64 = "sm90-decode-64";
+  struct Row {
+    const char* format;
+    int head_dim, rows, kv_heads, batch, keys;
+    const std::string& config;
+  };
+  for (const Row& r : {Row{"fp8", 128, 20, 8, 1, 8192, d8},
+                       {"fp8", 128, 32, 8, 1, 8192, d8},
+                       {"fp8", 128, 36, 8, 1, 8192, d64},  // 72 MiB by units of 8
+                       {"fp8", 128, 20, 8, 2, 8192, d64},
+                       {"fp8", 128, 32, 8, 4, 1024, d8},
+                       {"fp8", 128, 32, 8, 5, 1024, d64},  // more units than multiprocessors
+                       {"int8-head", 128, 48, 1, 4, 8192, d8},
+                       {"int8-head", 128, 48, 1, 8, 8192, d64},
+                       {"int4-g32", 128, 32, 8, 1, 8192, d8},
+                       {"int4-g32", 128, 20, 8, 2, 8192, d8},
+                       {"int4-g32", 128, 32, 8, 2, 8192, d32},  // 80 MiB
+                       {"int4-g32", 128, 20, 8, 8, 8192, d32},
+                       {"int4-g32", 128, 48, 8, 8, 8192, d64},
+                       {"int8-g32", 128, 20, 8, 1, 8192, d8},
+                       {"int8-g32", 128, 20, 8, 16, 8192, d32},
+                       {"int8-g32", 128, 48, 8, 16, 8192, d16},
+                       {"int4-g32", 64, 20, 8, 16, 8192, d8},  // three units instead of two of 16
+                       {"int4-g32", 64, 32, 8, 16, 8192, d16},
+                       {"int8-head", 64, 20, 8, 16, 8192, d16},
+                       {"fp8", 64, 20, 8, 16, 8192, d32},
+                       {"fp8", 64, 48, 8, 16, 8192, d16},
+                       {"fp8", 64, 20, 8, 1, 2048, d8},
+                       {"fp8", 256, 20, 8, 4, 8192, d16},
+                       {"fp8", 256, 20, 8, 16, 8192, d32},
+                       {"fp8", 256, 48, 8, 16, 8192, d16},
+                       {"fp8", 256, 64, 8, 16, 8192, d32},
+                       {"int8-head", 256, 64, 8, 16, 8192, d16}}) {
+    const UnitShape shape{r.format, r.head_dim, r.rows, 1, r.kv_heads, r.batch, r.keys};
+    EXPECT_EQ(config_of(shape), r.config) << r.format << ", head_dim " << r.head_dim << ", " << r.rows
+                                          << " rows, " << r.batch << " x " << r.keys;
+  }
 }
 
 TEST(CudaPlan, ShortRequestsHaveAPassOfTheirOwn) {
@@ -214,13 +263,15 @@ TEST(CudaPlan, ChunksOverManyKeysHaveTheKernelThatReadsThemSooner) {
   if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
   if (configs_of(cuda_problem()).back() == "sm90-universal") GTEST_SKIP() << "a build of other head_dims";
   const std::string prefill = "sm90-prefill-192";
-  // 16 bits: decode, up to the rows from which on it takes longer to read a key.
-  EXPECT_EQ(kernel_of("bf16", 32, 1, 8192), "sm90-decode-32");
-  EXPECT_EQ(kernel_of("bf16", 48, 1, 8192), "sm90-decode-48");
+  // 16 bits: decode up to 16 rows, and where units of 8 find K and V in L2.
+  EXPECT_EQ(kernel_of("bf16", 32, 1, 2048), "sm90-decode-8");
+  EXPECT_EQ(kernel_of("bf16", 20, 1, 8192), prefill);
+  EXPECT_EQ(kernel_of("bf16", 32, 1, 8192), prefill);
+  EXPECT_EQ(kernel_of("bf16", 48, 1, 8192), prefill);
   EXPECT_EQ(kernel_of("bf16", 64, 1, 4096), prefill);
   EXPECT_EQ(kernel_of("bf16", 64, 1, 8192), prefill);
   EXPECT_EQ(kernel_of("bf16", 128, 1, 8192), prefill);
-  EXPECT_EQ(kernel_of("bf16", 48, 1, 32768), "sm90-decode-48");
+  EXPECT_EQ(kernel_of("bf16", 48, 1, 32768), prefill);
   EXPECT_EQ(kernel_of("bf16", 96, 1, 32768), prefill);
   EXPECT_EQ(kernel_of("bf16", 128, 1, 32768), prefill);
   EXPECT_EQ(kernel_of("bf16", 192, 1, 32768), prefill);
@@ -258,7 +309,7 @@ TEST(CudaPlan, ChunksOverManyKeysHaveTheKernelThatReadsThemSooner) {
     EXPECT_EQ(kernel_of(format, 256, 8, 131072), packed);
   }
   // Of units of which there are as many, the smallest.
-  EXPECT_EQ(kernel_of("int4-g32", 32, 1, 8192), "sm90-decode-32");
+  EXPECT_EQ(kernel_of("int4-g32", 32, 8, 8192), "sm90-decode-32");
   for (const int rows : {96, 128}) {
     EXPECT_EQ(kernel_of("int4-g32", rows, 1, 8192), packed) << rows;
     EXPECT_EQ(kernel_of("int8-head", rows, 1, 8192), "sm90-decode-64") << rows;

@@ -93,21 +93,20 @@ struct RowShape {
   Family family = Family::kWarp;
 };
 /// Figures: int8-head, and int4-g32, with as many query heads over one.
-inline constexpr std::array<RowShape, 6> kRowShapes{{
+inline constexpr std::array<RowShape, 5> kRowShapes{{
     {1, 1, 8},                      // 29.7, 82.5; 23.4, 58.9
     {2, 1, 8},                      // 33.2, 87.2; 31.0, 76.3
     {4, 1, 2, Family::kWarpgroup},  // 36.0, 103 of int4-g32
-    {6, 1, 2, Family::kWarpgroup},  // of bf16, 12 queries of 32 heads over 8: 87 at batch 8
     {8, 1, 2, Family::kRows},       // of 48 rows, batch 32, on an H100: 37.9; 41.5
-    {2, 2, 4},                      // 31.8, 93.3 of int8-head at head_dim 64
+    {2, 2, 4},  // of fp8 at head_dim 96, 5 queries of 32 heads over 8, batch 16: 86.1; by 16 rows 106
 }};
 /// Beyond head_dim 128 the accumulators of 16 rows do not fit into registers.
 inline constexpr std::array<RowShape, 3> kWideRowShapes{{
     {1, 1, 8},  // of int8-head at head_dim 256: 50.5, 154
     {1, 2, 4},  // 53.3, 171
-    {1, 4, 2},  // 95.5, 319
+    {1, 4, 2},  // of fp8, 5 queries of 32 heads over 8, batch 16: 205; by 16 rows 259
 }};
-/// Four warps have all registers that they can use; 16 rows of 16 bits do not fit into shared memory.
+/// Four warps have all registers that they can use.
 inline constexpr std::array<RowShape, 2> kWidestRowShapes{{
     {1, 1, 4},  // of int8-head at head_dim 512: 82.5, 271
     {1, 2, 2},  // 111.6 at batch 32
@@ -125,8 +124,7 @@ constexpr DecodeConfig make_decode_config(const PartConfig& k, const PartConfig&
     return {k, v, head_dim, shape.row_tiles, 1, shape.teams, 4, bytes > 2560 ? 4 : 6, shape.family};
   }
   if (shape.family == Family::kWarpgroup) {  // a tile for each warp
-    const int stages = bytes > 4608 ? 2 : bytes > 3072 ? 3 : 4;
-    return {k, v, head_dim, shape.row_tiles, 1, shape.teams, 4, stages, shape.family};
+    return {k, v, head_dim, shape.row_tiles, 1, shape.teams, 4, 4, shape.family};
   }
   if (head_dim > 256) {  // what shared memory leaves room for
     const bool four_bits = bytes <= 12000, eight_bits = !four_bits && bytes <= 20000;
@@ -160,13 +158,19 @@ constexpr bool in_rows_family(const PartConfig& part, int head_dim, int rows) {
 }
 /// Whether the kernels with tokens as M of wgmma serve the part beside itself in units of `rows` packed rows.
 constexpr bool in_warpgroup_family(const PartConfig& part, int head_dim, int rows) {
-  if (head_dim != 128 || rows < 32) return false;
-  if (dtype_bits(part.dtype) == 16) return rows <= 48;  // shared memory
-  return part.dtype == DType::kInt4 && rows <= 32;
+  return head_dim == 128 && rows == 32 && part.dtype == DType::kInt4;
+}
+/// Whether units of `rows` packed rows ever take less time than smaller ones and than prefill, which reads 16
+/// bits as fast in units of 64 rows and more. Of mma, 32 rows take as long as twice 16 but for these.
+constexpr bool pays(const PartConfig& part, int head_dim, int rows, Family family) {
+  if (dtype_bits(part.dtype) == 16) return rows <= (head_dim > 128 ? 8 : 16);
+  const bool groups = part.dtype == DType::kInt8 && part.mode == ScaleMode::kBlock;
+  return family != Family::kWarp || rows <= 16 || part.dtype == DType::kFloat8E4M3 ||
+         (groups && head_dim == 128);
 }
 
-/// Rows that do not exist, or that no register budget serves without spills, are left out, and with mma
-/// those of 32 packed rows where wgmma serves the format.
+/// Rows that do not exist, that no register budget serves without spills, or that others are faster than are
+/// left out.
 constexpr bool is_built(const DecodeConfig& c) {
   if (c.head_dim == 0) return false;
 #ifdef HALFTONE_CUDA_HEAD_DIM  // a smaller build for development
@@ -174,9 +178,7 @@ constexpr bool is_built(const DecodeConfig& c) {
 #endif
   if (!groups_fit(c.k, c.head_dim) || !groups_fit(c.v, c.head_dim)) return false;
   if (c.head_dim == 80 && rows_of(c) > 16) return false;
-  if (c.head_dim > 256) {
-    if (dtype_bits(c.k.dtype) == 16 && rows_of(c) > 8) return false;  // shared memory
-  }
+  if (!pays(c.k, c.head_dim, rows_of(c), c.family)) return false;
   if (c.k == c.v && in_rows_family(c.k, c.head_dim, rows_of(c))) return c.family == Family::kRows;
   const bool warpgroups = c.k == c.v && in_warpgroup_family(c.k, c.head_dim, rows_of(c));
   return c.family == (warpgroups ? Family::kWarpgroup : Family::kWarp);

@@ -11,13 +11,12 @@
 namespace halftone::cuda {
 
 /// What one CTA of the decode kernel takes. A format and head_dim may lack some of them.
-inline constexpr std::array<planning::Kernel, 5> kDecodeKernels{{
+inline constexpr std::array<planning::Kernel, 4> kDecodeKernels{{
     {"sm90-decode-8", 8, 8, 128, 4096, 163840,
-     "up to 8 packed rows, read at the speed of memory; of small caches up to 16"},
-    {"sm90-decode-16", 16, 16, 128, 4096, 163840, "up to 16 packed rows"},
+     "up to 8 packed rows, read at the speed of memory; of small caches up to 64"},
+    {"sm90-decode-16", 16, 16, 128, 4096, 163840, "up to 16 packed rows; of most head_dims but 128 more"},
     {"sm90-decode-32", 32, 32, 128, 4096, 163840,
-     "drafts, or many query heads per KV head; bound by arithmetic"},
-    {"sm90-decode-48", 48, 48, 128, 4096, 163840, "likewise"},
+     "drafts, or many query heads per KV head, over codes; bound by arithmetic"},
     {"sm90-decode-64", 64, 64, 128, 4096, 163840, "likewise; prompts, too, that prefill does not serve"},
 }};
 /// For caches that none of them serves.

@@ -57,8 +57,7 @@ struct DecodeTraits {
   // Probabilities begin at 2^kFirstLog2 where a maximum is raised, and it is raised when one passes
   // 2^kLargestLog2. In f16, times a stored scale of V where it has one, the largest must stay finite up to
   // kMaxScaledV and the small ones away from zero: a key that is one of 100,000 counts.
-  static constexpr bool kScaledP =
-      C.v.mode != ScaleMode::kStatic && !(kWarpgroups && C.v.dtype == DType::kInt4);
+  static constexpr bool kScaledP = C.v.mode != ScaleMode::kStatic && !kWarpgroups;
   static constexpr int kLargestLog2 = C.v.dtype == DType::kBFloat16 ? 8
                                       : !kScaledP                   ? 14
                                       : C.v.dtype == DType::kInt4   ? 7

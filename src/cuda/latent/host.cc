@@ -11,6 +11,7 @@
 #include "cuda/latent/bf16/config.h"
 #include "cuda/latent/bf16/kernels.h"
 #include "cuda/latent/bf16/params.h"
+#include "cuda/latent/copied/host.h"
 #include "cuda/latent/few/config.h"
 #include "cuda/latent/few/kernels.h"
 #include "cuda/latent/wide/config.h"
@@ -23,12 +24,18 @@
 namespace halftone::cuda {
 namespace {
 
-// Variants: rows of kLatentFewTable, then those of kLatentWideTable, then of kLatentBf16Table.
+// Variants: rows of kLatentFewTable, then those of kLatentWideTable, then of kLatentBf16Table, then of that
+// again, over copies.
 constexpr int kFewRows = static_cast<int>(kLatentFewTable.size());
 constexpr int kBf16First = kFewRows + static_cast<int>(kLatentWideTable.size());
+constexpr int kCopiedFirst = kBf16First + static_cast<int>(kLatentBf16Table.size());
 
 bool is_few(const planning::Pass& pass) { return pass.variant < kFewRows; }
 bool is_bf16(const planning::Pass& pass) { return pass.variant >= kBf16First; }
+bool is_copied(const planning::Pass& pass) { return pass.variant >= kCopiedFirst; }
+int bf16_row(const planning::Pass& pass) {
+  return pass.variant - (is_copied(pass) ? kCopiedFirst : kBf16First);
+}
 
 constexpr int kBlockRows = rows_of(kLatentBf16Table.front());  // packed rows of a thread block
 static_assert(rows_of(kLatentWideTable.front()) == kBlockRows);
@@ -41,40 +48,42 @@ constexpr int kFewQueries = 16;
 bool has_query_boxes(int group) { return kBlockRows % group == 0 || group % kBlockRows == 0; }
 
 /// Whether the kernel for 64 rows takes the 17 to 32 of this problem, although half of its rows are then
-/// padding: over pages of bf16 it reads faster, as long as tensor copies bring Q, whole tokens at a time.
-/// Where requests may have more rows the kernel for 32 remains, and so it does in batch-invariant problems,
-/// whose requests have the same kernel under every bound.
+/// padding: over bf16 it reads faster. Where requests without lists may have more rows the kernel for 32
+/// remains, and so it does in batch-invariant problems, whose requests have the same kernel under every
+/// bound.
 bool goes_to_bf16_rows(const AttentionProblem& problem) {
-  if (problem.is_listed() || problem.policy == SplitPolicy::kBatchInvariant) return false;
+  if (problem.policy == SplitPolicy::kBatchInvariant || problem.listed.extra_top_k != 0) return false;
   const int group = problem.q_heads / problem.kv_heads();
-  return has_query_boxes(group) && std::int64_t{group} * problem.max_q_len <= kBlockRows &&
-         find_latent_bf16_row(std::get<KvCacheSpec>(problem.kv), problem.q_dtype, kBlockRows, false) >= 0;
+  const bool fits = problem.is_listed() || std::int64_t{group} * problem.max_q_len <= kBlockRows;
+  return fits && find_latent_bf16_row(std::get<KvCacheSpec>(problem.kv), problem.q_dtype, kBlockRows,
+                                      problem.is_listed()) >= 0;
 }
 
 /// Packed rows of the largest kernel that a problem goes to. One of fewer rows, which then takes them that
-/// many at a time, begins sooner, and is done sooner as long as it has few units of 1,024 keys and more, but
-/// not of so many that products count; with fewer keys either takes about as long. Of bf16 the kernels for
-/// many heads begin sooner than `sm90-latent-32` where tensor copies or several warps bring Q. Figures:
-/// docs/kernels/latent-wide-measured.md, Formats. In batch-invariant problems requests have the same kernel
-/// under every bound.
+/// many at a time, begins sooner, and is done sooner as long as it has few units, but not of so many keys
+/// that products count. Of bf16 the kernels for many heads begin sooner than `sm90-latent-32` where tensor
+/// copies or several warps bring Q. Figures: docs/kernels/latent-wide-measured.md, Few queries. In
+/// batch-invariant problems requests have the same kernel under every bound.
 int largest_rows(const AttentionProblem& problem) {
-  constexpr std::int64_t kFewestKeys = 1024;  // of a unit
   constexpr int kAny = INT_MAX;
   const bool bf16 = std::get<KvCacheSpec>(problem.kv).k_format.dtype == DType::kBFloat16;
   const bool listed = problem.is_listed();
   const int group = problem.q_heads / problem.kv_heads();
   const std::int64_t keys = listed ? problem.listed.top_k : problem.max_kv_len;
-  if (problem.policy == SplitPolicy::kBatchInvariant || keys < kFewestKeys) return kAny;
+  if (problem.policy == SplitPolicy::kBatchInvariant) return kAny;
   if (!listed && problem.max_q_len > 1) return kAny;  // drafts: requests of fewer queries would be a pass
   const std::int64_t requests = std::int64_t{problem.batch} * problem.max_q_len;
   struct Limit {
     int rows;
     std::int64_t units, keys;  // keys: of all units
   };
-  const Limit limits[] = {bf16 ? Limit{16, 8, 32768} : Limit{16, 16, 65536},
+  const bool padded = bf16 && !listed && group <= 32;  // in units of 64
+  const Limit limits[] = {padded ? Limit{16, 16, 131072}
+                          : bf16 ? Limit{16, 8, 32768}
+                                 : Limit{16, 16, 65536},
                           bf16 ? Limit{32, 8, 65536} : Limit{32, 16, 32768}};
   for (const Limit& most : limits) {
-    if (most.rows == 32 && bf16 && (listed || has_query_boxes(group))) continue;
+    if (most.rows == 32 && bf16 && (listed || padded || has_query_boxes(group))) continue;
     const std::int64_t each = (group + most.rows - 1) / most.rows;  // units of a request
     if (requests <= most.units / each && requests * each * keys <= most.keys) return most.rows;
   }
@@ -123,7 +132,12 @@ int latent_variant(const AttentionProblem& problem, const planning::Kernel& kern
   const auto& spec = std::get<KvCacheSpec>(problem.kv);
   if (problem.arithmetic != Arithmetic::k16Bit || problem.q_dtype == DType::kFloat32) return -1;
   if (problem.alibi) return -1;
-  if (kernel.row_block > largest_rows(problem)) return -1;
+  const int largest = largest_rows(problem);
+  if (copies_lists(problem, largest)) {
+    const int row = find_latent_bf16_row(kernel.row_block, problem.q_dtype, true);
+    return row < 0 ? -1 : kCopiedFirst + row;
+  }
+  if (kernel.row_block > largest) return -1;
   const int few = find_latent_few_row(spec, problem.q_dtype, kernel.row_block);
   const bool second = problem.listed.extra_top_k != 0;
   if (second && find_latent_few_row(problem.listed.extra, problem.q_dtype, kernel.row_block) != few)
@@ -134,6 +148,10 @@ int latent_variant(const AttentionProblem& problem, const planning::Kernel& kern
   if (bf16 >= 0) return kBf16First + bf16;
   const int wide = find_latent_wide_row(spec, problem.q_dtype, kernel.row_block);
   return wide < 0 ? -1 : kFewRows + wide;
+}
+
+std::int64_t latent_scratch_bytes(const AttentionProblem& problem, int variant) {
+  return variant >= kCopiedFirst ? copied_bytes(problem) : 0;
 }
 
 void refuse_latent(const AttentionProblem& problem) {
@@ -173,7 +191,7 @@ CompiledKernel latent_kernel(const Plan::Impl&, const planning::Pass& pass, cons
   check_out(args);
   if (!is_few(pass)) require_tensor_maps();
   const CompiledKernel kernel = is_few(pass)    ? latent_few_kernel(pass.variant)
-                                : is_bf16(pass) ? latent_bf16_kernel(pass.variant - kBf16First)
+                                : is_bf16(pass) ? latent_bf16_kernel(bf16_row(pass))
                                                 : latent_wide_kernel(pass.variant - kFewRows);
   require_built(kernel, "latent", pass.variant);
   return kernel;
@@ -187,7 +205,10 @@ void run_latent(const CompiledKernel& kernel, const Plan::Impl& plan, const Atte
   if (is_few(pass)) {
     launch(kernel, &params, plan, pass, stream);
   } else if (is_bf16(pass)) {
-    const LatentBf16Params own = bf16_params(params, plan, pass.variant - kBf16First, args);
+    if (is_copied(pass)) copy_lists(plan, workspace.scratch, params, stream);
+    LatentBf16Params own = bf16_params(params, plan, bf16_row(pass), args);
+    own.copied = is_copied(pass);
+    own.ahead = own.ahead && !own.copied;
     launch(kernel, &own, plan, pass, stream);
   } else {
     const LatentWideParams own = wide_params(params, args);

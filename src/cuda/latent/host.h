@@ -32,6 +32,9 @@ static_assert(std::ranges::all_of(kLatentKernels, [](const planning::Kernel& ker
 /// Which compiled kernel serves a latent cache in units of `kernel`, a row of kLatentKernels; -1: none.
 int latent_variant(const AttentionProblem& problem, const planning::Kernel& kernel);
 
+/// What a kernel of such a variant has in the workspace while it runs.
+std::int64_t latent_scratch_bytes(const AttentionProblem& problem, int variant);
+
 /// For a problem over a latent cache that no row serves: throws Unsupported.
 [[noreturn]] void refuse_latent(const AttentionProblem& problem);
 

@@ -42,12 +42,7 @@ double decode_us(const AttentionProblem& problem, int unit) {
   const KvFormat& k = format_of_k(problem);
   const bool codes = dtype_bits(k.dtype) < 16;
   const auto units = static_cast<double>(blocks(b.rows, unit));
-  // Over values of 16 bits each row of a unit beyond 32 takes time of its own.
-  const double beyond = std::max(static_cast<double>(b.rows) / units - 32, 0.0);
-  const double each = !codes                     ? 0.134 + 0.0035 * beyond
-                      : dtype_bits(k.dtype) == 4 ? 0.112
-                      : k.dynamic_scale()        ? 0.092
-                                                 : 0.075;
+  const double each = !codes ? 0.134 : dtype_bits(k.dtype) == 4 ? 0.112 : k.dynamic_scale() ? 0.092 : 0.075;
   return (codes ? 18.5 : 14) + b.scale * each * units;
 }
 

@@ -23,9 +23,9 @@ __device__ inline void Team<C>::begin_scores(const Queries& queries, const std::
       pin(a[i]);
     }
     wgmma_begin();
-    wgmma_first<kQType>(x, a[0], q);
+    wgmma_first<kType>(x, a[0], q);
 #pragma unroll
-    for (int i = 1; i < kSteps; ++i) wgmma_add<kQType>(x, a[i], q + i * kNext);
+    for (int i = 1; i < kSteps; ++i) wgmma_add<kType>(x, a[i], q + i * kNext);
     wgmma_commit();
   }
 }
@@ -55,7 +55,7 @@ __device__ inline void Team<C>::end_scores(const AttentionParams& p, const Queri
     if (low_part) {
       wgmma_begin();
 #pragma unroll
-      for (int i = 0; i < kSteps; ++i) wgmma_add<kQType>(x, a[i], q_low + i * kNext);
+      for (int i = 0; i < kSteps; ++i) wgmma_add<kType>(x, a[i], q_low + i * kNext);
       wgmma_commit();
       wgmma_wait();
       pin(x);
@@ -65,12 +65,10 @@ __device__ inline void Team<C>::end_scores(const AttentionParams& p, const Queri
     const float low = Side::load(scales, g()), high = Side::load(scales, g() + 8);
 #pragma unroll
     for (int i = 0; i < kSums; ++i) x[i] *= i % 4 < 2 ? low : high;
-    if constexpr (C.k.asymmetric) {
-      const float min_low = Side::load(mins, g()) * 0x1p-24f, min_high = Side::load(mins, g() + 8) * 0x1p-24f;
+    const float min_low = Side::load(mins, g()) * 0x1p-24f, min_high = Side::load(mins, g() + 8) * 0x1p-24f;
 #pragma unroll
-      for (int i = 0; i < kSums; ++i) {
-        x[i] = fmaf(i % 4 < 2 ? min_low : min_high, queries.totals[i / 4 * 8 + 2 * t() + i % 2], x[i]);
-      }
+    for (int i = 0; i < kSums; ++i) {
+      x[i] = fmaf(i % 4 < 2 ? min_low : min_high, queries.totals[i / 4 * 8 + 2 * t() + i % 2], x[i]);
     }
   }
 }
@@ -104,14 +102,14 @@ __device__ inline void Team<C>::add_groups(K& k, const std::uint8_t* scales, std
     }
     float dot[kSets][kSums];
     wgmma_begin();
-    if (with_mins) wgmma_first<kQType>(x, mins, sums);
+    if (with_mins) wgmma_first<kType>(x, mins, sums);
 #pragma unroll
     for (int i = 0; i < kSets * kStepsOfGroup; ++i) {
       const std::uint64_t b = q + (first * kStepsOfGroup + i) * kNext;
       if (i % kStepsOfGroup == 0) {
-        wgmma_first<kQType>(dot[i / kStepsOfGroup], a[i], b);
+        wgmma_first<kType>(dot[i / kStepsOfGroup], a[i], b);
       } else {
-        wgmma_add<kQType>(dot[i / kStepsOfGroup], a[i], b);
+        wgmma_add<kType>(dot[i / kStepsOfGroup], a[i], b);
       }
     }
     wgmma_commit();
@@ -149,7 +147,7 @@ __device__ inline bool Team<C>::probabilities(const float* factors, const float 
   bool exceeds = false;
 #pragma unroll
   for (int pair = 0; pair < kTiles; pair += 2) {
-    std::uint32_t words[4], low[4];
+    std::uint32_t words[4];
 #pragma unroll
     for (int n = pair; n < pair + 2; ++n) {
       float2 unit{1.0f, 1.0f};
@@ -165,18 +163,9 @@ __device__ inline bool Team<C>::probabilities(const float* factors, const float 
         exceeds |= partial[n][c] > kLargest;
       }
 #pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const float first = value[2 * i], second = value[2 * i + 1];
-        std::uint32_t& word = words[2 * (n - pair) + i];
-        word = kSplitP ? pack_bf16x2(first, second) : pack_f16x2(first, second);
-        if constexpr (kSplitP) {
-          low[2 * (n - pair) + i] =
-              pack_bf16x2(first - __uint_as_float(word << 16), second - __uint_as_float(word & 0xffff0000u));
-        }
-      }
+      for (int i = 0; i < 2; ++i) words[2 * (n - pair) + i] = pack_f16x2(value[2 * i], value[2 * i + 1]);
     }
     store_transposed(place + pair * 128, words[0], words[1], words[2], words[3]);
-    if constexpr (kSplitP) store_transposed(place + kProbPart + pair * 128, low[0], low[1], low[2], low[3]);
   }
   return exceeds;
 }
@@ -240,10 +229,7 @@ __device__ inline void Team<C>::accumulate(const VFragments& a, const std::uint8
 #pragma unroll
   for (int tile = 0; tile < 4; ++tile) {
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      wgmma_add<kPType>(out[j], a[tile][j], b + tile * kNext);
-      if constexpr (kSplitP) wgmma_add<kPType>(out[j], a[tile][j], b + (4 + tile) * kNext);
-    }
+    for (int j = 0; j < 2; ++j) wgmma_add<kType>(out[j], a[tile][j], b + tile * kNext);
   }
   wgmma_commit();
 }

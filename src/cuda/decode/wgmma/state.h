@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cfloat>
-#include <type_traits>
 
 #include "cuda/attention/side.h"
 #include "cuda/decode/traits.h"
@@ -58,56 +57,21 @@ struct VBlock {
   }
 };
 
-/// 16-bit V: token rows, whose pairs are woven by byte permutes.
-template <DType kType>
-struct VRowBlock {
-  uint2 even[2], odd[2];  // of tokens 2t + 8p, 2t + 8p + 1: the lane's four dims
-
-  __device__ void load(int, const std::uint8_t* data, const std::uint8_t*, int block, int lane) {
-    constexpr int kRow = 128 * 2;
-    const std::uint8_t* at = data + lane % 4 * 2 * kRow + block * 64 + lane / 4 * 8;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      even[i] = *reinterpret_cast<const uint2*>(at + i * 8 * kRow);
-      odd[i] = *reinterpret_cast<const uint2*>(at + (i * 8 + 1) * kRow);
-    }
-  }
-  __device__ void clear(int alive, int t) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      if (2 * t + 8 * i >= alive) even[i] = {};
-      if (2 * t + 8 * i + 1 >= alive) odd[i] = {};
-    }
-  }
-  __device__ void fragment(int j, std::uint32_t (&a)[4]) const {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const std::uint32_t x = j ? even[i].y : even[i].x, y = j ? odd[i].y : odd[i].x;
-      a[2 * i] = __byte_perm(x, y, 0x5410);
-      a[2 * i + 1] = __byte_perm(x, y, 0x7632);
-    }
-  }
-};
-
 template <DecodeConfig C>
 struct Team {
   using Traits = DecodeTraits<C>;
   using Shared = typename Traits::Shared;
   using Queries = typename Traits::Queries;
   using K = KReader<C.k.dtype, Traits::kDim>;
-  using V = std::conditional_t<dtype_bits(C.v.dtype) == 16, VRowBlock<C.v.dtype>, VBlock<C.v>>;
-  static_assert(Traits::kDim == 128 && C.piece_tiles == 4);
-  static_assert(C.k == C.v && C.k.asymmetric == (C.k.dtype == DType::kInt4));
+  using V = VBlock<C.v>;
+  static_assert(Traits::kDim == 128 && C.piece_tiles == 4 && C.k == C.v && C.k.asymmetric);
   static constexpr int kBlocks = Traits::kBlocks;
   static constexpr int kSteps = 2 * kBlocks;  // of 16 dims
   static constexpr int kTiles = C.row_tiles;
   static constexpr int kColumns = 8 * kTiles;  // rows of the unit
   static constexpr int kSums = kColumns / 2;   // accumulators of 64 x kColumns: 4 i ... belong to tile i
-  static constexpr bool kSplitP = C.v.dtype == DType::kBFloat16;    // P as bf16 high + low
-  static constexpr int kProbPart = 4 * kColumns * 32;               // a B matrix per tile
-  static constexpr int kProbBytes = (kSplitP ? 2 : 1) * kProbPart;  // P of a piece
-  static constexpr DType kQType = C.k.dtype == DType::kBFloat16 ? DType::kBFloat16 : DType::kFloat16;
-  static constexpr DType kPType = kSplitP ? DType::kBFloat16 : DType::kFloat16;
+  static constexpr int kProbBytes = 4 * kColumns * 32;  // P of a piece: a B matrix per tile
+  static constexpr DType kType = DType::kFloat16;       // of the products
   static constexpr std::uint64_t kNext = kNextBMatrix<kColumns>;
   static constexpr int kGroups = C.k.mode == ScaleMode::kBlock ? kBlocks / C.k.group_blocks : 1;
 

@@ -28,16 +28,19 @@ inline constexpr std::array kLatentBf16Table{
     LatentBf16Config{DType::kBFloat16, 2, true},   // 280
 };
 
-/// Row of the table that serves a valid latent cache in units of `rows` packed rows; -1 if there is none.
-constexpr int find_latent_bf16_row(const KvCacheSpec& kv, DType q_type, int rows, bool listed) {
-  if (kv.rope_dim != 64 || kv.latent_dim() != 512 || kv.v_dim() != 512) return -1;
+/// Row of the table for units of `rows` packed rows, whose tokens and queries are of `type`; -1 if there is
+/// none.
+constexpr int find_latent_bf16_row(int rows, DType type, bool listed) {
   for (std::size_t row = 0; row < kLatentBf16Table.size(); ++row) {
     const LatentBf16Config& c = kLatentBf16Table[row];
-    if (rows_of(c) == rows && c.listed == listed && c.dtype == q_type && c.dtype == kv.k_format.dtype) {
-      return static_cast<int>(row);
-    }
+    if (rows_of(c) == rows && c.listed == listed && c.dtype == type) return static_cast<int>(row);
   }
   return -1;
+}
+/// The same, that serves a valid latent cache.
+constexpr int find_latent_bf16_row(const KvCacheSpec& kv, DType q_type, int rows, bool listed) {
+  if (kv.rope_dim != 64 || kv.latent_dim() != 512 || kv.v_dim() != 512) return -1;
+  return kv.k_format.dtype == q_type ? find_latent_bf16_row(rows, q_type, listed) : -1;
 }
 
 }  // namespace halftone::cuda

@@ -36,8 +36,10 @@ __device__ inline void bf16_worker(const LatentBf16Params& params, Shared& s) {
     if (!C.listed && lane == 1) prefetch_map(params.rope);
     if (lane == 2 && params.q_boxes) prefetch_map(params.q);
   }
-  wait_for_previous_kernel();
-  let_next_kernel_start();
+  if (!C.listed || !params.copied) {
+    wait_for_previous_kernel();
+    let_next_kernel_start();
+  }
   if (warp == 0) s.queue.start(Queue::fetch(p.list, worker, lane), bounds_of(p), lane);
   if (warp == 1 && lane == 0) init_barriers<C>(s);  // one after the other, while the list is on its way
   if constexpr (kSharesTokens<C>) {

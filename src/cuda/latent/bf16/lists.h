@@ -113,8 +113,15 @@ struct ListLoader {
     int steps = steps_of<C>(item.work);
     std::int32_t ids[kOwn];
     const std::uint8_t* from[kOwn];
+    const QueryLoader queries{params, s, rank, lane, warp, kWarps};
+    const bool late = params.copied && index == 0;
+    if (late) {
+      queries.bring(index);
+      wait_for_previous_kernel();
+      let_next_kernel_start();
+    }
     load(ids);
-    QueryLoader{params, s, rank, lane, warp, kWarps}.bring(index);
+    if (!late) queries.bring(index);
     std::uint32_t live = resolve(ids, from);
 #pragma unroll 1
     for (; steps > 0; --steps, ++at.step) {

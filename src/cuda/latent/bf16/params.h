@@ -9,7 +9,9 @@ namespace halftone::cuda {
 
 struct LatentBf16Params {
   AttentionParams attention;
-  bool ahead;  // whether tokens of lists come to L2 a step ahead: worth it where nobody read them lately
+  bool ahead;   // whether tokens of lists come to L2 a step ahead: worth it where nobody read them lately
+  bool copied;  // lists and their tokens come from the kernel before this one, which has waited for those
+                // before
   CUtensorMap latent;  // [page][8 tokens][64 dims][token][dim]: boxes of box_tokens and half of the latent
   CUtensorMap rope;    // the same: boxes of box_tokens and the rope part
   CUtensorMap q;       // [token][head][dim], where q_boxes: boxes of 64 packed rows

@@ -1,0 +1,66 @@
+#include "cuda/latent/copied/host.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+
+#include "cuda/device/call.h"
+#include "cuda/latent/copied/copy.h"
+#include "plan/listed.h"
+
+namespace halftone::cuda {
+namespace {
+
+constexpr std::array kCodes{LatentCodes::kFp8, LatentCodes::kInt8, LatentCodes::kInt4};
+
+/// How tokens of the cache are stored, of those that can be copied; the end of kCodes: not so.
+auto codes_of(const AttentionProblem& problem) {
+  const auto& spec = std::get<KvCacheSpec>(problem.kv);
+  return std::ranges::find_if(kCodes,
+                              [&](LatentCodes codes) { return serves(codes, spec, DType::kBFloat16); });
+}
+
+std::int64_t places(const AttentionProblem& problem) {
+  return planning::scheduled_bounds(problem).batch * problem.listed.top_k;
+}
+
+}  // namespace
+
+bool copies_lists(const AttentionProblem& problem, int largest) {
+  if (!problem.is_listed() || problem.listed.extra_top_k != 0) return false;
+  if (problem.policy == SplitPolicy::kBatchInvariant || problem.q_dtype != DType::kBFloat16) return false;
+  const int rows = problem.q_heads / problem.kv_heads();  // of a query
+  const bool pairs = rows > 64;
+  if (largest <= (pairs ? 16 : 32)) return false;
+  const std::int64_t most = pairs ? 16384 : rows > 32 ? 8192 : 0;
+  return places(problem) <= most && codes_of(problem) != kCodes.end();
+}
+
+std::int64_t copied_bytes(const AttentionProblem& problem) { return places(problem) * kCopiedBytes; }
+
+void copy_lists(const Plan::Impl& plan, std::byte* scratch, AttentionParams& params, Stream stream) {
+  const AttentionProblem& problem = plan.problem;
+  const std::int64_t count = places(problem);
+  CopyListedParams p{};
+  p.cache = params.cache;
+  p.list = params.listed.list;
+  p.counts = params.listed.counts;
+  p.q_tokens = params.q_tokens;
+  p.queries = static_cast<std::int32_t>(planning::scheduled_bounds(problem).batch);
+  p.top_k = problem.listed.top_k;
+  p.records = reinterpret_cast<std::uint8_t*>(scratch);
+  p.places = reinterpret_cast<std::int32_t*>(scratch + count * kCopiedRecordBytes);
+  p.status = params.status;
+  const DeviceScope scope(problem.device.index);
+  check(launch_copy_listed(*codes_of(problem), p, stream), "run");
+  constexpr int kPageTokens = 64;
+  params.cache.pages = p.records;
+  params.cache.page_log2 = std::countr_zero(unsigned{kPageTokens});
+  params.cache.page_stride = kPageTokens * kCopiedRecordBytes;
+  params.cache.num_pages = static_cast<std::int32_t>((count + kPageTokens - 1) / kPageTokens);
+  params.cache.row_bytes = kCopiedRecordBytes;
+  params.listed.list = {p.places, p.top_k};
+  params.cache_settled = false;
+}
+
+}  // namespace halftone::cuda
