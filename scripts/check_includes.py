@@ -58,6 +58,7 @@ src/cuda/prefill     src/cuda/attention src/cuda/dequantize src/cuda/device src/
 src/cuda/latent      src/cuda/latent/** src/cuda/attention src/cuda/device src/plan src/format include/halftone
 src/cuda/latent/bf16 src/cuda/latent/wide src/cuda/attention src/cuda/device src/plan src/format include/halftone
 src/cuda/latent/wide src/cuda/attention src/cuda/device src/plan src/format include/halftone
+src/cuda/latent/copied src/cuda/attention src/cuda/device src/plan src/format include/halftone
 src/cuda/latent/few  src/cuda/attention src/cuda/device src/plan src/format include/halftone
 src/cuda/backward    src/cuda/attention src/cuda/device src/plan src/format include/halftone
 src/cuda/schedule    src/cuda/attention src/cuda/device src/plan src/format include/halftone

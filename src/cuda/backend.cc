@@ -98,8 +98,8 @@ int largest_decode_unit(const AttentionProblem& problem) {
 /// Whether prefill could serve the problem, but should not.
 bool leaves_to_decode(const AttentionProblem& problem) {
   if (!problem.is_paged() || problem.arithmetic != Arithmetic::k16Bit) return false;
-  const int unit = std::min(largest_decode_unit(problem), largest_unit(problem));
-  if (unit == 8 && largest_unit(problem) == 8) return true;
+  const int most = largest_unit(problem), unit = std::min(largest_decode_unit(problem), most);
+  if (most == 8 && unit == 8) return true;
   const std::int64_t group = problem.q_heads / problem.kv_heads();
   const bool staged = prefill_staged_key(problem).bytes > 0;
   // Where bounds decide nothing, prefill would serve single queries, too: a cache is not staged for a token.
@@ -168,6 +168,7 @@ void refuse(const AttentionProblem& p) {
 }
 
 planning::StagedKey staged_key(const AttentionProblem& problem, const planning::Kernel& kernel) {
+  if (kernel.latent) return latent_staged_key(problem, kernel);
   return is_prefill(kernel) ? prefill_staged_key(problem) : planning::StagedKey{};
 }
 
@@ -175,10 +176,8 @@ std::int64_t extra_bytes(int workers, std::int64_t partials) {
   return backend_parts(planning::Carver(nullptr), workers, partials).bytes;
 }
 
-std::int64_t scratch_bytes(const AttentionProblem& problem, const planning::Kernel& kernel, int variant,
-                           int workers) {
-  if (is_prefill(kernel)) return workers * prefill_scratch_bytes(variant);
-  return kernel.latent ? latent_scratch_bytes(problem, variant) : 0;
+std::int64_t scratch_bytes(const planning::Kernel& kernel, int variant) {
+  return is_prefill(kernel) ? prefill_scratch_bytes(variant) : 0;
 }
 
 /// Whether the kernel of a pass writes new tokens itself, rows of K and V permitting.

@@ -17,10 +17,10 @@ constexpr std::int64_t most_keys(const AttentionProblem& p) {
   return p.max_total_kv != 0 ? p.max_total_kv : std::int64_t{p.batch} * p.max_kv_len;
 }
 
-/// What is staged of a key and KV head.
+/// What is staged of a key and KV head; with lists, of each of their places.
 struct StagedKey {
   int bytes = 0;
-  int read_bytes = 0;     ///< what the kernel reads of it, staged or not
+  int read_bytes = 0;     ///< what the kernel reads of it, staged or not; here and below without lists
   int request_bytes = 0;  ///< of every request and KV head besides, and of one request more
   int tokens = 1;         ///< keys of a request begin at multiples of so many, a power of two
 };
@@ -44,10 +44,9 @@ struct Backend {
   bool (*fuses_append)(const AttentionProblem& problem, const Kernel& kernel);
   /// Bytes that the backend keeps in a workspace beside the schedule and the partial results.
   std::int64_t (*extra_bytes)(int workers, std::int64_t partials);
-  /// Bytes of the workspace that `workers` of this kernel, as variant() has it, work with while run() lasts.
-  /// Null: no kernel does.
-  std::int64_t (*scratch_bytes)(const AttentionProblem& problem, const Kernel& kernel, int variant,
-                                int workers);
+  /// Bytes that a worker of this kernel, as variant() has it, works with while run() lasts. Null: no kernel
+  /// does.
+  std::int64_t (*scratch_bytes)(const Kernel& kernel, int variant);
 
   void (*schedule)(const Plan::Impl& plan, const SequenceLengths& lengths, std::byte* workspace,
                    Stream stream);

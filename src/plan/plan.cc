@@ -177,7 +177,9 @@ Pass make_pass(const AttentionProblem& problem, const Backend& backend, const Ch
   pass.variant = choice.variant;
   pass.schedule = schedule_params(problem, kernel, choice, workers);
   const StagedKey key = backend.staged_key == nullptr ? StagedKey{} : backend.staged_key(problem, kernel);
-  if (key.bytes != 0) {
+  if (key.bytes != 0 && problem.is_listed()) {
+    pass.staged.bytes = scheduled_bounds(problem).batch * problem.listed.top_k * key.bytes;
+  } else if (key.bytes != 0) {
     pass.staged = stage_keys(problem, kernel, choice.min_rows, key);
     pass.schedule.kv_heads = pass.staged.heads;
     pass.schedule.staged_tokens = key.tokens;
@@ -186,9 +188,8 @@ Pass make_pass(const AttentionProblem& problem, const Backend& backend, const Ch
   }
   pass.partials = max_partials(pass.schedule);
   pass.backend_bytes = backend.extra_bytes(pass.schedule.workers, pass.partials);
-  if (backend.scratch_bytes != nullptr) {
-    pass.scratch_bytes = backend.scratch_bytes(problem, kernel, pass.variant, pass.schedule.workers);
-  }
+  if (backend.scratch_bytes != nullptr)
+    pass.scratch_bytes = pass.schedule.workers * backend.scratch_bytes(kernel, pass.variant);
   return pass;
 }
 
@@ -383,6 +384,8 @@ std::string Plan::describe() const {
                "{} of {} KV head{} at a time, up to {} keys: {} bytes of workspace",
                plan.problem.is_paged() || plan.problem.arithmetic == Arithmetic::kFp8 ? "K and V" : "K",
                staged.heads, staged.heads == 1 ? "" : "s", staged.keys, staged.bytes));
+    } else if (staged.bytes > 0) {
+      line("staged", fmt::format("what lists name: {} bytes of workspace", staged.bytes));
     }
   }
   for (std::size_t n = 0; n < i.passes.size(); ++n) {

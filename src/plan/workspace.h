@@ -16,7 +16,7 @@ inline constexpr int kMaxPasses = 2;
 
 /// K and V that run() writes into the workspace, where the kernel of a pass reads them as plain tensors:
 /// those of `heads` KV heads, then those of the next ones in their place, in as many rounds as the heads
-/// need.
+/// need. With lists bytes alone: a place's key lies where the lists have the place.
 struct Staged {
   std::int64_t keys = 0;  ///< of all requests; 0: the kernel reads K and V where they are
   std::int32_t heads = 0;

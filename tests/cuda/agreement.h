@@ -3,24 +3,58 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <string>
+#include <vector>
+
 #include "tests/cuda/device_problem.h"
+#include "tests/higher_bounds.h"
 
 namespace halftone::testing {
 
-/// The row on the GPU against the oracle; where the plan halves units of 16 packed rows, since its bounds are
-/// low, under higher ones, too.
-inline void expect_agrees(AttentionCase row) {
-  SCOPED_TRACE(row.name);
-  for (const bool whole : {false, true}) {
+/// Whether run() copies what lists name before the kernel reads it.
+inline bool copies_lists(const Plan& plan) {
+  return plan.problem().is_listed() && plan.info().staged_bytes > 0;
+}
+
+/// The kernels of a plan, and whether they read copies.
+inline std::vector<std::string> kernels_of(const Plan& plan) {
+  std::vector<std::string> names;
+  for (const PassInfo& pass : plan.info().passes) names.push_back(pass.config);
+  if (copies_lists(plan)) names.emplace_back("copies");
+  return names;
+}
+
+/// The row and, since small problems go to kernels of their own, the same under higher bounds, as far as it
+/// meets other kernels there: for more keys, or for a few more queries that list some and for many.
+inline std::vector<AttentionCase> under_all_bounds(const AttentionCase& row) {
+  const auto plan_of = [](const AttentionCase& x) { return cuda_runner().plan(attention_problem(x)); };
+  std::vector<AttentionCase> rows{row};
+  std::vector<std::vector<std::string>> seen{kernels_of(plan_of(row))};
+  const std::string& first = seen[0][0];
+  const bool depends = first.starts_with("sm90-decode-") || first.starts_with("sm90-latent-");
+  if (row.policy == SplitPolicy::kBatchInvariant || !depends) return rows;
+  std::vector<AttentionCase> others{under_higher_bounds(row)};
+  if (row.lists.top_k != 0) others.push_back(under_more_queries(row, 4));
+  for (AttentionCase& other : others) {
+    const std::vector<std::string> kernels = kernels_of(plan_of(other));
+    if (std::ranges::find(seen, kernels) != seen.end()) continue;
+    for (const std::string& name : kernels) other.name += ", " + name;
+    rows.push_back(other);
+    seen.push_back(kernels);
+  }
+  return rows;
+}
+
+/// The row on the GPU against the oracle, by every kernel that it meets under some bounds.
+inline void expect_agrees(const AttentionCase& listed) {
+  for (const AttentionCase& row : under_all_bounds(listed)) {
+    SCOPED_TRACE(row.name);
     const Problem p = make_problem(row);
-    const Outputs outputs = run_on_device(p);
-    EXPECT_EQ(judge_device(p, outputs), "") << (whole ? "in whole units" : "");
+    const Plan plan = plan_on_device(p);
+    const Outputs outputs = run_on_device(p, plan);
+    EXPECT_EQ(judge_device(p, outputs), "");
     EXPECT_EQ(status_of(outputs), 0);
-    const std::int64_t rows = std::int64_t{row.q_heads} / row.kv_heads * p.problem.max_q_len;
-    if (rows <= 8 || rows > 16 || row.policy == SplitPolicy::kBatchInvariant) break;
-    if (whole || plan_on_device(p).info().config != "sm90-decode-8") break;
-    row.key_slack += 1 << 20;
-    EXPECT_EQ(plan_on_device(make_problem(row)).info().config, "sm90-decode-16");
   }
 }
 

@@ -56,12 +56,14 @@ TEST(DeviceLatentAttention, DenseStepsAndPages) {
         row.workers = n % 2 == 1 ? 3 : 0;
         row.seed = 1200 + static_cast<std::uint64_t>(n++);
         row.name += ", pages of " + std::to_string(page_size) + ", " + std::to_string(n);
-        SCOPED_TRACE(row.name);
-        Problem p = make_problem(row);
-        p.cache = refilled(p, {0xFF});
-        const Outputs outputs = run_on_device(p);
-        EXPECT_EQ(judge_device(p, outputs), "");
-        EXPECT_EQ(status_of(outputs), 0);
+        for (const AttentionCase& each : under_all_bounds(row)) {
+          SCOPED_TRACE(each.name);
+          Problem p = make_problem(each);
+          p.cache = refilled(p, {0xFF});
+          const Outputs outputs = run_on_device(p);
+          EXPECT_EQ(judge_device(p, outputs), "");
+          EXPECT_EQ(status_of(outputs), 0);
+        }
       }
     }
   }
@@ -88,31 +90,34 @@ TEST(DeviceLatentAttention, DenseLogitsThatGrow) {
 
 /// The last pages of a request are missing: as if it were so much shorter.
 TEST(DeviceLatentAttention, DensePagesThatAreMissing) {
+  const auto check = [](const AttentionCase& row, std::int32_t bad) {
+    const Problem p = make_problem(row);
+    const Plan plan = plan_on_device(p);
+    DeviceRun twin(p, plan);
+    const std::int32_t lengths[] = {300, 256};
+    check_cuda(cudaMemcpy(twin.args.lengths.kv_lengths.data, lengths, 8, cudaMemcpyHostToDevice));
+    twin.schedule();
+    twin.run();
+    const Outputs expected = twin.outputs();
+    const auto table = p.cache->block_table.as<std::int32_t>();
+    const auto width = static_cast<std::size_t>(p.cache->block_table.shape()[1]);
+    for (int column = 256 / row.page_size; column * row.page_size < 300; ++column) {
+      table[width + static_cast<std::size_t>(column)] = bad;
+    }
+    const Outputs outputs = run_on_device(p, plan);
+    EXPECT_EQ(status_of(outputs), kStatusBadPage) << row.name;
+    // Units are cut elsewhere, and weights rounded to bf16, by up to 2^-9, relative to something else.
+    expect_rows(expected, outputs, 0.0, row.name + ", pages of " + std::to_string(row.page_size), 2 * 0x1p-9);
+  };
   for (const int heads : {32, 64, 128}) {
     for (const int page_size : {16, 32, 128}) {
       for (const std::int32_t bad : {-1, INT_MAX, 1 << 20}) {
-        AttentionCase row = listed_case(heads, "bf16");
-        row.lists = {};
-        row.page_size = page_size;
-        row.requests = {{1, 300}, {1, 300}};
-        row.table_mode = BlockTableMode::kTrusted;
-        const Problem p = make_problem(row);
-        const Plan plan = plan_on_device(p);
-        DeviceRun twin(p, plan);
-        const std::int32_t lengths[] = {300, 256};
-        check_cuda(cudaMemcpy(twin.args.lengths.kv_lengths.data, lengths, 8, cudaMemcpyHostToDevice));
-        twin.schedule();
-        twin.run();
-        const Outputs expected = twin.outputs();
-        const auto table = p.cache->block_table.as<std::int32_t>();
-        const auto width = static_cast<std::size_t>(p.cache->block_table.shape()[1]);
-        for (int column = 256 / page_size; column * page_size < 300; ++column) {
-          table[width + static_cast<std::size_t>(column)] = bad;
-        }
-        const Outputs outputs = run_on_device(p, plan);
-        EXPECT_EQ(status_of(outputs), kStatusBadPage) << row.name;
-        // Units are cut elsewhere, and weights rounded to bf16, by up to 2^-9, relative to something else.
-        expect_rows(expected, outputs, 0.0, row.name + ", pages of " + std::to_string(page_size), 2 * 0x1p-9);
+        AttentionCase own = listed_case(heads, "bf16");
+        own.lists = {};
+        own.page_size = page_size;
+        own.requests = {{1, 300}, {1, 300}};
+        own.table_mode = BlockTableMode::kTrusted;
+        for (const AttentionCase& row : under_all_bounds(own)) check(row, bad);
       }
     }
   }
@@ -132,7 +137,7 @@ TEST(DeviceLatentAttention, DensePagesOfFewRows) {
     row.sinks = n == 2;
     row.workers = n == 1 ? 3 : 0;
     row.name += ", " + std::to_string(q_len) + " queries";
-    Problem p = make_problem(row);
+    Problem p = make_problem(under_higher_bounds(row));
     p.cache = refilled(p, {0xFF});
     const Plan plan = plan_on_device(p);
     EXPECT_EQ(plan.info().config, "sm90-latent-64") << row.name;
@@ -194,35 +199,38 @@ TEST(DeviceLatentAttention, DenseBatchInvariantBits) {
 
 /// A graph reads lengths and the block table anew when it is replayed.
 TEST(DeviceLatentAttention, DenseGraphsFollowLengthsAndTables) {
+  const auto check = [](const AttentionCase& row) {
+    const Problem p = make_problem(row);
+    const Plan plan = plan_on_device(p);
+    DeviceRun device(p, plan);
+    const CapturedGraph graph = captured_step(device);
+    const auto lengths = p.cache->lengths.as<std::int32_t>();
+    const auto table = p.cache->block_table.as<std::int32_t>();
+    const auto width = static_cast<std::size_t>(p.cache->block_table.shape()[1]);
+    Outputs before;
+    for (const auto& [first, second] : {std::pair{450, 320}, {1, 289}, {0, 64}, {350, 0}, {350, 320}}) {
+      lengths[0] = first, lengths[1] = second;
+      std::swap(table[0], table[width + 1]);  // pages that both have in all steps in which they have any
+      device.write(device.args.lengths.kv_lengths, p.cache->lengths);
+      device.write(cache_of(device.args).block_table, p.cache->block_table);
+      graph.replay();
+      const std::string step = row.name + ", " + std::to_string(first) + " and " + std::to_string(second);
+      const Outputs outputs = device.outputs();
+      expect_same_bits(run_on_device(p, plan), outputs, step);
+      EXPECT_EQ(status_of(outputs), 0) << step;
+      if (before.out.present()) {
+        EXPECT_FALSE(same_bytes(before.out, outputs.out)) << step;
+      }
+      before = device.outputs();
+    }
+  };
   for (const int heads : kAllHeads) {
     for (const char* format : kAllFormats) {
-      AttentionCase row = listed_case(heads, format);
-      row.lists = {};
-      row.page_size = 32;
-      row.requests = {{1, 450}, {1, 320}};
-      const Problem p = make_problem(row);
-      const Plan plan = plan_on_device(p);
-      DeviceRun device(p, plan);
-      const CapturedGraph graph = captured_step(device);
-      const auto lengths = p.cache->lengths.as<std::int32_t>();
-      const auto table = p.cache->block_table.as<std::int32_t>();
-      const auto width = static_cast<std::size_t>(p.cache->block_table.shape()[1]);
-      Outputs before;
-      for (const auto& [first, second] : {std::pair{450, 320}, {1, 289}, {0, 64}, {350, 0}, {350, 320}}) {
-        lengths[0] = first, lengths[1] = second;
-        std::swap(table[0], table[width + 1]);  // pages that both have in all steps in which they have any
-        device.write(device.args.lengths.kv_lengths, p.cache->lengths);
-        device.write(cache_of(device.args).block_table, p.cache->block_table);
-        graph.replay();
-        const std::string step = row.name + ", " + std::to_string(first) + " and " + std::to_string(second);
-        const Outputs outputs = device.outputs();
-        expect_same_bits(run_on_device(p, plan), outputs, step);
-        EXPECT_EQ(status_of(outputs), 0) << step;
-        if (before.out.present()) {
-          EXPECT_FALSE(same_bytes(before.out, outputs.out)) << step;
-        }
-        before = device.outputs();
-      }
+      AttentionCase own = listed_case(heads, format);
+      own.lists = {};
+      own.page_size = 32;
+      own.requests = {{1, 450}, {1, 320}};
+      for (const AttentionCase& row : under_all_bounds(own)) check(row);
     }
   }
 }

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "testing/cases.h"
+#include "tests/cuda/repeated_problem.h"
 
 namespace halftone::testing {
 
@@ -25,6 +26,15 @@ inline AttentionCase listed_case(int heads, std::string_view format = "fp8-g128-
   row.out_dtype = DType::kFloat32;
   row.seed = 70 + static_cast<std::uint64_t>(heads);
   return row;
+}
+
+/// repeated(), of a problem whose bounds are those of more queries, too.
+inline Problem repeated_lists(const Problem& p, int batch, int times) {
+  Problem many = repeated(p, batch, times);
+  if (!p.cu_q.present()) return many;
+  many.cu_q = Tensor(DType::kInt32, {batch + 1});
+  for (int i = 0; i <= batch; ++i) many.cu_q.as<std::int32_t>()[static_cast<std::size_t>(i)] = i;
+  return many;
 }
 
 }  // namespace halftone::testing

@@ -1,4 +1,4 @@
-// Decode attention for up to 48 packed query rows of a KV head: persistent CTAs, one per worker of the
+// Decode attention for up to 32 packed query rows of a KV head: persistent CTAs, one per worker of the
 // schedule.
 //
 // The warps of a CTA have three roles:

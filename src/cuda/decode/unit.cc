@@ -10,20 +10,19 @@ namespace halftone::cuda {
 namespace {
 
 constexpr int kWorkers = 132;  // multiprocessors of a GPU
-constexpr std::int64_t kMiB = 1 << 20;
+constexpr double kMiB = 1 << 20;
 
 /// Requests at the bounds of a problem, in units of `size` packed rows.
 struct Units {
-  std::int64_t each;     // of a request and KV head
-  std::int64_t all;      // of all
-  std::int64_t traffic;  // bytes of K and V, for each unit anew
+  std::int64_t each;  // of a request and KV head
+  std::int64_t all;   // of all
+  double traffic;     // bytes of K and V, for each unit anew
 
   Units(const AttentionProblem& p, const KvCacheSpec& spec, std::int64_t rows, int size)
       : each((rows + size - 1) / size),
         all(std::int64_t{p.batch} * spec.kv_heads * each),
-        traffic(
-            static_cast<std::int64_t>(static_cast<double>(planning::most_keys(p)) * bytes_per_token(spec)) *
-            each) {}
+        traffic(static_cast<double>(planning::most_keys(p)) * bytes_per_token(spec) *
+                static_cast<double>(each)) {}
 
   /// Whether some workers have parts of two units and others of one, so that the units of a head do not keep
   /// step.
@@ -32,7 +31,7 @@ struct Units {
 
 /// Bytes up to which to read K and V for each unit of 8 rows anew takes less than units of more rows need to
 /// begin and to end.
-std::int64_t most_traffic(const KvCacheSpec& spec, std::int64_t rows, const Units& eights) {
+double most_traffic(const KvCacheSpec& spec, std::int64_t rows, const Units& eights) {
   const int bits = dtype_bits(spec.k_format.dtype), dim = spec.head_dim;
   const bool wide = dim > 128 && dim <= 256;
   if (rows <= 16) {

@@ -11,6 +11,7 @@
 #include "cuda/latent/bf16/config.h"
 #include "cuda/latent/bf16/kernels.h"
 #include "cuda/latent/bf16/params.h"
+#include "cuda/latent/copied/copy.h"
 #include "cuda/latent/copied/host.h"
 #include "cuda/latent/few/config.h"
 #include "cuda/latent/few/kernels.h"
@@ -19,6 +20,7 @@
 #include "cuda/latent/wide/params.h"
 #include "halftone/error.h"
 #include "halftone/format.h"
+#include "plan/listed.h"
 #include "plan/plan.h"
 
 namespace halftone::cuda {
@@ -55,7 +57,8 @@ bool goes_to_bf16_rows(const AttentionProblem& problem) {
   if (problem.policy == SplitPolicy::kBatchInvariant || problem.listed.extra_top_k != 0) return false;
   const int group = problem.q_heads / problem.kv_heads();
   const bool fits = problem.is_listed() || std::int64_t{group} * problem.max_q_len <= kBlockRows;
-  return fits && find_latent_bf16_row(std::get<KvCacheSpec>(problem.kv), problem.q_dtype, kBlockRows,
+  return fits && group <= kBlockRows / 2 &&
+         find_latent_bf16_row(std::get<KvCacheSpec>(problem.kv), problem.q_dtype, kBlockRows,
                                       problem.is_listed()) >= 0;
 }
 
@@ -69,7 +72,7 @@ int largest_rows(const AttentionProblem& problem) {
   const bool bf16 = std::get<KvCacheSpec>(problem.kv).k_format.dtype == DType::kBFloat16;
   const bool listed = problem.is_listed();
   const int group = problem.q_heads / problem.kv_heads();
-  const std::int64_t keys = listed ? problem.listed.top_k : problem.max_kv_len;
+  const std::int64_t keys = planning::scheduled_bounds(problem).max_kv_len;
   if (problem.policy == SplitPolicy::kBatchInvariant) return kAny;
   if (!listed && problem.max_q_len > 1) return kAny;  // drafts: requests of fewer queries would be a pass
   const std::int64_t requests = std::int64_t{problem.batch} * problem.max_q_len;
@@ -77,13 +80,14 @@ int largest_rows(const AttentionProblem& problem) {
     int rows;
     std::int64_t units, keys;  // keys: of all units
   };
-  const bool padded = bf16 && !listed && group <= 32;  // in units of 64
+  const bool boxes = has_query_boxes(group);
+  const bool padded = bf16 && !listed && !boxes && group <= 32;  // in units of 64, whose rows come one by one
   const Limit limits[] = {padded ? Limit{16, 16, 131072}
                           : bf16 ? Limit{16, 8, 32768}
                                  : Limit{16, 16, 65536},
                           bf16 ? Limit{32, 8, 65536} : Limit{32, 16, 32768}};
   for (const Limit& most : limits) {
-    if (most.rows == 32 && bf16 && (listed || padded || has_query_boxes(group))) continue;
+    if (most.rows == 32 && bf16 && (listed || padded || boxes)) continue;
     const std::int64_t each = (group + most.rows - 1) / most.rows;  // units of a request
     if (requests <= most.units / each && requests * each * keys <= most.keys) return most.rows;
   }
@@ -150,8 +154,9 @@ int latent_variant(const AttentionProblem& problem, const planning::Kernel& kern
   return wide < 0 ? -1 : kFewRows + wide;
 }
 
-std::int64_t latent_scratch_bytes(const AttentionProblem& problem, int variant) {
-  return variant >= kCopiedFirst ? copied_bytes(problem) : 0;
+planning::StagedKey latent_staged_key(const AttentionProblem& problem, const planning::Kernel& kernel) {
+  if (!problem.is_latent() || latent_variant(problem, kernel) < kCopiedFirst) return {};
+  return {.bytes = kCopiedBytes};
 }
 
 void refuse_latent(const AttentionProblem& problem) {
@@ -205,7 +210,7 @@ void run_latent(const CompiledKernel& kernel, const Plan::Impl& plan, const Atte
   if (is_few(pass)) {
     launch(kernel, &params, plan, pass, stream);
   } else if (is_bf16(pass)) {
-    if (is_copied(pass)) copy_lists(plan, workspace.scratch, params, stream);
+    if (is_copied(pass)) copy_lists(plan, workspace.staged, params, stream);
     LatentBf16Params own = bf16_params(params, plan, bf16_row(pass), args);
     own.copied = is_copied(pass);
     own.ahead = own.ahead && !own.copied;

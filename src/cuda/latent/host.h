@@ -19,7 +19,7 @@ inline constexpr std::array<planning::Kernel, 5> kLatentKernels{{
     {"sm90-latent-32", 32, 32, 64, 1024, 163840,
      "likewise, up to 32; of second lists, small problems and most Q in f16 any number", false, 0, true},
     {"sm90-latent-64", 64, 64, 64, 1024, 122880,
-     "likewise, up to 64: bound by matrix products; over pages of bf16 mostly from 17 on", false, 0, true},
+     "likewise, up to 64: bound by matrix products; over bf16 mostly from 17 on", false, 0, true},
     {"sm90-latent-128", 0, 128, 64, 1024, 262144, "likewise, two CTAs that take the same tokens", false, 0,
      true, 2},
 }};
@@ -32,8 +32,8 @@ static_assert(std::ranges::all_of(kLatentKernels, [](const planning::Kernel& ker
 /// Which compiled kernel serves a latent cache in units of `kernel`, a row of kLatentKernels; -1: none.
 int latent_variant(const AttentionProblem& problem, const planning::Kernel& kernel);
 
-/// What a kernel of such a variant has in the workspace while it runs.
-std::int64_t latent_scratch_bytes(const AttentionProblem& problem, int variant);
+/// What is copied of a place of a list before a kernel in such units reads it; no bytes: nothing.
+planning::StagedKey latent_staged_key(const AttentionProblem& problem, const planning::Kernel& kernel);
 
 /// For a problem over a latent cache that no row serves: throws Unsupported.
 [[noreturn]] void refuse_latent(const AttentionProblem& problem);

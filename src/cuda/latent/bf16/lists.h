@@ -139,10 +139,13 @@ struct ListLoader {
   static __device__ void run(const LatentBf16Params& params, Shared& s, int rank) {
     const std::uint32_t end = slot_end(params.attention.cache);
     StepPlace at;
+    int index = 0;
 #pragma unroll 1
-    for (int index = 0; has_item<C>(params, s, index); ++index) {
+    for (; has_item<C>(params, s, index); ++index) {
       ListLoader{params, s, rank, thread_index() / 32 % 4, thread_index() % 32, end}.take(index, at);
     }
+    // Or, if no block had any, the kernel after this one could overtake those before it.
+    if (params.copied && index == 0) wait_for_previous_kernel();
     copy_async_wait();
   }
 };

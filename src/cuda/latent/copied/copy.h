@@ -9,8 +9,8 @@ namespace halftone::cuda {
 
 /// What is written of a place: 512 latent dims and 64 rotary ones in bf16, and which record it is, in a list
 /// over these.
-inline constexpr std::int64_t kCopiedRecordBytes = 1152;
-inline constexpr std::int64_t kCopiedBytes = kCopiedRecordBytes + sizeof(std::int32_t);
+inline constexpr int kCopiedRecordBytes = 1152;
+inline constexpr int kCopiedBytes = kCopiedRecordBytes + int{sizeof(std::int32_t)};
 
 /// Whether tokens that are stored so can be copied.
 constexpr bool has_copies(LatentCodes codes) {

@@ -30,15 +30,11 @@ bool copies_lists(const AttentionProblem& problem, int largest) {
   if (!problem.is_listed() || problem.listed.extra_top_k != 0) return false;
   if (problem.policy == SplitPolicy::kBatchInvariant || problem.q_dtype != DType::kBFloat16) return false;
   const int rows = problem.q_heads / problem.kv_heads();  // of a query
-  const bool pairs = rows > 64;
-  if (largest <= (pairs ? 16 : 32)) return false;
-  const std::int64_t most = pairs ? 16384 : rows > 32 ? 8192 : 0;
-  return places(problem) <= most && codes_of(problem) != kCodes.end();
+  if (rows % 64 != 0 || largest <= (rows > 64 ? 16 : 32)) return false;
+  return places(problem) <= (rows > 64 ? 16384 : 8192) && codes_of(problem) != kCodes.end();
 }
 
-std::int64_t copied_bytes(const AttentionProblem& problem) { return places(problem) * kCopiedBytes; }
-
-void copy_lists(const Plan::Impl& plan, std::byte* scratch, AttentionParams& params, Stream stream) {
+void copy_lists(const Plan::Impl& plan, std::byte* staged, AttentionParams& params, Stream stream) {
   const AttentionProblem& problem = plan.problem;
   const std::int64_t count = places(problem);
   CopyListedParams p{};
@@ -48,8 +44,8 @@ void copy_lists(const Plan::Impl& plan, std::byte* scratch, AttentionParams& par
   p.q_tokens = params.q_tokens;
   p.queries = static_cast<std::int32_t>(planning::scheduled_bounds(problem).batch);
   p.top_k = problem.listed.top_k;
-  p.records = reinterpret_cast<std::uint8_t*>(scratch);
-  p.places = reinterpret_cast<std::int32_t*>(scratch + count * kCopiedRecordBytes);
+  p.records = reinterpret_cast<std::uint8_t*>(staged);
+  p.places = reinterpret_cast<std::int32_t*>(staged + count * kCopiedRecordBytes);
   p.status = params.status;
   const DeviceScope scope(problem.device.index);
   check(launch_copy_listed(*codes_of(problem), p, stream), "run");
