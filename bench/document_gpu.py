@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""Writes the tables of docs/measured.md, docs/kernels/prefill-measured.md and prefill-codes-measured.md from these files
-of bench/results:
+"""Writes the tables of docs/measured.md and of docs/kernels/prefill-measured.md, prefill-codes-measured.md and
+prefill-chunks-measured.md from these files of bench/results:
 
     decode-h200.json           halftone bench --backend cuda --table NAMES --json FILE, all tables but those below
     layer-h200.json            the same with --table layer
     mla-h200.json              the same with --table mla
     prefill-h200.json          the same with --table prefill
     mla-compare-h200.json      python -m halftone.compare --suite mla --json FILE: beside FlashMLA
-    prefill-compare-h100.json  python -m halftone.compare --suite prefill --json FILE: beside FlashAttention-3, cuDNN
+    prefill-compare-h200.json  python -m halftone.compare --suite prefill --json FILE: beside FlashAttention-3, cuDNN
+    chunks-compare-h200.json   the same with --suite chunks
 
 each between its `<!-- figures: NAME -->` and the next `<!-- end -->`. Results that are not there are left out."""
 
@@ -194,6 +195,29 @@ def prefill_peers_8bit(rows):
     return prefill_columns(rows, {**ours, **theirs, **beside}, list(ours), list(theirs))
 
 
+def chunk_peers(rows):
+    """Drafts and chunks, us; what is as fast as 1.00 takes as long as the faster of FlashAttention-3's two."""
+    shape = lambda r: (f"{r['q_heads']}/{r['kv_heads']}", r["q_len"] * r["q_heads"] // r["kv_heads"],
+                       f"{r['context']} x {r['batch']}")
+    own = lambda arithmetic, form: lambda r: (
+        "peer" not in r and r["arithmetic"] == arithmetic and r["format_k"] == form)
+    peer = lambda arithmetic, paged: lambda r: (
+        "peer" in r and r["arithmetic"] == arithmetic and (r["format_k"] != "plain") == paged)
+    bf16, fp8 = own("16-bit", "bf16"), own("fp8", "fp8")
+    columns = {"bf16": bf16, "FA3 bf16": peer("16-bit", False), "its pages": peer("16-bit", True),
+               "FA3 / bf16": ([bf16], [peer("16-bit", False), peer("16-bit", True)]),
+               "fp8": own("16-bit", "fp8"), "int8-head": own("16-bit", "int8-head"),
+               "int4-g32": own("16-bit", "int4-g32"), "`fp8`": fp8, "FA3 fp8": peer("fp8", False),
+               "its pages ": peer("fp8", True), "FA3 / `fp8`": ([fp8], [peer("fp8", False), peer("fp8", True)])}
+    lines = []
+    for key in dict.fromkeys(map(shape, rows)):
+        find = lambda chosen, key=key: next((r for r in rows if shape(r) == key and chosen(r)), None)
+        cell = lambda what: (ratio(*([find(c) for c in side] for side in what)) if isinstance(what, tuple)
+                             else us(find(what)) if find(what) else "")
+        lines.append([*key, *map(cell, columns.values())])
+    return table(["heads", "rows", "keys x batch", *(c.strip() for c in columns)], lines)
+
+
 def mla_peers(rows):
     shape = lambda r: (r["kind"].replace("_", " "), r["q_heads"], f"{r['batch']} x {r['q_len']}",
                        f"{r['top_k']} of {r['context']}" if r["top_k"] else r["context"])
@@ -233,7 +257,8 @@ PAGES = {
     ("docs/kernels/prefill-measured.md", "prefill-h200.json"): (prefill,),
     ("docs/kernels/prefill-codes-measured.md", "prefill-h200.json"): (prefill_codes,),
     ("docs/measured.md", "mla-h200.json"): (mla,),
-    ("docs/measured.md", "prefill-compare-h100.json"): (prefill_peers, prefill_peers_8bit),
+    ("docs/measured.md", "prefill-compare-h200.json"): (prefill_peers, prefill_peers_8bit),
+    ("docs/kernels/prefill-chunks-measured.md", "chunks-compare-h200.json"): (chunk_peers,),
     ("docs/measured.md", "mla-compare-h200.json"): (mla_peers,),
 }
 

@@ -38,8 +38,8 @@ double most_traffic(const KvCacheSpec& spec, std::int64_t rows, const Units& eig
     if (wide) return dim == 256 && bits == 8 ? 80 * kMiB : 0;
     return (dim == 64 ? 5 * bits / 2 : dim <= 128 ? 80 : bits == 4 ? 76 : 40) * kMiB;
   }
-  if (wide && bits < 16) {
-    if (rows > 32 || (dim == 256 && bits == 4)) return 0;
+  if (wide) {
+    if (bits == 16 || rows > 32 || (dim == 256 && bits == 4)) return 0;
     return (dim == 192 && eights.all <= 32 ? 80 : 40) * kMiB;
   }
   if (bits == 4 && rows <= 32) return 76 * kMiB;

@@ -59,7 +59,7 @@ bool goes_to_bf16_rows(const AttentionProblem& problem) {
   const bool fits = problem.is_listed() || std::int64_t{group} * problem.max_q_len <= kBlockRows;
   return fits && group <= kBlockRows / 2 &&
          find_latent_bf16_row(std::get<KvCacheSpec>(problem.kv), problem.q_dtype, kBlockRows,
-                                      problem.is_listed()) >= 0;
+                              problem.is_listed()) >= 0;
 }
 
 /// Packed rows of the largest kernel that a problem goes to. One of fewer rows, which then takes them that

@@ -12,8 +12,8 @@ namespace halftone::cuda {
 /// docs/kernels/latent-wide-measured.md, Few queries.
 bool copies_lists(const AttentionProblem& problem, int largest);
 
-/// Copies the tokens of a run's lists to `staged` (uint8 [batch * max_q_len * top_k * kCopiedBytes]) and makes
-/// them what `params`, of the kernel that comes next, attends to.
+/// Copies the tokens of a run's lists to `staged` (uint8 [batch * max_q_len * top_k * kCopiedBytes]) and
+/// makes them what `params`, of the kernel that comes next, attends to.
 void copy_lists(const Plan::Impl& plan, std::byte* staged, AttentionParams& params, Stream stream);
 
 }  // namespace halftone::cuda
