@@ -12,11 +12,6 @@ namespace halftone::cuda {
 inline constexpr int kCopiedRecordBytes = 1152;
 inline constexpr int kCopiedBytes = kCopiedRecordBytes + int{sizeof(std::int32_t)};
 
-/// Whether tokens that are stored so can be copied.
-constexpr bool has_copies(LatentCodes codes) {
-  return codes == LatentCodes::kFp8 || codes == LatentCodes::kInt8 || codes == LatentCodes::kInt4;
-}
-
 struct CopyListedParams {
   CacheView cache;
   ListView list;
@@ -28,7 +23,7 @@ struct CopyListedParams {
   std::int32_t* status;   // [1] or null
 };
 
-/// cudaError_t as int.
+/// Of kFp8, kInt8 or kInt4. cudaError_t as int.
 int launch_copy_listed(LatentCodes codes, const CopyListedParams& params, void* stream);
 
 }  // namespace halftone::cuda
