@@ -100,10 +100,11 @@ bool leaves_to_decode(const AttentionProblem& problem) {
   if (!problem.is_paged() || problem.arithmetic != Arithmetic::k16Bit) return false;
   const int most = largest_unit(problem), unit = std::min(largest_decode_unit(problem), most);
   if (most == 8 && unit == 8) return true;
-  const std::int64_t group = problem.q_heads / problem.kv_heads();
   const bool staged = prefill_staged_key(problem).bytes > 0;
-  // Where bounds decide nothing, prefill would serve single queries, too: a cache is not staged for a token.
-  if (problem.policy == SplitPolicy::kBatchInvariant) return staged && group > unit;
+  // Where bounds decide nothing, and no other kernel is there for single queries: it would stage a cache for
+  // a token.
+  if (problem.policy == SplitPolicy::kBatchInvariant) return staged && unit == 0;
+  const std::int64_t group = problem.q_heads / problem.kv_heads();
   const bool few = group * problem.max_q_len <= kUnstagedRows;
   if (staged && few) return true;
   const bool packed = keys_of(problem) == PrefillKeys::kPacked;

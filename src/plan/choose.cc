@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <utility>
 
@@ -9,16 +10,23 @@
 namespace halftone::planning {
 namespace {
 
+/// Whether the kernel reads keys that run() has staged.
+bool stages(const Backend& backend, const AttentionProblem& problem, const Kernel& kernel) {
+  return backend.staged_key != nullptr && backend.staged_key(problem, kernel).bytes != 0;
+}
+
 /// The smallest unit that holds `rows` packed rows, else the largest one, or, `by_bounds`, one of the fewest
-/// that do; index -1 if no row serves the problem.
+/// that do; `in_place`: among kernels that stage nothing, if there are any. Index -1 if no row serves the
+/// problem.
 Choice choose_kernel(const Backend& backend, const AttentionProblem& problem, std::int64_t rows,
-                     bool by_bounds) {
+                     bool by_bounds, bool in_place = false) {
   Choice choice;
   choice.index = choice.variant = -1;
   for (int i = 0; i < static_cast<int>(backend.kernels.size()); ++i) {
     if (backend.kernels[i].universal && choice.index >= 0) continue;  // it is for what no other row serves
     const int variant = backend.variant(problem, backend.kernels[i]);
     if (variant < 0) continue;
+    if (in_place && choice.index >= 0 && stages(backend, problem, backend.kernels[i])) continue;
     choice.index = i;
     choice.variant = variant;
     if (rows <= backend.kernels[i].max_rows) break;
@@ -44,7 +52,7 @@ Choice choose_kernel(const Backend& backend, const AttentionProblem& problem, st
 /// Whether the kernel stages the keys of prompts, of which fewer are stated than of all requests. Alone it
 /// would have to find room for the keys of single queries, too.
 bool stages_prompts(const Backend& backend, const AttentionProblem& problem, const Kernel& kernel) {
-  if (backend.staged_key == nullptr || backend.staged_key(problem, kernel).bytes == 0) return false;
+  if (!stages(backend, problem, kernel)) return false;
   return problem.max_prompt_kv != 0 && problem.max_prompt_kv < most_keys(problem);
 }
 
@@ -68,34 +76,38 @@ std::vector<Choice> choose_kernels(const Backend& backend, const AttentionProble
   const std::int64_t rows = group * queries;
   // Then bits depend on the kernel, which a request must have whatever the others' lengths and bounds are.
   const bool by_request = !backend.rows_share_bits && problem.policy == SplitPolicy::kBatchInvariant;
-  Choice few = choose_kernel(backend, problem, group, false);
+  Choice few = choose_kernel(backend, problem, group, false, !problem.is_listed());
   Choice many = choose_kernel(backend, problem, rows, !by_request);
   if (many.index < 0) return {};
   const Kernel &few_rows = backend.kernels[few.index], &many_rows = backend.kernels[many.index];
+  // A cache is not staged for a token, whose rows may be several units instead.
+  const bool in_units =
+      group > few_rows.max_rows && few.index != many.index && stages(backend, problem, many_rows);
+  const std::int64_t few_most = in_units ? group : few_rows.max_rows;
   const std::string plural = rows == 1 ? "" : "s";
   const std::string bound =
       problem.is_listed()
           ? fmt::format("{} packed row{} per query and KV head ({})", rows, plural, query_heads(group))
           : fmt::format("{} packed row{} per request and KV head (max_q_len {} x {})", rows, plural, queries,
                         query_heads(group));
-  if (by_request && rows <= few_rows.max_rows) {
+  if (by_request && rows <= few_most) {
     few.reason = fit(fmt::format("batch_invariant: {} per KV head", query_heads(group)), group, few_rows);
     return {std::move(few)};
   }
-  const bool few_holds_one = group <= few_rows.max_rows;
+  const bool few_holds_one = group <= few_most;
   if (few.index == many.index || (!by_request && (rows <= many_rows.max_rows || !few_holds_one))) {
     many.reason = fit(bound, rows, many_rows);
     return {std::move(many)};
   }
   // Lists have returned above: their queries are scheduled one by one, which takes one kernel.
-  const bool expects_none = !by_request && group * problem.min_q_len > few_rows.max_rows;
+  const bool expects_none = !by_request && group * problem.min_q_len > few_most;
   if (expects_none && !stages_prompts(backend, problem, many_rows)) {
     many.reason = fmt::format("{}; none of at most {} is expected (min_q_len {})",
-                              fit(bound, rows, many_rows), few_rows.max_rows, problem.min_q_len);
+                              fit(bound, rows, many_rows), few_most, problem.min_q_len);
     return {std::move(many)};
   }
   if (by_request) many = choose_kernel(backend, problem, INT64_MAX, false);
-  few.max_rows = few_rows.max_rows;
+  few.max_rows = static_cast<std::int32_t>(few_most);
   few.reason = fmt::format("requests of at most {} packed rows per KV head (queries x {})", few.max_rows,
                            query_heads(group));
   if (expects_none) {

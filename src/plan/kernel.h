@@ -76,9 +76,10 @@ struct Choice {
 /// The kernels of a plan, those of few rows first; none if the backend has no row for the problem. Depends
 /// only on shapes and bounds of an already validated problem.
 /// One kernel, the smallest unit that holds the packed rows of every request, if there is one. Else two: the
-/// smallest unit that holds one query for the requests that fit into it, and for the others one of the fewest
-/// units that hold them, or, batch-invariant, the largest; without the first one, in whose place the second
-/// serves every request, if none that fits into it is expected (min_q_len).
+/// smallest unit that holds one query for the requests that fit into it, or several of the largest if only a
+/// kernel that stages keys holds one, and for the others one of the fewest units that hold them, or,
+/// batch-invariant, the largest; without the first one, in whose place the second serves every request, if
+/// none that fits into it is expected (min_q_len).
 /// Where rows do not share bits, a batch-invariant problem always has these two, so that max_q_len and
 /// min_q_len decide nothing, and only the first of them if no request can need the second.
 std::vector<Choice> choose_kernels(const Backend& backend, const AttentionProblem& problem);

@@ -220,6 +220,56 @@ TEST(CudaPlan, ShortRequestsHaveAPassOfTheirOwn) {
 }
 
 /// A step of chunks alone launches no kernel for single queries.
+/// Where only prefill holds the rows of one query, and would stage the cache for it, decode takes them in
+/// several units.
+TEST(CudaPlan, SingleQueriesOfManyHeadsAreNotStaged) {
+  if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
+  using Names = std::vector<std::string>;
+  const auto configs = [](const UnitShape& s) {
+    AttentionProblem p = cuda_problem();
+    spec_of(p) =
+        KvCacheSpec::separate(parse_format(s.format), parse_format(s.format), s.kv_heads, s.head_dim);
+    p.q_heads = s.group * s.kv_heads;
+    p.max_q_len = s.max_q_len;
+    p.batch = s.batch;
+    p.max_kv_len = s.keys;
+    p.policy = s.policy;
+    return configs_of(p);
+  };
+  if (config_of({}) == "sm90-universal") GTEST_SKIP() << "this build has other head_dims";
+  const Names d16{"sm90-decode-16"}, d64{"sm90-decode-64"};
+  const Names d16_prefill{"sm90-decode-16", "sm90-prefill-192"},
+      d64_prefill{"sm90-decode-64", "sm90-prefill-192"};
+  for (const SplitPolicy policy : {SplitPolicy::kBatchInvariant, SplitPolicy::kReproducible}) {
+    const bool invariant = policy == SplitPolicy::kBatchInvariant;
+    SCOPED_TRACE(invariant ? "batch_invariant" : "reproducible");
+    UnitShape narrow{.format = "int8-head", .head_dim = 64, .group = 24, .max_q_len = 4096, .batch = 64};
+    narrow.policy = policy;
+    EXPECT_EQ(configs(narrow), d16_prefill);
+    UnitShape wide{.format = "int4-g32", .group = 80, .max_q_len = 4096, .batch = 64};
+    wide.policy = policy;
+    EXPECT_EQ(configs(wide), d64_prefill);
+    UnitShape plain{.format = "bf16", .group = 24, .max_q_len = 4096, .batch = 64};
+    plain.policy = policy;
+    EXPECT_EQ(configs(plain), Names{"sm90-prefill-192"}) << "read where it lies";
+    narrow.max_q_len = wide.max_q_len = 1;
+    EXPECT_EQ(configs(narrow), d16);
+    EXPECT_EQ(configs(wide), invariant ? d64 : Names{"sm90-prefill-128"})
+        << "without bounds none read in its pages";
+  }
+  const AttentionProblem p = [] {
+    AttentionProblem q = cuda_problem();
+    spec_of(q) = KvCacheSpec::separate(parse_format("int8-head"), parse_format("int8-head"), 1, 64);
+    q.q_heads = 24, q.max_q_len = 4096, q.policy = SplitPolicy::kBatchInvariant;
+    return q;
+  }();
+  const Plan made = plan(p);
+  EXPECT_EQ(made.info().passes[0].max_rows, 24);
+  EXPECT_EQ(made.info().passes[1].min_rows, 25);
+  EXPECT_EQ(made.info().passes[0].staged_bytes, 0);
+  EXPECT_GT(made.info().passes[1].staged_bytes, 0);
+}
+
 TEST(CudaPlan, NoPassForShortRequestsWhereNoneIsExpected) {
   if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
   if (configs_of(cuda_problem()).back() == "sm90-universal") GTEST_SKIP() << "a build of other head_dims";

@@ -168,9 +168,10 @@ TEST(StagedPlan, BatchInvariantSingleQueriesAreNeverStaged) {
     const auto pair = [](auto& p) { spec_of(p).v_format = parse_format("fp16"); };  // decode has none
     const auto wide = [](auto& p) { p.q_heads = 65, spec_of(p).kv_heads = 1; };     // nor such units
     EXPECT_EQ(configs(kBatchInvariant, pair), Names{"sm90-universal"});
-    EXPECT_EQ(configs(kBatchInvariant, wide), Names{"sm90-decode-64"});
     EXPECT_EQ(configs(kFast, pair), Names{max_q_len == 1 ? "sm90-universal" : "sm90-prefill-192"});
-    EXPECT_EQ(configs(kFast, wide), Names{max_q_len == 1 ? "sm90-decode-64" : "sm90-prefill-192"});
+    const Names prompts{"sm90-decode-64", "sm90-prefill-192"};
+    EXPECT_EQ(configs(kBatchInvariant, wide), max_q_len == 1 ? Names{"sm90-decode-64"} : prompts);
+    EXPECT_EQ(configs(kFast, wide), max_q_len == 1 ? Names{"sm90-decode-64"} : prompts);
   }
 }
 
@@ -297,10 +298,12 @@ TEST(StagedPlan, SingleQueriesThatAreStagedHaveRoom) {
       bounded(p);
       spec_of(p).v_format = parse_format("fp16");  // decode has none
     }));
-    expect_all(prompt_problem([&](AttentionProblem& p) {
+    const AttentionProblem many = prompt_problem([&](AttentionProblem& p) {
       bounded(p);
-      p.q_heads = 65, spec_of(p).kv_heads = 1;  // nor a unit of so many rows
-    }));
+      p.q_heads = 65, spec_of(p).kv_heads = 1;  // of which decode has two units
+    });
+    EXPECT_EQ(configs_of(many), (std::vector<std::string>{"sm90-decode-64", "sm90-prefill-192"}));
+    EXPECT_EQ(staged_of(many).keys, 700);
   }
 }
 
