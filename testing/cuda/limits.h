@@ -79,10 +79,16 @@ inline double logit_slack(const Problem& p, const PlanInfo& plan) {
 inline bool rounds_codes(const PlanInfo& plan) {
   return plan.config == "sm90-latent-64" || plan.config == "sm90-latent-128";
 }
-/// Copies of what lists name are rounded to bf16: the products of a logit by up to 2^-9 each, which are
-/// independent, and V by as much as P is.
+
+/// Whether run() copies what lists name before the kernel reads it.
+inline bool copies_lists(const AttentionProblem& p, const PlanInfo& plan) {
+  return p.is_listed() && plan.staged_bytes > 0;
+}
+
+/// Copies are rounded to bf16: the products of a logit by up to 2^-9 each, which are independent, and V by as
+/// much as P is.
 inline double lse_slack(const Problem& p, const PlanInfo& plan) {
-  if (p.problem.is_listed() && plan.staged_bytes > 0) {
+  if (copies_lists(p.problem, plan)) {
     return std::max(4e-3, std::ldexp(largest_logit(p), -12));
   }
   if (rounds_codes(plan)) return std::max(2e-3, std::ldexp(largest_logit(p), -14));
@@ -113,7 +119,7 @@ inline double weight_steps(const Problem& p) {
 inline double out_slack(const Problem& p, const PlanInfo& plan) {
   const double largest = largest_value(p);
   if (p.problem.arithmetic == Arithmetic::kFp8) return largest * (0x1p-10 + logit_slack(p, plan));
-  if (p.problem.is_listed() && plan.staged_bytes > 0) return 0x1p-8 * largest;
+  if (copies_lists(p.problem, plan)) return 0x1p-8 * largest;
   const auto* const spec = std::get_if<KvCacheSpec>(&p.problem.kv);
   if (plan.staged_bytes > 0) {
     const bool bf16 = takes_bf16(p);

@@ -7,21 +7,17 @@
 #include <string>
 #include <vector>
 
+#include "testing/cuda/limits.h"
 #include "tests/cuda/device_problem.h"
 #include "tests/higher_bounds.h"
 
 namespace halftone::testing {
 
-/// Whether run() copies what lists name before the kernel reads it.
-inline bool copies_lists(const Plan& plan) {
-  return plan.problem().is_listed() && plan.info().staged_bytes > 0;
-}
-
 /// The kernels of a plan, and whether they read copies.
 inline std::vector<std::string> kernels_of(const Plan& plan) {
   std::vector<std::string> names;
   for (const PassInfo& pass : plan.info().passes) names.push_back(pass.config);
-  if (copies_lists(plan)) names.emplace_back("copies");
+  if (copies_lists(plan.problem(), plan.info())) names.emplace_back("copies");
   return names;
 }
 

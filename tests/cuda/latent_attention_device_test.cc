@@ -124,7 +124,7 @@ TEST(DeviceLatentAttention, CopiedListsAgreeWithTheOracle) {
       SCOPED_TRACE(row.name + ", pages of " + std::to_string(row.page_size));
       const Problem p = make_problem(row);
       const Plan plan = plan_on_device(p);
-      ASSERT_TRUE(copies_lists(plan));
+      ASSERT_TRUE(copies_lists(plan.problem(), plan.info()));
       const std::int64_t top_k = row.lists.top_k;
       const Tensor apart(DType::kInt32, {p.total_q(), top_k + 5});
       const auto from = p.indices.as<std::int32_t>(), to = apart.as<std::int32_t>();

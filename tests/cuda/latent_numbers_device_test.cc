@@ -30,7 +30,10 @@ void expect_close(const Problem& p, const Outputs& outputs, const Bound& bound, 
 bool is_for_few_heads(const AttentionCase& row) {
   return cuda_runner().plan(attention_problem(row)).info().row_block <= 32;
 }
-bool is_copied(const AttentionCase& row) { return copies_lists(cuda_runner().plan(attention_problem(row))); }
+bool is_copied(const AttentionCase& row) {
+  const AttentionProblem p = attention_problem(row);
+  return copies_lists(p, cuda_runner().plan(p).info());
+}
 
 /// Of outputs over copies, whose K, V and P are bf16, off by up to 2^-9 each, of few keys that count: other
 /// kernels have P and scales in f16. But bf16 has the range of f32, and copies take scales of any size.

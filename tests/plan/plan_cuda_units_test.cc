@@ -1,0 +1,151 @@
+// The units that decode takes a query's packed rows in, by shape and bounds. None of it needs a GPU.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "halftone/attention.h"
+#include "halftone/format.h"
+#include "plan/backend.h"
+#include "plan/plan.h"
+#include "tests/plan/cuda_problem.h"
+
+namespace halftone {
+namespace {
+
+struct UnitShape {
+  const char* format = "int8-head";
+  int head_dim = 128, group = 16, max_q_len = 1, kv_heads = 1, batch = 16, keys = 8192;
+  SplitPolicy policy = SplitPolicy::kReproducible;
+};
+
+AttentionProblem problem_of(const UnitShape& s) {
+  AttentionProblem p = cuda_problem();
+  spec_of(p) = KvCacheSpec::separate(parse_format(s.format), parse_format(s.format), s.kv_heads, s.head_dim);
+  p.q_heads = s.group * s.kv_heads;
+  p.max_q_len = s.max_q_len;
+  p.batch = s.batch;
+  p.max_kv_len = s.keys;
+  p.policy = s.policy;
+  return p;
+}
+
+/// The kernel of requests that are all of max_q_len queries.
+std::string config_of(const UnitShape& s) {
+  AttentionProblem p = problem_of(s);
+  p.min_q_len = s.max_q_len;
+  return plan(p).info().config;
+}
+
+TEST(CudaUnits, UpTo16RowsAreTwoUnitsOfFewKeys) {
+  if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
+  if (config_of({}) == "sm90-universal") GTEST_SKIP() << "this build has other head_dims";
+  const char *const eights = "sm90-decode-8", *const whole = "sm90-decode-16";
+  EXPECT_EQ(config_of({}), eights);
+  EXPECT_EQ(config_of({.group = 9}), eights);
+  EXPECT_EQ(config_of({.group = 4, .max_q_len = 4}), eights);
+  EXPECT_EQ(config_of({.policy = SplitPolicy::kFast}), eights);
+  EXPECT_EQ(config_of({.kv_heads = 4, .batch = 16, .keys = 1024}), eights);
+  EXPECT_EQ(config_of({.format = "int4-g32", .batch = 32}), eights);
+  for (const char* format : {"bf16", "int8-head"}) {  // prefill could read either where it lies
+    EXPECT_EQ(config_of({.format = format, .keys = 1024}), eights);
+    EXPECT_EQ(
+        config_of({.format = format, .group = 4, .max_q_len = 4, .kv_heads = 8, .batch = 4, .keys = 1024}),
+        eights);
+  }
+  EXPECT_EQ(config_of({.batch = 32}), whole) << "more than 40 MiB";
+  EXPECT_EQ(config_of({.kv_heads = 4, .batch = 17, .keys = 1024}), whole)
+      << "more units than multiprocessors";
+  EXPECT_EQ(config_of({.policy = SplitPolicy::kBatchInvariant}), whole) << "bounds decide nothing";
+  EXPECT_EQ(config_of({.head_dim = 64, .batch = 8}), eights);
+  EXPECT_EQ(config_of({.head_dim = 64, .batch = 11}), whole);
+  EXPECT_EQ(config_of({.format = "fp8", .head_dim = 96, .batch = 4}), eights);
+  EXPECT_EQ(config_of({.format = "fp8", .head_dim = 256, .batch = 4}), eights);
+  EXPECT_EQ(config_of({.format = "int4-g32", .head_dim = 256, .batch = 4}), whole);
+  EXPECT_EQ(config_of({.format = "bf16", .head_dim = 256, .batch = 4}), "sm90-prefill-128");
+}
+
+/// Units in which 17 to 64 rows of codes are taken.
+TEST(CudaUnits, ManyRowsAreUnitsOfFewWhereTheseAreFaster) {
+  if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
+  if (config_of({}) == "sm90-universal") GTEST_SKIP() << "this build has other head_dims";
+  const std::string d8 = "sm90-decode-8", d16 = "sm90-decode-16", d32 = "sm90-decode-32",
+                    d64 = "sm90-decode-64";
+  struct Row {
+    const char* format;
+    int head_dim, rows, kv_heads, batch, keys;
+    const std::string& config;
+  };
+  for (const Row& r : {Row{"fp8", 128, 20, 8, 1, 8192, d8},
+                       {"fp8", 128, 32, 8, 1, 8192, d8},
+                       {"fp8", 128, 36, 8, 1, 8192, d64},  // 72 MiB by units of 8
+                       {"fp8", 128, 20, 8, 2, 8192, d64},
+                       {"fp8", 128, 32, 8, 4, 1024, d8},
+                       {"fp8", 128, 32, 8, 5, 1024, d64},  // more units than multiprocessors
+                       {"int8-head", 128, 48, 1, 4, 8192, d8},
+                       {"int8-head", 128, 48, 1, 8, 8192, d64},
+                       {"int4-g32", 128, 32, 8, 1, 8192, d8},
+                       {"int4-g32", 128, 20, 8, 2, 8192, d8},
+                       {"int4-g32", 128, 32, 8, 2, 8192, d32},  // 80 MiB
+                       {"int4-g32", 128, 20, 8, 8, 8192, d32},
+                       {"int4-g32", 128, 48, 8, 8, 8192, d64},
+                       {"int8-g32", 128, 20, 8, 1, 8192, d8},
+                       {"int8-g32", 128, 20, 8, 16, 8192, d32},
+                       {"int8-g32", 128, 48, 8, 16, 8192, d16},
+                       {"int4-g32", 64, 20, 8, 16, 8192, d8},  // three units instead of two of 16
+                       {"int4-g32", 64, 32, 8, 16, 8192, d16},
+                       {"int8-head", 64, 20, 8, 16, 8192, d16},
+                       {"fp8", 64, 20, 8, 16, 8192, d32},
+                       {"fp8", 64, 48, 8, 16, 8192, d16},
+                       {"fp8", 64, 20, 8, 1, 2048, d8},
+                       {"fp8", 256, 20, 8, 4, 8192, d16},
+                       {"fp8", 256, 20, 8, 16, 8192, d32},
+                       {"fp8", 256, 48, 8, 16, 8192, d16},
+                       {"fp8", 256, 64, 8, 16, 8192, d32},
+                       {"int8-head", 256, 64, 8, 16, 8192, d16}}) {
+    const UnitShape shape{r.format, r.head_dim, r.rows, 1, r.kv_heads, r.batch, r.keys};
+    EXPECT_EQ(config_of(shape), r.config) << r.format << ", head_dim " << r.head_dim << ", " << r.rows
+                                          << " rows, " << r.batch << " x " << r.keys;
+  }
+}
+
+/// Where only prefill holds the rows of one query, and would stage the cache for it, decode takes them in
+/// several units.
+TEST(CudaUnits, SingleQueriesOfManyHeadsAreNotStaged) {
+  if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
+  using Names = std::vector<std::string>;
+  const auto configs = [](const UnitShape& s) { return configs_of(problem_of(s)); };
+  if (config_of({}) == "sm90-universal") GTEST_SKIP() << "this build has other head_dims";
+  const Names d16{"sm90-decode-16"}, d64{"sm90-decode-64"};
+  const Names d16_prefill{"sm90-decode-16", "sm90-prefill-192"},
+      d64_prefill{"sm90-decode-64", "sm90-prefill-192"};
+  for (const SplitPolicy policy : {SplitPolicy::kBatchInvariant, SplitPolicy::kReproducible}) {
+    const bool invariant = policy == SplitPolicy::kBatchInvariant;
+    SCOPED_TRACE(invariant ? "batch_invariant" : "reproducible");
+    UnitShape narrow{.format = "int8-head", .head_dim = 64, .group = 24, .max_q_len = 4096, .batch = 64};
+    narrow.policy = policy;
+    EXPECT_EQ(configs(narrow), d16_prefill);
+    UnitShape wide{.format = "int4-g32", .group = 80, .max_q_len = 4096, .batch = 64};
+    wide.policy = policy;
+    EXPECT_EQ(configs(wide), d64_prefill);
+    UnitShape plain{.format = "bf16", .group = 24, .max_q_len = 4096, .batch = 64};
+    plain.policy = policy;
+    EXPECT_EQ(configs(plain), Names{"sm90-prefill-192"}) << "read where it lies";
+    narrow.max_q_len = wide.max_q_len = 1;
+    EXPECT_EQ(configs(narrow), d16);
+    EXPECT_EQ(configs(wide), invariant ? d64 : Names{"sm90-prefill-128"})
+        << "without bounds none read in its pages";
+  }
+  const Plan made = plan(problem_of({.format = "int8-head",
+                                     .head_dim = 64,
+                                     .group = 24,
+                                     .max_q_len = 4096,
+                                     .policy = SplitPolicy::kBatchInvariant}));
+  EXPECT_EQ(made.info().passes[0].max_rows, 24);
+  EXPECT_EQ(made.info().passes[1].min_rows, 25);
+  EXPECT_EQ(made.info().passes[0].staged_bytes, 0);
+  EXPECT_GT(made.info().passes[1].staged_bytes, 0);
+}
+
+}  // namespace
+}  // namespace halftone
