@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kRowThreads, 8)
   append_rows<AppendTraits<kType, kAsymmetric, kScale, kKind>>(params, params.parts[first + blockIdx.x]);
 }
 
-enum class Variant : std::uint8_t { kWindows, kPlainWindows, kWideWindows, kRows, kWholeRows };
+enum class Variant : std::uint8_t { kWindows, kPlainWindows, kWideWindows, kRows, kWholeRows, kPlainRows };
 
 /// Formats that no name of named_formats() stands for take rows of any kind: their append is correct, not
 /// fast.
@@ -62,10 +62,13 @@ const void* kernel_of(Variant variant) {
   if constexpr (kScale != AppendScale::kToken) {
     constexpr bool kFast = kNamed<kType, kAsymmetric, kScale>;
     constexpr RowKind kWhole = kFast ? RowKind::kWhole : RowKind::kAny;
+    constexpr RowKind kPlain = kFast ? RowKind::kPlain : RowKind::kAny;
     if (variant == Variant::kRows)
       return reinterpret_cast<const void*>(&append_single_rows<kType, kAsymmetric, kScale, RowKind::kAny>);
     if (variant == Variant::kWholeRows)
       return reinterpret_cast<const void*>(&append_single_rows<kType, kAsymmetric, kScale, kWhole>);
+    if (variant == Variant::kPlainRows)
+      return reinterpret_cast<const void*>(&append_single_rows<kType, kAsymmetric, kScale, kPlain>);
     if (variant == Variant::kPlainWindows)
       return reinterpret_cast<const void*>(&append_windows<kType, kAsymmetric, kScale, kFast>);
   }
@@ -122,7 +125,9 @@ AppendLaunch launch_of(const AppendParams& params, const AppendPart& a, RowKind 
   const int lanes = std::min(params.kv_heads, rows) << a.segment_log2, row_warps = (lanes + 31) / 32;
   if (!meets && !wide && params.tokens * blocks(rows) * row_warps <= kFewWarps) {
     const bool spreads = params.settled && params.tokens * blocks(rows) * parts <= kSpreadBlocks;
-    return {kernel_of(a.part.format, kind == RowKind::kAny ? Variant::kRows : Variant::kWholeRows),
+    return {kernel_of(a.part.format, kind == RowKind::kAny     ? Variant::kRows
+                                     : kind == RowKind::kWhole ? Variant::kWholeRows
+                                                               : Variant::kPlainRows),
             dim3(parts, blocks(rows), static_cast<unsigned>(params.tokens)), row_warps * 32,
             spreads ? kSpread : 0};
   }

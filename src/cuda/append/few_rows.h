@@ -13,7 +13,7 @@ template <class Traits, class SlotOf>
 __device__ __forceinline__ void append_row(const AppendParams& p, const AppendPart& part, const RowLane& lane,
                                            std::int64_t token, int head, const SlotOf& slot_of) {
   static_assert(Traits::kScale != AppendScale::kToken);
-  Rows<1, Traits::kKind, Traits::kDim> rows;
+  Rows<Traits::kType, 1, Traits::kKind, Traits::kDim> rows;
   rows.first = token;
   rows.load(p, part, lane, head);
   const float2 given = Traits::given(part, min(head, p.kv_heads - 1));
@@ -23,16 +23,17 @@ __device__ __forceinline__ void append_row(const AppendParams& p, const AppendPa
   rows.transform(p, part, lane, head, wanted ? 1 : 0);
   codec::Params params;
   if constexpr (Traits::kScale == AppendScale::kGiven) {
+    if (Traits::kPlain && Traits::kQuantised) rows.check(p, part, wanted ? 1 : 0);
     params = codec::static_params(given.x, given.y);
     if (Traits::kQuantised) check_given(p, params, lane.live && wanted);
   } else {
     codec::Range range[1];
-    rows.template extents<!Traits::kAsymmetric, false>(p, part, 1, range);
+    rows.template extents<!Traits::kAsymmetric, Traits::kPlain>(p, part, wanted ? 1 : 0, range);
     group_extents<!Traits::kAsymmetric>(lane, Traits::group_log2(part), range);
     params = Traits::params_of(part, range[0]);
   }
   typename Traits::Codes codes;
-  codes.encode(params, rows.x[0]);
+  rows.encode(params, 0, codes);
   const bool writes = lane.live && wanted;
   if (!Traits::kTogether && !writes) return;
   const int place = static_cast<int>(slot % kTileTokens);

@@ -80,9 +80,11 @@ HT_HOST_DEVICE inline bool is_whole(const AppendParams& p, const AppendPart& par
          (!part.part.format.dynamic_scale() || part.part.format.scale_dtype == DType::kFloat16);
 }
 
-/// True for the common case: nothing but the codec.
+/// True for the common case: nothing but the codec, which for 16 bits is none.
 HT_HOST_DEVICE inline bool is_plain(const AppendParams& p, const AppendPart& part) {
-  return is_whole(p, part) && !ropes(p, part) && !part.channels.any() && !part.part.rotated;
+  const DType type = part.part.format.dtype;
+  return is_whole(p, part) && !ropes(p, part) && !part.channels.any() && !part.part.rotated &&
+         (dtype_bits(type) != 16 || type == part.input_type);
 }
 
 /// cudaError_t as int. `stream` is a cudaStream_t.

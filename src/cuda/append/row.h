@@ -193,6 +193,10 @@ __device__ __forceinline__ void rope_whole_row(const AppendParams& p, const RowL
   }
 }
 
+inline constexpr std::uint32_t kLargestBf16 = (127 + 100) << 7;  // codec::kMaxInput
+inline constexpr std::uint32_t kLargestF16 = 0x7bff;             // the largest finite one
+static_assert(codec::kMaxInput == 0x1p100f);
+
 /// The larger of two values; NaN if one is.
 __device__ __forceinline__ float max_or_nan(float a, float b) {
   float larger;
@@ -200,11 +204,12 @@ __device__ __forceinline__ float max_or_nan(float a, float b) {
   return larger;
 }
 
-/// Rows of a lane, tokens first + away(k), on their way to the codec. `kDim`: of all rows, or 0. Chunk
-/// k * kHalves + h is that of row k and, of wide rows, half h.
-template <int kRows, RowKind kKind, int kDim = 0, int kHalves = 1>
+/// Rows of a lane, tokens first + away(k), on their way to the codec of `kType`. `kDim`: of all rows, or 0.
+/// Chunk k * kHalves + h is that of row k and, of wide rows, half h.
+template <DType kType, int kRows, RowKind kKind, int kDim = 0, int kHalves = 1>
 struct Rows {
   static constexpr bool kPlain = kKind == RowKind::kPlain, kAny = kKind == RowKind::kAny;
+  static constexpr bool kCopies = kPlain && dtype_bits(kType) == 16;
   static constexpr int kChunks = kRows * kHalves;
   static_assert(kAny || kHalves == 1);
   std::int64_t first;
@@ -212,6 +217,7 @@ struct Rows {
   const std::uint16_t* from;     // chunk of row 0 in an input that loads early
   unsigned exist;                // rows that are tokens, a bit each
   uint4 raw[kChunks];            // chunks that load early
+  uint4 codes[kChunks];          // kCopies: instead of x
   float x[kChunks][kChunk];
 
   static constexpr int kEnd = kRows == 1 ? 1 : 10;  // above away(k)
@@ -251,6 +257,10 @@ struct Rows {
   __device__ __forceinline__ void transform(const AppendParams& p, const AppendPart& part,
                                             const RowLane& lane, int head, unsigned wanted) {
     const auto offset = [&](int k) { return input_offset(part, first + away(k), head); };
+    if constexpr (kCopies) {
+      copy(p, wanted);
+      return;
+    }
     if (kAny && !loads_early(part)) {
 #pragma unroll
       for (int c = 0; c < kChunks; ++c) {
@@ -330,6 +340,17 @@ struct Rows {
     }
   }
 
+  /// The codes of chunk c.
+  template <class Codes>
+  __device__ __forceinline__ void encode(const codec::Params& params, int c, Codes& out) const {
+    if constexpr (kCopies) {
+      out.words[0] = codes[c].x, out.words[1] = codes[c].y;
+      out.words[2] = codes[c].z, out.words[3] = codes[c].w;
+    } else {
+      out.encode(params, x[c]);
+    }
+  }
+
   /// Extents of a lane's chunks. NaN, which sets the status, does not count. `kChecks`: instead of check(),
   /// of values as they came in.
   template <bool kAbsolute, bool kChecks>
@@ -354,6 +375,32 @@ struct Rows {
   }
 
  private:
+  /// The rows' codes: what came in, clamped where append does not accept it, which sets the status.
+  __device__ __forceinline__ void copy(const AppendParams& p, unsigned wanted) {
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+      codes[c] = raw[c];
+      if (is_accepted(raw[c]) || !wants(wanted, c)) continue;
+      std::uint32_t* const words[] = {&codes[c].x, &codes[c].y, &codes[c].z, &codes[c].w};
+#pragma unroll
+      for (int i = 0; i < kChunk; ++i) {
+        const float value = half_of(*words[i / 2], i % 2, kType == DType::kBFloat16);
+        const std::uint32_t code = codec::Codec<kType>::encode({}, value);
+        *words[i / 2] = __byte_perm(*words[i / 2], code, i % 2 ? 0x5410 : 0x3254);
+        if (!(fabsf(value) <= codec::kMaxInput)) set_status(p, kStatusNonFinite);
+      }
+    }
+  }
+
+  /// True for 16-bit values that need no look at each.
+  static __device__ __forceinline__ bool is_accepted(const uint4& values) {
+    constexpr std::uint32_t kBits = kType == DType::kBFloat16 ? kLargestBf16 : kLargestF16;
+    constexpr std::uint32_t kSigns = 0x80008000u;
+    const std::uint32_t largest = __vmaxu2(__vmaxu2(values.x & ~kSigns, values.y & ~kSigns),
+                                           __vmaxu2(values.z & ~kSigns, values.w & ~kSigns));
+    return (largest & 0xffffu) <= kBits && largest >> 16 <= kBits;
+  }
+
   __device__ __forceinline__ void load_chunks(const AppendPart& part, const RowLane& lane) {
     const bool early = lane.live && (!kAny || loads_early(part));
 #pragma unroll

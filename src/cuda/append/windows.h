@@ -83,7 +83,7 @@ struct Appender {
   AppendShared& s;
   RowLane lane;
   int t, warp, warps;
-  Rows<kLaneTokens, Traits::kKind, 0, kHalves> rows;
+  Rows<Traits::kType, kLaneTokens, Traits::kKind, 0, kHalves> rows;
 
   __device__ __forceinline__ Appender(const AppendParams& params, const AppendPart& of, AppendShared& shared)
       : p(params), part(of), s(shared), lane(of), warp(threadIdx.x / 32), warps(blockDim.x / 32) {}
@@ -164,7 +164,7 @@ struct Appender {
   __device__ __forceinline__ LaneParams params_of_rows(int head, unsigned wanted) const {
     LaneParams params;
     if constexpr (Traits::kScale == AppendScale::kGiven) {
-      if (Traits::kPlain) rows.check(p, part, wanted);
+      if (Traits::kPlain && Traits::kQuantised) rows.check(p, part, wanted);
       const float2 given = Traits::given(part, head);
       params.of[0] = codec::static_params(given.x, given.y);
       if (Traits::kQuantised) check_given(p, params.of[0], wanted != 0);
@@ -243,7 +243,7 @@ struct Appender {
 #pragma unroll
       for (int k = 0; k < kLaneTokens; ++k) {
         of[k] = params.of[k * kHalves + h];
-        codes[k].encode(of[k], rows.x[k * kHalves + h]);
+        rows.encode(of[k], k * kHalves + h, codes[k]);
       }
       if (lane.live) write_chunks(lane.chunk + h * kHalfChunks, codes, of, head, target);
     }
