@@ -64,17 +64,7 @@ struct RowsEnd {
     return {std::int64_t{item.first_query} + query,
             item.work.kv_head * group + item.work.row_begin + row - query * group, whole.position[row], 0.0f};
   }
-  /// Of staged values, and of packed ones with a static scale: what all of the head, or of the request's
-  /// head, are divided by.
-  __device__ float value_scale() const {
-    if constexpr (Traits::kE4m3) {
-      if (params.value_units != nullptr) {
-        return params.value_units[item.work.request * c.p.schedule.params.kv_heads + item.work.kv_head];
-      }
-    }
-    if (!Traits::kStaged || c.p.v.static_scale == nullptr) return 1.0f;
-    return value_unit(c.p.v.static_scale, c.p.v.static_min, item.work.kv_head * c.p.v.static_stride);
-  }
+  __device__ float value_scale() const { return Traits::kStaged ? whole.value_scale : 1.0f; }
   /// What O of rows g and g + 8 is multiplied by; writes the LSE. As row_end(), whose exact division and
   /// logarithm cost short prompts some percent.
   __device__ void finish_rows(float (&scale)[2]) const {

@@ -5,6 +5,7 @@
 #include "cuda/attention/items.h"
 #include "cuda/attention/logits.h"
 #include "cuda/attention/rows.h"
+#include "cuda/device/range.h"
 #include "cuda/prefill/params.h"
 #include "cuda/prefill/traits.h"
 #include "plan/queue.h"
@@ -117,6 +118,18 @@ struct ItemTaker {
     find_queue_item(params.attention.schedule, index, item);
     limit_item(params, item);
   }
+  /// Of staged values, and of packed ones with a static scale: what all of the head, or of the request's
+  /// head, are divided by. Looked up here, where nobody waits for it.
+  __device__ float value_scale(const planning::WorkItem& work) const {
+    const AttentionParams& p = params.attention;
+    if constexpr (Traits::kE4m3) {
+      if (params.value_units != nullptr) {
+        return params.value_units[work.request * p.schedule.params.kv_heads + work.kv_head];
+      }
+    }
+    if (p.v.static_scale == nullptr) return 1.0f;
+    return value_unit(p.v.static_scale, p.v.static_min, work.kv_head * p.v.static_stride);
+  }
   /// By all lanes, what follows from the item.
   __device__ void complete(typename Traits::Item& item) const {
     const AttentionParams& p = params.attention;
@@ -129,6 +142,9 @@ struct ItemTaker {
       if constexpr (Traits::kKeepsSlopes) {
         if (p.alibi_slopes != nullptr) item.slope[row] = slope_of(p, place.head);
       }
+    }
+    if constexpr (Traits::kStaged) {
+      if (lane() == 0) item.value_scale = value_scale(item.item.work);
     }
     __syncwarp();
     if (lane() < Traits::kRowGroups) {

@@ -113,6 +113,7 @@ struct PrefillTraits {
     int position[kRows];  // RowPlace
     float
         slope[kKeepsSlopes ? kRows : 1];  // likewise, in base 2; never empty: nvcc would pad the item wrongly
+    float value_scale;                    // of staged, packed and E4M3 V: what O is multiplied by at the end
     std::uint64_t followed;               // a barrier: what follows from the item is there
   };
 
