@@ -64,7 +64,7 @@ halftone_emulate(attention_device_test_emulated
   "*MixedFormats:*GraphReplay*:*ManyRowsOfAnySize:*RowsOfAUnit*:*UnitsOf32Rows")
 halftone_emulate(coded_device_test_emulated
   "*CausalKeys*:*GroupsAndPages*:*BadPages*:*BatchInvariant*:*LogitsThatRise*:*LongContexts*:*SumsOf*fp8")
-halftone_emulate(coded_tensors_device_test_emulated "*Infinities*:*PoisonedMemory*:*UnitsOfTheirOwn*:*Wild*")
+halftone_emulate(coded_tensors_device_test_emulated "*Infinities*:*PoisonedMemory*:*Runs*:*UnitsOfTheirOwn*:*Wild*")
 halftone_emulate(codec_device_test_emulated "*Groups*:*Rope*")
 halftone_emulate(dequantize_device_test_emulated "*")
 halftone_emulate(dequantize_test_emulated "*Latent*/cuda")

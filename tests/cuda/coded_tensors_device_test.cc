@@ -147,8 +147,9 @@ TEST_P(DeviceCodedTensors, InfinitiesInValues) {
 /// large as that of the next. The bits of a request alone, which begins elsewhere.
 TEST_P(DeviceCodedTensors, RequestsHaveUnitsOfTheirOwn) {
   for (const int head_dim : kDims) {
-    const std::vector<Request> requests = {{0, 0},  {3, 1},   {20, 16},  {1, 256}, {5, 0},  {30, 257},
-                                           {2, 17}, {9, 512}, {17, 513}, {0, 33},  {40, 40}};
+    const std::vector<Request> requests = {{0, 0},    {3, 1},  {20, 16}, {1, 256},  {5, 0},
+                                           {30, 257}, {2, 17}, {9, 512}, {17, 513}, {0, 33},
+                                           {40, 40},  {4, 64}, {3, 65},  {2, 128},  {6, 129}};
     AttentionCase row = coded_case(head_dim, DType::kBFloat16, DType::kBFloat16, requests);
     row.policy = SplitPolicy::kBatchInvariant;
     Problem p = make_problem(row);
@@ -169,6 +170,25 @@ TEST_P(DeviceCodedTensors, RequestsHaveUnitsOfTheirOwn) {
       const Outputs own = run_on_device(alone);
       EXPECT_EQ(judge_device(alone, own), "") << row.name << ", " << requests[r].kv_len << " keys";
       EXPECT_EQ(request_bytes(alone, own.out, 0), request_bytes(p, outputs.out, r)) << "request " << r;
+    }
+  }
+}
+
+/// V is staged in runs of 64 or 128 tokens, each by its own largest value at first, which is one of several
+/// octaves here, the request's largest in the last run, in the first or in one between.
+TEST_P(DeviceCodedTensors, RunsOfOtherOctavesAreSettled) {
+  for (const int head_dim : kDims) {
+    for (const DType kv_dtype : kPrefillTypes) {
+      const AttentionCase row =
+          coded_case(head_dim, DType::kBFloat16, kv_dtype, {{60, 700}, {40, 129}, {7, 1000}});
+      Problem p = make_problem(row);
+      if (!serves(p)) continue;
+      const std::int64_t width = std::int64_t{row.kv_heads} * head_dim;
+      for (std::int64_t i = 0; i < p.v.numel(); ++i) {
+        const auto octave = static_cast<int>(i / width / 100 * 5 % 7);
+        p.v.set(i, std::ldexp(p.v.get(i), octave - 3));
+      }
+      EXPECT_EQ(judge_device(p, run_on_device(p)), "") << row.name;
     }
   }
 }

@@ -348,7 +348,7 @@ TEST(StagedPlan, DescribesWhatItStages) {
       "\nstaged     K of 8 KV heads at a time, up to 2000 keys: 2112000 bytes of workspace\n");
   tensors.arithmetic = Arithmetic::kFp8;  // requests begin at multiples of 16 keys
   has(plan(tensors).describe(),
-      "\nstaged     K and V of 8 KV heads at a time, up to 2032 keys: 4243200 bytes of workspace\n");
+      "\nstaged     K and V of 8 KV heads at a time, up to 2032 keys: 4243296 bytes of workspace\n");
 }
 
 TEST(StagedPlan, SaysWhatKeepsHalfInt8OffTheGpu) {

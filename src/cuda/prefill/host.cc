@@ -117,7 +117,7 @@ struct StagedRows {
   float* key_scales;  // null: static ones, which the kernel reads itself
   std::int64_t keys;
   // Of tensors in E4M3, whose rows are not those of the caller's: stage_tensors.h.
-  std::int32_t *first, *present;
+  std::int32_t *first, *first_run, *present;
   float *value_units, *run_maxima;
 };
 
@@ -161,7 +161,8 @@ StagedRows staged_rows(const Plan::Impl& plan, const planning::Pass& pass, const
     const std::int64_t heads = pass.staged.heads, batch = plan.problem.batch;
     staged.value_units = staged.key_scales + heads * staged.keys;
     staged.first = reinterpret_cast<std::int32_t*>(staged.value_units + heads * batch);
-    staged.present = staged.first + batch + 1;
+    staged.first_run = staged.first + batch + 1;
+    staged.present = staged.first_run + batch + 1;
     staged.run_maxima = reinterpret_cast<float*>(staged.present + batch);
   }
   return staged;
@@ -185,7 +186,7 @@ void stage_moved(const KvTensorViews& tensors, const planning::Schedule& schedul
   p.k_codes = static_cast<std::uint8_t*>(staged.k.data),
   p.v_tiles = static_cast<std::uint8_t*>(staged.v.data);
   p.k_scales = staged.key_scales, p.run_maxima = staged.run_maxima, p.v_units = staged.value_units;
-  p.first = staged.first, p.present = staged.present;
+  p.first = staged.first, p.first_run = staged.first_run, p.present = staged.present;
   check(launch_stage_tensors(p, stream), "run");
 }
 
@@ -338,8 +339,8 @@ planning::StagedKey prefill_staged_key(const AttentionProblem& problem) {
   const int v = problem.v_dim() * bytes_of(operand), scale = sizeof(float);
   planning::StagedKey key{k + scale + (spec != nullptr ? v : 0), k + scale + v};
   if (spec == nullptr && operand == DType::kFloat8E4M3) {
-    constexpr int kRequest = 4 * sizeof(float);  // its first row and its keys; of a head the unit and a run
-    key.bytes += v + 1;                          // a byte is more than runs of 256 take
+    constexpr int kRequest = 5 * sizeof(float);  // its first row and run, its keys; of a head the unit, a run
+    key.bytes += v + 1;                          // a byte is more than other runs take
     key.request_bytes = kRequest;
   }
   if (spec != nullptr && reads_code_pages(*spec, operand)) {

@@ -28,24 +28,13 @@ struct QueryRow {
   }
   static __device__ float value(std::uint32_t word, int i) { return half_of(word, i, kBFloat16); }
 
-  /// The larger magnitudes of two pairs, NaN where one is, with any sign.
-  static __device__ std::uint32_t larger(std::uint32_t a, std::uint32_t b) {
-    std::uint32_t y;
-    if constexpr (kBFloat16) {
-      asm("max.NaN.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
-    } else {
-      asm("max.NaN.xorsign.abs.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
-    }
-    return y;
-  }
   static __device__ std::uint32_t larger(std::uint32_t most, const uint4& x) {
-    return larger(most, larger(larger(x.x, x.y), larger(x.z, x.w)));
+    return larger_pair<kBFloat16>(most, larger_pair<kBFloat16>(x));
   }
   /// Bits of the largest magnitude of the row, a NaN's if there is one. `pair`: larger() of the lane's
   /// values.
   static __device__ std::uint32_t largest(std::uint32_t pair) {
-    const std::uint32_t most = larger(pair, __shfl_xor_sync(~0u, pair, 16));
-    return magnitude_bits(value(max(most >> 16 & 0x7fffu, most & 0x7fffu), 0));
+    return larger_bits<kBFloat16>(larger_pair<kBFloat16>(pair, __shfl_xor_sync(~0u, pair, 16)));
   }
   __device__ std::uint32_t largest() const {
     std::uint32_t most = 0;

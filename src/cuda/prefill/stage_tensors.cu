@@ -1,5 +1,8 @@
 #include "cuda/prefill/stage_tensors.h"
 
+#include <algorithm>
+#include <cstdint>
+
 #include "cuda/device/launch.h"
 #include "cuda/device/ptx.h"
 #include "cuda/device/range.h"
@@ -10,8 +13,9 @@
 namespace halftone::cuda {
 namespace {
 
-constexpr int kThreads = 256, kWarps = kThreads / 32, kCtas = 3;  // of an SM
-constexpr int kItemTiles = 8;                                     // of 16 tokens, which a warp stages
+constexpr int kThreads = 256, kWarps = kThreads / 32;
+constexpr int kBlocks = 2;  // of an SM
+constexpr std::uint32_t kInfinity = 0x7f800000u;
 
 /// Keys of a request that there are.
 __device__ std::int32_t present_keys(const StageTensorsParams& p, int request) {
@@ -20,133 +24,160 @@ __device__ std::int32_t present_keys(const StageTensorsParams& p, int request) {
   return static_cast<std::int32_t>(min(std::int64_t{p.kv_lengths[request]}, p.tokens - first));
 }
 
-/// The last request, of those before `count`, that begins at or before `at`, or request 0.
-template <class Begin>
-__device__ int find_request(int count, std::int64_t at, const Begin& begin) {
-  int low = 0, high = count;
-  while (high - low > 1) {
-    const int middle = (low + high) / 2;
-    if (begin(middle) <= at) {
-      low = middle;
-    } else {
-      high = middle;
-    }
-  }
-  return low;
+__device__ std::int64_t padded_keys(std::int64_t keys) {
+  return (keys + kTileTokens - 1) / kTileTokens * kTileTokens;
 }
 
-/// The larger one of `most` and those magnitudes of a pair that are finite.
-template <bool kBFloat16>
-__device__ std::uint32_t larger_finite(std::uint32_t most, std::uint32_t pair) {
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const std::uint32_t bits = magnitude_bits(half_of(pair, i, kBFloat16));
-    most = bits < 0x7f800000u ? max(most, bits) : most;
-  }
-  return most;
-}
-
-/// Of each warp of a block that measures.
-struct MeasureShared {
-  std::int64_t rows[kWarps];
-  std::uint32_t most[kWarps];
+/// Of one request value_run() tokens from token `number` times as many of it on. Runs are numbered through
+/// the requests.
+struct Run {
+  int request;  // negative: there is no such run
+  int number;
+  std::int64_t first_row;  // of the request
+  std::int32_t keys;       // likewise
 };
 
-/// By one block: where the requests begin.
-__device__ void place_requests(const StageTensorsParams& p, MeasureShared& s) {
+/// Of a block.
+struct StageShared {
+  std::int64_t sums[kWarps];
+  Run run;
+  std::uint32_t most[2][kWarps];
+};
+
+/// By all of a block: the sum of what threads up to this one have. Adds all to `before`.
+__device__ std::int64_t sum_up_to(std::int64_t own, std::int64_t& before, StageShared& s) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  std::int64_t before = 0;
-  for (int base = 0; base < p.batch; base += kThreads) {
-    const int r = base + static_cast<int>(threadIdx.x);
-    const std::int32_t keys = r < p.batch ? present_keys(p, r) : 0;
-    const std::int64_t own = (std::int64_t{keys} + kTileTokens - 1) / kTileTokens * kTileTokens;
-    std::int64_t sum = own;
+  std::int64_t sum = own;
 #pragma unroll
-    for (int i = 1; i < 32; i *= 2) {
-      const std::int64_t other = __shfl_up_sync(~0u, sum, i);
-      if (lane >= i) sum += other;
-    }
-    if (lane == 31) s.rows[warp] = sum;
-    __syncthreads();
-    for (int w = 0; w < warp; ++w) sum += s.rows[w];
-    const std::int64_t end = before + sum, begin = end - own;
-    if (r < p.batch) {
-      // What has no room is no key.
-      p.first[r] = static_cast<std::int32_t>(min(begin, p.rows));
-      p.present[r] = static_cast<std::int32_t>(min(std::int64_t{keys}, max(p.rows - begin, std::int64_t{0})));
-      if (r == p.batch - 1) p.first[p.batch] = static_cast<std::int32_t>(min(end, p.rows));
-    }
-    for (const std::int64_t rows : s.rows) before += rows;
-    __syncthreads();
+  for (int i = 1; i < 32; i *= 2) {
+    const std::int64_t other = __shfl_up_sync(~0u, sum, i);
+    if (lane >= i) sum += other;
   }
-}
-
-/// blockIdx.x: a run of a head.
-template <int kLanes, bool kBFloat16>
-__device__ void measure_run(const StageTensorsParams& p, MeasureShared& s) {
-  const auto runs = static_cast<std::uint32_t>(value_runs(p.tokens, p.batch));
-  const std::int64_t run = blockIdx.x % runs;
-  const int head = static_cast<int>(blockIdx.x / runs);
-  const int request = find_request(p.batch, run, [&](int r) { return first_run(max(p.cu_kv[r], 0), r); });
-  const std::int64_t first = max(p.cu_kv[request], 0), own = (run - first_run(first, request)) * kValueRun;
-  // Before the first request, as where cu_kv[0] is not 0, there is none.
-  const std::int64_t end = own < 0 ? own : min(own + kValueRun, std::int64_t{present_keys(p, request)});
-  constexpr int kRows = kThreads / kLanes, kEach = 4;
-  std::uint32_t most = 0;
-  const auto* const from = static_cast<const std::uint16_t*>(p.v) + first * p.v_token_stride +
-                           head * p.v_head_stride + threadIdx.x % kLanes * 8;
-  for (std::int64_t row = own + threadIdx.x / kLanes; row < end; row += kEach * kRows) {
-    uint4 x[kEach];
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      x[i] = row + i * kRows < end
-                 ? *reinterpret_cast<const uint4*>(from + (row + i * kRows) * p.v_token_stride)
-                 : uint4{};
-    }
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      for (const std::uint32_t pair : {x[i].x, x[i].y, x[i].z, x[i].w})
-        most = larger_finite<kBFloat16>(most, pair);
-    }
-  }
-  most = __reduce_max_sync(~0u, most);
-  if (threadIdx.x % 32 == 0) s.most[threadIdx.x / 32] = most;
+  if (lane == 31) s.sums[warp] = sum;
   __syncthreads();
-  if (threadIdx.x == 0) {
-    for (const std::uint32_t bits : s.most) most = max(most, bits);
-    p.run_maxima[std::int64_t{head} * runs + run] = __uint_as_float(most);
+  std::int64_t all = 0;
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) {
+    sum += w < warp ? s.sums[w] : 0;
+    all += s.sums[w];
   }
+  sum += before;
+  before += all;
+  __syncthreads();
+  return sum;
 }
 
-template <int kLanes>
-__global__ void __launch_bounds__(kThreads) measure_values(const __grid_constant__ StageTensorsParams p) {
-  __shared__ MeasureShared shared;
-  wait_for_previous_kernel();
-  let_next_kernel_start();
-  if (blockIdx.x == 0) place_requests(p, shared);
-  if (p.type == DType::kBFloat16) {
-    measure_run<kLanes, true>(p, shared);
-  } else {
-    measure_run<kLanes, false>(p, shared);
+/// By all of a block: hands each request to `use` as run 0 of it, with the number of that among all, by a
+/// thread, until `enough` of the numbers so far. Returns how many runs there are so far.
+template <class Use>
+__device__ std::int64_t for_each_request(const StageTensorsParams& p, StageShared& s, std::int64_t enough,
+                                         const Use& use) {
+  std::int64_t rows = 0, runs = 0;
+  for (int base = 0; base < p.batch && runs < enough; base += kThreads) {
+    const int r = base + static_cast<int>(threadIdx.x);
+    const std::int64_t padded = r < p.batch ? padded_keys(present_keys(p, r)) : 0;
+    const std::int64_t first_row = sum_up_to(padded, rows, s) - padded;
+    // What has no room is no key.
+    const std::int64_t room = max(p.rows - first_row, std::int64_t{0});
+    const std::int32_t keys =
+        r < p.batch ? static_cast<std::int32_t>(min(std::int64_t{present_keys(p, r)}, room)) : 0;
+    const std::int64_t own = (keys + value_run(p.dim) - 1) / value_run(p.dim);
+    const std::int64_t first = sum_up_to(own, runs, s) - own;
+    if (r < p.batch) use(Run{r, 0, first_row, keys}, first, own);
   }
+  return runs;
 }
 
-/// What a warp knows of the request whose tiles it stages.
+/// Run `index` comes to the block's memory.
+__device__ void find_run(const StageTensorsParams& p, std::int64_t index, StageShared& s) {
+  for_each_request(p, s, index + 1, [&](const Run& begin, std::int64_t first, std::int64_t runs) {
+    if (index < first || index >= first + runs) return;
+    s.run = begin;
+    s.run.number = static_cast<int>(index - first);
+  });
+  __syncthreads();
+}
+
+/// By one block: where requests begin, and which runs they have.
+__device__ void place_requests(const StageTensorsParams& p, StageShared& s) {
+  const std::int64_t runs =
+      for_each_request(p, s, INT64_MAX, [&](const Run& begin, std::int64_t first, std::int64_t count) {
+        const std::int64_t end = begin.first_row + padded_keys(begin.keys);
+        p.first[begin.request] = static_cast<std::int32_t>(min(begin.first_row, p.rows));
+        p.present[begin.request] = begin.keys;
+        if (begin.request == p.batch - 1) {
+          p.first[p.batch] = static_cast<std::int32_t>(min(end, p.rows));
+        }
+        p.first_run[begin.request] = static_cast<std::int32_t>(first);
+      });
+  if (threadIdx.x == 0) p.first_run[p.batch] = static_cast<std::int32_t>(runs);
+}
+
+/// Of a tile of 16 tokens of a head 128 dims of V, and as large a part of the rows of K, by a warp.
+template <int kLanes, bool kBFloat16>
 struct TensorTile {
+  static constexpr int kDim = 8 * kLanes, kParts = kDim / 128;
   const StageTensorsParams& p;
-  int head;
-  std::int64_t row;    // the tile's first staged one
+  int head, part;
+  std::int64_t row;    // its first staged one
   std::int64_t token;  // and that one's in the tensors
   int count;           // of its tokens that there are
 
+  /// V: four dims of all tokens a lane.
+  using Values = uint2[kTileTokens];
+  __device__ int first_dim() const { return part * 128 + threadIdx.x % 32 * 4; }
+  __device__ void load_values(Values& x) const {
+    const auto* const from = static_cast<const std::uint16_t*>(p.v) + token * p.v_token_stride +
+                             head * p.v_head_stride + first_dim();
+#pragma unroll
+    for (int t = 0; t < kTileTokens; ++t) {
+      x[t] = t < count ? *reinterpret_cast<const uint2*>(from + t * p.v_token_stride) : uint2{};
+    }
+  }
+  /// Bits of the lane's largest magnitude that is finite.
+  static __device__ std::uint32_t largest(const Values& x) {
+    std::uint32_t pair = 0;
+#pragma unroll
+    for (const uint2& own : x) {
+      pair = larger_pair<kBFloat16, false>(pair, larger_pair<kBFloat16, false>(own.x, own.y));
+    }
+    std::uint32_t most = larger_bits<kBFloat16>(pair);
+    if (most < kInfinity) return most;
+    most = 0;
+#pragma unroll
+    for (const uint2& own : x) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const std::uint32_t bits = magnitude_bits(half_of(i / 2 == 0 ? own.x : own.y, i % 2, kBFloat16));
+        most = bits < kInfinity ? max(most, bits) : most;
+      }
+    }
+    return most;
+  }
+  __device__ void store_values(const Values& x, float inverse) const {
+    auto* const to = reinterpret_cast<uint4*>(p.v_tiles) +
+                     (head * (p.rows / kTileTokens) + row / kTileTokens) * kDim + first_dim();
+#pragma unroll
+    for (int d = 0; d < 4; ++d) {
+      const auto value = [&](int t) {
+        const float y = half_of(d / 2 == 0 ? x[t].x : x[t].y, d % 2, kBFloat16);
+        return fmaf(0.0f, y, y * inverse);  // NaN of an infinity
+      };
+      const auto quad = [&](int t) {
+        return pack_e4m3x4(value(2 * t), value(2 * t + 1), value(2 * t + 8), value(2 * t + 9));
+      };
+      to[d] = {quad(0), quad(1), quad(2), quad(3)};
+    }
+  }
+
   /// K by rows of kLanes lanes.
-  template <int kLanes, bool kBFloat16>
   __device__ void stage_keys() const {
-    constexpr int kRows = 32 / kLanes, kEach = 4;
+    constexpr int kRows = 32 / kLanes, kEach = 4, kOwn = kTileTokens / kParts;
     const int lane = threadIdx.x % 32, chunk = lane % kLanes;
     const auto* const from = static_cast<const std::uint16_t*>(p.k) + head * p.k_head_stride + chunk * 8;
+    const int begin = part * kOwn + lane / kLanes;
 #pragma unroll 1
-    for (int first = lane / kLanes; first < kTileTokens; first += kEach * kRows) {
+    for (int first = begin; first < begin + kOwn; first += kEach * kRows) {
       uint4 x[kEach];
 #pragma unroll
       for (int i = 0; i < kEach; ++i) {
@@ -156,93 +187,157 @@ struct TensorTile {
       }
 #pragma unroll
       for (int i = 0; i < kEach; ++i) {
+        std::uint32_t pair = larger_pair<kBFloat16>(x[i]);
+#pragma unroll
+        for (int away = kLanes / 2; away > 0; away /= 2) {
+          pair = larger_pair<kBFloat16>(pair, __shfl_xor_sync(~0u, pair, away));
+        }
+        const float scale = e4m3_scale(larger_bits<kBFloat16>(pair));
+        const float inverse = __uint_as_float((254u << 23) - __float_as_uint(scale));  // of a power of two
         float v[8];
         unpack(x[i], kBFloat16, v);
-        const float scale = e4m3_scale(largest_of_row<kLanes>(v)), inverse = 1.0f / scale;
 #pragma unroll
         for (float& y : v) y *= inverse;
         const std::int64_t at = row + first + i * kRows;
-        *reinterpret_cast<uint2*>(p.k_codes + (at * p.heads + head) * (8 * kLanes) + 8 * code_chunk(chunk)) =
+        *reinterpret_cast<uint2*>(p.k_codes + (at * p.heads + head) * kDim + 8 * code_chunk(chunk)) =
             e4m3_codes(v);
         if (chunk == 0) p.k_scales[head * p.rows + at] = scale;
       }
     }
   }
-  /// V by four dims of all tokens a lane.
-  template <int kLanes, bool kBFloat16>
-  __device__ void stage_values(float inverse) const {
-    constexpr int kDim = 8 * kLanes;
-    const auto* const from = static_cast<const std::uint16_t*>(p.v) + head * p.v_head_stride;
-    auto* const to =
-        reinterpret_cast<uint4*>(p.v_tiles) + (head * (p.rows / kTileTokens) + row / kTileTokens) * kDim;
-#pragma unroll 1
-    for (int dim = threadIdx.x % 32 * 4; dim < kDim; dim += 128) {
-      uint2 x[kTileTokens];
-#pragma unroll
-      for (int t = 0; t < kTileTokens; ++t) {
-        x[t] = t < count ? *reinterpret_cast<const uint2*>(from + (token + t) * p.v_token_stride + dim)
-                         : uint2{};
-      }
-#pragma unroll
-      for (int d = 0; d < 4; ++d) {
-        const auto value = [&](int t) {
-          const float y = half_of(d / 2 == 0 ? x[t].x : x[t].y, d % 2, kBFloat16);
-          return fmaf(0.0f, y, y * inverse);  // NaN of an infinity
-        };
-        const auto quad = [&](int t) {
-          return pack_e4m3x4(value(2 * t), value(2 * t + 1), value(2 * t + 8), value(2 * t + 9));
-        };
-        to[dim + d] = {quad(0), quad(1), quad(2), quad(3)};
-      }
-    }
-  }
 };
 
-/// The power of two of a request's V, by a warp.
-__device__ fp8_row::Row value_row(const StageTensorsParams& p, int request, int head) {
-  const std::int64_t begin = first_run(p.cu_kv[request], request);
-  const int runs = (p.present[request] + kValueRun - 1) / kValueRun;
-  const float* const maxima = p.run_maxima + head * value_runs(p.tokens, p.batch) + begin;
+/// What warp `number` has of a run.
+template <int kLanes, bool kBFloat16>
+__device__ TensorTile<kLanes, kBFloat16> tile_of(const StageTensorsParams& p, const Run& run, int head,
+                                                 int number) {
+  constexpr int kParts = TensorTile<kLanes, kBFloat16>::kParts;
+  static_assert(value_run(8 * kLanes) * kParts == kWarps * kTileTokens);
+  const int own = (run.number * (kWarps / kParts) + number / kParts) * kTileTokens;  // token of the request
+  return {p,
+          head,
+          number % kParts,
+          run.first_row + own,
+          p.cu_kv[run.request] + std::int64_t{own},
+          min(run.keys - own, kTileTokens)};
+}
+
+/// A run of a head by a block. V as if the largest value of the run were that of all.
+template <int kLanes, bool kBFloat16>
+__device__ void stage_run(const StageTensorsParams& p, const Run& run, int index, int head,
+                          std::uint32_t (&most)[kWarps]) {
+  using Tile = TensorTile<kLanes, kBFloat16>;
+  const Tile tile = tile_of<kLanes, kBFloat16>(p, run, head, threadIdx.x / 32);
+  typename Tile::Values values = {};
+  if (tile.count > 0) {
+    tile.load_values(values);
+    tile.stage_keys();
+  }
+  const std::uint32_t own = __reduce_max_sync(~0u, Tile::largest(values));
+  if (threadIdx.x % 32 == 0) most[threadIdx.x / 32] = own;
+  __syncthreads();
+  std::uint32_t of_run = 0;
+  for (const std::uint32_t bits : most) of_run = max(of_run, bits);
+  if (tile.count > 0) tile.store_values(values, fp8_row::row_of(of_run).inverse);
+  if (threadIdx.x == 0)
+    p.run_maxima[head * value_runs(p.rows, p.batch, p.dim) + index] = __uint_as_float(of_run);
+}
+
+/// Blocks have equally many runs, of one head after the other.
+template <int kLanes>
+__global__ void __launch_bounds__(kThreads, kBlocks)
+    stage_tensors(const __grid_constant__ StageTensorsParams p) {
+  __shared__ StageShared shared;
+  wait_for_previous_kernel();
+  let_next_kernel_start();
+  if (blockIdx.x == 0) place_requests(p, shared);
+  const std::int64_t runs =
+      for_each_request(p, shared, INT64_MAX, [](const Run&, std::int64_t, std::int64_t) {});
+  const std::int64_t all = runs * p.heads, first = all * blockIdx.x / gridDim.x;
+  int left = static_cast<int>(all * (blockIdx.x + 1) / gridDim.x - first);
+  int index = static_cast<int>(first / p.heads), head = static_cast<int>(first % p.heads);
+  bool found = false;
+#pragma unroll 1
+  for (; left > 0; --left) {
+    if (!found) find_run(p, index, shared);
+    if (p.type == DType::kBFloat16) {
+      stage_run<kLanes, true>(p, shared.run, index, head, shared.most[left % 2]);
+    } else {
+      stage_run<kLanes, false>(p, shared.run, index, head, shared.most[left % 2]);
+    }
+    found = ++head < p.heads;
+    if (!found) head = 0, ++index;
+  }
+}
+
+/// The power of two of V of a request and head, by a warp.
+__device__ fp8_row::Row value_row(const float* maxima, int runs) {
   std::uint32_t most = 0;
   for (int i = threadIdx.x % 32; i < runs; i += 32) most = max(most, __float_as_uint(maxima[i]));
   return fp8_row::row_of(__reduce_max_sync(~0u, most));
 }
 
-template <int kLanes, bool kBFloat16>
-__device__ void stage_item(const StageTensorsParams& p, std::int64_t first_row, int head) {
-  int request = -1;
-  fp8_row::Row unit{};
-  const std::int64_t end = min(first_row + kItemTiles * kTileTokens, std::int64_t{p.first[p.batch]});
-#pragma unroll 1
-  for (std::int64_t row = first_row; row < end; row += kTileTokens) {
-    if (request < 0 || row >= p.first[request + 1]) {
-      request = find_request(p.batch, row, [&](int r) { return std::int64_t{p.first[r]}; });
-      unit = value_row(p, request, head);
-    }
-    const std::int64_t own = row - p.first[request];
-    const TensorTile tile{p, head, row, p.cu_kv[request] + own,
-                          static_cast<int>(min(p.present[request] - own, std::int64_t{kTileTokens}))};
-    if (own == 0 && threadIdx.x % 32 == 0) p.v_units[request * p.heads + head] = unit.scale;
-    tile.stage_keys<kLanes, kBFloat16>();
-    tile.stage_values<kLanes, kBFloat16>(unit.inverse);
+/// The request of a run, by a warp.
+__device__ int request_of_run(const StageTensorsParams& p, int index) {
+  int low = 0, high = p.batch;  // first_run[low] <= index < first_run[high]
+  while (high - low > 1) {
+    const int step = (high - low - 1) / 32 + 1, probe = low + step * static_cast<int>(threadIdx.x % 32);
+    const unsigned begun = __ballot_sync(~0u, probe < high && p.first_run[probe] <= index);
+    low += (__popc(begun | 1u) - 1) * step;
+    high = min(high, low + step);
   }
+  return low;
 }
 
+/// What a warp finds of a run of a head.
+struct Settled {
+  Run run;
+  int head;
+  float inverse;  // of the power of two of V; 0: that of the run is the same
+};
+
+__device__ Settled settle_run(const StageTensorsParams& p, int index, int head) {
+  const int request = request_of_run(p, index), first = p.first_run[request];
+  const float* const maxima = p.run_maxima + head * value_runs(p.rows, p.batch, p.dim) + first;
+  const int number = index - first;
+  const fp8_row::Row unit = value_row(maxima, p.first_run[request + 1] - first),
+                     own = fp8_row::row_of(__float_as_uint(maxima[number]));
+  if (number == 0 && threadIdx.x % 32 == 0) p.v_units[request * p.heads + head] = unit.scale;
+  return {{request, number, p.first[request], p.present[request]},
+          head,
+          own.scale == unit.scale ? 0.0f : unit.inverse};
+}
+
+/// V anew of runs whose largest value is of another power of two than that of all of the request. A run by
+/// each warp, what is to be done by all of the block.
 template <int kLanes>
-__global__ void __launch_bounds__(kThreads, kCtas)
-    stage_tensors(const __grid_constant__ StageTensorsParams p) {
+__global__ void __launch_bounds__(kThreads, kBlocks)
+    settle_values(const __grid_constant__ StageTensorsParams p) {
+  __shared__ Settled settled[kWarps];
   wait_for_previous_kernel();
   let_next_kernel_start();
-  constexpr int kRows = kItemTiles * kTileTokens;
-  const std::int64_t per_head = (std::int64_t{p.first[p.batch]} + kRows - 1) / kRows;
-  for (std::int64_t item = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / 32; item < per_head * p.heads;
-       item += std::int64_t{gridDim.x} * kWarps) {
-    const std::int64_t first_row = item / p.heads * kRows;
-    const int head = static_cast<int>(item % p.heads);
+  const int warp = threadIdx.x / 32;
+  const std::int64_t item = std::int64_t{blockIdx.x} * kWarps + warp;
+  Settled own{};
+  if (item < std::int64_t{p.first_run[p.batch]} * p.heads) {
+    own = settle_run(p, static_cast<int>(item / p.heads), static_cast<int>(item % p.heads));
+  }
+  if (threadIdx.x % 32 == 0) settled[warp] = own;
+  __syncthreads();
+  const auto restage = [&]<bool kBFloat16>(const Settled& of) {
+    const auto tile = tile_of<kLanes, kBFloat16>(p, of.run, of.head, warp);
+    if (tile.count <= 0) return;
+    typename TensorTile<kLanes, kBFloat16>::Values values;
+    tile.load_values(values);
+    tile.store_values(values, of.inverse);
+  };
+#pragma unroll 1
+  for (const Settled& of : settled) {
+    if (of.inverse == 0.0f) continue;
     if (p.type == DType::kBFloat16) {
-      stage_item<kLanes, true>(p, first_row, head);
+      restage.template operator()<true>(of);
     } else {
-      stage_item<kLanes, false>(p, first_row, head);
+      restage.template operator()<false>(of);
     }
   }
 }
@@ -252,18 +347,18 @@ __global__ void __launch_bounds__(kThreads, kCtas)
 int launch_stage_tensors(const StageTensorsParams& p, void* stream) {
   const bool narrow = p.dim == 128;
   const void* argument = &p;
-  const dim3 runs(static_cast<unsigned>(value_runs(p.tokens, p.batch) * p.heads));
-  const void* const measure = narrow ? reinterpret_cast<const void*>(&measure_values<16>)
-                                     : reinterpret_cast<const void*>(&measure_values<32>);
-  cudaError_t status = launch_early(measure, runs, dim3(kThreads), &argument, stream);
-  if (status != cudaSuccess) return status;
-  const std::int64_t items = (p.rows + kItemTiles * kTileTokens - 1) / (kItemTiles * kTileTokens) * p.heads;
+  const std::int64_t items = value_runs(p.rows, p.batch, p.dim) * p.heads;
   unsigned blocks = 0;
-  status = limit_blocks((items + kWarps - 1) / kWarps, kCtas, blocks);
+  const cudaError_t status = limit_blocks(items, kBlocks, blocks);
   if (status != cudaSuccess) return status;
   const void* const stage = narrow ? reinterpret_cast<const void*>(&stage_tensors<16>)
                                    : reinterpret_cast<const void*>(&stage_tensors<32>);
-  return launch_early(stage, dim3(blocks), dim3(kThreads), &argument, stream);
+  const cudaError_t staged = launch_early(stage, dim3(blocks), dim3(kThreads), &argument, stream);
+  if (staged != cudaSuccess) return staged;
+  const void* const settle = narrow ? reinterpret_cast<const void*>(&settle_values<16>)
+                                    : reinterpret_cast<const void*>(&settle_values<32>);
+  const auto checked = static_cast<unsigned>((items + kWarps - 1) / kWarps);
+  return launch_early(settle, dim3(checked), dim3(kThreads), &argument, stream);
 }
 
 }  // namespace halftone::cuda

@@ -9,15 +9,11 @@
 namespace halftone::cuda {
 
 /// V of a request and head has one power of two, for which its largest magnitude is looked for in runs of so
-/// many tokens.
-inline constexpr int kValueRun = 256;
-
-/// Where a request's runs begin among those of all, and of how many there is room for.
-HT_HOST_DEVICE constexpr std::int64_t first_run(std::int64_t first_token, std::int64_t request) {
-  return first_token / kValueRun + request;
-}
-HT_HOST_DEVICE constexpr std::int64_t value_runs(std::int64_t tokens, std::int64_t batch) {
-  return tokens / kValueRun + batch + 1;
+/// many tokens. It is read once where the largest of each run is of the same one as the largest of all.
+HT_HOST_DEVICE constexpr int value_run(int dim) { return 128 * 128 / dim; }
+/// Of how many runs there is room.
+HT_HOST_DEVICE constexpr std::int64_t value_runs(std::int64_t rows, std::int64_t batch, int dim) {
+  return rows / value_run(dim) + batch;
 }
 
 /// A request's rows begin at multiples of 16 among the staged ones. Infinities become NaN.
@@ -34,9 +30,10 @@ struct StageTensorsParams {
   std::uint8_t* k_codes;           // [rows, heads, dim] as StagedAs::kE4m3Codes
   std::uint8_t* v_tiles;           // [heads, rows / 16, dim, 16] as value_tiles.h
   float* k_scales;                 // [heads, rows]
-  float* run_maxima;               // [heads, value_runs(tokens, batch)] of finite magnitudes of V
+  float* run_maxima;               // [heads, value_runs(rows, batch, dim)] of finite magnitudes of V
   float* v_units;                  // [batch, heads] what codes of V are multiplied by
   std::int32_t* first;             // [batch + 1] where requests begin among the staged rows, and end
+  std::int32_t* first_run;         // [batch + 1] likewise among all runs
   std::int32_t* present;           // [batch] their keys that k and v have
 };
 
