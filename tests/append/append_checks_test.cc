@@ -74,11 +74,20 @@ TEST_P(AppendChecks, TokensBeforeTheFirstRequest) {
   EXPECT_TRUE(same_bytes(without.pages, cache.pages));
 }
 
+const std::vector<DType> kWideInputs = {DType::kFloat32, DType::kBFloat16},
+                         kAllInputs = {DType::kFloat32, DType::kBFloat16, DType::kFloat16};
+
 /// Rows of ones, of which one has a value that is not finite, or is too large, or as large as may be.
 TEST_P(AppendChecks, ValuesThatAreNotFinite) {
-  for (const char* name : {"bf16", "fp8-token-head", "int8-head", "int8-token", "int4-row"}) {
+  for (const auto& [name, inputs] : {std::pair<const char*, std::vector<DType>>{"bf16", kAllInputs},
+                                     {"fp16", kAllInputs},
+                                     {"fp8-token-head", kWideInputs},
+                                     {"int8-head", kWideInputs},
+                                     {"int8-token", kWideInputs},
+                                     {"int4-row", kWideInputs}}) {
     const KvFormat format = parse_format(name);
-    for (const DType input : {DType::kFloat32, DType::kBFloat16}) {
+    for (const DType input : inputs) {
+      const bool wide = input != DType::kFloat16;  // holds values beyond what append takes
       for (const auto& [dim, tokens] : {std::pair<int, std::int64_t>{64, 2}, {64, 2100}, {512, 20}}) {
         Random random(3);
         const Cache cache({format, format, 1, dim, 0, 16}, std::vector<int>{static_cast<int>(tokens)},
@@ -94,14 +103,15 @@ TEST_P(AppendChecks, ValuesThatAreNotFinite) {
         const AppendArgs args = by_slots(k, v, slots, {});
         const std::string place = "[" + std::to_string(tokens - 1) + ", 0, " + std::to_string(dim - 27) + "]";
         for (const auto& [spoiled, what] : {std::pair{&k, "k"}, {&v, "v"}}) {
-          for (const float value : {NAN, -INFINITY, 0x1.02p100F, -0x1.02p100F}) {
+          for (const float value :
+               {NAN, -INFINITY, wide ? 0x1.02p100F : INFINITY, wide ? -0x1.02p100F : NAN}) {
             SCOPED_TRACE(::testing::Message() << name << ", " << tokens << " tokens, " << what << value);
             spoiled->set(tokens * dim - 27, value);
             expect_reported(cache, args, kStatusNonFinite, kInvalidArgument, {what + place, "finite"});
             EXPECT_EQ(status_after(cache, by_slots(k, v, padded, {})), 0) << "of no token";
           }
           spoiled->set(tokens * dim - 27, 1.0F);
-          spoiled->set(2 * dim - 27, -0x1p100F);
+          spoiled->set(2 * dim - 27, wide ? -0x1p100F : -65504.0F);
         }
         EXPECT_EQ(status_after(cache, args), large_v(format)) << name << ", " << tokens << " tokens";
       }

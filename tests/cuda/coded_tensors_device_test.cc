@@ -2,8 +2,10 @@
 // and of K and V that differ, a few heads at a time, rows beyond those of the requests.
 //
 // ctest: 2 parts
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <limits>
 #include <string>
 #include <vector>
@@ -174,8 +176,8 @@ TEST_P(DeviceCodedTensors, RequestsHaveUnitsOfTheirOwn) {
   }
 }
 
-/// V is staged in runs of 64 or 128 tokens, each by its own largest value at first, which is one of several
-/// octaves here, the request's largest in the last run, in the first or in one between.
+/// V is staged in runs of 64 or 128 tokens, each by its own largest value at first: values of a request are
+/// largest in its first tokens, in its last or between.
 TEST_P(DeviceCodedTensors, RunsOfOtherOctavesAreSettled) {
   for (const int head_dim : kDims) {
     for (const DType kv_dtype : kPrefillTypes) {
@@ -184,13 +186,34 @@ TEST_P(DeviceCodedTensors, RunsOfOtherOctavesAreSettled) {
       Problem p = make_problem(row);
       if (!serves(p)) continue;
       const std::int64_t width = std::int64_t{row.kv_heads} * head_dim;
-      for (std::int64_t i = 0; i < p.v.numel(); ++i) {
-        const auto octave = static_cast<int>(i / width / 100 * 5 % 7);
-        p.v.set(i, std::ldexp(p.v.get(i), octave - 3));
+      std::int64_t at = 0;
+      for (std::size_t r = 0; r < row.requests.size(); ++r) {
+        const int keys = row.requests[r].kv_len;
+        for (std::int64_t i = 0; i < keys * width; ++i, ++at) {
+          const auto token = static_cast<int>(i / width);
+          const int away = r == 0 ? token : r == 1 ? keys - 1 - token : std::abs(token - keys / 2);
+          p.v.set(at, std::ldexp(p.v.get(at), 3 - std::min(away / 40, 6)));
+        }
       }
       EXPECT_EQ(judge_device(p, run_on_device(p)), "") << row.name;
     }
   }
+}
+
+/// More requests than a block has threads, few keys each, and V of every third a hundred times as large.
+TEST_P(DeviceCodedTensors, RunsOfManyRequests) {
+  std::vector<Request> requests;
+  for (int r = 0; r < 300; ++r) requests.push_back({r % 2, r * 7 % 41});
+  Problem p = make_problem(coded_case(128, DType::kBFloat16, DType::kBFloat16, requests));
+  if (!serves(p)) return;
+  const std::int64_t width = std::int64_t{p.row.kv_heads} * 128;
+  std::int64_t at = 0;
+  for (std::size_t r = 0; r < requests.size(); ++r) {
+    for (std::int64_t i = 0; i < requests[r].kv_len * width; ++i, ++at) {
+      if (r % 3 == 0) p.v.set(at, 128.0F * p.v.get(at));
+    }
+  }
+  EXPECT_EQ(judge_device(p, run_on_device(p)), "");
 }
 
 /// cu_kv that falls, or begins before the tensors or behind them.

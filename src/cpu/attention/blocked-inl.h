@@ -29,7 +29,8 @@ inline constexpr int kTransposed = 16;
 /// there or a place of its own, which it returns. `chunk()` says which tokens it has, `excluded(t)` which of
 /// them do not count; `out_scale()` multiplies the rows at the end. With kCodes Q and K are codes with a
 /// scale per row, `scaled(dot, q_scale, t)`; with kBytes they are narrower than fp32: decode_k() keeps them
-/// for itself, and `score_bytes_of<C>(strip, t, column, scores)` multiplies them. Either takes up Q:
+/// for itself, and `score_bytes_of<C>(strip, t, column, scores)` multiplies them, with kByteTiles
+/// `score_tiles_of(strip, tokens, scores)` all of a strip, unless it returns false. Either takes up Q:
 /// `begin_queries(rows)`, then `take_query(strip, r)` with row r of the item in Scratch::row, with kSums
 /// without the factor of its rotation. With kGroups `score_groups_of<C, Products>(...)` multiplies Q and K.
 /// With kRoundsWeights V are codes in CodeScratch, and so is P. With kBf16Weights P and V are values of bf16;
@@ -129,7 +130,7 @@ class BlockedItem {
     for (int i = 0; i < strips_; ++i) {
       const Strip& strip = strip_[i];
       if (chunk.begin >= strip.end || chunk.end <= strip.begin) continue;  // no row of it sees the chunk
-      for (int column = 0; column < strip.rows;) column += score_columns(strip, chunk, column);
+      score(strip, chunk);
       const bool partial = strip.common.partial(chunk);
       if constexpr (Source::kRoundsWeights) {
         for (int column = 0; column < strip.rows; column += kLanes)
@@ -160,9 +161,24 @@ class BlockedItem {
     if constexpr (Source::kRoundsWeights) {
       const CodeScratch& s = s_.codes;
       const std::int32_t* const words = s.v_codes + source_.first_word() * layer_.v_dim;
-      const CodeOutputArgs args{&source_.quads(), v,         words,      layer_.v_dim,
-                                chunk.tiles,      s_.scores, s.p,        s_.alpha + strip.first,
-                                s.factor,         s.v_scale, strip.rows, s_.acc + strip.first * layer_.v_dim};
+      const std::int32_t* turned = nullptr;
+      if constexpr (Source::kByteTiles) turned = source_.turned_words();
+      const CodeOutputArgs args{&source_.quads(),
+                                v,
+                                words,
+                                turned,
+                                layer_.v_dim,
+                                chunk.tiles,
+                                s_.scores,
+                                s.p,
+                                s_.alpha + strip.first,
+                                s.factor,
+                                s.v_scale,
+                                strip.rows,
+                                s_.acc + strip.first * layer_.v_dim};
+#if HWY_TARGET == HWY_AVX3_DL
+      if (turned != nullptr) return output_code_tiles(args);
+#endif
       for (int column = 0; column < strip.rows;) {
         const int vectors = vectors_at(strip, column);
         const auto output = vectors == 4 ? output_codes<4> : vectors == 2 ? output_codes<2> : output_codes<1>;
@@ -176,7 +192,14 @@ class BlockedItem {
   static int vectors_at(const Strip& strip, int column) { return vectors_of((strip.rows - column) / kLanes); }
   static int vectors_of(int left) { return left >= 4 && kAccumulators >= 16 ? 4 : left >= 2 ? 2 : 1; }
 
-  /// S^T for the next vectors of rows; returns how many rows that were.
+  /// S^T of a strip.
+  void score(const Strip& strip, const Chunk& chunk) {
+    if constexpr (Source::kByteTiles) {
+      if (source_.score_tiles_of(strip, chunk.tiles * kTileTokens, s_.scores)) return;
+    }
+    for (int column = 0; column < strip.rows;) column += score_columns(strip, chunk, column);
+  }
+  /// Of the next vectors of rows; returns how many rows that were.
   int score_columns(const Strip& strip, const Chunk& chunk, int column) {
     const int vectors = vectors_at(strip, column);
     const auto score = vectors == 4   ? &BlockedItem::score_vectors<4>

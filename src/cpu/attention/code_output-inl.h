@@ -3,7 +3,7 @@
 // Sums of up to 64 products of 255 and 127 stay below 2^24, so that they are exact in fp32 as well as in the
 // byte products of AVX-512 with VNNI: the same bits.
 
-#include "cpu/attention/byte_products-inl.h"
+#include "cpu/attention/byte_tiles-inl.h"
 #include "cpu/attention/layer.h"
 #include "cpu/attention/vec-inl.h"
 
@@ -23,8 +23,9 @@ inline constexpr float kWeightLevels = 255.0f;
 
 struct CodeOutputArgs {
   const std::vector<QuadClass>* quads;
-  const float* v;               ///< codes of the chunk, tiles at 16 * v_dim
-  const std::int32_t* v_words;  ///< or dwords of them, [four tokens][v_dim]
+  const float* v;                ///< codes of the chunk, tiles at 16 * v_dim
+  const std::int32_t* v_words;   ///< or dwords of them, [four tokens][v_dim]
+  const std::int32_t* v_turned;  ///< or, of 16 such, [v_dim][four tokens]; null: not so
   int v_dim;
   int tiles;
   const float* p;               // [token][rows]
@@ -81,6 +82,25 @@ HWY_NOINLINE void output_codes(const CodeOutputArgs& a, int column) {
     for (int i = 0; i < 4 * C; ++i) sum[i / C][i % C] = hn::ConvertTo(d, acc[i / C][i % C]);
     add_scaled<C>(a, dim, column, sum);
   }
+}
+
+/// The same of all rows, by tiles.
+inline void output_code_tiles(const CodeOutputArgs& a) {
+  for_tiles(a.v_dim, a.rows, [&](auto l, auto r, int first, int row) HWY_ATTR {
+    constexpr int L = decltype(l)::value, R = decltype(r)::value;
+    TileSums<L, R> sums;
+    multiply<L, R, TileSigns::kLeft>({a.v_turned + first * kTileRows, kTileBytes, a.p_words + row, a.rows, 1},
+                                     sums);
+    for (int dim = 0; dim < L * kTileRows; dim += 4) {
+      VF sum[4][R];
+      HALFTONE_UNROLL
+      for (int i = 0; i < 4 * R; ++i) {
+        const std::int32_t* const tile = sums.of[dim / kTileRows][i % R];
+        sum[i / R][i % R] = hn::ConvertTo(F(), hn::Load(I(), tile + (dim % kTileRows + i / R) * kLanes));
+      }
+      add_scaled<R>(a, first + dim, row, sum);
+    }
+  });
 }
 
 #else

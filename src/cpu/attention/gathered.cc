@@ -63,6 +63,7 @@ class TokenSource {
  public:
   static constexpr bool kCodes = false;
   static constexpr bool kBytes = false;
+  static constexpr bool kByteTiles = false;
   static constexpr bool kGroups = false;
   static constexpr bool kSums = false;
   static constexpr bool kRoundsWeights = false;

@@ -163,7 +163,8 @@ struct alignas(64) CodeScratch {
     std::int32_t v_codes[kChunkTokens / 4 * kMaxDim];  ///< or four codes each, [four tokens][dim]
     float v_pairs[kBlockedTokens / 2 * kMaxDim];       ///< a chunk in bf16: see pair_output-inl.h
   };
-  float v_scale[kMaxDim];  ///< of a channel
+  std::int32_t v_turned[kBlockedTokens / 4 * kMaxDim];  ///< of a chunk, [dim][four tokens]
+  float v_scale[kMaxDim];                               ///< of a channel
   float v_inverse[kMaxDim];
   std::int32_t p[kBlockedTokens / 4 * kStripRows];  ///< four weights each, [four tokens][rows]
   float factor[kStripRows];                         ///< of a row's weights in this chunk

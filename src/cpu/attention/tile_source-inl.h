@@ -136,6 +136,7 @@ class TileSource {
  public:
   static constexpr bool kCodes = false;
   static constexpr bool kBytes = false;
+  static constexpr bool kByteTiles = false;
   static constexpr bool kGroups = false;
   static constexpr bool kSums = false;
   static constexpr bool kRoundsWeights = false;

@@ -252,8 +252,8 @@ struct Rows {
     load_chunks(part, lane);
   }
 
-  /// The rows as the codec gets them, in x. Bit k of `wanted`: row k is written, so what is wrong with it
-  /// sets the status.
+  /// The rows as the codec gets them, in x, with kCopies its codes. Bit k of `wanted`: row k is written, so
+  /// what is wrong with it sets the status.
   __device__ __forceinline__ void transform(const AppendParams& p, const AppendPart& part,
                                             const RowLane& lane, int head, unsigned wanted) {
     const auto offset = [&](int k) { return input_offset(part, first + away(k), head); };

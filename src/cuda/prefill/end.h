@@ -2,7 +2,6 @@
 #pragma once
 
 #include "cuda/attention/output.h"
-#include "cuda/device/range.h"
 #include "cuda/prefill/parts.h"
 
 namespace halftone::cuda {

@@ -161,7 +161,7 @@ StagedRows staged_rows(const Plan::Impl& plan, const planning::Pass& pass, const
     const std::int64_t heads = pass.staged.heads, batch = plan.problem.batch;
     staged.value_units = staged.key_scales + heads * staged.keys;
     staged.first = reinterpret_cast<std::int32_t*>(staged.value_units + heads * batch);
-    staged.first_run = staged.first + batch + 1;
+    staged.first_run = staged.first + batch;
     staged.present = staged.first_run + batch + 1;
     staged.run_maxima = reinterpret_cast<float*>(staged.present + batch);
   }
@@ -176,7 +176,7 @@ void stage_moved(const KvTensorViews& tensors, const planning::Schedule& schedul
   p.k = tensors.k.data, p.v = tensors.v.data;
   p.k_token_stride = tensors.k.strides[0], p.k_head_stride = tensors.k.strides[1];
   p.v_token_stride = tensors.v.strides[0], p.v_head_stride = tensors.v.strides[1];
-  p.tokens = std::min(tensors.k.shape[0], staged.keys);
+  p.tokens = tensors.k.shape[0];
   p.cu_kv = schedule.cu_kv, p.kv_lengths = schedule.kv_lengths;
   p.batch = schedule.params.batch;
   p.heads = static_cast<std::int32_t>(tensors.k.shape[1]);

@@ -1,6 +1,5 @@
 #include "cuda/prefill/stage_tensors.h"
 
-#include <algorithm>
 #include <cstdint>
 
 #include "cuda/device/launch.h"
@@ -31,7 +30,7 @@ __device__ std::int64_t padded_keys(std::int64_t keys) {
 /// Of one request value_run() tokens from token `number` times as many of it on. Runs are numbered through
 /// the requests.
 struct Run {
-  int request;  // negative: there is no such run
+  int request;
   int number;
   std::int64_t first_row;  // of the request
   std::int32_t keys;       // likewise
@@ -67,14 +66,21 @@ __device__ std::int64_t sum_up_to(std::int64_t own, std::int64_t& before, StageS
   return sum;
 }
 
-/// By all of a block: hands each request to `use` as run 0 of it, with the number of that among all, by a
-/// thread, until `enough` of the numbers so far. Returns how many runs there are so far.
-template <class Use>
-__device__ std::int64_t for_each_request(const StageTensorsParams& p, StageShared& s, std::int64_t enough,
-                                         const Use& use) {
+/// Requests one after the other, kThreads at a time: those from `base` on come next, behind so many rows and
+/// runs.
+struct Scan {
+  int base = 0;
   std::int64_t rows = 0, runs = 0;
-  for (int base = 0; base < p.batch && runs < enough; base += kThreads) {
-    const int r = base + static_cast<int>(threadIdx.x);
+};
+
+/// By all of a block: hands each request to `use` as run 0 of it, by a thread, with the number of that among
+/// all and how many it has. Ends behind the last request, or at those that run `last` is among.
+template <class Use>
+__device__ void scan_requests(const StageTensorsParams& p, StageShared& s, Scan& at, std::int64_t last,
+                              const Use& use) {
+  while (at.base < p.batch) {
+    std::int64_t rows = at.rows, runs = at.runs;
+    const int r = at.base + static_cast<int>(threadIdx.x);
     const std::int64_t padded = r < p.batch ? padded_keys(present_keys(p, r)) : 0;
     const std::int64_t first_row = sum_up_to(padded, rows, s) - padded;
     // What has no room is no key.
@@ -84,13 +90,14 @@ __device__ std::int64_t for_each_request(const StageTensorsParams& p, StageShare
     const std::int64_t own = (keys + value_run(p.dim) - 1) / value_run(p.dim);
     const std::int64_t first = sum_up_to(own, runs, s) - own;
     if (r < p.batch) use(Run{r, 0, first_row, keys}, first, own);
+    if (last < runs) return;
+    at = {at.base + kThreads, rows, runs};
   }
-  return runs;
 }
 
-/// Run `index` comes to the block's memory.
-__device__ void find_run(const StageTensorsParams& p, std::int64_t index, StageShared& s) {
-  for_each_request(p, s, index + 1, [&](const Run& begin, std::int64_t first, std::int64_t runs) {
+/// Run `index`, which is not before that of the call before, comes to the block's memory.
+__device__ void find_run(const StageTensorsParams& p, std::int64_t index, Scan& at, StageShared& s) {
+  scan_requests(p, s, at, index, [&](const Run& begin, std::int64_t first, std::int64_t runs) {
     if (index < first || index >= first + runs) return;
     s.run = begin;
     s.run.number = static_cast<int>(index - first);
@@ -98,19 +105,18 @@ __device__ void find_run(const StageTensorsParams& p, std::int64_t index, StageS
   __syncthreads();
 }
 
-/// By one block: where requests begin, and which runs they have.
-__device__ void place_requests(const StageTensorsParams& p, StageShared& s) {
-  const std::int64_t runs =
-      for_each_request(p, s, INT64_MAX, [&](const Run& begin, std::int64_t first, std::int64_t count) {
-        const std::int64_t end = begin.first_row + padded_keys(begin.keys);
-        p.first[begin.request] = static_cast<std::int32_t>(min(begin.first_row, p.rows));
-        p.present[begin.request] = begin.keys;
-        if (begin.request == p.batch - 1) {
-          p.first[p.batch] = static_cast<std::int32_t>(min(end, p.rows));
-        }
-        p.first_run[begin.request] = static_cast<std::int32_t>(first);
-      });
-  if (threadIdx.x == 0) p.first_run[p.batch] = static_cast<std::int32_t>(runs);
+/// By all of a block: how many runs there are. `writes`: leaves in the workspace where requests begin, and
+/// which runs they have.
+__device__ std::int64_t count_runs(const StageTensorsParams& p, bool writes, StageShared& s) {
+  Scan at;
+  scan_requests(p, s, at, INT64_MAX, [&](const Run& begin, std::int64_t first, std::int64_t) {
+    if (!writes) return;
+    p.first[begin.request] = static_cast<std::int32_t>(min(begin.first_row, p.rows));
+    p.present[begin.request] = begin.keys;
+    p.first_run[begin.request] = static_cast<std::int32_t>(first);
+  });
+  if (writes && threadIdx.x == 0) p.first_run[p.batch] = static_cast<std::int32_t>(at.runs);
+  return at.runs;
 }
 
 /// Of a tile of 16 tokens of a head 128 dims of V, and as large a part of the rows of K, by a warp.
@@ -193,7 +199,7 @@ struct TensorTile {
           pair = larger_pair<kBFloat16>(pair, __shfl_xor_sync(~0u, pair, away));
         }
         const float scale = e4m3_scale(larger_bits<kBFloat16>(pair));
-        const float inverse = __uint_as_float((254u << 23) - __float_as_uint(scale));  // of a power of two
+        const float inverse = inverse_power(scale);
         float v[8];
         unpack(x[i], kBFloat16, v);
 #pragma unroll
@@ -250,16 +256,15 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   __shared__ StageShared shared;
   wait_for_previous_kernel();
   let_next_kernel_start();
-  if (blockIdx.x == 0) place_requests(p, shared);
-  const std::int64_t runs =
-      for_each_request(p, shared, INT64_MAX, [](const Run&, std::int64_t, std::int64_t) {});
+  const std::int64_t runs = count_runs(p, blockIdx.x == 0, shared);
   const std::int64_t all = runs * p.heads, first = all * blockIdx.x / gridDim.x;
   int left = static_cast<int>(all * (blockIdx.x + 1) / gridDim.x - first);
   int index = static_cast<int>(first / p.heads), head = static_cast<int>(first % p.heads);
   bool found = false;
+  Scan at;
 #pragma unroll 1
   for (; left > 0; --left) {
-    if (!found) find_run(p, index, shared);
+    if (!found) find_run(p, index, at, shared);
     if (p.type == DType::kBFloat16) {
       stage_run<kLanes, true>(p, shared.run, index, head, shared.most[left % 2]);
     } else {

@@ -32,8 +32,8 @@ struct StageTensorsParams {
   float* k_scales;                 // [heads, rows]
   float* run_maxima;               // [heads, value_runs(rows, batch, dim)] of finite magnitudes of V
   float* v_units;                  // [batch, heads] what codes of V are multiplied by
-  std::int32_t* first;             // [batch + 1] where requests begin among the staged rows, and end
-  std::int32_t* first_run;         // [batch + 1] likewise among all runs
+  std::int32_t* first;             // [batch] where requests begin among the staged rows
+  std::int32_t* first_run;         // [batch + 1] likewise among all runs, and how many there are
   std::int32_t* present;           // [batch] their keys that k and v have
 };
 
