@@ -347,6 +347,30 @@ TEST_P(Targets, PairsOfWeightsHaveTheBitsOfFp32) {
   }
 }
 
+/// Sums of codes of 8 bits are exact: in fp32, four bytes at a time, and by tiles, which items of few rows do
+/// not take.
+TEST_P(Targets, SumsOfCodesAreTheSame) {
+  if (!has_fma(GetParam())) GTEST_SKIP() << "no fused multiply-adds";
+  int n = 0;
+  for (const int head_dim : {64, 80, 96, 128, 192, 256, 512}) {
+    for (const std::string format : {"plain bf16", "int8-head", "int4-row"}) {
+      if (++n % 4 != 0 && reference::kSanitized) continue;
+      AttentionCase row = half_int8_case();
+      row.arithmetic = "full_int8";
+      row.head_dim = head_dim;
+      row.mask.causal = n % 2 == 0;
+      row.requests = {{20, 200}, {70, 77}, {1, 129}, {33, 300}};
+      if (format.starts_with("plain")) {
+        row.plain = DType::kBFloat16;
+      } else {
+        row.k_format = format;
+      }
+      const Problem p = make_problem(row);
+      expect_bits_of_the_best(GetParam(), p, format + ", head_dim " + std::to_string(head_dim));
+    }
+  }
+}
+
 /// A V so small, or sums so small beside later ones, that pairs would lose them.
 TEST_P(Targets, PairsOfSmallWeightsAndValues) {
   if (!has_fma(GetParam())) GTEST_SKIP() << "no fused multiply-adds";

@@ -49,10 +49,14 @@ HWY_INLINE void multiply_tiles() {
   }
 }
 
-/// While it lives the thread's eight tiles have 16 rows of 64 bytes each, if the processor has any.
+/// Rows of an item from which on tiles multiply them: V is turned for all, however few.
+inline constexpr int kLeastTiledRows = 32;
+
+/// While it lives the thread's eight tiles have 16 rows of 64 bytes each, if they are wanted and there are
+/// any.
 class TileScope {
  public:
-  TileScope() : has_(has_byte_tiles()) {
+  explicit TileScope(bool wanted) : has_(wanted && has_byte_tiles()) {
     if (!has_) return;
     struct {
       std::uint8_t palette = 1, start_row = 0, reserved[14] = {};

@@ -161,7 +161,14 @@ class FullInt8Source : public Int8Source {
   static constexpr bool kByteTiles = kByteKernels;
 
   FullInt8Source(const Layer& layer, const Item& item, Scratch& scratch)
-      : Int8Source(layer, item, scratch), block_(layer, item, scratch) {}
+      : Int8Source(layer, item, scratch),
+        block_(layer, item, scratch)
+#if HWY_TARGET == HWY_AVX3_DL
+        ,
+        tiles_(item.rows >= kLeastTiledRows)
+#endif
+  {
+  }
 
   /// Where the block's codes of the chunk begin: fp32, or with kBytes dwords in CodeScratch::v_codes, from
   /// first_word() on.
