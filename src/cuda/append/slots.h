@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/append/row.h"
+#include "cuda/device/search.h"
 
 namespace halftone::cuda {
 
@@ -26,17 +27,7 @@ __device__ inline std::int32_t warp_request_of(const std::int32_t* cu_seqlens, s
     const std::int32_t first = cu_seqlens[token], end = cu_seqlens[token + 1];
     if ((first <= token) & (token < end)) return static_cast<std::int32_t>(token);
   }
-  const int lane = threadIdx.x % 32;
-  std::int32_t low = 0, high = batch;
-  while (high - low > 1) {
-    const std::int32_t step = (high - low - 1) / 32 + 1;
-    const std::int64_t probe = low + std::int64_t{step} * lane;
-    const unsigned begun = __ballot_sync(~0u, probe < high && cu_seqlens[probe] <= token);
-    low +=
-        (__popc(begun | 1U) - 1) * step;  // the begun ones come first; low counts as one, even if it is not
-    high = min(high, low + step);
-  }
-  return low;
+  return last_begun(cu_seqlens, batch, token);
 }
 
 /// The slot in a page, or -1 if there is no such page, which sets the status.

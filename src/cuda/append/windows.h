@@ -8,6 +8,7 @@
 
 #include <bit>
 
+#include "cuda/append/rows.h"
 #include "cuda/append/slots.h"
 #include "cuda/append/store.h"
 

@@ -5,6 +5,7 @@
 #include "cuda/device/launch.h"
 #include "cuda/device/ptx.h"
 #include "cuda/device/range.h"
+#include "cuda/device/search.h"
 #include "cuda/prefill/codes.h"
 #include "cuda/prefill/stage.h"
 #include "format/fp8_row.h"
@@ -81,12 +82,11 @@ __device__ void scan_requests(const StageTensorsParams& p, StageShared& s, Scan&
   while (at.base < p.batch) {
     std::int64_t rows = at.rows, runs = at.runs;
     const int r = at.base + static_cast<int>(threadIdx.x);
-    const std::int64_t padded = r < p.batch ? padded_keys(present_keys(p, r)) : 0;
-    const std::int64_t first_row = sum_up_to(padded, rows, s) - padded;
+    const std::int32_t there = r < p.batch ? present_keys(p, r) : 0;
+    const std::int64_t padded = padded_keys(there), first_row = sum_up_to(padded, rows, s) - padded;
     // What has no room is no key.
     const std::int64_t room = max(p.rows - first_row, std::int64_t{0});
-    const std::int32_t keys =
-        r < p.batch ? static_cast<std::int32_t>(min(std::int64_t{present_keys(p, r)}, room)) : 0;
+    const auto keys = static_cast<std::int32_t>(min(std::int64_t{there}, room));
     const std::int64_t own = (keys + value_run(p.dim) - 1) / value_run(p.dim);
     const std::int64_t first = sum_up_to(own, runs, s) - own;
     if (r < p.batch) use(Run{r, 0, first_row, keys}, first, own);
@@ -282,18 +282,6 @@ __device__ fp8_row::Row value_row(const float* maxima, int runs) {
   return fp8_row::row_of(__reduce_max_sync(~0u, most));
 }
 
-/// The request of a run, by a warp.
-__device__ int request_of_run(const StageTensorsParams& p, int index) {
-  int low = 0, high = p.batch;  // first_run[low] <= index < first_run[high]
-  while (high - low > 1) {
-    const int step = (high - low - 1) / 32 + 1, probe = low + step * static_cast<int>(threadIdx.x % 32);
-    const unsigned begun = __ballot_sync(~0u, probe < high && p.first_run[probe] <= index);
-    low += (__popc(begun | 1u) - 1) * step;
-    high = min(high, low + step);
-  }
-  return low;
-}
-
 /// What a warp finds of a run of a head.
 struct Settled {
   Run run;
@@ -302,7 +290,7 @@ struct Settled {
 };
 
 __device__ Settled settle_run(const StageTensorsParams& p, int index, int head) {
-  const int request = request_of_run(p, index), first = p.first_run[request];
+  const int request = last_begun(p.first_run, p.batch, index), first = p.first_run[request];
   const float* const maxima = p.run_maxima + head * value_runs(p.rows, p.batch, p.dim) + first;
   const int number = index - first;
   const fp8_row::Row unit = value_row(maxima, p.first_run[request + 1] - first),
