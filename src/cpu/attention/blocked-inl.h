@@ -44,7 +44,7 @@ class BlockedItem {
   /// False if the source refused: another one must begin again.
   bool run() {
     const int rows = (item_.rows + kLanes - 1) / kLanes * kLanes;
-    begin_rows(rows);
+    rows_.find(layer_, item_, rows, s_);
     load_queries(rows);
     if (source_.refused()) return false;
     std::fill_n(s_.acc, layer_.v_dim * rows, 0.0f);
@@ -55,7 +55,7 @@ class BlockedItem {
       if (source_.refused()) return false;
       begin += source_.chunk().tiles * kTileTokens;
     }
-    for (int i = 0; i < strips_; ++i) store_rows(strip_[i]);
+    for (int i = 0; i < rows_.strips; ++i) store_rows(rows_.strip[i]);
     mark_nan(item_, s_);
     return true;
   }
@@ -63,38 +63,13 @@ class BlockedItem {
  private:
   static constexpr bool kOwnQueries = Source::kCodes || Source::kBytes;
 
-  /// Views and states of `rows` rows, those of the item and padding, and the strips that they fall into.
-  void begin_rows(int rows) {
-    for (int first = 0; first < rows; first += kStripRows) {
-      const int count = std::min(item_.rows - first, kStripRows);
-      Strip& strip = strip_[strips_++];
-      strip.first = first;
-      strip.rows = std::min(rows - first, kStripRows);
-      strip.common = load_views(layer_, item_, first, count, s_);
-      strip.begin = INT32_MAX;
-      for (int r = first; r < first + count; ++r) {
-        strip.begin = std::min(strip.begin, s_.view[r].begin);
-        strip.end = std::max(strip.end, s_.view[r].end);
-      }
-    }
-    for (int r = item_.rows; r < rows; ++r) s_.view[r] = {0, 0, 0, 0};
-    for (int r = 0; r < rows; ++r) {
-      begin_[r] = s_.view[r].begin;
-      end_[r] = std::min(s_.view[r].end, item_.kv_end);
-      position_[r] = s_.view[r].position;
-      slope_[r] = s_.view[r].slope;
-      s_.max[r] = planning::kMinusInfinity;
-      s_.sum[r] = 0;
-    }
-  }
-
   /// Q^T, per strip [dim in the order of the K map][rows].
   void load_queries(int rows) {
     const int width = source_.width();
     if constexpr (!Source::kBytes) std::fill_n(s_.q, width * rows, 0.0f);
     if constexpr (kOwnQueries) source_.begin_queries(rows);
     for (int r = 0; r < item_.rows; ++r) {
-      const Strip& strip = strip_[r / kStripRows];
+      const Strip& strip = rows_.strip[r / kStripRows];
       load_query<!Source::kSums>(layer_, item_, r, s_.row);
       if constexpr (kOwnQueries) source_.take_query(strip, r);
       if constexpr (Source::kBytes) continue;
@@ -127,8 +102,8 @@ class BlockedItem {
     source_.decode_k(s_.decoded);
     const float* const v = source_.decode_v(s_.decoded_v);
     bool finite = false, checked = false;
-    for (int i = 0; i < strips_; ++i) {
-      const Strip& strip = strip_[i];
+    for (int i = 0; i < rows_.strips; ++i) {
+      const Strip& strip = rows_.strip[i];
       if (chunk.begin >= strip.end || chunk.end <= strip.begin) continue;  // no row of it sees the chunk
       score(strip, chunk);
       const bool partial = strip.common.partial(chunk);
@@ -248,10 +223,10 @@ class BlockedItem {
     const I di;
     float* scores = s_.scores + column;
     const int row = strip.first + column;
-    const VF slope = hn::LoadU(d, slope_ + row);
-    const VI position = hn::LoadU(di, position_ + row);
-    const VI begin = hn::LoadU(di, begin_ + row);
-    const VI end = hn::LoadU(di, end_ + row);
+    const VF slope = hn::LoadU(d, rows_.slope + row);
+    const VI position = hn::LoadU(di, rows_.position + row);
+    const VI begin = hn::LoadU(di, rows_.begin + row);
+    const VI end = hn::LoadU(di, rows_.end + row);
     VF q_scale = hn::Zero(d);
     if constexpr (Source::kCodes) q_scale = hn::Load(d, s_.codes.q_scale + row);
     const VF minus_infinity = hn::Set(d, planning::kMinusInfinity);
@@ -279,20 +254,6 @@ class BlockedItem {
       hn::StoreU(x, d, scores + t * strip.rows);
     }
     return max;
-  }
-
-  /// `max`, or x if it is larger: a NaN is never a maximum.
-  static HWY_INLINE VF larger(VF x, VF max) {
-#if HWY_TARGET <= HWY_AVX3 && HWY_ARCH_X86
-    return hn::Max(x, max);  // of a NaN and a number the second one
-#else
-    return hn::IfThenElse(hn::Gt(x, max), x, max);
-#endif
-  }
-
-  /// A maximum, or 0 where there is none.
-  static HWY_INLINE VF shift_of(VF max) {
-    return hn::IfThenZeroElse(hn::Eq(max, hn::Set(F(), planning::kMinusInfinity)), max);
   }
 
   /// Online softmax of kLanes rows over the chunk; leaves p in scores, where the source has in_pairs() as
@@ -376,12 +337,7 @@ class BlockedItem {
   Scratch& s_;
   Source source_;
   const ScoreTransform transform_;
-  Strip strip_[kMaxRows / kStripRows];
-  int strips_ = 0;
-  std::int32_t begin_[kMaxRows];
-  std::int32_t end_[kMaxRows];
-  std::int32_t position_[kMaxRows];
-  float slope_[kMaxRows];
+  ItemRows<kStripRows> rows_;
 };
 
 }  // namespace HWY_NAMESPACE

@@ -15,6 +15,7 @@
 #include "cpu/attention/key_pairs-inl.h"
 #include "cpu/attention/rotated_keys-inl.h"
 #include "cpu/attention/tile_source-inl.h"
+#include "cpu/attention/tiled-inl.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -31,7 +32,21 @@ void run_values(const Layer& layer, const Item& item, Scratch& scratch) {
   BlockedItem<Source>(layer, item, scratch).run();
 }
 
+/// By tiles, if they take the item.
+bool run_tiled([[maybe_unused]] const Layer& layer, [[maybe_unused]] const Item& item,
+               [[maybe_unused]] Scratch& scratch) {
+#if HWY_TARGET == HWY_AVX3_DL
+  if (!takes_tiles(layer, item)) return false;
+  if (layer.arithmetic == Arithmetic::kHalfInt8) return TiledItem<HalfInt8Source>(layer, item, scratch).run();
+  if (has_one_scale(layer.k)) return TiledItem<CodedKeys>(layer, item, scratch).run();
+  return TiledItem<TileSource>(layer, item, scratch).run();
+#else
+  return false;
+#endif
+}
+
 void Blocked(const Layer& layer, const Item& item, Scratch& scratch) {
+  if (run_tiled(layer, item, scratch)) return;
   switch (layer.arithmetic) {
     case Arithmetic::kHalfInt8:
       if (layer.bf16_weights) {
@@ -65,6 +80,19 @@ void Blocked(const Layer& layer, const Item& item, Scratch& scratch) {
 
 void Rotate(float* x, int dim) { rotate_row(x, dim); }
 
+void StoreBf16(const float* x, int count, std::uint16_t* out) {
+  const hn::Rebind<std::uint16_t, F> half;
+  const I di;
+  for (int i = 0; i < count; i += kLanes) {
+    const VI bits = hn::BitCast(di, hn::LoadU(F(), x + i));
+    const VI odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(di, 1));
+    const VI up = hn::Add(bits, hn::Add(odd, hn::Set(di, 0x7fff)));
+    const auto nan = hn::Gt(hn::And(bits, hn::Set(di, 0x7fffffff)), hn::Set(di, 0x7f800000));
+    const VI upper = hn::And(hn::ShiftRight<16>(up), hn::Set(di, 0xffff));
+    hn::StoreU(hn::DemoteTo(half, hn::IfThenElse(nan, hn::Set(di, 0x7fff), upper)), half, out + i);
+  }
+}
+
 int Lanes() { return kLanes; }
 
 }  // namespace
@@ -77,6 +105,7 @@ namespace halftone::cpu {
 
 HWY_EXPORT(Blocked);
 HWY_EXPORT(Rotate);
+HWY_EXPORT(StoreBf16);
 HWY_EXPORT(Lanes);
 
 void blocked_item(const Layer& layer, const Item& item, Scratch& scratch) {
@@ -84,6 +113,10 @@ void blocked_item(const Layer& layer, const Item& item, Scratch& scratch) {
 }
 
 void rotate_row(float* x, int dim) { HWY_DYNAMIC_DISPATCH(Rotate)(x, dim); }
+
+void store_bf16(const float* x, int count, std::uint16_t* out) {
+  HWY_DYNAMIC_DISPATCH(StoreBf16)(x, count, out);
+}
 
 int vector_lanes() { return HWY_DYNAMIC_DISPATCH(Lanes)(); }
 

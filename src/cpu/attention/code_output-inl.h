@@ -88,9 +88,10 @@ HWY_NOINLINE void output_codes(const CodeOutputArgs& a, int column) {
 inline void output_code_tiles(const CodeOutputArgs& a) {
   for_tiles(a.v_dim, a.rows, [&](auto l, auto r, int first, int row) HWY_ATTR {
     constexpr int L = decltype(l)::value, R = decltype(r)::value;
-    TileSums<L, R> sums;
-    multiply<L, R, TileSigns::kLeft>({a.v_turned + first * kTileRows, kTileBytes, a.p_words + row, a.rows, 1},
-                                     sums);
+    ByteTileSums<L, R> sums;
+    sums.template multiply<TileProducts::kSignedLeft>(
+        {a.v_turned + first * kTileRows, kTileBytes, 0, kTileRows * kTileBytes},
+        {a.p_words + row, a.rows * 4, 0, kTileBytes}, 1);
     for (int dim = 0; dim < L * kTileRows; dim += 4) {
       VF sum[4][R];
       HALFTONE_UNROLL

@@ -31,6 +31,8 @@ class Int8Source : public TileSource {
         k_scale_(layer.stored_k ? scratch.k_scale : scratch.codes.k_scale) {}
 
   int width() const { return width_; }
+  float key_scale(int token) const { return k_scale_[token]; }
+  static bool scales_queries() { return true; }
   HWY_INLINE VF scaled(VF dot, VF q_scale, int token) const {
     return hn::Mul(dot, hn::Mul(q_scale, hn::Set(F(), k_scale_[token])));
   }
@@ -165,7 +167,7 @@ class FullInt8Source : public Int8Source {
         block_(layer, item, scratch)
 #if HWY_TARGET == HWY_AVX3_DL
         ,
-        tiles_(item.rows >= kLeastTiledRows)
+        tiles_(item.rows >= kLeastTiledRows && matrix_tiles().bytes)
 #endif
   {
   }

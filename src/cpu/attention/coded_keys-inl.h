@@ -44,6 +44,9 @@ class CodedKeys : public TileSource {
 
   void decode_k(float* out) const { decode_codes(out); }
 
+  float key_scale(int token) const { return s_.k_scale[token]; }
+  bool scales_queries() const { return large_; }
+
   HWY_INLINE VF scaled(VF dot, VF q_scale, int token) const {
     dot = hn::Mul(dot, hn::Set(F(), s_.k_scale[token]));
     return large_ ? hn::Mul(dot, q_scale) : dot;

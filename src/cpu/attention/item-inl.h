@@ -20,6 +20,17 @@ HWY_BEFORE_NAMESPACE();
 namespace halftone::cpu {
 namespace HWY_NAMESPACE {
 
+/// load_row() of Q, in vectors.
+HWY_INLINE void load_query_values(DType dtype, const void* row, int dim, float* out) {
+  if (dtype != DType::kBFloat16) return load_row(dtype, row, dim, out);
+  const auto* const from = static_cast<const std::uint8_t*>(row);
+  for (int i = 0; i < dim; i += kLanes) {
+    VF x;
+    Decoder<Element::kBF16>::load(from + i * 2, &x);
+    hn::StoreU(x, F(), out + i);
+  }
+}
+
 /// Row `row` of the item's Q in fp32, in the basis in which K is stored; without kNormalises the factor of a
 /// rotation is left out.
 template <bool kNormalises = true>
@@ -27,7 +38,7 @@ HWY_INLINE void load_query(const Layer& layer, const Item& item, int row, float*
   const int packed = item.row_begin + row;
   const int head = item.kv_head * layer.group + packed % layer.group;
   const TensorView& q = layer.args->q;
-  load_row(q.dtype, row_at(q, item.q_first + packed / layer.group, head), layer.head_dim, out);
+  load_query_values(q.dtype, row_at(q, item.q_first + packed / layer.group, head), layer.head_dim, out);
   if (layer.channels.scale != nullptr) {
     const std::int64_t first = std::int64_t{item.kv_head} * layer.head_dim;
     for (int d = 0; d < layer.head_dim; ++d) out[d] = layer.channels.folded(out[d], first + d);
@@ -78,6 +89,42 @@ struct Strip {
   int begin = 0;  ///< keys [begin, end) are seen by some row
   int end = 0;
   CommonView common;
+};
+
+/// The rows of an item and padding, in strips of up to kRows, which divides kMaxRows.
+template <int kRows>
+struct ItemRows {
+  Strip strip[kMaxRows / kRows];
+  int strips = 0;
+  std::int32_t begin[kMaxRows];  ///< keys [begin, end) of the item are seen
+  std::int32_t end[kMaxRows];
+  std::int32_t position[kMaxRows];
+  float slope[kMaxRows];
+
+  /// Of `rows` rows, those of the item and padding, which sees nothing; their states become empty ones.
+  void find(const Layer& layer, const Item& item, int rows, Scratch& s) {
+    for (int first = 0; first < rows; first += kRows) {
+      const int count = std::min(item.rows - first, kRows);
+      Strip& to = strip[strips++];
+      to.first = first;
+      to.rows = std::min(rows - first, kRows);
+      to.common = load_views(layer, item, first, count, s);
+      to.begin = INT32_MAX;
+      for (int r = first; r < first + count; ++r) {
+        to.begin = std::min(to.begin, s.view[r].begin);
+        to.end = std::max(to.end, s.view[r].end);
+      }
+    }
+    for (int r = item.rows; r < rows; ++r) s.view[r] = {0, 0, 0, 0};
+    for (int r = 0; r < rows; ++r) {
+      begin[r] = s.view[r].begin;
+      end[r] = std::min(s.view[r].end, item.kv_end);
+      position[r] = s.view[r].position;
+      slope[r] = s.view[r].slope;
+      s.max[r] = planning::kMinusInfinity;
+      s.sum[r] = 0;
+    }
+  }
 };
 
 /// Rows are done: a row that read a NaN has it in its sum, and must not look empty.

@@ -48,6 +48,11 @@ struct Side {
   bool may_hold_nan() const { return stored_params || element <= Element::kE4M3; }
 };
 
+/// Whether they are codes with one scale, and no min, for all dims of a token and head.
+inline bool has_one_scale(const Side& side) {
+  return !row_order(side.element) && !side.has_min && side.groups == 1;
+}
+
 struct Gather;
 
 struct Layer {
@@ -170,6 +175,24 @@ struct alignas(64) CodeScratch {
   float factor[kStripRows];                         ///< of a row's weights in this chunk
 };
 
+/// Working memory of the blocked path by tiles of bf16 (tile_operands-inl.h, tiled-inl.h).
+inline constexpr int kSpanTokens = 128;  ///< one step of its online softmax, at absolute multiples
+inline constexpr int kTiledRows = 64;    ///< that go through a span together
+inline constexpr int kMaxParts = 3;      ///< bf16 whose sum is a value of fp32
+inline constexpr int kTiledWidth = (kMaxDim + 2 * kMaxLanes + 31) / 32 * 32;  ///< of K
+struct alignas(64) TileScratch {
+  std::uint16_t k[kMaxParts * kTiledWidth * kSpanTokens];  ///< of int8 K: codes, biased, [token][width]
+  std::uint16_t v[2 * kMaxDim * kSpanTokens];
+  std::uint16_t v_wild[kMaxDim * kSpanTokens];  ///< V before what is not finite was taken out
+  std::int32_t q[kMaxParts * kMaxRows * kTiledWidth / 2];
+  float scores[kSpanTokens * kTiledRows];            // [16 rows][token][row]; of int8 K: int32
+  std::int32_t p[2 * kSpanTokens / 2 * kTiledRows];  // two tokens each
+  float k_scale[kSpanTokens];                        ///< what a token's scores are multiplied with
+  float v_scale[kSpanTokens];                        ///< what a token's weights are, where V are codes
+  float factor[kSpanTokens];                         ///< that times the scale of logits and log2(e)
+  bool excluded[kSpanTokens / kTileTokens];
+};
+
 /// Working memory of one thread, all parts 64-byte aligned. Floats unless stated.
 struct alignas(64) Scratch {
   // Row states and sums of p * v, in the order of an item's rows: the result of an item.
@@ -197,6 +220,7 @@ struct alignas(64) Scratch {
     ByteScratch bytes;
     CodeScratch codes;
   };
+  TileScratch tiles;
   std::uint8_t k_tail[kTileTokens * kMaxDim * 4];  ///< plain tensors: the last, partial tile
   std::uint8_t v_tail[kTileTokens * kMaxDim * 4];
   bool excluded;  ///< this thread met a bad block-table entry

@@ -156,6 +156,8 @@ class TileSource {
   bool excluded(int token) const { return chunk_.tile[token / kTileTokens].excluded; }
   const Chunk& chunk() const { return chunk_; }
   void find(int begin) { finder_.find(begin, chunk_, kBlockedTokens); }
+  /// Tokens [begin, end), which it does not go to.
+  void look_ahead(int begin, int end, Chunk& chunk) const { finder_.find_range(begin, end, chunk); }
 
   void decode_k(float* out) const {
     const int params = kTileTokens * layer_.k.groups;
@@ -173,6 +175,10 @@ class TileSource {
     return out;
   }
   static float out_scale() { return 1.0f; }
+  /// What the scores of a token of the chunk are multiplied with.
+  static float key_scale(int /*token*/) { return 1.0f; }
+  /// Whether those of a row of Q are, too.
+  static bool scales_queries() { return false; }
   static bool refused() { return false; }
   static bool in_pairs() { return false; }
 

@@ -19,6 +19,15 @@ struct Tile {
   bool excluded;  ///< behind a bad block-table entry: its bytes must not count (they are zeros)
 };
 
+/// Zeros replace token t of a decoded tile of V.
+inline void clear_values(const std::vector<QuadClass>& classes, int t, float* tile) {
+  for (const QuadClass& quads : classes) {
+    for (const std::int32_t base : quads.base) {
+      for (const std::int32_t dim : quads.dim) tile[base + quads.token[t] + dim] = 0.0f;
+    }
+  }
+}
+
 /// Up to kChunkTokens tokens; token `begin` is the first of tile 0.
 struct Chunk {
   int begin = 0;

@@ -101,12 +101,7 @@ class ValueBlock {
         continue;
       }
       for (int t = 0; t < kTileTokens; ++t) {
-        if (token + t >= first_ && token + t < kv_len_) continue;
-        for (const QuadClass& quads : layer_.maps->v_quads) {
-          for (const std::int32_t base : quads.base) {
-            for (const std::int32_t dim : quads.dim) tile[base + quads.token[t] + dim] = 0.0f;
-          }
-        }
+        if (token + t < first_ || token + t >= kv_len_) clear_values(layer_.maps->v_quads, t, tile);
       }
     }
   }

@@ -290,6 +290,20 @@ struct ScoreTransform {
   bool alibi;
 };
 
+/// `max`, or x if it is larger: a NaN is never a maximum.
+HWY_INLINE VF larger(VF x, VF max) {
+#if HWY_TARGET <= HWY_AVX3 && HWY_ARCH_X86
+  return hn::Max(x, max);  // of a NaN and a number the second one
+#else
+  return hn::IfThenElse(hn::Gt(x, max), x, max);
+#endif
+}
+
+/// A maximum, or 0 where there is none.
+HWY_INLINE VF shift_of(VF max) {
+  return hn::IfThenZeroElse(hn::Eq(max, hn::Set(F(), planning::kMinusInfinity)), max);
+}
+
 /// begin <= token < end, as a mask of floats.
 HWY_INLINE hn::Mask<F> visible(VI token, VI begin, VI end) {
   const auto outside = hn::Or(hn::Lt(token, begin), hn::Not(hn::Lt(token, end)));
