@@ -61,7 +61,7 @@ halftone_emulate(adversarial_numerics_runner_test_emulated "*ExtremeWindows/cuda
 halftone_emulate(append_bytes_test_emulated "*Latent*/cuda")
 halftone_emulate(append_checks_test_emulated "*/cuda")
 halftone_emulate(attention_device_test_emulated
-  "*MixedFormats:*GraphReplay*:*ManyRowsOfAnySize:*RowsOfAUnit*:*UnitsOf32Rows")
+  "*MixedFormats:*GraphReplay*:*ManyRowsOfAnySize:*RowsOfAUnit*:*TilesBesideLines:*UnitsOf32Rows")
 halftone_emulate(coded_device_test_emulated
   "*CausalKeys*:*GroupsAndPages*:*BadPages*:*BatchInvariant*:*LogitsThatRise*:*LongContexts*:*SumsOf*fp8")
 halftone_emulate(coded_tensors_device_test_emulated "*Infinities*:*PoisonedMemory*:*Runs*:*UnitsOfTheirOwn*:*Wild*")

@@ -154,6 +154,43 @@ TEST(DeviceAttention, UnitsOf32Rows) {
   }
 }
 
+/// Tiles that are not whole lines of L2, of one format and of two, in pages of one tile and of several.
+TEST(DeviceAttention, TilesBesideLines) {
+  struct Kind {
+    const char *k, *v;
+    int head_dim;
+  };
+  int seed = 5800;
+  for (const Kind& kind : {Kind{"fp8-token", "fp8-token", 64},
+                           {"int8-g32", "int8-g32", 96},
+                           {"int8-head", "int8-head", 128},
+                           {"int8-head", "int4-g32", 128},
+                           {"bf16", "int8-head", 128},
+                           {"int8-head", "int8-head", 192},
+                           {"int8-head", "int8-head", 256},
+                           {"fp8-token-head", "fp8-token-head", 256},
+                           {"int8-head", "int8-head", 512}}) {
+    for (const int page_size : {16, 32, 64}) {
+      for (const int q_heads : {8, 16}) {
+        AttentionCase row;
+        row.name = std::string(kind.k) + ":" + kind.v + ", head_dim " + std::to_string(kind.head_dim) +
+                   ", pages of " + std::to_string(page_size) + ", " + std::to_string(q_heads) + " rows";
+        row.requests = {{1, 700}, {1, 77}, {1, 16}, {1, 1}};
+        row.q_heads = q_heads;
+        row.kv_heads = 1;
+        if (q_heads > 8) row.key_slack = 1 << 20;  // no units of 8
+        row.head_dim = kind.head_dim;
+        row.k_format = kind.k;
+        row.v_format = kind.v;
+        row.page_size = page_size;
+        row.workers = seed % 3 * 7;
+        row.seed = static_cast<std::uint64_t>(seed++);
+        expect_agrees(row);
+      }
+    }
+  }
+}
+
 /// Rows of Q that are zero, tiny and large beside others, and tokens of K that f16 does not hold.
 TEST(DeviceAttention, ManyRowsOfAnySize) {
   int seed = 5600;

@@ -52,11 +52,11 @@ inline constexpr std::array kDecodeParts{
     parts::kInt8Token,  // 29.7, 82.5
     parts::kInt8G32,    // 30.9, 86.3
     parts::kInt8G64,    // 30.4, 83.8
-    parts::kInt8G128,   // 51.7, 156 at head_dim 256
+    parts::kInt8G128,   // 51.7, 139 at head_dim 256
     parts::kInt4Token,  // 21.4, 49.5
     parts::kInt4G32,    // 23.4, 58.9
     parts::kInt4G64,    // 22.0, 53.3
-    parts::kInt4G128,   // 36.4, 94.9 at head_dim 256
+    parts::kInt4G128,   // 36.4, 79.7 at head_dim 256
 };
 
 /// K and V in different formats: K, whose errors the softmax magnifies, has as many bits as V or more.
@@ -102,7 +102,7 @@ inline constexpr std::array<RowShape, 5> kRowShapes{{
 }};
 /// Beyond head_dim 128 the accumulators of 16 rows do not fit into registers.
 inline constexpr std::array<RowShape, 3> kWideRowShapes{{
-    {1, 1, 8},  // of int8-head at head_dim 256: 50.5, 154
+    {1, 1, 8},  // of int8-head at head_dim 256: 45.5, 137
     {1, 2, 4},  // 53.3, 171
     {1, 4, 2},  // of fp8, 5 queries of 32 heads over 8, batch 16: 205; by 16 rows 259
 }};
@@ -135,9 +135,7 @@ constexpr DecodeConfig make_decode_config(const PartConfig& k, const PartConfig&
   const bool one_warp = shape.row_tiles == 1 && shape.row_groups == 1 && head_dim <= 128;
   const int piece_tiles = one_warp && bytes <= 1536 ? 4 : bytes <= 4352 ? 2 : 1;
   const int piece_bytes = piece_tiles * bytes;
-  const bool heavy = head_dim == 256 && is_integer(k.dtype) && k.mode == ScaleMode::kBlock &&
-                     (shape.teams == 8 || k.dtype == DType::kInt8);
-  const int teams = heavy || (piece_bytes > 10000 && shape.teams > 2) ? shape.teams / 2 : shape.teams;
+  const int teams = piece_bytes > 10000 && shape.teams > 2 ? shape.teams / 2 : shape.teams;
   const bool three = teams == 8 ? piece_bytes <= 5632 : piece_bytes * teams <= 24000;
   return {k, v, head_dim, shape.row_tiles, shape.row_groups, teams, piece_tiles, three ? 3 : 2, shape.family};
 }

@@ -39,15 +39,18 @@ __device__ inline void compute_piece(const AttentionParams& p, Warp<C>& w,
 #pragma unroll 1
   for (int base = 0; base < C.piece_tiles; base += kSteps) {
     std::uint8_t* tiles = piece.tiles + base * p.cache.tile_bytes;
+    const auto tile = [&](int i) {
+      return tiles + i * p.cache.tile_bytes + (Traits::kShifts ? shift_of(piece.live, base + i) : 0);
+    };
     const int first = piece.token + base * kTileTokens;
     float x[kSteps][Warp<C>::N][4];
     const bool low_part = needs_low_part<C>(p);
     if ((Warp<C>::N == 1 || C.k.mode != ScaleMode::kBlock) && !low_part) {  // a copy without the branches
 #pragma unroll
-      for (int i = 0; i < kSteps; ++i) w.scores(p, tiles + i * p.cache.tile_bytes, false, x[i]);
+      for (int i = 0; i < kSteps; ++i) w.scores(p, tile(i), false, x[i]);
     } else {
 #pragma unroll
-      for (int i = 0; i < kSteps; ++i) w.scores(p, tiles + i * p.cache.tile_bytes, low_part, x[i]);
+      for (int i = 0; i < kSteps; ++i) w.scores(p, tile(i), low_part, x[i]);
     }
     if (piece.special) {
 #pragma unroll
@@ -64,11 +67,11 @@ __device__ inline void compute_piece(const AttentionParams& p, Warp<C>& w,
       for (int i = 0; i < kSteps; ++i) {
         const int alive = min(max(piece.keys - first - i * kTileTokens, 0), kTileTokens);
         dead_from[i] = piece.live >> (base + i) & 1 ? alive : 0;
-        clear_dead<C>(p, tiles + i * p.cache.tile_bytes, dead_from[i], w.lane);
+        clear_dead<C>(p, tile(i), dead_from[i], w.lane);
       }
     }
 #pragma unroll
-    for (int i = 0; i < kSteps; ++i) w.accumulate(p, tiles + i * p.cache.tile_bytes, dead_from[i], x[i]);
+    for (int i = 0; i < kSteps; ++i) w.accumulate(p, tile(i), dead_from[i], x[i]);
   }
 }
 
@@ -86,7 +89,7 @@ struct PieceReader {
     constexpr std::uint32_t kAll = (1u << C.piece_tiles) - 1;
     barrier_wait(full + ring.stage * 8, ring.parity);
     const std::uint32_t live = s.live[team][ring.stage];
-    const bool boundary = !unmasked.has(token, Traits::kPieceTokens) || live != kAll;
+    const bool boundary = !unmasked.has(token, Traits::kPieceTokens) || (live & kAll) != kAll;
     return {s.ring[team][ring.stage], token, item.keys, item.work.kv_end, live, boundary,
             boundary || modified};
   }

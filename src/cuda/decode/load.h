@@ -55,20 +55,36 @@ struct Loader {
       if (token + i * kTileTokens >= end) continue;
       if (has_page(p, page[i])) live |= 1u << i;
     }
-    s.live[team][ring.stage] = live;
-    barrier_expect_bytes(barrier, __popc(live) * c.tile_bytes);
     const int last_tile = (1 << c.page_log2) / kTileTokens - 1;
     std::uint32_t joined = 0;  // bit i: tile i stands behind tile i - 1, and is copied with it
 #pragma unroll
     for (int i = 1; i < C.piece_tiles; ++i) {
       if ((live >> (i - 1) & 3) == 3 && ((token / kTileTokens + i) & last_tile) != 0) joined |= 1u << i;
     }
+    const auto source = [&](int i) {
+      return page_head(c, page[i], kv_head) + ((token / kTileTokens + i) & last_tile) * c.tile_bytes;
+    };
+    // Each copy moves up to where it stands as far into a line as in its page, tiles of one copy together.
+    std::uint32_t shifts = 0;  // add_shift() of all tiles
+    if constexpr (Traits::kShifts) {
+      int shift = 0;
+#pragma unroll
+      for (int i = 0; i < C.piece_tiles; ++i) {
+        if ((live & ~joined) >> i & 1) {
+          const auto line = reinterpret_cast<std::uintptr_t>(source(i)) - (place + i * c.tile_bytes + shift);
+          shift += static_cast<int>(line % kLineBytes);
+        }
+        shifts |= add_shift(i, shift);
+      }
+    }
+    s.live[team][ring.stage] = live | shifts;
+    barrier_expect_bytes(barrier, __popc(live) * c.tile_bytes);
 #pragma unroll
     for (int i = 0; i < C.piece_tiles; ++i) {
       if (!(live >> i & 1) || joined >> i & 1) continue;
-      const int tiles = __ffs(~(joined >> (i + 1))), tile = (token / kTileTokens + i) & last_tile;
-      bulk_load(place + i * c.tile_bytes, page_head(c, page[i], kv_head) + tile * c.tile_bytes,
-                tiles * c.tile_bytes, barrier, policy);
+      const int tiles = __ffs(~(joined >> (i + 1)));
+      bulk_load(place + i * c.tile_bytes + shift_of(shifts, i), source(i), tiles * c.tile_bytes, barrier,
+                policy);
     }
     ring.advance();
     token += C.teams * Traits::kPieceTokens;

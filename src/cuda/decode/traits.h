@@ -20,6 +20,11 @@ namespace halftone::cuda {
 
 inline constexpr int kLoadWarps = 2;
 inline constexpr int kFinishWarps = 4 - kLoadWarps;  // and the load warps: a warpgroup, for setmaxnreg
+inline constexpr int kLineBytes = 128;               // of L2
+inline constexpr int kChunkBytes = 16;               // that bulk copies are aligned to
+// Of the word `live` of a piece: a bit for each tile, above them what add_shift() puts there.
+inline constexpr int kMaxPieceTiles = 4, kShiftsAt = 8, kShiftBits = 5;
+static_assert(kMaxPieceTiles <= kShiftsAt && kShiftsAt + kMaxPieceTiles * kShiftBits <= 32);
 
 template <DecodeConfig C>
 struct DecodeTraits {
@@ -78,6 +83,15 @@ struct DecodeTraits {
 
   static constexpr int kMaxShared = 227 * 1024;
   static constexpr int kPieceBytes = C.piece_tiles * kTileBytes;
+  // Where a tile is not whole lines, what a copy brings stands as far into a line in the ring as in its
+  // page: between places that differ in that, copies are slower (docs/kernels/decode-measured.md). Not in
+  // units of more rows, whose arithmetic binds.
+  static constexpr bool kShifts = kRows == 8 && kTileBytes % kLineBytes != 0;
+  static constexpr int kMaxShift = kShifts ? C.piece_tiles * (kLineBytes - kChunkBytes) : 0;  // of a tile
+  static constexpr int kSlotBytes =  // of a piece in the ring
+      kShifts ? (kPieceBytes + kMaxShift + kLineBytes - 1) / kLineBytes * kLineBytes : kPieceBytes;
+  static_assert(!kShifts || (C.family == Family::kWarp && kTileBytes % kChunkBytes == 0));
+  static_assert(C.piece_tiles <= kMaxPieceTiles && kMaxShift / kChunkBytes < 1 << kShiftBits);
   static constexpr int kEmptyOffset = C.teams * C.stages * int{sizeof(std::uint64_t)};  // from full to empty
 
   /// The queries of an item, as the compute warps take them.
@@ -96,7 +110,7 @@ struct DecodeTraits {
   };
 
   struct Shared {
-    alignas(128) std::uint8_t ring[C.teams][C.stages][kPieceBytes];
+    alignas(128) std::uint8_t ring[C.teams][C.stages][kSlotBytes];
     Queries queries[kItemsQueried];                      // item i's are at i % kItemsQueried
     alignas(16) float out[C.teams][kRows][kDim + kPad];  // unnormalised
     float2 state[C.teams][kRows];                        // maximum (base 2), sum
@@ -105,7 +119,7 @@ struct DecodeTraits {
     std::uint64_t empty[C.teams][C.stages];                                 // its team has read it
     std::uint64_t queries_full[2];
     std::uint64_t states_empty;             // the finish warps have read them
-    std::uint32_t live[C.teams][C.stages];  // bit i: tile i of the piece was loaded
+    std::uint32_t live[C.teams][C.stages];  // bit i: tile i of the piece was loaded; above, add_shift()
     volatile int appended[kFinishWarps];    // items whose new tokens each of these warps has written
     ItemQueue queue;
   };
@@ -118,13 +132,22 @@ __host__ __device__ constexpr int matrix_place(int k, int n) {
   return (k / 8 * (kColumns / 8) + n / 8) * 64 + n % 8 * 8 + k % 8;
 }
 
+/// With DecodeTraits::kShifts the word `live` of a piece tells how many bytes its tile i stands behind where
+/// it would without, up to kMaxShift: add_shift() is what it holds above the bits of the tiles.
+__device__ constexpr std::uint32_t add_shift(int i, int bytes) {
+  return static_cast<std::uint32_t>(bytes / kChunkBytes) << (kShiftsAt + kShiftBits * i);
+}
+__device__ constexpr int shift_of(std::uint32_t live, int i) {
+  return static_cast<int>(live >> (kShiftsAt + kShiftBits * i) & ((1u << kShiftBits) - 1)) * kChunkBytes;
+}
+
 /// What a piece holds.
 struct Piece {
   std::uint8_t* tiles;
   int token;           // first
   int keys;            // of the request
   int end;             // of the item
-  std::uint32_t live;  // bit i: tile i is there
+  std::uint32_t live;  // as Shared::live
   bool boundary;       // a row does not see all of the tokens
   bool special;        // logits are masked, capped or biased
 };

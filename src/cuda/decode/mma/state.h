@@ -35,7 +35,8 @@ struct Warp {
   static constexpr bool kHoldsHalf =
       (N == 2 && (kSplitP || (C.k.dtype == DType::kInt8 && C.v.dtype == DType::kFloat8E4M3))) ||
       (kBlocks == 8 && C.k.dtype == DType::kInt8);
-  static constexpr int kHeldBlocks = Traits::kDim > 256 ? 0 : kHoldsHalf ? kBlocks / 2 : kBlocks;
+  static constexpr bool kHoldsNone = Traits::kDim > 256 || (kBlocks == 8 && kBlockBias);
+  static constexpr int kHeldBlocks = kHoldsNone ? 0 : kHoldsHalf ? kBlocks / 2 : kBlocks;
   std::uint32_t q[kHeldBlocks > 0 ? kHeldBlocks : 1][2][N][2];
   const uint4* q_high;  // [row tile][block][32]; the low parts are kRows / 8 row tiles further
   float bias[N][2];     // what an accumulator of K starts from; with kBlockBias, per unit of the sums of Q

@@ -26,6 +26,7 @@ struct TeamItem {
   using V = typename Team<C>::V;
   // V of a piece is turned into fragments beside the product of the next K, where registers hold both.
   static constexpr bool kOverlaps = Team<C>::kWholeRows && !Traits::kScarce;
+  static_assert(!Traits::kShifts);  // tiles follow one another, `live` has their bits only
   const AttentionParams& p;
   Shared& s;
   const DeviceItem& item;
