@@ -58,9 +58,14 @@ inline void score_byte_tiles(const std::uint8_t* k, int stride, const std::int32
 
 /// Dwords of V, [words][dim], as left operands: [dim][16 words], zeros behind the last.
 inline void turn_words(const std::int32_t* words, int count, int dims, std::int32_t* out) {
-  for (int d = 0; d < dims; ++d, out += kTileRows) {
-    for (int word = 0; word < count; ++word) out[word] = words[word * dims + d];
-    for (int word = count; word < kTileRows; ++word) out[word] = 0;
+  for (int d = 0; d < dims; d += kTileRows) {
+    __m512i x[kTileRows];
+    HALFTONE_UNROLL
+    for (int word = 0; word < kTileRows; ++word)
+      x[word] = word < count ? _mm512_loadu_si512(words + word * dims + d) : _mm512_setzero_si512();
+    transpose_dwords(x);
+    HALFTONE_UNROLL
+    for (int i = 0; i < kTileRows; ++i) _mm512_storeu_si512(out + (d + i) * kTileRows, x[i]);
   }
 }
 

@@ -38,37 +38,6 @@ inline constexpr int kSpanSteps = kSpanTokens / kStepValues;  ///< of 32 tokens
 constexpr int pair_place(int i) { return i % 4 * 2 + i / 4; }
 constexpr int pair_at_place(int place) { return place / 2 + place % 2 * 4; }
 
-/// Rows of dwords become columns.
-HWY_INLINE void transpose_dwords(__m512i (&x)[16]) {
-  __m512i y[16];
-  HALFTONE_UNROLL
-  for (int i = 0; i < 16; i += 2) {
-    y[i] = _mm512_unpacklo_epi32(x[i], x[i + 1]);
-    y[i + 1] = _mm512_unpackhi_epi32(x[i], x[i + 1]);
-  }
-  HALFTONE_UNROLL
-  for (int i = 0; i < 16; i += 4) {
-    x[i] = _mm512_unpacklo_epi64(y[i], y[i + 2]);
-    x[i + 1] = _mm512_unpackhi_epi64(y[i], y[i + 2]);
-    x[i + 2] = _mm512_unpacklo_epi64(y[i + 1], y[i + 3]);
-    x[i + 3] = _mm512_unpackhi_epi64(y[i + 1], y[i + 3]);
-  }
-  // Block b of x[4 i + j] has column 4 b + j of rows 4 i to 4 i + 3.
-  HALFTONE_UNROLL
-  for (int j = 0; j < 4; ++j) {
-    const __m512i low = _mm512_shuffle_i32x4(x[j], x[4 + j], 0x88);
-    const __m512i high = _mm512_shuffle_i32x4(x[j], x[4 + j], 0xdd);
-    const __m512i low2 = _mm512_shuffle_i32x4(x[8 + j], x[12 + j], 0x88);
-    const __m512i high2 = _mm512_shuffle_i32x4(x[8 + j], x[12 + j], 0xdd);
-    y[j] = _mm512_shuffle_i32x4(low, low2, 0x88);
-    y[8 + j] = _mm512_shuffle_i32x4(low, low2, 0xdd);
-    y[4 + j] = _mm512_shuffle_i32x4(high, high2, 0x88);
-    y[12 + j] = _mm512_shuffle_i32x4(high, high2, 0xdd);
-  }
-  HALFTONE_UNROLL
-  for (int i = 0; i < 16; ++i) x[i] = y[i];
-}
-
 /// bf16 of `low` in the lower halves of dwords, of `high` in the upper ones.
 HWY_INLINE __m512i pair_upper_halves(__m512i low, __m512i high) {
   return _mm512_mask_blend_epi16(0xaaaaaaaa, _mm512_srli_epi32(low, 16), high);
