@@ -196,6 +196,78 @@ TEST_F(Tiles, InfiniteValues) {
   EXPECT_TRUE(std::isfinite(at(59, 7)));
 }
 
+/// The bits of request 0 of `p`, alone and under larger bounds, are those beside others.
+void expect_own_bits(const Problem& p, const std::string& what) {
+  const Outputs all = run_problem(p);
+  const Problem one = select(p, {0}, true);
+  const Outputs alone = run_problem(one);
+  const Outputs bounded = run_problem(one, [](AttentionProblem& problem) {
+    problem.max_q_len += 400;
+    problem.max_kv_len += 400;
+  });
+  EXPECT_EQ(request_bytes(p, all.out, 0), request_bytes(one, alone.out, 0)) << what;
+  EXPECT_EQ(request_bytes(p, all.lse, 0), request_bytes(one, alone.lse, 0)) << what;
+  EXPECT_EQ(request_bytes(one, bounded.out, 0), request_bytes(one, alone.out, 0)) << what << ", bounds";
+  EXPECT_EQ(request_bytes(one, bounded.lse, 0), request_bytes(one, alone.lse, 0)) << what << ", bounds";
+}
+
+/// Units have 32 rows, 64 or 256, as the longest request wants: masks cut their strips elsewhere.
+TEST_F(Tiles, UnitsOfOtherRowsHaveTheSameBits) {
+  int n = 0;
+  for (const char* format : {"bf16", "fp16", "int8-head", "int4-g32", "fp8"}) {
+    for (const char* arithmetic : {"16-bit", "half_int8"}) {
+      for (const int kv_len : {64, 71, 138, 276, 399}) {
+        AttentionCase row = tiles_case();
+        row.q_heads = 1;
+        row.k_format = format;
+        row.arithmetic = arithmetic;
+        row.policy = SplitPolicy::kBatchInvariant;
+        row.requests = {{40, kv_len}, {300, 300}};
+        row.seed = static_cast<std::uint64_t>(9800 + n++);
+        expect_own_bits(make_problem(row),
+                        std::string(format) + ", " + arithmetic + ", " + std::to_string(kv_len));
+      }
+    }
+  }
+}
+
+/// A row of Q that is not finite, or large, changes nothing for the others.
+TEST_F(Tiles, RowsOfQDoNotMatterToOthers) {
+  for (const char* format : {"bf16", "int8-head", "fp8", "int4-g32"}) {
+    for (const char* arithmetic : {"16-bit", "half_int8"}) {
+      for (const float odd : {0x1p112F, kInf, kNan}) {
+        AttentionCase row = tiles_case();
+        row.requests = {{40, 300}};
+        row.k_format = format;
+        row.arithmetic = arithmetic;
+        const Problem p = make_problem(row);
+        const Outputs clean = run_problem(p);
+        p.q.set(0, odd);
+        const Outputs spoilt = run_problem(p);
+        for (std::int64_t i = row.head_dim; i < clean.out.numel(); ++i)
+          ASSERT_EQ(clean.out.get(i), spoilt.out.get(i)) << format << ", " << arithmetic << ", " << odd;
+        for (std::int64_t i = 1; i < clean.lse.numel(); ++i)
+          ASSERT_EQ(clean.lse.get(i), spoilt.lse.get(i)) << format << ", " << arithmetic << ", " << odd;
+      }
+    }
+  }
+}
+
+/// Scales of rows of Q and K whose products are ordinary, and they are not.
+TEST_F(Tiles, HalfInt8OfFarScales) {
+  for (const float softcap : {0.0F, 30.0F}) {
+    AttentionCase row = tiles_case();
+    row.plain = DType::kBFloat16;
+    row.arithmetic = "half_int8";
+    row.softcap = softcap;
+    row.requests = {{40, 300}};
+    const Problem p = make_problem(row);
+    for (std::int64_t i = 0; i < p.q.numel(); ++i) p.q.set(i, p.q.get(i) * 0x1p-117F);
+    for (std::int64_t i = 0; i < p.k.numel(); ++i) p.k.set(i, p.k.get(i) * 0x1p117F);
+    expect_agrees(p, std::to_string(softcap));
+  }
+}
+
 /// The same request alone and among others, under splits at absolute places: the same bits.
 TEST_F(Tiles, NeighboursDoNotMatter) {
   for (const char* format : {"bf16", "int8-head", "int4-g32"}) {

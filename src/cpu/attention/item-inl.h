@@ -84,7 +84,7 @@ HWY_INLINE CommonView load_views(const Layer& layer, const Item& item, int first
 
 /// Rows of an item that go through a chunk together.
 struct Strip {
-  int first = 0;  ///< row of the item, a multiple of kStripRows
+  int first = 0;  ///< row of the item, a multiple of ItemRows::kRows
   int rows = 0;   ///< padded to whole vectors
   int begin = 0;  ///< keys [begin, end) are seen by some row
   int end = 0;

@@ -181,7 +181,7 @@ inline constexpr int kTiledRows = 64;    ///< that go through a span together
 inline constexpr int kMaxParts = 3;      ///< bf16 whose sum is a value of fp32
 inline constexpr int kTiledWidth = (kMaxDim + 2 * kMaxLanes + 31) / 32 * 32;  ///< of K
 struct alignas(64) TileScratch {
-  std::uint16_t k[kMaxParts * kTiledWidth * kSpanTokens];  ///< of int8 K: codes, biased, [token][width]
+  std::uint16_t k[kMaxParts * kTiledWidth * kSpanTokens];  ///< of int8 K: codes, biased, in tiles of 64
   std::uint16_t v[2 * kMaxDim * kSpanTokens];
   std::uint16_t v_wild[kMaxDim * kSpanTokens];  ///< V before what is not finite was taken out
   std::int32_t q[kMaxParts * kMaxRows * kTiledWidth / 2];
@@ -189,7 +189,7 @@ struct alignas(64) TileScratch {
   std::int32_t p[2 * kSpanTokens / 2 * kTiledRows];  // two tokens each
   float k_scale[kSpanTokens];                        ///< what a token's scores are multiplied with
   float v_scale[kSpanTokens];                        ///< what a token's weights are, where V are codes
-  float factor[kSpanTokens];                         ///< that times the scale of logits and log2(e)
+  float factor[kSpanTokens];                         ///< k_scale times the scale of logits and log2(e)
   bool excluded[kSpanTokens / kTileTokens];
 };
 

@@ -281,11 +281,14 @@ class ValuePacker {
   bool too_small() const { return check_.too_small(); }
   bool finite() const { return check_.finite(); }
 
- private:
-  std::uint16_t* place(int token, int dim, int part) const {
-    return out_ + part * kPart + (dim / kTileRows * kSpanSteps + token / kStepValues) * kTileValues +
+  /// Where a part has the token that is `token`-th in the order of tiles.
+  static int index(int token, int dim) {
+    return (dim / kTileRows * kSpanSteps + token / kStepValues) * kTileValues +
            dim % kTileRows * kStepValues + token % kStepValues;
   }
+
+ private:
+  std::uint16_t* place(int token, int dim, int part) const { return out_ + part * kPart + index(token, dim); }
 
   /// Eight rows of pairs of 16 dims from `dim` on.
   HWY_INLINE void store(int token, int dim, int part, __m512i (&v)[16]) const {

@@ -1,4 +1,4 @@
-// Blocked path by tiles (AMX), 16 bits and half_int8: many rows of Q against spans of 256 tokens.
+// Blocked path by tiles (AMX), 16 bits and half_int8: many rows of Q against spans of kSpanTokens.
 //
 // As elsewhere lanes are rows: S^T[token][row] = K Q^T and O^T[dim][row] += V^T P^T, so that nothing of the
 // softmax leaves a lane. Logits are kept in base 2. A row's arithmetic does not depend on the rows beside it,
@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <type_traits>
 
 #include "cpu/attention/code_sources-inl.h"
@@ -109,6 +110,7 @@ class TiledItem {
  private:
   static constexpr bool kBytes = Source::kBytes;
   static constexpr float kLog2e = 1.44269504088896341f, kLn2 = 0.693147180559945309f;
+  alignas(64) static constexpr std::uint8_t kZeroRow[2 * kMaxDim] = {};  ///< of V in bf16
   static constexpr int kWeightsPart = kSpanTokens / 2 * kTiledRows;
   /// Of logits in base 2: below it P is 0. half_int8's: kLeastWeight; else that of exp_nonpositive().
   static constexpr float kLeast = kBytes ? -56.0f : -125.9f;
@@ -171,7 +173,7 @@ class TiledItem {
   bool load_span(int begin, int end) {
     const int span = begin / kSpanTokens * kSpanTokens, width = source_.width();
     finite_scales_ = true;
-    small_scales_ = false;
+    odd_scales_ = false;
     KeyPacker keys(k_parts_, steps_, t_.k);
     ValuePacker values(layer_.v_dim, v_parts_, t_.v);
     for (int token = begin / kStepValues * kStepValues; token < begin; token += kTileTokens)
@@ -184,14 +186,17 @@ class TiledItem {
       for (int i = 0; i < chunk.tiles; ++i)
         t_.excluded[(token - span) / kTileTokens + i] = chunk.tile[i].excluded;
       for (int t = 0; t < chunk.tiles * kTileTokens; ++t) {
-        t_.k_scale[token - span + t] = source_.key_scale(t);
-        t_.factor[token - span + t] = source_.key_scale(t) * (transform_.scale * kLog2e);
+        const float scale = source_.key_scale(t), factor = scale * (transform_.scale * kLog2e);
+        t_.k_scale[token - span + t] = scale;
+        t_.factor[token - span + t] = factor;
+        const bool loses = std::abs(factor) < std::numeric_limits<float>::min() || std::isinf(factor);
+        odd_scales_ |= loses && scale != 0.0f && std::isfinite(scale) && seen(token + t);
       }
       token += chunk.tiles * kTileTokens;
       end_ = token;
     }
     if (end_ % kStepValues != 0) clear_tile(end_ - span, keys, values);
-    if (keys.too_small() || values.too_small() || small_scales_) return false;
+    if (keys.too_small() || values.too_small() || odd_scales_) return false;
     finite_ = values.finite();
     if (!finite_) take_out_wild();
     return true;
@@ -200,7 +205,7 @@ class TiledItem {
   /// Begins to fetch the span from `begin` on, a tile at a time.
   void look_ahead(int begin) {
     ahead_.tiles = 0;
-    if (begin >= item_.kv_end) return;
+    if (begin >= item_.kv_end || !layer_.paged) return;
     source_.look_ahead(begin, std::min(item_.kv_end, begin + kSpanTokens), ahead_);
     prefetcher_.begin(layer_, ahead_, ahead_.tiles);
   }
@@ -234,7 +239,10 @@ class TiledItem {
       }
     } else {
       const bool copies = !Source::kCodes && layer_.k.element == Element::kBF16;
-      if (!copies) source_.decode_k(s_.decoded);
+      if (!copies) {
+        source_.decode_k(s_.decoded);
+        if (width != layer_.head_dim) clear_padding(layer_.maps->k, tokens, s_.decoded);
+      }
       for (int t = 0; t < tokens; ++t) {
         const Tile& tile = chunk.tile[t / kTileTokens];
         if (!seen(chunk.begin + t)) {
@@ -252,26 +260,24 @@ class TiledItem {
     for (int i = 0; i < chunk.tiles; ++i) {
       const int token = chunk.begin + i * kTileTokens, to = at + i * kTileTokens;
       const Tile& tile = chunk.tile[i];
-      bool counts[kTileTokens], all = true;
-      for (int t = 0; t < kTileTokens; ++t) all &= counts[t] = seen(token + t) && !tile.excluded;
+      bool counts[kTileTokens];
+      for (int t = 0; t < kTileTokens; ++t) counts[t] = seen(token + t) && !tile.excluded;
       if (layer_.v.element == Element::kBF16) {
         const std::uint8_t* from[kTileTokens];
         for (int t = 0; t < kTileTokens; ++t) {
-          from[t] = counts[t] ? tile.v + t * tile.v_stride
-                              : reinterpret_cast<const std::uint8_t*>(kZeroMins.data());
+          from[t] = counts[t] ? tile.v + t * tile.v_stride : kZeroRow;
         }
         values.turn_bf16(to, from);
         continue;
       }
-      if (has_one_scale(layer_.v)) load_tile_params(layer_.v, tile.v_params, s_.v_scale, s_.v_min);
+      load_tile_params(layer_.v, tile.v_params, s_.v_scale, s_.v_min);
       if (v_codes_) {
         for (int t = 0; t < kTileTokens; ++t) take_value_scale(to + t, counts[t] ? s_.v_scale[t] : 0.0f);
       }
+      const bool all = std::ranges::all_of(counts, [](bool x) { return x; });
       if (all && turns_codes(tile.v, to, values)) continue;
-      const bool bare = v_codes_;
-      load_tile_params(layer_.v, tile.v_params, s_.v_scale, s_.v_min);
-      kDecodeV[static_cast<int>(layer_.v.element)](layer_.v, layer_.maps->v, tile,
-                                                   bare ? kOnes.data() : s_.v_scale, s_.v_min, s_.decoded_v);
+      kDecodeV[static_cast<int>(layer_.v.element)](
+          layer_.v, layer_.maps->v, tile, v_codes_ ? kOnes.data() : s_.v_scale, s_.v_min, s_.decoded_v);
       for (int t = 0; t < kTileTokens; ++t) {
         if (!counts[t]) clear_values(layer_.maps->v_quads, t, s_.decoded_v);
       }
@@ -286,7 +292,7 @@ class TiledItem {
   void take_value_scale(int token, float scale) {
     t_.v_scale[token] = scale;
     finite_scales_ &= std::isfinite(scale);
-    small_scales_ |= scale != 0.0f && std::abs(scale) < kLeastWeight;
+    odd_scales_ |= scale != 0.0f && std::abs(scale) < kLeastWeight;
   }
 
   /// Straight from 8-bit codes with one scale.
@@ -307,10 +313,24 @@ class TiledItem {
     return true;
   }
 
+  /// Where token `t` of the span stands among those of V and P.
+  static int value_place(int t) {
+    return t / kTileTokens * kTileTokens + 2 * pair_place(t % kTileTokens / 2) + t % 2;
+  }
+
   static bool wild(std::uint16_t x) { return (x & 0x7f80) == 0x7f80; }
 
   /// What is not finite of V goes to v_wild: a weight of 0 must not make a NaN of it.
   void take_out_wild() {
+    // A weight times a scale of 0 does not tell that it is one.
+    for (int t = 0; t < kSpanTokens && v_codes_; ++t) {
+      if (t_.v_scale[t] != 0.0f) continue;
+      t_.v_scale[t] = 1.0f;
+      for (int dim = 0; dim < layer_.v_dim; ++dim) {
+        std::uint16_t& x = t_.v[ValuePacker::index(value_place(t), dim)];
+        if (!wild(x)) x = 0;
+      }
+    }
     for (int i = 0; i < kSpanTokens * layer_.v_dim; ++i) {
       std::uint16_t& x = t_.v[i];
       t_.v_wild[i] = wild(x) ? x : 0;
@@ -377,30 +397,51 @@ class TiledItem {
   /// Online softmax of kLanes rows over tokens [first, last) of the span: P as pairs; what the rows have so
   /// far shrinks.
   void softmax(const Strip& strip, int span, int first, int last, bool partial, int column) {
-    float* const x_of = scores(column);
-    const int row = strip.first + column;
-    const __m512 before = _mm512_loadu_ps(top_ + row);
-    __m512 q_scale = _mm512_set1_ps(1.0f);
-    if constexpr (Source::kCodes) q_scale = _mm512_loadu_ps(s_.codes.q_scale + row);
-    if (!partial && transform_.only_multiplies()) {
-      __m512 most = _mm512_set1_ps(planning::kMinusInfinity);
-      for (int t = first; t < last; ++t)
-        most = _mm512_max_ps(_mm512_mul_ps(raw_score(x_of + t * kLanes), _mm512_set1_ps(t_.factor[t])), most);
-      if (source_.scales_queries()) {
-        const __m512 top = _mm512_max_ps(_mm512_mul_ps(most, q_scale), before);
-        return weigh(first, last, column, row, before, top, [&](int t, __m512 shift) HWY_ATTR {
-          const __m512 x = _mm512_mul_ps(raw_score(x_of + t * kLanes), _mm512_set1_ps(t_.factor[t]));
-          return _mm512_fmsub_ps(x, q_scale, shift);
-        });
-      }
-      return weigh(
-          first, last, column, row, before, _mm512_max_ps(most, before), [&](int t, __m512 shift) HWY_ATTR {
-            return _mm512_fmsub_ps(raw_score(x_of + t * kLanes), _mm512_set1_ps(t_.factor[t]), shift);
-          });
+    if (!transform_.only_multiplies()) {
+      const float* const x_of = scores(column);
+      const int row = strip.first + column;
+      const __m512 before = _mm512_loadu_ps(top_ + row);
+      const __m512 top = make_logits(strip, span, first, last, partial, column, before);
+      return weigh(first, last, column, row, before, top, [&](int t, __m512 shift) HWY_ATTR {
+        return _mm512_sub_ps(_mm512_load_ps(x_of + t * kLanes), shift);
+      });
     }
-    const __m512 top = make_logits(strip, span, first, last, partial, column, before);
-    return weigh(first, last, column, row, before, top, [&](int t, __m512 shift) HWY_ATTR {
-      return _mm512_sub_ps(_mm512_load_ps(x_of + t * kLanes), shift);
+    if (source_.scales_queries()) {
+      if (partial) return softmax_of_products<true, true>(strip, span, first, last, column);
+      return softmax_of_products<true, false>(strip, span, first, last, column);
+    }
+    if (partial) return softmax_of_products<false, true>(strip, span, first, last, column);
+    softmax_of_products<false, false>(strip, span, first, last, column);
+  }
+
+  /// Where logits are scores times factors. Whether some row of the strip does not see all (kMasked), or has
+  /// a scale that is not 1 (kScales), must not change the bits of others.
+  template <bool kScales, bool kMasked>
+  HWY_NOINLINE void softmax_of_products(const Strip& strip, int span, int first, int last, int column) {
+    const float* const x_of = scores(column);
+    const int row = strip.first + column;
+    const __m512 before = _mm512_loadu_ps(top_ + row),
+                 minus_infinity = _mm512_set1_ps(planning::kMinusInfinity);
+    __m512 q_scale = _mm512_set1_ps(1.0f);
+    if constexpr (kScales) q_scale = _mm512_loadu_ps(s_.codes.q_scale + row);
+    const __m512i begin = _mm512_loadu_si512(rows_.begin + row), end = _mm512_loadu_si512(rows_.end + row);
+    const auto factor = [&](int t) HWY_ATTR {
+      const __m512 of_token = _mm512_set1_ps(t_.factor[t]);
+      return kScales ? _mm512_mul_ps(of_token, q_scale) : of_token;
+    };
+    const auto sees = [&](int t) HWY_ATTR {
+      if (t_.excluded[t / kTileTokens]) return __mmask16{0};
+      const __m512i token = _mm512_set1_epi32(span + t);
+      return _mm512_mask_cmplt_epi32_mask(_mm512_cmpge_epi32_mask(token, begin), token, end);
+    };
+    __m512 top = before;
+    for (int t = first; t < last; ++t) {
+      const __m512 x = _mm512_mul_ps(raw_score(x_of + t * kLanes), factor(t));
+      top = kMasked ? _mm512_mask_max_ps(top, sees(t), x, top) : _mm512_max_ps(x, top);
+    }
+    weigh(first, last, column, row, before, top, [&](int t, __m512 shift) HWY_ATTR {
+      const __m512 x = _mm512_fmsub_ps(raw_score(x_of + t * kLanes), factor(t), shift);
+      return kMasked ? _mm512_mask_mov_ps(minus_infinity, sees(t), x) : x;
     });
   }
 
@@ -421,7 +462,7 @@ class TiledItem {
     VF most{top};
     for (int t = first; t < last; ++t) {
       const VI token = hn::Set(di, span + t);
-      const VF dot = hn::Mul(hn::Mul(VF{raw_score(x_of + t * kLanes)}, hn::Set(d, t_.k_scale[t])), q_scale);
+      const VF dot = hn::Mul(VF{raw_score(x_of + t * kLanes)}, hn::Mul(hn::Set(d, t_.k_scale[t]), q_scale));
       VF x = hn::Mul(transform_.apply(dot, slope, position, token), log2e);
       if (partial) {
         x = hn::IfThenElse(visible(token, begin, end), x, minus_infinity);
@@ -438,20 +479,29 @@ class TiledItem {
   HWY_INLINE void weigh(int first, int last, int column, int row, __m512 before, __m512 top,
                         const LogitOf& logit_of) {
     if (!v_codes_) {
-      weigh_values(first, last, column, row, before, top, logit_of, [](__m512 p, int) HWY_ATTR { return p; });
+      weigh_values<true>(first, last, column, row, before, top, logit_of,
+                         [](__m512 p, int) HWY_ATTR { return p; });
     } else if (finite_scales_) {
-      weigh_values(first, last, column, row, before, top, logit_of, [this](__m512 p, int t) HWY_ATTR {
+      weigh_values<true>(first, last, column, row, before, top, logit_of, [this](__m512 p, int t) HWY_ATTR {
         return _mm512_mul_ps(p, _mm512_set1_ps(t_.v_scale[t]));
       });
     } else {  // a weight of 0 stays 0
-      weigh_values(first, last, column, row, before, top, logit_of, [this](__m512 p, int t) HWY_ATTR {
+      weigh_values<false>(first, last, column, row, before, top, logit_of, [this](__m512 p, int t) HWY_ATTR {
         const __mmask16 weighs = _mm512_cmp_ps_mask(p, _mm512_setzero_ps(), _CMP_NEQ_UQ);
         return _mm512_maskz_mul_ps(weighs, p, _mm512_set1_ps(t_.v_scale[t]));
       });
     }
   }
 
-  template <class LogitOf, class Scaled>
+  /// What the upper halves of weights leave; of what is not finite nothing.
+  template <bool kFinite>
+  static HWY_INLINE __m512 rest_of(__m512i x) {
+    const __m512 rest = left_of_upper_halves(x);
+    if constexpr (kFinite) return rest;
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(rest, rest, _CMP_ORD_Q), rest);
+  }
+
+  template <bool kFinite, class LogitOf, class Scaled>
   HWY_INLINE void weigh_values(int first, int last, int column, int row, __m512 before, __m512 top,
                                const LogitOf& logit_of, const Scaled& scaled) {
     const __m512 shift = shift_of(VF{top}).raw, least = _mm512_set1_ps(kLeast);
@@ -470,8 +520,7 @@ class TiledItem {
         } else {
           const __m512i x = _mm512_castps_si512(scaled(low, t)), y = _mm512_castps_si512(scaled(high, t + 1));
           _mm512_store_si512(p + at, pair_upper_halves(x, y));
-          _mm512_store_si512(p + kWeightsPart + at,
-                             rounded_pairs(left_of_upper_halves(x), left_of_upper_halves(y)));
+          _mm512_store_si512(p + kWeightsPart + at, rounded_pairs(rest_of<kFinite>(x), rest_of<kFinite>(y)));
         }
       }
     }
@@ -507,11 +556,10 @@ class TiledItem {
   }
 
   /// What is not finite of V, for rows with a weight for it.
-  void add_wild(const Strip& strip, int first, int last) {
+  void add_wild(const Strip& strip, int first, int last) const {
     for (int dim = 0; dim < layer_.v_dim; ++dim) {
       for (int token = first; token < last; ++token) {
-        const std::uint16_t x = t_.v_wild[(dim / kTileRows * kSpanSteps + token / kStepValues) * kTileValues +
-                                          dim % kTileRows * kStepValues + token % kStepValues];
+        const std::uint16_t x = t_.v_wild[ValuePacker::index(token, dim)];
         if (x == 0) continue;
         const float value = std::bit_cast<float>(std::uint32_t{x} << 16);
         for (int row = 0; row < strip.rows; ++row) {
@@ -557,7 +605,7 @@ class TiledItem {
   int end_ = 0;                ///< of the span's tiles
   bool finite_ = true;         ///< V of the span
   bool finite_scales_ = true;  ///< and its scales, where P takes them up
-  bool small_scales_ = false;
+  bool odd_scales_ = false;
 };
 
 #endif  // HWY_TARGET == HWY_AVX3_DL
