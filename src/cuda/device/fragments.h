@@ -52,6 +52,20 @@ __device__ inline void load_string(const std::uint8_t* part, int index, int coun
 __device__ inline std::uint32_t even_bytes(std::uint32_t word, std::uint32_t flip) {
   return (word & 0x00ff00ffu) ^ flip;
 }
+/// Both. An instruction takes one immediate, so that a mask and a flip are two: with kWhole the word is
+/// flipped as a whole, which is three of them for five, and a few registers more.
+template <bool kWhole>
+__device__ inline void split_bytes(std::uint32_t word, std::uint32_t flip, std::uint32_t& even,
+                                   std::uint32_t& odd) {
+  if constexpr (kWhole) {
+    word ^= flip | flip << 8;
+    even = word & 0x00ff00ffu;
+    odd = __byte_perm(word, 0, 0x4341);
+  } else {
+    even = even_bytes(word, flip);
+    odd = even_bytes(word >> 8, flip);
+  }
+}
 
 /// Two bytes of half a block, from byte `first` on, to where a whole block's masks find them.
 __device__ inline std::uint32_t spread_bytes(std::uint32_t word, int first) {
@@ -86,6 +100,7 @@ struct KTile {
     load_string<kBytes>(part, lane + 32, 64, high);
   }
 
+  template <bool kWhole = false>
   __device__ inline void fragment(int block, int step, std::uint32_t flip, std::uint32_t (&a)[4]) const {
     if constexpr (kType == DType::kInt4) {
       const bool half = is_half_block(block, kDim);
@@ -95,8 +110,8 @@ struct KTile {
       a[2] = x & 0x00f000f0u, a[3] = y & 0x00f000f0u;
     } else if constexpr (kType == DType::kInt8) {
       const std::uint32_t x = low[2 * block + step], y = high[2 * block + step];
-      a[0] = even_bytes(x, flip), a[1] = even_bytes(y, flip);
-      a[2] = even_bytes(x >> 8, flip), a[3] = even_bytes(y >> 8, flip);
+      split_bytes<kWhole>(x, flip, a[0], a[2]);
+      split_bytes<kWhole>(y, flip, a[1], a[3]);
     } else {
       const std::uint32_t x = low[2 * block + step], y = high[2 * block + step];
       a[0] = e4m3x2_to_f16x2(x), a[1] = e4m3x2_to_f16x2(y);
@@ -123,6 +138,7 @@ struct KRows {
     row_high = row_low + 8 * kDim * 2;
     half_offset = -(lane % 4) * 8;
   }
+  template <bool = false>
   __device__ inline void fragment(int block, int step, std::uint32_t, std::uint32_t (&a)[4]) {
     if (is_half_block(block, kDim)) {
       const uint2 x = *reinterpret_cast<const uint2*>(row_low + block * 64 + half_offset);
@@ -153,6 +169,7 @@ struct VTile {
   __device__ inline void load(const std::uint8_t* part, int lane) {
     load_string<kWords * 4>(part, lane, 32, words);
   }
+  template <bool kWhole = false>
   __device__ inline void fragment(int block, int j, std::uint32_t flip, std::uint32_t (&a)[4]) const {
     if constexpr (kType == DType::kInt4) {
       std::uint32_t x, y;
@@ -165,8 +182,8 @@ struct VTile {
       a[2] = y & 0x000f000fu, a[3] = y & 0x00f000f0u;
     } else if constexpr (kType == DType::kInt8) {
       const std::uint32_t x = words[4 * block + 2 * j], y = words[4 * block + 2 * j + 1];
-      a[0] = even_bytes(x, flip), a[1] = even_bytes(x >> 8, flip);
-      a[2] = even_bytes(y, flip), a[3] = even_bytes(y >> 8, flip);
+      split_bytes<kWhole>(x, flip, a[0], a[1]);
+      split_bytes<kWhole>(y, flip, a[2], a[3]);
     } else {
       const std::uint32_t x = words[4 * block + 2 * j], y = words[4 * block + 2 * j + 1];
       a[0] = e4m3x2_to_f16x2(x), a[1] = e4m3x2_to_f16x2(x, true);
@@ -188,6 +205,7 @@ struct VRows {
     row = part + (lane % 4) * 2 * kDim * 2 + (lane / 4) * 8;
     half_offset = -(lane / 4) * 4;
   }
+  template <bool = false>
   __device__ inline void fragment(int block, int j, std::uint32_t, std::uint32_t (&a)[4]) {
     if (is_half_block(block, kDim)) {
 #pragma unroll

@@ -64,7 +64,7 @@ __device__ inline void Warp<C>::scores(const AttentionParams& p, const std::uint
       for (int step = 0; step < 2; ++step) {
         if (step == 1 && is_half_block(b, Traits::kDim)) continue;
         std::uint32_t a[4];
-        k.fragment(of_part, step, flip, a);
+        k.template fragment<kFlipsWords>(of_part, step, flip, a);
 #pragma unroll
         for (int n = 0; n < N; ++n) {
           if (kHeldBlocks > 0 && b < kHeldBlocks) {
@@ -265,7 +265,7 @@ __device__ inline void Warp<C>::accumulate(const AttentionParams& p, const std::
     for (int j = 0; j < 2; ++j) {
       if (j == 1 && is_half_block(b, Traits::kDim)) continue;
       std::uint32_t a[4];
-      v.fragment(b, j, flip, a);
+      v.template fragment<kFlipsWords>(b, j, flip, a);
 #pragma unroll
       for (int n = 0; n < N; ++n) {
         if constexpr (kBf16) {
