@@ -2,6 +2,7 @@
 // what a row's bits may depend on. Skipped on other processors.
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <string>
 #include <vector>
@@ -194,6 +195,41 @@ TEST_F(Tiles, InfiniteValues) {
   EXPECT_EQ(at(10, 6), -kInf);
   EXPECT_TRUE(std::isnan(at(59, 6)));
   EXPECT_TRUE(std::isfinite(at(59, 7)));
+}
+
+/// Scales of V that are infinite, or 0 beside codes that are NaN: what the last token, alone in its page,
+/// makes of the last query is infinite or NaN where it is in fp32.
+TEST_F(Tiles, OddScalesOfV) {
+  struct Odd {
+    const char* format;
+    std::uint8_t codes;
+    float scale;
+  };
+  for (const Odd& odd : {Odd{"int8-token-f32", 3, kInf}, Odd{"int8-token-f32", 0xFD, kInf},
+                         Odd{"int8-token-f32", 3, kNan}, Odd{"fp8-token-f32", 0x7F, 0.0F}}) {
+    AttentionCase row = tiles_case();
+    row.requests = {{41, 305}};
+    row.page_size = 16;
+    row.k_format = "bf16";
+    row.v_format = odd.format;
+    const Problem p = make_problem(row);
+    const PageLayout layout = page_layout(p.cache->spec);
+    const std::int64_t page = p.cache->block_table.as<std::int32_t>()[19];
+    const std::span<std::uint8_t> bytes =
+        p.cache->pages.bytes().subspan(static_cast<std::size_t>(page * layout.page_bytes));
+    std::ranges::fill(bytes.subspan(static_cast<std::size_t>(layout.v_data_offset),
+                                    static_cast<std::size_t>(16 * row.head_dim)),
+                      odd.codes);
+    std::memcpy(&bytes[static_cast<std::size_t>(layout.v_param_offset)], &odd.scale, sizeof odd.scale);
+    const Outputs with = run_problem(p), without = run_without_tiles(p);
+    const std::int64_t last = 40 * std::int64_t{row.q_heads} * row.head_dim;
+    for (std::int64_t i = 0; i < with.out.numel(); ++i) {
+      const float x = with.out.get(i), y = without.out.get(i);
+      ASSERT_EQ(std::isfinite(x), i < last) << odd.format << ", " << odd.scale << ", value " << i;
+      ASSERT_TRUE(i < last || (std::isnan(x) ? std::isnan(y) : x == y))
+          << odd.format << ", " << x << ", " << y;
+    }
+  }
 }
 
 /// The bits of request 0 of `p`, alone and under larger bounds, are those beside others.
