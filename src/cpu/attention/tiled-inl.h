@@ -6,15 +6,10 @@
 // adds zeros.
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
-#include <type_traits>
+#include <bit>
 
-#include "cpu/attention/code_sources-inl.h"
-#include "cpu/attention/coded_keys-inl.h"
 #include "cpu/attention/item-inl.h"
-#include "cpu/attention/tile_operands-inl.h"
-#include "cpu/attention/tile_source-inl.h"
+#include "cpu/attention/tile_loader-inl.h"
 
 #if defined(HALFTONE_CPU_TILED_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef HALFTONE_CPU_TILED_INL_H
@@ -43,7 +38,7 @@ inline bool takes_tiles(const Layer& layer, const Item& item) {
 }
 
 /// 2^x for x up to about 0; 0 below `least`, NaN for NaN. 2^floor(x) times a polynomial of what is left
-/// (relative error 8e-8).
+/// (relative error 8e-8, and the roundings).
 HWY_INLINE __m512 exp2_above(__m512 x, __m512 least) {
   const __m512 f = _mm512_reduce_ps(x, 0x01);  // x - floor(x)
   __m512 y = _mm512_set1_ps(1.8671300724351007e-3f);
@@ -64,39 +59,22 @@ class TiledItem {
         item_(item),
         s_(scratch),
         t_(scratch.tiles),
-        source_(layer, item, scratch),
-        transform_(layer),
-        q_parts_(kBytes || layer.bf16_q ? 1
-                 : half_queries(layer)  ? 2
-                                        : 3),
-        k_parts_(kBytes || Source::kCodes || layer.k.element == Element::kBF16 ? 1
-                 : layer.k.element == Element::kF16                            ? 2
-                                                                               : 3),
-        v_codes_(!kBytes && has_one_scale(layer.v)),
-        v_parts_(kBytes || v_codes_ || layer.v.element == Element::kBF16 ? 1 : 2),
-        steps_((source_.width() + kStepValues - 1) / kStepValues) {}
+        loader_(layer, item, scratch),
+        transform_(layer) {}
 
   /// False if the item has numbers that products of bf16 do not take: it must begin again in fp32.
   bool run() {
     const int rows = (item_.rows + kLanes - 1) / kLanes * kLanes;
     rows_.find(layer_, item_, rows, s_);
     std::fill_n(top_, rows, planning::kMinusInfinity);
-    first_ = INT32_MAX;
-    last_ = 0;
-    for (int i = 0; i < rows_.strips; ++i) {
-      first_ = std::min(first_, rows_.strip[i].begin);
-      last_ = std::max(last_, std::min(rows_.strip[i].end, item_.kv_end));
-    }
     const TileScope tiles(true);
-    if (!load_queries(rows)) return false;
+    if (!loader_.load_queries(rows_, rows)) return false;
     std::fill_n(s_.acc, layer_.v_dim * rows, 0.0f);
     for (int begin = item_.kv_begin; begin < item_.kv_end;) {
       const int end = std::min(item_.kv_end, begin / kSpanTokens * kSpanTokens + kSpanTokens);
-      if (!load_span(begin, end)) return false;
-      look_ahead(end);
+      if (!loader_.load_span(begin, end)) return false;
       for (int i = 0; i < rows_.strips; ++i) {
-        for (int n = i * ahead_.tiles / rows_.strips; n < (i + 1) * ahead_.tiles / rows_.strips; ++n)
-          prefetcher_.advance();
+        loader_.fetch_ahead(i, rows_.strips);
         attend(rows_.strip[i], begin, end);
       }
       begin = end;
@@ -109,235 +87,15 @@ class TiledItem {
 
  private:
   static constexpr bool kBytes = Source::kBytes;
-  static constexpr float kLog2e = 1.44269504088896341f, kLn2 = 0.693147180559945309f;
-  alignas(64) static constexpr std::uint8_t kZeroRow[2 * kMaxDim] = {};  ///< of V in bf16
+  static constexpr float kLn2 = 0.693147180559945309f;
   static constexpr int kWeightsPart = kSpanTokens / 2 * kTiledRows;
   /// Of logits in base 2: below it P is 0. half_int8's: kLeastWeight; else that of exp_nonpositive().
   static constexpr float kLeast = kBytes ? -56.0f : -125.9f;
 
-  /// Whether Q, as K meets it, are values of f16.
-  static bool half_queries(const Layer& layer) {
-    return layer.plan->problem.q_dtype == DType::kFloat16 && !layer.rotate_k &&
-           layer.channels.scale == nullptr;
-  }
-
-  /// Of 16 rows from `row` on.
-  std::int32_t* queries(int row, int part) const {
-    return t_.q + part * kQueryPart + row * (steps_ * kLanes);
-  }
   float* output(int row) const { return s_.acc + row * layer_.v_dim; }
   float* scores(int column) const { return t_.scores + column * kSpanTokens; }
   std::int32_t* weights(int column, int part) const {
     return t_.p + part * kWeightsPart + column * (kSpanTokens / 2);
-  }
-
-  bool load_queries(int rows) {
-    if constexpr (Source::kCodes) source_.begin_queries(rows);
-    const int width = source_.width();
-    OperandCheck check;
-    float* const block = s_.decoded;  // [16][width], of which K has no need yet
-    for (int first = 0; first < rows; first += kTileRows) {
-      const Strip& strip = rows_.strip[first / kTiledRows];
-      for (int r = first; r < first + kTileRows; ++r) {
-        if (r < item_.rows) {
-          load_query(layer_, item_, r, s_.row);
-          if constexpr (Source::kCodes) source_.take_query(strip, r);
-        } else {
-          std::fill_n(s_.row, layer_.head_dim, 0.0f);
-        }
-        if constexpr (!kBytes) order_query(block + (r - first) * width);
-      }
-      if constexpr (kBytes) continue;
-      std::int32_t* const to = queries(first, 0);
-      pack_queries(block, width, q_parts_, check, to);
-      if (width % kStepValues == 0) continue;
-      for (int part = 0; part < q_parts_; ++part)
-        std::fill_n(to + part * kQueryPart + width / 2 * kLanes, 8 * kLanes, 0);
-    }
-    return !check.too_small();
-  }
-
-  /// Scratch::row in the order of K's columns.
-  void order_query(float* out) const {
-    const int width = source_.width();
-    const std::int16_t* const dims = layer_.maps->k.dims.data();
-    for (int i = 0; i < width; i += kLanes) {
-      const __m512i dim =
-          _mm512_cvtepi16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(dims + i)));
-      const __mmask16 is_dim = _mm512_cmpge_epi32_mask(dim, _mm512_setzero_si512());
-      _mm512_storeu_ps(out + i, _mm512_mask_i32gather_ps(_mm512_setzero_ps(), is_dim, dim, s_.row, 4));
-    }
-  }
-
-  /// K and V of tokens [begin, end), the rest of their blocks of 32 cleared.
-  bool load_span(int begin, int end) {
-    const int span = begin / kSpanTokens * kSpanTokens, width = source_.width();
-    finite_scales_ = true;
-    odd_scales_ = false;
-    KeyPacker keys(k_parts_, steps_, t_.k);
-    ValuePacker values(layer_.v_dim, v_parts_, t_.v);
-    for (int token = begin / kStepValues * kStepValues; token < begin; token += kTileTokens)
-      clear_tile(token - span, keys, values);
-    for (int token = begin; token < end;) {
-      source_.find(token);
-      const Chunk& chunk = source_.chunk();
-      load_keys(chunk, token - span, keys);
-      load_values(chunk, token - span, values);
-      for (int i = 0; i < chunk.tiles; ++i)
-        t_.excluded[(token - span) / kTileTokens + i] = chunk.tile[i].excluded;
-      for (int t = 0; t < chunk.tiles * kTileTokens; ++t) {
-        const float scale = source_.key_scale(t), factor = scale * (transform_.scale * kLog2e);
-        t_.k_scale[token - span + t] = scale;
-        t_.factor[token - span + t] = factor;
-        const bool loses = std::abs(factor) < std::numeric_limits<float>::min() || std::isinf(factor);
-        odd_scales_ |= loses && scale != 0.0f && std::isfinite(scale) && seen(token + t);
-      }
-      token += chunk.tiles * kTileTokens;
-      end_ = token;
-    }
-    if (end_ % kStepValues != 0) clear_tile(end_ - span, keys, values);
-    if (keys.too_small() || values.too_small() || odd_scales_) return false;
-    finite_ = values.finite();
-    if (!finite_) take_out_wild();
-    return true;
-  }
-
-  /// Begins to fetch the span from `begin` on, a tile at a time.
-  void look_ahead(int begin) {
-    ahead_.tiles = 0;
-    if (begin >= item_.kv_end || !layer_.paged) return;
-    source_.look_ahead(begin, std::min(item_.kv_end, begin + kSpanTokens), ahead_);
-    prefetcher_.begin(layer_, ahead_, ahead_.tiles);
-  }
-
-  void clear_tile(int token, KeyPacker& keys, ValuePacker& values) {
-    values.clear(token);
-    t_.excluded[token / kTileTokens] = false;
-    for (int t = token; t < token + kTileTokens; ++t) {
-      t_.k_scale[t] = t_.factor[t] = t_.v_scale[t] = 0.0f;
-      if constexpr (!kBytes) keys.clear(t, source_.width());
-    }
-    if constexpr (kBytes) {
-      std::fill_n(key_bytes() + token * source_.width(), kTileTokens * source_.width(), std::uint8_t{0});
-    }
-  }
-
-  std::uint8_t* key_bytes() const { return reinterpret_cast<std::uint8_t*>(t_.k); }
-
-  bool seen(int token) const { return token >= first_ && token < last_; }
-
-  void load_keys(const Chunk& chunk, int at, KeyPacker& keys) {
-    const int width = source_.width(), tokens = chunk.tiles * kTileTokens;
-    if constexpr (kBytes) {
-      source_.decode_k(s_.decoded);
-      for (int t = 0; t < tokens; ++t) {
-        for (int i = 0; i < width; i += kTileBytes) {
-          std::uint8_t* const to = key_bytes() + (at + t) / kTileRows * kTileRows * width + i * kTileRows +
-                                   (at + t) % kTileRows * kTileBytes;
-          std::memcpy(to, s_.codes.k + t * width + i, kTileBytes);
-        }
-      }
-    } else {
-      const bool copies = !Source::kCodes && layer_.k.element == Element::kBF16;
-      if (!copies) {
-        source_.decode_k(s_.decoded);
-        if (width != layer_.head_dim) clear_padding(layer_.maps->k, tokens, s_.decoded);
-      }
-      for (int t = 0; t < tokens; ++t) {
-        const Tile& tile = chunk.tile[t / kTileTokens];
-        if (!seen(chunk.begin + t)) {
-          keys.clear(at + t, width);
-        } else if (copies) {
-          keys.copy(at + t, tile.k + t % kTileTokens * tile.k_stride, width);
-        } else {
-          keys.pack(at + t, s_.decoded + t * width, width);
-        }
-      }
-    }
-  }
-
-  void load_values(const Chunk& chunk, int at, ValuePacker& values) {
-    for (int i = 0; i < chunk.tiles; ++i) {
-      const int token = chunk.begin + i * kTileTokens, to = at + i * kTileTokens;
-      const Tile& tile = chunk.tile[i];
-      bool counts[kTileTokens];
-      for (int t = 0; t < kTileTokens; ++t) counts[t] = seen(token + t) && !tile.excluded;
-      if (layer_.v.element == Element::kBF16) {
-        const std::uint8_t* from[kTileTokens];
-        for (int t = 0; t < kTileTokens; ++t) {
-          from[t] = counts[t] ? tile.v + t * tile.v_stride : kZeroRow;
-        }
-        values.turn_bf16(to, from);
-        continue;
-      }
-      load_tile_params(layer_.v, tile.v_params, s_.v_scale, s_.v_min);
-      if (v_codes_) {
-        for (int t = 0; t < kTileTokens; ++t) take_value_scale(to + t, counts[t] ? s_.v_scale[t] : 0.0f);
-      }
-      const bool all = std::ranges::all_of(counts, [](bool x) { return x; });
-      if (all && turns_codes(tile.v, to, values)) continue;
-      kDecodeV[static_cast<int>(layer_.v.element)](
-          layer_.v, layer_.maps->v, tile, v_codes_ ? kOnes.data() : s_.v_scale, s_.v_min, s_.decoded_v);
-      for (int t = 0; t < kTileTokens; ++t) {
-        if (!counts[t]) clear_values(layer_.maps->v_quads, t, s_.decoded_v);
-      }
-      if (row_order(layer_.v.element)) {
-        values.turn_rows(to, s_.decoded_v);
-      } else {
-        for (const QuadClass& quads : source_.quads()) values.turn_quads(to, s_.decoded_v, quads);
-      }
-    }
-  }
-
-  void take_value_scale(int token, float scale) {
-    t_.v_scale[token] = scale;
-    finite_scales_ &= std::isfinite(scale);
-    odd_scales_ |= scale != 0.0f && std::abs(scale) < kLeastWeight;
-  }
-
-  /// Straight from 8-bit codes with one scale.
-  bool turns_codes(const std::uint8_t* codes, int to, ValuePacker& values) const {
-    const Element element = layer_.v.element;
-    if (!has_one_scale(layer_.v) || (element != Element::kI8 && element != Element::kE4M3)) return false;
-    for (const QuadClass& quads : source_.quads()) {
-      if (quads.word[0] < 0 || quads.second != 8) return false;
-    }
-    const float* const scale = v_codes_ ? nullptr : s_.v_scale;
-    for (const QuadClass& quads : source_.quads()) {
-      if (element == Element::kI8) {
-        values.template turn_codes<Element::kI8>(to, codes, quads, scale);
-      } else {
-        values.template turn_codes<Element::kE4M3>(to, codes, quads, scale);
-      }
-    }
-    return true;
-  }
-
-  /// Where token `t` of the span stands among those of V and P.
-  static int value_place(int t) {
-    return t / kTileTokens * kTileTokens + 2 * pair_place(t % kTileTokens / 2) + t % 2;
-  }
-
-  static bool wild(std::uint16_t x) { return (x & 0x7f80) == 0x7f80; }
-
-  /// What is not finite of V goes to v_wild: a weight of 0 must not make a NaN of it.
-  void take_out_wild() {
-    // A weight times a scale of 0 does not tell that it is one.
-    for (int t = 0; t < kSpanTokens && v_codes_; ++t) {
-      if (t_.v_scale[t] != 0.0f) continue;
-      t_.v_scale[t] = 1.0f;
-      for (int dim = 0; dim < layer_.v_dim; ++dim) {
-        std::uint16_t& x = t_.v[ValuePacker::index(value_place(t), dim)];
-        if (!wild(x)) x = 0;
-      }
-    }
-    for (int i = 0; i < kSpanTokens * layer_.v_dim; ++i) {
-      std::uint16_t& x = t_.v[i];
-      t_.v_wild[i] = wild(x) ? x : 0;
-      if (!wild(x)) continue;
-      x = 0;
-      t_.v[ValuePacker::kPart + i] = 0;
-    }
   }
 
   /// A strip's rows and tokens [begin, end), which lie in one span.
@@ -352,11 +110,11 @@ class TiledItem {
     for (int column = 0; column < strip.rows; column += kLanes)
       softmax(strip, span, first, last, partial, column);
     add_output(strip, first, last);
-    if (!finite_) add_wild(strip, first, last);
+    if (!loader_.finite()) add_wild(strip, first, last);
   }
 
   void score(const Strip& strip, int first, int last) {
-    const int width = source_.width();
+    const int width = loader_.source().width();
     for_tiles(last - first, strip.rows, [&](auto l, auto r, int token, int row) HWY_ATTR {
       constexpr int L = decltype(l)::value, R = decltype(r)::value;
       token += first;
@@ -368,7 +126,7 @@ class TiledItem {
         if constexpr (L == 2) load_tile<2>(start, 0);
         if constexpr (L == 2 && R == 2) load_tile<3>(start + kLanes, 0);
         add_products<L, R, TileProducts::kSignedRight>(
-            {key_bytes() + token * width, kTileBytes, kTileRows * kTileBytes, kTileRows * width},
+            {loader_.key_bytes() + token * width, kTileBytes, kTileRows * kTileBytes, kTileRows * width},
             {s_.codes.q + strip.first * (width / 4) + row, strip.rows * 4, kTileRows * strip.rows * 4,
              kTileBytes},
             width / kTileBytes);
@@ -376,12 +134,13 @@ class TiledItem {
         zero_tile_sums<L, R>();
         const std::ptrdiff_t tile = kTileRows * kTileBytes;
         // Products of parts that fp32 does not round away, small ones first.
-        for (int sum = std::min(q_parts_ + k_parts_ - 2, kMaxParts - 1); sum >= 0; --sum) {
-          for (int k = std::max(0, sum - q_parts_ + 1); k <= std::min(sum, k_parts_ - 1); ++k) {
+        for (int sum = std::min(loader_.q_parts + loader_.k_parts - 2, kMaxParts - 1); sum >= 0; --sum) {
+          for (int k = std::max(0, sum - loader_.q_parts + 1); k <= std::min(sum, loader_.k_parts - 1); ++k) {
             add_products<L, R, TileProducts::kPairs>(
-                {t_.k + k * KeyPacker::kPart + token / kTileRows * steps_ * kTileValues, kTileBytes, tile,
-                 steps_ * tile},
-                {queries(strip.first + row, sum - k), kTileBytes, tile, steps_ * tile}, steps_);
+                {t_.k + k * KeyPacker::kPart + token / kTileRows * loader_.steps() * kTileValues, kTileBytes,
+                 tile, loader_.steps() * tile},
+                {loader_.queries(strip.first + row, sum - k), kTileBytes, tile, loader_.steps() * tile},
+                loader_.steps());
           }
         }
       }
@@ -406,7 +165,7 @@ class TiledItem {
         return _mm512_sub_ps(_mm512_load_ps(x_of + t * kLanes), shift);
       });
     }
-    if (source_.scales_queries()) {
+    if (loader_.source().scales_queries()) {
       if (partial) return softmax_of_products<true, true>(strip, span, first, last, column);
       return softmax_of_products<true, false>(strip, span, first, last, column);
     }
@@ -478,10 +237,10 @@ class TiledItem {
   template <class LogitOf>
   HWY_INLINE void weigh(int first, int last, int column, int row, __m512 before, __m512 top,
                         const LogitOf& logit_of) {
-    if (!v_codes_) {
+    if (!loader_.v_codes) {
       weigh_values<true>(first, last, column, row, before, top, logit_of,
                          [](__m512 p, int) HWY_ATTR { return p; });
-    } else if (finite_scales_) {
+    } else if (loader_.finite_scales()) {
       weigh_values<true>(first, last, column, row, before, top, logit_of, [this](__m512 p, int t) HWY_ATTR {
         return _mm512_mul_ps(p, _mm512_set1_ps(t_.v_scale[t]));
       });
@@ -543,7 +302,7 @@ class TiledItem {
       sums.template load<L, R>();
       for (int i = 0; i < 3; ++i) {  // small ones first
         const int v = i == 0 ? 1 : 0, p = i == 1 ? 1 : 0;
-        if (v >= v_parts_ || (p == 1 && kBytes)) continue;
+        if (v >= loader_.v_parts || (p == 1 && kBytes)) continue;
         const int step = first / kStepValues;
         add_products<L, R, TileProducts::kPairs>(
             {t_.v + v * ValuePacker::kPart + (dim / kTileRows * kSpanSteps + step) * kTileValues, kTileBytes,
@@ -590,22 +349,10 @@ class TiledItem {
   const Item& item_;
   Scratch& s_;
   TileScratch& t_;
-  Source source_;
+  TileLoader<Source> loader_;
   const ScoreTransform transform_;
-  const int q_parts_, k_parts_;  ///< bf16 of a value
-  const bool v_codes_;           ///< V are codes, whose scales P takes up
-  const int v_parts_;
-  const int steps_;  ///< of 32 dims
   ItemRows<kTiledRows> rows_;
-  Chunk ahead_;  ///< the next span
-  Prefetcher prefetcher_;
   alignas(64) float top_[kMaxRows];  ///< largest logit, in base 2
-  int first_ = 0;                    ///< tokens [first_, last_) are seen by some row
-  int last_ = 0;
-  int end_ = 0;                ///< of the span's tiles
-  bool finite_ = true;         ///< V of the span
-  bool finite_scales_ = true;  ///< and its scales, where P takes them up
-  bool odd_scales_ = false;
 };
 
 #endif  // HWY_TARGET == HWY_AVX3_DL
