@@ -44,7 +44,7 @@ AttentionCase tiles_case() {
 
 /// Every element and kind of scale, as K and as V, and every head_dim.
 TEST_F(Tiles, Formats) {
-  int n = 0, differ = 0;
+  int n = 0, ran = 0, differ = 0;
   for (const std::string format :
        {"plain", "bf16", "fp16", "fp8", "fp8-static-head", "fp8-token-head", "fp8-g32", "int8-tensor",
         "int8-head", "int8-token-f32", "int8-g32", "int8-token-asym-f32", "int4-token-sym", "int4-g32",
@@ -70,12 +70,13 @@ TEST_F(Tiles, Formats) {
         const Problem p = make_problem(row);
         expect_agrees(p, format + ", " + arithmetic + ", " + std::to_string(head_dim));
         const auto with = run_problem(p), without = run_without_tiles(p);
+        ++ran;
         differ +=
             std::equal(with.lse.bytes().begin(), with.lse.bytes().end(), without.lse.bytes().begin()) ? 0 : 1;
       }
     }
   }
-  EXPECT_GT(differ, n / 2) << "tiles were hardly taken";
+  EXPECT_GT(2 * differ, ran) << "tiles were hardly taken";
 }
 
 TEST_F(Tiles, Options) {

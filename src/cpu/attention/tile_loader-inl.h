@@ -100,7 +100,7 @@ class TileLoader {
 
   /// K and V of tokens [begin, end) of a span, the rest of their blocks of 32 cleared. False: as above.
   bool load_span(int begin, int end) {
-    const int span = begin / kSpanTokens * kSpanTokens, width = source_.width();
+    const int span = begin / kSpanTokens * kSpanTokens;
     finite_scales_ = true;
     odd_scales_ = false;
     KeyPacker keys(k_parts, steps(), t_.k);
