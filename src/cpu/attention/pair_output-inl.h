@@ -22,7 +22,7 @@ namespace HWY_NAMESPACE {
 class PairPacker {
  public:
   // Written out: compilers give a constructor of their own no instruction set.
-  HWY_INLINE PairPacker() : most_(_mm512_setzero_si512()), least_(_mm512_set1_epi16(-1)) {}
+  HWY_INLINE PairPacker() {}
 
   /// A tile in row order.
   void pack_rows(const float* x, int dim, float* out) {
@@ -64,12 +64,10 @@ class PairPacker {
   }
 
   /// Whether one is so small that a sum might be subnormal.
-  bool too_small() const {
-    return _mm512_cmplt_epu16_mask(least_, _mm512_set1_epi16(static_cast<short>(kLeastFactor - 1))) != 0;
-  }
+  bool too_small() const { return check_.too_small(); }
 
   /// Whether all are finite and none too_small().
-  bool fit() const { return !too_small() && _mm512_cmpge_epu16_mask(most_, _mm512_set1_epi16(0x7f80)) == 0; }
+  bool fit() const { return !too_small() && check_.finite(); }
 
  private:
   static constexpr __mmask32 kUpper = 0xaaaaaaaa;
@@ -86,14 +84,11 @@ class PairPacker {
   }
 
   HWY_INLINE void store(__m512i pairs, float* out) {
-    const __m512i magnitude = _mm512_and_si512(pairs, _mm512_set1_epi16(0x7fff));
-    most_ = _mm512_max_epu16(most_, magnitude);
-    least_ = _mm512_min_epu16(least_, _mm512_sub_epi16(magnitude, _mm512_set1_epi16(1)));
+    check_.add(pairs);
     _mm512_storeu_ps(out, _mm512_castsi512_ps(pairs));
   }
 
-  __m512i most_;   ///< magnitudes
-  __m512i least_;  ///< likewise, less 1: zeros are the largest
+  OperandCheck check_;
 };
 
 /// output_columns() of pairs: V and P are dwords of two tokens, in half as many places.

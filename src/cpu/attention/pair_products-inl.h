@@ -61,6 +61,28 @@ inline bool has_pair_products() {
   return hn::GetLane(twice) == 0x1p24f && hn::GetLane(order) == 0.0f;
 }
 
+/// Whether numbers were met that products of bf16 cannot take, whose instructions make zeros of subnormal
+/// numbers and sums; and whether some that are not finite were.
+class OperandCheck {
+ public:
+  HWY_INLINE OperandCheck() : most_(_mm512_setzero_si512()), least_(_mm512_set1_epi16(-1)) {}
+
+  /// bf16 that count.
+  HWY_INLINE void add(__m512i values) {
+    const __m512i magnitude = _mm512_and_si512(values, _mm512_set1_epi16(0x7fff));
+    most_ = _mm512_max_epu16(most_, magnitude);
+    least_ = _mm512_min_epu16(least_, _mm512_sub_epi16(magnitude, _mm512_set1_epi16(1)));
+  }
+  bool too_small() const {
+    return _mm512_cmplt_epu16_mask(least_, _mm512_set1_epi16(static_cast<short>(kLeastFactor - 1))) != 0;
+  }
+  bool finite() const { return _mm512_cmpge_epu16_mask(most_, _mm512_set1_epi16(0x7f80)) == 0; }
+
+ private:
+  __m512i most_;   ///< magnitudes
+  __m512i least_;  ///< likewise, less 1: zeros are the largest
+};
+
 #endif  // HWY_TARGET == HWY_AVX3_DL
 
 }  // namespace HWY_NAMESPACE

@@ -105,9 +105,10 @@ class TileLoader {
     odd_scales_ = false;
     KeyPacker keys(k_parts, steps(), t_.k);
     ValuePacker values(layer_.v_dim, v_parts, t_.v);
-    for (int token = begin / kStepValues * kStepValues; token < begin; token += kTileTokens)
-      clear_tile(token - span, keys, values);
-    for (int token = begin; token < end;) {
+    for (int before = begin / kStepValues * kStepValues; before < begin; before += kTileTokens)
+      clear_tile(before - span, keys, values);
+    int token = begin;
+    while (token < end) {
       source_.find(token);
       const Chunk& chunk = source_.chunk();
       load_keys(chunk, token - span, keys);
@@ -122,9 +123,8 @@ class TileLoader {
         odd_scales_ |= loses && scale != 0.0f && std::isfinite(scale) && seen(token + t);
       }
       token += chunk.tiles * kTileTokens;
-      end_ = token;
     }
-    if (end_ % kStepValues != 0) clear_tile(end_ - span, keys, values);
+    if (token % kStepValues != 0) clear_tile(token - span, keys, values);
     if (keys.too_small() || values.too_small() || odd_scales_) return false;
     finite_ = values.finite();
     if (!finite_) take_out_wild();
@@ -303,7 +303,6 @@ class TileLoader {
 
   int first_ = INT32_MAX;  ///< tokens [first_, last_) are seen by some row
   int last_ = 0;
-  int end_ = 0;  ///< of the span's tiles
   bool finite_ = true;
   bool finite_scales_ = true;
   bool odd_scales_ = false;  ///< of the span, too small, or of K too large

@@ -8,8 +8,7 @@
 //   Q, right:  [16 rows][32 dims] tiles of [two dims][row]
 //   V, left:   [16 dims][32 tokens] tiles of [dim][token], of each 16 tokens in the order of pair_place()
 //   P, right:  [16 rows][32 tokens] tiles of [two tokens][row], likewise
-#include <bit>
-#include <cstring>
+#include <cstddef>
 
 #include "cpu/attention/matrix_tiles-inl.h"
 #include "cpu/attention/pair_products-inl.h"
@@ -67,29 +66,21 @@ HWY_INLINE __m256i rounded_values(__m512 x) {
   return values;
 }
 
-/// Whether numbers were met that products of bf16 cannot take, whose instructions make zeros of subnormal
-/// numbers and sums; and whether some that are not finite were.
-class OperandCheck {
- public:
-  HWY_INLINE OperandCheck() : most_(_mm512_setzero_si512()), least_(_mm512_set1_epi16(-1)) {}
-
-  /// bf16 that count.
-  HWY_INLINE void add(__m512i values) {
-    const __m512i magnitude = _mm512_and_si512(values, _mm512_set1_epi16(0x7fff));
-    most_ = _mm512_max_epu16(most_, magnitude);
-    least_ = _mm512_min_epu16(least_, _mm512_sub_epi16(magnitude, _mm512_set1_epi16(1)));
+/// The parts of 32 values, `join(low, high)` of each, `distance` behind one another.
+template <class Join, class To>
+HWY_INLINE void store_parts(__m512i low, __m512i high, int parts, std::ptrdiff_t distance, const Join& join,
+                            OperandCheck& check, To* to) {
+  const __m512i upper = join(low, high);
+  check.add(upper);
+  _mm512_store_si512(to, upper);
+  for (int part = 1; part < parts; ++part) {
+    low = _mm512_castps_si512(left_of_upper_halves(low));
+    high = _mm512_castps_si512(left_of_upper_halves(high));
+    _mm512_store_si512(to + part * distance, join(low, high));
   }
-  bool too_small() const {
-    return _mm512_cmplt_epu16_mask(least_, _mm512_set1_epi16(static_cast<short>(kLeastFactor - 1))) != 0;
-  }
-  bool finite() const { return _mm512_cmpge_epu16_mask(most_, _mm512_set1_epi16(0x7f80)) == 0; }
+}
 
- private:
-  __m512i most_;   ///< magnitudes
-  __m512i least_;  ///< likewise, less 1: zeros are the largest
-};
-
-/// Tokens of K. A part of a value is kKeyPart bf16 behind the one before.
+/// Tokens of K. A part of a value is kPart bf16 behind the one before.
 class KeyPacker {
  public:
   static constexpr int kPart = kSpanTokens * kTiledWidth;
@@ -99,17 +90,11 @@ class KeyPacker {
   /// Token `token` of the span, `width` values, whole vectors.
   HWY_INLINE void pack(int token, const float* x, int width) {
     for (int i = 0; i < width; i += kStepValues) {
-      __m512i low = _mm512_loadu_si512(x + i);
-      __m512i high = i + kLanes < width ? _mm512_loadu_si512(x + i + kLanes) : _mm512_setzero_si512();
-      std::uint16_t* const to = place(token, i);
-      const __m512i upper = pick_upper(low, high);
-      check_.add(upper);
-      _mm512_store_si512(to, upper);
-      for (int part = 1; part < parts_; ++part) {
-        low = _mm512_castps_si512(left_of_upper_halves(low));
-        high = _mm512_castps_si512(left_of_upper_halves(high));
-        _mm512_store_si512(to + part * kPart, pick_upper(low, high));
-      }
+      const __m512i low = _mm512_loadu_si512(x + i);
+      const __m512i high = i + kLanes < width ? _mm512_loadu_si512(x + i + kLanes) : _mm512_setzero_si512();
+      store_parts(
+          low, high, parts_, kPart, [](__m512i a, __m512i b) HWY_ATTR { return pick_upper(a, b); }, check_,
+          place(token, i));
     }
   }
 
@@ -162,16 +147,10 @@ HWY_INLINE void pack_queries(const float* x, int width, int parts, OperandCheck&
     transpose_dwords(v);
     HALFTONE_UNROLL
     for (int pair = 0; pair < 8; ++pair) {
-      __m512i low = v[2 * pair], high = v[2 * pair + 1];
-      std::int32_t* const to = out + (i / 2 + pair) * kLanes;
-      const __m512i upper = pair_upper_halves(low, high);
-      check.add(upper);
-      _mm512_store_si512(to, upper);
-      for (int part = 1; part < parts; ++part) {
-        low = _mm512_castps_si512(left_of_upper_halves(low));
-        high = _mm512_castps_si512(left_of_upper_halves(high));
-        _mm512_store_si512(to + part * kQueryPart, pair_upper_halves(low, high));
-      }
+      store_parts(
+          v[2 * pair], v[2 * pair + 1], parts, kQueryPart,
+          [](__m512i a, __m512i b) HWY_ATTR { return pair_upper_halves(a, b); }, check,
+          out + (i / 2 + pair) * kLanes);
     }
   }
 }
