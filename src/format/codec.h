@@ -351,7 +351,9 @@ struct Codec<kType, true> {
     return round_to_int(clamp(ht_mul(ht_sub(x, p.min), p.inverse), 0.0f, quantisation_levels(kType, true)));
   }
   /// quantise() for a scale that f16 holds. Scaling the inverse by a power of two is exact, and turns the
-  /// lower clamp into a saturation to [0, 1], which devices have as part of a product.
+  /// lower clamp into a saturation to [0, 1], which devices have as part of a product. `kWithin`: no value is
+  /// above the levels.
+  template <bool kWithin = false>
   HT_HOST_DEVICE static std::uint32_t quantise_saturating(const Params& p, float x) {
     constexpr float kRange = quantisation_levels(kType, true) + 1;  // a power of two
     constexpr float kMagic = 12582912.0f / kRange;  // of round_to_int() at steps of 1 / kRange
@@ -363,7 +365,7 @@ struct Codec<kType, true> {
     const float share = clamp(ht_mul(away, inverse), 0.0f, 1.0f);
 #endif
     const float rounded = ht_add(share, kMagic), top = kMagic + (kRange - 1) / kRange;
-    return bits_of(rounded < top ? rounded : top) - bits_of(kMagic);
+    return bits_of(kWithin || rounded < top ? rounded : top) - bits_of(kMagic);
   }
   HT_HOST_DEVICE static Code encode(const Params& p, float x) { return static_cast<Code>(quantise(p, x)); }
   HT_HOST_DEVICE static float decode(const Params& p, Code code) {

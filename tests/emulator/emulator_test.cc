@@ -133,6 +133,23 @@ TEST_F(Emulator, MagnitudesOfPairs) {
   }
 }
 
+/// Of each half: the smaller or larger value, or a NaN.
+TEST_F(Emulator, EndsOfPairs) {
+  const auto both = [&](const std::string& opcode, std::uint32_t a, std::uint32_t b) {
+    return run("	mov.u32 	%r2, " + std::to_string(a) + ";\n	mov.u32 	%r3, " +
+               std::to_string(b) + ";\n	" + opcode +
+               " 	%r4, %r2, %r3;\n	st.global.u32 	[%rd1], %r4;\n")[0];
+  };
+  EXPECT_EQ(both("max.NaN.bf16x2", 0x3f80c000u, 0xbfc00001u), 0x3f800001u);  // 1 and -1.5, -2 and a subnormal
+  EXPECT_EQ(both("min.NaN.bf16x2", 0x3f80c000u, 0xbfc00001u), 0xbfc0c000u);
+  EXPECT_EQ(both("max.NaN.f16x2", 0xfc003c00u, 0xc0003800u), 0xc0003c00u);  // -infinity and -2, 1 and 0.5
+  EXPECT_EQ(both("min.NaN.f16x2", 0xfc003c00u, 0xc0003800u), 0xfc003800u);
+  for (const std::string end : {"min", "max"}) {
+    EXPECT_GT(both(end + ".NaN.bf16x2", 0x7fc1u, 0x7f80u) & 0x7fff, 0x7f80u);  // beside an infinity
+    EXPECT_GT(both(end + ".NaN.f16x2", 0x3c00u << 16, 0xfe00u << 16) >> 16 & 0x7fff, 0x7c00u);
+  }
+}
+
 /// Four threads each add to the same four floats.
 TEST_F(Emulator, FourFloatsAreAddedAtATime) {
   for (std::uint32_t i = 0; i < kThreads; ++i)

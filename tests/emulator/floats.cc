@@ -105,6 +105,12 @@ using MulDouble = decltype([](double a, double b, double) { return a * b; });
 using FmaDouble = decltype([](double a, double b, double c) { return std::fma(a, b, c); });
 using MinDouble = decltype([](double a, double b, double) { return Min{}(a, b); });
 using MaxDouble = decltype([](double a, double b, double) { return Max{}(a, b); });
+using MinDoubleOrNan = decltype([](double a, double b, double) {
+  return std::isnan(a) || std::isnan(b) ? a + b : Min{}(a, b);
+});
+using MaxDoubleOrNan = decltype([](double a, double b, double) {
+  return std::isnan(a) || std::isnan(b) ? a + b : Max{}(a, b);
+});
 /// The larger magnitude, with the product of the signs.
 using MaxMagnitude = decltype([](double a, double b, double) {
   const double x = std::fmax(std::fabs(a), std::fabs(b));
@@ -139,6 +145,11 @@ Run pair_handler(const Statement& s) {
   const bool magnitudes = s.opcode == "max.xorsign.abs.f16x2" || s.opcode == "max.xorsign.abs.bf16x2";
   if (s.opcode == "max.NaN.xorsign.abs.f16x2" || s.opcode == "max.NaN.xorsign.abs.bf16x2") {
     return run_pair<Type, MaxMagnitudeOrNan>;
+  }
+  if (s.only({"NaN"}) && s.has("NaN")) {
+    return name == "min"   ? run_pair<Type, MinDoubleOrNan>
+           : name == "max" ? run_pair<Type, MaxDoubleOrNan>
+                           : nullptr;
   }
   if (!magnitudes && !s.only({"rn"})) return nullptr;
   if (name == "add") return run_pair<Type, AddDouble>;

@@ -117,6 +117,10 @@ struct AppendLaunch {
 constexpr int kSpread = 45 * 1024;
 constexpr std::int64_t kSpreadBlocks = 256;  // at most: of more there is not room for all at once
 
+/// Windows of which there are so many CTAs have one warp, for all heads, where scales are found: others then
+/// compute while it waits for slots, and a CTA's search serves more.
+constexpr std::int64_t kLoneWarps = 2048;
+
 AppendLaunch launch_of(const AppendParams& params, const AppendPart& a, RowKind kind, unsigned parts) {
   constexpr std::int64_t kFewWarps = 1 << 11;  // of rows of one part: all of both are under way at once
   const bool meets = a.part.format.granularity == Granularity::kToken, wide = is_wide(a.part.dim);
@@ -132,11 +136,14 @@ AppendLaunch launch_of(const AppendParams& params, const AppendPart& a, RowKind 
             spreads ? kSpread : 0};
   }
   const std::int64_t units = (params.tokens + kWindow - 1) / kWindow << (a.segment_log2 - 3);
-  const int warps = std::min(params.kv_heads, meets ? kMeetWarps : kAppendWarps);
+  const unsigned groups = meets ? 1 : blocks(kGroupHeads);
+  const bool lone = kind == RowKind::kPlain && a.part.format.dynamic_scale() && !meets &&
+                    units * groups * parts >= kLoneWarps;
+  const int warps = lone ? 1 : std::min(params.kv_heads, meets ? kMeetWarps : kAppendWarps);
   return {kernel_of(a.part.format, wide                      ? Variant::kWideWindows
                                    : kind == RowKind::kPlain ? Variant::kPlainWindows
                                                              : Variant::kWindows),
-          dim3(static_cast<unsigned>(units), meets ? 1 : blocks(warps * kWarpHeads), parts), warps * 32, 0};
+          dim3(static_cast<unsigned>(units), groups, parts), warps * 32, 0};
 }
 
 }  // namespace

@@ -146,14 +146,14 @@ struct Rows {
     }
   }
 
-  /// The codes of chunk c.
-  template <class Codes>
+  /// The codes of chunk c. `kWithin`: as of ChunkCodes.
+  template <bool kWithin = false, class Codes>
   __device__ __forceinline__ void encode(const codec::Params& params, int c, Codes& out) const {
     if constexpr (kCopies) {
       out.words[0] = codes[c].x, out.words[1] = codes[c].y;
       out.words[2] = codes[c].z, out.words[3] = codes[c].w;
     } else {
-      out.encode(params, x[c]);
+      out.template encode<kWithin>(params, x[c]);
     }
   }
 

@@ -8,15 +8,15 @@
 
 #include <bit>
 
-#include "cuda/append/rows.h"
+#include "cuda/append/ranges.h"
 #include "cuda/append/slots.h"
 #include "cuda/append/store.h"
 
 namespace halftone::cuda {
 
-inline constexpr int kAppendWarps = 4;  // each with up to kWarpHeads heads, one after the other
-inline constexpr int kWarpHeads = 2;
-inline constexpr int kMeetWarps = 8;  // where heads share a scale: all of a token are in one CTA
+inline constexpr int kGroupHeads = 8;   // of a CTA
+inline constexpr int kAppendWarps = 4;  // each with two heads of these, one after the other
+inline constexpr int kMeetWarps = 8;    // where heads share a scale: all of a token are in one CTA
 inline constexpr int kLaneTokens = 4;
 
 /// Where the scale of a row comes from.
@@ -78,6 +78,9 @@ struct Appender {
   using Codes = typename Traits::Codes;
   static constexpr int kChunks = kLaneTokens * kHalves;  // of a lane
   static constexpr bool kMeets = Traits::kScale == AppendScale::kToken;
+  /// The four lanes next to each other find a scale each for all of them.
+  static constexpr bool kShares = Traits::kPlain && Traits::kQuantised && Traits::kScale == AppendScale::kRow;
+  using Ranges = SharedRanges<!Traits::kAsymmetric>;
 
   const AppendParams& p;
   const AppendPart& part;
@@ -96,7 +99,7 @@ struct Appender {
     const int splits_log2 = part.segment_log2 - 3, split = blockIdx.x & ((1 << splits_log2) - 1);
     const std::int64_t first = std::int64_t{blockIdx.x >> splits_log2} * kWindow;
     t = (split << (2 - splits_log2)) + (lane.segment_first >> part.segment_log2);
-    const int group_heads = kMeets ? p.kv_heads : warps * kWarpHeads;
+    const int group_heads = kMeets ? p.kv_heads : kGroupHeads;
     const int head = static_cast<int>(blockIdx.y) * group_heads + warp;
     const int end = min(p.kv_heads, static_cast<int>(blockIdx.y + 1) * group_heads);
     if (head < end) load(first, head);
@@ -116,8 +119,14 @@ struct Appender {
 #pragma unroll 1
         for (int of = head; of < end; of += warps) {
           rows.transform(p, part, lane, of, wanted);
+          Ranges ranges;
+          if constexpr (kShares) measure(ranges);
           if (of + warps < end) rows.load_next(part, lane, warps);
-          write(params_of_rows(of, wanted), of, target);
+          if constexpr (kShares) {
+            write_shared(ranges, of, target);
+          } else {
+            write(params_of_rows(of, wanted), of, target);
+          }
         }
       }
     }
@@ -235,6 +244,53 @@ struct Appender {
     }
   }
 
+  /// What the rows' scales follow from, before the next rows take their place.
+  __device__ __forceinline__ void measure(Ranges& ranges) const {
+    if (part.input_type == DType::kBFloat16) {
+      ranges.template measure<true>(rows.raw, lane.live);
+    } else {
+      ranges.template measure<false>(rows.raw, lane.live);
+    }
+  }
+
+  /// Codes and params of the wanted tokens. Each lane of four finds the params of one of their tokens.
+  __device__ __forceinline__ void write_shared(const Ranges& ranges, int head, const Target& target) {
+    codec::Range range = part.input_type == DType::kBFloat16
+                             ? ranges.template range<true>(lane.chunk, part.group_log2)
+                             : ranges.template range<false>(lane.chunk, part.group_log2);
+    const bool accepted =
+        __all_sync(~0u, range.hi <= part.largest && (!Traits::kAsymmetric || -range.lo <= part.largest));
+    if (!accepted) range = accepted_range(target.wanted);
+    const codec::Params found = Traits::params_of(part, range);
+    const bool within = __all_sync(~0u, !lane.live || Codes::within(found, range)) && accepted;
+    Codes codes[kLaneTokens];
+#pragma unroll
+    for (int k = 0; k < kLaneTokens; ++k) {
+      const int from = k >> 1 | (k & 1) << 1;  // of the four lanes, Ranges::token_of()
+      codec::Params of;
+      of.inverse = __shfl_sync(~0u, found.inverse, from, 4);
+      if (Traits::kAsymmetric) of.min = __shfl_sync(~0u, found.min, from, 4);
+      if (!within) Codes::limit(of, rows.x[k]);
+      rows.template encode<true>(of, k, codes[k]);
+    }
+    codec::Params own[1] = {found};
+    if (lane.live) write_chunks(lane.chunk, codes, own, head, target);
+  }
+
+  /// What Ranges would have found if values that are not accepted, which set the status, were none or at
+  /// their limits.
+  __device__ __forceinline__ codec::Range accepted_range(unsigned wanted) const {
+    LaneRanges ranges;
+    rows.template extents<!Traits::kAsymmetric, true>(p, part, wanted, ranges.of);
+    group_extents<!Traits::kAsymmetric>(lane, part.group_log2, ranges.of);
+    const bool odd = lane.chunk & 1, upper = lane.chunk & 2;  // Ranges::token_of()
+    const auto own = [odd, upper](float a, float b, float c, float d) {
+      return odd ? upper ? d : c : upper ? b : a;
+    };
+    const codec::Range(&of)[kChunks] = ranges.of;
+    return {own(of[0].lo, of[1].lo, of[2].lo, of[3].lo), own(of[0].hi, of[1].hi, of[2].hi, of[3].hi)};
+  }
+
   /// Codes and params of the wanted tokens.
   __device__ __forceinline__ void write(const LaneParams& params, int head, const Target& target) const {
 #pragma unroll
@@ -250,20 +306,26 @@ struct Appender {
     }
   }
 
-  /// A chunk of the lane's tokens, of a whole tile or each on its own.
+  /// A chunk of the lane's tokens, of a whole tile or each on its own. `params`: of each token, or of the
+  /// lane's own.
   __device__ __forceinline__ void write_chunks(int chunk, Codes (&codes)[kLaneTokens],
-                                               codec::Params (&params)[kLaneTokens], int head,
+                                               codec::Params (&params)[kShares ? 1 : kLaneTokens], int head,
                                                const Target& target) const {
     const typename Traits::Store store(part, Traits::kPlain ? kWhich : part.part.which, chunk);
+    const int in_group = chunk & ((1 << part.group_log2) - 1), own = Ranges::token_of(chunk);
     const bool stores_params =
-        Traits::kScale != AppendScale::kGiven && (chunk & ((1 << part.group_log2) - 1)) == 0;
+        kShares ? in_group < 4 : Traits::kScale != AppendScale::kGiven && in_group == 0;
     if (target.tile != nullptr && (Traits::kPlain || !store.tail())) {
       std::uint8_t* at = target.tile + head * p.head_bytes;
       store.four(codes, t, at);
       if (!stores_params) return;
       const typename Traits::Params param_store(part, chunk);
+      if constexpr (kShares) {
+        param_store.token(params[0], token_of(own), at);
+      } else {
 #pragma unroll
-      for (int k = 0; k < kLaneTokens; ++k) param_store.token(params[k], token_of(k), at);
+        for (int k = 0; k < kLaneTokens; ++k) param_store.token(params[k], token_of(k), at);
+      }
       return;
     }
 #pragma unroll 1
@@ -273,12 +335,14 @@ struct Appender {
         const int place = static_cast<int>(slot % kTileTokens);
         std::uint8_t* at = tile_of(p, slot) + head * p.head_bytes;
         store.token(codes[0], place, at);
-        if (stores_params) typename Traits::Params(part, chunk).token(params[0], place, at);
+        if (stores_params && (!kShares || k == own)) {
+          typename Traits::Params(part, chunk).token(params[0], place, at);
+        }
       }
 #pragma unroll
       for (int next = 0; next + 1 < kLaneTokens; ++next) {
         codes[next] = codes[next + 1];
-        params[next] = params[next + 1];
+        if constexpr (!kShares) params[next] = params[next + 1];
       }
     }
   }

@@ -1,6 +1,7 @@
 // Eight values of a row as codes of 8 bits.
 #pragma once
 
+#include "cuda/device/pairs.h"
 #include "cuda/device/range.h"
 #include "cuda/device/values.h"
 #include "format/codec.h"
@@ -14,21 +15,6 @@ __device__ __forceinline__ void unpack(const uint4& piece, bool bf16, float (&x)
   for (int i = 0; i < 8; ++i) x[i] = half_of(words[i / 2], i % 2, bf16);
 }
 
-/// The larger magnitudes of two pairs of 16 bits, with any sign: NaN where one is, or, else, the other one.
-template <bool kBFloat16, bool kNan = true>
-__device__ __forceinline__ std::uint32_t larger_pair(std::uint32_t a, std::uint32_t b) {
-  std::uint32_t y;
-  if constexpr (kBFloat16 && kNan) {
-    asm("max.NaN.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
-  } else if constexpr (kBFloat16) {
-    asm("max.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
-  } else if constexpr (kNan) {
-    asm("max.NaN.xorsign.abs.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
-  } else {
-    asm("max.xorsign.abs.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
-  }
-  return y;
-}
 template <bool kBFloat16>
 __device__ __forceinline__ std::uint32_t larger_pair(const uint4& x) {
   return larger_pair<kBFloat16>(larger_pair<kBFloat16>(x.x, x.y), larger_pair<kBFloat16>(x.z, x.w));

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/attention/rows.h"
+#include "cuda/device/pairs.h"
 #include "cuda/device/tma.h"
 #include "cuda/device/wgmma.h"
 #include "cuda/latent/wide/pass.h"
@@ -163,11 +164,8 @@ struct Queries {
     x = {narrow(x.x), narrow(x.y), narrow(x.z), narrow(x.w)};
     most = larger(larger(larger(larger(most, x.x), x.y), x.z), x.w);
   }
-  /// The larger ones by size, with any sign.
   static __device__ std::uint32_t larger(std::uint32_t a, std::uint32_t b) {
-    std::uint32_t y;
-    asm("max.xorsign.abs.f16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
-    return y;
+    return larger_pair<false, false>(a, b);
   }
   /// The size of the larger of two.
   static __device__ std::uint32_t largest(std::uint32_t x) { return max(x & 0x7fffu, x >> 16 & 0x7fffu); }
