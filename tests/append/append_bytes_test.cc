@@ -36,10 +36,20 @@ int rotary_half(const KvCacheSpec& spec, std::uint64_t seed) {
   return seed % 4 == 0 ? 12 : spec.rope_dim / 2;
 }
 
+/// Changes every third token.
+template <class Change>
+void change_tokens(std::vector<float>& values, int row, int first, const Change& change) {
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    if (i / static_cast<std::size_t>(row) % 3 == static_cast<std::size_t>(first))
+      values[i] = change(values[i]);
+  }
+}
+
 /// Appends 108 * `scale` random tokens in one call, and in many on the CPU, and compares every byte of the
-/// pages.
+/// pages. `limited`: some K are more than levels times the largest scale in f16, some V so far from 0 that
+/// their min in f16 is off by more than a step.
 void expect_same_pages(const Runner& runner, const KvCacheSpec& spec, std::uint64_t seed, RopePairing pairing,
-                       DType input, bool by_slots, int scale = 1) {
+                       DType input, bool by_slots, int scale = 1, bool limited = false) {
   if (reference::kSanitized && seed % 5 != 0) return;
   Random random(seed);
   const std::vector<int> capacities = {70 * scale, 33 * scale, 5 * scale};
@@ -47,9 +57,11 @@ void expect_same_pages(const Runner& runner, const KvCacheSpec& spec, std::uint6
   const std::int64_t tokens = 108 * scale;
   std::vector<float> values(static_cast<std::size_t>(tokens * spec.kv_heads * spec.head_dim));
   fill(random, Data::kOutlierChannels, values, spec.kv_heads, spec.head_dim);
+  if (limited) change_tokens(values, spec.kv_heads * spec.head_dim, 0, [](float x) { return 1e8F * x; });
   const Tensor k = Tensor::of(input, {tokens, spec.kv_heads, spec.head_dim}, values);
   values.resize(static_cast<std::size_t>(tokens * spec.kv_heads * spec.v_dim()));
   fill(random, Data::kNormal, values, spec.kv_heads, spec.v_dim());
+  if (limited) change_tokens(values, spec.kv_heads * spec.v_dim(), 1, [](float x) { return 1000.0F + x; });
   const Tensor v =
       spec.is_latent() ? Tensor{} : Tensor::of(input, {tokens, spec.kv_heads, spec.v_dim()}, values);
   if (!spec.is_latent()) cache.calibrate(k, v);
@@ -160,6 +172,32 @@ TEST_P(AppendOnRunners, ManyTokens) {
                           seed % 3 == 0, many());
         ++seed;
       }
+    }
+  }
+}
+
+TEST_P(AppendOnRunners, ManyTokensBeyondTheirScales) {
+  std::uint64_t seed = 5000;
+  for (const char* name : {"int8-head", "int8-g64", "int4-row", "int4-g32", "fp8-token-head"}) {
+    const KvFormat format = parse_format(name);
+    for (const int dim : {96, 128}) {
+      if (dim % 64 != 0 && format.group_size == 64) continue;
+      expect_same_pages(runner(), {format, format, 2, dim, 0, 32}, seed, RopePairing::kNone, DType::kBFloat16,
+                        seed % 2 == 0, many(), true);
+      ++seed;
+    }
+  }
+}
+
+// So many that a warp takes all heads of a window where scales are found.
+TEST_P(AppendOnRunners, ManyMoreTokens) {
+  std::uint64_t seed = 6000;
+  for (const char* name : {"int8-head", "int8-g64", "int4-row", "int4-g32", "fp8-token-head"}) {
+    const KvFormat format = parse_format(name);
+    for (const DType input : {DType::kBFloat16, DType::kFloat16}) {
+      expect_same_pages(runner(), {format, format, 11, 128, 0, 64}, seed, RopePairing::kNone, input,
+                        seed % 3 == 0, 2 * many(), input == DType::kBFloat16);
+      ++seed;
     }
   }
 }
