@@ -225,11 +225,9 @@ class BlockedItem {
     const int row = strip.first + column;
     const VF slope = hn::LoadU(d, rows_.slope + row);
     const VI position = hn::LoadU(di, rows_.position + row);
-    const VI begin = hn::LoadU(di, rows_.begin + row);
-    const VI end = hn::LoadU(di, rows_.end + row);
+    const SeenKeys seen = rows_.seen(row);
     VF q_scale = hn::Zero(d);
     if constexpr (Source::kCodes) q_scale = hn::Load(d, s_.codes.q_scale + row);
-    const VF minus_infinity = hn::Set(d, planning::kMinusInfinity);
     if (!partial && transform_.only_multiplies()) {  // as below, without what each token would ask
       const VF scale = hn::Set(d, transform_.scale);
       for (int t = 0; t < chunk.tiles * kTileTokens; ++t) {
@@ -246,10 +244,7 @@ class BlockedItem {
       VF x = hn::LoadU(d, scores + t * strip.rows);
       if constexpr (Source::kCodes) x = source_.scaled(x, q_scale, t);
       x = transform_.apply(x, slope, position, token);
-      if (partial) {
-        x = hn::IfThenElse(visible(token, begin, end), x, minus_infinity);
-        if (source_.excluded(t)) x = minus_infinity;
-      }
+      if (partial) x = seen.masked(x, token, source_.excluded(t));
       max = larger(x, max);
       hn::StoreU(x, d, scores + t * strip.rows);
     }

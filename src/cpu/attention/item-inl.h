@@ -90,6 +90,9 @@ struct ItemRows {
   std::int32_t position[kMaxRows];
   float slope[kMaxRows];
 
+  /// Those of a vector of rows.
+  HWY_INLINE SeenKeys seen(int row) const { return {hn::LoadU(I(), begin + row), hn::LoadU(I(), end + row)}; }
+
   /// Of `rows` rows, those of the item and padding, which sees nothing; their states become empty ones.
   void find(const Layer& layer, const Item& item, int rows, Scratch& s) {
     for (int first = 0; first < rows; first += kRows) {
