@@ -151,9 +151,7 @@ class BlockedItem {
                                 s.v_scale,
                                 strip.rows,
                                 s_.acc + strip.first * layer_.v_dim};
-#if HWY_TARGET == HWY_AVX3_DL
       if (turned != nullptr) return output_code_tiles(args);
-#endif
       for (int column = 0; column < strip.rows;) {
         const int vectors = vectors_at(strip, column);
         const auto output = vectors == 4 ? output_codes<4> : vectors == 2 ? output_codes<2> : output_codes<1>;
