@@ -24,6 +24,20 @@ namespace HWY_NAMESPACE {
 /// Every head_dim is a multiple of it.
 inline constexpr int kTransposed = 16;
 
+/// What a Source is that has K and V as values in fp32, and unless it says otherwise.
+struct ValueSource {
+  static constexpr bool kCodes = false;
+  static constexpr bool kBytes = false;
+  static constexpr bool kByteTiles = false;
+  static constexpr bool kGroups = false;
+  static constexpr bool kSums = false;
+  static constexpr bool kRoundsWeights = false;
+  static constexpr bool kBf16Weights = false;
+  static float out_scale() { return 1.0f; }
+  static bool refused() { return false; }
+  static bool in_pairs() { return false; }
+};
+
 /// One item, a chunk at a time: K and V as values, then per strip of rows scores, softmax, output. A Source
 /// decodes the chunks: `find(begin)` the next one, `decode_k(out)` to [token][width()], `decode_v(out)` to
 /// there or a place of its own, which it returns. `chunk()` says which tokens it has, `excluded(t)` which of
