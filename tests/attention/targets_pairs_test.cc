@@ -1,6 +1,4 @@
 // Products of pairs of bf16, where a processor has them, on every instruction set: the bits of fp32.
-//
-// ctest: 2 parts
 #include "tests/attention/targets.h"
 //
 #include <algorithm>

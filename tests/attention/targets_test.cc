@@ -1,6 +1,6 @@
 // Every instruction set that this machine has: accuracy, and bits that do not depend on how work is divided.
 //
-// ctest: 2 parts
+// ctest: 3 parts
 #include "tests/attention/targets.h"
 //
 #include <algorithm>
