@@ -181,9 +181,9 @@ class FullInt8Source : public Int8Source {
 
   /// score_bytes_of() all of a strip's rows and tokens by tiles, if that can be.
   bool score_tiles_of(const Strip& strip, int tokens, float* scores) const {
-    const int dim = width();
-    if (!tiles_.has() || dim % kTileBytes != 0) return false;
+    if (!tiles_.has() || width() % kTileBytes != 0) return false;
     const CodeScratch& s = s_.codes;
+    const int dim = width();
     score_byte_tiles(s.k, dim, s.q + strip.first * (dim / 4), s.q_start + strip.first, strip.rows, tokens,
                      scores);
     return true;
