@@ -85,7 +85,8 @@ halftone_emulate(staged_device_test_emulated
   "*Groups:*PagesOfEverySize:*BadScales*:*TablesThat*:*BitsOfPlain*:*ABoundOfPrompts*:*BatchInvariant*")
 
 # Plans for a GPU need none, but a build that has its backend.
-foreach(name plan_cuda_test plan_cuda_latent_test plan_cuda_units_test plan_staged_test)
+foreach(name plan_cuda_test plan_cuda_latent_test plan_cuda_units_test plan_staged_test
+  plan_staged_fp8_test)
   add_dependencies(halftone_emulated ${name})
   set_property(TEST ${name} APPEND PROPERTY LABELS emulated)
 endforeach()

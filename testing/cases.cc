@@ -27,10 +27,32 @@ const std::vector<std::vector<Request>>& request_sets() {
 
 constexpr std::array<std::array<int, 2>, 6> kHeads = {{{8, 2}, {4, 4}, {6, 2}, {4, 1}, {5, 5}, {16, 2}}};
 
-/// Row `n` of `format` and `dim`: every other option runs in a cycle of its own length.
-AttentionCase format_row(const std::string& format, int dim, int n) {
+/// Row `n`, every option in a cycle of its own length.
+AttentionCase cycled_row(int n) {
   const auto i = static_cast<std::size_t>(n);
   AttentionCase row;
+  row.page_size = kPages[i % kPages.size()];
+  row.mask = kMasks[i % kMasks.size()];
+  row.q_dtype = kFloats[i % 3];
+  row.out_dtype = kFloats[i / 3 % 3];
+  row.requests = request_sets()[i * 5 % request_sets().size()];
+  row.q_heads = kHeads[i / 5 % kHeads.size()][0];
+  row.kv_heads = kHeads[i / 5 % kHeads.size()][1];
+  row.policy = kPolicies[i / 4 % 3];
+  row.workers = n % 5 == 0 ? 7 : 0;
+  row.softcap = n % 4 == 1 ? 20.0F : 0.0F;
+  row.alibi = n % 5 == 2;
+  row.sinks = n % 3 == 1;
+  row.rotate_k = n % 5 >= 3;
+  row.rotate_v = n % 7 >= 5;
+  row.data = n % 4 == 2 ? Data::kOutlierChannels : n % 4 == 3 ? Data::kSinkToken : Data::kNormal;
+  row.cu_q = n % 2 == 0;
+  return row;
+}
+
+AttentionCase format_row(const std::string& format, int dim, int n) {
+  const auto i = static_cast<std::size_t>(n);
+  AttentionCase row = cycled_row(n);
   row.k_format = format;
   row.head_dim = dim;
   const std::string& other = format_texts()[i * 7 % format_texts().size()];
@@ -38,25 +60,13 @@ AttentionCase format_row(const std::string& format, int dim, int n) {
   const int v_dim = row.v_head_dim == 0 ? dim : row.v_head_dim;
   row.v_format = n % 3 == 0 && fits(other, v_dim) ? other : format;
   if (!fits(row.v_format, v_dim)) row.v_head_dim = 0;
-  row.page_size = kPages[i % kPages.size()];
-  row.mask = kMasks[i % kMasks.size()];
-  row.q_dtype = kFloats[i % 3];
-  row.out_dtype = kFloats[i / 3 % 3];
   row.requests = request_sets()[i / 2 % request_sets().size()];
   row.q_heads = kHeads[i / 3 % kHeads.size()][0];
   row.kv_heads = kHeads[i / 3 % kHeads.size()][1];
-  row.policy = kPolicies[i / 4 % 3];
   row.workers = n % 5 == 0 ? 7 : n % 5 == 1 ? 1 : 0;
-  row.softcap = n % 4 == 1 ? 20.0F : 0.0F;
-  row.alibi = n % 5 == 2;
-  row.sinks = n % 3 == 1;
   row.scale = n % 6 == 3 ? 0.2F : 0.0F;
   row.lse = n % 8 != 5;
-  row.rotate_k = n % 5 >= 3;
-  row.rotate_v = n % 7 >= 5;
-  row.data = n % 4 == 2 ? Data::kOutlierChannels : n % 4 == 3 ? Data::kSinkToken : Data::kNormal;
   row.slack = n % 3 == 0 ? 77 : 0;
-  row.cu_q = n % 2 == 0;
   row.table_mode = n % 4 == 3 ? BlockTableMode::kClamped : BlockTableMode::kTrusted;
   row.seed = i;
   row.name = "format-" + format + "-d" + std::to_string(dim);
@@ -74,33 +84,21 @@ void add_format_rows(std::vector<AttentionCase>& rows) {
   for (const std::string& format : format_texts()) rows.push_back(format_row(format, kWideDim, ++n));
 }
 
-/// Every option in a cycle of its own length.
 void add_mixed_rows(std::vector<AttentionCase>& rows) {
   int n = 0;
   for (const FormatPair& pair : kMixedPairs) {
     for (const int dim : kMixedDims) {
       ++n;
       const auto i = static_cast<std::size_t>(n);
-      AttentionCase row;
+      AttentionCase row = cycled_row(n);
       row.k_format = pair.k;
       row.v_format = pair.v;
       row.head_dim = dim;
-      row.page_size = kPages[i % kPages.size()];
-      row.mask = kMasks[i % kMasks.size()];
       row.q_dtype = kFloats[1 + i / 2 % 2];
       row.out_dtype = kFloats[1 + i / 3 % 2];
-      row.requests = request_sets()[i * 5 % request_sets().size()];
-      row.q_heads = kHeads[i / 5 % kHeads.size()][0];
-      row.kv_heads = kHeads[i / 5 % kHeads.size()][1];
-      row.policy = kPolicies[i / 4 % 3];
-      row.workers = n % 5 == 0 ? 7 : 0;
       row.softcap = n % 7 == 1 ? 20.0F : 0.0F;
-      row.alibi = n % 5 == 2;
-      row.sinks = n % 3 == 1;
       row.rotate_k = n % 4 == 0 || n % 7 == 2;
       row.rotate_v = n % 4 == 3 || n % 7 == 2;
-      row.data = n % 4 == 2 ? Data::kOutlierChannels : n % 4 == 3 ? Data::kSinkToken : Data::kNormal;
-      row.cu_q = n % 2 == 0;
       row.seed = 4000 + i;
       row.name = "mixed-" + row.k_format + "-" + row.v_format + "-d" + std::to_string(dim);
       rows.push_back(row);
@@ -192,29 +190,13 @@ void add_arithmetic_rows(std::vector<AttentionCase>& rows, const std::string& ar
       if (dim == 0 || !fits(format, dim)) continue;
       ++n;
       const auto i = static_cast<std::size_t>(n);
-      AttentionCase row;
+      AttentionCase row = cycled_row(n);
       row.arithmetic = arithmetic;
       row.k_format = format;
       row.v_format = fits(format_texts()[i * 5 % format_texts().size()], dim)
                          ? format_texts()[i * 5 % format_texts().size()]
                          : format;
       row.head_dim = dim;
-      row.page_size = kPages[i % kPages.size()];
-      row.mask = kMasks[i % kMasks.size()];
-      row.q_dtype = kFloats[i % 3];
-      row.out_dtype = kFloats[i / 3 % 3];
-      row.requests = request_sets()[i * 5 % request_sets().size()];
-      row.q_heads = kHeads[i / 5 % kHeads.size()][0];
-      row.kv_heads = kHeads[i / 5 % kHeads.size()][1];
-      row.policy = kPolicies[i / 4 % 3];
-      row.workers = n % 5 == 0 ? 7 : 0;
-      row.softcap = n % 4 == 1 ? 20.0F : 0.0F;
-      row.alibi = n % 5 == 2;
-      row.sinks = n % 3 == 1;
-      row.rotate_k = n % 5 >= 3;
-      row.rotate_v = n % 7 >= 5;
-      row.data = n % 4 == 2 ? Data::kOutlierChannels : n % 4 == 3 ? Data::kSinkToken : Data::kNormal;
-      row.cu_q = n % 2 == 0;
       row.seed = 5000 + i;
       row.name = "arithmetic-";
       row.name.append(arithmetic).append("-").append(format).append("-d").append(std::to_string(dim));

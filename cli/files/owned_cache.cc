@@ -90,12 +90,9 @@ PagedKv OwnedCache::view() const {
   cache.pages = pages.view();
   cache.block_table = block_table.view();
   cache.lengths = lengths.view();
-  const auto optional = [](const reference::Tensor& tensor) {
-    return tensor.present() ? tensor.view() : TensorView{};
-  };
-  cache.k_scale = {optional(k_scale), optional(k_min)};
-  cache.v_scale = {optional(v_scale), optional(v_min)};
-  cache.k_channels = {optional(k_offset), optional(k_channel_scale)};
+  cache.k_scale = {k_scale.view(), k_min.view()};
+  cache.v_scale = {v_scale.view(), v_min.view()};
+  cache.k_channels = {k_offset.view(), k_channel_scale.view()};
   return cache;
 }
 

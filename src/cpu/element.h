@@ -21,17 +21,8 @@ inline void load_row(DType dtype, const void* row, int count, float* out) {
   }
 }
 
-/// Rounds `count` values to `dtype` and writes them next to each other.
-inline void store_row(DType dtype, const float* values, int count, void* row) {
-  auto* half = static_cast<std::uint16_t*>(row);
-  if (dtype == DType::kFloat32) {
-    std::memcpy(row, values, static_cast<std::size_t>(count) * sizeof(float));
-  } else if (dtype == DType::kFloat16) {
-    for (int i = 0; i < count; ++i) half[i] = codec::f16_from_f32(values[i]);
-  } else {
-    for (int i = 0; i < count; ++i) half[i] = codec::bf16_from_f32(values[i]);
-  }
-}
+/// Rounds `count` values to `dtype`, as codec.h does, and writes them next to each other. In vectors.
+void store_row(DType dtype, const float* values, int count, void* row);
 
 /// Address of row (i, j) of a rank-3 view whose last dim is contiguous.
 inline void* row_at(const TensorView& t, std::int64_t i, std::int64_t j) {

@@ -1,101 +1,16 @@
-// Every instruction set that this machine has, not only the best one: accuracy, and bits that do not depend
-// on how work is divided. Highway's dispatch is forced from outside; nothing else of the library's inside is
-// used.
+// Every instruction set that this machine has: accuracy, and bits that do not depend on how work is divided.
 //
 // ctest: 3 parts
-#include "cpu/targets.h"
-// Before any Highway header, so that HWY_TARGETS are those of the kernels.
-#include <hwy/highway.h>
-
+#include "tests/attention/targets.h"
+//
 #include <algorithm>
 #include <cmath>
 
-#include "reference/random.h"
-#include "tests/misuse/adversarial.h"
+#include "cpu/element.h"
+#include "format/codec.h"
 
 namespace halftone::testing {
 namespace {
-
-/// The kernels run on `target` as long as this lives.
-class ForcedTarget {
- public:
-  explicit ForcedTarget(std::int64_t target) {
-    hwy::SetSupportedTargetsForTest(target);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-  }
-  ~ForcedTarget() {
-    hwy::SetSupportedTargetsForTest(0);
-    hwy::GetChosenTarget().Update(hwy::SupportedTargets());
-  }
-  ForcedTarget(const ForcedTarget&) = delete;
-  ForcedTarget& operator=(const ForcedTarget&) = delete;
-};
-
-/// Bits of the targets that were compiled and that this machine has, best first.
-std::vector<std::int64_t> targets() {
-  std::vector<std::int64_t> result;
-  for (std::int64_t left = hwy::SupportedTargets() & HWY_TARGETS; left != 0; left &= left - 1)
-    result.push_back(left & -left);
-  return result;
-}
-
-std::string target_name(const ::testing::TestParamInfo<std::int64_t>& info) {
-  return hwy::TargetName(info.param);
-}
-
-/// Which have fused multiply-adds, so that half_int8 has the same bits on all of them.
-bool has_fma(std::int64_t target) { return (target & (HWY_NEON | HWY_AVX2 | HWY_AVX3 | HWY_AVX3_DL)) != 0; }
-
-/// Whether its vectors are as long as those of the best one.
-bool has_lanes_of_the_best(std::int64_t target) {
-  constexpr std::int64_t kLong = HWY_AVX3 | HWY_AVX3_DL;
-  return ((target & kLong) != 0) == ((targets().front() & kLong) != 0);
-}
-
-/// Equal bits, or NaN in both.
-void expect_same_values(const Tensor& a, const Tensor& b, const std::string& what) {
-  std::int64_t different = 0;
-  for (std::int64_t i = 0; i < a.numel(); ++i) {
-    const float x = a.get(i), y = b.get(i);
-    const bool same = std::isnan(x) ? std::isnan(y) : x == y && std::signbit(x) == std::signbit(y);
-    different += same ? 0 : 1;
-  }
-  EXPECT_EQ(different, 0) << what;
-}
-
-Outputs run_on(std::int64_t target, const Problem& p) {
-  const ForcedTarget forced(target);
-  return run_problem(p);
-}
-
-/// The outputs on `target`, which are those of the best one.
-Outputs expect_bits_of_the_best(std::int64_t target, const Problem& p, const std::string& what) {
-  const Outputs best = run_problem(p);
-  Outputs here = run_on(target, p);
-  expect_same_values(best.out, here.out, what + ": out");
-  expect_same_values(best.lse, here.lse, what + ": lse");
-  return here;
-}
-
-AttentionCase half_int8_case() {
-  AttentionCase row;
-  row.arithmetic = "half_int8";
-  row.out_dtype = DType::kFloat32;
-  row.requests = {{20, 200}, {70, 70}, {1, 129}, {5, 64}};
-  return row;
-}
-
-/// Requests of more rows than the direct path takes.
-AttentionCase key_pairs_case() {
-  AttentionCase row;
-  row.out_dtype = DType::kFloat32;
-  row.q_heads = 4;
-  row.kv_heads = 1;
-  row.requests = {{20, 130}, {70, 70}};
-  return row;
-}
-
-class Targets : public ::testing::TestWithParam<std::int64_t> {};
 
 /// Every third row of the case table, every format among them.
 TEST_P(Targets, CaseTable) {
@@ -185,67 +100,6 @@ TEST_P(Targets, SubnormalProductsCount) {
   }
 }
 
-/// A bf16 Q and K as values of bf16 or as codes, in pairs of dims where there is an instruction for them.
-TEST_P(Targets, PairsOfKeysHaveTheBitsOfFp32) {
-  if (!has_fma(GetParam())) GTEST_SKIP() << "no fused multiply-adds";
-  const Mask masks[] = {{}, {.causal = true}, {.causal = true, .window_left = 50}};
-  int n = 0;
-  for (const int head_dim : {64, 80, 96, 128, 192, 256, 512}) {
-    for (const std::string format :
-         {"plain", "bf16", "int8-tensor", "int8-static-head", "int8-token-f32", "int8-head", "fp8",
-          "fp8-token-head", "int4-token-sym", "int8-head+offset", "int8-g32", "int8-token-asym-f32",
-          "fp8-g32", "int4-g32", "int4-row"}) {
-      ++n;
-      if (head_dim % 32 != 0 && format.ends_with("g32")) continue;
-      if (reference::kSanitized && n % 5 != 0) continue;
-      AttentionCase row = key_pairs_case();
-      row.head_dim = head_dim;
-      row.mask = masks[(n + n / 9) % 3];
-      if (n % 4 == 0 && !format.ends_with("+offset")) row.softcap = 20.0F;
-      row.alibi = n % 5 == 0;
-      row.offset_k = format.ends_with("+offset");
-      row.k_format = format.substr(0, format.find('+'));
-      if (format == "plain") {
-        row.k_format = "bf16";
-        row.plain = DType::kBFloat16;
-      }
-      const std::string what = format + ", head_dim " + std::to_string(head_dim);
-      const Problem p = make_problem(row);
-      // The order of dims of 4 bits is that of the lanes.
-      const bool same = !format.starts_with("int4") || has_lanes_of_the_best(GetParam());
-      const Outputs here = same ? expect_bits_of_the_best(GetParam(), p, what) : run_on(GetParam(), p);
-      if (head_dim <= 96) {
-        EXPECT_EQ(judge(p, make_reference(p), here), "") << what;
-      }
-    }
-  }
-}
-
-/// A Q that is so large that its sums with codes would overflow, or so small that pairs would lose it, beside
-/// scales that make ordinary logits of them.
-TEST_P(Targets, OddQueriesMeetOddScales) {
-  if (!has_fma(GetParam())) GTEST_SKIP() << "no fused multiply-adds";
-  for (const std::string format : {"int8-token-head-f32", "int8-tensor", "fp8-token-head-f32", "fp8",
-                                   "int8-g32-f32", "int8-token-asym-f32"}) {
-    for (const int exponent : {-127, -116, -60, -40, 60, 100, 110, 121}) {
-      AttentionCase row = key_pairs_case();
-      row.head_dim = 64;
-      row.k_format = format;
-      const float unit = std::ldexp(1.0F, exponent);
-      const float other = std::ldexp(1.0F, std::clamp(-exponent, -88, 90));
-      row.scale = std::ldexp(0.125F, -exponent) / other;
-      Problem p = make_problem(row);
-      for (std::int64_t i = 0; i < p.q.numel(); ++i) p.q.set(i, p.q.get(i) * unit);
-      for (std::int64_t i = 0; i < p.k.numel(); ++i) p.k.set(i, p.k.get(i) * other);
-      p.cache->calibrate(p.k, p.v);
-      p.cache = refilled(p, {0xFF});
-      const std::string what = format + ", Q of 2^" + std::to_string(exponent);
-      const Outputs here = expect_bits_of_the_best(GetParam(), p, what);
-      EXPECT_EQ(judge(p, make_reference(p), here), "") << what;
-    }
-  }
-}
-
 /// Where Q of query 3 and head 1 begins, a row in which tests put odd values.
 std::int64_t odd_row(const AttentionCase& row) { return (std::int64_t{3} * row.q_heads + 1) * row.head_dim; }
 
@@ -317,36 +171,6 @@ TEST_P(Targets, RotatedQueriesAreAsAccurate) {
   }
 }
 
-/// Weights in bf16 and V in bf16, in pairs of tokens where there is an instruction for them.
-TEST_P(Targets, PairsOfWeightsHaveTheBitsOfFp32) {
-  if (!has_fma(GetParam())) GTEST_SKIP() << "no fused multiply-adds";
-  const Mask masks[] = {{}, {.causal = true}, {.causal = true, .window_left = 50}};
-  int n = 0;
-  for (const int head_dim : {64, 80, 96, 128, 192, 256, 512}) {
-    for (const std::string format : {"plain bf16", "plain f32", "bf16", "fp16", "fp8-token-head", "int8-head",
-                                     "int8-token-asym-f32", "int4-g32", "int4-row"}) {
-      ++n;
-      if (head_dim % 32 != 0 && format == "int4-g32") continue;
-      if (reference::kSanitized && n % 5 != 0) continue;
-      AttentionCase row = half_int8_case();
-      row.head_dim = head_dim;
-      row.mask = masks[(n + n / 9) % 3];
-      row.q_dtype = n % 2 == 0 ? DType::kFloat32 : DType::kBFloat16;
-      if (format.starts_with("plain")) {
-        row.plain = format == "plain f32" ? DType::kFloat32 : DType::kBFloat16;
-      } else {
-        row.k_format = format;
-      }
-      const std::string what = format + ", head_dim " + std::to_string(head_dim);
-      const Problem p = make_problem(row);
-      const Outputs here = expect_bits_of_the_best(GetParam(), p, what);
-      if (head_dim <= 96) {
-        EXPECT_EQ(judge(p, make_reference(p), here), "") << what;
-      }
-    }
-  }
-}
-
 /// Sums of codes of 8 bits are exact: in fp32, four bytes at a time, and by tiles, which items of few rows do
 /// not take.
 TEST_P(Targets, SumsOfCodesAreTheSame) {
@@ -371,91 +195,27 @@ TEST_P(Targets, SumsOfCodesAreTheSame) {
   }
 }
 
-/// A V so small, or sums so small beside later ones, that pairs would lose them.
-TEST_P(Targets, PairsOfSmallWeightsAndValues) {
-  if (!has_fma(GetParam())) GTEST_SKIP() << "no fused multiply-adds";
-  int n = 0;
-  for (const float unit : {1.0F, 0x1p-40F, 0x1p-52F, 0x1p-60F, 0x1p-100F, 0x1p-130F, 0x1p120F}) {
-    for (const int step : {1, 7, 10000}) {  // in all places, some, few
-      for (const float scale : {0.0F, 4.0F, 60.0F}) {
-        if (++n % 5 != 0 && reference::kSanitized) continue;
-        AttentionCase row = half_int8_case();
-        row.plain = n % 2 == 0 ? DType::kBFloat16 : DType::kFloat32;
-        row.mask.causal = step != 7;
-        row.scale = scale;
-        const Problem p = make_problem(row);
-        for (std::int64_t i = 0; i < p.v.numel(); i += step) p.v.set(i, p.v.get(i) * unit);
-        expect_bits_of_the_best(GetParam(), p, "case " + std::to_string(n));
-      }
+/// Rows of any length are rounded to 16 bits as codec.h has it.
+TEST_P(Targets, RowsAreRoundedAsByCodecs) {
+  const ForcedTarget forced(GetParam());
+  std::vector<float> values;
+  for (std::uint32_t upper = 0; upper < 0x10000; upper += reference::kSanitized ? 7 : 1) {
+    for (const std::uint32_t lower : {0x0000U, 0x0001U, 0x0fffU, 0x1000U, 0x1001U, 0x2000U, 0x3000U, 0x4000U,
+                                      0x7fffU, 0x8000U, 0x8001U, 0xffffU}) {
+      values.push_back(codec::float_of(upper << 16 | lower));
     }
   }
-}
-
-/// A sum of the first tile that is below 2^-100 once the second one's largest weight is known, beside sums of
-/// that tile that are little larger: it must be gone on every target.
-TEST_P(Targets, PairsOfVanishingSums) {
-  if (!has_fma(GetParam())) GTEST_SKIP() << "no fused multiply-adds";
-  AttentionCase row = half_int8_case();
-  row.plain = DType::kBFloat16;
-  row.requests = {{3, 128}};
-  row.scale = 1.0F / static_cast<float>(row.head_dim);
-  const Problem p = make_problem(row);
-  for (std::int64_t i = 0; i < p.q.numel(); ++i) p.q.set(i, 1.0F);
-  const std::int64_t of_token = std::int64_t{row.kv_heads} * row.head_dim;
-  Random random(5);
-  for (std::int64_t i = 0; i < p.k.numel(); ++i) {
-    const std::int64_t token = i / of_token;
-    p.k.set(i, token < 64 ? 0.0F : token == 64 ? 35.25F : 0.703125F);  // logits; weights 2^-51, 1 and 2^-50
-    const float v = token < 64 ? 0x1p-54F : token == 64 ? 0.0F : 0x1p-50F;
-    p.v.set(i, random.chance(0.5) ? v : -v);
-  }
-  const Outputs here = expect_bits_of_the_best(GetParam(), p, "sums of 2^-97");
-  for (std::int64_t i = 0; i < here.out.numel(); ++i) ASSERT_LT(std::abs(here.out.get(i)), 0x1p-92F);
-}
-
-/// Nor do a NaN and an infinity of V reach rows that do not see their token.
-TEST_P(Targets, PairsAndValuesThatAreNoNumbers) {
-  if (!has_fma(GetParam())) GTEST_SKIP() << "no fused multiply-adds";
-  for (const float bad : {kNan, kInf, -kInf}) {
-    for (const int token : {3, 40, 64, 199}) {
-      AttentionCase row = half_int8_case();
-      row.plain = DType::kBFloat16;
-      row.requests = {{200, 200}, {30, 90}};
-      row.mask.causal = true;
-      const Problem p = make_problem(row);
-      const Outputs clean = run_problem(p);
-      const std::int64_t dim = row.head_dim, heads = row.q_heads;
-      p.v.set(std::int64_t{token} * row.kv_heads * dim + 5, bad);
-      const Outputs here = expect_bits_of_the_best(GetParam(), p, "token " + std::to_string(token));
-      for (std::int64_t query = 0; query < 230; ++query) {
-        const std::int64_t at = query * heads * dim + 5;
-        const bool sees = query >= token && query < 200;
-        ASSERT_EQ(std::isfinite(here.out.get(at)), !sees) << "query " << query << ", token " << token;
-        ASSERT_TRUE(sees || here.out.get(at) == clean.out.get(at)) << "query " << query;
-        ASSERT_EQ(here.out.get(at + 1), clean.out.get(at + 1)) << "query " << query;
-      }
+  values.pop_back();
+  std::vector<std::uint16_t> stored(values.size());
+  for (const DType dtype : {DType::kFloat16, DType::kBFloat16}) {
+    cpu::store_row(dtype, values.data(), static_cast<int>(values.size()), stored.data());
+    int different = 0;
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const float x = values[i];
+      different += stored[i] != (dtype == DType::kFloat16 ? codec::f16_from_f32(x) : codec::bf16_from_f32(x));
     }
+    EXPECT_EQ(different, 0) << dtype_name(dtype);
   }
-}
-
-/// Where the token's weight is rounded to 0, a row sees nothing of it, whatever its neighbours see.
-TEST_P(Targets, PairsAndInfinitiesOfNoWeight) {
-  if (!has_fma(GetParam())) GTEST_SKIP() << "no fused multiply-adds";
-  AttentionCase row = half_int8_case();
-  row.plain = DType::kBFloat16;
-  row.requests = {{40, 256}};
-  row.scale = 20.0F;
-  const Problem p = make_problem(row);
-  const Outputs clean = run_problem(p);
-  p.v.set(std::int64_t{100} * row.kv_heads * row.head_dim + 5, kInf);
-  const Outputs here = expect_bits_of_the_best(GetParam(), p, "an infinity");
-  int untouched = 0;
-  for (std::int64_t query = 0; query < 40; ++query) {
-    const std::int64_t at = query * row.q_heads * row.head_dim + 5;
-    untouched += std::isfinite(here.out.get(at)) ? 1 : 0;
-    ASSERT_TRUE(std::isinf(here.out.get(at)) || here.out.get(at) == clean.out.get(at)) << "query " << query;
-  }
-  EXPECT_GT(untouched, 10);
 }
 
 /// Appended bytes and dequantised values are the same everywhere.

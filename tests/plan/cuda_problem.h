@@ -1,10 +1,14 @@
 // Problems that plan() takes for a GPU, and what serves them.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <string>
 #include <vector>
 
 #include "plan/backend.h"
+#include "plan/plan.h"
+#include "plan/validate.h"
 #include "tests/plan/decode_problem.h"
 
 namespace halftone {
@@ -33,6 +37,18 @@ inline AttentionProblem prompt_problem(auto change) {
   p.max_q_len = 1000;
   change(p);
   return p;
+}
+
+/// What run() stages for the pass of the longest requests.
+inline planning::Staged staged_of(const AttentionProblem& p) {
+  const Plan made = plan(p);
+  const planning::Staged staged = planning::require_plan(made).passes().back().staged;
+  EXPECT_EQ(made.info().passes.back().staged_bytes, staged.bytes);
+  EXPECT_EQ(made.info().staged_bytes, staged.bytes);
+  if (made.info().passes.size() > 1) {
+    EXPECT_EQ(made.info().passes.front().staged_bytes, 0);
+  }
+  return staged;
 }
 
 }  // namespace halftone

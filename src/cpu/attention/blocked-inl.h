@@ -24,6 +24,20 @@ namespace HWY_NAMESPACE {
 /// Every head_dim is a multiple of it.
 inline constexpr int kTransposed = 16;
 
+/// What a Source is that has K and V as values in fp32, and unless it says otherwise.
+struct ValueSource {
+  static constexpr bool kCodes = false;
+  static constexpr bool kBytes = false;
+  static constexpr bool kByteTiles = false;
+  static constexpr bool kGroups = false;
+  static constexpr bool kSums = false;
+  static constexpr bool kRoundsWeights = false;
+  static constexpr bool kBf16Weights = false;
+  static float out_scale() { return 1.0f; }
+  static bool refused() { return false; }
+  static bool in_pairs() { return false; }
+};
+
 /// One item, a chunk at a time: K and V as values, then per strip of rows scores, softmax, output. A Source
 /// decodes the chunks: `find(begin)` the next one, `decode_k(out)` to [token][width()], `decode_v(out)` to
 /// there or a place of its own, which it returns. `chunk()` says which tokens it has, `excluded(t)` which of
@@ -151,9 +165,7 @@ class BlockedItem {
                                 s.v_scale,
                                 strip.rows,
                                 s_.acc + strip.first * layer_.v_dim};
-#if HWY_TARGET == HWY_AVX3_DL
       if (turned != nullptr) return output_code_tiles(args);
-#endif
       for (int column = 0; column < strip.rows;) {
         const int vectors = vectors_at(strip, column);
         const auto output = vectors == 4 ? output_codes<4> : vectors == 2 ? output_codes<2> : output_codes<1>;
@@ -225,11 +237,9 @@ class BlockedItem {
     const int row = strip.first + column;
     const VF slope = hn::LoadU(d, rows_.slope + row);
     const VI position = hn::LoadU(di, rows_.position + row);
-    const VI begin = hn::LoadU(di, rows_.begin + row);
-    const VI end = hn::LoadU(di, rows_.end + row);
+    const SeenKeys seen = rows_.seen(row);
     VF q_scale = hn::Zero(d);
     if constexpr (Source::kCodes) q_scale = hn::Load(d, s_.codes.q_scale + row);
-    const VF minus_infinity = hn::Set(d, planning::kMinusInfinity);
     if (!partial && transform_.only_multiplies()) {  // as below, without what each token would ask
       const VF scale = hn::Set(d, transform_.scale);
       for (int t = 0; t < chunk.tiles * kTileTokens; ++t) {
@@ -246,10 +256,7 @@ class BlockedItem {
       VF x = hn::LoadU(d, scores + t * strip.rows);
       if constexpr (Source::kCodes) x = source_.scaled(x, q_scale, t);
       x = transform_.apply(x, slope, position, token);
-      if (partial) {
-        x = hn::IfThenElse(visible(token, begin, end), x, minus_infinity);
-        if (source_.excluded(t)) x = minus_infinity;
-      }
+      if (partial) x = seen.masked(x, token, source_.excluded(t));
       max = larger(x, max);
       hn::StoreU(x, d, scores + t * strip.rows);
     }

@@ -80,19 +80,6 @@ void Blocked(const Layer& layer, const Item& item, Scratch& scratch) {
 
 void Rotate(float* x, int dim) { rotate_row(x, dim); }
 
-void StoreBf16(const float* x, int count, std::uint16_t* out) {
-  const hn::Rebind<std::uint16_t, F> half;
-  const I di;
-  for (int i = 0; i < count; i += kLanes) {
-    const VI bits = hn::BitCast(di, hn::LoadU(F(), x + i));
-    const VI odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(di, 1));
-    const VI up = hn::Add(bits, hn::Add(odd, hn::Set(di, 0x7fff)));
-    const auto nan = hn::Gt(hn::And(bits, hn::Set(di, 0x7fffffff)), hn::Set(di, 0x7f800000));
-    const VI upper = hn::And(hn::ShiftRight<16>(up), hn::Set(di, 0xffff));
-    hn::StoreU(hn::DemoteTo(half, hn::IfThenElse(nan, hn::Set(di, 0x7fff), upper)), half, out + i);
-  }
-}
-
 int Lanes() { return kLanes; }
 
 }  // namespace
@@ -105,7 +92,6 @@ namespace halftone::cpu {
 
 HWY_EXPORT(Blocked);
 HWY_EXPORT(Rotate);
-HWY_EXPORT(StoreBf16);
 HWY_EXPORT(Lanes);
 
 void blocked_item(const Layer& layer, const Item& item, Scratch& scratch) {
@@ -113,10 +99,6 @@ void blocked_item(const Layer& layer, const Item& item, Scratch& scratch) {
 }
 
 void rotate_row(float* x, int dim) { HWY_DYNAMIC_DISPATCH(Rotate)(x, dim); }
-
-void store_bf16(const float* x, int count, std::uint16_t* out) {
-  HWY_DYNAMIC_DISPATCH(StoreBf16)(x, count, out);
-}
 
 int vector_lanes() { return HWY_DYNAMIC_DISPATCH(Lanes)(); }
 

@@ -16,10 +16,10 @@ HWY_BEFORE_NAMESPACE();
 namespace halftone::cpu {
 namespace HWY_NAMESPACE {
 
-#if HWY_TARGET == HWY_AVX3_DL
-
 /// Rows of an item from which on tiles multiply them: V is turned for all, however few.
 inline constexpr int kLeastTiledRows = 32;
+
+#if HWY_TARGET == HWY_AVX3_DL
 
 /// Sums of L x R tiles, [left][right][16][16].
 template <int L, int R>
@@ -68,6 +68,13 @@ inline void turn_words(const std::int32_t* words, int count, int dims, std::int3
     for (int i = 0; i < kTileRows; ++i) _mm512_storeu_si512(out + (d + i) * kTileRows, x[i]);
   }
 }
+
+#else
+
+// Never called: no TileScope has tiles.
+inline void score_byte_tiles(const std::uint8_t*, int, const std::int32_t*, const std::int32_t*, int, int,
+                             float*) {}
+inline void turn_words(const std::int32_t*, int, int, std::int32_t*) {}
 
 #endif  // HWY_TARGET == HWY_AVX3_DL
 

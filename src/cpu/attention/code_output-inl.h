@@ -106,6 +106,8 @@ inline void output_code_tiles(const CodeOutputArgs& a) {
 
 #else
 
+inline void output_code_tiles(const CodeOutputArgs&) {}  // never called: no TileScope has tiles
+
 template <int C>
 HWY_NOINLINE void output_codes(const CodeOutputArgs& a, int column) {
   const F d;

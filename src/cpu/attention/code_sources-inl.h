@@ -160,51 +160,40 @@ class HalfBf16Source : public HalfInt8Source {
 class FullInt8Source : public Int8Source {
  public:
   static constexpr bool kRoundsWeights = true;
-  static constexpr bool kByteTiles = kByteKernels;
+  static constexpr bool kByteTiles = true;
 
   FullInt8Source(const Layer& layer, const Item& item, Scratch& scratch)
       : Int8Source(layer, item, scratch),
-        block_(layer, item, scratch)
-#if HWY_TARGET == HWY_AVX3_DL
-        ,
-        tiles_(item.rows >= kLeastTiledRows && matrix_tiles().bytes)
-#endif
-  {
-  }
+        block_(layer, item, scratch),
+        tiles_(item.rows >= kLeastTiledRows && matrix_tiles().bytes) {}
 
   /// Where the block's codes of the chunk begin: fp32, or with kBytes dwords in CodeScratch::v_codes, from
   /// first_word() on.
   const float* decode_v(float* /*unused*/) {
     const float* const v = coded_values<Int8Channels>(block_);
-#if HWY_TARGET == HWY_AVX3_DL
     if (tiles_.has()) {
       CodeScratch& s = s_.codes;
       turn_words(s.v_codes + first_word() * layer_.v_dim, chunk_.tiles * 4, layer_.v_dim, s.v_turned);
     }
-#endif
     return v;
   }
   int first_word() const { return block_.first_word(chunk_.begin); }
 
-#if HWY_TARGET == HWY_AVX3_DL
   /// score_bytes_of() all of a strip's rows and tokens by tiles, if that can be.
   bool score_tiles_of(const Strip& strip, int tokens, float* scores) const {
-    const int dim = width();
-    if (!tiles_.has() || dim % kTileBytes != 0) return false;
+    if (!tiles_.has() || width() % kTileBytes != 0) return false;
     const CodeScratch& s = s_.codes;
+    const int dim = width();
     score_byte_tiles(s.k, dim, s.q + strip.first * (dim / 4), s.q_start + strip.first, strip.rows, tokens,
                      scores);
     return true;
   }
   /// CodeScratch::v_turned, if tiles multiply it.
   const std::int32_t* turned_words() const { return tiles_.has() ? s_.codes.v_turned : nullptr; }
-#endif
 
  private:
   ValueBlock block_;
-#if HWY_TARGET == HWY_AVX3_DL
   const TileScope tiles_;
-#endif
 };
 
 /// Arithmetic::kFp8: Q and K as codes of E4M3, V in blocks of such.

@@ -296,7 +296,6 @@ class DirectItem {
   void complete_logits(const Chunk& chunk, bool partial, const RowBlock& block) {
     const F d;
     const I di;
-    const VF minus_infinity = hn::Set(d, planning::kMinusInfinity);
     const bool scaled = scales_dots();
     const VI lanes = hn::Iota(di, 0);
     for (int r = block.first; r < block.first + block.rows; ++r) {
@@ -304,16 +303,13 @@ class DirectItem {
       const RowView& view = s_.view[r];
       const VF slope = hn::Set(d, view.slope);
       const VI position = hn::Set(di, view.position);
-      const VI begin = hn::Set(di, view.begin), end = hn::Set(di, std::min(view.end, item_.kv_end));
+      const SeenKeys seen{hn::Set(di, view.begin), hn::Set(di, std::min(view.end, item_.kv_end))};
       for (int t = 0; t < chunk.tiles * kTileTokens; t += kLanes) {
         VF x = hn::Load(d, scores + t);
         if (scaled) x = hn::Mul(x, hn::LoadU(d, s_.k_scale + t));
         const VI token = hn::Add(lanes, hn::Set(di, chunk.begin + t));
         x = transform_.apply(x, slope, position, token);
-        if (partial) {
-          x = hn::IfThenElse(visible(token, begin, end), x, minus_infinity);
-          if (chunk.tile[t / kTileTokens].excluded) x = minus_infinity;
-        }
+        if (partial) x = seen.masked(x, token, chunk.tile[t / kTileTokens].excluded);
         hn::Store(x, d, scores + t);
       }
     }

@@ -59,16 +59,8 @@ constexpr DecodeRow kDecodeRow[kElements] = {decode_row<Element::kF32>,  decode_
                                              decode_row<Element::kU8>,   decode_row<Element::kU4>};
 
 /// Tokens of one item, found by the block table or by lists.
-class TokenSource {
+class TokenSource : public ValueSource {
  public:
-  static constexpr bool kCodes = false;
-  static constexpr bool kBytes = false;
-  static constexpr bool kByteTiles = false;
-  static constexpr bool kGroups = false;
-  static constexpr bool kSums = false;
-  static constexpr bool kRoundsWeights = false;
-  static constexpr bool kBf16Weights = false;
-
   TokenSource(const Layer& layer, const Item& item, Scratch& scratch)
       : layer_(layer), item_(item), s_(scratch), gather_(*layer.gather) {
     if (gather_.first_list != nullptr)
@@ -104,9 +96,6 @@ class TokenSource {
     decode(KvPart::kV, layer_.v_dim, out);
     return out;
   }
-  static float out_scale() { return 1.0f; }
-  static bool refused() { return false; }
-  static bool in_pairs() { return false; }
 
  private:
   /// The tile of a token, its place in the page in `within`; null if it does not count.

@@ -20,17 +20,6 @@ HWY_BEFORE_NAMESPACE();
 namespace halftone::cpu {
 namespace HWY_NAMESPACE {
 
-/// load_row() of Q, in vectors.
-HWY_INLINE void load_query_values(DType dtype, const void* row, int dim, float* out) {
-  if (dtype != DType::kBFloat16) return load_row(dtype, row, dim, out);
-  const auto* const from = static_cast<const std::uint8_t*>(row);
-  for (int i = 0; i < dim; i += kLanes) {
-    VF x;
-    Decoder<Element::kBF16>::load(from + i * 2, &x);
-    hn::StoreU(x, F(), out + i);
-  }
-}
-
 /// Row `row` of the item's Q in fp32, in the basis in which K is stored; without kNormalises the factor of a
 /// rotation is left out.
 template <bool kNormalises = true>
@@ -38,7 +27,7 @@ HWY_INLINE void load_query(const Layer& layer, const Item& item, int row, float*
   const int packed = item.row_begin + row;
   const int head = item.kv_head * layer.group + packed % layer.group;
   const TensorView& q = layer.args->q;
-  load_query_values(q.dtype, row_at(q, item.q_first + packed / layer.group, head), layer.head_dim, out);
+  load_row(q.dtype, row_at(q, item.q_first + packed / layer.group, head), layer.head_dim, out);
   if (layer.channels.scale != nullptr) {
     const std::int64_t first = std::int64_t{item.kv_head} * layer.head_dim;
     for (int d = 0; d < layer.head_dim; ++d) out[d] = layer.channels.folded(out[d], first + d);
@@ -100,6 +89,9 @@ struct ItemRows {
   std::int32_t end[kMaxRows];
   std::int32_t position[kMaxRows];
   float slope[kMaxRows];
+
+  /// Those of a vector of rows.
+  HWY_INLINE SeenKeys seen(int row) const { return {hn::LoadU(I(), begin + row), hn::LoadU(I(), end + row)}; }
 
   /// Of `rows` rows, those of the item and padding, which sees nothing; their states become empty ones.
   void find(const Layer& layer, const Item& item, int rows, Scratch& s) {

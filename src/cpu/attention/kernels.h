@@ -36,9 +36,6 @@ void gathered_item(const Layer& layer, const Item& item, Scratch& scratch);
 /// hadamard::rotate(), in vectors.
 void rotate_row(float* x, int dim);
 
-/// store_row() of bf16, in vectors; `count` is a multiple of 16.
-void store_bf16(const float* x, int count, std::uint16_t* out);
-
 /// fp32 lanes of a vector on the instruction set that these run on: what a layer's maps must be made for.
 int vector_lanes();
 

@@ -23,6 +23,8 @@ inline constexpr int kElements = 8;
 
 /// Of codes in a cache.
 Element element_of(const KvFormat& f);
+/// The other way round, of a packed element.
+DType dtype_of(Element e);
 
 constexpr bool row_order(Element e) { return e <= Element::kBF16; }
 constexpr int unit_bytes(Element e) {

@@ -18,9 +18,10 @@ HWY_BEFORE_NAMESPACE();
 namespace halftone::cpu {
 namespace HWY_NAMESPACE {
 
+inline constexpr int kTileRows = 16, kTileBytes = 64;  // of a row
+
 #if HWY_TARGET == HWY_AVX3_DL
 
-inline constexpr int kTileRows = 16, kTileBytes = 64;  // of a row
 static_assert(kLanes == kTileRows);
 
 /// What an instruction multiplies: of each dword of a left and a right operand four bytes, or two bf16.
@@ -197,6 +198,15 @@ HWY_INLINE void for_tiles(int lefts, int rights, const Use& use) {
     }
   }
 }
+
+#else
+
+/// There are no tiles.
+class TileScope {
+ public:
+  explicit TileScope(bool /*wanted*/) {}
+  static constexpr bool has() { return false; }
+};
 
 #endif  // HWY_TARGET == HWY_AVX3_DL
 

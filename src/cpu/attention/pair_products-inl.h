@@ -3,6 +3,7 @@
 #include <bit>
 
 #include "cpu/attention/vec-inl.h"
+#include "cpu/rounding-inl.h"
 
 #if defined(HALFTONE_CPU_PAIR_PRODUCTS_INL_H) == defined(HWY_TARGET_TOGGLE)
 #ifdef HALFTONE_CPU_PAIR_PRODUCTS_INL_H
@@ -26,11 +27,7 @@ inline constexpr float kLeastSum = 0x1p-100f;
 /// A weight of the softmax as the value of a bf16, ties to even; 0 below kLeastWeight.
 HWY_INLINE VF bf16_weight(VF p) {
   const F d;
-  const I di;
-  const VI bits = hn::BitCast(di, p);
-  const VI odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(di, 1));
-  const VI up = hn::Add(bits, hn::Add(odd, hn::Set(di, 0x7fff)));
-  const VF rounded = hn::BitCast(d, hn::And(up, hn::Set(di, -0x10000)));
+  const VF rounded = hn::BitCast(d, hn::And(bf16_in_upper_halves(p), hn::Set(I(), -0x10000)));
   return hn::IfThenZeroElse(hn::Lt(p, hn::Set(d, kLeastWeight)), rounded);
 }
 

@@ -269,12 +269,7 @@ class Runner {
       float* out = s.out + r * layer_.v_dim;
       for (int d = 0; d < layer_.v_dim; ++d) out[d] = planning::is_empty(state) ? 0.0f : out[d] * done.scale;
       if (layer_.rotate_v) rotate_row(out, layer_.v_dim);
-      void* const to = row_at(args_.out, token, head);
-      if (args_.out.dtype == DType::kBFloat16) {
-        store_bf16(out, layer_.v_dim, static_cast<std::uint16_t*>(to));
-      } else {
-        store_row(args_.out.dtype, out, layer_.v_dim, to);
-      }
+      store_row(args_.out.dtype, out, layer_.v_dim, row_at(args_.out, token, head));
       if (!problem.lse) continue;
       const TensorView& lse = args_.lse;
       static_cast<float*>(lse.data)[token * lse.strides[0] + head * lse.strides[1]] = done.lse;

@@ -2,6 +2,7 @@
 
 #include <array>
 
+#include "cpu/attention/blocked-inl.h"
 #include "cpu/attention/item-inl.h"
 #include "cpu/attention/pv-inl.h"
 #include "format/codec.h"
@@ -132,16 +133,8 @@ constexpr TileParams kOnes = [] {
 }();
 
 /// The tiles of a request, as they lie in pages or tensors.
-class TileSource {
+class TileSource : public ValueSource {
  public:
-  static constexpr bool kCodes = false;
-  static constexpr bool kBytes = false;
-  static constexpr bool kByteTiles = false;
-  static constexpr bool kGroups = false;
-  static constexpr bool kSums = false;
-  static constexpr bool kRoundsWeights = false;
-  static constexpr bool kBf16Weights = false;
-
   TileSource(const Layer& layer, const Item& item, Scratch& scratch)
       : layer_(layer), s_(scratch), finder_(layer, item, scratch) {
     fill_static(layer.k, item.kv_head, s_.k_scale, s_.k_min);
@@ -159,41 +152,20 @@ class TileSource {
   /// Tokens [begin, end), which it does not go to.
   void look_ahead(int begin, int end, Chunk& chunk) const { finder_.find_range(begin, end, chunk); }
 
-  void decode_k(float* out) const {
-    const int params = kTileTokens * layer_.k.groups;
-    for (int i = 0; i < chunk_.tiles; ++i) {
-      float* scale = s_.k_scale + i * params;
-      float* min = s_.k_min + i * params;
-      load_tile_params(layer_.k, chunk_.tile[i].k_params, scale, min);
-      kDecodeK[static_cast<int>(layer_.k.element)](layer_.k, layer_.maps->k, chunk_.tile[i], scale, min,
-                                                   out + i * kTileTokens * width());
-    }
-  }
-
+  void decode_k(float* out) const { decode_keys(false, out); }
   const float* decode_v(float* out) const {
     decode_values(chunk_, out);
     return out;
   }
-  static float out_scale() { return 1.0f; }
   /// What the scores of a token of the chunk are multiplied with.
   static float key_scale(int /*token*/) { return 1.0f; }
   /// Whether those of a row of Q are, too.
   static bool scales_queries() { return false; }
-  static bool refused() { return false; }
-  static bool in_pairs() { return false; }
 
  protected:
   /// Codes of K; the params stay in Scratch::k_scale and k_min, [token][group]. Where codes come out
   /// code_unit() times too small, the scales are as much larger.
-  void decode_codes(float* out) const {
-    const int params = kTileTokens * layer_.k.groups;
-    for (int i = 0; i < chunk_.tiles; ++i) {
-      const Tile& tile = chunk_.tile[i];
-      load_tile_params(layer_.k, tile.k_params, s_.k_scale + i * params, s_.k_min + i * params);
-      kDecodeK[static_cast<int>(layer_.k.element)](layer_.k, layer_.maps->k, tile, kOnes.data(),
-                                                   kZeroMins.data(), out + i * kTileTokens * width());
-    }
-  }
+  void decode_codes(float* out) const { decode_keys(true, out); }
   /// V of any tiles of the request as values.
   void decode_values(const Chunk& chunk, float* out) const {
     const int params = kTileTokens * layer_.v.groups;
@@ -220,6 +192,20 @@ class TileSource {
   Scratch& s_;
   const TileFinder finder_;
   Chunk chunk_;
+
+ private:
+  void decode_keys(bool as_codes, float* out) const {
+    const int params = kTileTokens * layer_.k.groups;
+    for (int i = 0; i < chunk_.tiles; ++i) {
+      const Tile& tile = chunk_.tile[i];
+      float* const scale = s_.k_scale + i * params;
+      float* const min = s_.k_min + i * params;
+      load_tile_params(layer_.k, tile.k_params, scale, min);
+      kDecodeK[static_cast<int>(layer_.k.element)](
+          layer_.k, layer_.maps->k, tile, as_codes ? kOnes.data() : scale, as_codes ? kZeroMins.data() : min,
+          out + i * kTileTokens * width());
+    }
+  }
 };
 
 }  // namespace HWY_NAMESPACE

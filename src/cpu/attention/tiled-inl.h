@@ -179,28 +179,23 @@ class TiledItem {
   HWY_NOINLINE void softmax_of_products(const Strip& strip, int span, int first, int last, int column) {
     const float* const x_of = scores(column);
     const int row = strip.first + column;
-    const __m512 before = _mm512_loadu_ps(top_ + row),
-                 minus_infinity = _mm512_set1_ps(planning::kMinusInfinity);
+    const __m512 before = _mm512_loadu_ps(top_ + row);
     __m512 q_scale = _mm512_set1_ps(1.0f);
     if constexpr (kScales) q_scale = _mm512_loadu_ps(s_.codes.q_scale + row);
-    const __m512i begin = _mm512_loadu_si512(rows_.begin + row), end = _mm512_loadu_si512(rows_.end + row);
+    const SeenKeys seen = rows_.seen(row);
     const auto factor = [&](int t) HWY_ATTR {
       const __m512 of_token = _mm512_set1_ps(t_.factor[t]);
       return kScales ? _mm512_mul_ps(of_token, q_scale) : of_token;
     };
-    const auto sees = [&](int t) HWY_ATTR {
-      if (t_.excluded[t / kTileTokens]) return __mmask16{0};
-      const __m512i token = _mm512_set1_epi32(span + t);
-      return _mm512_mask_cmplt_epi32_mask(_mm512_cmpge_epi32_mask(token, begin), token, end);
+    const auto masked = [&](__m512 x, int t) HWY_ATTR {
+      if constexpr (!kMasked) return x;
+      return seen.masked(VF{x}, hn::Set(I(), span + t), t_.excluded[t / kTileTokens]).raw;
     };
     __m512 top = before;
-    for (int t = first; t < last; ++t) {
-      const __m512 x = _mm512_mul_ps(raw_score(x_of + t * kLanes), factor(t));
-      top = kMasked ? _mm512_mask_max_ps(top, sees(t), x, top) : _mm512_max_ps(x, top);
-    }
+    for (int t = first; t < last; ++t)
+      top = _mm512_max_ps(masked(_mm512_mul_ps(raw_score(x_of + t * kLanes), factor(t)), t), top);
     weigh(first, last, column, row, before, top, [&](int t, __m512 shift) HWY_ATTR {
-      const __m512 x = _mm512_fmsub_ps(raw_score(x_of + t * kLanes), factor(t), shift);
-      return kMasked ? _mm512_mask_mov_ps(minus_infinity, sees(t), x) : x;
+      return masked(_mm512_fmsub_ps(raw_score(x_of + t * kLanes), factor(t), shift), t);
     });
   }
 
@@ -214,8 +209,8 @@ class TiledItem {
     const I di;
     const VF slope = hn::LoadU(d, rows_.slope + row);
     const VI position = hn::LoadU(di, rows_.position + row);
-    const VI begin = hn::LoadU(di, rows_.begin + row), end = hn::LoadU(di, rows_.end + row);
-    const VF minus_infinity = hn::Set(d, planning::kMinusInfinity), log2e = hn::Set(d, kLog2e);
+    const SeenKeys seen = rows_.seen(row);
+    const VF log2e = hn::Set(d, kLog2e);
     VF q_scale = hn::Set(d, 1.0f);
     if constexpr (Source::kCodes) q_scale = hn::LoadU(d, s_.codes.q_scale + row);
     VF most{top};
@@ -223,10 +218,7 @@ class TiledItem {
       const VI token = hn::Set(di, span + t);
       const VF dot = hn::Mul(VF{raw_score(x_of + t * kLanes)}, hn::Mul(hn::Set(d, t_.k_scale[t]), q_scale));
       VF x = hn::Mul(transform_.apply(dot, slope, position, token), log2e);
-      if (partial) {
-        x = hn::IfThenElse(visible(token, begin, end), x, minus_infinity);
-        if (t_.excluded[t / kTileTokens]) x = minus_infinity;
-      }
+      if (partial) x = seen.masked(x, token, t_.excluded[t / kTileTokens]);
       most = larger(x, most);
       hn::Store(x, d, x_of + t * kLanes);
     }

@@ -304,11 +304,19 @@ HWY_INLINE VF shift_of(VF max) {
   return hn::IfThenZeroElse(hn::Eq(max, hn::Set(F(), planning::kMinusInfinity)), max);
 }
 
-/// begin <= token < end, as a mask of floats.
-HWY_INLINE hn::Mask<F> visible(VI token, VI begin, VI end) {
-  const auto outside = hn::Or(hn::Lt(token, begin), hn::Not(hn::Lt(token, end)));
-  return hn::RebindMask(F(), hn::Not(outside));
-}
+/// Keys [begin, end) that rows see.
+struct SeenKeys {
+  VI begin;
+  VI end;
+
+  /// Logits of tokens, or -inf where the row does not see the token, or none does.
+  HWY_INLINE VF masked(VF logit, VI token, bool excluded) const {
+    const VF minus_infinity = hn::Set(F(), planning::kMinusInfinity);
+    if (excluded) return minus_infinity;
+    const auto sees = hn::AndNot(hn::Lt(token, begin), hn::Lt(token, end));
+    return hn::IfThenElse(hn::RebindMask(F(), sees), logit, minus_infinity);
+  }
+};
 
 }  // namespace HWY_NAMESPACE
 }  // namespace halftone::cpu
