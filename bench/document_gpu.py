@@ -3,6 +3,7 @@
 prefill-chunks-measured.md from these files of bench/results:
 
     decode-h200.json           halftone bench --backend cuda --table NAMES --json FILE, all tables but those below
+    append-h200.json           the same with --table append
     layer-h200.json            the same with --table layer
     mla-h200.json              the same with --table mla
     prefill-h200.json          the same with --table prefill
@@ -252,7 +253,8 @@ def mla(rows):
 
 
 PAGES = {
-    ("docs/measured.md", "decode-h200.json"): (headline, chain, speculative, shapes, geometry, mixed, policies, append),
+    ("docs/measured.md", "decode-h200.json"): (headline, chain, speculative, shapes, geometry, mixed, policies),
+    ("docs/measured.md", "append-h200.json"): (append,),
     ("docs/measured.md", "layer-h200.json"): (layer,),
     ("docs/kernels/prefill-measured.md", "prefill-h200.json"): (prefill,),
     ("docs/kernels/prefill-codes-measured.md", "prefill-h200.json"): (prefill_codes,),

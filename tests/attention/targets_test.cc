@@ -57,6 +57,31 @@ TEST_P(Targets, CodesOfAsymmetricValues) {
   }
 }
 
+/// f16 that is not finite is not on targets that have no instruction for f16 either.
+TEST_P(Targets, InfinitiesAndNans) {
+  for (const DType plain : {DType::kFloat16, DType::kBFloat16}) {
+    AttentionCase row;
+    row.plain = plain;
+    row.requests = {{1, 40}, {20, 60}};
+    row.out_dtype = DType::kFloat32;
+    const Problem p = make_problem(row);
+    p.v.set(5, INFINITY);
+    p.v.set(7, -INFINITY);
+    p.v.set(40 * p.v.view().shape[1] * p.v.view().shape[2] + 9, NAN);  // of the second request
+    const Outputs best = run_problem(p), here = run_on(GetParam(), p);
+    int infinities = 0, nans = 0;
+    for (std::int64_t i = 0; i < best.out.numel(); ++i) {
+      const float x = best.out.get(i), y = here.out.get(i);
+      infinities += std::isinf(x) ? 1 : 0, nans += std::isnan(x) ? 1 : 0;
+      ASSERT_EQ(std::isnan(x), std::isnan(y)) << i;
+      ASSERT_EQ(std::isinf(x), std::isinf(y)) << i;
+      if (std::isinf(x)) ASSERT_EQ(x, y) << i;
+    }
+    EXPECT_GT(infinities, 0);
+    EXPECT_GT(nans, 0);
+  }
+}
+
 /// Products of a subnormal number and a large one are as large as others, in Q and in K; instructions that
 /// take the one for a zero are not enough.
 TEST_P(Targets, SubnormalNumbersCount) {
