@@ -25,7 +25,8 @@ class GpuBench {
 };
 
 /// Takes the device and 256 MiB of its memory for flushing L2. `repeats`: timed calls of a case, 0 for the
-/// default of 25. Throws Error when the device does not work, or the build lacks the CUDA backend.
-std::unique_ptr<GpuBench> gpu_bench(int device, int repeats);
+/// default of 25. `cold_code`: each comes after other instructions, and finds none of its own in a cache.
+/// Throws Error when the device does not work, or the build lacks the CUDA backend.
+std::unique_ptr<GpuBench> gpu_bench(int device, int repeats, bool cold_code);
 
 }  // namespace halftone::cli

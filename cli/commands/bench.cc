@@ -35,7 +35,7 @@ struct Options {
   int q_len = 0;
   ProblemShape shape;
   int chain = 1;
-  bool with_schedule = false, full = false, latent = false;
+  bool with_schedule = false, full = false, latent = false, cold_code = false;
   int threads = 0, repeat = 0;
   std::string json;
 };
@@ -208,9 +208,10 @@ Measured run_on_cpu(const std::vector<BenchCase>& cases, int repeat, Terminal& t
   return m;
 }
 
-Measured run_on_cuda(const std::vector<BenchCase>& cases, int device, int repeat, Terminal& terminal) {
+Measured run_on_cuda(const std::vector<BenchCase>& cases, int device, const Options& options,
+                     Terminal& terminal) {
   Measured m;
-  const std::unique_ptr<GpuBench> bench = gpu_bench(device, repeat);
+  const std::unique_ptr<GpuBench> bench = gpu_bench(device, options.repeat, options.cold_code);
   Progress progress(terminal, static_cast<std::int64_t>(cases.size()));
   m.rows = run_all(cases, progress, [&](const BenchCase& c) { return bench->run(c); });
   m.head = provenance();
@@ -222,7 +223,11 @@ Measured run_on_cuda(const std::vector<BenchCase>& cases, int device, int repeat
 
 Measured measure(const std::vector<BenchCase>& cases, const Options& options, Terminal& terminal) {
   const std::optional<int> device = choose_device(options.backend);
-  if (device) return run_on_cuda(cases, *device, options.repeat, terminal);
+  if (device) return run_on_cuda(cases, *device, options, terminal);
+  if (options.cold_code) {
+    throw UsageError(
+        "--cold-code is for CUDA, but this run is on the CPU: leave it out, or use --backend cuda.");
+  }
   return run_on_cpu(cases, options.repeat, terminal);
 }
 
@@ -338,6 +343,8 @@ void add_bench(Command app, Terminal& terminal) {
   add_policy_option(command, options->policy);
   add_arithmetic_option(command, options->arithmetic);
   command->add_flag("--with-schedule", options->with_schedule, "CUDA: schedule() is part of the timed call");
+  command->add_flag("--cold-code", options->cold_code,
+                    "CUDA: no cache holds instructions of a timed call either, as between other kernels");
   command->add_option("--threads", options->threads, "CPU threads (default: OMP_NUM_THREADS or all)")
       ->check(between(1, 1024));
   command

@@ -138,16 +138,19 @@ struct Bench final : GpuBench {
 
   Device device;
   int repeats;
+  bool cold_code;
   Current current;
   Timer timer;
   DeviceBuffer sink;
   std::map<std::pair<std::int64_t, int>, Ceiling> reads;  ///< by bytes of a layer and layers
   std::map<std::int64_t, Ceiling> copies;
 
-  Bench(int index, int requested)
+  Bench(int index, int requested, bool without_code)
       : device{DeviceType::kCuda, index},
         repeats(requested > 0 ? requested : Timer::kMinRepeats),
+        cold_code(without_code),
         current(index),
+        timer(without_code),
         sink(16) {}
 
   /// What `time` says of a call, or of a chain of layers that is replayed as one graph.
@@ -404,6 +407,7 @@ nlohmann::ordered_json Bench::describe() {
           {"memory_clock_mhz", clocks.memory},
           {"memory_clock_max_mhz", clocks.memory_max},
           {"flush_bytes", timer.flush_bytes()},
+          {"cold_code", cold_code},
           {"empty_kernel_us", empty}};
 }
 
@@ -412,8 +416,8 @@ nlohmann::ordered_json Bench::describe() {
 
 namespace halftone::cli {
 
-std::unique_ptr<GpuBench> gpu_bench(int device, int repeats) {
-  return std::make_unique<cuda::Bench>(device, repeats);
+std::unique_ptr<GpuBench> gpu_bench(int device, int repeats, bool cold_code) {
+  return std::make_unique<cuda::Bench>(device, repeats, cold_code);
 }
 
 }  // namespace halftone::cli

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cli/cuda/clock_kernel.h"
+#include "cli/cuda/code_kernel.h"
 #include "cli/cuda/read_kernels.h"
 #include "cli/figures/metrics.h"
 #include "halftone/error.h"
@@ -122,7 +123,7 @@ void Graph::launch(Stream stream) const {
   check(cudaGraphLaunch(static_cast<cudaGraphExec_t>(executable_), stream_of(stream)), "cudaGraphLaunch");
 }
 
-Timer::Timer() : flush_(kFlushBytes), sink_(16) {
+Timer::Timer(bool cold_code) : cold_code_(cold_code), flush_(kFlushBytes), sink_(16) {
   cudaStream_t stream = nullptr;
   check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
   stream_ = stream;
@@ -133,6 +134,7 @@ Timer::Timer() : flush_(kFlushBytes), sink_(16) {
 Timer::~Timer() { cudaStreamDestroy(stream_of(stream_)); }
 
 void Timer::flush() {
+  if (cold_code_) check(launch_other_code(sink_.data(), stream_), "other instructions");
   check(launch_flush(flush_.data(), flush_.bytes(), sink_.data(), stream_), "the flush of L2");
 }
 

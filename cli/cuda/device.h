@@ -55,12 +55,13 @@ class Graph {
   void* executable_ = nullptr;
 };
 
-/// Times calls on a stream of its own, each after a read of `flush_bytes()` that leaves nothing else in L2.
+/// Times calls on a stream of its own, each after a read of `flush_bytes()` that leaves nothing else in L2,
+/// and, with `cold_code`, after other instructions than theirs, so that these come from memory, too.
 class Timer {
  public:
   static constexpr int kMinRepeats = 25;
 
-  Timer();
+  explicit Timer(bool cold_code);
   ~Timer();
   Timer(const Timer&) = delete;
   Timer& operator=(const Timer&) = delete;
@@ -93,6 +94,7 @@ class Timer {
   /// After `before` calls that are not counted.
   Settled with_clocks(int before, int repeats, const std::function<void(Stream)>& call);
   void flush();
+  bool cold_code_;
   Stream stream_ = nullptr;
   DeviceBuffer flush_;
   DeviceBuffer sink_;

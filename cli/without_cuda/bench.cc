@@ -3,7 +3,7 @@
 
 namespace halftone::cli {
 
-std::unique_ptr<GpuBench> gpu_bench(int /*device*/, int /*repeats*/) {
+std::unique_ptr<GpuBench> gpu_bench(int /*device*/, int /*repeats*/, bool /*cold_code*/) {
   throw Error(ErrorCode::kUnsupported,
               "benchmarks on a GPU need a build with the CUDA backend (HALFTONE_CUDA=ON, `make cuda`).");
 }

@@ -75,7 +75,9 @@ TEST_P(Targets, InfinitiesAndNans) {
       infinities += std::isinf(x) ? 1 : 0, nans += std::isnan(x) ? 1 : 0;
       ASSERT_EQ(std::isnan(x), std::isnan(y)) << i;
       ASSERT_EQ(std::isinf(x), std::isinf(y)) << i;
-      if (std::isinf(x)) ASSERT_EQ(x, y) << i;
+      if (std::isinf(x)) {
+        ASSERT_EQ(x, y) << i;
+      }
     }
     EXPECT_GT(infinities, 0);
     EXPECT_GT(nans, 0);

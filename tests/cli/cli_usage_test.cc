@@ -213,6 +213,7 @@ TEST_F(CliTest, OptionsOfBenchThatDoNotGoTogether) {
                  "a chain of 2 layers is measured on CUDA only");
   expect_failure(run({"bench", "--backend", "cpu", "--contexts-mix", "4096x2,64x1"}), 2, "4096x2,64x1");
   expect_failure(run({"bench", "--backend", "cpu", "--with-schedule"}), 2, "measured on CUDA only");
+  expect_failure(run({"bench", "--backend", "cpu", "--cold-code"}), 2, "--cold-code is for CUDA");
 }
 
 }  // namespace

@@ -1,0 +1,13 @@
+// A kernel that leaves nothing else in the instruction caches. Plain C++: the kernel is in code_kernel.cu.
+#pragma once
+
+#include "halftone/types.h"
+
+namespace halftone::cli::cuda {
+
+/// Enqueues kOtherCode bytes of instructions on every SM, twice what one caches. `sink` [4 bytes]: never
+/// written. Returns a cudaError_t.
+inline constexpr int kOtherCode = 256 * 1024;
+int launch_other_code(void* sink, Stream stream);
+
+}  // namespace halftone::cli::cuda
