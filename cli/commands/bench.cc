@@ -343,8 +343,9 @@ void add_bench(Command app, Terminal& terminal) {
   add_policy_option(command, options->policy);
   add_arithmetic_option(command, options->arithmetic);
   command->add_flag("--with-schedule", options->with_schedule, "CUDA: schedule() is part of the timed call");
-  command->add_flag("--cold-code", options->cold_code,
-                    "CUDA: no cache holds instructions of a timed call either, as between other kernels");
+  command->add_flag(
+      "--cold-code", options->cold_code,
+      "CUDA: no cache holds a timed call's instructions either (of a chain, its first layer's)");
   command->add_option("--threads", options->threads, "CPU threads (default: OMP_NUM_THREADS or all)")
       ->check(between(1, 1024));
   command

@@ -5,9 +5,10 @@
 
 namespace halftone::cli::cuda {
 
-/// Enqueues kOtherCode bytes of instructions on every SM, twice what one caches. `sink` [4 bytes]: never
-/// written. Returns a cudaError_t.
-inline constexpr int kOtherCode = 256 * 1024;
+inline constexpr int kOtherCode = 256 * 1024;  // bytes, twice what an SM caches
+
+/// Enqueues so many bytes of instructions on every SM. `sink` [4 bytes]: never written. Returns a
+/// cudaError_t.
 int launch_other_code(void* sink, Stream stream);
 
 }  // namespace halftone::cli::cuda

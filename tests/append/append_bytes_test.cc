@@ -1,8 +1,10 @@
 // append writes the same bytes on every backend, however the tokens are cut into calls.
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <string>
 
+#include "format/status.h"
 #include "halftone/error.h"
 #include "reference/sanitizer.h"
 #include "tests/append/cache_support.h"
@@ -36,18 +38,16 @@ int rotary_half(const KvCacheSpec& spec, std::uint64_t seed) {
   return seed % 4 == 0 ? 12 : spec.rope_dim / 2;
 }
 
-/// Changes every third token.
-template <class Change>
-void change_tokens(std::vector<float>& values, int row, int first, const Change& change) {
+/// Multiplies every third token.
+void enlarge_tokens(std::vector<float>& values, int row, std::size_t first, float factor) {
   for (std::size_t i = 0; i < values.size(); ++i) {
-    if (i / static_cast<std::size_t>(row) % 3 == static_cast<std::size_t>(first))
-      values[i] = change(values[i]);
+    if (i / static_cast<std::size_t>(row) % 3 == first) values[i] *= factor;
   }
 }
 
 /// Appends 108 * `scale` random tokens in one call, and in many on the CPU, and compares every byte of the
-/// pages. `limited`: some K are more than levels times the largest scale in f16, some V so far from 0 that
-/// their min in f16 is off by more than a step.
+/// pages. `limited`: some K are more than levels times the largest scale in f16, some V more than attention
+/// on a GPU takes with stored scales, and a skipped token is none.
 void expect_same_pages(const Runner& runner, const KvCacheSpec& spec, std::uint64_t seed, RopePairing pairing,
                        DType input, bool by_slots, int scale = 1, bool limited = false) {
   if (reference::kSanitized && seed % 5 != 0) return;
@@ -57,11 +57,13 @@ void expect_same_pages(const Runner& runner, const KvCacheSpec& spec, std::uint6
   const std::int64_t tokens = 108 * scale;
   std::vector<float> values(static_cast<std::size_t>(tokens * spec.kv_heads * spec.head_dim));
   fill(random, Data::kOutlierChannels, values, spec.kv_heads, spec.head_dim);
-  if (limited) change_tokens(values, spec.kv_heads * spec.head_dim, 0, [](float x) { return 1e8F * x; });
+  if (limited) enlarge_tokens(values, spec.kv_heads * spec.head_dim, 0, 1e8F);
+  if (limited && by_slots) values[static_cast<std::size_t>(7 * spec.kv_heads * spec.head_dim)] = NAN;
   const Tensor k = Tensor::of(input, {tokens, spec.kv_heads, spec.head_dim}, values);
   values.resize(static_cast<std::size_t>(tokens * spec.kv_heads * spec.v_dim()));
   fill(random, Data::kNormal, values, spec.kv_heads, spec.v_dim());
-  if (limited) change_tokens(values, spec.kv_heads * spec.v_dim(), 1, [](float x) { return 1000.0F + x; });
+  if (limited) enlarge_tokens(values, spec.kv_heads * spec.v_dim(), 1, 5000.0F);
+  if (limited && by_slots) values[static_cast<std::size_t>(7 * spec.kv_heads * spec.v_dim())] = INFINITY;
   const Tensor v =
       spec.is_latent() ? Tensor{} : Tensor::of(input, {tokens, spec.kv_heads, spec.v_dim()}, values);
   if (!spec.is_latent()) cache.calibrate(k, v);
@@ -96,7 +98,7 @@ void expect_same_pages(const Runner& runner, const KvCacheSpec& spec, std::uint6
   runner.append(cache, args, status);
   expect_equal_pages(in_parts.pages, cache.pages, spec, seed);
   const std::int32_t flags = status.as<std::int32_t>()[0];
-  EXPECT_EQ(flags, 0);
+  EXPECT_EQ(flags, limited && !runner.checks_values() ? kStatusLargeV : 0);
 }
 
 TEST_P(AppendOnRunners, SameBytesAsInParts) {
@@ -180,7 +182,7 @@ TEST_P(AppendOnRunners, ManyTokensBeyondTheirScales) {
   std::uint64_t seed = 5000;
   for (const char* name : {"int8-head", "int8-g64", "int4-row", "int4-g32", "fp8-token-head"}) {
     const KvFormat format = parse_format(name);
-    for (const int dim : {96, 128}) {
+    for (const int dim : {64, 96, 128, 192, 256}) {
       if (dim % 64 != 0 && format.group_size == 64) continue;
       expect_same_pages(runner(), {format, format, 2, dim, 0, 32}, seed, RopePairing::kNone, DType::kBFloat16,
                         seed % 2 == 0, many(), true);
@@ -189,7 +191,7 @@ TEST_P(AppendOnRunners, ManyTokensBeyondTheirScales) {
   }
 }
 
-// So many that a warp takes all heads of a window where scales are found.
+// So many that a warp takes up to eight heads of a window where scales are found.
 TEST_P(AppendOnRunners, ManyMoreTokens) {
   std::uint64_t seed = 6000;
   for (const char* name : {"int8-head", "int8-g64", "int4-row", "int4-g32", "fp8-token-head"}) {

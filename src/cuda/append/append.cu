@@ -117,8 +117,8 @@ struct AppendLaunch {
 constexpr int kSpread = 45 * 1024;
 constexpr std::int64_t kSpreadBlocks = 256;  // at most: of more there is not room for all at once
 
-/// Windows of which there are so many CTAs have one warp, for all heads, where scales are found: others then
-/// compute while it waits for slots, and a CTA's search serves more.
+/// Where scales are shared and there are so many CTAs, they have one warp for up to eight heads: fewer warps
+/// wait at barriers while one of them looks for slots, and those of other CTAs compute meanwhile.
 constexpr std::int64_t kLoneWarps = 2048;
 
 AppendLaunch launch_of(const AppendParams& params, const AppendPart& a, RowKind kind, unsigned parts) {
@@ -137,8 +137,10 @@ AppendLaunch launch_of(const AppendParams& params, const AppendPart& a, RowKind 
   }
   const std::int64_t units = (params.tokens + kWindow - 1) / kWindow << (a.segment_log2 - 3);
   const unsigned groups = meets ? 1 : blocks(kGroupHeads);
-  const bool lone = kind == RowKind::kPlain && a.part.format.dynamic_scale() && !meets &&
-                    units * groups * parts >= kLoneWarps;
+  const KvFormat& f = a.part.format;
+  const bool shares = kind == RowKind::kPlain && !meets && !wide && f.dynamic_scale() &&
+                      f.asymmetric == (f.dtype == DType::kInt4);  // kNamed
+  const bool lone = shares && units * groups * parts >= kLoneWarps;
   const int warps = lone ? 1 : std::min(params.kv_heads, meets ? kMeetWarps : kAppendWarps);
   return {kernel_of(a.part.format, wide                      ? Variant::kWideWindows
                                    : kind == RowKind::kPlain ? Variant::kPlainWindows

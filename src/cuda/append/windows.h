@@ -277,8 +277,7 @@ struct Appender {
     if (lane.live) write_chunks(lane.chunk, codes, own, head, target);
   }
 
-  /// What Ranges would have found if values that are not accepted, which set the status, were none or at
-  /// their limits.
+  /// What Ranges would have found without NaN. Values that are not accepted set the status.
   __device__ __forceinline__ codec::Range accepted_range(unsigned wanted) const {
     LaneRanges ranges;
     rows.template extents<!Traits::kAsymmetric, true>(p, part, wanted, ranges.of);
