@@ -61,7 +61,7 @@ class Timer {
  public:
   static constexpr int kMinRepeats = 25;
 
-  explicit Timer(bool cold_code);
+  explicit Timer(bool cold_code = false);
   ~Timer();
   Timer(const Timer&) = delete;
   Timer& operator=(const Timer&) = delete;
