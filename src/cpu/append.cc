@@ -13,6 +13,7 @@
 
 #include "cpu/element.h"
 #include "cpu/interrupt.h"
+#include "cpu/quantise.h"
 #include "cpu/slots.h"
 #include "cpu/threads.h"
 #include "format/channels.h"
@@ -136,23 +137,6 @@ void load_transformed(const PartJob& job, std::int64_t token, std::int64_t head,
   if (job.part.rotated) hadamard::rotate(x, job.part.dim);
 }
 
-// Extent of `count` values, a multiple of kLanes; the lanes let the compiler vectorise.
-codec::Range range_of(const float* x, int count) {
-  constexpr int kLanes = 8;
-  std::array<float, kLanes> lo, hi;
-  std::copy_n(x, kLanes, lo.begin());
-  std::copy_n(x, kLanes, hi.begin());
-  for (int i = kLanes; i < count; i += kLanes) {
-    for (int j = 0; j < kLanes; ++j) {
-      lo[j] = x[i + j] < lo[j] ? x[i + j] : lo[j];
-      hi[j] = x[i + j] > hi[j] ? x[i + j] : hi[j];
-    }
-  }
-  codec::Range range;
-  for (int j = 0; j < kLanes; ++j) range.include(codec::Range{lo[j], hi[j]});
-  return range;
-}
-
 template <class T>
 void store(std::uint8_t* address, T value) {
   std::memcpy(address, &value, sizeof(value));
@@ -175,24 +159,19 @@ codec::Params static_params_of(const PartJob& job, int head) {
   return codec::static_params(scale[i], job.part.format.asymmetric ? min[i] : 0.0f);
 }
 
-template <class Codec>
-void encode(const codec::Params& params, const float* x, int count, typename Codec::Code* codes) {
-  for (int i = 0; i < count; ++i) codes[i] = Codec::encode(params, x[i]);
-}
-
 // Quantises one token of one head and writes its params; `codes` gets dim codes. `offset`: of the token
 // within its page.
-template <class Codec>
+template <class Code>
 void quantise(const PartJob& job, const codec::Params* given, int offset, std::uint8_t* tile, const float* x,
-              typename Codec::Code* codes) {
+              Code* codes) {
   const int before = offset / kTileTokens, token = offset % kTileTokens;
   const page::Part& part = job.part;
   const int groups = std::max(part.groups, 1), width = part.dim / groups;
   for (int g = 0; g < groups; ++g) {
     const float* values = x + g * width;
     const codec::Params params =
-        given != nullptr ? *given : codec::params_of(part.format, range_of(values, width));
-    encode<Codec>(params, values, width, codes + g * width);
+        given != nullptr ? *given : codec::params_of(part.format, row_range(values, width));
+    encode_row(part.format.dtype, part.format.asymmetric, params, values, width, codes + g * width);
     if (part.groups == 0) continue;
     store_param(part.format.scale_dtype, tile + part.scale_offset(before, token, g), params.scale);
     if (part.format.asymmetric) {
@@ -228,10 +207,10 @@ void scatter(const page::Part& part, const page::PlaceTable* table, int token, c
   }
 }
 
-template <class Codec>
+template <class Code>
 void write_part(const PartJob& job) {
   const page::Part& part = job.part;
-  const bool packed = sizeof(typename Codec::Code) == 1;
+  const bool packed = sizeof(Code) == 1;
   const page::PlaceTable* table = page::table_of(part);
   const int heads = job.cache.spec.kv_heads;
   const bool per_token = part.format.granularity == Granularity::kToken;
@@ -248,16 +227,16 @@ void write_part(const PartJob& job) {
     codec::Params shared;
     if (per_token) {
       for (int head = 0; head < heads; ++head) load_transformed(job, t, head, x + head * part.dim);
-      shared = codec::params_of(part.format, range_of(x, heads * part.dim));
+      shared = codec::params_of(part.format, row_range(x, heads * part.dim));
     }
-    std::array<typename Codec::Code, kMaxSpanDims> codes;
+    std::array<Code, kMaxSpanDims> codes;
     for (int head = 0; head < heads; ++head) {
       float* head_values = per_token ? x + head * part.dim : x;
       if (!per_token) load_transformed(job, t, head, head_values);
       if (part.format.static_scale()) shared = static_params_of(job, head);
       const bool fixed = per_token || part.format.static_scale() || !packed;
       std::uint8_t* tile = tile_of(job.cache, job.layout, slot, head);
-      quantise<Codec>(job, fixed ? &shared : nullptr, offset, tile, head_values, codes.data());
+      quantise(job, fixed ? &shared : nullptr, offset, tile, head_values, codes.data());
       scatter(part, table, token, codes.data(), tile);
     }
   }
@@ -285,7 +264,11 @@ void write(const PagedKv& cache, const AppendArgs& args, const Slots& slots) {
                       of_k ? cache.k_scale : cache.v_scale,
                       slots.of_token,
                       interruption};
-    codec::with_codec(job.part.format, [&](auto codec) { write_part<decltype(codec)>(job); });
+    if (dtype_bits(job.part.format.dtype) == 16) {
+      write_part<std::uint16_t>(job);
+    } else {
+      write_part<std::uint8_t>(job);
+    }
     interruption.check();
   }
   if (slots.bad_page && args.status.present())

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "cpu/element.h"
+#include "cpu/quantise.h"
 #include "format/codec.h"
 
 namespace halftone::testing {
@@ -242,6 +243,62 @@ TEST_P(Targets, RowsAreRoundedAsByCodecs) {
       different += stored[i] != (dtype == DType::kFloat16 ? codec::f16_from_f32(x) : codec::bf16_from_f32(x));
     }
     EXPECT_EQ(different, 0) << dtype_name(dtype);
+  }
+}
+
+/// Values of every size, steps of a scale and halves of steps among them.
+std::vector<float> values_around(const codec::Params& params) {
+  std::vector<float> values = {0.0F, -0.0F, 1e30F, -1e30F, 0x1p100F, -0x1p100F, 0x1p-140F, -0x1p-140F};
+  for (int i = -600; i <= 600; ++i) {
+    const float half_steps = params.min + params.scale * static_cast<float>(i) / 2;
+    for (const float x : {half_steps, std::nextafter(half_steps, 1e9F), std::nextafter(half_steps, -1e9F)})
+      values.push_back(x);
+  }
+  for (std::uint32_t upper = 0; upper < 0x7f80; upper += 13) {  // and of E4M3's
+    values.push_back(codec::float_of(upper << 16 | 0x8000U));
+    values.push_back(codec::float_of(upper << 16 | 0x80010000U));
+  }
+  return values;
+}
+
+TEST_P(Targets, RowsBecomeTheCodesOfCodecs) {
+  const ForcedTarget forced(GetParam());
+  for (const char* name :
+       {"int8-head", "int8-token-head-asym", "int4-row", "int4-g32-sym", "fp8-token-head", "bf16", "fp16"}) {
+    const KvFormat format = parse_format(name);
+    for (const codec::Params& params : {codec::Params{0.75F, 0.0F, 1 / 0.75F},
+                                        {1.0F, -3.5F, 1.0F},
+                                        {0.011F, 0.25F, 1 / 0.011F},
+                                        {1.0F, 0.0F, 0.0F}}) {
+      if (!format.asymmetric && params.min != 0.0F) continue;
+      const std::vector<float> values = values_around(params);
+      codec::with_codec(format, [&](auto own) {
+        std::vector<typename decltype(own)::Code> codes(values.size());
+        cpu::encode_row(format.dtype, format.asymmetric, params, values.data(),
+                        static_cast<int>(values.size()), codes.data());
+        for (std::size_t i = 0; i < values.size(); ++i)
+          ASSERT_EQ(codes[i], own.encode(params, values[i]))
+              << name << ", " << values[i] << ", scale " << params.scale;
+      });
+    }
+  }
+}
+
+TEST_P(Targets, ExtentsOfRows) {
+  const ForcedTarget forced(GetParam());
+  Random random(3);
+  for (const int count : {1, 7, 8, 16, 31, 32, 80, 128}) {
+    for (int end = 0; end < count; ++end) {
+      std::vector<float> values(static_cast<std::size_t>(count));
+      for (float& x : values) x = random.normal();
+      values[static_cast<std::size_t>(end)] = -9.0F;
+      values[static_cast<std::size_t>(count - 1 - end)] += 20.0F;
+      codec::Range expected;
+      for (const float x : values) expected.include(x);
+      const codec::Range range = cpu::row_range(values.data(), count);
+      ASSERT_EQ(range.lo, expected.lo) << count;
+      ASSERT_EQ(range.hi, expected.hi) << count;
+    }
   }
 }
 
