@@ -7,7 +7,6 @@
 #include <array>
 #include <climits>
 #include <cstring>
-#include <limits>
 #include <variant>
 #include <vector>
 
@@ -210,7 +209,6 @@ void scatter(const page::Part& part, const page::PlaceTable* table, int token, c
 template <class Code>
 void write_part(const PartJob& job) {
   const page::Part& part = job.part;
-  const bool packed = sizeof(Code) == 1;
   const page::PlaceTable* table = page::table_of(part);
   const int heads = job.cache.spec.kv_heads;
   const bool per_token = part.format.granularity == Granularity::kToken;
@@ -234,7 +232,7 @@ void write_part(const PartJob& job) {
       float* head_values = per_token ? x + head * part.dim : x;
       if (!per_token) load_transformed(job, t, head, head_values);
       if (part.format.static_scale()) shared = static_params_of(job, head);
-      const bool fixed = per_token || part.format.static_scale() || !packed;
+      const bool fixed = per_token || !part.format.dynamic_scale();
       std::uint8_t* tile = tile_of(job.cache, job.layout, slot, head);
       quantise(job, fixed ? &shared : nullptr, offset, tile, head_values, codes.data());
       scatter(part, table, token, codes.data(), tile);

@@ -26,7 +26,7 @@ HWY_INLINE Ints<D> rounded(D d, hn::Vec<D> x) {
   return hn::Sub(hn::BitCast(di, hn::Add(x, hn::Set(d, 12582912.0f))), hn::Set(di, 0x4b400000));
 }
 
-/// codec::e4m3_by_definition(), not of NaN.
+/// codec::e4m3_by_definition().
 template <class D>
 HWY_INLINE Ints<D> e4m3_bits(D d, hn::Vec<D> x) {
   const hn::RebindToSigned<D> di;
@@ -40,7 +40,7 @@ HWY_INLINE Ints<D> e4m3_bits(D d, hn::Vec<D> x) {
   const auto small = hn::BitCast(d, hn::IfThenElseZero(is_small, a));
   const auto finite = hn::IfThenElse(is_small, rounded(d, hn::Mul(small, hn::Set(d, 512.0f))), normal);
   const auto magnitude = hn::IfThenElse(hn::Lt(a, hn::Set(di, 0x43e00000)), finite, hn::Set(di, 0x7e));
-  return hn::Or(sign, magnitude);
+  return hn::IfThenElse(hn::Gt(a, hn::Set(di, 0x7f800000)), hn::Set(di, 0x7f), hn::Or(sign, magnitude));
 }
 
 /// Codes of whole vectors from value `i` on; the first value that is left. `code`: of a vector, its integers,
@@ -70,22 +70,21 @@ HWY_INLINE hn::Vec<D> limited(D d, hn::Vec<D> x, float low, float high) {
 template <class Byte>
 struct Integers {
   using Type = Byte;
-  const codec::Params& params;
-  float low, high;
+  float min, inverse, low, high;
   int bias;
   template <class D>
   HWY_INLINE Ints<D> operator()(D d, hn::Vec<D> x) const {
     const hn::RebindToSigned<D> di;
-    const auto steps = hn::Mul(hn::Sub(x, hn::Set(d, params.min)), hn::Set(d, params.inverse));
+    const auto steps = hn::Mul(hn::Sub(x, hn::Set(d, min)), hn::Set(d, inverse));
     return hn::Add(rounded(d, limited(d, steps, low, high)), hn::Set(di, bias));
   }
 };
 struct E4m3 {
   using Type = std::uint8_t;
-  const codec::Params& params;
+  float inverse;
   template <class D>
   HWY_INLINE Ints<D> operator()(D d, hn::Vec<D> x) const {
-    return e4m3_bits(d, hn::Mul(x, hn::Set(d, params.inverse)));
+    return e4m3_bits(d, hn::Mul(x, hn::Set(d, inverse)));
   }
 };
 template <DType kDType>
@@ -109,30 +108,29 @@ void EncodeRow(DType dtype, bool asymmetric, const codec::Params& params, const 
   } else if (dtype == DType::kFloat16) {
     store_codes(x, count, Halves<DType::kFloat16>(), codes);
   } else if (dtype == DType::kFloat8E4M3) {
-    store_codes(x, count, E4m3{params}, codes);
+    store_codes(x, count, E4m3{params.inverse}, codes);
   } else if (asymmetric) {
-    store_codes(x, count, Integers<std::uint8_t>{params, 0.0f, levels, 0}, codes);
+    store_codes(x, count, Integers<std::uint8_t>{params.min, params.inverse, 0.0f, levels, 0}, codes);
   } else if (dtype == DType::kInt4) {
     constexpr int kBias = codec::Codec<DType::kInt4>::kBias;
-    store_codes(x, count, Integers<std::uint8_t>{params, -levels, levels, kBias}, codes);
+    store_codes(x, count, Integers<std::uint8_t>{0.0f, params.inverse, -levels, levels, kBias}, codes);
   } else {
-    store_codes(x, count, Integers<std::int8_t>{params, -levels, levels, 0}, codes);
+    store_codes(x, count, Integers<std::int8_t>{0.0f, params.inverse, -levels, levels, 0}, codes);
   }
 }
 
+/// A NaN in the first operand leaves the second one, as Range::include() does.
 codec::Range RowRange(const float* x, int count) {
   const F d;
   const int lanes = static_cast<int>(hn::Lanes(d));
   codec::Range range;
+  auto low = hn::Set(d, range.lo), high = hn::Set(d, range.hi);
   int i = 0;
-  if (count >= lanes) {
-    auto low = hn::LoadU(d, x), high = low;
-    for (i = lanes; i + lanes <= count; i += lanes) {
-      const auto values = hn::LoadU(d, x + i);
-      low = hn::Min(low, values), high = hn::Max(high, values);
-    }
-    range = {hn::GetLane(hn::MinOfLanes(d, low)), hn::GetLane(hn::MaxOfLanes(d, high))};
+  for (; i + lanes <= count; i += lanes) {
+    const auto values = hn::LoadU(d, x + i);
+    low = hn::Min(values, low), high = hn::Max(values, high);
   }
+  range = {hn::GetLane(hn::MinOfLanes(d, low)), hn::GetLane(hn::MaxOfLanes(d, high))};
   for (; i < count; ++i) range.include(x[i]);
   return range;
 }

@@ -8,11 +8,11 @@
 
 namespace halftone::cpu {
 
-/// Extent of `count` finite values, at least one.
+/// Extent of `count` values; NaN does not count.
 codec::Range row_range(const float* x, int count);
 
-/// codec::Codec<dtype, asymmetric>::encode() of `count` values, none of them NaN, to as many codes, of 16
-/// bits or in a byte each.
+/// codec::Codec<dtype, asymmetric>::encode() of `count` values, to as many codes of 16 bits or in a byte
+/// each. 16 bits: none is NaN.
 void encode_row(DType dtype, bool asymmetric, const codec::Params& params, const float* x, int count,
                 void* codes);
 

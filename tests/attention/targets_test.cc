@@ -248,13 +248,15 @@ TEST_P(Targets, RowsAreRoundedAsByCodecs) {
 
 /// Values of every size, steps of a scale and halves of steps among them.
 std::vector<float> values_around(const codec::Params& params) {
-  std::vector<float> values = {0.0F, -0.0F, 1e30F, -1e30F, 0x1p100F, -0x1p100F, 0x1p-140F, -0x1p-140F};
+  std::vector<float> values = {0.0F, -0.0F, 1e30F, -1e30F, 0x1p-140F, -0x1p-140F, INFINITY, -INFINITY};
   for (int i = -600; i <= 600; ++i) {
     const float half_steps = params.min + params.scale * static_cast<float>(i) / 2;
     for (const float x : {half_steps, std::nextafter(half_steps, 1e9F), std::nextafter(half_steps, -1e9F)})
       values.push_back(x);
   }
-  for (std::uint32_t upper = 0; upper < 0x7f80; upper += 13) {  // and of E4M3's
+  for (int i = -40; i <= 40; ++i)
+    values.push_back(params.scale * static_cast<float>(i) * 0x1p-10F);  // E4M3's
+  for (std::uint32_t upper = 0; upper < 0x7f80; upper += 13) {
     values.push_back(codec::float_of(upper << 16 | 0x8000U));
     values.push_back(codec::float_of(upper << 16 | 0x80010000U));
   }
@@ -271,7 +273,8 @@ TEST_P(Targets, RowsBecomeTheCodesOfCodecs) {
                                         {0.011F, 0.25F, 1 / 0.011F},
                                         {1.0F, 0.0F, 0.0F}}) {
       if (!format.asymmetric && params.min != 0.0F) continue;
-      const std::vector<float> values = values_around(params);
+      std::vector<float> values = values_around(params);
+      if (dtype_bits(format.dtype) != 16) values.push_back(NAN);
       codec::with_codec(format, [&](auto own) {
         std::vector<typename decltype(own)::Code> codes(values.size());
         cpu::encode_row(format.dtype, format.asymmetric, params, values.data(),
@@ -298,6 +301,12 @@ TEST_P(Targets, ExtentsOfRows) {
       const codec::Range range = cpu::row_range(values.data(), count);
       ASSERT_EQ(range.lo, expected.lo) << count;
       ASSERT_EQ(range.hi, expected.hi) << count;
+      values[static_cast<std::size_t>((end + 3) % count)] = NAN;
+      expected = {};
+      for (const float x : values) expected.include(x);
+      const codec::Range without = cpu::row_range(values.data(), count);
+      ASSERT_EQ(without.lo, expected.lo) << count;
+      ASSERT_EQ(without.hi, expected.hi) << count;
     }
   }
 }
