@@ -119,18 +119,19 @@ void EncodeRow(DType dtype, bool asymmetric, const codec::Params& params, const 
   }
 }
 
-/// A NaN in the first operand leaves the second one, as Range::include() does.
 codec::Range RowRange(const float* x, int count) {
+  codec::Range range;
+  int i = 0;
+#if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128  // no vectors, and no infinities of all lanes
   const F d;
   const int lanes = static_cast<int>(hn::Lanes(d));
-  codec::Range range;
   auto low = hn::Set(d, range.lo), high = hn::Set(d, range.hi);
-  int i = 0;
   for (; i + lanes <= count; i += lanes) {
-    const auto values = hn::LoadU(d, x + i);
+    const auto values = hn::LoadU(d, x + i);  // a NaN in the first operand leaves the second one
     low = hn::Min(values, low), high = hn::Max(values, high);
   }
   range = {hn::GetLane(hn::MinOfLanes(d, low)), hn::GetLane(hn::MaxOfLanes(d, high))};
+#endif
   for (; i < count; ++i) range.include(x[i]);
   return range;
 }
