@@ -138,19 +138,17 @@ struct Bench final : GpuBench {
 
   Device device;
   int repeats;
-  bool cold_code;
   Current current;
   Timer timer;
   DeviceBuffer sink;
   std::map<std::pair<std::int64_t, int>, Ceiling> reads;  ///< by bytes of a layer and layers
   std::map<std::int64_t, Ceiling> copies;
 
-  Bench(int index, int requested, bool without_code)
+  Bench(int index, int requested, bool cold_code)
       : device{DeviceType::kCuda, index},
         repeats(requested > 0 ? requested : Timer::kMinRepeats),
-        cold_code(without_code),
         current(index),
-        timer(without_code),
+        timer(cold_code),
         sink(16) {}
 
   /// What `time` says of a call, or of a chain of layers that is replayed as one graph.
@@ -407,7 +405,7 @@ nlohmann::ordered_json Bench::describe() {
           {"memory_clock_mhz", clocks.memory},
           {"memory_clock_max_mhz", clocks.memory_max},
           {"flush_bytes", timer.flush_bytes()},
-          {"cold_code", cold_code},
+          {"cold_code", timer.cold_code()},
           {"empty_kernel_us", empty}};
 }
 

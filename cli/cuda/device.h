@@ -89,6 +89,7 @@ class Timer {
   void synchronize() const;
   Stream stream() const { return stream_; }
   std::int64_t flush_bytes() const { return flush_.bytes(); }
+  bool cold_code() const { return cold_code_; }
 
  private:
   /// After `before` calls that are not counted.

@@ -14,34 +14,15 @@ namespace halftone::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-/// Stores values [i, count) in 16 bits, as `bits_of` has them, as far as there are whole vectors of `D`.
-/// Returns the first one that is left.
-template <class D, class BitsOf>
-HWY_INLINE int store_vectors(D d, const float* values, int i, int count, const BitsOf& bits_of,
-                             std::uint16_t* out) {
-  const hn::Rebind<std::uint16_t, D> half;
-  const int lanes = static_cast<int>(hn::Lanes(d));
-  for (; i + lanes <= count; i += lanes)
-    hn::StoreU(hn::DemoteTo(half, bits_of(hn::LoadU(d, values + i))), half, out + i);
-  return i;
-}
-
-template <class BitsOf>
-HWY_INLINE void store_halves(const float* values, int count, const BitsOf& bits_of, void* row) {
-  auto* const out = static_cast<std::uint16_t*>(row);
-  const int stored = store_vectors(hn::ScalableTag<float>(), values, 0, count, bits_of, out);
-  store_vectors(hn::CappedTag<float, 1>(), values, stored, count, bits_of, out);
-}
-
 void StoreRow(DType dtype, const float* values, int count, void* row) {
   if (dtype == DType::kFloat32) {
     std::memcpy(row, values, static_cast<std::size_t>(count) * sizeof(float));
   } else if (dtype == DType::kFloat16) {
-    store_halves(
-        values, count, [](auto x) HWY_ATTR { return f16_bits(x); }, row);
+    store_narrow(
+        values, count, [](auto x) HWY_ATTR { return f16_bits(x); }, static_cast<std::uint16_t*>(row));
   } else {
-    store_halves(
-        values, count, [](auto x) HWY_ATTR { return bf16_bits(x); }, row);
+    store_narrow(
+        values, count, [](auto x) HWY_ATTR { return bf16_bits(x); }, static_cast<std::uint16_t*>(row));
   }
 }
 

@@ -14,22 +14,11 @@ namespace halftone::cpu {
 namespace HWY_NAMESPACE {
 namespace {
 
-using F = hn::ScalableTag<float>;
-using One = hn::CappedTag<float, 1>;
-template <class D>
-using Ints = hn::Vec<hn::RebindToSigned<D>>;
-
-/// codec::round_to_int().
-template <class D>
-HWY_INLINE Ints<D> rounded(D d, hn::Vec<D> x) {
-  const hn::RebindToSigned<D> di;
-  return hn::Sub(hn::BitCast(di, hn::Add(x, hn::Set(d, 12582912.0f))), hn::Set(di, 0x4b400000));
-}
-
 /// codec::e4m3_by_definition().
-template <class D>
-HWY_INLINE Ints<D> e4m3_bits(D d, hn::Vec<D> x) {
-  const hn::RebindToSigned<D> di;
+template <class V>
+HWY_INLINE auto e4m3_bits(V x) {
+  const hn::DFromV<V> d;
+  const hn::RebindToSigned<decltype(d)> di;
   const auto bits = hn::BitCast(di, x);
   const auto a = hn::And(bits, hn::Set(di, 0x7fffffff));
   const auto sign = hn::And(hn::ShiftRight<24>(bits), hn::Set(di, 0x80));
@@ -38,31 +27,14 @@ HWY_INLINE Ints<D> e4m3_bits(D d, hn::Vec<D> x) {
       hn::Sub(hn::ShiftRight<20>(hn::Add(a, hn::Add(odd, hn::Set(di, 0x7ffff)))), hn::Set(di, 120 << 3));
   const auto is_small = hn::Lt(a, hn::Set(di, 0x3c800000));
   const auto small = hn::BitCast(d, hn::IfThenElseZero(is_small, a));
-  const auto finite = hn::IfThenElse(is_small, rounded(d, hn::Mul(small, hn::Set(d, 512.0f))), normal);
+  const auto finite = hn::IfThenElse(is_small, round_to_int(hn::Mul(small, hn::Set(d, 512.0f))), normal);
   const auto magnitude = hn::IfThenElse(hn::Lt(a, hn::Set(di, 0x43e00000)), finite, hn::Set(di, 0x7e));
   return hn::IfThenElse(hn::Gt(a, hn::Set(di, 0x7f800000)), hn::Set(di, 0x7f), hn::Or(sign, magnitude));
 }
 
-/// Codes of whole vectors from value `i` on; the first value that is left. `code`: of a vector, its integers,
-/// which fit into Code::Type.
-template <class D, class Code>
-HWY_INLINE int store_codes(D d, const float* x, int i, int count, const Code& code, void* codes) {
-  using Type = typename Code::Type;
-  const hn::Rebind<Type, D> narrow;
-  const int lanes = static_cast<int>(hn::Lanes(d));
-  for (; i + lanes <= count; i += lanes) {
-    hn::StoreU(hn::DemoteTo(narrow, code(d, hn::LoadU(d, x + i))), narrow, static_cast<Type*>(codes) + i);
-  }
-  return i;
-}
-template <class Code>
-HWY_INLINE void store_codes(const float* x, int count, const Code& code, void* codes) {
-  const int stored = store_codes(F(), x, 0, count, code, codes);
-  store_codes(One(), x, stored, count, code, codes);
-}
-
-template <class D>
-HWY_INLINE hn::Vec<D> limited(D d, hn::Vec<D> x, float low, float high) {
+template <class V>
+HWY_INLINE V limited(V x, float low, float high) {
+  const hn::DFromV<V> d;
   return hn::Min(hn::Max(x, hn::Set(d, low)), hn::Set(d, high));
 }
 
@@ -72,33 +44,38 @@ struct Integers {
   using Type = Byte;
   float min, inverse, low, high;
   int bias;
-  template <class D>
-  HWY_INLINE Ints<D> operator()(D d, hn::Vec<D> x) const {
-    const hn::RebindToSigned<D> di;
+  template <class V>
+  HWY_INLINE auto operator()(V x) const {
+    const hn::DFromV<V> d;
     const auto steps = hn::Mul(hn::Sub(x, hn::Set(d, min)), hn::Set(d, inverse));
-    return hn::Add(rounded(d, limited(d, steps, low, high)), hn::Set(di, bias));
+    return hn::Add(round_to_int(limited(steps, low, high)), hn::Set(hn::RebindToSigned<decltype(d)>(), bias));
   }
 };
 struct E4m3 {
   using Type = std::uint8_t;
   float inverse;
-  template <class D>
-  HWY_INLINE Ints<D> operator()(D d, hn::Vec<D> x) const {
-    return e4m3_bits(d, hn::Mul(x, hn::Set(d, inverse)));
+  template <class V>
+  HWY_INLINE auto operator()(V x) const {
+    return e4m3_bits(hn::Mul(x, hn::Set(hn::DFromV<V>(), inverse)));
   }
 };
 template <DType kDType>
 struct Halves {
   using Type = std::uint16_t;
-  template <class D>
-  HWY_INLINE Ints<D> operator()(D d, hn::Vec<D> x) const {
+  template <class V>
+  HWY_INLINE auto operator()(V x) const {
     if constexpr (kDType == DType::kBFloat16) {
-      return bf16_bits(limited(d, x, -codec::kBf16Max, codec::kBf16Max));
+      return bf16_bits(limited(x, -codec::kBf16Max, codec::kBf16Max));
     } else {
-      return f16_bits(limited(d, x, -codec::kF16Max, codec::kF16Max));
+      return f16_bits(limited(x, -codec::kF16Max, codec::kF16Max));
     }
   }
 };
+
+template <class Code>
+HWY_INLINE void store_codes(const float* x, int count, const Code& code, void* codes) {
+  store_narrow(x, count, code, static_cast<typename Code::Type*>(codes));
+}
 
 void EncodeRow(DType dtype, bool asymmetric, const codec::Params& params, const float* x, int count,
                void* codes) {
@@ -123,7 +100,7 @@ codec::Range RowRange(const float* x, int count) {
   codec::Range range;
   int i = 0;
 #if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128  // no vectors, and no infinities of all lanes
-  const F d;
+  const hn::ScalableTag<float> d;
   const int lanes = static_cast<int>(hn::Lanes(d));
   auto low = hn::Set(d, range.lo), high = hn::Set(d, range.hi);
   for (; i + lanes <= count; i += lanes) {
