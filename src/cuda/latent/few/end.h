@@ -38,50 +38,69 @@ struct ItemEnd {
 
   __device__ int rows() const { return item.work.row_end - item.work.row_begin; }
 
-  /// Adds up the states of the scores' warps and normalises O: a row is then the mean of V by P, with the LSE
-  /// (base 2).
-  __device__ void normalise(O& o, float2 (&lse)[kTiles]) const {
-    o.settle();
+  // What is known of a row is in kRowLanes adjacent lanes: few instructions, since code that runs once is
+  // slow.
+  static constexpr int kRowLanes = 32 / kRows;
+  __device__ int own_row() const { return static_cast<int>(lane) / kRowLanes; }
+  __device__ bool has_own_row() const { return own_row() < rows(); }
+  /// Of a value per row, those of the rows that the lane has in n-tile `n` of x.
+  __device__ float2 of_columns(float value, int n) const {
+    const unsigned from = (8 * n + lane % 4 * 2) * kRowLanes;
+    return {__shfl_sync(~0u, value, from), __shfl_sync(~0u, value, from + kRowLanes)};
+  }
+  /// Multiplies the rows of O with a value of each.
+  __device__ void scale(O& o, float value) const {
     float2 by[kTiles];
-    float rest[kTiles], own[kTiles];  // of a row: what O is multiplied with after `by`, log2; the LSE
 #pragma unroll
-    for (int n = 0; n < kTiles; ++n) {
-      constexpr int kOwn = Traits::kScoreWarps / 4;  // of their states
-      const unsigned row = 8 * n + lane / 4, first_state = lane % 4 * kOwn;
-      const float2 a = s.state[side][first_state][row], b = s.state[side][first_state + kOwn - 1][row];
-      const float max = largest_of_lanes<1, 4>(fmaxf(a.x, b.x));
-      float sum = a.y * weight_log2(a.x, max);
-      if constexpr (kOwn == 2) sum += b.y * weight_log2(b.x, max);
-      sum = sum_of_lanes<1, 4>(sum);
-      const bool empty = max == kMinus && sum == 0.0f;
-      // In two steps: their product may be beyond f32.
-      const float exponent = empty ? 0.0f : fmaxf(static_cast<float>(o.unit[n]) - max, -250.0f);
-      const float first = rintf(exponent * 0.5f);
-      by[n] = O::of_columns(empty ? 0.0f : exp2_approx(first) / sum, lane);
-      rest[n] = exponent - first, own[n] = empty ? kMinus : max + log2f(sum);
-    }
-    o.scale(by);
-#pragma unroll
-    for (int n = 0; n < kTiles; ++n) {
-      by[n] = O::of_columns(exp2_approx(rest[n]), lane);
-      lse[n] = O::of_columns(own[n], lane);
-    }
+    for (int n = 0; n < kTiles; ++n) by[n] = of_columns(value, n);
     o.scale(by);
   }
 
-  /// Each of the lane's rows, whether the item has it or not: calls f(row, LSE, n-tile, index within x).
+  /// Adds up the states of the scores' warps and normalises O: a row is then the mean of V by P. Returns the
+  /// LSE (base 2) of the lane's own row.
+  __device__ float normalise(O& o) const {
+    o.settle();
+    constexpr int kOwn = Traits::kScoreWarps / kRowLanes;  // of the states, if there are so many
+    constexpr int kStates = kOwn > 0 ? kOwn : 1;
+    float2 part[kStates];
+    float max = kMinus, sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kStates; ++i) {
+      part[i] = s.state[side][lane % kRowLanes % Traits::kScoreWarps * kStates + i][own_row()];
+      max = fmaxf(max, part[i].x);
+    }
+    max = largest_of_lanes<1, kRowLanes>(max);
+#pragma unroll
+    for (int i = 0; i < kStates; ++i) sum = fmaf(part[i].y, weight_log2(part[i].x, max), sum);
+    sum = sum_of_lanes<1, kRowLanes>(sum);
+    const bool empty = max == kMinus && sum == 0.0f;
+    int unit = 0;
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) {
+      const int other = __shfl_sync(~0u, o.unit[n], own_row() % 8 * 4);
+      if (own_row() / 8 == n) unit = other;
+    }
+    const float exponent = empty ? 0.0f : fmaxf(static_cast<float>(unit) - max, -250.0f);
+    // In two steps where their product may be beyond f32.
+    const bool far = __any_sync(~0u, fabsf(exponent) > 60.0f);
+    const float first = far ? rintf(exponent * 0.5f) : exponent;
+    scale(o, empty ? 0.0f : exp2_approx(first) / sum);
+    if (far) scale(o, exp2_approx(exponent - first));
+    return empty ? kMinus : max + log2f(sum);
+  }
+
+  /// Each of the lane's rows that the item has: calls f(row, n-tile, index within x).
   template <class F>
-  __device__ void for_rows(const float2 (&lse)[kTiles], const F& f) const {
+  __device__ void for_rows(const F& f) const {
+    const int first = static_cast<int>(lane % 4 * 2), end = rows() - first;
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        f(static_cast<int>(8 * n + lane % 4 * 2 + i), i == 0 ? lse[n].x : lse[n].y, n, i);
+        if (8 * n + i < end) f(8 * n + i, n, i);
       }
     }
   }
-  /// Whether the lane is the one that stores what a row has once.
-  __device__ bool once() const { return warp == 0 && lane / 4 == 0; }
 
   /// Two adjacent dims of O, from element `at` on.
   __device__ void write_pair(std::int64_t at, float a, float b) const {
@@ -93,70 +112,73 @@ struct ItemEnd {
     }
   }
 
-  /// A lane works out for one row what all of its dims need: code that runs once is slow.
-  __device__ void write(const O& o, const float2 (&lse)[kTiles]) const {
-    float own = kMinus;
-#pragma unroll
-    for (int n = 0; n < kTiles; ++n) {
-      const float even = __shfl_sync(~0u, lse[n].x, lane % 8 / 2),
-                  odd = __shfl_sync(~0u, lse[n].y, lane % 8 / 2);
-      if (lane / 8 == n) own = lane % 2 == 0 ? even : odd;
-    }
+  __device__ void write(const O& o, float lse) const {
     const bool floats = p.out_type == DType::kFloat32;
     float scale = 0.0f;
     std::uint64_t at = 0;
-    if (static_cast<int>(lane) < rows()) {
-      const RowPlace place = s.places[side][lane];
-      const RowEnd end = row_end(p, place.head, own, own == kMinus ? 0.0f : 1.0f, true);
+    if (has_own_row()) {
+      const RowPlace place = s.places[side][own_row()];
+      const RowEnd end = row_end(p, place.head, lse, lse == kMinus ? 0.0f : 1.0f, true);
       scale = end.scale;
       at = reinterpret_cast<std::uint64_t>(p.out) + out_element(p, place) * (floats ? 4 : 2);
       if (warp == 0) write_lse(p, place, end.lse);
     }
     __syncwarp();
-    for_rows(lse, [&](int row, float, int n, int i) {
-      const float by = __shfl_sync(~0u, scale, row);
-      const std::uint64_t to = __shfl_sync(~0u, at, row) + O::dim(0) * (floats ? 4 : 2);
-      if (row >= rows()) return;
 #pragma unroll
-      for (int m = 0; m < O::kDimTiles; ++m) {
-        const unsigned beyond = O::dim(m) - O::dim(0);
-        const float a = o.x[m][n][i] * by, b = o.x[m][n][2 + i] * by;
-        if (floats) {
-          *reinterpret_cast<float2*>(to + beyond * 4) = {a, b};
-        } else {
-          *reinterpret_cast<std::uint32_t*>(to + beyond * 2) = pack_16bit(p.out_type, a, b);
+    for (int n = 0; n < kTiles; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int row = static_cast<int>(8 * n + lane % 4 * 2 + i);
+        const float by = __shfl_sync(~0u, scale, row * kRowLanes);
+        const std::uint64_t to = __shfl_sync(~0u, at, row * kRowLanes) + O::dim(0) * (floats ? 4 : 2);
+        if (row >= rows()) continue;
+#pragma unroll
+        for (int m = 0; m < O::kDimTiles; ++m) {
+          const float a = o.x[m][n][i] * by, b = o.x[m][n][2 + i] * by;
+          if (floats) {
+            *reinterpret_cast<float2*>(to + O::beyond(m) * 4) = {a, b};
+          } else {
+            *reinterpret_cast<std::uint32_t*>(to + O::beyond(m) * 2) = pack_16bit(p.out_type, a, b);
+          }
         }
       }
-    });
+    }
   }
 
-  /// What the slot has comes before this item's part: state = merge(slot, state).
-  __device__ void fold(O& o, float2 (&lse)[kTiles], int slot) const {
+  /// The lane's first dims of its first row in a slot.
+  __device__ float* slot_values(int slot) const {
+    return slots.values(slot, static_cast<int>(lane % 4 * 2)) + O::dim(0);
+  }
+  /// What the slot has comes before this item's part: state = merge(slot, state). Returns the LSE.
+  __device__ float fold(O& o, float lse, int slot) const {
     all_output_warps<C>();  // the slot's state has been stored
-    for_rows(lse, [&](int row, float own, int n, int i) {
-      if (row >= rows()) return;
-      const Fold by(slots.state(slot, row)->x, own);
-      const float* values = slots.values(slot, row);
+    const Fold by(has_own_row() ? slots.state(slot, own_row())->x : kMinus, lse);
+    float2 first[kTiles], second[kTiles];
+#pragma unroll
+    for (int n = 0; n < kTiles; ++n) first[n] = of_columns(by.first, n), second[n] = of_columns(by.second, n);
+    const float* const values = slot_values(slot);
+    for_rows([&](int row, int n, int i) {
 #pragma unroll
       for (int m = 0; m < O::kDimTiles; ++m) {
-        const float2 v = *reinterpret_cast<const float2*>(values + O::dim(m));
-        o.x[m][n][i] = by.mix(v.x, o.x[m][n][i]);
-        o.x[m][n][2 + i] = by.mix(v.y, o.x[m][n][2 + i]);
+        const float2 v = *reinterpret_cast<const float2*>(values + row * Traits::kDim + O::beyond(m));
+        const float a = i == 0 ? first[n].x : first[n].y, b = i == 0 ? second[n].x : second[n].y;
+        o.x[m][n][i] = Fold::mix(v.x, o.x[m][n][i], a, b);
+        o.x[m][n][2 + i] = Fold::mix(v.y, o.x[m][n][2 + i], a, b);
       }
-      (i == 0 ? lse[n].x : lse[n].y) = by.lse;
     });
     all_output_warps<C>();  // and read
+    return by.lse;
   }
-  __device__ void store(const O& o, const float2 (&lse)[kTiles], int slot) const {
-    for_rows(lse, [&](int row, float own, int n, int i) {
-      if (row >= rows()) return;
-      float* values = slots.values(slot, row);
+  __device__ void store(const O& o, float lse, int slot) const {
+    float* const values = slot_values(slot);
+    for_rows([&](int row, int n, int i) {
 #pragma unroll
       for (int m = 0; m < O::kDimTiles; ++m) {
-        *reinterpret_cast<float2*>(values + O::dim(m)) = {o.x[m][n][i], o.x[m][n][2 + i]};
+        *reinterpret_cast<float2*>(values + row * Traits::kDim + O::beyond(m)) = {o.x[m][n][i],
+                                                                                  o.x[m][n][2 + i]};
       }
-      if (once()) *slots.state(slot, row) = {own, own == kMinus ? 0.0f : 1.0f};
     });
+    if (warp == 0 && has_own_row()) *slots.state(slot, own_row()) = {lse, lse == kMinus ? 0.0f : 1.0f};
   }
 
   __device__ void write_piece(const RowPlace& place, const RowPiece& r, unsigned first) const {
@@ -219,10 +241,9 @@ struct ItemEnd {
   }
 
   __device__ void operator()(O& o, bool last) const {
-    float2 lse[kTiles];
-    normalise(o, lse);
+    float lse = normalise(o);
     const planning::WorkItem& work = item.work;
-    if (work.fold) fold(o, lse, work.partial);
+    if (work.fold) lse = fold(o, lse, work.partial);
     if (work.finish) {
       write(o, lse);
     } else {

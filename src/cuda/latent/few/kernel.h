@@ -184,7 +184,7 @@ __device__ inline void latent_few_worker(const AttentionParams& params, int work
   RecordLoader<C> loader(params, s);
   ItemQueue::Listed listed{};
   if (warp == 0) listed = ItemQueue::fetch(p.list, worker, lane);
-  const std::int32_t found = loader.look_ahead(worker);
+  const auto ahead = loader.look_ahead(worker);
   if (warp == 0) {
     s.queue.start(listed, bounds_of(p), lane);
   } else if (warp == 1) {  // barriers that one warp initialises follow one another
@@ -206,7 +206,7 @@ __device__ inline void latent_few_worker(const AttentionParams& params, int work
   hardware_barrier_wait<kLoadBarrier, 32 * Traits::kLoadWarps>();
   hardware_barrier_arrive<kReadyBarrier, Traits::kThreads>();
   shrink_registers<Traits::kLoadRegisters>();
-  loader.run(found);
+  loader.run(ahead);
   if (warp == 0) {
     wait_for_previous_kernel();
     check_inputs(p, worker, lane);

@@ -18,8 +18,8 @@ struct RecordLoader {
   static_assert(kRound * kOwn == 32);
   const AttentionParams& p;
   typename Traits::Shared& s;
-  int item = -1, round = 0, blocks = 0;  // the round's first block of the item's
-  std::uint32_t before = 0;              // blocks of earlier items
+  int item = 0, round = 0, blocks = 0;  // the round's first block of the item's
+  std::uint32_t before = 0;             // blocks of earlier items
 
   __device__ RecordLoader(const AttentionParams& params, typename Traits::Shared& s) : p(params), s(s) {}
 
@@ -44,7 +44,7 @@ struct RecordLoader {
       s.reading[warp()] = ++item;
       if (!s.queue.has(item)) return false;
       blocks = blocks_of(current().work);
-      if (warp() == 0 && item > 0) prefetch_queries(current());
+      if (warp() == 0) prefetch_queries(current());
     }
     return true;
   }
@@ -71,15 +71,19 @@ struct RecordLoader {
         __ldg(lists.extra_list.indices + query * lists.extra_list.stride + token - begin);
     return slot < 0 ? -1 : kSecond - min(slot, INT32_MAX - 1);  // no cache has so many slots
   }
-  /// The same of the worker's first round, before the queue is there.
-  __device__ std::int32_t look_ahead(int worker) const {
+  /// The worker's first round, before the queue is there.
+  struct Ahead {
+    int blocks;          // of the item; 0 if there is none
+    std::int32_t found;  // of look_up()
+  };
+  __device__ Ahead look_ahead(int worker) const {
     const int count = p.list.counts[worker];
     DeviceItem first;
     const DeviceItem& at = p.list.items[std::int64_t{worker} * kListedItems];
     first.work.kv_begin = at.work.kv_begin, first.work.kv_end = at.work.kv_end;
     first.work.request = at.work.request, first.first_query = at.first_query;
-    if (count == 0) first.work.kv_end = INT32_MIN;
-    return look_up(first, 0);
+    if (count == 0) first.work.kv_end = first.work.kv_begin;
+    return {blocks_of(first.work), look_up(first, 0)};
   }
 
   /// Where a token is.
@@ -218,29 +222,32 @@ struct RecordLoader {
     }
   }
 
-  /// `found`: of look_ahead().
-  __device__ void run(std::int32_t found) {
-    bool more = find();
-    if (more && item > 0) found = look_up(current(), round);
-#pragma unroll 1
-    while (more) {
+  /// `ahead`: of look_ahead().
+  __device__ void run(const Ahead& ahead) {
+    blocks = ahead.blocks;
+    std::int32_t found = ahead.found;
+    bool more;
+    do {
       const std::uint32_t first = before + round;
       const int count = min(blocks - round, kRound);
       const Record record = locate(found, token_of(current().work, round));
+      int block = 0;
 #pragma unroll 1
-      for (int block = 0; block < count; ++block) {
-        const int stage = (first + block) % Traits::kStages;
-        barrier_wait(shared_address(&s.empty[stage]), (first + block) / Traits::kStages & 1 ^ 1);
-        if constexpr (Traits::kWhole) {
-          copy_whole(record, block, stage);
-        } else {
-          copy_by_lanes(record, block, stage);
+      do {
+        if (block < count) {  // the first item may have no block
+          const int stage = (first + block) % Traits::kStages;
+          barrier_wait(shared_address(&s.empty[stage]), (first + block) / Traits::kStages & 1 ^ 1);
+          if constexpr (Traits::kWhole) {
+            copy_whole(record, block, stage);
+          } else {
+            copy_by_lanes(record, block, stage);
+          }
         }
         if (block > 0) continue;
         more = find();  // not sooner: the first records are waited for
         if (more) found = look_up(current(), round);
-      }
-    }
+      } while (++block < count);
+    } while (more);
   }
 
  private:

@@ -131,6 +131,8 @@ struct Output {
     const bool exchanged = Traits::kBf16 || is_rotary();
     return first + m * 16 + (!exchanged ? 2 * g : g % 2 == 0 ? g : 8 + g - 1);
   }
+  /// dim(m) - dim(0).
+  static constexpr unsigned beyond(int m) { return Traits::kBits == 4 ? m / 2 * 32 + m % 2 * 2 : m * 16; }
 
  private:
   /// P of 16 tokens as B fragments.
@@ -184,14 +186,12 @@ struct Output {
     }
   }
 
- public:
   /// Of 8 rows, a value each in the lanes 4 row to 4 row + 3: those of the lane's columns of x.
   static __device__ float2 of_columns(float value, unsigned lane) {
     const unsigned from = lane % 4 * 8;
     return {__shfl_sync(~0u, value, from), __shfl_sync(~0u, value, from + 4)};
   }
 
- private:
   /// Multiplies P, of a block in the stage of `from`, with V's scales; what integers lack is added before.
   __device__ void scale_prob(const std::uint8_t* from, std::uint32_t (&prob)[2][kTiles][2], unsigned warp,
                              unsigned lane) {
