@@ -265,6 +265,9 @@ class StubTimer:
     def __init__(self, times):
         self.times = iter(times)
 
+    def captured(self, call, schedule=None):
+        return call, {}
+
     def settled(self, call):
         call()
         return next(self.times) * 1e-6, 1500.0
@@ -386,5 +389,6 @@ def test_a_small_run_on_a_gpu(suite, tmp_path):
     assert rows and FIELDS[suite] <= set(rows[0])
     for row in rows:
         assert row["us"] > 0 and 300 < row["mhz"] < 3000
+        assert row["graph"] is True and "no_graph" not in row
         assert row["error"] < (0.005 if row.get("arithmetic", "16-bit") == "16-bit" else 0.2)
         assert row.get("lse_error", 0) < 0.01

@@ -41,6 +41,11 @@ class LatentTables(unittest.TestCase):
             self.assertEqual(len(lines), 3)
             self.assertIn("| 10.0 | 20 @ 1605 | 1500 | 10.0 | 20 @ 1605 | 1500 | 1.00 |", lines[2])
 
+    def test_how_a_row_was_timed_changes_no_table(self):
+        rows = [dict(latent_row("bf16", format="bf16", mhz=1605.0), **peer) for peer in ({}, {"peer": "flash_mla"})]
+        timed = [dict(rows[0], graph=True), dict(rows[1], graph=False, no_graph="RuntimeError: it synchronises")]
+        self.assertEqual(document_gpu.mla_peers(timed), document_gpu.mla_peers(rows))
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -68,6 +68,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         help="JSON of `halftone bench --table mla` on this device, in mla: how fast lists are only read",
     )  # fmt: skip
     parser.add_argument("--seconds", type=_seconds, default=0.3, help="spent on timing one participant, about")
+    parser.add_argument(
+        "--no-graph", action="store_true",
+        help="on a GPU time calls from Python, host included where it is the slower one; default: replays of a CUDA "
+        "graph of each call",
+    )  # fmt: skip
     parser.add_argument("--smoke", action="store_true", help="one small shape: does everything run?")
     parser.add_argument("--json", metavar="FILE", help="write every figure here")
     parser.add_argument("--plot", metavar="FILE", help="write a self-contained SVG here")
@@ -240,13 +245,14 @@ def measure_entry(entry: Entry, inputs: cases.Inputs, timer: measure.Timer, rate
         row["kernel_error"] = relative_error(
             out[sample], np.stack([truth_of(inputs, i, entry.stored(i)) for i in sample])
         )
-    times = timer.times(entry.call)
+    timed, how = timer.captured(entry.call, entry.schedule)
+    times = timer.times(timed)
     seconds = float(np.median(times))
     row.update(
         us=seconds * 1e6, us_min=min(times) * 1e6, us_max=max(times) * 1e6, calls=len(times), kv_bytes=entry.kv_bytes,
         gb_per_s=entry.kv_bytes / seconds / 1e9,
         roof_us=entry.kv_bytes / rate * 1e6, roof=entry.kv_bytes / rate / seconds,
-        tflop_per_s=case.flops / seconds / 1e12,
+        tflop_per_s=case.flops / seconds / 1e12, **how,
     )  # fmt: skip
     if entry.schedule is not None:
         row["schedule_us"] = timer.median(entry.schedule) * 1e6
@@ -290,12 +296,12 @@ def main(arguments: list[str] | None = None) -> int:
         torch.cuda.set_device(device)
     if options.gathers and options.gathers.device != measure.describe_device(device):
         sys.exit(f"--gathers: measured on {options.gathers.device}, but this is {measure.describe_device(device)}")
-    timer = measure.Timer(device, options.seconds)
+    timer = measure.Timer(device, options.seconds, not options.no_graph)
     rate = measure.bandwidth(device)
     meta = {
         "suite": options.suite, "device": measure.describe_device(device), "bandwidth": rate,
         "halftone": ht.__version__, "date": datetime.date.today().isoformat(),
-        "timing": "median of single calls, caches flushed before each",
+        "timing": measure.describe_timing(timer),
     }  # fmt: skip
     result: dict[str, Any] = {"meta": meta}
     chosen = choose_cases(options, kind)

@@ -209,17 +209,18 @@ def _halftone(shape: Shape, cache: ht.PagedKVCache, q: Any, lists: Any, read: fl
     out = np.empty((*q.shape[:2], _V_DIM), np.float32) if cpu else q.new_empty((*q.shape[:2], _V_DIM))
     common: dict[str, Any] = dict(q_heads=shape.q_heads, q_dtype="f32" if cpu else "bf16")
 
-    def made(lse: bool) -> Callable[[], Any]:
+    def made(lse: bool) -> tuple[Callable[[], Any], Callable[[], Any]]:
         if lists is None:
             queries: dict[str, Any] = {"max_q_len": shape.q_len, "min_q_len": shape.q_len}
             plan = ht.plan(cache, causal=shape.q_len > 1, lse=lse, **queries, **common)
             step = ht.schedule(plan, cache)
-            return lambda: ht.attend(q, cache, schedule=step, out=out)
+            return lambda: ht.attend(q, cache, schedule=step, out=out), step.update
         plan = ht.plan(cache, batch=int(q.shape[0]), max_kv_len=0, top_k=shape.top_k, lse=lse, **common)
         step = ht.schedule(plan, counts=_counts(shape, cache))
-        return lambda: ht.attend_listed(q, cache, lists, schedule=step, out=out)
+        return lambda: ht.attend_listed(q, cache, lists, schedule=step, out=out), step.update
 
-    return Part(made(False), _policy(), read, lambda: made(True)()[1])
+    call, schedule = made(False)
+    return Part(call, _policy(), read, lambda: made(True)[0]()[1], schedule)
 
 
 def _policy() -> dict[str, Any]:

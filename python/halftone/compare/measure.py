@@ -10,6 +10,7 @@ from typing import Any, Callable
 
 import numpy as np
 
+from . import graph
 from .clock import Clock
 
 _FLUSH_BYTES = 256 << 20  # several times any cache
@@ -24,11 +25,13 @@ class Timer:
     Args:
         device: "cpu" or "cuda:<index>".
         seconds: spent on one participant, about.
+        graphs: whether :meth:`captured` makes CUDA graphs.
     """
 
-    def __init__(self, device: str, seconds: float = 0.3) -> None:
+    def __init__(self, device: str, seconds: float = 0.3, graphs: bool = True) -> None:
         self.device = device
         self.seconds = seconds
+        self.graphs = graphs and device != "cpu"
         self._flush: Any
         self._clock: Clock | None = None
         if device != "cpu":
@@ -38,6 +41,22 @@ class Timer:
             self._flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device=device)
         else:
             self._flush = np.empty(_FLUSH_BYTES // 4, np.uint8)
+
+    def captured(
+        self, call: Callable[[], Any], schedule: Callable[[], Any] | None = None
+    ) -> tuple[Callable[[], Any], dict[str, Any]]:
+        """What to time for ``call``, and what its row says about that: a CUDA graph of the call (``graph``), or the
+        call as it is, with the reason if the graph could not be made (``no_graph``). Nothing is said on the CPU.
+
+        Args:
+            call, schedule: as of :func:`graph.capture`.
+        """
+        if not self.graphs:
+            return call, {} if self.device == "cpu" else {"graph": False}
+        try:
+            return graph.capture(call, self.device, schedule), {"graph": True}
+        except graph.NotCaptured as reason:
+            return call, {"graph": False, "no_graph": str(reason)}
 
     def times(self, call: Callable[[], object]) -> list[float]:
         """Seconds of single calls, after warming up."""
@@ -115,6 +134,12 @@ def bandwidth(device: str) -> float:
     with ThreadPoolExecutor(threads) as pool:
         seconds = Timer("cpu", 0.3).median(lambda: list(pool.map(lambda p: np.copyto(*p), parts)))
     return 2 * source.size / seconds
+
+
+def describe_timing(timer: Timer) -> str:
+    """A line for the report."""
+    what = "replays of a CUDA graph of the call" if timer.graphs else "calls"
+    return f"median of single {what}, caches flushed before each"
 
 
 def describe_device(device: str) -> str:

@@ -131,7 +131,7 @@ def _halftone(shape: Shape, inputs: Inputs, name: str) -> Part:
         cache = Halftone.cache(inputs, form, rotation == "rot")
         fields["page_size"] = cache.spec.page_size
         step = ht.schedule(ht.plan(cache, **options), cache)
-        return Part(lambda: ht.attend(q, cache, schedule=step, out=out), fields)
+        return Part(lambda: ht.attend(q, cache, schedule=step, out=out), fields, schedule=step.update)
     k, v = (x.reshape(-1, case.kv_heads, case.head_dim) for x in (inputs.k, inputs.v))
     spec = ht.KVTensors(case.kv_heads, case.head_dim, "f32" if cpu else "bf16")
     plan = ht.plan(spec, batch=case.batch, max_kv_len=case.context, device=inputs.device, **options)
@@ -140,7 +140,7 @@ def _halftone(shape: Shape, inputs: Inputs, name: str) -> Part:
         for n in (case.q_len, case.context)
     ]
     step = ht.schedule(plan, cu_q=starts[0], cu_kv=starts[1])
-    return Part(lambda: ht.attend(q, k=k, v=v, schedule=step, out=out), fields)
+    return Part(lambda: ht.attend(q, k=k, v=v, schedule=step, out=out), fields, schedule=step.update)
 
 
 def plain_fields(arithmetic: str = "16-bit") -> dict[str, Any]:

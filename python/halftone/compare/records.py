@@ -15,6 +15,7 @@ import halftone as ht
 
 from .oracle import relative_error
 from .peers import Refusal, line_of
+from .report import not_captured
 
 
 @dataclass
@@ -25,6 +26,7 @@ class Part:
     fields: dict[str, Any] = field(default_factory=dict)  # what its rows say beside the case's fields
     read_bytes: float = 0.0  # of K and V; 0: not what limits this suite
     lse: Callable[[], Any] | None = None  # the LSE of the same call, f32 [total_q, q_heads], in halftone's convention
+    schedule: Callable[[], Any] | None = None  # makes halftone's schedule anew, on the current stream
 
 
 @dataclass
@@ -77,7 +79,8 @@ def measure(
             row["difference"] = difference(out, first)
             if part.lse is not None and work.lse_error is not None:
                 row["lse_error"] = work.lse_error(part.lse())
-            row.update(_figures(work, part, timer.settled(part.call), rate))
+            timed, how = timer.captured(part.call, part.schedule)
+            row.update(_figures(work, part, timer.settled(timed), rate), **how)
             if peer != "halftone":
                 row["peer"] = peer
             rows.append(row)
@@ -85,7 +88,7 @@ def measure(
             left_out.append({"case": work.name, "label": label, "why": str(error)})
         except Exception as error:  # a peer's failure is a finding, not the end of the comparison
             left_out.append({"case": work.name, "label": label, "why": f"failed: {line_of(error)}"})
-        part = out = None  # type: ignore[assignment]
+        part = out = timed = None  # type: ignore[assignment]
         gc.collect()
     return rows, left_out
 
@@ -152,5 +155,5 @@ def table(result: dict[str, Any]) -> str:
                 f"{row['error']:8.1e} {row['difference']:8.1e}"
             )
         reasons.update(((x["label"], x["why"]), None) for x in result["left_out"] if x["case"] == case)
-    lines += ["", *(f"{label} was left out: {why}" for label, why in reasons), ""]
+    lines += ["", *(f"{label} was left out: {why}" for label, why in reasons), *not_captured(result["rows"]), ""]
     return "\n".join(lines + [f"{name}: {state}" for name, state in result["peers"].items()])

@@ -10,14 +10,20 @@ _STYLE = """text{font:12px sans-serif;fill:#222}.t{font-size:15px;font-weight:bo
 .h{fill:#2a7ab8}.p{fill:#b9bec4}.r{stroke:#c0392b;stroke-width:2}"""
 
 
+def not_captured(rows: list[dict[str, Any]]) -> list[str]:
+    """For people: who was timed by calls because there is no graph of them."""
+    reasons = dict.fromkeys((row["label"], row["no_graph"]) for row in rows if "no_graph" in row)
+    return [f"{label} was timed by calls from Python, the host included: {why}" for label, why in reasons]
+
+
 def table(report: dict[str, Any]) -> str:
     """For people; times in microseconds."""
     meta = report["meta"]
     lines = [
         f"{meta['device']}: a large copy moves {meta['bandwidth'] / 1e9:.0f} GB/s. halftone {meta['halftone']}.",
-        "time: median, caches flushed before each call. GB/s: bytes of K and V that the format makes it read. roof:",
-        "its share of the copy's rate. error: relative, against double precision on the values before quantisation;",
-        "kernel: on the values as the cache holds them.",
+        f"time: {meta['timing']}. GB/s: bytes of K and V that the",
+        "format makes it read. roof: its share of the copy's rate. error: relative, against double precision on the",
+        "values before quantisation; kernel: on the values as the cache holds them.",
         "",
     ]
     for case in report["cases"]:
@@ -33,6 +39,7 @@ def table(report: dict[str, Any]) -> str:
                 f"{row['error']:9.1e} {kernel:>9}"
             )
         lines.append("")
+    lines += not_captured([row for case in report["cases"] for row in case["rows"]])
     for name, state in report["peers"].items():
         lines.append(f"{name}: {state}")
     return "\n".join(lines)
