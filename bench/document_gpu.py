@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes the tables of docs/measured.md and of docs/kernels/prefill-measured.md, prefill-codes-measured.md and
-prefill-chunks-measured.md from these files of bench/results:
+"""Writes the tables of docs/measured.md and of docs/kernels/prefill-measured.md, prefill-codes-measured.md,
+prefill-chunks-measured.md and latent-measured.md from these files of bench/results:
 
     decode-h200.json           halftone bench --backend cuda --table NAMES --json FILE, all tables but those below
     append-h200.json           the same with --table append
@@ -11,7 +11,8 @@ prefill-chunks-measured.md from these files of bench/results:
     prefill-compare-h200.json  python -m halftone.compare --suite prefill --json FILE: beside FlashAttention-3, cuDNN
     chunks-compare-h200.json   the same with --suite chunks
 
-each between its `<!-- figures: NAME -->` and the next `<!-- end -->`. Results that are not there are left out."""
+each between its `<!-- figures: NAME -->` and the next `<!-- end -->`. Results that are not there are left out. Of the
+table of goals in latent-measured.md only the columns of figures are written: the others are words of that page."""
 
 import json
 import pathlib
@@ -252,6 +253,78 @@ def mla(rows):
                  [[*k] + [cells.get((k, f), "") for f in formats] for k in dict.fromkeys(map(shape, rows))])
 
 
+def latent_call(kind, form, heads, batch, q_len, keys, chain=1):
+    """Which rows are of a call over latent caches; `keys`: listed ones, or all of a request."""
+    return lambda r: (r["kind"], name(r), r["q_heads"], r["batch"], r["q_len"], r["top_k"] or r["context"],
+                      r.get("chain", 1), bool(r.get("extra_top_k"))) == (
+                          kind, form, heads, batch, q_len, keys, chain, False)
+
+
+def latent_goals():
+    """Work, as the first column of docs/kernels/latent-measured.md has it -> its calls, and what is wanted of each: at
+    most so many us, at least a share of a gather or of a copy, or ("of bf16") at most a share of bf16's time."""
+    lists = lambda heads, batch, q_len, keys=2048, chain=1: latent_call(
+        "sparse_decode", "fp8-g128-f32", heads, batch, q_len, keys, chain)
+    dense = lambda form, heads, keys: latent_call("dense_decode", form, heads, 128, 1, keys)
+    append = lambda batch, q_len: latent_call("append", "fp8-g128-f32", 128, batch, q_len, 8192)
+    goals = {
+        "128 heads, lists": [("us", 278.1, lists(128, 128, 2)), ("us", 2068, lists(128, 128, 2, 16384))],
+        "128 heads, 4 lists": [("us", 15, lists(128, 2, 2))],
+        "64 heads, lists": [("us", 169.8, lists(64, 128, 2)), ("us", 1180, lists(64, 128, 2, 16384))],
+        "16, 8 heads, 8 lists": [("us", 11, lists(16, 8, 1)), ("us", 10, lists(8, 8, 1))],
+        "the same, back to back": [("us", 9.5, lists(16, 8, 1, chain=16)), ("us", 9.5, lists(8, 8, 1, chain=16))],
+        "128 heads, all keys": [("us", 214.8, dense("bf16", 128, 4096)), ("us", 429.5, dense("bf16", 128, 8192))],
+        "128 heads, a prompt": [("us", 3595, latent_call("sparse_prefill", "bf16", 128, 1, 4096, 2048))],
+        "append, 128 tokens": [("us", 5, append(128, 1))],
+        "append, 65,536 tokens": [("share", 0.8, append(8, 8192))],
+    }
+    for heads, part in ((16, 0.87), (8, 0.9), (32, 0.75)):
+        goals[f"{heads} heads, lists"] = [("share", part, lists(heads, 128, q_len)) for q_len in (1, 2)]
+    for heads, *wanted in ((16, 148.4, 295.7), (32, 149.5, 296.8), (64, 151.7, 299.0)):
+        goals[f"{heads} heads, all keys"] = [
+            ("us", at_most, dense("bf16", heads, keys)) for at_most, keys in zip(wanted, (4096, 8192))]
+        goals[f"{heads} heads, all keys, fp8"] = [
+            ("of bf16", 0.62, dense("fp8-g128-f32", heads, keys), dense("bf16", heads, keys)) for keys in (4096, 8192)]
+    return goals
+
+
+def goal_figure(rows, measure, wanted, *calls):
+    """What halftone and a peer took for a goal: bold where halftone meets it; None where the rows lack the call."""
+    found = [[next((r for r in rows if call(r) and ("peer" in r) == peer), None) for call in calls]
+             for peer in (False, True)]
+    if not all(found[0]):
+        return None, None
+    ours, theirs = found[0][0], found[1][0]
+    if measure == "us":
+        text, met = us(ours), ours["us"] <= wanted
+    elif measure == "share":
+        text = f"{us(ours)} ({share(ours)})" if ours["ceiling_gbs"] else us(ours)
+        met = ours["ceiling_gbs"] and float(share(ours)[:-1]) >= 100 * wanted
+    else:
+        part = ours["us"] / found[0][1]["us"]
+        text, met = f"{us(ours)} ({part:.2f})", round(part, 2) <= wanted
+    return f"**{text}**" if met else text, us(theirs) if theirs else None
+
+
+def write_goals(page, alone, beside):
+    """The third and fourth column of the table of goals: what a run of halftone has, and what one with FlashMLA has."""
+    goals, written, lines = latent_goals(), set(), []
+    for line in page.read_text().split("\n"):
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("| ") and cells[0] in goals and len(cells) == 6:
+            own = [goal_figure(alone, *goal)[0] for goal in goals[cells[0]]]
+            both = [goal_figure(beside, *goal) for goal in goals[cells[0]]]
+            theirs = [peer for _, peer in both if peer]
+            cells[2] = ", ".join(filter(None, own))
+            cells[3] = ", ".join(ours for ours, _ in both if ours) + (f"; {', '.join(theirs)}" if theirs else "")
+            line = "| " + " | ".join(cells) + " |"
+            written.add(cells[0])
+        lines.append(line)
+    if written != set(goals):
+        raise SystemExit(f"{page} has no row for {', '.join(sorted(set(goals) - written))}")
+    page.write_text("\n".join(lines))
+
+
 PAGES = {
     ("docs/measured.md", "decode-h200.json"): (headline, chain, speculative, shapes, geometry, mixed, policies),
     ("docs/measured.md", "append-h200.json"): (append,),
@@ -284,6 +357,10 @@ def main():
         path = ROOT / "bench/results" / results
         if path.exists():
             write_page(ROOT / page, json.loads(path.read_text()), tables)
+    latent = [ROOT / "bench/results" / name for name in ("mla-h200.json", "mla-compare-h200.json")]
+    if all(path.exists() for path in latent):
+        rows = [json.loads(path.read_text())["rows"] for path in latent]
+        write_goals(ROOT / "docs/kernels/latent-measured.md", *rows)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 
 import pathlib
 import sys
+import tempfile
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "bench"))
@@ -45,6 +46,33 @@ class LatentTables(unittest.TestCase):
         rows = [dict(latent_row("bf16", format="bf16", mhz=1605.0), **peer) for peer in ({}, {"peer": "flash_mla"})]
         timed = [dict(rows[0], graph=True), dict(rows[1], graph=False, no_graph="RuntimeError: it synchronises")]
         self.assertEqual(document_gpu.mla_peers(timed), document_gpu.mla_peers(rows))
+
+    def test_goals_have_their_figures_and_keep_their_words(self):
+        lists = [latent_row("fp8-g128-f32", q_heads=8, batch=128, q_len=q_len, us=us)
+                 for q_len, us in ((1, 8.5), (2, 10.0))]
+        row = "| 8 heads, lists | words | old | old | [design](x.md) | counters |"
+        with tempfile.TemporaryDirectory() as folder:
+            page = pathlib.Path(folder) / "page.md"
+            page.write_text("\n".join(row.replace("8 heads, lists", work) for work in document_gpu.latent_goals()))
+            peers = lists + [dict(lists[0], peer="flash_mla", us=12.0)]
+            document_gpu.write_goals(page, lists, peers)
+            written = {line.split(" | ")[0]: line for line in page.read_text().splitlines()}
+            self.assertEqual(written["| 8 heads, lists"], "| 8 heads, lists | words | **8.5 (94%)**, 10.0 (80%) | "
+                             "**8.5 (94%)**, 10.0 (80%); 12.0 | [design](x.md) | counters |")
+            self.assertEqual(written["| 16 heads, lists"],
+                             "| 16 heads, lists | words |  |  | [design](x.md) | counters |")
+            page.write_text(row)
+            with self.assertRaises(SystemExit):
+                document_gpu.write_goals(page, lists, peers)
+
+    def test_a_goal_beside_bf16_is_a_share_of_its_time(self):
+        dense = dict(kind="dense_decode", top_k=None, context=4096, batch=128, gather_us=None)
+        rows = [latent_row(form, us=us, **dense) for form, us in (("fp8-g128-f32", 9.0), ("bf16", 15.0))]
+        goal = document_gpu.latent_goals()["16 heads, all keys, fp8"][0]
+        for row in rows:
+            row["format"] = row["format_k"]
+        self.assertEqual(document_gpu.goal_figure(rows, *goal), ("**9.0 (0.60)**", None))
+        self.assertEqual(document_gpu.goal_figure(rows[:1], *goal), (None, None))
 
 
 if __name__ == "__main__":

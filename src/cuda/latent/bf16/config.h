@@ -20,7 +20,7 @@ constexpr int rows_of(const LatentBf16Config& c) { return 64 * c.blocks; }
 inline constexpr int kLatentBf16Tokens = 64, kLatentBf16HalfColumns = 4;
 
 /// Beside a row: us of 128 requests of 8,192 keys on an H200, of lists those of 256 queries with 2,048 keys
-/// on an H100 (docs/kernels/latent-wide-measured.md; of 17 to 32 rows latent.md).
+/// on an H100 (docs/kernels/latent-wide-measured.md; of 17 to 32 rows latent-measured.md).
 inline constexpr std::array kLatentBf16Table{
     LatentBf16Config{DType::kBFloat16, 1, false},  // 301
     LatentBf16Config{DType::kBFloat16, 2, false},  // 431

@@ -16,7 +16,7 @@ struct LatentFewConfig {
 };
 
 /// Beside a row: us of 128 queries with as many heads and lists of 2,048 keys on an H200, those of 656
-/// bytes by lanes (docs/kernels/latent.md, Few heads: measured).
+/// bytes by lanes (docs/kernels/latent-measured.md, Few heads).
 inline constexpr std::array kLatentFewTable{
     LatentFewConfig{LatentCodes::kFp8, 8, 8, 1},        // 57.6
     LatentFewConfig{LatentCodes::kFp8, 16, 8, 1},       // 62.0
