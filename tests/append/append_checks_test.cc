@@ -174,6 +174,51 @@ TEST_P(AppendChecks, LatentsPositionsAndPages) {
   EXPECT_TRUE(same_bytes(before, cache.pages)) << "nothing was written";
 }
 
+/// Of many tokens one has a value that is not finite: no other record changes, and neither does what the
+/// token's own bytes are by how many tokens a call has.
+TEST_P(AppendChecks, LatentsOfManyTokens) {
+  constexpr int kTokens = 2101, kBad = 1234, kDims = 512;
+  if (runner().checks_values()) return;  // it refuses them
+  for (const char* name :
+       {"fp8-g128-f32", "fp8-g64-e8m0", "int8-g64", "int4-g64", "int4-g32", "int8-head", "bf16"}) {
+    const bool apart = std::string(name) == "fp8-g64-e8m0";
+    const KvCacheSpec spec = KvCacheSpec::latent(parse_format(name), apart ? 448 : kDims, 64, 64, apart);
+    for (const DType input : {DType::kBFloat16, DType::kFloat16}) {
+      Random random(11);
+      const Cache clean(spec, std::vector<int>{kTokens}, random);
+      clean.lengths.as<std::int32_t>()[0] = kTokens;  // slots() are of tokens that are there
+      const Tensor k = random_values(random, kTokens, 1, spec.head_dim, input), none;
+      std::vector<std::int64_t> all = clean.slots();
+      const Tensor slots = Tensor::of({kTokens}, all);
+      all[kBad] = -1;
+      const Tensor padded = Tensor::of({kTokens}, all);
+      const AppendArgs args = by_slots(k, none, slots, {});
+      const Cache without = clean.clone();
+      EXPECT_EQ(status_after(without, by_slots(k, none, padded, {})), 0);
+      const float large = input == DType::kBFloat16 ? -0x1.02p100F : -INFINITY;
+      for (const auto& [dim, value] : {std::pair{77, NAN}, {300, large}, {spec.head_dim - 1, INFINITY}}) {
+        SCOPED_TRACE(::testing::Message() << name << ", " << dim << ", " << value);
+        const std::int64_t at = std::int64_t{kBad} * spec.head_dim + dim;
+        const float good = k.get(at);
+        k.set(at, value);
+        const Cache skipped = clean.clone(), at_once = clean.clone(), in_parts = clean.clone();
+        EXPECT_EQ(status_after(skipped, by_slots(k, none, padded, {})), 0) << "of no token";
+        EXPECT_TRUE(same_bytes(without.pages, skipped.pages));
+        EXPECT_EQ(status_after(at_once, args), kStatusNonFinite);
+        for (const int first : {0, 1100}) {
+          const int count = first == 0 ? 1100 : kTokens - 1100;
+          AppendArgs part = args;
+          part.k = rows(args.k, first, count);
+          part.slot_mapping = rows(args.slot_mapping, first, count);
+          EXPECT_EQ(status_after(in_parts, part), first == 0 ? 0 : kStatusNonFinite);
+        }
+        EXPECT_TRUE(same_bytes(in_parts.pages, at_once.pages));
+        k.set(at, good);
+      }
+    }
+  }
+}
+
 TEST_P(AppendChecks, ChannelsBeyondTheirLimits) {
   constexpr int kTokens = 3;
   KvCacheSpec spec{parse_format("int8-head"), parse_format("int8-head"), 1, 64, 0, 16};

@@ -8,7 +8,7 @@
 namespace halftone::cuda {
 
 /// The codes of a chunk, packed in the order of dims: 4, 2 or 1 words. `kF16`: scales are computed ones in
-/// f16.
+/// f16, or any that are computed of values which append accepts.
 template <class Codec, DType kType, bool kF16>
 struct ChunkCodes {
   static constexpr int kBits = dtype_bits(kType);

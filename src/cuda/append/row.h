@@ -75,6 +75,20 @@ __device__ __forceinline__ void unpack(const uint4& raw, bool bf16, float (&x)[k
   for (int i = 0; i < kChunk; ++i) x[i] = half_of(words[i / 2], i % 2, bf16);
 }
 
+inline constexpr std::uint32_t kLargestBf16 = (127 + 100) << 7;  // codec::kMaxInput
+inline constexpr std::uint32_t kLargestF16 = 0x7bff;             // the largest finite one
+static_assert(codec::kMaxInput == 0x1p100f);
+
+/// True for 16-bit values that need no look at each.
+template <DType kType>
+__device__ __forceinline__ bool is_accepted(const uint4& values) {
+  constexpr std::uint32_t kBits = kType == DType::kBFloat16 ? kLargestBf16 : kLargestF16;
+  constexpr std::uint32_t kSigns = 0x80008000u;
+  const std::uint32_t largest = __vmaxu2(__vmaxu2(values.x & ~kSigns, values.y & ~kSigns),
+                                         __vmaxu2(values.z & ~kSigns, values.w & ~kSigns));
+  return (largest & 0xffffu) <= kBits && largest >> 16 <= kBits;
+}
+
 /// The chunk at element offset `row` as f32, of an input that does not load early.
 __device__ __forceinline__ void load_late(const AppendPart& part, std::int64_t row, int chunk,
                                           float (&x)[kChunk]) {

@@ -6,10 +6,6 @@
 
 namespace halftone::cuda {
 
-inline constexpr std::uint32_t kLargestBf16 = (127 + 100) << 7;  // codec::kMaxInput
-inline constexpr std::uint32_t kLargestF16 = 0x7bff;             // the largest finite one
-static_assert(codec::kMaxInput == 0x1p100f);
-
 /// Rows of a lane, tokens first + away(k), on their way to the codec of `kType`. `kDim`: of all rows, or 0.
 /// Chunk k * kHalves + h is that of row k and, of wide rows, half h.
 template <DType kType, int kRows, RowKind kKind, int kDim = 0, int kHalves = 1>
@@ -186,7 +182,7 @@ struct Rows {
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
       codes[c] = raw[c];
-      if (is_accepted(raw[c]) || !wants(wanted, c)) continue;
+      if (is_accepted<kType>(raw[c]) || !wants(wanted, c)) continue;
       std::uint32_t* const words[] = {&codes[c].x, &codes[c].y, &codes[c].z, &codes[c].w};
 #pragma unroll
       for (int i = 0; i < kChunk; ++i) {
@@ -196,15 +192,6 @@ struct Rows {
         if (!(fabsf(value) <= codec::kMaxInput)) set_status(p, kStatusNonFinite);
       }
     }
-  }
-
-  /// True for 16-bit values that need no look at each.
-  static __device__ __forceinline__ bool is_accepted(const uint4& values) {
-    constexpr std::uint32_t kBits = kType == DType::kBFloat16 ? kLargestBf16 : kLargestF16;
-    constexpr std::uint32_t kSigns = 0x80008000u;
-    const std::uint32_t largest = __vmaxu2(__vmaxu2(values.x & ~kSigns, values.y & ~kSigns),
-                                           __vmaxu2(values.z & ~kSigns, values.w & ~kSigns));
-    return (largest & 0xffffu) <= kBits && largest >> 16 <= kBits;
   }
 
   __device__ __forceinline__ void load_chunks(const AppendPart& part, const RowLane& lane) {

@@ -48,17 +48,22 @@ __device__ __forceinline__ std::int64_t table_slot(const AppendParams& p, std::i
 }
 
 /// Slot of an appended token, or -1 for one that is skipped: padding, or a place that does not exist (which
-/// sets the status). `kSearch`: how to find a token's request.
-template <auto kSearch>
-__device__ __forceinline__ std::int64_t slot_of(const AppendParams& p, std::int64_t token) {
+/// sets the status). `search`: how to find a token's request.
+template <class Search>
+__device__ __forceinline__ std::int64_t slot_of(const AppendParams& p, std::int64_t token,
+                                                const Search& search) {
   if (token < 0 || token >= p.tokens) return -1;
   const std::int64_t slot = p.slot_mapping == nullptr ? 0 : __ldg(p.slot_mapping + token);
   if (slot < 0) return -1;
   if (p.cu_seqlens == nullptr) return slot_in(p, slot >> p.page_log2, slot & ((1 << p.page_log2) - 1));
   const std::int32_t begin = p.cu_seqlens[0], end = p.cu_seqlens[p.batch];
-  const std::int32_t request = kSearch(p.cu_seqlens, p.batch, token);  // while these two are under way
+  const std::int32_t request = search(p.cu_seqlens, p.batch, token);  // while these two are under way
   if (token < begin || token >= end) return -1;
   return table_slot(p, request, std::int64_t{p.lengths[request]} + token - p.cu_seqlens[request + p.counted]);
+}
+template <auto kSearch>
+__device__ __forceinline__ std::int64_t slot_of(const AppendParams& p, std::int64_t token) {
+  return slot_of(p, token, kSearch);
 }
 
 /// Where a slot is: its tile, of KV head 0.
