@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes the tables of docs/measured.md and of docs/kernels/prefill-measured.md, prefill-codes-measured.md,
-prefill-chunks-measured.md and latent-measured.md from these files of bench/results:
+"""Writes the tables of docs/measured.md and of docs/kernels/decode-measured.md, prefill-measured.md,
+prefill-codes-measured.md, prefill-chunks-measured.md and latent-measured.md from these files of bench/results:
 
     decode-h200.json           halftone bench --backend cuda --table NAMES --json FILE, all tables but those below
     append-h200.json           the same with --table append
@@ -11,12 +11,14 @@ prefill-chunks-measured.md and latent-measured.md from these files of bench/resu
     prefill-compare-h200.json  python -m halftone.compare --suite prefill --json FILE: beside FlashAttention-3, cuDNN
     chunks-compare-h200.json   the same with --suite chunks
 
-each between its `<!-- figures: NAME -->` and the next `<!-- end -->`. Results that are not there are left out. Of the
-table of goals in latent-measured.md only the columns of figures are written: the others are words of that page."""
+each between its `<!-- figures: NAME -->` and the next `<!-- end -->`. Where there are no results, or none of a table's
+rows in them, what stands there stays. Of the table of goals in latent-measured.md only the columns of figures are
+written: the others are words of that page."""
 
 import json
 import pathlib
 import re
+import statistics
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 WANTED = {"bf16": (88, 95, 97), "fp8": (79, 92, 95), "int8-head": (79, 92, 95), "int4-g32": (72, 88, 91),
@@ -117,12 +119,31 @@ def append(rows):
     return table(header, lines)
 
 
+LAYERS = {"none": "attention alone", "separate": "append() and run()", "fused": "run() appends"}
+
+
+def layer_lines(rows, cell):
+    """A line for each format and batch: `cell` of the rows of each way to append."""
+    own = lambda *key: [r for r in rows if (name(r), r["batch"], r["append"]) == key]
+    return [[n, batch, *(cell(own(n, batch, way)) for way in LAYERS)]
+            for n in names(rows) for batch in sorted({r["batch"] for r in rows})]
+
+
 def layer(rows):
-    kinds = {"none": "attention alone", "separate": "append() and run()", "fused": "run() appends"}
-    cells = {(name(r), r["batch"], r["append"]): us(r) for r in rows}
-    return table(["format", "batch", *kinds.values()],
-                 [[n, batch, *(cells[n, batch, kind] for kind in kinds)]
-                  for n in names(rows) for batch in sorted({r["batch"] for r in rows})])
+    return table(["format", "batch", *LAYERS.values()],
+                 layer_lines([r for r in rows if "before" not in r], lambda own: us(own[0])))
+
+
+def layer_behind(rows):
+    """What layers add to a GEMM: late, early."""
+    rows = [r for r in rows if "before" in r]
+    if not rows:
+        return None
+    lines = layer_lines(rows, lambda own: ", ".join(us(r) for r in sorted(own, key=lambda r: r["early"])))
+    gemm = lambda batch: statistics.median(r["gemm_us"] for r in rows if r["batch"] == batch)
+    heads = [f"{text}: late, early" if way == "none" else text for way, text in LAYERS.items()]
+    return table(["format", "batch", "GEMM", *heads],
+                 [[n, batch, f"{gemm(batch):.1f}", *cells] for n, batch, *cells in lines])
 
 
 def prefill_shape(row):
@@ -329,6 +350,7 @@ PAGES = {
     ("docs/measured.md", "decode-h200.json"): (headline, chain, speculative, shapes, geometry, mixed, policies),
     ("docs/measured.md", "append-h200.json"): (append,),
     ("docs/measured.md", "layer-h200.json"): (layer,),
+    ("docs/kernels/decode-measured.md", "layer-h200.json"): (layer_behind,),
     ("docs/kernels/prefill-measured.md", "prefill-h200.json"): (prefill,),
     ("docs/kernels/prefill-codes-measured.md", "prefill-h200.json"): (prefill_codes,),
     ("docs/measured.md", "mla-h200.json"): (mla,),
@@ -348,7 +370,8 @@ def write_page(page, report, tables):
         if not mark.search(text):
             raise SystemExit(f"{page} has no '<!-- figures: {what.__name__} -->'")
         lines = what(rows, report["device"]) if own == "prefill" else what(rows)
-        text = mark.sub(lambda m: f"{m[1]}\n{lines}\n\n{m[2]}", text)
+        if lines:
+            text = mark.sub(lambda m: f"{m[1]}\n{lines}\n\n{m[2]}", text)
     page.write_text(text)
 
 

@@ -52,9 +52,15 @@ std::string_view layer_append_text(LayerAppend append) {
 
 std::vector<BenchCase> with_appends(const BenchCase& setup) {
   if (setup.suite != Suite::kLayer) return {setup};
-  std::vector<BenchCase> cases(3, setup);
-  cases[1].append = LayerAppend::kSeparate;
-  cases[2].append = LayerAppend::kFused;
+  std::vector<BenchCase> cases;
+  for (const LayerAppend append : {LayerAppend::kNone, LayerAppend::kSeparate, LayerAppend::kFused}) {
+    for (const bool early : {false, true}) {
+      if (early && !setup.gemm) continue;
+      cases.push_back(setup);
+      cases.back().append = append;
+      cases.back().early = early;
+    }
+  }
   return cases;
 }
 
@@ -247,6 +253,12 @@ std::vector<Sweep> make_sweeps() {
   using enum Suite;
   static const std::vector<SplitPolicy> kPolicies = {SplitPolicy::kFast, SplitPolicy::kReproducible,
                                                      SplitPolicy::kBatchInvariant};
+  // A layer of a decode step: attention alone, append() before it, and attention that appends; and what each
+  // of them adds to a projection.
+  const Sweep layer = {"layer", kLayer, "bf16,fp8,int8-head,int4-g32",   {{32, 8}}, {128},
+                       {64},    1,      {"8192x1", "8192x8", "8192x64"}, 16};
+  Sweep behind_gemm = layer;
+  behind_gemm.gemm = true;
   std::vector<Sweep> sweeps = {
       {"headline",
        kDecode,
@@ -299,16 +311,8 @@ std::vector<Sweep> make_sweeps() {
        kPolicies},
       {"policies", kDecode, kPolicyFormats, {{8, 1}}, {128}, {64}, 1, {"8192x32"}, 1, false, kPolicies},
       {"geometry", kDecode, kDecodeFormats, {{8, 1}}, {64, 128, 256}, {16, 64}, 1, {"8192x128", "8192x512"}},
-      // A layer of a decode step: attention alone, append() before it, and attention that appends.
-      {"layer",
-       kLayer,
-       "bf16,fp8,int8-head,int4-g32",
-       {{32, 8}},
-       {128},
-       {64},
-       1,
-       {"8192x1", "8192x8", "8192x64"},
-       16},
+      layer,
+      behind_gemm,
       {"append", kAppend, kDecodeFormats, {{32, 8}}, {128}, {64}, 8192, {"8192x1", "8192x8"}},
       {"append", kAppend, kDecodeFormats, {{32, 8}}, {128}, {64}, 1, {"8192x32", "8192x256"}},
   };
@@ -359,6 +363,7 @@ void expand(const Sweep& sweep, std::string_view formats, SplitPolicy policy, st
   c.table = sweep.table;
   c.chain = sweep.chain;
   c.with_schedule = sweep.with_schedule;
+  c.gemm = sweep.gemm;
   c.shape.plain = sweep.plain;
   c.shape.causal = sweep.causal;
   c.shape.arithmetic = sweep.arithmetic;

@@ -43,9 +43,11 @@ struct Sweep {
   int rope_dim = 0;  ///< see ProblemShape
   int top_k = 0, extra_top_k = 0;
   int v_head_dim = 0;  ///< 0: head_dim
+  bool gemm = false;   ///< see BenchCase
 };
 
-/// A case of suite kLayer in each of its ways to append, any other one as it is.
+/// A case of suite kLayer in each of its ways to append (behind a GEMM late and early), any other one as it
+/// is.
 std::vector<BenchCase> with_appends(const BenchCase& setup);
 
 /// The tables of the project's own figures. A table is all sweeps of one name.

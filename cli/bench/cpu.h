@@ -34,9 +34,14 @@ struct BenchCase {
   std::vector<RequestGroup> mixed;  ///< requests of different lengths; empty: all as long as the context
   int chain = 1;                    ///< CUDA: layers with caches of their own in one graph
   LayerAppend append = LayerAppend::kNone;
+  bool gemm = false;           ///< CUDA, suite kLayer: a GEMM writes Q before each layer
+  bool early = false;          ///< with it: a layer reads its cache while the GEMM is at work
   bool with_schedule = false;  ///< schedule() is part of the timed call
   std::string table;           ///< the named table that the case is from, or empty
 };
+
+/// Channels of the GEMM before a layer: of all query heads.
+inline int gemm_width(const ProblemShape& shape) { return shape.q_heads * shape.head_dim; }
 
 /// What a case over a latent cache does: "sparse_decode", "dense_decode", "sparse_prefill", "dense_prefill"
 /// or "append".
@@ -49,7 +54,8 @@ std::vector<std::int64_t> q_lengths(const BenchCase& setup);
 struct BenchRow {
   BenchCase setup;
   std::string unsupported;  ///< why the case was not run; the figures are then 0
-  double us = 0;            ///< median of one call; of a chain: per layer
+  double us = 0;            ///< median of one call; of a chain: per layer; behind a GEMM: what the layer adds
+  double gemm_us = 0;       ///< of the GEMM alone, as `us`
   std::int64_t bytes = 0;   ///< least traffic of one call: Floor::bytes(), or what append reads and writes
   double gbs = 0;           ///< bytes / us
   double ceiling_gbs = 0;   ///< what plain reading (append on CUDA: copying) reaches; prefill on CUDA: none

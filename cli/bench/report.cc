@@ -15,6 +15,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+std::string gemm_text(const BenchRow& r) { return fmt::format("gemm-{}", gemm_width(r.setup.shape)); }
+
 Json row_json(const BenchRow& r) {
   const ProblemShape& s = r.setup.shape;
   Json row = {{"suite", s.rope_dim != 0 ? "mla" : suite_text(r.setup.suite)},
@@ -62,6 +64,11 @@ Json row_json(const BenchRow& r) {
   if (!r.setup.table.empty()) row["table"] = r.setup.table;
   if (!r.setup.mixed.empty()) row["lengths"] = requests_text(r.setup.mixed);
   if (r.setup.suite == Suite::kLayer) row["append"] = layer_append_text(r.setup.append);
+  if (r.setup.gemm) {
+    row["before"] = gemm_text(r);
+    row["early"] = r.setup.early;
+    figure("gemm_us", r.gemm_us);
+  }
   row["chain"] = r.setup.chain;
   row["with_schedule"] = r.setup.with_schedule;
   if (!ran) {
@@ -85,6 +92,11 @@ std::string note(const BenchRow& r) {
   if (r.setup.shape.top_k > 0) add(fmt::format("top_k {}", r.setup.shape.top_k));
   if (r.setup.shape.extra_top_k > 0) add(fmt::format("{} of a second cache", r.setup.shape.extra_top_k));
   if (r.setup.suite == Suite::kLayer) add(fmt::format("append {}", layer_append_text(r.setup.append)));
+  if (r.setup.gemm) {
+    add(fmt::format("behind {}{}, {}", gemm_text(r),
+                    r.gemm_us > 0 ? fmt::format(" of {}", human_time(r.gemm_us)) : "",
+                    r.setup.early ? "early" : "late"));
+  }
   if (r.setup.chain > 1) add(fmt::format("per layer of {}", r.setup.chain));
   if (r.setup.with_schedule) add("with schedule");
   if (!r.unsupported.empty()) {
@@ -130,18 +142,16 @@ const std::vector<Column>& shape_columns() {
 
 nlohmann::ordered_json bench_json(nlohmann::ordered_json head, const std::vector<BenchRow>& rows) {
   head["notes"] =
-      "us: median of one call, of a chain per layer; bytes: least traffic of one call; GB = 10^9 bytes; "
-      "ceiling: plain reads of as many bytes (append on CUDA: a copy; sparse decode on CUDA: a gather, "
-      "which only reads the listed records, in gather_us, and of which a row reaches gather_us / us) "
-      "measured in the same run; cold: no "
-      "cache level holds what a call reads; tflops: 2 x (query, visible key) pairs x (head_dim + dims of V, "
-      "v_head_dim "
-      "where it differs) x query heads; "
-      "mhz: clock of "
-      "the SMs on CUDA, in prefill during the timed calls, which begin after 40 ms of calls, elsewhere over "
-      "latent caches during as many calls right behind them; null figures: not "
-      "measured, or "
-      "not run, see unsupported";
+      "us: median of one call, of a chain per layer; with before (a GEMM of bf16 with as many channels in "
+      "and out, which writes Q) what the layer adds to the GEMM alone, gemm_us: a chain of both less one "
+      "of GEMMs; early: the layer begins to read its cache while the GEMM is at work; bytes: least traffic "
+      "of one call; GB = 10^9 bytes; ceiling: plain reads of as many bytes (append on CUDA: a copy; sparse "
+      "decode on CUDA: a gather, which only reads the listed records, in gather_us, and of which a row "
+      "reaches gather_us / us) measured in the same run; cold: no cache level holds what a call reads; "
+      "tflops: 2 x (query, visible key) pairs x (head_dim + dims of V, v_head_dim where it differs) x "
+      "query heads; mhz: clock of the SMs on CUDA, in prefill during the timed calls, which begin after 40 "
+      "ms of calls, elsewhere over latent caches during as many calls right behind them; null figures: not "
+      "measured, or not run, see unsupported";
   head["rows"] = Json::array();
   for (const BenchRow& r : rows) head["rows"].push_back(row_json(r));
   return head;

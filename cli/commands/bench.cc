@@ -14,6 +14,7 @@
 #include "cli/bench/gpu.h"
 #include "cli/bench/report.h"
 #include "cli/commands/command.h"
+#include "cli/cuda/gemm_kernel.h"
 #include "cli/files/outputs.h"
 #include "cli/host/host.h"
 #include "cli/terminal/text.h"
@@ -35,7 +36,7 @@ struct Options {
   int q_len = 0;
   ProblemShape shape;
   int chain = 1;
-  bool with_schedule = false, full = false, latent = false, cold_code = false;
+  bool with_schedule = false, full = false, latent = false, gemm = false, cold_code = false;
   int threads = 0, repeat = 0;
   std::string json;
 };
@@ -65,6 +66,7 @@ void check_suite(const Options& options, Suite suite) {
   }
   const bool appends = suite == Suite::kAppend || suite == Suite::kLayer;
   if (appends && options.shape.top_k > 0) refuse("--top-k", "decode and prefill");
+  if (options.gemm && suite != Suite::kLayer) refuse("--gemm", "a layer");
   if (suite == Suite::kPrefill) return;
   if (options.shape.plain) refuse("--plain", "prefill");
   if (options.full) refuse("--no-causal", "prefill");
@@ -87,6 +89,14 @@ void check_case(const BenchCase& setup) {
                     "prefill: leave "
                     "the queries out.",
                     requests_text(setup.mixed)));
+  }
+  if (setup.gemm && setup.shape.dtype != DType::kBFloat16) {
+    throw UsageError("--dtype is f16, but --gemm is in bf16: leave one of the two out.");
+  }
+  if (setup.gemm && gemm_width(setup.shape) % cuda::kGemmDepth != 0) {
+    throw UsageError(fmt::format(
+        "--q-heads times --head-dim is {}, but --gemm needs a multiple of {}: use other --q-heads.",
+        gemm_width(setup.shape), cuda::kGemmDepth));
   }
   if (!setup.shape.plain) page_layout(cache_spec(setup.shape));
   if (setup.suite != Suite::kAppend) halftone::plan(to_problem(setup.shape));
@@ -120,6 +130,7 @@ std::vector<BenchCase> make_cases(const Options& options) {
         c.shape.dtype = options.dtype == "f16" ? DType::kFloat16 : DType::kBFloat16;
         c.chain = options.chain;
         c.with_schedule = options.with_schedule;
+        c.gemm = options.gemm;
         c.shape.format = std::move(format);
         if (options.latent) make_latent(c.shape, "--formats");
         set_requests(c, groups, options.q_len > 0 || prefill ? options.q_len : 1);
@@ -153,6 +164,7 @@ std::string cuda_only(const BenchCase& c) {
   if (c.chain > 1 && c.suite != Suite::kLayer) what = fmt::format("a chain of {} layers is", c.chain);
   if (!c.mixed.empty()) what = fmt::format("the mixture {} is", requests_text(c.mixed));
   if (c.with_schedule) what = "schedule with run is";
+  if (c.gemm) what = "a GEMM before each layer is";
   if (what.empty()) return what;
   return fmt::format(
       "{} measured on CUDA only, but this run is on the CPU: leave it out, or use --backend cuda.", what);
@@ -292,6 +304,10 @@ void add_shape_options(Command command, Options& options, Option table) {
   shape_option(command->add_option("--extra-top-k", shape.extra_top_k,
                                    "With --top-k: and so many of a second cache, from a second list"))
       ->check(between(1, planning::kMaxListed));
+  shape_option(
+      command->add_flag("--gemm", options.gemm,
+                        "CUDA, layers: each behind a bf16 GEMM that writes Q, of as many channels in "
+                        "and out; time that the layer adds"));
   shape_option(command->add_flag("--no-causal", options.full, "Prefill: every query sees every key"));
   shape_option(command->add_option("--chain", options.chain,
                                    "CUDA: layers with caches of their own in one graph; time per layer"))
@@ -321,6 +337,7 @@ void add_bench(Command app, Terminal& terminal) {
       "  halftone bench --suite prefill --plain --no-causal --q-heads 16 --kv-heads 16\n"
       "  halftone bench --suite append --q-len 64\n"
       "  halftone bench --suite layer --formats int8-head --batch 1,8\n"
+      "  halftone bench --backend cuda --suite layer --gemm --chain 16 --q-heads 64\n"
       "  halftone bench --latent --q-heads 16 --top-k 512 --extra-top-k 128\n"
       "  halftone bench --backend cuda --table headline,speculative --json decode.json\n"
       "  halftone bench --backend cuda --contexts-mix 131072x1,4096x31 --with-schedule\n");

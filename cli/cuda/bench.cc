@@ -16,6 +16,7 @@
 
 #include "cli/cuda/device.h"
 #include "cli/cuda/lists.h"
+#include "cli/cuda/projections.h"
 #include "cli/cuda/read_kernels.h"
 #include "cli/cuda/tensors.h"
 #include "cli/host/host.h"
@@ -265,6 +266,8 @@ BenchRow Bench::attention(const BenchCase& setup) {
   const TensorView workspace = TensorView::contiguous(space.data(), DType::kUInt8, {space.bytes()}, device);
   std::optional<StepTokens> step;
   if (separate || fused) step.emplace(setup, tokens, device);
+  std::optional<Projections> projections;
+  if (setup.gemm) projections.emplace(gemm_width(shape), static_cast<int>(queries), setup.chain);
   std::vector<AttentionArgs> layers(static_cast<std::size_t>(setup.chain));
   for (int i = 0; i < setup.chain; ++i) {
     AttentionArgs& args = layers[static_cast<std::size_t>(i)];
@@ -280,7 +283,7 @@ BenchRow Bench::attention(const BenchCase& setup) {
       }
     }
     if (!setup.mixed.empty()) args.lengths.cu_q = cu_q.view;
-    args.cache_settled = i > 0;
+    args.cache_settled = setup.gemm ? setup.early : i > 0;
     args.new_tokens_late = separate;
     if (fused) {
       args.append = step->layer(i);
@@ -298,6 +301,7 @@ BenchRow Bench::attention(const BenchCase& setup) {
   const auto call = [&](int layer, Stream stream) {
     if (setup.with_schedule && layer == 0) schedule(plan, lengths, workspace, stream);
     const AttentionArgs& args = layers[static_cast<std::size_t>(layer)];
+    if (projections) projections->enqueue(layer, args.q.data, stream);
     if (separate) step->append_to(std::get<PagedKv>(args.kv), step->layer(layer), args.cache_settled, stream);
     halftone::run(plan, args, workspace, stream);
   };
@@ -307,6 +311,12 @@ BenchRow Bench::attention(const BenchCase& setup) {
     row.mhz = times.mhz;
   } else {
     row.us = time_layers(setup.chain, repeats, call);
+    if (projections) {
+      row.gemm_us = time_layers(setup.chain, repeats, [&](int layer, Stream stream) {
+        projections->enqueue(layer, layers[static_cast<std::size_t>(layer)].q.data, stream);
+      });
+      row.us -= row.gemm_us;
+    }
     if (shape.rope_dim != 0) row.mhz = clock_layers(setup.chain, call);
   }
   require_written(out);

@@ -258,17 +258,50 @@ TEST(BenchTables, StepsStandBesideTheirParts) {
   EXPECT_EQ(requests_text(cases[0].mixed), "2048/2048x8,1/8192x64");
 }
 
-/// Attention alone, append() before it and attention that appends, of everything else alike.
+/// Attention alone, append() before it and attention that appends, of everything else alike; and each of them
+/// behind a GEMM, late and early.
 TEST(BenchTables, LayersInEachWayToAppend) {
   const std::vector<BenchCase> cases = cases_of("layer");
-  ASSERT_EQ(cases.size(), 4U * 3 * 3);  // formats, batches, ways
+  constexpr std::size_t kShapes = 4 * 3;  // formats, batches
+  ASSERT_EQ(cases.size(), kShapes * 3 * (1 + 2));
   for (std::size_t i = 0; i < cases.size(); ++i) {
+    const bool gemm = i >= kShapes * 3;
+    const std::size_t way = gemm ? (i - kShapes * 3) % 6 : i % 3;
     EXPECT_EQ(cases[i].suite, Suite::kLayer);
-    EXPECT_EQ(cases[i].append, static_cast<LayerAppend>(i % 3));
+    EXPECT_EQ(cases[i].gemm, gemm);
+    EXPECT_EQ(cases[i].append, static_cast<LayerAppend>(gemm ? way / 2 : way));
+    EXPECT_EQ(cases[i].early, gemm && way % 2 == 1);
     EXPECT_EQ(cases[i].chain, 16);
-    EXPECT_EQ(cases[i].shape.format.name, cases[i - i % 3].shape.format.name);
-    EXPECT_EQ(cases[i].shape.batch, cases[i - i % 3].shape.batch);
+    EXPECT_EQ(cases[i].shape.format.name, cases[i - way].shape.format.name);
+    EXPECT_EQ(cases[i].shape.batch, cases[i - way].shape.batch);
+    EXPECT_EQ(gemm_width(cases[i].shape), 4096);
   }
+}
+
+TEST(BenchReport, LayersBehindAGemm) {
+  std::vector<BenchRow> rows(3);
+  for (BenchRow& row : rows) row.setup = cases_of("layer").back();
+  rows[0].us = 12.5;
+  rows[0].gemm_us = 7.6;
+  rows[0].cold = true;
+  rows[1].unsupported = "no room";
+  rows[2].setup = cases_of("layer").front();
+  const json all = bench_json({}, rows)["rows"];
+  EXPECT_EQ(all[0]["suite"], "layer");
+  EXPECT_EQ(all[0]["append"], "fused");
+  EXPECT_EQ(all[0]["before"], "gemm-4096");
+  EXPECT_EQ(all[0]["early"], true);
+  EXPECT_EQ(all[0]["us"], 12.5);
+  EXPECT_EQ(all[0]["gemm_us"], 7.6);
+  EXPECT_EQ(all[1]["before"], "gemm-4096");
+  EXPECT_TRUE(all[1]["gemm_us"].is_null());
+  for (const char* field : {"before", "early", "gemm_us"}) EXPECT_FALSE(all[2].contains(field)) << field;
+  std::ostringstream out, err;
+  Terminal terminal{out, err, false, false};
+  print_bench(terminal, "CUDA on a GPU", rows);
+  EXPECT_NE(out.str().find("append fused, behind gemm-4096 of 7.6 us, early, per layer of 16"),
+            std::string::npos)
+      << out.str();
 }
 
 TEST(BenchTables, NamesAndFormats) {
@@ -402,6 +435,19 @@ TEST_F(BenchCommand, LayersWithAndWithoutTheirAppend) {
   const std::int64_t token = 2 * 8 * 128 * (2 + 2) * 2;  // two requests: bf16 K and V read, and written
   EXPECT_EQ(rows[1]["bytes"].get<std::int64_t>() - rows[0]["bytes"].get<std::int64_t>(), token);
   EXPECT_EQ(rows[2]["bytes"], rows[1]["bytes"]);
+}
+
+TEST_F(BenchCommand, GemmsAreForLayersOfTheirShapeOnCuda) {
+  const auto fails = [&](std::vector<std::string> options, const char* what) {
+    options.insert(options.begin(), {"bench", "--backend", "cpu", "--gemm"});
+    expect_failure(run(std::move(options)), 2, what);
+  };
+  fails({}, "--gemm is for a layer, but --suite is decode");
+  fails({"--suite", "prefill"}, "--gemm is for a layer");
+  fails({"--suite", "layer", "--dtype", "f16"}, "--dtype is f16, but --gemm is in bf16");
+  fails({"--suite", "layer", "--head-dim", "80"}, "--q-heads times --head-dim is 2560");
+  fails({"--suite", "layer"}, "a GEMM before each layer is measured on CUDA only");
+  fails({"--table", "layer"}, "--gemm");
 }
 
 TEST_F(BenchCommand, CudaWithoutAGpuSaysWhatIsMissing) {

@@ -40,6 +40,20 @@ TEST(DeviceBench, MixedLengthsAndAppend) {
   EXPECT_GT(append["rows"][0]["ceiling_gbs"], append["rows"][0]["gbs"]);
 }
 
+TEST(DeviceBench, LayersBehindAGemm) {
+  const json all =
+      bench({"--suite", "layer", "--formats", "int8-head", "--batch", "8", "--chain", "4", "--gemm"});
+  ASSERT_EQ(all["rows"].size(), 6U);
+  for (const json& row : all["rows"]) {
+    EXPECT_EQ(row["before"], "gemm-4096");
+    EXPECT_GT(row["gemm_us"], 4) << "no memory is so fast";
+    EXPECT_LT(row["gemm_us"], 30);
+    EXPECT_GT(row["us"], 10);
+  }
+  EXPECT_EQ(all["rows"][0]["early"], false);
+  EXPECT_EQ(all["rows"][1]["early"], true);
+}
+
 TEST(DeviceBench, ListsBesideAGatherOfTheirRecords) {
   for (const char* chain : {"1", "4"}) {
     const json all = bench({"--latent", "--batch", "4", "--context", "4096", "--q-heads", "16", "--top-k",

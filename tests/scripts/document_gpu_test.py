@@ -75,5 +75,36 @@ class LatentTables(unittest.TestCase):
         self.assertEqual(document_gpu.goal_figure(rows[:1], *goal), (None, None))
 
 
+def layer_row(form, way, us, **fields):
+    return {"suite": "layer", "format_k": form, "format_v": form, "batch": 8, "append": way, "us": us, **fields}
+
+
+class LayerTables(unittest.TestCase):
+    ALONE = [layer_row("int4-g32", way, us) for way, us in (("none", 25.6), ("separate", 27.7), ("fused", 25.7))]
+    BEHIND = [layer_row("int4-g32", way, us - early, before="gemm-4096", early=early, gemm_us=7.6)
+              for way, us in (("none", 29.9), ("separate", 31.9), ("fused", 30.1)) for early in (True, False)]
+
+    def test_layers_and_layers_behind_a_projection_are_two_tables(self):
+        self.assertEqual(document_gpu.layer(self.ALONE + self.BEHIND).splitlines()[2:],
+                         ["| int4-g32 | 8 | 25.6 | 27.7 | 25.7 |"])
+        lines = document_gpu.layer_behind(self.ALONE + self.BEHIND).splitlines()
+        self.assertEqual(lines[0], "| format | batch | GEMM | attention alone: late, early | append() and run() "
+                                   "| run() appends |")
+        self.assertEqual(lines[2:], ["| int4-g32 | 8 | 7.6 | 29.9, 28.9 | 31.9, 30.9 | 30.1, 29.1 |"])
+
+    def test_what_stands_there_stays_where_no_row_is_behind_a_projection(self):
+        self.assertIsNone(document_gpu.layer_behind(self.ALONE))
+        with tempfile.TemporaryDirectory() as folder:
+            page = pathlib.Path(folder) / "page.md"
+            page.write_text("<!-- figures: layer_behind -->\n\nby hand\n\n<!-- end -->\n")
+            report = {"device": {}, "rows": self.ALONE}
+            document_gpu.write_page(page, report, (document_gpu.layer_behind,))
+            self.assertIn("by hand", page.read_text())
+            report["rows"] = self.ALONE + self.BEHIND
+            document_gpu.write_page(page, report, (document_gpu.layer_behind,))
+            self.assertNotIn("by hand", page.read_text())
+            self.assertIn("| 29.9, 28.9 |", page.read_text())
+
+
 if __name__ == "__main__":
     unittest.main()
