@@ -68,6 +68,7 @@ cuda: ## compile the CUDA backend, its tests and the command (needs nvcc, not a 
 	@scripts/kernel_sizes.sh build/cuda
 
 emulated: ## run tests of the CUDA backend on an emulator of the GPU (needs nvcc; GPU= on a machine that has one)
+	@$(setup) nvdisasm
 	@$(MAKE) --no-print-directory cuda
 	@$(call compile,cuda,halftone_emulated)
 	@scripts/ctest.sh build/cuda -L emulated

@@ -25,4 +25,5 @@ target_compile_options(halftone_compile INTERFACE
   "$<${cuda}:-Xptxas=-warn-spills,-warn-lmem-usage>")
 if(HALFTONE_WERROR)
   target_compile_options(halftone_compile INTERFACE "$<${cuda}:-Werror=all-warnings>" "$<${cuda}:-Xcompiler=-Werror>")
+  list(PREPEND CMAKE_CUDA_COMPILER_LAUNCHER "${CMAKE_CURRENT_LIST_DIR}/nvcc.sh")
 endif()

@@ -39,10 +39,19 @@ add_executable(emulator_test EXCLUDE_FROM_ALL tests/emulator/emulator_test.cc $<
 target_link_libraries(emulator_test PRIVATE halftone_compile GTest::gtest_main Threads::Threads)
 target_include_directories(emulator_test PRIVATE "${PROJECT_SOURCE_DIR}")
 
-# Reads the PTX of the library, which it is linked with so that Ninja compiles that first.
+# Reads the PTX and the machine code of the library, which it is linked with so that Ninja compiles that first. The second
+# needs a disassembler, of the toolkit or of requirements/nvdisasm.txt.
+set(hints "${CUDAToolkit_BIN_DIR}")
+if(HALFTONE_PYTHON)
+  execute_process(COMMAND "${HALFTONE_PYTHON}" -c "import sysconfig; print(sysconfig.get_path('purelib'))"
+    OUTPUT_VARIABLE packages OUTPUT_STRIP_TRAILING_WHITESPACE)
+  list(APPEND hints "${packages}/nvidia/cu13/bin")
+endif()
+find_program(HALFTONE_NVDISASM nvdisasm HINTS ${hints})
 add_executable(instructions_test EXCLUDE_FROM_ALL tests/emulator/instructions_test.cc)
 target_link_libraries(instructions_test PRIVATE halftone_test_base GTest::gtest_main)
-target_compile_definitions(instructions_test PRIVATE HALFTONE_EMULATOR_PTX="${PROJECT_BINARY_DIR}/ptx")
+target_compile_definitions(instructions_test PRIVATE HALFTONE_EMULATOR_PTX="${PROJECT_BINARY_DIR}/ptx"
+  HALFTONE_NVDISASM="$<$<BOOL:${HALFTONE_NVDISASM}>:${HALFTONE_NVDISASM}>")
 
 add_custom_target(halftone_emulated)
 

@@ -9,6 +9,7 @@
 #   clang  clang with its sanitizer and OpenMP run-times and lld
 #   format clang-format and python3
 #   tidy   clang-tidy (into the virtual environment)
+#   nvdisasm  the disassembler of machine code for GPUs (likewise)
 # As root on Debian or Ubuntu it installs; otherwise it prints the command that is missing and fails.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -26,6 +27,7 @@ for group in "$@"; do
     clang)  packages+=(clang libclang-rt-dev libomp-dev lld) ;;
     format) packages+=(clang-format python3) ;;
     tidy)   requirements+=(tidy) ;;
+    nvdisasm) requirements+=(nvdisasm) ;;
     *) echo "setup.sh: unknown group '$group'" >&2; exit 2 ;;
   esac
 done

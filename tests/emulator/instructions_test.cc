@@ -1,9 +1,10 @@
 // Whether each compiled kernel has the matrix products of its row's arithmetic, and no others: a kernel that
-// falls back to other instructions may still compute the right numbers. Reads the PTX that nvcc leaves;
-// executes none of it.
+// falls back to other instructions may still compute the right numbers. Reads the PTX that nvcc leaves, and
+// of prefill the machine code; executes none of it.
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <regex>
@@ -12,6 +13,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "cuda/decode/config.h"
@@ -66,21 +68,67 @@ std::vector<Kernel> kernels_in(std::istream& ptx, const std::string& file) {
   return kernels;
 }
 
-std::vector<Kernel> read_kernels(const fs::path& folder) {
+/// The kernels of machine code as nvdisasm prints it: of their products those of warpgroups, without the
+/// shape, and of other instructions those on local memory.
+std::vector<Kernel> machine_kernels_in(std::istream& code, const std::string& file) {
+  constexpr std::string_view kText = ".text.";
+  std::vector<Kernel> kernels;
+  for (std::string line; std::getline(code, line);) {
+    if (line.starts_with(kText)) {
+      kernels.push_back({line.substr(kText.size(), line.size() - kText.size() - 1), file, {}});
+      continue;
+    }
+    for (const char* part : {"GMMA.", " LDL", " STL"}) {
+      const std::size_t found = line.find(part);
+      if (found == std::string::npos || kernels.empty()) continue;
+      const std::size_t begin = line.rfind(' ', found + 1) + 1;
+      std::string name = line.substr(begin, line.find_first_of(" ;", begin) - begin);
+      if (name.find("GMMA") != std::string::npos) {
+        const std::size_t shape = name.find('.');
+        name.erase(shape, name.find('.', shape + 1) - shape);
+      }
+      kernels.back().kinds.insert(name);
+    }
+  }
+  return kernels;
+}
+
+std::vector<Kernel> disassembled(const fs::path& cubin, const std::string& file) {
+  const std::string command =
+      "'" + std::string(HALFTONE_NVDISASM) + "' -c -raw -ndf '" + cubin.string() + "' 2>/dev/null";
+  std::FILE* const pipe = popen(command.c_str(), "r");  // NOLINT(cert-env33-c)
+  if (pipe == nullptr) throw std::runtime_error("no shell");
+  std::string text, piece(1 << 16, '\0');
+  while (const std::size_t bytes = std::fread(piece.data(), 1, piece.size(), pipe))
+    text.append(piece, 0, bytes);
+  if (pclose(pipe) != 0) throw std::runtime_error(command + " failed");
+  std::istringstream code(std::move(text));
+  return machine_kernels_in(code, file);
+}
+
+/// Of the files below a folder.
+template <class Read>
+std::vector<Kernel> read_kernels(const fs::path& folder, const char* extension, const Read& read) {
   std::vector<Kernel> all;
   for (const fs::directory_entry& entry : fs::recursive_directory_iterator(folder)) {
-    if (entry.path().extension() != ".ptx") continue;
-    std::ifstream ptx(entry.path());
-    const std::vector<Kernel> some = kernels_in(ptx, entry.path().lexically_relative(folder).string());
+    if (entry.path().extension() != extension) continue;
+    const std::vector<Kernel> some = read(entry.path(), entry.path().lexically_relative(folder).string());
     all.insert(all.end(), some.begin(), some.end());
   }
-  if (all.empty()) throw std::runtime_error("no PTX below " + folder.string());
+  if (all.empty()) throw std::runtime_error(std::string("no ") + extension + " below " + folder.string());
   return all;
+}
+
+std::vector<Kernel> read_ptx(const fs::path& folder) {
+  return read_kernels(folder, ".ptx", [](const fs::path& path, const std::string& file) {
+    std::ifstream ptx(path);
+    return kernels_in(ptx, file);
+  });
 }
 
 /// Those of the library; tests and the command have kernels of their own.
 const std::vector<Kernel>& library_kernels() {
-  static const std::vector<Kernel> kernels = read_kernels(fs::path(HALFTONE_EMULATOR_PTX) / "src/cuda");
+  static const std::vector<Kernel> kernels = read_ptx(fs::path(HALFTONE_EMULATOR_PTX) / "src/cuda");
   return kernels;
 }
 
@@ -151,6 +199,18 @@ std::string name_of(const LatentWideConfig&) { return "latent_wide"; }
 Kinds promised(const LatentBf16Config& c) { return {wgmma(c.dtype)}; }
 std::string name_of(const LatentBf16Config&) { return "latent_bf16"; }
 
+/// What machine code has for the warpgroups' products among those of PTX.
+Kinds machine_kinds(const Kinds& promised) {
+  Kinds kinds;
+  for (const auto& [ptx, code] : {std::pair{DType::kFloat16, "HGMMA.F32"},
+                                  {DType::kBFloat16, "HGMMA.F32.BF16"},
+                                  {DType::kInt8, "IGMMA.S8.S8"},
+                                  {DType::kFloat8E4M3, "QGMMA.F32.E4M3.E4M3"}}) {
+    if (promised.contains(wgmma(ptx))) kinds.insert(code);
+  }
+  return kinds;
+}
+
 std::string list(const Kinds& kinds) {
   std::string text;
   for (const std::string& kind : kinds) text += (text.empty() ? "" : ", ") + kind;
@@ -204,6 +264,49 @@ TEST(Instructions, AreThoseOfTheArithmeticOfEachRow) {
   }
 }
 
+/// In machine code, too, the products are those of the arithmetic, and nothing lies in local memory.
+TEST(Instructions, OfPrefillInMachineCode) {
+  if (std::string_view(HALFTONE_NVDISASM).empty()) GTEST_SKIP() << "no nvdisasm";
+  const std::vector<Kernel> kernels =
+      read_kernels(fs::path(HALFTONE_EMULATOR_PTX) / "src/cuda/prefill", ".cubin", disassembled);
+  Kinds all;
+  for (std::size_t row = 0; row < kPrefillTable.size(); ++row) {
+    if (!is_built(kPrefillTable[row])) continue;
+    const Kinds expected = machine_kinds(promised(kPrefillTable[row]));
+    EXPECT_EQ(fault(kernels, mangled("prefill", row), expected), "") << "row " << row;
+    all.insert(expected.begin(), expected.end());
+  }
+  EXPECT_EQ(all.size(), 4u) << list(all);
+  for (const Kernel& kernel : kernels) {
+    for (const std::string& kind : kernel.kinds) {
+      EXPECT_FALSE(kind.starts_with("LDL") || kind.starts_with("STL"))
+          << kernel.file << ": " << kernel.name << " has " << kind;
+    }
+  }
+}
+
+TEST(Instructions, FaultsInMachineCodeAreFound) {
+  std::istringstream code(R"(	.headerflags	@"EF_CUDA_SM90"
+//--------------------- .text._ZN1a7prefillILi3EEEvi --------------------------
+	.section	.text._ZN1a7prefillILi3EEEvi,"ax",@progbits
+.text._ZN1a7prefillILi3EEEvi:
+        /*0000*/                   LDC R1, c[0x0][0x28] ;
+        /*6460*/                   QGMMA.64x128x32.F32.E4M3.E4M3 R88, gdesc[UR4], RZ, !UPT ;
+        /*6470*/              @!P0 IGMMA.64x80x32.S8.S8 R24, gdesc[UR8], R24, gsb0 ;
+        /*6480*/                   HMMA.16816.F32 R4, R8, R12, R4 ;
+.text._ZN1a7prefillILi4EEEvi:
+        /*0010*/               @P1 LDL.64 R4, [R1+0x8] ;
+        /*0020*/                   HGMMA.64x96x16.F32.BF16 R24, R4, gdesc[UR8], R24 ;
+        /*0030*/                   STL [R1], R2 ;
+)");
+  const std::vector<Kernel> kernels = machine_kernels_in(code, "x.cubin");
+  ASSERT_EQ(kernels.size(), 2u);
+  EXPECT_EQ(fault(kernels, mangled("prefill", 3), {"IGMMA.S8.S8", "QGMMA.F32.E4M3.E4M3"}), "");
+  EXPECT_EQ(fault(kernels, mangled("prefill", 4), {"HGMMA.F32.BF16"}),
+            "x.cubin has HGMMA.F32.BF16, LDL.64, STL; its row promises HGMMA.F32.BF16");
+  EXPECT_EQ(machine_kinds({wgmma(DType::kBFloat16), mma(DType::kFloat16)}), Kinds{"HGMMA.F32.BF16"});
+}
+
 TEST(Instructions, FaultsAreFound) {
   std::istringstream ptx(R"(.func f()
 {
@@ -231,7 +334,7 @@ TEST(Instructions, FaultsAreFound) {
   EXPECT_EQ(fault(kernels, mangled("prefill", 30), {"wgmma s32.s8.s8"}),
             "x.ptx has none; its row promises wgmma s32.s8.s8");
   EXPECT_EQ(fault(kernels, mangled("prefill", 0), {}), "0 kernels, not 1");
-  EXPECT_THROW(read_kernels(fs::path(::testing::TempDir()) / "there is no such folder"), std::exception);
+  EXPECT_THROW(read_ptx(fs::path(::testing::TempDir()) / "there is no such folder"), std::exception);
 }
 
 }  // namespace
