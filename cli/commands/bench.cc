@@ -304,10 +304,8 @@ void add_shape_options(Command command, Options& options, Option table) {
   shape_option(command->add_option("--extra-top-k", shape.extra_top_k,
                                    "With --top-k: and so many of a second cache, from a second list"))
       ->check(between(1, planning::kMaxListed));
-  shape_option(
-      command->add_flag("--gemm", options.gemm,
-                        "CUDA, layers: each behind a bf16 GEMM that writes Q, of as many channels in "
-                        "and out; time that the layer adds"));
+  shape_option(command->add_flag("--gemm", options.gemm,
+                                 "CUDA, layers: a bf16 GEMM before each writes Q; time that the layer adds"));
   shape_option(command->add_flag("--no-causal", options.full, "Prefill: every query sees every key"));
   shape_option(command->add_option("--chain", options.chain,
                                    "CUDA: layers with caches of their own in one graph; time per layer"))
