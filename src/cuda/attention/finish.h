@@ -2,8 +2,6 @@
 // the output written. A warp takes a group of rows at a time, one over a few lanes each, and works alone.
 #pragma once
 
-#include <algorithm>
-
 #include "cuda/attention/output.h"
 #include "cuda/attention/states.h"
 #include "format/codec.h"
@@ -14,8 +12,6 @@ namespace halftone::cuda {
 /// Merges the teams' states of an item and writes the rows, or stores them in the item's slot; the last part
 /// of a cut unit to arrive merges the slots in KV order and writes the rows. kAtOnce: parts that are read
 /// together, as the caller's registers allow. `states_of(row)`: the Parts that the teams leave of a row.
-/// Traits::kWeighs: parts are weighed beside each other (Row::weigh), but for splits at absolute positions,
-/// whose merges are left folds.
 template <class Traits, int kAtOnce, class StatesOf>
 __device__ inline void finish_item(const AttentionParams& p, const DeviceItem& item,
                                    const StatesOf& states_of, int warp, int warps, int lane) {
@@ -36,19 +32,10 @@ __device__ inline void finish_item(const AttentionParams& p, const DeviceItem& i
       const bool keep = place < rows;
       State r;
       if (merge.first < 0) {
-        if constexpr (Traits::kWeighs) {
-          r.template weigh<std::min(kAtOnce, 8)>(states_of(row), lane);
-        } else {
-          r.template add<kAtOnce>(states_of(row), lane);
-        }
+        r.template add<kAtOnce>(states_of(row), lane);
         if (work.fold) r.put_behind(slots.parts(work.partial, 0, 1, row), lane);
       } else {
-        const Parts parts = slots.parts(merge.first, merge.step, merge.count, row);
-        if (Traits::kWeighs && !p.schedule.params.absolute) {
-          r.template weigh<kAtOnce>(parts, lane);
-        } else {
-          r.template add<Traits::kWeighs ? 1 : kAtOnce>(parts, lane);
-        }
+        r.template add<kAtOnce>(slots.parts(merge.first, merge.step, merge.count, row), lane);
       }
       if (merge.target < 0) {
         constexpr auto kStore = Traits::kAnyOutput ? RowStore::kAnything : RowStore::kHalves;

@@ -52,14 +52,11 @@ struct DecodeTraits {
                                            : kLargeFinish   ? 208
                                                             : 216;
   static constexpr bool kScarce = kWarpgroups && C.k.mode == ScaleMode::kBlock;  // registers
-  // At the end of an item: whether parts are weighed beside each other, where registers allow it, or one
-  // after the other; lanes of a row; and parts that the compute warps and the finish warps read together.
-  static constexpr bool kWeighs = !kComputeFinishes && kDim <= 128 && C.row_tiles == 1 &&
-                                  (C.v.mode != ScaleMode::kBlock || C.k.mode == ScaleMode::kBlock);
+  // At the end of an item: lanes of a row, and parts that the compute warps and the finish warps read
+  // together.
   static constexpr int kRowLanes = kDim != 64 && kDim != 128 ? 32 : kComputeFinishes && !kScarce ? 8 : 16;
   static constexpr int kPartsOfCompute = kDim > 128                      ? 1
                                          : kWarpgroups || kRowLanes == 8 ? 2
-                                         : kWeighs                       ? 8
                                                                          : 4,
                        kPartsOfFinish = 1;
   // Probabilities begin at 2^kFirstLog2 where a maximum is raised, and it is raised when one passes

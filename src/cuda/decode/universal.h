@@ -28,7 +28,6 @@ struct UniversalTraits {
   static constexpr int kQuads = (kDim + 127) / 128;
   static constexpr int kWarps = kDim > 256 ? 6 : kDim > 128 ? 8 : kUniversalMaxWarps;  // at most
   static constexpr int kRowLanes = 32;
-  static constexpr bool kWeighs = false;
   static constexpr bool kAnyOutput = true;
 };
 
