@@ -105,7 +105,7 @@ inline bool takes_bf16(const Problem& p) {
 }
 
 /// Twice as far as weights of many keys are off, in the mean, are those of few, which have all of the weight
-/// where logits are larger than those of rows of normal numbers. So are weights by K that is rounded.
+/// where logits are larger than those of rows of normal numbers.
 inline double weight_steps(const Problem& p) {
   return largest_logit(p) > 2 * std::sqrt(p.row.head_dim) ? 2 : 1;
 }
@@ -119,7 +119,7 @@ inline double weight_steps(const Problem& p) {
 inline double out_slack(const Problem& p, const PlanInfo& plan) {
   const double largest = largest_value(p);
   if (p.problem.arithmetic == Arithmetic::kFp8) return largest * (0x1p-10 + logit_slack(p, plan));
-  if (copies_lists(p.problem, plan)) return weight_steps(p) * 0x1p-8 * largest;
+  if (copies_lists(p.problem, plan)) return weight_steps(p) * 0x1p-8 * largest;  // K is rounded, too
   const auto* const spec = std::get_if<KvCacheSpec>(&p.problem.kv);
   if (plan.staged_bytes > 0) {
     const bool bf16 = takes_bf16(p);

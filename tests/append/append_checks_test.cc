@@ -174,6 +174,33 @@ TEST_P(AppendChecks, LatentsPositionsAndPages) {
   EXPECT_TRUE(same_bytes(before, cache.pages)) << "nothing was written";
 }
 
+/// Tokens of no request, before the first one's and behind the last one's, are padding: also where there is
+/// no request at all.
+TEST_P(AppendChecks, LatentsBesideEveryRequest) {
+  constexpr int kTokens = 2101;
+  const KvCacheSpec spec = KvCacheSpec::latent(parse_format("fp8-g128-f32"), 512, 64, 64);
+  for (const auto& [begin, end] : {std::pair{0, 0}, {3, 2050}, {2049, 2050}, {0, 2099}}) {
+    SCOPED_TRACE(::testing::Message() << begin << " to " << end);
+    Random random(12);
+    const int own = end - begin;
+    const Cache cache(spec, std::vector<int>{own}, random);
+    const Tensor k = random_values(random, kTokens, 1, spec.head_dim, DType::kBFloat16), none;
+    cache.lengths.as<std::int32_t>()[0] = own;  // slots() are of tokens that are there
+    std::vector<std::int64_t> slots(kTokens, -1);
+    const std::vector<std::int64_t> given = cache.slots();
+    std::copy(given.begin(), given.end(), slots.begin() + begin);
+    const Cache expected = cache.clone();
+    append(expected.view(), by_slots(k, none, Tensor::of({kTokens}, slots), {}));
+    cache.lengths.as<std::int32_t>()[0] = 0;
+    const Tensor cu = Tensor::of({2}, std::vector<std::int32_t>{begin, end});
+    AppendArgs args;
+    args.k = k.view();
+    args.cu_seqlens = cu.view();
+    EXPECT_EQ(status_after(cache, args), 0);
+    EXPECT_TRUE(same_bytes(expected.pages, cache.pages));
+  }
+}
+
 /// Of many tokens one has a value that is not finite: no other record changes, and neither does what the
 /// token's own bytes are by how many tokens a call has.
 TEST_P(AppendChecks, LatentsOfManyTokens) {

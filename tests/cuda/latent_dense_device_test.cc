@@ -197,6 +197,27 @@ TEST(DeviceLatentAttention, DenseBatchInvariantBits) {
   }
 }
 
+/// What the workspace held where workers without items would have theirs is not taken for a place. Words that
+/// are a NaN are the largest integers, beyond which tokens would be negative.
+TEST(DeviceLatentAttention, DenseWorkersWithoutItems) {
+  for (const int heads : kAllHeads) {
+    for (const char* format : kAllFormats) {
+      AttentionCase row = listed_case(heads, format);
+      row.lists = {};
+      row.requests = {{1, 20}, {1, 0}};
+      const Problem p = make_problem(row);
+      const Plan plan = plan_on_device(p);
+      const DeviceRun device(p, plan);
+      const TensorView& space = device.space();
+      const std::vector<std::int32_t> words(static_cast<std::size_t>(space.numel() / 4), 0x7fffffff);
+      check_cuda(cudaMemcpy(space.data, words.data(), words.size() * 4, cudaMemcpyHostToDevice));
+      device.schedule();
+      device.run();
+      expect_same_bits(run_on_device(p, plan), device.outputs(), row.name);
+    }
+  }
+}
+
 /// A graph reads lengths and the block table anew when it is replayed.
 TEST(DeviceLatentAttention, DenseGraphsFollowLengthsAndTables) {
   const auto check = [](const AttentionCase& row) {

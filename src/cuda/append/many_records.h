@@ -14,6 +14,7 @@ static_assert(kManyTokens << kRotarySegment <= 32);
 /// have the tokens' numbers.
 __device__ inline std::int32_t near_request_of(const std::int32_t* cu_seqlens, std::int32_t batch,
                                                std::int64_t token) {
+  if (batch == 0) return 0;  // whose tokens are all padding
   const auto at = static_cast<std::int32_t>(min(token, std::int64_t{0x7fffffff}));
   if (__all_sync(~0u, at < batch && cu_seqlens[at] <= at && at < cu_seqlens[at + 1])) return at;
   const std::int32_t request = last_begun(cu_seqlens, batch, __shfl_sync(~0u, at, 0));

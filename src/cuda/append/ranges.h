@@ -1,5 +1,5 @@
-// Scales of plain rows of 16 bits, many at a time: extents of two values by one instruction, and a lane's
-// four tokens shared out, so that each lane of four finds the scale of one of them for all.
+// Scales of plain rows, or records, of 16 bits, many at a time: extents of two values by one instruction, and
+// a lane's four tokens shared out, so that each lane of four finds the scale of one of them for all.
 #pragma once
 
 #include "cuda/append/rows.h"

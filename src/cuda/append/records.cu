@@ -12,7 +12,8 @@ namespace {
 
 constexpr int kTableLine = 32;  // entries of the block table that L2 reads at once
 
-/// The latent of a token, by a whole warp.
+/// The latent of a token, by a whole warp. Lanes beyond the row have its last chunk again, which changes no
+/// extent.
 template <DType kType, bool kAsymmetric, bool kEarly>
 __device__ __forceinline__ void append_latent(const AppendParams& p, std::int64_t token,
                                               const RecordPlace& to, const uint4 (&raw)[kPieces]) {
@@ -24,10 +25,7 @@ __device__ __forceinline__ void append_latent(const AppendParams& p, std::int64_
   codec::Range range[kPieces];
 #pragma unroll
   for (int i = 0; i < kPieces; ++i) {
-    const int chunk = i * 32 + lane;
-    if (!kAsymmetric) range[i].lo = range[i].hi = 0.0f;
-    if (chunk >= chunks) continue;
-    to_floats<kEarly>(latent, raw[i], token, chunk, x[i]);
+    to_floats<kEarly>(latent, raw[i], token, min(i * 32 + lane, chunks - 1), x[i]);
     range[i] = extent_of<!kAsymmetric>(p, x[i]);
   }
   const bool whole = part.groups == 1;  // one scale for all
@@ -81,7 +79,7 @@ __global__ void __launch_bounds__(128) append_records(const __grid_constant__ Ap
   if constexpr (kEarly) {
 #pragma unroll
     for (int i = 0; i < kPieces; ++i) {
-      latent[i] = i * 32 + lane < chunks ? load_early(p.parts[0], token, i * 32 + lane) : uint4{};
+      latent[i] = load_early(p.parts[0], token, min(i * 32 + lane, chunks - 1));
     }
     if (lane < p.parts[1].part.dim / kChunk) rotary = load_early(p.parts[1], token, lane);
   }

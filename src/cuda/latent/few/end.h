@@ -60,13 +60,13 @@ struct ItemEnd {
   /// LSE (base 2) of the lane's own row.
   __device__ float normalise(O& o) const {
     o.settle();
-    constexpr int kOwn = Traits::kScoreWarps / kRowLanes;  // of the states, if there are so many
-    constexpr int kStates = kOwn > 0 ? kOwn : 1;
+    static_assert(Traits::kScoreWarps % kRowLanes == 0);
+    constexpr int kStates = Traits::kScoreWarps / kRowLanes;
     float2 part[kStates];
     float max = kMinus, sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < kStates; ++i) {
-      part[i] = s.state[side][lane % kRowLanes % Traits::kScoreWarps * kStates + i][own_row()];
+      part[i] = s.state[side][lane % kRowLanes * kStates + i][own_row()];
       max = fmaxf(max, part[i].x);
     }
     max = largest_of_lanes<1, kRowLanes>(max);
@@ -89,7 +89,8 @@ struct ItemEnd {
     return empty ? kMinus : max + log2f(sum);
   }
 
-  /// Each of the lane's rows that the item has: calls f(row, n-tile, index within x).
+  /// Each of the lane's rows that the item has: calls f(rows beyond the lane's first one, n-tile, index
+  /// within x).
   template <class F>
   __device__ void for_rows(const F& f) const {
     const int first = static_cast<int>(lane % 4 * 2), end = rows() - first;
@@ -157,10 +158,10 @@ struct ItemEnd {
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) first[n] = of_columns(by.first, n), second[n] = of_columns(by.second, n);
     const float* const values = slot_values(slot);
-    for_rows([&](int row, int n, int i) {
+    for_rows([&](int beyond, int n, int i) {
 #pragma unroll
       for (int m = 0; m < O::kDimTiles; ++m) {
-        const float2 v = *reinterpret_cast<const float2*>(values + row * Traits::kDim + O::beyond(m));
+        const float2 v = *reinterpret_cast<const float2*>(values + beyond * Traits::kDim + O::beyond(m));
         const float a = i == 0 ? first[n].x : first[n].y, b = i == 0 ? second[n].x : second[n].y;
         o.x[m][n][i] = Fold::mix(v.x, o.x[m][n][i], a, b);
         o.x[m][n][2 + i] = Fold::mix(v.y, o.x[m][n][2 + i], a, b);
@@ -171,11 +172,11 @@ struct ItemEnd {
   }
   __device__ void store(const O& o, float lse, int slot) const {
     float* const values = slot_values(slot);
-    for_rows([&](int row, int n, int i) {
+    for_rows([&](int beyond, int n, int i) {
 #pragma unroll
       for (int m = 0; m < O::kDimTiles; ++m) {
-        *reinterpret_cast<float2*>(values + row * Traits::kDim + O::beyond(m)) = {o.x[m][n][i],
-                                                                                  o.x[m][n][2 + i]};
+        *reinterpret_cast<float2*>(values + beyond * Traits::kDim + O::beyond(m)) = {o.x[m][n][i],
+                                                                                     o.x[m][n][2 + i]};
       }
     });
     if (warp == 0 && has_own_row()) *slots.state(slot, own_row()) = {lse, lse == kMinus ? 0.0f : 1.0f};

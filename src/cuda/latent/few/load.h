@@ -82,7 +82,7 @@ struct RecordLoader {
     const DeviceItem& at = p.list.items[std::int64_t{worker} * kListedItems];
     first.work.kv_begin = at.work.kv_begin, first.work.kv_end = at.work.kv_end;
     first.work.request = at.work.request, first.first_query = at.first_query;
-    if (count == 0) first.work.kv_end = first.work.kv_begin;
+    if (count == 0) first.work.kv_begin = first.work.kv_end = 0;
     return {blocks_of(first.work), look_up(first, 0)};
   }
 
