@@ -119,7 +119,9 @@ inline double weight_steps(const Problem& p) {
 inline double out_slack(const Problem& p, const PlanInfo& plan) {
   const double largest = largest_value(p);
   if (p.problem.arithmetic == Arithmetic::kFp8) return largest * (0x1p-10 + logit_slack(p, plan));
-  if (copies_lists(p.problem, plan)) return weight_steps(p) * 0x1p-8 * largest;  // K is rounded, too
+  if (copies_lists(p.problem, plan)) {  // K is rounded, too: weights are off by half of lse_slack()
+    return largest * std::max(0x1p-8, std::ldexp(largest_logit(p), -13));
+  }
   const auto* const spec = std::get_if<KvCacheSpec>(&p.problem.kv);
   if (plan.staged_bytes > 0) {
     const bool bf16 = takes_bf16(p);

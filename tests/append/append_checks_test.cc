@@ -177,6 +177,7 @@ TEST_P(AppendChecks, LatentsPositionsAndPages) {
 /// Tokens of no request, before the first one's and behind the last one's, are padding: also where there is
 /// no request at all.
 TEST_P(AppendChecks, LatentsBesideEveryRequest) {
+  if (runner().checks_values()) return;  // it refuses them
   constexpr int kTokens = 2101;
   const KvCacheSpec spec = KvCacheSpec::latent(parse_format("fp8-g128-f32"), 512, 64, 64);
   for (const auto& [begin, end] : {std::pair{0, 0}, {3, 2050}, {2049, 2050}, {0, 2099}}) {
