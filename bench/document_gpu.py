@@ -20,6 +20,8 @@ import pathlib
 import re
 import statistics
 
+import prefill_goals
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 WANTED = {"bf16": (88, 95, 97), "fp8": (79, 92, 95), "int8-head": (79, 92, 95), "int4-g32": (72, 88, 91),
           "int4-row": (69, 86, 90)}  # share of the ceiling at batch 32, 128, 512
@@ -346,6 +348,33 @@ def write_goals(page, alone, beside):
     page.write_text("\n".join(lines))
 
 
+def fill_goals(page, goals, columns):
+    """Writes columns of tables of six, whose first one says which of `goals` a row is; other rows stay as they are.
+    `columns`: number of a column -> what it has for the value of a goal."""
+    written, lines = set(), []
+    for line in page.read_text().split("\n"):
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("| ") and cells[0] in goals and len(cells) == 6:
+            written.add(cells[0])
+            for number, text in columns.items():
+                cells[number] = text(goals[cells[0]])
+            line = "| " + " | ".join(cells) + " |"
+        lines.append(line)
+    if written != set(goals):
+        raise SystemExit(f"{page} has no row for {', '.join(sorted(set(goals) - written))}")
+    page.write_text("\n".join(lines))
+
+
+def write_prefill_goals(page, results):
+    """Those of docs/kernels/prefill-goals.md: what a run of halftone has, and what runs beside peers have."""
+    paths = [results / f"{suite}-h200.json" for suite in ("prefill", "prefill-compare", "chunks-compare")]
+    if all(path.exists() for path in paths):
+        alone, *beside = [json.loads(path.read_text())["rows"] for path in paths]
+        fill_goals(page, prefill_goals.goals(), {
+            2: lambda cells: prefill_goals.column(alone, cells, False),
+            3: lambda cells: prefill_goals.column(sum(beside, []), cells, True)})
+
+
 PAGES = {
     ("docs/measured.md", "decode-h200.json"): (headline, chain, speculative, shapes, geometry, mixed, policies),
     ("docs/measured.md", "append-h200.json"): (append,),
@@ -388,3 +417,4 @@ def main():
 
 if __name__ == "__main__":
     main()
+    write_prefill_goals(ROOT / "docs/kernels/prefill-goals.md", ROOT / "bench/results")
