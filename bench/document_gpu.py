@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the tables of docs/measured.md and of docs/kernels/decode-measured.md, prefill-measured.md,
+"""Writes the tables of docs/measured.md and of docs/kernels/decode-measured.md, decode-goals.md, prefill-measured.md,
 prefill-codes-measured.md, prefill-chunks-measured.md and latent-measured.md from these files of bench/results:
 
     decode-h200.json           halftone bench --backend cuda --table NAMES --json FILE, all tables but those below
@@ -10,10 +10,11 @@ prefill-codes-measured.md, prefill-chunks-measured.md and latent-measured.md fro
     mla-compare-h200.json      python -m halftone.compare --suite mla --json FILE: beside FlashMLA
     prefill-compare-h200.json  python -m halftone.compare --suite prefill --json FILE: beside FlashAttention-3, cuDNN
     chunks-compare-h200.json   the same with --suite chunks
+    h200-decode-compare.json   the same with --suite decode: beside cuDNN
 
 each between its `<!-- figures: NAME -->` and the next `<!-- end -->`. Where there are no results, or none of a table's
-rows in them, what stands there stays. Of the table of goals in latent-measured.md only the columns of figures are
-written: the others are words of that page."""
+rows in them, what stands there stays. Of the tables of goals in decode-goals.md and latent-measured.md only the columns
+of figures are written: the others are words of these pages."""
 
 import json
 import pathlib
@@ -25,6 +26,7 @@ import prefill_goals
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 WANTED = {"bf16": (88, 95, 97), "fp8": (79, 92, 95), "int8-head": (79, 92, 95), "int4-g32": (72, 88, 91),
           "int4-row": (69, 86, 90)}  # share of the ceiling at batch 32, 128, 512
+WANTED_DRAFTS = {"fp8": 27, "int8-head": 29, "int4-g32": 29}  # us of 48 packed rows
 FLOP_PER_CLOCK = 4096  # of a Hopper SM's tensor cores, 16-bit operands
 
 
@@ -311,27 +313,92 @@ def latent_goals():
     return goals
 
 
+def decode_call(table, form, **fields):
+    """Which rows are of a call of one of bench's tables."""
+    return lambda r: (r.get("table"), name(r)) == (table, form) and all(r.get(k) == v for k, v in fields.items())
+
+
+def decode_goals():
+    """The same for docs/kernels/decode-goals.md, where "beyond" is at most so many us more than another call, and "peer"
+    at most what the peer takes. Rows of halftone.compare, which alone have peers, are of no table."""
+    formats = ("bf16", "fp8", "int8-head", "int4-g32")
+    layer = lambda form, batch, way: decode_call("layer", form, batch=batch, append=way, before=None)
+    apart = lambda form, batch: ("beyond", 3, layer(form, batch, "separate"), layer(form, batch, "none"))
+    one = lambda form, batch: decode_call("headline", form, batch=batch)
+    shape = lambda r: tuple(r.get(k) for k in ("q_heads", "kv_heads", "q_len", "context", "batch"))
+    cudnn = lambda batch: lambda r: one("bf16", batch)(r) or (
+        "table" not in r and shape(r) == (8, 1, 1, 8192, batch) and name(r) == "bf16"
+        and r.get("peer", "torch SDPA cudnn") == "torch SDPA cudnn")
+    drafts = lambda form, context: lambda r: shape(r) == (16, 1, 3, context, 2**18 // context) and (
+        r.get("arithmetic") == "fp8" and form == "fp8" if "peer" in r
+        else name(r) == form and r.get("arithmetic", "16-bit") == "16-bit")
+    mixed = lambda lengths: [
+        ("share", 0.8, decode_call("mixed", form, q_heads=8, lengths=lengths)) for form in (*formats, "int4-row")]
+    wide = lambda form, head_dim, part: [
+        ("share", part, decode_call("geometry", form, head_dim=head_dim, page_size=page, batch=512))
+        for page in (64, 16)]
+    goals = {f"layers, batch {batch}": [("us", at_most, layer(form, batch, "fused"))
+                                        for form, at_most in zip(formats, wanted)]
+             for batch, *wanted in ((1, 16, 13, 13, 12), (8, 66, 37, 37, 27), (64, 475, 252, 255, 165))}
+    goals |= {"append apart, batch 1, 8": [apart(form, batch) for batch in (1, 8) for form in formats],
+              "append apart, batch 64": [apart(form, 64) for form in formats]}
+    for form, parts in WANTED.items():
+        goals[f"8/1 heads, {form}"] = [
+            ("share", part / 100, one(form, batch)) for part, batch in zip(parts, (32, 128, 512))]
+    goals["8/1 heads, beside cuDNN"] = [("peer", None, cudnn(batch)) for batch in (32, 128, 512)]
+    goals["one request"] = [("us", 12, decode_call("policies", form, batch=1, policy="reproducible"))
+                        for form in ("fp8", "int4-g32")]
+    for form, at_most in WANTED_DRAFTS.items():
+        goals[f"48 rows, {form}"] = [("us", at_most, drafts(form, 2**i)) for i in range(10, 18)]
+    return goals | {
+        "one long request": mixed("131072x1,4096x31"),
+        "short beside long": mixed("128x64,4096x64"),
+        "head_dim 64": wide("int4-g32", 64, 0.8) + wide("int4-row", 64, 0.8),
+        "head_dim 256": wide("int4-g32", 256, 0.85),
+        "append, 65,536 tokens": [("share", 0.8, decode_call("append", form, q_len=8192, batch=8))
+                                  for form in ("int8-head", "int4-g32", "int4-row")],
+    }
+
+
+def compared(report):
+    """The rows of a report; halftone.compare has those of decode by case, with a label in place of fields."""
+    rows = list(report.get("rows", ()))
+    for case in report.get("cases", ()):
+        shape = {key: value for key, value in case.items() if key not in ("name", "rows")}
+        for row in case["rows"]:
+            who, _, form = row["label"].rpartition(" ")
+            rows.append({**shape, "format_k": form, "format_v": form, "us": row.get("us"),
+                         **({"peer": who} if who != "halftone" else {})})
+    return [row for row in rows if row.get("us")]
+
+
 def goal_figure(rows, measure, wanted, *calls):
-    """What halftone and a peer took for a goal: bold where halftone meets it; None where the rows lack the call."""
-    found = [[next((r for r in rows if call(r) and ("peer" in r) == peer), None) for call in calls]
-             for peer in (False, True)]
-    if not all(found[0]):
+    """What halftone and its fastest peer took for a goal: bold where halftone meets it; None where the rows lack the
+    call."""
+    ours = [next((r for r in rows if call(r) and "peer" not in r), None) for call in calls]
+    theirs = min((r["us"] for r in rows if "peer" in r and calls[0](r)), default=None)
+    if not all(ours):
         return None, None
-    ours, theirs = found[0][0], found[1][0]
+    text, time = us(ours[0]), ours[0]["us"]
     if measure == "us":
-        text, met = us(ours), ours["us"] <= wanted
+        met = time <= wanted
+    elif measure == "peer":
+        met = theirs is not None and time <= theirs
     elif measure == "share":
-        text = f"{us(ours)} ({share(ours)})" if ours["ceiling_gbs"] else us(ours)
-        met = ours["ceiling_gbs"] and float(share(ours)[:-1]) >= 100 * wanted
+        met = ours[0]["ceiling_gbs"] and float(share(ours[0])[:-1]) >= 100 * wanted
+        text += f" ({share(ours[0])})" if ours[0]["ceiling_gbs"] else ""
+    elif measure == "beyond":
+        met = time - ours[1]["us"] <= wanted
+        text += f" (+{time - ours[1]['us']:.1f})"
     else:
-        part = ours["us"] / found[0][1]["us"]
-        text, met = f"{us(ours)} ({part:.2f})", round(part, 2) <= wanted
-    return f"**{text}**" if met else text, us(theirs) if theirs else None
+        met = round(time / ours[1]["us"], 2) <= wanted
+        text += f" ({time / ours[1]['us']:.2f})"
+    return f"**{text}**" if met else text, us({"us": theirs}) if theirs else None
 
 
-def write_goals(page, alone, beside):
-    """The third and fourth column of the table of goals: what a run of halftone has, and what one with FlashMLA has."""
-    goals, written, lines = latent_goals(), set(), []
+def write_goals(page, goals, alone, beside):
+    """The third and fourth column of a table of goals: what a run of halftone has, and what one beside a peer has."""
+    written, lines = set(), []
     for line in page.read_text().split("\n"):
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if line.startswith("| ") and cells[0] in goals and len(cells) == 6:
@@ -389,6 +456,13 @@ PAGES = {
 }
 
 
+GOALS = {  # page -> its goals, results of halftone alone, results beside peers
+    "docs/kernels/decode-goals.md": (decode_goals, ("decode-h200.json", "layer-h200.json", "append-h200.json"),
+                                     ("chunks-compare-h200.json", "h200-decode-compare.json")),
+    "docs/kernels/latent-measured.md": (latent_goals, ("mla-h200.json",), ("mla-compare-h200.json",)),
+}
+
+
 def write_page(page, report, tables):
     text = page.read_text()
     for what in tables:
@@ -409,10 +483,11 @@ def main():
         path = ROOT / "bench/results" / results
         if path.exists():
             write_page(ROOT / page, json.loads(path.read_text()), tables)
-    latent = [ROOT / "bench/results" / name for name in ("mla-h200.json", "mla-compare-h200.json")]
-    if all(path.exists() for path in latent):
-        rows = [json.loads(path.read_text())["rows"] for path in latent]
-        write_goals(ROOT / "docs/kernels/latent-measured.md", *rows)
+    for page, (goals, *files) in GOALS.items():
+        paths = [[ROOT / "bench/results" / name for name in names] for names in files]
+        if all(path.exists() for path in sum(paths, [])):
+            rows = [[row for path in group for row in compared(json.loads(path.read_text()))] for group in paths]
+            write_goals(ROOT / page, goals(), *rows)
 
 
 if __name__ == "__main__":

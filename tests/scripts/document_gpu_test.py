@@ -55,7 +55,7 @@ class LatentTables(unittest.TestCase):
             page = pathlib.Path(folder) / "page.md"
             page.write_text("\n".join(row.replace("8 heads, lists", work) for work in document_gpu.latent_goals()))
             peers = lists + [dict(lists[0], peer="flash_mla", us=12.0)]
-            document_gpu.write_goals(page, lists, peers)
+            document_gpu.write_goals(page, document_gpu.latent_goals(), lists, peers)
             written = {line.split(" | ")[0]: line for line in page.read_text().splitlines()}
             self.assertEqual(written["| 8 heads, lists"], "| 8 heads, lists | words | **8.5 (94%)**, 10.0 (80%) | "
                              "**8.5 (94%)**, 10.0 (80%); 12.0 | [design](x.md) | counters |")
@@ -63,7 +63,7 @@ class LatentTables(unittest.TestCase):
                              "| 16 heads, lists | words |  |  | [design](x.md) | counters |")
             page.write_text(row)
             with self.assertRaises(SystemExit):
-                document_gpu.write_goals(page, lists, peers)
+                document_gpu.write_goals(page, document_gpu.latent_goals(), lists, peers)
 
     def test_a_goal_beside_bf16_is_a_share_of_its_time(self):
         dense = dict(kind="dense_decode", top_k=None, context=4096, batch=128, gather_us=None)
@@ -73,6 +73,59 @@ class LatentTables(unittest.TestCase):
             row["format"] = row["format_k"]
         self.assertEqual(document_gpu.goal_figure(rows, *goal), ("**9.0 (0.60)**", None))
         self.assertEqual(document_gpu.goal_figure(rows[:1], *goal), (None, None))
+
+
+def decode_row(form, us, **fields):
+    return {"suite": "decode", "table": "headline", "format_k": form, "format_v": form, "batch": 32, "context": 8192,
+            "q_heads": 8, "kv_heads": 1, "q_len": 1, "us": us, "gbs": 2000.0, "ceiling_gbs": 2500.0, **fields}
+
+
+class DecodeGoals(unittest.TestCase):
+    GOALS = document_gpu.decode_goals()
+
+    def figures(self, rows, work):
+        return [document_gpu.goal_figure(rows, *goal) for goal in self.GOALS[work]]
+
+    def test_the_page_has_a_row_for_each_goal_and_keeps_its_words(self):
+        source = document_gpu.ROOT / "docs/kernels/decode-goals.md"
+        with tempfile.TemporaryDirectory() as folder:
+            page = pathlib.Path(folder) / "page.md"
+            page.write_text(source.read_text())
+            document_gpu.write_goals(page, self.GOALS, [decode_row("fp8", 25.0)], [])
+            before, after = (path.read_text().splitlines() for path in (source, page))
+        self.assertEqual(len(before), len(after))
+        for old, new in zip(before, after):
+            if old != new:
+                cells = [[cell.strip() for cell in line.split("|")] for line in (old, new)]
+                self.assertEqual(*(row[:3] + row[5:] for row in cells))
+        self.assertTrue(any(line.startswith("| 8/1 heads, fp8 | ") and "| **25.0 (80%)** |" in line for line in after))
+
+    def test_a_layer_is_what_appends_and_two_launches_are_what_they_add(self):
+        rows = [layer_row("bf16", way, us, table="layer", batch=64) for way, us in
+                (("none", 470.0), ("separate", 472.0), ("fused", 474.0))]
+        rows = [dict(row, before="gemm-4096", us=1.0) for row in rows] + rows
+        self.assertEqual(self.figures(rows, "layers, batch 64")[0], ("**474.0**", None))
+        self.assertEqual(self.figures(rows, "append apart, batch 64")[0], ("**472.0 (+2.0)**", None))
+        self.assertEqual(self.figures(rows, "layers, batch 64")[1], (None, None))
+
+    def test_bf16_is_beside_cudnn_alone_in_a_run_of_all(self):
+        case = {"name": "batch 32", **{key: value for key, value in decode_row("", 0).items()
+                                       if key in ("batch", "context", "q_heads", "kv_heads", "q_len")}}
+        times = {"halftone bf16": 48.8, "halftone fp8": 32.0, "torch SDPA cudnn bf16": 49.5,
+                 "torch SDPA flash bf16": 40.0}
+        case["rows"] = [{"label": "sageattention", "why": "-"}, *({"label": x, "us": us} for x, us in times.items())]
+        rows = document_gpu.compared({"cases": [case]})
+        self.assertEqual([row.get("peer") for row in rows], [None, None, "torch SDPA cudnn", "torch SDPA flash"])
+        self.assertEqual(self.figures(rows, "8/1 heads, beside cuDNN")[0], ("**48.8**", "49.5"))
+        self.assertEqual(self.figures(rows, "8/1 heads, fp8")[0], (None, None))
+
+    def test_rows_of_a_draft_are_beside_the_faster_of_its_peers(self):
+        draft = {"q_heads": 16, "kv_heads": 1, "q_len": 3, "context": 1024, "batch": 256}
+        rows = [decode_row(form, us, **draft, arithmetic=arithmetic, **({"peer": peer} if peer else {}))
+                for form, us, arithmetic, peer in (
+                    ("fp8", 41.0, "fp8", None), ("fp8", 26.0, "16-bit", None), ("plain", 42.4, "fp8", "flash_attn 3"),
+                    ("fp8", 44.1, "fp8", "flash_attn 3"), ("bf16", 9.0, "16-bit", "flash_attn 3"))]
+        self.assertEqual(self.figures(rows, "48 rows, fp8")[:2], [("**26.0**", "42.4"), (None, None)])
 
 
 def layer_row(form, way, us, **fields):
