@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Tests of bench/document_gpu.py on small records, as older and newer commands write them."""
 
+import json
 import pathlib
 import sys
 import tempfile
@@ -9,6 +10,17 @@ import unittest
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "bench"))
 
 import document_gpu
+import goals
+from recorded import rows_of
+
+
+def write_goals(page, name, alone, beside):
+    """Fills the page in as the one of that name, with rows of halftone alone and of runs beside peers."""
+    results, goal = page.parent, document_gpu.GOALS[f"docs/kernels/{name}"]
+    for files, rows in zip(goal[2:], (alone, beside)):
+        for file in files:
+            (results / file).write_text(json.dumps({"rows": rows}))
+    document_gpu.write_goals(page, results, *goal)
 
 
 def latent_row(form, **fields):
@@ -53,9 +65,9 @@ class LatentTables(unittest.TestCase):
         row = "| 8 heads, lists | words | old | old | [design](x.md) | counters |"
         with tempfile.TemporaryDirectory() as folder:
             page = pathlib.Path(folder) / "page.md"
-            page.write_text("\n".join(row.replace("8 heads, lists", work) for work in document_gpu.latent_goals()))
+            page.write_text("\n".join(row.replace("8 heads, lists", work) for work in goals.latent_goals()))
             peers = lists + [dict(lists[0], peer="flash_mla", us=12.0)]
-            document_gpu.write_goals(page, document_gpu.latent_goals(), lists, peers)
+            write_goals(page, "latent-measured.md", lists, peers)
             written = {line.split(" | ")[0]: line for line in page.read_text().splitlines()}
             self.assertEqual(written["| 8 heads, lists"], "| 8 heads, lists | words | **8.5 (94%)**, 10.0 (80%) | "
                              "**8.5 (94%)**, 10.0 (80%); 12.0 | [design](x.md) | counters |")
@@ -63,16 +75,16 @@ class LatentTables(unittest.TestCase):
                              "| 16 heads, lists | words |  |  | [design](x.md) | counters |")
             page.write_text(row)
             with self.assertRaises(SystemExit):
-                document_gpu.write_goals(page, document_gpu.latent_goals(), lists, peers)
+                write_goals(page, "latent-measured.md", lists, peers)
 
     def test_a_goal_beside_bf16_is_a_share_of_its_time(self):
         dense = dict(kind="dense_decode", top_k=None, context=4096, batch=128, gather_us=None)
         rows = [latent_row(form, us=us, **dense) for form, us in (("fp8-g128-f32", 9.0), ("bf16", 15.0))]
-        goal = document_gpu.latent_goals()["16 heads, all keys, fp8"][0]
+        goal = goals.latent_goals()["16 heads, all keys, fp8"][0]
         for row in rows:
             row["format"] = row["format_k"]
-        self.assertEqual(document_gpu.goal_figure(rows, *goal), ("**9.0 (0.60)**", None))
-        self.assertEqual(document_gpu.goal_figure(rows[:1], *goal), (None, None))
+        self.assertEqual(goals.goal_figure(rows, *goal), ("**9.0 (0.60)**", None))
+        self.assertEqual(goals.goal_figure(rows[:1], *goal), (None, None))
 
 
 def decode_row(form, us, **fields):
@@ -81,17 +93,17 @@ def decode_row(form, us, **fields):
 
 
 class DecodeGoals(unittest.TestCase):
-    GOALS = document_gpu.decode_goals()
+    GOALS = goals.decode_goals()
 
     def figures(self, rows, work):
-        return [document_gpu.goal_figure(rows, *goal) for goal in self.GOALS[work]]
+        return [goals.goal_figure(rows, *goal) for goal in self.GOALS[work]]
 
     def test_the_page_has_a_row_for_each_goal_and_keeps_its_words(self):
         source = document_gpu.ROOT / "docs/kernels/decode-goals.md"
         with tempfile.TemporaryDirectory() as folder:
             page = pathlib.Path(folder) / "page.md"
             page.write_text(source.read_text())
-            document_gpu.write_goals(page, self.GOALS, [decode_row("fp8", 25.0)], [])
+            write_goals(page, "decode-goals.md", [decode_row("fp8", 25.0)], [])
             before, after = (path.read_text().splitlines() for path in (source, page))
         self.assertEqual(len(before), len(after))
         for old, new in zip(before, after):
@@ -114,7 +126,7 @@ class DecodeGoals(unittest.TestCase):
         times = {"halftone bf16": 48.8, "halftone fp8": 32.0, "torch SDPA cudnn bf16": 49.5,
                  "torch SDPA flash bf16": 40.0}
         case["rows"] = [{"label": "sageattention", "why": "-"}, *({"label": x, "us": us} for x, us in times.items())]
-        rows = document_gpu.compared({"cases": [case]})
+        rows = rows_of({"cases": [case]})
         self.assertEqual([row.get("peer") for row in rows], [None, None, "torch SDPA cudnn", "torch SDPA flash"])
         self.assertEqual(self.figures(rows, "8/1 heads, beside cuDNN")[0], ("**48.8**", "49.5"))
         self.assertEqual(self.figures(rows, "8/1 heads, fp8")[0], (None, None))

@@ -71,19 +71,19 @@ class Page(unittest.TestCase):
             page = folder / "page.md"
             page.write_text("\n".join(f"| {work} | goal | old | old | designs | counters |" for work in goals)
                             + "\n| by hand | goal | 1.01 | | none | none |")
-            document_gpu.write_prefill_goals(page, folder)
+            document_gpu.write_goals(page, folder, *document_gpu.GOALS["docs/kernels/prefill-goals.md"])
             self.assertIn("| old | old |", page.read_text())  # no results
             tensors = recorded(764.0, "16-bit", "plain", HEADS, 128, False, 16384)
             for suite in ("prefill", "prefill-compare", "chunks-compare"):
                 (folder / f"{suite}-h200.json").write_text(json.dumps({"rows": [tensors]}))
-            document_gpu.write_prefill_goals(page, folder)
+            document_gpu.write_goals(page, folder, *document_gpu.GOALS["docs/kernels/prefill-goals.md"])
             written = {line.split(" | ")[0][2:]: line for line in page.read_text().splitlines()}
             self.assertEqual(written["bf16, head_dim 128, TFLOP/s"],
                              "| bf16, head_dim 128, TFLOP/s | goal | **764**, - | **764**, - | designs | counters |")
             self.assertEqual(written["by hand"], "| by hand | goal | 1.01 | | none | none |")
             page.write_text("| by hand | goal | 1.01 | | none | none |")
             with self.assertRaises(SystemExit):
-                document_gpu.write_prefill_goals(page, folder)
+                document_gpu.write_goals(page, folder, *document_gpu.GOALS["docs/kernels/prefill-goals.md"])
 
     def test_no_two_calls_of_a_row_are_the_same(self):
         for work, cells in prefill_goals.goals().items():
