@@ -25,6 +25,9 @@ else
 endif
 BUILD_HERE := build/$(PRESET_HERE)
 
+# ON: no build of the emulated tests without the check of machine code (`make emulated`).
+NEED_NVDISASM ?= OFF
+
 # A Python that has torch, for the tests of the Python package on the GPU; torch is too large to be installed for them.
 TORCH_PYTHON ?= $(shell python3 -c 'import numpy, pytest, torch, tvm_ffi, sys; print(sys.executable)' 2>/dev/null)
 
@@ -33,7 +36,8 @@ configure = cmake --preset $(1) $(2) >build/configure-$(1).log 2>&1 || { cat bui
 compile = cmake --build build/$(1) -j $(JOBS) $(if $(2),--target $(2))
 python = -DHALFTONE_PYTHON=$(CURDIR)/build/venv/bin/python
 package = -DHALFTONE_PYTHON_PACKAGE=ON -DHALFTONE_GLIBC=2.28
-cuda_options = -DCMAKE_CUDA_COMPILER=$(NVCC) $(python) -DHALFTONE_EMULATE=$(if $(GPU),OFF,ON)
+cuda_options = -DCMAKE_CUDA_COMPILER=$(NVCC) $(python) -DHALFTONE_EMULATE=$(if $(GPU),OFF,ON) \
+	-DHALFTONE_NEED_NVDISASM=$(NEED_NVDISASM)
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -69,7 +73,7 @@ cuda: ## compile the CUDA backend, its tests and the command (needs nvcc, not a 
 
 emulated: ## run tests of the CUDA backend on an emulator of the GPU (needs nvcc; GPU= on a machine that has one)
 	@$(setup) nvdisasm
-	@$(MAKE) --no-print-directory cuda
+	@$(MAKE) --no-print-directory cuda NEED_NVDISASM=ON
 	@$(call compile,cuda,halftone_emulated)
 	@scripts/ctest.sh build/cuda -L emulated
 

@@ -45,9 +45,13 @@ set(hints "${CUDAToolkit_BIN_DIR}")
 if(HALFTONE_PYTHON)
   execute_process(COMMAND "${HALFTONE_PYTHON}" -c "import sysconfig; print(sysconfig.get_path('purelib'))"
     OUTPUT_VARIABLE packages OUTPUT_STRIP_TRAILING_WHITESPACE)
-  list(APPEND hints "${packages}/nvidia/cu13/bin")
+  file(GLOB packaged "${packages}/nvidia/*/bin")
+  list(APPEND hints ${packaged})
 endif()
 find_program(HALFTONE_NVDISASM nvdisasm HINTS ${hints})
+if(HALFTONE_NEED_NVDISASM AND NOT HALFTONE_NVDISASM)
+  message(FATAL_ERROR "HALFTONE_NEED_NVDISASM is set, but there is no nvdisasm on PATH or in: ${hints}")
+endif()
 add_executable(instructions_test EXCLUDE_FROM_ALL tests/emulator/instructions_test.cc)
 target_link_libraries(instructions_test PRIVATE halftone_test_base GTest::gtest_main)
 target_compile_definitions(instructions_test PRIVATE HALFTONE_EMULATOR_PTX="${PROJECT_BINARY_DIR}/ptx"
@@ -66,6 +70,12 @@ endfunction()
 # Every kernel family, in cases that take some seconds each.
 halftone_emulate(emulator_test "*")
 halftone_emulate(instructions_test "*")
+if(HALFTONE_WERROR AND CMAKE_GENERATOR STREQUAL "Ninja")  # there are rules for nvcc, and all of them go by way of nvcc.sh
+  halftone_register_test(nvcc_launcher_test sh -c
+    [[grep -qe ' -x cu ' "$1" && ! grep -e ' -x cu ' "$1" | grep -vF "$2"]]
+    sh "${PROJECT_BINARY_DIR}/CMakeFiles/rules.ninja" "command = ${PROJECT_SOURCE_DIR}/cmake/nvcc.sh ")
+  set_tests_properties(nvcc_launcher_test PROPERTIES LABELS emulated)
+endif()
 halftone_emulate(adversarial_numerics_runner_test_emulated "*ExtremeWindows/cuda:*BadStaticScales/cuda")
 halftone_emulate(append_bytes_test_emulated "*Latent*/cuda:*BeyondTheirScales/cuda:*ManyMoreTokens/cuda")
 halftone_emulate(append_checks_test_emulated "*/cuda")

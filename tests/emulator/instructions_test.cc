@@ -94,14 +94,19 @@ std::vector<Kernel> machine_kernels_in(std::istream& code, const std::string& fi
 }
 
 std::vector<Kernel> disassembled(const fs::path& cubin, const std::string& file) {
-  const std::string command =
-      "'" + std::string(HALFTONE_NVDISASM) + "' -c -raw -ndf '" + cubin.string() + "' 2>/dev/null";
+  const fs::path said = fs::path(::testing::TempDir()) / ("nvdisasm-" + cubin.filename().string() + ".txt");
+  const std::string command = "'" + std::string(HALFTONE_NVDISASM) + "' -c -raw -ndf '" + cubin.string() +
+                              "' 2>'" + said.string() + "'";
   std::FILE* const pipe = popen(command.c_str(), "r");  // NOLINT(cert-env33-c)
   if (pipe == nullptr) throw std::runtime_error("no shell");
   std::string text, piece(1 << 16, '\0');
   while (const std::size_t bytes = std::fread(piece.data(), 1, piece.size(), pipe))
     text.append(piece, 0, bytes);
-  if (pclose(pipe) != 0) throw std::runtime_error(command + " failed");
+  const int status = pclose(pipe);
+  std::ostringstream why;
+  why << std::ifstream(said).rdbuf();
+  fs::remove(said);
+  if (status != 0) throw std::runtime_error(command + " failed: " + why.str());
   std::istringstream code(std::move(text));
   return machine_kernels_in(code, file);
 }
@@ -269,12 +274,13 @@ TEST(Instructions, OfPrefillInMachineCode) {
   if (std::string_view(HALFTONE_NVDISASM).empty()) GTEST_SKIP() << "no nvdisasm";
   const std::vector<Kernel> kernels =
       read_kernels(fs::path(HALFTONE_EMULATOR_PTX) / "src/cuda/prefill", ".cubin", disassembled);
-  Kinds all;
+  Kinds all;  // of the table, of which a smaller build has some rows
   for (std::size_t row = 0; row < kPrefillTable.size(); ++row) {
-    if (!is_built(kPrefillTable[row])) continue;
     const Kinds expected = machine_kinds(promised(kPrefillTable[row]));
-    EXPECT_EQ(fault(kernels, mangled("prefill", row), expected), "") << "row " << row;
+    EXPECT_FALSE(expected.empty()) << "row " << row;
     all.insert(expected.begin(), expected.end());
+    if (!is_built(kPrefillTable[row])) continue;
+    EXPECT_EQ(fault(kernels, mangled("prefill", row), expected), "") << "row " << row;
   }
   EXPECT_EQ(all.size(), 4u) << list(all);
   for (const Kernel& kernel : kernels) {

@@ -37,6 +37,7 @@ class NvccTest(unittest.TestCase):
                 ran, made = self.compile(note)
                 self.assertEqual((ran.returncode, ran.stdout, made), (1, "made\n", False))
                 self.assertTrue(ran.stderr.startswith(note + "\nnvcc.sh: error: "), ran.stderr)
+                self.assertIn("-DHALFTONE_WERROR=OFF", ran.stderr)
 
 
 if __name__ == "__main__":
