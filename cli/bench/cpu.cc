@@ -314,6 +314,15 @@ BenchRow time_append(const BenchCase& setup, int repeats) {
 
 }  // namespace
 
+double beyond_gemm(double both_us, double gemm_us) {
+  const double us = both_us - gemm_us;
+  if (us > 0) return us;
+  throw Error(ErrorCode::kUnsupported,
+              fmt::format("layers behind GEMMs took {:.2f} us and the GEMMs alone {:.2f}, which leaves "
+                          "nothing: not measured; use a longer --context, or more --batch.",
+                          both_us, gemm_us));
+}
+
 AppendTraffic append_traffic(const BenchCase& setup) {
   const KvCacheSpec spec = cache_spec(setup.shape);
   AppendTraffic traffic;

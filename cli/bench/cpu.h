@@ -42,6 +42,9 @@ struct BenchCase {
 
 /// Channels of the GEMM before a layer: of all query heads.
 inline int gemm_width(const ProblemShape& shape) { return shape.q_heads * shape.head_dim; }
+/// What layers add to GEMMs that take `gemm_us` alone. Throws Unsupported where that is not above 0: the two
+/// times were measured one after the other, and such a layer is shorter than what lies between them.
+double beyond_gemm(double both_us, double gemm_us);
 
 /// What a case over a latent cache does: "sparse_decode", "dense_decode", "sparse_prefill", "dense_prefill"
 /// or "append".

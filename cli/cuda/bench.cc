@@ -260,6 +260,9 @@ BenchRow Bench::attention(const BenchCase& setup) {
   const std::int64_t q_bytes = queries * shape.q_heads * shape.head_dim * 2;
   const DeviceBuffer q =
       device_activations(shape.dtype, setup.chain * queries, shape.q_heads, shape.head_dim, 4);
+  if (setup.gemm) {  // which writes it
+    check(cudaMemset(q.data(), 0xff, static_cast<std::size_t>(q.bytes())), "cudaMemset");
+  }
   const DeviceBuffer out(setup.chain * out_bytes);
   check(cudaMemset(out.data(), 0xff, static_cast<std::size_t>(out.bytes())), "cudaMemset");
   const DeviceBuffer space(static_cast<std::int64_t>(plan.workspace_bytes()));
@@ -315,12 +318,12 @@ BenchRow Bench::attention(const BenchCase& setup) {
       row.gemm_us = time_layers(setup.chain, repeats, [&](int layer, Stream stream) {
         projections->enqueue(layer, layers[static_cast<std::size_t>(layer)].q.data, stream);
       });
-      row.us -= row.gemm_us;
     }
     if (shape.rope_dim != 0) row.mhz = clock_layers(setup.chain, call);
   }
   require_written(out);
   if (step) require_clean(step->status);
+  if (projections) row.us = beyond_gemm(row.us, row.gemm_us);
   row.gflops = floor.flops / row.us / 1e3;
   if (prefill) return row;
   const Ceiling ceiling = shape.top_k > 0
