@@ -129,7 +129,7 @@ def layer_behind(rows):
         return None
     lines = layer_lines(rows, lambda own: ", ".join(us(r) for r in sorted(own, key=lambda r: r["early"])))
     gemm = lambda batch: statistics.median(r["gemm_us"] for r in rows if r["batch"] == batch)
-    heads = [f"{text}: late, early" if way == "none" else text for way, text in LAYERS.items()]
+    heads = [f"{text}: late, early" for text in LAYERS.values()]
     return table(["format", "batch", "GEMM", *heads],
                  [[n, batch, f"{gemm(batch):.1f}", *cells] for n, batch, *cells in lines])
 

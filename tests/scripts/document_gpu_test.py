@@ -3,9 +3,11 @@
 
 import json
 import pathlib
+import shutil
 import sys
 import tempfile
 import unittest
+from unittest import mock
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "bench"))
 
@@ -153,8 +155,8 @@ class LayerTables(unittest.TestCase):
         self.assertEqual(document_gpu.layer(self.ALONE + self.BEHIND).splitlines()[2:],
                          ["| int4-g32 | 8 | 25.6 | 27.7 | 25.7 |"])
         lines = document_gpu.layer_behind(self.ALONE + self.BEHIND).splitlines()
-        self.assertEqual(lines[0], "| format | batch | GEMM | attention alone: late, early | append() and run() "
-                                   "| run() appends |")
+        self.assertEqual(lines[0], "| format | batch | GEMM | attention alone: late, early "
+                                   "| append() and run(): late, early | run() appends: late, early |")
         self.assertEqual(lines[2:], ["| int4-g32 | 8 | 7.6 | 29.9, 28.9 | 31.9, 30.9 | 30.1, 29.1 |"])
 
     def test_what_stands_there_stays_where_no_row_is_behind_a_projection(self):
@@ -169,6 +171,23 @@ class LayerTables(unittest.TestCase):
             document_gpu.write_page(page, report, (document_gpu.layer_behind,))
             self.assertNotIn("by hand", page.read_text())
             self.assertIn("| 29.9, 28.9 |", page.read_text())
+
+
+class Pages(unittest.TestCase):
+    def test_the_pages_are_those_of_the_results(self):
+        root = document_gpu.ROOT
+        for _, results in document_gpu.PAGES:
+            self.assertTrue((root / "bench/results" / results).is_file(), results)
+        with tempfile.TemporaryDirectory() as folder:
+            copy = pathlib.Path(folder)
+            shutil.copytree(root / "docs", copy / "docs")
+            shutil.copytree(root / "bench/results", copy / "bench/results")
+            with mock.patch.object(document_gpu, "ROOT", copy):
+                document_gpu.main()
+            for page in sorted((root / "docs").rglob("*.md")):
+                name = page.relative_to(root)
+                with self.subTest(page=str(name)):
+                    self.assertEqual((copy / name).read_text(), page.read_text(), "run bench/document_gpu.py")
 
 
 if __name__ == "__main__":
