@@ -66,7 +66,8 @@ def capture(call: Callable[[], Any], device: str, schedule: Callable[[], Any] | 
 
 def _check(graph: Any, out: Any) -> None:
     """Replays once. Raises NotCaptured if that does not write all of ``out``, as where a package launches kernels on
-    another stream than torch's current one: these ran during the capture and are not in the graph."""
+    another stream than torch's current one: these ran during the capture and are not in the graph. That finds a last
+    kernel that is missing; results of one before it are in memory from the earlier calls."""
     import torch
 
     if not out.is_floating_point() or out.element_size() < 2:
