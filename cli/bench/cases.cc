@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kMaxContext = 1 << 24;
 constexpr int kMaxBatch = 1 << 20;
-constexpr std::string_view kPolicyFormats = "bf16,int8-head,int4-g32";
+constexpr std::string_view kPolicyFormats = "bf16,fp8,int8-head,int4-g32";
 constexpr std::string_view kDecodeFormats = "bf16,fp8,int8-head,int4-g32,int4-row";
 
 bool parse_number(std::string_view text, int low, int high, int& value) {

@@ -108,7 +108,7 @@ TEST(BenchTables, HoldTheShapesTheyAreNamedFor) {
     EXPECT_TRUE(c.with_schedule);
   }
   const std::vector<BenchCase> policies = cases_of("policies");
-  EXPECT_EQ(policies.size(), 4U * 3 * 3);  // shapes, formats, policies
+  EXPECT_EQ(policies.size(), 4U * 4 * 3);  // shapes, formats, policies
   EXPECT_EQ((distinct<SplitPolicy>(policies, [](const BenchCase& c) { return c.shape.policy; })).size(), 3U);
   const std::vector<BenchCase> geometry = cases_of("geometry");
   EXPECT_EQ((distinct<std::pair<int, int>>(
