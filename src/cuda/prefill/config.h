@@ -122,7 +122,7 @@ inline constexpr std::array kPrefillTable{
     e4m3(PrefillKeys::kCodes, 128, 3, 96, 3, 2, 1536, 8),                         // an H100: 928, 906
     e4m3(PrefillKeys::kCodes, 256, 2, 96, 3, 1, 1536, 3),                         // an H100: 1053, 985
     // us of 128 and of 256 rows over 131,072 keys of 8 KV heads, an H100
-    // (docs/kernels/prefill-codes-measured.md)
+    // (docs/kernels/prefill-codes-measured.md, of E4M3 prefill-fp8-measured.md)
     e4m3(PrefillKeys::kCodePages, 128, 2, 128, 3, 1, 1024, 12),  // 119, 191
     packed(parts::kFp8),                                         // 167, 282
     packed(parts::kFp8Token),                                    // 177, 300
