@@ -1,7 +1,7 @@
 """What is wanted of decode, of layers, of append and of latent attention on a GPU, and what recorded rows say of it:
 the columns of figures in docs/kernels/decode-goals.md and latent-measured.md, which bench/document_gpu.py writes."""
 
-from recorded import name, share, us
+from recorded import mark, name, share, us
 
 WANTED = {"bf16": (88, 95, 97), "fp8": (79, 92, 95), "int8-head": (79, 92, 95), "int4-g32": (72, 88, 91),
           "int4-row": (69, 86, 90)}  # share of the ceiling at batch 32, 128, 512
@@ -111,7 +111,7 @@ def goal_figure(rows, measure, wanted, *calls):
     else:
         met = round(time / ours[1]["us"], 2) <= wanted
         text += f" ({time / ours[1]['us']:.2f})"
-    return f"**{text}**" if met else text, us({"us": theirs}) if theirs else None
+    return mark(text, met), us({"us": theirs}) if theirs else None
 
 
 def column(rows, goals, beside):

@@ -4,6 +4,8 @@ table in docs/kernels/prefill-goals.md, which bench/document_gpu.py writes."""
 import math
 from typing import NamedTuple
 
+from recorded import mark, us
+
 FA3, CUDNN, FLASHINFER = "flash_attn 3", "torch SDPA cudnn", "flashinfer"
 SHORT = {FA3: "", CUDNN: " cuDNN", FLASHINFER: " FlashInfer"}  # FlashAttention-3 where nothing is said
 
@@ -131,8 +133,7 @@ def find(rows, wanted):
 
 def number(row, unit):
     """What a row has in a unit of Cell."""
-    value = row[unit]
-    return f"{value:.1f}" if unit == "us" and value < 1000 else f"{value:.0f}"
+    return us(row) if unit == "us" else f"{row[unit]:.0f}"
 
 
 def best(rows, calls):
@@ -152,10 +153,6 @@ def figure(rows, cell, beside):
     text = f"{ratio:.3f}" if cell.unit == "times" or cell.than else f"{number(ours, cell.unit)} ({ratio:.3f})"
     peer = number(theirs, cell.unit) + SHORT[theirs["peer"]] if theirs and cell.unit != "times" else None
     return mark(text, ratio >= cell.wanted), peer
-
-
-def mark(text, met):
-    return f"**{text}**" if met else text
 
 
 def column(rows, cells, beside):

@@ -16,6 +16,11 @@ def us(row):
     return f"{row['us']:.1f}" if row["us"] < 1000 else f"{row['us']:.0f}"
 
 
+def mark(text, met):
+    """Bold where a goal is met."""
+    return f"**{text}**" if met else text
+
+
 def rows_of(report):
     """The rows of a report; halftone.compare has those of decode by case, with a label in place of fields."""
     rows = list(report.get("rows", ()))
