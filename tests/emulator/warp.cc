@@ -76,6 +76,7 @@ template <class T>
 Run reduction(const Statement& s) {
   if (s.has("max")) return run_reduction<T, decltype([](T a, T b) { return std::max(a, b); })>;
   if (s.has("min")) return run_reduction<T, decltype([](T a, T b) { return std::min(a, b); })>;
+  if (s.has("add")) return run_reduction<T, decltype([](T a, T b) { return static_cast<T>(a + b); })>;
   if (s.has("or")) return run_reduction<T, decltype([](T a, T b) { return static_cast<T>(a | b); })>;
   if (s.has("and")) return run_reduction<T, decltype([](T a, T b) { return static_cast<T>(a & b); })>;
   return nullptr;

@@ -1,6 +1,6 @@
-// Builds schedules on the device: one block for each pass of a plan runs the phases of
+// Builds schedules of any size on the device: one block for each pass of a plan runs the phases of
 // planning::build_schedule in parallel. The blocks do not meet: each writes the lengths that the passes
-// share, and reads what it has written.
+// share, and reads what it has written. Small batches have phases of their own (small_line.h).
 #pragma once
 
 #include "cuda/schedule/params.h"
@@ -163,9 +163,10 @@ __device__ inline void add_unit_costs(const planning::Schedule& s) {
   }
 }
 
-__device__ inline void zero_arrivals(const PassBuildParams& pass, std::int64_t slots) {
-  for (std::int64_t i = threadIdx.x; i < slots * kArrivalCounters; i += kScheduleThreads)
-    pass.arrivals[i] = 0;
+__device__ inline void zero_arrivals(const PassBuildParams& pass, std::uint32_t slots) {
+  auto* const counters = reinterpret_cast<int4*>(pass.arrivals);
+#pragma unroll 1
+  for (std::uint32_t i = threadIdx.x; i < slots * (kArrivalCounters / 4); i += blockDim.x) counters[i] = {};
 }
 
 /// The last thing that is written.
@@ -183,7 +184,7 @@ __device__ inline void build_queue_block(const ScheduleBuildParams& p, const Pas
     pass.taken[0] = pass.taken[1] = 0;
   }
   __syncthreads();
-  zero_arrivals(pass, s.header->partials);
+  zero_arrivals(pass, static_cast<std::uint32_t>(s.header->partials));
   const std::int64_t items = planning::queue_items(*s.header);
   for (int w = threadIdx.x; w < s.params.workers; w += kScheduleThreads) {
     pass.list.counts[w] = w < items ? 1 : 0;
@@ -222,7 +223,7 @@ __device__ inline void build_schedule_block(const ScheduleBuildParams& p, const 
     slots_before += total[0];
   }
   __syncthreads();
-  zero_arrivals(pass, slots_before);
+  zero_arrivals(pass, static_cast<std::uint32_t>(slots_before));
   for (int w = thread; w < header.active; w += kScheduleThreads) list_items(s, pass.list, w);
   if (thread == 0) {
     header.partials = static_cast<std::int32_t>(slots_before);

@@ -10,7 +10,7 @@ namespace halftone::cuda {
 struct PassBuildParams {
   planning::Schedule schedule;  // all pointers into the workspace
   ItemList list;                // likewise
-  std::int32_t* arrivals;       // [slots, kArrivalCounters], zeroed here
+  std::int32_t* arrivals;       // [slots, kArrivalCounters], zeroed here; 16-byte aligned
   std::int32_t* taken;          // [2], likewise
 };
 
@@ -30,6 +30,14 @@ struct ScheduleBuildParams {
   std::int32_t counted, extra_counted;
   std::uint64_t plan_id;
 };
+
+/// Most requests (with lists: queries) and workers of a small batch: shared memory holds them.
+inline constexpr int kSmallBatch = 2048, kSmallWorkers = 255;
+
+/// Whether launch_schedule() takes the kernel for small batches, which gives the same schedules sooner. It is
+/// for lines, not queues, over pages. Whatever the lengths within the bounds, positions times workers + 1,
+/// and tokens of the requests together, are less than 2^31: the kernel counts in 32 bits.
+bool is_small_batch(const ScheduleBuildParams& params);
 
 /// cudaError_t as int. `stream` is a cudaStream_t.
 int launch_schedule(const ScheduleBuildParams& params, void* stream);
