@@ -1,207 +1,8 @@
 // The schedule that the device builds is the host's, field by field.
-#include <algorithm>
-#include <memory>
-#include <optional>
-
-#include "cuda/schedule/params.h"
-#include "tests/cuda/device_problem.h"
-#include "tests/plan/schedule_play.h"
+#include "tests/cuda/device_schedule.h"
 
 namespace halftone::testing {
 namespace {
-
-using namespace schedule_play;
-using cuda::DeviceItem;
-
-constexpr std::uint64_t kPlanId = 7;  // of schedule_play::Built
-
-template <class T>
-std::vector<T> download_all(const T* device, std::int64_t count) {
-  std::vector<T> host(static_cast<std::size_t>(count));
-  check_cuda(cudaMemcpy(host.data(), device, host.size() * sizeof(T), cudaMemcpyDeviceToHost));
-  return host;
-}
-
-template <class T>
-const T* upload_all(DeviceMemory& memory, const std::vector<T>& host) {
-  check_cuda(cudaMemcpy(memory.data(), host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice));
-  return reinterpret_cast<const T*>(memory.data());
-}
-
-WorkspaceParams sizes_of(const std::vector<const Built*>& hosts) {
-  return hosts.size() == 1 ? schedules_only({(*hosts[0])->params})
-                           : schedules_only({(*hosts[0])->params, (*hosts[1])->params});
-}
-
-/// First tokens of requests in plain K and V.
-std::vector<std::int32_t> first_keys(const std::vector<schedule_play::Request>& requests) {
-  std::vector<std::int32_t> cu_kv{0};
-  for (const schedule_play::Request& r : requests) cu_kv.push_back(cu_kv.back() + r.kv_len);
-  return cu_kv;
-}
-
-/// How the lengths are given. Without cu_q every request has max_q_len queries. `staged`: the last pass
-/// places staged keys.
-struct Given {
-  bool cu_q = true, cu_kv = false, staged = false;
-};
-
-/// The schedules of one or two passes and their lists of items, built on the device over bytes 0xFF.
-class DeviceBuilt {
- public:
-  /// For the parameters of `hosts`.
-  DeviceBuilt(const std::vector<const Built*>& hosts, const std::vector<schedule_play::Request>& requests,
-              Given given)
-      : sizes_(sizes_of(hosts)), cu_q_((requests.size() + 1) * 4), kv_lengths_((requests.size() + 1) * 4) {
-    sizes_.plain = given.cu_kv;
-    sizes_.passes[hosts.size() - 1].staged.keys = given.staged ? 1 : 0;
-    schedule_.emplace(static_cast<std::size_t>(carve_workspace(sizes_, nullptr).bytes));
-    std::vector<std::int32_t> cu_q{0}, kv_lengths;
-    for (const schedule_play::Request& r : requests) {
-      cu_q.push_back(cu_q.back() + r.q_len);
-      kv_lengths.push_back(r.kv_len);
-    }
-    check_cuda(cudaMemset(schedule_->data(), 0xff, schedule_->size()));
-    const Workspace workspace = carve_workspace(sizes_, reinterpret_cast<std::byte*>(schedule_->data()));
-    for (const Built* host : hosts) {
-      const PassMemory& own = *memory_.emplace_back(std::make_unique<PassMemory>(*host));
-      p_.passes[p_.count] = {workspace.passes[static_cast<std::size_t>(p_.count)].schedule,
-                             {reinterpret_cast<DeviceItem*>(own.items.data()),
-                              reinterpret_cast<std::int32_t*>(own.counts.data())},
-                             reinterpret_cast<std::int32_t*>(own.arrivals.data()),
-                             reinterpret_cast<std::int32_t*>(own.taken.data())};
-      ++p_.count;
-    }
-    if (given.cu_q) p_.cu_q = upload_all(cu_q_, cu_q);
-    (given.cu_kv ? p_.cu_kv : p_.kv_lengths) =
-        upload_all(kv_lengths_, given.cu_kv ? first_keys(requests) : kv_lengths);
-    p_.plan_id = kPlanId;
-    check_cuda(static_cast<cudaError_t>(cuda::launch_schedule(p_, nullptr)));
-    check_cuda(cudaDeviceSynchronize());
-  }
-  const cuda::PassBuildParams& pass(std::size_t index) const { return p_.passes[index]; }
-  bool guards_intact() const {
-    return schedule_->guards_intact() && cu_q_.guards_intact() && kv_lengths_.guards_intact() &&
-           std::all_of(memory_.begin(), memory_.end(), [](const auto& own) {
-             return own->items.guards_intact() && own->counts.guards_intact() &&
-                    own->arrivals.guards_intact() && own->taken.guards_intact();
-           });
-  }
-
- private:
-  struct PassMemory {
-    explicit PassMemory(const Built& host)
-        : items(static_cast<std::size_t>(host->params.workers) * cuda::kListedItems * sizeof(DeviceItem)),
-          counts(static_cast<std::size_t>(host->params.workers) * 4),
-          arrivals(static_cast<std::size_t>(host.max_slots()) * cuda::kArrivalCounters * 4),
-          taken(8) {
-      check_cuda(cudaMemset(taken.data(), 0xff, taken.size()));
-      check_cuda(cudaMemset(arrivals.data(), 0xff, arrivals.size()));
-    }
-    DeviceMemory items, counts, arrivals, taken;
-  };
-  WorkspaceParams sizes_;
-  std::optional<DeviceMemory> schedule_;
-  DeviceMemory cu_q_, kv_lengths_;  // or cu_kv
-  std::vector<std::unique_ptr<PassMemory>> memory_;
-  cuda::ScheduleBuildParams p_{};
-};
-
-auto fields(const ScheduleHeader& h) {
-  return std::tuple(h.magic, h.plan_id, h.total_steps, h.share, h.extra, h.active, h.unit_cost, h.partials,
-                    h.total_q, h.total_kv, h.units);
-}
-/// What a queue has beyond that.
-auto queue_fields(const ScheduleHeader& h) { return std::tuple(fields(h), h.cut_units, h.cut_parts); }
-auto fields(const WorkerStart& s) {
-  return std::tuple(s.position, s.request, s.kv_head, s.block, s.offset, s.before, s.steps, s.first, s.last,
-                    s.slot);
-}
-auto fields(const DeviceItem& i) {
-  const WorkItem& w = i.work;
-  return std::tuple(w.request, w.kv_head, w.row_begin, w.row_end, w.kv_begin, w.kv_end, w.partial, w.fold,
-                    w.finish, i.first_query, i.queries, i.keys, i.first_slot, i.parts, i.arrivals);
-}
-
-void expect_same_items(const Built& host, const cuda::PassBuildParams& device) {
-  const std::int64_t workers = host->params.workers;
-  const std::vector<std::int32_t> counts = download_all(device.list.counts, workers);
-  const std::vector<DeviceItem> items = download_all(device.list.items, workers * cuda::kListedItems);
-  for (std::int32_t w = 0; w < workers; ++w) {
-    cuda::ItemCursor cursor(*host, w);
-    std::int32_t count = 0;
-    for (DeviceItem item; count <= cuda::kListedItems && cursor.next(item); ++count) {
-      if (count == cuda::kListedItems) continue;
-      ASSERT_EQ(fields(items[static_cast<std::size_t>(w * cuda::kListedItems + count)]), fields(item))
-          << "item " << count << " of worker " << w;
-    }
-    ASSERT_EQ(counts[static_cast<std::size_t>(w)], count) << "worker " << w;
-  }
-}
-
-void expect_same_pass(const Built& host, const cuda::PassBuildParams& device) {
-  const planning::Schedule& built = device.schedule;
-  const ScheduleHeader header = download_all(built.header, 1)[0];
-  ASSERT_EQ(fields(header), fields(*host->header));
-  const std::int64_t batch = host->params.batch;
-  const std::vector<std::int64_t> first_step = download_all(built.first_step, batch + 1);
-  const std::vector<std::int32_t> cu_q = download_all(built.cu_q, batch + 1),
-                                  kv_lengths = download_all(built.kv_lengths, batch);
-  for (std::int64_t r = 0; r <= batch; ++r) {
-    const auto i = static_cast<std::size_t>(r);
-    ASSERT_EQ(first_step[i], host->first_step[r]) << "request " << r;
-    ASSERT_EQ(cu_q[i], host->cu_q[r]) << "request " << r;
-    if (r == batch) continue;
-    ASSERT_EQ(kv_lengths[i], host->kv_lengths[r]) << "request " << r;
-  }
-  ASSERT_EQ(built.staged == nullptr, host->staged == nullptr);
-  if (host->staged != nullptr) {
-    const std::vector<std::int32_t> staged = download_all(built.staged, batch),
-                                    cu_kv = download_all(built.cu_kv, batch);
-    for (std::int64_t r = 0; r < batch; ++r) {
-      ASSERT_EQ(staged[static_cast<std::size_t>(r)], host->staged[r]) << "request " << r;
-      ASSERT_EQ(cu_kv[static_cast<std::size_t>(r)], host->cu_kv[r]) << "request " << r;
-    }
-  }
-  for (const std::int32_t n :
-       download_all(device.arrivals, std::int64_t{host->header->partials} * cuda::kArrivalCounters)) {
-    ASSERT_EQ(n, 0);
-  }
-  if (host->params.queue_tokens > 0) {
-    ASSERT_EQ(queue_fields(header), queue_fields(*host->header));
-    ASSERT_EQ(download_all(device.taken, 2), (std::vector<std::int32_t>{0, 0}));
-    return;
-  }
-  const std::vector<WorkerStart> starts = download_all(built.starts, header.active + 1);
-  for (std::int32_t w = 0; w <= header.active; ++w)
-    ASSERT_EQ(fields(starts[static_cast<std::size_t>(w)]), fields(host->starts[w])) << "worker " << w;
-  expect_same_items(host, device);
-}
-
-void expect_same_schedule(const ScheduleParams& params, const std::vector<schedule_play::Request>& requests,
-                          std::int32_t slack, Given given = {}) {
-  const Built host(params, requests, slack, given.staged);
-  const DeviceBuilt device({&host}, requests, given);
-  ASSERT_TRUE(device.guards_intact());
-  expect_same_pass(host, device.pass(0));
-  if (::testing::Test::HasFatalFailure() || !given.cu_kv) return;
-  const std::vector<std::int32_t> cu_kv = first_keys(requests);
-  const std::vector<std::int32_t> copied =
-      download_all(device.pass(0).schedule.cu_kv, host->params.batch + 1);
-  ASSERT_TRUE(std::equal(copied.begin(), copied.end(), cu_kv.begin())) << "cu_kv";
-}
-
-/// Both passes of a plan, in one launch; kernels of few rows have smaller units.
-void expect_same_passes(const ScheduleParams& params, std::int32_t rows,
-                        const std::vector<schedule_play::Request>& requests, std::int32_t slack) {
-  auto [few, many] = divided(params, rows);
-  few.row_block = std::min(few.row_block, 16);
-  const Built first(few, requests, slack), second(many, requests, slack);
-  const DeviceBuilt device({&first, &second}, requests, {});
-  ASSERT_TRUE(device.guards_intact());
-  expect_same_pass(first, device.pass(0));
-  expect_same_pass(second, device.pass(1));
-}
 
 /// Both kinds of splits, with and without the cost of a unit, windows, empty requests.
 TEST(DeviceSchedule, RandomRaggedBatches) {
@@ -368,6 +169,113 @@ TEST(DeviceSchedule, HugeLengths) {
     params.queue_tokens = 3000;
     expect_same_schedule(params, requests, 0, {.staged = true});
   }
+}
+
+std::vector<schedule_play::Request> random_requests(int batch, std::int32_t max_q, std::int32_t max_kv) {
+  Random random(static_cast<std::uint64_t>(batch));
+  std::vector<schedule_play::Request> requests(static_cast<std::size_t>(batch));
+  for (schedule_play::Request& r : requests) {
+    r.q_len = static_cast<std::int32_t>(random.integer(0, max_q));
+    r.kv_len = static_cast<std::int32_t>(random.integer(0, max_kv));
+  }
+  requests[0] = {max_q, max_kv};
+  return requests;
+}
+
+/// What the kernel for small batches just takes and what it just does not, in every kind of schedule.
+void expect_same_of_every_kind(int batch, std::int32_t workers, bool small) {
+  SCOPED_TRACE(std::to_string(batch) + " requests, " + std::to_string(workers) + " workers");
+  const std::vector<schedule_play::Request> requests = random_requests(batch, 3, 400);
+  for (const bool absolute : {false, true}) {
+    for (const bool window : {false, true}) {
+      for (const bool equal : {false, true}) {
+        SCOPED_TRACE(fmt::format("absolute {}, window {}, equal {}", absolute, window, equal));
+        ScheduleParams params = make_params(2, 8, 16, absolute ? 8 : 6, workers, absolute);
+        params.unit_cost = absolute ? 0 : 3;
+        params.even_parts = true;
+        if (window) params.window_left = 100, params.window_right = 0;
+        const std::vector<schedule_play::Request> alike(requests.size(), {3, 400});
+        expect_same_schedule(params, equal ? alike : requests, 0, {.cu_q = !equal, .small = small});
+        if (::testing::Test::HasFatalFailure()) return;
+        if (!absolute) expect_same_passes(params, 8, requests, 0, small);
+        if (::testing::Test::HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+TEST(DeviceSchedule, LimitsOfSmallBatches) {
+  for (const int batch : {2047, 2048, 2049}) expect_same_of_every_kind(batch, 132, batch <= 2048);
+  for (const std::int32_t workers : {254, 255, 256}) {
+    for (const int batch : {7, 300}) expect_same_of_every_kind(batch, workers, workers <= 255);
+  }
+  expect_same_of_every_kind(2048, 255, true);
+}
+
+/// Positions times workers + 1, and tokens together, on both sides of 2^31.
+TEST(DeviceSchedule, NumbersOfSmallBatches) {
+  constexpr std::int32_t kStep = 16;
+  struct Case {
+    std::int32_t workers, batch, unit_cost, kv_len;
+    bool small;
+  };
+  const Case cases[] = {
+      {255, 1, 0, 8388607 * kStep, true}, {255, 1, 0, 8388608 * kStep, false},
+      {255, 1, 7, 8388600 * kStep, true}, {255, 1, 7, 8388601 * kStep, false},
+      {15, 4, 3, 33554428 * kStep, true}, {15, 4, 3, 33554429 * kStep, false},
+      {1, 2, 0, kMaxTokens - 1, true},    {1, 2, 0, kMaxTokens, false},
+      {3, 3, 0, INT32_MAX / 3, true},     {3, 3, 0, INT32_MAX / 3 + 1, false},
+      {7, 2048, 3, 1048575, true},        {7, 2048, 3, 1048576, false},
+  };
+  for (const Case& c : cases) {
+    for (const bool equal : {false, true}) {
+      for (const bool window : {false, true}) {
+        SCOPED_TRACE(fmt::format("{} workers, {} x {}, equal {}, window {}", c.workers, c.batch, c.kv_len,
+                                 equal, window));
+        ScheduleParams params = make_params(1, 1, 16, 4, c.workers, false);
+        params.unit_cost = c.unit_cost;
+        if (window) params.window_left = std::min(c.kv_len, kMaxTokens - 1);
+        std::vector<schedule_play::Request> requests(static_cast<std::size_t>(c.batch), {1, c.kv_len});
+        if (!equal && c.batch > 1) requests.back().kv_len -= 1000;
+        expect_same_schedule(params, requests, 0, {.small = c.small});
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+/// One list and two, with counts and without, of fewer queries than the plan has.
+TEST(DeviceSchedule, Lists) {
+  for (const std::int32_t queries : {1, 100, 2048, 2049}) {
+    for (const std::int32_t extra : {0, 500}) {
+      for (const bool counts : {false, true}) {
+        SCOPED_TRACE(fmt::format("{} queries, extra {}, counts {}", queries, extra, counts));
+        Lists lists{.top_k = 700, .extra_top_k = extra, .live = std::max(1, queries - 5)};
+        Random random(static_cast<std::uint64_t>(queries));
+        for (std::int32_t i = 0; counts && i < queries - 2; ++i) {
+          lists.counts.push_back(static_cast<std::int32_t>(random.integer(-1, 800)));
+          if (extra > 0) lists.extra_counts.push_back(static_cast<std::int32_t>(random.integer(-1, 600)));
+        }
+        std::vector<schedule_play::Request> requests;
+        for (std::int32_t r = 0; r < queries; ++r) requests.push_back(lists.request(r));
+        ScheduleParams params = make_params(1, 16, 16, 6, 132, false);
+        params.unit_cost = 3;
+        expect_same_schedule(params, requests, 100, {.lists = &lists, .small = queries <= 2048});
+        if (HasFatalFailure()) return;
+      }
+    }
+  }
+}
+
+/// Queues, staged keys and plain K and V are the other kernel's.
+TEST(DeviceSchedule, WhatIsNoSmallBatch) {
+  const std::vector<schedule_play::Request> requests(5, {1, 1000});
+  ScheduleParams params = make_params(2, 8, 16, 6, 132, false);
+  expect_same_schedule(params, requests, 0, {.small = true});
+  expect_same_schedule(params, requests, 0, {.cu_kv = true, .small = false});
+  params.queue_tokens = 3000;
+  expect_same_schedule(params, requests, 0, {.small = false});
+  expect_same_schedule(params, requests, 0, {.staged = true, .small = false});
 }
 
 }  // namespace
