@@ -201,9 +201,10 @@ inline constexpr int kRowClasses = kArrivalCounters;
 /// The classes of warp `warp` of `warps`, a divisor of their number unless there are no more groups than
 /// classes: the warp's groups are `warp`, `warp` + `warps`, ...
 __device__ inline std::uint32_t classes_of(int warp, int warps, int groups) {
-  std::uint32_t mask = 0;
-  for (int c = warp; c < min(kRowClasses, groups); c += warps) mask |= 1u << c;
-  return mask;
+  std::uint32_t every = 0;  // known when this is compiled, as `warps` mostly is
+#pragma unroll
+  for (int c = 0; c < kRowClasses; ++c) every |= (c % warps == 0 ? 1u : 0u) << c;
+  return every << warp & ((1u << min(kRowClasses, groups)) - 1);
 }
 
 /// Counts an arrival; true for the last one of `expected`, which leaves the counter at zero. What the others

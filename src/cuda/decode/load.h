@@ -7,99 +7,122 @@
 
 namespace halftone::cuda {
 
-/// Refills the ring of one team: one lane of a load warp. The block-table entries of the next piece are
-/// fetched when the piece before it is issued, so that no copy waits for them.
+/// Refills the rings of a load warp's teams, a lane for each tile of a piece. The block-table entries of the
+/// next piece are fetched when the piece before it is issued, so that no copy waits for them.
 template <DecodeConfig C>
 struct Loader {
   using Traits = DecodeTraits<C>;
+  static constexpr int kTiles = C.piece_tiles, kTeams = (C.teams + kLoadWarps - 1) / kLoadWarps;
+  static constexpr std::uint32_t kAll = (1u << kTiles) - 1;
+  static_assert(kTeams * kTiles <= 32 && (kTiles & (kTiles - 1)) == 0);
+  const int tile, team;
+  const bool loads;    // the lane has a team
+  bool ready = false;  // there is a piece to issue
   const std::int32_t* table;
   int item = -1;  // index of the item that the next piece belongs to
   int token = 0;  // its first token
   int end = 0;    // of the item's tokens
   int kv_head;
   int first_new;             // token that is to be written first; INT_MAX: there is none
-  int page[C.piece_tiles];   // of the piece's tiles
+  int page;                  // of the lane's tile
   RingPlace<C.stages> ring;  // where the piece goes
 
-  /// Looks up the first piece of the next item that has one for the team; false if the queue holds none now.
-  __device__ bool find(const DecodeParams& p, typename Traits::Shared& s, int team) {
-    while (item + 1 < s.queue.count) {
+  __device__ Loader(int warp, int lane)
+      : tile(lane % kTiles),
+        team(lane / kTiles * kLoadWarps + warp),
+        loads(lane < kTeams * kTiles && team < C.teams) {}
+
+  /// Looks up the first piece of the next item that has one for the team, if that is one of the first
+  /// `count`, which is the same for all lanes.
+  __device__ void find(const DecodeParams& p, const typename Traits::Shared& s, int count) {
+    while (item + 1 < count) {
       __threadfence_block();
       const DeviceItem& next = s.queue.items[++item % ItemQueue::kCapacity];
       const planning::WorkItem& work = next.work;
       token = work.kv_begin + team * Traits::kPieceTokens;
       end = work.kv_end;
-      if (token >= end) continue;
+      ready = token < end;
+      if (!ready) continue;
       table = table_row(p.cache, work.request);
       kv_head = work.kv_head;
       first_new = p.new_tokens_late ? first_new_token(next) : INT_MAX;
       look_up(p);
-      return true;
+      return;
     }
-    return false;
   }
-  /// Whether the piece's place in the ring is free, and its new tokens are there.
-  __device__ bool free(typename Traits::Shared& s, int team) const {
-    return barrier_passed(shared_address(&s.empty[team][ring.stage]), ring.empty_parity()) &&
-           (token + Traits::kPieceTokens <= first_new || has_appended<C>(s, item));
+  /// The first lane of each team whose place in the ring is free for its piece, and its new tokens are there.
+  __device__ std::uint32_t issuable(typename Traits::Shared& s) const {
+    const bool free = ready &&
+                      barrier_passed(shared_address(&s.empty[team][ring.stage]), ring.empty_parity()) &&
+                      (token + Traits::kPieceTokens <= first_new || has_appended<C>(s, item));
+    std::uint32_t all = __ballot_sync(~0u, free);
+#pragma unroll
+    for (int i = 1; i < kTiles; i *= 2) all &= all >> i;
+    return all & first_lanes();
   }
-  /// Issues the piece, tiles of a page in one copy, and looks up the next one; false if the item has none.
-  __device__ bool issue(const AttentionParams& p, typename Traits::Shared& s, int team,
+  /// Issues the pieces of the teams `go`, tiles of a page in one copy, and looks up their next ones.
+  __device__ void issue(const AttentionParams& p, typename Traits::Shared& s, std::uint32_t go, int lane,
                         std::uint64_t policy) {
     const CacheView& c = p.cache;
-    const std::uint32_t barrier = shared_address(&s.full[team][ring.stage]);
-    const std::uint32_t place = shared_address(s.ring[team][ring.stage]);
-    std::uint32_t live = 0;  // bit i: tile i is there
-#pragma unroll
-    for (int i = 0; i < C.piece_tiles; ++i) {
-      if (token + i * kTileTokens >= end) continue;
-      if (has_page(p, page[i])) live |= 1u << i;
-    }
+    const int first = lane - tile, at = token / kTileTokens + tile;
     const int last_tile = (1 << c.page_log2) / kTileTokens - 1;
-    std::uint32_t joined = 0;  // bit i: tile i stands behind tile i - 1, and is copied with it
-#pragma unroll
-    for (int i = 1; i < C.piece_tiles; ++i) {
-      if ((live >> (i - 1) & 3) == 3 && ((token / kTileTokens + i) & last_tile) != 0) joined |= 1u << i;
+    const bool own = go >> first & 1;
+    const bool exists = own && at * kTileTokens < end && has_page(p, page);
+    std::uint32_t live = exists,
+                  joined = 0;  // bit i: tile i is there; stands behind tile i - 1, copied with it
+    if constexpr (kTiles > 1) {
+      live = __ballot_sync(~0u, exists) >> first & kAll;
+      const bool follows = exists && tile > 0 && (live >> (tile - 1) & 1) && (at & last_tile) != 0;
+      joined = __ballot_sync(~0u, follows) >> first & kAll;
     }
-    const auto source = [&](int i) {
-      return page_head(c, page[i], kv_head) + ((token / kTileTokens + i) & last_tile) * c.tile_bytes;
-    };
-    // Each copy moves up to where it stands as far into a line as in its page, tiles of one copy together.
-    std::uint32_t shifts = 0;  // add_shift() of all tiles
+    const bool begins_copy = exists && !(joined >> tile & 1);
+    const std::uint8_t* const source = page_head(c, page, kv_head) + (at & last_tile) * c.tile_bytes;
+    const std::uint32_t barrier = shared_address(&s.full[team][ring.stage]);
+    std::uint32_t place = shared_address(s.ring[team][ring.stage]) + tile * c.tile_bytes, word = live;
     if constexpr (Traits::kShifts) {
-      int shift = 0;
+      const int shift = shift_of_tile(begins_copy, reinterpret_cast<std::uintptr_t>(source) - place);
+      place += shift;
+      word |= add_shift(tile, shift);
 #pragma unroll
-      for (int i = 0; i < C.piece_tiles; ++i) {
-        if ((live & ~joined) >> i & 1) {
-          const auto line = reinterpret_cast<std::uintptr_t>(source(i)) - (place + i * c.tile_bytes + shift);
-          shift += static_cast<int>(line % kLineBytes);
-        }
-        shifts |= add_shift(i, shift);
-      }
+      for (int i = 1; i < kTiles; i *= 2) word |= __shfl_xor_sync(~0u, word, i);
     }
-    s.live[team][ring.stage] = live | shifts;
-    barrier_expect_bytes(barrier, __popc(live) * c.tile_bytes);
-#pragma unroll
-    for (int i = 0; i < C.piece_tiles; ++i) {
-      if (!(live >> i & 1) || joined >> i & 1) continue;
-      const int tiles = __ffs(~(joined >> (i + 1)));
-      bulk_load(place + i * c.tile_bytes + shift_of(shifts, i), source(i), tiles * c.tile_bytes, barrier,
-                policy);
+    if (own && tile == 0) {
+      s.live[team][ring.stage] = word;
+      barrier_expect_bytes(barrier, __popc(live) * c.tile_bytes);
     }
+    if constexpr (kTiles > 1) __syncwarp();
+    if (begins_copy) {
+      const int tiles = __ffs(~(joined >> (tile + 1)));
+      bulk_load(place, source, tiles * c.tile_bytes, barrier, policy);
+    }
+    if (!own) return;
     ring.advance();
     token += C.teams * Traits::kPieceTokens;
-    if (token >= end) return false;
-    look_up(p);
-    return true;
+    ready = token < end;
+    if (ready) look_up(p);
   }
 
  private:
+  static constexpr std::uint32_t first_lanes() {  // of the teams
+    std::uint32_t lanes = 0;
+    for (int i = 0; i < kTeams; ++i) lanes |= 1u << i * kTiles;
+    return lanes;
+  }
   __device__ void look_up(const AttentionParams& p) {
+    const int at = token + tile * kTileTokens;
+    if (at < end) page = page_entry(p.cache, table, at >> p.cache.page_log2);
+  }
+  /// Each copy moves up to where it stands as far into a line as in its page, `distance` away, tiles of one
+  /// copy together.
+  __device__ int shift_of_tile(bool begins_copy, std::uintptr_t distance) const {
+    int shift = 0;
 #pragma unroll
-    for (int i = 0; i < C.piece_tiles; ++i) {
-      const int at = token + i * kTileTokens;
-      if (at < end) page[i] = page_entry(p.cache, table, at >> p.cache.page_log2);
+    for (int i = 0; i < kTiles; ++i) {
+      const int before = i == 0 ? 0 : __shfl_up_sync(~0u, shift, 1);
+      const int more = begins_copy ? static_cast<int>((distance - before) % kLineBytes) : 0;
+      if (tile == i) shift = before + more;
     }
+    return shift;
   }
 };
 
@@ -126,7 +149,7 @@ __device__ inline void init_barriers(typename DecodeTraits<C>::Shared& s, int la
 }
 
 /// A load warp: the first one sets up barriers and the worker's first items, and extends the item queue.
-/// Lane t of warp w refills the ring of team t * kLoadWarps + w, if there is one.
+/// Warp w refills the rings of teams w, w + kLoadWarps, ...
 template <DecodeConfig C>
 __device__ inline void load_worker(const DecodeParams& p, int worker, typename DecodeTraits<C>::Shared& s,
                                    int warp) {
@@ -146,19 +169,18 @@ __device__ inline void load_worker(const DecodeParams& p, int worker, typename D
     if (warp >= C.teams) return;
   }
   const std::uint64_t policy = evict_first_policy();
-  const int team = lane * kLoadWarps + warp;
-  const bool loads = team < C.teams;
-  Loader<C> loader;
-  bool ready = false;  // there is a piece to issue
+  Loader<C> loader(warp, lane);
 #pragma unroll 1
   while (true) {
-    if (__any_sync(~0u, loads && !ready)) {
+    if (__any_sync(~0u, loader.loads && !loader.ready)) {
       const bool more = __any_sync(~0u, s.queue.more);  // before what is there is looked at
-      if (loads && !ready) ready = loader.find(p, s, team);
-      if (!more && !__any_sync(~0u, ready)) break;
+      const int count = __shfl_sync(~0u, s.queue.count, 0);
+      if (loader.loads && !loader.ready) loader.find(p, s, count);
+      if (!more && !__any_sync(~0u, loader.ready)) break;
     }
-    if (ready && loader.free(s, team)) {
-      ready = loader.issue(p, s, team, policy);
+    const std::uint32_t go = loader.issuable(s);
+    if (go != 0) {
+      loader.issue(p, s, go, lane, policy);
     } else if (warp == 0 && lane == 0 && s.queue.more && !(p.appends && lags_behind<C>(s))) {
       s.queue.produce(p.schedule, bounds_of(p), worker);
     }

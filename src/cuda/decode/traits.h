@@ -44,7 +44,8 @@ struct DecodeTraits {
   static constexpr bool kComputeFinishes = kWarpgroups || C.row_groups > 1;
   static constexpr int kQueryWarps = kComputeFinishes ? kWarps : kFinishWarps;  // that bring queries
   // Per thread, of the compute warps and of the other warpgroup; 4 compute warps have plenty.
-  static constexpr bool kLargeFinish = kDim == 80 || kDim == 192;  // whose finish warps need more
+  static constexpr bool kLargeFinish =  // whose other warps need more
+      kDim == 80 || kDim == 192 || (kDim == 256 && C.v == parts::kInt4G128);
   static constexpr int kOtherRegisters = kComputeFinishes ? 56
                                          : kLargeFinish   ? 88
                                                           : 72,
