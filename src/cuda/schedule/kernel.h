@@ -164,6 +164,7 @@ __device__ inline void add_unit_costs(const planning::Schedule& s) {
 }
 
 __device__ inline void zero_arrivals(const PassBuildParams& pass, std::uint32_t slots) {
+  static_assert(kArrivalCounters % 4 == 0);
   auto* const counters = reinterpret_cast<int4*>(pass.arrivals);
 #pragma unroll 1
   for (std::uint32_t i = threadIdx.x; i < slots * (kArrivalCounters / 4); i += blockDim.x) counters[i] = {};

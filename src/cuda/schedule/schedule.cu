@@ -1,7 +1,5 @@
 #include <algorithm>
 
-#include "cuda/device/launch.h"
-#include "cuda/device/ptx.h"
 #include "cuda/schedule/kernel.h"
 #include "cuda/schedule/params.h"
 #include "cuda/schedule/small_items.h"
@@ -11,7 +9,6 @@ namespace {
 
 __global__ void __launch_bounds__(kScheduleThreads, 1)
     build(const __grid_constant__ ScheduleBuildParams params) {
-  wait_for_previous_kernel();
   const PassBuildParams& pass = params.passes[blockIdx.x];
   if (pass.schedule.params.queue_tokens > 0) {
     build_queue_block(params, pass);
@@ -25,7 +22,6 @@ template <bool kSimple>
 __global__ void __launch_bounds__(kScheduleThreads, 1)
     build_small(const __grid_constant__ small::Params params) {
   __shared__ small::Shared shared;
-  wait_for_previous_kernel();
   const unsigned pass = kSimple ? 0 : blockIdx.x;
   small::build_block<kSimple>(params.build, params.build.passes[pass], params.divisors[pass], shared);
 }
@@ -72,8 +68,8 @@ bool is_small_batch(const ScheduleBuildParams& params) {
 
 int launch_schedule(const ScheduleBuildParams& params, void* stream) {
   const auto launch = [&](auto* kernel, unsigned threads, const void* argument) {
-    return launch_early(reinterpret_cast<const void*>(kernel), dim3(params.count), dim3(threads), &argument,
-                        stream);
+    return cudaLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(params.count), dim3(threads),
+                            const_cast<void**>(&argument), 0, static_cast<cudaStream_t>(stream));
   };
   if (!is_small_batch(params)) return launch(&build, kScheduleThreads, &params);
   small::Params p{params, {}};

@@ -44,6 +44,9 @@ struct WarpSums {
   std::uint32_t keys, least, most;
 };
 
+// A thread for each worker, and one for the end; numbers of listed items in 16 bits.
+static_assert(kSmallWorkers < kScheduleThreads && kSmallWorkers * kListedItems <= UINT16_MAX + 1);
+
 struct Shared {
   std::uint32_t position[kSmallBatch + 1];  // before each request, at first steps alone
   std::uint32_t units[kSmallBatch + 1];     // before each request
