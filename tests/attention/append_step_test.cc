@@ -18,6 +18,8 @@ namespace {
 constexpr std::array kPolicies = {SplitPolicy::kReproducible, SplitPolicy::kFast,
                                   SplitPolicy::kBatchInvariant};
 
+constexpr std::array kRopes = {RopePairing::kNone, RopePairing::kHalf, RopePairing::kInterleaved};
+
 /// What a step leaves behind.
 struct After {
   Outputs outputs;
@@ -105,6 +107,48 @@ TEST_P(AppendStep, EveryNumberOfQueriesAndPolicy) {
         expect_same(appending(row));
         if (HasFailure()) return;
       }
+    }
+  }
+}
+
+/// Units of 64 packed rows, the kernels with rows as M: less than one and several of them for a KV head,
+/// which then read the same tiles; few workers, which have more items than a queue holds.
+TEST_P(AppendStep, UnitsOfManyRows) {
+  struct Shape {
+    int q_heads, kv_heads, queries, workers;
+  };
+  int n = 0;
+  for (const char* format : {"fp8", "int8-head", "int4-g32", "fp8-token-head", "int8-tensor", "int4-row"}) {
+    for (const Shape& shape : {Shape{16, 1, 3, 3}, Shape{32, 8, 9, 2}, Shape{32, 8, 16, 0},
+                               Shape{16, 1, 9, 5}, Shape{24, 1, 2, 1}}) {
+      ++n;
+      const auto i = static_cast<std::size_t>(n);
+      const int queries = shape.queries;
+      AttentionCase row;
+      row.name = std::string(format) + ", " + std::to_string(queries) + " queries of " +
+                 std::to_string(shape.q_heads) + " heads";
+      row.requests = {
+          {queries, queries}, {queries, 21}, {1, 300},      {queries, 64 + (queries + 1) / 2}, {0, 70},
+          {queries - 1, 530}, {2, 2},        {queries, 129}};
+      row.q_heads = shape.q_heads;
+      row.kv_heads = shape.kv_heads;
+      row.k_format = format;
+      row.page_size = n % 2 == 0 ? 64 : 16;
+      row.mask.causal = n % 4 != 0;
+      row.mask.window_left = n % 5 == 4 ? 150 : -1;
+      row.rotate_k = n % 6 == 5;
+      row.workers = shape.workers;
+      row.policy = kPolicies[i % 2];  // batch-invariant ones are prefill's
+      row.key_slack = 8192;           // no units of 8
+      row.seed = 300 + i;
+      row = appending(row, {.rope = kRopes[i % kRopes.size()], .slots = n % 4 == 3});
+      if (runner().device().type == DeviceType::kCuda) {
+        const Plan plan = runner().plan(attention_problem(row));
+        EXPECT_EQ(plan.info().config, "sm90-decode-64") << row.name;
+        EXPECT_TRUE(plan.info().fuses_append);
+      }
+      expect_same(row);
+      if (HasFailure()) return;
     }
   }
 }

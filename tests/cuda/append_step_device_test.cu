@@ -68,6 +68,7 @@ void project_late(const Copies& copies, long long clocks, cudaStream_t stream) {
 struct Step {
   const char *k, *v;
   int queries, head_dim;
+  int q_heads = 8, kv_heads = 2;
 };
 
 AttentionCase case_of(const Step& step) {
@@ -76,6 +77,8 @@ AttentionCase case_of(const Step& step) {
   row.k_format = step.k;
   row.v_format = step.v;
   row.head_dim = step.head_dim;
+  row.q_heads = step.q_heads;
+  row.kv_heads = step.kv_heads;
   row.mask.causal = true;
   for (const int keys : {16, 130, 700, 2051, 9000}) row.requests.push_back({step.queries, keys});
   return appending(row);
@@ -87,14 +90,16 @@ Tensor pages_of(const DeviceRun& device, const Problem& p) {
   return pages;
 }
 
-/// The table's kernels of one warp, of two row groups, of warpgroups and of mixed formats; a graph of four
-/// layers over one cache, each behind a projection that gives it Q, K and V late and had NaN there before.
+/// The table's kernels of one warp, of two row groups, of warpgroups, with rows as M and of mixed formats; a
+/// graph of four layers over one cache, each behind a projection that gives it Q, K and V late and had NaN
+/// there before.
 TEST(DeviceAppendStep, TokensOfAKernelThatStillRuns) {
   for (const Step& step :
        {Step{"int4-g32", "", 1, 128}, Step{"int4-g32", "", 2, 128}, Step{"int4-g32", "", 8, 128},
         Step{"bf16", "", 4, 128}, Step{"fp8", "", 4, 128}, Step{"int8-head", "", 2, 128},
         Step{"int8-g32", "", 8, 128}, Step{"bf16", "int4-g32", 2, 128}, Step{"bf16", "", 1, 64},
-        Step{"int4-row", "", 3, 256}}) {
+        Step{"int4-row", "", 3, 256}, Step{"fp8", "", 3, 128, 16, 1}, Step{"int8-head", "", 8, 128, 32, 8},
+        Step{"int4-g32", "", 3, 128, 16, 1}, Step{"fp8", "", 9, 128, 16, 1}}) {
     AttentionCase row = case_of(step);
     if (step.queries > 2) row = under_higher_bounds(row);  // no units of 8
     SCOPED_TRACE(row.name);

@@ -35,41 +35,53 @@ __device__ inline void append_side(const AppendParams& p, const AppendPart& part
   }
 }
 
-/// Writes all new tokens of the tiles that the item reads, K by the first finish warp and V by the second.
-/// Items that read the same tiles, row blocks of a request, each write them, the same bytes.
-template <DecodeConfig C>
-__device__ inline void append_item(const AppendParams& p, typename DecodeTraits<C>::Shared& s, int index,
-                                   int warp) {
-  const DeviceItem& item = s.queue.items[index % ItemQueue::kCapacity];
+/// Between a thread's stores of tokens and the flag that says so, and between that and copies that read them.
+__device__ inline void fence_tokens() {
+  __threadfence_block();
+  fence_async_global();
+}
+
+/// All new tokens of the tiles that the item reads, by a warp: append(first, end) writes those at positions
+/// [first, end), and copies may read them afterwards. Items that read the same tiles, row blocks of a
+/// request, each write them, the same bytes.
+template <class Append>
+__device__ inline void append_tiles(const AppendParams& p, const DeviceItem& item, const Append& append) {
   const int begin = max(item.work.kv_begin, first_new_token(item));
   const int end = min(item.keys, (item.work.kv_end + kTileTokens - 1) / kTileTokens * kTileTokens);
   if (item.queries > item.keys) {  // the schedule has no room for them
     set_status(p, kStatusBadPage);
   } else if (begin < end) {
-    if (C.k == C.v || warp == 0) {
-      append_side<C.k, C.head_dim>(p, p.parts[warp], item, begin, end);
-    } else {
-      append_side<C.v, C.head_dim>(p, p.parts[1], item, begin, end);
-    }
-    __threadfence_block();
-    fence_async_global();
+    append(begin, end);
+    fence_tokens();
   }
   __syncwarp();
+}
+
+/// The new tokens of item `index`, K by the first finish warp and V by the second.
+template <DecodeConfig C>
+__device__ inline void append_item(const AppendParams& p, typename DecodeTraits<C>::Shared& s, int index,
+                                   int warp) {
+  const DeviceItem& item = s.queue.items[index % ItemQueue::kCapacity];
+  append_tiles(p, item, [&](int first, int end) {
+    if (C.k == C.v || warp == 0) {
+      append_side<C.k, C.head_dim>(p, p.parts[warp], item, first, end);
+    } else {
+      append_side<C.v, C.head_dim>(p, p.parts[1], item, first, end);
+    }
+  });
   s.appended[warp] = index + 1;
 }
 
-/// Before the first item, once all that came before this kernel is visible.
-template <DecodeConfig C>
-__device__ inline void begin_appends(const DecodeParams& p, typename DecodeTraits<C>::Shared& s, int warp) {
+/// By kThreads threads of a block, before the first item, once all that came before this kernel is visible.
+/// `appended`: of the calling warp.
+template <int kThreads>
+__device__ inline void begin_appends(const DecodeParams& p, volatile int& appended, int thread) {
   if (!p.appends) {
-    __threadfence_block();
-    fence_async_global();  // the load warps' copies may read what the kernel before has appended
-    s.appended[warp] = INT_MAX;
+    fence_tokens();  // the load warps' copies may read what the kernel before has appended
+    appended = INT_MAX;
   }
   if (p.lengths == nullptr) return;
-  const int thread = thread_index() % (32 * kFinishWarps);
-  for (int i = blockIdx.x * 32 * kFinishWarps + thread; i < p.schedule.params.batch;
-       i += gridDim.x * 32 * kFinishWarps) {
+  for (int i = blockIdx.x * kThreads + thread; i < p.schedule.params.batch; i += gridDim.x * kThreads) {
     const int keys = p.schedule.kv_lengths[i];
     const int added = planning::q_length(p.schedule, i);
     if (added > 0 && added <= keys) p.lengths[i] = keys;
@@ -100,8 +112,7 @@ __device__ inline bool lags_behind(const typename DecodeTraits<C>::Shared& s) {
 template <DecodeConfig C>
 __device__ inline bool has_appended(const typename DecodeTraits<C>::Shared& s, int index) {
   if (s.appended[0] <= index || s.appended[1] <= index) return false;
-  __threadfence_block();
-  fence_async_global();
+  fence_tokens();
   return true;
 }
 

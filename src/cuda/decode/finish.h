@@ -42,7 +42,7 @@ __device__ inline void finish_worker(const DecodeParams& p, typename DecodeTrait
   hardware_barrier_wait<kFinishReady, 32 * (kFinishWarps + 1)>();
   wait_for_previous_kernel();
   let_next_kernel_start();  // not before: what the next one may read ahead is complete only now
-  begin_appends<C>(p, s, warp);
+  begin_appends<32 * kFinishWarps>(p, s.appended[warp], warp * 32 + lane);
   if (warp == 0 && !s.queue.has(0)) check_inputs(p, blockIdx.x, lane);
 #pragma unroll 1
   for (int index = -1; s.queue.has(index + 1); ++index) {

@@ -31,11 +31,6 @@ const Compiled& compiled_kernels() {
   return all;
 }
 
-bool has_rows_as_m(int variant) {
-  return variant >= 0 && variant != kUniversalKernel &&
-         kDecodeTable[static_cast<std::size_t>(variant)].family == Family::kRows;
-}
-
 /// Row of kDecodeTable for units of `rows` packed rows (0: of any number); -1 if there is none.
 int find_table_row(const AttentionProblem& problem, int rows) {
   const auto& kv = std::get<KvCacheSpec>(problem.kv);
@@ -93,17 +88,9 @@ CompiledKernel decode_kernel(const Plan::Impl& plan, const planning::Pass& pass,
 
 bool run_decode(const CompiledKernel& kernel, const Plan::Impl& plan, const AttentionArgs& args,
                 const planning::Workspace& workspace, std::size_t index, bool fused, Stream stream) {
-  const planning::Pass& pass = plan.passes()[index];
-  if (!has_rows_as_m(pass.variant)) {
-    const DecodeParams params = decode_params(plan, args, workspace, index, fused);
-    launch(kernel, &params, plan, pass, stream);
-    return params.lengths != nullptr;
-  }
-  AttentionParams p = attention_params(plan, args, workspace, index);
-  if (plan.problem.appends || args.new_tokens_late)
-    p.cache_settled = false;  // the kernel before it writes there
-  launch(kernel, &p, plan, pass, stream);
-  return false;
+  const DecodeParams params = decode_params(plan, args, workspace, index, fused);
+  launch(kernel, &params, plan, plan.passes()[index], stream);
+  return params.lengths != nullptr;
 }
 
 }  // namespace halftone::cuda

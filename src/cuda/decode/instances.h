@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(DecodeTraits<kDecodeTable[Row]>::kThreads, 1)
 
 template <int Row>
 __global__ void __launch_bounds__(DecodeRowsTraits<kDecodeTable[Row]>::kThreads, 1)
-    decode_rows(const __grid_constant__ AttentionParams params) {
+    decode_rows(const __grid_constant__ DecodeParams params) {
   using Shared = typename DecodeRowsTraits<kDecodeTable[Row]>::Shared;
   extern __shared__ __align__(1024) unsigned char rows_shared_bytes[];
   decode_rows_worker<kDecodeTable[Row]>(params, *reinterpret_cast<Shared*>(rows_shared_bytes));

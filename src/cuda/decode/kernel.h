@@ -168,7 +168,7 @@ __device__ inline void decode_worker(const DecodeParams& p, int worker, typename
       prefetch_inputs(p, worker, thread);
       hardware_barrier_wait<kFinishReady, 32 * (kFinishWarps + 1)>();
       wait_for_previous_kernel();
-      begin_appends<C>(p, s, thread / 32);
+      begin_appends<32 * kFinishWarps>(p, s.appended[thread / 32], thread);
       append_worker<C>(p, s, thread / 32);
       if (thread < 32) check_inputs(p, worker, thread);
     }

@@ -32,9 +32,10 @@ struct RowsConverter {
       begin(index);
       const DeviceItem& item = s.queue.items[index % ItemQueue::kCapacity];
       const PieceRange<Traits::kPieceTokens> range(item.work);
-      const int left = item.keys - range.first;
+      const unsigned end = piece + range.count;
+      int left = item.keys - range.first;
 #pragma unroll 1
-      for (int i = 0; i < range.count; ++i, ++piece) take(piece, left - i * Traits::kPieceTokens);
+      for (; piece != end; ++piece, left -= Traits::kPieceTokens) take(piece, left);
     }
   }
 

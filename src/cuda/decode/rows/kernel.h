@@ -2,10 +2,10 @@
 #pragma once
 
 #include "cuda/decode/finish.h"
+#include "cuda/decode/rows/append.h"
 #include "cuda/decode/rows/convert.h"
 #include "cuda/decode/rows/end.h"
 #include "cuda/decode/rows/load.h"
-#include "cuda/decode/rows/queries.h"
 
 namespace halftone::cuda {
 
@@ -41,7 +41,7 @@ __device__ inline void compute_rows(const AttentionParams& p, typename DecodeRow
 
 /// One worker of the schedule: a thread block.
 template <DecodeConfig C>
-__device__ inline void decode_rows_worker(const AttentionParams& p, typename DecodeRowsTraits<C>::Shared& s) {
+__device__ inline void decode_rows_worker(const DecodeParams& p, typename DecodeRowsTraits<C>::Shared& s) {
   using Traits = DecodeRowsTraits<C>;
   const int warp = thread_index() / 32, lane = thread_index() % 32;
   if (warp == Traits::kLoadWarp) start_rows<C>(p, s, lane);
@@ -53,7 +53,7 @@ __device__ inline void decode_rows_worker(const AttentionParams& p, typename Dec
     if (warp == Traits::kLoadWarp) {
       RowsLoader<C>{p, s, lane}.run();
     } else if (warp == Traits::kQueryWarp) {
-      bring_queries<C>(p, s, lane);
+      prepare_items<C>(p, s, lane);
     } else {
       RowsConverter<C>{s, warp - Traits::kKeyWarp, lane}.run_keys();
     }

@@ -4,6 +4,7 @@
 #include <iterator>
 
 #include "cuda/attention/pages.h"
+#include "cuda/decode/append.h"
 #include "cuda/decode/rows/traits.h"
 #include "cuda/device/ptx.h"
 
@@ -37,12 +38,20 @@ struct TableWindow {
 template <DecodeConfig C>
 struct RowsLoader {
   using Traits = DecodeRowsTraits<C>;
-  const AttentionParams& p;
+  static constexpr int kAhead = 2;
+  const DecodeParams& p;
   typename Traits::Shared& s;
   int lane;
 
-  /// Tiles of an item: a lane for each of a piece. `piece`: of all of the worker.
-  __device__ void load(const DeviceItem& item, unsigned& piece, std::uint64_t policy) const {
+  /// Pieces before the first one with new tokens, if those come late.
+  __device__ int settled_pieces(const DeviceItem& item, const PieceRange<Traits::kPieceTokens>& range) const {
+    if (!p.new_tokens_late) return range.count;
+    return min(max(first_new_token(item) - range.first, 0) / Traits::kPieceTokens, range.count);
+  }
+
+  /// Tiles of item `index`: a lane for each of a piece. `piece`: of all of the worker.
+  __device__ void load(int index, unsigned& piece, std::uint64_t policy) const {
+    const DeviceItem& item = s.queue.items[index % ItemQueue::kCapacity];
     const CacheView& c = p.cache;
     const PieceRange<Traits::kPieceTokens> range(item.work);
     const int tile = lane % C.piece_tiles, first = range.first / kTileTokens + tile;
@@ -51,27 +60,34 @@ struct RowsLoader {
     const std::uint8_t* const from = page_head(c, 0, item.work.kv_head);
     const std::uint32_t to = shared_address(s.tiles[0][tile]);
     TableWindow window(c, item.work, range.first, lane);
+    int i = 0, ready = settled_pieces(item, range);  // pieces that may be read
+    while (true) {
 #pragma unroll 1
-    for (int i = 0; i < range.count; ++i, ++piece) {
-      if (i % 8 == 0) window.advance();
-      const std::int32_t page = __shfl_sync(~0u, window.page, i % 8 * C.piece_tiles + tile);
-      const int place = first + i * C.piece_tiles, token = place * kTileTokens;
-      const bool has = lane < C.piece_tiles && token >= begin && token < end && has_page(p, page);
-      const std::uint32_t live = __ballot_sync(~0u, has);
-      const std::uint8_t* const source = from + page * c.page_stride + (place & place_mask) * c.tile_bytes;
-      const auto at = RingPlace<Traits::kStages>::of(piece);
-      const std::uint32_t full = shared_address(&s.full[at.stage]);
-      barrier_wait(shared_address(&s.empty[at.stage]), at.empty_parity());
-      if (lane == 0) {
-        s.live[at.stage] = live;
-        barrier_expect_bytes(full, __popc(live) * Traits::Tile::kBytes);
+      for (; i < ready; ++i, ++piece) {
+        if ((i & 7) == 0) window.advance();
+        const std::int32_t page = __shfl_sync(~0u, window.page, (i & 7) * C.piece_tiles + tile);
+        const int place = first + i * C.piece_tiles, token = place * kTileTokens;
+        const bool has = lane < C.piece_tiles && token >= begin && token < end && has_page(p, page);
+        const std::uint32_t live = __ballot_sync(~0u, has);
+        const std::uint8_t* const source = from + page * c.page_stride + (place & place_mask) * c.tile_bytes;
+        const auto at = RingPlace<Traits::kStages>::of(piece);
+        const std::uint32_t full = shared_address(&s.full[at.stage]);
+        barrier_wait(shared_address(&s.empty[at.stage]), at.empty_parity());
+        if (lane == 0) {
+          s.live[at.stage] = live;
+          barrier_expect_bytes(full, __popc(live) * Traits::Tile::kBytes);
+        }
+        __syncwarp();
+        if (has) {
+          bulk_load(to + at.stage * (C.piece_tiles * Traits::Tile::kBytes), source, Traits::Tile::kBytes,
+                    full, policy);
+        }
+        __syncwarp();
       }
-      __syncwarp();
-      if (has) {
-        bulk_load(to + at.stage * (C.piece_tiles * Traits::Tile::kBytes), source, Traits::Tile::kBytes, full,
-                  policy);
-      }
-      __syncwarp();
+      if (i == range.count) return;
+      while (s.appended <= index) __nanosleep(100);
+      fence_tokens();
+      ready = range.count;
     }
   }
 
@@ -80,10 +96,12 @@ struct RowsLoader {
     unsigned piece = 0;
 #pragma unroll 1
     for (int index = 0;; ++index) {
-      if (lane == 0) s.queue.extend(index, p.schedule, bounds_of(p), blockIdx.x);
+      // Of problems that append further items, so that new tokens are written before they are asked for.
+      const int ahead = p.appends ? kAhead : 0;
+      if (lane == 0) s.queue.extend(index + ahead, p.schedule, bounds_of(p), blockIdx.x);
       __syncwarp();
       if (!s.queue.has(index)) return;
-      load(s.queue.items[index % ItemQueue::kCapacity], piece, policy);
+      load(index, piece, policy);
     }
   }
 };
@@ -110,8 +128,8 @@ __device__ inline void init_rows(typename DecodeRowsTraits<C>::Shared& s, int wa
 
 /// By the load warp, before the block's first barrier.
 template <DecodeConfig C>
-__device__ inline void start_rows(const AttentionParams& p, typename DecodeRowsTraits<C>::Shared& s,
-                                  int lane) {
+__device__ inline void start_rows(const DecodeParams& p, typename DecodeRowsTraits<C>::Shared& s, int lane) {
+  if (lane == 0) s.appended = 0;
   if (!p.cache_settled) wait_for_previous_kernel();
   s.queue.start(ItemQueue::fetch(p.list, blockIdx.x, lane), bounds_of(p), lane);
 }

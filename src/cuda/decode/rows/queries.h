@@ -158,17 +158,4 @@ __device__ inline void bring_share(const AttentionParams& p, typename DecodeRows
   if (queries.lane == 0) barrier_arrive(shared_address(&s.queries_full[index % 2]));
 }
 
-/// The query warp: the first rows of all items but the first, which the compute warps bring while they wait
-/// for keys. The other rows are brought by the warps that convert V, between items.
-template <DecodeConfig C>
-__device__ inline void bring_queries(const AttentionParams& p, typename DecodeRowsTraits<C>::Shared& s,
-                                     int lane) {
-  wait_for_previous_kernel();
-  check_inputs(p, blockIdx.x, lane);
-#pragma unroll 1
-  for (int index = 1; s.queue.has(index); ++index) {
-    bring_share(p, s, RowsQueries<C>{p, 0, 1, lane}, index, 0, DecodeRowsTraits<C>::kQueryRows);
-  }
-}
-
 }  // namespace halftone::cuda

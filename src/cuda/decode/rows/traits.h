@@ -7,7 +7,8 @@
 //   convert  six warps: K and V of a piece become f16 in shared memory, V a tile for each of four warps, K
 //            two tiles for each of two
 //   load     a warp: bulk copies of whole tiles
-//   queries  a warp, and between items those that convert V: the next item's Q in f16
+//   queries  a warp, and between items those that convert V: the next item's Q in f16. The warp also writes
+//            the new tokens of problems that append (append.h)
 // docs/kernels/decode-rows.md derives the bounds.
 #pragma once
 
@@ -29,7 +30,7 @@ struct DecodeRowsTraits {
   static constexpr int kLoadWarp = 12;
   static constexpr int kQueryWarp = 13;
   static constexpr int kKeyWarp = 14, kKeyWarps = 2;  // that convert K
-  static constexpr int kQueryRows = 32;  // that the query warp brings; the warps that convert V the others
+  static constexpr int kQueryRows = 16;  // that the query warp brings; the warps that convert V the others
   static constexpr int kThreads = 512;
   static constexpr int kComputeThreads = 128 * kTeams;
   // Per thread; 128 for each of 512 at first.
@@ -78,6 +79,7 @@ struct DecodeRowsTraits {
     std::uint32_t key_live[kKeyStages];  // likewise
     // Of 4 bits, of each key warp's half of a piece: whether key_scales count.
     alignas(2) bool keys_scaled[kKeyStages][kKeyWarps];
+    volatile int appended;  // items whose new tokens are written
     ItemQueue queue;
   };
   static constexpr int kMaxShared = 227 * 1024;
