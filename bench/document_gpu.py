@@ -10,7 +10,7 @@ prefill-codes-measured.md, prefill-chunks-measured.md and latent-measured.md fro
     mla-compare-h200.json      python -m halftone.compare --suite mla --json FILE: beside FlashMLA
     prefill-compare-h200.json  python -m halftone.compare --suite prefill --json FILE: beside FlashAttention-3, cuDNN
     chunks-compare-h200.json   the same with --suite chunks
-    h200-decode-compare.json   the same with --suite decode: beside cuDNN
+    decode-cudnn-h200.json     the same with --suite decode: beside cuDNN
 
 each between its `<!-- figures: NAME -->` and the next `<!-- end -->`. Where there are no results, or none of a table's
 rows in them, what stands there stays. Of the tables of goals in decode-goals.md, latent-measured.md and
@@ -277,7 +277,7 @@ PAGES = {
 GOALS = {  # page -> its goals, what a row shows of rows and a goal, files of halftone alone, files beside peers
     "docs/kernels/decode-goals.md": (goals.decode_goals, goals.column,
                                      ("decode-h200.json", "layer-h200.json", "append-h200.json"),
-                                     ("chunks-compare-h200.json", "h200-decode-compare.json")),
+                                     ("chunks-compare-h200.json", "decode-cudnn-h200.json")),
     "docs/kernels/latent-measured.md": (goals.latent_goals, goals.column, ("mla-h200.json",),
                                         ("mla-compare-h200.json",)),
     "docs/kernels/prefill-goals.md": (prefill_goals.goals, prefill_goals.column, ("prefill-h200.json",),
