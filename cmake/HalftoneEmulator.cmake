@@ -77,8 +77,10 @@ if(HALFTONE_WERROR AND CMAKE_GENERATOR STREQUAL "Ninja")  # there are rules for 
   set_tests_properties(nvcc_launcher_test PROPERTIES LABELS emulated)
 endif()
 halftone_emulate(adversarial_numerics_runner_test_emulated "*ExtremeWindows/cuda:*BadStaticScales/cuda")
+halftone_emulate(adversarial_step_test_emulated "*WithoutRoom*/cuda")
 halftone_emulate(append_bytes_test_emulated "*Latent*/cuda:*BeyondTheirScales/cuda:*ManyMoreTokens/cuda")
 halftone_emulate(append_checks_test_emulated "*/cuda")
+halftone_emulate(append_step_test_emulated "*ManyRows/cuda")
 halftone_emulate(attention_device_test_emulated
   "*MixedFormats:*GraphReplay*:*ManyRowsOfAnySize:*RowsOfAUnit*:*TilesBesideLines:*UnitsOf32Rows")
 halftone_emulate(coded_device_test_emulated

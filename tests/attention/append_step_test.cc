@@ -153,6 +153,29 @@ TEST_P(AppendStep, UnitsOfManyRows) {
   }
 }
 
+/// Prompts beside single tokens whose units the kernels with rows as M take: append's own kernel comes before
+/// both, and the first pass advances the lengths.
+TEST_P(AppendStep, PromptsBesideManyRows) {
+  for (const char* format : {"fp8", "int8-head", "int4-g32"}) {
+    AttentionCase row;
+    row.name = std::string("24 rows of ") + format;
+    row.requests = {{1, 700}, {300, 500}, {1, 1}, {16, 16}, {0, 9}, {2, 65}};
+    row.q_heads = 24;
+    row.kv_heads = 1;
+    row.k_format = format;
+    row.mask.causal = true;
+    row.key_slack = 8192;  // no units of 8
+    row = appending(row);
+    if (runner().device().type == DeviceType::kCuda) {
+      const PlanInfo info = runner().plan(attention_problem(row)).info();
+      ASSERT_EQ(info.passes.size(), 2U);
+      EXPECT_EQ(info.passes[0].config, "sm90-decode-64");
+      EXPECT_FALSE(info.fuses_append);
+    }
+    expect_same(row);
+  }
+}
+
 /// Prompts and single tokens in one batch, each in its pass.
 TEST_P(AppendStep, TwoPasses) {
   for (const char* format : {"bf16", "int8-head", "int4-g32"}) {

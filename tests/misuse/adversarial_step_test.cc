@@ -210,14 +210,19 @@ TEST_P(Steps, BadEntriesDropTheirTokens) {
 }
 
 /// Where nobody checks lengths: tokens for which the bounds have no room are not written, and their rows are
-/// empty; the other requests get what they get without them. Of the second case a GPU's kernels of attention
-/// write the tokens.
+/// empty; the other requests get what they get without them. Of the second and third case a GPU's kernels of
+/// attention write the tokens, of the third those with rows as M.
 TEST_P(Steps, TokensWithoutRoomAreLeftOut) {
   AttentionCase fused;
   fused.k_format = "int4-g32";
   fused.mask.causal = true;
   fused.requests = {{1, 640}, {1, 128}, {1, 300}};
-  for (AttentionCase row : {step_case(), appending(fused)}) {
+  AttentionCase many = fused;
+  many.k_format = "int8-head";
+  many.requests = {{3, 640}, {3, 128}, {3, 300}};
+  many.q_heads = 16, many.kv_heads = 1;
+  many.key_slack = 8192;  // no units of 8
+  for (AttentionCase row : {step_case(), appending(fused), appending(many)}) {
     for (const int workers : {0, 1}) {
       row.workers = workers;
       const Problem p = make_problem(row);
