@@ -156,7 +156,7 @@ TEST_P(AppendStep, UnitsOfManyRows) {
 /// Prompts beside single tokens whose units the kernels with rows as M take: append's own kernel comes before
 /// both, and the first pass advances the lengths.
 TEST_P(AppendStep, PromptsBesideManyRows) {
-  for (const char* format : {"fp8", "int8-head", "int4-g32"}) {
+  for (const char* format : {"fp8", "int8-head", "int8-tensor"}) {
     AttentionCase row;
     row.name = std::string("24 rows of ") + format;
     row.requests = {{1, 700}, {300, 500}, {1, 1}, {16, 16}, {0, 9}, {2, 65}};
