@@ -68,8 +68,8 @@ struct Loader {
     const int last_tile = (1 << c.page_log2) / kTileTokens - 1;
     const bool own = go >> first & 1;
     const bool exists = own && at * kTileTokens < end && has_page(p, page);
-    std::uint32_t live = exists,
-                  joined = 0;  // bit i: tile i is there; stands behind tile i - 1, copied with it
+    std::uint32_t live = exists;  // bit i: tile i is there
+    std::uint32_t joined = 0;     // bit i: tile i stands behind tile i - 1, and is copied with it
     if constexpr (kTiles > 1) {
       live = __ballot_sync(~0u, exists) >> first & kAll;
       const bool follows = exists && tile > 0 && (live >> (tile - 1) & 1) && (at & last_tile) != 0;
