@@ -55,6 +55,7 @@ struct CaseStep {
   DType dtype = DType::kBFloat16;  ///< of their K and V
   RopePairing rope = RopePairing::kNone;
   bool slots = false;  ///< a slot mapping that skips some of them
+  int rope_dims = 0;   ///< that are rotated; 0: half of those that may be
 };
 
 /// One row of the table.

@@ -24,7 +24,8 @@ void set_lengths(const Cache& cache, const AttentionCase& row, bool with_step) {
 /// A table of angles for every position, and the positions of the new tokens.
 void fill_rope(Problem& p) {
   const auto& spec = std::get<KvCacheSpec>(p.problem.kv);
-  const int half = spec.rotary_dims() / 4;  // half of the dims that may be rotated pass through
+  const int dims = p.row.step.rope_dims;
+  const int half = (dims > 0 ? dims : spec.rotary_dims() / 2) / 2;
   const int rows = p.problem.max_kv_len;
   p.cos = Tensor(DType::kFloat32, {rows, half});
   p.sin = Tensor(DType::kFloat32, {rows, half});

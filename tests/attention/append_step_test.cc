@@ -153,6 +153,69 @@ TEST_P(AppendStep, UnitsOfManyRows) {
   }
 }
 
+/// Heads with a last block of 16 dims.
+struct HeadCase {
+  const char* format;
+  int head_dim, queries, q_heads, kv_heads, unit;  // packed rows
+};
+
+/// Every format that decode has kernels for, in units of 8 and of 16 rows.
+std::vector<HeadCase> head_cases() {
+  std::vector<HeadCase> cases;
+  for (const int head_dim : {80}) {
+    for (const char* format :
+         {"bf16", "fp16", "fp8", "fp8-static-head", "fp8-token-head", "int8-tensor", "int8-head", "int8-g32",
+          "int8-g64", "int8-g128", "int4-row", "int4-g32", "int4-g64", "int4-g128"}) {
+      const KvFormat f = parse_format(format);
+      if (f.granularity == Granularity::kGroup && head_dim % f.group_size != 0) continue;
+      cases.push_back({format, head_dim, 1, 4, 2, 8});
+      cases.push_back({format, head_dim, 7, 2, 1, 8});
+      cases.push_back({format, head_dim, 1, 28, 2, 16});
+      if (f.dynamic_scale()) cases.push_back({format, head_dim, 5, 42, 14, 16});
+    }
+  }
+  return cases;
+}
+
+/// With RoPE that leaves no dims, those beyond a half or others as they are, rotations, skipped tokens, and
+/// few workers, which cut units.
+TEST_P(AppendStep, HalfBlocks) {
+  int n = 0;
+  for (const HeadCase& c : head_cases()) {
+    ++n;
+    const auto i = static_cast<std::size_t>(n);
+    AttentionCase row;
+    row.name = std::string(c.format) + ", head_dim " + std::to_string(c.head_dim) + ", " +
+               std::to_string(c.queries) + " queries of " + std::to_string(c.q_heads) + " heads";
+    row.requests = {
+        {c.queries, c.queries}, {1, 70}, {c.queries, 21}, {0, 30}, {c.queries, 64 + c.queries / 2}};
+    row.q_heads = c.q_heads;
+    row.kv_heads = c.kv_heads;
+    row.head_dim = c.head_dim;
+    row.k_format = c.format;
+    row.page_size = n % 2 == 0 ? 64 : 16;
+    row.mask.causal = n % 4 != 0;
+    row.rotate_k = n % 4 == 1;
+    row.rotate_v = n % 5 == 1;
+    row.scale_k = row.offset_k = dtype_bits(parse_format(c.format).dtype) != 16 && n % 5 == 3;
+    row.workers = 3 + n % 3;
+    row.policy = kPolicies[c.q_heads == 28 ? 2 : i % 2];  // batch-invariant: units of 16
+    row.seed = 500 + i;
+    const std::array rope_dims = {c.head_dim, 0, 32};
+    row = appending(row, {.dtype = n % 2 == 0 ? DType::kBFloat16 : DType::kFloat16,
+                          .rope = kRopes[i % kRopes.size()],
+                          .slots = n % 7 == 3,
+                          .rope_dims = rope_dims[i / 3 % rope_dims.size()]});
+    if (runner().device().type == DeviceType::kCuda) {
+      const PlanInfo info = runner().plan(attention_problem(row)).info();
+      EXPECT_EQ(info.config, "sm90-decode-" + std::to_string(c.unit)) << row.name;
+      EXPECT_TRUE(info.fuses_append) << row.name;
+    }
+    expect_same(row);
+    if (HasFailure()) return;
+  }
+}
+
 /// Prompts beside single tokens whose units the kernels with rows as M take: append's own kernel comes before
 /// both, and the first pass advances the lengths.
 TEST_P(AppendStep, PromptsBesideManyRows) {

@@ -109,6 +109,29 @@ TEST(CudaUnits, ManyRowsAreUnitsOfFewWhereTheseAreFaster) {
   }
 }
 
+/// Of decode's table, but at head_dim 512; one scale for all heads takes append's own kernel.
+TEST(CudaUnits, KernelsWriteNewTokens) {
+  if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
+  int served = 0;
+  for (const NamedFormat& named : named_formats()) {
+    const KvFormat& format = named.format;
+    for (const int head_dim : {64, 80, 96, 128, 192, 256, 512}) {
+      if (format.granularity == Granularity::kGroup && head_dim % format.group_size != 0) continue;
+      for (const int group : {8, 16, 40}) {
+        const std::string name(named.name);
+        AttentionProblem p = problem_of({.format = name.c_str(), .head_dim = head_dim, .group = group});
+        p.appends = true;
+        const Plan made = plan(p);
+        if (made.info().config.find("sm90-decode-") != 0) continue;
+        ++served;
+        EXPECT_EQ(made.info().fuses_append, head_dim <= 256 && format.granularity != Granularity::kToken)
+            << name << ", head_dim " << head_dim << ", " << group << " rows";
+      }
+    }
+  }
+  EXPECT_GT(served, 0);
+}
+
 /// Where only prefill holds the rows of one query, and would stage the cache for it, decode takes them in
 /// several units.
 TEST(CudaUnits, SingleQueriesOfManyHeadsAreNotStaged) {

@@ -45,7 +45,7 @@ AppendPart append_part(const page::Part& part, const TensorView& input, const St
     a.min_away = static_cast<std::int32_t>(a.part.min_offset(0, 0) - first);
   }
   const int bits = dtype_bits(a.part.format.dtype);
-  for (int block = 0; part.order == KvOrder::kFragments && block < a.part.dim / 32; ++block) {
+  for (int block = 0; part.order == KvOrder::kFragments && block * 32 < a.part.dim; ++block) {
     const int strings = part.which == KvPart::kK ? 64 : 32, length = a.part.dim * bits * 2 / strings;
     const int pos = block * 64 * bits / strings;
     const int first = page::chunked(0, strings, length, pos);

@@ -19,8 +19,8 @@ struct AppendPart {
   page::Part part;
   std::int32_t segment_log2;  // a row fills 1 << segment_log2 lanes, idle ones included
   std::int32_t group_log2;    // 1 << group_log2 chunks of 8 dims share a scale
-  // Packed formats: the first string of a block of 32 dims, in bytes from the tile, and from there to the
-  // next string. Not of a last block of 16.
+  // Packed formats: the first string of a block of dims, in bytes from the tile, and from there to the
+  // next string.
   std::int32_t block_first[kMaxBlocks], block_step[kMaxBlocks];
   // Stored params: the first scale, in bytes from the tile, and from there to the next token's, the next
   // group's and the min.
@@ -73,11 +73,16 @@ HT_HOST_DEVICE inline bool ropes(const AppendParams& p, const AppendPart& part) 
   return part.part.which == KvPart::kK && p.pairing != RopePairing::kNone;
 }
 
-/// True for blocks of 32 dims, a load for each chunk, f16 scales, and angles of RoPE that a chunk has whole.
-HT_HOST_DEVICE inline bool is_whole(const AppendParams& p, const AppendPart& part) {
+/// True for a load for each chunk, f16 scales, and angles of RoPE that a chunk has whole.
+HT_HOST_DEVICE inline bool has_whole_chunks(const AppendParams& p, const AppendPart& part) {
   const int angles = p.pairing == RopePairing::kInterleaved ? kChunk / 2 : kChunk;
-  return loads_early(part) && part.part.dim % 32 == 0 && (!ropes(p, part) || p.rope_half % angles == 0) &&
+  return loads_early(part) && (!ropes(p, part) || p.rope_half % angles == 0) &&
          (!part.part.format.dynamic_scale() || part.part.format.scale_dtype == DType::kFloat16);
+}
+
+/// And for blocks of 32 dims.
+HT_HOST_DEVICE inline bool is_whole(const AppendParams& p, const AppendPart& part) {
+  return part.part.dim % 32 == 0 && has_whole_chunks(p, part);
 }
 
 /// True for the common case: nothing but the codec, which for 16 bits is none.

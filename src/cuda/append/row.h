@@ -60,7 +60,7 @@ __device__ __forceinline__ float load_input(DType type, const void* input, std::
 /// What rows may be: the fewer cases, the shorter the code.
 enum class RowKind : std::uint8_t {
   kAny,
-  kWhole,  // is_whole() holds
+  kWhole,  // has_whole_chunks() holds
   kPlain,  // is_plain() holds
 };
 
@@ -178,8 +178,8 @@ __device__ __forceinline__ void rope_row(const AppendParams& p, const AppendPart
   }
 }
 
-/// The same of a row for which is_whole() holds, in the least code: a dim at a time, whose angles share a
-/// sector with its neighbours'.
+/// The same of a row for which has_whole_chunks() holds, in the least code: a dim at a time, whose angles
+/// share a sector with its neighbours'.
 __device__ __forceinline__ void rope_whole_row(const AppendParams& p, const RowLane& lane,
                                                std::int64_t position, float (&x)[kChunk]) {
   const int half = p.rope_half, first = lane.chunk * kChunk;

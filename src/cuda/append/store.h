@@ -40,19 +40,18 @@ struct ChunkStore {
       token_bytes = part.dim * 2;
     } else {
       step = of.block_step[chunk / 4];
-      first = of.block_first[chunk / 4] + (rows ? chunk % 4 : chunk % 4 * 8) * step;
+      const int string = rows ? chunk % 4 : chunk % 4 * 8;
+      first = of.block_first[chunk / 4] + (tail() ? 2 * string : string) * step;
       token_bytes = 4 * step;
     }
   }
 
-  /// True in a last block of 16 dims, whose layout differs: it is written element by element.
+  /// True in a last block of 16 dims, of which a chunk is in twice as many strings, half as much in each.
   __device__ __forceinline__ bool tail() const { return kTails && kBits != 16 && chunk / 4 >= part.dim / 32; }
 
   /// Writes the bytes that belong to token `place` of the tile alone.
   __device__ __forceinline__ void token(const Codes& codes, int place, std::uint8_t* tile) const {
-    if (tail()) {
-      elements(codes, place, tile + part.data_offset);
-    } else if (rows) {
+    if (rows) {
       store_codes(codes, tile + first + place * token_bytes);
     } else {
       v_token(codes, place, tile);
@@ -107,18 +106,29 @@ struct ChunkStore {
 
   __device__ __forceinline__ void v_token(const Codes& codes, int place, std::uint8_t* tile) const {
     const int half = place % 2, pair = place / 8;
-    std::uint8_t* at = tile + first + place % 8 / 2 * step + pair * 4;
+    std::uint8_t* at = tile + first + place % 8 / 2 * step + pair * (kBits == 4 && tail() ? 2 : 4);
+    if constexpr (kBits == 4) {
+      if (tail()) {
 #pragma unroll
-    for (int i = 0; i < kChunk / 4; ++i, at += 4 * step) {
+        for (int i = 0; i < 4; ++i, at += 4 * step) {
+          at[half] = static_cast<std::uint8_t>(codes.words[0] >> 8 * i);
+        }
+        return;
+      }
+    }
+    const int third = tail() ? 4 * step : 8;  // bytes from the first of four dims to the third
+#pragma unroll
+    for (int i = 0; i < kChunk / 4; ++i, at += tail() ? 8 * step : 4 * step) {
       if constexpr (kBits == 4) {
         reinterpret_cast<std::uint16_t*>(at)[half] = static_cast<std::uint16_t>(codes.words[0] >> 16 * i);
       } else if constexpr (kOrder == page::VOrder::kBytes) {
         reinterpret_cast<std::uint16_t*>(at)[half] = static_cast<std::uint16_t>(codes.words[i]);
-        reinterpret_cast<std::uint16_t*>(at)[half + 4] = static_cast<std::uint16_t>(codes.words[i] >> 16);
+        reinterpret_cast<std::uint16_t*>(at)[half + third / 2] =
+            static_cast<std::uint16_t>(codes.words[i] >> 16);
       } else {
 #pragma unroll
         for (int d = 0; d < 4; ++d) {
-          at[d / 2 * 8 + d % 2 * 2 + half] = static_cast<std::uint8_t>(codes.words[i] >> 8 * d);
+          at[d / 2 * third + d % 2 * 2 + half] = static_cast<std::uint8_t>(codes.words[i] >> 8 * d);
         }
       }
     }
@@ -143,19 +153,6 @@ struct ChunkStore {
           at[to] = static_cast<std::uint8_t>(low >> own * 8);
           at[4 * step + to] = static_cast<std::uint8_t>(high >> own * 8);
         }
-      }
-    }
-  }
-
-  __device__ __forceinline__ void elements(Codes codes, int place, std::uint8_t* data) const {
-    constexpr int kPerByte = 8 / kBits;
-#pragma unroll 1
-    for (int i = 0; i < kChunk; i += kPerByte) {
-      data[part.place(place, chunk * kChunk + i).byte] = static_cast<std::uint8_t>(codes.words[0]);
-      codes.words[0] >>= 8;
-      if (kBits == 8) {
-        codes.words[0] |= codes.words[1] << 24;
-        codes.words[1] >>= 8;
       }
     }
   }

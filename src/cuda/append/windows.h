@@ -41,7 +41,7 @@ struct AppendTraits {
   static constexpr bool kTogether = kDims == 0;
   using Codec = codec::Codec<kType, kAsymmetric>;
   using Codes = ChunkCodes<Codec, kType, !kAny && kScale == AppendScale::kRow>;
-  using Store = ChunkStore<Codes, kType, kAny>;
+  using Store = ChunkStore<Codes, kType, kAny || kDims % 32 != 0>;
   using Params = ParamStore<kAsymmetric, !kAny>;
 
   /// The caller's scale and min of a head; codec::static_params() makes them params.

@@ -73,7 +73,7 @@ bool decode_appends(const AttentionProblem& problem, int variant) {
 }
 
 bool decode_appends(const AppendParams& step) {
-  return is_whole(step, step.parts[0]) && is_whole(step, step.parts[1]);
+  return has_whole_chunks(step, step.parts[0]) && has_whole_chunks(step, step.parts[1]);
 }
 
 CompiledKernel decode_kernel(const Plan::Impl& plan, const planning::Pass& pass, const AttentionArgs& args) {
