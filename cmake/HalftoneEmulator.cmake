@@ -80,7 +80,7 @@ halftone_emulate(adversarial_numerics_runner_test_emulated "*ExtremeWindows/cuda
 halftone_emulate(adversarial_step_test_emulated "*WithoutRoom*/cuda")
 halftone_emulate(append_bytes_test_emulated "*Latent*/cuda:*BeyondTheirScales/cuda:*ManyMoreTokens/cuda")
 halftone_emulate(append_checks_test_emulated "*/cuda")
-halftone_emulate(append_step_test_emulated "*ManyRows/cuda:*HalfBlocks/cuda")
+halftone_emulate(append_step_test_emulated "*ManyRows/cuda:*HalfBlocksAndWideRows/cuda")
 halftone_emulate(attention_device_test_emulated
   "*MixedFormats:*GraphReplay*:*ManyRowsOfAnySize:*RowsOfAUnit*:*TilesBesideLines:*UnitsOf32Rows")
 halftone_emulate(coded_device_test_emulated

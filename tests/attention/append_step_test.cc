@@ -153,16 +153,16 @@ TEST_P(AppendStep, UnitsOfManyRows) {
   }
 }
 
-/// Heads with a last block of 16 dims.
+/// Heads with a last block of 16 dims, and those of which a lane has two chunks.
 struct HeadCase {
   const char* format;
   int head_dim, queries, q_heads, kv_heads, unit;  // packed rows
 };
 
-/// Every format that decode has kernels for, in units of 8 and of 16 rows.
+/// Every format that decode has kernels for at these head_dims, in units of 8 and of 16 rows.
 std::vector<HeadCase> head_cases() {
   std::vector<HeadCase> cases;
-  for (const int head_dim : {80}) {
+  for (const int head_dim : {80, 512}) {
     for (const char* format :
          {"bf16", "fp16", "fp8", "fp8-static-head", "fp8-token-head", "int8-tensor", "int8-head", "int8-g32",
           "int8-g64", "int8-g128", "int4-row", "int4-g32", "int4-g64", "int4-g128"}) {
@@ -170,6 +170,7 @@ std::vector<HeadCase> head_cases() {
       if (f.granularity == Granularity::kGroup && head_dim % f.group_size != 0) continue;
       cases.push_back({format, head_dim, 1, 4, 2, 8});
       cases.push_back({format, head_dim, 7, 2, 1, 8});
+      if (head_dim == 512 && dtype_bits(f.dtype) == 16) continue;  // more than 8 rows are prefill's
       cases.push_back({format, head_dim, 1, 28, 2, 16});
       if (f.dynamic_scale()) cases.push_back({format, head_dim, 5, 42, 14, 16});
     }
@@ -179,7 +180,7 @@ std::vector<HeadCase> head_cases() {
 
 /// With RoPE that leaves no dims, those beyond a half or others as they are, rotations, skipped tokens, and
 /// few workers, which cut units.
-TEST_P(AppendStep, HalfBlocks) {
+TEST_P(AppendStep, HalfBlocksAndWideRows) {
   int n = 0;
   for (const HeadCase& c : head_cases()) {
     ++n;
@@ -201,7 +202,7 @@ TEST_P(AppendStep, HalfBlocks) {
     row.workers = 3 + n % 3;
     row.policy = kPolicies[c.q_heads == 28 ? 2 : i % 2];  // batch-invariant: units of 16
     row.seed = 500 + i;
-    const std::array rope_dims = {c.head_dim, 0, 32};
+    const std::array rope_dims = {c.head_dim, 0, c.head_dim == 80 ? 32 : 384};
     row = appending(row, {.dtype = n % 2 == 0 ? DType::kBFloat16 : DType::kFloat16,
                           .rope = kRopes[i % kRopes.size()],
                           .slots = n % 7 == 3,

@@ -91,8 +91,8 @@ Tensor pages_of(const DeviceRun& device, const Problem& p) {
 }
 
 /// The table's kernels of one warp, of two row groups, of warpgroups, with rows as M, of mixed formats and of
-/// a head_dim with half a block; a graph of four layers over one cache, each behind a projection that gives
-/// it Q, K and V late and had NaN there before.
+/// head_dims with half a block or two chunks of a lane; a graph of four layers over one cache, each behind a
+/// projection that gives it Q, K and V late and had NaN there before.
 TEST(DeviceAppendStep, TokensOfAKernelThatStillRuns) {
   for (const Step& step :
        {Step{"int4-g32", "", 1, 128}, Step{"int4-g32", "", 2, 128}, Step{"int4-g32", "", 8, 128},
@@ -100,7 +100,7 @@ TEST(DeviceAppendStep, TokensOfAKernelThatStillRuns) {
         Step{"int8-g32", "", 8, 128}, Step{"bf16", "int4-g32", 2, 128}, Step{"bf16", "", 1, 64},
         Step{"int4-row", "", 3, 256}, Step{"fp8", "", 3, 128, 16, 1}, Step{"int8-head", "", 8, 128, 32, 8},
         Step{"int4-g32", "", 3, 128, 16, 1}, Step{"fp8", "", 9, 128, 16, 1}, Step{"int8-head", "", 1, 80},
-        Step{"bf16", "", 2, 80}}) {
+        Step{"bf16", "", 2, 80}, Step{"int4-row", "", 1, 512}, Step{"fp8", "", 3, 512}}) {
     AttentionCase row = case_of(step);
     if (step.queries > 2) row = under_higher_bounds(row);  // no units of 8
     SCOPED_TRACE(row.name);

@@ -7,13 +7,15 @@
 
 namespace halftone::cuda {
 
-/// K or V of token `token` and KV head `head`: a lane's chunk, each segment of lanes a row of its own. The
-/// lanes of a warp take part together. `slot_of()`: the row's slot or -1, asked for while the row is loaded.
+/// K or V of token `token` and KV head `head`: a lane's chunk, or both of a wide row, each segment of lanes a
+/// row of its own. The lanes of a warp take part together. `slot_of()`: the row's slot or -1, asked for while
+/// the row is loaded.
 template <class Traits, class SlotOf>
 __device__ __forceinline__ void append_row(const AppendParams& p, const AppendPart& part, const RowLane& lane,
                                            std::int64_t token, int head, const SlotOf& slot_of) {
   static_assert(Traits::kScale != AppendScale::kToken);
-  Rows<Traits::kType, 1, Traits::kKind, Traits::kDim> rows;
+  constexpr int kHalves = is_wide(Traits::kDim) ? 2 : 1;
+  Rows<Traits::kType, 1, Traits::kKind, Traits::kDim, kHalves> rows;
   rows.first = token;
   rows.load(p, part, lane, head);
   const float2 given = Traits::given(part, min(head, p.kv_heads - 1));
@@ -21,32 +23,41 @@ __device__ __forceinline__ void append_row(const AppendParams& p, const AppendPa
   const bool wanted = slot >= 0;
   if (!__any_sync(~0u, wanted)) return;
   rows.transform(p, part, lane, head, wanted ? 1 : 0);
-  codec::Params params;
+  codec::Params params[kHalves];
   if constexpr (Traits::kScale == AppendScale::kGiven) {
     if (Traits::kPlain && Traits::kQuantised) rows.check(p, part, wanted ? 1 : 0);
-    params = codec::static_params(given.x, given.y);
-    if (Traits::kQuantised) check_given(p, params, lane.live && wanted);
+    params[0] = codec::static_params(given.x, given.y);
+    if (Traits::kQuantised) check_given(p, params[0], lane.live && wanted);
+    if (kHalves == 2) params[kHalves - 1] = params[0];
   } else {
-    codec::Range range[1];
-    rows.template extents<!Traits::kAsymmetric, Traits::kPlain>(p, part, wanted ? 1 : 0, range);
-    group_extents<!Traits::kAsymmetric>(lane, Traits::group_log2(part), range);
-    params = Traits::params_of(part, range[0]);
+    codec::Range ranges[kHalves];
+    rows.template extents<!Traits::kAsymmetric, Traits::kPlain>(p, part, wanted ? 1 : 0, ranges);
+    group_extents<!Traits::kAsymmetric, kHalves>(lane, Traits::group_log2(part), ranges);
+#pragma unroll
+    for (int h = 0; h < kHalves; ++h) params[h] = Traits::params_of(part, ranges[h]);
   }
-  typename Traits::Codes codes;
-  rows.encode(params, 0, codes);
-  const bool writes = lane.live && wanted;
-  if (!Traits::kTogether && !writes) return;
-  const int place = static_cast<int>(slot % kTileTokens);
-  std::uint8_t* at = tile_of(p, slot) + head * p.head_bytes;
-  const typename Traits::Store store(part, part.part.which, lane.chunk);
-  if constexpr (Traits::kTogether) {
-    store.token_together(codes, place, at, writes);
-    if (!writes) return;
-  } else {
-    store.token(codes, place, at);
-  }
-  if (Traits::kScale == AppendScale::kRow && (lane.chunk & ((1 << Traits::group_log2(part)) - 1)) == 0) {
-    typename Traits::Params(part, lane.chunk).token(params, place, at);
+#pragma unroll 1
+  for (int h = 0; h < kHalves; ++h) {
+    typename Traits::Codes codes;
+    rows.encode(params[0], 0, codes);
+    const bool writes = lane.live && wanted;
+    if (!Traits::kTogether && !writes) return;
+    const int place = static_cast<int>(slot % kTileTokens), chunk = rows.chunk_of(lane, h);
+    std::uint8_t* at = tile_of(p, slot) + head * p.head_bytes;
+    const typename Traits::Store store(part, part.part.which, chunk);
+    if constexpr (Traits::kTogether) {
+      store.token_together(codes, place, at, writes);
+      if (!writes) return;
+    } else {
+      store.token(codes, place, at);
+    }
+    if (Traits::kScale == AppendScale::kRow && (chunk & ((1 << Traits::group_log2(part)) - 1)) == 0) {
+      typename Traits::Params(part, chunk).token(params[0], place, at);
+    }
+    if constexpr (kHalves == 2) {
+      rows.take_half();
+      params[0] = params[1];
+    }
   }
 }
 

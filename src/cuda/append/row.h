@@ -119,6 +119,22 @@ __device__ __forceinline__ void load_angles(const float* at, bool aligned, float
   }
 }
 
+/// Value `x` of dim `d` as rope::rotate() leaves it, its partner read from the input. `row`: element offset
+/// of the input.
+__device__ __forceinline__ float rope_dim(const AppendParams& p, const AppendPart& part, std::int64_t row,
+                                          std::int64_t position, int d, float x) {
+  const int half = p.rope_half;
+  if (d >= 2 * half) return x;
+  const int angle = p.pairing == RopePairing::kInterleaved ? d / 2 : d % half;
+  const rope::Pair pair = rope::pair_of(p.pairing, angle, half);
+  const bool is_first = d == pair.first;
+  const float other = load_input(part.input_type, part.input, row + (is_first ? pair.second : pair.first));
+  const std::int64_t at = position * half + angle;
+  const rope::Rotated r =
+      rope::rotate_pair(is_first ? x : other, is_first ? other : x, __ldg(p.cos + at), __ldg(p.sin + at));
+  return is_first ? r.first : r.second;
+}
+
 /// rope::rotate() of a row in the table's row `position`; -1 leaves it as it is. All lanes take part. `row`:
 /// element offset of the input, where dims are read whose partner lies across lanes at no fixed distance, or
 /// `kWide`, in the other half.
@@ -158,19 +174,7 @@ __device__ __forceinline__ void rope_row(const AppendParams& p, const AppendPart
   } else if (position >= 0) {
 #pragma unroll 1
     for (int i = 0; i < kChunk; ++i) {
-      const int d = first + i;
-      const bool interleaved = p.pairing == RopePairing::kInterleaved;
-      float value = x[0];
-      if (d < 2 * half) {
-        const int angle = interleaved ? d / 2 : d % half;
-        const rope::Pair pair = rope::pair_of(p.pairing, angle, half);
-        const bool is_first = d == pair.first;
-        const float other =
-            load_input(part.input_type, part.input, row + (is_first ? pair.second : pair.first));
-        const rope::Rotated r = rope::rotate_pair(is_first ? value : other, is_first ? other : value,
-                                                  __ldg(cos_row + angle), __ldg(sin_row + angle));
-        value = is_first ? r.first : r.second;
-      }
+      const float value = rope_dim(p, part, row, position, first + i, x[0]);
 #pragma unroll
       for (int j = 0; j + 1 < kChunk; ++j) x[j] = x[j + 1];
       x[kChunk - 1] = value;

@@ -13,7 +13,8 @@ struct Rows {
   static constexpr bool kPlain = kKind == RowKind::kPlain, kAny = kKind == RowKind::kAny;
   static constexpr bool kCopies = kPlain && dtype_bits(kType) == 16;
   static constexpr int kChunks = kRows * kHalves;
-  static_assert(kAny || kHalves == 1);
+  static_assert(!kPlain || kHalves == 1);
+  static constexpr bool kLoops = kHalves == 2 && !kAny;  // takes a dim at a time: the least code
   std::int64_t first;
   std::int32_t position[kRows];  // for RoPE
   const std::uint16_t* from;     // chunk of row 0 in an input that loads early
@@ -92,12 +93,21 @@ struct Rows {
             of.chunk = chunk_of(lane, h);
             rope_row<kHalves == 2>(p, part, of, offset(k), row, x[k * kHalves + h]);
           }
+        } else if constexpr (kLoops) {
+          if (row < 0) continue;
+          each_dim(lane, [&](int d, float value) { return rope_dim(p, part, offset(0), row, d, value); });
         } else {
           rope_whole_row(p, lane, row, x[k]);
         }
       }
     }
-    if (part.channels.any() && lane.live) treat_channels(p, part, lane, head, wanted);
+    if (part.channels.any() && lane.live) {
+      if constexpr (kLoops) {
+        loop_channels(p, part, lane, head, wanted);
+      } else {
+        treat_channels(p, part, lane, head, wanted);
+      }
+    }
     if (part.part.rotated) {
 #pragma unroll
       for (int k = 0; k < kRows; ++k) {
@@ -142,6 +152,12 @@ struct Rows {
     }
   }
 
+  /// Chunk 1 takes the place of chunk 0.
+  __device__ __forceinline__ void take_half() {
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) x[0][i] = x[1][i];
+  }
+
   /// The codes of chunk c. `kWithin`: as of ChunkCodes.
   template <bool kWithin = false, class Codes>
   __device__ __forceinline__ void encode(const codec::Params& params, int c, Codes& out) const {
@@ -177,6 +193,34 @@ struct Rows {
   }
 
  private:
+  /// treat_channels() by each_dim().
+  __device__ __forceinline__ void loop_channels(const AppendParams& p, const AppendPart& part,
+                                                const RowLane& lane, int head, unsigned wanted) {
+    bool good = true;
+    const std::int64_t channels = std::int64_t{head} * part.part.dim;
+    each_dim(lane, [&](int d, float value) {
+      const float offset = part.channels.offset_at(channels + d);
+      const float inverse = part.channels.inverse_at(channels + d);
+      good = good && Channels::is_offset(offset) && Channels::is_scale(inverse);
+      return codec::ht_mul(codec::ht_sub(value, offset), inverse);
+    });
+    if (!good && wanted != 0) set_status(p, kStatusBadScale);
+  }
+
+  /// Replaces a lane's values of a row by to(dim, value), in the least code: one at a time.
+  template <class To>
+  __device__ __forceinline__ void each_dim(const RowLane& lane, const To& to) {
+    static_assert(kRows == 1);
+#pragma unroll 1
+    for (int i = 0; i < kHalves * kChunk; ++i) {
+      const float value = to(chunk_of(lane, i / kChunk) * kChunk + i % kChunk, x[0][0]);
+#pragma unroll
+      for (int j = 0; j + 1 < kHalves * kChunk; ++j)
+        x[j / kChunk][j % kChunk] = x[(j + 1) / kChunk][(j + 1) % kChunk];
+      x[kHalves - 1][kChunk - 1] = value;
+    }
+  }
+
   /// The rows' codes: what came in, clamped where append does not accept it, which sets the status.
   __device__ __forceinline__ void copy(const AppendParams& p, unsigned wanted) {
 #pragma unroll

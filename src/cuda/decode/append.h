@@ -19,8 +19,9 @@ template <PartConfig P, int kDim>
 __device__ inline void append_side(const AppendParams& p, const AppendPart& part, const DeviceItem& item,
                                    int first, int end) {
   constexpr AppendScale kScale = P.mode == ScaleMode::kStatic ? AppendScale::kGiven : AppendScale::kRow;
-  constexpr int kSegment = std::bit_ceil(unsigned{kDim} / kChunk);  // lanes of a row
-  constexpr int kGroup = P.mode == ScaleMode::kBlock ? P.group_blocks * 32 / kChunk : kSegment;
+  constexpr int kRow = std::bit_ceil(unsigned{kDim} / kChunk);
+  constexpr int kSegment = kRow < 32 ? kRow : 32;  // lanes of a row
+  constexpr int kGroup = P.mode == ScaleMode::kBlock ? P.group_blocks * 32 / kChunk : kRow;
   using Traits = AppendTraits<P.dtype, P.asymmetric, kScale, RowKind::kWhole, kDim, kGroup>;
   const RowLane lane(kDim, std::countr_zero(unsigned{kSegment}), thread_index() % 32);
 #pragma unroll 1
@@ -91,14 +92,12 @@ __device__ inline void begin_appends(const DecodeParams& p, volatile int& append
 /// A warp that has nothing else to do.
 template <DecodeConfig C>
 __device__ inline void append_worker(const DecodeParams& p, typename DecodeTraits<C>::Shared& s, int warp) {
-  if constexpr (appends(C)) {
-    if (!p.appends) return;
+  if (!p.appends) return;
 #pragma unroll 1
-    for (int index = 0;; ++index) {
-      while (s.queue.count <= index && s.queue.more) __nanosleep(200);
-      if (!s.queue.has(index)) return;
-      append_item<C>(p.append, s, index, warp);
-    }
+  for (int index = 0;; ++index) {
+    while (s.queue.count <= index && s.queue.more) __nanosleep(200);
+    if (!s.queue.has(index)) return;
+    append_item<C>(p.append, s, index, warp);
   }
 }
 

@@ -35,9 +35,6 @@ constexpr int rows_of(const DecodeConfig& c) { return 8 * c.row_tiles * c.row_gr
 
 constexpr int team_warps(const DecodeConfig& c) { return c.family == Family::kWarp ? c.row_groups : 4; }
 
-/// Whether a kernel writes new tokens: its code for that knows a chunk of a row only.
-constexpr bool appends(const DecodeConfig& c) { return c.head_dim <= 256; }
-
 /// Formats of K and V alike. What a named format does not use goes to the universal kernel.
 /// Beside a row, here and below: us of 32 and of 128 requests of 8,192 keys, 8 query heads over one, head_dim
 /// 128, on an H200 (the universal kernel: 113 to 117 and 403 to 418).

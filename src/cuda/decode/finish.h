@@ -49,9 +49,7 @@ __device__ inline void finish_worker(const DecodeParams& p, typename DecodeTrait
     const DeviceItem& next = s.queue.items[(index + 1) % ItemQueue::kCapacity];
     QueryLoader<C>::load(p, next, s.queries[index + 1 & 1], warp);
     barrier_arrive(shared_address(&s.queries_full[(index + 1) % 2]));
-    if constexpr (appends(C)) {
-      if (p.appends) append_item<C>(p.append, s, index + 1, warp);
-    }
+    if (p.appends) append_item<C>(p.append, s, index + 1, warp);
     __syncwarp();
     if (lane == 0 && next.first_slot >= 0) {
       prefetch_to_l2(p.arrivals + std::int64_t{next.first_slot} * kArrivalCounters);

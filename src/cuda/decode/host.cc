@@ -67,7 +67,7 @@ int decode_variant(const AttentionProblem& problem, const planning::Kernel& kern
 }
 
 bool decode_appends(const AttentionProblem& problem, int variant) {
-  if (variant < 0 || variant == kUniversalKernel || !appends(kDecodeTable[variant])) return false;
+  if (variant < 0 || variant == kUniversalKernel) return false;
   const auto& kv = std::get<KvCacheSpec>(problem.kv);  // of which an item has one KV head
   return kv.k_format.granularity != Granularity::kToken && kv.v_format.granularity != Granularity::kToken;
 }
