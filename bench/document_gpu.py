@@ -7,6 +7,7 @@ prefill-codes-measured.md, prefill-chunks-measured.md and latent-measured.md fro
     layer-h200.json            the same with --table layer
     mla-h200.json              the same with --table mla
     prefill-h200.json          the same with --table prefill
+    steps-h200.json            the same with --table steps
     mla-compare-h200.json      python -m halftone.compare --suite mla --json FILE: beside FlashMLA
     prefill-compare-h200.json  python -m halftone.compare --suite prefill --json FILE: beside FlashAttention-3, cuDNN
     chunks-compare-h200.json   the same with --suite chunks
@@ -164,6 +165,15 @@ def prefill_codes(rows):
                   for r in rows if of_codes(r)])
 
 
+def steps(rows):
+    lines = []
+    for form in names(rows):
+        own = {row["lengths"]: row["us"] for row in rows if name(row) == form}
+        both, prompts, queries = (own[lengths] for lengths in prefill_goals.STEP)
+        lines.append([form, *(f"{x:.1f}" for x in (both, prompts, queries)), f"{both / (prompts + queries):.3f}"])
+    return table(["format", "both in one call", "prompts alone", "queries alone", "call / sum"], lines)
+
+
 def speed(row):
     return f"{row['tflops']:.0f} @ {row['mhz']:.0f}" if row and row["mhz"] else f"{row['tflops']:.0f}" if row else ""
 
@@ -268,6 +278,7 @@ PAGES = {
     ("docs/measured.md", "layer-h200.json"): (layer,),
     ("docs/kernels/decode-measured.md", "layer-h200.json"): (layer_behind,),
     ("docs/kernels/prefill-measured.md", "prefill-h200.json"): (prefill,),
+    ("docs/kernels/prefill-measured.md", "steps-h200.json"): (steps,),
     ("docs/kernels/prefill-codes-measured.md", "prefill-h200.json"): (prefill_codes,),
     ("docs/measured.md", "mla-h200.json"): (mla,),
     ("docs/measured.md", "prefill-compare-h200.json"): (prefill_peers, prefill_peers_8bit),
@@ -280,7 +291,7 @@ GOALS = {  # page -> its goals, what a row shows of rows and a goal, files of ha
                                      ("chunks-compare-h200.json", "decode-cudnn-h200.json")),
     "docs/kernels/latent-measured.md": (goals.latent_goals, goals.column, ("mla-h200.json",),
                                         ("mla-compare-h200.json",)),
-    "docs/kernels/prefill-goals.md": (prefill_goals.goals, prefill_goals.column, ("prefill-h200.json",),
+    "docs/kernels/prefill-goals.md": (prefill_goals.goals, prefill_goals.column, ("prefill-h200.json", "steps-h200.json"),
                                       ("prefill-compare-h200.json", "chunks-compare-h200.json")),
 }
 

@@ -18,6 +18,7 @@ class Cell(NamedTuple):
     than: tuple = ()  # fields of rows in the same file
     peers: tuple = ()  # likewise, of peers; what the best of them does is shown
     unit: str = "tflops"  # what is shown: "tflops", "us", or no more than how many "times"
+    parts: tuple = ()  # fields of rows: at most `wanted` of their times together is wanted, and that share is shown
 
 
 def call(arithmetic, form, heads, head_dim, causal, context, batch=1, q_len=None, peer=None):
@@ -31,6 +32,10 @@ def call(arithmetic, form, heads, head_dim, causal, context, batch=1, q_len=None
 def prompts(heads, total, *contexts):
     """Shapes of prompts of `total` tokens in all: heads, keys, requests."""
     return [(heads, context, total // context) for context in contexts]
+
+
+# Lengths of a step: prompts beside single queries in one call; the prompts, the queries alone.
+STEP = ("2048/2048x8,1/8192x64", "2048/2048x8", "1/8192x64")
 
 
 def goals():
@@ -124,6 +129,9 @@ def goals():
     for form in ("fp8", "int8-head", "int4-g32"):
         table[f"{form} in 16 bits, 48 to 256 rows"] = [
             chunk("16-bit", form, ("fp8", ("plain", "fp8")), shape, "times") for shape in drafts + many + few]
+    for form in ("bf16", "fp8", "int8-head", "int4-g32"):
+        both, *alone = ({"table": "steps", "format_k": form, "lengths": lengths} for lengths in STEP)
+        table[f"step, {form}"] = [Cell(both, 1, parts=tuple(alone))]
     return table
 
 
@@ -142,8 +150,14 @@ def best(rows, calls):
 
 def figure(rows, cell, beside):
     """What halftone has for a cell, bold where that is what is wanted, and what the best peer has: None where the rows
-    lack it. `beside`: whether the column is the one of runs with peers. Ratios are rounded down."""
+    lack it. `beside`: whether the column is the one of runs with peers. Ratios are rounded down, those of times up."""
     ours, theirs = find(rows, cell.call), best(rows, cell.peers)
+    if cell.parts:
+        parts = [find(rows, part) for part in cell.parts]
+        if ours is None or None in parts:
+            return None, None
+        took = math.ceil(1000 * ours["us"] / sum(part["us"] for part in parts) - 1e-9) / 1000
+        return mark(f"{took:.3f}", took <= cell.wanted), None
     than = theirs or best(rows, cell.than)
     if ours is None or (cell.than and than is None) or (beside and cell.peers and theirs is None):
         return None, None

@@ -90,6 +90,38 @@ TEST_F(DeviceStaged, MixedFormatsAndRotations) {
   }
 }
 
+/// V that f16 might not hold: in bf16, or with scales in f32; values as large as those types have, too.
+TEST_F(DeviceStaged, ValuesInBf16) {
+  constexpr int kServedDims[] = {128, 64, 256};
+  int n = 0;
+  for (const auto& [k, v] : {std::pair{"int8-head", "bf16"},
+                             {"bf16", "int8-token-head-f32"},
+                             {"int4-g32", "int8-g64-asym-f32"},
+                             {"fp8-token-head-f32", "fp8-token-head-f32"},
+                             {"bf16", "bf16"}}) {
+    for (const int head_dim : kServedDims) {
+      const bool alike =
+          k == std::string(v) && k == std::string("bf16");  // with Q in bf16 pages are operands
+      AttentionCase row =
+          staged_case(k, v, head_dim, mixed_requests(), kPrefillTypes[alike || n % 2 ? 1 : 0]);
+      row.rotate_v = n % 3 == 0;
+      row.mask.window_left = n % 4 == 1 ? 40 : -1;
+      row.name += row.rotate_v ? ", V rotated" : "";
+      ++n;
+      SCOPED_TRACE(row.name);
+      Problem p = make_problem(row);
+      if (!has_staged(p)) continue;
+      for (const float magnitude : {1.0F, row.out_dtype == DType::kFloat16 ? 1e-3F : 1e30F}) {
+        for (std::int64_t i = 0; i < p.v.numel(); ++i) p.v.set(i, p.v.get(i) * magnitude);
+        p.cache = refilled(p, {0xFF});
+        const Outputs outputs = run_on_device(p);
+        EXPECT_EQ(judge_device(p, outputs), "") << "V times " << magnitude;
+        EXPECT_EQ(status_of(outputs), 0);
+      }
+    }
+  }
+}
+
 TEST_F(DeviceStaged, EveryOption) {
   constexpr const char* kFormats[] = {"int8-head", "int4-g32", "fp8"};
   int n = 0;

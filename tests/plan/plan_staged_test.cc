@@ -157,6 +157,12 @@ TEST(StagedPlan, BatchInvariantSingleQueriesAreNeverStaged) {
     const auto wide = [](auto& p) { p.q_heads = 65, spec_of(p).kv_heads = 1; };     // nor such units
     EXPECT_EQ(configs(kBatchInvariant, pair), Names{"sm90-universal"});
     EXPECT_EQ(configs(kFast, pair), Names{max_q_len == 1 ? "sm90-universal" : "sm90-prefill-192"});
+    for (const char* format : {"bf16", "int8-token-head-f32", "int4-g64-asym-f32"}) {
+      const auto wide_values = [&](auto& p) { spec_of(p).v_format = parse_format(format); };
+      EXPECT_EQ(configs(kBatchInvariant, wide_values), Names{"sm90-universal"}) << format;
+      EXPECT_EQ(configs(kFast, wide_values), Names{max_q_len == 1 ? "sm90-universal" : "sm90-prefill-192"})
+          << format;
+    }
     const Names prompts{"sm90-decode-64", "sm90-prefill-192"};
     EXPECT_EQ(configs(kBatchInvariant, wide), max_q_len == 1 ? Names{"sm90-decode-64"} : prompts);
     EXPECT_EQ(configs(kFast, wide), max_q_len == 1 ? Names{"sm90-decode-64"} : prompts);

@@ -29,7 +29,7 @@ struct Consumer {
   static constexpr int kTiles = C.kv_tile / kTileTokens;
   static constexpr int kSteps = C.head_dim / (Traits::kCodes ? 32 : 16);  // of Q K^T, 32 bytes of a row each
   static constexpr bool kE4m3 = Traits::kE4m3;
-  static constexpr DType kOperand = Traits::kCodes && !kE4m3 ? DType::kInt8 : C.dtype;
+  static constexpr DType kOperand = operand_of(C);  // of Q K^T
   using Product = std::conditional_t<kOperand == DType::kInt8, std::int32_t, float>;
   using Products = Product[kS];  // of Q K^T
   using Logits = float[kS];
@@ -227,7 +227,7 @@ struct Consumer {
             mma_e4m3(to, a, b[2 * half], b[2 * half + 1]);
           } else if constexpr (kOperand == DType::kInt8) {
             mma_s8(to, a, b[2 * half], b[2 * half + 1]);
-          } else if constexpr (C.dtype == DType::kBFloat16) {
+          } else if constexpr (kOperand == DType::kBFloat16) {
             mma_bf16(to, a, b[2 * half], b[2 * half + 1]);
           } else {
             mma_f16(to, a, b[2 * half], b[2 * half + 1]);

@@ -52,6 +52,13 @@ constexpr int key_row_bytes(const PrefillConfig& c) {
   return c.dtype == DType::kFloat8E4M3 ? 64 : c.row_bytes;
 }
 
+/// Of Q K^T.
+constexpr DType operand_of(const PrefillConfig& c) {
+  if (c.dtype == DType::kFloat8E4M3) return c.dtype;
+  if (c.keys == PrefillKeys::kCodes) return DType::kInt8;
+  return c.keys == PrefillKeys::kScaled ? DType::kFloat16 : c.dtype;
+}
+
 constexpr int row_groups(const PrefillConfig& c) { return c.warpgroups / c.shares; }
 constexpr int rows_of(const PrefillConfig& c) { return 64 * row_groups(c); }
 /// How many have their sums in shared memory: those and head_dim / 32 where Q lay before it became codes.
@@ -115,9 +122,13 @@ inline constexpr std::array kPrefillTable{
     PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 192, 192, 2, 96, 2, 1},    // likewise: 637, 531
     PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 256, 256, 2, 80, 2, 1},    // likewise: 644, 556
     PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 512, 512, 2, 32, 2, 1, 128, 2},  // 4 x 4k: -, 332
-    PrefillConfig{PrefillKeys::kCodes, DType::kFloat16, 128, 128, 3, 80, 4, 2},           // 736, 726
-    PrefillConfig{PrefillKeys::kCodes, DType::kBFloat16, 128, 128, 3, 80, 4, 2},          // an H100: 718, 682
-    PrefillConfig{PrefillKeys::kCodes, DType::kFloat16, 256, 256, 2, 80, 2, 1},           // 901, 923
+    // V in bf16, or with scales in f32.
+    PrefillConfig{PrefillKeys::kScaled, DType::kBFloat16, 64, 64, 3, 96, 4, 2},
+    PrefillConfig{PrefillKeys::kScaled, DType::kBFloat16, 128, 128, 3, 80, 3, 2},
+    PrefillConfig{PrefillKeys::kScaled, DType::kBFloat16, 256, 256, 2, 80, 2, 1},
+    PrefillConfig{PrefillKeys::kCodes, DType::kFloat16, 128, 128, 3, 80, 4, 2},   // 736, 726
+    PrefillConfig{PrefillKeys::kCodes, DType::kBFloat16, 128, 128, 3, 80, 4, 2},  // an H100: 718, 682
+    PrefillConfig{PrefillKeys::kCodes, DType::kFloat16, 256, 256, 2, 80, 2, 1},   // 901, 923
     PrefillConfig{PrefillKeys::kCodes, DType::kBFloat16, 256, 256, 2, 80, 2, 1},  // likewise: 965, 871
     e4m3(PrefillKeys::kCodes, 128, 3, 96, 3, 2, 1536, 8),                         // an H100: 928, 906
     e4m3(PrefillKeys::kCodes, 256, 2, 96, 3, 1, 1536, 3),                         // an H100: 1053, 985
