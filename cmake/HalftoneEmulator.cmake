@@ -104,7 +104,7 @@ halftone_emulate(prefill_bounds_device_test_emulated "*Refused:*NoKeys*:*RowsBeh
 halftone_emulate(prefill_device_test_emulated "*Chunks:*PartsOfSharedRows:*PartsOfBusyWorkers")
 halftone_emulate(schedule_device_test_emulated "*")
 halftone_emulate(staged_device_test_emulated
-  "*Groups:*PagesOfEverySize:*BadScales*:*TablesThat*:*BitsOfPlain*:*ABoundOfPrompts*:*BatchInvariant*")
+  "*Groups:*PagesOfEverySize:*ValuesInBf16:*BadScales*:*TablesThat*:*BitsOfPlain*:*ABoundOfPrompts*:*BatchInvariant*")
 
 # Plans for a GPU need none, but a build that has its backend.
 foreach(name plan_cuda_test plan_cuda_latent_test plan_cuda_units_test plan_staged_test

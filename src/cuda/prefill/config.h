@@ -124,8 +124,12 @@ inline constexpr std::array kPrefillTable{
     PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 512, 512, 2, 32, 2, 1, 128, 2},  // 4 x 4k: -, 332
     // V in bf16, or with scales in f32.
     PrefillConfig{PrefillKeys::kScaled, DType::kBFloat16, 64, 64, 3, 96, 4, 2},
+    PrefillConfig{PrefillKeys::kScaled, DType::kBFloat16, 80, 80, 3, 96, 4, 2, 64},
+    PrefillConfig{PrefillKeys::kScaled, DType::kBFloat16, 96, 96, 3, 80, 4, 2, 64},
     PrefillConfig{PrefillKeys::kScaled, DType::kBFloat16, 128, 128, 3, 80, 3, 2},
+    PrefillConfig{PrefillKeys::kScaled, DType::kBFloat16, 192, 192, 2, 96, 2, 1},
     PrefillConfig{PrefillKeys::kScaled, DType::kBFloat16, 256, 256, 2, 80, 2, 1},
+    PrefillConfig{PrefillKeys::kScaled, DType::kBFloat16, 512, 512, 2, 32, 2, 1, 128, 2},
     PrefillConfig{PrefillKeys::kCodes, DType::kFloat16, 128, 128, 3, 80, 4, 2},   // 736, 726
     PrefillConfig{PrefillKeys::kCodes, DType::kBFloat16, 128, 128, 3, 80, 4, 2},  // an H100: 718, 682
     PrefillConfig{PrefillKeys::kCodes, DType::kFloat16, 256, 256, 2, 80, 2, 1},   // 901, 923
