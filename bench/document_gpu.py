@@ -154,7 +154,8 @@ def prefill(rows, device):
     cells = {(prefill_shape(r), r["format_k"]): prefill_figures(r, device["multiprocessors"]) for r in rows}
     shapes_of = dict.fromkeys(prefill_shape(r) for r in rows if r["format_k"] in ("plain", "bf16"))
     places = {"plain": "tensors", "bf16": "pages"}
-    return table(["heads", "head_dim", "mask", "keys x batch"] + [f"{p}: {c}" for p in places.values() for c in columns],
+    header = ["heads", "head_dim", "mask", "keys x batch"]
+    return table(header + [f"{p}: {c}" for p in places.values() for c in columns],
                  [[*s] + [c for p in places for c in cells.get((s, p), ("",) * len(columns))] for s in shapes_of])
 
 
@@ -168,8 +169,8 @@ def prefill_codes(rows):
 def steps(rows):
     lines = []
     for form in names(rows):
-        own = {row["lengths"]: row["us"] for row in rows if name(row) == form}
-        both, prompts, queries = (own[lengths] for lengths in prefill_goals.STEP)
+        both, prompts, queries = (prefill_goals.find(rows, {"format_k": form, **part})["us"]
+                                  for part in prefill_goals.STEP)
         lines.append([form, *(f"{x:.1f}" for x in (both, prompts, queries)), f"{both / (prompts + queries):.3f}"])
     return table(["format", "both in one call", "prompts alone", "queries alone", "call / sum"], lines)
 
@@ -291,7 +292,8 @@ GOALS = {  # page -> its goals, what a row shows of rows and a goal, files of ha
                                      ("chunks-compare-h200.json", "decode-cudnn-h200.json")),
     "docs/kernels/latent-measured.md": (goals.latent_goals, goals.column, ("mla-h200.json",),
                                         ("mla-compare-h200.json",)),
-    "docs/kernels/prefill-goals.md": (prefill_goals.goals, prefill_goals.column, ("prefill-h200.json", "steps-h200.json"),
+    "docs/kernels/prefill-goals.md": (prefill_goals.goals, prefill_goals.column,
+                                      ("prefill-h200.json", "steps-h200.json"),
                                       ("prefill-compare-h200.json", "chunks-compare-h200.json")),
 }
 

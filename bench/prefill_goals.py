@@ -34,8 +34,8 @@ def prompts(heads, total, *contexts):
     return [(heads, context, total // context) for context in contexts]
 
 
-# Lengths of a step: prompts beside single queries in one call; the prompts, the queries alone.
-STEP = ("2048/2048x8,1/8192x64", "2048/2048x8", "1/8192x64")
+# Of a step: prompts beside single queries in one call; the prompts, the queries alone.
+STEP = ({"q_len": 2048, "batch": 72}, {"q_len": 2048, "batch": 8}, {"q_len": 1, "batch": 64})
 
 
 def goals():
@@ -130,7 +130,7 @@ def goals():
         table[f"{form} in 16 bits, 48 to 256 rows"] = [
             chunk("16-bit", form, ("fp8", ("plain", "fp8")), shape, "times") for shape in drafts + many + few]
     for form in ("bf16", "fp8", "int8-head", "int4-g32"):
-        both, *alone = ({"table": "steps", "format_k": form, "lengths": lengths} for lengths in STEP)
+        both, *alone = ({"table": "steps", "format_k": form, **part} for part in STEP)
         table[f"step, {form}"] = [Cell(both, 1, parts=tuple(alone))]
     return table
 

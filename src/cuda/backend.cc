@@ -101,6 +101,8 @@ bool leaves_to_decode(const AttentionProblem& problem) {
   const int most = largest_unit(problem), unit = std::min(largest_decode_unit(problem), most);
   if (most == 8 && unit == 8) return true;
   const bool staged = prefill_staged_key(problem).bytes > 0;
+  // Bounds of more keys than can be staged: a plan that another kernel can serve is not refused.
+  if (staged && unit == 0 && planning::most_keys(problem) > INT32_MAX) return true;
   // Where bounds decide nothing, and no other kernel is there for single queries: it would stage a cache for
   // a token.
   if (problem.policy == SplitPolicy::kBatchInvariant) return staged && unit == 0;

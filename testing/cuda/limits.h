@@ -95,9 +95,8 @@ inline double lse_slack(const Problem& p, const PlanInfo& plan) {
   return std::clamp(std::ldexp(largest_logit(p), -19), kLseSlack, 2e-3) + logit_slack(p, plan);
 }
 
-/// Whether V beside K in codes is bf16: as it is given, or because f16 might not hold it.
+/// Whether V beside staged K is bf16: as it is given, or because f16 might not hold it.
 inline bool takes_bf16(const Problem& p) {
-  if (p.problem.arithmetic != Arithmetic::kHalfInt8) return false;
   const auto* const spec = std::get_if<KvCacheSpec>(&p.problem.kv);
   const DType v = spec != nullptr ? spec->v_format.dtype : *p.row.plain;
   if (dtype_bits(v) == 16) return v == DType::kBFloat16;

@@ -1,4 +1,4 @@
-// Prompts over caches that run() stages: in f16 in the workspace, where prefill's kernels read them.
+// Prompts over caches that run() stages: in 16 bits in the workspace, where prefill's kernels read them.
 #include <cmath>
 #include <iterator>
 #include <optional>

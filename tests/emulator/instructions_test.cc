@@ -163,6 +163,8 @@ Kinds promised(const PrefillConfig& c) {
     case PrefillKeys::kGiven:
       break;
     case PrefillKeys::kScaled:
+      scores = DType::kFloat16;
+      break;
     case PrefillKeys::kPacked:
       scores = values = DType::kFloat16;
       break;

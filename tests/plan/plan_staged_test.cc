@@ -63,7 +63,7 @@ TEST(StagedPlan, StagesWhatPrefillCannotReadAsItIs) {
   expect_staged("int8-head", "int8-head", false, [](auto& p) { spec_of(p).v_head_dim = 64; });
 }
 
-/// Of a key and head: K and V in f16 and a scale, or K as codes with theirs.
+/// Of a key and head: K and V in 16 bits and a scale, or K as codes with theirs.
 TEST(StagedPlan, StagedBytesOfAKey) {
   if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
   int served = 0;

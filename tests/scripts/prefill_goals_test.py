@@ -62,6 +62,14 @@ class Figures(unittest.TestCase):
         rows = [recorded(50.0, *self.TENSORS, us=20.0), recorded(40.0, *self.TENSORS, us=25.0, peer=FA3)]
         self.assertEqual(column(rows, cells, True), "**20.0 (1.250)**; 25.0")
 
+    def test_a_step_is_a_share_of_its_parts(self):
+        goal = prefill_goals.goals()["step, fp8"]
+        step = lambda q_len, batch, us: {"table": "steps", "format_k": "fp8", "q_len": q_len, "batch": batch, "us": us}
+        parts = [step(2048, 8, 500.0), step(1, 64, 250.0)]
+        self.assertEqual(column([step(2048, 72, 750.0), *parts], goal, False), "**1.000**")
+        self.assertEqual(column([step(2048, 72, 750.1), *parts], goal, False), "1.001")  # rounded up
+        self.assertEqual(column([step(2048, 72, 600.0), parts[0]], goal, False), "")
+
 
 class Page(unittest.TestCase):
     def test_figures_are_written_and_words_stay(self):
@@ -74,7 +82,7 @@ class Page(unittest.TestCase):
             document_gpu.write_goals(page, folder, *document_gpu.GOALS["docs/kernels/prefill-goals.md"])
             self.assertIn("| old | old |", page.read_text())  # no results
             tensors = recorded(764.0, "16-bit", "plain", HEADS, 128, False, 16384)
-            for suite in ("prefill", "prefill-compare", "chunks-compare"):
+            for suite in ("prefill", "steps", "prefill-compare", "chunks-compare"):
                 (folder / f"{suite}-h200.json").write_text(json.dumps({"rows": [tensors]}))
             document_gpu.write_goals(page, folder, *document_gpu.GOALS["docs/kernels/prefill-goals.md"])
             written = {line.split(" | ")[0][2:]: line for line in page.read_text().splitlines()}
