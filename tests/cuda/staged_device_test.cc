@@ -123,15 +123,16 @@ TEST_F(DeviceStaged, ValuesInBf16) {
 }
 
 TEST_F(DeviceStaged, EveryOption) {
-  constexpr const char* kFormats[] = {"int8-head", "int4-g32", "fp8"};
+  constexpr std::pair<const char*, const char*> kFormats[] = {
+      {"int8-head", "int8-head"}, {"int4-g32", "int4-g32"}, {"fp8", "fp8"}, {"int8-head", "bf16"}};
   int n = 0;
   for (const DType q_dtype : kPrefillTypes) {
     for (const Option& option : options()) {
-      AttentionCase row =
-          staged_case(kFormats[n % 3], kFormats[n % 3], kPrefillDims[n % kDims], mixed_requests(), q_dtype);
+      const auto& [k, v] = kFormats[n % std::size(kFormats)];
+      AttentionCase row = staged_case(k, v, kPrefillDims[n % kDims], mixed_requests(), q_dtype);
       ++n;
       if (!has_whole_groups(row.k_format, row.head_dim)) row.head_dim = 192;
-      row.rotate_k = row.head_dim == 128;  // else they are read as they are
+      row.rotate_k = row.head_dim == 128;  // else some are read as they are
       option.set(row);
       row.name += std::string(", ") + option.name;
       expect_agrees(row);

@@ -169,6 +169,21 @@ TEST(StagedPlan, BatchInvariantSingleQueriesAreNeverStaged) {
   }
 }
 
+/// Bounds of more keys than can be staged: what only prefill and the universal kernel serve is not refused.
+TEST(StagedPlan, BoundsBeyondStagingKeepTheUniversalKernel) {
+  if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
+  if (configs_of(cuda_problem()).back() == "sm90-universal") GTEST_SKIP() << "a build of other head_dims";
+  using Names = std::vector<std::string>;
+  AttentionProblem p = prompt_problem([](AttentionProblem& x) {
+    spec_of(x).v_format = parse_format("int8-token-head-f32");
+    x.batch = 2048;
+    x.max_kv_len = 1 << 21;
+  });
+  EXPECT_EQ(configs_of(p), Names{"sm90-universal"});
+  p.max_total_kv = 1'000'000;
+  EXPECT_EQ(configs_of(p), Names{"sm90-prefill-192"});
+}
+
 /// As many KV heads at a time as divide them all and fit into 512 MiB, 516 bytes for a key and head.
 TEST(StagedPlan, StagedHeadsFitIntoTheirShare) {
   if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
