@@ -95,17 +95,18 @@ int largest_decode_unit(const AttentionProblem& problem) {
   return rows;
 }
 
-/// Whether prefill could serve the problem, but should not.
+/// Whether prefill could serve the problem, but leaves it to decode's kernels or the universal one.
 bool leaves_to_decode(const AttentionProblem& problem) {
   if (!problem.is_paged() || problem.arithmetic != Arithmetic::k16Bit) return false;
   const int most = largest_unit(problem), unit = std::min(largest_decode_unit(problem), most);
   if (most == 8 && unit == 8) return true;
   const bool staged = prefill_staged_key(problem).bytes > 0;
-  // Bounds of more keys than can be staged: a plan that another kernel can serve is not refused.
-  if (staged && unit == 0 && planning::most_keys(problem) > INT32_MAX) return true;
-  // Where bounds decide nothing, and no other kernel is there for single queries: it would stage a cache for
-  // a token.
-  if (problem.policy == SplitPolicy::kBatchInvariant) return staged && unit == 0;
+  if (staged && unit == 0) {  // the universal kernel is left, which is not refused for its bounds
+    // Where bounds decide nothing prefill would stage a cache for a token.
+    return problem.policy == SplitPolicy::kBatchInvariant || planning::most_keys(problem) > INT32_MAX ||
+           universal_is_faster(problem);
+  }
+  if (problem.policy == SplitPolicy::kBatchInvariant) return false;
   const std::int64_t group = problem.q_heads / problem.kv_heads();
   const bool few = group * problem.max_q_len <= kUnstagedRows;
   if (staged && few) return true;
