@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the tables of docs/measured.md and of docs/kernels/decode-measured.md, decode-goals.md, prefill-measured.md,
+"""Writes the tables of docs/measured.md and of docs/kernels/layer-measured.md, decode-goals.md, prefill-measured.md,
 prefill-codes-measured.md, prefill-chunks-measured.md and latent-measured.md from these files of bench/results:
 
     decode-h200.json           halftone bench --backend cuda --table NAMES --json FILE, all tables but those below
@@ -277,7 +277,7 @@ PAGES = {
     ("docs/measured.md", "decode-h200.json"): (headline, chain, speculative, shapes, geometry, mixed, policies),
     ("docs/measured.md", "append-h200.json"): (append,),
     ("docs/measured.md", "layer-h200.json"): (layer,),
-    ("docs/kernels/decode-measured.md", "layer-h200.json"): (layer_behind,),
+    ("docs/kernels/layer-measured.md", "layer-h200.json"): (layer_behind,),
     ("docs/kernels/prefill-measured.md", "prefill-h200.json"): (prefill,),
     ("docs/kernels/prefill-measured.md", "steps-h200.json"): (steps,),
     ("docs/kernels/prefill-codes-measured.md", "prefill-h200.json"): (prefill_codes,),
