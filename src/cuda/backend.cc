@@ -101,14 +101,14 @@ bool leaves_to_decode(const AttentionProblem& problem) {
   const int most = largest_unit(problem), unit = std::min(largest_decode_unit(problem), most);
   if (most == 8 && unit == 8) return true;
   const bool staged = prefill_staged_key(problem).bytes > 0;
+  const std::int64_t group = problem.q_heads / problem.kv_heads();
+  const bool few = group * problem.max_q_len <= kUnstagedRows;
   if (staged && unit == 0) {  // the universal kernel is left, which is not refused for its bounds
     // Where bounds decide nothing prefill would stage a cache for a token.
     return problem.policy == SplitPolicy::kBatchInvariant || planning::most_keys(problem) > INT32_MAX ||
-           universal_is_faster(problem);
+           (few && universal_is_faster(problem));
   }
   if (problem.policy == SplitPolicy::kBatchInvariant) return false;
-  const std::int64_t group = problem.q_heads / problem.kv_heads();
-  const bool few = group * problem.max_q_len <= kUnstagedRows;
   if (staged && few) return true;
   const bool packed = keys_of(problem) == PrefillKeys::kPacked;
   const bool compared = problem.max_kv_len >= kComparedKeys || (packed && few);
