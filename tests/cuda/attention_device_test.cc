@@ -27,6 +27,15 @@ TEST_P(DeviceCaseTable, AgreesWithTheOracle) {
   EXPECT_GE(counts.universal * kParts, 60);
   EXPECT_GE(counts.latent * kParts, 150);
 }
+
+TEST(DeviceAttention, TheCaseTableHasPlainTensors) {
+  int served = 0;
+  for (const AttentionCase& row : attention_cases()) {
+    served += row.plain && cuda_runner().serves(make_problem(row)) ? 1 : 0;
+  }
+  EXPECT_GE(served, 10);
+}
+
 INSTANTIATE_TEST_SUITE_P(Parts, DeviceCaseTable, ::testing::Range(0, DeviceCaseTable::kParts));
 
 /// Every pair of formats of the case table, in units of 8 and of 16 rows, rotated and not.
