@@ -36,7 +36,7 @@ enum class SplitPolicy : std::uint8_t {
 /// lower one than k16Bit never comes of itself. Logits, softmax and sums are fp32 in each. A backend that
 /// does not serve one refuses it (Unsupported). docs/arithmetic.md defines each bit by bit.
 enum class Arithmetic : std::uint8_t {
-  k16Bit,     ///< values of at least 16 bits; a backend rounds what has more to 16
+  k16Bit,     ///< values of at least 16 bits; a backend may round what has more to 16
   kHalfInt8,  ///< Q K^T of 8-bit integers, Q and K with a scale per row (SageAttention, arXiv:2410.02367)
   kFullInt8,  ///< P V of 8-bit integers as well
   kFp8,       ///< both products of E4M3 (FlashAttention-3, arXiv:2407.08608)

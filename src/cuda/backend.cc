@@ -106,7 +106,7 @@ bool leaves_to_decode(const AttentionProblem& problem) {
   if (staged && unit == 0) {  // the universal kernel is left, which is not refused for its bounds
     // Where bounds decide nothing prefill would stage a cache for a token.
     return problem.policy == SplitPolicy::kBatchInvariant || planning::most_keys(problem) > INT32_MAX ||
-           (few && universal_is_faster(problem));
+           (few && universal_is_faster(problem, kUniversalRow.row_block));
   }
   if (problem.policy == SplitPolicy::kBatchInvariant) return false;
   if (staged && few) return true;

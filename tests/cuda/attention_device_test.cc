@@ -11,10 +11,10 @@
 namespace halftone::testing {
 namespace {
 
-/// The case table in parts, every so manieth row each, since the whole of it takes minutes.
+/// The case table in parts, every eighth row each, since the whole of it takes minutes.
 class DeviceCaseTable : public ::testing::TestWithParam<int> {
  public:
-  static constexpr int kParts = 16;
+  static constexpr int kParts = 8;
 };
 
 TEST_P(DeviceCaseTable, AgreesWithTheOracle) {
@@ -23,9 +23,11 @@ TEST_P(DeviceCaseTable, AgreesWithTheOracle) {
   for (std::size_t i = static_cast<std::size_t>(GetParam()); i < rows.size(); i += kParts) {
     counts.run(rows[i]);
   }
-  EXPECT_GE(counts.table * kParts, 100);
-  EXPECT_GE(counts.universal * kParts, 60);
-  EXPECT_GE(counts.latent * kParts, 150);
+  RecordProperty("table", counts.table);
+  RecordProperty("universal", counts.universal);
+  EXPECT_GE(counts.table * kParts, 150);
+  EXPECT_GE(counts.universal * kParts, 100);
+  EXPECT_GE(counts.latent * kParts, 250);
 }
 
 TEST(DeviceAttention, TheCaseTableHasPlainTensors) {

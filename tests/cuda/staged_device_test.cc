@@ -93,17 +93,17 @@ TEST_F(DeviceStaged, MixedFormatsAndRotations) {
 /// V that f16 might not hold: in bf16, or with scales in f32; values as large as those types have, too.
 TEST_F(DeviceStaged, ValuesInBf16) {
   int n = 0;
-  for (const auto& [k, v] : {std::pair{"int8-head", "bf16"},
+  using Pair = std::pair<std::string, std::string>;
+  for (const auto& [k, v] : {Pair{"int8-head", "bf16"},
                              {"bf16", "int8-token-head-f32"},
                              {"int4-g32", "int8-g64-asym-f32"},
                              {"fp8-token-head-f32", "fp8-token-head-f32"},
                              {"bf16", "bf16"}}) {
     for (const int head_dim : kPrefillDims) {
       if (!has_whole_groups(k, head_dim) || !has_whole_groups(v, head_dim)) continue;
-      const bool alike =
-          k == std::string(v) && k == std::string("bf16");  // with Q in bf16 pages are operands
+      const bool pages = k == "bf16" && v == "bf16";  // which beside Q in bf16 are read as they are
       AttentionCase row =
-          staged_case(k, v, head_dim, mixed_requests(), kPrefillTypes[alike || n % 2 ? 1 : 0]);
+          staged_case(k, v, head_dim, mixed_requests(), kPrefillTypes[pages || n % 2 ? 1 : 0]);
       row.rotate_v = n % 3 == 0;
       row.mask.window_left = n % 4 == 1 ? 40 : -1;
       row.name += row.rotate_v ? ", V rotated" : "";

@@ -29,7 +29,7 @@ struct Consumer {
   static constexpr int kTiles = C.kv_tile / kTileTokens;
   static constexpr int kSteps = C.head_dim / (Traits::kCodes ? 32 : 16);  // of Q K^T, 32 bytes of a row each
   static constexpr bool kE4m3 = Traits::kE4m3;
-  static constexpr DType kOperand = operand_of(C);  // of Q K^T
+  static constexpr DType kOperand = operand_of(C.keys, C.dtype);  // of Q K^T
   using Product = std::conditional_t<kOperand == DType::kInt8, std::int32_t, float>;
   using Products = Product[kS];  // of Q K^T
   using Logits = float[kS];

@@ -52,11 +52,11 @@ constexpr int key_row_bytes(const PrefillConfig& c) {
   return c.dtype == DType::kFloat8E4M3 ? 64 : c.row_bytes;
 }
 
-/// Of Q K^T.
-constexpr DType operand_of(const PrefillConfig& c) {
-  if (c.dtype == DType::kFloat8E4M3) return c.dtype;
-  if (c.keys == PrefillKeys::kCodes) return DType::kInt8;
-  return c.keys == PrefillKeys::kScaled ? DType::kFloat16 : c.dtype;
+/// The type of Q and K as they are multiplied beside V in `dtype`.
+constexpr DType operand_of(PrefillKeys keys, DType dtype) {
+  if (dtype == DType::kFloat8E4M3) return dtype;
+  if (keys == PrefillKeys::kCodes) return DType::kInt8;
+  return keys == PrefillKeys::kScaled ? DType::kFloat16 : dtype;
 }
 
 constexpr int row_groups(const PrefillConfig& c) { return c.warpgroups / c.shares; }

@@ -158,18 +158,17 @@ PrefillKeys keys_of(const AttentionProblem& problem) {
   return prefill_us(problem, packed) < prefill_us(problem, staged) ? packed : staged;
 }
 
-bool universal_is_faster(const AttentionProblem& problem) {
-  constexpr int kUnit = 8;
+bool decode_is_faster(const AttentionProblem& problem, int unit) {
+  return decode_us(problem, unit) < prefill_us(problem, keys_of(problem));
+}
+
+bool universal_is_faster(const AttentionProblem& problem, int unit) {
   // Of an H200, nanoseconds: 32 requests of 8,192 keys 117 us a unit, 4 x 1,024 rows of 1,024 keys, causal,
   // as much for each.
   constexpr double kEach = 0.447;
   const Bounds b(problem);
-  const double units = static_cast<double>(blocks(b.rows, kUnit)) * b.seen;
+  const double units = static_cast<double>(blocks(b.rows, unit)) * b.seen;
   return b.scale * kEach * units < prefill_us(problem, keys_of(problem));
-}
-
-bool decode_is_faster(const AttentionProblem& problem, int unit) {
-  return decode_us(problem, unit) < prefill_us(problem, keys_of(problem));
 }
 
 }  // namespace halftone::cuda

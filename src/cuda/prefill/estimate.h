@@ -22,12 +22,11 @@ PrefillKeys keys_of(const AttentionProblem& problem);
 /// time, but the table's first if the policy is batch_invariant, since then bounds must not decide.
 std::int64_t prefill_unit(const AttentionProblem& problem, PrefillKeys keys);
 
-/// Whether the universal kernel is estimated to take less time than prefill for requests at the bounds of a
-/// problem with pages.
-bool universal_is_faster(const AttentionProblem& problem);
-
 /// Whether decode, in units of `unit` packed rows, is estimated to take less time than prefill for requests
 /// at the bounds of a problem with pages.
 bool decode_is_faster(const AttentionProblem& problem, int unit);
+
+/// Likewise of the universal kernel.
+bool universal_is_faster(const AttentionProblem& problem, int unit);
 
 }  // namespace halftone::cuda

@@ -123,12 +123,6 @@ struct StagedRows {
 
 constexpr int bytes_of(DType t) { return dtype_bits(t) / 8; }
 
-/// Of the K that a kernel does not read as given.
-DType key_dtype(PrefillKeys keys, DType operand) {
-  if (keys != PrefillKeys::kCodes && keys != PrefillKeys::kCodePages) return DType::kFloat16;
-  return operand == DType::kFloat8E4M3 ? operand : DType::kInt8;
-}
-
 /// Whether the kernel reads K in its pages: codes of E4M3 that are multiplied as they are. Integers are
 /// staged even so: their tiles of 80 keys take more copies of less each, which costs more than staging does.
 bool reads_code_pages(const KvCacheSpec& spec, DType operand) {
@@ -152,7 +146,7 @@ StagedRows staged_rows(const Plan::Impl& plan, const planning::Pass& pass, const
   };
   const auto* const spec = std::get_if<KvCacheSpec>(&plan.problem.kv);
   const bool in_pages = spec != nullptr && reads_code_pages(*spec, config.dtype);
-  if (!in_pages) staged.k = rows(key_dtype(config.keys, config.dtype), config.head_dim);
+  if (!in_pages) staged.k = rows(operand_of(config.keys, config.dtype), config.head_dim);
   if (moved || (spec != nullptr && config.keys != PrefillKeys::kCodePages)) {
     staged.v = rows(config.dtype, config.value_dim);
   }
@@ -335,7 +329,7 @@ planning::StagedKey prefill_staged_key(const AttentionProblem& problem) {
   if (keys == PrefillKeys::kGiven || keys == PrefillKeys::kPacked) return {};
   const DType operand = operand_dtype(problem);
   const auto* const spec = std::get_if<KvCacheSpec>(&problem.kv);
-  const int k = problem.head_dim() * bytes_of(key_dtype(keys, operand));
+  const int k = problem.head_dim() * bytes_of(operand_of(keys, operand));
   const int v = problem.v_dim() * bytes_of(operand), scale = sizeof(float);
   planning::StagedKey key{k + scale + (spec != nullptr ? v : 0), k + scale + v};
   if (spec == nullptr && operand == DType::kFloat8E4M3) {
