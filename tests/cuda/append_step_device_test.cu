@@ -42,7 +42,7 @@ Copies copies_of_inputs(const DeviceRun& from, const DeviceRun& to) {
   for (int i = 0; i < 3; ++i) {
     copies.from[i] = static_cast<const std::uint16_t*>(sources[i].data);
     copies.to[i] = static_cast<std::uint16_t*>(targets[i].data);
-    copies.count[i] = sources[i].numel();
+    copies.count[i] = sources[i].data == nullptr ? 0 : sources[i].numel();  // V of a latent cache
   }
   return copies;
 }
@@ -50,6 +50,7 @@ Copies copies_of_inputs(const DeviceRun& from, const DeviceRun& to) {
 /// Q, K and V become NaN, and what they are to be `clocks` later, while the next kernel may have begun.
 void project_late(const Copies& copies, long long clocks, cudaStream_t stream) {
   for (int i = 0; i < 3; ++i) {
+    if (copies.count[i] == 0) continue;
     check_cuda(cudaMemsetAsync(copies.to[i], 0xff, static_cast<std::size_t>(copies.count[i]) * 2, stream));
   }
   cudaLaunchAttribute attribute{};
@@ -69,11 +70,18 @@ struct Step {
   const char *k, *v;
   int queries, head_dim;
   int q_heads = 8, kv_heads = 2;
+  bool latent = false;
 };
+
+/// Of a latent cache.
+Step latent_step(const char* format, int queries, int heads) {
+  return {.k = format, .v = "", .queries = queries, .head_dim = 0, .q_heads = heads, .latent = true};
+}
 
 AttentionCase case_of(const Step& step) {
   AttentionCase row;
-  row.name = std::string(step.k) + ":" + step.v + ", " + std::to_string(step.queries) + " queries";
+  row.name = std::string(step.k) + ":" + step.v + ", " + std::to_string(step.queries) + " queries of " +
+             std::to_string(step.q_heads) + " heads";
   row.k_format = step.k;
   row.v_format = step.v;
   row.head_dim = step.head_dim;
@@ -81,8 +89,43 @@ AttentionCase case_of(const Step& step) {
   row.kv_heads = step.kv_heads;
   row.mask.causal = true;
   for (const int keys : {16, 130, 700, 2051, 9000}) row.requests.push_back({step.queries, keys});
+  if (step.latent) {
+    row.requests.pop_back();  // many heads share their keys
+    row = latent_case(row, step.k);
+    if (row.k_format == "fp8-g64-e8m0") row.head_dim = row.v_head_dim;  // the rotary dims are V, too
+  }
   return appending(row);
 }
+
+/// A step whose run() appends nothing, over the tensors of one that does.
+struct PlainRun {
+  Plan plan;
+  DeviceMemory workspace;
+  Uploads uploads;
+  AttentionArgs args;
+
+  PlainRun(const Plan& appends, const AttentionCase& row, const AttentionArgs& of)
+      : plan(plan_of(appends)), workspace(plan.workspace_bytes()), args(of) {
+    std::vector<std::int32_t> lengths;
+    for (const Request& request : row.requests) lengths.push_back(request.kv_len);
+    args.append = {};
+    args.lengths.kv_lengths = uploads.add(Tensor::of({plan.problem().batch}, lengths).view());
+  }
+
+  void schedule() const { halftone::schedule(plan, args.lengths, space()); }
+  void run(cudaStream_t stream) const { halftone::run(plan, args, space(), stream); }
+
+ private:
+  static Plan plan_of(const Plan& appends) {
+    AttentionProblem problem = appends.problem();
+    problem.appends = false;
+    return halftone::plan(problem);
+  }
+  TensorView space() const {
+    return TensorView::contiguous(workspace.data(), DType::kUInt8,
+                                  {static_cast<std::int64_t>(workspace.size())}, plan.problem().device);
+  }
+};
 
 Tensor pages_of(const DeviceRun& device, const Problem& p) {
   Tensor pages = p.cache->pages.clone();
@@ -91,22 +134,44 @@ Tensor pages_of(const DeviceRun& device, const Problem& p) {
 }
 
 /// The table's kernels of one warp, of two row groups, of warpgroups, with rows as M, of mixed formats and of
-/// head_dims with half a block or two chunks of a lane; a graph of four layers over one cache, each behind a
-/// projection that gives it Q, K and V late and had NaN there before.
+/// head_dims with half a block or two chunks of a lane; those of latent caches, to which append's kernel
+/// writes first: for few heads, for a block and for pairs over codes of each kind, over bf16. A graph of four
+/// layers over one cache, each behind a projection that gives it Q, K and V late and had NaN there before.
 TEST(DeviceAppendStep, TokensOfAKernelThatStillRuns) {
-  for (const Step& step :
-       {Step{"int4-g32", "", 1, 128}, Step{"int4-g32", "", 2, 128}, Step{"int4-g32", "", 8, 128},
-        Step{"bf16", "", 4, 128}, Step{"fp8", "", 4, 128}, Step{"int8-head", "", 2, 128},
-        Step{"int8-g32", "", 8, 128}, Step{"bf16", "int4-g32", 2, 128}, Step{"bf16", "", 1, 64},
-        Step{"int4-row", "", 3, 256}, Step{"fp8", "", 3, 128, 16, 1}, Step{"int8-head", "", 8, 128, 32, 8},
-        Step{"int4-g32", "", 3, 128, 16, 1}, Step{"fp8", "", 9, 128, 16, 1}, Step{"int8-head", "", 1, 80},
-        Step{"bf16", "", 2, 80}, Step{"int4-row", "", 1, 512}, Step{"fp8", "", 3, 512}}) {
+  for (const Step& step : {Step{"int4-g32", "", 1, 128},
+                           Step{"int4-g32", "", 2, 128},
+                           Step{"int4-g32", "", 8, 128},
+                           Step{"bf16", "", 4, 128},
+                           Step{"fp8", "", 4, 128},
+                           Step{"int8-head", "", 2, 128},
+                           Step{"int8-g32", "", 8, 128},
+                           Step{"bf16", "int4-g32", 2, 128},
+                           Step{"bf16", "", 1, 64},
+                           Step{"int4-row", "", 3, 256},
+                           Step{"fp8", "", 3, 128, 16, 1},
+                           Step{"int8-head", "", 8, 128, 32, 8},
+                           Step{"int4-g32", "", 3, 128, 16, 1},
+                           Step{"fp8", "", 9, 128, 16, 1},
+                           Step{"int8-head", "", 1, 80},
+                           Step{"bf16", "", 2, 80},
+                           Step{"int4-row", "", 1, 512},
+                           Step{"fp8", "", 3, 512},
+                           latent_step("fp8-g128-f32", 1, 16),
+                           latent_step("fp8-g128-f32", 1, 64),
+                           latent_step("int8-g64", 1, 64),
+                           latent_step("int4-g64", 1, 64),
+                           latent_step("fp8-g64-e8m0", 1, 64),
+                           latent_step("int4-g64", 3, 64),
+                           latent_step("fp8-g128-f32", 2, 128),
+                           latent_step("fp8-g64-e8m0", 1, 128),
+                           latent_step("int8-g64", 1, 128),
+                           latent_step("bf16", 2, 128)}) {
     AttentionCase row = case_of(step);
     if (step.queries > 2) row = under_higher_bounds(row);  // no units of 8
     SCOPED_TRACE(row.name);
     const Problem p = make_problem(row);
     const Plan plan = plan_on_device(p);
-    ASSERT_TRUE(plan.info().fuses_append);
+    ASSERT_EQ(plan.info().fuses_append, !step.latent);
     DeviceRun given(p, plan), late(p, plan);
     given.schedule();
     given.run();
@@ -141,7 +206,8 @@ TEST(DeviceAppendStep, AppendRightBeforeRun) {
   for (const Step& step :
        {Step{"int4-g32", "", 1, 128}, Step{"int4-g32", "", 8, 128}, Step{"fp8", "", 12, 128},
         Step{"int8-head", "", 12, 128}, Step{"int8-token", "", 1, 128}, Step{"bf16", "int4-g32", 2, 128},
-        Step{"bf16", "", 1, 64}, Step{"int4-g32", "bf16", 1, 128}}) {
+        Step{"bf16", "", 1, 64}, Step{"int4-g32", "bf16", 1, 128}, latent_step("int8-g64", 2, 64),
+        latent_step("fp8-g128-f32", 1, 128), latent_step("int4-g64", 1, 16)}) {
     const AttentionCase row = case_of(step);
     SCOPED_TRACE(row.name);
     const Problem p = make_problem(row);
@@ -151,28 +217,17 @@ TEST(DeviceAppendStep, AppendRightBeforeRun) {
     given.run();
     const Outputs expected = given.outputs();
 
-    AttentionProblem problem = fused.problem();
-    problem.appends = false;
-    const Plan plan = halftone::plan(problem);
-    const DeviceMemory workspace(plan.workspace_bytes());
-    const TensorView space = TensorView::contiguous(
-        workspace.data(), DType::kUInt8, {static_cast<std::int64_t>(workspace.size())}, problem.device);
-    std::vector<std::int32_t> grown;
-    for (const Request& request : row.requests) grown.push_back(request.kv_len);
-    Uploads uploads;
-    AttentionArgs args = late.args;
-    args.append = {};
-    args.lengths.kv_lengths = uploads.add(Tensor::of({problem.batch}, grown).view());
-    args.cache_settled = args.new_tokens_late = true;
+    PlainRun plain(fused, row, late.args);
+    plain.args.cache_settled = plain.args.new_tokens_late = true;
     const NewTokens& tokens = late.args.append;
     const AppendArgs append_args{.k = tokens.k,
                                  .v = tokens.v,
-                                 .cu_seqlens = uploads.add(cumulative_queries(row).view()),
+                                 .cu_seqlens = plain.uploads.add(cumulative_queries(row).view()),
                                  .rope = tokens.rope,
                                  .status = late.args.status,
                                  .cache_settled = true};
     const Copies copies = copies_of_inputs(given, late);
-    schedule(plan, args.lengths, space);
+    plain.schedule();
     const auto& cache = std::get<PagedKv>(late.args.kv);
     for (const long long clocks : {200'000LL, 20'000LL, 0LL}) {
       late.clear();
@@ -182,7 +237,7 @@ TEST(DeviceAppendStep, AppendRightBeforeRun) {
         for (int layer = 0; layer < 4; ++layer) {
           project_late(copies, clocks, stream);
           append(cache, append_args, stream);
-          run(plan, args, space, stream);
+          plain.run(stream);
         }
       });
       graph.replay();
@@ -191,6 +246,43 @@ TEST(DeviceAppendStep, AppendRightBeforeRun) {
       EXPECT_TRUE(same_bytes(expected.out, actual.out)) << clocks;
       EXPECT_TRUE(same_bytes(expected.lse, actual.lse)) << clocks;
       EXPECT_TRUE(same_bytes(pages_of(given, p), pages_of(late, p))) << clocks;
+    }
+  }
+}
+
+/// A cache that is settled whole, new tokens among it: only Q comes from the kernel before.
+TEST(DeviceAppendStep, CachesThatAreSettled) {
+  for (const Step& step : {Step{"int8-head", "", 1, 128}, latent_step("fp8-g128-f32", 1, 64),
+                           latent_step("int4-g64", 1, 64), latent_step("fp8-g64-e8m0", 2, 128)}) {
+    const AttentionCase row = case_of(step);
+    SCOPED_TRACE(row.name);
+    const Problem p = make_problem(row);
+    const Plan appends = plan_on_device(p);
+    DeviceRun given(p, appends), late(p, appends);
+    given.schedule();
+    given.run();
+    const Outputs expected = given.outputs();
+
+    PlainRun plain(appends, row, late.args);
+    plain.args.cache_settled = true;
+    const Copies copies = copies_of_inputs(given, late);
+    late.write(std::get<PagedKv>(late.args.kv).pages, pages_of(given, p));
+    plain.schedule();
+    check_cuda(cudaDeviceSynchronize());
+    for (const long long clocks : {200'000LL, 20'000LL, 0LL}) {
+      late.clear();
+      check_cuda(cudaDeviceSynchronize());
+      const CapturedGraph graph([&](cudaStream_t stream) {
+        for (int layer = 0; layer < 4; ++layer) {
+          project_late(copies, clocks, stream);
+          plain.run(stream);
+        }
+      });
+      graph.replay();
+      const Outputs actual = late.outputs();
+      EXPECT_EQ(actual.status.as<std::int32_t>()[0], 0) << clocks;
+      EXPECT_TRUE(same_bytes(expected.out, actual.out)) << clocks;
+      EXPECT_TRUE(same_bytes(expected.lse, actual.lse)) << clocks;
     }
   }
 }

@@ -163,12 +163,11 @@ bool decode_is_faster(const AttentionProblem& problem, int unit) {
 }
 
 bool universal_is_faster(const AttentionProblem& problem, int unit) {
-  // Of an H200, nanoseconds: 32 requests of 8,192 keys 117 us a unit, 4 x 1,024 rows of 1,024 keys, causal,
-  // as much for each.
-  constexpr double kEach = 0.447;
+  // us, and ns of a key, of an H200 (docs/kernels/prefill-chunks-measured.md).
+  constexpr double kBegin = 17, kEach = 0.31;
   const Bounds b(problem);
   const double units = static_cast<double>(blocks(b.rows, unit)) * b.seen;
-  return b.scale * kEach * units < prefill_us(problem, keys_of(problem));
+  return kBegin + b.scale * kEach * units < prefill_us(problem, keys_of(problem));
 }
 
 }  // namespace halftone::cuda
