@@ -127,6 +127,25 @@ struct PlainRun {
   }
 };
 
+/// A graph of four layers over one cache, each, layer(stream), behind a projection that is late: their
+/// outputs, which are to be `expected`.
+template <class Layer>
+Outputs expect_layers(const DeviceRun& late, const Copies& copies, long long clocks, const Outputs& expected,
+                      const Layer& layer) {
+  check_cuda(cudaDeviceSynchronize());
+  const CapturedGraph graph([&](cudaStream_t stream) {
+    for (int i = 0; i < 4; ++i) {
+      project_late(copies, clocks, stream);
+      layer(stream);
+    }
+  });
+  graph.replay();
+  Outputs actual = late.outputs();
+  EXPECT_TRUE(same_bytes(expected.out, actual.out)) << clocks;
+  EXPECT_TRUE(same_bytes(expected.lse, actual.lse)) << clocks;
+  return actual;
+}
+
 Tensor pages_of(const DeviceRun& device, const Problem& p) {
   Tensor pages = p.cache->pages.clone();
   device.read(std::get<PagedKv>(device.args.kv).pages, pages);
@@ -183,17 +202,7 @@ TEST(DeviceAppendStep, TokensOfAKernelThatStillRuns) {
     check_cuda(cudaDeviceSynchronize());
     for (const long long clocks : {0LL, 20'000LL, 200'000LL}) {
       late.clear();
-      check_cuda(cudaDeviceSynchronize());
-      const CapturedGraph graph([&](cudaStream_t stream) {
-        for (int layer = 0; layer < 4; ++layer) {
-          project_late(copies, clocks, stream);
-          late.run(stream);
-        }
-      });
-      graph.replay();
-      const Outputs actual = late.outputs();
-      EXPECT_TRUE(same_bytes(expected.out, actual.out)) << clocks;
-      EXPECT_TRUE(same_bytes(expected.lse, actual.lse)) << clocks;
+      expect_layers(late, copies, clocks, expected, [&](cudaStream_t stream) { late.run(stream); });
       EXPECT_TRUE(same_bytes(pages_of(given, p), pages_of(late, p))) << clocks;
     }
   }
@@ -232,19 +241,11 @@ TEST(DeviceAppendStep, AppendRightBeforeRun) {
     for (const long long clocks : {200'000LL, 20'000LL, 0LL}) {
       late.clear();
       late.write(cache.pages, p.cache->pages);
-      check_cuda(cudaDeviceSynchronize());
-      const CapturedGraph graph([&](cudaStream_t stream) {
-        for (int layer = 0; layer < 4; ++layer) {
-          project_late(copies, clocks, stream);
-          append(cache, append_args, stream);
-          plain.run(stream);
-        }
+      const Outputs actual = expect_layers(late, copies, clocks, expected, [&](cudaStream_t stream) {
+        append(cache, append_args, stream);
+        plain.run(stream);
       });
-      graph.replay();
-      const Outputs actual = late.outputs();
-      EXPECT_EQ(actual.status.as<std::int32_t>()[0], 0) << clocks;
-      EXPECT_TRUE(same_bytes(expected.out, actual.out)) << clocks;
-      EXPECT_TRUE(same_bytes(expected.lse, actual.lse)) << clocks;
+      EXPECT_EQ(status_of(actual), 0) << clocks;
       EXPECT_TRUE(same_bytes(pages_of(given, p), pages_of(late, p))) << clocks;
     }
   }
@@ -268,21 +269,11 @@ TEST(DeviceAppendStep, CachesThatAreSettled) {
     const Copies copies = copies_of_inputs(given, late);
     late.write(std::get<PagedKv>(late.args.kv).pages, pages_of(given, p));
     plain.schedule();
-    check_cuda(cudaDeviceSynchronize());
     for (const long long clocks : {200'000LL, 20'000LL, 0LL}) {
       late.clear();
-      check_cuda(cudaDeviceSynchronize());
-      const CapturedGraph graph([&](cudaStream_t stream) {
-        for (int layer = 0; layer < 4; ++layer) {
-          project_late(copies, clocks, stream);
-          plain.run(stream);
-        }
-      });
-      graph.replay();
-      const Outputs actual = late.outputs();
-      EXPECT_EQ(actual.status.as<std::int32_t>()[0], 0) << clocks;
-      EXPECT_TRUE(same_bytes(expected.out, actual.out)) << clocks;
-      EXPECT_TRUE(same_bytes(expected.lse, actual.lse)) << clocks;
+      const Outputs actual =
+          expect_layers(late, copies, clocks, expected, [&](cudaStream_t stream) { plain.run(stream); });
+      EXPECT_EQ(status_of(actual), 0) << clocks;
     }
   }
 }
