@@ -186,7 +186,9 @@ std::int64_t scratch_bytes(const planning::Kernel& kernel, int variant) {
 
 /// Whether the kernel of a pass writes new tokens itself, rows of K and V permitting.
 bool fuses_append(const AttentionProblem& problem, const planning::Kernel& kernel) {
-  return !is_prefill(kernel) && !kernel.latent && decode_appends(problem, decode_variant(problem, kernel));
+  if (is_prefill(kernel)) return false;
+  return kernel.latent ? latent_appends(latent_variant(problem, kernel))
+                       : decode_appends(problem, decode_variant(problem, kernel));
 }
 
 /// The passes one after another, each kernel beginning while the one before it ends. What a kernel may refuse
@@ -206,7 +208,11 @@ void run(const Plan::Impl& plan, const AttentionArgs& args, std::byte* workspace
   }
   const planning::Workspace parts = planning::carve_workspace(plan, workspace);
   const planning::Schedule& schedule = parts.passes[0].schedule;
-  const bool fused = plan.info.fuses_append && decode_appends(step_params(args, schedule));
+  const auto appends = [&] {
+    const AppendParams step = step_params(args, schedule);
+    return plan.problem.is_latent() ? latent_appends(step) : decode_appends(step);
+  };
+  const bool fused = plan.info.fuses_append && appends();
   const bool separate = plan.problem.appends && !fused;
   if (separate) append_step(args, schedule, stream);
   bool advanced = !args.append.advance;
@@ -214,8 +220,7 @@ void run(const Plan::Impl& plan, const AttentionArgs& args, std::byte* workspace
     if (is_prefill(plan.kernel(passes[i]))) {
       run_prefill(plan, args, parts, i, stream);
     } else if (plan.kernel(passes[i]).latent) {
-      const bool late = (separate || args.new_tokens_late) && i == 0;
-      run_latent(kernels[i], plan, args, parts, i, late, stream);
+      advanced |= run_latent(kernels[i], plan, args, parts, i, fused, stream);
     } else {
       advanced |= run_decode(kernels[i], plan, args, parts, i, fused, stream);
     }

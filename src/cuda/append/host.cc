@@ -128,6 +128,18 @@ AppendParams step_params(const AttentionArgs& args, const planning::Schedule& sc
   return p;
 }
 
+StepParams pass_step(const AttentionProblem& problem, const AttentionArgs& args,
+                     const planning::Schedule& schedule, std::size_t index, bool fused) {
+  StepParams p{};
+  p.new_tokens_late = problem.appends || args.new_tokens_late;
+  p.appends = fused;
+  if (fused) p.append = step_params(args, schedule);
+  if (problem.appends && index == 0 && args.append.advance) {
+    p.lengths = static_cast<std::int32_t*>(std::get<PagedKv>(args.kv).lengths.data);
+  }
+  return p;
+}
+
 void append_step(const AttentionArgs& args, const planning::Schedule& schedule, Stream stream) {
   const auto& cache = std::get<PagedKv>(args.kv);
   const DeviceScope scope(cache.pages.device.index);

@@ -64,6 +64,17 @@ struct AppendParams {
   bool settled;                   // all but K and V may be read before that
 };
 
+/// The new tokens of a step, as a kernel of attention receives them: the last keys of a request, one for each
+/// of its queries.
+struct StepParams {
+  // With AttentionParams::cache_settled: the promise is about older tokens. New ones are read only when the
+  // previous kernel of the stream has ended and, where `appends`, this one has written them.
+  bool new_tokens_late;
+  bool appends;           // writes the new tokens
+  std::int32_t* lengths;  // [batch], which become the schedule's; null: no
+  AppendParams append;    // with `appends`: token t is query t's
+};
+
 /// True if a chunk is one 16-byte load that can be issued ahead of its use.
 HT_HOST_DEVICE inline bool loads_early(const AppendPart& part) {
   return part.aligned && part.input_type != DType::kFloat32;

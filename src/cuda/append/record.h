@@ -5,6 +5,8 @@
 #include "cuda/append/row.h"
 #include "cuda/append/slots.h"
 #include "cuda/append/store.h"
+#include "cuda/device/ptx.h"
+#include "format/codec.h"
 #include "format/head_dim.h"
 
 namespace halftone::cuda {
@@ -107,7 +109,7 @@ template <bool kEarly>
 __device__ __forceinline__ void append_rotary(const AppendParams& p, std::int64_t token, std::uint8_t* codes,
                                               const uint4& raw) {
   const AppendPart& rotary = p.parts[1];
-  RowLane lane(rotary.part.dim, kRotarySegment, threadIdx.x % 32);
+  RowLane lane(rotary.part.dim, kRotarySegment, thread_index() % 32);
   lane.live &= codes != nullptr;
   std::uint8_t* const to =
       codes + (rotary.part.data_offset - p.parts[0].part.data_offset) + lane.chunk * kChunk * 2;
@@ -134,6 +136,85 @@ __device__ __forceinline__ void append_rotary(const AppendParams& p, std::int64_
   ChunkCodes<codec::Codec<DType::kBFloat16>, DType::kBFloat16, false> values;
   values.encode({}, x);
   store_codes(values, to);
+}
+
+/// A token's input that loads early: the lane's chunks.
+struct RawRecord {
+  uint4 latent[kPieces], rotary{};
+
+  __device__ __forceinline__ void load(const AppendParams& p, std::int64_t token, int lane) {
+    const int chunks = p.parts[0].part.dim / kChunk;
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      latent[i] = load_early(p.parts[0], token, min(i * 32 + lane, chunks - 1));
+    }
+    if (lane < p.parts[1].part.dim / kChunk) rotary = load_early(p.parts[1], token, lane);
+  }
+};
+
+/// The latent of a token, by a whole warp. Lanes beyond the row have its last chunk again, which changes no
+/// extent.
+template <DType kType, bool kAsymmetric, bool kEarly>
+__device__ __forceinline__ void append_latent(const AppendParams& p, std::int64_t token,
+                                              const RecordPlace& to, const uint4 (&raw)[kPieces]) {
+  using Codes = ChunkCodes<codec::Codec<kType, kAsymmetric>, kType, false>;
+  const AppendPart& latent = p.parts[0];
+  const page::Part& part = latent.part;
+  const int lane = thread_index() % 32, chunks = part.dim / kChunk;
+  float x[kPieces][kChunk];
+  codec::Range range[kPieces];
+#pragma unroll
+  for (int i = 0; i < kPieces; ++i) {
+    to_floats<kEarly>(latent, raw[i], token, min(i * 32 + lane, chunks - 1), x[i]);
+    range[i] = extent_of<!kAsymmetric>(p, x[i]);
+  }
+  const bool whole = part.groups == 1;  // one scale for all
+  if constexpr (Codes::kBits != 16) {
+    const auto add = [](codec::Range& r, float lo, float hi) {
+      if (kAsymmetric) r.lo = fminf(r.lo, lo);
+      r.hi = fmaxf(r.hi, hi);
+    };
+    if (whole) {
+#pragma unroll
+      for (int i = 1; i < kPieces; ++i) add(range[0], range[i].lo, range[i].hi);
+#pragma unroll
+      for (int i = 1; i < kPieces; ++i) range[i] = range[0];
+    }
+#pragma unroll
+    for (int i = 0; i < 5; ++i) {
+      if (i >= latent.group_log2) break;
+#pragma unroll
+      for (int j = 0; j < kPieces; ++j) {
+        add(range[j], kAsymmetric ? __shfl_xor_sync(~0u, range[j].lo, 1 << i) : 0.0f,
+            __shfl_xor_sync(~0u, range[j].hi, 1 << i));
+      }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kPieces; ++i) {
+    const int chunk = i * 32 + lane;
+    if (chunk >= chunks) continue;
+    codec::Params params;
+    if constexpr (Codes::kBits != 16) {
+      params = record_params<kType, kAsymmetric>(part.format.scale_dtype, range[i]);
+      const int group = chunk >> latent.group_log2;
+      if (whole ? chunk == 0 : chunk == group << latent.group_log2) {
+        store_params<kAsymmetric>(part, params, to.scales + group * part.param_group);
+      }
+    }
+    Codes codes;
+    codes.encode(params, x[i]);
+    store_codes(codes, to.codes + chunk * Codes::kBits);
+  }
+}
+
+/// A token, by a whole warp.
+template <DType kType, bool kAsymmetric, bool kEarly>
+__device__ __forceinline__ void append_record(const AppendParams& p, std::int64_t token,
+                                              const RecordPlace& to, const RawRecord& raw) {
+  append_latent<kType, kAsymmetric, kEarly>(p, token, to, raw.latent);
+  const bool has = thread_index() % 32 >> kRotarySegment == 0;
+  append_rotary<kEarly>(p, token, has ? to.codes : nullptr, raw.rotary);
 }
 
 }  // namespace halftone::cuda

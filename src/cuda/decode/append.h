@@ -6,13 +6,11 @@
 #include <climits>
 
 #include "cuda/append/few_rows.h"
+#include "cuda/append/step.h"
 #include "cuda/decode/params.h"
 #include "cuda/decode/traits.h"
 
 namespace halftone::cuda {
-
-/// Position of a request's first new token.
-__device__ inline int first_new_token(const DeviceItem& item) { return item.keys - item.queries; }
 
 /// K or V of the new tokens at positions [first, end) of the item's request and KV head, by a warp.
 template <PartConfig P, int kDim>
@@ -36,26 +34,11 @@ __device__ inline void append_side(const AppendParams& p, const AppendPart& part
   }
 }
 
-/// Between a thread's stores of tokens and the flag that says so, and between that and copies that read them.
-__device__ inline void fence_tokens() {
-  __threadfence_block();
-  fence_async_global();
-}
-
-/// All new tokens of the tiles that the item reads, by a warp: append(first, end) writes those at positions
-/// [first, end), and copies may read them afterwards. Items that read the same tiles, row blocks of a
-/// request, each write them, the same bytes.
+/// append_tokens() of the tiles that the item reads.
 template <class Append>
 __device__ inline void append_tiles(const AppendParams& p, const DeviceItem& item, const Append& append) {
-  const int begin = max(item.work.kv_begin, first_new_token(item));
-  const int end = min(item.keys, (item.work.kv_end + kTileTokens - 1) / kTileTokens * kTileTokens);
-  if (item.queries > item.keys) {  // the schedule has no room for them
-    set_status(p, kStatusBadPage);
-  } else if (begin < end) {
-    append(begin, end);
-    fence_tokens();
-  }
-  __syncwarp();
+  const int end = (item.work.kv_end + kTileTokens - 1) / kTileTokens * kTileTokens;
+  append_tokens(p, item, item.work.kv_begin, end, append);
 }
 
 /// The new tokens of item `index`, K by the first finish warp and V by the second.
@@ -81,12 +64,7 @@ __device__ inline void begin_appends(const DecodeParams& p, volatile int& append
     fence_tokens();  // the load warps' copies may read what the kernel before has appended
     appended = INT_MAX;
   }
-  if (p.lengths == nullptr) return;
-  for (int i = blockIdx.x * kThreads + thread; i < p.schedule.params.batch; i += gridDim.x * kThreads) {
-    const int keys = p.schedule.kv_lengths[i];
-    const int added = planning::q_length(p.schedule, i);
-    if (added > 0 && added <= keys) p.lengths[i] = keys;
-  }
+  settle_lengths<kThreads>(p, p.schedule, thread);
 }
 
 /// A warp that has nothing else to do.

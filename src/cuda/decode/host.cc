@@ -39,22 +39,14 @@ int find_table_row(const AttentionProblem& problem, int rows) {
   return find_row(kv, rows);
 }
 
-/// Of the pass `index` of the plan. `fused`: its kernel writes the new tokens; else, where the problem
-/// appends, the kernel before the first pass does.
+/// Of the pass `index` of the plan. `fused`: of pass_step().
 DecodeParams decode_params(const Plan::Impl& plan, const AttentionArgs& args,
                            const planning::Workspace& workspace, std::size_t index, bool fused) {
-  DecodeParams p{attention_params(plan, args, workspace, index), false, fused, nullptr, {}};
-  if (!plan.problem.appends && !args.new_tokens_late) return p;
-  if (plan.passes()[index].variant == kUniversalKernel) {  // which knows no new tokens
-    if (index == 0) p.cache_settled = false;
-    return p;
-  }
-  p.new_tokens_late = true;
-  if (!plan.problem.appends) return p;
-  if (fused) p.append = step_params(args, p.schedule);
-  if (index == 0 && args.append.advance) {
-    p.lengths = static_cast<std::int32_t*>(std::get<PagedKv>(args.kv).lengths.data);
-  }
+  const AttentionParams attention = attention_params(plan, args, workspace, index);
+  DecodeParams p{attention, pass_step(plan.problem, args, attention.schedule, index, fused)};
+  if (plan.passes()[index].variant != kUniversalKernel) return p;
+  if (index == 0 && p.new_tokens_late) p.cache_settled = false;  // it knows no new tokens
+  static_cast<StepParams&>(p) = {};
   return p;
 }
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <variant>
 
+#include "cuda/append/host.h"
 #include "cuda/attention/maps.h"
 #include "cuda/latent/bf16/config.h"
 #include "cuda/latent/bf16/kernels.h"
@@ -15,6 +16,7 @@
 #include "cuda/latent/copied/host.h"
 #include "cuda/latent/few/config.h"
 #include "cuda/latent/few/kernels.h"
+#include "cuda/latent/few/params.h"
 #include "cuda/latent/wide/config.h"
 #include "cuda/latent/wide/kernels.h"
 #include "cuda/latent/wide/params.h"
@@ -102,12 +104,13 @@ bool bring_query_boxes(int group, const TensorView& q, CUtensorMap& map) {
   return true;
 }
 
-LatentBf16Params bf16_params(const AttentionParams& attention, const Plan::Impl& plan, int row,
-                             const AttentionArgs& args) {
+LatentBf16Params bf16_params(const AttentionParams& attention, const StepParams& step,
+                             const Plan::Impl& plan, int row, const AttentionArgs& args) {
   const auto& cache = std::get<PagedKv>(args.kv);
   const int group = attention.schedule.params.group;
   LatentBf16Params p{};
   p.attention = attention;
+  p.step = step;
   p.ahead = plan.problem.max_q_len <= kFewQueries;
   p.box_tokens =
       std::min(static_cast<int>(cache.spec.page_size), kLatentBf16Tokens / kLatentBf16Table[row].blocks);
@@ -123,11 +126,20 @@ LatentBf16Params bf16_params(const AttentionParams& attention, const Plan::Impl&
   return p;
 }
 
-LatentWideParams wide_params(const AttentionParams& attention, const AttentionArgs& args) {
+LatentWideParams wide_params(const AttentionParams& attention, const StepParams& step,
+                             const AttentionArgs& args) {
   LatentWideParams p{};
   p.attention = attention;
+  p.step = step;
   p.q_boxes = bring_query_boxes(attention.schedule.params.group, args.q, p.q);
   return p;
+}
+
+/// Whether the kernel of a pass, behind append's, begins with older tokens while that ends. Kernels for few
+/// heads lose 1.2 us by it, and those for many up to 3% with more requests (docs/kernels/layer-measured.md).
+bool reads_ahead(const planning::Pass& pass, const AttentionProblem& problem) {
+  constexpr int kMostRequests = 32;
+  return !is_few(pass) && problem.batch <= kMostRequests;
 }
 
 }  // namespace
@@ -202,23 +214,33 @@ CompiledKernel latent_kernel(const Plan::Impl&, const planning::Pass& pass, cons
   return kernel;
 }
 
-void run_latent(const CompiledKernel& kernel, const Plan::Impl& plan, const AttentionArgs& args,
-                const planning::Workspace& workspace, std::size_t index, bool late, Stream stream) {
+bool latent_appends(int variant) { return variant >= 0 && variant < kCopiedFirst; }
+
+bool latent_appends(const AppendParams& step) {
+  return loads_early(step.parts[0]) && loads_early(step.parts[1]);
+}
+
+bool run_latent(const CompiledKernel& kernel, const Plan::Impl& plan, const AttentionArgs& args,
+                const planning::Workspace& workspace, std::size_t index, bool fused, Stream stream) {
   const planning::Pass& pass = plan.passes()[index];
   AttentionParams params = attention_params(plan, args, workspace, index);
-  if (late) params.cache_settled = false;
+  const StepParams step = pass_step(plan.problem, args, params.schedule, index, fused);
+  const bool late = index == 0 && step.new_tokens_late && !step.appends;
+  if (late && !reads_ahead(pass, plan.problem)) params.cache_settled = false;
   if (is_few(pass)) {
-    launch(kernel, &params, plan, pass, stream);
+    const LatentFewParams own{params, step};
+    launch(kernel, &own, plan, pass, stream);
   } else if (is_bf16(pass)) {
     if (is_copied(pass)) copy_lists(plan, workspace.staged, params, stream);
-    LatentBf16Params own = bf16_params(params, plan, bf16_row(pass), args);
+    LatentBf16Params own = bf16_params(params, step, plan, bf16_row(pass), args);
     own.copied = is_copied(pass);
     own.ahead = own.ahead && !own.copied;
     launch(kernel, &own, plan, pass, stream);
   } else {
-    const LatentWideParams own = wide_params(params, args);
+    const LatentWideParams own = wide_params(params, step, args);
     launch(kernel, &own, plan, pass, stream);
   }
+  return step.lengths != nullptr;
 }
 
 }  // namespace halftone::cuda

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 
+#include "cuda/append/params.h"
 #include "cuda/attention/host.h"
 #include "plan/backend.h"
 
@@ -42,8 +43,13 @@ planning::StagedKey latent_staged_key(const AttentionProblem& problem, const pla
 /// InvalidArgument for outputs that it cannot write.
 CompiledKernel latent_kernel(const Plan::Impl& plan, const planning::Pass& pass, const AttentionArgs& args);
 
-/// Runs it. `late`: the kernel before it has just written to the cache.
-void run_latent(const CompiledKernel& kernel, const Plan::Impl& plan, const AttentionArgs& args,
-                const planning::Workspace& workspace, std::size_t index, bool late, Stream stream);
+/// Whether the kernels of a variant write new tokens themselves, and those of a step.
+bool latent_appends(int variant);
+bool latent_appends(const AppendParams& step);
+
+/// Runs it. `fused`: it writes the new tokens; else, where the problem appends, the kernel before the first
+/// pass does. Returns whether it advances lengths.
+bool run_latent(const CompiledKernel& kernel, const Plan::Impl& plan, const AttentionArgs& args,
+                const planning::Workspace& workspace, std::size_t index, bool fused, Stream stream);
 
 }  // namespace halftone::cuda

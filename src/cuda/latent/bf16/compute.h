@@ -18,12 +18,22 @@ struct ComputeTraits {
 
 template <LatentBf16Config C>
 struct Compute : wide::OutputEnd<ComputeTraits> {
+  const StepParams& step;
   using Sums = float[2 * kHalf];    // O as one product takes it
   float offset[2];                  // of rows g and g + 8: what O is relative to
   float own_offset[2], own_sum[2];  // what the sum of the lane's probabilities is relative to
   // The steps that need no mask: all rows see all their tokens, as far as those are there.
   std::uint32_t plain_first, plain_steps;
   QueryFragments fragments;
+
+  /// Of a pair the block brings every other half of an item's steps.
+  __device__ void append(int index) const {
+    append_items<LatentCodes::kBf16>(step.append, s.queue, s.appended, index, thread / 32,
+                                     [&](const DeviceItem&, int position) {
+                                       constexpr int kOwn = kBlockTokens / C.blocks;
+                                       return C.blocks == 1 || position % kBlockTokens / kOwn == rank;
+                                     });
+  }
 
   __device__ Sums& sums() { return reinterpret_cast<Sums&>(o); }
 
@@ -201,12 +211,16 @@ struct Compute : wide::OutputEnd<ComputeTraits> {
   __device__ void run() {
     StepPlace at;
     locate();
+    if constexpr (!C.listed) settle_lengths<kComputeThreads>(step, p.schedule, thread);
     int index = 0;
 #pragma unroll 1
     for (; s.queue.has(index); ++index) {
       __syncwarp();
       s.item_index[thread / 32] = index;
       __syncwarp();
+      if constexpr (!C.listed) {
+        if (step.appends) append(index);
+      }
       const DeviceItem* const now = &item(index);
       begin(*now, at.step);
       barrier_wait(shared_address(&s.q_full), index % 2);

@@ -36,20 +36,27 @@ __device__ inline void bf16_worker(const LatentBf16Params& params, Shared& s) {
     if (!C.listed && lane == 1) prefetch_map(params.rope);
     if (lane == 2 && params.q_boxes) prefetch_map(params.q);
   }
-  if (!C.listed || !params.copied) {
+  // Older tokens are brought while the previous kernel ends.
+  const bool ahead = !C.listed && p.cache_settled;
+  if (!ahead && !(C.listed && params.copied)) {
     wait_for_previous_kernel();
     let_next_kernel_start();
   }
   if (warp == 0) s.queue.start(Queue::fetch(p.list, worker, lane), bounds_of(p), lane);
+  if (thread_index() < kAppenders) s.appended[thread_index()] = 0;
   if (warp == 1 && lane == 0) init_barriers<C>(s);  // one after the other, while the list is on its way
   if constexpr (kSharesTokens<C>) {
     cluster_barrier();
   } else {
     __syncthreads();
   }
-  if (warp >= kComputeThreads / 32) {
+  const int role = warp - kComputeThreads / 32;
+  if (ahead && (role < 0 || role >= 2)) {
+    wait_for_previous_kernel();
+    let_next_kernel_start();
+  }
+  if (role >= 0) {
     shrink_registers<kLoadRegisters>();
-    const int role = warp - kComputeThreads / 32;
     if (role == 2) check_inputs(p, worker, lane);
     if constexpr (C.listed) {
       ListLoader<C>::run(params, s, rank);
@@ -60,7 +67,7 @@ __device__ inline void bf16_worker(const LatentBf16Params& params, Shared& s) {
     }
   } else {
     grow_registers<kComputeRegisters>();
-    Compute<C>{{p, s, rank}}.run();
+    Compute<C>{{p, s, rank}, params.step}.run();
   }
   if constexpr (kSharesTokens<C>) cluster_barrier();  // the other block writes here
 }

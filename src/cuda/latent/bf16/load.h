@@ -29,7 +29,8 @@ template <LatentBf16Config C>
 __device__ inline bool has_item(const LatentBf16Params& params, Shared& s, int index) {
   const AttentionParams& p = params.attention;
   if (thread_index() == kComputeThreads) {
-    s.queue.extend(index, p.schedule, bounds_of(p), static_cast<int>(blockIdx.x) / C.blocks);
+    const int last = index + (params.step.appends ? kAppendedAhead : 0);  // who appends looks ahead
+    s.queue.extend(last, p.schedule, bounds_of(p), static_cast<int>(blockIdx.x) / C.blocks);
   }
   __syncwarp();
   return s.queue.has(index);
@@ -78,8 +79,11 @@ struct TokenLoader {
     }
   }
 
-  /// The steps of an item. Tokens of pages that are not there are read outside the tensor, which gives zeros.
-  __device__ void take(const planning::WorkItem& work, StepPlace& at) const {
+  /// The steps of item `index`. Tokens of pages that are not there are read outside the tensor, which gives
+  /// zeros.
+  __device__ void take(int index, StepPlace& at) const {
+    const DeviceItem& item = s.queue.items[index % unsigned{Queue::kCapacity}];
+    const planning::WorkItem& work = item.work;
     const std::int32_t* const table = table_row(p.cache, work.request);
     // Whether a box that the block brings begins with the lane's tile.
     const bool brings = lane < kTiles && lane / kOwnTiles == rank && box(0) == lane * kTileTokens;
@@ -105,6 +109,7 @@ struct TokenLoader {
         barrier_expect_bytes(full, kGroups * kGroupBytes + (first() ? 0 : kColumnBytes));
       }
       __syncwarp();
+      wait_for_tokens(params.step, item, index, token + kBlockTokens, s.appended);
       if (brings) {
         copy(to, params.latent, full, half * kHalfColumns, group, from);
         if (!first()) copy(rope, params.rope, full, kRopeColumn, group, from);
@@ -121,8 +126,7 @@ struct TokenLoader {
     for (int index = 0; has_item<C>(params, s, index); ++index) {
       const int rank = kPair ? cluster_rank() : 0, lane = thread_index() % 32;
       const int half = thread_index() / 32 == kComputeThreads / 32;
-      TokenLoader{params, s, half, rank, lane}.take(s.queue.items[index % unsigned{Queue::kCapacity}].work,
-                                                    at);
+      TokenLoader{params, s, half, rank, lane}.take(index, at);
     }
   }
 };

@@ -3,12 +3,14 @@
 
 #include <cuda.h>
 
+#include "cuda/append/params.h"
 #include "cuda/attention/params.h"
 
 namespace halftone::cuda {
 
 struct LatentBf16Params {
   AttentionParams attention;
+  StepParams step;
   bool ahead;   // whether tokens of lists come to L2 a step ahead: worth it where nobody read them lately
   bool copied;  // lists and their tokens come from the kernel before this one, which has waited for those
                 // before

@@ -72,6 +72,7 @@ struct Shared {
   alignas(1024) std::uint8_t q[kAllColumns][kColumnBytes];
   alignas(1024) Stage kv[kStages];
   Queue queue;
+  AppendedItems appended;
   alignas(8) std::uint64_t kv_full[kStages][2], kv_empty[kStages][2];  // halves as they come, halves of V
   std::uint64_t p_full[kStages], q_full, q_empty;
   // Of pages bit i of the first word: tokens from 16 i on are there. Of lists 16 tokens' bits each.

@@ -20,7 +20,7 @@ struct LatentFewConfig {
 inline constexpr std::array kLatentFewTable{
     LatentFewConfig{LatentCodes::kFp8, 8, 8, 1},        // 57.6
     LatentFewConfig{LatentCodes::kFp8, 16, 8, 1},       // 62.0
-    LatentFewConfig{LatentCodes::kFp8, 32, 7, 1},       // 87.0
+    LatentFewConfig{LatentCodes::kFp8, 32, 7, 2},       // 87.0
     LatentFewConfig{LatentCodes::kFp8Apart, 8, 8, 1},   // 53.8
     LatentFewConfig{LatentCodes::kFp8Apart, 16, 8, 1},  // 61.9
     LatentFewConfig{LatentCodes::kFp8Apart, 32, 7, 2},  // 91.0

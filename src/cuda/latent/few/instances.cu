@@ -6,7 +6,7 @@ namespace {
 
 template <int Row>
 __global__ void __launch_bounds__(LatentFewTraits<kLatentFewTable[Row]>::kThreads, 1)
-    latent_few(const __grid_constant__ AttentionParams params) {
+    latent_few(const __grid_constant__ LatentFewParams params) {
   using Shared = typename LatentFewTraits<kLatentFewTable[Row]>::Shared;
   extern __shared__ __align__(128) unsigned char shared_bytes[];
   latent_few_worker<kLatentFewTable[Row]>(params, blockIdx.x, *reinterpret_cast<Shared*>(shared_bytes));

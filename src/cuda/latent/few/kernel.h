@@ -125,11 +125,18 @@ __device__ inline void latent_scores(const AttentionParams& params, int worker,
 
 /// A warp of the output: all blocks of all items.
 template <LatentFewConfig C>
-__device__ inline void latent_output(const AttentionParams& params, typename LatentFewTraits<C>::Shared& s) {
+__device__ inline void latent_output(const LatentFewParams& params, typename LatentFewTraits<C>::Shared& s) {
   using Traits = LatentFewTraits<C>;
+  static_assert(Traits::kOutputWarps == kAppenders);
+  settle_lengths<32 * Traits::kOutputWarps>(params, params.schedule, thread_index() - Traits::kFirstOutput);
   std::uint32_t count = 0;
 #pragma unroll 1
   for (int index = 0; s.queue.has(index); ++index) {
+    if (params.appends) {
+      append_items<C.codes>(params.append, s.queue, s.appended, index,
+                            (thread_index() - Traits::kFirstOutput) / 32,
+                            [](const DeviceItem&, int) { return true; });
+    }
     const int side = index % 2;
     const DeviceItem& item = s.queue.items[index % ItemQueue::kCapacity];
     Output<C> o;
@@ -156,7 +163,7 @@ __device__ inline void latent_output(const AttentionParams& params, typename Lat
 
 /// One worker of the schedule: a thread block.
 template <LatentFewConfig C>
-__device__ inline void latent_few_worker(const AttentionParams& params, int worker,
+__device__ inline void latent_few_worker(const LatentFewParams& params, int worker,
                                          typename LatentFewTraits<C>::Shared& s) {
   using Traits = LatentFewTraits<C>;
   const AttentionParams& p = params;
@@ -192,6 +199,7 @@ __device__ inline void latent_few_worker(const AttentionParams& params, int work
       barrier_init(shared_address(&s.full[lane]), Traits::kLoadWarps * (Traits::kWhole ? 1 : 32 + 1));
     }
     if (lane < Traits::kLoadWarps) s.reading[lane] = 0;
+    if (lane < kAppenders) s.appended[lane] = 0;
   } else if (warp == 2) {
     if (lane < Traits::kStages) barrier_init(shared_address(&s.empty[lane]), Traits::kOutputWarps);
     if (lane == 0) s.softcap = Softcap(p);

@@ -16,12 +16,12 @@ struct RecordLoader {
   static constexpr std::int32_t kSecond = -2;
   static constexpr int kRound = 4, kOwn = Traits::kTokens / Traits::kLoadWarps;  // blocks, tokens of each
   static_assert(kRound * kOwn == 32);
-  const AttentionParams& p;
+  const LatentFewParams& p;
   typename Traits::Shared& s;
   int item = 0, round = 0, blocks = 0;  // the round's first block of the item's
   std::uint32_t before = 0;             // blocks of earlier items
 
-  __device__ RecordLoader(const AttentionParams& params, typename Traits::Shared& s) : p(params), s(s) {}
+  __device__ RecordLoader(const LatentFewParams& params, typename Traits::Shared& s) : p(params), s(s) {}
 
   // Computed anew wherever they are asked for: registers are scarce.
   static __device__ unsigned warp() {
@@ -231,6 +231,10 @@ struct RecordLoader {
       const std::uint32_t first = before + round;
       const int count = min(blocks - round, kRound);
       const Record record = locate(found, token_of(current().work, round));
+      if (count > 0) {
+        wait_for_tokens(p, current(), item, current().work.kv_begin + (round + kRound) * Traits::kTokens,
+                        s.appended);
+      }
       int block = 0;
 #pragma unroll 1
       do {

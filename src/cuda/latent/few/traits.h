@@ -16,7 +16,9 @@
 #include "cuda/attention/params.h"
 #include "cuda/attention/rows.h"
 #include "cuda/device/ptx.h"
+#include "cuda/latent/append.h"
 #include "cuda/latent/few/config.h"
+#include "cuda/latent/few/params.h"
 
 namespace halftone::cuda {
 
@@ -93,6 +95,7 @@ struct LatentFewTraits {
     alignas(4) std::uint8_t live[kStages][kLoadWarps];  // bit t of byte w: token 8 w + t of the block counts
     std::uint32_t slices;              // of a cut unit that this CTA merges: bits of the parts whose they are
     volatile int reading[kLoadWarps];  // the item that a load warp is at
+    AppendedItems appended;
     ItemQueue queue;
   };
   static __device__ const std::uint8_t* ropes(const Shared& s, int stage) {

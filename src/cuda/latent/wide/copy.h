@@ -47,6 +47,7 @@ struct WalkLimits {
 /// a single block of the warp's.
 template <LatentWideConfig C>
 struct RoundCursor {
+  const StepParams& step;
   const AttentionParams& params;
   Shared& s;
   int rank, warp, lane;
@@ -54,8 +55,8 @@ struct RoundCursor {
   int index = -1;
   int token = 0, end = -1;  // of the step, and of the item
 
-  __device__ RoundCursor(const AttentionParams& params, Shared& s, int rank, int warp, int lane)
-      : params(params), s(s), rank(rank), warp(warp), lane(lane) {}
+  __device__ RoundCursor(const LatentWideParams& params, Shared& s, int rank, int warp, int lane)
+      : step(params.step), params(params.attention), s(s), rank(rank), warp(warp), lane(lane) {}
 
   __device__ bool listed() const { return params.listed.list.indices != nullptr; }
   __device__ bool at_step() const { return end >= 0; }
@@ -70,7 +71,8 @@ struct RoundCursor {
     if (token < end) return true;
     ++index, end = -1;
     if (warp == 0 && lane == 0) {  // who waits for an item extends the queue
-      s.queue.extend(index, params.schedule, bounds_of(params), blockIdx.x / C.blocks);
+      const int last = index + (step.appends ? kAppendedAhead : 0);  // who appends looks ahead
+      s.queue.extend(last, params.schedule, bounds_of(params), blockIdx.x / C.blocks);
     }
     __syncwarp();
     if (!s.queue.has(index)) return false;
@@ -80,6 +82,11 @@ struct RoundCursor {
     entries = listed() ? params.listed.list.indices + x.first_query * params.listed.list.stride
                        : table_row(params.cache, x.work.request);
     return true;
+  }
+  /// Before the step's tokens are read.
+  __device__ void wait_for_step() const {
+    const DeviceItem& x = s.queue.items[index % unsigned{Queue::kCapacity}];
+    wait_for_tokens(step, x, index, token + kBlockTokens, s.appended);
   }
   /// Without a token anything: a branch around the load would wait for it.
   __device__ TokenId load_id() const {
@@ -107,12 +114,13 @@ template <LatentWideConfig C>
 struct Copier {
   using Kept = KeptScales<C.codes>;
   using RawScales = typename Kept::Raw;
-  const AttentionParams& params;
+  const LatentWideParams& all;
   Shared& s;
   int rank, warp, lane;
+  const AttentionParams& params = all.attention;
 
   __device__ void run() {
-    RoundCursor<C> cursor(params, s, rank, warp, lane);
+    RoundCursor<C> cursor(all, s, rank, warp, lane);
     if (!cursor.next()) return;
     TokenId id = cursor.load_id();
     StepPlace at;
@@ -121,6 +129,7 @@ struct Copier {
     for (bool more = true; more; parity ^= 1, ++at.step) {
       asm volatile("" : "+r"(lane), "+r"(warp));  // what follows from them takes no registers
       cursor.lane = lane;
+      cursor.wait_for_step();
       const int slot = cursor.resolve(id);
       const std::uint32_t live = __ballot_sync(~0u, slot >= 0);
       const std::uint8_t* const token = token_at<C>(params.cache, max(slot, 0));
@@ -188,14 +197,14 @@ struct Copier {
     RawScales scales;
     if constexpr (Record<C>::kApart) {
       const void* const own = scales_apart(params.cache, max(slot, 0));
-      const uint2 x = __ldg(static_cast<const uint2*>(slot >= 0 ? own : anything));
+      const uint2 x = __ldcg(static_cast<const uint2*>(slot >= 0 ? own : anything));
       scales.x[0] = x.x, scales.x[1] = x.y;
     } else {
       const void* const own = token + Record<C>::kScalesAt;
       const auto* const at = static_cast<const uint4*>(slot >= 0 ? own : anything);
 #pragma unroll
       for (int i = 0; i < Record<C>::kScaleBytes / 16; ++i) {
-        const uint4 x = __ldg(at + i);
+        const uint4 x = __ldcg(at + i);
         scales.x[4 * i] = x.x, scales.x[4 * i + 1] = x.y, scales.x[4 * i + 2] = x.z,
                      scales.x[4 * i + 3] = x.w;
       }

@@ -40,23 +40,33 @@ __device__ inline void wide_worker(const LatentWideParams& params, Shared& s) {
   const AttentionParams& p = params.attention;
   const int warp = thread_index() / 32 % 4, lane = thread_index() % 32, role = thread_index() / 128;
   const int worker = static_cast<int>(blockIdx.x) / C.blocks, rank = C.blocks == 1 ? 0 : cluster_rank();
-  wait_for_previous_kernel();
-  let_next_kernel_start();
+  // Else older tokens are brought while the previous kernel ends, which may have written lists.
+  if (!p.cache_settled || p.listed.list.indices != nullptr) wait_for_previous_kernel();
   if (thread_index() < 32) s.queue.start(Queue::fetch(p.list, worker, lane), bounds_of(p), lane);
+  if (thread_index() < kAppenders) s.appended[thread_index()] = 0;
   if (role == 1 && lane == 0) init_barriers<C>(s, warp);
   if constexpr (C.blocks == 2) {
     cluster_barrier();
   } else {
     __syncthreads();
   }
+  if (role > 0) {
+    wait_for_previous_kernel();
+    let_next_kernel_start();
+  }
+  const auto check = [&] {
+    wait_for_previous_kernel();
+    check_inputs(p, static_cast<int>(blockIdx.x) / C.blocks, thread_index() % 32);
+  };
   if (role == 0) {
     shrink_registers<kLoadRegisters<C>>();
-    if (warp == 3) check_inputs(p, worker, lane);  // of a pair, has nothing to convert yet
     if constexpr (kSingle<C>) {
-      load_single<C>(p, s, warp, lane);
+      load_single<C>(params, s, warp, lane);
+      if (thread_index() < 32) check();
     } else if (warp < kCopiers) {
-      Copier<C>{p, s, rank, warp, lane}.run();
+      Copier<C>{params, s, rank, warp, lane}.run();
     } else {
+      if (warp == 3) check();  // has nothing to convert yet
       Passer<C>{s, rank, warp - kCopiers, lane}.run();
     }
   } else if (role == 1) {
@@ -64,7 +74,7 @@ __device__ inline void wide_worker(const LatentWideParams& params, Shared& s) {
     Scores<C>{p, s, rank, {params, s, rank}}.run();
   } else {
     grow_registers<kOutputRegisters>();
-    Output<C>{{p, s, rank}}.run();
+    Output<C>{{p, s, rank}, params.step}.run();
   }
   if constexpr (C.blocks == 2) cluster_barrier();  // the other block writes here
 }

@@ -83,12 +83,12 @@ struct SingleLoader {
       if constexpr (Record<C>::kApart) {
         const std::uint8_t* const own =
             scales_apart(params.cache, __shfl_sync(~0u, next, token)) + lane % 4 * 2;
-        raw_scale[i] = __ldg(reinterpret_cast<const std::uint16_t*>(has ? own : anything));
+        raw_scale[i] = __ldcg(reinterpret_cast<const std::uint16_t*>(has ? own : anything));
       } else {
         const std::uint8_t* const own = address_of(next, token, Record<C>::kScalesAt + lane % 4 * 4);
         const auto* const at = reinterpret_cast<const std::uint32_t*>(has ? own : anything);
-        raw_scale[i] = __ldg(at);
-        if constexpr (Kept::kMins) raw_min[i] = __ldg(at + Record<C>::kGroups / 2);
+        raw_scale[i] = __ldcg(at);
+        if constexpr (Kept::kMins) raw_min[i] = __ldcg(at + Record<C>::kGroups / 2);
       }
     }
   }
@@ -244,8 +244,8 @@ struct SingleLoader {
 
 /// Calls begin() for the first step, then fill() for each, one step behind the walk.
 template <LatentWideConfig C>
-__device__ inline void load_single(const AttentionParams& params, Shared& s, int warp, int lane) {
-  SingleLoader<C> loader{params, s, warp, lane};
+__device__ inline void load_single(const LatentWideParams& params, Shared& s, int warp, int lane) {
+  SingleLoader<C> loader{params.attention, s, warp, lane};
   RoundCursor<C> cursor(params, s, 0, warp, lane);
   StepPlace at;
   TokenId id = 0;  // of the step after those that are known
@@ -255,6 +255,7 @@ __device__ inline void load_single(const AttentionParams& params, Shared& s, int
     asm volatile("" : "+r"(loader.lane), "+r"(loader.warp));  // what follows from them takes no registers
     cursor.lane = loader.lane, cursor.warp = loader.warp;
     const bool known = cursor.at_step();
+    if (known) cursor.wait_for_step();
     loader.shift(cursor.resolve(id));
     left += known;
     if (known || lead == 2) cursor.next();

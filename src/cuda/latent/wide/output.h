@@ -15,6 +15,16 @@ struct OutputTraits {
 
 template <LatentWideConfig C>
 struct Output : OutputEnd<OutputTraits> {
+  const StepParams& step;
+
+  /// Of a pair the block has every other half of an item's steps.
+  __device__ void append(int index) const {
+    const int own_warp = (thread_index() - OutputTraits::kFirstThread) / 32;  // read anew: registers are dear
+    append_items<C.codes>(step.append, s.queue, s.appended, index, own_warp,
+                          [&](const DeviceItem& x, int position) {
+                            return C.blocks == 1 || (position - x.work.kv_begin) / kRoundTokens % 2 == rank;
+                          });
+  }
   /// In a cluster each block fills half of the slices, of both.
   __device__ void release_slice(int stage, int slice) const {
     __syncwarp();
@@ -100,6 +110,7 @@ struct Output : OutputEnd<OutputTraits> {
 
   __device__ void run() {
     StepPlace at;
+    settle_lengths<256>(step, p.schedule, thread_index() - OutputTraits::kFirstThread);
     locate();
     int index = 0;
 #pragma unroll 1
@@ -107,6 +118,11 @@ struct Output : OutputEnd<OutputTraits> {
       __syncwarp();
       s.item_index[thread / 32] = index;
       __syncwarp();
+      if (step.appends) {
+        append(index);
+        locate();
+        index = s.item_index[thread / 32];
+      }
 #pragma unroll
       for (int i = 0; i < kHalf; ++i) o[0][i] = o[1][i] = 0.0f;
 #pragma unroll 1

@@ -5,6 +5,7 @@
 #include "cuda/attention/logits.h"
 #include "cuda/attention/rows.h"
 #include "cuda/device/ring.h"
+#include "cuda/latent/append.h"
 #include "cuda/latent/wide/config.h"
 #include "cuda/latent/wide/params.h"
 
@@ -102,6 +103,7 @@ struct Shared {
   alignas(16) std::uint8_t raw[kRoundTokens][kLatentDims];  // of 4 bits half of it
   alignas(16) std::uint16_t scales[kRoundTokens][8];        // scales_of()
   Queue queue;
+  AppendedItems appended;
   alignas(8) std::uint64_t kv_full[kStages], kv_empty[kStages][kSlices], rope_empty[3];
   std::uint64_t raw_full[kChunks], raw_empty[kChunks];
   std::uint64_t p_full[2][2], state_full, state_empty;  // P: of half a step's tokens
