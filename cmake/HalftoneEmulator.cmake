@@ -91,6 +91,8 @@ halftone_emulate(dequantize_device_test_emulated "*")
 halftone_emulate(dequantize_test_emulated "*Latent*/cuda")
 halftone_emulate(gather_device_test_emulated "*")
 halftone_emulate(gemm_device_test_emulated "*")
+halftone_emulate(latent_append_device_test_emulated
+  "*-*EveryShape*:*FillNoUnit:*4GiB:*RandomSteps")
 halftone_emulate(latent_attention_device_test_emulated
   "*Lists*:*FormatsAgree*:*DeadBytes*:*SlotsOutside*:*QueriesThat*:*MoreQueries*:*Graphs*-*65536*")
 halftone_emulate(latent_dense_device_test_emulated "*DensePages*:*DenseBatchInvariant*:*Graphs*")

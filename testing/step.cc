@@ -21,12 +21,13 @@ void set_lengths(const Cache& cache, const AttentionCase& row, bool with_step) {
   }
 }
 
-/// A table of angles for every position, and the positions of the new tokens.
+/// A table of angles for every position that a token has, and the positions of the new tokens.
 void fill_rope(Problem& p) {
   const auto& spec = std::get<KvCacheSpec>(p.problem.kv);
   const int dims = p.row.step.rope_dims;
   const int half = (dims > 0 ? dims : spec.rotary_dims() / 2) / 2;
-  const int rows = p.problem.max_kv_len;
+  int rows = 1;  // not as many as the bounds allow, which may be millions
+  for (const Request& r : p.row.requests) rows = std::max(rows, r.kv_len);
   p.cos = Tensor(DType::kFloat32, {rows, half});
   p.sin = Tensor(DType::kFloat32, {rows, half});
   for (int row = 0; row < rows; ++row) {

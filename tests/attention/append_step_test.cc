@@ -3,56 +3,16 @@
 //
 // ctest: 2 parts
 #include <array>
-#include <memory>
 #include <string>
-#include <variant>
+#include <utility>
 #include <vector>
 
 #include "reference/sanitizer.h"
-#include "testing/step.h"
+#include "tests/append_steps.h"
 #include "tests/on_runners.h"
 
 namespace halftone::testing {
 namespace {
-
-constexpr std::array kPolicies = {SplitPolicy::kReproducible, SplitPolicy::kFast,
-                                  SplitPolicy::kBatchInvariant};
-
-constexpr std::array kRopes = {RopePairing::kNone, RopePairing::kHalf, RopePairing::kInterleaved};
-
-/// What a step leaves behind.
-struct After {
-  Outputs outputs;
-  Tensor pages, lengths;
-};
-
-/// append(), then run() of a plan that does not.
-After in_two_calls(const Runner& runner, Problem p) {
-  const Tensor cu = cumulative_queries(p.row);
-  Tensor status(DType::kInt32, {1});
-  status.fill_bytes(0);
-  runner.append(*p.cache, append_args(p, cu, status), status);
-  for (std::size_t i = 0; i < p.row.requests.size(); ++i) {
-    p.cache->lengths.as<std::int32_t>()[i] = p.row.requests[i].kv_len;
-  }
-  p.row.step = {};
-  p.problem.appends = false;
-  After after{runner.run(p), p.cache->pages.clone(), p.cache->lengths.clone()};
-  after.outputs.status.as<std::int32_t>()[0] |= status.as<std::int32_t>()[0];
-  return after;
-}
-
-After in_one_call(const Runner& runner, const Problem& p, bool advance) {
-  PlacedRun placed(runner, p);
-  placed.args.append.advance = advance;
-  placed.schedule();
-  placed.run();
-  After after{placed.outputs(), p.cache->pages.clone(), p.cache->lengths.clone()};
-  const auto& cache = std::get<PagedKv>(placed.args.kv);
-  placed.read(cache.pages, after.pages);
-  placed.read(cache.lengths, after.lengths);
-  return after;
-}
 
 class AppendStep : public OnRunners {
  protected:
@@ -60,16 +20,7 @@ class AppendStep : public OnRunners {
   void expect_same(const AttentionCase& row) {
     SCOPED_TRACE(row.name);
     Problem p = make_problem(row);
-    if (!serves(p)) return;
-    auto before = std::make_unique<Cache>(p.cache->clone());
-    const After one = in_one_call(runner(), p, true);
-    p.cache = std::move(before);
-    const After two = in_two_calls(runner(), std::move(p));
-    EXPECT_TRUE(same_bytes(two.pages, one.pages));
-    EXPECT_TRUE(same_bytes(two.lengths, one.lengths));
-    EXPECT_TRUE(same_bytes(two.outputs.out, one.outputs.out));
-    EXPECT_TRUE(!row.lse || same_bytes(two.outputs.lse, one.outputs.lse));
-    EXPECT_TRUE(same_bytes(two.outputs.status, one.outputs.status));
+    if (serves(p)) expect_same_step(runner(), std::move(p));
   }
 };
 HALFTONE_ON_EVERY_RUNNER(AppendStep);
@@ -81,7 +32,7 @@ TEST_P(AppendStep, RowsOfTheTableEqualAppendAndRun) {
     ++n;
     if (n % (reference::kSanitized ? 8 : 2) != 0 && !row.step.appends) continue;
     if (!row.step.appends) row = appending(row, {.slots = n % 3 == 0});
-    row.policy = kPolicies[static_cast<std::size_t>(n) % kPolicies.size()];
+    row.policy = kPoliciesOfSteps[static_cast<std::size_t>(n) % kPoliciesOfSteps.size()];
     expect_same(row);
     if (HasFailure()) return;
   }
@@ -101,7 +52,7 @@ TEST_P(AppendStep, EveryNumberOfQueriesAndPolicy) {
       row.mask.causal = queries % 2 == 0;
       row.workers = runner().device().type == DeviceType::kCpu ? 6 : 0;
       row.seed = static_cast<std::uint64_t>(queries);
-      for (const SplitPolicy policy : kPolicies) {
+      for (const SplitPolicy policy : kPoliciesOfSteps) {
         if (n++ % 2 != 0 && std::string(format) != "int8-head") continue;
         row.policy = policy;
         expect_same(appending(row));
@@ -138,10 +89,10 @@ TEST_P(AppendStep, UnitsOfManyRows) {
       row.mask.window_left = n % 5 == 4 ? 150 : -1;
       row.rotate_k = n % 6 == 5;
       row.workers = shape.workers;
-      row.policy = kPolicies[i % 2];  // batch-invariant ones are prefill's
-      row.key_slack = 8192;           // no units of 8
+      row.policy = kPoliciesOfSteps[i % 2];  // batch-invariant ones are prefill's
+      row.key_slack = 8192;                  // no units of 8
       row.seed = 300 + i;
-      row = appending(row, {.rope = kRopes[i % kRopes.size()], .slots = n % 4 == 3});
+      row = appending(row, {.rope = kRopesOfSteps[i % kRopesOfSteps.size()], .slots = n % 4 == 3});
       if (runner().device().type == DeviceType::kCuda) {
         const Plan plan = runner().plan(attention_problem(row));
         EXPECT_EQ(plan.info().config, "sm90-decode-64") << row.name;
@@ -200,11 +151,11 @@ TEST_P(AppendStep, HalfBlocksAndWideRows) {
     row.rotate_v = n % 5 == 1;
     row.scale_k = row.offset_k = dtype_bits(parse_format(c.format).dtype) != 16 && n % 5 == 3;
     row.workers = 3 + n % 3;
-    row.policy = kPolicies[c.q_heads == 28 ? 2 : i % 2];  // batch-invariant: units of 16
+    row.policy = kPoliciesOfSteps[c.q_heads == 28 ? 2 : i % 2];  // batch-invariant: units of 16
     row.seed = 500 + i;
     const std::array rope_dims = {c.head_dim, 0, c.head_dim == 80 ? 32 : 384};
     row = appending(row, {.dtype = n % 2 == 0 ? DType::kBFloat16 : DType::kFloat16,
-                          .rope = kRopes[i % kRopes.size()],
+                          .rope = kRopesOfSteps[i % kRopesOfSteps.size()],
                           .slots = n % 7 == 3,
                           .rope_dims = rope_dims[i / 3 % rope_dims.size()]});
     if (runner().device().type == DeviceType::kCuda) {
@@ -243,7 +194,7 @@ TEST_P(AppendStep, PromptsBesideManyRows) {
 /// Prompts and single tokens in one batch, each in its pass.
 TEST_P(AppendStep, TwoPasses) {
   for (const char* format : {"bf16", "int8-head", "int4-g32"}) {
-    for (const SplitPolicy policy : kPolicies) {
+    for (const SplitPolicy policy : kPoliciesOfSteps) {
       AttentionCase row;
       row.name = std::string("passes of ") + format;
       row.requests = {{1, 700}, {300, 500}, {1, 1}, {16, 16}, {0, 9}, {2, 65}};
@@ -267,85 +218,10 @@ TEST_P(AppendStep, RandomProblems) {
   }
 }
 
-/// Steps of an engine: one schedule, layers that share their lengths, of which the first, the last or every
-/// one advances; the next step counts on.
-class EngineSteps {
- public:
-  static constexpr int kLayers = 3, kSteps = 20;
-
-  explicit EngineSteps(const Runner& runner) : runner_(runner) {
-    AttentionCase row;
-    row.requests = {{1, 16}, {2, 60}, {3, 126}};
-    row.k_format = "int8-head";
-    row.page_size = 16;
-    row.mask.causal = true;
-    row.slack = 200;
-    row = appending(row);
-    for (int layer = 0; layer < kLayers; ++layer) {
-      row.seed = static_cast<std::uint64_t>(layer) + 1;
-      Problem p = make_problem(row);
-      Random random(row.seed);
-      Cache roomy(p.cache->spec, std::array{100, 200, 300}, random);
-      roomy.lengths = p.cache->lengths.clone();
-      roomy.pages.fill_bytes(0);  // stored zeros
-      p.cache = std::make_unique<Cache>(std::move(roomy));
-      layers_.push_back(std::move(p));
-    }
-  }
-
-  /// `advancing`: the layer that does it, kLayers: all.
-  void expect_each_token_in_its_place(int advancing) {
-    const Plan plan = runner_.plan(layers_[0]);
-    std::vector<Cache> expected;
-    for (const Problem& p : layers_) expected.push_back(p.cache->clone());
-    std::vector<std::unique_ptr<PlacedRun>> runs;
-    for (const Problem& p : layers_) {
-      runs.push_back(std::make_unique<PlacedRun>(runner_, p, plan));
-      const TensorView& lengths = std::get<PagedKv>(runs[0]->args.kv).lengths;
-      std::get<PagedKv>(runs.back()->args.kv).lengths = runs.back()->args.lengths.kv_lengths = lengths;
-      runs.back()->args.append.advance = advancing == kLayers || advancing + 1U == runs.size();
-    }
-    for (int step = 0; step < kSteps; ++step) {
-      runs[0]->schedule();
-      for (const auto& run : runs) halftone::run(plan, run->args, runs[0]->space());
-    }
-    for (std::size_t layer = 0; layer < layers_.size(); ++layer) {
-      expect_layer(layers_[layer], expected[layer], *runs[layer]);
-    }
-  }
-
- private:
-  /// The same steps of a layer by append(), and attention after the last one.
-  void expect_layer(const Problem& p, Cache& expected, const PlacedRun& run) const {
-    Tensor status(DType::kInt32, {1});
-    status.fill_bytes(0);
-    const Tensor cu = cumulative_queries(p.row);
-    AppendArgs args = append_args(p, cu, status);
-    args.advance = true;
-    for (int step = 0; step < kSteps; ++step) runner_.append(expected, args, status);
-    Problem twin = make_problem(p.row);
-    twin.row.step = {};
-    twin.problem.appends = false;
-    twin.cache = std::make_unique<Cache>(std::move(expected));
-    const Outputs want = runner_.run(twin), got = run.outputs();
-    EXPECT_TRUE(same_bytes(want.out, got.out));
-    EXPECT_TRUE(same_bytes(want.lse, got.lse));
-    const Tensor pages = p.cache->pages.clone(), lengths = p.cache->lengths.clone();
-    run.read(std::get<PagedKv>(run.args.kv).pages, pages);
-    run.read(std::get<PagedKv>(run.args.kv).lengths, lengths);
-    EXPECT_TRUE(same_bytes(twin.cache->pages, pages));
-    EXPECT_TRUE(same_bytes(twin.cache->lengths, lengths));
-  }
-
-  const Runner& runner_;
-  std::vector<Problem> layers_;
-};
-
 TEST_P(AppendStep, StepsOfAnEngine) {
-  for (const int advancing : {0, EngineSteps::kLayers - 1, EngineSteps::kLayers}) {
-    SCOPED_TRACE("advanced by " + std::to_string(advancing));
-    EngineSteps(runner()).expect_each_token_in_its_place(advancing);
-  }
+  AttentionCase row;
+  row.k_format = "int8-head";
+  expect_steps_of_an_engine(runner(), row, 20);
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <utility>
 #include <variant>
 
 #include "testing/runner.h"
@@ -211,7 +212,8 @@ TEST_P(Steps, BadEntriesDropTheirTokens) {
 
 /// Where nobody checks lengths: tokens for which the bounds have no room are not written, and their rows are
 /// empty; the other requests get what they get without them. Of the second and third case a GPU's kernels of
-/// attention write the tokens, of the third those with rows as M.
+/// attention write the tokens, of the third those with rows as M. Behind these, latent caches: few rows, a
+/// block, a pair over codes and one over bf16.
 TEST_P(Steps, TokensWithoutRoomAreLeftOut) {
   AttentionCase fused;
   fused.k_format = "int4-g32";
@@ -222,7 +224,15 @@ TEST_P(Steps, TokensWithoutRoomAreLeftOut) {
   many.requests = {{3, 640}, {3, 128}, {3, 300}};
   many.q_heads = 16, many.kv_heads = 1;
   many.key_slack = 8192;  // no units of 8
-  for (AttentionCase row : {step_case(), appending(fused), appending(many)}) {
+  std::vector<AttentionCase> rows{step_case(), appending(fused), appending(many)};
+  for (const auto& [format, heads] :
+       {std::pair{"int4-g64", 8}, {"fp8-g128-f32", 32}, {"int8-g64", 64}, {"bf16", 64}}) {
+    AttentionCase row = latent_case(fused, format);
+    row.q_heads = heads;
+    row.requests = {{2, 300}, {2, 128}, {2, 200}};
+    rows.push_back(appending(row));
+  }
+  for (AttentionCase row : rows) {
     for (const int workers : {0, 1}) {
       row.workers = workers;
       const Problem p = make_problem(row);
@@ -239,7 +249,7 @@ TEST_P(Steps, TokensWithoutRoomAreLeftOut) {
         EXPECT_THROW(placed.schedule(), Error);
         continue;
       }
-      EXPECT_TRUE(plan.info().fuses_append);
+      EXPECT_TRUE(plan.info().fuses_append || row.rope_dim != 0);
       placed.schedule();
       placed.run();
       const Outputs want = run(p), got = placed.outputs();

@@ -285,6 +285,26 @@ TEST(CudaLatentPlan, SecondListsAreForTheKernelsForFewHeads) {
   }
 }
 
+/// All kernels that take pages; with lists nothing is appended.
+TEST(CudaLatentPlan, KernelsWriteNewTokens) {
+  if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
+  for (const char* format : {"fp8-g128-f32", "bf16", "int8-g64", "int4-g64", "fp8-g64-e8m0"}) {
+    for (const int heads : {8, 16, 32, 64, 128}) {
+      for (const int queries : {1, 2, 4, 16}) {
+        const Plan made = plan(latent_problem(format, heads, [&](AttentionProblem& p) {
+          p.listed = {};
+          p.mask.causal = true;
+          p.max_q_len = queries;
+          p.appends = true;
+        }));
+        SCOPED_TRACE(made.describe());
+        EXPECT_TRUE(made.info().fuses_append);
+        EXPECT_NE(made.describe().find("by the attention kernels"), std::string::npos);
+      }
+    }
+  }
+}
+
 TEST(CudaLatentPlan, SaysWhatKeepsLatentCachesOffTheGpu) {
   if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
   const auto refused = [](std::string_view format, std::initializer_list<std::string_view> words,
