@@ -66,10 +66,15 @@ def goals():
     whole = lambda head_dim: even[head_dim][-1]
     for text, form in (("bf16", "plain"), ("bf16 pages", "bf16")):
         table[f"causal, {text}"] = [masked("16-bit", form, head_dim, whole(head_dim)) for head_dim in even]
+    other = {96: ((21, 21), 16384, 1), 192: ((10, 10), 16384, 1)}
+    table["causal, bf16, other dims"] = [
+        masked("16-bit", form, head_dim, shape) for form in ("plain", "bf16") for head_dim, shape in other.items()]
     table["causal, codes in 16 bits"] = [
         masked("16-bit", form, 128, gqa[-1]) for form in ("fp8", "int8-head", "int4-g32")]
     for form in ("int8-head", "int8-tensor"):
         table[f"causal, `half_int8`, {form}"] = [masked("half_int8", form, 128, shape) for shape in mqa[2:]]
+    table["causal, `half_int8`, tensors"] = [
+        masked("half_int8", "plain", head_dim, whole(head_dim)) for head_dim in (128, 256)]
     table["causal, `fp8`"] = [
         masked("fp8", form, head_dim, whole(head_dim)) for form in ("plain", "fp8") for head_dim in (128, 256)]
 

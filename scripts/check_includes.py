@@ -55,16 +55,18 @@ src/cpu              src/plan src/format include/halftone
 src/cuda             src/cuda/** src/plan src/format include/halftone
 src/cuda/decode/**   src/cuda/attention src/cuda/append src/cuda/device src/plan src/format include/halftone
 src/cuda/prefill     src/cuda/attention src/cuda/dequantize src/cuda/device src/plan src/format include/halftone
-src/cuda/latent      src/cuda/latent/** src/cuda/attention src/cuda/device src/plan src/format include/halftone
-src/cuda/latent/bf16 src/cuda/latent/wide src/cuda/attention src/cuda/device src/plan src/format include/halftone
-src/cuda/latent/wide src/cuda/attention src/cuda/device src/plan src/format include/halftone
+src/cuda/latent      src/cuda/latent/** src/cuda/append src/cuda/attention src/cuda/device src/plan src/format
+                     include/halftone
+src/cuda/latent/bf16 src/cuda/latent/wide src/cuda/append src/cuda/attention src/cuda/device src/plan src/format
+                     include/halftone
+src/cuda/latent/wide src/cuda/append src/cuda/attention src/cuda/device src/plan src/format include/halftone
 src/cuda/latent/copied src/cuda/attention src/cuda/device src/plan src/format include/halftone
-src/cuda/latent/few  src/cuda/attention src/cuda/device src/plan src/format include/halftone
+src/cuda/latent/few  src/cuda/append src/cuda/attention src/cuda/device src/plan src/format include/halftone
 src/cuda/backward    src/cuda/attention src/cuda/device src/plan src/format include/halftone
 src/cuda/schedule    src/cuda/attention src/cuda/device src/plan src/format include/halftone
+src/cuda/append      src/cuda/attention src/cuda/device src/plan src/format include/halftone
 src/cuda/attention   src/cuda/device src/plan src/format include/halftone
 
-src/cuda/append      src/cuda/device src/plan src/format include/halftone
 src/cuda/dequantize  src/cuda/device src/plan src/format include/halftone
 src/cuda/merge       src/cuda/device src/plan src/format include/halftone
 src/cuda/device      src/plan src/format include/halftone

@@ -187,7 +187,7 @@ std::int64_t scratch_bytes(const planning::Kernel& kernel, int variant) {
 /// Whether the kernel of a pass writes new tokens itself, rows of K and V permitting.
 bool fuses_append(const AttentionProblem& problem, const planning::Kernel& kernel) {
   if (is_prefill(kernel)) return false;
-  return kernel.latent ? latent_appends(latent_variant(problem, kernel))
+  return kernel.latent ? latent_appends(problem, latent_variant(problem, kernel))
                        : decode_appends(problem, decode_variant(problem, kernel));
 }
 

@@ -80,6 +80,11 @@ HT_HOST_DEVICE inline bool loads_early(const AppendPart& part) {
   return part.aligned && part.input_type != DType::kFloat32;
 }
 
+/// The same of a token of a latent cache.
+HT_HOST_DEVICE inline bool loads_early(const AppendParams& p) {
+  return loads_early(p.parts[0]) && loads_early(p.parts[1]);
+}
+
 HT_HOST_DEVICE inline bool ropes(const AppendParams& p, const AppendPart& part) {
   return part.part.which == KvPart::kK && p.pairing != RopePairing::kNone;
 }

@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(128, kAsymmetric ? 6 : 7)
 int launch_append_records(const AppendParams& params, void* stream) {
   constexpr std::int64_t kFew = 2048;  // tokens whose warps are all under way at once
   if (params.tokens == 0) return cudaSuccess;
-  const bool early = loads_early(params.parts[0]) && loads_early(params.parts[1]);
+  const bool early = loads_early(params);
   const bool few = params.tokens <= kFew || !early;
   const void* kernel = codec::with_codec(
       params.parts[0].part.format, [&]<DType kType, bool kAsymmetric>(codec::Codec<kType, kAsymmetric>) {

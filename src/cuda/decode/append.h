@@ -27,7 +27,7 @@ __device__ inline void append_side(const AppendParams& p, const AppendPart& part
     const int position = base + lane.segment_first / kSegment;
     const std::int64_t token = std::int64_t{item.first_query} + position - first_new_token(item);
     append_row<Traits>(p, part, lane, token, item.work.kv_head, [&]() -> std::int64_t {
-      if (position >= end || token >= p.tokens) return -1;
+      if (position >= end || token < 0 || token >= p.tokens) return -1;
       if (p.slot_mapping != nullptr && __ldg(p.slot_mapping + token) < 0) return -1;
       return table_slot(p, item.work.request, position);
     });

@@ -104,8 +104,8 @@ bool bring_query_boxes(int group, const TensorView& q, CUtensorMap& map) {
   return true;
 }
 
-LatentBf16Params bf16_params(const AttentionParams& attention, const StepParams& step,
-                             const Plan::Impl& plan, int row, const AttentionArgs& args) {
+LatentBf16Params bf16_params(const AttentionParams& attention, const StepParams& step, const Plan::Impl& plan,
+                             int row, const AttentionArgs& args) {
   const auto& cache = std::get<PagedKv>(args.kv);
   const int group = attention.schedule.params.group;
   LatentBf16Params p{};
@@ -135,11 +135,12 @@ LatentWideParams wide_params(const AttentionParams& attention, const StepParams&
   return p;
 }
 
-/// Whether the kernel of a pass, behind append's, begins with older tokens while that ends. Kernels for few
-/// heads lose 1.2 us by it, and those for many up to 3% with more requests (docs/kernels/layer-measured.md).
+/// Whether the kernel of a pass, behind append's, begins with older tokens while that ends. Those for few
+/// heads and over bf16 lose 1 to 2 us by it, and others up to 4% with more requests
+/// (docs/kernels/layer-measured.md).
 bool reads_ahead(const planning::Pass& pass, const AttentionProblem& problem) {
   constexpr int kMostRequests = 32;
-  return !is_few(pass) && problem.batch <= kMostRequests;
+  return !is_few(pass) && !is_bf16(pass) && problem.batch <= kMostRequests;
 }
 
 }  // namespace
@@ -214,19 +215,23 @@ CompiledKernel latent_kernel(const Plan::Impl&, const planning::Pass& pass, cons
   return kernel;
 }
 
-bool latent_appends(int variant) { return variant >= 0 && variant < kCopiedFirst; }
-
-bool latent_appends(const AppendParams& step) {
-  return loads_early(step.parts[0]) && loads_early(step.parts[1]);
+bool latent_appends(const AttentionProblem& problem, int variant) {
+  constexpr int kMostQueries = 16;  // each row block of a request writes all new tokens that it reads
+  if (variant < 0 || problem.is_listed() || problem.max_q_len > kMostQueries) return false;
+  return variant >= kFewRows || appends(kLatentFewTable[static_cast<std::size_t>(variant)]);
 }
+
+bool latent_appends(const AppendParams& step) { return loads_early(step); }
 
 bool run_latent(const CompiledKernel& kernel, const Plan::Impl& plan, const AttentionArgs& args,
                 const planning::Workspace& workspace, std::size_t index, bool fused, Stream stream) {
   const planning::Pass& pass = plan.passes()[index];
   AttentionParams params = attention_params(plan, args, workspace, index);
-  const StepParams step = pass_step(plan.problem, args, params.schedule, index, fused);
-  const bool late = index == 0 && step.new_tokens_late && !step.appends;
-  if (late && !reads_ahead(pass, plan.problem)) params.cache_settled = false;
+  StepParams step = pass_step(plan.problem, args, params.schedule, index, fused);
+  if (step.new_tokens_late && !fused && (index > 0 || !reads_ahead(pass, plan.problem))) {
+    if (index == 0) params.cache_settled = false;
+    step.new_tokens_late = false;
+  }
   if (is_few(pass)) {
     const LatentFewParams own{params, step};
     launch(kernel, &own, plan, pass, stream);

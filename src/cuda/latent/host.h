@@ -43,8 +43,8 @@ planning::StagedKey latent_staged_key(const AttentionProblem& problem, const pla
 /// InvalidArgument for outputs that it cannot write.
 CompiledKernel latent_kernel(const Plan::Impl& plan, const planning::Pass& pass, const AttentionArgs& args);
 
-/// Whether the kernels of a variant write new tokens themselves, and those of a step.
-bool latent_appends(int variant);
+/// Whether the kernel of a variant writes new tokens itself, and those of a step.
+bool latent_appends(const AttentionProblem& problem, int variant);
 bool latent_appends(const AppendParams& step);
 
 /// Runs it. `fused`: it writes the new tokens; else, where the problem appends, the kernel before the first

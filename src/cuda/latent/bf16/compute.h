@@ -18,7 +18,7 @@ struct ComputeTraits {
 
 template <LatentBf16Config C>
 struct Compute : wide::OutputEnd<ComputeTraits> {
-  const StepParams& step;
+  const LatentBf16Params& params;
   using Sums = float[2 * kHalf];    // O as one product takes it
   float offset[2];                  // of rows g and g + 8: what O is relative to
   float own_offset[2], own_sum[2];  // what the sum of the lane's probabilities is relative to
@@ -26,13 +26,16 @@ struct Compute : wide::OutputEnd<ComputeTraits> {
   std::uint32_t plain_first, plain_steps;
   QueryFragments fragments;
 
-  /// Of a pair the block brings every other half of an item's steps.
+  /// From the first token of a box on: what rows do not see of it must be finite. Of a pair the block brings
+  /// every other half of an item's steps.
   __device__ void append(int index) const {
-    append_items<LatentCodes::kBf16>(step.append, s.queue, s.appended, index, thread / 32,
-                                     [&](const DeviceItem&, int position) {
-                                       constexpr int kOwn = kBlockTokens / C.blocks;
-                                       return C.blocks == 1 || position % kBlockTokens / kOwn == rank;
-                                     });
+    static_assert(32 * kAppenders == kComputeThreads);
+    append_items<LatentCodes::kBf16, true, true>(params.step.append, s.queue, s.appended, index, thread / 32,
+                                                 params.box_tokens, [&](const DeviceItem&, int position) {
+                                                   constexpr int kOwn = kBlockTokens / C.blocks;
+                                                   return C.blocks == 1 ||
+                                                          position % kBlockTokens / kOwn == rank;
+                                                 });
   }
 
   __device__ Sums& sums() { return reinterpret_cast<Sums&>(o); }
@@ -211,7 +214,7 @@ struct Compute : wide::OutputEnd<ComputeTraits> {
   __device__ void run() {
     StepPlace at;
     locate();
-    if constexpr (!C.listed) settle_lengths<kComputeThreads>(step, p.schedule, thread);
+    if constexpr (!C.listed) settle_lengths<kComputeThreads>(params.step, p.schedule, thread);
     int index = 0;
 #pragma unroll 1
     for (; s.queue.has(index); ++index) {
@@ -219,7 +222,7 @@ struct Compute : wide::OutputEnd<ComputeTraits> {
       s.item_index[thread / 32] = index;
       __syncwarp();
       if constexpr (!C.listed) {
-        if (step.appends) append(index);
+        if (params.step.appends) append(index);
       }
       const DeviceItem* const now = &item(index);
       begin(*now, at.step);

@@ -37,8 +37,8 @@ __device__ inline void bf16_worker(const LatentBf16Params& params, Shared& s) {
     if (lane == 2 && params.q_boxes) prefetch_map(params.q);
   }
   // Older tokens are brought while the previous kernel ends.
-  const bool ahead = !C.listed && p.cache_settled;
-  if (!ahead && !(C.listed && params.copied)) {
+  const bool early = !C.listed && p.cache_settled;
+  if (!early && !(C.listed && params.copied)) {
     wait_for_previous_kernel();
     let_next_kernel_start();
   }
@@ -51,7 +51,7 @@ __device__ inline void bf16_worker(const LatentBf16Params& params, Shared& s) {
     __syncthreads();
   }
   const int role = warp - kComputeThreads / 32;
-  if (ahead && (role < 0 || role >= 2)) {
+  if (early && (role < 0 || role >= 2)) {
     wait_for_previous_kernel();
     let_next_kernel_start();
   }
@@ -67,7 +67,7 @@ __device__ inline void bf16_worker(const LatentBf16Params& params, Shared& s) {
     }
   } else {
     grow_registers<kComputeRegisters>();
-    Compute<C>{{p, s, rank}, params.step}.run();
+    Compute<C>{{p, s, rank}, params}.run();
   }
   if constexpr (kSharesTokens<C>) cluster_barrier();  // the other block writes here
 }

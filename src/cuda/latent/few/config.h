@@ -15,12 +15,15 @@ struct LatentFewConfig {
   int tiles;   ///< of 16 tokens that a warp of S takes at a time: 1, or 2 by half as many warps
 };
 
+/// Whether the kernel writes new tokens. With 32 rows and a tile at a time all registers are taken.
+constexpr bool appends(const LatentFewConfig& c) { return c.rows < 32 || c.tiles > 1; }
+
 /// Beside a row: us of 128 queries with as many heads and lists of 2,048 keys on an H200, those of 656
 /// bytes by lanes (docs/kernels/latent-measured.md, Few heads).
 inline constexpr std::array kLatentFewTable{
     LatentFewConfig{LatentCodes::kFp8, 8, 8, 1},        // 57.6
     LatentFewConfig{LatentCodes::kFp8, 16, 8, 1},       // 62.0
-    LatentFewConfig{LatentCodes::kFp8, 32, 7, 2},       // 87.0
+    LatentFewConfig{LatentCodes::kFp8, 32, 7, 1},       // 87.0
     LatentFewConfig{LatentCodes::kFp8Apart, 8, 8, 1},   // 53.8
     LatentFewConfig{LatentCodes::kFp8Apart, 16, 8, 1},  // 61.9
     LatentFewConfig{LatentCodes::kFp8Apart, 32, 7, 2},  // 91.0

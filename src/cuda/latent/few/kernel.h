@@ -132,10 +132,12 @@ __device__ inline void latent_output(const LatentFewParams& params, typename Lat
   std::uint32_t count = 0;
 #pragma unroll 1
   for (int index = 0; s.queue.has(index); ++index) {
-    if (params.appends) {
-      append_items<C.codes>(params.append, s.queue, s.appended, index,
-                            (thread_index() - Traits::kFirstOutput) / 32,
-                            [](const DeviceItem&, int) { return true; });
+    if constexpr (appends(C)) {
+      if (params.appends) {
+        append_items<C.codes, false, C.rows == 32>(params.append, s.queue, s.appended, index,
+                                                   (thread_index() - Traits::kFirstOutput) / 32, 1,
+                                                   [](const DeviceItem&, int) { return true; });
+      }
     }
     const int side = index % 2;
     const DeviceItem& item = s.queue.items[index % ItemQueue::kCapacity];

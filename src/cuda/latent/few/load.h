@@ -231,7 +231,7 @@ struct RecordLoader {
       const std::uint32_t first = before + round;
       const int count = min(blocks - round, kRound);
       const Record record = locate(found, token_of(current().work, round));
-      if (count > 0) {
+      if (appends(C) && count > 0) {
         wait_for_tokens(p, current(), item, current().work.kv_begin + (round + kRound) * Traits::kTokens,
                         s.appended);
       }

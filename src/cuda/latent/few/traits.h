@@ -12,11 +12,11 @@
 // throughout; docs/kernels/latent.md derives the bounds.
 #pragma once
 
+#include "cuda/append/latent_step.h"
 #include "cuda/attention/logits.h"
 #include "cuda/attention/params.h"
 #include "cuda/attention/rows.h"
 #include "cuda/device/ptx.h"
-#include "cuda/latent/append.h"
 #include "cuda/latent/few/config.h"
 #include "cuda/latent/few/params.h"
 

@@ -114,13 +114,13 @@ template <LatentWideConfig C>
 struct Copier {
   using Kept = KeptScales<C.codes>;
   using RawScales = typename Kept::Raw;
-  const LatentWideParams& all;
+  const LatentWideParams& wide;
   Shared& s;
   int rank, warp, lane;
-  const AttentionParams& params = all.attention;
+  const AttentionParams& params = wide.attention;
 
   __device__ void run() {
-    RoundCursor<C> cursor(all, s, rank, warp, lane);
+    RoundCursor<C> cursor(wide, s, rank, warp, lane);
     if (!cursor.next()) return;
     TokenId id = cursor.load_id();
     StepPlace at;

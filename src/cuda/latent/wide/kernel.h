@@ -54,19 +54,14 @@ __device__ inline void wide_worker(const LatentWideParams& params, Shared& s) {
     wait_for_previous_kernel();
     let_next_kernel_start();
   }
-  const auto check = [&] {
-    wait_for_previous_kernel();
-    check_inputs(p, static_cast<int>(blockIdx.x) / C.blocks, thread_index() % 32);
-  };
   if (role == 0) {
     shrink_registers<kLoadRegisters<C>>();
+    if (warp == 3) check_inputs(p, worker, lane);  // of a pair, has nothing to convert yet
     if constexpr (kSingle<C>) {
       load_single<C>(params, s, warp, lane);
-      if (thread_index() < 32) check();
     } else if (warp < kCopiers) {
       Copier<C>{params, s, rank, warp, lane}.run();
     } else {
-      if (warp == 3) check();  // has nothing to convert yet
       Passer<C>{s, rank, warp - kCopiers, lane}.run();
     }
   } else if (role == 1) {

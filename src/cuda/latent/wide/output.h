@@ -19,11 +19,12 @@ struct Output : OutputEnd<OutputTraits> {
 
   /// Of a pair the block has every other half of an item's steps.
   __device__ void append(int index) const {
+    static_assert(OutputTraits::kFirstThread + 32 * kAppenders == kThreads);
     const int own_warp = (thread_index() - OutputTraits::kFirstThread) / 32;  // read anew: registers are dear
-    append_items<C.codes>(step.append, s.queue, s.appended, index, own_warp,
-                          [&](const DeviceItem& x, int position) {
-                            return C.blocks == 1 || (position - x.work.kv_begin) / kRoundTokens % 2 == rank;
-                          });
+    append_items<C.codes, true, true>(
+        step.append, s.queue, s.appended, index, own_warp, 1, [&](const DeviceItem& x, int position) {
+          return C.blocks == 1 || (position - x.work.kv_begin) / kRoundTokens % 2 == rank;
+        });
   }
   /// In a cluster each block fills half of the slices, of both.
   __device__ void release_slice(int stage, int slice) const {

@@ -1,11 +1,11 @@
 // What follows from a row of the table: threads, registers, shared memory, and where a dim lies in it.
 #pragma once
 
+#include "cuda/append/latent_step.h"
 #include "cuda/attention/item_queue.h"
 #include "cuda/attention/logits.h"
 #include "cuda/attention/rows.h"
 #include "cuda/device/ring.h"
-#include "cuda/latent/append.h"
 #include "cuda/latent/wide/config.h"
 #include "cuda/latent/wide/params.h"
 
