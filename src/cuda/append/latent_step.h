@@ -34,18 +34,10 @@ __device__ inline void append_record_at(const AppendParams& p, const DeviceItem&
   append_record<kType, kCodes == LatentCodes::kInt4, true>(p, token, to, raw);
 }
 
-/// The same as a function that is called: in line it is 18 KB between an item's beginning and its loop, which
-/// cost calls that append nothing up to 2.7 us, and takes registers from the loop.
-template <LatentCodes kCodes>
-__device__ __noinline__ void call_append_record_at(const AppendParams& p, const DeviceItem& item,
-                                                   int position) {
-  append_record_at<kCodes>(p, item, position);
-}
-
 /// Before item `index`: the tokens of all items up to kAppendedAhead behind it, those that are not known yet
 /// if `kWaits`. Of an item those from a multiple of `step` tokens on, as far as own(item, position) says that
-/// the block reads them. By warp `warp` of kAppenders. `kCalls`: call_append_record_at().
-template <LatentCodes kCodes, bool kWaits, bool kCalls, class Queue, class Own>
+/// the block reads them. By warp `warp` of kAppenders.
+template <LatentCodes kCodes, bool kWaits, class Queue, class Own>
 __device__ inline void append_items(const AppendParams& p, const Queue& queue, AppendedItems& appended,
                                     int index, int warp, int step, const Own& own) {
   const auto has = [&](int next) { return kWaits || next <= index ? queue.has(next) : queue.count > next; };
@@ -56,12 +48,7 @@ __device__ inline void append_items(const AppendParams& p, const Queue& queue, A
       const int first = (warp + next) % kAppenders;  // single tokens of several items are not all one warp's
 #pragma unroll 1
       for (int position = begin + first; position < end; position += kAppenders) {
-        if (!own(item, position)) continue;
-        if constexpr (kCalls) {
-          call_append_record_at<kCodes>(p, item, position);
-        } else {
-          append_record_at<kCodes>(p, item, position);
-        }
+        if (own(item, position)) append_record_at<kCodes>(p, item, position);
       }
     });
     appended[warp] = next + 1;

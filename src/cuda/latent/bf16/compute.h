@@ -30,12 +30,11 @@ struct Compute : wide::OutputEnd<ComputeTraits> {
   /// every other half of an item's steps.
   __device__ void append(int index) const {
     static_assert(32 * kAppenders == kComputeThreads);
-    append_items<LatentCodes::kBf16, true, true>(params.step.append, s.queue, s.appended, index, thread / 32,
-                                                 params.box_tokens, [&](const DeviceItem&, int position) {
-                                                   constexpr int kOwn = kBlockTokens / C.blocks;
-                                                   return C.blocks == 1 ||
-                                                          position % kBlockTokens / kOwn == rank;
-                                                 });
+    append_items<LatentCodes::kBf16, true>(params.step.append, s.queue, s.appended, index, thread / 32,
+                                           params.box_tokens, [&](const DeviceItem&, int position) {
+                                             constexpr int kOwn = kBlockTokens / C.blocks;
+                                             return C.blocks == 1 || position % kBlockTokens / kOwn == rank;
+                                           });
   }
 
   __device__ Sums& sums() { return reinterpret_cast<Sums&>(o); }

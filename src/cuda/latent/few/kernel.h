@@ -134,9 +134,9 @@ __device__ inline void latent_output(const LatentFewParams& params, typename Lat
   for (int index = 0; s.queue.has(index); ++index) {
     if constexpr (appends(C)) {
       if (params.appends) {
-        append_items<C.codes, false, C.rows == 32>(params.append, s.queue, s.appended, index,
-                                                   (thread_index() - Traits::kFirstOutput) / 32, 1,
-                                                   [](const DeviceItem&, int) { return true; });
+        append_items<C.codes, false>(params.append, s.queue, s.appended, index,
+                                     (thread_index() - Traits::kFirstOutput) / 32, 1,
+                                     [](const DeviceItem&, int) { return true; });
       }
     }
     const int side = index % 2;

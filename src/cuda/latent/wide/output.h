@@ -21,7 +21,7 @@ struct Output : OutputEnd<OutputTraits> {
   __device__ void append(int index) const {
     static_assert(OutputTraits::kFirstThread + 32 * kAppenders == kThreads);
     const int own_warp = (thread_index() - OutputTraits::kFirstThread) / 32;  // read anew: registers are dear
-    append_items<C.codes, true, true>(
+    append_items<C.codes, true>(
         step.append, s.queue, s.appended, index, own_warp, 1, [&](const DeviceItem& x, int position) {
           return C.blocks == 1 || (position - x.work.kv_begin) / kRoundTokens % 2 == rank;
         });
