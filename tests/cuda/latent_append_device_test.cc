@@ -91,11 +91,7 @@ Problem poisoned(const AttentionCase& row) {
   if (row.step.slots) return p;
   const KvCacheSpec& spec = p.cache->spec;
   const PageLayout layout = page_layout(spec);
-  const Cache whole = p.cache->clone();
-  for (std::size_t i = 0; i < row.requests.size(); ++i) {
-    whole.lengths.as<std::int32_t>()[i] = row.requests[i].kv_len;
-  }
-  const std::vector<std::int64_t> slots = whole.slots();
+  const std::vector<std::int64_t> slots = stepped_cache(p).slots();
   std::size_t end = 0;
   for (const Request& r : row.requests) {
     end += static_cast<std::size_t>(r.kv_len);

@@ -111,7 +111,7 @@ struct Output : OutputEnd<OutputTraits> {
 
   __device__ void run() {
     StepPlace at;
-    settle_lengths<256>(step, p.schedule, thread_index() - OutputTraits::kFirstThread);
+    settle_lengths<32 * kAppenders>(step, p.schedule, thread_index() - OutputTraits::kFirstThread);
     locate();
     int index = 0;
 #pragma unroll 1
