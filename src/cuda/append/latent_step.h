@@ -4,7 +4,6 @@
 
 #include "cuda/append/record.h"
 #include "cuda/append/step.h"
-#include "cuda/attention/latent_records.h"
 
 namespace halftone::cuda {
 
@@ -31,7 +30,7 @@ __device__ inline void append_record_at(const AppendParams& p, const DeviceItem&
   if (p.slot_mapping != nullptr && __ldg(p.slot_mapping + token) < 0) return;
   const RecordPlace to(p, table_slot(p, item.work.request, position));
   if (to.codes == nullptr) return;
-  append_record<kType, kCodes == LatentCodes::kInt4, true>(p, token, to, raw);
+  append_record<kType, kCodes == LatentCodes::kInt4, KnownRecord<kCodes>>(p, token, to, raw);
 }
 
 /// Before item `index`: the tokens of all items up to kAppendedAhead behind it, those that are not known yet
@@ -56,11 +55,8 @@ __device__ inline void append_items(const AppendParams& p, const Queue& queue, A
   __syncwarp();
 }
 
-/// Before positions below `end` of the request of item `index` are read: new ones of them are there. By a
-/// warp.
-__device__ inline void wait_for_tokens(const StepParams& step, const DeviceItem& item, int index, int end,
-                                       const AppendedItems& appended) {
-  if (!step.new_tokens_late || end <= first_new_token(item)) return;
+/// Before new tokens of the items up to `index` are read. By a warp.
+__device__ inline void wait_for_items(const StepParams& step, int index, const AppendedItems& appended) {
   if (!step.appends) {
     wait_for_previous_kernel();
     return;
@@ -68,6 +64,13 @@ __device__ inline void wait_for_tokens(const StepParams& step, const DeviceItem&
   while (!__all_sync(~0u, appended[thread_index() % kAppenders] > index)) {
   }
   fence_tokens();
+}
+
+/// Before positions below `end` of the request of item `index` are read: new ones of them are there. By a
+/// warp.
+__device__ inline void wait_for_tokens(const StepParams& step, const DeviceItem& item, int index, int end,
+                                       const AppendedItems& appended) {
+  if (step.new_tokens_late && end > first_new_token(item)) wait_for_items(step, index, appended);
 }
 
 }  // namespace halftone::cuda

@@ -66,7 +66,8 @@ struct ManyRecords {
     } else {
       write<false>();
     }
-    append_rotary<true>(p, first + segment, shuffled(own.codes, Ranges::token_of(segment)), rotary);
+    append_rotary<AnyRecord<true>>(p, first + segment, shuffled(own.codes, Ranges::token_of(segment)),
+                                   rotary);
   }
 
  private:
@@ -193,12 +194,13 @@ struct ManyRecords {
     for (int pass = 0; pass < (has(1) && !shares ? 2 : 1); ++pass) {
       const bool second = shares ? upper : pass == 1;
       const codec::Range mine{second ? range[1].lo : range[0].lo, second ? range[1].hi : range[0].hi};
-      const codec::Params params = record_params<kType, kAsymmetric>(part.part.format.scale_dtype, mine);
+      const DType type = part.part.format.scale_dtype;
+      const codec::Params params = record_params<kType, kAsymmetric>(type, mine);
       within &= Codes::within(params, mine);
       const int chunk = second ? 32 + lane : lane, in_group = chunk & ((1 << part.group_log2) - 1) & 31;
       if (own.codes != nullptr && in_group < finders && chunk < chunks) {
         const int group = chunk >> part.group_log2;
-        store_params<kAsymmetric>(part.part, params, own.scales + group * part.part.param_group);
+        store_params<kAsymmetric>(type, part.part, params, own.scales + group * part.part.param_group);
       }
       if (!second) found[0] = params;
       if (second || pass == 0) found[1] = params;

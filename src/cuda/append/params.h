@@ -89,10 +89,15 @@ HT_HOST_DEVICE inline bool ropes(const AppendParams& p, const AppendPart& part) 
   return part.part.which == KvPart::kK && p.pairing != RopePairing::kNone;
 }
 
-/// True for a load for each chunk, f16 scales, and angles of RoPE that a chunk has whole.
-HT_HOST_DEVICE inline bool has_whole_chunks(const AppendParams& p, const AppendPart& part) {
+/// True where a chunk has whole angles of RoPE.
+HT_HOST_DEVICE inline bool has_whole_angles(const AppendParams& p) {
   const int angles = p.pairing == RopePairing::kInterleaved ? kChunk / 2 : kChunk;
-  return loads_early(part) && (!ropes(p, part) || p.rope_half % angles == 0) &&
+  return p.pairing == RopePairing::kNone || p.rope_half % angles == 0;
+}
+
+/// True for a load for each chunk, f16 scales, and whole angles.
+HT_HOST_DEVICE inline bool has_whole_chunks(const AppendParams& p, const AppendPart& part) {
+  return loads_early(part) && (!ropes(p, part) || has_whole_angles(p)) &&
          (!part.part.format.dynamic_scale() || part.part.format.scale_dtype == DType::kFloat16);
 }
 

@@ -5,6 +5,7 @@
 #include "cuda/append/row.h"
 #include "cuda/append/slots.h"
 #include "cuda/append/store.h"
+#include "cuda/attention/latent_records.h"
 #include "cuda/device/ptx.h"
 #include "format/codec.h"
 #include "format/head_dim.h"
@@ -31,6 +32,40 @@ struct RecordPlace {
   }
 };
 
+/// What code knows of the records that it writes. `kEarlyInputs`: that inputs load early.
+template <bool kEarlyInputs>
+struct AnyRecord {
+  static constexpr bool kEarly = kEarlyInputs;
+  static constexpr bool kLeastCode = false;
+
+  static __device__ __forceinline__ bool one_scale(const page::Part& part) { return part.groups == 1; }
+  static __device__ __forceinline__ int group_log2(const AppendPart& latent) { return latent.group_log2; }
+  static __device__ __forceinline__ DType scale_dtype(const page::Part& part) {
+    return part.format.scale_dtype;
+  }
+  static __device__ __forceinline__ int chunks(const page::Part& part) { return part.dim / kChunk; }
+};
+
+/// All of it, for the least code.
+template <LatentCodes kCodes>
+struct KnownRecord {
+  using Record = LatentRecord<kCodes>;
+  static constexpr bool kEarly = true, kLeastCode = true;
+
+  static __device__ constexpr bool one_scale(const page::Part&) { return false; }
+  static __device__ constexpr int group_log2(const AppendPart&) { return kLog2; }
+  static __device__ constexpr DType scale_dtype(const page::Part&) {
+    return kCodes == LatentCodes::kFp8 ? DType::kFloat32
+           : Record::kApart            ? DType::kFloat8E8M0
+                                       : DType::kFloat16;
+  }
+  static __device__ constexpr int chunks(const page::Part&) { return Record::kLatent / kChunk; }
+
+ private:
+  static constexpr int kLog2 = Record::kGroupDims == 128 ? 4 : 3;
+  static_assert(kChunk << kLog2 == Record::kGroupDims);
+};
+
 /// `pointer`, which is to global memory, of another lane.
 __device__ __forceinline__ std::uint8_t* shuffled(std::uint8_t* pointer, int from) {
   const std::size_t global = __shfl_sync(~0u, __cvta_generic_to_global(pointer), from);
@@ -48,11 +83,10 @@ __device__ __forceinline__ codec::Params record_params(DType scale_dtype, const 
   return codec::params_of(format, range);
 }
 
-/// `scale`: where it goes.
+/// `scale`: where it goes, of type `type`.
 template <bool kAsymmetric>
-__device__ __forceinline__ void store_params(const page::Part& part, const codec::Params& params,
+__device__ __forceinline__ void store_params(DType type, const page::Part& part, const codec::Params& params,
                                              std::uint8_t* scale) {
-  const DType type = part.format.scale_dtype;
   if (type == DType::kFloat16) {
     *reinterpret_cast<std::uint16_t*>(scale) = codec::f16_from_f32(params.scale);
     if (kAsymmetric)
@@ -105,7 +139,7 @@ __device__ __forceinline__ void to_floats(const AppendPart& part, const uint4& r
 }
 
 /// The rotary dims of a warp's tokens, a segment of lanes each; `codes`: those of the lane's record, or null.
-template <bool kEarly>
+template <class Known>
 __device__ __forceinline__ void append_rotary(const AppendParams& p, std::int64_t token, std::uint8_t* codes,
                                               const uint4& raw) {
   const AppendPart& rotary = p.parts[1];
@@ -113,7 +147,7 @@ __device__ __forceinline__ void append_rotary(const AppendParams& p, std::int64_
   lane.live &= codes != nullptr;
   std::uint8_t* const to =
       codes + (rotary.part.data_offset - p.parts[0].part.data_offset) + lane.chunk * kChunk * 2;
-  if (kEarly && p.pairing == RopePairing::kNone && rotary.input_type == DType::kBFloat16 &&
+  if (Known::kEarly && p.pairing == RopePairing::kNone && rotary.input_type == DType::kBFloat16 &&
       is_accepted<DType::kBFloat16>(raw)) {
     if (lane.live) *reinterpret_cast<uint4*>(to) = raw;
     return;
@@ -121,7 +155,7 @@ __device__ __forceinline__ void append_rotary(const AppendParams& p, std::int64_
   float x[kChunk] = {};
   std::int64_t position = -1;
   if (lane.live) {
-    to_floats<kEarly>(rotary, raw, token, lane.chunk, x);
+    to_floats<Known::kEarly>(rotary, raw, token, lane.chunk, x);
     extent_of<true>(p, x);
     if (p.pairing != RopePairing::kNone) {
       position = __ldg(p.positions + token);
@@ -131,7 +165,13 @@ __device__ __forceinline__ void append_rotary(const AppendParams& p, std::int64_
       }
     }
   }
-  if (p.pairing != RopePairing::kNone) rope_row(p, rotary, lane, token * rotary.token_stride, position, x);
+  if (p.pairing != RopePairing::kNone) {
+    if constexpr (Known::kLeastCode) {
+      rope_whole_row(p, lane, position, x);
+    } else {
+      rope_row(p, rotary, lane, token * rotary.token_stride, position, x);
+    }
+  }
   if (!lane.live) return;
   ChunkCodes<codec::Codec<DType::kBFloat16>, DType::kBFloat16, false> values;
   values.encode({}, x);
@@ -152,69 +192,97 @@ struct RawRecord {
   }
 };
 
-/// The latent of a token, by a whole warp. Lanes beyond the row have its last chunk again, which changes no
-/// extent.
-template <DType kType, bool kAsymmetric, bool kEarly>
-__device__ __forceinline__ void append_latent(const AppendParams& p, std::int64_t token,
-                                              const RecordPlace& to, const uint4 (&raw)[kPieces]) {
-  using Codes = ChunkCodes<codec::Codec<kType, kAsymmetric>, kType, false>;
-  const AppendPart& latent = p.parts[0];
-  const page::Part& part = latent.part;
-  const int lane = thread_index() % 32, chunks = part.dim / kChunk;
-  float x[kPieces][kChunk];
-  codec::Range range[kPieces];
+/// Extents of chunks become those of their groups of 1 << `group_log2` lanes.
+template <bool kAsymmetric, int kCount>
+__device__ __forceinline__ void join_groups(int group_log2, codec::Range (&range)[kCount]) {
 #pragma unroll
-  for (int i = 0; i < kPieces; ++i) {
-    to_floats<kEarly>(latent, raw[i], token, min(i * 32 + lane, chunks - 1), x[i]);
-    range[i] = extent_of<!kAsymmetric>(p, x[i]);
-  }
-  const bool whole = part.groups == 1;  // one scale for all
-  if constexpr (Codes::kBits != 16) {
-    const auto add = [](codec::Range& r, float lo, float hi) {
-      if (kAsymmetric) r.lo = fminf(r.lo, lo);
-      r.hi = fmaxf(r.hi, hi);
-    };
-    if (whole) {
+  for (int i = 0; i < 5; ++i) {
+    if (i >= group_log2) break;
 #pragma unroll
-      for (int i = 1; i < kPieces; ++i) add(range[0], range[i].lo, range[i].hi);
-#pragma unroll
-      for (int i = 1; i < kPieces; ++i) range[i] = range[0];
+    for (codec::Range& r : range) {
+      if (kAsymmetric) r.lo = fminf(r.lo, __shfl_xor_sync(~0u, r.lo, 1 << i));
+      r.hi = fmaxf(r.hi, __shfl_xor_sync(~0u, r.hi, 1 << i));
     }
-#pragma unroll
-    for (int i = 0; i < 5; ++i) {
-      if (i >= latent.group_log2) break;
-#pragma unroll
-      for (int j = 0; j < kPieces; ++j) {
-        add(range[j], kAsymmetric ? __shfl_xor_sync(~0u, range[j].lo, 1 << i) : 0.0f,
-            __shfl_xor_sync(~0u, range[j].hi, 1 << i));
-      }
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < kPieces; ++i) {
-    const int chunk = i * 32 + lane;
-    if (chunk >= chunks) continue;
-    codec::Params params;
-    if constexpr (Codes::kBits != 16) {
-      params = record_params<kType, kAsymmetric>(part.format.scale_dtype, range[i]);
-      const int group = chunk >> latent.group_log2;
-      if (whole ? chunk == 0 : chunk == group << latent.group_log2) {
-        store_params<kAsymmetric>(part, params, to.scales + group * part.param_group);
-      }
-    }
-    Codes codes;
-    codes.encode(params, x[i]);
-    store_codes(codes, to.codes + chunk * Codes::kBits);
   }
 }
 
+/// The latent of a token, by a whole warp. Lanes beyond the row have its last chunk again, which changes no
+/// extent.
+template <DType kType, bool kAsymmetric, class Known>
+struct LatentRow {
+  using Codes = ChunkCodes<codec::Codec<kType, kAsymmetric>, kType, false>;
+  const AppendParams& p;
+  std::int64_t token;
+  const RecordPlace& to;
+  const AppendPart& latent = p.parts[0];
+  const page::Part& part = latent.part;
+  int chunk = static_cast<int>(thread_index() % 32);  // of the first piece
+
+  __device__ __forceinline__ void load(const uint4& raw, int piece, float (&x)[kChunk],
+                                       codec::Range& range) const {
+    to_floats<Known::kEarly>(latent, raw, token, min(piece * 32 + chunk, Known::chunks(part) - 1), x);
+    range = extent_of<!kAsymmetric>(p, x);
+  }
+  __device__ __forceinline__ void store(const float (&x)[kChunk], int piece,
+                                        const codec::Range& range) const {
+    const int own = piece * 32 + chunk;
+    if (own >= Known::chunks(part)) return;
+    codec::Params params;
+    if constexpr (Codes::kBits != 16) {
+      const DType type = Known::scale_dtype(part);
+      params = record_params<kType, kAsymmetric>(type, range);
+      const int log2 = Known::group_log2(latent), group = own >> log2;
+      if (Known::one_scale(part) ? own == 0 : own == group << log2) {
+        store_params<kAsymmetric>(type, part, params, to.scales + group * part.param_group);
+      }
+    }
+    Codes codes;
+    codes.encode(params, x);
+    store_codes(codes, to.codes + own * Codes::kBits);
+  }
+
+  __device__ __forceinline__ void append(const uint4 (&raw)[kPieces]) const {
+    if constexpr (Known::kLeastCode) {
+      static_assert(kPieces == 2);
+      uint4 values = raw[0];
+#pragma unroll 1
+      for (int i = 0; i < kPieces; ++i, values = raw[1]) {
+        float x[kChunk];
+        codec::Range range[1];
+        load(values, i, x, range[0]);
+        if (Codes::kBits != 16) join_groups<kAsymmetric>(Known::group_log2(latent), range);
+        store(x, i, range[0]);
+      }
+    } else {
+      float x[kPieces][kChunk];
+      codec::Range range[kPieces];
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i) load(raw[i], i, x[i], range[i]);
+      if constexpr (Codes::kBits != 16) {
+        if (Known::one_scale(part)) {
+#pragma unroll
+          for (int i = 1; i < kPieces; ++i) {
+            if (kAsymmetric) range[0].lo = fminf(range[0].lo, range[i].lo);
+            range[0].hi = fmaxf(range[0].hi, range[i].hi);
+          }
+#pragma unroll
+          for (int i = 1; i < kPieces; ++i) range[i] = range[0];
+        }
+        join_groups<kAsymmetric>(Known::group_log2(latent), range);
+      }
+#pragma unroll
+      for (int i = 0; i < kPieces; ++i) store(x[i], i, range[i]);
+    }
+  }
+};
+
 /// A token, by a whole warp.
-template <DType kType, bool kAsymmetric, bool kEarly>
+template <DType kType, bool kAsymmetric, class Known>
 __device__ __forceinline__ void append_record(const AppendParams& p, std::int64_t token,
                                               const RecordPlace& to, const RawRecord& raw) {
-  append_latent<kType, kAsymmetric, kEarly>(p, token, to, raw.latent);
+  LatentRow<kType, kAsymmetric, Known>{p, token, to}.append(raw.latent);
   const bool has = thread_index() % 32 >> kRotarySegment == 0;
-  append_rotary<kEarly>(p, token, has ? to.codes : nullptr, raw.rotary);
+  append_rotary<Known>(p, token, has ? to.codes : nullptr, raw.rotary);
 }
 
 }  // namespace halftone::cuda

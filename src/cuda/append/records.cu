@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(128) append_records(const __grid_constant__ Ap
   }
   const RecordPlace to(p, slot_of<warp_request_of>(p, token));
   if (to.codes == nullptr) return;
-  append_record<kType, kAsymmetric, kEarly>(p, token, to, raw);
+  append_record<kType, kAsymmetric, AnyRecord<kEarly>>(p, token, to, raw);
 }
 
 /// A warp has kManyTokens, whose input loads early.

@@ -143,6 +143,12 @@ bool reads_ahead(const planning::Pass& pass, const AttentionProblem& problem) {
   return !is_few(pass) && !is_bf16(pass) && problem.batch <= kMostRequests;
 }
 
+/// Whether the kernel writes the new tokens of a plan. Each row block of a request writes all that it reads.
+bool writes_tokens(const AttentionProblem& problem) {
+  constexpr int kMostQueries = 16;
+  return problem.appends && !problem.is_listed() && problem.max_q_len <= kMostQueries;
+}
+
 }  // namespace
 
 int latent_variant(const AttentionProblem& problem, const planning::Kernel& kernel) {
@@ -155,7 +161,7 @@ int latent_variant(const AttentionProblem& problem, const planning::Kernel& kern
     return row < 0 ? -1 : kCopiedFirst + row;
   }
   if (kernel.row_block > largest) return -1;
-  const int few = find_latent_few_row(spec, problem.q_dtype, kernel.row_block);
+  const int few = find_latent_few_row(spec, problem.q_dtype, kernel.row_block, writes_tokens(problem));
   const bool second = problem.listed.extra_top_k != 0;
   if (second && find_latent_few_row(problem.listed.extra, problem.q_dtype, kernel.row_block) != few)
     return -1;
@@ -216,12 +222,10 @@ CompiledKernel latent_kernel(const Plan::Impl&, const planning::Pass& pass, cons
 }
 
 bool latent_appends(const AttentionProblem& problem, int variant) {
-  constexpr int kMostQueries = 16;  // each row block of a request writes all new tokens that it reads
-  if (variant < 0 || problem.is_listed() || problem.max_q_len > kMostQueries) return false;
-  return variant >= kFewRows || appends(kLatentFewTable[static_cast<std::size_t>(variant)]);
+  return variant >= 0 && writes_tokens(problem);
 }
 
-bool latent_appends(const AppendParams& step) { return loads_early(step); }
+bool latent_appends(const AppendParams& step) { return loads_early(step) && has_whole_angles(step); }
 
 bool run_latent(const CompiledKernel& kernel, const Plan::Impl& plan, const AttentionArgs& args,
                 const planning::Workspace& workspace, std::size_t index, bool fused, Stream stream) {

@@ -11,7 +11,8 @@
 namespace halftone::cuda {
 
 // Hardware barriers.
-inline constexpr int kScoresBarrier = 1, kOutputBarrier = 2, kLoadBarrier = 3, kReadyBarrier = 4;
+inline constexpr int kScoresBarrier = 1, kOutputBarrier = 2, kLoadBarrier = 3, kReadyBarrier = 4,
+                     kOutputReadyBarrier = 5;
 
 template <LatentFewConfig C>
 __device__ inline void all_score_warps() {

@@ -41,23 +41,24 @@ __device__ inline void load_queries(const AttentionParams& p, const DeviceItem& 
   }
 }
 
-/// Q of the first item, by all warps that do not load records, before the queue is there.
+/// Q of the first item, before the queue is there, by the first `warps` warps.
 template <LatentFewConfig C>
-__device__ inline void load_first_queries(const AttentionParams& p, int worker,
+__device__ inline void load_first_queries(const AttentionParams& p, int worker, int warps,
                                           typename LatentFewTraits<C>::Shared& s) {
   using Traits = LatentFewTraits<C>;
   if (p.list.counts[worker] == 0) return;
   DeviceItem item = p.list.items[std::int64_t{worker} * kListedItems];
   bounds_of(p).apply(item);
-  constexpr int kWarps = Traits::kFirstLoad / 32, kOwn = (Traits::kRows + kWarps - 1) / kWarps;
+  constexpr int kFewest = Traits::kRows < 32 ? Traits::kScoreWarps : Traits::kFirstLoad / 32;
+  constexpr int kOwn = (Traits::kRows + kFewest - 1) / kFewest;
   const int first = thread_index() / 32;
   QueryRow<C> rows[kOwn];
 #pragma unroll
   for (int i = 0; i < kOwn; ++i) {
-    if (first + i * kWarps < Traits::kRows) rows[i].load(p, item, first + i * kWarps);
+    if (first + i * warps < Traits::kRows) rows[i].load(p, item, first + i * warps);
   }
 #pragma unroll 1
-  for (int row = first; row < Traits::kRows; row += kWarps) {
+  for (int row = first; row < Traits::kRows; row += warps) {
     store_query<C>(p, rows[0], s, 0, row);
 #pragma unroll
     for (int i = 1; i < kOwn; ++i) rows[i - 1] = rows[i];
@@ -71,9 +72,9 @@ __device__ inline void latent_scores(const AttentionParams& params, int worker,
   using Traits = LatentFewTraits<C>;
   const AttentionParams& p = params;
   const int warp = thread_index() / 32;
-  std::uint32_t before = 0;  // blocks of earlier items
+  std::uint32_t before = 0;
 #pragma unroll 1
-  for (int index = 0;; ++index) {
+  for (int index = 0;; index = s.score_item[warp] + 1) {
     const int side = index % 2;
     if (thread_index() == Traits::kFirstOutput - 1) produce_items<C>(p, worker, index, s);
     __syncwarp();
@@ -85,6 +86,9 @@ __device__ inline void latent_scores(const AttentionParams& params, int worker,
       load_queries<C>(p, item, s, side, warp);
       all_score_warps<C>();
     }
+    __syncwarp();
+    s.score_item[warp] = index;
+    __syncwarp();
     // What the loop reads anew each time it does not keep in registers. Every warp writes the same.
     s.unmasked[side] = seen_by_all(p, item, s.places[side], item.work.kv_end);
     TileSoftmax<C> softmax;
@@ -92,6 +96,7 @@ __device__ inline void latent_scores(const AttentionParams& params, int worker,
 #pragma unroll 1
     for (int block = warp / Traits::kBlockWarps; block < blocks_of(item.work); block += Traits::kTurn) {
       const std::uint32_t count = before + block;
+      const int side = s.score_item[warp] % 2;
       const int first = item.work.kv_begin + block * Traits::kTokens;
       Tile<C> tile;
       tile.stage = count % Traits::kStages, tile.slot = count % Traits::kSlots;
@@ -116,9 +121,10 @@ __device__ inline void latent_scores(const AttentionParams& params, int worker,
       __syncwarp();
       if (thread_index() % 32 == 0) barrier_arrive(shared_address(&s.weighed[tile.slot]));
     }
-    softmax.leave(s, side);
+    const int done = s.score_item[warp] % 2;
+    softmax.leave(s, done);
     __syncwarp();
-    if (thread_index() % 32 == 0) barrier_arrive(shared_address(&s.stated[side]));
+    if (thread_index() % 32 == 0) barrier_arrive(shared_address(&s.stated[done]));
     before += blocks_of(item.work);
   }
 }
@@ -132,7 +138,7 @@ __device__ inline void latent_output(const LatentFewParams& params, typename Lat
   std::uint32_t count = 0;
 #pragma unroll 1
   for (int index = 0; s.queue.has(index); ++index) {
-    if constexpr (appends(C)) {
+    if constexpr (C.appends) {
       if (params.appends) {
         append_items<C.codes, false>(params.append, s.queue, s.appended, index,
                                      (thread_index() - Traits::kFirstOutput) / 32, 1,
@@ -168,17 +174,26 @@ template <LatentFewConfig C>
 __device__ inline void latent_few_worker(const LatentFewParams& params, int worker,
                                          typename LatentFewTraits<C>::Shared& s) {
   using Traits = LatentFewTraits<C>;
+  constexpr int kOutputReadyThreads = 32 * (Traits::kOutputWarps + Traits::kLoadWarps);
   const AttentionParams& p = params;
   const int warp = thread_index() / 32 - Traits::kFirstLoad / 32, lane = thread_index() % 32;  // that load
   if (warp < 0) {
     wait_for_previous_kernel();
     let_next_kernel_start();
-    load_first_queries<C>(p, worker, s);
-    hardware_barrier_wait<kReadyBarrier, Traits::kThreads>();
-    if (thread_index() < Traits::kFirstOutput) {
+    // Of 8 rows those of the output have none, of 16 they leave them to those of the scores where they have
+    // tokens to write.
+    const bool few = Traits::kRows == 8 || (Traits::kRows == 16 && params.appends);
+    const bool scores = thread_index() < Traits::kFirstOutput;
+    if (scores || !few) {
+      load_first_queries<C>(p, worker, few ? Traits::kScoreWarps : Traits::kFirstLoad / 32, s);
+    }
+    if (scores) {
+      hardware_barrier_wait<kReadyBarrier, Traits::kThreads>();
       grow_registers<Traits::kScoreRegisters>();
       latent_scores<C>(params, worker, s);
     } else {
+      hardware_barrier_arrive<kReadyBarrier, Traits::kThreads>();
+      hardware_barrier_wait<kOutputReadyBarrier, kOutputReadyThreads>();
       if constexpr (Traits::kOutputRegisters < Traits::kFirstRegisters) {
         shrink_registers<Traits::kOutputRegisters>();
       } else if constexpr (Traits::kOutputRegisters > Traits::kFirstRegisters) {
@@ -214,6 +229,7 @@ __device__ inline void latent_few_worker(const LatentFewParams& params, int work
   }
   if constexpr (Traits::kWhole) fence_async_shared();
   hardware_barrier_wait<kLoadBarrier, 32 * Traits::kLoadWarps>();
+  hardware_barrier_arrive<kOutputReadyBarrier, kOutputReadyThreads>();
   hardware_barrier_arrive<kReadyBarrier, Traits::kThreads>();
   shrink_registers<Traits::kLoadRegisters>();
   loader.run(ahead);

@@ -231,14 +231,12 @@ struct RecordLoader {
       const std::uint32_t first = before + round;
       const int count = min(blocks - round, kRound);
       const Record record = locate(found, token_of(current().work, round));
-      if (appends(C) && count > 0) {
-        wait_for_tokens(p, current(), item, current().work.kv_begin + (round + kRound) * Traits::kTokens,
-                        s.appended);
-      }
+      const int late = late_blocks();
       int block = 0;
 #pragma unroll 1
       do {
         if (block < count) {  // the first item may have no block
+          if (C.appends && block >= late % kLate) wait_for_items(p, late / kLate, s.appended);
           const int stage = (first + block) % Traits::kStages;
           barrier_wait(shared_address(&s.empty[stage]), (first + block) / Traits::kStages & 1 ^ 1);
           if constexpr (Traits::kWhole) {
@@ -255,6 +253,16 @@ struct RecordLoader {
   }
 
  private:
+  static constexpr int kLate = 2 * kRound;
+  /// The item, kLate times, and the first block of the round that must wait for new tokens, or kRound.
+  __device__ int late_blocks() const {
+    int block = kRound;
+    if (p.new_tokens_late) {
+      const int older = first_new_token(current()) - current().work.kv_begin;
+      block = min(max(older / Traits::kTokens - round, 0), kRound);
+    }
+    return item * kLate + block;
+  }
   /// Brings an item's rows of Q to L2 before they are asked for.
   __device__ void prefetch_queries(const DeviceItem& next) const {
     constexpr int kLines = Traits::kQueryDim * 2 / 128;

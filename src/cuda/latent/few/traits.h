@@ -55,8 +55,10 @@ struct LatentFewTraits {
   // Per thread. The block's warps share what they start with: 65,536 in units of 8 per thread.
   static constexpr int kFirstRegisters = 65536 / kThreads / 8 * 8;
   static constexpr int kLoadRegisters = 32;
-  // What an output warp has more than 80, for whole rows of O beside their addresses, a score warp lacks.
-  static constexpr int kOutputExtra = kTiles == 1 && kRows < 32 && (kRows == 16 || kInteger) ? 8 : 0;
+  // What an output warp has more, for whole rows of O beside their addresses and for new tokens, a score warp
+  // lacks.
+  static constexpr bool kOutputNeeds = kRows == 32 ? C.appends : kRows == 16 || kInteger || kApart;
+  static constexpr int kOutputExtra = kTiles == 1 && kOutputNeeds ? 8 : 0;
   static constexpr int kOutputRegisters =
       kTiles == 2 ? kInteger ? 136 : 128 : (kRows == 32 ? 112 : 80) + kOutputExtra;
   static constexpr int kScoreRegisters =
@@ -95,6 +97,7 @@ struct LatentFewTraits {
     alignas(4) std::uint8_t live[kStages][kLoadWarps];  // bit t of byte w: token 8 w + t of the block counts
     std::uint32_t slices;              // of a cut unit that this CTA merges: bits of the parts whose they are
     volatile int reading[kLoadWarps];  // the item that a load warp is at
+    volatile int score_item[kScoreWarps];  // the item that a warp of the scores is at: a register less
     AppendedItems appended;
     ItemQueue queue;
   };
