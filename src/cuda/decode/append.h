@@ -85,10 +85,15 @@ __device__ inline bool lags_behind(const typename DecodeTraits<C>::Shared& s) {
   return s.queue.count >= min(s.appended[0], s.appended[1]) + ItemQueue::kCapacity - 1;
 }
 
+template <DecodeConfig C>
+__device__ inline bool is_appended(const typename DecodeTraits<C>::Shared& s, int index) {
+  return s.appended[0] > index && s.appended[1] > index;
+}
+
 /// Whether new tokens of item `index` may be read.
 template <DecodeConfig C>
 __device__ inline bool has_appended(const typename DecodeTraits<C>::Shared& s, int index) {
-  if (s.appended[0] <= index || s.appended[1] <= index) return false;
+  if (!is_appended<C>(s, index)) return false;
   fence_tokens();
   return true;
 }

@@ -46,7 +46,7 @@ struct Loader {
       table = table_row(p.cache, work.request);
       kv_head = work.kv_head;
       first_new = p.new_tokens_late ? first_new_token(next) : INT_MAX;
-      look_up(p);
+      look_up(p, s);
       return;
     }
   }
@@ -99,7 +99,7 @@ struct Loader {
     ring.advance();
     token += C.teams * Traits::kPieceTokens;
     ready = token < end;
-    if (ready) look_up(p);
+    if (ready) look_up(p, s);
   }
 
  private:
@@ -108,9 +108,18 @@ struct Loader {
     for (int i = 0; i < kTeams; ++i) lanes |= 1u << i * kTiles;
     return lanes;
   }
-  __device__ void look_up(const AttentionParams& p) {
+  __device__ void look_up(const AttentionParams& p, const typename Traits::Shared& s) {
     const int at = token + tile * kTileTokens;
-    if (at < end) page = page_entry(p.cache, table, at >> p.cache.page_log2);
+    if (at >= end) return;
+    page = page_entry(p.cache, table, at >> p.cache.page_log2);
+    if (token + Traits::kPieceTokens > first_new && !is_appended<C>(s, item)) prefetch(p, at / kTileTokens);
+  }
+  /// Brings a tile closer that must wait for new tokens.
+  __device__ void prefetch(const AttentionParams& p, int at) const {
+    const CacheView& c = p.cache;
+    const int within = at & ((1 << c.page_log2) / kTileTokens - 1);
+    if (has_page(p, page))
+      prefetch_bytes_to_l2(page_head(c, page, kv_head) + within * c.tile_bytes, c.tile_bytes);
   }
   /// Each copy moves up to where it stands as far into a line as in its page, `distance` away, tiles of one
   /// copy together.

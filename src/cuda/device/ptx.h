@@ -142,6 +142,11 @@ __device__ inline void set_bits(int* word, int bits) {
 
 __device__ inline void prefetch_to_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
+/// The same of `bytes` bytes, both multiples of 16.
+__device__ inline void prefetch_bytes_to_l2(const void* from, int bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
+
 /// Programmatic dependent launch: the next kernel of the stream may start; it waits before it touches memory.
 __device__ inline void let_next_kernel_start() { asm volatile("griddepcontrol.launch_dependents;"); }
 

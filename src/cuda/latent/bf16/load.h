@@ -8,11 +8,6 @@
 
 namespace halftone::cuda::bf16 {
 
-/// Brings `bytes` to L2; these and the address are multiples of 16.
-__device__ inline void prefetch_bytes_to_l2(const void* from, int bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-}
-
 /// *from, or `otherwise` without a load. Unlike a branch around it, it is waited for only where it is used.
 __device__ inline std::int32_t load_if(bool wanted, const std::int32_t* from, std::int32_t otherwise) {
   std::int32_t x;
