@@ -345,6 +345,24 @@ TEST(DeviceLatentAppend, ValuesThatAreNotFiniteAreReported) {
   }
 }
 
+/// Tables of angles without rows: every position is beyond them, and nobody reads them.
+TEST(DeviceLatentAppend, TablesWithoutRows) {
+  for (const char* format : kAllFormats) {
+    for (const int heads : kAllHeads) {
+      for (const RopePairing pairing : {RopePairing::kHalf, RopePairing::kInterleaved}) {
+        AttentionCase own = listed_case(heads, format);
+        own.lists = {};
+        own.requests = {{1, 70}, {1, 1}};
+        const AttentionCase row = appending(own, {.rope = pairing, .rope_dims = 64});
+        SCOPED_TRACE(row.name);
+        Problem p = make_problem(row);
+        for (Tensor* table : {&p.cos, &p.sin}) *table = Tensor(DType::kFloat32, {0, table->shape()[1]});
+        EXPECT_EQ(step_status(std::move(p)), kStatusBadPage);
+      }
+    }
+  }
+}
+
 /// The schedule counts more tokens than K and q have rows: those that exist are written.
 TEST(DeviceLatentAppend, MoreTokensThanRows) {
   constexpr std::array<std::int64_t, 3> kRows = {1, 4, 8};

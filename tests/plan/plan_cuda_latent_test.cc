@@ -1,7 +1,6 @@
 // plan() for a GPU over latent caches: which kernel serves what, and what none does. None of it needs a GPU.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <map>
 #include <string>
 #include <string_view>

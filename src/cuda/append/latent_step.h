@@ -4,6 +4,7 @@
 
 #include "cuda/append/record.h"
 #include "cuda/append/step.h"
+#include "cuda/attention/latent_records.h"
 
 namespace halftone::cuda {
 
@@ -55,7 +56,7 @@ __device__ inline void append_items(const AppendParams& p, const Queue& queue, A
   __syncwarp();
 }
 
-/// Before new tokens of the items up to `index` are read. By a warp.
+/// Before new tokens of the items up to `index` are read, where StepParams::new_tokens_late. By a warp.
 __device__ inline void wait_for_items(const StepParams& step, int index, const AppendedItems& appended) {
   if (!step.appends) {
     wait_for_previous_kernel();

@@ -89,10 +89,10 @@ HT_HOST_DEVICE inline bool ropes(const AppendParams& p, const AppendPart& part) 
   return part.part.which == KvPart::kK && p.pairing != RopePairing::kNone;
 }
 
-/// True where a chunk has whole angles of RoPE.
+/// True where a chunk has whole angles of RoPE, and lanes that have none find a row of the tables to read.
 HT_HOST_DEVICE inline bool has_whole_angles(const AppendParams& p) {
   const int angles = p.pairing == RopePairing::kInterleaved ? kChunk / 2 : kChunk;
-  return p.pairing == RopePairing::kNone || p.rope_half % angles == 0;
+  return p.pairing == RopePairing::kNone || (p.rope_half % angles == 0 && p.rope_rows > 0);
 }
 
 /// True for a load for each chunk, f16 scales, and whole angles.

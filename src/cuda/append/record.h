@@ -46,24 +46,22 @@ struct AnyRecord {
   static __device__ __forceinline__ int chunks(const page::Part& part) { return part.dim / kChunk; }
 };
 
-/// All of it, for the least code.
+/// Everything of their latents, for the least code. Of bf16 scales and their groups are not asked for.
 template <LatentCodes kCodes>
 struct KnownRecord {
   using Record = LatentRecord<kCodes>;
   static constexpr bool kEarly = true, kLeastCode = true;
+  static constexpr int kGroupLog2 = Record::kGroupDims == 128 ? 4 : 3;
+  static_assert(kChunk << kGroupLog2 == Record::kGroupDims);
 
   static __device__ constexpr bool one_scale(const page::Part&) { return false; }
-  static __device__ constexpr int group_log2(const AppendPart&) { return kLog2; }
+  static __device__ constexpr int group_log2(const AppendPart&) { return kGroupLog2; }
   static __device__ constexpr DType scale_dtype(const page::Part&) {
     return kCodes == LatentCodes::kFp8 ? DType::kFloat32
            : Record::kApart            ? DType::kFloat8E8M0
                                        : DType::kFloat16;
   }
   static __device__ constexpr int chunks(const page::Part&) { return Record::kLatent / kChunk; }
-
- private:
-  static constexpr int kLog2 = Record::kGroupDims == 128 ? 4 : 3;
-  static_assert(kChunk << kLog2 == Record::kGroupDims);
 };
 
 /// `pointer`, which is to global memory, of another lane.
@@ -250,7 +248,7 @@ struct LatentRow {
         float x[kChunk];
         codec::Range range[1];
         load(values, i, x, range[0]);
-        if (Codes::kBits != 16) join_groups<kAsymmetric>(Known::group_log2(latent), range);
+        if constexpr (Codes::kBits != 16) join_groups<kAsymmetric>(Known::group_log2(latent), range);
         store(x, i, range[0]);
       }
     } else {

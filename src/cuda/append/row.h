@@ -182,8 +182,8 @@ __device__ __forceinline__ void rope_row(const AppendParams& p, const AppendPart
   }
 }
 
-/// The same where has_whole_angles() holds, in the least code: a dim at a time, whose angles
-/// share a sector with its neighbours'.
+/// The same where has_whole_angles() holds, in the least code: a dim at a time, whose angles share a sector
+/// with its neighbours'.
 __device__ __forceinline__ void rope_whole_row(const AppendParams& p, const RowLane& lane,
                                                std::int64_t position, float (&x)[kChunk]) {
   const int half = p.rope_half, first = lane.chunk * kChunk;

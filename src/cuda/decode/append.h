@@ -85,6 +85,7 @@ __device__ inline bool lags_behind(const typename DecodeTraits<C>::Shared& s) {
   return s.queue.count >= min(s.appended[0], s.appended[1]) + ItemQueue::kCapacity - 1;
 }
 
+/// Whether new tokens of item `index` are written.
 template <DecodeConfig C>
 __device__ inline bool is_appended(const typename DecodeTraits<C>::Shared& s, int index) {
   return s.appended[0] > index && s.appended[1] > index;

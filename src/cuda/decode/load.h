@@ -8,7 +8,8 @@
 namespace halftone::cuda {
 
 /// Refills the rings of a load warp's teams, a lane for each tile of a piece. The block-table entries of the
-/// next piece are fetched when the piece before it is issued, so that no copy waits for them.
+/// next piece are fetched when the piece before it is issued, so that no copy waits for them, but for a piece
+/// that must wait for new tokens itself.
 template <DecodeConfig C>
 struct Loader {
   using Traits = DecodeTraits<C>;
@@ -76,7 +77,7 @@ struct Loader {
       joined = __ballot_sync(~0u, follows) >> first & kAll;
     }
     const bool begins_copy = exists && !(joined >> tile & 1);
-    const std::uint8_t* const source = page_head(c, page, kv_head) + (at & last_tile) * c.tile_bytes;
+    const std::uint8_t* const source = tile_at(c, at);
     const std::uint32_t barrier = shared_address(&s.full[team][ring.stage]);
     std::uint32_t place = shared_address(s.ring[team][ring.stage]) + tile * c.tile_bytes, word = live;
     if constexpr (Traits::kShifts) {
@@ -114,12 +115,13 @@ struct Loader {
     page = page_entry(p.cache, table, at >> p.cache.page_log2);
     if (token + Traits::kPieceTokens > first_new && !is_appended<C>(s, item)) prefetch(p, at / kTileTokens);
   }
-  /// Brings a tile closer that must wait for new tokens.
+  /// Tile `at` of the request, in the page at hand.
+  __device__ const std::uint8_t* tile_at(const CacheView& c, int at) const {
+    return page_head(c, page, kv_head) + (at & ((1 << c.page_log2) / kTileTokens - 1)) * c.tile_bytes;
+  }
+  /// Brings it closer.
   __device__ void prefetch(const AttentionParams& p, int at) const {
-    const CacheView& c = p.cache;
-    const int within = at & ((1 << c.page_log2) / kTileTokens - 1);
-    if (has_page(p, page))
-      prefetch_bytes_to_l2(page_head(c, page, kv_head) + within * c.tile_bytes, c.tile_bytes);
+    if (has_page(p, page)) prefetch_bytes_to_l2(tile_at(p.cache, at), p.cache.tile_bytes);
   }
   /// Each copy moves up to where it stands as far into a line as in its page, `distance` away, tiles of one
   /// copy together.

@@ -142,7 +142,7 @@ __device__ inline void set_bits(int* word, int bits) {
 
 __device__ inline void prefetch_to_l2(const void* p) { asm volatile("prefetch.global.L2 [%0];" ::"l"(p)); }
 
-/// The same of `bytes` bytes, both multiples of 16.
+/// The same of `bytes` bytes; these and the address are multiples of 16.
 __device__ inline void prefetch_bytes_to_l2(const void* from, int bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }

@@ -161,10 +161,12 @@ int latent_variant(const AttentionProblem& problem, const planning::Kernel& kern
     return row < 0 ? -1 : kCopiedFirst + row;
   }
   if (kernel.row_block > largest) return -1;
-  const int few = find_latent_few_row(spec, problem.q_dtype, kernel.row_block, writes_tokens(problem));
+  const auto row_of = [&](const KvCacheSpec& kv) {
+    return find_latent_few_row(kv, problem.q_dtype, kernel.row_block, writes_tokens(problem));
+  };
+  const int few = row_of(spec);
   const bool second = problem.listed.extra_top_k != 0;
-  if (second && find_latent_few_row(problem.listed.extra, problem.q_dtype, kernel.row_block) != few)
-    return -1;
+  if (second && row_of(problem.listed.extra) != few) return -1;
   if (few >= 0) return kernel.row_block == kBlockRows / 2 && goes_to_bf16_rows(problem) ? -1 : few;
   if (second) return -1;  // the kernels for few heads take more, 32 at a time
   const int bf16 = find_latent_bf16_row(spec, problem.q_dtype, kernel.row_block, problem.is_listed());

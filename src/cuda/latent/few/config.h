@@ -1,5 +1,5 @@
 // The kernels of latent attention for few query heads, as a table: a row per (format, packed rows). Plain
-// C++: host code chooses a row, instances_{apart,bf16,fp8,integers}.cu instantiate the rows.
+// C++: host code chooses a row, instances.cu instantiates the rows.
 #pragma once
 
 #include <array>
@@ -38,8 +38,8 @@ inline constexpr std::array kLatentFewTable{
     LatentFewConfig{LatentCodes::kBf16, 32, 4, 2},        // 113.2
 };
 
-/// Row of the table that serves a valid latent cache in units of `rows` packed rows (0: of any number) and,
-/// if `appends`, writes new tokens; -1 if there is none.
+/// First row of the table that serves a valid latent cache in units of `rows` packed rows (0: of any number)
+/// and, if `appends`, writes new tokens; -1 if there is none.
 constexpr int find_latent_few_row(const KvCacheSpec& kv, DType q_type, int rows, bool appends = false) {
   for (std::size_t row = 0; row < kLatentFewTable.size(); ++row) {
     const LatentFewConfig& c = kLatentFewTable[row];

@@ -72,31 +72,30 @@ __device__ inline void latent_scores(const AttentionParams& params, int worker,
   using Traits = LatentFewTraits<C>;
   const AttentionParams& p = params;
   const int warp = thread_index() / 32;
-  std::uint32_t before = 0;
+  const volatile int& at_hand = s.score_item[warp];  // looked up anew, to keep no register
+  std::uint32_t before = 0;                          // blocks of earlier items
 #pragma unroll 1
-  for (int index = 0;; index = s.score_item[warp] + 1) {
-    const int side = index % 2;
+  for (int index = 0;; index = at_hand + 1) {
     if (thread_index() == Traits::kFirstOutput - 1) produce_items<C>(p, worker, index, s);
     __syncwarp();
     if (!s.queue.has(index)) return;
     const DeviceItem& item = s.queue.items[index % ItemQueue::kCapacity];
-    if (index >= 2) barrier_wait(shared_address(&s.taken[side]), index / 2 + 1 & 1);
+    if (index >= 2) barrier_wait(shared_address(&s.taken[index % 2]), index / 2 + 1 & 1);
     if (index > 0) {
       all_score_warps<C>();  // Q of the item before has been read
-      load_queries<C>(p, item, s, side, warp);
+      load_queries<C>(p, item, s, index % 2, warp);
       all_score_warps<C>();
     }
-    __syncwarp();
     s.score_item[warp] = index;
     __syncwarp();
     // What the loop reads anew each time it does not keep in registers. Every warp writes the same.
-    s.unmasked[side] = seen_by_all(p, item, s.places[side], item.work.kv_end);
+    s.unmasked[index % 2] = seen_by_all(p, item, s.places[index % 2], item.work.kv_end);
     TileSoftmax<C> softmax;
     softmax.begin();
 #pragma unroll 1
     for (int block = warp / Traits::kBlockWarps; block < blocks_of(item.work); block += Traits::kTurn) {
       const std::uint32_t count = before + block;
-      const int side = s.score_item[warp] % 2;
+      const int side = at_hand % 2;
       const int first = item.work.kv_begin + block * Traits::kTokens;
       Tile<C> tile;
       tile.stage = count % Traits::kStages, tile.slot = count % Traits::kSlots;
@@ -121,10 +120,10 @@ __device__ inline void latent_scores(const AttentionParams& params, int worker,
       __syncwarp();
       if (thread_index() % 32 == 0) barrier_arrive(shared_address(&s.weighed[tile.slot]));
     }
-    const int done = s.score_item[warp] % 2;
-    softmax.leave(s, done);
+    const int side = at_hand % 2;
+    softmax.leave(s, side);
     __syncwarp();
-    if (thread_index() % 32 == 0) barrier_arrive(shared_address(&s.stated[done]));
+    if (thread_index() % 32 == 0) barrier_arrive(shared_address(&s.stated[side]));
     before += blocks_of(item.work);
   }
 }
@@ -180,8 +179,8 @@ __device__ inline void latent_few_worker(const LatentFewParams& params, int work
   if (warp < 0) {
     wait_for_previous_kernel();
     let_next_kernel_start();
-    // Of 8 rows those of the output have none, of 16 they leave them to those of the scores where they have
-    // tokens to write.
+    // Of 8 rows none is left for the warps of the output; of 16 they leave theirs to the warps of the scores
+    // where they have tokens to write.
     const bool few = Traits::kRows == 8 || (Traits::kRows == 16 && params.appends);
     const bool scores = thread_index() < Traits::kFirstOutput;
     if (scores || !few) {

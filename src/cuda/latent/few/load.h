@@ -231,12 +231,12 @@ struct RecordLoader {
       const std::uint32_t first = before + round;
       const int count = min(blocks - round, kRound);
       const Record record = locate(found, token_of(current().work, round));
-      const int late = late_blocks();
+      const int late = late_block();
       int block = 0;
 #pragma unroll 1
       do {
         if (block < count) {  // the first item may have no block
-          if (C.appends && block >= late % kLate) wait_for_items(p, late / kLate, s.appended);
+          if (C.appends && block >= late % kLateRadix) wait_for_items(p, late / kLateRadix, s.appended);
           const int stage = (first + block) % Traits::kStages;
           barrier_wait(shared_address(&s.empty[stage]), (first + block) / Traits::kStages & 1 ^ 1);
           if constexpr (Traits::kWhole) {
@@ -253,15 +253,16 @@ struct RecordLoader {
   }
 
  private:
-  static constexpr int kLate = 2 * kRound;
-  /// The item, kLate times, and the first block of the round that must wait for new tokens, or kRound.
-  __device__ int late_blocks() const {
+  static constexpr int kLateRadix = 2 * kRound;
+  /// The first block of the round that must wait for new tokens, or kRound, and kLateRadix times the item,
+  /// since find() goes on to the next one before the round's last blocks: in one register.
+  __device__ int late_block() const {
     int block = kRound;
-    if (p.new_tokens_late) {
+    if (C.appends && p.new_tokens_late) {
       const int older = first_new_token(current()) - current().work.kv_begin;
       block = min(max(older / Traits::kTokens - round, 0), kRound);
     }
-    return item * kLate + block;
+    return item * kLateRadix + block;
   }
   /// Brings an item's rows of Q to L2 before they are asked for.
   __device__ void prefetch_queries(const DeviceItem& next) const {
