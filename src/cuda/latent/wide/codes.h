@@ -132,8 +132,9 @@ struct KeptScales {
     /// The token's power of two.
     __device__ int exponent() const {
       if constexpr (kFloats) {
-        if (most <= 128.0f && (least >= power_of_two(kSmallest) || most == 0.0f)) return 0;
-        return ::max(static_cast<int>(__float_as_uint(most) >> 23) - 127 - kReduced, -100);
+        const bool small = least < power_of_two(kSmallest) && most != 0.0f;
+        const int lost = ::max(static_cast<int>(__float_as_uint(most) >> 23) - 127 - kReduced, -100);
+        return (most <= 128.0f) & !small ? 0 : lost;
       }
       return excess;
     }

@@ -38,7 +38,8 @@ template <LatentWideConfig C>
 __device__ inline void wide_worker(const LatentWideParams& params, Shared& s) {
   static_assert(kLoadRegisters<C> + kScoreRegisters<C> + 2 * kOutputRegisters <= 512);
   const AttentionParams& p = params.attention;
-  const int warp = thread_index() / 32 % 4, lane = thread_index() % 32, role = thread_index() / 128;
+  const auto thread = static_cast<unsigned>(thread_index());
+  const unsigned warp = thread / 32 % 4, lane = thread % 32, role = thread / 128;
   const int worker = static_cast<int>(blockIdx.x) / C.blocks, rank = C.blocks == 1 ? 0 : cluster_rank();
   // Else older tokens are brought while the previous kernel ends, which may have written lists.
   if (!p.cache_settled || p.listed.list.indices != nullptr) wait_for_previous_kernel();

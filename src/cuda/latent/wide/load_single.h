@@ -25,9 +25,11 @@ struct SingleLoader {
   static constexpr int kUnits = kUnitTokens, kSliceUnits = 4;
   const AttentionParams& params;
   Shared& s;
-  int warp, lane;
+  unsigned warp, lane;
 
-  int here = 0, next = 0;  // slots of the lane's token of this step and the next one; any if it is skipped
+  // Where the lane's token of this step lies, and of the next one; any if it is skipped.
+  std::uint64_t here = 0, next = 0;
+  int next_slot = 0;       // of scales apart
   std::uint32_t live = 0;  // of the warp's 16 tokens: bits of this step, then of the next one
   // Of the next step, of token lane / 4, and of that + 8: the lane's scales, and mins. f32: one, of group
   // lane % 4; f16 and e8m0: of two groups, from 2 (lane % 4) on.
@@ -37,11 +39,13 @@ struct SingleLoader {
   bool apart = false;                        // whether any token's have
 
   __device__ void shift(int slot) {
-    here = next, next = max(slot, 0);
+    next_slot = max(slot, 0);
+    here = next, next = reinterpret_cast<std::uint64_t>(token_at<C>(params.cache, next_slot));
     live = live >> 16 | __ballot_sync(~0u, slot >= 0) << 16;
   }
-  __device__ const std::uint8_t* address_of(int slots, int token, int offset) const {
-    return token_at<C>(params.cache, __shfl_sync(~0u, slots, token)) + offset;
+  /// Of the lane that has the token: to find out where it lies takes more instructions than a second shuffle.
+  static __device__ const std::uint8_t* address_of(std::uint64_t tokens, int token, int offset) {
+    return reinterpret_cast<const std::uint8_t*>(__shfl_sync(~0u, tokens, token)) + offset;
   }
   __device__ std::uint32_t raw_place(int unit) const {
     return shared_address(s.raw) + (kRingUnits * warp + unit % kRingUnits) * Codes::kTokenBytes +
@@ -82,7 +86,7 @@ struct SingleLoader {
       const bool has = live >> (16 + token) & 1;
       if constexpr (Record<C>::kApart) {
         const std::uint8_t* const own =
-            scales_apart(params.cache, __shfl_sync(~0u, next, token)) + lane % 4 * 2;
+            scales_apart(params.cache, __shfl_sync(~0u, next_slot, token)) + lane % 4 * 2;
         raw_scale[i] = __ldcg(reinterpret_cast<const std::uint16_t*>(has ? own : anything));
       } else {
         const std::uint8_t* const own = address_of(next, token, Record<C>::kScalesAt + lane % 4 * 4);
@@ -244,7 +248,7 @@ struct SingleLoader {
 
 /// Calls begin() for the first step, then fill() for each, one step behind the walk.
 template <LatentWideConfig C>
-__device__ inline void load_single(const LatentWideParams& params, Shared& s, int warp, int lane) {
+__device__ inline void load_single(const LatentWideParams& params, Shared& s, unsigned warp, unsigned lane) {
   SingleLoader<C> loader{params.attention, s, warp, lane};
   RoundCursor<C> cursor(params, s, 0, warp, lane);
   StepPlace at;

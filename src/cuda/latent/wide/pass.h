@@ -39,7 +39,8 @@ template <LatentWideConfig C>
 struct Passer {
   using Codes = Sixteen<C.codes>;
   Shared& s;
-  int rank, warp, lane;
+  int rank;
+  unsigned warp, lane;
 
   __device__ void run() const {
     StepPlace at;

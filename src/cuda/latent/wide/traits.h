@@ -71,7 +71,9 @@ inline constexpr int kPassChunks = 2;  // that a block passes on at a time
 
 /// Within a step, token `i` of the 16 of a load warp of a block that dequantises all tokens: four of each
 /// slice.
-__device__ constexpr int single_place(int warp, int i) { return i / 4 * 16 + warp * 4 + i % 4; }
+__device__ constexpr int single_place(unsigned warp, unsigned i) {
+  return static_cast<int>(i / 4 * 16 + warp * 4 + i % 4);
+}
 /// Whether blocks of a pair pass on rope parts, whose place P takes.
 template <LatentWideConfig C>
 inline constexpr bool kPassesRopes = C.blocks == 2 && !kRotaryV<C>;
