@@ -13,6 +13,16 @@ inline constexpr int kRingUnits = 8, kUnitTokens = 16;  // tokens of a warp: in 
 static_assert(4 * kRingUnits == kRoundTokens);
 
 __device__ inline void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+/// kBytes, or 0 if `bit` is 0: selected here, since the compiler would move the bit to where it is the
+/// number, in two instructions more than a predicate takes.
+template <int kBytes>
+__device__ inline int bytes_if(std::uint32_t bit) {
+  int bytes;
+  asm("{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %1, 0;\n\tselp.b32 %0, %2, 0, p;\n\t}"
+      : "=r"(bytes)
+      : "r"(bit), "n"(kBytes));
+  return bytes;
+}
 template <int kPending>
 __device__ inline void copy_async_wait_for() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
@@ -55,7 +65,7 @@ struct SingleLoader {
   template <bool kNext>
   __device__ void request(int unit) const {
     const std::uint8_t* const from = address_of(kNext ? next : here, unit, lane * Codes::kBytes);
-    const int bytes = live >> (unit + 16 * kNext) & 1 ? Codes::kBytes : 0;
+    const int bytes = bytes_if<Codes::kBytes>(live & 1u << (unit + 16 * kNext));
     if constexpr (Codes::kBytes == 16) {
       copy_async(raw_place(unit), from, bytes);
     } else {
@@ -69,7 +79,7 @@ struct SingleLoader {
     for (int i = 0; i < 4; ++i) {
       const int from = 4 * i + lane / 8;
       copy_async(rope_place(at.third(), i), address_of(next, from, Record<C>::kRopeAt + lane % 8 * 16),
-                 live >> (16 + from) & 1 ? 16 : 0);
+                 bytes_if<16>(live & 1u << (16 + from)));
     }
   }
   /// Lane's chunk of the rope part of one of the warp's four tokens of a slice.
