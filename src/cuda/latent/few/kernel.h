@@ -72,10 +72,12 @@ __device__ inline void latent_scores(const AttentionParams& params, int worker,
   using Traits = LatentFewTraits<C>;
   const AttentionParams& p = params;
   const int warp = thread_index() / 32;
-  const volatile int& at_hand = s.score_item[warp];  // looked up anew, to keep no register
-  std::uint32_t before = 0;                          // blocks of earlier items
+  std::uint32_t before = 0;  // blocks of earlier items
+  int index = 0;
+  // The item at hand, where registers are scarcest looked up anew.
+  const auto at_hand = [&] { return Traits::kLooksUpItem ? int{s.score_item[warp]} : index; };
 #pragma unroll 1
-  for (int index = 0;; index = at_hand + 1) {
+  for (;; index = at_hand() + 1) {
     if (thread_index() == Traits::kFirstOutput - 1) produce_items<C>(p, worker, index, s);
     __syncwarp();
     if (!s.queue.has(index)) return;
@@ -86,8 +88,10 @@ __device__ inline void latent_scores(const AttentionParams& params, int worker,
       load_queries<C>(p, item, s, index % 2, warp);
       all_score_warps<C>();
     }
-    s.score_item[warp] = index;
-    __syncwarp();
+    if constexpr (Traits::kLooksUpItem) {
+      s.score_item[warp] = index;
+      __syncwarp();
+    }
     // What the loop reads anew each time it does not keep in registers. Every warp writes the same.
     s.unmasked[index % 2] = seen_by_all(p, item, s.places[index % 2], item.work.kv_end);
     TileSoftmax<C> softmax;
@@ -95,7 +99,7 @@ __device__ inline void latent_scores(const AttentionParams& params, int worker,
 #pragma unroll 1
     for (int block = warp / Traits::kBlockWarps; block < blocks_of(item.work); block += Traits::kTurn) {
       const std::uint32_t count = before + block;
-      const int side = at_hand % 2;
+      const int side = at_hand() % 2;
       const int first = item.work.kv_begin + block * Traits::kTokens;
       Tile<C> tile;
       tile.stage = count % Traits::kStages, tile.slot = count % Traits::kSlots;
@@ -120,7 +124,7 @@ __device__ inline void latent_scores(const AttentionParams& params, int worker,
       __syncwarp();
       if (thread_index() % 32 == 0) barrier_arrive(shared_address(&s.weighed[tile.slot]));
     }
-    const int side = at_hand % 2;
+    const int side = at_hand() % 2;
     softmax.leave(s, side);
     __syncwarp();
     if (thread_index() % 32 == 0) barrier_arrive(shared_address(&s.stated[side]));

@@ -67,6 +67,7 @@ struct LatentFewTraits {
                     kLoadWarps * kLoadRegisters <=
                 kThreads / 32 * kFirstRegisters);
   static_assert(kTiles == 1 || kTiles == 2);
+  static constexpr bool kLooksUpItem = kScoreRegisters < 112;  // by the warps of the scores
   // Who waits for a phase of a barrier knows that the one before is over: a load warp has a
   // part of every block, in order; a score warp's last tile waited for a slot.
   static_assert(2 * kStages >= kTurn + kSlots);
