@@ -212,7 +212,7 @@ TEST_P(Steps, BadEntriesDropTheirTokens) {
 
 /// Where nobody checks lengths: tokens for which the bounds have no room are not written, and their rows are
 /// empty; the other requests get what they get without them. A GPU's kernels of attention write the
-/// tokens, of the third case those with rows as M. Behind these, latent caches: 16 and 32 rows, a block
+/// tokens, of the third case those with rows as M. Behind these, latent caches: 16 and 32 rows, a pair
 /// over codes and one over bf16.
 TEST_P(Steps, TokensWithoutRoomAreLeftOut) {
   AttentionCase fused;

@@ -89,7 +89,8 @@ HT_HOST_DEVICE inline bool ropes(const AppendParams& p, const AppendPart& part) 
   return part.part.which == KvPart::kK && p.pairing != RopePairing::kNone;
 }
 
-/// True where a chunk has whole angles of RoPE, and lanes that have none find a row of the tables to read.
+/// True where a chunk has whole angles of RoPE, and lanes that have none find a row of the tables to read, as
+/// rope_whole_row() does.
 HT_HOST_DEVICE inline bool has_whole_angles(const AppendParams& p) {
   const int angles = p.pairing == RopePairing::kInterleaved ? kChunk / 2 : kChunk;
   return p.pairing == RopePairing::kNone || (p.rope_half % angles == 0 && p.rope_rows > 0);

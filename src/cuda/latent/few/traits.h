@@ -98,7 +98,7 @@ struct LatentFewTraits {
     alignas(4) std::uint8_t live[kStages][kLoadWarps];  // bit t of byte w: token 8 w + t of the block counts
     std::uint32_t slices;              // of a cut unit that this CTA merges: bits of the parts whose they are
     volatile int reading[kLoadWarps];  // the item that a load warp is at
-    volatile int score_item[kScoreWarps];  // the item that a warp of the scores is at
+    volatile int score_item[kScoreWarps];  // with kLooksUpItem: that a warp of the scores is at
     AppendedItems appended;
     ItemQueue queue;
   };

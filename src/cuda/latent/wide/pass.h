@@ -125,7 +125,7 @@ struct Passer {
 
   /// Rope parts that are V, too, of a slice of the block's tokens, 8 dims a lane, four tokens a turn.
   __device__ void convert_ropes(const StepPlace& at, int slice) const {
-    int lane = this->lane;
+    unsigned lane = this->lane;
     asm volatile("" : "+r"(lane));  // what follows from it takes no registers elsewhere
     const HalfNotes& notes = s.notes[at.third()][rank];
 #pragma unroll 1
