@@ -56,11 +56,7 @@ struct KnownRecord {
 
   static __device__ constexpr bool one_scale(const page::Part&) { return false; }
   static __device__ constexpr int group_log2(const AppendPart&) { return kGroupLog2; }
-  static __device__ constexpr DType scale_dtype(const page::Part&) {
-    return kCodes == LatentCodes::kFp8 ? DType::kFloat32
-           : Record::kApart            ? DType::kFloat8E8M0
-                                       : DType::kFloat16;
-  }
+  static __device__ constexpr DType scale_dtype(const page::Part&) { return Record::kScaleType; }
   static __device__ constexpr int chunks(const page::Part&) { return Record::kLatent / kChunk; }
 };
 
@@ -190,20 +186,6 @@ struct RawRecord {
   }
 };
 
-/// Extents of chunks become those of their groups of 1 << `group_log2` lanes.
-template <bool kAsymmetric, int kCount>
-__device__ __forceinline__ void join_groups(int group_log2, codec::Range (&range)[kCount]) {
-#pragma unroll
-  for (int i = 0; i < 5; ++i) {
-    if (i >= group_log2) break;
-#pragma unroll
-    for (codec::Range& r : range) {
-      if (kAsymmetric) r.lo = fminf(r.lo, __shfl_xor_sync(~0u, r.lo, 1 << i));
-      r.hi = fmaxf(r.hi, __shfl_xor_sync(~0u, r.hi, 1 << i));
-    }
-  }
-}
-
 /// The latent of a token, by a whole warp. Lanes beyond the row have its last chunk again, which changes no
 /// extent.
 template <DType kType, bool kAsymmetric, class Known>
@@ -248,7 +230,7 @@ struct LatentRow {
         float x[kChunk];
         codec::Range range[1];
         load(values, i, x, range[0]);
-        if constexpr (Codes::kBits != 16) join_groups<kAsymmetric>(Known::group_log2(latent), range);
+        if constexpr (Codes::kBits != 16) join_groups<!kAsymmetric>(Known::group_log2(latent), range);
         store(x, i, range[0]);
       }
     } else {
@@ -266,7 +248,7 @@ struct LatentRow {
 #pragma unroll
           for (int i = 1; i < kPieces; ++i) range[i] = range[0];
         }
-        join_groups<kAsymmetric>(Known::group_log2(latent), range);
+        join_groups<!kAsymmetric>(Known::group_log2(latent), range);
       }
 #pragma unroll
       for (int i = 0; i < kPieces; ++i) store(x[i], i, range[i]);

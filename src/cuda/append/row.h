@@ -209,6 +209,20 @@ __device__ __forceinline__ void rope_whole_row(const AppendParams& p, const RowL
   }
 }
 
+/// Extents of chunks, of magnitudes if `kAbsolute`, become those of their groups of 1 << `chunks_log2` lanes.
+template <bool kAbsolute, int kChunks>
+__device__ __forceinline__ void join_groups(int chunks_log2, codec::Range (&r)[kChunks]) {
+#pragma unroll
+  for (int i = 0; i < 5; ++i) {
+    if (i >= chunks_log2) break;
+#pragma unroll
+    for (int k = 0; k < kChunks; ++k) {
+      if (!kAbsolute) r[k].lo = fminf(r[k].lo, __shfl_xor_sync(~0u, r[k].lo, 1 << i));
+      r[k].hi = fmaxf(r[k].hi, __shfl_xor_sync(~0u, r[k].hi, 1 << i));
+    }
+  }
+}
+
 /// The larger of two values; NaN if one is.
 __device__ __forceinline__ float max_or_nan(float a, float b) {
   float larger;

@@ -281,15 +281,7 @@ __device__ __forceinline__ void group_extents(const RowLane& lane, int chunks_lo
       r[k] = r[k + 1] = both;
     }
   }
-#pragma unroll
-  for (int i = 0; i < 5; ++i) {
-    if (i >= chunks_log2) break;
-#pragma unroll
-    for (int k = 0; k < kChunks; ++k) {
-      if (!kAbsolute) r[k].lo = fminf(r[k].lo, __shfl_xor_sync(~0u, r[k].lo, 1 << i));
-      r[k].hi = fmaxf(r[k].hi, __shfl_xor_sync(~0u, r[k].hi, 1 << i));
-    }
-  }
+  join_groups<kAbsolute>(chunks_log2, r);
 }
 
 }  // namespace halftone::cuda

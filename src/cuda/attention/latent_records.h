@@ -26,6 +26,9 @@ struct LatentRecord {
   static constexpr int kGroups = kLatent / kGroupDims;
   static constexpr int kBits = kBf16 ? 16 : kCodes == LatentCodes::kInt4 ? 4 : 8;  // of a code
   static constexpr int kRowBytes = kLatent * kBits / 8;                            // of codes
+  static constexpr DType kScaleType = kCodes == LatentCodes::kFp8 ? DType::kFloat32
+                                      : kApart                    ? DType::kFloat8E8M0
+                                                                  : DType::kFloat16;
   // A token's scales, mins included.
   static constexpr int kScaleBytes = kBf16                         ? 0
                                      : kCodes == LatentCodes::kFp8 ? 4 * kGroups
