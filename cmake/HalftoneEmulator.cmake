@@ -84,7 +84,7 @@ halftone_emulate(append_step_test_emulated "*ManyRows/cuda:*HalfBlocksAndWideRow
 halftone_emulate(attention_device_test_emulated
   "*MixedFormats:*GraphReplay*:*ManyRowsOfAnySize:*RowsOfAUnit*:*TilesBesideLines:*UnitsOf32Rows")
 halftone_emulate(coded_device_test_emulated
-  "*CausalKeys*:*GroupsAndPages*:*BadPages*:*BatchInvariant*:*LogitsThatRise*:*LongContexts*:*SumsOf*fp8")
+  "*CausalKeys*:*Groups*:*BadPages*:*BatchInv*:*LogitsThatRise*:*LongContexts*:*SumsOf*fp8:*ManySizes/fp8")
 halftone_emulate(coded_tensors_device_test_emulated "*Infinities*:*PoisonedMemory*:*Runs*:*UnitsOfTheirOwn*:*Wild*")
 halftone_emulate(codec_device_test_emulated "*Groups*:*Rope*")
 halftone_emulate(dequantize_device_test_emulated "*")
@@ -106,7 +106,7 @@ halftone_emulate(prefill_bounds_device_test_emulated "*Refused:*NoKeys*:*RowsBeh
 halftone_emulate(prefill_device_test_emulated "*Chunks:*PartsOfSharedRows:*PartsOfBusyWorkers")
 halftone_emulate(schedule_device_test_emulated "*")
 halftone_emulate(staged_device_test_emulated
-  "*Groups:*PagesOfEverySize:*ValuesInBf16:*BadScales*:*TablesThat*:*BitsOfPlain*:*ABoundOfPrompts*:*BatchInvariant*")
+  "*Groups:*PagesOfEverySize:*ValuesInBf16:*BadScales*:*TablesThat*:*BitsOfPlain*:*ABoundOfPrompts*:*BatchInvariant*:*DimsThat*")
 
 # Plans for a GPU need none, but a build that has its backend.
 foreach(name plan_cuda_test plan_cuda_latent_test plan_cuda_units_test plan_staged_test

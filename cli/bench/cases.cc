@@ -166,6 +166,14 @@ std::vector<Sweep> prefill_sweeps() {
     add("fp8,int8-head,int4-g32", {32, 8}, 128, 0, {"1024x16", "4096x4", "16384x1"}).causal = causal;
   }
   add("int8-head,int4-g32", {32, 8}, 128, 2048, {"32768x1"});
+  for (const bool causal : {false, true}) {  // K and V that are staged, and V of fewer dims
+    Sweep& fp8 = add("bf16,int8-head,int4-g32", {32, 8}, 128, 0, {"4096x4", "16384x1"});
+    fp8.causal = causal;
+    fp8.arithmetic = Arithmetic::kFp8;
+    Sweep& fewer = add("int8-head", {16, 16}, 192, 0, {"4096x4", "16384x1"});
+    fewer.causal = causal;
+    fewer.v_head_dim = 128;
+  }
   for (const bool causal : {false, true}) {  // the shapes in which half-INT8 attention was published
     for (const int head_dim : {128, 256}) {
       Sweep& sweep = add("int8-head,int8-tensor", {kHidden / head_dim, 1}, head_dim, 0,

@@ -103,12 +103,12 @@ bool leaves_to_decode(const AttentionProblem& problem) {
   const bool staged = prefill_staged_key(problem).bytes > 0;
   const std::int64_t group = problem.q_heads / problem.kv_heads();
   const bool few = group * problem.max_q_len <= kUnstagedRows;
+  const bool invariant = problem.policy == SplitPolicy::kBatchInvariant;  // then bounds do not decide
   if (staged && unit == 0) {  // the universal kernel is left, which is not refused for its bounds
-    // Where bounds decide nothing prefill would stage a cache for a token.
-    return problem.policy == SplitPolicy::kBatchInvariant || planning::most_keys(problem) > INT32_MAX ||
-           (few && universal_is_faster(problem, kUniversalRow.row_block));
+    return planning::most_keys(problem) > INT32_MAX ||
+           (!invariant && few && universal_is_faster(problem, kUniversalRow.row_block));
   }
-  if (problem.policy == SplitPolicy::kBatchInvariant) return false;
+  if (invariant) return false;
   if (staged && few) return true;
   const bool packed = keys_of(problem) == PrefillKeys::kPacked;
   const bool compared = problem.max_kv_len >= kComparedKeys || (packed && few);
@@ -144,16 +144,13 @@ void refuse(const AttentionProblem& p) {
                             p.listed.top_k));
   }
   if (p.arithmetic == Arithmetic::kHalfInt8 || p.arithmetic == Arithmetic::kFp8) {
-    const bool fp8 = p.arithmetic == Arithmetic::kFp8;
     throw Error(
         ErrorCode::kUnsupported,
         fmt::format(
             "arithmetic is {0} and kv is {1} with head_dim {2} and {3} of V, q_dtype is {4}, but the "
-            "CUDA backend serves {0} over {5}, head_dim 128 or 256 and V of as many dims, Q in bf16 or f16: "
-            "use 16-bit, or the CPU.",
-            arithmetic_name(p.arithmetic), kv_text(p), p.head_dim(), p.v_dim(), dtype_name(p.q_dtype),
-            fp8 ? "tensors in bf16 and f16 and caches with V in fp8 with a static scale"
-                : "tensors in bf16 and f16 and caches"));
+            "CUDA backend serves {0} over tensors in bf16 and f16 and caches, head_dim 128 or 256 and V of "
+            "as many dims, Q in bf16 or f16: use 16-bit, or the CPU.",
+            arithmetic_name(p.arithmetic), kv_text(p), p.head_dim(), p.v_dim(), dtype_name(p.q_dtype)));
   }
   if (p.arithmetic != Arithmetic::k16Bit) {
     throw Error(

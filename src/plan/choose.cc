@@ -16,17 +16,19 @@ bool stages(const Backend& backend, const AttentionProblem& problem, const Kerne
 }
 
 /// The smallest unit that holds `rows` packed rows, else the largest one, or, `by_bounds`, one of the fewest
-/// that do; `in_place`: among kernels that stage nothing, if there are any. Index -1 if no row serves the
-/// problem.
+/// that do; `in_place`: among kernels that stage nothing, if there are any, be it the universal one. Index -1
+/// if no row serves the problem.
 Choice choose_kernel(const Backend& backend, const AttentionProblem& problem, std::int64_t rows,
                      bool by_bounds, bool in_place = false) {
   Choice choice;
   choice.index = choice.variant = -1;
+  const auto misplaced = [&](int i) { return in_place && stages(backend, problem, backend.kernels[i]); };
   for (int i = 0; i < static_cast<int>(backend.kernels.size()); ++i) {
-    if (backend.kernels[i].universal && choice.index >= 0) continue;  // it is for what no other row serves
+    const bool found = choice.index >= 0;
+    if (found && backend.kernels[i].universal && !misplaced(choice.index))
+      continue;  // for what no other serves
     const int variant = backend.variant(problem, backend.kernels[i]);
-    if (variant < 0) continue;
-    if (in_place && choice.index >= 0 && stages(backend, problem, backend.kernels[i])) continue;
+    if (variant < 0 || (found && misplaced(i))) continue;
     choice.index = i;
     choice.variant = variant;
     if (rows <= backend.kernels[i].max_rows) break;

@@ -63,7 +63,6 @@ inline AttentionCase for_codes(AttentionCase row) {
   row.plain.reset();
   row.head_dim = 128;
   row.v_head_dim = 0;
-  if (row.arithmetic == "fp8") row.v_format = "fp8-static-head";
   if (row.q_dtype == DType::kFloat32) row.q_dtype = DType::kBFloat16;
   return row;
 }

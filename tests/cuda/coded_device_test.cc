@@ -40,7 +40,8 @@ class DeviceCoded : public ::testing::TestWithParam<const char*> {
     const Problem p = make_problem(row);
     if (!serves(p)) return;
     expect_agrees(p);
-    if (!fp8() || !cuda::has_codes(std::get<KvCacheSpec>(p.problem.kv), DType::kFloat8E4M3)) return;
+    const auto& spec = std::get<KvCacheSpec>(p.problem.kv);
+    if (!fp8() || !cuda::has_codes(spec, DType::kFloat8E4M3) || !cuda::has_value_codes(spec)) return;
     for (const AttentionCase& shape : shapes_of(row)) {
       if (shape.name != row.name) expect_agrees(make_problem(shape));
     }
@@ -196,6 +197,38 @@ TEST_P(DeviceCoded, PoisonedMemory) {
         device.run();
         expect_same_bits(expected, device.outputs(), p.row.name + ", bytes " + std::to_string(fill));
       }
+    }
+  }
+}
+
+/// Requests and heads whose V differs by powers of two beyond E4M3's range, keys among them that a window has
+/// passed: what is not seen of a request, and others, leave its small values as they are.
+TEST_P(DeviceCoded, ValuesOfManySizes) {
+  for (const char* v : {"bf16", "int8-head", "int4-g32-f32", "fp8-token-head"}) {
+    for (const int head_dim : kDims) {
+      AttentionCase row = coded_case("int8-head", v, head_dim, DType::kBFloat16,
+                                     {{40, 900}, {70, 100}, {1, 300}, {33, 33}, {50, 700}});
+      row.mask.window_left = 130;
+      Problem p = make_problem(row);
+      if (!serves(p)) continue;
+      SCOPED_TRACE(row.name);
+      const std::vector<std::int64_t> first = first_tokens(row);
+      const std::int64_t width = std::int64_t{row.kv_heads} * head_dim;
+      for (std::size_t r = 0; r < row.requests.size(); ++r) {
+        const Request& request = row.requests[r];
+        const int passed = request.kv_len - request.q_len - row.mask.window_left;
+        for (std::int64_t i = 0; i < request.kv_len * width; ++i) {
+          const int head = static_cast<int>(i % width / head_dim);
+          // f16 scales hold 2^-14 of int8's steps.
+          const float size = i / width < passed ? 256.0F : std::ldexp(1.0F, -static_cast<int>(r) - 2 * head);
+          const std::int64_t at = first[r] * width + i;
+          p.v.set(at, p.v.get(at) * size);
+        }
+      }
+      p.cache = refilled(p, {0xFF});
+      const Outputs outputs = run_on_device(p);
+      EXPECT_EQ(judge_device(p, outputs), "");
+      EXPECT_EQ(status_of(outputs), 0);
     }
   }
 }

@@ -122,6 +122,29 @@ TEST_F(DeviceStaged, ValuesInBf16) {
   }
 }
 
+/// K of 192 dims beside V of 128; pages of 16 bits whose O of 512 dims must be rotated back.
+TEST_F(DeviceStaged, DimsThatOneTypeOfKernelHas) {
+  int n = 0;
+  using Pair = std::pair<std::string, std::string>;
+  for (const auto& [k, v] : {Pair{"int8-head", "int8-head"},
+                             {"int4-g32", "int4-g32"},
+                             {"fp8", "fp8"},
+                             {"int8-token-asym", "bf16"},
+                             {"bf16", "int8-token-head-f32"},
+                             {"bf16", "bf16"},
+                             {"fp16", "fp16"}}) {
+    const bool values = k == v && dtype_bits(parse_format(k).dtype) == 16;
+    const int head_dim = values ? 512 : 192;
+    const DType q_dtype = values ? parse_format(k).dtype : kPrefillTypes[n % 2];
+    AttentionCase row = staged_case(k, v, head_dim, mixed_requests(), q_dtype);
+    row.v_head_dim = values ? 0 : 128;
+    row.rotate_k = ++n % 3 == 0;
+    row.rotate_v = values || n % 2 == 0;
+    row.policy = n % 4 == 1 ? SplitPolicy::kBatchInvariant : SplitPolicy::kFast;
+    expect_agrees(row);
+  }
+}
+
 TEST_F(DeviceStaged, EveryOption) {
   constexpr std::pair<const char*, const char*> kFormats[] = {
       {"int8-head", "int8-head"}, {"int4-g32", "int4-g32"}, {"fp8", "fp8"}, {"int8-head", "bf16"}};
@@ -215,14 +238,20 @@ TEST_F(DeviceStaged, ABoundOfAllKeysSavesRounds) {
 
 /// Static scales that are none set the status, whichever round their head has.
 TEST_F(DeviceStaged, BadScalesOfEveryRound) {
-  AttentionCase row = many_heads("int8-static-head-asym", "fp16", 2);  // decode has no kernel: one pass
-  const Problem p = in_rounds(row, 2);
+  AttentionCase row = many_heads("int8-static-head-asym", "fp16", 2);
+  row.requests.pop_back();
+  const auto prompts = [&] {
+    Problem p = in_rounds(row, 2);
+    p.problem.min_q_len = 70;  // one pass
+    return p;
+  };
+  const Problem p = prompts();
   if (!has_staged(p)) return;
   const Plan plan = plan_on_device(p);
   ASSERT_EQ(plan.info().passes.size(), 1U);
   ASSERT_EQ(staged_of(p).rounds, 2);
   for (const int head : {-1, 1, 3}) {
-    Problem bad = in_rounds(row, 2);
+    Problem bad = prompts();
     if (head >= 0) bad.cache->k_scale.set(head, kNan);
     EXPECT_EQ(status_of(run_on_device(bad, plan)), head < 0 ? 0 : kStatusBadScale) << "head " << head;
   }
@@ -342,18 +371,12 @@ TEST_F(DeviceStaged, ABoundOfPromptsLeavesOutSingleQueries) {
   }
 }
 
-/// The same bits alone, in company, under other bounds, on other workers.
-TEST_F(DeviceStaged, BatchInvariantBits) {
-  AttentionCase row = staged_case("int8-head", "int8-head", built_dim(),
-                                  {{120, 300}, {1, 90}, {90, 2000}, {20, 33}, {0, 50}, {200, 150}, {7, 0}});
-  row.policy = SplitPolicy::kBatchInvariant;
-  row.rotate_k = true;
-  const Problem p = make_problem(row);
-  if (!has_staged(p)) return;
+/// Each request alone, under the bounds of all and under its own, and all with fewer staged keys.
+void expect_bits_of_each_request(const Problem& p) {
   const Outputs all = run_on_device(p);
   EXPECT_EQ(judge_device(p, all), "");
-  for (std::size_t r = 0; r < row.requests.size(); ++r) {
-    if (row.requests[r].q_len == 0) continue;
+  for (std::size_t r = 0; r < p.row.requests.size(); ++r) {
+    if (p.row.requests[r].q_len == 0) continue;
     for (const bool own_bounds : {false, true}) {
       const Problem alone = select(p, {r}, own_bounds);
       const Outputs outputs = run_on_device(alone);
@@ -366,6 +389,21 @@ TEST_F(DeviceStaged, BatchInvariantBits) {
   bounded.problem.max_prompt_kv = 2533;
   bounded.problem.workers = 3;
   expect_same_bits(all, run_on_device(bounded), "fewer staged keys, on three workers");
+}
+
+/// The same bits alone, in company, under other bounds, on other workers: single queries by a kernel of
+/// decode or, of a pair that it lacks, by the universal one.
+TEST_F(DeviceStaged, BatchInvariantBits) {
+  for (const char* v : {"int8-head", "fp16"}) {
+    AttentionCase row = staged_case("int8-head", v, built_dim(),
+                                    {{120, 300}, {1, 90}, {90, 2000}, {20, 33}, {0, 50}, {200, 150}, {7, 0}});
+    row.policy = SplitPolicy::kBatchInvariant;
+    row.rotate_k = true;
+    const Problem p = make_problem(row);
+    if (!has_staged(p)) continue;
+    EXPECT_EQ(plan_on_device(p).info().passes.size(), 2U);
+    expect_bits_of_each_request(p);
+  }
 }
 
 /// Captured once, replayed with other lengths and another table, over rows of the step before: eager's bits.

@@ -63,6 +63,24 @@ TEST(StagedPlan, StagesWhatPrefillCannotReadAsItIs) {
   expect_staged("int8-head", "int8-head", false, [](auto& p) { spec_of(p).v_head_dim = 64; });
 }
 
+/// O of 512 dims is shared by warpgroups, none of which can rotate it back: V is staged as it was.
+TEST(StagedPlan, WidePagesWithRotatedVAreStaged) {
+  if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
+  for (const int head_dim : {256, 512}) {
+    for (const bool rotate_v : {false, true}) {
+      const AttentionProblem p = prompt_problem([&](AttentionProblem& x) {
+        spec_of(x).head_dim = head_dim;
+        spec_of(x).k_format = spec_of(x).v_format = parse_format("bf16");
+        spec_of(x).rotate_v = rotate_v;
+        x.policy = SplitPolicy::kBatchInvariant;
+      });
+      if (configs_of(p).back() == "sm90-universal") continue;  // a build of other head_dims
+      EXPECT_EQ(configs_of(p).back(), head_dim == 512 ? "sm90-prefill-64" : "sm90-prefill-128");
+      EXPECT_EQ(staged_of(p).keys > 0, head_dim == 512 && rotate_v);
+    }
+  }
+}
+
 /// Of a key and head: K and V in 16 bits and a scale, or K as codes with theirs.
 TEST(StagedPlan, StagedBytesOfAKey) {
   if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
@@ -139,8 +157,8 @@ TEST(StagedPlan, HalfInt8HasThePrefillKernelForAnyRows) {
   EXPECT_GT(served, 0);
 }
 
-/// Where the bounds decide nothing, what serves prompts must not serve single queries by staging all keys.
-TEST(StagedPlan, BatchInvariantSingleQueriesAreNeverStaged) {
+/// What serves prompts does not serve single queries by staging all of their keys, whatever the bounds.
+TEST(StagedPlan, SingleQueriesAreNeverStaged) {
   if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
   if (configs_of(cuda_problem()).back() == "sm90-universal") GTEST_SKIP() << "a build of other head_dims";
   using Names = std::vector<std::string>;
@@ -153,19 +171,19 @@ TEST(StagedPlan, BatchInvariantSingleQueriesAreNeverStaged) {
       }));
     };
     using enum SplitPolicy;
-    const auto pair = [](auto& p) { spec_of(p).v_format = parse_format("fp16"); };  // decode has none
-    const auto wide = [](auto& p) { p.q_heads = 65, spec_of(p).kv_heads = 1; };     // nor such units
-    EXPECT_EQ(configs(kBatchInvariant, pair), Names{"sm90-universal"});
-    EXPECT_EQ(configs(kFast, pair), Names{max_q_len == 1 ? "sm90-universal" : "sm90-prefill-192"});
-    for (const char* format : {"bf16", "int8-token-head-f32", "int4-g64-asym-f32"}) {
-      const auto wide_values = [&](auto& p) { spec_of(p).v_format = parse_format(format); };
-      EXPECT_EQ(configs(kBatchInvariant, wide_values), Names{"sm90-universal"}) << format;
-      EXPECT_EQ(configs(kFast, wide_values), Names{max_q_len == 1 ? "sm90-universal" : "sm90-prefill-192"})
-          << format;
+    const auto expect_apart = [&](const char* single, const std::string& what, auto change) {
+      const Names prompts{single, "sm90-prefill-192"};
+      for (const SplitPolicy policy : {kBatchInvariant, kFast}) {
+        EXPECT_EQ(configs(policy, change), max_q_len == 1 ? Names{single} : prompts) << what;
+      }
+    };
+    for (const char* v : {"fp16", "bf16", "int8-token-head-f32", "int4-g64-asym-f32"}) {  // decode has none
+      expect_apart("sm90-universal", v, [&](auto& p) { spec_of(p).v_format = parse_format(v); });
     }
-    const Names prompts{"sm90-decode-64", "sm90-prefill-192"};
-    EXPECT_EQ(configs(kBatchInvariant, wide), max_q_len == 1 ? Names{"sm90-decode-64"} : prompts);
-    EXPECT_EQ(configs(kFast, wide), max_q_len == 1 ? Names{"sm90-decode-64"} : prompts);
+    expect_apart("sm90-universal", "K of 192 dims, V of 128",
+                 [](auto& p) { spec_of(p).head_dim = 192, spec_of(p).v_head_dim = 128; });
+    expect_apart("sm90-decode-64", "more rows than a unit has",
+                 [](auto& p) { p.q_heads = 65, spec_of(p).kv_heads = 1; });
   }
 }
 
@@ -181,7 +199,7 @@ TEST(StagedPlan, BoundsBeyondStagingKeepTheUniversalKernel) {
   });
   EXPECT_EQ(configs_of(p), Names{"sm90-universal"});
   p.max_total_kv = 1'000'000;
-  EXPECT_EQ(configs_of(p), Names{"sm90-prefill-192"});
+  EXPECT_EQ(configs_of(p), (Names{"sm90-universal", "sm90-prefill-192"}));
 }
 
 /// As many KV heads at a time as divide them all and fit into 512 MiB, 516 bytes for a key and head.
@@ -289,7 +307,8 @@ TEST(StagedPlan, PromptsBesideSingleQueries) {
   }
 }
 
-/// Where the pass that stages serves single queries, too, their keys take room whatever the prompts have.
+/// Where the pass that stages serves single queries, too, their keys take room whatever the prompts have;
+/// else they take none.
 TEST(StagedPlan, SingleQueriesThatAreStagedHaveRoom) {
   if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
   if (configs_of(cuda_problem()).back() == "sm90-universal") GTEST_SKIP() << "a build of other head_dims";
@@ -303,10 +322,12 @@ TEST(StagedPlan, SingleQueriesThatAreStagedHaveRoom) {
       p.max_total_kv = max_total_kv, p.max_prompt_kv = 700, p.max_q_len = 1000;
     };
     expect_all(half_int8_problem(bounded));
-    expect_all(prompt_problem([&](AttentionProblem& p) {
+    const AttentionProblem pair = prompt_problem([&](AttentionProblem& p) {
       bounded(p);
       spec_of(p).v_format = parse_format("fp16");  // decode has none
-    }));
+    });
+    EXPECT_EQ(configs_of(pair), (std::vector<std::string>{"sm90-universal", "sm90-prefill-192"}));
+    EXPECT_EQ(staged_of(pair).keys, 700);
     const AttentionProblem many = prompt_problem([&](AttentionProblem& p) {
       bounded(p);
       p.q_heads = 65, spec_of(p).kv_heads = 1;  // of which decode has two units

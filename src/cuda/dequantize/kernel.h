@@ -73,6 +73,15 @@ __device__ __forceinline__ void rotate_chunks(int dim, RowChunks<kHalves>& x) {
   }
 }
 
+/// A tile of a KV head, or its first tokens, and where its rows go.
+struct TilePlace {
+  std::int64_t row;
+  int count;  // of its tokens that are wanted
+  int head;
+  std::int64_t request;
+  std::int64_t position;  // of its first token
+};
+
 /// Where rows go: to the caller's tensor, in his basis. One with take_tile() takes whole tiles instead, with
 /// zero_tile() also those that are missing.
 struct RowsOut {
@@ -188,8 +197,8 @@ struct Dequantizer {
       const std::uint8_t* bytes = p.pages + page * p.page_stride + page::tile_offset(p.layout, head, offset);
       if constexpr (kRecords) {
         read_records(bytes, offset / kTileTokens, row, count);
-      } else if constexpr (requires { out.take_tile(bytes, row, count, head); }) {
-        out.take_tile(bytes, row, count, head);
+      } else if constexpr (requires { out.take_tile(bytes, TilePlace{}); }) {
+        out.take_tile(bytes, TilePlace{row, count, head, first + at, position});
       } else {
         read(bytes, row, count, head);
       }

@@ -126,9 +126,13 @@ bool has_codes(const KvCacheSpec& spec, DType codes) {
   return k.dtype == codes && !k.asymmetric && k.params_per_token(spec.head_dim) <= 1;
 }
 
+bool has_value_codes(const KvCacheSpec& spec) {
+  return spec.v_format.dtype == DType::kFloat8E4M3 && spec.v_format.static_scale();
+}
+
 bool reads_packed(const PrefillConfig& c, const KvCacheSpec& spec) {
   if (!is_built(c) || c.head_dim != spec.head_dim || c.value_dim != spec.v_dim()) return false;
-  if (c.keys == PrefillKeys::kCodePages) return has_codes(spec, c.dtype);
+  if (c.keys == PrefillKeys::kCodePages) return has_codes(spec, c.dtype) && has_value_codes(spec);
   return c.keys == PrefillKeys::kPacked && serves(c.part, spec.k_format, spec.head_dim) &&
          serves(c.part, spec.v_format, spec.head_dim);
 }
@@ -151,7 +155,9 @@ PrefillKeys keys_of(const AttentionProblem& problem) {
   const bool values = problem.arithmetic == Arithmetic::k16Bit;
   if (spec == nullptr) return values ? PrefillKeys::kGiven : PrefillKeys::kCodes;
   const bool as_q = spec->k_format.dtype == problem.q_dtype && spec->v_format.dtype == problem.q_dtype;
-  if (values && as_q && !spec->rotate_k) return PrefillKeys::kGiven;
+  // Where warpgroups share the dims of O, none can rotate it back: V is staged as it was.
+  const bool rotates_o = spec->rotate_v && spec->v_dim() > 256;
+  if (values && as_q && !spec->rotate_k && !rotates_o) return PrefillKeys::kGiven;
   const PrefillKeys staged = values ? PrefillKeys::kScaled : PrefillKeys::kCodes;
   const PrefillKeys packed = values ? PrefillKeys::kPacked : PrefillKeys::kCodePages;
   if (!can_read_packed(problem, *spec, packed)) return staged;

@@ -9,6 +9,8 @@ namespace halftone::cuda {
 
 /// Whether K of a cache is codes with one scale for all dims of a token and head, or fewer.
 bool has_codes(const KvCacheSpec& spec, DType codes);
+/// Whether products in E4M3 take V as the cache has it: its scale, which is static, multiplies O.
+bool has_value_codes(const KvCacheSpec& spec);
 
 /// Whether the kernel of a row reads K and V of a cache as codes in their pages.
 bool reads_packed(const PrefillConfig& c, const KvCacheSpec& spec);

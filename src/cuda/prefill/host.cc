@@ -17,6 +17,7 @@
 #include "cuda/prefill/params.h"
 #include "cuda/prefill/stage.h"
 #include "cuda/prefill/stage_tensors.h"
+#include "cuda/prefill/stage_values.h"
 
 namespace halftone::cuda {
 namespace {
@@ -29,8 +30,8 @@ DType value_dtype(const KvFormat& v) {
 }
 
 /// The type of V beside staged K; kUInt8: not served. V in E4M3 is the cache's own, with a static scale, or
-/// becomes such with one for all keys of a request: one that changed from token to token would have to go
-/// into P, whose range is small.
+/// becomes such with one for all keys of a request and head: one that changed from token to token would have
+/// to go into P, whose range is small.
 DType staged_dtype(const AttentionProblem& problem) {
   constexpr DType kNone = DType::kUInt8;
   if (problem.is_latent() || dtype_bits(problem.q_dtype) != 16) return kNone;
@@ -38,10 +39,7 @@ DType staged_dtype(const AttentionProblem& problem) {
   if (const auto* const tensors = std::get_if<KvTensors>(&problem.kv)) {
     return dtype_bits(tensors->dtype) != 16 ? kNone : fp8 ? DType::kFloat8E4M3 : tensors->dtype;
   }
-  const auto& spec = std::get<KvCacheSpec>(problem.kv);
-  const KvFormat& v = spec.v_format;
-  if (fp8) return v.dtype == DType::kFloat8E4M3 && v.static_scale() ? v.dtype : kNone;
-  return value_dtype(v);
+  return fp8 ? DType::kFloat8E4M3 : value_dtype(std::get<KvCacheSpec>(problem.kv).v_format);
 }
 
 /// The type of V and of the operands of P V; kUInt8: the kernel cannot read them.
@@ -52,11 +50,6 @@ DType operand_dtype(const AttentionProblem& problem) {
   const auto* const tensors = std::get_if<KvTensors>(&problem.kv);
   const DType dtype = tensors != nullptr ? tensors->dtype : problem.q_dtype;
   return problem.is_latent() || dtype != problem.q_dtype ? DType::kUInt8 : dtype;
-}
-
-bool rotates_v(const AttentionProblem& problem) {
-  const auto* const spec = std::get_if<KvCacheSpec>(&problem.kv);
-  return spec != nullptr && spec->rotate_v;
 }
 
 /// `count` heads of a tensor [tokens][heads][dim] from `first` on.
@@ -116,9 +109,10 @@ struct StagedRows {
   TensorView k, v;
   float* key_scales;  // null: static ones, which the kernel reads itself
   std::int64_t keys;
+  float* value_units;  // of V that becomes E4M3, for each request and head: stage_values.h
   // Of tensors in E4M3, whose rows are not those of the caller's: stage_tensors.h.
   std::int32_t *first, *first_run, *present;
-  float *value_units, *run_maxima;
+  float* run_maxima;
 };
 
 constexpr int bytes_of(DType t) { return dtype_bits(t) / 8; }
@@ -150,10 +144,16 @@ StagedRows staged_rows(const Plan::Impl& plan, const planning::Pass& pass, const
   if (moved || (spec != nullptr && config.keys != PrefillKeys::kCodePages)) {
     staged.v = rows(config.dtype, config.value_dim);
   }
-  if (!in_pages || !spec->k_format.static_scale()) staged.key_scales = reinterpret_cast<float*>(at);
+  const std::int64_t heads = pass.staged.heads, batch = plan.problem.batch;
+  const auto floats = [&](std::int64_t each) {
+    auto* const data = reinterpret_cast<float*>(at);
+    at += heads * each * sizeof(float);
+    return data;
+  };
+  if (!in_pages || !spec->k_format.static_scale()) staged.key_scales = floats(staged.keys);
+  if (config.dtype == DType::kFloat8E4M3 && (moved || !has_value_codes(*spec)))
+    staged.value_units = floats(batch);
   if (moved) {
-    const std::int64_t heads = pass.staged.heads, batch = plan.problem.batch;
-    staged.value_units = staged.key_scales + heads * staged.keys;
     staged.first = reinterpret_cast<std::int32_t*>(staged.value_units + heads * batch);
     staged.first_run = staged.first + batch;
     staged.present = staged.first_run + batch + 1;
@@ -203,12 +203,12 @@ void stage(const KvTensorViews& tensors, const planning::Schedule& schedule, con
 /// Fills them: of every request of the pass its keys, one request after the other. Tokens of missing pages
 /// are zeros.
 void stage(const Plan::Impl& plan, const planning::Pass& pass, const PagedKv& cache,
-           const std::int32_t* lengths, const StagedRows& staged, Stream stream) {
+           const planning::Schedule& schedule, const StagedRows& staged, Stream stream) {
   const auto params = [&](KvPart which, const StaticScale& scale, const TensorView& out) {
     StageParams p{};
     p.rows = dequantize_params(cache, plan.layout, page::part_of(cache.spec, plan.layout, which), scale, out);
     p.rows.rows = staged.keys;  // also where only scales are wanted
-    p.rows.lengths = lengths;
+    p.rows.lengths = schedule.staged;
     p.rows.batch = plan.problem.batch;
     p.rows.row_tokens = pass.schedule.staged_tokens;
     p.rows.clears_rest = false;
@@ -227,10 +227,16 @@ void stage(const Plan::Impl& plan, const planning::Pass& pass, const PagedKv& ca
   } else {
     k.as = StagedAs::kKeys;
   }
-  v.second = staged.key_scales != nullptr;
   v.as = e4m3 ? StagedAs::kE4m3Values : StagedAs::kValues;
+  const bool converts = staged.value_units != nullptr;  // V, in several kernels, which come first
+  if (converts) {
+    check(launch_stage_values({v.rows, schedule.cu_q, pass.schedule.window_left, staged.value_units}, stream),
+          "run");
+  }
+  k.second = converts;
+  v.second = staged.key_scales != nullptr;
   if (staged.key_scales != nullptr) check(launch_stage(k, stream), "run");
-  if (staged.v.data != nullptr) check(launch_stage(v, stream), "run");
+  if (staged.v.data != nullptr && !converts) check(launch_stage(v, stream), "run");
 }
 
 void check_rows(const TensorView& t, const char* name) {
@@ -313,8 +319,6 @@ int prefill_variant(const AttentionProblem& problem, const planning::Kernel& ker
   if (kernel.row_block != prefill_unit(problem, keys)) return -1;
   for (std::size_t row = 0; row < kPrefillTable.size(); ++row) {
     const PrefillConfig& c = kPrefillTable[row];
-    if (c.shares > 1 && keys == PrefillKeys::kGiven && rotates_v(problem))
-      continue;  // no warpgroup has all dims
     if (keys == PrefillKeys::kPacked && !reads_packed(c, std::get<KvCacheSpec>(problem.kv))) continue;
     if (is_built(c) && c.keys == keys && c.dtype == dtype && c.head_dim == problem.head_dim() &&
         c.value_dim == problem.v_dim() && rows_of(c) == kernel.row_block) {
@@ -340,7 +344,10 @@ planning::StagedKey prefill_staged_key(const AttentionProblem& problem) {
   if (spec != nullptr && reads_code_pages(*spec, operand)) {
     key.bytes = (keys == PrefillKeys::kCodePages ? 0 : v) + (spec->k_format.static_scale() ? 0 : scale);
   }
-  if (operand == DType::kFloat8E4M3) key.tokens = kTileTokens;
+  if (operand == DType::kFloat8E4M3) {
+    key.tokens = kTileTokens;
+    if (spec != nullptr && !has_value_codes(*spec)) key.request_bytes = sizeof(float);
+  }
   return key;
 }
 
@@ -372,7 +379,7 @@ void run_prefill(const Plan::Impl& plan, const AttentionArgs& args, const planni
       const planning::Schedule& schedule = workspace.passes[index].schedule;
       staged = staged_rows(plan, pass, own, workspace.staged);
       if (const auto* const cache = std::get_if<PagedKv>(&own.kv)) {
-        stage(plan, pass, *cache, schedule.staged, staged, stream);
+        stage(plan, pass, *cache, schedule, staged, stream);
       } else if (const auto& tensors = std::get<KvTensorViews>(own.kv); staged.first != nullptr) {
         stage_moved(tensors, schedule, staged, stream);
       } else {

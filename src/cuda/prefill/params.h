@@ -16,8 +16,8 @@ struct PrefillParams {
   std::int64_t kv_tokens;   // rows of those tensors
   const float* key_scales;  // of staged keys: [kv_heads][kv_tokens]; null: attention.k's static ones
   const std::uint8_t* value_tiles;  // of staged V in E4M3: value_tiles.h, [kv_heads][kv_tokens / 16]
-  const float* value_units;         // of V of tensors in E4M3: [batch][kv_heads] what O is multiplied by
-  const std::int32_t* present;      // likewise: [batch] keys that the tensors have; null: up to kv_tokens
+  const float* value_units;         // of V that became E4M3: [batch][kv_heads] what O is multiplied by
+  const std::int32_t* present;      // of tensors in E4M3: [batch] keys that they have; null: up to kv_tokens
   /// Of E4M3 products, whose sums keep few bits: O of earlier tiles that has no place in shared memory,
   /// [worker][warpgroup][value_dim / 8 - near_sums()][128], a thread's own four values each.
   float4* promoted;

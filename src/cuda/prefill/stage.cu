@@ -124,9 +124,8 @@ struct StagedOut {
 /// Whole tiles, as K or V.
 template <DType kType, bool kAsymmetric, bool kCodes>
 struct StagedTiles : StagedOut<kCodes> {
-  __device__ __forceinline__ void take_tile(const std::uint8_t* tile, std::int64_t row, int count,
-                                            int head) const {
-    const TileStager<kType, kAsymmetric> stager{this->p, tile, row, count, head};
+  __device__ __forceinline__ void take_tile(const std::uint8_t* tile, const TilePlace& at) const {
+    const TileStager<kType, kAsymmetric> stager{this->p, tile, at.row, at.count, at.head};
     if constexpr (kCodes) {
       stager.copy_keys();
     } else if (this->p.as == StagedAs::kKeys) {
@@ -141,12 +140,11 @@ struct StagedTiles : StagedOut<kCodes> {
 struct StagedScales {
   const StageParams& p;
 
-  __device__ __forceinline__ void take_tile(const std::uint8_t* tile, std::int64_t row, int count,
-                                            int head) const {
+  __device__ __forceinline__ void take_tile(const std::uint8_t* tile, const TilePlace& at) const {
     const int token = threadIdx.x % 32;
     const page::Part& part = p.rows.part;
-    if (token < count) {
-      out(row + token, head) = load_param(part.format.scale_dtype, tile + part.scale_offset(token, 0));
+    if (token < at.count) {
+      out(at.row + token, at.head) = load_param(part.format.scale_dtype, tile + part.scale_offset(token, 0));
     }
   }
   __device__ __forceinline__ void zero(std::int64_t row, int head, int chunk) const {

@@ -25,14 +25,13 @@ struct ValueTiles {
   }
   /// Lane (g, t) of a page's string has the codes of its four tokens of four dims of a block: a quad trades
   /// them for all tokens of a dim each.
-  __device__ __forceinline__ void take_tile(const std::uint8_t* tile, std::int64_t row, int count,
-                                            int head) const {
+  __device__ __forceinline__ void take_tile(const std::uint8_t* tile, const TilePlace& at) const {
     const page::Part& part = p.rows.part;
     std::uint32_t keep = 0;  // of the tokens that there are
 #pragma unroll
-    for (int k = 0; k < kLaneRows; ++k) keep |= lane_token(lane() % 4, k) < count ? 0xffu << 8 * k : 0;
+    for (int k = 0; k < kLaneRows; ++k) keep |= lane_token(lane() % 4, k) < at.count ? 0xffu << 8 * k : 0;
     const auto* from = reinterpret_cast<const uint4*>(tile + part.data_offset) + lane();
-    uint4* to = out(row, head) + lane();
+    uint4* to = out(at.row, at.head) + lane();
 #pragma unroll 1
     for (int first = 0; first < part.dim; first += kDims, from += kDims, to += kDims) {
       uint4 string[kDims / 32];  // 16 bytes of a lane's string for each block of 32 dims
