@@ -104,11 +104,12 @@ bool leaves_to_decode(const AttentionProblem& problem) {
   const std::int64_t group = problem.q_heads / problem.kv_heads();
   const bool few = group * problem.max_q_len <= kUnstagedRows;
   const bool invariant = problem.policy == SplitPolicy::kBatchInvariant;  // then bounds do not decide
-  if (staged && unit == 0) {  // the universal kernel is left, which is not refused for its bounds
-    return planning::most_keys(problem) > INT32_MAX ||
-           (!invariant && few && universal_is_faster(problem, kUniversalRow.row_block));
-  }
   if (invariant) return false;
+  if (staged && unit == 0) {  // the universal kernel is left, which is not refused for its bounds
+    const bool prompts_alone = group <= kUniversalRow.max_rows && problem.max_prompt_kv != 0;
+    const std::int64_t keys = prompts_alone ? problem.max_prompt_kv : planning::most_keys(problem);
+    return keys > INT32_MAX || (few && universal_is_faster(problem, kUniversalRow.row_block));
+  }
   if (staged && few) return true;
   const bool packed = keys_of(problem) == PrefillKeys::kPacked;
   const bool compared = problem.max_kv_len >= kComparedKeys || (packed && few);

@@ -66,7 +66,7 @@ std::string query_heads(std::int64_t group) {
 std::string fit(const std::string& count, std::int64_t rows, const Kernel& kernel) {
   std::string text = rows <= kernel.max_rows ? fmt::format("{}, at most {}", count, kernel.max_rows)
                                              : fmt::format("{}, {} at a time", count, kernel.row_block);
-  if (kernel.universal) text += "; no other kernel has these formats, dims and types";
+  if (kernel.universal) text += "; no other kernel reads these formats, dims and types in place";
   return text;
 }
 
@@ -82,9 +82,10 @@ std::vector<Choice> choose_kernels(const Backend& backend, const AttentionProble
   Choice many = choose_kernel(backend, problem, rows, !by_request);
   if (many.index < 0) return {};
   const Kernel &few_rows = backend.kernels[few.index], &many_rows = backend.kernels[many.index];
-  // A cache is not staged for a token, whose rows may be several units instead.
-  const bool in_units =
-      group > few_rows.max_rows && few.index != many.index && stages(backend, problem, many_rows);
+  // A cache is not staged for a token, whose rows may be several units instead; of the universal kernel, to
+  // which several cost more than staging, only where bounds must not decide.
+  const bool in_units = group > few_rows.max_rows && few.index != many.index &&
+                        stages(backend, problem, many_rows) && (by_request || !few_rows.universal);
   const std::int64_t few_most = in_units ? group : few_rows.max_rows;
   const std::string plural = rows == 1 ? "" : "s";
   const std::string bound =
@@ -97,9 +98,12 @@ std::vector<Choice> choose_kernels(const Backend& backend, const AttentionProble
     return {std::move(few)};
   }
   const bool few_holds_one = group <= few_most;
-  if (few.index == many.index || (!by_request && (rows <= many_rows.max_rows || !few_holds_one))) {
-    many.reason = fit(bound, rows, many_rows);
-    return {std::move(many)};
+  const bool all_are_few = rows <= few_most;
+  const bool one_serves_all = all_are_few || rows <= many_rows.max_rows || !few_holds_one;
+  if (few.index == many.index || (!by_request && one_serves_all)) {
+    Choice& choice = all_are_few && !few_rows.universal ? few : many;
+    choice.reason = fit(bound, rows, backend.kernels[choice.index]);
+    return {std::move(choice)};
   }
   // Lists have returned above: their queries are scheduled one by one, which takes one kernel.
   const bool expects_none = !by_request && group * problem.min_q_len > few_most;

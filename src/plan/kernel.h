@@ -22,7 +22,7 @@ struct Kernel {
   std::int32_t split_tokens;  ///< batch_invariant: distance of the split boundaries
   std::int32_t unit_bytes;    ///< cache that a worker could read in the time that beginning a unit takes it
   std::string_view use;       ///< what it is made for
-  bool universal = false;     ///< for what no other row serves
+  bool universal = false;     ///< for what no other row serves, or none without staging
   /// 0: workers share a line of units (plan/work.h). Else units wait in a queue (plan/queue.h), of as many
   /// heads at a time as have so many bytes of K and V, or with a mask of more.
   std::int64_t queue_bytes = 0;

@@ -69,7 +69,8 @@ TEST_P(AppendStep, UnitsOfManyRows) {
     int q_heads, kv_heads, queries, workers;
   };
   int n = 0;
-  for (const char* format : {"fp8", "int8-head", "int4-g32", "fp8-token-head", "int8-tensor", "int4-row"}) {
+  for (const char* format :
+       {"fp8", "int8-head", "int4-g32", "fp8-token-head", "int8-tensor", "int4-row", "int8-token"}) {
     for (const Shape& shape : {Shape{16, 1, 3, 3}, Shape{32, 8, 9, 2}, Shape{32, 8, 16, 0},
                                Shape{16, 1, 9, 5}, Shape{24, 1, 2, 1}}) {
       ++n;
@@ -110,13 +111,14 @@ struct HeadCase {
   int head_dim, queries, q_heads, kv_heads, unit;  // packed rows
 };
 
-/// Every format that decode has kernels for at these head_dims, in units of 8 and of 16 rows.
+/// Every format that decode has kernels for at these head_dims, in units of 8 and of 16 rows; one scale for
+/// all KV heads at others, too.
 std::vector<HeadCase> head_cases() {
   std::vector<HeadCase> cases;
   for (const int head_dim : {80, 512}) {
     for (const char* format :
          {"bf16", "fp16", "fp8", "fp8-static-head", "fp8-token-head", "int8-tensor", "int8-head", "int8-g32",
-          "int8-g64", "int8-g128", "int4-row", "int4-g32", "int4-g64", "int4-g128"}) {
+          "int8-g64", "int8-g128", "int4-row", "int4-g32", "int4-g64", "int4-g128", "int8-token"}) {
       const KvFormat f = parse_format(format);
       if (f.granularity == Granularity::kGroup && head_dim % f.group_size != 0) continue;
       cases.push_back({format, head_dim, 1, 4, 2, 8});
@@ -126,6 +128,7 @@ std::vector<HeadCase> head_cases() {
       if (f.dynamic_scale()) cases.push_back({format, head_dim, 5, 42, 14, 16});
     }
   }
+  for (const int head_dim : {64, 192, 256}) cases.push_back({"int8-token", head_dim, 2, 16, 8, 8});
   return cases;
 }
 

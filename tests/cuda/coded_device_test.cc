@@ -30,6 +30,12 @@ class DeviceCoded : public ::testing::TestWithParam<const char*> {
   /// Whose codes of K are taken as they are, and V that each arithmetic has.
   const char* own_format() const { return fp8() ? "fp8-token-head" : "int8-head"; }
   const char* value_format() const { return fp8() ? "fp8-static-head" : "int8-head"; }
+  /// And V that becomes codes of E4M3.
+  std::vector<std::string> value_formats() const {
+    std::vector<std::string> formats = {value_format()};
+    if (fp8()) formats.insert(formats.end(), {"int4-g32", "bf16"});
+    return formats;
+  }
   bool serves(const Problem& p) {
     const bool has = cuda_runner().serves(p);
     served_ += has ? 1 : 0;
@@ -137,9 +143,9 @@ TEST_P(DeviceCoded, GroupsAndPages) {
   int n = 0;
   for (const int group : {1, 3, 4, 5, 16, 65}) {
     for (const int head_dim : kDims) {
-      AttentionCase row =
-          coded_case(own_format(), fp8() ? "fp8" : "int4-g32", head_dim, kPrefillTypes[n++ % 2],
-                     {{170 / group + 3, 150}, {1, 100}, {2, 0}, {0, 9}, {85 / group, 260}});
+      AttentionCase row = coded_case(own_format(), fp8() && group % 2 == 1 ? "fp8" : "int4-g32", head_dim,
+                                     kPrefillTypes[n++ % 2],
+                                     {{170 / group + 3, 150}, {1, 100}, {2, 0}, {0, 9}, {85 / group, 260}});
       row.q_heads = row.kv_heads * group;
       row.page_size = 16 << n % 5;
       row.table_mode = n % 2 == 0 ? BlockTableMode::kClamped : BlockTableMode::kTrusted;
@@ -157,8 +163,9 @@ TEST_P(DeviceCoded, AnyNumberOfRows) {
        {SplitPolicy::kFast, SplitPolicy::kReproducible, SplitPolicy::kBatchInvariant}) {
     for (const int queries : {1, 2, 7, 33}) {
       for (const int head_dim : kDims) {
+        const std::string v = value_formats()[queries % value_formats().size()];
         AttentionCase row =
-            coded_case("int8-token", value_format(), head_dim, DType::kBFloat16, {{queries, 2500}, {1, 40}});
+            coded_case("int8-token", v, head_dim, DType::kBFloat16, {{queries, 2500}, {1, 40}});
         row.policy = policy;
         row.name += ", " + std::to_string(queries) + " queries";
         expect_agrees(row);
@@ -170,23 +177,26 @@ TEST_P(DeviceCoded, AnyNumberOfRows) {
 /// A few heads at a time: with batch_invariant the bits of all heads at once.
 TEST_P(DeviceCoded, Rounds) {
   for (const std::string k : {"int8-static-head", "int4-g32", "fp8-static-head"}) {
-    for (const int heads : {1, 2}) {
-      const AttentionCase row = rounds_case(
-          coded_case(k, fp8() ? "fp8-static-head" : "int8-static-head", 128, DType::kBFloat16, {}), heads);
-      if (!serves(make_problem(row))) continue;
-      const bool k_in_pages = fp8() && k == "fp8-static-head";
-      const std::int64_t key_bytes =
-          k_in_pages ? row.head_dim : std::int64_t{fp8() ? 2 : 3} * row.head_dim + 4;
-      expect_rounds(row, heads, key_bytes);
+    for (const std::string v : {"int8-static-head", "fp8-static-head"}) {
+      for (const int heads : {1, 2}) {
+        const AttentionCase row = rounds_case(coded_case(k, v, 128, DType::kBFloat16, {}), heads);
+        if (!serves(make_problem(row))) continue;
+        const bool k_in_pages = fp8() && k == "fp8-static-head";
+        const std::int64_t key_bytes =
+            k_in_pages ? row.head_dim : std::int64_t{fp8() ? 2 : 3} * row.head_dim + 4;
+        expect_rounds(row, heads, key_bytes);
+      }
     }
   }
 }
 
 /// What the workspace holds before, and pages behind live bytes, are never part of a result.
 TEST_P(DeviceCoded, PoisonedMemory) {
+  int n = 0;
   for (const char* k : {"int8-head", "int8-tensor", "int4-g32", "bf16", "fp8"}) {
     for (const int head_dim : kDims) {
-      Problem p = make_problem(coded_case(k, value_format(), head_dim, DType::kBFloat16, mixed_requests()));
+      const std::string v = value_formats()[n++ % value_formats().size()];
+      Problem p = make_problem(coded_case(k, v, head_dim, DType::kBFloat16, mixed_requests()));
       if (!serves(p)) continue;
       const Plan plan = plan_on_device(p);
       const Outputs expected = run_on_device(p, plan);
@@ -201,8 +211,8 @@ TEST_P(DeviceCoded, PoisonedMemory) {
   }
 }
 
-/// Requests and heads whose V differs by powers of two beyond E4M3's range, keys among them that a window has
-/// passed: what is not seen of a request, and others, leave its small values as they are.
+/// Powers of two of a request and head leave its codes of V as they are, and multiply its rows exactly,
+/// however far others' are: nothing of other requests and heads counts, nor keys that a window has passed.
 TEST_P(DeviceCoded, ValuesOfManySizes) {
   for (const char* v : {"bf16", "int8-head", "int4-g32-f32", "fp8-token-head"}) {
     for (const int head_dim : kDims) {
@@ -212,23 +222,32 @@ TEST_P(DeviceCoded, ValuesOfManySizes) {
       Problem p = make_problem(row);
       if (!serves(p)) continue;
       SCOPED_TRACE(row.name);
+      const Outputs expected = run_on_device(p);
+      EXPECT_EQ(judge_device(p, expected), "");
+      const auto log2_of = [](std::size_t request, int head) {
+        return 2 * static_cast<int>(request) + 3 * head;
+      };
       const std::vector<std::int64_t> first = first_tokens(row);
       const std::int64_t width = std::int64_t{row.kv_heads} * head_dim;
       for (std::size_t r = 0; r < row.requests.size(); ++r) {
         const Request& request = row.requests[r];
         const int passed = request.kv_len - request.q_len - row.mask.window_left;
         for (std::int64_t i = 0; i < request.kv_len * width; ++i) {
-          const int head = static_cast<int>(i % width / head_dim);
-          // f16 scales hold 2^-14 of int8's steps.
-          const float size = i / width < passed ? 256.0F : std::ldexp(1.0F, -static_cast<int>(r) - 2 * head);
+          const int log2 = i / width < passed ? 13 : log2_of(r, static_cast<int>(i % width / head_dim));
           const std::int64_t at = first[r] * width + i;
-          p.v.set(at, p.v.get(at) * size);
+          p.v.set(at, std::ldexp(p.v.get(at), log2));
         }
       }
       p.cache = refilled(p, {0xFF});
       const Outputs outputs = run_on_device(p);
-      EXPECT_EQ(judge_device(p, outputs), "");
-      EXPECT_EQ(status_of(outputs), 0);
+      std::int64_t at = 0;
+      for (std::size_t r = 0; r < row.requests.size(); ++r) {
+        for (std::int64_t i = 0; i < row.requests[r].q_len * row.q_heads * head_dim; ++i, ++at) {
+          const int head = static_cast<int>(i / head_dim % row.q_heads) * row.kv_heads / row.q_heads;
+          ASSERT_EQ(outputs.out.get(at), std::ldexp(expected.out.get(at), log2_of(r, head)))
+              << "request " << r << ", KV head " << head;
+        }
+      }
     }
   }
 }
@@ -236,10 +255,11 @@ TEST_P(DeviceCoded, ValuesOfManySizes) {
 /// Entries that name no page: their tokens are left out.
 TEST_P(DeviceCoded, BadPagesAreLeftOut) {
   for (const int head_dim : kDims) {
+    int n = 0;
     for (const auto& [k, column] :
          {std::pair{own_format(), 0}, {own_format(), 2}, {own_format(), 5}, {"bf16", 2}}) {
-      AttentionCase row =
-          coded_case(k, value_format(), head_dim, DType::kFloat16, {{70, 100}, {150, 333}, {40, 0}});
+      const std::string v = value_formats()[n++ % value_formats().size()];
+      AttentionCase row = coded_case(k, v, head_dim, DType::kFloat16, {{70, 100}, {150, 333}, {40, 0}});
       row.mask = {};
       SCOPED_TRACE(row.name + ", page " + std::to_string(column));
       const Problem p = make_problem(row);
@@ -291,7 +311,8 @@ TEST_P(DeviceCoded, CausalKeysBeyondTheBoundOfAll) {
 /// The same bits alone, in company and on other workers.
 TEST_P(DeviceCoded, BatchInvariantBits) {
   for (const int head_dim : kDims) {
-    AttentionCase row = coded_case(own_format(), value_format(), head_dim, DType::kBFloat16,
+    const std::string v = value_formats()[head_dim == 256 ? 0 : value_formats().size() - 1];
+    AttentionCase row = coded_case(own_format(), v, head_dim, DType::kBFloat16,
                                    {{120, 300}, {1, 90}, {90, 2000}, {0, 50}, {200, 150}, {7, 0}});
     row.policy = SplitPolicy::kBatchInvariant;
     const Problem p = make_problem(row);

@@ -109,7 +109,7 @@ TEST(CudaUnits, ManyRowsAreUnitsOfFewWhereTheseAreFaster) {
   }
 }
 
-/// All kernels of decode's table, at every head_dim, but that one scale for all heads takes append's own.
+/// All kernels of decode's table, but that one scale for all heads takes append's own at head_dim 96.
 TEST(CudaUnits, KernelsWriteNewTokens) {
   if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
   int served = 0;
@@ -124,7 +124,7 @@ TEST(CudaUnits, KernelsWriteNewTokens) {
         const Plan made = plan(p);
         if (made.info().config.find("sm90-decode-") != 0) continue;
         ++served;
-        EXPECT_EQ(made.info().fuses_append, format.granularity != Granularity::kToken)
+        EXPECT_EQ(made.info().fuses_append, format.granularity != Granularity::kToken || head_dim != 96)
             << name << ", head_dim " << head_dim << ", " << group << " rows";
       }
     }

@@ -182,8 +182,15 @@ TEST(StagedPlan, SingleQueriesAreNeverStaged) {
     }
     expect_apart("sm90-universal", "K of 192 dims, V of 128",
                  [](auto& p) { spec_of(p).head_dim = 192, spec_of(p).v_head_dim = 128; });
-    expect_apart("sm90-decode-64", "more rows than a unit has",
-                 [](auto& p) { p.q_heads = 65, spec_of(p).kv_heads = 1; });
+    for (const int heads : {65, 200}) {
+      expect_apart("sm90-decode-64", "more rows than a unit has",
+                   [&](auto& p) { p.q_heads = heads, spec_of(p).kv_heads = 1; });
+    }
+    // To read a cache once for every 8 rows costs more than to stage it: only where bounds must not decide.
+    const auto many_heads = [](auto& p) { p.q_heads = 128, spec_of(p).v_format = parse_format("bf16"); };
+    EXPECT_EQ(configs(kFast, many_heads), Names{"sm90-prefill-192"});
+    const Names apart{"sm90-universal", "sm90-prefill-192"};
+    EXPECT_EQ(configs(kBatchInvariant, many_heads), max_q_len == 1 ? Names{"sm90-universal"} : apart);
   }
 }
 
@@ -198,8 +205,13 @@ TEST(StagedPlan, BoundsBeyondStagingKeepTheUniversalKernel) {
     x.max_kv_len = 1 << 21;
   });
   EXPECT_EQ(configs_of(p), Names{"sm90-universal"});
-  p.max_total_kv = 1'000'000;
-  EXPECT_EQ(configs_of(p), (Names{"sm90-universal", "sm90-prefill-192"}));
+  const Names apart{"sm90-universal", "sm90-prefill-192"};
+  p.max_prompt_kv = 1'000'000;
+  EXPECT_EQ(configs_of(p), apart);
+  p.max_total_kv = 1'000'000, p.max_prompt_kv = 0;
+  EXPECT_EQ(configs_of(p), apart);
+  p.max_total_kv = 0, p.policy = SplitPolicy::kBatchInvariant;  // bounds must not decide
+  expect_error(ErrorCode::kResourceExhausted, {"at most 2147483647 staged keys"}, [&] { plan(p); });
 }
 
 /// As many KV heads at a time as divide them all and fit into 512 MiB, 516 bytes for a key and head.

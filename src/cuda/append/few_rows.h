@@ -17,21 +17,46 @@ __device__ __forceinline__ void append_row(const AppendParams& p, const AppendPa
   constexpr int kHalves = is_wide(Traits::kDim) ? 2 : 1;
   Rows<Traits::kType, 1, Traits::kKind, Traits::kDim, kHalves> rows;
   rows.first = token;
-  rows.load(p, part, lane, head);
+  const auto behind = [&](int of) { return of + 1 < p.kv_heads ? of + 1 : 0; };
+  int of = head;  // of heads that share the scale one after the other, the row's own last
+  if constexpr (Traits::kScale == AppendScale::kEither) {
+    if (part.part.format.granularity == Granularity::kToken) of = behind(head);
+  }
+  rows.load(p, part, lane, of);
   const float2 given = Traits::given(part, min(head, p.kv_heads - 1));
   const std::int64_t slot = slot_of();
   const bool wanted = slot >= 0;
   if (!__any_sync(~0u, wanted)) return;
-  rows.transform(p, part, lane, head, wanted ? 1 : 0);
   codec::Params params[kHalves];
-  if constexpr (Traits::kScale == AppendScale::kGiven) {
+  if constexpr (!Traits::kComputes) {
+    rows.transform(p, part, lane, head, wanted ? 1 : 0);
     if (Traits::kPlain && Traits::kQuantised) rows.check(p, part, wanted ? 1 : 0);
     params[0] = codec::static_params(given.x, given.y);
     if (Traits::kQuantised) check_given(p, params[0], lane.live && wanted);
     if (kHalves == 2) params[kHalves - 1] = params[0];
   } else {
     codec::Range ranges[kHalves];
-    rows.template extents<!Traits::kAsymmetric, Traits::kPlain>(p, part, wanted ? 1 : 0, ranges);
+    if constexpr (Traits::kScale == AppendScale::kEither) {
+      rows.exist = wanted ? 1 : 0;
+      if (!Traits::kAsymmetric) {
+#pragma unroll
+        for (codec::Range& r : ranges) r = {0.0f, 0.0f};  // of magnitudes
+      }
+#pragma unroll 1
+      for (;;) {
+        rows.transform(p, part, lane, of, wanted ? 1 : 0);
+        codec::Range own[kHalves];
+        rows.template extents<!Traits::kAsymmetric, Traits::kPlain>(p, part, wanted ? 1 : 0, own);
+#pragma unroll
+        for (int h = 0; h < kHalves; ++h) ranges[h].include(own[h]);
+        if (of == head) break;
+        of = behind(of);
+        rows.load_head(part, lane, of);
+      }
+    } else {
+      rows.transform(p, part, lane, head, wanted ? 1 : 0);
+      rows.template extents<!Traits::kAsymmetric, Traits::kPlain>(p, part, wanted ? 1 : 0, ranges);
+    }
     group_extents<!Traits::kAsymmetric, kHalves>(lane, Traits::group_log2(part), ranges);
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) params[h] = Traits::params_of(part, ranges[h]);
@@ -51,7 +76,7 @@ __device__ __forceinline__ void append_row(const AppendParams& p, const AppendPa
     } else {
       store.token(codes, place, at);
     }
-    if (Traits::kScale == AppendScale::kRow && (chunk & ((1 << Traits::group_log2(part)) - 1)) == 0) {
+    if (Traits::kComputes && (chunk & ((1 << Traits::group_log2(part)) - 1)) == 0) {
       typename Traits::Params(part, chunk).token(params[0], place, at);
     }
     if constexpr (kHalves == 2) {

@@ -44,6 +44,11 @@ struct Rows {
       exist |= away(k) < end ? 1u << k : 0;
       position[k] = rope && away(k) < end ? __ldg(p.positions + first + away(k)) : -1;
     }
+    load_head(part, lane, head);
+  }
+
+  /// The same rows of another head.
+  __device__ __forceinline__ void load_head(const AppendPart& part, const RowLane& lane, int head) {
     from =
         static_cast<const std::uint16_t*>(part.input) + input_offset(part, first, head) + lane.chunk * kChunk;
     load_chunks(part, lane);

@@ -21,9 +21,10 @@ inline constexpr int kLaneTokens = 4;
 
 /// Where the scale of a row comes from.
 enum class AppendScale : std::uint8_t {
-  kGiven,  // from the caller; 16-bit formats need none
-  kRow,    // one or several of the row
-  kToken,  // of all KV heads of a token
+  kGiven,   // from the caller; 16-bit formats need none
+  kRow,     // one or several of the row
+  kToken,   // of all KV heads of a token
+  kEither,  // kToken or, with a scale per row, kRow, as the part says
 };
 
 /// `kDims`: of all rows, `kGroupLanes`: that share a scale; 0: as the part says.
@@ -40,7 +41,8 @@ struct AppendTraits {
   // Lanes store each other's chunks: not within attention, where stores are few and registers, too.
   static constexpr bool kTogether = kDims == 0;
   using Codec = codec::Codec<kType, kAsymmetric>;
-  using Codes = ChunkCodes<Codec, kType, !kAny && kScale == AppendScale::kRow>;
+  static constexpr bool kComputes = kScale != AppendScale::kGiven;
+  using Codes = ChunkCodes<Codec, kType, !kAny && kComputes && kScale != AppendScale::kToken>;
   using Store = ChunkStore<Codes, kType, kAny || kDims % 32 != 0>;
   using Params = ParamStore<kAsymmetric, !kAny>;
 

@@ -16,7 +16,10 @@ namespace halftone::cuda {
 template <PartConfig P, int kDim>
 __device__ inline void append_side(const AppendParams& p, const AppendPart& part, const DeviceItem& item,
                                    int first, int end) {
-  constexpr AppendScale kScale = P.mode == ScaleMode::kStatic ? AppendScale::kGiven : AppendScale::kRow;
+  constexpr bool kShared = P.mode == ScaleMode::kToken && appends_shared_scales(P.dtype, kDim);
+  constexpr AppendScale kScale = P.mode == ScaleMode::kStatic ? AppendScale::kGiven
+                                 : kShared                    ? AppendScale::kEither
+                                                              : AppendScale::kRow;
   constexpr int kRow = std::bit_ceil(unsigned{kDim} / kChunk);
   constexpr int kSegment = kRow < 32 ? kRow : 32;  // lanes of a row
   constexpr int kGroup = P.mode == ScaleMode::kBlock ? P.group_blocks * 32 / kChunk : kRow;

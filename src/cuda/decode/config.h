@@ -177,6 +177,12 @@ constexpr bool is_built(const DecodeConfig& c) {
   return c.family == (warpgroups ? Family::kWarpgroup : Family::kWarp);
 }
 
+/// Whether kernels write new tokens of a type of which all KV heads share a scale: of int8, which a named
+/// format has. At 96 dims registers do not hold what is known of one head beside another's row.
+constexpr bool appends_shared_scales(DType dtype, int head_dim) {
+  return dtype == DType::kInt8 && head_dim != 96;
+}
+
 constexpr bool is_mixed(const DecodeConfig& c) { return !(c.k == c.v); }
 
 /// The mixed pairs, then K and V in the same format.

@@ -60,8 +60,11 @@ int decode_variant(const AttentionProblem& problem, const planning::Kernel& kern
 
 bool decode_appends(const AttentionProblem& problem, int variant) {
   if (variant < 0 || variant == kUniversalKernel) return false;
-  const auto& kv = std::get<KvCacheSpec>(problem.kv);  // of which an item has one KV head
-  return kv.k_format.granularity != Granularity::kToken && kv.v_format.granularity != Granularity::kToken;
+  const auto& kv = std::get<KvCacheSpec>(problem.kv);
+  const auto appends = [&](const KvFormat& f) {
+    return f.granularity != Granularity::kToken || appends_shared_scales(f.dtype, kv.head_dim);
+  };
+  return appends(kv.k_format) && appends(kv.v_format);
 }
 
 bool decode_appends(const AppendParams& step) {

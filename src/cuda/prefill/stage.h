@@ -23,7 +23,7 @@ struct StageParams {
   float* scales;          // of K: [kv_heads, rows]
   StagedAs as;
   bool has_codes;  // of K as integers: the cache's own codes and scales are taken
-  bool second;     // V, right after K
+  bool second;     // right after another kernel that stages
 };
 
 /// A page has codes of 8 bits of K in this order: of each 64 dims, chunks of 8 of the first 32 and of the

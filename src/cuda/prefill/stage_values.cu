@@ -138,8 +138,7 @@ struct ValueCodes : ValueReader<kType, kAsymmetric> {
            (head * (rows.rows / kTileTokens) + row / kTileTokens) * rows.part.dim;
   }
   static __device__ __forceinline__ float scaled(float v, float inverse) {
-    const float y = v * inverse;
-    return Reader::kQuantised ? y : fmaf(0.0f, v, y);  // NaN of an infinity
+    return fmaf(0.0f, v, v * inverse);  // NaN of an infinity
   }
 };
 

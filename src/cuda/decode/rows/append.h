@@ -9,13 +9,14 @@ namespace halftone::cuda {
 /// The new tokens of the next item, which is queued: K, then V.
 template <DecodeConfig C>
 __device__ inline void append_next_item(const AppendParams& p, typename DecodeRowsTraits<C>::Shared& s) {
-  const int index = s.appended;
-  const DeviceItem& item = s.queue.items[index % ItemQueue::kCapacity];
+  const DeviceItem& item = s.queue.items[s.appended % ItemQueue::kCapacity];  // read again: registers are few
   append_tiles(p, item, [&](int first, int end) {
 #pragma unroll 1
     for (int part = 0; part < 2; ++part) append_side<C.k, C.head_dim>(p, p.parts[part], item, first, end);
   });
-  s.appended = index + 1;
+  const int next = s.appended + 1;
+  __syncwarp();
+  s.appended = next;
 }
 
 /// Whether append_next_item() comes before the queries of item `index`: its own tokens, and those of further
