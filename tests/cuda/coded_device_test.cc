@@ -214,10 +214,14 @@ TEST_P(DeviceCoded, PoisonedMemory) {
 /// Powers of two of a request and head leave its codes of V as they are, and multiply its rows exactly,
 /// however far others' are: nothing of other requests and heads counts, nor keys that a window has passed.
 TEST_P(DeviceCoded, ValuesOfManySizes) {
-  for (const char* v : {"bf16", "int8-head", "int4-g32-f32", "fp8-token-head"}) {
+  using Pair = std::pair<const char*, const char*>;
+  for (const auto& [k, v] : {Pair{"int8-head", "bf16"},
+                             {"int4-g32", "int8-head"},
+                             {"int8-tensor", "int4-g32-f32"},
+                             {"fp8-g64", "fp8-token-head"}}) {
     for (const int head_dim : kDims) {
-      AttentionCase row = coded_case("int8-head", v, head_dim, DType::kBFloat16,
-                                     {{40, 900}, {70, 100}, {1, 300}, {33, 33}, {50, 700}});
+      AttentionCase row =
+          coded_case(k, v, head_dim, DType::kBFloat16, {{40, 900}, {70, 100}, {1, 300}, {33, 33}, {50, 700}});
       row.mask.window_left = 130;
       Problem p = make_problem(row);
       if (!serves(p)) continue;

@@ -119,16 +119,16 @@ inline constexpr std::array kPrefillTable{
     PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 80, 80, 3, 96, 4, 2, 64},  // likewise: 479, 408
     PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 96, 96, 3, 80, 4, 2, 64},  // likewise: 499, 463
     PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 128, 128, 3, 80, 3, 2},    // 687, 674
-    PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 192, 128, 3, 80, 2, 1},
-    PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 192, 192, 2, 96, 2, 1},  // likewise: 637, 531
-    PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 256, 256, 2, 80, 2, 1},  // likewise: 644, 556
+    PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 192, 128, 3, 80, 2, 1},    // 713, 653
+    PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 192, 192, 2, 96, 2, 1},    // likewise: 637, 531
+    PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 256, 256, 2, 80, 2, 1},    // likewise: 644, 556
     PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 512, 512, 2, 32, 2, 1, 128, 2},  // 4 x 4k: -, 332
     // V in bf16, or with scales in f32. K int8-head, V bf16:
-    PrefillConfig{PrefillKeys::kScaled, DType::kBFloat16, 64, 64, 3, 96, 4, 2},      // 509, 494
-    PrefillConfig{PrefillKeys::kScaled, DType::kBFloat16, 80, 80, 3, 96, 4, 2, 64},  // 4 x 4k: 459, 428
-    PrefillConfig{PrefillKeys::kScaled, DType::kBFloat16, 96, 96, 3, 80, 4, 2, 64},  // 4 x 4k: 544, 472
-    PrefillConfig{PrefillKeys::kScaled, DType::kBFloat16, 128, 128, 3, 80, 3, 2},    // 704, 662
-    PrefillConfig{PrefillKeys::kScaled, DType::kBFloat16, 192, 128, 3, 80, 2, 1},
+    PrefillConfig{PrefillKeys::kScaled, DType::kBFloat16, 64, 64, 3, 96, 4, 2},            // 509, 494
+    PrefillConfig{PrefillKeys::kScaled, DType::kBFloat16, 80, 80, 3, 96, 4, 2, 64},        // 4 x 4k: 459, 428
+    PrefillConfig{PrefillKeys::kScaled, DType::kBFloat16, 96, 96, 3, 80, 4, 2, 64},        // 4 x 4k: 544, 472
+    PrefillConfig{PrefillKeys::kScaled, DType::kBFloat16, 128, 128, 3, 80, 3, 2},          // 704, 662
+    PrefillConfig{PrefillKeys::kScaled, DType::kBFloat16, 192, 128, 3, 80, 2, 1},          // 720, 695
     PrefillConfig{PrefillKeys::kScaled, DType::kBFloat16, 192, 192, 2, 96, 2, 1},          // 4 x 4k: 562, 519
     PrefillConfig{PrefillKeys::kScaled, DType::kBFloat16, 256, 256, 2, 80, 2, 1},          // 715, 677
     PrefillConfig{PrefillKeys::kScaled, DType::kBFloat16, 512, 512, 2, 32, 2, 1, 128, 2},  // 4 x 4k: 383, 319

@@ -127,7 +127,13 @@ struct StagedTiles : StagedOut<kCodes> {
   __device__ __forceinline__ void take_tile(const std::uint8_t* tile, const TilePlace& at) const {
     const TileStager<kType, kAsymmetric> stager{this->p, tile, at.row, at.count, at.head};
     if constexpr (kCodes) {
-      stager.copy_keys();
+      if (this->p.as == StagedAs::kE4m3Codes) {
+        stager.template convert_key_codes<true>();
+      } else if (kType == DType::kInt8 && this->p.has_codes) {
+        stager.copy_keys();
+      } else {
+        stager.template convert_key_codes<false>();
+      }
     } else if (this->p.as == StagedAs::kKeys) {
       stager.convert_keys();
     } else {
@@ -203,17 +209,13 @@ int launch(const StageParams& params, void* stream) {
 const void* tiles_kernel_of(const StageParams& params) {
   if (params.as == StagedAs::kE4m3Values) return reinterpret_cast<const void*>(&stage_values);
   if (params.as == StagedAs::kScales) return reinterpret_cast<const void*>(&stage_scales);
-  if (params.as == StagedAs::kE4m3Codes) return nullptr;
   const page::Part& part = params.rows.part;
-  const bool codes = params.as == StagedAs::kCodes;
+  const bool codes = params.as == StagedAs::kCodes || params.as == StagedAs::kE4m3Codes;
   if (part.dim != kTileDims || part.rotated || params.rows.channels.scale != nullptr) return nullptr;
   if (!part.format.static_scale() && part.format.scale_dtype != DType::kFloat16) return nullptr;
-  if (codes && !params.has_codes) return nullptr;
   const auto kernel = [&]<DType kType, bool kAsymmetric>() {
-    if constexpr (kType == DType::kInt8) {
-      if (codes) return reinterpret_cast<const void*>(&stage_tiles<kType, kAsymmetric, true>);
-    }
-    return reinterpret_cast<const void*>(&stage_tiles<kType, kAsymmetric, false>);
+    return codes ? reinterpret_cast<const void*>(&stage_tiles<kType, kAsymmetric, true>)
+                 : reinterpret_cast<const void*>(&stage_tiles<kType, kAsymmetric, false>);
   };
   const KvFormat& format = part.format;
   if (format.dtype == DType::kFloat8E4M3) return kernel.template operator()<DType::kFloat8E4M3, false>();

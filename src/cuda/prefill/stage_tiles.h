@@ -6,7 +6,9 @@
 #include "cuda/device/chunk.h"
 #include "cuda/device/range.h"
 #include "cuda/device/reduce.h"
+#include "cuda/prefill/codes.h"
 #include "cuda/prefill/stage.h"
+#include "format/int8_row.h"
 
 namespace halftone::cuda {
 
@@ -86,35 +88,41 @@ struct TileStager {
 #pragma unroll 1
     for (int h = 0; h < 2; ++h) {
       const int token = group() + 8 * h;
-      uint4 own[kPieces];
-#pragma unroll
-      for (int i = 0; i < kPieces; ++i) own[i] = __ldg(piece(i, 64, 32 * h + lane()));
-      float x[kPieces * kBlocks][kChunk];
-      float most = 0.0f;
-      codec::Params of = params(token, 0);
-#pragma unroll
-      for (int b = 0; b < kPieces * kBlocks; ++b) {
-        const std::uint32_t words[] = {own[b / kBlocks].x, own[b / kBlocks].y, own[b / kBlocks].z,
-                                       own[b / kBlocks].w};
-        Codes codes;
-#pragma unroll
-        for (int w = 0; w < kBits / 4; ++w) codes.words[w] = words[b % kBlocks * (kBits / 4) + w];
-        if (part.groups > 1 && b > 0) of = params(token, group_of(32 * b));
-        codes.decode(of, x[b]);
-#pragma unroll
-        for (int i = 0; i < kChunk; ++i) most = fmaxf(most, fabsf(x[b][i]));
-      }
-      const float scale = f16_scale(__float_as_uint(largest_of_lanes<1, 4>(most)));
+      KeyRow x;
+      const float scale = f16_scale(largest_key<false>(token, h, x));
       const float inverse = inverse_power(scale);
       store_scale(token, scale);
       if (token >= count) continue;
 #pragma unroll
-      for (int b = 0; b < kPieces * kBlocks; ++b) {
+      for (int b = 0; b < kDim / 32; ++b) {
         float(&v)[kChunk] = x[b];
 #pragma unroll
         for (int i = 0; i < kChunk; ++i) v[i] *= inverse;
         *reinterpret_cast<uint4*>(out<std::uint16_t>(token, 32 * b + 8 * place())) = {
             pack_f16x2(v[0], v[1]), pack_f16x2(v[2], v[3]), pack_f16x2(v[4], v[5]), pack_f16x2(v[6], v[7])};
+      }
+    }
+  }
+  /// K in codes of its values: integers, or E4M3 in the order of code_chunk().
+  template <bool kE4m3>
+  __device__ void convert_key_codes() const {
+#pragma unroll 1
+    for (int h = 0; h < 2; ++h) {
+      const int token = group() + 8 * h;
+      KeyRow x;
+      const std::uint32_t most = largest_key<true>(token, h, x);
+      const float scale = kE4m3 ? e4m3_scale(most) : int8_row::row_of(most).scale;
+      const float inverse = kE4m3 ? 1.0f / scale : int8_row::row_of(most).inverse;
+      store_scale(token, scale);
+      if (token >= count) continue;
+#pragma unroll
+      for (int b = 0; b < kDim / 32; ++b) {
+        float(&v)[kChunk] = x[b];
+#pragma unroll
+        for (int i = 0; i < kChunk; ++i) v[i] *= inverse;
+        const int chunk = 4 * b + place();
+        *reinterpret_cast<uint2*>(out<std::uint8_t>(token, kChunk * (kE4m3 ? code_chunk(chunk) : chunk))) =
+            kE4m3 ? e4m3_codes(v) : int8_codes(v);
       }
     }
   }
@@ -150,6 +158,42 @@ struct TileStager {
   }
 
  private:
+  /// Of each 32 dims of a token a lane's eight.
+  using KeyRow = float[kDim / 32][kChunk];
+
+  /// Values of a token, group() + 8 h, and the bits of the largest magnitude of its row; `kNan`: a NaN's if
+  /// there is one.
+  template <bool kNan>
+  __device__ std::uint32_t largest_key(int token, int h, KeyRow& x) const {
+    uint4 own[kPieces];
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) own[i] = __ldg(piece(i, 64, 32 * h + lane()));
+    float most = 0.0f;
+    std::uint32_t bits = 0;
+    codec::Params of = params(token, 0);
+#pragma unroll
+    for (int b = 0; b < kPieces * kBlocks; ++b) {
+      const std::uint32_t words[] = {own[b / kBlocks].x, own[b / kBlocks].y, own[b / kBlocks].z,
+                                     own[b / kBlocks].w};
+      Codes codes;
+#pragma unroll
+      for (int w = 0; w < kBits / 4; ++w) codes.words[w] = words[b % kBlocks * (kBits / 4) + w];
+      if (part.groups > 1 && b > 0) of = params(token, group_of(32 * b));
+      codes.decode(of, x[b]);
+#pragma unroll
+      for (int i = 0; i < kChunk; ++i) {
+        if (kNan) {
+          bits = max(bits, magnitude_bits(x[b][i]));
+        } else {
+          most = fmaxf(most, fabsf(x[b][i]));
+        }
+      }
+    }
+    if (!kNan) return __float_as_uint(largest_of_lanes<1, 4>(most));
+    bits = max(bits, __shfl_xor_sync(~0u, bits, 1));
+    return max(bits, __shfl_xor_sync(~0u, bits, 2));
+  }
+
   /// Of the lane's tokens of V, which are pairs of neighbours.
   __device__ void load(int of_group, codec::Params (&of)[kLaneRows]) const {
 #pragma unroll

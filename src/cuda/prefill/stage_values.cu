@@ -20,16 +20,14 @@ struct ValueReader {
   using Codes = typename Load::Codes;
   static constexpr bool kQuantised = Load::kBits != 16;
   static constexpr int kDims = 64;
+  static constexpr int kStepBytes =
+      kDims * Load::kBits / 8 * (kQuantised ? kTileTokens : 1);  // as pages have it
 
   const StageValuesParams& p;
   const Load load;
-  const int step_bytes;  // to the next dims
 
   __device__ __forceinline__ explicit ValueReader(const StageValuesParams& params)
-      : p(params),
-        load(p.rows.part, quad()),
-        step_bytes(ChunkPlace(p.rows.part, kDims / kChunk, Load::kBits).first -
-                   ChunkPlace(p.rows.part, 0, Load::kBits).first) {}
+      : p(params), load(p.rows.part, quad()) {}
 
   __device__ __forceinline__ static int quad() { return threadIdx.x % 32 / 4; }
   __device__ __forceinline__ static int place() { return threadIdx.x % 4; }
@@ -43,7 +41,7 @@ struct ValueReader {
     const std::uint8_t* data = tile + part.data_offset;
     const std::int64_t scales = std::int64_t{head} * p.rows.static_stride;
 #pragma unroll 1
-    for (int dim = kChunk * quad(); dim < part.dim; dim += kDims, data += step_bytes) {
+    for (int dim = kChunk * quad(); dim < part.dim; dim += kDims, data += kStepBytes) {
       Codes codes[kLaneRows];
       codec::Params params[kLaneRows] = {};
       load.load(data, place(), codes);
