@@ -261,7 +261,7 @@ TEST_P(DeviceCoded, BadPagesAreLeftOut) {
   for (const int head_dim : kDims) {
     int n = 0;
     for (const auto& [k, column] :
-         {std::pair{own_format(), 0}, {own_format(), 2}, {own_format(), 5}, {"bf16", 2}}) {
+         {std::pair{own_format(), 0}, {own_format(), 2}, {own_format(), 5}, {"bf16", 2}, {"int4-g32", 3}}) {
       const std::string v = value_formats()[n++ % value_formats().size()];
       AttentionCase row = coded_case(k, v, head_dim, DType::kFloat16, {{70, 100}, {150, 333}, {40, 0}});
       row.mask = {};

@@ -205,7 +205,7 @@ int launch(const StageParams& params, void* stream) {
   return launch_over_tiles(kernel, params.rows, &params, kCtas<kHalves>, stream, true);
 }
 
-/// The kernel that stages whole tiles: of K or V in f16, or of what is not dequantised; null: none.
+/// The kernel that stages whole tiles; null: none.
 const void* tiles_kernel_of(const StageParams& params) {
   if (params.as == StagedAs::kE4m3Values) return reinterpret_cast<const void*>(&stage_values);
   if (params.as == StagedAs::kScales) return reinterpret_cast<const void*>(&stage_scales);
