@@ -100,11 +100,10 @@ bool leaves_to_decode(const AttentionProblem& problem) {
   if (!problem.is_paged() || problem.arithmetic != Arithmetic::k16Bit) return false;
   const int most = largest_unit(problem), unit = std::min(largest_decode_unit(problem), most);
   if (most == 8 && unit == 8) return true;
+  if (problem.policy == SplitPolicy::kBatchInvariant) return false;  // bounds do not decide
   const bool staged = prefill_staged_key(problem).bytes > 0;
   const std::int64_t group = problem.q_heads / problem.kv_heads();
   const bool few = group * problem.max_q_len <= kUnstagedRows;
-  const bool invariant = problem.policy == SplitPolicy::kBatchInvariant;  // then bounds do not decide
-  if (invariant) return false;
   if (staged && unit == 0) {  // the universal kernel is left, which is not refused for its bounds
     const bool prompts_alone = group <= kUniversalRow.max_rows && problem.max_prompt_kv != 0;
     const std::int64_t keys = prompts_alone ? problem.max_prompt_kv : planning::most_keys(problem);

@@ -272,14 +272,16 @@ TEST_P(Steps, TokensWithoutRoomAreLeftOut) {
 TEST_P(Steps, ValuesThatAreNotFiniteAreReported) {
   if (runner().checks_values()) GTEST_SKIP() << "they are refused";
   for (const char* format : {"int8-head", "int8-token"}) {
-    for (int head = 0; head < 2; ++head) {  // of which that of a shared scale is read for others, too
-      AttentionCase row = step_case();
-      row.k_format = format;
-      row = appending(row, {.dtype = DType::kBFloat16, .rope = RopePairing::kHalf});
-      const Problem p = make_problem(row);
-      ASSERT_EQ(row.kv_heads, 2);
-      p.new_k.set(head * row.head_dim + 6, std::numeric_limits<float>::infinity());
-      EXPECT_EQ(run(p).status.as<std::int32_t>()[0] & 2, 2) << format << ", head " << head;
+    for (const DType dtype : {DType::kFloat32, DType::kBFloat16}) {  // by append's kernel, by attention's
+      for (int head = 0; head < 2; ++head) {  // of which that of a shared scale is read for others, too
+        AttentionCase row = step_case();
+        row.k_format = format;
+        row = appending(row, {.dtype = dtype, .rope = RopePairing::kHalf});
+        const Problem p = make_problem(row);
+        ASSERT_EQ(row.kv_heads, 2);
+        p.new_k.set(head * row.head_dim + 6, std::numeric_limits<float>::infinity());
+        EXPECT_EQ(run(p).status.as<std::int32_t>()[0] & 2, 2) << format << ", head " << head;
+      }
     }
   }
 }

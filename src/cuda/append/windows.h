@@ -42,7 +42,7 @@ struct AppendTraits {
   static constexpr bool kTogether = kDims == 0;
   using Codec = codec::Codec<kType, kAsymmetric>;
   static constexpr bool kComputes = kScale != AppendScale::kGiven;
-  using Codes = ChunkCodes<Codec, kType, !kAny && kComputes && kScale != AppendScale::kToken>;
+  using Codes = ChunkCodes<Codec, kType, !kAny && kComputes>;
   using Store = ChunkStore<Codes, kType, kAny || kDims % 32 != 0>;
   using Params = ParamStore<kAsymmetric, !kAny>;
 

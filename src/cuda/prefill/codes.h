@@ -1,10 +1,11 @@
-// Eight values of a row as codes of 8 bits.
+// Values of rows as codes of 8 bits, eight at a time.
 #pragma once
 
 #include "cuda/device/pairs.h"
 #include "cuda/device/range.h"
 #include "cuda/device/values.h"
 #include "format/codec.h"
+#include "format/int8_row.h"
 
 namespace halftone::cuda {
 
@@ -35,6 +36,16 @@ __device__ __forceinline__ std::uint32_t largest_of_row(const float (&x)[8]) {
   for (int i = kLanes / 2; i > 0; i /= 2) most = max(most, __shfl_xor_sync(~0u, most, i));
   return most;
 }
+
+/// What makes codes of a row of K of its values, from the bits of its largest magnitude.
+__device__ inline int8_row::Row key_row(bool e4m3, std::uint32_t largest) {
+  if (!e4m3) return int8_row::row_of(largest);
+  const float scale = e4m3_scale(largest);
+  return {scale, 1.0f / scale};
+}
+
+/// A value of V divided by a power of two: NaN of an infinity.
+__device__ __forceinline__ float divided_value(float x, float inverse) { return fmaf(0.0f, x, x * inverse); }
 
 /// Values that are multiples of the row's scale already, ties to even.
 __device__ inline uint2 int8_codes(const float (&x)[8]) {

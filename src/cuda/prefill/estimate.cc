@@ -119,6 +119,13 @@ bool can_read_packed(const AttentionProblem& problem, const KvCacheSpec& spec, P
          });
 }
 
+/// Whether warpgroups share the dims of O where pages are read as they are.
+bool shares_output(const AttentionProblem& problem) {
+  return std::ranges::any_of(kPrefillTable, [&](const PrefillConfig& c) {
+    return c.keys == PrefillKeys::kGiven && c.value_dim == problem.v_dim() && c.shares > 1;
+  });
+}
+
 }  // namespace
 
 bool has_codes(const KvCacheSpec& spec, DType codes) {
@@ -156,7 +163,7 @@ PrefillKeys keys_of(const AttentionProblem& problem) {
   if (spec == nullptr) return values ? PrefillKeys::kGiven : PrefillKeys::kCodes;
   const bool as_q = spec->k_format.dtype == problem.q_dtype && spec->v_format.dtype == problem.q_dtype;
   // Where warpgroups share the dims of O, none can rotate it back: V is staged as it was.
-  const bool rotates_o = spec->rotate_v && spec->v_dim() > 256;
+  const bool rotates_o = spec->rotate_v && shares_output(problem);
   if (values && as_q && !spec->rotate_k && !rotates_o) return PrefillKeys::kGiven;
   const PrefillKeys staged = values ? PrefillKeys::kScaled : PrefillKeys::kCodes;
   const PrefillKeys packed = values ? PrefillKeys::kPacked : PrefillKeys::kCodePages;

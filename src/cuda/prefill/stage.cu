@@ -46,11 +46,10 @@ struct StagedOut {
         if constexpr (Codes::kBits == 8) bytes = {codes[0].words[0], codes[0].words[1]};
       } else {
         const bool e4m3 = p.as == StagedAs::kE4m3Codes;
-        const std::uint32_t most = largest<1>(x);
-        scale = e4m3 ? e4m3_scale(most) : int8_row::row_of(most).scale;
-        const float inverse = e4m3 ? 1.0f / scale : int8_row::row_of(most).inverse;
+        const int8_row::Row of = key_row(e4m3, largest<1>(x));
+        scale = of.scale;
 #pragma unroll
-        for (int i = 0; i < kChunk; ++i) x[0][i] *= inverse;
+        for (int i = 0; i < kChunk; ++i) x[0][i] *= of.inverse;
         bytes = e4m3 ? e4m3_codes(x[0]) : int8_codes(x[0]);
       }
       if (live && row >= 0) {
@@ -128,14 +127,14 @@ struct StagedTiles : StagedOut<kCodes> {
     const TileStager<kType, kAsymmetric> stager{this->p, tile, at.row, at.count, at.head};
     if constexpr (kCodes) {
       if (this->p.as == StagedAs::kE4m3Codes) {
-        stager.template convert_key_codes<true>();
+        stager.template convert_keys<StagedAs::kE4m3Codes>();
       } else if (kType == DType::kInt8 && this->p.has_codes) {
         stager.copy_keys();
       } else {
-        stager.template convert_key_codes<false>();
+        stager.template convert_keys<StagedAs::kCodes>();
       }
     } else if (this->p.as == StagedAs::kKeys) {
-      stager.convert_keys();
+      stager.template convert_keys<StagedAs::kKeys>();
     } else {
       stager.convert_values();
     }

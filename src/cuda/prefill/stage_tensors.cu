@@ -166,8 +166,7 @@ struct TensorTile {
 #pragma unroll
     for (int d = 0; d < 4; ++d) {
       const auto value = [&](int t) {
-        const float y = half_of(d / 2 == 0 ? x[t].x : x[t].y, d % 2, kBFloat16);
-        return fmaf(0.0f, y, y * inverse);  // NaN of an infinity
+        return divided_value(half_of(d / 2 == 0 ? x[t].x : x[t].y, d % 2, kBFloat16), inverse);
       };
       const auto quad = [&](int t) {
         return pack_e4m3x4(value(2 * t), value(2 * t + 1), value(2 * t + 8), value(2 * t + 9));

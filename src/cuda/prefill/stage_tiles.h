@@ -83,46 +83,32 @@ struct TileStager {
       store_scale(token, params(token, 0).scale);
     }
   }
-  /// K in f16.
+  /// K of its values: in f16, or in codes, integers or E4M3, which is in the order of code_chunk().
+  template <StagedAs kAs>
   __device__ void convert_keys() const {
+    constexpr bool kF16 = kAs == StagedAs::kKeys, kE4m3 = kAs == StagedAs::kE4m3Codes;
 #pragma unroll 1
     for (int h = 0; h < 2; ++h) {
       const int token = group() + 8 * h;
       KeyRow x;
-      const float scale = f16_scale(largest_key<false>(token, h, x));
-      const float inverse = inverse_power(scale);
-      store_scale(token, scale);
+      const std::uint32_t most = largest_key<!kF16>(token, h, x);
+      const float f16 = f16_scale(most);
+      const int8_row::Row of = kF16 ? int8_row::Row{f16, inverse_power(f16)} : key_row(kE4m3, most);
+      store_scale(token, of.scale);
       if (token >= count) continue;
 #pragma unroll
       for (int b = 0; b < kDim / 32; ++b) {
         float(&v)[kChunk] = x[b];
 #pragma unroll
-        for (int i = 0; i < kChunk; ++i) v[i] *= inverse;
-        *reinterpret_cast<uint4*>(out<std::uint16_t>(token, 32 * b + 8 * place())) = {
-            pack_f16x2(v[0], v[1]), pack_f16x2(v[2], v[3]), pack_f16x2(v[4], v[5]), pack_f16x2(v[6], v[7])};
-      }
-    }
-  }
-  /// K in codes of its values: integers, or E4M3 in the order of code_chunk().
-  template <bool kE4m3>
-  __device__ void convert_key_codes() const {
-#pragma unroll 1
-    for (int h = 0; h < 2; ++h) {
-      const int token = group() + 8 * h;
-      KeyRow x;
-      const std::uint32_t most = largest_key<true>(token, h, x);
-      const float scale = kE4m3 ? e4m3_scale(most) : int8_row::row_of(most).scale;
-      const float inverse = kE4m3 ? 1.0f / scale : int8_row::row_of(most).inverse;
-      store_scale(token, scale);
-      if (token >= count) continue;
-#pragma unroll
-      for (int b = 0; b < kDim / 32; ++b) {
-        float(&v)[kChunk] = x[b];
-#pragma unroll
-        for (int i = 0; i < kChunk; ++i) v[i] *= inverse;
+        for (int i = 0; i < kChunk; ++i) v[i] *= of.inverse;
         const int chunk = 4 * b + place();
-        *reinterpret_cast<uint2*>(out<std::uint8_t>(token, kChunk * (kE4m3 ? code_chunk(chunk) : chunk))) =
-            kE4m3 ? e4m3_codes(v) : int8_codes(v);
+        if constexpr (kF16) {
+          *reinterpret_cast<uint4*>(out<std::uint16_t>(token, kChunk * chunk)) = {
+              pack_f16x2(v[0], v[1]), pack_f16x2(v[2], v[3]), pack_f16x2(v[4], v[5]), pack_f16x2(v[6], v[7])};
+        } else {
+          auto* const to = out<std::uint8_t>(token, kChunk * (kE4m3 ? code_chunk(chunk) : chunk));
+          *reinterpret_cast<uint2*>(to) = kE4m3 ? e4m3_codes(v) : int8_codes(v);
+        }
       }
     }
   }

@@ -3,6 +3,8 @@
 #include "cuda/dequantize/kernel.h"
 #include "cuda/dequantize/launch.h"
 #include "cuda/device/range.h"
+#include "cuda/prefill/codes.h"
+#include "cuda/prefill/value_tiles.h"
 #include "format/fp8_row.h"
 
 namespace halftone::cuda {
@@ -108,35 +110,24 @@ struct ValueCodes : ValueReader<kType, kAsymmetric> {
 
   __device__ __forceinline__ void take_tile(const std::uint8_t* tile, const TilePlace& at) const {
     const float unit = *this->unit(at), inverse = unit > 0.0f ? inverse_power(unit) : 0.0f;
-    std::uint32_t keep = 0;  // of the tokens that there are
-#pragma unroll
-    for (int k = 0; k < kLaneRows; ++k) keep |= lane_token(this->place(), k) < at.count ? 0xffu << 8 * k : 0;
+    const std::uint32_t keep = bytes_of_tokens(this->place(), at.count);
+    uint4* const to = value_tile(this->p.rows, at.row, at.head);
     this->for_each(tile, at.head, [&](int dim, const float(&x)[kLaneRows][kChunk]) {
 #pragma unroll
       for (int d = 0; d < kChunk; d += 4) {  // a quad trades four dims for all tokens of one each
         std::uint32_t words[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const auto value = [&](int k) { return scaled(x[k][d + i], inverse); };
+          const auto value = [&](int k) { return divided_value(x[k][d + i], inverse); };
           words[i] = pack_e4m3x4(value(0), value(1), value(2), value(3)) & keep;
         }
         transpose_quad(words, threadIdx.x % 32);
-        out(at.row, at.head)[dim + d + this->place()] = {words[0], words[1], words[2], words[3]};
+        to[dim + d + this->place()] = {words[0], words[1], words[2], words[3]};
       }
     });
   }
   __device__ __forceinline__ void zero_tile(std::int64_t row, int head) const {
-    for (int dim = threadIdx.x % 32; dim < this->p.rows.part.dim; dim += 32) out(row, head)[dim] = {};
-  }
-
- private:
-  __device__ __forceinline__ uint4* out(std::int64_t row, int head) const {
-    const DequantizeParams& rows = this->p.rows;
-    return static_cast<uint4*>(rows.out) +
-           (head * (rows.rows / kTileTokens) + row / kTileTokens) * rows.part.dim;
-  }
-  static __device__ __forceinline__ float scaled(float v, float inverse) {
-    return fmaf(0.0f, v, v * inverse);  // NaN of an infinity
+    zero_value_tile(this->p.rows, row, head);
   }
 };
 

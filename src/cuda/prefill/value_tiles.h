@@ -8,6 +8,23 @@
 
 namespace halftone::cuda {
 
+/// Where the tile of a head whose first staged row is `row` goes, a dim after the other.
+__device__ __forceinline__ uint4* value_tile(const DequantizeParams& rows, std::int64_t row, int head) {
+  const std::int64_t tile = head * (rows.rows / kTileTokens) + row / kTileTokens;
+  return static_cast<uint4*>(rows.out) + tile * rows.part.dim;
+}
+/// One whose page is missing.
+__device__ __forceinline__ void zero_value_tile(const DequantizeParams& rows, std::int64_t row, int head) {
+  for (int dim = threadIdx.x % 32; dim < rows.part.dim; dim += 32) value_tile(rows, row, head)[dim] = {};
+}
+/// Bytes of those of the four tokens of a lane that there are, `place` in its quad.
+__device__ __forceinline__ std::uint32_t bytes_of_tokens(int place, int count) {
+  std::uint32_t keep = 0;
+#pragma unroll
+  for (int k = 0; k < kLaneRows; ++k) keep |= lane_token(place, k) < count ? 0xffu << 8 * k : 0;
+  return keep;
+}
+
 /// Of rows of a multiple of 128 dims, so many at a time.
 struct ValueTiles {
   static constexpr int kDims = 128;
@@ -15,23 +32,16 @@ struct ValueTiles {
   const StageParams& p;
 
   __device__ __forceinline__ static int lane() { return threadIdx.x % 32; }
-  __device__ __forceinline__ uint4* out(std::int64_t row, int head) const {
-    const std::int64_t tile = head * (p.rows.rows / kTileTokens) + row / kTileTokens;
-    return static_cast<uint4*>(p.rows.out) + tile * p.rows.part.dim;
-  }
-  /// A tile whose page is missing.
   __device__ __forceinline__ void zero_tile(std::int64_t row, int head) const {
-    for (int dim = lane(); dim < p.rows.part.dim; dim += 32) out(row, head)[dim] = {};
+    zero_value_tile(p.rows, row, head);
   }
   /// Lane (g, t) of a page's string has the codes of its four tokens of four dims of a block: a quad trades
   /// them for all tokens of a dim each.
   __device__ __forceinline__ void take_tile(const std::uint8_t* tile, const TilePlace& at) const {
     const page::Part& part = p.rows.part;
-    std::uint32_t keep = 0;  // of the tokens that there are
-#pragma unroll
-    for (int k = 0; k < kLaneRows; ++k) keep |= lane_token(lane() % 4, k) < at.count ? 0xffu << 8 * k : 0;
+    const std::uint32_t keep = bytes_of_tokens(lane() % 4, at.count);
     const auto* from = reinterpret_cast<const uint4*>(tile + part.data_offset) + lane();
-    uint4* to = out(at.row, at.head) + lane();
+    uint4* to = value_tile(p.rows, at.row, at.head) + lane();
 #pragma unroll 1
     for (int first = 0; first < part.dim; first += kDims, from += kDims, to += kDims) {
       uint4 string[kDims / 32];  // 16 bytes of a lane's string for each block of 32 dims
