@@ -90,9 +90,12 @@ bool decode_barrier(const Statement& s, Operands& o, Instruction& to) {
 // --- cp.async: to, from, size, bytes that exist ---
 
 void begin(Warp& w, const Instruction& i, Copy::Kind kind, int lane, std::function<void()> work) {
-  const int group =
-      kind == Copy::kCounted ? 0 : w.groups_begun.at(kind - Copy::kAsync).at(static_cast<std::size_t>(lane));
-  w.block->cluster->copies.push_back({kind, &w, lane, group, &i, std::move(work)});
+  if (kind == Copy::kCounted) {
+    w.block->cluster->copies.push_back({lane, 0, &i, std::move(work)});
+  } else {
+    w.copies[kind].push_back(
+        {lane, w.groups_begun[kind][static_cast<std::size_t>(lane)], &i, std::move(work)});
+  }
 }
 
 Outcome run_copy_async(Warp& w, const Instruction& i, Mask m) {
@@ -114,34 +117,33 @@ Outcome run_copy_async(Warp& w, const Instruction& i, Mask m) {
   return Outcome::kNext;
 }
 
-/// Finishes the lane's copies of this kind whose groups are not among its last `pending`; `open`: those of no
-/// group yet as well.
-void finish_groups(Warp& w, Copy::Kind kind, int lane, int pending, bool open) {
-  const int begun = w.groups_begun.at(kind - Copy::kAsync).at(static_cast<std::size_t>(lane));
-  w.block->cluster->finish([&](const Copy& c) {
-    return c.warp == &w && c.kind == kind && c.lane == lane && (open || c.group < begun - pending);
+/// Finishes the lanes' copies of this kind whose groups are not among their last `pending`; `open`: those of
+/// no group yet as well.
+void finish_groups(Warp& w, Copy::Kind kind, Mask lanes, int pending, bool open) {
+  const std::array<int, kLanes>& begun = w.groups_begun[kind];
+  finish(w.copies[kind], [&](const Copy& c) {
+    return (lanes >> c.lane & 1) != 0 &&
+           (open || c.group < begun[static_cast<std::size_t>(c.lane)] - pending);
   });
 }
 
 template <Copy::Kind kKind>
 Outcome run_commit(Warp& w, const Instruction&, Mask m) {
-  each(m, [&](int lane) { ++w.groups_begun.at(kKind - Copy::kAsync).at(static_cast<std::size_t>(lane)); });
+  each(m, [&](int lane) { ++w.groups_begun[kKind][static_cast<std::size_t>(lane)]; });
   return Outcome::kNext;
 }
 /// The immediate: how many groups may still run; -1: none, and no copy outside of a group.
 template <Copy::Kind kKind>
 Outcome run_wait(Warp& w, const Instruction& i, Mask m) {
   const bool all = i.immediate < 0;
-  each(m, [&](int lane) { finish_groups(w, kKind, lane, all ? 0 : static_cast<int>(i.immediate), all); });
+  finish_groups(w, kKind, m, all ? 0 : static_cast<int>(i.immediate), all);
   return Outcome::kNext;
 }
 
 /// Arrives behind the lane's copies so far: they are finished first.
 Outcome run_arrive_behind(Warp& w, const Instruction& i, Mask m) {
-  each(m, [&](int lane) {
-    finish_groups(w, Copy::kAsync, lane, 0, true);
-    arrive(*w.block, address_of(w, i, 0, lane) & kOffsetMask, 1, 0);
-  });
+  finish_groups(w, Copy::kAsync, m, 0, true);
+  each(m, [&](int lane) { arrive(*w.block, address_of(w, i, 0, lane) & kOffsetMask, 1, 0); });
   return Outcome::kNext;
 }
 

@@ -104,6 +104,14 @@ Block& Cluster::block_of(std::uint32_t address, Block& own) {
 
 // --- A launch ---
 
+namespace {
+void expect_none(const std::vector<Copy>& copies) {
+  if (copies.empty()) return;
+  throw Fault("a block ended before a copy that it did not wait for: " +
+              std::string(copies.front().by->text));
+}
+}  // namespace
+
 Machine::Machine(const Launch& l, int processors, std::uint64_t seed)
     : launch(l), processors_(processors), random_(seed), copy_rounds_(random_() % 2 != 0 ? 2 : 16) {
   if (launch.threads() % kLanes != 0) throw Fault("a block of no whole number of warps");
@@ -131,9 +139,7 @@ void Machine::run() {
       // Copies that a barrier counts end early, late, and when nothing else can go on; what a warp waits for
       // ends there.
       const bool all = !advanced;
-      advanced |= cluster->finish([&](const Copy& copy) {
-        return copy.kind == Copy::kCounted && (all || random_() % copy_rounds_ == 0);
-      });
+      advanced |= finish(cluster->copies, [&](const Copy&) { return all || random_() % copy_rounds_ == 0; });
       progress |= advanced;
     }
     std::erase_if(running, [&](std::unique_ptr<Cluster>& cluster) {
@@ -142,9 +148,11 @@ void Machine::run() {
           if (warp.live != 0) return false;
         }
       }
-      if (!cluster->copies.empty()) {
-        throw Fault("a block ended before a copy that it did not wait for: " +
-                    std::string(cluster->copies.front().by->text));
+      expect_none(cluster->copies);
+      for (const Block& block : cluster->blocks) {
+        for (const Warp& warp : block.warps) {
+          for (const std::vector<Copy>& copies : warp.copies) expect_none(copies);
+        }
       }
       progress = true;
       return true;
@@ -331,24 +339,13 @@ bool Machine::execute(Warp& warp) {
   return go_on(group.at + 1);
 }
 
-bool Cluster::finish(const std::function<bool(const Copy&)>& which) {
-  bool any = false;
-  for (std::size_t n = 0; n < copies.size();) {
-    if (!which(copies[n])) {
-      ++n;
-      continue;
-    }
-    const Copy copy = std::move(copies[n]);
-    copies.erase(copies.begin() + static_cast<std::ptrdiff_t>(n));
-    any = true;
-    try {
-      copy.finish();
-    } catch (const Fault& fault) {
-      throw Fault(std::string(fault.what()) + ": line " + std::to_string(copy.by->line) + ": " +
-                  std::string(copy.by->text));
-    }
+void finish(Copy& copy) {
+  try {
+    copy.finish();
+  } catch (const Fault& fault) {
+    throw Fault(std::string(fault.what()) + ": line " + std::to_string(copy.by->line) + ": " +
+                std::string(copy.by->text));
   }
-  return any;
 }
 
 Outcome run_nothing(Warp&, const Instruction&, Mask) { return Outcome::kNext; }

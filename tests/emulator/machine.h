@@ -4,7 +4,6 @@
 #include <array>
 #include <bit>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -55,6 +54,34 @@ struct Group {
   bool stuck = false;  ///< until others have run
 };
 
+/// A copy that runs beside the warps: done when it likes, at the latest when someone waits for it.
+struct Copy {
+  enum Kind : std::uint8_t { kAsync, kBulk, kCounted };  ///< cp.async; bulk copies in groups; a barrier tells
+
+  int lane = 0, group = 0;  ///< whose waiting ends it, if no barrier tells
+  const Instruction* by = nullptr;
+  std::function<void()> finish;
+};
+
+/// A fault names the instruction that began the copy.
+void finish(Copy& copy);
+/// Finishes the copies that `which` picks, from the first on; true if there were any.
+template <class Which>
+bool finish(std::vector<Copy>& copies, const Which& which) {
+  auto kept = copies.begin();
+  for (auto copy = copies.begin(); copy != copies.end(); ++copy) {
+    if (which(*copy)) {
+      finish(*copy);
+    } else {
+      if (kept != copy) *kept = std::move(*copy);
+      ++kept;
+    }
+  }
+  const bool any = kept != copies.end();
+  copies.erase(kept, copies.end());
+  return any;
+}
+
 struct Warp {
   Block* block = nullptr;
   int index = 0;
@@ -64,6 +91,7 @@ struct Warp {
   bool at_barrier = false;  ///< of the block; its lanes are counted
   std::uint32_t barrier_phase = 0, cluster_phase = 0;
   std::array<std::array<int, kLanes>, 2> groups_begun{};  ///< of copies: of cp.async, of bulk copies
+  std::array<std::vector<Copy>, 2> copies;                ///< likewise
 
   std::uint8_t* registers() { return reinterpret_cast<std::uint8_t*>(file.data()); }
   template <class T>
@@ -134,26 +162,12 @@ struct Block {
   ArrivalBarrier& barrier(std::uint32_t address);
 };
 
-/// A copy that runs beside the warps: done when it likes, at the latest when someone waits for it.
-struct Copy {
-  enum Kind : std::uint8_t { kCounted, kAsync, kBulk };  ///< a barrier tells; cp.async; bulk copies in groups
-
-  Kind kind = kCounted;
-  const Warp* warp = nullptr;
-  int lane = 0, group = 0;  ///< whose waiting ends it, if no barrier tells
-  const Instruction* by = nullptr;
-  std::function<void()> finish;
-};
-
 struct Cluster {
   Machine* machine = nullptr;
   std::vector<Block> blocks;
-  std::deque<Copy> copies;
+  std::vector<Copy> copies;  ///< that barriers count
   ThreadBarrier barrier;
 
-  /// Finishes the copies that `which` picks; true if there were any. A fault names the instruction that began
-  /// the copy.
-  bool finish(const std::function<bool(const Copy&)>& which);
   /// The block and the offset of an address of shared::cluster: rank + 1 in the highest byte, or 0 for `own`.
   Block& block_of(std::uint32_t address, Block& own);
 };
