@@ -22,7 +22,7 @@ add_library(halftone_emulator OBJECT EXCLUDE_FROM_ALL ${sources})
 target_link_libraries(halftone_emulator PRIVATE halftone_compile CUDA::toolkit)
 target_include_directories(halftone_emulator PRIVATE "${PROJECT_SOURCE_DIR}")
 target_compile_definitions(halftone_emulator PRIVATE HALFTONE_EMULATOR_PTX="${PROJECT_BINARY_DIR}/ptx")
-target_compile_options(halftone_emulator PRIVATE -O2 -march=native -ffp-contract=off)  # it runs where it is built
+target_compile_options(halftone_emulator PRIVATE -O3 -march=native -ffp-contract=off)  # it runs where it is built
 
 # Every device test program and every test on all backends has its twin, NAME_emulated.
 file(GLOB_RECURSE sources CONFIGURE_DEPENDS tests/cuda/*_test.cu tests/cuda/*_test.cc)
