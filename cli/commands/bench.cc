@@ -205,16 +205,24 @@ Measured run_on_cpu(const std::vector<BenchCase>& cases, int repeat, Terminal& t
     throw UsageError(cuda_only(cases.front()));
   }
   Measured m;
-  Progress progress(terminal, static_cast<std::int64_t>(cases.size()) + 2);
-  progress.step("read bandwidth");
-  double ceiling = measure_read_bandwidth();
+  // Arithmetic bounds prefill, and its rows have no ceiling.
+  const bool reads =
+      std::ranges::any_of(cases, [](const BenchCase& c) { return c.suite != Suite::kPrefill; });
+  double ceiling = 0;
+  Progress progress(terminal, static_cast<std::int64_t>(cases.size()) + (reads ? 2 : 0));
+  const auto measure_ceiling = [&] {
+    progress.step("read bandwidth");
+    ceiling = std::max(ceiling, measure_read_bandwidth());
+  };
+  if (reads) measure_ceiling();
   m.rows = run_all(cases, progress, [&](const BenchCase& c) {
     if (const std::string why = cuda_only(c); !why.empty()) throw Error(ErrorCode::kUnsupported, why);
     return run_case(c, repeat);
   });
-  progress.step("read bandwidth");  // again: other load on the machine moves it
-  ceiling = std::max(ceiling, measure_read_bandwidth());
-  for (BenchRow& row : m.rows) row.ceiling_gbs = ceiling;
+  if (reads) measure_ceiling();  // again: other load on the machine moves it
+  for (BenchRow& row : m.rows) {
+    if (row.setup.suite != Suite::kPrefill) row.ceiling_gbs = ceiling;
+  }
   m.engine = "CPU, " + thread_count(omp_get_max_threads());
   m.head = provenance();
   return m;
