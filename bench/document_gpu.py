@@ -5,6 +5,7 @@ prefill-codes-measured.md, prefill-chunks-measured.md and latent-measured.md fro
     decode-h200.json           halftone bench --backend cuda --table NAMES --json FILE, all tables but those below
     append-h200.json           the same with --table append
     layer-h200.json            the same with --table layer
+    drafts-h200.json           the same with --table drafts
     mla-h200.json              the same with --table mla
     prefill-h200.json          the same with --table prefill
     steps-h200.json            the same with --table steps
@@ -121,6 +122,13 @@ def layer_lines(rows, cell):
 def layer(rows):
     return table(["format", "batch", *LAYERS.values()],
                  layer_lines([r for r in rows if "before" not in r], lambda own: us(own[0])))
+
+
+def drafts(rows):
+    shape = lambda r: (r["q_len"], f"{r['context']} x {r['batch']}", name(r))
+    cells = {(shape(r), r["append"]): us(r) for r in rows}
+    return table(["new tokens", "keys x requests", "format", *LAYERS.values()],
+                 [[*own, *(cells.get((own, way), "") for way in LAYERS)] for own in dict.fromkeys(map(shape, rows))])
 
 
 def layer_behind(rows):
@@ -278,6 +286,7 @@ PAGES = {
     ("docs/measured.md", "append-h200.json"): (append,),
     ("docs/measured.md", "layer-h200.json"): (layer,),
     ("docs/kernels/layer-measured.md", "layer-h200.json"): (layer_behind,),
+    ("docs/kernels/layer-measured.md", "drafts-h200.json"): (drafts,),
     ("docs/kernels/prefill-measured.md", "prefill-h200.json"): (prefill,),
     ("docs/kernels/prefill-measured.md", "steps-h200.json"): (steps,),
     ("docs/kernels/prefill-codes-measured.md", "prefill-h200.json"): (prefill_codes,),

@@ -14,6 +14,9 @@
 namespace halftone::testing {
 namespace {
 
+/// More keys in the bounds, so that kernels of attention have the time to write a draft's tokens.
+constexpr int kTimeToAppend = 16384;
+
 class AppendStep : public OnRunners {
  protected:
   /// Where the backend serves the row.
@@ -32,6 +35,7 @@ TEST_P(AppendStep, RowsOfTheTableEqualAppendAndRun) {
     ++n;
     if (n % (reference::kSanitized ? 8 : 2) != 0 && !row.step.appends) continue;
     if (!row.step.appends) row = appending(row, {.slots = n % 3 == 0});
+    if (n % 4 < 2) row.key_slack = kTimeToAppend;
     row.policy = kPoliciesOfSteps[static_cast<std::size_t>(n) % kPoliciesOfSteps.size()];
     expect_same(row);
     if (HasFailure()) return;
@@ -52,6 +56,7 @@ TEST_P(AppendStep, EveryNumberOfQueriesAndPolicy) {
       row.mask.causal = queries % 2 == 0;
       row.workers = runner().device().type == DeviceType::kCpu ? 6 : 0;
       row.seed = static_cast<std::uint64_t>(queries);
+      row.key_slack = kTimeToAppend;
       for (const SplitPolicy policy : kPoliciesOfSteps) {
         if (n++ % 2 != 0 && std::string(format) != "int8-head") continue;
         row.policy = policy;
@@ -91,13 +96,15 @@ TEST_P(AppendStep, UnitsOfManyRows) {
       row.rotate_k = n % 6 == 5;
       row.workers = shape.workers;
       row.policy = kPoliciesOfSteps[i % 2];  // batch-invariant ones are prefill's
-      row.key_slack = 8192;                  // no units of 8
+      row.key_slack = 32768;                 // no units of 8, and time to write the tokens
       row.seed = 300 + i;
       row = appending(row, {.rope = kRopesOfSteps[i % kRopesOfSteps.size()], .slots = n % 4 == 3});
       if (runner().device().type == DeviceType::kCuda) {
         const Plan plan = runner().plan(attention_problem(row));
         EXPECT_EQ(plan.info().config, "sm90-decode-64") << row.name;
-        EXPECT_TRUE(plan.info().fuses_append);
+        // Of more than 8 tokens of int4-g32 and int4-row append's own kernel takes less.
+        EXPECT_EQ(plan.info().fuses_append, queries <= 8 || dtype_bits(parse_format(format).dtype) == 8)
+            << row.name;
       }
       expect_same(row);
       if (HasFailure()) return;
@@ -122,7 +129,7 @@ std::vector<HeadCase> head_cases() {
       const KvFormat f = parse_format(format);
       if (f.granularity == Granularity::kGroup && head_dim % f.group_size != 0) continue;
       cases.push_back({format, head_dim, 1, 4, 2, 8});
-      cases.push_back({format, head_dim, 7, 2, 1, 8});
+      cases.push_back({format, head_dim, 5, 2, 1, 8});
       if (head_dim == 512 && dtype_bits(f.dtype) == 16) continue;  // more than 8 rows are prefill's
       cases.push_back({format, head_dim, 1, 28, 2, 16});
       if (f.dynamic_scale()) cases.push_back({format, head_dim, 5, 42, 14, 16});
@@ -154,6 +161,8 @@ TEST_P(AppendStep, HalfBlocksAndWideRows) {
     row.rotate_v = n % 5 == 1;
     row.scale_k = row.offset_k = dtype_bits(parse_format(c.format).dtype) != 16 && n % 5 == 3;
     row.workers = 3 + n % 3;
+    // Time to write the tokens, but no larger units.
+    row.key_slack = c.head_dim != 512 ? 17408 : dtype_bits(parse_format(c.format).dtype) == 16 ? 1750 : 3000;
     row.policy = kPoliciesOfSteps[c.q_heads == 28 ? 2 : i % 2];  // batch-invariant: units of 16
     row.seed = 500 + i;
     const std::array rope_dims = {c.head_dim, 0, c.head_dim == 80 ? 32 : 384};
@@ -216,6 +225,7 @@ TEST_P(AppendStep, RandomProblems) {
     AttentionCase row = random_case(seed);
     if (row.plain || row.lists.top_k != 0) continue;
     if (!row.step.appends) row = appending(row);
+    if (seed % 2 == 0) row.key_slack = kTimeToAppend;
     expect_same(row);
     if (HasFailure()) return;
   }

@@ -287,11 +287,25 @@ TEST(BenchTables, LayersInEachWayToAppend) {
   }
 }
 
+/// Likewise of drafts, without a GEMM.
+TEST(BenchTables, DraftsInEachWayToAppend) {
+  const std::vector<BenchCase> cases = cases_of("drafts");
+  constexpr std::size_t kShapes = 4 * 3;  // formats, requests
+  ASSERT_EQ(cases.size(), 3 * kShapes * 3);
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    EXPECT_EQ(cases[i].suite, Suite::kLayer);
+    EXPECT_EQ(cases[i].append, static_cast<LayerAppend>(i % 3));
+    EXPECT_EQ(cases[i].shape.q_len, 4 << i / (kShapes * 3));
+    EXPECT_EQ(cases[i].chain, 16);
+    EXPECT_FALSE(cases[i].gemm);
+  }
+}
+
 TEST(BenchTables, NamesAndFormats) {
   EXPECT_EQ(cases_of("headline,chain").size(), cases_of("headline").size() + cases_of("chain").size());
   std::size_t total = 0;
   for (const char* name : {"headline", "chain", "speculative", "shapes", "mixed", "policies", "geometry",
-                           "append", "layer", "prefill", "chunks", "steps", "mla"}) {
+                           "append", "layer", "drafts", "prefill", "chunks", "steps", "mla"}) {
     EXPECT_NE(table_names().find(name), std::string::npos);
     total += cases_of(name).size();
   }

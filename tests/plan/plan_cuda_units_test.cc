@@ -132,6 +132,45 @@ TEST(CudaUnits, KernelsWriteNewTokens) {
   EXPECT_GT(served, 0);
 }
 
+/// The new tokens of a draft are written in the kernel where its warps have the time.
+TEST(CudaUnits, DraftsAreWrittenByWhomeverTheyCostLess) {
+  if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
+  const char *const d8 = "sm90-decode-8", *const d64 = "sm90-decode-64";
+  struct Case {
+    UnitShape shape;
+    const char* config;
+    bool fuses;
+  };
+  for (const Case& c :
+       {Case{{.group = 4, .max_q_len = 16, .kv_heads = 8, .batch = 1}, d64, false},
+        Case{{.group = 4, .max_q_len = 16, .kv_heads = 8, .batch = 2}, d64, false},
+        Case{{.group = 4, .max_q_len = 16, .kv_heads = 8, .batch = 4}, d64, true},
+        Case{{.format = "int4-g32", .group = 4, .max_q_len = 16, .kv_heads = 8}, d64, false},
+        Case{{.group = 8, .max_q_len = 8, .kv_heads = 8, .batch = 1}, d64, false},
+        Case{{.group = 8, .max_q_len = 8, .kv_heads = 8, .batch = 2}, d64, true},
+        Case{{.group = 16, .max_q_len = 3, .batch = 8}, d64, true},
+        Case{{.group = 16, .max_q_len = 3, .batch = 512, .keys = 512}, d64, false},
+        Case{{.group = 32, .max_q_len = 1, .batch = 512, .keys = 512}, d64, true},
+        Case{{.group = 1, .max_q_len = 16, .kv_heads = 8, .batch = 1}, d8, false},
+        Case{{.group = 1, .max_q_len = 8, .kv_heads = 8, .batch = 1, .keys = 2048}, d8, false},
+        Case{{.group = 1, .max_q_len = 8, .kv_heads = 8, .batch = 8}, d8, true},
+        Case{{.group = 4, .max_q_len = 1, .kv_heads = 8, .batch = 1, .keys = 64}, d8, true},
+        Case{
+            {.format = "bf16", .group = 4, .max_q_len = 2, .kv_heads = 8, .batch = 8, .keys = 512}, d8, true},
+        Case{{.format = "fp8", .group = 4, .max_q_len = 2, .kv_heads = 8, .batch = 1, .keys = 2048},
+             d8,
+             false}}) {
+    AttentionProblem p = problem_of(c.shape);
+    p.min_q_len = c.shape.max_q_len;
+    p.appends = true;
+    const PlanInfo info = plan(p).info();
+    const std::string name =
+        std::to_string(c.shape.batch) + " x " + std::to_string(c.shape.max_q_len) + " of " + c.shape.format;
+    EXPECT_EQ(info.config, c.config) << name;
+    EXPECT_EQ(info.fuses_append, c.fuses) << name;
+  }
+}
+
 /// Where only prefill holds the rows of one query, and would stage the cache for it, decode takes them in
 /// several units.
 TEST(CudaUnits, SingleQueriesOfManyHeadsAreNotStaged) {

@@ -8,6 +8,7 @@
 #include "cuda/append/host.h"
 #include "cuda/decode/config.h"
 #include "cuda/decode/kernels.h"
+#include "cuda/decode/unit.h"
 #include "halftone/error.h"
 #include "plan/plan.h"
 
@@ -64,7 +65,8 @@ bool decode_appends(const AttentionProblem& problem, int variant) {
   const auto appends = [&](const KvFormat& f) {
     return f.granularity != Granularity::kToken || appends_shared_scales(f.dtype, kv.head_dim);
   };
-  return appends(kv.k_format) && appends(kv.v_format);
+  if (!appends(kv.k_format) || !appends(kv.v_format)) return false;
+  return appends_in_time(problem, kDecodeTable[static_cast<std::size_t>(variant)]);
 }
 
 bool decode_appends(const AppendParams& step) {

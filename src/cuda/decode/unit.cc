@@ -80,4 +80,20 @@ int largest_unit(const AttentionProblem& problem) {
   return rows <= 48 && (dim >= 128 || !sixteens.out_of_step()) ? 16 : kAnyUnit;
 }
 
+bool appends_in_time(const AttentionProblem& problem, const DecodeConfig& config) {
+  const std::int64_t tokens = problem.max_q_len;
+  if (tokens == 1) return true;
+  if (problem.max_kv_len < 256 * tokens) return false;
+  const auto& spec = std::get<KvCacheSpec>(problem.kv);
+  const Units units(problem, spec, std::int64_t{problem.q_heads} / spec.kv_heads * tokens, rows_of(config));
+  // That a worker's units read, as if of 128 dims in 8 bits or fewer.
+  const std::int64_t values =
+      std::int64_t{spec.head_dim + spec.v_dim()} * (dtype_bits(spec.k_format.dtype) == 16 ? 2 : 1);
+  const std::int64_t keys =
+      planning::most_keys(problem) * spec.kv_heads * units.each / kWorkers * values / 256;
+  if (config.family != Family::kRows) return keys >= 160 * tokens;
+  // Of 4 bits a token takes longer, and queries of the worker's next item come after it.
+  return keys >= 90 * (tokens - 2) && (tokens <= 8 || dtype_bits(spec.k_format.dtype) > 4);
+}
+
 }  // namespace halftone::cuda

@@ -4,6 +4,7 @@
 
 #include <climits>
 
+#include "cuda/decode/config.h"
 #include "halftone/attention.h"
 
 namespace halftone::cuda {
@@ -17,5 +18,11 @@ inline constexpr int kAnyUnit = INT_MAX;
 /// problems, whose requests have the same kernel under every bound. Figures:
 /// docs/kernels/decode-measured.md, Units.
 int largest_unit(const AttentionProblem& problem);
+
+/// Whether a kernel writes new tokens before they are needed, at the bounds of the problem: a warp for K and
+/// one for V, with rows as M one for both, write two rows at a time, while their worker attends over older
+/// keys, its share of all and, unless units are cut, those of a request. Else append's own kernel takes less.
+/// Figures: docs/kernels/layer-measured.md, Drafts.
+bool appends_in_time(const AttentionProblem& problem, const DecodeConfig& config);
 
 }  // namespace halftone::cuda
