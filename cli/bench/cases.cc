@@ -267,14 +267,6 @@ std::vector<Sweep> make_sweeps() {
                        {64},    1,      {"8192x1", "8192x8", "8192x64"}, 16};
   Sweep behind_gemm = layer;
   behind_gemm.gemm = true;
-  // The same of steps that check a draft.
-  std::vector<Sweep> drafts;
-  for (const int q_len : {4, 8, 16}) {
-    Sweep& draft = drafts.emplace_back(layer);
-    draft.table = "drafts";
-    draft.q_len = q_len;
-    draft.requests = {"2048x1", "8192x1", "8192x8"};
-  }
   std::vector<Sweep> sweeps = {
       {"headline",
        kDecode,
@@ -332,7 +324,13 @@ std::vector<Sweep> make_sweeps() {
       {"append", kAppend, kDecodeFormats, {{32, 8}}, {128}, {64}, 8192, {"8192x1", "8192x8"}},
       {"append", kAppend, kDecodeFormats, {{32, 8}}, {128}, {64}, 1, {"8192x32", "8192x256"}},
   };
-  for (Sweep& sweep : drafts) sweeps.push_back(std::move(sweep));
+  for (const int q_len : {4, 8, 16}) {  // such layers of steps that check a draft
+    Sweep draft = layer;
+    draft.table = "drafts";
+    draft.q_len = q_len;
+    draft.requests = {"2048x1", "8192x1", "8192x8"};
+    sweeps.push_back(std::move(draft));
+  }
   for (Sweep& sweep : prefill_sweeps()) sweeps.push_back(std::move(sweep));
   for (Sweep& sweep : step_sweeps()) sweeps.push_back(std::move(sweep));
   for (Sweep& sweep : latent_sweeps()) sweeps.push_back(std::move(sweep));

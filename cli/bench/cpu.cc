@@ -348,7 +348,7 @@ AppendTraffic append_traffic(const BenchCase& setup) {
 double measure_read_bandwidth() {
   const std::int64_t bytes = std::max<std::int64_t>(4 * last_level_cache(), std::int64_t{256} << 20);
   const std::vector<std::uint64_t> memory(static_cast<std::size_t>(bytes / 8), 1);
-  constexpr std::int64_t kPiece = 1 << 16;
+  constexpr std::int64_t kPiece = 1 << 13;  // small enough for equal shares of many threads
   const std::int64_t pieces = bytes / 8 / kPiece;
   double best = 0;
   volatile std::uint64_t sink = 0;

@@ -61,7 +61,7 @@ struct BenchRow {
   double gemm_us = 0;       ///< of the GEMM alone, as `us`
   std::int64_t bytes = 0;   ///< least traffic of one call: Floor::bytes(), or what append reads and writes
   double gbs = 0;           ///< bytes / us
-  double ceiling_gbs = 0;   ///< what plain reading (append on CUDA: copying) reaches; prefill on CUDA: none
+  double ceiling_gbs = 0;   ///< what plain reading (append on CUDA: copying) reaches; prefill: none
   std::string ceiling;      ///< CUDA: how the ceiling was reached
   double gather_us = 0;  ///< sparse decode on CUDA: of a kernel that only reads the listed records, as `us`;
                          ///< the ceiling is its rate

@@ -410,6 +410,7 @@ TEST_F(CliTest, BenchWritesOneRowPerCase) {
     ASSERT_EQ(rows.size(), 1U);
     EXPECT_EQ(rows[0]["suite"], suite);
     EXPECT_EQ(rows[0]["q_len"], suite[0] == 'p' ? 64 : 1);
+    EXPECT_EQ(rows[0]["ceiling_gbs"].is_null(), suite[0] == 'p');
   }
 }
 

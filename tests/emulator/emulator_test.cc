@@ -268,6 +268,22 @@ TEST_F(Emulator, ABlockDoesNotEndBeforeItsCopies) {
             std::string::npos);
 }
 
+TEST_F(Emulator, ABlockDoesNotEndBeforeCopiesThatAWarpMustWaitFor) {
+  EXPECT_NE(fault(R"(
+	mov.u32 	%r2, buffer;
+	setp.ne.s32 	%p1, %r1, 0;
+	@%p1 bra 	$end;
+	cp.async.cg.shared.global [%r2], [%rd2], 16;
+	cp.async.commit_group;
+	cp.async.cg.shared.global [%r2+16], [%rd2], 16;
+	cp.async.commit_group;
+	cp.async.wait_group 1;
+$end:
+)")
+                .find("ended before a copy that it did not wait for"),
+            std::string::npos);
+}
+
 TEST_F(Emulator, InstructionsThatItDoesNotKnowAreNamed) {
   EXPECT_NE(fault("	sin.approx.f32 	%f1, %f2;\n").find("does not know sin.approx.f32"),
             std::string::npos);

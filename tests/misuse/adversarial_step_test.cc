@@ -224,8 +224,8 @@ TEST_P(Steps, TokensWithoutRoomAreLeftOut) {
   many.requests = {{3, 640}, {3, 128}, {3, 300}};
   many.q_heads = 16, many.kv_heads = 1;
   many.key_slack = 8192;  // no units of 8
-  AttentionCase few = step_case();
-  few.key_slack = 32768;  // time to write them
+  AttentionCase few = appending(step_case(), {.rope = RopePairing::kHalf});
+  few.key_slack = 32768;  // the time that it takes
   std::vector<AttentionCase> rows{few, appending(fused), appending(many)};
   for (const auto& [format, heads] :
        {std::pair{"int4-g64", 8}, {"fp8-g128-f32", 16}, {"int8-g64", 64}, {"bf16", 64}}) {
@@ -279,8 +279,10 @@ TEST_P(Steps, ValuesThatAreNotFiniteAreReported) {
         AttentionCase row = step_case();
         row.k_format = format;
         row = appending(row, {.dtype = dtype, .rope = RopePairing::kHalf});
+        row.key_slack = 32768;  // the time that the kernels of attention need
         const Problem p = make_problem(row);
         ASSERT_EQ(row.kv_heads, 2);
+        EXPECT_TRUE(runner().plan(p).info().fuses_append);
         p.new_k.set(head * row.head_dim + 6, std::numeric_limits<float>::infinity());
         EXPECT_EQ(run(p).status.as<std::int32_t>()[0] & 2, 2) << format << ", head " << head;
       }

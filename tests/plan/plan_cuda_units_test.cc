@@ -135,40 +135,67 @@ TEST(CudaUnits, KernelsWriteNewTokens) {
 /// The new tokens of a draft are written in the kernel where its warps have the time.
 TEST(CudaUnits, DraftsAreWrittenByWhomeverTheyCostLess) {
   if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
+  if (config_of({}) == "sm90-universal") GTEST_SKIP() << "this build has other head_dims";
   const char *const d8 = "sm90-decode-8", *const d64 = "sm90-decode-64";
   struct Case {
-    UnitShape shape;
+    const char* format;
+    int group, tokens, kv_heads, batch, keys;
     const char* config;
     bool fuses;
+    int head_dim = 128;
+    std::int64_t max_total_kv = 0;
   };
-  for (const Case& c :
-       {Case{{.group = 4, .max_q_len = 16, .kv_heads = 8, .batch = 1}, d64, false},
-        Case{{.group = 4, .max_q_len = 16, .kv_heads = 8, .batch = 2}, d64, false},
-        Case{{.group = 4, .max_q_len = 16, .kv_heads = 8, .batch = 4}, d64, true},
-        Case{{.format = "int4-g32", .group = 4, .max_q_len = 16, .kv_heads = 8}, d64, false},
-        Case{{.group = 8, .max_q_len = 8, .kv_heads = 8, .batch = 1}, d64, false},
-        Case{{.group = 8, .max_q_len = 8, .kv_heads = 8, .batch = 2}, d64, true},
-        Case{{.group = 16, .max_q_len = 3, .batch = 8}, d64, true},
-        Case{{.group = 16, .max_q_len = 3, .batch = 512, .keys = 512}, d64, false},
-        Case{{.group = 32, .max_q_len = 1, .batch = 512, .keys = 512}, d64, true},
-        Case{{.group = 1, .max_q_len = 16, .kv_heads = 8, .batch = 1}, d8, false},
-        Case{{.group = 1, .max_q_len = 8, .kv_heads = 8, .batch = 1, .keys = 2048}, d8, false},
-        Case{{.group = 1, .max_q_len = 8, .kv_heads = 8, .batch = 8}, d8, true},
-        Case{{.group = 4, .max_q_len = 1, .kv_heads = 8, .batch = 1, .keys = 64}, d8, true},
-        Case{
-            {.format = "bf16", .group = 4, .max_q_len = 2, .kv_heads = 8, .batch = 8, .keys = 512}, d8, true},
-        Case{{.format = "fp8", .group = 4, .max_q_len = 2, .kv_heads = 8, .batch = 1, .keys = 2048},
-             d8,
-             false}}) {
-    AttentionProblem p = problem_of(c.shape);
-    p.min_q_len = c.shape.max_q_len;
+  for (const Case& c : {
+           Case{"int8-head", 4, 16, 8, 1, 8192, d64, false},
+           Case{"int8-head", 4, 16, 8, 2, 8192, d64, false},
+           Case{"int8-head", 4, 16, 8, 4, 8192, d64, true},
+           Case{"int8-head", 4, 16, 8, 4, 8192, d64, false, 128, 16384},  // of all requests
+           Case{"int8-head", 8, 8, 8, 1, 8192, d64, false},
+           Case{"int8-head", 8, 8, 8, 2, 8192, d64, true},
+           Case{"int8-head", 16, 3, 1, 8, 8192, d64, true},
+           Case{"int8-head", 16, 3, 1, 512, 512, d64, false},  // short requests
+           Case{"int8-head", 32, 1, 1, 512, 512, d64, true},
+           Case{"int8-head", 32, 2, 1, 64, 512, d64, true},
+           Case{"int8-head", 16, 8, 8, 1, 6000, d64, true},  // each of two units reads the keys
+           Case{"int8-head", 16, 8, 8, 1, 2048, d64, false},
+           Case{"int4-g32", 8, 8, 8, 4, 8192, d64, true},
+           Case{"int4-g32", 6, 9, 8, 16, 8192, d64, false},
+           Case{"int8-head", 1, 16, 8, 1, 8192, d8, false},
+           Case{"int8-head", 1, 10, 8, 2, 8192, d8, true},  // likewise two units
+           Case{"int8-head", 1, 8, 8, 1, 2048, d8, false},
+           Case{"int8-head", 1, 8, 8, 2, 8192, d8, false},
+           Case{"int8-head", 1, 8, 8, 3, 8192, d8, true},
+           Case{"int8-head", 4, 1, 8, 1, 64, d8, true},
+           Case{"int8-head", 4, 2, 8, 1, 8192, d8, true},
+           Case{"int8-head", 4, 2, 8, 1, 8192, d8, false, 64},
+           Case{"int8-head", 4, 2, 8, 1, 4096, d8, true, 256},
+           Case{"bf16", 4, 2, 8, 8, 512, d8, true},
+           Case{"fp8", 4, 2, 8, 1, 2048, d8, false},
+           Case{"fp8", 4, 2, 8, 8, 512, d8, false},
+           Case{"int8-head", 4, 4, 8, 0, 8192, d8, false},  // no requests
+       }) {
+    AttentionProblem p = problem_of({.format = c.format,
+                                     .head_dim = c.head_dim,
+                                     .group = c.group,
+                                     .max_q_len = c.tokens,
+                                     .kv_heads = c.kv_heads,
+                                     .batch = c.batch,
+                                     .keys = c.keys});
+    p.min_q_len = c.tokens;
+    p.max_total_kv = c.max_total_kv;
     p.appends = true;
     const PlanInfo info = plan(p).info();
-    const std::string name =
-        std::to_string(c.shape.batch) + " x " + std::to_string(c.shape.max_q_len) + " of " + c.shape.format;
+    const std::string name = std::to_string(c.batch) + " x " + std::to_string(c.keys) + ", " +
+                             std::to_string(c.tokens) + " tokens of " + std::to_string(c.group) + "/" +
+                             std::to_string(c.kv_heads) + " heads, " + c.format + ", " +
+                             std::to_string(c.head_dim);
     EXPECT_EQ(info.config, c.config) << name;
     EXPECT_EQ(info.fuses_append, c.fuses) << name;
   }
+  AttentionProblem large = problem_of(
+      {.format = "bf16", .group = 4, .max_q_len = 1 << 22, .kv_heads = 8, .batch = 256, .keys = 1 << 30});
+  large.appends = true;
+  EXPECT_FALSE(plan(large).info().fuses_append) << "beyond 64 bits";
 }
 
 /// Where only prefill holds the rows of one query, and would stage the cache for it, decode takes them in

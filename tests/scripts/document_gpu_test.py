@@ -159,6 +159,16 @@ class LayerTables(unittest.TestCase):
                                    "| append() and run(): late, early | run() appends: late, early |")
         self.assertEqual(lines[2:], ["| int4-g32 | 8 | 7.6 | 29.9, 28.9 | 31.9, 30.9 | 30.1, 29.1 |"])
 
+    def test_a_draft_is_a_line_of_three_ways(self):
+        rows = [layer_row(form, way, us + n, q_len=4, context=2048) for n, form in enumerate(("bf16", "fp8"))
+                for way, us in (("none", 8.2), ("separate", 9.8), ("fused", 9.9))]
+        lines = document_gpu.drafts(rows + [layer_row("fp8", "none", 10.5, q_len=16, context=2048)]).splitlines()
+        self.assertEqual(lines[0], "| new tokens | keys x requests | format | attention alone "
+                                   "| append() and run() | run() appends |")
+        self.assertEqual(lines[2:], ["| 4 | 2048 x 8 | bf16 | 8.2 | 9.8 | 9.9 |",
+                                     "| 4 | 2048 x 8 | fp8 | 9.2 | 10.8 | 10.9 |",
+                                     "| 16 | 2048 x 8 | fp8 | 10.5 |  |  |"])
+
     def test_what_stands_there_stays_where_no_row_is_behind_a_projection(self):
         self.assertIsNone(document_gpu.layer_behind(self.ALONE))
         with tempfile.TemporaryDirectory() as folder:

@@ -34,7 +34,8 @@ inline constexpr planning::Kernel kUniversalRow{
 /// universal row and kDecodeTable has no kernel for the problem, -1 else.
 int decode_variant(const AttentionProblem& problem, const planning::Kernel& kernel);
 
-/// Whether the kernel of a variant can write new tokens itself.
+/// Whether the kernel of a variant can write new tokens itself, and has the time at the bounds of the
+/// problem.
 bool decode_appends(const AttentionProblem& problem, int variant);
 /// Whether it can those of a call.
 bool decode_appends(const AppendParams& step);

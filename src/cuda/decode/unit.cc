@@ -81,19 +81,20 @@ int largest_unit(const AttentionProblem& problem) {
 }
 
 bool appends_in_time(const AttentionProblem& problem, const DecodeConfig& config) {
-  const std::int64_t tokens = problem.max_q_len;
+  const int tokens = problem.max_q_len;
   if (tokens == 1) return true;
-  if (problem.max_kv_len < 256 * tokens) return false;
+  if (problem.max_kv_len < std::int64_t{256} * tokens) return false;
   const auto& spec = std::get<KvCacheSpec>(problem.kv);
-  const Units units(problem, spec, std::int64_t{problem.q_heads} / spec.kv_heads * tokens, rows_of(config));
-  // That a worker's units read, as if of 128 dims in 8 bits or fewer.
-  const std::int64_t values =
-      std::int64_t{spec.head_dim + spec.v_dim()} * (dtype_bits(spec.k_format.dtype) == 16 ? 2 : 1);
-  const std::int64_t keys =
-      planning::most_keys(problem) * spec.kv_heads * units.each / kWorkers * values / 256;
-  if (config.family != Family::kRows) return keys >= 160 * tokens;
-  // Of 4 bits a token takes longer, and queries of the worker's next item come after it.
-  return keys >= 90 * (tokens - 2) && (tokens <= 8 || dtype_bits(spec.k_format.dtype) > 4);
+  const std::int64_t rows = std::int64_t{problem.q_heads} / spec.kv_heads * tokens;
+  const double units = static_cast<double>((rows + rows_of(config) - 1) / rows_of(config));  // of a request
+  // What a worker reads of a key and KV head counts as dims of 8 bits, of fewer as many: 128 of K, 128 of V.
+  const auto size = [](const KvFormat& f, int dim) { return dtype_bits(f.dtype) == 16 ? 2.0 * dim : dim; };
+  const double each = (size(spec.k_format, spec.head_dim) + size(spec.v_format, spec.v_dim())) / 256;
+  const double keys =
+      static_cast<double>(planning::most_keys(problem)) * spec.kv_heads * units * each / kWorkers;
+  if (config.family != Family::kRows) return keys >= 160.0 * tokens;
+  // Tokens of 4 bits take longer, and hold up the queries of a worker's next item.
+  return keys >= 90.0 * (tokens - 2) && (tokens <= 8 || dtype_bits(spec.k_format.dtype) > 4);
 }
 
 }  // namespace halftone::cuda
