@@ -205,9 +205,9 @@ Measured run_on_cpu(const std::vector<BenchCase>& cases, int repeat, Terminal& t
     throw UsageError(cuda_only(cases.front()));
   }
   Measured m;
-  // Arithmetic bounds prefill, and its rows have no ceiling.
-  const bool reads =
-      std::ranges::any_of(cases, [](const BenchCase& c) { return c.suite != Suite::kPrefill; });
+  // Arithmetic bounds prefill.
+  const auto has_ceiling = [](const BenchCase& c) { return c.suite != Suite::kPrefill; };
+  const bool reads = std::ranges::any_of(cases, has_ceiling);
   double ceiling = 0;
   Progress progress(terminal, static_cast<std::int64_t>(cases.size()) + (reads ? 2 : 0));
   const auto measure_ceiling = [&] {
@@ -221,7 +221,7 @@ Measured run_on_cpu(const std::vector<BenchCase>& cases, int repeat, Terminal& t
   });
   if (reads) measure_ceiling();  // again: other load on the machine moves it
   for (BenchRow& row : m.rows) {
-    if (row.setup.suite != Suite::kPrefill) row.ceiling_gbs = ceiling;
+    if (has_ceiling(row.setup)) row.ceiling_gbs = ceiling;
   }
   m.engine = "CPU, " + thread_count(omp_get_max_threads());
   m.head = provenance();

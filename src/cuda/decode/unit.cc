@@ -85,13 +85,12 @@ bool appends_in_time(const AttentionProblem& problem, const DecodeConfig& config
   if (tokens == 1) return true;
   if (problem.max_kv_len < std::int64_t{256} * tokens) return false;
   const auto& spec = std::get<KvCacheSpec>(problem.kv);
-  const std::int64_t rows = std::int64_t{problem.q_heads} / spec.kv_heads * tokens;
-  const double units = static_cast<double>((rows + rows_of(config) - 1) / rows_of(config));  // of a request
+  const Units units(problem, spec, std::int64_t{problem.q_heads} / spec.kv_heads * tokens, rows_of(config));
   // What a worker reads of a key and KV head counts as dims of 8 bits, of fewer as many: 128 of K, 128 of V.
   const auto size = [](const KvFormat& f, int dim) { return dtype_bits(f.dtype) == 16 ? 2.0 * dim : dim; };
   const double each = (size(spec.k_format, spec.head_dim) + size(spec.v_format, spec.v_dim())) / 256;
-  const double keys =
-      static_cast<double>(planning::most_keys(problem)) * spec.kv_heads * units * each / kWorkers;
+  const double keys = static_cast<double>(planning::most_keys(problem)) * spec.kv_heads *
+                      static_cast<double>(units.each) * each / kWorkers;
   if (config.family != Family::kRows) return keys >= 160.0 * tokens;
   // Tokens of 4 bits take longer, and hold up the queries of a worker's next item.
   return keys >= 90.0 * (tokens - 2) && (tokens <= 8 || dtype_bits(spec.k_format.dtype) > 4);
