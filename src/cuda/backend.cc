@@ -148,9 +148,10 @@ void refuse(const AttentionProblem& p) {
         ErrorCode::kUnsupported,
         fmt::format(
             "arithmetic is {0} and kv is {1} with head_dim {2} and {3} of V, q_dtype is {4}, but the "
-            "CUDA backend serves {0} over tensors in bf16 and f16 and caches, head_dim 128 or 256 and V of "
-            "as many dims, Q in bf16 or f16: use 16-bit, or the CPU.",
-            arithmetic_name(p.arithmetic), kv_text(p), p.head_dim(), p.v_dim(), dtype_name(p.q_dtype)));
+            "CUDA backend serves {0} over tensors in bf16 and f16 and caches, head_dim {5} and V of as many "
+            "dims, or 192 and 128 of V, Q in bf16 or f16: use 16-bit, or the CPU.",
+            arithmetic_name(p.arithmetic), kv_text(p), p.head_dim(), p.v_dim(), dtype_name(p.q_dtype),
+            p.arithmetic == Arithmetic::kFp8 ? "64, 128 or 256" : "128 or 256"));
   }
   if (p.arithmetic != Arithmetic::k16Bit) {
     throw Error(

@@ -47,9 +47,10 @@ struct PrefillConfig {
 };
 
 /// Of a chunk of K. Codes of E4M3 lie in shared memory as a page has them: chunks of 64 dims, in the order of
-/// code_chunk() (stage.h).
+/// code_chunk() (stage.h). So do integers whose rows are no whole chunks of 128.
 constexpr int key_row_bytes(const PrefillConfig& c) {
-  return c.dtype == DType::kFloat8E4M3 ? 64 : c.row_bytes;
+  const bool halves = c.keys == PrefillKeys::kCodes && c.head_dim % 128 != 0;
+  return c.dtype == DType::kFloat8E4M3 || halves ? 64 : c.row_bytes;
 }
 
 /// The type of Q and K as they are multiplied beside V in `dtype`.
@@ -61,10 +62,13 @@ constexpr DType operand_of(PrefillKeys keys, DType dtype) {
 
 constexpr int row_groups(const PrefillConfig& c) { return c.warpgroups / c.shares; }
 constexpr int rows_of(const PrefillConfig& c) { return 64 * row_groups(c); }
-/// How many have their sums in shared memory: those and head_dim / 32 where Q lay before it became codes.
-/// Those of the others are in the workspace.
+/// Chunks of a row of Q that its codes take, which are half as long.
+constexpr int code_chunks(const PrefillConfig& c) { return (c.head_dim + 127) / 128; }
+/// How many have their sums in shared memory: those and what room Q's codes leave of its place, where a whole
+/// chunk is left. Those of the others are in the workspace.
 constexpr int near_sums(const PrefillConfig& c) {
-  return c.dtype == DType::kFloat8E4M3 ? c.promoted_near + c.head_dim / 32 : 0;
+  if (c.dtype != DType::kFloat8E4M3) return 0;
+  return c.promoted_near + 4 * ((c.head_dim + 63) / 64 - code_chunks(c));
 }
 
 /// Up to so many parts of a unit are merged four rows at a time by a warp at value_dim 128, more of them a
@@ -73,11 +77,11 @@ inline constexpr int kFewParts = 8;
 
 /// Both products in E4M3.
 constexpr PrefillConfig e4m3(PrefillKeys keys, int head_dim, int warpgroups, int kv_tile, int stages,
-                             int query_buffers, int promoted_keys, int promoted_near) {
+                             int query_buffers, int promoted_keys, int promoted_near, int value_dim = 0) {
   return {.keys = keys,
           .dtype = DType::kFloat8E4M3,
           .head_dim = head_dim,
-          .value_dim = head_dim,
+          .value_dim = value_dim != 0 ? value_dim : head_dim,
           .warpgroups = warpgroups,
           .kv_tile = kv_tile,
           .stages = stages,
@@ -134,9 +138,13 @@ inline constexpr std::array kPrefillTable{
     PrefillConfig{PrefillKeys::kScaled, DType::kBFloat16, 512, 512, 2, 32, 2, 1, 128, 2},  // 4 x 4k: 383, 319
     PrefillConfig{PrefillKeys::kCodes, DType::kFloat16, 128, 128, 3, 80, 4, 2},            // 736, 726
     PrefillConfig{PrefillKeys::kCodes, DType::kBFloat16, 128, 128, 3, 80, 4, 2},  // an H100: 718, 682
+    PrefillConfig{PrefillKeys::kCodes, DType::kFloat16, 192, 128, 3, 80, 3, 1},   // -, 783
+    PrefillConfig{PrefillKeys::kCodes, DType::kBFloat16, 192, 128, 3, 80, 3, 1},  // of tensors: 854, 824
     PrefillConfig{PrefillKeys::kCodes, DType::kFloat16, 256, 256, 2, 80, 2, 1},   // 901, 923
     PrefillConfig{PrefillKeys::kCodes, DType::kBFloat16, 256, 256, 2, 80, 2, 1},  // likewise: 965, 871
+    e4m3(PrefillKeys::kCodes, 64, 3, 128, 4, 2, 1536, 8),                         // of tensors: 590, 553
     e4m3(PrefillKeys::kCodes, 128, 3, 96, 3, 2, 1536, 8),                         // an H100: 928, 906
+    e4m3(PrefillKeys::kCodes, 192, 3, 96, 3, 1, 1536, 8, 128),                    // of tensors: 1026, 988
     e4m3(PrefillKeys::kCodes, 256, 2, 96, 3, 1, 1536, 3),                         // an H100: 1053, 985
     // us of 128 and of 256 rows over 131,072 keys of 8 KV heads, an H100
     // (docs/kernels/prefill-codes-measured.md, of E4M3 prefill-fp8-measured.md)

@@ -174,7 +174,8 @@ void stage_moved(const KvTensorViews& tensors, const planning::Schedule& schedul
   p.cu_kv = schedule.cu_kv, p.kv_lengths = schedule.kv_lengths;
   p.batch = schedule.params.batch;
   p.heads = static_cast<std::int32_t>(tensors.k.shape[1]);
-  p.dim = static_cast<std::int32_t>(tensors.k.shape[2]);
+  p.key_dim = static_cast<std::int32_t>(tensors.k.shape[2]);
+  p.value_dim = static_cast<std::int32_t>(tensors.v.shape[2]);
   p.type = tensors.k.dtype;
   p.rows = staged.keys;
   p.k_codes = static_cast<std::uint8_t*>(staged.k.data),

@@ -123,32 +123,37 @@ struct KeyScales {
   using Traits = PrefillTraits<C>;
   static constexpr int kEach = (C.kv_tile + 31) / 32;
   float scale[kEach];
-  int count;  // of the tile's keys, less the lane
+
+  /// Of the tile's keys, less the lane.
+  static __device__ int count(const DeviceItem& item, int token, int lane) {
+    return min(item.work.kv_end - token, C.kv_tile) - lane;
+  }
 
   /// Of all tiles of an item, if there is one for all keys of the head.
   __device__ void begin(const PrefillParams& p, const DeviceItem& item) {
     if (!Traits::kE4m3 || p.key_scales != nullptr) return;
     const ParamView& k = p.attention.k;
-    count = 0;
     for (float& x : scale) x = k.static_scale[item.work.kv_head * k.static_stride];
   }
   __device__ void look_up(const PrefillParams& p, const DeviceItem& item, int first_key, int token,
                           int lane) {
     if (token < item.work.kv_begin || (Traits::kE4m3 && p.key_scales == nullptr)) return;
     const float* const from = p.key_scales + item.work.kv_head * p.kv_tokens;
-    count = min(item.work.kv_end - token, C.kv_tile) - lane;
+    const int own_count = count(item, token, lane);
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
       const int own = token + lane + 32 * i;
-      scale[i] = 32 * i < count ? from[first_key + own] : 1.0f;
+      scale[i] = 32 * i < own_count ? from[first_key + own] : 1.0f;
     }
   }
   /// kScaledTile, if it holds.
-  __device__ std::uint32_t mark() const {
+  __device__ std::uint32_t mark(const PrefillParams& p, const DeviceItem& item, int token, int lane) const {
+    if (Traits::kE4m3 && p.key_scales == nullptr) return 0;
+    const int own_count = count(item, token, lane);
     const float usual = Traits::kCodes ? __shfl_sync(~0u, scale[0], 0) : 1.0f;
     bool scaled = false;
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) scaled |= 32 * i < count && scale[i] != usual;
+    for (int i = 0; i < kEach; ++i) scaled |= 32 * i < own_count && scale[i] != usual;
     return __any_sync(~0u, scaled) ? kScaledTile : 0;
   }
   __device__ void store(float* to, int lane) const {
@@ -201,7 +206,7 @@ __device__ inline void load_tiles(const PrefillParams& p, typename PrefillTraits
       }
       if constexpr (!kValues) {  // what is known of the tile, beside its copies
         if constexpr (kScales) {
-          live |= scales.mark();
+          live |= scales.mark(p, *item, token, lane);
           scales.store(s.key_scales[ring.stage], lane);
         }
         if (lane == 0) s.live[ring.stage] = live;

@@ -25,9 +25,9 @@ struct PromotedSums {
   __device__ float4& near(int i) const {
     const std::uint32_t thread = thread_index();
     if (i < kFree) return c.s.promoted[i][thread];
-    // Codes of Q lie in half of the place: in the other half each warp has its own rows'.
+    // Chunks of the place that codes of Q leave: in them each warp has its own rows'.
     constexpr int kRows = 16 * Traits::kRowBytes, kFoursOfChunk = kRows / 512;
-    const int chunk = Traits::kChunks / 2 + (i - kFree) / kFoursOfChunk;
+    const int chunk = code_chunks(C) + (i - kFree) / kFoursOfChunk;
     std::uint8_t* const place = c.s.q[item % Traits::kQueryBuffers][thread / 128] + chunk * 4 * kRows;
     return reinterpret_cast<float4*>(place +
                                      thread / 32 % 4 * kRows)[(i - kFree) % kFoursOfChunk * 32 + thread % 32];

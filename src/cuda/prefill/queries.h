@@ -70,8 +70,8 @@ struct QueryRow {
     return pack_e4m3x4(value(low, 0) * inverse, value(low, 1) * inverse, value(high, 0) * inverse,
                        value(high, 1) * inverse);
   }
-  /// The row becomes codes, those of E4M3 in the order of K's (code_chunk()), in the first half of its place.
-  /// Returns their scale.
+  /// The row becomes codes, those of E4M3 in the order of K's (code_chunk()), in the first half of its
+  /// pieces. Returns their scale.
   __device__ float to_codes() const {
     constexpr bool kE4m3 = PrefillTraits<C>::kE4m3;
     uint4 x[kPieces / 2];
@@ -120,7 +120,8 @@ struct RotatedQueries {
   static constexpr bool kE4m3 = PrefillTraits<C>::kE4m3;
   static constexpr int kOwn = C.head_dim / 32;     // pieces of a lane
   static constexpr int kLaneBits = kE4m3 ? 0 : 1;  // of a piece's number: from this on two say whose it is
-  static_assert(hadamard::block_size(C.head_dim) == C.head_dim && C.head_dim <= 256);
+  static constexpr int kBlock = hadamard::block_size(C.head_dim);
+  static_assert(kBlock >= 64 && kBlock <= 256);
   std::uint8_t* rows;  // 16 of them
   int lane;
 
@@ -156,12 +157,13 @@ struct RotatedQueries {
       unpack(row.piece(number(i)), bfloat16, x[i]);
       rotate_lanes<8, 8>(x[i], 0);
     }
-    turn<0>(x), turn<1>(x), turn<2>(x), turn<3>(x);
-    if constexpr (C.head_dim == 256) turn<4>(x);
+    turn<0>(x), turn<1>(x), turn<2>(x);
+    if constexpr (kBlock >= 128) turn<3>(x);
+    if constexpr (kBlock == 256) turn<4>(x);
     std::uint32_t most = 0;
 #pragma unroll
     for (int i = 0; i < 8 * kOwn; ++i) {
-      x[i / 8][i % 8] *= hadamard::factor(C.head_dim);
+      x[i / 8][i % 8] *= hadamard::factor(kBlock);
       most = max(most, magnitude_bits(x[i / 8][i % 8]));
     }
     most = max(most, __shfl_xor_sync(~0u, most, 8));

@@ -1,4 +1,5 @@
-// K of tensors as codes with a scale per key, into the workspace: a row is of 16 or 32 lanes.
+// K of tensors as codes with a scale per key, into the workspace: a row is of 16 or 32 lanes, of which some
+// may be left over.
 #include "cuda/device/launch.h"
 #include "cuda/device/ptx.h"
 #include "cuda/device/range.h"
@@ -12,23 +13,26 @@ namespace {
 constexpr int kThreads = 256, kCtas = 4;  // of an SM
 constexpr int kEach = 4;                  // rows of a lane that are on their way
 
-template <int kLanes>
+template <int kDim>
 struct RowStager {
+  static constexpr int kLanes = kDim == 128 ? 16 : 32;
   const StageRowsParams& p;
-  int chunk;  // of 8 dims
+  int chunk;  // of 8 dims; some lanes may have none
+
+  __device__ bool live() const { return kDim == 8 * kLanes || chunk < kDim / 8; }
 
   __device__ uint4 load(std::int64_t token, int head) const {
     const std::int64_t at = token * p.token_stride + head * p.head_stride + 8 * chunk;
     return *reinterpret_cast<const uint4*>(static_cast<const std::uint16_t*>(p.rows) + at);
   }
-  __device__ void store(const uint4& row, std::int64_t token, int head, bool live) const {
+  __device__ void store(const uint4& row, std::int64_t token, int head, bool wanted) const {
     float x[8];
     unpack(row, p.type == DType::kBFloat16, x);
     const int8_row::Row as = int8_row::row_of(largest_of_row<kLanes>(x));
 #pragma unroll
     for (float& v : x) v *= as.inverse;
-    if (!live) return;
-    const std::int64_t at = (token * p.heads + head) * (8 * kLanes) + 8 * chunk;
+    if (!wanted || !live()) return;
+    const std::int64_t at = (token * p.heads + head) * kDim + 8 * chunk;
     *reinterpret_cast<uint2*>(p.out + at) = int8_codes(x);
     if (chunk == 0) p.scales[head * p.tokens + token] = as.scale;
   }
@@ -49,7 +53,7 @@ struct RowStager {
 #pragma unroll
       for (int i = 0; i < kEach; ++i) {
         own_token[i] = token, own_head[i] = head;
-        x[i] = row + i * across < rows ? load(token, head) : uint4{};
+        x[i] = row + i * across < rows && live() ? load(token, head) : uint4{};
         token += tokens_across, head += heads_across;
         if (head >= p.heads) head -= p.heads, ++token;
       }
@@ -59,11 +63,21 @@ struct RowStager {
   }
 };
 
-template <int kLanes>
+template <int kDim>
 __global__ void __launch_bounds__(kThreads, kCtas) stage_rows(const __grid_constant__ StageRowsParams p) {
   wait_for_previous_kernel();
   let_next_kernel_start();
-  RowStager<kLanes>{p, static_cast<int>(threadIdx.x % kLanes)}.run();
+  using Stager = RowStager<kDim>;
+  Stager{p, static_cast<int>(threadIdx.x % Stager::kLanes)}.run();
+}
+
+struct Kernel {
+  const void* function;
+  int lanes;
+};
+template <int kDim>
+Kernel kernel_of() {
+  return {reinterpret_cast<const void*>(&stage_rows<kDim>), RowStager<kDim>::kLanes};
 }
 
 }  // namespace
@@ -71,14 +85,12 @@ __global__ void __launch_bounds__(kThreads, kCtas) stage_rows(const __grid_const
 int launch_stage_rows(const StageRowsParams& p, void* stream) {
   const std::int64_t rows = p.tokens * p.heads;
   if (rows == 0) return cudaSuccess;
-  const int lanes = p.dim / 8;
-  const std::int64_t wanted = (rows * lanes + kEach * kThreads - 1) / (kEach * kThreads);
+  const Kernel kernel = p.dim == 128 ? kernel_of<128>() : p.dim == 192 ? kernel_of<192>() : kernel_of<256>();
+  const std::int64_t wanted = (rows * kernel.lanes + kEach * kThreads - 1) / (kEach * kThreads);
   unsigned blocks = 0;
   if (const cudaError_t status = limit_blocks(wanted, kCtas, blocks); status != cudaSuccess) return status;
-  const void* const kernel = lanes == 16 ? reinterpret_cast<const void*>(&stage_rows<16>)
-                                         : reinterpret_cast<const void*>(&stage_rows<32>);
   const void* argument = &p;
-  return launch_early(kernel, dim3(blocks), dim3(kThreads), &argument, stream);
+  return launch_early(kernel.function, dim3(blocks), dim3(kThreads), &argument, stream);
 }
 
 }  // namespace halftone::cuda

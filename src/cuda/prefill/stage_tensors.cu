@@ -1,6 +1,7 @@
 #include "cuda/prefill/stage_tensors.h"
 
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/device/launch.h"
 #include "cuda/device/ptx.h"
@@ -87,7 +88,7 @@ __device__ void scan_requests(const StageTensorsParams& p, StageShared& s, Scan&
     // What has no room is no key.
     const std::int64_t room = max(p.rows - first_row, std::int64_t{0});
     const auto keys = static_cast<std::int32_t>(min(std::int64_t{there}, room));
-    const std::int64_t own = (keys + value_run(p.dim) - 1) / value_run(p.dim);
+    const std::int64_t own = (keys + value_run(p.value_dim) - 1) / value_run(p.value_dim);
     const std::int64_t first = sum_up_to(own, runs, s) - own;
     if (r < p.batch) use(Run{r, 0, first_row, keys}, first, own);
     if (last < runs) return;
@@ -119,42 +120,54 @@ __device__ std::int64_t count_runs(const StageTensorsParams& p, bool writes, Sta
   return at.runs;
 }
 
-/// Of a tile of 16 tokens of a head 128 dims of V, and as large a part of the rows of K, by a warp.
-template <int kLanes, bool kBFloat16>
+/// Of a tile of 16 tokens of a head up to 128 dims of V, and as large a part of the rows of K, by a warp.
+template <int kKeyDim, int kValueDim, bool kBFloat16>
 struct TensorTile {
-  static constexpr int kDim = 8 * kLanes, kParts = kDim / 128;
+  static constexpr int kParts = kValueDim <= 128 ? 1 : kValueDim / 128;
+  static constexpr int kPairs = kValueDim / kParts / 64;  // of dims of V, of a lane
+  static_assert(kPairs == 1 || kPairs == 2);
+  static constexpr int kValues = kValueDim;
   const StageTensorsParams& p;
   int head, part;
   std::int64_t row;    // its first staged one
   std::int64_t token;  // and that one's in the tensors
   int count;           // of its tokens that there are
 
-  /// V: four dims of all tokens a lane.
-  using Values = uint2[kTileTokens];
-  __device__ int first_dim() const { return part * 128 + threadIdx.x % 32 * 4; }
+  /// V: two or four dims of all tokens a lane.
+  using Pairs = std::conditional_t<kPairs == 2, uint2, std::uint32_t>;
+  using Values = Pairs[kTileTokens];
+  __device__ int first_dim() const { return part * 128 + threadIdx.x % 32 * (2 * kPairs); }
+  static __device__ std::uint32_t pair(const Pairs& x, int i) {
+    if constexpr (kPairs == 2) {
+      return i == 0 ? x.x : x.y;
+    } else {
+      return x;
+    }
+  }
   __device__ void load_values(Values& x) const {
     const auto* const from = static_cast<const std::uint16_t*>(p.v) + token * p.v_token_stride +
                              head * p.v_head_stride + first_dim();
 #pragma unroll
     for (int t = 0; t < kTileTokens; ++t) {
-      x[t] = t < count ? *reinterpret_cast<const uint2*>(from + t * p.v_token_stride) : uint2{};
+      x[t] = t < count ? *reinterpret_cast<const Pairs*>(from + t * p.v_token_stride) : Pairs{};
     }
   }
   /// Bits of the lane's largest magnitude that is finite.
   static __device__ std::uint32_t largest(const Values& x) {
-    std::uint32_t pair = 0;
+    std::uint32_t larger = 0;
 #pragma unroll
-    for (const uint2& own : x) {
-      pair = larger_pair<kBFloat16, false>(pair, larger_pair<kBFloat16, false>(own.x, own.y));
+    for (const Pairs& own : x) {
+      larger = larger_pair<kBFloat16, false>(
+          larger, larger_pair<kBFloat16, false>(pair(own, 0), pair(own, kPairs - 1)));
     }
-    std::uint32_t most = larger_bits<kBFloat16>(pair);
+    std::uint32_t most = larger_bits<kBFloat16>(larger);
     if (most < kInfinity) return most;
     most = 0;
 #pragma unroll
-    for (const uint2& own : x) {
+    for (const Pairs& own : x) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const std::uint32_t bits = magnitude_bits(half_of(i / 2 == 0 ? own.x : own.y, i % 2, kBFloat16));
+      for (int i = 0; i < 2 * kPairs; ++i) {
+        const std::uint32_t bits = magnitude_bits(half_of(pair(own, i / 2), i % 2, kBFloat16));
         most = bits < kInfinity ? max(most, bits) : most;
       }
     }
@@ -162,11 +175,11 @@ struct TensorTile {
   }
   __device__ void store_values(const Values& x, float inverse) const {
     auto* const to = reinterpret_cast<uint4*>(p.v_tiles) +
-                     (head * (p.rows / kTileTokens) + row / kTileTokens) * kDim + first_dim();
+                     (head * (p.rows / kTileTokens) + row / kTileTokens) * kValueDim + first_dim();
 #pragma unroll
-    for (int d = 0; d < 4; ++d) {
+    for (int d = 0; d < 2 * kPairs; ++d) {
       const auto value = [&](int t) {
-        return divided_value(half_of(d / 2 == 0 ? x[t].x : x[t].y, d % 2, kBFloat16), inverse);
+        return divided_value(half_of(pair(x[t], d / 2), d % 2, kBFloat16), inverse);
       };
       const auto quad = [&](int t) {
         return pack_e4m3x4(value(2 * t), value(2 * t + 1), value(2 * t + 8), value(2 * t + 9));
@@ -175,10 +188,13 @@ struct TensorTile {
     }
   }
 
-  /// K by rows of kLanes lanes.
+  /// K by rows of so many lanes, of which some may be left over.
   __device__ void stage_keys() const {
+    constexpr int kLanes = kKeyDim == 64 ? 8 : kKeyDim == 128 ? 16 : 32;
     constexpr int kRows = 32 / kLanes, kEach = 4, kOwn = kTileTokens / kParts;
+    static_assert(kOwn % (kEach * kRows) == 0);
     const int lane = threadIdx.x % 32, chunk = lane % kLanes;
+    const bool live = kKeyDim == 8 * kLanes || chunk < kKeyDim / 8;
     const auto* const from = static_cast<const std::uint16_t*>(p.k) + head * p.k_head_stride + chunk * 8;
     const int begin = part * kOwn + lane / kLanes;
 #pragma unroll 1
@@ -187,24 +203,25 @@ struct TensorTile {
 #pragma unroll
       for (int i = 0; i < kEach; ++i) {
         const int own = first + i * kRows;
-        x[i] =
-            own < count ? *reinterpret_cast<const uint4*>(from + (token + own) * p.k_token_stride) : uint4{};
+        x[i] = own < count && live ? *reinterpret_cast<const uint4*>(from + (token + own) * p.k_token_stride)
+                                   : uint4{};
       }
 #pragma unroll
       for (int i = 0; i < kEach; ++i) {
-        std::uint32_t pair = larger_pair<kBFloat16>(x[i]);
+        std::uint32_t larger = larger_pair<kBFloat16>(x[i]);
 #pragma unroll
         for (int away = kLanes / 2; away > 0; away /= 2) {
-          pair = larger_pair<kBFloat16>(pair, __shfl_xor_sync(~0u, pair, away));
+          larger = larger_pair<kBFloat16>(larger, __shfl_xor_sync(~0u, larger, away));
         }
-        const float scale = e4m3_scale(larger_bits<kBFloat16>(pair));
+        const float scale = e4m3_scale(larger_bits<kBFloat16>(larger));
         const float inverse = inverse_power(scale);
         float v[8];
         unpack(x[i], kBFloat16, v);
 #pragma unroll
         for (float& y : v) y *= inverse;
+        if (!live) continue;
         const std::int64_t at = row + first + i * kRows;
-        *reinterpret_cast<uint2*>(p.k_codes + (at * p.heads + head) * kDim + 8 * code_chunk(chunk)) =
+        *reinterpret_cast<uint2*>(p.k_codes + (at * p.heads + head) * kKeyDim + 8 * code_chunk(chunk)) =
             e4m3_codes(v);
         if (chunk == 0) p.k_scales[head * p.rows + at] = scale;
       }
@@ -213,11 +230,10 @@ struct TensorTile {
 };
 
 /// What warp `number` has of a run.
-template <int kLanes, bool kBFloat16>
-__device__ TensorTile<kLanes, kBFloat16> tile_of(const StageTensorsParams& p, const Run& run, int head,
-                                                 int number) {
-  constexpr int kParts = TensorTile<kLanes, kBFloat16>::kParts;
-  static_assert(value_run(8 * kLanes) * kParts == kWarps * kTileTokens);
+template <class Tile>
+__device__ Tile tile_of(const StageTensorsParams& p, const Run& run, int head, int number) {
+  constexpr int kParts = Tile::kParts;
+  static_assert(value_run(Tile::kValues) * kParts == kWarps * kTileTokens);
   const int own = (run.number * (kWarps / kParts) + number / kParts) * kTileTokens;  // token of the request
   return {p,
           head,
@@ -228,11 +244,10 @@ __device__ TensorTile<kLanes, kBFloat16> tile_of(const StageTensorsParams& p, co
 }
 
 /// A run of a head by a block. V as if the largest value of the run were that of all.
-template <int kLanes, bool kBFloat16>
+template <class Tile>
 __device__ void stage_run(const StageTensorsParams& p, const Run& run, int index, int head,
                           std::uint32_t (&most)[kWarps]) {
-  using Tile = TensorTile<kLanes, kBFloat16>;
-  const Tile tile = tile_of<kLanes, kBFloat16>(p, run, head, threadIdx.x / 32);
+  const Tile tile = tile_of<Tile>(p, run, head, threadIdx.x / 32);
   typename Tile::Values values = {};
   if (tile.count > 0) {
     tile.load_values(values);
@@ -245,11 +260,11 @@ __device__ void stage_run(const StageTensorsParams& p, const Run& run, int index
   for (const std::uint32_t bits : most) of_run = max(of_run, bits);
   if (tile.count > 0) tile.store_values(values, fp8_row::row_of(of_run).inverse);
   if (threadIdx.x == 0)
-    p.run_maxima[head * value_runs(p.rows, p.batch, p.dim) + index] = __uint_as_float(of_run);
+    p.run_maxima[head * value_runs(p.rows, p.batch, p.value_dim) + index] = __uint_as_float(of_run);
 }
 
 /// Blocks have equally many runs, of one head after the other.
-template <int kLanes>
+template <int kKeyDim, int kValueDim>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     stage_tensors(const __grid_constant__ StageTensorsParams p) {
   __shared__ StageShared shared;
@@ -265,9 +280,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   for (; left > 0; --left) {
     if (!found) find_run(p, index, at, shared);
     if (p.type == DType::kBFloat16) {
-      stage_run<kLanes, true>(p, shared.run, index, head, shared.most[left % 2]);
+      stage_run<TensorTile<kKeyDim, kValueDim, true>>(p, shared.run, index, head, shared.most[left % 2]);
     } else {
-      stage_run<kLanes, false>(p, shared.run, index, head, shared.most[left % 2]);
+      stage_run<TensorTile<kKeyDim, kValueDim, false>>(p, shared.run, index, head, shared.most[left % 2]);
     }
     found = ++head < p.heads;
     if (!found) head = 0, ++index;
@@ -290,7 +305,7 @@ struct Settled {
 
 __device__ Settled settle_run(const StageTensorsParams& p, int index, int head) {
   const int request = last_begun(p.first_run, p.batch, index), first = p.first_run[request];
-  const float* const maxima = p.run_maxima + head * value_runs(p.rows, p.batch, p.dim) + first;
+  const float* const maxima = p.run_maxima + head * value_runs(p.rows, p.batch, p.value_dim) + first;
   const int number = index - first;
   const fp8_row::Row unit = value_row(maxima, p.first_run[request + 1] - first),
                      own = fp8_row::row_of(__float_as_uint(maxima[number]));
@@ -302,7 +317,7 @@ __device__ Settled settle_run(const StageTensorsParams& p, int index, int head) 
 
 /// V anew of runs whose largest value is of another power of two than that of all of the request. A run by
 /// each warp, what is to be done by all of the block.
-template <int kLanes>
+template <int kKeyDim, int kValueDim>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     settle_values(const __grid_constant__ StageTensorsParams p) {
   __shared__ Settled settled[kWarps];
@@ -317,9 +332,10 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   if (threadIdx.x % 32 == 0) settled[warp] = own;
   __syncthreads();
   const auto restage = [&]<bool kBFloat16>(const Settled& of) {
-    const auto tile = tile_of<kLanes, kBFloat16>(p, of.run, of.head, warp);
+    using Tile = TensorTile<kKeyDim, kValueDim, kBFloat16>;
+    const Tile tile = tile_of<Tile>(p, of.run, of.head, warp);
     if (tile.count <= 0) return;
-    typename TensorTile<kLanes, kBFloat16>::Values values;
+    typename Tile::Values values;
     tile.load_values(values);
     tile.store_values(values, of.inverse);
   };
@@ -334,23 +350,31 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   }
 }
 
+struct Kernels {
+  const void *stage, *settle;
+};
+template <int kKeyDim, int kValueDim>
+Kernels kernels_of() {
+  return {reinterpret_cast<const void*>(&stage_tensors<kKeyDim, kValueDim>),
+          reinterpret_cast<const void*>(&settle_values<kKeyDim, kValueDim>)};
+}
+
 }  // namespace
 
 int launch_stage_tensors(const StageTensorsParams& p, void* stream) {
-  const bool narrow = p.dim == 128;
+  const Kernels kernels = p.key_dim == 64    ? kernels_of<64, 64>()
+                          : p.key_dim == 128 ? kernels_of<128, 128>()
+                          : p.key_dim == 192 ? kernels_of<192, 128>()
+                                             : kernels_of<256, 256>();
   const void* argument = &p;
-  const std::int64_t items = value_runs(p.rows, p.batch, p.dim) * p.heads;
+  const std::int64_t items = value_runs(p.rows, p.batch, p.value_dim) * p.heads;
   unsigned blocks = 0;
   const cudaError_t status = limit_blocks(items, kBlocks, blocks);
   if (status != cudaSuccess) return status;
-  const void* const stage = narrow ? reinterpret_cast<const void*>(&stage_tensors<16>)
-                                   : reinterpret_cast<const void*>(&stage_tensors<32>);
-  const cudaError_t staged = launch_early(stage, dim3(blocks), dim3(kThreads), &argument, stream);
+  const cudaError_t staged = launch_early(kernels.stage, dim3(blocks), dim3(kThreads), &argument, stream);
   if (staged != cudaSuccess) return staged;
-  const void* const settle = narrow ? reinterpret_cast<const void*>(&settle_values<16>)
-                                    : reinterpret_cast<const void*>(&settle_values<32>);
   const auto checked = static_cast<unsigned>((items + kWarps - 1) / kWarps);
-  return launch_early(settle, dim3(checked), dim3(kThreads), &argument, stream);
+  return launch_early(kernels.settle, dim3(checked), dim3(kThreads), &argument, stream);
 }
 
 }  // namespace halftone::cuda

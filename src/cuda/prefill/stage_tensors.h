@@ -10,10 +10,12 @@ namespace halftone::cuda {
 
 /// V of a request and head has one power of two, for which its largest magnitude is looked for in runs of so
 /// many tokens. It is read once where the largest of each run is of the same one as the largest of all.
-HT_HOST_DEVICE constexpr int value_run(int dim) { return 128 * 128 / dim; }
+HT_HOST_DEVICE constexpr int value_run(int value_dim) {
+  return value_dim <= 128 ? 128 : 128 * 128 / value_dim;
+}
 /// Of how many runs there is room.
-HT_HOST_DEVICE constexpr std::int64_t value_runs(std::int64_t rows, std::int64_t batch, int dim) {
-  return rows / value_run(dim) + batch;
+HT_HOST_DEVICE constexpr std::int64_t value_runs(std::int64_t rows, std::int64_t batch, int value_dim) {
+  return rows / value_run(value_dim) + batch;
 }
 
 /// A request's rows begin at multiples of 16 among the staged ones. Infinities become NaN.
@@ -24,17 +26,18 @@ struct StageTensorsParams {
   std::int64_t tokens;             // rows of k and v
   const std::int32_t* cu_kv;       // [batch] first row of a request
   const std::int32_t* kv_lengths;  // [batch]
-  std::int32_t batch, heads, dim;  // 128 or 256 dims
-  DType type;                      // kFloat16 or kBFloat16
-  std::int64_t rows;               // staged ones, a multiple of 16
-  std::uint8_t* k_codes;           // [rows, heads, dim] as StagedAs::kE4m3Codes
-  std::uint8_t* v_tiles;           // [heads, rows / 16, dim, 16] as value_tiles.h
-  float* k_scales;                 // [heads, rows]
-  float* run_maxima;               // [heads, value_runs(rows, batch, dim)] of finite magnitudes of V
-  float* v_units;                  // [batch, heads] what codes of V are multiplied by
-  std::int32_t* first;             // [batch] where requests begin among the staged rows
-  std::int32_t* first_run;         // [batch + 1] likewise among all runs, and how many there are
-  std::int32_t* present;           // [batch] their keys that k and v have
+  std::int32_t batch, heads;
+  std::int32_t key_dim, value_dim;  // 64, 128 or 256 both, or 192 and 128
+  DType type;                       // kFloat16 or kBFloat16
+  std::int64_t rows;                // staged ones, a multiple of 16
+  std::uint8_t* k_codes;            // [rows, heads, key_dim] as StagedAs::kE4m3Codes
+  std::uint8_t* v_tiles;            // [heads, rows / 16, value_dim, 16] as value_tiles.h
+  float* k_scales;                  // [heads, rows]
+  float* run_maxima;                // [heads, value_runs(rows, batch, value_dim)] of finite magnitudes of V
+  float* v_units;                   // [batch, heads] what codes of V are multiplied by
+  std::int32_t* first;              // [batch] where requests begin among the staged rows
+  std::int32_t* first_run;          // [batch + 1] likewise among all runs, and how many there are
+  std::int32_t* present;            // [batch] their keys that k and v have
 };
 
 /// Two kernels. cudaError_t as int.

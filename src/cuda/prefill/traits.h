@@ -68,12 +68,12 @@ struct PrefillTraits {
   static constexpr bool kScaledLogits = kPacked && Tile::kScaledLogits,
                         kFourBits = kPacked && Tile::kFourBits;
   static_assert(!kPacked || (C.kv_tile % 32 == 0 && kDim == Tile::kDim && C.value_dim == kDim));
-  static_assert(!kE4m3 || (kCodes && C.value_dim == kDim && C.kv_tile % 32 == 0));
+  static_assert(!kE4m3 || (kCodes && C.kv_tile % 32 == 0));
   static constexpr int kKeyRowBytes = key_row_bytes(C);
   static constexpr int kKeyChunks = kCodes ? kDim / kKeyRowBytes : kChunks;
   static constexpr int kKeyChunkDims = kCodes ? kKeyRowBytes : kChunkDims;
   using KeyPlace = SwizzledPlace<kKeyRowBytes>;
-  static_assert(!kCodes || (kDim % 128 == 0 && kRowBytes == 128));
+  static_assert(!kCodes || (kDim % 64 == 0 && kRowBytes == 128));
   static constexpr int kKeyTileBytes = C.kv_tile * kKeyChunks * kKeyRowBytes;
   static constexpr int kValueTileBytes = C.kv_tile * (kE4m3 ? C.value_dim : kValueChunks * kRowBytes);
   static constexpr int kQueryBytes = 64 * kChunks * kRowBytes;  // of 64 rows

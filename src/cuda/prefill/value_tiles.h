@@ -25,7 +25,7 @@ __device__ __forceinline__ std::uint32_t bytes_of_tokens(int place, int count) {
   return keep;
 }
 
-/// Of rows of a multiple of 128 dims, so many at a time.
+/// Of rows of a multiple of 64 dims, up to 128 at a time.
 struct ValueTiles {
   static constexpr int kDims = 128;
 
@@ -46,9 +46,12 @@ struct ValueTiles {
     for (int first = 0; first < part.dim; first += kDims, from += kDims, to += kDims) {
       uint4 string[kDims / 32];  // 16 bytes of a lane's string for each block of 32 dims
 #pragma unroll
-      for (int b = 0; b < kDims / 32; ++b) string[b] = __ldg(from + 32 * b);
+      for (int b = 0; b < kDims / 32; ++b) {
+        if (first + 32 * b < part.dim) string[b] = __ldg(from + 32 * b);
+      }
 #pragma unroll
       for (int b = 0; b < kDims / 32; ++b) {
+        if (first + 32 * b >= part.dim) break;
         const uint4& w = string[b];
         std::uint32_t dims[4] = {__byte_perm(w.x, w.y, 0x5410) & keep, __byte_perm(w.x, w.y, 0x7632) & keep,
                                  __byte_perm(w.z, w.w, 0x5410) & keep, __byte_perm(w.z, w.w, 0x7632) & keep};
