@@ -170,9 +170,25 @@ std::vector<Sweep> prefill_sweeps() {
     Sweep& fp8 = add("bf16,int8-head,int4-g32", {32, 8}, 128, 0, {"4096x4", "16384x1"});
     fp8.causal = causal;
     fp8.arithmetic = Arithmetic::kFp8;
-    Sweep& fewer = add("int8-head", {16, 16}, 192, 0, {"4096x4", "16384x1"});
-    fewer.causal = causal;
-    fewer.v_head_dim = 128;
+    const auto add_fewer = [&](std::string_view formats, Arithmetic arithmetic) {
+      Sweep& fewer = add(formats, {16, 16}, 192, 0, {"4096x4", "16384x1"});
+      fewer.plain = formats == "bf16";
+      fewer.causal = causal;
+      fewer.v_head_dim = 128;
+      fewer.arithmetic = arithmetic;
+    };
+    add_fewer("int8-head", Arithmetic::k16Bit);
+    for (const Arithmetic arithmetic : {Arithmetic::kHalfInt8, Arithmetic::kFp8}) {
+      add_fewer("bf16", arithmetic);
+      add_fewer("int8-head", arithmetic);
+    }
+    add_fewer("fp8", Arithmetic::kFp8);
+    for (const bool plain : {true, false}) {
+      Sweep& narrow = add(plain ? "bf16" : "fp8", {32, plain ? 32 : 8}, 64, 0, {"4096x4", "16384x1"});
+      narrow.plain = plain;
+      narrow.causal = causal;
+      narrow.arithmetic = Arithmetic::kFp8;
+    }
   }
   for (const bool causal : {false, true}) {  // the shapes in which half-INT8 attention was published
     for (const int head_dim : {128, 256}) {

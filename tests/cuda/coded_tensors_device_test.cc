@@ -14,6 +14,7 @@
 #include "tests/cuda/adversarial_device.h"
 #include "tests/cuda/agreement.h"
 #include "tests/cuda/bounds_checks.h"
+#include "tests/cuda/coded_dims.h"
 #include "tests/cuda/prefill_options.h"
 #include "tests/cuda/prefill_plans.h"
 
@@ -32,6 +33,7 @@ class DeviceCodedTensors : public ::testing::TestWithParam<const char*> {
   static AttentionCase coded_case(int head_dim, DType q_dtype, DType kv_dtype,
                                   const std::vector<Request>& requests) {
     AttentionCase row = prefill_case(q_dtype, head_dim, true, requests);
+    row.v_head_dim = value_dim(head_dim);
     row.q_heads = 4;
     row.plain = kv_dtype;
     row.arithmetic = GetParam();
@@ -43,12 +45,10 @@ class DeviceCodedTensors : public ::testing::TestWithParam<const char*> {
   int served_ = 0;
 };
 
-constexpr int kDims[] = {128, 256};
-
 TEST_P(DeviceCodedTensors, EveryOption) {
   int n = 0;
   for (const Option& option : options()) {
-    for (const int head_dim : kDims) {
+    for (const int head_dim : kCodedDims) {
       for (const DType kv_dtype : kPrefillTypes) {
         AttentionCase row = coded_case(head_dim, kPrefillTypes[n++ / 4 % 2], kv_dtype, mixed_requests());
         row.q_heads = row.kv_heads * (1 + n % 5);
@@ -63,11 +63,12 @@ TEST_P(DeviceCodedTensors, EveryOption) {
 
 /// A few heads at a time: with batch_invariant the bits of all heads at once.
 TEST_P(DeviceCodedTensors, Rounds) {
-  for (const int head_dim : kDims) {
+  for (const int head_dim : kCodedDims) {
     for (const int heads : {1, 2}) {
       const AttentionCase row =
           rounds_case(coded_case(head_dim, DType::kBFloat16, DType::kBFloat16, {}), heads);
-      if (serves(make_problem(row))) expect_rounds(row, heads, fp8() ? 2 * head_dim + 5 : head_dim + 4);
+      if (serves(make_problem(row)))
+        expect_rounds(row, heads, fp8() ? head_dim + value_dim(head_dim) + 5 : head_dim + 4);
     }
   }
 }
@@ -75,7 +76,7 @@ TEST_P(DeviceCodedTensors, Rounds) {
 /// A row of K with an infinity or a NaN has no scale: its key makes every row that sees it NaN, and no other.
 /// V that f16 does not hold is one of bf16, or has a unit that does.
 TEST_P(DeviceCodedTensors, InfinitiesAndLargeValues) {
-  for (const int head_dim : kDims) {
+  for (const int head_dim : kCodedDims) {
     AttentionCase row = coded_case(head_dim, DType::kBFloat16, DType::kBFloat16, {{60, 200}, {70, 90}});
     Problem p = make_problem(row);
     if (!serves(p)) continue;
@@ -87,7 +88,8 @@ TEST_P(DeviceCodedTensors, InfinitiesAndLargeValues) {
     p.k.set(kBad * width + 5, std::numeric_limits<float>::infinity());
     const Outputs outputs = run_on_device(p);
     for (std::int64_t i = 0; i < outputs.out.numel(); ++i) {
-      const std::int64_t query = i / (row.q_heads * head_dim), head = i / head_dim % row.q_heads;
+      const std::int64_t head = i / value_dim(head_dim) % row.q_heads,
+                         query = i / value_dim(head_dim) / row.q_heads;
       const bool sees = query < 60 && query + 140 >= kBad && head < row.q_heads / row.kv_heads;
       if (sees) {
         ASSERT_TRUE(std::isnan(outputs.out.get(i))) << row.name << ", query " << query;
@@ -100,7 +102,7 @@ TEST_P(DeviceCodedTensors, InfinitiesAndLargeValues) {
 
 /// The workspace and what lies behind the last request are never part of a result.
 TEST_P(DeviceCodedTensors, PoisonedMemory) {
-  for (const int head_dim : kDims) {
+  for (const int head_dim : kCodedDims) {
     for (const DType kv_dtype : kPrefillTypes) {
       std::vector<Request> requests = mixed_requests();
       requests.push_back({0, 100});
@@ -123,7 +125,7 @@ TEST_P(DeviceCodedTensors, PoisonedMemory) {
 
 /// An infinity in V is NaN for rows that see it, and for none of other heads and requests.
 TEST_P(DeviceCodedTensors, InfinitiesInValues) {
-  for (const int head_dim : kDims) {
+  for (const int head_dim : kCodedDims) {
     const AttentionCase row =
         coded_case(head_dim, DType::kBFloat16, DType::kBFloat16, {{60, 200}, {70, 90}, {40, 700}});
     Problem p = make_problem(row);
@@ -131,11 +133,12 @@ TEST_P(DeviceCodedTensors, InfinitiesInValues) {
     const Outputs finite = run_on_device(p);
     EXPECT_EQ(judge_device(p, finite), "") << row.name;
     constexpr std::int64_t kBad = 180, kDim = 7;  // of the first request, in KV head 0
-    p.v.set(kBad * row.kv_heads * head_dim + kDim, -std::numeric_limits<float>::infinity());
+    p.v.set(kBad * row.kv_heads * value_dim(head_dim) + kDim, -std::numeric_limits<float>::infinity());
     const Outputs outputs = run_on_device(p);
     for (std::int64_t i = 0; i < outputs.out.numel(); ++i) {
-      const std::int64_t query = i / (row.q_heads * head_dim), head = i / head_dim % row.q_heads;
-      const bool own = query < 60 && head < row.q_heads / row.kv_heads && i % head_dim == kDim;
+      const std::int64_t dims = value_dim(head_dim), query = i / (row.q_heads * dims),
+                         head = i / dims % row.q_heads;
+      const bool own = query < 60 && head < row.q_heads / row.kv_heads && i % dims == kDim;
       if (own && query + 140 >= kBad) {
         ASSERT_FALSE(std::isfinite(outputs.out.get(i))) << row.name << ", query " << query;
       } else if (!own) {
@@ -148,7 +151,7 @@ TEST_P(DeviceCodedTensors, InfinitiesInValues) {
 /// Requests of every length: none, whole tiles and runs, one more; V of one request thousands of times as
 /// large as that of the next. The bits of a request alone, which begins elsewhere.
 TEST_P(DeviceCodedTensors, RequestsHaveUnitsOfTheirOwn) {
-  for (const int head_dim : kDims) {
+  for (const int head_dim : kCodedDims) {
     const std::vector<Request> requests = {{0, 0},    {3, 1},  {20, 16}, {1, 256},  {5, 0},
                                            {30, 257}, {2, 17}, {9, 512}, {17, 513}, {0, 33},
                                            {40, 40},  {4, 64}, {3, 65},  {2, 128},  {6, 129}};
@@ -156,7 +159,7 @@ TEST_P(DeviceCodedTensors, RequestsHaveUnitsOfTheirOwn) {
     row.policy = SplitPolicy::kBatchInvariant;
     Problem p = make_problem(row);
     if (!serves(p)) continue;
-    const std::int64_t width = std::int64_t{row.kv_heads} * head_dim;
+    const std::int64_t width = std::int64_t{row.kv_heads} * value_dim(head_dim);
     std::int64_t key = 0;
     for (std::size_t r = 0; r < requests.size(); ++r) {
       for (std::int64_t i = key * width; i < (key + requests[r].kv_len) * width; ++i) {
@@ -179,13 +182,13 @@ TEST_P(DeviceCodedTensors, RequestsHaveUnitsOfTheirOwn) {
 /// V is staged in runs of 64 or 128 tokens, each by its own largest value at first: values of a request are
 /// largest in its first tokens, in its last or between.
 TEST_P(DeviceCodedTensors, RunsOfOtherOctavesAreSettled) {
-  for (const int head_dim : kDims) {
+  for (const int head_dim : kCodedDims) {
     for (const DType kv_dtype : kPrefillTypes) {
       const AttentionCase row =
           coded_case(head_dim, DType::kBFloat16, kv_dtype, {{60, 700}, {40, 300}, {7, 1000}});
       Problem p = make_problem(row);
       if (!serves(p)) continue;
-      const std::int64_t width = std::int64_t{row.kv_heads} * head_dim;
+      const std::int64_t width = std::int64_t{row.kv_heads} * value_dim(head_dim);
       std::int64_t at = 0;
       for (std::size_t r = 0; r < row.requests.size(); ++r) {
         const int keys = row.requests[r].kv_len;
@@ -218,7 +221,7 @@ TEST_P(DeviceCodedTensors, RunsOfManyRequests) {
 
 /// cu_kv that falls, or begins before the tensors or behind them.
 TEST_P(DeviceCodedTensors, WildFirstKeys) {
-  for (const int head_dim : kDims) {
+  for (const int head_dim : kCodedDims) {
     AttentionCase row =
         coded_case(head_dim, DType::kBFloat16, DType::kFloat16, {{70, 100}, {33, 90}, {40, 700}});
     row.mask = {};
@@ -232,7 +235,7 @@ TEST_P(DeviceCodedTensors, WildFirstKeys) {
 /// lose up to 3.3%.
 TEST_P(DeviceCodedTensors, NeedleIn128KTokens) {
   constexpr int kKeys = 131'072, kRows = 40;
-  for (const int head_dim : kDims) {
+  for (const int head_dim : kCodedDims) {
     AttentionCase row = coded_case(head_dim, DType::kBFloat16, DType::kBFloat16, {{kRows, kKeys}});
     row.q_heads = row.kv_heads = 1;
     row.mask = {};
@@ -240,14 +243,16 @@ TEST_P(DeviceCodedTensors, NeedleIn128KTokens) {
     const Problem p = make_problem(row);
     if (!serves(p)) continue;
     const auto value = [](int d) { return 1 + static_cast<float>(d % 8) / 8; };
+    const int dims = value_dim(head_dim);
     for (int d = 0; d < head_dim; ++d) {
       for (int i = 0; i < kRows; ++i) p.q.set(i * head_dim + d, d == 0 ? 1.0F : 0.0F);
-      for (int t = 0; t < kKeys; ++t) p.k.set(t * head_dim + d, 0.0F), p.v.set(t * head_dim + d, value(d));
+      for (int t = 0; t < kKeys; ++t) p.k.set(t * head_dim + d, 0.0F);
     }
+    for (int i = 0; i < kKeys * dims; ++i) p.v.set(i, value(i % dims));
     for (const int needle : {3, 77'777, kKeys - 1}) {
       const auto place = [&](float logit, const auto& of) {
         p.k.set(std::int64_t{needle} * head_dim, logit);
-        for (int d = 0; d < head_dim; ++d) p.v.set(std::int64_t{needle} * head_dim + d, of(d));
+        for (int d = 0; d < dims; ++d) p.v.set(std::int64_t{needle} * dims + d, of(d));
       };
       place(14, [](int) { return -4.0F; });
       const Outputs outputs = run_on_device(p);
@@ -255,9 +260,9 @@ TEST_P(DeviceCodedTensors, NeedleIn128KTokens) {
       const double all = 16'384 + kKeys - 1, weight = 16'384 / all;
       for (int i = 0; i < kRows; ++i) {
         EXPECT_NEAR(outputs.lse.get(i), std::log(all), 2e-4) << head_dim << " dims, key " << needle;
-        for (int d = 0; d < head_dim; ++d) {
+        for (int d = 0; d < dims; ++d) {
           const double expected = weight * -4 + (1 - weight) * value(d);
-          ASSERT_NEAR(outputs.out.get(i * head_dim + d), expected, fp8() ? 0.06 : 0.01)
+          ASSERT_NEAR(outputs.out.get(i * dims + d), expected, fp8() ? 0.06 : 0.01)
               << head_dim << " dims, key " << needle << ", row " << i << ", dim " << d;
         }
       }
@@ -274,9 +279,9 @@ TEST_P(DeviceCodedTensors, OthersAreRefused) {
                  {"arithmetic is " + refused.arithmetic, word, "use 16-bit, or the CPU"},
                  [&] { (void)plan_on_device(make_problem(refused)); });
   };
-  row.head_dim = 64;
-  refuses(row, "head_dim 64");
-  row.head_dim = 128;
+  row.head_dim = row.v_head_dim = 96;
+  refuses(row, "head_dim 96");
+  row.head_dim = row.v_head_dim = 128;
   row.plain = DType::kFloat32;
   refuses(row, "tensors in f32");
 }

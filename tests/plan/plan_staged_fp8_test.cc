@@ -98,15 +98,15 @@ TEST(StagedPlan, Fp8ReadsVInItsPages) {
 TEST(StagedPlan, SaysWhatKeepsFp8OffTheGpu) {
   if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
   const auto refused = [](std::string_view is, auto change) {
-    expect_error(
-        ErrorCode::kUnsupported,
-        {"arithmetic is fp8 and kv is", is, "over tensors in bf16 and f16 and caches, head_dim 128 or 256",
-         "Q in bf16 or f16: use 16-bit, or the CPU"},
-        [&] { plan(fp8_problem(change)); });
+    expect_error(ErrorCode::kUnsupported,
+                 {"arithmetic is fp8 and kv is", is,
+                  "over tensors in bf16 and f16 and caches, head_dim 64, 128 or 256",
+                  "or 192 and 128 of V, Q in bf16 or f16: use 16-bit, or the CPU"},
+                 [&] { plan(fp8_problem(change)); });
   };
   refused("tensors in f32 with head_dim 128", [](auto& p) { p.kv = KvTensors{DType::kFloat32, 8, 128}; });
-  refused("tensors in bf16 with head_dim 64", [](auto& p) { p.kv = KvTensors{DType::kBFloat16, 8, 64}; });
-  refused("head_dim 64 and 64 of V", [](auto& p) { spec_of(p).head_dim = 64; });
+  refused("tensors in bf16 with head_dim 96", [](auto& p) { p.kv = KvTensors{DType::kBFloat16, 8, 96}; });
+  refused("head_dim 192 and 192 of V", [](auto& p) { spec_of(p).head_dim = 192; });
   refused("head_dim 128 and 64 of V", [](auto& p) { spec_of(p).v_head_dim = 64; });
   refused("q_dtype is f32", [](auto& p) { p.q_dtype = DType::kFloat32; });
 }

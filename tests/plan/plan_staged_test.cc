@@ -398,7 +398,8 @@ TEST(StagedPlan, SaysWhatKeepsHalfInt8OffTheGpu) {
   const auto refused = [](std::string_view is, auto change) {
     expect_error(ErrorCode::kUnsupported,
                  {"arithmetic is half_int8 and kv is", is, "over tensors in bf16 and f16 and caches,",
-                  "head_dim 128 or 256", "Q in bf16 or f16: use 16-bit, or the CPU"},
+                  "head_dim 128 or 256 and V of as many dims, or 192 and 128 of V",
+                  "Q in bf16 or f16: use 16-bit, or the CPU"},
                  [&] { plan(half_int8_problem(change)); });
   };
   refused("tensors in f32 with head_dim 128", [](auto& p) { p.kv = KvTensors{DType::kFloat32, 8, 128}; });

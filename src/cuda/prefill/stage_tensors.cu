@@ -121,7 +121,7 @@ __device__ std::int64_t count_runs(const StageTensorsParams& p, bool writes, Sta
 }
 
 /// Of a tile of 16 tokens of a head up to 128 dims of V, and as large a part of the rows of K, by a warp.
-template <int kKeyDim, int kValueDim, bool kBFloat16>
+template <int kValueDim, bool kBFloat16>
 struct TensorTile {
   static constexpr int kParts = kValueDim <= 128 ? 1 : kValueDim / 128;
   static constexpr int kPairs = kValueDim / kParts / 64;  // of dims of V, of a lane
@@ -189,6 +189,7 @@ struct TensorTile {
   }
 
   /// K by rows of so many lanes, of which some may be left over.
+  template <int kKeyDim>
   __device__ void stage_keys() const {
     constexpr int kLanes = kKeyDim == 64 ? 8 : kKeyDim == 128 ? 16 : 32;
     constexpr int kRows = 32 / kLanes, kEach = 4, kOwn = kTileTokens / kParts;
@@ -244,14 +245,14 @@ __device__ Tile tile_of(const StageTensorsParams& p, const Run& run, int head, i
 }
 
 /// A run of a head by a block. V as if the largest value of the run were that of all.
-template <class Tile>
+template <int kKeyDim, class Tile>
 __device__ void stage_run(const StageTensorsParams& p, const Run& run, int index, int head,
                           std::uint32_t (&most)[kWarps]) {
   const Tile tile = tile_of<Tile>(p, run, head, threadIdx.x / 32);
   typename Tile::Values values = {};
   if (tile.count > 0) {
     tile.load_values(values);
-    tile.stage_keys();
+    tile.template stage_keys<kKeyDim>();
   }
   const std::uint32_t own = __reduce_max_sync(~0u, Tile::largest(values));
   if (threadIdx.x % 32 == 0) most[threadIdx.x / 32] = own;
@@ -280,9 +281,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   for (; left > 0; --left) {
     if (!found) find_run(p, index, at, shared);
     if (p.type == DType::kBFloat16) {
-      stage_run<TensorTile<kKeyDim, kValueDim, true>>(p, shared.run, index, head, shared.most[left % 2]);
+      stage_run<kKeyDim, TensorTile<kValueDim, true>>(p, shared.run, index, head, shared.most[left % 2]);
     } else {
-      stage_run<TensorTile<kKeyDim, kValueDim, false>>(p, shared.run, index, head, shared.most[left % 2]);
+      stage_run<kKeyDim, TensorTile<kValueDim, false>>(p, shared.run, index, head, shared.most[left % 2]);
     }
     found = ++head < p.heads;
     if (!found) head = 0, ++index;
@@ -317,7 +318,7 @@ __device__ Settled settle_run(const StageTensorsParams& p, int index, int head) 
 
 /// V anew of runs whose largest value is of another power of two than that of all of the request. A run by
 /// each warp, what is to be done by all of the block.
-template <int kKeyDim, int kValueDim>
+template <int kValueDim>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     settle_values(const __grid_constant__ StageTensorsParams p) {
   __shared__ Settled settled[kWarps];
@@ -332,7 +333,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   if (threadIdx.x % 32 == 0) settled[warp] = own;
   __syncthreads();
   const auto restage = [&]<bool kBFloat16>(const Settled& of) {
-    using Tile = TensorTile<kKeyDim, kValueDim, kBFloat16>;
+    using Tile = TensorTile<kValueDim, kBFloat16>;
     const Tile tile = tile_of<Tile>(p, of.run, of.head, warp);
     if (tile.count <= 0) return;
     typename Tile::Values values;
@@ -356,7 +357,7 @@ struct Kernels {
 template <int kKeyDim, int kValueDim>
 Kernels kernels_of() {
   return {reinterpret_cast<const void*>(&stage_tensors<kKeyDim, kValueDim>),
-          reinterpret_cast<const void*>(&settle_values<kKeyDim, kValueDim>)};
+          reinterpret_cast<const void*>(&settle_values<kValueDim>)};
 }
 
 }  // namespace
