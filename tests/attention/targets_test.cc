@@ -1,6 +1,6 @@
 // Every instruction set that this machine has: accuracy, and bits that do not depend on how work is divided.
 //
-// ctest: 3 parts
+// ctest: 2 parts
 #include "tests/attention/targets.h"
 //
 #include <algorithm>
@@ -13,22 +13,32 @@
 namespace halftone::testing {
 namespace {
 
-/// Every third row of the case table, every format among them.
-TEST_P(Targets, CaseTable) {
-  const ForcedTarget forced(GetParam());
-  int n = 0;
-  for (const AttentionCase& row : attention_cases()) {
-    if (n++ % (reference::kSanitized ? 12 : 3) != 0) continue;
-    const Problem p = make_problem(row);
-    EXPECT_EQ(judge(p, make_reference(p), run_problem(p)), "") << row.name;
+/// Against one oracle on every target.
+void expect_agrees_on_targets(const AttentionCase& row, const std::string& name) {
+  const Problem p = make_problem(row);
+  const Reference reference = make_reference(p);
+  for (const std::int64_t target : targets()) {
+    EXPECT_EQ(judge(p, reference, run_on(target, p)), "") << name << ", " << hwy::TargetName(target);
   }
 }
 
-TEST_P(Targets, RandomProblems) {
-  const ForcedTarget forced(GetParam());
-  for (std::uint64_t seed = 10000; seed < (reference::kSanitized ? 10010 : 10060); ++seed) {
-    const Problem p = make_problem(random_case(seed));
-    EXPECT_EQ(judge(p, make_reference(p), run_problem(p)), "") << "random_case(" << seed << ")";
+/// A share of problems for each parameter.
+constexpr int kShares = 6;
+class ProblemsOnTargets : public ::testing::TestWithParam<int> {};
+
+/// Every third row of the case table, every format among them.
+TEST_P(ProblemsOnTargets, CaseTable) {
+  constexpr int kEach = reference::kSanitized ? 12 : 3;
+  int n = 0;
+  for (const AttentionCase& row : attention_cases()) {
+    if (n++ % (kEach * kShares) == kEach * GetParam()) expect_agrees_on_targets(row, row.name);
+  }
+}
+
+TEST_P(ProblemsOnTargets, RandomProblems) {
+  for (int i = GetParam(); i < (reference::kSanitized ? 10 : 60); i += kShares) {
+    const auto seed = static_cast<std::uint64_t>(10000 + i);
+    expect_agrees_on_targets(random_case(seed), "random_case(" + std::to_string(seed) + ")");
   }
 }
 
@@ -345,6 +355,7 @@ TEST_P(Targets, BatchInvariantBits) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Host, Targets, ::testing::ValuesIn(targets()), target_name);
+INSTANTIATE_TEST_SUITE_P(Share, ProblemsOnTargets, ::testing::Range(0, kShares));
 
 }  // namespace
 }  // namespace halftone::testing

@@ -121,19 +121,25 @@ TEST(BenchTables, PrefillIsTensorsAndPagesOfEqualWork) {
   std::set<std::tuple<bool, int, bool, int>> grid;
   std::set<std::tuple<bool, int, int, bool, int>> between;
   std::set<std::string> codes;
-  std::size_t half_int8 = 0, coded_tensors = 0, fp8 = 0, staged_fp8 = 0, fewer_dims = 0;
+  std::size_t half_int8 = 0, coded_tensors = 0, fp8 = 0, staged_fp8 = 0, fewer_dims = 0, narrow_fp8 = 0;
   for (const BenchCase& c : cases) {
     const ProblemShape& s = c.shape;
     EXPECT_EQ(c.suite, Suite::kPrefill);
     EXPECT_EQ(to_problem(s).is_paged(), !s.plain);
     EXPECT_EQ(to_problem(s).mask.causal, s.causal);
+    if (s.arithmetic == Arithmetic::kFp8 && s.head_dim == 64) {
+      ++narrow_fp8;
+      EXPECT_EQ(std::pair(s.batch * s.context, s.q_heads), std::pair(16384, 32));
+      EXPECT_EQ(s.kv_heads, s.plain ? 32 : 8);
+      continue;
+    }
     if (s.arithmetic == Arithmetic::kFp8 && s.q_heads != s.kv_heads) {
       ++staged_fp8;
       EXPECT_EQ(std::pair(s.batch * s.context, s.head_dim), std::pair(16384, 128));
       EXPECT_NE(s.format.name, "fp8");
       continue;
     }
-    if (s.head_dim == 192 && s.format.name == "int8-head") {
+    if (s.head_dim == 192 && (s.format.name == "int8-head" || s.arithmetic != Arithmetic::k16Bit)) {
       ++fewer_dims;
       EXPECT_EQ(std::pair(s.batch * s.context, to_problem(s).v_dim()), std::pair(16384, 128));
       continue;
@@ -173,9 +179,10 @@ TEST(BenchTables, PrefillIsTensorsAndPagesOfEqualWork) {
   EXPECT_EQ(fp8, 2U * 2 * 3);            // head_dim, mask, length
   EXPECT_EQ(coded_tensors, 2 * fp8);     // arithmetic
   EXPECT_EQ(staged_fp8, 3U * 2 * 2);     // format, mask, length
-  EXPECT_EQ(fewer_dims, 2U * 2);         // mask, length
+  EXPECT_EQ(fewer_dims, 6U * 2 * 2);     // what and in which arithmetic, mask, length
+  EXPECT_EQ(narrow_fp8, 2U * 2 * 2);     // place, mask, length
   EXPECT_EQ(cases.size(), grid.size() + between.size() + 2 * 2 + 3 * 2 * 3 + 3 + half_int8 + coded_tensors +
-                              fp8 + staged_fp8 + fewer_dims);  // grouped heads, codes, chunks
+                              fp8 + staged_fp8 + fewer_dims + narrow_fp8);  // grouped heads, codes, chunks
   for (const BenchCase& c : cases_of("prefill", "fp8")) {
     EXPECT_FALSE(c.shape.plain) << "tensors have no such format";
   }
