@@ -83,7 +83,7 @@ halftone_emulate(append_checks_test_emulated "*/cuda")
 halftone_emulate(append_step_test_emulated "*ManyRows/cuda:*HalfBlocksAndWideRows/cuda")
 halftone_emulate(attention_device_test_emulated
   "*MixedFormats:*GraphReplay*:*ManyRowsOfAnySize:*RowsOfAUnit*:*TilesBesideLines:*UnitsOf32Rows")
-halftone_emulate(coded_device_test_emulated "*Dims*:*CausalKeys*:*Groups*:*BadPages*:*BatchInv*:*ManySizes*")
+halftone_emulate(coded_device_test_emulated "*Dims*:*Rotated*:*CausalKeys*:*Groups*:*BadPages*:*BatchInv*:*ManySizes*")
 halftone_emulate(coded_sums_device_test_emulated "*LogitsThatRise*:*LongContexts*:*SumsOf*fp8")
 halftone_emulate(coded_tensors_device_test_emulated "*Infinities*:*PoisonedMemory*:*Runs*:*UnitsOfTheirOwn*:*Wild*")
 halftone_emulate(codec_device_test_emulated "*Groups*:*Rope*")

@@ -1,6 +1,8 @@
 // Arithmetic of 8 bits on the GPU against the double oracle of its codes: formats whose codes are K's own and
 // such as become codes, every option, any number of rows, rounds, and what lies in the workspace before.
 // ctest: 4 parts
+#include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -16,14 +18,17 @@
 namespace halftone::testing {
 namespace {
 
-/// Which dims have a kernel.
+/// Which dims have a kernel, of those that are in this build.
 TEST_P(DeviceCoded, Dims) {
-  if (is_universal(make_problem(for_table(decode_case("int8-head")))))
-    GTEST_SKIP() << "a build of head_dim 64";
+  const auto is_built = [](int head_dim) {
+    return std::ranges::any_of(cuda::kPrefillTable, [head_dim](const cuda::PrefillConfig& c) {
+      return c.head_dim == head_dim && cuda::is_built(c);
+    });
+  };
   const auto expect_served = [&](int head_dim, int value_dims, bool served) {
     AttentionCase row = coded_case(own_format(), value_format(), head_dim, DType::kBFloat16, {{70, 90}});
     row.v_head_dim = value_dims;
-    EXPECT_EQ(serves(make_problem(row)), served) << head_dim << " and " << value_dims;
+    if (is_built(head_dim)) EXPECT_EQ(serves(make_problem(row)), served) << head_dim << " and " << value_dims;
   };
   for (const int head_dim : kCodedDims) {
     expect_served(head_dim, value_dim(head_dim), fp8() || head_dim != 64);
@@ -64,6 +69,19 @@ TEST_P(DeviceCoded, EveryOption) {
         row.name += std::string(", ") + option.name;
         expect_agrees(row);
       }
+    }
+  }
+}
+
+/// Q of rotated K is rotated before it becomes codes, in blocks of the largest power of two that divides its
+/// dims.
+TEST_P(DeviceCoded, RotatedKeys) {
+  for (const int head_dim : kCodedDims) {
+    for (const char* k : {own_format(), "int4-g32"}) {
+      AttentionCase row = coded_case(k, value_format(), head_dim, DType::kBFloat16, {{70, 90}, {20, 130}});
+      row.rotate_k = true;
+      row.data = Data::kOutlierChannels;
+      expect_agrees(row);
     }
   }
 }

@@ -47,7 +47,8 @@ struct PrefillConfig {
 };
 
 /// Of a chunk of K. Codes of E4M3 lie in shared memory as a page has them: chunks of 64 dims, in the order of
-/// code_chunk() (stage.h). So do integers whose rows are no whole chunks of 128.
+/// code_chunk() (stage.h). Integers whose rows are no whole chunks of 128 lie in chunks of 64, too, in the
+/// order of their dims.
 constexpr int key_row_bytes(const PrefillConfig& c) {
   const bool halves = c.keys == PrefillKeys::kCodes && c.head_dim % 128 != 0;
   return c.dtype == DType::kFloat8E4M3 || halves ? 64 : c.row_bytes;

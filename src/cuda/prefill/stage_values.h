@@ -9,8 +9,7 @@ namespace halftone::cuda {
 /// V of a request and head has one power of two: the smallest that leaves its largest magnitude at 448 at
 /// most, of those that are finite and that a query sees. Infinities become NaN.
 struct StageValuesParams {
-  DequantizeParams
-      rows;  // out: tiles of value_tiles.h, [kv_heads, rows / 16, dim, 16]; a multiple of 64 dims
+  DequantizeParams rows;     // out: tiles of value_tiles.h, [kv_heads, rows / 16, dim, 16]; whole 64 dims
   const std::int32_t* cu_q;  // [batch + 1] queries of the requests
   std::int32_t window_left;  // keys before a request's first query that it sees; -1: all
   float* units;              // [batch, kv_heads] what values are multiplied by; 0 where all are zero
