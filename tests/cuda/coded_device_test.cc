@@ -28,7 +28,8 @@ TEST_P(DeviceCoded, Dims) {
   const auto expect_served = [&](int head_dim, int value_dims, bool served) {
     AttentionCase row = coded_case(own_format(), value_format(), head_dim, DType::kBFloat16, {{70, 90}});
     row.v_head_dim = value_dims;
-    if (is_built(head_dim)) EXPECT_EQ(serves(make_problem(row)), served) << head_dim << " and " << value_dims;
+    if (!is_built(head_dim)) return;
+    EXPECT_EQ(serves(make_problem(row)), served) << head_dim << " and " << value_dims;
   };
   for (const int head_dim : kCodedDims) {
     expect_served(head_dim, value_dim(head_dim), fp8() || head_dim != 64);
