@@ -167,28 +167,22 @@ std::vector<Sweep> prefill_sweeps() {
   }
   add("int8-head,int4-g32", {32, 8}, 128, 2048, {"32768x1"});
   for (const bool causal : {false, true}) {  // K and V that are staged, and V of fewer dims
-    Sweep& fp8 = add("bf16,int8-head,int4-g32", {32, 8}, 128, 0, {"4096x4", "16384x1"});
-    fp8.causal = causal;
-    fp8.arithmetic = Arithmetic::kFp8;
-    const auto add_fewer = [&](std::string_view formats, Arithmetic arithmetic) {
-      Sweep& fewer = add(formats, {16, 16}, 192, 0, {"4096x4", "16384x1"});
-      fewer.plain = formats == "bf16";
-      fewer.causal = causal;
-      fewer.v_head_dim = 128;
-      fewer.arithmetic = arithmetic;
+    const auto add_coded = [&](std::string_view formats, Sweep::Heads heads, int head_dim, Arithmetic how) {
+      Sweep& sweep = add(formats, heads, head_dim, 0, {"4096x4", "16384x1"});
+      sweep.plain = formats == "bf16";
+      sweep.causal = causal;
+      sweep.arithmetic = how;
+      if (head_dim == 192) sweep.v_head_dim = 128;
     };
-    add_fewer("int8-head", Arithmetic::k16Bit);
+    add_coded("bf16,int8-head,int4-g32", {32, 8}, 128, Arithmetic::kFp8);
+    add_coded("int8-head", {16, 16}, 192, Arithmetic::k16Bit);
     for (const Arithmetic arithmetic : {Arithmetic::kHalfInt8, Arithmetic::kFp8}) {
-      add_fewer("bf16", arithmetic);
-      add_fewer("int8-head", arithmetic);
+      add_coded("bf16", {16, 16}, 192, arithmetic);
+      add_coded("int8-head", {16, 16}, 192, arithmetic);
     }
-    add_fewer("fp8", Arithmetic::kFp8);
-    for (const bool plain : {true, false}) {
-      Sweep& narrow = add(plain ? "bf16" : "fp8", {32, plain ? 32 : 8}, 64, 0, {"4096x4", "16384x1"});
-      narrow.plain = plain;
-      narrow.causal = causal;
-      narrow.arithmetic = Arithmetic::kFp8;
-    }
+    add_coded("fp8", {16, 16}, 192, Arithmetic::kFp8);
+    add_coded("bf16", {32, 32}, 64, Arithmetic::kFp8);
+    add_coded("fp8", {32, 8}, 64, Arithmetic::kFp8);
   }
   for (const bool causal : {false, true}) {  // the shapes in which half-INT8 attention was published
     for (const int head_dim : {128, 256}) {
