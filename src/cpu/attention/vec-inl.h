@@ -43,7 +43,7 @@ inline constexpr int kAccumulators = HWY_TARGET <= HWY_AVX3 || HWY_TARGET == HWY
 /// f16 as f32. Where no instruction does it, Highway makes infinities and NaNs finite; here the exponent is
 /// moved by a product, which is exact, and is that of an infinity where it was.
 static HWY_INLINE VF from_half(hn::Vec<hn::Rebind<hwy::float16_t, F>> x) {
-#if (HWY_ARCH_X86 && HWY_TARGET >= HWY_SSE4) || HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128
+#if (HWY_ARCH_X86 && HWY_TARGET > HWY_AVX2) || HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128
   const hn::RebindToUnsigned<F> word;
   const auto bits = hn::PromoteTo(word, hn::BitCast(hn::Rebind<std::uint16_t, F>(), x));
   const auto magnitude = hn::And(bits, hn::Set(word, 0x7fffu));
