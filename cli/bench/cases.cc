@@ -175,10 +175,11 @@ std::vector<Sweep> prefill_sweeps() {
       if (head_dim == 192) sweep.v_head_dim = 128;
     };
     add_coded("bf16,int8-head,int4-g32", {32, 8}, 128, Arithmetic::kFp8);
-    add_coded("int8-head", {16, 16}, 192, Arithmetic::k16Bit);
-    for (const Arithmetic arithmetic : {Arithmetic::kHalfInt8, Arithmetic::kFp8}) {
-      add_coded("bf16", {16, 16}, 192, arithmetic);
+    for (const Arithmetic arithmetic : {Arithmetic::k16Bit, Arithmetic::kHalfInt8, Arithmetic::kFp8}) {
+      if (arithmetic != Arithmetic::k16Bit) add_coded("bf16", {16, 16}, 192, arithmetic);
       add_coded("int8-head", {16, 16}, 192, arithmetic);
+      add_coded("bf16", {8, 8}, 512, arithmetic);
+      add_coded("int8-head", {8, 1}, 512, arithmetic);
     }
     add_coded("fp8", {16, 16}, 192, Arithmetic::kFp8);
     add_coded("bf16", {32, 32}, 64, Arithmetic::kFp8);

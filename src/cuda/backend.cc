@@ -129,8 +129,9 @@ std::string kv_text(const AttentionProblem& p) {
   const auto* const spec = std::get_if<KvCacheSpec>(&p.kv);
   if (spec == nullptr) return fmt::format("tensors in {}", dtype_name(std::get<KvTensors>(p.kv).dtype));
   if (spec->is_latent()) return "a latent cache";
-  return fmt::format("a cache of K in {}{} and V in {}", format_name(spec->k_format),
-                     spec->rotate_k ? " with rotate_k" : "", format_name(spec->v_format));
+  return fmt::format("a cache of K in {}{} and V in {}{}", format_name(spec->k_format),
+                     spec->rotate_k ? " with rotate_k" : "", format_name(spec->v_format),
+                     spec->rotate_v ? " with rotate_v" : "");
 }
 
 /// Caches that store K and V apart are served in 16-bit arithmetic, all keys of a request at a time; of
@@ -151,7 +152,7 @@ void refuse(const AttentionProblem& p) {
             "CUDA backend serves {0} over tensors in bf16 and f16 and caches, head_dim {5} and V of as many "
             "dims, or 192 and 128 of V, Q in bf16 or f16: use 16-bit, or the CPU.",
             arithmetic_name(p.arithmetic), kv_text(p), p.head_dim(), p.v_dim(), dtype_name(p.q_dtype),
-            p.arithmetic == Arithmetic::kFp8 ? "64, 128 or 256" : "128 or 256"));
+            p.arithmetic == Arithmetic::kFp8 ? "64, 128, 256 or, without rotate_v, 512" : "128, 256 or 512"));
   }
   if (p.arithmetic != Arithmetic::k16Bit) {
     throw Error(

@@ -54,7 +54,8 @@ inline bool rounds_values(const Problem& p, const PlanInfo& plan) {
 /// Staged K, like values of 4 bits, is rounded to f16: of each product in a logit up to 2^-11 of it, which
 /// add up to a quarter of 2^-11 |q| |k| at most, as they are independent. Of codes one may differ by one
 /// where K is asymmetric, which takes two roundings to dequantise. Codes of E4M3 with a power of 2^8 for a
-/// scale lose up to 2^-11 of a row's largest value where E4M3 is subnormal, and their sums keep some 13 bits.
+/// scale lose up to 2^-11 of a row's largest value where E4M3 is subnormal, and their sums keep some 13 bits:
+/// where all products have one sign the sum is large, and later ones lose their low bits, most at 512 dims.
 inline double logit_slack(const Problem& p, const PlanInfo& plan) {
   const bool fp8 = p.problem.arithmetic == Arithmetic::kFp8;
   if (plan.staged_bytes == 0 && !fp8 && !rounds_values(p, plan)) return 0;
@@ -68,7 +69,8 @@ inline double logit_slack(const Problem& p, const PlanInfo& plan) {
   }
   const double most = largest_logit(p);
   if (fp8) {
-    return std::ldexp(most, -12) + std::ldexp(scale * largest_norm(p.q, dim) * largest_norm(p.k, 1), -11);
+    return std::ldexp(most, dim > 256 && p.row.data == Data::kConstant ? -9 : -12) +
+           std::ldexp(scale * largest_norm(p.q, dim) * largest_norm(p.k, 1), -11);
   }
   return std::ldexp(most, -13);
 }
@@ -140,13 +142,16 @@ inline double out_slack(const Problem& p, const PlanInfo& plan) {
          (rounds_values(p, plan) ? largest * (0x1p-12 + logit_slack(p, plan)) : 0);
 }
 
-/// The universal kernel computes in fp32 and converts between base 2 and e: a few roundings of the LSE.
-inline constexpr double kUniversalLseSlack = 0x1p-22;
-/// In base 2 a logit is rounded once more; a bound, as the largest logit is one itself.
+/// The universal kernel computes in fp32, in base 2, in which a logit is rounded once more: by up to 2^-24 of
+/// the largest, of which largest_logit() is a bound.
+inline double universal_logit_slack(const Problem& p, double most) {
+  return std::min(std::ldexp(largest_logit(p), -24), most);
+}
+/// Converting the LSE back takes a few roundings of it. It may be small where logits are not.
+inline double universal_lse_slack(const Problem& p) { return 0x1p-22 + universal_logit_slack(p, 0x1p-18); }
 inline double universal_out_slack(const Problem& p) {
-  const double logits = std::min(std::ldexp(largest_logit(p), -24), 0x1p-16);
   const double value = largest_value(p);
-  return std::isfinite(value) ? logits * value : 0;
+  return std::isfinite(value) ? universal_logit_slack(p, 0x1p-16) * value : 0;
 }
 
 }  // namespace halftone::testing

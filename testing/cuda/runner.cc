@@ -18,7 +18,7 @@ class CudaRunner final : public Runner {
     const Reference reference = make_reference(p, false);
     const PlanInfo info = plan(p).info();
     if (info.config == kUniversalConfig) {
-      return testing::judge(p, reference, outputs, kUniversalLseSlack, universal_out_slack(p));
+      return testing::judge(p, reference, outputs, universal_lse_slack(p), universal_out_slack(p));
     }
     return testing::judge(p, reference, outputs, lse_slack(p, info), out_slack(p, info));
   }

@@ -121,12 +121,19 @@ TEST(BenchTables, PrefillIsTensorsAndPagesOfEqualWork) {
   std::set<std::tuple<bool, int, bool, int>> grid;
   std::set<std::tuple<bool, int, int, bool, int>> between;
   std::set<std::string> codes;
-  std::size_t half_int8 = 0, coded_tensors = 0, fp8 = 0, staged_fp8 = 0, fewer_dims = 0, narrow_fp8 = 0;
+  std::size_t half_int8 = 0, coded_tensors = 0, fp8 = 0, staged_fp8 = 0, fewer_dims = 0, narrow_fp8 = 0,
+              wide = 0;
   for (const BenchCase& c : cases) {
     const ProblemShape& s = c.shape;
     EXPECT_EQ(c.suite, Suite::kPrefill);
     EXPECT_EQ(to_problem(s).is_paged(), !s.plain);
     EXPECT_EQ(to_problem(s).mask.causal, s.causal);
+    if (s.head_dim == 512) {
+      ++wide;
+      EXPECT_EQ(std::pair(s.batch * s.context, s.q_heads), std::pair(16384, 8));
+      EXPECT_EQ(s.kv_heads, s.plain ? 8 : 1);
+      continue;
+    }
     if (s.arithmetic == Arithmetic::kFp8 && s.head_dim == 64) {
       ++narrow_fp8;
       EXPECT_EQ(std::pair(s.batch * s.context, s.q_heads), std::pair(16384, 32));
@@ -181,8 +188,10 @@ TEST(BenchTables, PrefillIsTensorsAndPagesOfEqualWork) {
   EXPECT_EQ(staged_fp8, 3U * 2 * 2);     // format, mask, length
   EXPECT_EQ(fewer_dims, 6U * 2 * 2);     // what and in which arithmetic, mask, length
   EXPECT_EQ(narrow_fp8, 2U * 2 * 2);     // place, mask, length
+  EXPECT_EQ(wide, 3U * 2 * 2 * 2);       // arithmetic, place, mask, length
   EXPECT_EQ(cases.size(), grid.size() + between.size() + 2 * 2 + 3 * 2 * 3 + 3 + half_int8 + coded_tensors +
-                              fp8 + staged_fp8 + fewer_dims + narrow_fp8);  // grouped heads, codes, chunks
+                              fp8 + staged_fp8 + fewer_dims + narrow_fp8 +
+                              wide);  // grouped heads, codes, chunks
   for (const BenchCase& c : cases_of("prefill", "fp8")) {
     EXPECT_FALSE(c.shape.plain) << "tensors have no such format";
   }

@@ -33,9 +33,15 @@ TEST_P(DeviceCoded, Dims) {
   };
   for (const int head_dim : kCodedDims) {
     expect_served(head_dim, value_dim(head_dim), fp8() || head_dim != 64);
-    expect_served(head_dim, head_dim == 128 ? 64 : 512, false);
+    expect_served(head_dim, head_dim == 128 ? 64 : head_dim == 512 ? 256 : 512, false);
   }
-  for (const int head_dim : {80, 96, 192, 512}) expect_served(head_dim, head_dim, false);
+  for (const int head_dim : {80, 96, 192}) expect_served(head_dim, head_dim, false);
+  if (!is_built(512)) return;
+  for (const char* v : {value_format(), "int4-g32"}) {
+    AttentionCase rotated = coded_case(own_format(), v, 512, DType::kBFloat16, {{70, 90}});
+    rotated.rotate_v = true;
+    EXPECT_EQ(serves(make_problem(rotated)), !fp8()) << "no warpgroup has all of O to rotate it: V " << v;
+  }
 }
 
 TEST_P(DeviceCoded, Formats) {

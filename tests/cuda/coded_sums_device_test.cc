@@ -75,7 +75,7 @@ TEST_P(DeviceCoded, SumsOfARecentPast) {
 TEST_P(DeviceCoded, SumsOfOneItemAfterTheOther) {
   for (const int head_dim : kCodedDims) {
     AttentionCase row = coded_case(own_format(), value_format(), head_dim, DType::kBFloat16,
-                                   {{200, 3400}, {9, 500}, {70, 2500}, {40, 1536}, {30, 1024}});
+                                   {{200, 3400}, {9, 500}, {70, 2500}, {40, 1536}, {20, 1280}, {30, 1024}});
     Problem p = make_problem(row);
     if (!serves(p)) continue;
     lift_values(p);

@@ -179,8 +179,8 @@ TEST_P(DeviceCodedTensors, RequestsHaveUnitsOfTheirOwn) {
   }
 }
 
-/// V is staged in runs of 64 or 128 tokens, each by its own largest value at first: values of a request are
-/// largest in its first tokens, in its last or between.
+/// V is staged in runs of 32, 64 or 128 tokens, each by its own largest value at first: values of a request
+/// are largest in its first tokens, in its last or between.
 TEST_P(DeviceCodedTensors, RunsOfOtherOctavesAreSettled) {
   for (const int head_dim : kCodedDims) {
     for (const DType kv_dtype : kPrefillTypes) {
@@ -207,16 +207,18 @@ TEST_P(DeviceCodedTensors, RunsOfOtherOctavesAreSettled) {
 TEST_P(DeviceCodedTensors, RunsOfManyRequests) {
   std::vector<Request> requests;
   for (int r = 0; r < 300; ++r) requests.push_back({r % 2, r * 7 % 41});
-  Problem p = make_problem(coded_case(128, DType::kBFloat16, DType::kBFloat16, requests));
-  if (!serves(p)) return;
-  const std::int64_t width = std::int64_t{p.row.kv_heads} * 128;
-  std::int64_t at = 0;
-  for (std::size_t r = 0; r < requests.size(); ++r) {
-    for (std::int64_t i = 0; i < requests[r].kv_len * width; ++i, ++at) {
-      if (r % 3 == 0) p.v.set(at, 128.0F * p.v.get(at));
+  for (const int head_dim : {128, 512}) {
+    Problem p = make_problem(coded_case(head_dim, DType::kBFloat16, DType::kBFloat16, requests));
+    if (!serves(p)) continue;
+    const std::int64_t width = std::int64_t{p.row.kv_heads} * head_dim;
+    std::int64_t at = 0;
+    for (std::size_t r = 0; r < requests.size(); ++r) {
+      for (std::int64_t i = 0; i < requests[r].kv_len * width; ++i, ++at) {
+        if (r % 3 == 0) p.v.set(at, 128.0F * p.v.get(at));
+      }
     }
+    EXPECT_EQ(judge_device(p, run_on_device(p)), "") << p.row.name;
   }
-  EXPECT_EQ(judge_device(p, run_on_device(p)), "");
 }
 
 /// cu_kv that falls, or begins before the tensors or behind them.

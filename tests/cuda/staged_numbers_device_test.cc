@@ -34,7 +34,7 @@ class DeviceStagedNumbers : public ::testing::Test {
 };
 
 /// Of tests that take long: other head_dims differ from these by numbers alone.
-constexpr int kFewDims[] = {64, 96, 128, 256};
+constexpr int kFewDims[] = {64, 96, 128, 256, 512};
 
 /// Whether half-INT8 has a kernel for the head_dim.
 constexpr bool has_codes(int head_dim) { return head_dim % 128 == 0; }

@@ -13,9 +13,6 @@ namespace halftone::cuda {
 
 inline constexpr int kLaneRows = 4;
 
-/// Lanes that a row fills, idle ones included.
-__device__ __forceinline__ int lanes_of(int dim) { return dim <= 64 ? 8 : dim <= 128 ? 16 : 32; }
-
 /// Row k of the lane with tokens 2t, 2t + 1, 2t + 8 and 2t + 9.
 __device__ __forceinline__ int lane_token(int t, int k) { return 2 * t + k % 2 + k / 2 * 8; }
 

@@ -1,4 +1,4 @@
-// How a row of K or V lies over the lanes of append, dequantise and the universal kernel.
+// How a row of K or V lies over the lanes of append, dequantise, staging and the universal kernel.
 #pragma once
 
 namespace halftone::cuda {
@@ -9,5 +9,8 @@ inline constexpr int kHalfChunks = 32;
 inline constexpr int kHalfDims = kHalfChunks * kChunk;
 
 constexpr bool is_wide(int dim) { return dim > kHalfDims; }
+
+/// Lanes that a row fills, idle ones included.
+constexpr int lanes_of(int dim) { return dim <= 64 ? 8 : dim <= 128 ? 16 : 32; }
 
 }  // namespace halftone::cuda

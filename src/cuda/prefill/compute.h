@@ -32,6 +32,9 @@ struct Consumer {
   static constexpr DType kOperand = operand_of(C.keys, C.dtype);  // of Q K^T
   using Product = std::conditional_t<kOperand == DType::kInt8, std::int32_t, float>;
   using Products = Product[kS];  // of Q K^T
+  // Beside a sum tensor cores keep few bits of products of E4M3, fewer the more dims it has: those of the
+  // second half of long rows add up apart.
+  static constexpr bool kTwoSums = kE4m3 && C.head_dim > 256;
   using Logits = float[kS];
   using Probabilities = std::uint32_t[kE4m3 ? kTiles / 2 : kTiles][4];
 
@@ -41,6 +44,7 @@ struct Consumer {
   std::uint32_t queries;  // of the item, swizzled_word()
   float o[kO];
   RunningSoftmax<C> softmax;
+  Product second[kTwoSums ? kS : 0];
   // Of the rows, where registers allow it: reading them anew costs each tile 4% of its time.
   float factors[Traits::kPacked ? 2 : 0];
 
@@ -72,8 +76,8 @@ struct Consumer {
     const volatile int& at = s.own[thread / 32].queries;
     return swizzled_word(shared_address(s.q) + at);
   }
-  /// S = Q K^T of a stage.
-  __device__ void begin_scores(int stage, Products& x) const {
+  /// S = Q K^T of a stage; of kTwoSums x + second.
+  __device__ void begin_scores(int stage, Products& x) {
     constexpr int kRow = Traits::kRowBytes, kKeyRow = Traits::kKeyRowBytes;
     const std::uint64_t q = rows_matrix_of<kRow>(uniform(query_word()));
     const std::uint64_t k = rows_matrix_of<kKeyRow>(
@@ -83,6 +87,11 @@ struct Consumer {
       const int at = 32 * step;  // bytes of a row
       const std::uint64_t a = q + (at / kRow * (64 * kRow / 16) + at % kRow / 16);
       const std::uint64_t b = k + (at / kKeyRow * (C.kv_tile * kKeyRow / 16) + at % kKeyRow / 16);
+      if constexpr (kTwoSums) {
+        if (step == kSteps / 2) wgmma_first<kOperand>(second, a, b);
+        if (step > kSteps / 2) wgmma_add<kOperand>(second, a, b);
+        if (step >= kSteps / 2) continue;
+      }
       if (step == 0) {
         wgmma_first<kOperand>(x, a, b);
       } else {
@@ -91,13 +100,23 @@ struct Consumer {
     }
     wgmma_commit();
   }
+  /// Once they are complete.
+  __device__ void join(Products& x) {
+    pin(x);
+    if constexpr (kTwoSums) {
+      pin(second);
+#pragma unroll
+      for (int i = 0; i < kS; ++i) x[i] += second[i];
+    }
+  }
   /// O += P V of a stage; of E4M3 `anew`: O = P V.
   __device__ void begin_output(int stage, const Probabilities& prob, bool anew = false) {
     if constexpr (kE4m3) {
       constexpr int kStep = 2 * kTileTokens * C.value_dim;  // bytes
       static_assert(kStep % 16 == 0);
       const std::uint64_t v = b_matrix<C.value_dim>(0) + uniform((shared_address(s.v) & 0x3ffffu) / 16 +
-                                                                 stage * (Traits::kValueTileBytes / 16));
+                                                                 stage * (Traits::kValueTileBytes / 16) +
+                                                                 share() * kValueDim);  // 16 bytes of a dim
 #pragma unroll
       for (int i = 0; i < kTiles / 2; ++i) {
         wgmma_add_if<C.dtype, C.dtype>(i > 0 || !anew, o, prob[i], v + i * (kStep / 16));

@@ -69,7 +69,7 @@ constexpr int code_chunks(const PrefillConfig& c) { return (c.head_dim + 127) / 
 /// chunk is left. Those of the others are in the workspace.
 constexpr int near_sums(const PrefillConfig& c) {
   if (c.dtype != DType::kFloat8E4M3) return 0;
-  return c.promoted_near + 4 * ((c.head_dim + 63) / 64 - code_chunks(c));
+  return c.promoted_near + 4 * ((c.head_dim + 63) / 64 - code_chunks(c)) / c.shares;
 }
 
 /// Up to so many parts of a unit are merged four rows at a time by a warp at value_dim 128, more of them a
@@ -78,7 +78,8 @@ inline constexpr int kFewParts = 8;
 
 /// Both products in E4M3.
 constexpr PrefillConfig e4m3(PrefillKeys keys, int head_dim, int warpgroups, int kv_tile, int stages,
-                             int query_buffers, int promoted_keys, int promoted_near, int value_dim = 0) {
+                             int query_buffers, int promoted_keys, int promoted_near, int value_dim = 0,
+                             int shares = 1) {
   return {.keys = keys,
           .dtype = DType::kFloat8E4M3,
           .head_dim = head_dim,
@@ -87,6 +88,7 @@ constexpr PrefillConfig e4m3(PrefillKeys keys, int head_dim, int warpgroups, int
           .kv_tile = kv_tile,
           .stages = stages,
           .query_buffers = query_buffers,
+          .shares = shares,
           .promoted_keys = promoted_keys,
           .promoted_near = promoted_near};
 }
@@ -139,14 +141,17 @@ inline constexpr std::array kPrefillTable{
     PrefillConfig{PrefillKeys::kScaled, DType::kBFloat16, 512, 512, 2, 32, 2, 1, 128, 2},  // 4 x 4k: 383, 319
     PrefillConfig{PrefillKeys::kCodes, DType::kFloat16, 128, 128, 3, 80, 4, 2},            // 736, 726
     PrefillConfig{PrefillKeys::kCodes, DType::kBFloat16, 128, 128, 3, 80, 4, 2},  // an H100: 718, 682
-    PrefillConfig{PrefillKeys::kCodes, DType::kFloat16, 192, 128, 3, 80, 3, 1},   // 894, 850
-    PrefillConfig{PrefillKeys::kCodes, DType::kBFloat16, 192, 128, 3, 80, 3, 1},  // of tensors: 842, 796
+    PrefillConfig{PrefillKeys::kCodes, DType::kFloat16, 192, 128, 3, 80, 3, 1},   // 843, 783
+    PrefillConfig{PrefillKeys::kCodes, DType::kBFloat16, 192, 128, 3, 80, 3, 1},  // of tensors: 828, 875
     PrefillConfig{PrefillKeys::kCodes, DType::kFloat16, 256, 256, 2, 80, 2, 1},   // 901, 923
     PrefillConfig{PrefillKeys::kCodes, DType::kBFloat16, 256, 256, 2, 80, 2, 1},  // likewise: 965, 871
-    e4m3(PrefillKeys::kCodes, 64, 3, 128, 4, 2, 1536, 8),                         // 609, 579
-    e4m3(PrefillKeys::kCodes, 128, 3, 96, 3, 2, 1536, 8),                         // an H100: 928, 906
-    e4m3(PrefillKeys::kCodes, 192, 3, 96, 3, 1, 1536, 8, 128),                    // 1025, 973
-    e4m3(PrefillKeys::kCodes, 256, 2, 96, 3, 1, 1536, 3),                         // an H100: 1053, 985
+    PrefillConfig{PrefillKeys::kCodes, DType::kFloat16, 512, 512, 2, 48, 2, 1, 128, 2},   // 619, 613
+    PrefillConfig{PrefillKeys::kCodes, DType::kBFloat16, 512, 512, 2, 48, 2, 1, 128, 2},  // tensors: 635, 594
+    e4m3(PrefillKeys::kCodes, 64, 3, 128, 4, 2, 1536, 8),                                 // 612, 581
+    e4m3(PrefillKeys::kCodes, 128, 3, 96, 3, 2, 1536, 8),                                 // an H100: 928, 906
+    e4m3(PrefillKeys::kCodes, 192, 3, 96, 3, 1, 1536, 8, 128),                            // 1049, 994
+    e4m3(PrefillKeys::kCodes, 256, 2, 96, 3, 1, 1536, 3),          // an H100: 1053, 985
+    e4m3(PrefillKeys::kCodes, 512, 2, 64, 2, 1, 1280, 7, 512, 2),  // of int8-head: 672, 671
     // us of 128 and of 256 rows over 131,072 keys of 8 KV heads, an H100
     // (docs/kernels/prefill-codes-measured.md, of E4M3 prefill-fp8-measured.md)
     e4m3(PrefillKeys::kCodePages, 128, 2, 128, 3, 1, 1024, 12),  // 119, 191

@@ -96,7 +96,8 @@ struct RowsEnd {
       const float lse = ((r == 0 ? max[0] : max[1]) + log2_approx(own)) * kLn2;
       if (row < rows) write_lse(p, place(row), own == 0.0f ? kMinus : lse);
     }
-    if constexpr (C.shares == 1) {  // else V is in the caller's basis (keys_of(); staging)
+    // Else V is in the caller's basis: keys_of(), prefill_variant() and staging see to it.
+    if constexpr (C.shares == 1) {
       if (!p.rotate_v) return;
 #pragma unroll
       for (int r = 0; r < 2; ++r) {

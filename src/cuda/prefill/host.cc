@@ -317,10 +317,13 @@ int prefill_variant(const AttentionProblem& problem, const planning::Kernel& ker
   if (problem.arithmetic == Arithmetic::kFullInt8) return -1;
   const PrefillKeys keys = keys_of(problem);
   const DType dtype = operand_dtype(problem);
+  const auto* const spec = std::get_if<KvCacheSpec>(&problem.kv);
   if (kernel.row_block != prefill_unit(problem, keys)) return -1;
   for (std::size_t row = 0; row < kPrefillTable.size(); ++row) {
     const PrefillConfig& c = kPrefillTable[row];
-    if (keys == PrefillKeys::kPacked && !reads_packed(c, std::get<KvCacheSpec>(problem.kv))) continue;
+    if (keys == PrefillKeys::kPacked && !reads_packed(c, *spec)) continue;
+    // Codes of V are in the cache's basis, and no warpgroup has all dims of O to rotate it back.
+    if (c.shares > 1 && c.dtype == DType::kFloat8E4M3 && spec != nullptr && spec->rotate_v) continue;
     if (is_built(c) && c.keys == keys && c.dtype == dtype && c.head_dim == problem.head_dim() &&
         c.value_dim == problem.v_dim() && rows_of(c) == kernel.row_block) {
       return static_cast<int>(row);

@@ -231,7 +231,7 @@ struct RowsLoop {
       wgmma_begin();
       c.begin_output(before.stage(), prob, moved);
       wgmma_wait<1>();
-      pin(products);
+      c.join(products);
     }
     barrier_wait(shared_address(&s.v_full[ring.stage()]), ring.parity());
     wgmma_begin();
@@ -276,7 +276,7 @@ struct RowsLoop {
       begin_scores(products);
       c.begin();
       wgmma_wait();
-      pin(products);
+      c.join(products);
       pass_turn();
       if (kBuffers == 2 && own().item > 0) release_queries(own().item - 1);
       if (left >= 0) {

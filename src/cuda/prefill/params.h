@@ -19,7 +19,7 @@ struct PrefillParams {
   const float* value_units;         // of V that became E4M3: [batch][kv_heads] what O is multiplied by
   const std::int32_t* present;      // of tensors in E4M3: [batch] keys that they have; null: up to kv_tokens
   /// Of E4M3 products, whose sums keep few bits: O of earlier tiles that has no place in shared memory,
-  /// [worker][warpgroup][value_dim / 8 - near_sums()][128], a thread's own four values each.
+  /// [worker][warpgroup][value_dim / shares / 8 - near_sums()][128], a thread's own four values each.
   float4* promoted;
   CUtensorMap q;        // [token][head][dim], where q_boxes
   CUtensorMap k, v;     // [token][head][dim], or [page][head][tile][token][dim], or code_page_map()

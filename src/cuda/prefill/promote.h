@@ -25,12 +25,14 @@ struct PromotedSums {
   __device__ float4& near(int i) const {
     const std::uint32_t thread = thread_index();
     if (i < kFree) return c.s.promoted[i][thread];
-    // Chunks of the place that codes of Q leave: in them each warp has its own rows'.
-    constexpr int kRows = 16 * Traits::kRowBytes, kFoursOfChunk = kRows / 512;
+    // Chunks of the place that codes of Q leave: in them each warp has its own rows', those that share rows a
+    // part of these.
+    constexpr int kRows = 16 * Traits::kRowBytes, kBytes = kRows / C.shares, kFoursOfChunk = kBytes / 512;
     const int chunk = code_chunks(C) + (i - kFree) / kFoursOfChunk;
-    std::uint8_t* const place = c.s.q[item % Traits::kQueryBuffers][thread / 128] + chunk * 4 * kRows;
-    return reinterpret_cast<float4*>(place +
-                                     thread / 32 % 4 * kRows)[(i - kFree) % kFoursOfChunk * 32 + thread % 32];
+    std::uint8_t* const place =
+        c.s.q[item % Traits::kQueryBuffers][thread / (128 * C.shares)] + chunk * 4 * kRows;
+    return reinterpret_cast<float4*>(place + thread / 32 % (4 * C.shares) *
+                                                 kBytes)[(i - kFree) % kFoursOfChunk * 32 + thread % 32];
   }
   /// Of number kNear. Worked out anew: registers are few.
   __device__ float4* far() const {
@@ -38,7 +40,7 @@ struct PromotedSums {
     const std::int64_t warpgroup = std::int64_t{block_index()} * C.warpgroups + thread / 128;
     return params.promoted + warpgroup * ((kFours - kNear) * 128) + thread % 128;
   }
-  __device__ float& first_offset(int r) const { return c.s.promoted_offset[c.first_row() + 8 * r]; }
+  __device__ float& first_offset(int r) const { return c.s.promoted_offset[c.own_row() + 8 * r]; }
 
   static __device__ float4 times(const float4& x, const float (&scale)[2]) {
     return {x.x * scale[0], x.y * scale[0], x.z * scale[1], x.w * scale[1]};

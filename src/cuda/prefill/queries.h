@@ -74,30 +74,45 @@ struct QueryRow {
   /// pieces. Returns their scale.
   __device__ float to_codes() const {
     constexpr bool kE4m3 = PrefillTraits<C>::kE4m3;
-    uint4 x[kPieces / 2];
+    // Rows of so many dims a block at a time, since registers are few: its codes come to where blocks before
+    // it lay, or it lies.
+    constexpr int kBlocks = C.head_dim > 256 ? C.head_dim / 128 : 1, kBlock = kPieces / kBlocks;
+    uint4 x[kBlock / 2];
+    const auto load = [&](int first) {
+#pragma unroll
+      for (int i = 0; i < kBlock / 2; ++i) {
+        x[i] = piece(first + i / 4 * 8 + (kE4m3 ? 2 * half + i % 2 + i % 4 / 2 * 4 : 4 * half + i % 4));
+      }
+    };
     std::uint32_t most = 0;
+    if constexpr (kBlocks == 1) {
+      load(0);
 #pragma unroll
-    for (int i = 0; i < kPieces / 2; ++i) {
-      x[i] = piece(i / 4 * 8 + (kE4m3 ? 2 * half + i % 2 + i % 4 / 2 * 4 : 4 * half + i % 4));
+      for (int i = 0; i < kBlock / 2; ++i) most = larger(most, x[i]);
+      most = largest(most);
+    } else {
+      most = largest();
     }
-#pragma unroll
-    for (int i = 0; i < kPieces / 2; ++i) most = larger(most, x[i]);
     std::conditional_t<kE4m3, fp8_row::Row, int8_row::Row> as;
     if constexpr (kE4m3) {
-      as = fp8_row::row_of(largest(most));
+      as = fp8_row::row_of(most);
     } else {
-      as = int8_row::row_of(largest(most));
+      as = int8_row::row_of(most);
     }
     const auto codes = [&](std::uint32_t low, std::uint32_t high) {
       return kE4m3 ? e4m3_codes(low, high, as.inverse) : int8_codes(low, high, as.inverse);
     };
-    __syncwarp();  // other lanes have read what lay there
+#pragma unroll 1
+    for (int first = 0; first < kPieces; first += kBlock) {
+      if constexpr (kBlocks > 1) load(first);
+      __syncwarp();  // other lanes have read what lay there
 #pragma unroll
-    for (int i = 0; i < kPieces / 4; ++i) {
-      const int from = i / 2 * 4 + (kE4m3 ? i % 2 : i % 2 * 2);
-      const uint4 &a = x[from], &b = x[from + (kE4m3 ? 2 : 1)];
-      piece(i / 2 * 4 + 2 * half + i % 2) = {codes(a.x, a.y), codes(a.z, a.w), codes(b.x, b.y),
-                                             codes(b.z, b.w)};
+      for (int i = 0; i < kBlock / 4; ++i) {
+        const int from = i / 2 * 4 + (kE4m3 ? i % 2 : i % 2 * 2);
+        const uint4 &a = x[from], &b = x[from + (kE4m3 ? 2 : 1)];
+        piece(first / 2 + i / 2 * 4 + 2 * half + i % 2) = {codes(a.x, a.y), codes(a.z, a.w), codes(b.x, b.y),
+                                                           codes(b.z, b.w)};
+      }
     }
     return as.scale;
   }
@@ -114,33 +129,36 @@ struct QueryRow {
 };
 
 /// What QueryRow::to_codes() does, of a warp's rows, which are rotated as K is first, with the bits of
-/// hadamard::rotate(): eight rows at a time, four lanes each, since registers are few.
+/// hadamard::rotate(): eight rows at a time, four lanes each, or four of eight, since registers are few.
 template <PrefillConfig C>
 struct RotatedQueries {
   static constexpr bool kE4m3 = PrefillTraits<C>::kE4m3;
-  static constexpr int kOwn = C.head_dim / 32;     // pieces of a lane
+  static constexpr int kRowLanes = C.head_dim > 256 ? 8 : 4, kRows = 32 / kRowLanes;  // at a time
+  static constexpr int kOwn = C.head_dim / 8 / kRowLanes;                             // pieces of a lane
   static constexpr int kLaneBits = kE4m3 ? 0 : 1;  // of a piece's number: from this on two say whose it is
+  static constexpr int kLastBit = kRowLanes == 8 ? 3 : -1;  // and this one
   static constexpr int kBlock = hadamard::block_size(C.head_dim);
-  static_assert(kBlock >= 64 && kBlock <= 256);
+  static_assert(kBlock >= 64 && kBlock <= 512);
   std::uint8_t* rows;  // 16 of them
   int lane;
 
   __device__ int number(int i) const {
-    const int of_lane = lane / 8 << kLaneBits;
-    return of_lane | (i & 1) << (kE4m3 ? 2 : 0) | i / 2 * 8;
+    const int of_lane = lane / kRows;
+    return of_lane % 4 << kLaneBits | (i & 1) << (kE4m3 ? 2 : 0) |
+           (of_lane / 4 + i / 2 * (kRowLanes / 4)) * 8;
   }
   /// Stage `bit` over the pieces' numbers.
   template <int kBit>
   __device__ __forceinline__ void turn(float (&x)[kOwn][8]) const {
-    constexpr bool kAcross = kBit == kLaneBits || kBit == kLaneBits + 1;
-    constexpr int kStep = 1 << (kBit < kLaneBits || kAcross ? 0 : kBit - 2);
+    constexpr bool kAcross = kBit == kLaneBits || kBit == kLaneBits + 1 || kBit == kLastBit;
+    constexpr int kStep = kAcross || kBit < 3 ? 1 : 1 << (kBit - (kRowLanes == 8 ? 3 : 2));
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
       if (!kAcross && (i & kStep) != 0) continue;
 #pragma unroll
       for (int d = 0; d < 8; ++d) {
         if constexpr (kAcross) {
-          constexpr int kMask = 8 << (kBit - kLaneBits);
+          constexpr int kMask = kBit == kLastBit ? 16 : kRows << (kBit - kLaneBits);
           const float other = __shfl_xor_sync(~0u, x[i][d], kMask);
           x[i][d] = (lane & kMask) != 0 ? other - x[i][d] : x[i][d] + other;
         } else {
@@ -150,7 +168,7 @@ struct RotatedQueries {
       }
     }
   }
-  /// Rotates the row of the lane's four. Returns the bits of its largest magnitude.
+  /// Rotates the row that the lane has a part of. Returns the bits of its largest magnitude.
   __device__ std::uint32_t load(const QueryRow<C, false>& row, bool bfloat16, float (&x)[kOwn][8]) const {
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) {
@@ -159,23 +177,25 @@ struct RotatedQueries {
     }
     turn<0>(x), turn<1>(x), turn<2>(x);
     if constexpr (kBlock >= 128) turn<3>(x);
-    if constexpr (kBlock == 256) turn<4>(x);
+    if constexpr (kBlock >= 256) turn<4>(x);
+    if constexpr (kBlock == 512) turn<5>(x);
     std::uint32_t most = 0;
 #pragma unroll
     for (int i = 0; i < 8 * kOwn; ++i) {
       x[i / 8][i % 8] *= hadamard::factor(kBlock);
       most = max(most, magnitude_bits(x[i / 8][i % 8]));
     }
-    most = max(most, __shfl_xor_sync(~0u, most, 8));
-    return max(most, __shfl_xor_sync(~0u, most, 16));
+#pragma unroll
+    for (int i = 16; i >= kRows; i /= 2) most = max(most, __shfl_xor_sync(~0u, most, i));
+    return most;
   }
   /// Returns the scale of row `lane` % 16.
   __device__ float to_codes(bool bfloat16) const {
     float scale = 1.0f;
 #pragma unroll 1
-    for (int first = 0; first < 16; first += 8) {
-      const int own = lane % 8;
-      const QueryRow<C, false> row{rows + (first + own) * PrefillTraits<C>::kRowBytes, own, 0};
+    for (int first = 0; first < 16; first += kRows) {
+      const int own = first + lane % kRows;
+      const QueryRow<C, false> row{rows + own * PrefillTraits<C>::kRowBytes, own % 8, 0};
       float x[kOwn][8];
       const std::uint32_t most = load(row, bfloat16, x);
       std::conditional_t<kE4m3, fp8_row::Row, int8_row::Row> as;
@@ -196,7 +216,7 @@ struct RotatedQueries {
         const int n = number(i);
         row.piece(kE4m3 ? n / 8 * 4 + n % 4 : n / 2) = {a.x, a.y, b.x, b.y};
       }
-      if (lane / 8 % 2 * 8 == first) scale = as.scale;
+      if (lane % 16 / kRows * kRows == first) scale = as.scale;
     }
     return scale;
   }

@@ -39,22 +39,30 @@ struct StagedOut {
                                        bool live) const {
     const page::Part& part = p.rows.part;
     if constexpr (kCodes) {
-      uint2 bytes;
+      uint2 bytes[kHalves];
       float scale = params.scale;
-      static_assert(kHalves == 1);
       if (p.has_codes) {
-        if constexpr (Codes::kBits == 8) bytes = {codes[0].words[0], codes[0].words[1]};
+        if constexpr (Codes::kBits == 8) {
+#pragma unroll
+          for (int h = 0; h < kHalves; ++h) bytes[h] = {codes[h].words[0], codes[h].words[1]};
+        }
       } else {
         const bool e4m3 = p.as == StagedAs::kE4m3Codes;
-        const int8_row::Row of = key_row(e4m3, largest<1>(x));
+        const int8_row::Row of = key_row(e4m3, largest<kHalves>(x));
         scale = of.scale;
 #pragma unroll
-        for (int i = 0; i < kChunk; ++i) x[0][i] *= of.inverse;
-        bytes = e4m3 ? e4m3_codes(x[0]) : int8_codes(x[0]);
+        for (int h = 0; h < kHalves; ++h) {
+#pragma unroll
+          for (int i = 0; i < kChunk; ++i) x[h][i] *= of.inverse;
+          bytes[h] = e4m3 ? e4m3_codes(x[h]) : int8_codes(x[h]);
+        }
       }
       if (live && row >= 0) {
         auto* const out = static_cast<std::uint8_t*>(p.rows.out);
-        *reinterpret_cast<uint2*>(out + code_place(row, head, chunk)) = bytes;
+#pragma unroll
+        for (int h = 0; h < kHalves; ++h) {
+          *reinterpret_cast<uint2*>(out + code_place(row, head, chunk + h * kHalfChunks)) = bytes[h];
+        }
         if (chunk == 0) p.scales[head * p.rows.rows + row] = scale;
       }
       return;
@@ -231,9 +239,11 @@ int launch_stage(const StageParams& params, void* stream) {
   if (const void* const kernel = tiles_kernel_of(params); kernel != nullptr) {
     return launch_over_tiles(kernel, params.rows, &params, kCtas<1>, stream, true);
   }
-  if (params.as == StagedAs::kCodes || params.as == StagedAs::kE4m3Codes)
-    return launch<true, 1>(params, stream);
-  return is_wide(params.rows.part.dim) ? launch<false, 2>(params, stream) : launch<false, 1>(params, stream);
+  const bool wide = is_wide(params.rows.part.dim);
+  if (params.as == StagedAs::kCodes || params.as == StagedAs::kE4m3Codes) {
+    return wide ? launch<true, 2>(params, stream) : launch<true, 1>(params, stream);
+  }
+  return wide ? launch<false, 2>(params, stream) : launch<false, 1>(params, stream);
 }
 
 }  // namespace halftone::cuda

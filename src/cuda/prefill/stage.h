@@ -42,7 +42,7 @@ struct StageRowsParams {
   std::int64_t token_stride, head_stride;  // elements
   std::int64_t tokens;
   const std::int32_t* used;  // how many of them are requests'
-  std::int32_t heads, dim;   // 128, 192 or 256 dims
+  std::int32_t heads, dim;   // 128, 192, 256 or 512 dims
   DType type;                // kFloat16 or kBFloat16
   std::uint8_t* out;         // [tokens, heads, dim]
   float* scales;             // [heads, tokens]

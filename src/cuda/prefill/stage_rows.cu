@@ -1,5 +1,6 @@
 // K of tensors as codes with a scale per key, into the workspace: a row is of 16 or 32 lanes, of which some
-// may be left over.
+// may be left over; a wide one has two halves.
+#include "cuda/device/lanes.h"
 #include "cuda/device/launch.h"
 #include "cuda/device/ptx.h"
 #include "cuda/device/range.h"
@@ -11,29 +12,37 @@ namespace halftone::cuda {
 namespace {
 
 constexpr int kThreads = 256, kCtas = 4;  // of an SM
-constexpr int kEach = 4;                  // rows of a lane that are on their way
 
 template <int kDim>
 struct RowStager {
-  static constexpr int kLanes = kDim == 128 ? 16 : 32;
+  static constexpr int kLanes = lanes_of(kDim);
+  static constexpr int kHalves = is_wide(kDim) ? 2 : 1;
+  static constexpr int kEach = 4 / kHalves;  // rows of a lane that are on their way
+  using Row = uint4[kHalves];
   const StageRowsParams& p;
-  int chunk;  // of 8 dims; some lanes may have none
+  int chunk;  // of 8 dims, of each half; some lanes may have none
 
-  __device__ bool live() const { return kDim == 8 * kLanes || chunk < kDim / 8; }
+  __device__ bool live() const { return kDim >= 8 * kLanes || chunk < kDim / 8; }
 
-  __device__ uint4 load(std::int64_t token, int head) const {
+  __device__ void load(std::int64_t token, int head, bool wanted, Row& row) const {
     const std::int64_t at = token * p.token_stride + head * p.head_stride + 8 * chunk;
-    return *reinterpret_cast<const uint4*>(static_cast<const std::uint16_t*>(p.rows) + at);
-  }
-  __device__ void store(const uint4& row, std::int64_t token, int head, bool wanted) const {
-    float x[8];
-    unpack(row, p.type == DType::kBFloat16, x);
-    const int8_row::Row as = int8_row::row_of(largest_of_row<kLanes>(x));
+    const auto* const from = reinterpret_cast<const uint4*>(static_cast<const std::uint16_t*>(p.rows) + at);
 #pragma unroll
-    for (float& v : x) v *= as.inverse;
+    for (int h = 0; h < kHalves; ++h) row[h] = wanted && live() ? from[h * kHalfChunks] : uint4{};
+  }
+  __device__ void store(const Row& row, std::int64_t token, int head, bool wanted) const {
+    float x[kHalves][8];
+#pragma unroll
+    for (int h = 0; h < kHalves; ++h) unpack(row[h], p.type == DType::kBFloat16, x[h]);
+    const int8_row::Row as = int8_row::row_of(largest_of_row<kLanes>(x));
     if (!wanted || !live()) return;
-    const std::int64_t at = (token * p.heads + head) * kDim + 8 * chunk;
-    *reinterpret_cast<uint2*>(p.out + at) = int8_codes(x);
+    auto* const to = reinterpret_cast<uint2*>(p.out + (token * p.heads + head) * kDim + 8 * chunk);
+#pragma unroll
+    for (int h = 0; h < kHalves; ++h) {
+#pragma unroll
+      for (float& v : x[h]) v *= as.inverse;
+      to[h * kHalfChunks] = int8_codes(x[h]);
+    }
     if (chunk == 0) p.scales[head * p.tokens + token] = as.scale;
   }
   __device__ void run() const {
@@ -47,13 +56,13 @@ struct RowStager {
     // All lanes of a warp stay as long as its first row is one.
 #pragma unroll 1
     for (std::int64_t row = first; row - threadIdx.x % 32 / kLanes < rows; row += kEach * across) {
-      uint4 x[kEach];
+      Row x[kEach];
       std::int64_t own_token[kEach];
       int own_head[kEach];
 #pragma unroll
       for (int i = 0; i < kEach; ++i) {
         own_token[i] = token, own_head[i] = head;
-        x[i] = row + i * across < rows && live() ? load(token, head) : uint4{};
+        load(token, head, row + i * across < rows, x[i]);
         token += tokens_across, head += heads_across;
         if (head >= p.heads) head -= p.heads, ++token;
       }
@@ -73,11 +82,11 @@ __global__ void __launch_bounds__(kThreads, kCtas) stage_rows(const __grid_const
 
 struct Kernel {
   const void* function;
-  int lanes;
+  int lanes, each;
 };
 template <int kDim>
 Kernel kernel_of() {
-  return {reinterpret_cast<const void*>(&stage_rows<kDim>), RowStager<kDim>::kLanes};
+  return {reinterpret_cast<const void*>(&stage_rows<kDim>), RowStager<kDim>::kLanes, RowStager<kDim>::kEach};
 }
 
 }  // namespace
@@ -85,8 +94,12 @@ Kernel kernel_of() {
 int launch_stage_rows(const StageRowsParams& p, void* stream) {
   const std::int64_t rows = p.tokens * p.heads;
   if (rows == 0) return cudaSuccess;
-  const Kernel kernel = p.dim == 128 ? kernel_of<128>() : p.dim == 192 ? kernel_of<192>() : kernel_of<256>();
-  const std::int64_t wanted = (rows * kernel.lanes + kEach * kThreads - 1) / (kEach * kThreads);
+  const Kernel kernel = p.dim == 128   ? kernel_of<128>()
+                        : p.dim == 192 ? kernel_of<192>()
+                        : p.dim == 256 ? kernel_of<256>()
+                                       : kernel_of<512>();
+  const std::int64_t threads = kernel.each * kThreads;
+  const std::int64_t wanted = (rows * kernel.lanes + threads - 1) / threads;
   unsigned blocks = 0;
   if (const cudaError_t status = limit_blocks(wanted, kCtas, blocks); status != cudaSuccess) return status;
   const void* argument = &p;

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "cuda/device/lanes.h"
 #include "cuda/device/launch.h"
 #include "cuda/device/ptx.h"
 #include "cuda/device/range.h"
@@ -191,39 +192,47 @@ struct TensorTile {
   /// K by rows of so many lanes, of which some may be left over.
   template <int kKeyDim>
   __device__ void stage_keys() const {
-    constexpr int kLanes = kKeyDim == 64 ? 8 : kKeyDim == 128 ? 16 : 32;
+    constexpr int kLanes = lanes_of(kKeyDim);
+    constexpr int kHalves = is_wide(kKeyDim) ? 2 : 1;
     constexpr int kRows = 32 / kLanes, kEach = 4, kOwn = kTileTokens / kParts;
     static_assert(kOwn % (kEach * kRows) == 0);
     const int lane = threadIdx.x % 32, chunk = lane % kLanes;
-    const bool live = kKeyDim == 8 * kLanes || chunk < kKeyDim / 8;
+    const bool live = kKeyDim >= 8 * kLanes || chunk < kKeyDim / 8;
     const auto* const from = static_cast<const std::uint16_t*>(p.k) + head * p.k_head_stride + chunk * 8;
     const int begin = part * kOwn + lane / kLanes;
 #pragma unroll 1
     for (int first = begin; first < begin + kOwn; first += kEach * kRows) {
-      uint4 x[kEach];
+      uint4 x[kEach][kHalves];
 #pragma unroll
       for (int i = 0; i < kEach; ++i) {
         const int own = first + i * kRows;
-        x[i] = own < count && live ? *reinterpret_cast<const uint4*>(from + (token + own) * p.k_token_stride)
-                                   : uint4{};
+        const auto* const at = reinterpret_cast<const uint4*>(from + (token + own) * p.k_token_stride);
+#pragma unroll
+        for (int h = 0; h < kHalves; ++h) x[i][h] = own < count && live ? at[h * kHalfChunks] : uint4{};
       }
 #pragma unroll
       for (int i = 0; i < kEach; ++i) {
-        std::uint32_t larger = larger_pair<kBFloat16>(x[i]);
+        std::uint32_t larger = larger_pair<kBFloat16>(x[i][0]);
+        if constexpr (kHalves == 2) {
+          larger = larger_pair<kBFloat16>(larger, larger_pair<kBFloat16>(x[i][1]));
+        }
 #pragma unroll
         for (int away = kLanes / 2; away > 0; away /= 2) {
           larger = larger_pair<kBFloat16>(larger, __shfl_xor_sync(~0u, larger, away));
         }
         const float scale = e4m3_scale(larger_bits<kBFloat16>(larger));
         const float inverse = inverse_power(scale);
-        float v[8];
-        unpack(x[i], kBFloat16, v);
-#pragma unroll
-        for (float& y : v) y *= inverse;
         if (!live) continue;
         const std::int64_t at = row + first + i * kRows;
-        *reinterpret_cast<uint2*>(p.k_codes + (at * p.heads + head) * kKeyDim + 8 * code_chunk(chunk)) =
-            e4m3_codes(v);
+        auto* const to = reinterpret_cast<uint2*>(p.k_codes + (at * p.heads + head) * kKeyDim);
+#pragma unroll
+        for (int h = 0; h < kHalves; ++h) {
+          float v[8];
+          unpack(x[i][h], kBFloat16, v);
+#pragma unroll
+          for (float& y : v) y *= inverse;
+          to[code_chunk(chunk) + h * kHalfChunks] = e4m3_codes(v);
+        }
         if (chunk == 0) p.k_scales[head * p.rows + at] = scale;
       }
     }
@@ -366,7 +375,8 @@ int launch_stage_tensors(const StageTensorsParams& p, void* stream) {
   const Kernels kernels = p.key_dim == 64    ? kernels_of<64, 64>()
                           : p.key_dim == 128 ? kernels_of<128, 128>()
                           : p.key_dim == 192 ? kernels_of<192, 128>()
-                                             : kernels_of<256, 256>();
+                          : p.key_dim == 256 ? kernels_of<256, 256>()
+                                             : kernels_of<512, 512>();
   const void* argument = &p;
   const std::int64_t items = value_runs(p.rows, p.batch, p.value_dim) * p.heads;
   unsigned blocks = 0;

@@ -27,7 +27,7 @@ struct StageTensorsParams {
   const std::int32_t* cu_kv;       // [batch] first row of a request
   const std::int32_t* kv_lengths;  // [batch]
   std::int32_t batch, heads;
-  std::int32_t key_dim, value_dim;  // 64, 128 or 256 both, or 192 and 128
+  std::int32_t key_dim, value_dim;  // 64, 128, 256 or 512 both, or 192 and 128
   DType type;                       // kFloat16 or kBFloat16
   std::int64_t rows;                // staged ones, a multiple of 16
   std::uint8_t* k_codes;            // [rows, heads, key_dim] as StagedAs::kE4m3Codes

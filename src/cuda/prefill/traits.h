@@ -152,9 +152,9 @@ struct PrefillTraits {
     // offset was raised.
     OwnTiles own[kComputeWarps];
     std::int8_t raised_log2[16 * kComputeWarps];
-    float query_factors[kStaged ? kRows : 0];              // and what their products are multiplied by
-    float promoted_offset[kE4m3 ? kRows : 0];              // what sums of earlier tiles are relative to
-    float4 promoted[C.promoted_near][32 * kComputeWarps];  // PromotedSums
+    float query_factors[kStaged ? kRows : 0];               // and what their products are multiplied by
+    float promoted_offset[kE4m3 ? 16 * kComputeWarps : 0];  // what sums of earlier tiles are relative to
+    float4 promoted[C.promoted_near][32 * kComputeWarps];   // PromotedSums
   };
   static constexpr int kMaxShared = 227 * 1024;
   static_assert(sizeof(Shared) <= kMaxShared);
