@@ -26,15 +26,14 @@ __device__ __forceinline__ std::uint32_t larger_bits(std::uint32_t pair) {
   return magnitude_bits(half_of(max(pair >> 16 & 0x7fffu, pair & 0x7fffu), false, kBFloat16));
 }
 
-/// Bits of the largest magnitude of a row of which each of kLanes adjacent lanes has eight values, of each
+/// Bits of the largest magnitude of a row of which each of `lanes` adjacent lanes has eight values, of each
 /// half.
-template <int kLanes, int kHalves>
-__device__ __forceinline__ std::uint32_t largest_of_row(const float (&x)[kHalves][8]) {
+template <int kHalves>
+__device__ __forceinline__ std::uint32_t largest_of_row(const float (&x)[kHalves][8], int lanes) {
   std::uint32_t most = 0;
 #pragma unroll
   for (int i = 0; i < 8 * kHalves; ++i) most = max(most, magnitude_bits(x[i / 8][i % 8]));
-#pragma unroll
-  for (int i = kLanes / 2; i > 0; i /= 2) most = max(most, __shfl_xor_sync(~0u, most, i));
+  for (int i = lanes / 2; i > 0; i /= 2) most = max(most, __shfl_xor_sync(~0u, most, i));
   return most;
 }
 

@@ -108,16 +108,9 @@ struct StagedOut {
   __device__ __forceinline__ std::int64_t place(std::int64_t row, int head, int chunk) const {
     return row * p.rows.row_stride + head * p.rows.head_stride + chunk * kChunk;
   }
-  /// Bits of the largest magnitude, over the lanes of a row.
   template <int kHalves>
   __device__ __forceinline__ std::uint32_t largest(const RowChunks<kHalves>& x) const {
-    std::uint32_t most = 0;
-#pragma unroll
-    for (int i = 0; i < kHalves * kChunk; ++i) most = max(most, magnitude_bits(x[i / kChunk][i % kChunk]));
-    for (int i = lanes_of(p.rows.part.dim) / 2; i > 0; i /= 2) {
-      most = max(most, __shfl_xor_sync(~0u, most, i));
-    }
-    return most;
+    return largest_of_row(x, lanes_of(p.rows.part.dim));
   }
   template <int kHalves>
   static __device__ __forceinline__ void divide(RowChunks<kHalves>& x, float by) {

@@ -34,7 +34,7 @@ struct RowStager {
     float x[kHalves][8];
 #pragma unroll
     for (int h = 0; h < kHalves; ++h) unpack(row[h], p.type == DType::kBFloat16, x[h]);
-    const int8_row::Row as = int8_row::row_of(largest_of_row<kLanes>(x));
+    const int8_row::Row as = int8_row::row_of(largest_of_row(x, kLanes));
     if (!wanted || !live()) return;
     auto* const to = reinterpret_cast<uint2*>(p.out + (token * p.heads + head) * kDim + 8 * chunk);
 #pragma unroll

@@ -213,8 +213,9 @@ struct TensorTile {
 #pragma unroll
       for (int i = 0; i < kEach; ++i) {
         std::uint32_t larger = larger_pair<kBFloat16>(x[i][0]);
-        if constexpr (kHalves == 2) {
-          larger = larger_pair<kBFloat16>(larger, larger_pair<kBFloat16>(x[i][1]));
+#pragma unroll
+        for (int h = 1; h < kHalves; ++h) {
+          larger = larger_pair<kBFloat16>(larger, larger_pair<kBFloat16>(x[i][h]));
         }
 #pragma unroll
         for (int away = kLanes / 2; away > 0; away /= 2) {
