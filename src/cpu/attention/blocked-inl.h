@@ -44,7 +44,7 @@ struct ValueSource {
 /// them do not count; `out_scale()` multiplies the rows at the end. With kCodes Q and K are codes with a
 /// scale per row, `scaled(dot, q_scale, t)`; with kBytes they are narrower than fp32: decode_k() keeps them
 /// for itself, and `score_bytes_of<C>(strip, t, column, scores)` multiplies them, with kByteTiles
-/// `score_tiles_of(strip, tokens, scores)` all of a strip, unless it returns false. Either takes up Q:
+/// `score_tiles_of(strip, tokens, sums)` all of a strip, unless it returns false. Either takes up Q:
 /// `begin_queries(rows)`, then `take_query(strip, r)` with row r of the item in Scratch::row, with kSums
 /// without the factor of its rotation. With kGroups `score_groups_of<C, Products>(...)` multiplies Q and K.
 /// With kRoundsWeights V are codes in CodeScratch, and so is P. With kBf16Weights P and V are values of bf16;
@@ -119,11 +119,16 @@ class BlockedItem {
     for (int i = 0; i < rows_.strips; ++i) {
       const Strip& strip = rows_.strip[i];
       if (chunk.begin >= strip.end || chunk.end <= strip.begin) continue;  // no row of it sees the chunk
-      score(strip, chunk);
+      const bool by_tiles = score(strip, chunk);
       const bool partial = strip.common.partial(chunk);
       if constexpr (Source::kRoundsWeights) {
-        for (int column = 0; column < strip.rows; column += kLanes)
-          softmax_codes(strip, chunk, partial, column);
+        for (int column = 0; column < strip.rows; column += kLanes) {
+          if (by_tiles) {
+            softmax_codes<true>(strip, chunk, partial, column);
+          } else {
+            softmax_codes<false>(strip, chunk, partial, column);
+          }
+        }
         add_codes(strip, chunk, v);
       } else {
         for (int column = 0; column < strip.rows; column += kLanes) softmax(strip, chunk, partial, column);
@@ -179,12 +184,13 @@ class BlockedItem {
   static int vectors_at(const Strip& strip, int column) { return vectors_of((strip.rows - column) / kLanes); }
   static int vectors_of(int left) { return left >= 4 && kAccumulators >= 16 ? 4 : left >= 2 ? 2 : 1; }
 
-  /// S^T of a strip.
-  void score(const Strip& strip, const Chunk& chunk) {
+  /// S^T of a strip, [token][rows]; true: by tiles, in the order and the type of score_byte_tiles().
+  bool score(const Strip& strip, const Chunk& chunk) {
     if constexpr (Source::kByteTiles) {
-      if (source_.score_tiles_of(strip, chunk.tiles * kTileTokens, s_.scores)) return;
+      if (source_.score_tiles_of(strip, chunk.tiles * kTileTokens, s_.scores)) return true;
     }
     for (int column = 0; column < strip.rows;) column += score_columns(strip, chunk, column);
+    return false;
   }
   /// Of the next vectors of rows; returns how many rows that were.
   int score_columns(const Strip& strip, const Chunk& chunk, int column) {
@@ -229,12 +235,22 @@ class BlockedItem {
     return vectors * kLanes;
   }
 
+  /// Where kLanes rows have a token's score, kByTiles: as score() has it then.
+  template <bool kByTiles>
+  float* score_of(const Strip& strip, int column, int token) const {
+    return s_.scores + (kByTiles ? column * kBlockedTokens + token * kLanes : token * strip.rows + column);
+  }
+
   /// Scores of kLanes rows become logits; returns the largest of them and `max`.
+  template <bool kByTiles>
   VF make_logits(const Strip& strip, const Chunk& chunk, bool partial, int column, VF max) {
     const F d;
     const I di;
-    float* scores = s_.scores + column;
     const int row = strip.first + column;
+    const auto load = [&](int t) HWY_ATTR {
+      const VF x = hn::LoadU(d, score_of<kByTiles>(strip, column, t));
+      return kByTiles ? hn::ConvertTo(d, hn::BitCast(di, x)) : x;
+    };
     const VF slope = hn::LoadU(d, rows_.slope + row);
     const VI position = hn::LoadU(di, rows_.position + row);
     const SeenKeys seen = rows_.seen(row);
@@ -243,22 +259,22 @@ class BlockedItem {
     if (!partial && transform_.only_multiplies()) {  // as below, without what each token would ask
       const VF scale = hn::Set(d, transform_.scale);
       for (int t = 0; t < chunk.tiles * kTileTokens; ++t) {
-        VF x = hn::LoadU(d, scores + t * strip.rows);
+        VF x = load(t);
         if constexpr (Source::kCodes) x = source_.scaled(x, q_scale, t);
         x = hn::Mul(x, scale);
         max = larger(x, max);
-        hn::StoreU(x, d, scores + t * strip.rows);
+        hn::StoreU(x, d, score_of<kByTiles>(strip, column, t));
       }
       return max;
     }
     for (int t = 0; t < chunk.tiles * kTileTokens; ++t) {
       const VI token = hn::Set(di, chunk.begin + t);
-      VF x = hn::LoadU(d, scores + t * strip.rows);
+      VF x = load(t);
       if constexpr (Source::kCodes) x = source_.scaled(x, q_scale, t);
       x = transform_.apply(x, slope, position, token);
       if (partial) x = seen.masked(x, token, source_.excluded(t));
       max = larger(x, max);
-      hn::StoreU(x, d, scores + t * strip.rows);
+      hn::StoreU(x, d, score_of<kByTiles>(strip, column, t));
     }
     return max;
   }
@@ -270,7 +286,7 @@ class BlockedItem {
     float* scores = s_.scores + column;
     const int row = strip.first + column;
     const VF before = hn::LoadU(d, s_.max + row);
-    const VF max = make_logits(strip, chunk, partial, column, before);
+    const VF max = make_logits<false>(strip, chunk, partial, column, before);
     const VF shift = shift_of(max);
     VF sum = hn::Zero(d);
     const auto weigh = [&](int t) HWY_ATTR {
@@ -297,29 +313,29 @@ class BlockedItem {
 
   /// The same with codes for p, relative to the largest logit of the chunk: in scores, or with kBytes as
   /// dwords of four_tokens(). The sum is that of p before it is rounded.
+  template <bool kByTiles>
   void softmax_codes(const Strip& strip, const Chunk& chunk, bool partial, int column) {
     const F d;
-    float* scores = s_.scores + column;
     const int row = strip.first + column;
     const VF before = hn::LoadU(d, s_.max + row);
-    const VF near = make_logits(strip, chunk, partial, column, hn::Set(d, planning::kMinusInfinity));
+    const VF near =
+        make_logits<kByTiles>(strip, chunk, partial, column, hn::Set(d, planning::kMinusInfinity));
     const VF max = hn::IfThenElse(hn::Gt(near, before), near, before);
     const VF near_shift = shift_of(near), shift = shift_of(max), levels = hn::Set(d, kWeightLevels);
     VF sum = hn::Zero(d);
     for (int i = 0; i < chunk.tiles * 4; ++i) {
       VF code[4];
       for (int t = 0; t < 4; ++t) {
-        float* const at = scores + (i / 4 * kTileTokens + four_tokens(i % 4)[t]) * strip.rows;
+        const int token = i / 4 * kTileTokens + four_tokens(i % 4)[t];
+        float* const at = score_of<kByTiles>(strip, column, token);
         const VF p = exp_nonpositive(hn::Sub(hn::LoadU(d, at), near_shift));
         sum = hn::Add(sum, p);
         code[t] = hn::Mul(p, levels);
         if constexpr (!Source::kBytes) hn::StoreU(hn::Round(code[t]), d, at);
       }
-      if constexpr (Source::kBytes) {
-        const VI low = hn::Or(hn::NearestInt(code[0]), hn::ShiftLeft<8>(hn::NearestInt(code[1])));
-        const VI high = hn::Or(hn::NearestInt(code[2]), hn::ShiftLeft<8>(hn::NearestInt(code[3])));
-        hn::Store(hn::Or(low, hn::ShiftLeft<16>(high)), I(), s_.codes.p + i * strip.rows + column);
-      }
+#if HWY_TARGET == HWY_AVX3_DL
+      hn::Store(code_word(code), I(), s_.codes.p + column * kWeightWords + i * kLanes);
+#endif
     }
     const VF alpha = exp_nonpositive(hn::Sub(before, shift)), weight = exp_nonpositive(hn::Sub(near, shift));
     hn::StoreU(alpha, d, s_.alpha + row);

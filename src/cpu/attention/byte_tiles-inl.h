@@ -21,38 +21,28 @@ inline constexpr int kLeastTiledRows = 32;
 
 #if HWY_TARGET == HWY_AVX3_DL
 
-/// Sums of L x R tiles, [left][right][16][16].
+/// Tiles 0 to 3 become sums that begin as `start` has them, of 16 rows each, for every token.
 template <int L, int R>
-struct ByteTileSums {
-  alignas(64) std::int32_t of[L][R][kTileRows * kLanes];
+HWY_INLINE void begin_tile_sums(const std::int32_t* start) {
+  load_tile<0>(start, 0);
+  if constexpr (R == 2) load_tile<1>(start + kLanes, 0);
+  if constexpr (L == 2) load_tile<2>(start, 0);
+  if constexpr (L == 2 && R == 2) load_tile<3>(start + kLanes, 0);
+}
 
-  template <TileProducts kProducts>
-  HWY_INLINE void multiply(const TileOperand& a, const TileOperand& b, int steps) {
-    zero_tile_sums<L, R>();
-    add_products<L, R, kProducts>(a, b, steps);
-    TileSums{of, sizeof of[0], sizeof of[0][0]}.template store<L, R>();
-  }
-};
-
-/// score_bytes() of all rows and `tokens`; `stride`: a multiple of 64.
+/// Sums of score_bytes() of all rows and `tokens`, as integers, [16 rows][kBlockedTokens][row]; `stride`: a
+/// multiple of 64.
 inline void score_byte_tiles(const std::uint8_t* k, int stride, const std::int32_t* q,
-                             const std::int32_t* start, int rows, int tokens, float* scores) {
+                             const std::int32_t* start, int rows, int tokens, float* sums) {
   for_tiles(tokens, rows, [&](auto l, auto r, int token, int row) HWY_ATTR {
     constexpr int L = decltype(l)::value, R = decltype(r)::value;
-    ByteTileSums<L, R> sums;
-    sums.template multiply<TileProducts::kSignedRight>(
+    begin_tile_sums<L, R>(start + row);
+    add_products<L, R, TileProducts::kSignedRight>(
         {k + token * stride, stride, kTileBytes, kTileRows * stride},
         {q + row, rows * 4, kTileRows * rows * 4, kTileBytes}, stride / kTileBytes);
-    for (int i = 0; i < L; ++i) {
-      for (int t = 0; t < kTileRows; ++t) {
-        float* const to = scores + (token + i * kTileRows + t) * rows + row;
-        for (int j = 0; j < R; ++j) {
-          const VI sum =
-              hn::Add(hn::Load(I(), sums.of[i][j] + t * kLanes), hn::Load(I(), start + row + j * kLanes));
-          hn::Store(hn::ConvertTo(F(), sum), F(), to + j * kLanes);
-        }
-      }
-    }
+    TileSums{sums + row * kBlockedTokens + token * kLanes, kTileRows * kTileBytes,
+             kBlockedTokens * kTileBytes}
+        .template store<L, R>();
   });
 }
 

@@ -179,13 +179,13 @@ class FullInt8Source : public Int8Source {
   }
   int first_word() const { return block_.first_word(chunk_.begin); }
 
-  /// score_bytes_of() all of a strip's rows and tokens by tiles, if that can be.
-  bool score_tiles_of(const Strip& strip, int tokens, float* scores) const {
+  /// score_byte_tiles() of all of a strip's rows and tokens, if that can be.
+  bool score_tiles_of(const Strip& strip, int tokens, float* sums) const {
     if (!tiles_.has() || width() % kTileBytes != 0) return false;
     const CodeScratch& s = s_.codes;
     const int dim = width();
     score_byte_tiles(s.k, dim, s.q + strip.first * (dim / 4), s.q_start + strip.first, strip.rows, tokens,
-                     scores);
+                     sums);
     return true;
   }
   /// CodeScratch::v_turned, if tiles multiply it.

@@ -16,6 +16,7 @@ namespace halftone::cpu {
 inline constexpr int kChunkTokens = 128;
 /// The blocked path takes half of it at a time: it keeps decoded values.
 inline constexpr int kBlockedTokens = 64;
+inline constexpr int kWeightWords = kBlockedTokens / 4;  ///< of four weights of a byte
 inline constexpr int kChunkTiles = kChunkTokens / kTileTokens;
 inline constexpr int kMaxRows = 256;   ///< packed rows of a unit
 inline constexpr int kStripRows = 64;  ///< of the blocked path, which has that many in hand at a time
@@ -171,8 +172,8 @@ struct alignas(64) CodeScratch {
   std::int32_t v_turned[kBlockedTokens / 4 * kMaxDim];  ///< of a chunk, [dim][four tokens]
   float v_scale[kMaxDim];                               ///< of a channel
   float v_inverse[kMaxDim];
-  std::int32_t p[kBlockedTokens / 4 * kStripRows];  ///< four weights each, [four tokens][rows]
-  float factor[kStripRows];                         ///< of a row's weights in this chunk
+  std::int32_t p[kWeightWords * kStripRows];  ///< four weights each, [16 rows][four tokens][row]
+  float factor[kStripRows];                   ///< of a row's weights in this chunk
 };
 
 /// Working memory of the blocked path by tiles of bf16 (tile_operands-inl.h, tiled-inl.h).

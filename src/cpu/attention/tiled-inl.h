@@ -120,11 +120,7 @@ class TiledItem {
       token += first;
       const TileSums sums{scores(row) + token * kLanes, kTileRows * kTileBytes, kTileRows * kSpanTokens * 4};
       if constexpr (kBytes) {
-        const std::int32_t* const start = s_.codes.q_start + strip.first + row;
-        load_tile<0>(start, 0);  // the same for each token
-        if constexpr (R == 2) load_tile<1>(start + kLanes, 0);
-        if constexpr (L == 2) load_tile<2>(start, 0);
-        if constexpr (L == 2 && R == 2) load_tile<3>(start + kLanes, 0);
+        begin_tile_sums<L, R>(s_.codes.q_start + strip.first + row);
         add_products<L, R, TileProducts::kSignedRight>(
             {loader_.key_bytes() + token * width, kTileBytes, kTileRows * kTileBytes, kTileRows * width},
             {s_.codes.q + strip.first * (width / 4) + row, strip.rows * 4, kTileRows * strip.rows * 4,
