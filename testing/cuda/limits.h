@@ -115,8 +115,9 @@ inline double weight_steps(const Problem& p) {
 /// many values cannot show in its own magnitude, or the whole step. Decode rounds to f16, prefill to the
 /// dtype of V, the kernels of latent attention to bf16 over bf16 and over rotary dims that are V; their lists
 /// may be of a few keys, which leave the whole step; P times V's scale is a second one, the scale a third if
-/// it has more bits than f16. Staged V is rounded to f16 or bf16, or to E4M3 down to 2^-11 of the largest,
-/// and weights are as far off as their logits.
+/// it has more bits than f16; of codes with a min a code times its scale is up to twice the largest value.
+/// Staged V is rounded to f16 or bf16, or to E4M3 down to 2^-11 of the largest, and weights are as far off as
+/// their logits.
 inline double out_slack(const Problem& p, const PlanInfo& plan) {
   const double largest = largest_value(p);
   if (p.problem.arithmetic == Arithmetic::kFp8) return largest * (0x1p-10 + logit_slack(p, plan));
@@ -132,9 +133,10 @@ inline double out_slack(const Problem& p, const PlanInfo& plan) {
   }
   if (spec != nullptr && spec->is_latent()) {
     const bool bf16 = spec->k_format.dtype == DType::kBFloat16 || spec->v_dim() > spec->latent_dim();
-    const DType scales = spec->k_format.scale_dtype;  // e8m0: powers of two, whose products are exact
+    const DType scales = spec->k_format.scale_dtype;         // e8m0: powers of two, whose products are exact
+    const double terms = spec->k_format.asymmetric ? 2 : 1;  // a code times its scale, beside the min
     const double steps = scales == DType::kFloat8E8M0 ? 1 : scales == DType::kFloat32 ? 3 : 2;
-    return largest * (bf16 ? 0x1p-8 : rounds_codes(plan) ? 0x1p-9 : steps * 0x1p-11);
+    return largest * (bf16 ? 0x1p-8 : rounds_codes(plan) ? 0x1p-9 : terms * steps * 0x1p-11);
   }
   const bool codes = spec != nullptr && dtype_bits(spec->v_format.dtype) < 16;  // read in their pages, as f16
   const bool bf16 = is_prefill(plan) && p.problem.q_dtype == DType::kBFloat16 && !codes;
