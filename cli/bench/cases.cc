@@ -167,21 +167,25 @@ std::vector<Sweep> prefill_sweeps() {
   }
   add("int8-head,int4-g32", {32, 8}, 128, 2048, {"32768x1"});
   for (const bool causal : {false, true}) {  // K and V that are staged, and V of fewer dims
-    const auto add_coded = [&](std::string_view formats, Sweep::Heads heads, int head_dim, Arithmetic how) {
+    const auto add_coded = [&](std::string_view formats, Sweep::Heads heads, int head_dim, Arithmetic how,
+                               int v_head_dim = 0) {
       Sweep& sweep = add(formats, heads, head_dim, 0, {"4096x4", "16384x1"});
       sweep.plain = formats == "bf16";
       sweep.causal = causal;
       sweep.arithmetic = how;
-      if (head_dim == 192) sweep.v_head_dim = 128;
+      sweep.v_head_dim = v_head_dim;
     };
     add_coded("bf16,int8-head,int4-g32", {32, 8}, 128, Arithmetic::kFp8);
     for (const Arithmetic arithmetic : {Arithmetic::k16Bit, Arithmetic::kHalfInt8, Arithmetic::kFp8}) {
-      if (arithmetic != Arithmetic::k16Bit) add_coded("bf16", {16, 16}, 192, arithmetic);
-      add_coded("int8-head", {16, 16}, 192, arithmetic);
+      for (const auto& [heads, v_head_dim] : {std::pair{16, 128}, {10, 0}}) {
+        if (arithmetic != Arithmetic::k16Bit) add_coded("bf16", {heads, heads}, 192, arithmetic, v_head_dim);
+        add_coded("int8-head", {heads, heads}, 192, arithmetic, v_head_dim);
+      }
       add_coded("bf16", {8, 8}, 512, arithmetic);
       add_coded("int8-head", {8, 1}, 512, arithmetic);
     }
-    add_coded("fp8", {16, 16}, 192, Arithmetic::kFp8);
+    add_coded("fp8", {16, 16}, 192, Arithmetic::kFp8, 128);
+    add_coded("fp8", {10, 10}, 192, Arithmetic::kFp8);
     add_coded("bf16", {32, 32}, 64, Arithmetic::kFp8);
     add_coded("fp8", {32, 8}, 64, Arithmetic::kFp8);
   }

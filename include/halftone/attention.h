@@ -49,7 +49,7 @@ HALFTONE_API Arithmetic parse_arithmetic(std::string_view name);
 
 /// Plain K and V tensors, as a problem describes them where there is no cache. CUDA: f16 and bf16 with Q
 /// alike, V of as many dims as K or 128 beside 192; in half_int8 and fp8 with Q of either type, K and V of
-/// 128, 256 or 512 dims, in fp8 also of 64, or K of 192 and V of 128 (else Unsupported).
+/// 128, 192, 256 or 512 dims, in fp8 also of 64, or K of 192 and V of 128 (else Unsupported).
 struct KvTensors {
   DType dtype = DType::kBFloat16;  ///< of both: kFloat32, kFloat16 or kBFloat16
   int kv_heads = 0;                ///< >= 1

@@ -152,7 +152,8 @@ void refuse(const AttentionProblem& p) {
             "CUDA backend serves {0} over tensors in bf16 and f16 and caches, head_dim {5} and V of as many "
             "dims, or 192 and 128 of V, Q in bf16 or f16: use 16-bit, or the CPU.",
             arithmetic_name(p.arithmetic), kv_text(p), p.head_dim(), p.v_dim(), dtype_name(p.q_dtype),
-            p.arithmetic == Arithmetic::kFp8 ? "64, 128, 256 or, without rotate_v, 512" : "128, 256 or 512"));
+            p.arithmetic == Arithmetic::kFp8 ? "64, 128, 192, 256 or, without rotate_v, 512"
+                                             : "128, 192, 256 or 512"));
   }
   if (p.arithmetic != Arithmetic::k16Bit) {
     throw Error(

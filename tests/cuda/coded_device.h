@@ -55,15 +55,15 @@ class DeviceCoded : public ::testing::TestWithParam<const char*> {
     EXPECT_EQ(status_of(outputs), 0);
   }
   /// Causal, four query heads over two KV heads.
-  AttentionCase coded_case(const std::string& k_format, const std::string& v_format, int head_dim,
+  AttentionCase coded_case(const std::string& k_format, const std::string& v_format, CodedDims dims,
                            DType q_dtype, const std::vector<Request>& requests) const {
-    AttentionCase row = prefill_case(q_dtype, head_dim, false, requests);
-    row.v_head_dim = value_dim(head_dim);
+    AttentionCase row = prefill_case(q_dtype, dims.k, false, requests);
+    row.v_head_dim = dims.v;
     row.q_heads = 4;
     row.k_format = k_format;
     row.v_format = v_format;
     row.arithmetic = GetParam();
-    row.name = "K " + k_format + ", V " + v_format + ", head_dim " + std::to_string(head_dim) + ", Q " +
+    row.name = "K " + k_format + ", V " + v_format + ", head_dim " + dims.name() + ", Q " +
                std::string(dtype_name(q_dtype));
     return row;
   }

@@ -26,19 +26,19 @@ TEST_P(DeviceCoded, Dims) {
     });
   };
   const auto expect_served = [&](int head_dim, int value_dims, bool served) {
-    AttentionCase row = coded_case(own_format(), value_format(), head_dim, DType::kBFloat16, {{70, 90}});
-    row.v_head_dim = value_dims;
+    AttentionCase row =
+        coded_case(own_format(), value_format(), {head_dim, value_dims}, DType::kBFloat16, {{70, 90}});
     if (!is_built(head_dim)) return;
     EXPECT_EQ(serves(make_problem(row)), served) << head_dim << " and " << value_dims;
   };
-  for (const int head_dim : kCodedDims) {
-    expect_served(head_dim, value_dim(head_dim), fp8() || head_dim != 64);
-    expect_served(head_dim, head_dim == 128 ? 64 : head_dim == 512 ? 256 : 512, false);
+  for (const CodedDims dims : kCodedDims) {
+    expect_served(dims.k, dims.v, fp8() || dims.k != 64);
+    expect_served(dims.k, dims.k == 128 ? 64 : dims.k == 512 ? 256 : 512, false);
   }
-  for (const int head_dim : {80, 96, 192}) expect_served(head_dim, head_dim, false);
+  for (const int head_dim : {80, 96}) expect_served(head_dim, head_dim, false);
   if (!is_built(512)) return;
   for (const char* v : {value_format(), "int4-g32"}) {
-    AttentionCase rotated = coded_case(own_format(), v, 512, DType::kBFloat16, {{70, 90}});
+    AttentionCase rotated = coded_case(own_format(), v, {512, 512}, DType::kBFloat16, {{70, 90}});
     rotated.rotate_v = true;
     EXPECT_EQ(serves(make_problem(rotated)), !fp8()) << "no warpgroup has all of O to rotate it: V " << v;
   }
@@ -51,9 +51,9 @@ TEST_P(DeviceCoded, Formats) {
                         "int4-row", "fp8", "fp8-token-head", "bf16", "fp16"}) {
     for (const char* v : {"int8-head", "int4-g32", "fp8", "fp16", "int8-static-head-asym", "fp8-static-head",
                           "bf16", "int8-token-head-f32", "fp8-g128-f32"}) {
-      for (const int head_dim : kCodedDims) {
-        if (!fits(k, head_dim) || !fits(v, value_dim(head_dim))) continue;
-        AttentionCase row = coded_case(k, v, head_dim, kPrefillTypes[n++ % 2], mixed_requests());
+      for (const CodedDims dims : kCodedDims) {
+        if (!fits(k, dims.k) || !fits(v, dims.v)) continue;
+        AttentionCase row = coded_case(k, v, dims, kPrefillTypes[n++ % 2], mixed_requests());
         row.rotate_k = n % 5 < 2;
         row.rotate_v = n % 3 == 0;
         row.data = n % 4 == 0 ? Data::kOutlierChannels : Data::kNormal;
@@ -69,8 +69,8 @@ TEST_P(DeviceCoded, EveryOption) {
   int n = 0;
   for (const Option& option : options()) {
     for (const auto& [k, v] : formats) {
-      for (const int head_dim : kCodedDims) {
-        AttentionCase row = coded_case(k, v, head_dim, kPrefillTypes[n++ % 2], mixed_requests());
+      for (const CodedDims dims : kCodedDims) {
+        AttentionCase row = coded_case(k, v, dims, kPrefillTypes[n++ % 2], mixed_requests());
         row.rotate_k = n % 3 == 1;
         option.set(row);
         row.name += std::string(", ") + option.name;
@@ -83,9 +83,9 @@ TEST_P(DeviceCoded, EveryOption) {
 /// Q of rotated K is rotated before it becomes codes, in blocks of the largest power of two that divides its
 /// dims.
 TEST_P(DeviceCoded, RotatedKeys) {
-  for (const int head_dim : kCodedDims) {
+  for (const CodedDims dims : kCodedDims) {
     for (const char* k : {own_format(), "int4-g32"}) {
-      AttentionCase row = coded_case(k, value_format(), head_dim, DType::kBFloat16, {{70, 90}, {20, 130}});
+      AttentionCase row = coded_case(k, value_format(), dims, DType::kBFloat16, {{70, 90}, {20, 130}});
       row.rotate_k = true;
       row.data = Data::kOutlierChannels;
       expect_agrees(row);
@@ -97,10 +97,10 @@ TEST_P(DeviceCoded, RotatedKeys) {
 TEST_P(DeviceCoded, GroupsAndPages) {
   int n = 0;
   for (const int group : {1, 3, 4, 5, 16, 65}) {
-    for (const int head_dim : kCodedDims) {
-      AttentionCase row = coded_case(own_format(), fp8() && group % 2 == 1 ? "fp8" : "int4-g32", head_dim,
-                                     kPrefillTypes[n++ % 2],
-                                     {{170 / group + 3, 150}, {1, 100}, {2, 0}, {0, 9}, {85 / group, 260}});
+    for (const CodedDims dims : kCodedDims) {
+      AttentionCase row =
+          coded_case(own_format(), fp8() && group % 2 == 1 ? "fp8" : "int4-g32", dims, kPrefillTypes[n++ % 2],
+                     {{170 / group + 3, 150}, {1, 100}, {2, 0}, {0, 9}, {85 / group, 260}});
       row.q_heads = row.kv_heads * group;
       row.page_size = 16 << n % 5;
       row.table_mode = n % 2 == 0 ? BlockTableMode::kClamped : BlockTableMode::kTrusted;
@@ -117,10 +117,9 @@ TEST_P(DeviceCoded, AnyNumberOfRows) {
   for (const SplitPolicy policy :
        {SplitPolicy::kFast, SplitPolicy::kReproducible, SplitPolicy::kBatchInvariant}) {
     for (const int queries : {1, 2, 7, 33}) {
-      for (const int head_dim : kCodedDims) {
+      for (const CodedDims dims : kCodedDims) {
         const std::string v = value_formats()[queries % value_formats().size()];
-        AttentionCase row =
-            coded_case("int8-token", v, head_dim, DType::kBFloat16, {{queries, 2500}, {1, 40}});
+        AttentionCase row = coded_case("int8-token", v, dims, DType::kBFloat16, {{queries, 2500}, {1, 40}});
         row.policy = policy;
         row.name += ", " + std::to_string(queries) + " queries";
         expect_agrees(row);
@@ -134,7 +133,7 @@ TEST_P(DeviceCoded, Rounds) {
   for (const std::string k : {"int8-static-head", "int4-g32", "fp8-static-head"}) {
     for (const std::string v : {"int8-static-head", "fp8-static-head"}) {
       for (const int heads : {1, 2}) {
-        const AttentionCase row = rounds_case(coded_case(k, v, 128, DType::kBFloat16, {}), heads);
+        const AttentionCase row = rounds_case(coded_case(k, v, {128, 128}, DType::kBFloat16, {}), heads);
         if (!serves(make_problem(row))) continue;
         const bool k_in_pages = fp8() && k == "fp8-static-head";
         const std::int64_t key_bytes =
@@ -149,9 +148,9 @@ TEST_P(DeviceCoded, Rounds) {
 TEST_P(DeviceCoded, PoisonedMemory) {
   int n = 0;
   for (const char* k : {"int8-head", "int8-tensor", "int4-g32", "bf16", "fp8"}) {
-    for (const int head_dim : kCodedDims) {
+    for (const CodedDims dims : kCodedDims) {
       const std::string v = value_formats()[n++ % value_formats().size()];
-      Problem p = make_problem(coded_case(k, v, head_dim, DType::kBFloat16, mixed_requests()));
+      Problem p = make_problem(coded_case(k, v, dims, DType::kBFloat16, mixed_requests()));
       if (!serves(p)) continue;
       const Plan plan = plan_on_device(p);
       const Outputs expected = run_on_device(p, plan);
@@ -174,9 +173,9 @@ TEST_P(DeviceCoded, ValuesOfManySizes) {
                              {"int4-g32", "int8-head"},
                              {"int8-tensor", "int4-g32-f32"},
                              {"fp8-g64", "fp8-token-head"}}) {
-    for (const int head_dim : kCodedDims) {
+    for (const CodedDims dims : kCodedDims) {
       AttentionCase row =
-          coded_case(k, v, head_dim, DType::kBFloat16, {{40, 900}, {70, 100}, {1, 300}, {33, 33}, {50, 700}});
+          coded_case(k, v, dims, DType::kBFloat16, {{40, 900}, {70, 100}, {1, 300}, {33, 33}, {50, 700}});
       row.mask.window_left = 130;
       Problem p = make_problem(row);
       if (!serves(p)) continue;
@@ -187,12 +186,12 @@ TEST_P(DeviceCoded, ValuesOfManySizes) {
         return 2 * static_cast<int>(request) + 3 * head;
       };
       const std::vector<std::int64_t> first = first_tokens(row);
-      const std::int64_t dims = value_dim(head_dim), width = row.kv_heads * dims;
+      const std::int64_t width = row.kv_heads * dims.v;
       for (std::size_t r = 0; r < row.requests.size(); ++r) {
         const Request& request = row.requests[r];
         const int passed = request.kv_len - request.q_len - row.mask.window_left;
         for (std::int64_t i = 0; i < request.kv_len * width; ++i) {
-          const int log2 = i / width < passed ? 13 : log2_of(r, static_cast<int>(i % width / dims));
+          const int log2 = i / width < passed ? 13 : log2_of(r, static_cast<int>(i % width / dims.v));
           const std::int64_t at = first[r] * width + i;
           p.v.set(at, std::ldexp(p.v.get(at), log2));
         }
@@ -201,8 +200,8 @@ TEST_P(DeviceCoded, ValuesOfManySizes) {
       const Outputs outputs = run_on_device(p);
       std::int64_t at = 0;
       for (std::size_t r = 0; r < row.requests.size(); ++r) {
-        for (std::int64_t i = 0; i < row.requests[r].q_len * row.q_heads * dims; ++i, ++at) {
-          const int head = static_cast<int>(i / dims % row.q_heads) * row.kv_heads / row.q_heads;
+        for (std::int64_t i = 0; i < row.requests[r].q_len * row.q_heads * dims.v; ++i, ++at) {
+          const int head = static_cast<int>(i / dims.v % row.q_heads) * row.kv_heads / row.q_heads;
           ASSERT_EQ(outputs.out.get(at), std::ldexp(expected.out.get(at), log2_of(r, head)))
               << "request " << r << ", KV head " << head;
         }
@@ -213,12 +212,12 @@ TEST_P(DeviceCoded, ValuesOfManySizes) {
 
 /// Entries that name no page: their tokens are left out.
 TEST_P(DeviceCoded, BadPagesAreLeftOut) {
-  for (const int head_dim : kCodedDims) {
+  for (const CodedDims dims : kCodedDims) {
     int n = 0;
     for (const auto& [k, column] :
          {std::pair{own_format(), 0}, {own_format(), 2}, {own_format(), 5}, {"bf16", 2}, {"int4-g32", 3}}) {
       const std::string v = value_formats()[n++ % value_formats().size()];
-      AttentionCase row = coded_case(k, v, head_dim, DType::kFloat16, {{70, 100}, {150, 333}, {40, 0}});
+      AttentionCase row = coded_case(k, v, dims, DType::kFloat16, {{70, 100}, {150, 333}, {40, 0}});
       row.mask = {};
       SCOPED_TRACE(row.name + ", page " + std::to_string(column));
       const Problem p = make_problem(row);
@@ -239,9 +238,9 @@ TEST_P(DeviceCoded, BadPagesAreLeftOut) {
 /// have the bits of a run with room for all.
 TEST_P(DeviceCoded, CausalKeysBeyondTheBoundOfAll) {
   constexpr int kStart = 16;  // tokens of a request begin at a multiple of it, in some workspaces
-  for (const int head_dim : kCodedDims) {
-    AttentionCase row = coded_case(own_format(), value_format(), head_dim, DType::kBFloat16,
-                                   {{70, 100}, {200, 300}, {90, 90}});
+  for (const CodedDims dims : kCodedDims) {
+    AttentionCase row =
+        coded_case(own_format(), value_format(), dims, DType::kBFloat16, {{70, 100}, {200, 300}, {90, 90}});
     Problem p = make_problem(row);
     if (!serves(p)) continue;
     const Outputs expected = run_on_device(p);
@@ -257,7 +256,7 @@ TEST_P(DeviceCoded, CausalKeysBeyondTheBoundOfAll) {
         for (int q = 0; q < request.q_len; ++q, ++query) {
           const std::int64_t last = first[r] + request.kv_len - request.q_len + q;
           if (last + kStart * static_cast<std::int64_t>(r) >= most) continue;
-          const std::int64_t width = std::int64_t{row.q_heads} * value_dim(head_dim);
+          const std::int64_t width = std::int64_t{row.q_heads} * dims.v;
           for (std::int64_t i = query * width; i < (query + 1) * width; ++i) {
             ASSERT_EQ(outputs.out.get(i), expected.out.get(i)) << "query " << q << " of request " << r;
           }
@@ -269,9 +268,9 @@ TEST_P(DeviceCoded, CausalKeysBeyondTheBoundOfAll) {
 
 /// The same bits alone, in company and on other workers.
 TEST_P(DeviceCoded, BatchInvariantBits) {
-  for (const int head_dim : kCodedDims) {
-    const std::string v = value_formats()[head_dim == 256 ? 0 : value_formats().size() - 1];
-    AttentionCase row = coded_case(own_format(), v, head_dim, DType::kBFloat16,
+  for (const CodedDims dims : kCodedDims) {
+    const std::string v = value_formats()[dims.k == 256 ? 0 : value_formats().size() - 1];
+    AttentionCase row = coded_case(own_format(), v, dims, DType::kBFloat16,
                                    {{120, 300}, {1, 90}, {90, 2000}, {0, 50}, {200, 150}, {7, 0}});
     row.policy = SplitPolicy::kBatchInvariant;
     const Problem p = make_problem(row);

@@ -1,10 +1,22 @@
 // The dims for which prefill on a GPU multiplies codes of 8 bits.
 #pragma once
 
+#include <string>
+
 namespace halftone::testing {
 
-/// Of K; of V value_dim(). half_int8 has no kernel for the first.
-inline constexpr int kCodedDims[] = {64, 128, 192, 256, 512};
-constexpr int value_dim(int head_dim) { return head_dim == 192 ? 128 : head_dim; }
+/// Of K and of V.
+struct CodedDims {
+  int k, v;
+
+  std::string name() const {
+    const std::string dims = std::to_string(k);
+    return v == k ? dims : dims + ", " + std::to_string(v) + " of V";
+  }
+};
+
+/// half_int8 has no kernel for the first.
+inline constexpr CodedDims kCodedDims[] = {{64, 64},   {128, 128}, {192, 128},
+                                           {192, 192}, {256, 256}, {512, 512}};
 
 }  // namespace halftone::testing

@@ -12,10 +12,10 @@ namespace {
 /// Sums of E4M3 products keep some 13 bits: what a tile adds to O would be lost, or rounded towards 0 each
 /// time, once O is a few thousand times as large.
 TEST_P(DeviceCoded, LongContextsKeepTheirSums) {
-  for (const int head_dim : kCodedDims) {
-    if (head_dim != 128 && !fp8()) continue;
-    const int keys = head_dim == 128 ? 100'000 : 30'000;
-    AttentionCase row = coded_case("fp8", "fp8", head_dim, DType::kBFloat16, {{40, keys}});
+  for (const CodedDims dims : kCodedDims) {
+    if (dims.k != 128 && !fp8()) continue;
+    const int keys = dims.k == 128 ? 100'000 : 30'000;
+    AttentionCase row = coded_case("fp8", "fp8", dims, DType::kBFloat16, {{40, keys}});
     row.q_heads = row.kv_heads = 1;
     row.data = Data::kConstant;
     Problem p = make_problem(row);
@@ -31,9 +31,9 @@ TEST_P(DeviceCoded, LongContextsKeepTheirSums) {
 /// What sums of E4M3 products lose is towards 0: it adds up where all values of V have one sign, and only
 /// there.
 TEST_P(DeviceCoded, SumsOfOneSign) {
-  for (const int head_dim : kCodedDims) {
+  for (const CodedDims dims : kCodedDims) {
     for (const SplitPolicy policy : {SplitPolicy::kFast, SplitPolicy::kBatchInvariant}) {
-      AttentionCase row = coded_case("fp8", "fp8", head_dim, DType::kBFloat16, {{40, 12'000}});
+      AttentionCase row = coded_case("fp8", "fp8", dims, DType::kBFloat16, {{40, 12'000}});
       row.q_heads = row.kv_heads = 1;
       row.workers = 1;  // cuts nothing
       row.policy = policy;
@@ -41,10 +41,10 @@ TEST_P(DeviceCoded, SumsOfOneSign) {
         Problem p = make_problem(row);
         if (!serves(p)) continue;
         lift_values(p, sign);
-        const bool turns = turns_values(head_dim, policy);
+        const bool turns = turns_values(dims.k, policy);
         const double lost = expect_whole(make_reference(p, false), run_on_device(p), turns ? 0.026 : 0.035);
-        EXPECT_LT(lost, turns ? 0.018 : 0.028) << "head_dim " << head_dim;
-        EXPECT_GT(lost, -0.002) << "head_dim " << head_dim;
+        EXPECT_LT(lost, turns ? 0.018 : 0.028) << "head_dim " << dims.name();
+        EXPECT_GT(lost, -0.002) << "head_dim " << dims.name();
       }
     }
   }
@@ -53,9 +53,9 @@ TEST_P(DeviceCoded, SumsOfOneSign) {
 /// The keys that come first, which are the last ones, weigh most, as a recent past does: what they add to O
 /// must not make it lose the rest.
 TEST_P(DeviceCoded, SumsOfARecentPast) {
-  for (const int head_dim : kCodedDims) {
+  for (const CodedDims dims : kCodedDims) {
     for (const double slope : {1.0 / 1024, 1.0 / 256}) {  // base 2, of a key
-      AttentionCase row = coded_case("fp8", "fp8", head_dim, DType::kBFloat16, {{40, 12'000}});
+      AttentionCase row = coded_case("fp8", "fp8", dims, DType::kBFloat16, {{40, 12'000}});
       row.q_heads = row.kv_heads = 1;
       row.workers = 1;
       row.alibi = true;
@@ -64,7 +64,7 @@ TEST_P(DeviceCoded, SumsOfARecentPast) {
       lift_values(p);
       p.alibi_slopes.set(0, static_cast<float>(slope / 1.442695));
       const double lost = expect_whole(make_reference(p, false), run_on_device(p), 0.045);
-      EXPECT_LT(lost, 0.036) << "head_dim " << head_dim << ", slope " << slope;
+      EXPECT_LT(lost, 0.036) << "head_dim " << dims.name() << ", slope " << slope;
     }
   }
 }
@@ -73,8 +73,8 @@ TEST_P(DeviceCoded, SumsOfARecentPast) {
 /// whatever was there before. Requests without sums of earlier tiles lie between, and some whose first tile
 /// moves.
 TEST_P(DeviceCoded, SumsOfOneItemAfterTheOther) {
-  for (const int head_dim : kCodedDims) {
-    AttentionCase row = coded_case(own_format(), value_format(), head_dim, DType::kBFloat16,
+  for (const CodedDims dims : kCodedDims) {
+    AttentionCase row = coded_case(own_format(), value_format(), dims, DType::kBFloat16,
                                    {{200, 3400}, {9, 500}, {70, 2500}, {40, 1536}, {20, 1280}, {30, 1024}});
     Problem p = make_problem(row);
     if (!serves(p)) continue;
@@ -85,7 +85,7 @@ TEST_P(DeviceCoded, SumsOfOneItemAfterTheOther) {
       p.problem.workers = 2;
       p.problem.policy = policy;
       const Plan plan = plan_on_device(p);
-      if (turns_values(head_dim, policy)) {
+      if (turns_values(dims.k, policy)) {
         EXPECT_EQ(plan.info().row_block, 128);
       }
       DeviceRun device(p, plan, 0x7F);
@@ -107,21 +107,20 @@ TEST_P(DeviceCoded, SumsOfOneItemAfterTheOther) {
 /// that a float holds and that none does, tile after tile, beside rows whose logits fall. O of E4M3 moves on
 /// twice or more, the second time with offsets that are a little larger, or much.
 TEST_P(DeviceCoded, LogitsThatRise) {
-  for (const int head_dim : kCodedDims) {
+  for (const CodedDims dims : kCodedDims) {
     for (const float step : {0.5F, 4.0F, 30.0F, 140.0F}) {  // base 2, of 96 keys
-      AttentionCase row =
-          coded_case("fp8", value_format(), head_dim, DType::kBFloat16, {{70, 3300}, {5, 300}});
+      AttentionCase row = coded_case("fp8", value_format(), dims, DType::kBFloat16, {{70, 3300}, {5, 300}});
       row.q_heads = row.kv_heads = 1;
       Problem p = make_problem(row);
       if (!serves(p)) continue;
-      const auto dims = static_cast<float>(head_dim);
-      const float log2 = dims / std::sqrt(dims) * 1.442695F;  // of a logit, where all dims are 1
+      const float log2 =
+          std::sqrt(static_cast<float>(dims.k)) * 1.442695F;  // of a logit, where all dims are 1
       const std::int64_t tokens = p.k.shape()[0];
       for (std::int64_t i = 0; i < p.k.numel(); ++i) {
-        const std::int64_t left = tokens - i / head_dim;
+        const std::int64_t left = tokens - i / dims.k;
         p.k.set(i, static_cast<float>(left) / 96.0F * step / log2);
       }
-      for (std::int64_t i = 0; i < p.q.numel(); ++i) p.q.set(i, i / head_dim % 3 == 0 ? -1.0F : 1.0F);
+      for (std::int64_t i = 0; i < p.q.numel(); ++i) p.q.set(i, i / dims.k % 3 == 0 ? -1.0F : 1.0F);
       lift_values(p);
       SCOPED_TRACE(row.name + ", steps of " + std::to_string(step));
       const Reference reference = make_reference(p, false);

@@ -30,10 +30,10 @@ class DeviceCodedTensors : public ::testing::TestWithParam<const char*> {
     return has;
   }
   void TearDown() override { EXPECT_GT(served_, 0) << "no kernel of " << GetParam() << " is in this build"; }
-  static AttentionCase coded_case(int head_dim, DType q_dtype, DType kv_dtype,
+  static AttentionCase coded_case(CodedDims dims, DType q_dtype, DType kv_dtype,
                                   const std::vector<Request>& requests) {
-    AttentionCase row = prefill_case(q_dtype, head_dim, true, requests);
-    row.v_head_dim = value_dim(head_dim);
+    AttentionCase row = prefill_case(q_dtype, dims.k, true, requests);
+    row.v_head_dim = dims.v;
     row.q_heads = 4;
     row.plain = kv_dtype;
     row.arithmetic = GetParam();
@@ -48,9 +48,9 @@ class DeviceCodedTensors : public ::testing::TestWithParam<const char*> {
 TEST_P(DeviceCodedTensors, EveryOption) {
   int n = 0;
   for (const Option& option : options()) {
-    for (const int head_dim : kCodedDims) {
+    for (const CodedDims dims : kCodedDims) {
       for (const DType kv_dtype : kPrefillTypes) {
-        AttentionCase row = coded_case(head_dim, kPrefillTypes[n++ / 4 % 2], kv_dtype, mixed_requests());
+        AttentionCase row = coded_case(dims, kPrefillTypes[n++ / 4 % 2], kv_dtype, mixed_requests());
         row.q_heads = row.kv_heads * (1 + n % 5);
         option.set(row);
         row.name += std::string(", ") + option.name;
@@ -63,12 +63,10 @@ TEST_P(DeviceCodedTensors, EveryOption) {
 
 /// A few heads at a time: with batch_invariant the bits of all heads at once.
 TEST_P(DeviceCodedTensors, Rounds) {
-  for (const int head_dim : kCodedDims) {
+  for (const CodedDims dims : kCodedDims) {
     for (const int heads : {1, 2}) {
-      const AttentionCase row =
-          rounds_case(coded_case(head_dim, DType::kBFloat16, DType::kBFloat16, {}), heads);
-      if (serves(make_problem(row)))
-        expect_rounds(row, heads, fp8() ? head_dim + value_dim(head_dim) + 5 : head_dim + 4);
+      const AttentionCase row = rounds_case(coded_case(dims, DType::kBFloat16, DType::kBFloat16, {}), heads);
+      if (serves(make_problem(row))) expect_rounds(row, heads, fp8() ? dims.k + dims.v + 5 : dims.k + 4);
     }
   }
 }
@@ -76,11 +74,11 @@ TEST_P(DeviceCodedTensors, Rounds) {
 /// A row of K with an infinity or a NaN has no scale: its key makes every row that sees it NaN, and no other.
 /// V that f16 does not hold is one of bf16, or has a unit that does.
 TEST_P(DeviceCodedTensors, InfinitiesAndLargeValues) {
-  for (const int head_dim : kCodedDims) {
-    AttentionCase row = coded_case(head_dim, DType::kBFloat16, DType::kBFloat16, {{60, 200}, {70, 90}});
+  for (const CodedDims dims : kCodedDims) {
+    AttentionCase row = coded_case(dims, DType::kBFloat16, DType::kBFloat16, {{60, 200}, {70, 90}});
     Problem p = make_problem(row);
     if (!serves(p)) continue;
-    const std::int64_t width = std::int64_t{row.kv_heads} * head_dim;
+    const std::int64_t width = std::int64_t{row.kv_heads} * dims.k;
     for (std::int64_t i = 0; i < p.v.numel(); i += 7) p.v.set(i, 0x1p60F * p.v.get(i));
     const Outputs finite = run_on_device(p);
     EXPECT_EQ(judge_device(p, finite), "") << row.name;
@@ -88,8 +86,7 @@ TEST_P(DeviceCodedTensors, InfinitiesAndLargeValues) {
     p.k.set(kBad * width + 5, std::numeric_limits<float>::infinity());
     const Outputs outputs = run_on_device(p);
     for (std::int64_t i = 0; i < outputs.out.numel(); ++i) {
-      const std::int64_t head = i / value_dim(head_dim) % row.q_heads,
-                         query = i / value_dim(head_dim) / row.q_heads;
+      const std::int64_t head = i / dims.v % row.q_heads, query = i / dims.v / row.q_heads;
       const bool sees = query < 60 && query + 140 >= kBad && head < row.q_heads / row.kv_heads;
       if (sees) {
         ASSERT_TRUE(std::isnan(outputs.out.get(i))) << row.name << ", query " << query;
@@ -102,11 +99,11 @@ TEST_P(DeviceCodedTensors, InfinitiesAndLargeValues) {
 
 /// The workspace and what lies behind the last request are never part of a result.
 TEST_P(DeviceCodedTensors, PoisonedMemory) {
-  for (const int head_dim : kCodedDims) {
+  for (const CodedDims dims : kCodedDims) {
     for (const DType kv_dtype : kPrefillTypes) {
       std::vector<Request> requests = mixed_requests();
       requests.push_back({0, 100});
-      Problem p = make_problem(coded_case(head_dim, DType::kFloat16, kv_dtype, requests));
+      Problem p = make_problem(coded_case(dims, DType::kFloat16, kv_dtype, requests));
       if (!serves(p)) continue;
       const Plan plan = plan_on_device(p);
       const Outputs expected = run_on_device(p, plan);
@@ -125,20 +122,19 @@ TEST_P(DeviceCodedTensors, PoisonedMemory) {
 
 /// An infinity in V is NaN for rows that see it, and for none of other heads and requests.
 TEST_P(DeviceCodedTensors, InfinitiesInValues) {
-  for (const int head_dim : kCodedDims) {
+  for (const CodedDims dims : kCodedDims) {
     const AttentionCase row =
-        coded_case(head_dim, DType::kBFloat16, DType::kBFloat16, {{60, 200}, {70, 90}, {40, 700}});
+        coded_case(dims, DType::kBFloat16, DType::kBFloat16, {{60, 200}, {70, 90}, {40, 700}});
     Problem p = make_problem(row);
     if (!serves(p)) continue;
     const Outputs finite = run_on_device(p);
     EXPECT_EQ(judge_device(p, finite), "") << row.name;
     constexpr std::int64_t kBad = 180, kDim = 7;  // of the first request, in KV head 0
-    p.v.set(kBad * row.kv_heads * value_dim(head_dim) + kDim, -std::numeric_limits<float>::infinity());
+    p.v.set(kBad * row.kv_heads * dims.v + kDim, -std::numeric_limits<float>::infinity());
     const Outputs outputs = run_on_device(p);
     for (std::int64_t i = 0; i < outputs.out.numel(); ++i) {
-      const std::int64_t dims = value_dim(head_dim), query = i / (row.q_heads * dims),
-                         head = i / dims % row.q_heads;
-      const bool own = query < 60 && head < row.q_heads / row.kv_heads && i % dims == kDim;
+      const std::int64_t query = i / (row.q_heads * dims.v), head = i / dims.v % row.q_heads;
+      const bool own = query < 60 && head < row.q_heads / row.kv_heads && i % dims.v == kDim;
       if (own && query + 140 >= kBad) {
         ASSERT_FALSE(std::isfinite(outputs.out.get(i))) << row.name << ", query " << query;
       } else if (!own) {
@@ -151,15 +147,15 @@ TEST_P(DeviceCodedTensors, InfinitiesInValues) {
 /// Requests of every length: none, whole tiles and runs, one more; V of one request thousands of times as
 /// large as that of the next. The bits of a request alone, which begins elsewhere.
 TEST_P(DeviceCodedTensors, RequestsHaveUnitsOfTheirOwn) {
-  for (const int head_dim : kCodedDims) {
+  for (const CodedDims dims : kCodedDims) {
     const std::vector<Request> requests = {{0, 0},    {3, 1},  {20, 16}, {1, 256},  {5, 0},
                                            {30, 257}, {2, 17}, {9, 512}, {17, 513}, {0, 33},
                                            {40, 40},  {4, 64}, {3, 65},  {2, 128},  {6, 129}};
-    AttentionCase row = coded_case(head_dim, DType::kBFloat16, DType::kBFloat16, requests);
+    AttentionCase row = coded_case(dims, DType::kBFloat16, DType::kBFloat16, requests);
     row.policy = SplitPolicy::kBatchInvariant;
     Problem p = make_problem(row);
     if (!serves(p)) continue;
-    const std::int64_t width = std::int64_t{row.kv_heads} * value_dim(head_dim);
+    const std::int64_t width = std::int64_t{row.kv_heads} * dims.v;
     std::int64_t key = 0;
     for (std::size_t r = 0; r < requests.size(); ++r) {
       for (std::int64_t i = key * width; i < (key + requests[r].kv_len) * width; ++i) {
@@ -182,13 +178,13 @@ TEST_P(DeviceCodedTensors, RequestsHaveUnitsOfTheirOwn) {
 /// V is staged in runs of 32, 64 or 128 tokens, each by its own largest value at first: values of a request
 /// are largest in its first tokens, in its last or between.
 TEST_P(DeviceCodedTensors, RunsOfOtherOctavesAreSettled) {
-  for (const int head_dim : kCodedDims) {
+  for (const CodedDims dims : kCodedDims) {
     for (const DType kv_dtype : kPrefillTypes) {
       const AttentionCase row =
-          coded_case(head_dim, DType::kBFloat16, kv_dtype, {{60, 700}, {40, 300}, {7, 1000}});
+          coded_case(dims, DType::kBFloat16, kv_dtype, {{60, 700}, {40, 300}, {7, 1000}});
       Problem p = make_problem(row);
       if (!serves(p)) continue;
-      const std::int64_t width = std::int64_t{row.kv_heads} * value_dim(head_dim);
+      const std::int64_t width = std::int64_t{row.kv_heads} * dims.v;
       std::int64_t at = 0;
       for (std::size_t r = 0; r < row.requests.size(); ++r) {
         const int keys = row.requests[r].kv_len;
@@ -208,7 +204,7 @@ TEST_P(DeviceCodedTensors, RunsOfManyRequests) {
   std::vector<Request> requests;
   for (int r = 0; r < 300; ++r) requests.push_back({r % 2, r * 7 % 41});
   for (const int head_dim : {128, 512}) {
-    Problem p = make_problem(coded_case(head_dim, DType::kBFloat16, DType::kBFloat16, requests));
+    Problem p = make_problem(coded_case({head_dim, head_dim}, DType::kBFloat16, DType::kBFloat16, requests));
     if (!serves(p)) continue;
     const std::int64_t width = std::int64_t{p.row.kv_heads} * head_dim;
     std::int64_t at = 0;
@@ -223,9 +219,8 @@ TEST_P(DeviceCodedTensors, RunsOfManyRequests) {
 
 /// cu_kv that falls, or begins before the tensors or behind them.
 TEST_P(DeviceCodedTensors, WildFirstKeys) {
-  for (const int head_dim : kCodedDims) {
-    AttentionCase row =
-        coded_case(head_dim, DType::kBFloat16, DType::kFloat16, {{70, 100}, {33, 90}, {40, 700}});
+  for (const CodedDims dims : kCodedDims) {
+    AttentionCase row = coded_case(dims, DType::kBFloat16, DType::kFloat16, {{70, 100}, {33, 90}, {40, 700}});
     row.mask = {};
     const Problem p = make_problem(row);
     if (serves(p)) expect_wild_first_keys_are_left_out(p);
@@ -237,35 +232,35 @@ TEST_P(DeviceCodedTensors, WildFirstKeys) {
 /// lose up to 3.3%.
 TEST_P(DeviceCodedTensors, NeedleIn128KTokens) {
   constexpr int kKeys = 131'072, kRows = 40;
-  for (const int head_dim : kCodedDims) {
-    AttentionCase row = coded_case(head_dim, DType::kBFloat16, DType::kBFloat16, {{kRows, kKeys}});
+  for (const CodedDims dims : kCodedDims) {
+    AttentionCase row = coded_case(dims, DType::kBFloat16, DType::kBFloat16, {{kRows, kKeys}});
     row.q_heads = row.kv_heads = 1;
     row.mask = {};
     row.scale = std::log(2.0);
     const Problem p = make_problem(row);
     if (!serves(p)) continue;
     const auto value = [](int d) { return 1 + static_cast<float>(d % 8) / 8; };
-    const int dims = value_dim(head_dim);
-    for (int d = 0; d < head_dim; ++d) {
-      for (int i = 0; i < kRows; ++i) p.q.set(i * head_dim + d, d == 0 ? 1.0F : 0.0F);
-      for (int t = 0; t < kKeys; ++t) p.k.set(t * head_dim + d, 0.0F);
+    for (int d = 0; d < dims.k; ++d) {
+      for (int i = 0; i < kRows; ++i) p.q.set(i * dims.k + d, d == 0 ? 1.0F : 0.0F);
+      for (int t = 0; t < kKeys; ++t) p.k.set(t * dims.k + d, 0.0F);
     }
-    for (int i = 0; i < kKeys * dims; ++i) p.v.set(i, value(i % dims));
+    for (int i = 0; i < kKeys * dims.v; ++i) p.v.set(i, value(i % dims.v));
     for (const int needle : {3, 77'777, kKeys - 1}) {
       const auto place = [&](float logit, const auto& of) {
-        p.k.set(std::int64_t{needle} * head_dim, logit);
-        for (int d = 0; d < dims; ++d) p.v.set(std::int64_t{needle} * dims + d, of(d));
+        p.k.set(std::int64_t{needle} * dims.k, logit);
+        for (int d = 0; d < dims.v; ++d) p.v.set(std::int64_t{needle} * dims.v + d, of(d));
       };
       place(14, [](int) { return -4.0F; });
       const Outputs outputs = run_on_device(p);
       place(0, value);
       const double all = 16'384 + kKeys - 1, weight = 16'384 / all;
       for (int i = 0; i < kRows; ++i) {
-        EXPECT_NEAR(outputs.lse.get(i), std::log(all), 2e-4) << head_dim << " dims, key " << needle;
-        for (int d = 0; d < dims; ++d) {
+        EXPECT_NEAR(outputs.lse.get(i), std::log(all), 2e-4)
+            << "head_dim " << dims.name() << ", key " << needle;
+        for (int d = 0; d < dims.v; ++d) {
           const double expected = weight * -4 + (1 - weight) * value(d);
-          ASSERT_NEAR(outputs.out.get(i * dims + d), expected, fp8() ? 0.06 : 0.01)
-              << head_dim << " dims, key " << needle << ", row " << i << ", dim " << d;
+          ASSERT_NEAR(outputs.out.get(i * dims.v + d), expected, fp8() ? 0.06 : 0.01)
+              << "head_dim " << dims.name() << ", key " << needle << ", row " << i << ", dim " << d;
         }
       }
     }
@@ -274,7 +269,7 @@ TEST_P(DeviceCodedTensors, NeedleIn128KTokens) {
 
 /// None of other dims and types: the message says what there is.
 TEST_P(DeviceCodedTensors, OthersAreRefused) {
-  AttentionCase row = coded_case(128, DType::kBFloat16, DType::kBFloat16, {{60, 200}});
+  AttentionCase row = coded_case({128, 128}, DType::kBFloat16, DType::kBFloat16, {{60, 200}});
   EXPECT_TRUE(serves(make_problem(row)));
   const auto refuses = [](const AttentionCase& refused, const char* word) {
     expect_error(ErrorCode::kUnsupported,

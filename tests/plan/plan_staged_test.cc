@@ -89,7 +89,7 @@ TEST(StagedPlan, StagedBytesOfAKey) {
                                                     {80, 324, 0},
                                                     {96, 388, 0},
                                                     {128, 516, 388},
-                                                    {192, 772, 0},
+                                                    {192, 772, 580},
                                                     {256, 1028, 772},
                                                     {512, 2052, 1540}}) {
     AttentionProblem p = prompt_problem([](AttentionProblem&) {});
@@ -121,8 +121,10 @@ TEST(StagedPlan, HalfInt8HasThePrefillKernelForAnyRows) {
   if (!has_cuda()) GTEST_SKIP() << "this build has no CUDA attention";
   using Names = std::vector<std::string>;
   int served = 0;
-  for (const auto& [head_dim, config] :
-       {std::pair{128, "sm90-prefill-192"}, {256, "sm90-prefill-128"}, {512, "sm90-prefill-64"}}) {
+  for (const auto& [head_dim, config] : {std::pair{128, "sm90-prefill-192"},
+                                         {192, "sm90-prefill-128"},
+                                         {256, "sm90-prefill-128"},
+                                         {512, "sm90-prefill-64"}}) {
     AttentionProblem usual = cuda_problem();
     spec_of(usual).head_dim = head_dim;
     if (configs_of(usual).back() == "sm90-universal") continue;  // a build of other head_dims
@@ -399,7 +401,7 @@ TEST(StagedPlan, SaysWhatKeepsHalfInt8OffTheGpu) {
   const auto refused = [](std::string_view is, auto change) {
     expect_error(ErrorCode::kUnsupported,
                  {"arithmetic is half_int8 and kv is", is, "over tensors in bf16 and f16 and caches,",
-                  "head_dim 128, 256 or 512 and V of as many dims, or 192 and 128 of V",
+                  "head_dim 128, 192, 256 or 512 and V of as many dims, or 192 and 128 of V",
                   "Q in bf16 or f16: use 16-bit, or the CPU"},
                  [&] { plan(half_int8_problem(change)); });
   };

@@ -45,6 +45,7 @@ struct Consumer {
   float o[kO];
   RunningSoftmax<C> softmax;
   Product second[kTwoSums ? kS : 0];
+  std::uint32_t kept[C.kept_steps][4];  // of Q, fragments of the first steps
   // Of the rows, where registers allow it: reading them anew costs each tile 4% of its time.
   float factors[Traits::kPacked ? 2 : 0];
 
@@ -91,6 +92,11 @@ struct Consumer {
         if (step == kSteps / 2) wgmma_first<kOperand>(second, a, b);
         if (step > kSteps / 2) wgmma_add<kOperand>(second, a, b);
         if (step >= kSteps / 2) continue;
+      }
+      if constexpr (C.kept_steps > 0) {
+        if (step == 0) wgmma_first<kOperand>(x, kept[step], b);
+        if (step > 0 && step < C.kept_steps) wgmma_add<kOperand>(x, kept[step], b);
+        if (step < C.kept_steps) continue;
       }
       if (step == 0) {
         wgmma_first<kOperand>(x, a, b);
@@ -217,24 +223,45 @@ struct Consumer {
     }
   }
 
+  /// Where a lane finds its part of the warp's rows of Q.
+  __device__ std::uint32_t query_place() const {
+    const std::uint32_t at = thread_index();  // read anew: nothing of this is worked out ahead
+    return shared_address(s.q) + s.own[at / 32].queries +
+           (at / 32 % 4 * 16 + at % 32 / 8 % 2 * 8 + at % 8) * Traits::kRowBytes;
+  }
+  /// A step's fragment of them, of which mma and wgmma take the same.
+  __device__ void load_query(std::uint32_t place, int step, std::uint32_t (&a)[4]) const {
+    constexpr int kChunkSteps = Traits::kRowBytes / 32;
+    const std::uint32_t at = thread_index();
+    load_matrices(place + step / kChunkSteps * (64 * Traits::kRowBytes) +
+                      Traits::Place::piece(at % 8, step % kChunkSteps * 2 + at % 32 / 16),
+                  a);
+  }
+  /// Of an item, whose queries are there.
+  __device__ void keep_queries() {
+    if constexpr (C.kept_steps > 0) {
+      const std::uint32_t place = query_place();
+#pragma unroll
+      for (int step = 0; step < C.kept_steps; ++step) load_query(place, step, kept[step]);
+    }
+  }
+
   /// S = Q K^T of a stage once more, of this warp's rows: other warps need not agree to mma.
   __device__ void repeat_scores(int stage, Products& x) const {
-    constexpr int kRow = Traits::kRowBytes, kChunkSteps = kRow / 32;
     constexpr int kKeyRow = Traits::kKeyRowBytes, kKeyChunkSteps = kKeyRow / 32;
-    const std::uint32_t at = thread_index();  // read anew: nothing of this is worked out ahead
+    const std::uint32_t at = thread_index();
     const std::uint32_t matrix = at % 32 / 8, row = at % 8;
-    const std::uint32_t q =
-        shared_address(s.q) + s.own[at / 32].queries + (at / 32 % 4 * 16 + matrix % 2 * 8 + row) * kRow;
+    const std::uint32_t q = query_place();
     const std::uint32_t k = shared_address(s.k[stage]) + (matrix / 2 * 8 + row) * kKeyRow;
 #pragma unroll
     for (int i = 0; i < kS; ++i) x[i] = 0;
 #pragma unroll 1
     for (int step = 0; step < kSteps; ++step) {
-      const int piece = step % kChunkSteps * 2, key_piece = step % kKeyChunkSteps * 2;
+      const int key_piece = step % kKeyChunkSteps * 2;
       const std::uint32_t keys = k + step / kKeyChunkSteps * (C.kv_tile * kKeyRow) +
                                  Traits::KeyPlace::piece(row, key_piece + matrix % 2);
       std::uint32_t a[4];
-      load_matrices(q + step / kChunkSteps * (64 * kRow) + Traits::Place::piece(row, piece + matrix / 2), a);
+      load_query(q, step, a);
 #pragma unroll
       for (int i = 0; i < kTiles; ++i) {
         std::uint32_t b[4];

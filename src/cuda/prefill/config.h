@@ -39,6 +39,7 @@ struct PrefillConfig {
   /// Warpgroups that have the same 64 rows, where registers of one do not hold their O: each has its part of
   /// the dims of V, and computes P for itself.
   int shares = 1;
+  int kept_steps = 0;     ///< of Q K^T, 32 bytes of a row of Q each, which registers keep for an item
   PartConfig part = {};   ///< of packed K and V
   int packed_stages = 0;  ///< tiles of packed K and V in shared memory
   int promoted_keys = 0;  ///< of E4M3: after so many O moves to sums of earlier tiles (promote.h)
@@ -93,10 +94,32 @@ constexpr PrefillConfig e4m3(PrefillKeys keys, int head_dim, int warpgroups, int
           .promoted_near = promoted_near};
 }
 
+/// 512 dims: two warpgroups that share their rows. Shared memory binds, so what registers have left keeps Q.
+constexpr PrefillConfig wide(PrefillKeys keys, DType dtype, int kv_tile, int kept_steps) {
+  return {.keys = keys,
+          .dtype = dtype,
+          .head_dim = 512,
+          .value_dim = 512,
+          .warpgroups = 2,
+          .kv_tile = kv_tile,
+          .stages = 2,
+          .query_buffers = 1,
+          .shares = 2,
+          .kept_steps = kept_steps};
+}
+
 /// Packed codes: two warpgroups, since others convert.
 constexpr PrefillConfig packed(const PartConfig& part) {
-  const int stages = dtype_bits(part.dtype) == 8 ? 3 : 4;
-  return {PrefillKeys::kPacked, DType::kFloat16, 128, 128, 2, 96, 2, 1, 128, 1, part, stages};
+  return {.keys = PrefillKeys::kPacked,
+          .dtype = DType::kFloat16,
+          .head_dim = 128,
+          .value_dim = 128,
+          .warpgroups = 2,
+          .kv_tile = 96,
+          .stages = 2,
+          .query_buffers = 1,
+          .part = part,
+          .packed_stages = dtype_bits(part.dtype) == 8 ? 3 : 4};
 }
 
 /// Beside a row: TFLOP/s without a mask, causal, of 16,384 keys (4 x 4k: of four requests of 4,096) on an
@@ -120,8 +143,8 @@ inline constexpr std::array kPrefillTable{
     PrefillConfig{PrefillKeys::kGiven, DType::kFloat16, 192, 192, 2, 96, 2, 1},    // 727, 695
     PrefillConfig{PrefillKeys::kGiven, DType::kBFloat16, 256, 256, 2, 80, 2, 1},   // 786, 647
     PrefillConfig{PrefillKeys::kGiven, DType::kFloat16, 256, 256, 2, 80, 2, 1},    // 706, 797
-    PrefillConfig{PrefillKeys::kGiven, DType::kBFloat16, 512, 512, 2, 32, 2, 1, 128, 2},  // 4 x 4k: 416, 352
-    PrefillConfig{PrefillKeys::kGiven, DType::kFloat16, 512, 512, 2, 32, 2, 1, 128, 2},   // 4 x 4k: 382, 352
+    wide(PrefillKeys::kGiven, DType::kBFloat16, 32, 12),                           // 4 x 4k: 453, 405
+    wide(PrefillKeys::kGiven, DType::kFloat16, 32, 12),  // 4 x 4k, before Q was kept: 382, 352
     PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 64, 64, 3, 96, 4, 2},  // 4 x 4k, an H100: 438, 393
     PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 80, 80, 3, 96, 4, 2, 64},  // likewise: 479, 408
     PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 96, 96, 3, 80, 4, 2, 64},  // likewise: 499, 463
@@ -129,29 +152,32 @@ inline constexpr std::array kPrefillTable{
     PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 192, 128, 3, 80, 2, 1},    // 713, 653
     PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 192, 192, 2, 96, 2, 1},    // likewise: 637, 531
     PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 256, 256, 2, 80, 2, 1},    // likewise: 644, 556
-    PrefillConfig{PrefillKeys::kScaled, DType::kFloat16, 512, 512, 2, 32, 2, 1, 128, 2},  // 4 x 4k: -, 332
+    wide(PrefillKeys::kScaled, DType::kFloat16, 32, 12),                            // 4 x 4k: -, 391
     // V in bf16, or with scales in f32. K int8-head, V bf16:
-    PrefillConfig{PrefillKeys::kScaled, DType::kBFloat16, 64, 64, 3, 96, 4, 2},            // 509, 494
-    PrefillConfig{PrefillKeys::kScaled, DType::kBFloat16, 80, 80, 3, 96, 4, 2, 64},        // 4 x 4k: 459, 428
-    PrefillConfig{PrefillKeys::kScaled, DType::kBFloat16, 96, 96, 3, 80, 4, 2, 64},        // 4 x 4k: 544, 472
-    PrefillConfig{PrefillKeys::kScaled, DType::kBFloat16, 128, 128, 3, 80, 3, 2},          // 704, 662
-    PrefillConfig{PrefillKeys::kScaled, DType::kBFloat16, 192, 128, 3, 80, 2, 1},          // 720, 695
-    PrefillConfig{PrefillKeys::kScaled, DType::kBFloat16, 192, 192, 2, 96, 2, 1},          // 4 x 4k: 562, 519
-    PrefillConfig{PrefillKeys::kScaled, DType::kBFloat16, 256, 256, 2, 80, 2, 1},          // 715, 677
-    PrefillConfig{PrefillKeys::kScaled, DType::kBFloat16, 512, 512, 2, 32, 2, 1, 128, 2},  // 4 x 4k: 383, 319
-    PrefillConfig{PrefillKeys::kCodes, DType::kFloat16, 128, 128, 3, 80, 4, 2},            // 736, 726
-    PrefillConfig{PrefillKeys::kCodes, DType::kBFloat16, 128, 128, 3, 80, 4, 2},  // an H100: 718, 682
-    PrefillConfig{PrefillKeys::kCodes, DType::kFloat16, 192, 128, 3, 80, 3, 1},   // 843, 783
-    PrefillConfig{PrefillKeys::kCodes, DType::kBFloat16, 192, 128, 3, 80, 3, 1},  // of tensors: 828, 875
-    PrefillConfig{PrefillKeys::kCodes, DType::kFloat16, 256, 256, 2, 80, 2, 1},   // 901, 923
-    PrefillConfig{PrefillKeys::kCodes, DType::kBFloat16, 256, 256, 2, 80, 2, 1},  // likewise: 965, 871
-    PrefillConfig{PrefillKeys::kCodes, DType::kFloat16, 512, 512, 2, 48, 2, 1, 128, 2},   // 619, 613
-    PrefillConfig{PrefillKeys::kCodes, DType::kBFloat16, 512, 512, 2, 48, 2, 1, 128, 2},  // tensors: 635, 594
-    e4m3(PrefillKeys::kCodes, 64, 3, 128, 4, 2, 1536, 8),                                 // 612, 581
-    e4m3(PrefillKeys::kCodes, 128, 3, 96, 3, 2, 1536, 8),                                 // an H100: 928, 906
-    e4m3(PrefillKeys::kCodes, 192, 3, 96, 3, 1, 1536, 8, 128),                            // 1049, 994
-    e4m3(PrefillKeys::kCodes, 256, 2, 96, 3, 1, 1536, 3),          // an H100: 1053, 985
-    e4m3(PrefillKeys::kCodes, 512, 2, 64, 2, 1, 1280, 7, 512, 2),  // of int8-head: 672, 671
+    PrefillConfig{PrefillKeys::kScaled, DType::kBFloat16, 64, 64, 3, 96, 4, 2},      // 509, 494
+    PrefillConfig{PrefillKeys::kScaled, DType::kBFloat16, 80, 80, 3, 96, 4, 2, 64},  // 4 x 4k: 459, 428
+    PrefillConfig{PrefillKeys::kScaled, DType::kBFloat16, 96, 96, 3, 80, 4, 2, 64},  // 4 x 4k: 544, 472
+    PrefillConfig{PrefillKeys::kScaled, DType::kBFloat16, 128, 128, 3, 80, 3, 2},    // 704, 662
+    PrefillConfig{PrefillKeys::kScaled, DType::kBFloat16, 192, 128, 3, 80, 2, 1},    // 720, 695
+    PrefillConfig{PrefillKeys::kScaled, DType::kBFloat16, 192, 192, 2, 96, 2, 1},    // 4 x 4k: 562, 519
+    PrefillConfig{PrefillKeys::kScaled, DType::kBFloat16, 256, 256, 2, 80, 2, 1},    // 715, 677
+    wide(PrefillKeys::kScaled, DType::kBFloat16, 32, 12),  // 4 x 4k, before Q was kept: 383, 319
+    PrefillConfig{PrefillKeys::kCodes, DType::kFloat16, 128, 128, 3, 80, 4, 2},    // 736, 726
+    PrefillConfig{PrefillKeys::kCodes, DType::kBFloat16, 128, 128, 3, 80, 4, 2},   // an H100: 718, 682
+    PrefillConfig{PrefillKeys::kCodes, DType::kFloat16, 192, 128, 3, 80, 3, 1},    // 843, 783
+    PrefillConfig{PrefillKeys::kCodes, DType::kBFloat16, 192, 128, 3, 80, 3, 1},   // of tensors: 828, 875
+    PrefillConfig{PrefillKeys::kCodes, DType::kFloat16, 192, 192, 2, 112, 2, 1},   // -, 805
+    PrefillConfig{PrefillKeys::kCodes, DType::kBFloat16, 192, 192, 2, 112, 2, 1},  // of tensors: 891, 827
+    PrefillConfig{PrefillKeys::kCodes, DType::kFloat16, 256, 256, 2, 80, 2, 1},    // 901, 923
+    PrefillConfig{PrefillKeys::kCodes, DType::kBFloat16, 256, 256, 2, 80, 2, 1},   // likewise: 965, 871
+    wide(PrefillKeys::kCodes, DType::kFloat16, 48, 8),                             // 4 x 4k: -, 556
+    wide(PrefillKeys::kCodes, DType::kBFloat16, 48, 8),                            // of tensors: 671, 599
+    e4m3(PrefillKeys::kCodes, 64, 3, 128, 4, 2, 1536, 8),                          // 612, 581
+    e4m3(PrefillKeys::kCodes, 128, 3, 96, 3, 2, 1536, 8),                          // an H100: 928, 906
+    e4m3(PrefillKeys::kCodes, 192, 3, 96, 3, 1, 1536, 8, 128),                     // 1049, 994
+    e4m3(PrefillKeys::kCodes, 192, 2, 128, 3, 1, 1536, 7),                         // of tensors: 1025, 999
+    e4m3(PrefillKeys::kCodes, 256, 2, 96, 3, 1, 1536, 3),                          // an H100: 1053, 985
+    e4m3(PrefillKeys::kCodes, 512, 2, 64, 2, 1, 1280, 7, 512, 2),                  // of int8-head: 672, 671
     // us of 128 and of 256 rows over 131,072 keys of 8 KV heads, an H100
     // (docs/kernels/prefill-codes-measured.md, of E4M3 prefill-fp8-measured.md)
     e4m3(PrefillKeys::kCodePages, 128, 2, 128, 3, 1, 1024, 12),  // 119, 191

@@ -130,6 +130,7 @@ struct RowsLoop {
     if constexpr (Traits::kStaged) {
       if (left >= 0) scale_queries(c, s.q[buffer][c.rows_index()], item->item.work.kv_head);
     }
+    c.keep_queries();
     if constexpr (Traits::kPacked) {
       for (int r = 0; r < 2; ++r) c.factors[r] = s.query_factors[c.first_row() + 8 * r];
     }

@@ -124,8 +124,8 @@ __device__ std::int64_t count_runs(const StageTensorsParams& p, bool writes, Sta
 /// Of a tile of 16 tokens of a head up to 128 dims of V, and as large a part of the rows of K, by a warp.
 template <int kValueDim, bool kBFloat16>
 struct TensorTile {
-  static constexpr int kParts = kValueDim <= 128 ? 1 : kValueDim / 128;
-  static constexpr int kPairs = kValueDim / kParts / 64;  // of dims of V, of a lane
+  static constexpr int kParts = value_parts(kValueDim), kDims = kValueDim / kParts;
+  static constexpr int kPairs = (kDims + 63) / 64;  // of dims of V, of a lane; some lanes may have none
   static_assert(kPairs == 1 || kPairs == 2);
   static constexpr int kValues = kValueDim;
   const StageTensorsParams& p;
@@ -137,7 +137,10 @@ struct TensorTile {
   /// V: two or four dims of all tokens a lane.
   using Pairs = std::conditional_t<kPairs == 2, uint2, std::uint32_t>;
   using Values = Pairs[kTileTokens];
-  __device__ int first_dim() const { return part * 128 + threadIdx.x % 32 * (2 * kPairs); }
+  __device__ int first_dim() const { return part * kDims + threadIdx.x % 32 * (2 * kPairs); }
+  __device__ static bool has_values() {
+    return threadIdx.x % 32 < static_cast<unsigned>(kDims / (2 * kPairs));
+  }
   static __device__ std::uint32_t pair(const Pairs& x, int i) {
     if constexpr (kPairs == 2) {
       return i == 0 ? x.x : x.y;
@@ -150,7 +153,8 @@ struct TensorTile {
                              head * p.v_head_stride + first_dim();
 #pragma unroll
     for (int t = 0; t < kTileTokens; ++t) {
-      x[t] = t < count ? *reinterpret_cast<const Pairs*>(from + t * p.v_token_stride) : Pairs{};
+      const bool wanted = t < count && has_values();
+      x[t] = wanted ? *reinterpret_cast<const Pairs*>(from + t * p.v_token_stride) : Pairs{};
     }
   }
   /// Bits of the lane's largest magnitude that is finite.
@@ -175,6 +179,7 @@ struct TensorTile {
     return most;
   }
   __device__ void store_values(const Values& x, float inverse) const {
+    if (!has_values()) return;
     auto* const to = reinterpret_cast<uint4*>(p.v_tiles) +
                      (head * (p.rows / kTileTokens) + row / kTileTokens) * kValueDim + first_dim();
 #pragma unroll
@@ -373,11 +378,12 @@ Kernels kernels_of() {
 }  // namespace
 
 int launch_stage_tensors(const StageTensorsParams& p, void* stream) {
-  const Kernels kernels = p.key_dim == 64    ? kernels_of<64, 64>()
-                          : p.key_dim == 128 ? kernels_of<128, 128>()
-                          : p.key_dim == 192 ? kernels_of<192, 128>()
-                          : p.key_dim == 256 ? kernels_of<256, 256>()
-                                             : kernels_of<512, 512>();
+  const Kernels kernels = p.key_dim == 64      ? kernels_of<64, 64>()
+                          : p.key_dim == 128   ? kernels_of<128, 128>()
+                          : p.key_dim == 256   ? kernels_of<256, 256>()
+                          : p.key_dim == 512   ? kernels_of<512, 512>()
+                          : p.value_dim == 128 ? kernels_of<192, 128>()
+                                               : kernels_of<192, 192>();
   const void* argument = &p;
   const std::int64_t items = value_runs(p.rows, p.batch, p.value_dim) * p.heads;
   unsigned blocks = 0;

@@ -8,11 +8,11 @@
 
 namespace halftone::cuda {
 
+/// A tile of 16 tokens of V is staged in so many parts, of up to 128 dims.
+HT_HOST_DEVICE constexpr int value_parts(int value_dim) { return (value_dim + 127) / 128; }
 /// V of a request and head has one power of two, for which its largest magnitude is looked for in runs of so
 /// many tokens. It is read once where the largest of each run is of the same one as the largest of all.
-HT_HOST_DEVICE constexpr int value_run(int value_dim) {
-  return value_dim <= 128 ? 128 : 128 * 128 / value_dim;
-}
+HT_HOST_DEVICE constexpr int value_run(int value_dim) { return 128 / value_parts(value_dim); }
 /// Of how many runs there is room.
 HT_HOST_DEVICE constexpr std::int64_t value_runs(std::int64_t rows, std::int64_t batch, int value_dim) {
   return rows / value_run(value_dim) + batch;
@@ -27,7 +27,7 @@ struct StageTensorsParams {
   const std::int32_t* cu_kv;       // [batch] first row of a request
   const std::int32_t* kv_lengths;  // [batch]
   std::int32_t batch, heads;
-  std::int32_t key_dim, value_dim;  // 64, 128, 256 or 512 both, or 192 and 128
+  std::int32_t key_dim, value_dim;  // 64, 128, 192, 256 or 512 both, or 192 and 128
   DType type;                       // kFloat16 or kBFloat16
   std::int64_t rows;                // staged ones, a multiple of 16
   std::uint8_t* k_codes;            // [rows, heads, key_dim] as StagedAs::kE4m3Codes
