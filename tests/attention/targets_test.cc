@@ -68,6 +68,36 @@ TEST_P(Targets, CodesOfAsymmetricValues) {
   }
 }
 
+/// A key that has nearly all of the weight and no V, as an attention sink: the others keep theirs, also where
+/// no scale of its own says how small its V is.
+TEST_P(Targets, ASinkWithoutValues) {
+  for (const char* v : {"int8-tensor", "int8-static-head", "int8-token", "int8-token-f32", "int8-head",
+                        "int8-g32", "int8-tensor-asym", "int4-row", "int4-g32"}) {
+    for (const float gap : {6.0F, 10.0F, 12.0F}) {
+      AttentionCase row;
+      row.head_dim = 64;
+      row.q_heads = 4;
+      row.kv_heads = 2;
+      row.requests = {{1, 130}, {3, 300}};
+      row.k_format = "bf16";
+      row.v_format = v;
+      row.q_dtype = DType::kBFloat16;
+      Problem p = make_problem(row);
+      const std::int64_t width = std::int64_t{row.kv_heads} * row.head_dim;
+      for (std::int64_t i = 0; i < p.q.numel(); ++i) p.q.set(i, 1.0F);
+      for (std::int64_t i = 0; i < p.k.numel(); ++i) {
+        const std::int64_t token = i / width;
+        const bool sink = token == 0 || token == 130;
+        p.k.set(i, sink ? gap / 8 : 0.0F);
+        p.v.set(i, sink ? 0.0F : 0.5F + std::abs(p.v.get(i)));
+      }
+      p.cache->calibrate(p.k, p.v);
+      p.cache = refilled(p, {0xFF});
+      EXPECT_EQ(judge(p, make_reference(p), run_on(GetParam(), p)), "") << v << ", " << gap;
+    }
+  }
+}
+
 /// f16 that is not finite is not on targets that have no instruction for f16 either.
 TEST_P(Targets, InfinitiesAndNans) {
   for (const DType plain : {DType::kFloat16, DType::kBFloat16}) {

@@ -4,11 +4,13 @@
 // A token's weight is p times its scale. The weights of a row and scale group become fixed-point numbers (a
 // power of two times the weights, rounded) in unsigned digits of 8 bits, and one instruction multiplies 64
 // digits with signed codes and adds four products. A chunk's sums are exact; they meet in fp32 once per
-// chunk. Three digits hold the largest weight as fp32 does; two, where the output has 16 bits, hold it to
-// 2^-17, far below the output's own rounding.
+// chunk. Three digits hold the largest weight as fp32 does. Two hold it to 2^-16: they are used where the
+// output has 16 bits and each token and head has scales of its own.
 //
 // Rounding is relative to the largest weight. Where scales differ so much that this may be felt, or are
-// negative or not finite, the caller is told to sum that chunk in fp32.
+// negative or not finite, the caller is told to sum that chunk in fp32. A scale that tokens or heads share
+// does not say how small V of a token is: an attention sink's may be 0, beside which the others must keep
+// their weights.
 
 #include "cpu/attention/byte_dots-inl.h"
 #include "cpu/attention/tiles.h"
@@ -372,8 +374,13 @@ ByteSumFunction sum_bytes_digits(Element element, int rows) {
                                    : sum_bytes_rows<Element::kU4, kDigits>(rows);
 }
 
-inline ByteSumFunction sum_bytes_of(Element element, int rows, DType out) {
-  return out == DType::kFloat32 ? sum_bytes_digits<3>(element, rows) : sum_bytes_digits<2>(element, rows);
+/// V of the problem's cache, as `element`.
+inline ByteSumFunction sum_bytes_of(Element element, int rows, const AttentionProblem& problem) {
+  const auto* const spec = std::get_if<KvCacheSpec>(&problem.kv);
+  const bool own_scales = spec != nullptr && (spec->v_format.granularity == Granularity::kTokenHead ||
+                                              spec->v_format.granularity == Granularity::kGroup);
+  return problem.out_dtype != DType::kFloat32 && own_scales ? sum_bytes_digits<2>(element, rows)
+                                                            : sum_bytes_digits<3>(element, rows);
 }
 
 /// Adds up the lanes of a block's sums: out [R][dim].

@@ -101,7 +101,7 @@ class DirectItem {
                {rows, s_.bytes.q + first * layer_.head_dim / 2, s_.bytes.q_start + first * kMaxGroups * 2,
                 s_.bytes.q_sums + first * kMaxGroups * 3, s_.bytes.low + first * kMaxDim / 4, first},
                dot_bytes_of(layer_.k.element, rows),
-               sum_bytes_of(layer_.v.element, rows, layer_.plan->problem.out_dtype)
+               sum_bytes_of(layer_.v.element, rows, layer_.plan->problem)
 #endif
       };
       load_block(block);
