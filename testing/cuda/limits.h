@@ -69,7 +69,7 @@ inline double logit_slack(const Problem& p, const PlanInfo& plan) {
   }
   const double most = largest_logit(p);
   if (fp8) {
-    return std::ldexp(most, dim > 256 && p.row.data == Data::kConstant ? -9 : -12) +
+    return std::ldexp(most, dim > 256 && p.row.data == Data::kConstant ? -8 : -12) +
            std::ldexp(scale * largest_norm(p.q, dim) * largest_norm(p.k, 1), -11);
   }
   return std::ldexp(most, -13);
