@@ -23,6 +23,7 @@ SECTIONS = {
     "Attention": [ht.plan, ht.Plan, ht.schedule, ht.Schedule, ht.attend, ht.attend_listed, ht.merge],
     "Scales and foreign rows": [
         ht.calibrate,
+        ht.calibrate_channels,
         ht.import_fbgemm_int4,
         ht.export_fbgemm_int4,
         ht.import_flash_mla_lse,
@@ -70,13 +71,13 @@ thread, with the same bits.
 def text_of(item):
     """A docstring in Markdown: sections become bold words, roles and double backticks become code."""
     doc = inspect.getdoc(item) or ""
-    doc = re.sub(r":(?:func|meth|class):`~?(?:halftone\.)?([^`]+)`", r"`\1`", doc).replace("``", "`")
+    doc = re.sub(r":(?:func|meth|class|attr):`~?(?:halftone\.)?([^`]+)`", r"`\1`", doc).replace("``", "`")
     lines = []
     for line in doc.splitlines():
         heading = re.fullmatch(r"(Args|Returns|Raises|Attributes):(.*)", line)
         if heading:
             lines += ["", f"**{heading[1]}**" + heading[2], ""]
-        elif re.match(r"    [\w, .`]+: ", line):
+        elif re.match(r"    (?! )[\w, .`]+: ", line):
             name, _, rest = line.strip().partition(": ")
             lines.append(f"- `{name}`: {rest}")
         elif line.startswith("    ") and line.strip():

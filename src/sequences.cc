@@ -208,12 +208,15 @@ void SequenceTable::set_lengths(std::span<const std::int32_t> lengths) {
   check_count(lengths.size(), "lengths");
   for (std::size_t i = 0; i < rows_.size(); ++i) {
     const Row& row = rows_[i];
-    const std::int64_t most =
-        std::min<std::int64_t>(std::ssize(row.pages) * std::int64_t{page_size_}, max_len_);
-    if (lengths[i] < 0 || lengths[i] > most) {
+    const std::int64_t held = std::ssize(row.pages) * std::int64_t{page_size_};
+    if (lengths[i] < 0 || lengths[i] > max_len_) {
+      fail(ErrorCode::kOutOfRange, "request {} would have {} tokens, but max_len is {}: use 0 to {}.", i,
+           lengths[i], max_len_, max_len_);
+    }
+    if (lengths[i] > held) {
       fail(ErrorCode::kOutOfRange,
            "request {} would have {} tokens, but its pages hold {}: reserve() more before.", i, lengths[i],
-           most);
+           held);
     }
     if (lengths[i] < row.evicted * page_size_) {
       fail(ErrorCode::kOutOfRange,

@@ -34,6 +34,10 @@ double parse_error(const std::string& text) {
     throw UsageError(fmt::format("--error is '{}', but must be a number above 0: write it as 2% or 0.02.",
                                  printable(text)));
   }
+  if (!percent_sign && value >= 1) {
+    throw UsageError(fmt::format("--error is {0}, which is {1:g}%, but must be below 1: write {0}% or {2:g}.",
+                                 printable(text), value * 100, value / 100));
+  }
   return percent_sign ? value / 100 : value;
 }
 

@@ -48,7 +48,7 @@ Arithmetic parse_arithmetic_option(std::string_view text) {
   try {
     return parse_arithmetic(text);
   } catch (const Error& error) {
-    throw UsageError(fmt::format("--{}", printable(error.what())));
+    throw UsageError(fmt::format("--{}", printable(error.what(), 400)));  // the text and the remedy
   }
 }
 

@@ -253,8 +253,8 @@ struct ChannelValues {
   std::vector<float> scale{};
 };
 /// Offset and scale from sample values of K: the mean of a channel, and the root of its largest distance from
-/// that (SmoothQuant, arXiv:2211.10438, halves the exponent likewise). k: f32, f16 or bf16 [tokens, kv_heads,
-/// head_dim] after RoPE on the CPU, finite and at most 2^100 in magnitude.
+/// that, or from 0 without an offset (SmoothQuant, arXiv:2211.10438, halves the exponent likewise). k: f32,
+/// f16 or bf16 [tokens, kv_heads, head_dim] after RoPE on the CPU, finite and at most 2^100 in magnitude.
 HALFTONE_API ChannelValues channel_values(const TensorView& k, bool offset, bool scale);
 /// Likewise of neither, one or both of them: those with which the logits of the sample, stored in `format`,
 /// err least. q: the queries of the sample, f32, f16 or bf16 [queries, q_heads, head_dim], or absent: then

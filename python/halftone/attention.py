@@ -21,6 +21,8 @@ _OPTIONS = (
 class Schedule(_check.Fixed):
     """The work of one step: a plan, the lengths of a batch, and a workspace that serves every layer of the step.
 
+    The lengths are those of the moment it is made: tokens that a cache gets later are keys after :meth:`update`.
+
     The workspace also holds partial results, so it serves one call at a time: make a schedule for each thread and for
     each CUDA stream of work that may overlap (a plan can be shared). A call that finds another thread's in progress is
     refused, and so is one on another stream than that of the last :func:`schedule` or :meth:`update`; the capture of a

@@ -234,6 +234,13 @@ std::string refusal_of(std::string_view text) {
   std::string lower(text);
   for (char& c : lower) c = c == '_' ? '-' : c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
   if (find_format(lower)) return fmt::format("names are lower case with hyphens: use {}", lower);
+  if (const std::string name = lower.substr(0, lower.find_first_of("+:"));
+      name != lower && find_format(name)) {
+    return fmt::format(
+        "names end before + and : (the command's +rot, +chan and K:V are rotate_k and rotate_v, K's "
+        "channels and V's format elsewhere): use {}",
+        name);
+  }
   const Meaning& meaning = *std::ranges::find_if(
       kMeanings, [&](const Meaning& m) { return lower.find(m.word) != std::string::npos; });
   std::vector<std::string_view> names;
@@ -302,7 +309,7 @@ void check_format(const KvFormat& format, int head_dim, std::string_view argumen
                        format_name(format)));
   }
   if (format.granularity != kGroup || head_dim % format.group_size == 0) return;
-  std::string remedy = "use Granularity::kTokenHead";
+  std::string remedy = "use Granularity::kTokenHead, as int8-head and int4-row do";
   for (const int size : {128, 64, 32}) {
     if (size < format.group_size && head_dim % size == 0) {
       remedy = fmt::format("use {}", size);

@@ -108,6 +108,13 @@ TEST(FormatTest, UnknownNamesSuggestWhatIsNearInMeaning) {
     suggests(text, int4, "4-bit floats are not stored, only 4-bit integers");
   }
   suggests("int2", int4, "no value is stored in less than 4 bits");
+  const std::string apart =
+      "names end before + and : (the command's +rot, +chan and K:V are rotate_k and rotate_v, K's channels "
+      "and "
+      "V's format elsewhere)";
+  for (const char* text : {"int8-head+rot", "int8-head:int4-g32", "int8-head+rott", "INT8_HEAD+chan"}) {
+    suggests(text, "int8-head", apart);
+  }
   for (const char* text : {"fp32", "f32", "float32", "int32"}) {
     suggests(text, "bf16 or fp16", "no value is stored in more than 16 bits");
   }

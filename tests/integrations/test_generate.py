@@ -148,6 +148,11 @@ def test_formats_of_each_layer(llama):
     assert cost < models.divergence(llama, ids, cache_of(llama, "int4-g32"))
 
 
+def test_a_static_cache_is_refused(llama):
+    with pytest.raises(AttributeError, match="not StaticCache"):
+        tokens(llama, {"input_ids": models.prompt(2, 30)}, None, "halftone", cache_implementation="static")
+
+
 def test_graphs_of_torch_compile_break_around_the_cache(llama):
     inputs = {"input_ids": models.prompt(2, 30)}
     expected = tokens(llama, inputs, cache_of(llama), "halftone")

@@ -352,6 +352,12 @@ TEST(Sequences, Errors) {
          });
   expect(kOutOfRange, {"counts[1] is 2", "hold 1 more"}, [&] { books.advance(Ints{0, 2}); });
   expect(kOutOfRange, {"request 1 would have 5 tokens", "hold 4"}, [&] { books.set_lengths(Ints{10, 5}); });
+  for (const int length : {-1, 65}) {
+    expect(kOutOfRange, {"request 0 would have " + std::to_string(length), "max_len is 64: use 0 to 64"},
+           [&] {
+             books.set_lengths(Ints{length, 3});
+           });
+  }
   expect(kOutOfRange, {"lengths[1] is 4", "has 3"}, [&] { books.truncate(Ints{10, 4}); });
   expect(kOutOfRange, {"lengths[0] is 3", "first 4 tokens"}, [&] { books.truncate(Ints{3, 3}); });
   expect(kOutOfRange, {"request is 2", "use 0 to 1"}, [&] { books.free(2); });

@@ -41,6 +41,13 @@ class Visible:
     kv_offset: int
     is_plain: bool
 
+    def __getattr__(self, name: str) -> Any:
+        """An AttributeError that names the remedy: who asks a mask for what tensors have, as StaticCache does."""
+        raise AttributeError(
+            f"{name!r} is asked of the mask of 'halftone' attention, which is no tensor: use a HalftoneCache or "
+            "transformers' DynamicCache (not StaticCache), or another attention implementation, such as 'sdpa'."
+        )
+
     def check(self) -> None:
         """Raises UnsupportedError for a mask that halftone does not have."""
         if not self.is_plain:
