@@ -34,11 +34,13 @@ double parse_error(const std::string& text) {
     throw UsageError(fmt::format("--error is '{}', but must be a number above 0: write it as 2% or 0.02.",
                                  printable(text)));
   }
-  if (!percent_sign && value >= 1) {
-    throw UsageError(fmt::format("--error is {0}, which is {1:g}%, but must be below 1: write {0}% or {2:g}.",
-                                 printable(text), value * 100, value / 100));
+  const double error = percent_sign ? value / 100 : value;
+  if (error >= 1) {
+    throw UsageError(
+        fmt::format("--error is {}, which is {:g}%, but must be below 100%: write it as 2% or 0.02.",
+                    printable(text), error * 100));
   }
-  return percent_sign ? value / 100 : value;
+  return error;
 }
 
 /// What a total of the frontier costs per layer: the root mean square of their errors.

@@ -212,7 +212,9 @@ TEST_F(RecipeTest, LimitsThatCannotBeMetNameTheNearest) {
   fails({}, 2, "one of --bytes-per-token and --error is needed");
   fails({"--error", "2%", "--bytes-per-token", "300"}, 2, "only one");
   fails({"--error", "two"}, 2, "--error is 'two', but must be a number above 0: write it as 2% or 0.02.");
-  fails({"--error", "2"}, 2, "--error is 2, which is 200%, but must be below 1: write 2% or 0.02.");
+  for (const char* error : {"2", "200%"}) {
+    fails({"--error", error}, 2, "which is 200%, but must be below 100%: write it as 2% or 0.02.");
+  }
   fails({"--error", "-1%"}, 2, "--error is '-1%'");
   fails({"--error", "2%", "--memory", "80 apples"}, 2, "--memory is '80 apples'");
   fails({"--error", "2%", "--model-layers", "1"}, 2, "--model-layers is 1, but the capture has 2");

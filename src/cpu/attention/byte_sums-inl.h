@@ -5,7 +5,7 @@
 // power of two times the weights, rounded) in unsigned digits of 8 bits, and one instruction multiplies 64
 // digits with signed codes and adds four products. A chunk's sums are exact; they meet in fp32 once per
 // chunk. Three digits hold the largest weight as fp32 does. Two hold it to 2^-16: they are used where the
-// output has 16 bits and each token and head has scales of its own.
+// output has 16 bits and each token and head has scales of its own (docs/decisions.md: what they may lose).
 //
 // Rounding is relative to the largest weight. Where scales differ so much that this may be felt, or are
 // negative or not finite, the caller is told to sum that chunk in fp32. A scale that tokens or heads share
